@@ -15,6 +15,7 @@ mod error;
 mod format;
 #[cfg(feature = "gpu")]
 mod gpu;
+mod handle;
 mod host;
 mod matrix;
 mod op;
@@ -38,10 +39,11 @@ pub use gpu::adapters;
 #[cfg(feature = "gpu")]
 #[doc(hidden)]
 pub use gpu::open_gpu_of;
+pub use handle::{Bank, Buffer, DeviceId, Slot, SlotTable, State, Weight};
 pub use matrix::{Bytes, ExpertShape, Matrix, MatrixShape};
 pub use op::{
-    Activation, Buffer, ExpertGroups, ExpertUse, ExpertUses, HeadMatrix, HeadRows, Op, RopePairs,
-    Router, Scoring, Shared, SharedChoice, Slot, SlotTable, Span, State, View, Weight,
+    Activation, ExpertGroups, ExpertUse, ExpertUses, HeadMatrix, HeadRows, Op, RopePairs, Router,
+    Scoring, Shared, SharedChoice, Span, View,
 };
 pub use op_check::MAX_TOP_LOGITS;
 pub use random::{SPLITMIX_STEP, SplitMix64, splitmix_mix};

@@ -92,6 +92,7 @@ fn step(exact: bool, rows: usize) {
         exact,
         kv_format: None,
         isa: None,
+        id: None,
     };
     let mut device = Allocator(open(&options).unwrap());
     let scratch = ScratchShape { rows, cols: INNER, latent_head: 2 * HIDDEN + 64, wide_kv: 0 };

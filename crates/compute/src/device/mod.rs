@@ -13,7 +13,7 @@ pub use slot_store::{BankPlace, SlotStore};
 pub use state_store::StateStore;
 
 use crate::{
-    Buffer, Error, KvFormat, Op, View, Weight,
+    Buffer, DeviceId, Error, KvFormat, Op, View, Weight,
     cpu::{CpuDevice, Isa},
     matrix::{Bytes, MatrixShape},
     reference::ReferenceDevice,
@@ -26,9 +26,12 @@ pub struct Ticket(pub u64);
 /// A compute device: holds buffers and weights, and runs [`Op`]s. States, slots, planned memory,
 /// recording ahead and measurements are separate traits.
 ///
-/// Ops run in call order. Handles are valid only on the device that created them. A handle of a
-/// dropped object and a view outside its buffer are errors, not panics.
+/// Ops run in call order. A handle of another device ([`Error::ForeignHandle`]) or of a dropped
+/// object and a view outside its buffer are errors, not panics.
 pub trait Device: StateStore + SlotStore + PlannedMemory + RecordAhead + Profiler + Send {
+    /// Returns the id that the device's handles carry.
+    fn id(&self) -> DeviceId;
+
     /// Returns a human-readable description: "cpu, AVX-512 VNNI, 2 threads".
     fn describe(&self) -> String;
 
@@ -83,6 +86,9 @@ pub struct DeviceOptions {
     /// Forces an instruction set (`generic`, `avx2`, `avxvnni`, `avx512`, `avx512vbmi`, `neon`)
     /// instead of the best one. `plain` disables subgroups, f16 and cooperative matrices of a GPU.
     pub isa: Option<String>,
+    /// Id of another device whose handles this one shall accept, for tests that run each op on two
+    /// devices. The default is a new id.
+    pub id: Option<DeviceId>,
 }
 
 /// Opens a device.
@@ -92,15 +98,16 @@ pub struct DeviceOptions {
 /// available ones.
 pub fn open(options: &DeviceOptions) -> Result<Box<dyn Device>, Error> {
     let kv_format = KvFormat::for_options(options)?;
+    let id = options.id.unwrap_or_else(DeviceId::next);
     match options.name.as_deref().unwrap_or("cpu") {
         "cpu" => {
             let isa = match &options.isa {
                 Some(name) => Isa::by_name(name)?,
                 None => Isa::detect(),
             };
-            Ok(Box::new(CpuDevice::new(isa, options.threads, options.exact, kv_format)?))
+            Ok(Box::new(CpuDevice::new(id, isa, options.threads, options.exact, kv_format)?))
         }
-        "reference" => Ok(Box::new(ReferenceDevice::default())),
+        "reference" => Ok(Box::new(ReferenceDevice::new(id))),
         name => {
             let index = match name.strip_prefix("gpu") {
                 Some("") => Some(None),
@@ -112,22 +119,28 @@ pub fn open(options: &DeviceOptions) -> Result<Box<dyn Device>, Error> {
                     "there is no device {name:?}: choose cpu, gpu, gpu:N or reference"
                 )));
             };
-            open_gpu(index, options, kv_format)
+            open_gpu(id, index, options, kv_format)
         }
     }
 }
 
 #[cfg(feature = "gpu")]
 fn open_gpu(
+    id: DeviceId,
     index: Option<usize>,
     options: &DeviceOptions,
     kv_format: KvFormat,
 ) -> Result<Box<dyn Device>, Error> {
     let isa = options.isa.as_deref();
-    Ok(Box::new(crate::gpu::GpuDevice::new(index, options.exact, kv_format, isa)?))
+    Ok(Box::new(crate::gpu::GpuDevice::new(id, index, options.exact, kv_format, isa)?))
 }
 
 #[cfg(not(feature = "gpu"))]
-fn open_gpu(_: Option<usize>, _: &DeviceOptions, _: KvFormat) -> Result<Box<dyn Device>, Error> {
+fn open_gpu(
+    _: DeviceId,
+    _: Option<usize>,
+    _: &DeviceOptions,
+    _: KvFormat,
+) -> Result<Box<dyn Device>, Error> {
     Err(Error::Device("this build has no GPU device: build it with the feature gpu".into()))
 }

@@ -36,9 +36,9 @@ use self::{
     store::Store,
 };
 use crate::{
-    BankPlace, Buffer, Counters, Device, DeviceMemory, DeviceOptions, Error, KernelTime, KvFormat,
-    Op, PlannedMemory, Profiler, RecordAhead, ScratchShape, Slot, SlotStore, SlotTable, Span,
-    State, StateShape, StateStore, Ticket, View, Weight,
+    Bank, BankPlace, Buffer, Counters, Device, DeviceId, DeviceMemory, DeviceOptions, Error,
+    KernelTime, KvFormat, Op, PlannedMemory, Profiler, RecordAhead, ScratchShape, Slot, SlotStore,
+    SlotTable, Span, State, StateShape, StateStore, Ticket, View, Weight,
     matrix::{Bytes, MatrixShape},
     op_check::HandleTable,
 };
@@ -58,8 +58,9 @@ pub fn open_gpu_of(
     options: &DeviceOptions,
 ) -> Result<Box<dyn Device>, Error> {
     let kv_format = KvFormat::for_options(options)?;
+    let id = options.id.unwrap_or_else(DeviceId::next);
     let isa = options.isa.as_deref();
-    Ok(Box::new(GpuDevice::open(instance, None, options.exact, kv_format, isa)?))
+    Ok(Box::new(GpuDevice::open(instance, id, None, options.exact, kv_format, isa)?))
 }
 
 /// The GPU device.
@@ -78,16 +79,18 @@ impl GpuDevice {
     /// Opens adapter `index`, or the best one. `isa` `plain` disables subgroups, f16 and
     /// cooperative matrices.
     pub(crate) fn new(
+        id: DeviceId,
         index: Option<usize>,
         exact: bool,
         kv_format: KvFormat,
         isa: Option<&str>,
     ) -> Result<Self, Error> {
-        Self::open(adapter::instance(), index, exact, kv_format, isa)
+        Self::open(adapter::instance(), id, index, exact, kv_format, isa)
     }
 
     fn open(
         instance: &wgpu::Instance,
+        id: DeviceId,
         index: Option<usize>,
         exact: bool,
         kv_format: KvFormat,
@@ -108,7 +111,7 @@ impl GpuDevice {
                 )));
             }
         };
-        let mut store = Store::new(&card, kv_format);
+        let mut store = Store::new(&card, id, kv_format);
         let upload = store.allocate("uploads", UPLOAD_WORDS as u64 * 4)?;
         let report = store.allocate("reports", REPORT_BYTES)?;
         let target = Target {
@@ -190,6 +193,10 @@ impl GpuDevice {
 }
 
 impl Device for GpuDevice {
+    fn id(&self) -> DeviceId {
+        self.store.id()
+    }
+
     fn describe(&self) -> String {
         let (adapter, target) = (&self.card.adapter, self.recorder.target());
         let team = match target.subgroups {
@@ -374,7 +381,7 @@ impl SlotStore for GpuDevice {
         self.store.bank_slots(bytes)
     }
 
-    fn bank(&mut self, count: usize, bytes: usize, place: BankPlace) -> Result<u16, Error> {
+    fn bank(&mut self, count: usize, bytes: usize, place: BankPlace) -> Result<Bank, Error> {
         self.store.bank(count, bytes, place)
     }
 

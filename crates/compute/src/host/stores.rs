@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::Host;
 use crate::{
-    BankPlace, Error, KvFormat, Profiler, RecordAhead, Slot, SlotStore, SlotTable, Span, State,
-    StateShape, StateStore, matrix::Bytes,
+    Bank, BankPlace, Error, KvFormat, Profiler, RecordAhead, Slot, SlotStore, SlotTable, Span,
+    State, StateShape, StateStore, matrix::Bytes,
 };
 
 /// A device whose objects are all in a [`Host`].
@@ -23,7 +23,7 @@ impl<D: HostDevice> SlotStore for D {
         usize::MAX
     }
 
-    fn bank(&mut self, count: usize, bytes: usize, _: BankPlace) -> Result<u16, Error> {
+    fn bank(&mut self, count: usize, bytes: usize, _: BankPlace) -> Result<Bank, Error> {
         self.host_mut().bank(count, bytes)
     }
 

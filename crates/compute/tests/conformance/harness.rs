@@ -3,9 +3,9 @@
 use std::cell::Cell;
 
 use moeflux_compute::{
-    BankPlace, BlockScale, Buffer, Bytes, Device, DeviceOptions, Element, Error, Format, Isa,
-    KvFormat, MatrixShape, Op, Scalar, Slot, SlotTable, SplitMix64, State, StateShape, View,
-    Weight, open,
+    Bank, BankPlace, BlockScale, Buffer, Bytes, Device, DeviceId, DeviceOptions, Element, Error,
+    Format, Isa, KvFormat, MatrixShape, Op, Scalar, Slot, SlotTable, SplitMix64, State, StateShape,
+    View, Weight, open,
 };
 
 thread_local! {
@@ -192,6 +192,11 @@ const SCALARS: [Scalar; 3] = [Scalar::F32, Scalar::F16, Scalar::BF16];
 /// Affine 4-bit weights in groups of 64: the format of most published checkpoints.
 pub(crate) const AFFINE4: Format = Format::Affine { bits: 4, group: 64, scale: Scalar::BF16 };
 
+/// A reference device with the id of another device, or with a new one.
+pub(crate) fn reference(id: Option<DeviceId>) -> Box<dyn Device> {
+    open(&DeviceOptions { name: Some("reference".into()), id, ..DeviceOptions::default() }).unwrap()
+}
+
 /// A CPU device.
 pub(crate) fn device(isa: Isa, exact: bool, threads: usize) -> Box<dyn Device> {
     device_with_kv(None, isa, exact, threads)
@@ -210,6 +215,7 @@ pub(crate) fn device_with_kv(
         exact,
         kv_format,
         isa: Some(isa.name().into()),
+        id: None,
     };
     open(&options).unwrap()
 }
@@ -233,7 +239,8 @@ pub(crate) fn gpu_with_kv(kv_format: Option<KvFormat>, exact: bool) -> Option<Bo
     }
     let name = requested.clone().unwrap_or_else(|| "gpu".into());
     let isa = var("MOEFLUX_TEST_GPU_ISA");
-    let options = DeviceOptions { name: Some(name), threads: None, exact, kv_format, isa };
+    let options =
+        DeviceOptions { name: Some(name), threads: None, exact, kv_format, isa, id: None };
     #[cfg(unix)]
     if let Some(name @ ("metal-on-cpu" | "matrices-on-cpu")) = options.name.as_deref() {
         let instance = crate::metal::instance(name == "matrices-on-cpu");
@@ -256,7 +263,7 @@ pub(crate) fn fill(device: &mut dyn Device, slot: Slot, contents: &[u8]) {
     device.put_slot(slot, memory).unwrap();
 }
 
-/// The device under test and the reference device, which return the same handles.
+/// The device under test and the reference device. They have one id and return the same handles.
 pub(crate) struct DevicePair {
     pub(crate) reference: Box<dyn Device>,
     pub(crate) device: Box<dyn Device>,
@@ -264,13 +271,11 @@ pub(crate) struct DevicePair {
 
 impl DevicePair {
     pub(crate) fn new(device: Box<dyn Device>) -> Self {
-        let reference =
-            open(&DeviceOptions { name: Some("reference".into()), ..Default::default() }).unwrap();
-        Self { reference, device }
+        Self { reference: reference(Some(device.id())), device }
     }
 
     /// A bank whose slots hold `contents`, all of one length: on the card if there is one.
-    pub(crate) fn bank(&mut self, contents: &[Vec<u8>]) -> u16 {
+    pub(crate) fn bank(&mut self, contents: &[Vec<u8>]) -> Bank {
         let fill_bank = |device: &mut Box<dyn Device>| {
             let (count, bytes) = (contents.len(), contents[0].len());
             let host = device.bank(count, bytes, BankPlace::Host).unwrap();

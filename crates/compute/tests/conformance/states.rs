@@ -5,12 +5,12 @@ mod memory_limit;
 use std::{iter::once, ops::Range};
 
 use moeflux_compute::{
-    Buffer, Device, DeviceOptions, Error, Format, Isa, KvFormat, MatrixShape, Op, Scalar, Span,
-    State, StateShape, View, open,
+    Buffer, Device, Error, Format, Isa, KvFormat, MatrixShape, Op, Scalar, Span, State, StateShape,
+    View,
 };
 
 use crate::harness::{
-    Random, bits, bytes, close, device, device_with_kv, gpu_with_kv, read, tests_cpu,
+    Random, bits, bytes, close, device, device_with_kv, gpu_with_kv, read, reference, tests_cpu,
 };
 
 /// Rows of each of the two inputs of a mixer.
@@ -18,7 +18,7 @@ const ROWS: usize = 700;
 
 /// Runs a test on every device, exact and fast, and with every KV format.
 fn for_each_device(mut test: impl FnMut(&mut dyn Device)) {
-    test(&mut *reference());
+    test(&mut *reference(None));
     for isa in Isa::available().into_iter().filter(|_| tests_cpu()) {
         test(&mut *device(isa, true, 2));
         let kv_formats = if isa == Isa::detect() { &KvFormat::ALL[..] } else { &[KvFormat::F16] };
@@ -33,10 +33,6 @@ fn for_each_device(mut test: impl FnMut(&mut dyn Device)) {
             test(&mut *gpu);
         }
     }
-}
-
-fn reference() -> Box<dyn Device> {
-    open(&DeviceOptions { name: Some("reference".into()), ..DeviceOptions::default() }).unwrap()
 }
 
 /// Ops with a state.
@@ -463,7 +459,7 @@ fn saved_bytes_match_across_devices_of_one_kv_format() {
 fn each_device_continues_states_saved_by_the_reference() {
     let mut expected = Vec::new();
     let mut saved = Vec::new();
-    let mut reference = reference();
+    let mut reference = reference(None);
     for kind in KINDS {
         let mixer = Mixer::new(&mut *reference, kind);
         let state = mixer.prefilled(&mut *reference, 70);

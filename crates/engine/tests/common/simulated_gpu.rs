@@ -8,8 +8,8 @@ use std::{
 
 use moeflux::WrapDevice;
 use moeflux_compute::{
-    BankPlace, Buffer, Bytes, Counters, Device, DeviceMemory, Error, ExpertUses, KvFormat,
-    MatrixShape, Op, PlannedMemory, Profiler, RecordAhead, ScratchShape, Slot, SlotStore,
+    Bank, BankPlace, Buffer, Bytes, Counters, Device, DeviceId, DeviceMemory, Error, ExpertUses,
+    KvFormat, MatrixShape, Op, PlannedMemory, Profiler, RecordAhead, ScratchShape, Slot, SlotStore,
     SlotTable, Span, State, StateShape, StateStore, Ticket, View, Weight,
 };
 
@@ -78,7 +78,7 @@ struct Wrapped {
     card: Card,
     asked: Arc<Mutex<Asked>>,
     /// Banks in host memory.
-    on_host: Vec<u16>,
+    on_host: Vec<Bank>,
     /// Requested copies.
     copies: Vec<(Slot, Slot)>,
 }
@@ -105,6 +105,10 @@ impl Wrapped {
 }
 
 impl Device for Wrapped {
+    fn id(&self) -> DeviceId {
+        self.inner.id()
+    }
+
     fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {
         self.copy()?;
         if let Op::Experts { uses: ExpertUses::Listed(uses), .. } = op {
@@ -186,7 +190,7 @@ impl SlotStore for Wrapped {
         self.card.bank
     }
 
-    fn bank(&mut self, count: usize, bytes: usize, place: BankPlace) -> Result<u16, Error> {
+    fn bank(&mut self, count: usize, bytes: usize, place: BankPlace) -> Result<Bank, Error> {
         assert!(0 < count && count <= self.card.bank);
         let bank = self.inner.bank(count, bytes, place)?;
         self.note(|a| match place {
