@@ -13,7 +13,7 @@ use std::{
 };
 
 use moeflux_compute::{
-    Activation, BankPlace, Buffer, Bytes, Device, DeviceOptions, ExpertGroups, ExpertShape,
+    Activation, BankPlace, Buffer, Bytes, Commit, Device, DeviceOptions, ExpertGroups, ExpertShape,
     ExpertUse, ExpertUses, Format, HeadMatrix, HeadRows, MatrixShape, Op, RopePairs, Router,
     Scalar, Scoring, ScratchShape, Shared, SharedChoice, Slot, Span, StateShape, View, open,
 };
@@ -283,7 +283,7 @@ fn step(exact: bool, rows: usize) {
         assert_eq!(ALLOCATIONS.load(SeqCst) - before, 0, "{} on {rows} rows", op.name());
     }
     let before = ALLOCATIONS.load(SeqCst);
-    device.0.commit(&[delta]).unwrap();
+    device.0.commit(&[Commit::all(delta_spans[0])]).unwrap();
     let ticket = device.0.submit().unwrap();
     assert!(device.0.done(ticket).unwrap());
     device.0.read(one, &mut [0.0; 5][..rows]).unwrap();

@@ -10,7 +10,7 @@ pub use planned_memory::{DeviceMemory, PlannedMemory, ScratchShape};
 pub use profiler::{Counters, KernelTime, Profiler};
 pub use record_ahead::RecordAhead;
 pub use slot_store::{BankPlace, SlotStore};
-pub use state_store::StateStore;
+pub use state_store::{Commit, StateStore};
 
 use crate::{
     Buffer, DeviceId, Error, KvFormat, Op, View, Weight,

@@ -36,9 +36,9 @@ use self::{
     store::Store,
 };
 use crate::{
-    Bank, BankPlace, Buffer, Counters, Device, DeviceId, DeviceMemory, DeviceOptions, Error,
-    KernelTime, KvFormat, Op, PlannedMemory, Profiler, RecordAhead, ScratchShape, Slot, SlotStore,
-    SlotTable, Span, State, StateShape, StateStore, Ticket, View, Weight,
+    Bank, BankPlace, Buffer, Commit, Counters, Device, DeviceId, DeviceMemory, DeviceOptions,
+    Error, KernelTime, KvFormat, Op, PlannedMemory, Profiler, RecordAhead, ScratchShape, Slot,
+    SlotStore, SlotTable, Span, State, StateShape, StateStore, Ticket, View, Weight,
     matrix::{Bytes, MatrixShape},
     op_check::HandleTable,
 };
@@ -477,13 +477,21 @@ impl StateStore for GpuDevice {
         state_io::load(&mut self.recorder, &mut self.store, state, places, bytes)
     }
 
-    fn commit(&mut self, states: &[State]) -> Result<(), Error> {
+    fn commit(&mut self, commits: &[Commit]) -> Result<(), Error> {
         // Steps that can fail come before any change.
-        states.iter().try_for_each(|state| self.store.states.get(*state).map(drop))?;
+        let states = &self.store.states;
+        commits.iter().try_for_each(|commit| commit.check(states.shape(commit.span.state)?))?;
         self.flush_fused()?;
-        for state in states {
-            if !self.accepts(*state) {
-                self.store.states.commit(*state)?;
+        if commits.iter().any(|commit| commit.kept_positions().is_some()) {
+            // A step recorded ahead follows the rejected rows.
+            self.prepare_state_change()?;
+        }
+        for commit in commits {
+            let state = commit.span.state;
+            if let Some(positions) = commit.kept_positions() {
+                self.store.states.truncate(state, positions)?;
+            } else if !self.accepts(state) {
+                self.store.states.commit(state)?;
             }
         }
         self.forget_freed_states();

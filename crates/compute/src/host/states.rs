@@ -4,7 +4,8 @@ use std::{mem, ops::Range, sync::Arc};
 
 use super::{HostValues, encode_kv};
 use crate::{
-    DeviceId, Error, KV_BLOCK, KvFormat, Span, State, StateShape, matrix::Bytes, op_check::stale,
+    Commit, DeviceId, Error, KV_BLOCK, KvFormat, Span, State, StateShape, matrix::Bytes,
+    op_check::stale,
 };
 
 /// Bytes of a mapping: `bytes` rounded up to whole pages of 4096.
@@ -449,11 +450,15 @@ impl HostStates {
         Ok(())
     }
 
-    pub(crate) fn commit(&mut self, states: &[State]) -> Result<(), Error> {
-        // All states exist, or none is changed.
-        states.iter().try_for_each(|state| self.get(*state).map(drop))?;
-        for state in states {
-            if let HostState::Recurrent(r) = self.get_mut(*state)?
+    /// See [`StateStore::commit`](crate::StateStore::commit).
+    pub(crate) fn commit(&mut self, commits: &[Commit]) -> Result<(), Error> {
+        // All commits are valid, or no state is changed.
+        commits.iter().try_for_each(|commit| commit.check(self.shape(commit.span.state)?))?;
+        for commit in commits {
+            let state = commit.span.state;
+            if let Some(positions) = commit.kept_positions() {
+                self.truncate(state, positions)?;
+            } else if let HostState::Recurrent(r) = self.get_mut(state)?
                 && mem::take(&mut r.written)
             {
                 match Arc::get_mut(&mut r.committed) {

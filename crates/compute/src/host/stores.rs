@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::Host;
 use crate::{
-    Bank, BankPlace, Error, KvFormat, Profiler, RecordAhead, Slot, SlotStore, SlotTable, Span,
-    State, StateShape, StateStore, matrix::Bytes,
+    Bank, BankPlace, Commit, Error, KvFormat, Profiler, RecordAhead, Slot, SlotStore, SlotTable,
+    Span, State, StateShape, StateStore, matrix::Bytes,
 };
 
 /// A device whose objects are all in a [`Host`].
@@ -103,7 +103,7 @@ impl<D: HostDevice> StateStore for D {
         self.host_mut().states.load(state, entries, bytes)
     }
 
-    fn commit(&mut self, states: &[State]) -> Result<(), Error> {
-        self.host_mut().states.commit(states)
+    fn commit(&mut self, commits: &[Commit]) -> Result<(), Error> {
+        self.host_mut().states.commit(commits)
     }
 }

@@ -3,8 +3,9 @@
 use std::iter::once;
 
 use moeflux_compute::{
-    Activation, BankPlace, Buffer, Bytes, Device, Error, ExpertShape, ExpertUse, ExpertUses,
-    Format, Isa, MatrixShape, Op, Scalar, Slot, SlotTable, Span, State, StateShape, View, Weight,
+    Activation, BankPlace, Buffer, Bytes, Commit, Device, Error, ExpertShape, ExpertUse,
+    ExpertUses, Format, Isa, MatrixShape, Op, Scalar, Slot, SlotTable, Span, State, StateShape,
+    View, Weight,
 };
 
 use crate::harness::{device, gpu, read, reference, tests_cpu};
@@ -92,14 +93,15 @@ fn refused_states(device: &mut dyn Device, own: &Objects, foreign: &Objects) {
     };
     refused("state", device.run(&attention));
     for (state, shape) in foreign.states.into_iter().zip([RECURRENT, KEYS]) {
+        let span = Span { state, position: 0, rows: 1 };
         let mut bytes = vec![0; device.entry_bytes(shape)];
-        refused("state", device.state_need(&mut once(Span { state, position: 0, rows: 1 })));
+        refused("state", device.state_need(&mut once(span)));
         refused("state", device.fork_state(state, 0));
         refused("state", device.truncate_state(state, 0));
         refused("state", device.reset(state));
         refused("state", device.save_state(state, 0..1, &mut bytes));
         refused("state", device.load_state(state, 0..1, &bytes));
-        refused("state", device.commit(&[state]));
+        refused("state", device.commit(&[Commit::all(span)]));
         device.drop_state(state);
     }
 }

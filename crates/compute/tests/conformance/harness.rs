@@ -3,9 +3,9 @@
 use std::cell::Cell;
 
 use moeflux_compute::{
-    Bank, BankPlace, BlockScale, Buffer, Bytes, Device, DeviceId, DeviceOptions, Element, Error,
-    Format, Isa, KvFormat, MatrixShape, Op, Scalar, Slot, SlotTable, SplitMix64, State, StateShape,
-    View, Weight, open,
+    Bank, BankPlace, BlockScale, Buffer, Bytes, Commit, Device, DeviceId, DeviceOptions, Element,
+    Error, Format, Isa, KvFormat, MatrixShape, Op, Scalar, Slot, SlotTable, Span, SplitMix64,
+    State, StateShape, View, Weight, open,
 };
 
 thread_local! {
@@ -412,8 +412,9 @@ impl DevicePair {
         self.on_both(|device| device.slot_table(slots).unwrap())
     }
 
-    pub(crate) fn commit(&mut self, state: State) {
-        self.on_both(|device| device.commit(&[state]).unwrap());
+    /// Commits all rows of a span.
+    pub(crate) fn commit(&mut self, span: Span) {
+        self.on_both(|device| device.commit(&[Commit::all(span)]).unwrap());
     }
 
     pub(crate) fn run(&mut self, op: &Op<'_>) {

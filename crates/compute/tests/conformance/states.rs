@@ -1,12 +1,13 @@
 //! States of sequences: fork, truncate, commit, save and load, on every device.
 
 mod memory_limit;
+mod partial_commit;
 
 use std::{iter::once, ops::Range};
 
 use moeflux_compute::{
-    Buffer, Device, Error, Format, Isa, KvFormat, MatrixShape, Op, Scalar, Span, State, StateShape,
-    View,
+    Buffer, Commit, Device, Error, Format, Isa, KvFormat, MatrixShape, Op, Scalar, Span, State,
+    StateShape, View,
 };
 
 use crate::harness::{
@@ -144,6 +145,19 @@ impl Mixer {
         state: State,
         rows: Range<usize>,
     ) -> Result<Vec<f32>, Error> {
+        let span = self.compute(device, input, state, rows.clone())?;
+        device.commit(&[Commit::all(span)])?;
+        Ok(read(device, self.out.slice(rows.start, rows.len())))
+    }
+
+    /// Runs rows of the given input and commits none. Returns their span.
+    fn compute(
+        &self,
+        device: &mut dyn Device,
+        input: usize,
+        state: State,
+        rows: Range<usize>,
+    ) -> Result<Span, Error> {
         let spans = &[Span { state, position: rows.start, rows: rows.len() }];
         let x = self.inputs[input].slice(rows.start, rows.len());
         let out = self.out.slice(rows.start, rows.len());
@@ -194,8 +208,7 @@ impl Mixer {
                 })?;
             }
         }
-        device.commit(&[state])?;
-        Ok(read(device, out))
+        Ok(spans[0])
     }
 
     fn state(&self, device: &mut dyn Device) -> State {
@@ -332,7 +345,7 @@ fn a_fork_has_the_committed_contents() {
             }
             let [one, other] = [0; 2].map(|_| device.fork_state(state, 5).unwrap());
             assert!(mixer.advance(device, 1, one, 5..9) == expected);
-            device.commit(&[state]).unwrap();
+            device.commit(&[Commit::all(spans[0])]).unwrap();
             device.reset(state).unwrap();
             device.drop_state(one);
             assert!(mixer.advance(device, 1, other, 5..9) == expected);
@@ -354,9 +367,10 @@ fn commit_is_all_or_nothing() {
         let spans = &[Span { state, position: 5, rows: 3 }];
         let (x, out) = (mixer.inputs[0].slice(5, 3), mixer.out.slice(5, 3));
         device.run(&Op::Conv1d { x, weight: mixer.weight, width: 4, spans, out }).unwrap();
-        assert!(device.commit(&[state, dropped]).is_err());
+        let commits = [state, dropped].map(|state| Commit::all(Span { state, ..spans[0] }));
+        assert!(device.commit(&commits).is_err());
         assert!(mixer.save(device, state, mixer.entries(5)) == before, "{}", device.describe());
-        device.commit(&[state]).unwrap();
+        device.commit(&commits[..1]).unwrap();
         assert!(mixer.save(device, state, mixer.entries(8)) != before);
         assert!(
             mixer.advance(device, 0, state, 8..12) == mixer.unforked_output(device, 0, 8, 8..12)
@@ -524,7 +538,7 @@ fn invalid_state_accesses_are_rejected() {
             assert!(device.fork_state(fork, 0).is_err());
             assert!(device.truncate_state(fork, 0).is_err());
             assert!(device.reset(fork).is_err());
-            assert!(device.commit(&[fork]).is_err());
+            assert!(device.commit(&[Commit::all(dropped)]).is_err());
             assert!(mixer.try_run(device, 0, fork, 0..1).is_err());
         }
     });
@@ -549,7 +563,7 @@ fn empty_states() {
             device.save_state(fork, 0..shape.entries(), &mut bytes).unwrap();
             device.truncate_state(fork, 0).unwrap();
             device.reset(state).unwrap();
-            device.commit(&[fork]).unwrap();
+            device.commit(&[Commit::all(Span { state: fork, position: 0, rows: 0 })]).unwrap();
             device.state_need(&mut once(Span { state, position: 0, rows: 3 })).unwrap();
             device.drop_state(state);
             device.drop_state(fork);
@@ -611,6 +625,11 @@ impl Steps {
     }
 }
 
+/// Commits of one row.
+fn commits(states: [State; 2], position: usize) -> [Commit; 2] {
+    states.map(|state| Commit::all(Span { state, position, rows: 1 }))
+}
+
 #[test]
 fn steps_recorded_ahead_see_later_state_changes() {
     for_each_device(|device| {
@@ -622,7 +641,7 @@ fn steps_recorded_ahead_see_later_state_changes() {
             let states = steps.states(device);
             let mut step = |position| {
                 steps.run(device, states, position, token(position)).unwrap();
-                device.commit(&states).unwrap();
+                device.commit(&commits(states, position)).unwrap();
                 bits(&read(device, steps.out))
             };
             (1018..1034).map(&mut step).collect()
@@ -647,13 +666,13 @@ fn steps_recorded_ahead_see_later_state_changes() {
                 });
                 recorded.unwrap();
                 assert!(bits(&read(device, steps.out)) == expected[position - 1018], "{what}");
-                device.commit(&states).unwrap();
+                device.commit(&commits(states, position)).unwrap();
                 match between {
                     1 if position == 1020 => {
                         let fork = states.map(|state| device.fork_state(state, 1021).unwrap());
                         for position in 1021..1026 {
                             steps.run(device, fork, position, other(position)).unwrap();
-                            device.commit(&fork).unwrap();
+                            device.commit(&commits(fork, position)).unwrap();
                             assert!(
                                 bits(&read(device, steps.out)) == forked[position - 1018],
                                 "{what}"

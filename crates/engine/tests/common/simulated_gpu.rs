@@ -8,9 +8,9 @@ use std::{
 
 use moeflux::WrapDevice;
 use moeflux_compute::{
-    Bank, BankPlace, Buffer, Bytes, Counters, Device, DeviceId, DeviceMemory, Error, ExpertUses,
-    KvFormat, MatrixShape, Op, PlannedMemory, Profiler, RecordAhead, ScratchShape, Slot, SlotStore,
-    SlotTable, Span, State, StateShape, StateStore, Ticket, View, Weight,
+    Bank, BankPlace, Buffer, Bytes, Commit, Counters, Device, DeviceId, DeviceMemory, Error,
+    ExpertUses, KvFormat, MatrixShape, Op, PlannedMemory, Profiler, RecordAhead, ScratchShape,
+    Slot, SlotStore, SlotTable, Span, State, StateShape, StateStore, Ticket, View, Weight,
 };
 
 /// Calls that the device received.
@@ -301,7 +301,7 @@ impl StateStore for Wrapped {
         self.inner.load_state(state, places, bytes)
     }
 
-    fn commit(&mut self, states: &[State]) -> Result<(), Error> {
+    fn commit(&mut self, commits: &[Commit]) -> Result<(), Error> {
         let mut refused = false;
         self.note(|a| {
             a.commits += 1;
@@ -310,7 +310,7 @@ impl StateStore for Wrapped {
         if refused {
             return Err(Error::Device("an injected fault".into()));
         }
-        self.inner.commit(states)
+        self.inner.commit(commits)
     }
 }
 
