@@ -69,7 +69,7 @@ pub(crate) struct GpuDevice {
     store: Store,
     recorder: Recorder,
     fuser: Fuser,
-    /// Decode step recorded ahead.
+    /// Step recorded ahead.
     ahead: Option<AheadStep>,
     /// Exact path: f32 activations, results independent of batching.
     exact: bool,
@@ -347,9 +347,10 @@ impl RecordAhead for GpuDevice {
     fn record_ahead(
         &mut self,
         states: &[State],
+        rows: usize,
         record: &mut dyn FnMut(&mut dyn Device) -> bool,
-    ) -> Result<(), Error> {
-        self.record_step(states, record)
+    ) -> Result<bool, Error> {
+        self.record_step(states, rows, record)
     }
 
     fn submit_recorded(&mut self, tokens: &[u32]) -> Result<bool, Error> {

@@ -2,16 +2,16 @@
 
 mod memory_limit;
 mod partial_commit;
+mod recorded_steps;
 
 use std::{iter::once, ops::Range};
 
 use moeflux_compute::{
-    Buffer, Commit, Device, Error, Format, Isa, KvFormat, MatrixShape, Op, Scalar, Span, State,
-    StateShape, View,
+    Buffer, Commit, Device, Error, Isa, KvFormat, Op, Span, State, StateShape, View,
 };
 
 use crate::harness::{
-    Random, bits, bytes, close, device, device_with_kv, gpu_with_kv, read, reference, tests_cpu,
+    Random, bits, close, device, device_with_kv, gpu_with_kv, read, reference, tests_cpu,
 };
 
 /// Rows of each of the two inputs of a mixer.
@@ -570,134 +570,6 @@ fn empty_states() {
         }
         assert!(device.state(kv(usize::MAX, 4, 4)).is_err());
         assert!(device.state(kv(1, 4, usize::MAX)).is_err());
-    });
-}
-
-/// Decode steps with a convolution and attention.
-struct Steps {
-    table: moeflux_compute::Weight,
-    taps: Buffer,
-    x: View,
-    out: View,
-    convolved: View,
-}
-
-impl Steps {
-    fn new(device: &mut dyn Device) -> Self {
-        let mut random = Random::new(35);
-        let shape = MatrixShape { rows: 50, cols: 48, format: Format::Plain(Scalar::F32) };
-        let table = device.weight(shape, bytes(&random.matrix(shape))).unwrap();
-        let taps = device.buffer(4 * 48).unwrap();
-        device.write(taps, &random.values(4 * 48)).unwrap();
-        let mut view = |width| View::rows(device.buffer(width).unwrap(), 1, width);
-        Self { table, taps, x: view(48), out: view(16), convolved: view(48) }
-    }
-
-    fn states(&self, device: &mut dyn Device) -> [State; 2] {
-        let (key_width, value_width) = (16, 16);
-        let kv = StateShape::KeyValue { kv_heads: 1, key_width, value_width, positions: 4096 };
-        [kv, StateShape::Recurrent { len: 3 * 48 }].map(|shape| device.state(shape).unwrap())
-    }
-
-    fn run(
-        &self,
-        device: &mut dyn Device,
-        states: [State; 2],
-        position: usize,
-        token: u32,
-    ) -> Result<(), Error> {
-        let [kv_spans, conv_spans] = states.map(|state| [Span { state, position, rows: 1 }]);
-        let Self { table, taps, x, out, convolved: to } = *self;
-        device.run(&Op::Embed { table, tokens: &[token], out: x })?;
-        device.run(&Op::Conv1d { x, weight: taps, width: 4, spans: &conv_spans, out: to })?;
-        device.run(&Op::Attention {
-            q: to.columns(0, 16),
-            k: to.columns(16, 16),
-            v: Some(to.columns(32, 16)),
-            gate: None,
-            scale: 0.3,
-            window: None,
-            sinks: None,
-            positions: None,
-            spans: &kv_spans,
-            out,
-        })
-    }
-}
-
-/// Commits of one row.
-fn commits(states: [State; 2], position: usize) -> [Commit; 2] {
-    states.map(|state| Commit::all(Span { state, position, rows: 1 }))
-}
-
-#[test]
-fn steps_recorded_ahead_see_later_state_changes() {
-    for_each_device(|device| {
-        let name = device.describe();
-        let steps = Steps::new(device);
-        let token = |position: usize| (position * 7 % 50) as u32;
-        let other = |position: usize| (position * 11 % 50) as u32;
-        let outputs = |device: &mut dyn Device, token: &dyn Fn(usize) -> u32| -> Vec<Vec<u32>> {
-            let states = steps.states(device);
-            let mut step = |position| {
-                steps.run(device, states, position, token(position)).unwrap();
-                device.commit(&commits(states, position)).unwrap();
-                bits(&read(device, steps.out))
-            };
-            (1018..1034).map(&mut step).collect()
-        };
-        let expected = outputs(device, &token);
-        let forked = outputs(device, &|position| {
-            if position < 1021 { token(position) } else { other(position) }
-        });
-        // Between steps: nothing; a fork that is written; save and load; truncation.
-        for between in 0..4 {
-            let states = steps.states(device);
-            let mut submitted = 0;
-            for position in 1018..1034 {
-                let what = format!("{name}: {between}, {position}");
-                if position > 1018 && device.submit_recorded(&[token(position)]).unwrap() {
-                    submitted += 1;
-                } else {
-                    steps.run(device, states, position, token(position)).unwrap();
-                }
-                let recorded = device.record_ahead(&states, &mut |device| {
-                    steps.run(device, states, position + 1, 0).is_ok()
-                });
-                recorded.unwrap();
-                assert!(bits(&read(device, steps.out)) == expected[position - 1018], "{what}");
-                device.commit(&commits(states, position)).unwrap();
-                match between {
-                    1 if position == 1020 => {
-                        let fork = states.map(|state| device.fork_state(state, 1021).unwrap());
-                        for position in 1021..1026 {
-                            steps.run(device, fork, position, other(position)).unwrap();
-                            device.commit(&commits(fork, position)).unwrap();
-                            assert!(
-                                bits(&read(device, steps.out)) == forked[position - 1018],
-                                "{what}"
-                            );
-                        }
-                        let _ = fork.map(|state| device.drop_state(state));
-                    }
-                    2 if position % 3 == 0 => {
-                        let kv_bytes = 2 * device.kv_format().bytes(16);
-                        let ranges = [(0..position + 1, kv_bytes), (0..3 * 48, 4)];
-                        for (state, (entries, entry_bytes)) in states.into_iter().zip(ranges) {
-                            let mut bytes = vec![0; entries.len() * entry_bytes];
-                            device.save_state(state, entries.clone(), &mut bytes).unwrap();
-                            device.load_state(state, entries, &bytes).unwrap();
-                        }
-                    }
-                    3 => device.truncate_state(states[0], position + 1).unwrap(),
-                    _ => {}
-                }
-            }
-            // Only a step that needs a new page cannot be recorded ahead.
-            let least = if name.starts_with("gpu") && between == 0 { 13 } else { 0 };
-            assert!(submitted >= least, "{name}: {submitted} steps");
-            let _ = states.map(|state| device.drop_state(state));
-        }
     });
 }
 
