@@ -60,6 +60,7 @@ impl ComputeArgs {
             exact: self.exact,
             kv_format: self.kv,
             isa: self.isa.clone(),
+            id: None,
         }
     }
 

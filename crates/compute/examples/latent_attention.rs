@@ -28,6 +28,7 @@ fn main() -> Result<(), Error> {
                 exact: false,
                 kv_format: None,
                 isa: Some(isa.name().into()),
+                id: None,
             }
         }
     };

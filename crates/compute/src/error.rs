@@ -45,6 +45,12 @@ pub enum Error {
         /// Rows of the embedding table.
         vocab: usize,
     },
+    /// A handle was given to a device that did not make it.
+    #[error("a {kind} handle of another device: a device takes only handles that it has made")]
+    ForeignHandle {
+        /// Kind of the object: buffer, weight, state, slot or slot table.
+        kind: &'static str,
+    },
     /// The requested device, instruction set, thread count or handle is not available.
     #[error("{0}")]
     Device(String),

@@ -15,6 +15,7 @@ mod error;
 mod format;
 #[cfg(feature = "gpu")]
 mod gpu;
+mod handle;
 mod host;
 mod matrix;
 mod op;
@@ -28,8 +29,8 @@ pub use adapter::adapters;
 pub use adapter::{Adapter, AdapterKind};
 pub use cpu::{CpuPeak, Isa, LogitTally, LogitWeights, logits_between, logits_extent};
 pub use device::{
-    BankPlace, Counters, Device, DeviceMemory, DeviceOptions, KernelTime, Profiler, ScratchShape,
-    SlotStore, StateStore, Ticket, open,
+    BankPlace, Commit, Counters, Device, DeviceMemory, DeviceOptions, KernelTime, PlannedMemory,
+    Profiler, RecordAhead, ScratchShape, SlotStore, StateStore, Ticket, open,
 };
 pub use error::Error;
 pub use format::{
@@ -41,10 +42,11 @@ pub use gpu::adapters;
 #[cfg(feature = "gpu")]
 #[doc(hidden)]
 pub use gpu::open_gpu_of;
+pub use handle::{Bank, Buffer, DeviceId, Slot, SlotTable, State, Weight};
 pub use matrix::{Bytes, ExpertShape, Matrix, MatrixShape};
 pub use op::{
-    Activation, Buffer, ExpertGroups, ExpertUse, ExpertUses, HeadMatrix, HeadRows, Op, RopePairs,
-    Router, Scoring, Shared, SharedChoice, Slot, SlotTable, Span, State, View, Weight,
+    Activation, ExpertGroups, ExpertUse, ExpertUses, HeadMatrix, HeadRows, Op, RopePairs, Router,
+    Scoring, Shared, SharedChoice, Span, View,
 };
 pub use op_check::MAX_TOP_LOGITS;
 pub use random::{SPLITMIX_STEP, SplitMix64, splitmix_mix};

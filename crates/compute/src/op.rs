@@ -9,28 +9,7 @@
 //! overlap. No state appears in two spans of one op. A device checks all of this before it writes
 //! anything.
 
-use crate::matrix::ExpertShape;
-
-/// Handle of an f32 buffer on a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Buffer(pub(crate) u32);
-
-/// Handle of a resident weight matrix on a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Weight(pub(crate) u32);
-
-/// Handle of the state of one layer of one sequence on a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct State(pub(crate) u32);
-
-/// Address of the memory of one expert: a bank and an index in it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Slot {
-    /// Bank: one allocation of the device.
-    pub bank: u16,
-    /// Index of the slot in the bank.
-    pub index: u32,
-}
+use crate::{Buffer, Slot, SlotTable, State, Weight, matrix::ExpertShape};
 
 /// Strided view of a buffer, `(rows, heads, width)`. Vectors of `width` elements are contiguous.
 ///
@@ -274,10 +253,6 @@ pub struct ExpertUse {
     /// Output row of `out`; by convention `row * k + rank`.
     pub out_row: usize,
 }
-
-/// Handle of a table from expert id to slot, for one layer on a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SlotTable(pub(crate) u32);
 
 /// Assignments of token rows to experts.
 #[derive(Clone, Copy, Debug)]

@@ -97,7 +97,8 @@ pub enum StateShape {
     /// KV cache of all positions so far, or a ring of the last ones: position `p` is entry `p %
     /// positions`.
     ///
-    /// Every op passes the number of valid positions, so ops need no commit and truncation is free.
+    /// Every op passes the number of valid positions, so truncation is free, and accepted rows need
+    /// no commit.
     KeyValue {
         /// Key heads, which is also the number of value heads.
         kv_heads: usize,

@@ -13,9 +13,10 @@ use std::{
 };
 
 use moeflux_compute::{
-    Activation, Affine, BankPlace, Buffer, Bytes, Device, DeviceOptions, ExpertGroups, ExpertShape,
-    ExpertUse, ExpertUses, Format, HeadMatrix, HeadRows, MatrixShape, Op, RopePairs, Router,
-    Scalar, Scoring, ScratchShape, Shared, SharedChoice, Slot, Span, StateShape, View, open,
+    Activation, Affine, BankPlace, Buffer, Bytes, Commit, Device, DeviceOptions, ExpertGroups,
+    ExpertShape, ExpertUse, ExpertUses, Format, HeadMatrix, HeadRows, MatrixShape, Op, RopePairs,
+    Router, Scalar, Scoring, ScratchShape, Shared, SharedChoice, Slot, Span, StateShape, View,
+    open,
 };
 
 /// The system allocator with a counter.
@@ -92,6 +93,7 @@ fn step(exact: bool, rows: usize) {
         exact,
         kv_format: None,
         isa: None,
+        id: None,
     };
     let mut device = Allocator(open(&options).unwrap());
     let scratch = ScratchShape { rows, cols: INNER, latent_head: 2 * HIDDEN + 64, wide_kv: 0 };
@@ -286,7 +288,7 @@ fn step(exact: bool, rows: usize) {
         assert_eq!(ALLOCATIONS.load(SeqCst) - before, 0, "{} on {rows} rows", op.name());
     }
     let before = ALLOCATIONS.load(SeqCst);
-    device.0.commit(&[delta]).unwrap();
+    device.0.commit(&[Commit::all(delta_spans[0])]).unwrap();
     let ticket = device.0.submit().unwrap();
     assert!(device.0.done(ticket).unwrap());
     device.0.read(one, &mut [0.0; 5][..rows]).unwrap();

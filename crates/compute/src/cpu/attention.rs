@@ -447,7 +447,7 @@ impl SplitLayout {
     /// block, or scratch for only one.
     fn new(rows: usize, tile_rows: usize, out: &View, blocks: usize) -> Option<Self> {
         let heads = out.heads;
-        let dense = |rows, width| View::rows(Buffer(0), rows, heads * width).split(heads);
+        let dense = |rows, width| View::rows(Buffer::INTERNAL, rows, heads * width).split(heads);
         let padded = rows.next_multiple_of(tile_rows);
         let left = SPLIT_SCRATCH_LEN.checked_sub(rows.checked_mul(heads)?.checked_mul(2)?)?;
         let blocks =

@@ -56,7 +56,7 @@ fn attend(
     let (kernels, queries) = (cpu.kernels, host.get(&q)?);
     let (keys, values) = (LatentExpansion::new(host, keys)?, LatentExpansion::new(host, values)?);
     let (latent, nope) = keys.inputs_outputs();
-    let block_view = View::rows(Buffer(0), KV_BLOCK, kv.key_width).columns(0, latent);
+    let block_view = View::rows(Buffer::INTERNAL, KV_BLOCK, kv.key_width).columns(0, latent);
     let span_out = out.slice(first, span.rows);
     // With fewer heads than threads, rows are split: several tiles expand the same keys and values.
     let row_tiles = cpu.pool.threads().div_ceil(q.heads);

@@ -37,8 +37,8 @@ pub use simd::{CpuPeak, Isa};
 use simd::{Kernels, Q8Rows, QuantLayout, padded};
 
 use crate::{
-    Buffer, Device, Error, ExpertUse, ExpertUses, KV_BLOCK, KvFormat, Op, ScratchShape, Ticket,
-    View, Weight,
+    Buffer, Device, DeviceId, Error, ExpertUse, ExpertUses, KV_BLOCK, KvFormat, Op, PlannedMemory,
+    ScratchShape, Ticket, View, Weight,
     host::{Host, HostDevice},
     matrix::{Bytes, MatrixShape},
 };
@@ -154,6 +154,7 @@ impl CpuDevice {
     /// # Errors
     /// The instruction set or the number of threads is not available.
     pub(crate) fn new(
+        id: DeviceId,
         isa: Isa,
         threads: Option<usize>,
         exact: bool,
@@ -171,7 +172,7 @@ impl CpuDevice {
             kv_splits: AlignedVec::default(),
             reserved: ScratchShape::default(),
         };
-        Ok(Self { host: Host::new(kv_format), cpu, isa, routed: Vec::new() })
+        Ok(Self { host: Host::new(id, kv_format), cpu, isa, routed: Vec::new() })
     }
 }
 
@@ -186,6 +187,10 @@ impl HostDevice for CpuDevice {
 }
 
 impl Device for CpuDevice {
+    fn id(&self) -> DeviceId {
+        self.host.id()
+    }
+
     fn describe(&self) -> String {
         let threads = match self.cpu.pool.threads() {
             1 => "1 thread".into(),
@@ -269,7 +274,9 @@ impl Device for CpuDevice {
     fn read(&mut self, view: View, out: &mut [f32]) -> Result<(), Error> {
         self.host.read(view, out)
     }
+}
 
+impl PlannedMemory for CpuDevice {
     fn scratch_bytes(&self, shape: ScratchShape) -> Result<u64, Error> {
         self.cpu.scratch_for(shape).map(|(_, bytes)| bytes as u64)
     }

@@ -118,7 +118,7 @@ impl<'a> Grid<'a> {
 
     /// Tiles of `block` full rows of a dense matrix.
     pub(crate) fn dense(rows: usize, width: usize, block: usize) -> Self {
-        Self::new(&View::rows(Buffer(0), rows, width), block, 1, width)
+        Self::new(&View::rows(Buffer::INTERNAL, rows, width), block, 1, width)
     }
 
     /// Merges adjacent tiles in column direction that a worker claims together, if they have at
@@ -569,7 +569,7 @@ mod tests {
         row_stride: usize,
         head_stride: usize,
     ) -> View {
-        View { buffer: Buffer(0), offset: 1, rows, heads, width, row_stride, head_stride }
+        View { buffer: Buffer::INTERNAL, offset: 1, rows, heads, width, row_stride, head_stride }
     }
 
     #[test]
@@ -625,7 +625,7 @@ mod tests {
 
     #[test]
     fn runs_permute_rows() {
-        let (view, rows) = (View::rows(Buffer(0), 6, 5), [4, 0, 5, 2]);
+        let (view, rows) = (View::rows(Buffer::INTERNAL, 6, 5), [4, 0, 5, 2]);
         let mut marks = vec![false; 6];
         assert!(RowOrder::new(&[4, 0, 4], &mut marks).is_none() && !marks.contains(&true));
         let mut pool = ThreadPool::<()>::new(2).unwrap();
@@ -649,7 +649,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "runs that overlap")]
     fn runs_end_within_the_view() {
-        Grid::runs(&View::rows(Buffer(0), 6, 5), &[3, 7], None, 2);
+        Grid::runs(&View::rows(Buffer::INTERNAL, 6, 5), &[3, 7], None, 2);
     }
 
     #[test]
@@ -659,7 +659,7 @@ mod tests {
             let mut values = vec![0usize; n + 1];
             pool.tiles(
                 &mut values,
-                Grid::new(&View::rows(Buffer(0), 1, n.max(1)), 1, 1, 1),
+                Grid::new(&View::rows(Buffer::INTERNAL, 1, n.max(1)), 1, 1, 1),
                 |mut tile, ()| {
                     tile.row(0)[0] = tile.cols().start + 1;
                 },
@@ -675,7 +675,7 @@ mod tests {
     #[test]
     fn a_panic_reaches_the_caller_and_the_pool_stays_usable() {
         let mut pool = ThreadPool::<()>::new(3).unwrap();
-        let grid = Grid::new(&View::rows(Buffer(0), 1, 64), 1, 1, 1);
+        let grid = Grid::new(&View::rows(Buffer::INTERNAL, 1, 64), 1, 1, 1);
         for bad in [0, 5, 63] {
             let mut values = vec![0; 64];
             let result = catch_unwind(AssertUnwindSafe(|| {

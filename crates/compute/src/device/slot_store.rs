@@ -1,6 +1,6 @@
 //! Slots: memory for streamed experts.
 
-use crate::{Error, Slot, SlotTable, matrix::Bytes};
+use crate::{Bank, Error, Slot, SlotTable, matrix::Bytes};
 
 /// Memory in which the slots of a bank are allocated. Without device memory the two are the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,8 +17,8 @@ pub trait SlotStore {
     /// Returns the maximum number of slots of `bytes` bytes in a bank.
     fn bank_slots(&self, bytes: usize) -> usize;
 
-    /// Allocates a bank of `count` slots of `bytes` bytes each, and returns its index.
-    fn bank(&mut self, count: usize, bytes: usize, place: BankPlace) -> Result<u16, Error>;
+    /// Allocates a bank of `count` slots of `bytes` bytes each.
+    fn bank(&mut self, count: usize, bytes: usize, place: BankPlace) -> Result<Bank, Error>;
 
     /// Creates the slot table of a layer, indexed by expert id, for
     /// [`ExpertUses::Routed`](crate::ExpertUses::Routed).

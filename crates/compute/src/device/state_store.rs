@@ -4,6 +4,46 @@ use std::ops::Range;
 
 use crate::{Error, KvFormat, Span, State, StateShape};
 
+/// Outcome of a step for one state: how many rows of its span are accepted.
+///
+/// Speculative decoding computes drafted tokens as rows of one step, and accepts those before the
+/// first wrong one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Commit {
+    /// State, and the rows that the ops of the step ran on.
+    pub span: Span,
+    /// Number of accepted rows, from the first.
+    pub accepted: usize,
+}
+
+impl Commit {
+    /// Accepts all rows of a span.
+    pub const fn all(span: Span) -> Self {
+        Self { accepted: span.rows, span }
+    }
+
+    /// Positions that a KV cache keeps; `None` if all rows are accepted.
+    pub(crate) fn kept_positions(&self) -> Option<usize> {
+        let Self { span, accepted } = *self;
+        (accepted < span.rows).then(|| span.position.saturating_add(accepted))
+    }
+
+    /// Checks the number of accepted rows for a state of this shape.
+    pub(crate) fn check(&self, shape: StateShape) -> Result<(), Error> {
+        let (rows, accepted) = (self.span.rows, self.accepted);
+        match shape {
+            _ if accepted > rows => Err(Error::Shape(format!(
+                "{accepted} rows of a step are accepted that computed {rows}"
+            ))),
+            StateShape::Recurrent { .. } if accepted < rows => Err(Error::Shape(format!(
+                "{accepted} of {rows} rows are accepted, but a recurrent state keeps only the last \
+                 position: fork it before the step, and compute the accepted rows again"
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// Allocates, copies and commits states.
 pub trait StateStore {
     /// Returns the element format of KV caches.
@@ -79,10 +119,14 @@ pub trait StateStore {
         bytes: &[u8],
     ) -> Result<(), Error>;
 
-    /// Commits what the ops since the last commit wrote into recurrent states: into all of `states`
-    /// or, on an error, into none. Does nothing to KV caches.
+    /// Commits the accepted rows of a step: in all states or, on an error, in none.
+    ///
+    /// A recurrent state gets the values that the ops since the last commit wrote. A KV cache has
+    /// them already, and is truncated if rows are rejected; a window of the step's ops before the
+    /// first rejected row is still there.
     ///
     /// # Errors
-    /// A state does not exist, or an earlier op has failed.
-    fn commit(&mut self, states: &[State]) -> Result<(), Error>;
+    /// A state does not exist; more rows are accepted than the span has; rows of a recurrent state
+    /// are rejected, which keeps only the last position; an earlier op has failed.
+    fn commit(&mut self, commits: &[Commit]) -> Result<(), Error>;
 }

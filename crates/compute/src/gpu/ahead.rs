@@ -1,9 +1,9 @@
-//! Decode step recorded ahead: recorded while the current step runs, submitted once its outcome is
+//! Step recorded ahead: recorded while the current step runs, submitted once its outcome is
 //! known.
 //!
 //! Recording the dispatches of a token takes the host about as long as computing them takes the
-//! card, which would wait for the first dispatch of each token. Only the token id differs from one
-//! step to the next; it is uploaded when the step starts.
+//! card, which would wait for the first dispatch of each token. Only the token ids differ from one
+//! step to the next; they are uploaded when the step starts.
 
 use super::{GpuDevice, recorder::RecordedCommands};
 use crate::{Device, Error, State};
@@ -14,6 +14,8 @@ const STEP_UPLOAD_WORDS: usize = 1 << 16;
 /// Step that has been recorded and not started.
 pub(super) struct AheadStep {
     commands: RecordedCommands,
+    /// Number of its tokens.
+    rows: usize,
     /// Recurrent states that it reads as the current step leaves them.
     states: Vec<State>,
     /// Whether the outcome of the current step has been accepted by a commit.
@@ -21,36 +23,41 @@ pub(super) struct AheadStep {
 }
 
 impl GpuDevice {
-    /// Records the ops that `record` runs, unless it returns false.
+    /// Records the ops that `record` runs, unless it returns false. Returns whether the step is
+    /// recorded.
     pub(super) fn record_step(
         &mut self,
         states: &[State],
+        rows: usize,
         record: &mut dyn FnMut(&mut dyn Device) -> bool,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         self.discard_ahead()?;
         self.flush_fused()?;
         self.recorder.submit();
         if self.recorder.is_profiling() {
-            return Ok(());
+            return Ok(false);
         }
         self.recorder.reserve_upload(STEP_UPLOAD_WORDS)?;
-        let Some(states) = self.store.states.advance(states)? else { return Ok(()) };
-        self.recorder.start_recording();
+        let Some(states) = self.store.states.advance(states)? else { return Ok(false) };
+        self.recorder.start_recording(rows);
         let complete = record(self) && self.flush_fused().is_ok();
         self.fuser.clear();
         match self.recorder.stop_recording(complete) {
             Some(commands) => {
-                self.ahead = Some(AheadStep { commands, states, accepted: false });
-                Ok(())
+                self.ahead = Some(AheadStep { commands, rows, states, accepted: false });
+                Ok(true)
             }
-            None => self.store.states.revert(&states),
+            None => self.store.states.revert(&states).map(|()| false),
         }
     }
 
     /// Submits the recorded step with these tokens, if the outcome of the step before was accepted.
-    /// Returns false if there is no such step.
+    /// Returns false if there is no such step with as many tokens.
     pub(super) fn start_recorded(&mut self, tokens: &[u32]) -> Result<bool, Error> {
-        if self.ahead.as_ref().is_none_or(|ahead| !ahead.accepted && !ahead.states.is_empty()) {
+        let can_start = |ahead: &AheadStep| {
+            ahead.rows == tokens.len() && (ahead.accepted || ahead.states.is_empty())
+        };
+        if !self.ahead.as_ref().is_some_and(can_start) {
             self.discard_ahead()?;
             return Ok(false);
         }

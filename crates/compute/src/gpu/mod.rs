@@ -36,9 +36,9 @@ use self::{
     store::Store,
 };
 use crate::{
-    BankPlace, Buffer, Counters, Device, DeviceMemory, DeviceOptions, Error, KernelTime, KvFormat,
-    Op, Profiler, ScratchShape, Slot, SlotStore, SlotTable, Span, State, StateShape, StateStore,
-    Ticket, View, Weight,
+    Bank, BankPlace, Buffer, Commit, Counters, Device, DeviceId, DeviceMemory, DeviceOptions,
+    Error, KernelTime, KvFormat, Op, PlannedMemory, Profiler, RecordAhead, ScratchShape, Slot,
+    SlotStore, SlotTable, Span, State, StateShape, StateStore, Ticket, View, Weight,
     matrix::{Bytes, MatrixShape},
     op_check::HandleTable,
 };
@@ -58,8 +58,9 @@ pub fn open_gpu_of(
     options: &DeviceOptions,
 ) -> Result<Box<dyn Device>, Error> {
     let kv_format = KvFormat::for_options(options)?;
+    let id = options.id.unwrap_or_else(DeviceId::next);
     let isa = options.isa.as_deref();
-    Ok(Box::new(GpuDevice::open(instance, None, options.exact, kv_format, isa)?))
+    Ok(Box::new(GpuDevice::open(instance, id, None, options.exact, kv_format, isa)?))
 }
 
 /// The GPU device.
@@ -68,7 +69,7 @@ pub(crate) struct GpuDevice {
     store: Store,
     recorder: Recorder,
     fuser: Fuser,
-    /// Decode step recorded ahead.
+    /// Step recorded ahead.
     ahead: Option<AheadStep>,
     /// Exact path: f32 activations, results independent of batching.
     exact: bool,
@@ -78,16 +79,18 @@ impl GpuDevice {
     /// Opens adapter `index`, or the best one. `isa` `plain` disables subgroups, f16 and
     /// cooperative matrices.
     pub(crate) fn new(
+        id: DeviceId,
         index: Option<usize>,
         exact: bool,
         kv_format: KvFormat,
         isa: Option<&str>,
     ) -> Result<Self, Error> {
-        Self::open(adapter::instance(), index, exact, kv_format, isa)
+        Self::open(adapter::instance(), id, index, exact, kv_format, isa)
     }
 
     fn open(
         instance: &wgpu::Instance,
+        id: DeviceId,
         index: Option<usize>,
         exact: bool,
         kv_format: KvFormat,
@@ -108,7 +111,7 @@ impl GpuDevice {
                 )));
             }
         };
-        let mut store = Store::new(&card, kv_format);
+        let mut store = Store::new(&card, id, kv_format);
         let upload = store.allocate("uploads", UPLOAD_WORDS as u64 * 4)?;
         let report = store.allocate("reports", REPORT_BYTES)?;
         let target = Target {
@@ -190,6 +193,10 @@ impl GpuDevice {
 }
 
 impl Device for GpuDevice {
+    fn id(&self) -> DeviceId {
+        self.store.id()
+    }
+
     fn describe(&self) -> String {
         let (adapter, target) = (&self.card.adapter, self.recorder.target());
         let team = match target.subgroups {
@@ -206,22 +213,6 @@ impl Device for GpuDevice {
             "gpu:{}, {} ({}), {team}, {memory}, {path}",
             adapter.index, adapter.name, adapter.backend
         )
-    }
-
-    fn memory(&self) -> Option<DeviceMemory> {
-        Some(DeviceMemory {
-            total: self.card.adapter.memory,
-            unified: self.store.sharing() == Sharing::Mapped,
-            in_place: self.store.sharing() != Sharing::Refused,
-        })
-    }
-
-    fn buffers_limit(&self) -> Option<u64> {
-        Some(self.store.max_bytes())
-    }
-
-    fn driver_bytes(&self) -> u64 {
-        self.card.adapter.driver_bytes()
     }
 
     fn buffer(&mut self, len: usize) -> Result<Buffer, Error> {
@@ -293,18 +284,6 @@ impl Device for GpuDevice {
         self.read_while(view, out, &mut |_| ())
     }
 
-    fn record_ahead(
-        &mut self,
-        states: &[State],
-        record: &mut dyn FnMut(&mut dyn Device) -> bool,
-    ) -> Result<(), Error> {
-        self.record_step(states, record)
-    }
-
-    fn submit_recorded(&mut self, tokens: &[u32]) -> Result<bool, Error> {
-        self.start_recorded(tokens)
-    }
-
     fn read_while(
         &mut self,
         view: View,
@@ -335,6 +314,24 @@ impl Device for GpuDevice {
         }
         Ok(())
     }
+}
+
+impl PlannedMemory for GpuDevice {
+    fn memory(&self) -> Option<DeviceMemory> {
+        Some(DeviceMemory {
+            total: self.card.adapter.memory,
+            unified: self.store.sharing() == Sharing::Mapped,
+            in_place: self.store.sharing() != Sharing::Refused,
+        })
+    }
+
+    fn buffers_limit(&self) -> Option<u64> {
+        Some(self.store.max_bytes())
+    }
+
+    fn driver_bytes(&self) -> u64 {
+        self.card.adapter.driver_bytes()
+    }
 
     fn scratch_bytes(&self, _: ScratchShape) -> Result<u64, Error> {
         // The upload buffer and its copy on the host.
@@ -343,6 +340,21 @@ impl Device for GpuDevice {
 
     fn reserve_scratch(&mut self, _: ScratchShape) -> Result<(), Error> {
         Ok(())
+    }
+}
+
+impl RecordAhead for GpuDevice {
+    fn record_ahead(
+        &mut self,
+        states: &[State],
+        rows: usize,
+        record: &mut dyn FnMut(&mut dyn Device) -> bool,
+    ) -> Result<bool, Error> {
+        self.record_step(states, rows, record)
+    }
+
+    fn submit_recorded(&mut self, tokens: &[u32]) -> Result<bool, Error> {
+        self.start_recorded(tokens)
     }
 }
 
@@ -370,7 +382,7 @@ impl SlotStore for GpuDevice {
         self.store.bank_slots(bytes)
     }
 
-    fn bank(&mut self, count: usize, bytes: usize, place: BankPlace) -> Result<u16, Error> {
+    fn bank(&mut self, count: usize, bytes: usize, place: BankPlace) -> Result<Bank, Error> {
         self.store.bank(count, bytes, place)
     }
 
@@ -466,13 +478,21 @@ impl StateStore for GpuDevice {
         state_io::load(&mut self.recorder, &mut self.store, state, places, bytes)
     }
 
-    fn commit(&mut self, states: &[State]) -> Result<(), Error> {
+    fn commit(&mut self, commits: &[Commit]) -> Result<(), Error> {
         // Steps that can fail come before any change.
-        states.iter().try_for_each(|state| self.store.states.get(*state).map(drop))?;
+        let states = &self.store.states;
+        commits.iter().try_for_each(|commit| commit.check(states.shape(commit.span.state)?))?;
         self.flush_fused()?;
-        for state in states {
-            if !self.accepts(*state) {
-                self.store.states.commit(*state)?;
+        if commits.iter().any(|commit| commit.kept_positions().is_some()) {
+            // A step recorded ahead follows the rejected rows.
+            self.prepare_state_change()?;
+        }
+        for commit in commits {
+            let state = commit.span.state;
+            if let Some(positions) = commit.kept_positions() {
+                self.store.states.truncate(state, positions)?;
+            } else if !self.accepts(state) {
+                self.store.states.commit(state)?;
             }
         }
         self.forget_freed_states();

@@ -5,7 +5,8 @@ mod states;
 mod stores;
 
 use crate::{
-    Buffer, Error, ExpertUse, KvFormat, Matrix, Slot, SlotTable, State, StateShape, View, Weight,
+    Bank, Buffer, DeviceId, Error, ExpertUse, KvFormat, Matrix, Slot, SlotTable, State, StateShape,
+    View, Weight,
     matrix::{Bytes, MatrixShape},
     op_check::{HandleTable, stale},
 };
@@ -46,8 +47,8 @@ struct HostBank {
 }
 
 /// All objects in host memory, by handle.
-#[derive(Default)]
 pub(crate) struct Host {
+    id: DeviceId,
     buffers: Vec<HostValues>,
     weights: Vec<(MatrixShape, Bytes)>,
     banks: Vec<HostBank>,
@@ -57,37 +58,50 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    pub(crate) fn new(kv_format: KvFormat) -> Self {
-        Self { states: HostStates::new(kv_format), ..Self::default() }
+    pub(crate) fn new(id: DeviceId, kv_format: KvFormat) -> Self {
+        Self {
+            id,
+            buffers: Vec::new(),
+            weights: Vec::new(),
+            banks: Vec::new(),
+            tables: Vec::new(),
+            states: HostStates::new(id, kv_format),
+        }
+    }
+
+    /// Id that handles of these objects carry.
+    pub(crate) const fn id(&self) -> DeviceId {
+        self.id
     }
 
     pub(crate) fn buffer(&mut self, len: usize) -> Result<Buffer, Error> {
         self.buffers.push(HostValues::zeroed(len)?);
-        Ok(Buffer(self.buffers.len() as u32 - 1))
+        Ok(Buffer(self.id.handle(self.buffers.len() - 1)))
     }
 
     pub(crate) fn add_weight(&mut self, shape: MatrixShape, bytes: Bytes) -> Result<Weight, Error> {
         shape.view(&bytes)?;
         self.weights.push((shape, bytes));
-        Ok(Weight(self.weights.len() as u32 - 1))
+        Ok(Weight(self.id.handle(self.weights.len() - 1)))
     }
 
     pub(crate) fn weight(&self, weight: Weight) -> Result<Matrix<'_>, Error> {
-        let (shape, bytes) = self.weights.get(weight.0 as usize).ok_or_else(|| stale("weight"))?;
+        let index = weight.0.index_on(self.id, "weight")?;
+        let (shape, bytes) = self.weights.get(index).ok_or_else(|| stale("weight"))?;
         shape.view(bytes)
     }
 
-    pub(crate) fn bank(&mut self, count: usize, slot_bytes: usize) -> Result<u16, Error> {
+    pub(crate) fn bank(&mut self, count: usize, slot_bytes: usize) -> Result<Bank, Error> {
         let slots =
             (0..count).map(|_| Bytes::zeroed(slot_bytes).map(Some)).collect::<Result<_, _>>()?;
         self.banks.push(HostBank { slot_bytes, slots });
-        u16::try_from(self.banks.len() - 1)
-            .map_err(|_| Error::Shape("more than 65536 banks of slots".into()))
+        Bank::new(self.id, self.banks.len() - 1)
     }
 
     pub(crate) fn slot_table(&mut self, slots: &[Slot]) -> Result<SlotTable, Error> {
+        slots.iter().try_for_each(|slot| slot.bank.index_on(self.id).map(drop))?;
         self.tables.push(slots.to_vec());
-        Ok(SlotTable(self.tables.len() as u32 - 1))
+        Ok(SlotTable(self.id.handle(self.tables.len() - 1)))
     }
 
     /// Resolves a router's ids to expert uses, sorted by slot.
@@ -113,11 +127,12 @@ impl Host {
     }
 
     fn bank_of(&self, slot: Slot) -> Result<&HostBank, Error> {
-        self.banks.get(slot.bank as usize).ok_or_else(|| stale("slot"))
+        self.banks.get(slot.bank.index_on(self.id)?).ok_or_else(|| stale("slot"))
     }
 
     fn slot_mut(&mut self, slot: Slot) -> Result<(&mut Option<Bytes>, usize), Error> {
-        let bank = self.banks.get_mut(slot.bank as usize).ok_or_else(|| stale("slot"))?;
+        let index = slot.bank.index_on(self.id)?;
+        let bank = self.banks.get_mut(index).ok_or_else(|| stale("slot"))?;
         let memory = bank.slots.get_mut(slot.index as usize).ok_or_else(|| stale("slot"))?;
         Ok((memory, bank.slot_bytes))
     }
@@ -159,7 +174,8 @@ impl Host {
 
     /// All values of a buffer.
     pub(crate) fn values(&self, buffer: Buffer) -> Result<&[f32], Error> {
-        self.buffers.get(buffer.0 as usize).map(|values| &**values).ok_or_else(|| stale("buffer"))
+        let index = buffer.0.index_on(self.id, "buffer")?;
+        self.buffers.get(index).map(|values| &**values).ok_or_else(|| stale("buffer"))
     }
 
     /// All values of a view's buffer, after checking that the view is inside it.
@@ -172,13 +188,16 @@ impl Host {
     /// Moves a view's buffer out, so that it can be written while other buffers are read.
     /// [`Host::put`] returns it.
     pub(crate) fn take(&mut self, view: &View) -> Result<HostValues, Error> {
-        let values = self.buffers.get_mut(view.buffer.0 as usize).ok_or_else(|| stale("buffer"))?;
+        let index = view.buffer.0.index_on(self.id, "buffer")?;
+        let values = self.buffers.get_mut(index).ok_or_else(|| stale("buffer"))?;
         check_bounds(view, values.len())?;
         Ok(std::mem::take(values))
     }
 
     pub(crate) fn put(&mut self, view: &View, values: HostValues) {
-        if let Some(buffer) = self.buffers.get_mut(view.buffer.0 as usize) {
+        if let Ok(index) = view.buffer.0.index_on(self.id, "buffer")
+            && let Some(buffer) = self.buffers.get_mut(index)
+        {
             *buffer = values;
         }
     }
@@ -231,7 +250,8 @@ impl HandleTable for Host {
     }
 
     fn table(&self, table: SlotTable) -> Result<&[Slot], Error> {
-        self.tables.get(table.0 as usize).map(Vec::as_slice).ok_or_else(|| stale("slot table"))
+        let index = table.0.index_on(self.id, "slot table")?;
+        self.tables.get(index).map(Vec::as_slice).ok_or_else(|| stale("slot table"))
     }
 
     fn state_shape(&self, state: State) -> Result<StateShape, Error> {

@@ -3,7 +3,10 @@
 use std::{mem, ops::Range, sync::Arc};
 
 use super::{HostValues, encode_kv};
-use crate::{Error, KV_BLOCK, KvFormat, Span, State, StateShape, matrix::Bytes, op_check::stale};
+use crate::{
+    Commit, DeviceId, Error, KV_BLOCK, KvFormat, Span, State, StateShape, matrix::Bytes,
+    op_check::stale,
+};
 
 /// Bytes of a mapping: `bytes` rounded up to whole pages of 4096.
 fn mapped(bytes: usize) -> u64 {
@@ -259,21 +262,18 @@ enum HostState {
 /// All states of a host device, by handle.
 #[derive(Debug)]
 pub(crate) struct HostStates {
+    /// Device of the handles.
+    device: DeviceId,
     kv_format: KvFormat,
     states: Vec<Option<HostState>>,
-    free: Vec<u32>,
+    free: Vec<usize>,
     pool: PagePool,
 }
 
-impl Default for HostStates {
-    fn default() -> Self {
-        Self::new(KvFormat::F32)
-    }
-}
-
 impl HostStates {
-    pub(crate) fn new(kv_format: KvFormat) -> Self {
-        Self { kv_format, states: Vec::new(), free: Vec::new(), pool: PagePool::default() }
+    pub(crate) fn new(device: DeviceId, kv_format: KvFormat) -> Self {
+        let (states, free, pool) = (Vec::new(), Vec::new(), PagePool::default());
+        Self { device, kv_format, states, free, pool }
     }
 
     pub(crate) fn kv_format(&self) -> KvFormat {
@@ -303,12 +303,16 @@ impl HostStates {
     }
 
     fn add(&mut self, state: HostState) -> State {
-        if let Some(i) = self.free.pop() {
-            self.states[i as usize] = Some(state);
-            return State(i);
+        let index = self.free.pop().unwrap_or(self.states.len());
+        if index == self.states.len() {
+            self.states.push(None);
         }
-        self.states.push(Some(state));
-        State(self.states.len() as u32 - 1)
+        self.states[index] = Some(state);
+        State(self.device.handle(index))
+    }
+
+    fn index(&self, state: State) -> Result<usize, Error> {
+        state.0.index_on(self.device, "state")
     }
 
     pub(crate) fn create(&mut self, shape: StateShape) -> Result<State, Error> {
@@ -357,11 +361,13 @@ impl HostStates {
     }
 
     fn get(&self, state: State) -> Result<&HostState, Error> {
-        self.states.get(state.0 as usize).and_then(Option::as_ref).ok_or_else(|| stale("state"))
+        let index = self.index(state)?;
+        self.states.get(index).and_then(Option::as_ref).ok_or_else(|| stale("state"))
     }
 
     fn get_mut(&mut self, state: State) -> Result<&mut HostState, Error> {
-        self.states.get_mut(state.0 as usize).and_then(Option::as_mut).ok_or_else(|| stale("state"))
+        let index = self.index(state)?;
+        self.states.get_mut(index).and_then(Option::as_mut).ok_or_else(|| stale("state"))
     }
 
     pub(crate) fn shape(&self, state: State) -> Result<StateShape, Error> {
@@ -404,10 +410,9 @@ impl HostStates {
     }
 
     pub(crate) fn free(&mut self, state: State) {
-        let Some(freed) = self.states.get_mut(state.0 as usize).and_then(Option::take) else {
-            return;
-        };
-        self.free.push(state.0);
+        let Ok(index) = self.index(state) else { return };
+        let Some(freed) = self.states.get_mut(index).and_then(Option::take) else { return };
+        self.free.push(index);
         match freed {
             HostState::KvCache(mut kv) => kv.truncate(&mut self.pool, 0),
             HostState::Recurrent(HostRecurrent { committed, next, .. }) => {
@@ -437,18 +442,23 @@ impl HostStates {
     }
 
     pub(crate) fn truncate(&mut self, state: State, len: usize) -> Result<(), Error> {
-        let slot = self.states.get_mut(state.0 as usize).and_then(Option::as_mut);
+        let index = self.index(state)?;
+        let slot = self.states.get_mut(index).and_then(Option::as_mut);
         if let HostState::KvCache(kv) = slot.ok_or_else(|| stale("state"))? {
             kv.truncate(&mut self.pool, len);
         }
         Ok(())
     }
 
-    pub(crate) fn commit(&mut self, states: &[State]) -> Result<(), Error> {
-        // All states exist, or none is changed.
-        states.iter().try_for_each(|state| self.get(*state).map(drop))?;
-        for state in states {
-            if let HostState::Recurrent(r) = self.get_mut(*state)?
+    /// See [`StateStore::commit`](crate::StateStore::commit).
+    pub(crate) fn commit(&mut self, commits: &[Commit]) -> Result<(), Error> {
+        // All commits are valid, or no state is changed.
+        commits.iter().try_for_each(|commit| commit.check(self.shape(commit.span.state)?))?;
+        for commit in commits {
+            let state = commit.span.state;
+            if let Some(positions) = commit.kept_positions() {
+                self.truncate(state, positions)?;
+            } else if let HostState::Recurrent(r) = self.get_mut(state)?
                 && mem::take(&mut r.written)
             {
                 match Arc::get_mut(&mut r.committed) {
@@ -468,7 +478,8 @@ impl HostStates {
         position: usize,
         rows: usize,
     ) -> Result<HostKvCache, Error> {
-        let slot = self.states.get_mut(state.0 as usize).and_then(Option::as_mut);
+        let index = self.index(state)?;
+        let slot = self.states.get_mut(index).and_then(Option::as_mut);
         let slot = slot.ok_or_else(|| stale("state"))?;
         let HostState::KvCache(kv) = slot else {
             return Err(Error::Shape("a recurrent state where a KV cache belongs".into()));

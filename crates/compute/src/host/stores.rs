@@ -1,11 +1,11 @@
-//! Slots and states of devices that compute on the host.
+//! Slots and states of devices that compute on the host, which record and measure nothing.
 
 use std::ops::Range;
 
 use super::Host;
 use crate::{
-    BankPlace, Error, KvFormat, Profiler, Slot, SlotStore, SlotTable, Span, State, StateShape,
-    StateStore, matrix::Bytes,
+    Bank, BankPlace, Commit, Error, KvFormat, Profiler, RecordAhead, Slot, SlotStore, SlotTable,
+    Span, State, StateShape, StateStore, matrix::Bytes,
 };
 
 /// A device whose objects are all in a [`Host`].
@@ -14,6 +14,8 @@ pub(crate) trait HostDevice {
     fn host_mut(&mut self) -> &mut Host;
 }
 
+impl<D: HostDevice> RecordAhead for D {}
+
 impl<D: HostDevice> Profiler for D {}
 
 impl<D: HostDevice> SlotStore for D {
@@ -21,7 +23,7 @@ impl<D: HostDevice> SlotStore for D {
         usize::MAX
     }
 
-    fn bank(&mut self, count: usize, bytes: usize, _: BankPlace) -> Result<u16, Error> {
+    fn bank(&mut self, count: usize, bytes: usize, _: BankPlace) -> Result<Bank, Error> {
         self.host_mut().bank(count, bytes)
     }
 
@@ -101,7 +103,7 @@ impl<D: HostDevice> StateStore for D {
         self.host_mut().states.load(state, entries, bytes)
     }
 
-    fn commit(&mut self, states: &[State]) -> Result<(), Error> {
-        self.host_mut().states.commit(states)
+    fn commit(&mut self, commits: &[Commit]) -> Result<(), Error> {
+        self.host_mut().states.commit(commits)
     }
 }

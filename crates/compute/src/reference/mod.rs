@@ -8,8 +8,9 @@ mod attention;
 use std::cmp::Ordering;
 
 use crate::{
-    Activation, Buffer, Device, Error, ExpertGroups, ExpertUse, ExpertUses, HeadMatrix, Matrix, Op,
-    RopePairs, Router, Scoring, ScratchShape, Ticket, View, Weight,
+    Activation, Buffer, Device, DeviceId, Error, ExpertGroups, ExpertUse, ExpertUses, HeadMatrix,
+    KvFormat, Matrix, Op, PlannedMemory, RopePairs, Router, Scoring, ScratchShape, Ticket, View,
+    Weight,
     host::{Host, HostDevice},
     matrix::{Bytes, MatrixShape},
 };
@@ -18,7 +19,6 @@ use crate::{
 const L2_EPS: f64 = 1e-6;
 
 /// The reference device: exact path only, single-threaded.
-#[derive(Default)]
 pub(crate) struct ReferenceDevice {
     host: Host,
 }
@@ -115,6 +115,10 @@ impl DenseValues {
 }
 
 impl ReferenceDevice {
+    pub(crate) fn new(id: DeviceId) -> Self {
+        Self { host: Host::new(id, KvFormat::F32) }
+    }
+
     fn dense(&self, view: View) -> Result<DenseValues, Error> {
         let mut values = vec![0.0; view.rows * view.heads * view.width];
         self.host.read(view, &mut values)?;
@@ -508,6 +512,10 @@ impl HostDevice for ReferenceDevice {
 }
 
 impl Device for ReferenceDevice {
+    fn id(&self) -> DeviceId {
+        self.host.id()
+    }
+
     fn describe(&self) -> String {
         "reference, naive f32".into()
     }
@@ -573,7 +581,9 @@ impl Device for ReferenceDevice {
     fn read(&mut self, view: View, out: &mut [f32]) -> Result<(), Error> {
         self.host.read(view, out)
     }
+}
 
+impl PlannedMemory for ReferenceDevice {
     fn scratch_bytes(&self, _: ScratchShape) -> Result<u64, Error> {
         Ok(0)
     }

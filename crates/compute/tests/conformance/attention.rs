@@ -5,8 +5,17 @@ use moeflux_compute::{Isa, Op, RopePairs, Span, State, StateShape, View};
 use crate::harness::{DevicePair, Random, bits, device, read};
 
 /// Query heads, KV heads, key width, value width.
-const SHAPES: [(usize, usize, usize, usize); 5] =
-    [(1, 1, 1, 1), (4, 4, 16, 16), (6, 2, 33, 17), (8, 1, 64, 128), (5, 1, 256, 256)];
+const SHAPES: [(usize, usize, usize, usize); 6] = [
+    (1, 1, 1, 1),
+    (4, 4, 16, 16),
+    (6, 2, 33, 17),
+    (8, 1, 64, 128),
+    (5, 1, 256, 256),
+    NARROW_VALUES,
+];
+
+/// Values narrower than keys, as in MiMo-V2-Flash.
+const NARROW_VALUES: (usize, usize, usize, usize) = (8, 2, 192, 128);
 
 struct Case {
     q: View,
@@ -102,9 +111,12 @@ fn more_positions_than_a_kv_block() {
 fn many_rows_with_head_widths_of_whole_tiles() {
     let mut random = Random::new(16);
     DevicePair::for_each(|pair, _| {
-        for (shape, gated) in
-            [((8, 1, 128, 128), true), ((4, 2, 48, 64), false), ((3, 1, 64, 16), false)]
-        {
+        for (shape, gated) in [
+            ((8, 1, 128, 128), true),
+            ((4, 2, 48, 64), false),
+            ((3, 1, 64, 16), false),
+            (NARROW_VALUES, false),
+        ] {
             let case = Case::new(pair, &mut random, 90, shape, gated);
             let state = state(pair, shape, 90);
             case.run(pair, 0, &[Span { state, position: 0, rows: 40 }]);
@@ -118,17 +130,18 @@ fn many_rows_with_head_widths_of_whole_tiles() {
 fn decode_gives_the_same_bits_as_prefill() {
     let mut random = Random::new(13);
     DevicePair::for_each(|pair, _| {
-        let shape = (6, 3, 32, 32);
-        let case = Case::new(pair, &mut random, 9, shape, true);
-        let (one, other) = (state(pair, shape, 9), state(pair, shape, 12));
-        case.run(pair, 0, &[Span { state: one, position: 0, rows: 9 }]);
-        let at_once = bits(&pair.read(case.out));
-        case.run(pair, 0, &[Span { state: other, position: 0, rows: 4 }]);
-        for row in 4..9 {
-            case.run(pair, row, &[Span { state: other, position: row, rows: 1 }]);
+        for shape in [(6, 3, 32, 32), NARROW_VALUES] {
+            let case = Case::new(pair, &mut random, 9, shape, true);
+            let (one, other) = (state(pair, shape, 9), state(pair, shape, 12));
+            case.run(pair, 0, &[Span { state: one, position: 0, rows: 9 }]);
+            let at_once = bits(&pair.read(case.out));
+            case.run(pair, 0, &[Span { state: other, position: 0, rows: 4 }]);
+            for row in 4..9 {
+                case.run(pair, row, &[Span { state: other, position: row, rows: 1 }]);
+            }
+            pair.agree(&format!("decode, {shape:?}"), case.out, 1e-5);
+            assert!(bits(&pair.read(case.out)) == at_once, "{shape:?}");
         }
-        pair.agree("decode", case.out, 1e-5);
-        assert!(bits(&pair.read(case.out)) == at_once);
     });
 }
 

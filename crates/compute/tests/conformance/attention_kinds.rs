@@ -131,7 +131,12 @@ fn latent_attention_of_any_number_of_heads() {
 fn attention_sinks_take_weight() {
     let mut random = Random::new(72);
     DevicePair::for_each(|pair, _| {
-        for shape in [grouped(8, 2, 16, 24), grouped(3, 3, 33, 17), latent(6, 24, 16)] {
+        for shape in [
+            grouped(8, 2, 16, 24),
+            grouped(3, 3, 33, 17),
+            grouped(4, 1, 192, 128),
+            latent(6, 24, 16),
+        ] {
             let case = Case::new(pair, &mut random, 11, shape).with_sinks(pair, &mut random);
             let gate =
                 Some(pair.random(&mut random, 11, shape.heads * shape.value).split(shape.heads));
@@ -161,6 +166,7 @@ fn sliding_windows_of_any_length() {
             (grouped(4, 2, 16, 16), 1),
             (grouped(4, 2, 16, 16), 4),
             (grouped(2, 1, 33, 17), 7),
+            (grouped(4, 1, 192, 128), 7),
             (grouped(2, 2, 16, 16), 19),
             (latent(5, 24, 16), 6),
             (grouped(2, 2, 16, 16), usize::MAX),

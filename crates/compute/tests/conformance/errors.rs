@@ -6,7 +6,7 @@ use moeflux_compute::{
     Scalar, ScratchShape, Shared, SharedChoice, Slot, Span, StateShape, View, open,
 };
 
-use crate::harness::{AFFINE4, DevicePair, Random};
+use crate::harness::{AFFINE4, DevicePair, Random, reference};
 
 /// Checks that the two devices reject an op with the same error.
 fn refused(pair: &mut DevicePair, what: &str, op: &Op<'_>) {
@@ -382,21 +382,28 @@ fn mismatched_experts_and_slots_are_rejected() {
         let format = Format::Plain(Scalar::F32);
         let wide = MatrixShape { rows: 8, cols: 4, format };
         let shape = ExpertShape::new(wide, wide, MatrixShape { rows: 4, cols: 8, format });
+        // Another device of the same id has one bank more.
+        let mut larger = reference(Some(pair.device.id()));
+        let banks = [(); 4].map(|()| larger.bank(1, 8, BankPlace::Host).unwrap());
+        let slot = |bank: usize, index| Slot { bank: banks[bank], index };
         for device in [&mut pair.reference, &mut pair.device] {
-            assert_eq!(device.bank(2, shape.bytes().unwrap(), BankPlace::Card).unwrap(), 0);
-            assert_eq!(device.bank(1, 8, BankPlace::Card).unwrap(), 1);
-            assert_eq!(device.bank(2, shape.bytes().unwrap(), BankPlace::Host).unwrap(), 2);
+            for (bank, count, bytes, place) in [
+                (0, 2, shape.bytes().unwrap(), BankPlace::Card),
+                (1, 1, 8, BankPlace::Card),
+                (2, 2, shape.bytes().unwrap(), BankPlace::Host),
+            ] {
+                assert_eq!(device.bank(count, bytes, place).unwrap(), banks[bank]);
+            }
             // Slots that are too small, beyond the bank, in the same bank, or of no bank.
             for (from, to) in
                 [([2, 0], [1, 0]), ([2, 0], [0, 2]), ([2, 0], [2, 1]), ([3, 0], [0, 0])]
             {
-                let [from, to] = [from, to].map(|[bank, index]| Slot { bank, index: index.into() });
+                let [from, to] = [from, to].map(|[bank, index]| slot(bank, index as u32));
                 assert!(device.copy_slot(from, to).is_err(), "{from:?} to {to:?}");
             }
         }
         let x = pair.random(&mut random, 2, 4);
         let (inner, out) = (pair.nan_filled(1, 8), pair.nan_filled(2, 4));
-        let slot = |bank, index| Slot { bank, index };
         let assigned = |slot, row, out_row| &*vec![ExpertUse { slot, row, out_row }].leak();
         let listed = ExpertUses::Listed;
         let op = |uses| Op::Experts {
@@ -463,6 +470,7 @@ fn invalid_device_options_are_rejected() {
             threads,
             exact: true,
             kv_format: None,
+            id: None,
         })
     };
     let error = |result: Result<Box<dyn Device>, Error>| result.err().unwrap().to_string();

@@ -1,7 +1,7 @@
 //! Experts in slots: formats, activations, routed and listed assignments.
 
 use moeflux_compute::{
-    Activation, Affine, BlockScaled, Error, ExpertGroups, ExpertShape, ExpertUse, ExpertUses,
+    Activation, Affine, Bank, BlockScaled, Error, ExpertGroups, ExpertShape, ExpertUse, ExpertUses,
     Format, Isa, MatrixShape, Op, Router, Scalar, Scoring, SharedChoice, Slot, View,
 };
 
@@ -17,7 +17,7 @@ fn shape(hidden: usize, intermediate: usize, [gate, up, down]: [Format; 3]) -> E
 
 /// A bank with `count` random experts. Slots are larger than an expert, as in a bank that is shared
 /// by several layers.
-fn fill(pair: &mut DevicePair, random: &mut Random, shape: &ExpertShape, count: usize) -> u16 {
+fn fill(pair: &mut DevicePair, random: &mut Random, shape: &ExpertShape, count: usize) -> Bank {
     let len = shape.bytes().unwrap();
     let mut contents = Vec::new();
     for _ in 0..count {
@@ -42,7 +42,7 @@ fn fill(pair: &mut DevicePair, random: &mut Random, shape: &ExpertShape, count: 
 }
 
 /// Assignments of `k` experts to every row, sorted by slot, as in a prefill.
-fn uses(random: &mut Random, bank: u16, rows: usize, k: usize, count: usize) -> Vec<ExpertUse> {
+fn uses(random: &mut Random, bank: Bank, rows: usize, k: usize, count: usize) -> Vec<ExpertUse> {
     let mut uses = Vec::new();
     for row in 0..rows {
         let first = random.below(count);

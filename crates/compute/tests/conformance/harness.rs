@@ -3,9 +3,9 @@
 use std::{cell::Cell, collections::BTreeSet};
 
 use moeflux_compute::{
-    ActivationFormat, Affine, BankPlace, BlockScale, BlockScaled, Buffer, Bytes, Device,
-    DeviceOptions, Element, Error, Format, Isa, KvFormat, MatrixShape, Op, Scalar, Slot, SlotTable,
-    SplitMix64, State, StateShape, View, Weight, open,
+    ActivationFormat, Affine, Bank, BankPlace, BlockScale, BlockScaled, Buffer, Bytes, Commit,
+    Device, DeviceId, DeviceOptions, Element, Error, Format, Isa, KvFormat, MatrixShape, Op,
+    Scalar, Slot, SlotTable, Span, SplitMix64, State, StateShape, View, Weight, open,
 };
 
 thread_local! {
@@ -167,6 +167,11 @@ const SCALARS: [Scalar; 3] = [Scalar::F32, Scalar::F16, Scalar::BF16];
 pub(crate) const AFFINE4: Format =
     Format::Affine(Affine { bits: 4, group: 64, scale: Scalar::BF16 });
 
+/// A reference device with the id of another device, or with a new one.
+pub(crate) fn reference(id: Option<DeviceId>) -> Box<dyn Device> {
+    open(&DeviceOptions { name: Some("reference".into()), id, ..DeviceOptions::default() }).unwrap()
+}
+
 /// A CPU device.
 pub(crate) fn device(isa: Isa, exact: bool, threads: usize) -> Box<dyn Device> {
     device_with_kv(None, isa, exact, threads)
@@ -185,6 +190,7 @@ pub(crate) fn device_with_kv(
         exact,
         kv_format,
         isa: Some(isa.name().into()),
+        id: None,
     };
     open(&options).unwrap()
 }
@@ -208,7 +214,8 @@ pub(crate) fn gpu_with_kv(kv_format: Option<KvFormat>, exact: bool) -> Option<Bo
     }
     let name = requested.clone().unwrap_or_else(|| "gpu".into());
     let isa = var("MOEFLUX_TEST_GPU_ISA");
-    let options = DeviceOptions { name: Some(name), threads: None, exact, kv_format, isa };
+    let options =
+        DeviceOptions { name: Some(name), threads: None, exact, kv_format, isa, id: None };
     #[cfg(unix)]
     if let Some(name @ ("metal-on-cpu" | "matrices-on-cpu")) = options.name.as_deref() {
         let instance = crate::metal::instance(name == "matrices-on-cpu");
@@ -231,7 +238,7 @@ pub(crate) fn fill(device: &mut dyn Device, slot: Slot, contents: &[u8]) {
     device.put_slot(slot, memory).unwrap();
 }
 
-/// The device under test and the reference device, which return the same handles.
+/// The device under test and the reference device. They have one id and return the same handles.
 pub(crate) struct DevicePair {
     pub(crate) reference: Box<dyn Device>,
     pub(crate) device: Box<dyn Device>,
@@ -239,13 +246,11 @@ pub(crate) struct DevicePair {
 
 impl DevicePair {
     pub(crate) fn new(device: Box<dyn Device>) -> Self {
-        let reference =
-            open(&DeviceOptions { name: Some("reference".into()), ..Default::default() }).unwrap();
-        Self { reference, device }
+        Self { reference: reference(Some(device.id())), device }
     }
 
     /// A bank whose slots hold `contents`, all of one length: on the card if there is one.
-    pub(crate) fn bank(&mut self, contents: &[Vec<u8>]) -> u16 {
+    pub(crate) fn bank(&mut self, contents: &[Vec<u8>]) -> Bank {
         let fill_bank = |device: &mut Box<dyn Device>| {
             let (count, bytes) = (contents.len(), contents[0].len());
             let host = device.bank(count, bytes, BankPlace::Host).unwrap();
@@ -376,8 +381,9 @@ impl DevicePair {
         self.on_both(|device| device.slot_table(slots).unwrap())
     }
 
-    pub(crate) fn commit(&mut self, state: State) {
-        self.on_both(|device| device.commit(&[state]).unwrap());
+    /// Commits all rows of a span.
+    pub(crate) fn commit(&mut self, span: Span) {
+        self.on_both(|device| device.commit(&[Commit::all(span)]).unwrap());
     }
 
     pub(crate) fn run(&mut self, op: &Op<'_>) {

@@ -104,7 +104,7 @@ const KINDS: [Kind; 4] = [Kind::Plain, Kind::Ring, Kind::Latent, Kind::Listed];
 fn check(kv_format: KvFormat, [max_element, max_row]: [f32; 2]) {
     for mut pair in devices_with(kv_format) {
         for kind in KINDS {
-            for widths in [(64, 64), (33, 17), (128, 96)] {
+            for widths in [(64, 64), (33, 17), (128, 96), (192, 128)] {
                 let [element, row] = attention_error(&mut pair, kind, widths);
                 let what =
                     format!("{}: {kind:?} {widths:?}: {element:e} {row:e}", pair.device.describe());

@@ -15,6 +15,7 @@ mod attention_kinds;
 mod elementwise;
 mod errors;
 mod experts;
+mod foreign_handles;
 mod harness;
 mod head_matmul;
 mod kv_formats;

@@ -319,7 +319,7 @@ fn conv1d_delta_rule_gated_norm_projection_and_residual_add() {
                 pair.run(&Op::Add { x: stream, y: mixed });
                 pair.agree_in_norm(&format!("{what}: the residual stream"), stream, tolerance);
                 pair.agree_in_norm(&format!("{what}: the projection"), mixed, tolerance);
-                conv_spans.iter().chain(&rule_spans).for_each(|span| pair.commit(span.state));
+                conv_spans.iter().chain(&rule_spans).for_each(|span| pair.commit(*span));
             }
         }
     });

@@ -14,8 +14,9 @@ fn in_chunks(
 ) -> Vec<u32> {
     let mut first = 0;
     for rows in chunks {
-        run(pair, first, &[Span { state, position: first, rows: *rows }]);
-        pair.commit(state);
+        let span = Span { state, position: first, rows: *rows };
+        run(pair, first, &[span]);
+        pair.commit(span);
         first += rows;
     }
     pair.agree(&format!("chunks of {chunks:?}"), out, 1e-5);
@@ -148,7 +149,7 @@ fn conv1d_followed_by_a_delta_rule() {
                         pair.agree("the convolution", out, 1e-5);
                     }
                     delta.run(pair, first, spans);
-                    pair.commit(conv_state);
+                    pair.commit(conv_spans[0]);
                 });
             }
         }
@@ -215,20 +216,21 @@ fn an_uncommitted_step_leaves_the_state_unchanged() {
     DevicePair::for_each(|pair, _| {
         let delta = Delta::new(pair, &mut random, 6, (1, 2, 8, 8));
         let state = pair.state(StateShape::Recurrent { len: delta.len });
-        delta.run(pair, 0, &[Span { state, position: 0, rows: 3 }]);
-        pair.commit(state);
-        delta.run(pair, 3, &[Span { state, position: 3, rows: 3 }]);
+        let span = |position, rows| Span { state, position, rows };
+        delta.run(pair, 0, &[span(0, 3)]);
+        pair.commit(span(0, 3));
+        delta.run(pair, 3, &[span(3, 3)]);
         let first = bits(&pair.read(delta.out));
-        delta.run(pair, 3, &[Span { state, position: 3, rows: 3 }]);
+        delta.run(pair, 3, &[span(3, 3)]);
         assert!(bits(&pair.read(delta.out)) == first);
         pair.agree("again", delta.out, 1e-5);
         // An empty span leaves the state unchanged.
-        delta.run(pair, 3, &[Span { state, position: 3, rows: 0 }]);
-        pair.commit(state);
-        delta.run(pair, 3, &[Span { state, position: 3, rows: 3 }]);
+        delta.run(pair, 3, &[span(3, 0)]);
+        pair.commit(span(3, 0));
+        delta.run(pair, 3, &[span(3, 3)]);
         assert!(bits(&pair.read(delta.out)) == first);
         pair.device.reset(state).unwrap();
-        delta.run(pair, 0, &[Span { state, position: 0, rows: 1 }]);
+        delta.run(pair, 0, &[span(0, 1)]);
     });
 }
 

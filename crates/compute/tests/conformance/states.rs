@@ -1,16 +1,17 @@
 //! States of sequences: fork, truncate, commit, save and load, on every device.
 
 mod memory_limit;
+mod partial_commit;
+mod recorded_steps;
 
 use std::{iter::once, ops::Range};
 
 use moeflux_compute::{
-    Buffer, Device, DeviceOptions, Error, Format, Isa, KvFormat, MatrixShape, Op, Scalar, Span,
-    State, StateShape, View, open,
+    Buffer, Commit, Device, Error, Isa, KvFormat, Op, Span, State, StateShape, View,
 };
 
 use crate::harness::{
-    Random, bits, bytes, close, device, device_with_kv, gpu_with_kv, read, tests_cpu,
+    Random, bits, close, device, device_with_kv, gpu_with_kv, read, reference, tests_cpu,
 };
 
 /// Rows of each of the two inputs of a mixer.
@@ -18,7 +19,7 @@ const ROWS: usize = 700;
 
 /// Runs a test on every device, exact and fast, and with every KV format.
 fn for_each_device(mut test: impl FnMut(&mut dyn Device)) {
-    test(&mut *reference());
+    test(&mut *reference(None));
     for isa in Isa::available().into_iter().filter(|_| tests_cpu()) {
         test(&mut *device(isa, true, 2));
         let kv_formats = if isa == Isa::detect() { &KvFormat::ALL[..] } else { &[KvFormat::F16] };
@@ -33,10 +34,6 @@ fn for_each_device(mut test: impl FnMut(&mut dyn Device)) {
             test(&mut *gpu);
         }
     }
-}
-
-fn reference() -> Box<dyn Device> {
-    open(&DeviceOptions { name: Some("reference".into()), ..DeviceOptions::default() }).unwrap()
 }
 
 /// Ops with a state.
@@ -148,6 +145,19 @@ impl Mixer {
         state: State,
         rows: Range<usize>,
     ) -> Result<Vec<f32>, Error> {
+        let span = self.compute(device, input, state, rows.clone())?;
+        device.commit(&[Commit::all(span)])?;
+        Ok(read(device, self.out.slice(rows.start, rows.len())))
+    }
+
+    /// Runs rows of the given input and commits none. Returns their span.
+    fn compute(
+        &self,
+        device: &mut dyn Device,
+        input: usize,
+        state: State,
+        rows: Range<usize>,
+    ) -> Result<Span, Error> {
         let spans = &[Span { state, position: rows.start, rows: rows.len() }];
         let x = self.inputs[input].slice(rows.start, rows.len());
         let out = self.out.slice(rows.start, rows.len());
@@ -198,8 +208,7 @@ impl Mixer {
                 })?;
             }
         }
-        device.commit(&[state])?;
-        Ok(read(device, out))
+        Ok(spans[0])
     }
 
     fn state(&self, device: &mut dyn Device) -> State {
@@ -336,7 +345,7 @@ fn a_fork_has_the_committed_contents() {
             }
             let [one, other] = [0; 2].map(|_| device.fork_state(state, 5).unwrap());
             assert!(mixer.advance(device, 1, one, 5..9) == expected);
-            device.commit(&[state]).unwrap();
+            device.commit(&[Commit::all(spans[0])]).unwrap();
             device.reset(state).unwrap();
             device.drop_state(one);
             assert!(mixer.advance(device, 1, other, 5..9) == expected);
@@ -358,9 +367,10 @@ fn commit_is_all_or_nothing() {
         let spans = &[Span { state, position: 5, rows: 3 }];
         let (x, out) = (mixer.inputs[0].slice(5, 3), mixer.out.slice(5, 3));
         device.run(&Op::Conv1d { x, weight: mixer.weight, width: 4, spans, out }).unwrap();
-        assert!(device.commit(&[state, dropped]).is_err());
+        let commits = [state, dropped].map(|state| Commit::all(Span { state, ..spans[0] }));
+        assert!(device.commit(&commits).is_err());
         assert!(mixer.save(device, state, mixer.entries(5)) == before, "{}", device.describe());
-        device.commit(&[state]).unwrap();
+        device.commit(&commits[..1]).unwrap();
         assert!(mixer.save(device, state, mixer.entries(8)) != before);
         assert!(
             mixer.advance(device, 0, state, 8..12) == mixer.unforked_output(device, 0, 8, 8..12)
@@ -463,7 +473,7 @@ fn saved_bytes_match_across_devices_of_one_kv_format() {
 fn each_device_continues_states_saved_by_the_reference() {
     let mut expected = Vec::new();
     let mut saved = Vec::new();
-    let mut reference = reference();
+    let mut reference = reference(None);
     for kind in KINDS {
         let mixer = Mixer::new(&mut *reference, kind);
         let state = mixer.prefilled(&mut *reference, 70);
@@ -528,7 +538,7 @@ fn invalid_state_accesses_are_rejected() {
             assert!(device.fork_state(fork, 0).is_err());
             assert!(device.truncate_state(fork, 0).is_err());
             assert!(device.reset(fork).is_err());
-            assert!(device.commit(&[fork]).is_err());
+            assert!(device.commit(&[Commit::all(dropped)]).is_err());
             assert!(mixer.try_run(device, 0, fork, 0..1).is_err());
         }
     });
@@ -553,136 +563,13 @@ fn empty_states() {
             device.save_state(fork, 0..shape.entries(), &mut bytes).unwrap();
             device.truncate_state(fork, 0).unwrap();
             device.reset(state).unwrap();
-            device.commit(&[fork]).unwrap();
+            device.commit(&[Commit::all(Span { state: fork, position: 0, rows: 0 })]).unwrap();
             device.state_need(&mut once(Span { state, position: 0, rows: 3 })).unwrap();
             device.drop_state(state);
             device.drop_state(fork);
         }
         assert!(device.state(kv(usize::MAX, 4, 4)).is_err());
         assert!(device.state(kv(1, 4, usize::MAX)).is_err());
-    });
-}
-
-/// Decode steps with a convolution and attention.
-struct Steps {
-    table: moeflux_compute::Weight,
-    taps: Buffer,
-    x: View,
-    out: View,
-    convolved: View,
-}
-
-impl Steps {
-    fn new(device: &mut dyn Device) -> Self {
-        let mut random = Random::new(35);
-        let shape = MatrixShape { rows: 50, cols: 48, format: Format::Plain(Scalar::F32) };
-        let table = device.weight(shape, bytes(&random.matrix(shape))).unwrap();
-        let taps = device.buffer(4 * 48).unwrap();
-        device.write(taps, &random.values(4 * 48)).unwrap();
-        let mut view = |width| View::rows(device.buffer(width).unwrap(), 1, width);
-        Self { table, taps, x: view(48), out: view(16), convolved: view(48) }
-    }
-
-    fn states(&self, device: &mut dyn Device) -> [State; 2] {
-        let (key_width, value_width) = (16, 16);
-        let kv = StateShape::KeyValue { kv_heads: 1, key_width, value_width, positions: 4096 };
-        [kv, StateShape::Recurrent { len: 3 * 48 }].map(|shape| device.state(shape).unwrap())
-    }
-
-    fn run(
-        &self,
-        device: &mut dyn Device,
-        states: [State; 2],
-        position: usize,
-        token: u32,
-    ) -> Result<(), Error> {
-        let [kv_spans, conv_spans] = states.map(|state| [Span { state, position, rows: 1 }]);
-        let Self { table, taps, x, out, convolved: to } = *self;
-        device.run(&Op::Embed { table, tokens: &[token], out: x })?;
-        device.run(&Op::Conv1d { x, weight: taps, width: 4, spans: &conv_spans, out: to })?;
-        device.run(&Op::Attention {
-            q: to.columns(0, 16),
-            k: to.columns(16, 16),
-            v: Some(to.columns(32, 16)),
-            gate: None,
-            scale: 0.3,
-            window: None,
-            sinks: None,
-            positions: None,
-            spans: &kv_spans,
-            out,
-        })
-    }
-}
-
-#[test]
-fn steps_recorded_ahead_see_later_state_changes() {
-    for_each_device(|device| {
-        let name = device.describe();
-        let steps = Steps::new(device);
-        let token = |position: usize| (position * 7 % 50) as u32;
-        let other = |position: usize| (position * 11 % 50) as u32;
-        let outputs = |device: &mut dyn Device, token: &dyn Fn(usize) -> u32| -> Vec<Vec<u32>> {
-            let states = steps.states(device);
-            let mut step = |position| {
-                steps.run(device, states, position, token(position)).unwrap();
-                device.commit(&states).unwrap();
-                bits(&read(device, steps.out))
-            };
-            (1018..1034).map(&mut step).collect()
-        };
-        let expected = outputs(device, &token);
-        let forked = outputs(device, &|position| {
-            if position < 1021 { token(position) } else { other(position) }
-        });
-        // Between steps: nothing; a fork that is written; save and load; truncation.
-        for between in 0..4 {
-            let states = steps.states(device);
-            let mut submitted = 0;
-            for position in 1018..1034 {
-                let what = format!("{name}: {between}, {position}");
-                if position > 1018 && device.submit_recorded(&[token(position)]).unwrap() {
-                    submitted += 1;
-                } else {
-                    steps.run(device, states, position, token(position)).unwrap();
-                }
-                let recorded = device.record_ahead(&states, &mut |device| {
-                    steps.run(device, states, position + 1, 0).is_ok()
-                });
-                recorded.unwrap();
-                assert!(bits(&read(device, steps.out)) == expected[position - 1018], "{what}");
-                device.commit(&states).unwrap();
-                match between {
-                    1 if position == 1020 => {
-                        let fork = states.map(|state| device.fork_state(state, 1021).unwrap());
-                        for position in 1021..1026 {
-                            steps.run(device, fork, position, other(position)).unwrap();
-                            device.commit(&fork).unwrap();
-                            assert!(
-                                bits(&read(device, steps.out)) == forked[position - 1018],
-                                "{what}"
-                            );
-                        }
-                        let _ = fork.map(|state| device.drop_state(state));
-                    }
-                    2 if position % 3 == 0 => {
-                        let kv_bytes = 2 * device.kv_format().bytes(16);
-                        let ranges = [(0..position + 1, kv_bytes), (0..3 * 48, 4)];
-                        for (state, (entries, entry_bytes)) in states.into_iter().zip(ranges) {
-                            let mut bytes = vec![0; entries.len() * entry_bytes];
-                            device.save_state(state, entries.clone(), &mut bytes).unwrap();
-                            device.load_state(state, entries, &bytes).unwrap();
-                        }
-                    }
-                    3 => device.truncate_state(states[0], position + 1).unwrap(),
-                    _ => {}
-                }
-            }
-            // Only a step that needs a new page cannot be recorded ahead.
-            let least = if name.starts_with("gpu") && between == 0 { 13 } else { 0 };
-            assert!(submitted >= least, "{name}: {submitted} steps");
-            let _ = states.map(|state| device.drop_state(state));
-        }
     });
 }
 

@@ -1,6 +1,6 @@
 //! Tier: the slots in one kind of memory, and the experts in them.
 
-use moeflux_compute::{BankPlace, Device, Slot, Ticket};
+use moeflux_compute::{Bank, BankPlace, Device, Slot, Ticket};
 
 use super::{
     policy::{Policy, PolicyKind},
@@ -56,7 +56,7 @@ pub(crate) struct TierSize {
 
 /// Slots in one kind of memory, in as many banks as the device needs, and the experts in them.
 pub(crate) struct Tier {
-    banks: Vec<u16>,
+    banks: Vec<Bank>,
     /// Slots per bank; the last bank may have fewer. Some slots for shared experts follow them in
     /// each bank.
     slots_per_bank: usize,
@@ -119,7 +119,7 @@ impl Tier {
             .collect();
         let mut bank = |slots| device.bank(slots, slot_bytes, place).map_err(Error::at(context));
         let banks = shared_in.iter().enumerate().map(|(i, shared)| bank(slots(i) + shared));
-        let banks = banks.collect::<Result<Vec<u16>, Error>>()?;
+        let banks = banks.collect::<Result<Vec<Bank>, Error>>()?;
         let slot = |bank, index: usize| Slot { bank, index: index as u32 };
         let mut shared_slots: Vec<_> =
             homes.iter().map(|(bank, index)| slot(banks[*bank], *index)).collect();

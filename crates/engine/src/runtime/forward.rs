@@ -438,14 +438,14 @@ impl Model {
             .flat_map(|(row, span)| LogitsRow::for_span(span.logits, row..row + 1))
             .collect();
         let mut stats = Stats::default();
-        let recorded = device.record_ahead(&states, &mut |device| {
+        let recorded = device.record_ahead(&states, next.len(), &mut |device| {
             let mut ctx = StepContext { device: &mut *device, cache, stats: &mut stats };
             let layers = self.run_layers(&mut ctx, &next, &mut StepControl::default());
             layers
                 .and_then(|()| self.run_head(device, &logit_rows).map_err(Error::at(|| "head")))
                 .is_ok()
         });
-        if recorded.is_ok() {
+        if matches!(recorded, Ok(true)) {
             let spans = next
                 .iter()
                 .map(|span| (span.states.to_vec(), span.position, span.logits))

@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use moeflux_compute::{Device, DeviceOptions, KernelTime, KvFormat, State, StateShape};
+use moeflux_compute::{Commit, Device, DeviceOptions, KernelTime, KvFormat, StateShape};
 
 use crate::{
     base::{
@@ -101,8 +101,8 @@ pub(crate) struct Runtime {
     pub(crate) prefix_cache: PrefixCache,
     /// Maximum bytes of sequence states.
     pub(crate) state_limit: u64,
-    /// States written by the last step. Kept to reuse the allocation.
-    pub(crate) step_states: Vec<State>,
+    /// Commits of the last step. Kept to reuse the allocation.
+    pub(crate) step_commits: Vec<Commit>,
 }
 
 impl Engine {
@@ -196,7 +196,7 @@ impl Engine {
             state_shapes,
             prefix_cache: PrefixCache::default(),
             state_limit,
-            step_states: Vec::new(),
+            step_commits: Vec::new(),
         };
         let shared = EngineShared {
             folder: checkpoint.folder().into(),

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use moeflux_compute::{Commit, Span};
+
 use crate::{
     base::{error::Error, stats::Stats},
     runtime::{
@@ -597,6 +599,18 @@ impl BatchResult<'_> {
         let Timeline { states, tokens, .. } = &*self.timeline;
         SeqSpan { states, position: tokens.len(), tokens: self.tokens, logits: self.wanted }
     }
+
+    /// Commits of all rows, one for each state.
+    fn commits(&self) -> impl Iterator<Item = Commit> {
+        let SeqSpan { states, position, tokens, .. } = self.span();
+        let rows = tokens.len();
+        let spans = states.iter().flatten().flatten().map(move |state| Span {
+            state: *state,
+            position,
+            rows,
+        });
+        spans.map(Commit::all)
+    }
 }
 
 impl Runtime {
@@ -633,10 +647,9 @@ impl Runtime {
         stats.add_device(before, self.device.counters());
         stats.add_reads(reads, self.cache.read_counters());
         stepped.map_err(explain_states_full)?;
-        self.step_states.clear();
-        self.step_states
-            .extend(entries.iter().flat_map(|entry| &entry.timeline.states).flatten().flatten());
-        self.device.commit(&self.step_states).map_err(Error::at(|| "committing a step"))?;
+        self.step_commits.clear();
+        self.step_commits.extend(entries.iter().flat_map(BatchResult::commits));
+        self.device.commit(&self.step_commits).map_err(Error::at(|| "committing a step"))?;
         for entry in entries {
             entry.timeline.tokens.extend_from_slice(entry.tokens);
         }

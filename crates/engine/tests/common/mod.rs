@@ -170,6 +170,7 @@ pub fn exact(device: &str) -> DeviceOptions {
         exact: true,
         kv_format: None,
         isa: None,
+        id: None,
     }
 }
 
@@ -190,7 +191,8 @@ pub fn gpu(exact: bool) -> Option<DeviceOptions> {
         return None;
     }
     let isa = std::env::var("MOEFLUX_TEST_GPU_ISA").ok();
-    let options = DeviceOptions { name: Some(name), threads: Some(2), exact, kv_format: None, isa };
+    let options =
+        DeviceOptions { name: Some(name), threads: Some(2), exact, kv_format: None, isa, id: None };
     match moeflux_compute::open(&options) {
         Ok(_) => Some(options),
         Err(error) => {

@@ -8,9 +8,9 @@ use std::{
 
 use moeflux::WrapDevice;
 use moeflux_compute::{
-    BankPlace, Buffer, Bytes, Counters, Device, DeviceMemory, Error, ExpertUses, KvFormat,
-    MatrixShape, Op, Profiler, ScratchShape, Slot, SlotStore, SlotTable, Span, State, StateShape,
-    StateStore, Ticket, View, Weight,
+    Bank, BankPlace, Buffer, Bytes, Commit, Counters, Device, DeviceId, DeviceMemory, Error,
+    ExpertUses, KvFormat, MatrixShape, Op, PlannedMemory, Profiler, RecordAhead, ScratchShape,
+    Slot, SlotStore, SlotTable, Span, State, StateShape, StateStore, Ticket, View, Weight,
 };
 
 /// Calls that the device received.
@@ -78,7 +78,7 @@ struct Wrapped {
     card: Card,
     asked: Arc<Mutex<Asked>>,
     /// Banks in host memory.
-    on_host: Vec<u16>,
+    on_host: Vec<Bank>,
     /// Requested copies.
     copies: Vec<(Slot, Slot)>,
 }
@@ -105,12 +105,8 @@ impl Wrapped {
 }
 
 impl Device for Wrapped {
-    fn memory(&self) -> Option<DeviceMemory> {
-        self.card.memory
-    }
-
-    fn buffers_limit(&self) -> Option<u64> {
-        self.card.buffers
+    fn id(&self) -> DeviceId {
+        self.inner.id()
     }
 
     fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {
@@ -163,6 +159,16 @@ impl Device for Wrapped {
     fn write(&mut self, buffer: Buffer, numbers: &[f32]) -> Result<(), Error> {
         self.inner.write(buffer, numbers)
     }
+}
+
+impl PlannedMemory for Wrapped {
+    fn memory(&self) -> Option<DeviceMemory> {
+        self.card.memory
+    }
+
+    fn buffers_limit(&self) -> Option<u64> {
+        self.card.buffers
+    }
 
     fn driver_bytes(&self) -> u64 {
         self.inner.driver_bytes()
@@ -177,12 +183,14 @@ impl Device for Wrapped {
     }
 }
 
+impl RecordAhead for Wrapped {}
+
 impl SlotStore for Wrapped {
     fn bank_slots(&self, _: usize) -> usize {
         self.card.bank
     }
 
-    fn bank(&mut self, count: usize, bytes: usize, place: BankPlace) -> Result<u16, Error> {
+    fn bank(&mut self, count: usize, bytes: usize, place: BankPlace) -> Result<Bank, Error> {
         assert!(0 < count && count <= self.card.bank);
         let bank = self.inner.bank(count, bytes, place)?;
         self.note(|a| match place {
@@ -293,7 +301,7 @@ impl StateStore for Wrapped {
         self.inner.load_state(state, places, bytes)
     }
 
-    fn commit(&mut self, states: &[State]) -> Result<(), Error> {
+    fn commit(&mut self, commits: &[Commit]) -> Result<(), Error> {
         let mut refused = false;
         self.note(|a| {
             a.commits += 1;
@@ -302,7 +310,7 @@ impl StateStore for Wrapped {
         if refused {
             return Err(Error::Device("an injected fault".into()));
         }
-        self.inner.commit(states)
+        self.inner.commit(commits)
     }
 }
 

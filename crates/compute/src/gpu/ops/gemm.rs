@@ -417,10 +417,10 @@ fn plan_listed_tiles(
     let mut first = 0;
     for run in uses.chunk_by(|a, b| a.slot == b.slot) {
         let slot = run[0].slot;
-        let entries = banks.entry(slot.bank).or_default();
+        let entries = banks.entry(slot.bank.index).or_default();
         for tile in run.chunks(tile_rows) {
             let offset = ctx.store.slot_offset(slot);
-            entries.extend([offset, slot.bank.into(), first as u32, tile.len() as u32]);
+            entries.extend([offset, slot.bank.index.into(), first as u32, tile.len() as u32]);
             first += tile.len();
         }
     }

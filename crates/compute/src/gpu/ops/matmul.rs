@@ -24,7 +24,7 @@ fn encode_embed(
 ) -> Result<(), Error> {
     ctx.recorder.reserve_upload(tokens.len())?;
     let offset = ctx.recorder.upload(tokens.iter().copied());
-    ctx.recorder.note_tokens(offset);
+    ctx.recorder.note_tokens(offset, tokens.len());
     let WeightShards { shape, shards } = WeightShards::new(ctx.store, table)?;
     let constants =
         Constants::new(&[("WG", THREADS), ("COLS", shape.cols as u32)]).format(shape.format);

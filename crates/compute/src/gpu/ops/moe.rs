@@ -147,7 +147,7 @@ fn uses_by_bank(ctx: &mut OpContext<'_>, uses: ExpertUses<'_>) -> Result<Vec<Ban
                     .collect();
                 let list = recorder.upload(words);
                 banks.push(BankUses {
-                    bank: store.bank_buffer(run[0].slot.bank)?,
+                    bank: store.bank_buffer(run[0].slot.bank.index)?,
                     count: run.len(),
                     first_row,
                     kind: UsesKind::Listed,

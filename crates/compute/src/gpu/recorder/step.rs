@@ -7,6 +7,8 @@ use crate::Error;
 pub(super) struct StepRecording {
     /// Offset of its tokens in the upload buffer.
     tokens: Option<UploadOffset>,
+    /// Number of tokens.
+    rows: usize,
     /// Whether it needed something that cannot wait for the step's start.
     pub(super) spoiled: bool,
     /// Count of dispatches before the recording.
@@ -22,10 +24,11 @@ pub(in crate::gpu) struct RecordedCommands {
 }
 
 impl Recorder {
-    /// Starts the recording of a step. Until it stops, nothing is submitted.
-    pub(in crate::gpu) fn start_recording(&mut self) {
+    /// Starts the recording of a step of `rows` tokens. Until it stops, nothing is submitted.
+    pub(in crate::gpu) fn start_recording(&mut self, rows: usize) {
         self.recording = Some(StepRecording {
             tokens: None,
+            rows,
             spoiled: false,
             dispatches_before: self.counters.dispatches,
         });
@@ -67,10 +70,12 @@ impl Recorder {
         }
     }
 
-    /// Notes where the tokens of a step are uploaded. A second upload of tokens spoils the step.
-    pub(in crate::gpu) fn note_tokens(&mut self, tokens: UploadOffset) {
+    /// Notes where the `count` tokens of a step are uploaded. A second upload of tokens, or one of
+    /// another number, spoils the step.
+    pub(in crate::gpu) fn note_tokens(&mut self, tokens: UploadOffset, count: usize) {
         if let Some(recording) = &mut self.recording {
-            recording.spoiled |= recording.tokens.replace(tokens).is_some();
+            recording.spoiled |=
+                recording.tokens.replace(tokens).is_some() || count != recording.rows;
         }
     }
 }

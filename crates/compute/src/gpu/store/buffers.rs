@@ -9,7 +9,7 @@ use crate::{Buffer, Error, View};
 const INITIAL_LEN: u64 = 1 << 18;
 
 /// Handle of the buffer for intermediate results inside an op.
-pub(in crate::gpu) const OP_BUFFER: Buffer = Buffer(u32::MAX);
+pub(in crate::gpu) const OP_BUFFER: Buffer = Buffer::INTERNAL;
 
 /// Suballocation of the arena, in f32 values.
 #[derive(Clone, Copy, Debug, Default)]
@@ -45,11 +45,6 @@ impl ActivationArena {
             op_region: ArenaRegion::default(),
         }
     }
-
-    /// Length of a buffer in f32 values.
-    pub(super) fn buffer_len(&self, buffer: Buffer) -> Result<usize, Error> {
-        Ok(self.regions.get(buffer.0 as usize).ok_or_else(|| stale("buffer"))?.len)
-    }
 }
 
 impl Store {
@@ -63,7 +58,7 @@ impl Store {
     pub(in crate::gpu) fn buffer(&mut self, len: usize) -> Result<(Buffer, Option<u32>), Error> {
         let (region, replaced) = self.allocate_region(len)?;
         self.activations.regions.push(region);
-        Ok((Buffer(self.activations.regions.len() as u32 - 1), replaced))
+        Ok((Buffer(self.id.handle(self.activations.regions.len() - 1)), replaced))
     }
 
     /// Length of [`OP_BUFFER`] in f32 values.
@@ -123,8 +118,17 @@ impl Store {
         if buffer == OP_BUFFER {
             return Ok(self.activations.op_region.first as u32);
         }
-        let region = self.activations.regions.get(buffer.0 as usize);
-        Ok(region.ok_or_else(|| stale("buffer"))?.first as u32)
+        Ok(self.region(buffer)?.first as u32)
+    }
+
+    fn region(&self, buffer: Buffer) -> Result<&ArenaRegion, Error> {
+        let index = buffer.0.index_on(self.id, "buffer")?;
+        self.activations.regions.get(index).ok_or_else(|| stale("buffer"))
+    }
+
+    /// Length of a buffer in f32 values.
+    pub(super) fn region_len(&self, buffer: Buffer) -> Result<usize, Error> {
+        Ok(self.region(buffer)?.len)
     }
 
     /// Offset of an optional buffer; 0 for `None`.

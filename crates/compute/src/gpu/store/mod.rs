@@ -12,7 +12,7 @@ pub(in crate::gpu) mod weights;
 use self::{buffers::ActivationArena, slots::SlotBanks, states::GpuStates, weights::WeightArenas};
 use super::card::{Card, STORAGE, native::Sharing};
 use crate::{
-    Buffer, Error, KvFormat, Slot, SlotTable, State, StateShape, Weight,
+    Buffer, DeviceId, Error, KvFormat, Slot, SlotTable, State, StateShape, Weight,
     matrix::MatrixShape,
     op_check::{HandleTable, stale},
 };
@@ -31,6 +31,8 @@ pub(in crate::gpu) struct DeviceBuffer {
 
 /// All memory of the device, by handle.
 pub(in crate::gpu) struct Store {
+    /// Id that handles carry.
+    id: DeviceId,
     device: wgpu::Device,
     queue: wgpu::Queue,
     /// Bytes of the largest buffer that a kernel can bind whole.
@@ -50,17 +52,19 @@ pub(in crate::gpu) fn align_up(bytes: u64) -> u64 {
 }
 
 impl Store {
-    pub(in crate::gpu) fn new(card: &Card, kv_format: KvFormat) -> Self {
+    pub(in crate::gpu) fn new(card: &Card, id: DeviceId, kv_format: KvFormat) -> Self {
         let max_binding = card.limits.max_storage_buffer_binding_size & !(ALIGN - 1);
+        let sharing = Sharing::detect(&card.device, card.adapter.is_unified());
         Self {
+            id,
             device: card.device.clone(),
             queue: card.queue.clone(),
             max_bytes: max_binding.min(card.limits.max_buffer_size),
             next_id: 1,
             activations: ActivationArena::new(&card.device, 0),
             weights: WeightArenas::default(),
-            slots: SlotBanks::new(Sharing::detect(&card.device, card.adapter.is_unified())),
-            states: GpuStates::new(kv_format),
+            slots: SlotBanks::new(id, sharing),
+            states: GpuStates::new(id, kv_format),
             scratch: None,
         }
     }
@@ -106,6 +110,11 @@ impl Store {
             ))),
             _ => Ok(()),
         }
+    }
+
+    /// Id that handles of these objects carry.
+    pub(in crate::gpu) const fn id(&self) -> DeviceId {
+        self.id
     }
 
     /// Bytes of the largest buffer that a kernel can bind whole.
@@ -154,7 +163,7 @@ pub(in crate::gpu) fn write_padded(
 
 impl HandleTable for Store {
     fn buffer_len(&self, buffer: Buffer) -> Result<usize, Error> {
-        self.activations.buffer_len(buffer)
+        self.region_len(buffer)
     }
 
     fn matrix_shape(&self, weight: Weight) -> Result<MatrixShape, Error> {

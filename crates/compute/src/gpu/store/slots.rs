@@ -1,7 +1,9 @@
 //! Expert slots: banks of slots, and the tables that map expert ids to slots.
 
 use super::{DeviceBuffer, Store, align_up, stale, write_padded};
-use crate::{BankPlace, Error, Slot, SlotTable, gpu::card::native::Sharing, matrix::Bytes};
+use crate::{
+    Bank, BankPlace, DeviceId, Error, Slot, SlotTable, gpu::card::native::Sharing, matrix::Bytes,
+};
 
 /// Host side of a slot in a bank that the host writes.
 struct HostSlot {
@@ -40,30 +42,33 @@ impl GpuBank {
 pub(in crate::gpu) struct GpuSlotTable {
     pub(in crate::gpu) slots: Vec<Slot>,
     pub(in crate::gpu) buffer: DeviceBuffer,
-    /// Banks of the slots, sorted, without duplicates.
+    /// Indices of the slots' banks, sorted, without duplicates.
     pub(in crate::gpu) banks: Vec<u16>,
 }
 
 /// All banks and slot tables.
 pub(super) struct SlotBanks {
+    /// Device of the handles.
+    device: DeviceId,
     banks: Vec<GpuBank>,
     tables: Vec<GpuSlotTable>,
     sharing: Sharing,
 }
 
 impl SlotBanks {
-    pub(super) const fn new(sharing: Sharing) -> Self {
-        Self { banks: Vec::new(), tables: Vec::new(), sharing }
+    pub(super) const fn new(device: DeviceId, sharing: Sharing) -> Self {
+        Self { device, banks: Vec::new(), tables: Vec::new(), sharing }
     }
 
     fn bank(&self, slot: Slot) -> Result<&GpuBank, Error> {
-        let bank = self.banks.get(slot.bank as usize);
+        let bank = self.banks.get(slot.bank.index_on(self.device)?);
         bank.filter(|bank| (slot.index as usize) < bank.count).ok_or_else(|| stale("slot"))
     }
 
     fn host_slot(&mut self, slot: Slot) -> Result<&mut HostSlot, Error> {
         self.bank(slot)?;
-        let slots = self.banks.get_mut(slot.bank as usize).map(|bank| &mut bank.host_slots);
+        let slots =
+            self.banks.get_mut(usize::from(slot.bank.index)).map(|bank| &mut bank.host_slots);
         slots
             .and_then(|slots| slots.get_mut(slot.index as usize))
             .ok_or_else(|| Error::Device("a slot on the card, which only a copy fills".into()))
@@ -104,10 +109,9 @@ impl Store {
         count: usize,
         bytes: usize,
         place: BankPlace,
-    ) -> Result<u16, Error> {
+    ) -> Result<Bank, Error> {
         let stride = align_up(bytes.max(1) as u64);
-        let index = u16::try_from(self.slots.banks.len())
-            .map_err(|_| Error::Shape("more than 65536 banks of slots".into()))?;
+        let handle = Bank::new(self.id, self.slots.banks.len())?;
         let total = stride.checked_mul(count.max(1) as u64);
         let total = total
             .filter(|total| *total <= self.max_bytes)
@@ -134,7 +138,7 @@ impl Store {
             count,
             host_slots: host_slots.collect(),
         });
-        Ok(index)
+        Ok(handle)
     }
 
     /// Moves the memory of a host slot out, to be filled.
@@ -185,28 +189,29 @@ impl Store {
         let mut banks = Vec::new();
         for slot in slots {
             self.slots.readable_bytes(*slot)?;
-            words.extend([u32::from(slot.bank), self.slot_offset(*slot)]);
-            banks.push(slot.bank);
+            words.extend([u32::from(slot.bank.index), self.slot_offset(*slot)]);
+            banks.push(slot.bank.index);
         }
         banks.sort_unstable();
         banks.dedup();
         let buffer = self.allocate("a table of slots", words.len() as u64 * 4)?;
         write_padded(&self.queue, &buffer.raw, 0, bytemuck::cast_slice(&words));
         self.slots.tables.push(GpuSlotTable { slots: slots.to_vec(), buffer, banks });
-        Ok(SlotTable(self.slots.tables.len() as u32 - 1))
+        Ok(SlotTable(self.id.handle(self.slots.tables.len() - 1)))
     }
 
     /// Table of slots by handle.
     pub(in crate::gpu) fn gpu_table(&self, table: SlotTable) -> Result<&GpuSlotTable, Error> {
-        self.slots.tables.get(table.0 as usize).ok_or_else(|| stale("slot table"))
+        let index = table.0.index_on(self.id, "slot table")?;
+        self.slots.tables.get(index).ok_or_else(|| stale("slot table"))
     }
 
     /// Byte offset of a slot in its bank.
     pub(in crate::gpu) fn slot_offset(&self, slot: Slot) -> u32 {
-        self.slots.banks[slot.bank as usize].offset(slot) as u32
+        self.slots.banks[usize::from(slot.bank.index)].offset(slot) as u32
     }
 
-    /// Buffer of a bank that kernels read.
+    /// Buffer of the bank with this index, which kernels read.
     pub(in crate::gpu) fn bank_buffer(&self, bank: u16) -> Result<DeviceBuffer, Error> {
         let buffer = self.slots.banks.get(bank as usize).and_then(|bank| bank.buffer.clone());
         buffer.ok_or_else(|| stale("bank"))

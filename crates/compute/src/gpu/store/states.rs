@@ -13,7 +13,7 @@
 use std::{mem, ops::Range, sync::Arc};
 
 use super::{DeviceBuffer, Store, align_up, stale};
-use crate::{Error, KV_BLOCK, KvFormat, Span, State, StateShape};
+use crate::{DeviceId, Error, KV_BLOCK, KvFormat, Span, State, StateShape};
 
 /// Minimum capacity in positions of a KV cache that grows.
 const MIN_KV_CAPACITY: usize = 4 * KV_BLOCK;
@@ -123,6 +123,8 @@ pub(in crate::gpu) enum GpuState {
 /// All states, by handle, and their memory accounting.
 #[derive(Debug)]
 pub(in crate::gpu) struct GpuStates {
+    /// Device of the handles.
+    device: DeviceId,
     pub(in crate::gpu) kv_format: KvFormat,
     all: Vec<Option<GpuState>>,
     /// Bytes held by all states; shared allocations count once.
@@ -136,16 +138,29 @@ pub(in crate::gpu) struct GpuStates {
 }
 
 impl GpuStates {
-    pub(super) const fn new(kv_format: KvFormat) -> Self {
-        Self { kv_format, all: Vec::new(), held: 0, limit: None, ample: true, freed: Vec::new() }
+    pub(super) const fn new(device: DeviceId, kv_format: KvFormat) -> Self {
+        Self {
+            device,
+            kv_format,
+            all: Vec::new(),
+            held: 0,
+            limit: None,
+            ample: true,
+            freed: Vec::new(),
+        }
+    }
+
+    fn index(&self, state: State) -> Result<usize, Error> {
+        state.0.index_on(self.device, "state")
     }
 
     pub(in crate::gpu) fn get(&self, state: State) -> Result<&GpuState, Error> {
-        self.all.get(state.0 as usize).and_then(Option::as_ref).ok_or_else(|| stale("state"))
+        self.all.get(self.index(state)?).and_then(Option::as_ref).ok_or_else(|| stale("state"))
     }
 
     fn get_mut(&mut self, state: State) -> Result<&mut GpuState, Error> {
-        self.all.get_mut(state.0 as usize).and_then(Option::as_mut).ok_or_else(|| stale("state"))
+        let index = self.index(state)?;
+        self.all.get_mut(index).and_then(Option::as_mut).ok_or_else(|| stale("state"))
     }
 
     pub(in crate::gpu) fn kv(&self, state: State) -> Result<&GpuKvState, Error> {
@@ -191,16 +206,12 @@ impl GpuStates {
     }
 
     fn add(&mut self, state: GpuState) -> State {
-        match self.all.iter().position(Option::is_none) {
-            Some(i) => {
-                self.all[i] = Some(state);
-                State(i as u32)
-            }
-            None => {
-                self.all.push(Some(state));
-                State(self.all.len() as u32 - 1)
-            }
+        let index = self.all.iter().position(Option::is_none).unwrap_or(self.all.len());
+        if index == self.all.len() {
+            self.all.push(None);
         }
+        self.all[index] = Some(state);
+        State(self.device.handle(index))
     }
 
     fn fits(&self, bytes: u64) -> bool {
@@ -271,7 +282,8 @@ impl GpuStates {
     }
 
     pub(in crate::gpu) fn drop(&mut self, state: State) {
-        match self.all.get_mut(state.0 as usize).and_then(Option::take) {
+        let Ok(index) = self.index(state) else { return };
+        match self.all.get_mut(index).and_then(Option::take) {
             Some(GpuState::Kv(kv)) => {
                 self.release(kv.allocation.map(|allocation| allocation.buffer));
             }

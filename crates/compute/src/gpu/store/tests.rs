@@ -3,11 +3,12 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::{
-    BankPlace, DeviceOptions, KvFormat, Slot, SlotStore, gpu::GpuDevice, gpu::card::native::Sharing,
+    BankPlace, DeviceId, DeviceOptions, KvFormat, Slot, SlotStore, gpu::GpuDevice,
+    gpu::card::native::Sharing,
 };
 
 fn gpu() -> Option<GpuDevice> {
-    match GpuDevice::new(None, true, KvFormat::F32, None) {
+    match GpuDevice::new(DeviceId::next(), None, true, KvFormat::F32, None) {
         Ok(gpu) => Some(gpu),
         Err(error) => {
             assert!(std::env::var_os("MOEFLUX_TEST_GPU").is_none(), "{error}");
@@ -19,7 +20,7 @@ fn gpu() -> Option<GpuDevice> {
 
 /// Bytes of a slot as kernels read them.
 fn seen(gpu: &mut GpuDevice, slot: Slot, len: usize) -> Vec<u8> {
-    let buffer = gpu.store.bank_buffer(slot.bank).unwrap();
+    let buffer = gpu.store.bank_buffer(slot.bank.index).unwrap();
     let mut words = vec![0; len.div_ceil(4)];
     let offset = gpu.store.slot_offset(slot).into();
     gpu.recorder.read_words(&buffer.raw, offset, &mut words).unwrap();

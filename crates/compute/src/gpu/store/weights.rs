@@ -85,7 +85,7 @@ impl Store {
             first_row += rows;
         }
         self.weights.matrices.push(GpuWeight { shape, shards });
-        Ok(Weight(self.weights.matrices.len() as u32 - 1))
+        Ok(Weight(self.id.handle(self.weights.matrices.len() - 1)))
     }
 
     /// Makes the last arena one with `bytes` left.
@@ -102,7 +102,8 @@ impl Store {
 
     /// Shape and shards of a weight matrix.
     pub(in crate::gpu) fn matrix(&self, weight: Weight) -> Result<&GpuWeight, Error> {
-        self.weights.matrices.get(weight.0 as usize).ok_or_else(|| stale("weight"))
+        let index = weight.0.index_on(self.id, "weight")?;
+        self.weights.matrices.get(index).ok_or_else(|| stale("weight"))
     }
 
     /// Arena of a shard.

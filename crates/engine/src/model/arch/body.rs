@@ -137,7 +137,7 @@ impl Heads {
     }
 }
 
-/// Checked shape of full (not windowed) attention.
+/// Checked shape of full (not windowed) attention, with values as wide as keys.
 pub(super) fn gqa_shape(
     source: &dyn TensorSource,
     heads: usize,
@@ -164,20 +164,21 @@ pub(super) struct GqaParams {
     pub(super) hidden: usize,
     pub(super) shape: GqaShape,
     pub(super) rope: RopeShape,
-    /// Whether there is a `v_proj`. Without one, values are the output of `k_proj`.
+    /// Whether there is a `v_proj`. Without one, values are the output of `k_proj` and as wide.
     pub(super) v_proj: bool,
 }
 
 /// Projections of grouped-query attention, with biases where they exist; no norms, no sinks.
 pub(super) fn gqa(attention: &Scope<'_>, params: GqaParams) -> Result<GqaBlueprint, Error> {
     let GqaParams { hidden, shape, rope, v_proj } = params;
-    let (q, kv) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
+    let GqaShape { heads, kv_heads, head_dim, v_head_dim, .. } = shape;
+    let v_outputs = kv_heads * v_head_dim;
     Ok(GqaBlueprint {
         rope,
-        q_proj: attention.linear("q_proj", if shape.output_gate { 2 * q } else { q }, hidden)?,
-        k_proj: attention.linear("k_proj", kv, hidden)?,
-        v_proj: v_proj.then(|| attention.linear("v_proj", kv, hidden)).transpose()?,
-        o_proj: attention.linear("o_proj", hidden, q)?,
+        q_proj: attention.linear("q_proj", shape.q_outputs(), hidden)?,
+        k_proj: attention.linear("k_proj", kv_heads * head_dim, hidden)?,
+        v_proj: v_proj.then(|| attention.linear("v_proj", v_outputs, hidden)).transpose()?,
+        o_proj: attention.linear("o_proj", hidden, heads * v_head_dim)?,
         shape,
         q_norm: None,
         k_norm: None,

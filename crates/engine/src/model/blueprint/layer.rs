@@ -131,7 +131,7 @@ impl MixerBlueprint {
                 vec![StateShape::KeyValue {
                     kv_heads: g.shape.kv_heads,
                     key_width: g.shape.head_dim,
-                    value_width: g.shape.head_dim,
+                    value_width: g.shape.v_head_dim,
                     positions: g.shape.window.map_or(positions, |w| positions.min(needed(w))),
                 }]
             }

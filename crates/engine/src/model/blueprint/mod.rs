@@ -130,8 +130,10 @@ pub struct GqaShape {
     pub heads: usize,
     /// KV heads.
     pub kv_heads: usize,
-    /// Elements per head.
+    /// Elements per query and per key.
     pub head_dim: usize,
+    /// Elements per value; `head_dim` in most models.
+    pub v_head_dim: usize,
     /// Whether `q_proj` also produces a gate on the output, interleaved per head.
     pub output_gate: bool,
     /// Sliding window in positions, the token's own included; `None` for full attention.
@@ -141,10 +143,17 @@ pub struct GqaShape {
 }
 
 impl GqaShape {
-    /// Full attention with the score scale `1 / sqrt(head_dim)`.
+    /// Full attention with values as wide as keys and the score scale `1 / sqrt(head_dim)`.
     pub fn new(heads: usize, kv_heads: usize, head_dim: usize) -> Self {
         let scale = 1.0 / (head_dim as f32).sqrt();
-        Self { heads, kv_heads, head_dim, output_gate: false, window: None, scale }
+        let v_head_dim = head_dim;
+        Self { heads, kv_heads, head_dim, v_head_dim, output_gate: false, window: None, scale }
+    }
+
+    /// Outputs of `q_proj`: the queries and, with an output gate, a gate per element of the output.
+    pub const fn q_outputs(&self) -> usize {
+        let gate = if self.output_gate { self.v_head_dim } else { 0 };
+        self.heads * (self.head_dim + gate)
     }
 }
 
@@ -155,13 +164,13 @@ pub struct GqaBlueprint {
     pub shape: GqaShape,
     /// RoPE of queries and keys.
     pub rope: RopeShape,
-    /// `(heads * head_dim, hidden)`; twice as many rows with an output gate.
+    /// `(q_outputs, hidden)`: see [`GqaShape::q_outputs`].
     pub q_proj: LinearSource,
     /// `(kv_heads * head_dim, hidden)`.
     pub k_proj: LinearSource,
-    /// `(kv_heads * head_dim, hidden)`; without it, values are the output of `k_proj`.
+    /// `(kv_heads * v_head_dim, hidden)`; without it, values are the output of `k_proj`.
     pub v_proj: Option<LinearSource>,
-    /// `(hidden, heads * head_dim)`.
+    /// `(hidden, heads * v_head_dim)`.
     pub o_proj: LinearSource,
     /// Norm of the queries: `head_dim` elements for a norm per head, or one norm over all heads.
     pub q_norm: Option<VectorSource>,

@@ -46,12 +46,12 @@ const Y: ScratchId = ScratchId(3);
 
 impl Gqa {
     pub(crate) fn widths(blueprint: &GqaBlueprint) -> ScratchWidths {
-        let GqaShape { heads, kv_heads, head_dim, output_gate, .. } = blueprint.shape;
+        let GqaShape { heads, kv_heads, head_dim, v_head_dim, .. } = blueprint.shape;
         let mut widths = ScratchWidths::default();
-        widths.set(Q, heads * head_dim * if output_gate { 2 } else { 1 });
+        widths.set(Q, blueprint.shape.q_outputs());
         widths.set(K, kv_heads * head_dim);
-        widths.set(V, kv_heads * head_dim);
-        widths.set(Y, heads * head_dim);
+        widths.set(V, kv_heads * v_head_dim);
+        widths.set(Y, heads * v_head_dim);
         widths
     }
 
@@ -72,18 +72,19 @@ impl Gqa {
 
     /// Reads `step.normed()`, writes `step.mixed()`, appends to the layer's KV cache.
     pub(crate) fn run(&self, step: &mut Step<'_>) -> Result<(), Error> {
-        let GqaShape { heads, kv_heads, head_dim, output_gate, window, scale } = self.shape;
+        let GqaShape { heads, kv_heads, head_dim, v_head_dim, output_gate, window, scale } =
+            self.shape;
         let x = step.normed();
-        let q_all = step.buffer(Q, heads * head_dim * if output_gate { 2 } else { 1 });
+        let q_all = step.buffer(Q, self.shape.q_outputs());
         let k_all = step.buffer(K, kv_heads * head_dim);
-        let v_all = step.buffer(V, kv_heads * head_dim);
-        let y = step.buffer(Y, heads * head_dim);
+        let v_all = step.buffer(V, kv_heads * v_head_dim);
+        let y = step.buffer(Y, heads * v_head_dim);
         // With an output gate, q_proj yields each head's query, then its gate.
         let per_head = q_all.split(heads);
         let q = View { width: head_dim, ..per_head };
         let gate = output_gate.then(|| View {
             offset: per_head.offset + head_dim,
-            width: head_dim,
+            width: v_head_dim,
             ..per_head
         });
         let (k, v) = (k_all.split(kv_heads), v_all.split(kv_heads));

@@ -1,0 +1,255 @@
+//! Steps that are recorded ahead, of one row and of several.
+
+use std::ops::Range;
+
+use moeflux_compute::{
+    Buffer, Commit, Device, Error, Format, MatrixShape, Op, Scalar, Span, State, StateShape, View,
+    Weight,
+};
+
+use super::for_each_device;
+use crate::harness::{Random, bits, bytes, read};
+
+/// First position of the tested steps: the KV cache grows after a few of them.
+const START: usize = 1018;
+
+fn token(position: usize) -> u32 {
+    (position * 7 % 50) as u32
+}
+
+fn other_token(position: usize) -> u32 {
+    (position * 11 % 50) as u32
+}
+
+fn tokens(position: usize, rows: usize, token: impl Fn(usize) -> u32) -> Vec<u32> {
+    (position..position + rows).map(token).collect()
+}
+
+/// Steps of one sequence: embedding, a convolution, attention.
+struct Steps {
+    rows: usize,
+    /// Whether there is a convolution, which has a recurrent state.
+    convolves: bool,
+    table: Weight,
+    taps: Buffer,
+    x: View,
+    out: View,
+    convolved: View,
+}
+
+impl Steps {
+    fn new(device: &mut dyn Device, rows: usize, convolves: bool) -> Self {
+        let mut random = Random::new(35);
+        let shape = MatrixShape { rows: 50, cols: 48, format: Format::Plain(Scalar::F32) };
+        let table = device.weight(shape, bytes(&random.matrix(shape))).unwrap();
+        let taps = device.buffer(4 * 48).unwrap();
+        device.write(taps, &random.values(4 * 48)).unwrap();
+        let mut view = |width| View::rows(device.buffer(rows * width).unwrap(), rows, width);
+        let (x, out, convolved) = (view(48), view(16), view(48));
+        Self { rows, convolves, table, taps, x, out, convolved }
+    }
+
+    /// The KV cache, and the state of the convolution.
+    fn states(&self, device: &mut dyn Device) -> [State; 2] {
+        let (key_width, value_width) = (16, 16);
+        let kv = StateShape::KeyValue { kv_heads: 1, key_width, value_width, positions: 4096 };
+        [kv, StateShape::Recurrent { len: 3 * 48 }].map(|shape| device.state(shape).unwrap())
+    }
+
+    fn spans(&self, states: [State; 2], position: usize) -> [Span; 2] {
+        states.map(|state| Span { state, position, rows: self.rows })
+    }
+
+    fn run(
+        &self,
+        device: &mut dyn Device,
+        states: [State; 2],
+        position: usize,
+        tokens: &[u32],
+    ) -> Result<(), Error> {
+        let [kv_span, conv_span] = self.spans(states, position);
+        let Self { table, taps, x, out, convolved, .. } = *self;
+        device.run(&Op::Embed { table, tokens, out: x })?;
+        let qkv = if self.convolves { convolved } else { x };
+        if self.convolves {
+            let spans = &[conv_span];
+            device.run(&Op::Conv1d { x, weight: taps, width: 4, spans, out: convolved })?;
+        }
+        device.run(&Op::Attention {
+            q: qkv.columns(0, 16),
+            k: qkv.columns(16, 16),
+            v: Some(qkv.columns(32, 16)),
+            gate: None,
+            scale: 0.3,
+            window: None,
+            sinks: None,
+            positions: None,
+            spans: &[kv_span],
+            out,
+        })
+    }
+
+    /// Records the step at `position`. Returns whether it is recorded.
+    fn record(&self, device: &mut dyn Device, states: [State; 2], position: usize) -> bool {
+        let placeholders = vec![0; self.rows];
+        let used = if self.convolves { &states[..] } else { &states[..1] };
+        let recorded = device.record_ahead(used, self.rows, &mut |device| {
+            self.run(device, states, position, &placeholders).is_ok()
+        });
+        recorded.unwrap()
+    }
+
+    fn commit(&self, device: &mut dyn Device, states: [State; 2], position: usize) {
+        device.commit(&self.spans(states, position).map(Commit::all)).unwrap();
+    }
+
+    /// Outputs of the steps from `positions.start` on, none of them recorded.
+    fn outputs(
+        &self,
+        device: &mut dyn Device,
+        positions: Range<usize>,
+        token: impl Fn(usize) -> u32,
+    ) -> Vec<Vec<u32>> {
+        let states = self.states(device);
+        let step = |position| {
+            self.run(device, states, position, &tokens(position, self.rows, &token)).unwrap();
+            self.commit(device, states, position);
+            bits(&read(device, self.out))
+        };
+        let outputs = positions.step_by(self.rows).map(step).collect();
+        let _ = states.map(|state| device.drop_state(state));
+        outputs
+    }
+}
+
+/// Changes of states between steps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Between {
+    Nothing,
+    /// A fork is written.
+    Fork,
+    SaveAndLoad,
+    Truncation,
+}
+
+fn check_recorded_steps(device: &mut dyn Device, rows: usize, between: Between) {
+    let name = device.describe();
+    let steps = Steps::new(device, rows, true);
+    let count = if rows == 1 { 16 } else { 6 };
+    let end = START + count * rows;
+    let fork_at = START + 3 * rows;
+    let expected = steps.outputs(device, START..end, token);
+    let forked = steps.outputs(device, START..end, |position| {
+        if position < fork_at { token(position) } else { other_token(position) }
+    });
+    let states = steps.states(device);
+    let mut submitted = 0;
+    for (i, expected) in expected.iter().enumerate() {
+        let position = START + i * rows;
+        let what = format!("{name}: {rows} rows, {between:?}, {position}");
+        let given = tokens(position, rows, token);
+        if i > 0 && device.submit_recorded(&given).unwrap() {
+            submitted += 1;
+        } else {
+            steps.run(device, states, position, &given).unwrap();
+        }
+        steps.record(device, states, position + rows);
+        assert!(bits(&read(device, steps.out)) == *expected, "{what}");
+        steps.commit(device, states, position);
+        let next = position + rows;
+        match between {
+            Between::Fork if next == fork_at => {
+                let fork = states.map(|state| device.fork_state(state, next).unwrap());
+                for (i, expected) in forked.iter().enumerate().skip(i + 1).take(5) {
+                    let position = START + i * rows;
+                    let given = tokens(position, rows, other_token);
+                    steps.run(device, fork, position, &given).unwrap();
+                    steps.commit(device, fork, position);
+                    assert!(bits(&read(device, steps.out)) == *expected, "{what}");
+                }
+                let _ = fork.map(|state| device.drop_state(state));
+            }
+            Between::SaveAndLoad if i % 3 == 2 => {
+                let kv_bytes = 2 * device.kv_format().bytes(16);
+                let ranges = [(0..next, kv_bytes), (0..3 * 48, 4)];
+                for (state, (entries, entry_bytes)) in states.into_iter().zip(ranges) {
+                    let mut bytes = vec![0; entries.len() * entry_bytes];
+                    device.save_state(state, entries.clone(), &mut bytes).unwrap();
+                    device.load_state(state, entries, &bytes).unwrap();
+                }
+            }
+            Between::Truncation => device.truncate_state(states[0], next).unwrap(),
+            _ => {}
+        }
+    }
+    // Only a step that needs a new page cannot be recorded ahead. Steps of several rows need not be
+    // recorded.
+    let recorded = name.starts_with("gpu") && between == Between::Nothing && rows == 1;
+    let least = if recorded { 13 } else { 0 };
+    assert!(submitted >= least, "{name}: {submitted} steps");
+    let _ = states.map(|state| device.drop_state(state));
+}
+
+#[test]
+fn steps_recorded_ahead_see_later_state_changes() {
+    for_each_device(|device| {
+        for rows in [1, 3] {
+            for between in
+                [Between::Nothing, Between::Fork, Between::SaveAndLoad, Between::Truncation]
+            {
+                check_recorded_steps(device, rows, between);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_recorded_step_of_another_size_is_discarded() {
+    for_each_device(|device| {
+        for rows in [1, 2] {
+            let steps = Steps::new(device, rows, true);
+            let expected = steps.outputs(device, 0..2 * rows, token);
+            let states = steps.states(device);
+            steps.run(device, states, 0, &tokens(0, rows, token)).unwrap();
+            steps.record(device, states, rows);
+            steps.commit(device, states, 0);
+            for wrong in [rows - 1, rows + 1] {
+                assert!(!device.submit_recorded(&tokens(rows, wrong, token)).unwrap());
+            }
+            let given = tokens(rows, rows, token);
+            assert!(!device.submit_recorded(&given).unwrap());
+            steps.run(device, states, rows, &given).unwrap();
+            assert!(bits(&read(device, steps.out)) == expected[1], "{}", device.describe());
+            // Ops of another number of rows than the step is said to have.
+            let recorded = device.record_ahead(&states, rows + 1, &mut |device| {
+                steps.run(device, states, 2 * rows, &given).is_ok()
+            });
+            assert!(!recorded.unwrap());
+            steps.commit(device, states, rows);
+            let _ = states.map(|state| device.drop_state(state));
+        }
+    });
+}
+
+#[test]
+fn a_step_recorded_after_rejected_rows_is_discarded() {
+    for_each_device(|device| {
+        let steps = Steps::new(device, 2, false);
+        let (drafted, wrong) = (tokens(0, 2, token), tokens(2, 2, other_token));
+        // Row 0 is accepted, row 1 is another token than drafted.
+        let run = |device: &mut dyn Device, is_drafted: bool| {
+            let states = steps.states(device);
+            steps.run(device, states, 0, &drafted).unwrap();
+            if is_drafted {
+                steps.record(device, states, 2);
+            }
+            let [span, _] = steps.spans(states, 0);
+            device.commit(&[Commit { span, accepted: 1 }]).unwrap();
+            assert!(!device.submit_recorded(&wrong).unwrap(), "{}", device.describe());
+            steps.run(device, states, 1, &wrong).unwrap();
+            let _ = states.map(|state| device.drop_state(state));
+            bits(&read(device, steps.out))
+        };
+        assert!(run(device, true) == run(device, false), "{}", device.describe());
+    });
+}
