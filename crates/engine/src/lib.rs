@@ -115,8 +115,10 @@ pub use runtime::{
     plan::{CARD_CHUNK, DEFAULT_CHUNK, DEFAULT_CONTEXT, MemoryPlan, MemoryRequest},
     pools::{LineName, Pool, PoolLine},
 };
+#[cfg(feature = "text")]
+pub use serve::generate::{Answer, Phase, generate};
 pub use serve::{
-    generate::{Answer, Finish, GenerateRequest, Phase, Tokens, generate},
+    decode::{Finish, GenerateRequest, Tokens},
     scheduler::{Event, RequestId, Scheduler, SchedulerOptions, SubmitError},
 };
 pub use session::{
@@ -126,9 +128,10 @@ pub use session::{
     session::{BatchEntry, Session, Synced},
     snapshot::SnapshotFolder,
 };
+pub use text::sampling::{EndTokens, GenerationConfig, Sampler, Sampling, StopResult, StopStrings};
+#[cfg(feature = "text")]
 pub use text::{
     chat::{ChatOptions, ChatTemplate, Message},
-    sampling::{EndTokens, GenerationConfig, Sampler, Sampling, StopResult, StopStrings},
     text::Text,
     tokenizer::{Decoder, Tokenizer, TokenizerConfig},
 };

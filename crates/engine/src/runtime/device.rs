@@ -10,7 +10,7 @@ use crate::{
     checkpoint::Checkpoint,
     model::blueprint::Blueprint,
     runtime::plan::{MemoryPlan, MemoryRequest, host_budget},
-    text::text::Text,
+    text::model_text::ModelText,
 };
 
 /// Host memory that has to be left before `auto` loads a graphics driver.
@@ -231,7 +231,7 @@ impl MemoryPlan {
         request: &MemoryRequest,
         device: &DeviceOptions,
     ) -> Result<(Self, ChosenDevice), Error> {
-        let _text = Text::for_checkpoint(checkpoint, blueprint.vocab)?;
+        let _text = ModelText::for_checkpoint(checkpoint, blueprint.vocab)?;
         let opened = open_device(blueprint, request, device, None)?;
         Ok((opened.plan, opened.chosen))
     }

@@ -11,6 +11,8 @@ use std::{
 
 use moeflux_compute::{Device, DeviceOptions, KernelTime, KvFormat, State, StateShape};
 
+#[cfg(feature = "text")]
+use crate::text::text::Text;
 use crate::{
     base::{
         error::Error,
@@ -36,7 +38,7 @@ use crate::{
         pools::{LineName, Pool},
     },
     session::{prefix_cache::PrefixCache, timeline::RewindLimits},
-    text::{sampling::EndTokens, text::Text},
+    text::{model_text::ModelText, sampling::EndTokens},
 };
 
 /// Wraps each expert reader that is opened. For tests that shuffle, delay or fail reads.
@@ -75,7 +77,7 @@ struct EngineShared {
     folder: PathBuf,
     blueprint: Blueprint,
     plan: MemoryPlan,
-    text: Option<Text>,
+    text: ModelText,
     device: ChosenDevice,
     model: ModelId,
     kv_format: KvFormat,
@@ -119,7 +121,7 @@ impl Engine {
         progress: &mut OpenProgress<'_>,
     ) -> Result<Self, Error> {
         let blueprint = Blueprint::for_checkpoint(&checkpoint)?;
-        let text = Text::for_checkpoint(&checkpoint, blueprint.vocab)?;
+        let text = ModelText::for_checkpoint(&checkpoint, blueprint.vocab)?;
         let wrap = options.wrap_device.as_ref();
         let request = options.memory.with_reader(&checkpoint, &blueprint, &options.reads);
         let OpenedDevice { mut device, plan, chosen } =
@@ -229,17 +231,18 @@ impl Engine {
     ///
     /// # Errors
     /// The checkpoint has neither `tokenizer.json` nor `tiktoken.model`.
+    #[cfg(feature = "text")]
     pub fn text(&self) -> Result<&Text, Error> {
-        self.shared.text.as_ref().ok_or_else(|| Error::Text {
+        self.shared.text.text().ok_or_else(|| Error::Text {
             path: self.shared.folder.join("tokenizer.json"),
             problem: "there is no such file, so text cannot be turned into tokens: download it"
                 .into(),
         })
     }
 
-    /// Tokens that end a response. Empty without a tokenizer.
-    pub(crate) fn end_tokens(&self) -> EndTokens {
-        self.shared.text.as_ref().map(|text| text.end().clone()).unwrap_or_default()
+    /// Tokens that end an answer. Empty without a tokenizer.
+    pub fn end_tokens(&self) -> &EndTokens {
+        self.shared.text.end_tokens()
     }
 
     /// The model as data.

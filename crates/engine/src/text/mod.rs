@@ -3,11 +3,18 @@
 //!
 //! [`tokenizer`] turns text into token ids and back, [`chat`] renders messages by a model's chat
 //! template, [`sampling`] turns logits into a token. [`text`] bundles the three for a checkpoint.
+//! Without the feature `text` there is sampling only.
 //!
 //! Knows: `tokenizer.json`, `chat_template.jinja`, `generation_config.json`, logits as slices.
 //! Must not know: devices, experts, sessions.
 
+#[cfg(feature = "text")]
+pub(crate) mod answer_text;
+#[cfg(feature = "text")]
 pub(crate) mod chat;
+pub(crate) mod model_text;
 pub(crate) mod sampling;
+#[cfg(feature = "text")]
 pub(crate) mod text;
+#[cfg(feature = "text")]
 pub(crate) mod tokenizer;

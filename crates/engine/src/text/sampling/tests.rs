@@ -566,7 +566,7 @@ fn end_tokens_come_from_the_first_source_that_names_any() {
     let find = |generation_json: &str, config: &str| {
         let generation = generation(generation_json).unwrap();
         let config = TextFile { bytes: config.as_bytes(), path: "model/config.json".into() };
-        EndTokens::new(&generation, &config, &tokenizer_config, &tokenizer)
+        EndTokens::new(&generation, &config, tokenizer_config.eos_token(&tokenizer))
     };
     let ids = |generation, config| find(generation, config).unwrap().ids().to_vec();
     assert_eq!(ids(r#"{"eos_token_id": [1, 2]}"#, r#"{"eos_token_id": 3}"#), [1, 2]);
@@ -581,8 +581,7 @@ fn end_tokens_come_from_the_first_source_that_names_any() {
     let none = EndTokens::new(
         &GenerationConfig::default(),
         &TextFile { bytes: b"{}", path: "c.json".into() },
-        &TokenizerConfig::default(),
-        &tokenizer,
+        TokenizerConfig::default().eos_token(&tokenizer),
     );
     assert_eq!(none.unwrap(), EndTokens::default());
     for config in [
