@@ -406,7 +406,13 @@ mod tests {
     fn bounds_are_found_where_plans_begin_and_end() {
         let found = |floor: u64, total: u64| {
             bounds(&move |budget: u64| match budget {
-                b if b < floor => Err(moeflux::Error::Budget("below the floor".into())),
+                b if b < floor => Err(moeflux::Error::from(moeflux::PlanError::BelowFloor {
+                    name: "a budget",
+                    budget,
+                    floor,
+                    parts: String::new(),
+                    advice: String::new(),
+                })),
                 _ => Ok(total.min(budget)),
             })
             .unwrap()

@@ -89,7 +89,7 @@ mod text;
 mod tools;
 
 pub use base::{
-    error::{Error, SnapshotProblem},
+    error::{Error, OpenError, PlanError, SamplingError, SessionError, SnapshotProblem, ToolError},
     stats::{LayerStats, ReadCounters, Stats},
     system::SystemMemory,
 };

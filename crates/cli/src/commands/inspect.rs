@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, process::ExitCode, time::Instant};
 use anyhow::bail;
 use moeflux::{
     BankPlace, Blueprint, BodyBlueprint, Checkpoint, ChosenDevice, Error, FeedForwardBlueprint,
-    LayerBlueprint, LineName, MatrixSource, MemoryPlan, MixerBlueprint, PageCache,
+    LayerBlueprint, LineName, MatrixSource, MemoryPlan, MixerBlueprint, PageCache, PlanError,
 };
 use moeflux_bench::{table::Table, units};
 use serde::Serialize;
@@ -125,7 +125,16 @@ pub(crate) fn run(args: &InspectArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         &request,
         &args.engine.compute.options(),
     );
-    let planned = matches!(plan, Ok(_) | Err(Error::Budget(_)));
+    // A model that is too large for the machine is inspected all the same.
+    let is_too_large = matches!(
+        plan,
+        Err(Error::Plan(
+            PlanError::BelowFloor { .. }
+                | PlanError::DeviceBudget { .. }
+                | PlanError::ExpertTooLarge { .. }
+        ))
+    );
+    let planned = plan.is_ok() || is_too_large;
     let model = match (&args.preset, &args.engine.model.model) {
         (Some(preset), _) => format!("{preset}, as synth would write it"),
         (None, Some(_)) => checkpoint.folder().display().to_string(),

@@ -281,7 +281,7 @@ mod tests {
             open: &|name| {
                 opened.borrow_mut().push(name.to_owned());
                 if name == broken {
-                    return Err(Error::Input("it is broken".into()));
+                    return Err(Error::internal("it is broken"));
                 }
                 let options = DeviceOptions { threads: Some(1), ..DeviceOptions::default() };
                 moeflux_compute::open(&options).map_err(Error::at(|| name))

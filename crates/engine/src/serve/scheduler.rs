@@ -3,7 +3,10 @@
 use std::{cmp::Reverse, fmt};
 
 use crate::{
-    base::{error::Error, stats::Stats},
+    base::{
+        error::{Error, SessionError},
+        stats::Stats,
+    },
     runtime::control::StepControl,
     serve::decode::{AnswerEnd, Finish, GenerateRequest},
     session::{
@@ -244,8 +247,7 @@ impl Scheduler {
         request: &GenerateRequest,
     ) -> Result<(Sampler, AnswerEnd, Synced), Error> {
         if !self.engine.same_engine(session.engine()) {
-            let problem = "a session of another engine in a batch: use one scheduler per engine";
-            return Err(Error::Input(problem.into()));
+            return Err(SessionError::OtherEngineInBatch.into());
         }
         let mut sampler = Sampler::new(request.sampling.clone(), self.engine.blueprint().vocab)?;
         sampler.prompt(prompt);

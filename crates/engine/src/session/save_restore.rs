@@ -8,7 +8,7 @@ use std::{
 use moeflux_compute::{KvFormat, Span, State, StateShape};
 
 use crate::{
-    base::error::{Error, SnapshotProblem},
+    base::error::{Error, SessionError, SnapshotProblem},
     runtime::control::StepControl,
     session::{
         engine::Engine,
@@ -58,11 +58,7 @@ impl Session {
         let (own, kv_format) =
             (engine.kv_format(), options.kv_format.unwrap_or(engine.kv_format()));
         if kv_format.is_wider_than(own) {
-            return Err(Error::Input(format!(
-                "a KV cache in {} cannot be saved in {}, which has more bits: leave the format out",
-                own.name(),
-                kv_format.name()
-            )));
+            return Err(SessionError::WiderKvFormat { own, wanted: kv_format }.into());
         }
         let hot =
             if options.hot_experts { engine.lock().cache.experts_in_memory() } else { Vec::new() };

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::{
-    base::error::Error,
+    base::error::{Error, ToolError},
     runtime::{control::StepControl, forward::Logits},
     session::session::Session,
 };
@@ -40,9 +40,7 @@ pub fn perplexity(
 ) -> Result<Perplexity, Error> {
     let window = session.engine().plan().context;
     if tokens.len() < 2 || window < 2 {
-        return Err(Error::Input(
-            "a perplexity needs a text and a context of two tokens at least".into(),
-        ));
+        return Err(ToolError::TextTooShort.into());
     }
     let (mut sum, mut predicted) = (0.0, 0);
     let mut done = 0;

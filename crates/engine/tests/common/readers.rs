@@ -16,7 +16,7 @@ impl<F: FnMut() -> bool + Send> Reader for FaultyReader<F> {
     fn next(&mut self, wait: bool) -> Option<Completion> {
         let mut completion = self.inner.next(wait)?;
         if (self.fails)() {
-            completion.result = Err(Error::Input("an injected fault".into()));
+            completion.result = Err(Error::Internal { problem: "an injected fault".into() });
         }
         Some(completion)
     }

@@ -8,7 +8,7 @@ use std::{
 
 use moeflux::{
     Access, CancelToken, Checkpoint, Engine, EngineOptions, Error, Logits, MemoryRequest,
-    ReadOptions, ReaderKind, StepControl,
+    ReadOptions, ReaderKind, SessionError, StepControl,
 };
 
 use crate::common::{self, data, exact, feed, readers::every_nth, simulated_gpu::Card, tales};
@@ -389,7 +389,10 @@ fn a_step_that_fails_at_its_end_leaves_no_logits() {
 fn sessions_beyond_the_plan_are_refused() {
     let engine = common::engine(&tales(), Default::default(), MemoryRequest::default());
     let first = engine.session().unwrap();
-    assert!(matches!(engine.session().err(), Some(Error::Budget(_))));
+    assert!(matches!(
+        engine.session().err(),
+        Some(Error::Session(SessionError::TooManySessions { .. }))
+    ));
     drop(first);
     assert!(engine.session().is_ok());
 }

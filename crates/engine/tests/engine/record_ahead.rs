@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use moeflux::{
-    BatchEntry, CancelToken, Engine, Error, Logits, MemoryRequest, Session, StepControl,
-    StepObserver,
+    BatchEntry, CancelToken, Engine, Error, Logits, MemoryRequest, Session, SessionError,
+    StepControl, StepObserver,
 };
 
 use crate::common::{Golden, data, engine, feed, gpu, tales};
@@ -53,7 +53,7 @@ fn check(folder: &Path) {
         }
         // No step is started beyond the last position of the context.
         feed(&mut session, &[1], None);
-        assert!(matches!(session.decode(1), Err(Error::Input(_))));
+        assert!(matches!(session.decode(1), Err(Error::Session(SessionError::ContextFull { .. }))));
 
         session.reset().unwrap();
         let stop = CancelToken::new();

@@ -2,7 +2,7 @@
 
 use moeflux::{
     CancelToken, Checkpoint, DeviceOptions, Engine, EngineOptions, Error, Logits, MemoryRequest,
-    Sampler, Sampling, StepControl,
+    Sampler, Sampling, SessionError, StepControl,
 };
 
 use crate::common::{engine, exact, feed, gpu, simulated_gpu::Card, tales};
@@ -152,7 +152,7 @@ fn a_prompt_in_chunks_leaves_no_stale_logits() {
     // A step that fails validation changes nothing; a cancelled one keeps the chunks done so far.
     assert!(matches!(
         session.next(&[u32::MAX], &mut sampler, &mut StepControl::default()),
-        Err(Error::Input(_))
+        Err(Error::Session(SessionError::TokenId { .. }))
     ));
     assert_eq!((session.logits(), session.tokens()), (expected, &prompt[..]));
     for wanted in [None, Some(Logits::Last)] {

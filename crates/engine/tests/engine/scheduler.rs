@@ -3,9 +3,9 @@
 use std::{collections::HashMap, ops::ControlFlow, path::Path};
 
 use moeflux::{
-    BatchEntry, CancelToken, ChatOptions, DeviceOptions, Engine, Event, Finish, GenerateRequest,
-    MemoryRequest, Message, RequestId, Sampling, Scheduler, SchedulerOptions, Session, StepControl,
-    generate,
+    BatchEntry, CancelToken, ChatOptions, DeviceOptions, Engine, Error, Event, Finish,
+    GenerateRequest, MemoryRequest, Message, RequestId, Sampling, Scheduler, SchedulerOptions,
+    Session, SessionError, StepControl, generate,
 };
 
 use crate::common::{self, data, exact, tales};
@@ -271,10 +271,10 @@ fn a_rejected_request_returns_its_session() {
     assert!(other.session().is_err() && stranger.error.to_string().contains("another engine"));
     drop(stranger);
     assert!(other.session().is_ok() && batch.is_empty());
-    let refuse = |batch: &mut Scheduler, session| -> Result<RequestId, moeflux::Error> {
+    let refuse = |batch: &mut Scheduler, session| -> Result<RequestId, Error> {
         Ok(batch.add(session, &[], &request(3))?)
     };
-    assert!(matches!(refuse(&mut batch, session), Err(moeflux::Error::Input(_))));
+    assert!(matches!(refuse(&mut batch, session), Err(Error::Session(SessionError::NoTokens))));
     assert!(engine.session().is_ok());
 }
 

@@ -225,14 +225,11 @@ fn measure(
             let random = RandomOffsets::seeded(seeds.below(u64::MAX));
             let worker = thread::Builder::new().name("probe".into()).stack_size(STACK);
             let worker = worker.spawn_scoped(scope, move || read(random, buffer.get()));
-            workers.push(
-                worker
-                    .map_err(|e| Error::Input(format!("cannot start a thread that reads: {e}")))?,
-            );
+            workers.push(worker.map_err(Error::thread("that reads"))?);
         }
         let (mut bytes, mut time) = (0, Duration::from_nanos(1));
         for worker in workers {
-            let failed = |_| Error::Input("a thread that reads failed; please report this".into());
+            let failed = |_| Error::internal("a thread that reads failed; please report this");
             let (read, until) = worker.join().map_err(failed)??;
             bytes += read;
             time = time.max(until);

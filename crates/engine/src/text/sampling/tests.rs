@@ -10,7 +10,7 @@ use super::{
     rank_key, xoshiro::Xoshiro256,
 };
 use crate::{
-    base::error::Error,
+    base::error::{Error, SamplingError},
     checkpoint::TextFile,
     text::tokenizer::{Tokenizer, TokenizerConfig},
 };
@@ -471,7 +471,11 @@ fn values_out_of_range_are_named() {
         ("frequency_penalty", Sampling { frequency_penalty: f32::NAN, ..off() }),
     ] {
         let error = Sampler::new(sampling, 4).unwrap_err();
-        assert!(matches!(&error, Error::Input(text) if text.starts_with(name)), "{name}: {error}");
+        let is_named = matches!(
+            &error,
+            Error::Sampling(SamplingError::Parameter { name: found, .. }) if *found == name
+        );
+        assert!(is_named && error.to_string().starts_with(name), "{name}: {error}");
     }
     assert!(Sampler::new(off(), 0).is_err());
     assert!(Sampler::new(off(), usize::MAX).is_err());
