@@ -126,8 +126,7 @@ impl BudgetReport {
     ) -> anyhow::Result<Self> {
         let context = context(request.context, blueprint)?;
         let disk = request.disk.bytes_per_second;
-        let plan =
-            |budget: u64| planner.plan(&MemoryRequest { budget: Some(budget), ..request.memory });
+        let plan = |budget: u64| planner.plan(&request.memory.budget(budget));
         let planned = |budget| Ok(plan(budget)?.fastest().total());
         let BudgetBounds { floor, everything } = bounds(&planned)?;
         let memory = request.memory_bytes_per_second;

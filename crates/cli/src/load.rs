@@ -32,16 +32,14 @@ pub(crate) struct Needs {
 impl MemoryArgs {
     /// Memory request of a command that never goes back in a session.
     fn request(&self) -> MemoryRequest {
-        MemoryRequest {
-            budget: self.memory,
-            device_budget: self.gpu_memory,
-            context: self.ctx.map(Into::into),
-            chunk: self.chunk.map(Into::into),
-            slots: self.slots.map(Into::into),
-            state: self.state_memory,
-            marks: Some(0),
-            ..MemoryRequest::default()
-        }
+        MemoryRequest::default()
+            .budget(self.memory)
+            .device_budget(self.gpu_memory)
+            .context(self.ctx.map(Into::into))
+            .chunk(self.chunk.map(Into::into))
+            .slots(self.slots.map(Into::into))
+            .state(self.state_memory)
+            .marks(0)
     }
 }
 
@@ -54,13 +52,12 @@ impl EngineArgs {
 
 impl ComputeArgs {
     pub(crate) fn options(&self) -> DeviceOptions {
-        DeviceOptions {
-            name: Some(self.device.clone()),
-            threads: self.threads.map(Into::into),
-            exact: self.exact,
-            kv_format: self.kv,
-            isa: self.isa.clone(),
-        }
+        DeviceOptions::default()
+            .name(self.device.clone())
+            .threads(self.threads.map(Into::into))
+            .exact(self.exact)
+            .kv_format(self.kv)
+            .isa(self.isa.clone())
     }
 
     /// Format of the KV cache on the CPU.
@@ -82,19 +79,17 @@ impl From<AutoSwitch> for PrefetchMode {
 
 impl ReadArgs {
     pub(crate) fn options(&self) -> ReadOptions {
-        ReadOptions {
-            kind: match self.reader {
+        ReadOptions::default()
+            .kind(match self.reader {
                 ReaderChoice::Auto => ReaderKind::Auto,
                 ReaderChoice::Uring => ReaderKind::Uring,
                 ReaderChoice::Threads => ReaderKind::Threads,
-            },
-            access: match self.io {
+            })
+            .access(match self.io {
                 IoMode::Auto => Access::Auto,
                 IoMode::Direct => Access::Direct,
                 IoMode::Buffered => Access::Buffered,
-            },
-            ..ReadOptions::default()
-        }
+            })
     }
 
     /// Whether any reading option was given.
@@ -181,14 +176,12 @@ pub(crate) fn engine_from(
     if needs.marks {
         memory.marks = None;
     }
-    let options = EngineOptions {
-        memory,
-        device: args.compute.options(),
-        prefetch: args.reads.prefetch.into(),
-        policy: args.memory.policy,
-        reads: args.reads.options(),
-        ..EngineOptions::default()
-    };
+    let options = EngineOptions::default()
+        .memory(memory)
+        .device(args.compute.options())
+        .prefetch(args.reads.prefetch.into())
+        .policy(args.memory.policy)
+        .reads(args.reads.options());
     let engine = {
         let bar = ui.bytes("loading");
         Engine::open(checkpoint, options, &mut |done, total| bar.bytes(done, total))?

@@ -20,7 +20,7 @@
 //! let prompt = engine.text()?.chat(&[question], &ChatOptions::default())?;
 //!
 //! let mut session = engine.session()?;
-//! let request = GenerateRequest { sampling: Sampling::greedy(), ..GenerateRequest::default() };
+//! let request = GenerateRequest::default().sampling(Sampling::greedy());
 //! let mut control = StepControl::default();
 //! let answer = generate(&mut session, &prompt, &request, &mut control, &mut |piece| {
 //!     print!("{piece}");

@@ -103,7 +103,7 @@ fn pieces(n: usize) -> String {
 
 /// Description of one damaged part.
 fn describe(damage: &Damage) -> String {
-    let Damage { path, expert, offset, bytes, problem } = damage;
+    let Damage { path, expert, offset, bytes, problem, .. } = damage;
     let what = match expert {
         Some((layer, expert)) => format!("layer {layer}, expert {expert}: "),
         None => String::new(),

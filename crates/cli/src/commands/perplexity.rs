@@ -39,11 +39,7 @@ pub(crate) fn run(args: &PerplexityArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         let armed = interrupt::arm();
         let bar = ui.share(&format!("predicting {}", units::plural(tokens.len() as u64, "token")));
         let mut progress = |share: f64| bar.share(share);
-        let mut control = StepControl {
-            cancel: Some(armed.flag()),
-            progress: Some(&mut progress),
-            ..StepControl::default()
-        };
+        let mut control = StepControl::default().cancel(armed.flag()).progress(&mut progress);
         let measured = moeflux::perplexity(&mut session, &tokens, &mut control);
         measured.with_context(|| args.text.display().to_string())?
     };

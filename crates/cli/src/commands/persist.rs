@@ -96,7 +96,7 @@ impl SessionFile {
             Err(error) => return Err(error.into()),
         };
         let options =
-            SnapshotOptions { hot_experts: args.session_experts, kv_format: args.session_kv };
+            SnapshotOptions::default().hot_experts(args.session_experts).kv_format(args.session_kv);
         Ok(Some(Self { path: path.clone(), options, restored }))
     }
 
@@ -271,7 +271,7 @@ impl PromptCache {
             seconds,
             saved_bytes,
             reused: synced.reused,
-            phase: Phase { tokens: stats.tokens, seconds, stats },
+            phase: Phase::new(seconds, stats),
         })
     }
 

@@ -139,6 +139,7 @@ pub trait Device: StateStore + SlotStore + Profiler + Send {
 
 /// Options of [`open`].
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct DeviceOptions {
     /// `cpu` (the default), `reference`, `gpu` for the best adapter, or `gpu:N`.
     pub name: Option<String>,
@@ -153,6 +154,43 @@ pub struct DeviceOptions {
     /// Forces an instruction set (`generic`, `avx2`, `avxvnni`, `avx512`, `avx512vbmi`, `neon`)
     /// instead of the best one. `plain` disables subgroups, f16 and cooperative matrices of a GPU.
     pub isa: Option<String>,
+}
+
+impl DeviceOptions {
+    /// Sets `name`.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Sets `threads`.
+    #[must_use]
+    pub fn threads(mut self, threads: impl Into<Option<usize>>) -> Self {
+        self.threads = threads.into();
+        self
+    }
+
+    /// Sets `exact`.
+    #[must_use]
+    pub fn exact(mut self, exact: bool) -> Self {
+        self.exact = exact;
+        self
+    }
+
+    /// Sets `kv_format`.
+    #[must_use]
+    pub fn kv_format(mut self, kv_format: impl Into<Option<KvFormat>>) -> Self {
+        self.kv_format = kv_format.into();
+        self
+    }
+
+    /// Sets `isa`.
+    #[must_use]
+    pub fn isa(mut self, isa: impl Into<Option<String>>) -> Self {
+        self.isa = isa.into();
+        self
+    }
 }
 
 /// Opens a device.

@@ -204,13 +204,12 @@ pub(crate) fn device_with_kv(
     exact: bool,
     threads: usize,
 ) -> Box<dyn Device> {
-    let options = DeviceOptions {
-        name: Some("cpu".into()),
-        threads: Some(threads),
-        exact,
-        kv_format,
-        isa: Some(isa.name().into()),
-    };
+    let options = DeviceOptions::default()
+        .name("cpu")
+        .threads(threads)
+        .exact(exact)
+        .kv_format(kv_format)
+        .isa(isa.name().to_owned());
     open(&options).unwrap()
 }
 
@@ -233,7 +232,7 @@ pub(crate) fn gpu_with_kv(kv_format: Option<KvFormat>, exact: bool) -> Option<Bo
     }
     let name = requested.clone().unwrap_or_else(|| "gpu".into());
     let isa = var("MOEFLUX_TEST_GPU_ISA");
-    let options = DeviceOptions { name: Some(name), threads: None, exact, kv_format, isa };
+    let options = DeviceOptions::default().name(name).exact(exact).kv_format(kv_format).isa(isa);
     #[cfg(unix)]
     if let Some(name @ ("metal-on-cpu" | "matrices-on-cpu")) = options.name.as_deref() {
         let instance = crate::metal::instance(name == "matrices-on-cpu");
@@ -264,8 +263,7 @@ pub(crate) struct DevicePair {
 
 impl DevicePair {
     pub(crate) fn new(device: Box<dyn Device>) -> Self {
-        let reference =
-            open(&DeviceOptions { name: Some("reference".into()), ..Default::default() }).unwrap();
+        let reference = open(&DeviceOptions::default().name("reference")).unwrap();
         Self { reference, device }
     }
 

@@ -36,7 +36,7 @@ fn for_each_device(mut test: impl FnMut(&mut dyn Device)) {
 }
 
 fn reference() -> Box<dyn Device> {
-    open(&DeviceOptions { name: Some("reference".into()), ..DeviceOptions::default() }).unwrap()
+    open(&DeviceOptions::default().name("reference")).unwrap()
 }
 
 /// Ops with a state.

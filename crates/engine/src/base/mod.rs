@@ -4,5 +4,6 @@
 
 pub(crate) mod error;
 pub(crate) mod faulty_disk;
+pub(crate) mod setters;
 pub(crate) mod stats;
 pub(crate) mod system;

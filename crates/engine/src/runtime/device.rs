@@ -21,6 +21,7 @@ pub type WrapDevice = Box<dyn Fn(Box<dyn Device>) -> Box<dyn Device> + Send>;
 
 /// The selected device, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ChosenDevice {
     /// Description of the device: "cpu, AVX-512 VNNI, 2 threads".
     pub name: String,
@@ -39,6 +40,7 @@ pub(crate) struct OpenedDevice {
 
 /// Devices of this machine.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Devices {
     /// Best instruction set of the CPU.
     pub isa: &'static str,
@@ -86,7 +88,7 @@ pub(crate) fn open_device(
         adapters: &moeflux_compute::adapters,
         open: &|name| {
             let threads = options.threads.or_else(|| Some(physical_cores()));
-            let options = DeviceOptions { name: Some(name.to_owned()), threads, ..options.clone() };
+            let options = options.clone().name(name).threads(threads);
             let device =
                 moeflux_compute::open(&options).map_err(Error::at(|| "opening the device"))?;
             Ok(match wrap {
@@ -283,7 +285,7 @@ mod tests {
                 if name == broken {
                     return Err(Error::internal("it is broken"));
                 }
-                let options = DeviceOptions { threads: Some(1), ..DeviceOptions::default() };
+                let options = DeviceOptions::default().threads(1);
                 moeflux_compute::open(&options).map_err(Error::at(|| name))
             },
         };

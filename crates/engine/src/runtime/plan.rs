@@ -6,6 +6,7 @@ use serde::{Serialize, Serializer};
 use crate::{
     base::{
         error::{Error, PlanError},
+        setters::setters,
         system::SystemMemory,
     },
     checkpoint::{Checkpoint, MatrixSource, READ_THREADS},
@@ -65,6 +66,7 @@ const MIN_CONTEXT: usize = 256;
 
 /// Limits and sizes that the plan has to respect.
 #[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
 pub struct MemoryRequest {
     /// Bytes of host memory; by default a safe share of what the process may use.
     pub budget: Option<u64>,
@@ -95,6 +97,19 @@ pub struct MemoryRequest {
     /// options.
     pub reader: Option<u64>,
 }
+
+setters!(MemoryRequest {
+    budget: impl Into<Option<u64>>,
+    device_budget: impl Into<Option<u64>>,
+    context: impl Into<Option<usize>>,
+    chunk: impl Into<Option<usize>>,
+    sessions: impl Into<Option<usize>>,
+    state: impl Into<Option<u64>>,
+    marks: impl Into<Option<u64>>,
+    slots: impl Into<Option<usize>>,
+    host_slots: impl Into<Option<usize>>,
+    reader: impl Into<Option<u64>>,
+});
 
 impl MemoryRequest {
     /// Sets the memory of the reader that [`Engine::open`](crate::Engine::open) creates for a

@@ -5,7 +5,7 @@ use serde::Serialize;
 #[cfg(feature = "text")]
 use crate::text::answer_text::AnswerText;
 use crate::{
-    base::error::Error,
+    base::{error::Error, setters::setters},
     runtime::control::{CancelToken, StepControl},
     session::{
         engine::Engine,
@@ -16,6 +16,7 @@ use crate::{
 
 /// A generation request.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct GenerateRequest {
     /// Sampling parameters. The model's recommended ones are in
     /// [`Text::generation`](crate::Text::generation).
@@ -31,6 +32,17 @@ pub struct GenerateRequest {
     /// [`Session::sync_with`]. A [`Scheduler`](crate::Scheduler) ignores them.
     pub ends: Vec<usize>,
 }
+
+setters!(GenerateRequest {
+    sampling: Sampling,
+    max_tokens: impl Into<Option<usize>>,
+    ends: Vec<usize>,
+});
+
+#[cfg(feature = "text")]
+setters!(GenerateRequest {
+    stop: Vec<String>,
+});
 
 /// Reason for the end of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -14,6 +14,7 @@ use crate::{
 
 /// Prefill or decode, with its cost.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
+#[non_exhaustive]
 pub struct Phase {
     /// Tokens that ran through the model.
     pub tokens: u64,
@@ -24,6 +25,17 @@ pub struct Phase {
 }
 
 impl Phase {
+    /// The cost of steps with these counters.
+    pub fn new(seconds: f64, stats: Stats) -> Self {
+        Self { tokens: stats.tokens, seconds, stats }
+    }
+
+    /// Sum of two phases.
+    #[must_use]
+    pub fn plus(&self, other: &Self) -> Self {
+        Self::new(self.seconds + other.seconds, self.stats.plus(&other.stats))
+    }
+
     /// Tokens per second; zero if nothing was computed.
     pub fn tokens_per_second(&self) -> f64 {
         if self.tokens == 0 || self.seconds <= 0.0 {
@@ -36,6 +48,7 @@ impl Phase {
 
 /// A finished response.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Answer {
     /// Text without end token and stop string.
     pub text: String,
@@ -134,6 +147,6 @@ impl PhaseTimer {
         let stats = now.stats.since(&self.stats);
         let seconds = now.since.duration_since(self.since).as_secs_f64();
         *self = now;
-        Phase { tokens: stats.tokens, seconds, stats }
+        Phase::new(seconds, stats)
     }
 }

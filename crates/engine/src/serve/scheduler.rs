@@ -5,6 +5,7 @@ use std::{cmp::Reverse, fmt};
 use crate::{
     base::{
         error::{Error, SessionError},
+        setters::setters,
         stats::Stats,
     },
     runtime::control::StepControl,
@@ -22,6 +23,7 @@ const PROMPT_TOKENS: usize = 64;
 
 /// Token budgets of a step.
 #[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
 pub struct SchedulerOptions {
     /// Maximum tokens of a step. Default and upper bound: the memory plan's chunk.
     pub tokens: Option<usize>,
@@ -30,11 +32,17 @@ pub struct SchedulerOptions {
     pub prompt_tokens: Option<usize>,
 }
 
+setters!(SchedulerOptions {
+    tokens: impl Into<Option<usize>>,
+    prompt_tokens: impl Into<Option<usize>>,
+});
+
 /// Identifies a request in its [`Scheduler`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(u64);
 
 /// A request that a [`Scheduler`] rejected.
+#[non_exhaustive]
 pub struct SubmitError {
     /// Reason.
     pub error: Error,
@@ -110,11 +118,11 @@ pub enum Event {
 /// # fn main() -> Result<(), moeflux::Error> {
 /// use moeflux::{Scheduler, Checkpoint, Engine, EngineOptions, Event, GenerateRequest, MemoryRequest, StepControl};
 ///
-/// let memory = MemoryRequest { sessions: Some(2), ..MemoryRequest::default() };
-/// let options = EngineOptions { memory, ..EngineOptions::default() };
+/// let memory = MemoryRequest::default().sessions(2);
+/// let options = EngineOptions::default().memory(memory);
 /// let engine = Engine::open(Checkpoint::embedded(&moeflux_tales::FILES)?, options, &mut |_, _| {})?;
 /// let mut scheduler = Scheduler::new(&engine, Default::default());
-/// let request = GenerateRequest { max_tokens: Some(4), ..GenerateRequest::default() };
+/// let request = GenerateRequest::default().max_tokens(4);
 /// for prompt in [[1, 2, 3], [4, 5, 6]] {
 ///     scheduler.add(engine.session()?, &prompt, &request)?;
 /// }

@@ -16,6 +16,7 @@ use crate::text::text::Text;
 use crate::{
     base::{
         error::Error,
+        setters::setters,
         stats::{LayerStats, ReadCounters},
     },
     checkpoint::{Checkpoint, ModelId},
@@ -49,6 +50,7 @@ pub type OpenProgress<'a> = dyn FnMut(u64, u64) + 'a;
 
 /// Options of [`Engine::open`].
 #[derive(Default)]
+#[non_exhaustive]
 pub struct EngineOptions {
     /// Memory budget, context length and prefill chunk.
     pub memory: MemoryRequest,
@@ -66,6 +68,16 @@ pub struct EngineOptions {
     /// Wraps the compute device.
     pub wrap_device: Option<WrapDevice>,
 }
+
+setters!(EngineOptions {
+    memory: MemoryRequest,
+    device: DeviceOptions,
+    policy: PolicyKind,
+    reads: ReadOptions,
+    prefetch: PrefetchMode,
+    wrap_reader: WrapReader,
+    wrap_device: WrapDevice,
+});
 
 /// A loaded model. A handle: clones share the model, and threads use it one at a time.
 #[derive(Clone)]

@@ -30,6 +30,7 @@ pub(crate) const MIN_CACHED_PREFIX: usize = 16;
 /// Result of [`Session::sync`] and related calls. `reused + computed` is the length of the
 /// requested sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Synced {
     /// Tokens that did not have to be computed.
     pub reused: usize,
@@ -475,6 +476,7 @@ impl Drop for Session {
 }
 
 /// One session's share of [`Engine::step`].
+#[non_exhaustive]
 pub struct BatchEntry<'a> {
     /// The session to advance.
     pub session: &'a mut Session,
@@ -483,6 +485,20 @@ pub struct BatchEntry<'a> {
     /// Whether to compute [`Session::logits`] after the last token. Otherwise the output head does
     /// not run.
     pub logits: bool,
+}
+
+impl<'a> BatchEntry<'a> {
+    /// Appends tokens without logits.
+    pub fn new(session: &'a mut Session, tokens: &'a [u32]) -> Self {
+        Self { session, tokens, logits: false }
+    }
+
+    /// Sets `logits`.
+    #[must_use]
+    pub fn logits(mut self, logits: bool) -> Self {
+        self.logits = logits;
+        self
+    }
 }
 
 impl Engine {

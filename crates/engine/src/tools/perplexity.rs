@@ -10,6 +10,7 @@ use crate::{
 
 /// Perplexity of a text.
 #[derive(Clone, Copy, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Perplexity {
     /// Predicted tokens.
     pub tokens: usize,

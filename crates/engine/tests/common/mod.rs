@@ -163,13 +163,7 @@ impl StepObserver for Seen {
 }
 
 pub fn exact(device: &str) -> DeviceOptions {
-    DeviceOptions {
-        name: Some(device.into()),
-        threads: Some(2),
-        exact: true,
-        kv_format: None,
-        isa: None,
-    }
+    DeviceOptions::default().name(device).threads(2).exact(true)
 }
 
 /// Whether the complete set of goldens runs on the GPU too: `MOEFLUX_TEST_FULL` is set.
@@ -189,7 +183,7 @@ pub fn gpu(exact: bool) -> Option<DeviceOptions> {
         return None;
     }
     let isa = std::env::var("MOEFLUX_TEST_GPU_ISA").ok();
-    let options = DeviceOptions { name: Some(name), threads: Some(2), exact, kv_format: None, isa };
+    let options = DeviceOptions::default().name(name).threads(2).exact(exact).isa(isa);
     match moeflux_compute::open(&options) {
         Ok(_) => Some(options),
         Err(error) => {
@@ -201,17 +195,15 @@ pub fn gpu(exact: bool) -> Option<DeviceOptions> {
 }
 
 pub fn engine(folder: &Path, device: DeviceOptions, memory: MemoryRequest) -> Engine {
-    let options = EngineOptions { memory, device, ..EngineOptions::default() };
+    let options = EngineOptions::default().memory(memory).device(device);
     Engine::open(Checkpoint::open(folder).unwrap(), options, &mut |_, _| {}).unwrap()
 }
 
 /// Feeds tokens and returns all their logits, row by row.
 pub fn feed(session: &mut Session, tokens: &[u32], observer: Option<&mut Seen>) -> Vec<f32> {
     let mut all = Vec::new();
-    let mut watch = StepControl {
-        observer: observer.map(|o| o as &mut dyn StepObserver),
-        ..StepControl::default()
-    };
+    let mut watch = StepControl::default();
+    watch.observer = observer.map(|o| o as &mut dyn StepObserver);
     session
         .feed(tokens, Logits::All, &mut watch, &mut |_, row| all.extend_from_slice(row))
         .unwrap();

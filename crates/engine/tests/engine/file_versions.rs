@@ -84,7 +84,7 @@ fn a_session_in_fewer_bits_continues() {
     let now = temp.path().join("now.session");
     let mut session = open(&golden.folder).session().unwrap();
     feed(&mut session, &golden.prompt(), None);
-    let options = SnapshotOptions { hot_experts: false, kv_format: Some(KvFormat::Q8) };
+    let options = SnapshotOptions::default().hot_experts(false).kv_format(KvFormat::Q8);
     session.snapshot(&now, options).unwrap();
     let [now, before] = [now, kept("q8.session")].map(|file| {
         session.reset().unwrap();

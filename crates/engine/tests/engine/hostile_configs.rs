@@ -121,13 +121,8 @@ const OTHERS: [&str; 20] = [
 fn run(folder: &Path) -> Result<(), Error> {
     let checkpoint = Checkpoint::open(folder)?;
     let vocab = Blueprint::for_checkpoint(&checkpoint)?.vocab as u32;
-    let memory = MemoryRequest {
-        budget: Some(1 << 30),
-        context: None,
-        chunk: Some(4),
-        ..MemoryRequest::default()
-    };
-    let options = EngineOptions { memory, device: exact("cpu"), ..EngineOptions::default() };
+    let memory = MemoryRequest::default().budget(1 << 30).chunk(4);
+    let options = EngineOptions::default().memory(memory).device(exact("cpu"));
     let engine = Engine::open(checkpoint, options, &mut |_, _| {})?;
     let mut session = engine.session()?;
     let n = engine.plan().context.min(12);

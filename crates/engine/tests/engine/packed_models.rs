@@ -195,7 +195,7 @@ const PROMPT: [u32; 5] = [17, 400, 33, 2050, 9];
 #[test]
 fn a_flipped_bit_is_an_error_that_names_the_expert() {
     let (_temp, out) = packed(&tales());
-    let memory = MemoryRequest { sessions: Some(2), ..MemoryRequest::default() };
+    let memory = MemoryRequest::default().sessions(2);
     let engine = common::engine(&out, exact("cpu"), memory);
     let mut session = engine.session().unwrap();
     feed(&mut session, &PROMPT[..2], None);

@@ -22,11 +22,7 @@ fn decode(session: &mut Session, token: u32, expected: &[f32]) -> u64 {
 fn check(folder: &Path) {
     for exact in [false, true] {
         let Some(device) = gpu(exact) else { return };
-        let memory = MemoryRequest {
-            sessions: Some(2),
-            context: Some(TOKENS.len() + 1),
-            ..MemoryRequest::default()
-        };
+        let memory = MemoryRequest::default().sessions(2).context(TOKENS.len() + 1);
         let engine = engine(folder, device, memory);
         let (mut session, mut other) = (engine.session().unwrap(), engine.session().unwrap());
         // A step with all logits (`feed`) is never recorded ahead.
@@ -63,7 +59,7 @@ fn check(folder: &Path) {
             match i {
                 // Nothing was computed.
                 0 | 1 => {
-                    let mut control = StepControl { cancel: Some(&stop), ..StepControl::default() };
+                    let mut control = StepControl::default().cancel(&stop);
                     let cancelled = session.feed(&[3], Logits::Last, &mut control, &mut |_, _| {});
                     assert!(matches!(cancelled, Err(Error::Cancelled)));
                 }
@@ -119,13 +115,12 @@ fn turns(engine: &Engine, observed: bool) -> (Vec<Vec<f32>>, u64) {
         let mut rest = sessions.iter_mut().map(Some).collect::<Vec<_>>();
         for (n, token) in step.iter().zip(&tokens) {
             let session = rest[*n].take().unwrap();
-            turns.push(BatchEntry { session, tokens: std::slice::from_ref(token), logits: true });
+            turns.push(BatchEntry::new(session, std::slice::from_ref(token)).logits(true));
         }
         let mut onlooker = Onlooker;
-        let observer = observed.then_some(&mut onlooker as &mut dyn StepObserver);
-        let stats = engine
-            .step(&mut turns, &mut StepControl { observer, ..StepControl::default() })
-            .unwrap();
+        let mut control = StepControl::default();
+        control.observer = observed.then_some(&mut onlooker as &mut dyn StepObserver);
+        let stats = engine.step(&mut turns, &mut control).unwrap();
         if i + 3 >= steps.len() {
             submissions += stats.submissions;
         }
@@ -141,8 +136,7 @@ fn turns(engine: &Engine, observed: bool) -> (Vec<Vec<f32>>, u64) {
 fn check_together(folder: &Path) {
     for exact in [false, true] {
         let Some(device) = gpu(exact) else { return };
-        let memory =
-            MemoryRequest { sessions: Some(3), context: Some(16), ..MemoryRequest::default() };
+        let memory = MemoryRequest::default().sessions(3).context(16);
         let engine = engine(folder, device, memory);
         let (expected, _) = turns(&engine, true);
         let (logits, submissions) = turns(&engine, false);

@@ -33,6 +33,7 @@ const STACK: usize = 128 << 10;
 
 /// Bandwidth of a disk by queue depth.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct DiskSpeed {
     /// Bytes of each read.
     pub block: usize,
@@ -47,6 +48,7 @@ pub struct DiskSpeed {
 
 /// Bandwidth of a disk at one queue depth.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct DepthSpeed {
     /// Reads in flight.
     pub depth: usize,

@@ -14,6 +14,7 @@ const PASSES: usize = 8;
 
 /// Memory bandwidth of all threads together.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+#[non_exhaustive]
 pub struct MemorySpeed {
     /// Bytes per second.
     pub bytes_per_second: f64,

@@ -13,6 +13,7 @@ use crate::{
 /// Settings that a model's authors recommend, from `generation_config.json`. Without the file:
 /// `default()`.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct GenerationConfig {
     /// Recommended sampling.
     pub sampling: Sampling,

@@ -17,7 +17,10 @@ pub use stop_strings::{StopResult, StopStrings};
 
 use moeflux_compute::{LogitTally, LogitWeights, MAX_TOP_LOGITS, logits_between, logits_extent};
 
-use crate::base::error::{Error, SamplingError};
+use crate::base::{
+    error::{Error, SamplingError},
+    setters::setters,
+};
 use xoshiro::Xoshiro256;
 
 /// Numbers of candidates that are requested. Few, as a device may compile a kernel for each.
@@ -37,6 +40,7 @@ const MAX_EXTRA_CANDIDATES: usize = 128;
 /// lower id comes first.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
+#[non_exhaustive]
 pub struct Sampling {
     /// Divisor of the logits, at least 0. With 0 the first token in rank is chosen (greedy).
     /// Default 1.
@@ -59,6 +63,17 @@ pub struct Sampling {
     /// Random seed. Equal seeds and logits choose equal tokens on every platform. Default 0.
     pub seed: u64,
 }
+
+setters!(Sampling {
+    temperature: f32,
+    top_k: usize,
+    top_p: f32,
+    min_p: f32,
+    repetition_penalty: f32,
+    presence_penalty: f32,
+    frequency_penalty: f32,
+    seed: u64,
+});
 
 impl Default for Sampling {
     fn default() -> Sampling {

@@ -19,6 +19,7 @@ pub struct StopStrings {
 
 /// Result of [`StopStrings::push`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct StopResult<'a> {
     /// Text that certainly belongs to the answer.
     pub emit: &'a str,

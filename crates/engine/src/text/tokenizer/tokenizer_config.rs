@@ -9,6 +9,7 @@ use crate::base::error::Error;
 
 /// Settings of `tokenizer_config.json` that `tokenizer.json` lacks. Without the file: `default()`.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct TokenizerConfig {
     /// Chat template, if it is not in a separate file.
     pub chat_template: Option<String>,

@@ -24,6 +24,7 @@ use crate::{
 
 /// Result of a packing run.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PackReport {
     /// Experts of all layers.
     pub experts: usize,

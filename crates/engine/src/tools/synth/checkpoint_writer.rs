@@ -21,6 +21,7 @@ const CHUNK: usize = 4 << 20;
 
 /// Result of [`write()`].
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Summary {
     /// Tensors in all shards.
     pub tensors: usize,

@@ -32,7 +32,10 @@ pub use checkpoint_writer::{Summary, write};
 pub use presets::{Preset, presets};
 
 use crate::{
-    base::error::{Error, ToolError},
+    base::{
+        error::{Error, ToolError},
+        setters::setters,
+    },
     checkpoint::{Checkpoint, TensorInfo, recorder::Recorder, source::SourceChanges},
     model::blueprint::{Blueprint, LayerBlueprint, MixerBlueprint},
 };
@@ -66,6 +69,7 @@ const KV_B_PROJ: &str = "synth_kv_b_proj";
 
 /// Options of a synthetic checkpoint.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Options {
     /// A `config.json` of a supported architecture: [`Preset::config`], or any other. With
     /// `"synth_kv_b_proj": true`, which is not written, latent attention has its older layout.
@@ -85,6 +89,12 @@ impl Options {
         Options { config, layers: None, seed: 0, skew: 0.0 }
     }
 }
+
+setters!(Options {
+    layers: impl Into<Option<usize>>,
+    seed: u64,
+    skew: f64,
+});
 
 /// The tensors and the config of a checkpoint to write.
 #[derive(Clone, Debug)]
