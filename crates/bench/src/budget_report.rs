@@ -4,8 +4,11 @@ use std::fmt;
 
 use anyhow::ensure;
 use moeflux::{
-    Blueprint, DiskSpeed, MemoryPlan, MemoryRequest, Planner, PolicyKind, RooflineLimits,
-    SystemMemory, TokenCosts, Trace,
+    MemoryPlan, MemoryRequest,
+    base::SystemMemory,
+    experts::{DiskSpeed, PolicyKind, Trace},
+    model::blueprint::Blueprint,
+    tools::{Planner, RooflineLimits, TokenCosts},
 };
 use serde::Serialize;
 
@@ -405,7 +408,7 @@ mod tests {
     fn bounds_are_found_where_plans_begin_and_end() {
         let found = |floor: u64, total: u64| {
             bounds(&move |budget: u64| match budget {
-                b if b < floor => Err(moeflux::Error::from(moeflux::PlanError::BelowFloor {
+                b if b < floor => Err(moeflux::Error::from(moeflux::base::PlanError::BelowFloor {
                     name: "a budget",
                     budget,
                     floor,

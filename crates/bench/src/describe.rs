@@ -1,6 +1,6 @@
 //! Sentences about devices, memory and disks that several reports share.
 
-use moeflux::{ChosenDevice, DiskSpeed, MemoryPlan};
+use moeflux::{MemoryPlan, experts::DiskSpeed, runtime::ChosenDevice};
 
 use crate::units;
 

@@ -4,8 +4,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use moeflux::{
-    Access, Blueprint, Checkpoint, DeviceOptions, Engine, EngineOptions, KvFormat, MemoryPlan,
-    MemoryRequest, Pool, PrefetchMode, ReadOptions, ReaderKind, synth,
+    Checkpoint, Engine, EngineOptions, MemoryPlan, MemoryRequest,
+    experts::{Access, PrefetchMode, ReadOptions, ReaderKind},
+    model::blueprint::Blueprint,
+    runtime::{DeviceOptions, KvFormat, Pool},
+    tools::synth,
 };
 use moeflux_bench::units;
 
@@ -141,7 +144,7 @@ pub(crate) fn preset(name: &str) -> anyhow::Result<Checkpoint> {
 fn built_in(cache: Option<&Path>, ui: Ui) -> anyhow::Result<Checkpoint> {
     let unpacked = cache.context("this user has no home folder").and_then(|cache| {
         let folder = cache.join(moeflux_tales::FOLDER);
-        moeflux::unpack_embedded(&moeflux_tales::FILES, &folder)?;
+        moeflux::checkpoint::unpack_embedded(&moeflux_tales::FILES, &folder)?;
         Ok(Checkpoint::open(&folder)?)
     });
     unpacked.or_else(|reason| {

@@ -6,7 +6,10 @@
 
 use std::{env, error::Error, path::Path};
 
-use moeflux::{Checkpoint, Engine, EngineOptions, Logits, StepControl, StepObserver};
+use moeflux::{
+    Checkpoint, Engine, EngineOptions, StepControl,
+    runtime::{Logits, StepObserver},
+};
 
 const SENTENCES: [&str; 4] = [
     "A Fox saw a Crow with a piece of cheese in her beak.",

@@ -8,8 +8,9 @@
 use std::{collections::HashMap, env, error::Error, path::Path, time::Instant};
 
 use moeflux::{
-    ChatOptions, Checkpoint, Engine, EngineOptions, Event, GenerateRequest, MemoryRequest, Message,
-    Sampling, Scheduler, SchedulerOptions, StepControl,
+    ChatOptions, Checkpoint, Engine, EngineOptions, GenerateRequest, MemoryRequest, Message,
+    Sampling, StepControl,
+    serve::{Event, Scheduler, SchedulerOptions},
 };
 
 const SYSTEM: &str =

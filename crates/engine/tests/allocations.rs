@@ -12,8 +12,10 @@ use std::{
 
 use common::{data, feed, tales};
 use moeflux::{
-    Access, Checkpoint, DeviceOptions, Engine, EngineOptions, MemoryRequest, ReadOptions,
-    ReaderKind, Sampler, Sampling, StepControl,
+    Checkpoint, Engine, EngineOptions, MemoryRequest, Sampling, StepControl,
+    experts::{Access, ReadOptions, ReaderKind},
+    runtime::DeviceOptions,
+    text::Sampler,
 };
 
 struct Counting;

@@ -3,8 +3,12 @@
 use std::time::{Duration, Instant};
 
 use moeflux::{
-    BatchEntry, CancelToken, Engine, ExpertDemand, LayerStats, Logits, MinimumTime, ReadCounters,
-    RooflineLimits, Sampler, Sampling, Session, SplitMix64, Stats, StepControl, TokenCosts,
+    Engine, Sampling, Session, StepControl,
+    base::{LayerStats, ReadCounters, SplitMix64, Stats},
+    runtime::{CancelToken, Logits},
+    session::BatchEntry,
+    text::Sampler,
+    tools::{ExpertDemand, MinimumTime, RooflineLimits, TokenCosts},
 };
 use serde::Serialize;
 

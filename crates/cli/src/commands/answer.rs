@@ -6,8 +6,8 @@ use std::{
 };
 
 use moeflux::{
-    Answer, ChatOptions, Engine, Finish, GenerateRequest, MemoryPlan, Phase, Sampling, Session,
-    StepControl, SystemMemory, Text,
+    Answer, ChatOptions, Engine, Finish, GenerateRequest, MemoryPlan, Sampling, Session,
+    StepControl, base::SystemMemory, serve::Phase, text::Text,
 };
 use moeflux_bench::{describe, units};
 use serde::Serialize;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
-use moeflux::{Engine, Finish, GenerateRequest, Message, Session, Text};
+use moeflux::{Engine, Finish, GenerateRequest, Message, Session, text::Text};
 use moeflux_bench::units;
 use rustyline::{Config, DefaultEditor, error::ReadlineError};
 

@@ -3,7 +3,11 @@
 use std::{cell::RefCell, env, path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, ensure};
-use moeflux::{Blueprint, Logits, StepControl, StepObserver};
+use moeflux::{
+    StepControl,
+    model::blueprint::Blueprint,
+    runtime::{Logits, StepObserver},
+};
 use moeflux_bench::{describe, logits_diff, tensor_file::TensorFile, units};
 
 use crate::{

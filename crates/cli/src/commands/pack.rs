@@ -2,7 +2,10 @@
 
 use std::{ops::ControlFlow, path::Path, process::ExitCode, time::Instant};
 
-use moeflux::{Checkpoint, Damage, pack, verify_packed};
+use moeflux::{
+    Checkpoint,
+    tools::{Damage, pack, verify_packed},
+};
 use moeflux_bench::units;
 
 use crate::{

@@ -8,8 +8,10 @@ use std::{
 
 use anyhow::{Context, ensure};
 use moeflux::{
-    Answer, Error, Finish, MemoryPlan, Phase, Session, SnapshotFolder, SnapshotOptions,
-    StepControl, Synced, Text,
+    Answer, Error, Finish, MemoryPlan, Session, StepControl,
+    serve::Phase,
+    session::{SnapshotFolder, SnapshotOptions, Synced},
+    text::Text,
 };
 use moeflux_bench::units;
 use serde::Serialize;

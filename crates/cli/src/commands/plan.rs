@@ -3,7 +3,10 @@
 use std::process::ExitCode;
 
 use moeflux::{
-    Blueprint, Checkpoint, DiskSpeed, Planner, TokenCosts, Trace, probe_disk, probe_memory,
+    Checkpoint,
+    experts::{DiskSpeed, Trace, probe_disk, probe_memory},
+    model::blueprint::Blueprint,
+    tools::{Planner, TokenCosts},
 };
 use moeflux_bench::{
     budget_report::{self, BudgetReport, BudgetRequest, DiskBandwidth},

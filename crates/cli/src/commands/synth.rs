@@ -5,7 +5,7 @@ use std::{
 };
 
 use anyhow::Context;
-use moeflux::synth::{self, Options, Preset};
+use moeflux::tools::synth::{self, Options, Preset};
 use moeflux_bench::units;
 
 use crate::{args::SynthArgs, interrupt, progress::Ui};

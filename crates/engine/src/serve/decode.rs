@@ -19,17 +19,17 @@ use crate::{
 #[non_exhaustive]
 pub struct GenerateRequest {
     /// Sampling parameters. The model's recommended ones are in
-    /// [`Text::generation`](crate::Text::generation).
+    /// [`Text::generation`](crate::text::Text::generation).
     pub sampling: Sampling,
     /// Maximum tokens to generate. Default: up to the context length.
     pub max_tokens: Option<usize>,
     /// Stop strings; not part of the text. A token stream includes the tokens up to the one that
-    /// completes a stop string; [`StopStrings`](crate::StopStrings) removes it from the decoded
+    /// completes a stop string; [`StopStrings`](crate::text::StopStrings) removes it from the decoded
     /// text.
     #[cfg(feature = "text")]
     pub stop: Vec<String>,
     /// Lengths of prompt prefixes that other prompts are likely to share, ascending: see
-    /// [`Session::sync_with`]. A [`Scheduler`](crate::Scheduler) ignores them.
+    /// [`Session::sync_with`]. A [`Scheduler`](crate::serve::Scheduler) ignores them.
     pub ends: Vec<usize>,
 }
 
@@ -61,7 +61,7 @@ pub enum Finish {
 }
 
 /// End of one answer by end tokens, stop strings and limits. Every answer ends here, alone or in a
-/// [`Scheduler`](crate::Scheduler).
+/// [`Scheduler`](crate::serve::Scheduler).
 pub(crate) struct AnswerEnd {
     end_tokens: EndTokens,
     #[cfg(feature = "text")]

@@ -11,3 +11,8 @@ pub(crate) mod decode;
 #[cfg(feature = "text")]
 pub(crate) mod generate;
 pub(crate) mod scheduler;
+
+pub use decode::Tokens;
+#[cfg(feature = "text")]
+pub use generate::Phase;
+pub use scheduler::{Event, RequestId, Scheduler, SchedulerOptions, SubmitError};

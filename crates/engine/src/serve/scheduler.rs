@@ -116,7 +116,10 @@ pub enum Event {
 ///
 /// ```
 /// # fn main() -> Result<(), moeflux::Error> {
-/// use moeflux::{Scheduler, Checkpoint, Engine, EngineOptions, Event, GenerateRequest, MemoryRequest, StepControl};
+/// use moeflux::{
+///     Checkpoint, Engine, EngineOptions, GenerateRequest, MemoryRequest, StepControl,
+///     serve::{Event, Scheduler},
+/// };
 ///
 /// let memory = MemoryRequest::default().sessions(2);
 /// let options = EngineOptions::default().memory(memory);

@@ -317,7 +317,7 @@ impl Engine {
     }
 
     /// Resets the reader's knowledge of cached pages, after the page cache has dropped the model's
-    /// files ([`FilePages::forget`](crate::FilePages::forget)).
+    /// files ([`FilePages::forget`](crate::experts::FilePages::forget)).
     pub fn forget_reads(&self) {
         self.lock().cache.forget_reads();
     }
@@ -327,7 +327,7 @@ impl Engine {
     /// a GPU computes.
     ///
     /// Takes some milliseconds and no memory. Right before or after a measurement it sees the same
-    /// load on the machine, unlike an earlier [`probe_memory`](crate::probe_memory).
+    /// load on the machine, unlike an earlier [`probe_memory`](crate::experts::probe_memory).
     ///
     /// # Errors
     /// The device failed, or a thread cannot be started.
@@ -358,7 +358,7 @@ impl Engine {
     }
 
     /// Starts to write the experts that each step needs to a file; `None` stops it. See
-    /// [`crate::Trace`].
+    /// [`crate::experts::Trace`].
     ///
     /// Results do not change. A device that resolves expert slots on its side must report the
     /// routing to the host, which takes time.

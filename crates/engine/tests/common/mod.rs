@@ -12,8 +12,8 @@ use std::{
 };
 
 use moeflux::{
-    Checkpoint, DeviceOptions, Engine, EngineOptions, Logits, MemoryRequest, Session, StepControl,
-    StepObserver,
+    Checkpoint, Engine, EngineOptions, MemoryRequest, Session, StepControl,
+    runtime::{DeviceOptions, Logits, StepObserver},
 };
 use safetensors::{Dtype, SafeTensors};
 
@@ -96,7 +96,7 @@ pub fn goldens() -> Vec<Golden> {
         .collect();
     folders.sort();
     let covered: BTreeSet<String> = folders.iter().map(|folder| model_type(folder)).collect();
-    let missing: Vec<_> = moeflux::supported_architectures()
+    let missing: Vec<_> = moeflux::model::supported_architectures()
         .filter(|name| !covered.contains(*name) && !DERIVED.contains(name))
         .collect();
     assert!(missing.is_empty(), "architectures without a golden: {missing:?}");

@@ -1,6 +1,11 @@
 //! Reader wrappers that inject faults.
 
-use moeflux::{Completion, Error, ReadCounters, ReadRequest, Reader, WrapReader};
+use moeflux::{
+    Error,
+    base::ReadCounters,
+    experts::{Completion, ReadRequest, Reader},
+    session::WrapReader,
+};
 
 /// Fails the reads for which `fails` returns true.
 struct FaultyReader<F> {

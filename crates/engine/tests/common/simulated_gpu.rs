@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use moeflux::WrapDevice;
+use moeflux::runtime::WrapDevice;
 use moeflux_compute::{
     BankPlace, Buffer, Bytes, Counters, Device, DeviceMemory, Error, ExpertUses, KvFormat,
     MatrixShape, Op, Profiler, ScratchShape, Slot, SlotStore, SlotTable, Span, State, StateShape,

@@ -7,8 +7,8 @@ use std::{
 };
 
 use moeflux::{
-    Blueprint, ChatOptions, Checkpoint, Engine, EngineOptions, Error, Logits, MemoryRequest,
-    Message, StepControl,
+    ChatOptions, Checkpoint, Engine, EngineOptions, Error, MemoryRequest, Message, StepControl,
+    model::blueprint::Blueprint, runtime::Logits,
 };
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};

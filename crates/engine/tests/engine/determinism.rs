@@ -4,9 +4,14 @@
 use std::path::Path;
 
 use moeflux::{
-    Access, Checkpoint, Completion, DeviceOptions, Engine, EngineOptions, FilePages, MemoryRequest,
-    PolicyKind, PrefetchMode, ReadCounters, ReadOptions, ReadRequest, Reader, ReaderKind,
-    WrapReader,
+    Checkpoint, Engine, EngineOptions, MemoryRequest,
+    base::ReadCounters,
+    experts::{
+        Access, Completion, FilePages, PolicyKind, PrefetchMode, ReadOptions, ReadRequest, Reader,
+        ReaderKind,
+    },
+    runtime::DeviceOptions,
+    session::WrapReader,
 };
 
 use crate::common::{self, Golden, data, feed, gpu, is_full, tales};
@@ -119,7 +124,9 @@ fn bits(folder: &Path, prompt: &[u32], run: Run<'_>) -> (Vec<u32>, f64) {
 }
 
 fn smallest(folder: &Path) -> usize {
-    moeflux::Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap()).unwrap().max_top_k()
+    moeflux::model::blueprint::Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap())
+        .unwrap()
+        .max_top_k()
 }
 
 fn check(folder: &Path, prompt: &[u32]) {

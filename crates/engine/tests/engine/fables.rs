@@ -3,8 +3,10 @@
 use std::{collections::BTreeMap, ops::ControlFlow};
 
 use moeflux::{
-    ChatOptions, DeviceOptions, Engine, Finish, GenerateRequest, KvFormat, MemoryRequest, Message,
-    Sampling, SnapshotOptions, StepControl, generate,
+    ChatOptions, Engine, Finish, GenerateRequest, MemoryRequest, Message, Sampling, StepControl,
+    generate,
+    runtime::{DeviceOptions, KvFormat},
+    session::SnapshotOptions,
 };
 
 use crate::common::{data, engine, exact, feed, gpu, tales};

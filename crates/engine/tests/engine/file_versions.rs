@@ -9,8 +9,11 @@ use std::{
 };
 
 use moeflux::{
-    Checkpoint, DiskSpeed, Engine, KvFormat, MemoryRequest, PolicyKind, Replayed, Session,
-    SnapshotFolder, SnapshotOptions, StepControl, Trace, verify_packed,
+    Checkpoint, Engine, MemoryRequest, Session, StepControl,
+    experts::{DiskSpeed, PolicyKind, Trace},
+    runtime::KvFormat,
+    session::{SnapshotFolder, SnapshotOptions},
+    tools::{Replayed, verify_packed},
 };
 
 use crate::common::{Golden, copy_folder, data, difference, engine, exact, feed, sets};

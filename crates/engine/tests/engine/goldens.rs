@@ -1,7 +1,7 @@
 //! Goldens: logits, hidden states and chosen experts against mlx-lm, layer by layer, for prefill at
 //! once, prefill in chunks, and decode.
 
-use moeflux::{DeviceOptions, MemoryRequest};
+use moeflux::{MemoryRequest, runtime::DeviceOptions};
 
 use crate::common::{
     Golden, Seen, data, difference, engine, exact, feed, goldens, gpu, is_full, sets,

@@ -4,7 +4,8 @@
 use std::{fs, path::Path};
 
 use moeflux::{
-    Blueprint, Checkpoint, Engine, EngineOptions, Error, Logits, MemoryRequest, StepControl,
+    Checkpoint, Engine, EngineOptions, Error, MemoryRequest, StepControl,
+    model::blueprint::Blueprint, runtime::Logits,
 };
 use proptest::{prelude::*, test_runner::TestRunner};
 use serde_json::{Value, json};

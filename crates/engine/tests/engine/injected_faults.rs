@@ -7,8 +7,10 @@ use std::{
 };
 
 use moeflux::{
-    Access, CancelToken, Checkpoint, Engine, EngineOptions, Error, Logits, MemoryRequest,
-    ReadOptions, ReaderKind, SessionError, StepControl,
+    Checkpoint, Engine, EngineOptions, Error, MemoryRequest, StepControl,
+    base::SessionError,
+    experts::{Access, ReadOptions, ReaderKind},
+    runtime::{CancelToken, Logits},
 };
 
 use crate::common::{self, data, exact, feed, readers::every_nth, simulated_gpu::Card, tales};
@@ -371,7 +373,7 @@ fn a_step_that_fails_at_its_end_leaves_no_logits() {
     reader.join().unwrap();
     let error = sessions[0].decode(9).unwrap_err().to_string();
     assert!(error.contains("routing trace"), "{error}");
-    let turn = |session| moeflux::BatchEntry::new(session, &[9]).logits(true);
+    let turn = |session| moeflux::session::BatchEntry::new(session, &[9]).logits(true);
     assert!(engine.step(&mut sessions.each_mut().map(turn), &mut control).is_err());
     engine.record_routing(None).unwrap();
     for session in &mut sessions {

@@ -7,7 +7,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use moeflux::{Blueprint, Checkpoint, Error, MemoryRequest, pack, verify_packed};
+use moeflux::{
+    Checkpoint, Error, MemoryRequest,
+    model::blueprint::Blueprint,
+    tools::{pack, verify_packed},
+};
 use proptest::{prelude::*, test_runner::TestRunner};
 use tempfile::TempDir;
 
@@ -281,7 +285,7 @@ fn a_full_disk_loses_nothing() {
 fn fill_a_disk(disk: &Path) {
     let source = Checkpoint::open(&tales()).unwrap();
     let (out, filler) = (disk.join("out"), disk.join("filler"));
-    let too_full = |result: Result<moeflux::PackReport, Error>, part: &str| {
+    let too_full = |result: Result<moeflux::tools::PackReport, Error>, part: &str| {
         let said = result.unwrap_err().to_string();
         assert!(said.contains(part) && said.contains(disk.to_str().unwrap()), "{said}");
     };

@@ -4,8 +4,10 @@
 use std::path::Path;
 
 use moeflux::{
-    BatchEntry, CancelToken, Engine, Error, Logits, MemoryRequest, Session, SessionError,
-    StepControl, StepObserver,
+    Engine, Error, MemoryRequest, Session, StepControl,
+    base::SessionError,
+    runtime::{CancelToken, Logits, StepObserver},
+    session::BatchEntry,
 };
 
 use crate::common::{Golden, data, engine, feed, gpu, tales};

@@ -3,8 +3,10 @@
 use std::path::Path;
 
 use moeflux::{
-    BankPlace, Checkpoint, Engine, EngineOptions, Error, LineName, MemoryPlan, MemoryRequest,
-    SnapshotOptions, Stats, StepControl,
+    Checkpoint, Engine, EngineOptions, Error, MemoryPlan, MemoryRequest, StepControl,
+    base::Stats,
+    runtime::{BankPlace, LineName},
+    session::SnapshotOptions,
 };
 use moeflux_compute::DeviceMemory;
 
@@ -36,7 +38,9 @@ fn on_card(
 ) -> (Vec<u32>, Asked, Stats) {
     // The host has one slot too few for the experts that the device does not hold.
     let all =
-        moeflux::Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap()).unwrap().experts();
+        moeflux::model::blueprint::Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap())
+            .unwrap()
+            .experts();
     let host_slots = slots.map(|slots| (all - slots).saturating_sub(1).max(1));
     with_slots("cpu", folder, prompt, card, [slots, host_slots])
 }
@@ -118,8 +122,10 @@ fn every_kind_of_expert_layer_is_bit_equal_on_a_gpu() {
         "minimax_m2_hub",
     ] {
         let golden = Golden::read(data().join("goldens").join(name));
-        let blueprint =
-            moeflux::Blueprint::for_checkpoint(&Checkpoint::open(&golden.folder).unwrap()).unwrap();
+        let blueprint = moeflux::model::blueprint::Blueprint::for_checkpoint(
+            &Checkpoint::open(&golden.folder).unwrap(),
+        )
+        .unwrap();
         let expected = on_cpu(&golden.folder, &golden.prompt());
         let (bits, asked, _) =
             on_card(&golden.folder, &golden.prompt(), Card { bank: 5, ..Card::OWN }, None);
@@ -181,7 +187,9 @@ fn experts_in_host_memory_are_read_in_place() {
 
 /// Compares the logits with several slot counts of device and host.
 fn tiers(device: &str, folder: &Path, prompt: &[u32], expected: &[u32]) {
-    let blueprint = moeflux::Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap()).unwrap();
+    let blueprint =
+        moeflux::model::blueprint::Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap())
+            .unwrap();
     let (all, k) = (blueprint.experts(), blueprint.max_top_k());
     let sizes = [
         (all / 3, all - all / 3, true),
@@ -234,7 +242,9 @@ fn no_size_of_a_tier_changes_a_bit_on_a_gpu() {
     let unified = DeviceMemory { total: Some(1 << 30), unified: true, in_place: true };
     let unified = Card { memory: Some(unified), ..Card::OWN };
     let k =
-        moeflux::Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap()).unwrap().max_top_k();
+        moeflux::model::blueprint::Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap())
+            .unwrap()
+            .max_top_k();
     for slots in [None, Some(k), Some(k + 3)] {
         let (bits, asked, _) = with_slots("gpu", folder, &prompt, unified, [slots, None]);
         assert!(bits == expected, "other bits with {slots:?} slots in unified memory");
@@ -277,9 +287,10 @@ fn check_loading_progress(folder: &Path) {
         );
         said.last().unwrap().1
     };
-    let experts = moeflux::Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap())
-        .unwrap()
-        .experts_bytes();
+    let experts =
+        moeflux::model::blueprint::Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap())
+            .unwrap()
+            .experts_bytes();
     assert_eq!(open(Some(Card::OWN)), open(None) + experts);
     // The same in host memory, for a device that manages its weights.
     let unified = Card {
@@ -373,7 +384,7 @@ fn chunks_are_limited_by_the_buffer_size() {
         (plan.chunk, plan.bytes(LineName::Scratch))
     };
     let (whole, bytes) = chunk(None, None);
-    assert_eq!(whole, moeflux::CARD_CHUNK);
+    assert_eq!(whole, moeflux::runtime::CARD_CHUNK);
     // The model's vectors count too.
     assert_eq!(chunk(Some(2 * bytes), None).0, whole);
     assert_eq!(chunk(Some(bytes), None).0, whole / 2);
@@ -424,7 +435,8 @@ fn opening_fails_if_an_expert_cannot_be_loaded() {
 fn states_can_use_all_planned_memory() {
     let folder = data().join("goldens/qwen3_moe");
     let blueprint =
-        moeflux::Blueprint::for_checkpoint(&Checkpoint::open(&folder).unwrap()).unwrap();
+        moeflux::model::blueprint::Blueprint::for_checkpoint(&Checkpoint::open(&folder).unwrap())
+            .unwrap();
     let (context, vocab) = (blueprint.max_positions, blueprint.vocab);
     let tokens: Vec<u32> = (0..601).map(|i| (i * i % vocab) as u32).collect();
     let temp = tempfile::tempdir().unwrap();

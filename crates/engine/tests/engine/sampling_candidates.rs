@@ -1,8 +1,10 @@
 //! Sampling from the device's top candidates gives the same tokens as sampling from all logits.
 
 use moeflux::{
-    CancelToken, Checkpoint, DeviceOptions, Engine, EngineOptions, Error, Logits, MemoryRequest,
-    Sampler, Sampling, SessionError, StepControl,
+    Checkpoint, Engine, EngineOptions, Error, MemoryRequest, Sampling, StepControl,
+    base::SessionError,
+    runtime::{CancelToken, DeviceOptions, Logits},
+    text::Sampler,
 };
 
 use crate::common::{engine, exact, feed, gpu, simulated_gpu::Card, tales};

@@ -3,9 +3,13 @@
 use std::{collections::HashMap, ops::ControlFlow, path::Path};
 
 use moeflux::{
-    BatchEntry, CancelToken, ChatOptions, DeviceOptions, Engine, Error, Event, Finish,
-    GenerateRequest, MemoryRequest, Message, RequestId, Sampling, Scheduler, SchedulerOptions,
-    Session, SessionError, StepControl, generate,
+    ChatOptions, Engine, Error, Finish, GenerateRequest, MemoryRequest, Message, Sampling, Session,
+    StepControl,
+    base::SessionError,
+    generate,
+    runtime::{CancelToken, DeviceOptions},
+    serve::{Event, RequestId, Scheduler, SchedulerOptions},
+    session::BatchEntry,
 };
 
 use crate::common::{self, data, exact, tales};

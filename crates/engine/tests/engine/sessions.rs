@@ -12,8 +12,9 @@ use std::{
 };
 
 use moeflux::{
-    BatchEntry, CancelToken, Checkpoint, DeviceOptions, Engine, EngineOptions, Error, KvFormat,
-    LineName, Logits, Mark, MemoryRequest, Session, SnapshotFolder, SnapshotOptions, StepControl,
+    Checkpoint, Engine, EngineOptions, Error, MemoryRequest, Session, StepControl,
+    runtime::{CancelToken, DeviceOptions, KvFormat, LineName, Logits},
+    session::{BatchEntry, Mark, SnapshotFolder, SnapshotOptions},
 };
 use proptest::{
     prelude::*,
@@ -547,7 +548,7 @@ fn a_folder_replaces_unusable_snapshots() {
     fs::remove_file(&path).unwrap();
     session.reset().unwrap();
     let mut sampler =
-        moeflux::Sampler::new(moeflux::Sampling::greedy(), engine.blueprint().vocab).unwrap();
+        moeflux::text::Sampler::new(moeflux::Sampling::greedy(), engine.blueprint().vocab).unwrap();
     session.next(&tokens, &mut sampler, &mut StepControl::default()).unwrap();
     assert!(session.logits().is_empty());
     session.snapshot_to(&cache).unwrap();
@@ -631,9 +632,10 @@ fn lossy_states_stay_marked_and_are_not_shared() {
 #[test]
 fn a_context_costs_only_its_used_part() {
     let folder = golden("qwen3_moe");
-    let context = moeflux::Blueprint::for_checkpoint(&Checkpoint::open(&folder).unwrap())
-        .unwrap()
-        .max_positions;
+    let context =
+        moeflux::model::blueprint::Blueprint::for_checkpoint(&Checkpoint::open(&folder).unwrap())
+            .unwrap()
+            .max_positions;
     let memory = MemoryRequest::default().context(context).marks(0).chunk(256);
     let full = common::engine(&folder, exact("cpu"), memory).plan().bytes(LineName::State);
     let state = full / context as u64 * 1024;
