@@ -15,6 +15,7 @@ pub(crate) mod chat;
 pub(crate) mod model_text;
 pub(crate) mod sampling;
 #[cfg(feature = "text")]
+#[allow(clippy::module_inception, reason = "the file of the type that names the floor")]
 pub(crate) mod text;
 #[cfg(feature = "text")]
 pub(crate) mod tokenizer;
