@@ -40,10 +40,10 @@
 //!   [`sync`](Session::sync), [`decode`](Session::decode), [`generate`](Session::generate),
 //!   [`truncate`](Session::truncate), [`fork`](Session::fork).
 //! - [`session::Mark`]: a checkpoint of a session, to rewind to.
-//! - [`session::SnapshotFolder`]: sessions on disk, found by the longest common prefix with a prompt.
-//!   [`Session::snapshot`] saves a single session.
-//! - [`serve::Scheduler`]: continuous batching of several requests, which share steps and expert reads.
-//!   [`Engine::step`] is one such step.
+//! - [`session::SnapshotFolder`]: sessions on disk, found by the longest common prefix with a
+//!   prompt. [`Session::snapshot`] saves a single session.
+//! - [`serve::Scheduler`]: continuous batching of several requests, which share steps and expert
+//!   reads. [`Engine::step`] is one such step.
 //! - [`text::Text`]: tokenizer, chat template and recommended sampling of a model.
 //! - [`text::Sampler`]: from logits to a token, with the parameters of [`Sampling`].
 //! - [`StepControl`]: progress, cancellation and a [`runtime::StepObserver`] for a step.
@@ -57,7 +57,8 @@
 //! - On one device, logits do not depend on the budget, the cache, the number of threads or the
 //!   order of reads.
 //! - A step that fails or is cancelled leaves its sessions at their last good token.
-//! - State is never dropped silently: [`session::Synced`] reports tokens that had to be computed again.
+//! - State is never dropped silently: [`session::Synced`] reports tokens that had to be computed
+//!   again.
 //! - No input causes a panic. Files, tokens and options are checked, and errors are values.
 //!
 //! The [API guide](https://github.com/moeflux/moeflux/blob/main/docs/api.md) is written for users

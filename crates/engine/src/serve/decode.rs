@@ -24,8 +24,8 @@ pub struct GenerateRequest {
     /// Maximum tokens to generate. Default: up to the context length.
     pub max_tokens: Option<usize>,
     /// Stop strings; not part of the text. A token stream includes the tokens up to the one that
-    /// completes a stop string; [`StopStrings`](crate::text::StopStrings) removes it from the decoded
-    /// text.
+    /// completes a stop string; [`StopStrings`](crate::text::StopStrings) removes it from the
+    /// decoded text.
     #[cfg(feature = "text")]
     pub stop: Vec<String>,
     /// Lengths of prompt prefixes that other prompts are likely to share, ascending: see

@@ -39,7 +39,8 @@ pub struct Synced {
     pub restored: usize,
     /// Tokens of the session that were dropped.
     pub rewound: usize,
-    /// Tokens that were computed, or are left to compute in a [`Scheduler`](crate::serve::Scheduler).
+    /// Tokens that were computed, or are left to compute in a
+    /// [`Scheduler`](crate::serve::Scheduler).
     pub computed: usize,
 }
 
@@ -102,9 +103,9 @@ impl Session {
     }
 
     /// Whether part of the KV cache comes from a snapshot with a smaller format
-    /// ([`SnapshotOptions::kv_format`](crate::session::SnapshotOptions::kv_format)). Later results are then
-    /// close to the original ones, but not equal. Forks, marks and snapshots of the session inherit
-    /// this until it is reset. Its states never enter the prefix cache.
+    /// ([`SnapshotOptions::kv_format`](crate::session::SnapshotOptions::kv_format)). Later results
+    /// are then close to the original ones, but not equal. Forks, marks and snapshots of the
+    /// session inherit this until it is reset. Its states never enter the prefix cache.
     pub fn is_lossy(&self) -> bool {
         self.timeline.is_lossy
     }

@@ -14,6 +14,8 @@ pub(crate) struct AnswerText {
 }
 
 impl AnswerText {
+    /// Empty text, which is to end before the first of `stop`.
+    ///
     /// # Errors
     /// A stop string is empty.
     pub(crate) fn new(decoder: Decoder, stop: Vec<String>) -> Result<Self, Error> {

@@ -216,8 +216,8 @@ impl Sampler {
     /// records it. A logit of minus infinity bans its token.
     ///
     /// # Errors
-    /// [`SamplingError`] if the number of logits differs from the vocabulary, a logit is NaN or plus
-    /// infinity, or all tokens are banned.
+    /// [`SamplingError`] if the number of logits differs from the vocabulary, a logit is NaN or
+    /// plus infinity, or all tokens are banned.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, Error> {
         self.check_len(logits)?;
         if self.seen.is_empty() {
