@@ -72,6 +72,13 @@ toolchain() {
 
 documentation() { RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --lib --no-deps; }
 
+# The library must build without its optional dependencies.
+library_without_features() {
+    cargo check --locked -p moeflux --lib --no-default-features
+    ! cargo tree --locked -p moeflux --no-default-features --edges normal --prefix none |
+        grep -E '^(io-uring|minijinja|tokenizers|wgpu)'
+}
+
 # Type-checks all crates for the foreign targets, without a linker or an SDK; with --full also lints.
 foreign() {
     local arguments=()
@@ -190,8 +197,7 @@ section toolchain toolchain
 section "GPU tools" gpu_tools
 section format cargo fmt --all --check
 section lints cargo clippy --locked --workspace --all-targets -- -D warnings
-section "library without features" \
-    cargo check --locked -p moeflux --lib --no-default-features
+section "library without features" library_without_features
 section "foreign targets" foreign
 section documentation documentation
 # --full needs all formats and models from here on, also on the kinds of GPU.

@@ -4,8 +4,11 @@ use std::fmt;
 
 use anyhow::ensure;
 use moeflux::{
-    Blueprint, DiskSpeed, MemoryPlan, MemoryRequest, Planner, PolicyKind, RooflineLimits,
-    SystemMemory, TokenCosts, Trace,
+    MemoryPlan, MemoryRequest,
+    base::SystemMemory,
+    experts::{DiskSpeed, PolicyKind, Trace},
+    model::blueprint::Blueprint,
+    tools::{Planner, RooflineLimits, TokenCosts},
 };
 use serde::Serialize;
 
@@ -126,8 +129,7 @@ impl BudgetReport {
     ) -> anyhow::Result<Self> {
         let context = context(request.context, blueprint)?;
         let disk = request.disk.bytes_per_second;
-        let plan =
-            |budget: u64| planner.plan(&MemoryRequest { budget: Some(budget), ..request.memory });
+        let plan = |budget: u64| planner.plan(&request.memory.budget(budget));
         let planned = |budget| Ok(plan(budget)?.fastest().total());
         let BudgetBounds { floor, everything } = bounds(&planned)?;
         let memory = request.memory_bytes_per_second;
@@ -406,7 +408,13 @@ mod tests {
     fn bounds_are_found_where_plans_begin_and_end() {
         let found = |floor: u64, total: u64| {
             bounds(&move |budget: u64| match budget {
-                b if b < floor => Err(moeflux::Error::Budget("below the floor".into())),
+                b if b < floor => Err(moeflux::Error::from(moeflux::base::PlanError::BelowFloor {
+                    name: "a budget",
+                    budget,
+                    floor,
+                    parts: String::new(),
+                    advice: String::new(),
+                })),
                 _ => Ok(total.min(budget)),
             })
             .unwrap()

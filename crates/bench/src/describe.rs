@@ -1,13 +1,13 @@
 //! Sentences about devices, memory and disks that several reports share.
 
-use moeflux::{ChosenDevice, DiskSpeed, MemoryPlan};
+use moeflux::{MemoryPlan, experts::DiskSpeed, runtime::ChosenDevice};
 
 use crate::units;
 
 /// The device that computed and why it was chosen, so that a fallback is never mistaken for a
 /// result.
 pub fn device(device: &ChosenDevice, dispatches: u64) -> String {
-    let ChosenDevice { name, graphics, reason } = device;
+    let ChosenDevice { name, graphics, reason, .. } = device;
     match graphics {
         true => format!("on {name}, {} ({reason})", units::plural(dispatches, "GPU dispatch")),
         false => format!("on {name} ({reason})"),

@@ -3,7 +3,10 @@
 use std::{fmt::Write, thread};
 
 use anyhow::anyhow;
-use moeflux::{PolicyKind, Replayed, ReplayedSteps, Trace, TraceHeader};
+use moeflux::{
+    experts::{PolicyKind, Trace, TraceHeader},
+    tools::{Replayed, ReplayedSteps},
+};
 use serde::Serialize;
 
 use crate::{

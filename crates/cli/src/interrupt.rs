@@ -5,7 +5,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use moeflux::CancelToken;
+use moeflux::runtime::CancelToken;
 
 /// Exit code after Ctrl-C: 128 + SIGINT, as shells report it.
 pub(crate) const EXIT_CODE: u8 = 130;

@@ -4,8 +4,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use moeflux::{
-    Access, Blueprint, Checkpoint, DeviceOptions, Engine, EngineOptions, KvFormat, MemoryPlan,
-    MemoryRequest, Pool, PrefetchMode, ReadOptions, ReaderKind, synth,
+    Checkpoint, Engine, EngineOptions, MemoryPlan, MemoryRequest,
+    experts::{Access, PrefetchMode, ReadOptions, ReaderKind},
+    model::blueprint::Blueprint,
+    runtime::{DeviceOptions, KvFormat, Pool},
+    tools::synth,
 };
 use moeflux_bench::units;
 
@@ -32,16 +35,14 @@ pub(crate) struct Needs {
 impl MemoryArgs {
     /// Memory request of a command that never goes back in a session.
     fn request(&self) -> MemoryRequest {
-        MemoryRequest {
-            budget: self.memory,
-            device_budget: self.gpu_memory,
-            context: self.ctx.map(Into::into),
-            chunk: self.chunk.map(Into::into),
-            slots: self.slots.map(Into::into),
-            state: self.state_memory,
-            marks: Some(0),
-            ..MemoryRequest::default()
-        }
+        MemoryRequest::default()
+            .budget(self.memory)
+            .device_budget(self.gpu_memory)
+            .context(self.ctx.map(Into::into))
+            .chunk(self.chunk.map(Into::into))
+            .slots(self.slots.map(Into::into))
+            .state(self.state_memory)
+            .marks(0)
     }
 }
 
@@ -54,14 +55,12 @@ impl EngineArgs {
 
 impl ComputeArgs {
     pub(crate) fn options(&self) -> DeviceOptions {
-        DeviceOptions {
-            name: Some(self.device.clone()),
-            threads: self.threads.map(Into::into),
-            exact: self.exact,
-            kv_format: self.kv,
-            isa: self.isa.clone(),
-            id: None,
-        }
+        DeviceOptions::default()
+            .name(self.device.clone())
+            .threads(self.threads.map(Into::into))
+            .exact(self.exact)
+            .kv_format(self.kv)
+            .isa(self.isa.clone())
     }
 
     /// Format of the KV cache on the CPU.
@@ -83,19 +82,17 @@ impl From<AutoSwitch> for PrefetchMode {
 
 impl ReadArgs {
     pub(crate) fn options(&self) -> ReadOptions {
-        ReadOptions {
-            kind: match self.reader {
+        ReadOptions::default()
+            .kind(match self.reader {
                 ReaderChoice::Auto => ReaderKind::Auto,
                 ReaderChoice::Uring => ReaderKind::Uring,
                 ReaderChoice::Threads => ReaderKind::Threads,
-            },
-            access: match self.io {
+            })
+            .access(match self.io {
                 IoMode::Auto => Access::Auto,
                 IoMode::Direct => Access::Direct,
                 IoMode::Buffered => Access::Buffered,
-            },
-            ..ReadOptions::default()
-        }
+            })
     }
 
     /// Whether any reading option was given.
@@ -147,7 +144,7 @@ pub(crate) fn preset(name: &str) -> anyhow::Result<Checkpoint> {
 fn built_in(cache: Option<&Path>, ui: Ui) -> anyhow::Result<Checkpoint> {
     let unpacked = cache.context("this user has no home folder").and_then(|cache| {
         let folder = cache.join(moeflux_tales::FOLDER);
-        moeflux::unpack_embedded(&moeflux_tales::FILES, &folder)?;
+        moeflux::checkpoint::unpack_embedded(&moeflux_tales::FILES, &folder)?;
         Ok(Checkpoint::open(&folder)?)
     });
     unpacked.or_else(|reason| {
@@ -182,14 +179,12 @@ pub(crate) fn engine_from(
     if needs.marks {
         memory.marks = None;
     }
-    let options = EngineOptions {
-        memory,
-        device: args.compute.options(),
-        prefetch: args.reads.prefetch.into(),
-        policy: args.memory.policy,
-        reads: args.reads.options(),
-        ..EngineOptions::default()
-    };
+    let options = EngineOptions::default()
+        .memory(memory)
+        .device(args.compute.options())
+        .prefetch(args.reads.prefetch.into())
+        .policy(args.memory.policy)
+        .reads(args.reads.options());
     let engine = {
         let bar = ui.bytes("loading");
         Engine::open(checkpoint, options, &mut |done, total| bar.bytes(done, total))?

@@ -54,7 +54,7 @@ fn chains(device: &mut dyn Device) -> Result<(), Error> {
 
 fn main() -> Result<(), Error> {
     let name = std::env::args().nth(1).unwrap_or_else(|| "gpu".into());
-    let mut device = open(&DeviceOptions { name: Some(name), ..Default::default() })?;
+    let mut device = open(&DeviceOptions::default().name(name))?;
     println!("{}", device.describe());
     chains(&mut *device)
 }

@@ -17,19 +17,14 @@ fn main() -> Result<(), Error> {
     let first = args.next();
     let threads = args.next().and_then(|n| n.parse().ok());
     let options = match first {
-        Some(gpu) if gpu.starts_with("gpu") => {
-            DeviceOptions { name: Some(gpu), ..Default::default() }
-        }
+        Some(gpu) if gpu.starts_with("gpu") => DeviceOptions::default().name(gpu),
         name => {
             let isa = name.and_then(|name| Isa::by_name(&name).ok()).unwrap_or_else(Isa::detect);
-            DeviceOptions {
-                name: Some("cpu".into()),
-                threads,
-                exact: false,
-                kv_format: None,
-                isa: Some(isa.name().into()),
-                id: None,
-            }
+            DeviceOptions::default()
+                .name("cpu")
+                .threads(threads)
+                .exact(false)
+                .isa(isa.name().to_owned())
         }
     };
     println!("{}", open(&options)?.describe());

@@ -87,14 +87,7 @@ fn ops_allocate_nothing() {
 
 /// Runs every op on `rows` rows.
 fn step(exact: bool, rows: usize) {
-    let options = DeviceOptions {
-        name: Some("cpu".into()),
-        threads: Some(2),
-        exact,
-        kv_format: None,
-        isa: None,
-        id: None,
-    };
+    let options = DeviceOptions::default().name("cpu").threads(2).exact(exact);
     let mut device = Allocator(open(&options).unwrap());
     let scratch = ScratchShape { rows, cols: INNER, latent_head: 2 * HIDDEN + 64, wide_kv: 0 };
     assert!(device.0.scratch_bytes(scratch).unwrap() > 0);

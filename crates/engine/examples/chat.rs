@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let engine = Engine::open(checkpoint, EngineOptions::default(), &mut |_, _| {})?;
     let text = engine.text()?;
     let sampling = text.generation().sampling.clone();
-    let request = GenerateRequest { sampling, ..GenerateRequest::default() };
+    let request = GenerateRequest::default().sampling(sampling);
 
     let mut session = engine.session()?;
     let mut conversation = Vec::new();

@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let tokens = text.chat(&[Message::user(prompt)], &ChatOptions::default())?;
     // The model's recommended parameters. `Sampling::greedy()` and others override them.
     let sampling = text.generation().sampling.clone();
-    let request = GenerateRequest { sampling, ..GenerateRequest::default() };
+    let request = GenerateRequest::default().sampling(sampling);
 
     let mut session = engine.session()?;
     let answer =

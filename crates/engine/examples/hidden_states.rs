@@ -6,7 +6,10 @@
 
 use std::{env, error::Error, path::Path};
 
-use moeflux::{Checkpoint, Engine, EngineOptions, Logits, StepControl, StepObserver};
+use moeflux::{
+    Checkpoint, Engine, EngineOptions, StepControl,
+    runtime::{Logits, StepObserver},
+};
 
 const SENTENCES: [&str; 4] = [
     "A Fox saw a Crow with a piece of cheese in her beak.",
@@ -52,7 +55,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for sentence in SENTENCES {
         let tokens = engine.text()?.encode(sentence)?;
         let mut sum = Sum { layer: layers - 1, hidden: vec![0.0; hidden] };
-        let mut control = StepControl { observer: Some(&mut sum), ..StepControl::default() };
+        let mut control = StepControl::default().observer(&mut sum);
         // `feed` computes every token; `sync` would skip cached ones.
         session.reset()?;
         session.feed(&tokens, Logits::Last, &mut control, &mut |_, _| {})?;

@@ -8,8 +8,9 @@
 use std::{collections::HashMap, env, error::Error, path::Path, time::Instant};
 
 use moeflux::{
-    ChatOptions, Checkpoint, Engine, EngineOptions, Event, GenerateRequest, MemoryRequest, Message,
-    Sampling, Scheduler, SchedulerOptions, StepControl,
+    ChatOptions, Checkpoint, Engine, EngineOptions, GenerateRequest, MemoryRequest, Message,
+    Sampling, StepControl,
+    serve::{Event, Scheduler, SchedulerOptions},
 };
 
 const SYSTEM: &str =
@@ -27,8 +28,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         None => Checkpoint::embedded(&moeflux_tales::FILES)?,
     };
     // The plan reserves state memory for these sessions; the rest becomes expert slots.
-    let memory = MemoryRequest { sessions: Some(TITLES.len()), ..MemoryRequest::default() };
-    let options = EngineOptions { memory, ..EngineOptions::default() };
+    let memory = MemoryRequest::default().sessions(TITLES.len());
+    let options = EngineOptions::default().memory(memory);
     let engine = Engine::open(checkpoint, options, &mut |_, _| {})?;
     let text = engine.text()?;
     let ask =
@@ -46,11 +47,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     sessions.push(first);
 
     let mut batch = Scheduler::new(&engine, SchedulerOptions::default());
-    let request = GenerateRequest {
-        sampling: Sampling::greedy(),
-        max_tokens: Some(40),
-        ..GenerateRequest::default()
-    };
+    let request = GenerateRequest::default().sampling(Sampling::greedy()).max_tokens(40);
     let mut answers = HashMap::new();
     for ((title, prompt), session) in TITLES.into_iter().zip(&prompts).zip(sessions) {
         let id = batch.add(session, prompt, &request)?;

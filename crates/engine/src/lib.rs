@@ -20,7 +20,7 @@
 //! let prompt = engine.text()?.chat(&[question], &ChatOptions::default())?;
 //!
 //! let mut session = engine.session()?;
-//! let request = GenerateRequest { sampling: Sampling::greedy(), ..GenerateRequest::default() };
+//! let request = GenerateRequest::default().sampling(Sampling::greedy());
 //! let mut control = StepControl::default();
 //! let answer = generate(&mut session, &prompt, &request, &mut control, &mut |piece| {
 //!     print!("{piece}");
@@ -39,108 +39,84 @@
 //! - [`Session`]: a sequence of tokens with its KV cache and recurrent state. Operations:
 //!   [`sync`](Session::sync), [`decode`](Session::decode), [`generate`](Session::generate),
 //!   [`truncate`](Session::truncate), [`fork`](Session::fork).
-//! - [`Mark`]: a checkpoint of a session, to rewind to.
-//! - [`SnapshotFolder`]: sessions on disk, found by the longest common prefix with a prompt.
-//!   [`Session::snapshot`] saves a single session.
-//! - [`Scheduler`]: continuous batching of several requests, which share steps and expert reads.
-//!   [`Engine::step`] is one such step.
-//! - [`Text`]: tokenizer, chat template and recommended sampling of a model.
-//! - [`Sampler`]: from logits to a token, with the parameters of [`Sampling`].
-//! - [`StepControl`]: progress, cancellation and a [`StepObserver`] for a step.
-//! - [`Stats`]: experts needed, hit and read, bytes, times.
+//! - [`session::Mark`]: a checkpoint of a session, to rewind to.
+//! - [`session::SnapshotFolder`]: sessions on disk, found by the longest common prefix with a
+//!   prompt. [`Session::snapshot`] saves a single session.
+//! - [`serve::Scheduler`]: continuous batching of several requests, which share steps and expert
+//!   reads. [`Engine::step`] is one such step.
+//! - [`text::Text`]: tokenizer, chat template and recommended sampling of a model.
+//! - [`text::Sampler`]: from logits to a token, with the parameters of [`Sampling`].
+//! - [`StepControl`]: progress, cancellation and a [`runtime::StepObserver`] for a step.
+//! - [`base::Stats`]: experts needed, hit and read, bytes, times.
 //! - [`Error`]: cause, location and remedy of a failure.
 //!
-//! Further: [`Blueprint`], a model's shapes and tensor locations; [`pack()`] and [`verify_packed`]
-//! for packed copies; [`Planner`], [`Trace`] and the probes ([`probe_disk`], [`probe_memory`]) for
-//! predictions; [`synth`] for random checkpoints in published shapes.
+//! The root has the names of first use. All others are in the module of their floor: see below.
 //!
 //! # Guarantees
 //!
 //! - On one device, logits do not depend on the budget, the cache, the number of threads or the
 //!   order of reads.
 //! - A step that fails or is cancelled leaves its sessions at their last good token.
-//! - State is never dropped silently: [`Synced`] reports tokens that had to be computed again.
+//! - State is never dropped silently: [`session::Synced`] reports tokens that had to be computed
+//!   again.
 //! - No input causes a panic. Files, tokens and options are checked, and errors are values.
 //!
 //! The [API guide](https://github.com/moeflux/moeflux/blob/main/docs/api.md) is written for users
 //! of llama.cpp. Complete programs are in the crate's `examples` folder.
 //!
+//! # Cargo features
+//!
+//! All are on by default: `gpu`, the GPU device; `io-uring`, a backend of expert reads; `text`,
+//! tokenizers, chat templates and [`generate`]; `tools`.
+//!
 //! # Floors
 //!
 //! Modules are ordered in floors, each of which imports only from itself and from floors before
-//! it: `base`, `checkpoint`, `text`, `model`, `experts`, `runtime`, `session`, `serve`, `tools`.
-//! Tensors are located in `checkpoint::tensors`, a config becomes a [`Blueprint`] in `model::arch`,
-//! and logits become a token in `text::sampling`.
+//! it:
+//!
+//! - [`base`]: errors, statistics, the system's memory.
+//! - [`checkpoint`]: files and the places of tensors.
+//! - [`text`]: tokenizer, chat templates, sampling.
+//! - [`model`]: a config becomes a [`Blueprint`](model::blueprint::Blueprint).
+//! - [`experts`]: cache, eviction, prefetch and reads of experts; traces; probes of disk and
+//!   memory.
+//! - [`runtime`]: memory plan, devices, the forward pass.
+//! - [`session`]: a loaded model and its sequences.
+//! - [`serve`]: the decode loop and the scheduler.
+//! - [`tools`]: packed copies, synthetic checkpoints, perplexity, replay of traces, the planner.
 
 #![cfg_attr(
     not(feature = "tools"),
     allow(dead_code, unused_imports, reason = "the tools are the only users of some functions")
 )]
 
-mod base;
-mod checkpoint;
-mod experts;
-mod model;
-mod runtime;
-mod serve;
-mod session;
-mod text;
+pub mod base;
+pub mod checkpoint;
+pub mod experts;
+pub mod model;
+pub mod runtime;
+pub mod serve;
+pub mod session;
+pub mod text;
 #[cfg(feature = "tools")]
-mod tools;
+pub mod tools;
 
-pub use base::{
-    error::{Error, SnapshotProblem},
-    stats::{LayerStats, ReadCounters, Stats},
-    system::SystemMemory,
-};
-pub use checkpoint::{
-    Checkpoint, MatrixSource, ModelId, Segment, TextFile, VectorSource, unpack_embedded,
-};
-pub use experts::{
-    io::{Access, Completion, PageCache, ReadOptions, ReadRequest, Reader, ReaderKind, Urgency},
-    policy::PolicyKind,
-    prefetch::PrefetchMode,
-    probe::{DepthSpeed, DiskSpeed, FilePages, MemorySpeed, probe_disk, probe_memory},
-    trace::{Trace, TraceHeader, TraceLayer},
-};
-pub use model::{arch::supported as supported_architectures, blueprint::*};
-#[doc(hidden)]
-pub use moeflux_compute::SplitMix64;
-pub use moeflux_compute::{Adapter, AdapterKind, BankPlace, DeviceOptions, KernelTime, KvFormat};
+pub use base::error::Error;
+pub use checkpoint::Checkpoint;
 pub use runtime::{
-    control::{CancelToken, StepControl},
-    device::{ChosenDevice, Devices, WrapDevice},
-    forward::Logits,
-    layer::StepObserver,
-    plan::{CARD_CHUNK, DEFAULT_CHUNK, DEFAULT_CONTEXT, MemoryPlan, MemoryRequest},
-    pools::{LineName, Pool, PoolLine},
+    control::StepControl,
+    plan::{MemoryPlan, MemoryRequest},
 };
-pub use serve::{
-    generate::{Answer, Finish, GenerateRequest, Phase, Tokens, generate},
-    scheduler::{Event, RequestId, Scheduler, SchedulerOptions, SubmitError},
-};
+pub use serve::decode::{Finish, GenerateRequest};
+#[cfg(feature = "text")]
+pub use serve::generate::{Answer, generate};
 pub use session::{
-    engine::{Engine, EngineOptions, OpenProgress, WrapReader},
-    mark::Mark,
-    save_restore::SnapshotOptions,
-    session::{BatchEntry, Session, Synced},
-    snapshot::SnapshotFolder,
+    engine::{Engine, EngineOptions},
+    session::Session,
 };
-pub use text::{
-    chat::{ChatOptions, ChatTemplate, Message},
-    sampling::{EndTokens, GenerationConfig, Sampler, Sampling, StopResult, StopStrings},
-    text::Text,
-    tokenizer::{Decoder, Tokenizer, TokenizerConfig},
-};
-#[cfg(feature = "tools")]
-pub use tools::{
-    pack::{Damage, PackReport, VerifyReport, pack, verify_packed},
-    perplexity::{Perplexity, negative_log_likelihood, perplexity},
-    planner::Planner,
-    replay::{Replayed, ReplayedSteps},
-    roofline::{ExpertDemand, MinimumTime, RooflineLimits, TokenCosts},
-    synth,
-};
+#[cfg(feature = "text")]
+pub use text::chat::{ChatOptions, Message};
+pub use text::sampling::Sampling;
 
 // Code in these pages is compiled and run as documentation tests.
 #[cfg(doctest)]

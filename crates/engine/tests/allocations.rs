@@ -12,8 +12,10 @@ use std::{
 
 use common::{data, feed, tales};
 use moeflux::{
-    Access, Checkpoint, DeviceOptions, Engine, EngineOptions, MemoryRequest, ReadOptions,
-    ReaderKind, Sampler, Sampling, StepControl,
+    Checkpoint, Engine, EngineOptions, MemoryRequest, Sampling, StepControl,
+    experts::{Access, ReadOptions, ReaderKind},
+    runtime::DeviceOptions,
+    text::Sampler,
 };
 
 struct Counting;
@@ -50,19 +52,15 @@ fn decode_steps_do_not_allocate() {
     ];
     for folder in &folders {
         for exact in [true, false] {
-            let device = DeviceOptions { exact, threads: Some(2), ..DeviceOptions::default() };
+            let device = DeviceOptions::default().exact(exact).threads(2);
             // Few slots, so that decode steps read experts too.
-            let memory = MemoryRequest { slots: Some(10), ..MemoryRequest::default() };
+            let memory = MemoryRequest::default().slots(10);
             // Covers both reader backends.
             let reads = match exact {
                 true => ReadOptions::default(),
-                false => ReadOptions {
-                    kind: ReaderKind::Uring,
-                    access: Access::Direct,
-                    ..ReadOptions::default()
-                },
+                false => ReadOptions::default().kind(ReaderKind::Uring).access(Access::Direct),
             };
-            let options = EngineOptions { memory, device, reads, ..EngineOptions::default() };
+            let options = EngineOptions::default().memory(memory).device(device).reads(reads);
             let checkpoint = Checkpoint::open(folder).unwrap();
             let engine = Engine::open(checkpoint, options, &mut |_, _| {}).unwrap();
             let mut session = engine.session().unwrap();
@@ -70,7 +68,7 @@ fn decode_steps_do_not_allocate() {
             for token in 10..14 {
                 session.decode(token).unwrap();
             }
-            let sampling = Sampling { top_k: 20, ..Sampling::default() };
+            let sampling = Sampling::default().top_k(20);
             let mut sampler = Sampler::new(sampling, engine.blueprint().vocab).unwrap();
             // Threads that start or end may allocate once meanwhile; an allocation per token would
             // occur in every run.

@@ -1,7 +1,7 @@
 //! Benchmarks of ops without weights or states: norms, elementwise ops, routing, sampling. Their
 //! operands fit in caches.
 
-use moeflux::{Sampler, Sampling};
+use moeflux::{Sampling, text::Sampler};
 use moeflux_compute::{Activation, Op, Router, View};
 
 use super::op_bench::{OpBench, OpWork};

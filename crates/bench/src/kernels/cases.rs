@@ -107,10 +107,10 @@ pub(super) fn all() -> Vec<KernelCase> {
     }));
     let off = Sampling::default;
     let samplings = [
-        ("top-p", Sampling { top_p: 0.9, ..off() }),
-        ("min-p", Sampling { min_p: 0.01, ..off() }),
+        ("top-p", off().top_p(0.9)),
+        ("min-p", off().min_p(0.01)),
         ("no filter", off()),
-        ("top-p and penalty", Sampling { top_p: 0.9, repetition_penalty: 1.1, ..off() }),
+        ("top-p and penalty", off().top_p(0.9).repetition_penalty(1.1)),
     ];
     all.extend(samplings.map(|(name, sampling)| {
         KernelCase::new("Sample", None, move |bench| activations::sample(bench, name, &sampling))

@@ -11,7 +11,7 @@ mod report;
 use std::time::Duration;
 
 use anyhow::Context;
-use moeflux::{Devices, probe_memory};
+use moeflux::{experts::probe_memory, runtime::Devices};
 use moeflux_compute::{CpuPeak, DeviceOptions, Isa, KvFormat, open};
 use serde_json::{Value, json};
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use moeflux::SplitMix64;
+use moeflux::base::SplitMix64;
 use moeflux_compute::{
     BankPlace, Buffer, Bytes, Device, ExpertShape, Format, MatrixShape, Slot, State, StateShape,
     View, Weight,

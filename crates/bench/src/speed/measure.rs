@@ -3,8 +3,12 @@
 use std::time::{Duration, Instant};
 
 use moeflux::{
-    BatchEntry, CancelToken, Engine, ExpertDemand, LayerStats, Logits, MinimumTime, ReadCounters,
-    RooflineLimits, Sampler, Sampling, Session, SplitMix64, Stats, StepControl, TokenCosts,
+    Engine, Sampling, Session, StepControl,
+    base::{LayerStats, ReadCounters, SplitMix64, Stats},
+    runtime::{CancelToken, Logits},
+    session::BatchEntry,
+    text::Sampler,
+    tools::{ExpertDemand, MinimumTime, RooflineLimits, TokenCosts},
 };
 use serde::Serialize;
 
@@ -129,7 +133,7 @@ fn batched(
         let (prompt, answer) = TokenFeed { seed, ..feed }.tokens(vocab);
         let mut session = engine.session()?;
         if !prompt.is_empty() {
-            let mut control = StepControl { cancel, ..StepControl::default() };
+            let mut control = StepControl::default().cancel(cancel);
             session.feed(&prompt, Logits::Last, &mut control, &mut |_, _| {})?;
         }
         progress((i + 1) as f64 / steps as f64);
@@ -146,15 +150,10 @@ fn batched(
         let mut entries: Vec<BatchEntry<'_>> = sessions
             .iter_mut()
             .zip(&answers)
-            .map(|(session, answer)| BatchEntry {
-                session,
-                tokens: &answer[step..=step],
-                logits: true,
-            })
+            .map(|(session, answer)| BatchEntry::new(session, &answer[step..=step]).logits(true))
             .collect();
         let mut within = |share: f64| progress(((n + step) as f64 + share) / steps as f64);
-        let mut control =
-            StepControl { cancel, progress: Some(&mut within), ..StepControl::default() };
+        let mut control = StepControl::default().cancel(cancel).progress(&mut within);
         let since = Instant::now();
         stats = stats.plus(&engine.step(&mut entries, &mut control)?);
         for session in &sessions {
@@ -192,11 +191,7 @@ impl SessionRun<'_> {
             let mut within = |share: f64| {
                 (hooks.progress)((position as f64 + share * step.len() as f64) / self.total)
             };
-            let mut control = StepControl {
-                cancel: hooks.cancel,
-                progress: Some(&mut within),
-                ..StepControl::default()
-            };
+            let mut control = StepControl::default().cancel(hooks.cancel).progress(&mut within);
             let since = Instant::now();
             // Sampling is part of the time that a user waits for, though the next token is given.
             self.session.next(step, &mut self.sampler, &mut control)?;

@@ -9,8 +9,12 @@ use std::time::Instant;
 
 use anyhow::{bail, ensure};
 use moeflux::{
-    Blueprint, CancelToken, Checkpoint, Engine, FilePages, KvFormat, RooflineLimits, SystemMemory,
-    TokenCosts, probe_disk, probe_memory,
+    Checkpoint, Engine,
+    base::SystemMemory,
+    experts::{FilePages, probe_disk, probe_memory},
+    model::blueprint::Blueprint,
+    runtime::{CancelToken, KvFormat},
+    tools::{RooflineLimits, TokenCosts},
 };
 use serde::Serialize;
 use serde_json::Value;

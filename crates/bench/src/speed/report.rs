@@ -2,7 +2,11 @@
 
 use std::fmt;
 
-use moeflux::{DiskSpeed, LayerStats, MemoryPlan, MemorySpeed};
+use moeflux::{
+    MemoryPlan,
+    base::LayerStats,
+    experts::{DiskSpeed, MemorySpeed},
+};
 use serde::Serialize;
 
 use super::{

@@ -1,6 +1,6 @@
 //! Medians over repeats, as figures per token.
 
-use moeflux::MinimumTime;
+use moeflux::tools::MinimumTime;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -337,7 +337,7 @@ fn spread(mut values: Vec<f64>) -> Option<Spread> {
 
 #[cfg(test)]
 mod tests {
-    use moeflux::Stats;
+    use moeflux::base::Stats;
 
     use super::*;
 

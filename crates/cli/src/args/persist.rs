@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use moeflux::KvFormat;
+use moeflux::runtime::KvFormat;
 
 use super::values::{kv_format, parse_size};
 

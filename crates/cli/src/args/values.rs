@@ -1,7 +1,7 @@
 //! Parsers of argument values: sizes, speeds, percentages, numbers, names.
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use moeflux::{KvFormat, synth};
+use moeflux::{runtime::KvFormat, tools::synth};
 
 /// Suffixes of sizes. Single letters and those with an `i` are binary, others decimal.
 const SUFFIXES: [(&str, u64); 13] = [

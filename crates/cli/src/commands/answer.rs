@@ -6,8 +6,8 @@ use std::{
 };
 
 use moeflux::{
-    Answer, ChatOptions, Engine, Finish, GenerateRequest, MemoryPlan, Phase, Sampling, Session,
-    StepControl, SystemMemory, Text,
+    Answer, ChatOptions, Engine, Finish, GenerateRequest, MemoryPlan, Sampling, Session,
+    StepControl, base::SystemMemory, serve::Phase, text::Text,
 };
 use moeflux_bench::{describe, units};
 use serde::Serialize;
@@ -23,30 +23,21 @@ impl AnswerArgs {
     /// Request with the model's recommended sampling where no option is given.
     pub(crate) fn request(&self, text: &Text) -> GenerateRequest {
         let recommended = &text.generation().sampling;
-        let sampling = Sampling {
-            temperature: self.temperature.unwrap_or(recommended.temperature),
-            top_k: self.top_k.unwrap_or(recommended.top_k),
-            top_p: self.top_p.unwrap_or(recommended.top_p),
-            min_p: self.min_p.unwrap_or(recommended.min_p),
-            repetition_penalty: self.repetition_penalty.unwrap_or(recommended.repetition_penalty),
-            presence_penalty: self.presence_penalty.unwrap_or(recommended.presence_penalty),
-            frequency_penalty: self.frequency_penalty.unwrap_or(recommended.frequency_penalty),
-            seed: self.seed.unwrap_or_else(random_seed),
-        };
+        let sampling = Sampling::default()
+            .temperature(self.temperature.unwrap_or(recommended.temperature))
+            .top_k(self.top_k.unwrap_or(recommended.top_k))
+            .top_p(self.top_p.unwrap_or(recommended.top_p))
+            .min_p(self.min_p.unwrap_or(recommended.min_p))
+            .repetition_penalty(self.repetition_penalty.unwrap_or(recommended.repetition_penalty))
+            .presence_penalty(self.presence_penalty.unwrap_or(recommended.presence_penalty))
+            .frequency_penalty(self.frequency_penalty.unwrap_or(recommended.frequency_penalty))
+            .seed(self.seed.unwrap_or_else(random_seed));
         let max_tokens = self.max_tokens.map(Into::into);
-        GenerateRequest {
-            sampling,
-            max_tokens,
-            stop: self.stop.clone(),
-            ..GenerateRequest::default()
-        }
+        GenerateRequest::default().sampling(sampling).max_tokens(max_tokens).stop(self.stop.clone())
     }
 
     pub(crate) fn chat_options(&self) -> ChatOptions {
-        ChatOptions {
-            thinking: self.thinking.map(|s| matches!(s, Switch::On)),
-            ..ChatOptions::default()
-        }
+        ChatOptions::default().thinking(self.thinking.map(|s| matches!(s, Switch::On)))
     }
 }
 
@@ -72,11 +63,7 @@ pub(crate) fn answer(
     let armed = interrupt::arm();
     let bar = ui.share(&format!("prefill, {}", units::plural(prompt.len() as u64, "token")));
     let mut progress = |share: f64| bar.share(share);
-    let mut control = StepControl {
-        cancel: Some(armed.flag()),
-        progress: Some(&mut progress),
-        ..StepControl::default()
-    };
+    let mut control = StepControl::default().cancel(armed.flag()).progress(&mut progress);
     let prefilled =
         cache.map(|cache| cache.prefill(session, prompt, &mut control, ui)).transpose()?;
     let mut failed = None;
@@ -89,20 +76,11 @@ pub(crate) fn answer(
     })?;
     if let Some(prefilled) = &prefilled {
         answer.reused = prefilled.reused.min(answer.reused);
-        answer.prefill = sum(prefilled.phase, answer.prefill);
+        answer.prefill = prefilled.phase.plus(&answer.prefill);
     }
     match failed.filter(|error| !error.is::<out::Closed>()) {
         Some(error) => Err(error),
         None => Ok((answer, prefilled)),
-    }
-}
-
-/// Sum of two phases.
-fn sum(a: Phase, b: Phase) -> Phase {
-    Phase {
-        tokens: a.tokens + b.tokens,
-        seconds: a.seconds + b.seconds,
-        stats: a.stats.plus(&b.stats),
     }
 }
 
@@ -119,8 +97,8 @@ impl AnswerCost {
     }
 
     pub(crate) fn add(&mut self, answer: &Answer) {
-        self.prefill = sum(self.prefill, answer.prefill);
-        self.decode = sum(self.decode, answer.decode);
+        self.prefill = self.prefill.plus(&answer.prefill);
+        self.decode = self.decode.plus(&answer.decode);
     }
 
     /// Statistics as one line of text.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
-use moeflux::{Engine, Finish, GenerateRequest, Message, Session, Text};
+use moeflux::{Engine, Finish, GenerateRequest, Message, Session, text::Text};
 use moeflux_bench::units;
 use rustyline::{Config, DefaultEditor, error::ReadlineError};
 
@@ -266,8 +266,7 @@ impl<'a> Chat<'a> {
              --ctx allows longer ones",
             prompt.len()
         );
-        let request =
-            GenerateRequest { ends: self.ends(&rendered, prompt.len()), ..self.request.clone() };
+        let request = self.request.clone().ends(self.ends(&rendered, prompt.len()));
         let (session, cache) = (&mut self.session, self.cache.as_ref());
         let (answer, _) =
             answer::answer(session, &prompt, &request, cache, self.ui, &mut |p| out::write(p))?;

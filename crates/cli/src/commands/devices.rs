@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use moeflux::{Adapter, AdapterKind, Devices};
+use moeflux::runtime::{Adapter, AdapterKind, Devices};
 use moeflux_bench::{table::Table, units};
 use serde::Serialize;
 

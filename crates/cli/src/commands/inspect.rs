@@ -4,8 +4,14 @@ use std::{collections::BTreeMap, process::ExitCode, time::Instant};
 
 use anyhow::bail;
 use moeflux::{
-    BankPlace, Blueprint, BodyBlueprint, Checkpoint, ChosenDevice, Error, FeedForwardBlueprint,
-    LayerBlueprint, LineName, MatrixSource, MemoryPlan, MixerBlueprint, PageCache,
+    Checkpoint, Error, MemoryPlan,
+    base::PlanError,
+    checkpoint::MatrixSource,
+    experts::PageCache,
+    model::blueprint::{
+        Blueprint, BodyBlueprint, FeedForwardBlueprint, LayerBlueprint, MixerBlueprint,
+    },
+    runtime::{BankPlace, ChosenDevice, LineName},
 };
 use moeflux_bench::{table::Table, units};
 use serde::Serialize;
@@ -125,7 +131,16 @@ pub(crate) fn run(args: &InspectArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         &request,
         &args.engine.compute.options(),
     );
-    let planned = matches!(plan, Ok(_) | Err(Error::Budget(_)));
+    // A model that is too large for the machine is inspected all the same.
+    let is_too_large = matches!(
+        plan,
+        Err(Error::Plan(
+            PlanError::BelowFloor { .. }
+                | PlanError::DeviceBudget { .. }
+                | PlanError::ExpertTooLarge { .. }
+        ))
+    );
+    let planned = plan.is_ok() || is_too_large;
     let model = match (&args.preset, &args.engine.model.model) {
         (Some(preset), _) => format!("{preset}, as synth would write it"),
         (None, Some(_)) => checkpoint.folder().display().to_string(),
@@ -258,7 +273,7 @@ fn bytes(matrix: &MatrixSource) -> u64 {
     matrix.segments.iter().map(|s| s.bytes as u64).sum()
 }
 
-fn expert_parameters(moe: &moeflux::MoeBlueprint) -> u64 {
+fn expert_parameters(moe: &moeflux::model::blueprint::MoeBlueprint) -> u64 {
     let shape = &moe.experts.shape;
     let biases =
         if shape.output_bias.is_some() { 2 * shape.gate.rows + shape.down.rows } else { 0 };
@@ -273,8 +288,9 @@ fn expert_parameters(moe: &moeflux::MoeBlueprint) -> u64 {
 fn kinds(blueprint: &Blueprint) -> Vec<TensorKind> {
     let mut kinds = TensorKinds::default();
     kinds.add("embedding", &[&blueprint.embed]);
-    let mlp =
-        |m: &moeflux::MlpBlueprint| [m.gate_proj.clone(), m.up_proj.clone(), m.down_proj.clone()];
+    let mlp = |m: &moeflux::model::blueprint::MlpBlueprint| {
+        [m.gate_proj.clone(), m.up_proj.clone(), m.down_proj.clone()]
+    };
     for sub_block in blueprint.layers.iter().flat_map(|layer| &layer.sub_blocks) {
         match &sub_block.body {
             BodyBlueprint::Mixer(mixer) => {

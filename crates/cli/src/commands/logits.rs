@@ -3,7 +3,11 @@
 use std::{cell::RefCell, env, path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, ensure};
-use moeflux::{Blueprint, Logits, StepControl, StepObserver};
+use moeflux::{
+    StepControl,
+    model::blueprint::Blueprint,
+    runtime::{Logits, StepObserver},
+};
 use moeflux_bench::{describe, logits_diff, tensor_file::TensorFile, units};
 
 use crate::{
@@ -68,11 +72,8 @@ pub(crate) fn run(args: &LogitsArgs, ui: Ui) -> anyhow::Result<ExitCode> {
             let mut progress = |share: f64| {
                 bar.share((first as f64 + share * step.len() as f64) / tokens.len() as f64);
             };
-            let mut control = StepControl {
-                cancel: Some(armed.flag()),
-                progress: Some(&mut progress),
-                observer: args.trace.then_some(&mut tracer as &mut dyn StepObserver),
-            };
+            let mut control = StepControl::default().cancel(armed.flag()).progress(&mut progress);
+            control.observer = args.trace.then_some(&mut tracer as &mut dyn StepObserver);
             let fed = session.feed(step, Logits::All, &mut control, &mut |row, logits| {
                 recorder.record("logits", first + row, logits.iter().map(|x| x.to_le_bytes()));
             });

@@ -2,7 +2,10 @@
 
 use std::{ops::ControlFlow, path::Path, process::ExitCode, time::Instant};
 
-use moeflux::{Checkpoint, Damage, pack, verify_packed};
+use moeflux::{
+    Checkpoint,
+    tools::{Damage, pack, verify_packed},
+};
 use moeflux_bench::units;
 
 use crate::{
@@ -103,7 +106,7 @@ fn pieces(n: usize) -> String {
 
 /// Description of one damaged part.
 fn describe(damage: &Damage) -> String {
-    let Damage { path, expert, offset, bytes, problem } = damage;
+    let Damage { path, expert, offset, bytes, problem, .. } = damage;
     let what = match expert {
         Some((layer, expert)) => format!("layer {layer}, expert {expert}: "),
         None => String::new(),

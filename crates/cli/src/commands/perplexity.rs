@@ -3,7 +3,11 @@
 use std::{process::ExitCode, time::Instant};
 
 use anyhow::Context;
-use moeflux::{Perplexity, Stats, StepControl, SystemMemory};
+use moeflux::{
+    StepControl,
+    base::{Stats, SystemMemory},
+    tools::Perplexity,
+};
 use moeflux_bench::{deprecated_keys, describe, units};
 use serde::Serialize;
 
@@ -39,12 +43,8 @@ pub(crate) fn run(args: &PerplexityArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         let armed = interrupt::arm();
         let bar = ui.share(&format!("predicting {}", units::plural(tokens.len() as u64, "token")));
         let mut progress = |share: f64| bar.share(share);
-        let mut control = StepControl {
-            cancel: Some(armed.flag()),
-            progress: Some(&mut progress),
-            ..StepControl::default()
-        };
-        let measured = moeflux::perplexity(&mut session, &tokens, &mut control);
+        let mut control = StepControl::default().cancel(armed.flag()).progress(&mut progress);
+        let measured = moeflux::tools::perplexity(&mut session, &tokens, &mut control);
         measured.with_context(|| args.text.display().to_string())?
     };
     let device = engine.device();

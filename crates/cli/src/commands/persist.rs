@@ -8,8 +8,10 @@ use std::{
 
 use anyhow::{Context, ensure};
 use moeflux::{
-    Answer, Error, Finish, MemoryPlan, Phase, Session, SnapshotFolder, SnapshotOptions,
-    StepControl, Synced, Text,
+    Answer, Error, Finish, MemoryPlan, Session, StepControl,
+    serve::Phase,
+    session::{SnapshotFolder, SnapshotOptions, Synced},
+    text::Text,
 };
 use moeflux_bench::units;
 use serde::Serialize;
@@ -96,7 +98,7 @@ impl SessionFile {
             Err(error) => return Err(error.into()),
         };
         let options =
-            SnapshotOptions { hot_experts: args.session_experts, kv_format: args.session_kv };
+            SnapshotOptions::default().hot_experts(args.session_experts).kv_format(args.session_kv);
         Ok(Some(Self { path: path.clone(), options, restored }))
     }
 
@@ -271,7 +273,7 @@ impl PromptCache {
             seconds,
             saved_bytes,
             reused: synced.reused,
-            phase: Phase { tokens: stats.tokens, seconds, stats },
+            phase: Phase::new(seconds, stats),
         })
     }
 

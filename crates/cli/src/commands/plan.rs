@@ -3,8 +3,10 @@
 use std::process::ExitCode;
 
 use moeflux::{
-    Blueprint, Checkpoint, DeviceOptions, DiskSpeed, Planner, TokenCosts, Trace, probe_disk,
-    probe_memory,
+    Checkpoint,
+    experts::{DiskSpeed, Trace, probe_disk, probe_memory},
+    model::blueprint::Blueprint,
+    tools::{Planner, TokenCosts},
 };
 use moeflux_bench::{
     budget_report::{self, BudgetReport, BudgetRequest, DiskBandwidth},
@@ -45,7 +47,7 @@ pub(crate) fn run(args: &PlanArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         budget_report::check_trace(trace, &blueprint)?;
     }
     // Which GPU would compute, and where slots would be, is not predicted.
-    let device = DeviceOptions { name: Some("cpu".into()), ..args.engine.compute.options() };
+    let device = args.engine.compute.options().name("cpu");
     if args.engine.compute.device.starts_with("gpu") || args.engine.memory.gpu_memory.is_some() {
         ui.note("this predicts for the processor: --device and --gpu-memory have no effect");
     }

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::anyhow;
-use moeflux::Trace;
+use moeflux::experts::Trace;
 use moeflux_bench::{
     plot,
     replay_report::{ReplayReport, ReplayRequest},

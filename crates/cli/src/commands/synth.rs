@@ -5,7 +5,7 @@ use std::{
 };
 
 use anyhow::Context;
-use moeflux::synth::{self, Options, Preset};
+use moeflux::tools::synth::{self, Options, Preset};
 use moeflux_bench::units;
 
 use crate::{args::SynthArgs, interrupt, progress::Ui};
@@ -21,12 +21,8 @@ pub(crate) fn run(args: &SynthArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         // The parser requires one of the two.
         (None, None) => serde_json::Value::Null,
     };
-    let options = Options {
-        layers: args.layers.map(Into::into),
-        seed: args.seed,
-        skew: args.skew,
-        ..Options::new(config)
-    };
+    let options =
+        Options::new(config).layers(args.layers.map(Into::into)).seed(args.seed).skew(args.skew);
     let since = Instant::now();
     let summary = {
         let bar = ui.bytes("writing");

@@ -178,7 +178,7 @@ fn a_random_checkpoint_is_written_and_runs() {
 
 #[test]
 fn a_preset_is_planned_without_any_file() {
-    for preset in moeflux::synth::presets() {
+    for preset in moeflux::tools::synth::presets() {
         let out = succeed(&["inspect", "--json", "--preset", preset.name, "--memory", "48GiB"]);
         let report = json(&out);
         assert!(report["layers"]["total"].as_u64().unwrap() > 20, "{out}");

@@ -30,13 +30,13 @@ fn help_shows_every_command_with_examples() {
     }
     let chunks = format!(
         "[default: {}, or {} on a discrete GPU",
-        moeflux::DEFAULT_CHUNK,
-        moeflux::CARD_CHUNK
+        moeflux::runtime::DEFAULT_CHUNK,
+        moeflux::runtime::CARD_CHUNK
     );
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(words(&succeed(&["run", "--help"])).contains(&chunks));
     let help = succeed(&["synth", "--help"]);
-    for preset in moeflux::synth::presets() {
+    for preset in moeflux::tools::synth::presets() {
         assert!(help.contains(&format!("  {} ", preset.name)), "{}", preset.name);
     }
     assert_eq!(succeed(&["--version"]), format!("moeflux {}\n", env!("CARGO_PKG_VERSION")));

@@ -72,6 +72,7 @@ pub trait Device: StateStore + SlotStore + PlannedMemory + RecordAhead + Profile
 
 /// Options of [`open`].
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct DeviceOptions {
     /// `cpu` (the default), `reference`, `gpu` for the best adapter, or `gpu:N`.
     pub name: Option<String>,
@@ -89,6 +90,50 @@ pub struct DeviceOptions {
     /// Id of another device whose handles this one shall accept, for tests that run each op on two
     /// devices. The default is a new id.
     pub id: Option<DeviceId>,
+}
+
+impl DeviceOptions {
+    /// Sets `name`.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Sets `threads`.
+    #[must_use]
+    pub fn threads(mut self, threads: impl Into<Option<usize>>) -> Self {
+        self.threads = threads.into();
+        self
+    }
+
+    /// Sets `exact`.
+    #[must_use]
+    pub fn exact(mut self, exact: bool) -> Self {
+        self.exact = exact;
+        self
+    }
+
+    /// Sets `kv_format`.
+    #[must_use]
+    pub fn kv_format(mut self, kv_format: impl Into<Option<KvFormat>>) -> Self {
+        self.kv_format = kv_format.into();
+        self
+    }
+
+    /// Sets `isa`.
+    #[must_use]
+    pub fn isa(mut self, isa: impl Into<Option<String>>) -> Self {
+        self.isa = isa.into();
+        self
+    }
+
+    /// Sets `id`.
+    #[must_use]
+    pub fn id(mut self, id: impl Into<Option<DeviceId>>) -> Self {
+        self.id = id.into();
+        self
+    }
 }
 
 /// Opens a device.

@@ -464,14 +464,13 @@ fn mismatched_experts_and_slots_are_rejected() {
 #[test]
 fn invalid_device_options_are_rejected() {
     let open = |name: &str, isa: Option<&str>, threads| {
-        open(&DeviceOptions {
-            name: Some(name.into()),
-            isa: isa.map(String::from),
-            threads,
-            exact: true,
-            kv_format: None,
-            id: None,
-        })
+        open(
+            &DeviceOptions::default()
+                .name(name)
+                .isa(isa.map(String::from))
+                .threads(threads)
+                .exact(true),
+        )
     };
     let error = |result: Result<Box<dyn Device>, Error>| result.err().unwrap().to_string();
     assert!(error(open("abacus", None, None)).contains("choose cpu, gpu, gpu:N or reference"));

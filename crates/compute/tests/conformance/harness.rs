@@ -169,7 +169,7 @@ pub(crate) const AFFINE4: Format =
 
 /// A reference device with the id of another device, or with a new one.
 pub(crate) fn reference(id: Option<DeviceId>) -> Box<dyn Device> {
-    open(&DeviceOptions { name: Some("reference".into()), id, ..DeviceOptions::default() }).unwrap()
+    open(&DeviceOptions::default().name("reference").id(id)).unwrap()
 }
 
 /// A CPU device.
@@ -184,14 +184,12 @@ pub(crate) fn device_with_kv(
     exact: bool,
     threads: usize,
 ) -> Box<dyn Device> {
-    let options = DeviceOptions {
-        name: Some("cpu".into()),
-        threads: Some(threads),
-        exact,
-        kv_format,
-        isa: Some(isa.name().into()),
-        id: None,
-    };
+    let options = DeviceOptions::default()
+        .name("cpu")
+        .threads(threads)
+        .exact(exact)
+        .kv_format(kv_format)
+        .isa(isa.name().to_owned());
     open(&options).unwrap()
 }
 
@@ -214,8 +212,7 @@ pub(crate) fn gpu_with_kv(kv_format: Option<KvFormat>, exact: bool) -> Option<Bo
     }
     let name = requested.clone().unwrap_or_else(|| "gpu".into());
     let isa = var("MOEFLUX_TEST_GPU_ISA");
-    let options =
-        DeviceOptions { name: Some(name), threads: None, exact, kv_format, isa, id: None };
+    let options = DeviceOptions::default().name(name).exact(exact).kv_format(kv_format).isa(isa);
     #[cfg(unix)]
     if let Some(name @ ("metal-on-cpu" | "matrices-on-cpu")) = options.name.as_deref() {
         let instance = crate::metal::instance(name == "matrices-on-cpu");

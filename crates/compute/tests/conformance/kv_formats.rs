@@ -5,7 +5,7 @@ use moeflux_compute::{DeviceOptions, Isa, KvFormat, Op, Span, StateShape, View, 
 use crate::harness::{DevicePair, Random, device, device_with_kv, gpu, gpu_with_kv, read};
 
 fn options(name: &str, kv_format: Option<KvFormat>, exact: bool) -> DeviceOptions {
-    DeviceOptions { name: Some(name.into()), kv_format, exact, ..DeviceOptions::default() }
+    DeviceOptions::default().name(name).kv_format(kv_format).exact(exact)
 }
 
 #[test]

@@ -4,5 +4,12 @@
 
 pub(crate) mod error;
 pub(crate) mod faulty_disk;
+pub(crate) mod setters;
 pub(crate) mod stats;
 pub(crate) mod system;
+
+pub use error::{OpenError, PlanError, SamplingError, SessionError, SnapshotProblem, ToolError};
+#[doc(hidden)]
+pub use moeflux_compute::SplitMix64;
+pub use stats::{LayerStats, ReadCounters, Stats};
+pub use system::SystemMemory;

@@ -126,6 +126,7 @@ impl Stats {
 /// Expert requests and hits of one layer. Steps that a device computed without reporting its
 /// routing, with all experts resident, are not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct LayerStats {
     /// [`Stats::experts_needed`] of this layer.
     pub needed: u64,
@@ -145,6 +146,7 @@ pub(crate) const MAX_COPIES: usize = 8;
 
 /// Cumulative counters of a reader.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ReadCounters {
     /// Bytes read from files, alignment padding included.
     pub bytes: u64,

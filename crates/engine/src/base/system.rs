@@ -5,6 +5,7 @@ pub(crate) const IO_STACK: usize = 128 << 10;
 
 /// Memory of this process and of the machine, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SystemMemory {
     /// Memory that the process may still allocate: the minimum of the machine's available memory
     /// and the remainder of the process limits (cgroup, rlimit).

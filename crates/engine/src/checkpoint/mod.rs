@@ -1,7 +1,7 @@
 //! Checkpoint floor: a published model's files, opened in place.
 //!
 //! [`Checkpoint`] opens a folder, reads its small files and the tensor index of each large one. To
-//! architectures it is a [`TensorSource`](source::TensorSource).
+//! architectures it is a `TensorSource`.
 //!
 //! - The interface to architectures: `source.rs`. A source without files: `recorder.rs`.
 //! - Which bytes make up a tensor, a matrix or an expert: `location.rs`.

@@ -59,7 +59,9 @@ impl Checkpoint {
             let others: Vec<_> = (1..threads).map_while(|i| start(i).ok()).collect();
             let own = work();
             let failed = || {
-                Err(Error::Input(format!("a thread that reads {name} failed; please report this")))
+                Err(Error::internal(format!(
+                    "a thread that reads {name} failed; please report this"
+                )))
             };
             others
                 .into_iter()

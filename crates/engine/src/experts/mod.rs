@@ -13,3 +13,11 @@ pub(crate) mod probe;
 pub(crate) mod source;
 pub(crate) mod tier;
 pub(crate) mod trace;
+
+pub use io::{
+    Access, Completion, PageCache, ReadOptions, ReadRequest, Reader, ReaderKind, Urgency,
+};
+pub use policy::PolicyKind;
+pub use prefetch::PrefetchMode;
+pub use probe::{DepthSpeed, DiskSpeed, FilePages, MemorySpeed, probe_disk, probe_memory};
+pub use trace::{Trace, TraceHeader, TraceLayer};

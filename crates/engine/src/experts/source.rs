@@ -81,7 +81,7 @@ impl ExpertSource {
     pub(crate) fn read(&self, layer: usize, expert: usize, slot: &mut [u8]) -> Result<(), Error> {
         let Some(experts) = self.layer(layer).filter(|l| expert < l.count && l.bytes <= slot.len())
         else {
-            return Err(Error::Input(format!("there is no expert {expert} in layer {layer}")));
+            return Err(Error::internal(format!("there is no expert {expert} in layer {layer}")));
         };
         let mut rest = &mut slot[..];
         for segment in experts.segments(expert) {

@@ -36,6 +36,7 @@ impl CancelToken {
 /// engine or a session from one, even dropping a session, deadlocks. A panic in a callback fails
 /// the step.
 #[derive(Default)]
+#[non_exhaustive]
 pub struct StepControl<'a> {
     /// Stops the step before the next layer. Its sessions keep the tokens of their last finished
     /// step.
@@ -44,6 +45,29 @@ pub struct StepControl<'a> {
     pub progress: Option<&'a mut dyn FnMut(f64)>,
     /// Receives hidden states and routed experts.
     pub observer: Option<&'a mut (dyn StepObserver + 'a)>,
+}
+
+impl<'a> StepControl<'a> {
+    /// Sets `cancel`.
+    #[must_use]
+    pub fn cancel(mut self, cancel: impl Into<Option<&'a CancelToken>>) -> Self {
+        self.cancel = cancel.into();
+        self
+    }
+
+    /// Sets `progress`.
+    #[must_use]
+    pub fn progress(mut self, progress: &'a mut dyn FnMut(f64)) -> Self {
+        self.progress = Some(progress);
+        self
+    }
+
+    /// Sets `observer`.
+    #[must_use]
+    pub fn observer(mut self, observer: &'a mut (dyn StepObserver + 'a)) -> Self {
+        self.observer = Some(observer);
+        self
+    }
 }
 
 impl StepControl<'_> {

@@ -10,7 +10,7 @@ use crate::{
     checkpoint::Checkpoint,
     model::blueprint::Blueprint,
     runtime::plan::{MemoryPlan, MemoryRequest, host_budget},
-    text::text::Text,
+    text::model_text::ModelText,
 };
 
 /// Host memory that has to be left before `auto` loads a graphics driver.
@@ -21,6 +21,7 @@ pub type WrapDevice = Box<dyn Fn(Box<dyn Device>) -> Box<dyn Device> + Send>;
 
 /// The selected device, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ChosenDevice {
     /// Description of the device: "cpu, AVX-512 VNNI, 2 threads".
     pub name: String,
@@ -39,6 +40,7 @@ pub(crate) struct OpenedDevice {
 
 /// Devices of this machine.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Devices {
     /// Best instruction set of the CPU.
     pub isa: &'static str,
@@ -86,7 +88,7 @@ pub(crate) fn open_device(
         adapters: &moeflux_compute::adapters,
         open: &|name| {
             let threads = options.threads.or_else(|| Some(physical_cores()));
-            let options = DeviceOptions { name: Some(name.to_owned()), threads, ..options.clone() };
+            let options = options.clone().name(name).threads(threads);
             let device =
                 moeflux_compute::open(&options).map_err(Error::at(|| "opening the device"))?;
             Ok(match wrap {
@@ -231,7 +233,7 @@ impl MemoryPlan {
         request: &MemoryRequest,
         device: &DeviceOptions,
     ) -> Result<(Self, ChosenDevice), Error> {
-        let _text = Text::for_checkpoint(checkpoint, blueprint.vocab)?;
+        let _text = ModelText::for_checkpoint(checkpoint, blueprint.vocab)?;
         let opened = open_device(blueprint, request, device, None)?;
         Ok((opened.plan, opened.chosen))
     }
@@ -281,9 +283,9 @@ mod tests {
             open: &|name| {
                 opened.borrow_mut().push(name.to_owned());
                 if name == broken {
-                    return Err(Error::Input("it is broken".into()));
+                    return Err(Error::internal("it is broken"));
                 }
-                let options = DeviceOptions { threads: Some(1), ..DeviceOptions::default() };
+                let options = DeviceOptions::default().threads(1);
                 moeflux_compute::open(&options).map_err(Error::at(|| name))
             },
         };

@@ -12,3 +12,11 @@ pub(crate) mod forward;
 pub(crate) mod layer;
 pub(crate) mod plan;
 pub(crate) mod pools;
+
+pub use control::CancelToken;
+pub use device::{ChosenDevice, Devices, WrapDevice};
+pub use forward::Logits;
+pub use layer::StepObserver;
+pub use moeflux_compute::{Adapter, AdapterKind, BankPlace, DeviceOptions, KernelTime, KvFormat};
+pub use plan::{CARD_CHUNK, DEFAULT_CHUNK, DEFAULT_CONTEXT};
+pub use pools::{LineName, Pool, PoolLine};

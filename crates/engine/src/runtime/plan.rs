@@ -4,7 +4,11 @@ use moeflux_compute::{BankPlace, Device, KvFormat, ScratchShape, StateShape};
 use serde::{Serialize, Serializer};
 
 use crate::{
-    base::{error::Error, system::SystemMemory},
+    base::{
+        error::{Error, PlanError},
+        setters::setters,
+        system::SystemMemory,
+    },
     checkpoint::{Checkpoint, MatrixSource, READ_THREADS},
     experts::{
         cache::BOOKKEEPING_BYTES,
@@ -62,6 +66,7 @@ const MIN_CONTEXT: usize = 256;
 
 /// Limits and sizes that the plan has to respect.
 #[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
 pub struct MemoryRequest {
     /// Bytes of host memory; by default a safe share of what the process may use.
     pub budget: Option<u64>,
@@ -92,6 +97,19 @@ pub struct MemoryRequest {
     /// options.
     pub reader: Option<u64>,
 }
+
+setters!(MemoryRequest {
+    budget: impl Into<Option<u64>>,
+    device_budget: impl Into<Option<u64>>,
+    context: impl Into<Option<usize>>,
+    chunk: impl Into<Option<usize>>,
+    sessions: impl Into<Option<usize>>,
+    state: impl Into<Option<u64>>,
+    marks: impl Into<Option<u64>>,
+    slots: impl Into<Option<usize>>,
+    host_slots: impl Into<Option<usize>>,
+    reader: impl Into<Option<u64>>,
+});
 
 impl MemoryRequest {
     /// Sets the memory of the reader that [`Engine::open`](crate::Engine::open) creates for a
@@ -241,28 +259,19 @@ impl MemoryPlan {
         if let (Some(budget), Some(total)) = (card_budget, memory.and_then(|m| m.total))
             && budget > total
         {
-            return Err(Error::Budget(format!(
-                "a budget of the device's own memory of {} MiB is more than the {} MiB that it has: give a smaller \
-                 --gpu-memory, or none for a safe share of it",
-                budget >> 20,
-                total >> 20
-            )));
+            return Err(PlanError::DeviceBudget { budget, total }.into());
         }
         let default_chunk = if card_budget.is_some() { CARD_CHUNK } else { DEFAULT_CHUNK };
         let mut chunk = request.chunk.unwrap_or(default_chunk);
         let sessions = request.sessions.unwrap_or(1);
         if chunk == 0 || request.context == Some(0) || sessions == 0 {
-            return Err(Error::Input(
-                "a chunk and a context have at least one token, and a plan one session".into(),
-            ));
+            return Err(PlanError::Empty.into());
         }
         if let Some(context) = request.context
             && context > blueprint.max_positions
         {
-            return Err(Error::Input(format!(
-                "a context of {context} was asked for, but the model has {} positions",
-                blueprint.max_positions
-            )));
+            let positions = blueprint.max_positions;
+            return Err(PlanError::ContextTooLong { context, positions }.into());
         }
         let wanted = request.context.unwrap_or(DEFAULT_CONTEXT.min(blueprint.max_positions));
         let scratch = |rows: usize, context: usize| -> Result<u64, Error> {
@@ -286,10 +295,7 @@ impl MemoryPlan {
         let dense = Self::dense_bytes(blueprint);
         let slot = page_align(blueprint.slot_bytes() as u64);
         if slot > 0 && device.bank_slots(slot as usize) == 0 {
-            return Err(Error::Budget(format!(
-                "an expert of {} MiB is more than the device's kernels can see at once: give --device cpu",
-                slot.div_ceil(1 << 20)
-            )));
+            return Err(PlanError::ExpertTooLarge { bytes: slot }.into());
         }
         let working_set = blueprint.experts_per_token();
         let plan = |context: usize| -> Result<Self, Error> {
@@ -353,14 +359,12 @@ impl MemoryPlan {
             let least = MIN_HOST_SLOTS.min(all);
             best.host_mut().set_slots(least);
             if best.host().total() > budget {
-                return Err(best.host_too_small(request));
+                return Err(best.host_too_small(request).into());
             }
             let most_on_host = best.host().slots_within().min(all);
             let on_host = match request.host_slots {
                 Some(asked) if asked == 0 || asked > most_on_host => {
-                    return Err(Error::Input(format!(
-                        "{asked} slots on the host were asked for: there must be one, and the budget holds {most_on_host}"
-                    )));
+                    return Err(PlanError::HostSlots { asked, most: most_on_host }.into());
                 }
                 Some(asked) => asked,
                 None => host_slots(all - slots.min(all), least, most_on_host, in_place),
@@ -378,12 +382,10 @@ impl MemoryPlan {
                 None => device.scratch_bytes(scratch_shape(blueprint, 1, device.kv_format())),
                 Some(_) => Ok(0),
             };
-            return Err(best.too_small(need, request, threads.unwrap_or(0)));
+            return Err(best.too_small(need, request, threads.unwrap_or(0)).into());
         }
         if slots < need || slots > most {
-            return Err(Error::Input(format!(
-                "{slots} slots were asked for: a layer needs {need}, and the budget holds {most} of {all} experts"
-            )));
+            return Err(PlanError::Slots { asked: slots, need, most, all }.into());
         }
         best.fastest_mut().set_slots(slots);
         Ok(best)
@@ -472,28 +474,32 @@ impl MemoryPlan {
     }
 
     /// The error if the host's share does not fit beside a card with its own memory.
-    fn host_too_small(&self, request: &MemoryRequest) -> Error {
+    fn host_too_small(&self, request: &MemoryRequest) -> PlanError {
         let host = self.host();
-        Error::Budget(format!(
-            "a budget of {} MiB is below the floor of {} MiB beside the device's own memory: {} for the program, {} \
-             for logits and weights on their way, {} for {} experts on theirs; {}",
-            host.budget >> 20,
-            mib(host.total()),
+        let parts = format!(
+            " beside the device's own memory: {} for the program, {} for logits and weights on \
+             their way, {} for {} experts on theirs",
             mib(host.bytes(LineName::Process)),
             mib(host.bytes(LineName::Staging)),
             mib(host.bytes(LineName::Slots)),
             host.slots(),
-            self.advice(request.budget, "--memory", host.total()),
-        ))
+        );
+        PlanError::BelowFloor {
+            name: "a budget",
+            budget: host.budget,
+            floor: host.total(),
+            parts,
+            advice: self.advice(request.budget, "--memory", host.total()),
+        }
     }
 
     /// The error if the fixed part and a layer's slots do not fit. `threads` is the part of the
     /// scratch that does not depend on rows.
-    fn too_small(&self, need: usize, request: &MemoryRequest, threads: u64) -> Error {
+    fn too_small(&self, need: usize, request: &MemoryRequest, threads: u64) -> PlanError {
         let pool = self.fastest();
         let slots = need as u64 * pool.slot_bytes();
         let floor = pool.fixed().saturating_add(slots);
-        let (which, program, mut advice) = match self.card() {
+        let (name, program, mut advice) = match self.card() {
             Some(_) => (
                 "a budget of the device's own memory",
                 String::new(),
@@ -513,18 +519,17 @@ impl MemoryPlan {
         if threads > floor / THREADS_SHARE {
             advice += &format!(", or lower --threads, which hold {} of it", mib(threads));
         }
-        Error::Budget(format!(
-            "{which} of {} MiB is below the floor of {} MiB: {program}{} for dense weights, {} for the state of {} \
-             positions, {} for intermediate results of {} rows, {} for {need} slots of one layer; {advice}",
-            pool.budget >> 20,
-            mib(floor),
+        let parts = format!(
+            ": {program}{} for dense weights, {} for the state of {} positions, {} for \
+             intermediate results of {} rows, {} for {need} slots of one layer",
             mib(pool.bytes(LineName::Dense)),
             mib(pool.bytes(LineName::State)),
             self.context,
             mib(pool.bytes(LineName::Scratch)),
             self.chunk,
             mib(slots),
-        ))
+        );
+        PlanError::BelowFloor { name, budget: pool.budget, floor, parts, advice }
     }
 
     /// Bytes of resident weights, including fused shared experts in slots.

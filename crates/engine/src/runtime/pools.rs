@@ -24,6 +24,7 @@ pub enum LineName {
 
 /// Line of a pool: `count` parts of `each` bytes.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct PoolLine {
     /// Use of the bytes.
     pub name: LineName,
@@ -42,6 +43,7 @@ impl PoolLine {
 
 /// Memory of a card or of the host. All sums of the plan are sums of lines.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Pool {
     /// The memory.
     pub place: BankPlace,

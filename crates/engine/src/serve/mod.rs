@@ -1,7 +1,18 @@
-//! Serving floor: the decode loop of one response and the scheduler of many.
+//! Serving floor: the decode loop of one answer and the scheduler of many.
+//!
+//! - Requests, the end of an answer, and the decode loop over token ids: `decode.rs`.
+//! - Answers in text, on top of it: `generate.rs`. Needs the feature `text`.
+//! - Many answers that share steps: `scheduler.rs`.
 //!
 //! Knows: requests, sampling, stop conditions, how sequences share steps. Must not know: HTTP,
 //! async runtimes, terminals.
 
+pub(crate) mod decode;
+#[cfg(feature = "text")]
 pub(crate) mod generate;
 pub(crate) mod scheduler;
+
+pub use decode::Tokens;
+#[cfg(feature = "text")]
+pub use generate::Phase;
+pub use scheduler::{Event, RequestId, Scheduler, SchedulerOptions, SubmitError};

@@ -3,15 +3,19 @@
 use std::{cmp::Reverse, fmt};
 
 use crate::{
-    base::{error::Error, stats::Stats},
+    base::{
+        error::{Error, SessionError},
+        setters::setters,
+        stats::Stats,
+    },
     runtime::control::StepControl,
-    serve::generate::{Finish, GenerateRequest, StopDetector},
+    serve::decode::{AnswerEnd, Finish, GenerateRequest},
     session::{
         engine::Engine,
         session::{BatchEntry, MIN_CACHED_PREFIX, Session, Synced},
         timeline::common_prefix_len,
     },
-    text::sampling::{EndTokens, Sampler},
+    text::sampling::Sampler,
 };
 
 /// Default prompt tokens in a step that also decodes. Bounds the latency of the decoding sequences.
@@ -19,6 +23,7 @@ const PROMPT_TOKENS: usize = 64;
 
 /// Token budgets of a step.
 #[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
 pub struct SchedulerOptions {
     /// Maximum tokens of a step. Default and upper bound: the memory plan's chunk.
     pub tokens: Option<usize>,
@@ -27,11 +32,17 @@ pub struct SchedulerOptions {
     pub prompt_tokens: Option<usize>,
 }
 
+setters!(SchedulerOptions {
+    tokens: impl Into<Option<usize>>,
+    prompt_tokens: impl Into<Option<usize>>,
+});
+
 /// Identifies a request in its [`Scheduler`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(u64);
 
 /// A request that a [`Scheduler`] rejected.
+#[non_exhaustive]
 pub struct SubmitError {
     /// Reason.
     pub error: Error,
@@ -105,13 +116,16 @@ pub enum Event {
 ///
 /// ```
 /// # fn main() -> Result<(), moeflux::Error> {
-/// use moeflux::{Scheduler, Checkpoint, Engine, EngineOptions, Event, GenerateRequest, MemoryRequest, StepControl};
+/// use moeflux::{
+///     Checkpoint, Engine, EngineOptions, GenerateRequest, MemoryRequest, StepControl,
+///     serve::{Event, Scheduler},
+/// };
 ///
-/// let memory = MemoryRequest { sessions: Some(2), ..MemoryRequest::default() };
-/// let options = EngineOptions { memory, ..EngineOptions::default() };
+/// let memory = MemoryRequest::default().sessions(2);
+/// let options = EngineOptions::default().memory(memory);
 /// let engine = Engine::open(Checkpoint::embedded(&moeflux_tales::FILES)?, options, &mut |_, _| {})?;
 /// let mut scheduler = Scheduler::new(&engine, Default::default());
-/// let request = GenerateRequest { max_tokens: Some(4), ..GenerateRequest::default() };
+/// let request = GenerateRequest::default().max_tokens(4);
 /// for prompt in [[1, 2, 3], [4, 5, 6]] {
 ///     scheduler.add(engine.session()?, &prompt, &request)?;
 /// }
@@ -127,7 +141,6 @@ pub enum Event {
 /// ```
 pub struct Scheduler {
     engine: Engine,
-    end_tokens: EndTokens,
     options: SchedulerOptions,
     sequences: Vec<Sequence>,
     next_id: u64,
@@ -148,11 +161,9 @@ struct Sequence {
     id: RequestId,
     session: Session,
     sampler: Sampler,
-    stops: Option<StopDetector>,
+    end: AnswerEnd,
     prompt: Vec<u32>,
     synced: Synced,
-    max_tokens: usize,
-    generated: usize,
     /// The token sampled last, not yet fed to the session.
     pending: Option<u32>,
 }
@@ -187,36 +198,23 @@ impl Sequence {
         self.pending.map_or(self.prompt.len() - self.session.tokens().len(), |_| 1)
     }
 
-    /// Stop condition that holds now.
-    fn stop_condition(&self, end: &EndTokens) -> Option<Finish> {
-        let full = self.session.tokens().len() == self.session.engine().plan().context;
-        match self.pending {
-            Some(last) if end.contains(last) => Some(Finish::EndToken),
-            _ if self.stops.as_ref().is_some_and(StopDetector::found) => Some(Finish::StopString),
-            Some(_) if full => Some(Finish::Context),
-            _ if self.generated >= self.max_tokens
-                && (self.pending.is_some() || self.remaining() == 0) =>
-            {
-                Some(Finish::MaxTokens)
-            }
-            _ => None,
-        }
+    /// Reason for the end, once the prompt is complete and nothing is left to generate.
+    fn finish(&self) -> Option<Finish> {
+        if self.is_prefilling() { None } else { self.end.reached(&self.session) }
     }
 }
 
 impl Scheduler {
     /// A scheduler without sequences.
     pub fn new(engine: &Engine, options: SchedulerOptions) -> Self {
-        let (engine, end_tokens, stats) = (engine.clone(), engine.end_tokens(), Stats::default());
         Self {
-            engine,
-            end_tokens,
+            engine: engine.clone(),
             options,
             sequences: Vec::new(),
             next_id: 0,
             last_decoded: 0,
             last_prefilled: 0,
-            stats,
+            stats: Stats::default(),
         }
     }
 
@@ -233,7 +231,7 @@ impl Scheduler {
         prompt: &[u32],
         request: &GenerateRequest,
     ) -> Result<RequestId, SubmitError> {
-        let (sampler, stops, synced) = match self.prepare(&mut session, prompt, request) {
+        let (sampler, end, synced) = match self.prepare(&mut session, prompt, request) {
             Ok(prepared) => prepared,
             Err(error) => return Err(SubmitError { error, session: Box::new(session) }),
         };
@@ -243,11 +241,9 @@ impl Scheduler {
             id,
             session,
             sampler,
-            stops,
+            end,
             prompt: prompt.to_vec(),
             synced,
-            max_tokens: request.max_tokens.unwrap_or(usize::MAX),
-            generated: 0,
             pending: None,
         });
         self.adopt_shared_prefixes();
@@ -260,15 +256,14 @@ impl Scheduler {
         session: &mut Session,
         prompt: &[u32],
         request: &GenerateRequest,
-    ) -> Result<(Sampler, Option<StopDetector>, Synced), Error> {
+    ) -> Result<(Sampler, AnswerEnd, Synced), Error> {
         if !self.engine.same_engine(session.engine()) {
-            let problem = "a session of another engine in a batch: use one scheduler per engine";
-            return Err(Error::Input(problem.into()));
+            return Err(SessionError::OtherEngineInBatch.into());
         }
         let mut sampler = Sampler::new(request.sampling.clone(), self.engine.blueprint().vocab)?;
         sampler.prompt(prompt);
-        let stops = StopDetector::for_request(&self.engine, request)?;
-        Ok((sampler, stops, session.reuse(prompt)?))
+        let end = AnswerEnd::for_request(&self.engine, request)?;
+        Ok((sampler, end, session.reuse(prompt)?))
     }
 
     /// Removes a sequence before its end and returns its session, at its last good token. `None` if
@@ -435,7 +430,7 @@ impl Scheduler {
             let prompt_done = sequence.pending.is_none()
                 && sequence.session.tokens().len() == sequence.prompt.len();
             if !prompt_done && (token_counts[i] == 0 || sequence.pending.is_none())
-                || sequence.generated >= sequence.max_tokens
+                || sequence.end.has_all_tokens()
             {
                 continue;
             }
@@ -446,13 +441,9 @@ impl Scheduler {
                     .and_then(|()| sequence.sampler.sample(sequence.session.logits())),
                 false => sequence.sampler.sample(sequence.session.logits()),
             };
-            let stops = &mut sequence.stops;
-            let detect_stop =
-                |token| stops.as_mut().map_or(Ok(()), |stops| stops.push(token)).map(|()| token);
-            match sampled.and_then(detect_stop) {
+            match sampled.and_then(|token| sequence.end.push(token).map(|()| token)) {
                 Ok(token) => {
                     sequence.pending = Some(token);
-                    sequence.generated += 1;
                     events.push(Event::Token { id: sequence.id, token });
                 }
                 Err(error) => failed.push((i, error)),
@@ -466,9 +457,7 @@ impl Scheduler {
 
     /// Removes the sequences that have ended.
     fn retire(&mut self, events: &mut Vec<Event>) {
-        let ended = |(i, sequence): (usize, &Sequence)| {
-            Some((i, sequence.stop_condition(&self.end_tokens)?))
-        };
+        let ended = |(i, sequence): (usize, &Sequence)| Some((i, sequence.finish()?));
         let ended: Vec<_> = self.sequences.iter().enumerate().filter_map(ended).collect();
         for (i, finish) in ended.into_iter().rev() {
             let Sequence { id, session, .. } = self.sequences.remove(i);

@@ -11,9 +11,12 @@ use std::{
 
 use moeflux_compute::{Commit, Device, DeviceOptions, KernelTime, KvFormat, StateShape};
 
+#[cfg(feature = "text")]
+use crate::text::text::Text;
 use crate::{
     base::{
         error::Error,
+        setters::setters,
         stats::{LayerStats, ReadCounters},
     },
     checkpoint::{Checkpoint, ModelId},
@@ -36,7 +39,7 @@ use crate::{
         pools::{LineName, Pool},
     },
     session::{prefix_cache::PrefixCache, timeline::RewindLimits},
-    text::{sampling::EndTokens, text::Text},
+    text::{model_text::ModelText, sampling::EndTokens},
 };
 
 /// Wraps each expert reader that is opened. For tests that shuffle, delay or fail reads.
@@ -47,6 +50,7 @@ pub type OpenProgress<'a> = dyn FnMut(u64, u64) + 'a;
 
 /// Options of [`Engine::open`].
 #[derive(Default)]
+#[non_exhaustive]
 pub struct EngineOptions {
     /// Memory budget, context length and prefill chunk.
     pub memory: MemoryRequest,
@@ -65,6 +69,16 @@ pub struct EngineOptions {
     pub wrap_device: Option<WrapDevice>,
 }
 
+setters!(EngineOptions {
+    memory: MemoryRequest,
+    device: DeviceOptions,
+    policy: PolicyKind,
+    reads: ReadOptions,
+    prefetch: PrefetchMode,
+    wrap_reader: WrapReader,
+    wrap_device: WrapDevice,
+});
+
 /// A loaded model. A handle: clones share the model, and threads use it one at a time.
 #[derive(Clone)]
 pub struct Engine {
@@ -75,7 +89,7 @@ struct EngineShared {
     folder: PathBuf,
     blueprint: Blueprint,
     plan: MemoryPlan,
-    text: Option<Text>,
+    text: ModelText,
     device: ChosenDevice,
     model: ModelId,
     kv_format: KvFormat,
@@ -119,7 +133,7 @@ impl Engine {
         progress: &mut OpenProgress<'_>,
     ) -> Result<Self, Error> {
         let blueprint = Blueprint::for_checkpoint(&checkpoint)?;
-        let text = Text::for_checkpoint(&checkpoint, blueprint.vocab)?;
+        let text = ModelText::for_checkpoint(&checkpoint, blueprint.vocab)?;
         let wrap = options.wrap_device.as_ref();
         let request = options.memory.with_reader(&checkpoint, &blueprint, &options.reads);
         let OpenedDevice { mut device, plan, chosen } =
@@ -229,17 +243,18 @@ impl Engine {
     ///
     /// # Errors
     /// The checkpoint has neither `tokenizer.json` nor `tiktoken.model`.
+    #[cfg(feature = "text")]
     pub fn text(&self) -> Result<&Text, Error> {
-        self.shared.text.as_ref().ok_or_else(|| Error::Text {
+        self.shared.text.text().ok_or_else(|| Error::Text {
             path: self.shared.folder.join("tokenizer.json"),
             problem: "there is no such file, so text cannot be turned into tokens: download it"
                 .into(),
         })
     }
 
-    /// Tokens that end a response. Empty without a tokenizer.
-    pub(crate) fn end_tokens(&self) -> EndTokens {
-        self.shared.text.as_ref().map(|text| text.end().clone()).unwrap_or_default()
+    /// Tokens that end an answer. Empty without a tokenizer.
+    pub fn end_tokens(&self) -> &EndTokens {
+        self.shared.text.end_tokens()
     }
 
     /// The model as data.
@@ -302,7 +317,7 @@ impl Engine {
     }
 
     /// Resets the reader's knowledge of cached pages, after the page cache has dropped the model's
-    /// files ([`FilePages::forget`](crate::FilePages::forget)).
+    /// files ([`FilePages::forget`](crate::experts::FilePages::forget)).
     pub fn forget_reads(&self) {
         self.lock().cache.forget_reads();
     }
@@ -312,7 +327,7 @@ impl Engine {
     /// a GPU computes.
     ///
     /// Takes some milliseconds and no memory. Right before or after a measurement it sees the same
-    /// load on the machine, unlike an earlier [`probe_memory`](crate::probe_memory).
+    /// load on the machine, unlike an earlier [`probe_memory`](crate::experts::probe_memory).
     ///
     /// # Errors
     /// The device failed, or a thread cannot be started.
@@ -343,7 +358,7 @@ impl Engine {
     }
 
     /// Starts to write the experts that each step needs to a file; `None` stops it. See
-    /// [`crate::Trace`].
+    /// [`crate::experts::Trace`].
     ///
     /// Results do not change. A device that resolves expert slots on its side must report the
     /// routing to the host, which takes time.

@@ -1,5 +1,5 @@
-//! Session floor: a loaded model ([`Engine`](engine::Engine)), its token sequences
-//! ([`Session`](session::Session)), marks, the prefix cache and snapshots.
+//! Session floor: a loaded model ([`Engine`](crate::Engine)), its token sequences
+//! ([`Session`](crate::Session)), marks, the prefix cache and snapshots.
 //!
 //! Knows: sequence states (KV cache and recurrent state), token prefixes, snapshot files.
 //! Must not know: scheduling, sampling loops, wire formats.
@@ -8,6 +8,13 @@ pub(crate) mod engine;
 pub(crate) mod mark;
 pub(crate) mod prefix_cache;
 pub(crate) mod save_restore;
+#[allow(clippy::module_inception, reason = "the file of the type that names the floor")]
 pub(crate) mod session;
 pub(crate) mod snapshot;
 pub(crate) mod timeline;
+
+pub use engine::{OpenProgress, WrapReader};
+pub use mark::Mark;
+pub use save_restore::SnapshotOptions;
+pub use session::{BatchEntry, Synced};
+pub use snapshot::SnapshotFolder;

@@ -8,7 +8,10 @@ use std::{
 use moeflux_compute::{KvFormat, Span, State, StateShape};
 
 use crate::{
-    base::error::{Error, SnapshotProblem},
+    base::{
+        error::{Error, SessionError, SnapshotProblem},
+        setters::setters,
+    },
     runtime::control::StepControl,
     session::{
         engine::Engine,
@@ -26,6 +29,7 @@ const COPY_BYTES: usize = 4 << 20;
 
 /// Options of a snapshot, besides the tokens, logits and states that it always holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SnapshotOptions {
     /// Save the list of experts in memory, so that a restored session starts with a warm cache.
     /// [`Session::restore`] reads them before it returns, up to one per slot. With slots of
@@ -37,6 +41,11 @@ pub struct SnapshotOptions {
     /// always saved in full precision.
     pub kv_format: Option<KvFormat>,
 }
+
+setters!(SnapshotOptions {
+    hot_experts: bool,
+    kv_format: impl Into<Option<KvFormat>>,
+});
 
 impl Session {
     /// Saves the session to a file atomically: a temporary file replaces an older snapshot once all
@@ -58,11 +67,7 @@ impl Session {
         let (own, kv_format) =
             (engine.kv_format(), options.kv_format.unwrap_or(engine.kv_format()));
         if kv_format.is_wider_than(own) {
-            return Err(Error::Input(format!(
-                "a KV cache in {} cannot be saved in {}, which has more bits: leave the format out",
-                own.name(),
-                kv_format.name()
-            )));
+            return Err(SessionError::WiderKvFormat { own, wanted: kv_format }.into());
         }
         let hot =
             if options.hot_experts { engine.lock().cache.experts_in_memory() } else { Vec::new() };

@@ -5,7 +5,10 @@ use std::ops::Range;
 use moeflux_compute::{Commit, Span};
 
 use crate::{
-    base::{error::Error, stats::Stats},
+    base::{
+        error::{Error, SessionError},
+        stats::Stats,
+    },
     runtime::{
         control::StepControl,
         forward::{Logits, LogitsOutput, LogitsRequest, LogitsSink, SeqSpan, StepContext},
@@ -29,6 +32,7 @@ pub(crate) const MIN_CACHED_PREFIX: usize = 16;
 /// Result of [`Session::sync`] and related calls. `reused + computed` is the length of the
 /// requested sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Synced {
     /// Tokens that did not have to be computed.
     pub reused: usize,
@@ -37,7 +41,8 @@ pub struct Synced {
     pub restored: usize,
     /// Tokens of the session that were dropped.
     pub rewound: usize,
-    /// Tokens that were computed, or are left to compute in a [`Scheduler`](crate::Scheduler).
+    /// Tokens that were computed, or are left to compute in a
+    /// [`Scheduler`](crate::serve::Scheduler).
     pub computed: usize,
 }
 
@@ -100,9 +105,9 @@ impl Session {
     }
 
     /// Whether part of the KV cache comes from a snapshot with a smaller format
-    /// ([`SnapshotOptions::kv_format`](crate::SnapshotOptions::kv_format)). Later results are then
-    /// close to the original ones, but not equal. Forks, marks and snapshots of the session inherit
-    /// this until it is reset. Its states never enter the prefix cache.
+    /// ([`SnapshotOptions::kv_format`](crate::session::SnapshotOptions::kv_format)). Later results
+    /// are then close to the original ones, but not equal. Forks, marks and snapshots of the
+    /// session inherit this until it is reset. Its states never enter the prefix cache.
     pub fn is_lossy(&self) -> bool {
         self.timeline.is_lossy
     }
@@ -250,9 +255,7 @@ impl Session {
     pub fn truncate(&mut self, len: usize, control: &mut StepControl<'_>) -> Result<Synced, Error> {
         let had = self.timeline.tokens.len();
         if len > had {
-            return Err(Error::Input(format!(
-                "a session of {had} tokens cannot be truncated to {len}"
-            )));
+            return Err(SessionError::TruncatedToMore { had, len }.into());
         }
         if len == had {
             return Ok(Synced { reused: len, ..Synced::default() });
@@ -288,9 +291,7 @@ impl Session {
     /// The mark belongs to another engine, or the device failed.
     pub fn rewind(&mut self, mark: &Mark) -> Result<(), Error> {
         if !self.engine.same_engine(&mark.state.engine) {
-            return Err(Error::Input(
-                "the mark belongs to another engine: use one of this session's engine".into(),
-            ));
+            return Err(SessionError::OtherEngineOfMark.into());
         }
         let timeline = &mark.state.timeline;
         let mut runtime = self.engine.lock();
@@ -451,13 +452,11 @@ impl Session {
     /// Checks that `tokens` are valid and fit the context at `position`.
     pub(crate) fn check_tokens(&self, position: usize, tokens: &[u32]) -> Result<(), Error> {
         if tokens.is_empty() {
-            return Err(Error::Input("there are no tokens: the prompt is empty".into()));
+            return Err(SessionError::NoTokens.into());
         }
         let (context, vocab) = (self.engine.plan().context, self.engine.blueprint().vocab);
-        if let Some(id) = tokens.iter().find(|id| **id as usize >= vocab) {
-            return Err(Error::Input(format!(
-                "token id {id} is outside the vocabulary of {vocab}"
-            )));
+        if let Some(&id) = tokens.iter().find(|id| **id as usize >= vocab) {
+            return Err(SessionError::TokenId { id, vocab }.into());
         }
         let end = position + tokens.len();
         if end > context {
@@ -466,9 +465,7 @@ impl Session {
                 true => format!("shorten the prompt, as the model has {positions} positions"),
                 false => format!("shorten the prompt, or give --ctx {end} if the memory allows"),
             };
-            return Err(Error::Input(format!(
-                "{end} tokens do not fit the context of {context}: {advice}"
-            )));
+            return Err(SessionError::ContextFull { tokens: end, context, advice }.into());
         }
         Ok(())
     }
@@ -482,6 +479,7 @@ impl Drop for Session {
 }
 
 /// One session's share of [`Engine::step`].
+#[non_exhaustive]
 pub struct BatchEntry<'a> {
     /// The session to advance.
     pub session: &'a mut Session,
@@ -492,6 +490,20 @@ pub struct BatchEntry<'a> {
     pub logits: bool,
 }
 
+impl<'a> BatchEntry<'a> {
+    /// Appends tokens without logits.
+    pub fn new(session: &'a mut Session, tokens: &'a [u32]) -> Self {
+        Self { session, tokens, logits: false }
+    }
+
+    /// Sets `logits`.
+    #[must_use]
+    pub fn logits(mut self, logits: bool) -> Self {
+        self.logits = logits;
+        self
+    }
+}
+
 impl Engine {
     /// Opens an empty session.
     ///
@@ -500,10 +512,7 @@ impl Engine {
     /// state.
     pub fn session(&self) -> Result<Session, Error> {
         if !self.acquire_session() {
-            return Err(Error::Budget(format!(
-                "the memory plan has room for {} session(s) at a time: drop one, or plan for more",
-                self.plan().sessions
-            )));
+            return Err(SessionError::TooManySessions { planned: self.plan().sessions }.into());
         }
         Session::new(self.clone()).inspect_err(|_| self.release_session())
     }
@@ -528,15 +537,11 @@ impl Engine {
         }
         if rows > self.plan().chunk {
             let chunk = self.plan().chunk;
-            return Err(Error::Input(format!(
-                "a step of {rows} tokens, where the plan has room for {chunk}: give --chunk"
-            )));
+            return Err(SessionError::StepTooLarge { rows, chunk }.into());
         }
         for entry in &*entries {
             if !self.same_engine(entry.session.engine()) {
-                return Err(Error::Input(
-                    "a session of another engine in a step: give each engine its own".into(),
-                ));
+                return Err(SessionError::OtherEngineInStep.into());
             }
             entry.session.check_tokens(entry.session.tokens().len(), entry.tokens)?;
         }

@@ -5,7 +5,7 @@ use std::iter;
 use moeflux_compute::{Device, Error as ComputeError, Span, StateShape};
 
 use crate::{
-    base::error::Error,
+    base::error::{Error, SessionError},
     model::blueprint::{Blueprint, MixerBlueprint},
     runtime::{forward::LayerStates, plan::MemoryPlan},
     session::engine::Runtime,
@@ -140,9 +140,7 @@ impl Runtime {
     /// as its states do not match its tokens.
     pub(crate) fn fork(&mut self, src: &Timeline, len: usize) -> Result<Timeline, Error> {
         if src.is_stale {
-            let problem =
-                "a session whose reset failed cannot be marked, forked or saved: reset it first";
-            return Err(Error::Input(problem.into()));
+            return Err(SessionError::FailedReset.into());
         }
         let whole = len == src.tokens.len();
         let mut fork = Timeline {

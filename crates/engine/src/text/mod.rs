@@ -1,13 +1,29 @@
 //! Text floor: tokenizer, chat templates and sampling. Pure functions over token ids, strings and
 //! logits.
 //!
-//! [`tokenizer`] turns text into token ids and back, [`chat`] renders messages by a model's chat
-//! template, [`sampling`] turns logits into a token. [`text`] bundles the three for a checkpoint.
+//! `tokenizer` turns text into token ids and back, `chat` renders messages by a model's chat
+//! template, `sampling` turns logits into a token. `text` bundles the three for a checkpoint.
+//! Without the feature `text` there is sampling only.
 //!
 //! Knows: `tokenizer.json`, `chat_template.jinja`, `generation_config.json`, logits as slices.
 //! Must not know: devices, experts, sessions.
 
+#[cfg(feature = "text")]
+pub(crate) mod answer_text;
+#[cfg(feature = "text")]
 pub(crate) mod chat;
+pub(crate) mod model_text;
 pub(crate) mod sampling;
+#[cfg(feature = "text")]
+#[allow(clippy::module_inception, reason = "the file of the type that names the floor")]
 pub(crate) mod text;
+#[cfg(feature = "text")]
 pub(crate) mod tokenizer;
+
+#[cfg(feature = "text")]
+pub use chat::ChatTemplate;
+pub use sampling::{EndTokens, GenerationConfig, Sampler, StopResult, StopStrings};
+#[cfg(feature = "text")]
+pub use text::Text;
+#[cfg(feature = "text")]
+pub use tokenizer::{Decoder, Tokenizer, TokenizerConfig};

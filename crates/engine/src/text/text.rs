@@ -54,17 +54,10 @@ impl Text {
             Some(file) => TokenizerConfig::from_bytes(file.bytes, &file.path),
             None => Ok(TokenizerConfig::default()),
         };
-        let generation = match checkpoint.text_file("generation_config.json") {
-            Some(file) => GenerationConfig::from_bytes(file.bytes, &file.path)?,
-            None => GenerationConfig::default(),
-        };
+        let generation = GenerationConfig::for_checkpoint(checkpoint)?;
         let model_config = checkpoint.text_file("config.json").unwrap_or_default();
-        let end = EndTokens::new(
-            &generation,
-            &model_config,
-            config.as_ref().unwrap_or(&TokenizerConfig::default()),
-            &tokenizer,
-        )?;
+        let eos_token = config.as_ref().ok().and_then(|config| config.eos_token(&tokenizer));
+        let end = EndTokens::new(&generation, &model_config, eos_token)?;
         let jinja = checkpoint.text_file("chat_template.jinja");
         let template = config
             .and_then(|config| ChatTemplate::from_files(jinja.as_ref(), &config))

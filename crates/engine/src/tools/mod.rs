@@ -9,3 +9,9 @@ pub(crate) mod planner;
 pub(crate) mod replay;
 pub(crate) mod roofline;
 pub mod synth;
+
+pub use pack::{Damage, PackReport, VerifyReport, pack, verify_packed};
+pub use perplexity::{Perplexity, negative_log_likelihood, perplexity};
+pub use planner::Planner;
+pub use replay::{Replayed, ReplayedSteps};
+pub use roofline::{ExpertDemand, MinimumTime, RooflineLimits, TokenCosts};

@@ -3,13 +3,14 @@
 use serde::Serialize;
 
 use crate::{
-    base::error::Error,
+    base::error::{Error, ToolError},
     runtime::{control::StepControl, forward::Logits},
     session::session::Session,
 };
 
 /// Perplexity of a text.
 #[derive(Clone, Copy, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Perplexity {
     /// Predicted tokens.
     pub tokens: usize,
@@ -40,9 +41,7 @@ pub fn perplexity(
 ) -> Result<Perplexity, Error> {
     let window = session.engine().plan().context;
     if tokens.len() < 2 || window < 2 {
-        return Err(Error::Input(
-            "a perplexity needs a text and a context of two tokens at least".into(),
-        ));
+        return Err(ToolError::TextTooShort.into());
     }
     let (mut sum, mut predicted) = (0.0, 0);
     let mut done = 0;

@@ -8,7 +8,7 @@ use crate::{
         device::{ChosenDevice, OpenedDevice, open_device},
         plan::{MemoryPlan, MemoryRequest},
     },
-    text::text::Text,
+    text::model_text::ModelText,
 };
 
 /// Computes memory plans as an engine would, one after another. Opens the tokenizer and the device,
@@ -16,7 +16,7 @@ use crate::{
 pub struct Planner<'a> {
     blueprint: &'a Blueprint,
     opened: OpenedDevice,
-    _text: Option<Text>,
+    _text: ModelText,
 }
 
 impl<'a> Planner<'a> {
@@ -29,7 +29,7 @@ impl<'a> Planner<'a> {
         blueprint: &'a Blueprint,
         device: &moeflux_compute::DeviceOptions,
     ) -> Result<Self, Error> {
-        let text = Text::for_checkpoint(checkpoint, blueprint.vocab)?;
+        let text = ModelText::for_checkpoint(checkpoint, blueprint.vocab)?;
         // A budget large enough for every model. The real one follows in [`Planner::plan`].
         let request = MemoryRequest { budget: Some(1 << 52), ..MemoryRequest::default() };
         Ok(Self { blueprint, opened: open_device(blueprint, &request, device, None)?, _text: text })

@@ -19,6 +19,7 @@ pub struct RooflineLimits {
 
 /// Bytes that decoding one token reads, layer by layer.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct TokenCosts {
     layers: Vec<LayerCosts>,
     /// Bytes of the head and the norm before it.

@@ -12,8 +12,8 @@ use std::{
 };
 
 use moeflux::{
-    Checkpoint, DeviceOptions, Engine, EngineOptions, Logits, MemoryRequest, Session, StepControl,
-    StepObserver,
+    Checkpoint, Engine, EngineOptions, MemoryRequest, Session, StepControl,
+    runtime::{DeviceOptions, Logits, StepObserver},
 };
 use safetensors::{Dtype, SafeTensors};
 
@@ -88,7 +88,7 @@ pub fn goldens() -> Vec<Golden> {
     folders.sort();
     let goldens: Vec<_> = folders.into_iter().map(Golden::read).collect();
     let covered: BTreeSet<String> = goldens.iter().map(Golden::model_type).collect();
-    let missing: Vec<_> = moeflux::supported_architectures()
+    let missing: Vec<_> = moeflux::model::supported_architectures()
         .filter(|name| !covered.contains(*name) && !DERIVED.contains(name))
         .collect();
     assert!(missing.is_empty(), "architectures without a golden: {missing:?}");
@@ -164,14 +164,7 @@ impl StepObserver for Seen {
 }
 
 pub fn exact(device: &str) -> DeviceOptions {
-    DeviceOptions {
-        name: Some(device.into()),
-        threads: Some(2),
-        exact: true,
-        kv_format: None,
-        isa: None,
-        id: None,
-    }
+    DeviceOptions::default().name(device).threads(2).exact(true)
 }
 
 /// Whether the complete set of goldens runs on the GPU too: `MOEFLUX_TEST_FULL` is set.
@@ -191,8 +184,7 @@ pub fn gpu(exact: bool) -> Option<DeviceOptions> {
         return None;
     }
     let isa = std::env::var("MOEFLUX_TEST_GPU_ISA").ok();
-    let options =
-        DeviceOptions { name: Some(name), threads: Some(2), exact, kv_format: None, isa, id: None };
+    let options = DeviceOptions::default().name(name).threads(2).exact(exact).isa(isa);
     match moeflux_compute::open(&options) {
         Ok(_) => Some(options),
         Err(error) => {
@@ -204,17 +196,15 @@ pub fn gpu(exact: bool) -> Option<DeviceOptions> {
 }
 
 pub fn engine(folder: &Path, device: DeviceOptions, memory: MemoryRequest) -> Engine {
-    let options = EngineOptions { memory, device, ..EngineOptions::default() };
+    let options = EngineOptions::default().memory(memory).device(device);
     Engine::open(Checkpoint::open(folder).unwrap(), options, &mut |_, _| {}).unwrap()
 }
 
 /// Feeds tokens and returns all their logits, row by row.
 pub fn feed(session: &mut Session, tokens: &[u32], observer: Option<&mut Seen>) -> Vec<f32> {
     let mut all = Vec::new();
-    let mut watch = StepControl {
-        observer: observer.map(|o| o as &mut dyn StepObserver),
-        ..StepControl::default()
-    };
+    let mut watch = StepControl::default();
+    watch.observer = observer.map(|o| o as &mut dyn StepObserver);
     session
         .feed(tokens, Logits::All, &mut watch, &mut |_, row| all.extend_from_slice(row))
         .unwrap();

@@ -1,6 +1,11 @@
 //! Reader wrappers that inject faults.
 
-use moeflux::{Completion, Error, ReadCounters, ReadRequest, Reader, WrapReader};
+use moeflux::{
+    Error,
+    base::ReadCounters,
+    experts::{Completion, ReadRequest, Reader},
+    session::WrapReader,
+};
 
 /// Fails the reads for which `fails` returns true.
 struct FaultyReader<F> {
@@ -16,7 +21,7 @@ impl<F: FnMut() -> bool + Send> Reader for FaultyReader<F> {
     fn next(&mut self, wait: bool) -> Option<Completion> {
         let mut completion = self.inner.next(wait)?;
         if (self.fails)() {
-            completion.result = Err(Error::Input("an injected fault".into()));
+            completion.result = Err(Error::Internal { problem: "an injected fault".into() });
         }
         Some(completion)
     }

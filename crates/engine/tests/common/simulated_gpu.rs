@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use moeflux::WrapDevice;
+use moeflux::runtime::WrapDevice;
 use moeflux_compute::{
     Bank, BankPlace, Buffer, Bytes, Commit, Counters, Device, DeviceId, DeviceMemory, Error,
     ExpertUses, KvFormat, MatrixShape, Op, PlannedMemory, Profiler, RecordAhead, ScratchShape,

@@ -7,8 +7,8 @@ use std::{
 };
 
 use moeflux::{
-    Blueprint, ChatOptions, Checkpoint, Engine, EngineOptions, Error, Logits, MemoryRequest,
-    Message, StepControl,
+    ChatOptions, Checkpoint, Engine, EngineOptions, Error, MemoryRequest, Message, StepControl,
+    model::blueprint::Blueprint, runtime::Logits,
 };
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
@@ -74,11 +74,7 @@ impl CheckpointCopy {
 }
 
 fn open(folder: &Path, memory: MemoryRequest) -> Result<Engine, Error> {
-    Engine::open(
-        Checkpoint::open(folder)?,
-        EngineOptions { memory, ..EngineOptions::default() },
-        &mut |_, _| {},
-    )
+    Engine::open(Checkpoint::open(folder)?, EngineOptions::default().memory(memory), &mut |_, _| {})
 }
 
 fn says(error: Option<Error>, parts: &[&str]) {
@@ -411,8 +407,7 @@ fn text_files() {
 #[test]
 fn prompts_and_ids() {
     let folder = data().join("goldens/qwen3_moe");
-    let engine =
-        open(&folder, MemoryRequest { context: Some(10), ..MemoryRequest::default() }).unwrap();
+    let engine = open(&folder, MemoryRequest::default().context(10)).unwrap();
     let mut session = engine.session().unwrap();
     let mut feed = |tokens: &[u32]| {
         session.feed(tokens, Logits::Last, &mut StepControl::default(), &mut |_, _| {})
@@ -422,12 +417,9 @@ fn prompts_and_ids() {
     says(feed(&[1, 512]).err(), &["512", "vocabulary"]);
     feed(&[1; 10]).unwrap();
     says(feed(&[1]).err(), &["context of 10"]);
-    let asked = MemoryRequest { context: Some(4097), ..MemoryRequest::default() };
+    let asked = MemoryRequest::default().context(4097);
     says(open(&folder, asked).err(), &["4097", "4096"]);
-    for none in [
-        MemoryRequest { context: Some(0), ..MemoryRequest::default() },
-        MemoryRequest { chunk: Some(0), ..MemoryRequest::default() },
-    ] {
+    for none in [MemoryRequest::default().context(0), MemoryRequest::default().chunk(0)] {
         says(open(&folder, none).err(), &["at least one"]);
     }
 }
@@ -436,10 +428,10 @@ fn prompts_and_ids() {
 fn budgets() {
     let folder = data().join("goldens/qwen3_moe");
     for budget in [0, 1, 1 << 20] {
-        let request = MemoryRequest { budget: Some(budget), ..MemoryRequest::default() };
+        let request = MemoryRequest::default().budget(budget);
         says(open(&folder, request).err(), &["floor", "--memory", "dense"]);
     }
-    let many = MemoryRequest { slots: Some(1_000_000), ..MemoryRequest::default() };
+    let many = MemoryRequest::default().slots(1_000_000);
     assert!(open(&folder, many).is_err());
 }
 

@@ -4,9 +4,14 @@
 use std::path::Path;
 
 use moeflux::{
-    Access, Checkpoint, Completion, DeviceOptions, Engine, EngineOptions, FilePages, MemoryRequest,
-    PolicyKind, PrefetchMode, ReadCounters, ReadOptions, ReadRequest, Reader, ReaderKind,
-    WrapReader,
+    Checkpoint, Engine, EngineOptions, MemoryRequest,
+    base::ReadCounters,
+    experts::{
+        Access, Completion, FilePages, PolicyKind, PrefetchMode, ReadOptions, ReadRequest, Reader,
+        ReaderKind,
+    },
+    runtime::DeviceOptions,
+    session::WrapReader,
 };
 
 use crate::common::{self, Golden, data, feed, gpu, is_full, tales};
@@ -101,19 +106,13 @@ impl<'a> Run<'a> {
 
 /// Bits of the logits of a prompt and four more tokens, and the hit rate.
 fn bits(folder: &Path, prompt: &[u32], run: Run<'_>) -> (Vec<u32>, f64) {
-    let options = EngineOptions {
-        memory: MemoryRequest {
-            slots: run.slots,
-            chunk: Some(run.chunk),
-            ..MemoryRequest::default()
-        },
-        device: DeviceOptions { threads: Some(run.threads), ..run.device.clone() },
-        reads: ReadOptions { kind: run.reads.0, access: run.reads.1, ..ReadOptions::default() },
-        prefetch: run.prefetch,
-        wrap_reader: run.shuffle.map(Shuffled::wrap),
-        policy: run.policy,
-        ..EngineOptions::default()
-    };
+    let mut options = EngineOptions::default()
+        .memory(MemoryRequest::default().slots(run.slots).chunk(run.chunk))
+        .device(run.device.clone().threads(run.threads))
+        .reads(ReadOptions::default().kind(run.reads.0).access(run.reads.1))
+        .prefetch(run.prefetch)
+        .policy(run.policy);
+    options.wrap_reader = run.shuffle.map(Shuffled::wrap);
     let engine = Engine::open(Checkpoint::open(folder).unwrap(), options, &mut |_, _| {}).unwrap();
     let mut session = engine.session().unwrap();
     let (first, rest) = prompt.split_at(prompt.len() - 4);
@@ -125,12 +124,14 @@ fn bits(folder: &Path, prompt: &[u32], run: Run<'_>) -> (Vec<u32>, f64) {
 }
 
 fn smallest(folder: &Path) -> usize {
-    moeflux::Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap()).unwrap().max_top_k()
+    moeflux::model::blueprint::Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap())
+        .unwrap()
+        .max_top_k()
 }
 
 fn check(folder: &Path, prompt: &[u32]) {
     for exact in [false, true] {
-        let device = &DeviceOptions { exact, ..common::exact("cpu") };
+        let device = &common::exact("cpu").exact(exact);
         let all = Run::plain(device);
         let small = Run { slots: Some(smallest(folder)), ..all };
         let (expected, hit_rate) = bits(folder, prompt, all);
@@ -194,9 +195,9 @@ fn the_page_cache_selects_the_access_and_changes_no_bit() {
     let (folder, device) = (folder.path(), &common::exact("cpu"));
     let open = || Checkpoint::open(folder).unwrap();
     let pages = FilePages::for_checkpoint(&open());
-    let memory = MemoryRequest { slots: Some(smallest(folder)), ..MemoryRequest::default() };
+    let memory = MemoryRequest::default().slots(smallest(folder));
     let said = || {
-        let options = EngineOptions { memory, device: device.clone(), ..EngineOptions::default() };
+        let options = EngineOptions::default().memory(memory).device(device.clone());
         Engine::open(open(), options, &mut |_, _| {}).unwrap().reads().to_owned()
     };
     // The files were just written, so they are in the page cache.

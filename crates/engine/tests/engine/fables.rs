@@ -3,8 +3,10 @@
 use std::{collections::BTreeMap, ops::ControlFlow};
 
 use moeflux::{
-    ChatOptions, DeviceOptions, Engine, Finish, GenerateRequest, KvFormat, MemoryRequest, Message,
-    Sampling, SnapshotOptions, StepControl, generate,
+    ChatOptions, Engine, Finish, GenerateRequest, MemoryRequest, Message, Sampling, StepControl,
+    generate,
+    runtime::{DeviceOptions, KvFormat},
+    session::SnapshotOptions,
 };
 
 use crate::common::{data, engine, exact, feed, gpu, tales};
@@ -24,7 +26,7 @@ fn short(n: usize) -> Vec<(String, String)> {
 fn tell(engine: &Engine, title: &str) -> moeflux::Answer {
     let prompt = [Message::user(format!("Tell me the fable of {title}."))];
     let prompt = engine.text().unwrap().chat(&prompt, &ChatOptions::default()).unwrap();
-    let request = GenerateRequest { sampling: Sampling::greedy(), ..GenerateRequest::default() };
+    let request = GenerateRequest::default().sampling(Sampling::greedy());
     let mut session = engine.session().unwrap();
     generate(&mut session, &prompt, &request, &mut StepControl::default(), &mut |_| {
         ControlFlow::Continue(())
@@ -50,7 +52,7 @@ fn the_embedded_model_tells_the_fable_of_its_readme() {
 
 #[test]
 fn fables_are_told_word_for_word_with_a_partial_expert_cache() {
-    let memory = MemoryRequest { slots: Some(96), ..MemoryRequest::default() };
+    let memory = MemoryRequest::default().slots(96);
     for device in [DeviceOptions::default(), exact("cpu")] {
         let engine = engine(&tales(), device, memory);
         for (title, text) in short(24) {
@@ -66,7 +68,7 @@ fn a_gpu_tells_fables_word_for_word() {
     // Some of the experts in slots, then all of them.
     for (exact, slots) in [(true, Some(96)), (false, Some(96)), (false, None)] {
         let Some(gpu) = gpu(exact) else { return };
-        let engine = engine(&tales(), gpu, MemoryRequest { slots, ..MemoryRequest::default() });
+        let engine = engine(&tales(), gpu, MemoryRequest::default().slots(slots));
         for (title, text) in short(3) {
             let answer = tell(&engine, &title);
             assert_eq!(answer.text, text, "{title}, {}", engine.device().name);
@@ -136,7 +138,7 @@ fn the_fast_path_stays_close_to_the_exact_one() {
 fn smaller_kv_formats_lose_little() {
     let memory = MemoryRequest::default();
     let keeping = |keys| {
-        let device = DeviceOptions { kv_format: Some(keys), ..DeviceOptions::default() };
+        let device = DeviceOptions::default().kv_format(keys);
         engine(&tales(), device, memory)
     };
     let whole = keeping(KvFormat::F32);
@@ -157,11 +159,7 @@ fn a_reduced_snapshot_loses_little() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("half");
     for device in [DeviceOptions::default(), exact("cpu")] {
-        let engine = engine(
-            &tales(),
-            device,
-            MemoryRequest { sessions: Some(2), ..MemoryRequest::default() },
-        );
+        let engine = engine(&tales(), device, MemoryRequest::default().sessions(2));
         let vocab = engine.blueprint().vocab;
         let unknown = engine.text().unwrap().encode(UNKNOWN).unwrap();
         for (what, texts, bar) in
@@ -174,7 +172,7 @@ fn a_reduced_snapshot_loses_little() {
                     (engine.session().unwrap(), engine.session().unwrap());
                 session.sync(first, &mut StepControl::default()).unwrap();
                 let save = |keys| {
-                    let options = SnapshotOptions { kv_format: keys, ..SnapshotOptions::default() };
+                    let options = SnapshotOptions::default().kv_format(keys);
                     session.snapshot(&file, options).unwrap()
                 };
                 let (whole, less) = (save(None), save(Some(KvFormat::Q8)));

@@ -9,8 +9,11 @@ use std::{
 };
 
 use moeflux::{
-    Checkpoint, DiskSpeed, Engine, KvFormat, MemoryRequest, PolicyKind, Replayed, Session,
-    SnapshotFolder, SnapshotOptions, StepControl, Trace, verify_packed,
+    Checkpoint, Engine, MemoryRequest, Session, StepControl,
+    experts::{DiskSpeed, PolicyKind, Trace},
+    runtime::KvFormat,
+    session::{SnapshotFolder, SnapshotOptions},
+    tools::{Replayed, verify_packed},
 };
 
 use crate::common::{Golden, copy_folder, data, difference, engine, exact, feed, sets};
@@ -84,7 +87,7 @@ fn a_session_in_fewer_bits_continues() {
     let now = temp.path().join("now.session");
     let mut session = open(&golden.folder).session().unwrap();
     feed(&mut session, &golden.prompt(), None);
-    let options = SnapshotOptions { hot_experts: false, kv_format: Some(KvFormat::Q8) };
+    let options = SnapshotOptions::default().hot_experts(false).kv_format(KvFormat::Q8);
     session.snapshot(&now, options).unwrap();
     let [now, before] = [now, kept("q8.session")].map(|file| {
         session.reset().unwrap();

@@ -1,7 +1,7 @@
 //! Goldens: logits, hidden states and chosen experts against mlx-lm, layer by layer, for prefill at
 //! once, prefill in chunks, and decode.
 
-use moeflux::{DeviceOptions, MemoryRequest};
+use moeflux::{MemoryRequest, runtime::DeviceOptions};
 
 use crate::common::{
     Golden, Seen, data, difference, engine, exact, feed, goldens, gpu, is_full, sets,
@@ -16,8 +16,7 @@ const LONG: usize = 100;
 
 fn matches(golden: &Golden, device: &DeviceOptions, chunk: Option<usize>) {
     let at = format!("{} on {device:?}, chunk {chunk:?}", golden.name);
-    let engine =
-        engine(&golden.folder, device.clone(), MemoryRequest { chunk, ..MemoryRequest::default() });
+    let engine = engine(&golden.folder, device.clone(), MemoryRequest::default().chunk(chunk));
     let mut session = engine.session().unwrap();
     let mut seen = Seen::default();
     let (prompt, generated) = (golden.prompt(), golden.generated());
@@ -176,8 +175,8 @@ fn both_forms_of_latent_attention_are_near_mlx_on_the_fast_path() {
     let golden = Golden::read(data().join("goldens/deepseek_v3_long"));
     let wanted = golden.floats("prefill_logits_f32").unwrap().numbers;
     let [expanded, absorbed] = [512, 64].map(|chunk| {
-        let device = DeviceOptions { exact: false, ..exact("cpu") };
-        let memory = MemoryRequest { chunk: Some(chunk), ..MemoryRequest::default() };
+        let device = exact("cpu").exact(false);
+        let memory = MemoryRequest::default().chunk(chunk);
         let engine = engine(&golden.folder, device, memory);
         let logits = feed(&mut engine.session().unwrap(), &golden.prompt(), None);
         logits[logits.len() - wanted.len()..].to_vec()

@@ -4,7 +4,8 @@
 use std::{collections::BTreeSet, fs, path::Path};
 
 use moeflux::{
-    Blueprint, Checkpoint, Engine, EngineOptions, Error, Logits, MemoryRequest, StepControl,
+    Checkpoint, Engine, EngineOptions, Error, MemoryRequest, StepControl,
+    model::blueprint::Blueprint, runtime::Logits,
 };
 use proptest::{prelude::*, test_runner::TestRunner};
 use serde_json::{Value, json};
@@ -129,13 +130,8 @@ const OTHERS: [&str; 20] = [
 fn run(folder: &Path) -> Result<(), Error> {
     let checkpoint = Checkpoint::open(folder)?;
     let vocab = Blueprint::for_checkpoint(&checkpoint)?.vocab as u32;
-    let memory = MemoryRequest {
-        budget: Some(1 << 30),
-        context: None,
-        chunk: Some(4),
-        ..MemoryRequest::default()
-    };
-    let options = EngineOptions { memory, device: exact("cpu"), ..EngineOptions::default() };
+    let memory = MemoryRequest::default().budget(1 << 30).chunk(4);
+    let options = EngineOptions::default().memory(memory).device(exact("cpu"));
     let engine = Engine::open(checkpoint, options, &mut |_, _| {})?;
     let mut session = engine.session()?;
     let n = engine.plan().context.min(12);

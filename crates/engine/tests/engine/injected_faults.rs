@@ -7,8 +7,10 @@ use std::{
 };
 
 use moeflux::{
-    Access, CancelToken, Checkpoint, Engine, EngineOptions, Error, Logits, MemoryRequest,
-    ReadOptions, ReaderKind, StepControl,
+    Checkpoint, Engine, EngineOptions, Error, MemoryRequest, StepControl,
+    base::SessionError,
+    experts::{Access, ReadOptions, ReaderKind},
+    runtime::{CancelToken, Logits},
 };
 
 use crate::common::{self, data, exact, feed, readers::every_nth, simulated_gpu::Card, tales};
@@ -17,9 +19,10 @@ const PROMPT: [u32; 6] = [17, 400, 33, 2050, 9, 1234];
 
 #[test]
 fn a_session_survives_failing_reads() {
-    let memory = MemoryRequest { slots: Some(8), ..MemoryRequest::default() };
+    let memory = MemoryRequest::default().slots(8);
     let open = |wrap_reader| {
-        let options = EngineOptions { memory, wrap_reader, ..EngineOptions::default() };
+        let mut options = EngineOptions::default().memory(memory);
+        options.wrap_reader = wrap_reader;
         Engine::open(Checkpoint::open(&tales()).unwrap(), options, &mut |_, _| {}).unwrap()
     };
     let good = open(None);
@@ -58,8 +61,7 @@ fn a_session_survives_failing_commits() {
         let (wrap, asked) = Card::OWN.wrap();
         asked.lock().unwrap().refuse_every = refuse_every;
         let folder = data().join("goldens/qwen3_next_hub");
-        let options =
-            EngineOptions { wrap_device: Some(wrap), device: exact("cpu"), ..Default::default() };
+        let options = EngineOptions::default().wrap_device(wrap).device(exact("cpu"));
         let engine =
             Engine::open(Checkpoint::open(&folder).unwrap(), options, &mut |_, _| {}).unwrap();
         let (mut session, mut failures) = (engine.session().unwrap(), 0);
@@ -97,7 +99,7 @@ fn copy_of_tales() -> tempfile::TempDir {
 fn an_engine_reopens_its_files() {
     let folder = copy_of_tales();
     let shard = folder.path().join("model.safetensors");
-    let memory = MemoryRequest { slots: Some(4), sessions: Some(2), ..MemoryRequest::default() };
+    let memory = MemoryRequest::default().slots(4).sessions(2);
     let engine = common::engine(folder.path(), exact("cpu"), memory);
     let (mut one, mut other) = (engine.session().unwrap(), engine.session().unwrap());
     let mut logits = feed(&mut one, &PROMPT[..3], None);
@@ -138,8 +140,8 @@ fn an_engine_reopens_its_files() {
 }
 
 fn with_mirror(folder: &Path, mirror: &Path) -> Result<Engine, Error> {
-    let memory = MemoryRequest { slots: Some(4), ..MemoryRequest::default() };
-    let options = EngineOptions { memory, ..EngineOptions::default() };
+    let memory = MemoryRequest::default().slots(4);
+    let options = EngineOptions::default().memory(memory);
     Engine::open(Checkpoint::open_with(folder, &[mirror.into()])?, options, &mut |_, _| {})
 }
 
@@ -154,7 +156,7 @@ fn a_mirror_replaces_a_truncated_file() {
     OpenOptions::new().write(true).open(&shard).unwrap().set_len(60_000).unwrap();
     logits.extend(feed(&mut session, &PROMPT[3..], None));
 
-    let memory = MemoryRequest { slots: Some(4), ..MemoryRequest::default() };
+    let memory = MemoryRequest::default().slots(4);
     let alone = common::engine(&tales(), Default::default(), memory);
     let mut session = alone.session().unwrap();
     let mut expected = feed(&mut session, &PROMPT[..3], None);
@@ -268,7 +270,7 @@ fn a_model_can_be_spread_over_several_folders() {
     );
     copy(second, &replica);
 
-    let memory = MemoryRequest { slots: Some(4), ..MemoryRequest::default() };
+    let memory = MemoryRequest::default().slots(4);
     let expected =
         feed(&mut common::engine(&whole, exact("cpu"), memory).session().unwrap(), &prompt, None);
     let engine = common::engine(own.path(), exact("cpu"), memory);
@@ -291,7 +293,7 @@ fn a_truncated_file_is_named_and_the_session_continues_once_it_is_restored() {
     {
         // Also a length within a block, where a direct read comes short.
         for len in [60_000, 64 << 10] {
-            shrinks(ReadOptions { kind, access, ..ReadOptions::default() }, len);
+            shrinks(ReadOptions::default().kind(kind).access(access), len);
         }
     }
 }
@@ -300,8 +302,8 @@ fn shrinks(reads: ReadOptions, len: u64) {
     let folder = copy_of_tales();
     let shard = folder.path().join("model.safetensors");
     let contents = fs::read(&shard).unwrap();
-    let memory = MemoryRequest { slots: Some(4), sessions: Some(2), ..MemoryRequest::default() };
-    let options = EngineOptions { memory, reads, ..EngineOptions::default() };
+    let memory = MemoryRequest::default().slots(4).sessions(2);
+    let options = EngineOptions::default().memory(memory).reads(reads);
     let engine =
         Engine::open(Checkpoint::open(folder.path()).unwrap(), options, &mut |_, _| {}).unwrap();
     let mut session = engine.session().unwrap();
@@ -330,16 +332,12 @@ fn shrinks(reads: ReadOptions, len: u64) {
 
 #[test]
 fn a_cancelled_step_changes_nothing() {
-    let engine = common::engine(
-        &tales(),
-        Default::default(),
-        MemoryRequest { sessions: Some(2), ..MemoryRequest::default() },
-    );
+    let engine = common::engine(&tales(), Default::default(), MemoryRequest::default().sessions(2));
     let mut session = engine.session().unwrap();
     feed(&mut session, &PROMPT[..3], None);
     let cancel = CancelToken::new();
     cancel.cancel();
-    let mut control = StepControl { cancel: Some(&cancel), ..StepControl::default() };
+    let mut control = StepControl::default().cancel(&cancel);
     let error = session.feed(&PROMPT[3..], Logits::Last, &mut control, &mut |_, _| {}).unwrap_err();
     assert!(matches!(error, Error::Cancelled), "{error}");
     assert_eq!(session.tokens(), &PROMPT[..3]);
@@ -354,7 +352,7 @@ fn a_cancelled_step_changes_nothing() {
 #[cfg(unix)]
 #[test]
 fn a_step_that_fails_at_its_end_leaves_no_logits() {
-    let memory = MemoryRequest { sessions: Some(2), ..MemoryRequest::default() };
+    let memory = MemoryRequest::default().sessions(2);
     let engine = common::engine(&tales(), exact("cpu"), memory);
     let mut sessions = [engine.session().unwrap(), engine.session().unwrap()];
     let mut control = StepControl::default();
@@ -375,7 +373,7 @@ fn a_step_that_fails_at_its_end_leaves_no_logits() {
     reader.join().unwrap();
     let error = sessions[0].decode(9).unwrap_err().to_string();
     assert!(error.contains("routing trace"), "{error}");
-    let turn = |session| moeflux::BatchEntry { session, tokens: &[9], logits: true };
+    let turn = |session| moeflux::session::BatchEntry::new(session, &[9]).logits(true);
     assert!(engine.step(&mut sessions.each_mut().map(turn), &mut control).is_err());
     engine.record_routing(None).unwrap();
     for session in &mut sessions {
@@ -389,7 +387,10 @@ fn a_step_that_fails_at_its_end_leaves_no_logits() {
 fn sessions_beyond_the_plan_are_refused() {
     let engine = common::engine(&tales(), Default::default(), MemoryRequest::default());
     let first = engine.session().unwrap();
-    assert!(matches!(engine.session().err(), Some(Error::Budget(_))));
+    assert!(matches!(
+        engine.session().err(),
+        Some(Error::Session(SessionError::TooManySessions { .. }))
+    ));
     drop(first);
     assert!(engine.session().is_ok());
 }

@@ -7,7 +7,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use moeflux::{Blueprint, Checkpoint, Error, MemoryRequest, pack, verify_packed};
+use moeflux::{
+    Checkpoint, Error, MemoryRequest,
+    model::blueprint::Blueprint,
+    tools::{pack, verify_packed},
+};
 use proptest::{prelude::*, test_runner::TestRunner};
 use tempfile::TempDir;
 
@@ -195,7 +199,7 @@ const PROMPT: [u32; 5] = [17, 400, 33, 2050, 9];
 #[test]
 fn a_flipped_bit_is_an_error_that_names_the_expert() {
     let (_temp, out) = packed(&tales());
-    let memory = MemoryRequest { sessions: Some(2), ..MemoryRequest::default() };
+    let memory = MemoryRequest::default().sessions(2);
     let engine = common::engine(&out, exact("cpu"), memory);
     let mut session = engine.session().unwrap();
     feed(&mut session, &PROMPT[..2], None);
@@ -281,7 +285,7 @@ fn a_full_disk_loses_nothing() {
 fn fill_a_disk(disk: &Path) {
     let source = Checkpoint::open(&tales()).unwrap();
     let (out, filler) = (disk.join("out"), disk.join("filler"));
-    let too_full = |result: Result<moeflux::PackReport, Error>, part: &str| {
+    let too_full = |result: Result<moeflux::tools::PackReport, Error>, part: &str| {
         let said = result.unwrap_err().to_string();
         assert!(said.contains(part) && said.contains(disk.to_str().unwrap()), "{said}");
     };

@@ -4,8 +4,10 @@
 use std::path::Path;
 
 use moeflux::{
-    BatchEntry, CancelToken, Engine, Error, Logits, MemoryRequest, Session, StepControl,
-    StepObserver,
+    Engine, Error, MemoryRequest, Session, StepControl,
+    base::SessionError,
+    runtime::{CancelToken, Logits, StepObserver},
+    session::BatchEntry,
 };
 
 use crate::common::{Golden, data, engine, feed, gpu, tales};
@@ -22,11 +24,7 @@ fn decode(session: &mut Session, token: u32, expected: &[f32]) -> u64 {
 fn check(folder: &Path) {
     for exact in [false, true] {
         let Some(device) = gpu(exact) else { return };
-        let memory = MemoryRequest {
-            sessions: Some(2),
-            context: Some(TOKENS.len() + 1),
-            ..MemoryRequest::default()
-        };
+        let memory = MemoryRequest::default().sessions(2).context(TOKENS.len() + 1);
         let engine = engine(folder, device, memory);
         let (mut session, mut other) = (engine.session().unwrap(), engine.session().unwrap());
         // A step with all logits (`feed`) is never recorded ahead.
@@ -53,7 +51,7 @@ fn check(folder: &Path) {
         }
         // No step is started beyond the last position of the context.
         feed(&mut session, &[1], None);
-        assert!(matches!(session.decode(1), Err(Error::Input(_))));
+        assert!(matches!(session.decode(1), Err(Error::Session(SessionError::ContextFull { .. }))));
 
         session.reset().unwrap();
         let stop = CancelToken::new();
@@ -63,7 +61,7 @@ fn check(folder: &Path) {
             match i {
                 // Nothing was computed.
                 0 | 1 => {
-                    let mut control = StepControl { cancel: Some(&stop), ..StepControl::default() };
+                    let mut control = StepControl::default().cancel(&stop);
                     let cancelled = session.feed(&[3], Logits::Last, &mut control, &mut |_, _| {});
                     assert!(matches!(cancelled, Err(Error::Cancelled)));
                 }
@@ -119,13 +117,12 @@ fn turns(engine: &Engine, observed: bool) -> (Vec<Vec<f32>>, u64) {
         let mut rest = sessions.iter_mut().map(Some).collect::<Vec<_>>();
         for (n, token) in step.iter().zip(&tokens) {
             let session = rest[*n].take().unwrap();
-            turns.push(BatchEntry { session, tokens: std::slice::from_ref(token), logits: true });
+            turns.push(BatchEntry::new(session, std::slice::from_ref(token)).logits(true));
         }
         let mut onlooker = Onlooker;
-        let observer = observed.then_some(&mut onlooker as &mut dyn StepObserver);
-        let stats = engine
-            .step(&mut turns, &mut StepControl { observer, ..StepControl::default() })
-            .unwrap();
+        let mut control = StepControl::default();
+        control.observer = observed.then_some(&mut onlooker as &mut dyn StepObserver);
+        let stats = engine.step(&mut turns, &mut control).unwrap();
         if i + 3 >= steps.len() {
             submissions += stats.submissions;
         }
@@ -141,8 +138,7 @@ fn turns(engine: &Engine, observed: bool) -> (Vec<Vec<f32>>, u64) {
 fn check_together(folder: &Path) {
     for exact in [false, true] {
         let Some(device) = gpu(exact) else { return };
-        let memory =
-            MemoryRequest { sessions: Some(3), context: Some(16), ..MemoryRequest::default() };
+        let memory = MemoryRequest::default().sessions(3).context(16);
         let engine = engine(folder, device, memory);
         let (expected, _) = turns(&engine, true);
         let (logits, submissions) = turns(&engine, false);

@@ -3,8 +3,10 @@
 use std::path::Path;
 
 use moeflux::{
-    BankPlace, Checkpoint, Engine, EngineOptions, Error, LineName, MemoryPlan, MemoryRequest,
-    SnapshotOptions, Stats, StepControl,
+    Checkpoint, Engine, EngineOptions, Error, MemoryPlan, MemoryRequest, StepControl,
+    base::Stats,
+    runtime::{BankPlace, LineName},
+    session::SnapshotOptions,
 };
 use moeflux_compute::DeviceMemory;
 
@@ -20,12 +22,7 @@ const MIN_HOST_SLOTS: usize = 16;
 
 fn open(folder: &Path, card: Card, memory: MemoryRequest) -> (Result<Engine, Error>, Asked) {
     let (wrap, asked) = card.wrap();
-    let options = EngineOptions {
-        memory,
-        device: exact("cpu"),
-        wrap_device: Some(wrap),
-        ..Default::default()
-    };
+    let options = EngineOptions::default().memory(memory).device(exact("cpu")).wrap_device(wrap);
     let engine = Engine::open(Checkpoint::open(folder).unwrap(), options, &mut |_, _| {});
     let asked = *asked.lock().unwrap();
     (engine, asked)
@@ -41,7 +38,9 @@ fn on_card(
 ) -> (Vec<u32>, Asked, Stats) {
     // The host has one slot too few for the experts that the device does not hold.
     let all =
-        moeflux::Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap()).unwrap().experts();
+        moeflux::model::blueprint::Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap())
+            .unwrap()
+            .experts();
     let host_slots = slots.map(|slots| (all - slots).saturating_sub(1).max(1));
     with_slots("cpu", folder, prompt, card, [slots, host_slots])
 }
@@ -55,13 +54,8 @@ fn with_slots(
     [slots, host_slots]: [Option<usize>; 2],
 ) -> (Vec<u32>, Asked, Stats) {
     let (wrap, asked) = card.wrap();
-    let memory = MemoryRequest { slots, host_slots, ..MemoryRequest::default() };
-    let options = EngineOptions {
-        memory,
-        device: exact(device),
-        wrap_device: Some(wrap),
-        ..Default::default()
-    };
+    let memory = MemoryRequest::default().slots(slots).host_slots(host_slots);
+    let options = EngineOptions::default().memory(memory).device(exact(device)).wrap_device(wrap);
     let engine = Engine::open(Checkpoint::open(folder).unwrap(), options, &mut |_, _| {}).unwrap();
     let mut session = engine.session().unwrap();
     let (first, rest) = prompt.split_at(prompt.len() - 4);
@@ -128,8 +122,10 @@ fn every_kind_of_expert_layer_is_bit_equal_on_a_gpu() {
         "minimax_m2_hub",
     ] {
         let golden = Golden::read(data().join("goldens").join(name));
-        let blueprint =
-            moeflux::Blueprint::for_checkpoint(&Checkpoint::open(&golden.folder).unwrap()).unwrap();
+        let blueprint = moeflux::model::blueprint::Blueprint::for_checkpoint(
+            &Checkpoint::open(&golden.folder).unwrap(),
+        )
+        .unwrap();
         let expected = on_cpu(&golden.folder, &golden.prompt());
         let (bits, asked, _) =
             on_card(&golden.folder, &golden.prompt(), Card { bank: 5, ..Card::OWN }, None);
@@ -191,7 +187,9 @@ fn experts_in_host_memory_are_read_in_place() {
 
 /// Compares the logits with several slot counts of device and host.
 fn tiers(device: &str, folder: &Path, prompt: &[u32], expected: &[u32]) {
-    let blueprint = moeflux::Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap()).unwrap();
+    let blueprint =
+        moeflux::model::blueprint::Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap())
+            .unwrap();
     let (all, k) = (blueprint.experts(), blueprint.max_top_k());
     let sizes = [
         (all / 3, all - all / 3, true),
@@ -244,7 +242,9 @@ fn no_size_of_a_tier_changes_a_bit_on_a_gpu() {
     let unified = DeviceMemory { total: Some(1 << 30), unified: true, in_place: true };
     let unified = Card { memory: Some(unified), ..Card::OWN };
     let k =
-        moeflux::Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap()).unwrap().max_top_k();
+        moeflux::model::blueprint::Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap())
+            .unwrap()
+            .max_top_k();
     for slots in [None, Some(k), Some(k + 3)] {
         let (bits, asked, _) = with_slots("gpu", folder, &prompt, unified, [slots, None]);
         assert!(bits == expected, "other bits with {slots:?} slots in unified memory");
@@ -255,8 +255,7 @@ fn no_size_of_a_tier_changes_a_bit_on_a_gpu() {
 #[test]
 fn observers_see_the_experts_on_a_gpu() {
     let (wrap, asked) = Card::OWN.wrap();
-    let options =
-        EngineOptions { device: exact("cpu"), wrap_device: Some(wrap), ..Default::default() };
+    let options = EngineOptions::default().device(exact("cpu")).wrap_device(wrap);
     let engine =
         Engine::open(Checkpoint::open(&tales()).unwrap(), options, &mut |_, _| {}).unwrap();
     let plain = common::engine(&tales(), exact("cpu"), MemoryRequest::default());
@@ -277,8 +276,8 @@ fn loading_reports_progress() {
 
 fn check_loading_progress(folder: &Path) {
     let open = |card: Option<Card>| {
-        let wrap_device = card.map(|c| c.wrap().0);
-        let options = EngineOptions { device: exact("cpu"), wrap_device, ..Default::default() };
+        let mut options = EngineOptions::default().device(exact("cpu"));
+        options.wrap_device = card.map(|c| c.wrap().0);
         let mut said = Vec::new();
         let checkpoint = Checkpoint::open(folder).unwrap();
         Engine::open(checkpoint, options, &mut |done, total| said.push((done, total))).unwrap();
@@ -288,9 +287,10 @@ fn check_loading_progress(folder: &Path) {
         );
         said.last().unwrap().1
     };
-    let experts = moeflux::Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap())
-        .unwrap()
-        .experts_bytes();
+    let experts =
+        moeflux::model::blueprint::Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap())
+            .unwrap()
+            .experts_bytes();
     assert_eq!(open(Some(Card::OWN)), open(None) + experts);
     // The same in host memory, for a device that manages its weights.
     let unified = Card {
@@ -327,7 +327,7 @@ fn a_gpu_has_a_separate_budget() {
 
     // 90% of its memory less 512 MiB.
     let chunk = Some(host.chunk);
-    let card = of(own(Some(1 << 30)), MemoryRequest { chunk, ..MemoryRequest::default() }).unwrap();
+    let card = of(own(Some(1 << 30)), MemoryRequest::default().chunk(chunk)).unwrap();
     assert_eq!(card_budget(&card), Some((1 << 30) / 10 * 9 - (512 << 20)));
     let [dense, state, scratch] = [LineName::Dense, LineName::State, LineName::Scratch];
     for line in [dense, state, scratch] {
@@ -349,13 +349,8 @@ fn a_gpu_has_a_separate_budget() {
     let small = card.fastest().fixed() + 100 * slot + 5;
     let context = Some(card.context);
     let marks = Some(marks);
-    let request = MemoryRequest {
-        device_budget: Some(small),
-        context,
-        chunk,
-        marks,
-        ..MemoryRequest::default()
-    };
+    let request =
+        MemoryRequest::default().device_budget(small).context(context).chunk(chunk).marks(marks);
     let planned = of(own(Some(1 << 30)), request).unwrap();
     assert_eq!(card_budget(&planned), Some(small));
     // The host holds the rest, or as much as its budget allows.
@@ -364,10 +359,10 @@ fn a_gpu_has_a_separate_budget() {
     let copies = Some(DeviceMemory { total: Some(1 << 30), unified: false, in_place: false });
     let planned = of(copies, request).unwrap();
     assert_eq!((slots(&planned), planned.holds_all), (vec![100, 256], false));
-    let none = of(copies, MemoryRequest { host_slots: Some(0), ..request }).unwrap_err();
+    let none = of(copies, request.host_slots(0)).unwrap_err();
     assert!(none.contains("0 slots on the host were asked for"), "{none}");
     // Unknown size: the same as the host's budget.
-    let request = MemoryRequest { budget: Some(300 << 20), ..MemoryRequest::default() };
+    let request = MemoryRequest::default().budget(300 << 20);
     assert_eq!(card_budget(&of(own(None), request).unwrap()), Some(300 << 20));
 
     // Unified memory: one budget.
@@ -384,12 +379,12 @@ fn a_gpu_has_a_separate_budget() {
 #[test]
 fn chunks_are_limited_by_the_buffer_size() {
     let chunk = |buffers, chunk| {
-        let memory = MemoryRequest { chunk, context: Some(2048), ..MemoryRequest::default() };
+        let memory = MemoryRequest::default().chunk(chunk).context(2048);
         let plan = plan(Card { buffers, ..Card::OWN }, memory).unwrap();
         (plan.chunk, plan.bytes(LineName::Scratch))
     };
     let (whole, bytes) = chunk(None, None);
-    assert_eq!(whole, moeflux::CARD_CHUNK);
+    assert_eq!(whole, moeflux::runtime::CARD_CHUNK);
     // The model's vectors count too.
     assert_eq!(chunk(Some(2 * bytes), None).0, whole);
     assert_eq!(chunk(Some(bytes), None).0, whole / 2);
@@ -401,26 +396,25 @@ fn chunks_are_limited_by_the_buffer_size() {
 
 #[test]
 fn errors_distinguish_device_and_host_budgets() {
-    let tiny = MemoryRequest { device_budget: Some(1 << 20), ..MemoryRequest::default() };
+    let tiny = MemoryRequest::default().device_budget(1 << 20);
     let error = plan(Card::OWN, tiny).unwrap_err();
     for part in ["device's own memory of 1 MiB is below the floor", "--gpu-memory", "--device cpu"]
     {
         assert!(error.contains(part), "{error}");
     }
     assert!(!error.contains("for the program"), "{error}");
-    let tiny = MemoryRequest { budget: Some(1 << 20), ..MemoryRequest::default() };
+    let tiny = MemoryRequest::default().budget(1 << 20);
     let error = plan(Card::OWN, tiny).unwrap_err();
     for part in ["a budget of 1 MiB is below the floor", "for the program", "give --memory"] {
         assert!(error.contains(part), "{error}");
     }
     // A budget above the device's memory is refused.
-    let huge =
-        MemoryRequest { device_budget: Some((1 << 30) + (1 << 20)), ..MemoryRequest::default() };
+    let huge = MemoryRequest::default().device_budget((1 << 30) + (1 << 20));
     let error = plan(Card::OWN, huge).unwrap_err();
     for part in ["1025 MiB is more than the 1024 MiB that it has", "--gpu-memory"] {
         assert!(error.contains(part), "{error}");
     }
-    let all = MemoryRequest { device_budget: Some(1 << 30), ..MemoryRequest::default() };
+    let all = MemoryRequest::default().device_budget(1 << 30);
     assert_eq!(card_budget(&plan(Card::OWN, all).unwrap()), Some(1 << 30));
     // Kernels cannot address a bank of one expert.
     let error = plan(Card { bank: 0, ..Card::OWN }, MemoryRequest::default()).unwrap_err();
@@ -429,11 +423,8 @@ fn errors_distinguish_device_and_host_budgets() {
 
 #[test]
 fn opening_fails_if_an_expert_cannot_be_loaded() {
-    let options = EngineOptions {
-        wrap_device: Some(Card::OWN.wrap().0),
-        wrap_reader: Some(every_nth(1)),
-        ..EngineOptions::default()
-    };
+    let options =
+        EngineOptions::default().wrap_device(Card::OWN.wrap().0).wrap_reader(every_nth(1));
     let error =
         Engine::open(Checkpoint::open(&tales()).unwrap(), options, &mut |_, _| {}).err().unwrap();
     assert!(error.to_string().contains("injected"), "{error}");
@@ -444,22 +435,18 @@ fn opening_fails_if_an_expert_cannot_be_loaded() {
 fn states_can_use_all_planned_memory() {
     let folder = data().join("goldens/qwen3_moe");
     let blueprint =
-        moeflux::Blueprint::for_checkpoint(&Checkpoint::open(&folder).unwrap()).unwrap();
+        moeflux::model::blueprint::Blueprint::for_checkpoint(&Checkpoint::open(&folder).unwrap())
+            .unwrap();
     let (context, vocab) = (blueprint.max_positions, blueprint.vocab);
     let tokens: Vec<u32> = (0..601).map(|i| (i * i % vocab) as u32).collect();
     let temp = tempfile::tempdir().unwrap();
     let (path, mut control) = (temp.path().join("saved"), StepControl::default());
     for device in [Some(exact("cpu")), gpu(true)].into_iter().flatten() {
-        let memory = MemoryRequest {
-            context: Some(context),
-            marks: Some(0),
-            chunk: Some(200),
-            ..MemoryRequest::default()
-        };
+        let memory = MemoryRequest::default().context(context).marks(0).chunk(200);
         let full = engine(&folder, device.clone(), memory).plan().bytes(LineName::State);
         // Room for the pages of 600 tokens, but not for 1.5 times as many in every layer.
         let state = Some(full / context as u64 * 800);
-        let engine = engine(&folder, device, MemoryRequest { state, ..memory });
+        let engine = engine(&folder, device, memory.state(state));
         let mut session = engine.session().unwrap();
         session.sync(&tokens[..600], &mut control).unwrap();
         session.snapshot(&path, SnapshotOptions::default()).unwrap();

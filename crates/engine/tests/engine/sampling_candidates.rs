@@ -1,8 +1,10 @@
 //! Sampling from the device's top candidates gives the same tokens as sampling from all logits.
 
 use moeflux::{
-    CancelToken, Checkpoint, DeviceOptions, Engine, EngineOptions, Error, Logits, MemoryRequest,
-    Sampler, Sampling, StepControl,
+    Checkpoint, Engine, EngineOptions, Error, MemoryRequest, Sampling, StepControl,
+    base::SessionError,
+    runtime::{CancelToken, DeviceOptions, Logits},
+    text::Sampler,
 };
 
 use crate::common::{engine, exact, feed, gpu, simulated_gpu::Card, tales};
@@ -12,26 +14,23 @@ const PROMPT: [u32; 5] = [17, 4, 1000, 4, 321];
 /// Sampling parameters, and the number of candidates that each requests first; `None` for all
 /// logits.
 fn samplings() -> Vec<(Sampling, Option<usize>)> {
-    let off = || Sampling { seed: 5, ..Sampling::default() };
+    let off = || Sampling::default().seed(5);
     vec![
         (Sampling::greedy(), Some(1)),
-        (Sampling { repetition_penalty: 1.3, ..Sampling::greedy() }, Some(64)),
-        (Sampling { temperature: 0.7, top_k: 20, top_p: 0.95, ..off() }, Some(64)),
-        (
-            Sampling { top_k: 100, presence_penalty: 1.0, frequency_penalty: 0.2, ..off() },
-            Some(256),
-        ),
-        (Sampling { temperature: 0.2, min_p: 0.1, ..off() }, Some(64)),
+        (Sampling::greedy().repetition_penalty(1.3), Some(64)),
+        (off().temperature(0.7).top_k(20).top_p(0.95), Some(64)),
+        (off().top_k(100).presence_penalty(1.0).frequency_penalty(0.2), Some(256)),
+        (off().temperature(0.2).min_p(0.1), Some(64)),
         // Needs more than the candidates.
-        (Sampling { temperature: 50.0, min_p: 0.1, ..off() }, Some(64)),
-        (Sampling { top_p: 0.9, ..off() }, None),
-        (Sampling { top_k: 20, presence_penalty: -1.0, ..off() }, None),
+        (off().temperature(50.0).min_p(0.1), Some(64)),
+        (off().top_p(0.9), None),
+        (off().top_k(20).presence_penalty(-1.0), None),
         (off(), None),
     ]
 }
 
 fn check(device: DeviceOptions) {
-    let memory = MemoryRequest { sessions: Some(2), ..MemoryRequest::default() };
+    let memory = MemoryRequest::default().sessions(2);
     let engine = engine(&tales(), device, memory);
     let vocab = engine.blueprint().vocab;
     for (sampling, asked) in samplings() {
@@ -104,8 +103,7 @@ fn a_gpu_samples_the_same_token() {
 #[test]
 fn a_gpu_reads_back_candidates_only() {
     let (wrap, asked) = Card::OWN.wrap();
-    let options =
-        EngineOptions { device: exact("cpu"), wrap_device: Some(wrap), ..Default::default() };
+    let options = EngineOptions::default().device(exact("cpu")).wrap_device(wrap);
     let engine =
         Engine::open(Checkpoint::open(&tales()).unwrap(), options, &mut |_, _| {}).unwrap();
     let vocab = engine.blueprint().vocab;
@@ -131,7 +129,7 @@ fn a_gpu_reads_back_candidates_only() {
 
 #[test]
 fn a_prompt_in_chunks_leaves_no_stale_logits() {
-    let memory = MemoryRequest { chunk: Some(4), ..MemoryRequest::default() };
+    let memory = MemoryRequest::default().chunk(4);
     let engine = engine(&tales(), exact("cpu"), memory);
     let prompt: Vec<u32> = (0..23).map(|i| (i * 97 + 13) % 4000).collect();
     let mut session = engine.session().unwrap();
@@ -152,7 +150,7 @@ fn a_prompt_in_chunks_leaves_no_stale_logits() {
     // A step that fails validation changes nothing; a cancelled one keeps the chunks done so far.
     assert!(matches!(
         session.next(&[u32::MAX], &mut sampler, &mut StepControl::default()),
-        Err(Error::Input(_))
+        Err(Error::Session(SessionError::TokenId { .. }))
     ));
     assert_eq!((session.logits(), session.tokens()), (expected, &prompt[..]));
     for wanted in [None, Some(Logits::Last)] {
@@ -163,11 +161,7 @@ fn a_prompt_in_chunks_leaves_no_stale_logits() {
                 cancel.cancel();
             }
         };
-        let mut control = StepControl {
-            cancel: Some(&cancel),
-            progress: Some(&mut progress),
-            ..StepControl::default()
-        };
+        let mut control = StepControl::default().cancel(&cancel).progress(&mut progress);
         let fed = match wanted {
             None => session.next(&prompt[3..], &mut sampler, &mut control).map(drop),
             Some(logits) => session.feed(&prompt[3..], logits, &mut control, &mut |_, _| {}),

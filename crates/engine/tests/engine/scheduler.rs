@@ -3,9 +3,13 @@
 use std::{collections::HashMap, ops::ControlFlow, path::Path};
 
 use moeflux::{
-    BatchEntry, CancelToken, ChatOptions, DeviceOptions, Engine, Event, Finish, GenerateRequest,
-    MemoryRequest, Message, RequestId, Sampling, Scheduler, SchedulerOptions, Session, StepControl,
+    ChatOptions, Engine, Error, Finish, GenerateRequest, MemoryRequest, Message, Sampling, Session,
+    StepControl,
+    base::SessionError,
     generate,
+    runtime::{CancelToken, DeviceOptions},
+    serve::{Event, RequestId, Scheduler, SchedulerOptions},
+    session::BatchEntry,
 };
 
 use crate::common::{self, data, exact, tales};
@@ -13,13 +17,7 @@ use crate::common::{self, data, exact, tales};
 const CHUNK: usize = 32;
 
 fn engine(folder: &Path, device: DeviceOptions, sessions: usize) -> Engine {
-    let memory = MemoryRequest {
-        sessions: Some(sessions),
-        slots: Some(20),
-        context: Some(256),
-        chunk: Some(CHUNK),
-        ..MemoryRequest::default()
-    };
+    let memory = MemoryRequest::default().sessions(sessions).slots(20).context(256).chunk(CHUNK);
     common::engine(folder, device, memory)
 }
 
@@ -28,7 +26,7 @@ fn prompt(i: u32, len: usize) -> Vec<u32> {
 }
 
 fn request(tokens: usize) -> GenerateRequest {
-    GenerateRequest { max_tokens: Some(tokens), ..GenerateRequest::default() }
+    GenerateRequest::default().max_tokens(tokens)
 }
 
 /// Tokens that a session generates alone.
@@ -75,8 +73,8 @@ fn batched_sequences_equal_single_sessions() {
             (engine(&folder, exact("cpu"), 6), engine(&folder, exact("cpu"), 1));
         for options in [
             SchedulerOptions::default(),
-            SchedulerOptions { tokens: Some(5), prompt_tokens: Some(3) },
-            SchedulerOptions { tokens: Some(2), ..SchedulerOptions::default() },
+            SchedulerOptions::default().tokens(5).prompt_tokens(3),
+            SchedulerOptions::default().tokens(2),
         ] {
             let mut batch = Scheduler::new(&together, options);
             let wanted: Vec<(Vec<u32>, usize)> =
@@ -116,13 +114,7 @@ fn branch(common: usize, i: u32, len: usize) -> Vec<u32> {
 
 /// An engine without prefix cache: sharing happens in the scheduler only.
 fn keeps_nothing(golden: &str, sessions: usize) -> Engine {
-    let memory = MemoryRequest {
-        sessions: Some(sessions),
-        context: Some(256),
-        chunk: Some(CHUNK),
-        marks: Some(0),
-        ..MemoryRequest::default()
-    };
+    let memory = MemoryRequest::default().sessions(sessions).context(256).chunk(CHUNK).marks(0);
     common::engine(&data().join("goldens").join(golden), exact("cpu"), memory)
 }
 
@@ -141,8 +133,8 @@ fn common_prefixes_are_computed_once() {
         ];
         for (options, backwards) in [
             (SchedulerOptions::default(), false),
-            (SchedulerOptions { tokens: Some(7), ..SchedulerOptions::default() }, false),
-            (SchedulerOptions { tokens: Some(40), prompt_tokens: Some(9) }, true),
+            (SchedulerOptions::default().tokens(7), false),
+            (SchedulerOptions::default().tokens(40).prompt_tokens(9), true),
         ] {
             let mut prompts: Vec<_> = prompts.iter().collect();
             if backwards {
@@ -220,13 +212,13 @@ fn forks_advance_together_without_extra_memory() {
     first.sync(&branch(9, 1, 40), &mut StepControl::default()).unwrap();
     let mut second = first.fork().unwrap();
     let mut turns =
-        [&mut first, &mut second].map(|session| BatchEntry { session, tokens: &[7], logits: true });
+        [&mut first, &mut second].map(|session| BatchEntry::new(session, &[7]).logits(true));
     engine.step(&mut turns, &mut StepControl::default()).unwrap();
     assert_eq!((first.tokens(), first.logits()), (second.tokens(), second.logits()));
     // If there is no room for all, no session advances, and the error says so.
     let _mark = first.mark().unwrap();
     let mut turns =
-        [&mut first, &mut second].map(|session| BatchEntry { session, tokens: &[8], logits: true });
+        [&mut first, &mut second].map(|session| BatchEntry::new(session, &[8]).logits(true));
     let error = engine.step(&mut turns, &mut StepControl::default()).unwrap_err().to_string();
     assert!(error.contains("do not fit the memory plan"), "{error}");
     assert_eq!((first.tokens().len(), second.tokens().len()), (41, 41));
@@ -271,10 +263,10 @@ fn a_rejected_request_returns_its_session() {
     assert!(other.session().is_err() && stranger.error.to_string().contains("another engine"));
     drop(stranger);
     assert!(other.session().is_ok() && batch.is_empty());
-    let refuse = |batch: &mut Scheduler, session| -> Result<RequestId, moeflux::Error> {
+    let refuse = |batch: &mut Scheduler, session| -> Result<RequestId, Error> {
         Ok(batch.add(session, &[], &request(3))?)
     };
-    assert!(matches!(refuse(&mut batch, session), Err(moeflux::Error::Input(_))));
+    assert!(matches!(refuse(&mut batch, session), Err(Error::Session(SessionError::NoTokens))));
     assert!(engine.session().is_ok());
 }
 
@@ -283,7 +275,7 @@ fn no_sequence_starves() {
     let folder = data().join("goldens/qwen3_moe");
     let engine = engine(&folder, exact("cpu"), 5);
     let mut batch =
-        Scheduler::new(&engine, SchedulerOptions { tokens: Some(12), prompt_tokens: Some(6) });
+        Scheduler::new(&engine, SchedulerOptions::default().tokens(12).prompt_tokens(6));
     let answering: Vec<RequestId> = (0..2)
         .map(|i| batch.add(engine.session().unwrap(), &prompt(i, 2), &request(40)).unwrap())
         .collect();
@@ -306,10 +298,7 @@ fn no_sequence_starves() {
 fn sequences_take_turns_with_a_small_token_budget() {
     let folder = data().join("goldens/qwen3_moe");
     let engine = engine(&folder, exact("cpu"), 5);
-    let mut batch = Scheduler::new(
-        &engine,
-        SchedulerOptions { tokens: Some(2), ..SchedulerOptions::default() },
-    );
+    let mut batch = Scheduler::new(&engine, SchedulerOptions::default().tokens(2));
     for i in 0..5 {
         batch.add(engine.session().unwrap(), &prompt(i, 1), &request(10)).unwrap();
     }
@@ -337,15 +326,11 @@ fn a_cancelled_or_invalid_step_changes_no_session() {
     let step = |sessions: &mut [Session], tokens: &[u32], control: &mut StepControl<'_>| {
         let mut turns: Vec<BatchEntry<'_>> = sessions
             .iter_mut()
-            .map(|session| BatchEntry { session, tokens, logits: true })
+            .map(|session| BatchEntry::new(session, tokens).logits(true))
             .collect();
         engine.step(&mut turns, control).map_err(|error| error.to_string())
     };
-    let cancelled = step(
-        &mut sessions,
-        &[5],
-        &mut StepControl { cancel: Some(&cancel), ..StepControl::default() },
-    );
+    let cancelled = step(&mut sessions, &[5], &mut StepControl::default().cancel(&cancel));
     assert_eq!(cancelled.unwrap_err(), "cancelled");
     let large = step(&mut sessions, &[5; CHUNK], &mut StepControl::default()).unwrap_err();
     assert!(large.contains("--chunk"), "{large}");
@@ -372,7 +357,7 @@ fn a_failed_step_loses_no_finished_sequence() {
     batch.add(engine.session().unwrap(), &prompt(2, 30), &request(4)).unwrap();
     let cancel = CancelToken::new();
     cancel.cancel();
-    let mut control = StepControl { cancel: Some(&cancel), ..StepControl::default() };
+    let mut control = StepControl::default().cancel(&cancel);
     assert!(batch.step(&mut control).is_err());
     let made = run(&mut batch);
     assert_eq!((made.finish.len(), made.finish[&done].0), (2, Finish::MaxTokens));
@@ -382,8 +367,7 @@ fn a_failed_step_loses_no_finished_sequence() {
 /// another order, with a small effect.
 #[test]
 fn on_the_fast_path_batching_changes_little() {
-    let memory =
-        MemoryRequest { sessions: Some(18), context: Some(256), ..MemoryRequest::default() };
+    let memory = MemoryRequest::default().sessions(18).context(256);
     let engine = common::engine(&tales(), DeviceOptions::default(), memory);
     let text = engine.text().unwrap();
     let fable = std::fs::read_to_string(tales().join("README.md")).unwrap();
@@ -400,11 +384,7 @@ fn on_the_fast_path_batching_changes_little() {
         for company in [&mut few, &mut many] {
             let mut turns: Vec<BatchEntry<'_>> = company
                 .iter_mut()
-                .map(|session| BatchEntry {
-                    session,
-                    tokens: std::slice::from_ref(token),
-                    logits: true,
-                })
+                .map(|session| BatchEntry::new(session, std::slice::from_ref(token)).logits(true))
                 .collect();
             engine.step(&mut turns, &mut StepControl::default()).unwrap();
             for session in &*company {
@@ -437,11 +417,11 @@ fn stop_strings_end_all_kinds_of_generation() {
     let question = Message::user("Tell me the fable of The Fox and the Crow.");
     let prompt = engine.text().unwrap().chat(&[question], &ChatOptions::default()).unwrap();
     let stops = [vec![], vec!["bran"], vec!["tree", "sitting on"], vec!["nowhere"]];
-    let request = |stop: &[&str]| GenerateRequest {
-        sampling: Sampling::greedy(),
-        max_tokens: Some(30),
-        stop: stop.iter().map(|stop| (*stop).to_owned()).collect(),
-        ..GenerateRequest::default()
+    let request = |stop: &[&str]| {
+        GenerateRequest::default()
+            .sampling(Sampling::greedy())
+            .max_tokens(30)
+            .stop(stop.iter().map(|stop| (*stop).to_owned()).collect())
     };
     let mut batch = Scheduler::new(&engine, SchedulerOptions::default());
     let jobs = stops

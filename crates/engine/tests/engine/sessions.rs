@@ -12,8 +12,9 @@ use std::{
 };
 
 use moeflux::{
-    BatchEntry, CancelToken, Checkpoint, DeviceOptions, Engine, EngineOptions, Error, KvFormat,
-    LineName, Logits, Mark, MemoryRequest, Session, SnapshotFolder, SnapshotOptions, StepControl,
+    Checkpoint, Engine, EngineOptions, Error, MemoryRequest, Session, StepControl,
+    runtime::{CancelToken, DeviceOptions, KvFormat, LineName, Logits},
+    session::{BatchEntry, Mark, SnapshotFolder, SnapshotOptions},
 };
 use proptest::{
     prelude::*,
@@ -127,24 +128,20 @@ fn open(
     memory: MemoryRequest,
     until: Option<Arc<AtomicUsize>>,
 ) -> Engine {
-    let memory = MemoryRequest { context: Some(CONTEXT), chunk: Some(CHUNK), ..memory };
+    let memory = memory.context(CONTEXT).chunk(CHUNK);
     // Fails the read at which the counter reaches zero.
     let wrap_reader = until.map(|until| {
         faulty(move || until.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)) == Ok(1))
     });
-    let options = EngineOptions { memory, device, wrap_reader, ..EngineOptions::default() };
+    let mut options = EngineOptions::default().memory(memory).device(device);
+    options.wrap_reader = wrap_reader;
     Engine::open(Checkpoint::open(folder).unwrap(), options, &mut |_, _| {}).unwrap()
 }
 
 impl World {
     fn new(folder: &Path, device: DeviceOptions, marks: u64) -> Self {
         let until = Arc::new(AtomicUsize::new(0));
-        let memory = MemoryRequest {
-            sessions: Some(3),
-            slots: Some(16),
-            marks: Some(marks),
-            ..MemoryRequest::default()
-        };
+        let memory = MemoryRequest::default().sessions(3).slots(16).marks(marks);
         let engine = open(folder, device, memory, Some(Arc::clone(&until)));
         let folder = tempfile::tempdir().unwrap();
         Self {
@@ -182,8 +179,7 @@ impl World {
         if let Trouble::Fault(reads) = trouble {
             self.until.store(reads.into(), SeqCst);
         }
-        let mut control =
-            StepControl { cancel: Some(&cancel), progress: Some(&mut progress), observer: None };
+        let mut control = StepControl::default().cancel(&cancel).progress(&mut progress);
         let done = f(self, &mut control);
         self.until.store(0, SeqCst);
         match done {
@@ -239,12 +235,9 @@ impl World {
                     }
                     let token = text(of, before.len(), vocab);
                     let done = self.with(trouble, |world, control| {
-                        let mut turns = [BatchEntry {
-                            session: &mut world.sessions[i].0,
-                            tokens: &[token],
-                            logits: true,
-                        }];
-                        world.engine.step(&mut turns, control)
+                        let tokens = [token];
+                        let turn = BatchEntry::new(&mut world.sessions[i].0, &tokens);
+                        world.engine.step(&mut [turn.logits(true)], control)
                     });
                     if done.is_some() {
                         self.sessions[i].1.push(token);
@@ -271,10 +264,8 @@ impl World {
                         .sessions
                         .iter_mut()
                         .zip(&more)
-                        .map(|((session, _), tokens)| BatchEntry {
-                            session,
-                            tokens,
-                            logits: tokens.len() % 2 == 1,
+                        .map(|((session, _), tokens)| {
+                            BatchEntry::new(session, tokens).logits(tokens.len() % 2 == 1)
                         })
                         .collect();
                     world.engine.step(&mut turns, control)
@@ -342,8 +333,7 @@ impl World {
             Action::Snapshot(i, file) => {
                 let i = self.session(i);
                 let path = self.folder.path().join(file.to_string());
-                let options =
-                    SnapshotOptions { hot_experts: file == 0, ..SnapshotOptions::default() };
+                let options = SnapshotOptions::default().hot_experts(file == 0);
                 let bytes = self.sessions[i].0.snapshot(&path, options).unwrap();
                 assert_eq!(std::fs::metadata(path).unwrap().len(), bytes);
                 self.saved.insert(file, self.sessions[i].1.clone());
@@ -404,12 +394,7 @@ impl World {
 fn holds(folder: PathBuf, device: DeviceOptions, marks: u64, cases: u32) {
     let config = Config { cases, failure_persistence: None, ..Config::default() };
     let rng = TestRng::deterministic_rng(config.rng_algorithm);
-    let engine = open(
-        &folder,
-        device.clone(),
-        MemoryRequest { marks: Some(0), ..MemoryRequest::default() },
-        None,
-    );
+    let engine = open(&folder, device.clone(), MemoryRequest::default().marks(0), None);
     let vocab = engine.blueprint().vocab;
     let oracle = std::cell::RefCell::new(Oracle { engine, known: HashMap::new() });
     let ran = TestRunner::new_with_rng(config, rng).run(&actions(), |actions| {
@@ -487,12 +472,7 @@ fn prompt(n: u32) -> Vec<u32> {
 /// A reset without room beside marks leaves nothing of the old text.
 #[test]
 fn a_failed_reset_is_completed_by_the_next_step() {
-    let memory = MemoryRequest {
-        context: Some(320),
-        chunk: Some(32),
-        marks: Some(0),
-        ..MemoryRequest::default()
-    };
+    let memory = MemoryRequest::default().context(320).chunk(32).marks(0);
     let engine = common::engine(&tales(), exact("cpu"), memory);
     let mut control = StepControl::default();
     let mut session = engine.session().unwrap();
@@ -522,14 +502,8 @@ fn a_failed_reset_is_completed_by_the_next_step() {
 
 #[test]
 fn a_reset_evicts_cached_prefixes() {
-    let memory = MemoryRequest {
-        context: Some(320),
-        chunk: Some(32),
-        sessions: Some(2),
-        // Cached prefixes fill this to the last page.
-        marks: Some(25 << 16),
-        ..MemoryRequest::default()
-    };
+    let memory = MemoryRequest::default().context(320).chunk(32).sessions(2).// Cached prefixes fill this to the last page.
+        marks(25 << 16);
     let engine = common::engine(&tales(), exact("cpu"), memory);
     let (mut first, mut second) = (engine.session().unwrap(), engine.session().unwrap());
     first.sync(&prompt(0), &mut StepControl::default()).unwrap();
@@ -546,9 +520,8 @@ fn a_reset_evicts_cached_prefixes() {
 #[test]
 fn a_folder_replaces_unusable_snapshots() {
     let open = |folder: &Path, chunk| {
-        let memory =
-            MemoryRequest { context: Some(1024), marks: Some(0), ..MemoryRequest::default() };
-        common::engine(folder, exact("cpu"), MemoryRequest { chunk: Some(chunk), ..memory })
+        let memory = MemoryRequest::default().context(1024).marks(0);
+        common::engine(folder, exact("cpu"), memory.chunk(chunk))
     };
     let temp = tempfile::tempdir().unwrap();
     let cache = SnapshotFolder::open(temp.path(), 1 << 30).unwrap();
@@ -575,7 +548,7 @@ fn a_folder_replaces_unusable_snapshots() {
     fs::remove_file(&path).unwrap();
     session.reset().unwrap();
     let mut sampler =
-        moeflux::Sampler::new(moeflux::Sampling::greedy(), engine.blueprint().vocab).unwrap();
+        moeflux::text::Sampler::new(moeflux::Sampling::greedy(), engine.blueprint().vocab).unwrap();
     session.next(&tokens, &mut sampler, &mut StepControl::default()).unwrap();
     assert!(session.logits().is_empty());
     session.snapshot_to(&cache).unwrap();
@@ -607,14 +580,13 @@ fn a_folder_replaces_unusable_snapshots() {
 #[test]
 fn lossy_states_stay_marked_and_are_not_shared() {
     for folder in [tales(), golden("qwen3_moe")] {
-        let memory =
-            MemoryRequest { sessions: Some(3), marks: Some(1 << 20), ..MemoryRequest::default() };
+        let memory = MemoryRequest::default().sessions(3).marks(1 << 20);
         let engine = common::engine(&folder, exact("cpu"), memory);
         let vocab = engine.blueprint().vocab;
         let tokens: Vec<u32> = (0..120).map(|i| text(0, i, vocab)).collect();
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("lossy");
-        let lossy = SnapshotOptions { kv_format: Some(KvFormat::Q8), ..SnapshotOptions::default() };
+        let lossy = SnapshotOptions::default().kv_format(KvFormat::Q8);
         let mut control = StepControl::default();
         let mut session = engine.session().unwrap();
         session.feed(&tokens[..60], Logits::Last, &mut control, &mut |_, _| {}).unwrap();
@@ -647,10 +619,10 @@ fn lossy_states_stay_marked_and_are_not_shared() {
         let mut third = engine.session().unwrap();
         assert!(third.sync(&tokens, &mut control).unwrap().computed < 2 && !third.is_lossy());
     }
-    let options = DeviceOptions { kv_format: Some(KvFormat::F16), ..DeviceOptions::default() };
+    let options = DeviceOptions::default().kv_format(KvFormat::F16);
     let engine = common::engine(&tales(), options, MemoryRequest::default());
     let session = engine.session().unwrap();
-    let wider = SnapshotOptions { kv_format: Some(KvFormat::F32), ..SnapshotOptions::default() };
+    let wider = SnapshotOptions::default().kv_format(KvFormat::F32);
     let error = session.snapshot("/no/such/folder/x", wider).unwrap_err().to_string();
     assert!(error.contains("f16") && error.contains("f32"), "{error}");
 }
@@ -660,19 +632,14 @@ fn lossy_states_stay_marked_and_are_not_shared() {
 #[test]
 fn a_context_costs_only_its_used_part() {
     let folder = golden("qwen3_moe");
-    let context = moeflux::Blueprint::for_checkpoint(&Checkpoint::open(&folder).unwrap())
-        .unwrap()
-        .max_positions;
-    let memory = MemoryRequest {
-        context: Some(context),
-        marks: Some(0),
-        chunk: Some(256),
-        ..MemoryRequest::default()
-    };
+    let context =
+        moeflux::model::blueprint::Blueprint::for_checkpoint(&Checkpoint::open(&folder).unwrap())
+            .unwrap()
+            .max_positions;
+    let memory = MemoryRequest::default().context(context).marks(0).chunk(256);
     let full = common::engine(&folder, exact("cpu"), memory).plan().bytes(LineName::State);
     let state = full / context as u64 * 1024;
-    let engine =
-        common::engine(&folder, exact("cpu"), MemoryRequest { state: Some(state), ..memory });
+    let engine = common::engine(&folder, exact("cpu"), memory.state(state));
     let planned = engine.plan().bytes(LineName::State);
     assert!(planned <= state + 4096 && full > 3 * planned);
     let mut session = engine.session().unwrap();
@@ -693,19 +660,14 @@ fn a_context_costs_only_its_used_part() {
 
 #[test]
 fn a_callback_that_panics_fails_its_step_only() {
-    let memory = MemoryRequest {
-        context: Some(64),
-        sessions: Some(2),
-        slots: Some(10),
-        ..Default::default()
-    };
+    let memory = MemoryRequest::default().context(64).sessions(2).slots(10);
     let engine = common::engine(&data().join("goldens/qwen3_moe"), exact("cpu"), memory);
     let (mut one, mut other) = (engine.session().unwrap(), engine.session().unwrap());
     // Number of allowed progress calls; then the sink must not be called.
     let feed = |session: &mut Session, mut left: usize| {
         let (mut logits, panics) = (Vec::new(), left < 9);
         let mut progress = |_: f64| left = left.checked_sub(1).unwrap();
-        let mut control = StepControl { progress: Some(&mut progress), ..StepControl::default() };
+        let mut control = StepControl::default().progress(&mut progress);
         let step = || {
             session.feed(&[5, 6, 7], Logits::Last, &mut control, &mut |_, row| {
                 assert!(!panics, "by a caller");

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod prose;
+mod surface;
 mod type_names;
 
 use std::{
@@ -99,11 +100,11 @@ fn unsafe_lives_in_named_files() {
 #[test]
 fn no_model_is_named_outside_its_architecture() {
     let named = |code: &str| {
-        moeflux::supported_architectures()
+        moeflux::model::supported_architectures()
             .find(|architecture| code.contains(&format!("\"{architecture}")))
     };
     assert_eq!(named("x == \"kimi_k2_text\""), Some("kimi_k2"));
-    assert!(moeflux::supported_architectures().count() > 10);
+    assert!(moeflux::model::supported_architectures().count() > 10);
     for (name, text) in sources("engine/src") {
         let home = ["model/arch/", "tools/synth/"]
             .iter()

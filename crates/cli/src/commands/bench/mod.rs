@@ -5,7 +5,7 @@ mod sweep;
 
 use std::process::ExitCode;
 
-use moeflux::Blueprint;
+use moeflux::model::blueprint::Blueprint;
 use moeflux_bench::{
     comparison::{Comparison, SavedRun},
     deprecated_keys, plot,
@@ -145,7 +145,7 @@ fn measure(
     let positions = blueprint.max_positions;
     speed::check_context(needed, engine_args.memory.ctx.map_or(positions, Into::into), positions)?;
     let needs = Needs {
-        positions: (needed > moeflux::DEFAULT_CONTEXT).then_some(needed),
+        positions: (needed > moeflux::runtime::DEFAULT_CONTEXT).then_some(needed),
         sessions: settings.iter().filter_map(|s| s.sessions).max(),
         ..Needs::default()
     };

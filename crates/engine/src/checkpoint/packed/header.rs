@@ -154,7 +154,7 @@ impl PackedHeader {
     /// Encodes the start of the file, up to the first record.
     pub(crate) fn encode(&self) -> Result<Vec<u8>, Error> {
         FRAME.encode(self).map_err(|e| {
-            Error::Input(format!(
+            Error::internal(format!(
                 "the header of {EXPERTS} cannot be written: {e}; please report this"
             ))
         })

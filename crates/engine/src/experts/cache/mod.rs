@@ -569,7 +569,7 @@ mod tests {
     }
 
     fn reference() -> Box<dyn Device> {
-        let options = DeviceOptions { name: Some("reference".into()), ..DeviceOptions::default() };
+        let options = DeviceOptions::default().name("reference");
         open(&options).unwrap()
     }
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::{
-    base::error::Error,
+    base::error::{Error, OpenError},
     checkpoint::{
         DataFile,
         packed::{EXPERTS, PackedHeader},
@@ -48,7 +48,7 @@ pub(super) fn home_copy(own: &DataFile, folders: &[PathBuf]) -> usize {
 /// weights.
 fn open_copy(own: &DataFile, folder: &Path, samples: u64) -> Result<Option<DataFile>, Error> {
     let Some(name) = own.path().file_name().filter(|_| own.file().is_some()) else {
-        return Err(Error::Input("the model in the program has no mirrors: give --model".into()));
+        return Err(OpenError::BuiltInHasNoMirrors.into());
     };
     let path = folder.join(name);
     if path == own.path()

@@ -129,10 +129,10 @@ pub(crate) fn open(
     let limits = QueueLimits {
         slots,
         io_slots: options.io_slots(storage.copies()),
-        depth: options.depth(),
+        depth: options.queue_depth(),
         pages,
         read_bytes,
-        timeout: options.timeout(),
+        timeout: options.read_timeout(),
     };
     let bounce = if storage.direct().0 > 0 { bounce_bytes(read_bytes) } else { 0 };
     let folders = match storage.copies() {

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use crate::{base::system::IO_STACK, model::blueprint::Blueprint};
+use crate::{
+    base::{setters::setters, system::IO_STACK},
+    model::blueprint::Blueprint,
+};
 
 /// Backend that executes reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,6 +48,7 @@ pub enum PageCache {
 
 /// Options of the expert reader.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct ReadOptions {
     /// Backend that executes reads.
     pub kind: ReaderKind,
@@ -57,6 +61,14 @@ pub struct ReadOptions {
     /// Time after which a read counts as failed; by default 30 seconds.
     pub timeout: Option<Duration>,
 }
+
+setters!(ReadOptions {
+    kind: ReaderKind,
+    access: Access,
+    depth: impl Into<Option<usize>>,
+    read_bytes: impl Into<Option<usize>>,
+    timeout: impl Into<Option<Duration>>,
+});
 
 /// Default queue depth: NVMe disks reach their full bandwidth with 8 to 16 reads of `READ_BYTES`.
 const DEPTH: usize = 16;
@@ -74,22 +86,22 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 pub(super) const MAX_ALIGN: usize = 4096;
 
 impl ReadOptions {
-    pub(super) fn depth(&self) -> usize {
+    pub(super) fn queue_depth(&self) -> usize {
         self.depth.unwrap_or(DEPTH).clamp(1, 256)
     }
 
-    pub(super) fn read_bytes(&self) -> usize {
+    pub(super) fn bytes_per_read(&self) -> usize {
         self.read_bytes.unwrap_or(READ_BYTES).clamp(MAX_ALIGN, 16 << 20)
     }
 
-    pub(super) fn timeout(&self) -> Duration {
+    pub(super) fn read_timeout(&self) -> Duration {
         self.timeout.unwrap_or(TIMEOUT)
     }
 
     /// Places for reads in flight. Doubled with mirrors, so that hung reads of one disk leave
     /// `depth` of them for the others.
     pub(super) fn io_slots(&self, copies: usize) -> usize {
-        self.depth() * copies.min(2)
+        self.queue_depth() * copies.min(2)
     }
 }
 
@@ -101,7 +113,7 @@ pub(super) const fn bounce_bytes(read_bytes: usize) -> usize {
 
 /// Maximum bytes of a read of experts of `expert` bytes.
 pub(super) fn max_read_bytes(options: &ReadOptions, expert: usize) -> usize {
-    options.read_bytes().min(expert.next_multiple_of(MAX_ALIGN).max(MAX_ALIGN))
+    options.bytes_per_read().min(expert.next_multiple_of(MAX_ALIGN).max(MAX_ALIGN))
 }
 
 /// Maximum bytes that a reader of a model with `copies` copies holds: stacks, and bounce buffers

@@ -17,7 +17,10 @@ use super::{
     transfer::Alignment,
 };
 use crate::{
-    base::{error::Error, stats::MAX_COPIES},
+    base::{
+        error::{Error, OpenError},
+        stats::MAX_COPIES,
+    },
     checkpoint::{DataFile, read_at},
 };
 
@@ -78,7 +81,7 @@ impl ModelStorage {
         pages: PageCache,
     ) -> Result<Self, Error> {
         if folders.len() >= MAX_COPIES {
-            return Err(Error::Input(format!("a model has at most {} mirrors", MAX_COPIES - 1)));
+            return Err(OpenError::TooManyMirrors { most: MAX_COPIES - 1 }.into());
         }
         let homes = own.iter().map(|file| mirrors::home_copy(file, folders)).collect();
         let mirrors = mirrors::open(&own, folders)?;

@@ -36,7 +36,7 @@ pub(super) fn start(
             Ok(thread) => threads.push(thread),
             // The threads that exist suffice.
             Err(_) if io_slot > 0 => break,
-            Err(e) => return Err(Error::Input(format!("cannot start a thread for reading: {e}"))),
+            Err(e) => return Err(Error::thread("for reading")(e)),
         }
     }
     Ok(threads)

@@ -10,7 +10,7 @@ use std::{fmt, str::FromStr};
 use serde::Serialize;
 
 use self::{lfu::Lfu, lru::Lru, s3_fifo::S3Fifo};
-use crate::base::error::Error;
+use crate::base::error::{Error, OpenError};
 
 /// Eviction policy over a fixed number of slots. It sees indices only, so that a simulator can run
 /// it without a model.
@@ -89,8 +89,8 @@ impl FromStr for PolicyKind {
 
     fn from_str(name: &str) -> Result<Self, Error> {
         Self::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
-            let names = Self::ALL.map(Self::name).join(", ");
-            Error::Input(format!("there is no cache policy {name:?}: choose one of {names}"))
+            let known = Self::ALL.map(Self::name).join(", ");
+            OpenError::UnknownPolicy { name: name.to_owned(), known }.into()
         })
     }
 }

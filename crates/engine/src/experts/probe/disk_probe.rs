@@ -33,6 +33,7 @@ const STACK: usize = 128 << 10;
 
 /// Bandwidth of a disk by queue depth.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct DiskSpeed {
     /// Bytes of each read.
     pub block: usize,
@@ -47,6 +48,7 @@ pub struct DiskSpeed {
 
 /// Bandwidth of a disk at one queue depth.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct DepthSpeed {
     /// Reads in flight.
     pub depth: usize,
@@ -225,14 +227,11 @@ fn measure(
             let random = RandomOffsets::seeded(seeds.below(u64::MAX));
             let worker = thread::Builder::new().name("probe".into()).stack_size(STACK);
             let worker = worker.spawn_scoped(scope, move || read(random, buffer.get()));
-            workers.push(
-                worker
-                    .map_err(|e| Error::Input(format!("cannot start a thread that reads: {e}")))?,
-            );
+            workers.push(worker.map_err(Error::thread("that reads"))?);
         }
         let (mut bytes, mut time) = (0, Duration::from_nanos(1));
         for worker in workers {
-            let failed = |_| Error::Input("a thread that reads failed; please report this".into());
+            let failed = |_| Error::internal("a thread that reads failed; please report this");
             let (read, until) = worker.join().map_err(failed)??;
             bytes += read;
             time = time.max(until);

@@ -14,6 +14,7 @@ const PASSES: usize = 8;
 
 /// Memory bandwidth of all threads together.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+#[non_exhaustive]
 pub struct MemorySpeed {
     /// Bytes per second.
     pub bytes_per_second: f64,
@@ -39,7 +40,9 @@ pub fn probe_memory(working_set: u64, threads: Option<usize>) -> Result<MemorySp
     // Each thread writes its share first, so that the pages are faulted in on its NUMA node.
     thread::scope(|scope| {
         for part in memory.chunks_mut(share(bytes as usize, threads)) {
-            thread::Builder::new().spawn_scoped(scope, move || part.fill(1)).map_err(no_thread)?;
+            thread::Builder::new()
+                .spawn_scoped(scope, move || part.fill(1))
+                .map_err(Error::thread("that reads memory"))?;
         }
         Ok::<_, Error>(())
     })?;
@@ -81,7 +84,7 @@ fn seconds(parts: &[&[u8]], rounds: usize, threads: usize) -> Result<f64, Error>
         let mut others = Vec::with_capacity(threads);
         for thread in 1..threads {
             let other = thread::Builder::new().spawn_scoped(scope, move || timed(thread));
-            others.push(other.map_err(no_thread)?);
+            others.push(other.map_err(Error::thread("that reads memory"))?);
         }
         drop(waiting);
         let mut times = vec![timed(0)];
@@ -101,10 +104,6 @@ fn thread_count(threads: Option<usize>) -> usize {
 /// Bytes of each thread's share; the last ones may be smaller.
 fn share(bytes: usize, threads: usize) -> usize {
     bytes.div_ceil(threads).max(1).next_multiple_of(BLOCK)
-}
-
-fn no_thread(e: std::io::Error) -> Error {
-    Error::Input(format!("cannot start a thread that reads memory: {e}"))
 }
 
 /// Bytes per iteration of the sum: enough accumulators to keep all loads in flight.

@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
-use crate::{base::error::Error, checkpoint::Checkpoint};
+use crate::{
+    base::error::{Error, ToolError},
+    checkpoint::Checkpoint,
+};
 
 /// Files of a checkpoint in the system's page cache.
 #[derive(Clone, Debug)]
@@ -35,8 +38,7 @@ impl FilePages {
     /// The system has no call for it, a file cannot be opened, or there is none.
     pub fn forget(&self) -> Result<(), Error> {
         if self.is_empty() {
-            let why = "the model is read from the program itself, so there are no files whose pages could be dropped";
-            return Err(Error::Input(why.into()));
+            return Err(ToolError::NoFiles.into());
         }
         os::forget(&self.paths)
     }
@@ -122,17 +124,14 @@ mod os {
 mod os {
     use std::path::PathBuf;
 
-    use crate::base::error::Error;
+    use crate::base::error::{Error, ToolError};
 
     pub(super) fn cached(_: &[PathBuf]) -> Option<f64> {
         None
     }
 
     pub(super) fn forget(_: &[PathBuf]) -> Result<(), Error> {
-        Err(Error::Input(
-            "this system has no way to drop a file's pages from its cache: --cold needs Linux"
-                .into(),
-        ))
+        Err(ToolError::PagesCannotBeDropped.into())
     }
 }
 

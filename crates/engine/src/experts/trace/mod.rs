@@ -49,6 +49,7 @@ const MAX_EXPERTS: usize = 1 << 22;
 
 /// Model and memory plan of the recorded run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct TraceHeader {
     /// Name of the model's folder.
     pub model: String,
@@ -65,6 +66,7 @@ pub struct TraceHeader {
 
 /// A layer with routed experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct TraceLayer {
     /// Index of the layer in the model, from 0.
     pub layer: usize,

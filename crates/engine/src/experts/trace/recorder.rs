@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{MAGIC, TraceHeader, VERSION};
-use crate::base::error::Error;
+use crate::base::error::{Error, ToolError};
 
 /// Writes finished steps. Buffers one step, and allocates nothing after construction.
 pub(crate) struct TraceRecorder {
@@ -22,12 +22,10 @@ impl TraceRecorder {
     /// Creates a file with a header.
     pub(crate) fn create(path: &Path, header: &TraceHeader) -> Result<Self, Error> {
         if let Some(problem) = header.problem() {
-            return Err(Error::Input(format!(
-                "the routing of this model cannot be recorded: {problem}"
-            )));
+            return Err(ToolError::Routing { problem }.into());
         }
         let json = serde_json::to_vec(header).map_err(|e| {
-            Error::Input(format!("the header of a routing trace cannot be written: {e}"))
+            Error::internal(format!("the header of a routing trace cannot be written: {e}"))
         })?;
         let mut start = MAGIC.to_vec();
         start.extend(VERSION.to_le_bytes());

@@ -1,6 +1,6 @@
 //! Blueprint of a model: its layers with their shapes, and the location of each weight.
 //!
-//! One file of [`arch`](crate::model::arch) per `model_type` builds it. Everything after that (the
+//! One file of `model/arch` per `model_type` builds it. Everything after that (the
 //! memory plan, loading, the forward pass, `inspect`) reads only the blueprint and does not depend
 //! on the architecture.
 

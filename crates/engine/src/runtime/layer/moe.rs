@@ -18,7 +18,10 @@ use super::{
     scratch::PredictionBuffers,
 };
 use crate::{
-    base::{error::Error, stats::Stats},
+    base::{
+        error::{Error, SessionError},
+        stats::Stats,
+    },
     experts::{
         cache::{Lookup, Pin},
         prefetch::{MAX_PREFETCH_ROWS, PrefetchAction, PrefetchMode, Prefetcher},
@@ -390,10 +393,7 @@ impl Moe {
             in_flight -= self.await_arrivals(step, &mut timer)?;
         }
         if step.moe_state.needed.iter().any(|n| !n.taken) {
-            return Err(Error::Budget(format!(
-                "layer {}: no slot is free for an expert",
-                step.layer
-            )));
+            return Err(SessionError::NoFreeSlot { layer: step.layer }.into());
         }
         timer.add_to(step.stats);
         if step.rows <= MAX_PREFETCH_ROWS {

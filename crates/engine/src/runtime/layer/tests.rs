@@ -69,7 +69,7 @@ fn load(sub_blocks: impl FnOnce(Parts) -> Vec<SubBlockBlueprint>) -> LoadedLayer
     let checkpoint = Checkpoint::embedded(&moeflux_tales::FILES).unwrap();
     let mut blueprint = Blueprint::for_checkpoint(&checkpoint).unwrap();
     let layer = LayerBlueprint { sub_blocks: sub_blocks(Parts::take(&mut blueprint)) };
-    let options = DeviceOptions { name: Some("reference".into()), ..DeviceOptions::default() };
+    let options = DeviceOptions::default().name("reference");
     let mut device = open(&options).unwrap();
     let mut loader = Loader {
         checkpoint: &checkpoint,

@@ -165,7 +165,7 @@ impl Snapshot {
                 .source
                 .read_exact_at(buf, section.offset + offset)
                 .map_err(|e| self.read_error(e)),
-            None => Err(Error::Input(format!(
+            None => Err(Error::internal(format!(
                 "{}: {} bytes at {offset} are beyond state {i}; please report this",
                 self.path().display(),
                 buf.len()

@@ -106,7 +106,7 @@ impl SnapshotHeader {
     /// digests.
     pub(super) fn encode(&self) -> Result<Vec<u8>, Error> {
         FRAME.encode(self).map_err(|e| {
-            Error::Input(format!(
+            Error::internal(format!(
                 "the header of a saved session cannot be written: {e}; please report this"
             ))
         })

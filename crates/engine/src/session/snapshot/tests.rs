@@ -214,7 +214,7 @@ fn snapshots_round_trip() {
     for (i, at, len) in [(0, 72, 1), (0, u64::MAX, 2), (2, 4000, 97), (3, 0, 0), (usize::MAX, 0, 1)]
     {
         assert!(
-            matches!(snapshot.read_state(i, at, &mut vec![0; len]), Err(Error::Input(_))),
+            matches!(snapshot.read_state(i, at, &mut vec![0; len]), Err(Error::Internal { .. })),
             "{i} {at}"
         );
     }
@@ -334,7 +334,7 @@ fn truncated_and_extended_files_are_refused() {
     assert_eq!(problem(&folder), SnapshotProblem::NotASnapshot);
     assert!(matches!(
         SnapshotWriter::create(&folder, &Saved::large().contents()),
-        Err(Error::Input(_))
+        Err(Error::Snapshot { problem: SnapshotProblem::IsFolder, .. })
     ));
     assert!(matches!(Saved::load(&temp.path().join("none")), Err(Error::File { .. })));
     let nowhere = SnapshotWriter::create(&folder.join("none/a"), &Saved::large().contents());
@@ -573,10 +573,13 @@ fn a_failed_write_keeps_the_previous_file() {
     // States that end too early or too late.
     let begin = || SnapshotWriter::create(&path, &new.contents()).unwrap();
     drop(begin());
-    kept(Error::Input(path.display().to_string()), "");
+    kept(Error::internal(path.display().to_string()), "");
     let unwritable = |said: Result<(), Error>, part: &str| {
-        assert!(matches!(&said, Err(Error::Input(why)) if why.contains(part)), "{said:?}");
-        kept(Error::Input(path.display().to_string()), "");
+        assert!(
+            matches!(&said, Err(Error::Internal { problem }) if problem.contains(part)),
+            "{said:?}"
+        );
+        kept(Error::internal(path.display().to_string()), "");
     };
     unwritable(begin().finish(), "state 0 of layer 0 is missing");
     let much = begin().write(&[0; 72 + 27 + 4096 + 1]);

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     base::{
-        error::Error,
+        error::{Error, SnapshotProblem},
         faulty_disk::{SystemDisk, WriteTarget, gb, sync_folder},
     },
     checkpoint::{ModelId, packed::Digests},
@@ -93,7 +93,7 @@ fn end(sections: &[Section]) -> u64 {
 }
 
 fn unwritable(problem: &str) -> Error {
-    Error::Input(format!("the session cannot be saved: {problem}; please report this"))
+    Error::internal(format!("the session cannot be saved: {problem}; please report this"))
 }
 
 /// A snapshot being written. If dropped before [`Self::finish`], an older file stays unchanged.
@@ -130,12 +130,10 @@ impl<T: WriteTarget> SnapshotWriter<T> {
     ) -> Result<Self, Error> {
         let header = contents.header()?;
         let sections = sections(&header)?;
-        let name = path.file_name().filter(|_| !path.is_dir()).ok_or_else(|| {
-            Error::Input(format!(
-                "{}: this is a folder; give the name of a file in it",
-                path.display()
-            ))
-        })?;
+        let name = path
+            .file_name()
+            .filter(|_| !path.is_dir())
+            .ok_or_else(|| Error::snapshot(path, SnapshotProblem::IsFolder))?;
         let folder = folder_of(path);
         let cannot =
             || Error::file(path, "cannot write here; give a path in a folder that can be written");

@@ -9,13 +9,18 @@ use std::{collections::BTreeMap, path::Path, path::PathBuf, str};
 use minijinja::{AutoEscape, Environment, Value, syntax::SyntaxConfig, value::Serde};
 use serde::{Deserialize, Serialize};
 
-use crate::{base::error::Error, checkpoint::TextFile, text::tokenizer::TokenizerConfig};
+use crate::{
+    base::{error::Error, setters::setters},
+    checkpoint::TextFile,
+    text::tokenizer::TokenizerConfig,
+};
 
 /// Placeholder for an answer, to find the text that follows it. No template contains it.
 const ANSWER_PLACEHOLDER: &str = "(what was answered)";
 
 /// One message of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Message {
     /// Speaker: `system`, `user` or `assistant`; some templates have more roles.
     pub role: String,
@@ -48,6 +53,7 @@ impl Message {
 /// Variables of a template besides the messages.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
+#[non_exhaustive]
 pub struct ChatOptions {
     /// Whether the model thinks before it answers, for templates with that option
     /// (`enable_thinking`, and `thinking` in DeepSeek's). Default: the template's default.
@@ -56,6 +62,11 @@ pub struct ChatOptions {
     /// others.
     pub variables: serde_json::Map<String, serde_json::Value>,
 }
+
+setters!(ChatOptions {
+    thinking: impl Into<Option<bool>>,
+    variables: serde_json::Map<String, serde_json::Value>,
+});
 
 /// A chat template: Jinja with the Python methods and helpers that `transformers` provides
 /// (`raise_exception`, `strftime_now` in UTC, `tojson` without HTML escapes, loop controls,

@@ -7,13 +7,13 @@ use serde_json::{Map, Value};
 use super::Sampling;
 use crate::{
     base::error::Error,
-    checkpoint::TextFile,
-    text::tokenizer::{Tokenizer, TokenizerConfig},
+    checkpoint::{Checkpoint, TextFile},
 };
 
 /// Settings that a model's authors recommend, from `generation_config.json`. Without the file:
 /// `default()`.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct GenerationConfig {
     /// Recommended sampling.
     pub sampling: Sampling,
@@ -22,6 +22,14 @@ pub struct GenerationConfig {
 }
 
 impl GenerationConfig {
+    /// Settings of a checkpoint.
+    pub(crate) fn for_checkpoint(checkpoint: &Checkpoint) -> Result<Self, Error> {
+        match checkpoint.text_file("generation_config.json") {
+            Some(file) => Self::from_bytes(file.bytes, &file.path),
+            None => Ok(Self::default()),
+        }
+    }
+
     /// Reads the contents of a `generation_config.json`; `path` is for error messages.
     ///
     /// Missing fields, `null` and a `top_k` of -1 or 0 leave a filter off. `do_sample: false` is
@@ -65,8 +73,8 @@ pub struct EndTokens(Vec<u32>);
 
 impl EndTokens {
     /// End tokens of a checkpoint, from the first source that names any: generation_config.json;
-    /// `eos_token_id` of `config.json`, at the top level or in `text_config`; `eos_token` of
-    /// tokenizer_config.json. Without any, only a limit ends an answer.
+    /// `eos_token_id` of `config.json`, at the top level or in `text_config`; the tokenizer's
+    /// `eos_token`. Without any, only a limit ends an answer.
     ///
     /// # Errors
     /// [`Error::Text`] if `config.json` is not a JSON object, or `eos_token_id` is neither an id
@@ -74,8 +82,7 @@ impl EndTokens {
     pub fn new(
         generation: &GenerationConfig,
         config: &TextFile<'_>,
-        tokenizer_config: &TokenizerConfig,
-        tokenizer: &Tokenizer,
+        eos_token: Option<u32>,
     ) -> Result<EndTokens, Error> {
         let TextFile { bytes, path } = config;
         if !generation.eos_token_ids.is_empty() {
@@ -90,8 +97,7 @@ impl EndTokens {
             ids = JsonFields { map: text, path }.eos_token_ids()?;
         }
         if ids.is_empty() {
-            let eos = tokenizer_config.special_tokens.get("eos_token");
-            ids.extend(eos.and_then(|token| tokenizer.token_to_id(token)));
+            ids.extend(eos_token);
         }
         Ok(EndTokens(ids))
     }

@@ -17,7 +17,10 @@ pub use stop_strings::{StopResult, StopStrings};
 
 use moeflux_compute::{LogitTally, LogitWeights, MAX_TOP_LOGITS, logits_between, logits_extent};
 
-use crate::base::error::Error;
+use crate::base::{
+    error::{Error, SamplingError},
+    setters::setters,
+};
 use xoshiro::Xoshiro256;
 
 /// Numbers of candidates that are requested. Few, as a device may compile a kernel for each.
@@ -37,6 +40,7 @@ const MAX_EXTRA_CANDIDATES: usize = 128;
 /// lower id comes first.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
+#[non_exhaustive]
 pub struct Sampling {
     /// Divisor of the logits, at least 0. With 0 the first token in rank is chosen (greedy).
     /// Default 1.
@@ -59,6 +63,17 @@ pub struct Sampling {
     /// Random seed. Equal seeds and logits choose equal tokens on every platform. Default 0.
     pub seed: u64,
 }
+
+setters!(Sampling {
+    temperature: f32,
+    top_k: usize,
+    top_p: f32,
+    min_p: f32,
+    repetition_penalty: f32,
+    presence_penalty: f32,
+    frequency_penalty: f32,
+    seed: u64,
+});
 
 impl Default for Sampling {
     fn default() -> Sampling {
@@ -84,7 +99,7 @@ impl Sampling {
     /// Checks the ranges of all values.
     ///
     /// # Errors
-    /// [`Error::Input`] with the first value out of range.
+    /// [`SamplingError`] with the first value out of range.
     pub fn validate(&self) -> Result<(), Error> {
         let finite = f32::MIN..=f32::MAX;
         let checks = [
@@ -121,8 +136,8 @@ impl Sampling {
             ),
         ];
         match checks.iter().find(|(_, value, legal, _)| !legal || !finite.contains(value)) {
-            Some((name, value, _, rule)) => {
-                Err(Error::Input(format!("{name} is {value}: it {rule}")))
+            Some(&(name, value, _, rule)) => {
+                Err(SamplingError::Parameter { name, value, rule }.into())
             }
             None => Ok(()),
         }
@@ -164,11 +179,11 @@ impl Sampler {
     /// A sampler for logits of `vocab` tokens.
     ///
     /// # Errors
-    /// [`Error::Input`] if a value of `sampling` is out of range, or `vocab` is 0 or too large.
+    /// [`SamplingError`] if a value of `sampling` is out of range, or `vocab` is 0 or too large.
     pub fn new(sampling: Sampling, vocab: usize) -> Result<Sampler, Error> {
         sampling.validate()?;
         if vocab == 0 || u32::try_from(vocab).is_err() {
-            return Err(Error::Input(format!("cannot sample from a vocabulary of {vocab} tokens")));
+            return Err(SamplingError::Vocabulary { vocab }.into());
         }
         let tracked = if sampling.has_penalties() { vocab } else { 0 };
         Ok(Sampler {
@@ -201,8 +216,8 @@ impl Sampler {
     /// records it. A logit of minus infinity bans its token.
     ///
     /// # Errors
-    /// [`Error::Input`] if the number of logits differs from the vocabulary, a logit is NaN or plus
-    /// infinity, or all tokens are banned.
+    /// [`SamplingError`] if the number of logits differs from the vocabulary, a logit is NaN or
+    /// plus infinity, or all tokens are banned.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, Error> {
         self.check_len(logits)?;
         if self.seen.is_empty() {
@@ -373,7 +388,7 @@ impl Sampler {
             return Ok(());
         }
         let (vocab, given) = (self.vocab, logits.len());
-        Err(Error::Input(format!("{given} logits for a vocabulary of {vocab} tokens")))
+        Err(SamplingError::LogitCount { given, vocab }.into())
     }
 
     /// Fills `dst` with the penalised logits. NaN stays NaN.
@@ -535,13 +550,11 @@ fn check_logit(id: usize, logit: f32) -> Result<(), Error> {
     if logit < f32::INFINITY {
         return Ok(());
     }
-    Err(Error::Input(format!(
-        "the logit of token {id} is {logit}; the model's weights may be damaged"
-    )))
+    Err(SamplingError::InvalidLogit { id, logit }.into())
 }
 
 fn all_banned() -> Error {
-    Error::Input("all tokens are banned: every logit is minus infinity".into())
+    SamplingError::AllBanned.into()
 }
 
 /// Sort key of a token: ascending keys are larger logits first, then lower ids.

@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use crate::base::error::Error;
+use crate::base::error::{Error, SamplingError};
 
 /// Matcher of stop strings in streamed text.
 ///
@@ -19,6 +19,7 @@ pub struct StopStrings {
 
 /// Result of [`StopStrings::push`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct StopResult<'a> {
     /// Text that certainly belongs to the answer.
     pub emit: &'a str,
@@ -30,12 +31,10 @@ impl StopStrings {
     /// A matcher for `stops`. Without stop strings, all text passes immediately.
     ///
     /// # Errors
-    /// [`Error::Input`] if one is empty.
+    /// [`SamplingError`] if one is empty.
     pub fn new(stops: Vec<String>) -> Result<StopStrings, Error> {
         if stops.iter().any(String::is_empty) {
-            return Err(Error::Input(
-                "a stop string is empty: omit it, or give it some text".into(),
-            ));
+            return Err(SamplingError::EmptyStopString.into());
         }
         Ok(StopStrings { stops, ..StopStrings::default() })
     }

@@ -10,7 +10,7 @@ use super::{
     rank_key, xoshiro::Xoshiro256,
 };
 use crate::{
-    base::error::Error,
+    base::error::{Error, SamplingError},
     checkpoint::TextFile,
     text::tokenizer::{Tokenizer, TokenizerConfig},
 };
@@ -471,7 +471,11 @@ fn values_out_of_range_are_named() {
         ("frequency_penalty", Sampling { frequency_penalty: f32::NAN, ..off() }),
     ] {
         let error = Sampler::new(sampling, 4).unwrap_err();
-        assert!(matches!(&error, Error::Input(text) if text.starts_with(name)), "{name}: {error}");
+        let is_named = matches!(
+            &error,
+            Error::Sampling(SamplingError::Parameter { name: found, .. }) if *found == name
+        );
+        assert!(is_named && error.to_string().starts_with(name), "{name}: {error}");
     }
     assert!(Sampler::new(off(), 0).is_err());
     assert!(Sampler::new(off(), usize::MAX).is_err());
@@ -566,7 +570,7 @@ fn end_tokens_come_from_the_first_source_that_names_any() {
     let find = |generation_json: &str, config: &str| {
         let generation = generation(generation_json).unwrap();
         let config = TextFile { bytes: config.as_bytes(), path: "model/config.json".into() };
-        EndTokens::new(&generation, &config, &tokenizer_config, &tokenizer)
+        EndTokens::new(&generation, &config, tokenizer_config.eos_token(&tokenizer))
     };
     let ids = |generation, config| find(generation, config).unwrap().ids().to_vec();
     assert_eq!(ids(r#"{"eos_token_id": [1, 2]}"#, r#"{"eos_token_id": 3}"#), [1, 2]);
@@ -581,8 +585,7 @@ fn end_tokens_come_from_the_first_source_that_names_any() {
     let none = EndTokens::new(
         &GenerationConfig::default(),
         &TextFile { bytes: b"{}", path: "c.json".into() },
-        &TokenizerConfig::default(),
-        &tokenizer,
+        TokenizerConfig::default().eos_token(&tokenizer),
     );
     assert_eq!(none.unwrap(), EndTokens::default());
     for config in [

@@ -4,10 +4,12 @@ use std::{collections::BTreeMap, path::Path, path::PathBuf};
 
 use serde_json::Value;
 
+use super::Tokenizer;
 use crate::base::error::Error;
 
 /// Settings of `tokenizer_config.json` that `tokenizer.json` lacks. Without the file: `default()`.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct TokenizerConfig {
     /// Chat template, if it is not in a separate file.
     pub chat_template: Option<String>,
@@ -37,6 +39,11 @@ impl TokenizerConfig {
             .filter_map(|(role, token)| Some((role.clone(), token_text(token)?.to_owned())))
             .collect();
         Ok(TokenizerConfig { chat_template, special_tokens, path: path.to_path_buf() })
+    }
+
+    /// Id of the token that ends an answer, if it is named and the tokenizer has it.
+    pub fn eos_token(&self, tokenizer: &Tokenizer) -> Option<u32> {
+        tokenizer.token_to_id(self.special_tokens.get("eos_token")?)
     }
 }
 

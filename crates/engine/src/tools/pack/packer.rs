@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     base::{
-        error::Error,
+        error::{Error, ToolError},
         faulty_disk::{SystemDisk, WriteTarget, gb, sync_folder},
     },
     checkpoint::{
@@ -24,6 +24,7 @@ use crate::{
 
 /// Result of a packing run.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PackReport {
     /// Experts of all layers.
     pub experts: usize,
@@ -156,7 +157,9 @@ impl<T: WriteTarget> PackFolder<'_, T> {
     /// whether it was created.
     fn open(&self) -> Result<bool, Error> {
         let path = self.path;
-        let refuse = |what: &str| Err(Error::Input(format!("{}: {what}", path.display())));
+        let refuse = |problem: &str| {
+            Err(ToolError::OutputFolder { path: path.into(), problem: problem.into() }.into())
+        };
         if !path.exists() {
             fs::create_dir_all(path).map_err(Error::file(path, "cannot make the folder"))?;
             return Ok(true);
@@ -309,11 +312,13 @@ impl PackJournal {
                 .filter(|_| digits.bytes().all(|b| b.is_ascii_hexdigit()))
         };
         match line(0) {
-            Some(first) if first != key => Err(Error::Input(format!(
-                "{}: the folder contains a part of another model, of this one before its files changed, or from \
-                 another version of moeflux; empty it or choose another one",
-                folder.path.display()
-            ))),
+            Some(first) if first != key => {
+                let problem = "the folder contains a part of another model, of this one before its \
+                               files changed, or from another version of moeflux; empty it or \
+                               choose another one";
+                let path = folder.path.into();
+                Err(ToolError::OutputFolder { path, problem: problem.into() }.into())
+            }
             Some(_) => Ok((Self { file }, (1..=pieces).map(line).collect())),
             None => {
                 let journal = Self { file };

@@ -19,6 +19,7 @@ use crate::{
 
 /// A difference from the packed contents.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Damage {
     /// The file.
     pub path: PathBuf,
@@ -34,6 +35,7 @@ pub struct Damage {
 
 /// Result of a verification.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct VerifyReport {
     /// Experts compared.
     pub experts: usize,

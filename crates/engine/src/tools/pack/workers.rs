@@ -9,7 +9,10 @@ use std::{
 };
 
 use crate::{
-    base::{error::Error, system::IO_STACK},
+    base::{
+        error::{Error, ToolError},
+        system::IO_STACK,
+    },
     checkpoint::{digest, packed::PackedExtent},
 };
 
@@ -36,7 +39,7 @@ impl PieceBuffers {
 fn sized(buffer: &mut Vec<u8>, bytes: u64) -> Result<&mut [u8], Error> {
     let bytes = bytes as usize;
     if buffer.len() < bytes {
-        let none = |_| Error::Budget(format!("there is no memory for a piece of {bytes} bytes"));
+        let none = |_| ToolError::NoMemory { bytes };
         buffer.try_reserve_exact(bytes - buffer.len()).map_err(none)?;
         buffer.resize(bytes, 0);
     }
@@ -69,12 +72,13 @@ pub(super) fn for_each_piece<T: Send>(
             let thread = std::thread::Builder::new().name("pack".into()).stack_size(IO_STACK);
             thread.spawn_scoped(scope, move || serve(sender))
         };
-        let threads = (0..THREADS.min(places.len())).map(start).collect::<Vec<_>>();
+        let (threads, mut failed): (Vec<_>, Vec<_>) =
+            (0..THREADS.min(places.len())).map(start).partition(Result::is_ok);
         drop(sender);
-        if let (false, Some(error)) =
-            (threads.iter().any(Result::is_ok), threads.iter().find_map(|t| t.as_ref().err()))
+        if threads.is_empty()
+            && let Some(Err(error)) = failed.pop()
         {
-            return Err(Error::Input(format!("cannot start a thread for packing: {error}")));
+            return Err(Error::thread("for packing")(error));
         }
         let mut finished = 0;
         let mut result = Ok(());
@@ -95,7 +99,7 @@ pub(super) fn for_each_piece<T: Send>(
             let _ = thread.join();
         }
         if result.is_ok() && finished < places.len() {
-            return Err(Error::Input("a packing thread panicked; please report this".into()));
+            return Err(Error::internal("a packing thread panicked; please report this"));
         }
         result
     })

@@ -11,13 +11,17 @@ use std::{
 use serde_json::{Map, Value, json};
 
 use super::{Options, SHARD, SynthPlan, byte_tokenizer, module::SynthTensor, plan};
-use crate::base::{error::Error, system::free_space};
+use crate::base::{
+    error::{Error, ToolError},
+    system::free_space,
+};
 
 /// Bytes generated and written at once.
 const CHUNK: usize = 4 << 20;
 
 /// Result of [`write()`].
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Summary {
     /// Tensors in all shards.
     pub tensors: usize,
@@ -245,10 +249,8 @@ impl OutputFolder {
         let mut entries =
             fs::read_dir(path).map_err(Error::file(path, "cannot read the folder"))?;
         if entries.next().is_some() {
-            return Err(Error::Input(format!(
-                "{}: the folder holds files; empty it or choose another one",
-                path.display()
-            )));
+            let problem = "the folder holds files; empty it or choose another one".into();
+            return Err(ToolError::OutputFolder { path: path.into(), problem }.into());
         }
         Ok(folder)
     }

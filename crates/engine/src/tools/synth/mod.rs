@@ -32,7 +32,10 @@ pub use checkpoint_writer::{Summary, write};
 pub use presets::{Preset, PresetSizes, presets};
 
 use crate::{
-    base::error::Error,
+    base::{
+        error::{Error, ToolError},
+        setters::setters,
+    },
     checkpoint::{Checkpoint, TensorInfo, recorder::Recorder, source::SourceChanges},
     model::blueprint::{Blueprint, LayerBlueprint, MixerBlueprint},
 };
@@ -66,6 +69,7 @@ const KV_B_PROJ: &str = "synth_kv_b_proj";
 
 /// Options of a synthetic checkpoint.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Options {
     /// A `config.json` of a supported architecture: [`Preset::config`], or any other. With
     /// `"synth_kv_b_proj": true`, which is not written, latent attention has its older layout.
@@ -85,6 +89,12 @@ impl Options {
         Options { config, layers: None, seed: 0, skew: 0.0 }
     }
 }
+
+setters!(Options {
+    layers: impl Into<Option<usize>>,
+    seed: u64,
+    skew: f64,
+});
 
 /// The tensors and the config of a checkpoint to write.
 #[derive(Clone, Debug)]
@@ -155,13 +165,10 @@ impl SynthPlan {
 /// in 0 to 8.
 pub fn plan(options: &Options) -> Result<SynthPlan, Error> {
     if !(0.0..=MAX_SKEW).contains(&options.skew) {
-        return Err(Error::Input(format!(
-            "a skew of {} is not within 0 and {MAX_SKEW}",
-            options.skew
-        )));
+        return Err(ToolError::Skew { skew: options.skew, most: MAX_SKEW }.into());
     }
     let Value::Object(mut config) = options.config.clone() else {
-        return Err(Error::Input("config: it is not a JSON object".into()));
+        return Err(config_error("it is not a JSON object"));
     };
     if let Some(layers) = options.layers {
         edit_text_config(&mut config, |text| cut_layers(text, layers))?;
@@ -180,15 +187,17 @@ pub fn plan(options: &Options) -> Result<SynthPlan, Error> {
     for module in modules {
         for tensor in module.tensors(options.seed)? {
             total = total.checked_add(tensor.bytes).filter(|n| *n < 1 << 60).ok_or_else(|| {
-                Error::Input(
-                    "config: the model is too large to be addressed; are its sizes right?".into(),
-                )
+                config_error("the model is too large to be addressed; are its sizes right?")
             })?;
             tensors.push(tensor);
         }
     }
     finish_config(&mut config, &quantization);
     Ok(SynthPlan { tensors, config: Value::Object(config), max_positions })
+}
+
+fn config_error(problem: impl Into<String>) -> Error {
+    ToolError::Config { problem: problem.into() }.into()
 }
 
 /// Modules of a model, in the order of the files.
@@ -202,7 +211,7 @@ struct SynthModel {
 /// The model that a config describes, as its architecture asks a recorder for it.
 fn model(config: &Value, routing: RouterParams) -> Result<SynthModel, Error> {
     let text = text_config(config);
-    let wrong = |problem: String| Err(Error::Input(format!("config: {problem}")));
+    let wrong = |problem: String| Err(config_error(problem));
     if let Some(layers) = text["num_hidden_layers"].as_u64().filter(|n| *n > MAX_LAYERS) {
         return wrong(format!("num_hidden_layers {layers} exceeds {MAX_LAYERS}"));
     }
@@ -257,9 +266,7 @@ fn edit_text_config<T>(
 fn cut_layers(config: &mut Map<String, Value>, layers: usize) -> Result<(), Error> {
     let total = config.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0);
     if layers == 0 || layers as u64 > total {
-        return Err(Error::Input(format!(
-            "{layers} layers requested; the model has {total}, and at least 1 is needed"
-        )));
+        return Err(ToolError::Layers { layers, total }.into());
     }
     config.insert("num_hidden_layers".into(), layers.into());
     for list in LAYER_LISTS {

@@ -4,7 +4,7 @@ use moeflux_compute::{Affine, Format, Scalar};
 use serde_json::{Value, json};
 
 use super::values::{AFFINE_GROUP, AffineParams, Lead, Mxfp4Scales, RandomStream, TensorValues};
-use crate::base::error::Error;
+use crate::base::error::{Error, ToolError};
 
 /// A named matrix or vector, before it is split into tensors.
 pub(super) struct Module {
@@ -116,8 +116,10 @@ impl Module {
         let tensor = |name: String, shape: Vec<u64>, dtype, size: u64, values, stream: &str| {
             let bytes =
                 shape.iter().try_fold(size, |n, d| n.checked_mul(*d)).filter(|n| *n < 1 << 60);
-            let bytes = bytes
-                .ok_or_else(|| Error::Input(format!("tensor {name} of {shape:?} is too large")))?;
+            let bytes = bytes.ok_or_else(|| ToolError::TensorTooLarge {
+                name: name.clone(),
+                shape: shape.clone(),
+            })?;
             let stream = RandomStream::new(seed, stream);
             Ok::<_, Error>(SynthTensor { name, dtype, shape, bytes, values, stream })
         };

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::KV_B_PROJ;
-use crate::base::error::Error;
+use crate::base::error::{Error, ToolError};
 
 /// A published model whose config is included.
 #[derive(Clone, Copy, Debug)]
@@ -159,7 +159,7 @@ impl Preset {
     pub fn by_name(name: &str) -> Result<&'static Preset, Error> {
         PRESETS.iter().find(|p| p.name == name).ok_or_else(|| {
             let names: Vec<_> = PRESETS.iter().map(|p| p.name).collect();
-            Error::Input(format!("there is no preset {name:?}; presets are {}", names.join(", ")))
+            ToolError::UnknownPreset { name: name.to_owned(), known: names.join(", ") }.into()
         })
     }
 

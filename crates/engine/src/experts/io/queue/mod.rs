@@ -187,7 +187,7 @@ impl ReadQueue {
             self.source.layer(layer).filter(|l| expert < l.count && l.bytes <= request.bytes.len());
         let entry = self.requests.get_mut(slot).filter(|entry| entry.is_none());
         let (Some(experts), Some(entry)) = (experts, entry) else {
-            let result = Err(Error::Input(format!(
+            let result = Err(Error::internal(format!(
                 "expert {expert} of layer {layer} cannot be read to slot {slot}; please report this"
             )));
             return self.completions.push_back(Completion { request, result });

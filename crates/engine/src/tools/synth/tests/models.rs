@@ -222,7 +222,7 @@ fn small_models_of_all_kinds_run() {
         kinds.push(kind);
         let folder = tempfile::tempdir().unwrap();
         write(&options, folder.path(), |_, _| go_on()).unwrap();
-        let device = DeviceOptions { threads: Some(2), ..DeviceOptions::default() };
+        let device = DeviceOptions::default().threads(2);
         let memory = MemoryRequest { context: Some(128), ..MemoryRequest::default() };
         let options = EngineOptions { memory, device, ..EngineOptions::default() };
         let checkpoint = Checkpoint::open(folder.path()).unwrap();

@@ -1,9 +1,18 @@
 //! Error type of the crate: causes with file, tensor, layer or expert, and advice.
 
+mod operations;
+mod snapshot_problem;
+
 use std::{io, path::PathBuf};
+
+pub use operations::{OpenError, PlanError, SamplingError, SessionError, ToolError};
+pub use snapshot_problem::SnapshotProblem;
 
 /// Error of any call of this crate. Every message names the file, tensor, layer or expert, and the
 /// remedy.
+///
+/// Causes that belong to one operation are in an enum for it. Other variants are causes of several
+/// operations: files, devices, cancellation.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -73,12 +82,21 @@ pub enum Error {
         /// Length of the expert in bytes.
         bytes: usize,
     },
-    /// Memory budget too small for the model.
-    #[error("{0}")]
-    Budget(String),
-    /// Invalid options, prompt or token ids.
-    #[error("{0}")]
-    Input(String),
+    /// Options with which a model cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// Budget below the floor, or sizes that no plan can have.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// Tokens or sessions that a step or another call on a session cannot take.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    /// Sampling parameters, stop strings or logits that cannot be sampled from.
+    #[error(transparent)]
+    Sampling(#[from] SamplingError),
+    /// Options or folders that a tool cannot use.
+    #[error(transparent)]
+    Tool(#[from] ToolError),
     /// Failure of the tokenizer or the chat template.
     #[error("{}: {problem}", path.display())]
     Text {
@@ -111,64 +129,23 @@ pub enum Error {
         /// Error of the device.
         source: moeflux_compute::Error,
     },
+    /// Failure to start a thread.
+    #[error("cannot start a thread {purpose}: {source}")]
+    Thread {
+        /// The thread's work: "that reads".
+        purpose: &'static str,
+        /// Error of the operating system.
+        source: io::Error,
+    },
+    /// Contradiction inside the library, which no input should cause.
+    #[error("{problem}")]
+    Internal {
+        /// The contradiction.
+        problem: String,
+    },
     /// Cancelled step; the session is at its last good token.
     #[error("cancelled")]
     Cancelled,
-}
-
-/// Reason why a file is not usable as a saved session. The session is left unchanged.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum SnapshotProblem {
-    /// Another kind of file.
-    #[error(
-        "this is no saved session: give the path of a file that moeflux saved; the session is as \
-         it was"
-    )]
-    NotASnapshot,
-    /// Format version that this program does not read.
-    #[error(
-        "it has version {found}, this program reads {known}: use the version of moeflux that saved \
-         it, or start a new session with --session and another file; the session is as it was"
-    )]
-    OtherVersion {
-        /// Version of the file.
-        found: u32,
-        /// Version that this program reads.
-        known: u32,
-    },
-    /// Shorter than its header claims.
-    #[error(
-        "the file is cut short: copy it again from an intact copy, or save the session again; the \
-         session is as it was"
-    )]
-    Truncated,
-    /// Digest mismatch, or contents that contradict each other.
-    #[error(
-        "it is damaged ({what}): copy it again from an intact copy, or save the session again; the \
-         session is as it was"
-    )]
-    Damaged {
-        /// The damaged part.
-        what: String,
-    },
-    /// Saved with another model.
-    #[error(
-        "it was saved with another model, {of:?}: open that model to continue it; the session is \
-         as it was"
-    )]
-    OtherModel {
-        /// Folder name of that model.
-        of: String,
-    },
-    /// Saved with other settings: KV cache format, exactness, context, device.
-    #[error(
-        "{0}: open the model with the settings that it was saved with; the session is as it was"
-    )]
-    OtherSettings(
-        /// The setting, with its saved and its current value.
-        String,
-    ),
 }
 
 impl Error {
@@ -177,6 +154,16 @@ impl Error {
         at: impl FnOnce() -> S,
     ) -> impl FnOnce(moeflux_compute::Error) -> Error {
         move |source| Error::Compute { at: at().into(), source }
+    }
+
+    /// Contradiction inside the library.
+    pub(crate) fn internal(problem: impl Into<String>) -> Self {
+        Self::Internal { problem: problem.into() }
+    }
+
+    /// Wraps the error of starting a thread for `purpose`, for `map_err`.
+    pub(crate) fn thread(purpose: &'static str) -> impl FnOnce(io::Error) -> Error {
+        move |source| Error::Thread { purpose, source }
     }
 
     /// Error about a saved session at `path`.

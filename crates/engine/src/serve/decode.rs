@@ -1,0 +1,262 @@
+//! Decode loop: prompt ids in, token ids out, one after another until the answer ends.
+
+use serde::Serialize;
+
+#[cfg(feature = "text")]
+use crate::text::answer_text::AnswerText;
+use crate::{
+    base::{error::Error, setters::setters},
+    runtime::control::{CancelToken, StepControl},
+    session::{
+        engine::Engine,
+        session::{Session, Synced},
+    },
+    text::sampling::{EndTokens, Sampler, Sampling},
+};
+
+/// A generation request.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct GenerateRequest {
+    /// Sampling parameters. The model's recommended ones are in
+    /// [`Text::generation`](crate::text::Text::generation).
+    pub sampling: Sampling,
+    /// Maximum tokens to generate. Default: up to the context length.
+    pub max_tokens: Option<usize>,
+    /// Stop strings; not part of the text. A token stream includes the tokens up to the one that
+    /// completes a stop string; [`StopStrings`](crate::text::StopStrings) removes it from the
+    /// decoded text.
+    #[cfg(feature = "text")]
+    pub stop: Vec<String>,
+    /// Lengths of prompt prefixes that other prompts are likely to share, ascending: see
+    /// [`Session::sync_with`]. A [`Scheduler`](crate::serve::Scheduler) ignores them.
+    pub ends: Vec<usize>,
+}
+
+setters!(GenerateRequest {
+    sampling: Sampling,
+    max_tokens: impl Into<Option<usize>>,
+    ends: Vec<usize>,
+});
+
+#[cfg(feature = "text")]
+setters!(GenerateRequest {
+    stop: Vec<String>,
+});
+
+/// Reason for the end of a generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Finish {
+    /// The model produced an end token.
+    EndToken,
+    /// A stop string occurred.
+    StopString,
+    /// The requested number of tokens is reached.
+    MaxTokens,
+    /// The context is full.
+    Context,
+    /// The caller cancelled.
+    Cancelled,
+}
+
+/// End of one answer by end tokens, stop strings and limits. Every answer ends here, alone or in a
+/// [`Scheduler`](crate::serve::Scheduler).
+pub(crate) struct AnswerEnd {
+    end_tokens: EndTokens,
+    #[cfg(feature = "text")]
+    text: Option<AnswerText>,
+    max_tokens: usize,
+    generated: usize,
+    /// Set by the last token: an end token, or one that completed a stop string.
+    finish: Option<Finish>,
+}
+
+impl AnswerEnd {
+    /// End by a request's limits and the model's end tokens.
+    fn by_ids(engine: &Engine, request: &GenerateRequest) -> Self {
+        Self {
+            end_tokens: engine.end_tokens().clone(),
+            #[cfg(feature = "text")]
+            text: None,
+            max_tokens: request.max_tokens.unwrap_or(usize::MAX),
+            generated: 0,
+            finish: None,
+        }
+    }
+
+    /// End by all that a request names. Decodes the text only if there are stop strings.
+    ///
+    /// # Errors
+    /// A stop string is empty, or there is no tokenizer for stop strings.
+    pub(crate) fn for_request(engine: &Engine, request: &GenerateRequest) -> Result<Self, Error> {
+        #[cfg(feature = "text")]
+        if !request.stop.is_empty() {
+            return Self::with_text(engine, request);
+        }
+        Ok(Self::by_ids(engine, request))
+    }
+
+    /// End by all that a request names. Decodes the text in any case: see [`AnswerEnd::text`].
+    ///
+    /// # Errors
+    /// A stop string is empty, or there is no tokenizer.
+    #[cfg(feature = "text")]
+    pub(crate) fn with_text(engine: &Engine, request: &GenerateRequest) -> Result<Self, Error> {
+        let text = Some(AnswerText::new(engine.text()?.decoder(), request.stop.clone())?);
+        Ok(Self { text, ..Self::by_ids(engine, request) })
+    }
+
+    /// Takes the next token. End tokens are no text.
+    pub(crate) fn push(&mut self, token: u32) -> Result<(), Error> {
+        self.generated += 1;
+        if self.end_tokens.contains(token) {
+            self.finish = Some(Finish::EndToken);
+            return Ok(());
+        }
+        #[cfg(feature = "text")]
+        if let Some(text) = &mut self.text
+            && text.push(token)?
+        {
+            self.finish = Some(Finish::StopString);
+        }
+        Ok(())
+    }
+
+    /// Reason for the end before the next token, if there is one. `session` holds all tokens but
+    /// the last one.
+    pub(crate) fn reached(&self, session: &Session) -> Option<Finish> {
+        let is_full = || session.tokens().len() == session.engine().plan().context;
+        match self.finish {
+            Some(finish) => Some(finish),
+            None if self.generated > 0 && is_full() => Some(Finish::Context),
+            None if self.has_all_tokens() => Some(Finish::MaxTokens),
+            None => None,
+        }
+    }
+
+    /// Whether the requested number of tokens is reached.
+    pub(crate) fn has_all_tokens(&self) -> bool {
+        self.generated >= self.max_tokens
+    }
+
+    /// Text so far, if it is decoded.
+    #[cfg(feature = "text")]
+    pub(crate) fn text(&mut self) -> Option<&mut AnswerText> {
+        self.text.as_mut()
+    }
+}
+
+/// Iterator over generated tokens: see [`Session::generate`].
+pub struct Tokens<'a> {
+    session: &'a mut Session,
+    sampler: Sampler,
+    end: AnswerEnd,
+    cancel: Option<&'a CancelToken>,
+    synced: Synced,
+    last: Option<u32>,
+    finish: Option<Finish>,
+    failed: bool,
+}
+
+impl<'a> Tokens<'a> {
+    pub(crate) fn start<'w: 'a>(
+        session: &'a mut Session,
+        prompt: &[u32],
+        request: &GenerateRequest,
+        end: AnswerEnd,
+        control: &mut StepControl<'w>,
+    ) -> Result<Self, Error> {
+        let mut sampler =
+            Sampler::new(request.sampling.clone(), session.engine().blueprint().vocab)?;
+        sampler.prompt(prompt);
+        let synced = session.sync_with(prompt, &request.ends, control)?;
+        Ok(Self {
+            session,
+            sampler,
+            end,
+            cancel: control.cancel,
+            synced,
+            last: None,
+            finish: None,
+            failed: false,
+        })
+    }
+
+    /// The session. It holds all tokens but the last one, which is fed when the next one is
+    /// requested.
+    pub fn session(&self) -> &Session {
+        self.session
+    }
+
+    /// Reuse and work for the prompt.
+    pub fn synced(&self) -> Synced {
+        self.synced
+    }
+
+    /// Reason for the end; `None` while generating, and after an error.
+    pub fn finish(&self) -> Option<Finish> {
+        self.finish
+    }
+
+    /// Text so far, if it is decoded.
+    #[cfg(feature = "text")]
+    pub(crate) fn text(&mut self) -> Option<&mut AnswerText> {
+        self.end.text()
+    }
+}
+
+impl Iterator for Tokens<'_> {
+    type Item = Result<u32, Error>;
+
+    /// The next token. Ends after an error; the session is then at its last good token.
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.failed || self.finish.is_some() {
+            return None;
+        }
+        let is_cancelled = self.cancel.is_some_and(CancelToken::is_cancelled);
+        let cancelled = is_cancelled.then_some(Finish::Cancelled);
+        self.finish = self.end.reached(self.session).or(cancelled);
+        if self.finish.is_some() {
+            return None;
+        }
+        let mut control = StepControl { cancel: self.cancel, ..StepControl::default() };
+        let sampled = match self.last {
+            None => self.sampler.sample(self.session.logits()),
+            Some(last) => self.session.next(&[last], &mut self.sampler, &mut control),
+        };
+        match sampled.and_then(|token| self.end.push(token).map(|()| token)) {
+            Ok(token) => {
+                self.last = Some(token);
+                Some(Ok(token))
+            }
+            Err(Error::Cancelled) => {
+                self.finish = Some(Finish::Cancelled);
+                None
+            }
+            Err(error) => {
+                self.failed = true;
+                Some(Err(error))
+            }
+        }
+    }
+}
+
+impl Session {
+    /// Brings the session to `prompt` and generates tokens by `request.sampling`. The iterator ends
+    /// after an end token, a stop string, `request.max_tokens`, or when the context is full.
+    /// Setting `control.cancel` ends it at the next layer. `control.progress` covers the prompt.
+    ///
+    /// # Errors
+    /// As [`Session::sync`]; also if a sampling value is out of range, a stop string is empty, or
+    /// the checkpoint has no tokenizer for stop strings.
+    pub fn generate<'a, 'w: 'a>(
+        &'a mut self,
+        prompt: &[u32],
+        request: &GenerateRequest,
+        control: &mut StepControl<'w>,
+    ) -> Result<Tokens<'a>, Error> {
+        let end = AnswerEnd::for_request(self.engine(), request)?;
+        Tokens::start(self, prompt, request, end, control)
+    }
+}
