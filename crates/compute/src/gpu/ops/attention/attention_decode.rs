@@ -22,6 +22,19 @@ const MAX_WIDTH: usize = 512;
 /// Widths are multiples of this: rows of the KV cache are aligned to 16 bytes.
 const WIDTH_MULTIPLE: usize = 8;
 
+/// Positions of a block: `BLOCK` in the kernel.
+const BLOCK: usize = 32;
+
+/// Most bytes of workgroup memory of the kernel for a tile of `heads` heads: its arrays with f32 in
+/// the KV cache, and without subgroups the values that threads exchange.
+const fn workgroup_bytes(heads: usize, k_width: usize, v_width: usize, subgroups: bool) -> usize {
+    let queries = (heads + 1) * k_width;
+    let scores = heads * (BLOCK + 4) + heads * BLOCK + heads * BLOCK / 4 + 2 * heads;
+    let partial_values = 4 * THREADS * heads.div_ceil(2);
+    let exchanged = if subgroups { THREADS / 4 } else { THREADS * 8 + THREADS };
+    4 * (queries + v_width + scores + partial_values + exchanged)
+}
+
 /// Keys and values of one row that are not in the KV cache yet.
 pub(in crate::gpu) struct NewKv {
     pub(in crate::gpu) k: View,
@@ -52,7 +65,8 @@ pub(in crate::gpu) struct DecodeKernel {
 }
 
 impl DecodeKernel {
-    /// Tiling for [`Op::Attention`]; `None` if the general kernel is needed.
+    /// Tiling for [`Op::Attention`], with as many heads as fit into workgroup memory; `None` if the
+    /// general kernel is needed.
     pub(in crate::gpu) fn for_op(ctx: &OpContext<'_>, op: &Op<'_>) -> Option<Self> {
         let &Op::Attention { q, k, v: Some(_), positions: None, out, .. } = op else { return None };
         let fits = |width: usize| width.is_multiple_of(WIDTH_MULTIPLE) && width <= MAX_WIDTH;
@@ -60,11 +74,15 @@ impl DecodeKernel {
             return None;
         }
         let group = q.heads / k.heads;
-        let tiles = group.div_ceil((MAX_QUERY_VALUES / k.width).min(MAX_GROUP_HEADS));
         let target = ctx.target();
         let vectors = k.width / (4 << ctx.kv_half());
         let key_threads = vectors.next_power_of_two().clamp(8, 32);
         let subgroups = target.subgroups && target.team as usize >= key_threads;
+        let memory = |heads| workgroup_bytes(heads, k.width, out.width, subgroups);
+        let limit = ctx.workgroup_bytes() as usize;
+        let most = (MAX_QUERY_VALUES / k.width).min(MAX_GROUP_HEADS);
+        let most = (1..=most).rev().find(|heads| memory(*heads) <= limit)?;
+        let tiles = group.div_ceil(most);
         let heads = group.div_ceil(tiles);
         Some(Self { heads, tiles: k.heads * tiles, key_threads, subgroups })
     }
