@@ -4,7 +4,7 @@ use memmap2::MmapMut;
 
 use crate::{
     Error, Format, Scalar,
-    format::{PerPlane, PlaneBytes},
+    format::{FileLayout, PerPlane, PlaneBytes},
 };
 
 /// Rows (outputs), columns (inputs) and format of a weight matrix.
@@ -159,13 +159,49 @@ impl ExpertShape {
     pub fn view<'a>(&self, slot: &'a [u8]) -> Result<[Matrix<'a>; 3], Error> {
         let layout = self.layout()?;
         if slot.len() < layout.bytes() {
-            return Err(Error::Shape(format!(
-                "a slot of {} bytes for an expert of {}",
-                slot.len(),
-                layout.bytes()
-            )));
+            return Err(slot_too_small(slot.len(), layout.bytes()));
         }
         Ok(layout.matrices(slot))
+    }
+
+    /// Bytes of one expert in a file whose gate, up and down have these layouts; those of
+    /// interleaved gate and up are equal.
+    ///
+    /// # Errors
+    /// A shape is invalid, or a layout is not one of its format.
+    pub fn file_bytes(&self, layouts: [FileLayout; 3]) -> Result<usize, Error> {
+        let layout = self.layout()?;
+        let sizes = layout.stored(layouts).map(|(matrix, file)| matrix.file_bytes(file));
+        sizes.sum()
+    }
+
+    /// Turns an expert's file bytes at the start of `slot` into its matrices in memory: the
+    /// re-layout hook of slots. Does nothing where the file has memory's layout.
+    ///
+    /// # Errors
+    /// As [`ExpertShape::file_bytes`]; or the slot is too small.
+    pub fn land(&self, layouts: [FileLayout; 3], slot: &mut [u8]) -> Result<(), Error> {
+        if layouts == [FileLayout::Planes; 3] {
+            return Ok(());
+        }
+        let layout = self.layout()?;
+        if slot.len() < layout.bytes() {
+            return Err(slot_too_small(slot.len(), layout.bytes()));
+        }
+        // From the last matrix on, as each moves to the same or a later place.
+        let matrices: Vec<_> = layout.stored(layouts).collect();
+        let mut file_end = self.file_bytes(layouts)?;
+        let mut end = layout.bytes();
+        for (matrix, file) in matrices.into_iter().rev() {
+            let planes = file.plane_bytes(matrix.shape)?.total();
+            let (file_start, start) = (file_end - planes - matrix.bias, end - matrix.bytes());
+            let bias = file_start + planes..file_end;
+            slot.copy_within(bias, end - matrix.bias);
+            slot.copy_within(file_start..file_start + planes, start);
+            file.land(matrix.shape, &mut slot[start..end])?;
+            (file_end, end) = (file_start, start);
+        }
+        Ok(())
     }
 
     /// Locations of the three matrices in a slot.
@@ -194,6 +230,10 @@ impl ExpertShape {
     }
 }
 
+fn slot_too_small(slot: usize, expert: usize) -> Error {
+    Error::Shape(format!("a slot of {slot} bytes for an expert of {expert}"))
+}
+
 /// Sizes of a matrix stored in a slot.
 #[derive(Clone, Copy, Debug)]
 struct StoredMatrix {
@@ -204,6 +244,11 @@ struct StoredMatrix {
 }
 
 impl StoredMatrix {
+    /// Bytes in a file of this layout.
+    fn file_bytes(&self, file: FileLayout) -> Result<usize, Error> {
+        Ok(file.plane_bytes(self.shape)?.total() + self.bias)
+    }
+
     const fn bytes(&self) -> usize {
         self.planes.total() + self.bias
     }
@@ -251,6 +296,16 @@ pub(crate) struct ExpertLayout {
 impl ExpertLayout {
     fn bytes(&self) -> usize {
         self.first.bytes() + self.second.map_or(0, |m| m.bytes()) + self.down.bytes()
+    }
+
+    /// The stored matrices in slot order, with their layouts out of those of gate, up and down.
+    fn stored(
+        &self,
+        layouts: [FileLayout; 3],
+    ) -> impl DoubleEndedIterator<Item = (StoredMatrix, FileLayout)> {
+        let [gate, up, down] = layouts;
+        let second = self.second.map(|second| (second, up));
+        [Some((self.first, gate)), second, Some((self.down, down))].into_iter().flatten()
     }
 
     /// Locations of gate, up and down.
@@ -369,6 +424,63 @@ impl std::ops::DerefMut for Bytes {
             BytesMemory::Empty => &mut [],
             BytesMemory::Mapped(map) => map,
             BytesMemory::Lent(memory) => memory.bytes_mut(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Affine;
+
+    /// Experts whose file lacks biases have the same matrices in a slot as those whose file has them.
+    #[test]
+    fn experts_land_in_the_layout_of_slots() {
+        let matrix = |rows, cols| MatrixShape {
+            rows,
+            cols,
+            format: Format::Affine(Affine { bits: 4, group: 32, scale: Scalar::BF16 }),
+        };
+        let plain = ExpertShape::new(matrix(6, 64), matrix(6, 64), matrix(64, 32));
+        let with_bias = ExpertShape { output_bias: Some(Scalar::F32), ..plain };
+        let interleaved = ExpertShape { interleaved: true, ..with_bias };
+        for shape in [plain, with_bias, interleaved] {
+            for zero in [[true; 3], [false, false, true], [true, true, false]] {
+                let layouts = zero.map(|zero| match zero {
+                    true => FileLayout::ZeroPoint(8),
+                    false => FileLayout::Planes,
+                });
+                let layout = shape.layout().unwrap();
+                let (mut file, mut expected) = (Vec::new(), Vec::new());
+                for (i, (stored, layout)) in layout.stored(layouts).enumerate() {
+                    let PlaneBytes([quants, scales, biases]) = stored.planes;
+                    let byte = |k: usize| (k * 7 + i * 31) as u8;
+                    // Scales of 1 to 128 in bf16, and their biases.
+                    let scale = |k: usize| half::bf16::from_f32(((k + i) % 128 + 1) as f32);
+                    let quants: Vec<u8> = (0..quants).map(byte).collect();
+                    let scales: Vec<_> = (0..scales / 2).map(scale).collect();
+                    let output: Vec<u8> = (0..stored.bias).map(byte).collect();
+                    let bytes = |values: &[half::bf16]| {
+                        values.iter().flat_map(|v| v.to_le_bytes()).collect()
+                    };
+                    let eight = half::bf16::from_f32(-8.0);
+                    let biases_there: Vec<u8> =
+                        bytes(&scales.iter().map(|s| eight * *s).collect::<Vec<_>>());
+                    assert_eq!(biases_there.len(), biases);
+                    let scales: Vec<u8> = bytes(&scales);
+                    let in_file: &[u8] =
+                        if layout == FileLayout::Planes { &biases_there } else { &[] };
+                    file.extend([&quants[..], &scales, in_file, &output].concat());
+                    expected.extend([&quants[..], &scales, &biases_there, &output].concat());
+                }
+                assert_eq!(file.len(), shape.file_bytes(layouts).unwrap());
+                // A slot may be larger than the expert.
+                let mut slot = file.clone();
+                slot.resize(expected.len() + 5, 0xaa);
+                shape.land(layouts, &mut slot).unwrap();
+                assert!(slot[..expected.len()] == expected, "{shape:?}, {zero:?}");
+                assert!(shape.land(layouts, &mut slot[..expected.len() - 1]).is_err());
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! MLX affine quantization.
 
 use super::{
-    ActivationFormat, BlockSize, Codec, Format, PerPlane, PlaneLayout, Scalar, plain::random_value,
+    ActivationType, BlockSize, Codec, Format, PerPlane, PlaneLayout, Scalar, plain::random_value,
 };
 use crate::Error;
 
@@ -81,8 +81,8 @@ impl Codec for Affine {
         Ok(())
     }
 
-    fn activations(&self) -> ActivationFormat {
-        ActivationFormat::Int8
+    fn activations(&self) -> ActivationType {
+        ActivationType::Int8
     }
 
     fn dequantize(&self, [quants, scales, biases]: PerPlane<&[u8]>, out: &mut [f32]) {

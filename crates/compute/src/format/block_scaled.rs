@@ -1,7 +1,7 @@
 //! Small floats with block scales: MXFP4, MXFP8, NVFP4, FP8.
 
 use super::{
-    ActivationFormat, BlockSize, Codec, Format, PerPlane, PlaneLayout, Scalar, plain::random_value,
+    ActivationType, BlockSize, Codec, Format, PerPlane, PlaneLayout, Scalar, plain::random_value,
 };
 use crate::Error;
 
@@ -73,7 +73,7 @@ fn e8m0(code: u8) -> f32 {
     }
 }
 
-/// Scale type of [`Format::Scaled`].
+/// Scale type of [`Format::BlockScaled`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BlockScale {
     /// 8 exponent bits of the MX specification: `2^(code - 127)`; 255 is NaN.
@@ -119,9 +119,9 @@ impl BlockScale {
 
 /// Small floats with one scale per block: `w = element * scale`, computed in f32.
 ///
-/// A block is `block_rows` outputs by `block_cols` inputs. The last blocks in both dimensions may be
-/// partial. The planes are elements and scales; the latter are `[ceil(rows / block_rows), ceil(cols
-/// / block_cols)]`.
+/// A block is `block_rows` outputs by `block_cols` inputs. The last blocks in both dimensions may
+/// be partial. The planes are elements and scales; the latter are `[ceil(rows / block_rows),
+/// ceil(cols / block_cols)]`.
 ///
 /// | format | elements | block | scales | described in |
 /// |---|---|---|---|---|
@@ -238,11 +238,11 @@ impl Codec for BlockScaled {
         Ok(())
     }
 
-    fn activations(&self) -> ActivationFormat {
+    fn activations(&self) -> ActivationType {
         // Twice an E2M1 element is an integer. A group of int8 activations has one scale.
         match (self.element, self.block_cols) {
-            (Element::E2M1, 16 | 32 | 64 | 128) => ActivationFormat::Int8,
-            _ => ActivationFormat::F32,
+            (Element::E2M1, 16 | 32 | 64 | 128) => ActivationType::Int8,
+            _ => ActivationType::F32,
         }
     }
 

@@ -6,6 +6,7 @@
 
 mod affine;
 mod block_scaled;
+mod file_layout;
 mod plain;
 
 use std::fmt;
@@ -14,6 +15,7 @@ pub(crate) use self::block_scaled::E4M3;
 pub use self::{
     affine::{Affine, quant},
     block_scaled::{BlockScale, BlockScaled, Element},
+    file_layout::FileLayout,
     plain::Scalar,
 };
 use crate::Error;
@@ -69,7 +71,7 @@ impl PlaneLayout {
 
 /// Format of the activations that a product with quantized weights takes on the fast path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ActivationFormat {
+pub enum ActivationType {
     /// f32, as they are.
     F32,
     /// int8 with a scale per 32 values, where a row of weights is whole groups.
@@ -97,7 +99,7 @@ pub trait Codec {
     fn check(&self, cols: usize) -> Result<(), Error>;
 
     /// Activations of products on the fast path.
-    fn activations(&self) -> ActivationFormat;
+    fn activations(&self) -> ActivationType;
 
     /// Dequantizes one row, given by its bytes of each plane, to f32: the reference of all kernels.
     fn dequantize(&self, row: PerPlane<&[u8]>, out: &mut [f32]);

@@ -1,6 +1,6 @@
 //! Plain weights: one floating-point value each.
 
-use super::{ActivationFormat, BlockSize, Codec, PerPlane, PlaneLayout};
+use super::{ActivationType, BlockSize, Codec, PerPlane, PlaneLayout};
 use crate::Error;
 
 /// The formats of this family.
@@ -88,8 +88,8 @@ impl Codec for Scalar {
         Ok(())
     }
 
-    fn activations(&self) -> ActivationFormat {
-        ActivationFormat::F32
+    fn activations(&self) -> ActivationType {
+        ActivationType::F32
     }
 
     fn dequantize(&self, [values, ..]: PerPlane<&[u8]>, out: &mut [f32]) {

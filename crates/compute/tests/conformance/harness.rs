@@ -3,7 +3,7 @@
 use std::{cell::Cell, collections::BTreeSet};
 
 use moeflux_compute::{
-    ActivationFormat, Affine, Bank, BankPlace, BlockScale, BlockScaled, Buffer, Bytes, Commit,
+    ActivationType, Affine, Bank, BankPlace, BlockScale, BlockScaled, Buffer, Bytes, Commit,
     Device, DeviceId, DeviceOptions, Element, Error, Format, Isa, KvFormat, MatrixShape, Op,
     Scalar, Slot, SlotTable, Span, SplitMix64, State, StateShape, View, Weight, open,
 };
@@ -312,7 +312,7 @@ impl DevicePair {
 
     /// Whether the fast path rounds activations in a GEMV with weights of this format.
     pub(crate) fn rounds_activations(&self, format: Format) -> bool {
-        format.codec().activations() == ActivationFormat::Int8
+        format.codec().activations() == ActivationType::Int8
     }
 
     /// Whether the fast path rounds activations in a GEMM with weights of this format.

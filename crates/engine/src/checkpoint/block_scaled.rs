@@ -132,7 +132,7 @@ impl Checkpoint {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::{collections::HashMap, path::Path};
 
     use serde_json::{Value, json};
@@ -146,12 +146,16 @@ mod tests {
     };
 
     /// A checkpoint with these zero-filled tensors.
-    fn checkpoint(quantization: &Value, tensors: &[(&str, &str, &[usize])]) -> Checkpoint {
+    pub(in crate::checkpoint) fn checkpoint(
+        quantization: &Value,
+        tensors: &[(&str, &str, &[usize])],
+    ) -> Checkpoint {
         let (mut header, mut offset) = (serde_json::Map::new(), 0);
         for (name, dtype, shape) in tensors {
             let size = match *dtype {
                 "U8" | "F8_E4M3" | "F8_E8M0" => 1,
                 "BF16" => 2,
+                "I64" => 8,
                 _ => 4,
             };
             let end = offset + size * shape.iter().product::<usize>();
@@ -171,7 +175,7 @@ mod tests {
             .unwrap()
     }
 
-    fn says<T>(result: Result<T, Error>, parts: &[&str]) {
+    pub(in crate::checkpoint) fn says<T>(result: Result<T, Error>, parts: &[&str]) {
         let message = result.err().unwrap().to_string();
         assert!(
             parts.iter().all(|part| message.contains(part)),

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use moeflux_compute::{MatrixShape, Scalar};
+use moeflux_compute::{FileLayout, MatrixShape, Scalar};
 
 /// Byte range of a file of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,14 +52,22 @@ pub struct MatrixSource {
     pub name: String,
     /// Rows, columns, format.
     pub shape: MatrixShape,
-    /// Weights, then scales and biases where the format has them.
+    /// Layout of the planes in the file.
+    pub layout: FileLayout,
+    /// Planes in the file, in the order of the format's.
     pub segments: Vec<Segment>,
 }
 
 impl MatrixSource {
-    /// Bytes of all segments.
-    pub(crate) fn bytes(&self) -> usize {
+    /// Bytes in the file.
+    pub fn file_bytes(&self) -> usize {
         self.segments.iter().map(|s| s.bytes).sum()
+    }
+
+    /// Bytes in memory. The source has checked the shape.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let MatrixShape { rows, cols, format } = self.shape;
+        format.planes(cols).iter().map(|plane| plane.bytes(rows)).sum()
     }
 }
 
@@ -83,6 +91,8 @@ pub struct VectorSource {
 pub(crate) struct MatrixStack {
     /// Shape of one matrix.
     pub(crate) shape: MatrixShape,
+    /// Layout of the planes in the file.
+    pub(crate) layout: FileLayout,
     /// Segments of the first matrix. Those of matrix `i` are `i` times their length further.
     pub(crate) segments: Vec<Segment>,
 }

@@ -15,6 +15,7 @@
 //! Knows: files, tensor names, dtypes, formats. Must not know: architectures, devices, sessions.
 
 mod block_scaled;
+mod compressed_tensors;
 mod data_file;
 mod embedded;
 pub(crate) mod frame;

@@ -25,6 +25,29 @@ pub(super) struct Quantization {
     global: QuantSettings,
     by_name: HashMap<String, QuantSettings>,
     fp8_block: Option<[u16; 2]>,
+    /// Settings of weights in the groups of compressed-tensors.
+    packed: Vec<PackedSettings>,
+}
+
+/// Weights of a group of compressed-tensors.
+#[derive(Clone, Debug)]
+struct PackedSettings {
+    bits: Option<u64>,
+    group: Option<u64>,
+    is_symmetric: bool,
+    kind: String,
+}
+
+impl PackedSettings {
+    /// `weights` of a group.
+    fn new(weights: &Value) -> Self {
+        Self {
+            bits: weights["num_bits"].as_u64(),
+            group: weights["group_size"].as_u64(),
+            is_symmetric: weights["symmetric"].as_bool().unwrap_or(true),
+            kind: weights["type"].as_str().unwrap_or("int").to_owned(),
+        }
+    }
 }
 
 impl Quantization {
@@ -68,12 +91,33 @@ impl Quantization {
                 }
             },
         };
-        Ok(Self { global: settings(map)?, by_name, fp8_block })
+        let groups = map.get("config_groups").and_then(Value::as_object);
+        let weights = groups.into_iter().flatten().map(|(_, group)| &group["weights"]);
+        let packed = weights.filter(|w| w.is_object()).map(PackedSettings::new).collect();
+        Ok(Self { global: settings(map)?, by_name, fp8_block, packed })
     }
 
     /// Rows and columns of a block of FP8 weights that share a scale.
     pub(super) fn fp8_block(&self) -> [u16; 2] {
         self.fp8_block.unwrap_or(FP8_BLOCK)
+    }
+
+    /// Checks bits and group size of packed quants against the groups of compressed-tensors, if the
+    /// config has any: one of them must agree.
+    pub(super) fn check_packed(&self, bits: usize, group: usize) -> Result<(), String> {
+        let agrees = |settings: &PackedSettings| {
+            settings.is_symmetric
+                && settings.kind == "int"
+                && settings.bits.is_none_or(|b| b == bits as u64)
+                && settings.group.is_none_or(|g| g == group as u64)
+        };
+        if self.packed.is_empty() || self.packed.iter().any(agrees) {
+            return Ok(());
+        }
+        Err(format!(
+            "its tensors have symmetric integers of {bits} bits in groups of {group}, which no group \
+             of \"quantization_config\" in config.json has"
+        ))
     }
 
     /// Checks mode, bits and group size of a tensor against the settings under its name, if any.

@@ -20,15 +20,15 @@ const READ_BYTES: usize = 4 << 20;
 impl Checkpoint {
     /// Reads a matrix into memory that a device can take over.
     pub(crate) fn read_matrix(&self, m: &MatrixSource) -> Result<Bytes, Error> {
-        let mut bytes = Bytes::zeroed(m.bytes()).map_err(Error::at(|| &*m.name))?;
+        let mut bytes = Bytes::zeroed(m.memory_bytes()).map_err(Error::at(|| &*m.name))?;
         self.read_matrix_into(m, &mut bytes)?;
         Ok(bytes)
     }
 
-    /// Reads a matrix into `dst`, which has its size.
+    /// Reads a matrix into `dst`, which has its size in memory.
     pub(crate) fn read_matrix_into(&self, m: &MatrixSource, dst: &mut [u8]) -> Result<(), Error> {
         let mut reads = Vec::new();
-        let mut rest = dst;
+        let mut rest = &mut *dst;
         for s in &m.segments {
             let (plane, later) = rest.split_at_mut(s.bytes);
             let ranges = plane.chunks_mut(READ_BYTES).zip((s.offset..).step_by(READ_BYTES));
@@ -37,7 +37,8 @@ impl Checkpoint {
             );
             rest = later;
         }
-        self.read_segments(&m.name, reads)
+        self.read_segments(&m.name, reads)?;
+        m.layout.land(m.shape, dst).map_err(Error::at(|| &*m.name))
     }
 
     /// Reads segments of a tensor. Several threads share them, as one thread does not saturate a
@@ -90,7 +91,7 @@ impl Checkpoint {
 mod tests {
     use std::{collections::HashMap, path::PathBuf, sync::Arc};
 
-    use moeflux_compute::{Format, MatrixShape, Scalar};
+    use moeflux_compute::{FileLayout, Format, MatrixShape, Scalar};
 
     use super::{
         super::{data_file::DataFile, quantization::Quantization, source::SourceChanges},
@@ -122,8 +123,10 @@ mod tests {
             Segment { file: 0, offset: 3, bytes: 11 },
             Segment { file: 0, offset: 1000, bytes: READ_BYTES },
         ];
-        let shape = MatrixShape { rows: 1, cols: len, format: Format::Plain(Scalar::F32) };
-        let matrix = MatrixSource { name: "w".into(), shape, segments };
+        let cols = segments.iter().map(|s| s.bytes).sum::<usize>() / 4;
+        let shape = MatrixShape { rows: 1, cols, format: Format::Plain(Scalar::F32) };
+        let layout = FileLayout::Planes;
+        let matrix = MatrixSource { name: "w".into(), shape, layout, segments };
         let expected = [&all[700..700 + len], &all[3..14], &all[1000..1000 + READ_BYTES]].concat();
         assert!(single_file(all).read_matrix(&matrix).unwrap()[..] == expected[..]);
         // One missing segment fails the whole read.

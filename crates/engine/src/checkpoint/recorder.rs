@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, path::Path};
 
-use moeflux_compute::{Format, MatrixShape, Scalar};
+use moeflux_compute::{FileLayout, Format, MatrixShape, Scalar};
 use serde_json::Value;
 
 use super::{
@@ -109,14 +109,19 @@ impl TensorSource for Recorder<'_> {
     fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<MatrixSource, Error> {
         let (shape, bytes) = self.matrix_shape(name, rows, cols)?;
         let segment = self.record(name, vec![rows, cols], bytes);
-        Ok(MatrixSource { name: name.into(), shape, segments: vec![segment] })
+        Ok(MatrixSource {
+            name: name.into(),
+            shape,
+            layout: FileLayout::Planes,
+            segments: vec![segment],
+        })
     }
 
     fn stack(&self, request: &StackRequest<'_>) -> Result<MatrixStack, Error> {
         let &StackRequest { name, count, rows, cols, .. } = request;
         let (shape, bytes) = self.matrix_shape(name, rows, cols)?;
         let segment = self.record(name, vec![count, rows, cols], bytes);
-        Ok(MatrixStack { shape, segments: vec![segment] })
+        Ok(MatrixStack { shape, layout: FileLayout::Planes, segments: vec![segment] })
     }
 }
 
@@ -133,12 +138,12 @@ mod tests {
         let recorder = Recorder::new(&config, changes, &has);
         assert!(recorder.has("a.bias") && !recorder.has("b.bias"));
         let matrix = recorder.matrix("a", 6, 8).unwrap();
-        assert_eq!((matrix.segments[0].file, matrix.bytes()), (0, 96));
+        assert_eq!((matrix.segments[0].file, matrix.file_bytes()), (0, 96));
         let rows = recorder.gather_rows(&matrix, &[4..6, 0..1]).unwrap();
-        assert_eq!((rows.shape.rows, rows.segments[1].file, rows.bytes()), (3, 0, 48));
+        assert_eq!((rows.shape.rows, rows.segments[1].file, rows.file_bytes()), (3, 0, 48));
         let stack =
             StackRequest { name: "e", layout: StackLayout::Weight, count: 3, rows: 2, cols: 8 };
-        assert_eq!(recorder.stacked_rows(&stack).unwrap().bytes(), 96);
+        assert_eq!(recorder.stacked_rows(&stack).unwrap().file_bytes(), 96);
         assert_eq!(recorder.vector("c", &[4, 1, 3]).unwrap().len, 12);
         let huge = usize::MAX / 2;
         assert!(recorder.matrix("huge", huge, huge).is_err());

@@ -57,6 +57,11 @@ pub(crate) trait TensorSource {
     /// Whether a tensor of exactly this name exists.
     fn has(&self, tensor: &str) -> bool;
 
+    /// Whether the matrix `name` exists, in any format. `name` is without `.weight`.
+    fn has_matrix(&self, name: &str) -> bool {
+        self.has(&format!("{name}.weight"))
+    }
+
     /// Name and size in bytes of all tensors, in no particular order.
     fn tensor_bytes(&self) -> Box<dyn Iterator<Item = (&str, u64)> + '_>;
 
@@ -91,14 +96,15 @@ pub(crate) trait TensorSource {
         let stack = self.stack(request)?;
         let weight = format!("{name}.weight");
         let shape = MatrixShape { rows: count * rows, ..stack.shape };
-        let planes = shape.plane_bytes().map_err(|e| self.tensor_error(&weight, &e.to_string()))?;
+        let planes = stack.layout.plane_bytes(shape);
+        let planes = planes.map_err(|e| self.tensor_error(&weight, &e.to_string()))?;
         let whole = |s: Segment| Segment { bytes: s.bytes * count, ..s };
         let segments: Vec<_> = stack.segments.into_iter().map(whole).collect();
         if planes.total() != segments.iter().map(|s| s.bytes).sum::<usize>() {
             let problem = format!("its {count} matrices are not laid out as one matrix");
             return Err(self.tensor_error(&weight, &problem));
         }
-        Ok(MatrixSource { name: name.into(), shape, segments })
+        Ok(MatrixSource { name: name.into(), shape, layout: stack.layout, segments })
     }
 
     /// A matrix made of row ranges of another, in the order of `ranges`, which must be within it.
@@ -133,6 +139,6 @@ pub(crate) trait TensorSource {
         }
         let shape =
             MatrixShape { rows: ranges.iter().map(ExactSizeIterator::len).sum(), ..matrix.shape };
-        Ok(MatrixSource { name: matrix.name.clone(), shape, segments })
+        Ok(MatrixSource { name: matrix.name.clone(), shape, layout: matrix.layout, segments })
     }
 }

@@ -1,16 +1,17 @@
 //! Tensor lookup: a name and an expected shape to the location and format of a matrix or vector.
 //!
 //! The format follows from the tensors: `.scales` and `.biases` for MLX affine, `.scales` of bytes
-//! for the microscaled modes, `_scale_inv` for FP8, otherwise the tensor's own type. `config.json`
-//! only has to agree.
+//! for the microscaled modes, `_scale_inv` for FP8, `weight_packed` for compressed-tensors,
+//! otherwise the tensor's own type. `config.json` only has to agree.
 
 use std::{collections::HashMap, path::Path};
 
-use moeflux_compute::{Affine, Format, MatrixShape, Scalar};
+use moeflux_compute::{Affine, FileLayout, Format, MatrixShape, Scalar};
 use serde_json::Value;
 
 use super::{
     Checkpoint,
+    compressed_tensors::PACKED,
     location::{MatrixSource, MatrixStack, TensorInfo, VectorSource},
     source::{SourceChanges, StackLayout, StackRequest, TensorSource},
 };
@@ -81,10 +82,19 @@ impl TensorSource for Checkpoint {
     }
 
     fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<MatrixSource, Error> {
-        let weight = format!("{name}.weight");
+        let is_packed = self.has(&format!("{name}.{PACKED}"));
+        let weight = format!("{name}.{}", if is_packed { PACKED } else { "weight" });
         let request = MatrixRequest { name, weight: &weight, count: None, rows, cols };
-        let stack = self.detect(&request)?;
-        Ok(MatrixSource { name: name.into(), shape: stack.shape, segments: stack.segments })
+        let stack = match is_packed {
+            true => self.pack_quantized_stack(&request)?,
+            false => self.detect(&request)?,
+        };
+        let MatrixStack { shape, layout, segments } = stack;
+        Ok(MatrixSource { name: name.into(), shape, layout, segments })
+    }
+
+    fn has_matrix(&self, name: &str) -> bool {
+        self.has(&format!("{name}.weight")) || self.has(&format!("{name}.{PACKED}"))
     }
 
     fn stack(&self, request: &StackRequest<'_>) -> Result<MatrixStack, Error> {
@@ -228,7 +238,7 @@ impl Checkpoint {
         shape.plane_bytes().map_err(|e| self.tensor_error(request.weight, &e.to_string()))?;
         let count = request.count.unwrap_or(1);
         let segments = planes.iter().map(|t| t.first_of(count)).collect();
-        Ok(MatrixStack { shape, segments })
+        Ok(MatrixStack { shape, layout: FileLayout::Planes, segments })
     }
 }
 

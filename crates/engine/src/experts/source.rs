@@ -1,6 +1,8 @@
-//! Expert source: file locations of all experts, and a blocking read of one.
+//! Expert source: file locations of all experts, a blocking read of one, and its finishing.
 
 use std::{path::PathBuf, sync::Arc};
+
+use moeflux_compute::FileLayout;
 
 use crate::{
     base::error::Error,
@@ -77,13 +79,19 @@ impl ExpertSource {
         ids
     }
 
-    /// Reads one expert to the start of `slot`, and verifies its digest.
-    pub(crate) fn read(&self, layer: usize, expert: usize, slot: &mut [u8]) -> Result<(), Error> {
-        let Some(experts) = self.layer(layer).filter(|l| expert < l.count && l.bytes <= slot.len())
+    /// Reads one expert as it is in the file to the start of `bytes`, and verifies its digest.
+    pub(crate) fn read_file(
+        &self,
+        layer: usize,
+        expert: usize,
+        bytes: &mut [u8],
+    ) -> Result<(), Error> {
+        let Some(experts) =
+            self.layer(layer).filter(|l| expert < l.count && l.file_bytes <= bytes.len())
         else {
             return Err(Error::internal(format!("there is no expert {expert} in layer {layer}")));
         };
-        let mut rest = &mut slot[..];
+        let mut rest = &mut bytes[..];
         for segment in experts.segments(expert) {
             let (dst, tail) = rest.split_at_mut(segment.bytes);
             let file = &self.files[segment.file as usize];
@@ -97,12 +105,25 @@ impl ExpertSource {
             })?;
             rest = tail;
         }
-        self.verify(layer, expert, slot)
+        self.verify(layer, expert, bytes)
     }
 
-    /// Whether a layer's experts have digests.
-    pub(crate) fn has_digests(&self, layer: usize) -> bool {
-        matches!(self.layer(layer).map(|l| &l.shards[..]), Some([ShardLocation::Packed { .. }]))
+    /// Whether a layer's experts need [`ExpertSource::finish`] once they are read: to compare
+    /// digests, or because the file has another layout than memory.
+    pub(crate) fn needs_finish(&self, layer: usize) -> bool {
+        self.layer(layer).is_some_and(|l| {
+            matches!(l.shards[..], [ShardLocation::Packed { .. }])
+                || l.layouts != [FileLayout::Planes; 3]
+        })
+    }
+
+    /// Verifies the digest of an expert's file bytes at the start of `slot`, and gives them memory's
+    /// layout.
+    pub(crate) fn finish(&self, layer: usize, expert: usize, slot: &mut [u8]) -> Result<(), Error> {
+        self.verify(layer, expert, slot)?;
+        let Some(experts) = self.layer(layer) else { return Ok(()) };
+        let landed = experts.shape.land(experts.layouts, slot);
+        landed.map_err(Error::at(|| format!("layer {layer}, expert {expert}")))
     }
 
     /// Compares an expert's bytes at the start of `slot` with its digest. Only packed models have

@@ -57,7 +57,7 @@ fn place(packed: &PackedExperts, blueprint: &mut Blueprint) -> Result<(), String
             ));
         };
         let experts = &mut moe.experts;
-        if (experts.count, experts.bytes as u64) != (l.experts, l.bytes)
+        if (experts.count, experts.file_bytes as u64) != (l.experts, l.bytes)
             || layout_digest(experts) != l.order.0[0]
             || describe_matrices(&experts.shape) != l.matrices
         {
@@ -68,7 +68,7 @@ fn place(packed: &PackedExperts, blueprint: &mut Blueprint) -> Result<(), String
             ));
         }
         let stride = l.stride().unwrap_or(l.bytes);
-        let first = Segment { file: packed.file, offset, bytes: experts.bytes };
+        let first = Segment { file: packed.file, offset, bytes: experts.file_bytes };
         let digests = l.digests.0.as_slice().into();
         experts.shards = vec![ShardLocation::Packed { first, stride, digests }];
         offset += stride * l.experts as u64;

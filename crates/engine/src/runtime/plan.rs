@@ -534,7 +534,7 @@ impl MemoryPlan {
 
     /// Bytes of resident weights, including fused shared experts in slots.
     pub(crate) fn dense_bytes(blueprint: &Blueprint) -> u64 {
-        let matrix = |m: &MatrixSource| page_align(m.bytes() as u64);
+        let matrix = |m: &MatrixSource| page_align(m.memory_bytes() as u64);
         let matrices: u64 = blueprint.matrices().map(matrix).sum();
         let in_slots = blueprint.moe_layers().filter_map(|(_, moe)| moe.fused_shared()).flatten();
         let slots =
@@ -606,8 +606,12 @@ fn staging_bytes(blueprint: &Blueprint, rows: usize, takes_over: bool) -> u64 {
     // Logits are read back, kept by the session, and copied for sampling.
     let logits = blueprint.vocab as u64 * 4 * (LOGIT_ROWS as u64 + 2);
     let queues = (blueprint.experts() * BOOKKEEPING_BYTES) as u64;
-    let largest =
-        blueprint.matrices().map(|m| m.bytes() as u64).max().filter(|_| takes_over).unwrap_or(0);
+    let largest = blueprint
+        .matrices()
+        .map(|m| m.memory_bytes() as u64)
+        .max()
+        .filter(|_| takes_over)
+        .unwrap_or(0);
     logits + queues + page_align(largest) + MoeState::bytes(blueprint, rows)
 }
 

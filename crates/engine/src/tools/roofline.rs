@@ -96,7 +96,7 @@ impl TokenCosts {
             LayerCosts {
                 dense: total - shared,
                 shared,
-                expert: moe.map_or(0, |m| m.experts.bytes as u64),
+                expert: moe.map_or(0, |m| m.experts.file_bytes as u64),
                 top_k: moe.map_or(0, |m| m.router.top_k),
                 state: StateCosts::new(layer, blueprint.max_positions, kv_format),
             }

@@ -50,8 +50,8 @@ fn every_packed_golden_is_bit_equal() {
         );
         for ((i, a), (_, b)) in a.moe_layers().zip(b.moe_layers()) {
             assert_eq!(
-                (a.experts.shape, a.experts.bytes),
-                (b.experts.shape, b.experts.bytes),
+                (a.experts.shape, a.experts.file_bytes),
+                (b.experts.shape, b.experts.file_bytes),
                 "{}",
                 golden.name
             );
@@ -224,7 +224,7 @@ fn a_flipped_bit_is_an_error_that_names_the_expert() {
     let Error::Damaged { layer: 3, expert, path: named, offset, bytes } = &error else {
         panic!("{error}")
     };
-    assert_eq!((named, *offset, *bytes), (&path, record(*expert).offset, experts.bytes));
+    assert_eq!((named, *offset, *bytes), (&path, record(*expert).offset, experts.file_bytes));
     let said = error.to_string();
     assert!(said.contains("pack --verify") && said.contains(&format!("expert {expert}")), "{said}");
 

@@ -13,7 +13,7 @@ use super::{
     quant_rows::{GroupShape, PlaneRows, QuantRows, ScaleType},
     unpack_affine::{AffineRow, AffineRows, AffineTile},
     unpack_mx::{BlockScaledRow, BlockScaledRows},
-    unpack_plain::FloatRows,
+    unpack_plain::PlainRows,
     vector::{MAX_LANES, Q8_GROUP},
 };
 use crate::{
@@ -76,7 +76,7 @@ pub(crate) struct PackedRows<'a> {
 /// Operands of products with f32 activations, by kernel.
 pub(super) enum RowFormat<'a> {
     /// Plain floats: stored ones, or dequantized rows.
-    Float(FloatRows<'a>),
+    Float(PlainRows<'a>),
     /// Packed affine quants, for at most [`TILE_ROWS`] rows of activations.
     Affine(AffineRows<'a>),
     /// Block-scaled small floats, for at most [`TILE_ROWS`] rows of activations.
@@ -107,7 +107,7 @@ impl<'a> PackedRows<'a> {
         }
         let wide: &[u8] = bytemuck::cast_slice(wide);
         let rows = std::array::from_fn(|i| &wide[i.min(count - 1) * cols * 4..][..cols * 4]);
-        Self { cols, rows: RowFormat::Float(FloatRows { scalar: Scalar::F32, rows, count }) }
+        Self { cols, rows: RowFormat::Float(PlainRows { scalar: Scalar::F32, rows, count }) }
     }
 
     /// Products with rows `indexes` of the activations, at most [`TILE_ROWS`]:
@@ -127,7 +127,7 @@ impl<'a> PackedRows<'a> {
         x.iter_mut().zip(indexes).for_each(|(x, i)| *x = activations.row(*i));
         let x = &x[..indexes.len()];
         match &self.rows {
-            RowFormat::Float(FloatRows { scalar, rows, count }) => {
+            RowFormat::Float(PlainRows { scalar, rows, count }) => {
                 kernels.gemm_f32(*scalar, FloatTile { rows: &rows[..*count], prefetch }, x, sums);
             }
             RowFormat::Affine(AffineRows { bits, group, rows }) => {

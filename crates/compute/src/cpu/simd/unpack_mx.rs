@@ -14,7 +14,7 @@ use super::{
     unpack_affine::{E2m1, QuantKind},
     vector::{CACHE_LINE, L1_PREFETCH, L2_PREFETCH, MAX_LANES, Simd, prefetch_rows},
 };
-use crate::{ActivationFormat, BlockScale, BlockScaled, Codec, Element, Scalar};
+use crate::{ActivationType, BlockScale, BlockScaled, Codec, Element, Scalar};
 
 /// Block scales as f32, times a power of two.
 ///
@@ -163,7 +163,7 @@ impl BlockScaled {
 impl CpuCodec for BlockScaled {
     fn quant_layout(&self, cols: usize) -> Option<QuantLayout> {
         let group = usize::from(self.block_cols);
-        let is_integer = self.activations() == ActivationFormat::Int8 && self.block_rows == 1;
+        let is_integer = self.activations() == ActivationType::Int8 && self.block_rows == 1;
         (is_integer && cols.is_multiple_of(group)).then_some(QuantLayout {
             kind: QuantKind::E2M1,
             group,

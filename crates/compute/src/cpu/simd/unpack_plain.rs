@@ -9,7 +9,7 @@ use super::{
 use crate::Scalar;
 
 /// Up to [`TILE_ROWS`] rows of plain floats.
-pub(super) struct FloatRows<'a> {
+pub(super) struct PlainRows<'a> {
     pub(super) scalar: Scalar,
     pub(super) rows: [&'a [u8]; TILE_ROWS],
     pub(super) count: usize,
@@ -31,7 +31,7 @@ impl CpuCodec for Scalar {
         count: usize,
         _room: &'a mut [f32],
     ) -> RowFormat<'a> {
-        RowFormat::Float(FloatRows { scalar: *self, rows: rows.map(|[values, ..]| values), count })
+        RowFormat::Float(PlainRows { scalar: *self, rows: rows.map(|[values, ..]| values), count })
     }
 
     fn dequantize_row(

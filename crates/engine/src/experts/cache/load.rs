@@ -37,7 +37,7 @@ impl ExpertCache {
             let mut bytes = device.take_slot(staging).map_err(Error::at(context))?;
             let mut rest = &mut bytes[..];
             for m in matrices {
-                let (now, later) = rest.split_at_mut(m.bytes());
+                let (now, later) = rest.split_at_mut(m.memory_bytes());
                 checkpoint.read_matrix_into(m, now)?;
                 progress(now.len() as u64);
                 rest = later;
@@ -73,7 +73,9 @@ impl ExpertCache {
             // Waits for one arrival, and takes all others that have finished.
             while let Some((_, pin)) = self.next_arrival(device, pinned.is_empty(), &mut stats)? {
                 let state = &self.host.states[pin.host as usize];
-                progress(self.source.layer(state.layer as usize).map_or(0, |l| l.bytes as u64));
+                progress(
+                    self.source.layer(state.layer as usize).map_or(0, |l| l.file_bytes as u64),
+                );
                 pinned.push(pin);
             }
             let ticket = device.submit().map_err(Error::at(|| "loading experts"))?;

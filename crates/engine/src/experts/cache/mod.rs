@@ -538,7 +538,7 @@ mod tests {
     use std::collections::VecDeque;
 
     use moeflux_compute::{
-        BankPlace, DeviceOptions, ExpertShape, Format, MatrixShape, Scalar, open,
+        BankPlace, DeviceOptions, ExpertShape, FileLayout, Format, MatrixShape, Scalar, open,
     };
     use proptest::prelude::*;
 
@@ -559,7 +559,7 @@ mod tests {
 
     impl Reader for SyncReader {
         fn start(&mut self, mut request: ReadRequest) {
-            let result = self.0.read(request.layer, request.expert, &mut request.bytes);
+            let result = self.0.read_file(request.layer, request.expert, &mut request.bytes);
             self.1.push_back(Completion { request, result });
         }
 
@@ -581,7 +581,14 @@ mod tests {
             let first = Segment { file: 0, offset: (i * EXPERTS * BYTES) as u64, bytes: BYTES };
             let parts = vec![ShardLocation::Stacked { first, stride: BYTES as u64 }];
             let shape = ExpertShape::new(matrix, matrix, matrix);
-            Some(LayerExperts { count: EXPERTS, shape, shards: parts, bytes: BYTES })
+            Some(LayerExperts {
+                count: EXPERTS,
+                shape,
+                layouts: [FileLayout::Planes; 3],
+                shards: parts,
+                file_bytes: BYTES,
+                slot_bytes: BYTES,
+            })
         };
         let source = Arc::new(ExpertSource::new(files, (0..LAYERS).map(layer).collect()));
         let host = Tier::new(

@@ -23,7 +23,7 @@ pub(super) const URING_ADVANTAGE: f64 = 1.1;
 
 /// Bytes of all experts.
 pub(super) fn expert_bytes(source: &ExpertSource) -> u64 {
-    source.layers().iter().flatten().map(|l| l.count as u64 * l.bytes as u64).sum()
+    source.layers().iter().flatten().map(|l| l.count as u64 * l.file_bytes as u64).sum()
 }
 
 /// Experts `first`, `first + step`, ... of each layer. Readers measure disjoint subsets, so that
@@ -45,9 +45,9 @@ pub(super) fn bandwidth(
     let count = layers.clone().map(|(_, l)| l.count).max().unwrap_or(0);
     let experts = (subset.first..count).step_by(subset.step.max(1));
     let mut wanted = experts.flat_map(|e| {
-        layers.clone().filter(move |(_, l)| e < l.count).map(move |(i, l)| (i, e, l.bytes))
+        layers.clone().filter(move |(_, l)| e < l.count).map(move |(i, l)| (i, e, l.file_bytes))
     });
-    let largest = layers.clone().map(|(_, l)| l.bytes).max().unwrap_or(0).max(1);
+    let largest = layers.clone().map(|(_, l)| l.slot_bytes).max().unwrap_or(0).max(1);
     let slots = (BUFFER_BYTES / largest).clamp(1, 8);
     let mut memory: Vec<_> =
         (0..slots).filter_map(|slot| Some((slot, Bytes::zeroed(largest).ok()?))).collect();
@@ -72,7 +72,7 @@ pub(super) fn bandwidth(
         }
         let Some(done) = reader.next(true).filter(|done| done.result.is_ok()) else { return 0.0 };
         in_flight -= 1;
-        read += source.layer(done.request.layer).map_or(0, |l| l.bytes);
+        read += source.layer(done.request.layer).map_or(0, |l| l.file_bytes);
         memory.push((done.request.slot, done.request.bytes));
     }
 }

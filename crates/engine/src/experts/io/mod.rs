@@ -124,7 +124,7 @@ pub(crate) fn open(
         (some, all) if some < all => format!("direct where supported{again}"),
         _ => format!("direct{again}"),
     };
-    let expert = source.layers().iter().flatten().map(|l| l.bytes).max().unwrap_or(0);
+    let expert = source.layers().iter().flatten().map(|l| l.file_bytes).max().unwrap_or(0);
     let read_bytes = max_read_bytes(options, expert);
     let limits = QueueLimits {
         slots,

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use moeflux_compute::{Bytes, ExpertShape, Format, MatrixShape, Scalar};
+use moeflux_compute::{Bytes, ExpertShape, FileLayout, Format, MatrixShape, Scalar};
 use proptest::prelude::*;
 
 use super::{
@@ -29,11 +29,14 @@ fn source(files: Vec<DataFile>, experts: Vec<Vec<Segment>>) -> Arc<ExpertSource>
     let matrix = MatrixShape { rows: 1, cols: 1, format: Format::Plain(Scalar::F16) };
     let parts = (0..experts[0].len())
         .map(|part| ShardLocation::Each(experts.iter().map(|e| e[part]).collect()));
+    let bytes = experts[0].iter().map(|s| s.bytes).sum();
     let layer = LayerExperts {
         count: experts.len(),
         shape: ExpertShape::new(matrix, matrix, matrix),
+        layouts: [FileLayout::Planes; 3],
         shards: parts.collect(),
-        bytes: experts[0].iter().map(|s| s.bytes).sum(),
+        file_bytes: bytes,
+        slot_bytes: bytes,
     };
     Arc::new(ExpertSource::new(Arc::new(files), vec![Some(layer)]))
 }

@@ -64,11 +64,11 @@ fn run_worker(shared: &QueueShared, io_slot: usize, mut bounce: Bytes) {
             queue = shared.lock();
             match queue.finish_op(io_slot, received, result, Instant::now()) {
                 ReadOutcome::Retry(retry) => op = retry,
-                ReadOutcome::Check(check) => {
+                ReadOutcome::Finish(finish) => {
                     drop(queue);
-                    let result = check.run();
+                    let result = finish.run();
                     queue = shared.lock();
-                    queue.finish_check(&check, result);
+                    queue.end_finish(&finish, result);
                     break;
                 }
                 ReadOutcome::Done => break,

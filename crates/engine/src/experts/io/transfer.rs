@@ -41,26 +41,26 @@ pub(crate) struct Alignment {
     pub(super) memory: usize,
 }
 
-/// Digest check of an expert that has been read completely.
-pub(super) struct DigestCheck {
+/// Finishing of an expert that has been read completely: digest, and memory's layout.
+pub(super) struct FinishExpert {
     /// Names the request.
     pub(super) slot: usize,
     pub(super) layer: usize,
     pub(super) expert: usize,
     pub(super) memory: BufferPtr,
-    /// Bytes of the expert.
+    /// Bytes of the request's memory.
     pub(super) bytes: usize,
     pub(super) source: Arc<ExpertSource>,
 }
 
-impl DigestCheck {
+impl FinishExpert {
     /// # Errors
     /// The bytes differ from the packed ones.
     pub(super) fn run(&self) -> Result<(), Error> {
-        // SAFETY: the read queue creates a check when no read writes to the request's memory any
-        // more, and keeps the request until `finish_check`.
-        let read = unsafe { slice::from_raw_parts(self.memory.0, self.bytes) };
-        self.source.verify(self.layer, self.expert, read)
+        // SAFETY: the read queue creates this when no read writes to the request's memory any
+        // more, keeps the request until `end_finish`, and does not touch its memory until then.
+        let slot = unsafe { slice::from_raw_parts_mut(self.memory.0, self.bytes) };
+        self.source.finish(self.layer, self.expert, slot)
     }
 }
 

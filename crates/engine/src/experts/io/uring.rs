@@ -241,11 +241,11 @@ impl UringWorker {
         let shared = Arc::clone(&self.shared);
         let mut queue = shared.lock();
         let outcome = queue.finish_op(io_slot, received, result, Instant::now());
-        if let ReadOutcome::Check(check) = &outcome {
+        if let ReadOutcome::Finish(finish) = &outcome {
             drop(queue);
-            let result = check.run();
+            let result = finish.run();
             queue = shared.lock();
-            queue.finish_check(check, result);
+            queue.end_finish(finish, result);
         }
         if queue.has_completions() {
             shared.finished.notify_one();

@@ -84,7 +84,7 @@ impl TraceHeader {
             layer,
             experts: moe.experts.count,
             k: moe.router.top_k,
-            bytes: moe.experts.bytes as u64,
+            bytes: moe.experts.file_bytes as u64,
         });
         Self {
             model: folder.file_name().unwrap_or_default().to_string_lossy().into_owned(),

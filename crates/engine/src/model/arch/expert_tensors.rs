@@ -1,6 +1,6 @@
 //! Routed experts of a layer in the published tensor layouts: stacked, fused, or one tensor each.
 
-use moeflux_compute::{ExpertShape, MatrixShape, Scalar};
+use moeflux_compute::{ExpertShape, FileLayout, MatrixShape, Scalar};
 
 use super::{Require, config_error, scope::Scope};
 use crate::{
@@ -75,14 +75,37 @@ impl<'a> ExpertTensors<'a> {
 /// Locations of one matrix of every expert.
 pub(super) struct ExpertMatrix {
     pub(super) shape: MatrixShape,
+    pub(super) layout: FileLayout,
     pub(super) shards: Vec<ShardLocation>,
+}
+
+/// Matrices of a layer's experts, with their layouts in the file.
+pub(super) struct ExpertForm {
+    pub(super) shape: ExpertShape,
+    /// Of gate, up and down.
+    pub(super) layouts: [FileLayout; 3],
+}
+
+impl ExpertForm {
+    /// Separate matrices without output biases.
+    fn new(matrices: &[ExpertMatrix; 3]) -> Self {
+        let [gate, up, down] = matrices;
+        Self {
+            shape: ExpertShape::new(gate.shape, up.shape, down.shape),
+            layouts: [gate.layout, up.layout, down.layout],
+        }
+    }
 }
 
 impl From<MatrixStack> for ExpertMatrix {
     fn from(stack: MatrixStack) -> Self {
         let shard =
             |first: &Segment| ShardLocation::Stacked { first: *first, stride: first.bytes as u64 };
-        Self { shape: stack.shape, shards: stack.segments.iter().map(shard).collect() }
+        Self {
+            shape: stack.shape,
+            layout: stack.layout,
+            shards: stack.segments.iter().map(shard).collect(),
+        }
     }
 }
 
@@ -94,9 +117,9 @@ pub(super) fn experts(
     let ExpertSizes { count, hidden, intermediate } = sizes;
     let ExpertTensors { stacked, hub, projections } = tensors;
     let dims = [(intermediate, hidden), (intermediate, hidden), (hidden, intermediate)];
-    let [gate, up, down] = if hub.has("gate_up_proj") {
+    let matrices = if hub.has("gate_up_proj") {
         fused_gate_up(hub, sizes)?
-    } else if hub.has(&format!("0.{}.weight", projections[0])) {
+    } else if hub.has_matrix(&format!("0.{}", projections[0])) {
         let [gate, up, down] = [0, 1, 2].map(|i| {
             let (rows, cols) = dims[i];
             per_expert(hub, projections[i], sizes, rows, cols)
@@ -113,20 +136,22 @@ pub(super) fn experts(
         }
         matrices
     };
-    let shape = ExpertShape::new(gate.shape, up.shape, down.shape);
-    let shards = [gate.shards, up.shards, down.shards].concat();
-    layer_experts(stacked.prefix(), count, shape, shards)
+    let form = ExpertForm::new(&matrices);
+    let shards = matrices.into_iter().flat_map(|matrix| matrix.shards).collect();
+    layer_experts(stacked.prefix(), count, form, shards)
 }
 
-/// Experts of a shape, with their shards in slot order. `name` is for error messages.
+/// Experts of a form, with their shards in slot order. `name` is for error messages.
 pub(super) fn layer_experts(
     name: &str,
     count: usize,
-    shape: ExpertShape,
+    form: ExpertForm,
     shards: Vec<ShardLocation>,
 ) -> Result<LayerExperts, Error> {
-    let bytes = shape.bytes().map_err(Error::at(|| name))?;
-    Ok(LayerExperts { count, shape, shards, bytes })
+    let ExpertForm { shape, layouts } = form;
+    let slot_bytes = shape.bytes().map_err(Error::at(|| name))?;
+    let file_bytes = shape.file_bytes(layouts).map_err(Error::at(|| name))?;
+    Ok(LayerExperts { count, shape, layouts, shards, file_bytes, slot_bytes })
 }
 
 /// Stacked matrices, each followed by a stack of biases.
@@ -135,15 +160,15 @@ fn stacked_with_biases(
     count: usize,
     matrices: [ExpertMatrix; 3],
 ) -> Result<LayerExperts, Error> {
-    let shape = ExpertShape::new(matrices[0].shape, matrices[1].shape, matrices[2].shape);
+    let form = ExpertForm::new(&matrices);
     let (mut shards, mut bias_type) = (Vec::new(), None);
     for (matrix, projection) in matrices.into_iter().zip(PROJECTIONS) {
         let bias = format!("{projection}.bias");
         shards.extend(matrix.shards);
         shards.push(expert_bias(stacked, &bias, count, matrix.shape.rows, &mut bias_type)?);
     }
-    let shape = ExpertShape { output_bias: bias_type, ..shape };
-    layer_experts(stacked.prefix(), count, shape, shards)
+    let shape = ExpertShape { output_bias: bias_type, ..form.shape };
+    layer_experts(stacked.prefix(), count, ExpertForm { shape, ..form }, shards)
 }
 
 /// A stack of biases of `len` elements per expert. Sets `scalar`, or checks the type against it.
@@ -189,7 +214,8 @@ fn fused_gate_up(hub: &Scope<'_>, sizes: ExpertSizes) -> Result<[ExpertMatrix; 3
                 stride: both.bytes as u64,
             }
         };
-        ExpertMatrix { shape, shards: gate_up.segments.iter().map(shard).collect() }
+        let shards = gate_up.segments.iter().map(shard).collect();
+        ExpertMatrix { shape, layout: gate_up.layout, shards }
     };
     let (gate, up) = (half(false), half(true));
     Ok([gate, up, down.into()])
@@ -203,11 +229,11 @@ fn per_expert(
     rows: usize,
     cols: usize,
 ) -> Result<ExpertMatrix, Error> {
-    let mut shape = None;
+    let mut form = None;
     let mut shards: Vec<Vec<_>> = Vec::new();
     for expert in 0..sizes.count {
         let m = hub.matrix(&format!("{expert}.{projection}"), rows, cols)?;
-        if *shape.get_or_insert(m.shape) != m.shape {
+        if *form.get_or_insert((m.shape, m.layout)) != (m.shape, m.layout) {
             let weight = format!("{}.weight", m.name);
             let problem = "its format differs from that of the layer's expert 0";
             return Err(hub.source.tensor_error(&weight, problem));
@@ -215,6 +241,10 @@ fn per_expert(
         shards.resize_with(m.segments.len(), Vec::new);
         shards.iter_mut().zip(m.segments).for_each(|(all, s)| all.push(s));
     }
-    let shape = shape.ok_or_else(|| config_error(hub.source, "there are no experts"))?;
-    Ok(ExpertMatrix { shape, shards: shards.into_iter().map(ShardLocation::Each).collect() })
+    let (shape, layout) = form.ok_or_else(|| config_error(hub.source, "there are no experts"))?;
+    Ok(ExpertMatrix {
+        shape,
+        layout,
+        shards: shards.into_iter().map(ShardLocation::Each).collect(),
+    })
 }

@@ -13,7 +13,8 @@ use super::{
     body::{Body, GqaParams, Heads, gqa},
     config_error,
     expert_tensors::{
-        ExpertKeys, ExpertMatrix, ExpertSizes, ExpertTensors, expert_bias, experts, layer_experts,
+        ExpertForm, ExpertKeys, ExpertMatrix, ExpertSizes, ExpertTensors, expert_bias, experts,
+        layer_experts,
     },
     parse_config,
     rope::RopeKeys,
@@ -147,6 +148,7 @@ fn interleaved(experts: &Scope<'_>, sizes: ExpertSizes) -> Result<LayerExperts, 
         output_bias: bias_type,
         ..ExpertShape::new(half, half, down.shape)
     };
+    let layouts = [gate_up.layout, gate_up.layout, down.layout];
     let shards = [gate_up.shards, vec![gate_up_bias], down.shards, vec![down_bias]].concat();
-    layer_experts(experts.prefix(), count, shape, shards)
+    layer_experts(experts.prefix(), count, ExpertForm { shape, layouts }, shards)
 }

@@ -53,6 +53,11 @@ impl<'a> Scope<'a> {
         self.source.has(&self.path(name))
     }
 
+    /// Whether the matrix `name` exists, in any format.
+    pub(super) fn has_matrix(&self, name: &str) -> bool {
+        self.source.has_matrix(&self.path(name))
+    }
+
     /// Matrix `name.weight`.
     pub(super) fn matrix(
         &self,

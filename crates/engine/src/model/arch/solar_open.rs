@@ -1,7 +1,7 @@
 //! `solar_open`: Solar-Open-100B.
 //!
-//! Grouped-query attention; the feed-forward parts of DeepSeek-V3, in every layer. Sources: Upstage,
-//! "Solar Open Technical Report", 2025; the published `config.json`.
+//! Grouped-query attention; the feed-forward parts of DeepSeek-V3, in every layer. Sources:
+//! Upstage, "Solar Open Technical Report", 2025; the published `config.json`.
 
 use serde::Deserialize;
 

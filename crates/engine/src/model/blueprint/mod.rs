@@ -7,7 +7,9 @@
 mod layer;
 mod weight_list;
 
-use moeflux_compute::{Activation, ExpertGroups, ExpertShape, HeadRows, RopePairs, Scoring};
+use moeflux_compute::{
+    Activation, ExpertGroups, ExpertShape, FileLayout, HeadRows, RopePairs, Scoring,
+};
 
 pub use self::layer::{
     BodyBlueprint, FeedForwardBlueprint, LayerBlueprint, MixerBlueprint, SubBlockBlueprint,
@@ -237,6 +239,7 @@ impl MlaBlueprint {
 
 /// Query projections of latent attention.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "there is one per layer")]
 pub enum LatentQuery {
     /// `(heads * (nope + rope), hidden)`.
     Direct(LinearSource),
@@ -468,10 +471,14 @@ pub struct LayerExperts {
     pub count: usize,
     /// Matrices of one expert.
     pub shape: ExpertShape,
+    /// Layouts of gate, up and down in the file.
+    pub(crate) layouts: [FileLayout; 3],
     /// Shards of an expert, in slot order.
     pub(crate) shards: Vec<ShardLocation>,
-    /// Bytes of one expert.
-    pub bytes: usize,
+    /// Bytes of one expert in the file.
+    pub file_bytes: usize,
+    /// Bytes of one expert in a slot.
+    pub slot_bytes: usize,
 }
 
 impl LayerExperts {
@@ -510,9 +517,9 @@ impl Blueprint {
         self.layers.iter().enumerate().filter_map(|(i, l)| Some((i, l.moe()?)))
     }
 
-    /// Bytes of one token's experts: the sum of top-k experts over all layers.
+    /// Bytes in the files of one token's experts: the sum of top-k experts over all layers.
     pub fn experts_per_token_bytes(&self) -> u64 {
-        self.moe_layers().map(|(_, m)| m.router.top_k as u64 * m.experts.bytes as u64).sum()
+        self.moe_layers().map(|(_, m)| m.router.top_k as u64 * m.experts.file_bytes as u64).sum()
     }
 
     /// Experts of one token: the sum of top-k over all layers.
@@ -525,9 +532,9 @@ impl Blueprint {
         self.moe_layers().map(|(_, m)| m.experts.count).sum()
     }
 
-    /// Bytes of all experts of all layers.
+    /// Bytes in the files of all experts of all layers.
     pub fn experts_bytes(&self) -> u64 {
-        self.moe_layers().map(|(_, m)| m.experts.count as u64 * m.experts.bytes as u64).sum()
+        self.moe_layers().map(|(_, m)| m.experts.count as u64 * m.experts.file_bytes as u64).sum()
     }
 
     /// Whether any layer has an indexer (sparse attention).
@@ -564,6 +571,6 @@ impl Blueprint {
 
     /// Bytes of a slot: the largest expert of any layer.
     pub fn slot_bytes(&self) -> usize {
-        self.moe_layers().map(|(_, m)| m.experts.bytes).max().unwrap_or(0)
+        self.moe_layers().map(|(_, m)| m.experts.slot_bytes).max().unwrap_or(0)
     }
 }

@@ -248,7 +248,7 @@ impl Moe {
             top_k: router.top_k,
             experts_per_row: blueprint.uses(),
             shape: blueprint.experts.shape,
-            bytes: blueprint.experts.bytes as u64,
+            bytes: blueprint.experts.file_bytes as u64,
             activation: blueprint.activation,
             router_weight: loader.linear(&router.weight)?,
             router_norm: router

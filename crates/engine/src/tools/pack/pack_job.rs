@@ -136,7 +136,7 @@ impl<'a> PackJob<'a> {
         let buf = &mut buf[..place.bytes as usize];
         match place.part {
             PackedPart::Expert { entry, expert } => {
-                self.experts.read(self.header.layers[entry].layer, expert, buf)
+                self.experts.read_file(self.header.layers[entry].layer, expert, buf)
             }
             PackedPart::Dense(_) => self.read_dense(place.offset, buf),
         }
@@ -175,7 +175,7 @@ fn layers(blueprint: &Blueprint) -> Vec<PackedLayer> {
     let layer = |(layer, moe): (usize, &crate::model::blueprint::MoeBlueprint)| PackedLayer {
         layer,
         experts: moe.experts.count,
-        bytes: moe.experts.bytes as u64,
+        bytes: moe.experts.file_bytes as u64,
         matrices: describe_matrices(&moe.experts.shape),
         order: Digests(vec![layout_digest(&moe.experts)]),
         digests: blank(moe.experts.count as u64),

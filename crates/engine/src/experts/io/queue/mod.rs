@@ -25,7 +25,7 @@ use super::{
     load_balance::{CopyMask, LoadBalancer},
     options::PageCache,
     storage::Storage,
-    transfer::{BufferPtr, DigestCheck, ReadRange},
+    transfer::{BufferPtr, FinishExpert, ReadRange},
 };
 use crate::{
     base::{
@@ -57,11 +57,11 @@ struct PendingRequest {
     request: ReadRequest,
     memory: BufferPtr,
     cursor: SplitCursor,
-    /// Bytes of the expert.
+    /// Bytes of the expert in the file.
     bytes: usize,
     /// Whether the page cache should hold the expert.
     buffered: bool,
-    /// Reads in flight, and a running digest check.
+    /// Reads in flight, and a running [`FinishExpert`].
     in_flight: usize,
     error: Option<Error>,
     /// Copies on which a read hung or whose bytes differed from the digest.
@@ -83,8 +83,8 @@ pub(super) enum ReadOutcome {
     Done,
     /// Execute this retry.
     Retry(ReadOp),
-    /// Run the digest check, then call [`ReadQueue::finish_check`].
-    Check(DigestCheck),
+    /// Run this, then call [`ReadQueue::end_finish`].
+    Finish(FinishExpert),
 }
 
 struct InFlightRead {
@@ -137,8 +137,8 @@ pub(super) struct ReadQueue {
     busy_since: Instant,
     busy: Duration,
     retries: u64,
-    /// Digest checks in progress.
-    checking: usize,
+    /// Experts being finished.
+    finishing: usize,
     /// Workers stop after their current read.
     pub(super) stop: bool,
 }
@@ -175,7 +175,7 @@ impl ReadQueue {
             busy_since: Instant::now(),
             busy: Duration::ZERO,
             retries: 0,
-            checking: 0,
+            finishing: 0,
             stop: false,
         }
     }
@@ -183,8 +183,10 @@ impl ReadQueue {
     /// Queues a request.
     pub(super) fn start(&mut self, mut request: ReadRequest) {
         let ReadRequest { layer, expert, slot, urgency, .. } = request;
-        let experts =
-            self.source.layer(layer).filter(|l| expert < l.count && l.bytes <= request.bytes.len());
+        let experts = self
+            .source
+            .layer(layer)
+            .filter(|l| expert < l.count && l.slot_bytes <= request.bytes.len());
         let entry = self.requests.get_mut(slot).filter(|entry| entry.is_none());
         let (Some(experts), Some(entry)) = (experts, entry) else {
             let result = Err(Error::internal(format!(
@@ -193,7 +195,7 @@ impl ReadQueue {
             return self.completions.push_back(Completion { request, result });
         };
         let memory = BufferPtr::new(&mut request.bytes);
-        let (cursor, bytes) = (SplitCursor::default(), experts.bytes);
+        let (cursor, bytes) = (SplitCursor::default(), experts.file_bytes);
         let repeated = std::mem::replace(&mut self.read_before[layer][expert], true);
         let buffered = repeated && self.limits.pages == PageCache::ReadAgain;
         *entry = Some(PendingRequest {
@@ -339,38 +341,39 @@ impl ReadQueue {
                 self.queue(urgency).retain(|slot| *slot != range.slot);
             }
         }
-        if let Some(check) = self.check(range.slot) {
-            return ReadOutcome::Check(check);
+        if let Some(finish) = self.start_finish(range.slot) {
+            return ReadOutcome::Finish(finish);
         }
         self.complete_if_done(range.slot);
         ReadOutcome::Done
     }
 
-    /// The digest check of a request that has been read, if its layer has digests.
-    fn check(&mut self, slot: usize) -> Option<DigestCheck> {
+    /// Finishing of a request that has been read, if its layer needs it.
+    fn start_finish(&mut self, slot: usize) -> Option<FinishExpert> {
         let pending = self.requests[slot].as_mut()?;
         let ReadRequest { layer, expert, .. } = pending.request;
-        if !pending.is_read() || !self.source.has_digests(layer) {
+        if !pending.is_read() || !self.source.needs_finish(layer) {
             return None;
         }
         pending.in_flight += 1;
-        self.checking += 1;
-        let (memory, bytes, source) = (pending.memory, pending.bytes, Arc::clone(&self.source));
-        Some(DigestCheck { slot, layer, expert, memory, bytes, source })
+        self.finishing += 1;
+        let (memory, bytes) = (pending.memory, pending.request.bytes.len());
+        let source = Arc::clone(&self.source);
+        Some(FinishExpert { slot, layer, expert, memory, bytes, source })
     }
 
-    /// Records the result of a digest check. An expert that differs is read again, from one copy
-    /// after the other.
-    pub(super) fn finish_check(&mut self, check: &DigestCheck, result: Result<(), Error>) {
-        self.checking -= 1;
-        let Some(pending) = &mut self.requests[check.slot] else { return };
+    /// Records the result of [`FinishExpert`]. An expert whose bytes differ from its digest is read
+    /// again, from one copy after the other.
+    pub(super) fn end_finish(&mut self, finish: &FinishExpert, result: Result<(), Error>) {
+        self.finishing -= 1;
+        let Some(pending) = &mut self.requests[finish.slot] else { return };
         pending.in_flight -= 1;
         if let Err(error) = result {
             // An expert with a digest is stored in one file.
             let file = self
                 .source
-                .layer(check.layer)
-                .and_then(|l| Some(l.segments(check.expert).next()?.file));
+                .layer(finish.layer)
+                .and_then(|l| Some(l.segments(finish.expert).next()?.file));
             let lacking = file.map_or(0, |file| self.storage.lacking(file as usize));
             let mut copies = pending.next_copy..self.storage.copies();
             let next = copies.find(|copy| lacking & 1 << copy == 0);
@@ -380,11 +383,11 @@ impl ReadQueue {
                 pending.cursor = SplitCursor::default();
                 self.retries += 1;
                 let urgency = pending.request.urgency;
-                return self.queue(urgency).push_front(check.slot);
+                return self.queue(urgency).push_front(finish.slot);
             }
             pending.error = pending.error.take().or(Some(error));
         }
-        self.complete_if_done(check.slot);
+        self.complete_if_done(finish.slot);
     }
 
     /// The retry of a failed read, if there is one left: on a copy where it has not failed, else
@@ -445,7 +448,7 @@ impl ReadQueue {
 
     /// Whether no request is left that could complete.
     pub(super) fn is_idle(&self) -> bool {
-        self.active + self.checking == 0 && self.demand.is_empty() && self.prefetch.is_empty()
+        self.active + self.finishing == 0 && self.demand.is_empty() && self.prefetch.is_empty()
     }
 
     pub(super) fn counters(&self, now: Instant) -> ReadCounters {

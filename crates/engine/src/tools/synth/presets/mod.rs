@@ -1,0 +1,188 @@
+//! Presets: shapes of published models, from their `config.json`.
+
+mod deepseek;
+mod glm;
+mod others;
+mod qwen;
+
+use serde_json::Value;
+
+use crate::base::error::{Error, ToolError};
+
+/// A published model whose config is included.
+#[derive(Clone, Copy, Debug)]
+pub struct Preset {
+    /// Name on the command line.
+    pub name: &'static str,
+    /// One line: layers, experts, size.
+    pub description: &'static str,
+    /// Sizes that the config must give.
+    pub sizes: PresetSizes,
+    make: fn() -> Value,
+}
+
+/// Sizes of a published model.
+#[derive(Clone, Copy, Debug)]
+pub struct PresetSizes {
+    /// Parameters, in billions.
+    pub parameters: f64,
+    /// Parameters that a token uses, in billions. Some vendors count the token's embedding; here it
+    /// does not count unless it is the output head.
+    pub active: f64,
+    /// Size of an expert as `synth` writes it, in megabytes.
+    pub expert_mb: f64,
+}
+
+const PRESETS: &[Preset] = &[
+    Preset {
+        name: "gpt-oss-20b",
+        description: "gpt-oss-20b: 24 layers, every other one sliding, 32 experts in MXFP4, 4 per token; 12 GB",
+        sizes: PresetSizes { parameters: 20.9, active: 3.6, expert_mb: 13.2 },
+        make: others::gpt_oss_20b,
+    },
+    Preset {
+        name: "gemma-4-26b-a4b",
+        description: "Gemma-4-26B-A4B: 30 layers, 5 of 6 sliding, 128 experts, 8 per token; 14 GB",
+        sizes: PresetSizes { parameters: 25.2, active: 3.8, expert_mb: 3.35 },
+        make: others::gemma_4_26b_a4b,
+    },
+    Preset {
+        name: "glm-4.7-flash",
+        description: "GLM-4.7-Flash: 47 layers of latent attention, 1 dense, 64 experts, 4 per token; 17 GB",
+        sizes: PresetSizes { parameters: 29.9, active: 3.6, expert_mb: 5.31 },
+        make: glm::glm_4_7_flash,
+    },
+    Preset {
+        name: "qwen3-30b-a3b",
+        description: "Qwen3-30B-A3B: 48 layers of attention, 128 experts, 8 per token; 17 GB",
+        sizes: PresetSizes { parameters: 30.5, active: 3.1, expert_mb: 2.65 },
+        make: qwen::qwen3_30b_a3b,
+    },
+    Preset {
+        name: "qwen3.6-35b-a3b",
+        description: "Qwen3.6-35B-A3B: 40 layers, 3 of 4 delta-net, 256 experts, 8 per token; 20 GB",
+        sizes: PresetSizes { parameters: 34.7, active: 3.0, expert_mb: 1.77 },
+        make: qwen::qwen3_6_35b_a3b,
+    },
+    Preset {
+        name: "qwen2-57b-a14b",
+        description: "Qwen2-57B-A14B: 28 layers of attention, 64 experts, 8 per token; 32 GB",
+        sizes: PresetSizes { parameters: 57.4, active: 13.7, expert_mb: 15.48 },
+        make: qwen::qwen2_57b_a14b,
+    },
+    Preset {
+        name: "qwen3-next-80b-a3b",
+        description: "Qwen3-Next-80B-A3B: 48 layers, 3 of 4 delta-net, 512 experts, 10 per token; 45 GB",
+        sizes: PresetSizes { parameters: 79.7, active: 3.6, expert_mb: 1.77 },
+        make: qwen::qwen3_next_80b_a3b,
+    },
+    Preset {
+        name: "solar-open-100b",
+        description: "Solar-Open-100B: 48 layers of attention, 128 experts, 8 per token; 58 GB",
+        sizes: PresetSizes { parameters: 102.6, active: 11.2, expert_mb: 8.85 },
+        make: glm::solar_open_100b,
+    },
+    Preset {
+        name: "glm-4.5-air",
+        description: "GLM-4.5-Air: 46 layers of attention, 1 dense, 128 experts, 8 per token; 60 GB",
+        sizes: PresetSizes { parameters: 106.9, active: 12.8, expert_mb: 9.73 },
+        make: glm::glm_4_5_air,
+    },
+    Preset {
+        name: "gpt-oss-120b",
+        description: "gpt-oss-120b: 36 layers, every other one sliding, 128 experts in MXFP4, 4 per token; 63 GB",
+        sizes: PresetSizes { parameters: 116.8, active: 5.13, expert_mb: 13.2 },
+        make: others::gpt_oss_120b,
+    },
+    Preset {
+        name: "dots.llm1",
+        description: "dots.llm1: 62 layers of attention, 1 dense, 128 experts, 6 per token; 80 GB",
+        sizes: PresetSizes { parameters: 142.0, active: 13.4, expert_mb: 9.73 },
+        make: others::dots_llm1,
+    },
+    Preset {
+        name: "minimax-m2",
+        description: "MiniMax-M2: 62 layers of attention, 256 experts, 8 per token; 129 GB",
+        sizes: PresetSizes { parameters: 229.0, active: 10.4, expert_mb: 7.96 },
+        make: others::minimax_m2,
+    },
+    Preset {
+        name: "glm-4.6",
+        description: "GLM-4.6: 92 layers of attention, 3 dense, 160 experts, 8 per token; 199 GB",
+        sizes: PresetSizes { parameters: 353.0, active: 32.8, expert_mb: 13.27 },
+        make: glm::glm_4_6,
+    },
+    Preset {
+        name: "qwen3.5-397b-a17b",
+        description: "Qwen3.5-397B-A17B: 60 layers, 3 of 4 delta-net, 512 experts, 10 per token; 223 GB",
+        sizes: PresetSizes { parameters: 396.0, active: 16.3, expert_mb: 7.08 },
+        make: qwen::qwen3_5_397b_a17b,
+    },
+    Preset {
+        name: "cogito-v2-671b",
+        description: "Cogito-V2 671B: 61 layers of latent attention, 3 dense, 256 experts, 8 per token; 378 GB",
+        sizes: PresetSizes { parameters: 671.0, active: 37.0, expert_mb: 24.77 },
+        make: deepseek::cogito_v2_671b,
+    },
+    Preset {
+        name: "deepseek-v3",
+        description: "DeepSeek-V3: 61 layers of latent attention, 3 dense, 256 experts, 8 per token; 378 GB",
+        sizes: PresetSizes { parameters: 671.0, active: 37.0, expert_mb: 24.77 },
+        make: deepseek::deepseek_v3,
+    },
+    Preset {
+        name: "deepseek-v3.2",
+        description: "DeepSeek-V3.2: 61 layers of sparse latent attention, 3 dense, 256 experts, 8 per token; 378 GB",
+        sizes: PresetSizes { parameters: 671.9, active: 37.4, expert_mb: 24.77 },
+        make: deepseek::deepseek_v3_2,
+    },
+    Preset {
+        name: "glm-5",
+        description: "GLM-5: 78 layers of sparse latent attention, 3 dense, 256 experts, 8 per token; 419 GB",
+        sizes: PresetSizes { parameters: 744.0, active: 41.0, expert_mb: 21.23 },
+        make: glm::glm_5,
+    },
+    Preset {
+        name: "kimi-k2",
+        description: "Kimi-K2: 61 layers of latent attention, 1 dense, 384 experts, 8 per token; 578 GB",
+        sizes: PresetSizes { parameters: 1026.0, active: 31.7, expert_mb: 24.77 },
+        make: deepseek::kimi_k2,
+    },
+];
+
+/// All presets, smallest first.
+pub fn presets() -> &'static [Preset] {
+    PRESETS
+}
+
+impl Preset {
+    /// The preset of this name.
+    ///
+    /// # Errors
+    /// No preset has this name; the error lists all names.
+    pub fn by_name(name: &str) -> Result<&'static Preset, Error> {
+        PRESETS.iter().find(|p| p.name == name).ok_or_else(|| {
+            let names: Vec<_> = PRESETS.iter().map(|p| p.name).collect();
+            ToolError::UnknownPreset { name: name.to_owned(), known: names.join(", ") }.into()
+        })
+    }
+
+    /// The published `config.json`, without token ids and quantization, which depend on the written
+    /// files.
+    pub fn config(&self) -> Value {
+        (self.make)()
+    }
+}
+
+/// Layer types: `each` for every `every`-th layer, `most` for the others.
+fn pattern(layers: u64, every: u64, [most, each]: [&str; 2]) -> Value {
+    (1..=layers).map(|layer| if layer % every == 0 { each } else { most }).collect()
+}
+
+/// Overrides fields of a config.
+fn with(mut config: Value, other: Value) -> Value {
+    if let (Value::Object(config), Value::Object(other)) = (&mut config, other) {
+        config.extend(other);
+    }
+    config
+}
