@@ -2,7 +2,7 @@
 
 use moeflux_compute::{DeviceOptions, Isa, KvFormat, Op, Span, StateShape, View, open};
 
-use crate::harness::{DevicePair, Random, device, device_with_kv, gpu, gpu_with_kv, read};
+use crate::harness::{DevicePair, Random, device, device_with_kv, gpu, gpu_with_kv, is_full, read};
 
 fn options(name: &str, kv_format: Option<KvFormat>, exact: bool) -> DeviceOptions {
     DeviceOptions::default().name(name).kv_format(kv_format).exact(exact)
@@ -103,8 +103,13 @@ const KINDS: [Kind; 4] = [Kind::Plain, Kind::Ring, Kind::Latent, Kind::Listed];
 
 fn check(kv_format: KvFormat, [max_element, max_row]: [f32; 2]) {
     for mut pair in devices_with(kv_format) {
-        for kind in KINDS {
-            for widths in [(64, 64), (33, 17), (128, 96), (192, 128)] {
+        let is_gpu = pair.device.describe().starts_with("gpu");
+        for (i, kind) in KINDS.into_iter().enumerate() {
+            for (j, widths) in [(64, 64), (33, 17), (128, 96), (192, 128)].into_iter().enumerate() {
+                // A GPU compiles kernels per width: each kind and each width in half of the pairs.
+                if is_gpu && !is_full() && (i + j) % 2 == 1 {
+                    continue;
+                }
                 let [element, row] = attention_error(&mut pair, kind, widths);
                 let what =
                     format!("{}: {kind:?} {widths:?}: {element:e} {row:e}", pair.device.describe());

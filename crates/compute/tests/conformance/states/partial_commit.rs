@@ -5,6 +5,7 @@ use std::ops::Range;
 use moeflux_compute::{Commit, Device, Error, Span, State};
 
 use super::{KINDS, Kind, Mixer, for_each_device};
+use crate::harness::is_full;
 
 /// Rows that a step computes.
 const DRAFTED: usize = 30;
@@ -20,7 +21,9 @@ fn a_kv_cache_continues_after_the_accepted_rows() {
         let name = device.describe();
         for kind in KINDS.into_iter().filter(|kind| !kind.is_recurrent()) {
             let mixer = Mixer::new(device, kind);
-            for (start, accepted) in starts(kind)
+            let on_gpu = name.starts_with("gpu") && !is_full();
+            let starts = if on_gpu { &starts(kind)[1..2] } else { starts(kind) };
+            for (start, accepted) in starts
                 .iter()
                 .flat_map(|start| [0, 1, 16, DRAFTED].map(|accepted| (*start, accepted)))
             {
