@@ -29,7 +29,7 @@ pub struct GenerateRequest {
     #[cfg(feature = "text")]
     pub stop: Vec<String>,
     /// Lengths of prompt prefixes that other prompts are likely to share, ascending: see
-    /// [`Session::sync_with`]. A [`Scheduler`](crate::serve::Scheduler) ignores them.
+    /// [`Session::sync_with`].
     pub ends: Vec<usize>,
 }
 

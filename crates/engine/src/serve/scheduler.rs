@@ -156,6 +156,14 @@ struct PrefixLeader {
     end: usize,
 }
 
+/// A validated request, as parts of its sequence.
+struct PreparedRequest {
+    sampler: Sampler,
+    end: AnswerEnd,
+    pauses: Vec<usize>,
+    synced: Synced,
+}
+
 /// A request in flight: its session, sampler and progress.
 struct Sequence {
     id: RequestId,
@@ -163,6 +171,8 @@ struct Sequence {
     sampler: Sampler,
     end: AnswerEnd,
     prompt: Vec<u32>,
+    /// Positions of the prompt at which prefill pauses to fill the prefix cache, ascending.
+    pauses: Vec<usize>,
     synced: Synced,
     /// The token sampled last, not yet fed to the session.
     pending: Option<u32>,
@@ -191,6 +201,13 @@ impl Sequence {
             false => other.prompt.len() == same && there < same,
         };
         if same == self.prompt.len() && !ends { same - 1 } else { same }
+    }
+
+    /// Number of prompt tokens left to feed before the next pause.
+    fn until_pause(&self) -> usize {
+        let fed = self.session.tokens().len();
+        let next = self.pauses.iter().find(|pause| **pause > fed);
+        next.map_or(self.remaining(), |pause| pause - fed)
     }
 
     /// Number of tokens left to feed.
@@ -231,10 +248,11 @@ impl Scheduler {
         prompt: &[u32],
         request: &GenerateRequest,
     ) -> Result<RequestId, SubmitError> {
-        let (sampler, end, synced) = match self.prepare(&mut session, prompt, request) {
-            Ok(prepared) => prepared,
-            Err(error) => return Err(SubmitError { error, session: Box::new(session) }),
-        };
+        let PreparedRequest { sampler, end, pauses, synced } =
+            match self.prepare(&mut session, prompt, request) {
+                Ok(prepared) => prepared,
+                Err(error) => return Err(SubmitError { error, session: Box::new(session) }),
+            };
         let id = RequestId(self.next_id);
         self.next_id += 1;
         self.sequences.push(Sequence {
@@ -243,6 +261,7 @@ impl Scheduler {
             sampler,
             end,
             prompt: prompt.to_vec(),
+            pauses,
             synced,
             pending: None,
         });
@@ -256,14 +275,16 @@ impl Scheduler {
         session: &mut Session,
         prompt: &[u32],
         request: &GenerateRequest,
-    ) -> Result<(Sampler, AnswerEnd, Synced), Error> {
+    ) -> Result<PreparedRequest, Error> {
         if !self.engine.same_engine(session.engine()) {
             return Err(SessionError::OtherEngineInBatch.into());
         }
         let mut sampler = Sampler::new(request.sampling.clone(), self.engine.blueprint().vocab)?;
         sampler.prompt(prompt);
         let end = AnswerEnd::for_request(&self.engine, request)?;
-        Ok((sampler, end, session.reuse(prompt)?))
+        let synced = session.reuse(prompt)?;
+        let pauses = session.cache_positions(synced.reused..prompt.len(), &request.ends);
+        Ok(PreparedRequest { sampler, end, pauses, synced })
     }
 
     /// Removes a sequence before its end and returns its session, at its last good token. `None` if
@@ -315,6 +336,7 @@ impl Scheduler {
         self.adopt_shared_prefixes();
         let mut events = Vec::new();
         self.sample(&token_counts, &mut events);
+        self.cache_prefixes(&mut events);
         self.retire(&mut events);
         Ok(events)
     }
@@ -351,7 +373,7 @@ impl Scheduler {
                     .min(self.options.prompt_tokens.unwrap_or(PROMPT_TOKENS).max(1)),
             };
             let sequence = &self.sequences[i];
-            token_counts[i] = sequence.remaining().min(room);
+            token_counts[i] = sequence.until_pause().min(room);
             // A state that cannot be truncated must stop where it is shared.
             let followers = leaders.iter().flatten().filter(|leader| leader.index == i);
             let first_end = followers.map(|leader| leader.end).min();
@@ -422,6 +444,29 @@ impl Scheduler {
         }
     }
 
+    /// Inserts the states of prompts that have reached a pause before their end into the prefix
+    /// cache.
+    fn cache_prefixes(&mut self, events: &mut Vec<Event>) {
+        let mut failed = Vec::new();
+        for (i, sequence) in self.sequences.iter_mut().enumerate() {
+            let fed = sequence.session.tokens().len();
+            let is_pause = sequence.is_prefilling() && sequence.pauses.contains(&fed);
+            sequence.pauses.retain(|pause| *pause > fed);
+            if is_pause && let Err(error) = sequence.session.cache_prefix() {
+                failed.push((i, error));
+            }
+        }
+        self.fail(failed, events);
+    }
+
+    /// Removes sequences that failed, by ascending index.
+    fn fail(&mut self, failed: Vec<(usize, Error)>, events: &mut Vec<Event>) {
+        for (i, error) in failed.into_iter().rev() {
+            let Sequence { id, session, .. } = self.sequences.remove(i);
+            events.push(Event::Failed { id, error, session });
+        }
+    }
+
     /// Samples the next token of each sequence that has logits for it.
     fn sample(&mut self, token_counts: &[usize], events: &mut Vec<Event>) {
         let mut failed = Vec::new();
@@ -449,10 +494,7 @@ impl Scheduler {
                 Err(error) => failed.push((i, error)),
             }
         }
-        for (i, error) in failed.into_iter().rev() {
-            let Sequence { id, session, .. } = self.sequences.remove(i);
-            events.push(Event::Failed { id, error, session });
-        }
+        self.fail(failed, events);
     }
 
     /// Removes the sequences that have ended.

@@ -193,7 +193,7 @@ impl Session {
 
     /// Positions in `range` at which prefill pauses to fill the prefix cache. The last one is
     /// its end.
-    fn cache_positions(&self, range: Range<usize>, ends: &[usize]) -> Vec<usize> {
+    pub(crate) fn cache_positions(&self, range: Range<usize>, ends: &[usize]) -> Vec<usize> {
         let truncatable = self.engine.lock().rewind.any_length();
         let regular = if truncatable {
             0..0

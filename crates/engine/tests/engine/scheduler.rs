@@ -167,6 +167,23 @@ fn common_prefixes_are_computed_once() {
     }
 }
 
+/// A prompt that continues like another one only up to one of its `ends` starts there, also in a model
+/// whose states cannot be truncated.
+#[test]
+fn ends_of_prompts_are_cached() {
+    let golden = "qwen3_5_moe";
+    let by_itself = keeps_nothing(golden, 1);
+    let together = engine(&data().join("goldens").join(golden), exact("cpu"), 1);
+    let mut batch = Scheduler::new(&together, SchedulerOptions::default());
+    let (first, second) = (branch(100, 1, 150), branch(100, 2, 130));
+    for (prompt, reused) in [(&first, 0), (&second, 100)] {
+        let ends = vec![20, 100];
+        let id = batch.add(together.session().unwrap(), prompt, &request(3).ends(ends)).unwrap();
+        assert_eq!(batch.synced(id).unwrap().reused, reused);
+        assert_eq!(run(&mut batch).tokens[&id], alone(&by_itself, prompt, 3));
+    }
+}
+
 #[test]
 fn later_requests_adopt_prefixes_in_flight() {
     for (golden, cuttable) in [("qwen3_moe", true), ("qwen3_5_moe", false)] {
