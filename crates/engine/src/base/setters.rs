@@ -3,7 +3,7 @@
 /// Chained setters, one per field: `Options::default().field(value)`. A setter of an optional field
 /// takes a value or an option.
 macro_rules! setters {
-    ($options:ty { $($field:ident: $value:ty,)+ }) => {
+    ($options:ty { $($field:ident: $value:ty),+ $(,)? }) => {
         impl $options {
             $(
                 #[doc = concat!("Sets `", stringify!($field), "`.")]

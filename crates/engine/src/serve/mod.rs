@@ -3,15 +3,22 @@
 //! - Requests, the end of an answer, and the decode loop over token ids: `decode.rs`.
 //! - Answers in text, on top of it: `generate.rs`. Needs the feature `text`.
 //! - Many answers that share steps: `scheduler.rs`.
+//! - The thread that serves requests, and handles to it: `core.rs` and `worker.rs`.
 //!
 //! Knows: requests, sampling, stop conditions, how sequences share steps. Must not know: HTTP,
 //! async runtimes, terminals.
 
+pub(crate) mod core;
 pub(crate) mod decode;
 #[cfg(feature = "text")]
 pub(crate) mod generate;
 pub(crate) mod scheduler;
+mod worker;
 
+pub use core::{
+    EventSink, Rejected, RequestEvent, RequestHandle, ServingCore, ServingOptions, ServingStats,
+    SinkState,
+};
 pub use decode::Tokens;
 #[cfg(feature = "text")]
 pub use generate::Phase;

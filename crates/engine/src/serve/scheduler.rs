@@ -176,6 +176,8 @@ struct Sequence {
     synced: Synced,
     /// The token sampled last, not yet fed to the session.
     pending: Option<u32>,
+    /// Whether steps leave the sequence out.
+    is_paused: bool,
 }
 
 impl Sequence {
@@ -264,6 +266,7 @@ impl Scheduler {
             pauses,
             synced,
             pending: None,
+            is_paused: false,
         });
         self.adopt_shared_prefixes();
         Ok(id)
@@ -300,6 +303,25 @@ impl Scheduler {
     /// sequences. `None` once the sequence has ended.
     pub fn synced(&self, id: RequestId) -> Option<Synced> {
         self.sequences.iter().find(|sequence| sequence.id == id).map(|sequence| sequence.synced)
+    }
+
+    /// Prompt tokens in the session of a sequence that is still prefilling.
+    pub fn prefilled(&self, id: RequestId) -> Option<usize> {
+        let sequence = self.sequences.iter().find(|sequence| sequence.id == id)?;
+        sequence.is_prefilling().then(|| sequence.session.tokens().len())
+    }
+
+    /// Leaves a sequence out of steps, or takes it back in. Nobody waits for a paused one. Does
+    /// nothing if the sequence has ended.
+    pub fn pause(&mut self, id: RequestId, is_paused: bool) {
+        if let Some(sequence) = self.sequences.iter_mut().find(|sequence| sequence.id == id) {
+            sequence.is_paused = is_paused;
+        }
+    }
+
+    /// Whether a step would compute anything: some sequence is not paused.
+    pub fn has_work(&self) -> bool {
+        self.sequences.iter().any(|sequence| !sequence.is_paused)
     }
 
     /// Sequences in flight.
@@ -354,11 +376,16 @@ impl Scheduler {
         };
         let leaders: Vec<_> = (0..count).map(|i| self.prefix_leader(i)).collect();
         let next_prefill = round_robin(self.last_prefilled)
+            .filter(|i| !self.sequences[*i].is_paused)
             .find(|i| self.sequences[*i].is_prefilling() && leaders[*i].is_none());
         // Reserves at least one token for a prompt.
         let mut budget = if next_prefill.is_some() { max_tokens.max(2) - 1 } else { max_tokens };
         let mut decoding = 0;
-        for i in round_robin(self.last_decoded).filter(|i| self.sequences[*i].pending.is_some()) {
+        let decodes = |i: &usize| {
+            let sequence = &self.sequences[*i];
+            sequence.pending.is_some() && !sequence.is_paused
+        };
+        for i in round_robin(self.last_decoded).filter(decodes) {
             // With more decoding sequences than tokens they take turns.
             if budget == 0 {
                 break;
@@ -394,7 +421,7 @@ impl Scheduler {
             |sequence: &Sequence| (sequence.session.tokens().len(), Reverse(sequence.id));
         let leader = |(index, other): (usize, &Sequence)| {
             let is_ahead = progress(other) > progress(sequence);
-            if !other.is_prefilling() || other.session.is_lossy() || !is_ahead {
+            if !other.is_prefilling() || other.is_paused || other.session.is_lossy() || !is_ahead {
                 return None;
             }
             let end = sequence.shared_prefix_len(other);
@@ -475,6 +502,7 @@ impl Scheduler {
             let prompt_done = sequence.pending.is_none()
                 && sequence.session.tokens().len() == sequence.prompt.len();
             if !prompt_done && (token_counts[i] == 0 || sequence.pending.is_none())
+                || sequence.is_paused
                 || sequence.end.has_all_tokens()
             {
                 continue;

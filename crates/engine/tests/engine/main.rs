@@ -24,4 +24,5 @@ mod record_ahead;
 mod residency;
 mod sampling_candidates;
 mod scheduler;
+mod serving_core;
 mod sessions;

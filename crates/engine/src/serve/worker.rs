@@ -1,0 +1,319 @@
+//! Worker of the serving core: admits requests to sessions, computes steps, hands out events.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::Ordering,
+        mpsc::{Receiver, RecvTimeoutError},
+    },
+    time::{Duration, Instant},
+};
+
+use super::{
+    core::{
+        Command, CoreShared, EventSink, RequestEvent, RequestFlags, ServingOptions, ServingStats,
+        SinkState, Submission,
+    },
+    scheduler::{Event, RequestId, Scheduler},
+};
+use crate::{
+    base::error::Error,
+    runtime::control::StepControl,
+    session::{
+        engine::Engine,
+        session::{MIN_CACHED_PREFIX, Session, Synced},
+        timeline::common_prefix_len,
+    },
+};
+
+/// Interval at which full sinks are tried again while nothing else happens.
+const RETRY: Duration = Duration::from_millis(5);
+
+/// A request with a session.
+struct Running {
+    id: RequestId,
+    client: Client,
+    prompt_tokens: usize,
+    /// Reuse and work that the client knows.
+    reported: Synced,
+}
+
+/// Receiver of one request's events.
+struct Client {
+    sink: Box<dyn EventSink>,
+    flags: Arc<RequestFlags>,
+    /// Events that the sink had no room for.
+    backlog: VecDeque<RequestEvent>,
+    /// When the sink was first full.
+    full_since: Option<Instant>,
+    /// Whether the sink is closed, or stayed full for too long.
+    is_gone: bool,
+}
+
+impl Client {
+    fn is_cancelled(&self) -> bool {
+        self.is_gone || self.flags.cancelled.load(Ordering::SeqCst)
+    }
+
+    /// Hands out an event, after those that wait.
+    fn send(&mut self, event: RequestEvent) {
+        self.backlog.push_back(event);
+        self.flush();
+    }
+
+    /// Hands out the events that wait, as far as the sink takes them.
+    fn flush(&mut self) {
+        while let Some(event) = self.backlog.pop_front() {
+            match self.sink.send(event) {
+                SinkState::Taken => self.full_since = None,
+                SinkState::Full(event) => {
+                    self.backlog.push_front(event);
+                    self.full_since.get_or_insert_with(Instant::now);
+                    return;
+                }
+                SinkState::Closed => {
+                    self.is_gone = true;
+                    return self.backlog.clear();
+                }
+            }
+        }
+    }
+}
+
+/// A session without a request. It keeps its tokens for the next turn.
+struct IdleSession {
+    session: Session,
+    /// Number of the request that ended last in it.
+    used: u64,
+}
+
+/// The thread's state.
+pub(super) struct Worker {
+    engine: Engine,
+    options: ServingOptions,
+    shared: Arc<CoreShared>,
+    commands: Receiver<Command>,
+    scheduler: Scheduler,
+    waiting: VecDeque<Box<Submission>>,
+    running: Vec<Running>,
+    /// Clients of requests that have ended, with events left to hand out.
+    ending: Vec<Client>,
+    idle: Vec<IdleSession>,
+    stats: ServingStats,
+    is_stopping: bool,
+}
+
+impl Worker {
+    pub(super) fn new(
+        engine: &Engine,
+        options: ServingOptions,
+        shared: Arc<CoreShared>,
+        commands: Receiver<Command>,
+    ) -> Self {
+        Self {
+            engine: engine.clone(),
+            options,
+            shared,
+            commands,
+            scheduler: Scheduler::new(engine, options.scheduler),
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            ending: Vec::new(),
+            idle: Vec::new(),
+            stats: ServingStats::default(),
+            is_stopping: false,
+        }
+    }
+
+    /// Serves until it is stopped and the last request has ended, or no handle is left.
+    pub(super) fn run(mut self) {
+        while self.receive() {
+            self.remove_cancelled();
+            self.admit();
+            self.flush();
+            if self.scheduler.has_work() {
+                self.step();
+            }
+            self.shared.publish(self.stats);
+        }
+    }
+
+    /// Takes commands; waits for one if there is nothing else to do. Returns whether to go on.
+    fn receive(&mut self) -> bool {
+        let has_clients = !self.running.is_empty() || !self.ending.is_empty();
+        let mut received = if self.scheduler.has_work() {
+            self.commands.try_recv().map_err(|_| RecvTimeoutError::Timeout)
+        } else if has_clients || !self.waiting.is_empty() {
+            self.commands.recv_timeout(RETRY)
+        } else if self.is_stopping {
+            return false;
+        } else {
+            self.commands.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        };
+        loop {
+            match received {
+                Ok(Command::Submit(submission)) => self.waiting.push_back(submission),
+                Ok(Command::Wake) => {}
+                Ok(Command::Stop) => self.is_stopping = true,
+                Err(RecvTimeoutError::Timeout) => return true,
+                Err(RecvTimeoutError::Disconnected) => return false,
+            }
+            received = self.commands.try_recv().map_err(|_| RecvTimeoutError::Timeout);
+        }
+    }
+
+    /// Ends the requests that were cancelled or whose clients are gone.
+    fn remove_cancelled(&mut self) {
+        let before = self.waiting.len();
+        self.waiting.retain(|waiting| !waiting.flags.cancelled.load(Ordering::SeqCst));
+        let removed = before - self.waiting.len();
+        self.shared.waiting.fetch_sub(removed, Ordering::SeqCst);
+        self.stats.ended += removed as u64;
+        let stalled = self.options.stalled;
+        let is_stalled =
+            |client: &Client| client.full_since.is_some_and(|since| since.elapsed() >= stalled);
+        self.ending.retain(|client| !client.is_cancelled() && !is_stalled(client));
+        for i in (0..self.running.len()).rev() {
+            let client = &mut self.running[i].client;
+            client.is_gone |= is_stalled(client);
+            if client.is_cancelled() {
+                let session = self.scheduler.cancel(self.running[i].id);
+                self.end(i, session);
+            }
+        }
+    }
+
+    /// Gives sessions to waiting requests, first come, first served.
+    fn admit(&mut self) {
+        while let Some(submission) = self.waiting.pop_front() {
+            let Some(session) = self.take_session(&submission.prompt) else {
+                return self.waiting.push_front(submission);
+            };
+            self.shared.waiting.fetch_sub(1, Ordering::SeqCst);
+            let Submission { prompt, request, sink, flags } = *submission;
+            let mut client =
+                Client { sink, flags, backlog: VecDeque::new(), full_since: None, is_gone: false };
+            match self.scheduler.add(session, &prompt, &request) {
+                Ok(id) => {
+                    client.flags.running.store(true, Ordering::SeqCst);
+                    self.shared.running.fetch_add(1, Ordering::SeqCst);
+                    let synced = self.scheduler.synced(id).unwrap_or_default();
+                    client.send(RequestEvent::Started(synced));
+                    self.stats.prompt_tokens += prompt.len() as u64;
+                    self.stats.reused_tokens += synced.reused as u64;
+                    let prompt_tokens = prompt.len();
+                    self.running.push(Running { id, client, prompt_tokens, reported: synced });
+                }
+                Err(rejected) => {
+                    self.keep(*rejected.session);
+                    self.stats.ended += 1;
+                    client.send(RequestEvent::Failed(Arc::new(rejected.error)));
+                    self.ending.push(client);
+                }
+            }
+        }
+    }
+
+    /// A session for a prompt: the idle one with the longest common prefix, else a new one, else
+    /// the idle one that was used least recently.
+    fn take_session(&mut self, prompt: &[u32]) -> Option<Session> {
+        let shared = |idle: &IdleSession| common_prefix_len(idle.session.tokens(), prompt);
+        let best = (0..self.idle.len()).max_by_key(|i| shared(&self.idle[*i]));
+        if let Some(best) = best.filter(|i| shared(&self.idle[*i]) >= MIN_CACHED_PREFIX) {
+            return Some(self.idle.swap_remove(best).session);
+        }
+        if let Ok(session) = self.engine.session() {
+            return Some(session);
+        }
+        let oldest = (0..self.idle.len()).min_by_key(|i| self.idle[*i].used)?;
+        Some(self.idle.swap_remove(oldest).session)
+    }
+
+    fn keep(&mut self, session: Session) {
+        self.idle.push(IdleSession { session, used: self.stats.ended });
+    }
+
+    /// Tries full sinks again, and lets sequences run whose sinks have room.
+    fn flush(&mut self) {
+        for Running { id, client, .. } in &mut self.running {
+            client.flush();
+            self.scheduler.pause(*id, !client.backlog.is_empty());
+        }
+        self.ending.iter_mut().for_each(Client::flush);
+        self.ending.retain(|client| !client.backlog.is_empty());
+    }
+
+    /// Computes a step and hands out its events.
+    fn step(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        shared.step.reset();
+        // A request that was cancelled before the reset is removed before the step.
+        if self.running.iter().any(|running| running.client.is_cancelled()) {
+            return;
+        }
+        let events = self.scheduler.step(&mut StepControl::default().cancel(&shared.step));
+        self.stats.steps = self.scheduler.stats();
+        match events {
+            Ok(events) => events.into_iter().for_each(|event| self.hand_out(event)),
+            Err(Error::Cancelled) => {}
+            Err(error) => self.fail_all(&Arc::new(error)),
+        }
+        for Running { id, client, prompt_tokens, reported } in &mut self.running {
+            let Some(progress) = self.scheduler.prefilled(*id) else { continue };
+            let synced = self.scheduler.synced(*id).unwrap_or(*reported);
+            self.stats.reused_tokens += (synced.reused - reported.reused) as u64;
+            *reported = synced;
+            // Progress is not worth a place in a full sink.
+            if client.backlog.is_empty() {
+                let total = *prompt_tokens;
+                client.send(RequestEvent::Prefilled { done: progress, total });
+            }
+        }
+    }
+
+    fn hand_out(&mut self, event: Event) {
+        let (Event::Token { id, .. } | Event::Finished { id, .. } | Event::Failed { id, .. }) =
+            &event;
+        let Some(i) = self.running.iter().position(|running| running.id == *id) else { return };
+        let client = &mut self.running[i].client;
+        match event {
+            Event::Token { token, .. } => {
+                self.stats.generated_tokens += 1;
+                client.send(RequestEvent::Token(token));
+            }
+            Event::Finished { finish, session, .. } => {
+                client.send(RequestEvent::Finished(finish));
+                self.end(i, Some(session));
+            }
+            Event::Failed { error, session, .. } => {
+                client.send(RequestEvent::Failed(Arc::new(error)));
+                self.end(i, Some(session));
+            }
+        }
+    }
+
+    /// Ends every running request after a step that failed: an expert that cannot be read, a device
+    /// that is lost.
+    fn fail_all(&mut self, error: &Arc<Error>) {
+        for i in (0..self.running.len()).rev() {
+            let session = self.scheduler.cancel(self.running[i].id);
+            self.running[i].client.send(RequestEvent::Failed(Arc::clone(error)));
+            self.end(i, session);
+        }
+    }
+
+    /// Ends running request `i`. Its session becomes idle.
+    fn end(&mut self, i: usize, session: Option<Session>) {
+        let Running { client, .. } = self.running.remove(i);
+        client.flags.running.store(false, Ordering::SeqCst);
+        self.shared.running.fetch_sub(1, Ordering::SeqCst);
+        self.stats.ended += 1;
+        if let Some(session) = session {
+            self.keep(session);
+        }
+        if !client.backlog.is_empty() && !client.is_cancelled() {
+            self.ending.push(client);
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Serving core: requests from several threads, each with the answer that it has alone.
+
+use std::{
+    sync::mpsc::{Receiver, sync_channel},
+    time::{Duration, Instant},
+};
+
+use moeflux::{
+    Engine, Error, Finish, GenerateRequest, MemoryRequest, StepControl,
+    serve::{Rejected, RequestEvent, RequestHandle, ServingCore, ServingOptions},
+};
+
+use crate::common::{self, exact, tales};
+
+fn engine(sessions: usize) -> Engine {
+    let memory = MemoryRequest::default().sessions(sessions).slots(96).context(256).chunk(32);
+    common::engine(&tales(), exact("cpu"), memory)
+}
+
+fn prompt(i: u32, len: u32) -> Vec<u32> {
+    (0..len).map(|t| (t * 37 + i * 101) % 500 + 1).collect()
+}
+
+fn request(tokens: usize) -> GenerateRequest {
+    GenerateRequest::default().max_tokens(tokens)
+}
+
+/// Tokens that a session generates alone, without an end token before `tokens`.
+fn alone(prompt: &[u32], tokens: usize) -> Vec<u32> {
+    let mut session = engine(1).session().unwrap();
+    let mut control = StepControl::default();
+    session.generate(prompt, &request(tokens), &mut control).unwrap().map(Result::unwrap).collect()
+}
+
+/// A submitted request, with room for `room` events that nobody has received.
+fn submit(
+    core: &ServingCore,
+    prompt: Vec<u32>,
+    request: GenerateRequest,
+    room: usize,
+) -> (RequestHandle, Receiver<RequestEvent>) {
+    let (sink, events) = sync_channel(room);
+    (core.submit(prompt, request, Box::new(sink)).unwrap(), events)
+}
+
+/// Tokens and finish of a request.
+fn answer(events: &Receiver<RequestEvent>) -> (Vec<u32>, Finish) {
+    let mut tokens = Vec::new();
+    loop {
+        match events.recv_timeout(Duration::from_secs(60)).unwrap() {
+            RequestEvent::Token(token) => tokens.push(token),
+            RequestEvent::Finished(finish) => return (tokens, finish),
+            RequestEvent::Failed(error) => panic!("{error}"),
+            _ => {}
+        }
+    }
+}
+
+/// Waits until the statistics satisfy `condition`.
+fn wait_for(core: &ServingCore, condition: impl Fn(&ServingCore) -> bool) {
+    let since = Instant::now();
+    while !condition(core) {
+        assert!(since.elapsed() < Duration::from_secs(60), "{:?}", core.stats());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn answers_equal_those_of_a_session_alone() {
+    let core = ServingCore::start(&engine(3), ServingOptions::default()).unwrap();
+    // More requests than sessions, from several threads.
+    std::thread::scope(|scope| {
+        for i in 0..6 {
+            let core = core.clone();
+            scope.spawn(move || {
+                let prompt = prompt(i, 20 + 7 * i);
+                let (_handle, events) = submit(&core, prompt.clone(), request(8), 256);
+                assert_eq!(answer(&events).0, alone(&prompt, 8), "request {i}");
+            });
+        }
+    });
+    wait_for(&core, |core| core.stats().ended == 6);
+    let stats = core.stats();
+    assert_eq!((stats.running, stats.waiting), (0, 0));
+    assert!(stats.generated_tokens > 6, "{stats:?}");
+    core.join();
+    let (sink, _events) = sync_channel(1);
+    let stopped = core.submit(vec![1], request(1), Box::new(sink));
+    assert!(matches!(stopped, Err(Rejected::Stopping)));
+}
+
+#[test]
+fn the_next_turn_computes_its_new_tokens_only() {
+    let core = ServingCore::start(&engine(2), ServingOptions::default()).unwrap();
+    let first = prompt(1, 60);
+    let (_handle, events) = submit(&core, first.clone(), request(5), 256);
+    let (tokens, _) = answer(&events);
+    let second = [&first[..], &tokens, &[9, 8, 7]].concat();
+    let (_handle, events) = submit(&core, second.clone(), request(5), 256);
+    let RequestEvent::Started(synced) = events.recv().unwrap() else { panic!("not started") };
+    // The session lacks the last generated token.
+    assert_eq!(synced.computed, 4);
+    assert_eq!(answer(&events).0, alone(&second, 5));
+}
+
+/// A client that does not read pauses its own sequence. Others go on, and its answer is complete
+/// once it reads.
+#[test]
+fn a_slow_reader_pauses_itself_only() {
+    let core = ServingCore::start(&engine(2), ServingOptions::default()).unwrap();
+    let (slow_prompt, other_prompt) = (prompt(1, 20), prompt(2, 20));
+    let (_slow, slow_events) = submit(&core, slow_prompt.clone(), request(30), 2);
+    for i in 0..3 {
+        let (_handle, events) = submit(&core, other_prompt.clone(), request(10 + i), 256);
+        assert_eq!(answer(&events).0, alone(&other_prompt, 10 + i));
+    }
+    assert_eq!(core.stats().running, 1);
+    assert_eq!(answer(&slow_events).0, alone(&slow_prompt, 30));
+}
+
+#[test]
+fn a_reader_that_stalls_for_long_is_cancelled() {
+    let options = ServingOptions::default().stalled(Duration::from_millis(20));
+    let core = ServingCore::start(&engine(1), options).unwrap();
+    let (_stalled, _events) = submit(&core, prompt(1, 20), request(50), 1);
+    let (_next, events) = submit(&core, prompt(2, 20), request(3), 256);
+    assert_eq!(answer(&events).0, alone(&prompt(2, 20), 3));
+}
+
+/// Cancelled while waiting, while running, and by a receiver that is gone: the session is free for
+/// the next request.
+#[test]
+fn cancelled_requests_free_their_session() {
+    let core = ServingCore::start(&engine(1), ServingOptions::default()).unwrap();
+    let (running, events) = submit(&core, prompt(1, 20), request(200), 1024);
+    while !matches!(events.recv().unwrap(), RequestEvent::Token(_)) {}
+    let (waiting, no_events) = submit(&core, prompt(2, 20), request(3), 256);
+    wait_for(&core, |core| core.stats().waiting == 1);
+    drop(waiting);
+    wait_for(&core, |core| core.stats().waiting == 0);
+    assert!(no_events.recv().is_err());
+    running.cancel();
+    let (_gone, events) = submit(&core, prompt(3, 20), request(200), 256);
+    drop(events);
+    let (_last, events) = submit(&core, prompt(4, 20), request(3), 256);
+    assert_eq!(answer(&events).0, alone(&prompt(4, 20), 3));
+    wait_for(&core, |core| core.stats().ended == 4);
+}
+
+#[test]
+fn the_waiting_line_has_a_limit() {
+    let options = ServingOptions::default().waiting(2);
+    let core = ServingCore::start(&engine(1), options).unwrap();
+    // A reader without room holds the only session.
+    let (_running, _events) = submit(&core, prompt(1, 20), request(200), 1);
+    wait_for(&core, |core| core.stats().running == 1);
+    let held: Vec<_> = (0..2).map(|i| submit(&core, prompt(i, 20), request(1), 16)).collect();
+    let (sink, _events) = sync_channel(1);
+    let busy = core.submit(prompt(5, 20), request(1), Box::new(sink));
+    assert_eq!(busy.err(), Some(Rejected::Busy { waiting: 2 }));
+    drop(held);
+}
+
+#[test]
+fn requests_that_cannot_be_served_fail_by_themselves() {
+    let core = ServingCore::start(&engine(1), ServingOptions::default()).unwrap();
+    for (prompt, bad) in
+        [(vec![], request(1)), (vec![1; 300], request(1)), (vec![u32::MAX], request(1))]
+    {
+        let (_handle, events) = submit(&core, prompt, bad, 4);
+        let RequestEvent::Failed(error) = events.recv().unwrap() else { panic!("it was served") };
+        assert!(!matches!(*error, Error::Internal { .. }), "{error}");
+        assert!(events.recv().is_err());
+    }
+    let (_handle, events) = submit(&core, prompt(1, 20), request(3), 256);
+    assert_eq!(answer(&events).0, alone(&prompt(1, 20), 3));
+}
