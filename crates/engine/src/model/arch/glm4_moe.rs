@@ -32,24 +32,46 @@ struct Glm4MoeConfig {
     use_qk_norm: Option<bool>,
 }
 
+/// Values of keys that a config lacks.
+#[derive(Clone, Copy)]
+pub(super) struct Glm4Defaults {
+    /// Share of a head that RoPE rotates.
+    pub(super) rotary_share: f64,
+    /// Whether queries and keys have norms; `None`: if their tensors exist.
+    pub(super) qk_norm: Option<bool>,
+}
+
 pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
+    with_defaults(source, Glm4Defaults { rotary_share: 0.5, qk_norm: None })
+}
+
+/// Blueprint of the architecture, with these values of keys that the config lacks.
+pub(super) fn with_defaults(
+    source: &dyn TensorSource,
+    defaults: Glm4Defaults,
+) -> Result<Blueprint, Error> {
     let config: Glm4MoeConfig = parse_config(source)?;
     let body = &config.body;
     body.blueprint(source, NormWeights::Plain, |i, layer| {
-        let attention = attention(&config, &layer.child("self_attn"))?;
+        let attention = attention(&config, defaults, &layer.child("self_attn"))?;
         let feed_forward = config.moe.feed_forward(&layer.child("mlp"), i, body.hidden_size)?;
         body.layer(layer, attention, feed_forward)
     })
 }
 
-fn attention(config: &Glm4MoeConfig, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {
+fn attention(
+    config: &Glm4MoeConfig,
+    defaults: Glm4Defaults,
+    attention: &Scope<'_>,
+) -> Result<GqaBlueprint, Error> {
     let hidden = config.body.hidden_size;
     let shape = config.heads.shape(attention.source, hidden)?;
-    let rotated = RotatedPart { dims: None, default_share: 0.5 };
+    let rotated = RotatedPart { dims: None, default_share: defaults.rotary_share };
+    let qk_norm = config.use_qk_norm.or(defaults.qk_norm);
     let rope = config.rope.partial(attention.source, shape.head_dim, rotated)?;
     Ok(GqaBlueprint {
-        q_norm: attention.norm_if(config.use_qk_norm, "q_norm", shape.head_dim)?,
-        k_norm: attention.norm_if(config.use_qk_norm, "k_norm", shape.head_dim)?,
+        q_norm: attention.norm_if(qk_norm, "q_norm", shape.head_dim)?,
+        k_norm: attention.norm_if(qk_norm, "k_norm", shape.head_dim)?,
         ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?
     })
 }

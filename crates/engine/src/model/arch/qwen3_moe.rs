@@ -33,24 +33,44 @@ struct Qwen3MoeConfig {
     norm_topk_prob: bool,
 }
 
+/// Norms of queries and keys.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum HeadNorms {
+    No,
+    PerHead,
+}
+
 pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
+    with_norms(source, HeadNorms::PerHead)
+}
+
+/// Blueprint of the architecture, with these norms of queries and keys.
+pub(super) fn with_norms(source: &dyn TensorSource, norms: HeadNorms) -> Result<Blueprint, Error> {
     let config: Qwen3MoeConfig = parse_config(source)?;
     let (body, normalize) = (&config.body, config.norm_topk_prob);
     body.blueprint(source, NormWeights::Plain, |i, layer| {
-        let attention = attention(&config, &layer.child("self_attn"))?;
+        let attention = attention(&config, norms, &layer.child("self_attn"))?;
         let mlp = layer.child("mlp");
         let feed_forward = config.moe.feed_forward(&mlp, i, body.hidden_size, normalize)?;
         body.layer(layer, attention, feed_forward)
     })
 }
 
-fn attention(config: &Qwen3MoeConfig, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {
+fn attention(
+    config: &Qwen3MoeConfig,
+    norms: HeadNorms,
+    attention: &Scope<'_>,
+) -> Result<GqaBlueprint, Error> {
     let hidden = config.body.hidden_size;
     let shape = config.heads.shape(attention.source, hidden)?;
     let rope = config.rope.whole(attention.source, shape.head_dim, RopePairs::Halves)?;
+    let norm = |name| {
+        (norms == HeadNorms::PerHead).then(|| attention.norm(name, shape.head_dim)).transpose()
+    };
+    let (q_norm, k_norm) = (norm("q_norm")?, norm("k_norm")?);
     Ok(GqaBlueprint {
-        q_norm: Some(attention.norm("q_norm", shape.head_dim)?),
-        k_norm: Some(attention.norm("k_norm", shape.head_dim)?),
+        q_norm,
+        k_norm,
         ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?
     })
 }
