@@ -433,7 +433,7 @@ mod tests {
     use super::*;
     use crate::Affine;
 
-    /// Experts whose file lacks biases have the same matrices in a slot as those whose file has them.
+    /// A slot has the same bytes whether the file has the biases or lacks them.
     #[test]
     fn experts_land_in_the_layout_of_slots() {
         let matrix = |rows, cols| MatrixShape {

@@ -10,8 +10,8 @@ pub enum FileLayout {
     /// The planes of the format, without gaps.
     #[default]
     Planes,
-    /// Affine quants around a fixed zero point: `w = scale * (q - zero)`. The file has no biases; in
-    /// memory each is `-zero * scale`.
+    /// Affine quants around a fixed zero point: `w = scale * (q - zero)`. The file has no biases;
+    /// in memory each is `-zero * scale`.
     ZeroPoint(u8),
 }
 

@@ -117,8 +117,8 @@ impl ExpertSource {
         })
     }
 
-    /// Verifies the digest of an expert's file bytes at the start of `slot`, and gives them memory's
-    /// layout.
+    /// Verifies the digest of an expert's file bytes at the start of `slot`, and gives them the
+    /// layout of memory.
     pub(crate) fn finish(&self, layer: usize, expert: usize, slot: &mut [u8]) -> Result<(), Error> {
         self.verify(layer, expert, slot)?;
         let Some(experts) = self.layer(layer) else { return Ok(()) };

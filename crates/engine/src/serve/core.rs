@@ -1,7 +1,7 @@
 //! Serving core: the thread that owns the scheduler, and handles to it.
 //!
-//! Handles submit, cancel and read statistics; they never wait for a step. Events of a request go to
-//! its sink, which must not block: a full sink pauses its own sequence and nobody else's.
+//! Handles submit, cancel and read statistics; they never wait for a step. Events of a request go
+//! to its sink, which must not block: a full sink pauses its own sequence and nobody else's.
 
 use std::{
     fmt,

@@ -56,13 +56,13 @@ impl Client {
         self.is_gone || self.flags.cancelled.load(Ordering::SeqCst)
     }
 
-    /// Hands out an event, after those that wait.
+    /// Hands out an event, after the backlog.
     fn send(&mut self, event: RequestEvent) {
         self.backlog.push_back(event);
         self.flush();
     }
 
-    /// Hands out the events that wait, as far as the sink takes them.
+    /// Hands out the backlog, as far as the sink takes it.
     fn flush(&mut self) {
         while let Some(event) = self.backlog.pop_front() {
             match self.sink.send(event) {

@@ -167,8 +167,8 @@ fn common_prefixes_are_computed_once() {
     }
 }
 
-/// A prompt that continues like another one only up to one of its `ends` starts there, also in a model
-/// whose states cannot be truncated.
+/// A prompt that continues like another one only up to one of its `ends` starts there, also in a
+/// model whose states cannot be truncated.
 #[test]
 fn ends_of_prompts_are_cached() {
     let golden = "qwen3_5_moe";
