@@ -1,7 +1,7 @@
 //! Serving core: the thread that owns the scheduler, and handles to it.
 //!
 //! Handles submit, cancel and read statistics; they never wait for a step. Events of a request go
-//! to its sink, which must not block: a full sink pauses its own sequence and nobody else's.
+//! to its sink, which must not block: a full sink pauses its own sequence only.
 
 use std::{
     fmt,
@@ -79,7 +79,7 @@ pub enum SinkState {
     Taken,
     /// The event is returned: the sink has no room for it now.
     Full(RequestEvent),
-    /// Nobody receives events any more: the request is cancelled.
+    /// The receiver is gone: the request is cancelled.
     Closed,
 }
 
@@ -291,7 +291,7 @@ impl ServingCore {
         }
     }
 
-    /// Accepts no more requests. Those that were accepted are served.
+    /// Accepts no more requests. Accepted ones are served.
     pub fn stop(&self) {
         self.shared.stopping.store(true, Ordering::SeqCst);
         // A worker that has ended needs no command.

@@ -311,8 +311,8 @@ impl Scheduler {
         sequence.is_prefilling().then(|| sequence.session.tokens().len())
     }
 
-    /// Leaves a sequence out of steps, or takes it back in. Nobody waits for a paused one. Does
-    /// nothing if the sequence has ended.
+    /// Leaves a sequence out of steps, or takes it back in. No sequence waits for a paused one.
+    /// Does nothing if the sequence has ended.
     pub fn pause(&mut self, id: RequestId, is_paused: bool) {
         if let Some(sequence) = self.sequences.iter_mut().find(|sequence| sequence.id == id) {
             sequence.is_paused = is_paused;

@@ -173,7 +173,8 @@ fn common_prefixes_are_computed_once() {
 fn ends_of_prompts_are_cached() {
     let golden = "qwen3_5_moe";
     let by_itself = keeps_nothing(golden, 1);
-    let together = engine(&data().join("goldens").join(golden), exact("cpu"), 1);
+    let memory = MemoryRequest::default().context(256).chunk(CHUNK).marks(1 << 20);
+    let together = common::engine(&data().join("goldens").join(golden), exact("cpu"), memory);
     let mut batch = Scheduler::new(&together, SchedulerOptions::default());
     let (first, second) = (branch(100, 1, 150), branch(100, 2, 130));
     for (prompt, reused) in [(&first, 0), (&second, 100)] {

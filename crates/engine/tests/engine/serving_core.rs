@@ -32,7 +32,7 @@ fn alone(prompt: &[u32], tokens: usize) -> Vec<u32> {
     session.generate(prompt, &request(tokens), &mut control).unwrap().map(Result::unwrap).collect()
 }
 
-/// A submitted request, with room for `room` events that nobody has received.
+/// A submitted request, with room for `room` events.
 fn submit(
     core: &ServingCore,
     prompt: Vec<u32>,
