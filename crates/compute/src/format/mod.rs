@@ -11,6 +11,7 @@ mod plain;
 
 use std::fmt;
 
+#[cfg(target_arch = "x86_64")]
 pub(crate) use self::block_scaled::E4M3;
 pub use self::{
     affine::{Affine, quant},
