@@ -122,8 +122,8 @@ impl<'a> Matrix<'a> {
 /// The three matrices of one expert, and their layout in a slot.
 ///
 /// A slot holds gate, up and down, in this order and without gaps. Each matrix is its planes, then
-/// its output bias. Interleaved gate and up are one matrix of twice the
-/// rows: the even rows are gate's, the odd ones up's.
+/// its output bias. Interleaved gate and up are one matrix of twice the rows: the even rows are
+/// gate's, the odd ones up's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExpertShape {
     /// `(intermediate, hidden)`.
@@ -170,9 +170,7 @@ impl ExpertShape {
     /// # Errors
     /// A shape is invalid, or a layout is not one of its format.
     pub fn file_bytes(&self, layouts: [FileLayout; 3]) -> Result<usize, Error> {
-        let layout = self.layout()?;
-        let sizes = layout.stored(layouts).map(|(matrix, file)| matrix.file_bytes(file));
-        sizes.sum()
+        self.layout()?.file_bytes(layouts)
     }
 
     /// Turns an expert's file bytes at the start of `slot` into its matrices in memory: the
@@ -188,11 +186,9 @@ impl ExpertShape {
         if slot.len() < layout.bytes() {
             return Err(slot_too_small(slot.len(), layout.bytes()));
         }
+        let (mut file_end, mut end) = (layout.file_bytes(layouts)?, layout.bytes());
         // From the last matrix on, as each moves to the same or a later place.
-        let matrices: Vec<_> = layout.stored(layouts).collect();
-        let mut file_end = self.file_bytes(layouts)?;
-        let mut end = layout.bytes();
-        for (matrix, file) in matrices.into_iter().rev() {
+        for (matrix, file) in layout.stored(layouts).rev() {
             let planes = file.plane_bytes(matrix.shape)?.total();
             let (file_start, start) = (file_end - planes - matrix.bias, end - matrix.bytes());
             let bias = file_start + planes..file_end;
@@ -244,11 +240,6 @@ struct StoredMatrix {
 }
 
 impl StoredMatrix {
-    /// Bytes in a file of this layout.
-    fn file_bytes(&self, file: FileLayout) -> Result<usize, Error> {
-        Ok(file.plane_bytes(self.shape)?.total() + self.bias)
-    }
-
     const fn bytes(&self) -> usize {
         self.planes.total() + self.bias
     }
@@ -296,6 +287,14 @@ pub(crate) struct ExpertLayout {
 impl ExpertLayout {
     fn bytes(&self) -> usize {
         self.first.bytes() + self.second.map_or(0, |m| m.bytes()) + self.down.bytes()
+    }
+
+    /// Bytes in a file whose gate, up and down have these layouts.
+    fn file_bytes(&self, layouts: [FileLayout; 3]) -> Result<usize, Error> {
+        let bytes = |(matrix, file): (StoredMatrix, FileLayout)| {
+            Ok(file.plane_bytes(matrix.shape)?.total() + matrix.bias)
+        };
+        self.stored(layouts).map(bytes).sum()
     }
 
     /// The stored matrices in slot order, with their layouts out of those of gate, up and down.

@@ -133,8 +133,7 @@ impl SpeedBench {
     ) -> anyhow::Result<Self> {
         let costs = TokenCosts::new(blueprint, request.kv_format);
         // The probe may use no more memory than the smallest plan holds.
-        let dense: u64 =
-            blueprint.matrices().flat_map(|m| &m.segments).map(|s| s.bytes as u64).sum();
+        let dense: u64 = blueprint.matrices().map(|m| m.file_bytes() as u64).sum();
         let working_set = costs.bytes().min(dense);
         let disk = probe_disk(checkpoint, blueprint.slot_bytes(), disk.folder, disk.again)?;
         let memory = probe_memory(working_set, request.threads)?;

@@ -270,7 +270,7 @@ fn embedding_bytes(blueprint: &Blueprint) -> u64 {
 }
 
 fn bytes(matrix: &MatrixSource) -> u64 {
-    matrix.segments.iter().map(|s| s.bytes as u64).sum()
+    matrix.file_bytes() as u64
 }
 
 fn expert_parameters(moe: &moeflux::model::blueprint::MoeBlueprint) -> u64 {

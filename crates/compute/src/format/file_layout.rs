@@ -37,6 +37,7 @@ impl FileLayout {
     /// # Errors
     /// As [`FileLayout::plane_bytes`]; or `matrix` is too small.
     pub fn land(self, shape: MatrixShape, matrix: &mut [u8]) -> Result<(), Error> {
+        // Refuses layouts of other formats.
         self.plane_bytes(shape)?;
         let planes = shape.plane_bytes()?;
         if matrix.len() < planes.total() {

@@ -2,7 +2,12 @@
 
 use moeflux_compute::{Affine, FileLayout, Format};
 
-use super::{Checkpoint, location::MatrixStack, source::TensorSource, tensors::MatrixRequest};
+use super::{
+    Checkpoint,
+    location::MatrixStack,
+    source::TensorSource,
+    tensors::{MatrixRequest, QuantSize},
+};
 use crate::base::error::Error;
 
 /// Suffix of the tensor that holds packed quants.
@@ -10,7 +15,7 @@ pub(super) const PACKED: &str = "weight_packed";
 
 /// Tensors beside the packed quants whose meaning is not supported, with what they are.
 const UNSUPPORTED: [(&str, &str); 2] = [
-    ("weight_zero_point", "zero points of its own: only symmetric quantisation is supported"),
+    ("weight_zero_point", "zero points: only symmetric quantisation is supported"),
     ("weight_g_idx", "an order of its inputs (\"actorder\"), which is not supported"),
 ];
 
@@ -39,10 +44,9 @@ impl Checkpoint {
         let scale = self.scalar(&scale_name, scales)?;
         let words = t.shape.last().copied().unwrap_or(0);
         let groups = scales.shape.last().copied().unwrap_or(0);
-        let bits = words.checked_mul(32).filter(|n| cols > 0 && n.is_multiple_of(cols));
-        let bits = bits.map(|n| n / cols);
-        let group = (groups > 0 && cols.is_multiple_of(groups)).then(|| cols / groups);
-        let (Some(bits @ (4 | 8)), Some(group @ 1..=1024)) = (bits, group) else {
+        let Some(QuantSize { bits: bits @ (4 | 8), group }) =
+            QuantSize::from_shapes(cols, words, groups)
+        else {
             let problem = format!(
                 "weight_packed {:?} and weight_scale {:?} do not fit {rows} x {cols} weights of 4 \
                  or 8 bits as config.json asks",
@@ -55,7 +59,7 @@ impl Checkpoint {
         self.quantization
             .check_packed(bits, group)
             .map_err(|problem| self.tensor_error(weight, &problem))?;
-        let format = Format::Affine(Affine { bits: bits as u8, group: group as u16, scale });
+        let format = Format::Affine(Affine { bits, group, scale });
         let stack = self.build_stack(request, format, &[t, scales])?;
         Ok(MatrixStack { layout: FileLayout::ZeroPoint(1 << (bits - 1)), ..stack })
     }

@@ -104,12 +104,12 @@ impl Quantization {
 
     /// Checks bits and group size of packed quants against the groups of compressed-tensors, if the
     /// config has any: one of them must agree.
-    pub(super) fn check_packed(&self, bits: usize, group: usize) -> Result<(), String> {
+    pub(super) fn check_packed(&self, bits: u8, group: u16) -> Result<(), String> {
         let agrees = |settings: &PackedSettings| {
             settings.is_symmetric
                 && settings.kind == "int"
-                && settings.bits.is_none_or(|b| b == bits as u64)
-                && settings.group.is_none_or(|g| g == group as u64)
+                && settings.bits.is_none_or(|b| b == u64::from(bits))
+                && settings.group.is_none_or(|g| g == u64::from(group))
         };
         if self.packed.is_empty() || self.packed.iter().any(agrees) {
             return Ok(());

@@ -30,6 +30,32 @@ pub(super) struct MatrixRequest<'a> {
     pub(super) cols: usize,
 }
 
+/// Size of packed quants: bits of each, and inputs that share a scale.
+#[derive(Clone, Copy)]
+pub(super) struct QuantSize {
+    pub(super) bits: u8,
+    pub(super) group: u16,
+}
+
+impl QuantSize {
+    /// Size by the last dimensions of packed weights, in 32-bit words, and of scales: a row of
+    /// `cols` inputs takes `cols * bits / 32` words and `cols / group` scales. `None` if they do
+    /// not fit, or if bits exceed 8 or groups 1,024.
+    pub(super) fn from_shapes(cols: usize, words: usize, groups: usize) -> Option<Self> {
+        let row_bits = words.checked_mul(32)?;
+        let divides = |by: usize, n: usize| by > 0 && n.is_multiple_of(by);
+        if !divides(cols, row_bits) || !divides(groups, cols) {
+            return None;
+        }
+        match (row_bits / cols, cols / groups) {
+            (bits @ 1..=8, group @ 1..=1024) => {
+                Some(Self { bits: bits as u8, group: group as u16 })
+            }
+            _ => None,
+        }
+    }
+}
+
 impl MatrixRequest<'_> {
     /// Shape of a tensor that has dimensions `matrix` for each matrix of the stack.
     pub(super) fn tensor_shape(&self, matrix: &[usize]) -> Vec<usize> {
@@ -191,12 +217,7 @@ impl Checkpoint {
                 ),
             )
         };
-        // Bits and group size follow from the shapes: a row of `cols` inputs takes
-        // `cols * bits / 32` words and `cols / group` scales.
-        let bits =
-            packed.checked_mul(32).filter(|n| cols > 0 && n.is_multiple_of(cols)).map(|n| n / cols);
-        let group = (groups > 0 && cols.is_multiple_of(groups)).then(|| cols / groups);
-        let (Some(bits @ 1..=8), Some(group @ 1..=1024)) = (bits, group) else {
+        let Some(QuantSize { bits, group }) = QuantSize::from_shapes(cols, packed, groups) else {
             return Err(misfit("the quantised shapes do not fit"));
         };
         if t.shape != request.tensor_shape(&[rows, packed])
@@ -206,8 +227,9 @@ impl Checkpoint {
         {
             return Err(misfit("the quantised shapes do not fit together"));
         }
-        self.quantization.check(name, "affine", bits, group).map_err(|p| misfit(&p))?;
-        let format = Format::Affine(Affine { bits: bits as u8, group: group as u16, scale });
+        let checked = self.quantization.check(name, "affine", bits.into(), group.into());
+        checked.map_err(|p| misfit(&p))?;
+        let format = Format::Affine(Affine { bits, group, scale });
         self.build_stack(request, format, &[t, scales, biases])
     }
 

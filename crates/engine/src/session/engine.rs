@@ -145,8 +145,7 @@ impl Engine {
             .reserve_scratch(scratch_shape(&blueprint, plan.chunk, device.kv_format()))
             .map_err(Error::at(|| "reserving the device's memory"))?;
         let source = Arc::new(ExpertSource::for_checkpoint(&checkpoint, &blueprint));
-        let dense: u64 =
-            blueprint.matrices().flat_map(|m| &m.segments).map(|s| s.bytes as u64).sum();
+        let dense: u64 = blueprint.matrices().map(|m| m.file_bytes() as u64).sum();
         let total = dense + if load_all { blueprint.experts_bytes() } else { 0 };
         let mut loaded = 0;
         let mut progress = |bytes: u64| {

@@ -84,7 +84,7 @@ impl MinimumTime {
 impl TokenCosts {
     /// Costs of a model on a device whose KV cache has the format `kv_format`.
     pub fn new(blueprint: &Blueprint, kv_format: KvFormat) -> Self {
-        let bytes = |m: &MatrixSource| m.segments.iter().map(|s| s.bytes as u64).sum::<u64>();
+        let bytes = |m: &MatrixSource| m.file_bytes() as u64;
         let head = blueprint.head.as_ref().unwrap_or(&blueprint.embed);
         let layers = blueprint.layers.iter().map(|layer| {
             let total = layer.matrices().into_iter().map(bytes).sum::<u64>()
@@ -292,9 +292,8 @@ mod tests {
         let checkpoint = crate::Checkpoint::embedded(&moeflux_tales::FILES).unwrap();
         let blueprint = Blueprint::for_checkpoint(&checkpoint).unwrap();
         let costs = TokenCosts::new(&blueprint, KvFormat::F16);
-        let dense: u64 =
-            blueprint.matrices().flat_map(|m| &m.segments).map(|s| s.bytes as u64).sum();
-        let embed: u64 = blueprint.embed.segments.iter().map(|s| s.bytes as u64).sum();
+        let dense: u64 = blueprint.matrices().map(|m| m.file_bytes() as u64).sum();
+        let embed = blueprint.embed.file_bytes() as u64;
         let embed = if blueprint.head.is_some() { embed } else { 0 };
         let vectors: u64 = blueprint.vectors().map(|v| v.segment.bytes as u64).sum();
         assert_eq!(costs.bytes(), dense - embed + vectors + blueprint.experts_per_token_bytes());
