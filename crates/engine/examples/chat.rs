@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let engine = Engine::open(checkpoint, EngineOptions::default(), &mut |_, _| {})?;
     let text = engine.text()?;
-    let sampling = text.generation().sampling.clone();
+    let sampling = text.generation()?.sampling.clone();
     let request = GenerateRequest::default().sampling(sampling);
 
     let mut session = engine.session()?;

@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let text = engine.text()?;
     let tokens = text.chat(&[Message::user(prompt)], &ChatOptions::default())?;
     // The model's recommended parameters. `Sampling::greedy()` and others override them.
-    let sampling = text.generation().sampling.clone();
+    let sampling = text.generation()?.sampling.clone();
     let request = GenerateRequest::default().sampling(sampling);
 
     let mut session = engine.session()?;

@@ -8,7 +8,7 @@ use std::{num::NonZeroUsize, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
 use clap_complete::Shell;
-use moeflux::{experts::PolicyKind, runtime::KvFormat, tools::synth};
+use moeflux::{checkpoint::RopeScaling, experts::PolicyKind, runtime::KvFormat, tools::synth};
 
 pub(crate) use bench::{BenchArgs, BenchCommand, FigureArgs, KernelsArgs, PlanArgs};
 pub(crate) use persist::PersistArgs;
@@ -73,6 +73,13 @@ pub(crate) struct ModelArgs {
     /// cache folder.
     #[arg(short, long, value_name = "DIR", env = "MOEFLUX_MODEL", hide_env_values = true, help_heading = MODEL)]
     pub(crate) model: Option<PathBuf>,
+    /// Scale RoPE for contexts that are longer than the model's: yarn:FACTOR
+    ///
+    /// The edit of config.json that model cards advise, without editing it. yarn:FACTOR:POSITIONS
+    /// also gives the positions that the model was trained for, where the card names fewer than
+    /// max_position_embeddings: yarn:4:32768 for Qwen3-30B-A3B. Scaling changes short texts too.
+    #[arg(long, value_name = "SCALING", value_parser = str::parse::<RopeScaling>, help_heading = MODEL)]
+    pub(crate) rope_scaling: Option<RopeScaling>,
 }
 
 /// Memory budgets and what is planned within them.
@@ -266,6 +273,11 @@ pub(crate) struct AnswerArgs {
     /// End the answer before this text; may be repeated
     #[arg(long, value_name = "TEXT", help_heading = ANSWER, value_parser = NonEmptyStringValueParser::new())]
     pub(crate) stop: Vec<String>,
+    /// End the answer at this token, such as '<|im_end|>', too; may be repeated
+    ///
+    /// By its text or its id, besides the tokens that the model's files name.
+    #[arg(long, value_name = "TOKEN", help_heading = ANSWER, value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) end_token: Vec<String>,
     /// Maximum tokens of an answer [default: as many as the context holds]
     #[arg(short = 'n', long, value_name = "N", help_heading = ANSWER)]
     pub(crate) max_tokens: Option<NonZeroUsize>,

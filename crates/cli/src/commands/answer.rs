@@ -14,15 +14,28 @@ use serde::Serialize;
 
 use super::persist::{PrefixCacheReport, PromptCache};
 use crate::{
+    WrongUse,
     args::{AnswerArgs, Switch},
     interrupt, out,
     progress::Ui,
 };
 
 impl AnswerArgs {
-    /// Request with the model's recommended sampling where no option is given.
-    pub(crate) fn request(&self, text: &Text) -> GenerateRequest {
-        let recommended = &text.generation().sampling;
+    /// Request with the model's recommended sampling where no option is given. Broken
+    /// recommendations are a note.
+    ///
+    /// # Errors
+    /// The tokenizer has no such end token.
+    pub(crate) fn request(&self, text: &Text, ui: Ui) -> anyhow::Result<GenerateRequest> {
+        let recommended = match text.generation() {
+            Ok(generation) => generation.sampling.clone(),
+            Err(error) => {
+                if self.temperature.is_none() {
+                    ui.note(format_args!("sampling is not as the model's authors advise: {error}"));
+                }
+                Sampling::default()
+            }
+        };
         let sampling = Sampling::default()
             .temperature(self.temperature.unwrap_or(recommended.temperature))
             .top_k(self.top_k.unwrap_or(recommended.top_k))
@@ -33,12 +46,30 @@ impl AnswerArgs {
             .frequency_penalty(self.frequency_penalty.unwrap_or(recommended.frequency_penalty))
             .seed(self.seed.unwrap_or_else(random_seed));
         let max_tokens = self.max_tokens.map(Into::into);
-        GenerateRequest::default().sampling(sampling).max_tokens(max_tokens).stop(self.stop.clone())
+        let end_tokens = self.end_token.iter().map(|token| end_token(text, token));
+        Ok(GenerateRequest::default()
+            .sampling(sampling)
+            .max_tokens(max_tokens)
+            .end_tokens(end_tokens.collect::<Result<_, _>>()?)
+            .stop(self.stop.clone()))
     }
 
     pub(crate) fn chat_options(&self) -> ChatOptions {
         ChatOptions::default().thinking(self.thinking.map(|s| matches!(s, Switch::On)))
     }
+}
+
+/// Id of a token that the user names by its text or its id.
+///
+/// # Errors
+/// The tokenizer does not have it.
+fn end_token(text: &Text, token: &str) -> Result<u32, WrongUse> {
+    text.tokenizer().token_to_id(token).or_else(|| token.parse().ok()).ok_or_else(|| {
+        WrongUse(format!(
+            "--end-token {token}: the tokenizer has no such token; for a text that is several \
+             tokens, give --stop"
+        ))
+    })
 }
 
 /// Random seed of 32 bits: short to copy, and exact in every JSON parser.

@@ -189,7 +189,7 @@ impl<'a> Chat<'a> {
             ui,
             engine,
             text,
-            request: args.generation.answer.request(text),
+            request: args.generation.answer.request(text, ui)?,
             session,
             cache,
             file,

@@ -192,7 +192,7 @@ pub(crate) fn session_tokens(
         _ if answer.finish == Finish::StopString => {
             [prompt, &text.tokenizer().encode(&answer.text, false)?].concat()
         }
-        [tokens @ .., end] if text.end().contains(*end) => [prompt, tokens].concat(),
+        [tokens @ .., _] if answer.finish == Finish::EndToken => [prompt, tokens].concat(),
         tokens => [prompt, tokens].concat(),
     };
     // In a full context there is no room for the last token, nor for another question.

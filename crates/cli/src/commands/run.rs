@@ -61,7 +61,7 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let mut session = engine.session()?;
     let file = SessionFile::open(&args.generation.persist, &mut session)?;
     let tokens = ask(args, session.tokens(), &prompt, &engine, ui)?;
-    let request = args.generation.answer.request(text);
+    let request = args.generation.answer.request(text, ui)?;
     let (answer, prefilled) = answer::answer(
         &mut session,
         &tokens,

@@ -6,6 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use super::foreign;
 use crate::base::error::Error;
 
 /// An opened file. Reads are positional, so threads share one handle.
@@ -25,8 +26,15 @@ enum DataStorage {
 impl DataFile {
     /// Opens a file for reading.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
-        let doing = "cannot open the file; is the download complete?";
-        let file = File::open(path).map_err(Error::file(path, doing))?;
+        let doing = "cannot open the file";
+        let file = File::open(path).map_err(|e| match e.kind() {
+            // Its folder lists it: in the Hub's cache, files are links.
+            io::ErrorKind::NotFound if path.is_symlink() => {
+                let doing = "the file that this link names is missing: download it again";
+                Error::file(path, doing)(e)
+            }
+            _ => Error::file(path, doing)(e),
+        })?;
         let file = Self::from_open(path, file).map_err(Error::file(path, doing))?;
         file.ok_or_else(|| Error::Checkpoint {
             path: path.into(),
@@ -114,7 +122,10 @@ impl DataFile {
         let mut bytes = vec![0; self.len as usize];
         self.read_exact_at(&mut bytes, 0)
             .map_err(Error::file(&self.path, "cannot read the file"))?;
-        Ok(bytes)
+        match foreign::stand_in(&bytes) {
+            Some(problem) => Err(Error::Checkpoint { path: self.path.clone(), problem }),
+            None => Ok(bytes),
+        }
     }
 }
 

@@ -94,7 +94,7 @@ mod tests {
     use moeflux_compute::{FileLayout, Format, MatrixShape, Scalar};
 
     use super::{
-        super::{data_file::DataFile, quantization::Quantization, source::SourceChanges},
+        super::{Findings, data_file::DataFile, quantization::Quantization, source::SourceChanges},
         *,
     };
 
@@ -110,6 +110,8 @@ mod tests {
             changes: SourceChanges::default(),
             text_files: HashMap::new(),
             packed: None,
+            findings: Findings::default(),
+            rope_scaling: None,
         }
     }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::{data_file::DataFile, location::TensorInfo};
+use super::{data_file::DataFile, foreign, location::TensorInfo};
 use crate::base::error::Error;
 
 /// Maximum header size in bytes; the largest published ones have a few megabytes.
@@ -46,26 +46,33 @@ pub(super) fn size(dtype: &str, shape: &[usize]) -> Option<u64> {
 pub(super) fn read_index(file: &DataFile, index: u32) -> Result<Vec<(String, TensorInfo)>, Error> {
     let path = file.path();
     let bad = |problem: String| Error::Checkpoint { path: path.to_owned(), problem };
-    let again = "; the file is damaged or incomplete: download it again";
+    let short = "; the file is short, or it is none: download it again";
+    let damaged = "; the file is not as it was written: compare its size and SHA-256 with the \
+                   published ones";
     let read = |buf: &mut [u8], offset| {
         file.read_exact_at(buf, offset)
             .map_err(Error::file(path, "cannot read the header of the tensors"))
     };
     let len = file.len();
     if len < 8 {
-        return Err(bad(format!("{len} bytes are not a safetensors file{again}")));
+        return Err(bad(format!("{len} bytes are not a safetensors file{short}")));
+    }
+    let mut start = vec![0; len.min(64) as usize];
+    read(&mut start, 0)?;
+    if let Some(problem) = foreign::stand_in(&start) {
+        return Err(bad(problem));
     }
     let mut prefix = [0; 8];
     read(&mut prefix, 0)?;
     let header = u64::from_le_bytes(prefix);
     if header > MAX_HEADER || header > len - 8 {
-        return Err(bad(format!("the header claims {header} bytes in a file of {len}{again}")));
+        return Err(bad(format!("the header claims {header} bytes in a file of {len}{short}")));
     }
     let mut json = vec![0; header as usize];
     read(&mut json, 8)?;
     let entries: std::collections::BTreeMap<String, Option<IndexEntry>> =
         serde_json::from_slice(&json).map_err(|e| {
-            bad(format!("the header is not the JSON of a safetensors file: {e}{again}"))
+            bad(format!("the header is not the JSON of a safetensors file: {e}{damaged}"))
         })?;
 
     let data = 8 + header;
@@ -75,8 +82,9 @@ pub(super) fn read_index(file: &DataFile, index: u32) -> Result<Vec<(String, Ten
         if name == "__metadata__" {
             continue;
         }
-        let entry = entry
-            .ok_or_else(|| bad(format!("the header has no entry for the tensor {name}{again}")))?;
+        let entry = entry.ok_or_else(|| {
+            bad(format!("the header has no entry for the tensor {name}{damaged}"))
+        })?;
         let info = check_entry(&name, entry, path, data, len)?;
         tensors.push((name, TensorInfo { file: index, ..info }));
     }
@@ -84,7 +92,7 @@ pub(super) fn read_index(file: &DataFile, index: u32) -> Result<Vec<(String, Ten
     for pair in tensors.windows(2) {
         let [(a, first), (b, second)] = pair else { continue };
         if first.offset + first.bytes > second.offset {
-            return Err(bad(format!("the tensors {a} and {b} overlap{again}")));
+            return Err(bad(format!("the tensors {a} and {b} overlap{damaged}")));
         }
     }
     Ok(tensors)
@@ -104,7 +112,7 @@ fn check_entry(
         (entry.dtype, entry.shape, entry.data_offsets)
     else {
         return Err(bad(
-            "the header gives no dtype, shape or data_offsets: download the file again".into(),
+            "the header gives no dtype, shape or data_offsets: the file is damaged".into()
         ));
     };
     let shape: Vec<usize> = shape
@@ -114,12 +122,12 @@ fn check_entry(
         .ok_or_else(|| bad("a dimension is too large to address".into()))?;
     let Some(bytes) = to.checked_sub(from) else {
         return Err(bad(format!(
-            "it ends at {to}, before it begins at {from}: download the file again"
+            "it ends at {to}, before it begins at {from}: the file is damaged"
         )));
     };
     let end = data
         .checked_add(to)
-        .ok_or_else(|| bad(format!("its end at {to} overflows: download the file again")))?;
+        .ok_or_else(|| bad(format!("its end at {to} overflows: the file is damaged")))?;
     if end > len {
         return Err(bad(format!(
             "it ends at byte {end} of a file of {len}: the file is truncated, download it again"
@@ -127,7 +135,7 @@ fn check_entry(
     }
     if bits(&dtype).is_some() && size(&dtype, &shape) != Some(bytes) {
         return Err(bad(format!(
-            "{bytes} bytes do not hold {dtype} of shape {shape:?}: download the file again"
+            "{bytes} bytes do not hold {dtype} of shape {shape:?}: the file is damaged"
         )));
     }
     Ok(TensorInfo { file: 0, offset: data + from, bytes, dtype, shape })

@@ -23,6 +23,8 @@ pub struct GenerateRequest {
     pub sampling: Sampling,
     /// Maximum tokens to generate. Default: up to the context length.
     pub max_tokens: Option<usize>,
+    /// Tokens that end the answer, besides the model's own.
+    pub end_tokens: Vec<u32>,
     /// Stop strings; not part of the text. A token stream includes the tokens up to the one that
     /// completes a stop string; [`StopStrings`](crate::text::StopStrings) removes it from the
     /// decoded text.
@@ -36,6 +38,7 @@ pub struct GenerateRequest {
 setters!(GenerateRequest {
     sampling: Sampling,
     max_tokens: impl Into<Option<usize>>,
+    end_tokens: Vec<u32>,
     ends: Vec<usize>,
 });
 
@@ -75,8 +78,10 @@ pub(crate) struct AnswerEnd {
 impl AnswerEnd {
     /// End by a request's limits and the model's end tokens.
     fn by_ids(engine: &Engine, request: &GenerateRequest) -> Self {
+        let mut end_tokens = engine.end_tokens().clone();
+        end_tokens.extend(request.end_tokens.iter().copied());
         Self {
-            end_tokens: engine.end_tokens().clone(),
+            end_tokens,
             #[cfg(feature = "text")]
             text: None,
             max_tokens: request.max_tokens.unwrap_or(usize::MAX),

@@ -19,7 +19,7 @@ use crate::{
         setters::setters,
         stats::{LayerStats, ReadCounters},
     },
-    checkpoint::{Checkpoint, ModelId},
+    checkpoint::{Checkpoint, ModelId, RopeScaling},
     experts::{
         cache::{CacheTiers, ExpertCache, SlotAccess},
         io::{PageCache, ReadOptions, Reader, open as open_reader},
@@ -174,6 +174,7 @@ impl Engine {
         let reopen = ReopenArgs {
             folder: checkpoint.folder().into(),
             mirrors: checkpoint.mirrors().into(),
+            rope_scaling: checkpoint.rope_scaling(),
             model: identity,
             reads: options.reads,
             slots: plan.host().slots(),
@@ -394,6 +395,7 @@ impl Engine {
 struct ReopenArgs {
     folder: PathBuf,
     mirrors: Vec<PathBuf>,
+    rope_scaling: Option<RopeScaling>,
     model: ModelId,
     reads: ReadOptions,
     slots: usize,
@@ -413,7 +415,10 @@ impl ReopenArgs {
     /// The expert files as they are now. `None` if they belong to another model or an expert has
     /// moved.
     fn source(&self, previous: &ExpertSource) -> Result<Option<Arc<ExpertSource>>, Error> {
-        let checkpoint = Checkpoint::open_with(&self.folder, &self.mirrors)?;
+        let mut checkpoint = Checkpoint::open_with(&self.folder, &self.mirrors)?;
+        if let Some(scaling) = self.rope_scaling {
+            checkpoint.scale_rope(scaling)?;
+        }
         let now =
             ExpertSource::for_checkpoint(&checkpoint, &Blueprint::for_checkpoint(&checkpoint)?);
         let same = checkpoint.identity()? == self.model && now.layers() == previous.layers();

@@ -26,4 +26,4 @@ pub use sampling::{EndTokens, GenerationConfig, Sampler, StopResult, StopStrings
 #[cfg(feature = "text")]
 pub use text::Text;
 #[cfg(feature = "text")]
-pub use tokenizer::{Decoder, Tokenizer, TokenizerConfig};
+pub use tokenizer::{AroundText, Decoder, Tokenizer, TokenizerConfig};

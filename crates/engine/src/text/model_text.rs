@@ -33,7 +33,7 @@ impl ModelText {
         }
         let generation = GenerationConfig::for_checkpoint(checkpoint)?;
         let config = checkpoint.text_file("config.json").unwrap_or_default();
-        Ok(Self { end_tokens: EndTokens::new(&generation, &config, None)? })
+        Ok(Self { end_tokens: EndTokens::new(&generation, &config, &[], |_| true)? })
     }
 
     /// Tokens that end an answer.

@@ -1,14 +1,14 @@
 //! Text side of a checkpoint: tokenizer, chat template, sampling defaults and end tokens.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::{
     base::error::Error,
-    checkpoint::Checkpoint,
+    checkpoint::{Checkpoint, TextFile},
     text::{
         chat::{ChatOptions, ChatTemplate, Message},
         sampling::{EndTokens, GenerationConfig},
-        tokenizer::{Decoder, Tokenizer, TokenizerConfig},
+        tokenizer::{AroundText, Decoder, Tokenizer, TokenizerConfig},
     },
 };
 
@@ -17,10 +17,43 @@ use crate::{
 pub struct Text {
     tokenizer: Tokenizer,
     /// A missing or broken template is an error only when it is used.
-    template: Result<ChatTemplate, (PathBuf, String)>,
-    generation: GenerationConfig,
+    template: Result<ChatTemplate, TextProblem>,
+    /// Broken advice is an error only when it is used, too.
+    generation: Result<GenerationConfig, TextProblem>,
     end: EndTokens,
+    around: Option<AroundIds>,
 }
+
+/// Problem of a text file, until the file is used.
+#[derive(Clone, Debug)]
+struct TextProblem {
+    path: PathBuf,
+    problem: String,
+}
+
+impl TextProblem {
+    /// The problem in an error; other errors are put on `path`.
+    fn new(error: Error, path: &Path) -> Self {
+        match error {
+            Error::Text { path, problem } => Self { path, problem },
+            other => Self { path: path.into(), problem: other.to_string() },
+        }
+    }
+
+    fn error(&self) -> Error {
+        Error::Text { path: self.path.clone(), problem: self.problem.clone() }
+    }
+}
+
+/// Ids that are put around a text instead of those that `tokenizer.json` adds.
+#[derive(Clone, Copy, Debug)]
+struct AroundIds {
+    bos: Option<u32>,
+    eos: Option<u32>,
+}
+
+/// Excess of a tokenizer's ids over the model's vocabulary in which added tokens are looked up.
+const MAX_EXCESS: usize = 4096;
 
 impl Text {
     /// Reads a checkpoint's text files; `None` without a tokenizer. `vocab` is the vocabulary size
@@ -42,7 +75,12 @@ impl Text {
         } else {
             return Ok(None);
         };
-        if tokenizer.vocab_size() > vocab {
+        // Special tokens beyond the vocabulary belong to other members of the family. Only a prompt
+        // can have them, and there they are an error.
+        let excess = vocab..tokenizer.vocab_size();
+        let belongs = excess.len() <= MAX_EXCESS
+            && excess.clone().all(|id| is_no_text(&tokenizer, id as u32));
+        if !belongs {
             let problem = format!(
                 "it has ids up to {}, but the model's vocabulary has {vocab} entries: tokenizer \
                  and model do not belong together",
@@ -50,23 +88,28 @@ impl Text {
             );
             return Err(Error::Text { path, problem });
         }
-        let config = match config_file {
-            Some(file) => TokenizerConfig::from_bytes(file.bytes, &file.path),
+        let folder = checkpoint.folder();
+        let mut config = match config_file {
+            Some(file) => TokenizerConfig::from_bytes(file.bytes, &file.path)
+                .map_err(|error| TextProblem::new(error, folder)),
             None => Ok(TokenizerConfig::default()),
         };
-        let generation = GenerationConfig::for_checkpoint(checkpoint)?;
+        if let (Ok(config), Some(map)) =
+            (&mut config, checkpoint.text_file("special_tokens_map.json"))
+        {
+            // A broken map leaves the tokens that tokenizer_config.json names.
+            let _ = config.add_special_tokens(map.bytes, &map.path);
+        }
+        let generation = GenerationConfig::for_checkpoint(checkpoint)
+            .map_err(|error| TextProblem::new(error, folder));
+        let template = template(checkpoint, config.as_ref());
         let model_config = checkpoint.text_file("config.json").unwrap_or_default();
-        let eos_token = config.as_ref().ok().and_then(|config| config.eos_token(&tokenizer));
-        let end = EndTokens::new(&generation, &model_config, eos_token)?;
-        let jinja = checkpoint.text_file("chat_template.jinja");
-        let template = config
-            .and_then(|config| ChatTemplate::from_files(jinja.as_ref(), &config))
-            .and_then(|template| template.ok_or_else(|| ChatTemplate::missing(checkpoint.folder())))
-            .map_err(|error| match error {
-                Error::Text { path, problem } => (path, problem),
-                other => (checkpoint.folder().into(), other.to_string()),
-            });
-        Ok(Some(Self { tokenizer, template, generation, end }))
+        let mut named = config.as_ref().map_or(Vec::new(), |c| c.end_tokens(&tokenizer));
+        named.extend(template.as_ref().ok().and_then(|t| end_of_turn(t, &tokenizer)));
+        let advised = generation.clone().unwrap_or_default();
+        let end = EndTokens::new(&advised, &model_config, &named, |id| tokenizer.is_special(id))?;
+        let around = config.as_ref().ok().and_then(|config| around(config, &tokenizer));
+        Ok(Some(Self { tokenizer, template, generation, end, around }))
     }
 
     /// Tokens of a conversation, up to the start of the assistant's answer.
@@ -88,19 +131,20 @@ impl Text {
     }
 
     fn template(&self) -> Result<&ChatTemplate, Error> {
-        let broken = |(path, problem): &(PathBuf, String)| Error::Text {
-            path: path.clone(),
-            problem: problem.clone(),
-        };
-        self.template.as_ref().map_err(broken)
+        self.template.as_ref().map_err(TextProblem::error)
     }
 
-    /// Tokens of plain text, with the special tokens that the tokenizer adds around it.
+    /// Tokens of plain text, with the special tokens around it that the tokenizer adds, or that
+    /// `tokenizer_config.json` asks for where the class of the tokenizer follows that.
     ///
     /// # Errors
     /// The tokenizer cannot represent the text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
-        self.tokenizer.encode(text, true)
+        let Some(AroundIds { bos, eos }) = self.around else {
+            return self.tokenizer.encode(text, true);
+        };
+        let ids = self.tokenizer.encode(text, false)?;
+        Ok(bos.into_iter().chain(ids).chain(eos).collect())
     }
 
     /// The tokenizer.
@@ -114,14 +158,67 @@ impl Text {
     }
 
     /// Sampling that the model's authors recommend.
-    pub fn generation(&self) -> &GenerationConfig {
-        &self.generation
+    ///
+    /// # Errors
+    /// `generation_config.json` is broken.
+    pub fn generation(&self) -> Result<&GenerationConfig, Error> {
+        self.generation.as_ref().map_err(TextProblem::error)
     }
 
     /// Tokens that end an answer.
     pub fn end(&self) -> &EndTokens {
         &self.end
     }
+}
+
+/// Chat template of a checkpoint: `chat_template.jinja`, `chat_template.json`, or that of
+/// `tokenizer_config.json`.
+fn template(
+    checkpoint: &Checkpoint,
+    config: Result<&TokenizerConfig, &TextProblem>,
+) -> Result<ChatTemplate, TextProblem> {
+    let config = config.map_err(Clone::clone)?;
+    let broken = |error| TextProblem::new(error, checkpoint.folder());
+    let jinja = checkpoint.text_file("chat_template.jinja");
+    let json = checkpoint.text_file("chat_template.json").filter(|_| jinja.is_none());
+    let source = match &json {
+        Some(json) => {
+            TokenizerConfig::chat_template_json(json.bytes, &json.path).map_err(broken)?
+        }
+        None => None,
+    };
+    let from_json = json
+        .zip(source.as_ref())
+        .map(|(json, source)| TextFile { bytes: source.as_bytes(), path: json.path });
+    let template =
+        ChatTemplate::from_files(jinja.or(from_json).as_ref(), config).map_err(broken)?;
+    template.ok_or_else(|| broken(ChatTemplate::missing(checkpoint.folder())))
+}
+
+/// Whether an id is a special token, or none at all.
+fn is_no_text(tokenizer: &Tokenizer, id: u32) -> bool {
+    tokenizer.is_special(id) || tokenizer.decode(&[id], false).is_ok_and(|text| text.is_empty())
+}
+
+/// The special token that a template puts after an answer. `None` if it puts none there, or does
+/// not render a plain question and answer.
+fn end_of_turn(template: &ChatTemplate, tokenizer: &Tokenizer) -> Option<u32> {
+    const ANSWER: &str = "(an answer)";
+    let messages = [Message::user("(a question)"), Message::assistant(ANSWER)];
+    let text = template.render(&messages, false, &ChatOptions::default()).ok()?;
+    let (_, after) = text.rsplit_once(ANSWER)?;
+    let first = *tokenizer.encode(after.trim_start(), false).ok()?.first()?;
+    tokenizer.is_special(first).then_some(first)
+}
+
+/// Ids around a text, where `tokenizer_config.json` decides.
+fn around(config: &TokenizerConfig, tokenizer: &Tokenizer) -> Option<AroundIds> {
+    let AroundText { bos, eos, .. } = config.around?;
+    let id = |role: &str| tokenizer.token_to_id(config.special_tokens.get(role)?);
+    Some(AroundIds {
+        bos: if bos { id("bos_token") } else { None },
+        eos: if eos { id("eos_token") } else { None },
+    })
 }
 
 #[cfg(test)]

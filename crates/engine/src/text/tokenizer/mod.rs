@@ -12,7 +12,7 @@ use serde::Deserialize;
 use tokenizers::{DecoderWrapper, Model as _};
 
 pub use decoder::Decoder;
-pub use tokenizer_config::TokenizerConfig;
+pub use tokenizer_config::{AroundText, TokenizerConfig};
 
 use crate::base::error::Error;
 
