@@ -19,8 +19,19 @@ use moeflux_bench::InvalidRequest;
 use args::Cli;
 
 fn main() -> ExitCode {
+    leave_guarded_panics_to_errors();
     let cli = Cli::parse();
     commands::run(cli).unwrap_or_else(|error| report(&error))
+}
+
+/// Prints no message for a library's panic that becomes an error.
+fn leave_guarded_panics_to_errors() {
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        if !moeflux::base::is_panic_guarded() {
+            print(panic);
+        }
+    }));
 }
 
 /// Invalid combination of arguments, found after parsing.

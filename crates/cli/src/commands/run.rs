@@ -142,7 +142,7 @@ fn ask(
     let more = match (args.raw, history.is_empty()) {
         (true, true) => text.encode(prompt)?,
         // Special tokens around a text belong only at its start.
-        (true, false) => text.tokenizer().encode(prompt, false)?,
+        (true, false) => text.encode_continuation(prompt)?,
         (false, true) => {
             let system = args.system.iter().map(Message::system);
             let messages: Vec<_> = system.chain([Message::user(prompt)]).collect();

@@ -68,8 +68,11 @@ fn succeed(args: &[&str]) -> String {
 }
 
 fn with_stdin(args: &[&str], input: &[u8]) -> Said {
-    let piped =
-        moeflux(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    fed(moeflux(args), input)
+}
+
+fn fed(mut command: Command, input: &[u8]) -> Said {
+    let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = piped.unwrap();
     // A program that rejects its arguments does not read stdin.
     let _ = child.stdin.take().unwrap().write_all(input);

@@ -4,11 +4,13 @@
 
 pub(crate) mod error;
 pub(crate) mod faulty_disk;
+pub(crate) mod guard;
 pub(crate) mod setters;
 pub(crate) mod stats;
 pub(crate) mod system;
 
 pub use error::{OpenError, PlanError, SamplingError, SessionError, SnapshotProblem, ToolError};
+pub use guard::is_panic_guarded;
 #[doc(hidden)]
 pub use moeflux_compute::SplitMix64;
 pub use stats::{LayerStats, ReadCounters, Stats};

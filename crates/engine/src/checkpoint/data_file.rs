@@ -113,6 +113,11 @@ impl DataFile {
         Ok(())
     }
 
+    /// Reader from `offset` on.
+    pub(crate) fn reader_at(&self, offset: u64) -> DataReader<'_> {
+        DataReader { file: self, offset }
+    }
+
     /// Reads the whole file, of at most `limit` bytes.
     pub(crate) fn read_all(&self, limit: u64) -> Result<Vec<u8>, Error> {
         if self.len > limit {
@@ -126,6 +131,20 @@ impl DataFile {
             Some(problem) => Err(Error::Checkpoint { path: self.path.clone(), problem }),
             None => Ok(bytes),
         }
+    }
+}
+
+/// Sequential reader of a file.
+pub(crate) struct DataReader<'a> {
+    file: &'a DataFile,
+    offset: u64,
+}
+
+impl io::Read for DataReader<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read_at(buf, self.offset)?;
+        self.offset += read as u64;
+        Ok(read)
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-use super::{Checkpoint, DataFile, TEXT_FILES};
+use super::{Checkpoint, DataFile, TEXT_FILES, TOKENIZER};
 use crate::base::error::Error;
 
 /// Bytes that are compared or written at a time.
@@ -95,11 +95,14 @@ impl Checkpoint {
         let named = |name: &str| files.iter().find(|file| file.0 == name);
         let text_files: HashMap<_, _> = TEXT_FILES
             .into_iter()
+            .filter(|name| *name != TOKENIZER)
             .filter_map(|name| Some((name, named(name)?.1.to_vec())))
             .collect();
         let shards = files.iter().filter(|(name, _)| name.ends_with(".safetensors"));
         let shards = shards.map(|(name, bytes)| DataFile::embedded(name, bytes)).collect();
-        Self::assemble(Path::new("(in the binary)"), shards, text_files)
+        let tokenizer = named(TOKENIZER).map(|(name, bytes)| DataFile::embedded(name, bytes));
+        let checkpoint = Self::assemble(Path::new("(in the binary)"), shards, text_files)?;
+        Ok(Self { tokenizer, ..checkpoint })
     }
 }
 

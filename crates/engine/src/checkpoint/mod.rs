@@ -59,8 +59,25 @@ use source::SourceChanges;
 
 use crate::base::error::Error;
 
-/// Maximum size of a JSON file in bytes.
-const MAX_JSON: u64 = 256 << 20;
+/// Maximum size of a file of ours with a JSON header, and of an index of shards, in bytes.
+const MAX_JSON: u64 = 64 << 20;
+
+/// Maximum size of a small file in bytes. Parsed JSON takes up to 30 times the bytes of its text,
+/// and the largest published configs have a few megabytes.
+const fn max_small(name: &str) -> u64 {
+    match name.as_bytes() {
+        b"tiktoken.model" => 32 << 20,
+        b"tokenizer_config.json" => 8 << 20,
+        _ => 4 << 20,
+    }
+}
+
+/// Maximum size of `tokenizer.json` in bytes: three times the largest published ones.
+#[cfg(any(feature = "text", feature = "tools"))]
+pub(crate) const MAX_TOKENIZER: u64 = 128 << 20;
+
+/// Name of the small file that is read as a stream.
+const TOKENIZER: &str = "tokenizer.json";
 
 /// An opened model folder, or the built-in model: its JSON files and the locations of its tensors.
 ///
@@ -76,6 +93,8 @@ pub struct Checkpoint {
     tensors: HashMap<String, TensorInfo>,
     changes: SourceChanges,
     text_files: HashMap<&'static str, Vec<u8>>,
+    /// `tokenizer.json`: the other small files are held.
+    tokenizer: Option<DataFile>,
     packed: Option<PackedExperts>,
     findings: Findings,
     rope_scaling: Option<RopeScaling>,
@@ -145,14 +164,18 @@ impl Checkpoint {
         let files = all.filter_map(|name| folders.locate(name)).map(|path| DataFile::open(&path));
         let files = files.collect::<Result<Vec<_>, _>>()?;
         let mut text_files = HashMap::new();
-        for name in TEXT_FILES {
+        for name in TEXT_FILES.into_iter().filter(|name| *name != TOKENIZER) {
             if names.contains(name) {
-                text_files.insert(name, DataFile::open(&folder.join(name))?.read_all(MAX_JSON)?);
+                let file = DataFile::open(&folder.join(name))?;
+                text_files.insert(name, file.read_all(max_small(name))?);
             }
         }
         let mut checkpoint = Self::assemble(folder, files, text_files)?;
         checkpoint.findings.index = shards.index;
         checkpoint.findings.notes.extend(shards.note);
+        if names.contains(TOKENIZER) {
+            checkpoint.tokenizer = Some(DataFile::open(&folder.join(TOKENIZER))?);
+        }
         checkpoint.mirrors = folders.into_mirrors();
         Ok(checkpoint)
     }
@@ -204,6 +227,7 @@ impl Checkpoint {
             config,
             tensors,
             text_files,
+            tokenizer: None,
             packed,
         })
     }
@@ -228,6 +252,7 @@ impl Checkpoint {
             changes: tensors::detect_changes(&tensors),
             tensors,
             text_files: HashMap::new(),
+            tokenizer: None,
             packed: None,
             findings: Findings::default(),
             rope_scaling: None,
@@ -254,12 +279,17 @@ impl Checkpoint {
         &self.config
     }
 
-    /// One of the small files, if it exists: `config.json`, `tokenizer.json`, `tiktoken.model`,
+    /// One of the small files that are held, if it exists: `config.json`, `tiktoken.model`,
     /// `tokenizer_config.json`, `special_tokens_map.json`, `chat_template.jinja`,
     /// `chat_template.json` or `generation_config.json`.
     pub fn text_file(&self, name: &str) -> Option<TextFile<'_>> {
         let bytes = self.text_files.get(name)?;
         Some(TextFile { bytes, path: self.folder.join(name) })
+    }
+
+    /// `tokenizer.json`, if it exists. It is read as a stream: published ones have up to 40 MB.
+    pub(crate) fn tokenizer_file(&self) -> Option<&DataFile> {
+        self.tokenizer.as_ref()
     }
 
     /// The files that hold tensors.

@@ -109,6 +109,7 @@ mod tests {
             tensors: HashMap::new(),
             changes: SourceChanges::default(),
             text_files: HashMap::new(),
+            tokenizer: None,
             packed: None,
             findings: Findings::default(),
             rope_scaling: None,

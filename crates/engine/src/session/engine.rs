@@ -133,11 +133,12 @@ impl Engine {
         progress: &mut OpenProgress<'_>,
     ) -> Result<Self, Error> {
         let blueprint = Blueprint::for_checkpoint(&checkpoint)?;
-        let text = ModelText::for_checkpoint(&checkpoint, blueprint.vocab)?;
+        let mut text = ModelText::for_checkpoint(&checkpoint, blueprint.vocab)?;
         let wrap = options.wrap_device.as_ref();
         let request = options.memory.with_reader(&checkpoint, &blueprint, &options.reads);
         let OpenedDevice { mut device, plan, chosen } =
             open_device(&blueprint, &request, &options.device, wrap)?;
+        text.limit_prompts(plan.context);
         let pages = plan.page_cache(options.reads.access, &checkpoint, &blueprint);
         let memory = device.memory();
         let load_all = memory.is_some() && plan.holds_all;

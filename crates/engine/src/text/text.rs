@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::{
-    base::error::Error,
+    base::error::{Error, SessionError},
     checkpoint::{Checkpoint, TextFile},
     text::{
         chat::{ChatOptions, ChatTemplate, Message},
@@ -22,6 +22,8 @@ pub struct Text {
     generation: Result<GenerationConfig, TextProblem>,
     end: EndTokens,
     around: Option<AroundIds>,
+    /// Maximum tokens of a text, so that a prompt that cannot fit takes no memory.
+    limit: usize,
 }
 
 /// Problem of a text file, until the file is used.
@@ -63,8 +65,8 @@ impl Text {
         vocab: usize,
     ) -> Result<Option<Self>, Error> {
         let config_file = checkpoint.text_file("tokenizer_config.json");
-        let (tokenizer, path) = if let Some(json) = checkpoint.text_file("tokenizer.json") {
-            (Tokenizer::from_bytes(json.bytes, &json.path)?, json.path)
+        let (tokenizer, path) = if let Some(json) = checkpoint.tokenizer_file() {
+            (Tokenizer::from_reader(json.reader_at(0), json.path())?, json.path().to_owned())
         } else if let Some(ranks) = checkpoint.text_file("tiktoken.model") {
             let Some(config) = &config_file else {
                 let problem = "it names no special tokens, and tokenizer_config.json, which does, \
@@ -109,7 +111,12 @@ impl Text {
         let advised = generation.clone().unwrap_or_default();
         let end = EndTokens::new(&advised, &model_config, &named, |id| tokenizer.is_special(id))?;
         let around = config.as_ref().ok().and_then(|config| around(config, &tokenizer));
-        Ok(Some(Self { tokenizer, template, generation, end, around }))
+        Ok(Some(Self { tokenizer, template, generation, end, around, limit: usize::MAX }))
+    }
+
+    /// Refuses prompts of more than `context` tokens.
+    pub(crate) fn limit_prompts(&mut self, context: usize) {
+        self.limit = context;
     }
 
     /// Tokens of a conversation, up to the start of the assistant's answer.
@@ -117,7 +124,10 @@ impl Text {
     /// # Errors
     /// There is no chat template, or it fails.
     pub fn chat(&self, messages: &[Message], options: &ChatOptions) -> Result<Vec<u32>, Error> {
-        self.tokenizer.encode(&self.template()?.render(messages, true, options)?, false)
+        let template = self.template()?;
+        // Before the template makes copies of it.
+        self.check_bytes(messages.iter().map(|message| message.content.len()).sum())?;
+        self.encode_prompt(&template.render(messages, true, options)?, false)
     }
 
     /// Tokens that continue after an answer without its end token: the end of the answer,
@@ -127,7 +137,26 @@ impl Text {
     /// # Errors
     /// As [`Text::chat`] and [`ChatTemplate::render_follow_up`].
     pub fn chat_follow_up(&self, question: &str, options: &ChatOptions) -> Result<Vec<u32>, Error> {
-        self.tokenizer.encode(&self.template()?.render_follow_up(question, options)?, false)
+        self.check_bytes(question.len())?;
+        self.encode_prompt(&self.template()?.render_follow_up(question, options)?, false)
+    }
+
+    /// Tokens of a prompt, which must fit the context.
+    fn encode_prompt(&self, text: &str, add_special: bool) -> Result<Vec<u32>, Error> {
+        let ids = self.tokenizer.encode_within(text, add_special, self.limit)?;
+        ids.ok_or_else(|| self.too_long(self.limit.saturating_add(1)))
+    }
+
+    /// Refuses a text of so many bytes that it cannot fit the context.
+    fn check_bytes(&self, bytes: usize) -> Result<(), Error> {
+        match self.tokenizer.exceeds(bytes, self.limit) {
+            true => Err(self.too_long(self.limit.saturating_add(1))),
+            false => Ok(()),
+        }
+    }
+
+    fn too_long(&self, tokens: usize) -> Error {
+        SessionError::PromptTooLong { tokens, context: self.limit }.into()
     }
 
     fn template(&self) -> Result<&ChatTemplate, Error> {
@@ -138,13 +167,21 @@ impl Text {
     /// `tokenizer_config.json` asks for where the class of the tokenizer follows that.
     ///
     /// # Errors
-    /// The tokenizer cannot represent the text.
+    /// The tokenizer cannot represent the text, or it has more tokens than the context.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
         let Some(AroundIds { bos, eos }) = self.around else {
-            return self.tokenizer.encode(text, true);
+            return self.encode_prompt(text, true);
         };
-        let ids = self.tokenizer.encode(text, false)?;
+        let ids = self.encode_prompt(text, false)?;
         Ok(bos.into_iter().chain(ids).chain(eos).collect())
+    }
+
+    /// Tokens of plain text that continues another one, without special tokens around it.
+    ///
+    /// # Errors
+    /// As [`Text::encode`].
+    pub fn encode_continuation(&self, text: &str) -> Result<Vec<u32>, Error> {
+        self.encode_prompt(text, false)
     }
 
     /// The tokenizer.

@@ -20,6 +20,7 @@ mod goldens;
 mod hostile_configs;
 mod injected_faults;
 mod packed_models;
+mod parsers;
 mod published_files;
 mod record_ahead;
 mod residency;

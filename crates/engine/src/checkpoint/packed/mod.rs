@@ -145,6 +145,7 @@ impl Checkpoint {
             changes: self.changes,
             tensors: all,
             text_files: Default::default(),
+            tokenizer: None,
             packed: None,
             findings: Findings::default(),
             rope_scaling: self.rope_scaling,
