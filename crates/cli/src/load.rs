@@ -197,6 +197,9 @@ pub(crate) fn engine_from(
         let bar = ui.bytes("loading");
         Engine::open(checkpoint, options, &mut |done, total| bar.bytes(done, total))?
     };
+    for note in engine.notes() {
+        ui.note(note);
+    }
     if args.reads.any_given() {
         ui.note(format_args!("experts are read by {}", engine.reads()));
     }

@@ -2,8 +2,10 @@
 
 use std::{
     fmt,
-    io::{self, Write},
+    io::{self, IsTerminal, Write},
 };
+
+use crate::printable::Printable;
 
 /// Standard output was closed by its reader. Not a failure; the program ends quietly.
 #[derive(Debug)]
@@ -17,13 +19,18 @@ impl fmt::Display for Closed {
 
 impl std::error::Error for Closed {}
 
-/// Writes and flushes, so that a reader sees text as it is generated.
+/// Writes and flushes, so that a reader sees text as it is generated. On a terminal, control
+/// characters are escaped.
 ///
 /// # Errors
 /// [`Closed`] if the reader closed the pipe; otherwise the I/O error.
 pub(crate) fn write(text: impl fmt::Display) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
-    write!(out, "{text}").and_then(|()| out.flush()).map_err(failed)
+    let written = match out.is_terminal() {
+        true => write!(out, "{}", Printable(text)),
+        false => write!(out, "{text}"),
+    };
+    written.and_then(|()| out.flush()).map_err(failed)
 }
 
 /// Writes text and a line end.

@@ -3,12 +3,14 @@
 use std::{
     fmt, fs, io,
     path::{Display, Path, PathBuf},
+    sync::{Mutex, PoisonError},
     time::Instant,
 };
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use moeflux::{
     Answer, Error, Finish, MemoryPlan, Session, StepControl,
+    base::WriterLock,
     serve::Phase,
     session::{SnapshotFolder, SnapshotOptions, Synced},
     text::Text,
@@ -22,7 +24,15 @@ use crate::{WrongUse, args::PersistArgs, progress::Ui};
 /// file costs as much as some tens of tokens, and every file slows down searches.
 const MIN_CACHED_TOKENS: usize = 256;
 
-/// A session stored in a file. Its tokens are the conversation: prompts as fed, answers as
+/// Lock on the session file; also released when a signal ends the program.
+static LOCK: Mutex<Option<WriterLock>> = Mutex::new(None);
+
+/// Releases the lock on the session file.
+pub(crate) fn release_session() {
+    drop(LOCK.lock().unwrap_or_else(PoisonError::into_inner).take());
+}
+
+/// A session stored in a file, locked against other writers. Its tokens are the conversation: prompts as fed, answers as
 /// generated.
 pub(crate) struct SessionFile {
     path: PathBuf,
@@ -77,6 +87,7 @@ impl SessionFile {
             ))
             .into());
         }
+        Self::lock(path)?;
         let since = Instant::now();
         let restored = match session.restore(path) {
             Ok(()) => Some(RestoredSession {
@@ -100,6 +111,22 @@ impl SessionFile {
         let options =
             SnapshotOptions::default().hot_experts(args.session_experts).kv_format(args.session_kv);
         Ok(Some(Self { path: path.clone(), options, restored }))
+    }
+
+    /// Keeps other processes from saving to the file until this one ends, as answers would be lost.
+    ///
+    /// # Errors
+    /// Another process has the lock. Where no lock can be made, there is none.
+    fn lock(path: &Path) -> anyhow::Result<()> {
+        match WriterLock::acquire(path) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => bail!(
+                "{}: another run has this session open: end it first, or give another file",
+                path.display()
+            ),
+            // If the file cannot be written either, saving it says so.
+            lock => *LOCK.lock().unwrap_or_else(PoisonError::into_inner) = lock.ok().flatten(),
+        }
+        Ok(())
     }
 
     /// Path of the file.
@@ -163,6 +190,12 @@ impl SessionFile {
             saved_bytes: saved.map(|s| s.bytes),
             save_seconds: saved.map(|s| s.seconds),
         }
+    }
+}
+
+impl Drop for SessionFile {
+    fn drop(&mut self) {
+        release_session();
     }
 }
 

@@ -62,6 +62,7 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let file = SessionFile::open(&args.generation.persist, &mut session)?;
     let tokens = ask(args, session.tokens(), &prompt, &engine, ui)?;
     let request = args.generation.answer.request(text, ui)?;
+    let held = interrupt::hold();
     let (answer, prefilled) = answer::answer(
         &mut session,
         &tokens,
@@ -80,12 +81,13 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
                 file.path()
             ));
         }
-        return Ok(ExitCode::from(interrupt::EXIT_CODE));
+        return Ok(ExitCode::from(interrupt::exit_code()));
     }
     let needs_newline = !args.json && !answer.text.ends_with('\n');
     let printed = if needs_newline { out::line("") } else { Ok(()) };
     let history = persist::session_tokens(text, &tokens, &answer, plan)?;
     let saved = file.as_ref().map(|file| file.save(&mut session, &history)).transpose();
+    drop(held);
     if printed.is_err() {
         return saved.and(printed).map(|()| ExitCode::SUCCESS);
     }
@@ -123,7 +125,7 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         ui.line(lines.join("; "));
     }
     ui.line(cost.line(&engine));
-    saved.map(|_| ExitCode::SUCCESS)
+    saved.map(|_| interrupt::ending().map_or(ExitCode::SUCCESS, ExitCode::from))
 }
 
 /// Tokens to feed: those of the session, then the prompt.

@@ -10,8 +10,11 @@ mod file_versions;
 mod inspect;
 mod kernels;
 mod logits;
+mod machines;
 mod memory;
 mod pack;
+#[cfg(unix)]
+mod private_files;
 mod replay;
 mod sessions;
 mod usage;

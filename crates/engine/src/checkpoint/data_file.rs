@@ -1,7 +1,7 @@
 //! Data files with positional reads: a file on disk, or one embedded in the binary.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io,
     path::{Path, PathBuf},
 };
@@ -24,10 +24,17 @@ enum DataStorage {
 }
 
 impl DataFile {
-    /// Opens a file for reading.
+    /// Opens a regular file for reading.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
         let doing = "cannot open the file";
-        let file = File::open(path).map_err(|e| match e.kind() {
+        let open = || {
+            // Opening a pipe would wait for its writer.
+            match fs::metadata(path)?.is_file() {
+                true => Self::from_open(path, File::open(path)?),
+                false => Ok(None),
+            }
+        };
+        let file = open().map_err(|e| match e.kind() {
             // Its folder lists it: in the Hub's cache, files are links.
             io::ErrorKind::NotFound if path.is_symlink() => {
                 let doing = "the file that this link names is missing: download it again";
@@ -35,10 +42,9 @@ impl DataFile {
             }
             _ => Error::file(path, doing)(e),
         })?;
-        let file = Self::from_open(path, file).map_err(Error::file(path, doing))?;
         file.ok_or_else(|| Error::Checkpoint {
             path: path.into(),
-            problem: "this is not a file".into(),
+            problem: "this is not a file, but a folder, a pipe or a device".into(),
         })
     }
 
@@ -131,6 +137,15 @@ impl DataFile {
             Some(problem) => Err(Error::Checkpoint { path: self.path.clone(), problem }),
             None => Ok(bytes),
         }
+    }
+
+    /// As [`Self::read_all`], without a byte order mark at the start, which some editors add.
+    pub(crate) fn read_text(&self, limit: u64) -> Result<Vec<u8>, Error> {
+        let mut bytes = self.read_all(limit)?;
+        if bytes.starts_with(b"\xef\xbb\xbf") {
+            bytes.drain(..3);
+        }
+        Ok(bytes)
     }
 }
 

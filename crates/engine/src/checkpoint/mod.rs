@@ -167,7 +167,7 @@ impl Checkpoint {
         for name in TEXT_FILES.into_iter().filter(|name| *name != TOKENIZER) {
             if names.contains(name) {
                 let file = DataFile::open(&folder.join(name))?;
-                text_files.insert(name, file.read_all(max_small(name))?);
+                text_files.insert(name, file.read_text(max_small(name))?);
             }
         }
         let mut checkpoint = Self::assemble(folder, files, text_files)?;
@@ -306,4 +306,11 @@ impl Checkpoint {
     pub fn shards(&self) -> usize {
         self.files.len()
     }
+}
+
+/// Name of the tensor that holds the byte at `offset` of a safetensors file.
+pub(crate) fn tensor_at(file: &DataFile, offset: u64) -> Option<String> {
+    let mut tensors = safetensors::read_index(file, 0).ok()?.into_iter();
+    let found = tensors.find(|(_, t)| (t.offset..t.offset + t.bytes).contains(&offset));
+    found.map(|(name, _)| name)
 }

@@ -149,7 +149,7 @@ impl<'a> Series<'a> {
 
 /// Reads the index file of a sharded checkpoint: tensor name to file name.
 fn weight_map(path: &Path) -> Result<HashMap<String, String>, Error> {
-    let bytes = DataFile::open(path)?.read_all(MAX_JSON)?;
+    let bytes = DataFile::open(path)?.read_text(MAX_JSON)?;
     let index: ShardIndex = json::parse(&bytes).map_err(|e| Error::Checkpoint {
         path: path.into(),
         problem: format!("this is not the index of a sharded checkpoint: {}", json::problem(&e)),

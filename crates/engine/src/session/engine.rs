@@ -30,11 +30,12 @@ use crate::{
         tier::{Tier, TierSize},
         trace::{TraceHeader, TraceRecorder},
     },
-    model::blueprint::Blueprint,
+    model::{blank_weights::blank_weights, blueprint::Blueprint},
     runtime::{
         device::{ChosenDevice, OpenedDevice, WrapDevice, open_device},
         forward::Model,
         layer::Loader,
+        non_finite::NonFiniteSearch,
         plan::{MemoryPlan, MemoryRequest, scratch_shape},
         pools::{LineName, Pool},
     },
@@ -95,6 +96,7 @@ struct EngineShared {
     kv_format: KvFormat,
     exact: bool,
     reads: String,
+    notes: Vec<String>,
     runtime: Mutex<Runtime>,
     /// Live sessions.
     sessions: AtomicUsize,
@@ -134,6 +136,7 @@ impl Engine {
     ) -> Result<Self, Error> {
         let blueprint = Blueprint::for_checkpoint(&checkpoint)?;
         let mut text = ModelText::for_checkpoint(&checkpoint, blueprint.vocab)?;
+        let notes = blank_weights(&checkpoint, &blueprint);
         let wrap = options.wrap_device.as_ref();
         let request = options.memory.with_reader(&checkpoint, &blueprint, &options.reads);
         let OpenedDevice { mut device, plan, chosen } =
@@ -224,10 +227,30 @@ impl Engine {
             kv_format,
             exact: options.device.exact,
             reads,
+            notes,
             runtime: Mutex::new(runtime),
             sessions: AtomicUsize::new(0),
         };
         Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// Adds file and tensor to an error about NaN or infinity, if a weight holds one.
+    pub(crate) fn explain_non_finite(&self, error: Error) -> Error {
+        let (source, in_memory) = {
+            let cache = &self.lock().cache;
+            (Arc::clone(cache.source()), cache.experts_in_memory())
+        };
+        NonFiniteSearch { blueprint: self.blueprint(), source: &source, in_memory }.explain(error)
+    }
+
+    /// Use of the system's page cache by expert reads.
+    pub fn page_cache(&self) -> PageCache {
+        self.lock().reopen.pages
+    }
+
+    /// Notes on the model's files for users: weights that were probably never written.
+    pub fn notes(&self) -> &[String] {
+        &self.shared.notes
     }
 
     /// Counts a new session; false if all planned ones are alive.

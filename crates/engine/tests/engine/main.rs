@@ -19,6 +19,7 @@ mod file_versions;
 mod goldens;
 mod hostile_configs;
 mod injected_faults;
+mod non_finite;
 mod packed_models;
 mod parsers;
 mod published_files;
