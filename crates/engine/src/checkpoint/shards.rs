@@ -40,21 +40,24 @@ impl Shards {
             return Self::without_index(folder, folders, &found);
         }
         let path = folder.join(INDEX);
-        let (problem, error) = match weight_map(&path) {
+        let (problem, error) = match ShardIndex::read(&path) {
             Ok(index) => {
+                let index = index.plain(&path)?;
                 let names: BTreeSet<String> = index.values().cloned().collect();
                 let missing: Vec<_> =
                     names.iter().filter(|n| !found.contains(n.as_str())).collect();
-                let Some(first) = missing.first().filter(|_| !names.is_empty()) else {
-                    return Ok(Self { names, index, note: None });
+                let problem = match missing.first() {
+                    None if !names.is_empty() => return Ok(Self { names, index, note: None }),
+                    None => "the index names no file".to_owned(),
+                    Some(first) => format!(
+                        "the index names it, but it is missing, as {} of {} files are: download \
+                         the shard {first} again",
+                        missing.len(),
+                        names.len()
+                    ),
                 };
-                let problem = format!(
-                    "the index names it, but it is missing, as {} of {} files are: download the \
-                     shard {first} again",
-                    missing.len(),
-                    names.len()
-                );
-                let error = Error::Checkpoint { path: folder.join(first), problem };
+                let path = missing.first().map_or(path.clone(), |first| folder.join(first));
+                let error = Error::Checkpoint { path, problem };
                 if missing.len() < names.len() {
                     return Err(error);
                 }
@@ -147,23 +150,35 @@ impl<'a> Series<'a> {
     }
 }
 
-/// Reads the index file of a sharded checkpoint: tensor name to file name.
-fn weight_map(path: &Path) -> Result<HashMap<String, String>, Error> {
-    let bytes = DataFile::open(path)?.read_text(MAX_JSON)?;
-    let index: ShardIndex = json::parse(&bytes).map_err(|e| Error::Checkpoint {
-        path: path.into(),
-        problem: format!("this is not the index of a sharded checkpoint: {}", json::problem(&e)),
-    })?;
-    for shard in index.weight_map.values() {
-        let plain = Path::new(shard).components().count() == 1
-            && !shard.contains(['/', '\\'])
-            && shard != "..";
-        if !plain {
-            let problem = format!(
-                "it names the shard {shard:?}, which is not a plain file name in this folder"
-            );
-            return Err(Error::Checkpoint { path: path.into(), problem });
+impl ShardIndex {
+    /// Reads the index file of a sharded checkpoint.
+    fn read(path: &Path) -> Result<Self, Error> {
+        let bytes = DataFile::open(path)?.read_text(MAX_JSON)?;
+        json::parse(&bytes).map_err(|e| {
+            let problem = json::problem(&e);
+            let problem = format!("this is not the index of a sharded checkpoint: {problem}");
+            Error::Checkpoint { path: path.into(), problem }
+        })
+    }
+
+    /// File of each tensor.
+    ///
+    /// # Errors
+    /// A file is outside the folder.
+    fn plain(self, path: &Path) -> Result<HashMap<String, String>, Error> {
+        let is_plain = |shard: &str| {
+            Path::new(shard).components().count() == 1
+                && !shard.contains(['/', '\\'])
+                && shard != ".."
+        };
+        match self.weight_map.values().find(|shard| !is_plain(shard)) {
+            None => Ok(self.weight_map),
+            Some(shard) => {
+                let problem = format!(
+                    "it names the shard {shard:?}, which is not a plain file name in this folder"
+                );
+                Err(Error::Checkpoint { path: path.into(), problem })
+            }
         }
     }
-    Ok(index.weight_map)
 }

@@ -47,7 +47,7 @@ impl TextProblem {
     }
 }
 
-/// Ids that are put around a text instead of those that `tokenizer.json` adds.
+/// Ids that are put around a text in place of what `tokenizer.json` adds.
 #[derive(Clone, Copy, Debug)]
 struct AroundIds {
     bos: Option<u32>,
@@ -77,7 +77,7 @@ impl Text {
         } else {
             return Ok(None);
         };
-        // Special tokens beyond the vocabulary belong to other members of the family. Only a prompt
+        // Added tokens beyond the vocabulary belong to other members of the family. Only a prompt
         // can have them, and there they are an error.
         let excess = vocab..tokenizer.vocab_size();
         let belongs = excess.len() <= MAX_EXCESS
@@ -232,9 +232,9 @@ fn template(
     template.ok_or_else(|| broken(ChatTemplate::missing(checkpoint.folder())))
 }
 
-/// Whether an id is a special token, or none at all.
+/// Whether an id is an added token, or none at all.
 fn is_no_text(tokenizer: &Tokenizer, id: u32) -> bool {
-    tokenizer.is_special(id) || tokenizer.decode(&[id], false).is_ok_and(|text| text.is_empty())
+    tokenizer.is_added(id) || tokenizer.decode(&[id], false).is_ok_and(|text| text.is_empty())
 }
 
 /// The special token that a template puts after an answer. `None` if it puts none there, or does

@@ -195,7 +195,7 @@ fn unsupported_configs() {
     };
     gemma("use_bidirectional_attention", json!("all"));
     gemma("final_logit_softcapping", json!(0.0));
-    gemma("per_layer_config", json!({"2": {"head_dim": 64}}));
+    gemma("per_layer_config", json!({"2": {"sliding_window": 64}}));
     gemma("hidden_activation", json!("silu"));
 }
 

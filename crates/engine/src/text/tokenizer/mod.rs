@@ -262,6 +262,11 @@ impl Tokenizer {
         self.0.special.contains(&id)
     }
 
+    /// Whether `id` is a token that was added to the vocabulary of the model.
+    pub(crate) fn is_added(&self, id: u32) -> bool {
+        self.0.inner.get_added_vocabulary().simple_id_to_token(id).is_some()
+    }
+
     /// Token as spelled in the vocabulary, the input of the tokenizer's decoder.
     fn piece(&self, id: u32) -> Option<String> {
         let inner = &self.0.inner;
