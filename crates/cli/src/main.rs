@@ -4,6 +4,7 @@
 mod args;
 mod atomic_file;
 mod commands;
+mod counted_alloc;
 mod folders;
 mod interrupt;
 mod load;

@@ -34,8 +34,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let mut session = engine.session()?;
     let answer =
-        generate(&mut session, &tokens, &request, &mut StepControl::default(), &mut |piece| {
-            print!("{piece}");
+        generate(&mut session, &tokens, &request, &mut StepControl::default(), &mut |delta| {
+            print!("{}", delta.text());
             // Stops if stdout is closed.
             if stdout().flush().is_ok() {
                 ControlFlow::Continue(())

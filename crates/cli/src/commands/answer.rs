@@ -7,7 +7,10 @@ use std::{
 
 use moeflux::{
     Answer, ChatOptions, Engine, Finish, GenerateRequest, MemoryPlan, Sampling, Session,
-    StepControl, base::SystemMemory, serve::Phase, text::Text,
+    StepControl,
+    base::SystemMemory,
+    serve::Phase,
+    text::{Delta, Text},
 };
 use moeflux_bench::{describe, units};
 use serde::Serialize;
@@ -78,8 +81,8 @@ fn random_seed() -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish() & 0xFFFF_FFFF
 }
 
-/// Answers `prompt`, reusing `cache`; `sink` receives the text as it is generated. Ctrl-C ends the
-/// answer, and so does a closed stdout.
+/// Answers `prompt`, reusing `cache`; `sink` receives thoughts and text as they are generated.
+/// Ctrl-C ends the answer, and so does a closed stdout.
 ///
 /// # Errors
 /// The engine or `sink` failed.
@@ -89,7 +92,7 @@ pub(crate) fn answer(
     request: &GenerateRequest,
     cache: Option<&PromptCache>,
     ui: Ui,
-    sink: &mut dyn FnMut(&str) -> anyhow::Result<()>,
+    sink: &mut dyn FnMut(Delta<'_>) -> anyhow::Result<()>,
 ) -> anyhow::Result<(Answer, Option<PrefixCacheReport>)> {
     let armed = interrupt::arm();
     let bar = ui.share(&format!("prefill, {}", units::plural(prompt.len() as u64, "token")));
@@ -98,10 +101,10 @@ pub(crate) fn answer(
     let prefilled =
         cache.map(|cache| cache.prefill(session, prompt, &mut control, ui)).transpose()?;
     let mut failed = None;
-    let mut answer = moeflux::generate(session, prompt, request, &mut control, &mut |piece| {
+    let mut answer = moeflux::generate(session, prompt, request, &mut control, &mut |delta| {
         bar.clear();
         if failed.is_none() {
-            failed = sink(piece).err();
+            failed = sink(delta).err();
         }
         if failed.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })?;
@@ -234,6 +237,12 @@ pub(crate) fn ending(answer: &Answer, plan: &MemoryPlan) -> Option<String> {
             plan.context
         )),
         Finish::Cancelled => Some("the answer was interrupted".to_owned()),
-        Finish::EndToken | Finish::StopString | Finish::MaxTokens => None,
+        Finish::EndToken | Finish::StopString | Finish::MaxTokens => {
+            let has_only_thoughts = answer.text.is_empty() && !answer.reasoning.is_empty();
+            has_only_thoughts.then(|| ONLY_THOUGHTS.to_owned())
+        }
     }
 }
+
+/// Note on an answer without text.
+pub(crate) const ONLY_THOUGHTS: &str = "the answer ended in its thoughts, before its text began";

@@ -23,7 +23,7 @@ use crate::{
     args::{CHAT_COMMANDS, ChatArgs},
     atomic_file, folders, interrupt,
     load::{self, Needs},
-    out::{self, Closed},
+    out::{self, AnswerPrinter, Closed},
     progress::{Ui, error_line},
 };
 
@@ -287,8 +287,11 @@ impl<'a> Chat<'a> {
         );
         let request = self.request.clone().ends(self.ends(&rendered, prompt.len()));
         let (session, cache) = (&mut self.session, self.cache.as_ref());
+        let mut printer = AnswerPrinter::new();
         let (answer, _) =
-            answer::answer(session, &prompt, &request, cache, self.ui, &mut |p| out::write(p))?;
+            answer::answer(session, &prompt, &request, cache, self.ui, &mut |delta| {
+                printer.print(delta)
+            })?;
         self.cost.add(&answer);
         if answer.tokens.is_empty() {
             self.ui.note("interrupted before the answer started");
@@ -304,11 +307,15 @@ impl<'a> Chat<'a> {
             Finish::Cancelled => {
                 self.ui.note("interrupted; the answer so far counts as the answer")
             }
-            Finish::EndToken | Finish::StopString | Finish::MaxTokens => {}
+            Finish::EndToken | Finish::StopString | Finish::MaxTokens => {
+                if let Some(ending) = answer::ending(&answer, self.engine.plan()) {
+                    self.ui.note(ending);
+                }
+            }
         }
         let conversation =
             persist::session_tokens(self.text, &prompt, &answer, self.engine.plan())?;
-        self.messages.push(Message::assistant(answer.text));
+        self.messages.push(Message::assistant(answer.text).reasoning(answer.reasoning));
         let saved =
             self.file.as_ref().map(|file| file.save(&mut self.session, &conversation)).transpose();
         self.last = Some(LastTurn {

@@ -222,8 +222,8 @@ pub(crate) fn session_tokens(
     plan: &MemoryPlan,
 ) -> Result<Vec<u32>, Error> {
     let mut held = match answer.tokens.as_slice() {
-        _ if answer.finish == Finish::StopString => {
-            [prompt, &text.tokenizer().encode(&answer.text, false)?].concat()
+        tokens if answer.finish == Finish::StopString => {
+            [prompt, &tokens_before_stop(text, prompt, tokens, &answer.text)?].concat()
         }
         [tokens @ .., _] if answer.finish == Finish::EndToken => [prompt, tokens].concat(),
         tokens => [prompt, tokens].concat(),
@@ -231,6 +231,29 @@ pub(crate) fn session_tokens(
     // In a full context there is no room for the last token, nor for another question.
     held.truncate(plan.context);
     Ok(held)
+}
+
+/// Tokens of an answer that a stop string ended, up to that string. Thoughts and marks before the
+/// text stay as they were generated.
+fn tokens_before_stop(
+    text: &Text,
+    prompt: &[u32],
+    tokens: &[u32],
+    answer: &str,
+) -> Result<Vec<u32>, Error> {
+    if text.answers_are_plain() {
+        return text.tokenizer().encode(answer, false);
+    }
+    let mut count = tokens.len();
+    let rest = loop {
+        let kept = text.message(prompt, &tokens[..count])?.content;
+        match answer.strip_prefix(&*kept) {
+            Some(rest) => break rest,
+            None if count == 0 => break answer,
+            None => count -= 1,
+        }
+    };
+    Ok([&tokens[..count], &text.tokenizer().encode(rest, false)?].concat())
 }
 
 /// Folder of cached prompts.

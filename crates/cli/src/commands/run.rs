@@ -26,6 +26,8 @@ use crate::{
 #[derive(Serialize)]
 struct RunReport<'a> {
     text: &'a str,
+    /// Thoughts before the text; empty without.
+    reasoning: &'a str,
     tokens: &'a [u32],
     finish: Finish,
     prompt_tokens: usize,
@@ -63,15 +65,16 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let tokens = ask(args, session.tokens(), &prompt, &engine, ui)?;
     let request = args.generation.answer.request(text, ui)?;
     let held = interrupt::hold();
+    let mut printer = out::AnswerPrinter::new();
     let (answer, prefilled) = answer::answer(
         &mut session,
         &tokens,
         &request,
         cache.as_ref(),
         ui,
-        &mut |piece| match args.json {
+        &mut |delta| match args.json {
             true => Ok(()),
-            false => out::write(piece),
+            false => printer.print(delta),
         },
     )?;
     if answer.finish == Finish::Cancelled && answer.tokens.is_empty() {
@@ -96,6 +99,7 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     if args.json {
         out::json(&RunReport {
             text: &answer.text,
+            reasoning: &answer.reasoning,
             tokens: &answer.tokens,
             finish: answer.finish,
             prompt_tokens: answer.prompt_tokens,

@@ -6,6 +6,7 @@
 mod answers;
 mod bench;
 mod devices;
+mod dialects;
 mod file_versions;
 mod inspect;
 mod kernels;
@@ -16,6 +17,7 @@ mod pack;
 #[cfg(unix)]
 mod private_files;
 mod replay;
+mod scripted;
 mod sessions;
 mod usage;
 

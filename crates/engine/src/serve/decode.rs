@@ -27,7 +27,7 @@ pub struct GenerateRequest {
     pub end_tokens: Vec<u32>,
     /// Stop strings; not part of the text. A token stream includes the tokens up to the one that
     /// completes a stop string; [`StopStrings`](crate::text::StopStrings) removes it from the
-    /// decoded text.
+    /// decoded text. They do not end thoughts.
     #[cfg(feature = "text")]
     pub stop: Vec<String>,
     /// Lengths of prompt prefixes that other prompts are likely to share, ascending: see
@@ -94,10 +94,18 @@ impl AnswerEnd {
     ///
     /// # Errors
     /// A stop string is empty, or there is no tokenizer for stop strings.
-    pub(crate) fn for_request(engine: &Engine, request: &GenerateRequest) -> Result<Self, Error> {
+    #[cfg_attr(
+        not(feature = "text"),
+        allow(unused_variables, reason = "only text depends on the prompt")
+    )]
+    pub(crate) fn for_request(
+        engine: &Engine,
+        prompt: &[u32],
+        request: &GenerateRequest,
+    ) -> Result<Self, Error> {
         #[cfg(feature = "text")]
         if !request.stop.is_empty() {
-            return Self::with_text(engine, request);
+            return Self::with_text(engine, prompt, request);
         }
         Ok(Self::by_ids(engine, request))
     }
@@ -107,9 +115,13 @@ impl AnswerEnd {
     /// # Errors
     /// A stop string is empty, or there is no tokenizer.
     #[cfg(feature = "text")]
-    pub(crate) fn with_text(engine: &Engine, request: &GenerateRequest) -> Result<Self, Error> {
-        let text = Some(AnswerText::new(engine.text()?.decoder(), request.stop.clone())?);
-        Ok(Self { text, ..Self::by_ids(engine, request) })
+    pub(crate) fn with_text(
+        engine: &Engine,
+        prompt: &[u32],
+        request: &GenerateRequest,
+    ) -> Result<Self, Error> {
+        let text = AnswerText::new(engine.text()?.parser(prompt)?, request.stop.clone())?;
+        Ok(Self { text: Some(text), ..Self::by_ids(engine, request) })
     }
 
     /// Takes the next token. End tokens are no text.
@@ -261,7 +273,7 @@ impl Session {
         request: &GenerateRequest,
         control: &mut StepControl<'w>,
     ) -> Result<Tokens<'a>, Error> {
-        let end = AnswerEnd::for_request(self.engine(), request)?;
+        let end = AnswerEnd::for_request(self.engine(), prompt, request)?;
         Tokens::start(self, prompt, request, end, control)
     }
 }

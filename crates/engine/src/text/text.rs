@@ -7,6 +7,7 @@ use crate::{
     checkpoint::{Checkpoint, TextFile},
     text::{
         chat::{ChatOptions, ChatTemplate, Message},
+        dialect::{AnswerParser, Delta, Dialect},
         sampling::{EndTokens, GenerationConfig},
         tokenizer::{AroundText, Decoder, Tokenizer, TokenizerConfig},
     },
@@ -18,6 +19,7 @@ pub struct Text {
     tokenizer: Tokenizer,
     /// A missing or broken template is an error only when it is used.
     template: Result<ChatTemplate, TextProblem>,
+    dialect: Dialect,
     /// Broken advice is an error only when it is used, too.
     generation: Result<GenerationConfig, TextProblem>,
     end: EndTokens,
@@ -111,7 +113,8 @@ impl Text {
         let advised = generation.clone().unwrap_or_default();
         let end = EndTokens::new(&advised, &model_config, &named, |id| tokenizer.is_special(id))?;
         let around = config.as_ref().ok().and_then(|config| around(config, &tokenizer));
-        Ok(Some(Self { tokenizer, template, generation, end, around, limit: usize::MAX }))
+        let dialect = Dialect::detect(template.as_ref().ok().map(ChatTemplate::source), &tokenizer);
+        Ok(Some(Self { tokenizer, template, dialect, generation, end, around, limit: usize::MAX }))
     }
 
     /// Refuses prompts of more than `context` tokens.
@@ -192,6 +195,37 @@ impl Text {
     /// Incremental decoder from tokens to text.
     pub fn decoder(&self) -> Decoder {
         self.tokenizer.decoder()
+    }
+
+    /// Parser of an answer to `prompt`: which of its tokens are thoughts, and which are text.
+    ///
+    /// # Errors
+    /// [`Error::Text`] if the tokenizer's decoder fails.
+    pub fn parser(&self, prompt: &[u32]) -> Result<AnswerParser, Error> {
+        self.dialect.parser(&self.tokenizer, prompt)
+    }
+
+    /// Message that the tokens of an answer to `prompt` make, without an end token.
+    ///
+    /// # Errors
+    /// As [`Text::parser`].
+    pub fn message(&self, prompt: &[u32], answer: &[u32]) -> Result<Message, Error> {
+        let (mut reasoning, mut text) = (String::new(), String::new());
+        let mut add = |delta: Delta<'_>| match delta {
+            Delta::Reasoning(piece) => reasoning.push_str(piece),
+            Delta::Text(piece) => text.push_str(piece),
+        };
+        let mut parser = self.parser(prompt)?;
+        for token in answer {
+            parser.push(*token)?.for_each(&mut add);
+        }
+        parser.finish()?.for_each(&mut add);
+        Ok(Message::assistant(text).reasoning(reasoning))
+    }
+
+    /// Whether answers are text only, without thoughts and marks.
+    pub fn answers_are_plain(&self) -> bool {
+        self.dialect.is_plain()
     }
 
     /// Sampling that the model's authors recommend.

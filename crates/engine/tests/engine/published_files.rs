@@ -9,7 +9,7 @@ use std::{
 
 use moeflux::{
     Checkpoint, Engine, EngineOptions, Error, GenerateRequest, MemoryRequest, Message, Sampling,
-    StepControl, generate, runtime::Logits,
+    StepControl, generate, runtime::Logits, text::Delta,
 };
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
@@ -45,7 +45,7 @@ fn answer(folder: &Path, request: GenerateRequest) -> String {
     let prompt = engine.text().unwrap().chat(&[Message::user("q")], &Default::default()).unwrap();
     let request = request.sampling(Sampling::greedy()).max_tokens(20);
     let (mut session, mut control) = (engine.session().unwrap(), StepControl::default());
-    let mut ignore = |_: &str| ControlFlow::Continue(());
+    let mut ignore = |_: Delta<'_>| ControlFlow::Continue(());
     generate(&mut session, &prompt, &request, &mut control, &mut ignore).unwrap().text
 }
 
