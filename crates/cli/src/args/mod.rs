@@ -2,6 +2,7 @@
 
 mod bench;
 mod persist;
+mod serve;
 mod values;
 
 use std::{num::NonZeroUsize, path::PathBuf};
@@ -15,6 +16,7 @@ use moeflux::{checkpoint::RopeScaling, experts::PolicyKind, runtime::KvFormat, t
 
 pub(crate) use bench::{BenchArgs, BenchCommand, FigureArgs, KernelsArgs, PlanArgs};
 pub(crate) use persist::PersistArgs;
+pub(crate) use serve::ServeArgs;
 use values::{device, kv_format, parse_size, path, preset, within};
 
 const EXAMPLES: &str = "\
@@ -48,6 +50,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     Run(RunArgs),
     Chat(ChatArgs),
+    Serve(ServeArgs),
     Inspect(InspectArgs),
     Logits(LogitsArgs),
     Perplexity(PerplexityArgs),

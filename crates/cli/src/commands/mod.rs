@@ -12,6 +12,7 @@ mod persist;
 mod plan;
 mod replay;
 mod run;
+mod serve;
 mod synth;
 
 use std::{io::Read, path::Path, process::ExitCode};
@@ -37,6 +38,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         Command::Run(args) => run::run(&args, ui),
         Command::Chat(args) => chat::run(&args, ui),
+        Command::Serve(args) => serve::run(&args, ui),
         Command::Perplexity(args) => perplexity::run(&args, ui),
         Command::Inspect(args) => inspect::run(&args, ui),
         Command::Logits(args) => logits::run(&args, ui),

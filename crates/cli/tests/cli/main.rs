@@ -18,6 +18,7 @@ mod pack;
 mod private_files;
 mod replay;
 mod scripted;
+mod serve;
 mod sessions;
 mod usage;
 

@@ -10,7 +10,8 @@ use crate::{
 
 /// Parts of one answer, in pieces of whole characters. Stop strings are looked for in its text,
 /// not in its thoughts.
-pub(crate) struct AnswerText {
+#[derive(Debug)]
+pub struct AnswerText {
     parser: AnswerParser,
     stops: StopStrings,
     /// Parts that the last token completed.
@@ -22,12 +23,15 @@ impl AnswerText {
     ///
     /// # Errors
     /// A stop string is empty.
-    pub(crate) fn new(parser: AnswerParser, stop: Vec<String>) -> Result<Self, Error> {
+    pub fn new(parser: AnswerParser, stop: Vec<String>) -> Result<Self, Error> {
         Ok(Self { parser, stops: StopStrings::new(stop)?, deltas: DeltaBuffer::default() })
     }
 
     /// Takes the next token. Returns whether it completes a stop string.
-    pub(crate) fn push(&mut self, token: u32) -> Result<bool, Error> {
+    ///
+    /// # Errors
+    /// The tokenizer's decoder fails.
+    pub fn push(&mut self, token: u32) -> Result<bool, Error> {
         self.deltas.clear();
         for delta in self.parser.push(token)? {
             if add(&mut self.deltas, &mut self.stops, delta) {
@@ -38,7 +42,10 @@ impl AnswerText {
     }
 
     /// Takes what was held back, at the end of an answer without a stop string.
-    pub(crate) fn finish(&mut self) -> Result<(), Error> {
+    ///
+    /// # Errors
+    /// The tokenizer's decoder fails.
+    pub fn finish(&mut self) -> Result<(), Error> {
         self.deltas.clear();
         for delta in self.parser.finish()? {
             if add(&mut self.deltas, &mut self.stops, delta) {
@@ -50,7 +57,7 @@ impl AnswerText {
     }
 
     /// Parts that the last token, or the end, completed.
-    pub(crate) fn deltas(&self) -> impl Iterator<Item = Delta<'_>> {
+    pub fn deltas(&self) -> impl Iterator<Item = Delta<'_>> {
         self.deltas.iter()
     }
 }

@@ -24,6 +24,8 @@ pub(crate) mod text;
 pub(crate) mod tokenizer;
 
 #[cfg(feature = "text")]
+pub use answer_text::AnswerText;
+#[cfg(feature = "text")]
 pub use chat::{ChatTemplate, count_allocation, count_deallocation};
 #[cfg(feature = "text")]
 pub use dialect::{AnswerParser, Delta};

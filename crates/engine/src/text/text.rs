@@ -162,7 +162,11 @@ impl Text {
         SessionError::PromptTooLong { tokens, context: self.limit }.into()
     }
 
-    fn template(&self) -> Result<&ChatTemplate, Error> {
+    /// The chat template.
+    ///
+    /// # Errors
+    /// There is none, or it is no valid template.
+    pub fn template(&self) -> Result<&ChatTemplate, Error> {
         self.template.as_ref().map_err(TextProblem::error)
     }
 
