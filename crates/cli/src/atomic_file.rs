@@ -74,7 +74,8 @@ pub(crate) fn write(target: &Path, readers: Readers, bytes: &[u8]) -> anyhow::Re
     file.finish()
 }
 
-#[cfg(all(test, unix))]
+#[cfg(unix)]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -148,7 +148,8 @@ impl Drop for Held {
     }
 }
 
-#[cfg(all(test, unix))]
+#[cfg(unix)]
+#[cfg(test)]
 mod tests {
     use std::process::Command;
 

@@ -289,3 +289,87 @@ async fn metrics(State(app): State<Arc<App>>) -> Response {
     response.headers_mut().insert(header::CONTENT_TYPE, prometheus);
     response
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{net::Ipv4Addr, time::Instant};
+
+    use moeflux::{
+        Checkpoint, Engine, EngineOptions, MemoryRequest, runtime::DeviceOptions,
+        serve::ServingOptions,
+    };
+
+    use super::*;
+    use crate::guard::ApiKeys;
+
+    /// Tokens of the answer: more than a client that does not read can have.
+    const TOKENS: usize = 2 * UNREAD;
+
+    fn app() -> Arc<App> {
+        let memory = MemoryRequest::default().sessions(2).context(4 * UNREAD);
+        let device = DeviceOptions::default().name("cpu").threads(1).exact(true);
+        let options = EngineOptions::default().memory(memory).device(device);
+        let checkpoint = Checkpoint::embedded(&moeflux_tales::FILES).unwrap();
+        let engine = Engine::open(checkpoint, options, &mut |_, _| {}).unwrap();
+        let core = ServingCore::start(&engine, ServingOptions::default()).unwrap();
+        let host = Ipv4Addr::LOCALHOST.into();
+        let guard = Guard::new(host, ApiKeys::default(), false, &[]).unwrap();
+        Arc::new(App::new(core, guard, "tales".to_owned()))
+    }
+
+    async fn ask(app: &Arc<App>, stream: bool) -> String {
+        read(send(app, stream).await).await
+    }
+
+    async fn send(app: &Arc<App>, stream: bool) -> Body {
+        let body = json!({
+            "messages": [{"role": "user", "content": "Hello"}],
+            "temperature": 3, "seed": 2, "max_tokens": TOKENS, "stream": stream,
+        });
+        let request = Request::new(Body::from(body.to_string()));
+        chat(State(Arc::clone(app)), request).await.unwrap().into_body()
+    }
+
+    async fn read(mut body: Body) -> String {
+        let mut text = Vec::new();
+        while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+            text.extend_from_slice(&frame.unwrap().into_data().unwrap());
+        }
+        String::from_utf8(text).unwrap()
+    }
+
+    /// Text of a stream.
+    fn text(events: &str) -> String {
+        let data = events.lines().filter_map(|line| line.strip_prefix("data: {"));
+        let chunks = data.map(|rest| serde_json::from_str::<Value>(&format!("{{{rest}")).unwrap());
+        let text = chunks
+            .filter_map(|chunk| Some(chunk["choices"][0]["delta"]["content"].as_str()?.to_owned()));
+        text.collect()
+    }
+
+    #[test]
+    fn a_client_that_does_not_read_pauses_its_own_answer() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let app = app();
+            let slow = send(&app, true).await;
+            // The channel fills with tokens; the first events are the start and the prompt's.
+            let since = Instant::now();
+            while app.core.stats().generated_tokens < UNREAD as u64 - 8 {
+                assert!(since.elapsed() < Duration::from_secs(60), "{:?}", app.core.stats());
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            let before = app.core.stats().generated_tokens;
+            // Another answer is complete meanwhile; its tokens are the only ones.
+            let whole: Value = serde_json::from_str(&ask(&app, false).await).unwrap();
+            let tokens = whole["usage"]["completion_tokens"].as_u64().unwrap();
+            assert!(tokens > UNREAD as u64 + 32, "the answer is too short: {tokens}");
+            let stats = app.core.stats();
+            assert!(stats.generated_tokens <= before + tokens + 16, "{stats:?}");
+            assert!(stats.running > 0, "{stats:?}");
+            // The slow one is complete once it reads.
+            let whole = whole["choices"][0]["message"]["content"].as_str().unwrap();
+            assert_eq!(text(&read(slow).await), whole);
+        });
+    }
+}

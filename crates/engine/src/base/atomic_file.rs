@@ -324,7 +324,8 @@ fn is_same(file: &File, path: &Path) -> bool {
     }
 }
 
-#[cfg(all(test, unix))]
+#[cfg(unix)]
+#[cfg(test)]
 mod tests {
     use std::{
         io::Write,

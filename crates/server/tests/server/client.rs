@@ -57,8 +57,8 @@ pub(crate) fn send(server: &TestServer, head: &str, headers: &[&str], body: &[u8
     }
     headers.iter().for_each(|line| text += &format!("{line}\r\n"));
     text += &format!("Content-Length: {}\r\n\r\n", body.len());
-    stream.write_all(text.as_bytes()).unwrap();
-    stream.write_all(body).unwrap();
+    // In one piece: a refusal closes the connection, and unread bytes would reset it.
+    stream.write_all(&[text.as_bytes(), body].concat()).unwrap();
     stream
 }
 

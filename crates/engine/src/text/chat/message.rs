@@ -52,13 +52,15 @@ impl Message {
 
     /// The message as templates see it. They look for thoughts under three names.
     pub(super) fn template_value(&self) -> Value {
-        let mut fields =
-            vec![("role", Value::from(&*self.role)), ("content", Value::from(&*self.content))];
-        if let Some(reasoning) = &self.reasoning_content {
-            let names = ["reasoning_content", "reasoning", "thinking"];
-            fields.extend(names.map(|name| (name, Value::from(&**reasoning))));
-        }
-        fields.into_iter().collect()
+        let Message { role, content, reasoning_content } = self;
+        let reasoning = reasoning_content.as_deref();
+        Value::from(Serde(TemplateMessage {
+            role,
+            content,
+            reasoning_content: reasoning,
+            reasoning,
+            thinking: reasoning,
+        }))
     }
 
     /// Bytes of the message.
@@ -67,4 +69,17 @@ impl Message {
             + self.content.len()
             + self.reasoning_content.as_ref().map_or(0, String::len)
     }
+}
+
+/// Fields of a message in a template, in their order.
+#[derive(Serialize)]
+struct TemplateMessage<'a> {
+    role: &'a str,
+    content: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    thinking: Option<&'a str>,
 }

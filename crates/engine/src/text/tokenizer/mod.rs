@@ -153,7 +153,7 @@ impl Tokenizer {
         guarded(|| {
             let ids = tokenizer.0.inner.encode_fast(SAMPLE, false);
             let ids = ids.map(|ids| ids.get_ids().to_vec()).unwrap_or_default();
-            let _ = tokenizer.0.inner.decode(&ids, true);
+            let _ = tokenizer.decode_all(&ids, true);
         })
         .map_err(|panic| library_failed(&panic))?;
         Ok(tokenizer)
@@ -230,15 +230,19 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::Text`] if the tokenizer's decoder fails.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, Error> {
+        guarded(|| self.decode_all(ids, skip_special))
+            .unwrap_or_else(|panic| Err(library_failed(&panic).into()))
+            .map_err(|e| self.problem(format!("cannot decode: {e}")))
+    }
+
+    fn decode_all(&self, ids: &[u32], skip_special: bool) -> tokenizers::Result<String> {
         let is_text =
             |&id: &u32| !(skip_special && self.is_special(id)) && self.piece(id).is_some();
         let Some(first) = ids.iter().position(is_text) else {
             // Some decoders panic on empty input.
             return Ok(String::new());
         };
-        guarded(|| self.0.inner.decode(&ids[first..], skip_special))
-            .unwrap_or_else(|panic| Err(library_failed(&panic).into()))
-            .map_err(|e| self.problem(format!("cannot decode: {e}")))
+        self.0.inner.decode(&ids[first..], skip_special)
     }
 
     /// Incremental [`Decoder`] that omits special tokens.

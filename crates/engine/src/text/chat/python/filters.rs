@@ -3,7 +3,7 @@
 use minijinja::{
     Environment, Error, ErrorKind, State, Value, filters,
     formatting::{self, FormatStyle},
-    value::{Kwargs, Rest, ValueKind, from_args},
+    value::{Kwargs, Rest, ValueKind, ValueOrKwargs, from_args},
 };
 
 use super::{
@@ -35,7 +35,8 @@ pub(in crate::text::chat) fn add_filters(env: &mut Environment<'_>) {
         ("escape", Value::from_function(filters::escape)),
         ("e", Value::from_function(filters::escape)),
     ] {
-        env.add_filter(name, move |state: &mut State, args: Rest<Value>| {
+        env.add_filter(name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
+            let args = args.into_values();
             for arg in args.iter() {
                 charge_text(state, arg)?;
             }
@@ -49,7 +50,7 @@ pub(in crate::text::chat) fn add_filters(env: &mut Environment<'_>) {
     env.add_filter("tojson", tojson);
     env.add_filter("string", python_str);
     env.add_filter("pprint", python_str);
-    env.add_filter("replace", replace);
+    env.add_filter("replace", replace_filter);
     env.add_filter("join", join);
     env.add_filter("int", int);
     env.add_filter("float", float);
@@ -75,15 +76,26 @@ fn indent_width(args: &[Value]) -> Option<usize> {
     width.as_ref().or(args.get(1)).and_then(Value::as_usize)
 }
 
+fn replace_filter(state: &State, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
+    let args = args.into_values();
+    let (text, old, new, count, options): (&Value, &str, &str, Option<i64>, Kwargs) =
+        from_args(&args)?;
+    let count = match count {
+        Some(count) => Some(count),
+        None => options.get("count")?,
+    };
+    options.assert_all_used()?;
+    replace(state, &python_str(state, text)?, old, new, count)
+}
+
 /// `text.replace(old, new, count)`.
 pub(super) fn replace(
     state: &State,
-    text: Value,
+    text: &str,
     old: &str,
     new: &str,
     count: Option<i64>,
 ) -> Result<String, Error> {
-    let text = python_str(state, &text)?;
     let count = count.and_then(|count| usize::try_from(count).ok()).unwrap_or(usize::MAX);
     let found = text.matches(old).take(count).count();
     charge_bytes(state, new.len().saturating_mul(found))?;
@@ -136,22 +148,21 @@ pub(super) fn join_items(
 }
 
 /// An integer, or `default` for everything that is none.
-fn int(state: &mut State, args: Rest<Value>) -> Result<Value, Error> {
-    number(state, &args, Value::from_function(filters::int), Value::from(0))
+fn int(state: &mut State, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    number(state, args.into_values(), Value::from_function(filters::int), Value::from(0))
 }
 
 /// A float, or `default` for everything that is none.
-fn float(state: &mut State, args: Rest<Value>) -> Result<Value, Error> {
-    number(state, &args, Value::from_function(filters::float), Value::from(0.0))
+fn float(state: &mut State, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    number(state, args.into_values(), Value::from_function(filters::float), Value::from(0.0))
 }
 
 fn number(
     state: &mut State,
-    args: &[Value],
+    mut args: Vec<Value>,
     convert: Value,
     fallback: Value,
 ) -> Result<Value, Error> {
-    let mut args = args.to_vec();
     let given = args.get(1).filter(|value| !value.is_kwargs()).cloned();
     let named = args.last().filter(|last| last.is_kwargs());
     let named = named.and_then(|kwargs| kwargs.get_attr("default").ok());
@@ -166,7 +177,8 @@ fn number(
 
 /// The first characters of a text, up to a word's end unless `killwords`, and `end`. A text that
 /// is longer by `leeway` at most stays whole.
-fn truncate(text: &str, args: Rest<Value>) -> Result<String, Error> {
+fn truncate(text: &str, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
+    let args = args.into_values();
     let (length, killwords, end, leeway, options): (
         Option<usize>,
         Option<bool>,

@@ -26,14 +26,8 @@ pub(in crate::text::chat) fn call_method(
             let index = value.try_iter()?.position(|other| other == *item);
             index.map(Value::from).ok_or_else(|| missing("the item is not in the list"))
         }
-        (ValueKind::Seq, _) if name == "copy" => Ok(value.try_iter()?.collect()),
-        (ValueKind::Map, _) if name == "copy" => {
-            let mut entries = Vec::new();
-            for key in value.try_iter()? {
-                entries.push((key.clone(), value.get_item(&key)?));
-            }
-            Ok(entries.into_iter().collect())
-        }
+        // No template can change a value.
+        (ValueKind::Seq | ValueKind::Map, _) if name == "copy" => Ok(value.clone()),
         _ => pycompat::unknown_method_callback(state, value, name, args),
     }
 }
@@ -126,7 +120,7 @@ fn call_text_method(
         }
         "replace" => {
             let (old, new, count): (&str, &str, Option<i64>) = from_args(args)?;
-            replace(state, text.into(), old, new, count).map(Value::from)
+            replace(state, text, old, new, count).map(Value::from)
         }
         _ => {
             if name == "format" {
