@@ -1,6 +1,6 @@
 //! Messages of a conversation.
 
-use minijinja::Value;
+use minijinja::{Value, value::Serde};
 use serde::{Deserialize, Serialize};
 
 /// One message of a conversation.
