@@ -18,9 +18,9 @@ struct Escaper<'a, 'b> {
 
 impl Write for Escaper<'_, '_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        let is_unsafe = |c: char| c.is_control() && c != '\n' && c != '\t';
+        let is_raw = |c: char| c.is_control() && c != '\n' && c != '\t';
         let mut rest = text;
-        while let Some(at) = rest.find(is_unsafe) {
+        while let Some(at) = rest.find(is_raw) {
             let (safe, tail) = rest.split_at(at);
             self.to.write_str(safe)?;
             let mut chars = tail.chars();

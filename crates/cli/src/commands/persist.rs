@@ -32,8 +32,8 @@ pub(crate) fn release_session() {
     drop(LOCK.lock().unwrap_or_else(PoisonError::into_inner).take());
 }
 
-/// A session stored in a file, locked against other writers. Its tokens are the conversation: prompts as fed, answers as
-/// generated.
+/// A session stored in a file, locked against other writers. Its tokens are the conversation:
+/// prompts as fed, answers as generated.
 pub(crate) struct SessionFile {
     path: PathBuf,
     options: SnapshotOptions,

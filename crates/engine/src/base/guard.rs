@@ -32,8 +32,8 @@ pub fn is_panic_guarded() -> bool {
     DEPTH.get() > 0
 }
 
-/// Result of `call`, or the message of its panic. What `call` changes must not be used after a
-/// panic.
+/// Result of `call`, or the message of its panic. After a panic, values that
+/// `call` changes must not be used.
 #[cfg_attr(not(feature = "text"), allow(dead_code, reason = "only text is read by libraries"))]
 pub(crate) fn guarded<T>(call: impl FnOnce() -> T) -> Result<T, String> {
     let _guard = GuardedCall::enter();

@@ -139,6 +139,20 @@ impl DataFile {
         }
     }
 
+    /// Checks the start of a file that is read as a stream.
+    ///
+    /// # Errors
+    /// It is the stand-in of a file, such as a pointer of Git LFS; or it cannot be read.
+    pub(crate) fn check_start(&self) -> Result<(), Error> {
+        let mut start = vec![0; self.len.min(64) as usize];
+        self.read_exact_at(&mut start, 0)
+            .map_err(Error::file(&self.path, "cannot read the file"))?;
+        match foreign::stand_in(&start) {
+            Some(problem) => Err(Error::Checkpoint { path: self.path.clone(), problem }),
+            None => Ok(()),
+        }
+    }
+
     /// As [`Self::read_all`], without a byte order mark at the start, which some editors add.
     pub(crate) fn read_text(&self, limit: u64) -> Result<Vec<u8>, Error> {
         let mut bytes = self.read_all(limit)?;

@@ -174,7 +174,9 @@ impl Checkpoint {
         checkpoint.findings.index = shards.index;
         checkpoint.findings.notes.extend(shards.note);
         if names.contains(TOKENIZER) {
-            checkpoint.tokenizer = Some(DataFile::open(&folder.join(TOKENIZER))?);
+            let file = DataFile::open(&folder.join(TOKENIZER))?;
+            file.check_start()?;
+            checkpoint.tokenizer = Some(file);
         }
         checkpoint.mirrors = folders.into_mirrors();
         Ok(checkpoint)

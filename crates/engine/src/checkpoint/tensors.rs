@@ -86,10 +86,10 @@ impl TensorSource for Checkpoint {
         let weight = format!("{name}.{}", if is_packed { PACKED } else { "weight" });
         let request = MatrixRequest { name, weight: &weight, count: None, rows, cols };
         let stack = match is_packed {
-            true => self.pack_quantized_stack(&request),
-            false => self.detect(&request),
+            true => self.pack_quantized_stack(&request)?,
+            false => self.detect(&request).map_err(|e| self.explain(e))?,
         };
-        let MatrixStack { shape, layout, segments } = stack.map_err(|e| self.explain(e))?;
+        let MatrixStack { shape, layout, segments } = stack;
         Ok(MatrixSource { name: name.into(), shape, layout, segments })
     }
 
@@ -136,7 +136,7 @@ impl Checkpoint {
     }
 
     /// Adds to an error about a tensor that the model's quantisation is not read, if so.
-    fn explain(&self, error: Error) -> Error {
+    pub(super) fn explain(&self, error: Error) -> Error {
         match (error, &self.findings.foreign) {
             (Error::Tensor { tensor, path, .. }, Some(foreign)) => {
                 Error::Tensor { tensor, path, problem: foreign.clone() }

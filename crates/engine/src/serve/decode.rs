@@ -129,6 +129,8 @@ impl AnswerEnd {
         self.generated += 1;
         if self.end_tokens.contains(token) {
             self.finish = Some(Finish::EndToken);
+            #[cfg(feature = "text")]
+            self.text.iter_mut().for_each(AnswerText::end_token);
             return Ok(());
         }
         #[cfg(feature = "text")]

@@ -41,6 +41,11 @@ impl AnswerText {
         Ok(false)
     }
 
+    /// Takes an end token, which completes nothing.
+    pub fn end_token(&mut self) {
+        self.deltas.clear();
+    }
+
     /// Takes what was held back, at the end of an answer without a stop string.
     ///
     /// # Errors

@@ -150,7 +150,7 @@ impl Text {
         ids.ok_or_else(|| self.too_long(self.limit.saturating_add(1)))
     }
 
-    /// Refuses a text of so many bytes that it cannot fit the context.
+    /// Refuses a text with more bytes than fit the context.
     fn check_bytes(&self, bytes: usize) -> Result<(), Error> {
         match self.tokenizer.exceeds(bytes, self.limit) {
             true => Err(self.too_long(self.limit.saturating_add(1))),

@@ -82,7 +82,7 @@ impl Parser {
         }
     }
 
-    /// Reads `bytes` as a file of this kind. Parsers of files write it to `folder`, which is theirs.
+    /// Reads `bytes` as a file of this kind. Parsers of files write it to `folder`, their own.
     ///
     /// # Errors
     /// The bytes are not such a file, or the folder cannot be written.

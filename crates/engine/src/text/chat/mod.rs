@@ -200,7 +200,10 @@ impl ChatTemplate {
         let memory = BASE_MEMORY.saturating_add(input.saturating_mul(MEMORY_PER_BYTE));
         let limits = RenderLimits { memory, time: DEADLINE };
         let compiled = self.compiled.clone();
-        let exceeded = match on_limited_thread(limits, move || run(&compiled)) {
+        // An error may hold values of the template. Nested ones are dropped by recursion, for which
+        // the rendering thread has the stack.
+        let run = move || run(&compiled).map_err(|e| e.to_string());
+        let exceeded = match on_limited_thread(limits, run) {
             Ok(rendered) => return rendered.map_err(|e| advise(&self.path, &e)),
             Err(RenderFailure::Thread(error)) => return Err(advise(&self.path, &error)),
             Err(RenderFailure::Panic) => return Err(advise(&self.path, &"its renderer panicked")),

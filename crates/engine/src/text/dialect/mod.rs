@@ -170,8 +170,8 @@ pub struct AnswerParser {
 }
 
 impl AnswerParser {
-    /// Takes the next token. Returns the parts of the answer that it completes, in whole characters.
-    /// End tokens are no part of an answer.
+    /// Takes the next token. Returns the parts of the answer that it completes, in whole
+    /// characters. End tokens are no part of an answer.
     ///
     /// # Errors
     /// [`Error::Text`] if the tokenizer's decoder fails.

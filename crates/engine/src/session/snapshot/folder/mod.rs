@@ -32,8 +32,8 @@ pub struct SnapshotFolder {
 }
 
 impl SnapshotFolder {
-    /// Opens a folder, creating it for its owner alone if needed, and [shrinks](Self::shrink) it to `limit` bytes of
-    /// snapshots.
+    /// Opens a folder, creating it for its owner alone if needed, and [shrinks](Self::shrink) it to
+    /// `limit` bytes of snapshots.
     ///
     /// # Errors
     /// The folder cannot be created or read.

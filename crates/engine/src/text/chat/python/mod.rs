@@ -16,7 +16,7 @@ pub(super) use methods::call_method;
 pub(super) use rewrite::rewritten;
 pub(super) use text::python_str;
 
-/// Bytes of text that one unit of fuel pays for, as in the library.
+/// Bytes of text for one unit of fuel, as in the library.
 const FUEL_BYTES: usize = 64;
 
 /// Charges the fuel of `len` bytes before they are made.

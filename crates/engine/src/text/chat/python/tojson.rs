@@ -106,7 +106,7 @@ impl JsonWriter<'_, '_, '_> {
         });
     }
 
-    /// A key: what is no text is quoted as written.
+    /// A key. Other values than text are quoted as written.
     fn key(&mut self, key: &Value) -> Result<(), Error> {
         if let Some(text) = key.as_str() {
             return self.string(text);

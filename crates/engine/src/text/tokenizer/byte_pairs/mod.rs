@@ -1,6 +1,6 @@
 //! Byte pair encoding (BPE) in flat memory.
 //!
-//! A model of the `tokenizers` library, with the results of the library's own. That one holds each
+//! A model of the `tokenizers` library, with the results of the library's own. The library holds each
 //! token twice and each merge as four numbers in a hash map: ten times the memory of the tables
 //! here. Dropout, a setting of training, is ignored.
 
