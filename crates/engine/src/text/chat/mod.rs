@@ -263,6 +263,8 @@ fn environment() -> Result<Environment<'static>, minijinja::Error> {
     let mut env = Environment::new();
     env.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
     env.set_auto_escape_callback(|_| AutoEscape::None);
+    // Errors name the undefined value, also in release builds.
+    env.set_debug(true);
     env.set_formatter(|out, state, value| match value.as_str() {
         Some(text) => out.write_str(text).map_err(minijinja::Error::from),
         None => out.write_str(&python::python_str(state, value)?).map_err(minijinja::Error::from),
