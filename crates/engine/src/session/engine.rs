@@ -136,7 +136,6 @@ impl Engine {
     ) -> Result<Self, Error> {
         let blueprint = Blueprint::for_checkpoint(&checkpoint)?;
         let mut text = ModelText::for_checkpoint(&checkpoint, blueprint.vocab)?;
-        let notes = blank_weights(&checkpoint, &blueprint);
         let wrap = options.wrap_device.as_ref();
         let request = options.memory.with_reader(&checkpoint, &blueprint, &options.reads);
         let OpenedDevice { mut device, plan, chosen } =
@@ -217,6 +216,8 @@ impl Engine {
             state_limit,
             step_commits: Vec::new(),
         };
+        // Fills the page cache, on which the access to experts depends.
+        let notes = blank_weights(&checkpoint, &blueprint);
         let shared = EngineShared {
             folder: checkpoint.folder().into(),
             blueprint,
