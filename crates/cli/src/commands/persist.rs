@@ -88,13 +88,21 @@ impl SessionFile {
             .into());
         }
         Self::lock(path)?;
+        let restored = Self::restore(path, session).inspect_err(|_| release_session())?;
+        let options =
+            SnapshotOptions::default().hot_experts(args.session_experts).kv_format(args.session_kv);
+        Ok(Some(Self { path: path.clone(), options, restored }))
+    }
+
+    /// Restores the session; `None` if the file does not exist.
+    fn restore(path: &Path, session: &mut Session) -> anyhow::Result<Option<RestoredSession>> {
         let since = Instant::now();
-        let restored = match session.restore(path) {
-            Ok(()) => Some(RestoredSession {
+        match session.restore(path) {
+            Ok(()) => Ok(Some(RestoredSession {
                 tokens: session.tokens().len(),
                 seconds: since.elapsed().as_secs_f64(),
                 lossy: session.is_lossy(),
-            }),
+            })),
             Err(Error::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
                 // An early error is better than one after the answer.
                 let folder =
@@ -104,13 +112,10 @@ impl SessionFile {
                     "{}: cannot be saved there: make the folder first",
                     path.display()
                 );
-                None
+                Ok(None)
             }
-            Err(error) => return Err(error.into()),
-        };
-        let options =
-            SnapshotOptions::default().hot_experts(args.session_experts).kv_format(args.session_kv);
-        Ok(Some(Self { path: path.clone(), options, restored }))
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Keeps other processes from saving to the file until this one ends, as answers would be lost.

@@ -33,9 +33,11 @@ pub(crate) fn run(args: &ServeArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let core = ServingCore::start(&engine, serving)?;
     let model = name(args);
     // The server ends at the first Ctrl-C, the program at the second.
-    let _armed = interrupt::arm();
+    let armed = interrupt::arm();
     out::line(format_args!("{model} is served at http://{}/v1", server.address()))?;
     server.run(core, model)?;
+    // The signal that ended the server may reach the program's own handler only now.
+    std::mem::forget(armed);
     Ok(ExitCode::SUCCESS)
 }
 

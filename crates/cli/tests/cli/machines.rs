@@ -150,14 +150,18 @@ fn a_byte_order_mark_is_skipped_and_other_bytes_end_one_turn() {
 fn on_a_terminal(args: &[&str], steps: &[(&str, &[u8])]) -> String {
     use std::io::Read;
 
-    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+    use rustix::{
+        fs::{Mode, OFlags, open},
+        pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
+    };
 
     let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&master).unwrap();
     unlockpt(&master).unwrap();
-    let name = ptsname(&master, Vec::new()).unwrap().into_string().unwrap();
+    let name = ptsname(&master, Vec::new()).unwrap();
     let mut master = fs::File::from(master);
-    let slave = fs::File::options().read(true).write(true).open(name).unwrap();
+    // As a controlling terminal, it would end this process when it closes.
+    let slave = fs::File::from(open(name, OFlags::RDWR | OFlags::NOCTTY, Mode::empty()).unwrap());
     let stdio = || Stdio::from(slave.try_clone().unwrap());
     let mut command = moeflux(args);
     command.env("TERM", "xterm").stdin(stdio()).stdout(stdio()).stderr(stdio());

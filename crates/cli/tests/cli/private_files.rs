@@ -96,7 +96,8 @@ fn one_process_at_a_time_has_a_session() {
     stdin.write_all(b"Hi\n").unwrap();
     let mut stdout = BufReader::new(first.stdout.take().unwrap());
     stdout.read_exact(&mut [0]).unwrap();
-    let second = ["run", "-n", "1", "--session", session.to_str().unwrap(), FOX];
+    let file = session.to_str().unwrap();
+    let second = ["run", "-n", "1", "--kv", "f32", "--session", file, FOX];
     assert_error(&run(&second), 1, &["a.session", "another run has this session open"]);
     drop(stdin);
     stdout.read_to_end(&mut Vec::new()).unwrap();

@@ -9,6 +9,9 @@ use std::{
 use super::foreign;
 use crate::base::error::Error;
 
+/// U+FEFF in UTF-8.
+const BYTE_ORDER_MARK: [u8; 3] = [0xef, 0xbb, 0xbf];
+
 /// An opened file. Reads are positional, so threads share one handle.
 #[derive(Debug)]
 pub(crate) struct DataFile {
@@ -119,6 +122,16 @@ impl DataFile {
         Ok(())
     }
 
+    /// Offset of the first byte after a byte order mark, which some editors add.
+    pub(crate) fn text_start(&self) -> u64 {
+        let mut start = [0; BYTE_ORDER_MARK.len()];
+        match self.read_exact_at(&mut start, 0) {
+            Ok(()) if start == BYTE_ORDER_MARK => BYTE_ORDER_MARK.len() as u64,
+            // Later reads report an error.
+            _ => 0,
+        }
+    }
+
     /// Reader from `offset` on.
     pub(crate) fn reader_at(&self, offset: u64) -> DataReader<'_> {
         DataReader { file: self, offset }
@@ -156,8 +169,8 @@ impl DataFile {
     /// As [`Self::read_all`], without a byte order mark at the start, which some editors add.
     pub(crate) fn read_text(&self, limit: u64) -> Result<Vec<u8>, Error> {
         let mut bytes = self.read_all(limit)?;
-        if bytes.starts_with(b"\xef\xbb\xbf") {
-            bytes.drain(..3);
+        if bytes.starts_with(&BYTE_ORDER_MARK) {
+            bytes.drain(..BYTE_ORDER_MARK.len());
         }
         Ok(bytes)
     }

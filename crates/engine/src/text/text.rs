@@ -68,7 +68,10 @@ impl Text {
     ) -> Result<Option<Self>, Error> {
         let config_file = checkpoint.text_file("tokenizer_config.json");
         let (tokenizer, path) = if let Some(json) = checkpoint.tokenizer_file() {
-            (Tokenizer::from_reader(json.reader_at(0), json.path())?, json.path().to_owned())
+            (
+                Tokenizer::from_reader(json.reader_at(json.text_start()), json.path())?,
+                json.path().to_owned(),
+            )
         } else if let Some(ranks) = checkpoint.text_file("tiktoken.model") {
             let Some(config) = &config_file else {
                 let problem = "it names no special tokens, and tokenizer_config.json, which does, \
