@@ -4,9 +4,9 @@
 #
 # usage: scripts/test.sh [--full]
 #
-#   --full   also runs cargo-deny and mlx-lm's fuzzer where they are installed, lints for the foreign
-#            targets, all weight formats, the whole conformance table on every kind of GPU below, and
-#            the tests once more in release mode with more property cases
+#   --full   also runs cargo-deny, cargo-fuzz and mlx-lm's fuzzer where they are installed, lints for
+#            the foreign targets, all weight formats, the whole conformance table on every kind of
+#            GPU below, and the tests once more in release mode with more property cases
 #
 # Kernels run on a software Vulkan driver in subgroups of 8. A sample of the conformance table also
 # runs in subgroups of 4 and 16, without subgroups, and as Metal: translated to its language and
@@ -188,6 +188,19 @@ run_tests() {
     fi
 }
 
+# Licences, bans and sources; advisories too, where their database can be had.
+dependencies() {
+    cargo deny --locked check bans licenses sources
+    if cargo deny --locked fetch db >/dev/null 2>&1; then
+        cargo deny --locked check advisories
+    elif [ "${CI-}" = true ]; then
+        echo "the database of advisories cannot be had" >&2
+        return 1
+    else
+        echo "skipped: advisories, as their database cannot be had"
+    fi
+}
+
 fuzz() {
     cargo build --locked --release
     python3 scripts/fuzz-golden.py target/release/moeflux --seeds 0:40
@@ -212,9 +225,14 @@ fi
 
 if $full; then
     if cargo deny --version >/dev/null 2>&1; then
-        section "licences and advisories" cargo deny check
+        section "licences and advisories" dependencies
     else
         echo "skipped: cargo-deny is not installed"
+    fi
+    if cargo +nightly fuzz --version >/dev/null 2>&1; then
+        section "fuzzing of parsers" scripts/fuzz.sh 60
+    else
+        echo "skipped: fuzzing of parsers (rustup toolchain install nightly; cargo install cargo-fuzz)"
     fi
     if python3 -c 'import mlx_lm' 2>/dev/null; then
         section "random checkpoints against mlx-lm" fuzz

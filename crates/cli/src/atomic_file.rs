@@ -1,19 +1,17 @@
-//! Files that appear under their name only when they are complete.
+//! Files that replace their targets when they are complete, with messages for users.
 
 use std::{
-    ffi::OsString,
     fs::{self, File},
-    io::Write,
+    io::{self, Write},
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, ensure};
+use moeflux::base::{self, Readers};
 
-/// File with a temporary name beside its target. It is deleted when dropped before
-/// [`finish`](Self::finish).
+/// A file being written. An older one stays until [`finish`](Self::finish).
 pub(crate) struct AtomicFile {
-    pub(crate) file: File,
-    path: PathBuf,
+    file: base::AtomicFile,
     target: PathBuf,
 }
 
@@ -22,22 +20,22 @@ impl AtomicFile {
     ///
     /// # Errors
     /// The file cannot be created.
-    pub(crate) fn create(target: &Path) -> anyhow::Result<Self> {
-        let name = target
-            .file_name()
-            .with_context(|| format!("{}: this names no file", target.display()))?;
+    pub(crate) fn create(target: &Path, readers: Readers) -> anyhow::Result<Self> {
+        ensure!(target.file_name().is_some(), "{}: this names no file", target.display());
         ensure!(!target.is_dir(), "{}: this is a folder; name a file in it", target.display());
-        let mut hidden = OsString::from(".");
-        hidden.push(name);
-        hidden.push(format!(".{}.partial", std::process::id()));
-        let path = target.with_file_name(hidden);
-        let file = File::create(&path).with_context(|| failed(target))?;
-        Ok(Self { file, path, target: target.into() })
+        let file =
+            base::AtomicFile::create(target, readers).with_context(|| cannot_write(target))?;
+        Ok(Self { file, target: target.into() })
+    }
+
+    /// The open file.
+    pub(crate) fn file(&self) -> &File {
+        self.file.file()
     }
 
     /// Path of the temporary file.
     pub(crate) fn path(&self) -> &Path {
-        &self.path
+        self.file.path()
     }
 
     /// Syncs the file and renames it to its target, replacing an older one.
@@ -45,49 +43,45 @@ impl AtomicFile {
     /// # Errors
     /// The file cannot be written or renamed.
     pub(crate) fn finish(self) -> anyhow::Result<()> {
-        let finish = || {
-            self.file.sync_all()?;
-            fs::rename(&self.path, &self.target)
-        };
-        finish().with_context(|| self.failed())
+        self.file.finish().with_context(|| cannot_write(&self.target))
     }
 
     /// Message for an I/O error.
     pub(crate) fn failed(&self) -> String {
-        failed(&self.target)
+        cannot_write(&self.target)
     }
 }
 
-impl Drop for AtomicFile {
-    fn drop(&mut self) {
-        // It no longer exists after a rename.
-        let _ = fs::remove_file(&self.path);
-    }
-}
-
-fn failed(target: &Path) -> String {
+fn cannot_write(target: &Path) -> String {
     format!("{}: cannot be written", target.display())
 }
 
-/// Replaces a file atomically: an older one stays until the new one is on disk. Symbolic links are
-/// followed; a target that is not a file, such as a terminal or a pipe, is written to directly.
+/// Replaces a file atomically: an older one stays until the new one is on disk. A target that is
+/// not a file, such as a terminal or a pipe, is written to directly.
 ///
 /// # Errors
 /// The file cannot be written; an older one is then unchanged.
-pub(crate) fn write(target: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    let found = fs::canonicalize(target);
-    let target = found.as_deref().unwrap_or(target);
-    if fs::metadata(target).is_ok_and(|meta| !meta.is_file() && !meta.is_dir()) {
-        return fs::write(target, bytes).with_context(|| failed(target));
+pub(crate) fn write(target: &Path, readers: Readers, bytes: &[u8]) -> anyhow::Result<()> {
+    let is_special = || -> io::Result<bool> {
+        let meta = fs::metadata(base::follow_links(target)?)?;
+        Ok(!meta.is_file() && !meta.is_dir())
+    };
+    if is_special().unwrap_or(false) {
+        return fs::write(target, bytes).with_context(|| cannot_write(target));
     }
-    let mut file = AtomicFile::create(target)?;
-    file.file.write_all(bytes).with_context(|| file.failed())?;
+    let file = AtomicFile::create(target, readers)?;
+    file.file().write_all(bytes).with_context(|| file.failed())?;
     file.finish()
 }
 
-#[cfg(all(test, unix))]
+#[cfg(unix)]
+#[cfg(test)]
 mod tests {
     use super::*;
+
+    fn write(target: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+        super::write(target, Readers::Umask, bytes)
+    }
 
     #[test]
     fn a_file_is_replaced_whole_or_not_at_all() {

@@ -1,6 +1,9 @@
 //! The user's cache and state folders.
 
-use std::{env, path::PathBuf};
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
 
 /// Cache folder, for data that can be recreated: the built-in model.
 pub(crate) fn cache() -> Option<PathBuf> {
@@ -17,6 +20,15 @@ pub(crate) fn state() -> Option<PathBuf> {
     let below_home =
         if cfg!(target_os = "macos") { "Library/Application Support" } else { ".local/state" };
     folder("XDG_STATE_HOME", below_home)
+}
+
+/// The path with the home folder in place of `~` at its start.
+pub(crate) fn below_home(path: &Path) -> PathBuf {
+    match (path.strip_prefix("~"), env::home_dir()) {
+        (Ok(below), Some(home)) if below != Path::new("") => home.join(below),
+        (Ok(_), Some(home)) => home,
+        _ => path.to_owned(),
+    }
 }
 
 fn folder(variable: &str, below_home: &str) -> Option<PathBuf> {

@@ -110,7 +110,11 @@ pub(crate) fn checkpoint(
     mirrors: &[PathBuf],
     ui: Ui,
 ) -> anyhow::Result<Checkpoint> {
-    checkpoint_in(args.model.as_deref(), mirrors, ui)
+    let mut checkpoint = checkpoint_in(args.model.as_deref(), mirrors, ui)?;
+    if let Some(scaling) = args.rope_scaling {
+        checkpoint.scale_rope(scaling)?;
+    }
+    Ok(checkpoint)
 }
 
 /// Opens a checkpoint and its mirrors, or the built-in one.
@@ -123,7 +127,11 @@ pub(crate) fn checkpoint_in(
     ui: Ui,
 ) -> anyhow::Result<Checkpoint> {
     match folder {
-        Some(folder) => Ok(Checkpoint::open_with(folder, mirrors)?),
+        Some(folder) => {
+            let checkpoint = Checkpoint::open_with(folder, mirrors)?;
+            checkpoint.notes().iter().for_each(|note| ui.note(note));
+            Ok(checkpoint)
+        }
         None if !mirrors.is_empty() => {
             Err(WrongUse("the built-in model has no mirrors: give --model too".into()).into())
         }
@@ -189,6 +197,9 @@ pub(crate) fn engine_from(
         let bar = ui.bytes("loading");
         Engine::open(checkpoint, options, &mut |done, total| bar.bytes(done, total))?
     };
+    for note in engine.notes() {
+        ui.note(note);
+    }
     if args.reads.any_given() {
         ui.note(format_args!("experts are read by {}", engine.reads()));
     }

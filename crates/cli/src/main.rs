@@ -4,24 +4,66 @@
 mod args;
 mod atomic_file;
 mod commands;
+mod counted_alloc;
 mod folders;
 mod interrupt;
 mod load;
 mod out;
+mod printable;
 mod progress;
 mod tensor_writer;
 
 use std::{fmt, process::ExitCode};
 
-use clap::Parser;
 use moeflux_bench::InvalidRequest;
 
-use args::Cli;
+/// Stack of the thread that runs commands, in bytes, as most systems give to a main thread. Where
+/// the limit is lower (`ulimit -s`), deep calls would overflow.
+const STACK: usize = 8 << 20;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    commands::run(cli).unwrap_or_else(|error| report(&error))
+    leave_guarded_panics_to_errors();
+    #[cfg(unix)]
+    raise_file_limit();
+    let run = || commands::run(args::parse()).unwrap_or_else(|error| report(&error));
+    let thread = std::thread::Builder::new().name("main".into()).stack_size(STACK);
+    match thread.spawn(run) {
+        Ok(thread) => thread.join().unwrap_or(ExitCode::from(PANICKED)),
+        // There is no memory for a stack. That of the process may do.
+        Err(_) => run(),
+    }
 }
+
+/// Raises the limit on open files as far as the user may: models have up to hundreds of shards.
+#[cfg(unix)]
+fn raise_file_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+    /// Maximum on macOS, where the hard limit may be infinite: `OPEN_MAX`.
+    const MACOS: u64 = 10240;
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    for limit in [maximum, Some(maximum.unwrap_or(MACOS).min(MACOS))] {
+        let higher = limit.is_none_or(|limit| current.is_some_and(|current| limit > current));
+        let raised = || setrlimit(Resource::Nofile, Rlimit { current: limit, maximum });
+        // A limit that cannot be raised is reported when it is reached.
+        if higher && raised().is_ok() {
+            return;
+        }
+    }
+}
+
+/// Prints no message for a library's panic that becomes an error.
+fn leave_guarded_panics_to_errors() {
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        if !moeflux::base::is_panic_guarded() {
+            print(panic);
+        }
+    }));
+}
+
+/// Exit code of a Rust program after a panic.
+const PANICKED: u8 = 101;
 
 /// Invalid combination of arguments, found after parsing.
 #[derive(Debug)]
@@ -41,7 +83,7 @@ fn report(error: &anyhow::Error) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if matches!(error.downcast_ref(), Some(moeflux::Error::Cancelled)) {
-        return ExitCode::from(interrupt::EXIT_CODE);
+        return ExitCode::from(interrupt::exit_code());
     }
     let mut printed = format!("error: {error}");
     progress::error_line(&printed);

@@ -9,6 +9,8 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::printable::Printable;
+
 /// Verbosity of stderr.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ui {
@@ -61,9 +63,9 @@ impl Ui {
     }
 }
 
-/// Prints a line on stderr, even if `quiet`.
+/// Prints a line on stderr, even if `quiet`. Control characters are escaped.
 pub(crate) fn error_line(text: impl fmt::Display) {
-    let _ = writeln!(io::stderr().lock(), "{text}");
+    let _ = writeln!(io::stderr().lock(), "{}", Printable(text));
 }
 
 /// Steps of a bar over a fraction.

@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::Context;
+use moeflux::base::Readers;
 use serde::Serialize;
 
 use crate::atomic_file::AtomicFile;
@@ -51,7 +52,7 @@ impl TensorWriter {
     /// The file cannot be created.
     pub(crate) fn create(target: &Path) -> anyhow::Result<Self> {
         Ok(Self {
-            file: AtomicFile::create(target)?,
+            file: AtomicFile::create(target, Readers::Umask)?,
             locations: BTreeMap::new(),
             buffer: Vec::new(),
         })
@@ -80,7 +81,7 @@ impl TensorWriter {
         self.locations.values_mut().for_each(|location| location.offset += data);
         let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
         bytes.extend(header);
-        self.file.file.write_all(&bytes).with_context(|| self.file.failed())
+        self.file.file().write_all(&bytes).with_context(|| self.file.failed())
     }
 
     /// Writes rows of a tensor, starting at row `first`.
@@ -97,9 +98,9 @@ impl TensorWriter {
             *self.locations.get(name).with_context(|| format!("{name} was not planned"))?;
         self.buffer.clear();
         self.buffer.extend(words.flatten());
-        let mut write = || {
-            self.file.file.seek(SeekFrom::Start(offset + first as u64 * row_bytes))?;
-            self.file.file.write_all(&self.buffer)
+        let write = || {
+            self.file.file().seek(SeekFrom::Start(offset + first as u64 * row_bytes))?;
+            self.file.file().write_all(&self.buffer)
         };
         write().with_context(|| self.file.failed())
     }

@@ -32,7 +32,7 @@ pub enum Error {
         row: usize,
     },
     /// The model produced a NaN: its weights, or the activations before them, are damaged.
-    #[error("NaN among the logits of row {row}; the model's weights may be damaged")]
+    #[error("NaN or infinity among the logits of row {row}; the model's weights may be damaged")]
     LogitsNan {
         /// Row of the op.
         row: usize,

@@ -43,7 +43,7 @@ pub use gpu::adapters;
 #[doc(hidden)]
 pub use gpu::open_gpu_of;
 pub use handle::{Bank, Buffer, DeviceId, Slot, SlotTable, State, Weight};
-pub use matrix::{Bytes, ExpertShape, Matrix, MatrixShape};
+pub use matrix::{Bytes, ExpertShape, FilePlane, Matrix, MatrixShape};
 pub use op::{
     Activation, ExpertGroups, ExpertUse, ExpertUses, HeadMatrix, HeadRows, Op, RopePairs, Router,
     Scoring, Shared, SharedChoice, Span, View,

@@ -173,6 +173,24 @@ impl ExpertShape {
         self.layout()?.file_bytes(layouts)
     }
 
+    /// Planes of one expert in a file whose gate, up and down have these layouts, in file order.
+    /// Output biases are left out.
+    ///
+    /// # Errors
+    /// As [`ExpertShape::file_bytes`].
+    pub fn file_planes(&self, layouts: [FileLayout; 3]) -> Result<Vec<FilePlane>, Error> {
+        let (mut planes, mut offset) = (Vec::new(), 0);
+        for (matrix, file) in self.layout()?.stored(layouts) {
+            let format = matrix.shape.format;
+            for (index, bytes) in file.plane_bytes(matrix.shape)?.0.into_iter().enumerate() {
+                planes.push(FilePlane { format, index, offset, bytes });
+                offset += bytes;
+            }
+            offset += matrix.bias;
+        }
+        Ok(planes)
+    }
+
     /// Turns an expert's file bytes at the start of `slot` into its matrices in memory: the
     /// re-layout hook of slots. Does nothing where the file has memory's layout.
     ///
@@ -224,6 +242,19 @@ impl ExpertShape {
         };
         Ok(ExpertLayout { first, second, down: stored(self.down)?, shape: *self })
     }
+}
+
+/// A plane of a matrix among the bytes of an expert in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FilePlane {
+    /// Format of the matrix.
+    pub format: Format,
+    /// Index among the format's planes.
+    pub index: usize,
+    /// Offset of the first byte.
+    pub offset: usize,
+    /// Bytes of the plane; 0 if the file lacks it.
+    pub bytes: usize,
 }
 
 fn slot_too_small(slot: usize, expert: usize) -> Error {

@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let engine = Engine::open(checkpoint, EngineOptions::default(), &mut |_, _| {})?;
     let text = engine.text()?;
-    let sampling = text.generation().sampling.clone();
+    let sampling = text.generation()?.sampling.clone();
     let request = GenerateRequest::default().sampling(sampling);
 
     let mut session = engine.session()?;
@@ -35,8 +35,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         conversation.push(Message::user(line?));
         let prompt = text.chat(&conversation, &ChatOptions::default())?;
         let answer =
-            generate(&mut session, &prompt, &request, &mut StepControl::default(), &mut |piece| {
-                print!("{piece}");
+            generate(&mut session, &prompt, &request, &mut StepControl::default(), &mut |delta| {
+                print!("{}", delta.text());
                 if stdout().flush().is_ok() {
                     ControlFlow::Continue(())
                 } else {
@@ -50,7 +50,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             prompt.len(),
             answer.reused
         );
-        conversation.push(Message::assistant(answer.text));
+        conversation.push(Message::assistant(answer.text).reasoning(answer.reasoning));
     }
     Ok(())
 }

@@ -29,13 +29,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     let text = engine.text()?;
     let tokens = text.chat(&[Message::user(prompt)], &ChatOptions::default())?;
     // The model's recommended parameters. `Sampling::greedy()` and others override them.
-    let sampling = text.generation().sampling.clone();
+    let sampling = text.generation()?.sampling.clone();
     let request = GenerateRequest::default().sampling(sampling);
 
     let mut session = engine.session()?;
     let answer =
-        generate(&mut session, &tokens, &request, &mut StepControl::default(), &mut |piece| {
-            print!("{piece}");
+        generate(&mut session, &tokens, &request, &mut StepControl::default(), &mut |delta| {
+            print!("{}", delta.text());
             // Stops if stdout is closed.
             if stdout().flush().is_ok() {
                 ControlFlow::Continue(())

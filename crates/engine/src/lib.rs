@@ -22,8 +22,8 @@
 //! let mut session = engine.session()?;
 //! let request = GenerateRequest::default().sampling(Sampling::greedy());
 //! let mut control = StepControl::default();
-//! let answer = generate(&mut session, &prompt, &request, &mut control, &mut |piece| {
-//!     print!("{piece}");
+//! let answer = generate(&mut session, &prompt, &request, &mut control, &mut |delta| {
+//!     print!("{}", delta.text());
 //!     ControlFlow::Continue(())
 //! })?;
 //! assert!(answer.text.starts_with("A Crow was sitting on a branch of a tree"));

@@ -232,6 +232,7 @@ struct RooflineMeter<'a> {
     engine: &'a Engine,
     model: Option<RooflineModel<'a>>,
     layers: Vec<LayerStats>,
+    reads: ReadCounters,
     least: MinimumTime,
     /// Time of the last bandwidth probe.
     probed: Option<Instant>,
@@ -243,7 +244,8 @@ struct RooflineMeter<'a> {
 impl<'a> RooflineMeter<'a> {
     fn new(engine: &'a Engine, model: Option<RooflineModel<'a>>) -> Self {
         let (layers, least) = (engine.layer_stats(), MinimumTime::default());
-        Self { engine, model, layers, least, probed: None, bytes: 0.0, seconds: 0.0 }
+        let reads = engine.read_counters();
+        Self { engine, model, layers, reads, least, probed: None, bytes: 0.0, seconds: 0.0 }
     }
 
     /// Probes memory bandwidth before a step, at most every 250 ms. On a shared machine bandwidth
@@ -263,9 +265,16 @@ impl<'a> RooflineMeter<'a> {
         Ok(())
     }
 
-    /// Adds the step that just ran, with one token at each position.
+    /// Adds the step that just ran, with one token at each position. It is judged by the disk's
+    /// peak, or by the bandwidth of the reads in it if that is higher.
     fn add(&mut self, positions: &[usize]) {
-        let Some(RooflineModel { costs, limits, .. }) = self.model else { return };
+        let Some(RooflineModel { costs, mut limits, .. }) = self.model else { return };
+        let reads = self.engine.read_counters();
+        let earlier = std::mem::replace(&mut self.reads, reads);
+        let seconds = (reads.busy_ns - earlier.busy_ns) as f64 / 1e9;
+        if seconds > 0.0 {
+            limits.disk = limits.disk.max((reads.bytes - earlier.bytes) as f64 / seconds);
+        }
         let before = std::mem::replace(&mut self.layers, self.engine.layer_stats());
         self.least.add(costs.step(limits, positions, |i| {
             let needed = self.layers[i].needed - before[i].needed;

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 
 use super::{
     ComputeArgs, EngineArgs, TraceArgs,
-    values::{parse_percent, parse_size, parse_speed, preset},
+    values::{parse_percent, parse_size, parse_speed, path, preset},
 };
 
 const BENCH_EXAMPLES: &str = "\
@@ -87,7 +87,7 @@ pub(crate) struct BenchArgs {
     #[arg(long)]
     pub(crate) profile: bool,
     /// Plot tokens per second, over budgets if there are several, else over contexts
-    #[arg(long, value_name = "FILE.svg")]
+    #[arg(long, value_parser = path(), value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) figures: FigureArgs,
@@ -110,13 +110,13 @@ pub(crate) struct FigureArgs {
     #[arg(long, conflicts_with = "json")]
     pub(crate) csv: bool,
     /// Also write the JSON of --json to a file
-    #[arg(long, value_name = "FILE.json")]
+    #[arg(long, value_parser = path(), value_name = "FILE.json")]
     pub(crate) save: Option<PathBuf>,
     /// Compare with a file of --save; the exit code is 1 if something is slower
     ///
     /// Prints the figures that both runs have, with the ratio of the speeds, and other differences:
     /// machine, model, options.
-    #[arg(long, value_name = "FILE.json")]
+    #[arg(long, value_parser = path(), value_name = "FILE.json")]
     pub(crate) compare: Option<PathBuf>,
     /// With --compare: how much slower a figure may be
     #[arg(long, value_name = "PERCENT", default_value = "10%", value_parser = parse_percent, requires = "compare")]
@@ -194,7 +194,7 @@ A trace is what `moeflux run --trace FILE` writes.";
 #[command(after_help = PLAN_EXAMPLES)]
 pub(crate) struct PlanArgs {
     /// Folder of the model; overrides --model
-    #[arg(value_name = "MODEL", conflicts_with = "preset")]
+    #[arg(value_parser = path(), value_name = "MODEL", conflicts_with = "preset")]
     pub(crate) folder: Option<PathBuf>,
     /// Predict for a synthetic checkpoint of this preset, without any file
     #[arg(long, value_name = "NAME", conflicts_with = "model",
@@ -207,10 +207,10 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "N")]
     pub(crate) context: Option<usize>,
     /// Take hit rates from a recorded run
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_parser = path(), value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
     /// Take the compute time from a file of `moeflux bench --save` for this model
-    #[arg(long, value_name = "FILE.json")]
+    #[arg(long, value_parser = path(), value_name = "FILE.json")]
     pub(crate) measured: Option<PathBuf>,
     /// Bandwidth of the disk, such as 3.5GB/s [default: measured]
     #[arg(long, value_name = "SPEED", value_parser = parse_speed, conflicts_with = "probe")]
@@ -225,7 +225,7 @@ pub(crate) struct PlanArgs {
     #[arg(long)]
     pub(crate) json: bool,
     /// Also plot tokens per second over budgets
-    #[arg(long, value_name = "FILE.svg")]
+    #[arg(long, value_parser = path(), value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,

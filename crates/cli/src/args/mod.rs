@@ -2,17 +2,22 @@
 
 mod bench;
 mod persist;
+mod serve;
 mod values;
 
 use std::{num::NonZeroUsize, path::PathBuf};
 
-use clap::{Args, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
+use clap::{
+    Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum,
+    builder::{NonEmptyStringValueParser, Resettable},
+};
 use clap_complete::Shell;
-use moeflux::{experts::PolicyKind, runtime::KvFormat, tools::synth};
+use moeflux::{checkpoint::RopeScaling, experts::PolicyKind, runtime::KvFormat, tools::synth};
 
 pub(crate) use bench::{BenchArgs, BenchCommand, FigureArgs, KernelsArgs, PlanArgs};
 pub(crate) use persist::PersistArgs;
-use values::{device, kv_format, parse_size, preset, within};
+pub(crate) use serve::ServeArgs;
+use values::{device, kv_format, parse_size, path, preset, within};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -45,6 +50,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     Run(RunArgs),
     Chat(ChatArgs),
+    Serve(ServeArgs),
     Inspect(InspectArgs),
     Logits(LogitsArgs),
     Perplexity(PerplexityArgs),
@@ -63,6 +69,20 @@ const READING: &str = "Reading experts";
 const ANSWER: &str = "Answer";
 const SAMPLING: &str = "Sampling (defaults from the model's generation_config.json)";
 
+/// Parses the command line. Empty environment variables count as none: compose files write them.
+pub(crate) fn parse() -> Cli {
+    let command = without_empty_variables(Cli::command());
+    Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit())
+}
+
+fn without_empty_variables(command: clap::Command) -> clap::Command {
+    let is_empty =
+        |arg: &Arg| arg.get_env().and_then(std::env::var_os).is_some_and(|value| value.is_empty());
+    command
+        .mut_args(|arg| if is_empty(&arg) { arg.env(Resettable::Reset) } else { arg })
+        .mut_subcommands(without_empty_variables)
+}
+
 /// Model.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ModelArgs {
@@ -71,8 +91,15 @@ pub(crate) struct ModelArgs {
     /// A folder with config.json, tokenizer.json and model.safetensors (or shards with their
     /// index), as downloaded from the Hub. The built-in model is unpacked once into the user's
     /// cache folder.
-    #[arg(short, long, value_name = "DIR", env = "MOEFLUX_MODEL", hide_env_values = true, help_heading = MODEL)]
+    #[arg(short, long, value_parser = path(), value_name = "DIR", env = "MOEFLUX_MODEL", hide_env_values = true, help_heading = MODEL)]
     pub(crate) model: Option<PathBuf>,
+    /// Scale RoPE for contexts that are longer than the model's: yarn:FACTOR
+    ///
+    /// The edit of config.json that model cards advise, without editing it. yarn:FACTOR:POSITIONS
+    /// also gives the positions that the model was trained for, where the card names fewer than
+    /// max_position_embeddings: yarn:4:32768 for Qwen3-30B-A3B. Scaling changes short texts too.
+    #[arg(long, value_name = "SCALING", value_parser = str::parse::<RopeScaling>, help_heading = MODEL)]
+    pub(crate) rope_scaling: Option<RopeScaling>,
 }
 
 /// Memory budgets and what is planned within them.
@@ -125,7 +152,7 @@ pub(crate) struct TraceArgs {
     /// Results do not change. FILE grows with each step and is valid up to the last complete step,
     /// however the program ends. It contains no text and no tokens. A GPU that resolves experts
     /// itself must report them while recording, which makes it slower.
-    #[arg(long, value_name = "FILE", help_heading = MODEL)]
+    #[arg(long, value_parser = path(), value_name = "FILE", help_heading = MODEL)]
     pub(crate) trace: Option<PathBuf>,
 }
 
@@ -205,7 +232,7 @@ pub(crate) struct ReadArgs {
     /// replaced by the others. Files missing from the model's folder are taken from the mirrors, so
     /// a model can be spread over several disks. Folders listed in mirrors.txt in the model's
     /// folder, one per line, are mirrors too.
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_parser = path(), value_name = "DIR")]
     pub(crate) mirror: Vec<PathBuf>,
     /// Prefetch experts predicted for the next layer: auto, on or off
     ///
@@ -266,6 +293,11 @@ pub(crate) struct AnswerArgs {
     /// End the answer before this text; may be repeated
     #[arg(long, value_name = "TEXT", help_heading = ANSWER, value_parser = NonEmptyStringValueParser::new())]
     pub(crate) stop: Vec<String>,
+    /// End the answer at this token, such as '<|im_end|>', too; may be repeated
+    ///
+    /// By its text or its id, besides the tokens that the model's files name.
+    #[arg(long, value_name = "TOKEN", help_heading = ANSWER, value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) end_token: Vec<String>,
     /// Maximum tokens of an answer [default: as many as the context holds]
     #[arg(short = 'n', long, value_name = "N", help_heading = ANSWER)]
     pub(crate) max_tokens: Option<NonZeroUsize>,
@@ -408,19 +440,19 @@ Exit codes: 0 no difference beyond the tolerance, 1 differences, 2 wrong use.";
 #[command(after_help = LOGITS_EXAMPLES)]
 pub(crate) struct LogitsArgs {
     /// Token ids: a file with a JSON array of numbers; `-` is stdin
-    #[arg(long, value_name = "FILE.json", required_unless_present_all = ["out", "compare"])]
+    #[arg(long, value_parser = path(), value_name = "FILE.json", required_unless_present_all = ["out", "compare"])]
     pub(crate) tokens: Option<PathBuf>,
     /// Prefill the first N tokens, decode the others one by one [default: prefill all]
     #[arg(long, value_name = "N", requires = "tokens")]
     pub(crate) prefill: Option<usize>,
     /// File to write; without --tokens, the file to compare
-    #[arg(long, value_name = "FILE.safetensors", required_unless_present = "compare")]
+    #[arg(long, value_parser = path(), value_name = "FILE.safetensors", required_unless_present = "compare")]
     pub(crate) out: Option<PathBuf>,
     /// Also write hidden states and chosen experts of every layer
     #[arg(long, requires = "tokens")]
     pub(crate) trace: bool,
     /// File to compare with
-    #[arg(long, value_name = "OTHER.safetensors")]
+    #[arg(long, value_parser = path(), value_name = "OTHER.safetensors")]
     pub(crate) compare: Option<PathBuf>,
     /// Largest |a - b| that is accepted, relative to the root mean square of the other tensor
     #[arg(long, value_name = "T", default_value = "0", value_parser = within(0.0, f32::MAX), requires = "compare")]
@@ -442,7 +474,7 @@ Examples:
 #[command(after_help = PERPLEXITY_EXAMPLES)]
 pub(crate) struct PerplexityArgs {
     /// The text: a file in UTF-8; `-` is stdin
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_parser = path(), value_name = "FILE")]
     pub(crate) text: PathBuf,
     /// Print one JSON object
     #[arg(long)]
@@ -469,7 +501,7 @@ Examples:
 #[command(after_help = REPLAY_EXAMPLES)]
 pub(crate) struct ReplayArgs {
     /// File that --trace wrote
-    #[arg(value_name = "FILE")]
+    #[arg(value_parser = path(), value_name = "FILE")]
     pub(crate) file: PathBuf,
     /// Numbers of slots [default: from one layer's need to all experts]
     #[arg(long, value_name = "N,N,...", value_delimiter = ',')]
@@ -487,7 +519,7 @@ pub(crate) struct ReplayArgs {
     #[arg(long, conflicts_with = "json")]
     pub(crate) csv: bool,
     /// Also plot hit rates over size
-    #[arg(long, value_name = "FILE.svg")]
+    #[arg(long, value_parser = path(), value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
 }
 
@@ -529,13 +561,13 @@ pub(crate) struct PackArgs {
     /// Folder of the model to pack [default: the built-in tales-18m]
     ///
     /// With --verify, the folder to compare with, byte for byte.
-    #[arg(short, long, value_name = "DIR")]
+    #[arg(short, long, value_parser = path(), value_name = "DIR")]
     pub(crate) model: Option<PathBuf>,
     /// Folder to write; created if missing, and must contain no other files
-    #[arg(short, long, value_name = "DIR", required_unless_present = "verify")]
+    #[arg(short, long, value_parser = path(), value_name = "DIR", required_unless_present = "verify")]
     pub(crate) out: Option<PathBuf>,
     /// Read a packed folder again and list damage
-    #[arg(long, value_name = "DIR", conflicts_with = "out")]
+    #[arg(long, value_parser = path(), value_name = "DIR", conflicts_with = "out")]
     pub(crate) verify: Option<PathBuf>,
 }
 
@@ -568,10 +600,10 @@ pub(crate) struct SynthArgs {
         value_parser = preset(), hide_possible_values = true)]
     pub(crate) preset: Option<String>,
     /// config.json to take the shapes from
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_parser = path(), value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// Folder to write; created if missing, and must be empty
-    #[arg(short, long, value_name = "DIR")]
+    #[arg(short, long, value_parser = path(), value_name = "DIR")]
     pub(crate) out: PathBuf,
     /// Only the first N layers
     #[arg(long, value_name = "N")]

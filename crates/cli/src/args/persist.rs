@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use moeflux::runtime::KvFormat;
 
-use super::values::{kv_format, parse_size};
+use super::values::{kv_format, parse_size, path};
 
 const PERSIST: &str = "Sessions and prefix cache";
 
@@ -20,7 +20,7 @@ pub(crate) struct PersistArgs {
     /// Anyone who can read FILE can read the conversation. FILE is replaced atomically: after an
     /// error, or Ctrl-C before an answer, it is unchanged. It requires the model it was saved with,
     /// and the same --exact and --kv.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_parser = path(), value_name = "FILE")]
     pub(crate) session: Option<PathBuf>,
     /// Format of the KV cache in FILE: q8, f16 or f32 [default: as --kv, lossless]
     ///
@@ -44,7 +44,7 @@ pub(crate) struct PersistArgs {
     /// attention in all layers, the longest common prefix; with recurrent or sliding-window layers,
     /// only a whole cached prompt. Several processes may share DIR. Anyone who can read it can read
     /// the prompts.
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_parser = path(), value_name = "DIR")]
     pub(crate) prefix_cache: Option<PathBuf>,
     /// Maximum size of --prefix-cache; the least recently used prompts are evicted
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "4GiB", requires = "prefix_cache")]

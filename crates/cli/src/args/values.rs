@@ -1,7 +1,11 @@
 //! Parsers of argument values: sizes, speeds, percentages, numbers, names.
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use std::path::PathBuf;
+
+use clap::builder::{PathBufValueParser, PossibleValuesParser, TypedValueParser};
 use moeflux::{runtime::KvFormat, tools::synth};
+
+use crate::folders;
 
 /// Suffixes of sizes. Single letters and those with an `i` are binary, others decimal.
 const SUFFIXES: [(&str, u64); 13] = [
@@ -68,6 +72,12 @@ pub(super) fn parse_percent(text: &str) -> Result<f64, String> {
     number
         .map(|n| n / 100.0)
         .ok_or_else(|| "write a percentage from 0 to 100, such as 10%".to_owned())
+}
+
+/// Parser of paths. `~/` at the start is the home folder: shells expand it at the start of a word
+/// only, not after `=`, and service managers never do.
+pub(super) fn path() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().map(|path| folders::below_home(&path))
 }
 
 /// Parser of names of presets.

@@ -7,22 +7,38 @@ use std::{
 
 use moeflux::{
     Answer, ChatOptions, Engine, Finish, GenerateRequest, MemoryPlan, Sampling, Session,
-    StepControl, base::SystemMemory, serve::Phase, text::Text,
+    StepControl,
+    base::SystemMemory,
+    serve::Phase,
+    text::{Delta, Text},
 };
 use moeflux_bench::{describe, units};
 use serde::Serialize;
 
 use super::persist::{PrefixCacheReport, PromptCache};
 use crate::{
+    WrongUse,
     args::{AnswerArgs, Switch},
     interrupt, out,
     progress::Ui,
 };
 
 impl AnswerArgs {
-    /// Request with the model's recommended sampling where no option is given.
-    pub(crate) fn request(&self, text: &Text) -> GenerateRequest {
-        let recommended = &text.generation().sampling;
+    /// Request with the model's recommended sampling where no option is given. Broken
+    /// recommendations are a note.
+    ///
+    /// # Errors
+    /// The tokenizer has no such end token.
+    pub(crate) fn request(&self, text: &Text, ui: Ui) -> anyhow::Result<GenerateRequest> {
+        let recommended = match text.generation() {
+            Ok(generation) => generation.sampling.clone(),
+            Err(error) => {
+                if self.temperature.is_none() {
+                    ui.note(format_args!("sampling is not as the model's authors advise: {error}"));
+                }
+                Sampling::default()
+            }
+        };
         let sampling = Sampling::default()
             .temperature(self.temperature.unwrap_or(recommended.temperature))
             .top_k(self.top_k.unwrap_or(recommended.top_k))
@@ -33,12 +49,30 @@ impl AnswerArgs {
             .frequency_penalty(self.frequency_penalty.unwrap_or(recommended.frequency_penalty))
             .seed(self.seed.unwrap_or_else(random_seed));
         let max_tokens = self.max_tokens.map(Into::into);
-        GenerateRequest::default().sampling(sampling).max_tokens(max_tokens).stop(self.stop.clone())
+        let end_tokens = self.end_token.iter().map(|token| end_token(text, token));
+        Ok(GenerateRequest::default()
+            .sampling(sampling)
+            .max_tokens(max_tokens)
+            .end_tokens(end_tokens.collect::<Result<_, _>>()?)
+            .stop(self.stop.clone()))
     }
 
     pub(crate) fn chat_options(&self) -> ChatOptions {
         ChatOptions::default().thinking(self.thinking.map(|s| matches!(s, Switch::On)))
     }
+}
+
+/// Id of a token that the user names by its text or its id.
+///
+/// # Errors
+/// The tokenizer does not have it.
+fn end_token(text: &Text, token: &str) -> Result<u32, WrongUse> {
+    text.tokenizer().token_to_id(token).or_else(|| token.parse().ok()).ok_or_else(|| {
+        WrongUse(format!(
+            "--end-token {token}: the tokenizer has no such token; for a text that is several \
+             tokens, give --stop"
+        ))
+    })
 }
 
 /// Random seed of 32 bits: short to copy, and exact in every JSON parser.
@@ -47,8 +81,8 @@ fn random_seed() -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish() & 0xFFFF_FFFF
 }
 
-/// Answers `prompt`, reusing `cache`; `sink` receives the text as it is generated. Ctrl-C ends the
-/// answer, and so does a closed stdout.
+/// Answers `prompt`, reusing `cache`; `sink` receives thoughts and text as they are generated.
+/// Ctrl-C ends the answer, and so does a closed stdout.
 ///
 /// # Errors
 /// The engine or `sink` failed.
@@ -58,7 +92,7 @@ pub(crate) fn answer(
     request: &GenerateRequest,
     cache: Option<&PromptCache>,
     ui: Ui,
-    sink: &mut dyn FnMut(&str) -> anyhow::Result<()>,
+    sink: &mut dyn FnMut(Delta<'_>) -> anyhow::Result<()>,
 ) -> anyhow::Result<(Answer, Option<PrefixCacheReport>)> {
     let armed = interrupt::arm();
     let bar = ui.share(&format!("prefill, {}", units::plural(prompt.len() as u64, "token")));
@@ -67,10 +101,10 @@ pub(crate) fn answer(
     let prefilled =
         cache.map(|cache| cache.prefill(session, prompt, &mut control, ui)).transpose()?;
     let mut failed = None;
-    let mut answer = moeflux::generate(session, prompt, request, &mut control, &mut |piece| {
+    let mut answer = moeflux::generate(session, prompt, request, &mut control, &mut |delta| {
         bar.clear();
         if failed.is_none() {
-            failed = sink(piece).err();
+            failed = sink(delta).err();
         }
         if failed.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })?;
@@ -203,6 +237,12 @@ pub(crate) fn ending(answer: &Answer, plan: &MemoryPlan) -> Option<String> {
             plan.context
         )),
         Finish::Cancelled => Some("the answer was interrupted".to_owned()),
-        Finish::EndToken | Finish::StopString | Finish::MaxTokens => None,
+        Finish::EndToken | Finish::StopString | Finish::MaxTokens => {
+            let has_only_thoughts = answer.text.is_empty() && !answer.reasoning.is_empty();
+            has_only_thoughts.then(|| ONLY_THOUGHTS.to_owned())
+        }
     }
 }
+
+/// Note on an answer without text.
+pub(crate) const ONLY_THOUGHTS: &str = "the answer ended in its thoughts, before its text began";

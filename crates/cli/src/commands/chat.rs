@@ -6,8 +6,12 @@ use std::{
     process::ExitCode,
 };
 
-use anyhow::{Context, bail, ensure};
-use moeflux::{Engine, Finish, GenerateRequest, Message, Session, text::Text};
+use anyhow::{Context, anyhow, bail, ensure};
+use moeflux::{
+    Engine, Finish, GenerateRequest, Message, Session,
+    base::{Readers, create_private_folder},
+    text::Text,
+};
 use moeflux_bench::units;
 use rustyline::{Config, DefaultEditor, error::ReadlineError};
 
@@ -17,9 +21,9 @@ use super::{
 };
 use crate::{
     args::{CHAT_COMMANDS, ChatArgs},
-    atomic_file, folders,
+    atomic_file, folders, interrupt,
     load::{self, Needs},
-    out::{self, Closed},
+    out::{self, AnswerPrinter, Closed},
     progress::{Ui, error_line},
 };
 
@@ -40,7 +44,10 @@ pub(crate) fn run(args: &ChatArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     }
     let mut failed = false;
     while let Some(line) = input.next()? {
-        match chat.turn(&line) {
+        let held = interrupt::hold();
+        let turned = line.and_then(|line| chat.turn(&line));
+        drop(held);
+        match turned {
             Ok(TurnEnd::Line) => {}
             Ok(TurnEnd::Quit) => break,
             Err(error) if error.is::<Closed>() => return Err(error),
@@ -49,9 +56,15 @@ pub(crate) fn run(args: &ChatArgs, ui: Ui) -> anyhow::Result<ExitCode> {
                 error_line(format_args!("error: {error:#}"));
             }
         }
+        if interrupt::ending().is_some() {
+            break;
+        }
     }
     if let (Some(file), Some(saved)) = (&chat.file, chat.saved) {
         ui.line(format_args!("session: saved to {}, {saved}", file.path()));
+    }
+    if let Some(code) = interrupt::ending() {
+        return Ok(ExitCode::from(code));
     }
     Ok(if failed && !input.is_editor() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
@@ -77,7 +90,7 @@ impl LineSource {
         let mut editor =
             DefaultEditor::with_config(config).context("the terminal cannot be used")?;
         let history = folders::state()
-            .filter(|f| std::fs::create_dir_all(f).is_ok())
+            .filter(|f| create_private_folder(f).is_ok())
             .map(|f| f.join("history"));
         if let Some(history) = &history {
             // The file does not exist at first.
@@ -90,22 +103,24 @@ impl LineSource {
         matches!(self, LineSource::Editor { .. })
     }
 
-    /// Next input line, joined with its continuations after `\`; `None` at the end of input.
-    fn next(&mut self) -> anyhow::Result<Option<String>> {
+    /// Next input line, joined with its continuations after `\`; `None` at the end of input. A line
+    /// that is not text is an error of its turn.
+    fn next(&mut self) -> anyhow::Result<Option<anyhow::Result<String>>> {
         let mut whole = String::new();
         loop {
             let prompt = if whole.is_empty() { "> " } else { ". " };
             let Some(line) = self.line(prompt)? else {
-                return Ok((!whole.is_empty()).then_some(whole));
+                return Ok((!whole.is_empty()).then_some(Ok(whole)));
             };
+            let Ok(line) = line else { return Ok(Some(line)) };
             match line.strip_suffix('\\') {
                 Some(start) => whole = whole + start + "\n",
-                None => return Ok(Some(whole + &line)),
+                None => return Ok(Some(Ok(whole + &line))),
             }
         }
     }
 
-    fn line(&mut self, prompt: &str) -> anyhow::Result<Option<String>> {
+    fn line(&mut self, prompt: &str) -> anyhow::Result<Option<anyhow::Result<String>>> {
         match self {
             LineSource::Editor { editor, history, ui } => loop {
                 match editor.readline(prompt) {
@@ -114,7 +129,10 @@ impl LineSource {
                             // A history that cannot be written is ignored.
                             let _ = editor.append_history(history);
                         }
-                        return Ok(Some(line));
+                        return Ok(Some(Ok(line)));
+                    }
+                    Err(ReadlineError::Io(error)) if error.kind() == io::ErrorKind::InvalidData => {
+                        return Ok(Some(Err(anyhow!("the line is not UTF-8 text: type it again"))));
                     }
                     Err(ReadlineError::Eof) => return Ok(None),
                     Err(ReadlineError::Interrupted) => ui.line("Ctrl-D or /quit leaves"),
@@ -122,12 +140,13 @@ impl LineSource {
                 }
             },
             LineSource::Lines(lines) => {
-                let mut line = String::new();
-                if lines.read_line(&mut line).context("standard input cannot be read")? == 0 {
+                let mut line = Vec::new();
+                let read = lines.read_until(b'\n', &mut line);
+                if read.context("standard input cannot be read")? == 0 {
                     return Ok(None);
                 }
-                line.truncate(line.trim_end_matches(['\n', '\r']).len());
-                Ok(Some(line))
+                let text = super::decode(line, "the line");
+                Ok(Some(text.map(|text| text.trim_end_matches(['\n', '\r']).to_owned())))
             }
         }
     }
@@ -189,7 +208,7 @@ impl<'a> Chat<'a> {
             ui,
             engine,
             text,
-            request: args.generation.answer.request(text),
+            request: args.generation.answer.request(text, ui)?,
             session,
             cache,
             file,
@@ -268,8 +287,11 @@ impl<'a> Chat<'a> {
         );
         let request = self.request.clone().ends(self.ends(&rendered, prompt.len()));
         let (session, cache) = (&mut self.session, self.cache.as_ref());
+        let mut printer = AnswerPrinter::new();
         let (answer, _) =
-            answer::answer(session, &prompt, &request, cache, self.ui, &mut |p| out::write(p))?;
+            answer::answer(session, &prompt, &request, cache, self.ui, &mut |delta| {
+                printer.print(delta)
+            })?;
         self.cost.add(&answer);
         if answer.tokens.is_empty() {
             self.ui.note("interrupted before the answer started");
@@ -285,11 +307,15 @@ impl<'a> Chat<'a> {
             Finish::Cancelled => {
                 self.ui.note("interrupted; the answer so far counts as the answer")
             }
-            Finish::EndToken | Finish::StopString | Finish::MaxTokens => {}
+            Finish::EndToken | Finish::StopString | Finish::MaxTokens => {
+                if let Some(ending) = answer::ending(&answer, self.engine.plan()) {
+                    self.ui.note(ending);
+                }
+            }
         }
         let conversation =
             persist::session_tokens(self.text, &prompt, &answer, self.engine.plan())?;
-        self.messages.push(Message::assistant(answer.text));
+        self.messages.push(Message::assistant(answer.text).reasoning(answer.reasoning));
         let saved =
             self.file.as_ref().map(|file| file.save(&mut self.session, &conversation)).transpose();
         self.last = Some(LastTurn {
@@ -381,7 +407,7 @@ impl<'a> Chat<'a> {
     fn save(&self, path: &Path) -> anyhow::Result<()> {
         let mut json = serde_json::to_string_pretty(&self.messages)?;
         json.push('\n');
-        atomic_file::write(path, json.as_bytes())?;
+        atomic_file::write(path, Readers::Owner, json.as_bytes())?;
         let count = units::plural(self.messages.len() as u64, "message");
         self.ui.line(format_args!("{count} saved to {}", path.display()));
         if self.is_restored {
@@ -412,8 +438,5 @@ impl<'a> Chat<'a> {
 /// Path argument of a command; `~/` is the home folder.
 fn file(argument: &str) -> anyhow::Result<PathBuf> {
     ensure!(!argument.is_empty(), "name a file");
-    match (argument.strip_prefix("~/"), std::env::home_dir()) {
-        (Some(below), Some(home)) => Ok(home.join(below)),
-        _ => Ok(argument.into()),
-    }
+    Ok(folders::below_home(Path::new(argument)))
 }

@@ -1,6 +1,12 @@
 //! `logits`: differential testing against another run or engine.
 
-use std::{cell::RefCell, env, path::PathBuf, process::ExitCode};
+use std::{
+    cell::RefCell,
+    env,
+    hash::{BuildHasher, Hasher, RandomState},
+    path::PathBuf,
+    process::ExitCode,
+};
 
 use anyhow::{Context, ensure};
 use moeflux::{
@@ -118,8 +124,10 @@ fn compare(a: &TensorFile, b: &TensorFile, tolerance: f32) -> anyhow::Result<Exi
     Ok(if diff.differs { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
+/// File in the folder for temporary files, which others may write to: its name cannot be guessed.
 fn scratch_file() -> PathBuf {
-    env::temp_dir().join("moeflux-logits.safetensors")
+    let random = RandomState::new().build_hasher().finish();
+    env::temp_dir().join(format!("moeflux-logits-{random:016x}.safetensors"))
 }
 
 /// Writes rows to the file as they arrive. The engine's callbacks return nothing, so the first

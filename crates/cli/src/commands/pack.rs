@@ -54,7 +54,7 @@ fn write(model: Option<&Path>, out: &Path, ui: Ui) -> anyhow::Result<ExitCode> {
                 "interrupted: what was packed stays in {}; the same command goes on from there",
                 out.display()
             ));
-            return Ok(ExitCode::from(interrupt::EXIT_CODE));
+            return Ok(ExitCode::from(interrupt::exit_code()));
         }
         other => other?,
     };

@@ -36,15 +36,14 @@ struct PerplexityReport<'a> {
 pub(crate) fn run(args: &PerplexityArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let text = super::read_text(&args.text)?;
     let engine = load::engine(&args.engine, load::Needs::default(), ui)?;
-    let tokens = engine.text()?.encode(&text)?;
     let mut session = engine.session()?;
     let since = Instant::now();
     let perplexity = {
         let armed = interrupt::arm();
-        let bar = ui.share(&format!("predicting {}", units::plural(tokens.len() as u64, "token")));
+        let bar = ui.share(&format!("predicting {} of text", units::disk(text.len() as f64)));
         let mut progress = |share: f64| bar.share(share);
         let mut control = StepControl::default().cancel(armed.flag()).progress(&mut progress);
-        let measured = moeflux::tools::perplexity(&mut session, &tokens, &mut control);
+        let measured = moeflux::tools::text_perplexity(&mut session, &text, &mut control);
         measured.with_context(|| args.text.display().to_string())?
     };
     let device = engine.device();

@@ -3,12 +3,14 @@
 use std::{
     fmt, fs, io,
     path::{Display, Path, PathBuf},
+    sync::{Mutex, PoisonError},
     time::Instant,
 };
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use moeflux::{
     Answer, Error, Finish, MemoryPlan, Session, StepControl,
+    base::WriterLock,
     serve::Phase,
     session::{SnapshotFolder, SnapshotOptions, Synced},
     text::Text,
@@ -22,8 +24,16 @@ use crate::{WrongUse, args::PersistArgs, progress::Ui};
 /// file costs as much as some tens of tokens, and every file slows down searches.
 const MIN_CACHED_TOKENS: usize = 256;
 
-/// A session stored in a file. Its tokens are the conversation: prompts as fed, answers as
-/// generated.
+/// Lock on the session file; also released when a signal ends the program.
+static LOCK: Mutex<Option<WriterLock>> = Mutex::new(None);
+
+/// Releases the lock on the session file.
+pub(crate) fn release_session() {
+    drop(LOCK.lock().unwrap_or_else(PoisonError::into_inner).take());
+}
+
+/// A session stored in a file, locked against other writers. Its tokens are the conversation:
+/// prompts as fed, answers as generated.
 pub(crate) struct SessionFile {
     path: PathBuf,
     options: SnapshotOptions,
@@ -77,13 +87,22 @@ impl SessionFile {
             ))
             .into());
         }
+        Self::lock(path)?;
+        let restored = Self::restore(path, session).inspect_err(|_| release_session())?;
+        let options =
+            SnapshotOptions::default().hot_experts(args.session_experts).kv_format(args.session_kv);
+        Ok(Some(Self { path: path.clone(), options, restored }))
+    }
+
+    /// Restores the session; `None` if the file does not exist.
+    fn restore(path: &Path, session: &mut Session) -> anyhow::Result<Option<RestoredSession>> {
         let since = Instant::now();
-        let restored = match session.restore(path) {
-            Ok(()) => Some(RestoredSession {
+        match session.restore(path) {
+            Ok(()) => Ok(Some(RestoredSession {
                 tokens: session.tokens().len(),
                 seconds: since.elapsed().as_secs_f64(),
                 lossy: session.is_lossy(),
-            }),
+            })),
             Err(Error::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
                 // An early error is better than one after the answer.
                 let folder =
@@ -93,13 +112,26 @@ impl SessionFile {
                     "{}: cannot be saved there: make the folder first",
                     path.display()
                 );
-                None
+                Ok(None)
             }
-            Err(error) => return Err(error.into()),
-        };
-        let options =
-            SnapshotOptions::default().hot_experts(args.session_experts).kv_format(args.session_kv);
-        Ok(Some(Self { path: path.clone(), options, restored }))
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Keeps other processes from saving to the file until this one ends, as answers would be lost.
+    ///
+    /// # Errors
+    /// Another process has the lock. Where no lock can be made, there is none.
+    fn lock(path: &Path) -> anyhow::Result<()> {
+        match WriterLock::acquire(path) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => bail!(
+                "{}: another run has this session open: end it first, or give another file",
+                path.display()
+            ),
+            // If the file cannot be written either, saving it says so.
+            lock => *LOCK.lock().unwrap_or_else(PoisonError::into_inner) = lock.ok().flatten(),
+        }
+        Ok(())
     }
 
     /// Path of the file.
@@ -166,6 +198,12 @@ impl SessionFile {
     }
 }
 
+impl Drop for SessionFile {
+    fn drop(&mut self) {
+        release_session();
+    }
+}
+
 impl fmt::Display for SavedSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -189,15 +227,38 @@ pub(crate) fn session_tokens(
     plan: &MemoryPlan,
 ) -> Result<Vec<u32>, Error> {
     let mut held = match answer.tokens.as_slice() {
-        _ if answer.finish == Finish::StopString => {
-            [prompt, &text.tokenizer().encode(&answer.text, false)?].concat()
+        tokens if answer.finish == Finish::StopString => {
+            [prompt, &tokens_before_stop(text, prompt, tokens, &answer.text)?].concat()
         }
-        [tokens @ .., end] if text.end().contains(*end) => [prompt, tokens].concat(),
+        [tokens @ .., _] if answer.finish == Finish::EndToken => [prompt, tokens].concat(),
         tokens => [prompt, tokens].concat(),
     };
     // In a full context there is no room for the last token, nor for another question.
     held.truncate(plan.context);
     Ok(held)
+}
+
+/// Tokens of an answer that a stop string ended, up to that string. Thoughts and marks before the
+/// text stay as they were generated.
+fn tokens_before_stop(
+    text: &Text,
+    prompt: &[u32],
+    tokens: &[u32],
+    answer: &str,
+) -> Result<Vec<u32>, Error> {
+    if text.answers_are_plain() {
+        return text.tokenizer().encode(answer, false);
+    }
+    let mut count = tokens.len();
+    let rest = loop {
+        let kept = text.message(prompt, &tokens[..count])?.content;
+        match answer.strip_prefix(&*kept) {
+            Some(rest) => break rest,
+            None if count == 0 => break answer,
+            None => count -= 1,
+        }
+    };
+    Ok([&tokens[..count], &text.tokenizer().encode(rest, false)?].concat())
 }
 
 /// Folder of cached prompts.

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use moeflux::{
     Checkpoint,
+    base::Readers,
     experts::{DiskSpeed, Trace, probe_disk, probe_memory},
     model::blueprint::Blueprint,
     tools::{Planner, TokenCosts},
@@ -69,7 +70,7 @@ pub(crate) fn run(args: &PlanArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     };
     let report = BudgetReport::new(&request, &planner, &blueprint, &costs)?;
     if let Some(path) = &args.plot {
-        atomic_file::write(path, plot::svg(&report.chart())?.as_bytes())?;
+        atomic_file::write(path, Readers::Umask, plot::svg(&report.chart())?.as_bytes())?;
     }
     match args.json {
         true => out::json(&report)?,

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::anyhow;
-use moeflux::experts::Trace;
+use moeflux::{base::Readers, experts::Trace};
 use moeflux_bench::{
     plot,
     replay_report::{ReplayReport, ReplayRequest},
@@ -29,7 +29,7 @@ pub(crate) fn run(args: &ReplayArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let request = ReplayRequest { slots: &slots, budgets: &args.budgets, policies: &args.policy };
     let report = ReplayReport::new(&trace, request)?;
     if let Some(path) = &args.plot {
-        atomic_file::write(path, plot::svg(&report.chart())?.as_bytes())?;
+        atomic_file::write(path, Readers::Umask, plot::svg(&report.chart())?.as_bytes())?;
     }
     match (args.json, args.csv) {
         (true, _) => out::json(&report)?,

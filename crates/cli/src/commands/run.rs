@@ -26,6 +26,8 @@ use crate::{
 #[derive(Serialize)]
 struct RunReport<'a> {
     text: &'a str,
+    /// Thoughts before the text; empty without.
+    reasoning: &'a str,
     tokens: &'a [u32],
     finish: Finish,
     prompt_tokens: usize,
@@ -61,16 +63,18 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let mut session = engine.session()?;
     let file = SessionFile::open(&args.generation.persist, &mut session)?;
     let tokens = ask(args, session.tokens(), &prompt, &engine, ui)?;
-    let request = args.generation.answer.request(text);
+    let request = args.generation.answer.request(text, ui)?;
+    let held = interrupt::hold();
+    let mut printer = out::AnswerPrinter::new();
     let (answer, prefilled) = answer::answer(
         &mut session,
         &tokens,
         &request,
         cache.as_ref(),
         ui,
-        &mut |piece| match args.json {
+        &mut |delta| match args.json {
             true => Ok(()),
-            false => out::write(piece),
+            false => printer.print(delta),
         },
     )?;
     if answer.finish == Finish::Cancelled && answer.tokens.is_empty() {
@@ -80,12 +84,13 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
                 file.path()
             ));
         }
-        return Ok(ExitCode::from(interrupt::EXIT_CODE));
+        return Ok(ExitCode::from(interrupt::exit_code()));
     }
     let needs_newline = !args.json && !answer.text.ends_with('\n');
     let printed = if needs_newline { out::line("") } else { Ok(()) };
     let history = persist::session_tokens(text, &tokens, &answer, plan)?;
     let saved = file.as_ref().map(|file| file.save(&mut session, &history)).transpose();
+    drop(held);
     if printed.is_err() {
         return saved.and(printed).map(|()| ExitCode::SUCCESS);
     }
@@ -94,6 +99,7 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     if args.json {
         out::json(&RunReport {
             text: &answer.text,
+            reasoning: &answer.reasoning,
             tokens: &answer.tokens,
             finish: answer.finish,
             prompt_tokens: answer.prompt_tokens,
@@ -123,7 +129,7 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         ui.line(lines.join("; "));
     }
     ui.line(cost.line(&engine));
-    saved.map(|_| ExitCode::SUCCESS)
+    saved.map(|_| interrupt::ending().map_or(ExitCode::SUCCESS, ExitCode::from))
 }
 
 /// Tokens to feed: those of the session, then the prompt.
@@ -142,7 +148,7 @@ fn ask(
     let more = match (args.raw, history.is_empty()) {
         (true, true) => text.encode(prompt)?,
         // Special tokens around a text belong only at its start.
-        (true, false) => text.tokenizer().encode(prompt, false)?,
+        (true, false) => text.encode_continuation(prompt)?,
         (false, true) => {
             let system = args.system.iter().map(Message::system);
             let messages: Vec<_> = system.chain([Message::user(prompt)]).collect();

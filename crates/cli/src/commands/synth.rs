@@ -36,7 +36,7 @@ pub(crate) fn run(args: &SynthArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         });
         match written {
             // Partial output has been deleted.
-            Err(moeflux::Error::Cancelled) => return Ok(ExitCode::from(interrupt::EXIT_CODE)),
+            Err(moeflux::Error::Cancelled) => return Ok(ExitCode::from(interrupt::exit_code())),
             other => other?,
         }
     };

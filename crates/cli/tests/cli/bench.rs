@@ -42,6 +42,41 @@ fn speed_is_measured() {
     assert_error(&beyond("100", "1000000000000"), 1, &["1000000000001 tokens", "2048 positions"]);
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn a_run_that_beats_the_remembered_disk_has_it_measured_anew() {
+    let (cache, probes) = (temp(), "moeflux/probes");
+    let bench = |more: &[&str]| {
+        let args = [&SHORT[..], &["--io", "direct", "--prompt", "64", "--json"], more].concat();
+        let said = said(moeflux(args).env("XDG_CACHE_HOME", cache.path()).output().unwrap());
+        assert_eq!(said.code, 0, "{said:?}");
+        said
+    };
+    let tight = budget(40);
+    let tight = ["--memory", &tight];
+    bench(&tight);
+    let entry = std::fs::read_dir(cache.path().join(probes)).unwrap().next().unwrap().unwrap();
+    let remembered = || json(&std::fs::read_to_string(entry.path()).unwrap());
+    let mut slow = remembered();
+    if slow["direct"] == false {
+        println!("not tested: this file system has no direct reads");
+        return;
+    }
+    for depth in slow["depths"].as_array_mut().unwrap() {
+        depth["bytes_per_second"] = 1e5.into();
+    }
+    std::fs::write(entry.path(), slow.to_string()).unwrap();
+    let said = bench(&tight);
+    let measured = json(&said.out);
+    if said.err.contains("measured anew") {
+        assert!(said.err.contains("remembered peak of 100 KB/s"), "{said:?}");
+        assert!(remembered()["depths"][0]["bytes_per_second"].as_f64().unwrap() > 1e5);
+    }
+    // The roof is that of the run's reads.
+    let share = measured["decode"]["roof"]["share"].as_f64().unwrap();
+    assert!(share < 1.1, "{measured}");
+}
+
 /// Arguments of a short run with a small context, whose plan fits few slots.
 const SHORT: [&str; 9] =
     ["bench", "--ctx", "256", "--chunk", "64", "--tokens", "4", "--repeat", "1"];

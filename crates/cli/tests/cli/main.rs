@@ -6,13 +6,19 @@
 mod answers;
 mod bench;
 mod devices;
+mod dialects;
 mod file_versions;
 mod inspect;
 mod kernels;
 mod logits;
+mod machines;
 mod memory;
 mod pack;
+#[cfg(unix)]
+mod private_files;
 mod replay;
+mod scripted;
+mod serve;
 mod sessions;
 mod usage;
 
@@ -68,8 +74,11 @@ fn succeed(args: &[&str]) -> String {
 }
 
 fn with_stdin(args: &[&str], input: &[u8]) -> Said {
-    let piped =
-        moeflux(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    fed(moeflux(args), input)
+}
+
+fn fed(mut command: Command, input: &[u8]) -> Said {
+    let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = piped.unwrap();
     // A program that rejects its arguments does not read stdin.
     let _ = child.stdin.take().unwrap().write_all(input);

@@ -44,7 +44,7 @@ fn help_shows_every_command_with_examples() {
 
 #[test]
 fn wrong_use_is_exit_code_2_and_names_the_choices() {
-    let wrong: [(&[&str], &str); 19] = [
+    let wrong: [(&[&str], &str); 20] = [
         (&["nonsense"], "unrecognized subcommand"),
         (&["run", "--nonsense", "x"], "unexpected argument"),
         (&["run", "--memory", "lots", "x"], "8GiB"),
@@ -63,6 +63,7 @@ fn wrong_use_is_exit_code_2_and_names_the_choices() {
         (&["logits", "--tokens", "x.json"], "--out"),
         (&["synth", "gpt-5", "--out", "x"], "qwen3-30b-a3b"),
         (&["completions", "ksh"], "bash"),
+        (&["serve", "--host", "0.0.0.0"], "--no-key"),
         (&["run", "--mirror", "x", "x"], "the built-in model has no mirrors"),
     ];
     for (args, part) in wrong {

@@ -1,5 +1,34 @@
 //! System information: memory, cgroup limits, physical cores, graphics hardware, free disk space.
 
+/// Names of entries that systems make in folders, among them the root of a disk. A folder with
+/// nothing else is empty to its user.
+const SYSTEM_ENTRIES: [&str; 14] = [
+    "lost+found",
+    ".DS_Store",
+    ".Spotlight-V100",
+    ".Trashes",
+    ".fseventsd",
+    ".TemporaryItems",
+    ".DocumentRevisions-V100",
+    ".apdisk",
+    ".snapshots",
+    "System Volume Information",
+    "$RECYCLE.BIN",
+    "Thumbs.db",
+    "desktop.ini",
+    ".directory",
+];
+
+/// Whether a folder's entry is the system's: see [`SYSTEM_ENTRIES`], the trash of a disk, and
+/// AppleDouble files.
+pub(crate) fn is_system_entry(name: &std::ffi::OsStr) -> bool {
+    let prefixes = [".Trash-", "._", ".nfs", ".fuse_hidden"];
+    name.to_str().is_some_and(|name| {
+        SYSTEM_ENTRIES.iter().any(|known| known.eq_ignore_ascii_case(name))
+            || prefixes.iter().any(|prefix| name.starts_with(prefix))
+    })
+}
+
 /// Stack size of threads that only do file I/O, in bytes.
 pub(crate) const IO_STACK: usize = 128 << 10;
 
@@ -41,6 +70,73 @@ pub(crate) fn free_space(_folder: &std::path::Path) -> Option<u64> {
     None
 }
 
+/// Open files of this process, and the limit on them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OpenFiles {
+    pub(crate) open: u64,
+    pub(crate) limit: u64,
+}
+
+impl OpenFiles {
+    /// Reads the current values; `None` where there is no limit.
+    #[cfg(unix)]
+    pub(crate) fn now() -> Option<Self> {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current?;
+        // The listing itself is one of them.
+        let listed = std::fs::read_dir("/dev/fd");
+        // Without `/proc` they are not listed.
+        let open = listed.map_or(limit / 2, |entries| entries.count() as u64);
+        Some(Self { open, limit })
+    }
+
+    #[cfg(not(unix))]
+    pub(crate) fn now() -> Option<Self> {
+        None
+    }
+
+    /// Whether `more` files can be opened, and a few others later: sessions, sockets, `/proc`.
+    pub(crate) fn have_room_for(&self, more: u64) -> bool {
+        const SPARE: u64 = 64;
+        self.open.saturating_add(more).saturating_add(SPARE) <= self.limit
+    }
+}
+
+/// Cause and remedy of an error that says that a limit of the process is reached: open files, or
+/// the size of a file.
+#[cfg(unix)]
+pub(crate) fn limit_reached(error: &std::io::Error) -> Option<String> {
+    use rustix::{
+        io::Errno,
+        process::{Resource, getrlimit},
+    };
+
+    if error.kind() == std::io::ErrorKind::FileTooLarge {
+        let limit = getrlimit(Resource::Fsize).current.map_or_else(
+            || "the file system holds no larger file".into(),
+            |limit| format!("this process may write files of at most {limit} bytes"),
+        );
+        return Some(format!(
+            "cannot write the file: {limit}; raise the limit with `ulimit -f unlimited` or \
+             LimitFSIZE=, or choose another disk"
+        ));
+    }
+    let code = error.raw_os_error();
+    if code == Some(Errno::NFILE.raw_os_error()) {
+        return Some("cannot open the file: all programs together have too many open".into());
+    }
+    let limit = OpenFiles::now().filter(|_| code == Some(Errno::MFILE.raw_os_error()))?.limit;
+    Some(format!(
+        "cannot open the file: this process may have {limit} open, each file of a model and of \
+         its mirrors is one; raise the limit: `ulimit -n 4096` in a shell, LimitNOFILE=4096 in a \
+         systemd unit, --ulimit nofile=4096 in Docker"
+    ))
+}
+
+#[cfg(not(unix))]
+pub(crate) fn limit_reached(_: &std::io::Error) -> Option<String> {
+    None
+}
+
 impl SystemMemory {
     /// Reads the current values from the operating system.
     pub fn now() -> Self {
@@ -61,20 +157,32 @@ mod os {
     use super::SystemMemory;
 
     pub(super) fn now() -> SystemMemory {
-        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        read("/proc")
+    }
+
+    /// Current values with the kernel's files below `proc`, which a sandbox may lack.
+    fn read(proc: &str) -> SystemMemory {
+        let text = |name: &str| fs::read_to_string(format!("{proc}/{name}")).unwrap_or_default();
+        let status = text("self/status");
         let resident = kib(&status, "VmRSS:").unwrap_or(0);
-        let mut available =
-            kib(&fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemAvailable:")
-                .unwrap_or(0);
+        let mut available = kib(&text("meminfo"), "MemAvailable:").unwrap_or_else(unused_memory);
         for (resource, used) in [(Resource::As, "VmSize:"), (Resource::Data, "VmData:")] {
             if let Some(limit) = getrlimit(resource).current {
                 available = available.min(limit.saturating_sub(kib(&status, used).unwrap_or(0)));
             }
         }
-        for Cgroup { limit, used, cache } in cgroups() {
+        for Cgroup { limit, used, cache } in cgroups(&text("self/cgroup")) {
             available = available.min(limit.saturating_sub(unreclaimable(used, cache, resident)));
         }
         SystemMemory { available, resident, peak: kib(&status, "VmHWM:").unwrap_or(resident) }
+    }
+
+    /// Memory that holds nothing, or buffers. Without `/proc`, the kernel does not say how much of
+    /// the page cache can be reclaimed.
+    fn unused_memory() -> u64 {
+        let info = rustix::system::sysinfo();
+        let unit = u64::from(info.mem_unit.max(1));
+        (info.freeram as u64).saturating_add(info.bufferram as u64).saturating_mul(unit)
     }
 
     /// Physical cores among the logical processors in the affinity mask; `None` if unknown.
@@ -145,9 +253,12 @@ mod os {
     }
 
     /// Memory cgroups with a limit that contain this process, ancestors included, of both versions.
-    fn cgroups() -> Vec<Cgroup> {
+    /// `own` is `/proc/self/cgroup`; without it, those at the roots are read, which are a
+    /// container's.
+    fn cgroups(own: &str) -> Vec<Cgroup> {
+        let own = if own.is_empty() { "0::/\n1:memory:/\n" } else { own };
         let mut all = Vec::new();
-        for line in fs::read_to_string("/proc/self/cgroup").unwrap_or_default().lines() {
+        for line in own.lines() {
             let mut fields = line.splitn(3, ':');
             let (_, controllers, path) =
                 (fields.next(), fields.next().unwrap_or(""), fields.next().unwrap_or("/"));
@@ -195,6 +306,13 @@ mod os {
             // Mapped files are both resident and cached.
             assert_eq!(unreclaimable(100, Some(70), 60), 60);
             assert_eq!([unreclaimable(100, None, 10), unreclaimable(5, None, 10)], [10, 5]);
+        }
+
+        #[test]
+        fn without_proc_memory_is_still_known() {
+            let folder = tempfile::tempdir().unwrap();
+            let without = read(folder.path().to_str().unwrap());
+            assert!(without.available > 0, "{without:?}");
         }
 
         #[test]

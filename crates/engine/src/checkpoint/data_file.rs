@@ -1,12 +1,16 @@
 //! Data files with positional reads: a file on disk, or one embedded in the binary.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io,
     path::{Path, PathBuf},
 };
 
+use super::foreign;
 use crate::base::error::Error;
+
+/// U+FEFF in UTF-8.
+const BYTE_ORDER_MARK: [u8; 3] = [0xef, 0xbb, 0xbf];
 
 /// An opened file. Reads are positional, so threads share one handle.
 #[derive(Debug)]
@@ -23,14 +27,27 @@ enum DataStorage {
 }
 
 impl DataFile {
-    /// Opens a file for reading.
+    /// Opens a regular file for reading.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
-        let doing = "cannot open the file; is the download complete?";
-        let file = File::open(path).map_err(Error::file(path, doing))?;
-        let file = Self::from_open(path, file).map_err(Error::file(path, doing))?;
+        let doing = "cannot open the file";
+        let open = || {
+            // Opening a pipe would wait for its writer.
+            match fs::metadata(path)?.is_file() {
+                true => Self::from_open(path, File::open(path)?),
+                false => Ok(None),
+            }
+        };
+        let file = open().map_err(|e| match e.kind() {
+            // Its folder lists it: in the Hub's cache, files are links.
+            io::ErrorKind::NotFound if path.is_symlink() => {
+                let doing = "the file that this link names is missing: download it again";
+                Error::file(path, doing)(e)
+            }
+            _ => Error::file(path, doing)(e),
+        })?;
         file.ok_or_else(|| Error::Checkpoint {
             path: path.into(),
-            problem: "this is not a file".into(),
+            problem: "this is not a file, but a folder, a pipe or a device".into(),
         })
     }
 
@@ -105,6 +122,21 @@ impl DataFile {
         Ok(())
     }
 
+    /// Offset of the first byte after a byte order mark, which some editors add.
+    pub(crate) fn text_start(&self) -> u64 {
+        let mut start = [0; BYTE_ORDER_MARK.len()];
+        match self.read_exact_at(&mut start, 0) {
+            Ok(()) if start == BYTE_ORDER_MARK => BYTE_ORDER_MARK.len() as u64,
+            // Later reads report an error.
+            _ => 0,
+        }
+    }
+
+    /// Reader from `offset` on.
+    pub(crate) fn reader_at(&self, offset: u64) -> DataReader<'_> {
+        DataReader { file: self, offset }
+    }
+
     /// Reads the whole file, of at most `limit` bytes.
     pub(crate) fn read_all(&self, limit: u64) -> Result<Vec<u8>, Error> {
         if self.len > limit {
@@ -114,7 +146,47 @@ impl DataFile {
         let mut bytes = vec![0; self.len as usize];
         self.read_exact_at(&mut bytes, 0)
             .map_err(Error::file(&self.path, "cannot read the file"))?;
+        match foreign::stand_in(&bytes) {
+            Some(problem) => Err(Error::Checkpoint { path: self.path.clone(), problem }),
+            None => Ok(bytes),
+        }
+    }
+
+    /// Checks the start of a file that is read as a stream.
+    ///
+    /// # Errors
+    /// It is the stand-in of a file, such as a pointer of Git LFS; or it cannot be read.
+    pub(crate) fn check_start(&self) -> Result<(), Error> {
+        let mut start = vec![0; self.len.min(64) as usize];
+        self.read_exact_at(&mut start, 0)
+            .map_err(Error::file(&self.path, "cannot read the file"))?;
+        match foreign::stand_in(&start) {
+            Some(problem) => Err(Error::Checkpoint { path: self.path.clone(), problem }),
+            None => Ok(()),
+        }
+    }
+
+    /// As [`Self::read_all`], without a byte order mark at the start, which some editors add.
+    pub(crate) fn read_text(&self, limit: u64) -> Result<Vec<u8>, Error> {
+        let mut bytes = self.read_all(limit)?;
+        if bytes.starts_with(&BYTE_ORDER_MARK) {
+            bytes.drain(..BYTE_ORDER_MARK.len());
+        }
         Ok(bytes)
+    }
+}
+
+/// Sequential reader of a file.
+pub(crate) struct DataReader<'a> {
+    file: &'a DataFile,
+    offset: u64,
+}
+
+impl io::Read for DataReader<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read_at(buf, self.offset)?;
+        self.offset += read as u64;
+        Ok(read)
     }
 }
 

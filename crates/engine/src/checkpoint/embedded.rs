@@ -7,8 +7,11 @@ use std::{
     path::Path,
 };
 
-use super::{Checkpoint, DataFile, TEXT_FILES};
-use crate::base::error::Error;
+use super::{Checkpoint, DataFile, TEXT_FILES, TOKENIZER};
+use crate::base::{
+    atomic_file::{AtomicFile, Readers, remove_stale},
+    error::Error,
+};
 
 /// Bytes that are compared or written at a time.
 const BLOCK: usize = 256 << 10;
@@ -24,26 +27,22 @@ type EmbeddedFile = (&'static str, &'static [u8]);
 pub fn unpack_embedded(files: &[EmbeddedFile], folder: &Path) -> Result<(), Error> {
     std::fs::create_dir_all(folder)
         .map_err(Error::file(folder, "cannot make the folder of the built-in model"))?;
+    // Of runs that were killed while they unpacked.
+    remove_stale(folder, |target| files.iter().any(|(name, _)| name.as_bytes() == target));
     for (name, bytes) in files {
         let path = folder.join(name);
         if holds(&path, bytes).unwrap_or(false) {
             continue;
         }
-        // Written to a temporary file and renamed: concurrent processes never see a partial file.
-        let temporary = folder.join(format!(".{name}.{}", std::process::id()));
         let write = || {
-            let mut out = File::create(&temporary)?;
+            let out = AtomicFile::create(&path, Readers::Umask)?;
             for block in bytes.chunks(BLOCK) {
-                out.write_all(block)?;
+                out.file().write_all(block)?;
                 release_pages(block);
             }
-            out.sync_all()?;
-            std::fs::rename(&temporary, &path)
+            out.finish()
         };
-        write().map_err(|e| {
-            let _ = std::fs::remove_file(&temporary);
-            Error::file(&path, "cannot unpack the built-in model")(e)
-        })?;
+        write().map_err(Error::file(&path, "cannot unpack the built-in model"))?;
     }
     Ok(())
 }
@@ -95,11 +94,14 @@ impl Checkpoint {
         let named = |name: &str| files.iter().find(|file| file.0 == name);
         let text_files: HashMap<_, _> = TEXT_FILES
             .into_iter()
+            .filter(|name| *name != TOKENIZER)
             .filter_map(|name| Some((name, named(name)?.1.to_vec())))
             .collect();
         let shards = files.iter().filter(|(name, _)| name.ends_with(".safetensors"));
         let shards = shards.map(|(name, bytes)| DataFile::embedded(name, bytes)).collect();
-        Self::assemble(Path::new("(in the binary)"), shards, text_files)
+        let tokenizer = named(TOKENIZER).map(|(name, bytes)| DataFile::embedded(name, bytes));
+        let checkpoint = Self::assemble(Path::new("(in the binary)"), shards, text_files)?;
+        Ok(Self { tokenizer, ..checkpoint })
     }
 }
 
@@ -123,6 +125,9 @@ mod tests {
                 assert_eq!(std::fs::read(&path).unwrap(), good);
             }
         }
+        // Left by a run that was killed.
+        std::fs::write(folder.join(".model.safetensors.0123456789abcdef.partial"), "half").unwrap();
+        unpack_embedded(files, &folder).unwrap();
         assert_eq!(std::fs::read_dir(&folder).unwrap().count(), files.len());
     }
 }

@@ -103,10 +103,18 @@ impl ModelFolders {
     }
 }
 
+/// Whether a path names another machine on Windows: `\\server\share` with separators of either
+/// kind, which is also how `\\?\UNC\` and `\\.\` start, or the kernel's `\??\`.
+fn is_network_share(path: &str) -> bool {
+    let is_separator = |c: char| c == '/' || c == '\\';
+    path.strip_prefix(is_separator)
+        .is_some_and(|rest| rest.starts_with(is_separator) || rest.starts_with("??"))
+}
+
 /// Mirrors that a model's `mirrors.txt` names, relative to the model's folder.
 fn read_list(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     let list = DataFile::open(&folder.join(LIST))?;
-    let text = String::from_utf8(list.read_all(MAX_LIST)?).map_err(|_| Error::Checkpoint {
+    let text = String::from_utf8(list.read_text(MAX_LIST)?).map_err(|_| Error::Checkpoint {
         path: list.path().into(),
         problem: "it is not UTF-8 text: it lists folders, one per line".into(),
     })?;
@@ -115,7 +123,7 @@ fn read_list(folder: &Path) -> Result<Vec<PathBuf>, Error> {
         .filter(|line| !line.is_empty())
         .map(|line| {
             // A downloaded list must not make this machine connect to a network share.
-            if line.starts_with("\\\\") || line.starts_with("//") {
+            if is_network_share(line) {
                 let problem = format!(
                     "{line} is on another machine: if that is intended, give it with --mirror"
                 );
@@ -124,4 +132,36 @@ fn read_list(folder: &Path) -> Result<Vec<PathBuf>, Error> {
             Ok(folder.join(line))
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_cannot_name_a_network_share_in_any_spelling() {
+        let folder = tempfile::tempdir().unwrap();
+        let listed = |line: &str| {
+            std::fs::write(folder.path().join(LIST), format!("\u{feff}# Disks\r\n  {line} \r\n"))
+                .unwrap();
+            read_list(folder.path())
+        };
+        for share in [
+            r"\\server\share",
+            "//server/share",
+            r"/\server\share",
+            r"\/server/share",
+            r"\\?\UNC\server\share",
+            r"//?/UNC/server/share",
+            r"\\.\UNC\server\share",
+            r"\??\UNC\server\share",
+            r"/??/UNC/server/share",
+        ] {
+            let error = listed(share).unwrap_err().to_string();
+            assert!(error.contains("--mirror"), "{share}: {error}");
+        }
+        for path in ["disk", "../disk", "/mnt/disk", r"\disk", r"D:\disk", "D:/disk"] {
+            assert_eq!(listed(path).unwrap(), [folder.path().join(path)]);
+        }
+    }
 }

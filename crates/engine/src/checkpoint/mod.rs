@@ -7,7 +7,9 @@
 //! - Which bytes make up a tensor, a matrix or an expert: `location.rs`.
 //! - How a matrix or vector is found by name, and in which format: `tensors.rs`, for block-scaled
 //!   formats `block_scaled.rs`.
-//! - How weights are read: `read.rs`.
+//! - RoPE scaling that a user asks for: `rope_scaling.rs`. How weights are read: `read.rs`.
+//! - Which folder a path means: `model_path.rs`. Which files of it hold tensors: `shards.rs`. Files
+//!   and layouts that are recognised but not read: `foreign.rs`.
 //! - File handles and mirrors on other disks: `data_file.rs`, `mirror_folders.rs`.
 //! - The safetensors index, packed models, the built-in model: `safetensors.rs`, `packed`,
 //!   `embedded.rs`.
@@ -18,20 +20,25 @@ mod block_scaled;
 mod compressed_tensors;
 mod data_file;
 mod embedded;
+mod foreign;
 pub(crate) mod frame;
+pub(crate) mod json;
 pub(crate) mod location;
 mod mirror_folders;
 pub(crate) mod model_id;
+mod model_path;
 pub(crate) mod packed;
 mod quantization;
 mod read;
 pub(crate) mod recorder;
+mod rope_scaling;
 mod safetensors;
+mod shards;
 pub(crate) mod source;
 mod tensors;
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::HashMap,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -46,12 +53,31 @@ pub use model_id::ModelId;
 use packed::PackedExperts;
 use quantization::Quantization;
 pub(crate) use read::READ_THREADS;
+pub use rope_scaling::RopeScaling;
+use shards::Shards;
 use source::SourceChanges;
 
 use crate::base::error::Error;
 
-/// Maximum size of a JSON file in bytes.
-const MAX_JSON: u64 = 256 << 20;
+/// Maximum size of a file of ours with a JSON header, and of an index of shards, in bytes.
+const MAX_JSON: u64 = 64 << 20;
+
+/// Maximum size of a small file in bytes. Parsed JSON takes up to 30 times the bytes of its text,
+/// and the largest published configs have a few megabytes.
+const fn max_small(name: &str) -> u64 {
+    match name.as_bytes() {
+        b"tiktoken.model" => 32 << 20,
+        b"tokenizer_config.json" => 8 << 20,
+        _ => 4 << 20,
+    }
+}
+
+/// Maximum size of `tokenizer.json` in bytes: three times the largest published ones.
+#[cfg(any(feature = "text", feature = "tools"))]
+pub(crate) const MAX_TOKENIZER: u64 = 128 << 20;
+
+/// Name of the small file that is read as a stream.
+const TOKENIZER: &str = "tokenizer.json";
 
 /// An opened model folder, or the built-in model: its JSON files and the locations of its tensors.
 ///
@@ -67,16 +93,33 @@ pub struct Checkpoint {
     tensors: HashMap<String, TensorInfo>,
     changes: SourceChanges,
     text_files: HashMap<&'static str, Vec<u8>>,
+    /// `tokenizer.json`: the other small files are held.
+    tokenizer: Option<DataFile>,
     packed: Option<PackedExperts>,
+    findings: Findings,
+    rope_scaling: Option<RopeScaling>,
+}
+
+/// Findings beside the tensors, for errors and remarks.
+#[derive(Clone, Debug, Default)]
+struct Findings {
+    /// File of each tensor, as the index says.
+    index: HashMap<String, String>,
+    /// Description of a quantisation that is not read.
+    foreign: Option<String>,
+    /// Remarks for users on the choice of files.
+    notes: Vec<String>,
 }
 
 /// Names of the small files that are read whole, where they exist.
-pub(crate) const TEXT_FILES: [&str; 6] = [
+pub(crate) const TEXT_FILES: [&str; 8] = [
     "config.json",
     "tokenizer.json",
     "tiktoken.model",
     "tokenizer_config.json",
+    "special_tokens_map.json",
     "chat_template.jinja",
+    "chat_template.json",
     "generation_config.json",
 ];
 
@@ -103,65 +146,37 @@ impl Checkpoint {
     /// folders must be copies of each other. Tensor files missing in the folder itself are read
     /// from a mirror. Mirrors are searched for tensor files only.
     ///
+    /// A repository in the Hub's cache stands for its snapshot.
+    ///
     /// # Errors
     /// As [`Checkpoint::open`]; a mirror cannot be opened or has none of the model's files.
     pub fn open_with(folder: &Path, mirrors: &[PathBuf]) -> Result<Self, Error> {
+        let folder = &model_path::model_folder(folder)?;
         let folders = ModelFolders::open(folder, mirrors)?;
         let names = folders.own_names();
         if !names.contains("config.json") {
-            let problem = match names.contains(packed::JOURNAL) {
-                true => {
-                    "this is a model that is not packed yet: run the same `moeflux pack` again to \
-                     finish it"
-                }
-                false => "there is no config.json here: is this the folder of a model?",
-            };
-            return Err(Error::Checkpoint { path: folder.into(), problem: problem.into() });
+            let problem = foreign::no_config(folder, names);
+            return Err(Error::Checkpoint { path: folder.clone(), problem });
         }
-        let mut shards = BTreeSet::new();
-        let mut expected = HashMap::new();
-        if names.contains("model.safetensors.index.json") {
-            expected = weight_map(&folder.join("model.safetensors.index.json"))?;
-            shards.extend(expected.values().map(String::as_str));
-            if let Some(missing) = shards.iter().find(|shard| folders.locate(shard).is_none()) {
-                let problem = format!(
-                    "the index names it, but it is missing: download the shard {missing} again"
-                );
-                return Err(Error::Checkpoint { path: folder.join(missing), problem });
-            }
-        } else {
-            shards.extend(
-                folders.names().filter(|n| n.starts_with("model") && n.ends_with(".safetensors")),
-            );
-        }
-        if shards.is_empty() {
-            let problem = "there is no model.safetensors and no model.safetensors.index.json: only \
-                           the safetensors format is supported";
-            return Err(Error::Checkpoint { path: folder.into(), problem: problem.into() });
-        }
-        let all = shards.iter().copied().chain([packed::EXPERTS]);
+        let shards = Shards::choose(folder, &folders)?;
+        let all = shards.names.iter().map(String::as_str).chain([packed::EXPERTS]);
         folders.check_mirrors(all.clone())?;
         let files = all.filter_map(|name| folders.locate(name)).map(|path| DataFile::open(&path));
         let files = files.collect::<Result<Vec<_>, _>>()?;
         let mut text_files = HashMap::new();
-        for name in TEXT_FILES {
+        for name in TEXT_FILES.into_iter().filter(|name| *name != TOKENIZER) {
             if names.contains(name) {
-                text_files.insert(name, DataFile::open(&folder.join(name))?.read_all(MAX_JSON)?);
+                let file = DataFile::open(&folder.join(name))?;
+                text_files.insert(name, file.read_text(max_small(name))?);
             }
         }
         let mut checkpoint = Self::assemble(folder, files, text_files)?;
-        for (tensor, shard) in &expected {
-            let found =
-                checkpoint.tensors.get(tensor).map(|t| checkpoint.files[t.file as usize].path());
-            if found.and_then(Path::file_name) != Some(shard.as_ref()) {
-                return Err(Error::Tensor {
-                    tensor: tensor.clone(),
-                    path: folders.locate(shard).unwrap_or_else(|| folder.join(shard)),
-                    problem:
-                        "the index places it in this shard, which lacks it: download both again"
-                            .into(),
-                });
-            }
+        checkpoint.findings.index = shards.index;
+        checkpoint.findings.notes.extend(shards.note);
+        if names.contains(TOKENIZER) {
+            let file = DataFile::open(&folder.join(TOKENIZER))?;
+            file.check_start()?;
+            checkpoint.tokenizer = Some(file);
         }
         checkpoint.mirrors = folders.into_mirrors();
         Ok(checkpoint)
@@ -174,13 +189,9 @@ impl Checkpoint {
         text_files: HashMap<&'static str, Vec<u8>>,
     ) -> Result<Self, Error> {
         let path = folder.join("config.json");
-        let config: serde_json::Value = serde_json::from_slice(
-            text_files.get("config.json").map_or(&[][..], |t| t),
-        )
-        .map_err(|e| Error::Checkpoint {
-            path: path.clone(),
-            problem: format!("this is not JSON: {e}; download it again"),
-        })?;
+        let config = text_files.get("config.json").map_or(&[][..], |file| file);
+        let config: serde_json::Value = json::parse(config)
+            .map_err(|e| Error::Checkpoint { path: path.clone(), problem: json::problem(&e) })?;
         let quantization = Quantization::from_config(&config, &path)?;
         let mut tensors = HashMap::new();
         let mut packed = None;
@@ -207,12 +218,18 @@ impl Checkpoint {
         Ok(Self {
             folder: folder.into(),
             mirrors: Vec::new(),
-            config,
             quantization,
             files: Arc::new(files),
             changes: tensors::detect_changes(&tensors),
+            findings: Findings {
+                foreign: foreign::quantization(&config, &tensors),
+                ..Findings::default()
+            },
+            rope_scaling: None,
+            config,
             tensors,
             text_files,
+            tokenizer: None,
             packed,
         })
     }
@@ -237,7 +254,10 @@ impl Checkpoint {
             changes: tensors::detect_changes(&tensors),
             tensors,
             text_files: HashMap::new(),
+            tokenizer: None,
             packed: None,
+            findings: Findings::default(),
+            rope_scaling: None,
         })
     }
 
@@ -251,16 +271,27 @@ impl Checkpoint {
         &self.mirrors
     }
 
+    /// Remarks for users on the choice of files.
+    pub fn notes(&self) -> &[String] {
+        &self.findings.notes
+    }
+
     /// Contents of `config.json`.
     pub fn config(&self) -> &serde_json::Value {
         &self.config
     }
 
-    /// One of the small files, if it exists: `config.json`, `tokenizer.json`, `tiktoken.model`,
-    /// `tokenizer_config.json`, `chat_template.jinja` or `generation_config.json`.
+    /// One of the small files that are held, if it exists: `config.json`, `tiktoken.model`,
+    /// `tokenizer_config.json`, `special_tokens_map.json`, `chat_template.jinja`,
+    /// `chat_template.json` or `generation_config.json`.
     pub fn text_file(&self, name: &str) -> Option<TextFile<'_>> {
         let bytes = self.text_files.get(name)?;
         Some(TextFile { bytes, path: self.folder.join(name) })
+    }
+
+    /// `tokenizer.json`, if it exists. It is read as a stream: published ones have up to 40 MB.
+    pub(crate) fn tokenizer_file(&self) -> Option<&DataFile> {
+        self.tokenizer.as_ref()
     }
 
     /// The files that hold tensors.
@@ -279,29 +310,9 @@ impl Checkpoint {
     }
 }
 
-/// `model.safetensors.index.json`.
-#[derive(serde::Deserialize)]
-struct ShardIndex {
-    weight_map: HashMap<String, String>,
-}
-
-/// Reads the index file of a sharded checkpoint: tensor name to file name.
-fn weight_map(path: &Path) -> Result<HashMap<String, String>, Error> {
-    let bytes = DataFile::open(path)?.read_all(MAX_JSON)?;
-    let index: ShardIndex = serde_json::from_slice(&bytes).map_err(|e| Error::Checkpoint {
-        path: path.into(),
-        problem: format!("this is not the index of a sharded checkpoint: {e}; download it again"),
-    })?;
-    for shard in index.weight_map.values() {
-        let plain = Path::new(shard).components().count() == 1
-            && !shard.contains(['/', '\\'])
-            && shard != "..";
-        if !plain {
-            let problem = format!(
-                "it names the shard {shard:?}, which is not a plain file name in this folder"
-            );
-            return Err(Error::Checkpoint { path: path.into(), problem });
-        }
-    }
-    Ok(index.weight_map)
+/// Name of the tensor that holds the byte at `offset` of a safetensors file.
+pub(crate) fn tensor_at(file: &DataFile, offset: u64) -> Option<String> {
+    let mut tensors = safetensors::read_index(file, 0).ok()?.into_iter();
+    let found = tensors.find(|(_, t)| (t.offset..t.offset + t.bytes).contains(&offset));
+    found.map(|(name, _)| name)
 }

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use moeflux_compute::Bytes;
 
 use super::{
-    Checkpoint,
+    Checkpoint, DataFile,
     location::{MatrixSource, Segment, VectorSource},
 };
 use crate::base::{error::Error, system::IO_STACK};
@@ -80,10 +80,33 @@ impl Checkpoint {
     /// Reads a segment of the tensor `name`.
     pub(crate) fn read(&self, name: &str, segment: &Segment, dst: &mut [u8]) -> Result<(), Error> {
         let file = &self.files[segment.file as usize];
-        file.read_exact_at(dst, segment.offset).map_err(Error::file(
-            file.path(),
-            format!("cannot read tensor {name}; did the file change?"),
+        let error = match file.read_exact_at(dst, segment.offset) {
+            Ok(()) => return Ok(()),
+            // A disk may fail once.
+            Err(error) => match file.read_exact_at(dst, segment.offset) {
+                Ok(()) => return Ok(()),
+                Err(_) => error,
+            },
+        };
+        if self.read_from_mirror(file, segment, dst) {
+            return Ok(());
+        }
+        Err(Error::file(file.path(), format!("cannot read tensor {name}; did the file change?"))(
+            error,
         ))
+    }
+
+    /// Reads a segment from the first mirror that has the whole file. Returns whether one has.
+    fn read_from_mirror(&self, file: &DataFile, segment: &Segment, dst: &mut [u8]) -> bool {
+        let Some(name) = file.path().file_name() else { return false };
+        let copies = self.mirrors.iter().map(|folder| folder.join(name));
+        let mut copies = copies.filter(|path| path != file.path());
+        copies.any(|path| {
+            DataFile::open(&path)
+                .ok()
+                .filter(|copy| copy.len() == file.len())
+                .is_some_and(|copy| copy.read_exact_at(dst, segment.offset).is_ok())
+        })
     }
 }
 
@@ -94,7 +117,7 @@ mod tests {
     use moeflux_compute::{FileLayout, Format, MatrixShape, Scalar};
 
     use super::{
-        super::{data_file::DataFile, quantization::Quantization, source::SourceChanges},
+        super::{Findings, quantization::Quantization, source::SourceChanges},
         *,
     };
 
@@ -109,8 +132,35 @@ mod tests {
             tensors: HashMap::new(),
             changes: SourceChanges::default(),
             text_files: HashMap::new(),
+            tokenizer: None,
             packed: None,
+            findings: Findings::default(),
+            rope_scaling: None,
         }
+    }
+
+    #[test]
+    fn a_dense_read_that_fails_is_tried_on_mirrors() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let bytes: Vec<u8> = (0..100).collect();
+        for name in ["own", "short", "mirror"] {
+            std::fs::create_dir(path(name)).unwrap();
+            std::fs::write(path(name).join("weights"), &bytes).unwrap();
+        }
+        let own = DataFile::open(&path("own").join("weights")).unwrap();
+        for name in ["own", "short"] {
+            std::fs::write(path(name).join("weights"), &bytes[..50]).unwrap();
+        }
+        let mut checkpoint = single_file(&[]);
+        checkpoint.files = Arc::new(vec![own]);
+        let segment = Segment { file: 0, offset: 40, bytes: 20 };
+        let mut dst = [0; 20];
+        let failed = checkpoint.read("w", &segment, &mut dst).unwrap_err().to_string();
+        assert!(failed.contains("own") && failed.contains("tensor w"), "{failed}");
+        checkpoint.mirrors = vec![path("missing"), path("short"), path("mirror")];
+        checkpoint.read("w", &segment, &mut dst).unwrap();
+        assert_eq!(dst, bytes[40..60]);
     }
 
     #[test]

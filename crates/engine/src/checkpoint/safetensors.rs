@@ -3,15 +3,22 @@
 //! Files are untrusted. The header's length is checked against the file. The bytes of each tensor
 //! are checked against its shape, the end of the file and the other tensors.
 
-use std::path::Path;
+use std::{
+    fmt,
+    io::{BufReader, Read},
+    path::Path,
+};
 
-use serde::Deserialize;
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, Visitor},
+};
 
-use super::{data_file::DataFile, location::TensorInfo};
+use super::{data_file::DataFile, foreign, location::TensorInfo};
 use crate::base::error::Error;
 
-/// Maximum header size in bytes; the largest published ones have a few megabytes.
-const MAX_HEADER: u64 = 256 << 20;
+/// Maximum header size in bytes; the largest published ones have 20 MB.
+const MAX_HEADER: u64 = 64 << 20;
 
 /// Index entry of a tensor, as written in the header.
 #[derive(Deserialize)]
@@ -33,6 +40,10 @@ fn bits(dtype: &str) -> Option<u64> {
     })
 }
 
+/// Advice in errors about a header that is not as it was written.
+const DAMAGED: &str = "; the file is not as it was written: compare its size and SHA-256 with the \
+                       published ones";
+
 /// Size of a tensor in bytes; `None` for an unknown type or on overflow.
 pub(super) fn size(dtype: &str, shape: &[usize]) -> Option<u64> {
     let count = shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d as u64))?;
@@ -46,48 +57,110 @@ pub(super) fn size(dtype: &str, shape: &[usize]) -> Option<u64> {
 pub(super) fn read_index(file: &DataFile, index: u32) -> Result<Vec<(String, TensorInfo)>, Error> {
     let path = file.path();
     let bad = |problem: String| Error::Checkpoint { path: path.to_owned(), problem };
-    let again = "; the file is damaged or incomplete: download it again";
+    let short = "; the file is short, or it is none: download it again";
     let read = |buf: &mut [u8], offset| {
         file.read_exact_at(buf, offset)
             .map_err(Error::file(path, "cannot read the header of the tensors"))
     };
     let len = file.len();
     if len < 8 {
-        return Err(bad(format!("{len} bytes are not a safetensors file{again}")));
+        return Err(bad(format!("{len} bytes are not a safetensors file{short}")));
+    }
+    let mut start = vec![0; len.min(64) as usize];
+    read(&mut start, 0)?;
+    if let Some(problem) = foreign::stand_in(&start) {
+        return Err(bad(problem));
     }
     let mut prefix = [0; 8];
     read(&mut prefix, 0)?;
     let header = u64::from_le_bytes(prefix);
     if header > MAX_HEADER || header > len - 8 {
-        return Err(bad(format!("the header claims {header} bytes in a file of {len}{again}")));
+        return Err(bad(format!("the header claims {header} bytes in a file of {len}{short}")));
     }
-    let mut json = vec![0; header as usize];
-    read(&mut json, 8)?;
-    let entries: std::collections::BTreeMap<String, Option<IndexEntry>> =
-        serde_json::from_slice(&json).map_err(|e| {
-            bad(format!("the header is not the JSON of a safetensors file: {e}{again}"))
-        })?;
-
-    let data = 8 + header;
-    let mut tensors = Vec::with_capacity(entries.len());
-    for (name, entry) in entries {
-        // MLX writes a null if there is no metadata.
-        if name == "__metadata__" {
-            continue;
-        }
-        let entry = entry
-            .ok_or_else(|| bad(format!("the header has no entry for the tensor {name}{again}")))?;
-        let info = check_entry(&name, entry, path, data, len)?;
-        tensors.push((name, TensorInfo { file: index, ..info }));
+    let mut entries = EntryVisitor {
+        path,
+        data: 8 + header,
+        len,
+        file: index,
+        tensors: Vec::new(),
+        problem: None,
+    };
+    let json = BufReader::with_capacity(64 << 10, file.reader_at(8).take(header));
+    let mut json = serde_json::Deserializer::from_reader(json);
+    let parsed = (&mut entries).deserialize(&mut json).and_then(|()| json.end());
+    let EntryVisitor { mut tensors, problem, .. } = entries;
+    if let Some(problem) = problem {
+        return Err(problem);
     }
+    parsed.map_err(|e| {
+        bad(format!("the header is not the JSON of a safetensors file: {e}{DAMAGED}"))
+    })?;
     tensors.sort_by_key(|(_, t)| (t.offset, t.bytes));
     for pair in tensors.windows(2) {
         let [(a, first), (b, second)] = pair else { continue };
         if first.offset + first.bytes > second.offset {
-            return Err(bad(format!("the tensors {a} and {b} overlap{again}")));
+            return Err(bad(format!("the tensors {a} and {b} overlap{DAMAGED}")));
         }
     }
     Ok(tensors)
+}
+
+/// Entries of a header. Each becomes a location as it is read.
+struct EntryVisitor<'a> {
+    path: &'a Path,
+    /// Start of the tensor data.
+    data: u64,
+    /// Bytes of the file.
+    len: u64,
+    file: u32,
+    tensors: Vec<(String, TensorInfo)>,
+    /// The first entry that does not fit the file.
+    problem: Option<Error>,
+}
+
+impl EntryVisitor<'_> {
+    fn check(&self, name: &str, entry: Option<IndexEntry>) -> Result<TensorInfo, Error> {
+        let entry = entry.ok_or_else(|| Error::Checkpoint {
+            path: self.path.to_owned(),
+            problem: format!("the header has no entry for the tensor {name}{DAMAGED}"),
+        })?;
+        let info = check_entry(name, entry, self.path, self.data, self.len)?;
+        Ok(TensorInfo { file: self.file, ..info })
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for &mut EntryVisitor<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<(), D::Error> {
+        json.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for &mut EntryVisitor<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an entry for each tensor")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while let Some(name) = map.next_key::<String>()? {
+            // MLX writes a null if there is no metadata.
+            if name == "__metadata__" {
+                map.next_value::<IgnoredAny>()?;
+                continue;
+            }
+            match self.check(&name, map.next_value()?) {
+                Ok(info) => self.tensors.push((name, info)),
+                Err(problem) => {
+                    self.problem = Some(problem);
+                    return Err(A::Error::custom("an entry that does not fit the file"));
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Checks an index entry of a file of `len` bytes, whose tensor data start at `data`.
@@ -104,7 +177,7 @@ fn check_entry(
         (entry.dtype, entry.shape, entry.data_offsets)
     else {
         return Err(bad(
-            "the header gives no dtype, shape or data_offsets: download the file again".into(),
+            "the header gives no dtype, shape or data_offsets: the file is damaged".into()
         ));
     };
     let shape: Vec<usize> = shape
@@ -114,12 +187,12 @@ fn check_entry(
         .ok_or_else(|| bad("a dimension is too large to address".into()))?;
     let Some(bytes) = to.checked_sub(from) else {
         return Err(bad(format!(
-            "it ends at {to}, before it begins at {from}: download the file again"
+            "it ends at {to}, before it begins at {from}: the file is damaged"
         )));
     };
     let end = data
         .checked_add(to)
-        .ok_or_else(|| bad(format!("its end at {to} overflows: download the file again")))?;
+        .ok_or_else(|| bad(format!("its end at {to} overflows: the file is damaged")))?;
     if end > len {
         return Err(bad(format!(
             "it ends at byte {end} of a file of {len}: the file is truncated, download it again"
@@ -127,7 +200,7 @@ fn check_entry(
     }
     if bits(&dtype).is_some() && size(&dtype, &shape) != Some(bytes) {
         return Err(bad(format!(
-            "{bytes} bytes do not hold {dtype} of shape {shape:?}: download the file again"
+            "{bytes} bytes do not hold {dtype} of shape {shape:?}: the file is damaged"
         )));
     }
     Ok(TensorInfo { file: 0, offset: data + from, bytes, dtype, shape })

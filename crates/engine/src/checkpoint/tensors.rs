@@ -94,7 +94,7 @@ impl TensorSource for Checkpoint {
 
     fn vector(&self, name: &str, shape: &[usize]) -> Result<VectorSource, Error> {
         let len = shape.iter().fold(1usize, |n, d| n.saturating_mul(*d));
-        let t = self.tensor(name)?;
+        let t = self.tensor(name).map_err(|e| self.explain(e))?;
         // For unknown types the reader has not checked that the product fits.
         if t.shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)) != Some(len) {
             let problem = format!(
@@ -113,7 +113,7 @@ impl TensorSource for Checkpoint {
         let request = MatrixRequest { name, weight: &weight, count: None, rows, cols };
         let stack = match is_packed {
             true => self.pack_quantized_stack(&request)?,
-            false => self.detect(&request)?,
+            false => self.detect(&request).map_err(|e| self.explain(e))?,
         };
         let MatrixStack { shape, layout, segments } = stack;
         Ok(MatrixSource { name: name.into(), shape, layout, segments })
@@ -131,10 +131,11 @@ impl TensorSource for Checkpoint {
             StackLayout::OpenAiBlocks => format!("{name}_blocks"),
         };
         let request = MatrixRequest { name, weight: &weight, count: Some(count), rows, cols };
-        match layout {
+        let stack = match layout {
             StackLayout::Weight | StackLayout::Bare => self.detect(&request),
             StackLayout::OpenAiBlocks => self.mxfp4_blocks(&request),
-        }
+        };
+        stack.map_err(|e| self.explain(e))
     }
 }
 
@@ -146,12 +147,28 @@ impl Checkpoint {
 
     /// Location of a tensor.
     pub(crate) fn tensor(&self, name: &str) -> Result<&TensorInfo, Error> {
-        self.tensors.get(name).ok_or_else(|| Error::Tensor {
-            tensor: name.into(),
-            path: self.folder.clone(),
-            problem: "no shard has it: the download is incomplete, or this layout is not supported"
-                .into(),
+        self.tensors.get(name).ok_or_else(|| {
+            let problem = match self.findings.index.get(name) {
+                Some(shard) => format!(
+                    "the index places it in {shard}, which is whole but lacks it: take both from \
+                     one download"
+                ),
+                None => "no shard has it, and none is short or missing: config.json asks for a \
+                         tensor that this model does not have, or this layout is not supported"
+                    .into(),
+            };
+            Error::Tensor { tensor: name.into(), path: self.folder.clone(), problem }
         })
+    }
+
+    /// Adds to an error about a tensor that the model's quantisation is not read, if so.
+    pub(super) fn explain(&self, error: Error) -> Error {
+        match (error, &self.findings.foreign) {
+            (Error::Tensor { tensor, path, .. }, Some(foreign)) => {
+                Error::Tensor { tensor, path, problem: foreign.clone() }
+            }
+            (error, _) => error,
+        }
     }
 
     /// Floating-point type of a tensor.

@@ -19,5 +19,7 @@ pub use io::{
 };
 pub use policy::PolicyKind;
 pub use prefetch::PrefetchMode;
-pub use probe::{DepthSpeed, DiskSpeed, FilePages, MemorySpeed, probe_disk, probe_memory};
+pub use probe::{
+    DepthSpeed, DiskSpeed, FilePages, MemorySpeed, correct_disk_speed, probe_disk, probe_memory,
+};
 pub use trace::{Trace, TraceHeader, TraceLayer};

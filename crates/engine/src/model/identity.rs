@@ -38,6 +38,9 @@ impl Checkpoint {
             hash.update(bytes);
         };
         field(self.text_file("config.json").map_or(&[][..], |file| file.bytes));
+        if let Some(scaling) = self.rope_scaling() {
+            field(format!("{scaling:?}").as_bytes());
+        }
         field(self.listing().as_bytes());
         let mut sample = [0; MAX_SAMPLE as usize];
         for name in dense {

@@ -2,12 +2,14 @@
 //! [`Blueprint`](blueprint::Blueprint).
 //!
 //! `arch` builds the blueprint, [`blueprint`] defines it, `packed_experts` points its experts to a
-//! packed copy, and `identity` computes a model's id.
+//! packed copy, `identity` computes a model's id, and `blank_weights` finds weights that were never
+//! written.
 //!
 //! Knows: one file per `model_type`, tensor names of the Hub, layer shapes. Must not know: devices,
 //! slots, sessions.
 
 pub(crate) mod arch;
+pub(crate) mod blank_weights;
 pub mod blueprint;
 pub(crate) mod identity;
 pub(crate) mod packed_experts;

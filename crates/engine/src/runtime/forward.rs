@@ -395,11 +395,13 @@ impl Model {
             })?;
             let Some(n) = some[0].top_k else {
                 for (wanted, row) in some.iter().zip(values.chunks_exact(self.vocab)) {
+                    check_logits(wanted.row, row)?;
                     sink(wanted.row, LogitsOutput::Logits(row));
                 }
                 return Ok(());
             };
             let (ids, logits_of_ids) = values.split_at(n);
+            check_logits(some[0].row, &logits_of_ids[..1])?;
             if !sink(some[0].row, LogitsOutput::TopK { ids, logits: logits_of_ids }) {
                 let row = &mut host_logits[..self.vocab];
                 device.read(logits, row)?;
@@ -452,6 +454,15 @@ impl Model {
                 .collect();
             self.recorded = Some(RecordedStep { spans, stats });
         }
+    }
+}
+
+/// Checks that the logits of a row are finite.
+fn check_logits(row: usize, logits: &[f32]) -> Result<(), moeflux_compute::Error> {
+    // Without a branch, this is computed in vectors.
+    match logits.iter().fold(true, |finite, x| finite & x.is_finite()) {
+        true => Ok(()),
+        false => Err(moeflux_compute::Error::LogitsNan { row }),
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! `forward` turns token ids into embeddings, runs the layers and reads logits back; `layer` builds
 //! each layer from ops; `control` cancels and observes steps; `plan` accounts for every byte before
-//! it is allocated, in the lines of `pools`; `device` opens the device that computes.
+//! it is allocated, in the lines of `pools`; `device` opens the device that computes; `non_finite`
+//! finds the weight behind a NaN.
 //!
 //! Must not know: requests, sampling, text beyond the tokenizer's size.
 
@@ -10,6 +11,7 @@ pub(crate) mod control;
 pub(crate) mod device;
 pub(crate) mod forward;
 pub(crate) mod layer;
+pub(crate) mod non_finite;
 pub(crate) mod plan;
 pub(crate) mod pools;
 

@@ -23,9 +23,11 @@ pub struct GenerateRequest {
     pub sampling: Sampling,
     /// Maximum tokens to generate. Default: up to the context length.
     pub max_tokens: Option<usize>,
+    /// Tokens that end the answer, besides the model's own.
+    pub end_tokens: Vec<u32>,
     /// Stop strings; not part of the text. A token stream includes the tokens up to the one that
     /// completes a stop string; [`StopStrings`](crate::text::StopStrings) removes it from the
-    /// decoded text.
+    /// decoded text. They do not end thoughts.
     #[cfg(feature = "text")]
     pub stop: Vec<String>,
     /// Lengths of prompt prefixes that other prompts are likely to share, ascending: see
@@ -36,6 +38,7 @@ pub struct GenerateRequest {
 setters!(GenerateRequest {
     sampling: Sampling,
     max_tokens: impl Into<Option<usize>>,
+    end_tokens: Vec<u32>,
     ends: Vec<usize>,
 });
 
@@ -75,8 +78,10 @@ pub(crate) struct AnswerEnd {
 impl AnswerEnd {
     /// End by a request's limits and the model's end tokens.
     fn by_ids(engine: &Engine, request: &GenerateRequest) -> Self {
+        let mut end_tokens = engine.end_tokens().clone();
+        end_tokens.extend(request.end_tokens.iter().copied());
         Self {
-            end_tokens: engine.end_tokens().clone(),
+            end_tokens,
             #[cfg(feature = "text")]
             text: None,
             max_tokens: request.max_tokens.unwrap_or(usize::MAX),
@@ -89,10 +94,18 @@ impl AnswerEnd {
     ///
     /// # Errors
     /// A stop string is empty, or there is no tokenizer for stop strings.
-    pub(crate) fn for_request(engine: &Engine, request: &GenerateRequest) -> Result<Self, Error> {
+    #[cfg_attr(
+        not(feature = "text"),
+        allow(unused_variables, reason = "only text depends on the prompt")
+    )]
+    pub(crate) fn for_request(
+        engine: &Engine,
+        prompt: &[u32],
+        request: &GenerateRequest,
+    ) -> Result<Self, Error> {
         #[cfg(feature = "text")]
         if !request.stop.is_empty() {
-            return Self::with_text(engine, request);
+            return Self::with_text(engine, prompt, request);
         }
         Ok(Self::by_ids(engine, request))
     }
@@ -102,9 +115,13 @@ impl AnswerEnd {
     /// # Errors
     /// A stop string is empty, or there is no tokenizer.
     #[cfg(feature = "text")]
-    pub(crate) fn with_text(engine: &Engine, request: &GenerateRequest) -> Result<Self, Error> {
-        let text = Some(AnswerText::new(engine.text()?.decoder(), request.stop.clone())?);
-        Ok(Self { text, ..Self::by_ids(engine, request) })
+    pub(crate) fn with_text(
+        engine: &Engine,
+        prompt: &[u32],
+        request: &GenerateRequest,
+    ) -> Result<Self, Error> {
+        let text = AnswerText::new(engine.text()?.parser(prompt)?, request.stop.clone())?;
+        Ok(Self { text: Some(text), ..Self::by_ids(engine, request) })
     }
 
     /// Takes the next token. End tokens are no text.
@@ -112,6 +129,8 @@ impl AnswerEnd {
         self.generated += 1;
         if self.end_tokens.contains(token) {
             self.finish = Some(Finish::EndToken);
+            #[cfg(feature = "text")]
+            self.text.iter_mut().for_each(AnswerText::end_token);
             return Ok(());
         }
         #[cfg(feature = "text")]
@@ -256,7 +275,7 @@ impl Session {
         request: &GenerateRequest,
         control: &mut StepControl<'w>,
     ) -> Result<Tokens<'a>, Error> {
-        let end = AnswerEnd::for_request(self.engine(), request)?;
+        let end = AnswerEnd::for_request(self.engine(), prompt, request)?;
         Tokens::start(self, prompt, request, end, control)
     }
 }

@@ -9,7 +9,7 @@ use crate::{
     runtime::control::StepControl,
     serve::decode::{AnswerEnd, Finish, GenerateRequest, Tokens},
     session::session::Session,
-    text::answer_text::AnswerText,
+    text::{answer_text::AnswerText, dialect::Delta},
 };
 
 /// Prefill or decode, with its cost.
@@ -50,7 +50,9 @@ impl Phase {
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Answer {
-    /// Text without end token and stop string.
+    /// Thoughts before the text, if the model has them; otherwise empty.
+    pub reasoning: String,
+    /// Text without thoughts, end token and stop string.
     pub text: String,
     /// Generated tokens, including the end token if one occurred.
     pub tokens: Vec<u32>,
@@ -66,8 +68,8 @@ pub struct Answer {
     pub decode: Phase,
 }
 
-/// Brings `session` to `prompt` and generates from there. `on_text` receives the text in pieces of
-/// whole characters; `Break` ends the generation as cancelled.
+/// Brings `session` to `prompt` and generates from there. `on_delta` receives thoughts and text in
+/// pieces of whole characters; `Break` ends the generation as cancelled.
 ///
 /// # Errors
 /// The checkpoint has no tokenizer; the prompt is empty or longer than the context; a sampling
@@ -77,10 +79,11 @@ pub fn generate(
     prompt: &[u32],
     request: &GenerateRequest,
     control: &mut StepControl<'_>,
-    on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
+    on_delta: &mut dyn FnMut(Delta<'_>) -> ControlFlow<()>,
 ) -> Result<Answer, Error> {
-    let end = AnswerEnd::with_text(session.engine(), request)?;
+    let end = AnswerEnd::with_text(session.engine(), prompt, request)?;
     let mut answer = Answer {
+        reasoning: String::new(),
         text: String::new(),
         tokens: Vec::new(),
         prompt_tokens: prompt.len(),
@@ -105,29 +108,33 @@ pub fn generate(
             Some(token) => answer.tokens.push(token?),
             None => break tokens.finish().unwrap_or(Finish::Cancelled),
         }
-        if emit(&mut tokens, &mut answer.text, on_text).is_break() {
+        if emit(&mut tokens, &mut answer, on_delta).is_break() {
             break Finish::Cancelled;
         }
     };
     // Flushes text held back by the decoder and the stop strings, unless the response was cut off.
     if !matches!(answer.finish, Finish::StopString | Finish::Cancelled) {
         tokens.text().map_or(Ok(()), AnswerText::finish)?;
-        let _ = emit(&mut tokens, &mut answer.text, on_text);
+        let _ = emit(&mut tokens, &mut answer, on_delta);
     }
     answer.decode = timer.lap(tokens.session());
     Ok(answer)
 }
 
-/// Appends the new text of an answer to `text` and passes it on.
+/// Appends the new parts of an answer and passes them on.
 fn emit(
     tokens: &mut Tokens<'_>,
-    text: &mut String,
-    on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
+    answer: &mut Answer,
+    on_delta: &mut dyn FnMut(Delta<'_>) -> ControlFlow<()>,
 ) -> ControlFlow<()> {
-    match tokens.text().map_or("", |new| new.take(text)) {
-        "" => ControlFlow::Continue(()),
-        piece => on_text(piece),
+    for delta in tokens.text().into_iter().flat_map(|text| text.deltas()) {
+        match delta {
+            Delta::Reasoning(piece) => answer.reasoning.push_str(piece),
+            Delta::Text(piece) => answer.text.push_str(piece),
+        }
+        on_delta(delta)?;
     }
+    ControlFlow::Continue(())
 }
 
 /// Splits a session's work into phases.

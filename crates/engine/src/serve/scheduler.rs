@@ -284,7 +284,7 @@ impl Scheduler {
         }
         let mut sampler = Sampler::new(request.sampling.clone(), self.engine.blueprint().vocab)?;
         sampler.prompt(prompt);
-        let end = AnswerEnd::for_request(&self.engine, request)?;
+        let end = AnswerEnd::for_request(&self.engine, prompt, request)?;
         let synced = session.reuse(prompt)?;
         let pauses = session.cache_positions(synced.reused..prompt.len(), &request.ends);
         Ok(PreparedRequest { sampler, end, pauses, synced })

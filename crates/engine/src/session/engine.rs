@@ -19,7 +19,7 @@ use crate::{
         setters::setters,
         stats::{LayerStats, ReadCounters},
     },
-    checkpoint::{Checkpoint, ModelId},
+    checkpoint::{Checkpoint, ModelId, RopeScaling},
     experts::{
         cache::{CacheTiers, ExpertCache, SlotAccess},
         io::{PageCache, ReadOptions, Reader, open as open_reader},
@@ -30,11 +30,12 @@ use crate::{
         tier::{Tier, TierSize},
         trace::{TraceHeader, TraceRecorder},
     },
-    model::blueprint::Blueprint,
+    model::{blank_weights::blank_weights, blueprint::Blueprint},
     runtime::{
         device::{ChosenDevice, OpenedDevice, WrapDevice, open_device},
         forward::Model,
         layer::Loader,
+        non_finite::NonFiniteSearch,
         plan::{MemoryPlan, MemoryRequest, scratch_shape},
         pools::{LineName, Pool},
     },
@@ -95,6 +96,7 @@ struct EngineShared {
     kv_format: KvFormat,
     exact: bool,
     reads: String,
+    notes: Vec<String>,
     runtime: Mutex<Runtime>,
     /// Live sessions.
     sessions: AtomicUsize,
@@ -133,11 +135,12 @@ impl Engine {
         progress: &mut OpenProgress<'_>,
     ) -> Result<Self, Error> {
         let blueprint = Blueprint::for_checkpoint(&checkpoint)?;
-        let text = ModelText::for_checkpoint(&checkpoint, blueprint.vocab)?;
+        let mut text = ModelText::for_checkpoint(&checkpoint, blueprint.vocab)?;
         let wrap = options.wrap_device.as_ref();
         let request = options.memory.with_reader(&checkpoint, &blueprint, &options.reads);
         let OpenedDevice { mut device, plan, chosen } =
             open_device(&blueprint, &request, &options.device, wrap)?;
+        text.limit_prompts(plan.context);
         let pages = plan.page_cache(options.reads.access, &checkpoint, &blueprint);
         let memory = device.memory();
         let load_all = memory.is_some() && plan.holds_all;
@@ -173,6 +176,7 @@ impl Engine {
         let reopen = ReopenArgs {
             folder: checkpoint.folder().into(),
             mirrors: checkpoint.mirrors().into(),
+            rope_scaling: checkpoint.rope_scaling(),
             model: identity,
             reads: options.reads,
             slots: plan.host().slots(),
@@ -211,6 +215,8 @@ impl Engine {
             state_limit,
             step_commits: Vec::new(),
         };
+        // Fills the page cache, on which the access to experts depends.
+        let notes = blank_weights(&checkpoint, &blueprint);
         let shared = EngineShared {
             folder: checkpoint.folder().into(),
             blueprint,
@@ -221,10 +227,30 @@ impl Engine {
             kv_format,
             exact: options.device.exact,
             reads,
+            notes,
             runtime: Mutex::new(runtime),
             sessions: AtomicUsize::new(0),
         };
         Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// Adds file and tensor to an error about NaN or infinity, if a weight holds one.
+    pub(crate) fn explain_non_finite(&self, error: Error) -> Error {
+        let (source, in_memory) = {
+            let cache = &self.lock().cache;
+            (Arc::clone(cache.source()), cache.experts_in_memory())
+        };
+        NonFiniteSearch { blueprint: self.blueprint(), source: &source, in_memory }.explain(error)
+    }
+
+    /// Use of the system's page cache by expert reads.
+    pub fn page_cache(&self) -> PageCache {
+        self.lock().reopen.pages
+    }
+
+    /// Notes on the model's files for users: weights that were probably never written.
+    pub fn notes(&self) -> &[String] {
+        &self.shared.notes
     }
 
     /// Counts a new session; false if all planned ones are alive.
@@ -393,6 +419,7 @@ impl Engine {
 struct ReopenArgs {
     folder: PathBuf,
     mirrors: Vec<PathBuf>,
+    rope_scaling: Option<RopeScaling>,
     model: ModelId,
     reads: ReadOptions,
     slots: usize,
@@ -412,7 +439,10 @@ impl ReopenArgs {
     /// The expert files as they are now. `None` if they belong to another model or an expert has
     /// moved.
     fn source(&self, previous: &ExpertSource) -> Result<Option<Arc<ExpertSource>>, Error> {
-        let checkpoint = Checkpoint::open_with(&self.folder, &self.mirrors)?;
+        let mut checkpoint = Checkpoint::open_with(&self.folder, &self.mirrors)?;
+        if let Some(scaling) = self.rope_scaling {
+            checkpoint.scale_rope(scaling)?;
+        }
         let now =
             ExpertSource::for_checkpoint(&checkpoint, &Blueprint::for_checkpoint(&checkpoint)?);
         let same = checkpoint.identity()? == self.model && now.layers() == previous.layers();

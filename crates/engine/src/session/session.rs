@@ -438,6 +438,7 @@ impl Session {
             let stepped = control.part(before, share, |control| {
                 engine.lock().step(&mut [entry], stats, control, &mut sink)
             });
+            let stepped = stepped.map_err(|error| engine.explain_non_finite(error));
             // Logits read by a step that failed belong to tokens that were dropped.
             if was_read != stepped.is_ok() {
                 last_logits.clear();
@@ -579,6 +580,7 @@ impl Engine {
             }
             true
         });
+        let stepped = stepped.map_err(|error| self.explain_non_finite(error));
         for (entry, (mut logits, read)) in entries.iter_mut().zip(logits) {
             if read != stepped.is_ok() {
                 logits.clear();

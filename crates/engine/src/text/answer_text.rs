@@ -1,48 +1,83 @@
-//! Text of one answer: tokens decoded as they come, up to a stop string.
+//! Text of one answer: tokens parsed as they come, up to a stop string.
 
 use crate::{
     base::error::Error,
-    text::{sampling::StopStrings, tokenizer::Decoder},
+    text::{
+        dialect::{AnswerParser, Delta, DeltaBuffer},
+        sampling::StopStrings,
+    },
 };
 
-/// Text of one answer, in pieces of whole characters.
-pub(crate) struct AnswerText {
-    decoder: Decoder,
+/// Parts of one answer, in pieces of whole characters. Stop strings are looked for in its text,
+/// not in its thoughts.
+#[derive(Debug)]
+pub struct AnswerText {
+    parser: AnswerParser,
     stops: StopStrings,
-    /// Text that the last token completed, until it is taken.
-    piece: String,
+    /// Parts that the last token completed.
+    deltas: DeltaBuffer,
 }
 
 impl AnswerText {
-    /// Empty text, which is to end before the first of `stop`.
+    /// Empty answer, whose text is to end before the first of `stop`.
     ///
     /// # Errors
     /// A stop string is empty.
-    pub(crate) fn new(decoder: Decoder, stop: Vec<String>) -> Result<Self, Error> {
-        Ok(Self { decoder, stops: StopStrings::new(stop)?, piece: String::new() })
+    pub fn new(parser: AnswerParser, stop: Vec<String>) -> Result<Self, Error> {
+        Ok(Self { parser, stops: StopStrings::new(stop)?, deltas: DeltaBuffer::default() })
     }
 
-    /// Decodes the next token. Returns whether it completes a stop string.
-    pub(crate) fn push(&mut self, token: u32) -> Result<bool, Error> {
-        self.piece.clear();
-        let found = self.stops.push(self.decoder.push(token)?);
-        self.piece.push_str(found.emit);
-        Ok(found.stopped)
+    /// Takes the next token. Returns whether it completes a stop string.
+    ///
+    /// # Errors
+    /// The tokenizer's decoder fails.
+    pub fn push(&mut self, token: u32) -> Result<bool, Error> {
+        self.deltas.clear();
+        for delta in self.parser.push(token)? {
+            if add(&mut self.deltas, &mut self.stops, delta) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
-    /// Decodes the text that was held back, at the end of an answer without a stop string.
-    pub(crate) fn finish(&mut self) -> Result<(), Error> {
-        self.piece.push_str(self.stops.push(self.decoder.finish()?).emit);
-        self.piece.push_str(self.stops.finish());
+    /// Takes an end token, which completes nothing.
+    pub fn end_token(&mut self) {
+        self.deltas.clear();
+    }
+
+    /// Takes what was held back, at the end of an answer without a stop string.
+    ///
+    /// # Errors
+    /// The tokenizer's decoder fails.
+    pub fn finish(&mut self) -> Result<(), Error> {
+        self.deltas.clear();
+        for delta in self.parser.finish()? {
+            if add(&mut self.deltas, &mut self.stops, delta) {
+                return Ok(());
+            }
+        }
+        self.deltas.add(Delta::Text(self.stops.finish()));
         Ok(())
     }
 
-    /// Moves the text that the last token completed, which may be empty, to the end of `text`.
-    /// Returns it.
-    pub(crate) fn take<'a>(&mut self, text: &'a mut String) -> &'a str {
-        let start = text.len();
-        text.push_str(&self.piece);
-        self.piece.clear();
-        &text[start..]
+    /// Parts that the last token, or the end, completed.
+    pub fn deltas(&self) -> impl Iterator<Item = Delta<'_>> {
+        self.deltas.iter()
+    }
+}
+
+/// Adds a part up to a stop string. Returns whether there is one.
+fn add(deltas: &mut DeltaBuffer, stops: &mut StopStrings, delta: Delta<'_>) -> bool {
+    match delta {
+        Delta::Reasoning(_) => {
+            deltas.add(delta);
+            false
+        }
+        Delta::Text(text) => {
+            let found = stops.push(text);
+            deltas.add(Delta::Text(found.emit));
+            found.stopped
+        }
     }
 }

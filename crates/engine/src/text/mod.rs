@@ -2,7 +2,8 @@
 //! logits.
 //!
 //! `tokenizer` turns text into token ids and back, `chat` renders messages by a model's chat
-//! template, `sampling` turns logits into a token. `text` bundles the three for a checkpoint.
+//! template, `dialect` tells thoughts and text of an answer apart, `sampling` turns logits into a
+//! token. `text` bundles them for a checkpoint.
 //! Without the feature `text` there is sampling only.
 //!
 //! Knows: `tokenizer.json`, `chat_template.jinja`, `generation_config.json`, logits as slices.
@@ -12,6 +13,8 @@
 pub(crate) mod answer_text;
 #[cfg(feature = "text")]
 pub(crate) mod chat;
+#[cfg(feature = "text")]
+pub(crate) mod dialect;
 pub(crate) mod model_text;
 pub(crate) mod sampling;
 #[cfg(feature = "text")]
@@ -21,9 +24,13 @@ pub(crate) mod text;
 pub(crate) mod tokenizer;
 
 #[cfg(feature = "text")]
-pub use chat::ChatTemplate;
+pub use answer_text::AnswerText;
+#[cfg(feature = "text")]
+pub use chat::{ChatTemplate, count_allocation, count_deallocation};
+#[cfg(feature = "text")]
+pub use dialect::{AnswerParser, Delta};
 pub use sampling::{EndTokens, GenerationConfig, Sampler, StopResult, StopStrings};
 #[cfg(feature = "text")]
 pub use text::Text;
 #[cfg(feature = "text")]
-pub use tokenizer::{Decoder, Tokenizer, TokenizerConfig};
+pub use tokenizer::{AroundText, Decoder, Tokenizer, TokenizerConfig};

@@ -27,13 +27,22 @@ impl ModelText {
     /// there are none, as with the feature `text`.
     #[cfg(not(feature = "text"))]
     pub(crate) fn for_checkpoint(checkpoint: &Checkpoint, _vocab: usize) -> Result<Self, Error> {
-        let tokenizers = ["tokenizer.json", "tiktoken.model"];
-        if tokenizers.iter().all(|name| checkpoint.text_file(name).is_none()) {
+        let has_tiktoken = checkpoint.text_file("tiktoken.model").is_some();
+        if checkpoint.tokenizer_file().is_none() && !has_tiktoken {
             return Ok(Self { end_tokens: EndTokens::default() });
         }
         let generation = GenerationConfig::for_checkpoint(checkpoint)?;
         let config = checkpoint.text_file("config.json").unwrap_or_default();
-        Ok(Self { end_tokens: EndTokens::new(&generation, &config, None)? })
+        Ok(Self { end_tokens: EndTokens::new(&generation, &config, &[], |_| true)? })
+    }
+
+    /// Refuses prompts of more than `context` tokens.
+    #[cfg_attr(not(feature = "text"), allow(unused_variables, clippy::unused_self))]
+    pub(crate) fn limit_prompts(&mut self, context: usize) {
+        #[cfg(feature = "text")]
+        if let Some(text) = &mut self.text {
+            text.limit_prompts(context);
+        }
     }
 
     /// Tokens that end an answer.

@@ -1,14 +1,15 @@
 //! Text side of a checkpoint: tokenizer, chat template, sampling defaults and end tokens.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::{
-    base::error::Error,
-    checkpoint::Checkpoint,
+    base::error::{Error, SessionError},
+    checkpoint::{Checkpoint, TextFile},
     text::{
         chat::{ChatOptions, ChatTemplate, Message},
+        dialect::{AnswerParser, Delta, Dialect},
         sampling::{EndTokens, GenerationConfig},
-        tokenizer::{Decoder, Tokenizer, TokenizerConfig},
+        tokenizer::{AroundText, Decoder, Tokenizer, TokenizerConfig},
     },
 };
 
@@ -17,10 +18,46 @@ use crate::{
 pub struct Text {
     tokenizer: Tokenizer,
     /// A missing or broken template is an error only when it is used.
-    template: Result<ChatTemplate, (PathBuf, String)>,
-    generation: GenerationConfig,
+    template: Result<ChatTemplate, TextProblem>,
+    dialect: Dialect,
+    /// Broken advice is an error only when it is used, too.
+    generation: Result<GenerationConfig, TextProblem>,
     end: EndTokens,
+    around: Option<AroundIds>,
+    /// Maximum tokens of a text, so that a prompt that cannot fit takes no memory.
+    limit: usize,
 }
+
+/// Problem of a text file, until the file is used.
+#[derive(Clone, Debug)]
+struct TextProblem {
+    path: PathBuf,
+    problem: String,
+}
+
+impl TextProblem {
+    /// The problem in an error; other errors are put on `path`.
+    fn new(error: Error, path: &Path) -> Self {
+        match error {
+            Error::Text { path, problem } => Self { path, problem },
+            other => Self { path: path.into(), problem: other.to_string() },
+        }
+    }
+
+    fn error(&self) -> Error {
+        Error::Text { path: self.path.clone(), problem: self.problem.clone() }
+    }
+}
+
+/// Ids that are put around a text in place of what `tokenizer.json` adds.
+#[derive(Clone, Copy, Debug)]
+struct AroundIds {
+    bos: Option<u32>,
+    eos: Option<u32>,
+}
+
+/// Excess of a tokenizer's ids over the model's vocabulary in which added tokens are looked up.
+const MAX_EXCESS: usize = 4096;
 
 impl Text {
     /// Reads a checkpoint's text files; `None` without a tokenizer. `vocab` is the vocabulary size
@@ -30,8 +67,11 @@ impl Text {
         vocab: usize,
     ) -> Result<Option<Self>, Error> {
         let config_file = checkpoint.text_file("tokenizer_config.json");
-        let (tokenizer, path) = if let Some(json) = checkpoint.text_file("tokenizer.json") {
-            (Tokenizer::from_bytes(json.bytes, &json.path)?, json.path)
+        let (tokenizer, path) = if let Some(json) = checkpoint.tokenizer_file() {
+            (
+                Tokenizer::from_reader(json.reader_at(json.text_start()), json.path())?,
+                json.path().to_owned(),
+            )
         } else if let Some(ranks) = checkpoint.text_file("tiktoken.model") {
             let Some(config) = &config_file else {
                 let problem = "it names no special tokens, and tokenizer_config.json, which does, \
@@ -42,7 +82,12 @@ impl Text {
         } else {
             return Ok(None);
         };
-        if tokenizer.vocab_size() > vocab {
+        // Added tokens beyond the vocabulary belong to other members of the family. Only a prompt
+        // can have them, and there they are an error.
+        let excess = vocab..tokenizer.vocab_size();
+        let belongs = excess.len() <= MAX_EXCESS
+            && excess.clone().all(|id| is_no_text(&tokenizer, id as u32));
+        if !belongs {
             let problem = format!(
                 "it has ids up to {}, but the model's vocabulary has {vocab} entries: tokenizer \
                  and model do not belong together",
@@ -50,23 +95,34 @@ impl Text {
             );
             return Err(Error::Text { path, problem });
         }
-        let config = match config_file {
-            Some(file) => TokenizerConfig::from_bytes(file.bytes, &file.path),
+        let folder = checkpoint.folder();
+        let mut config = match config_file {
+            Some(file) => TokenizerConfig::from_bytes(file.bytes, &file.path)
+                .map_err(|error| TextProblem::new(error, folder)),
             None => Ok(TokenizerConfig::default()),
         };
-        let generation = GenerationConfig::for_checkpoint(checkpoint)?;
+        if let (Ok(config), Some(map)) =
+            (&mut config, checkpoint.text_file("special_tokens_map.json"))
+        {
+            // A broken map leaves the tokens that tokenizer_config.json names.
+            let _ = config.add_special_tokens(map.bytes, &map.path);
+        }
+        let generation = GenerationConfig::for_checkpoint(checkpoint)
+            .map_err(|error| TextProblem::new(error, folder));
+        let template = template(checkpoint, config.as_ref());
         let model_config = checkpoint.text_file("config.json").unwrap_or_default();
-        let eos_token = config.as_ref().ok().and_then(|config| config.eos_token(&tokenizer));
-        let end = EndTokens::new(&generation, &model_config, eos_token)?;
-        let jinja = checkpoint.text_file("chat_template.jinja");
-        let template = config
-            .and_then(|config| ChatTemplate::from_files(jinja.as_ref(), &config))
-            .and_then(|template| template.ok_or_else(|| ChatTemplate::missing(checkpoint.folder())))
-            .map_err(|error| match error {
-                Error::Text { path, problem } => (path, problem),
-                other => (checkpoint.folder().into(), other.to_string()),
-            });
-        Ok(Some(Self { tokenizer, template, generation, end }))
+        let mut named = config.as_ref().map_or(Vec::new(), |c| c.end_tokens(&tokenizer));
+        named.extend(template.as_ref().ok().and_then(|t| end_of_turn(t, &tokenizer)));
+        let advised = generation.clone().unwrap_or_default();
+        let end = EndTokens::new(&advised, &model_config, &named, |id| tokenizer.is_special(id))?;
+        let around = config.as_ref().ok().and_then(|config| around(config, &tokenizer));
+        let dialect = Dialect::detect(template.as_ref().ok().map(ChatTemplate::source), &tokenizer);
+        Ok(Some(Self { tokenizer, template, dialect, generation, end, around, limit: usize::MAX }))
+    }
+
+    /// Refuses prompts of more than `context` tokens.
+    pub(crate) fn limit_prompts(&mut self, context: usize) {
+        self.limit = context;
     }
 
     /// Tokens of a conversation, up to the start of the assistant's answer.
@@ -74,7 +130,10 @@ impl Text {
     /// # Errors
     /// There is no chat template, or it fails.
     pub fn chat(&self, messages: &[Message], options: &ChatOptions) -> Result<Vec<u32>, Error> {
-        self.tokenizer.encode(&self.template()?.render(messages, true, options)?, false)
+        let template = self.template()?;
+        // Before the template makes copies of it.
+        self.check_bytes(messages.iter().map(|message| message.content.len()).sum())?;
+        self.encode_prompt(&template.render(messages, true, options)?, false)
     }
 
     /// Tokens that continue after an answer without its end token: the end of the answer,
@@ -84,23 +143,55 @@ impl Text {
     /// # Errors
     /// As [`Text::chat`] and [`ChatTemplate::render_follow_up`].
     pub fn chat_follow_up(&self, question: &str, options: &ChatOptions) -> Result<Vec<u32>, Error> {
-        self.tokenizer.encode(&self.template()?.render_follow_up(question, options)?, false)
+        self.check_bytes(question.len())?;
+        self.encode_prompt(&self.template()?.render_follow_up(question, options)?, false)
     }
 
-    fn template(&self) -> Result<&ChatTemplate, Error> {
-        let broken = |(path, problem): &(PathBuf, String)| Error::Text {
-            path: path.clone(),
-            problem: problem.clone(),
-        };
-        self.template.as_ref().map_err(broken)
+    /// Tokens of a prompt, which must fit the context.
+    fn encode_prompt(&self, text: &str, add_special: bool) -> Result<Vec<u32>, Error> {
+        let ids = self.tokenizer.encode_within(text, add_special, self.limit)?;
+        ids.ok_or_else(|| self.too_long(self.limit.saturating_add(1)))
     }
 
-    /// Tokens of plain text, with the special tokens that the tokenizer adds around it.
+    /// Refuses a text with more bytes than fit the context.
+    fn check_bytes(&self, bytes: usize) -> Result<(), Error> {
+        match self.tokenizer.exceeds(bytes, self.limit) {
+            true => Err(self.too_long(self.limit.saturating_add(1))),
+            false => Ok(()),
+        }
+    }
+
+    fn too_long(&self, tokens: usize) -> Error {
+        SessionError::PromptTooLong { tokens, context: self.limit }.into()
+    }
+
+    /// The chat template.
     ///
     /// # Errors
-    /// The tokenizer cannot represent the text.
+    /// There is none, or it is no valid template.
+    pub fn template(&self) -> Result<&ChatTemplate, Error> {
+        self.template.as_ref().map_err(TextProblem::error)
+    }
+
+    /// Tokens of plain text, with the special tokens around it that the tokenizer adds, or that
+    /// `tokenizer_config.json` asks for where the class of the tokenizer follows that.
+    ///
+    /// # Errors
+    /// The tokenizer cannot represent the text, or it has more tokens than the context.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
-        self.tokenizer.encode(text, true)
+        let Some(AroundIds { bos, eos }) = self.around else {
+            return self.encode_prompt(text, true);
+        };
+        let ids = self.encode_prompt(text, false)?;
+        Ok(bos.into_iter().chain(ids).chain(eos).collect())
+    }
+
+    /// Tokens of plain text that continues another one, without special tokens around it.
+    ///
+    /// # Errors
+    /// As [`Text::encode`].
+    pub fn encode_continuation(&self, text: &str) -> Result<Vec<u32>, Error> {
+        self.encode_prompt(text, false)
     }
 
     /// The tokenizer.
@@ -113,15 +204,99 @@ impl Text {
         self.tokenizer.decoder()
     }
 
+    /// Parser of an answer to `prompt`: which of its tokens are thoughts, and which are text.
+    ///
+    /// # Errors
+    /// [`Error::Text`] if the tokenizer's decoder fails.
+    pub fn parser(&self, prompt: &[u32]) -> Result<AnswerParser, Error> {
+        self.dialect.parser(&self.tokenizer, prompt)
+    }
+
+    /// Message that the tokens of an answer to `prompt` make, without an end token.
+    ///
+    /// # Errors
+    /// As [`Text::parser`].
+    pub fn message(&self, prompt: &[u32], answer: &[u32]) -> Result<Message, Error> {
+        let (mut reasoning, mut text) = (String::new(), String::new());
+        let mut add = |delta: Delta<'_>| match delta {
+            Delta::Reasoning(piece) => reasoning.push_str(piece),
+            Delta::Text(piece) => text.push_str(piece),
+        };
+        let mut parser = self.parser(prompt)?;
+        for token in answer {
+            parser.push(*token)?.for_each(&mut add);
+        }
+        parser.finish()?.for_each(&mut add);
+        Ok(Message::assistant(text).reasoning(reasoning))
+    }
+
+    /// Whether answers are text only, without thoughts and marks.
+    pub fn answers_are_plain(&self) -> bool {
+        self.dialect.is_plain()
+    }
+
     /// Sampling that the model's authors recommend.
-    pub fn generation(&self) -> &GenerationConfig {
-        &self.generation
+    ///
+    /// # Errors
+    /// `generation_config.json` is broken.
+    pub fn generation(&self) -> Result<&GenerationConfig, Error> {
+        self.generation.as_ref().map_err(TextProblem::error)
     }
 
     /// Tokens that end an answer.
     pub fn end(&self) -> &EndTokens {
         &self.end
     }
+}
+
+/// Chat template of a checkpoint: `chat_template.jinja`, `chat_template.json`, or that of
+/// `tokenizer_config.json`.
+fn template(
+    checkpoint: &Checkpoint,
+    config: Result<&TokenizerConfig, &TextProblem>,
+) -> Result<ChatTemplate, TextProblem> {
+    let config = config.map_err(Clone::clone)?;
+    let broken = |error| TextProblem::new(error, checkpoint.folder());
+    let jinja = checkpoint.text_file("chat_template.jinja");
+    let json = checkpoint.text_file("chat_template.json").filter(|_| jinja.is_none());
+    let source = match &json {
+        Some(json) => {
+            TokenizerConfig::chat_template_json(json.bytes, &json.path).map_err(broken)?
+        }
+        None => None,
+    };
+    let from_json = json
+        .zip(source.as_ref())
+        .map(|(json, source)| TextFile { bytes: source.as_bytes(), path: json.path });
+    let template =
+        ChatTemplate::from_files(jinja.or(from_json).as_ref(), config).map_err(broken)?;
+    template.ok_or_else(|| broken(ChatTemplate::missing(checkpoint.folder())))
+}
+
+/// Whether an id is an added token, or none at all.
+fn is_no_text(tokenizer: &Tokenizer, id: u32) -> bool {
+    tokenizer.is_added(id) || tokenizer.decode(&[id], false).is_ok_and(|text| text.is_empty())
+}
+
+/// The special token that a template puts after an answer. `None` if it puts none there, or does
+/// not render a plain question and answer.
+fn end_of_turn(template: &ChatTemplate, tokenizer: &Tokenizer) -> Option<u32> {
+    const ANSWER: &str = "(an answer)";
+    let messages = [Message::user("(a question)"), Message::assistant(ANSWER)];
+    let text = template.render(&messages, false, &ChatOptions::default()).ok()?;
+    let (_, after) = text.rsplit_once(ANSWER)?;
+    let first = *tokenizer.encode(after.trim_start(), false).ok()?.first()?;
+    tokenizer.is_special(first).then_some(first)
+}
+
+/// Ids around a text, where `tokenizer_config.json` decides.
+fn around(config: &TokenizerConfig, tokenizer: &Tokenizer) -> Option<AroundIds> {
+    let AroundText { bos, eos, .. } = config.around?;
+    let id = |role: &str| tokenizer.token_to_id(config.special_tokens.get(role)?);
+    Some(AroundIds {
+        bos: if bos { id("bos_token") } else { None },
+        eos: if eos { id("eos_token") } else { None },
+    })
 }
 
 #[cfg(test)]

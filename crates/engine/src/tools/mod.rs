@@ -4,6 +4,8 @@
 //! Knows: everything below. Must not know: terminals.
 
 pub(crate) mod pack;
+#[doc(hidden)]
+pub mod parsers;
 pub(crate) mod perplexity;
 pub(crate) mod planner;
 pub(crate) mod replay;
@@ -11,6 +13,8 @@ pub(crate) mod roofline;
 pub mod synth;
 
 pub use pack::{Damage, PackReport, VerifyReport, pack, verify_packed};
+#[cfg(feature = "text")]
+pub use perplexity::text_perplexity;
 pub use perplexity::{Perplexity, negative_log_likelihood, perplexity};
 pub use planner::Planner;
 pub use replay::{Replayed, ReplayedSteps};

@@ -39,31 +39,102 @@ pub fn perplexity(
     tokens: &[u32],
     control: &mut StepControl<'_>,
 ) -> Result<Perplexity, Error> {
-    let window = session.engine().plan().context;
-    if tokens.len() < 2 || window < 2 {
-        return Err(ToolError::TextTooShort.into());
+    let mut windows = Windows::new(session, control, tokens.len())?;
+    for part in tokens.chunks(windows.window) {
+        windows.measure(part)?;
     }
-    let (mut sum, mut predicted) = (0.0, 0);
-    let mut done = 0;
-    for part in tokens.chunks(window).filter(|p| p.len() > 1) {
-        session.reset()?;
-        let (before, share) =
-            (done as f64 / tokens.len() as f64, part.len() as f64 / tokens.len() as f64);
+    Ok(windows.finish())
+}
+
+/// Measures a text as [`perplexity`] does its tokens, of which it holds one window.
+///
+/// # Errors
+/// As [`perplexity`]; the checkpoint has no tokenizer, or it cannot represent the text.
+#[cfg(feature = "text")]
+pub fn text_perplexity(
+    session: &mut Session,
+    text: &str,
+    control: &mut StepControl<'_>,
+) -> Result<Perplexity, Error> {
+    use std::ops::ControlFlow;
+
+    let engine = session.engine().clone();
+    let tokenizer = engine.text()?.tokenizer();
+    let mut count = 0;
+    let _ = tokenizer.encode_pieces(text, true, &mut |ids| {
+        count += ids.len();
+        ControlFlow::Continue(())
+    })?;
+    let mut windows = Windows::new(session, control, count)?;
+    let (mut tokens, mut measured) = (Vec::new(), Ok(()));
+    let _ = tokenizer.encode_pieces(text, true, &mut |ids| {
+        tokens.extend_from_slice(ids);
+        while tokens.len() >= windows.window && measured.is_ok() {
+            measured = windows.measure(&tokens[..windows.window]);
+            tokens.drain(..windows.window);
+        }
+        if measured.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    })?;
+    measured?;
+    windows.measure(&tokens)?;
+    Ok(windows.finish())
+}
+
+/// Windows of a text as they are measured.
+struct Windows<'a, 'b> {
+    session: &'a mut Session,
+    control: &'a mut StepControl<'b>,
+    /// Tokens per window.
+    window: usize,
+    /// Tokens of the text.
+    count: usize,
+    done: usize,
+    /// Sum of the negative log-likelihoods of `predicted` tokens.
+    sum: f64,
+    predicted: usize,
+}
+
+impl<'a, 'b> Windows<'a, 'b> {
+    fn new(
+        session: &'a mut Session,
+        control: &'a mut StepControl<'b>,
+        count: usize,
+    ) -> Result<Self, Error> {
+        let window = session.engine().plan().context;
+        if count < 2 || window < 2 {
+            return Err(ToolError::TextTooShort.into());
+        }
+        Ok(Self { session, control, window, count, done: 0, sum: 0.0, predicted: 0 })
+    }
+
+    /// Measures the next window. A single token predicts nothing.
+    fn measure(&mut self, part: &[u32]) -> Result<(), Error> {
+        if part.len() < 2 {
+            return Ok(());
+        }
+        self.session.reset()?;
+        let count = self.count as f64;
+        let (before, share) = (self.done as f64 / count, part.len() as f64 / count);
         let mut inner =
-            control.progress.as_mut().map(|p| move |of_part: f64| p(before + share * of_part));
+            self.control.progress.as_mut().map(|p| move |of_part: f64| p(before + share * of_part));
         let mut control = StepControl {
-            cancel: control.cancel,
+            cancel: self.control.cancel,
             progress: inner.as_mut().map(|p| p as &mut dyn FnMut(f64)),
             observer: None,
         };
-        session.feed(part, Logits::All, &mut control, &mut |row, logits| {
+        let (sum, predicted) = (&mut self.sum, &mut self.predicted);
+        self.session.feed(part, Logits::All, &mut control, &mut |row, logits| {
             if let Some(next) = part.get(row + 1) {
-                sum += negative_log_likelihood(logits, *next);
-                predicted += 1;
+                *sum += negative_log_likelihood(logits, *next);
+                *predicted += 1;
             }
         })?;
-        done += part.len();
+        self.done += part.len();
+        Ok(())
     }
-    let nll = sum / predicted as f64;
-    Ok(Perplexity { tokens: predicted, nll, perplexity: nll.exp() })
+
+    fn finish(self) -> Perplexity {
+        let nll = self.sum / self.predicted as f64;
+        Perplexity { tokens: self.predicted, nll, perplexity: nll.exp() }
+    }
 }

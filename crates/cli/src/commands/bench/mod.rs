@@ -5,11 +5,15 @@ mod sweep;
 
 use std::process::ExitCode;
 
-use moeflux::model::blueprint::Blueprint;
+use moeflux::{base::Readers, experts::correct_disk_speed, model::blueprint::Blueprint};
 use moeflux_bench::{
     comparison::{Comparison, SavedRun},
     deprecated_keys, plot,
-    speed::{self, BenchSetting, DiskProbe, ReportTexts, SpeedBench, SpeedReport, SpeedRequest},
+    speed::{
+        self, BenchSetting, ContradictingReads, DiskProbe, ReportTexts, SpeedBench, SpeedReport,
+        SpeedRequest,
+    },
+    units,
 };
 use serde_json::{Value, json};
 
@@ -103,13 +107,13 @@ fn write_files(args: &BenchArgs, measured: &Value) -> anyhow::Result<()> {
     save(&args.figures, measured)?;
     let Some(path) = &args.plot else { return Ok(()) };
     let chart = speed::chart(&speed::rows(measured)?, measured["model"].as_str().unwrap_or(""));
-    atomic_file::write(path, plot::svg(&chart)?.as_bytes())
+    atomic_file::write(path, Readers::Umask, plot::svg(&chart)?.as_bytes())
 }
 
 /// Writes the file of --save.
 fn save(args: &FigureArgs, measured: &Value) -> anyhow::Result<()> {
     let Some(path) = &args.save else { return Ok(()) };
-    atomic_file::write(path, &serde_json::to_vec_pretty(measured)?)
+    atomic_file::write(path, Readers::Umask, &serde_json::to_vec_pretty(measured)?)
 }
 
 /// Prints a comparison with a saved run. The exit code is 1 if something is slower.
@@ -192,7 +196,38 @@ fn measure(
         Some(folder) => folder.display().to_string(),
         None => "built-in tales-18m".to_owned(),
     };
-    then(&bench.report(&engine, ReportTexts { model, options: options(args) }))
+    let contradicting = bench.contradicting_reads();
+    let result = then(&bench.report(&engine, ReportTexts { model, options: options(args) }));
+    if let Some(reads) = contradicting {
+        // The probe's memory is not in the plan of the model.
+        drop(engine);
+        correct_disk(args, reads, ui)?;
+    }
+    result
+}
+
+/// Measures the disk anew, as a run was faster than its remembered peak.
+fn correct_disk(args: &BenchArgs, reads: ContradictingReads, ui: Ui) -> anyhow::Result<()> {
+    let EngineArgs { model, reads: read_args, .. } = &args.engine;
+    let checkpoint = load::checkpoint(model, &read_args.mirror, ui)?;
+    let block = Blueprint::for_checkpoint(&checkpoint)?.slot_bytes();
+    let speed = {
+        let _bar = ui.share("measuring the disk");
+        let folder = folders::probes();
+        correct_disk_speed(&checkpoint, block, folder.as_deref(), reads.bytes_per_second)?
+    };
+    let now = speed.map_or_else(String::new, |speed| {
+        format!(
+            "; measured anew, it is {}, which `moeflux plan` uses",
+            units::speed(speed.ceiling())
+        )
+    });
+    ui.note(format_args!(
+        "experts were read at {}, faster than the disk's remembered peak of {}{now}",
+        units::speed(reads.bytes_per_second),
+        units::speed(reads.remembered)
+    ));
+    Ok(())
 }
 
 /// Options that must be equal for runs to be comparable. Budgets and contexts are compared one by

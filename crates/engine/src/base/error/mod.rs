@@ -8,6 +8,8 @@ use std::{io, path::PathBuf};
 pub use operations::{OpenError, PlanError, SamplingError, SessionError, ToolError};
 pub use snapshot_problem::SnapshotProblem;
 
+use super::system::limit_reached;
+
 /// Error of any call of this crate. Every message names the file, tensor, layer or expert, and the
 /// remedy.
 ///
@@ -177,6 +179,9 @@ impl Error {
         doing: impl Into<String>,
     ) -> impl FnOnce(io::Error) -> Error {
         let (path, doing) = (path.into(), doing.into());
-        move |source| Error::File { path, doing, source }
+        move |source| {
+            let doing = limit_reached(&source).unwrap_or(doing);
+            Error::File { path, doing, source }
+        }
     }
 }

@@ -132,6 +132,17 @@ pub enum SessionError {
         /// Ways out.
         advice: String,
     },
+    /// A text of more tokens than the context, refused before all of it became tokens.
+    #[error(
+        "the text has at least {tokens} tokens, and the context holds {context}: shorten it, or \
+         give a larger --ctx if model and memory allow"
+    )]
+    PromptTooLong {
+        /// Tokens up to which the text was read.
+        tokens: usize,
+        /// Positions per session.
+        context: usize,
+    },
     /// More tokens than a step of the memory plan has room for.
     #[error("a step of {rows} tokens, where the plan has room for {chunk}: give --chunk")]
     StepTooLarge {

@@ -38,7 +38,7 @@ pub(crate) use header::{
 };
 use moeflux_compute::ExpertShape;
 
-use super::{Checkpoint, DataFile, TensorInfo, digest, safetensors};
+use super::{Checkpoint, DataFile, Findings, TensorInfo, digest, safetensors};
 use crate::base::error::Error;
 
 /// Offset of the virtual tensors of packed experts. It is beyond the end of any file, so reads
@@ -145,7 +145,10 @@ impl Checkpoint {
             changes: self.changes,
             tensors: all,
             text_files: Default::default(),
+            tokenizer: None,
             packed: None,
+            findings: Findings::default(),
+            rope_scaling: self.rope_scaling,
         }
     }
 }

@@ -132,7 +132,7 @@ impl ExpertCache {
         self.shared[layer]
     }
 
-    pub(crate) fn source(&self) -> &ExpertSource {
+    pub(crate) fn source(&self) -> &Arc<ExpertSource> {
         &self.source
     }
 

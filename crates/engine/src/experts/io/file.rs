@@ -6,7 +6,7 @@ use std::{fs::File, io, path::Path};
 use super::transfer::Alignment;
 
 /// Handles per file. Windows serializes the reads of a handle; elsewhere one handle serves all
-/// reads.
+/// reads, and buffered ones use that of the checkpoint.
 pub(super) const HANDLES: usize = if cfg!(windows) { 8 } else { 1 };
 
 #[cfg(not(target_os = "linux"))]
@@ -52,34 +52,34 @@ pub(crate) fn open_direct(path: &Path) -> io::Result<Option<(File, Alignment)>> 
     Ok(Some((file, Alignment { file: MAX_ALIGN, memory: MAX_ALIGN })))
 }
 
-/// Opens a file for buffered reads at random offsets. Read-ahead is off, as it would read unneeded
-/// bytes.
-#[cfg(target_os = "linux")]
-pub(crate) fn open_random(path: &Path) -> io::Result<File> {
-    let file = File::open(path)?;
-    // Without the advice reads are slower, but correct.
-    let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random);
-    Ok(file)
-}
-
-/// Opens a file for buffered reads at random offsets. Read-ahead is off, as it would read unneeded
-/// bytes.
-#[cfg(target_vendor = "apple")]
-pub(crate) fn open_random(path: &Path) -> io::Result<File> {
-    use std::os::fd::AsRawFd;
-
-    let file = File::open(path)?;
-    // SAFETY: `F_RDAHEAD` takes an integer, so the call accesses no memory of the process, and the
-    // descriptor is open. Without the advice reads are slower, but correct.
-    let _ = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_RDAHEAD, 0) };
-    Ok(file)
-}
-
 /// Opens a file for buffered reads at random offsets.
-#[cfg(windows)]
 pub(crate) fn open_random(path: &Path) -> io::Result<File> {
-    const FILE_FLAG_RANDOM_ACCESS: u32 = 0x1000_0000;
-    with_flags(path, FILE_FLAG_RANDOM_ACCESS)
+    #[cfg(unix)]
+    let file = File::open(path)?;
+    #[cfg(windows)]
+    let file = {
+        const FILE_FLAG_RANDOM_ACCESS: u32 = 0x1000_0000;
+        with_flags(path, FILE_FLAG_RANDOM_ACCESS)?
+    };
+    expect_random_reads(&file);
+    Ok(file)
+}
+
+/// Turns read-ahead off, as it would read unneeded bytes. Without the advice reads are slower, but
+/// correct. On Windows it is given when a file is opened.
+pub(super) fn expect_random_reads(file: &File) {
+    #[cfg(target_os = "linux")]
+    let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Random);
+    #[cfg(target_vendor = "apple")]
+    {
+        use std::os::fd::AsRawFd;
+
+        // SAFETY: `F_RDAHEAD` takes an integer, so the call accesses no memory of the process, and
+        // the descriptor is open.
+        let _ = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_RDAHEAD, 0) };
+    }
+    #[cfg(not(unix))]
+    let _ = file;
 }
 
 #[cfg(windows)]

@@ -115,8 +115,12 @@ pub(crate) fn open(
 ) -> Result<Box<dyn Reader>, Error> {
     let storage =
         Arc::new(ModelStorage::open(Arc::clone(source.files()), source.mirrors(), pages)?);
+    let pages = storage.pages();
     let again = if pages == PageCache::ReadAgain { ", buffered what is read again" } else { "" };
     let access = match storage.direct() {
+        _ if storage.lacks_handles() => {
+            "buffered, as the limit on open files has no room for direct reads".into()
+        }
         (0, _) if pages != PageCache::Everything && !storage.is_embedded() => {
             "buffered, as the file system has no direct reads".into()
         }
@@ -217,6 +221,11 @@ impl ReaderSetup {
     fn uring(&self) -> std::io::Result<QueueReader> {
         if self.storage.is_embedded() {
             return Err(std::io::Error::other("the model is in the program"));
+        }
+        if self.storage.is_on_fuse() {
+            return Err(std::io::Error::other(
+                "files are on FUSE, where io_uring may read other bytes",
+            ));
         }
         let description = format!("io_uring, {}, depth {}", self.mode, self.limits.depth);
         let mut reader = self.reader(Waker::EventFd(uring::wake_event()?), description);

@@ -20,6 +20,7 @@ use crate::{
     base::{
         error::{Error, OpenError},
         stats::MAX_COPIES,
+        system::OpenFiles,
     },
     checkpoint::{DataFile, read_at},
 };
@@ -61,20 +62,27 @@ pub(super) struct ModelStorage {
     /// By file: the copy whose folder has the file in `own`.
     homes: Vec<usize>,
     mirrors: Vec<Vec<Option<DataFile>>>,
+    /// As requested, or [`PageCache::Everything`] if `lacks_handles`.
+    pages: PageCache,
+    /// Whether direct reads would need more open files than the process may have.
+    lacks_handles: bool,
 }
 
-/// Handles of one file. Empty for files embedded in the binary.
+/// Handles of one file, beside that of the checkpoint. Empty for files embedded in the binary.
+#[derive(Default)]
 struct FileHandles {
-    /// Direct if `alignment` is set.
-    files: Vec<File>,
+    direct: Vec<File>,
+    /// Set if there are direct handles.
     alignment: Option<Alignment>,
-    /// Buffered handles beside direct ones, opened if buffered reads are common.
+    /// Handles for buffered reads where one serves a single read at a time. Otherwise there are
+    /// none, and these reads use the checkpoint's handle, so that no file is open twice for them.
     buffered: Vec<File>,
 }
 
 impl ModelStorage {
     /// Opens the files, and those of the same names in `folders`, for direct or buffered reads or
-    /// both, as `pages` requires.
+    /// both, as `pages` requires. Where the limit on open files has no room for direct handles, all
+    /// reads are buffered.
     pub(super) fn open(
         own: Arc<Vec<DataFile>>,
         folders: &[PathBuf],
@@ -85,7 +93,19 @@ impl ModelStorage {
         }
         let homes = own.iter().map(|file| mirrors::home_copy(file, folders)).collect();
         let mirrors = mirrors::open(&own, folders)?;
-        let mut storage = Self { copies: Vec::new(), own, homes, mirrors };
+        let mut storage =
+            Self { copies: Vec::new(), own, homes, mirrors, pages, lacks_handles: false };
+        let files = (0..=folders.len())
+            .flat_map(|copy| (0..storage.own.len()).map(move |file| (copy, file)))
+            .filter(|(copy, file)| storage.source(*copy, *file).is_some())
+            .count();
+        let more = (files * HANDLES) as u64;
+        storage.lacks_handles = pages != PageCache::Everything
+            && OpenFiles::now().is_some_and(|now| !now.have_room_for(more));
+        if storage.lacks_handles {
+            storage.pages = PageCache::Everything;
+        }
+        let pages = storage.pages;
         let copies = (0..=folders.len()).map(|copy| {
             let sources = (0..storage.own.len()).map(|file| storage.source(copy, file));
             sources.map(|source| source.map(|s| FileHandles::open(s, pages)).transpose()).collect()
@@ -105,12 +125,22 @@ impl ModelStorage {
 
     /// Handle for an access; `None` for files embedded in the binary.
     pub(super) fn file(&self, access: FileAccess) -> Option<&File> {
-        let handles = self.copies[access.copy][access.file].as_ref()?;
-        let FileHandles { files, alignment, buffered } = handles;
-        let through_cache = access.buffered && alignment.is_some();
-        let files = if through_cache { buffered } else { files };
+        let FileHandles { direct, buffered, .. } =
+            self.copies[access.copy][access.file].as_ref()?;
+        let through_cache = access.buffered || direct.is_empty();
+        let files = if through_cache { buffered } else { direct };
         let own = files.get(access.io_slot % files.len().max(1));
-        own.or_else(|| self.source(access.copy, access.file)?.file().filter(|_| through_cache))
+        own.or_else(|| self.source(access.copy, access.file)?.file())
+    }
+
+    /// Use of the page cache.
+    pub(super) fn pages(&self) -> PageCache {
+        self.pages
+    }
+
+    /// Whether direct reads would need more open files than the process may have.
+    pub(super) fn lacks_handles(&self) -> bool {
+        self.lacks_handles
     }
 
     /// Number of files that are read directly, and of all files.
@@ -119,9 +149,21 @@ impl ModelStorage {
         (handles().filter(|h| h.alignment.is_some()).count(), handles().count())
     }
 
+    /// Whether some file is on a file system in user space (FUSE, virtiofs). With its `direct_io`,
+    /// io_uring reads wrong bytes there.
+    #[cfg(target_os = "linux")]
+    pub(super) fn is_on_fuse(&self) -> bool {
+        /// `FUSE_SUPER_MAGIC` of Linux.
+        const FUSE: u64 = 0x6573_5546;
+        let files = self.own.iter().chain(self.mirrors.iter().flatten().flatten());
+        files.filter_map(DataFile::file).any(|file| {
+            rustix::fs::fstatfs(file).is_ok_and(|system| system.f_type as u64 & 0xffff_ffff == FUSE)
+        })
+    }
+
     /// Whether some file is embedded in the binary.
     pub(super) fn is_embedded(&self) -> bool {
-        self.copies.iter().flatten().flatten().any(|h| h.files.is_empty())
+        self.own.iter().any(|file| file.file().is_none())
     }
 }
 
@@ -156,21 +198,22 @@ impl Storage for ModelStorage {
 
 impl FileHandles {
     fn open(source: &DataFile, pages: PageCache) -> Result<Self, Error> {
-        if source.file().is_none() {
-            return Ok(Self { files: Vec::new(), alignment: None, buffered: Vec::new() });
-        }
-        let random = || {
-            let files: io::Result<Vec<_>> =
-                (0..HANDLES).map(|_| file::open_random(source.path())).collect();
-            files.map_err(Error::file(source.path(), "cannot open the file"))
-        };
+        let Some(own) = source.file() else { return Ok(Self::default()) };
         let direct =
             if pages == PageCache::Everything { None } else { Self::direct(source.path()) };
-        let Some((files, alignment)) = direct else {
-            return Ok(Self { files: random()?, alignment: None, buffered: Vec::new() });
-        };
-        let buffered = if pages == PageCache::ReadAgain { random()? } else { Vec::new() };
-        Ok(Self { files, alignment: Some(alignment), buffered })
+        let (direct, alignment) =
+            direct.map_or_else(Default::default, |(files, alignment)| (files, Some(alignment)));
+        let is_buffered = pages == PageCache::ReadAgain || direct.is_empty();
+        let mut buffered = Vec::new();
+        if is_buffered && HANDLES > 1 {
+            let files = (0..HANDLES).map(|_| file::open_random(source.path()));
+            buffered = files
+                .collect::<io::Result<_>>()
+                .map_err(Error::file(source.path(), "cannot open the file"))?;
+        } else if is_buffered {
+            file::expect_random_reads(own);
+        }
+        Ok(Self { direct, alignment, buffered })
     }
 
     /// Handles for direct reads, if the file system supports them and a read of the first block

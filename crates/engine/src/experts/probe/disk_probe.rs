@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io,
+    io::{self, Write},
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -11,7 +11,14 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::RandomOffsets;
-use crate::{base::error::Error, checkpoint::Checkpoint, experts::io as expert_io};
+use crate::{
+    base::{
+        atomic_file::{AtomicFile, Readers},
+        error::Error,
+    },
+    checkpoint::Checkpoint,
+    experts::io as expert_io,
+};
 
 /// Queue depths that are measured.
 const DEPTHS: [usize; 4] = [1, 4, 8, 16];
@@ -28,6 +35,9 @@ const MAX_BLOCK: usize = 4 << 20;
 
 /// Age from which on a measurement is repeated.
 const MAX_AGE: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// Maximum files that are read from. Models of more shards would need too many open files.
+const MAX_FILES: usize = 32;
 
 const STACK: usize = 128 << 10;
 
@@ -94,9 +104,9 @@ impl DiskSpeed {
     /// Saves the measurement for later. Callers ignore a failure, as it can be repeated.
     fn save(&self, path: &Path) -> Option<()> {
         fs::create_dir_all(path.parent()?).ok()?;
-        let partial = path.with_extension(format!("{}.partial", std::process::id()));
-        fs::write(&partial, serde_json::to_vec_pretty(self).ok()?).ok()?;
-        fs::rename(&partial, path).ok()
+        let file = AtomicFile::create(path, Readers::Umask).ok()?;
+        file.file().write_all(&serde_json::to_vec_pretty(self).ok()?).ok()?;
+        file.finish().ok()
     }
 }
 
@@ -117,28 +127,83 @@ pub fn probe_disk(
     folder: Option<&Path>,
     anew: bool,
 ) -> Result<Option<DiskSpeed>, Error> {
-    let paths: Vec<PathBuf> = checkpoint.files().iter().map(|f| f.path().into()).collect();
-    let Some((targets, block, direct)) = open_files(&paths, block)? else { return Ok(None) };
-    let saved = folder.zip(device(&targets)).map(|(f, d)| f.join(format!("disk-{d}-{block}.json")));
-    if let Some(speed) = saved.as_deref().filter(|_| !anew).and_then(DiskSpeed::load)
-        && speed.block == block
-        && speed.age() < MAX_AGE
-    {
-        return Ok(Some(speed));
+    let probe = DiskProbe { block, folder, anew, seen: None };
+    probe.run(checkpoint)
+}
+
+/// Share by which a run's reads must beat a remembered bandwidth to contradict it.
+const CONTRADICTION: f64 = 1.1;
+
+impl DiskSpeed {
+    /// Whether reads at `seen` bytes per second show that the disk is faster than measured: by more
+    /// than a tenth.
+    pub fn is_contradicted(&self, seen: f64) -> bool {
+        seen > CONTRADICTION * self.ceiling()
     }
-    let mut depths = Vec::with_capacity(DEPTHS.len());
-    for depth in DEPTHS {
-        depths.push(DepthSpeed {
-            depth,
-            bytes_per_second: measure(&targets, block, depth, DEPTH_TIME)?,
-        });
+
+    /// Raises the bandwidth at the largest depth to that of reads that contradict it.
+    fn raise_to(&mut self, seen: f64) {
+        if self.is_contradicted(seen)
+            && let Some(last) = self.depths.last_mut()
+        {
+            last.bytes_per_second = seen;
+        }
     }
-    let measured = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    let speed = DiskSpeed { block, direct, depths, measured };
-    if let Some(path) = saved {
-        speed.save(&path);
+}
+
+/// Measures the disk anew after a run contradicted the remembered bandwidth, and saves the result
+/// for later runs and plans. `seen` is the bandwidth of the run's reads from the disk, in bytes
+/// per second; the result is no lower.
+///
+/// # Errors
+/// As [`probe_disk`].
+pub fn correct_disk_speed(
+    checkpoint: &Checkpoint,
+    block: usize,
+    folder: Option<&Path>,
+    seen: f64,
+) -> Result<Option<DiskSpeed>, Error> {
+    DiskProbe { block, folder, anew: true, seen: Some(seen) }.run(checkpoint)
+}
+
+/// A measurement to take or to remember.
+struct DiskProbe<'a> {
+    block: usize,
+    folder: Option<&'a Path>,
+    anew: bool,
+    seen: Option<f64>,
+}
+
+impl DiskProbe<'_> {
+    fn run(&self, checkpoint: &Checkpoint) -> Result<Option<DiskSpeed>, Error> {
+        let &Self { block, folder, anew, seen } = self;
+        let paths: Vec<PathBuf> = checkpoint.files().iter().map(|f| f.path().into()).collect();
+        let Some((targets, block, direct)) = open_files(&paths, block)? else { return Ok(None) };
+        let name = |device: String| format!("disk-{device}-{block}.json");
+        let saved = folder.zip(device(&targets)).map(|(f, device)| f.join(name(device)));
+        if let Some(speed) = saved.as_deref().filter(|_| !anew).and_then(DiskSpeed::load)
+            && speed.block == block
+            && speed.age() < MAX_AGE
+        {
+            return Ok(Some(speed));
+        }
+        let mut depths = Vec::with_capacity(DEPTHS.len());
+        for depth in DEPTHS {
+            depths.push(DepthSpeed {
+                depth,
+                bytes_per_second: measure(&targets, block, depth, DEPTH_TIME)?,
+            });
+        }
+        let measured = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let mut speed = DiskSpeed { block, direct, depths, measured };
+        if let Some(seen) = seen {
+            speed.raise_to(seen);
+        }
+        if let Some(path) = saved {
+            speed.save(&path);
+        }
+        Ok(Some(speed))
     }
-    Ok(Some(speed))
 }
 
 /// A file to read from.
@@ -164,9 +229,13 @@ fn open_files(
     if block == 0 {
         return Ok(None);
     }
+    let large: Vec<_> = files.iter().filter(|f| f.1 >= block as u64).collect();
+    // Spread over all files: those of one model usually are on one disk.
+    let step = large.len().div_ceil(MAX_FILES);
     let open_all = |open: &dyn Fn(&Path) -> io::Result<File>| {
-        let files = files.iter().filter(|f| f.1 >= block as u64);
-        files
+        large
+            .iter()
+            .step_by(step)
             .map(|(path, len)| match open(path) {
                 Ok(file) => Ok(ProbeFile { path: (*path).clone(), file, len: *len }),
                 Err(e) => Err(Error::file(*path, "cannot open the file to measure the disk")(e)),
@@ -333,6 +402,18 @@ mod tests {
         assert_eq!(blocks(&both, usize::MAX), Some((1, 9 * ALIGN)));
         assert_eq!(blocks(&[file(folder.path(), "c", 100)], 100), None);
         assert_eq!(blocks(&["(in the binary)/model".into()], 4096), None);
+    }
+
+    #[test]
+    fn a_run_that_is_faster_by_a_tenth_contradicts_a_measurement() {
+        let depth = |depth, bytes_per_second| DepthSpeed { depth, bytes_per_second };
+        let depths = vec![depth(1, 1e9), depth(8, 2e9), depth(16, 1.9e9)];
+        let mut speed = DiskSpeed { block: 4096, direct: true, depths, measured: 5 };
+        assert!(!speed.is_contradicted(2.1e9) && speed.is_contradicted(2.3e9));
+        speed.raise_to(2.1e9);
+        assert_eq!(speed.ceiling(), 2e9);
+        speed.raise_to(2.5e9);
+        assert_eq!(speed.best().unwrap(), depth(16, 2.5e9));
     }
 
     #[test]

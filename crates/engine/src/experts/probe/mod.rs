@@ -6,7 +6,7 @@ mod disk_probe;
 mod memory_probe;
 mod page_cache;
 
-pub use disk_probe::{DepthSpeed, DiskSpeed, probe_disk};
+pub use disk_probe::{DepthSpeed, DiskSpeed, correct_disk_speed, probe_disk};
 pub(crate) use memory_probe::read_once;
 pub use memory_probe::{MemorySpeed, probe_memory};
 pub use page_cache::FilePages;

@@ -36,13 +36,17 @@ struct Dots1Config {
     /// Layers before the first one with a sliding window.
     #[serde(default)]
     max_window_layers: usize,
+    /// Full attention in every layer if present; decides instead of the two keys above.
+    layer_types: Option<Vec<String>>,
 }
 
 pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
     let config: Dots1Config = parse_config(source)?;
     let (body, full) = (&config.body, config.max_window_layers);
     Require(source).that(
-        config.sliding_window.is_none() || full >= body.num_hidden_layers,
+        config.layer_types.is_some()
+            || config.sliding_window.is_none()
+            || full >= body.num_hidden_layers,
         || {
             format!(
                 "\"sliding_window\" from layer {full} on (\"max_window_layers\") is not supported"

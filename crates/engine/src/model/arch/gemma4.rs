@@ -5,13 +5,14 @@
 //! on the logits. Sources: Google, Gemma 4 model card, 2026; the published `config.json`s;
 //! transformers, `modeling_gemma4.py`.
 
+use std::collections::BTreeMap;
+
 use moeflux_compute::{Activation, RopePairs};
 use serde::Deserialize;
 
 use super::{
     Require,
     body::{Body, GqaParams, gqa, gqa_shape},
-    config_error,
     expert_tensors::{ExpertKeys, ExpertSizes, ExpertTensors, experts},
     parse_config,
     rope::RopeConfig,
@@ -37,11 +38,11 @@ struct Gemma4Config {
     num_global_key_value_heads: Option<usize>,
     head_dim: usize,
     global_head_dim: Option<usize>,
-    #[serde(default)]
+    /// Overrides by layer; later configs have them instead of the `global` keys.
+    per_layer_config: Option<BTreeMap<String, LayerOverrides>>,
     attention_k_eq_v: bool,
     sliding_window: usize,
     layer_types: Vec<String>,
-    #[serde(default)]
     enable_moe_block: bool,
     num_experts: Option<usize>,
     top_k_experts: Option<usize>,
@@ -52,6 +53,13 @@ struct Gemma4Config {
     hidden_activation: Option<String>,
     #[serde(default)]
     rope_parameters: Gemma4Rope,
+}
+
+/// Values of one layer that differ from the model's.
+#[derive(Clone, Copy, Default, Deserialize)]
+struct LayerOverrides {
+    head_dim: Option<usize>,
+    num_key_value_heads: Option<usize>,
 }
 
 #[derive(Deserialize, Default)]
@@ -119,18 +127,11 @@ fn attention(
     attention: &Scope<'_>,
 ) -> Result<GqaBlueprint, Error> {
     let (source, hidden) = (attention.source, config.body.hidden_size);
-    let is_full = match config.layer_types[i].as_str() {
-        "full_attention" => true,
-        "sliding_attention" => false,
-        other => {
-            return Err(config_error(source, format!("the layer type {other:?} is not supported")));
-        }
-    };
+    let is_full = config.layer_types[i] == "full_attention";
     let keys_are_values = config.attention_k_eq_v && is_full;
-    let head_dim =
-        if is_full { config.global_head_dim.unwrap_or(config.head_dim) } else { config.head_dim };
-    let global = config.num_global_key_value_heads.filter(|_| keys_are_values);
-    let kv_heads = global.unwrap_or(config.num_key_value_heads);
+    let own = overrides(config, source, i)?;
+    let head_dim = own.head_dim.unwrap_or(config.head_dim);
+    let kv_heads = own.num_key_value_heads.unwrap_or(config.num_key_value_heads);
     let shape = GqaShape {
         window: (!is_full).then_some(config.sliding_window),
         // Queries and keys are normed; scores have no further scale.
@@ -145,6 +146,27 @@ fn attention(
         k_norm: Some(attention.norm("k_norm", head_dim)?),
         v_norm: true,
         ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: !keys_are_values })?
+    })
+}
+
+/// Sizes of the heads of layer `i`, where they differ from `head_dim` and `num_key_value_heads`.
+fn overrides(
+    config: &Gemma4Config,
+    source: &dyn TensorSource,
+    i: usize,
+) -> Result<LayerOverrides, Error> {
+    if let Some(layers) = &config.per_layer_config {
+        // Layers are numbers, with leading zeros in a model of ten or more.
+        let own = layers.iter().find(|(layer, _)| layer.parse() == Ok(i));
+        return Ok(own.map(|(_, own)| *own).unwrap_or_default());
+    }
+    if config.layer_types[i] != "full_attention" {
+        return Ok(LayerOverrides::default());
+    }
+    let (key, purpose) = ("global_head_dim", "the width of heads in layers of full attention");
+    Ok(LayerOverrides {
+        head_dim: Some(Require(source).named(key, config.global_head_dim, purpose)?),
+        num_key_value_heads: config.num_global_key_value_heads.filter(|_| config.attention_k_eq_v),
     })
 }
 

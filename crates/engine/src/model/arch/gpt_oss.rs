@@ -11,7 +11,6 @@ use serde::Deserialize;
 use super::{
     Require,
     body::{Body, GqaParams, Heads, gqa},
-    config_error,
     expert_tensors::{
         ExpertForm, ExpertKeys, ExpertMatrix, ExpertSizes, ExpertTensors, expert_bias, experts,
         layer_experts,
@@ -39,14 +38,12 @@ struct GptOssConfig {
     /// Of one expert.
     intermediate_size: usize,
     num_local_experts: usize,
-    num_experts_per_tok: Option<usize>,
-    /// Alias of `num_experts_per_tok`; published configs have both.
-    experts_per_token: Option<usize>,
+    num_experts_per_tok: usize,
     /// Factor in the sigmoid of the experts' activation. Published configs do not have it.
     swiglu_alpha: Option<f32>,
     swiglu_limit: Option<f32>,
     sliding_window: Option<usize>,
-    layer_types: Option<Vec<String>>,
+    layer_types: Vec<String>,
 }
 
 pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
@@ -59,24 +56,19 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
     })
 }
 
-/// Sliding window of layer `layer`. By default even layers have one.
+/// Sliding window of layer `layer`.
 fn window(
     source: &dyn TensorSource,
     config: &GptOssConfig,
     layer: usize,
 ) -> Result<Option<usize>, Error> {
-    Require(source).layers("layer_types", config.layer_types.as_ref(), layer + 1)?;
-    let default = if layer.is_multiple_of(2) { "sliding_attention" } else { "full_attention" };
-    let named = config.layer_types.as_ref().and_then(|types| types.get(layer));
-    match named.map_or(default, String::as_str) {
-        "full_attention" => Ok(None),
-        "sliding_attention" => {
-            let window = config.sliding_window.unwrap_or(128);
-            Require(source).sizes(&[("sliding_window", window)])?;
-            Ok(Some(window))
-        }
-        other => Err(config_error(source, format!("the layer type {other:?} is not supported"))),
+    Require(source).layers("layer_types", Some(&config.layer_types), layer + 1)?;
+    if config.layer_types[layer] != "sliding_attention" {
+        return Ok(None);
     }
+    let window = config.sliding_window.unwrap_or(128);
+    Require(source).sizes(&[("sliding_window", window)])?;
+    Ok(Some(window))
 }
 
 fn attention(
@@ -105,7 +97,7 @@ fn moe(config: &GptOssConfig, mlp: &Scope<'_>) -> Result<MoeBlueprint, Error> {
         top_k: "num_experts_per_tok",
         intermediate: "intermediate_size",
     };
-    let top_k = config.num_experts_per_tok.or(config.experts_per_token).unwrap_or(0);
+    let top_k = config.num_experts_per_tok;
     sizes.check(mlp.source, top_k, &keys)?;
     let stacked = mlp.child("experts");
     let experts = if stacked.has("gate_proj.weight") {

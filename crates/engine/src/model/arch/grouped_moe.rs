@@ -34,8 +34,7 @@ pub(super) struct GroupedMoe {
     scoring_func: Option<String>,
     norm_topk_prob: Option<bool>,
     routed_scaling_factor: Option<f32>,
-    #[serde(default)]
-    first_k_dense_replace: usize,
+    first_k_dense_replace: Option<usize>,
     moe_layer_freq: Option<usize>,
     /// `dense` or `sparse` for each layer, instead of the two keys above.
     mlp_layer_types: Option<Vec<String>>,
@@ -44,22 +43,14 @@ pub(super) struct GroupedMoe {
 impl GroupedMoe {
     /// Whether layer `layer` has experts.
     fn is_sparse(&self, source: &dyn TensorSource, layer: usize) -> Result<bool, Error> {
-        let every = self.moe_layer_freq.unwrap_or(1);
-        Require(source).sizes(&[("moe_layer_freq", every)])?;
-        let Some(types) = &self.mlp_layer_types else {
-            return Ok(layer >= self.first_k_dense_replace && layer.is_multiple_of(every));
-        };
-        match types.get(layer).map(String::as_str) {
-            Some("sparse") => Ok(true),
-            Some("dense") => Ok(false),
-            other => {
-                let problem = format!(
-                    "layer {layer} is {other:?} in \"mlp_layer_types\", neither \"sparse\" nor \
-                     \"dense\""
-                );
-                Err(config_error(source, problem))
-            }
+        let (require, every) = (Require(source), self.moe_layer_freq.unwrap_or(1));
+        require.sizes(&[("moe_layer_freq", every)])?;
+        if let Some(types) = &self.mlp_layer_types {
+            return require.is_sparse(types, layer);
         }
+        let (key, purpose) = ("first_k_dense_replace", "which layers have experts");
+        let first = require.named(key, self.first_k_dense_replace, purpose)?;
+        Ok(layer >= first && layer.is_multiple_of(every))
     }
 
     /// Feed-forward part `mlp` of layer `layer`.
@@ -81,11 +72,13 @@ impl GroupedMoe {
         hidden: usize,
     ) -> Result<FeedForwardBlueprint, Error> {
         let source = mlp.source;
-        let is_sparse = self.is_sparse(source, layer)?;
-        let Some(count) = self.n_routed_experts.filter(|_| is_sparse) else {
-            Require(source).sizes(&[("intermediate_size", self.intermediate_size)])?;
+        let require = Require(source);
+        if !self.is_sparse(source, layer)? {
+            require.sizes(&[("intermediate_size", self.intermediate_size)])?;
             return Ok(mlp.mlp(hidden, self.intermediate_size)?.into());
-        };
+        }
+        let purpose = "how many experts layers have";
+        let count = require.named("n_routed_experts", self.n_routed_experts, purpose)?;
         let sizes = ExpertSizes { count, hidden, intermediate: self.moe_intermediate_size };
         let keys = ExpertKeys {
             count: "n_routed_experts",
@@ -93,6 +86,9 @@ impl GroupedMoe {
             intermediate: "moe_intermediate_size",
         };
         sizes.check(source, self.num_experts_per_tok, &keys)?;
+        if self.n_shared_experts.is_none() && mlp.has("shared_experts.gate_proj.weight") {
+            require.named("n_shared_experts", None::<usize>, "the size of the shared experts")?;
+        }
         let shared = self.n_shared_experts.filter(|n| *n > 0).map(|n| -> Result<_, Error> {
             let size = sizes.intermediate.checked_mul(n);
             let size =

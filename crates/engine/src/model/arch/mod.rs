@@ -3,10 +3,11 @@
 //!
 //! Entry point is [`Blueprint::for_checkpoint`], which looks the `model_type` up in
 //! [`ARCHITECTURES`]. Shared parts are in `body.rs` (embedding, head, layers, attention),
-//! `rope.rs`, `softmax_moe.rs`, `grouped_moe.rs` and `expert_tensors.rs`; `scope.rs` looks tensors
-//! up by name.
+//! `rope.rs`, `softmax_moe.rs`, `grouped_moe.rs` and `expert_tensors.rs`; `config.rs` reads configs
+//! and checks their values, `scope.rs` looks tensors up by name.
 
 mod body;
+mod config;
 mod deepseek_v3;
 mod deepseek_v32;
 mod dots1;
@@ -26,8 +27,7 @@ mod scope;
 mod softmax_moe;
 mod solar_open;
 
-use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use config::{Require, check_layers, config_error, parse_config};
 
 use crate::{
     base::error::Error,
@@ -38,27 +38,65 @@ use crate::{
 /// Registry entry of an architecture.
 struct ArchitectureEntry {
     model_type: &'static str,
+    /// Values of `layer_types` that it implements.
+    layer_types: &'static [&'static str],
+    /// Keys of `per_layer_config` that it reads.
+    per_layer_keys: &'static [&'static str],
     blueprint: fn(&dyn TensorSource) -> Result<Blueprint, Error>,
 }
 
+/// Entry of an architecture whose layers have one kind of attention.
+const UNIFORM: ArchitectureEntry = ArchitectureEntry {
+    model_type: "",
+    layer_types: &["full_attention"],
+    per_layer_keys: &[],
+    blueprint: qwen3_moe::blueprint,
+};
+
+/// Entry of an architecture with sparse attention. The second name is that of older configs.
+const SPARSE: ArchitectureEntry = ArchitectureEntry {
+    layer_types: &["indexed_attention", "deepseek_sparse_attention"],
+    blueprint: deepseek_v32::blueprint,
+    ..UNIFORM
+};
+
+/// Entry of an architecture with sliding windows in some layers.
+const SLIDING: ArchitectureEntry = ArchitectureEntry {
+    layer_types: &["full_attention", "sliding_attention"],
+    blueprint: gpt_oss::blueprint,
+    ..UNIFORM
+};
+
+/// Entry of an architecture with delta-nets in some layers.
+const DELTA_NET: ArchitectureEntry = ArchitectureEntry {
+    layer_types: &["full_attention", "linear_attention"],
+    blueprint: qwen3_5_moe::blueprint,
+    ..UNIFORM
+};
+
 /// Registry of the supported architectures.
 const ARCHITECTURES: &[ArchitectureEntry] = &[
-    ArchitectureEntry { model_type: "deepseek_v3", blueprint: deepseek_v3::blueprint },
-    ArchitectureEntry { model_type: "deepseek_v32", blueprint: deepseek_v32::blueprint },
-    ArchitectureEntry { model_type: "dots1", blueprint: dots1::blueprint },
-    ArchitectureEntry { model_type: "gemma4", blueprint: gemma4::blueprint },
-    ArchitectureEntry { model_type: "glm4_moe", blueprint: glm4_moe::blueprint },
-    ArchitectureEntry { model_type: "glm4_moe_lite", blueprint: deepseek_v3::blueprint },
-    ArchitectureEntry { model_type: "glm_moe_dsa", blueprint: glm_moe_dsa::blueprint },
-    ArchitectureEntry { model_type: "gpt_oss", blueprint: gpt_oss::blueprint },
-    ArchitectureEntry { model_type: "kimi_k2", blueprint: deepseek_v3::blueprint },
-    ArchitectureEntry { model_type: "kimi_k25", blueprint: deepseek_v3::blueprint },
-    ArchitectureEntry { model_type: "minimax_m2", blueprint: minimax_m2::blueprint },
-    ArchitectureEntry { model_type: "qwen2_moe", blueprint: qwen2_moe::blueprint },
-    ArchitectureEntry { model_type: "qwen3_5_moe", blueprint: qwen3_5_moe::blueprint },
-    ArchitectureEntry { model_type: "qwen3_moe", blueprint: qwen3_moe::blueprint },
-    ArchitectureEntry { model_type: "qwen3_next", blueprint: qwen3_next::blueprint },
-    ArchitectureEntry { model_type: "solar_open", blueprint: solar_open::blueprint },
+    ArchitectureEntry { model_type: "deepseek_v3", blueprint: deepseek_v3::blueprint, ..UNIFORM },
+    ArchitectureEntry { model_type: "deepseek_v32", blueprint: deepseek_v32::blueprint, ..SPARSE },
+    ArchitectureEntry { model_type: "dots1", blueprint: dots1::blueprint, ..UNIFORM },
+    ArchitectureEntry {
+        model_type: "gemma4",
+        per_layer_keys: &["head_dim", "num_key_value_heads"],
+        blueprint: gemma4::blueprint,
+        ..SLIDING
+    },
+    ArchitectureEntry { model_type: "glm4_moe", blueprint: glm4_moe::blueprint, ..UNIFORM },
+    ArchitectureEntry { model_type: "glm4_moe_lite", blueprint: deepseek_v3::blueprint, ..UNIFORM },
+    ArchitectureEntry { model_type: "glm_moe_dsa", blueprint: glm_moe_dsa::blueprint, ..SPARSE },
+    ArchitectureEntry { model_type: "gpt_oss", blueprint: gpt_oss::blueprint, ..SLIDING },
+    ArchitectureEntry { model_type: "kimi_k2", blueprint: deepseek_v3::blueprint, ..UNIFORM },
+    ArchitectureEntry { model_type: "kimi_k25", blueprint: deepseek_v3::blueprint, ..UNIFORM },
+    ArchitectureEntry { model_type: "minimax_m2", blueprint: minimax_m2::blueprint, ..UNIFORM },
+    ArchitectureEntry { model_type: "qwen2_moe", blueprint: qwen2_moe::blueprint, ..UNIFORM },
+    ArchitectureEntry { model_type: "qwen3_5_moe", blueprint: qwen3_5_moe::blueprint, ..DELTA_NET },
+    ArchitectureEntry { model_type: "qwen3_moe", blueprint: qwen3_moe::blueprint, ..UNIFORM },
+    ArchitectureEntry { model_type: "qwen3_next", blueprint: qwen3_next::blueprint, ..DELTA_NET },
+    ArchitectureEntry { model_type: "solar_open", blueprint: solar_open::blueprint, ..UNIFORM },
 ];
 
 /// Supported values of `model_type`.
@@ -91,6 +129,7 @@ impl Blueprint {
                 ),
             ));
         };
+        check_layers(source, architecture.layer_types, architecture.per_layer_keys)?;
         (architecture.blueprint)(source)
     }
 }
@@ -101,105 +140,6 @@ fn model_type(source: &dyn TensorSource) -> Result<&str, Error> {
     let inner = config.get("text_config").and_then(|t| t.get("model_type"));
     let found = config.get("model_type").or(inner).and_then(|t| t.as_str());
     found.ok_or_else(|| config_error(source, "it has no \"model_type\""))
-}
-
-/// Error about `config.json`.
-fn config_error(source: &dyn TensorSource, problem: impl Into<String>) -> Error {
-    Error::Checkpoint { path: source.folder().join("config.json"), problem: problem.into() }
-}
-
-/// Config key that would change the computation, but is implemented only for neutral values.
-struct UnsupportedKey {
-    key: &'static str,
-    /// Whether a value has no effect on the computation.
-    is_neutral: fn(&Value) -> bool,
-}
-
-/// Keys that are refused for every architecture, unless their value is neutral.
-const UNSUPPORTED_KEYS: [UnsupportedKey; 9] = [
-    UnsupportedKey { key: "attention_chunk_size", is_neutral: Value::is_null },
-    UnsupportedKey { key: "attn_logit_softcapping", is_neutral: Value::is_null },
-    UnsupportedKey {
-        key: "attn_type_list",
-        is_neutral: |v| v.as_array().is_some_and(|types| types.iter().all(|t| t == 1)),
-    },
-    UnsupportedKey { key: "hidden_act", is_neutral: |v| v == "silu" || v == "swish" },
-    UnsupportedKey { key: "mlp_bias", is_neutral: |v| v == false },
-    UnsupportedKey { key: "per_layer_config", is_neutral: Value::is_null },
-    UnsupportedKey { key: "use_bias", is_neutral: |v| v == false },
-    UnsupportedKey {
-        key: "use_bidirectional_attention",
-        is_neutral: |v| v == false || v == "vision",
-    },
-    UnsupportedKey { key: "use_sliding_window", is_neutral: |v| v == false },
-];
-
-/// Parses the config of the language model: nested under `text_config`, or flat. A null value
-/// counts as a missing key.
-fn parse_config<T: DeserializeOwned>(source: &dyn TensorSource) -> Result<T, Error> {
-    let config = source.config();
-    let text = config.get("text_config").filter(|t| t.is_object()).unwrap_or(config);
-    let mut map = text.as_object().cloned().unwrap_or_default();
-    map.retain(|_, v| !v.is_null());
-    for UnsupportedKey { key, is_neutral } in UNSUPPORTED_KEYS {
-        if let Some(value) = map.get(key).filter(|v| !is_neutral(v)) {
-            return Err(config_error(
-                source,
-                format!("\"{key}\" is {value}, which is not supported"),
-            ));
-        }
-    }
-    T::deserialize(&map).map_err(|e| {
-        // The cause is a key without which, or with another value of which, parsing succeeds.
-        let problem = e.to_string();
-        let values = [json!(1), json!(true), json!(""), json!([]), json!({})];
-        let cause = map.keys().find(|key| {
-            let mut changed = map.clone();
-            changed.remove(*key);
-            T::deserialize(&changed).is_ok()
-                || values.iter().any(|value| {
-                    changed.insert((*key).clone(), value.clone());
-                    T::deserialize(&changed).is_ok()
-                })
-        });
-        let named = |key: &String| format!("\"{key}\": {problem}");
-        config_error(source, cause.map_or(problem.clone(), named))
-    })
-}
-
-/// Checks on the values of a config. Errors name the key.
-struct Require<'a>(&'a dyn TensorSource);
-
-impl Require<'_> {
-    /// Requires sizes of at least 1, and small enough that products of a few cannot overflow.
-    fn sizes(&self, sizes: &[(&str, usize)]) -> Result<(), Error> {
-        match sizes.iter().find(|(_, n)| *n == 0 || *n > 1 << 24) {
-            Some((name, n)) => Err(config_error(
-                self.0,
-                format!("\"{name}\" is {n}: a size from 1 to {} is needed", 1 << 24),
-            )),
-            None => Ok(()),
-        }
-    }
-
-    /// Requires a finite factor above zero.
-    fn factor(&self, name: &str, factor: f32) -> Result<(), Error> {
-        self.that(factor.is_finite() && factor > 0.0, || {
-            format!("\"{name}\" is {factor}: a number above zero is needed")
-        })
-    }
-
-    /// Requires a list, if present, with an entry for each layer.
-    fn layers<T>(&self, name: &str, list: Option<&Vec<T>>, layers: usize) -> Result<(), Error> {
-        self.that(list.is_none_or(|list| list.len() >= layers), || {
-            format!("\"{name}\" names fewer layers than \"num_hidden_layers\" says")
-        })
-    }
-
-    /// Requires a condition; `problem` describes its violation.
-    fn that(&self, holds: bool, problem: impl FnOnce() -> String) -> Result<(), Error> {
-        if holds { Ok(()) } else { Err(config_error(self.0, problem())) }
-    }
 }
 
 /// Whether a tensor belongs to a layer after the last one: multi-token prediction (MTP).

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use super::{
     Require,
     body::{Body, GqaParams, Heads, gqa},
-    config_error, parse_config,
+    parse_config,
     rope::{RopeKeys, RotatedPart},
     scope::{NormWeights, Scope},
     softmax_moe::SoftmaxMoe,
@@ -117,17 +117,15 @@ fn delta_shape(
 /// Whether layer `i` is a delta-net, by `layer_types`. Without that key every
 /// `full_attention_interval`-th layer is full attention.
 fn is_linear(source: &dyn TensorSource, config: &Qwen35MoeConfig, i: usize) -> Result<bool, Error> {
+    let require = Require(source);
     let Some(types) = &config.layer_types else {
-        let interval = config.full_attention_interval.unwrap_or(4);
-        Require(source).sizes(&[("full_attention_interval", interval)])?;
+        let (key, purpose) = ("full_attention_interval", "which layers have full attention");
+        let interval = require.named(key, config.full_attention_interval, purpose)?;
+        require.sizes(&[(key, interval)])?;
         return Ok(!(i + 1).is_multiple_of(interval));
     };
-    Require(source).layers("layer_types", Some(types), i + 1)?;
-    match types[i].as_str() {
-        "linear_attention" => Ok(true),
-        "full_attention" => Ok(false),
-        other => Err(config_error(source, format!("the layer type {other:?} is not supported"))),
-    }
+    require.layers("layer_types", Some(types), i + 1)?;
+    Ok(types[i] == "linear_attention")
 }
 
 fn attention(config: &Qwen35MoeConfig, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {

@@ -1,7 +1,8 @@
 //! RoPE settings of a config: `rope_theta`, `rope_scaling`, `rope_parameters` to a [`RopeShape`].
 
 use moeflux_compute::RopePairs;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer, de::Error as _};
+use serde_json::Value;
 
 use super::{Require, config_error};
 use crate::{
@@ -11,7 +12,7 @@ use crate::{
 };
 
 /// `rope_scaling` or, newer, `rope_parameters`.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub(super) struct RopeConfig {
     rope_type: Option<String>,
     /// Older name of `rope_type`; some configs have both.
@@ -34,8 +35,36 @@ pub(super) struct RopeConfig {
 pub(super) struct RopeKeys {
     rope_theta: Option<f64>,
     partial_rotary_factor: Option<f64>,
+    #[serde(default, deserialize_with = "of_all_layers")]
     rope_scaling: Option<RopeConfig>,
+    #[serde(default, deserialize_with = "of_all_layers")]
     rope_parameters: Option<RopeConfig>,
+}
+
+/// Settings for all layers: a map, or a map by layer type whose entries are equal.
+fn of_all_layers<'de, D: Deserializer<'de>>(source: D) -> Result<Option<RopeConfig>, D::Error> {
+    let parse = |value: &Value| RopeConfig::deserialize(value).map_err(D::Error::custom);
+    let value = match Value::deserialize(source)? {
+        Value::Null => return Ok(None),
+        value => value,
+    };
+    let by_type = value.as_object().map(|map| map.values().filter(|v| !v.is_null()));
+    let Some(mut by_type) = by_type.filter(|all| all.clone().count() > 0) else {
+        return parse(&value).map(Some);
+    };
+    if !by_type.clone().all(Value::is_object) {
+        return parse(&value).map(Some);
+    }
+    let first = by_type.next().map(parse).transpose()?;
+    for other in by_type {
+        if Some(parse(other)?) != first {
+            return Err(D::Error::custom(
+                "the settings of RoPE differ between layer types, which is not supported for this \
+                 architecture",
+            ));
+        }
+    }
+    Ok(first)
 }
 
 /// Part of each head that RoPE rotates.
@@ -109,8 +138,14 @@ fn attention_temperature(factor: f64, mscale: f64) -> f64 {
 }
 
 impl RopeConfig {
+    /// `rope_type`, in the spelling of transformers.
     fn kind(&self) -> &str {
-        self.rope_type.as_deref().or(self.older_type.as_deref()).unwrap_or("default")
+        match self.rope_type.as_deref().or(self.older_type.as_deref()) {
+            // Positions of images differ from those of text; those of text are plain RoPE.
+            None | Some("mrope") => "default",
+            Some("deepseek_yarn") => "yarn",
+            Some(kind) => kind,
+        }
     }
 
     /// Share of each head that is rotated, if the config sets it.
@@ -148,12 +183,12 @@ impl RopeConfig {
             format!("{dims} elements of \"head_dim\" are rotated: RoPE needs pairs")
         })?;
         let factor = match kind {
-            "linear" | "yarn" | "deepseek_yarn" => needed("factor", self.factor)?,
+            "linear" | "yarn" => needed("factor", self.factor)?,
             _ => self.factor.unwrap_or(1.0),
         };
         require.that(factor > 0.0, || format!("the \"factor\" of RoPE is {factor}"))?;
         let rope = match kind {
-            "default" | "mrope" => RopeShape::new(dims, theta, pairs),
+            "default" => RopeShape::new(dims, theta, pairs),
             "linear" => RopeShape::interpolated(dims, theta, factor, pairs),
             "proportional" => {
                 // Frequencies are those of the whole head; pairs after the rotated part get 0.
@@ -162,7 +197,7 @@ impl RopeConfig {
                 rope.frequencies.iter_mut().skip(rotated).for_each(|f| *f = 0.0);
                 rope
             }
-            "yarn" | "deepseek_yarn" => {
+            "yarn" => {
                 let name = "original_max_position_embeddings";
                 let yarn = Yarn {
                     factor,
@@ -208,7 +243,7 @@ impl RopeConfig {
     /// DeepSeek-V3, inference/model.py, `MLA`.
     pub(super) fn score_factor(&self) -> f32 {
         match (self.kind(), self.mscale_all_dim) {
-            ("yarn" | "deepseek_yarn", Some(mscale)) if mscale != 0.0 => {
+            ("yarn", Some(mscale)) if mscale != 0.0 => {
                 attention_temperature(self.factor.unwrap_or(1.0), mscale).powi(2) as f32
             }
             _ => 1.0,

@@ -11,28 +11,40 @@ use super::{
 };
 use crate::{
     base::error::Error,
+    checkpoint::source::TensorSource,
     model::blueprint::{FeedForwardBlueprint, MoeBlueprint, RouterBlueprint, SharedBlueprint},
 };
 
 /// Config keys of these parts.
 #[derive(Deserialize)]
 pub(super) struct SoftmaxMoe {
-    #[serde(default)]
-    num_experts: usize,
+    /// Zero for a model without experts.
+    num_experts: Option<usize>,
     #[serde(default)]
     num_experts_per_tok: usize,
     #[serde(default)]
     moe_intermediate_size: usize,
-    #[serde(default)]
-    shared_expert_intermediate_size: usize,
+    shared_expert_intermediate_size: Option<usize>,
     #[serde(default)]
     intermediate_size: usize,
     #[serde(default)]
     mlp_only_layers: Vec<usize>,
     decoder_sparse_step: Option<usize>,
+    /// `dense` or `sparse` for each layer, instead of the two keys above.
+    mlp_layer_types: Option<Vec<String>>,
 }
 
 impl SoftmaxMoe {
+    /// Whether layer `layer` has experts, in a model that has any.
+    fn is_sparse(&self, source: &dyn TensorSource, layer: usize) -> Result<bool, Error> {
+        let (require, step) = (Require(source), self.decoder_sparse_step.unwrap_or(1));
+        require.sizes(&[("decoder_sparse_step", step)])?;
+        match &self.mlp_layer_types {
+            Some(types) => require.is_sparse(types, layer),
+            None => Ok(!self.mlp_only_layers.contains(&layer) && (layer + 1).is_multiple_of(step)),
+        }
+    }
+
     /// Feed-forward part `mlp` of layer `layer`. `normalize` scales the weights of a token's
     /// experts to a sum of one.
     pub(super) fn feed_forward(
@@ -42,27 +54,31 @@ impl SoftmaxMoe {
         hidden: usize,
         normalize: bool,
     ) -> Result<FeedForwardBlueprint, Error> {
-        let (require, step) = (Require(mlp.source), self.decoder_sparse_step.unwrap_or(1));
-        require.sizes(&[("decoder_sparse_step", step)])?;
-        let is_sparse = self.num_experts > 0
-            && !self.mlp_only_layers.contains(&layer)
-            && (layer + 1).is_multiple_of(step);
-        if !is_sparse {
+        let require = Require(mlp.source);
+        let count = match self.is_sparse(mlp.source, layer)? {
+            true => {
+                require.named("num_experts", self.num_experts, "whether layers have experts")?
+            }
+            false => 0,
+        };
+        if count == 0 {
             require.sizes(&[("intermediate_size", self.intermediate_size)])?;
             return Ok(mlp.mlp(hidden, self.intermediate_size)?.into());
         }
-        let sizes = ExpertSizes {
-            count: self.num_experts,
-            hidden,
-            intermediate: self.moe_intermediate_size,
-        };
+        let sizes = ExpertSizes { count, hidden, intermediate: self.moe_intermediate_size };
         let keys = ExpertKeys {
             count: "num_experts",
             top_k: "num_experts_per_tok",
             intermediate: "moe_intermediate_size",
         };
         sizes.check(mlp.source, self.num_experts_per_tok, &keys)?;
-        let shared_size = self.shared_expert_intermediate_size;
+        let shared_key = "shared_expert_intermediate_size";
+        let shared_size = match self.shared_expert_intermediate_size {
+            None if mlp.has("shared_expert.gate_proj.weight") => {
+                require.named(shared_key, None, "the size of the shared expert")?
+            }
+            size => size.unwrap_or(0),
+        };
         let shared = (shared_size > 0).then(|| -> Result<_, Error> {
             Ok(SharedBlueprint {
                 mlp: mlp.child("shared_expert").mlp(hidden, shared_size)?,

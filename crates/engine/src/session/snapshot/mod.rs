@@ -29,7 +29,6 @@
 
 mod folder;
 mod snapshot_header;
-mod temporary_file;
 #[cfg(test)]
 mod tests;
 mod writer;
@@ -38,7 +37,7 @@ use std::{
     fs::{self, File},
     hash::Hasher,
     io,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -328,12 +327,4 @@ fn other_state(saved: &[SavedState], expected: &[SavedState]) -> Option<String> 
             format!("it has {}, this session has room for {}", say(s), say(e))
         })
     })
-}
-
-/// Folder of a file.
-fn folder_of(path: &Path) -> PathBuf {
-    match path.parent() {
-        Some(folder) if folder != Path::new("") => folder.into(),
-        _ => ".".into(),
-    }
 }

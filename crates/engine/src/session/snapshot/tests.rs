@@ -5,6 +5,7 @@ use std::{
     collections::BTreeSet,
     env,
     io::{BufRead, BufReader},
+    path::PathBuf,
     process::{Command, Stdio},
     sync::atomic::{AtomicBool, AtomicU64},
     time::{Duration, Instant},

@@ -8,15 +8,12 @@ use std::{
 
 use twox_hash::XxHash3_64;
 
-use super::{
-    folder_of,
-    snapshot_header::{MAX_STRING_BYTES, SavedState, Section, SnapshotHeader},
-    temporary_file::TemporaryFile,
-};
+use super::snapshot_header::{MAX_STRING_BYTES, SavedState, Section, SnapshotHeader};
 use crate::{
     base::{
+        atomic_file::{AtomicFile, Readers},
         error::{Error, SnapshotProblem},
-        faulty_disk::{SystemDisk, WriteTarget, gb, sync_folder},
+        faulty_disk::{SystemDisk, WriteTarget, gb},
     },
     checkpoint::{ModelId, packed::Digests},
 };
@@ -100,8 +97,7 @@ fn unwritable(problem: &str) -> Error {
 pub(crate) struct SnapshotWriter<T: WriteTarget = SystemDisk> {
     target: T,
     path: PathBuf,
-    folder: PathBuf,
-    temporary: TemporaryFile,
+    temporary: AtomicFile,
     header: SnapshotHeader,
     sections: Vec<Section>,
     /// Current section, and the bytes of it that are written.
@@ -130,18 +126,15 @@ impl<T: WriteTarget> SnapshotWriter<T> {
     ) -> Result<Self, Error> {
         let header = contents.header()?;
         let sections = sections(&header)?;
-        let name = path
-            .file_name()
-            .filter(|_| !path.is_dir())
-            .ok_or_else(|| Error::snapshot(path, SnapshotProblem::IsFolder))?;
-        let folder = folder_of(path);
+        if path.is_dir() || path.file_name().is_none() {
+            return Err(Error::snapshot(path, SnapshotProblem::IsFolder));
+        }
         let cannot =
             || Error::file(path, "cannot write here; give a path in a folder that can be written");
-        let temporary = TemporaryFile::create(&folder, name).map_err(cannot())?;
+        let temporary = AtomicFile::create(path, Readers::Owner).map_err(cannot())?;
         let mut writer = Self {
             target,
             path: path.into(),
-            folder,
             temporary,
             header,
             sections,
@@ -215,14 +208,12 @@ impl<T: WriteTarget> SnapshotWriter<T> {
         let written = self.target.write_at(file, &start, 0).and_then(|()| self.target.sync(file));
         written.map_err(|e| self.error(e))?;
         let cannot = "cannot replace the file; the previous one is unchanged";
-        self.temporary.place(&self.path).map_err(Error::file(&self.path, cannot))?;
-        sync_folder(&self.folder);
-        Ok(())
+        self.temporary.place().map_err(Error::file(&self.path, cannot))
     }
 
     fn check_free_space(&self) -> Result<(), Error> {
         let needed = self.bytes();
-        match self.target.free(&self.folder).filter(|free| *free < needed) {
+        match self.target.free(self.temporary.folder()).filter(|free| *free < needed) {
             Some(free) => {
                 let doing = format!(
                     "cannot save the session here: {} are needed, {} are free, {} too few; make room or choose another disk",

@@ -1,10 +1,19 @@
 //! Chat templates: messages to prompt text, by the checkpoint's Jinja template.
 
+mod message;
 mod python;
+mod render;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeMap, path::Path, path::PathBuf, str};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    path::{Path, PathBuf},
+    str,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use minijinja::{AutoEscape, Environment, Value, syntax::SyntaxConfig, value::Serde};
 use serde::{Deserialize, Serialize};
@@ -15,40 +24,32 @@ use crate::{
     text::tokenizer::TokenizerConfig,
 };
 
+pub use message::Message;
+use render::{RenderFailure, RenderLimits, on_limited_thread};
+pub use render::{count_allocation, count_deallocation};
+
 /// Placeholder for an answer, to find the text that follows it. No template contains it.
 const ANSWER_PLACEHOLDER: &str = "(what was answered)";
 
-/// One message of a conversation.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct Message {
-    /// Speaker: `system`, `user` or `assistant`; some templates have more roles.
-    pub role: String,
-    /// Text of the message.
-    pub content: String,
-}
+/// Maximum bytes of a template's source. Published ones have less than a tenth.
+const MAX_SOURCE: usize = 1 << 20;
 
-impl Message {
-    /// A message of any role.
-    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Message {
-        Message { role: role.into(), content: content.into() }
-    }
+/// Fuel of one rendering: instructions, and 64 bytes of text each. It doubles as a bound on
+/// memory: 64 MiB.
+const BASE_FUEL: u64 = 1 << 20;
 
-    /// A system prompt.
-    pub fn system(content: impl Into<String>) -> Message {
-        Message::new("system", content)
-    }
+/// Further fuel per byte of the messages and variables.
+const FUEL_PER_BYTE: u64 = 8;
 
-    /// A message of the user.
-    pub fn user(content: impl Into<String>) -> Message {
-        Message::new("user", content)
-    }
+/// Memory of one rendering in a program that counts it, without that of its input.
+const BASE_MEMORY: usize = 64 << 20;
 
-    /// An answer of the model.
-    pub fn assistant(content: impl Into<String>) -> Message {
-        Message::new("assistant", content)
-    }
-}
+/// Further memory per byte of the messages and variables.
+const MEMORY_PER_BYTE: usize = 16;
+
+/// Wall time of one rendering. Those of long conversations take milliseconds, and more on a machine
+/// with much other work.
+const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Variables of a template besides the messages.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -71,12 +72,24 @@ setters!(ChatOptions {
 /// A chat template: Jinja with the Python methods and helpers that `transformers` provides
 /// (`raise_exception`, `strftime_now` in UTC, `tojson` without HTML escapes, loop controls,
 /// `{% generation %}`).
+///
+/// Templates come from strangers. Fuel bounds the work of a rendering and the text that it makes;
+/// it has a deadline, and where the program counts its allocations ([`count_allocation`]), a limit
+/// of memory.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    env: Environment<'static>,
-    source: String,
+    compiled: Arc<TemplateSource>,
     special_tokens: BTreeMap<String, String>,
     path: PathBuf,
+    /// Limit that a rendering exceeded. Its thread is left behind, so there is no second one.
+    exceeded: OnceLock<&'static str>,
+}
+
+/// Source of a template with the environment that compiles it.
+#[derive(Debug)]
+struct TemplateSource {
+    env: Environment<'static>,
+    source: String,
 }
 
 impl ChatTemplate {
@@ -90,14 +103,25 @@ impl ChatTemplate {
         path: &Path,
         special_tokens: &BTreeMap<String, String>,
     ) -> Result<ChatTemplate, Error> {
+        if source.len() > MAX_SOURCE {
+            let problem = format!("it has {} bytes, more than {MAX_SOURCE}", source.len());
+            return Err(advise(path, &problem));
+        }
+        let env = environment().map_err(|e| advise(path, &e))?;
+        let compiled = Arc::new(TemplateSource { env, source: python::rewritten(source) });
         let template = ChatTemplate {
-            env: environment().map_err(|e| advise(path, &e))?,
-            source: python::without_generation_tags(source),
+            compiled,
             special_tokens: special_tokens.clone(),
             path: path.to_path_buf(),
+            exceeded: OnceLock::new(),
         };
-        template.compile()?;
+        template.limited(0, |compiled| compiled.compile().map(drop))?;
         Ok(template)
+    }
+
+    /// Source of the template, as it is compiled.
+    pub(crate) fn source(&self) -> &str {
+        &self.compiled.source
     }
 
     /// The template of a checkpoint: its `chat_template.jinja`, or else the template in
@@ -139,25 +163,54 @@ impl ChatTemplate {
         add_generation_prompt: bool,
         options: &ChatOptions,
     ) -> Result<String, Error> {
-        let mut variables: BTreeMap<&str, Value> = BTreeMap::new();
-        variables.extend(
-            self.special_tokens.iter().map(|(role, token)| (role.as_str(), Value::from(token))),
-        );
-        variables.insert("messages", Value::from(Serde(messages)));
-        variables.insert("add_generation_prompt", Value::from(add_generation_prompt));
-        // `transformers` always defines these two, and templates compare them with none.
-        variables.extend(["tools", "documents"].map(|name| (name, Value::from(()))));
-        if let Some(thinking) = options.thinking {
-            variables
-                .extend(["enable_thinking", "thinking"].map(|name| (name, Value::from(thinking))));
+        let mut variables: BTreeMap<String, Value> = BTreeMap::new();
+        let mut insert = |name: &str, value: Value| variables.insert(name.to_owned(), value);
+        for (role, token) in &self.special_tokens {
+            insert(role, Value::from(token));
         }
-        variables.extend(
-            options
-                .variables
-                .iter()
-                .map(|(name, value)| (name.as_str(), Value::from(Serde(value)))),
-        );
-        self.compile()?.render(Value::from(variables)).map_err(|e| advise(&self.path, &e))
+        insert("messages", messages.iter().map(Message::template_value).collect());
+        insert("add_generation_prompt", Value::from(add_generation_prompt));
+        // `transformers` always defines these two, and templates compare them with none.
+        for name in ["tools", "documents"] {
+            insert(name, Value::from(()));
+        }
+        if let Some(thinking) = options.thinking {
+            for name in ["enable_thinking", "thinking"] {
+                insert(name, Value::from(thinking));
+            }
+        }
+        for (name, value) in &options.variables {
+            insert(name, Value::from(Serde(value)));
+        }
+        let given = serde_json::Value::Object(options.variables.clone()).to_string().len();
+        let input = messages.iter().map(Message::len).sum::<usize>().saturating_add(given);
+        let fuel = BASE_FUEL.saturating_add((input as u64).saturating_mul(FUEL_PER_BYTE));
+        self.limited(input, move |compiled| compiled.render(variables, fuel))
+    }
+
+    /// Runs a part of a rendering within its limits. `input` is the size of messages and variables.
+    fn limited<T: Send + 'static>(
+        &self,
+        input: usize,
+        run: impl FnOnce(&TemplateSource) -> Result<T, minijinja::Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        if let Some(exceeded) = self.exceeded.get() {
+            return Err(advise(&self.path, exceeded));
+        }
+        let memory = BASE_MEMORY.saturating_add(input.saturating_mul(MEMORY_PER_BYTE));
+        let limits = RenderLimits { memory, time: DEADLINE };
+        let compiled = self.compiled.clone();
+        // An error may hold values of the template. Nested ones are dropped by recursion, for which
+        // the rendering thread has the stack.
+        let run = move || run(&compiled).map_err(|e| e.to_string());
+        let exceeded = match on_limited_thread(limits, run) {
+            Ok(rendered) => return rendered.map_err(|e| advise(&self.path, &e)),
+            Err(RenderFailure::Thread(error)) => return Err(advise(&self.path, &error)),
+            Err(RenderFailure::Panic) => return Err(advise(&self.path, &"its renderer panicked")),
+            Err(RenderFailure::Memory) => "it takes more than 64 MiB",
+            Err(RenderFailure::Time) => "it takes longer than 30 seconds",
+        };
+        Err(advise(&self.path, self.exceeded.get_or_init(|| exceeded)))
     }
 
     /// Renders the text after an answer: the end of the answer, `question`, and the start of the
@@ -181,17 +234,27 @@ impl ChatTemplate {
             }
         }
     }
+}
 
+impl TemplateSource {
     /// Compiles the template, once per answer: a compiled template borrows its source.
-    fn compile(&self) -> Result<minijinja::Template<'_, '_>, Error> {
-        self.env
-            .template_from_named_str("chat template", &self.source)
-            .map_err(|e| advise(&self.path, &e))
+    fn compile(&self) -> Result<minijinja::Template<'_, '_>, minijinja::Error> {
+        self.env.template_from_named_str("chat template", &self.source)
+    }
+
+    fn render(
+        &self,
+        variables: BTreeMap<String, Value>,
+        fuel: u64,
+    ) -> Result<String, minijinja::Error> {
+        let mut env = self.env.clone();
+        env.set_fuel(Some(fuel));
+        env.template_from_named_str("chat template", &self.source)?.render(Value::from(variables))
     }
 }
 
-fn advise(path: &Path, error: &dyn std::error::Error) -> Error {
-    let problem = format!("the chat template fails: {error}; --raw runs without the template");
+fn advise(path: &Path, problem: &dyn fmt::Display) -> Error {
+    let problem = format!("the chat template fails: {problem}; --raw runs without the template");
     Error::Text { path: path.to_path_buf(), problem }
 }
 
@@ -200,8 +263,14 @@ fn environment() -> Result<Environment<'static>, minijinja::Error> {
     let mut env = Environment::new();
     env.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
     env.set_auto_escape_callback(|_| AutoEscape::None);
+    // Errors name the undefined value, also in release builds.
+    env.set_debug(true);
+    env.set_formatter(|out, state, value| match value.as_str() {
+        Some(text) => out.write_str(text).map_err(minijinja::Error::from),
+        None => out.write_str(&python::python_str(state, value)?).map_err(minijinja::Error::from),
+    });
     env.set_unknown_method_callback(python::call_method);
-    env.add_filter("tojson", python::tojson);
+    python::add_filters(&mut env);
     env.add_test("iterable", python::is_iterable);
     env.add_test("sequence", python::is_sequence);
     env.add_function("raise_exception", python::raise_exception);

@@ -195,3 +195,86 @@ fn variables_indents_and_dates() {
     let year: u32 = render("{{ strftime_now('%Y') }}", &[]).unwrap().parse().unwrap();
     assert!((1970..3000).contains(&year));
 }
+
+#[derive(Deserialize)]
+struct ValueCase {
+    template: String,
+    messages: Vec<Message>,
+    variables: serde_json::Map<String, serde_json::Value>,
+    text: String,
+}
+
+/// Expected texts are Jinja2's, with the environment of `transformers`.
+#[test]
+fn values_are_written_as_by_jinja2() {
+    let cases: Vec<ValueCase> = serde_json::from_str(include_str!("fixtures/values.json")).unwrap();
+    for ValueCase { template: source, messages, variables, text } in cases {
+        let options = ChatOptions { variables, ..ChatOptions::default() };
+        let rendered = template(&source).unwrap().render(&messages, true, &options);
+        assert_eq!(rendered.unwrap(), text, "{source}");
+    }
+}
+
+/// Templates that try to take all memory or all time. A test of the command line counts memory.
+#[test]
+fn hostile_templates_run_out_of_fuel() {
+    let big = "{% set x = ['x' * 1000000] * 100000 %}";
+    for source in [
+        include_str!("fixtures/hostile-doubling.jinja"),
+        include_str!("fixtures/hostile-width.jinja"),
+        include_str!("fixtures/hostile-loops.jinja"),
+        &format!("{big}{{{{ x }}}}"),
+        &format!("{big}{{{{ x | string }}}}"),
+        &format!("{big}{{{{ x | join }}}}"),
+        &format!("{big}{{{{ x | tojson }}}}"),
+        &format!("{big}{{{{ x | upper }}}}"),
+        &format!("{big}{{{{ ''.join(x) }}}}"),
+        &format!("{big}{{{{ '%s' | format(x) }}}}"),
+        &format!("{big}{{{{ '%s' % x }}}}"),
+        &format!("{big}{{{{ '{{}}'.format(x) }}}}"),
+        "{{ '{:3000000000}'.format(1) }}",
+        "{{ '%3000000000d' % 1 }}",
+        "{{ 'a'.zfill(3000000000) }}",
+        "{{ 'a'.ljust(3000000000) }}",
+        "{{ 'a' | center(3000000000) }}",
+        "{{ 'a\nb' | indent(3000000000) }}",
+        "{{ 'a\nb' | indent(width=3000000000) }}",
+        "{{ ('a' * 60000) | replace('a', 'b' * 60000) }}",
+        "{{ ('a' * 60000).replace('a', 'b' * 60000) }}",
+        "{{ range(90000) | join('x' * 100000) }}",
+        "{{ 'x' * 90000000 }}",
+        "{% set ns = namespace(x='x') %}{% for i in range(90) %}{% set ns.x = [ns.x, ns.x] %}\
+         {% endfor %}{{ ns.x }}",
+        "{% set ns = namespace(x=[]) %}{% for i in range(50000) %}{% set ns.x = [ns.x] %}\
+         {% endfor %}{{ ns.x }}",
+    ] {
+        let error = render(source, &[Message::user("Hi")]).unwrap_err().to_string();
+        let is_bounded = ["ran out of fuel", "nested too deeply"].iter().any(|e| error.contains(e));
+        assert!(is_bounded && error.contains("model/chat_template.jinja"), "{source}: {error}");
+    }
+    let long = template(&"x".repeat(2 << 20)).unwrap_err().to_string();
+    assert!(long.contains("2097152 bytes"), "{long}");
+}
+
+#[test]
+fn a_long_conversation_has_fuel() {
+    let words = "many words of an answer ".repeat(200);
+    let messages: Vec<Message> = (0..200)
+        .flat_map(|_| [Message::user(&*words), Message::assistant(&*words).reasoning(&*words)])
+        .collect();
+    for name in ["deepseek.jinja", "glm.jinja", "gpt_oss.jinja", "kimi.jinja", "qwen.jinja"] {
+        template(source(name)).unwrap().render(&messages, true, &ChatOptions::default()).unwrap();
+    }
+}
+
+#[test]
+fn thoughts_are_where_templates_look_for_them() {
+    let messages = [Message::user("Hi"), Message::assistant("Hello").reasoning("hm")];
+    let names = "{% for m in messages %}{{ m.reasoning_content }}{{ m.reasoning }}{{ m.thinking }}\
+                 |{% endfor %}";
+    assert_eq!(render(names, &messages).unwrap(), "|hmhmhm|");
+    let json = serde_json::to_string(&messages[1]).unwrap();
+    assert_eq!(json, r#"{"role":"assistant","content":"Hello","reasoning_content":"hm"}"#);
+    assert_eq!(serde_json::from_str::<Message>(&json).unwrap(), messages[1]);
+    assert_eq!(Message::assistant("Hello").reasoning("").reasoning_content, None);
+}

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use super::Sampling;
 use crate::{
     base::error::Error,
-    checkpoint::{Checkpoint, TextFile},
+    checkpoint::{Checkpoint, TextFile, json},
 };
 
 /// Settings that a model's authors recommend, from `generation_config.json`. Without the file:
@@ -72,9 +72,11 @@ impl GenerationConfig {
 pub struct EndTokens(Vec<u32>);
 
 impl EndTokens {
-    /// End tokens of a checkpoint, from the first source that names any: generation_config.json;
-    /// `eos_token_id` of `config.json`, at the top level or in `text_config`; the tokenizer's
-    /// `eos_token`. Without any, only a limit ends an answer.
+    /// End tokens of a checkpoint: all that generation_config.json names, all in `named`, which the
+    /// tokenizer's files and the chat template name, and `eos_token_id` of `config.json`, at the
+    /// top level and in `text_config`. Beside the others, the ids of `config.json` count only if
+    /// `is_special`: configs that were saved again hold default ids of their class, which may be
+    /// ordinary text. Without any, only a limit ends an answer.
     ///
     /// # Errors
     /// [`Error::Text`] if `config.json` is not a JSON object, or `eos_token_id` is neither an id
@@ -82,24 +84,33 @@ impl EndTokens {
     pub fn new(
         generation: &GenerationConfig,
         config: &TextFile<'_>,
-        eos_token: Option<u32>,
+        named: &[u32],
+        is_special: impl Fn(u32) -> bool,
     ) -> Result<EndTokens, Error> {
         let TextFile { bytes, path } = config;
-        if !generation.eos_token_ids.is_empty() {
-            return Ok(EndTokens(generation.eos_token_ids.clone()));
-        }
+        let mut end = EndTokens::default();
+        end.extend(generation.eos_token_ids.iter().chain(named).copied());
         let config = JsonFields::parse(bytes, path)?;
         let mut ids = config.eos_token_ids()?;
-        if ids.is_empty()
-            && let Some(text) =
-                config.field("text_config", "an object", |value| value.as_object().cloned())?
+        if let Some(text) =
+            config.field("text_config", "an object", |value| value.as_object().cloned())?
         {
-            ids = JsonFields { map: text, path }.eos_token_ids()?;
+            ids.extend(JsonFields { map: text, path }.eos_token_ids()?);
         }
-        if ids.is_empty() {
-            ids.extend(eos_token);
+        if !end.0.is_empty() {
+            ids.retain(|id| is_special(*id));
         }
-        Ok(EndTokens(ids))
+        end.extend(ids);
+        Ok(end)
+    }
+
+    /// Adds ids that it lacks.
+    pub fn extend(&mut self, ids: impl IntoIterator<Item = u32>) {
+        for id in ids {
+            if !self.contains(id) {
+                self.0.push(id);
+            }
+        }
     }
 
     /// Whether `id` ends an answer.
@@ -121,9 +132,9 @@ struct JsonFields<'a> {
 
 impl<'a> JsonFields<'a> {
     fn parse(bytes: &[u8], path: &'a Path) -> Result<JsonFields<'a>, Error> {
-        let map = serde_json::from_slice(bytes).map_err(|e| Error::Text {
+        let map = json::parse(bytes).map_err(|e| Error::Text {
             path: path.to_path_buf(),
-            problem: format!("not a JSON object: {e}"),
+            problem: format!("not a JSON object: {}", json::problem(&e)),
         })?;
         Ok(JsonFields { map, path })
     }

@@ -561,7 +561,7 @@ fn sampling_as_json_fills_in_defaults() {
 }
 
 #[test]
-fn end_tokens_come_from_the_first_source_that_names_any() {
+fn end_tokens_are_all_that_any_file_names() {
     let json = include_bytes!("../../../../tales/model/tokenizer.json");
     let tokenizer = Tokenizer::from_bytes(json, Path::new("tokenizer.json")).unwrap();
     let tokenizer_config =
@@ -570,22 +570,29 @@ fn end_tokens_come_from_the_first_source_that_names_any() {
     let find = |generation_json: &str, config: &str| {
         let generation = generation(generation_json).unwrap();
         let config = TextFile { bytes: config.as_bytes(), path: "model/config.json".into() };
-        EndTokens::new(&generation, &config, tokenizer_config.eos_token(&tokenizer))
+        let named = tokenizer_config.end_tokens(&tokenizer);
+        EndTokens::new(&generation, &config, &named, |id| tokenizer.is_special(id))
     };
     let ids = |generation, config| find(generation, config).unwrap().ids().to_vec();
-    assert_eq!(ids(r#"{"eos_token_id": [1, 2]}"#, r#"{"eos_token_id": 3}"#), [1, 2]);
-    assert_eq!(ids("{}", r#"{"eos_token_id": 3, "text_config": {"eos_token_id": 4}}"#), [3]);
-    assert_eq!(
-        ids("{}", r#"{"eos_token_id": null, "text_config": {"eos_token_id": [4, 5]}}"#),
-        [4, 5]
-    );
+    // Ids of config.json that are ordinary text are defaults of a class.
+    assert_eq!(ids(r#"{"eos_token_id": [1, 2]}"#, r#"{"eos_token_id": 3}"#), [1, 2, 4095]);
+    let special = r#"{"eos_token_id": [4094], "text_config": {"eos_token_id": [4095, 5, 4093]}}"#;
+    assert_eq!(ids(r#"{"eos_token_id": 4095}"#, special), [4095, 4094, 4093]);
+    let alone = |config: &str| {
+        let config = TextFile { bytes: config.as_bytes(), path: "model/config.json".into() };
+        let end = EndTokens::new(&GenerationConfig::default(), &config, &[], |_| false);
+        end.unwrap().ids().to_vec()
+    };
+    assert_eq!(alone(r#"{"eos_token_id": 3, "text_config": {"eos_token_id": 4}}"#), [3, 4]);
+    assert_eq!(alone(r#"{"eos_token_id": null, "text_config": {"eos_token_id": [4, 5]}}"#), [4, 5]);
     assert_eq!(ids("{}", "{}"), [4095]);
     let end = find("{}", "{}").unwrap();
     assert!(end.contains(4095) && !end.contains(0));
     let none = EndTokens::new(
         &GenerationConfig::default(),
         &TextFile { bytes: b"{}", path: "c.json".into() },
-        TokenizerConfig::default().eos_token(&tokenizer),
+        &TokenizerConfig::default().end_tokens(&tokenizer),
+        |_| true,
     );
     assert_eq!(none.unwrap(), EndTokens::default());
     for config in [

@@ -1,20 +1,45 @@
 //! Tokenizer: text to token ids and back.
 
+mod byte_pairs;
+mod checks;
 mod decoder;
+mod model;
+mod pieces;
 #[cfg(test)]
 mod tests;
 mod tiktoken;
 mod tokenizer_config;
+mod tokenizer_json;
 
-use std::{collections::HashSet, path::Path, path::PathBuf, str, sync::Arc};
+use std::{collections::HashSet, io::Read, ops::ControlFlow, path::Path, path::PathBuf, sync::Arc};
 
-use serde::Deserialize;
-use tokenizers::{DecoderWrapper, Model as _};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokenizers::{
+    DecoderWrapper, Encoding, Model as _, NormalizerWrapper, PostProcessor as _,
+    PostProcessorWrapper, PreTokenizerWrapper, Token, TokenizerImpl,
+};
 
 pub use decoder::Decoder;
-pub use tokenizer_config::TokenizerConfig;
+use model::TokenModel;
+pub use tokenizer_config::{AroundText, TokenizerConfig};
+use tokenizer_json::TokenizerJson;
 
-use crate::base::error::Error;
+use crate::base::{error::Error, guard::guarded};
+
+/// Bytes of a text from which on it is encoded in pieces.
+const LONG_TEXT: usize = 64 << 10;
+/// Text that is encoded and decoded once when a tokenizer is read, to find out what fails.
+const SAMPLE: &str = "Ab 1, é\n";
+
+/// Tokenizer of the library, with a model in flat memory.
+type Inner = TokenizerImpl<
+    TokenModel,
+    NormalizerWrapper,
+    PreTokenizerWrapper,
+    PostProcessorWrapper,
+    DecoderWrapper,
+>;
 
 /// Tokenizer of a checkpoint, read from `tokenizer.json` or `tiktoken.model`. Clones share it.
 #[derive(Clone, Debug)]
@@ -22,48 +47,116 @@ pub struct Tokenizer(Arc<TokenizerInner>);
 
 #[derive(Debug)]
 struct TokenizerInner {
-    inner: tokenizers::Tokenizer,
+    inner: Inner,
     special: HashSet<u32>,
     vocab_size: usize,
+    /// Maximum bytes of a text per token; `None` without a bound.
+    longest: Option<usize>,
+    around: SpecialAround,
     path: PathBuf,
 }
 
-/// Checks the JSON syntax of the decoder, as `tokenizers` panics on errors there.
-#[derive(Deserialize)]
-struct DecoderSyntax {
-    #[serde(rename = "decoder", default)]
-    _decoder: serde_json::Value,
+/// Special tokens that a tokenizer puts around a text.
+#[derive(Debug, Default)]
+struct SpecialAround {
+    before: Vec<u32>,
+    after: Vec<u32>,
+}
+
+impl SpecialAround {
+    /// # Errors
+    /// The library's.
+    fn new(inner: &Inner) -> tokenizers::Result<Self> {
+        /// Stands for the text.
+        const TEXT: u32 = u32::MAX;
+        let Some(template) = inner.get_post_processor() else { return Ok(Self::default()) };
+        let text = Encoding::from_tokens(vec![Token::new(TEXT, String::new(), (0, 0))], 0);
+        let ids = template.process(text, None, true)?;
+        let mut parts = ids.get_ids().split(|id| *id == TEXT).map(<[u32]>::to_vec);
+        let before = parts.next().unwrap_or_default();
+        Ok(Self { before, after: parts.next_back().unwrap_or_default() })
+    }
+}
+
+/// Parses a part of a tokenizer after it was checked. A null is none.
+fn parse_part<T: DeserializeOwned>(part: Value) -> Result<Option<T>, String> {
+    checks::check(&part)?;
+    serde_json::from_value(part).map_err(|e| e.to_string())
 }
 
 impl Tokenizer {
     /// Reads the contents of a `tokenizer.json`; `path` is for error messages.
     ///
-    /// Truncation and padding in the file are training settings and are ignored: prompts are
-    /// encoded completely.
+    /// Truncation, padding and dropout in the file are training settings and are ignored: prompts
+    /// are encoded completely.
     ///
     /// # Errors
     /// [`Error::Text`] if the bytes are not a tokenizer, or it has no tokens.
     pub fn from_bytes(tokenizer_json: &[u8], path: &Path) -> Result<Tokenizer, Error> {
-        let problem = |problem: String| Error::Text { path: path.to_path_buf(), problem };
-        let unreadable = |e: &dyn std::fmt::Display| {
-            problem(format!("not a tokenizer that can be read: {e}; is the download complete?"))
-        };
-        let json = str::from_utf8(tokenizer_json).map_err(|e| unreadable(&e))?;
-        serde_json::from_str::<DecoderSyntax>(json).map_err(|e| unreadable(&e))?;
-        let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(|e| unreadable(&e))?;
-        inner.with_padding(None).with_truncation(None).map_err(|e| unreadable(&e))?;
-        let added = inner.get_added_tokens_decoder().into_keys();
-        let largest = inner.get_model().get_vocab().into_values().chain(added).max();
-        let vocab_size =
-            largest.ok_or_else(|| problem("the tokenizer has no tokens".into()))? as usize + 1;
-        Ok(Tokenizer::assemble(inner, vocab_size, path))
+        Self::from_reader(tokenizer_json, path)
     }
 
-    fn assemble(inner: tokenizers::Tokenizer, vocab_size: usize, path: &Path) -> Tokenizer {
-        let added = inner.get_added_tokens_decoder();
-        let special =
-            added.into_iter().filter(|(_, token)| token.special).map(|(id, _)| id).collect();
-        Tokenizer(Arc::new(TokenizerInner { inner, special, vocab_size, path: path.to_path_buf() }))
+    /// Reads a `tokenizer.json` as a stream, in little more memory than the result needs.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::from_bytes`]; reading fails.
+    pub fn from_reader(tokenizer_json: impl Read, path: &Path) -> Result<Tokenizer, Error> {
+        let read = guarded(|| {
+            let json = TokenizerJson::read(tokenizer_json)
+                .map_err(|e| format!("{e}; is the download complete?"))?;
+            Self::build(json, path)
+        });
+        let read = read.unwrap_or_else(|panic| Err(library_failed(&panic)));
+        read.map_err(|e| Error::Text {
+            path: path.to_path_buf(),
+            problem: format!("not a tokenizer that can be read: {e}"),
+        })
+    }
+
+    fn build(mut json: TokenizerJson, path: &Path) -> Result<Tokenizer, String> {
+        let model = json.take_model()?;
+        let mut inner = Inner::new(TokenModel::from(model));
+        let error = |e: tokenizers::Error| e.to_string();
+        inner
+            .with_normalizer(parse_part::<NormalizerWrapper>(json.normalizer)?)
+            .map_err(error)?
+            .with_pre_tokenizer(parse_part::<PreTokenizerWrapper>(json.pre_tokenizer)?)
+            .with_post_processor(parse_part::<PostProcessorWrapper>(json.post_processor)?)
+            .with_decoder(parse_part::<DecoderWrapper>(json.decoder)?);
+        inner.add_tokens(json.added_tokens.into_iter().map(|added| added.token)).map_err(error)?;
+        Self::assemble(inner, path)
+    }
+
+    /// Tries the tokenizer on a short text, as the library panics on some settings only then.
+    fn assemble(inner: Inner, path: &Path) -> Result<Tokenizer, String> {
+        let added = inner.get_added_vocabulary().get_added_tokens_decoder();
+        let special = added.iter().filter(|(_, token)| token.special).map(|(id, _)| *id).collect();
+        let rows = added.keys().map(|id| *id as usize + 1).max();
+        let vocab_size = rows.into_iter().chain([inner.get_model().rows()]).max().unwrap_or(0);
+        if vocab_size == 0 {
+            return Err("it has no tokens".into());
+        }
+        let longest = pieces::longest(&inner);
+        let around = guarded(|| SpecialAround::new(&inner))
+            .map_err(|panic| library_failed(&panic))?
+            .map_err(|e| format!("its post_processor fails: {e}"))?;
+        let path = path.to_path_buf();
+        let tokenizer = Tokenizer(Arc::new(TokenizerInner {
+            inner,
+            special,
+            vocab_size,
+            longest,
+            around,
+            path,
+        }));
+        // A text of unknown characters is an error of that text alone.
+        guarded(|| {
+            let ids = tokenizer.0.inner.encode_fast(SAMPLE, false);
+            let ids = ids.map(|ids| ids.get_ids().to_vec()).unwrap_or_default();
+            let _ = tokenizer.decode_all(&ids, true);
+        })
+        .map_err(|panic| library_failed(&panic))?;
+        Ok(tokenizer)
     }
 
     /// Token ids of `text`. Special tokens spelled out in the text become their ids, as chat
@@ -73,11 +166,62 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::Text`] if the tokenizer cannot represent the text.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, Error> {
-        let encoding = self.0.inner.encode_fast(text, add_special);
-        Ok(encoding
-            .map_err(|e| self.problem(format!("cannot encode the text: {e}")))?
-            .get_ids()
-            .to_vec())
+        Ok(self.encode_within(text, add_special, usize::MAX)?.unwrap_or_default())
+    }
+
+    /// Token ids of `text` as [`encode`](Self::encode), or `None` if they are more than `limit`.
+    /// Ends as soon as that is certain.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn encode_within(
+        &self,
+        text: &str,
+        add_special: bool,
+        limit: usize,
+    ) -> Result<Option<Vec<u32>>, Error> {
+        if self.exceeds(text.len(), limit) {
+            return Ok(None);
+        }
+        let mut ids = Vec::new();
+        let encoded = self.encode_pieces(text, add_special, &mut |piece| {
+            ids.extend_from_slice(piece);
+            if ids.len() > limit { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        Ok(encoded?.is_continue().then_some(ids))
+    }
+
+    /// Whether a text of `bytes` certainly has more than `limit` tokens.
+    pub(crate) fn exceeds(&self, bytes: usize, limit: usize) -> bool {
+        self.0.longest.is_some_and(|longest| bytes.div_ceil(longest.max(1)) > limit)
+    }
+
+    /// Gives the token ids of `text` to `take` in order, as long as it goes on. A long text is
+    /// encoded in pieces, so that little memory is needed besides the text.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn encode_pieces(
+        &self,
+        text: &str,
+        add_special: bool,
+        take: &mut dyn FnMut(&[u32]) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>, Error> {
+        let TokenizerInner { inner, around, .. } = &*self.0;
+        if add_special && !around.before.is_empty() && take(&around.before).is_break() {
+            return Ok(ControlFlow::Break(()));
+        }
+        let encoded = guarded(|| match text.len() {
+            ..LONG_TEXT => Ok(take(inner.encode_fast(text, false)?.get_ids())),
+            _ => pieces::encode(inner, text, take),
+        });
+        let encoded = encoded
+            .unwrap_or_else(|panic| Err(library_failed(&panic).into()))
+            .map_err(|e| self.problem(format!("cannot encode the text: {e}")))?;
+        if encoded.is_continue() && add_special && !around.after.is_empty() {
+            return Ok(take(&around.after));
+        }
+        Ok(encoded)
     }
 
     /// Decodes all `ids` at once. Invalid UTF-8 becomes U+FFFD. Ids without a token are skipped, as
@@ -86,16 +230,19 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::Text`] if the tokenizer's decoder fails.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, Error> {
+        guarded(|| self.decode_all(ids, skip_special))
+            .unwrap_or_else(|panic| Err(library_failed(&panic).into()))
+            .map_err(|e| self.problem(format!("cannot decode: {e}")))
+    }
+
+    fn decode_all(&self, ids: &[u32], skip_special: bool) -> tokenizers::Result<String> {
         let is_text =
             |&id: &u32| !(skip_special && self.is_special(id)) && self.piece(id).is_some();
         let Some(first) = ids.iter().position(is_text) else {
             // Some decoders panic on empty input.
             return Ok(String::new());
         };
-        self.0
-            .inner
-            .decode(&ids[first..], skip_special)
-            .map_err(|e| self.problem(format!("cannot decode: {e}")))
+        self.0.inner.decode(&ids[first..], skip_special)
     }
 
     /// Incremental [`Decoder`] that omits special tokens.
@@ -119,6 +266,11 @@ impl Tokenizer {
         self.0.special.contains(&id)
     }
 
+    /// Whether `id` is a token that was added to the vocabulary of the model.
+    pub(crate) fn is_added(&self, id: u32) -> bool {
+        self.0.inner.get_added_vocabulary().simple_id_to_token(id).is_some()
+    }
+
     /// Token as spelled in the vocabulary, the input of the tokenizer's decoder.
     fn piece(&self, id: u32) -> Option<String> {
         let inner = &self.0.inner;
@@ -136,4 +288,9 @@ impl Tokenizer {
     fn problem(&self, problem: String) -> Error {
         Error::Text { path: self.0.path.clone(), problem }
     }
+}
+
+/// Problem of a file on which the library panicked.
+fn library_failed(panic: &str) -> String {
+    format!("the tokenizers library fails on it ({panic}): it is damaged, or made by hand")
 }

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use crate::{
     base::error::Error,
     checkpoint::{
-        Checkpoint, Segment, TEXT_FILES, digest,
+        Checkpoint, MAX_TOKENIZER, Segment, TEXT_FILES, digest,
         frame::ALIGN,
         packed::{
             DENSE, DENSE_PART, DenseFile, Digests, ExpertTensor, Origin, PackedExtent,
@@ -29,6 +29,7 @@ pub(super) struct PackJob<'a> {
     pub(super) data: u64,
     dense: Vec<DenseTensor>,
     dense_header: Vec<u8>,
+    tokenizer: Option<Vec<u8>>,
 }
 
 /// A tensor in the file of dense tensors.
@@ -78,7 +79,9 @@ impl<'a> PackJob<'a> {
         let (dense_header, dense) = dense(checkpoint, &names);
         let dense_bytes =
             dense.last().map_or(dense_header.len() as u64, |r| r.start + r.segment.bytes as u64);
-        let files = small_files(checkpoint)
+        let tokenizer = checkpoint.tokenizer_file().map(|file| file.read_all(MAX_TOKENIZER));
+        let tokenizer = tokenizer.transpose()?;
+        let files = small_files(checkpoint, tokenizer.as_deref())
             .map(|(name, bytes)| SmallFile {
                 name: name.into(),
                 bytes: bytes.len() as u64,
@@ -99,7 +102,7 @@ impl<'a> PackJob<'a> {
         let data = header.encode()?.len() as u64;
         let experts = blueprint.layers.iter().map(|l| l.moe().map(|m| m.experts.clone())).collect();
         let experts = ExpertSource::new(Arc::clone(checkpoint.files()), experts);
-        Ok(Self { checkpoint, experts, header, data, dense, dense_header })
+        Ok(Self { checkpoint, experts, header, data, dense, dense_header, tokenizer })
     }
 
     /// All pieces of the packed files.
@@ -114,8 +117,8 @@ impl<'a> PackJob<'a> {
     }
 
     /// The small files: config, tokenizer and others.
-    pub(super) fn small_files(&self) -> impl Iterator<Item = (&'static str, &'a [u8])> {
-        small_files(self.checkpoint)
+    pub(super) fn small_files(&self) -> impl Iterator<Item = (&'static str, &[u8])> {
+        small_files(self.checkpoint, self.tokenizer.as_deref())
     }
 
     /// Hash of the job: the layout, and names, sizes and modification times of the source files. A
@@ -212,8 +215,15 @@ fn dense(checkpoint: &Checkpoint, experts: &BTreeSet<&str>) -> (Vec<u8>, Vec<Den
     ([(json.len() as u64).to_le_bytes().to_vec(), json].concat(), runs)
 }
 
-fn small_files(checkpoint: &Checkpoint) -> impl Iterator<Item = (&'static str, &[u8])> {
-    TEXT_FILES.into_iter().filter_map(|name| Some((name, checkpoint.text_file(name)?.bytes)))
+/// Names and contents of the small files, `tokenizer.json` among them.
+fn small_files<'a>(
+    checkpoint: &'a Checkpoint,
+    tokenizer: Option<&'a [u8]>,
+) -> impl Iterator<Item = (&'static str, &'a [u8])> {
+    TEXT_FILES.into_iter().filter_map(move |name| match name {
+        "tokenizer.json" => Some((name, tokenizer?)),
+        _ => Some((name, checkpoint.text_file(name)?.bytes)),
+    })
 }
 
 fn origin(checkpoint: &Checkpoint) -> Origin {

@@ -15,6 +15,7 @@ use crate::{
     base::{
         error::{Error, ToolError},
         faulty_disk::{SystemDisk, WriteTarget, gb, sync_folder},
+        system::is_system_entry,
     },
     checkpoint::{
         Checkpoint, DataFile,
@@ -165,7 +166,11 @@ impl<T: WriteTarget> PackFolder<'_, T> {
             return Ok(true);
         }
         let entries = fs::read_dir(path).map_err(Error::file(path, "cannot read the folder"))?;
-        let names: Vec<_> = entries.flatten().map(|e| e.file_name()).collect();
+        let names: Vec<_> = entries
+            .flatten()
+            .map(|e| e.file_name())
+            .filter(|name| !is_system_entry(name))
+            .collect();
         let has = |name: &str| names.iter().any(|n| n == name);
         if has("config.json") {
             return refuse("the folder holds a model; choose another one");

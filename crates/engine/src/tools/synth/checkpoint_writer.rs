@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use super::{Options, SHARD, SynthPlan, byte_tokenizer, module::SynthTensor, plan};
 use crate::base::{
     error::{Error, ToolError},
-    system::free_space,
+    system::{free_space, is_system_entry},
 };
 
 /// Bytes generated and written at once.
@@ -247,8 +247,8 @@ impl OutputFolder {
         }
         let folder = OutputFolder { path: path.into(), made, files: Vec::new(), completed: false };
         let mut entries =
-            fs::read_dir(path).map_err(Error::file(path, "cannot read the folder"))?;
-        if entries.next().is_some() {
+            fs::read_dir(path).map_err(Error::file(path, "cannot read the folder"))?.flatten();
+        if entries.any(|entry| !is_system_entry(&entry.file_name())) {
             let problem = "the folder holds files; empty it or choose another one".into();
             return Err(ToolError::OutputFolder { path: path.into(), problem }.into());
         }

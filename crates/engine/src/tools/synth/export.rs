@@ -141,7 +141,10 @@ impl Export {
                 LinearBiases::All => true,
             };
         }
-        // Experts are stacked: neither fused nor one tensor each.
-        !tensor.ends_with(".gate_up_proj") && !tensor.contains(".experts.0.")
+        // Experts are stacked: neither fused nor one tensor each. Shared ones are there where the
+        // config names them.
+        !tensor.ends_with(".gate_up_proj")
+            && !tensor.contains(".experts.0.")
+            && !tensor.contains(".shared_expert")
     }
 }

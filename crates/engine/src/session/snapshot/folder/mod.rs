@@ -12,11 +12,14 @@ use std::{
     time::SystemTime,
 };
 
-use super::{
-    SavedState, Snapshot, SnapshotRequirements, snapshot_header::FRAME,
-    temporary_file::remove_stale,
+use super::{SavedState, Snapshot, SnapshotRequirements, snapshot_header::FRAME};
+use crate::{
+    base::{
+        atomic_file::{create_private_folder, remove_stale},
+        error::Error,
+    },
+    checkpoint::digest,
 };
-use crate::{base::error::Error, checkpoint::digest};
 
 /// File extension of snapshots in a folder.
 const SUFFIX: &str = "moeflux-session";
@@ -29,14 +32,14 @@ pub struct SnapshotFolder {
 }
 
 impl SnapshotFolder {
-    /// Opens a folder, creating it if needed, and [shrinks](Self::shrink) it to `limit` bytes of
-    /// snapshots.
+    /// Opens a folder, creating it for its owner alone if needed, and [shrinks](Self::shrink) it to
+    /// `limit` bytes of snapshots.
     ///
     /// # Errors
     /// The folder cannot be created or read.
     pub fn open(path: impl Into<PathBuf>, limit: u64) -> Result<Self, Error> {
         let path = path.into();
-        fs::create_dir_all(&path).map_err(Error::file(
+        create_private_folder(&path).map_err(Error::file(
             &path,
             "cannot make the folder of saved sessions; choose a folder that can be written",
         ))?;

@@ -1,39 +1,36 @@
-//! Python functions, methods and tests that chat templates use.
+//! Python functions, methods, filters and tests that chat templates use.
 
+mod filters;
+mod methods;
+mod rewrite;
 mod strftime;
+mod text;
 mod tojson;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use minijinja::{
-    Error, ErrorKind, State, Value,
-    value::{ValueKind, from_args},
-};
-use minijinja_contrib::pycompat;
+use minijinja::{Error, ErrorKind, State, Value, value::ValueKind};
 
-pub(super) use tojson::tojson;
+pub(super) use filters::add_filters;
+pub(super) use methods::call_method;
+pub(super) use rewrite::rewritten;
+pub(super) use text::python_str;
 
-/// Replaces `{% generation %}` tags by no-ops. In `transformers` they mark the assistant's part for
-/// training and have no effect on rendering.
-pub(super) fn without_generation_tags(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(start) = rest.find("{%") {
-        let (text, tag) = rest.split_at(start);
-        let Some((tag, after)) = tag.split_once("%}") else { break };
-        let word = tag
-            .trim_start_matches("{%")
-            .trim_matches(|c: char| c.is_whitespace() || "-+".contains(c));
-        out.push_str(text);
-        match word {
-            "generation" => out.push_str(&tag.replace(word, "if true")),
-            "endgeneration" => out.push_str(&tag.replace(word, "endif")),
-            _ => out.push_str(tag),
-        }
-        out.push_str("%}");
-        rest = after;
+/// Bytes of text for one unit of fuel, as in the library.
+const FUEL_BYTES: usize = 64;
+
+/// Charges the fuel of `len` bytes before they are made.
+fn charge_bytes(state: &State, len: usize) -> Result<(), Error> {
+    state.consume_fuel((len / FUEL_BYTES) as u64)
+}
+
+/// Charges the fuel of the widths and precisions in a format before it is applied. Every number in
+/// it counts.
+fn fits(state: &State, format: &str) -> Result<(), Error> {
+    for digits in format.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty()) {
+        charge_bytes(state, digits.parse().unwrap_or(usize::MAX))?;
     }
-    out + rest
+    Ok(())
 }
 
 /// As in Python: strings are iterable, `none` is not.
@@ -47,58 +44,6 @@ pub(super) fn is_sequence(value: &Value) -> bool {
         value.kind(),
         ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Undefined
     )
-}
-
-/// Calls a Python method of a value. Falls back to `minijinja-contrib` for the methods it has.
-pub(super) fn call_method(
-    state: &mut State,
-    value: &Value,
-    name: &str,
-    args: &[Value],
-) -> Result<Value, Error> {
-    let Some(text) = value.as_str() else {
-        return pycompat::unknown_method_callback(state, value, name, args);
-    };
-    let parts = |parts: [&str; 3]| Ok(parts.into_iter().collect());
-    match name {
-        "removeprefix" => {
-            let (prefix,) = from_args(args)?;
-            Ok(text.strip_prefix::<&str>(prefix).unwrap_or(text).into())
-        }
-        "removesuffix" => {
-            let (suffix,) = from_args(args)?;
-            Ok(text.strip_suffix::<&str>(suffix).unwrap_or(text).into())
-        }
-        "partition" => {
-            let (separator,) = from_args(args)?;
-            parts(
-                text.split_once(separator)
-                    .map_or([text, "", ""], |(head, tail)| [head, separator, tail]),
-            )
-        }
-        "rpartition" => {
-            let (separator,) = from_args(args)?;
-            parts(
-                text.rsplit_once(separator)
-                    .map_or(["", "", text], |(head, tail)| [head, separator, tail]),
-            )
-        }
-        "rsplit" => {
-            let (separator, most): (Option<&str>, Option<i64>) = from_args(args)?;
-            let (Some(separator), Some(Ok(most))) = (separator, most.map(usize::try_from)) else {
-                return pycompat::unknown_method_callback(
-                    state,
-                    value,
-                    "split",
-                    &args[..args.len().min(1)],
-                );
-            };
-            let mut parts: Vec<&str> = text.rsplitn(most.saturating_add(1), separator).collect();
-            parts.reverse();
-            Ok(parts.into_iter().collect())
-        }
-        _ => pycompat::unknown_method_callback(state, value, name, args),
-    }
 }
 
 /// Lets a template reject its messages.

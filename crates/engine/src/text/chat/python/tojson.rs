@@ -1,17 +1,21 @@
 //! The `tojson` filter: Python's `json.dumps`.
 
 use minijinja::{
-    Error, ErrorKind, Value,
+    Error, ErrorKind, State, Value,
     value::{Kwargs, ValueKind},
 };
 
-/// Maximum nesting of a value. A namespace may contain itself.
-const MAX_DEPTH: usize = 100;
+use super::{
+    charge_bytes,
+    text::{MAX_DEPTH, number_text},
+};
+
 const MAX_INDENT: usize = 80;
 
 /// `json.dumps(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`, as
 /// `transformers` provides it to templates. Nothing is escaped for HTML.
-pub(in crate::text::chat) fn tojson(
+pub(super) fn tojson(
+    state: &State,
     value: &Value,
     indent: Option<usize>,
     options: Kwargs,
@@ -30,7 +34,8 @@ pub(in crate::text::chat) fn tojson(
     let sort = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
     options.assert_all_used()?;
     let indent = indent.map(|indent| indent.min(MAX_INDENT));
-    let mut writer = JsonWriter { out: String::new(), item, key, indent, ascii, sort };
+    let mut writer =
+        JsonWriter { state, out: String::new(), charged: 0, item, key, indent, ascii, sort };
     writer.value(value, 0)?;
     Ok(writer.out)
 }
@@ -39,8 +44,11 @@ fn failed(problem: &str) -> Error {
     Error::new(ErrorKind::InvalidOperation, format!("tojson: {problem}"))
 }
 
-struct JsonWriter<'a> {
+struct JsonWriter<'a, 's, 'e> {
+    state: &'a State<'s, 'e>,
     out: String,
+    /// Length of the text that is charged.
+    charged: usize,
     /// Separator of items.
     item: &'a str,
     /// Separator of key and value.
@@ -52,15 +60,18 @@ struct JsonWriter<'a> {
     sort: bool,
 }
 
-impl JsonWriter<'_> {
+impl JsonWriter<'_, '_, '_> {
     fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         if depth > MAX_DEPTH {
             return Err(failed("the value is nested too deeply"));
         }
+        self.state.consume_fuel(1)?;
+        charge_bytes(self.state, self.out.len() - self.charged)?;
+        self.charged = self.out.len();
         match value.kind() {
             ValueKind::None => self.out.push_str("null"),
             ValueKind::Bool => self.out.push_str(if value.is_true() { "true" } else { "false" }),
-            ValueKind::Number => self.out.push_str(&value.to_string()),
+            ValueKind::Number => self.number(value),
             ValueKind::String => self.string(value.as_str().unwrap_or_default())?,
             ValueKind::Seq | ValueKind::Iterable => {
                 let items: Vec<Value> = value.try_iter()?.collect();
@@ -74,13 +85,39 @@ impl JsonWriter<'_> {
                     keys.sort();
                 }
                 self.container(['{', '}'], &keys, depth, |json, key| {
-                    json.string(&key.to_string())?;
+                    json.key(key)?;
                     json.out.push_str(json.key);
                     json.value(&value.get_item(key)?, depth + 1)
                 })?;
             }
             kind => return Err(failed(&format!("a value of type {kind} has no JSON form"))),
         }
+        Ok(())
+    }
+
+    /// As Python writes numbers; JSON has neither NaN nor infinities, but `json.dumps` does.
+    fn number(&mut self, value: &Value) {
+        let text = number_text(value);
+        self.out.push_str(match &*text {
+            "nan" => "NaN",
+            "inf" => "Infinity",
+            "-inf" => "-Infinity",
+            number => number,
+        });
+    }
+
+    /// A key. Other values than text are quoted as written.
+    fn key(&mut self, key: &Value) -> Result<(), Error> {
+        if let Some(text) = key.as_str() {
+            return self.string(text);
+        }
+        if !matches!(key.kind(), ValueKind::None | ValueKind::Bool | ValueKind::Number) {
+            let problem = format!("keys must be str, int, float, bool or None, not {}", key.kind());
+            return Err(failed(&problem));
+        }
+        self.out.push('"');
+        self.value(key, 0)?;
+        self.out.push('"');
         Ok(())
     }
 

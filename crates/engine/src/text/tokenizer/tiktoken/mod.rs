@@ -12,7 +12,6 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokenizers::{
     AddedToken, SplitDelimiterBehavior,
-    models::bpe::{BPE, Merges, Vocab},
     pre_tokenizers::{
         PreTokenizerWrapper,
         byte_level::ByteLevel,
@@ -21,7 +20,12 @@ use tokenizers::{
     },
 };
 
-use super::{Tokenizer, decoder::byte_for_char};
+use super::{
+    Inner, Tokenizer,
+    byte_pairs::{BytePairSettings, BytePairs, MergeList, TokenList},
+    decoder::byte_for_char,
+    model::TokenModel,
+};
 use crate::{base::error::Error, checkpoint::TextFile};
 
 /// Class in tokenizer_config.json whose Python code contains [`KIMI_WORDS`].
@@ -104,9 +108,8 @@ impl Tokenizer {
         let tokens = read_ranks(ranks).map_err(problem)?;
         let added =
             added_tokens(config.added_tokens_decoder, tokens.len()).map_err(config_problem)?;
-        let vocab_size = tokens.len() + added.len();
 
-        let mut inner = tokenizers::Tokenizer::new(bpe(&tokens).map_err(problem)?);
+        let mut inner = Inner::new(TokenModel::Bpe(bpe(&tokens).map_err(problem)?));
         let unexpected = |e: tokenizers::Error| problem(format!("cannot be used: {e}"));
         let words = SplitPattern::Regex(KIMI_WORDS.into());
         inner.with_pre_tokenizer(Some(Sequence::new(vec![
@@ -126,7 +129,7 @@ impl Tokenizer {
                 )));
             }
         }
-        Ok(Tokenizer::assemble(inner, vocab_size, path))
+        Tokenizer::assemble(inner, path).map_err(problem)
     }
 }
 
@@ -243,7 +246,7 @@ fn added_tokens(
 ///
 /// A token that its own encoding does not reach is only used for a word that equals it
 /// (`ignore_merges`).
-fn bpe(tokens: &[Vec<u8>]) -> Result<BPE, String> {
+fn bpe(tokens: &[Vec<u8>]) -> Result<BytePairs, String> {
     let letters = byte_chars();
     let spell =
         |token: &[u8]| -> String { token.iter().map(|&byte| letters[usize::from(byte)]).collect() };
@@ -259,15 +262,15 @@ fn bpe(tokens: &[Vec<u8>]) -> Result<BPE, String> {
             }
         };
     }
-    let mut merges = Merges::new();
-    for token in tokens {
+    let (mut listed, mut merges) = (TokenList::default(), MergeList::default());
+    for (token, rank) in tokens.iter().zip(0..) {
+        listed.push(&spell(token), rank)?;
         if let Some(middle) = last_merge(token, &ranks) {
-            merges.push((spell(&token[..middle]), spell(&token[middle..])));
+            merges.push(&spell(&token[..middle]), &spell(&token[middle..]))?;
         }
     }
-    let vocab: Vocab = tokens.iter().map(|token| spell(token)).zip(0..).collect();
-    let builder = BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(true);
-    builder.build().map_err(|e| format!("cannot be used: {e}"))
+    drop(ranks);
+    BytePairs::new(listed, merges, BytePairSettings::ignoring_merges())
 }
 
 /// Split point of the last merge that produces `token`. `None` for a single byte, and for a token

@@ -1,5 +1,7 @@
 //! Tests of the tokenizer and its incremental decoder.
 
+mod library;
+
 use std::{path::Path, sync::LazyLock};
 
 use proptest::{collection::vec, prelude::*, test_runner::RngSeed};
@@ -10,7 +12,7 @@ use super::{Tokenizer, TokenizerConfig};
 
 /// Tokenizer of the built-in model: byte-level BPE.
 static TALES: LazyLock<Tokenizer> = LazyLock::new(|| {
-    let json = include_bytes!("../../../../tales/model/tokenizer.json");
+    let json = include_bytes!("../../../../../tales/model/tokenizer.json");
     Tokenizer::from_bytes(json, Path::new("tokenizer.json")).unwrap()
 });
 
@@ -222,7 +224,8 @@ fn special_tokens_are_parsed_and_skipped() {
 #[test]
 fn truncation_and_padding_are_dropped() {
     let mut json: Value =
-        serde_json::from_slice(include_bytes!("../../../../tales/model/tokenizer.json")).unwrap();
+        serde_json::from_slice(include_bytes!("../../../../../tales/model/tokenizer.json"))
+            .unwrap();
     json["truncation"] =
         json!({"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0});
     json["padding"] = json!({"strategy": {"Fixed": 50}, "direction": "Right", "pad_to_multiple_of": null,
@@ -233,7 +236,7 @@ fn truncation_and_padding_are_dropped() {
 
 #[test]
 fn damaged_files_are_named() {
-    let whole = include_bytes!("../../../../tales/model/tokenizer.json");
+    let whole = include_bytes!("../../../../../tales/model/tokenizer.json");
     let path = Path::new("model/tokenizer.json");
     let half = &whole[..whole.len() / 2];
     for bytes in [
@@ -261,7 +264,7 @@ fn damaged_files_are_named() {
 
 #[test]
 fn the_config_names_special_tokens() {
-    let json = include_bytes!("../../../../tales/model/tokenizer_config.json");
+    let json = include_bytes!("../../../../../tales/model/tokenizer_config.json");
     let config = TokenizerConfig::from_bytes(json, Path::new("tokenizer_config.json")).unwrap();
     assert_eq!(config.chat_template, None);
     let tokens: Vec<_> =

@@ -1,0 +1,52 @@
+//! Arguments of `serve`.
+
+use std::{net::IpAddr, num::NonZeroUsize, path::PathBuf};
+
+use clap::{Args, builder::NonEmptyStringValueParser};
+
+use super::EngineArgs;
+
+const SERVE_EXAMPLES: &str = "\
+Examples:
+  moeflux serve --model ~/models/Qwen3-30B-A3B-4bit
+  moeflux serve --port 9000 --sessions 2 --memory 8GiB
+  moeflux serve --host 0.0.0.0 --api-key-file ~/.config/moeflux.keys
+
+Ctrl-C and SIGTERM end the server once running answers are complete, after at most 30 seconds; a
+second Ctrl-C ends it at once.";
+
+/// Serve the chat completions API of OpenAI over HTTP
+///
+/// Clients take the printed URL as their base URL. Requests share steps and expert reads, up to
+/// --sessions at once; further ones wait. Prompts and keys are never logged.
+#[derive(Debug, Args)]
+#[command(after_help = SERVE_EXAMPLES)]
+pub(crate) struct ServeArgs {
+    /// IP address to listen at
+    ///
+    /// An address that other machines reach, such as 0.0.0.0, requires --api-key-file or --no-key.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub(crate) host: IpAddr,
+    /// Port; 0 is any free one
+    #[arg(long, value_name = "N", default_value_t = 8080)]
+    pub(crate) port: u16,
+    /// Requests that are answered at once; each has the context of --ctx
+    #[arg(long, value_name = "N", default_value = "4")]
+    pub(crate) sessions: NonZeroUsize,
+    /// Requests that may wait; further ones are refused with status 429
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub(crate) waiting: usize,
+    /// File of API keys, one per line; a request must have one of them
+    ///
+    /// As `Authorization: Bearer KEY` or `x-api-key: KEY`. Lines that start with # are skipped.
+    #[arg(long, value_name = "FILE", conflicts_with = "no_key")]
+    pub(crate) api_key_file: Option<PathBuf>,
+    /// Let other machines send requests without a key
+    #[arg(long)]
+    pub(crate) no_key: bool,
+    /// Allow this name in the headers Host and Origin, beside localhost; may be repeated
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) allow_host: Vec<String>,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}

@@ -1,0 +1,162 @@
+//! Files and layouts that are recognised but not read: pointers of Git LFS, adapters, GGUF, other
+//! quantisations. Each is described with what helps.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    path::Path,
+};
+
+use serde_json::Value;
+
+use super::{json, location::TensorInfo, packed};
+
+/// Formats of weights that are read, for error messages.
+const READ: &str = "read are unquantised weights, MLX's affine, mxfp4, nvfp4 and mxfp8, FP8 with a \
+                    scale per block, and MXFP4 of gpt-oss: take a repository of this model with \
+                    one of them";
+
+/// Values of `quant_method` whose layouts are read.
+const READ_METHODS: [&str; 3] = ["fp8", "mxfp4", "mlx"];
+
+/// End of the names that a quantisation gives to tensors.
+struct NameEnding {
+    ending: &'static str,
+    method: &'static str,
+}
+
+const NAME_ENDINGS: [NameEnding; 6] = [
+    NameEnding { ending: ".qweight", method: "GPTQ or AWQ" },
+    NameEnding { ending: ".weight_packed", method: "compressed-tensors" },
+    NameEnding { ending: ".weight.absmax", method: "bitsandbytes" },
+    NameEnding { ending: ".weight._data", method: "quanto" },
+    NameEnding { ending: ".W_q", method: "HQQ" },
+    NameEnding { ending: ".weight_scale", method: "compressed-tensors or ModelOpt" },
+];
+
+/// Problem of a file that begins with `start`, if it is a stand-in for the file itself.
+pub(super) fn stand_in(start: &[u8]) -> Option<String> {
+    let begins = |text: &str| {
+        start.get(..text.len()).is_some_and(|s| s.eq_ignore_ascii_case(text.as_bytes()))
+    };
+    if begins("version https://git-lfs") {
+        return Some(
+            "this is a pointer of Git LFS, not the file itself: run `git lfs pull` in its folder"
+                .into(),
+        );
+    }
+    if begins("/annex/objects/") || begins("../.git/annex") {
+        return Some(
+            "this is a pointer of git-annex, not the file itself: run `git annex get .` in its \
+             folder"
+                .into(),
+        );
+    }
+    (begins("<!doctype html") || begins("<html")).then(|| {
+        "this is a web page, not the file itself: the address that it was downloaded from needs \
+         a login, or shows the file instead of sending it"
+            .into()
+    })
+}
+
+/// Problem of a folder without `config.json`.
+pub(super) fn no_config(folder: &Path, names: &BTreeSet<String>) -> String {
+    if names.contains(packed::JOURNAL) {
+        return "this is a model that is not packed yet: run the same `moeflux pack` again to \
+                finish it"
+            .into();
+    }
+    if let Some(adapter) = adapter(folder, names) {
+        return adapter;
+    }
+    if let Some(gguf) = gguf(names) {
+        return gguf;
+    }
+    if names.contains("params.json") {
+        return "this model is in the format of its authors, without config.json: take its \
+                repository in the format of transformers or MLX"
+            .into();
+    }
+    let is_model = |name: &&String| folder.join(name).join("config.json").is_file();
+    let models: Vec<_> = names.iter().filter(is_model).map(String::as_str).collect();
+    if !models.is_empty() {
+        return format!("there is no config.json here, but in: {}; give one", models.join(", "));
+    }
+    "there is no config.json here: is this the folder of a model?".into()
+}
+
+/// Problem of a folder without safetensors.
+pub(super) fn no_tensors(folder: &Path, names: &BTreeSet<String>) -> String {
+    if let Some(adapter) = adapter(folder, names) {
+        return adapter;
+    }
+    if let Some(gguf) = gguf(names) {
+        return gguf;
+    }
+    let missing = "there is no model.safetensors and no model.safetensors.index.json: only the \
+                   safetensors format is supported";
+    let is_pickle = |name: &&String| {
+        [".bin", ".pt", ".pth", ".ckpt"].iter().any(|ending| name.ends_with(ending))
+    };
+    match names.iter().find(is_pickle) {
+        Some(pickle) => format!(
+            "{missing}; {pickle} is PyTorch's: transformers converts it, by loading the model and \
+             save_pretrained"
+        ),
+        None => missing.into(),
+    }
+}
+
+/// Problem of a folder that holds an adapter.
+fn adapter(folder: &Path, names: &BTreeSet<String>) -> Option<String> {
+    names.contains("adapter_config.json").then(|| {
+        let config = std::fs::read(folder.join("adapter_config.json")).unwrap_or_default();
+        let config: Value = json::parse(&config).unwrap_or_default();
+        let base = ["base_model_name_or_path", "model"].iter().find_map(|key| config[key].as_str());
+        format!(
+            "this is an adapter (LoRA) of {}, not a model: merge it into that model \
+             (merge_and_unload of peft, or mlx_lm.fuse), and give the result",
+            base.map_or("another model".into(), |base| format!("{base:?}"))
+        )
+    })
+}
+
+fn gguf(names: &BTreeSet<String>) -> Option<String> {
+    let file = names.iter().find(|name| name.to_ascii_lowercase().ends_with(".gguf"))?;
+    Some(format!("{file}: {}", gguf_file()))
+}
+
+/// Problem of a GGUF file.
+pub(super) fn gguf_file() -> &'static str {
+    "GGUF is not read: take the model's repository in safetensors, unquantised or in the format of \
+     MLX, and give its folder"
+}
+
+/// Description of a quantisation that is not read: by `quant_method` of the config, or by the names
+/// of the tensors.
+pub(super) fn quantization(
+    config: &Value,
+    tensors: &HashMap<String, TensorInfo>,
+) -> Option<String> {
+    let text = &config["text_config"];
+    let maps = [config, text].into_iter().flat_map(|config| {
+        ["quantization_config", "compression_config", "quantization"].map(|key| &config[key])
+    });
+    let method = |map: &'_ Value| {
+        Some(["quant_method", "quant_algo"].iter().find_map(|k| map[k].as_str())?.to_owned())
+    };
+    if let Some(method) = maps.filter_map(method).next() {
+        return (!READ_METHODS.contains(&method.as_str())).then(|| {
+            format!(
+                "its weights are quantised by {method:?} (\"quant_method\" in config.json), which \
+                 is not read; {READ}"
+            )
+        });
+    }
+    let found = NAME_ENDINGS.iter().find(|known| tensors.keys().any(|n| n.ends_with(known.ending)));
+    found.map(|known| {
+        format!(
+            "its weights are quantised by {}, as tensors *{} say, which is not read; {READ}",
+            known.method, known.ending
+        )
+    })
+}

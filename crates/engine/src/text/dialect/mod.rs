@@ -1,0 +1,206 @@
+//! Dialects: the structure of a model's answers.
+//!
+//! An answer is a stream of tokens. Some of them are marks: they begin and end thoughts or channels
+//! and are no text. A dialect is chosen by the template's text and the tokenizer's tokens, never by
+//! a model's name. [`AnswerParser`] turns the tokens into [`Delta`]s as they come.
+//!
+//! - Pairs of marks around thoughts, with or without a name in the first line: `bracketed.rs`.
+//! - Messages with a header that names their channel (gpt-oss): `harmony.rs`.
+//! - Marks among tokens and in text: `machine.rs`.
+//!
+//! Calls will be one more part of an answer: `Delta` is `non_exhaustive`.
+
+mod bracketed;
+mod delta;
+mod harmony;
+mod machine;
+#[cfg(test)]
+mod tests;
+
+pub use delta::Delta;
+pub(crate) use delta::DeltaBuffer;
+
+use self::{
+    bracketed::{Bracketed, Label},
+    harmony::Harmony,
+    machine::{AnswerMark, Machine, Syntax},
+};
+use crate::{
+    base::error::Error,
+    text::tokenizer::{Decoder, Tokenizer},
+};
+
+/// Marks around thoughts, as published models spell them. The first pair that a template or a
+/// tokenizer knows counts.
+const THOUGHT_MARKS: [[&str; 2]; 9] = [
+    ["<think>", "</think>"],
+    ["[THINK]", "[/THINK]"],
+    ["<seed:think>", "</seed:think>"],
+    ["<|START_THINKING|>", "<|END_THINKING|>"],
+    ["<|begin_of_thought|>", "<|end_of_thought|>"],
+    ["◁think▷", "◁/think▷"],
+    ["<thinking>", "</thinking>"],
+    ["<thought>", "</thought>"],
+    ["<reasoning>", "</reasoning>"],
+];
+
+/// Marks of a block with a name in its first line, and the name of thoughts.
+const NAMED_BLOCK_MARKS: [&str; 2] = ["<|channel>", "<channel|>"];
+const THOUGHT_NAME: &str = "thought";
+const THOUGHT_LINE: &str = "thought\n";
+
+/// Tokens at the end of a prompt that may open thoughts.
+const PROMPT_TAIL: usize = 16;
+
+/// Structure of a model's answers.
+#[derive(Clone, Debug)]
+pub(crate) struct Dialect {
+    kind: DialectKind,
+    marks: Vec<AnswerMark>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum DialectKind {
+    /// All is text.
+    Plain,
+    /// Thoughts between two marks.
+    Thoughts,
+    /// Named blocks between two marks.
+    NamedBlocks,
+    /// Messages with channels.
+    Harmony,
+}
+
+impl Dialect {
+    /// Dialect of a model, by the source of its template, if it has one, and its tokens.
+    pub(crate) fn detect(template: Option<&str>, tokenizer: &Tokenizer) -> Dialect {
+        let is_in_template = |text: &str| template.is_some_and(|source| source.contains(text));
+        let mark =
+            |text: &str| AnswerMark { text: text.to_owned(), token: tokenizer.token_to_id(text) };
+        let is_token = |text: &&str| tokenizer.token_to_id(text).is_some();
+        let dialect = |kind, marks: &[&str]| Dialect {
+            kind,
+            marks: marks.iter().map(|text| mark(text)).collect(),
+        };
+        if harmony::REQUIRED.iter().all(is_token)
+            && is_in_template(harmony::MARKS[harmony::CHANNEL])
+        {
+            return dialect(DialectKind::Harmony, &harmony::MARKS);
+        }
+        if NAMED_BLOCK_MARKS.iter().all(is_token) && is_in_template(NAMED_BLOCK_MARKS[0]) {
+            return dialect(DialectKind::NamedBlocks, &NAMED_BLOCK_MARKS);
+        }
+        let in_template = THOUGHT_MARKS.iter().find(|[_, close]| is_in_template(close));
+        let in_tokens = || THOUGHT_MARKS.iter().find(|marks| marks.iter().all(is_token));
+        match in_template.or_else(in_tokens) {
+            Some(marks) => dialect(DialectKind::Thoughts, marks),
+            None => dialect(DialectKind::Plain, &[]),
+        }
+    }
+
+    /// Whether all tokens of an answer are its text.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.kind == DialectKind::Plain
+    }
+
+    /// Parser of an answer to `prompt`, which may open thoughts or a message.
+    ///
+    /// # Errors
+    /// [`Error::Text`] if the tokenizer's decoder fails.
+    pub(crate) fn parser(
+        &self,
+        tokenizer: &Tokenizer,
+        prompt: &[u32],
+    ) -> Result<AnswerParser, Error> {
+        let syntax = match self.kind {
+            DialectKind::Plain => Syntax::Plain,
+            DialectKind::Harmony => Syntax::Harmony(Harmony::default()),
+            DialectKind::Thoughts => Syntax::Bracketed(Bracketed::default()),
+            DialectKind::NamedBlocks => {
+                Syntax::Bracketed(Bracketed::named(Label { thoughts: THOUGHT_NAME }))
+            }
+        };
+        let mut parser = AnswerParser {
+            decoder: tokenizer.decoder(),
+            machine: Machine::new(self.marks.clone(), syntax),
+            deltas: DeltaBuffer::default(),
+        };
+        self.take_prompt(tokenizer, prompt, &mut parser)?;
+        parser.machine.begin_answer();
+        parser.decoder = tokenizer.decoder();
+        parser.deltas.clear();
+        Ok(parser)
+    }
+
+    /// Brings a parser to the state at the end of the prompt.
+    fn take_prompt(
+        &self,
+        tokenizer: &Tokenizer,
+        prompt: &[u32],
+        parser: &mut AnswerParser,
+    ) -> Result<(), Error> {
+        if self.kind == DialectKind::Harmony {
+            let is_start = |token: &u32| parser.machine.mark_for(*token) == Some(harmony::START);
+            let start = prompt.iter().rposition(is_start).unwrap_or(prompt.len());
+            return prompt[start..].iter().try_for_each(|token| parser.advance(*token));
+        }
+        let Some(open) = self.marks.get(bracketed::OPEN) else { return Ok(()) };
+        // A message may spell the marks; only the prompt's end opens anything.
+        let tail = &prompt[prompt.len().saturating_sub(PROMPT_TAIL)..];
+        let text = tokenizer.decode(tail, false)?;
+        let (text, name) = match (self.kind, text.trim_end().strip_suffix(THOUGHT_NAME)) {
+            (DialectKind::NamedBlocks, Some(before)) => (before, THOUGHT_LINE),
+            _ => (text.trim_end(), ""),
+        };
+        if text.ends_with(&open.text) {
+            parser.machine.mark(bracketed::OPEN, &mut parser.deltas);
+            parser.machine.text(name, &mut parser.deltas);
+        }
+        Ok(())
+    }
+}
+
+/// Parser of one answer: tokens in, deltas out. The result does not depend on how the text is
+/// split into tokens.
+#[derive(Clone, Debug)]
+pub struct AnswerParser {
+    decoder: Decoder,
+    machine: Machine,
+    deltas: DeltaBuffer,
+}
+
+impl AnswerParser {
+    /// Takes the next token. Returns the parts of the answer that it completes, in whole
+    /// characters. End tokens are no part of an answer.
+    ///
+    /// # Errors
+    /// [`Error::Text`] if the tokenizer's decoder fails.
+    pub fn push(&mut self, token: u32) -> Result<impl Iterator<Item = Delta<'_>>, Error> {
+        self.deltas.clear();
+        self.advance(token)?;
+        Ok(self.deltas.iter())
+    }
+
+    /// Returns what was held back, at the end of the answer.
+    ///
+    /// # Errors
+    /// [`Error::Text`] if the tokenizer's decoder fails.
+    pub fn finish(&mut self) -> Result<impl Iterator<Item = Delta<'_>>, Error> {
+        self.deltas.clear();
+        self.machine.text(self.decoder.finish()?, &mut self.deltas);
+        self.machine.finish(&mut self.deltas);
+        Ok(self.deltas.iter())
+    }
+
+    fn advance(&mut self, token: u32) -> Result<(), Error> {
+        match self.machine.mark_for(token) {
+            // No character continues behind a mark.
+            Some(mark) => {
+                self.machine.text(self.decoder.finish()?, &mut self.deltas);
+                self.machine.mark(mark, &mut self.deltas);
+            }
+            None => self.machine.text(self.decoder.push(token)?, &mut self.deltas),
+        }
+        Ok(())
+    }
+}

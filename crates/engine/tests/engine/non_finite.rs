@@ -1,0 +1,181 @@
+//! NaN and infinity in weights, weights that were never written, and pipes in a model's folder.
+
+use std::{
+    fs::{self, File},
+    io::{Seek, SeekFrom, Write},
+    path::{Path, PathBuf},
+};
+
+use moeflux::{
+    Checkpoint, Engine, EngineOptions, Error, Sampling, StepControl,
+    experts::PrefetchMode,
+    runtime::{DeviceOptions, Logits},
+    text::Sampler,
+    tools::perplexity,
+};
+
+use crate::common::{copy_golden, gpu};
+
+const GOLDEN: &str = "qwen3_moe";
+
+/// A copy of a golden with some bytes of tensors changed.
+struct Patched {
+    folder: tempfile::TempDir,
+}
+
+impl Patched {
+    fn new(name: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        copy_golden(name, folder.path());
+        Self { folder }
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.path().join("model.safetensors")
+    }
+
+    /// Offset and length of a tensor in the file.
+    fn place(&self, tensor: &str) -> (u64, u64) {
+        let bytes = fs::read(self.file()).unwrap();
+        let len = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+        let header: serde_json::Value =
+            serde_json::from_slice(&bytes[8..8 + len as usize]).unwrap();
+        let offsets = &header[tensor]["data_offsets"];
+        let [start, end] = [0, 1].map(|i| offsets[i].as_u64().unwrap());
+        (8 + len + start, end - start)
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) {
+        let mut file = File::options().write(true).open(self.file()).unwrap();
+        file.seek(SeekFrom::Start(offset)).unwrap();
+        file.write_all(bytes).unwrap();
+    }
+
+    /// Sets all values of a bf16 tensor.
+    fn fill(self, tensor: &str, value: u16) -> Self {
+        let (offset, bytes) = self.place(tensor);
+        self.write(offset, &value.to_le_bytes().repeat(bytes as usize / 2));
+        self
+    }
+
+    fn open(&self, device: &DeviceOptions, prefetch: PrefetchMode) -> Engine {
+        let options = EngineOptions::default().device(device.clone()).prefetch(prefetch);
+        open(self.folder.path(), options).unwrap()
+    }
+
+    /// Errors of all ways to use logits.
+    fn errors(&self, engine: &Engine) -> [Error; 3] {
+        let tokens = [3, 7, 11, 200, 5];
+        let (mut control, mut session) = (StepControl::default(), engine.session().unwrap());
+        let mut sampler = Sampler::new(Sampling::greedy(), engine.blueprint().vocab).unwrap();
+        let feed = session.feed(&tokens, Logits::All, &mut control, &mut |_, _| {}).unwrap_err();
+        session.reset().unwrap();
+        let next = session.next(&tokens, &mut sampler, &mut control).unwrap_err();
+        session.reset().unwrap();
+        [feed, next, perplexity(&mut session, &tokens, &mut control).unwrap_err()]
+    }
+}
+
+fn on(device: &str) -> DeviceOptions {
+    DeviceOptions::default().name(device)
+}
+
+fn open(folder: &Path, options: EngineOptions) -> Result<Engine, Error> {
+    Engine::open(Checkpoint::open(folder)?, options, &mut |_, _| {})
+}
+
+#[test]
+fn an_error_names_file_tensor_and_layer_of_a_nan() {
+    let layer = "model.layers.1";
+    for (tensor, place) in [
+        ("lm_head.scales".to_owned(), "head"),
+        ("model.embed_tokens.biases".to_owned(), "embedding"),
+        ("model.norm.weight".to_owned(), "head"),
+        (format!("{layer}.mlp.gate.scales"), "layer 1"),
+        (format!("{layer}.self_attn.k_norm.weight"), "layer 1"),
+        (format!("{layer}.mlp.switch_mlp.down_proj.scales"), "layer 1, expert "),
+    ] {
+        let cases = [(0x7fc0, on("cpu")), (0x7f80, on("cpu")), (0x7fc0, on("reference"))];
+        let gpu = gpu(false).map(|gpu| (0x7fc0, gpu));
+        for (value, device) in cases.into_iter().chain(gpu) {
+            let patched = Patched::new(GOLDEN).fill(&tensor, value);
+            for prefetch in [PrefetchMode::On, PrefetchMode::Off] {
+                for error in patched.errors(&patched.open(&device, prefetch)) {
+                    let said = error.to_string();
+                    let parts = ["model.safetensors", &tensor, place, "NaN", "download"];
+                    for part in parts {
+                        assert!(said.contains(part), "{tensor}, {device:?}, {prefetch:?}: {said}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn weights_that_were_never_written_are_noted_and_do_not_prevent_a_run() {
+    let notes = |patched: &Patched| {
+        let engine = patched.open(&on("cpu"), PrefetchMode::Auto);
+        engine.session().unwrap();
+        engine.notes().to_vec()
+    };
+    let whole = Patched::new(GOLDEN);
+    assert_eq!(notes(&whole), Vec::<String>::new());
+    // All experts of a projection: one sample of 64 KiB.
+    let tensor = "model.layers.1.mlp.switch_mlp.down_proj.weight";
+    let (offset, bytes) = whole.place(tensor);
+    whole.write(offset, &vec![0; bytes as usize]);
+    let noted = notes(&whole);
+    let [note] = &noted[..] else { panic!("{noted:?}") };
+    for part in ["model.safetensors", tensor, "64 KiB", "zeros", "download"] {
+        assert!(note.contains(part), "{note}");
+    }
+
+    #[cfg(target_os = "linux")]
+    {
+        // A copy that leaves a hole where the tensor is.
+        let sparse = Patched::new(GOLDEN);
+        let good = fs::read(sparse.file()).unwrap();
+        let file = File::create(sparse.file()).unwrap();
+        file.set_len(good.len() as u64).unwrap();
+        let (start, end) = (offset as usize, (offset + bytes) as usize);
+        sparse.write(0, &good[..start]);
+        sparse.write(end as u64, &good[end..]);
+        // Some file systems have no holes.
+        let noted = notes(&sparse);
+        if let [note] = &noted[..] {
+            for part in ["model.safetensors", tensor, "never written", "download"] {
+                assert!(note.contains(part), "{note}");
+            }
+        }
+        assert!(noted.len() <= 1, "{noted:?}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn pipes_are_refused_and_not_waited_for() {
+    use std::process::Command;
+
+    for name in ["tokenizer.json", "model.safetensors", "config.json", "mirrors.txt"] {
+        let patched = Patched::new(GOLDEN);
+        let path = patched.folder.path().join(name);
+        let _ = fs::remove_file(&path);
+        assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let error = open(patched.folder.path(), EngineOptions::default()).err().unwrap();
+        let said = error.to_string();
+        assert!(said.contains(name) && said.contains("pipe"), "{said}");
+    }
+}
+
+#[test]
+fn a_byte_order_mark_in_json_is_skipped() {
+    let patched = Patched::new(GOLDEN);
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
+        let path = patched.folder.path().join(name);
+        if let Ok(json) = fs::read(&path) {
+            fs::write(&path, [b"\xef\xbb\xbf", &json[..]].concat()).unwrap();
+        }
+    }
+    patched.open(&on("cpu"), PrefetchMode::Auto);
+}

@@ -1,0 +1,194 @@
+//! Who may send requests: hosts, origins and keys.
+
+use std::{hint::black_box, net::IpAddr};
+
+use axum::http::{HeaderMap, Method, Uri, header};
+
+use crate::{error::ApiError, server::ServerError};
+
+/// Names of the local machine in the headers Host and Origin.
+const LOCAL_HOSTS: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
+
+/// Header with a key, beside `Authorization: Bearer`.
+const KEY_HEADER: &str = "x-api-key";
+
+/// Path that needs no key.
+const OPEN_PATH: &str = "/health";
+
+/// API keys. Never shown.
+#[derive(Clone, Default)]
+pub struct ApiKeys(Vec<String>);
+
+impl ApiKeys {
+    /// Keys of a file: one per line. Empty lines and lines that start with `#` are skipped.
+    pub fn from_lines(text: &str) -> Self {
+        let lines = text.lines().map(str::trim);
+        Self(lines.filter(|l| !l.is_empty() && !l.starts_with('#')).map(str::to_owned).collect())
+    }
+
+    /// Whether there is no key.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether `given` is one of the keys. The time depends on the lengths only.
+    fn contains(&self, given: &str) -> bool {
+        self.0.iter().fold(false, |found, key| found | is_equal(key.as_bytes(), given.as_bytes()))
+    }
+}
+
+impl std::fmt::Debug for ApiKeys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ApiKeys({})", self.0.len())
+    }
+}
+
+/// Compares in a time that does not depend on where the texts differ.
+fn is_equal(key: &[u8], given: &[u8]) -> bool {
+    let differences =
+        key.iter().zip(given).fold(0, |all, (a, b)| black_box(black_box(all) | (a ^ b)));
+    key.len() == given.len() && differences == 0
+}
+
+/// Checks of a request's headers.
+#[derive(Debug)]
+pub(crate) struct Guard {
+    keys: ApiKeys,
+    /// Whether the header Host must name the local machine or one of `hosts`.
+    checks_host: bool,
+    /// Further hosts that are allowed, in lower case.
+    hosts: Vec<String>,
+}
+
+impl Guard {
+    /// Checks for a server at `address`.
+    ///
+    /// # Errors
+    /// The address is open to other machines, without a key and without `no_key`.
+    pub(crate) fn new(
+        address: IpAddr,
+        keys: ApiKeys,
+        no_key: bool,
+        hosts: &[String],
+    ) -> Result<Self, ServerError> {
+        let is_local = address.is_loopback();
+        if !is_local && keys.is_empty() && !no_key {
+            return Err(ServerError::OpenWithoutKey { address });
+        }
+        let checks_host = is_local && keys.is_empty();
+        let hosts = hosts.iter().map(|host| host.to_ascii_lowercase()).collect();
+        Ok(Self { keys, checks_host, hosts })
+    }
+
+    /// Checks a request before its body is read.
+    ///
+    /// # Errors
+    /// The host, the origin or the key is not allowed.
+    pub(crate) fn check(
+        &self,
+        method: &Method,
+        uri: &Uri,
+        headers: &HeaderMap,
+    ) -> Result<(), ApiError> {
+        // A name that resolves to the local machine reaches it from any page of a browser.
+        if self.checks_host && !self.knows_host(text(headers, header::HOST.as_str())) {
+            let message = "the header Host names another machine: --allow-host NAME allows it";
+            return Err(ApiError::forbidden(message));
+        }
+        let is_read = [Method::GET, Method::HEAD].contains(method);
+        if !is_read && headers.contains_key(header::ORIGIN) {
+            let origin = text(headers, header::ORIGIN.as_str());
+            if !self.knows_host(origin.and_then(|o| Some(o.split_once("://")?.1))) {
+                let message = "the header Origin names a foreign page: --allow-host NAME allows it";
+                return Err(ApiError::forbidden(message));
+            }
+        }
+        if self.keys.is_empty() || uri.path() == OPEN_PATH || self.has_key(headers) {
+            return Ok(());
+        }
+        Err(ApiError::unauthorized())
+    }
+
+    /// Whether `host`, with or without a port, is allowed.
+    fn knows_host(&self, host: Option<&str>) -> bool {
+        let Some(host) = host.map(str::to_ascii_lowercase) else { return false };
+        let name = match host.rsplit_once(':') {
+            Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
+            _ => host.as_str(),
+        };
+        LOCAL_HOSTS.contains(&name) || self.hosts.iter().any(|known| known == name)
+    }
+
+    fn has_key(&self, headers: &HeaderMap) -> bool {
+        let bearer = text(headers, header::AUTHORIZATION.as_str()).and_then(|value| {
+            let (scheme, key) = value.split_once(' ')?;
+            scheme.eq_ignore_ascii_case("bearer").then_some(key.trim())
+        });
+        let keys = [bearer, text(headers, KEY_HEADER)];
+        keys.into_iter().flatten().any(|key| self.keys.contains(key))
+    }
+}
+
+/// A header as text.
+fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(guard: &Guard, method: Method, headers: &[(&'static str, &str)]) -> bool {
+        let headers = headers
+            .iter()
+            .map(|(name, value)| (header::HeaderName::from_static(name), value.parse().unwrap()));
+        guard.check(&method, &Uri::from_static("/v1/models"), &headers.collect()).is_ok()
+    }
+
+    #[test]
+    fn hosts_and_origins_are_local_or_allowed() {
+        let local = "127.0.0.1".parse().unwrap();
+        let guard = Guard::new(local, ApiKeys::default(), false, &["Box.lan".into()]).unwrap();
+        for host in ["localhost", "LOCALHOST:80", "127.0.0.1:8080", "[::1]:8080", "box.lan:1"] {
+            assert!(check(&guard, Method::GET, &[("host", host)]), "{host}");
+            let origin = format!("http://{host}");
+            let headers = [("host", "localhost"), ("origin", origin.as_str())];
+            assert!(check(&guard, Method::POST, &headers), "{origin}");
+        }
+        for host in ["evil.example", "localhost.evil.example", "127.0.0.1.nip.io", "", "::1"] {
+            assert!(!check(&guard, Method::GET, &[("host", host)]), "{host}");
+            let origin = format!("https://{host}");
+            let headers = [("host", "localhost"), ("origin", origin.as_str())];
+            assert!(!check(&guard, Method::POST, &headers), "{origin}");
+            assert!(check(&guard, Method::GET, &headers), "{origin}");
+        }
+        assert!(!check(&guard, Method::POST, &[("host", "localhost"), ("origin", "null")]));
+        assert!(!check(&guard, Method::GET, &[]));
+    }
+
+    #[test]
+    fn one_of_the_keys_opens_and_an_open_address_needs_one() {
+        let open = "0.0.0.0".parse().unwrap();
+        let keys = ApiKeys::from_lines("# team\nfirst\n\n  second \n");
+        let guard = Guard::new(open, keys.clone(), false, &[]).unwrap();
+        for headers in [
+            [("authorization", "Bearer first")],
+            [("authorization", "bearer second")],
+            [("x-api-key", "second")],
+        ] {
+            assert!(check(&guard, Method::POST, &headers), "{headers:?}");
+        }
+        for headers in [
+            [("authorization", "Bearer firs")],
+            [("authorization", "Bearer first1")],
+            [("authorization", "Basic first")],
+            [("x-api-key", "")],
+            [("x-api-key", "# team")],
+        ] {
+            assert!(!check(&guard, Method::POST, &headers), "{headers:?}");
+        }
+        assert!(!format!("{keys:?}{guard:?}").contains("first"));
+        assert!(Guard::new(open, ApiKeys::default(), false, &[]).is_err());
+        assert!(Guard::new(open, ApiKeys::default(), true, &[]).is_ok());
+    }
+}

@@ -1,0 +1,266 @@
+//! Connections: listening, limits, the graceful end.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
+    sync::Arc,
+    time::Duration,
+};
+
+use hyper::server::conn::http1;
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    server::graceful::GracefulShutdown,
+    service::TowerToHyperService,
+};
+use moeflux::{Error, serve::ServingCore};
+use tokio::{
+    runtime::Builder,
+    select,
+    sync::{Notify, Semaphore},
+    time::sleep,
+};
+
+use crate::{
+    guard::{ApiKeys, Guard},
+    routes::{self, App},
+};
+
+/// Threads that wait for clients.
+const THREADS: usize = 2;
+
+/// Threads that read requests: JSON, templates, tokenizers.
+const BLOCKING_THREADS: usize = 4;
+
+/// Most connections at once. Further ones wait in the system's backlog.
+const CONNECTIONS: usize = 512;
+
+/// Time in which the headers of a request must arrive.
+const HEADER_TIME: Duration = Duration::from_secs(30);
+
+/// Most bytes of headers, and of a response that wait for a slow reader.
+const BUFFER_BYTES: usize = 64 << 10;
+
+/// Pause after a connection could not be accepted, such as for want of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Time that running answers have once the server stops.
+const DRAIN: Duration = Duration::from_secs(30);
+
+/// Time that threads have to end.
+const THREADS_END: Duration = Duration::from_secs(1);
+
+/// Options of a [`Server`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ServerOptions {
+    /// Address to listen at; default 127.0.0.1.
+    pub host: IpAddr,
+    /// Port; 0 is any free one. Default 8080.
+    pub port: u16,
+    /// Keys, one of which a request must have. Default: none.
+    pub keys: ApiKeys,
+    /// Whether an address that other machines reach may be open without keys. Default: no.
+    pub no_key: bool,
+    /// Hosts that are allowed in the headers Host and Origin, beside the local machine's names.
+    pub allow_hosts: Vec<String>,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self {
+            host: Ipv4Addr::LOCALHOST.into(),
+            port: 8080,
+            keys: ApiKeys::default(),
+            no_key: false,
+            allow_hosts: Vec::new(),
+        }
+    }
+}
+
+/// Failure of a server.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServerError {
+    /// Address that other machines reach, without keys.
+    #[error(
+        "{address} can be reached from other machines, and there is no key: give \
+         --api-key-file FILE, or --no-key to let everybody in"
+    )]
+    OpenWithoutKey {
+        /// The address.
+        address: IpAddr,
+    },
+    /// Address that cannot be listened at.
+    #[error("cannot listen at {address}: {source}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// Error of the operating system.
+        source: io::Error,
+    },
+    /// Failure to start the threads that wait for clients.
+    #[error("cannot start the server's threads: {0}")]
+    Runtime(io::Error),
+    /// Failure of the engine.
+    #[error(transparent)]
+    Engine(#[from] Error),
+}
+
+/// Stops a server. Clones stop the same one.
+#[derive(Clone, Debug, Default)]
+pub struct Stopper(Arc<Notify>);
+
+impl Stopper {
+    /// Ends the server: running answers are completed, for at most 30 seconds. A second call ends
+    /// it at once.
+    pub fn stop(&self) {
+        self.0.notify_one();
+    }
+}
+
+/// A server that listens. Connections wait until it runs.
+#[derive(Debug)]
+pub struct Server {
+    listener: TcpListener,
+    address: SocketAddr,
+    guard: Guard,
+    stopper: Stopper,
+}
+
+impl Server {
+    /// Starts to listen.
+    ///
+    /// # Errors
+    /// The address is open without a key, or cannot be listened at.
+    pub fn bind(options: ServerOptions) -> Result<Self, ServerError> {
+        let ServerOptions { host, port, keys, no_key, allow_hosts } = options;
+        let guard = Guard::new(host, keys, no_key, &allow_hosts)?;
+        let address = SocketAddr::new(host, port);
+        let failed = |source| ServerError::Listen { address, source };
+        let listener = TcpListener::bind(address).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        Ok(Self { listener, address, guard, stopper: Stopper::default() })
+    }
+
+    /// Address at which it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Stops the server from another thread.
+    pub fn stopper(&self) -> Stopper {
+        self.stopper.clone()
+    }
+
+    /// Serves `core` until it is stopped, or the process receives SIGTERM or Ctrl-C. `model` is the
+    /// model's name in answers. Ends the serving core.
+    ///
+    /// # Errors
+    /// The model has no tokenizer, or threads cannot be started.
+    pub fn run(self, core: ServingCore, model: String) -> Result<(), ServerError> {
+        core.engine().text()?;
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(THREADS)
+            .max_blocking_threads(BLOCKING_THREADS)
+            .thread_name("http")
+            .enable_all()
+            .build()
+            .map_err(ServerError::Runtime)?;
+        let served = runtime.block_on(self.serve(core.clone(), model));
+        // Connections that are left end here, which cancels their requests.
+        runtime.shutdown_timeout(THREADS_END);
+        core.join();
+        served
+    }
+
+    async fn serve(self, core: ServingCore, model: String) -> Result<(), ServerError> {
+        let Self { listener, guard, stopper, .. } = self;
+        let listener = tokio::net::TcpListener::from_std(listener).map_err(ServerError::Runtime)?;
+        let mut signals = Signals::listen(stopper).map_err(ServerError::Runtime)?;
+        let service = TowerToHyperService::new(routes::router(Arc::new(App::new(
+            core.clone(),
+            guard,
+            model,
+        ))));
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIME).max_buf_size(BUFFER_BYTES);
+        let free = Arc::new(Semaphore::new(CONNECTIONS));
+        let connections = GracefulShutdown::new();
+        loop {
+            let accept = async {
+                let permit = Arc::clone(&free).acquire_owned().await;
+                (listener.accept().await, permit)
+            };
+            let (accepted, permit) = select! {
+                accepted = accept => accepted,
+                () = signals.next() => break,
+            };
+            let Ok((stream, _)) = accepted else {
+                sleep(ACCEPT_PAUSE).await;
+                continue;
+            };
+            // Tokens are small and must not wait for each other. Without it they are only later.
+            let _ = stream.set_nodelay(true);
+            let connection = http.serve_connection(TokioIo::new(stream), service.clone());
+            let connection = connections.watch(connection);
+            tokio::spawn(async move {
+                // A failed connection is its client's.
+                let _ = connection.await;
+                drop(permit);
+            });
+        }
+        drop(listener);
+        core.stop();
+        select! {
+            () = connections.shutdown() => {}
+            () = sleep(DRAIN) => {}
+            () = signals.next() => {}
+        }
+        Ok(())
+    }
+}
+
+/// Requests to stop.
+struct Signals {
+    stopper: Stopper,
+    #[cfg(unix)]
+    terminate: tokio::signal::unix::Signal,
+    #[cfg(unix)]
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    #[cfg(unix)]
+    fn listen(stopper: Stopper) -> io::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        let (terminate, interrupt) =
+            (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        Ok(Self { stopper, terminate, interrupt })
+    }
+
+    #[cfg(not(unix))]
+    fn listen(stopper: Stopper) -> io::Result<Self> {
+        Ok(Self { stopper })
+    }
+
+    /// Waits for the next one.
+    #[cfg(unix)]
+    async fn next(&mut self) {
+        select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+            () = self.stopper.0.notified() => {}
+        }
+    }
+
+    /// Waits for the next one.
+    #[cfg(not(unix))]
+    async fn next(&mut self) {
+        select! {
+            _ = tokio::signal::ctrl_c() => {}
+            () = self.stopper.0.notified() => {}
+        }
+    }
+}

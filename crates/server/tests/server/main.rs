@@ -1,0 +1,76 @@
+//! The server over loopback, with the built-in model.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod chat;
+mod client;
+mod requests;
+
+use std::{
+    net::SocketAddr,
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use moeflux::{
+    Checkpoint, Engine, EngineOptions, MemoryRequest,
+    runtime::DeviceOptions,
+    serve::{ServingCore, ServingOptions},
+};
+use moeflux_server::{ApiKeys, Server, ServerError, ServerOptions, Stopper};
+
+/// Context of the tests' engines.
+const CONTEXT: usize = 2048;
+
+/// Longest time for anything in a test.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A running server. Stops when it is dropped.
+struct TestServer {
+    address: SocketAddr,
+    core: ServingCore,
+    stopper: Stopper,
+    thread: Option<JoinHandle<Result<(), ServerError>>>,
+}
+
+impl TestServer {
+    fn start(sessions: usize, waiting: usize, keys: &str) -> Self {
+        let memory = MemoryRequest::default().sessions(sessions).context(CONTEXT);
+        let device = DeviceOptions::default().name("cpu").threads(1).exact(true);
+        let options = EngineOptions::default().memory(memory).device(device);
+        let checkpoint = Checkpoint::embedded(&moeflux_tales::FILES).unwrap();
+        let engine = Engine::open(checkpoint, options, &mut |_, _| {}).unwrap();
+        let core = ServingCore::start(&engine, ServingOptions::default().waiting(waiting)).unwrap();
+        let mut options = ServerOptions::default();
+        options.port = 0;
+        options.keys = ApiKeys::from_lines(keys);
+        let server = Server::bind(options).unwrap();
+        let (address, stopper) = (server.address(), server.stopper());
+        let of_thread = core.clone();
+        let thread = std::thread::spawn(move || server.run(of_thread, "tales".to_owned()));
+        Self { address, core, stopper, thread: Some(thread) }
+    }
+
+    /// Waits until the core's statistics satisfy `condition`.
+    fn wait_for(&self, condition: impl Fn(&ServingCore) -> bool) {
+        let since = Instant::now();
+        while !condition(&self.core) {
+            assert!(since.elapsed() < PATIENCE, "{:?}", self.core.stats());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Stops the server and waits for its end.
+    fn end(&mut self) {
+        self.stopper.stop();
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap().unwrap();
+        }
+    }
+}
+
+impl Drop for TestServer {
+    fn drop(&mut self) {
+        self.stopper.stop();
+    }
+}
