@@ -27,7 +27,7 @@ fn harmony(script: &[&str]) -> tempfile::TempDir {
     let folder = temp();
     let model = Scripted {
         special: HARMONY,
-        plain: &["analysis", "final"],
+        plain: &["analysis", "final", "assistant"],
         script,
         eos: "<|return|>",
         template: HARMONY_TEMPLATE,
@@ -89,9 +89,9 @@ fn thoughts_are_in_reports_and_saved_conversations() {
     let messages = json(&std::fs::read_to_string(&saved).unwrap());
     assert_eq!(messages[1]["content"], "Yes!");
     assert_eq!(messages[1]["reasoning_content"], "Hm.");
-    // The second prompt has the thoughts, as this template wants: 9 + 25 + 9 + 11 tokens, and 11 of
+    // The second prompt has the thoughts, as this template wants: 9 + 25 + 9 + 10 tokens, and 11 of
     // the answer.
-    assert!(said.out.contains("context 65 of"), "{said:?}");
+    assert!(said.out.contains("context 64 of"), "{said:?}");
 }
 
 /// The operator `~` has no fuel for shared parts: a value of 40 levels has a text without end.
@@ -102,11 +102,11 @@ fn templates_that_take_all_memory_are_errors() {
     let cases = [
         (grow.to_owned(), "it takes more than 64 MiB"),
         (
-            include_str!("../../../engine/src/text/chat/fixtures/hostile-doubling.jinja").into(),
+            include_str!("../../../engine/src/text/chat/fixtures/hostile/doubling.txt").into(),
             "fuel",
         ),
-        (include_str!("../../../engine/src/text/chat/fixtures/hostile-width.jinja").into(), "fuel"),
-        (include_str!("../../../engine/src/text/chat/fixtures/hostile-loops.jinja").into(), "fuel"),
+        (include_str!("../../../engine/src/text/chat/fixtures/hostile/width.txt").into(), "fuel"),
+        (include_str!("../../../engine/src/text/chat/fixtures/hostile/loops.txt").into(), "fuel"),
     ];
     for (template, problem) in cases {
         let since = Instant::now();

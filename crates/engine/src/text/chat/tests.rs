@@ -220,9 +220,9 @@ fn values_are_written_as_by_jinja2() {
 fn hostile_templates_run_out_of_fuel() {
     let big = "{% set x = ['x' * 1000000] * 100000 %}";
     for source in [
-        include_str!("fixtures/hostile-doubling.jinja"),
-        include_str!("fixtures/hostile-width.jinja"),
-        include_str!("fixtures/hostile-loops.jinja"),
+        include_str!("fixtures/hostile/doubling.txt"),
+        include_str!("fixtures/hostile/width.txt"),
+        include_str!("fixtures/hostile/loops.txt"),
         &format!("{big}{{{{ x }}}}"),
         &format!("{big}{{{{ x | string }}}}"),
         &format!("{big}{{{{ x | join }}}}"),

@@ -29,7 +29,6 @@ pub(in crate::text::chat) fn add_filters(env: &mut Environment<'_>) {
         ("trim", Value::from_function(filters::trim)),
         ("split", Value::from_function(filters::split)),
         ("lines", Value::from_function(filters::lines)),
-        ("indent", Value::from_function(filters::indent)),
         ("format", Value::from_function(filters::format)),
         ("safe", Value::from_function(filters::safe)),
         ("escape", Value::from_function(filters::escape)),
@@ -40,10 +39,6 @@ pub(in crate::text::chat) fn add_filters(env: &mut Environment<'_>) {
             for arg in args.iter() {
                 charge_text(state, arg)?;
             }
-            if let ("indent", Some(width)) = (name, indent_width(&args)) {
-                let text = args.first().and_then(Value::as_str).unwrap_or_default();
-                charge_bytes(state, width.saturating_mul(text.matches('\n').count() + 1))?;
-            }
             filter.call(state, &args)
         });
     }
@@ -51,6 +46,7 @@ pub(in crate::text::chat) fn add_filters(env: &mut Environment<'_>) {
     env.add_filter("string", python_str);
     env.add_filter("pprint", python_str);
     env.add_filter("replace", replace_filter);
+    env.add_filter("indent", indent);
     env.add_filter("join", join);
     env.add_filter("int", int);
     env.add_filter("float", float);
@@ -70,10 +66,46 @@ pub(in crate::text::chat) fn add_filters(env: &mut Environment<'_>) {
     });
 }
 
-fn indent_width(args: &[Value]) -> Option<usize> {
-    let named = args.last().filter(|last| last.is_kwargs());
-    let width = named.and_then(|kwargs| kwargs.get_attr("width").ok());
-    width.as_ref().or(args.get(1)).and_then(Value::as_usize)
+/// Indents all lines but the first, unless `first`, and empty ones, unless `blank`.
+fn indent(state: &State, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
+    let args = args.into_values();
+    let (text, width, first, blank, options): (
+        &Value,
+        Option<Value>,
+        Option<bool>,
+        Option<bool>,
+        Kwargs,
+    ) = from_args(&args)?;
+    let width = match width {
+        Some(width) => width,
+        None => options.get::<Option<Value>>("width")?.unwrap_or(Value::from(4)),
+    };
+    let first = first.or(options.get("first")?).unwrap_or(false);
+    let blank = blank.or(options.get("blank")?).unwrap_or(false);
+    options.assert_all_used()?;
+    let text = python_str(state, text)?;
+    let lines = text.split('\n').count();
+    // A width may be the indentation itself.
+    let indentation = match (width.as_str(), width.as_usize()) {
+        (Some(indentation), _) => indentation.to_owned(),
+        (None, Some(width)) => {
+            charge_bytes(state, width)?;
+            " ".repeat(width)
+        }
+        (None, None) => {
+            let problem = "indent: the width is neither a number nor a text";
+            return Err(Error::new(ErrorKind::InvalidOperation, problem));
+        }
+    };
+    charge_bytes(state, indentation.len().saturating_mul(lines))?;
+    let mut out = String::new();
+    for (i, line) in text.split('\n').enumerate() {
+        out.push_str(if i > 0 { "\n" } else { "" });
+        let is_indented = if i == 0 { first } else { blank || !line.is_empty() };
+        out.push_str(if is_indented { &indentation } else { "" });
+        out.push_str(line);
+    }
+    Ok(out)
 }
 
 fn replace_filter(state: &State, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
