@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, anyhow, bail, ensure};
 use moeflux::{
     Engine, Finish, GenerateRequest, Message, Session,
-    base::{Readers, create_private_folder},
+    base::{Readers, SessionError, create_private_folder},
     text::Text,
 };
 use moeflux_bench::units;
@@ -268,12 +268,12 @@ impl<'a> Chat<'a> {
     fn answer(&mut self) -> anyhow::Result<()> {
         let options = self.args.generation.answer.chat_options();
         let (rendered, prompt) = match (&self.file, &self.last, self.messages.last()) {
-            (Some(_), Some(last), Some(question)) => (
-                Vec::new(),
-                [&*last.tokens, &self.text.chat_follow_up(&question.content, &options)?].concat(),
-            ),
+            (Some(_), Some(last), Some(question)) => (Vec::new(), {
+                let turn = self.text.chat_follow_up(&question.content, &options);
+                [&*last.tokens, &turn.map_err(advise_reset)?].concat()
+            }),
             _ => {
-                let rendered = self.text.chat(&self.messages, &options)?;
+                let rendered = self.text.chat(&self.messages, &options).map_err(advise_reset)?;
                 let prompt = self.prompt(&rendered)?;
                 (rendered, prompt)
             }
@@ -281,8 +281,8 @@ impl<'a> Chat<'a> {
         let context = self.engine.plan().context;
         ensure!(
             prompt.len() < context,
-            "the conversation has {} tokens, more than the context of {context} holds: /reset starts a new one, and \
-             --ctx allows longer ones",
+            "the conversation has {} tokens, more than the context of {context} holds: /reset starts \
+             a new one, and --ctx allows longer ones",
             prompt.len()
         );
         let request = self.request.clone().ends(self.ends(&rendered, prompt.len()));
@@ -439,4 +439,14 @@ impl<'a> Chat<'a> {
 fn file(argument: &str) -> anyhow::Result<PathBuf> {
     ensure!(!argument.is_empty(), "name a file");
     Ok(folders::below_home(Path::new(argument)))
+}
+
+/// Adds the way out of a conversation that is too long.
+fn advise_reset(error: moeflux::Error) -> anyhow::Error {
+    match error {
+        moeflux::Error::Session(SessionError::PromptTooLong { .. }) => {
+            anyhow!("{error}, or start a new conversation with /reset")
+        }
+        other => other.into(),
+    }
 }

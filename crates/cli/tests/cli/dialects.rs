@@ -103,7 +103,7 @@ fn templates_that_take_all_memory_are_errors() {
         (grow.to_owned(), "it takes more than 64 MiB"),
         (
             include_str!("../../../engine/src/text/chat/fixtures/hostile/doubling.txt").into(),
-            "fuel",
+            "it takes more than 64 MiB",
         ),
         (include_str!("../../../engine/src/text/chat/fixtures/hostile/width.txt").into(), "fuel"),
         (include_str!("../../../engine/src/text/chat/fixtures/hostile/loops.txt").into(), "fuel"),

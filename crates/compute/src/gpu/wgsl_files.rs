@@ -35,6 +35,7 @@ pub(super) const FILES: &[(&str, &str)] = files![
     "codec/quants",
     "common/common",
     "common/exp_log",
+    "common/f16_range",
     "common/gated_activation",
     "common/sort_key",
     "common/team_memory",

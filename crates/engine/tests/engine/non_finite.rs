@@ -64,15 +64,18 @@ impl Patched {
     }
 
     /// Errors of all ways to use logits.
-    fn errors(&self, engine: &Engine) -> [Error; 3] {
+    fn errors(&self, tensor: &str, engine: &Engine) -> [Error; 3] {
+        let silent = |way: &str| format!("{tensor}: no error of {way}");
         let tokens = [3, 7, 11, 200, 5];
         let (mut control, mut session) = (StepControl::default(), engine.session().unwrap());
         let mut sampler = Sampler::new(Sampling::greedy(), engine.blueprint().vocab).unwrap();
-        let feed = session.feed(&tokens, Logits::All, &mut control, &mut |_, _| {}).unwrap_err();
+        let feed = session.feed(&tokens, Logits::All, &mut control, &mut |_, _| {});
+        let feed = feed.expect_err(&silent("feed"));
         session.reset().unwrap();
-        let next = session.next(&tokens, &mut sampler, &mut control).unwrap_err();
+        let next = session.next(&tokens, &mut sampler, &mut control).expect_err(&silent("next"));
         session.reset().unwrap();
-        [feed, next, perplexity(&mut session, &tokens, &mut control).unwrap_err()]
+        let perplexity = perplexity(&mut session, &tokens, &mut control);
+        [feed, next, perplexity.map(|_| ()).expect_err(&silent("perplexity"))]
     }
 }
 
@@ -100,7 +103,7 @@ fn an_error_names_file_tensor_and_layer_of_a_nan() {
         for (value, device) in cases.into_iter().chain(gpu) {
             let patched = Patched::new(GOLDEN).fill(&tensor, value);
             for prefetch in [PrefetchMode::On, PrefetchMode::Off] {
-                for error in patched.errors(&patched.open(&device, prefetch)) {
+                for error in patched.errors(&tensor, &patched.open(&device, prefetch)) {
                     let said = error.to_string();
                     let parts = ["model.safetensors", &tensor, place, "NaN", "download"];
                     for part in parts {

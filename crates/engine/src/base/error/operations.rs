@@ -134,7 +134,7 @@ pub enum SessionError {
     },
     /// A text of more tokens than the context, refused before all of it became tokens.
     #[error(
-        "the text has at least {tokens} tokens, and the context holds {context}: shorten it, or \
+        "the text has at least {tokens} tokens, more than the context of {context}: shorten it, or \
          give a larger --ctx if model and memory allow"
     )]
     PromptTooLong {

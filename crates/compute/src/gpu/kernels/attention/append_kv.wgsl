@@ -3,7 +3,7 @@
 // The cache is K as (position, head, width), then V from element `v_offset` on. KV_F16 1: two f16
 // in a word. A word shared with another position keeps the half of that position.
 // Grid: a thread for each word that is written, those of K first.
-// needs: common/common
+// needs: common/common, common/f16_range
 // constants: KV_F16, WG
 
 struct Params {
@@ -12,9 +12,6 @@ struct Params {
 }
 var<immediate> p: Params;
 @group(0) @binding(1) var<storage, read_write> kv_cache: array<u32>;
-
-// Largest f16. Larger values are clamped to it.
-const F16_MAX = 65504.0;
 
 @compute @workgroup_size(WG)
 fn main(
@@ -49,9 +46,8 @@ fn main(
         if (element >= first && element < first + p.rows * row_width) {
             let row = (element - first) / row_width;
             let col = (element - first) % row_width;
-            let x = act[source.offset + row * source.row_stride + col / width * source.head_stride + col % width];
-            halves[j] = clamp(x, -F16_MAX, F16_MAX);
+            halves[j] = act[source.offset + row * source.row_stride + col / width * source.head_stride + col % width];
         }
     }
-    kv_cache[word] = pack2x16float(halves);
+    kv_cache[word] = pack_f16(halves);
 }

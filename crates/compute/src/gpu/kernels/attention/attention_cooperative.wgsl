@@ -9,7 +9,7 @@
 // WG: 2 QUERIES, in subgroups of 32. K_WIDTH, V_WIDTH: head widths, multiples of 16, at most 128.
 // The KV cache is f16.
 // Grid: as attention_tiled.wgsl.
-// needs: common/common, attention/softmax
+// needs: common/common, common/f16_range, attention/softmax
 // enables: f16, wgpu_cooperative_matrix
 // constants: K_WIDTH, QUERIES, V_WIDTH, WG
 
@@ -194,7 +194,7 @@ fn main(
         sum *= factor;
         // @unroll
         for (var i = 0u; i < 4u; i++) {
-            let weight = select(vec4<f32>(), exp(score[i] - max_score), score[i] > vec4<f32>(MASKED));
+            let weight = select(vec4<f32>(), exp(score[i] - max_score), score[i] != vec4<f32>(MASKED));
             // Sums the rounded weights, as V is multiplied by those.
             let rounded = Vec4(weight);
             let weight_sum = vec4<f32>(rounded);
@@ -323,7 +323,7 @@ fn load_queries(first: u32, kv_head: u32, vecs: u32, index: u32) {
             let start = p.q.offset + query / p.group * p.q.row_stride + (kv_head * p.group + query % p.group) * p.q.head_stride + element;
             x = vec4<f32>(act[start], act[start + 1u], act[start + 2u], act[start + 3u]);
         }
-        kv_tile[i / 8u * Q_PITCH + i % 8u] = Vec4(clamp(x, vec4<f32>(-65504.0), vec4<f32>(65504.0)));
+        kv_tile[i / 8u * Q_PITCH + i % 8u] = Vec4(clamp_f16(x));
     }
 }
 

@@ -15,7 +15,8 @@
 // rounded up to a power of two, 16 to WG. SINGLE_SPLIT 1: one split, so the output is written.
 // Else max score, sum of weights and weighted V go to scratch for merge_splits.wgsl.
 // Scratch: as in attention_split.wgsl. Grid: (rows, KV_HEADS, tiles of heads, splits).
-// needs: common/common, @team, attention/visible_splits, attention/softmax, @sum8
+// needs: common/common, common/f16_range, @team, attention/visible_splits, attention/softmax
+// needs: @sum8
 // constants: GROUP_HEADS, INTERLEAVED, KEY_THREADS, KV_F16, KV_HEADS, K_NORM, K_WIDTH, NEW_KV
 // constants: Q_NORM, ROPE_PAIRS, SINGLE_SPLIT, TEAM, TILE_HEADS, V_COLUMNS, V_WIDTH, WG
 
@@ -338,8 +339,7 @@ fn load_v(block: u32, index: u32) -> array<vec2<u32>, V_QUADS * 4u> {
 
 // Two values as the KV cache stores them.
 fn to_kv(x: vec2<f32>) -> vec2<u32> {
-    // 65504 is the largest f16. Larger values are clamped to it.
-    if (KV_F16 == 1u) { return vec2(pack2x16float(clamp(x, vec2(-65504.0), vec2(65504.0))), 0u); }
+    if (KV_F16 == 1u) { return vec2(pack_f16(x), 0u); }
     return bitcast<vec2<u32>>(x);
 }
 

@@ -4,7 +4,7 @@
 // K_NORM: 0 none, 1 without weight, 2 with weight. INTERLEAVED: pairs are neighbours. KV_F16: f16
 // in the KV cache. MAX_WIDTH: widest vector. Widths and rows of the cache are even.
 // Grid: a team for each vector, WG / TEAM in a workgroup.
-// needs: common/common, @team
+// needs: common/common, common/f16_range, @team
 // constants: APPEND, INTERLEAVED, KV_F16, K_NORM, MAX_WIDTH, Q_NORM, TEAM, WG
 
 struct Vectors { view: View, heads: u32, width: u32, weight: u32, eps: f32, pairs: u32, table: u32 }
@@ -20,8 +20,7 @@ var<workgroup> vector_values: array<f32, WG / TEAM * MAX_WIDTH>;
 
 fn write_kv(element: u32, x: vec2<f32>) {
     if (KV_F16 == 1u) {
-        // 65504 is the largest f16. Larger values are clamped to it.
-        kv_cache[element / 2u] = pack2x16float(clamp(x, vec2<f32>(-65504.0), vec2<f32>(65504.0)));
+        kv_cache[element / 2u] = pack_f16(x);
     } else {
         kv_cache[element] = bitcast<u32>(x.x);
         kv_cache[element + 1u] = bitcast<u32>(x.y);

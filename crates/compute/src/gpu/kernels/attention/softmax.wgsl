@@ -17,8 +17,8 @@ fn sink_weight(sinks: u32, sink: f32, max_score: f32) -> f32 {
     return exp(sink - max_score);
 }
 
-// Normalization of the weighted sums.
+// Normalization of the weighted sums. Rows without visible positions are zeros; NaN stays NaN.
 fn reciprocal(total: f32) -> f32 {
-    if (total > 0.0) { return 1.0 / total; }
-    return 0.0;
+    if (total == 0.0) { return 0.0; }
+    return 1.0 / total;
 }

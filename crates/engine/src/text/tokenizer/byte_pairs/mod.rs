@@ -1,8 +1,8 @@
 //! Byte pair encoding (BPE) in flat memory.
 //!
 //! A model of the `tokenizers` library, with the same results. The library holds each token twice
-//! and each merge as four numbers in a hash map: ten times the memory of the tables here. Dropout, a
-//! setting of training, is ignored.
+//! and each merge as four numbers in a hash map: ten times the memory of the tables here. Dropout,
+//! a setting of training, is ignored.
 
 mod merge_table;
 mod token_table;
