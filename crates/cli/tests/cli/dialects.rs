@@ -115,3 +115,16 @@ fn templates_that_take_all_memory_are_errors() {
         assert!(since.elapsed() < Duration::from_secs(60), "{template}: {:?}", since.elapsed());
     }
 }
+
+#[test]
+fn an_end_token_of_the_user_ends_answers() {
+    let model = think(THINK_TEMPLATE);
+    let said = answer(&model, &["-q", "--end-token", "</think>", "q"]);
+    assert_eq!((said.code, &*said.out), (0, "\n"), "{said:?}");
+    let report = json(&answer(&model, &["-q", "--json", "--end-token", "</think>", "q"]).out);
+    assert_eq!((&report["finish"], &report["reasoning"]), (&"end_token".into(), &"Hm.".into()));
+    // The tokens of the model's files still end answers.
+    let whole = answer(&model, &["-q", "--end-token", "<|im_start|>", "q"]);
+    assert_eq!((whole.code, &*whole.out), (0, "Yes!\n"), "{whole:?}");
+    assert_error(&answer(&model, &["-q", "--end-token", "<none>", "q"]), 2, &["<none>", "token"]);
+}

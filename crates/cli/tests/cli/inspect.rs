@@ -189,3 +189,27 @@ fn a_preset_is_planned_without_any_file() {
     }
     assert_eq!(run(&["inspect", "--preset", "qwen3.5-397b-a17b", "--model", "x"]).code, 2);
 }
+
+#[test]
+fn rope_is_scaled_without_an_edit_of_the_config() {
+    let model = engine_data().join("goldens/qwen3_moe");
+    let model = model.to_str().unwrap();
+    let positions = |scaling: &[&str]| {
+        let shown = succeed(&[&["inspect", "--model", model], scaling].concat());
+        let line = shown.lines().find_map(|line| line.strip_prefix("positions"));
+        line.unwrap().trim().parse::<usize>().unwrap()
+    };
+    let trained = positions(&[]);
+    assert_eq!(positions(&["--rope-scaling", "yarn:4"]), 4 * trained);
+    assert_eq!(positions(&["--rope-scaling", "yarn:4:512"]), 4 * 512);
+    let run_scaled = |scaling: &[&str]| {
+        let args = ["run", "-q", "--raw", "--temperature", "0", "-n", "8", "--json"];
+        let report = json(&succeed(&[&args, scaling, &["--model", model, "a b c d e f"]].concat()));
+        report["tokens"].clone()
+    };
+    assert_ne!(run_scaled(&[]), run_scaled(&["--rope-scaling", "yarn:4:32"]));
+    for wrong in ["yarn:x", "yarn:1", "linear:4", "yarn:4:0"] {
+        let said = run(&["inspect", "--model", model, "--rope-scaling", wrong]);
+        assert_error(&said, 2, &["--rope-scaling", wrong]);
+    }
+}

@@ -12,8 +12,8 @@ use super::{json, location::TensorInfo, packed};
 
 /// Formats of weights that are read, for error messages.
 const READ: &str = "read are unquantised weights, MLX's affine, mxfp4, nvfp4 and mxfp8, FP8 with a \
-                    scale per block, and MXFP4 of gpt-oss: take a repository of this model with \
-                    one of them";
+                    scale per block, MXFP4 of gpt-oss, and compressed-tensors' int4 \
+                    (pack-quantized): take a repository of this model with one of them";
 
 /// Values of `quant_method` whose layouts are read.
 const READ_METHODS: [&str; 3] = ["fp8", "mxfp4", "mlx"];
