@@ -24,7 +24,7 @@ use axum::{
 use moeflux::{
     GenerateRequest,
     serve::{RequestEvent, RequestHandle, ServingCore},
-    text::AnswerText,
+    text::{AnswerText, ToolSet},
 };
 use serde_json::{Value, json};
 use tokio::{
@@ -99,7 +99,7 @@ impl App {
     /// The waiting line is full, or the server stops.
     fn submit(&self, prompt: ChatPrompt, request: GenerateRequest) -> Result<Accepted, ApiError> {
         let text = self.core.engine().text()?;
-        let parser = text.parser(&prompt.tokens)?;
+        let parser = text.parser(&prompt.tokens, &ToolSet::default())?;
         let answer_text = AnswerText::new(parser, request.stop.clone())?;
         let deltas = AnswerDeltas::new(answer_text, text.end().clone(), prompt.tokens.len());
         let (sink, events) = mpsc::channel(UNREAD);

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 #[cfg(feature = "text")]
-use crate::text::answer_text::AnswerText;
+use crate::text::{answer_text::AnswerText, chat::ToolSet};
 use crate::{
     base::{error::Error, setters::setters},
     runtime::control::{CancelToken, StepControl},
@@ -120,7 +120,8 @@ impl AnswerEnd {
         prompt: &[u32],
         request: &GenerateRequest,
     ) -> Result<Self, Error> {
-        let text = AnswerText::new(engine.text()?.parser(prompt)?, request.stop.clone())?;
+        let parser = engine.text()?.parser(prompt, &ToolSet::default())?;
+        let text = AnswerText::new(parser, request.stop.clone())?;
         Ok(Self { text: Some(text), ..Self::by_ids(engine, request) })
     }
 

@@ -131,6 +131,8 @@ fn emit(
         match delta {
             Delta::Reasoning(piece) => answer.reasoning.push_str(piece),
             Delta::Text(piece) => answer.text.push_str(piece),
+            // No tools were offered.
+            Delta::CallStart { .. } | Delta::CallArguments { .. } | Delta::CallEnd { .. } => {}
         }
         on_delta(delta)?;
     }

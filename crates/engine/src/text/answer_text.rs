@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Parts of one answer, in pieces of whole characters. Stop strings are looked for in its text,
-/// not in its thoughts.
+/// not in its thoughts and calls.
 #[derive(Debug)]
 pub struct AnswerText {
     parser: AnswerParser,
@@ -41,9 +41,10 @@ impl AnswerText {
         Ok(false)
     }
 
-    /// Takes an end token, which completes nothing.
+    /// Takes an end token, which is no part of the answer.
     pub fn end_token(&mut self) {
         self.deltas.clear();
+        self.parser.end_token();
     }
 
     /// Takes what was held back, at the end of an answer without a stop string.
@@ -70,14 +71,20 @@ impl AnswerText {
 /// Adds a part up to a stop string. Returns whether there is one.
 fn add(deltas: &mut DeltaBuffer, stops: &mut StopStrings, delta: Delta<'_>) -> bool {
     match delta {
-        Delta::Reasoning(_) => {
-            deltas.add(delta);
-            false
-        }
         Delta::Text(text) => {
             let found = stops.push(text);
             deltas.add(Delta::Text(found.emit));
             found.stopped
+        }
+        // No stop string continues behind a call.
+        Delta::CallStart { .. } => {
+            deltas.add(Delta::Text(stops.finish()));
+            deltas.add(delta);
+            false
+        }
+        _ => {
+            deltas.add(delta);
+            false
         }
     }
 }

@@ -2,8 +2,8 @@
 //! logits.
 //!
 //! `tokenizer` turns text into token ids and back, `chat` renders messages by a model's chat
-//! template, `dialect` tells thoughts and text of an answer apart, `sampling` turns logits into a
-//! token. `text` bundles them for a checkpoint.
+//! template, `dialect` tells thoughts, text and calls of tools in an answer apart, `sampling` turns
+//! logits into a token. `text` bundles them for a checkpoint.
 //! Without the feature `text` there is sampling only.
 //!
 //! Knows: `tokenizer.json`, `chat_template.jinja`, `generation_config.json`, logits as slices.
@@ -26,9 +26,11 @@ pub(crate) mod tokenizer;
 #[cfg(feature = "text")]
 pub use answer_text::AnswerText;
 #[cfg(feature = "text")]
-pub use chat::{ChatTemplate, count_allocation, count_deallocation};
+pub use chat::{
+    ChatTemplate, ParameterType, Tool, ToolCall, ToolSet, count_allocation, count_deallocation,
+};
 #[cfg(feature = "text")]
-pub use dialect::{AnswerParser, Delta};
+pub use dialect::{AnswerParser, CallSyntax, Delta};
 pub use sampling::{EndTokens, GenerationConfig, Sampler, StopResult, StopStrings};
 #[cfg(feature = "text")]
 pub use text::Text;

@@ -6,8 +6,8 @@ use crate::{
     base::error::{Error, SessionError},
     checkpoint::{Checkpoint, TextFile},
     text::{
-        chat::{ChatOptions, ChatTemplate, Message},
-        dialect::{AnswerParser, Delta, Dialect},
+        chat::{ChatOptions, ChatTemplate, Message, ToolSet},
+        dialect::{AnswerParser, CallSyntax, Delta, Dialect},
         sampling::{EndTokens, GenerationConfig},
         tokenizer::{AroundText, Decoder, Tokenizer, TokenizerConfig},
     },
@@ -114,9 +114,12 @@ impl Text {
         let mut named = config.as_ref().map_or(Vec::new(), |c| c.end_tokens(&tokenizer));
         named.extend(template.as_ref().ok().and_then(|t| end_of_turn(t, &tokenizer)));
         let advised = generation.clone().unwrap_or_default();
-        let end = EndTokens::new(&advised, &model_config, &named, |id| tokenizer.is_special(id))?;
+        let source = template.as_ref().ok().map(ChatTemplate::source);
+        let dialect = Dialect::detect(source, &tokenizer);
+        let mut end =
+            EndTokens::new(&advised, &model_config, &named, |id| tokenizer.is_special(id))?;
+        end.extend(dialect.end_tokens(source, &tokenizer));
         let around = config.as_ref().ok().and_then(|config| around(config, &tokenizer));
-        let dialect = Dialect::detect(template.as_ref().ok().map(ChatTemplate::source), &tokenizer);
         Ok(Some(Self { tokenizer, template, dialect, generation, end, around, limit: usize::MAX }))
     }
 
@@ -204,12 +207,18 @@ impl Text {
         self.tokenizer.decoder()
     }
 
-    /// Parser of an answer to `prompt`: which of its tokens are thoughts, and which are text.
+    /// Parser of an answer to `prompt`: which of its tokens are thoughts, which are text, and which
+    /// call one of `tools`. Without tools, calls are text.
     ///
     /// # Errors
     /// [`Error::Text`] if the tokenizer's decoder fails.
-    pub fn parser(&self, prompt: &[u32]) -> Result<AnswerParser, Error> {
-        self.dialect.parser(&self.tokenizer, prompt)
+    pub fn parser(&self, prompt: &[u32], tools: &ToolSet) -> Result<AnswerParser, Error> {
+        self.dialect.parser(&self.tokenizer, prompt, tools)
+    }
+
+    /// Syntax of the model's calls; `None` if its template has none that is known.
+    pub fn call_syntax(&self) -> Option<CallSyntax> {
+        self.dialect.call_syntax()
     }
 
     /// Message that the tokens of an answer to `prompt` make, without an end token.
@@ -221,8 +230,9 @@ impl Text {
         let mut add = |delta: Delta<'_>| match delta {
             Delta::Reasoning(piece) => reasoning.push_str(piece),
             Delta::Text(piece) => text.push_str(piece),
+            Delta::CallStart { .. } | Delta::CallArguments { .. } | Delta::CallEnd { .. } => {}
         };
-        let mut parser = self.parser(prompt)?;
+        let mut parser = self.parser(prompt, &ToolSet::default())?;
         for token in answer {
             parser.push(*token)?.for_each(&mut add);
         }

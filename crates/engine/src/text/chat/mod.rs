@@ -5,6 +5,7 @@ mod python;
 mod render;
 #[cfg(test)]
 mod tests;
+mod tools;
 
 use std::{
     collections::BTreeMap,
@@ -27,6 +28,7 @@ use crate::{
 pub use message::Message;
 use render::{RenderFailure, RenderLimits, on_limited_thread};
 pub use render::{count_allocation, count_deallocation};
+pub use tools::{ParameterType, Tool, ToolCall, ToolSet};
 
 /// Placeholder for an answer, to find the text that follows it. No template contains it.
 const ANSWER_PLACEHOLDER: &str = "(what was answered)";

@@ -101,6 +101,19 @@ impl Bracketed {
         }
     }
 
+    /// Part in which the next text is.
+    pub(super) fn part(&self) -> Part {
+        self.part
+    }
+
+    /// A call begins. It ends thoughts, and line ends around it belong to no part.
+    pub(super) fn begin_call(&mut self) {
+        self.name = None;
+        self.part = Part::Text;
+        self.newlines = 0;
+        (self.is_leading, self.is_after_mark) = (false, true);
+    }
+
     /// Ends the answer. Line ends at the end of thoughts are dropped.
     pub(super) fn finish(&mut self, out: &mut DeltaBuffer) {
         self.end_name(out);

@@ -1,6 +1,6 @@
 //! Parts of an answer as they come.
 
-/// Text that the model added to one part of its answer.
+/// Part of an answer that the model added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Delta<'a> {
@@ -8,6 +8,25 @@ pub enum Delta<'a> {
     Reasoning(&'a str),
     /// The answer.
     Text(&'a str),
+    /// A call of a tool begins.
+    CallStart {
+        /// Place of the call among the calls of the answer, from 0.
+        index: usize,
+        /// Name of the tool, which may be unknown.
+        name: &'a str,
+    },
+    /// Next part of a call's arguments.
+    CallArguments {
+        /// Place of the call.
+        index: usize,
+        /// JSON text. All parts together are one JSON object if the call is complete.
+        json: &'a str,
+    },
+    /// A call is complete. One that the end of the answer cuts off is not.
+    CallEnd {
+        /// Place of the call.
+        index: usize,
+    },
 }
 
 impl<'a> Delta<'a> {
@@ -15,7 +34,7 @@ impl<'a> Delta<'a> {
     pub fn text(&self) -> &'a str {
         match self {
             Delta::Text(text) => text,
-            Delta::Reasoning(_) => "",
+            _ => "",
         }
     }
 }
@@ -34,32 +53,59 @@ pub(crate) struct DeltaBuffer {
     runs: Vec<DeltaRun>,
 }
 
-/// Text of one part up to `end`.
+/// Text of one delta up to `end`.
 #[derive(Clone, Copy, Debug)]
 struct DeltaRun {
-    part: Part,
+    kind: RunKind,
     end: usize,
+}
+
+/// Kind of a delta; calls with their index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RunKind {
+    Part(Part),
+    CallStart(usize),
+    CallArguments(usize),
+    CallEnd(usize),
 }
 
 impl DeltaBuffer {
     pub(super) fn push(&mut self, part: Part, text: &str) {
-        if text.is_empty() {
+        self.add(match part {
+            Part::Reasoning => Delta::Reasoning(text),
+            Part::Text => Delta::Text(text),
+        });
+    }
+
+    /// Appends a delta. Parts of one text or of one call's arguments become one.
+    pub(crate) fn add(&mut self, delta: Delta<'_>) {
+        let (kind, text) = match delta {
+            Delta::Reasoning(text) => (RunKind::Part(Part::Reasoning), text),
+            Delta::Text(text) => (RunKind::Part(Part::Text), text),
+            Delta::CallStart { index, name } => (RunKind::CallStart(index), name),
+            Delta::CallArguments { index, json } => (RunKind::CallArguments(index), json),
+            Delta::CallEnd { index } => (RunKind::CallEnd(index), ""),
+        };
+        let grows = matches!(kind, RunKind::Part(_) | RunKind::CallArguments(_));
+        if grows && text.is_empty() {
             return;
         }
         self.text.push_str(text);
         let end = self.text.len();
         match self.runs.last_mut() {
-            Some(run) if run.part == part => run.end = end,
-            _ => self.runs.push(DeltaRun { part, end }),
+            Some(run) if grows && run.kind == kind => run.end = end,
+            _ => self.runs.push(DeltaRun { kind, end }),
         }
     }
 
-    /// Appends a delta.
-    pub(crate) fn add(&mut self, delta: Delta<'_>) {
-        match delta {
-            Delta::Reasoning(text) => self.push(Part::Reasoning, text),
-            Delta::Text(text) => self.push(Part::Text, text),
-        }
+    /// Moves all deltas of `other` behind those of this buffer.
+    pub(super) fn append(&mut self, other: &mut DeltaBuffer) {
+        other.iter().for_each(|delta| self.add(delta));
+        other.clear();
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.runs.is_empty()
     }
 
     pub(crate) fn clear(&mut self) {
@@ -72,9 +118,12 @@ impl DeltaBuffer {
         self.runs.iter().map(move |run| {
             let text = &self.text[start..run.end];
             start = run.end;
-            match run.part {
-                Part::Reasoning => Delta::Reasoning(text),
-                Part::Text => Delta::Text(text),
+            match run.kind {
+                RunKind::Part(Part::Reasoning) => Delta::Reasoning(text),
+                RunKind::Part(Part::Text) => Delta::Text(text),
+                RunKind::CallStart(index) => Delta::CallStart { index, name: text },
+                RunKind::CallArguments(index) => Delta::CallArguments { index, json: text },
+                RunKind::CallEnd(index) => Delta::CallEnd { index },
             }
         })
     }

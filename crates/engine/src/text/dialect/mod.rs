@@ -6,28 +6,32 @@
 //!
 //! - Pairs of marks around thoughts, with or without a name in the first line: `bracketed.rs`.
 //! - Messages with a header that names their channel (gpt-oss): `harmony.rs`.
+//! - Calls of tools between the parts: `calls/`.
 //! - Marks among tokens and in text: `machine.rs`.
-//!
-//! Calls will be one more part of an answer: `Delta` is `non_exhaustive`.
 
 mod bracketed;
+mod calls;
 mod delta;
 mod harmony;
 mod machine;
 #[cfg(test)]
 mod tests;
 
+pub use calls::CallSyntax;
 pub use delta::Delta;
 pub(crate) use delta::DeltaBuffer;
 
 use self::{
     bracketed::{Bracketed, Label},
-    harmony::Harmony,
-    machine::{AnswerMark, Machine, Syntax},
+    calls::{CallFinder, CallSink},
+    machine::{AnswerCalls, AnswerMark, Machine, Syntax},
 };
 use crate::{
     base::error::Error,
-    text::tokenizer::{Decoder, Tokenizer},
+    text::{
+        chat::ToolSet,
+        tokenizer::{Decoder, Tokenizer},
+    },
 };
 
 /// Marks around thoughts, as published models spell them. The first pair that a template or a
@@ -57,6 +61,7 @@ const PROMPT_TAIL: usize = 16;
 pub(crate) struct Dialect {
     kind: DialectKind,
     marks: Vec<AnswerMark>,
+    calls: Option<CallSyntax>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +86,8 @@ impl Dialect {
         let dialect = |kind, marks: &[&str]| Dialect {
             kind,
             marks: marks.iter().map(|text| mark(text)).collect(),
+            calls: template
+                .and_then(|source| CallSyntax::detect(source, kind == DialectKind::Harmony)),
         };
         if harmony::REQUIRED.iter().all(is_token)
             && is_in_template(harmony::MARKS[harmony::CHANNEL])
@@ -103,7 +110,20 @@ impl Dialect {
         self.kind == DialectKind::Plain
     }
 
-    /// Parser of an answer to `prompt`, which may open thoughts or a message.
+    /// Syntax of calls, if the template has one.
+    pub(crate) fn call_syntax(&self) -> Option<CallSyntax> {
+        self.calls
+    }
+
+    /// Tokens that end an answer by the syntax of calls, as far as the template has them.
+    pub(crate) fn end_tokens(&self, template: Option<&str>, tokenizer: &Tokenizer) -> Vec<u32> {
+        let Some((syntax, template)) = self.calls.zip(template) else { return Vec::new() };
+        let texts = syntax.end_tokens().iter().filter(|text| template.contains(*text));
+        texts.filter_map(|text| tokenizer.token_to_id(text)).collect()
+    }
+
+    /// Parser of an answer to `prompt`, which may open thoughts or a message. The answer may call
+    /// `tools`; without tools, the syntax of calls is text.
     ///
     /// # Errors
     /// [`Error::Text`] if the tokenizer's decoder fails.
@@ -111,10 +131,11 @@ impl Dialect {
         &self,
         tokenizer: &Tokenizer,
         prompt: &[u32],
+        tools: &ToolSet,
     ) -> Result<AnswerParser, Error> {
         let syntax = match self.kind {
             DialectKind::Plain => Syntax::Plain,
-            DialectKind::Harmony => Syntax::Harmony(Harmony::default()),
+            DialectKind::Harmony => Syntax::Harmony(Box::default()),
             DialectKind::Thoughts => Syntax::Bracketed(Bracketed::default()),
             DialectKind::NamedBlocks => {
                 Syntax::Bracketed(Bracketed::named(Label { thoughts: THOUGHT_NAME }))
@@ -126,10 +147,22 @@ impl Dialect {
             deltas: DeltaBuffer::default(),
         };
         self.take_prompt(tokenizer, prompt, &mut parser)?;
-        parser.machine.begin_answer();
+        parser.machine.begin_answer(self.answer_calls(tokenizer, tools));
         parser.decoder = tokenizer.decoder();
         parser.deltas.clear();
         Ok(parser)
+    }
+
+    /// Calls that an answer may have.
+    fn answer_calls(&self, tokenizer: &Tokenizer, tools: &ToolSet) -> Option<AnswerCalls> {
+        let syntax = self.calls.filter(|_| !tools.is_empty())?;
+        if syntax == CallSyntax::Harmony {
+            return Some(AnswerCalls::InMessages(CallSink::new(tools.clone())));
+        }
+        let close = self.marks.get(bracketed::OPEN + 1).filter(|mark| mark.token.is_none());
+        let close = close.map(|mark| mark.text.clone());
+        let finder = CallFinder::new(syntax, tools.clone(), tokenizer, close);
+        Some(AnswerCalls::InText(Box::new(finder)))
     }
 
     /// Brings a parser to the state at the end of the prompt.
@@ -181,7 +214,13 @@ impl AnswerParser {
         Ok(self.deltas.iter())
     }
 
-    /// Returns what was held back, at the end of the answer.
+    /// Takes an end token. It is no part of the answer, but may complete a call.
+    pub fn end_token(&mut self) {
+        self.machine.end_token();
+    }
+
+    /// Returns what was held back, at the end of the answer. A call that is not complete has no
+    /// [`Delta::CallEnd`].
     ///
     /// # Errors
     /// [`Error::Text`] if the tokenizer's decoder fails.

@@ -1,49 +1,15 @@
 //! Tests of dialects: vectors, each in every split of its text.
 
-use std::path::Path;
+mod byte_tokenizer;
+mod callers;
+mod calls;
 
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::{Delta, Dialect, harmony};
-use crate::text::tokenizer::Tokenizer;
-
-/// Tokenizer of the 256 bytes and of added tokens, from id 256 on. The first `special` of them are
-/// special.
-fn tokenizer(added: &[&str], special: usize) -> Tokenizer {
-    let is_plain = |b: u32| matches!(b, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
-    let mut next = 256;
-    let mut letter = |byte: u32| {
-        if is_plain(byte) {
-            return char::from_u32(byte).unwrap();
-        }
-        next += 1;
-        char::from_u32(next - 1).unwrap()
-    };
-    let vocab: serde_json::Map<String, serde_json::Value> =
-        (0..256).map(|byte| (letter(byte).to_string(), json!(byte))).collect();
-    let tokens: Vec<_> = added
-        .iter()
-        .enumerate()
-        .map(|(i, content)| {
-            json!({
-                "id": 256 + i, "content": content, "single_word": false, "lstrip": false,
-                "rstrip": false, "normalized": false, "special": i < special,
-            })
-        })
-        .collect();
-    let level = json!({
-        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false
-    });
-    let json = json!({
-        "version": "1.0", "added_tokens": tokens, "pre_tokenizer": level, "decoder": level,
-        "model": {
-            "type": "BPE", "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
-            "vocab": vocab, "merges": [],
-        },
-    });
-    Tokenizer::from_bytes(json.to_string().as_bytes(), Path::new("tokenizer.json")).unwrap()
-}
+use self::byte_tokenizer::tokenizer;
+use super::{CallSyntax, Delta, Dialect, harmony};
+use crate::text::{answer_text::AnswerText, chat::ToolSet};
 
 /// A model: its template, as far as dialects look at it, and its added tokens.
 struct Model {
@@ -85,6 +51,7 @@ impl Parsed {
         match delta {
             Delta::Reasoning(text) => self.reasoning.push_str(text),
             Delta::Text(text) => self.text.push_str(text),
+            call => panic!("{call:?} without tools"),
         }
     }
 }
@@ -95,7 +62,7 @@ impl Model {
         let tokenizer = tokenizer(self.added, self.special);
         let dialect = Dialect::detect(Some(self.template), &tokenizer);
         let ids = |text: &str| tokenizer.encode(text, false).unwrap();
-        let mut parser = dialect.parser(&tokenizer, &ids(prompt)).unwrap();
+        let mut parser = dialect.parser(&tokenizer, &ids(prompt), &ToolSet::default()).unwrap();
         let mut parsed = Parsed::default();
         for token in ids(answer) {
             parser.push(token).unwrap().for_each(|delta| parsed.add(delta));
@@ -215,6 +182,24 @@ fn the_dialect_is_found_by_the_template_and_the_tokens() {
     assert!(plain(Some(GEMMA.template), &["<|channel>"]));
 }
 
+#[test]
+fn stop_strings_do_not_reach_over_calls() {
+    let caller = callers::callers(CallSyntax::Kimi).next().unwrap();
+    let callers::Parsing { tokenizer, parser, .. } = caller.parsing(&callers::tools());
+    let call = caller.render(&[("write", json!({"content": "User:"}))], false);
+    let mut text = AnswerText::new(parser, vec!["\nUser:".into(), "User:".into()]).unwrap();
+    let mut answered = callers::Answered::default();
+    for token in tokenizer.encode(&["Look\n", &call, "ser: no"].concat(), false).unwrap() {
+        assert!(!text.push(token).unwrap());
+        text.deltas().for_each(|delta| answered.add(delta));
+    }
+    text.finish().unwrap();
+    text.deltas().for_each(|delta| answered.add(delta));
+    let parts =
+        ["text:Look\n", "start:write", "json:{\"content\":\"User:\"}", "end", "text:ser: no"];
+    assert_eq!(answered.log, parts);
+}
+
 /// Pieces of answers, marks among them.
 fn pieces() -> impl Strategy<Value = Vec<&'static str>> {
     let piece = prop::sample::select(vec![
@@ -255,7 +240,7 @@ proptest! {
             let tokenizer = tokenizer(model.added, model.special);
             let dialect = Dialect::detect(Some(model.template), &tokenizer);
             let prompt = tokenizer.encode(prompt, false).unwrap();
-            let mut parser = dialect.parser(&tokenizer, &prompt).unwrap();
+            let mut parser = dialect.parser(&tokenizer, &prompt, &ToolSet::default()).unwrap();
             let mut parsed = Parsed::default();
             let mut text = Vec::new();
             let flush = |parser: &mut super::AnswerParser, text: &mut Vec<u32>| {

@@ -1,0 +1,546 @@
+//! Calls of tools inside an answer.
+//!
+//! Eight syntaxes, each with a reader that takes one character after another, so that the split of
+//! an answer into tokens makes no difference. Harmony's is in `../harmony.rs`.
+//!
+//! - `json.rs`: objects with name and arguments, between tags.
+//! - `elements.rs`: parameters between tags, in `xml.rs`, `minimax.rs` and `dsml.rs`; `glm.rs`.
+//! - `sections.rs`: JSON arguments between marks, in `deepseek.rs` and `kimi.rs`.
+//! - `gemma4.rs`: a notation of arguments without quotes.
+//!
+//! `json_text.rs` and `arguments.rs` write arguments as JSON text that is valid wherever it ends.
+
+mod arguments;
+mod deepseek;
+mod dsml;
+mod elements;
+mod gemma4;
+mod glm;
+mod json;
+mod json_text;
+mod kimi;
+mod literals;
+mod minimax;
+mod sections;
+mod sink;
+mod xml;
+
+use std::fmt;
+
+use self::{
+    elements::ElementReader,
+    gemma4::GemmaReader,
+    glm::GlmReader,
+    json::JsonReader,
+    literals::{Match, at_start},
+    sections::SectionReader,
+    sink::ReadStep,
+};
+pub(super) use self::{
+    json_text::{JsonStep, JsonStream},
+    sink::CallSink,
+};
+use super::{
+    delta::{DeltaBuffer, Part},
+    machine::AnswerMark,
+};
+use crate::text::{chat::ToolSet, tokenizer::Tokenizer};
+
+/// Syntax of calls in a model's answers, found by the text of its chat template.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CallSyntax {
+    /// JSON objects between `<tool_call>` tags: Qwen3, Hermes.
+    Json,
+    /// `<function=` and `<parameter=` tags: Qwen3-Coder, Qwen3.5.
+    Xml,
+    /// Marks around a name and JSON: DeepSeek-V3, V3.1.
+    Deepseek,
+    /// Tags with a mark: DeepSeek-V3.2.
+    Dsml,
+    /// Marks around an id and JSON: Kimi-K2.
+    Kimi,
+    /// `<arg_key>` and `<arg_value>` tags: GLM-4.5 to GLM-5.
+    Glm,
+    /// Messages to a recipient: gpt-oss.
+    Harmony,
+    /// `<invoke>` and `<parameter>` tags: MiniMax-M2.
+    Minimax,
+    /// A notation without quotes: Gemma 4.
+    Gemma4,
+}
+
+/// Marks of calls in templates, in the order in which they count.
+const TEMPLATE_MARKS: [(&str, CallSyntax); 8] = [
+    ("<|channel|>", CallSyntax::Harmony),
+    (dsml::MARK, CallSyntax::Dsml),
+    ("<｜tool▁calls▁begin｜>", CallSyntax::Deepseek),
+    ("<|tool_calls_section_begin|>", CallSyntax::Kimi),
+    ("<minimax:tool_call>", CallSyntax::Minimax),
+    ("<|tool_call>call:", CallSyntax::Gemma4),
+    ("<arg_key>", CallSyntax::Glm),
+    ("<parameter=", CallSyntax::Xml),
+];
+
+impl CallSyntax {
+    /// Syntax by the source of a template. That of channels needs their dialect.
+    pub(crate) fn detect(template: &str, has_channels: bool) -> Option<CallSyntax> {
+        let fits = |syntax| has_channels || syntax != CallSyntax::Harmony;
+        let mut marks = TEMPLATE_MARKS.iter().filter(|(_, syntax)| fits(*syntax));
+        let found = marks.find(|(mark, _)| template.contains(mark));
+        // The key, in single or double quotes of the template.
+        let has_arguments =
+            || ["arguments\"", "arguments\\\""].iter().any(|key| template.contains(key));
+        let is_json = || template.contains("<tool_call>") && has_arguments();
+        found.map(|(_, syntax)| *syntax).or_else(|| is_json().then_some(CallSyntax::Json))
+    }
+
+    /// Tokens that end an answer in this syntax, beside those that a checkpoint names.
+    pub(crate) fn end_tokens(self) -> &'static [&'static str] {
+        match self {
+            CallSyntax::Json | CallSyntax::Xml | CallSyntax::Kimi => &["<|im_end|>"],
+            CallSyntax::Deepseek | CallSyntax::Dsml => &["<｜end▁of▁sentence｜>"],
+            CallSyntax::Glm => &["<|observation|>", "<|user|>", "<|endoftext|>"],
+            CallSyntax::Harmony => &["<|call|>", "<|return|>"],
+            CallSyntax::Minimax => &["[e~["],
+            CallSyntax::Gemma4 => &["<turn|>", "<|tool_response>"],
+        }
+    }
+
+    /// Marks that open calls.
+    fn openings(self) -> &'static [&'static str] {
+        match self {
+            CallSyntax::Json => json::OPENINGS,
+            CallSyntax::Xml => xml::OPENINGS,
+            CallSyntax::Deepseek => deepseek::OPENINGS,
+            CallSyntax::Dsml => dsml::OPENINGS,
+            CallSyntax::Kimi => kimi::OPENINGS,
+            CallSyntax::Glm => glm::OPENINGS,
+            CallSyntax::Harmony => &[],
+            CallSyntax::Minimax => minimax::OPENINGS,
+            CallSyntax::Gemma4 => gemma4::OPENINGS,
+        }
+    }
+
+    /// Further marks inside calls, whose text a reader needs.
+    fn inner(self) -> &'static [&'static str] {
+        match self {
+            CallSyntax::Json => json::TOKENS,
+            CallSyntax::Xml => xml::TOKENS,
+            CallSyntax::Deepseek => deepseek::TOKENS,
+            CallSyntax::Dsml => dsml::TOKENS,
+            CallSyntax::Kimi => kimi::TOKENS,
+            CallSyntax::Glm => glm::TOKENS,
+            CallSyntax::Harmony => &[],
+            CallSyntax::Minimax => minimax::TOKENS,
+            CallSyntax::Gemma4 => gemma4::TOKENS,
+        }
+    }
+
+    /// Line ends that templates put between an answer's text and its first call.
+    fn gap(self) -> usize {
+        match self {
+            CallSyntax::Xml | CallSyntax::Dsml => 2,
+            CallSyntax::Json | CallSyntax::Glm | CallSyntax::Minimax => 1,
+            _ => 0,
+        }
+    }
+
+    fn reader(self, opening: usize) -> CallReader {
+        match self {
+            CallSyntax::Json | CallSyntax::Harmony => CallReader::Json(JsonReader::default()),
+            CallSyntax::Xml => {
+                CallReader::Elements(ElementReader::new(&xml::TAGS, opening == xml::BARE))
+            }
+            CallSyntax::Minimax => CallReader::Elements(ElementReader::new(&minimax::TAGS, false)),
+            CallSyntax::Dsml => CallReader::Elements(ElementReader::new(&dsml::TAGS, false)),
+            CallSyntax::Deepseek => {
+                CallReader::Section(SectionReader::new(&deepseek::MARKS, opening == deepseek::CALL))
+            }
+            CallSyntax::Kimi => {
+                CallReader::Section(SectionReader::new(&kimi::MARKS, opening == kimi::CALL))
+            }
+            CallSyntax::Glm => CallReader::Glm(GlmReader::default()),
+            CallSyntax::Gemma4 => CallReader::Gemma(GemmaReader::default()),
+        }
+    }
+}
+
+impl fmt::Display for CallSyntax {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            CallSyntax::Json => "json",
+            CallSyntax::Xml => "xml",
+            CallSyntax::Deepseek => "deepseek",
+            CallSyntax::Dsml => "dsml",
+            CallSyntax::Kimi => "kimi",
+            CallSyntax::Glm => "glm",
+            CallSyntax::Harmony => "harmony",
+            CallSyntax::Minimax => "minimax",
+            CallSyntax::Gemma4 => "gemma",
+        })
+    }
+}
+
+/// Reader of the text behind a mark that opens calls.
+#[derive(Clone, Debug)]
+enum CallReader {
+    Json(JsonReader),
+    Elements(ElementReader),
+    Section(SectionReader),
+    Glm(GlmReader),
+    Gemma(GemmaReader),
+}
+
+impl CallReader {
+    fn push(&mut self, c: char, sink: &mut CallSink) -> ReadStep {
+        match self {
+            CallReader::Json(reader) => reader.push(c, sink),
+            CallReader::Elements(reader) => reader.push(c, sink),
+            CallReader::Section(reader) => reader.push(c, sink),
+            CallReader::Glm(reader) => reader.push(c, sink),
+            CallReader::Gemma(reader) => reader.push(c, sink),
+        }
+    }
+
+    /// Text of a call that the end of the answer cuts off before it began, behind other calls.
+    fn cut_text(&self) -> &str {
+        match self {
+            CallReader::Elements(reader) => reader.cut_text(),
+            CallReader::Section(reader) => reader.cut_text(),
+            CallReader::Json(_) | CallReader::Glm(_) | CallReader::Gemma(_) => "",
+        }
+    }
+
+    /// Text behind the calls that the reader has taken.
+    fn take_unread(&mut self) -> String {
+        match self {
+            CallReader::Json(reader) => reader.take_unread(),
+            CallReader::Elements(reader) => reader.take_unread(),
+            CallReader::Section(reader) => reader.take_unread(),
+            CallReader::Glm(reader) => reader.take_unread(),
+            CallReader::Gemma(reader) => reader.take_unread(),
+        }
+    }
+}
+
+/// Unit of an answer: a character, or a mark that came as a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AnswerUnit {
+    Char(char),
+    /// A mark by its index.
+    Mark(usize),
+}
+
+/// Calls that a mark has opened.
+#[derive(Clone, Debug)]
+struct OpenCalls {
+    reader: CallReader,
+    /// The mark, if it came as a token.
+    token: Option<usize>,
+    /// Units behind the mark, without those of a call that is certain.
+    raw: Vec<RawUnit>,
+    /// Part of the answer in which they began.
+    part: Part,
+    /// Whether the answer has them.
+    is_certain: bool,
+    /// Calls before.
+    count: usize,
+}
+
+impl OpenCalls {
+    /// Whether the last units spell `text`.
+    fn ends_with(&self, text: &str) -> bool {
+        let mut units = self.raw.iter().rev();
+        text.chars().rev().all(|c| units.next().is_some_and(|raw| raw.unit == AnswerUnit::Char(c)))
+    }
+
+    /// The units of the last `chars` characters. `text` is that of the last unit.
+    fn last_units(&self, mut chars: usize, text: &str) -> Vec<AnswerUnit> {
+        let mut units = Vec::new();
+        for raw in self.raw.iter().rev() {
+            if chars == 0 {
+                break;
+            }
+            if chars < raw.chars {
+                // The calls ended inside a mark: its rest is text.
+                units.extend(text.chars().rev().take(chars).map(AnswerUnit::Char));
+                break;
+            }
+            units.push(raw.unit);
+            chars -= raw.chars;
+        }
+        units.reverse();
+        units
+    }
+}
+
+/// A unit with its characters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct RawUnit {
+    unit: AnswerUnit,
+    chars: usize,
+}
+
+/// Result of a unit inside calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum CallStep {
+    Going,
+    /// The calls are certain: they end thoughts.
+    Certain,
+    /// No calls after all. The mark that opens is text again, and these units follow it.
+    Failed {
+        token: Option<usize>,
+        units: Vec<AnswerUnit>,
+    },
+    /// The calls are complete. These units follow them.
+    Ended {
+        units: Vec<AnswerUnit>,
+    },
+}
+
+/// Calls of one answer: finds them between its parts.
+#[derive(Clone, Debug)]
+pub(super) struct CallFinder {
+    syntax: CallSyntax,
+    /// Marks; the first ones open calls.
+    marks: Vec<AnswerMark>,
+    /// Tokens of marks that the tokenizer shows as text.
+    shown: Vec<Option<u32>>,
+    /// Mark that ends thoughts, where it is spelled.
+    thoughts_end: Option<String>,
+    sink: CallSink,
+    open: Option<OpenCalls>,
+    /// Text that may be white space before a call, and the start of a mark.
+    held: String,
+    part: Part,
+    /// Whether the part has white space only, since its start or the last call.
+    is_blank: bool,
+}
+
+impl CallFinder {
+    /// Finder of the calls of `tools`. `thoughts_end` is the mark that ends thoughts, where it is
+    /// spelled.
+    pub(super) fn new(
+        syntax: CallSyntax,
+        tools: ToolSet,
+        tokenizer: &Tokenizer,
+        thoughts_end: Option<String>,
+    ) -> Self {
+        let marks = syntax.openings().iter().chain(syntax.inner());
+        let mark = |text: &&str| AnswerMark {
+            text: (*text).to_owned(),
+            token: tokenizer.token_to_id(text),
+        };
+        let marks: Vec<AnswerMark> = marks.map(mark).collect();
+        let shown = marks.iter().map(|mark| mark.token);
+        let shown = shown.filter(|token| token.is_some_and(|id| !tokenizer.is_special(id)));
+        Self {
+            syntax,
+            shown: shown.collect(),
+            marks,
+            thoughts_end,
+            sink: CallSink::new(tools),
+            open: None,
+            held: String::new(),
+            part: Part::Text,
+            is_blank: true,
+        }
+    }
+
+    /// Index of the mark that is `token`.
+    pub(super) fn mark_for(&self, token: u32) -> Option<usize> {
+        self.marks.iter().position(|mark| mark.token == Some(token))
+    }
+
+    pub(super) fn mark_text(&self, mark: usize) -> &str {
+        self.marks.get(mark).map_or("", |mark| &mark.text)
+    }
+
+    /// Whether a mark that came as a token opens calls.
+    pub(super) fn is_opening(&self, mark: usize) -> bool {
+        mark < self.syntax.openings().len()
+    }
+
+    /// Whether a mark that came as a token outside calls is text: the tokenizer shows it, or it may
+    /// be part of a mark that opens calls.
+    pub(super) fn keeps_text(&self, mark: usize) -> bool {
+        let Some(mark) = self.marks.get(mark) else { return false };
+        self.shown.contains(&mark.token)
+            || self.syntax.openings().iter().any(|opening| opening.contains(&mark.text))
+    }
+
+    /// Whether units belong to calls.
+    pub(super) fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
+    /// Whether calls are open that may still turn out to be text.
+    pub(super) fn is_uncertain(&self) -> bool {
+        self.open.as_ref().is_some_and(|open| !open.is_certain)
+    }
+
+    /// Whether thoughts may end here: the calls began in them and are not certain.
+    pub(super) fn is_draft_in_thoughts(&self) -> bool {
+        self.open.as_ref().is_some_and(|open| open.part == Part::Reasoning && !open.is_certain)
+    }
+
+    /// Takes a character of a part. Returns whether it completes a mark that opens calls.
+    pub(super) fn text(&mut self, part: Part, c: char, out: &mut DeltaBuffer) -> bool {
+        self.begin_part(part, out);
+        self.held.push(c);
+        loop {
+            let body = self.body();
+            if body == self.held.len() {
+                return false;
+            }
+            let spelled = self.openings().filter(|(_, mark)| mark.token.is_none());
+            let texts: Vec<&str> = spelled.map(|(_, mark)| mark.text.as_str()).collect();
+            match at_start(&self.held[body..], &texts) {
+                Match::Found(_) => {
+                    let opening =
+                        self.openings().position(|(_, mark)| mark.text == self.held[body..]);
+                    self.begin_calls(opening.unwrap_or(0), None);
+                    return true;
+                }
+                Match::Partial => return false,
+                Match::Absent => {
+                    let first = self.held[body..].chars().next().map_or(0, char::len_utf8);
+                    out.push(self.part, &self.held[..body + first]);
+                    self.held.drain(..body + first);
+                    self.is_blank = false;
+                }
+            }
+        }
+    }
+
+    /// Takes a mark that opens calls and came as a token, in a part.
+    pub(super) fn opening(&mut self, mark: usize, part: Part, out: &mut DeltaBuffer) {
+        self.begin_part(part, out);
+        if self.body() < self.held.len() {
+            self.release(out);
+        }
+        self.begin_calls(mark, Some(mark));
+    }
+
+    /// Takes text that is no call, in a part.
+    pub(super) fn plain_text(&mut self, part: Part, text: &str, out: &mut DeltaBuffer) {
+        self.begin_part(part, out);
+        self.release(out);
+        self.is_blank &= text.trim().is_empty();
+        out.push(part, text);
+    }
+
+    /// Takes a unit inside calls, with its text.
+    pub(super) fn push(&mut self, unit: AnswerUnit, text: &str, out: &mut DeltaBuffer) -> CallStep {
+        let Some(open) = &mut self.open else { return CallStep::Going };
+        open.raw.push(RawUnit { unit, chars: text.chars().count() });
+        let mut chars = text.chars();
+        let mut step = ReadStep::Going;
+        for c in chars.by_ref() {
+            step = open.reader.push(c, &mut self.sink);
+            if step != ReadStep::Going {
+                break;
+            }
+        }
+        let is_in_thoughts = open.part == Part::Reasoning;
+        let is_found = match is_in_thoughts {
+            true => self.sink.has_complete(),
+            false => self.sink.has_draft(),
+        };
+        let is_new = !open.is_certain && is_found;
+        let is_thought = || {
+            self.sink.has_unknown()
+                || self.thoughts_end.as_ref().is_some_and(|end| open.ends_with(end))
+        };
+        let is_refused = !open.is_certain && is_in_thoughts && !is_new && is_thought();
+        let is_empty = step == ReadStep::Done && !open.is_certain && !is_new;
+        if step == ReadStep::Failed || is_refused || is_empty {
+            return self.fail();
+        }
+        if is_new {
+            open.is_certain = true;
+            self.end_gap(out);
+        }
+        let Some(open) = &mut self.open else { return CallStep::Going };
+        if open.is_certain {
+            self.sink.flush(out);
+            if self.sink.is_open() {
+                open.raw.clear();
+            }
+        }
+        if step != ReadStep::Done {
+            return if is_new { CallStep::Certain } else { CallStep::Going };
+        }
+        // Text behind the calls is that of the answer.
+        let unread = open.reader.take_unread().chars().count() + chars.count();
+        let units = open.last_units(unread, text);
+        self.open = None;
+        (self.part, self.is_blank) = (Part::Text, true);
+        CallStep::Ended { units }
+    }
+
+    /// Ends the answer.
+    pub(super) fn finish(&mut self, out: &mut DeltaBuffer) {
+        if self.is_blank && self.sink.count() > 0 && self.body() == self.held.len() {
+            self.held.clear();
+        }
+        self.release(out);
+        self.sink.end_stray();
+        self.sink.flush(out);
+        if let Some(open) = self.open.take().filter(|_| !self.sink.is_open()) {
+            out.push(Part::Text, open.reader.cut_text());
+        }
+    }
+
+    /// Gives up calls that are not certain.
+    pub(super) fn fail(&mut self) -> CallStep {
+        let Some(open) = self.open.take() else { return CallStep::Going };
+        self.sink.discard(open.count);
+        let units = open.raw.iter().map(|raw| raw.unit).collect();
+        CallStep::Failed { token: open.token, units }
+    }
+
+    fn openings(&self) -> impl Iterator<Item = (usize, &AnswerMark)> {
+        self.marks.iter().enumerate().take(self.syntax.openings().len())
+    }
+
+    fn begin_calls(&mut self, opening: usize, token: Option<usize>) {
+        self.open = Some(OpenCalls {
+            reader: self.syntax.reader(opening),
+            token,
+            raw: Vec::new(),
+            part: self.part,
+            is_certain: false,
+            count: self.sink.count(),
+        });
+    }
+
+    fn begin_part(&mut self, part: Part, out: &mut DeltaBuffer) {
+        if part != self.part {
+            self.release(out);
+            (self.part, self.is_blank) = (part, true);
+        }
+    }
+
+    /// Start of the held text behind white space that may be syntax.
+    fn body(&self) -> usize {
+        let is_space = |c: char| if self.is_blank { c.is_whitespace() } else { c == '\n' };
+        self.held.len() - self.held.trim_start_matches(is_space).len()
+    }
+
+    /// Releases the text before calls, without the white space that is syntax.
+    fn end_gap(&mut self, out: &mut DeltaBuffer) {
+        let body = self.body();
+        if !self.is_blank && self.part == Part::Text {
+            out.push(self.part, &self.held[..body.saturating_sub(self.syntax.gap())]);
+        }
+        self.held.clear();
+    }
+
+    pub(super) fn release(&mut self, out: &mut DeltaBuffer) {
+        let held = std::mem::take(&mut self.held);
+        self.is_blank &= held.trim().is_empty();
+        out.push(self.part, &held);
+    }
+}
