@@ -2,8 +2,8 @@
 //! logits.
 //!
 //! `tokenizer` turns text into token ids and back, `chat` renders messages by a model's chat
-//! template, `dialect` tells thoughts, text and calls of tools in an answer apart, `sampling` turns
-//! logits into a token. `text` bundles them for a checkpoint.
+//! template, `prompt` gives their tokens, `dialect` tells thoughts, text and calls of tools in an
+//! answer apart, `sampling` turns logits into a token. `text` bundles them for a checkpoint.
 //! Without the feature `text` there is sampling only.
 //!
 //! Knows: `tokenizer.json`, `chat_template.jinja`, `generation_config.json`, logits as slices.
@@ -16,6 +16,8 @@ pub(crate) mod chat;
 #[cfg(feature = "text")]
 pub(crate) mod dialect;
 pub(crate) mod model_text;
+#[cfg(feature = "text")]
+pub(crate) mod prompt;
 pub(crate) mod sampling;
 #[cfg(feature = "text")]
 #[allow(clippy::module_inception, reason = "the file of the type that names the floor")]
@@ -31,6 +33,8 @@ pub use chat::{
 };
 #[cfg(feature = "text")]
 pub use dialect::{AnswerParser, CallSyntax, Delta};
+#[cfg(feature = "text")]
+pub use prompt::ChatPrompt;
 pub use sampling::{EndTokens, GenerationConfig, Sampler, StopResult, StopStrings};
 #[cfg(feature = "text")]
 pub use text::Text;

@@ -6,7 +6,7 @@ use crate::{
     base::error::{Error, SessionError},
     checkpoint::{Checkpoint, TextFile},
     text::{
-        chat::{ChatOptions, ChatTemplate, Message, ToolSet},
+        chat::{ChatOptions, ChatTemplate, ControlTokens, Message, ToolSet},
         dialect::{AnswerParser, CallSyntax, Delta, Dialect},
         sampling::{EndTokens, GenerationConfig},
         tokenizer::{AroundText, Decoder, Tokenizer, TokenizerConfig},
@@ -17,6 +17,8 @@ use crate::{
 #[derive(Debug)]
 pub struct Text {
     tokenizer: Tokenizer,
+    /// Special tokens of the tokenizer.
+    pub(super) controls: ControlTokens,
     /// A missing or broken template is an error only when it is used.
     template: Result<ChatTemplate, TextProblem>,
     dialect: Dialect,
@@ -25,7 +27,7 @@ pub struct Text {
     end: EndTokens,
     around: Option<AroundIds>,
     /// Maximum tokens of a text, so that a prompt that cannot fit takes no memory.
-    limit: usize,
+    pub(super) limit: usize,
 }
 
 /// Problem of a text file, until the file is used.
@@ -120,7 +122,31 @@ impl Text {
             EndTokens::new(&advised, &model_config, &named, |id| tokenizer.is_special(id))?;
         end.extend(dialect.end_tokens(source, &tokenizer));
         let around = config.as_ref().ok().and_then(|config| around(config, &tokenizer));
-        Ok(Some(Self { tokenizer, template, dialect, generation, end, around, limit: usize::MAX }))
+        Ok(Some(Self {
+            controls: ControlTokens::new(tokenizer.special_tokens()),
+            tokenizer,
+            template,
+            dialect,
+            generation,
+            end,
+            around,
+            limit: usize::MAX,
+        }))
+    }
+
+    /// Text side of a model with these, for tests.
+    #[cfg(test)]
+    pub(super) fn for_template(template: ChatTemplate, tokenizer: Tokenizer) -> Self {
+        Self {
+            controls: ControlTokens::new(tokenizer.special_tokens()),
+            dialect: Dialect::detect(Some(template.source()), &tokenizer),
+            tokenizer,
+            template: Ok(template),
+            generation: Ok(GenerationConfig::default()),
+            end: EndTokens::default(),
+            around: None,
+            limit: usize::MAX,
+        }
     }
 
     /// Refuses prompts of more than `context` tokens.
@@ -128,43 +154,21 @@ impl Text {
         self.limit = context;
     }
 
-    /// Tokens of a conversation, up to the start of the assistant's answer.
-    ///
-    /// # Errors
-    /// There is no chat template, or it fails.
-    pub fn chat(&self, messages: &[Message], options: &ChatOptions) -> Result<Vec<u32>, Error> {
-        let template = self.template()?;
-        // Before the template makes copies of it.
-        self.check_bytes(messages.iter().map(|message| message.content.len()).sum())?;
-        self.encode_prompt(&template.render(messages, true, options)?, false)
-    }
-
-    /// Tokens that continue after an answer without its end token: the end of the answer,
-    /// `question`, and the prompt for the next answer. Continues conversations of which only the
-    /// tokens are known, such as saved sessions.
-    ///
-    /// # Errors
-    /// As [`Text::chat`] and [`ChatTemplate::render_follow_up`].
-    pub fn chat_follow_up(&self, question: &str, options: &ChatOptions) -> Result<Vec<u32>, Error> {
-        self.check_bytes(question.len())?;
-        self.encode_prompt(&self.template()?.render_follow_up(question, options)?, false)
-    }
-
     /// Tokens of a prompt, which must fit the context.
-    fn encode_prompt(&self, text: &str, add_special: bool) -> Result<Vec<u32>, Error> {
+    pub(super) fn encode_prompt(&self, text: &str, add_special: bool) -> Result<Vec<u32>, Error> {
         let ids = self.tokenizer.encode_within(text, add_special, self.limit)?;
         ids.ok_or_else(|| self.too_long(self.limit.saturating_add(1)))
     }
 
     /// Refuses a text with more bytes than fit the context.
-    fn check_bytes(&self, bytes: usize) -> Result<(), Error> {
+    pub(super) fn check_bytes(&self, bytes: usize) -> Result<(), Error> {
         match self.tokenizer.exceeds(bytes, self.limit) {
             true => Err(self.too_long(self.limit.saturating_add(1))),
             false => Ok(()),
         }
     }
 
-    fn too_long(&self, tokens: usize) -> Error {
+    pub(super) fn too_long(&self, tokens: usize) -> Error {
         SessionError::PromptTooLong { tokens, context: self.limit }.into()
     }
 
@@ -259,8 +263,8 @@ impl Text {
     }
 }
 
-/// Chat template of a checkpoint: `chat_template.jinja`, `chat_template.json`, or that of
-/// `tokenizer_config.json`.
+/// Chat template of a checkpoint: `chat_template.jinja`, `chat_template.json`, that of
+/// `tokenizer_config.json`, or a built-in one.
 fn template(
     checkpoint: &Checkpoint,
     config: Result<&TokenizerConfig, &TextProblem>,
@@ -280,6 +284,10 @@ fn template(
         .map(|(json, source)| TextFile { bytes: source.as_bytes(), path: json.path });
     let template =
         ChatTemplate::from_files(jinja.or(from_json).as_ref(), config).map_err(broken)?;
+    let template = match template {
+        None => ChatTemplate::built_in(checkpoint, config).map_err(broken)?,
+        some => some,
+    };
     template.ok_or_else(|| broken(ChatTemplate::missing(checkpoint.folder())))
 }
 

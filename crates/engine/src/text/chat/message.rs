@@ -1,13 +1,14 @@
 //! Messages of a conversation.
 
-use minijinja::{Value, value::Serde};
 use serde::{Deserialize, Serialize};
 
+use super::tools::ToolCall;
+
 /// One message of a conversation.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Message {
-    /// Speaker: `system`, `user` or `assistant`; some templates have more roles.
+    /// Speaker: `system`, `user`, `assistant` or `tool`; some templates have more roles.
     pub role: String,
     /// Text of the message.
     pub content: String,
@@ -20,12 +21,22 @@ pub struct Message {
         skip_serializing_if = "Option::is_none"
     )]
     pub reasoning_content: Option<String>,
+    /// Calls of tools behind the text of an answer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall>,
+    /// The call to which a message of the role `tool` is the result. Without it, results are those
+    /// of the calls in their order.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_call_id: Option<String>,
+    /// Name of the speaker, or of the tool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
 }
 
 impl Message {
     /// A message of any role.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Message {
-        Message { role: role.into(), content: content.into(), reasoning_content: None }
+        Message { role: role.into(), content: content.into(), ..Message::default() }
     }
 
     /// A system prompt.
@@ -43,6 +54,11 @@ impl Message {
         Message::new("assistant", content)
     }
 
+    /// The result of a call.
+    pub fn tool(tool_call_id: impl Into<String>, content: impl Into<String>) -> Message {
+        Message { tool_call_id: Some(tool_call_id.into()), ..Message::new("tool", content) }
+    }
+
     /// The message with the thoughts before it; empty ones are none.
     #[must_use]
     pub fn reasoning(mut self, reasoning: impl Into<String>) -> Message {
@@ -50,36 +66,28 @@ impl Message {
         self
     }
 
-    /// The message as templates see it. They look for thoughts under three names.
-    pub(super) fn template_value(&self) -> Value {
-        let Message { role, content, reasoning_content } = self;
-        let reasoning = reasoning_content.as_deref();
-        Value::from(Serde(TemplateMessage {
-            role,
-            content,
-            reasoning_content: reasoning,
-            reasoning,
-            thinking: reasoning,
-        }))
+    /// The message with calls of tools behind it.
+    #[must_use]
+    pub fn tool_calls(mut self, tool_calls: Vec<ToolCall>) -> Message {
+        self.tool_calls = tool_calls;
+        self
     }
 
-    /// Bytes of the message.
-    pub(super) fn len(&self) -> usize {
-        self.role.len()
-            + self.content.len()
-            + self.reasoning_content.as_ref().map_or(0, String::len)
+    /// The message with the name of its speaker, or of its tool.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Message {
+        self.name = Some(name.into());
+        self
     }
-}
 
-/// Fields of a message in a template, in their order.
-#[derive(Serialize)]
-struct TemplateMessage<'a> {
-    role: &'a str,
-    content: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reasoning_content: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reasoning: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    thinking: Option<&'a str>,
+    /// All strings of the message.
+    pub(crate) fn strings(&self) -> impl Iterator<Item = &str> {
+        let calls = self.tool_calls.iter().flat_map(|c| [&c.id, &c.name, &c.arguments]);
+        let others = [&self.reasoning_content, &self.tool_call_id, &self.name];
+        [&self.role, &self.content]
+            .into_iter()
+            .chain(others.into_iter().flatten())
+            .chain(calls)
+            .map(String::as_str)
+    }
 }

@@ -1,8 +1,12 @@
 //! Chat templates: messages to prompt text, by the checkpoint's Jinja template.
 
+mod caps;
+mod literal;
 mod message;
+pub(super) mod normal_form;
 mod python;
 mod render;
+mod template_message;
 #[cfg(test)]
 mod tests;
 mod tools;
@@ -21,13 +25,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     base::{error::Error, setters::setters},
-    checkpoint::TextFile,
+    checkpoint::{Checkpoint, TextFile, json},
     text::tokenizer::TokenizerConfig,
 };
 
+use caps::TemplateCaps;
+pub(crate) use literal::{ControlTokens, Literal};
 pub use message::Message;
+use normal_form::NormalForm;
 use render::{RenderFailure, RenderLimits, on_limited_thread};
 pub use render::{count_allocation, count_deallocation};
+use template_message::TemplateMessage;
 pub use tools::{ParameterType, Tool, ToolCall, ToolSet};
 
 /// Placeholder for an answer, to find the text that follows it. No template contains it.
@@ -53,6 +61,9 @@ const MEMORY_PER_BYTE: usize = 16;
 /// with much other work.
 const DEADLINE: Duration = Duration::from_secs(30);
 
+/// Built-in templates. The first line of each names its `model_type`.
+const BUILT_IN: [&str; 1] = [include_str!("dsml.jinja")];
+
 /// Variables of a template besides the messages.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -64,10 +75,13 @@ pub struct ChatOptions {
     /// Further variables by the template's names (gpt-oss: `reasoning_effort`). They override all
     /// others.
     pub variables: serde_json::Map<String, serde_json::Value>,
+    /// Tools that the model may call.
+    pub tools: ToolSet,
 }
 
 setters!(ChatOptions {
     thinking: impl Into<Option<bool>>,
+    tools: ToolSet,
     variables: serde_json::Map<String, serde_json::Value>,
 });
 
@@ -83,6 +97,8 @@ pub struct ChatTemplate {
     compiled: Arc<TemplateSource>,
     special_tokens: BTreeMap<String, String>,
     path: PathBuf,
+    /// Capabilities, found at the first conversation.
+    caps: OnceLock<TemplateCaps>,
     /// Limit that a rendering exceeded. Its thread is left behind, so there is no second one.
     exceeded: OnceLock<&'static str>,
 }
@@ -115,6 +131,7 @@ impl ChatTemplate {
             compiled,
             special_tokens: special_tokens.clone(),
             path: path.to_path_buf(),
+            caps: OnceLock::new(),
             exceeded: OnceLock::new(),
         };
         template.limited(0, |compiled| compiled.compile().map(drop))?;
@@ -145,6 +162,35 @@ impl ChatTemplate {
         ChatTemplate::new(source, path, &config.special_tokens).map(Some)
     }
 
+    /// Built-in template for models that are published without one. Their encoding is code.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::new`].
+    pub(crate) fn built_in(
+        checkpoint: &Checkpoint,
+        config: &TokenizerConfig,
+    ) -> Result<Option<ChatTemplate>, Error> {
+        #[derive(Default, Deserialize)]
+        #[serde(default)]
+        struct ModelConfig {
+            model_type: String,
+        }
+        let Some(file) = checkpoint.text_file("config.json") else { return Ok(None) };
+        let model: ModelConfig = json::parse(file.bytes).unwrap_or_default();
+        let mark = format!(" model_type {}:", model.model_type);
+        let is_for = |source: &&&str| source.lines().next().is_some_and(|l| l.contains(&mark));
+        BUILT_IN
+            .iter()
+            .find(is_for)
+            .map(|source| ChatTemplate::new(source, &config.path, &config.special_tokens))
+            .transpose()
+    }
+
+    /// Problem with a conversation.
+    pub(crate) fn problem(&self, problem: String) -> Error {
+        Error::Text { path: self.path.clone(), problem }
+    }
+
     /// Error for a checkpoint in `folder` that lacks a template.
     pub fn missing(folder: &Path) -> Error {
         let problem = "the checkpoint has no chat template (chat_template.jinja, or chat_template \
@@ -153,8 +199,8 @@ impl ChatTemplate {
         Error::Text { path: folder.to_path_buf(), problem: problem.into() }
     }
 
-    /// Renders `messages`. With `add_generation_prompt` the text ends at the start of the
-    /// assistant's answer.
+    /// Renders `messages` as they are. With `add_generation_prompt` the text ends at the start of
+    /// the assistant's answer.
     ///
     /// # Errors
     /// [`Error::Text`] if the template fails or rejects the messages (`raise_exception`), with its
@@ -165,29 +211,101 @@ impl ChatTemplate {
         add_generation_prompt: bool,
         options: &ChatOptions,
     ) -> Result<String, Error> {
+        let form = NormalForm::as_is(messages, &options.tools);
+        self.render_form(form, add_generation_prompt, options, &Literal::AS_IS)
+    }
+
+    /// Renders a conversation in the form that the template takes, so that no text is lost: see
+    /// [`NormalForm`]. Strings of the conversation and of the options become `literal`.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`]; also if a message has a result of a tool without a call.
+    pub(crate) fn render_conversation(
+        &self,
+        messages: &[Message],
+        add_generation_prompt: bool,
+        options: &ChatOptions,
+        literal: &Literal<'_>,
+    ) -> Result<String, Error> {
+        let caps = match messages {
+            // Only the template can say that it needs some.
+            [] => &TemplateCaps::ALL,
+            _ => self.caps()?,
+        };
+        let render = |caps: &TemplateCaps| {
+            let form = NormalForm::new(messages, &options.tools, caps, literal)
+                .map_err(|problem| self.problem(problem))?;
+            self.render_form(form, add_generation_prompt, options, literal)
+        };
+        let rendered = render(caps);
+        match &rendered {
+            // A template may reject what no probe has.
+            Err(_) if !messages.is_empty() && caps.plain() != *caps => {
+                render(&caps.plain()).or(rendered)
+            }
+            _ => rendered,
+        }
+    }
+
+    /// Capabilities of the template.
+    ///
+    /// # Errors
+    /// Rendering exceeds a limit.
+    fn caps(&self) -> Result<&TemplateCaps, Error> {
+        if let Some(caps) = self.caps.get() {
+            return Ok(caps);
+        }
+        let variables = self.variables(true, &ChatOptions::default(), &Literal::AS_IS);
+        let caps = self.limited(0, move |compiled| {
+            Ok(TemplateCaps::probe(&|messages, tools| {
+                let mut variables = variables.clone();
+                insert_messages(&mut variables, messages, tools);
+                compiled.render(variables, BASE_FUEL).ok()
+            }))
+        })?;
+        Ok(self.caps.get_or_init(|| caps))
+    }
+
+    fn render_form(
+        &self,
+        form: NormalForm,
+        add_generation_prompt: bool,
+        options: &ChatOptions,
+        literal: &Literal<'_>,
+    ) -> Result<String, Error> {
+        let mut variables = BTreeMap::new();
+        insert_messages(&mut variables, &form.messages, &form.tools);
+        variables.append(&mut self.variables(add_generation_prompt, options, literal));
+        let given = serde_json::Value::Object(options.variables.clone()).to_string().len();
+        let input = form.len().saturating_add(given);
+        let fuel = BASE_FUEL.saturating_add((input as u64).saturating_mul(FUEL_PER_BYTE));
+        self.limited(input, move |compiled| compiled.render(variables, fuel))
+    }
+
+    /// Variables of a rendering besides messages and tools.
+    fn variables(
+        &self,
+        add_generation_prompt: bool,
+        options: &ChatOptions,
+        literal: &Literal<'_>,
+    ) -> BTreeMap<String, Value> {
         let mut variables: BTreeMap<String, Value> = BTreeMap::new();
         let mut insert = |name: &str, value: Value| variables.insert(name.to_owned(), value);
         for (role, token) in &self.special_tokens {
             insert(role, Value::from(token));
         }
-        insert("messages", messages.iter().map(Message::template_value).collect());
         insert("add_generation_prompt", Value::from(add_generation_prompt));
-        // `transformers` always defines these two, and templates compare them with none.
-        for name in ["tools", "documents"] {
-            insert(name, Value::from(()));
-        }
+        // `transformers` always defines it, and templates compare it with none.
+        insert("documents", Value::from(()));
         if let Some(thinking) = options.thinking {
             for name in ["enable_thinking", "thinking"] {
                 insert(name, Value::from(thinking));
             }
         }
         for (name, value) in &options.variables {
-            insert(name, Value::from(Serde(value)));
+            insert(name, Value::from(Serde(literal.json(value.clone()))));
         }
-        let given = serde_json::Value::Object(options.variables.clone()).to_string().len();
-        let input = messages.iter().map(Message::len).sum::<usize>().saturating_add(given);
-        let fuel = BASE_FUEL.saturating_add((input as u64).saturating_mul(FUEL_PER_BYTE));
-        self.limited(input, move |compiled| compiled.render(variables, fuel))
+        variables
     }
 
     /// Runs a part of a rendering within its limits. `input` is the size of messages and variables.
@@ -215,27 +333,47 @@ impl ChatTemplate {
         Err(advise(&self.path, self.exceeded.get_or_init(|| exceeded)))
     }
 
-    /// Renders the text after an answer: the end of the answer, `question`, and the start of the
-    /// next answer.
+    /// Renders the text after an answer: the end of the answer, `question` as `literal` text, and
+    /// the start of the next answer.
     ///
     /// # Errors
     /// As [`ChatTemplate::render`]; also if the template does not include answers verbatim.
-    pub fn render_follow_up(&self, question: &str, options: &ChatOptions) -> Result<String, Error> {
+    pub(crate) fn render_follow_up(
+        &self,
+        question: &str,
+        options: &ChatOptions,
+        literal: &Literal<'_>,
+    ) -> Result<String, Error> {
         let messages = [
             Message::user("(a question)"),
             Message::assistant(ANSWER_PLACEHOLDER),
-            Message::user(question),
+            Message::user(literal.text(question)),
         ];
+        let form = NormalForm::as_is(&messages, &options.tools);
+        let rendered = self.render_form(form, true, options, literal)?;
         // The first match is the answer, even if the question contains the placeholder.
-        match self.render(&messages, true, options)?.split_once(ANSWER_PLACEHOLDER) {
+        match rendered.split_once(ANSWER_PLACEHOLDER) {
             Some((_, follow_up)) => Ok(follow_up.to_owned()),
             None => {
                 let problem = "the chat template does not show previous answers, so a conversation \
                                cannot be continued; --raw runs without the template";
-                Err(Error::Text { path: self.path.clone(), problem: problem.into() })
+                Err(self.problem(problem.into()))
             }
         }
     }
+}
+
+/// Adds messages and tools to the variables of a rendering.
+fn insert_messages(
+    variables: &mut BTreeMap<String, Value>,
+    messages: &[TemplateMessage],
+    tools: &[serde_json::Value],
+) {
+    let messages = messages.iter().map(TemplateMessage::value).collect();
+    variables.insert("messages".to_owned(), messages);
+    // `transformers` always defines them, and templates compare them with none.
+    let tools = if tools.is_empty() { Value::from(()) } else { Value::from(Serde(tools)) };
+    variables.insert("tools".to_owned(), tools);
 }
 
 impl TemplateSource {

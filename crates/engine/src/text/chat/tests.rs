@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use serde::Deserialize;
 
-use super::{ChatOptions, ChatTemplate, Message};
+use super::{ChatOptions, ChatTemplate, Literal, Message};
 use crate::{base::error::Error, checkpoint::TextFile, text::tokenizer::TokenizerConfig};
 
 /// Messages and rendered texts of `fixtures/expected.json`.
@@ -98,14 +98,15 @@ fn a_follow_up_is_the_end_of_the_whole_conversation() {
                 template(source(name)).unwrap(),
                 ChatOptions { thinking, ..ChatOptions::default() },
             );
-            let tail = template.render_follow_up(&question, &options).unwrap();
+            let tail = template.render_follow_up(&question, &options, &Literal::AS_IS).unwrap();
             let whole = template.render(&messages, true, &options).unwrap();
             assert!(whole.ends_with(&format!("So.{tail}")), "{name}: {tail:?} {whole:?}");
             assert!(tail.starts_with(end) && tail.contains(&question), "{name}: {tail:?}");
         }
     }
     let silent = template("{{ messages[-1].content }}").unwrap();
-    let error = silent.render_follow_up("Why?", &ChatOptions::default()).unwrap_err().to_string();
+    let error = silent.render_follow_up("Why?", &ChatOptions::default(), &Literal::AS_IS);
+    let error = error.unwrap_err().to_string();
     assert!(error.contains("does not show") && error.contains("--raw"), "{error}");
 }
 

@@ -3,6 +3,7 @@
 mod byte_pairs;
 mod checks;
 mod decoder;
+mod literal_text;
 mod model;
 mod pieces;
 #[cfg(test)]
@@ -11,7 +12,14 @@ mod tiktoken;
 mod tokenizer_config;
 mod tokenizer_json;
 
-use std::{collections::HashSet, io::Read, ops::ControlFlow, path::Path, path::PathBuf, sync::Arc};
+use std::{
+    collections::HashSet,
+    io::Read,
+    ops::ControlFlow,
+    path::Path,
+    path::PathBuf,
+    sync::{Arc, OnceLock},
+};
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -21,7 +29,9 @@ use tokenizers::{
 };
 
 pub use decoder::Decoder;
+use literal_text::LiteralText;
 use model::TokenModel;
+use pieces::Splitter;
 pub use tokenizer_config::{AroundText, TokenizerConfig};
 use tokenizer_json::TokenizerJson;
 
@@ -53,7 +63,19 @@ struct TokenizerInner {
     /// Maximum bytes of a text per token; `None` without a bound.
     longest: Option<usize>,
     around: SpecialAround,
+    /// Made at the first text with special tokens that stay text.
+    literal: OnceLock<LiteralText>,
     path: PathBuf,
+}
+
+/// Special token as it is spelled in a text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SpecialToken {
+    pub(crate) text: String,
+    /// Whether the token takes the white space before it.
+    pub(crate) takes_before: bool,
+    /// Whether the token takes the white space behind it.
+    pub(crate) takes_behind: bool,
 }
 
 /// Special tokens that a tokenizer puts around a text.
@@ -147,6 +169,7 @@ impl Tokenizer {
             vocab_size,
             longest,
             around,
+            literal: OnceLock::new(),
             path,
         }));
         // A text of unknown characters is an error of that text alone.
@@ -213,15 +236,51 @@ impl Tokenizer {
         }
         let encoded = guarded(|| match text.len() {
             ..LONG_TEXT => Ok(take(inner.encode_fast(text, false)?.get_ids())),
-            _ => pieces::encode(inner, text, take),
+            _ => pieces::encode(&Splitter::new(inner), text, take),
         });
-        let encoded = encoded
-            .unwrap_or_else(|panic| Err(library_failed(&panic).into()))
-            .map_err(|e| self.problem(format!("cannot encode the text: {e}")))?;
+        let encoded = self.encoded(encoded)?;
         if encoded.is_continue() && add_special && !around.after.is_empty() {
             return Ok(take(&around.after));
         }
         Ok(encoded)
+    }
+
+    /// Token ids of `text` as [`encode_within`](Self::encode_within), without any special token:
+    /// those spelled out stay text. The text continues another one.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub(crate) fn encode_literal(
+        &self,
+        text: &str,
+        limit: usize,
+    ) -> Result<Option<Vec<u32>>, Error> {
+        if self.exceeds(text.len(), limit) {
+            return Ok(None);
+        }
+        let TokenizerInner { inner, literal, .. } = &*self.0;
+        let encoded =
+            guarded(|| literal.get_or_init(|| LiteralText::new(inner)).encode(inner, text));
+        let ids = self.encoded(encoded)?;
+        Ok((ids.len() <= limit).then_some(ids))
+    }
+
+    /// Result of the library.
+    fn encoded<T>(&self, encoded: Result<tokenizers::Result<T>, String>) -> Result<T, Error> {
+        encoded
+            .unwrap_or_else(|panic| Err(library_failed(&panic).into()))
+            .map_err(|e| self.problem(format!("cannot encode the text: {e}")))
+    }
+
+    /// Special tokens as they are spelled in a text.
+    pub(crate) fn special_tokens(&self) -> Vec<SpecialToken> {
+        let added = self.0.inner.get_added_vocabulary().get_added_tokens_decoder().values();
+        let special = added.filter(|token| token.special).map(|token| SpecialToken {
+            text: token.content.clone(),
+            takes_before: token.lstrip,
+            takes_behind: token.rstrip,
+        });
+        special.collect()
     }
 
     /// Decodes all `ids` at once. Invalid UTF-8 becomes U+FFFD. Ids without a token are skipped, as

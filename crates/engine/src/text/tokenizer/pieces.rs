@@ -3,7 +3,10 @@
 use std::ops::ControlFlow;
 
 use serde_json::Value;
-use tokenizers::{Model as _, OffsetReferential, OffsetType, PreTokenizer as _};
+use tokenizers::{
+    AddedVocabulary, Model as _, OffsetReferential, OffsetType, PreTokenizedString,
+    PreTokenizer as _,
+};
 
 use super::{Inner, TokenModel, decoder::byte_for_char};
 
@@ -38,6 +41,40 @@ struct Cut {
     next: usize,
 }
 
+/// Cuts texts into words and tokens, with the added tokens that count in them.
+pub(super) struct Splitter<'a> {
+    tokenizer: &'a Inner,
+    added: &'a AddedVocabulary,
+}
+
+impl<'a> Splitter<'a> {
+    /// All added tokens count.
+    pub(super) fn new(tokenizer: &'a Inner) -> Self {
+        Self { tokenizer, added: tokenizer.get_added_vocabulary() }
+    }
+
+    /// Other added tokens count.
+    pub(super) fn with_added(tokenizer: &'a Inner, added: &'a AddedVocabulary) -> Self {
+        Self { tokenizer, added }
+    }
+
+    /// Words and added tokens.
+    fn split(&self, text: &str) -> tokenizers::Result<PreTokenizedString> {
+        let mut words = self.added.extract_and_normalize(self.tokenizer.get_normalizer(), text);
+        if let Some(cutter) = self.tokenizer.get_pre_tokenizer() {
+            cutter.pre_tokenize(&mut words)?;
+        }
+        Ok(words)
+    }
+
+    /// Token ids.
+    pub(super) fn ids(&self, text: &str) -> tokenizers::Result<Vec<u32>> {
+        let mut words = self.split(text)?;
+        self.tokenizer.get_model().tokenize_in_pretokenized(&mut words, None)?;
+        Ok(words.into_encoding(None, 0, OffsetType::None)?.get_ids().to_vec())
+    }
+}
+
 /// Gives the ids of `text` to `take` in order, in pieces, as long as it goes on. Special tokens
 /// around the text are not added.
 ///
@@ -47,16 +84,14 @@ struct Cut {
 /// # Errors
 /// Those of the library.
 pub(super) fn encode(
-    tokenizer: &Inner,
+    splitter: &Splitter<'_>,
     text: &str,
     take: &mut dyn FnMut(&[u32]) -> ControlFlow<()>,
 ) -> tokenizers::Result<ControlFlow<()>> {
-    let mut ids = |text: &str| -> tokenizers::Result<_> {
-        Ok(take(tokenizer.encode_fast(text, false)?.get_ids()))
-    };
+    let mut ids = |text: &str| -> tokenizers::Result<_> { Ok(take(&splitter.ids(text)?)) };
     let (mut rest, mut window) = (text, WINDOW);
     while rest.len() > 2 * window {
-        match find_cut(tokenizer, &rest[..rest.floor_char_boundary(window)])? {
+        match find_cut(splitter, &rest[..rest.floor_char_boundary(window)])? {
             Some(Cut { end, next }) => {
                 if ids(&rest[..end])?.is_break() {
                     return Ok(ControlFlow::Break(()));
@@ -69,18 +104,18 @@ pub(super) fn encode(
     ids(rest)
 }
 
-fn find_cut(tokenizer: &Inner, window: &str) -> tokenizers::Result<Option<Cut>> {
-    let whole = words(tokenizer, window)?;
+fn find_cut(splitter: &Splitter<'_>, window: &str) -> tokenizers::Result<Option<Cut>> {
+    let whole = words(splitter, window)?;
     let most = window.len().saturating_sub(MARGIN);
     let word_starts = whole.iter().rev().map(|word| word.start);
     let spaces = window.char_indices().rev().filter(|(_, c)| *c == ' ').map(|(start, _)| start);
     let fits = |start: &usize| (1..=most).contains(start) && window.is_char_boundary(*start);
     for end in word_starts.filter(fits).take(TRIES).chain(spaces.filter(fits).take(TRIES)) {
-        let first = words(tokenizer, &window[..end])?;
+        let first = words(splitter, &window[..end])?;
         let after_space = window[end..].starts_with(' ').then_some(end + 1);
         for next in [Some(end), after_space].into_iter().flatten() {
-            let second = words(tokenizer, &window[next..])?;
-            if is_whole(tokenizer.get_model(), &whole, [&first, &second]) {
+            let second = words(splitter, &window[next..])?;
+            if is_whole(splitter.tokenizer.get_model(), &whole, [&first, &second]) {
                 return Ok(Some(Cut { end, next }));
             }
         }
@@ -114,12 +149,8 @@ fn is_whole(model: &TokenModel, whole: &[Word], [first, second]: [&[Word]; 2]) -
 }
 
 /// Words of a text.
-fn words(tokenizer: &Inner, text: &str) -> tokenizers::Result<Vec<Word>> {
-    let added = tokenizer.get_added_vocabulary();
-    let mut words = added.extract_and_normalize(tokenizer.get_normalizer(), text);
-    if let Some(cutter) = tokenizer.get_pre_tokenizer() {
-        cutter.pre_tokenize(&mut words)?;
-    }
+fn words(splitter: &Splitter<'_>, text: &str) -> tokenizers::Result<Vec<Word>> {
+    let words = splitter.split(text)?;
     let splits = words.get_splits(OffsetReferential::Original, OffsetType::Byte);
     Ok(splits
         .into_iter()

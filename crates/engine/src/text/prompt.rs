@@ -1,0 +1,235 @@
+//! Prompts of conversations: tokens, and the prefixes that later prompts share.
+
+#[cfg(test)]
+mod tests;
+
+use std::borrow::Cow;
+
+use crate::{
+    base::error::Error,
+    text::{
+        chat::{ChatOptions, ChatTemplate, Literal, Message},
+        text::Text,
+    },
+};
+
+/// Tokens of a conversation, and the lengths of prefixes that later prompts are likely to share.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ChatPrompt {
+    /// Tokens up to the start of the answer.
+    pub tokens: Vec<u32>,
+    /// Lengths of prefixes, ascending: behind tools and system message, behind each of the last two
+    /// messages, where the next turn diverges, and the whole prompt.
+    pub ends: Vec<usize>,
+}
+
+/// Question and answer that no conversation has, to find where others diverge from it.
+const OTHER: &str = "~";
+
+/// A conversation to render.
+struct Conversation<'a> {
+    template: &'a ChatTemplate,
+    options: &'a ChatOptions,
+    literal: Literal<'a>,
+}
+
+impl Conversation<'_> {
+    fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, Error> {
+        let Self { template, options, literal } = self;
+        template.render_conversation(messages, add_generation_prompt, options, literal)
+    }
+}
+
+impl Text {
+    /// Text of a conversation, up to the start of the assistant's answer.
+    ///
+    /// Messages are brought into the form that the template takes, so that none of their text is
+    /// lost: see `chat/normal_form.rs`.
+    ///
+    /// # Errors
+    /// There is no chat template, or it fails; a message has a result of a tool without a call.
+    pub fn render(&self, messages: &[Message], options: &ChatOptions) -> Result<String, Error> {
+        let conversation = self.conversation(messages, options)?;
+        let mut text = conversation.render(messages, true)?;
+        text.retain(|c| c != conversation.literal.mark());
+        Ok(text)
+    }
+
+    /// Tokens of a conversation, up to the start of the assistant's answer. Special tokens that the
+    /// messages spell are text.
+    ///
+    /// # Errors
+    /// As [`Text::render`]; the prompt is longer than the context.
+    pub fn chat(&self, messages: &[Message], options: &ChatOptions) -> Result<Vec<u32>, Error> {
+        let conversation = self.conversation(messages, options)?;
+        self.encode_rendered(&conversation.render(messages, true)?, conversation.literal.mark())
+    }
+
+    /// Tokens of a conversation as [`Text::chat`], and the prefixes that later prompts are likely
+    /// to share.
+    ///
+    /// # Errors
+    /// As [`Text::chat`].
+    pub fn prompt(&self, messages: &[Message], options: &ChatOptions) -> Result<ChatPrompt, Error> {
+        let conversation = self.conversation(messages, options)?;
+        let text = conversation.render(messages, true)?;
+        let tokens = self.encode_rendered(&text, conversation.literal.mark())?;
+        let mut ends: Vec<usize> = likely(&conversation, messages)
+            .filter_map(|other| self.shared(&text, &tokens, &other, conversation.literal.mark()))
+            .chain([tokens.len()])
+            .filter(|end| *end > 0)
+            .collect();
+        ends.sort_unstable();
+        ends.dedup();
+        Ok(ChatPrompt { tokens, ends })
+    }
+
+    /// Tokens that continue after an answer without its end token: the end of the answer,
+    /// `question`, and the prompt for the next answer. Continues conversations of which only the
+    /// tokens are known, such as saved sessions.
+    ///
+    /// # Errors
+    /// As [`Text::chat`]; also if the template does not include answers verbatim.
+    pub fn chat_follow_up(&self, question: &str, options: &ChatOptions) -> Result<Vec<u32>, Error> {
+        let messages = [Message::user(question)];
+        let Conversation { template, literal, .. } = self.conversation(&messages, options)?;
+        self.encode_rendered(
+            &template.render_follow_up(question, options, &literal)?,
+            literal.mark(),
+        )
+    }
+
+    /// # Errors
+    /// There is no chat template; the messages are certainly too long.
+    fn conversation<'a>(
+        &'a self,
+        messages: &[Message],
+        options: &'a ChatOptions,
+    ) -> Result<Conversation<'a>, Error> {
+        let template = self.template()?;
+        // Before the template makes copies of it.
+        self.check_bytes(messages.iter().map(|message| message.content.len()).sum())?;
+        let given =
+            [serde_json::to_string(&options.variables), serde_json::to_string(&options.tools)];
+        let given = given.into_iter().flatten().map(Cow::Owned);
+        // JSON may spell a character as an escape.
+        let escaped = messages.iter().flat_map(|m| &m.tool_calls).filter_map(|call| {
+            serde_json::from_str::<serde_json::Value>(&call.arguments).ok().map(|v| v.to_string())
+        });
+        let strings = messages.iter().flat_map(Message::strings).map(Cow::Borrowed);
+        let source = [Cow::Borrowed(template.source())];
+        let strings = strings.chain(given).chain(escaped.map(Cow::Owned)).chain(source);
+        let literal = Literal::new(&self.controls, strings)
+            .ok_or_else(|| template.problem("the messages have every private character".into()))?;
+        Ok(Conversation { template, options, literal })
+    }
+
+    /// Tokens of a rendered text. In the parts with `mark`, special tokens are text.
+    ///
+    /// # Errors
+    /// The tokenizer cannot represent the text, or it has more tokens than the context.
+    fn encode_rendered(&self, text: &str, mark: char) -> Result<Vec<u32>, Error> {
+        if !text.contains(mark) {
+            return self.encode_prompt(text, false);
+        }
+        let mut tokens = Vec::new();
+        let mut add = |part: &str, is_literal: bool| -> Result<(), Error> {
+            let limit = self.limit.saturating_sub(tokens.len());
+            let ids = match is_literal {
+                true => self.encode_literal(part, mark, limit)?,
+                false => self.tokenizer().encode_within(part, false, limit)?,
+            };
+            tokens.extend(ids.ok_or_else(|| self.too_long(self.limit.saturating_add(1)))?);
+            Ok(())
+        };
+        // Everything before `done` is encoded. `start` is where the text between tokens begins.
+        let (mut done, mut start) = (0, 0);
+        let ends = self.controls.find(text).map(Some).chain([None]);
+        for found in ends {
+            let mut end = found.map_or(text.len(), |found| found.start);
+            if text[start..end].contains(mark) {
+                if found.is_some_and(|found| found.token.takes_before) {
+                    end = start + text[start..end].trim_end().len();
+                }
+                add(&text[done..start], false)?;
+                add(&text[start..end], true)?;
+                done = end;
+            }
+            if let Some(found) = found {
+                start = found.end();
+                if found.token.takes_behind {
+                    start = text.len() - text[start..].trim_start().len();
+                }
+            }
+        }
+        add(&text[done..], false)?;
+        Ok(tokens)
+    }
+
+    /// Tokens of a text without special ones.
+    fn encode_literal(
+        &self,
+        marked: &str,
+        mark: char,
+        limit: usize,
+    ) -> Result<Option<Vec<u32>>, Error> {
+        let has_special = |ids: &[u32]| ids.iter().any(|id| self.tokenizer().is_special(*id));
+        let ids = self.tokenizer().encode_literal(&marked.replace(mark, ""), limit)?;
+        if !ids.as_ref().is_some_and(|ids| has_special(ids)) {
+            return Ok(ids);
+        }
+        // Some models join a special token from its characters: no part has all of them.
+        let mut all = Vec::new();
+        for part in marked.split(mark) {
+            let limit = limit.saturating_sub(all.len());
+            let Some(ids) = self.tokenizer().encode_literal(part, limit)? else { return Ok(None) };
+            all.extend(ids);
+        }
+        Ok(Some(all))
+    }
+
+    /// Length of the prefix of `tokens`, those of `text`, that the tokens of another text share.
+    /// Only the text between the last shared special token and the first difference is encoded.
+    fn shared(&self, text: &str, tokens: &[u32], other: &str, mark: char) -> Option<usize> {
+        let same = text.bytes().zip(other.bytes()).take_while(|(a, b)| a == b).count();
+        let same = text.floor_char_boundary(same);
+        let specials = self.controls.find(text).take_while(|found| found.end() <= same);
+        let (count, from) = specials.fold((0, 0), |(count, _), found| (count + 1, found.end()));
+        // Special tokens in the text are those in the tokens, in the same order.
+        let mut places =
+            tokens.iter().enumerate().filter(|(_, id)| self.tokenizer().is_special(**id));
+        let at = match count {
+            0 => 0,
+            _ => places.nth(count - 1).map(|(place, _)| place + 1)?,
+        };
+        let between = self.encode_rendered(&text[from..same], mark).ok()?;
+        Some(at + tokens[at..].iter().zip(&between).take_while(|(a, b)| a == b).count())
+    }
+}
+
+/// Texts that share with a prompt what later prompts are likely to share.
+fn likely<'a>(
+    conversation: &'a Conversation<'_>,
+    messages: &'a [Message],
+) -> impl Iterator<Item = String> + 'a {
+    let is_system = |message: &&Message| ["system", "developer"].contains(&&*message.role);
+    let systems = messages.iter().take_while(is_system).count();
+    let before = messages.len().saturating_sub(1);
+    let (other, past) = (Message::user(OTHER), Message::assistant(OTHER));
+    let with = |start: &[Message], end: &[Message]| [start, end].concat();
+    let variants = [
+        // Another first question.
+        (with(&messages[..systems], std::slice::from_ref(&other)), true),
+        // Another last message.
+        (with(&messages[..before], std::slice::from_ref(&other)), true),
+        (messages[..before].to_vec(), false),
+        (messages.to_vec(), false),
+        // The next turn.
+        (with(messages, &[past, other]), true),
+    ];
+    // A template that rejects these messages gives no position.
+    variants
+        .into_iter()
+        .filter_map(move |(messages, generation)| conversation.render(&messages, generation).ok())
+}
