@@ -59,7 +59,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     while !batch.is_empty() {
         for event in batch.step(&mut StepControl::default())? {
             match event {
-                Event::Token { id, token } => {
+                Event::Token { id, token, .. } => {
                     tokens += 1;
                     answers.entry(id).and_modify(|(_, made)| made.push(token));
                 }
@@ -68,6 +68,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                     println!("\n{title}: {}", text.tokenizer().decode(&made, true)?);
                 }
                 Event::Failed { error, .. } => return Err(error.into()),
+                _ => {}
             }
         }
     }

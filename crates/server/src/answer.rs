@@ -87,7 +87,7 @@ impl AnswerDeltas {
             Some(RequestEvent::Started(synced)) => {
                 self.usage.prompt_tokens_details.cached_tokens = synced.reused;
             }
-            Some(RequestEvent::Token(token)) => {
+            Some(RequestEvent::Token { token, .. }) => {
                 self.usage.completion_tokens += 1;
                 if !self.end_tokens.contains(token) {
                     self.text.push(token)?;

@@ -134,13 +134,6 @@ pub struct LayerStats {
     pub hit: u64,
 }
 
-impl LayerStats {
-    pub(crate) fn add(&mut self, layer: &Stats) {
-        self.needed += layer.experts_needed;
-        self.hit += layer.experts_hit;
-    }
-}
-
 /// Maximum number of copies of a model that reads are spread over, its own folder included.
 pub(crate) const MAX_COPIES: usize = 8;
 

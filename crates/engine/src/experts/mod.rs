@@ -2,10 +2,11 @@
 //!
 //! `cache` maps experts to slots, `policy` picks the slot to evict, `prefetch` predicts the next
 //! layer's experts, `io` reads their bytes, `source` has their file locations, `tier` holds the
-//! slots of one kind of memory; `trace` records routing, `probe` measures disk and memory. Must not
-//! know: sessions, the memory plan.
+//! slots of one kind of memory; `counters` counts uses and hits, `trace` records routing, `probe`
+//! measures disk and memory. Must not know: sessions, the memory plan.
 
 pub(crate) mod cache;
+pub(crate) mod counters;
 pub(crate) mod io;
 pub(crate) mod policy;
 pub(crate) mod prefetch;
@@ -14,6 +15,7 @@ pub(crate) mod source;
 pub(crate) mod tier;
 pub(crate) mod trace;
 
+pub use counters::ExpertCounts;
 pub use io::{
     Access, Completion, PageCache, ReadOptions, ReadRequest, Reader, ReaderKind, Urgency,
 };

@@ -7,17 +7,17 @@
 use std::{
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::Arc,
     time::Instant,
 };
 
 use moeflux_compute::{Buffer, Device, MAX_TOP_LOGITS, Op, Span, State, View, Weight};
 
 use crate::{
-    base::{
-        error::Error,
-        stats::{LayerStats, Stats},
+    base::{error::Error, stats::Stats},
+    experts::{
+        cache::ExpertCache, counters::ExpertCounters, prefetch::PrefetchMode, trace::TraceRecorder,
     },
-    experts::{cache::ExpertCache, prefetch::PrefetchMode, trace::TraceRecorder},
     model::blueprint::Blueprint,
     runtime::{
         control::StepControl,
@@ -100,8 +100,6 @@ pub(crate) struct Model {
     top_logits: Buffer,
     spans: [Vec<Span>; 2],
     moe_state: MoeState,
-    /// Cache statistics by layer, of all sessions together.
-    layer_stats: Vec<LayerStats>,
     /// `(LOGIT_ROWS, vocab)` on the host.
     host_logits: Vec<f32>,
     /// Tokens of the current step, and its rows with requested logits.
@@ -149,7 +147,6 @@ impl Model {
                 .map_err(Error::at(|| "logits"))?,
             spans: [Vec::with_capacity(1), Vec::with_capacity(1)],
             moe_state: MoeState::new(blueprint, rows, prefetch),
-            layer_stats: vec![LayerStats::default(); blueprint.layers.len()],
             host_logits: vec![0.0; LOGIT_ROWS * blueprint.vocab],
             tokens: Vec::with_capacity(rows),
             logit_rows: Vec::with_capacity(LOGIT_ROWS),
@@ -157,8 +154,9 @@ impl Model {
         })
     }
 
-    pub(crate) fn layer_stats(&self) -> &[LayerStats] {
-        &self.layer_stats
+    /// Uses and hits of experts, of all sessions together.
+    pub(crate) fn expert_counters(&self) -> &Arc<ExpertCounters> {
+        &self.moe_state.counters
     }
 
     /// Sets or removes the recorder of routing traces, from the next step on.
@@ -309,7 +307,7 @@ impl Model {
                 eps: self.eps,
             };
             layer.run(&mut step)?;
-            self.layer_stats[i].add(&stats.since(&before));
+            self.moe_state.counters.add_stats(i, &stats.since(&before));
             if let Some(observer) = &mut control.observer {
                 let mut hidden = vec![0.0; rows * self.hidden];
                 device.read(x, &mut hidden).map_err(Error::at(|| format!("layer {i}")))?;

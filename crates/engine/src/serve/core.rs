@@ -21,8 +21,10 @@ use super::{
 };
 use crate::{
     base::{error::Error, setters::setters, stats::Stats},
+    experts::counters::ExpertCounts,
     runtime::control::CancelToken,
     session::{engine::Engine, session::Synced},
+    text::sampling::TokenLogprobs,
 };
 
 /// Default requests in the waiting line.
@@ -64,8 +66,20 @@ pub enum RequestEvent {
         /// Tokens of the prompt.
         total: usize,
     },
+    /// Log-probabilities of the next tokens of the prompt, each given the tokens before it.
+    PromptLogprobs {
+        /// Position of the first of these tokens; at least 1.
+        first: usize,
+        /// Log-probabilities, token by token.
+        logprobs: Vec<TokenLogprobs>,
+    },
     /// The next token.
-    Token(u32),
+    Token {
+        /// The token.
+        token: u32,
+        /// Its log-probabilities, if the request asks for them.
+        logprobs: Option<Box<TokenLogprobs>>,
+    },
     /// The last event: the answer is complete.
     Finished(Finish),
     /// The last event: the request failed.
@@ -289,6 +303,12 @@ impl ServingCore {
             waiting: self.shared.waiting.load(Ordering::SeqCst),
             ..stats
         }
+    }
+
+    /// Uses of each expert, and hits and misses per layer, since the model was loaded. Waits for no
+    /// step.
+    pub fn expert_counts(&self) -> Vec<ExpertCounts> {
+        self.engine.expert_counts()
     }
 
     /// Accepts no more requests. Accepted ones are served.

@@ -1,7 +1,10 @@
 //! Decode loop: prompt ids in, token ids out, one after another until the answer ends.
 
+use std::sync::Arc;
+
 use serde::Serialize;
 
+use super::choice::{ChosenToken, PromptLogprobs, TokenChoice};
 #[cfg(feature = "text")]
 use crate::text::{answer_text::AnswerText, chat::ToolSet};
 use crate::{
@@ -11,7 +14,7 @@ use crate::{
         engine::Engine,
         session::{Session, Synced},
     },
-    text::sampling::{EndTokens, Sampler, Sampling},
+    text::sampling::{EndTokens, MaskSource, Sampling, TokenLogprobs},
 };
 
 /// A generation request.
@@ -33,6 +36,19 @@ pub struct GenerateRequest {
     /// Lengths of prompt prefixes that other prompts are likely to share, ascending: see
     /// [`Session::sync_with`].
     pub ends: Vec<usize>,
+    /// Biases of tokens' logits, from -100 to 100: pairs of token and bias. In effect -100 forbids
+    /// a token, and 100 forces it.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Masks of the answer's tokens, applied in order after bias and penalties.
+    pub masks: Vec<Arc<dyn MaskSource>>,
+    /// Log-probabilities of the answer's tokens under the model's own distribution, before bias,
+    /// penalties, temperature and masks. The value is the number of the most probable tokens that
+    /// come with each, up to [`MAX_TOP_LOGPROBS`](crate::text::MAX_TOP_LOGPROBS). Default: none.
+    pub logprobs: Option<usize>,
+    /// Whether each token of the prompt but the first gets log-probabilities, given the tokens
+    /// before it, with as many of the most probable tokens as `logprobs` says. All of the prompt is
+    /// then computed, without reuse. With `max_tokens` of 0 the request ends there.
+    pub prompt_logprobs: bool,
 }
 
 setters!(GenerateRequest {
@@ -40,6 +56,10 @@ setters!(GenerateRequest {
     max_tokens: impl Into<Option<usize>>,
     end_tokens: Vec<u32>,
     ends: Vec<usize>,
+    logit_bias: Vec<(u32, f32)>,
+    masks: Vec<Arc<dyn MaskSource>>,
+    logprobs: impl Into<Option<usize>>,
+    prompt_logprobs: bool,
 });
 
 #[cfg(feature = "text")]
@@ -170,11 +190,12 @@ impl AnswerEnd {
 /// Iterator over generated tokens: see [`Session::generate`].
 pub struct Tokens<'a> {
     session: &'a mut Session,
-    sampler: Sampler,
+    choice: TokenChoice,
     end: AnswerEnd,
     cancel: Option<&'a CancelToken>,
     synced: Synced,
-    last: Option<u32>,
+    prompt_logprobs: Vec<TokenLogprobs>,
+    last: Option<ChosenToken>,
     finish: Option<Finish>,
     failed: bool,
 }
@@ -187,16 +208,22 @@ impl<'a> Tokens<'a> {
         end: AnswerEnd,
         control: &mut StepControl<'w>,
     ) -> Result<Self, Error> {
-        let mut sampler =
-            Sampler::new(request.sampling.clone(), session.engine().blueprint().vocab)?;
-        sampler.prompt(prompt);
-        let synced = session.sync_with(prompt, &request.ends, control)?;
+        session.check_tokens(0, prompt)?;
+        let vocab = session.engine().blueprint().vocab;
+        let choice = TokenChoice::for_request(vocab, prompt, request)?;
+        let mut of_prompt = PromptLogprobs::for_request(&prompt.into(), request);
+        let synced = match &mut of_prompt {
+            Some(sink) => session.sync_anew(prompt, &request.ends, control, sink)?,
+            None => session.sync_with(prompt, &request.ends, control)?,
+        };
+        let prompt_logprobs = of_prompt.map(|mut of_prompt| of_prompt.take()).unwrap_or_default();
         Ok(Self {
             session,
-            sampler,
+            choice,
             end,
             cancel: control.cancel,
             synced,
+            prompt_logprobs,
             last: None,
             finish: None,
             failed: false,
@@ -212,6 +239,16 @@ impl<'a> Tokens<'a> {
     /// Reuse and work for the prompt.
     pub fn synced(&self) -> Synced {
         self.synced
+    }
+
+    /// Log-probabilities of the prompt's tokens but the first, if the request asks for them.
+    pub fn prompt_logprobs(&self) -> &[TokenLogprobs] {
+        &self.prompt_logprobs
+    }
+
+    /// Log-probabilities of the last token, if the request asks for them.
+    pub fn logprobs(&self) -> Option<&TokenLogprobs> {
+        self.last.as_ref()?.logprobs.as_deref()
     }
 
     /// Reason for the end; `None` while generating, and after an error.
@@ -241,13 +278,14 @@ impl Iterator for Tokens<'_> {
             return None;
         }
         let mut control = StepControl { cancel: self.cancel, ..StepControl::default() };
-        let sampled = match self.last {
-            None => self.sampler.sample(self.session.logits()),
-            Some(last) => self.session.next(&[last], &mut self.sampler, &mut control),
+        let chosen = match &self.last {
+            None => self.choice.choose(self.session.logits()),
+            Some(last) => self.choice.next(self.session, last.token, &mut control),
         };
-        match sampled.and_then(|token| self.end.push(token).map(|()| token)) {
-            Ok(token) => {
-                self.last = Some(token);
+        match chosen.and_then(|chosen| self.end.push(chosen.token).map(|()| chosen)) {
+            Ok(chosen) => {
+                let token = chosen.token;
+                self.last = Some(chosen);
                 Some(Ok(token))
             }
             Err(Error::Cancelled) => {
@@ -268,8 +306,8 @@ impl Session {
     /// Setting `control.cancel` ends it at the next layer. `control.progress` covers the prompt.
     ///
     /// # Errors
-    /// As [`Session::sync`]; also if a sampling value is out of range, a stop string is empty, or
-    /// the checkpoint has no tokenizer for stop strings.
+    /// As [`Session::sync`]; also if a sampling value or a bias is out of range, a stop string is
+    /// empty, the checkpoint has no tokenizer for stop strings, or a mask does not start.
     pub fn generate<'a, 'w: 'a>(
         &'a mut self,
         prompt: &[u32],

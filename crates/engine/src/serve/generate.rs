@@ -9,7 +9,7 @@ use crate::{
     runtime::control::StepControl,
     serve::decode::{AnswerEnd, Finish, GenerateRequest, Tokens},
     session::session::Session,
-    text::{answer_text::AnswerText, dialect::Delta},
+    text::{answer_text::AnswerText, dialect::Delta, sampling::TokenLogprobs},
 };
 
 /// Prefill or decode, with its cost.
@@ -56,6 +56,12 @@ pub struct Answer {
     pub text: String,
     /// Generated tokens, including the end token if one occurred.
     pub tokens: Vec<u32>,
+    /// Log-probabilities of these tokens, if the request asks for them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub logprobs: Vec<TokenLogprobs>,
+    /// Log-probabilities of the prompt's tokens but the first, if the request asks for them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub prompt_logprobs: Vec<TokenLogprobs>,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
     /// Of these, tokens that did not have to be computed.
@@ -86,6 +92,8 @@ pub fn generate(
         reasoning: String::new(),
         text: String::new(),
         tokens: Vec::new(),
+        logprobs: Vec::new(),
+        prompt_logprobs: Vec::new(),
         prompt_tokens: prompt.len(),
         reused: 0,
         finish: Finish::Cancelled,
@@ -102,10 +110,14 @@ pub fn generate(
         Err(error) => return Err(error),
     };
     answer.reused = tokens.synced().reused;
+    answer.prompt_logprobs = tokens.prompt_logprobs().to_vec();
     answer.prefill = timer.lap(tokens.session());
     answer.finish = loop {
         match tokens.next() {
-            Some(token) => answer.tokens.push(token?),
+            Some(token) => {
+                answer.tokens.push(token?);
+                answer.logprobs.extend(tokens.logprobs().cloned());
+            }
             None => break tokens.finish().unwrap_or(Finish::Cancelled),
         }
         if emit(&mut tokens, &mut answer, on_delta).is_break() {

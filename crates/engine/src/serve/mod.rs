@@ -1,6 +1,7 @@
 //! Serving floor: the decode loop of one answer and the scheduler of many.
 //!
-//! - Requests, the end of an answer, and the decode loop over token ids: `decode.rs`.
+//! - Requests, the end of an answer, and the decode loop over token ids: `decode.rs`. The choice of
+//!   the next token: `choice.rs`; scripts in place of it: `forced_tokens.rs`.
 //! - Answers in text, on top of it: `generate.rs`. Needs the feature `text`.
 //! - Many answers that share steps: `scheduler.rs`.
 //! - The thread that serves requests, and handles to it: `core.rs` and `worker.rs`.
@@ -8,8 +9,10 @@
 //! Knows: requests, sampling, stop conditions, how sequences share steps. Must not know: HTTP,
 //! async runtimes, terminals.
 
+pub(crate) mod choice;
 pub(crate) mod core;
 pub(crate) mod decode;
+mod forced_tokens;
 #[cfg(feature = "text")]
 pub(crate) mod generate;
 pub(crate) mod scheduler;
@@ -20,6 +23,7 @@ pub use core::{
     SinkState,
 };
 pub use decode::Tokens;
+pub use forced_tokens::ForcedTokens;
 #[cfg(feature = "text")]
 pub use generate::Phase;
 pub use scheduler::{Event, RequestId, Scheduler, SchedulerOptions, SubmitError};

@@ -1,6 +1,6 @@
 //! Scheduler: continuous batching of prefill and decode over many sequences, with prefix sharing.
 
-use std::{cmp::Reverse, fmt};
+use std::{cmp::Reverse, fmt, sync::Arc};
 
 use crate::{
     base::{
@@ -9,13 +9,16 @@ use crate::{
         stats::Stats,
     },
     runtime::control::StepControl,
-    serve::decode::{AnswerEnd, Finish, GenerateRequest},
+    serve::{
+        choice::{ChosenToken, PromptLogprobs, TokenChoice},
+        decode::{AnswerEnd, Finish, GenerateRequest},
+    },
     session::{
         engine::Engine,
         session::{BatchEntry, MIN_CACHED_PREFIX, Session, Synced},
         timeline::common_prefix_len,
     },
-    text::sampling::Sampler,
+    text::sampling::TokenLogprobs,
 };
 
 /// Default prompt tokens in a step that also decodes. Bounds the latency of the decoding sequences.
@@ -77,13 +80,25 @@ impl From<SubmitError> for Error {
 }
 
 /// Event of a step of a [`Scheduler`].
+#[non_exhaustive]
 pub enum Event {
+    /// Log-probabilities of the next tokens of a prompt, each given the tokens before it.
+    PromptLogprobs {
+        /// Its request.
+        id: RequestId,
+        /// Position of the first of these tokens; at least 1.
+        first: usize,
+        /// Log-probabilities, token by token.
+        logprobs: Vec<TokenLogprobs>,
+    },
     /// The next token of a sequence.
     Token {
         /// Its request.
         id: RequestId,
         /// The token.
         token: u32,
+        /// Its log-probabilities, if the request asks for them.
+        logprobs: Option<Box<TokenLogprobs>>,
     },
     /// A sequence is complete.
     Finished {
@@ -91,11 +106,10 @@ pub enum Event {
         id: RequestId,
         /// Reason for the end.
         finish: Finish,
-        /// Its session. It holds all tokens but the last generated one. If no token was requested,
-        /// it holds the part of the prompt that was available.
+        /// Its session. It holds all tokens but the last generated one.
         session: Session,
     },
-    /// Sampling failed: the model's weights may be damaged.
+    /// Sampling or a mask failed: the model's weights may be damaged.
     Failed {
         /// Its request.
         id: RequestId,
@@ -158,19 +172,21 @@ struct PrefixLeader {
 
 /// A validated request, as parts of its sequence.
 struct PreparedRequest {
-    sampler: Sampler,
+    choice: TokenChoice,
     end: AnswerEnd,
     pauses: Vec<usize>,
     synced: Synced,
 }
 
-/// A request in flight: its session, sampler and progress.
+/// A request in flight: its session, choice of tokens and progress.
 struct Sequence {
     id: RequestId,
     session: Session,
-    sampler: Sampler,
+    choice: TokenChoice,
     end: AnswerEnd,
-    prompt: Vec<u32>,
+    prompt: Arc<[u32]>,
+    /// Set if the request asks for log-probabilities of the prompt. No part of it is then adopted.
+    prompt_logprobs: Option<PromptLogprobs>,
     /// Positions of the prompt at which prefill pauses to fill the prefix cache, ascending.
     pauses: Vec<usize>,
     synced: Synced,
@@ -181,16 +197,29 @@ struct Sequence {
 }
 
 impl Sequence {
-    /// The session, and the tokens to feed next.
-    fn next_input(&mut self) -> (&mut Session, &[u32]) {
-        let Self { session, prompt, pending, .. } = self;
+    /// Entry of a step that feeds the next `count` tokens.
+    fn entry(&mut self, count: usize) -> BatchEntry<'_> {
+        let Self { session, prompt, pending, prompt_logprobs, .. } = self;
         let fed = session.tokens().len();
-        (session, pending.as_ref().map_or_else(|| &prompt[fed..], std::slice::from_ref))
+        match pending {
+            Some(token) => BatchEntry::new(session, std::slice::from_ref(token)).logits(true),
+            None => {
+                let tokens = &prompt[fed..fed + count];
+                let logits = fed + count == prompt.len();
+                let each_row = prompt_logprobs.as_mut().map(|of_prompt| of_prompt.start_at(fed));
+                BatchEntry { session, tokens, logits, each_row }
+            }
+        }
     }
 
     /// Whether part of the prompt is left to prefill.
     fn is_prefilling(&self) -> bool {
         self.pending.is_none() && self.remaining() > 0
+    }
+
+    /// Whether the rest of the prompt may be adopted from another sequence.
+    fn can_adopt(&self) -> bool {
+        self.is_prefilling() && self.prompt_logprobs.is_none()
     }
 
     /// Length of the prefix that can be adopted from another sequence. To cover the whole prompt,
@@ -242,27 +271,31 @@ impl Scheduler {
     ///
     /// # Errors
     /// The prompt is empty, longer than the context, or has ids outside the vocabulary; a sampling
-    /// value is out of range; a stop string is empty, or the checkpoint has no tokenizer for stop
-    /// strings; the session belongs to another engine. [`SubmitError`] returns the session.
+    /// value, a bias or the number of log-probabilities is out of range; a stop string is empty, or
+    /// the checkpoint has no tokenizer for stop strings; a mask does not start; the session belongs
+    /// to another engine. [`SubmitError`] returns the session.
     pub fn add(
         &mut self,
         mut session: Session,
         prompt: &[u32],
         request: &GenerateRequest,
     ) -> Result<RequestId, SubmitError> {
-        let PreparedRequest { sampler, end, pauses, synced } =
+        let PreparedRequest { choice, end, pauses, synced } =
             match self.prepare(&mut session, prompt, request) {
                 Ok(prepared) => prepared,
                 Err(error) => return Err(SubmitError { error, session: Box::new(session) }),
             };
         let id = RequestId(self.next_id);
         self.next_id += 1;
+        let prompt: Arc<[u32]> = prompt.into();
+        let prompt_logprobs = PromptLogprobs::for_request(&prompt, request);
         self.sequences.push(Sequence {
             id,
             session,
-            sampler,
+            choice,
             end,
-            prompt: prompt.to_vec(),
+            prompt,
+            prompt_logprobs,
             pauses,
             synced,
             pending: None,
@@ -282,12 +315,16 @@ impl Scheduler {
         if !self.engine.same_engine(session.engine()) {
             return Err(SessionError::OtherEngineInBatch.into());
         }
-        let mut sampler = Sampler::new(request.sampling.clone(), self.engine.blueprint().vocab)?;
-        sampler.prompt(prompt);
+        session.check_tokens(0, prompt)?;
         let end = AnswerEnd::for_request(&self.engine, prompt, request)?;
-        let synced = session.reuse(prompt)?;
+        let vocab = self.engine.blueprint().vocab;
+        let choice = TokenChoice::for_request(vocab, prompt, request)?;
+        let synced = match request.prompt_logprobs {
+            true => session.start_anew(prompt)?,
+            false => session.reuse(prompt)?,
+        };
         let pauses = session.cache_positions(synced.reused..prompt.len(), &request.ends);
-        Ok(PreparedRequest { sampler, end, pauses, synced })
+        Ok(PreparedRequest { choice, end, pauses, synced })
     }
 
     /// Removes a sequence before its end and returns its session, at its last good token. `None` if
@@ -347,16 +384,15 @@ impl Scheduler {
         let token_counts = self.schedule();
         let mut entries: Vec<BatchEntry<'_>> = Vec::with_capacity(token_counts.len());
         for (sequence, count) in self.sequences.iter_mut().zip(&token_counts) {
-            let (session, input) = sequence.next_input();
             if *count > 0 {
-                let logits = *count == input.len();
-                entries.push(BatchEntry { session, tokens: &input[..*count], logits });
+                entries.push(sequence.entry(*count));
             }
         }
         let stats = self.engine.step(&mut entries, control)?;
         self.stats = self.stats.plus(&stats);
         self.adopt_shared_prefixes();
         let mut events = Vec::new();
+        self.take_prompt_logprobs(&token_counts, &mut events);
         self.sample(&token_counts, &mut events);
         self.cache_prefixes(&mut events);
         self.retire(&mut events);
@@ -429,7 +465,7 @@ impl Scheduler {
                 && end > other.session.tokens().len();
             is_worth_waiting.then_some(PrefixLeader { index, end })
         };
-        let others = self.sequences.iter().enumerate().filter(|_| sequence.is_prefilling());
+        let others = self.sequences.iter().enumerate().filter(|_| sequence.can_adopt());
         // Ties: the one furthest ahead. Others may wait for it too, and run past the shared prefix.
         others
             .filter_map(leader)
@@ -451,11 +487,8 @@ impl Scheduler {
                 let is_enough = end >= leader_end.max(len + MIN_CACHED_PREFIX);
                 (is_available && is_enough && !timeline.is_lossy).then_some(end)
             };
-            let others = self
-                .sequences
-                .iter()
-                .enumerate()
-                .filter(|(j, _)| *j != i && sequence.is_prefilling());
+            let others =
+                self.sequences.iter().enumerate().filter(|(j, _)| *j != i && sequence.can_adopt());
             let best = others
                 .filter_map(|(j, other)| Some((j, usable(other)?)))
                 .max_by_key(|(_, end)| *end);
@@ -494,6 +527,17 @@ impl Scheduler {
         }
     }
 
+    /// Hands out the log-probabilities of the prompt tokens of a step that fed `token_counts`.
+    fn take_prompt_logprobs(&mut self, token_counts: &[usize], events: &mut Vec<Event>) {
+        for (sequence, count) in self.sequences.iter_mut().zip(token_counts) {
+            let Some(of_prompt) = &mut sequence.prompt_logprobs else { continue };
+            let (first, logprobs) = (of_prompt.first(), of_prompt.take());
+            if sequence.pending.is_none() && *count > 0 && !logprobs.is_empty() {
+                events.push(Event::PromptLogprobs { id: sequence.id, first, logprobs });
+            }
+        }
+    }
+
     /// Samples the next token of each sequence that has logits for it.
     fn sample(&mut self, token_counts: &[usize], events: &mut Vec<Event>) {
         let mut failed = Vec::new();
@@ -507,17 +551,17 @@ impl Scheduler {
             {
                 continue;
             }
-            let sampled = match prompt_done && token_counts[i] > 0 {
-                true => sequence
-                    .session
-                    .cache_prefix()
-                    .and_then(|()| sequence.sampler.sample(sequence.session.logits())),
-                false => sequence.sampler.sample(sequence.session.logits()),
+            let cached = match prompt_done && token_counts[i] > 0 {
+                true => sequence.session.cache_prefix(),
+                false => Ok(()),
             };
-            match sampled.and_then(|token| sequence.end.push(token).map(|()| token)) {
-                Ok(token) => {
+            let chosen = cached
+                .and_then(|()| sequence.choice.choose(sequence.session.logits()))
+                .and_then(|chosen| sequence.end.push(chosen.token).map(|()| chosen));
+            match chosen {
+                Ok(ChosenToken { token, logprobs }) => {
                     sequence.pending = Some(token);
-                    events.push(Event::Token { id: sequence.id, token });
+                    events.push(Event::Token { id: sequence.id, token, logprobs });
                 }
                 Err(error) => failed.push((i, error)),
             }

@@ -187,7 +187,11 @@ impl Worker {
     /// Gives sessions to waiting requests, first come, first served.
     fn admit(&mut self) {
         while let Some(submission) = self.waiting.pop_front() {
-            let Some(session) = self.take_session(&submission.prompt) else {
+            let reusable = match submission.request.prompt_logprobs {
+                true => &[],
+                false => &submission.prompt[..],
+            };
+            let Some(session) = self.take_session(reusable) else {
                 return self.waiting.push_front(submission);
             };
             self.shared.waiting.fetch_sub(1, Ordering::SeqCst);
@@ -215,8 +219,8 @@ impl Worker {
         }
     }
 
-    /// A session for a prompt: the idle one with the longest common prefix, else a new one, else
-    /// the idle one that was used least recently.
+    /// A session for a request that may reuse a prefix of `prompt`: the idle one with the longest
+    /// common prefix, else a new one, else the idle one that was used least recently.
     fn take_session(&mut self, prompt: &[u32]) -> Option<Session> {
         let shared = |idle: &IdleSession| common_prefix_len(idle.session.tokens(), prompt);
         let best = (0..self.idle.len()).max_by_key(|i| shared(&self.idle[*i]));
@@ -273,14 +277,19 @@ impl Worker {
     }
 
     fn hand_out(&mut self, event: Event) {
-        let (Event::Token { id, .. } | Event::Finished { id, .. } | Event::Failed { id, .. }) =
-            &event;
+        let (Event::PromptLogprobs { id, .. }
+        | Event::Token { id, .. }
+        | Event::Finished { id, .. }
+        | Event::Failed { id, .. }) = &event;
         let Some(i) = self.running.iter().position(|running| running.id == *id) else { return };
         let client = &mut self.running[i].client;
         match event {
-            Event::Token { token, .. } => {
+            Event::PromptLogprobs { first, logprobs, .. } => {
+                client.send(RequestEvent::PromptLogprobs { first, logprobs });
+            }
+            Event::Token { token, logprobs, .. } => {
                 self.stats.generated_tokens += 1;
-                client.send(RequestEvent::Token(token));
+                client.send(RequestEvent::Token { token, logprobs });
             }
             Event::Finished { finish, session, .. } => {
                 client.send(RequestEvent::Finished(finish));

@@ -22,6 +22,7 @@ use crate::{
     checkpoint::{Checkpoint, ModelId, RopeScaling},
     experts::{
         cache::{CacheTiers, ExpertCache, SlotAccess},
+        counters::{ExpertCounters, ExpertCounts},
         io::{PageCache, ReadOptions, Reader, open as open_reader},
         policy::PolicyKind,
         prefetch::PrefetchMode,
@@ -97,6 +98,7 @@ struct EngineShared {
     exact: bool,
     reads: String,
     notes: Vec<String>,
+    expert_counters: Arc<ExpertCounters>,
     runtime: Mutex<Runtime>,
     /// Live sessions.
     sessions: AtomicUsize,
@@ -228,6 +230,7 @@ impl Engine {
             exact: options.device.exact,
             reads,
             notes,
+            expert_counters: Arc::clone(runtime.model.expert_counters()),
             runtime: Mutex::new(runtime),
             sessions: AtomicUsize::new(0),
         };
@@ -317,9 +320,16 @@ impl Engine {
         &self.shared.device
     }
 
-    /// Routing statistics per layer, summed over all sessions since the engine was opened.
+    /// Routing statistics per layer, summed over all sessions since the engine was opened. Waits
+    /// for no step.
     pub fn layer_stats(&self) -> Vec<LayerStats> {
-        self.lock().model.layer_stats().to_vec()
+        self.shared.expert_counters.stats()
+    }
+
+    /// Uses of each expert, and hits and misses per layer, summed over all sessions since the
+    /// engine was opened. Waits for no step.
+    pub fn expert_counts(&self) -> Vec<ExpertCounts> {
+        self.shared.expert_counters.copy()
     }
 
     /// Counters of expert reads since the engine was opened.

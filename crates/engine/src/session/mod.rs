@@ -16,5 +16,5 @@ pub(crate) mod timeline;
 pub use engine::{OpenProgress, WrapReader};
 pub use mark::Mark;
 pub use save_restore::SnapshotOptions;
-pub use session::{BatchEntry, Synced};
+pub use session::{BatchEntry, RowSink, Synced};
 pub use snapshot::SnapshotFolder;

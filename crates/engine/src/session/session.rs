@@ -153,6 +153,32 @@ impl Session {
         control: &mut StepControl<'_>,
     ) -> Result<Synced, Error> {
         let synced = self.reuse(tokens)?;
+        self.prefill(tokens, synced, ends, control, None)
+    }
+
+    /// Like [`Session::sync_with`], without reuse: computes all tokens. `sink` receives the logits
+    /// of each, by its index into `tokens`.
+    pub(crate) fn sync_anew(
+        &mut self,
+        tokens: &[u32],
+        ends: &[usize],
+        control: &mut StepControl<'_>,
+        sink: &mut dyn RowSink,
+    ) -> Result<Synced, Error> {
+        let synced = self.start_anew(tokens)?;
+        self.prefill(tokens, synced, ends, control, Some(sink))
+    }
+
+    /// Computes the tokens that are not reused, and fills the prefix cache at `ends`. `sink`
+    /// receives the logits of each computed token.
+    fn prefill(
+        &mut self,
+        tokens: &[u32],
+        synced: Synced,
+        ends: &[usize],
+        control: &mut StepControl<'_>,
+        mut sink: Option<&mut dyn RowSink>,
+    ) -> Result<Synced, Error> {
         if synced.computed == 0 {
             return Ok(synced);
         }
@@ -161,13 +187,20 @@ impl Session {
         for end in self.cache_positions(done..tokens.len(), ends) {
             let (before, share) =
                 ((done - synced.reused) as f64 / total, (end - done) as f64 / total);
-            let wanted = if end == tokens.len() {
+            let wanted = if sink.is_some() {
+                LogitsRequest::Logits(Logits::All)
+            } else if end == tokens.len() {
                 LogitsRequest::Logits(Logits::Last)
             } else {
                 LogitsRequest::None
             };
             control.part(before, share, |control| {
-                self.steps(&tokens[done..end], wanted, control, &mut |_, _| true)
+                self.steps(&tokens[done..end], wanted, control, &mut |row, output| {
+                    if let (LogitsOutput::Logits(logits), Some(sink)) = (output, &mut sink) {
+                        sink.row(done + row, logits);
+                    }
+                    true
+                })
             })?;
             self.cache_prefix()?;
             done = end;
@@ -184,6 +217,14 @@ impl Session {
             false => self.restore_prefix(same, tokens)?,
         };
         Ok(Synced { computed: tokens.len() - reused.reused, ..reused })
+    }
+
+    /// Drops all tokens, to compute `tokens` from the first one on.
+    pub(crate) fn start_anew(&mut self, tokens: &[u32]) -> Result<Synced, Error> {
+        self.check_tokens(0, tokens)?;
+        let rewound = self.timeline.tokens.len();
+        self.reset()?;
+        Ok(Synced { rewound, computed: tokens.len(), ..Synced::default() })
     }
 
     /// Whether the session holds exactly these tokens and their logits.
@@ -489,18 +530,33 @@ pub struct BatchEntry<'a> {
     /// Whether to compute [`Session::logits`] after the last token. Otherwise the output head does
     /// not run.
     pub logits: bool,
+    /// Receives the logits of each token. A step that fails may have called it.
+    pub each_row: Option<&'a mut dyn RowSink>,
+}
+
+/// Receiver of logits, token by token.
+pub trait RowSink: Send {
+    /// Takes the logits after token `row` of the entry, one per vocabulary entry.
+    fn row(&mut self, row: usize, logits: &[f32]);
 }
 
 impl<'a> BatchEntry<'a> {
     /// Appends tokens without logits.
     pub fn new(session: &'a mut Session, tokens: &'a [u32]) -> Self {
-        Self { session, tokens, logits: false }
+        Self { session, tokens, logits: false, each_row: None }
     }
 
     /// Sets `logits`.
     #[must_use]
     pub fn logits(mut self, logits: bool) -> Self {
         self.logits = logits;
+        self
+    }
+
+    /// Sets `each_row`.
+    #[must_use]
+    pub fn each_row(mut self, each_row: impl Into<Option<&'a mut dyn RowSink>>) -> Self {
+        self.each_row = each_row.into();
         self
     }
 }
@@ -546,43 +602,38 @@ impl Engine {
             }
             entry.session.check_tokens(entry.session.tokens().len(), entry.tokens)?;
         }
-        let ends: Vec<usize> = entries
-            .iter()
-            .scan(0, |end, entry| {
-                *end += entry.tokens.len();
-                Some(*end)
-            })
-            .collect();
-        // Logits, and whether this step has read them.
-        let take = |entry: &mut BatchEntry<'_>| {
-            (std::mem::take(&mut entry.session.timeline.logits), false)
-        };
-        let mut logits: Vec<(Vec<f32>, bool)> = entries.iter_mut().map(take).collect();
-        let wanted = |logits: bool| {
-            if logits { LogitsRequest::Logits(Logits::Last) } else { LogitsRequest::None }
-        };
+        let mut outputs: Vec<EntryOutput<'_>> = Vec::with_capacity(entries.len());
+        for entry in &mut *entries {
+            let start = outputs.last().map_or(0, |output| output.rows.end);
+            outputs.push(EntryOutput {
+                rows: start..start + entry.tokens.len(),
+                keeps_last: entry.logits,
+                logits: std::mem::take(&mut entry.session.timeline.logits),
+                was_read: false,
+                each_row: entry.each_row.take(),
+            });
+        }
         let mut batch: Vec<BatchResult<'_>> = entries
             .iter_mut()
-            .map(|entry| BatchResult {
+            .zip(&outputs)
+            .map(|(entry, output)| BatchResult {
                 timeline: &mut entry.session.timeline,
                 tokens: entry.tokens,
-                wanted: wanted(entry.logits),
+                wanted: output.wanted(),
             })
             .collect();
         let mut stats = Stats::default();
         let stepped = self.lock().step(&mut batch, &mut stats, control, &mut |row, output| {
-            if let (LogitsOutput::Logits(row_of), Ok(i)) = (output, ends.binary_search(&(row + 1)))
-            {
-                let (logits, read) = &mut logits[i];
-                logits.clear();
-                logits.extend_from_slice(row_of);
-                *read = true;
+            let i = outputs.partition_point(|output| output.rows.end <= row);
+            if let (LogitsOutput::Logits(logits), Some(of_entry)) = (output, outputs.get_mut(i)) {
+                of_entry.take(row, logits);
             }
             true
         });
         let stepped = stepped.map_err(|error| self.explain_non_finite(error));
-        for (entry, (mut logits, read)) in entries.iter_mut().zip(logits) {
-            if read != stepped.is_ok() {
+        for (entry, output) in entries.iter_mut().zip(outputs) {
+            let EntryOutput { mut logits, was_read, .. } = output;
+            if was_read != stepped.is_ok() {
                 logits.clear();
             }
             entry.session.timeline.logits = logits;
@@ -591,6 +642,41 @@ impl Engine {
             }
         }
         stepped.map(|()| stats)
+    }
+}
+
+/// Output of a step for one of its entries.
+struct EntryOutput<'a> {
+    /// Rows of the step.
+    rows: Range<usize>,
+    /// Whether the session keeps the logits of the last row.
+    keeps_last: bool,
+    /// Logits of the session.
+    logits: Vec<f32>,
+    /// Whether the step has read them.
+    was_read: bool,
+    each_row: Option<&'a mut dyn RowSink>,
+}
+
+impl EntryOutput<'_> {
+    fn wanted(&self) -> LogitsRequest {
+        match (&self.each_row, self.keeps_last) {
+            (Some(_), _) => LogitsRequest::Logits(Logits::All),
+            (None, true) => LogitsRequest::Logits(Logits::Last),
+            (None, false) => LogitsRequest::None,
+        }
+    }
+
+    /// Takes the logits of a row of the step.
+    fn take(&mut self, row: usize, logits: &[f32]) {
+        if let Some(sink) = &mut self.each_row {
+            sink.row(row - self.rows.start, logits);
+        }
+        if self.keeps_last && row + 1 == self.rows.end {
+            self.logits.clear();
+            self.logits.extend_from_slice(logits);
+            self.was_read = true;
+        }
     }
 }
 

@@ -35,7 +35,10 @@ pub use chat::{
 pub use dialect::{AnswerParser, CallSyntax, Delta};
 #[cfg(feature = "text")]
 pub use prompt::ChatPrompt;
-pub use sampling::{EndTokens, GenerationConfig, Sampler, StopResult, StopStrings};
+pub use sampling::{
+    EndTokens, GenerationConfig, MAX_TOP_LOGPROBS, MaskSource, Sampler, StopResult, StopStrings,
+    TokenLogprobs, TokenMask, TopLogprob,
+};
 #[cfg(feature = "text")]
 pub use text::Text;
 #[cfg(feature = "text")]

@@ -6,6 +6,7 @@ use crate::{
     base::error::{Error, ToolError},
     runtime::{control::StepControl, forward::Logits},
     session::session::Session,
+    text::sampling::LogSoftmax,
 };
 
 /// Perplexity of a text.
@@ -23,9 +24,7 @@ pub struct Perplexity {
 /// Negative log-likelihood of `token` under the softmax of `logits`, in nats, summed in f64.
 /// Infinite for a token without a logit.
 pub fn negative_log_likelihood(logits: &[f32], token: u32) -> f64 {
-    let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    let sum: f64 = logits.iter().map(|x| (f64::from(*x) - max).exp()).sum();
-    logits.get(token as usize).map_or(f64::INFINITY, |logit| max + sum.ln() - f64::from(*logit))
+    -LogSoftmax::new(logits).logprob(token)
 }
 
 /// Measures `tokens` in consecutive windows of the session's context length. In each window every

@@ -30,3 +30,4 @@ mod saved_configs;
 mod scheduler;
 mod serving_core;
 mod sessions;
+mod token_choice;

@@ -50,7 +50,7 @@ fn run(batch: &mut Scheduler) -> Made {
         let mut of_step = Vec::new();
         for event in batch.step(&mut StepControl::default()).unwrap() {
             match event {
-                Event::Token { id, token } => {
+                Event::Token { id, token, .. } => {
                     made.tokens.entry(id).or_default().push(token);
                     of_step.push(id);
                 }
@@ -58,6 +58,7 @@ fn run(batch: &mut Scheduler) -> Made {
                     made.finish.insert(id, (finish, session));
                 }
                 Event::Failed { error, .. } => panic!("{error}"),
+                _ => {}
             }
         }
         made.steps.push(of_step);

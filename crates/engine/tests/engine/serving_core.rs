@@ -48,7 +48,7 @@ fn answer(events: &Receiver<RequestEvent>) -> (Vec<u32>, Finish) {
     let mut tokens = Vec::new();
     loop {
         match events.recv_timeout(Duration::from_secs(60)).unwrap() {
-            RequestEvent::Token(token) => tokens.push(token),
+            RequestEvent::Token { token, .. } => tokens.push(token),
             RequestEvent::Finished(finish) => return (tokens, finish),
             RequestEvent::Failed(error) => panic!("{error}"),
             _ => {}
@@ -133,7 +133,7 @@ fn a_reader_that_stalls_for_long_is_cancelled() {
 fn cancelled_requests_free_their_session() {
     let core = ServingCore::start(&engine(1), ServingOptions::default()).unwrap();
     let (running, events) = submit(&core, prompt(1, 20), request(200), 1024);
-    while !matches!(events.recv().unwrap(), RequestEvent::Token(_)) {}
+    while !matches!(events.recv().unwrap(), RequestEvent::Token { .. }) {}
     let (waiting, no_events) = submit(&core, prompt(2, 20), request(3), 256);
     wait_for(&core, |core| core.stats().waiting == 1);
     drop(waiting);

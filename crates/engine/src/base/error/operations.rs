@@ -240,6 +240,18 @@ pub enum SamplingError {
     /// Logits that are all minus infinity.
     #[error("all tokens are banned: every logit is minus infinity")]
     AllBanned,
+    /// Token of a script that another mask forbids.
+    #[error(
+        "turn {turn} of the script: token {position}, id {token}, is forbidden by another mask"
+    )]
+    ForcedTokenForbidden {
+        /// Number of the answer, from 1.
+        turn: usize,
+        /// Index of the token in the answer.
+        position: usize,
+        /// Id of the token.
+        token: u32,
+    },
 }
 
 /// Options or folders that a tool cannot use: probes, traces, packing, synthetic checkpoints,

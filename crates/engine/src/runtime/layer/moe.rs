@@ -5,6 +5,7 @@
 
 use std::{
     ops::Range,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -24,6 +25,7 @@ use crate::{
     },
     experts::{
         cache::{Lookup, Pin},
+        counters::ExpertCounters,
         prefetch::{MAX_PREFETCH_ROWS, PrefetchAction, PrefetchMode, Prefetcher},
         trace::TraceRecorder,
     },
@@ -138,6 +140,8 @@ pub(crate) struct MoeState {
     uses: Vec<ExpertUse>,
     pinned: Vec<Pin>,
     prefetcher: Prefetcher,
+    /// Counters that are read outside steps too.
+    pub(crate) counters: Arc<ExpertCounters>,
     /// Records the needed experts, if a trace is recorded.
     pub(crate) recorder: Option<TraceRecorder>,
 }
@@ -156,6 +160,7 @@ impl MoeState {
             uses: Vec::with_capacity(n),
             pinned: Vec::with_capacity(n),
             prefetcher: Prefetcher::new(prefetch, blueprint.layers.len(), k),
+            counters: Arc::new(ExpertCounters::new(blueprint)),
             recorder: None,
         }
     }
@@ -171,6 +176,7 @@ impl MoeState {
             + size_of::<Pin>();
         (rows.max(MAX_PREFETCH_ROWS) * k * bytes) as u64
             + Prefetcher::bytes(blueprint.layers.len(), k)
+            + ExpertCounters::bytes(blueprint)
     }
 
     /// Groups the ids by expert.
@@ -511,7 +517,10 @@ impl Moe {
             observer.experts(layer, self.top_k, &moe_state.ids);
         }
         moe_state.group_by_expert(self.top_k);
-        let MoeState { needed, prefetcher, recorder, .. } = moe_state;
+        let MoeState { needed, prefetcher, counters, recorder, .. } = moe_state;
+        for used in &*needed {
+            counters.add_uses(layer, used.expert, used.choices.len());
+        }
         if let Some(recorder) = recorder {
             recorder.record_layer(needed.iter().map(|n| n.expert));
         }

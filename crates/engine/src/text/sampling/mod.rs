@@ -1,10 +1,13 @@
 //! Sampling: from logits to a token.
 //!
-//! [`Sampler::sample`] applies penalties, temperature, top-k, top-p and min-p to all logits.
+//! [`Sampler::sample`] applies bias, penalties, temperature, top-k, top-p and min-p to all logits.
 //! [`Sampler::sample_candidates`] does the same on the top logits that a device selected, if they
-//! suffice. End tokens are in `generation_config.rs`, stop strings in `stop_strings.rs`.
+//! suffice. End tokens are in `generation_config.rs`, stop strings in `stop_strings.rs`, masks in
+//! `mask.rs`, log-probabilities in `logprobs.rs`.
 
 mod generation_config;
+mod logprobs;
+mod mask;
 mod stop_strings;
 #[cfg(test)]
 mod tests;
@@ -13,12 +16,15 @@ mod xoshiro;
 use serde::{Deserialize, Serialize};
 
 pub use generation_config::{EndTokens, GenerationConfig};
+pub(crate) use logprobs::LogSoftmax;
+pub use logprobs::{MAX_TOP_LOGPROBS, TokenLogprobs, TopLogprob};
+pub use mask::{MaskSource, TokenMask};
 pub use stop_strings::{StopResult, StopStrings};
 
 use moeflux_compute::{LogitTally, LogitWeights, MAX_TOP_LOGITS, logits_between, logits_extent};
 
 use crate::base::{
-    error::{Error, SamplingError},
+    error::{Error, SamplingError, SessionError},
     setters::setters,
 };
 use xoshiro::Xoshiro256;
@@ -29,6 +35,9 @@ const CANDIDATES: [usize; 4] = [1, 64, 256, MAX_TOP_LOGITS];
 /// Candidates requested for min-p without top-k. Usually fewer tokens pass.
 const MIN_P_CANDIDATES: usize = 64;
 
+/// Largest bias of a logit. In effect it forces a token, and its negative forbids it.
+const MAX_BIAS: f32 = 100.0;
+
 /// Maximum number of extra candidates in place of tokens that penalties may demote. One per seen
 /// token always suffices; this many nearly always do.
 const MAX_EXTRA_CANDIDATES: usize = 128;
@@ -37,7 +46,7 @@ const MAX_EXTRA_CANDIDATES: usize = 128;
 ///
 /// Applied in this order, as in `transformers` and vLLM: repetition penalty, presence and frequency
 /// penalty, temperature, top-k, top-p, min-p. Tokens are ranked by their logit; of equal logits the
-/// lower id comes first.
+/// lower id comes first. A bias precedes all of them, masks follow the penalties.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
@@ -156,7 +165,14 @@ impl Sampling {
     }
 }
 
-/// Sampler of one answer. Allocates only on creation.
+/// Bias of a token's logit.
+#[derive(Clone, Copy, Debug)]
+struct TokenBias {
+    token: u32,
+    bias: f32,
+}
+
+/// Sampler of one answer. Allocates only on creation, and for the first token with a bias or mask.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     sampling: Sampling,
@@ -164,8 +180,10 @@ pub struct Sampler {
     vocab: usize,
     /// Rank keys of individually ranked tokens, see [`rank_key`].
     keys: Vec<u64>,
-    /// All logits after penalties, if any penalty is on.
-    penalised: Vec<f32>,
+    /// All logits after bias, penalties and masks, if there are any.
+    adjusted: Vec<f32>,
+    /// Added to the logits of tokens.
+    bias: Vec<TokenBias>,
     /// Histogram of the weights of all tokens, by logit.
     tally: LogitTally,
     /// Occurrences of each id in the answer; empty without penalties.
@@ -191,12 +209,33 @@ impl Sampler {
             sampling,
             vocab,
             keys: Vec::with_capacity(vocab),
-            penalised: Vec::with_capacity(tracked),
+            adjusted: Vec::with_capacity(tracked),
+            bias: Vec::new(),
             tally: LogitTally::new(),
             counts: vec![0; tracked],
             seen: Vec::with_capacity(tracked),
             is_seen: vec![false; tracked],
         })
+    }
+
+    /// Adds a bias to the logits of tokens before all else, from -100 to 100: pairs of token and
+    /// bias. A token with several has their sum.
+    ///
+    /// # Errors
+    /// A bias is out of range, or a token outside the vocabulary.
+    pub fn set_logit_bias(&mut self, logit_bias: &[(u32, f32)]) -> Result<(), Error> {
+        self.bias.clear();
+        for &(token, bias) in logit_bias {
+            if !(-MAX_BIAS..=MAX_BIAS).contains(&bias) {
+                let (name, rule) = ("logit_bias", "must be from -100 to 100");
+                return Err(SamplingError::Parameter { name, value: bias, rule }.into());
+            }
+            if token as usize >= self.vocab {
+                return Err(SessionError::TokenId { id: token, vocab: self.vocab }.into());
+            }
+            self.bias.push(TokenBias { token, bias });
+        }
+        Ok(())
     }
 
     /// Records the prompt, for the repetition penalty. Ids outside the vocabulary are ignored.
@@ -219,17 +258,33 @@ impl Sampler {
     /// [`SamplingError`] if the number of logits differs from the vocabulary, a logit is NaN or
     /// plus infinity, or all tokens are banned.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, Error> {
+        self.sample_masked(logits, &mut [])
+    }
+
+    /// Like [`Sampler::sample`], among the tokens that all masks allow. They are applied in order,
+    /// and take the chosen token.
+    ///
+    /// # Errors
+    /// As [`Sampler::sample`], and those of the masks.
+    pub fn sample_masked(
+        &mut self,
+        logits: &[f32],
+        masks: &mut [Box<dyn TokenMask>],
+    ) -> Result<u32, Error> {
         self.check_len(logits)?;
-        if self.seen.is_empty() {
+        if self.seen.is_empty() && self.bias.is_empty() && masks.is_empty() {
             let range = logit_range(logits, logits)?;
             return Ok(self.choose_from_all(logits, range));
         }
-        let mut penalised = std::mem::take(&mut self.penalised);
-        self.apply_penalties(logits, &mut penalised);
-        let range = logit_range(&penalised, logits);
-        let id = range.map(|range| self.choose_from_all(&penalised, range));
-        self.penalised = penalised;
-        id
+        let mut adjusted = std::mem::take(&mut self.adjusted);
+        self.adjust(logits, &mut adjusted);
+        let masked = masks.iter_mut().try_for_each(|mask| mask.mask(&mut adjusted));
+        let range = masked.and_then(|()| logit_range(&adjusted, logits));
+        let id = range.map(|range| self.choose_from_all(&adjusted, range));
+        self.adjusted = adjusted;
+        let id = id?;
+        masks.iter_mut().try_for_each(|mask| mask.accept(id))?;
+        Ok(id)
     }
 
     /// Number of top logits, before penalties, that
@@ -238,8 +293,8 @@ impl Sampler {
     ///
     /// Greedy and top-k need as many as they keep, and one more for each token that a penalty may
     /// demote. min-p without top-k usually needs few. All logits are needed by top-p without top-k,
-    /// which keeps a share of the total weight, by sampling without a filter, and if a negative
-    /// penalty may promote any token.
+    /// which keeps a share of the total weight, by sampling without a filter, and if a bias or a
+    /// negative penalty may promote any token.
     pub(crate) fn candidates(&self, vocab: usize) -> Option<usize> {
         let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
         let needed = match top_k {
@@ -248,7 +303,7 @@ impl Sampler {
             0 => return None,
             k => k,
         };
-        if self.sampling.can_promote() {
+        if self.can_promote() {
             return None;
         }
         let asked = needed.saturating_add(self.seen.len().min(MAX_EXTRA_CANDIDATES));
@@ -267,7 +322,7 @@ impl Sampler {
         ids: &[f32],
         logits: &[f32],
     ) -> Result<Option<u32>, Error> {
-        if self.sampling.can_promote() {
+        if self.can_promote() {
             return Ok(None);
         }
         self.keys.clear();
@@ -309,8 +364,8 @@ impl Sampler {
         Some(id)
     }
 
-    /// Chooses among all tokens, after penalties, and records the choice. `range` is the largest
-    /// and the smallest logit.
+    /// Chooses among all tokens, after all adjustments, and records the choice. `range` is the
+    /// largest and the smallest logit.
     fn choose_from_all(&mut self, logits: &[f32], range: [f32; 2]) -> u32 {
         let Sampling { temperature, top_k, .. } = self.sampling;
         let id = if temperature == 0.0 {
@@ -391,13 +446,21 @@ impl Sampler {
         Err(SamplingError::LogitCount { given, vocab }.into())
     }
 
-    /// Fills `dst` with the penalised logits. NaN stays NaN.
-    fn apply_penalties(&self, logits: &[f32], dst: &mut Vec<f32>) {
+    /// Whether a bias or a penalty may raise the rank of a token.
+    fn can_promote(&self) -> bool {
+        !self.bias.is_empty() || self.sampling.can_promote()
+    }
+
+    /// Fills `dst` with the logits after bias and penalties. NaN stays NaN.
+    fn adjust(&self, logits: &[f32], dst: &mut Vec<f32>) {
         dst.clear();
         dst.extend_from_slice(logits);
+        for &TokenBias { token, bias } in &self.bias {
+            dst[token as usize] += bias;
+        }
         for &id in &self.seen {
             let index = id as usize;
-            dst[index] = self.penalised(logits[index], self.counts[index]);
+            dst[index] = self.penalised(dst[index], self.counts[index]);
         }
     }
 
@@ -532,7 +595,7 @@ fn mass_for_share(mass: u128, share: f64) -> u128 {
     (mass as f64 * share).ceil() as u128
 }
 
-/// Largest and smallest of the penalised `logits`, which are not empty. An invalid logit is
+/// Largest and smallest of the adjusted `logits`, which are not empty. An invalid logit is
 /// reported with its value in `original`.
 fn logit_range(logits: &[f32], original: &[f32]) -> Result<[f32; 2], Error> {
     match logits_extent(logits) {

@@ -6,8 +6,8 @@ use moeflux_compute::LogitWeights;
 use proptest::{collection::vec, prelude::*, test_runner::RngSeed};
 
 use super::{
-    EndTokens, GenerationConfig, Sampler, Sampling, StopStrings, key_id, key_logit, logit_range,
-    rank_key, xoshiro::Xoshiro256,
+    EndTokens, GenerationConfig, Sampler, Sampling, StopStrings, TokenLogprobs, key_id, key_logit,
+    logit_range, rank_key, xoshiro::Xoshiro256,
 };
 use crate::{
     base::error::{Error, SamplingError},
@@ -77,7 +77,7 @@ fn distribution(sampler: &mut Sampler, logits: &[f32]) -> Vec<(u32, f64)> {
         return vec![(sampler.clone().sample(logits).unwrap(), 1.0)];
     }
     let mut penalised = Vec::new();
-    sampler.apply_penalties(logits, &mut penalised);
+    sampler.adjust(logits, &mut penalised);
     let range = logit_range(&penalised, logits).unwrap();
     let weights = LogitWeights::new(range[0], sampler.sampling.temperature);
     let (len, mass) = if sampler.sampling.top_k > 0 {
@@ -624,4 +624,37 @@ fn partial_stop_strings_are_held_back() {
     assert_eq!(matcher.finish(), "EN");
     assert_eq!(stops(&[]).unwrap().push("all").emit, "all");
     assert!(stops(&["a", ""]).unwrap_err().to_string().contains("empty"));
+}
+
+#[test]
+fn logprobs_of_equal_logits_are_in_order_of_ids() {
+    let logits = [1.0, 3.0, 3.0, -2.0, 3.0];
+    let ids = |top: usize| -> Vec<u32> {
+        TokenLogprobs::new(&logits, 4, top).top.iter().map(|entry| entry.token).collect()
+    };
+    assert!(ids(0).is_empty());
+    assert_eq!(ids(2), [1, 2]);
+    assert_eq!(ids(4), [1, 2, 4, 0]);
+    let all = TokenLogprobs::new(&logits, 4, 20);
+    assert_eq!(all.top.len(), 5);
+    assert_eq!(all.top[2].logprob, all.logprob);
+    let sum: f64 = all.top.iter().map(|entry| f64::from(entry.logprob).exp()).sum();
+    assert!((sum - 1.0).abs() < 1e-6, "{sum}");
+    assert_eq!(TokenLogprobs::new(&logits, 5, 1).logprob, f32::NEG_INFINITY);
+}
+
+#[test]
+fn a_bias_precedes_penalties_and_needs_all_logits() {
+    let sampling = Sampling { repetition_penalty: 2.0, ..Sampling::greedy() };
+    let mut sampler = Sampler::new(sampling, 3).unwrap();
+    sampler.prompt(&[2]);
+    sampler.set_logit_bias(&[(2, 3.0), (2, 2.0)]).unwrap();
+    // Token 2 has (1 + 5) / 2 = 3. With the penalty first it would have 5.5.
+    assert_eq!(sampler.sample(&[2.5, 0.0, 1.0]).unwrap(), 2);
+    assert_eq!(sampler.sample(&[3.5, 0.0, 1.0]).unwrap(), 0);
+    let mut greedy = Sampler::new(Sampling::greedy(), 1000).unwrap();
+    assert_eq!(greedy.candidates(1000), Some(1));
+    greedy.set_logit_bias(&[(1, -1.0)]).unwrap();
+    assert_eq!(greedy.candidates(1000), None);
+    assert_eq!(greedy.sample_candidates(&[1.0], &[2.0]).unwrap(), None);
 }

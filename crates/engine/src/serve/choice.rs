@@ -1,0 +1,120 @@
+//! Choice of an answer's next token by all that its request names: sampling, bias, masks, logprobs.
+
+use std::sync::Arc;
+
+use super::decode::GenerateRequest;
+use crate::{
+    base::error::Error,
+    runtime::{control::StepControl, forward::Logits},
+    session::session::{RowSink, Session},
+    text::sampling::{Sampler, TokenLogprobs, TokenMask},
+};
+
+/// A chosen token.
+#[derive(Debug)]
+pub(crate) struct ChosenToken {
+    pub(crate) token: u32,
+    /// Its log-probabilities, if the request asks for them.
+    pub(crate) logprobs: Option<Box<TokenLogprobs>>,
+}
+
+/// Choice of the tokens of one answer, alone or in a [`Scheduler`](crate::serve::Scheduler).
+pub(crate) struct TokenChoice {
+    sampler: Sampler,
+    masks: Vec<Box<dyn TokenMask>>,
+    /// Number of the most probable tokens beside each log-probability.
+    logprobs: Option<usize>,
+}
+
+impl TokenChoice {
+    /// The choice for a valid prompt, by a request. Starts the masks.
+    ///
+    /// # Errors
+    /// A sampling value, a bias or the number of log-probabilities is out of range; a mask does not
+    /// start.
+    pub(crate) fn for_request(
+        vocab: usize,
+        prompt: &[u32],
+        request: &GenerateRequest,
+    ) -> Result<Self, Error> {
+        let mut sampler = Sampler::new(request.sampling.clone(), vocab)?;
+        sampler.set_logit_bias(&request.logit_bias)?;
+        sampler.prompt(prompt);
+        request.logprobs.map_or(Ok(()), TokenLogprobs::check_count)?;
+        let masks = request.masks.iter().map(|source| source.start()).collect::<Result<_, _>>()?;
+        Ok(Self { sampler, masks, logprobs: request.logprobs })
+    }
+
+    /// Chooses the next token from all logits.
+    ///
+    /// # Errors
+    /// As [`Sampler::sample_masked`].
+    pub(crate) fn choose(&mut self, logits: &[f32]) -> Result<ChosenToken, Error> {
+        let token = self.sampler.sample_masked(logits, &mut self.masks)?;
+        let logprobs = self.logprobs.map(|top| Box::new(TokenLogprobs::new(logits, token, top)));
+        Ok(ChosenToken { token, logprobs })
+    }
+
+    /// Appends a token to the session and chooses the next one, from candidates that the device
+    /// selects where they suffice.
+    ///
+    /// # Errors
+    /// As [`Session::feed`] and [`TokenChoice::choose`].
+    pub(crate) fn next(
+        &mut self,
+        session: &mut Session,
+        token: u32,
+        control: &mut StepControl<'_>,
+    ) -> Result<ChosenToken, Error> {
+        if self.masks.is_empty() && self.logprobs.is_none() {
+            let token = session.next(&[token], &mut self.sampler, control)?;
+            return Ok(ChosenToken { token, logprobs: None });
+        }
+        session.feed(&[token], Logits::Last, control, &mut |_, _| {})?;
+        self.choose(session.logits())
+    }
+}
+
+/// Log-probabilities of a prompt's tokens but the first, from the logits after each token.
+pub(crate) struct PromptLogprobs {
+    /// Number of the most probable tokens beside each.
+    top: usize,
+    prompt: Arc<[u32]>,
+    /// Position of the first token of the current step.
+    start: usize,
+    /// Results of the current step.
+    of_step: Vec<TokenLogprobs>,
+}
+
+impl PromptLogprobs {
+    /// `None` if the request does not ask for them.
+    pub(crate) fn for_request(prompt: &Arc<[u32]>, request: &GenerateRequest) -> Option<Self> {
+        let top = request.logprobs.unwrap_or_default();
+        let of_step = Vec::new();
+        request.prompt_logprobs.then(|| Self { top, prompt: Arc::clone(prompt), start: 0, of_step })
+    }
+
+    /// The sink of a step whose tokens start at a position of the prompt.
+    pub(crate) fn start_at(&mut self, start: usize) -> &mut dyn RowSink {
+        self.start = start;
+        self.of_step.clear();
+        self
+    }
+
+    /// Position of the first token with a result of the current step.
+    pub(crate) fn first(&self) -> usize {
+        self.start + 1
+    }
+
+    /// Results of the current step, token by token.
+    pub(crate) fn take(&mut self) -> Vec<TokenLogprobs> {
+        std::mem::take(&mut self.of_step)
+    }
+}
+
+impl RowSink for PromptLogprobs {
+    fn row(&mut self, row: usize, logits: &[f32]) {
+        let next = self.prompt.get(self.start + row + 1);
+        self.of_step.extend(next.map(|next| TokenLogprobs::new(logits, *next, self.top)));
+    }
+}
