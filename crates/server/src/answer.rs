@@ -3,12 +3,11 @@
 use moeflux::{
     Finish,
     serve::{EventSink, RequestEvent, SinkState},
-    text::{self, AnswerText, EndTokens},
+    text::{self, AnswerText, Decoder, EndTokens, StopStrings, TokenLogprobs, Tokenizer},
 };
-use serde::Serialize;
 use tokio::sync::mpsc::{Sender, error::TrySendError};
 
-use crate::error::ApiError;
+use crate::{error::ApiError, ids};
 
 /// Events of a request that its client has not read. More pause the request.
 pub(crate) const UNREAD: usize = 256;
@@ -29,52 +28,210 @@ impl EventSink for ChannelSink {
 /// Part of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Delta {
+    /// The answer has a session. Always the first delta.
+    Start(AnswerUsage),
+    /// Log-probabilities of the tokens of the next text.
+    Logprobs(Vec<TokenEntry>),
     /// More of the thoughts before the answer: whole characters.
     Reasoning(String),
     /// More text: whole characters.
     Text(String),
-    /// The end.
-    End {
-        /// Reason for the end.
-        finish: Finish,
-        /// Tokens of prompt and answer.
-        usage: TokenUsage,
+    /// A call of a tool begins.
+    CallStart {
+        /// Number of the call within the answer, from 0.
+        index: usize,
+        /// Id by which the client names the call's result.
+        id: String,
+        name: String,
     },
+    /// More of a call's arguments. All parts together are one JSON object.
+    CallArguments { index: usize, json: String },
+    /// A call is complete.
+    CallEnd {
+        /// Number of the call within the answer.
+        index: usize,
+    },
+    /// The end. Always the last delta.
+    End { finish: AnswerFinish, usage: AnswerUsage },
 }
 
-/// Tokens of a request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct TokenUsage {
-    pub(crate) prompt_tokens: usize,
-    pub(crate) completion_tokens: usize,
-    pub(crate) total_tokens: usize,
-    pub(crate) prompt_tokens_details: PromptTokens,
+/// A token with its log-probability.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct TokenEntry {
+    pub(crate) text: String,
+    /// `None` for the first token of a prompt.
+    pub(crate) logprob: Option<f64>,
+    /// The most probable tokens in its place, in their order.
+    pub(crate) top: Vec<TopEntry>,
 }
 
-/// Tokens of a prompt.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct PromptTokens {
-    /// Tokens that were not computed.
-    pub(crate) cached_tokens: usize,
+/// One of the most probable tokens.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct TopEntry {
+    pub(crate) text: String,
+    pub(crate) logprob: f64,
 }
 
-/// Whether an event is the last one of its request.
-pub(crate) fn is_last(event: Option<&RequestEvent>) -> bool {
-    matches!(event, None | Some(RequestEvent::Finished(_) | RequestEvent::Failed(_)))
+/// Reason for the end of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum AnswerFinish {
+    /// The model ended it.
+    Stop,
+    /// This stop string occurred.
+    StopString(String),
+    /// The requested number of tokens is reached.
+    Length,
+    /// The context is full.
+    Context,
+    /// The model ended it after at least one complete call.
+    Calls,
+}
+
+/// Tokens of an answer and its prompt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct AnswerUsage {
+    pub(crate) prompt: usize,
+    /// Tokens of the prompt that were not computed.
+    pub(crate) cached: usize,
+    pub(crate) generated: usize,
+    /// Generated tokens that are thoughts.
+    pub(crate) reasoning: usize,
+}
+
+/// Text of an answer.
+pub(crate) enum AnswerSource {
+    /// Thoughts, text and calls, as the model's dialect marks them.
+    Parsed(Box<AnswerText>),
+    /// Text only, as the tokens spell it.
+    Raw(RawText),
+}
+
+/// Text up to a stop string.
+pub(crate) struct RawText {
+    decoder: Decoder,
+    stops: StopStrings,
+    text: String,
+}
+
+impl RawText {
+    /// Text of `decoder`'s tokens that ends before the first of `stops`.
+    pub(crate) fn new(decoder: Decoder, stops: StopStrings) -> Self {
+        Self { decoder, stops, text: String::new() }
+    }
+}
+
+impl AnswerSource {
+    /// Takes the next token. Returns whether it completes a stop string.
+    fn push(&mut self, token: u32) -> Result<bool, ApiError> {
+        match self {
+            Self::Parsed(text) => Ok(text.push(token)?),
+            Self::Raw(raw) => {
+                let found = raw.stops.push(raw.decoder.push(token)?);
+                raw.text = found.emit.to_owned();
+                Ok(found.stopped)
+            }
+        }
+    }
+
+    /// Takes an end token, which is no part of the answer.
+    fn end_token(&mut self) {
+        match self {
+            Self::Parsed(text) => text.end_token(),
+            Self::Raw(raw) => raw.text.clear(),
+        }
+    }
+
+    fn finish(&mut self) -> Result<(), ApiError> {
+        match self {
+            Self::Parsed(text) => text.finish()?,
+            Self::Raw(raw) => {
+                raw.text = raw.stops.push(raw.decoder.finish()?).emit.to_owned();
+                raw.text += raw.stops.finish();
+            }
+        }
+        Ok(())
+    }
+
+    /// Parts that the last token, or the end, completed.
+    fn deltas(&self) -> Vec<Delta> {
+        match self {
+            Self::Parsed(text) => text.deltas().filter_map(owned).collect(),
+            Self::Raw(raw) if raw.text.is_empty() => Vec::new(),
+            Self::Raw(raw) => vec![Delta::Text(raw.text.clone())],
+        }
+    }
+
+    fn stop_string(&self) -> Option<&str> {
+        match self {
+            Self::Parsed(text) => text.stop_string(),
+            Self::Raw(raw) => raw.stops.found(),
+        }
+    }
 }
 
 /// Deltas of one answer.
 pub(crate) struct AnswerDeltas {
-    text: AnswerText,
+    source: AnswerSource,
     end_tokens: EndTokens,
-    usage: TokenUsage,
+    progress: AnswerProgress,
+    tokenizer: Tokenizer,
+    /// Text before the answer that belongs to it.
+    echo: Option<Echo>,
+    /// Tokens of the prompt whose log-probabilities follow.
+    echoed: Vec<u32>,
+}
+
+/// A prompt before its answer.
+#[derive(Clone, Debug)]
+pub(crate) struct Echo {
+    pub(crate) text: String,
+    /// Tokens of the prompt, if their log-probabilities belong to the answer.
+    pub(crate) logprobs: Option<Vec<u32>>,
+}
+
+/// The part of an answer that was seen.
+#[derive(Debug, Default)]
+struct AnswerProgress {
+    usage: AnswerUsage,
+    complete_calls: usize,
+    /// The call that is not complete.
+    open_call: Option<OpenCall>,
+    /// Whether the answer ends with its first complete call.
+    one_call: bool,
+    is_thinking: bool,
+    is_ended: bool,
+}
+
+/// A call, and its arguments so far.
+#[derive(Debug)]
+struct OpenCall {
+    index: usize,
+    json: String,
 }
 
 impl AnswerDeltas {
-    /// Deltas of the answer to a prompt of `prompt_tokens` tokens.
-    pub(crate) fn new(text: AnswerText, end_tokens: EndTokens, prompt_tokens: usize) -> Self {
-        let usage = TokenUsage { prompt_tokens, ..TokenUsage::default() };
-        Self { text, end_tokens, usage }
+    /// Deltas of the answer to a prompt of `prompt` tokens.
+    pub(crate) fn new(source: AnswerSource, text: &text::Text, prompt: usize) -> Self {
+        let usage = AnswerUsage { prompt, ..AnswerUsage::default() };
+        let progress = AnswerProgress { usage, ..AnswerProgress::default() };
+        let (end_tokens, tokenizer) = (text.end().clone(), text.tokenizer().clone());
+        Self { source, end_tokens, progress, tokenizer, echo: None, echoed: Vec::new() }
+    }
+
+    /// The answer ends with its first complete call.
+    pub(crate) fn one_call(mut self, one_call: bool) -> Self {
+        self.progress.one_call = one_call;
+        self
+    }
+
+    /// The answer starts with its prompt.
+    pub(crate) fn echo(self, echo: Option<Echo>) -> Self {
+        Self { echo, ..self }
+    }
+
+    /// Whether the last delta was returned.
+    pub(crate) fn is_ended(&self) -> bool {
+        self.progress.is_ended
     }
 
     /// Takes an event; `None` is a channel that closed. Returns the deltas that it completes.
@@ -85,25 +242,50 @@ impl AnswerDeltas {
         let mut deltas = Vec::new();
         match event {
             Some(RequestEvent::Started(synced)) => {
-                self.usage.prompt_tokens_details.cached_tokens = synced.reused;
+                self.progress.usage.cached = synced.reused;
+                deltas.push(Delta::Start(self.progress.usage));
+                if let Some(Echo { text, logprobs }) = self.echo.take() {
+                    self.echoed = logprobs.unwrap_or_default();
+                    if let Some(first) = self.echoed.first() {
+                        let text = self.tokenizer.decode(&[*first], false)?;
+                        let entry = TokenEntry { text, logprob: None, top: Vec::new() };
+                        deltas.push(Delta::Logprobs(vec![entry]));
+                    }
+                    deltas.push(Delta::Text(text));
+                }
             }
-            Some(RequestEvent::Token { token, .. }) => {
-                self.usage.completion_tokens += 1;
-                if !self.end_tokens.contains(token) {
-                    self.text.push(token)?;
-                    deltas.extend(self.completed());
+            Some(RequestEvent::PromptLogprobs { first, logprobs }) => {
+                let tokens = self.echoed.iter().skip(first).zip(&logprobs);
+                let entries = tokens.map(|(token, logprobs)| self.entry(*token, logprobs));
+                deltas.push(Delta::Logprobs(entries.collect::<Result<_, _>>()?));
+            }
+            Some(RequestEvent::Token { token, logprobs }) => {
+                self.progress.usage.generated += 1;
+                if self.end_tokens.contains(token) {
+                    self.source.end_token();
+                    return Ok(deltas);
+                }
+                let is_stopped = self.source.push(token)?;
+                let parts = self.source.deltas();
+                if let Some(logprobs) = logprobs
+                    && self.progress.is_text(&parts)
+                {
+                    deltas.push(Delta::Logprobs(vec![self.entry(token, &logprobs)?]));
+                }
+                self.progress.take(parts, &mut deltas);
+                self.progress.usage.reasoning += usize::from(self.progress.is_thinking);
+                if is_stopped {
+                    self.progress.end(Finish::StopString, self.source.stop_string(), &mut deltas);
                 }
             }
             Some(RequestEvent::Finished(finish)) => {
                 if finish != Finish::StopString {
-                    self.text.finish()?;
-                    deltas.extend(self.completed());
+                    self.source.finish()?;
+                    self.progress.take(self.source.deltas(), &mut deltas);
                 }
-                let mut usage = self.usage;
-                usage.total_tokens = usage.prompt_tokens + usage.completion_tokens;
-                deltas.push(Delta::End { finish, usage });
+                self.progress.end(finish, self.source.stop_string(), &mut deltas);
             }
-            Some(RequestEvent::Failed(error)) => return Err(ApiError::internal(error.to_string())),
+            Some(RequestEvent::Failed(error)) => return Err(ApiError::from(&*error)),
             // Progress of the prompt.
             Some(_) => {}
             None => {
@@ -114,12 +296,203 @@ impl AnswerDeltas {
         Ok(deltas)
     }
 
-    /// Parts that the last token, or the end, completed.
-    fn completed(&self) -> impl Iterator<Item = Delta> {
-        self.text.deltas().filter_map(|delta| match delta {
-            text::Delta::Reasoning(thoughts) => Some(Delta::Reasoning(thoughts.into())),
-            text::Delta::Text(text) => Some(Delta::Text(text.into())),
-            _ => None,
-        })
+    /// A token and its log-probabilities, with the texts of tokens.
+    fn entry(&self, token: u32, logprobs: &TokenLogprobs) -> Result<TokenEntry, ApiError> {
+        let text = |token| self.tokenizer.decode(&[token], false);
+        let TokenLogprobs { logprob, top } = logprobs;
+        let top = top
+            .iter()
+            .map(|top| Ok(TopEntry { text: text(top.token)?, logprob: top.logprob.into() }));
+        let top = top.collect::<Result<_, ApiError>>()?;
+        Ok(TokenEntry { text: text(token)?, logprob: Some(f64::from(*logprob)), top })
+    }
+}
+
+impl AnswerProgress {
+    /// Whether the token that completed `parts` belongs to the text.
+    fn is_text(&self, parts: &[Delta]) -> bool {
+        match parts.last() {
+            None => !self.is_thinking && self.open_call.is_none(),
+            Some(last) => matches!(last, Delta::Text(_)),
+        }
+    }
+
+    /// Adds `parts` up to the end of the answer.
+    fn take(&mut self, parts: Vec<Delta>, deltas: &mut Vec<Delta>) {
+        for part in parts {
+            if self.is_ended {
+                return;
+            }
+            self.is_thinking = matches!(part, Delta::Reasoning(_));
+            let is_call_end = matches!(part, Delta::CallEnd { .. });
+            match &part {
+                Delta::CallStart { index, .. } => {
+                    self.open_call = Some(OpenCall { index: *index, json: String::new() });
+                }
+                Delta::CallArguments { json, .. } => {
+                    self.open_call.iter_mut().for_each(|call| call.json.push_str(json));
+                }
+                Delta::CallEnd { .. } => {
+                    self.open_call = None;
+                    self.complete_calls += 1;
+                }
+                _ => {}
+            }
+            deltas.push(part);
+            if self.one_call && is_call_end {
+                self.end(Finish::EndToken, None, deltas);
+            }
+        }
+    }
+
+    /// Adds the end, once. A call that was cut off becomes valid JSON before it.
+    fn end(&mut self, finish: Finish, stop: Option<&str>, deltas: &mut Vec<Delta>) {
+        if self.is_ended {
+            return;
+        }
+        self.is_ended = true;
+        if let Some(OpenCall { index, json }) = self.open_call.take()
+            && let Some(json) = closing(&json)
+            && !json.is_empty()
+        {
+            deltas.push(Delta::CallArguments { index, json });
+        }
+        let finish = match (finish, stop) {
+            (Finish::MaxTokens, _) => AnswerFinish::Length,
+            (Finish::Context, _) => AnswerFinish::Context,
+            _ if self.complete_calls > 0 => AnswerFinish::Calls,
+            (Finish::StopString, Some(stop)) => AnswerFinish::StopString(stop.to_owned()),
+            _ => AnswerFinish::Stop,
+        };
+        deltas.push(Delta::End { finish, usage: self.usage });
+    }
+}
+
+/// A delta of the engine that clients see.
+fn owned(delta: text::Delta<'_>) -> Option<Delta> {
+    match delta {
+        text::Delta::Reasoning(thoughts) => Some(Delta::Reasoning(thoughts.into())),
+        text::Delta::Text(text) => Some(Delta::Text(text.into())),
+        text::Delta::CallStart { index, name } => {
+            Some(Delta::CallStart { index, id: ids::random_id("call_"), name: name.into() })
+        }
+        text::Delta::CallArguments { index, json } => {
+            Some(Delta::CallArguments { index, json: json.into() })
+        }
+        text::Delta::CallEnd { index } => Some(Delta::CallEnd { index }),
+        _ => None,
+    }
+}
+
+/// Shortest of a few endings that make the start of a JSON object valid; `None` if none does.
+fn closing(json: &str) -> Option<String> {
+    /// Endings of a string, an escape, a key, a number and a literal that were cut off.
+    const ENDINGS: [&str; 25] = [
+        "",
+        "\"",
+        "\\\"",
+        "0\"",
+        "00\"",
+        "000\"",
+        "0000\"",
+        "null",
+        ":null",
+        "\":null",
+        "\\\":null",
+        "\"\":null",
+        "0",
+        "e",
+        "ue",
+        "rue",
+        "se",
+        "lse",
+        "alse",
+        "l",
+        "ll",
+        "ull",
+        "\\ude00\"",
+        "ude00\"",
+        "de00\"",
+    ];
+    if json.trim().is_empty() {
+        return Some("{}".to_owned());
+    }
+    let mut brackets = Vec::new();
+    let (mut in_string, mut is_escaped) = (false, false);
+    for byte in json.bytes() {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' if in_string => is_escaped = true,
+            b'"' => in_string = !in_string,
+            b'{' if !in_string => brackets.push('}'),
+            b'[' if !in_string => brackets.push(']'),
+            b'}' | b']' if !in_string => drop(brackets.pop()),
+            _ => {}
+        }
+    }
+    let brackets: String = brackets.into_iter().rev().collect();
+    let mut endings = ENDINGS.iter().map(|ending| format!("{ending}{brackets}"));
+    endings.find(|ending| {
+        let whole = format!("{json}{ending}");
+        serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&whole).is_ok()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_that_are_cut_anywhere_become_valid_json() {
+        let whole = concat!(
+            r#"{"path": "a\"\\b\u00e9\n", "n": -1.5e3, "#,
+            r#""deep": {"list": [true, false, null, {"x": "é"}]}, "": {}}"#,
+        );
+        for end in (0..=whole.len()).filter(|end| whole.is_char_boundary(*end)) {
+            let cut = &whole[..end];
+            let closing = closing(cut).unwrap_or_else(|| panic!("{cut}"));
+            serde_json::from_str::<serde_json::Map<_, _>>(&format!("{cut}{closing}")).unwrap();
+        }
+        assert_eq!(closing(whole).unwrap(), "");
+        assert_eq!(closing("").unwrap(), "{}");
+        assert_eq!(closing("not JSON"), None);
+    }
+
+    fn ended(progress: &mut AnswerProgress, parts: Vec<Delta>, finish: Finish) -> Vec<Delta> {
+        let mut deltas = Vec::new();
+        progress.take(parts, &mut deltas);
+        progress.end(finish, None, &mut deltas);
+        deltas
+    }
+
+    fn call(index: usize, json: &str) -> [Delta; 2] {
+        let name = "f".to_owned();
+        [
+            Delta::CallStart { index, id: format!("call_{index}"), name },
+            Delta::CallArguments { index, json: json.to_owned() },
+        ]
+    }
+
+    #[test]
+    fn a_call_that_is_cut_off_is_closed_and_is_no_reason_for_the_end() {
+        let mut progress = AnswerProgress::default();
+        let deltas = ended(&mut progress, call(0, "{\"a\": [1").to_vec(), Finish::MaxTokens);
+        assert_eq!(deltas[2], Delta::CallArguments { index: 0, json: "]}".to_owned() });
+        let usage = AnswerUsage::default();
+        assert_eq!(deltas[3], Delta::End { finish: AnswerFinish::Length, usage });
+        let parts = [call(0, "{}").to_vec(), vec![Delta::CallEnd { index: 0 }]].concat();
+        let deltas = ended(&mut AnswerProgress::default(), parts, Finish::EndToken);
+        assert_eq!(deltas[3], Delta::End { finish: AnswerFinish::Calls, usage });
+    }
+
+    #[test]
+    fn an_answer_with_one_call_ends_with_it() {
+        let end = |index| vec![Delta::CallEnd { index }];
+        let parts = [call(0, "{}").to_vec(), end(0), call(1, "{}").to_vec(), end(1)].concat();
+        let mut progress = AnswerProgress { one_call: true, ..AnswerProgress::default() };
+        let deltas = ended(&mut progress, parts.clone(), Finish::MaxTokens);
+        assert_eq!(deltas[..3], parts[..3]);
+        let usage = AnswerUsage::default();
+        assert_eq!(deltas[3..], [Delta::End { finish: AnswerFinish::Calls, usage }]);
     }
 }

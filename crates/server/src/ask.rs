@@ -1,88 +1,127 @@
-//! A request for a chat completion, checked.
+//! A request for answers, whatever its API, and the fields that all APIs share.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::collections::HashSet;
 
-use moeflux::{GenerateRequest, Message, Sampling};
+use moeflux::{
+    ChatOptions, GenerateRequest, Message, Sampling,
+    text::{MAX_TOP_LOGPROBS, ToolSet},
+};
 use serde_json::Value;
 
 use crate::{
     error::ApiError,
+    ids,
     json::{Fields, wrong_type},
-    messages,
 };
 
 /// Most stop strings of a request.
 const MAX_STOPS: usize = 16;
 
-/// Fields that would change the answer and are not supported, with the values that have no effect.
-const UNSUPPORTED: [(&str, &[&str]); 6] = [
-    ("n", &["1"]),
-    ("logprobs", &["false"]),
-    ("top_logprobs", &["0"]),
-    ("logit_bias", &["{}", "[]"]),
-    ("response_format", &[r#"{"type":"text"}"#]),
-    ("audio", &[]),
-];
+/// Most answers of a request. More than the waiting line has room for could never be served.
+pub(crate) const MAX_CHOICES: usize = 64;
 
-/// A request for a chat completion.
+/// Separator of system messages that become one.
+const BETWEEN_SYSTEM: &str = "\n\n";
+
+/// Variables of a template that are not the client's to set.
+const RESERVED: [&str; 3] = ["messages", "tools", "add_generation_prompt"];
+
+/// A request for answers.
 #[derive(Debug)]
-pub(crate) struct ChatAsk {
-    pub(crate) messages: Vec<Message>,
+pub(crate) struct Ask {
+    pub(crate) prompt: AskPrompt,
     /// Sampling and limits.
     pub(crate) request: GenerateRequest,
+    /// Answers to each prompt.
+    pub(crate) choices: usize,
     /// Whether the answer is a stream of events.
     pub(crate) stream: bool,
-    /// Whether the stream ends with the usage.
-    pub(crate) include_usage: bool,
+    /// Whether an answer ends with its first complete call.
+    pub(crate) one_call: bool,
 }
 
-impl ChatAsk {
-    /// Reads a request. `recommended` is the sampling where the request has no value.
+/// Prompts of a request.
+#[derive(Debug)]
+pub(crate) enum AskPrompt {
+    /// Messages, by the model's template.
+    Conversation(Conversation),
+    /// Texts or tokens, as they are.
+    Raw {
+        prompts: Vec<RawPrompt>,
+        /// Whether an answer starts with the text of its prompt.
+        echo: bool,
+    },
+}
+
+/// A prompt without a template.
+#[derive(Clone, Debug)]
+pub(crate) enum RawPrompt {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+/// Messages and the template's variables.
+#[derive(Debug)]
+pub(crate) struct Conversation {
+    pub(crate) messages: Vec<Message>,
+    pub(crate) options: ChatOptions,
+    /// Whether the answer continues the last message.
+    pub(crate) continues: bool,
+    /// Whether the answer may call the tools of `options`. If not, their syntax is text.
+    pub(crate) calls: bool,
+}
+
+/// Parts of a prompt.
+#[derive(Debug)]
+pub(crate) struct ConversationParts<'a> {
+    pub(crate) messages: &'a [Message],
+    pub(crate) options: ChatOptions,
+    /// Text with which the answer starts, as the client has it already.
+    pub(crate) start: &'a str,
+}
+
+/// Messages as they are read.
+#[derive(Debug, Default)]
+pub(crate) struct MessageList {
+    messages: Vec<Message>,
+    /// Ids of the calls so far.
+    calls: HashSet<String>,
+}
+
+impl MessageList {
+    /// Appends a message. System messages at the start become one, as many templates take one only.
     ///
     /// # Errors
-    /// A field has a wrong type or range, or is not supported.
-    pub(crate) fn parse(body: &Value, recommended: &Sampling) -> Result<Self, ApiError> {
-        let fields = Fields::of_body(body)?;
-        refuse_unsupported(&fields)?;
-        let max_tokens = [fields.count("max_tokens")?, fields.count("max_completion_tokens")?];
-        let request = GenerateRequest::default()
-            .sampling(sampling(&fields, recommended)?)
-            .max_tokens(max_tokens.into_iter().flatten().min())
-            .stop(stop(&fields)?);
-        let include_usage = match fields.object("stream_options")? {
-            Some(options) => options.flag("include_usage")?.unwrap_or(false),
-            None => false,
-        };
-        Ok(Self {
-            messages: messages::parse(&fields)?,
-            request,
-            stream: fields.flag("stream")?.unwrap_or(false),
-            include_usage,
-        })
+    /// It is the result of a call that was not made. `path` has the id of the call.
+    pub(crate) fn push(&mut self, message: Message, path: &str) -> Result<(), ApiError> {
+        if let Some(id) = &message.tool_call_id
+            && !self.calls.contains(id)
+        {
+            let message = format!("{path} is {id:?}: no earlier message has this call");
+            return Err(ApiError::invalid(path, message));
+        }
+        self.calls.extend(message.tool_calls.iter().map(|call| call.id.clone()));
+        match self.messages.as_mut_slice() {
+            [first] if first.role == "system" && message.role == "system" => {
+                first.content.push_str(BETWEEN_SYSTEM);
+                first.content.push_str(&message.content);
+            }
+            _ => self.messages.push(message),
+        }
+        Ok(())
+    }
+
+    /// The messages.
+    pub(crate) fn into_messages(self) -> Vec<Message> {
+        self.messages
     }
 }
 
-/// Refuses fields that would be dropped silently.
-fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), ApiError> {
-    for (name, neutral) in UNSUPPORTED {
-        if fields.get(name).is_some_and(|value| !neutral.contains(&value.to_string().as_str())) {
-            return Err(ApiError::invalid(
-                name,
-                format!("{name}: this value is not supported yet"),
-            ));
-        }
-    }
-    for (tools, choice) in [("tools", "tool_choice"), ("functions", "function_call")] {
-        let has_tools = fields.list(tools)?.is_some_and(|list| !list.is_empty());
-        let is_off = fields.get(choice).is_some_and(|choice| choice == "none");
-        if has_tools && !is_off {
-            return Err(messages::no_tools(tools));
-        }
-    }
-    Ok(())
-}
-
-fn sampling(fields: &Fields<'_>, recommended: &Sampling) -> Result<Sampling, ApiError> {
+/// Sampling of a request. `recommended` is that of fields without a value.
+///
+/// # Errors
+/// A field has a wrong type or range.
+pub(crate) fn sampling(fields: &Fields<'_>, recommended: &Sampling) -> Result<Sampling, ApiError> {
     let mut sampling = recommended.clone();
     let numbers = [
         ("temperature", &mut sampling.temperature),
@@ -110,15 +149,19 @@ fn sampling(fields: &Fields<'_>, recommended: &Sampling) -> Result<Sampling, Api
     }
     sampling.seed = match fields.integer("seed")? {
         Some(seed) => seed.cast_unsigned(),
-        None => RandomState::new().build_hasher().finish(),
+        None => ids::random_word(),
     };
     sampling.validate()?;
     Ok(sampling)
 }
 
-fn stop(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
-    let wrong = || wrong_type("stop", "a string or a list of strings");
-    let stops = match fields.get("stop") {
+/// Stop strings in the field `name`: a string or a list.
+///
+/// # Errors
+/// The field has a wrong type; the strings are too many, or one is empty.
+pub(crate) fn stops(fields: &Fields<'_>, name: &str) -> Result<Vec<String>, ApiError> {
+    let wrong = || wrong_type(name, "a string or a list of strings");
+    let stops = match fields.get(name) {
         None => Vec::new(),
         Some(Value::String(stop)) => vec![stop.clone()],
         Some(Value::Array(list)) => {
@@ -128,11 +171,149 @@ fn stop(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
         Some(_) => return Err(wrong()),
     };
     if stops.len() > MAX_STOPS {
-        let message = format!("stop has {} strings: at most {MAX_STOPS} are allowed", stops.len());
-        return Err(ApiError::invalid("stop", message));
+        let count = stops.len();
+        let message = format!("{name} has {count} strings: at most {MAX_STOPS} are allowed");
+        return Err(ApiError::invalid(name, message));
     }
     if stops.iter().any(String::is_empty) {
-        return Err(ApiError::invalid("stop", "stop has an empty string"));
+        return Err(ApiError::invalid(name, format!("{name} has an empty string")));
     }
     Ok(stops)
+}
+
+/// Answers to each prompt: the field `n`.
+///
+/// # Errors
+/// It is not a number from 1 to the limit.
+pub(crate) fn choices(fields: &Fields<'_>) -> Result<usize, ApiError> {
+    let choices = fields.count("n")?.unwrap_or(1);
+    match (1..=MAX_CHOICES).contains(&choices) {
+        true => Ok(choices),
+        false => {
+            let message = format!("n is {choices}: it must be from 1 to {MAX_CHOICES}");
+            Err(ApiError::invalid("n", message))
+        }
+    }
+}
+
+/// Biases of tokens: an object from ids to numbers, or a list of pairs.
+///
+/// # Errors
+/// An id is not in the vocabulary, or a bias is not from -100 to 100.
+pub(crate) fn logit_bias(fields: &Fields<'_>, vocab: usize) -> Result<Vec<(u32, f32)>, ApiError> {
+    let bias = |id: Option<u32>, bias: &Value| {
+        let id = id.filter(|id| usize::try_from(*id).is_ok_and(|id| id < vocab))?;
+        let bias = bias.as_f64().filter(|bias| (-100.0..=100.0).contains(bias))?;
+        Some((id, bias as f32))
+    };
+    let biases: Option<Vec<(u32, f32)>> = match fields.get("logit_bias") {
+        None => Some(Vec::new()),
+        Some(Value::Object(map)) => {
+            map.iter().map(|(id, value)| bias(id.parse().ok(), value)).collect()
+        }
+        Some(Value::Array(list)) => {
+            let pair = |pair: &Value| {
+                let id = pair.get(0)?.as_u64()?;
+                bias(u32::try_from(id).ok(), pair.get(1)?)
+            };
+            list.iter().map(pair).collect()
+        }
+        Some(_) => None,
+    };
+    let expected = format!("token ids below {vocab} with biases from -100 to 100");
+    biases.ok_or_else(|| wrong_type("logit_bias", &expected))
+}
+
+/// Number of the most probable tokens in the field `name`.
+///
+/// # Errors
+/// It is not a number up to the limit.
+pub(crate) fn top_logprobs(fields: &Fields<'_>, name: &str) -> Result<Option<usize>, ApiError> {
+    let count = fields.count(name)?;
+    match count.is_some_and(|count| count > MAX_TOP_LOGPROBS) {
+        true => Err(wrong_type(name, &format!("from 0 to {MAX_TOP_LOGPROBS}"))),
+        false => Ok(count),
+    }
+}
+
+/// Variables of the template: `enable_thinking`, `thinking.type`, `reasoning_effort` and
+/// `chat_template_kwargs`, of which the last one wins.
+///
+/// # Errors
+/// A field has a wrong type.
+pub(crate) fn chat_options(fields: &Fields<'_>) -> Result<ChatOptions, ApiError> {
+    let mut options = ChatOptions::default();
+    options.thinking = fields.flag("enable_thinking")?;
+    if let Some(thinking) = fields.object("thinking")? {
+        options.thinking = match thinking.text("type")? {
+            Some("enabled") => Some(true),
+            Some("disabled") => Some(false),
+            // The template decides.
+            Some("adaptive" | "auto") | None => None,
+            Some(other) => {
+                let path = thinking.path("type");
+                let message =
+                    format!("{path} is {other:?}: it must be enabled, disabled, adaptive");
+                return Err(ApiError::invalid(path, message));
+            }
+        };
+    }
+    match fields.text("reasoning_effort")? {
+        None => {}
+        Some("none") => options.thinking = Some(false),
+        Some(effort) => set_effort(&mut options, effort),
+    }
+    if let Some(variables) = fields.map("chat_template_kwargs")? {
+        if let Some(name) = RESERVED.iter().find(|name| variables.contains_key(**name)) {
+            let path = format!("chat_template_kwargs.{name}");
+            let message = format!("{path} is set by the messages and tools of the request");
+            return Err(ApiError::invalid(path, message));
+        }
+        let variables = variables.iter().map(|(name, value)| (name.clone(), value.clone()));
+        options.variables.extend(variables);
+    }
+    Ok(options)
+}
+
+/// Sets the effort of thoughts, in the words of templates that have one.
+pub(crate) fn set_effort(options: &mut ChatOptions, effort: &str) {
+    let effort = match effort {
+        "minimal" => "low",
+        "xhigh" | "max" => "high",
+        effort => effort,
+    };
+    options.variables.insert("reasoning_effort".to_owned(), effort.into());
+}
+
+impl Conversation {
+    /// Messages whose answer continues the last one if that is an answer.
+    pub(crate) fn new(messages: Vec<Message>, options: ChatOptions) -> Self {
+        let is_answer = |message: &Message| {
+            message.role == "assistant"
+                && message.tool_calls.is_empty()
+                && !message.content.trim().is_empty()
+        };
+        let continues = messages.last().is_some_and(is_answer);
+        Self { messages, options, continues, calls: true }
+    }
+
+    /// Tools that the answer may call.
+    pub(crate) fn callable(&self) -> &ToolSet {
+        const NONE: &ToolSet = &ToolSet { tools: Vec::new() };
+        if self.calls { &self.options.tools } else { NONE }
+    }
+
+    /// The messages of the prompt, and the start of the answer. An answer that has a start has no
+    /// thoughts before it.
+    pub(crate) fn parts(&self) -> ConversationParts<'_> {
+        let (messages, options) = (self.messages.as_slice(), self.options.clone());
+        match messages.split_last() {
+            Some((last, before)) if self.continues => ConversationParts {
+                messages: before,
+                options: options.thinking(false),
+                start: last.content.trim_end(),
+            },
+            _ => ConversationParts { messages, options, start: "" },
+        }
+    }
 }

@@ -1,10 +1,15 @@
-//! Errors of requests, in OpenAI's shape.
+//! Errors of requests, and their shape in each API.
 
 use axum::{
-    http::{HeaderValue, StatusCode, header},
+    body::Body,
+    http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
-use moeflux::{Error, base::SamplingError, serve::Rejected};
+use moeflux::{
+    Error,
+    base::{SamplingError, SessionError},
+    serve::Rejected,
+};
 use serde::Serialize;
 
 use crate::json;
@@ -12,115 +17,243 @@ use crate::json;
 /// Seconds after which a client may try again when the waiting line is full.
 const RETRY_AFTER: &str = "1";
 
-/// Error of a request: status and JSON body.
-#[derive(Clone, Debug)]
-pub(crate) struct ApiError {
-    status: StatusCode,
-    detail: ErrorDetail,
+/// Header by which clients of Anthropic's API name its version.
+const ANTHROPIC_VERSION: &str = "anthropic-version";
+
+/// Paths of Anthropic's API start with this.
+const ANTHROPIC_PATH: &str = "/messages";
+
+/// API that a client expects, by which errors differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ApiShape {
+    OpenAi,
+    Anthropic,
 }
 
-/// Fields of the object `error`.
-#[derive(Clone, Debug, Serialize)]
-struct ErrorDetail {
+impl ApiShape {
+    /// API of a request, by its path without `/v1` and its headers.
+    pub(crate) fn of(path: &str, headers: &HeaderMap) -> Self {
+        match path.starts_with(ANTHROPIC_PATH) || headers.contains_key(ANTHROPIC_VERSION) {
+            true => Self::Anthropic,
+            false => Self::OpenAi,
+        }
+    }
+}
+
+/// Kind of an error, from which status and type follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ErrorKind {
+    Invalid,
+    Unauthorized,
+    Forbidden,
+    NotFound,
+    Method,
+    TooSlow,
+    TooLarge,
+    Encoding,
+    Busy,
+    Unavailable,
+    Internal,
+}
+
+impl ErrorKind {
+    fn status(self, shape: ApiShape) -> StatusCode {
+        match (self, shape) {
+            (Self::Invalid, _) => StatusCode::BAD_REQUEST,
+            (Self::Unauthorized, _) => StatusCode::UNAUTHORIZED,
+            (Self::Forbidden, _) => StatusCode::FORBIDDEN,
+            (Self::NotFound, _) => StatusCode::NOT_FOUND,
+            (Self::Method, _) => StatusCode::METHOD_NOT_ALLOWED,
+            (Self::TooSlow, _) => StatusCode::REQUEST_TIMEOUT,
+            (Self::TooLarge, _) => StatusCode::PAYLOAD_TOO_LARGE,
+            (Self::Encoding, _) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            (Self::Busy | Self::Unavailable, ApiShape::Anthropic) => overloaded(),
+            (Self::Busy, ApiShape::OpenAi) => StatusCode::TOO_MANY_REQUESTS,
+            (Self::Unavailable, ApiShape::OpenAi) => StatusCode::SERVICE_UNAVAILABLE,
+            (Self::Internal, _) => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    /// Value of the field `type`.
+    fn name(self, shape: ApiShape) -> &'static str {
+        match (self, shape) {
+            (Self::Unauthorized, _) => "authentication_error",
+            (Self::Forbidden, _) => "permission_error",
+            (Self::NotFound, ApiShape::Anthropic) => "not_found_error",
+            (Self::TooLarge, ApiShape::Anthropic) => "request_too_large",
+            (Self::Busy | Self::Unavailable, ApiShape::Anthropic) => "overloaded_error",
+            (Self::Busy, ApiShape::OpenAi) => "rate_limit_error",
+            (Self::Internal, ApiShape::Anthropic) => "api_error",
+            (Self::Unavailable | Self::Internal, ApiShape::OpenAi) => "server_error",
+            _ => "invalid_request_error",
+        }
+    }
+}
+
+/// Status 529 of Anthropic's API.
+fn overloaded() -> StatusCode {
+    StatusCode::from_u16(529).unwrap_or(StatusCode::SERVICE_UNAVAILABLE)
+}
+
+/// Error of a request, whatever its API. As a response it has no body yet: see [`response`].
+#[derive(Clone, Debug)]
+pub(crate) struct ApiError {
+    kind: ErrorKind,
     message: String,
-    #[serde(rename = "type")]
-    kind: &'static str,
     /// Field of the request.
     param: Option<String>,
     code: Option<&'static str>,
+    overflow: Option<ContextOverflow>,
 }
 
-/// Body of an error response, and data of an error event.
+/// Tokens of a prompt over the context.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct ContextOverflow {
+    n_prompt_tokens: usize,
+    n_ctx: usize,
+}
+
+/// Body of an error in OpenAI's API.
 #[derive(Serialize)]
-pub(crate) struct ErrorBody<'a> {
-    error: &'a ErrorDetail,
+struct OpenAiError<'a> {
+    error: OpenAiDetail<'a>,
+}
+
+#[derive(Serialize)]
+struct OpenAiDetail<'a> {
+    message: &'a str,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    param: Option<&'a str>,
+    code: Option<&'static str>,
+    #[serde(flatten)]
+    overflow: Option<ContextOverflow>,
+}
+
+/// Body of an error in Anthropic's API.
+#[derive(Serialize)]
+struct AnthropicError<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    error: AnthropicDetail<'a>,
+    request_id: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct AnthropicDetail<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    message: &'a str,
 }
 
 impl ApiError {
-    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
-        let detail = ErrorDetail { message: message.into(), kind, param: None, code: None };
-        Self { status, detail }
+    fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), param: None, code: None, overflow: None }
     }
 
-    fn client(status: StatusCode, message: impl Into<String>) -> Self {
-        Self::new(status, "invalid_request_error", message)
-    }
-
-    fn code(mut self, code: &'static str) -> Self {
-        self.detail.code = Some(code);
-        self
-    }
-
-    fn param(mut self, param: impl Into<String>) -> Self {
-        self.detail.param = Some(param.into());
-        self
+    fn code(self, code: &'static str) -> Self {
+        Self { code: Some(code), ..self }
     }
 
     /// Body that is not a JSON object.
     pub(crate) fn body(message: impl Into<String>) -> Self {
-        Self::client(StatusCode::BAD_REQUEST, message)
+        Self::new(ErrorKind::Invalid, message)
     }
 
     /// Invalid value of a field.
     pub(crate) fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
-        Self::client(StatusCode::BAD_REQUEST, message).param(param)
+        Self { param: Some(param.into()), ..Self::new(ErrorKind::Invalid, message) }
     }
 
-    /// Prompt of `tokens` for a context of `context` tokens.
+    /// Prompt of `tokens` for a context of `context` tokens. Agents know both phrases, and shorten
+    /// their conversation.
     pub(crate) fn context(tokens: usize, context: usize) -> Self {
         let message = format!(
             "This model's maximum context length is {context} tokens. However, your messages \
-             resulted in {tokens} tokens. Please reduce the length of the messages."
+             resulted in {tokens} tokens: prompt is too long: {tokens} tokens > {context} \
+             maximum; it exceeds the available context size"
         );
-        Self::invalid("messages", message).code("context_length_exceeded")
+        let overflow = ContextOverflow { n_prompt_tokens: tokens, n_ctx: context };
+        let error = Self::invalid("messages", message).code("context_length_exceeded");
+        Self { overflow: Some(overflow), ..error }
     }
 
     /// Body over the limit.
     pub(crate) fn too_large(limit: usize) -> Self {
-        let message = format!("the body has more than {limit} bytes");
-        Self::client(StatusCode::PAYLOAD_TOO_LARGE, message)
+        Self::new(ErrorKind::TooLarge, format!("the body has more than {limit} bytes"))
     }
 
     /// Body that did not arrive in time.
     pub(crate) fn too_slow() -> Self {
-        Self::client(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time")
+        Self::new(ErrorKind::TooSlow, "the body did not arrive in time")
+    }
+
+    /// Compressed body.
+    pub(crate) fn encoding() -> Self {
+        Self::new(ErrorKind::Encoding, "compressed bodies are not supported: send plain JSON")
     }
 
     /// Missing or wrong key.
     pub(crate) fn unauthorized() -> Self {
         let message = "no valid API key: send one as `Authorization: Bearer KEY` or `x-api-key`";
-        Self::client(StatusCode::UNAUTHORIZED, message).code("invalid_api_key")
+        Self::new(ErrorKind::Unauthorized, message).code("invalid_api_key")
     }
 
     /// Request from a host or a page that is not allowed.
     pub(crate) fn forbidden(message: impl Into<String>) -> Self {
-        Self::client(StatusCode::FORBIDDEN, message)
+        Self::new(ErrorKind::Forbidden, message)
     }
 
     /// Unknown path.
     pub(crate) fn no_route() -> Self {
-        Self::client(StatusCode::NOT_FOUND, "there is no such path").code("not_found")
+        Self::new(ErrorKind::NotFound, "there is no such path").code("not_found")
     }
 
     /// Known path with another method.
     pub(crate) fn no_method() -> Self {
-        Self::client(StatusCode::METHOD_NOT_ALLOWED, "this path does not take this method")
+        Self::new(ErrorKind::Method, "this path does not take this method")
     }
 
     /// No memory for the body beside those of other requests.
     pub(crate) fn overloaded() -> Self {
-        let message = "other requests have large bodies: try again later";
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message)
+        Self::new(ErrorKind::Unavailable, "other requests have large bodies: try again later")
     }
 
     /// Failure that is not the client's.
     pub(crate) fn internal(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
+        Self::new(ErrorKind::Internal, message)
     }
 
-    /// JSON body of the error.
-    pub(crate) fn to_json(&self) -> ErrorBody<'_> {
-        ErrorBody { error: &self.detail }
+    /// JSON text of the error in an API.
+    pub(crate) fn to_json(&self, shape: ApiShape, request_id: Option<&str>) -> String {
+        let kind = self.kind.name(shape);
+        let json = match shape {
+            ApiShape::OpenAi => {
+                let (message, param) = (self.message.as_str(), self.param.as_deref());
+                let (code, overflow) = (self.code, self.overflow);
+                json::line(&OpenAiError {
+                    error: OpenAiDetail { message, kind, param, code, overflow },
+                })
+            }
+            ApiShape::Anthropic => json::line(&AnthropicError {
+                kind: "error",
+                error: AnthropicDetail { kind, message: self.message_in(shape) },
+                request_id,
+            }),
+        };
+        // An error is made of strings and numbers, which always have a JSON form.
+        json.unwrap_or_default()
+    }
+
+    /// The message without words that are OpenAI's only.
+    fn message_in(&self, shape: ApiShape) -> &str {
+        match (shape, self.overflow) {
+            (ApiShape::Anthropic, Some(_)) => {
+                let start = self.message.find("prompt is too long").unwrap_or(0);
+                &self.message[start..]
+            }
+            _ => &self.message,
+        }
     }
 }
 
@@ -128,37 +261,81 @@ impl From<Rejected> for ApiError {
     fn from(rejected: Rejected) -> Self {
         let message = rejected.to_string();
         match rejected {
-            Rejected::Busy { .. } => {
-                Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
-                    .code("server_busy")
-            }
-            _ => Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message),
+            Rejected::Busy { .. } => Self::new(ErrorKind::Busy, message).code("server_busy"),
+            _ => Self::new(ErrorKind::Unavailable, message),
         }
     }
 }
 
-/// Errors of sampling parameters and stop strings are the client's, all others the server's.
-impl From<Error> for ApiError {
-    fn from(error: Error) -> Self {
+/// Errors of sampling parameters, stop strings and long prompts are the client's, all others the
+/// server's.
+impl From<&Error> for ApiError {
+    fn from(error: &Error) -> Self {
         let message = error.to_string();
         match error {
-            Error::Sampling(SamplingError::Parameter { name, .. }) => Self::invalid(name, message),
+            Error::Sampling(SamplingError::Parameter { name, .. }) => Self::invalid(*name, message),
             Error::Sampling(SamplingError::EmptyStopString) => Self::invalid("stop", message),
+            Error::Session(SessionError::PromptTooLong { tokens, context }) => {
+                Self::context(*tokens, *context)
+            }
             _ => Self::internal(message),
         }
     }
 }
 
+impl From<Error> for ApiError {
+    fn from(error: Error) -> Self {
+        Self::from(&error)
+    }
+}
+
+/// A response without a body that carries the error to where the API is known.
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let mut response = json::response(&self.to_json());
-        *response.status_mut() = self.status;
-        let header = match self.status {
-            StatusCode::TOO_MANY_REQUESTS => (header::RETRY_AFTER, RETRY_AFTER),
-            StatusCode::UNAUTHORIZED => (header::WWW_AUTHENTICATE, "Bearer"),
-            _ => return response,
-        };
-        response.headers_mut().insert(header.0, HeaderValue::from_static(header.1));
+        let mut response = Response::new(Body::empty());
+        response.extensions_mut().insert(self);
         response
+    }
+}
+
+/// Writes the error that a response carries in the shape of an API. Other responses stay.
+pub(crate) fn shaped(mut response: Response, shape: ApiShape, request_id: &str) -> Response {
+    let Some(error) = response.extensions_mut().remove::<ApiError>() else { return response };
+    let mut response = json::text_response(error.to_json(shape, Some(request_id)));
+    *response.status_mut() = error.kind.status(shape);
+    let header = match error.kind {
+        ErrorKind::Busy => (header::RETRY_AFTER, RETRY_AFTER),
+        ErrorKind::Unauthorized => (header::WWW_AUTHENTICATE, "Bearer"),
+        _ => return response,
+    };
+    response.headers_mut().insert(header.0, HeaderValue::from_static(header.1));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn a_context_overflow_is_said_in_the_words_of_each_api() {
+        let error = ApiError::context(41_210, 32_768);
+        let openai: Value = serde_json::from_str(&error.to_json(ApiShape::OpenAi, None)).unwrap();
+        let detail = &openai["error"];
+        assert_eq!(detail["code"], "context_length_exceeded");
+        assert_eq!(
+            (&detail["n_prompt_tokens"], &detail["n_ctx"]),
+            (&json!(41_210), &json!(32_768))
+        );
+        let anthropic = error.to_json(ApiShape::Anthropic, Some("req_1"));
+        assert_eq!(
+            anthropic,
+            concat!(
+                r#"{"type":"error","error":{"type":"invalid_request_error","message":"#,
+                r#""prompt is too long: 41210 tokens > 32768 maximum; "#,
+                r#"it exceeds the available context size"},"request_id":"req_1"}"#,
+            )
+        );
     }
 }

@@ -1,8 +1,8 @@
-//! Who may send requests: hosts, origins and keys.
+//! Who may send requests: hosts, origins and keys. Which pages may read responses: CORS.
 
 use std::{hint::black_box, net::IpAddr};
 
-use axum::http::{HeaderMap, Method, Uri, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 
 use crate::{error::ApiError, server::ServerError};
 
@@ -12,8 +12,22 @@ const LOCAL_HOSTS: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 /// Header with a key, beside `Authorization: Bearer`.
 const KEY_HEADER: &str = "x-api-key";
 
-/// Path that needs no key.
-const OPEN_PATH: &str = "/health";
+/// Paths that need no key.
+const OPEN_PATHS: [&str; 2] = ["/", "/health"];
+
+/// Headers of all responses to pages that are allowed. Further ones depend on the request.
+const CORS: [(HeaderName, &str); 4] = [
+    (header::VARY, "origin"),
+    (header::ACCESS_CONTROL_ALLOW_METHODS, "GET, HEAD, POST"),
+    (header::ACCESS_CONTROL_EXPOSE_HEADERS, "x-request-id, request-id, retry-after"),
+    (header::ACCESS_CONTROL_MAX_AGE, "600"),
+];
+
+/// Question of a browser before a page of another network may send a request, and its answer.
+const PRIVATE_NETWORK: [HeaderName; 2] = [
+    HeaderName::from_static("access-control-request-private-network"),
+    HeaderName::from_static("access-control-allow-private-network"),
+];
 
 /// API keys. Never shown.
 #[derive(Clone, Default)]
@@ -87,7 +101,7 @@ impl Guard {
     pub(crate) fn check(
         &self,
         method: &Method,
-        uri: &Uri,
+        path: &str,
         headers: &HeaderMap,
     ) -> Result<(), ApiError> {
         // A name that resolves to the local machine reaches it from any page of a browser.
@@ -98,15 +112,36 @@ impl Guard {
         let is_read = [Method::GET, Method::HEAD].contains(method);
         if !is_read && headers.contains_key(header::ORIGIN) {
             let origin = text(headers, header::ORIGIN.as_str());
-            if !self.knows_host(origin.and_then(|o| Some(o.split_once("://")?.1))) {
+            if !self.knows_origin(origin) {
                 let message = "the header Origin names a foreign page: --allow-host NAME allows it";
                 return Err(ApiError::forbidden(message));
             }
         }
-        if self.keys.is_empty() || uri.path() == OPEN_PATH || self.has_key(headers) {
-            return Ok(());
+        let needs_key = method != Method::OPTIONS && !OPEN_PATHS.contains(&path);
+        match !needs_key || self.keys.is_empty() || self.has_key(headers) {
+            true => Ok(()),
+            false => Err(ApiError::unauthorized()),
         }
-        Err(ApiError::unauthorized())
+    }
+
+    /// Headers that let the page of a request read the response, if it is allowed.
+    pub(crate) fn cors(&self, headers: &HeaderMap) -> Vec<(HeaderName, HeaderValue)> {
+        let Some(origin) = headers.get(header::ORIGIN) else { return Vec::new() };
+        if !self.knows_origin(origin.to_str().ok()) {
+            return Vec::new();
+        }
+        let fixed = CORS.into_iter().map(|(name, value)| (name, HeaderValue::from_static(value)));
+        let asked = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS);
+        let asked = asked.map(|names| (header::ACCESS_CONTROL_ALLOW_HEADERS, names.clone()));
+        let [question, answer] = PRIVATE_NETWORK;
+        let network = headers.get(question).map(|value| (answer, value.clone()));
+        let origin = (header::ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
+        fixed.chain([origin]).chain(asked).chain(network).collect()
+    }
+
+    /// Whether the page of an origin is allowed.
+    fn knows_origin(&self, origin: Option<&str>) -> bool {
+        self.knows_host(origin.and_then(|origin| Some(origin.split_once("://")?.1)))
     }
 
     /// Whether `host`, with or without a port, is allowed.
@@ -142,7 +177,7 @@ mod tests {
         let headers = headers
             .iter()
             .map(|(name, value)| (header::HeaderName::from_static(name), value.parse().unwrap()));
-        guard.check(&method, &Uri::from_static("/v1/models"), &headers.collect()).is_ok()
+        guard.check(&method, "/models", &headers.collect()).is_ok()
     }
 
     #[test]
@@ -164,6 +199,32 @@ mod tests {
         }
         assert!(!check(&guard, Method::POST, &[("host", "localhost"), ("origin", "null")]));
         assert!(!check(&guard, Method::GET, &[]));
+    }
+
+    #[test]
+    fn pages_of_known_hosts_may_read_responses() {
+        let guard =
+            Guard::new([127, 0, 0, 1].into(), ApiKeys::default(), false, &["box.lan".into()]);
+        let guard = guard.unwrap();
+        for (origin, is_known) in [
+            ("http://localhost:3000", true),
+            ("https://box.lan", true),
+            ("http://evil.example", false),
+            ("null", false),
+        ] {
+            let headers = [
+                (header::ORIGIN, origin),
+                (header::ACCESS_CONTROL_REQUEST_HEADERS, "authorization, x-other"),
+            ];
+            let headers = headers.map(|(name, value)| (name, HeaderValue::from_static(value)));
+            let cors: HeaderMap = guard.cors(&headers.into_iter().collect()).into_iter().collect();
+            let allowed = cors.get(header::ACCESS_CONTROL_ALLOW_ORIGIN);
+            assert_eq!(allowed.map(|value| value.to_str().unwrap()), is_known.then_some(origin));
+            let names = cors.get(header::ACCESS_CONTROL_ALLOW_HEADERS);
+            assert_eq!(names.is_some(), is_known);
+            assert!(!cors.contains_key(header::ACCESS_CONTROL_ALLOW_CREDENTIALS));
+        }
+        assert!(guard.cors(&HeaderMap::new()).is_empty());
     }
 
     #[test]

@@ -24,15 +24,18 @@ pub(crate) fn line(value: &impl Serialize) -> Result<String, ApiError> {
     Ok(escaped.replace('\u{2029}', "\\u2029"))
 }
 
+/// Response with a JSON text as its body.
+pub(crate) fn text_response(text: String) -> Response {
+    let mut response = Response::new(Body::from(text));
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, json);
+    response
+}
+
 /// Response with a JSON body.
 pub(crate) fn response(value: &impl Serialize) -> Response {
     match line(value) {
-        Ok(text) => {
-            let mut response = Response::new(Body::from(text));
-            let json = HeaderValue::from_static("application/json");
-            response.headers_mut().insert(header::CONTENT_TYPE, json);
-            response
-        }
+        Ok(text) => text_response(text),
         Err(error) => error.into_response(),
     }
 }
@@ -120,6 +123,11 @@ impl<'a> Fields<'a> {
     /// A list.
     pub(crate) fn list(&self, name: &str) -> Result<Option<&'a [Value]>, ApiError> {
         self.read(name, "a list", |value| value.as_array().map(Vec::as_slice))
+    }
+
+    /// An object as it is.
+    pub(crate) fn map(&self, name: &str) -> Result<Option<&'a Map<String, Value>>, ApiError> {
+        self.read(name, "an object", Value::as_object)
     }
 
     /// An object.

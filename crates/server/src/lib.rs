@@ -1,26 +1,36 @@
-//! HTTP server of moeflux: the chat completions API of OpenAI on a serving core.
+//! HTTP server of moeflux: the APIs of OpenAI and Anthropic on a serving core.
 //!
-//! - [`Server`] listens, limits connections and ends gracefully: `server.rs`.
-//! - Hosts, origins and keys are checked before a body is read: `guard.rs`.
-//! - A body becomes a `ChatAsk` (`ask.rs`, `messages.rs`, `json.rs`) and the tokens of a prompt
-//!   (`prompt.rs`), which `routes.rs` submits to the serving core.
-//! - Events of the core become deltas, whatever the API (`answer.rs`). An encoder makes chunks of
-//!   them (`chat.rs`): a stream sends them (`stream.rs`), a whole answer is their fold.
+//! - [`Server`] listens, limits connections and ends gracefully: `server.rs`, `timed_stream.rs`.
+//! - Hosts, origins and keys are checked before a body is read: `guard.rs`. Each request has an id
+//!   and a record: `access.rs`.
+//! - A body (`body.rs`, `json.rs`) becomes an `Ask`, whatever its API (`ask.rs`, and the readers in
+//!   `openai/` and `anthropic/`), and the tokens of its prompts (`prompt.rs`), which `app.rs`
+//!   submits to the serving core.
+//! - Events of the core become deltas, whatever the API (`answer.rs`). The encoder of an API makes
+//!   events of them: a stream sends them, a whole answer is their fold (`respond.rs`).
+//! - Small paths: `native.rs`, `metrics.rs`.
 //!
-//! Knows: HTTP, JSON, OpenAI's API. Must not know: terminals, inference. Never logs a prompt or a
-//! key.
+//! Knows: HTTP, JSON, the APIs. Must not know: terminals, inference. Never logs a prompt or a key.
 
+mod access;
 mod answer;
+mod anthropic;
+mod app;
 mod ask;
-mod chat;
+mod body;
 mod error;
 mod guard;
+mod ids;
 mod json;
-mod messages;
+mod metrics;
+mod native;
+mod openai;
 mod prompt;
+mod respond;
 mod routes;
 mod server;
-mod stream;
+mod timed_stream;
 
+pub use access::{RequestLog, RequestRecord};
 pub use guard::ApiKeys;
 pub use server::{Server, ServerError, ServerOptions, Stopper};

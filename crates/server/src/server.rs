@@ -7,13 +7,14 @@ use std::{
     time::Duration,
 };
 
-use hyper::server::conn::http1;
+use axum::{Router, extract::Request, response::Response};
+use hyper::{body::Incoming, server::conn::http1, service::Service};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     server::graceful::GracefulShutdown,
     service::TowerToHyperService,
 };
-use moeflux::{Error, serve::ServingCore};
+use moeflux::{Error, serve::ServingCore, text::MaskSource};
 use tokio::{
     runtime::Builder,
     select,
@@ -22,8 +23,11 @@ use tokio::{
 };
 
 use crate::{
+    access::RequestLog,
+    app::App,
     guard::{ApiKeys, Guard},
-    routes::{self, App},
+    routes,
+    timed_stream::TimedStream,
 };
 
 /// Threads that wait for clients.
@@ -37,6 +41,9 @@ const CONNECTIONS: usize = 512;
 
 /// Time in which the headers of a request must arrive.
 const HEADER_TIME: Duration = Duration::from_secs(30);
+
+/// Time without progress after which a connection whose client does not read is closed.
+const WRITE_TIME: Duration = Duration::from_secs(60);
 
 /// Most bytes of headers, and of a response that wait for a slow reader.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -64,6 +71,10 @@ pub struct ServerOptions {
     pub no_key: bool,
     /// Hosts that are allowed in the headers Host and Origin, beside the local machine's names.
     pub allow_hosts: Vec<String>,
+    /// Receiver of a record of each request. Default: none.
+    pub log: RequestLog,
+    /// Masks of all answers, applied last. Default: none.
+    pub masks: Vec<Arc<dyn MaskSource>>,
 }
 
 impl Default for ServerOptions {
@@ -74,6 +85,8 @@ impl Default for ServerOptions {
             keys: ApiKeys::default(),
             no_key: false,
             allow_hosts: Vec::new(),
+            log: RequestLog::default(),
+            masks: Vec::new(),
         }
     }
 }
@@ -125,6 +138,8 @@ pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
     guard: Guard,
+    log: RequestLog,
+    masks: Vec<Arc<dyn MaskSource>>,
     stopper: Stopper,
 }
 
@@ -134,14 +149,14 @@ impl Server {
     /// # Errors
     /// The address is open without a key, or cannot be listened at.
     pub fn bind(options: ServerOptions) -> Result<Self, ServerError> {
-        let ServerOptions { host, port, keys, no_key, allow_hosts } = options;
+        let ServerOptions { host, port, keys, no_key, allow_hosts, log, masks } = options;
         let guard = Guard::new(host, keys, no_key, &allow_hosts)?;
         let address = SocketAddr::new(host, port);
         let failed = |source| ServerError::Listen { address, source };
         let listener = TcpListener::bind(address).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        Ok(Self { listener, address, guard, stopper: Stopper::default() })
+        Ok(Self { listener, address, guard, log, masks, stopper: Stopper::default() })
     }
 
     /// Address at which it listens.
@@ -176,14 +191,11 @@ impl Server {
     }
 
     async fn serve(self, core: ServingCore, model: String) -> Result<(), ServerError> {
-        let Self { listener, guard, stopper, .. } = self;
+        let Self { listener, guard, log, masks, stopper, .. } = self;
         let listener = tokio::net::TcpListener::from_std(listener).map_err(ServerError::Runtime)?;
         let mut signals = Signals::listen(stopper).map_err(ServerError::Runtime)?;
-        let service = TowerToHyperService::new(routes::router(Arc::new(App::new(
-            core.clone(),
-            guard,
-            model,
-        ))));
+        let app = App::new(core.clone(), guard, model).log(log).masks(masks);
+        let service = PlainPaths(TowerToHyperService::new(routes::router(Arc::new(app))));
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIME).max_buf_size(BUFFER_BYTES);
         let free = Arc::new(Semaphore::new(CONNECTIONS));
@@ -203,7 +215,8 @@ impl Server {
             };
             // Tokens are small and must not wait for each other. Without it they are only later.
             let _ = stream.set_nodelay(true);
-            let connection = http.serve_connection(TokioIo::new(stream), service.clone());
+            let stream = TokioIo::new(TimedStream::new(stream, WRITE_TIME));
+            let connection = http.serve_connection(stream, service.clone());
             let connection = connections.watch(connection);
             tokio::spawn(async move {
                 // A failed connection is its client's.
@@ -219,6 +232,23 @@ impl Server {
             () = signals.next() => {}
         }
         Ok(())
+    }
+}
+
+/// The routes, for paths as clients write them.
+#[derive(Clone)]
+struct PlainPaths(TowerToHyperService<Router>);
+
+impl Service<Request<Incoming>> for PlainPaths {
+    type Response = Response;
+    type Error = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Error;
+    type Future = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Future;
+
+    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+        if let Some(plain) = routes::plain_path(request.uri()) {
+            *request.uri_mut() = plain;
+        }
+        self.0.call(request)
     }
 }
 

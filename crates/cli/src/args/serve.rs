@@ -15,10 +15,11 @@ Examples:
 Ctrl-C and SIGTERM end the server once running answers are complete, after at most 30 seconds; a
 second Ctrl-C ends it at once.";
 
-/// Serve the chat completions API of OpenAI over HTTP
+/// Serve the APIs of OpenAI and Anthropic over HTTP
 ///
-/// Clients take the printed URL as their base URL. Requests share steps and expert reads, up to
-/// --sessions at once; further ones wait. Prompts and keys are never logged.
+/// Clients of OpenAI's API take the printed URL as their base URL, those of Anthropic's the same
+/// without /v1. Requests share steps and expert reads, up to --sessions at once; further ones wait.
+/// Each request has a line on stderr, unless --quiet is given. Prompts and keys are never logged.
 #[derive(Debug, Args)]
 #[command(after_help = SERVE_EXAMPLES)]
 pub(crate) struct ServeArgs {

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, ensure};
 use moeflux::serve::{ServingCore, ServingOptions};
-use moeflux_server::{ApiKeys, Server, ServerError, ServerOptions};
+use moeflux_server::{ApiKeys, RequestLog, RequestRecord, Server, ServerError, ServerOptions};
 
 use crate::{
     WrongUse,
@@ -23,7 +23,7 @@ const BUILT_IN: &str = "tales-18m";
 /// # Errors
 /// The address cannot be listened at, or the model cannot be loaded.
 pub(crate) fn run(args: &ServeArgs, ui: Ui) -> anyhow::Result<ExitCode> {
-    let server = Server::bind(options(args)?).map_err(|error| match error {
+    let server = Server::bind(options(args, ui)?).map_err(|error| match error {
         open @ ServerError::OpenWithoutKey { .. } => WrongUse(open.to_string()).into(),
         other => anyhow::Error::new(other),
     })?;
@@ -41,10 +41,14 @@ pub(crate) fn run(args: &ServeArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn options(args: &ServeArgs) -> anyhow::Result<ServerOptions> {
+fn options(args: &ServeArgs, ui: Ui) -> anyhow::Result<ServerOptions> {
     let mut options = ServerOptions::default();
     (options.host, options.port, options.no_key) = (args.host, args.port, args.no_key);
     options.allow_hosts.clone_from(&args.allow_host);
+    options.log = RequestLog::new(move |record| {
+        let RequestRecord { id, method, path, status, time, .. } = record;
+        ui.line(format_args!("{method} {path} {status} {:.3} s {id}", time.as_secs_f64()));
+    });
     if let Some(path) = &args.api_key_file {
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("{}: cannot be read", path.display()))?;

@@ -62,6 +62,11 @@ impl AnswerText {
         Ok(())
     }
 
+    /// The stop string that ended the text.
+    pub fn stop_string(&self) -> Option<&str> {
+        self.stops.found()
+    }
+
     /// Parts that the last token, or the end, completed.
     pub fn deltas(&self) -> impl Iterator<Item = Delta<'_>> {
         self.deltas.iter()

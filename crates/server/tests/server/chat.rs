@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{
     CONTEXT, TestServer,
-    client::{chat, receive, send_chat},
+    client::{chat, post, receive, send_chat},
 };
 
 /// A request for a fable, greedy.
@@ -93,6 +93,93 @@ fn a_stream_has_the_text_of_the_whole_answer() {
     // Without `include_usage` no chunk has the field.
     let reply = chat(&server, &fable(json!({"stream": true})));
     assert!(!reply.body.contains("usage"), "{}", reply.body);
+}
+
+#[test]
+fn choices_are_samples_of_seeds_one_after_another() {
+    let server = TestServer::start(2, 8, "");
+    let body = json!({"temperature": 2, "seed": 7, "n": 3, "max_tokens": 12});
+    let several = chat(&server, &fable(body.clone())).json();
+    let choices = several["choices"].as_array().unwrap();
+    assert_eq!(choices.len(), 3);
+    let mut tokens = 0;
+    for (i, choice) in choices.iter().enumerate() {
+        assert_eq!(choice["index"], i);
+        let alone = json!({"temperature": 2, "seed": 7 + i, "max_tokens": 12});
+        let alone = chat(&server, &fable(alone)).json();
+        assert_eq!(choice["message"], alone["choices"][0]["message"], "{i}");
+        tokens += alone["usage"]["completion_tokens"].as_u64().unwrap();
+    }
+    assert_eq!(several["usage"]["completion_tokens"], tokens);
+    let mut streamed = fable(body);
+    streamed["stream"] = json!(true);
+    let reply = chat(&server, &streamed);
+    let mut texts = vec![String::new(); 3];
+    let events = reply.events();
+    for event in &events[..events.len() - 1] {
+        let chunk: Value = serde_json::from_str(event).unwrap();
+        let choice = &chunk["choices"][0];
+        let index = choice["index"].as_u64().unwrap() as usize;
+        texts[index] += choice["delta"]["content"].as_str().unwrap_or("");
+    }
+    for (text, choice) in texts.iter().zip(choices) {
+        assert_eq!(choice["message"]["content"], *text);
+    }
+}
+
+#[test]
+fn log_probabilities_of_a_stream_are_those_of_the_whole_answer() {
+    let server = TestServer::start(1, 8, "");
+    let body = fable(json!({"logprobs": true, "top_logprobs": 3, "max_tokens": 8}));
+    let whole = chat(&server, &body).json();
+    let choice = &whole["choices"][0];
+    let content = choice["logprobs"]["content"].as_array().unwrap();
+    let text: String = content.iter().map(|entry| entry["token"].as_str().unwrap()).collect();
+    assert_eq!(choice["message"]["content"], text);
+    for entry in content {
+        let top = entry["top_logprobs"].as_array().unwrap();
+        assert_eq!((top.len(), &top[0]["logprob"]), (3, &entry["logprob"]));
+        assert_eq!(
+            entry["bytes"].as_array().unwrap().len(),
+            entry["token"].as_str().unwrap().len()
+        );
+    }
+    let mut streamed = body;
+    streamed["stream"] = json!(true);
+    let reply = chat(&server, &streamed);
+    let events = reply.events();
+    let chunks = events[..events.len() - 1].iter();
+    let entries = chunks.flat_map(|event| {
+        let chunk: Value = serde_json::from_str(event).unwrap();
+        chunk["choices"][0]["logprobs"]["content"].as_array().cloned().unwrap_or_default()
+    });
+    assert_eq!(entries.collect::<Vec<_>>(), *content);
+    // A token of the first answer that is forbidden does not come again.
+    let id = post(&server, "/tokenize", &json!({"content": content[0]["token"]})).json();
+    let id = id["tokens"][0].as_u64().unwrap();
+    let mut bias = serde_json::Map::new();
+    bias.insert(id.to_string(), json!(-100));
+    let other = chat(&server, &fable(json!({"logit_bias": bias, "max_tokens": 1}))).json();
+    assert_ne!(other["choices"][0]["message"]["content"], content[0]["token"]);
+}
+
+#[test]
+fn an_answer_at_the_end_is_continued() {
+    let server = TestServer::start(1, 4, "");
+    let whole = chat(&server, &fable(json!({}))).json();
+    let whole = whole["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+    let mut body = fable(json!({}));
+    let start = "A Crow was sitting on a branch of a tree";
+    let answer = json!({"role": "assistant", "content": start});
+    body["messages"].as_array_mut().unwrap().push(answer);
+    let rest = chat(&server, &body).json();
+    let rest = rest["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+    assert!(format!("{start}{rest}").starts_with(&whole), "{rest}");
+    body["add_generation_prompt"] = json!(true);
+    let fresh = chat(&server, &body).json();
+    assert_ne!(fresh["choices"][0]["message"]["content"], rest);
+    body["continue_final_message"] = json!(true);
+    assert_eq!(chat(&server, &body).status, 400);
 }
 
 #[test]

@@ -2,9 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod anthropic;
 mod chat;
 mod client;
+mod completions;
 mod requests;
+mod tools;
 
 use std::{
     net::SocketAddr,
@@ -25,6 +28,14 @@ const CONTEXT: usize = 2048;
 /// Longest time for anything in a test.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// The model in these files.
+fn engine(files: &[(&'static str, &'static [u8])], sessions: usize) -> Engine {
+    let memory = MemoryRequest::default().sessions(sessions).context(CONTEXT);
+    let device = DeviceOptions::default().name("cpu").threads(1).exact(true);
+    let options = EngineOptions::default().memory(memory).device(device);
+    Engine::open(Checkpoint::embedded(files).unwrap(), options, &mut |_, _| {}).unwrap()
+}
+
 /// A running server. Stops when it is dropped.
 struct TestServer {
     address: SocketAddr,
@@ -35,15 +46,14 @@ struct TestServer {
 
 impl TestServer {
     fn start(sessions: usize, waiting: usize, keys: &str) -> Self {
-        let memory = MemoryRequest::default().sessions(sessions).context(CONTEXT);
-        let device = DeviceOptions::default().name("cpu").threads(1).exact(true);
-        let options = EngineOptions::default().memory(memory).device(device);
-        let checkpoint = Checkpoint::embedded(&moeflux_tales::FILES).unwrap();
-        let engine = Engine::open(checkpoint, options, &mut |_, _| {}).unwrap();
-        let core = ServingCore::start(&engine, ServingOptions::default().waiting(waiting)).unwrap();
         let mut options = ServerOptions::default();
-        options.port = 0;
         options.keys = ApiKeys::from_lines(keys);
+        Self::serve(&engine(&moeflux_tales::FILES, sessions), waiting, options)
+    }
+
+    fn serve(engine: &Engine, waiting: usize, mut options: ServerOptions) -> Self {
+        let core = ServingCore::start(engine, ServingOptions::default().waiting(waiting)).unwrap();
+        options.port = 0;
         let server = Server::bind(options).unwrap();
         let (address, stopper) = (server.address(), server.stopper());
         let of_thread = core.clone();

@@ -40,9 +40,35 @@ fn wrong_requests_are_errors_that_name_the_field() {
         (with("stop", json!("")), "stop", "empty"),
         (with("stream", json!("yes")), "stream", "true or false"),
         (with("stream_options", json!(1)), "stream_options", "an object"),
-        (with("tools", tool), "tools", "not supported yet"),
-        (with("n", json!(2)), "n", "not supported yet"),
-        (with("messages", json!([{"role": "tool"}])), "messages[0].role", "not supported yet"),
+        (with("tools", json!([{"function": {}}])), "tools[0].function.name", "missing"),
+        (with("tools", json!([{"type": "function"}])), "tools[0].function", "missing"),
+        (with("functions", tool), "functions", "send tools"),
+        (with("tool_choice", json!("required")), "tool_choice", "not supported yet"),
+        (with("tool_choice", json!("king")), "tool_choice", "must be"),
+        (with("tool_choice", json!({"type": "function"})), "tool_choice", "constrained output"),
+        (with("response_format", json!({"type": "json_object"})), "response_format", "constrained"),
+        (with("top_logprobs", json!(21)), "top_logprobs", "from 0 to 20"),
+        (with("top_logprobs", json!(1)), "top_logprobs", "needs logprobs"),
+        (with("logit_bias", json!({"x": 1})), "logit_bias", "token ids"),
+        (with("logit_bias", json!({"1": 101})), "logit_bias", "from -100 to 100"),
+        (with("n", json!(0)), "n", "from 1 to"),
+        (with("thinking", json!({"type": "maybe"})), "thinking.type", "maybe"),
+        (
+            with("chat_template_kwargs", json!({"messages": []})),
+            "chat_template_kwargs.messages",
+            "set by",
+        ),
+        (with("messages", json!([{"role": "tool"}])), "messages[0].tool_call_id", "missing"),
+        (
+            with("messages", json!([{"role": "tool", "tool_call_id": "x", "content": "y"}])),
+            "messages[0].tool_call_id",
+            "no earlier message",
+        ),
+        (
+            with("messages", json!([{"role": "assistant", "tool_calls": [{"id": "x"}]}])),
+            "messages[0].tool_calls[0].function",
+            "missing",
+        ),
     ] {
         let reply = chat(&server, &body);
         assert_eq!(reply.status, 400, "{body}: {}", reply.body);
@@ -52,9 +78,27 @@ fn wrong_requests_are_errors_that_name_the_field() {
         assert!(error["message"].as_str().unwrap().contains(words), "{body}: {error}");
     }
     let deep = "[".repeat(10_000);
-    for body in [&b"{"[..], b"[]", b"\xff", b"{\"a\": \"\\ud800\"}", deep.as_bytes()] {
-        let reply = receive(send(&server, "POST /v1/chat/completions", &[], body));
-        assert_eq!(reply.status, 400, "{}", reply.body);
+    let paths = ["/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"];
+    let others = ["/v1/completions", "/tokenize", "/detokenize", "/apply-template"];
+    for path in paths.iter().chain(&others) {
+        let bodies = [
+            &b"{"[..],
+            b"[]",
+            b"",
+            b"null",
+            b"\xff",
+            b"{\"a\": \"\\ud800\"}",
+            b"{\"a\": \"\0\"}",
+            deep.as_bytes(),
+        ];
+        for body in bodies {
+            let reply = receive(send(&server, &format!("POST {path}"), &[], body));
+            assert_eq!(reply.status, 400, "{path}: {}", reply.body);
+            assert!(reply.json()["error"]["message"].is_string(), "{path}: {}", reply.body);
+        }
+        let zipped = ["Content-Encoding: gzip"];
+        let reply = receive(send(&server, &format!("POST {path}"), &zipped, b"\x1f\x8b"));
+        assert_eq!(reply.status, 415, "{path}: {}", reply.body);
     }
     assert_eq!(get(&server, "/nowhere").status, 404);
     assert_eq!(get(&server, "/tokenize").status, 405);
@@ -98,6 +142,10 @@ fn a_prompt_over_the_context_is_refused_in_openais_words() {
     assert_eq!(reply.status, 400);
     let error = &reply.json()["error"];
     assert_eq!(error["code"], "context_length_exceeded");
+    let words = format!("tokens > {CONTEXT} maximum; it exceeds the available context size");
+    assert!(error["message"].as_str().unwrap().ends_with(&words), "{error}");
+    assert_eq!(error["n_ctx"], CONTEXT);
+    assert!(error["n_prompt_tokens"].as_u64().unwrap() > CONTEXT as u64);
     let start = format!("This model's maximum context length is {CONTEXT} tokens. However, ");
     assert!(error["message"].as_str().unwrap().starts_with(&start), "{error}");
 }
@@ -112,12 +160,44 @@ fn hosts_origins_and_keys_are_checked() {
     assert_eq!(status(&open, "GET /v1/models", &["Host: localhost"]), 200);
     assert_eq!(status(&open, "POST /tokenize", &["Origin: https://evil.example"]), 403);
     assert_eq!(status(&open, "POST /tokenize", &["Origin: http://localhost:3000"]), 200);
+    let preflight = |origin: &str| {
+        let headers = ["Access-Control-Request-Method: POST", origin];
+        receive(send(&open, "OPTIONS /v1/messages", &headers, b""))
+    };
+    let reply = preflight("Origin: http://localhost:3000");
+    assert_eq!(reply.status, 200);
+    assert!(reply.head.contains("\r\naccess-control-allow-origin: http://localhost:3000"));
+    let reply = preflight("Origin: https://evil.example");
+    assert_eq!(reply.status, 403);
+    assert!(!reply.head.contains("access-control"), "{}", reply.head);
+    let reply = receive(send(&open, "GET /v1/models", &["Origin: http://127.0.0.1"], b""));
+    assert!(reply.head.contains("\r\naccess-control-allow-origin: http://127.0.0.1"));
+    let reply = receive(send(&open, "GET /v1/models", &["Origin: https://evil.example"], b""));
+    assert_eq!(reply.status, 200);
+    assert!(!reply.head.contains("access-control"), "{}", reply.head);
     let locked = TestServer::start(1, 4, "# keys\nsecret\n");
     assert_eq!(status(&locked, "GET /health", &[]), 200);
     assert_eq!(status(&locked, "GET /v1/models", &[]), 401);
     assert_eq!(status(&locked, "GET /v1/models", &["Authorization: Bearer secret"]), 200);
     assert_eq!(status(&locked, "GET /v1/models", &["x-api-key: secret"]), 200);
     assert_eq!(status(&locked, "GET /v1/models", &["x-api-key: secre"]), 401);
+}
+
+#[test]
+fn requests_have_ids_and_paths_may_be_written_in_other_ways() {
+    let server = TestServer::start(1, 4, "");
+    let reply = receive(send(&server, "GET /health", &["X-Request-Id: abc-7"], b""));
+    assert!(reply.head.contains("\r\nx-request-id: abc-7"), "{}", reply.head);
+    let reply = receive(send(&server, "GET /health", &["X-Request-Id: a b"], b""));
+    assert!(reply.head.contains("\r\nx-request-id: req_"), "{}", reply.head);
+    for path in ["/v1/models/", "//v1/models", "/models", "/v1//models?x=1"] {
+        assert_eq!(get(&server, path).json()["object"], "list", "{path}");
+    }
+    for path in ["/", "/v1", "/v1/"] {
+        assert_eq!(get(&server, path).status, 200, "{path}");
+    }
+    assert_eq!(receive(send(&server, "HEAD /", &[], b"")).status, 200);
+    assert_eq!(get(&server, "/v1/models/some/name").json()["id"], "some/name");
 }
 
 #[test]
@@ -132,8 +212,17 @@ fn the_small_paths_answer() {
     assert_eq!(post(&server, "/detokenize", &tokens).json(), json!({"content": text}));
     let reply = post(&server, "/detokenize", &json!({"tokens": [u32::MAX]}));
     assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!("tokens")));
+    let pieces = json!({"content": "The Fox", "with_pieces": true});
+    let pieces = post(&server, "/tokenize", &pieces).json();
+    let pieces = pieces["tokens"].as_array().unwrap().clone();
+    let text: String = pieces.iter().map(|piece| piece["piece"].as_str().unwrap()).collect();
+    assert_eq!(text, "The Fox");
     let metrics = get(&server, "/metrics").body;
-    for line in ["moeflux_requests_running 0", "# TYPE moeflux_generated_tokens_total counter"] {
+    for line in [
+        "moeflux_requests_total{api=\"/detokenize\",code=\"400\"} 1",
+        "moeflux_requests_running 0",
+        "# TYPE moeflux_generated_tokens_total counter",
+    ] {
         assert!(metrics.lines().any(|l| l == line), "{metrics}");
     }
 }

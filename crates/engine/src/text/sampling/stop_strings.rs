@@ -14,7 +14,8 @@ pub struct StopStrings {
     /// Tail of the text that may be the start of a stop string.
     held: String,
     out: String,
-    stopped: bool,
+    /// Index of the stop string that ended the text.
+    found: Option<usize>,
 }
 
 /// Result of [`StopStrings::push`].
@@ -42,14 +43,14 @@ impl StopStrings {
     /// Takes the next piece of the text.
     pub fn push(&mut self, text: &str) -> StopResult<'_> {
         self.out.clear();
-        if !self.stopped {
+        if self.found.is_none() {
             self.held.push_str(text);
-            let found = self.stops.iter().filter_map(|stop| {
+            let found = self.stops.iter().enumerate().filter_map(|(index, stop)| {
                 let start = self.held.find(stop.as_str())?;
-                Some((start + stop.len(), start))
+                Some((start + stop.len(), start, index))
             });
-            if let Some((_, start)) = found.min() {
-                self.stopped = true;
+            if let Some((_, start, index)) = found.min() {
+                self.found = Some(index);
                 self.out.push_str(&self.held[..start]);
                 self.held.clear();
             } else {
@@ -58,12 +59,17 @@ impl StopStrings {
                 self.held.drain(..safe);
             }
         }
-        StopResult { emit: &self.out, stopped: self.stopped }
+        StopResult { emit: &self.out, stopped: self.found.is_some() }
+    }
+
+    /// The stop string that ended the text.
+    pub fn found(&self) -> Option<&str> {
+        Some(self.stops.get(self.found?)?)
     }
 
     /// Returns the held back text at the end of the stream and resets the matcher.
     pub fn finish(&mut self) -> &str {
-        self.stopped = false;
+        self.found = None;
         self.out = mem::take(&mut self.held);
         &self.out
     }

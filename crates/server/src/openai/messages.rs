@@ -1,9 +1,11 @@
-//! Messages of a request.
+//! Messages in the form of OpenAI's API.
 
 use moeflux::Message;
 use serde_json::Value;
 
+use super::tools;
 use crate::{
+    ask::MessageList,
     error::ApiError,
     json::{Fields, wrong_type},
 };
@@ -12,54 +14,62 @@ use crate::{
 const TEXT_PARTS: [(&str, &str); 4] =
     [("text", "text"), ("input_text", "text"), ("output_text", "text"), ("refusal", "refusal")];
 
-/// Separator of system messages that become one.
-const BETWEEN_SYSTEM: &str = "\n\n";
+/// Fields with the thoughts of an earlier answer.
+const REASONING: [&str; 2] = ["reasoning_content", "reasoning"];
 
-/// Reads the field `messages`. Roles of system messages are `system`; those at the start become
-/// one, as many templates take one only.
+/// Reads the field `messages`.
 ///
 /// # Errors
-/// The field is absent or empty; a message has a wrong type, an unknown role, or a part that is not
-/// text.
-pub(crate) fn parse(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
+/// The field is absent or empty; a message has a wrong type, an unknown role, a part that is not
+/// text, or the result of a call that was not made.
+pub(super) fn parse(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
     let list = fields.list("messages")?.ok_or_else(|| fields.missing("messages"))?;
     if list.is_empty() {
         return Err(ApiError::invalid("messages", "messages is empty"));
     }
-    let mut messages: Vec<Message> = Vec::new();
+    let mut messages = MessageList::default();
     for (i, value) in list.iter().enumerate() {
-        let message = message(value, &format!("messages[{i}]"))?;
-        match messages.as_mut_slice() {
-            [first] if first.role == "system" && message.role == "system" => {
-                first.content.push_str(BETWEEN_SYSTEM);
-                first.content.push_str(&message.content);
-            }
-            _ => messages.push(message),
-        }
+        let fields = Fields::at(value, &format!("messages[{i}]"))?;
+        messages.push(message(&fields)?, &fields.path("tool_call_id"))?;
     }
-    Ok(messages)
+    Ok(messages.into_messages())
 }
 
-fn message(value: &Value, path: &str) -> Result<Message, ApiError> {
-    let fields = Fields::at(value, path)?;
+fn message(fields: &Fields<'_>) -> Result<Message, ApiError> {
     let role = match fields.text("role")?.ok_or_else(|| fields.missing("role"))? {
         "system" | "developer" => "system",
         "user" => "user",
         "assistant" => "assistant",
-        "tool" | "function" => return Err(no_tools(&fields.path("role"))),
+        "tool" | "function" => "tool",
         other => {
             let path = fields.path("role");
-            let roles = "system, developer, user or assistant";
+            let roles = "system, developer, user, assistant or tool";
             return Err(ApiError::invalid(
                 &path,
                 format!("{path} is {other:?}: it must be {roles}"),
             ));
         }
     };
-    if fields.list("tool_calls")?.is_some_and(|calls| !calls.is_empty()) {
-        return Err(no_tools(&fields.path("tool_calls")));
+    let mut message = Message::new(role, content(fields)?);
+    match role {
+        "assistant" => {
+            for name in REASONING {
+                if let Some(thoughts) = fields.text(name)? {
+                    message = message.reasoning(thoughts);
+                }
+            }
+            message.tool_calls = tools::calls(fields)?;
+        }
+        "tool" => {
+            message.name = fields.text("name")?.map(str::to_owned);
+            let id = fields.text("tool_call_id")?.map(str::to_owned);
+            // Results of the former functions have a name only.
+            let id = id.or_else(|| message.name.clone());
+            message.tool_call_id = Some(id.ok_or_else(|| fields.missing("tool_call_id"))?);
+        }
+        _ => {}
     }
-    Ok(Message::new(role, content(&fields)?))
+    Ok(message)
 }
 
 /// Text of a message; empty if it has none.
@@ -83,14 +93,14 @@ fn text_part<'a>(part: &'a Value, path: &str) -> Result<&'a str, ApiError> {
     let fields = Fields::at(part, path)?;
     let kind = fields.text("type")?.ok_or_else(|| fields.missing("type"))?;
     let Some((_, field)) = TEXT_PARTS.iter().find(|(name, _)| *name == kind) else {
-        let path = fields.path("type");
-        let message = format!("{path} is {kind:?}: this model reads text only");
-        return Err(ApiError::invalid(path, message));
+        return Err(no_text(&fields, kind));
     };
     fields.text(field)?.ok_or_else(|| fields.missing(field))
 }
 
-/// Error for a field that belongs to tools.
-pub(crate) fn no_tools(path: &str) -> ApiError {
-    ApiError::invalid(path, format!("{path}: tools are not supported yet"))
+/// Error for a part of a message that is not text.
+pub(crate) fn no_text(part: &Fields<'_>, kind: &str) -> ApiError {
+    let path = part.path("type");
+    let message = format!("{path} is {kind:?}: this model reads text only");
+    ApiError::invalid(path, message)
 }

@@ -1,0 +1,133 @@
+//! API of Anthropic.
+
+mod encoder;
+mod messages;
+
+use std::sync::Arc;
+
+use axum::{
+    extract::{Request, State},
+    response::Response,
+};
+use moeflux::{ChatOptions, GenerateRequest, text::ToolSet};
+use serde_json::json;
+
+use crate::{
+    app::App,
+    ask::{self, Ask, AskPrompt, Conversation},
+    body::with_body,
+    error::ApiError,
+    json::{self, Fields},
+    openai::{chat::no_constraints, tools},
+    prompt, respond,
+};
+use encoder::MessageEncoder;
+
+/// Kind of tools that models call. Others are run by Anthropic's servers.
+const CUSTOM: &str = "custom";
+
+/// Answers `POST /v1/messages`.
+///
+/// # Errors
+/// The request is wrong, or cannot be served.
+pub(crate) async fn messages(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let (ask, prompts) = with_body(&app, request, |app, body| {
+        let ask = parse(app, &Fields::of_body(body)?)?;
+        let prompts = prompt::prompts(app.core.engine(), &ask)?;
+        Ok((ask, prompts))
+    })
+    .await?;
+    let answers = app.submit(&ask, prompts)?;
+    let head = app.head("msg_");
+    respond::response(answers, MessageEncoder::new(head.id, head.model), ask.stream).await
+}
+
+/// Answers `POST /v1/messages/count_tokens`.
+///
+/// # Errors
+/// The request is wrong.
+pub(crate) async fn count_tokens(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let count = with_body(&app, request, |app, body| {
+        prompt::count(app.core.engine(), &conversation(&Fields::of_body(body)?)?)
+    });
+    Ok(json::response(&json!({"input_tokens": count.await?})))
+}
+
+/// Reads a request.
+fn parse(app: &App, fields: &Fields<'_>) -> Result<Ask, ApiError> {
+    let recommended = &app.core.engine().text()?.generation()?.sampling;
+    let request = GenerateRequest::default()
+        .sampling(ask::sampling(fields, recommended)?)
+        .max_tokens(fields.count("max_tokens")?)
+        .stop(ask::stops(fields, "stop_sequences")?);
+    let choice = fields.object("tool_choice")?;
+    let one_call = choice.map(|choice| choice.flag("disable_parallel_tool_use")).transpose()?;
+    Ok(Ask {
+        prompt: AskPrompt::Conversation(conversation(fields)?),
+        request,
+        choices: 1,
+        stream: fields.flag("stream")?.unwrap_or(false),
+        one_call: one_call.flatten().unwrap_or(false),
+    })
+}
+
+/// Messages, tools and template variables of a request.
+fn conversation(fields: &Fields<'_>) -> Result<Conversation, ApiError> {
+    let mut options = options(fields)?;
+    options.tools = tool_set(fields)?;
+    let mut conversation = Conversation::new(messages::parse(fields)?, options);
+    conversation.calls = allows_calls(fields)?;
+    Ok(conversation)
+}
+
+/// Template variables. Without `thinking` there are no thoughts, as clients of this API expect the
+/// text in the first block.
+fn options(fields: &Fields<'_>) -> Result<ChatOptions, ApiError> {
+    let mut options = ask::chat_options(fields)?;
+    if fields.get("thinking").is_none() && options.thinking.is_none() {
+        options.thinking = Some(false);
+    }
+    if let Some(config) = fields.object("output_config")? {
+        if let Some(effort) = config.text("effort")? {
+            ask::set_effort(&mut options, effort);
+        }
+        if config.get("format").is_some() {
+            return Err(no_constraints("output_config.format"));
+        }
+    }
+    Ok(options)
+}
+
+/// Tools of a request, without the ones that Anthropic's servers run.
+fn tool_set(fields: &Fields<'_>) -> Result<ToolSet, ApiError> {
+    let mut set = ToolSet::default();
+    for (i, value) in fields.list("tools")?.unwrap_or_default().iter().enumerate() {
+        let entry = Fields::at(value, &format!("tools[{i}]"))?;
+        if entry.text("type")?.unwrap_or(CUSTOM) == CUSTOM {
+            let tool = tools::tool(&entry, "input_schema")?;
+            set.tools.push(tool.strict(entry.flag("strict")?.unwrap_or(false)));
+        }
+    }
+    Ok(set)
+}
+
+/// Whether the model may call tools, by `tool_choice`.
+fn allows_calls(fields: &Fields<'_>) -> Result<bool, ApiError> {
+    let Some(choice) = fields.object("tool_choice")? else { return Ok(true) };
+    match choice.text("type")?.ok_or_else(|| choice.missing("type"))? {
+        "auto" => Ok(true),
+        "none" => Ok(false),
+        "any" | "tool" => Err(no_constraints("tool_choice.type")),
+        other => {
+            let message =
+                format!("tool_choice.type is {other:?}: it must be auto, any, tool, none");
+            Err(ApiError::invalid("tool_choice.type", message))
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Paths of llama.cpp's server: tokens of a text and back, the prompt of a conversation, health.
+
+use std::sync::Arc;
+
+use axum::{
+    extract::{Request, State},
+    response::Response,
+};
+use serde_json::{Value, json};
+
+use crate::{
+    app::App,
+    body::with_body,
+    error::ApiError,
+    json::{self, Fields, wrong_type},
+    openai::chat,
+    prompt,
+};
+
+/// Answers `GET /health`.
+pub(crate) async fn health() -> Response {
+    json::response(&json!({"status": "ok"}))
+}
+
+/// Answers `POST /tokenize`: `content` to `tokens`, with their text if `with_pieces` is set.
+///
+/// # Errors
+/// The request is wrong.
+pub(crate) async fn tokenize(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let tokens = with_body(&app, request, |app, body| {
+        let fields = Fields::of_body(body)?;
+        let content = fields.text("content")?.ok_or_else(|| fields.missing("content"))?;
+        let add_special = fields.flag("add_special")?.unwrap_or(false);
+        let with_pieces = fields.flag("with_pieces")?.unwrap_or(false);
+        let tokenizer = app.core.engine().text()?.tokenizer();
+        let tokens = tokenizer.encode(content, add_special)?;
+        if !with_pieces {
+            return Ok(json!(tokens));
+        }
+        let piece = |id: u32| Ok(json!({"id": id, "piece": tokenizer.decode(&[id], false)?}));
+        let pieces: Result<Vec<Value>, ApiError> = tokens.into_iter().map(piece).collect();
+        Ok(Value::Array(pieces?))
+    });
+    Ok(json::response(&json!({"tokens": tokens.await?})))
+}
+
+/// Answers `POST /detokenize`: `tokens` to `content`.
+///
+/// # Errors
+/// The request is wrong.
+pub(crate) async fn detokenize(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let content = with_body(&app, request, |app, body| {
+        let fields = Fields::of_body(body)?;
+        let list = fields.list("tokens")?.ok_or_else(|| fields.missing("tokens"))?;
+        let tokens = token_ids(app, list, "tokens")?;
+        Ok(app.core.engine().text()?.tokenizer().decode(&tokens, false)?)
+    });
+    Ok(json::response(&json!({"content": content.await?})))
+}
+
+/// Token ids of a list at `path` in a request.
+///
+/// # Errors
+/// An element is not a token of the vocabulary.
+pub(crate) fn token_ids(app: &App, list: &[Value], path: &str) -> Result<Vec<u32>, ApiError> {
+    let vocab = app.core.engine().text()?.tokenizer().vocab_size();
+    let id = |value: &Value| {
+        let id = u32::try_from(value.as_u64()?).ok()?;
+        (usize::try_from(id).ok()? < vocab).then_some(id)
+    };
+    let tokens: Option<Vec<u32>> = list.iter().map(id).collect();
+    tokens.ok_or_else(|| wrong_type(path, &format!("a list of token ids below {vocab}")))
+}
+
+/// Answers `POST /apply-template`: the fields of a chat completion to the text of its prompt.
+///
+/// # Errors
+/// The request is wrong, or the template rejects it.
+pub(crate) async fn apply_template(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let prompt = with_body(&app, request, |app, body| {
+        let conversation = chat::conversation(&Fields::of_body(body)?)?;
+        prompt::render(app.core.engine().text()?, &conversation)
+    });
+    Ok(json::response(&json!({"prompt": prompt.await?})))
+}

@@ -1,0 +1,267 @@
+//! `POST /v1/chat/completions`.
+
+use std::sync::Arc;
+
+use axum::{
+    extract::{Request, State},
+    response::Response,
+};
+use moeflux::{GenerateRequest, text::Text};
+use serde_json::Value;
+
+use super::{chat_encoder::ChatEncoder, messages, tools};
+use crate::{
+    app::App,
+    ask::{self, Ask, AskPrompt, Conversation},
+    body::with_body,
+    error::ApiError,
+    json::Fields,
+    prompt, respond,
+};
+
+/// Fields that would change the answer and are not supported, with the values that have no effect.
+const UNSUPPORTED: [(&str, &[&str]); 1] = [("audio", &[])];
+
+/// Answers a request for a chat completion.
+///
+/// # Errors
+/// The request is wrong, or cannot be served.
+pub(crate) async fn chat(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let (chat, prompts) = with_body(&app, request, |app, body| {
+        let engine = app.core.engine();
+        let chat = ChatAsk::parse(body, engine.text()?)?;
+        let prompts = prompt::prompts(engine, &chat.ask)?;
+        Ok((chat, prompts))
+    })
+    .await?;
+    let ChatAsk { ask, include_usage } = chat;
+    let answers = app.submit(&ask, prompts)?;
+    // A whole answer always has its usage.
+    let encoder =
+        ChatEncoder::new(app.head("chatcmpl-"), ask.choices, include_usage || !ask.stream);
+    respond::response(answers, encoder, ask.stream).await
+}
+
+/// A request for a chat completion.
+struct ChatAsk {
+    ask: Ask,
+    /// Whether the stream ends with the usage.
+    include_usage: bool,
+}
+
+impl ChatAsk {
+    /// Reads a request to the model with this `text`.
+    ///
+    /// # Errors
+    /// A field has a wrong type or range, or is not supported.
+    fn parse(body: &Value, text: &Text) -> Result<Self, ApiError> {
+        let fields = Fields::of_body(body)?;
+        refuse_unsupported(&fields, &UNSUPPORTED)?;
+        let format = fields.object("response_format")?.map(|format| format.text("type"));
+        if format.transpose()?.is_some_and(|kind| kind != Some("text")) {
+            return Err(no_constraints("response_format"));
+        }
+        let max_tokens = [fields.count("max_tokens")?, fields.count("max_completion_tokens")?];
+        let request = GenerateRequest::default()
+            .sampling(ask::sampling(&fields, &text.generation()?.sampling)?)
+            .logit_bias(ask::logit_bias(&fields, text.tokenizer().vocab_size())?)
+            .logprobs(logprobs(&fields)?)
+            .max_tokens(max_tokens.into_iter().flatten().min())
+            .stop(ask::stops(&fields, "stop")?);
+        let ask = Ask {
+            prompt: AskPrompt::Conversation(conversation(&fields)?),
+            request,
+            choices: ask::choices(&fields)?,
+            stream: fields.flag("stream")?.unwrap_or(false),
+            one_call: !fields.flag("parallel_tool_calls")?.unwrap_or(true),
+        };
+        Ok(Self { ask, include_usage: include_usage(&fields)? })
+    }
+}
+
+/// Number of the most probable tokens that come with each token, if log-probabilities are asked.
+fn logprobs(fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
+    let top = ask::top_logprobs(fields, "top_logprobs")?.unwrap_or(0);
+    match fields.flag("logprobs")?.unwrap_or(false) {
+        true => Ok(Some(top)),
+        false if top > 0 => Err(ApiError::invalid("top_logprobs", "top_logprobs needs logprobs")),
+        false => Ok(None),
+    }
+}
+
+/// Whether a stream ends with the usage.
+///
+/// # Errors
+/// `stream_options` has a wrong type.
+pub(super) fn include_usage(fields: &Fields<'_>) -> Result<bool, ApiError> {
+    match fields.object("stream_options")? {
+        Some(options) => Ok(options.flag("include_usage")?.unwrap_or(false)),
+        None => Ok(false),
+    }
+}
+
+/// Messages and template variables of a request.
+///
+/// # Errors
+/// A field has a wrong type, or is not supported.
+pub(crate) fn conversation(fields: &Fields<'_>) -> Result<Conversation, ApiError> {
+    let mut options = ask::chat_options(fields)?;
+    options.tools = tools::parse(fields)?;
+    let mut conversation = Conversation::new(messages::parse(fields)?, options);
+    conversation.calls = tools::allows_calls(fields)?;
+    let adds_prompt = fields.flag("add_generation_prompt")?;
+    conversation.continues &= adds_prompt != Some(true);
+    if let Some(continues) = fields.flag("continue_final_message")? {
+        if continues && adds_prompt == Some(true) {
+            let message = "add_generation_prompt and continue_final_message exclude each other";
+            return Err(ApiError::invalid("continue_final_message", message));
+        }
+        conversation.continues = continues;
+    }
+    Ok(conversation)
+}
+
+/// Refuses fields that would be dropped silently: each with the values that have no effect.
+///
+/// # Errors
+/// A field has another value.
+pub(super) fn refuse_unsupported(
+    fields: &Fields<'_>,
+    unsupported: &[(&str, &[&str])],
+) -> Result<(), ApiError> {
+    for (name, neutral) in unsupported {
+        if fields.get(name).is_some_and(|value| !neutral.contains(&value.to_string().as_str())) {
+            let message = format!("{name}: this value is not supported yet");
+            return Err(ApiError::invalid(*name, message));
+        }
+    }
+    Ok(())
+}
+
+/// Error for a field that constrains the output.
+pub(crate) fn no_constraints(path: &str) -> ApiError {
+    let message =
+        format!("{path}: this value needs constrained output, which is not supported yet");
+    ApiError::invalid(path, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        future::poll_fn,
+        net::Ipv4Addr,
+        pin::Pin,
+        time::{Duration, Instant},
+    };
+
+    use axum::body::{Body, HttpBody};
+    use moeflux::{
+        Checkpoint, Engine, EngineOptions, MemoryRequest,
+        runtime::DeviceOptions,
+        serve::{ServingCore, ServingOptions},
+    };
+    use serde_json::json;
+
+    use super::*;
+    use crate::{
+        answer::UNREAD,
+        guard::{ApiKeys, Guard},
+    };
+
+    /// Tokens of the answer: more than a client that does not read can have.
+    const TOKENS: usize = 2 * UNREAD;
+
+    fn app() -> Arc<App> {
+        let memory = MemoryRequest::default().sessions(2).context(4 * UNREAD);
+        let device = DeviceOptions::default().name("cpu").threads(1).exact(true);
+        let options = EngineOptions::default().memory(memory).device(device);
+        let checkpoint = Checkpoint::embedded(&moeflux_tales::FILES).unwrap();
+        let engine = Engine::open(checkpoint, options, &mut |_, _| {}).unwrap();
+        let core = ServingCore::start(&engine, ServingOptions::default()).unwrap();
+        let host = Ipv4Addr::LOCALHOST.into();
+        let guard = Guard::new(host, ApiKeys::default(), false, &[]).unwrap();
+        Arc::new(App::new(core, guard, "tales".to_owned()))
+    }
+
+    async fn ask(app: &Arc<App>, stream: bool) -> String {
+        read(send(app, stream).await).await
+    }
+
+    async fn send(app: &Arc<App>, stream: bool) -> Body {
+        // Only the limit ends the answer.
+        let end = app.core.engine().end_tokens().ids();
+        let body = json!({
+            "messages": [{"role": "user", "content": "Hello"}], "temperature": 3, "seed": 2,
+            "logit_bias": end.iter().map(|id| json!([id, -100])).collect::<Vec<_>>(),
+            "max_tokens": TOKENS, "stream": stream,
+        });
+        let request = Request::new(Body::from(body.to_string()));
+        chat(State(Arc::clone(app)), request).await.unwrap().into_body()
+    }
+
+    async fn read(mut body: Body) -> String {
+        let mut text = Vec::new();
+        while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+            text.extend_from_slice(&frame.unwrap().into_data().unwrap());
+        }
+        String::from_utf8(text).unwrap()
+    }
+
+    /// Text of a stream.
+    fn text(events: &str) -> String {
+        let data = events.lines().filter_map(|line| line.strip_prefix("data: {"));
+        let chunks = data.map(|rest| serde_json::from_str::<Value>(&format!("{{{rest}")).unwrap());
+        let text = chunks
+            .filter_map(|chunk| Some(chunk["choices"][0]["delta"]["content"].as_str()?.to_owned()));
+        text.collect()
+    }
+
+    #[test]
+    fn a_client_that_does_not_read_pauses_its_own_answer() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let app = app();
+            let slow = send(&app, true).await;
+            // The channel fills with tokens; the first events are the start and the prompt's.
+            let since = Instant::now();
+            while app.core.stats().generated_tokens < UNREAD as u64 - 8 {
+                assert!(since.elapsed() < Duration::from_secs(60), "{:?}", app.core.stats());
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            let before = app.core.stats().generated_tokens;
+            // Another answer is complete meanwhile; its tokens are the only ones.
+            let whole: Value = serde_json::from_str(&ask(&app, false).await).unwrap();
+            let tokens = whole["usage"]["completion_tokens"].as_u64().unwrap();
+            assert!(tokens > UNREAD as u64 + 32, "the answer is too short: {tokens}");
+            let stats = app.core.stats();
+            assert!(stats.generated_tokens <= before + tokens + 16, "{stats:?}");
+            assert!(stats.running > 0, "{stats:?}");
+            // The slow one is complete once it reads.
+            let whole = whole["choices"][0]["message"]["content"].as_str().unwrap();
+            assert_eq!(text(&read(slow).await), whole);
+        });
+    }
+
+    #[test]
+    fn a_silent_stream_has_pings_by_the_clock() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let app = app();
+            // Clients that do not read keep all sessions.
+            let slow = [send(&app, true).await, send(&app, true).await];
+            while app.core.stats().running < 2 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            let mut waits = send(&app, true).await;
+            let since = Instant::now();
+            let frame = poll_fn(|cx| Pin::new(&mut waits).poll_frame(cx)).await;
+            assert_eq!(frame.unwrap().unwrap().into_data().unwrap(), ": ping\n\n".as_bytes());
+            assert!(since.elapsed() > Duration::from_secs(2));
+            drop(slow);
+            assert!(read(waits).await.ends_with("data: [DONE]\n\n"));
+        });
+    }
+}

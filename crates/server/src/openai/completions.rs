@@ -1,0 +1,105 @@
+//! `POST /v1/completions`: answers to texts without a template.
+
+use std::sync::Arc;
+
+use axum::{
+    extract::{Request, State},
+    response::Response,
+};
+use moeflux::GenerateRequest;
+use serde_json::Value;
+
+use super::{chat, completion_encoder::CompletionEncoder};
+use crate::{
+    app::App,
+    ask::{self, Ask, AskPrompt, MAX_CHOICES, RawPrompt},
+    body::with_body,
+    error::ApiError,
+    json::{Fields, wrong_type},
+    native, prompt, respond,
+};
+
+/// Tokens of an answer without `max_tokens`, as in OpenAI's API.
+const MAX_TOKENS: usize = 16;
+
+/// Fields that would change the answer and are not supported, with the values that have no effect.
+const UNSUPPORTED: [(&str, &[&str]); 2] = [("suffix", &["\"\""]), ("best_of", &["1"])];
+
+/// Answers a request for completions.
+///
+/// # Errors
+/// The request is wrong, or cannot be served.
+pub(crate) async fn completions(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let (ask, include_usage, prompts) = with_body(&app, request, |app, body| {
+        let fields = Fields::of_body(body)?;
+        let ask = parse(app, &fields)?;
+        let prompts = prompt::prompts(app.core.engine(), &ask)?;
+        Ok((ask, chat::include_usage(&fields)?, prompts))
+    })
+    .await?;
+    let encoder = CompletionEncoder::new(
+        app.head("cmpl-"),
+        prompts.len(),
+        ask.choices,
+        include_usage || !ask.stream,
+    );
+    let answers = app.submit(&ask, prompts)?;
+    respond::response(answers, encoder, ask.stream).await
+}
+
+/// Reads a request.
+///
+/// # Errors
+/// A field has a wrong type or range, or is not supported.
+fn parse(app: &App, fields: &Fields<'_>) -> Result<Ask, ApiError> {
+    chat::refuse_unsupported(fields, &UNSUPPORTED)?;
+    let text = app.core.engine().text()?;
+    let logprobs = ask::top_logprobs(fields, "logprobs")?;
+    let echo = fields.flag("echo")?.unwrap_or(false);
+    let request = GenerateRequest::default()
+        .sampling(ask::sampling(fields, &text.generation()?.sampling)?)
+        .logit_bias(ask::logit_bias(fields, text.tokenizer().vocab_size())?)
+        .logprobs(logprobs)
+        .prompt_logprobs(echo && logprobs.is_some())
+        .max_tokens(fields.count("max_tokens")?.unwrap_or(MAX_TOKENS))
+        .stop(ask::stops(fields, "stop")?);
+    let (prompts, choices) = (prompts(app, fields)?, ask::choices(fields)?);
+    if prompts.len() * choices > MAX_CHOICES {
+        let count = prompts.len();
+        let message = format!("{count} prompts x {choices}: at most {MAX_CHOICES} are answered");
+        return Err(ApiError::invalid("prompt", message));
+    }
+    Ok(Ask {
+        prompt: AskPrompt::Raw { prompts, echo },
+        request,
+        choices,
+        stream: fields.flag("stream")?.unwrap_or(false),
+        one_call: false,
+    })
+}
+
+/// Prompts of a request: a text, token ids, or a list of either.
+fn prompts(app: &App, fields: &Fields<'_>) -> Result<Vec<RawPrompt>, ApiError> {
+    let list = match fields.get("prompt").ok_or_else(|| fields.missing("prompt"))? {
+        Value::String(text) => return Ok(vec![RawPrompt::Text(text.clone())]),
+        Value::Array(list) => list,
+        _ => return Err(wrong_type("prompt", "a string, token ids, or a list of either")),
+    };
+    if list.is_empty() {
+        return Err(ApiError::invalid("prompt", "prompt is empty"));
+    }
+    if list.iter().all(Value::is_number) {
+        return Ok(vec![RawPrompt::Tokens(native::token_ids(app, list, "prompt")?)]);
+    }
+    let prompt = |(i, value): (usize, &Value)| match value {
+        Value::String(text) => Ok(RawPrompt::Text(text.clone())),
+        Value::Array(ids) => {
+            Ok(RawPrompt::Tokens(native::token_ids(app, ids, &format!("prompt[{i}]"))?))
+        }
+        _ => Err(wrong_type(&format!("prompt[{i}]"), "a string or a list of token ids")),
+    };
+    list.iter().enumerate().map(prompt).collect()
+}

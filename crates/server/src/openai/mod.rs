@@ -1,0 +1,11 @@
+//! API of OpenAI.
+
+pub(crate) mod chat;
+pub(crate) mod chat_encoder;
+mod completion_encoder;
+pub(crate) mod completions;
+mod logprobs;
+pub(crate) mod messages;
+pub(crate) mod models;
+pub(crate) mod tools;
+mod usage;

@@ -1,0 +1,106 @@
+//! Tools and calls in the form of OpenAI's API.
+
+use moeflux::text::{Tool, ToolCall, ToolSet};
+use serde_json::{Value, json};
+
+use super::chat::no_constraints;
+use crate::{
+    error::ApiError,
+    json::{Fields, wrong_type},
+};
+
+/// Kind of tools that models call. Others are run by OpenAI's servers.
+const FUNCTION: &str = "function";
+
+/// Tools of a request that are functions.
+///
+/// # Errors
+/// A tool has no name, or a wrong type.
+pub(super) fn parse(fields: &Fields<'_>) -> Result<ToolSet, ApiError> {
+    if fields.list("functions")?.is_some_and(|list| !list.is_empty()) {
+        let message = "functions is the former name of tools: send tools";
+        return Err(ApiError::invalid("functions", message));
+    }
+    let mut tools = ToolSet::default();
+    for (i, value) in fields.list("tools")?.unwrap_or_default().iter().enumerate() {
+        let entry = Fields::at(value, &format!("tools[{i}]"))?;
+        if entry.text("type")?.unwrap_or(FUNCTION) != FUNCTION {
+            continue;
+        }
+        let function = entry.object(FUNCTION)?.ok_or_else(|| entry.missing(FUNCTION))?;
+        let tool = tool(&function, "parameters")?;
+        tools.tools.push(tool.strict(function.flag("strict")?.unwrap_or(false)));
+    }
+    Ok(tools)
+}
+
+/// A tool with `name`, `description` and a schema in the field `schema`.
+///
+/// # Errors
+/// A field has a wrong type, or there is no name.
+pub(crate) fn tool(fields: &Fields<'_>, schema: &str) -> Result<Tool, ApiError> {
+    let name = name(fields)?;
+    let parameters = match fields.map(schema)? {
+        Some(schema) => Value::Object(schema.clone()),
+        None => json!({"type": "object", "properties": {}}),
+    };
+    Ok(Tool::new(name, parameters).description(fields.text("description")?.unwrap_or_default()))
+}
+
+fn name<'a>(fields: &Fields<'a>) -> Result<&'a str, ApiError> {
+    let name = fields.text("name")?.ok_or_else(|| fields.missing("name"))?;
+    match name.is_empty() {
+        true => Err(wrong_type(&fields.path("name"), "the name of a tool, not empty")),
+        false => Ok(name),
+    }
+}
+
+/// Whether the model may call tools, by `tool_choice`.
+///
+/// # Errors
+/// The choice is unknown, or requires constrained output.
+pub(super) fn allows_calls(fields: &Fields<'_>) -> Result<bool, ApiError> {
+    match fields.get("tool_choice") {
+        None => Ok(true),
+        Some(Value::String(choice)) => match choice.as_str() {
+            "auto" => Ok(true),
+            "none" => Ok(false),
+            "required" => Err(no_constraints("tool_choice")),
+            _ => Err(wrong_type("tool_choice", "auto, none, required or a tool")),
+        },
+        Some(Value::Object(_)) => Err(no_constraints("tool_choice")),
+        Some(_) => Err(wrong_type("tool_choice", "auto, none, required or a tool")),
+    }
+}
+
+/// Calls of an earlier answer. The former `function_call` is one whose id is its name.
+///
+/// # Errors
+/// A call has no id or name, or a wrong type.
+pub(super) fn calls(message: &Fields<'_>) -> Result<Vec<ToolCall>, ApiError> {
+    let mut calls = Vec::new();
+    if let Some(function) = message.object("function_call")? {
+        let name = name(&function)?;
+        calls.push(call(name, name, &function)?);
+    }
+    let path = message.path("tool_calls");
+    for (i, value) in message.list("tool_calls")?.unwrap_or_default().iter().enumerate() {
+        let entry = Fields::at(value, &format!("{path}[{i}]"))?;
+        let id = entry.text("id")?.ok_or_else(|| entry.missing("id"))?;
+        let function = entry.object(FUNCTION)?.ok_or_else(|| entry.missing(FUNCTION))?;
+        calls.push(call(id, name(&function)?, &function)?);
+    }
+    Ok(calls)
+}
+
+/// A call with the field `arguments`: JSON text, an object, or nothing.
+fn call(id: &str, name: &str, function: &Fields<'_>) -> Result<ToolCall, ApiError> {
+    let arguments = match function.get("arguments") {
+        None => "{}".to_owned(),
+        Some(Value::String(text)) if text.trim().is_empty() => "{}".to_owned(),
+        Some(Value::String(text)) => text.clone(),
+        Some(object @ Value::Object(_)) => object.to_string(),
+        Some(_) => return Err(wrong_type(&function.path("arguments"), "JSON text")),
+    };
+    Ok(ToolCall { id: id.to_owned(), name: name.to_owned(), arguments })
+}
