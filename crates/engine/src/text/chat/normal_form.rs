@@ -126,13 +126,13 @@ impl NormalForm {
 /// A result has no call; the error names its message.
 fn with_results(messages: Vec<TemplateMessage>) -> Result<Vec<TemplateMessage>, String> {
     /// Calls of one message whose results are looked for.
-    struct OpenCalls {
+    struct PendingResults {
         /// Place of the first result.
         at: usize,
         calls: Vec<(TemplateCall, Option<TemplateMessage>)>,
     }
-    fn close(ordered: &mut Vec<TemplateMessage>, open: Option<OpenCalls>) {
-        let Some(OpenCalls { at, calls }) = open else { return };
+    fn close(ordered: &mut Vec<TemplateMessage>, open: Option<PendingResults>) {
+        let Some(PendingResults { at, calls }) = open else { return };
         let results = calls.into_iter().map(|(call, result)| TemplateMessage {
             call_id: Some(call.id),
             name: Some(call.name),
@@ -141,7 +141,7 @@ fn with_results(messages: Vec<TemplateMessage>) -> Result<Vec<TemplateMessage>, 
         drop(ordered.splice(at..at, results.collect::<Vec<_>>()));
     }
     let mut ordered: Vec<TemplateMessage> = Vec::with_capacity(messages.len());
-    let mut open: Option<OpenCalls> = None;
+    let mut open: Option<PendingResults> = None;
     for (i, mut message) in messages.into_iter().enumerate() {
         if message.is("function") {
             message.role = TOOL.to_owned();
@@ -154,7 +154,7 @@ fn with_results(messages: Vec<TemplateMessage>) -> Result<Vec<TemplateMessage>, 
             let calls = message.calls.iter().map(|call| (call.clone(), None)).collect();
             ordered.push(message);
             if has_calls {
-                open = Some(OpenCalls { at: ordered.len(), calls });
+                open = Some(PendingResults { at: ordered.len(), calls });
             }
             continue;
         }

@@ -95,7 +95,7 @@ impl CallSyntax {
         found.map(|(_, syntax)| *syntax).or_else(|| is_json().then_some(CallSyntax::Json))
     }
 
-    /// Tokens that end an answer in this syntax, beside those that a checkpoint names.
+    /// Tokens that end an answer in this syntax, besides those of a checkpoint.
     pub(crate) fn end_tokens(self) -> &'static [&'static str] {
         match self {
             CallSyntax::Json | CallSyntax::Xml | CallSyntax::Kimi => &["<|im_end|>"],
