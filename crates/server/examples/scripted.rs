@@ -6,7 +6,7 @@
 //! [--port N] [--ctx N]`; without a folder, the embedded model. The script is a list of texts in
 //! the model's own syntax, special tokens included. Requests take them in order, and the last one
 //! again and again.
-#![allow(clippy::print_stdout, reason = "the address is for people")]
+#![allow(clippy::print_stdout, reason = "address and requests are for people")]
 
 use std::{collections::HashMap, env, error::Error, fs, path::Path, sync::Arc};
 
@@ -14,7 +14,7 @@ use moeflux::{
     Checkpoint, Engine, EngineOptions, MemoryRequest,
     serve::{ForcedTokens, ServingCore, ServingOptions},
 };
-use moeflux_server::{Server, ServerOptions};
+use moeflux_server::{RequestLog, RequestRecord, Server, ServerOptions};
 
 /// Requests that are answered at once.
 const SESSIONS: usize = 4;
@@ -49,6 +49,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut options = ServerOptions::default();
     options.port = args.get("--port").map_or(Ok(options.port), |port| port.parse())?;
     options.masks = vec![Arc::new(ForcedTokens::new(answers, end))];
+    options.log = RequestLog::new(|request| {
+        let RequestRecord { method, path, status, time, .. } = request;
+        println!("{method} {path} {status} {:.2} s", time.as_secs_f64());
+    });
     let server = Server::bind(options)?;
     println!("the script is served at http://{}/v1", server.address());
     server.run(ServingCore::start(&engine, ServingOptions::default())?, "scripted".to_owned())?;

@@ -23,8 +23,12 @@ pub(crate) const MAX_CHOICES: usize = 64;
 /// Separator of system messages that become one.
 const BETWEEN_SYSTEM: &str = "\n\n";
 
+/// Variable of a template, and field of a request: whether the prompt ends with the start of an
+/// answer.
+pub(crate) const ADD_PROMPT: &str = "add_generation_prompt";
+
 /// Variables of a template that are not the client's to set.
-const RESERVED: [&str; 3] = ["messages", "tools", "add_generation_prompt"];
+const RESERVED: [&str; 3] = ["messages", "tools", ADD_PROMPT];
 
 /// A request for answers.
 #[derive(Debug)]

@@ -32,6 +32,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
     Router::new()
         .route("/", get(|| async { "moeflux is running" }))
         .route("/chat/completions", post(chat::chat))
+        .route("/chat/completions/input_tokens", post(chat::input_tokens))
         .route("/completions", post(completions::completions))
         .route("/messages", post(anthropic::messages))
         .route("/messages/count_tokens", post(anthropic::count_tokens))

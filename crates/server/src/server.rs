@@ -197,6 +197,8 @@ impl Server {
         let app = App::new(core.clone(), guard, model).log(log).masks(masks);
         let service = PlainPaths(TowerToHyperService::new(routes::router(Arc::new(app))));
         let mut http = http1::Builder::new();
+        // Some clients look headers up by case.
+        http.title_case_headers(true);
         http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIME).max_buf_size(BUFFER_BYTES);
         let free = Arc::new(Semaphore::new(CONNECTIONS));
         let connections = GracefulShutdown::new();

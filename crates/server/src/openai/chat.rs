@@ -7,7 +7,7 @@ use axum::{
     response::Response,
 };
 use moeflux::{GenerateRequest, text::Text};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{chat_encoder::ChatEncoder, messages, tools};
 use crate::{
@@ -15,12 +15,15 @@ use crate::{
     ask::{self, Ask, AskPrompt, Conversation},
     body::with_body,
     error::ApiError,
-    json::Fields,
+    json::{self, Fields},
     prompt, respond,
 };
 
 /// Fields that would change the answer and are not supported, with the values that have no effect.
 const UNSUPPORTED: [(&str, &[&str]); 1] = [("audio", &[])];
+
+/// Fields of llama.cpp's server that constrain the output.
+const CONSTRAINTS: [&str; 2] = ["grammar", "json_schema"];
 
 /// Answers a request for a chat completion.
 ///
@@ -45,6 +48,20 @@ pub(crate) async fn chat(
     respond::response(answers, encoder, ask.stream).await
 }
 
+/// Answers `POST /v1/chat/completions/input_tokens`: tokens of a prompt.
+///
+/// # Errors
+/// The request is wrong.
+pub(crate) async fn input_tokens(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let count = with_body(&app, request, |app, body| {
+        prompt::count(app.core.engine(), &conversation(&Fields::of_body(body)?)?)
+    });
+    Ok(json::response(&json!({"input_tokens": count.await?})))
+}
+
 /// A request for a chat completion.
 struct ChatAsk {
     ask: Ask,
@@ -60,6 +77,9 @@ impl ChatAsk {
     fn parse(body: &Value, text: &Text) -> Result<Self, ApiError> {
         let fields = Fields::of_body(body)?;
         refuse_unsupported(&fields, &UNSUPPORTED)?;
+        if let Some(name) = CONSTRAINTS.iter().find(|name| fields.get(name).is_some()) {
+            return Err(no_constraints(name));
+        }
         let format = fields.object("response_format")?.map(|format| format.text("type"));
         if format.transpose()?.is_some_and(|kind| kind != Some("text")) {
             return Err(no_constraints("response_format"));
@@ -112,7 +132,7 @@ pub(crate) fn conversation(fields: &Fields<'_>) -> Result<Conversation, ApiError
     options.tools = tools::parse(fields)?;
     let mut conversation = Conversation::new(messages::parse(fields)?, options);
     conversation.calls = tools::allows_calls(fields)?;
-    let adds_prompt = fields.flag("add_generation_prompt")?;
+    let adds_prompt = fields.flag(ask::ADD_PROMPT)?;
     conversation.continues &= adds_prompt != Some(true);
     if let Some(continues) = fields.flag("continue_final_message")? {
         if continues && adds_prompt == Some(true) {
@@ -120,6 +140,10 @@ pub(crate) fn conversation(fields: &Fields<'_>) -> Result<Conversation, ApiError
             return Err(ApiError::invalid("continue_final_message", message));
         }
         conversation.continues = continues;
+    }
+    // A continued answer needs its start.
+    if adds_prompt == Some(false) && !conversation.continues {
+        conversation.options.variables.insert(ask::ADD_PROMPT.to_owned(), false.into());
     }
     Ok(conversation)
 }
@@ -157,18 +181,16 @@ mod tests {
         time::{Duration, Instant},
     };
 
+    use super::*;
+    use crate::{
+        answer::UNREAD,
+        guard::{ApiKeys, Guard},
+    };
     use axum::body::{Body, HttpBody};
     use moeflux::{
         Checkpoint, Engine, EngineOptions, MemoryRequest,
         runtime::DeviceOptions,
         serve::{ServingCore, ServingOptions},
-    };
-    use serde_json::json;
-
-    use super::*;
-    use crate::{
-        answer::UNREAD,
-        guard::{ApiKeys, Guard},
     };
 
     /// Tokens of the answer: more than a client that does not read can have.

@@ -175,6 +175,9 @@ fn an_answer_at_the_end_is_continued() {
     let rest = chat(&server, &body).json();
     let rest = rest["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
     assert!(format!("{start}{rest}").starts_with(&whole), "{rest}");
+    body["add_generation_prompt"] = json!(false);
+    let same = chat(&server, &body).json();
+    assert_eq!(same["choices"][0]["message"]["content"], rest);
     body["add_generation_prompt"] = json!(true);
     let fresh = chat(&server, &body).json();
     assert_ne!(fresh["choices"][0]["message"]["content"], rest);

@@ -1,11 +1,16 @@
 //! Requests that are wrong or not allowed, and the small paths.
 
+use std::io::Read;
+
 use serde_json::{Value, json};
 
 use crate::{
     CONTEXT, TestServer,
     client::{chat, get, post, receive, send},
 };
+
+/// Start of an answer in the template.
+const START: &str = "<|im_start|>assistant\n";
 
 fn user(content: Value) -> Value {
     json!({"messages": [{"role": "user", "content": content}], "max_tokens": 2})
@@ -47,6 +52,8 @@ fn wrong_requests_are_errors_that_name_the_field() {
         (with("tool_choice", json!("king")), "tool_choice", "must be"),
         (with("tool_choice", json!({"type": "function"})), "tool_choice", "constrained output"),
         (with("response_format", json!({"type": "json_object"})), "response_format", "constrained"),
+        (with("grammar", json!("root ::= \"a\"")), "grammar", "constrained output"),
+        (with("json_schema", json!({})), "json_schema", "constrained output"),
         (with("top_logprobs", json!(21)), "top_logprobs", "from 0 to 20"),
         (with("top_logprobs", json!(1)), "top_logprobs", "needs logprobs"),
         (with("logit_bias", json!({"x": 1})), "logit_bias", "token ids"),
@@ -133,6 +140,9 @@ fn messages_of_every_form_are_taken() {
     let prompt = post(&server, "/apply-template", &json!({"messages": messages})).json();
     let prompt = prompt["prompt"].as_str().unwrap();
     assert!(prompt.contains("Be brief.\n\nBe kind.") && prompt.contains("Hello"), "{prompt}");
+    let body = json!({"messages": messages, "add_generation_prompt": false});
+    let shorter = post(&server, "/apply-template", &body).json();
+    assert_eq!(prompt.strip_prefix(shorter["prompt"].as_str().unwrap()), Some(START));
 }
 
 #[test]
@@ -190,6 +200,10 @@ fn requests_have_ids_and_paths_may_be_written_in_other_ways() {
     assert!(reply.head.contains("\r\nx-request-id: abc-7"), "{}", reply.head);
     let reply = receive(send(&server, "GET /health", &["X-Request-Id: a b"], b""));
     assert!(reply.head.contains("\r\nx-request-id: req_"), "{}", reply.head);
+    // Some clients look headers up by case.
+    let mut raw = String::new();
+    send(&server, "GET /health", &[], b"").read_to_string(&mut raw).unwrap();
+    assert!(raw.contains("\r\nX-Request-Id: req_"), "{raw}");
     for path in ["/v1/models/", "//v1/models", "/models", "/v1//models?x=1"] {
         assert_eq!(get(&server, path).json()["object"], "list", "{path}");
     }
@@ -217,6 +231,10 @@ fn the_small_paths_answer() {
     let pieces = pieces["tokens"].as_array().unwrap().clone();
     let text: String = pieces.iter().map(|piece| piece["piece"].as_str().unwrap()).collect();
     assert_eq!(text, "The Fox");
+    let body = user(json!("Hello"));
+    let count = post(&server, "/v1/chat/completions/input_tokens", &body).json();
+    let usage = chat(&server, &body).json()["usage"]["prompt_tokens"].clone();
+    assert_eq!(count, json!({"input_tokens": usage}));
     let metrics = get(&server, "/metrics").body;
     for line in [
         "moeflux_requests_total{api=\"/detokenize\",code=\"400\"} 1",
