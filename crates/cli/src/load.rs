@@ -30,6 +30,8 @@ pub(crate) struct Needs {
     pub(crate) marks: bool,
     /// Number of concurrent sessions, if several.
     pub(crate) sessions: Option<usize>,
+    /// Bytes that the command holds beside the engine.
+    pub(crate) reserved: Option<u64>,
 }
 
 impl MemoryArgs {
@@ -184,6 +186,7 @@ pub(crate) fn engine_from(
     let mut memory = args.memory.request();
     memory.context = memory.context.or(needs.positions);
     memory.sessions = needs.sessions;
+    memory.reserved = needs.reserved;
     if needs.marks {
         memory.marks = None;
     }

@@ -7,7 +7,7 @@ use moeflux::{
 };
 use tokio::sync::mpsc::{Sender, error::TrySendError};
 
-use crate::{error::ApiError, ids};
+use crate::{error::ApiError, ids, latency::AnswerTimer, turns::TurnRecorder};
 
 /// Events of a request that its client has not read. More pause the request.
 pub(crate) const UNREAD: usize = 256;
@@ -179,6 +179,9 @@ pub(crate) struct AnswerDeltas {
     echo: Option<Echo>,
     /// Tokens of the prompt whose log-probabilities follow.
     echoed: Vec<u32>,
+    /// Set until the answer ends, if it is to be remembered.
+    recorder: Option<TurnRecorder>,
+    timer: AnswerTimer,
 }
 
 /// A prompt before its answer.
@@ -211,11 +214,17 @@ struct OpenCall {
 
 impl AnswerDeltas {
     /// Deltas of the answer to a prompt of `prompt` tokens.
-    pub(crate) fn new(source: AnswerSource, text: &text::Text, prompt: usize) -> Self {
+    pub(crate) fn new(
+        source: AnswerSource,
+        text: &text::Text,
+        prompt: usize,
+        timer: AnswerTimer,
+    ) -> Self {
         let usage = AnswerUsage { prompt, ..AnswerUsage::default() };
         let progress = AnswerProgress { usage, ..AnswerProgress::default() };
         let (end_tokens, tokenizer) = (text.end().clone(), text.tokenizer().clone());
-        Self { source, end_tokens, progress, tokenizer, echo: None, echoed: Vec::new() }
+        let (echo, echoed, recorder) = (None, Vec::new(), None);
+        Self { source, end_tokens, progress, tokenizer, echo, echoed, recorder, timer }
     }
 
     /// The answer ends with its first complete call.
@@ -227,6 +236,11 @@ impl AnswerDeltas {
     /// The answer starts with its prompt.
     pub(crate) fn echo(self, echo: Option<Echo>) -> Self {
         Self { echo, ..self }
+    }
+
+    /// The answer is remembered at its end.
+    pub(crate) fn recorder(self, recorder: Option<TurnRecorder>) -> Self {
+        Self { recorder, ..self }
     }
 
     /// Whether the last delta was returned.
@@ -242,6 +256,7 @@ impl AnswerDeltas {
         let mut deltas = Vec::new();
         match event {
             Some(RequestEvent::Started(synced)) => {
+                self.timer.started();
                 self.progress.usage.cached = synced.reused;
                 deltas.push(Delta::Start(self.progress.usage));
                 if let Some(Echo { text, logprobs }) = self.echo.take() {
@@ -260,11 +275,13 @@ impl AnswerDeltas {
                 deltas.push(Delta::Logprobs(entries.collect::<Result<_, _>>()?));
             }
             Some(RequestEvent::Token { token, logprobs }) => {
+                self.timer.token();
                 self.progress.usage.generated += 1;
                 if self.end_tokens.contains(token) {
                     self.source.end_token();
                     return Ok(deltas);
                 }
+                self.recorder.iter_mut().for_each(|recorder| recorder.push(token));
                 let is_stopped = self.source.push(token)?;
                 let parts = self.source.deltas();
                 if let Some(logprobs) = logprobs
@@ -285,13 +302,21 @@ impl AnswerDeltas {
                 }
                 self.progress.end(finish, self.source.stop_string(), &mut deltas);
             }
-            Some(RequestEvent::Failed(error)) => return Err(ApiError::from(&*error)),
+            Some(RequestEvent::Failed(error)) => {
+                self.timer.ended();
+                return Err(ApiError::from(&*error));
+            }
             // Progress of the prompt.
             Some(_) => {}
             None => {
                 let message = "the request was ended: its client did not read, or the server stops";
                 return Err(ApiError::internal(message));
             }
+        }
+        self.recorder.iter_mut().for_each(|recorder| deltas.iter().for_each(|d| recorder.on(d)));
+        if self.progress.is_ended {
+            self.timer.ended();
+            self.recorder.take().into_iter().for_each(TurnRecorder::finish);
         }
         Ok(deltas)
     }

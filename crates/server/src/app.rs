@@ -24,9 +24,12 @@ use crate::{
     error::ApiError,
     guard::Guard,
     ids,
+    latency::{AnswerTimer, Latencies},
     metrics::RequestCounters,
     openai::chat_encoder::AnswerHead,
+    overflow::Overflow,
     prompt::Prompt,
+    turns::{TurnMemory, TurnRecorder},
 };
 
 /// State of the server.
@@ -37,12 +40,17 @@ pub(crate) struct App {
     /// Masks of all answers.
     masks: Vec<Arc<dyn MaskSource>>,
     pub(crate) counters: RequestCounters,
+    pub(crate) latencies: Arc<Latencies>,
+    /// Rule for a prompt over the context, unless its request says it.
+    pub(crate) overflow: Overflow,
     /// Name of the model in answers.
     pub(crate) model: String,
     /// Start of the server, in seconds since 1970.
     pub(crate) created: u64,
     /// Bytes that bodies may still take.
     pub(crate) body_room: Arc<Semaphore>,
+    /// Answers for the next turns.
+    pub(crate) turns: Arc<TurnMemory>,
 }
 
 /// A request that the serving core accepted. Dropping it cancels the request.
@@ -58,6 +66,8 @@ pub(crate) struct Answers {
     choices: Vec<Option<Accepted>>,
     /// Choice that is asked first, so that each has its turn.
     next: usize,
+    /// Messages that were dropped, as the prompt did not fit the context.
+    pub(crate) dropped_messages: usize,
 }
 
 /// Deltas of one choice.
@@ -102,15 +112,23 @@ impl App {
             log: RequestLog::default(),
             masks: Vec::new(),
             counters: RequestCounters::default(),
+            latencies: Arc::default(),
+            overflow: Overflow::default(),
             model,
             created: now(),
             body_room: Arc::new(Semaphore::new(BODIES_BYTES)),
+            turns: Arc::default(),
         }
     }
 
     /// The state with a receiver of records.
     pub(crate) fn log(self, log: RequestLog) -> Self {
         Self { log, ..self }
+    }
+
+    /// The state with a rule for prompts over the context.
+    pub(crate) fn overflow(self, overflow: Overflow) -> Self {
+        Self { overflow, ..self }
     }
 
     /// The state with masks of all answers.
@@ -123,6 +141,8 @@ impl App {
     /// # Errors
     /// The waiting line is full, or the server stops.
     pub(crate) fn submit(&self, ask: &Ask, prompts: Vec<Prompt>) -> Result<Answers, ApiError> {
+        let dropped_messages = prompts.iter().map(|prompt| prompt.dropped_messages).sum();
+        self.counters.add_dropped(dropped_messages);
         let mut choices = Vec::new();
         for prompt in prompts {
             for choice in 0..ask.choices {
@@ -131,7 +151,7 @@ impl App {
                 choices.push(Some(self.accept(ask, prompt.clone(), request)?));
             }
         }
-        Ok(Answers { choices, next: 0 })
+        Ok(Answers { choices, next: 0, dropped_messages })
     }
 
     fn accept(
@@ -141,7 +161,7 @@ impl App {
         mut request: GenerateRequest,
     ) -> Result<Accepted, ApiError> {
         let text = self.core.engine().text()?;
-        let Prompt { tokens, ends, echo } = prompt;
+        let Prompt { tokens, ends, echo, turn, .. } = prompt;
         let source = match &ask.prompt {
             AskPrompt::Conversation(conversation) => {
                 let tools = conversation.callable();
@@ -158,8 +178,10 @@ impl App {
                 AnswerSource::Raw(RawText::new(text.decoder(), stops))
             }
         };
-        let deltas =
-            AnswerDeltas::new(source, text, tokens.len()).one_call(ask.one_call).echo(echo);
+        let recorder = turn.map(|start| TurnRecorder::new(&self.turns, start));
+        let timer = AnswerTimer::start(&self.latencies);
+        let deltas = AnswerDeltas::new(source, text, tokens.len(), timer);
+        let deltas = deltas.one_call(ask.one_call).echo(echo).recorder(recorder);
         request.masks.extend(self.masks.iter().cloned());
         let (sink, events) = mpsc::channel(UNREAD);
         let handle = self.core.submit(tokens, request.ends(ends), Box::new(ChannelSink(sink)))?;

@@ -12,6 +12,7 @@ use crate::{
     error::ApiError,
     ids,
     json::{Fields, wrong_type},
+    overflow::Overflow,
 };
 
 /// Most stop strings of a request.
@@ -73,6 +74,8 @@ pub(crate) struct Conversation {
     pub(crate) continues: bool,
     /// Whether the answer may call the tools of `options`. If not, their syntax is text.
     pub(crate) calls: bool,
+    /// Rule for a prompt over the context, if the request says it.
+    pub(crate) overflow: Option<Overflow>,
 }
 
 /// Parts of a prompt.
@@ -279,6 +282,19 @@ pub(crate) fn chat_options(fields: &Fields<'_>) -> Result<ChatOptions, ApiError>
     Ok(options)
 }
 
+/// Rule for a prompt over the context: the field `truncation`.
+///
+/// # Errors
+/// The field is neither `auto` nor `disabled`.
+pub(crate) fn overflow(fields: &Fields<'_>) -> Result<Option<Overflow>, ApiError> {
+    match fields.text("truncation")? {
+        None => Ok(None),
+        Some("auto") => Ok(Some(Overflow::DropOldestTurns)),
+        Some("disabled") => Ok(Some(Overflow::Error)),
+        Some(_) => Err(wrong_type("truncation", "auto or disabled")),
+    }
+}
+
 /// Sets the effort of thoughts, in the words of templates that have one.
 pub(crate) fn set_effort(options: &mut ChatOptions, effort: &str) {
     let effort = match effort {
@@ -298,7 +314,7 @@ impl Conversation {
                 && !message.content.trim().is_empty()
         };
         let continues = messages.last().is_some_and(is_answer);
-        Self { messages, options, continues, calls: true }
+        Self { messages, options, continues, calls: true, overflow: None }
     }
 
     /// Tools that the answer may call.

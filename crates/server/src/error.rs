@@ -178,6 +178,11 @@ impl ApiError {
         Self { overflow: Some(overflow), ..error }
     }
 
+    /// Whether a prompt is longer than the context.
+    pub(crate) fn is_overflow(&self) -> bool {
+        self.overflow.is_some()
+    }
+
     /// Body over the limit.
     pub(crate) fn too_large(limit: usize) -> Self {
         Self::new(ErrorKind::TooLarge, format!("the body has more than {limit} bytes"))

@@ -8,7 +8,9 @@
 //!   submits to the serving core.
 //! - Events of the core become deltas, whatever the API (`answer.rs`). The encoder of an API makes
 //!   events of them: a stream sends them, a whole answer is their fold (`respond.rs`).
-//! - Small paths: `native.rs`, `metrics.rs`.
+//! - Answers are remembered as they were generated, for the next turn: `turns.rs`.
+//! - A prompt over the context is an error, or loses its oldest turns: `overflow.rs`.
+//! - Small paths: `native.rs`, `metrics.rs` with `latency.rs`.
 //!
 //! Knows: HTTP, JSON, the APIs. Must not know: terminals, inference. Never logs a prompt or a key.
 
@@ -22,15 +24,19 @@ mod error;
 mod guard;
 mod ids;
 mod json;
+mod latency;
 mod metrics;
 mod native;
 mod openai;
+mod overflow;
 mod prompt;
 mod respond;
 mod routes;
 mod server;
 mod timed_stream;
+mod turns;
 
 pub use access::{RequestLog, RequestRecord};
 pub use guard::ApiKeys;
-pub use server::{Server, ServerError, ServerOptions, Stopper};
+pub use overflow::Overflow;
+pub use server::{RESERVED_BYTES, Server, ServerError, ServerOptions, Stopper};

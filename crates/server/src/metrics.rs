@@ -3,7 +3,10 @@
 use std::{
     collections::BTreeMap,
     fmt::Write,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use axum::{
@@ -13,11 +16,16 @@ use axum::{
     response::Response,
 };
 
+use moeflux::experts::ExpertCounts;
+
 use crate::app::App;
 
-/// Counters of answered requests by path and status.
+/// Counters of answered requests by path and status, and of dropped messages.
 #[derive(Debug, Default)]
-pub(crate) struct RequestCounters(Mutex<BTreeMap<CounterKey, u64>>);
+pub(crate) struct RequestCounters {
+    answered: Mutex<BTreeMap<CounterKey, u64>>,
+    dropped_messages: AtomicU64,
+}
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct CounterKey {
@@ -28,20 +36,28 @@ struct CounterKey {
 impl RequestCounters {
     /// Counts a request.
     pub(crate) fn add(&self, api: String, code: u16) {
-        let mut counters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counters = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
         *counters.entry(CounterKey { api, code }).or_default() += 1;
+    }
+
+    /// Counts messages that were dropped.
+    pub(crate) fn add_dropped(&self, messages: usize) {
+        self.dropped_messages.fetch_add(messages as u64, Ordering::Relaxed);
     }
 
     /// Appends the counters.
     fn write(&self, text: &mut String) {
         *text += "# TYPE moeflux_requests_total counter\n";
         for (CounterKey { api, code }, count) in
-            &*self.0.lock().unwrap_or_else(PoisonError::into_inner)
+            &*self.answered.lock().unwrap_or_else(PoisonError::into_inner)
         {
             // Writing to a string cannot fail.
             let _ =
                 writeln!(text, "moeflux_requests_total{{api=\"{api}\",code=\"{code}\"}} {count}");
         }
+        let dropped = self.dropped_messages.load(Ordering::Relaxed);
+        *text += "# TYPE moeflux_dropped_messages_total counter\n";
+        let _ = writeln!(text, "moeflux_dropped_messages_total {dropped}");
     }
 }
 
@@ -55,8 +71,8 @@ pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
         ("prompt_tokens_total", stats.prompt_tokens),
         ("cached_tokens_total", stats.reused_tokens),
         ("generated_tokens_total", stats.generated_tokens),
-        ("experts_needed_total", steps.experts_needed),
-        ("experts_hit_total", steps.experts_hit),
+        ("prefix_disk_hits_total", stats.restored_prompts),
+        ("prefix_disk_writes_total", stats.saved_prefixes),
         ("expert_bytes_read_total", steps.bytes_read),
     ];
     let gauges = gauges.map(|(name, value)| (name, "gauge", value as f64));
@@ -67,9 +83,23 @@ pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "# TYPE moeflux_{name} {kind}\nmoeflux_{name} {value}");
     }
+    write_experts(&app.core.expert_counts(), &mut text);
+    app.latencies.write(&mut text);
     app.counters.write(&mut text);
     let mut response = Response::new(Body::from(text));
     let prometheus = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, prometheus);
     response
+}
+
+/// Appends requests of experts and hits, by layer.
+fn write_experts(layers: &[ExpertCounts], text: &mut String) {
+    for name in ["needed", "hit"] {
+        let _ = writeln!(text, "# TYPE moeflux_experts_{name}_total counter");
+        for (layer, ExpertCounts { stats, .. }) in layers.iter().enumerate() {
+            let count = if name == "hit" { stats.hit } else { stats.needed };
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "moeflux_experts_{name}_total{{layer=\"{layer}\"}} {count}");
+        }
+    }
 }

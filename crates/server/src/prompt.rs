@@ -1,14 +1,14 @@
 //! From a request to the tokens of its prompts.
 
-use moeflux::{
-    Engine, Error,
-    text::{ChatPrompt, Text},
-};
+use moeflux::{Engine, Error, text::Text};
 
 use crate::{
     answer::Echo,
+    app::App,
     ask::{Ask, AskPrompt, Conversation, ConversationParts as Parts, RawPrompt},
     error::ApiError,
+    overflow::{self, Overflow},
+    turns::{Recalled, TurnStart},
 };
 
 /// Tokens of a prompt, and the lengths of prefixes that other prompts are likely to share.
@@ -18,19 +18,23 @@ pub(crate) struct Prompt {
     pub(crate) ends: Vec<usize>,
     /// The prompt before its answer.
     pub(crate) echo: Option<Echo>,
+    /// Start of the turn, if its answer is to be remembered.
+    pub(crate) turn: Option<TurnStart>,
+    /// Messages that are not in it, as they did not fit the context.
+    pub(crate) dropped_messages: usize,
 }
 
 /// Prompts of a request.
 ///
 /// # Errors
 /// The template rejects the messages; a prompt is empty or longer than the context.
-pub(crate) fn prompts(engine: &Engine, ask: &Ask) -> Result<Vec<Prompt>, ApiError> {
+pub(crate) fn prompts(app: &App, ask: &Ask) -> Result<Vec<Prompt>, ApiError> {
     match &ask.prompt {
-        AskPrompt::Conversation(conversation) => Ok(vec![chat(engine, conversation)?]),
+        AskPrompt::Conversation(conversation) => Ok(vec![fitting(app, conversation)?]),
         AskPrompt::Raw { prompts, echo } => {
             let logprobs = ask.request.prompt_logprobs;
             let raw = |prompt| {
-                let mut raw = raw(engine, prompt, *echo)?;
+                let mut raw = raw(app.core.engine(), prompt, *echo)?;
                 if let Some(echo) = &mut raw.echo {
                     echo.logprobs = logprobs.then(|| raw.tokens.clone());
                 }
@@ -51,23 +55,64 @@ pub(crate) fn render(text: &Text, conversation: &Conversation) -> Result<String,
     Ok(text.render(messages, &options).map_err(refused)? + start)
 }
 
-/// Tokens of a conversation: see [`render`].
+/// Tokens of a conversation, which loses its oldest turns if it does not fit the context and may
+/// lose them.
 ///
 /// # Errors
-/// The template rejects the messages; the prompt is empty or longer than the context.
-fn chat(engine: &Engine, conversation: &Conversation) -> Result<Prompt, ApiError> {
-    let text = engine.text()?;
-    let Parts { messages, options, start } = conversation.parts();
-    let ChatPrompt { mut tokens, ends, .. } = text.prompt(messages, &options).map_err(refused)?;
+/// The template rejects the messages; the prompt is empty or too long.
+fn fitting(app: &App, conversation: &Conversation) -> Result<Prompt, ApiError> {
+    let parts = conversation.parts();
+    let context = app.core.engine().plan().context;
+    let recalled = app.turns.recall(parts.messages);
+    let whole = chat(app, &parts, &recalled, context);
+    let drops = conversation.overflow.unwrap_or(app.overflow) == Overflow::DropOldestTurns;
+    if !drops || !whole.as_ref().is_err_and(ApiError::is_overflow) {
+        return whole;
+    }
+    // As few as possible: each try is a rendering.
+    let droppable = overflow::droppable(&recalled.messages);
+    let (mut least, mut most, mut found) = (1_usize, droppable.len(), whole);
+    while least <= most {
+        let count = least.midpoint(most);
+        let rest = recalled.with(|messages| overflow::without(messages, &droppable[..count]));
+        match chat(app, &parts, &rest, overflow::room(context)) {
+            Err(error) if error.is_overflow() => least = count + 1,
+            Err(error) => return Err(error),
+            Ok(mut prompt) => {
+                prompt.dropped_messages = parts.messages.len() - rest.messages.len();
+                (most, found) = (count - 1, Ok(prompt));
+            }
+        }
+    }
+    found
+}
+
+/// Tokens of a conversation with its `recalled` messages: see [`render`]. Earlier answers have the
+/// tokens and thoughts that they were generated with, as far as the template renders them.
+///
+/// # Errors
+/// The template rejects the messages; the prompt is empty, or longer than `limit`.
+fn chat(
+    app: &App,
+    parts: &Parts<'_>,
+    recalled: &Recalled,
+    limit: usize,
+) -> Result<Prompt, ApiError> {
+    let text = app.core.engine().text()?;
+    let Parts { messages, options, start } = parts;
+    let prompt = text.prompt_after(&recalled.messages, options, recalled.turns());
+    let prompt = prompt.map_err(refused)?;
+    let (mut tokens, ends) = (prompt.tokens.clone(), prompt.ends.clone());
     tokens.extend(text.encode_continuation(start)?);
-    let context = engine.plan().context;
-    if tokens.len() > context {
-        return Err(ApiError::context(tokens.len(), context));
+    if tokens.len() > limit {
+        return Err(ApiError::context(tokens.len(), limit));
     }
     if tokens.is_empty() {
         return Err(ApiError::invalid("messages", "the messages make an empty prompt"));
     }
-    Ok(Prompt { tokens, ends, echo: None })
+    // The start of an answer is not part of its message.
+    let turn = start.is_empty().then(|| app.turns.start(prompt, messages));
+    Ok(Prompt { tokens, ends, echo: None, turn, dropped_messages: 0 })
 }
 
 /// Error of a prompt: those of the template are the client's, without the path of its file.
@@ -82,8 +127,10 @@ fn refused(error: Error) -> ApiError {
 ///
 /// # Errors
 /// As for the prompt of an answer.
-pub(crate) fn count(engine: &Engine, conversation: &Conversation) -> Result<usize, ApiError> {
-    Ok(chat(engine, conversation)?.tokens.len())
+pub(crate) fn count(app: &App, conversation: &Conversation) -> Result<usize, ApiError> {
+    let parts = conversation.parts();
+    let context = app.core.engine().plan().context;
+    Ok(chat(app, &parts, &app.turns.recall(parts.messages), context)?.tokens.len())
 }
 
 fn raw(engine: &Engine, prompt: &RawPrompt, echo: bool) -> Result<Prompt, ApiError> {
@@ -106,5 +153,5 @@ fn raw(engine: &Engine, prompt: &RawPrompt, echo: bool) -> Result<Prompt, ApiErr
         }
     };
     let echo = echo.map(|text| Echo { text, logprobs: None });
-    Ok(Prompt { tokens, ends: Vec::new(), echo })
+    Ok(Prompt { tokens, ends: Vec::new(), echo, turn: None, dropped_messages: 0 })
 }

@@ -37,6 +37,9 @@ const HEADERS: [(header::HeaderName, &str); 3] = [
     (header::HeaderName::from_static("x-accel-buffering"), "no"),
 ];
 
+/// Header with the number of messages that were dropped from the prompt.
+const DROPPED: header::HeaderName = header::HeaderName::from_static("x-moeflux-dropped-messages");
+
 /// Encoder of one answer in an API: deltas in, events of a stream out. Pure.
 pub(crate) trait Encoder: Send + Unpin + 'static {
     /// Event of a stream.
@@ -76,10 +79,15 @@ pub(crate) async fn response<E: Encoder>(
     encoder: E,
     is_stream: bool,
 ) -> Result<Response, ApiError> {
-    match is_stream {
-        true => Ok(stream(answers, encoder)),
-        false => Ok(json::response(&whole(answers, encoder).await?)),
+    let dropped = answers.dropped_messages;
+    let mut response = match is_stream {
+        true => stream(answers, encoder),
+        false => json::response(&whole(answers, encoder).await?),
+    };
+    if dropped > 0 {
+        response.headers_mut().insert(DROPPED, HeaderValue::from(dropped));
     }
+    Ok(response)
 }
 
 /// The whole answer. Dropped with the connection, which cancels the request.

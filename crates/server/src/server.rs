@@ -26,8 +26,10 @@ use crate::{
     access::RequestLog,
     app::App,
     guard::{ApiKeys, Guard},
+    overflow::Overflow,
     routes,
     timed_stream::TimedStream,
+    turns::TURNS_BYTES,
 };
 
 /// Threads that wait for clients.
@@ -57,6 +59,12 @@ const DRAIN: Duration = Duration::from_secs(30);
 /// Time that threads have to end.
 const THREADS_END: Duration = Duration::from_secs(1);
 
+/// Bytes that a server holds beside its engine, for the memory plan
+/// ([`MemoryRequest::reserved`](moeflux::MemoryRequest::reserved)): remembered turns; stacks and
+/// queues; buffers of the connections that are likely at once. Bodies of requests, which are
+/// dropped once they are read, are not in it.
+pub const RESERVED_BYTES: u64 = TURNS_BYTES as u64 + (16 << 20);
+
 /// Options of a [`Server`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -75,6 +83,8 @@ pub struct ServerOptions {
     pub log: RequestLog,
     /// Masks of all answers, applied last. Default: none.
     pub masks: Vec<Arc<dyn MaskSource>>,
+    /// Rule for a prompt over the context, unless its request says it.
+    pub overflow: Overflow,
 }
 
 impl Default for ServerOptions {
@@ -87,6 +97,7 @@ impl Default for ServerOptions {
             allow_hosts: Vec::new(),
             log: RequestLog::default(),
             masks: Vec::new(),
+            overflow: Overflow::default(),
         }
     }
 }
@@ -140,6 +151,7 @@ pub struct Server {
     guard: Guard,
     log: RequestLog,
     masks: Vec<Arc<dyn MaskSource>>,
+    overflow: Overflow,
     stopper: Stopper,
 }
 
@@ -149,14 +161,15 @@ impl Server {
     /// # Errors
     /// The address is open without a key, or cannot be listened at.
     pub fn bind(options: ServerOptions) -> Result<Self, ServerError> {
-        let ServerOptions { host, port, keys, no_key, allow_hosts, log, masks } = options;
+        let ServerOptions { host, port, keys, no_key, allow_hosts, log, masks, overflow } = options;
         let guard = Guard::new(host, keys, no_key, &allow_hosts)?;
         let address = SocketAddr::new(host, port);
         let failed = |source| ServerError::Listen { address, source };
         let listener = TcpListener::bind(address).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        Ok(Self { listener, address, guard, log, masks, stopper: Stopper::default() })
+        let stopper = Stopper::default();
+        Ok(Self { listener, address, guard, log, masks, overflow, stopper })
     }
 
     /// Address at which it listens.
@@ -191,10 +204,10 @@ impl Server {
     }
 
     async fn serve(self, core: ServingCore, model: String) -> Result<(), ServerError> {
-        let Self { listener, guard, log, masks, stopper, .. } = self;
+        let Self { listener, guard, log, masks, overflow, stopper, .. } = self;
         let listener = tokio::net::TcpListener::from_std(listener).map_err(ServerError::Runtime)?;
         let mut signals = Signals::listen(stopper).map_err(ServerError::Runtime)?;
-        let app = App::new(core.clone(), guard, model).log(log).masks(masks);
+        let app = App::new(core.clone(), guard, model).log(log).masks(masks).overflow(overflow);
         let service = PlainPaths(TowerToHyperService::new(routes::router(Arc::new(app))));
         let mut http = http1::Builder::new();
         // Some clients look headers up by case.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use moeflux::runtime::KvFormat;
+use moeflux::{Error, runtime::KvFormat, session::SnapshotFolder};
 
 use super::values::{kv_format, parse_size, path};
 
@@ -38,6 +38,14 @@ pub(crate) struct PersistArgs {
     /// on a model that fits in memory.
     #[arg(long, requires = "session")]
     pub(crate) session_experts: bool,
+    #[command(flatten)]
+    pub(crate) cache: PrefixCacheArgs,
+}
+
+/// Prefix cache on disk.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = PERSIST)]
+pub(crate) struct PrefixCacheArgs {
     /// Cache computed prompts in DIR, and reuse them for prompts with the same prefix
     ///
     /// For long texts that are used in many prompts. The reusable part depends on the model: with
@@ -49,4 +57,15 @@ pub(crate) struct PersistArgs {
     /// Maximum size of --prefix-cache; the least recently used prompts are evicted
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "4GiB", requires = "prefix_cache")]
     pub(crate) prefix_cache_size: u64,
+}
+
+impl PrefixCacheArgs {
+    /// Opens the folder, and creates it if it does not exist; `None` if none is given.
+    ///
+    /// # Errors
+    /// It cannot be created.
+    pub(crate) fn open(&self) -> Result<Option<SnapshotFolder>, Error> {
+        let open = |path| SnapshotFolder::open(path, self.prefix_cache_size);
+        self.prefix_cache.as_ref().map(open).transpose()
+    }
 }

@@ -2,9 +2,10 @@
 
 use std::{net::IpAddr, num::NonZeroUsize, path::PathBuf};
 
-use clap::{Args, builder::NonEmptyStringValueParser};
+use clap::{Args, ValueEnum, builder::NonEmptyStringValueParser};
+use moeflux_server::Overflow;
 
-use super::EngineArgs;
+use super::{EngineArgs, persist::PrefixCacheArgs};
 
 const SERVE_EXAMPLES: &str = "\
 Examples:
@@ -14,6 +15,24 @@ Examples:
 
 Ctrl-C and SIGTERM end the server once running answers are complete, after at most 30 seconds; a
 second Ctrl-C ends it at once.";
+
+/// Rule for conversations over the context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OverflowRule {
+    /// The request is refused.
+    Error,
+    /// The oldest turns behind the system message are dropped, calls with their results.
+    DropOldestTurns,
+}
+
+impl From<OverflowRule> for Overflow {
+    fn from(rule: OverflowRule) -> Self {
+        match rule {
+            OverflowRule::Error => Self::Error,
+            OverflowRule::DropOldestTurns => Self::DropOldestTurns,
+        }
+    }
+}
 
 /// Serve the APIs of OpenAI and Anthropic over HTTP
 ///
@@ -48,6 +67,15 @@ pub(crate) struct ServeArgs {
     /// Allow this name in the headers Host and Origin, beside localhost; may be repeated
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) allow_host: Vec<String>,
+    /// Rule for a conversation over the context
+    ///
+    /// By default it is an error, which agents know: they shorten the conversation themselves. A
+    /// request with `truncation` overrides this. Dropped messages are counted in the header
+    /// x-moeflux-dropped-messages and in /metrics.
+    #[arg(long, value_name = "RULE", value_enum, default_value_t = OverflowRule::Error)]
+    pub(crate) overflow: OverflowRule,
+    #[command(flatten)]
+    pub(crate) cache: PrefixCacheArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
 }

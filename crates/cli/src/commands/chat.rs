@@ -10,7 +10,7 @@ use anyhow::{Context, anyhow, bail, ensure};
 use moeflux::{
     Engine, Finish, GenerateRequest, Message, Session,
     base::{Readers, SessionError, create_private_folder},
-    text::Text,
+    text::{ChatPrompt, Text, Turn},
 };
 use moeflux_bench::units;
 use rustyline::{Config, DefaultEditor, error::ReadlineError};
@@ -169,18 +169,8 @@ struct Chat<'a> {
     /// Optional system message, then user and assistant in turn. Messages of a restored session are
     /// unknown.
     messages: Vec<Message>,
-    last: Option<LastTurn>,
+    last: Option<Turn>,
     cost: AnswerCost,
-}
-
-/// Last answered prompt.
-struct LastTurn {
-    /// Prompt as rendered by the template.
-    rendered: Vec<u32>,
-    /// Tokens of prompt and answer as the model saw and generated them, without an end token.
-    tokens: Vec<u32>,
-    /// Number of tokens of the answer.
-    answer: usize,
 }
 
 impl<'a> Chat<'a> {
@@ -196,9 +186,9 @@ impl<'a> Chat<'a> {
         if let Some(restored) = file.as_ref().and_then(SessionFile::restored) {
             ui.line(restored);
         }
-        let tokens = session.tokens().to_vec();
-        let last =
-            (!tokens.is_empty()).then_some(LastTurn { rendered: Vec::new(), tokens, answer: 0 });
+        let mut restored = ChatPrompt::default();
+        restored.tokens = session.tokens().to_vec();
+        let last = (!restored.tokens.is_empty()).then(|| Turn::new(restored, &[]));
         if last.is_some() && args.system.is_some() {
             ui.note("--system has no effect: the session goes on with what it began with");
         }
@@ -267,29 +257,31 @@ impl<'a> Chat<'a> {
 
     fn answer(&mut self) -> anyhow::Result<()> {
         let options = self.args.generation.answer.chat_options();
-        let (rendered, prompt) = match (&self.file, &self.last, self.messages.last()) {
-            (Some(_), Some(last), Some(question)) => (Vec::new(), {
+        let prompt = match (&self.file, &self.last, self.messages.last()) {
+            // Messages of a restored session are not rendered and stay as they are.
+            (Some(_), Some(last), Some(question)) => {
                 let turn = self.text.chat_follow_up(&question.content, &options);
-                [&*last.tokens, &turn.map_err(advise_reset)?].concat()
-            }),
+                let mut prompt = ChatPrompt::default();
+                prompt.tokens = [last.tokens(), &turn.map_err(advise_reset)?].concat();
+                prompt
+            }
             _ => {
-                let rendered = self.text.chat(&self.messages, &options).map_err(advise_reset)?;
-                let prompt = self.prompt(&rendered)?;
-                (rendered, prompt)
+                let prompt = self.text.prompt_after(&self.messages, &options, &self.last);
+                prompt.map_err(advise_reset)?
             }
         };
         let context = self.engine.plan().context;
         ensure!(
-            prompt.len() < context,
+            prompt.tokens.len() < context,
             "the conversation has {} tokens, more than the context of {context} holds: /reset starts \
              a new one, and --ctx allows longer ones",
-            prompt.len()
+            prompt.tokens.len()
         );
-        let request = self.request.clone().ends(self.ends(&rendered, prompt.len()));
+        let request = self.request.clone().ends(prompt.ends.clone());
         let (session, cache) = (&mut self.session, self.cache.as_ref());
         let mut printer = AnswerPrinter::new();
         let (answer, _) =
-            answer::answer(session, &prompt, &request, cache, self.ui, &mut |delta| {
+            answer::answer(session, &prompt.tokens, &request, cache, self.ui, &mut |delta| {
                 printer.print(delta)
             })?;
         self.cost.add(&answer);
@@ -314,63 +306,14 @@ impl<'a> Chat<'a> {
             }
         }
         let conversation =
-            persist::session_tokens(self.text, &prompt, &answer, self.engine.plan())?;
+            persist::session_tokens(self.text, &prompt.tokens, &answer, self.engine.plan())?;
         self.messages.push(Message::assistant(answer.text).reasoning(answer.reasoning));
         let saved =
             self.file.as_ref().map(|file| file.save(&mut self.session, &conversation)).transpose();
-        self.last = Some(LastTurn {
-            rendered,
-            answer: conversation.len() - prompt.len(),
-            tokens: conversation,
-        });
+        let start = prompt.tokens.len();
+        self.last = Some(Turn::new(prompt, &conversation[start..]));
         self.saved = saved?.or(self.saved);
         printed
-    }
-
-    /// Tokens to feed for a prompt. Tokenizing the rendered text of an answer may give other tokens
-    /// than those generated; keeping the generated ones lets the session continue.
-    fn prompt(&self, rendered: &[u32]) -> anyhow::Result<Vec<u32>> {
-        let Some(last) = &self.last else { return Ok(rendered.to_vec()) };
-        let Some(tail) = rendered.strip_prefix(last.rendered.as_slice()) else {
-            return Ok(rendered.to_vec());
-        };
-        let Some(end) = tail.iter().position(|t| self.text.end().contains(*t)) else {
-            return Ok(rendered.to_vec());
-        };
-        let (answer, rest) = tail.split_at(end);
-        let made = &last.tokens[last.tokens.len() - last.answer..];
-        let tokenizer = self.text.tokenizer();
-        if tokenizer.decode(answer, false)? != tokenizer.decode(made, false)? {
-            return Ok(rendered.to_vec());
-        }
-        Ok([&last.tokens, rest].concat())
-    }
-
-    /// Positions of a prompt of `prompt` tokens where later prompts are likely to diverge. One is
-    /// where the next turn does, if the template renders past answers differently, such as without
-    /// thoughts. The other, for the first question, is where another first question would, after
-    /// /reset or /load. Models whose state cannot be truncated continue from marks there.
-    fn ends(&self, rendered: &[u32], prompt: usize) -> Vec<usize> {
-        // Messages of a restored session are not rendered and stay as they are.
-        let [before @ .., _] = &*self.messages else { return Vec::new() };
-        if rendered.is_empty() {
-            return Vec::new();
-        }
-        let (other, past) = (Message::user("~"), Message::assistant("~"));
-        let another = [before, std::slice::from_ref(&other)].concat();
-        let next = [&self.messages[..], &[past, other]].concat();
-        let likely = [(self.last.is_none()).then_some(another), Some(next)];
-        let options = self.args.generation.answer.chat_options();
-        let parts = likely.into_iter().flatten().filter_map(|messages| {
-            // A template that rejects these messages reports it when they are sent.
-            let theirs = self.text.chat(&messages, &options).ok()?;
-            let same = rendered.iter().zip(&theirs).take_while(|(a, b)| a == b).count();
-            // Prompt and rendering share their tail; tokens of answers may differ in between.
-            prompt.checked_sub(rendered.len() - same)
-        });
-        let mut ends: Vec<usize> = parts.collect();
-        ends.sort_unstable();
-        ends
     }
 
     fn system(&mut self, text: &str) -> anyhow::Result<()> {

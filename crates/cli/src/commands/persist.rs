@@ -290,11 +290,8 @@ impl PromptCache {
     /// # Errors
     /// It cannot be created.
     pub(crate) fn open(args: &PersistArgs) -> Result<Option<Self>, Error> {
-        let open = |path: &PathBuf| {
-            let folder = SnapshotFolder::open(path, args.prefix_cache_size)?;
-            Ok(Self { path: path.clone(), folder })
-        };
-        args.prefix_cache.as_ref().map(open).transpose()
+        let path = args.cache.prefix_cache.clone();
+        Ok(path.zip(args.cache.open()?).map(|(path, folder)| Self { path, folder }))
     }
 
     /// Brings a session to a prompt, restoring from the folder as far as possible, and caches the

@@ -3,8 +3,14 @@
 use std::process::ExitCode;
 
 use anyhow::{Context, ensure};
-use moeflux::serve::{ServingCore, ServingOptions};
-use moeflux_server::{ApiKeys, RequestLog, RequestRecord, Server, ServerError, ServerOptions};
+use moeflux::{
+    runtime::LineName,
+    serve::{ServingCore, ServingOptions},
+};
+use moeflux_bench::units;
+use moeflux_server::{
+    ApiKeys, RESERVED_BYTES, RequestLog, RequestRecord, Server, ServerError, ServerOptions,
+};
 
 use crate::{
     WrongUse,
@@ -23,13 +29,25 @@ const BUILT_IN: &str = "tales-18m";
 /// # Errors
 /// The address cannot be listened at, or the model cannot be loaded.
 pub(crate) fn run(args: &ServeArgs, ui: Ui) -> anyhow::Result<ExitCode> {
+    let cache = args.cache.open()?;
     let server = Server::bind(options(args, ui)?).map_err(|error| match error {
         open @ ServerError::OpenWithoutKey { .. } => WrongUse(open.to_string()).into(),
         other => anyhow::Error::new(other),
     })?;
-    let needs = Needs { marks: true, sessions: Some(args.sessions.into()), ..Needs::default() };
+    let needs = Needs {
+        marks: true,
+        sessions: Some(args.sessions.into()),
+        reserved: Some(RESERVED_BYTES),
+        ..Needs::default()
+    };
     let engine = load::engine(&args.engine, needs, ui)?;
-    let serving = ServingOptions::default().waiting(args.waiting);
+    let plan = engine.plan();
+    ui.line(format_args!(
+        "memory plan: {}, of which {} are for the server",
+        units::memory(plan.host().total()),
+        units::memory(plan.bytes(LineName::Reserved))
+    ));
+    let serving = ServingOptions::default().waiting(args.waiting).prefix_cache(cache);
     let core = ServingCore::start(&engine, serving)?;
     let model = name(args);
     // The server ends at the first Ctrl-C, the program at the second.
@@ -44,6 +62,7 @@ pub(crate) fn run(args: &ServeArgs, ui: Ui) -> anyhow::Result<ExitCode> {
 fn options(args: &ServeArgs, ui: Ui) -> anyhow::Result<ServerOptions> {
     let mut options = ServerOptions::default();
     (options.host, options.port, options.no_key) = (args.host, args.port, args.no_key);
+    options.overflow = args.overflow.into();
     options.allow_hosts.clone_from(&args.allow_host);
     options.log = RequestLog::new(move |record| {
         let RequestRecord { id, method, path, status, time, .. } = record;

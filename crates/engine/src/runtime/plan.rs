@@ -96,6 +96,9 @@ pub struct MemoryRequest {
     /// Bytes of the expert reader: stacks and bounce buffers; by default those of the default
     /// options.
     pub reader: Option<u64>,
+    /// Bytes that the program holds beside the engine, such as buffers of a server; by default
+    /// none.
+    pub reserved: Option<u64>,
 }
 
 setters!(MemoryRequest {
@@ -109,6 +112,7 @@ setters!(MemoryRequest {
     slots: impl Into<Option<usize>>,
     host_slots: impl Into<Option<usize>>,
     reader: impl Into<Option<u64>>,
+    reserved: impl Into<Option<u64>>,
 });
 
 impl MemoryRequest {
@@ -310,6 +314,9 @@ impl MemoryPlan {
             let mut host = Pool::new(BankPlace::Host, budget);
             host.push(LineName::Process, process);
             host.push(LineName::Staging, staging);
+            if let Some(reserved) = request.reserved {
+                host.push(LineName::Reserved, reserved);
+            }
             let mut pools = vec![host];
             if let Some(budget) = card_budget {
                 pools.insert(0, Pool::new(BankPlace::Card, budget));
@@ -479,7 +486,7 @@ impl MemoryPlan {
         let parts = format!(
             " beside the device's own memory: {} for the program, {} for logits and weights on \
              their way, {} for {} experts on theirs",
-            mib(host.bytes(LineName::Process)),
+            mib(host.bytes(LineName::Process) + host.bytes(LineName::Reserved)),
             mib(host.bytes(LineName::Staging)),
             mib(host.bytes(LineName::Slots)),
             host.slots(),
@@ -510,7 +517,7 @@ impl MemoryPlan {
                 "a budget",
                 format!(
                     "{} for the program, {} for logits and reads, ",
-                    mib(pool.bytes(LineName::Process)),
+                    mib(pool.bytes(LineName::Process) + pool.bytes(LineName::Reserved)),
                     mib(pool.bytes(LineName::Staging))
                 ),
                 self.advice(request.budget, "--memory", floor),

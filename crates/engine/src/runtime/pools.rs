@@ -10,6 +10,8 @@ pub enum LineName {
     /// Logits, router outputs and queues on the host, and staging for weights on their way to a
     /// device that copies them.
     Staging,
+    /// Buffers and stores of the program beside the engine, such as those of a server.
+    Reserved,
     /// Resident weights.
     Dense,
     /// States of all sessions, each of the plan's context unless their bytes were requested.

@@ -23,7 +23,7 @@ use crate::{
     base::{error::Error, setters::setters, stats::Stats},
     experts::counters::ExpertCounts,
     runtime::control::CancelToken,
-    session::{engine::Engine, session::Synced},
+    session::{engine::Engine, session::Synced, snapshot::SnapshotFolder},
     text::sampling::TokenLogprobs,
 };
 
@@ -34,7 +34,7 @@ const WAITING: usize = 64;
 const STALLED: Duration = Duration::from_secs(60);
 
 /// Options of a [`ServingCore`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ServingOptions {
     /// Most requests that wait for a session; default 64.
@@ -43,15 +43,28 @@ pub struct ServingOptions {
     pub stalled: Duration,
     /// Token budgets of a step.
     pub scheduler: SchedulerOptions,
+    /// Folder for states of prompts, from which later prompts with the same prefix go on, also
+    /// after a restart. Needs room for the prefix cache in the memory plan. Default: none.
+    pub prefix_cache: Option<SnapshotFolder>,
 }
 
 impl Default for ServingOptions {
     fn default() -> Self {
-        Self { waiting: WAITING, stalled: STALLED, scheduler: SchedulerOptions::default() }
+        Self {
+            waiting: WAITING,
+            stalled: STALLED,
+            scheduler: SchedulerOptions::default(),
+            prefix_cache: None,
+        }
     }
 }
 
-setters!(ServingOptions { waiting: usize, stalled: Duration, scheduler: SchedulerOptions });
+setters!(ServingOptions {
+    waiting: usize,
+    stalled: Duration,
+    scheduler: SchedulerOptions,
+    prefix_cache: impl Into<Option<SnapshotFolder>>,
+});
 
 /// Event of a request.
 #[derive(Clone, Debug)]
@@ -176,6 +189,10 @@ pub struct ServingStats {
     pub reused_tokens: u64,
     /// Generated tokens.
     pub generated_tokens: u64,
+    /// Prompts that went on from a file of the folder.
+    pub restored_prompts: u64,
+    /// Files that were written to the folder.
+    pub saved_prefixes: u64,
 }
 
 /// Messages to the worker.
@@ -247,7 +264,7 @@ impl ServingCore {
     pub fn start(engine: &Engine, options: ServingOptions) -> Result<Self, Error> {
         let (commands, received): (Sender<Command>, Receiver<Command>) = mpsc::channel();
         let shared = Arc::new(CoreShared::default());
-        let worker = Worker::new(engine, options, Arc::clone(&shared), received);
+        let worker = Worker::new(engine, options.clone(), Arc::clone(&shared), received)?;
         let thread = std::thread::Builder::new().name("serving".into()).spawn(|| worker.run());
         let thread = thread.map_err(Error::thread("that serves requests"))?;
         Ok(Self {

@@ -4,7 +4,8 @@
 //!   the next token: `choice.rs`; scripts in place of it: `forced_tokens.rs`.
 //! - Answers in text, on top of it: `generate.rs`. Needs the feature `text`.
 //! - Many answers that share steps: `scheduler.rs`.
-//! - The thread that serves requests, and handles to it: `core.rs` and `worker.rs`.
+//! - The thread that serves requests, and handles to it: `core.rs` and `worker.rs`. States that
+//!   outlive the process: `saver.rs`.
 //!
 //! Knows: requests, sampling, stop conditions, how sequences share steps. Must not know: HTTP,
 //! async runtimes, terminals.
@@ -15,6 +16,7 @@ pub(crate) mod decode;
 mod forced_tokens;
 #[cfg(feature = "text")]
 pub(crate) mod generate;
+mod saver;
 pub(crate) mod scheduler;
 mod worker;
 

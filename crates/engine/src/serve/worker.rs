@@ -15,6 +15,7 @@ use super::{
         Command, CoreShared, EventSink, RequestEvent, RequestFlags, ServingOptions, ServingStats,
         SinkState, Submission,
     },
+    saver::Saver,
     scheduler::{Event, RequestId, Scheduler},
 };
 use crate::{
@@ -23,7 +24,6 @@ use crate::{
     session::{
         engine::Engine,
         session::{MIN_CACHED_PREFIX, Session, Synced},
-        timeline::common_prefix_len,
     },
 };
 
@@ -35,6 +35,8 @@ struct Running {
     id: RequestId,
     client: Client,
     prompt_tokens: usize,
+    /// Lengths of prefixes that other prompts are likely to share.
+    ends: Vec<usize>,
     /// Reuse and work that the client knows.
     reported: Synced,
 }
@@ -100,6 +102,7 @@ pub(super) struct Worker {
     /// Clients of requests that have ended, with events left to hand out.
     ending: Vec<Client>,
     idle: Vec<IdleSession>,
+    saver: Option<Saver>,
     stats: ServingStats,
     is_stopping: bool,
 }
@@ -110,20 +113,23 @@ impl Worker {
         options: ServingOptions,
         shared: Arc<CoreShared>,
         commands: Receiver<Command>,
-    ) -> Self {
-        Self {
+    ) -> Result<Self, Error> {
+        let folder = options.prefix_cache.clone();
+        let saver = folder.map(|folder| Saver::start(engine, folder)).transpose()?;
+        Ok(Self {
             engine: engine.clone(),
+            scheduler: Scheduler::new(engine, options.scheduler),
             options,
             shared,
             commands,
-            scheduler: Scheduler::new(engine, options.scheduler),
             waiting: VecDeque::new(),
             running: Vec::new(),
             ending: Vec::new(),
             idle: Vec::new(),
+            saver,
             stats: ServingStats::default(),
             is_stopping: false,
-        }
+        })
     }
 
     /// Serves until it is stopped and the last request has ended, or no handle is left.
@@ -135,8 +141,13 @@ impl Worker {
             if self.scheduler.has_work() {
                 self.step();
             }
+            if let Some(saver) = &mut self.saver {
+                saver.advance(!self.scheduler.has_work());
+                self.stats.saved_prefixes = saver.saved;
+            }
             self.shared.publish(self.stats);
         }
+        self.saver.into_iter().for_each(Saver::finish);
     }
 
     /// Takes commands; waits for one if there is nothing else to do. Returns whether to go on.
@@ -148,6 +159,8 @@ impl Worker {
             self.commands.recv_timeout(RETRY)
         } else if self.is_stopping {
             return false;
+        } else if self.saver.as_ref().is_some_and(Saver::is_busy) {
+            self.commands.recv_timeout(RETRY)
         } else {
             self.commands.recv().map_err(|_| RecvTimeoutError::Disconnected)
         };
@@ -191,9 +204,12 @@ impl Worker {
                 true => &[],
                 false => &submission.prompt[..],
             };
-            let Some(session) = self.take_session(reusable) else {
+            let Some(mut session) = self.take_session(reusable) else {
                 return self.waiting.push_front(submission);
             };
+            let is_restored =
+                self.saver.as_ref().is_some_and(|saver| saver.restore(&mut session, reusable));
+            self.stats.restored_prompts += u64::from(is_restored);
             self.shared.waiting.fetch_sub(1, Ordering::SeqCst);
             let Submission { prompt, request, sink, flags } = *submission;
             let mut client =
@@ -206,8 +222,8 @@ impl Worker {
                     client.send(RequestEvent::Started(synced));
                     self.stats.prompt_tokens += prompt.len() as u64;
                     self.stats.reused_tokens += synced.reused as u64;
-                    let prompt_tokens = prompt.len();
-                    self.running.push(Running { id, client, prompt_tokens, reported: synced });
+                    let (prompt_tokens, ends, reported) = (prompt.len(), request.ends, synced);
+                    self.running.push(Running { id, client, prompt_tokens, ends, reported });
                 }
                 Err(rejected) => {
                     self.keep(*rejected.session);
@@ -219,19 +235,29 @@ impl Worker {
         }
     }
 
-    /// A session for a request that may reuse a prefix of `prompt`: the idle one with the longest
-    /// common prefix, else a new one, else the idle one that was used least recently.
+    /// A session for a request that may reuse a prefix of `prompt`: the idle one that the prompt
+    /// continues; else a copy of the idle one with the longest usable prefix, or a new one; without
+    /// room for it, an idle one, rather the one with that prefix than the least recently used.
     fn take_session(&mut self, prompt: &[u32]) -> Option<Session> {
-        let shared = |idle: &IdleSession| common_prefix_len(idle.session.tokens(), prompt);
-        let best = (0..self.idle.len()).max_by_key(|i| shared(&self.idle[*i]));
-        if let Some(best) = best.filter(|i| shared(&self.idle[*i]) >= MIN_CACHED_PREFIX) {
-            return Some(self.idle.swap_remove(best).session);
+        let usable = |idle: &IdleSession| idle.session.usable_prefix_len(prompt);
+        let best = (0..self.idle.len()).max_by_key(|i| usable(&self.idle[*i]));
+        let best = best.filter(|i| usable(&self.idle[*i]) >= MIN_CACHED_PREFIX);
+        let new = match best.map(|i| &self.idle[i].session) {
+            Some(session) if prompt.starts_with(session.tokens()) => None,
+            Some(session) => session.fork().ok(),
+            None => self.engine.session().ok(),
+        };
+        if new.is_some() {
+            return new;
         }
-        if let Ok(session) = self.engine.session() {
-            return Some(session);
+        let oldest = || (0..self.idle.len()).min_by_key(|i| self.idle[*i].used);
+        let index = best.or_else(oldest)?;
+        let mut taken = self.idle.swap_remove(index).session;
+        if !prompt.starts_with(taken.tokens()) {
+            // Its conversation may go on. If its state cannot be kept, that turn computes it again.
+            let _ = taken.cache_prefix();
         }
-        let oldest = (0..self.idle.len()).min_by_key(|i| self.idle[*i].used)?;
-        Some(self.idle.swap_remove(oldest).session)
+        Some(taken)
     }
 
     fn keep(&mut self, session: Session) {
@@ -261,9 +287,12 @@ impl Worker {
         match events {
             Ok(events) => events.into_iter().for_each(|event| self.hand_out(event)),
             Err(Error::Cancelled) => {}
+            // A state that is being written holds memory. No session has changed: the next step
+            // tries again.
+            Err(_) if self.saver.as_mut().is_some_and(Saver::wait) => {}
             Err(error) => self.fail_all(&Arc::new(error)),
         }
-        for Running { id, client, prompt_tokens, reported } in &mut self.running {
+        for Running { id, client, prompt_tokens, reported, .. } in &mut self.running {
             let Some(progress) = self.scheduler.prefilled(*id) else { continue };
             let synced = self.scheduler.synced(*id).unwrap_or(*reported);
             self.stats.reused_tokens += (synced.reused - reported.reused) as u64;
@@ -291,8 +320,12 @@ impl Worker {
                 self.stats.generated_tokens += 1;
                 client.send(RequestEvent::Token { token, logprobs });
             }
-            Event::Finished { finish, session, .. } => {
+            Event::Finished { finish, mut session, .. } => {
                 client.send(RequestEvent::Finished(finish));
+                let Running { ends, reported, .. } = &self.running[i];
+                if let Some(saver) = &mut self.saver {
+                    saver.take(&mut session, ends, reported.computed);
+                }
                 self.end(i, Some(session));
             }
             Event::Failed { error, session, .. } => {

@@ -118,6 +118,12 @@ impl PrefixCache {
         found
     }
 
+    /// The entry of exactly these tokens.
+    pub(crate) fn find_whole(&self, tokens: &[u32]) -> Option<u64> {
+        let same = |(_, entry): &(&u64, &CachedPrefix)| entry.timeline.tokens == tokens;
+        self.entries.iter().find(same).map(|(id, _)| *id)
+    }
+
     /// Takes out the timeline of an entry that [`PrefixCache::find`] returned.
     /// [`PrefixCache::give_back`] returns it.
     pub(crate) fn take(&mut self, id: u64) -> Option<Timeline> {

@@ -15,6 +15,7 @@ use crate::{
     runtime::control::StepControl,
     session::{
         engine::Engine,
+        mark::{Mark, MarkState},
         session::{Session, Synced},
         snapshot::{
             SavedState, Snapshot, SnapshotContents, SnapshotFolder, SnapshotRequirements,
@@ -55,62 +56,7 @@ impl Session {
     /// The file cannot be written, or the disk is full; an older file stays unchanged. Also if
     /// `options.kv_format` has more bits than the session.
     pub fn snapshot(&self, path: impl AsRef<Path>, options: SnapshotOptions) -> Result<u64, Error> {
-        self.save(path.as_ref(), options, u64::MAX)
-    }
-
-    /// Saves a file of at most `limit` bytes. Returns the bytes that the file has or would have.
-    fn save(&self, path: &Path, options: SnapshotOptions, limit: u64) -> Result<u64, Error> {
-        // The mark is immutable, so other sessions can advance while the file is written.
-        let mark = self.mark()?;
-        let timeline = &mark.state.timeline;
-        let engine = &self.engine;
-        let (own, kv_format) =
-            (engine.kv_format(), options.kv_format.unwrap_or(engine.kv_format()));
-        if kv_format.is_wider_than(own) {
-            return Err(SessionError::WiderKvFormat { own, wanted: kv_format }.into());
-        }
-        let hot =
-            if options.hot_experts { engine.lock().cache.experts_in_memory() } else { Vec::new() };
-        let expected = engine.expectation(kv_format);
-        let name = engine
-            .folder()
-            .file_name()
-            .map_or_else(Default::default, |name| name.to_string_lossy());
-        let contents = SnapshotContents {
-            model: expected.model,
-            name: &name,
-            kv_format: &expected.kv_format,
-            stored: expected.stored.as_deref(),
-            lossy: own.is_lossy() || kv_format != own || timeline.is_lossy,
-            exact: expected.exact,
-            vocab: expected.vocab,
-            written: timeline.written as u64,
-            tokens: &timeline.tokens,
-            logits: Some(&timeline.logits[..]).filter(|logits| !logits.is_empty()),
-            hot: &hot,
-            states: saved_states(engine, timeline, kv_format),
-        };
-        let bytes = contents.bytes()?;
-        if bytes > limit {
-            return Ok(bytes);
-        }
-        let mut writer = SnapshotWriter::create(path, &contents)?;
-        let (mut room, mut converted) = (vec![0; COPY_BYTES], Vec::new());
-        for_each_piece(engine, timeline, |StatePiece { state, shape, entries, .. }| {
-            let count = entries.len();
-            let room = &mut room[..count * shape.entry_bytes(own)];
-            let saved = engine.lock().device.save_state(state, entries, room);
-            saved.map_err(Error::at(|| "saving a session"))?;
-            if kv_format == own {
-                return writer.write(room);
-            }
-            converted.resize(count * shape.entry_bytes(kv_format), 0);
-            shape
-                .convert_entries(own, room, kv_format, &mut converted)
-                .map_err(Error::at(|| "saving a session"))?;
-            writer.write(&converted)
-        })?;
-        writer.finish().map(|()| bytes)
+        self.mark()?.save(path.as_ref(), options, u64::MAX)
     }
 
     /// Replaces the session's state by that of a file. The whole file is verified and read before
@@ -215,17 +161,37 @@ impl Session {
         self.check_tokens(0, tokens)?;
         let had = self.timeline.tokens.len();
         let same = common_prefix_len(&self.timeline.tokens, tokens);
-        let truncatable = self.engine.lock().rewind.any_length();
-        let cached_len =
-            self.engine.lock().prefix_cache.find(tokens, truncatable).map_or(0, |(_, len)| len);
-        match folder.find(&self.engine.expectation(self.engine.kv_format()), tokens, truncatable) {
-            Some((path, len)) if len > same.max(cached_len) && self.restore(&path).is_ok() => {
-                folder.touch(&path);
-                let synced = self.sync(tokens, control)?;
-                Ok(Synced { restored: synced.reused, rewound: had - same, ..synced })
-            }
-            _ => self.sync(tokens, control),
+        let is_restored = self.restore_longer(folder, tokens, 1);
+        let synced = self.sync(tokens, control)?;
+        match is_restored {
+            true => Ok(Synced { restored: synced.reused, rewound: had - same, ..synced }),
+            false => Ok(synced),
         }
+    }
+
+    /// Restores the snapshot in `folder` with the longest prefix of `tokens`, if that has at least
+    /// `gain` tokens more than the session and the prefix cache have. Returns whether it did.
+    pub(crate) fn restore_longer(
+        &mut self,
+        folder: &SnapshotFolder,
+        tokens: &[u32],
+        gain: usize,
+    ) -> bool {
+        let own = self.usable_prefix_len(tokens);
+        let truncatable = self.engine.lock().rewind.any_length();
+        let cached =
+            self.engine.lock().prefix_cache.find(tokens, truncatable).map_or(0, |(_, len)| len);
+        let least = own.max(cached) + gain;
+        if tokens.len() < least {
+            return false;
+        }
+        let expected = self.engine.expectation(self.engine.kv_format());
+        let found = folder.find(&expected, tokens, truncatable).filter(|(_, len)| *len >= least);
+        let Some((path, _)) = found.filter(|(path, _)| self.restore(path).is_ok()) else {
+            return false;
+        };
+        folder.touch(&path);
+        true
     }
 
     /// Saves the session to a snapshot folder for [`Session::sync_from`] and keeps the folder
@@ -235,10 +201,74 @@ impl Session {
     /// # Errors
     /// As [`Session::snapshot`].
     pub fn snapshot_to(&self, folder: &SnapshotFolder) -> Result<Option<PathBuf>, Error> {
-        if self.is_lossy() {
+        self.mark()?.save_to(folder)
+    }
+}
+
+impl Mark {
+    /// Saves a file of at most `limit` bytes. Returns the bytes that the file has or would have.
+    /// The mark does not change, so sessions can advance meanwhile.
+    fn save(&self, path: &Path, options: SnapshotOptions, limit: u64) -> Result<u64, Error> {
+        let MarkState { engine, timeline } = &*self.state;
+        let (own, kv_format) =
+            (engine.kv_format(), options.kv_format.unwrap_or(engine.kv_format()));
+        if kv_format.is_wider_than(own) {
+            return Err(SessionError::WiderKvFormat { own, wanted: kv_format }.into());
+        }
+        let hot =
+            if options.hot_experts { engine.lock().cache.experts_in_memory() } else { Vec::new() };
+        let expected = engine.expectation(kv_format);
+        let name = engine
+            .folder()
+            .file_name()
+            .map_or_else(Default::default, |name| name.to_string_lossy());
+        let contents = SnapshotContents {
+            model: expected.model,
+            name: &name,
+            kv_format: &expected.kv_format,
+            stored: expected.stored.as_deref(),
+            lossy: own.is_lossy() || kv_format != own || timeline.is_lossy,
+            exact: expected.exact,
+            vocab: expected.vocab,
+            written: timeline.written as u64,
+            tokens: &timeline.tokens,
+            logits: Some(&timeline.logits[..]).filter(|logits| !logits.is_empty()),
+            hot: &hot,
+            states: saved_states(engine, timeline, kv_format),
+        };
+        let bytes = contents.bytes()?;
+        if bytes > limit {
+            return Ok(bytes);
+        }
+        let mut writer = SnapshotWriter::create(path, &contents)?;
+        let (mut room, mut converted) = (vec![0; COPY_BYTES], Vec::new());
+        for_each_piece(engine, timeline, |StatePiece { state, shape, entries, .. }| {
+            let count = entries.len();
+            let room = &mut room[..count * shape.entry_bytes(own)];
+            let saved = engine.lock().device.save_state(state, entries, room);
+            saved.map_err(Error::at(|| "saving a session"))?;
+            if kv_format == own {
+                return writer.write(room);
+            }
+            converted.resize(count * shape.entry_bytes(kv_format), 0);
+            shape
+                .convert_entries(own, room, kv_format, &mut converted)
+                .map_err(Error::at(|| "saving a session"))?;
+            writer.write(&converted)
+        })?;
+        writer.finish().map(|()| bytes)
+    }
+
+    /// Saves the mark to a snapshot folder, as [`Session::snapshot_to`] does.
+    ///
+    /// # Errors
+    /// As [`Session::snapshot`].
+    pub(crate) fn save_to(&self, folder: &SnapshotFolder) -> Result<Option<PathBuf>, Error> {
+        let MarkState { engine, timeline } = &*self.state;
+        if timeline.is_lossy {
             return Ok(None);
         }
-        let expected = self.engine.expectation(self.engine.kv_format());
+        let expected = engine.expectation(engine.kv_format());
         let path = folder.path_for(&expected, self.tokens());
         let bytes = match self.equivalent_file_bytes(&path, &expected) {
             Some(bytes) => bytes,
@@ -253,10 +283,10 @@ impl Session {
     }
 
     /// Bytes of an equivalent snapshot at `path`: complete, matching, and with logits if the
-    /// session has them.
+    /// mark has them.
     fn equivalent_file_bytes(&self, path: &Path, expected: &SnapshotRequirements) -> Option<u64> {
         let snapshot = Snapshot::open(path).ok()?;
-        let has_logits = snapshot.header().logits || self.logits().is_empty();
+        let has_logits = snapshot.header().logits || self.state.timeline.logits.is_empty();
         let is_equivalent =
             has_logits && snapshot.tokens() == self.tokens() && snapshot.fits(expected).is_ok();
         (is_equivalent && snapshot.verify().is_ok()).then(|| snapshot.bytes())
@@ -361,6 +391,17 @@ fn describe_states(
 }
 
 impl Engine {
+    /// A mark of exactly these tokens, if the prefix cache has their state.
+    pub(crate) fn cached_mark(&self, tokens: &[u32]) -> Option<Mark> {
+        let mut runtime = self.lock();
+        let id = runtime.prefix_cache.find_whole(tokens)?;
+        let cached = runtime.prefix_cache.take(id)?;
+        let forked = runtime.fork(&cached, tokens.len());
+        runtime.prefix_cache.give_back(id, cached);
+        drop(runtime);
+        Some(Mark::new(self.clone(), forked.ok()?))
+    }
+
     /// Requirements on a snapshot that this engine can restore, with the KV cache stored in format
     /// `kv_format`.
     fn expectation(&self, kv_format: KvFormat) -> SnapshotRequirements {

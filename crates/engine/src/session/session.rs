@@ -219,6 +219,15 @@ impl Session {
         Ok(Synced { computed: tokens.len() - reused.reused, ..reused })
     }
 
+    /// Length of the prefix of `tokens` to which the session's own state can return.
+    pub(crate) fn usable_prefix_len(&self, tokens: &[u32]) -> usize {
+        let same = common_prefix_len(&self.timeline.tokens, tokens);
+        match self.holds_exactly(tokens) {
+            true => same,
+            false => self.engine.lock().usable_len(&self.timeline, same, tokens),
+        }
+    }
+
     /// Drops all tokens, to compute `tokens` from the first one on.
     pub(crate) fn start_anew(&mut self, tokens: &[u32]) -> Result<Synced, Error> {
         self.check_tokens(0, tokens)?;
@@ -258,10 +267,7 @@ impl Session {
     fn restore_prefix(&mut self, same: usize, tokens: &[u32]) -> Result<Synced, Error> {
         let had = self.timeline.tokens.len();
         let mut runtime = self.engine.lock();
-        // At least one token must be computed to have logits.
-        let usable = same.min(tokens.len() - 1);
-        let min_len = runtime.rewind.min_len(&self.timeline);
-        let own = if usable >= min_len { usable } else { 0 };
+        let own = runtime.usable_len(&self.timeline, same, tokens);
         let truncatable = runtime.rewind.any_length();
         let output = runtime.prefix_cache.find(tokens, truncatable).filter(|(_, len)| *len > own);
         if let Some((id, len)) = output
@@ -277,7 +283,7 @@ impl Session {
                 computed: 0,
             });
         }
-        if own < min_len {
+        if own < runtime.rewind.min_len(&self.timeline) {
             runtime.reset(&mut self.timeline)?;
         } else {
             runtime.truncate(&mut self.timeline, own)?;
@@ -747,6 +753,14 @@ impl Runtime {
             entry.timeline.tokens.extend_from_slice(entry.tokens);
         }
         Ok(())
+    }
+
+    /// Length to which a timeline that shares `same` tokens with `tokens` can be truncated for
+    /// them; zero if it can only be reset.
+    fn usable_len(&self, timeline: &Timeline, same: usize, tokens: &[u32]) -> usize {
+        // At least one token must be computed to have logits.
+        let usable = same.min(tokens.len().saturating_sub(1));
+        if usable >= self.rewind.min_len(timeline) { usable } else { 0 }
     }
 
     /// Replaces the contents of a timeline.

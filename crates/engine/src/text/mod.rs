@@ -34,7 +34,7 @@ pub use chat::{
 #[cfg(feature = "text")]
 pub use dialect::{AnswerParser, CallSyntax, Delta};
 #[cfg(feature = "text")]
-pub use prompt::ChatPrompt;
+pub use prompt::{ChatPrompt, Turn};
 pub use sampling::{
     EndTokens, GenerationConfig, MAX_TOP_LOGPROBS, MaskSource, Sampler, StopResult, StopStrings,
     TokenLogprobs, TokenMask, TopLogprob,

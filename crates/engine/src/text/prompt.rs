@@ -17,6 +17,8 @@ use crate::{
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ChatPrompt {
+    /// Rendered text, with the private character in special tokens that messages spell.
+    rendered: String,
     /// Tokens up to the start of the answer.
     pub tokens: Vec<u32>,
     /// Lengths of prefixes, ascending: behind tools and system message, behind each of the last two
@@ -24,8 +26,52 @@ pub struct ChatPrompt {
     pub ends: Vec<usize>,
 }
 
+/// A prompt and its answer, as the model saw and generated them.
+///
+/// The text of an answer may have other tokens when it is tokenized again, and templates write
+/// calls with other white space than models. With the tokens themselves the next prompt continues
+/// the session: see [`Text::prompt_after`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// Rendered text of the prompt, as in [`ChatPrompt`].
+    rendered: String,
+    /// Tokens of the prompt and of the answer.
+    tokens: Vec<u32>,
+    /// Number of tokens of the prompt.
+    start: usize,
+}
+
+impl Turn {
+    /// A prompt and the tokens of its answer, without an end token.
+    pub fn new(prompt: ChatPrompt, answer: &[u32]) -> Self {
+        let ChatPrompt { rendered, mut tokens, .. } = prompt;
+        let start = tokens.len();
+        tokens.reserve_exact(answer.len());
+        tokens.extend_from_slice(answer);
+        Self { rendered, tokens, start }
+    }
+
+    /// Tokens of the prompt and of the answer.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Bytes of text and tokens.
+    pub fn bytes(&self) -> usize {
+        self.rendered.len() + size_of_val(&*self.tokens)
+    }
+}
+
 /// Question and answer that no conversation has, to find where others diverge from it.
 const OTHER: &str = "~";
+
+/// Start of a conversation whose tokens are known.
+#[derive(Default)]
+struct PastTurn {
+    tokens: Vec<u32>,
+    /// Bytes of its rendered text.
+    text_bytes: usize,
+}
 
 /// A conversation to render.
 struct Conversation<'a> {
@@ -72,17 +118,52 @@ impl Text {
     /// # Errors
     /// As [`Text::chat`].
     pub fn prompt(&self, messages: &[Message], options: &ChatOptions) -> Result<ChatPrompt, Error> {
+        self.prompt_after(messages, options, [])
+    }
+
+    /// Like [`Text::prompt`], with the tokens of an earlier turn as the model saw and generated
+    /// them: the first of `turns` whose prompt and answer the conversation starts with, up to white
+    /// space in the answer. A template that renders that answer otherwise, such as without its
+    /// thoughts, has the last word.
+    ///
+    /// # Errors
+    /// As [`Text::chat`].
+    pub fn prompt_after<'a>(
+        &self,
+        messages: &[Message],
+        options: &ChatOptions,
+        turns: impl IntoIterator<Item = &'a Turn>,
+    ) -> Result<ChatPrompt, Error> {
         let conversation = self.conversation(messages, options)?;
-        let text = conversation.render(messages, true)?;
-        let tokens = self.encode_rendered(&text, conversation.literal.mark())?;
+        let (rendered, mark) = (conversation.render(messages, true)?, conversation.literal.mark());
+        let past = turns.into_iter().find_map(|turn| self.past_turn(turn, &rendered, mark));
+        let PastTurn { mut tokens, text_bytes } = past.unwrap_or_default();
+        tokens.extend(self.encode_rendered(&rendered[text_bytes..], mark)?);
+        if tokens.len() > self.limit {
+            return Err(self.too_long(tokens.len()));
+        }
         let mut ends: Vec<usize> = likely(&conversation, messages)
-            .filter_map(|other| self.shared(&text, &tokens, &other, conversation.literal.mark()))
+            .filter_map(|other| self.shared(&rendered, &tokens, &other, mark))
             .chain([tokens.len()])
             .filter(|end| *end > 0)
             .collect();
         ends.sort_unstable();
         ends.dedup();
-        Ok(ChatPrompt { tokens, ends })
+        Ok(ChatPrompt { rendered, tokens, ends })
+    }
+
+    /// A turn with which a rendered conversation starts; `None` if it does not.
+    fn past_turn(&self, turn: &Turn, rendered: &str, mark: char) -> Option<PastTurn> {
+        let rest = rendered.strip_prefix(&*turn.rendered)?;
+        let is_end = |text: &str| {
+            self.tokenizer().token_to_id(text).is_some_and(|id| self.end().contains(id))
+        };
+        let end = self.controls.find(rest).find(|found| is_end(&found.token.text))?.start;
+        let made = self.tokenizer().decode(&turn.tokens[turn.start..], false).ok()?;
+        let visible = |c: &char| !c.is_whitespace() && *c != mark;
+        let is_same = rest[..end].chars().filter(visible).eq(made.chars().filter(visible));
+        let text_bytes = turn.rendered.len() + end;
+        is_same.then(|| PastTurn { tokens: turn.tokens.clone(), text_bytes })
     }
 
     /// Tokens that continue after an answer without its end token: the end of the answer,

@@ -36,7 +36,7 @@ pub(crate) async fn messages(
 ) -> Result<Response, ApiError> {
     let (ask, prompts) = with_body(&app, request, |app, body| {
         let ask = parse(app, &Fields::of_body(body)?)?;
-        let prompts = prompt::prompts(app.core.engine(), &ask)?;
+        let prompts = prompt::prompts(app, &ask)?;
         Ok((ask, prompts))
     })
     .await?;
@@ -54,7 +54,7 @@ pub(crate) async fn count_tokens(
     request: Request,
 ) -> Result<Response, ApiError> {
     let count = with_body(&app, request, |app, body| {
-        prompt::count(app.core.engine(), &conversation(&Fields::of_body(body)?)?)
+        prompt::count(app, &conversation(&Fields::of_body(body)?)?)
     });
     Ok(json::response(&json!({"input_tokens": count.await?})))
 }
@@ -83,6 +83,7 @@ fn conversation(fields: &Fields<'_>) -> Result<Conversation, ApiError> {
     options.tools = tool_set(fields)?;
     let mut conversation = Conversation::new(messages::parse(fields)?, options);
     conversation.calls = allows_calls(fields)?;
+    conversation.overflow = ask::overflow(fields)?;
     Ok(conversation)
 }
 

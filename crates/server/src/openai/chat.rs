@@ -34,9 +34,8 @@ pub(crate) async fn chat(
     request: Request,
 ) -> Result<Response, ApiError> {
     let (chat, prompts) = with_body(&app, request, |app, body| {
-        let engine = app.core.engine();
-        let chat = ChatAsk::parse(body, engine.text()?)?;
-        let prompts = prompt::prompts(engine, &chat.ask)?;
+        let chat = ChatAsk::parse(body, app.core.engine().text()?)?;
+        let prompts = prompt::prompts(app, &chat.ask)?;
         Ok((chat, prompts))
     })
     .await?;
@@ -57,7 +56,7 @@ pub(crate) async fn input_tokens(
     request: Request,
 ) -> Result<Response, ApiError> {
     let count = with_body(&app, request, |app, body| {
-        prompt::count(app.core.engine(), &conversation(&Fields::of_body(body)?)?)
+        prompt::count(app, &conversation(&Fields::of_body(body)?)?)
     });
     Ok(json::response(&json!({"input_tokens": count.await?})))
 }
@@ -132,6 +131,7 @@ pub(crate) fn conversation(fields: &Fields<'_>) -> Result<Conversation, ApiError
     options.tools = tools::parse(fields)?;
     let mut conversation = Conversation::new(messages::parse(fields)?, options);
     conversation.calls = tools::allows_calls(fields)?;
+    conversation.overflow = ask::overflow(fields)?;
     let adds_prompt = fields.flag(ask::ADD_PROMPT)?;
     conversation.continues &= adds_prompt != Some(true);
     if let Some(continues) = fields.flag("continue_final_message")? {

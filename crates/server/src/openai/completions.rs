@@ -36,7 +36,7 @@ pub(crate) async fn completions(
     let (ask, include_usage, prompts) = with_body(&app, request, |app, body| {
         let fields = Fields::of_body(body)?;
         let ask = parse(app, &fields)?;
-        let prompts = prompt::prompts(app.core.engine(), &ask)?;
+        let prompts = prompt::prompts(app, &ask)?;
         Ok((ask, chat::include_usage(&fields)?, prompts))
     })
     .await?;

@@ -8,6 +8,7 @@ mod client;
 mod completions;
 mod requests;
 mod tools;
+mod turns;
 
 use std::{
     net::SocketAddr,
@@ -51,8 +52,12 @@ impl TestServer {
         Self::serve(&engine(&moeflux_tales::FILES, sessions), waiting, options)
     }
 
-    fn serve(engine: &Engine, waiting: usize, mut options: ServerOptions) -> Self {
-        let core = ServingCore::start(engine, ServingOptions::default().waiting(waiting)).unwrap();
+    fn serve(engine: &Engine, waiting: usize, options: ServerOptions) -> Self {
+        Self::serve_with(engine, ServingOptions::default().waiting(waiting), options)
+    }
+
+    fn serve_with(engine: &Engine, serving: ServingOptions, mut options: ServerOptions) -> Self {
+        let core = ServingCore::start(engine, serving).unwrap();
         options.port = 0;
         let server = Server::bind(options).unwrap();
         let (address, stopper) = (server.address(), server.stopper());

@@ -11,6 +11,7 @@ use crate::{
             ChatOptions, Message,
             normal_form::tests::{TEMPLATES, call, calling, options, template},
         },
+        prompt::Turn,
         text::Text,
         tokenizer::Tokenizer,
     },
@@ -189,4 +190,43 @@ fn the_ends_of_all_templates_are_prefixes() {
             assert!(shared - end <= 40, "{name}: {shared} of {:?}", pair[0].ends);
         }
     }
+}
+
+/// Tokens of a text in two parts: other ones than those of the whole.
+fn split(text: &Text, parts: [&str; 2]) -> Vec<u32> {
+    let made = parts.map(|part| text.tokenizer().encode(part, false).unwrap()).concat();
+    assert_ne!(made, text.tokenizer().encode(&parts.concat(), false).unwrap());
+    made
+}
+
+#[test]
+fn an_answer_keeps_the_tokens_that_it_was_generated_with() {
+    let text = tales();
+    let options = ChatOptions::default();
+    let asked = [Message::system("Be brief."), Message::user("Who was it?")];
+    let made = split(&text, ["The F", "ox.\n\n"]);
+    let turn = Turn::new(text.prompt(&asked, &options).unwrap(), &made);
+    let with = |answer: &str| {
+        let more = [Message::assistant(answer), Message::user("And then?")];
+        [&asked[..], &more].concat()
+    };
+    // White space may differ.
+    let next = with("The Fox.");
+    let plain = text.prompt(&next, &options).unwrap();
+    let prompt = text.prompt_after(&next, &options, [&turn]).unwrap();
+    assert!(prompt.tokens.starts_with(turn.tokens()) && !plain.tokens.starts_with(turn.tokens()));
+    let rest = &prompt.tokens[turn.tokens().len()..];
+    assert!(text.end().contains(rest[0]) && plain.tokens.ends_with(rest));
+    assert!(prompt.ends.is_sorted() && prompt.ends.last() == Some(&prompt.tokens.len()));
+    // The first of the turns that fit.
+    let other = Turn::new(text.prompt(&asked[1..], &options).unwrap(), &made);
+    assert_eq!(text.prompt_after(&next, &options, [&other, &turn]).unwrap(), prompt);
+    // Another answer, or none.
+    let changed = with("The Vixen.");
+    let plain = text.prompt(&changed, &options).unwrap();
+    assert_eq!(text.prompt_after(&changed, &options, [&turn]).unwrap(), plain);
+    assert_eq!(
+        text.prompt_after(&asked, &options, [&turn]).unwrap(),
+        text.prompt(&asked, &options).unwrap()
+    );
 }
