@@ -3,7 +3,7 @@
 use std::{
     sync::Arc,
     task::{Context, Poll},
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use moeflux::{
@@ -29,6 +29,7 @@ use crate::{
     openai::chat_encoder::AnswerHead,
     overflow::Overflow,
     prompt::Prompt,
+    server::Timeouts,
     turns::{TurnMemory, TurnRecorder},
 };
 
@@ -51,6 +52,8 @@ pub(crate) struct App {
     pub(crate) body_room: Arc<Semaphore>,
     /// Answers for the next turns.
     pub(crate) turns: Arc<TurnMemory>,
+    /// Time in which a body must arrive.
+    pub(crate) body_time: Duration,
 }
 
 /// A request that the serving core accepted. Dropping it cancels the request.
@@ -118,6 +121,7 @@ impl App {
             created: now(),
             body_room: Arc::new(Semaphore::new(BODIES_BYTES)),
             turns: Arc::default(),
+            body_time: Timeouts::default().body,
         }
     }
 
@@ -134,6 +138,11 @@ impl App {
     /// The state with masks of all answers.
     pub(crate) fn masks(self, masks: Vec<Arc<dyn MaskSource>>) -> Self {
         Self { masks, ..self }
+    }
+
+    /// The state with a time in which a body must arrive.
+    pub(crate) fn body_time(self, body_time: Duration) -> Self {
+        Self { body_time, ..self }
     }
 
     /// Submits the prompts of a request, each for all of its choices.

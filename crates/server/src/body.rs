@@ -1,12 +1,19 @@
 //! Bodies of requests: received within limits, and read off the threads that wait for clients.
 
-use std::{future::poll_fn, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    future::poll_fn,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use axum::{
-    body::{Body, HttpBody},
+    body::{Body, Bytes, HttpBody},
     extract::Request,
     http::{HeaderMap, header},
 };
+use http_body::{Frame, SizeHint};
 use serde_json::Value;
 use tokio::{sync::OwnedSemaphorePermit, task::spawn_blocking, time::timeout};
 
@@ -18,8 +25,73 @@ const BODY_BYTES: usize = 32 << 20;
 /// Most bytes of bodies that are being received and parsed at once.
 pub(crate) const BODIES_BYTES: usize = 256 << 20;
 
-/// Time in which a body must arrive.
-const BODY_TIME: Duration = Duration::from_secs(60);
+/// Most bytes of a refused body that are discarded, and the time for it. A client that still sends
+/// when its connection is closed sees a reset in place of the refusal.
+const DISCARD_BYTES: usize = 64 << 20;
+const DISCARD_TIME: Duration = Duration::from_millis(500);
+
+/// Body of a request that its handler reads, and whose rest can be discarded after a refusal.
+#[derive(Clone)]
+pub(crate) struct SharedBody(Arc<Mutex<SharedState>>);
+
+struct SharedState {
+    body: Body,
+    /// Whether a part was asked for, upon which a client that waits for `100 Continue` sends it.
+    is_read: bool,
+}
+
+impl SharedBody {
+    /// The request with a body that is shared.
+    pub(crate) fn share(request: Request) -> (Self, Request) {
+        let (parts, body) = request.into_parts();
+        let shared = Self(Arc::new(Mutex::new(SharedState { body, is_read: false })));
+        (shared.clone(), Request::from_parts(parts, Body::new(shared)))
+    }
+
+    fn state(&self) -> MutexGuard<'_, SharedState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Discards the rest of a refused body, within the limits. A client that `waits` to be asked
+    /// for its body is not asked.
+    pub(crate) async fn discard(mut self, waits: bool) {
+        if waits && !self.state().is_read {
+            return;
+        }
+        let discard = async {
+            let mut bytes = 0;
+            while bytes < DISCARD_BYTES
+                && let Some(Ok(frame)) = poll_fn(|cx| Pin::new(&mut self).poll_frame(cx)).await
+            {
+                bytes += frame.data_ref().map_or(0, Bytes::len);
+            }
+        };
+        // A client that sends for longer has its connection closed.
+        let _ = timeout(DISCARD_TIME, discard).await;
+    }
+}
+
+impl HttpBody for SharedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let mut state = self.state();
+        state.is_read = true;
+        Pin::new(&mut state.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.state().body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.state().body.size_hint()
+    }
+}
 
 /// A body. Its bytes are free again once it is dropped.
 struct ReceivedBody {
@@ -29,6 +101,9 @@ struct ReceivedBody {
 
 /// Receives a body, within the limits of size and time.
 async fn receive(app: &App, mut body: Body) -> Result<ReceivedBody, ApiError> {
+    if body.size_hint().lower() > BODY_BYTES as u64 {
+        return Err(ApiError::too_large(BODY_BYTES));
+    }
     let receive = async {
         let (mut bytes, mut room) = (Vec::new(), None::<OwnedSemaphorePermit>);
         while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
@@ -48,7 +123,7 @@ async fn receive(app: &App, mut body: Body) -> Result<ReceivedBody, ApiError> {
         }
         Ok(ReceivedBody { bytes, _room: room })
     };
-    timeout(BODY_TIME, receive).await.unwrap_or_else(|_| Err(ApiError::too_slow()))
+    timeout(app.body_time, receive).await.unwrap_or_else(|_| Err(ApiError::too_slow()))
 }
 
 /// Reads a JSON body and computes with it, off the threads that wait for clients.

@@ -39,4 +39,4 @@ mod turns;
 pub use access::{RequestLog, RequestRecord};
 pub use guard::ApiKeys;
 pub use overflow::Overflow;
-pub use server::{RESERVED_BYTES, Server, ServerError, ServerOptions, Stopper};
+pub use server::{RESERVED_BYTES, Server, ServerError, ServerOptions, Stopper, Timeouts};

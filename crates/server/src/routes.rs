@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Instant};
 use axum::{
     Router,
     extract::{MatchedPath, Request, State},
-    http::{HeaderValue, Method, Uri},
+    http::{HeaderValue, Method, Uri, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{get, post},
@@ -15,6 +15,7 @@ use crate::{
     access::{self, OpenRequest, REQUEST_ID},
     anthropic,
     app::App,
+    body::SharedBody,
     error::{self, ApiError, ApiShape},
     metrics::metrics,
     native,
@@ -82,11 +83,16 @@ async fn guarded(State(app): State<Arc<App>>, request: Request, next: Next) -> R
     let shape = ApiShape::of(&path, request.headers());
     let id = access::request_id(request.headers());
     let cors = app.guard.cors(request.headers());
+    let waits = request.headers().contains_key(header::EXPECT);
+    let (body, request) = SharedBody::share(request);
     let response = match app.guard.check(&method, &path, request.headers()) {
         Err(error) => error.into_response(),
         Ok(()) if method == Method::OPTIONS => Response::default(),
         Ok(()) => next.run(request).await,
     };
+    if response.extensions().get::<ApiError>().is_some() {
+        body.discard(waits).await;
+    }
     let mut response = error::shaped(response, shape, &id);
     cors.into_iter().for_each(|(name, value)| drop(response.headers_mut().insert(name, value)));
     if let Ok(id) = HeaderValue::from_str(&id) {

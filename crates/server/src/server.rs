@@ -41,12 +41,6 @@ const BLOCKING_THREADS: usize = 4;
 /// Most connections at once. Further ones wait in the system's backlog.
 const CONNECTIONS: usize = 512;
 
-/// Time in which the headers of a request must arrive.
-const HEADER_TIME: Duration = Duration::from_secs(30);
-
-/// Time without progress after which a connection whose client does not read is closed.
-const WRITE_TIME: Duration = Duration::from_secs(60);
-
 /// Most bytes of headers, and of a response that wait for a slow reader.
 const BUFFER_BYTES: usize = 64 << 10;
 
@@ -85,6 +79,28 @@ pub struct ServerOptions {
     pub masks: Vec<Arc<dyn MaskSource>>,
     /// Rule for a prompt over the context, unless its request says it.
     pub overflow: Overflow,
+    /// Times that clients have.
+    pub timeouts: Timeouts,
+}
+
+/// Times that clients have.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Timeouts {
+    /// Time in which the headers of a request must arrive; default 30 seconds.
+    pub headers: Duration,
+    /// Time in which a body must arrive; default one minute.
+    pub body: Duration,
+    /// Time without progress after which a connection whose client does not read is closed; default
+    /// one minute.
+    pub write: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        let minute = Duration::from_secs(60);
+        Self { headers: Duration::from_secs(30), body: minute, write: minute }
+    }
 }
 
 impl Default for ServerOptions {
@@ -98,6 +114,7 @@ impl Default for ServerOptions {
             log: RequestLog::default(),
             masks: Vec::new(),
             overflow: Overflow::default(),
+            timeouts: Timeouts::default(),
         }
     }
 }
@@ -152,6 +169,7 @@ pub struct Server {
     log: RequestLog,
     masks: Vec<Arc<dyn MaskSource>>,
     overflow: Overflow,
+    timeouts: Timeouts,
     stopper: Stopper,
 }
 
@@ -161,7 +179,8 @@ impl Server {
     /// # Errors
     /// The address is open without a key, or cannot be listened at.
     pub fn bind(options: ServerOptions) -> Result<Self, ServerError> {
-        let ServerOptions { host, port, keys, no_key, allow_hosts, log, masks, overflow } = options;
+        let ServerOptions { host, port, keys, no_key, allow_hosts, log, masks, overflow, timeouts } =
+            options;
         let guard = Guard::new(host, keys, no_key, &allow_hosts)?;
         let address = SocketAddr::new(host, port);
         let failed = |source| ServerError::Listen { address, source };
@@ -169,7 +188,7 @@ impl Server {
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let stopper = Stopper::default();
-        Ok(Self { listener, address, guard, log, masks, overflow, stopper })
+        Ok(Self { listener, address, guard, log, masks, overflow, timeouts, stopper })
     }
 
     /// Address at which it listens.
@@ -204,15 +223,17 @@ impl Server {
     }
 
     async fn serve(self, core: ServingCore, model: String) -> Result<(), ServerError> {
-        let Self { listener, guard, log, masks, overflow, stopper, .. } = self;
+        let Self { listener, guard, log, masks, overflow, timeouts, stopper, .. } = self;
         let listener = tokio::net::TcpListener::from_std(listener).map_err(ServerError::Runtime)?;
         let mut signals = Signals::listen(stopper).map_err(ServerError::Runtime)?;
         let app = App::new(core.clone(), guard, model).log(log).masks(masks).overflow(overflow);
+        let app = app.body_time(timeouts.body);
         let service = PlainPaths(TowerToHyperService::new(routes::router(Arc::new(app))));
         let mut http = http1::Builder::new();
         // Some clients look headers up by case.
         http.title_case_headers(true);
-        http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIME).max_buf_size(BUFFER_BYTES);
+        http.timer(TokioTimer::new()).header_read_timeout(timeouts.headers);
+        http.max_buf_size(BUFFER_BYTES);
         let free = Arc::new(Semaphore::new(CONNECTIONS));
         let connections = GracefulShutdown::new();
         loop {
@@ -230,7 +251,7 @@ impl Server {
             };
             // Tokens are small and must not wait for each other. Without it they are only later.
             let _ = stream.set_nodelay(true);
-            let stream = TokioIo::new(TimedStream::new(stream, WRITE_TIME));
+            let stream = TokioIo::new(TimedStream::new(stream, timeouts.write));
             let connection = http.serve_connection(stream, service.clone());
             let connection = connections.watch(connection);
             tokio::spawn(async move {

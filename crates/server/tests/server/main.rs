@@ -1,12 +1,16 @@
 //! The server over loopback, with the built-in model.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
+// Requests with all fields.
+#![recursion_limit = "256"]
 
 mod anthropic;
 mod chat;
 mod client;
 mod completions;
+mod hostile;
 mod requests;
+mod soak;
 mod tools;
 mod turns;
 
@@ -35,6 +39,18 @@ fn engine(files: &[(&'static str, &'static [u8])], sessions: usize) -> Engine {
     let device = DeviceOptions::default().name("cpu").threads(1).exact(true);
     let options = EngineOptions::default().memory(memory).device(device);
     Engine::open(Checkpoint::embedded(files).unwrap(), options, &mut |_, _| {}).unwrap()
+}
+
+/// Pseudo-random numbers, by xorshift.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % limit as u64) as usize
+    }
 }
 
 /// A running server. Stops when it is dropped.

@@ -85,7 +85,7 @@ fn recurrent() -> Files {
 }
 
 fn engine(files: &Files, sessions: usize) -> Engine {
-    let memory = MemoryRequest::default().sessions(sessions).context(4096);
+    let memory = MemoryRequest::default().sessions(sessions);
     let device = DeviceOptions::default().name("cpu").threads(1).exact(true);
     let options = EngineOptions::default().memory(memory).device(device);
     Engine::open(Checkpoint::embedded(files).unwrap(), options, &mut |_, _| {}).unwrap()
@@ -250,7 +250,7 @@ fn the_oldest_turns_are_dropped_only_where_that_is_asked_for() {
     let server = scripted(&attention(), 1, &[ANSWER]);
     let mut messages = vec![json!({"role": "system", "content": "Be brief."})];
     for _ in 0..3 {
-        messages.push(long(600));
+        messages.push(long(300));
         messages.push(json!({"role": "assistant", "content": "Yes."}));
     }
     messages.push(json!({"role": "user", "content": "Is it there?"}));
