@@ -103,30 +103,27 @@ fn the_next_turn_computes_its_new_tokens_only() {
     assert_eq!(answer(&events).0, alone(&second, 5));
 }
 
-/// Tokens of a prompt that were computed.
-fn computed(core: &ServingCore, prompt: Vec<u32>) -> usize {
-    let (_handle, events) = submit(core, prompt, request(1), 256);
+/// Tokens of a prompt that were computed. Other prompts share its first `shared` tokens.
+fn computed(core: &ServingCore, prompt: Vec<u32>, shared: usize) -> usize {
+    let (_handle, events) = submit(core, prompt, request(1).ends(vec![shared]), 256);
     let RequestEvent::Started(synced) = events.recv().unwrap() else { panic!("not started") };
     answer(&events);
     synced.computed
 }
 
-/// Conversations that start alike get sessions of their own while there are any, and then the
-/// prefix cache has their states.
+/// Conversations that start alike get a session each while there are any.
 #[test]
 fn conversations_do_not_take_each_others_sessions() {
-    for sessions in [1, 2, 3] {
-        let core = ServingCore::start(&engine(sessions), ServingOptions::default()).unwrap();
-        let shared = prompt(1, 60);
-        let talk = |i: u32| [&shared[..], &prompt(i, 40)].concat();
-        assert_eq!(computed(&core, talk(2)), 100);
-        for i in [3, 4] {
-            assert!(computed(&core, talk(i)) <= 41, "{sessions} sessions");
-        }
-        for i in [2, 3, 4] {
-            let next = [&talk(i)[..], &[9, 8, 7]].concat();
-            assert!(computed(&core, next) <= 4, "conversation {i} of {sessions} sessions");
-        }
+    let core = ServingCore::start(&engine(3), ServingOptions::default()).unwrap();
+    let shared = prompt(1, 60);
+    let talk = |i: u32| [&shared[..], &prompt(i, 40)].concat();
+    assert_eq!(computed(&core, talk(2), 60), 100);
+    for i in [3, 4] {
+        assert!(computed(&core, talk(i), 60) <= 41, "conversation {i}");
+    }
+    for i in [2, 3, 4] {
+        let next = [&talk(i)[..], &[9, 8, 7]].concat();
+        assert!(computed(&core, next, 60) <= 4, "conversation {i}");
     }
 }
 
