@@ -121,8 +121,8 @@ impl Saver {
         self.is_writing || !self.waiting.is_empty()
     }
 
-    /// Hands the next state to the thread, if that is free. Unless the core `is_idle`, only those of
-    /// long prompts.
+    /// Hands the next state to the thread, if that is free. Unless the core `is_idle`, only states
+    /// of long prompts.
     pub(super) fn advance(&mut self, is_idle: bool) {
         if self.is_writing
             && let Ok(is_saved) = self.written.try_recv()
