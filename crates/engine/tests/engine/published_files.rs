@@ -34,7 +34,7 @@ fn case(name: &str) -> TempDir {
 }
 
 fn open(folder: &Path) -> Result<Engine, Error> {
-    let memory = MemoryRequest::default().budget(1 << 30);
+    let memory = MemoryRequest::default().budget(4 << 30);
     let options = EngineOptions::default().memory(memory).device(exact("cpu"));
     Engine::open(Checkpoint::open(folder)?, options, &mut |_, _| {})
 }
