@@ -7,7 +7,7 @@
 use super::{
     arguments::{ArgumentWriter, ValueForm},
     literals::{MAX_NAME, Match, ValueEnd, ValueMatch, behind_space, is_name, take_first},
-    sink::{CallSink, ReadStep},
+    sink::{CallSink, HoldingReader, ReadStep},
 };
 
 /// Tags of a syntax.
@@ -63,6 +63,26 @@ pub(super) struct ElementReader {
     json: String,
 }
 
+impl HoldingReader for ElementReader {
+    fn held(&mut self) -> &mut String {
+        &mut self.held
+    }
+
+    fn json(&mut self) -> &mut String {
+        &mut self.json
+    }
+
+    fn advance(&mut self, sink: &mut CallSink) -> Option<ReadStep> {
+        match self.place {
+            ElementPlace::Outside => self.outside(),
+            ElementPlace::Name => self.name(sink),
+            ElementPlace::Between => self.between(sink),
+            ElementPlace::Key => self.key(sink),
+            ElementPlace::Value => self.value(),
+        }
+    }
+}
+
 impl ElementReader {
     pub(super) fn new(tags: &'static ElementTags, is_bare: bool) -> Self {
         Self {
@@ -80,19 +100,10 @@ impl ElementReader {
     }
 
     pub(super) fn push(&mut self, c: char, sink: &mut CallSink) -> ReadStep {
-        self.held.push(c);
         if !sink.is_open() {
             self.raw.push(c);
         }
-        // Each round takes some of the held text, or waits for more.
-        while let Some(step) = self.advance(sink) {
-            if step != ReadStep::Going || self.held.is_empty() {
-                self.flush_json(sink);
-                return step;
-            }
-        }
-        self.flush_json(sink);
-        ReadStep::Going
+        self.read(c, sink)
     }
 
     pub(super) fn take_unread(&mut self) -> String {
@@ -104,17 +115,6 @@ impl ElementReader {
         match self.place {
             ElementPlace::Name | ElementPlace::Between => &self.raw,
             _ => "",
-        }
-    }
-
-    /// Takes from the held text; `None` to wait for more.
-    fn advance(&mut self, sink: &mut CallSink) -> Option<ReadStep> {
-        match self.place {
-            ElementPlace::Outside => self.outside(),
-            ElementPlace::Name => self.name(sink),
-            ElementPlace::Between => self.between(sink),
-            ElementPlace::Key => self.key(sink),
-            ElementPlace::Value => self.value(),
         }
     }
 
@@ -245,7 +245,7 @@ impl ElementReader {
     fn end(&mut self, sink: &mut CallSink) {
         self.start(sink);
         std::mem::take(&mut self.writer).finish(&mut self.json);
-        self.flush_json(sink);
+        sink.take_arguments(&mut self.json);
         sink.end();
         self.held.clear();
         self.has_calls = true;
@@ -259,10 +259,5 @@ impl ElementReader {
         }
         self.held = std::mem::take(&mut self.raw);
         ReadStep::Done
-    }
-
-    fn flush_json(&mut self, sink: &mut CallSink) {
-        sink.arguments(&self.json);
-        self.json.clear();
     }
 }

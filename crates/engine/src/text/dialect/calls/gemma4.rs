@@ -6,7 +6,7 @@
 use super::{
     json_text::{JsonStep, JsonStream, MAX_DEPTH, literal, push_escaped, push_string},
     literals::{MAX_NAME, Match, at_start, behind_space, is_name, take_first},
-    sink::{CallSink, ReadStep},
+    sink::{CallSink, HoldingReader, ReadStep},
 };
 use crate::text::chat::ParameterType;
 
@@ -63,24 +63,13 @@ pub(super) struct GemmaReader {
     json: String,
 }
 
-impl GemmaReader {
-    pub(super) fn push(&mut self, c: char, sink: &mut CallSink) -> ReadStep {
-        self.held.push(c);
-        let mut result = ReadStep::Going;
-        while let Some(step) = self.advance(sink) {
-            result = step;
-            if step != ReadStep::Going || self.held.is_empty() {
-                break;
-            }
-        }
-        if result != ReadStep::Done {
-            self.flush_json(sink);
-        }
-        result
+impl HoldingReader for GemmaReader {
+    fn held(&mut self) -> &mut String {
+        &mut self.held
     }
 
-    pub(super) fn take_unread(&mut self) -> String {
-        std::mem::take(&mut self.held)
+    fn json(&mut self) -> &mut String {
+        &mut self.json
     }
 
     fn advance(&mut self, sink: &mut CallSink) -> Option<ReadStep> {
@@ -115,6 +104,12 @@ impl GemmaReader {
                 Some(ReadStep::Done)
             }
         }
+    }
+}
+
+impl GemmaReader {
+    pub(super) fn take_unread(&mut self) -> String {
+        std::mem::take(&mut self.held)
     }
 
     fn name(&mut self, sink: &mut CallSink) -> Option<ReadStep> {
@@ -283,7 +278,7 @@ impl GemmaReader {
         self.is_first = false;
         self.place = self.inside();
         if self.open.is_empty() {
-            self.flush_json(sink);
+            sink.take_arguments(&mut self.json);
             sink.end();
             self.place = GemmaPlace::After;
         }
@@ -294,13 +289,8 @@ impl GemmaReader {
     fn broken(&mut self, sink: &mut CallSink) -> ReadStep {
         let open = std::mem::take(&mut self.open);
         self.json.extend(open.iter().rev().map(|open| if *open == '{' { '}' } else { ']' }));
-        self.flush_json(sink);
+        sink.take_arguments(&mut self.json);
         self.place = GemmaPlace::Broken;
         ReadStep::Going
-    }
-
-    fn flush_json(&mut self, sink: &mut CallSink) {
-        sink.arguments(&self.json);
-        self.json.clear();
     }
 }

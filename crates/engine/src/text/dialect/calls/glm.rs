@@ -6,7 +6,7 @@
 use super::{
     arguments::{ArgumentWriter, ValueForm},
     literals::{MAX_NAME, Match, ValueEnd, ValueMatch, behind_space, is_name, take_first},
-    sink::{CallSink, ReadStep},
+    sink::{CallSink, HoldingReader, ReadStep},
 };
 
 pub(super) const OPENINGS: &[&str] = &["<tool_call>"];
@@ -46,24 +46,13 @@ pub(super) struct GlmReader {
     json: String,
 }
 
-impl GlmReader {
-    pub(super) fn push(&mut self, c: char, sink: &mut CallSink) -> ReadStep {
-        self.held.push(c);
-        let mut result = ReadStep::Going;
-        while let Some(step) = self.advance(sink) {
-            result = step;
-            if step != ReadStep::Going || self.held.is_empty() {
-                break;
-            }
-        }
-        if result != ReadStep::Done {
-            self.flush_json(sink);
-        }
-        result
+impl HoldingReader for GlmReader {
+    fn held(&mut self) -> &mut String {
+        &mut self.held
     }
 
-    pub(super) fn take_unread(&mut self) -> String {
-        std::mem::take(&mut self.held)
+    fn json(&mut self) -> &mut String {
+        &mut self.json
     }
 
     fn advance(&mut self, sink: &mut CallSink) -> Option<ReadStep> {
@@ -74,6 +63,12 @@ impl GlmReader {
             GlmPlace::BeforeValue => self.before_value(sink),
             GlmPlace::Value => self.value(),
         }
+    }
+}
+
+impl GlmReader {
+    pub(super) fn take_unread(&mut self) -> String {
+        std::mem::take(&mut self.held)
     }
 
     fn name(&mut self) -> Option<ReadStep> {
@@ -106,7 +101,7 @@ impl GlmReader {
                 }
                 if found == 1 {
                     self.writer.finish(&mut self.json);
-                    self.flush_json(sink);
+                    sink.take_arguments(&mut self.json);
                     sink.end();
                     return Some(ReadStep::Done);
                 }
@@ -179,10 +174,5 @@ impl GlmReader {
             }
         }
         Some(ReadStep::Going)
-    }
-
-    fn flush_json(&mut self, sink: &mut CallSink) {
-        sink.arguments(&self.json);
-        self.json.clear();
     }
 }

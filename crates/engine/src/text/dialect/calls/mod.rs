@@ -34,7 +34,7 @@ use self::{
     json::JsonReader,
     literals::{Match, at_start},
     sections::SectionReader,
-    sink::ReadStep,
+    sink::{HoldingReader, ReadStep},
 };
 pub(super) use self::{
     json_text::{JsonStep, JsonStream},
@@ -198,8 +198,8 @@ impl CallReader {
             CallReader::Json(reader) => reader.push(c, sink),
             CallReader::Elements(reader) => reader.push(c, sink),
             CallReader::Section(reader) => reader.push(c, sink),
-            CallReader::Glm(reader) => reader.push(c, sink),
-            CallReader::Gemma(reader) => reader.push(c, sink),
+            CallReader::Glm(reader) => reader.read(c, sink),
+            CallReader::Gemma(reader) => reader.read(c, sink),
         }
     }
 

@@ -15,6 +15,33 @@ pub(super) enum ReadStep {
     Done,
 }
 
+/// Reader that holds text until it can take it.
+pub(super) trait HoldingReader {
+    /// Text that is not taken yet.
+    fn held(&mut self) -> &mut String;
+
+    /// Arguments that the sink does not have yet.
+    fn json(&mut self) -> &mut String;
+
+    /// Takes from the held text; `None` to wait for more.
+    fn advance(&mut self, sink: &mut CallSink) -> Option<ReadStep>;
+
+    /// Takes the next character.
+    fn read(&mut self, c: char, sink: &mut CallSink) -> ReadStep {
+        self.held().push(c);
+        let mut result = ReadStep::Going;
+        // Each round takes some of the held text, or waits for more.
+        while let Some(step) = self.advance(sink) {
+            result = step;
+            if step != ReadStep::Going || self.held().is_empty() {
+                break;
+            }
+        }
+        sink.take_arguments(self.json());
+        result
+    }
+}
+
 /// Calls of one answer: their numbers, and deltas that are not in the answer yet.
 #[derive(Clone, Debug)]
 pub(in crate::text::dialect) struct CallSink {
@@ -67,6 +94,12 @@ impl CallSink {
     /// Adds to the arguments.
     pub(in crate::text::dialect) fn arguments(&mut self, json: &str) {
         self.draft.add(Delta::CallArguments { index: self.count, json });
+    }
+
+    /// Moves text to the arguments.
+    pub(super) fn take_arguments(&mut self, json: &mut String) {
+        self.arguments(json);
+        json.clear();
     }
 
     /// Ends the call.
