@@ -1,12 +1,18 @@
 //! From a request to the tokens of its prompts.
 
+use std::sync::Arc;
+
+use axum::{extract::Request, response::Response};
 use moeflux::{Engine, Error, text::Text};
+use serde_json::json;
 
 use crate::{
     answer::Echo,
     app::App,
     ask::{Ask, AskPrompt, Conversation, ConversationParts as Parts, RawPrompt},
+    body::with_body,
     error::ApiError,
+    json::{self, Fields},
     overflow::{self, Overflow},
     turns::{Recalled, TurnStart},
 };
@@ -123,14 +129,22 @@ fn refused(error: Error) -> ApiError {
     }
 }
 
-/// Number of tokens of a conversation.
+/// Answers a request for the number of tokens of the conversation that `read` finds in its fields.
 ///
 /// # Errors
 /// As for the prompt of an answer.
-pub(crate) fn count(app: &App, conversation: &Conversation) -> Result<usize, ApiError> {
-    let parts = conversation.parts();
-    let context = app.core.engine().plan().context;
-    Ok(chat(app, &parts, &app.turns.recall(parts.messages), context)?.tokens.len())
+pub(crate) async fn count_tokens(
+    app: &Arc<App>,
+    request: Request,
+    read: fn(&Fields<'_>) -> Result<Conversation, ApiError>,
+) -> Result<Response, ApiError> {
+    let count = with_body(app, request, move |app, body| {
+        let conversation = read(&Fields::of_body(body)?)?;
+        let parts = conversation.parts();
+        let context = app.core.engine().plan().context;
+        Ok(chat(app, &parts, &app.turns.recall(parts.messages), context)?.tokens.len())
+    });
+    Ok(json::response(&json!({"input_tokens": count.await?})))
 }
 
 fn raw(engine: &Engine, prompt: &RawPrompt, echo: bool) -> Result<Prompt, ApiError> {

@@ -10,14 +10,13 @@ use axum::{
     response::Response,
 };
 use moeflux::{ChatOptions, GenerateRequest, text::ToolSet};
-use serde_json::json;
 
 use crate::{
     app::App,
     ask::{self, Ask, AskPrompt, Conversation},
     body::with_body,
     error::ApiError,
-    json::{self, Fields},
+    json::Fields,
     openai::{chat::no_constraints, tools},
     prompt, respond,
 };
@@ -53,10 +52,7 @@ pub(crate) async fn count_tokens(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let count = with_body(&app, request, |app, body| {
-        prompt::count(app, &conversation(&Fields::of_body(body)?)?)
-    });
-    Ok(json::response(&json!({"input_tokens": count.await?})))
+    prompt::count_tokens(&app, request, conversation).await
 }
 
 /// Reads a request.

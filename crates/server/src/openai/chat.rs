@@ -7,7 +7,7 @@ use axum::{
     response::Response,
 };
 use moeflux::{GenerateRequest, text::Text};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{chat_encoder::ChatEncoder, messages, tools};
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
     ask::{self, Ask, AskPrompt, Conversation},
     body::with_body,
     error::ApiError,
-    json::{self, Fields},
+    json::Fields,
     prompt, respond,
 };
 
@@ -55,10 +55,7 @@ pub(crate) async fn input_tokens(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let count = with_body(&app, request, |app, body| {
-        prompt::count(app, &conversation(&Fields::of_body(body)?)?)
-    });
-    Ok(json::response(&json!({"input_tokens": count.await?})))
+    prompt::count_tokens(&app, request, conversation).await
 }
 
 /// A request for a chat completion.
@@ -192,6 +189,7 @@ mod tests {
         runtime::DeviceOptions,
         serve::{ServingCore, ServingOptions},
     };
+    use serde_json::json;
 
     /// Tokens of the answer: more than a client that does not read can have.
     const TOKENS: usize = 2 * UNREAD;
