@@ -30,6 +30,7 @@ use crate::{
     overflow::Overflow,
     prompt::Prompt,
     server::Timeouts,
+    turn_folder::TurnFolder,
     turns::{TurnMemory, TurnRecorder},
 };
 
@@ -109,6 +110,7 @@ impl Answers {
 
 impl App {
     pub(crate) fn new(core: ServingCore, guard: Guard, model: String) -> Self {
+        let turns = Arc::new(TurnMemory::new(core.engine().model(), None));
         Self {
             core,
             guard,
@@ -120,7 +122,7 @@ impl App {
             model,
             created: now(),
             body_room: Arc::new(Semaphore::new(BODIES_BYTES)),
-            turns: Arc::default(),
+            turns,
             body_time: Timeouts::default().body,
         }
     }
@@ -138,6 +140,12 @@ impl App {
     /// The state with masks of all answers.
     pub(crate) fn masks(self, masks: Vec<Arc<dyn MaskSource>>) -> Self {
         Self { masks, ..self }
+    }
+
+    /// The state with turns that outlive the process.
+    pub(crate) fn turn_folder(self, folder: Option<TurnFolder>) -> Self {
+        let turns = Arc::new(TurnMemory::new(self.core.engine().model(), folder));
+        Self { turns, ..self }
     }
 
     /// The state with a time in which a body must arrive.

@@ -34,6 +34,7 @@ mod respond;
 mod routes;
 mod server;
 mod timed_stream;
+mod turn_folder;
 mod turns;
 
 pub use access::{RequestLog, RequestRecord};

@@ -3,6 +3,7 @@
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
+    path::PathBuf,
     sync::Arc,
     time::Duration,
 };
@@ -29,6 +30,7 @@ use crate::{
     overflow::Overflow,
     routes,
     timed_stream::TimedStream,
+    turn_folder::TurnFolder,
     turns::TURNS_BYTES,
 };
 
@@ -79,6 +81,9 @@ pub struct ServerOptions {
     pub masks: Vec<Arc<dyn MaskSource>>,
     /// Rule for a prompt over the context, unless its request says it.
     pub overflow: Overflow,
+    /// Folder of answers with their thoughts and tokens, so that a restarted server continues
+    /// conversations with its prefix cache. Default: none.
+    pub turn_folder: Option<PathBuf>,
     /// Times that clients have.
     pub timeouts: Timeouts,
 }
@@ -114,6 +119,7 @@ impl Default for ServerOptions {
             log: RequestLog::default(),
             masks: Vec::new(),
             overflow: Overflow::default(),
+            turn_folder: None,
             timeouts: Timeouts::default(),
         }
     }
@@ -137,6 +143,14 @@ pub enum ServerError {
     Listen {
         /// The address.
         address: SocketAddr,
+        /// Error of the operating system.
+        source: io::Error,
+    },
+    /// Folder of turns that cannot be used.
+    #[error("{}: the folder of answers cannot be opened: {source}", path.display())]
+    TurnFolder {
+        /// The folder.
+        path: PathBuf,
         /// Error of the operating system.
         source: io::Error,
     },
@@ -169,6 +183,7 @@ pub struct Server {
     log: RequestLog,
     masks: Vec<Arc<dyn MaskSource>>,
     overflow: Overflow,
+    turn_folder: Option<TurnFolder>,
     timeouts: Timeouts,
     stopper: Stopper,
 }
@@ -177,18 +192,24 @@ impl Server {
     /// Starts to listen.
     ///
     /// # Errors
-    /// The address is open without a key, or cannot be listened at.
+    /// The address is open without a key, or cannot be listened at; a folder cannot be opened.
     pub fn bind(options: ServerOptions) -> Result<Self, ServerError> {
-        let ServerOptions { host, port, keys, no_key, allow_hosts, log, masks, overflow, timeouts } =
+        let ServerOptions { host, port, keys, no_key, allow_hosts, log, masks, overflow, .. } =
             options;
         let guard = Guard::new(host, keys, no_key, &allow_hosts)?;
+        let open = |path: PathBuf| {
+            let failed = |source| ServerError::TurnFolder { path: path.clone(), source };
+            TurnFolder::open(path.clone()).map_err(failed)
+        };
+        let (turn_folder, timeouts) =
+            (options.turn_folder.map(open).transpose()?, options.timeouts);
         let address = SocketAddr::new(host, port);
         let failed = |source| ServerError::Listen { address, source };
         let listener = TcpListener::bind(address).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let stopper = Stopper::default();
-        Ok(Self { listener, address, guard, log, masks, overflow, timeouts, stopper })
+        Ok(Self { listener, address, guard, log, masks, overflow, turn_folder, timeouts, stopper })
     }
 
     /// Address at which it listens.
@@ -223,11 +244,12 @@ impl Server {
     }
 
     async fn serve(self, core: ServingCore, model: String) -> Result<(), ServerError> {
-        let Self { listener, guard, log, masks, overflow, timeouts, stopper, .. } = self;
+        let Self { listener, guard, log, masks, overflow, turn_folder, timeouts, stopper, .. } =
+            self;
         let listener = tokio::net::TcpListener::from_std(listener).map_err(ServerError::Runtime)?;
         let mut signals = Signals::listen(stopper).map_err(ServerError::Runtime)?;
         let app = App::new(core.clone(), guard, model).log(log).masks(masks).overflow(overflow);
-        let app = app.body_time(timeouts.body);
+        let app = app.turn_folder(turn_folder).body_time(timeouts.body);
         let service = PlainPaths(TowerToHyperService::new(routes::router(Arc::new(app))));
         let mut http = http1::Builder::new();
         // Some clients look headers up by case.

@@ -7,7 +7,7 @@
 
 use std::{
     collections::HashMap,
-    hash::{BuildHasher, RandomState},
+    fmt::{self, Display},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -15,9 +15,11 @@ use moeflux::{
     Message,
     text::{ChatPrompt, ToolCall, Turn},
 };
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 
-use crate::answer::Delta;
+use crate::{answer::Delta, turn_folder::TurnFolder};
 
 /// Most bytes of remembered turns. The least recently used ones are forgotten.
 pub(crate) const TURNS_BYTES: usize = 64 << 20;
@@ -29,14 +31,16 @@ const ENTRY_BYTES: usize = 256;
 #[derive(Debug)]
 pub(crate) struct TurnMemory {
     limit: usize,
-    /// Hashes of messages, with a random seed.
-    hashes: RandomState,
+    /// Hash of the model, whose tokens the turns have.
+    model: TurnHash,
+    /// Turns that outlive the process.
+    folder: Option<TurnFolder>,
     turns: Mutex<Remembered>,
 }
 
 #[derive(Debug, Default)]
 struct Remembered {
-    entries: HashMap<TurnKey, Entry>,
+    entries: HashMap<TurnHash, Entry>,
     bytes: usize,
     /// Uses so far.
     uses: u64,
@@ -49,27 +53,47 @@ struct Entry {
     used: u64,
 }
 
-/// Name of a turn.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum TurnKey {
-    /// Id of the first call.
-    Call(String),
-    /// Hash of the messages up to the answer, which has no calls.
-    Text(u64),
+/// SHA-256 of a model and of the messages of a conversation, or of the id of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct TurnHash([u8; 32]);
+
+impl TurnHash {
+    fn of_model(model: impl Display) -> Self {
+        Self(Sha256::digest(model.to_string()).into())
+    }
+
+    /// Hash of the first call of an answer, by its random id.
+    fn call(self, id: &str) -> Self {
+        self.with("call", [id])
+    }
+
+    /// Hash of the messages with this hash, and of the next one. Thoughts do not count, as a client
+    /// may send them or not.
+    fn message(self, message: &Message) -> Self {
+        let Message { role, content, tool_calls, tool_call_id, .. } = message;
+        let calls = tool_calls.iter().map(|call| &*call.id);
+        let texts = [role, content.trim(), tool_call_id.as_deref().unwrap_or_default()];
+        self.with("message", texts.into_iter().chain(calls))
+    }
+
+    fn with<'a>(self, kind: &str, texts: impl IntoIterator<Item = &'a str>) -> Self {
+        let mut hasher = Sha256::new().chain_update(self.0).chain_update(kind);
+        for text in texts {
+            hasher.update((text.len() as u64).to_le_bytes());
+            hasher.update(text);
+        }
+        Self(hasher.finalize().into())
+    }
 }
 
-impl TurnKey {
-    /// Key of an answer. `hash` is that of the messages up to it.
-    fn new(answer: &Message, hash: u64) -> Self {
-        match answer.tool_calls.first() {
-            Some(call) => Self::Call(call.id.clone()),
-            None => Self::Text(hash),
-        }
+impl Display for TurnHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
 /// A prompt and its answer.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct AnsweredTurn {
     message: Message,
     turn: Turn,
@@ -88,7 +112,7 @@ pub(crate) struct Recalled {
 pub(crate) struct TurnStart {
     prompt: ChatPrompt,
     /// Hash of its messages.
-    hash: u64,
+    hash: TurnHash,
 }
 
 /// Records an answer, and remembers it at its end.
@@ -99,24 +123,25 @@ pub(crate) struct TurnRecorder {
     message: Message,
 }
 
-impl Default for TurnMemory {
-    fn default() -> Self {
-        Self { limit: TURNS_BYTES, hashes: RandomState::new(), turns: Mutex::default() }
-    }
-}
-
 impl TurnMemory {
+    /// A memory for answers of a model, which is told by its identity. With a folder they outlive
+    /// the process.
+    pub(crate) fn new(model: impl Display, folder: Option<TurnFolder>) -> Self {
+        let model = TurnHash::of_model(model);
+        Self { limit: TURNS_BYTES, model, folder, turns: Mutex::default() }
+    }
+
     /// The messages with the thoughts of remembered answers that the client did not send, and
     /// those answers.
     pub(crate) fn recall(&self, messages: &[Message]) -> Recalled {
         let mut recalled = Recalled { messages: messages.to_vec(), turns: Vec::new() };
-        let mut hash = 0;
+        let mut hash = self.model;
         for message in &mut recalled.messages {
-            hash = self.hash(hash, message);
+            hash = hash.message(message);
             if message.role != "assistant" {
                 continue;
             }
-            let Some(turn) = self.find(&TurnKey::new(message, hash)) else { continue };
+            let Some(turn) = self.find(&self.key(message, hash)) else { continue };
             if turn.is_same(message) {
                 message.reasoning_content.clone_from(&turn.message.reasoning_content);
                 recalled.turns.push(turn);
@@ -128,49 +153,63 @@ impl TurnMemory {
 
     /// Start of the turn with `prompt`, made of `messages`.
     pub(crate) fn start(&self, prompt: ChatPrompt, messages: &[Message]) -> TurnStart {
-        let hash = messages.iter().fold(0, |hash, message| self.hash(hash, message));
+        let hash = messages.iter().fold(self.model, TurnHash::message);
         TurnStart { prompt, hash }
     }
 
-    /// Hash of the messages with the hash `before`, and of the next one. Thoughts do not count, as
-    /// a client may send them or not.
-    fn hash(&self, before: u64, message: &Message) -> u64 {
-        let Message { role, content, tool_calls, tool_call_id, .. } = message;
-        let calls: Vec<&str> = tool_calls.iter().map(|call| &*call.id).collect();
-        self.hashes.hash_one((before, role, content.trim(), calls, tool_call_id))
+    /// Key of an answer: the id of its first call, or else `hash`, that of the messages up to it.
+    fn key(&self, answer: &Message, hash: TurnHash) -> TurnHash {
+        answer.tool_calls.first().map_or(hash, |call| self.model.call(&call.id))
     }
 
-    fn find(&self, key: &TurnKey) -> Option<Arc<AnsweredTurn>> {
-        let mut turns = self.lock();
-        turns.uses += 1;
-        let used = turns.uses;
-        let entry = turns.entries.get_mut(key)?;
-        entry.used = used;
-        Some(Arc::clone(&entry.turn))
+    fn find(&self, key: &TurnHash) -> Option<Arc<AnsweredTurn>> {
+        if let Some(turn) = self.lock().find(key) {
+            return Some(turn);
+        }
+        let turn = Arc::new(self.folder.as_ref()?.load(key)?);
+        self.lock().add(*key, Arc::clone(&turn), self.limit);
+        Some(turn)
     }
 
-    fn add(&self, key: TurnKey, turn: AnsweredTurn) {
-        let mut turns = self.lock();
-        let bytes = turn.bytes();
-        if bytes > self.limit {
-            return;
+    fn add(&self, key: TurnHash, turn: AnsweredTurn) {
+        let turn = Arc::new(turn);
+        if let Some(folder) = &self.folder {
+            folder.save(key, Arc::clone(&turn));
         }
-        turns.uses += 1;
-        let entry = Entry { turn: Arc::new(turn), used: turns.uses };
-        turns.bytes += bytes;
-        if let Some(replaced) = turns.entries.insert(key, entry) {
-            turns.bytes -= replaced.turn.bytes();
-        }
-        while turns.bytes > self.limit {
-            let oldest = turns.entries.iter().min_by_key(|(_, entry)| entry.used);
-            let Some(key) = oldest.map(|(key, _)| key.clone()) else { return };
-            let forgotten = turns.entries.remove(&key);
-            turns.bytes -= forgotten.map_or(0, |entry| entry.turn.bytes());
-        }
+        self.lock().add(key, turn, self.limit);
     }
 
     fn lock(&self) -> MutexGuard<'_, Remembered> {
         self.turns.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Remembered {
+    fn find(&mut self, key: &TurnHash) -> Option<Arc<AnsweredTurn>> {
+        self.uses += 1;
+        let entry = self.entries.get_mut(key)?;
+        entry.used = self.uses;
+        Some(Arc::clone(&entry.turn))
+    }
+
+    /// Adds a turn, and forgets the least recently used ones beyond `limit` bytes.
+    fn add(&mut self, key: TurnHash, turn: Arc<AnsweredTurn>, limit: usize) {
+        let bytes = turn.bytes();
+        if bytes > limit {
+            return;
+        }
+        self.uses += 1;
+        self.bytes += bytes;
+        let entry = Entry { turn, used: self.uses };
+        if let Some(replaced) = self.entries.insert(key, entry) {
+            self.bytes -= replaced.turn.bytes();
+        }
+        while self.bytes > limit {
+            let oldest = self.entries.iter().min_by_key(|(_, entry)| entry.used);
+            let Some(key) = oldest.map(|(key, _)| *key) else { return };
+            let forgotten = self.entries.remove(&key);
+            self.bytes -= forgotten.map_or(0, |entry| entry.turn.bytes());
+        }
     }
 }
 
@@ -243,7 +282,7 @@ impl TurnRecorder {
     /// Remembers the answer.
     pub(crate) fn finish(self) {
         let Self { memory, start: TurnStart { prompt, hash }, tokens, message } = self;
-        let key = TurnKey::new(&message, memory.hash(hash, &message));
+        let key = memory.key(&message, hash.message(&message));
         memory.add(key, AnsweredTurn { message, turn: Turn::new(prompt, &tokens) });
     }
 }
@@ -280,7 +319,7 @@ mod tests {
 
     #[test]
     fn thoughts_come_back_where_the_client_sends_the_same_answer() {
-        let memory = Arc::new(TurnMemory::default());
+        let memory = Arc::new(TurnMemory::new("model", None));
         let asked = [Message::user("Read it.")];
         let deltas = [
             Delta::Start(AnswerUsage::default()),
@@ -315,7 +354,7 @@ mod tests {
 
     #[test]
     fn answers_without_calls_belong_to_their_conversation() {
-        let memory = Arc::new(TurnMemory::default());
+        let memory = Arc::new(TurnMemory::new("model", None));
         let [asked, other] = [Message::user("One?"), Message::user("Two?")];
         let deltas = [Delta::Reasoning("Hm.".into()), Delta::Text("Yes.".into())];
         answer(&memory, std::slice::from_ref(&asked), &deltas);
@@ -326,7 +365,7 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_turns_are_forgotten() {
-        let memory = TurnMemory { limit: 2 * (ENTRY_BYTES + 64), ..TurnMemory::default() };
+        let memory = TurnMemory { limit: 2 * (ENTRY_BYTES + 64), ..TurnMemory::new("model", None) };
         let memory = Arc::new(memory);
         let asked = |i: usize| [Message::user(i.to_string())];
         let said = [Delta::Text("Yes.".into())];
@@ -341,5 +380,31 @@ mod tests {
         let start = memory.start(prompt(1000), &asked(3));
         TurnRecorder::new(&memory, start).finish();
         assert!(is_known(0) && is_known(2), "too large for the memory");
+    }
+
+    #[test]
+    fn turns_outlive_the_process_for_the_same_model() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = |model: &str| {
+            let turns = TurnFolder::open(folder.path().to_owned()).unwrap();
+            Arc::new(TurnMemory::new(model, Some(turns)))
+        };
+        let memory = open("a");
+        let asked = [Message::user("One?")];
+        let deltas = [Delta::Reasoning("Hm.".into()), Delta::Text("Yes.".into())];
+        answer(&memory, &asked, &deltas);
+        drop(memory);
+        let said = [asked[0].clone(), Message::assistant("Yes.")];
+        let recalled = open("a").recall(&said);
+        assert_eq!(recalled.messages[1].reasoning_content.as_deref(), Some("Hm."));
+        assert_eq!(recalled.turns().next().unwrap().tokens(), [1, 1, 1, 1, 7]);
+        assert_eq!(open("b").recall(&said).turns.len(), 0);
+        // A damaged file is no turn.
+        for entry in std::fs::read_dir(folder.path()).unwrap() {
+            let path = entry.unwrap().path();
+            let whole = std::fs::read(&path).unwrap();
+            std::fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+        }
+        assert_eq!(open("a").recall(&said).turns.len(), 0);
     }
 }

@@ -24,6 +24,9 @@ use crate::{
 /// Name of the built-in model.
 const BUILT_IN: &str = "tales-18m";
 
+/// Folder of answers within the prefix cache.
+const TURNS: &str = "turns";
+
 /// Runs `moeflux serve`.
 ///
 /// # Errors
@@ -64,6 +67,7 @@ fn options(args: &ServeArgs, ui: Ui) -> anyhow::Result<ServerOptions> {
     (options.host, options.port, options.no_key) = (args.host, args.port, args.no_key);
     options.overflow = args.overflow.into();
     options.allow_hosts.clone_from(&args.allow_host);
+    options.turn_folder = args.cache.prefix_cache.as_ref().map(|folder| folder.join(TURNS));
     options.log = RequestLog::new(move |record| {
         let RequestRecord { id, method, path, status, time, .. } = record;
         ui.line(format_args!("{method} {path} {status} {:.3} s {id}", time.as_secs_f64()));

@@ -5,6 +5,8 @@ mod tests;
 
 use std::borrow::Cow;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     base::error::Error,
     text::{
@@ -31,7 +33,7 @@ pub struct ChatPrompt {
 /// The text of an answer may have other tokens when it is tokenized again, and templates write
 /// calls with other white space than models. With the tokens themselves the next prompt continues
 /// the session: see [`Text::prompt_after`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Turn {
     /// Rendered text of the prompt, as in [`ChatPrompt`].
     rendered: String,
@@ -159,7 +161,7 @@ impl Text {
             self.tokenizer().token_to_id(text).is_some_and(|id| self.end().contains(id))
         };
         let end = self.controls.find(rest).find(|found| is_end(&found.token.text))?.start;
-        let made = self.tokenizer().decode(&turn.tokens[turn.start..], false).ok()?;
+        let made = self.tokenizer().decode(turn.tokens.get(turn.start..)?, false).ok()?;
         let visible = |c: &char| !c.is_whitespace() && *c != mark;
         let is_same = rest[..end].chars().filter(visible).eq(made.chars().filter(visible));
         let text_bytes = turn.rendered.len() + end;

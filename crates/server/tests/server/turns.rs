@@ -109,6 +109,7 @@ fn scripted_with(
     let mut options = ServerOptions::default();
     let end = engine.end_tokens().ids()[0];
     options.masks = vec![Arc::new(ForcedTokens::new(answers, end))];
+    options.turn_folder = folder.map(|path| path.join("turns"));
     let folder = folder.map(|path| SnapshotFolder::open(path, 1 << 30).unwrap());
     TestServer::serve_with(&engine, ServingOptions::default().prefix_cache(folder), options)
 }
@@ -237,6 +238,23 @@ fn a_turn_after_a_restart_computes_its_new_tokens_only() {
         let (computed, most) = (Talk::new("Where?").ask(&server), allowed("Where?"));
         assert!(computed <= most, "{computed} of at most {most}");
         assert!(server.core.stats().restored_prompts > 0);
+    }
+}
+
+/// The client sends no thoughts, so the second server needs those of the first one.
+#[test]
+fn a_round_of_tools_after_a_restart_computes_its_new_tokens_only() {
+    for files in [attention(), recurrent()] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut server = scripted_with(&files, 1, &[CALL], Some(folder.path()));
+        let mut talk = Talk::new("Read a.");
+        talk.ask(&server);
+        server.end();
+
+        let server = scripted_with(&files, 1, &[ANSWER], Some(folder.path()));
+        talk.result("It has letters.");
+        let (computed, most) = (talk.ask(&server), tokens(&server, "It has letters.") + EXTRA);
+        assert!(computed <= most, "{computed} of at most {most}");
     }
 }
 
