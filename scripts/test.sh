@@ -178,11 +178,15 @@ kinds_of_gpu() {
     fi
 }
 
-# run_tests ARGUMENT...: nextest if it is installed, after the doctests, which it cannot run.
+# run_tests ARGUMENT...: nextest if it is installed, after the doctests, which it cannot run, and the
+# conformance table, whose tests share devices and compiled kernels in one process.
 run_tests() {
     if cargo nextest --version >/dev/null 2>&1; then
         cargo test --locked --workspace --doc "$@"
-        cargo nextest run --locked --workspace --no-fail-fast "$@"
+        local conforms=true
+        cargo test --locked -q --workspace --test conformance "$@" || conforms=false
+        cargo nextest run --locked --workspace --no-fail-fast -E 'not binary(conformance)' "$@"
+        $conforms || { echo "FAILED: the conformance table, see above" >&2; return 1; }
     else
         cargo test --locked --workspace --no-fail-fast "$@"
     fi
