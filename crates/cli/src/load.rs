@@ -32,6 +32,8 @@ pub(crate) struct Needs {
     pub(crate) sessions: Option<usize>,
     /// Bytes that the command holds beside the engine.
     pub(crate) reserved: Option<u64>,
+    /// Whether answers may be constrained by grammars.
+    pub(crate) grammars: bool,
 }
 
 impl MemoryArgs {
@@ -187,6 +189,7 @@ pub(crate) fn engine_from(
     memory.context = memory.context.or(needs.positions);
     memory.sessions = needs.sessions;
     memory.reserved = needs.reserved;
+    memory.grammars = needs.grammars;
     if needs.marks {
         memory.marks = None;
     }

@@ -332,6 +332,7 @@ Examples:
   moeflux run --temperature 0.7 --seed 1 --max-tokens 200 \"Once upon a time\"
   git diff | moeflux run --model DIR --system \"Write a commit message.\" -
   moeflux run --raw --stop . \"The capital of France is\"
+  moeflux run --json-schema fable.schema.json \"Who are in The Fox and the Crow?\"
   moeflux run --session fox.session \"Tell me the fable of The Fox and the Crow.\"
   moeflux run --session fox.session \"And what became of the Crow?\"
   moeflux run --model DIR --prefix-cache ~/.cache/prompts - < report-and-question.txt
@@ -362,7 +363,24 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
+    pub(crate) form: FormArgs,
+    #[command(flatten)]
     pub(crate) generation: GenerationArgs,
+}
+
+/// Form of an answer, behind its thoughts.
+#[derive(Debug, Args)]
+#[group(id = "form", multiple = false)]
+pub(crate) struct FormArgs {
+    /// Answer with JSON that the JSON schema in this file accepts
+    #[arg(long, value_name = "FILE", help_heading = ANSWER)]
+    pub(crate) json_schema: Option<PathBuf>,
+    /// Answer with text that this regular expression matches as a whole
+    #[arg(long, value_name = "RE", help_heading = ANSWER)]
+    pub(crate) regex: Option<String>,
+    /// Answer with text of the Lark grammar in this file
+    #[arg(long, value_name = "FILE", help_heading = ANSWER)]
+    pub(crate) lark: Option<PathBuf>,
 }
 
 /// Commands of a conversation.

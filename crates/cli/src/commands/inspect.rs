@@ -491,6 +491,7 @@ fn write_plan(
                 LineName::Process => "program".to_owned(),
                 LineName::Staging => "logits, reads in flight".to_owned(),
                 LineName::Reserved => "server".to_owned(),
+                LineName::Grammars => "grammars".to_owned(),
                 LineName::Dense => "dense weights".to_owned(),
                 LineName::State => format!("state of {} positions", plan.context),
                 LineName::Scratch => format!("scratch for {} rows", plan.chunk),

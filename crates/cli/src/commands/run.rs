@@ -2,11 +2,15 @@
 
 use std::{
     io::{self, IsTerminal},
+    path::Path,
     process::ExitCode,
 };
 
-use anyhow::ensure;
-use moeflux::{Engine, Finish, MemoryPlan, Message, Sampling};
+use anyhow::{Context, ensure};
+use moeflux::{
+    Engine, Finish, MemoryPlan, Message, Sampling,
+    text::{AnswerForm, Constraint},
+};
 use serde::Serialize;
 
 use super::{
@@ -15,7 +19,7 @@ use super::{
 };
 use crate::{
     WrongUse,
-    args::RunArgs,
+    args::{FormArgs, RunArgs},
     interrupt,
     load::{self, Needs},
     out,
@@ -56,14 +60,19 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     // Only a stop string makes the session go back, to the end of the prompt.
     let marks =
         args.generation.persist.session.is_some() && !args.generation.answer.stop.is_empty();
-    let needs = Needs { marks, ..Needs::default() };
+    let form = args.form.read()?;
+    let needs = Needs { marks, grammars: form.is_some(), ..Needs::default() };
     let engine = load::engine(&args.generation.engine, needs, ui)?;
     engine.record_routing(args.generation.trace.trace.as_deref())?;
     let (text, plan, device) = (engine.text()?, engine.plan(), engine.device());
     let mut session = engine.session()?;
     let file = SessionFile::open(&args.generation.persist, &mut session)?;
     let tokens = ask(args, session.tokens(), &prompt, &engine, ui)?;
-    let request = args.generation.answer.request(text, ui)?;
+    let mut request = args.generation.answer.request(text, ui)?;
+    let constraint = Constraint::default().form(form);
+    if let Some(grammar) = text.grammar(&constraint)? {
+        request.masks.push(grammar.mask(text, &tokens)?);
+    }
     let held = interrupt::hold();
     let mut printer = out::AnswerPrinter::new();
     let (answer, prefilled) = answer::answer(
@@ -130,6 +139,28 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     }
     ui.line(cost.line(&engine));
     saved.map(|_| interrupt::ending().map_or(ExitCode::SUCCESS, ExitCode::from))
+}
+
+impl FormArgs {
+    /// The form, if one is given.
+    ///
+    /// # Errors
+    /// A file cannot be read, or is no JSON.
+    fn read(&self) -> anyhow::Result<Option<AnswerForm>> {
+        let read = |path: &Path| {
+            let text = std::fs::read_to_string(path);
+            text.with_context(|| format!("{}: cannot be read", path.display()))
+        };
+        if let Some(path) = &self.json_schema {
+            let schema = serde_json::from_str(&read(path)?);
+            let schema = schema.with_context(|| format!("{}: is no JSON", path.display()))?;
+            return Ok(Some(AnswerForm::Json(schema)));
+        }
+        if let Some(path) = &self.lark {
+            return Ok(Some(AnswerForm::Lark(read(path)?)));
+        }
+        Ok(self.regex.clone().map(AnswerForm::Regex))
+    }
 }
 
 /// Tokens to feed: those of the session, then the prompt.

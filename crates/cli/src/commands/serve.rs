@@ -41,6 +41,7 @@ pub(crate) fn run(args: &ServeArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         marks: true,
         sessions: Some(args.sessions.into()),
         reserved: Some(RESERVED_BYTES),
+        grammars: true,
         ..Needs::default()
     };
     let engine = load::engine(&args.engine, needs, ui)?;

@@ -12,7 +12,9 @@ pub(crate) mod system;
 
 #[doc(hidden)]
 pub use atomic_file::{AtomicFile, Readers, WriterLock, create_private_folder, follow_links};
-pub use error::{OpenError, PlanError, SamplingError, SessionError, SnapshotProblem, ToolError};
+pub use error::{
+    GrammarError, OpenError, PlanError, SamplingError, SessionError, SnapshotProblem, ToolError,
+};
 pub use guard::is_panic_guarded;
 #[doc(hidden)]
 pub use moeflux_compute::SplitMix64;

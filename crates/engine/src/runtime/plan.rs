@@ -46,6 +46,10 @@ const PROCESS_RESERVE: u64 = 12 << 20;
 /// Default reserve of a device's own memory for other programs, in addition to a tenth of it.
 const DEVICE_RESERVE: u64 = 512 << 20;
 
+/// Bytes of lexers and parsers of grammars, and of the trie per token of the vocabulary.
+const GRAMMAR_BYTES: u64 = 16 << 20;
+const GRAMMAR_TOKEN_BYTES: u64 = 200;
+
 /// Variation of the process size at planning time between runs; an advised budget includes it.
 const PROCESS_VARIATION: u64 = 1 << 20;
 
@@ -99,6 +103,9 @@ pub struct MemoryRequest {
     /// Bytes that the program holds beside the engine, such as buffers of a server; by default
     /// none.
     pub reserved: Option<u64>,
+    /// Whether answers may be constrained by grammars, whose memory is then a line of the plan. A
+    /// budget without room for it has no such line. Default: no.
+    pub grammars: bool,
 }
 
 setters!(MemoryRequest {
@@ -113,6 +120,7 @@ setters!(MemoryRequest {
     host_slots: impl Into<Option<usize>>,
     reader: impl Into<Option<u64>>,
     reserved: impl Into<Option<u64>>,
+    grammars: bool,
 });
 
 impl MemoryRequest {
@@ -247,8 +255,21 @@ impl MemoryPlan {
     }
 
     /// Plans what is not allocated yet. Everything else, such as tokenizer and device, counts as
-    /// the process.
+    /// the process. Grammars give way to what a model needs to run at all.
     pub(crate) fn new(
+        blueprint: &Blueprint,
+        request: &MemoryRequest,
+        device: &dyn Device,
+    ) -> Result<Self, Error> {
+        match Self::with_all(blueprint, request, device) {
+            Err(_) if request.grammars => {
+                Self::with_all(blueprint, &request.clone().grammars(false), device)
+            }
+            planned => planned,
+        }
+    }
+
+    fn with_all(
         blueprint: &Blueprint,
         request: &MemoryRequest,
         device: &dyn Device,
@@ -316,6 +337,9 @@ impl MemoryPlan {
             host.push(LineName::Staging, staging);
             if let Some(reserved) = request.reserved {
                 host.push(LineName::Reserved, reserved);
+            }
+            if request.grammars {
+                host.push(LineName::Grammars, grammar_bytes(blueprint.vocab));
             }
             let mut pools = vec![host];
             if let Some(budget) = card_budget {
@@ -588,6 +612,11 @@ pub(crate) fn scratch_shape(blueprint: &Blueprint, rows: usize, kv: KvFormat) ->
         latent_head: latent_head.max().unwrap_or(0),
         wide_kv: wide_kv.max().unwrap_or(0),
     }
+}
+
+/// Bytes of the grammars of constrained answers: 64 MiB with 248,320 tokens.
+fn grammar_bytes(vocab: usize) -> u64 {
+    page_align(GRAMMAR_BYTES + vocab as u64 * GRAMMAR_TOKEN_BYTES)
 }
 
 /// Rounds up to whole pages, as every buffer is a separate mapping.

@@ -12,6 +12,8 @@ pub enum LineName {
     Staging,
     /// Buffers and stores of the program beside the engine, such as those of a server.
     Reserved,
+    /// Grammars of constrained answers: the trie of the vocabulary, lexers and parsers.
+    Grammars,
     /// Resident weights.
     Dense,
     /// States of all sessions, each of the plan's context unless their bytes were requested.

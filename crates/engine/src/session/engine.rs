@@ -143,6 +143,8 @@ impl Engine {
         let OpenedDevice { mut device, plan, chosen } =
             open_device(&blueprint, &request, &options.device, wrap)?;
         text.limit_prompts(plan.context);
+        #[cfg(feature = "grammar")]
+        text.set_grammar_room(plan.bytes(LineName::Grammars));
         let pages = plan.page_cache(options.reads.access, &checkpoint, &blueprint);
         let memory = device.memory();
         let load_all = memory.is_some() && plan.holds_all;

@@ -3,7 +3,8 @@
 //!
 //! `tokenizer` turns text into token ids and back, `chat` renders messages by a model's chat
 //! template, `prompt` gives their tokens, `dialect` tells thoughts, text and calls of tools in an
-//! answer apart, `sampling` turns logits into a token. `text` bundles them for a checkpoint.
+//! answer apart, `sampling` turns logits into a token, `grammar` constrains an answer. `text` bundles
+//! them for a checkpoint.
 //! Without the feature `text` there is sampling only.
 //!
 //! Knows: `tokenizer.json`, `chat_template.jinja`, `generation_config.json`, logits as slices.
@@ -15,6 +16,8 @@ pub(crate) mod answer_text;
 pub(crate) mod chat;
 #[cfg(feature = "text")]
 pub(crate) mod dialect;
+#[cfg(feature = "grammar")]
+pub(crate) mod grammar;
 pub(crate) mod model_text;
 #[cfg(feature = "text")]
 pub(crate) mod prompt;
@@ -33,6 +36,8 @@ pub use chat::{
 };
 #[cfg(feature = "text")]
 pub use dialect::{AnswerParser, CallSyntax, Delta};
+#[cfg(feature = "grammar")]
+pub use grammar::{AnswerForm, CallForm, Constraint, Grammar};
 #[cfg(feature = "text")]
 pub use prompt::{ChatPrompt, Turn};
 pub use sampling::{

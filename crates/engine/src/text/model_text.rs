@@ -45,6 +45,14 @@ impl ModelText {
         }
     }
 
+    /// Gives grammars these bytes of the memory plan.
+    #[cfg(feature = "grammar")]
+    pub(crate) fn set_grammar_room(&mut self, bytes: u64) {
+        if let Some(text) = &mut self.text {
+            text.set_grammar_room(bytes);
+        }
+    }
+
     /// Tokens that end an answer.
     pub(crate) fn end_tokens(&self) -> &EndTokens {
         &self.end_tokens

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+#[cfg(feature = "grammar")]
+use crate::text::grammar::Grammars;
 use crate::{
     base::error::{Error, SessionError},
     checkpoint::{Checkpoint, TextFile},
@@ -28,6 +30,8 @@ pub struct Text {
     around: Option<AroundIds>,
     /// Maximum tokens of a text, so that a prompt that cannot fit takes no memory.
     pub(super) limit: usize,
+    #[cfg(feature = "grammar")]
+    grammars: Grammars,
 }
 
 /// Problem of a text file, until the file is used.
@@ -131,6 +135,8 @@ impl Text {
             end,
             around,
             limit: usize::MAX,
+            #[cfg(feature = "grammar")]
+            grammars: Grammars::new(0),
         }))
     }
 
@@ -146,12 +152,36 @@ impl Text {
             end: EndTokens::default(),
             around: None,
             limit: usize::MAX,
+            #[cfg(feature = "grammar")]
+            grammars: Grammars::new(0),
         }
     }
 
     /// Refuses prompts of more than `context` tokens.
     pub(crate) fn limit_prompts(&mut self, context: usize) {
         self.limit = context;
+    }
+
+    /// Gives grammars these bytes of the memory plan.
+    #[cfg(feature = "grammar")]
+    pub(crate) fn set_grammar_room(&mut self, bytes: u64) {
+        self.grammars = Grammars::new(bytes);
+    }
+
+    #[cfg(feature = "grammar")]
+    pub(super) fn grammars(&self) -> &Grammars {
+        &self.grammars
+    }
+
+    #[cfg(feature = "grammar")]
+    pub(super) fn dialect(&self) -> &Dialect {
+        &self.dialect
+    }
+
+    /// Source of the template; empty without one.
+    #[cfg(feature = "grammar")]
+    pub(super) fn template_source(&self) -> &str {
+        self.template.as_ref().map_or("", ChatTemplate::source)
     }
 
     /// Tokens of a prompt, which must fit the context.

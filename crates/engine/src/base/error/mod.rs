@@ -5,7 +5,7 @@ mod snapshot_problem;
 
 use std::{io, path::PathBuf};
 
-pub use operations::{OpenError, PlanError, SamplingError, SessionError, ToolError};
+pub use operations::{GrammarError, OpenError, PlanError, SamplingError, SessionError, ToolError};
 pub use snapshot_problem::SnapshotProblem;
 
 use super::system::limit_reached;
@@ -96,6 +96,9 @@ pub enum Error {
     /// Sampling parameters, stop strings or logits that cannot be sampled from.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
+    /// Constraints of answers that cannot be compiled or followed.
+    #[error(transparent)]
+    Grammar(#[from] GrammarError),
     /// Options or folders that a tool cannot use.
     #[error(transparent)]
     Tool(#[from] ToolError),

@@ -254,6 +254,43 @@ pub enum SamplingError {
     },
 }
 
+/// Constraints of answers that cannot be compiled or followed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GrammarError {
+    /// Memory plan without a line for grammars.
+    #[error("the memory plan has no room for grammars: raise the memory budget")]
+    NoRoom,
+    /// Constraint that is not valid, or that cannot be enforced.
+    #[error("{}{problem}", at(path))]
+    Invalid {
+        /// Path of the keyword in the schema; empty for the whole constraint.
+        path: String,
+        /// The problem and its remedy.
+        problem: String,
+    },
+    /// Constraint that takes too long to compile.
+    #[error("the grammar takes more than {milliseconds} ms to compile: simplify it")]
+    TooSlow {
+        /// Time limit.
+        milliseconds: u128,
+    },
+    /// Too many constraints that are being compiled.
+    #[error("other grammars are being compiled: try again later")]
+    Busy,
+    /// Answer that the grammar cannot follow any more.
+    #[error("the answer cannot follow its grammar: {problem}")]
+    Stopped {
+        /// The problem.
+        problem: String,
+    },
+}
+
+/// A path before a problem.
+fn at(path: &str) -> String {
+    if path.is_empty() { String::new() } else { format!("{path}: ") }
+}
+
 /// Options or folders that a tool cannot use: probes, traces, packing, synthetic checkpoints,
 /// perplexity.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]

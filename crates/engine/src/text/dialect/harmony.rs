@@ -14,7 +14,7 @@ use super::{
 };
 
 /// Marks of the format. All but the first four end a message.
-pub(super) const MARKS: [&str; 7] = [
+pub(crate) const MARKS: [&str; 7] = [
     "<|start|>",
     "<|channel|>",
     "<|constrain|>",
@@ -28,7 +28,9 @@ pub(super) const MARKS: [&str; 7] = [
 pub(super) const START: usize = 0;
 pub(super) const CHANNEL: usize = 1;
 const CONSTRAIN: usize = 2;
-const MESSAGE: usize = 3;
+pub(super) const MESSAGE: usize = 3;
+#[cfg(feature = "grammar")]
+pub(super) const END: usize = 4;
 
 /// Marks that the tokenizer must have. Others that it lacks do not occur.
 pub(super) const REQUIRED: [&str; 4] = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>"];

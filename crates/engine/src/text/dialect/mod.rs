@@ -8,10 +8,13 @@
 //! - Messages with a header that names their channel (gpt-oss): `harmony.rs`.
 //! - Calls of tools between the parts: `calls/`.
 //! - Marks among tokens and in text: `machine.rs`.
+//! - Where the text begins, for grammars: `frame.rs`.
 
 mod bracketed;
 mod calls;
 mod delta;
+#[cfg(feature = "grammar")]
+mod frame;
 mod harmony;
 mod machine;
 #[cfg(test)]
@@ -20,6 +23,10 @@ mod tests;
 pub use calls::CallSyntax;
 pub use delta::Delta;
 pub(crate) use delta::DeltaBuffer;
+#[cfg(feature = "grammar")]
+pub(crate) use frame::{Frame, FrameMark};
+#[cfg(feature = "grammar")]
+pub(crate) use harmony::MARKS as CHANNEL_MARKS;
 
 use self::{
     bracketed::{Bracketed, Label},

@@ -128,6 +128,24 @@ fn push_bytes(piece: &str, bytes: &mut Vec<u8>) {
     }
 }
 
+/// Bytes of a byte-level token.
+#[cfg(feature = "grammar")]
+pub(super) fn piece_bytes(piece: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    push_bytes(piece, &mut bytes);
+    bytes
+}
+
+/// Bytes of a token of a vocabulary with byte fallback and a mark for spaces, as in SentencePiece.
+#[cfg(feature = "grammar")]
+pub(super) fn fallback_bytes(piece: &str) -> Vec<u8> {
+    let hex = piece.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
+    match hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
+        Some(byte) => vec![byte],
+        None => piece.replace('\u{2581}', " ").into_bytes(),
+    }
+}
+
 /// Byte of a character in GPT-2's byte-level alphabet: printable Latin-1 maps to itself, the other
 /// 68 bytes to U+0100 and following.
 pub(super) fn byte_for_char(c: char) -> Option<u8> {

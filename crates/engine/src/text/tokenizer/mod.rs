@@ -78,6 +78,16 @@ pub(crate) struct SpecialToken {
     pub(crate) takes_behind: bool,
 }
 
+/// Text of a token.
+#[cfg(feature = "grammar")]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum TokenText {
+    /// Bytes of text.
+    Bytes(Vec<u8>),
+    /// A mark, which is no text.
+    Mark(String),
+}
+
 /// Special tokens that a tokenizer puts around a text.
 #[derive(Debug, Default)]
 struct SpecialAround {
@@ -337,6 +347,24 @@ impl Tokenizer {
             .get_added_vocabulary()
             .simple_id_to_token(id)
             .or_else(|| inner.get_model().id_to_token(id))
+    }
+
+    /// Text of a token between others; `None` for an id without a token. An added token that spells
+    /// a mark is one, special or not.
+    #[cfg(feature = "grammar")]
+    pub(crate) fn token_text(&self, id: u32) -> Option<TokenText> {
+        let piece = self.piece(id)?;
+        let is_mark = || {
+            let first = piece.chars().next();
+            first.is_some_and(|c| !c.is_alphanumeric() && !c.is_whitespace())
+        };
+        if self.is_special(id) || self.is_added(id) && is_mark() {
+            return Some(TokenText::Mark(piece));
+        }
+        Some(TokenText::Bytes(match self.is_byte_level() {
+            true => decoder::piece_bytes(&piece),
+            false => decoder::fallback_bytes(&piece),
+        }))
     }
 
     /// Whether the vocabulary is byte-level, as in GPT-2.

@@ -1,0 +1,271 @@
+//! Compilation of grammars within limits of time and memory.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+        mpsc::{self, RecvTimeoutError},
+    },
+    time::Duration,
+};
+
+use llguidance::{
+    Matcher, ParserFactory,
+    api::TopLevelGrammar,
+    toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv},
+};
+use serde_json::Value;
+
+use super::{AnswerForm, invalid, lark::json_schema, vocabulary::Vocabulary};
+use crate::base::error::{Error, GrammarError};
+
+/// Longest time of a compilation. Usual schemas take milliseconds.
+const COMPILE_TIME: Duration = Duration::from_millis(900);
+
+/// Most compilations at once. One that takes too long goes on until the library ends it.
+const MAX_COMPILING: usize = 4;
+
+/// Stack of the thread that compiles. Rules nest as deep as the schema.
+const COMPILE_STACK: usize = 64 << 20;
+
+/// Most states of a grammar's lexer, of 1 to 2 KiB each.
+const LEXER_STATES: usize = 20_000;
+
+/// Most schemas that are tried to find the keyword that cannot be enforced.
+const MAX_TRIES: usize = 64;
+
+/// Longest problem in characters.
+const MAX_PROBLEM: usize = 300;
+
+/// Keywords whose value is a schema, a list of schemas, or a map of names to schemas.
+const SUBSCHEMAS: [&str; 12] = [
+    "properties",
+    "patternProperties",
+    "additionalProperties",
+    "items",
+    "prefixItems",
+    "additionalItems",
+    "anyOf",
+    "oneOf",
+    "allOf",
+    "$defs",
+    "definitions",
+    "not",
+];
+
+/// Keywords that hold schemas for references, or only describe.
+const NOT_ENFORCED: [&str; 9] = [
+    "$defs",
+    "definitions",
+    "$schema",
+    "$id",
+    "title",
+    "description",
+    "default",
+    "examples",
+    "x-guidance",
+];
+
+/// Compiler of grammars over a vocabulary.
+pub(super) struct Compiler {
+    factory: Arc<ParserFactory>,
+    vocabulary: Vocabulary,
+    compiling: Arc<AtomicUsize>,
+}
+
+impl Compiler {
+    /// # Errors
+    /// The library's, as text.
+    pub(super) fn new(vocabulary: Vocabulary) -> Result<Self, String> {
+        // Each piece of a forced text may be any of its tokens.
+        let env: TokEnv = Arc::new(ApproximateTokEnv::new((*vocabulary.trie).clone()));
+        let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &[])
+            .map_err(|error| error.to_string())?;
+        factory.quiet();
+        let limits = factory.limits_mut();
+        limits.max_lexer_states = LEXER_STATES;
+        limits.verbose_errors = false;
+        Ok(Self { factory: Arc::new(factory), vocabulary, compiling: Arc::default() })
+    }
+
+    pub(super) fn vocabulary(&self) -> &Vocabulary {
+        &self.vocabulary
+    }
+
+    /// Compiles a grammar. `form` is the part that the client wrote, in which the problem is looked
+    /// for.
+    ///
+    /// # Errors
+    /// The grammar is not valid, has a keyword that cannot be enforced, or takes too long.
+    pub(super) fn compile(
+        &self,
+        grammar: TopLevelGrammar,
+        form: Option<&AnswerForm>,
+    ) -> Result<Matcher, Error> {
+        let form = form.cloned();
+        self.limited(move |factory| {
+            let problem = match started(factory, grammar) {
+                Ok(matcher) => return Ok(matcher),
+                Err(problem) => problem,
+            };
+            Err(match form {
+                Some(AnswerForm::Json(schema)) => blame(factory, &schema, problem),
+                _ => invalid("", problem),
+            })
+        })
+    }
+
+    /// Compiles a schema to find out whether it can be enforced.
+    ///
+    /// # Errors
+    /// As [`Compiler::compile`].
+    pub(super) fn check_schema(&self, schema: &Value) -> Result<(), Error> {
+        let grammar = TopLevelGrammar::from_json_schema(json_schema(schema)?);
+        self.compile(grammar, Some(&AnswerForm::Json(schema.clone()))).map(|_| ())
+    }
+
+    /// Runs a compilation on a thread with a large stack, within the time limit.
+    fn limited<T: Send + 'static>(
+        &self,
+        compile: impl FnOnce(&ParserFactory) -> Result<T, GrammarError> + Send + 'static,
+    ) -> Result<T, Error> {
+        let slot = CompileSlot::take(&self.compiling).ok_or(GrammarError::Busy)?;
+        let factory = Arc::clone(&self.factory);
+        let (result, results) = mpsc::sync_channel(1);
+        std::thread::Builder::new()
+            .name("grammar".into())
+            .stack_size(COMPILE_STACK)
+            .spawn(move || {
+                let _slot = slot;
+                // The caller may have given up.
+                let _ = result.send(compile(&factory));
+            })
+            .map_err(Error::thread("that compiles a grammar"))?;
+        match results.recv_timeout(COMPILE_TIME) {
+            Ok(compiled) => Ok(compiled?),
+            Err(RecvTimeoutError::Timeout) => {
+                Err(GrammarError::TooSlow { milliseconds: COMPILE_TIME.as_millis() }.into())
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(invalid("", "the compiler failed on this grammar").into())
+            }
+        }
+    }
+}
+
+/// Place among the compilations. Given back when it is dropped.
+struct CompileSlot(Arc<AtomicUsize>);
+
+impl CompileSlot {
+    fn take(compiling: &Arc<AtomicUsize>) -> Option<Self> {
+        let slot = Self(Arc::clone(compiling));
+        (compiling.fetch_add(1, Ordering::Relaxed) < MAX_COMPILING).then_some(slot)
+    }
+}
+
+impl Drop for CompileSlot {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A matcher before its first token, or the problem in one line.
+fn started(factory: &ParserFactory, grammar: TopLevelGrammar) -> Result<Matcher, String> {
+    let mut matcher = Matcher::new(factory.create_parser(grammar));
+    // The first mask finds what the lexer cannot take.
+    let first = match matcher.get_error() {
+        Some(problem) => Err(problem),
+        None => match matcher.is_accepting() {
+            Ok(true) => Ok(()),
+            Ok(false) => matcher.clone().compute_mask().map(|_| ()).map_err(|e| e.to_string()),
+            Err(error) => Err(error.to_string()),
+        },
+    };
+    first.map(|()| matcher).map_err(|problem| one_line(&problem))
+}
+
+/// The first line of a problem, at a bearable length.
+fn one_line(problem: &str) -> String {
+    let line = problem.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("invalid");
+    line.chars().take(MAX_PROBLEM).collect()
+}
+
+/// The error of a schema that does not compile, with the path of the keyword.
+fn blame(factory: &ParserFactory, schema: &Value, problem: String) -> GrammarError {
+    let mut search = KeywordSearch { factory, root: schema, tries: MAX_TRIES };
+    let found = search.descend(schema, "", problem);
+    invalid(found.path, found.problem)
+}
+
+/// A schema that does not compile alone.
+struct FailedSchema {
+    path: String,
+    problem: String,
+}
+
+/// Search for the smallest part of a schema that does not compile.
+struct KeywordSearch<'a> {
+    factory: &'a ParserFactory,
+    root: &'a Value,
+    tries: usize,
+}
+
+impl KeywordSearch<'_> {
+    fn descend(&mut self, schema: &Value, path: &str, problem: String) -> FailedSchema {
+        let Some(map) = schema.as_object() else {
+            return FailedSchema { path: path.to_owned(), problem };
+        };
+        for keyword in SUBSCHEMAS {
+            let Some(value) = map.get(keyword) else { continue };
+            for (name, child) in children(keyword, value) {
+                let path = join(path, &name);
+                if let Some(problem) = self.problem(child) {
+                    return self.descend(child, &path, problem);
+                }
+            }
+        }
+        // Without the keyword the rest compiles.
+        let keywords = map.keys().filter(|key| !NOT_ENFORCED.contains(&key.as_str()));
+        for keyword in keywords.cloned().collect::<Vec<_>>() {
+            let mut rest = map.clone();
+            rest.shift_remove(&keyword);
+            if self.tries > 0 && self.problem(&Value::Object(rest)).is_none() {
+                let path = join(path, &keyword);
+                return FailedSchema { path, problem: format!("cannot be enforced: {problem}") };
+            }
+        }
+        FailedSchema { path: path.to_owned(), problem }
+    }
+
+    /// Problem of a part alone, with the definitions of the whole.
+    fn problem(&mut self, schema: &Value) -> Option<String> {
+        self.tries = self.tries.checked_sub(1)?;
+        let mut alone = schema.as_object()?.clone();
+        for keyword in ["$defs", "definitions", "$schema"] {
+            if let Some(definitions) = self.root.get(keyword) {
+                alone.entry(keyword).or_insert_with(|| definitions.clone());
+            }
+        }
+        let alone = json_schema(&Value::Object(alone)).ok()?;
+        started(self.factory, TopLevelGrammar::from_json_schema(alone)).err()
+    }
+}
+
+/// Schemas in the value of a keyword, with their paths.
+fn children<'a>(keyword: &str, value: &'a Value) -> Vec<(String, &'a Value)> {
+    match value {
+        Value::Array(list) => {
+            list.iter().enumerate().map(|(i, child)| (format!("{keyword}[{i}]"), child)).collect()
+        }
+        Value::Object(map)
+            if matches!(keyword, "properties" | "patternProperties" | "$defs" | "definitions") =>
+        {
+            map.iter().map(|(name, child)| (format!("{keyword}.{name}"), child)).collect()
+        }
+        child => vec![(keyword.to_owned(), child)],
+    }
+}
+
+fn join(path: &str, name: &str) -> String {
+    if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
+}

@@ -1,0 +1,261 @@
+//! Grammars: answers that follow a JSON schema, a regular expression, a grammar, or the syntax of
+//! calls of tools.
+//!
+//! - Compilation within limits, and the place of a keyword that cannot be enforced: `compile.rs`.
+//! - The vocabulary as a trie of bytes: `vocabulary.rs`.
+//! - Calls of tools in a model's syntax: `calls.rs`, their parameters: `parameters.rs`, by a writer
+//!   of grammars, `lark.rs`.
+//! - The mask of one answer, which lets thoughts be free: `mask.rs`; messages in channels: `channels.rs`.
+
+mod calls;
+mod channels;
+mod compile;
+mod lark;
+mod mask;
+mod parameters;
+#[cfg(test)]
+mod tests;
+mod vocabulary;
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+};
+
+use llguidance::{Matcher, api::GrammarWithLexer};
+use serde_json::{Value, json};
+
+use self::{
+    calls::{CallGrammar, ToolRules},
+    compile::Compiler,
+    lark::LarkWriter,
+    mask::{GrammarMask, Phase},
+    vocabulary::Vocabulary,
+};
+use crate::{
+    base::{
+        error::{Error, GrammarError},
+        setters::setters,
+    },
+    text::{
+        chat::ToolSet,
+        dialect::Frame,
+        sampling::{EndTokens, MaskSource, TokenMask},
+        text::Text,
+    },
+};
+
+/// Form of an answer's text.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum AnswerForm {
+    /// JSON that this schema accepts. Every keyword is enforced, or refused.
+    Json(Value),
+    /// Text that this regular expression matches as a whole, in the syntax of Rust's `regex`.
+    Regex(String),
+    /// Text of this grammar, in llguidance's variant of Lark.
+    Lark(String),
+}
+
+impl AnswerForm {
+    /// Any JSON object.
+    pub fn json_object() -> Self {
+        Self::Json(json!({"type": "object"}))
+    }
+}
+
+/// Calls of tools that an answer makes.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct CallForm {
+    /// The tools.
+    pub tools: ToolSet,
+    /// Whether the answer is at least one call, each with arguments by its tool's schema. If not,
+    /// only the arguments of strict tools follow their schemas, wherever calls begin.
+    pub required: bool,
+    /// Whether there is at most one call.
+    pub single: bool,
+}
+
+setters!(CallForm { required: bool, single: bool });
+
+impl CallForm {
+    /// Calls of `tools`, which may be none.
+    pub fn new(tools: ToolSet) -> Self {
+        Self { tools, ..Self::default() }
+    }
+}
+
+/// Constraint of an answer behind its thoughts.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Constraint {
+    /// Form of the text. An answer of calls has none.
+    pub form: Option<AnswerForm>,
+    /// Calls. With a form, the answer has that form, or is calls.
+    pub calls: Option<CallForm>,
+    /// Whether the answer is text as it is, without the thoughts and marks of the model's dialect.
+    pub raw: bool,
+}
+
+setters!(Constraint {
+    form: impl Into<Option<AnswerForm>>,
+    calls: impl Into<Option<CallForm>>,
+    raw: bool,
+});
+
+/// Grammars of a model: their memory, and the trie of its vocabulary, made at the first use.
+pub(crate) struct Grammars {
+    /// Bytes of the plan for grammars.
+    room: u64,
+    compiler: OnceLock<Result<Arc<Compiler>, String>>,
+}
+
+impl fmt::Debug for Grammars {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Grammars").field("room", &self.room).finish_non_exhaustive()
+    }
+}
+
+impl Grammars {
+    /// Grammars of a model whose plan has `room` bytes for them.
+    pub(crate) fn new(room: u64) -> Self {
+        Self { room, compiler: OnceLock::new() }
+    }
+
+    fn compiler(&self, text: &Text) -> Result<&Arc<Compiler>, GrammarError> {
+        if self.room == 0 {
+            return Err(GrammarError::NoRoom);
+        }
+        let compiler = self
+            .compiler
+            .get_or_init(|| Compiler::new(Vocabulary::new(text.tokenizer())).map(Arc::new));
+        compiler.as_ref().map_err(|problem| invalid("", problem.clone()))
+    }
+}
+
+/// A compiled constraint. Clones share it.
+#[derive(Clone)]
+pub struct Grammar(Arc<CompiledGrammar>);
+
+struct CompiledGrammar {
+    /// Before its first token.
+    matcher: Mutex<Matcher>,
+    compiler: Arc<Compiler>,
+    /// Marks in the answer's text at which the grammar begins; empty if it begins with the text.
+    marks: Vec<String>,
+    /// Names of messages in channels that are free.
+    free_channels: &'static [&'static str],
+    end_tokens: EndTokens,
+    raw: bool,
+}
+
+impl fmt::Debug for Grammar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Grammar").field("marks", &self.0.marks).finish_non_exhaustive()
+    }
+}
+
+impl Text {
+    /// Compiles a constraint; `None` if it allows every answer. The first call makes the trie of
+    /// the vocabulary, which takes a second for a large one.
+    ///
+    /// # Errors
+    /// [`GrammarError`]: the plan has no room; the constraint is not valid, has a keyword that
+    /// cannot be enforced, or takes too long; the model has no syntax of calls.
+    pub fn grammar(&self, constraint: &Constraint) -> Result<Option<Grammar>, Error> {
+        let calls = constraint.calls.as_ref();
+        let calls = calls.filter(|calls| {
+            calls.required
+                || constraint.form.is_some() && !calls.tools.is_empty()
+                || calls.tools.iter().any(|tool| tool.strict)
+        });
+        if constraint.form.is_none() && calls.is_none() {
+            return Ok(None);
+        }
+        let compiler = self.grammars().compiler(self)?;
+        let syntax = match calls {
+            Some(_) => Some(self.call_syntax().ok_or_else(|| {
+                invalid("", "the model's chat template has no calls of tools that are known")
+            })?),
+            None => None,
+        };
+        let mut lark = LarkWriter::new(compiler.vocabulary().clone());
+        let answer = constraint.form.as_ref().map(|form| lark.form(form)).transpose()?;
+        let has_channels = !constraint.raw && self.dialect().has_channels();
+        let calls = match (calls, syntax) {
+            (Some(form), Some(syntax)) => {
+                let rules = ToolRules { form, template: self.template_source(), compiler };
+                Some(CallGrammar::write(syntax, &rules, &mut lark)?)
+            }
+            _ => None,
+        };
+        let is_watch = answer.is_none() && constraint.calls.as_ref().is_some_and(|c| !c.required);
+        let (mut marks, mut free_channels): (Vec<String>, &'static [&'static str]) = (vec![], &[]);
+        let start = match (has_channels, &answer, &calls) {
+            (true, answer, calls) => {
+                let calls = calls.as_ref().map(|calls| calls.rest.as_str());
+                free_channels = if is_watch { channels::FREE_CHANNELS } else { channels::THOUGHTS };
+                channels::expression(&mut lark, answer.as_deref(), calls, free_channels)
+            }
+            (false, answer, Some(calls)) => {
+                if is_watch {
+                    marks.extend(calls.openings.iter().map(|mark| (*mark).to_owned()));
+                    calls.rest.clone()
+                } else {
+                    let all = calls.all(&lark);
+                    answer.as_ref().map_or(all.clone(), |answer| format!("{answer} | {all}"))
+                }
+            }
+            (false, Some(answer), None) => answer.clone(),
+            (false, None, None) => return Ok(None),
+        };
+        let main = GrammarWithLexer::from_lark(lark.text(&start));
+        let matcher = compiler.compile(lark.with_main(main), constraint.form.as_ref())?;
+        Ok(Some(Grammar(Arc::new(CompiledGrammar {
+            matcher: Mutex::new(matcher),
+            compiler: Arc::clone(compiler),
+            marks,
+            free_channels,
+            end_tokens: self.end().clone(),
+            raw: constraint.raw,
+        }))))
+    }
+}
+
+impl Grammar {
+    /// Mask of an answer to `prompt`, which may open thoughts: those are free, up to their end.
+    ///
+    /// # Errors
+    /// [`Error::Text`] if the tokenizer's decoder fails.
+    pub fn mask(&self, text: &Text, prompt: &[u32]) -> Result<Arc<dyn MaskSource>, Error> {
+        let frame = match self.0.raw {
+            true => Frame::Text,
+            false => text.dialect().frame(text.tokenizer(), prompt)?,
+        };
+        Ok(Arc::new(AnswerGrammar { grammar: self.clone(), frame }))
+    }
+
+    fn matcher(&self) -> Matcher {
+        self.0.matcher.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Grammar of the answer to one prompt.
+#[derive(Debug)]
+struct AnswerGrammar {
+    grammar: Grammar,
+    frame: Frame,
+}
+
+impl MaskSource for AnswerGrammar {
+    fn start(&self) -> Result<Box<dyn TokenMask>, Error> {
+        let phase = Phase::first(&self.frame, !self.grammar.0.marks.is_empty());
+        Ok(Box::new(GrammarMask::new(self.grammar.clone(), self.frame.clone(), phase)))
+    }
+}
+
+/// A problem of a constraint at a path of its schema.
+fn invalid(path: impl Into<String>, problem: impl Into<String>) -> GrammarError {
+    GrammarError::Invalid { path: path.into(), problem: problem.into() }
+}
