@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::{
     error::ApiError,
+    form::{AskedForm, RequiredCalls},
     ids,
     json::{Fields, wrong_type},
     overflow::Overflow,
@@ -55,6 +56,8 @@ pub(crate) enum AskPrompt {
         prompts: Vec<RawPrompt>,
         /// Whether an answer starts with the text of its prompt.
         echo: bool,
+        /// Form of the answers.
+        form: Option<AskedForm>,
     },
 }
 
@@ -74,6 +77,10 @@ pub(crate) struct Conversation {
     pub(crate) continues: bool,
     /// Whether the answer may call the tools of `options`. If not, their syntax is text.
     pub(crate) calls: bool,
+    /// Calls that the answer must make.
+    pub(crate) required: Option<RequiredCalls>,
+    /// Form of the answer's text.
+    pub(crate) form: Option<AskedForm>,
     /// Rule for a prompt over the context, if the request says it.
     pub(crate) overflow: Option<Overflow>,
 }
@@ -314,7 +321,8 @@ impl Conversation {
                 && !message.content.trim().is_empty()
         };
         let continues = messages.last().is_some_and(is_answer);
-        Self { messages, options, continues, calls: true, overflow: None }
+        let (required, form, overflow) = (None, None, None);
+        Self { messages, options, continues, calls: true, required, form, overflow }
     }
 
     /// Tools that the answer may call.

@@ -7,7 +7,7 @@ use axum::{
 };
 use moeflux::{
     Error,
-    base::{SamplingError, SessionError},
+    base::{GrammarError, SamplingError, SessionError},
     serve::Rejected,
 };
 use serde::Serialize;
@@ -272,8 +272,8 @@ impl From<Rejected> for ApiError {
     }
 }
 
-/// Errors of sampling parameters, stop strings and long prompts are the client's, all others the
-/// server's.
+/// Errors of sampling parameters, stop strings, grammars and long prompts are the client's, all
+/// others the server's.
 impl From<&Error> for ApiError {
     fn from(error: &Error) -> Self {
         let message = error.to_string();
@@ -283,6 +283,8 @@ impl From<&Error> for ApiError {
             Error::Session(SessionError::PromptTooLong { tokens, context }) => {
                 Self::context(*tokens, *context)
             }
+            Error::Grammar(GrammarError::Busy) => Self::new(ErrorKind::Busy, message),
+            Error::Grammar(_) => Self::body(message),
             _ => Self::internal(message),
         }
     }

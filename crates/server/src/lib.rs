@@ -21,6 +21,7 @@ mod app;
 mod ask;
 mod body;
 mod error;
+mod form;
 mod guard;
 mod ids;
 mod json;

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use axum::{extract::Request, response::Response};
-use moeflux::{Engine, Error, text::Text};
+use moeflux::{
+    Engine, Error,
+    text::{MaskSource, Text},
+};
 use serde_json::json;
 
 use crate::{
@@ -12,6 +15,7 @@ use crate::{
     ask::{Ask, AskPrompt, Conversation, ConversationParts as Parts, RawPrompt},
     body::with_body,
     error::ApiError,
+    form,
     json::{self, Fields},
     overflow::{self, Overflow},
     turns::{Recalled, TurnStart},
@@ -28,19 +32,30 @@ pub(crate) struct Prompt {
     pub(crate) turn: Option<TurnStart>,
     /// Messages that are not in it, as they did not fit the context.
     pub(crate) dropped_messages: usize,
+    /// Grammar of the answer.
+    pub(crate) mask: Option<Arc<dyn MaskSource>>,
 }
 
 /// Prompts of a request.
 ///
 /// # Errors
-/// The template rejects the messages; a prompt is empty or longer than the context.
+/// The template rejects the messages; a prompt is empty or longer than the context; the form of the
+/// answer cannot be enforced.
 pub(crate) fn prompts(app: &App, ask: &Ask) -> Result<Vec<Prompt>, ApiError> {
+    let text = app.core.engine().text()?;
     match &ask.prompt {
-        AskPrompt::Conversation(conversation) => Ok(vec![fitting(app, conversation)?]),
-        AskPrompt::Raw { prompts, echo } => {
+        AskPrompt::Conversation(conversation) => {
+            let grammar = form::of_conversation(text, conversation, ask.one_call)?;
+            let mut prompt = fitting(app, conversation)?;
+            prompt.mask = form::mask(grammar.as_ref(), text, &prompt.tokens)?;
+            Ok(vec![prompt])
+        }
+        AskPrompt::Raw { prompts, echo, form } => {
+            let grammar = form::of_text(text, form.as_ref())?;
             let logprobs = ask.request.prompt_logprobs;
             let raw = |prompt| {
                 let mut raw = raw(app.core.engine(), prompt, *echo)?;
+                raw.mask = form::mask(grammar.as_ref(), text, &raw.tokens)?;
                 if let Some(echo) = &mut raw.echo {
                     echo.logprobs = logprobs.then(|| raw.tokens.clone());
                 }
@@ -118,7 +133,7 @@ fn chat(
     }
     // The start of an answer is not part of its message.
     let turn = start.is_empty().then(|| app.turns.start(prompt, messages));
-    Ok(Prompt { tokens, ends, echo: None, turn, dropped_messages: 0 })
+    Ok(Prompt { tokens, ends, echo: None, turn, dropped_messages: 0, mask: None })
 }
 
 /// Error of a prompt: those of the template are the client's, without the path of its file.
@@ -167,5 +182,6 @@ fn raw(engine: &Engine, prompt: &RawPrompt, echo: bool) -> Result<Prompt, ApiErr
         }
     };
     let echo = echo.map(|text| Echo { text, logprobs: None });
-    Ok(Prompt { tokens, ends: Vec::new(), echo, turn: None, dropped_messages: 0 })
+    let ends = Vec::new();
+    Ok(Prompt { tokens, ends, echo, turn: None, dropped_messages: 0, mask: None })
 }

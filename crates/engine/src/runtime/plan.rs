@@ -255,7 +255,7 @@ impl MemoryPlan {
     }
 
     /// Plans what is not allocated yet. Everything else, such as tokenizer and device, counts as
-    /// the process. Grammars give way to what a model needs to run at all.
+    /// the process. Without room for both, grammars have no memory, and the model runs.
     pub(crate) fn new(
         blueprint: &Blueprint,
         request: &MemoryRequest,

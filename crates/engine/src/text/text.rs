@@ -157,6 +157,14 @@ impl Text {
         }
     }
 
+    /// The text side with other end tokens, for tests.
+    #[cfg(all(test, feature = "grammar"))]
+    pub(super) fn with_end(self, end: &[u32]) -> Self {
+        let mut tokens = EndTokens::default();
+        tokens.extend(end.iter().copied());
+        Self { end: tokens, ..self }
+    }
+
     /// Refuses prompts of more than `context` tokens.
     pub(crate) fn limit_prompts(&mut self, context: usize) {
         self.limit = context;

@@ -16,8 +16,9 @@ use crate::{
     ask::{self, Ask, AskPrompt, Conversation},
     body::with_body,
     error::ApiError,
+    form::{AskedForm, RequiredCalls},
     json::Fields,
-    openai::{chat::no_constraints, tools},
+    openai::tools,
     prompt, respond,
 };
 use encoder::MessageEncoder;
@@ -78,7 +79,13 @@ fn conversation(fields: &Fields<'_>) -> Result<Conversation, ApiError> {
     let mut options = options(fields)?;
     options.tools = tool_set(fields)?;
     let mut conversation = Conversation::new(messages::parse(fields)?, options);
-    conversation.calls = allows_calls(fields)?;
+    (conversation.calls, conversation.required) = calls(fields)?;
+    let config = fields.object("output_config")?;
+    let of_config = config.map(|config| AskedForm::anthropic(&config, "format")).transpose()?;
+    // The name of the field while the feature was a beta.
+    let form = of_config.flatten();
+    conversation.form =
+        form.map_or_else(|| AskedForm::anthropic(fields, "output_format"), |form| Ok(Some(form)))?;
     conversation.overflow = ask::overflow(fields)?;
     Ok(conversation)
 }
@@ -93,9 +100,6 @@ fn options(fields: &Fields<'_>) -> Result<ChatOptions, ApiError> {
     if let Some(config) = fields.object("output_config")? {
         if let Some(effort) = config.text("effort")? {
             ask::set_effort(&mut options, effort);
-        }
-        if config.get("format").is_some() {
-            return Err(no_constraints("output_config.format"));
         }
     }
     Ok(options)
@@ -114,13 +118,17 @@ fn tool_set(fields: &Fields<'_>) -> Result<ToolSet, ApiError> {
     Ok(set)
 }
 
-/// Whether the model may call tools, by `tool_choice`.
-fn allows_calls(fields: &Fields<'_>) -> Result<bool, ApiError> {
-    let Some(choice) = fields.object("tool_choice")? else { return Ok(true) };
+/// Whether the model may call tools, and the calls that it must make, by `tool_choice`.
+fn calls(fields: &Fields<'_>) -> Result<(bool, Option<RequiredCalls>), ApiError> {
+    let Some(choice) = fields.object("tool_choice")? else { return Ok((true, None)) };
     match choice.text("type")?.ok_or_else(|| choice.missing("type"))? {
-        "auto" => Ok(true),
-        "none" => Ok(false),
-        "any" | "tool" => Err(no_constraints("tool_choice.type")),
+        "auto" => Ok((true, None)),
+        "none" => Ok((false, None)),
+        "any" => Ok((true, Some(RequiredCalls::Any))),
+        "tool" => {
+            let name = choice.text("name")?.ok_or_else(|| choice.missing("name"))?;
+            Ok((true, Some(RequiredCalls::Named(vec![name.to_owned()]))))
+        }
         other => {
             let message =
                 format!("tool_choice.type is {other:?}: it must be auto, any, tool, none");

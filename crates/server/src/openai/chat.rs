@@ -15,15 +15,13 @@ use crate::{
     ask::{self, Ask, AskPrompt, Conversation},
     body::with_body,
     error::ApiError,
+    form::AskedForm,
     json::Fields,
     prompt, respond,
 };
 
 /// Fields that would change the answer and are not supported, with the values that have no effect.
 const UNSUPPORTED: [(&str, &[&str]); 1] = [("audio", &[])];
-
-/// Fields of llama.cpp's server that constrain the output.
-const CONSTRAINTS: [&str; 2] = ["grammar", "json_schema"];
 
 /// Answers a request for a chat completion.
 ///
@@ -73,13 +71,6 @@ impl ChatAsk {
     fn parse(body: &Value, text: &Text) -> Result<Self, ApiError> {
         let fields = Fields::of_body(body)?;
         refuse_unsupported(&fields, &UNSUPPORTED)?;
-        if let Some(name) = CONSTRAINTS.iter().find(|name| fields.get(name).is_some()) {
-            return Err(no_constraints(name));
-        }
-        let format = fields.object("response_format")?.map(|format| format.text("type"));
-        if format.transpose()?.is_some_and(|kind| kind != Some("text")) {
-            return Err(no_constraints("response_format"));
-        }
         let max_tokens = [fields.count("max_tokens")?, fields.count("max_completion_tokens")?];
         let request = GenerateRequest::default()
             .sampling(ask::sampling(&fields, &text.generation()?.sampling)?)
@@ -128,6 +119,8 @@ pub(crate) fn conversation(fields: &Fields<'_>) -> Result<Conversation, ApiError
     options.tools = tools::parse(fields)?;
     let mut conversation = Conversation::new(messages::parse(fields)?, options);
     conversation.calls = tools::allows_calls(fields)?;
+    conversation.required = tools::required_calls(fields)?;
+    conversation.form = AskedForm::openai(fields)?;
     conversation.overflow = ask::overflow(fields)?;
     let adds_prompt = fields.flag(ask::ADD_PROMPT)?;
     conversation.continues &= adds_prompt != Some(true);
@@ -160,13 +153,6 @@ pub(super) fn refuse_unsupported(
         }
     }
     Ok(())
-}
-
-/// Error for a field that constrains the output.
-pub(crate) fn no_constraints(path: &str) -> ApiError {
-    let message =
-        format!("{path}: this value needs constrained output, which is not supported yet");
-    ApiError::invalid(path, message)
 }
 
 #[cfg(test)]

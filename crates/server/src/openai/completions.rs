@@ -15,6 +15,7 @@ use crate::{
     ask::{self, Ask, AskPrompt, MAX_CHOICES, RawPrompt},
     body::with_body,
     error::ApiError,
+    form::AskedForm,
     json::{Fields, wrong_type},
     native, prompt, respond,
 };
@@ -73,7 +74,7 @@ fn parse(app: &App, fields: &Fields<'_>) -> Result<Ask, ApiError> {
         return Err(ApiError::invalid("prompt", message));
     }
     Ok(Ask {
-        prompt: AskPrompt::Raw { prompts, echo },
+        prompt: AskPrompt::Raw { prompts, echo, form: AskedForm::openai(fields)? },
         request,
         choices,
         stream: fields.flag("stream")?.unwrap_or(false),

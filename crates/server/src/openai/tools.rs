@@ -3,9 +3,9 @@
 use moeflux::text::{Tool, ToolCall, ToolSet};
 use serde_json::{Value, json};
 
-use super::chat::no_constraints;
 use crate::{
     error::ApiError,
+    form::RequiredCalls,
     json::{Fields, wrong_type},
 };
 
@@ -58,19 +58,59 @@ fn name<'a>(fields: &Fields<'a>) -> Result<&'a str, ApiError> {
 /// Whether the model may call tools, by `tool_choice`.
 ///
 /// # Errors
-/// The choice is unknown, or requires constrained output.
+/// The choice is unknown.
 pub(super) fn allows_calls(fields: &Fields<'_>) -> Result<bool, ApiError> {
+    Ok(required_calls(fields)?.is_some()
+        || fields.get("tool_choice").and_then(Value::as_str) != Some("none"))
+}
+
+/// Calls that the answer must make, by `tool_choice`.
+///
+/// # Errors
+/// The choice is unknown, or names no tool.
+pub(crate) fn required_calls(fields: &Fields<'_>) -> Result<Option<RequiredCalls>, ApiError> {
+    let wrong = || wrong_type("tool_choice", "auto, none, required or a tool");
     match fields.get("tool_choice") {
-        None => Ok(true),
+        None => return Ok(None),
         Some(Value::String(choice)) => match choice.as_str() {
-            "auto" => Ok(true),
-            "none" => Ok(false),
-            "required" => Err(no_constraints("tool_choice")),
-            _ => Err(wrong_type("tool_choice", "auto, none, required or a tool")),
+            "auto" | "none" => return Ok(None),
+            "required" | "any" => return Ok(Some(RequiredCalls::Any)),
+            _ => return Err(wrong()),
         },
-        Some(Value::Object(_)) => Err(no_constraints("tool_choice")),
-        Some(_) => Err(wrong_type("tool_choice", "auto, none, required or a tool")),
+        Some(Value::Object(_)) => {}
+        Some(_) => return Err(wrong()),
     }
+    let choice = fields.object("tool_choice")?.ok_or_else(wrong)?;
+    match choice.text("type")? {
+        Some("any") => Ok(Some(RequiredCalls::Any)),
+        Some("allowed_tools") => allowed_tools(&choice).map(Some),
+        Some(FUNCTION | "tool") | None => {
+            Ok(Some(RequiredCalls::Named(vec![chosen(&choice)?.to_owned()])))
+        }
+        Some(_) => Err(wrong()),
+    }
+}
+
+/// Name of a tool in the form of a choice.
+fn chosen<'a>(choice: &Fields<'a>) -> Result<&'a str, ApiError> {
+    match choice.object(FUNCTION)? {
+        Some(function) => name(&function),
+        None => name(choice),
+    }
+}
+
+/// Calls of some of the tools. Only required ones can be told apart from others.
+fn allowed_tools(choice: &Fields<'_>) -> Result<RequiredCalls, ApiError> {
+    let inner = choice.object("allowed_tools")?;
+    let choice = inner.as_ref().unwrap_or(choice);
+    if choice.text("mode")? != Some("required") {
+        return Err(wrong_type(&choice.path("mode"), "required"));
+    }
+    let list = choice.list("tools")?.ok_or_else(|| choice.missing("tools"))?;
+    let path = choice.path("tools");
+    let tool = |(i, value)| Ok(chosen(&Fields::at(value, &format!("{path}[{i}]"))?)?.to_owned());
+    let names = list.iter().enumerate().map(tool).collect::<Result<_, ApiError>>()?;
+    Ok(RequiredCalls::Named(names))
 }
 
 /// Calls of an earlier answer. The former `function_call` is one whose id is its name.

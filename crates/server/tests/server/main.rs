@@ -8,6 +8,7 @@ mod anthropic;
 mod chat;
 mod client;
 mod completions;
+mod grammars;
 mod hostile;
 mod requests;
 mod soak;
@@ -35,7 +36,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The model in these files.
 fn engine(files: &[(&'static str, &'static [u8])], sessions: usize) -> Engine {
-    let memory = MemoryRequest::default().sessions(sessions).context(CONTEXT);
+    let memory = MemoryRequest::default().sessions(sessions).context(CONTEXT).grammars(true);
     let device = DeviceOptions::default().name("cpu").threads(1).exact(true);
     let options = EngineOptions::default().memory(memory).device(device);
     Engine::open(Checkpoint::embedded(files).unwrap(), options, &mut |_, _| {}).unwrap()

@@ -179,6 +179,8 @@ fn escaped(text: &str) -> String {
     for c in text.chars() {
         match c {
             '\n' => regex.push_str("\\n"),
+            // An escape of these is the boundary of a word.
+            '<' | '>' => regex.push(c),
             c if c.is_ascii_punctuation() => regex.extend(['\\', c]),
             c => regex.push(c),
         }

@@ -3,6 +3,8 @@
 mod byte_tokenizer;
 mod callers;
 mod calls;
+#[cfg(feature = "grammar")]
+mod grammars;
 
 use proptest::prelude::*;
 use serde_json::json;

@@ -1,0 +1,295 @@
+//! Forms of answers that a request asks for, and their grammars.
+
+use std::sync::Arc;
+
+use moeflux::{
+    Error,
+    base::GrammarError,
+    text::{AnswerForm, CallForm, Constraint, Grammar, MaskSource, Text, ToolSet},
+};
+use serde_json::Value;
+
+use crate::{
+    ask::Conversation,
+    error::ApiError,
+    json::{Fields, wrong_type},
+};
+
+/// Form of an answer, and the field that asks for it.
+#[derive(Clone, Debug)]
+pub(crate) struct AskedForm {
+    form: AnswerForm,
+    path: String,
+}
+
+/// Calls that an answer must make.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum RequiredCalls {
+    /// Calls of any tools.
+    Any,
+    /// Calls of these tools.
+    Named(Vec<String>),
+}
+
+/// Fields of vLLM that ask for a form, beside its `structured_outputs`.
+const GUIDED: [&str; 4] = ["guided_json", "guided_regex", "guided_choice", "guided_grammar"];
+
+impl AskedForm {
+    fn new(form: AnswerForm, path: impl Into<String>) -> Self {
+        Self { form, path: path.into() }
+    }
+
+    fn schema(fields: &Fields<'_>, name: &str) -> Result<Self, ApiError> {
+        let schema = fields.get(name).ok_or_else(|| fields.missing(name))?;
+        let path = fields.path(name);
+        match schema {
+            Value::Object(_) | Value::Bool(_) => {
+                Ok(Self::new(AnswerForm::Json(schema.clone()), path))
+            }
+            // Clients of vLLM send it as text, too.
+            Value::String(text) => {
+                let schema = serde_json::from_str(text);
+                let schema = schema.map_err(|_| wrong_type(&path, "a JSON schema"))?;
+                Ok(Self::new(AnswerForm::Json(schema), path))
+            }
+            _ => Err(wrong_type(&path, "a JSON schema")),
+        }
+    }
+
+    fn choice(fields: &Fields<'_>, name: &str) -> Result<Self, ApiError> {
+        let path = fields.path(name);
+        let wrong = || wrong_type(&path, "a list of strings, not empty");
+        let list = fields.list(name)?.unwrap_or_default();
+        let texts = list.iter().map(|text| text.as_str().map(escaped)).collect::<Option<Vec<_>>>();
+        let texts = texts.filter(|texts| !texts.is_empty()).ok_or_else(wrong)?;
+        Ok(Self::new(AnswerForm::Regex(texts.join("|")), path))
+    }
+
+    fn text(
+        fields: &Fields<'_>,
+        name: &str,
+        form: fn(String) -> AnswerForm,
+    ) -> Result<Self, ApiError> {
+        let text = fields.text(name)?.ok_or_else(|| fields.missing(name))?;
+        Ok(Self::new(form(text.to_owned()), fields.path(name)))
+    }
+
+    /// Form of one key of `structured_outputs`, or of the field `name` that stands for it.
+    fn structured(fields: &Fields<'_>, name: &str, key: &str) -> Result<Option<Self>, ApiError> {
+        match key {
+            "json" => Self::schema(fields, name),
+            "regex" => Self::text(fields, name, AnswerForm::Regex),
+            "choice" => Self::choice(fields, name),
+            "grammar" | "lark" => Self::text(fields, name, AnswerForm::Lark),
+            "json_object" => match fields.flag(name)? {
+                Some(true) => Ok(Self::new(AnswerForm::json_object(), fields.path(name))),
+                _ => return Ok(None),
+            },
+            _ => {
+                let path = fields.path(name);
+                let message = format!(
+                    "{path} is not supported: send json, json_object, regex, choice or lark"
+                );
+                return Err(ApiError::invalid(path, message));
+            }
+        }
+        .map(Some)
+    }
+
+    /// Form in the fields of OpenAI's API, and of servers that extend it.
+    ///
+    /// # Errors
+    /// A field has a wrong type or is not supported, or several fields ask for a form.
+    pub(crate) fn openai(fields: &Fields<'_>) -> Result<Option<Self>, ApiError> {
+        if fields.get("grammar").is_some() {
+            let message = "grammar: the GBNF of constrained output is not supported: send \
+                           structured_outputs.lark, a Lark grammar";
+            return Err(ApiError::invalid("grammar", message));
+        }
+        let mut forms = Vec::new();
+        if let Some(format) = fields.object("response_format")? {
+            forms.extend(Self::response_format(&format)?);
+        }
+        if fields.get("json_schema").is_some() {
+            forms.push(Self::schema(fields, "json_schema")?);
+        }
+        if let Some(outputs) = fields.object("structured_outputs")? {
+            let map = fields.map("structured_outputs")?;
+            for (key, value) in map.into_iter().flatten().filter(|(_, value)| !value.is_null()) {
+                // A neutral value asks for nothing.
+                if *value != Value::Bool(false) {
+                    forms.extend(Self::structured(&outputs, key, key)?);
+                }
+            }
+        }
+        for name in GUIDED.into_iter().filter(|name| fields.get(name).is_some()) {
+            forms.extend(Self::structured(fields, name, &name["guided_".len()..])?);
+        }
+        match forms.len() {
+            0 | 1 => Ok(forms.pop()),
+            _ => {
+                let message = format!("{} and {}: send one", forms[0].path, forms[1].path);
+                Err(ApiError::invalid(forms[1].path.clone(), message))
+            }
+        }
+    }
+
+    /// Form of `response_format`.
+    fn response_format(format: &Fields<'_>) -> Result<Option<Self>, ApiError> {
+        match format.text("type")?.ok_or_else(|| format.missing("type"))? {
+            "text" => Ok(None),
+            // As llama.cpp's server has it.
+            "json_object" if format.get("schema").is_some() => {
+                Self::schema(format, "schema").map(Some)
+            }
+            "json_object" => Ok(Some(Self::new(AnswerForm::json_object(), format.path("type")))),
+            "json_schema" => match format.object("json_schema")? {
+                Some(named) => Self::schema(&named, "schema").map(Some),
+                None => Self::schema(format, "schema").map(Some),
+            },
+            "regex" => Self::text(format, "regex", AnswerForm::Regex).map(Some),
+            "lark" => Self::text(format, "lark", AnswerForm::Lark).map(Some),
+            other => {
+                let path = format.path("type");
+                let kinds = "text, json_object, json_schema, regex or lark";
+                let message = format!("{path} is {other:?}: it must be {kinds}");
+                Err(ApiError::invalid(path, message))
+            }
+        }
+    }
+
+    /// Form in the field `name` of Anthropic's API.
+    ///
+    /// # Errors
+    /// The field has a wrong type.
+    pub(crate) fn anthropic(fields: &Fields<'_>, name: &str) -> Result<Option<Self>, ApiError> {
+        let Some(format) = fields.object(name)? else { return Ok(None) };
+        match format.text("type")?.ok_or_else(|| format.missing("type"))? {
+            "json_schema" => Self::schema(&format, "schema").map(Some),
+            other => {
+                let path = format.path("type");
+                let message = format!("{path} is {other:?}: it must be json_schema");
+                Err(ApiError::invalid(path, message))
+            }
+        }
+    }
+}
+
+/// A text as a regular expression.
+fn escaped(text: &str) -> String {
+    let mut regex = String::new();
+    for c in text.chars() {
+        // An escape of these is the boundary of a word.
+        if c.is_ascii_punctuation() && !matches!(c, '<' | '>') {
+            regex.push('\\');
+        }
+        regex.push(c);
+    }
+    regex
+}
+
+/// Constraint of a request, and the fields that ask for it.
+struct AskedConstraint<'a> {
+    form: Option<&'a AskedForm>,
+    calls: Option<CallForm>,
+    raw: bool,
+}
+
+impl AskedConstraint<'_> {
+    fn grammar(&self, text: &Text) -> Result<Option<Grammar>, ApiError> {
+        let constraint = Constraint::default()
+            .form(self.form.map(|asked| asked.form.clone()))
+            .calls(self.calls.clone())
+            .raw(self.raw);
+        text.grammar(&constraint).map_err(|error| self.error(error))
+    }
+
+    /// An error with the path of its field.
+    fn error(&self, error: Error) -> ApiError {
+        let Error::Grammar(
+            grammar @ (GrammarError::Invalid { .. }
+            | GrammarError::NoRoom
+            | GrammarError::TooSlow { .. }),
+        ) = &error
+        else {
+            return error.into();
+        };
+        let inner = match grammar {
+            GrammarError::Invalid { path, .. } => path.as_str(),
+            _ => "",
+        };
+        let is_tool = self.calls.as_ref().is_some_and(|calls| {
+            let mut tools = calls.tools.iter();
+            tools.any(|tool| inner == tool.name || inner.starts_with(&format!("{}.", tool.name)))
+        });
+        let field = match (self.form, is_tool) {
+            (_, true) => "tools",
+            (Some(asked), false) => &asked.path,
+            (None, false) => "tool_choice",
+        };
+        let path = if inner.is_empty() { field.to_owned() } else { format!("{field}.{inner}") };
+        let problem = match grammar {
+            GrammarError::Invalid { problem, .. } => problem.clone(),
+            other => other.to_string(),
+        };
+        ApiError::invalid(path.clone(), format!("{path}: {problem}"))
+    }
+}
+
+/// Grammar of the answer to a conversation; `None` if nothing constrains it. `single` allows one
+/// call at most.
+///
+/// # Errors
+/// A schema cannot be enforced, a tool is unknown, or the answer continues a message.
+pub(crate) fn of_conversation(
+    text: &Text,
+    conversation: &Conversation,
+    single: bool,
+) -> Result<Option<Grammar>, ApiError> {
+    let mut tools = conversation.callable().clone();
+    let required = conversation.required.as_ref();
+    if let Some(RequiredCalls::Named(names)) = required {
+        if let Some(name) = names.iter().find(|name| tools.get(name).is_none()) {
+            let message = format!("tool_choice names {name:?}, which is none of the tools");
+            return Err(ApiError::invalid("tool_choice", message));
+        }
+        tools = ToolSet {
+            tools: tools.tools.into_iter().filter(|tool| names.contains(&tool.name)).collect(),
+        };
+    }
+    if required.is_some() && tools.is_empty() {
+        let message = "tool_choice requires a call, but there are no tools";
+        return Err(ApiError::invalid("tool_choice", message));
+    }
+    let has_calls = !tools.is_empty() && (required.is_some() || text.call_syntax().is_some());
+    let calls = has_calls.then(|| CallForm::new(tools).required(required.is_some()).single(single));
+    // A required call leaves no place for the form.
+    let form = conversation.form.as_ref().filter(|_| required.is_none());
+    let asked = AskedConstraint { form, calls, raw: false };
+    let grammar = asked.grammar(text)?;
+    if grammar.is_some() && conversation.continues && (form.is_some() || required.is_some()) {
+        let message = "an answer that continues a message cannot be constrained";
+        return Err(ApiError::invalid("messages", message));
+    }
+    Ok(grammar)
+}
+
+/// Grammar of answers to texts without a template.
+///
+/// # Errors
+/// The form cannot be enforced.
+pub(crate) fn of_text(text: &Text, form: Option<&AskedForm>) -> Result<Option<Grammar>, ApiError> {
+    AskedConstraint { form, calls: None, raw: true }.grammar(text)
+}
+
+/// Mask of the answer to a prompt.
+///
+/// # Errors
+/// The tokenizer's decoder fails.
+pub(crate) fn mask(
+    grammar: Option<&Grammar>,
+    text: &Text,
+    prompt: &[u32],
+) -> Result<Option<Arc<dyn MaskSource>>, ApiError> {
+    Ok(grammar.map(|grammar| grammar.mask(text, prompt)).transpose()?)
+}
