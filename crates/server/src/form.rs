@@ -5,7 +5,7 @@ use std::sync::Arc;
 use moeflux::{
     Error,
     base::GrammarError,
-    text::{AnswerForm, CallForm, Constraint, Grammar, MaskSource, Text, ToolSet},
+    text::{AnswerForm, CallConstraint, Constraint, Grammar, MaskSource, Text, ToolSet},
 };
 use serde_json::Value;
 
@@ -191,7 +191,7 @@ fn escaped(text: &str) -> String {
 /// Constraint of a request, and the fields that ask for it.
 struct AskedConstraint<'a> {
     form: Option<&'a AskedForm>,
-    calls: Option<CallForm>,
+    calls: Option<CallConstraint>,
     raw: bool,
 }
 
@@ -262,7 +262,8 @@ pub(crate) fn of_conversation(
         return Err(ApiError::invalid("tool_choice", message));
     }
     let has_calls = !tools.is_empty() && (required.is_some() || text.call_syntax().is_some());
-    let calls = has_calls.then(|| CallForm::new(tools).required(required.is_some()).single(single));
+    let calls =
+        has_calls.then(|| CallConstraint::new(tools).required(required.is_some()).single(single));
     // A required call leaves no place for the form.
     let form = conversation.form.as_ref().filter(|_| required.is_none());
     let asked = AskedConstraint { form, calls, raw: false };

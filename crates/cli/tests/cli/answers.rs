@@ -263,3 +263,27 @@ fn errors_in_a_turn_are_printed_and_the_conversation_continues() {
     assert_eq!(said.err.matches("error: ").count(), 4, "{said:?}");
     assert_eq!(said.out, "A Crow\n", "{said:?}");
 }
+
+#[test]
+fn an_answer_has_the_form_that_is_asked_for() {
+    let folder = temp();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let schema = r#"{"type": "object", "properties": {"animal": {"enum": ["fox", "crow"]}},
+        "required": ["animal"], "additionalProperties": false}"#;
+    let schema = file("schema.json", schema);
+    let animal = json(&succeed(&["run", "--json-schema", &schema, "--seed", "1", FOX]));
+    assert!(["fox", "crow"].contains(&animal["animal"].as_str().unwrap()), "{animal}");
+    let said = succeed(&["run", "--regex", "[ab]{3}", FOX]);
+    assert!(said.trim().len() == 3 && said.trim().bytes().all(|c| b"ab".contains(&c)), "{said}");
+    let lark = file("g.lark", "start: \"x\" | \"y\"\n");
+    assert!(["x\n", "y\n"].contains(&succeed(&["run", "--lark", &lark, FOX]).as_str()));
+    let unique = file("unique.json", r#"{"type": "array", "uniqueItems": true}"#);
+    assert_error(&run(&["run", "--json-schema", &unique, FOX]), 1, &["uniqueItems"]);
+    let missing = run(&["run", "--json-schema", "no/such/file", FOX]);
+    assert_error(&missing, 1, &["no/such/file", "cannot be read"]);
+    assert_eq!(run(&["run", "--regex", "a", "--lark", &lark, FOX]).code, 2);
+}

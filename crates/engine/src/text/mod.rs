@@ -37,7 +37,7 @@ pub use chat::{
 #[cfg(feature = "text")]
 pub use dialect::{AnswerParser, CallSyntax, Delta};
 #[cfg(feature = "grammar")]
-pub use grammar::{AnswerForm, CallForm, Constraint, Grammar};
+pub use grammar::{AnswerForm, CallConstraint, Constraint, Grammar};
 #[cfg(feature = "text")]
 pub use prompt::{ChatPrompt, Turn};
 pub use sampling::{

@@ -5,7 +5,7 @@ use crate::{base::error::Error, text::tokenizer::Tokenizer};
 
 /// Parts of an answer by its dialect, and the part in which the prompt ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Frame {
+pub(crate) enum AnswerFrame {
     /// All is text.
     Text,
     /// Thoughts between two marks.
@@ -43,17 +43,21 @@ impl Dialect {
     ///
     /// # Errors
     /// [`Error::Text`] if the tokenizer's decoder fails.
-    pub(crate) fn frame(&self, tokenizer: &Tokenizer, prompt: &[u32]) -> Result<Frame, Error> {
+    pub(crate) fn frame(
+        &self,
+        tokenizer: &Tokenizer,
+        prompt: &[u32],
+    ) -> Result<AnswerFrame, Error> {
         let token = |mark: usize| self.marks.get(mark).and_then(|mark| mark.token);
         if self.has_channels() {
             // A dialect with channels has these tokens.
             let (message, end) = (token(harmony::MESSAGE), token(harmony::END));
             return Ok(match message.zip(end) {
-                Some((message, end)) => Frame::Channels { message, end },
-                None => Frame::Text,
+                Some((message, end)) => AnswerFrame::Channels { message, end },
+                None => AnswerFrame::Text,
             });
         }
-        let [open, close] = self.marks.as_slice() else { return Ok(Frame::Text) };
+        let [open, close] = self.marks.as_slice() else { return Ok(AnswerFrame::Text) };
         let tail = &prompt[prompt.len().saturating_sub(PROMPT_TAIL)..];
         let text = tokenizer.decode(tail, false)?;
         let text = text.trim_end();
@@ -63,6 +67,10 @@ impl Dialect {
         // A prompt that ends behind thoughts has had them.
         let may_open = !is_open && !text.ends_with(&close.text);
         let close = FrameMark { text: close.text.clone(), token: close.token };
-        Ok(Frame::Thoughts { open: token(bracketed::OPEN).filter(|_| may_open), close, is_open })
+        Ok(AnswerFrame::Thoughts {
+            open: token(bracketed::OPEN).filter(|_| may_open),
+            close,
+            is_open,
+        })
     }
 }

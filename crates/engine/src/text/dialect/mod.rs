@@ -24,7 +24,7 @@ pub use calls::CallSyntax;
 pub use delta::Delta;
 pub(crate) use delta::DeltaBuffer;
 #[cfg(feature = "grammar")]
-pub(crate) use frame::{Frame, FrameMark};
+pub(crate) use frame::{AnswerFrame, FrameMark};
 #[cfg(feature = "grammar")]
 pub(crate) use harmony::MARKS as CHANNEL_MARKS;
 

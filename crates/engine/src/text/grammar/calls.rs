@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{
-    CallForm,
+    CallConstraint,
     compile::Compiler,
     invalid,
     lark::{LarkWriter, json_schema, quoted},
@@ -19,7 +19,7 @@ use crate::{
 
 /// Tools of a request, and what their calls depend on.
 pub(super) struct ToolRules<'a> {
-    pub(super) form: &'a CallForm,
+    pub(super) form: &'a CallConstraint,
     /// Source of the model's template, which tells variants of a syntax apart.
     pub(super) template: &'a str,
     pub(super) compiler: &'a Compiler,

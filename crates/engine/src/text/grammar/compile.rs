@@ -12,11 +12,13 @@ use std::{
 use llguidance::{
     Matcher, ParserFactory,
     api::TopLevelGrammar,
-    toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv},
+    toktrie::{InferenceCapabilities, TokEnv, TokTrie, TokenId, TokenizerEnv},
 };
 use serde_json::Value;
 
-use super::{AnswerForm, invalid, lark::json_schema, vocabulary::Vocabulary};
+use super::{
+    AnswerForm, ahead::MaskThread, invalid, lark::json_schema, vocabulary::GrammarVocabulary,
+};
 use crate::base::error::{Error, GrammarError};
 
 /// Longest time of a compilation. Usual schemas take milliseconds.
@@ -66,29 +68,52 @@ const NOT_ENFORCED: [&str; 9] = [
     "x-guidance",
 ];
 
+/// The trie as the library's tokenizer. Any tokens may spell a text that the grammar forces.
+struct TrieTokenizer(Arc<TokTrie>);
+
+impl TokenizerEnv for TrieTokenizer {
+    fn tok_trie(&self) -> &TokTrie {
+        &self.0
+    }
+
+    fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
+        self.0.greedy_tokenize(bytes)
+    }
+
+    fn tokenize_is_canonical(&self) -> bool {
+        false
+    }
+}
+
 /// Compiler of grammars over a vocabulary.
 pub(super) struct Compiler {
     factory: Arc<ParserFactory>,
-    vocabulary: Vocabulary,
+    vocabulary: GrammarVocabulary,
     compiling: Arc<AtomicUsize>,
+    masks: MaskThread,
 }
 
 impl Compiler {
     /// # Errors
     /// The library's, as text.
-    pub(super) fn new(vocabulary: Vocabulary) -> Result<Self, String> {
-        // Each piece of a forced text may be any of its tokens.
-        let env: TokEnv = Arc::new(ApproximateTokEnv::new((*vocabulary.trie).clone()));
+    pub(super) fn new(vocabulary: GrammarVocabulary) -> Result<Self, String> {
+        let env: TokEnv = Arc::new(TrieTokenizer(Arc::clone(&vocabulary.trie)));
         let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &[])
             .map_err(|error| error.to_string())?;
         factory.quiet();
         let limits = factory.limits_mut();
         limits.max_lexer_states = LEXER_STATES;
         limits.verbose_errors = false;
-        Ok(Self { factory: Arc::new(factory), vocabulary, compiling: Arc::default() })
+        let masks = MaskThread::default();
+        Ok(Self { factory: Arc::new(factory), vocabulary, compiling: Arc::default(), masks })
     }
 
-    pub(super) fn vocabulary(&self) -> &Vocabulary {
+    /// The thread that computes masks.
+    pub(super) fn masks(&self) -> &MaskThread {
+        &self.masks
+    }
+
+    pub(super) fn vocabulary(&self) -> &GrammarVocabulary {
         &self.vocabulary
     }
 

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::{
     AnswerForm, invalid,
-    vocabulary::{SpelledPart, Vocabulary},
+    vocabulary::{GrammarVocabulary, SpelledPart},
 };
 use crate::base::error::GrammarError;
 
@@ -24,14 +24,14 @@ const MAX_NESTING: usize = 200;
 
 /// A grammar in parts: rules, and grammars that they name.
 pub(super) struct LarkWriter {
-    vocabulary: Vocabulary,
+    vocabulary: GrammarVocabulary,
     rules: String,
     rule_count: usize,
     grammars: Vec<GrammarWithLexer>,
 }
 
 impl LarkWriter {
-    pub(super) fn new(vocabulary: Vocabulary) -> Self {
+    pub(super) fn new(vocabulary: GrammarVocabulary) -> Self {
         Self { vocabulary, rules: String::new(), rule_count: 0, grammars: Vec::new() }
     }
 

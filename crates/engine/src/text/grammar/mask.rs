@@ -1,12 +1,15 @@
 //! Mask of one answer: free in its thoughts, then by the grammar.
 
-use llguidance::{Matcher, toktrie::SimpleVob};
+use llguidance::toktrie::SimpleVob;
 
-use super::Grammar;
+use super::{
+    Grammar,
+    ahead::{NextMask, NextTokens},
+};
 use crate::{
     base::error::{Error, GrammarError},
     text::{
-        dialect::{Frame, FrameMark},
+        dialect::{AnswerFrame, FrameMark},
         sampling::TokenMask,
     },
 };
@@ -16,7 +19,7 @@ const MAX_LINE_ENDS: u8 = 2;
 
 /// Part of an answer in which it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum AnswerPhase {
     /// In thoughts, which are free. The answer may end only if its text is free, too.
     Thoughts,
     /// In text that is free up to a mark.
@@ -32,14 +35,18 @@ pub(super) enum Phase {
     },
 }
 
-impl Phase {
+impl AnswerPhase {
     /// The phase at the start of an answer. In text that `is_free` the grammar begins at a mark.
-    pub(super) fn first(frame: &Frame, is_free: bool) -> Self {
+    pub(super) fn first(frame: &AnswerFrame, is_free: bool) -> Self {
         match frame {
-            Frame::Thoughts { is_open: true, .. } => Self::Thoughts,
+            AnswerFrame::Thoughts { is_open: true, .. } => Self::Thoughts,
             _ if is_free => Self::Text,
-            Frame::Thoughts { open, .. } => Self::Bound { line_ends: 0, may_think: open.is_some() },
-            Frame::Text | Frame::Channels { .. } => Self::Bound { line_ends: 0, may_think: false },
+            AnswerFrame::Thoughts { open, .. } => {
+                Self::Bound { line_ends: 0, may_think: open.is_some() }
+            }
+            AnswerFrame::Text | AnswerFrame::Channels { .. } => {
+                Self::Bound { line_ends: 0, may_think: false }
+            }
         }
     }
 }
@@ -47,13 +54,23 @@ impl Phase {
 /// Mask of one answer.
 pub(super) struct GrammarMask {
     grammar: Grammar,
-    frame: Frame,
-    phase: Phase,
-    matcher: Matcher,
+    frame: AnswerFrame,
+    phase: AnswerPhase,
+    next: MaskState,
     /// Text since the last mark, as far as it may begin another one; of a header all of it.
     tail: Vec<u8>,
     /// Logits that stay whatever the grammar says. Kept to reuse the allocation.
     kept: Vec<KeptLogit>,
+}
+
+/// The grammar behind the tokens so far, and the tokens that it allows next.
+enum MaskState {
+    /// At its start.
+    Fresh,
+    Computing(NextMask),
+    Ready(Box<NextTokens>),
+    /// The grammar failed.
+    Failed,
 }
 
 /// The logit of a token.
@@ -63,9 +80,43 @@ struct KeptLogit {
 }
 
 impl GrammarMask {
-    pub(super) fn new(grammar: Grammar, frame: Frame, phase: Phase) -> Self {
-        let matcher = grammar.matcher();
-        Self { grammar, frame, phase, matcher, tail: Vec::new(), kept: Vec::new() }
+    pub(super) fn new(grammar: Grammar, frame: AnswerFrame, phase: AnswerPhase) -> Self {
+        let (next, tail, kept) = (MaskState::Fresh, Vec::new(), Vec::new());
+        let mut mask = Self { grammar, frame, phase, next, tail, kept };
+        if matches!(mask.phase, AnswerPhase::Bound { .. }) {
+            mask.compute(Vec::new());
+        }
+        mask
+    }
+
+    /// Begins to compute the mask behind further tokens of the grammar.
+    fn compute(&mut self, tokens: Vec<u32>) {
+        let matcher = match std::mem::replace(&mut self.next, MaskState::Failed) {
+            MaskState::Fresh => self.grammar.matcher(),
+            MaskState::Ready(next) => next.matcher,
+            // The error of a failure was returned.
+            MaskState::Computing(_) | MaskState::Failed => return,
+        };
+        let thread = self.grammar.0.compiler.masks();
+        self.next = MaskState::Computing(thread.begin(matcher, tokens));
+    }
+
+    /// Waits for the mask, if one is being computed. Behind the end of calls the text is free.
+    fn settle(&mut self) -> Result<(), Error> {
+        let computing = match std::mem::replace(&mut self.next, MaskState::Failed) {
+            MaskState::Computing(computing) => computing,
+            other => {
+                self.next = other;
+                return Ok(());
+            }
+        };
+        let next = computing.wait()?;
+        if self.watches() && next.allowed.is_none() {
+            (self.phase, self.tail, self.next) = (AnswerPhase::Text, Vec::new(), MaskState::Fresh);
+        } else {
+            self.next = MaskState::Ready(Box::new(next));
+        }
+        Ok(())
     }
 
     /// Whether the grammar begins at a mark in the text.
@@ -87,9 +138,9 @@ impl GrammarMask {
     fn bound(&mut self, line_ends: u8, may_think: bool, logits: &mut [f32]) -> Result<(), Error> {
         let grammar = self.grammar.clone();
         self.kept.clear();
-        let is_accepting =
-            self.matcher.is_stopped() || self.matcher.is_accepting().map_err(stopped)?;
-        if let Frame::Thoughts { open: Some(open), .. } = self.frame
+        let MaskState::Ready(next) = &self.next else { return Err(stopped("it has failed")) };
+        let is_accepting = next.is_accepting;
+        if let AnswerFrame::Thoughts { open: Some(open), .. } = self.frame
             && may_think
         {
             self.keep(open, logits);
@@ -103,15 +154,8 @@ impl GrammarMask {
         } else {
             forbid(grammar.0.end_tokens.ids(), logits);
         }
-        let allowed = match self.matcher.is_stopped() {
-            true => None,
-            // The library reports the end of a grammar as an error.
-            false => match self.matcher.compute_mask() {
-                Err(_) if is_accepting => None,
-                allowed => Some(allowed.map_err(stopped)?),
-            },
-        };
-        let has_any = apply(allowed.as_ref(), logits);
+        let MaskState::Ready(next) = &self.next else { return Err(stopped("it has failed")) };
+        let has_any = apply(next.allowed.as_ref(), logits);
         for KeptLogit { token, logit } in &self.kept {
             logits[*token as usize] = *logit;
         }
@@ -124,26 +168,23 @@ impl GrammarMask {
 
     /// Begins the grammar anew.
     fn begin(&mut self, line_ends: u8) {
-        self.matcher = self.grammar.matcher();
+        self.next = MaskState::Fresh;
         self.tail.clear();
-        self.phase = Phase::Bound { line_ends, may_think: false };
+        self.phase = AnswerPhase::Bound { line_ends, may_think: false };
     }
 
     /// Takes a token of the grammar.
-    fn follow(&mut self, token: u32) -> Result<(), Error> {
-        self.matcher.consume_token(token).map_err(stopped)?;
-        if let Frame::Channels { message, .. } = self.frame {
+    fn follow(&mut self, token: u32) {
+        if let AnswerFrame::Channels { message, .. } = self.frame {
             let bytes = self.grammar.0.compiler.vocabulary().bytes(token);
             if token != message {
                 self.tail.extend_from_slice(bytes);
             } else if self.is_free_channel() {
-                self.phase = Phase::Message;
+                (self.phase, self.next) = (AnswerPhase::Message, MaskState::Fresh);
+                return;
             }
         }
-        if self.watches() && self.matcher.is_stopped() {
-            (self.phase, self.tail) = (Phase::Text, Vec::new());
-        }
-        Ok(())
+        self.compute(vec![token]);
     }
 
     /// Whether the header that ends names a channel that is free, and nothing else.
@@ -173,92 +214,89 @@ impl GrammarMask {
         None
     }
 
-    /// Takes text of the grammar that came in the token of a mark.
-    fn follow_bytes(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        if bytes.is_empty() {
-            return Ok(());
-        }
+    /// Begins the grammar with text that came in the token of a mark.
+    fn begin_with(&mut self, line_ends: u8, bytes: &[u8]) {
+        self.begin(line_ends);
         let tokens = self.grammar.0.compiler.vocabulary().trie.greedy_tokenize(bytes);
-        self.matcher.consume_tokens(&tokens).map_err(stopped)
+        self.compute(tokens);
     }
 
     /// Takes a token of thoughts.
-    fn think(&mut self, token: u32) -> Result<(), Error> {
-        let Frame::Thoughts { close, .. } = self.frame.clone() else { return Ok(()) };
-        let Some(rest) = self.find(token, &[close]) else { return Ok(()) };
+    fn think(&mut self, token: u32) {
+        let AnswerFrame::Thoughts { close, .. } = self.frame.clone() else { return };
+        let Some(rest) = self.find(token, &[close]) else { return };
         if self.watches() {
-            (self.phase, self.tail) = (Phase::Text, Vec::new());
-            return Ok(());
+            (self.phase, self.tail) = (AnswerPhase::Text, Vec::new());
+            return;
         }
-        self.begin(MAX_LINE_ENDS);
         let start = rest.iter().position(|byte| *byte != b'\n').unwrap_or(rest.len());
-        self.follow_bytes(&rest[start..])
+        self.begin_with(MAX_LINE_ENDS, &rest[start..]);
     }
 
     /// Takes a token of text that is free.
-    fn watch(&mut self, token: u32) -> Result<(), Error> {
-        if let Frame::Thoughts { open: Some(open), .. } = self.frame
+    fn watch(&mut self, token: u32) {
+        if let AnswerFrame::Thoughts { open: Some(open), .. } = self.frame
             && token == open
         {
-            (self.phase, self.tail) = (Phase::Thoughts, Vec::new());
-            return Ok(());
+            (self.phase, self.tail) = (AnswerPhase::Thoughts, Vec::new());
+            return;
         }
         let vocabulary = self.grammar.0.compiler.vocabulary();
         let mark = |text: &String| FrameMark { text: text.clone(), token: vocabulary.mark(text) };
         let marks: Vec<FrameMark> = self.grammar.0.marks.iter().map(mark).collect();
-        let Some(rest) = self.find(token, &marks) else { return Ok(()) };
-        self.begin(0);
-        self.follow_bytes(&rest)
+        let Some(rest) = self.find(token, &marks) else { return };
+        self.begin_with(0, &rest);
     }
 }
 
 impl TokenMask for GrammarMask {
     fn mask(&mut self, logits: &mut [f32]) -> Result<(), Error> {
+        self.settle()?;
         match self.phase {
-            Phase::Text => {}
-            Phase::Thoughts | Phase::Message => {
+            AnswerPhase::Text => {}
+            AnswerPhase::Thoughts | AnswerPhase::Message => {
                 if !self.may_end_free() {
                     forbid(self.grammar.0.end_tokens.ids(), logits);
                 }
             }
-            Phase::Bound { line_ends, may_think } => self.bound(line_ends, may_think, logits)?,
+            AnswerPhase::Bound { line_ends, may_think } => {
+                self.bound(line_ends, may_think, logits)?
+            }
         }
         Ok(())
     }
 
     fn accept(&mut self, token: u32) -> Result<(), Error> {
+        self.settle()?;
         if self.grammar.0.end_tokens.contains(token) {
             return Ok(());
         }
-        match (&self.phase, &self.frame) {
-            (Phase::Thoughts, _) => self.think(token),
-            (Phase::Text, _) => self.watch(token),
-            (Phase::Message, Frame::Channels { end, .. }) => {
+        match (&mut self.phase, &self.frame) {
+            (AnswerPhase::Thoughts, _) => self.think(token),
+            (AnswerPhase::Text, _) => self.watch(token),
+            (AnswerPhase::Message, AnswerFrame::Channels { end, .. }) => {
                 if token == *end {
-                    self.begin(0);
+                    self.begin_with(0, &[]);
                 }
-                Ok(())
             }
-            (Phase::Message, _) => Ok(()),
-            (Phase::Bound { may_think: true, .. }, Frame::Thoughts { open, .. })
+            (AnswerPhase::Message, _) => {}
+            (AnswerPhase::Bound { may_think: true, .. }, AnswerFrame::Thoughts { open, .. })
                 if *open == Some(token) =>
             {
-                (self.phase, self.tail) = (Phase::Thoughts, Vec::new());
-                Ok(())
+                self.tail.clear();
+                (self.phase, self.next) = (AnswerPhase::Thoughts, MaskState::Fresh);
             }
-            (Phase::Bound { line_ends: 1.., .. }, _)
+            (AnswerPhase::Bound { line_ends: line_ends @ 1.., .. }, _)
                 if self.grammar.0.compiler.vocabulary().line_ends.contains(&token) =>
             {
-                if let Phase::Bound { line_ends, .. } = &mut self.phase {
-                    *line_ends -= 1;
-                }
-                Ok(())
+                *line_ends -= 1;
             }
-            (Phase::Bound { .. }, _) => {
-                self.phase = Phase::Bound { line_ends: 0, may_think: false };
-                self.follow(token)
+            (AnswerPhase::Bound { line_ends, may_think }, _) => {
+                (*line_ends, *may_think) = (0, false);
+                self.follow(token);
             }
         }
+        Ok(())
     }
 }
 
@@ -291,7 +329,7 @@ fn apply(allowed: Option<&SimpleVob>, logits: &mut [f32]) -> bool {
     has_any
 }
 
-fn stopped(problem: impl ToString) -> Error {
+pub(super) fn stopped(problem: impl ToString) -> Error {
     let problem = problem.to_string().lines().next().unwrap_or_default().to_owned();
     GrammarError::Stopped { problem }.into()
 }

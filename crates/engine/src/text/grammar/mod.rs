@@ -5,8 +5,11 @@
 //! - The vocabulary as a trie of bytes: `vocabulary.rs`.
 //! - Calls of tools in a model's syntax: `calls.rs`, their parameters: `parameters.rs`, by a writer
 //!   of grammars, `lark.rs`.
-//! - The mask of one answer, which lets thoughts be free: `mask.rs`; messages in channels: `channels.rs`.
+//! - The mask of one answer, which lets thoughts be free: `mask.rs`; messages in channels:
+//!   `channels.rs`.
+//! - The thread that computes masks while the model computes logits: `ahead.rs`.
 
+mod ahead;
 mod calls;
 mod channels;
 mod compile;
@@ -29,8 +32,8 @@ use self::{
     calls::{CallGrammar, ToolRules},
     compile::Compiler,
     lark::LarkWriter,
-    mask::{GrammarMask, Phase},
-    vocabulary::Vocabulary,
+    mask::{AnswerPhase, GrammarMask},
+    vocabulary::GrammarVocabulary,
 };
 use crate::{
     base::{
@@ -39,7 +42,7 @@ use crate::{
     },
     text::{
         chat::ToolSet,
-        dialect::Frame,
+        dialect::AnswerFrame,
         sampling::{EndTokens, MaskSource, TokenMask},
         text::Text,
     },
@@ -67,7 +70,7 @@ impl AnswerForm {
 /// Calls of tools that an answer makes.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
-pub struct CallForm {
+pub struct CallConstraint {
     /// The tools.
     pub tools: ToolSet,
     /// Whether the answer is at least one call, each with arguments by its tool's schema. If not,
@@ -77,9 +80,9 @@ pub struct CallForm {
     pub single: bool,
 }
 
-setters!(CallForm { required: bool, single: bool });
+setters!(CallConstraint { required: bool, single: bool });
 
-impl CallForm {
+impl CallConstraint {
     /// Calls of `tools`, which may be none.
     pub fn new(tools: ToolSet) -> Self {
         Self { tools, ..Self::default() }
@@ -93,14 +96,14 @@ pub struct Constraint {
     /// Form of the text. An answer of calls has none.
     pub form: Option<AnswerForm>,
     /// Calls. With a form, the answer has that form, or is calls.
-    pub calls: Option<CallForm>,
+    pub calls: Option<CallConstraint>,
     /// Whether the answer is text as it is, without the thoughts and marks of the model's dialect.
     pub raw: bool,
 }
 
 setters!(Constraint {
     form: impl Into<Option<AnswerForm>>,
-    calls: impl Into<Option<CallForm>>,
+    calls: impl Into<Option<CallConstraint>>,
     raw: bool,
 });
 
@@ -129,7 +132,7 @@ impl Grammars {
         }
         let compiler = self
             .compiler
-            .get_or_init(|| Compiler::new(Vocabulary::new(text.tokenizer())).map(Arc::new));
+            .get_or_init(|| Compiler::new(GrammarVocabulary::new(text.tokenizer())).map(Arc::new));
         compiler.as_ref().map_err(|problem| invalid("", problem.clone()))
     }
 }
@@ -230,7 +233,7 @@ impl Grammar {
     /// [`Error::Text`] if the tokenizer's decoder fails.
     pub fn mask(&self, text: &Text, prompt: &[u32]) -> Result<Arc<dyn MaskSource>, Error> {
         let frame = match self.0.raw {
-            true => Frame::Text,
+            true => AnswerFrame::Text,
             false => text.dialect().frame(text.tokenizer(), prompt)?,
         };
         Ok(Arc::new(AnswerGrammar { grammar: self.clone(), frame }))
@@ -245,12 +248,12 @@ impl Grammar {
 #[derive(Debug)]
 struct AnswerGrammar {
     grammar: Grammar,
-    frame: Frame,
+    frame: AnswerFrame,
 }
 
 impl MaskSource for AnswerGrammar {
     fn start(&self) -> Result<Box<dyn TokenMask>, Error> {
-        let phase = Phase::first(&self.frame, !self.grammar.0.marks.is_empty());
+        let phase = AnswerPhase::first(&self.frame, !self.grammar.0.marks.is_empty());
         Ok(Box::new(GrammarMask::new(self.grammar.clone(), self.frame.clone(), phase)))
     }
 }

@@ -11,7 +11,7 @@ const MAX_TOKEN: usize = 1024;
 
 /// Tokens as bytes, and marks by their text.
 #[derive(Clone)]
-pub(super) struct Vocabulary {
+pub(super) struct GrammarVocabulary {
     pub(super) trie: Arc<TokTrie>,
     /// Marks that are tokens, longer ones first.
     marks: Arc<[VocabularyMark]>,
@@ -32,7 +32,7 @@ pub(super) enum SpelledPart<'a> {
     Token(u32),
 }
 
-impl Vocabulary {
+impl GrammarVocabulary {
     /// The tokens of a tokenizer. Marks are no text: only a grammar that names them allows them.
     pub(super) fn new(tokenizer: &Tokenizer) -> Self {
         let count = u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);

@@ -13,7 +13,7 @@ use crate::{
     text::{
         chat::{ChatTemplate, Tool, ToolSet},
         dialect::CallSyntax,
-        grammar::{CallForm, Constraint},
+        grammar::{CallConstraint, Constraint},
         sampling::TokenMask,
         text::Text,
     },
@@ -54,7 +54,7 @@ fn tools(is_strict: bool) -> ToolSet {
     ToolSet { tools: tools.to_vec() }
 }
 
-fn mask(caller: &Caller, text: &Text, form: CallForm) -> Result<Box<dyn TokenMask>, Error> {
+fn mask(caller: &Caller, text: &Text, form: CallConstraint) -> Result<Box<dyn TokenMask>, Error> {
     let grammar = text.grammar(&Constraint::default().calls(form))?.unwrap();
     let prompt = text.tokenizer().encode(caller.prompt, false).unwrap();
     grammar.mask(text, &prompt).unwrap().start()
@@ -135,7 +135,7 @@ fn required_calls_are_as_templates_write_them() {
         let text = text(caller);
         let call = ("write", json!({"path": "a b", "mode": "fast", "n": 7, "tags": [1, 2]}));
         for is_strict in [false, true] {
-            let form = CallForm::new(tools(is_strict)).required(true);
+            let form = CallConstraint::new(tools(is_strict)).required(true);
             let mut mask = mask(caller, &text, form).unwrap();
             let answer = block(caller, std::slice::from_ref(&call));
             let failed = forbidden(&text, &mut *mask, &answer);
@@ -152,7 +152,7 @@ fn required_calls_are_as_templates_write_them() {
 fn required_calls_cannot_be_text_or_break_their_schema() {
     for caller in &CALLERS {
         let text = text(caller);
-        let form = CallForm::new(tools(true)).required(true).single(true);
+        let form = CallConstraint::new(tools(true)).required(true).single(true);
         let start = |answer: &str| {
             let mut mask = mask(caller, &text, form.clone()).unwrap();
             forbidden(&text, &mut *mask, answer)
@@ -180,7 +180,7 @@ fn required_calls_cannot_be_text_or_break_their_schema() {
 fn sampled_calls_are_complete_and_valid() {
     for caller in &CALLERS {
         let text = text(caller);
-        let form = CallForm::new(tools(true)).required(true);
+        let form = CallConstraint::new(tools(true)).required(true);
         for seed in 1..12 {
             let mut mask = mask(caller, &text, form.clone()).unwrap();
             let mut tokens = sample(&text, &mut *mask, seed);
@@ -216,7 +216,7 @@ fn sampled_calls_are_complete_and_valid() {
 fn strict_calls_follow_their_schema_where_the_answer_makes_them() {
     for caller in &CALLERS {
         let text = text(caller);
-        let form = CallForm::new(tools(true));
+        let form = CallConstraint::new(tools(true));
         let start = |answer: &str| {
             let mut mask = mask(caller, &text, form.clone()).unwrap();
             forbidden(&text, &mut *mask, answer)
