@@ -178,7 +178,7 @@ impl App {
         mut request: GenerateRequest,
     ) -> Result<Accepted, ApiError> {
         let text = self.core.engine().text()?;
-        let Prompt { tokens, ends, echo, turn, mask, .. } = prompt;
+        let Prompt { tokens, ends, echo, turn, masks, .. } = prompt;
         let source = match &ask.prompt {
             AskPrompt::Conversation(conversation) => {
                 let tools = conversation.callable();
@@ -199,7 +199,7 @@ impl App {
         let timer = AnswerTimer::start(&self.latencies);
         let deltas = AnswerDeltas::new(source, text, tokens.len(), timer);
         let deltas = deltas.one_call(ask.one_call).echo(echo).recorder(recorder);
-        request.masks.extend(mask.into_iter().chain(self.masks.iter().cloned()));
+        request.masks.extend(masks.into_iter().chain(self.masks.iter().cloned()));
         let (sink, events) = mpsc::channel(UNREAD);
         let handle = self.core.submit(tokens, request.ends(ends), Box::new(ChannelSink(sink)))?;
         Ok(Accepted { events, deltas, _handle: handle })

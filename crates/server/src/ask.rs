@@ -83,6 +83,8 @@ pub(crate) struct Conversation {
     pub(crate) form: Option<AskedForm>,
     /// Rule for a prompt over the context, if the request says it.
     pub(crate) overflow: Option<Overflow>,
+    /// Most tokens of thoughts.
+    pub(crate) thinking_budget: Option<usize>,
 }
 
 /// Parts of a prompt.
@@ -289,6 +291,31 @@ pub(crate) fn chat_options(fields: &Fields<'_>) -> Result<ChatOptions, ApiError>
     Ok(options)
 }
 
+/// Most tokens of thoughts: the fields `thinking.budget_tokens`, `thinking_budget` and
+/// `reasoning_budget`, of which the first one wins; -1 is no limit.
+///
+/// # Errors
+/// A field is no whole number, or is below -1.
+pub(crate) fn thinking_budget(fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
+    let thinking = fields.object("thinking")?;
+    let places = [
+        thinking.as_ref().map(|thinking| (thinking, "budget_tokens")),
+        Some((fields, "thinking_budget")),
+        Some((fields, "reasoning_budget")),
+    ];
+    for (fields, name) in places.into_iter().flatten() {
+        match fields.integer(name)? {
+            None => {}
+            Some(-1) => return Ok(None),
+            Some(budget) => {
+                let wrong = |_| wrong_type(&fields.path(name), "at least 0; -1 is no limit");
+                return usize::try_from(budget).map(Some).map_err(wrong);
+            }
+        }
+    }
+    Ok(None)
+}
+
 /// Rule for a prompt over the context: the field `truncation`.
 ///
 /// # Errors
@@ -321,8 +348,16 @@ impl Conversation {
                 && !message.content.trim().is_empty()
         };
         let continues = messages.last().is_some_and(is_answer);
-        let (required, form, overflow) = (None, None, None);
-        Self { messages, options, continues, calls: true, required, form, overflow }
+        Self {
+            messages,
+            options,
+            continues,
+            calls: true,
+            required: None,
+            form: None,
+            overflow: None,
+            thinking_budget: None,
+        }
     }
 
     /// Tools that the answer may call.

@@ -32,8 +32,8 @@ pub(crate) struct Prompt {
     pub(crate) turn: Option<TurnStart>,
     /// Messages that are not in it, as they did not fit the context.
     pub(crate) dropped_messages: usize,
-    /// Grammar of the answer.
-    pub(crate) mask: Option<Arc<dyn MaskSource>>,
+    /// Budget of the answer's thoughts, and its grammar.
+    pub(crate) masks: Vec<Arc<dyn MaskSource>>,
 }
 
 /// Prompts of a request.
@@ -47,7 +47,10 @@ pub(crate) fn prompts(app: &App, ask: &Ask) -> Result<Vec<Prompt>, ApiError> {
         AskPrompt::Conversation(conversation) => {
             let grammar = form::of_conversation(text, conversation, ask.one_call)?;
             let mut prompt = fitting(app, conversation)?;
-            prompt.mask = form::mask(grammar.as_ref(), text, &prompt.tokens)?;
+            if let Some(budget) = conversation.thinking_budget {
+                prompt.masks.extend(text.thinking_budget(&prompt.tokens, budget)?);
+            }
+            prompt.masks.extend(form::mask(grammar.as_ref(), text, &prompt.tokens)?);
             Ok(vec![prompt])
         }
         AskPrompt::Raw { prompts, echo, form } => {
@@ -55,7 +58,7 @@ pub(crate) fn prompts(app: &App, ask: &Ask) -> Result<Vec<Prompt>, ApiError> {
             let logprobs = ask.request.prompt_logprobs;
             let raw = |prompt| {
                 let mut raw = raw(app.core.engine(), prompt, *echo)?;
-                raw.mask = form::mask(grammar.as_ref(), text, &raw.tokens)?;
+                raw.masks.extend(form::mask(grammar.as_ref(), text, &raw.tokens)?);
                 if let Some(echo) = &mut raw.echo {
                     echo.logprobs = logprobs.then(|| raw.tokens.clone());
                 }
@@ -133,7 +136,7 @@ fn chat(
     }
     // The start of an answer is not part of its message.
     let turn = start.is_empty().then(|| app.turns.start(prompt, messages));
-    Ok(Prompt { tokens, ends, echo: None, turn, dropped_messages: 0, mask: None })
+    Ok(Prompt { tokens, ends, echo: None, turn, dropped_messages: 0, masks: Vec::new() })
 }
 
 /// Error of a prompt: those of the template are the client's, without the path of its file.
@@ -183,5 +186,5 @@ fn raw(engine: &Engine, prompt: &RawPrompt, echo: bool) -> Result<Prompt, ApiErr
     };
     let echo = echo.map(|text| Echo { text, logprobs: None });
     let ends = Vec::new();
-    Ok(Prompt { tokens, ends, echo, turn: None, dropped_messages: 0, mask: None })
+    Ok(Prompt { tokens, ends, echo, turn: None, dropped_messages: 0, masks: Vec::new() })
 }

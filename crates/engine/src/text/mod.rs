@@ -26,6 +26,8 @@ pub(crate) mod sampling;
 #[allow(clippy::module_inception, reason = "the file of the type that names the floor")]
 pub(crate) mod text;
 #[cfg(feature = "text")]
+mod thinking_budget;
+#[cfg(feature = "text")]
 pub(crate) mod tokenizer;
 
 #[cfg(feature = "text")]

@@ -181,7 +181,6 @@ impl Text {
         &self.grammars
     }
 
-    #[cfg(feature = "grammar")]
     pub(super) fn dialect(&self) -> &Dialect {
         &self.dialect
     }

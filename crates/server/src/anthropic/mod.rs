@@ -87,6 +87,7 @@ fn conversation(fields: &Fields<'_>) -> Result<Conversation, ApiError> {
     conversation.form =
         form.map_or_else(|| AskedForm::anthropic(fields, "output_format"), |form| Ok(Some(form)))?;
     conversation.overflow = ask::overflow(fields)?;
+    conversation.thinking_budget = ask::thinking_budget(fields)?;
     Ok(conversation)
 }
 

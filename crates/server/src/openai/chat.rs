@@ -122,6 +122,7 @@ pub(crate) fn conversation(fields: &Fields<'_>) -> Result<Conversation, ApiError
     conversation.required = tools::required_calls(fields)?;
     conversation.form = AskedForm::openai(fields)?;
     conversation.overflow = ask::overflow(fields)?;
+    conversation.thinking_budget = ask::thinking_budget(fields)?;
     let adds_prompt = fields.flag(ask::ADD_PROMPT)?;
     conversation.continues &= adds_prompt != Some(true);
     if let Some(continues) = fields.flag("continue_final_message")? {

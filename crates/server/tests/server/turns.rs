@@ -258,6 +258,27 @@ fn a_round_of_tools_after_a_restart_computes_its_new_tokens_only() {
     }
 }
 
+/// The script goes on with its thoughts behind a budget, which the mask does not let it.
+#[test]
+fn thoughts_end_within_their_budget() {
+    let server = scripted(&attention(), 1, &[ANSWER]);
+    let ask = |field: &str, budget: Value| {
+        chat(&server, &json!({"messages": [{"role": "user", "content": "Hm?"}], field: budget}))
+    };
+    for budget in [json!(1000), json!(-1), json!(null)] {
+        let reply = ask("thinking_budget", budget);
+        assert_eq!(reply.status, 200, "{}", reply.body);
+    }
+    for (field, budget) in
+        [("reasoning_budget", json!(2)), ("thinking", json!({"budget_tokens": 2}))]
+    {
+        let reply = ask(field, budget);
+        assert!(reply.status == 500 && reply.body.contains("token 2"), "{}", reply.body);
+    }
+    let reply = ask("thinking", json!({"budget_tokens": -2}));
+    assert!(reply.status == 400 && reply.body.contains("thinking.budget_tokens"), "{}", reply.body);
+}
+
 /// A question of this length.
 fn long(words: usize) -> Value {
     json!({"role": "user", "content": "and so on ".repeat(words)})
