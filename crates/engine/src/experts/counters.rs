@@ -1,5 +1,5 @@
-//! Counters of expert uses and cache hits. Steps write them, and anyone reads them without waiting
-//! for a step.
+//! Counters of expert uses, cache hits and misses. Steps write them, and anyone reads them without
+//! waiting for a step.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,21 +8,32 @@ use crate::{
     model::blueprint::Blueprint,
 };
 
-/// Use of a layer's experts since the model was loaded. Steps that a device computed without
-/// reporting its routing, with all experts resident, have no uses.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Counts of one expert since the model was loaded. Steps that a device computed without reporting
+/// its routing, with all experts resident, are not counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct ExpertCounts {
-    /// Requests and hits. The difference is the misses.
-    pub stats: LayerStats,
-    /// Uses by expert: tokens for which the router chose it. Empty in a layer without routed
-    /// experts.
-    pub uses: Vec<u64>,
+pub struct ExpertCount {
+    /// Tokens for which the router chose it.
+    pub uses: u64,
+    /// Steps that found it in a slot, without a prefetch.
+    pub hits: u64,
+    /// Steps that needed it after a prefetch, loaded or still in flight.
+    pub prefetched: u64,
+    /// Steps that had to read it.
+    pub misses: u64,
 }
 
-/// Counters of all layers.
+/// Where a step finds an expert that it needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FoundExpert {
+    InSlot,
+    Prefetched,
+    OnDisk,
+}
+
+/// Counters of all experts. Readable while a step runs.
 #[derive(Debug, Default)]
-pub(crate) struct ExpertCounters {
+pub struct ExpertCounters {
     layers: Vec<LayerCounters>,
 }
 
@@ -30,7 +41,16 @@ pub(crate) struct ExpertCounters {
 struct LayerCounters {
     needed: AtomicU64,
     hit: AtomicU64,
-    uses: Vec<AtomicU64>,
+    experts: Vec<ExpertCells>,
+}
+
+/// Counters of one expert: the fields of [`ExpertCount`].
+#[derive(Debug, Default)]
+struct ExpertCells {
+    uses: AtomicU64,
+    hits: AtomicU64,
+    prefetched: AtomicU64,
+    misses: AtomicU64,
 }
 
 impl ExpertCounters {
@@ -39,7 +59,7 @@ impl ExpertCounters {
         let mut layers = Vec::new();
         layers.resize_with(blueprint.layers.len(), LayerCounters::default);
         for (layer, moe) in blueprint.moe_layers() {
-            layers[layer].uses.resize_with(moe.experts.count, AtomicU64::default);
+            layers[layer].experts.resize_with(moe.experts.count, ExpertCells::default);
         }
         Self { layers }
     }
@@ -47,14 +67,29 @@ impl ExpertCounters {
     /// Bytes of the counters.
     pub(crate) fn bytes(blueprint: &Blueprint) -> u64 {
         let (layers, experts) = (blueprint.layers.len(), blueprint.experts());
-        (layers * size_of::<LayerCounters>() + experts * size_of::<AtomicU64>()) as u64
+        (layers * size_of::<LayerCounters>() + experts * size_of::<ExpertCells>()) as u64
     }
 
     /// Adds the tokens of a step that use an expert.
     pub(crate) fn add_uses(&self, layer: usize, expert: usize, tokens: usize) {
-        if let Some(uses) = self.layers.get(layer).and_then(|layer| layer.uses.get(expert)) {
-            add(uses, tokens as u64);
+        if let Some(cells) = self.cells(layer, expert) {
+            add(&cells.uses, tokens as u64);
         }
+    }
+
+    /// Counts an expert that a step needs, by where it was found.
+    pub(crate) fn add_found(&self, layer: usize, expert: usize, found: FoundExpert) {
+        let Some(cells) = self.cells(layer, expert) else { return };
+        let counter = match found {
+            FoundExpert::InSlot => &cells.hits,
+            FoundExpert::Prefetched => &cells.prefetched,
+            FoundExpert::OnDisk => &cells.misses,
+        };
+        add(counter, 1);
+    }
+
+    fn cells(&self, layer: usize, expert: usize) -> Option<&ExpertCells> {
+        self.layers.get(layer)?.experts.get(expert)
     }
 
     /// Adds a step's counts of a layer.
@@ -70,13 +105,25 @@ impl ExpertCounters {
         self.layers.iter().map(LayerCounters::stats).collect()
     }
 
-    /// A copy of all counters by layer.
-    pub(crate) fn copy(&self) -> Vec<ExpertCounts> {
-        let copy = |layer: &LayerCounters| ExpertCounts {
-            stats: layer.stats(),
-            uses: layer.uses.iter().map(|uses| uses.load(Ordering::Relaxed)).collect(),
-        };
-        self.layers.iter().map(copy).collect()
+    /// Number of layers.
+    pub fn layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// Counts of a layer's experts, in their order; none in a layer without routed experts.
+    /// Allocates nothing.
+    pub fn experts(&self, layer: usize) -> impl ExactSizeIterator<Item = ExpertCount> {
+        let experts = self.layers.get(layer).map_or(&[][..], |layer| &layer.experts);
+        experts.iter().map(ExpertCells::counts)
+    }
+}
+
+impl ExpertCells {
+    fn counts(&self) -> ExpertCount {
+        let Self { uses, hits, prefetched, misses } = self;
+        let [uses, hits, prefetched, misses] =
+            [uses, hits, prefetched, misses].map(|n| n.load(Ordering::Relaxed));
+        ExpertCount { uses, hits, prefetched, misses }
     }
 }
 

@@ -15,7 +15,7 @@ pub(crate) mod source;
 pub(crate) mod tier;
 pub(crate) mod trace;
 
-pub use counters::ExpertCounts;
+pub use counters::{ExpertCount, ExpertCounters};
 pub use io::{
     Access, Completion, PageCache, ReadOptions, ReadRequest, Reader, ReaderKind, Urgency,
 };

@@ -21,7 +21,6 @@ use super::{
 };
 use crate::{
     base::{error::Error, setters::setters, stats::Stats},
-    experts::counters::ExpertCounts,
     runtime::control::CancelToken,
     session::{engine::Engine, session::Synced, snapshot::SnapshotFolder},
     text::sampling::TokenLogprobs,
@@ -322,10 +321,9 @@ impl ServingCore {
         }
     }
 
-    /// Uses of each expert, and hits and misses per layer, since the model was loaded. Waits for no
-    /// step.
-    pub fn expert_counts(&self) -> Vec<ExpertCounts> {
-        self.engine.expert_counts()
+    /// Whether the core accepts no more requests.
+    pub fn is_stopping(&self) -> bool {
+        self.shared.stopping.load(Ordering::SeqCst)
     }
 
     /// Accepts no more requests. Accepted ones are served.

@@ -22,7 +22,7 @@ use crate::{
     checkpoint::{Checkpoint, ModelId, RopeScaling},
     experts::{
         cache::{CacheTiers, ExpertCache, SlotAccess},
-        counters::{ExpertCounters, ExpertCounts},
+        counters::ExpertCounters,
         io::{PageCache, ReadOptions, Reader, open as open_reader},
         policy::PolicyKind,
         prefetch::PrefetchMode,
@@ -328,10 +328,10 @@ impl Engine {
         self.shared.expert_counters.stats()
     }
 
-    /// Uses of each expert, and hits and misses per layer, summed over all sessions since the
-    /// engine was opened. Waits for no step.
-    pub fn expert_counts(&self) -> Vec<ExpertCounts> {
-        self.shared.expert_counters.copy()
+    /// Uses, hits and misses of each expert, summed over all sessions since the engine was opened.
+    /// Reading them waits for no step.
+    pub fn expert_counters(&self) -> &ExpertCounters {
+        &self.shared.expert_counters
     }
 
     /// Counters of expert reads since the engine was opened.

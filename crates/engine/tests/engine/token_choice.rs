@@ -11,6 +11,7 @@ use moeflux::{
     Checkpoint, Engine, EngineOptions, Error, Finish, GenerateRequest, MemoryRequest, Sampling,
     Session, StepControl,
     base::{SamplingError, SessionError},
+    experts::ExpertCount,
     generate,
     runtime::{DeviceOptions, Logits},
     serve::{
@@ -403,19 +404,26 @@ fn expert_counters_sum_to_the_choices_of_the_routers() {
         served(&core, &prompt(2, 40), &request(5)).unwrap();
         let moe: HashMap<usize, usize> =
             engine.blueprint().moe_layers().map(|(layer, moe)| (layer, moe.router.top_k)).collect();
-        let counts = core.expert_counts();
         core.join();
+        let (counters, stats) = (engine.expert_counters(), engine.layer_stats());
         let steps = core.stats().steps;
-        assert_eq!(counts.len(), engine.blueprint().layers.len());
-        for (layer, counts) in counts.iter().enumerate() {
+        assert_eq!(counters.layers(), engine.blueprint().layers.len());
+        let mut prefetched = 0;
+        for (layer, stats) in stats.iter().enumerate() {
             let k = moe.get(&layer).copied().unwrap_or_default() as u64;
-            assert_eq!(counts.uses.iter().sum::<u64>(), steps.tokens * k, "{golden} {layer}");
-            assert_eq!(counts.stats.needed == 0, k == 0);
+            let sum = |count: fn(&ExpertCount) -> u64| -> u64 {
+                counters.experts(layer).map(|expert| count(&expert)).sum()
+            };
+            assert_eq!(sum(|expert| expert.uses), steps.tokens * k, "{golden} {layer}");
+            assert_eq!(stats.needed == 0, k == 0);
+            assert_eq!(sum(|expert| expert.hits), stats.hit, "{golden} {layer}");
+            let others = sum(|expert| expert.prefetched + expert.misses);
+            assert_eq!(others, stats.needed - stats.hit, "{golden} {layer}");
+            prefetched += sum(|expert| expert.prefetched);
         }
-        let needed: u64 = counts.iter().map(|counts| counts.stats.needed).sum();
-        let hit: u64 = counts.iter().map(|counts| counts.stats.hit).sum();
+        let needed: u64 = stats.iter().map(|stats| stats.needed).sum();
+        let hit: u64 = stats.iter().map(|stats| stats.hit).sum();
         assert_eq!((needed, hit), (steps.experts_needed, steps.experts_hit));
-        let stats: Vec<_> = counts.iter().map(|counts| counts.stats).collect();
-        assert_eq!(engine.layer_stats(), stats);
+        assert!(prefetched >= steps.experts_predicted, "{golden}");
     }
 }

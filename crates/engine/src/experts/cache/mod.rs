@@ -27,7 +27,10 @@ pub(crate) enum Lookup {
     /// A hit: the expert is in memory, and now pinned.
     Ready(Pin),
     /// A miss: its read is in flight, and [`ExpertCache::next_arrival`] will return it.
-    Started,
+    Started {
+        /// Whether a prefetch had started the read.
+        predicted: bool,
+    },
     /// All slots are pinned or being filled: release some first.
     Full,
 }
@@ -347,7 +350,7 @@ impl ExpertCache {
         }
         self.reading += 1;
         self.host.states[slot as usize].card_slot = card_slot.unwrap_or(NONE);
-        Ok(Lookup::Started)
+        Ok(Lookup::Started { predicted: filling.is_some() })
     }
 
     /// Starts a prefetch, unless the expert is in memory or being read. Only takes a slot that can
@@ -650,7 +653,8 @@ mod tests {
                     Some(pin) => pin,
                     None => {
                         prop_assert!(matches!(
-                            cache.request(&mut *device, layer, expert, &mut stats), Ok(Lookup::Started)
+                            cache.request(&mut *device, layer, expert, &mut stats),
+                            Ok(Lookup::Started { predicted: false })
                         ));
                         cache.next_arrival(&mut *device, true, &mut stats).unwrap().map(|(_, pin)| pin).unwrap()
                     }

@@ -25,7 +25,7 @@ use crate::{
     },
     experts::{
         cache::{Lookup, Pin},
-        counters::ExpertCounters,
+        counters::{ExpertCounters, FoundExpert},
         prefetch::{MAX_PREFETCH_ROWS, PrefetchAction, PrefetchMode, Prefetcher},
         trace::TraceRecorder,
     },
@@ -548,10 +548,15 @@ impl Moe {
         step.stats.bytes_missed += missed * self.bytes;
         for i in 0..step.moe_state.needed.len() {
             if let Some(hit) = step.moe_state.needed[i].hit {
-                match hit.predicted {
-                    true => step.stats.experts_predicted += 1,
-                    false => step.stats.experts_hit += 1,
-                }
+                let found = if hit.predicted {
+                    step.stats.experts_predicted += 1;
+                    FoundExpert::Prefetched
+                } else {
+                    step.stats.experts_hit += 1;
+                    FoundExpert::InSlot
+                };
+                let MoeState { needed, counters, .. } = &*step.moe_state;
+                counters.add_found(step.layer, needed[i].expert, found);
                 if let Some(pin) = step.cache.load_to_card(step.device, hit)? {
                     self.add_uses(step, i, pin);
                 }
@@ -578,14 +583,24 @@ impl Moe {
     fn start_reads(&self, step: &mut Step<'_>) -> Result<usize, Error> {
         let mut started = 0;
         for i in 0..step.moe_state.needed.len() {
-            let NeededExpert { expert, taken, .. } = step.moe_state.needed[i];
+            let NeededExpert { expert, taken, hit, .. } = step.moe_state.needed[i];
             if taken {
                 continue;
             }
-            match step.cache.request(step.device, step.layer, expert, step.stats)? {
-                Lookup::Ready(pin) => self.add_uses(step, i, pin),
-                Lookup::Started => started += 1,
+            let predicted = match step.cache.request(step.device, step.layer, expert, step.stats)? {
+                Lookup::Ready(pin) => {
+                    self.add_uses(step, i, pin);
+                    pin.predicted
+                }
+                Lookup::Started { predicted } => {
+                    started += 1;
+                    predicted
+                }
                 Lookup::Full => break,
+            };
+            if hit.is_none() {
+                let found = if predicted { FoundExpert::Prefetched } else { FoundExpert::OnDisk };
+                step.moe_state.counters.add_found(step.layer, expert, found);
             }
             step.moe_state.needed[i].taken = true;
         }
