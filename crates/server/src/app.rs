@@ -55,6 +55,8 @@ pub(crate) struct App {
     pub(crate) turns: Arc<TurnMemory>,
     /// Time in which a body must arrive.
     pub(crate) body_time: Duration,
+    /// Speed of the disk as it was measured, in bytes per second.
+    pub(crate) disk_speed: Option<f64>,
 }
 
 /// A request that the serving core accepted. Dropping it cancels the request.
@@ -124,6 +126,7 @@ impl App {
             body_room: Arc::new(Semaphore::new(BODIES_BYTES)),
             turns,
             body_time: Timeouts::default().body,
+            disk_speed: None,
         }
     }
 
@@ -151,6 +154,11 @@ impl App {
     /// The state with a time in which a body must arrive.
     pub(crate) fn body_time(self, body_time: Duration) -> Self {
         Self { body_time, ..self }
+    }
+
+    /// The state with the speed of the disk.
+    pub(crate) fn disk_speed(self, disk_speed: Option<f64>) -> Self {
+        Self { disk_speed, ..self }
     }
 
     /// Submits the prompts of a request, each for all of its choices.

@@ -4,7 +4,7 @@ use std::{hint::black_box, net::IpAddr};
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 
-use crate::{error::ApiError, server::ServerError};
+use crate::{error::ApiError, page, server::ServerError};
 
 /// Names of the local machine in the headers Host and Origin.
 const LOCAL_HOSTS: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
@@ -12,7 +12,7 @@ const LOCAL_HOSTS: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 /// Header with a key, beside `Authorization: Bearer`.
 const KEY_HEADER: &str = "x-api-key";
 
-/// Paths that need no key.
+/// Paths that need no key, beside the files of the page.
 const OPEN_PATHS: [&str; 2] = ["/", "/health"];
 
 /// Headers of all responses to pages that are allowed. Further ones depend on the request.
@@ -62,6 +62,11 @@ fn is_equal(key: &[u8], given: &[u8]) -> bool {
     let differences =
         key.iter().zip(given).fold(0, |all, (a, b)| black_box(black_box(all) | (a ^ b)));
     key.len() == given.len() && differences == 0
+}
+
+/// Whether a path needs no key.
+fn is_open(path: &str) -> bool {
+    OPEN_PATHS.contains(&path) || page::is_file(path)
 }
 
 /// Checks of a request's headers.
@@ -118,7 +123,7 @@ impl Guard {
                 return Err(ApiError::forbidden(message));
             }
         }
-        let needs_key = method != Method::OPTIONS && !OPEN_PATHS.contains(&path);
+        let needs_key = method != Method::OPTIONS && !is_open(path);
         match !needs_key || self.keys.is_empty() || self.has_key(headers) {
             true => Ok(()),
             false => Err(ApiError::unauthorized()),

@@ -10,6 +10,7 @@
 //!   events of them: a stream sends them, a whole answer is their fold (`respond.rs`).
 //! - Answers are remembered as they were generated, for the next turn: `turns.rs`.
 //! - A prompt over the context is an error, or loses its oldest turns: `overflow.rs`.
+//! - The web page, its live feed and the memory plan: `page/`.
 //! - Small paths: `native.rs`, `metrics.rs` with `latency.rs`.
 //!
 //! Knows: HTTP, JSON, the APIs. Must not know: terminals, inference. Never logs a prompt or a key.
@@ -30,6 +31,7 @@ mod metrics;
 mod native;
 mod openai;
 mod overflow;
+mod page;
 mod prompt;
 mod respond;
 mod routes;

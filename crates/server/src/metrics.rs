@@ -16,7 +16,10 @@ use axum::{
     response::Response,
 };
 
-use moeflux::experts::ExpertCounts;
+use moeflux::{
+    base::{LayerStats, Stats},
+    experts::ExpertCounters,
+};
 
 use crate::app::App;
 
@@ -77,13 +80,21 @@ pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
     ];
     let gauges = gauges.map(|(name, value)| (name, "gauge", value as f64));
     let counters = counters.map(|(name, value)| (name, "counter", value as f64));
-    let stalled = ("stalled_seconds_total", "counter", steps.stalled_ns as f64 / 1e9);
+    let times = [
+        ("disk_seconds_total", steps.disk_ns),
+        ("computing_seconds_total", steps.computing_ns),
+        ("stalled_seconds_total", steps.stalled_ns),
+    ];
+    let times = times.map(|(name, ns)| (name, "counter", ns as f64 / 1e9));
+    let roof = app.disk_speed.map(|speed| disk_roof(steps, speed)).into_iter().flatten();
     let mut text = String::new();
-    for (name, kind, value) in gauges.into_iter().chain(counters).chain([stalled]) {
+    for (name, kind, value) in gauges.into_iter().chain(counters).chain(times).chain(roof) {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "# TYPE moeflux_{name} {kind}\nmoeflux_{name} {value}");
     }
-    write_experts(&app.core.expert_counts(), &mut text);
+    let engine = app.core.engine();
+    write_layers(&engine.layer_stats(), &mut text);
+    write_experts(engine.expert_counters(), &mut text);
     app.latencies.write(&mut text);
     app.counters.write(&mut text);
     let mut response = Response::new(Body::from(text));
@@ -92,14 +103,31 @@ pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
     response
 }
 
+/// Speed of the disk as it was measured, and the share of it that reads reached.
+fn disk_roof(steps: &Stats, speed: f64) -> [(&'static str, &'static str, f64); 2] {
+    let seconds = steps.disk_ns as f64 / 1e9;
+    let ratio = if seconds > 0.0 { steps.bytes_read as f64 / seconds / speed } else { 0.0 };
+    [("disk_roof_bytes_per_second", "gauge", speed), ("disk_roof_ratio", "gauge", ratio)]
+}
+
 /// Appends requests of experts and hits, by layer.
-fn write_experts(layers: &[ExpertCounts], text: &mut String) {
+fn write_layers(layers: &[LayerStats], text: &mut String) {
     for name in ["needed", "hit"] {
         let _ = writeln!(text, "# TYPE moeflux_experts_{name}_total counter");
-        for (layer, ExpertCounts { stats, .. }) in layers.iter().enumerate() {
+        for (layer, stats) in layers.iter().enumerate() {
             let count = if name == "hit" { stats.hit } else { stats.needed };
             // Writing to a string cannot fail.
             let _ = writeln!(text, "moeflux_experts_{name}_total{{layer=\"{layer}\"}} {count}");
         }
+    }
+}
+
+/// Appends requests of experts that a prefetch had read or begun to read, by layer.
+fn write_experts(counters: &ExpertCounters, text: &mut String) {
+    *text += "# TYPE moeflux_experts_prefetched_total counter\n";
+    for layer in 0..counters.layers() {
+        let count: u64 = counters.experts(layer).map(|expert| expert.prefetched).sum();
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "moeflux_experts_prefetched_total{{layer=\"{layer}\"}} {count}");
     }
 }

@@ -20,6 +20,7 @@ use crate::{
     metrics::metrics,
     native,
     openai::{chat, completions, models},
+    page,
 };
 
 /// Header with the id of a request in Anthropic's API.
@@ -31,7 +32,10 @@ const UNKNOWN_PATH: &str = "other";
 /// All paths, in the form of [`plain_path`].
 pub(crate) fn router(app: Arc<App>) -> Router {
     Router::new()
-        .route("/", get(|| async { "moeflux is running" }))
+        .route("/", get(page::root))
+        .route("/page/{name}", get(page::file))
+        .route("/moeflux/experts", get(page::feed::experts))
+        .route("/moeflux/plan", get(page::plan::plan))
         .route("/chat/completions", post(chat::chat))
         .route("/chat/completions/input_tokens", post(chat::input_tokens))
         .route("/completions", post(completions::completions))

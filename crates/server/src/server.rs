@@ -180,11 +180,9 @@ pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
     guard: Guard,
-    log: RequestLog,
-    masks: Vec<Arc<dyn MaskSource>>,
-    overflow: Overflow,
+    options: ServerOptions,
     turn_folder: Option<TurnFolder>,
-    timeouts: Timeouts,
+    disk_speed: Option<f64>,
     stopper: Stopper,
 }
 
@@ -193,23 +191,27 @@ impl Server {
     ///
     /// # Errors
     /// The address is open without a key, or cannot be listened at; a folder cannot be opened.
-    pub fn bind(options: ServerOptions) -> Result<Self, ServerError> {
-        let ServerOptions { host, port, keys, no_key, allow_hosts, log, masks, overflow, .. } =
-            options;
-        let guard = Guard::new(host, keys, no_key, &allow_hosts)?;
+    pub fn bind(mut options: ServerOptions) -> Result<Self, ServerError> {
+        let keys = std::mem::take(&mut options.keys);
+        let guard = Guard::new(options.host, keys, options.no_key, &options.allow_hosts)?;
         let open = |path: PathBuf| {
             let failed = |source| ServerError::TurnFolder { path: path.clone(), source };
             TurnFolder::open(path.clone()).map_err(failed)
         };
-        let (turn_folder, timeouts) =
-            (options.turn_folder.map(open).transpose()?, options.timeouts);
-        let address = SocketAddr::new(host, port);
+        let turn_folder = options.turn_folder.take().map(open).transpose()?;
+        let address = SocketAddr::new(options.host, options.port);
         let failed = |source| ServerError::Listen { address, source };
         let listener = TcpListener::bind(address).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        let stopper = Stopper::default();
-        Ok(Self { listener, address, guard, log, masks, overflow, turn_folder, timeouts, stopper })
+        let (disk_speed, stopper) = (None, Stopper::default());
+        Ok(Self { listener, address, guard, options, turn_folder, disk_speed, stopper })
+    }
+
+    /// The server with the speed of the disk in bytes per second, as a probe measured it, for the
+    /// page and metrics.
+    pub fn disk_speed(self, disk_speed: Option<f64>) -> Self {
+        Self { disk_speed, ..self }
     }
 
     /// Address at which it listens.
@@ -244,12 +246,12 @@ impl Server {
     }
 
     async fn serve(self, core: ServingCore, model: String) -> Result<(), ServerError> {
-        let Self { listener, guard, log, masks, overflow, turn_folder, timeouts, stopper, .. } =
-            self;
+        let Self { listener, guard, options, turn_folder, disk_speed, stopper, .. } = self;
+        let ServerOptions { log, masks, overflow, timeouts, .. } = options;
         let listener = tokio::net::TcpListener::from_std(listener).map_err(ServerError::Runtime)?;
         let mut signals = Signals::listen(stopper).map_err(ServerError::Runtime)?;
         let app = App::new(core.clone(), guard, model).log(log).masks(masks).overflow(overflow);
-        let app = app.turn_folder(turn_folder).body_time(timeouts.body);
+        let app = app.turn_folder(turn_folder).body_time(timeouts.body).disk_speed(disk_speed);
         let service = PlainPaths(TowerToHyperService::new(routes::router(Arc::new(app))));
         let mut http = http1::Builder::new();
         // Some clients look headers up by case.

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, ensure};
 use moeflux::{
+    experts::DiskSpeed,
     runtime::LineName,
     serve::{ServingCore, ServingOptions},
 };
@@ -15,7 +16,7 @@ use moeflux_server::{
 use crate::{
     WrongUse,
     args::ServeArgs,
-    interrupt,
+    folders, interrupt,
     load::{self, Needs},
     out,
     progress::Ui,
@@ -45,6 +46,10 @@ pub(crate) fn run(args: &ServeArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         ..Needs::default()
     };
     let engine = load::engine(&args.engine, needs, ui)?;
+    // As `plan` or `bench` measured it, if they did.
+    let measured = folders::probes()
+        .and_then(|folder| DiskSpeed::remembered(&folder, engine.blueprint().slot_bytes()));
+    let server = server.disk_speed(measured.map(|speed| speed.ceiling()));
     let plan = engine.plan();
     ui.line(format_args!(
         "memory plan: {}, of which {} are for the server",

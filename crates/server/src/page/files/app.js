@@ -1,0 +1,162 @@
+// The page: conversations, settings, theme, keys of the keyboard.
+
+import { request } from "./api.js";
+import * as chat from "./chat.js";
+import { button, byId, element, notify } from "./dom.js";
+import * as live from "./live.js";
+import * as store from "./store.js";
+
+const THEMES = ["auto", "light", "dark"];
+
+// Settings: name, label, properties of the input.
+const FIELDS = [
+  ["system", "System prompt", { rows: 4 }],
+  ["temperature", "Temperature", { type: "number", min: 0, step: "any" }],
+  ["top_p", "Top-p", { type: "number", min: 0, max: 1, step: "any" }],
+  ["top_k", "Top-k", { type: "number", min: 0, step: 1 }],
+  ["min_p", "Min-p", { type: "number", min: 0, max: 1, step: "any" }],
+  ["seed", "Seed", { type: "number", min: 0, step: 1 }],
+  ["max_tokens", "Most tokens of an answer", { type: "number", min: 0, step: 1 }],
+  ["tools", "Tools, as JSON", { rows: 4, spellcheck: false }],
+];
+
+let conversations = [];
+
+function newConversation() {
+  const empty = conversations.find(({ messages }) => !messages.length);
+  const shown = empty ?? { id: crypto.randomUUID?.() ?? String(Math.random()), title: "",
+    used: Date.now(), messages: [] };
+  if (!empty) conversations.unshift(shown);
+  open(shown);
+}
+
+function open(conversation) {
+  chat.show(conversation);
+  store.set("open", conversation.id);
+  setOpen("list", false);
+  update();
+  byId("prompt").focus();
+}
+
+function update() {
+  const isRunning = chat.isRunning();
+  byId("send").hidden = isRunning;
+  byId("stop").hidden = !isRunning;
+  byId("state").textContent = isRunning ? "answering" : "";
+  const items = conversations.map((conversation) => {
+    const title = conversation.title || "New conversation";
+    const isShown = conversation === chat.current();
+    const link = button(title, () => open(conversation));
+    if (isShown) link.setAttribute("aria-current", "true");
+    const remove = button("×", () => removeConversation(conversation));
+    remove.setAttribute("aria-label", `Delete ${title}`);
+    return element("li", {}, link, remove);
+  });
+  byId("conversations").replaceChildren(...items);
+}
+
+async function removeConversation(conversation) {
+  if (conversation.messages.length && !confirm(`Delete “${conversation.title}”?`)) return;
+  const isShown = conversation === chat.current();
+  if (isShown) chat.stop();
+  conversations = conversations.filter((other) => other !== conversation);
+  try {
+    await store.remove(conversation.id);
+  } catch (error) {
+    notify(`The conversation is not deleted: ${error.message}`);
+  }
+  if (!isShown) update();
+  else if (conversations.length) open(conversations[0]);
+  else newConversation();
+}
+
+function send() {
+  const prompt = byId("prompt");
+  const text = prompt.value;
+  if (!text.trim() || chat.isRunning()) return;
+  prompt.value = "";
+  notify("");
+  chat.send(text);
+}
+
+// Opens or closes a column.
+function setOpen(name, isOpen) {
+  byId(name).classList.toggle("open", isOpen);
+  byId(`show-${name}`).setAttribute("aria-expanded", isOpen);
+  if (name !== "live") return;
+  store.set("live", isOpen ? "open" : "closed");
+  live.watch(isOpen);
+}
+
+const isOpen = (name) => byId(name).classList.contains("open");
+
+function setTheme(theme) {
+  if (theme === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+  byId("theme").textContent = `Theme: ${theme}`;
+  store.set("theme", theme);
+}
+
+function addSettings() {
+  const fields = FIELDS.map(([name, label, properties]) => {
+    const kind = properties.type ? "input" : "textarea";
+    const input = element(kind, { id: `set-${name}`, value: store.setting(name), ...properties });
+    input.onchange = () => store.set(name, input.value);
+    return element("p", {}, element("label", { htmlFor: input.id }, label), input);
+  });
+  byId("fields").append(...fields);
+}
+
+function onKey(event) {
+  if (event.key === "Escape" && chat.isRunning() && !document.querySelector("dialog[open]")) {
+    chat.stop();
+  } else if (event.altKey && event.code === "KeyN") {
+    event.preventDefault();
+    newConversation();
+  }
+}
+
+async function start() {
+  chat.init(update);
+  addSettings();
+  setTheme(THEMES.find((theme) => theme === store.setting("theme")) ?? "auto");
+  byId("theme").onclick = () => {
+    const next = THEMES.indexOf(store.setting("theme")) + 1;
+    setTheme(THEMES[next % THEMES.length]);
+  };
+  byId("new").onclick = newConversation;
+  byId("show-list").onclick = () => setOpen("list", !isOpen("list"));
+  byId("show-live").onclick = () => setOpen("live", !isOpen("live"));
+  byId("show-settings").onclick = () => byId("settings").showModal();
+  byId("stop").onclick = chat.stop;
+  byId("composer").onsubmit = (event) => {
+    event.preventDefault();
+    send();
+  };
+  byId("prompt").onkeydown = (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    send();
+  };
+  document.addEventListener("keydown", onKey);
+  document.addEventListener("visibilitychange", () => live.watch(isOpen("live")));
+  await store.open();
+  try {
+    conversations = await store.load();
+  } catch (error) {
+    notify(`Earlier conversations cannot be read: ${error.message}`);
+  }
+  const last = conversations.find(({ id }) => id === store.setting("open"));
+  if (last) open(last);
+  else newConversation();
+  const isWide = matchMedia("(min-width: 60rem)").matches;
+  setOpen("live", isWide && store.setting("live") !== "closed");
+  try {
+    const models = await (await request("/v1/models")).json();
+    byId("model").textContent = models.data.map(({ id }) => id).join(", ");
+  } catch (error) {
+    notify(error.message);
+  }
+}
+
+start();

@@ -1,0 +1,334 @@
+// The conversation that is shown: its messages, and the answer that is generated.
+
+import { complete } from "./api.js";
+import { button, byId, element } from "./dom.js";
+import { MarkdownView } from "./markdown.js";
+import * as store from "./store.js";
+
+// Characters of a conversation up to which it is also kept while an answer grows.
+const SAVED_LIVE = 1 << 20;
+const SAVE_PERIOD = 3000;
+// Characters of a call's arguments that are shown.
+const SHOWN_ARGUMENTS = 20_000;
+
+const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "seed", "max_tokens"];
+
+let conversation = null;
+let running = null;
+let onChange = () => {};
+
+// `changed` is called when titles, or whether an answer is generated, change.
+export function init(changed) {
+  onChange = changed;
+}
+
+export const current = () => conversation;
+export const isRunning = () => Boolean(running);
+
+// Shows a conversation. An answer that is being generated ends.
+export function show(shown) {
+  stop();
+  conversation = shown;
+  const list = byId("messages");
+  list.replaceChildren(...shown.messages.map((message) => messageNode(message)));
+  if (!shown.messages.length) {
+    list.append(element("p", { className: "empty" }, "Ask the model something."));
+  }
+  list.scrollTop = list.scrollHeight;
+}
+
+export function stop() {
+  running?.abort();
+}
+
+// Appends the user's message and generates the answer.
+export function send(text) {
+  add({ role: "user", content: text });
+  conversation.title ||= text.trim().slice(0, 60);
+  return generate();
+}
+
+function add(message) {
+  byId("messages").querySelector(".empty")?.remove();
+  conversation.messages.push(message);
+  const node = messageNode(message);
+  byId("messages").append(node);
+  return node;
+}
+
+// Drops the messages from `message` on.
+function cut(message) {
+  stop();
+  const index = conversation.messages.indexOf(message);
+  conversation.messages.length = index;
+  [...byId("messages").children].slice(index).forEach((node) => node.remove());
+}
+
+async function generate() {
+  // An answer that was stopped ends before the next one begins.
+  await running?.ended;
+  const shown = conversation;
+  const abort = new AbortController();
+  let end;
+  abort.ended = new Promise((resolve) => { end = resolve; });
+  running = abort;
+  const body = requestBody(shown);
+  const message = { role: "assistant", content: "" };
+  const node = add(message);
+  const view = node.view;
+  view.busy(true);
+  onChange();
+  let saved = performance.now();
+  let length = JSON.stringify(shown).length;
+  try {
+    if (body.error) throw new Error(body.error);
+    for await (const chunk of complete(body, abort.signal)) {
+      if (chunk.usage) message.usage = chunk.usage;
+      const choice = chunk.choices[0];
+      if (!choice) continue;
+      if (choice.finish_reason) message.finish = choice.finish_reason;
+      length += view.take(choice.delta ?? {});
+      if (length < SAVED_LIVE && performance.now() - saved > SAVE_PERIOD) {
+        saved = performance.now();
+        store.save(shown);
+      }
+    }
+  } catch (error) {
+    if (abort.signal.aborted) message.finish = "stopped";
+    else message.error = error.message;
+  }
+  view.busy(false);
+  shown.used = Date.now();
+  if (running === abort) running = null;
+  end();
+  await store.save(shown);
+  onChange();
+}
+
+// Fields of the request, or an error in the settings.
+function requestBody({ messages }) {
+  const body = { messages: [] };
+  const system = store.setting("system").trim();
+  if (system) body.messages.push({ role: "system", content: system });
+  for (const { role, content, reasoning, calls, id, error } of messages) {
+    if (role === "assistant" && error && !content && !calls) continue;
+    const sent = { role, content };
+    if (reasoning) sent.reasoning_content = reasoning;
+    if (calls) {
+      sent.tool_calls = calls.map(({ id, name, arguments: text }) =>
+        ({ id, type: "function", function: { name, arguments: text } }));
+    }
+    if (id) sent.tool_call_id = id;
+    body.messages.push(sent);
+  }
+  for (const name of NUMBERS) {
+    const text = store.setting(name).trim();
+    if (!text) continue;
+    body[name] = Number(text);
+    if (!Number.isFinite(body[name])) body.error = `${name} in the settings is not a number`;
+  }
+  const tools = store.setting("tools").trim();
+  try {
+    if (tools) body.tools = JSON.parse(tools);
+  } catch (error) {
+    body.error = `the tools in the settings are not JSON: ${error.message}`;
+  }
+  return body;
+}
+
+const ROLES = { user: "You", assistant: "Model", tool: "Result" };
+
+function messageNode(message) {
+  const body = element("div", { className: "body" });
+  const tools = element("div", { className: "actions" });
+  const label = ROLES[message.role] ?? message.role;
+  const node = element("article", { className: message.role, "aria-label": label },
+    element("h3", {}, label), body, tools);
+  node.view = message.role === "assistant"
+    ? new AnswerView(message, body, tools)
+    : new TextView(message, body, tools);
+  return node;
+}
+
+const copyButton = (text) => button("Copy", async ({ target }) => {
+  try {
+    await navigator.clipboard.writeText(text());
+    target.textContent = "Copied";
+  } catch {
+    target.textContent = "Not allowed";
+  }
+  setTimeout(() => { target.textContent = "Copy"; }, 1500);
+});
+
+// A message of the user, or a result.
+class TextView {
+  constructor(message, body, tools) {
+    const text = element("div", { className: "plain" });
+    // Long texts in parts, as in answers.
+    const view = new MarkdownView(text);
+    view.fence = { mark: "\0", language: "" };
+    view.append(message.content);
+    body.append(text);
+    if (message.role !== "user") return;
+    tools.append(button("Edit", () => this.edit(message, body, tools)));
+    tools.append(copyButton(() => message.content));
+  }
+
+  edit(message, body, tools) {
+    const area = element("textarea", {
+      value: message.content, rows: Math.min(12, message.content.split("\n").length + 1),
+      "aria-label": "Edited message",
+    });
+    const old = [...body.childNodes];
+    const cancel = () => {
+      body.replaceChildren(...old);
+      tools.hidden = false;
+    };
+    const sendEdited = () => {
+      cut(message);
+      send(area.value);
+    };
+    area.onkeydown = (event) => {
+      if (event.key === "Escape") cancel();
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+        event.preventDefault();
+        sendEdited();
+      }
+      event.stopPropagation();
+    };
+    tools.hidden = true;
+    body.replaceChildren(area, button("Send", sendEdited), button("Cancel", cancel));
+    area.focus();
+  }
+}
+
+// An answer: thoughts, text, calls, errors.
+class AnswerView {
+  constructor(message, body, tools) {
+    this.message = message;
+    this.body = body;
+    this.tools = tools;
+    this.thoughts = null;
+    this.text = null;
+    this.calls = [];
+    if (message.reasoning) this.addThoughts(message.reasoning);
+    if (message.content) this.addText(message.content);
+    message.calls?.forEach((call) => this.addCall(call));
+    this.busy(false);
+  }
+
+  // Takes a delta of the stream. Returns its length.
+  take(delta) {
+    const { message } = this;
+    const list = byId("messages");
+    const isAtEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 60;
+    const [thoughts, text] = [delta.reasoning_content ?? "", delta.content ?? ""];
+    if (thoughts) {
+      message.reasoning = (message.reasoning ?? "") + thoughts;
+      this.addThoughts(thoughts);
+    }
+    if (text) {
+      message.content += text;
+      this.addText(text);
+    }
+    let length = thoughts.length + text.length;
+    for (const { index, id, function: part } of delta.tool_calls ?? []) {
+      message.calls ??= [];
+      const call = message.calls[index] ??= { id, name: part.name, arguments: "" };
+      call.arguments += part.arguments ?? "";
+      length += part.arguments?.length ?? 0;
+      if (this.calls[index]) this.showArguments(index);
+      else this.addCall(call);
+    }
+    if (isAtEnd) requestAnimationFrame(() => { list.scrollTop = list.scrollHeight; });
+    return length;
+  }
+
+  addThoughts(text) {
+    if (!this.thoughts) {
+      const inner = element("div");
+      this.thoughts = new MarkdownView(inner);
+      const title = element("summary", {}, "Thoughts");
+      this.body.append(element("details", { className: "thoughts" }, title, inner));
+    }
+    this.thoughts.append(text);
+  }
+
+  addText(text) {
+    if (!this.text) {
+      const inner = element("div", { className: "text" });
+      this.text = new MarkdownView(inner);
+      this.body.append(inner);
+    }
+    this.text.append(text);
+  }
+
+  addCall(call) {
+    const inner = element("code");
+    const title = element("summary", {}, `Call of ${call.name}`);
+    const pre = element("pre", { tabIndex: 0 }, inner);
+    this.body.append(element("details", { className: "call", open: true }, title, pre));
+    this.calls.push({ call, inner });
+    this.showArguments(this.calls.length - 1);
+  }
+
+  showArguments(index) {
+    const { call, inner } = this.calls[index];
+    const isCut = call.arguments.length > SHOWN_ARGUMENTS;
+    inner.textContent = call.arguments.slice(0, SHOWN_ARGUMENTS) + (isCut ? " …" : "");
+  }
+
+  // Shows whether the answer is being generated, and its end.
+  busy(isBusy) {
+    this.body.setAttribute("aria-busy", isBusy);
+    this.tools.replaceChildren();
+    if (isBusy) return;
+    const { message } = this;
+    if (message.error) {
+      this.body.append(element("p", { className: "error", role: "alert" }, message.error));
+    }
+    this.tools.append(
+      button("Retry", () => {
+        cut(message);
+        generate();
+      }),
+      copyButton(() => message.content),
+      element("span", { className: "small" }, endText(message)),
+    );
+    if (message.finish === "tool_calls") this.askResults();
+  }
+
+  // A form for the results of the calls, unless they are there.
+  askResults() {
+    const { messages } = conversation ?? { messages: [] };
+    const index = messages.indexOf(this.message);
+    if (index >= 0 && index < messages.length - 1) return;
+    const areas = this.message.calls.map(({ name }) => {
+      const label = `Result of ${name}`;
+      return element("textarea", { rows: 2, placeholder: label, "aria-label": label });
+    });
+    const sending = element("button", {}, "Send results");
+    const form = element("form", { className: "results" }, ...areas, sending);
+    form.onsubmit = (event) => {
+      event.preventDefault();
+      form.remove();
+      areas.forEach((area, i) =>
+        add({ role: "tool", id: this.message.calls[i].id, content: area.value }));
+      generate();
+    };
+    this.body.append(form);
+  }
+}
+
+function endText({ finish, usage }) {
+  const ends = {
+    length: "cut at the limit of tokens", stopped: "stopped", tool_calls: "called tools",
+  };
+  const parts = ends[finish] ? [ends[finish]] : [];
+  if (usage) {
+    const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
+    parts.push(`${usage.completion_tokens} tokens`);
+    parts.push(`prompt ${usage.prompt_tokens}, cached ${cached}`);
+  }
+  return parts.join("; ");
+}

@@ -1,0 +1,76 @@
+//! `GET /moeflux/plan`: the model and its memory plan.
+
+use std::sync::Arc;
+
+use axum::{extract::State, response::Response};
+use moeflux::runtime::{Pool, PoolLine};
+use serde::Serialize;
+
+use crate::{app::App, json};
+
+/// The model and its memory plan. Sizes are in bytes.
+#[derive(Serialize)]
+struct PlanReport<'a> {
+    version: &'static str,
+    model: &'a str,
+    device: &'a str,
+    /// How experts are read.
+    reads: &'a str,
+    /// Tokens of a session.
+    context: usize,
+    /// Requests that are answered at once.
+    sessions: usize,
+    /// Whether every expert has a slot.
+    holds_all: bool,
+    /// Speed of the disk in bytes per second as it was measured, if it was.
+    disk_speed: Option<f64>,
+    pools: Vec<PoolReport>,
+}
+
+/// Memory of a card or of the host.
+#[derive(Serialize)]
+struct PoolReport {
+    place: String,
+    budget: u64,
+    lines: Vec<LineReport>,
+}
+
+/// A use of a pool's memory.
+#[derive(Serialize)]
+struct LineReport {
+    name: String,
+    bytes: u64,
+    /// Number of parts, such as slots.
+    count: usize,
+}
+
+impl PoolReport {
+    fn new(pool: &Pool) -> Self {
+        let lines = pool.lines.iter().map(LineReport::new).collect();
+        Self { place: format!("{:?}", pool.place).to_lowercase(), budget: pool.budget, lines }
+    }
+}
+
+impl LineReport {
+    fn new(line: &PoolLine) -> Self {
+        let name = format!("{:?}", line.name).to_lowercase();
+        Self { name, bytes: line.bytes(), count: line.count }
+    }
+}
+
+/// Answers `GET /moeflux/plan`.
+pub(crate) async fn plan(State(app): State<Arc<App>>) -> Response {
+    let engine = app.core.engine();
+    let plan = engine.plan();
+    json::response(&PlanReport {
+        version: env!("CARGO_PKG_VERSION"),
+        model: &app.model,
+        device: &engine.device().name,
+        reads: engine.reads(),
+        context: plan.context,
+        sessions: plan.sessions,
+        holds_all: plan.holds_all,
+        disk_speed: app.disk_speed,
+        pools: plan.pools().iter().map(PoolReport::new).collect(),
+    })
+}
