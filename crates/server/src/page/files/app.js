@@ -59,6 +59,8 @@ async function removeConversation(conversation) {
   if (conversation.messages.length && !confirm(`Delete “${conversation.title}”?`)) return;
   const isShown = conversation === chat.current();
   if (isShown) chat.stop();
+  // An answer that ends now does not bring it back.
+  conversation.isRemoved = true;
   conversations = conversations.filter((other) => other !== conversation);
   try {
     await store.remove(conversation.id);

@@ -16,10 +16,28 @@ const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "seed", "max_tokens"]
 let conversation = null;
 let running = null;
 let onChange = () => {};
+// Whether the list stays at its end while it grows.
+let follows = true;
 
 // `changed` is called when titles, or whether an answer is generated, change.
 export function init(changed) {
   onChange = changed;
+  const list = byId("messages");
+  let top = 0;
+  list.onscroll = () => {
+    const isAtEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 60;
+    // Growth moves the end away, and only users scroll up.
+    follows = isAtEnd || (follows && list.scrollTop >= top);
+    top = list.scrollTop;
+  };
+}
+
+// Scrolls to the end after the next rendering, unless the user has scrolled away.
+function follow() {
+  requestAnimationFrame(() => {
+    const list = byId("messages");
+    if (follows) list.scrollTop = list.scrollHeight;
+  });
 }
 
 export const current = () => conversation;
@@ -34,7 +52,8 @@ export function show(shown) {
   if (!shown.messages.length) {
     list.append(element("p", { className: "empty" }, "Ask the model something."));
   }
-  list.scrollTop = list.scrollHeight;
+  follows = true;
+  follow();
 }
 
 export function stop() {
@@ -53,6 +72,8 @@ function add(message) {
   conversation.messages.push(message);
   const node = messageNode(message);
   byId("messages").append(node);
+  follows = true;
+  follow();
   return node;
 }
 
@@ -66,8 +87,9 @@ function cut(message) {
 
 async function generate() {
   // An answer that was stopped ends before the next one begins.
-  await running?.ended;
   const shown = conversation;
+  await running?.ended;
+  if (shown !== conversation) return;
   const abort = new AbortController();
   let end;
   abort.ended = new Promise((resolve) => { end = resolve; });
@@ -220,8 +242,6 @@ class AnswerView {
   // Takes a delta of the stream. Returns its length.
   take(delta) {
     const { message } = this;
-    const list = byId("messages");
-    const isAtEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 60;
     const [thoughts, text] = [delta.reasoning_content ?? "", delta.content ?? ""];
     if (thoughts) {
       message.reasoning = (message.reasoning ?? "") + thoughts;
@@ -240,7 +260,7 @@ class AnswerView {
       if (this.calls[index]) this.showArguments(index);
       else this.addCall(call);
     }
-    if (isAtEnd) requestAnimationFrame(() => { list.scrollTop = list.scrollHeight; });
+    follow();
     return length;
   }
 
@@ -296,6 +316,7 @@ class AnswerView {
       element("span", { className: "small" }, endText(message)),
     );
     if (message.finish === "tool_calls") this.askResults();
+    follow();
   }
 
   // A form for the results of the calls, unless they are there.

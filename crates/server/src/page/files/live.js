@@ -91,7 +91,7 @@ function showFigures(frame, speed, prompt, seconds) {
 
 function showSpeed(speed) {
   const [times, speeds] = series;
-  times.push(Date.now() / 1000);
+  times.push(performance.now() / 1000);
   speeds.push(speed);
   while (times.at(-1) - times[0] > PLOTTED) series.forEach((values) => values.shift());
   const parent = byId("speed-plot");
@@ -104,9 +104,9 @@ function showSpeed(speed) {
       width, height: 110,
       legend: { show: false },
       cursor: { show: false },
-      scales: { y: { range: (u, low, high) => [0, Math.max(1, high)] } },
-      axes: [{ ...axis, space: 80 }, { ...axis, size: 42 }],
-      series: [{}, { stroke: style.accentColor, width: 2 }],
+      scales: { x: { time: false }, y: { range: (u, low, high) => [0, Math.max(1, high)] } },
+      axes: [{ ...axis, space: 70, values: ago }, { ...axis, size: 42 }],
+      series: [{}, { stroke: style.accentColor, width: 2, points: { show: false } }],
     }, series, parent);
     plot.ink = style.color;
   } else {
@@ -114,6 +114,8 @@ function showSpeed(speed) {
     plot.setData(series);
   }
 }
+
+const ago = (u, times) => times.map((time) => `${Math.round(time - series[0].at(-1))} s`);
 
 function showDisk(frame, past) {
   const busy = past("disk");
@@ -178,7 +180,7 @@ function drawHeat(frame) {
       const first = 3 * (start + expert);
       const parts = [HITS, PREFETCHED, MISSES].map((kind) => heat?.[first + kind] ?? 0);
       const sum = parts[HITS] + parts[PREFETCHED] + parts[MISSES];
-      const strength = sum > 0.01 ? 1 - Math.exp(-0.6 * sum) : 0;
+      const strength = sum > 0.01 ? 1 - Math.exp(-0.3 * sum) : 0;
       for (let channel = 0; channel < 3; channel++) {
         let mixed = 0;
         for (let kind = 0; kind < 3; kind++) mixed += colours[kind][channel] * parts[kind];

@@ -31,7 +31,7 @@ export async function load() {
 }
 
 export async function save(conversation) {
-  if (!database) return;
+  if (!database || conversation.isRemoved) return;
   try {
     await done(store("readwrite").put(conversation));
   } catch (error) {
