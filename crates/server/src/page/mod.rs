@@ -27,12 +27,13 @@ const INDEX: PageFile =
     PageFile { name: "", kind: "text/html; charset=utf-8", text: include_str!("files/index.html") };
 
 /// All other files.
-const FILES: [PageFile; 12] = [
+const FILES: [PageFile; 13] = [
     script("api.js", include_str!("files/api.js")),
     script("app.js", include_str!("files/app.js")),
     script("chat.js", include_str!("files/chat.js")),
     script("dom.js", include_str!("files/dom.js")),
     script("feed.js", include_str!("files/feed.js")),
+    script("heat.js", include_str!("files/heat.js")),
     script("live.js", include_str!("files/live.js")),
     script("markdown.js", include_str!("files/markdown.js")),
     script("store.js", include_str!("files/store.js")),

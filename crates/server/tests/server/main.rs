@@ -10,6 +10,7 @@ mod client;
 mod completions;
 mod grammars;
 mod hostile;
+mod page;
 mod requests;
 mod soak;
 mod tools;
@@ -74,9 +75,12 @@ impl TestServer {
     }
 
     fn serve_with(engine: &Engine, serving: ServingOptions, mut options: ServerOptions) -> Self {
-        let core = ServingCore::start(engine, serving).unwrap();
         options.port = 0;
-        let server = Server::bind(options).unwrap();
+        Self::run(engine, serving, Server::bind(options).unwrap())
+    }
+
+    fn run(engine: &Engine, serving: ServingOptions, server: Server) -> Self {
+        let core = ServingCore::start(engine, serving).unwrap();
         let (address, stopper) = (server.address(), server.stopper());
         let of_thread = core.clone();
         let thread = std::thread::spawn(move || server.run(of_thread, "tales".to_owned()));

@@ -3,19 +3,16 @@
 import { request } from "./api.js";
 import { bytes, byId, element, fillBar, percent } from "./dom.js";
 import { frames } from "./feed.js";
+import { HeatMap } from "./heat.js";
 
 // Seconds over which figures are averaged, and seconds of the plot.
 const WINDOW = 3;
 const PLOTTED = 120;
-// Part of an expert's heat that is left after a frame.
-const COOLING = 0.85;
-const HITS = 0, PREFETCHED = 1, MISSES = 2;
 
 let reading = null;
 let history = [];
-let heat = null;
+let map = null;
 let plot = null;
-let pointed = null;
 const series = [[], []];
 
 // Reads the feed while the panel is open and the tab visible.
@@ -36,6 +33,7 @@ async function read(signal) {
       if (!hasPlan) showPlan(await (await request("/moeflux/plan", { signal })).json());
       hasPlan = true;
       history = [];
+      map?.restart();
       for await (const frame of frames(signal)) {
         if (signal.aborted) return;
         if (!history.length) state("");
@@ -58,13 +56,11 @@ function state(text) {
 }
 
 function show(frame) {
-  const before = history.at(-1);
-  history.push(frame);
-  while (history.length > 2 && frame.time - history[1].time > WINDOW) history.shift();
-  if (before) warm(before, frame);
-  drawHeat(frame);
+  map ??= new HeatMap();
+  map.show(frame);
   // Older frames are needed for their values only.
-  if (before) before.counts = null;
+  history.push({ ...frame, counts: null });
+  while (history.length > 2 && frame.time - history[1].time > WINDOW) history.shift();
   const first = history[0];
   const past = (name) => frame[name] - first[name];
   const seconds = Math.max(past("time"), 1e-3);
@@ -105,7 +101,7 @@ function showSpeed(speed) {
       legend: { show: false },
       cursor: { show: false },
       scales: { x: { time: false }, y: { range: (u, low, high) => [0, Math.max(1, high)] } },
-      axes: [{ ...axis, space: 70, values: ago }, { ...axis, size: 42 }],
+      axes: [{ ...axis, space: 70, incrs: [1, 2, 5, 10, 30], values: ago }, { ...axis, size: 42 }],
       series: [{}, { stroke: style.accentColor, width: 2, points: { show: false } }],
     }, series, parent);
     plot.ink = style.color;
@@ -145,82 +141,6 @@ function showTime(frame, past, seconds) {
   byId("time-text").textContent = tokens > 0
     ? `per computed token: ${times.filter(([, time]) => time > 0).map(each).join(", ")}`
     : "no steps";
-}
-
-// Heat of each expert: recent steps that found it in memory, prefetched, or not.
-function warm(before, frame) {
-  const { counts } = frame;
-  if (heat?.length !== counts.length) heat = new Float32Array(counts.length);
-  for (let i = 0; i < counts.length; i++) {
-    heat[i] = heat[i] * COOLING + ((counts[i] - before.counts[i]) >>> 0);
-  }
-}
-
-function drawHeat(frame) {
-  const layers = frame.sizes.reduce((rows, size, layer) => {
-    if (size > 0) rows.push({ layer, size, start: rows.end });
-    rows.end += size;
-    return rows;
-  }, Object.assign([], { end: 0 }));
-  const canvas = byId("heat");
-  const width = Math.max(1, ...frame.sizes);
-  const height = Math.max(1, layers.length);
-  const isSame = canvas.width === width && canvas.height === height;
-  if (!isSame) [canvas.width, canvas.height] = [width, height];
-  const style = getComputedStyle(canvas);
-  const colour = (name) => {
-    const hex = style.getPropertyValue(name).trim();
-    return [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
-  };
-  const [ground, ...colours] = ["--cold", "--hits", "--prefetched", "--misses"].map(colour);
-  const context = canvas.getContext("2d");
-  const image = context.createImageData(width, height);
-  layers.forEach(({ size, start }, row) => {
-    for (let expert = 0; expert < size; expert++) {
-      const first = 3 * (start + expert);
-      const parts = [HITS, PREFETCHED, MISSES].map((kind) => heat?.[first + kind] ?? 0);
-      const sum = parts[HITS] + parts[PREFETCHED] + parts[MISSES];
-      const strength = sum > 0.01 ? 1 - Math.exp(-0.3 * sum) : 0;
-      for (let channel = 0; channel < 3; channel++) {
-        let mixed = 0;
-        for (let kind = 0; kind < 3; kind++) mixed += colours[kind][channel] * parts[kind];
-        const warmth = strength > 0 ? mixed / sum : 0;
-        image.data[4 * (row * width + expert) + channel] =
-          ground[channel] * (1 - strength) + warmth * strength;
-      }
-      image.data[4 * (row * width + expert) + 3] = 255;
-    }
-  });
-  context.putImageData(image, 0, 0);
-  canvas.onpointermove = ({ offsetX, offsetY }) => {
-    const row = layers[Math.floor((offsetY / canvas.clientHeight) * layers.length)];
-    const expert = Math.floor((offsetX / canvas.clientWidth) * width);
-    const isExpert = row && expert < row.size;
-    pointed = isExpert ? { layer: row.layer, expert, first: 3 * (row.start + expert) } : null;
-    describe(frame, layers);
-  };
-  canvas.onpointerleave = () => {
-    pointed = null;
-    describe(frame, layers);
-  };
-  describe(frame, layers);
-}
-
-function describe({ counts }, layers) {
-  const totals = [0, 0, 0];
-  for (let i = 0; i < counts.length; i++) totals[i % 3] += counts[i];
-  const all = totals[HITS] + totals[PREFETCHED] + totals[MISSES];
-  const share = (kind) => percent(all ? totals[kind] / all : 0);
-  const summary = `${layers.length} layers; since the start ${share(HITS)} in memory, ` +
-    `${share(PREFETCHED)} prefetched, ${share(MISSES)} read`;
-  byId("heat").setAttribute("aria-label", `Recent use of experts: ${summary}`);
-  if (!pointed) {
-    byId("heat-text").textContent = summary;
-    return;
-  }
-  const { layer, expert, first } = pointed;
-  byId("heat-text").textContent = `layer ${layer}, expert ${expert}: ${counts[first]} in memory, ` +
-    `${counts[first + 1]} prefetched, ${counts[first + 2]} read`;
 }
 
 function showPlan(plan) {

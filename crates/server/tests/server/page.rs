@@ -1,0 +1,195 @@
+//! The web page, its live feed and the memory plan.
+
+use std::{
+    collections::BTreeSet,
+    io::{BufRead, BufReader, Read},
+    net::TcpStream,
+};
+
+use moeflux::serve::ServingOptions;
+use moeflux_server::{Server, ServerOptions};
+use serde_json::json;
+
+use crate::{
+    TestServer,
+    client::{Reply, chat, get, receive, send},
+};
+
+/// A decoded frame of the feed.
+#[derive(Debug)]
+struct LiveFrame {
+    values: Vec<f64>,
+    /// Number of experts of each layer.
+    sizes: Vec<usize>,
+    /// Hits, prefetches and misses of each expert.
+    experts: Vec<[u32; 3]>,
+}
+
+/// Places of values in a frame.
+const TIME: usize = 0;
+const ENDED: usize = 3;
+const GENERATED: usize = 6;
+
+fn u32s(bytes: &[u8]) -> Vec<u32> {
+    bytes.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b)).collect()
+}
+
+impl LiveFrame {
+    fn decode(bytes: &[u8]) -> Self {
+        let head = u32s(&bytes[..16]);
+        assert_eq!((&bytes[..4], head[1]), (&b"moe\x01"[..], bytes.len() as u32));
+        let (layers, values) = (head[2] as usize, head[3] as usize);
+        let (values, rest) = bytes[16..].split_at(8 * values);
+        let (sizes, experts) = rest.split_at(4 * layers);
+        let values = values.as_chunks().0.iter().map(|b| f64::from_le_bytes(*b)).collect();
+        let sizes: Vec<usize> = u32s(sizes).into_iter().map(|size| size as usize).collect();
+        let experts = u32s(experts).as_chunks().0.to_vec();
+        assert_eq!(sizes.iter().sum::<usize>(), experts.len());
+        Self { values, sizes, experts }
+    }
+
+    /// Reads the next frame, which is one chunk of the response.
+    fn read(stream: &mut BufReader<TcpStream>) -> Option<Self> {
+        let mut size = String::new();
+        stream.read_line(&mut size).unwrap();
+        let size = usize::from_str_radix(size.trim(), 16).unwrap();
+        let mut bytes = vec![0; size + 2];
+        stream.read_exact(&mut bytes).unwrap();
+        (size > 0).then(|| Self::decode(&bytes[..size]))
+    }
+}
+
+/// A feed after its headers.
+fn feed(server: &TestServer) -> BufReader<TcpStream> {
+    let mut stream = BufReader::new(send(server, "GET /moeflux/experts", &[], b""));
+    let mut line = String::new();
+    while line != "\r\n" {
+        line.clear();
+        stream.read_line(&mut line).unwrap();
+    }
+    stream
+}
+
+fn page(server: &TestServer, path: &str) -> Reply {
+    receive(send(server, &format!("GET {path}"), &["Accept: text/html,*/*;q=0.8"], b""))
+}
+
+#[test]
+fn the_page_needs_no_key_and_loads_only_its_files() {
+    let server = TestServer::start(1, 4, "secret");
+    assert_eq!(get(&server, "/").body, "moeflux is running");
+    let index = page(&server, "/");
+    assert!(index.body.starts_with("<!doctype html>"));
+    let mut seen = BTreeSet::new();
+    let mut texts = vec![index];
+    let mut bytes = 0;
+    while let Some(reply) = texts.pop() {
+        assert_eq!(reply.status, 200);
+        for line in [
+            "content-security-policy: default-src 'self'; base-uri 'none'",
+            "x-content-type-options: nosniff",
+            "cache-control: no-cache",
+            "etag: \"",
+            "content-type: ",
+        ] {
+            assert!(reply.head.contains(&format!("\r\n{line}")), "{line}: {}", reply.head);
+        }
+        bytes += reply.body.len();
+        let folder = ["\"/page/", "\"./"].map(|start| reply.body.split(start).skip(1));
+        for name in folder.into_iter().flatten().filter_map(|rest| rest.split('"').next()) {
+            if seen.insert(name.to_owned()) {
+                texts.push(get(&server, &format!("/page/{name}")));
+                let kind = match name.rsplit('.').next().unwrap() {
+                    "js" => "text/javascript; charset=utf-8",
+                    "css" => "text/css; charset=utf-8",
+                    "svg" => "image/svg+xml",
+                    other => other,
+                };
+                let head = &texts.last().unwrap().head;
+                assert!(head.contains(&format!("\r\ncontent-type: {kind}")), "{name}: {head}");
+            }
+        }
+    }
+    assert!(seen.len() > 10 && seen.contains("markdown.js"), "{seen:?}");
+    assert!(bytes < 150_000, "{bytes} bytes");
+    // With a key no path is open beside them, nor is an unknown file.
+    for path in ["/moeflux/experts", "/moeflux/plan", "/page/other.js", "/page/../metrics"] {
+        assert_eq!(page(&server, path).status, 401, "{path}");
+    }
+    assert_eq!(receive(send(&server, "POST /page/app.js", &[], b"")).status, 405);
+}
+
+#[test]
+fn a_browser_keeps_the_files_that_are_current() {
+    let server = TestServer::start(1, 4, "");
+    let reply = get(&server, "/page/app.js");
+    let tag = reply.head.split("etag: ").nth(1).unwrap().split("\r\n").next().unwrap();
+    let headers = [&*format!("If-None-Match: {tag}")];
+    let again = receive(send(&server, "GET /page/app.js", &headers, b""));
+    assert_eq!((again.status, &*again.body), (304, ""));
+    let other = receive(send(&server, "GET /page/chat.js", &headers, b""));
+    assert_eq!(other.status, 200);
+    assert_eq!(get(&server, "/page/nothing.js").status, 404);
+    let foreign = receive(send(&server, "GET /page/app.js", &["Host: evil.example"], b""));
+    assert_eq!(foreign.status, 403);
+}
+
+#[test]
+fn frames_of_the_feed_have_the_counters_and_end_with_the_server() {
+    let mut server = TestServer::start(1, 4, "");
+    let mut stream = feed(&server);
+    let first = LiveFrame::read(&mut stream).unwrap();
+    assert!(first.experts.iter().all(|counts| counts == &[0; 3]));
+    let messages = json!([{"role": "user", "content": "Tell me a fable."}]);
+    let body = json!({"messages": messages, "max_tokens": 8, "temperature": 0});
+    assert_eq!(chat(&server, &body).status, 200);
+    server.wait_for(|core| core.stats().ended == 1);
+    // One frame may be older than the end of the answer.
+    LiveFrame::read(&mut stream).unwrap();
+    let last = LiveFrame::read(&mut stream).unwrap();
+    assert!(last.values[TIME] > first.values[TIME]);
+    assert_eq!((last.values[ENDED], last.values[GENERATED]), (1.0, 8.0));
+    let stats = server.core.engine().layer_stats();
+    assert_eq!(last.sizes.len(), stats.len());
+    let mut experts = last.experts.iter();
+    for (size, stats) in last.sizes.iter().zip(stats) {
+        let sums = experts.by_ref().take(*size).fold([0; 3], |sums: [u64; 3], counts| {
+            std::array::from_fn(|i| sums[i] + u64::from(counts[i]))
+        });
+        assert_eq!(sums[0], stats.hit);
+        assert_eq!(sums.iter().sum::<u64>(), stats.needed);
+        assert!(stats.needed > 0);
+    }
+    server.end();
+    while LiveFrame::read(&mut stream).is_some() {}
+}
+
+#[test]
+fn the_plan_and_the_roof_of_the_disk_are_reported() {
+    let server = TestServer::start(2, 4, "");
+    let report = get(&server, "/moeflux/plan").json();
+    let plan = server.core.engine().plan();
+    assert_eq!((&report["model"], &report["sessions"]), (&json!("tales"), &json!(2)));
+    assert_eq!((&report["context"], &report["disk_speed"]), (&json!(plan.context), &json!(null)));
+    let host = &report["pools"][0];
+    let lines = host["lines"].as_array().unwrap();
+    let total: u64 = lines.iter().map(|line| line["bytes"].as_u64().unwrap()).sum();
+    assert_eq!((&host["place"], total), (&json!("host"), plan.host().total()));
+    let slots = lines.iter().find(|line| line["name"] == "slots").unwrap();
+    assert_eq!(slots["count"], plan.host().slots());
+    assert!(!get(&server, "/metrics").body.contains("disk_roof"));
+
+    let mut options = ServerOptions::default();
+    options.port = 0;
+    let measured = Server::bind(options).unwrap().disk_speed(Some(1e9));
+    let server = TestServer::run(server.core.engine(), ServingOptions::default(), measured);
+    assert_eq!(get(&server, "/moeflux/plan").json()["disk_speed"], 1e9);
+    let metrics = get(&server, "/metrics").body;
+    for line in [
+        "moeflux_disk_roof_bytes_per_second 1000000000",
+        "moeflux_disk_roof_ratio 0",
+        "moeflux_experts_prefetched_total{layer=\"0\"} 0",
+    ] {
+        assert!(metrics.lines().any(|found| found == line), "{line}: {metrics}");
+    }
+}
