@@ -4,8 +4,13 @@ import { byId } from "./dom.js";
 
 const KEY = "moeflux-key";
 
-// Error whose message is for users.
-export class ApiError extends Error {}
+// Error whose message is for users. `status` is that of the response, if there was one.
+export class ApiError extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
 
 let asked = null;
 
@@ -29,9 +34,9 @@ function askKey() {
 async function failure(response) {
   const text = await response.text().catch(() => "");
   try {
-    return new ApiError(JSON.parse(text).error.message);
+    return new ApiError(JSON.parse(text).error.message, response.status);
   } catch {
-    return new ApiError(`the server answered with status ${response.status}`);
+    return new ApiError(`the server answered with status ${response.status}`, response.status);
   }
 }
 

@@ -286,7 +286,7 @@ class AnswerView {
   addCall(call) {
     const inner = element("code");
     const title = element("summary", {}, `Call of ${call.name}`);
-    const pre = element("pre", { tabIndex: 0 }, inner);
+    const pre = element("pre", {}, inner);
     this.body.append(element("details", { className: "call", open: true }, title, pre));
     this.calls.push({ call, inner });
     this.showArguments(this.calls.length - 1);

@@ -44,6 +44,8 @@ async function read(signal) {
     } catch (error) {
       if (signal.aborted) return;
       hasPlan = false;
+      // The key was asked for, and not given.
+      if (error.status === 401) return state("the server wants a key: reload the page to give one");
       state(`${error.message}; next attempt in ${pause} s`);
       await new Promise((resolve) => setTimeout(resolve, 1000 * pause));
       pause = Math.min(2 * pause, 30);

@@ -114,7 +114,7 @@ export class MarkdownView {
 
 function code(source, { language }) {
   const text = element("code", {}, source.replace(/\n$/, ""));
-  const node = element("pre", { tabIndex: 0 }, text);
+  const node = element("pre", {}, text);
   if (language) node.dataset.language = language;
   return node;
 }
@@ -198,7 +198,7 @@ function addTable(parent, lines, i, depth) {
   const body = element("tbody");
   for (i += 2; i < lines.length && lines[i].includes("|"); i++) body.append(row(lines[i], "td"));
   table.append(body);
-  parent.append(element("div", { className: "wide", tabIndex: 0 }, table));
+  parent.append(element("div", { className: "wide" }, table));
   return i;
 }
 
