@@ -652,10 +652,9 @@ mod tests {
                 let pin = match hit {
                     Some(pin) => pin,
                     None => {
-                        prop_assert!(matches!(
-                            cache.request(&mut *device, layer, expert, &mut stats),
-                            Ok(Lookup::Started { predicted: false })
-                        ));
+                        let lookup = cache.request(&mut *device, layer, expert, &mut stats);
+                        let is_read = matches!(lookup, Ok(Lookup::Started { predicted: false }));
+                        prop_assert!(is_read);
                         cache.next_arrival(&mut *device, true, &mut stats).unwrap().map(|(_, pin)| pin).unwrap()
                     }
                 };
