@@ -3,8 +3,8 @@
 //!
 //! `tokenizer` turns text into token ids and back, `chat` renders messages by a model's chat
 //! template, `prompt` gives their tokens, `dialect` tells thoughts, text and calls of tools in an
-//! answer apart, `sampling` turns logits into a token, `grammar` constrains an answer. `text` bundles
-//! them for a checkpoint.
+//! answer apart, `sampling` turns logits into a token, `grammar` constrains an answer. `text`
+//! bundles them for a checkpoint.
 //! Without the feature `text` there is sampling only.
 //!
 //! Knows: `tokenizer.json`, `chat_template.jinja`, `generation_config.json`, logits as slices.

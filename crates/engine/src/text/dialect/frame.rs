@@ -23,6 +23,8 @@ pub(crate) enum AnswerFrame {
         message: u32,
         /// The token that ends a message.
         end: u32,
+        /// The other tokens of headers, which no message has.
+        header: Vec<u32>,
     },
 }
 
@@ -53,7 +55,10 @@ impl Dialect {
             // A dialect with channels has these tokens.
             let (message, end) = (token(harmony::MESSAGE), token(harmony::END));
             return Ok(match message.zip(end) {
-                Some((message, end)) => AnswerFrame::Channels { message, end },
+                Some((message, end)) => {
+                    let header = (harmony::START..harmony::MESSAGE).filter_map(token).collect();
+                    AnswerFrame::Channels { message, end, header }
+                }
                 None => AnswerFrame::Text,
             });
         }

@@ -30,7 +30,7 @@ pub(super) struct ToolRules<'a> {
 pub(super) enum ArgumentRule {
     /// Every keyword of the schema is enforced.
     Strict,
-    /// What cannot be enforced is left out.
+    /// Keywords that cannot be enforced are left out.
     Lenient,
     /// Any arguments.
     Free,

@@ -255,8 +255,14 @@ impl TokenMask for GrammarMask {
         match self.phase {
             AnswerPhase::Text => {}
             AnswerPhase::Thoughts | AnswerPhase::Message => {
+                let grammar = &self.grammar.0;
                 if !self.may_end_free() {
-                    forbid(self.grammar.0.end_tokens.ids(), logits);
+                    forbid(grammar.end_tokens.ids(), logits);
+                    forbid(&grammar.call_marks, logits);
+                }
+                if let AnswerFrame::Channels { message, header, .. } = &self.frame {
+                    forbid(&[*message], logits);
+                    forbid(header, logits);
                 }
             }
             AnswerPhase::Bound { line_ends, may_think } => {

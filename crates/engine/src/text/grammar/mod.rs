@@ -147,6 +147,8 @@ struct CompiledGrammar {
     compiler: Arc<Compiler>,
     /// Marks in the answer's text at which the grammar begins; empty if it begins with the text.
     marks: Vec<String>,
+    /// Tokens that open calls.
+    call_marks: Vec<u32>,
     /// Names of messages in channels that are free.
     free_channels: &'static [&'static str],
     end_tokens: EndTokens,
@@ -195,6 +197,9 @@ impl Text {
         };
         let is_watch = answer.is_none() && constraint.calls.as_ref().is_some_and(|c| !c.required);
         let (mut marks, mut free_channels): (Vec<String>, &'static [&'static str]) = (vec![], &[]);
+        let openings = calls.as_ref().map_or(&[][..], |calls| calls.openings);
+        let call_marks = openings.iter().filter_map(|mark| compiler.vocabulary().mark(mark));
+        let call_marks = call_marks.collect();
         let start = match (has_channels, &answer, &calls) {
             (true, answer, calls) => {
                 let calls = calls.as_ref().map(|calls| calls.rest.as_str());
@@ -219,6 +224,7 @@ impl Text {
             matcher: Mutex::new(matcher),
             compiler: Arc::clone(compiler),
             marks,
+            call_marks,
             free_channels,
             end_tokens: self.end().clone(),
             raw: constraint.raw,

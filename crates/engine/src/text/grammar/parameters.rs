@@ -357,30 +357,24 @@ impl NotationWriter<'_> {
         let is_required = |name: &str| {
             required.is_some_and(|list| list.iter().any(|entry| entry.as_str() == Some(name)))
         };
-        let mut needed = Vec::new();
-        let mut optional = Vec::new();
+        let mut pairs = Vec::new();
         for (name, schema) in properties.unwrap_or(&empty) {
             let value = self.value(schema, &format!("{path}.properties.{name}"), depth + 1)?;
             let pair = self.lark.rule(&format!("{} {value}", quoted(&format!("{name}:"))));
-            if is_required(name) { needed.push(pair) } else { optional.push(pair) }
+            pairs.push((pair, is_required(name)));
         }
-        // Required ones first, so that commas are between pairs only.
-        let mut pairs = needed.join(" \",\" ");
-        if needed.is_empty() {
-            let mut tail = String::new();
-            let mut forms = Vec::new();
-            for pair in optional.iter().rev() {
-                forms.push(format!("{pair}{tail}"));
-                tail = format!(" (\",\" {pair})?{tail}");
-            }
-            forms.reverse();
-            if !forms.is_empty() {
-                pairs = format!("({})?", forms.join(" | "));
-            }
-        } else {
-            optional.iter().for_each(|pair| pairs += &format!(" (\",\" {pair})?"));
+        // The rest of the object behind a pair, and behind none, from the last pair to the first.
+        let (mut behind, mut first) = ("\"\"".to_owned(), "\"\"".to_owned());
+        for (pair, is_required) in pairs.iter().rev() {
+            (first, behind) = match is_required {
+                true => (format!("{pair} {behind}"), format!("\",\" {pair} {behind}")),
+                false => {
+                    (format!("{pair} {behind} | {first}"), format!("(\",\" {pair})? {behind}"))
+                }
+            };
+            (first, behind) = (self.lark.rule(&first), self.lark.rule(&behind));
         }
-        Ok(self.lark.rule(&format!("\"{{\" {pairs} \"}}\"")))
+        Ok(self.lark.rule(&format!("\"{{\" {first} \"}}\"")))
     }
 
     fn value(&mut self, schema: &Value, path: &str, depth: usize) -> Result<String, GrammarError> {

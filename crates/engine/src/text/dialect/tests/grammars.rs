@@ -25,8 +25,10 @@ const MAX_TOKENS: usize = 4000;
 fn text(caller: &Caller) -> Text {
     let tokenizer = tokenizer(caller.added, caller.special);
     let template = ChatTemplate::new(caller.template, Path::new("t"), &BTreeMap::new()).unwrap();
-    let end = caller.syntax.end_tokens().iter().find_map(|end| tokenizer.token_to_id(end));
-    let mut text = Text::for_template(template, tokenizer).with_end(&[end.unwrap()]);
+    let end = caller.syntax.end_tokens().iter().filter_map(|end| tokenizer.token_to_id(end));
+    let end: Vec<u32> = end.collect();
+    assert!(!end.is_empty());
+    let mut text = Text::for_template(template, tokenizer).with_end(&end);
     text.set_grammar_room(1);
     text
 }
