@@ -263,7 +263,7 @@ impl MemoryPlan {
     ) -> Result<Self, Error> {
         match Self::with_all(blueprint, request, device) {
             Err(_) if request.grammars => {
-                Self::with_all(blueprint, &request.clone().grammars(false), device)
+                Self::with_all(blueprint, &request.grammars(false), device)
             }
             planned => planned,
         }
