@@ -98,10 +98,10 @@ fn options(fields: &Fields<'_>) -> Result<ChatOptions, ApiError> {
     if fields.get("thinking").is_none() && options.thinking.is_none() {
         options.thinking = Some(false);
     }
-    if let Some(config) = fields.object("output_config")? {
-        if let Some(effort) = config.text("effort")? {
-            ask::set_effort(&mut options, effort);
-        }
+    if let Some(config) = fields.object("output_config")?
+        && let Some(effort) = config.text("effort")?
+    {
+        ask::set_effort(&mut options, effort);
     }
     Ok(options)
 }
