@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Rounds of tools by real agents, Claude Code and OpenCode: each lists a folder, reads a file and
-# edits it. The model is scripted (crates/server/examples/scripted.rs): no trained weights. Server
-# and agent run in a network namespace with loopback only, where that is allowed.
+# Rounds of tools by real agents, Claude Code, Codex and OpenCode: each lists a folder, reads a file
+# and edits it. The model is scripted (crates/server/examples/scripted.rs): no trained weights.
+# Server and agent run in a network namespace with loopback only, where that is allowed.
 #
-# usage: scripts/agents.sh [--syntax json|xml] [--keep DIR] [claude] [opencode]
+# usage: scripts/agents.sh [--syntax json|xml] [--keep DIR] [claude] [codex] [opencode]
 #
 #   --syntax  call syntax of the model's template; both by default
 #   --keep    installs the agents into DIR and leaves them there; otherwise a temporary folder
@@ -40,6 +40,22 @@ claude_round() {
         CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1 DISABLE_AUTOUPDATER=1 \
         timeout "$PATIENCE" "$bin/claude" -p "List the folder, read notes.txt and edit it." \
         --allowedTools "Bash(ls:*)" Read Edit
+}
+
+codex_round() {
+    mkdir -p "$HOME/.codex"
+    cat >"$HOME/.codex/config.toml" <<EOF
+model = "scripted"
+model_provider = "moeflux"
+model_context_window = $CONTEXT
+
+[model_providers.moeflux]
+name = "moeflux"
+base_url = "$url/v1"
+wire_api = "responses"
+EOF
+    timeout "$PATIENCE" "$bin/codex" exec --skip-git-repo-check \
+        --dangerously-bypass-approvals-and-sandbox "List the folder, read notes.txt and edit it."
 }
 
 opencode_round() {
@@ -97,12 +113,12 @@ while [ $# -gt 0 ]; do
     case $1 in
         --syntax) syntaxes=("${2-}"); shift ;;
         --keep) keep=${2-}; shift ;;
-        claude | opencode) agents+=("$1") ;;
+        claude | codex | opencode) agents+=("$1") ;;
         *) usage ;;
     esac
     shift
 done
-[ ${#agents[@]} -gt 0 ] || agents=(claude opencode)
+[ ${#agents[@]} -gt 0 ] || agents=(claude codex opencode)
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -117,7 +133,8 @@ export SCRIPTED
 node=${keep:-$work/node}
 mkdir -p "$node"
 node=$(cd "$node" && pwd)
-declare -A packages=([claude]=@anthropic-ai/claude-code [opencode]=opencode-ai)
+declare -A packages=([claude]=@anthropic-ai/claude-code [codex]=@openai/codex
+    [opencode]=opencode-ai)
 for agent in "${agents[@]}"; do
     package=${packages[$agent]}
     # Their programs are packages for one platform each; scripts of packages are not run.

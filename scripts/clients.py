@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Python clients against the server: openai, anthropic, litellm, instructor and lm-eval.
+"""Python clients against the server: openai, anthropic, ollama, pydantic-ai, litellm, instructor
+and lm-eval.
 
 Chats and tools are scripted (crates/server/examples/scripted.rs); lm-eval measures the embedded
 model through `moeflux serve`, and its numbers are compared with `moeflux logits` and `moeflux
@@ -27,7 +28,8 @@ import traceback
 HERE = pathlib.Path(__file__).resolve().parent
 MAKE = HERE / "tool-model/make.py"
 TALES = HERE.parent / "crates/tales/model"
-PACKAGES = ["openai", "anthropic", "litellm", "mcp", "instructor"]
+PACKAGES = ["openai", "anthropic", "ollama", "pydantic-ai-slim[openai]"]
+PACKAGES += ["litellm", "mcp", "instructor"]
 PACKAGES += ["lm-eval[api]", "transformers"]
 
 # Set in the process that runs the checks, to the folder with the checkpoints.
@@ -111,16 +113,117 @@ def openai_chat():
         assert client.models.list().data[0].id == client.models.retrieve("scripted").id
         assert client.completions.create(model="any", prompt="Once").choices[0].text == DONE
         try:
-            client.embeddings.create(model="any", input="text")
-        except openai.NotFoundError:
-            pass
-        try:
             ask["messages"] = [{"role": "nobody", "content": ""}]
             client.chat.completions.create(**ask)
             raise AssertionError("an unknown role was accepted")
         except openai.BadRequestError as error:
             assert error.param == "messages[0].role", error.body
     return "chat, stream, tools both ways, usage, models, completions, errors"
+
+
+def openai_responses():
+    import openai
+
+    with scripted(CALLS, CALLS, DONE, DONE) as url:
+        client = openai.OpenAI(base_url=url + "/v1", api_key="none")
+        tools = [{"type": "function", **FUNCTION}, {"type": "web_search"}]
+        ask = {"model": "any", "input": ASK, "tools": tools}
+        whole = client.responses.create(**ask)
+        kinds = [item.type for item in whole.output]
+        assert kinds == ["reasoning", "message", "function_call"], whole
+        call = whole.output[2]
+        assert json.loads(call.arguments) == {"city": "Oslo"}, call
+        assert whole.output[0].content[0].text == "I look it up.", whole
+        # The accumulating helper of the library checks order and indices.
+        with client.responses.stream(**ask) as stream:
+            numbers = [event.sequence_number for event in stream]
+            streamed = stream.get_final_response()
+        assert numbers == list(range(len(numbers))), numbers
+        assert [item.type for item in streamed.output] == kinds, streamed
+        assert streamed.output[2].arguments == call.arguments
+        assert streamed.output_text == whole.output_text
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": "Snow"}
+        done = client.responses.create(
+            model="any", tools=tools, previous_response_id=whole.id, input=[result]
+        )
+        assert done.output_text == DONE and done.status == "completed", done
+        # The same without the store: the items are sent back.
+        items = [item.model_dump(exclude_none=True) for item in whole.output]
+        done = client.responses.create(
+            model="any", tools=tools, input=[*ASK, *items, result], store=False
+        )
+        assert done.output_text == DONE, done
+        assert client.responses.retrieve(whole.id).output_text == whole.output_text
+        client.responses.delete(whole.id)
+        try:
+            client.responses.retrieve(whole.id)
+            raise AssertionError("a deleted response was found")
+        except openai.NotFoundError:
+            pass
+        # The library asks for base64.
+        vectors = client.embeddings.create(model="any", input=["Fox", "Crow"]).data
+        floats = client.embeddings.create(model="any", input="Crow", encoding_format="float")
+        both = zip(vectors[1].embedding, floats.data[0].embedding, strict=True)
+        assert all(abs(a - b) < 1e-6 for a, b in both)
+        assert abs(sum(x * x for x in vectors[0].embedding) - 1) < 1e-5
+    return "responses, stream, tools both ways, the store, embeddings"
+
+
+def ollama_client():
+    import ollama
+
+    with scripted(CALLS, CALLS, DONE) as url:
+        client = ollama.Client(host=url)
+        ask = {"model": "any", "messages": ASK, "tools": OPENAI_TOOLS}
+        whole = client.chat(**ask)
+        assert whole.message.thinking == "I look it up.", whole
+        call = whole.message.tool_calls[0].function
+        assert call.name == "weather" and call.arguments == {"city": "Oslo"}, call
+        lines = list(client.chat(**ask, stream=True))
+        calls = [call for line in lines for call in line.message.tool_calls or []]
+        assert calls[0].function == call and lines[-1].done_reason == "stop", lines
+        content = "".join(line.message.content or "" for line in lines)
+        assert content == whole.message.content
+        result = {"role": "tool", "tool_name": "weather", "content": "Snow"}
+        ask["messages"] = [*ASK, whole.message, result]
+        assert client.chat(**ask).message.content == DONE
+        assert client.generate("any", "Weather?").response == DONE
+        lines = client.generate("any", "Weather?", stream=True)
+        assert "".join(line.response for line in lines) == DONE
+        assert client.list().models[0].model == "scripted"
+        shown = client.show("scripted")
+        assert {"completion", "tools"} <= set(shown.capabilities), shown
+        assert client.ps().models[0].context_length == 4096
+        embedded = client.embed("any", ["Fox", "Crow"]).embeddings
+        assert len(embedded) == 2 and len(embedded[0]) == len(embedded[1])
+        try:
+            client.chat("any", [{"role": "nobody", "content": "x"}])
+            raise AssertionError("an unknown role was accepted")
+        except ollama.ResponseError as error:
+            assert "messages[0].role" in str(error), error
+    return "chat, stream, tools both ways, generate, models, embed, errors"
+
+
+def pydantic_ai_agent():
+    from pydantic_ai import Agent
+    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    for kind in [OpenAIChatModel, OpenAIResponsesModel]:
+        with scripted(CALLS, DONE) as url:
+            provider = OpenAIProvider(base_url=url + "/v1", api_key="none")
+            agent = Agent(kind("any", provider=provider))
+            asked = []
+
+            @agent.tool_plain
+            def weather(city: str) -> str:
+                """Weather of a city."""
+                asked.append(city)
+                return "Snow"
+
+            assert agent.run_sync(ASK[0]["content"]).output == DONE
+            assert asked == ["Oslo"], asked
+    return "an agent with a tool, by chat completions and by responses"
 
 
 def anthropic_messages():
@@ -311,18 +414,21 @@ def lm_eval_fables():
     )
 
 
-CHECKS = {
-    "openai": openai_chat,
-    "anthropic": anthropic_messages,
-    "litellm": litellm_both,
-    "instructor": instructor_modes,
-    "lm_eval": lm_eval_fables,
-}
+CHECKS = [
+    ("openai", openai_chat),
+    ("openai", openai_responses),
+    ("anthropic", anthropic_messages),
+    ("ollama", ollama_client),
+    ("pydantic-ai-slim", pydantic_ai_agent),
+    ("litellm", litellm_both),
+    ("instructor", instructor_modes),
+    ("lm_eval", lm_eval_fables),
+]
 
 
 def checks():
     failed = 0
-    for package, check in CHECKS.items():
+    for package, check in CHECKS:
         name = f"{package} {importlib.metadata.version(package)}"
         try:
             print(f"ok: {name}: {check()}", flush=True)

@@ -11,7 +11,7 @@ usage: make.py model SYNTAX DIR           writes the checkpoint
        make.py check DIR                  fails unless notes.txt has been edited
        make.py notes DIR                  writes notes.txt as it is before
 
-SYNTAX is json or xml, AGENT claude or opencode.
+SYNTAX is json or xml, AGENT claude, codex or opencode.
 """
 
 import json
@@ -61,6 +61,11 @@ def script(syntax, agent, folder):
             ("Bash", bash),
             ("Read", {"file_path": file}),
             ("Edit", {"file_path": file, "old_string": BEFORE, "new_string": AFTER}),
+        ],
+        "codex": [
+            ("exec_command", {"cmd": "ls"}),
+            ("exec_command", {"cmd": "cat notes.txt"}),
+            ("exec_command", {"cmd": f"cat > notes.txt <<'END'\n{NOTES.format(AFTER)}END"}),
         ],
         "opencode": [
             ("bash", bash),

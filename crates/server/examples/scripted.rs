@@ -35,7 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some(folder) => Checkpoint::open(Path::new(folder))?,
         None => Checkpoint::embedded(&moeflux_tales::FILES)?,
     };
-    let mut memory = MemoryRequest::default().sessions(SESSIONS);
+    let mut memory = MemoryRequest::default().sessions(SESSIONS).grammars(true);
     if let Some(context) = args.get("--ctx") {
         memory = memory.context(context.parse::<usize>()?);
     }

@@ -29,6 +29,7 @@ use crate::{
     openai::chat_encoder::AnswerHead,
     overflow::Overflow,
     prompt::Prompt,
+    responses::ResponseStore,
     server::Timeouts,
     turn_folder::TurnFolder,
     turns::{TurnMemory, TurnRecorder},
@@ -53,6 +54,8 @@ pub(crate) struct App {
     pub(crate) body_room: Arc<Semaphore>,
     /// Answers for the next turns.
     pub(crate) turns: Arc<TurnMemory>,
+    /// Responses that later requests continue.
+    pub(crate) responses: Arc<ResponseStore>,
     /// Time in which a body must arrive.
     pub(crate) body_time: Duration,
     /// Speed of the disk as it was measured, in bytes per second.
@@ -125,6 +128,7 @@ impl App {
             created: now(),
             body_room: Arc::new(Semaphore::new(BODIES_BYTES)),
             turns,
+            responses: Arc::default(),
             body_time: Timeouts::default().body,
             disk_speed: None,
         }

@@ -23,16 +23,23 @@ const ANTHROPIC_VERSION: &str = "anthropic-version";
 /// Paths of Anthropic's API start with this.
 const ANTHROPIC_PATH: &str = "/messages";
 
+/// Paths of Ollama's API start with this.
+const OLLAMA_PATH: &str = "/api/";
+
 /// API that a client expects, by which errors differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ApiShape {
     OpenAi,
     Anthropic,
+    Ollama,
 }
 
 impl ApiShape {
     /// API of a request, by its path without `/v1` and its headers.
     pub(crate) fn of(path: &str, headers: &HeaderMap) -> Self {
+        if path.starts_with(OLLAMA_PATH) {
+            return Self::Ollama;
+        }
         match path.starts_with(ANTHROPIC_PATH) || headers.contains_key(ANTHROPIC_VERSION) {
             true => Self::Anthropic,
             false => Self::OpenAi,
@@ -68,8 +75,8 @@ impl ErrorKind {
             (Self::TooLarge, _) => StatusCode::PAYLOAD_TOO_LARGE,
             (Self::Encoding, _) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             (Self::Busy | Self::Unavailable, ApiShape::Anthropic) => overloaded(),
-            (Self::Busy, ApiShape::OpenAi) => StatusCode::TOO_MANY_REQUESTS,
-            (Self::Unavailable, ApiShape::OpenAi) => StatusCode::SERVICE_UNAVAILABLE,
+            (Self::Busy, _) => StatusCode::TOO_MANY_REQUESTS,
+            (Self::Unavailable, _) => StatusCode::SERVICE_UNAVAILABLE,
             (Self::Internal, _) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
@@ -82,9 +89,9 @@ impl ErrorKind {
             (Self::NotFound, ApiShape::Anthropic) => "not_found_error",
             (Self::TooLarge, ApiShape::Anthropic) => "request_too_large",
             (Self::Busy | Self::Unavailable, ApiShape::Anthropic) => "overloaded_error",
-            (Self::Busy, ApiShape::OpenAi) => "rate_limit_error",
+            (Self::Busy, _) => "rate_limit_error",
             (Self::Internal, ApiShape::Anthropic) => "api_error",
-            (Self::Unavailable | Self::Internal, ApiShape::OpenAi) => "server_error",
+            (Self::Unavailable | Self::Internal, _) => "server_error",
             _ => "invalid_request_error",
         }
     }
@@ -128,6 +135,12 @@ struct OpenAiDetail<'a> {
     code: Option<&'static str>,
     #[serde(flatten)]
     overflow: Option<ContextOverflow>,
+}
+
+/// Body of an error in Ollama's API.
+#[derive(Serialize)]
+struct OllamaError<'a> {
+    error: &'a str,
 }
 
 /// Body of an error in Anthropic's API.
@@ -214,6 +227,16 @@ impl ApiError {
         Self::new(ErrorKind::NotFound, "there is no such path").code("not_found")
     }
 
+    /// Response that is not in the store.
+    pub(crate) fn no_response(param: &'static str, id: &str) -> Self {
+        let message = format!(
+            "{param} {id:?}: there is no such response. Responses are kept in memory, the last \
+             ones only, and not with `store: false`"
+        );
+        let error = Self::new(ErrorKind::NotFound, message).code("response_not_found");
+        Self { param: Some(param.to_owned()), ..error }
+    }
+
     /// Known path with another method.
     pub(crate) fn no_method() -> Self {
         Self::new(ErrorKind::Method, "this path does not take this method")
@@ -227,6 +250,19 @@ impl ApiError {
     /// Failure that is not the client's.
     pub(crate) fn internal(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Internal, message)
+    }
+
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// Code of the error in a failed response.
+    pub(crate) fn response_code(&self) -> &'static str {
+        match (self.kind, self.code) {
+            (_, Some(code)) => code,
+            (ErrorKind::Invalid, None) => "invalid_prompt",
+            _ => "server_error",
+        }
     }
 
     /// JSON text of the error in an API.
@@ -245,6 +281,7 @@ impl ApiError {
                 error: AnthropicDetail { kind, message: self.message_in(shape) },
                 request_id,
             }),
+            ApiShape::Ollama => json::line(&OllamaError { error: &self.message }),
         };
         // An error is made of strings and numbers, which always have a JSON form.
         json.unwrap_or_default()

@@ -134,8 +134,11 @@ impl AskedForm {
         }
     }
 
-    /// Form of `response_format`.
-    fn response_format(format: &Fields<'_>) -> Result<Option<Self>, ApiError> {
+    /// Form of `response_format`, or of `text.format` of a response.
+    ///
+    /// # Errors
+    /// A field has a wrong type, or the type is unknown.
+    pub(crate) fn response_format(format: &Fields<'_>) -> Result<Option<Self>, ApiError> {
         match format.text("type")?.ok_or_else(|| format.missing("type"))? {
             "text" => Ok(None),
             // As llama.cpp's server has it.
@@ -155,6 +158,22 @@ impl AskedForm {
                 let message = format!("{path} is {other:?}: it must be {kinds}");
                 Err(ApiError::invalid(path, message))
             }
+        }
+    }
+
+    /// Form in the field `format` of Ollama's API: `json`, or a schema.
+    ///
+    /// # Errors
+    /// The field is neither.
+    pub(crate) fn ollama(fields: &Fields<'_>) -> Result<Option<Self>, ApiError> {
+        match fields.get("format") {
+            None => Ok(None),
+            Some(Value::String(kind)) if kind.is_empty() => Ok(None),
+            Some(Value::String(kind)) if kind == "json" => {
+                Ok(Some(Self::new(AnswerForm::json_object(), "format")))
+            }
+            Some(Value::Object(_)) => Self::schema(fields, "format").map(Some),
+            Some(_) => Err(wrong_type("format", "json or a JSON schema")),
         }
     }
 

@@ -1,17 +1,19 @@
-//! HTTP server of moeflux: the APIs of OpenAI and Anthropic on a serving core.
+//! HTTP server of moeflux: the APIs of OpenAI, Anthropic and Ollama on a serving core.
 //!
 //! - [`Server`] listens, limits connections and ends gracefully: `server.rs`, `timed_stream.rs`.
 //! - Hosts, origins and keys are checked before a body is read: `guard.rs`. Each request has an id
 //!   and a record: `access.rs`.
 //! - A body (`body.rs`, `json.rs`) becomes an `Ask`, whatever its API (`ask.rs`, and the readers in
-//!   `openai/` and `anthropic/`), and the tokens of its prompts (`prompt.rs`), which `app.rs`
-//!   submits to the serving core.
+//!   `openai/`, `responses/`, `anthropic/`, `ollama/` and `native/`), and the tokens of its prompts
+//!   (`prompt.rs`), which `app.rs` submits to the serving core.
 //! - Events of the core become deltas, whatever the API (`answer.rs`). The encoder of an API makes
 //!   events of them: a stream sends them, a whole answer is their fold (`respond.rs`).
+//! - Prompts with a text behind the answer: `fim.rs`.
+//! - Embeddings take no part in this: `embeddings.rs`.
 //! - Answers are remembered as they were generated, for the next turn: `turns.rs`.
 //! - A prompt over the context is an error, or loses its oldest turns: `overflow.rs`.
 //! - The web page, its live feed and the memory plan: `page/`.
-//! - Small paths: `native.rs`, `metrics.rs` with `latency.rs`.
+//! - Small paths: `native/`, `metrics.rs` with `latency.rs`.
 //!
 //! Knows: HTTP, JSON, the APIs. Must not know: terminals, inference. Never logs a prompt or a key.
 
@@ -21,7 +23,9 @@ mod anthropic;
 mod app;
 mod ask;
 mod body;
+mod embeddings;
 mod error;
+mod fim;
 mod form;
 mod guard;
 mod ids;
@@ -29,11 +33,13 @@ mod json;
 mod latency;
 mod metrics;
 mod native;
+mod ollama;
 mod openai;
 mod overflow;
 mod page;
 mod prompt;
 mod respond;
+mod responses;
 mod routes;
 mod server;
 mod timed_stream;

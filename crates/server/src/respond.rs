@@ -1,4 +1,4 @@
-//! Responses: server-sent events of an answer, or the whole answer as their fold.
+//! Responses: the events of an answer as they come, or the whole answer as their fold.
 
 use std::{
     convert::Infallible,
@@ -30,9 +30,8 @@ const PING: Duration = Duration::from_secs(4);
 /// Bytes of events in one frame, from which the next event waits for the next frame.
 const FRAME_BYTES: usize = 16 << 10;
 
-/// Headers of a stream of events.
-const HEADERS: [(header::HeaderName, &str); 3] = [
-    (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
+/// Headers of a stream of events, besides its type.
+const HEADERS: [(header::HeaderName, &str); 2] = [
     (header::CACHE_CONTROL, "no-cache"),
     (header::HeaderName::from_static("x-accel-buffering"), "no"),
 ];
@@ -47,8 +46,8 @@ pub(crate) trait Encoder: Send + Unpin + 'static {
     /// Whole answer.
     type Whole: Fold<Self::Event> + Default + Serialize;
 
-    /// Event of a silent stream.
-    const PING: &'static str = ": ping\n\n";
+    /// Type of a stream: by default server-sent events.
+    const STREAM_TYPE: &'static str = "text/event-stream; charset=utf-8";
     /// Bytes after the last event.
     const END: &'static str = "";
 
@@ -60,8 +59,26 @@ pub(crate) trait Encoder: Send + Unpin + 'static {
         None
     }
 
+    /// Appends the bytes of an event.
+    ///
+    /// # Errors
+    /// The event has no JSON form.
+    fn write(event: &Self::Event, out: &mut String) -> Result<(), ApiError> {
+        let line = json::line(event)?;
+        if let Some(name) = Self::name(event) {
+            *out += &format!("event: {name}\n");
+        }
+        *out += &format!("data: {line}\n\n");
+        Ok(())
+    }
+
+    /// Bytes that a silent stream sends.
+    fn ping(&mut self) -> String {
+        ": ping\n\n".to_owned()
+    }
+
     /// Bytes of an event that ends the stream with an error.
-    fn error(error: &ApiError) -> String;
+    fn error(&mut self, error: &ApiError) -> String;
 }
 
 /// A whole answer made of the events of its stream.
@@ -106,7 +123,7 @@ fn stream<E: Encoder>(answers: Answers, encoder: E) -> Response {
     ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let stream = EventStream { answers, encoder, ping, is_ended: false };
     let mut response = Response::new(Body::new(stream));
-    for (name, value) in HEADERS {
+    for (name, value) in HEADERS.into_iter().chain([(header::CONTENT_TYPE, E::STREAM_TYPE)]) {
         response.headers_mut().insert(name, HeaderValue::from_static(value));
     }
     response
@@ -121,16 +138,6 @@ struct EventStream<E> {
     is_ended: bool,
 }
 
-/// Appends an event.
-fn push_event<E: Encoder>(out: &mut String, event: &E::Event) -> Result<(), ApiError> {
-    let line = json::line(event)?;
-    if let Some(name) = E::name(event) {
-        *out += &format!("event: {name}\n");
-    }
-    *out += &format!("data: {line}\n\n");
-    Ok(())
-}
-
 impl<E: Encoder> EventStream<E> {
     /// Appends the events that are ready.
     fn fill(&mut self, cx: &mut Context<'_>, out: &mut String) -> Result<(), ApiError> {
@@ -143,7 +150,7 @@ impl<E: Encoder> EventStream<E> {
                 break;
             };
             for event in deltas.into_iter().flat_map(|delta| self.encoder.on(choice, delta)) {
-                push_event::<E>(out, &event)?;
+                E::write(&event, out)?;
             }
         }
         Ok(())
@@ -164,14 +171,14 @@ impl<E: Encoder> http_body::Body for EventStream<E> {
         let mut out = String::new();
         if let Err(error) = self.fill(cx, &mut out) {
             self.is_ended = true;
-            out += &E::error(&error);
+            out += &self.encoder.error(&error);
         }
         if !out.is_empty() {
             self.ping.reset();
         } else if self.is_ended {
             return Poll::Ready(None);
         } else if self.ping.poll_tick(cx).is_ready() {
-            out += E::PING;
+            out += &self.encoder.ping();
         } else {
             return Poll::Pending;
         }

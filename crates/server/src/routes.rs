@@ -18,9 +18,9 @@ use crate::{
     body::SharedBody,
     error::{self, ApiError, ApiShape},
     metrics::metrics,
-    native,
-    openai::{chat, completions, models},
-    page,
+    native, ollama,
+    openai::{chat, completions, embeddings, models},
+    page, responses,
 };
 
 /// Header with the id of a request in Anthropic's API.
@@ -41,10 +41,22 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/completions", post(completions::completions))
         .route("/messages", post(anthropic::messages))
         .route("/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/embeddings", post(embeddings::embeddings))
+        .route("/responses", post(responses::create))
+        .route("/responses/{id}", get(responses::retrieve).delete(responses::delete))
         .route("/models", get(models::list))
         .route("/models/{*id}", get(models::retrieve))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/generate", post(ollama::generate))
+        .route("/api/embed", post(ollama::embed::embed))
+        .route("/api/embeddings", post(ollama::embed::embeddings))
+        .route("/api/tags", get(ollama::models::tags))
+        .route("/api/show", post(ollama::models::show))
+        .route("/api/ps", get(ollama::models::ps))
+        .route("/api/version", get(ollama::models::version))
         .route("/health", get(native::health))
         .route("/metrics", get(metrics))
+        .route("/completion", post(native::completion::completion))
         .route("/tokenize", post(native::tokenize))
         .route("/detokenize", post(native::detokenize))
         .route("/apply-template", post(native::apply_template))

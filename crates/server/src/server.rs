@@ -28,6 +28,7 @@ use crate::{
     app::App,
     guard::{ApiKeys, Guard},
     overflow::Overflow,
+    responses::RESPONSES_BYTES,
     routes,
     timed_stream::TimedStream,
     turn_folder::TurnFolder,
@@ -56,10 +57,10 @@ const DRAIN: Duration = Duration::from_secs(30);
 const THREADS_END: Duration = Duration::from_secs(1);
 
 /// Bytes that a server holds beside its engine, for the memory plan
-/// ([`MemoryRequest::reserved`](moeflux::MemoryRequest::reserved)): remembered turns; stacks and
-/// queues; buffers of the connections that are likely at once. Bodies of requests, which are
-/// dropped once they are read, are not in it.
-pub const RESERVED_BYTES: u64 = TURNS_BYTES as u64 + (16 << 20);
+/// ([`MemoryRequest::reserved`](moeflux::MemoryRequest::reserved)): remembered turns and stored
+/// responses; stacks and queues; buffers of the connections that are likely at once. Bodies of
+/// requests, which are dropped once they are read, are not in it.
+pub const RESERVED_BYTES: u64 = (TURNS_BYTES + RESPONSES_BYTES) as u64 + (16 << 20);
 
 /// Options of a [`Server`].
 #[derive(Clone, Debug)]

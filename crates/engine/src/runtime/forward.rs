@@ -46,6 +46,15 @@ pub(crate) enum LogitsRequest {
     Logits(Logits),
     /// The k highest logits of the last token.
     TopK(usize),
+    /// Hidden states of all tokens after the final norm. The head does not run for them.
+    Hidden,
+}
+
+impl LogitsRequest {
+    /// Whether it evaluates a given text.
+    fn is_of_all_tokens(self) -> bool {
+        matches!(self, Self::Logits(Logits::All) | Self::Hidden)
+    }
 }
 
 /// Result for one row of a step.
@@ -54,6 +63,8 @@ pub(crate) enum LogitsOutput<'a> {
     Logits(&'a [f32]),
     /// Ids and values of the highest logits, in descending order.
     TopK { ids: &'a [f32], logits: &'a [f32] },
+    /// The hidden state after the final norm.
+    Hidden(&'a [f32]),
 }
 
 /// Receives the result for a row of the step. After the top k it returns whether they suffice; if
@@ -100,7 +111,7 @@ pub(crate) struct Model {
     top_logits: Buffer,
     spans: [Vec<Span>; 2],
     moe_state: MoeState,
-    /// `(LOGIT_ROWS, vocab)` on the host.
+    /// `(LOGIT_ROWS, vocab)` on the host, or hidden states.
     host_logits: Vec<f32>,
     /// Tokens of the current step, and its rows with requested logits.
     tokens: Vec<u32>,
@@ -147,7 +158,7 @@ impl Model {
                 .map_err(Error::at(|| "logits"))?,
             spans: [Vec::with_capacity(1), Vec::with_capacity(1)],
             moe_state: MoeState::new(blueprint, rows, prefetch),
-            host_logits: vec![0.0; LOGIT_ROWS * blueprint.vocab],
+            host_logits: vec![0.0; LOGIT_ROWS * blueprint.vocab.max(blueprint.hidden)],
             tokens: Vec::with_capacity(rows),
             logit_rows: Vec::with_capacity(LOGIT_ROWS),
             recorded: None,
@@ -189,7 +200,7 @@ impl Model {
         }));
         if !matches!(result, Ok(Ok(()))) {
             ctx.cache.recover(ctx.device);
-            self.host_logits.resize(LOGIT_ROWS * self.vocab, 0.0);
+            self.host_logits.resize(LOGIT_ROWS * self.vocab.max(self.hidden), 0.0);
         }
         result.unwrap_or_else(|cause| resume_unwind(cause))
     }
@@ -236,17 +247,20 @@ impl Model {
                 })
                 .flatten(),
         );
-        let result = logit_rows.chunks(LOGIT_ROWS).try_for_each(|logit_rows| {
+        // The head does not run for hidden states.
+        let runs = logit_rows.chunk_by(|a, b| a.is_hidden == b.is_hidden);
+        let mut runs = runs.flat_map(|run| run.chunks(LOGIT_ROWS));
+        let result = runs.try_for_each(|logit_rows| {
             let since = Instant::now();
             if submitted.is_none() {
                 self.run_head(&mut *ctx.device, logit_rows).map_err(Error::at(|| "head"))?;
             }
             ctx.stats.computing_ns += since.elapsed().as_nanos() as u64;
-            // A request for all logits evaluates a given text, so no decode step follows. Between
+            // A request for all tokens evaluates a given text, so no decode step follows. Between
             // two runs of the head nothing can be recorded.
             let continues = logit_rows.len() == spans.len()
                 && control.observer.is_none()
-                && spans.iter().all(|span| span.logits != LogitsRequest::Logits(Logits::All));
+                && !spans.iter().any(|span| span.logits.is_of_all_tokens());
             let next = if continues { spans } else { &[] };
             self.read_logits(ctx, logit_rows, next, sink).map_err(Error::at(|| "head"))
         });
@@ -323,6 +337,7 @@ impl Model {
 
     /// Final norm and head for at most [`LOGIT_ROWS`] rows of the residual stream, then the top k
     /// where requested. Results stay on the device, in [`Model::logits`] and [`Model::top_logits`].
+    /// The head does not run for hidden states, which are [`Model::normed`].
     fn run_head(
         &self,
         device: &mut dyn Device,
@@ -330,12 +345,15 @@ impl Model {
     ) -> Result<(), moeflux_compute::Error> {
         let rows = logit_rows.iter().map(|wanted| wanted.row + 1).max().unwrap_or(0);
         let x = View::rows(self.scratch.x, rows, self.hidden);
-        let normed = View::rows(self.scratch.normed, logit_rows.len(), self.hidden);
+        let normed = self.normed(logit_rows.len());
         let mut row = 0;
         for run in logit_rows.chunk_by(|a, b| a.row + 1 == b.row) {
             let (x, out) = (x.slice(run[0].row, run.len()), normed.slice(row, run.len()));
             device.run(&Op::RmsNorm { x, weight: Some(self.norm), eps: self.eps, out })?;
             row += run.len();
+        }
+        if logit_rows.iter().all(|wanted| wanted.is_hidden) {
+            return Ok(());
         }
         let logits = self.logits(logit_rows.len());
         device.run(&Op::MatMul {
@@ -357,6 +375,11 @@ impl Model {
             }
         }
         Ok(())
+    }
+
+    /// View of the first `n` requested rows after the final norm.
+    fn normed(&self, n: usize) -> View {
+        View::rows(self.scratch.normed, n, self.hidden)
     }
 
     /// View of the logits of the first `n` requested rows.
@@ -384,7 +407,12 @@ impl Model {
             if logit_rows.iter().all(|wanted| wanted.top_k.is_none()) { LOGIT_ROWS } else { 1 };
         let mut read_some = |i: usize, some: &[LogitsRow]| {
             let logits = self.logits(logit_rows.len()).slice(i, some.len());
-            let view = some[0].top_k.map_or(logits, |n| self.top_logits(i, n));
+            let view = match some[0] {
+                LogitsRow { is_hidden: true, .. } => {
+                    self.normed(logit_rows.len()).slice(i, some.len())
+                }
+                LogitsRow { top_k, .. } => top_k.map_or(logits, |n| self.top_logits(i, n)),
+            };
             let values = &mut host_logits[..view.rows * view.width];
             device.read_while(view, values, &mut |device| {
                 if i == 0 {
@@ -392,9 +420,15 @@ impl Model {
                 }
             })?;
             let Some(n) = some[0].top_k else {
-                for (wanted, row) in some.iter().zip(values.chunks_exact(self.vocab)) {
+                for (wanted, row) in some.iter().zip(values.chunks_exact(view.width)) {
                     check_logits(wanted.row, row)?;
-                    sink(wanted.row, LogitsOutput::Logits(row));
+                    sink(
+                        wanted.row,
+                        match wanted.is_hidden {
+                            true => LogitsOutput::Hidden(row),
+                            false => LogitsOutput::Logits(row),
+                        },
+                    );
                 }
                 return Ok(());
             };
@@ -464,11 +498,12 @@ fn check_logits(row: usize, logits: &[f32]) -> Result<(), moeflux_compute::Error
     }
 }
 
-/// A row of a step with requested logits: the top k, or all.
+/// A row of a step with requested logits: the top k, or all; or with its hidden state.
 #[derive(Clone, Copy)]
 struct LogitsRow {
     row: usize,
     top_k: Option<usize>,
+    is_hidden: bool,
 }
 
 impl LogitsRow {
@@ -476,11 +511,12 @@ impl LogitsRow {
     fn for_span(request: LogitsRequest, rows: Range<usize>) -> impl Iterator<Item = Self> {
         let (rows, top_k) = match request {
             LogitsRequest::None => (rows.end..rows.end, None),
-            LogitsRequest::Logits(Logits::All) => (rows, None),
+            LogitsRequest::Logits(Logits::All) | LogitsRequest::Hidden => (rows, None),
             LogitsRequest::Logits(Logits::Last) => (rows.end - 1..rows.end, None),
             LogitsRequest::TopK(n) => (rows.end - 1..rows.end, Some(n)),
         };
-        rows.map(move |row| Self { row, top_k })
+        let is_hidden = request == LogitsRequest::Hidden;
+        rows.map(move |row| Self { row, top_k, is_hidden })
     }
 }
 

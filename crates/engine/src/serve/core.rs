@@ -85,6 +85,8 @@ pub enum RequestEvent {
         /// Log-probabilities, token by token.
         logprobs: Vec<TokenLogprobs>,
     },
+    /// The embedding of the prompt: pooled hidden states, not normalised.
+    Embedding(Vec<f32>),
     /// The next token.
     Token {
         /// The token.

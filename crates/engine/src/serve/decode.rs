@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::choice::{ChosenToken, PromptLogprobs, TokenChoice};
+use super::{
+    choice::{ChosenToken, PromptLogprobs, TokenChoice},
+    embedding::Pooling,
+};
 #[cfg(feature = "text")]
 use crate::text::{answer_text::AnswerText, chat::ToolSet};
 use crate::{
@@ -49,6 +52,17 @@ pub struct GenerateRequest {
     /// before it, with as many of the most probable tokens as `logprobs` says. All of the prompt is
     /// then computed, without reuse. With `max_tokens` of 0 the request ends there.
     pub prompt_logprobs: bool,
+    /// Pooling of the prompt's hidden states after the final norm, for a request without an answer
+    /// in a [`Scheduler`](crate::serve::Scheduler): it ends with the embedding. All of the prompt
+    /// is computed, without reuse. Log-probabilities of the prompt exclude it.
+    pub embedding: Option<Pooling>,
+}
+
+impl GenerateRequest {
+    /// Whether all of the prompt must be computed, without reuse.
+    pub(crate) fn computes_all(&self) -> bool {
+        self.prompt_logprobs || self.embedding.is_some()
+    }
 }
 
 setters!(GenerateRequest {
@@ -60,6 +74,7 @@ setters!(GenerateRequest {
     masks: Vec<Arc<dyn MaskSource>>,
     logprobs: impl Into<Option<usize>>,
     prompt_logprobs: bool,
+    embedding: impl Into<Option<Pooling>>,
 });
 
 #[cfg(feature = "text")]
@@ -104,7 +119,10 @@ impl AnswerEnd {
             end_tokens,
             #[cfg(feature = "text")]
             text: None,
-            max_tokens: request.max_tokens.unwrap_or(usize::MAX),
+            max_tokens: match request.embedding {
+                Some(_) => 0,
+                None => request.max_tokens.unwrap_or(usize::MAX),
+            },
             generated: 0,
             finish: None,
         }

@@ -2,6 +2,7 @@
 //!
 //! - Requests, the end of an answer, and the decode loop over token ids: `decode.rs`. The choice of
 //!   the next token: `choice.rs`; scripts in place of it: `forced_tokens.rs`.
+//! - Embeddings of prompts: `embedding.rs`.
 //! - Answers in text, on top of it: `generate.rs`. Needs the feature `text`.
 //! - Many answers that share steps: `scheduler.rs`.
 //! - The thread that serves requests, and handles to it: `core.rs` and `worker.rs`. States that
@@ -13,6 +14,7 @@
 pub(crate) mod choice;
 pub(crate) mod core;
 pub(crate) mod decode;
+mod embedding;
 mod forced_tokens;
 #[cfg(feature = "text")]
 pub(crate) mod generate;
@@ -25,6 +27,7 @@ pub use core::{
     SinkState,
 };
 pub use decode::Tokens;
+pub use embedding::Pooling;
 pub use forced_tokens::ForcedTokens;
 #[cfg(feature = "text")]
 pub use generate::Phase;

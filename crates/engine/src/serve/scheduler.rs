@@ -12,6 +12,7 @@ use crate::{
     serve::{
         choice::{ChosenToken, PromptLogprobs, TokenChoice},
         decode::{AnswerEnd, Finish, GenerateRequest},
+        embedding::PromptEmbedding,
     },
     session::{
         engine::Engine,
@@ -90,6 +91,13 @@ pub enum Event {
         first: usize,
         /// Log-probabilities, token by token.
         logprobs: Vec<TokenLogprobs>,
+    },
+    /// The embedding of a prompt.
+    Embedding {
+        /// Its request.
+        id: RequestId,
+        /// Pooled hidden states, not normalised: one value per element of a state.
+        values: Vec<f32>,
     },
     /// The next token of a sequence.
     Token {
@@ -185,8 +193,12 @@ struct Sequence {
     choice: TokenChoice,
     end: AnswerEnd,
     prompt: Arc<[u32]>,
-    /// Set if the request asks for log-probabilities of the prompt. No part of it is then adopted.
+    /// Set if the request asks for log-probabilities of the prompt.
     prompt_logprobs: Option<PromptLogprobs>,
+    /// Set if the request asks for the embedding of the prompt, until it is complete.
+    embedding: Option<PromptEmbedding>,
+    /// Whether no part of the prompt is adopted from other sequences.
+    computes_all: bool,
     /// Positions of the prompt at which prefill pauses to fill the prefix cache, ascending.
     pauses: Vec<usize>,
     synced: Synced,
@@ -199,15 +211,19 @@ struct Sequence {
 impl Sequence {
     /// Entry of a step that feeds the next `count` tokens.
     fn entry(&mut self, count: usize) -> BatchEntry<'_> {
-        let Self { session, prompt, pending, prompt_logprobs, .. } = self;
+        let Self { session, prompt, pending, prompt_logprobs, embedding, .. } = self;
         let fed = session.tokens().len();
         match pending {
             Some(token) => BatchEntry::new(session, std::slice::from_ref(token)).logits(true),
             None => {
                 let tokens = &prompt[fed..fed + count];
                 let logits = fed + count == prompt.len();
-                let each_row = prompt_logprobs.as_mut().map(|of_prompt| of_prompt.start_at(fed));
-                BatchEntry { session, tokens, logits, each_row }
+                let entry = BatchEntry::new(session, tokens).logits(logits);
+                match (prompt_logprobs, embedding) {
+                    (Some(of_prompt), _) => entry.each_row(of_prompt.start_at(fed)),
+                    (None, Some(embedding)) => entry.each_row(embedding.start()).hidden(true),
+                    (None, None) => entry,
+                }
             }
         }
     }
@@ -219,7 +235,7 @@ impl Sequence {
 
     /// Whether the rest of the prompt may be adopted from another sequence.
     fn can_adopt(&self) -> bool {
-        self.is_prefilling() && self.prompt_logprobs.is_none()
+        self.is_prefilling() && !self.computes_all
     }
 
     /// Length of the prefix that can be adopted from another sequence. To cover the whole prompt,
@@ -296,6 +312,8 @@ impl Scheduler {
             end,
             prompt,
             prompt_logprobs,
+            embedding: request.embedding.map(PromptEmbedding::new),
+            computes_all: request.computes_all(),
             pauses,
             synced,
             pending: None,
@@ -319,7 +337,7 @@ impl Scheduler {
         let end = AnswerEnd::for_request(&self.engine, prompt, request)?;
         let vocab = self.engine.blueprint().vocab;
         let choice = TokenChoice::for_request(vocab, prompt, request)?;
-        let synced = match request.prompt_logprobs {
+        let synced = match request.computes_all() {
             true => session.start_anew(prompt)?,
             false => session.reuse(prompt)?,
         };
@@ -393,6 +411,7 @@ impl Scheduler {
         self.adopt_shared_prefixes();
         let mut events = Vec::new();
         self.take_prompt_logprobs(&token_counts, &mut events);
+        self.take_embeddings(&token_counts, &mut events);
         self.sample(&token_counts, &mut events);
         self.cache_prefixes(&mut events);
         self.retire(&mut events);
@@ -534,6 +553,18 @@ impl Scheduler {
             let (first, logprobs) = (of_prompt.first(), of_prompt.take());
             if sequence.pending.is_none() && *count > 0 && !logprobs.is_empty() {
                 events.push(Event::PromptLogprobs { id: sequence.id, first, logprobs });
+            }
+        }
+    }
+
+    /// Hands out the embeddings of the prompts that a step, which fed `token_counts`, completed.
+    fn take_embeddings(&mut self, token_counts: &[usize], events: &mut Vec<Event>) {
+        let fed = self.sequences.iter_mut().zip(token_counts).filter(|(_, count)| **count > 0);
+        for (sequence, _) in fed {
+            let is_complete = !sequence.is_prefilling();
+            sequence.embedding.iter_mut().for_each(PromptEmbedding::end_step);
+            if is_complete && let Some(mut embedding) = sequence.embedding.take() {
+                events.push(Event::Embedding { id: sequence.id, values: embedding.take() });
             }
         }
     }

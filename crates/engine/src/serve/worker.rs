@@ -200,7 +200,7 @@ impl Worker {
     /// Gives sessions to waiting requests, first come, first served.
     fn admit(&mut self) {
         while let Some(submission) = self.waiting.pop_front() {
-            let reusable = match submission.request.prompt_logprobs {
+            let reusable = match submission.request.computes_all() {
                 true => &[],
                 false => &submission.prompt[..],
             };
@@ -307,6 +307,7 @@ impl Worker {
 
     fn hand_out(&mut self, event: Event) {
         let (Event::PromptLogprobs { id, .. }
+        | Event::Embedding { id, .. }
         | Event::Token { id, .. }
         | Event::Finished { id, .. }
         | Event::Failed { id, .. }) = &event;
@@ -316,6 +317,7 @@ impl Worker {
             Event::PromptLogprobs { first, logprobs, .. } => {
                 client.send(RequestEvent::PromptLogprobs { first, logprobs });
             }
+            Event::Embedding { values, .. } => client.send(RequestEvent::Embedding(values)),
             Event::Token { token, logprobs, .. } => {
                 self.stats.generated_tokens += 1;
                 client.send(RequestEvent::Token { token, logprobs });

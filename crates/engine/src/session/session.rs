@@ -538,18 +538,22 @@ pub struct BatchEntry<'a> {
     pub logits: bool,
     /// Receives the logits of each token. A step that fails may have called it.
     pub each_row: Option<&'a mut dyn RowSink>,
+    /// Whether `each_row` receives hidden states after the final norm in place of logits. The
+    /// output head does not run then, and the session has no logits.
+    pub hidden: bool,
 }
 
-/// Receiver of logits, token by token.
+/// Receiver of logits or hidden states, token by token.
 pub trait RowSink: Send {
-    /// Takes the logits after token `row` of the entry, one per vocabulary entry.
-    fn row(&mut self, row: usize, logits: &[f32]);
+    /// Takes the logits after token `row` of the entry, one per vocabulary entry, or its hidden
+    /// state.
+    fn row(&mut self, row: usize, values: &[f32]);
 }
 
 impl<'a> BatchEntry<'a> {
     /// Appends tokens without logits.
     pub fn new(session: &'a mut Session, tokens: &'a [u32]) -> Self {
-        Self { session, tokens, logits: false, each_row: None }
+        Self { session, tokens, logits: false, each_row: None, hidden: false }
     }
 
     /// Sets `logits`.
@@ -563,6 +567,13 @@ impl<'a> BatchEntry<'a> {
     #[must_use]
     pub fn each_row(mut self, each_row: impl Into<Option<&'a mut dyn RowSink>>) -> Self {
         self.each_row = each_row.into();
+        self
+    }
+
+    /// Sets `hidden`.
+    #[must_use]
+    pub fn hidden(mut self, hidden: bool) -> Self {
+        self.hidden = hidden;
         self
     }
 }
@@ -613,10 +624,11 @@ impl Engine {
             let start = outputs.last().map_or(0, |output| output.rows.end);
             outputs.push(EntryOutput {
                 rows: start..start + entry.tokens.len(),
-                keeps_last: entry.logits,
+                keeps_last: entry.logits && !entry.hidden,
                 logits: std::mem::take(&mut entry.session.timeline.logits),
                 was_read: false,
                 each_row: entry.each_row.take(),
+                hidden: entry.hidden,
             });
         }
         let mut batch: Vec<BatchResult<'_>> = entries
@@ -631,9 +643,10 @@ impl Engine {
         let mut stats = Stats::default();
         let stepped = self.lock().step(&mut batch, &mut stats, control, &mut |row, output| {
             let i = outputs.partition_point(|output| output.rows.end <= row);
-            if let (LogitsOutput::Logits(logits), Some(of_entry)) = (output, outputs.get_mut(i)) {
-                of_entry.take(row, logits);
-            }
+            let (LogitsOutput::Logits(values) | LogitsOutput::Hidden(values)) = output else {
+                return true;
+            };
+            outputs.get_mut(i).into_iter().for_each(|of_entry| of_entry.take(row, values));
             true
         });
         let stepped = stepped.map_err(|error| self.explain_non_finite(error));
@@ -662,25 +675,27 @@ struct EntryOutput<'a> {
     /// Whether the step has read them.
     was_read: bool,
     each_row: Option<&'a mut dyn RowSink>,
+    hidden: bool,
 }
 
 impl EntryOutput<'_> {
     fn wanted(&self) -> LogitsRequest {
         match (&self.each_row, self.keeps_last) {
+            (Some(_), _) if self.hidden => LogitsRequest::Hidden,
             (Some(_), _) => LogitsRequest::Logits(Logits::All),
             (None, true) => LogitsRequest::Logits(Logits::Last),
             (None, false) => LogitsRequest::None,
         }
     }
 
-    /// Takes the logits of a row of the step.
-    fn take(&mut self, row: usize, logits: &[f32]) {
+    /// Takes the values of a row of the step.
+    fn take(&mut self, row: usize, values: &[f32]) {
         if let Some(sink) = &mut self.each_row {
-            sink.row(row - self.rows.start, logits);
+            sink.row(row - self.rows.start, values);
         }
         if self.keeps_last && row + 1 == self.rows.end {
             self.logits.clear();
-            self.logits.extend_from_slice(logits);
+            self.logits.extend_from_slice(values);
             self.was_read = true;
         }
     }

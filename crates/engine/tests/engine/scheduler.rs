@@ -8,7 +8,7 @@ use moeflux::{
     base::SessionError,
     generate,
     runtime::{CancelToken, DeviceOptions},
-    serve::{Event, RequestId, Scheduler, SchedulerOptions},
+    serve::{Event, Pooling, RequestId, Scheduler, SchedulerOptions},
     session::BatchEntry,
 };
 
@@ -468,4 +468,56 @@ fn stop_strings_end_all_kinds_of_generation() {
     let mut session = engine.session().unwrap();
     assert!(session.generate(&prompt, &request(&[""]), &mut StepControl::default()).is_err());
     assert!(batch.add(session, &prompt, &request(&[""])).is_err() && batch.is_empty());
+}
+
+/// Embedding of a prompt, in steps that it shares with an answer to another one.
+fn embedding(engine: &Engine, prompt_ids: &[u32], pooling: Pooling) -> Vec<f32> {
+    let mut batch = Scheduler::new(engine, SchedulerOptions::default());
+    let answer = batch.add(engine.session().unwrap(), &prompt(7, 12), &request(9)).unwrap();
+    let wanted = GenerateRequest::default().embedding(pooling);
+    let id = batch.add(engine.session().unwrap(), prompt_ids, &wanted).unwrap();
+    // A cancelled step is tried again.
+    let cancel = CancelToken::default();
+    cancel.cancel();
+    assert!(batch.step(&mut StepControl::default().cancel(&cancel)).is_err());
+    let (mut found, mut tokens, mut finishes) = (None, 0, 0);
+    while !batch.is_empty() {
+        for event in batch.step(&mut StepControl::default()).unwrap() {
+            match event {
+                Event::Embedding { id: of, values } => {
+                    assert!(of == id && found.is_none());
+                    found = Some(values);
+                }
+                Event::Token { id: of, .. } => {
+                    assert_eq!(of, answer);
+                    tokens += 1;
+                }
+                Event::Finished { id: of, finish, .. } => {
+                    assert!(of == answer || finish == Finish::MaxTokens && found.is_some());
+                    finishes += 1;
+                }
+                Event::Failed { error, .. } => panic!("{error}"),
+                _ => {}
+            }
+        }
+    }
+    assert_eq!((tokens, finishes), (9, 2));
+    found.unwrap()
+}
+
+#[test]
+fn the_mean_embedding_is_that_of_all_prefixes() {
+    for golden in ["qwen3_moe", "qwen3_5_moe"] {
+        let engine = engine(&data().join("goldens").join(golden), exact("cpu"), 2);
+        let ids = prompt(3, 70);
+        let mut mean = vec![0.0; engine.blueprint().hidden];
+        for len in 1..=ids.len() {
+            let last = embedding(&engine, &ids[..len], Pooling::Last);
+            mean.iter_mut().zip(&last).for_each(|(sum, x)| *sum += f64::from(*x) / 70.0);
+        }
+        let found = embedding(&engine, &ids, Pooling::Mean);
+        for (found, mean) in found.iter().zip(&mean) {
+            assert!((f64::from(*found) - mean).abs() < 1e-5, "{golden}: {found} {mean}");
+        }
+    }
 }

@@ -230,8 +230,6 @@ impl Encoder for MessageEncoder {
     type Event = MessageEvent;
     type Whole = AnswerBlocks;
 
-    const PING: &'static str = "event: ping\ndata: {\"type\":\"ping\"}\n\n";
-
     fn on(&mut self, _choice: usize, delta: Delta) -> Vec<MessageEvent> {
         match delta {
             Delta::Start(usage) => {
@@ -280,7 +278,11 @@ impl Encoder for MessageEncoder {
         })
     }
 
-    fn error(error: &ApiError) -> String {
+    fn ping(&mut self) -> String {
+        "event: ping\ndata: {\"type\":\"ping\"}\n\n".to_owned()
+    }
+
+    fn error(&mut self, error: &ApiError) -> String {
         format!("event: error\ndata: {}\n\n", error.to_json(ApiShape::Anthropic, None))
     }
 }

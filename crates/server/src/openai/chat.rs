@@ -143,7 +143,7 @@ pub(crate) fn conversation(fields: &Fields<'_>) -> Result<Conversation, ApiError
 ///
 /// # Errors
 /// A field has another value.
-pub(super) fn refuse_unsupported(
+pub(crate) fn refuse_unsupported(
     fields: &Fields<'_>,
     unsupported: &[(&str, &[&str])],
 ) -> Result<(), ApiError> {

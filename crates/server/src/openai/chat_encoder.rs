@@ -156,7 +156,7 @@ impl Encoder for ChatEncoder {
         vec![self.chunk(choice, part, None)]
     }
 
-    fn error(error: &ApiError) -> String {
+    fn error(&mut self, error: &ApiError) -> String {
         format!("data: {}\n\n", error.to_json(ApiShape::OpenAi, None))
     }
 }

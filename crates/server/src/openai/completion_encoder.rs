@@ -106,7 +106,7 @@ impl Encoder for CompletionEncoder {
         }
     }
 
-    fn error(error: &ApiError) -> String {
+    fn error(&mut self, error: &ApiError) -> String {
         format!("data: {}\n\n", error.to_json(ApiShape::OpenAi, None))
     }
 }

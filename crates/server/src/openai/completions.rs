@@ -15,6 +15,7 @@ use crate::{
     ask::{self, Ask, AskPrompt, MAX_CHOICES, RawPrompt},
     body::with_body,
     error::ApiError,
+    fim::FimTokens,
     form::AskedForm,
     json::{Fields, wrong_type},
     native, prompt, respond,
@@ -24,7 +25,7 @@ use crate::{
 const MAX_TOKENS: usize = 16;
 
 /// Fields that would change the answer and are not supported, with the values that have no effect.
-const UNSUPPORTED: [(&str, &[&str]); 2] = [("suffix", &["\"\""]), ("best_of", &["1"])];
+const UNSUPPORTED: [(&str, &[&str]); 1] = [("best_of", &["1"])];
 
 /// Answers a request for completions.
 ///
@@ -60,14 +61,27 @@ fn parse(app: &App, fields: &Fields<'_>) -> Result<Ask, ApiError> {
     let text = app.core.engine().text()?;
     let logprobs = ask::top_logprobs(fields, "logprobs")?;
     let echo = fields.flag("echo")?.unwrap_or(false);
-    let request = GenerateRequest::default()
+    let mut request = GenerateRequest::default()
         .sampling(ask::sampling(fields, &text.generation()?.sampling)?)
         .logit_bias(ask::logit_bias(fields, text.tokenizer().vocab_size())?)
         .logprobs(logprobs)
         .prompt_logprobs(echo && logprobs.is_some())
         .max_tokens(fields.count("max_tokens")?.unwrap_or(MAX_TOKENS))
         .stop(ask::stops(fields, "stop")?);
-    let (prompts, choices) = (prompts(app, fields)?, ask::choices(fields)?);
+    let (mut prompts, choices) = (prompts(app, fields)?, ask::choices(fields)?);
+    if let Some(suffix) = fields.text("suffix")?.filter(|suffix| !suffix.is_empty()) {
+        let fim = FimTokens::required(text)?;
+        if echo {
+            return Err(ApiError::invalid("echo", "echo and suffix exclude each other"));
+        }
+        for prompt in &mut prompts {
+            let RawPrompt::Text(prefix) = prompt else {
+                return Err(wrong_type("prompt", "a string or strings, as there is a suffix"));
+            };
+            *prompt = fim.prompt(text, prefix, suffix)?;
+        }
+        request.end_tokens = fim.ends;
+    }
     if prompts.len() * choices > MAX_CHOICES {
         let count = prompts.len();
         let message = format!("{count} prompts x {choices}: at most {MAX_CHOICES} are answered");
@@ -83,7 +97,10 @@ fn parse(app: &App, fields: &Fields<'_>) -> Result<Ask, ApiError> {
 }
 
 /// Prompts of a request: a text, token ids, or a list of either.
-fn prompts(app: &App, fields: &Fields<'_>) -> Result<Vec<RawPrompt>, ApiError> {
+///
+/// # Errors
+/// The field is absent or has a wrong type.
+pub(crate) fn prompts(app: &App, fields: &Fields<'_>) -> Result<Vec<RawPrompt>, ApiError> {
     let list = match fields.get("prompt").ok_or_else(|| fields.missing("prompt"))? {
         Value::String(text) => return Ok(vec![RawPrompt::Text(text.clone())]),
         Value::Array(list) => list,

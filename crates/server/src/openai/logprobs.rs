@@ -14,14 +14,15 @@ pub(super) struct ContentLogprobs {
     content: Vec<ContentToken>,
 }
 
-#[derive(Clone, Debug, Serialize)]
-struct ContentToken {
+/// Log-probability of a token, and of the most probable ones in its place.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct ContentToken {
     #[serde(flatten)]
     token: ContentTop,
     top_logprobs: Vec<ContentTop>,
 }
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 struct ContentTop {
     token: String,
     logprob: f64,
@@ -36,16 +37,21 @@ impl ContentTop {
     }
 }
 
+impl ContentToken {
+    pub(crate) fn new(TokenEntry { text, logprob, top }: TokenEntry) -> Self {
+        let entry = |TopEntry { text, logprob }| ContentTop::new(text, logprob);
+        Self {
+            token: ContentTop::new(text, logprob.unwrap_or_default()),
+            top_logprobs: top.into_iter().map(entry).collect(),
+        }
+    }
+}
+
 impl ContentLogprobs {
     /// Of these tokens; `None` without tokens.
     pub(super) fn new(tokens: Vec<TokenEntry>) -> Option<Self> {
-        let top = |TopEntry { text, logprob }| ContentTop::new(text, logprob);
-        let token = |TokenEntry { text, logprob, top: others }| ContentToken {
-            token: ContentTop::new(text, logprob.unwrap_or_default()),
-            top_logprobs: others.into_iter().map(top).collect(),
-        };
         let is_empty = tokens.is_empty();
-        (!is_empty).then(|| Self { content: tokens.into_iter().map(token).collect() })
+        (!is_empty).then(|| Self { content: tokens.into_iter().map(ContentToken::new).collect() })
     }
 
     /// Appends the next part of an answer.

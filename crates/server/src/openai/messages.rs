@@ -50,7 +50,7 @@ fn message(fields: &Fields<'_>) -> Result<Message, ApiError> {
             ));
         }
     };
-    let mut message = Message::new(role, content(fields)?);
+    let mut message = Message::new(role, content(fields, "content")?);
     match role {
         "assistant" => {
             for name in REASONING {
@@ -72,10 +72,13 @@ fn message(fields: &Fields<'_>) -> Result<Message, ApiError> {
     Ok(message)
 }
 
-/// Text of a message; empty if it has none.
-fn content(fields: &Fields<'_>) -> Result<String, ApiError> {
-    let path = fields.path("content");
-    let parts = match fields.get("content") {
+/// Text in the field `name` of a message: a string or parts. Empty if it is absent.
+///
+/// # Errors
+/// The field has a wrong type, or a part that is not text.
+pub(crate) fn content(fields: &Fields<'_>, name: &str) -> Result<String, ApiError> {
+    let path = fields.path(name);
+    let parts = match fields.get(name) {
         None => return Ok(String::new()),
         Some(Value::String(text)) => return Ok(text.clone()),
         Some(Value::Array(parts)) => parts,

@@ -63,7 +63,7 @@ pub(crate) async fn retrieve(State(app): State<Arc<App>>, Path(id): Path<String>
 }
 
 /// Time in the form of RFC 3339, from seconds since 1970.
-fn timestamp(seconds: u64) -> String {
+pub(crate) fn timestamp(seconds: u64) -> String {
     let (days, of_day) = (seconds / 86_400, seconds % 86_400);
     // Civil date by Howard Hinnant's `civil_from_days`, for days since 1970.
     let shifted = days + 719_468;

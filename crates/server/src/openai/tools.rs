@@ -16,7 +16,7 @@ const FUNCTION: &str = "function";
 ///
 /// # Errors
 /// A tool has no name, or a wrong type.
-pub(super) fn parse(fields: &Fields<'_>) -> Result<ToolSet, ApiError> {
+pub(crate) fn parse(fields: &Fields<'_>) -> Result<ToolSet, ApiError> {
     if fields.list("functions")?.is_some_and(|list| !list.is_empty()) {
         let message = "functions is the former name of tools: send tools";
         return Err(ApiError::invalid("functions", message));
@@ -59,7 +59,7 @@ fn name<'a>(fields: &Fields<'a>) -> Result<&'a str, ApiError> {
 ///
 /// # Errors
 /// The choice is unknown.
-pub(super) fn allows_calls(fields: &Fields<'_>) -> Result<bool, ApiError> {
+pub(crate) fn allows_calls(fields: &Fields<'_>) -> Result<bool, ApiError> {
     Ok(required_calls(fields)?.is_some()
         || fields.get("tool_choice").and_then(Value::as_str) != Some("none"))
 }
@@ -134,7 +134,10 @@ pub(super) fn calls(message: &Fields<'_>) -> Result<Vec<ToolCall>, ApiError> {
 }
 
 /// A call with the field `arguments`: JSON text, an object, or nothing.
-fn call(id: &str, name: &str, function: &Fields<'_>) -> Result<ToolCall, ApiError> {
+///
+/// # Errors
+/// The arguments are something else.
+pub(crate) fn call(id: &str, name: &str, function: &Fields<'_>) -> Result<ToolCall, ApiError> {
     let arguments = match function.get("arguments") {
         None => "{}".to_owned(),
         Some(Value::String(text)) if text.trim().is_empty() => "{}".to_owned(),

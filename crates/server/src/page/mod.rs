@@ -17,7 +17,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 
-use crate::error::ApiError;
+use crate::{error::ApiError, ollama::models::RUNNING};
 
 /// Folder of the files in paths.
 const FOLDER: &str = "/page/";
@@ -107,7 +107,7 @@ pub(crate) async fn root(headers: HeaderMap) -> Response {
         response.headers_mut().insert(header::VARY, HeaderValue::from_static("accept"));
         return response;
     }
-    "moeflux is running".into_response()
+    RUNNING.into_response()
 }
 
 /// Answers `GET /page/NAME`.

@@ -132,3 +132,33 @@ fn a_client_that_leaves_frees_the_sessions_of_all_choices() {
     drop(client);
     server.wait_for(|core| core.stats().running + core.stats().waiting == 0);
 }
+
+#[test]
+fn completions_in_the_form_of_llama_cpp() {
+    let server = TestServer::start(1, 4, "");
+    let body = |more: Value| {
+        let mut body = json!({"prompt": "Once upon a time", "temperature": 0, "n_predict": 12});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let whole = post(&server, "/completion", &body(json!({}))).json();
+    let same = json!({"prompt": "Once upon a time", "temperature": 0, "max_tokens": 12});
+    let same = post(&server, "/v1/completions", &same).json();
+    assert_eq!(whole["content"], same["choices"][0]["text"]);
+    assert_eq!(whole["tokens_evaluated"], same["usage"]["prompt_tokens"]);
+    assert_eq!((&whole["stop"], &whole["stop_type"]), (&json!(true), &json!("limit")));
+    let reply = post(&server, "/completion", &body(json!({"stream": true, "cache_prompt": true})));
+    let events: Vec<Value> =
+        reply.events().iter().map(|event| serde_json::from_str(event).unwrap()).collect();
+    let text = events.iter().map(|event| event["content"].as_str().unwrap());
+    assert_eq!(whole["content"], text.collect::<String>());
+    assert_eq!(events.last().unwrap()["stop"], true);
+    for (more, param) in [
+        (json!({"grammar": "root ::= \"a\""}), "grammar"),
+        (json!({"n_probs": 3}), "n_probs"),
+        (json!({"prompt": ["a", "b"]}), "prompt"),
+    ] {
+        let reply = post(&server, "/completion", &body(more));
+        assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!(param)));
+    }
+}

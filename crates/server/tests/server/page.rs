@@ -77,7 +77,7 @@ fn page(server: &TestServer, path: &str) -> Reply {
 #[test]
 fn the_page_needs_no_key_and_loads_only_its_files() {
     let server = TestServer::start(1, 4, "secret");
-    assert_eq!(get(&server, "/").body, "moeflux is running");
+    assert_eq!(get(&server, "/").body, "Ollama is running");
     let index = page(&server, "/");
     assert!(index.body.starts_with("<!doctype html>"));
     let mut seen = BTreeSet::new();

@@ -86,8 +86,9 @@ fn wrong_requests_are_errors_that_name_the_field() {
     }
     let deep = "[".repeat(10_000);
     let paths = ["/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"];
-    let others = ["/v1/completions", "/tokenize", "/detokenize", "/apply-template"];
-    for path in paths.iter().chain(&others) {
+    let others = ["/v1/completions", "/v1/responses", "/v1/embeddings", "/completion"];
+    let small = ["/tokenize", "/detokenize", "/apply-template"];
+    for path in paths.iter().chain(&others).chain(&small) {
         let bodies = [
             &b"{"[..],
             b"[]",

@@ -28,7 +28,7 @@ const TEMPLATE: &str = "\
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}";
 
 /// Text before two calls.
-const CALLS: &str = r#"Let me look.
+pub(crate) const CALLS: &str = r#"Let me look.
 <tool_call>
 {"name": "list", "arguments": {"path": "."}}
 </tool_call>
@@ -37,7 +37,7 @@ const CALLS: &str = r#"Let me look.
 </tool_call>"#;
 
 /// A server whose answers are these, each once, the last one again and again.
-fn scripted(script: &[&str]) -> TestServer {
+pub(crate) fn scripted(script: &[&str]) -> TestServer {
     let files = moeflux_tales::FILES.map(|(name, bytes)| match name {
         "chat_template.jinja" => (name, TEMPLATE.as_bytes()),
         _ => (name, bytes),
@@ -51,7 +51,7 @@ fn scripted(script: &[&str]) -> TestServer {
     TestServer::serve(&engine, 4, options)
 }
 
-fn schema() -> Value {
+pub(crate) fn schema() -> Value {
     json!({"type": "object", "properties": {"path": {"type": "string"}}})
 }
 

@@ -139,7 +139,7 @@ impl ChatTemplate {
     }
 
     /// Source of the template, as it is compiled.
-    pub(crate) fn source(&self) -> &str {
+    pub fn source(&self) -> &str {
         &self.compiled.source
     }
 

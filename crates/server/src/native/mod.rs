@@ -1,4 +1,7 @@
-//! Paths of llama.cpp's server: tokens of a text and back, the prompt of a conversation, health.
+//! Paths of llama.cpp's server: tokens of a text and back, the prompt of a conversation, health;
+//! completions in `completion.rs`.
+
+pub(crate) mod completion;
 
 use std::sync::Arc;
 

@@ -1,0 +1,152 @@
+//! Embeddings of texts: hidden states after the final norm, pooled and normalised.
+
+use moeflux::{
+    GenerateRequest,
+    serve::{Pooling, RequestEvent},
+};
+use serde_json::Value;
+use tokio::sync::mpsc;
+
+use crate::{
+    answer::{ChannelSink, UNREAD},
+    app::App,
+    error::ApiError,
+    json::{Fields, wrong_type},
+    native,
+};
+
+/// Most texts of a request.
+const MAX_INPUTS: usize = 2048;
+
+/// Texts of a request, as tokens.
+#[derive(Debug)]
+pub(crate) struct EmbeddingAsk {
+    inputs: Vec<Vec<u32>>,
+    pooling: Pooling,
+}
+
+/// Embeddings of the texts of a request, in their order.
+#[derive(Debug)]
+pub(crate) struct Embeddings {
+    pub(crate) vectors: Vec<Vec<f32>>,
+    /// Tokens of the texts.
+    pub(crate) tokens: usize,
+}
+
+impl EmbeddingAsk {
+    /// Reads the texts in the field `name`, and how they are pooled. Texts that are too long are
+    /// errors, or cut if `truncates` is set.
+    ///
+    /// # Errors
+    /// A field is absent or has a wrong type, or a text is empty or too long.
+    pub(crate) fn parse(
+        app: &App,
+        fields: &Fields<'_>,
+        name: &str,
+        truncates: bool,
+    ) -> Result<Self, ApiError> {
+        let inputs = inputs(app, fields, name, truncates)?;
+        if inputs.len() > MAX_INPUTS {
+            let message = format!("{name} has {} texts: at most {MAX_INPUTS}", inputs.len());
+            return Err(ApiError::invalid(name, message));
+        }
+        if inputs.iter().any(Vec::is_empty) {
+            return Err(ApiError::invalid(name, format!("{name} has a text without tokens")));
+        }
+        let context = app.core.engine().plan().context;
+        if let Some(long) = inputs.iter().find(|tokens| tokens.len() > context) {
+            return Err(ApiError::context(long.len(), context));
+        }
+        let hidden = app.core.engine().blueprint().hidden;
+        if fields.count("dimensions")?.is_some_and(|dimensions| dimensions != hidden) {
+            let message = format!("dimensions must be {hidden}: this model has no other size");
+            return Err(ApiError::invalid("dimensions", message));
+        }
+        let pooling = match fields.text("pooling")? {
+            None | Some("last") => Pooling::Last,
+            Some("mean") => Pooling::Mean,
+            Some(_) => return Err(wrong_type("pooling", "last or mean")),
+        };
+        Ok(Self { inputs, pooling })
+    }
+
+    /// Computes the embeddings, one text after another: a step prefills one prompt anyway.
+    ///
+    /// # Errors
+    /// The waiting line is full, or the computation fails.
+    pub(crate) async fn compute(self, app: &App) -> Result<Embeddings, ApiError> {
+        let tokens = self.inputs.iter().map(Vec::len).sum();
+        let mut vectors = Vec::with_capacity(self.inputs.len());
+        for input in self.inputs {
+            vectors.push(embedding(app, input, self.pooling).await?);
+        }
+        Ok(Embeddings { vectors, tokens })
+    }
+}
+
+/// Texts as tokens: one text, one list of token ids, or a list of either.
+fn inputs(
+    app: &App,
+    fields: &Fields<'_>,
+    name: &str,
+    truncates: bool,
+) -> Result<Vec<Vec<u32>>, ApiError> {
+    let text = app.core.engine().text()?;
+    let encode = |content: &str| match truncates {
+        true => {
+            let mut tokens = text.tokenizer().encode(content, true)?;
+            tokens.truncate(app.core.engine().plan().context);
+            Ok(tokens)
+        }
+        false => Ok::<_, ApiError>(text.encode(content)?),
+    };
+    let wrong = |path: &str| wrong_type(path, "a string, token ids, or a list of either");
+    let list = match fields.get(name).ok_or_else(|| fields.missing(name))? {
+        Value::String(content) => return Ok(vec![encode(content)?]),
+        Value::Array(list) => list,
+        _ => return Err(wrong(name)),
+    };
+    if list.first().is_some_and(Value::is_number) {
+        return Ok(vec![native::token_ids(app, list, name)?]);
+    }
+    let input = |(i, value): (usize, &Value)| {
+        let path = format!("{name}[{i}]");
+        match value {
+            Value::String(content) => encode(content),
+            Value::Array(ids) => native::token_ids(app, ids, &path),
+            _ => Err(wrong(&path)),
+        }
+    };
+    let inputs: Vec<Vec<u32>> = list.iter().enumerate().map(input).collect::<Result<_, _>>()?;
+    match inputs.is_empty() {
+        true => Err(ApiError::invalid(name, format!("{name} is empty"))),
+        false => Ok(inputs),
+    }
+}
+
+/// Embedding of a text. Dropping the future cancels the request.
+async fn embedding(app: &App, tokens: Vec<u32>, pooling: Pooling) -> Result<Vec<f32>, ApiError> {
+    let (sink, mut events) = mpsc::channel(UNREAD);
+    let request = GenerateRequest::default().embedding(pooling);
+    let _handle = app.core.submit(tokens, request, Box::new(ChannelSink(sink)))?;
+    while let Some(event) = events.recv().await {
+        match event {
+            RequestEvent::Embedding(mut values) => {
+                normalise(&mut values);
+                return Ok(values);
+            }
+            RequestEvent::Failed(error) => return Err(ApiError::from(&*error)),
+            _ => {}
+        }
+    }
+    Err(ApiError::internal("the request was ended: the server stops"))
+}
+
+/// Scales a vector to the length 1.
+fn normalise(values: &mut [f32]) {
+    let square: f64 = values.iter().map(|value| f64::from(*value).powi(2)).sum();
+    if square > 0.0 {
+        let scale = 1.0 / square.sqrt();
+        values.iter_mut().for_each(|value| *value = (f64::from(*value) * scale) as f32);
+    }
+}

@@ -1,0 +1,197 @@
+//! `POST /completion`: answers to texts in the form of llama.cpp's server.
+
+use std::sync::Arc;
+
+use axum::{
+    extract::{Request, State},
+    response::Response,
+};
+use moeflux::GenerateRequest;
+use serde::Serialize;
+
+use crate::{
+    answer::{AnswerFinish, AnswerUsage, Delta},
+    app::App,
+    ask::{self, Ask, AskPrompt},
+    body::with_body,
+    error::{ApiError, ApiShape},
+    form::AskedForm,
+    ids,
+    json::Fields,
+    openai::{chat::refuse_unsupported, completions::prompts},
+    prompt,
+    respond::{self, Encoder, Fold},
+};
+
+/// Fields that would change the answer and are not supported, with the values that have no effect.
+const UNSUPPORTED: [(&str, &[&str]); 2] = [("n_probs", &["0"]), ("image_data", &["[]"])];
+
+/// Seed that stands for a random one.
+const RANDOM_SEED: i64 = -1;
+
+/// Answers a request.
+///
+/// # Errors
+/// The request is wrong, or cannot be served.
+pub(crate) async fn completion(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let (ask, prompts) = with_body(&app, request, |app, body| {
+        let ask = parse(app, &Fields::of_body(body)?)?;
+        let prompts = prompt::prompts(app, &ask)?;
+        Ok((ask, prompts))
+    })
+    .await?;
+    let answers = app.submit(&ask, prompts)?;
+    let encoder = NativeEncoder { model: app.model.clone() };
+    respond::response(answers, encoder, ask.stream).await
+}
+
+/// Reads a request.
+fn parse(app: &App, fields: &Fields<'_>) -> Result<Ask, ApiError> {
+    refuse_unsupported(fields, &UNSUPPORTED)?;
+    let text = app.core.engine().text()?;
+    let mut sampling = ask::sampling(fields, &text.generation()?.sampling)?;
+    if fields.integer("seed")? == Some(RANDOM_SEED) {
+        sampling.seed = ids::random_word();
+    }
+    // -1 is no limit but the context.
+    let limit = fields.integer("n_predict")?.and_then(|limit| usize::try_from(limit).ok());
+    let request = GenerateRequest::default()
+        .sampling(sampling)
+        .logit_bias(ask::logit_bias(fields, text.tokenizer().vocab_size())?)
+        .max_tokens(limit)
+        .stop(ask::stops(fields, "stop")?);
+    let prompts = prompts(app, fields)?;
+    if prompts.len() > 1 {
+        let message = "prompt has several texts: /v1/completions answers them";
+        return Err(ApiError::invalid("prompt", message));
+    }
+    Ok(Ask {
+        prompt: AskPrompt::Raw { prompts, echo: false, form: AskedForm::openai(fields)? },
+        request,
+        choices: 1,
+        stream: fields.flag("stream")?.unwrap_or(false),
+        one_call: false,
+    })
+}
+
+/// Part of an answer, or the whole: they have the same form.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+struct NativeCompletion {
+    index: usize,
+    content: String,
+    /// Whether this is the end.
+    stop: bool,
+    #[serde(flatten)]
+    end: Option<NativeEnd>,
+}
+
+/// End of an answer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct NativeEnd {
+    model: String,
+    stop_type: &'static str,
+    stopping_word: String,
+    tokens_predicted: usize,
+    /// Tokens of the prompt.
+    tokens_evaluated: usize,
+    /// Tokens of the prompt that were not computed.
+    tokens_cached: usize,
+    truncated: bool,
+}
+
+impl NativeEnd {
+    fn new(model: &str, finish: AnswerFinish, usage: AnswerUsage) -> Self {
+        let stop_type = match &finish {
+            AnswerFinish::Stop | AnswerFinish::Calls => "eos",
+            AnswerFinish::StopString(_) => "word",
+            AnswerFinish::Length | AnswerFinish::Context => "limit",
+        };
+        let truncated = finish == AnswerFinish::Context;
+        let stopping_word = match finish {
+            AnswerFinish::StopString(stop) => stop,
+            _ => String::new(),
+        };
+        Self {
+            model: model.to_owned(),
+            stop_type,
+            stopping_word,
+            tokens_predicted: usage.generated,
+            tokens_evaluated: usage.prompt,
+            tokens_cached: usage.cached,
+            truncated,
+        }
+    }
+}
+
+/// Encoder of one answer.
+struct NativeEncoder {
+    model: String,
+}
+
+impl Encoder for NativeEncoder {
+    type Event = NativeCompletion;
+    type Whole = NativeCompletion;
+
+    fn on(&mut self, _choice: usize, delta: Delta) -> Vec<NativeCompletion> {
+        match delta {
+            Delta::Text(content) => {
+                vec![NativeCompletion { content, ..NativeCompletion::default() }]
+            }
+            Delta::End { finish, usage } => {
+                let end = Some(NativeEnd::new(&self.model, finish, usage));
+                vec![NativeCompletion { stop: true, end, ..NativeCompletion::default() }]
+            }
+            // Raw answers have text only.
+            _ => Vec::new(),
+        }
+    }
+
+    fn error(&mut self, error: &ApiError) -> String {
+        format!("data: {}\n\n", error.to_json(ApiShape::OpenAi, None))
+    }
+}
+
+impl Fold<NativeCompletion> for NativeCompletion {
+    fn add(&mut self, part: NativeCompletion) {
+        self.content.push_str(&part.content);
+        (self.stop, self.end) = (part.stop, part.end);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn the_last_event_has_the_end() {
+        let usage = AnswerUsage { prompt: 7, cached: 3, generated: 2, reasoning: 0 };
+        let stop = AnswerFinish::StopString("END".into());
+        let deltas = [
+            Delta::Start(usage),
+            Delta::Text("a".into()),
+            Delta::Text("b".into()),
+            Delta::End { finish: stop, usage },
+        ];
+        let mut encoder = NativeEncoder { model: "m".into() };
+        let events: Vec<NativeCompletion> =
+            deltas.into_iter().flat_map(|delta| encoder.on(0, delta)).collect();
+        let end = json!({
+            "index": 0, "content": "", "stop": true, "model": "m", "stop_type": "word",
+            "stopping_word": "END", "tokens_predicted": 2, "tokens_evaluated": 7,
+            "tokens_cached": 3, "truncated": false,
+        });
+        let part = |text: &str| json!({"index": 0, "content": text, "stop": false});
+        let found: Vec<Value> = events.iter().map(|event| json!(event)).collect();
+        assert_eq!(found, [part("a"), part("b"), end.clone()]);
+        let mut whole = NativeCompletion::default();
+        events.into_iter().for_each(|event| whole.add(event));
+        let mut expected = end;
+        expected["content"] = json!("ab");
+        assert_eq!(json!(whole), expected);
+    }
+}

@@ -1,0 +1,85 @@
+//! Fill in the middle, with a tokenizer that has its tokens.
+
+use moeflux_server::ServerOptions;
+use serde_json::{Value, json};
+
+use crate::{TestServer, client::post, engine};
+
+const MARKS: [&str; 3] = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"];
+
+/// First token of the built-in vocabulary that becomes a mark.
+const FIRST: u64 = 4090;
+
+/// The built-in tokenizer, whose last words are the marks.
+fn tokenizer(bytes: &[u8]) -> Vec<u8> {
+    let mut tokenizer: Value = serde_json::from_slice(bytes).unwrap();
+    for (id, mark) in (FIRST..).zip(MARKS) {
+        let vocab = tokenizer["model"]["vocab"].as_object_mut().unwrap();
+        let word = vocab.iter().find(|(_, word)| **word == json!(id)).unwrap().0.clone();
+        vocab.remove(&word);
+        vocab.insert(mark.to_owned(), json!(id));
+        let makes_word = |merge: &Value| match merge {
+            Value::String(pair) => pair.replace(' ', "") == word,
+            pair => {
+                let part = |i: usize| pair[i].as_str().unwrap();
+                format!("{}{}", part(0), part(1)) == word
+            }
+        };
+        let merges = tokenizer["model"]["merges"].as_array_mut().unwrap();
+        merges.retain(|merge| !makes_word(merge));
+        let mut token = tokenizer["added_tokens"][0].clone();
+        (token["id"], token["content"]) = (json!(id), json!(mark));
+        tokenizer["added_tokens"].as_array_mut().unwrap().insert(0, token);
+    }
+    tokenizer.to_string().into_bytes()
+}
+
+#[test]
+fn a_suffix_is_part_of_the_prompt() {
+    let files = moeflux_tales::FILES.map(|(name, bytes)| match name {
+        "tokenizer.json" => (name, &*tokenizer(bytes).leak()),
+        _ => (name, bytes),
+    });
+    let server = TestServer::serve(&engine(&files, 1), 4, ServerOptions::default());
+    let [prefix, suffix] = ["The Fox saw the ", " in a tree."];
+    let ids = |text: &str| {
+        let reply = post(&server, "/tokenize", &json!({"content": text})).json();
+        reply["tokens"].as_array().unwrap().clone()
+    };
+    let mut tokens = vec![json!(FIRST)];
+    tokens.extend(ids(prefix));
+    tokens.push(json!(FIRST + 1));
+    tokens.extend(ids(suffix));
+    tokens.push(json!(FIRST + 2));
+    let ask = |more: Value| {
+        let mut body = json!({"temperature": 0, "max_tokens": 8});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        post(&server, "/v1/completions", &body)
+    };
+    let by_ids = ask(json!({"prompt": tokens})).json();
+    let by_text = ask(json!({"prompt": prefix, "suffix": suffix})).json();
+    assert_eq!(by_text["choices"], by_ids["choices"]);
+    assert_eq!(by_text["usage"]["prompt_tokens"], tokens.len());
+    let options = json!({"temperature": 0, "num_predict": 8});
+    let body = json!({"prompt": prefix, "suffix": suffix, "stream": false, "options": options});
+    let of_ollama = post(&server, "/api/generate", &body).json();
+    assert_eq!(of_ollama["response"], by_ids["choices"][0]["text"]);
+    let shown = post(&server, "/api/show", &json!({})).json();
+    assert!(shown["capabilities"].as_array().unwrap().contains(&json!("insert")));
+    for more in [json!({"prompt": tokens}), json!({"prompt": prefix, "echo": true})] {
+        let mut body = more;
+        body["suffix"] = json!(suffix);
+        assert_eq!(ask(body).status, 400);
+    }
+}
+
+#[test]
+fn a_model_without_the_tokens_refuses_a_suffix() {
+    let server = TestServer::start(1, 4, "");
+    let body = json!({"prompt": "a", "suffix": "b"});
+    let reply = post(&server, "/v1/completions", &body);
+    assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!("suffix")));
+    let reply = post(&server, "/api/generate", &body);
+    assert_eq!(reply.status, 400);
+    assert!(reply.json()["error"].as_str().unwrap().contains("fill in the middle"));
+}
