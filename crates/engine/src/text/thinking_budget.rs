@@ -56,14 +56,14 @@ impl MaskSource for ThinkingBudget {
     fn start(&self) -> Result<Box<dyn TokenMask>, Error> {
         let Self { tokens, open, is_open, .. } = *self;
         let close = Arc::clone(&self.close);
-        let phase = if is_open { Phase::Thoughts } else { Phase::Before };
+        let phase = if is_open { ThoughtPhase::Thoughts } else { ThoughtPhase::Before };
         Ok(Box::new(BudgetMask { left: tokens, open, close, written: 0, phase }))
     }
 }
 
 /// Part of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum ThoughtPhase {
     /// Before thoughts, which may not come.
     Before,
     Thoughts,
@@ -79,12 +79,12 @@ struct BudgetMask {
     close: Arc<[u32]>,
     /// Tokens of the closing mark at the end of the answer so far.
     written: usize,
-    phase: Phase,
+    phase: ThoughtPhase,
 }
 
 impl TokenMask for BudgetMask {
     fn mask(&mut self, logits: &mut [f32]) -> Result<(), Error> {
-        if self.phase != Phase::Thoughts || self.left > 0 {
+        if self.phase != ThoughtPhase::Thoughts || self.left > 0 {
             return Ok(());
         }
         let Some(&token) = self.close.get(self.written) else { return Ok(()) };
@@ -99,16 +99,16 @@ impl TokenMask for BudgetMask {
 
     fn accept(&mut self, token: u32) -> Result<(), Error> {
         match self.phase {
-            Phase::Before if Some(token) == self.open => self.phase = Phase::Thoughts,
-            Phase::Before | Phase::After => {}
-            Phase::Thoughts => {
+            ThoughtPhase::Before if Some(token) == self.open => self.phase = ThoughtPhase::Thoughts,
+            ThoughtPhase::Before | ThoughtPhase::After => {}
+            ThoughtPhase::Thoughts => {
                 self.left = self.left.saturating_sub(1);
                 let next = self.close.get(self.written) == Some(&token);
                 // A mark of several tokens may begin anew.
                 let first = usize::from(self.close.first() == Some(&token));
                 self.written = if next { self.written + 1 } else { first };
                 if self.written == self.close.len() {
-                    self.phase = Phase::After;
+                    self.phase = ThoughtPhase::After;
                 }
             }
         }
