@@ -2,8 +2,7 @@
 
 use std::{
     sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
+        Arc, Condvar, Mutex, PoisonError,
         mpsc::{self, RecvTimeoutError},
     },
     time::Duration,
@@ -24,7 +23,8 @@ use crate::base::error::{Error, GrammarError};
 /// Longest time of a compilation. Usual schemas take milliseconds.
 const COMPILE_TIME: Duration = Duration::from_millis(900);
 
-/// Most compilations at once. One that takes too long goes on until the library ends it.
+/// Most compilations at once, for which others wait as long as one may take. One that takes too
+/// long goes on until the library ends it.
 const MAX_COMPILING: usize = 4;
 
 /// Stack of the thread that compiles. Rules nest as deep as the schema.
@@ -89,7 +89,7 @@ impl TokenizerEnv for TrieTokenizer {
 pub(super) struct Compiler {
     factory: Arc<ParserFactory>,
     vocabulary: GrammarVocabulary,
-    compiling: Arc<AtomicUsize>,
+    compiling: Arc<Compiling>,
     masks: MaskThread,
 }
 
@@ -178,19 +178,35 @@ impl Compiler {
     }
 }
 
+/// Number of the compilations that run.
+#[derive(Default)]
+struct Compiling {
+    running: Mutex<usize>,
+    ended: Condvar,
+}
+
 /// Place among the compilations. Given back when it is dropped.
-struct CompileSlot(Arc<AtomicUsize>);
+struct CompileSlot(Arc<Compiling>);
 
 impl CompileSlot {
-    fn take(compiling: &Arc<AtomicUsize>) -> Option<Self> {
-        let slot = Self(Arc::clone(compiling));
-        (compiling.fetch_add(1, Ordering::Relaxed) < MAX_COMPILING).then_some(slot)
+    /// Waits for a place; `None` if none is free in time.
+    fn take(compiling: &Arc<Compiling>) -> Option<Self> {
+        let running = compiling.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_full = |running: &mut usize| *running >= MAX_COMPILING;
+        let waited = compiling.ended.wait_timeout_while(running, COMPILE_TIME, is_full);
+        let (mut running, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        if waited.timed_out() {
+            return None;
+        }
+        *running += 1;
+        Some(Self(Arc::clone(compiling)))
     }
 }
 
 impl Drop for CompileSlot {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        *self.0.running.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.0.ended.notify_one();
     }
 }
 
@@ -293,4 +309,23 @@ fn children<'a>(keyword: &str, value: &'a Value) -> Vec<(String, &'a Value)> {
 
 fn join(path: &str, name: &str) -> String {
     if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn compilations_beyond_the_limit_wait_for_others() {
+        let compiling = Arc::new(Compiling::default());
+        let mut slots: Vec<_> = (0..MAX_COMPILING).map(|_| CompileSlot::take(&compiling)).collect();
+        assert!(slots.iter().all(Option::is_some));
+        assert!(CompileSlot::take(&compiling).is_none());
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| CompileSlot::take(&compiling).is_some());
+            slots.pop();
+            assert!(waiting.join().unwrap());
+        });
+        assert_eq!(*compiling.running.lock().unwrap(), MAX_COMPILING - 1);
+    }
 }
