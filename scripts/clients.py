@@ -28,12 +28,17 @@ import traceback
 HERE = pathlib.Path(__file__).resolve().parent
 MAKE = HERE / "tool-model/make.py"
 TALES = HERE.parent / "crates/tales/model"
-PACKAGES = ["openai", "anthropic", "ollama", "pydantic-ai-slim[openai]"]
-PACKAGES += ["litellm", "mcp", "instructor"]
-PACKAGES += ["lm-eval[api]", "transformers"]
+# Each group has an environment: the last ones want older versions of openai than pydantic-ai.
+PACKAGES = [
+    ["openai", "anthropic", "ollama", "pydantic-ai-slim[openai]"],
+    ["litellm", "mcp", "instructor"],
+    ["lm-eval[api]", "transformers"],
+]
 
 # Set in the process that runs the checks, to the folder with the checkpoints.
 INSIDE = "MOEFLUX_CLIENTS_WORK"
+# The group of packages that process has.
+GROUP = "MOEFLUX_CLIENTS_GROUP"
 
 ASK = [{"role": "user", "content": "How is the weather in Oslo?"}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -414,21 +419,23 @@ def lm_eval_fables():
     )
 
 
+# Checks by group of packages.
 CHECKS = [
-    ("openai", openai_chat),
-    ("openai", openai_responses),
-    ("anthropic", anthropic_messages),
-    ("ollama", ollama_client),
-    ("pydantic-ai-slim", pydantic_ai_agent),
-    ("litellm", litellm_both),
-    ("instructor", instructor_modes),
-    ("lm_eval", lm_eval_fables),
+    [
+        ("openai", openai_chat),
+        ("openai", openai_responses),
+        ("anthropic", anthropic_messages),
+        ("ollama", ollama_client),
+        ("pydantic-ai-slim", pydantic_ai_agent),
+    ],
+    [("litellm", litellm_both), ("instructor", instructor_modes)],
+    [("lm_eval", lm_eval_fables)],
 ]
 
 
 def checks():
     failed = 0
-    for package, check in CHECKS:
+    for package, check in CHECKS[int(os.environ[GROUP])]:
         name = f"{package} {importlib.metadata.version(package)}"
         try:
             print(f"ok: {name}: {check()}", flush=True)
@@ -467,11 +474,6 @@ def main(arguments):
         for name, selection in BINARIES.items():
             if not os.environ.get(name):
                 os.environ[name] = build(selection)
-        packages = pathlib.Path(arguments[1]) if arguments else work / "python"
-        python = packages.absolute() / "bin/python"
-        if not (packages / "bin/lm_eval").exists():
-            subprocess.run([sys.executable, "-m", "venv", packages], check=True)
-            subprocess.run([python, "-m", "pip", "install", "-q", *PACKAGES], check=True)
         subprocess.run([sys.executable, MAKE, "model", "json", work / "json"], check=True)
         namespace = []
         for command in [["unshare", "-n"], ["unshare", "-rn"]]:
@@ -485,8 +487,19 @@ def main(arguments):
             "HF_DATASETS_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True",
             "OPENAI_API_KEY": "none", "TOKENIZERS_PARALLELISM": "false",
         }
-        command = [*namespace, python, HERE / "clients.py"]
-        sys.exit(subprocess.run(command, env=environment).returncode)
+        packages = pathlib.Path(arguments[1]) if arguments else work / "python"
+        failed = False
+        for group, names in enumerate(PACKAGES):
+            python = (packages / str(group)).absolute() / "bin/python"
+            done = python.parent / "installed"
+            if not done.exists():
+                subprocess.run([sys.executable, "-m", "venv", packages / str(group)], check=True)
+                subprocess.run([python, "-m", "pip", "install", "-q", *names], check=True)
+                done.touch()
+            command = [*namespace, python, HERE / "clients.py"]
+            run = subprocess.run(command, env={**environment, GROUP: str(group)})
+            failed |= run.returncode != 0
+        sys.exit(failed)
 
 
 if __name__ == "__main__":
