@@ -34,8 +34,8 @@ pub use device::{
 };
 pub use error::Error;
 pub use format::{
-    ActivationType, Affine, BlockScale, BlockScaled, BlockSize, Codec, Element, FileLayout, Format,
-    PerPlane, PlaneBytes, PlaneLayout, Scalar, quant,
+    ActivationType, Affine, BlockScale, BlockScaled, BlockSize, BlockType, Codec, Element,
+    FileLayout, Format, PerPlane, PlaneBytes, PlaneLayout, Scalar, quant,
 };
 #[cfg(feature = "gpu")]
 pub use gpu::adapters;

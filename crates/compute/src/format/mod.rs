@@ -6,6 +6,7 @@
 
 mod affine;
 mod block_scaled;
+mod blocks;
 mod file_layout;
 mod plain;
 
@@ -16,6 +17,7 @@ pub(crate) use self::block_scaled::E4M3;
 pub use self::{
     affine::{Affine, quant},
     block_scaled::{BlockScale, BlockScaled, Element},
+    blocks::BlockType,
     file_layout::FileLayout,
     plain::Scalar,
 };
@@ -33,6 +35,8 @@ pub enum Format {
     Affine(Affine),
     /// Small floats with block scales.
     BlockScaled(BlockScaled),
+    /// Blocks of ggml, in one plane.
+    Blocks(BlockType),
 }
 
 /// Weights that share a scale.
@@ -152,7 +156,7 @@ impl Format {
     /// The table: every format that conformance tests and benchmarks walk, by family. Formats that
     /// differ only in the type of scales follow each other's family, bf16 first.
     pub fn all() -> Vec<Self> {
-        [affine::formats(), block_scaled::formats(), plain::formats()].concat()
+        [affine::formats(), block_scaled::formats(), blocks::formats(), plain::formats()].concat()
     }
 
     /// The format's row of the table.
@@ -161,6 +165,7 @@ impl Format {
             Format::Plain(scalar) => scalar,
             Format::Affine(affine) => affine,
             Format::BlockScaled(scaled) => scaled,
+            Format::Blocks(kind) => kind,
         }
     }
 

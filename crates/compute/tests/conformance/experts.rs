@@ -61,11 +61,12 @@ fn every_format() {
     let mut random = Random::new(51);
     DevicePair::for_each(|pair, exact| {
         for format in pair.formats() {
-            let shape = shape(128, 256, [format; 3]);
+            let hidden = format.block().cols.max(128);
+            let shape = shape(hidden, 256, [format; 3]);
             let bank = fill(pair, &mut random, &shape, 3);
             let uses = uses(&mut random, bank, 2, 2, 3);
-            let x = pair.random(&mut random, 2, 128);
-            let (inner, out) = (pair.nan_filled(5, 256), pair.nan_filled(4, 128));
+            let x = pair.random(&mut random, 2, hidden);
+            let (inner, out) = (pair.nan_filled(5, 256), pair.nan_filled(4, hidden));
             pair.run(&Op::Experts {
                 x,
                 shape: &shape,
@@ -456,6 +457,7 @@ fn many_rows_of_every_format() {
                     (2 * usize::from(group), 3 * usize::from(group))
                 }
                 Format::Plain(_) => (67, 45),
+                Format::Blocks(kind) => (kind.block_weights(), kind.block_weights()),
                 Format::BlockScaled(BlockScaled { element, .. }) if element.bits() == 8 => (67, 45),
                 Format::BlockScaled(_) => (70, 46),
             };

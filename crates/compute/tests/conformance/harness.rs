@@ -290,7 +290,8 @@ impl DevicePair {
     /// covers every way of unpacking, unless the complete table is requested.
     pub(crate) fn formats(&self) -> Vec<Format> {
         let is_gpu = self.device.describe().starts_with("gpu");
-        if is_gpu && !is_full() { sample_formats() } else { formats() }
+        let formats = if is_gpu && !is_full() { sample_formats() } else { formats() };
+        formats.into_iter().filter(|format| self.device.reads(*format)).collect()
     }
 
     /// Whether the device is a GPU on the fast path: the KV cache is f16, and many rows run as

@@ -60,6 +60,7 @@ pub(super) fn cpu_codec(format: &Format) -> &dyn CpuCodec {
         Format::Plain(scalar) => scalar,
         Format::Affine(affine) => affine,
         Format::BlockScaled(scaled) => scaled,
+        Format::Blocks(kind) => kind,
     }
 }
 

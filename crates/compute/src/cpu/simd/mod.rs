@@ -119,6 +119,7 @@ mod quant_rows;
 mod sampling;
 mod table;
 mod unpack_affine;
+mod unpack_blocks;
 mod unpack_mx;
 mod unpack_plain;
 mod vector;

@@ -79,6 +79,8 @@ impl Constants {
                 };
                 (element, bits, block_cols.into(), block_rows.into(), scale)
             }
+            // The device refuses these.
+            Format::Blocks(_) => (0, 0, 1, 1, 0),
         };
         self.with("ELEMENT", element)
             .with("BITS", bits)
@@ -118,6 +120,7 @@ impl Block32 {
             Format::Affine(Affine { bits: 4, .. }) => Block32::Q4,
             Format::Affine(Affine { bits: 8, .. }) => Block32::Q8,
             Format::Affine(_) => Block32::Q,
+            Format::Blocks(_) => return None,
             Format::BlockScaled(BlockScaled { element, block_cols, scale, .. }) => {
                 let whole = block_cols.is_multiple_of(32);
                 match element {
