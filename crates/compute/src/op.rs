@@ -293,6 +293,27 @@ pub struct Shared {
     pub gate: Option<View>,
 }
 
+/// Key head that a value head of a delta-net reads, where there are more value heads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum KeySharing {
+    /// Adjacent value heads share a key head: `h / (value heads / key heads)`.
+    #[default]
+    Adjacent,
+    /// Adjacent value heads read adjacent key heads: `h % key heads`.
+    Strided,
+}
+
+impl KeySharing {
+    /// Adjacent value heads that share a key head. Head `h` reads key head
+    /// `h / this % key heads`.
+    pub(crate) const fn run(self, value_heads: usize, key_heads: usize) -> usize {
+        match self {
+            Self::Adjacent => value_heads / key_heads,
+            Self::Strided => 1,
+        }
+    }
+}
+
 /// One operation of a device.
 #[derive(Clone, Copy, Debug)]
 pub enum Op<'a> {
@@ -556,6 +577,8 @@ pub enum Op<'a> {
         a_log: Buffer,
         /// `value heads` values.
         dt_bias: Buffer,
+        /// Key head of each value head.
+        sharing: KeySharing,
         /// States made as [`StateShape::Recurrent`](crate::StateShape::Recurrent).
         spans: &'a [Span],
         /// `(rows, value heads, value width)`; another buffer than the inputs.

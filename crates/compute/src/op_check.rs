@@ -323,7 +323,7 @@ impl Op<'_> {
     }
 
     fn check_delta_net(&self, c: OpCheck<'_>) -> Result<(), Error> {
-        let &Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans, out } = self else {
+        let &Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, sharing: _, spans, out } = self else {
             return Ok(());
         };
         c.view("q", &q)?;

@@ -14,9 +14,9 @@ use std::{
 
 use moeflux_compute::{
     Activation, Affine, BankPlace, Buffer, Bytes, Commit, Device, DeviceOptions, ExpertGroups,
-    ExpertShape, ExpertUse, ExpertUses, Format, HeadMatrix, HeadRows, MatrixShape, Op, RopePairs,
-    Router, Scalar, Scoring, ScratchShape, Shared, SharedChoice, Slot, Span, StateShape, View,
-    open,
+    ExpertShape, ExpertUse, ExpertUses, Format, HeadMatrix, HeadRows, KeySharing, MatrixShape, Op,
+    RopePairs, Router, Scalar, Scoring, ScratchShape, Shared, SharedChoice, Slot, Span, StateShape,
+    View, open,
 };
 
 /// The system allocator with a counter.
@@ -241,6 +241,7 @@ fn step(exact: bool, rows: usize) {
             b: ab.columns(4, 4),
             a_log: taps,
             dt_bias: taps,
+            sharing: KeySharing::Adjacent,
             spans: &delta_spans,
             out: heads(y),
         },

@@ -1,8 +1,8 @@
 //! Benchmarks of ops that read KV caches and recurrent states.
 
 use moeflux_compute::{
-    Device, Format, HeadMatrix, HeadRows, MatrixShape, Op, RopePairs, ScratchShape, Span, State,
-    StateShape,
+    Device, Format, HeadMatrix, HeadRows, KeySharing, MatrixShape, Op, RopePairs, ScratchShape,
+    Span, State, StateShape,
 };
 
 use super::op_bench::{OpBench, OpWork};
@@ -206,7 +206,8 @@ pub(super) fn delta_net(bench: &mut OpBench, rows: usize) -> anyhow::Result<()> 
     };
     let run = |device: &mut dyn Device, i: usize| {
         let spans = &[Span { state: states[i % states.len()], position: 0, rows }];
-        Ok(device.run(&Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans, out })?)
+        let sharing = KeySharing::Adjacent;
+        Ok(device.run(&Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, sharing, spans, out })?)
     };
     // The system allocates a state's pages on the first write; that is not timed.
     (0..states.len()).try_for_each(|i| run(&mut *bench.device, i))?;

@@ -6,7 +6,7 @@ use anyhow::bail;
 use moeflux::{
     Checkpoint, Error, MemoryPlan,
     base::PlanError,
-    checkpoint::MatrixSource,
+    checkpoint::{GgufPart, GgufSummary, MatrixSource},
     experts::PageCache,
     model::blueprint::{
         Blueprint, BodyBlueprint, FeedForwardBlueprint, LayerBlueprint, MixerBlueprint,
@@ -26,6 +26,7 @@ struct InspectReport {
     files: usize,
     /// Whether the checkpoint is a packed copy.
     packed: bool,
+    gguf: Option<GgufReport>,
     open_seconds: f64,
     parameters: ParameterCounts,
     hidden: usize,
@@ -44,6 +45,49 @@ struct InspectReport {
     /// Part of the expert reads that goes through the page cache; all of it on file systems without
     /// direct I/O.
     page_cache: Option<PageCache>,
+}
+
+/// Report of a model in GGUF.
+#[derive(Serialize)]
+struct GgufReport {
+    name: Option<String>,
+    /// Name of the recipe: tensors may have other types.
+    recipe: Option<String>,
+    /// Number of keys of the metadata.
+    keys: usize,
+    parts: Vec<PartReport>,
+}
+
+/// Report of a GGUF file.
+#[derive(Serialize)]
+struct PartReport {
+    file: String,
+    /// Number of tensors by type.
+    types: BTreeMap<String, usize>,
+}
+
+impl GgufReport {
+    fn new(summary: &GgufSummary) -> Self {
+        let part =
+            |part: &GgufPart| PartReport { file: part.file.clone(), types: part.types.clone() };
+        Self {
+            name: summary.name.clone(),
+            recipe: summary.recipe.clone(),
+            keys: summary.keys,
+            parts: summary.parts.iter().map(part).collect(),
+        }
+    }
+
+    fn rows(&self, table: &mut Table) {
+        let name = self.name.as_deref().unwrap_or("without a name");
+        let recipe = self.recipe.as_deref().unwrap_or("unknown");
+        let keys = units::plural(self.keys as u64, "key");
+        table.row(["GGUF", &format!("{name}, recipe {recipe}, {keys} of metadata")]);
+        for PartReport { file, types } in &self.parts {
+            let types: Vec<_> = types.iter().map(|(name, n)| format!("{n} {name}")).collect();
+            table.row(["", &format!("{file}: {}", types.join(", "))]);
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -203,6 +247,7 @@ impl InspectReport {
             architecture: blueprint.model_type.clone(),
             files: checkpoint.shards(),
             packed: checkpoint.is_packed(),
+            gguf: checkpoint.gguf().map(GgufReport::new),
             open_seconds,
             parameters: ParameterCounts { total, active: total - idle },
             hidden: blueprint.hidden,
@@ -398,6 +443,9 @@ impl std::fmt::Display for InspectReport {
                 self.open_seconds * 1e3
             ),
         ]);
+        if let Some(gguf) = &self.gguf {
+            gguf.rows(&mut head);
+        }
         if self.packed {
             head.row(["packed", "one aligned record per expert, with its digest"]);
         }

@@ -8,7 +8,7 @@ use super::{
     vector,
 };
 use crate::{
-    Error, Op, Span, View,
+    Error, KeySharing, Op, Span, View,
     host::{Host, HostRecurrent},
 };
 
@@ -43,6 +43,7 @@ struct DeltaInputs<'a> {
     b: (&'a [f32], View),
     a_log: &'a [f32],
     dt_bias: &'a [f32],
+    sharing: KeySharing,
     /// Row of the op where the span starts.
     first: usize,
     /// Rows of the span.
@@ -51,7 +52,7 @@ struct DeltaInputs<'a> {
 
 impl<'a> DeltaInputs<'a> {
     fn new(host: &'a Host, op: &Op<'_>, first: usize, span: &Span) -> Result<Self, Error> {
-        let &Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, .. } = op else {
+        let &Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, sharing, .. } = op else {
             return Err(Error::Shape("another op than DeltaNet".into()));
         };
         let with_values = |view: View| Ok::<_, Error>((host.get(&view)?, view));
@@ -63,6 +64,7 @@ impl<'a> DeltaInputs<'a> {
             b: with_values(b)?,
             a_log: host.values(a_log)?,
             dt_bias: host.values(dt_bias)?,
+            sharing,
             first,
             rows: span.rows,
         })
@@ -72,7 +74,7 @@ impl<'a> DeltaInputs<'a> {
     fn run(&self, cpu: &mut Cpu, state: &mut HostRecurrent, out: &View, values: &mut [f32]) {
         let (kernels, first) = (cpu.kernels, self.first);
         let (width, heads) = (self.k.1.width, out.heads);
-        let group = heads / self.k.1.heads;
+        let (key_heads, run) = (self.k.1.heads, self.sharing.run(heads, self.k.1.heads));
         let (committed, next) = (&*state.committed, &mut *state.next);
         let rows = out.slice(first, self.rows);
         // The state `(value heads, value width, key width)` as a view: a row per head, and a vector
@@ -95,7 +97,8 @@ impl<'a> DeltaInputs<'a> {
             let start = (head * out.width + elements.start) * width;
             state.copy_from_slice(&committed[start..start + state.len()]);
             for i in y.rows() {
-                let (q, k) = (self.q(first + i, head / group), self.k(first + i, head / group));
+                let key_head = head / run % key_heads;
+                let (q, k) = (self.q(first + i, key_head), self.k(first + i, key_head));
                 let v = &vector(self.v.0, &self.v.1, first + i, head)[elements.clone()];
                 let delta = self.delta(kernels, first + i, head, [q, k]);
                 kernels.delta_rule(state, [k, q], v, y.vector(i, head), delta);

@@ -308,20 +308,23 @@ impl ReferenceDevice {
     }
 
     fn delta_net(&mut self, op: &Op<'_>) -> Result<(), Error> {
-        let &Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans, out } = op else { return Ok(()) };
+        let &Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, sharing, spans, out } = op else {
+            return Ok(());
+        };
         let (q, k, v) = (self.dense(q)?, self.dense(k)?, self.dense(v)?);
         let (a, b) = (self.dense(a)?, self.dense(b)?);
         let (a_log, dt_bias) =
             (self.host.values(a_log)?.to_vec(), self.host.values(dt_bias)?.to_vec());
         let (heads, kw, vw) = (v.view.heads, k.view.width, v.view.width);
-        let group = heads / k.view.heads;
+        let run = sharing.run(heads, k.view.heads);
         let mut first = 0;
         for span in spans {
             let mut state = self.host.states.take_recurrent(span.state)?;
             let mut s = state.committed.to_vec();
             for row in first..first + span.rows {
                 for h in 0..heads {
-                    let (qh, kh) = (q.vector(row, h / group), k.vector(row, h / group));
+                    let key = h / run % k.view.heads;
+                    let (qh, kh) = (q.vector(row, key), k.vector(row, key));
                     let q_scale = 1.0 / (dot(qh, qh) + L2_EPS).sqrt() / (kw as f64).sqrt();
                     let k_scale = 1.0 / (dot(kh, kh) + L2_EPS).sqrt();
                     let qn: Vec<f32> =

@@ -2,8 +2,8 @@
 
 use moeflux_compute::{
     Activation, BankPlace, Buffer, Bytes, Device, DeviceOptions, Error, ExpertGroups, ExpertShape,
-    ExpertUse, ExpertUses, Format, HeadMatrix, HeadRows, MatrixShape, Op, RopePairs, Router,
-    Scalar, ScratchShape, Shared, SharedChoice, Slot, Span, StateShape, View, open,
+    ExpertUse, ExpertUses, Format, HeadMatrix, HeadRows, KeySharing, MatrixShape, Op, RopePairs,
+    Router, Scalar, ScratchShape, Shared, SharedChoice, Slot, Span, StateShape, View, open,
 };
 
 use crate::harness::{AFFINE4, DevicePair, Random, reference};
@@ -259,8 +259,8 @@ fn mismatched_states_are_rejected() {
         refused(pair, "overflow", &conv(usize::MAX, span(flat, 0)));
         let (a, b) = (pair.random(&mut random, 2, 4), pair.random(&mut random, 2, 4));
         let delta = |a, spans| {
-            let buffer = weight;
-            Op::DeltaNet { q: k, k, v: q, a, b, a_log: buffer, dt_bias: buffer, spans, out }
+            let (a_log, dt_bias, sharing) = (weight, weight, KeySharing::Adjacent);
+            Op::DeltaNet { q: k, k, v: q, a, b, a_log, dt_bias, sharing, spans, out }
         };
         refused(pair, "a", &delta(a.columns(0, 3), span(flat, 0)));
         refused(pair, "kind", &delta(a, span(kv, 0)));

@@ -2,8 +2,8 @@
 //! separate ops.
 
 use moeflux_compute::{
-    Activation, Affine, Format, MatrixShape, Op, RopePairs, Router, Scalar, Shared, Span,
-    StateShape, View,
+    Activation, Affine, Format, KeySharing, MatrixShape, Op, RopePairs, Router, Scalar, Shared,
+    Span, StateShape, View,
 };
 
 use crate::harness::{AFFINE4, DevicePair, Random};
@@ -308,7 +308,8 @@ fn conv1d_delta_rule_gated_norm_projection_and_residual_add() {
                     out: convolved,
                 });
                 let (spans, out) = (&rule_spans, y.split(heads));
-                pair.run(&Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans, out });
+                let sharing = [KeySharing::Adjacent, KeySharing::Strided][step % 2];
+                pair.run(&Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, sharing, spans, out });
                 let (x, gate, out) = (y.split(heads), gate.split(heads), normed.split(heads));
                 pair.run(&Op::GatedRmsNorm { x, gate, weight: norm, eps: 1e-6, out });
                 let what = format!("step {step}, {heads} heads of {values}, {format:?}");

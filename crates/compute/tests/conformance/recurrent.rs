@@ -1,6 +1,6 @@
 //! Conv1d and DeltaNet: ops with a recurrent state.
 
-use moeflux_compute::{Isa, Op, Span, State, StateShape, View};
+use moeflux_compute::{Isa, KeySharing, Op, Span, State, StateShape, View};
 
 use crate::harness::{DevicePair, Random, bits, device};
 
@@ -62,6 +62,7 @@ struct Delta {
     ab: View,
     a_log: moeflux_compute::Buffer,
     dt_bias: moeflux_compute::Buffer,
+    sharing: KeySharing,
     out: View,
     len: usize,
 }
@@ -82,6 +83,7 @@ impl Delta {
             ab: pair.random(random, rows, 2 * heads),
             a_log: pair.buffer(&random.values(heads)),
             dt_bias: pair.buffer(&random.values(heads)),
+            sharing: KeySharing::Adjacent,
             out: pair.nan_filled(rows, heads * vw).split(heads),
             len: heads * kw * vw,
         }
@@ -98,6 +100,7 @@ impl Delta {
             b: slice(self.ab.columns(heads, heads)),
             a_log: self.a_log,
             dt_bias: self.dt_bias,
+            sharing: self.sharing,
             spans,
             out: slice(self.out),
         });
@@ -108,8 +111,13 @@ impl Delta {
 fn delta_net_in_one_chunk_and_step_by_step() {
     let mut random = Random::new(22);
     DevicePair::for_each(|pair, _| {
-        for shape in [(1, 1, 1, 1), (2, 4, 16, 16), (1, 3, 19, 45), (2, 2, 128, 70)] {
-            let delta = Delta::new(pair, &mut random, 8, shape);
+        for (i, shape) in
+            [(1, 1, 1, 1), (2, 4, 16, 16), (2, 4, 16, 16), (1, 3, 19, 45), (2, 2, 128, 70)]
+                .into_iter()
+                .enumerate()
+        {
+            let sharing = [KeySharing::Adjacent, KeySharing::Strided][i / 2 % 2];
+            let delta = Delta { sharing, ..Delta::new(pair, &mut random, 8, shape) };
             let mut last = None;
             for chunks in [&[8][..], &[3, 1, 1, 3], &[1; 8]] {
                 let state = pair.state(StateShape::Recurrent { len: delta.len });

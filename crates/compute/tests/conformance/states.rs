@@ -7,7 +7,7 @@ mod recorded_steps;
 use std::{iter::once, ops::Range};
 
 use moeflux_compute::{
-    Buffer, Commit, Device, Error, Isa, KvFormat, Op, Span, State, StateShape, View,
+    Buffer, Commit, Device, Error, Isa, KeySharing, KvFormat, Op, Span, State, StateShape, View,
 };
 
 use crate::harness::{
@@ -203,6 +203,7 @@ impl Mixer {
                     b: x.columns(2 * keys + heads * (value + 1), heads),
                     a_log: self.weight,
                     dt_bias: self.weight,
+                    sharing: KeySharing::Adjacent,
                     spans,
                     out: out.split(heads),
                 })?;

@@ -1,6 +1,7 @@
-//! Data files with positional reads: a file on disk, or one embedded in the binary.
+//! Data files with positional reads: a file on disk, one embedded in the binary, or one in memory.
 
 use std::{
+    borrow::Cow,
     fs::{self, File},
     io,
     path::{Path, PathBuf},
@@ -23,7 +24,7 @@ pub(crate) struct DataFile {
 #[derive(Debug)]
 enum DataStorage {
     Disk(File),
-    Embedded(&'static [u8]),
+    Memory(Cow<'static, [u8]>),
 }
 
 impl DataFile {
@@ -66,13 +67,19 @@ impl DataFile {
         Self {
             path: format!("(in the binary)/{name}").into(),
             len: bytes.len() as u64,
-            storage: DataStorage::Embedded(bytes),
+            storage: DataStorage::Memory(bytes.into()),
         }
+    }
+
+    /// Contents that were made from the file at `path`.
+    pub(crate) fn made(path: &Path, bytes: Vec<u8>) -> Self {
+        let len = bytes.len() as u64;
+        Self { path: path.into(), len, storage: DataStorage::Memory(bytes.into()) }
     }
 
     /// A file that does not exist yet: it has a length, and reading it fails.
     pub(crate) fn planned(name: &str, len: u64) -> Self {
-        Self { path: name.into(), len, storage: DataStorage::Embedded(&[]) }
+        Self { path: name.into(), len, storage: DataStorage::Memory(Cow::Borrowed(&[])) }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -84,11 +91,11 @@ impl DataFile {
         self.len
     }
 
-    /// The operating system's handle; `None` for an embedded file.
+    /// The operating system's handle; `None` for a file in memory.
     pub(crate) fn file(&self) -> Option<&File> {
         match &self.storage {
             DataStorage::Disk(file) => Some(file),
-            DataStorage::Embedded(_) => None,
+            DataStorage::Memory(_) => None,
         }
     }
 
@@ -96,7 +103,7 @@ impl DataFile {
     pub(crate) fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         match &self.storage {
             DataStorage::Disk(file) => read_at(file, buf, offset),
-            DataStorage::Embedded(bytes) => {
+            DataStorage::Memory(bytes) => {
                 let start =
                     usize::try_from(offset).map_or(bytes.len(), |start| start.min(bytes.len()));
                 let len = buf.len().min(bytes.len() - start);

@@ -1,4 +1,4 @@
-//! Files and layouts that are recognised but not read: pointers of Git LFS, adapters, GGUF, other
+//! Files and layouts that are recognised but not read: pointers of Git LFS, adapters, other
 //! quantisations. Each is described with what helps.
 
 use std::{
@@ -68,9 +68,6 @@ pub(super) fn no_config(folder: &Path, names: &BTreeSet<String>) -> String {
     if let Some(adapter) = adapter(folder, names) {
         return adapter;
     }
-    if let Some(gguf) = gguf(names) {
-        return gguf;
-    }
     if names.contains("params.json") {
         return "this model is in the format of its authors, without config.json: take its \
                 repository in the format of transformers or MLX"
@@ -88,9 +85,6 @@ pub(super) fn no_config(folder: &Path, names: &BTreeSet<String>) -> String {
 pub(super) fn no_tensors(folder: &Path, names: &BTreeSet<String>) -> String {
     if let Some(adapter) = adapter(folder, names) {
         return adapter;
-    }
-    if let Some(gguf) = gguf(names) {
-        return gguf;
     }
     let missing = "there is no model.safetensors and no model.safetensors.index.json: only the \
                    safetensors format is supported";
@@ -118,17 +112,6 @@ fn adapter(folder: &Path, names: &BTreeSet<String>) -> Option<String> {
             base.map_or("another model".into(), |base| format!("{base:?}"))
         )
     })
-}
-
-fn gguf(names: &BTreeSet<String>) -> Option<String> {
-    let file = names.iter().find(|name| name.to_ascii_lowercase().ends_with(".gguf"))?;
-    Some(format!("{file}: {}", gguf_file()))
-}
-
-/// Problem of a GGUF file.
-pub(super) fn gguf_file() -> &'static str {
-    "GGUF is not read: take the model's repository in safetensors, unquantised or in the format of \
-     MLX, and give its folder"
 }
 
 /// Description of a quantisation that is not read: by `quant_method` of the config, or by the names

@@ -82,8 +82,31 @@ pub struct VectorSource {
     pub scalar: Scalar,
     /// Bytes of the vector.
     pub segment: Segment,
-    /// Added to each element: 1 for norms of checkpoints that store `w` of `1 + w`, otherwise 0.
-    pub plus: f32,
+    /// Computation on each element when it is read.
+    pub change: VectorChange,
+}
+
+/// Computation on the elements of a vector.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum VectorChange {
+    /// The elements as they are.
+    #[default]
+    None,
+    /// `1 + w`, for norms of checkpoints that store `w` of it.
+    PlusOne,
+    /// `ln(-w)`, for decays of checkpoints that store `-exp(A_log)`.
+    LogOfNegative,
+}
+
+impl VectorChange {
+    /// The changed element.
+    pub(crate) fn apply(self, x: f32) -> f32 {
+        match self {
+            Self::None => x,
+            Self::PlusOne => x + 1.0,
+            Self::LogOfNegative => (-x).ln(),
+        }
+    }
 }
 
 /// Location of equally shaped matrices that are stored contiguously.

@@ -11,8 +11,8 @@
 //! - Which folder a path means: `model_path.rs`. Which files of it hold tensors: `shards.rs`. Files
 //!   and layouts that are recognised but not read: `foreign.rs`.
 //! - File handles and mirrors on other disks: `data_file.rs`, `mirror_folders.rs`.
-//! - The safetensors index, packed models, the built-in model: `safetensors.rs`, `packed`,
-//!   `embedded.rs`.
+//! - The safetensors index, GGUF, packed models, the built-in model: `safetensors.rs`, `gguf`,
+//!   `packed`, `embedded.rs`.
 //!
 //! Knows: files, tensor names, dtypes, formats. Must not know: architectures, devices, sessions.
 
@@ -22,6 +22,7 @@ mod data_file;
 mod embedded;
 mod foreign;
 pub(crate) mod frame;
+mod gguf;
 pub(crate) mod json;
 pub(crate) mod location;
 mod mirror_folders;
@@ -46,7 +47,9 @@ use std::{
 pub(crate) use data_file::{DataFile, read_at};
 pub use embedded::unpack_embedded;
 pub(crate) use frame::digest;
-pub use location::{MatrixSource, Segment, VectorSource};
+use gguf::{GgufModel, GgufSet};
+pub use gguf::{GgufPart, GgufSummary};
+pub use location::{MatrixSource, Segment, VectorChange, VectorSource};
 pub(crate) use location::{MatrixStack, TensorInfo};
 use mirror_folders::ModelFolders;
 pub use model_id::ModelId;
@@ -79,7 +82,7 @@ pub(crate) const MAX_TOKENIZER: u64 = 128 << 20;
 /// Name of the small file that is read as a stream.
 const TOKENIZER: &str = "tokenizer.json";
 
-/// An opened model folder, or the built-in model: its JSON files and the locations of its tensors.
+/// An opened model: a folder, GGUF files, or the built-in model. Its JSON files and the locations of its tensors.
 ///
 /// Opening reads headers only, and for a packed model at most 16 MiB of its dense tensors,
 /// regardless of the size of the files.
@@ -96,6 +99,7 @@ pub struct Checkpoint {
     /// `tokenizer.json`: the other small files are held.
     tokenizer: Option<DataFile>,
     packed: Option<PackedExperts>,
+    gguf: Option<GgufSummary>,
     findings: Findings,
     rope_scaling: Option<RopeScaling>,
 }
@@ -133,7 +137,7 @@ pub struct TextFile<'a> {
 }
 
 impl Checkpoint {
-    /// Opens a model's folder as it was published.
+    /// Opens a model's folder as it was published, or a GGUF file.
     ///
     /// # Errors
     /// The folder or one of its files is missing, cannot be read, or contradicts itself.
@@ -146,13 +150,24 @@ impl Checkpoint {
     /// folders must be copies of each other. Tensor files missing in the folder itself are read
     /// from a mirror. Mirrors are searched for tensor files only.
     ///
-    /// A repository in the Hub's cache stands for its snapshot.
+    /// A repository in the Hub's cache stands for its snapshot. A GGUF file stands for all parts of
+    /// its model, and a folder without safetensors for the only model in GGUF that it has.
     ///
     /// # Errors
     /// As [`Checkpoint::open`]; a mirror cannot be opened or has none of the model's files.
     pub fn open_with(folder: &Path, mirrors: &[PathBuf]) -> Result<Self, Error> {
+        if gguf::is_gguf(folder) && !folder.is_dir() {
+            let set = GgufSet::of_file(folder);
+            let folders = ModelFolders::open(&set.folder, mirrors)?;
+            return Self::open_gguf(&set, folders);
+        }
         let folder = &model_path::model_folder(folder)?;
         let folders = ModelFolders::open(folder, mirrors)?;
+        if !folders.names().any(|name| name.ends_with(".safetensors"))
+            && let Some(set) = GgufSet::of_folder(folder, folders.own_names())?
+        {
+            return Self::open_gguf(&set, folders);
+        }
         let names = folders.own_names();
         if !names.contains("config.json") {
             let problem = foreign::no_config(folder, names);
@@ -180,6 +195,39 @@ impl Checkpoint {
         }
         checkpoint.mirrors = folders.into_mirrors();
         Ok(checkpoint)
+    }
+
+    /// Opens a model in GGUF.
+    fn open_gguf(set: &GgufSet, folders: ModelFolders) -> Result<Self, Error> {
+        folders.check_mirrors(set.names.iter().map(String::as_str))?;
+        let GgufModel { files, tensors, config, value_heads_dealt, text, summary } =
+            GgufModel::open(set, &folders)?;
+        let made = [
+            ("config.json", Some(config.to_string().into_bytes())),
+            ("tokenizer_config.json", Some(text.config)),
+            ("generation_config.json", Some(text.generation)),
+            ("chat_template.jinja", text.template),
+        ];
+        let path = set.first();
+        Ok(Self {
+            tokenizer: Some(DataFile::made(&path, text.tokenizer)),
+            folder: path,
+            mirrors: folders.into_mirrors(),
+            quantization: Quantization::from_config(&config, &set.folder)?,
+            config,
+            files: Arc::new(files),
+            changes: SourceChanges {
+                decays_computed: true,
+                value_heads_dealt,
+                ..tensors::detect_changes(&tensors)
+            },
+            tensors,
+            text_files: made.into_iter().filter_map(|(name, text)| Some((name, text?))).collect(),
+            packed: None,
+            gguf: Some(summary),
+            findings: Findings::default(),
+            rope_scaling: None,
+        })
     }
 
     /// Builds a checkpoint of opened files: parses the config and merges the tensor indices.
@@ -231,6 +279,7 @@ impl Checkpoint {
             text_files,
             tokenizer: None,
             packed,
+            gguf: None,
         })
     }
 
@@ -256,14 +305,20 @@ impl Checkpoint {
             text_files: HashMap::new(),
             tokenizer: None,
             packed: None,
+            gguf: None,
             findings: Findings::default(),
             rope_scaling: None,
         })
     }
 
-    /// The model's folder, for messages.
+    /// The model's folder, or the first of its GGUF files, for messages.
     pub fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// Description of a model in GGUF.
+    pub fn gguf(&self) -> Option<&GgufSummary> {
+        self.gguf.as_ref()
     }
 
     /// Mirror folders, which hold some or all of the tensor files.
@@ -286,7 +341,8 @@ impl Checkpoint {
     /// `chat_template.json` or `generation_config.json`.
     pub fn text_file(&self, name: &str) -> Option<TextFile<'_>> {
         let bytes = self.text_files.get(name)?;
-        Some(TextFile { bytes, path: self.folder.join(name) })
+        let path = if self.gguf.is_some() { self.folder.clone() } else { self.folder.join(name) };
+        Some(TextFile { bytes, path })
     }
 
     /// `tokenizer.json`, if it exists. It is read as a stream: published ones have up to 40 MB.
@@ -310,9 +366,13 @@ impl Checkpoint {
     }
 }
 
-/// Name of the tensor that holds the byte at `offset` of a safetensors file.
+/// Name of the tensor that holds the byte at `offset` of a file of tensors.
 pub(crate) fn tensor_at(file: &DataFile, offset: u64) -> Option<String> {
-    let mut tensors = safetensors::read_index(file, 0).ok()?.into_iter();
-    let found = tensors.find(|(_, t)| (t.offset..t.offset + t.bytes).contains(&offset));
+    let tensors = match gguf::is_gguf(file.path()) {
+        true => gguf::read_index(file),
+        false => safetensors::read_index(file, 0),
+    };
+    let found =
+        tensors.ok()?.into_iter().find(|(_, t)| (t.offset..t.offset + t.bytes).contains(&offset));
     found.map(|(name, _)| name)
 }

@@ -5,7 +5,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use super::foreign;
+use super::gguf;
 use crate::base::error::Error;
 
 /// Folder of a model's files. In a repository of the Hub's cache (`models--ORG--NAME`) it is the
@@ -17,8 +17,8 @@ use crate::base::error::Error;
 pub(super) fn model_folder(path: &Path) -> Result<PathBuf, Error> {
     let bad = |problem: String| Err(Error::Checkpoint { path: path.into(), problem });
     if path.is_file() {
-        if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")) {
-            return bad(foreign::gguf_file().into());
+        if let Some(problem) = gguf::cut_piece(path) {
+            return bad(problem);
         }
         let folder = path.parent().filter(|folder| *folder != Path::new(""));
         let folder = folder.unwrap_or(Path::new("."));

@@ -74,7 +74,7 @@ impl Checkpoint {
     pub(crate) fn read_vector(&self, v: &VectorSource) -> Result<Vec<f32>, Error> {
         let mut bytes = vec![0; v.segment.bytes];
         self.read(&v.name, &v.segment, &mut bytes)?;
-        Ok((0..v.len).map(|i| v.scalar.get(&bytes, i) + v.plus).collect())
+        Ok((0..v.len).map(|i| v.change.apply(v.scalar.get(&bytes, i))).collect())
     }
 
     /// Reads a segment of the tensor `name`.
@@ -134,6 +134,7 @@ mod tests {
             text_files: HashMap::new(),
             tokenizer: None,
             packed: None,
+            gguf: None,
             findings: Findings::default(),
             rope_scaling: None,
         }

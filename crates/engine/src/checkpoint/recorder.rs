@@ -6,7 +6,7 @@ use moeflux_compute::{FileLayout, Format, MatrixShape, Scalar};
 use serde_json::Value;
 
 use super::{
-    location::{MatrixSource, MatrixStack, Segment, VectorSource},
+    location::{MatrixSource, MatrixStack, Segment, VectorChange, VectorSource},
     source::{SourceChanges, StackRequest, TensorSource},
 };
 use crate::base::error::Error;
@@ -103,7 +103,7 @@ impl TensorSource for Recorder<'_> {
             return Err(self.tensor_error(name, "it is too large to be addressed"));
         };
         let segment = self.record(name, shape.into(), bytes);
-        Ok(VectorSource { name: name.into(), len, scalar, segment, plus: 0.0 })
+        Ok(VectorSource { name: name.into(), len, scalar, segment, change: VectorChange::None })
     }
 
     fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<MatrixSource, Error> {

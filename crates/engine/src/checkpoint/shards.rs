@@ -89,7 +89,7 @@ impl Shards {
             let problem = foreign::no_tensors(folder, folders.own_names());
             return Err(Error::Checkpoint { path: folder.into(), problem });
         }
-        let missing = names.iter().filter_map(|name| Series::of(name)).find_map(|series| {
+        let missing = names.iter().filter_map(|name| Series::of(name, ENDING)).find_map(|series| {
             (1..=series.count.min(MAX_SERIES))
                 .map(|number| series.name(number))
                 .find(|name| !names.contains(name))
@@ -111,7 +111,7 @@ impl Shards {
 const WHOLE: &str = "model.safetensors";
 
 /// Maximum number of files of a series; published ones have some hundred.
-const MAX_SERIES: usize = 100_000;
+pub(super) const MAX_SERIES: usize = 100_000;
 
 /// Names of a model's files that need no index: one whole file, or a complete series.
 fn whole(found: &BTreeSet<&str>) -> Option<BTreeSet<String>> {
@@ -119,7 +119,7 @@ fn whole(found: &BTreeSet<&str>) -> Option<BTreeSet<String>> {
         return Some([WHOLE.to_owned()].into());
     }
     found.iter().filter(|n| n.starts_with("model")).find_map(|name| {
-        let series = Series::of(name)?;
+        let series = Series::of(name, ENDING)?;
         let all = (1..=series.count.min(MAX_SERIES)).map(|number| series.name(number));
         let all: Option<BTreeSet<_>> =
             all.map(|name| found.contains(name.as_str()).then_some(name)).collect();
@@ -127,26 +127,30 @@ fn whole(found: &BTreeSet<&str>) -> Option<BTreeSet<String>> {
     })
 }
 
-/// Files `PREFIX-00001-of-00003.safetensors`.
-struct Series<'a> {
+/// End of the names of safetensors files.
+const ENDING: &str = ".safetensors";
+
+/// Files `PREFIX-00001-of-00003.safetensors`, or with another ending.
+pub(super) struct Series<'a> {
     prefix: &'a str,
     digits: usize,
-    count: usize,
+    pub(super) count: usize,
     total: &'a str,
+    ending: &'static str,
 }
 
 impl<'a> Series<'a> {
     /// The series that a file belongs to.
-    fn of(name: &'a str) -> Option<Self> {
-        let (rest, total) = name.strip_suffix(".safetensors")?.rsplit_once("-of-")?;
+    pub(super) fn of(name: &'a str, ending: &'static str) -> Option<Self> {
+        let (rest, total) = name.strip_suffix(ending)?.rsplit_once("-of-")?;
         let (prefix, number) = rest.rsplit_once('-')?;
         number.parse::<usize>().ok()?;
-        Some(Self { prefix, digits: number.len(), count: total.parse().ok()?, total })
+        Some(Self { prefix, digits: number.len(), count: total.parse().ok()?, total, ending })
     }
 
-    fn name(&self, number: usize) -> String {
-        let Self { prefix, digits, total, .. } = self;
-        format!("{prefix}-{number:0digits$}-of-{total}.safetensors")
+    pub(super) fn name(&self, number: usize) -> String {
+        let Self { prefix, digits, total, ending, .. } = self;
+        format!("{prefix}-{number:0digits$}-of-{total}{ending}")
     }
 }
 

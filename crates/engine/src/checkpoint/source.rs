@@ -4,7 +4,10 @@
 //! config asks for. [`Checkpoint`](super::Checkpoint) answers from files; a
 //! [`Recorder`](super::recorder::Recorder) has no files and writes the requests down.
 
-use std::{ops::Range, path::Path};
+use std::{
+    ops::Range,
+    path::{Path, PathBuf},
+};
 
 use moeflux_compute::MatrixShape;
 use serde_json::Value;
@@ -20,6 +23,11 @@ pub(crate) struct SourceChanges {
     /// Whether `kv_b_proj` of latent attention was split by head into `embed_q`, which is
     /// transposed, and `unembed_out`.
     pub(crate) kv_b_split: bool,
+    /// Whether `A_log` of delta-nets is stored as `-exp(A_log)`.
+    pub(crate) decays_computed: bool,
+    /// Whether value heads of delta-nets are dealt out to the key heads in turn: value head `h` of
+    /// `n` key heads belongs to `h % n`.
+    pub(crate) value_heads_dealt: bool,
 }
 
 /// Names and types of the tensors that hold a stack of matrices.
@@ -50,6 +58,11 @@ pub(crate) trait TensorSource {
 
     /// The model's folder, for messages.
     fn folder(&self) -> &Path;
+
+    /// The file that the config is from, for messages.
+    fn config_path(&self) -> PathBuf {
+        self.folder().join("config.json")
+    }
 
     /// Changes to the Hub's tensors.
     fn changes(&self) -> SourceChanges;

@@ -4,15 +4,18 @@
 //! for the microscaled modes, `_scale_inv` for FP8, `weight_packed` for compressed-tensors,
 //! otherwise the tensor's own type. `config.json` only has to agree.
 
-use std::{collections::HashMap, path::Path};
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+};
 
-use moeflux_compute::{Affine, FileLayout, Format, MatrixShape, Scalar};
+use moeflux_compute::{Affine, BlockType, FileLayout, Format, MatrixShape, Scalar};
 use serde_json::Value;
 
 use super::{
     Checkpoint,
     compressed_tensors::PACKED,
-    location::{MatrixSource, MatrixStack, TensorInfo, VectorSource},
+    location::{MatrixSource, MatrixStack, TensorInfo, VectorChange, VectorSource},
     source::{SourceChanges, StackLayout, StackRequest, TensorSource},
 };
 use crate::base::error::Error;
@@ -72,6 +75,13 @@ impl TensorSource for Checkpoint {
         &self.folder
     }
 
+    fn config_path(&self) -> PathBuf {
+        match self.gguf {
+            Some(_) => self.folder.clone(),
+            None => self.folder.join("config.json"),
+        }
+    }
+
     fn changes(&self) -> SourceChanges {
         self.changes
     }
@@ -98,13 +108,15 @@ impl TensorSource for Checkpoint {
         // For unknown types the reader has not checked that the product fits.
         if t.shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)) != Some(len) {
             let problem = format!(
-                "its shape {:?} does not hold the {len} values that config.json asks for",
-                t.shape
+                "its shape {:?} does not hold the {len} values that {} asks for",
+                t.shape,
+                self.asker()
             );
             return Err(self.tensor_error(name, &problem));
         }
         let scalar = self.scalar(name, t)?;
-        Ok(VectorSource { name: name.into(), len, scalar, segment: t.segment(), plus: 0.0 })
+        let (name, segment, change) = (name.into(), t.segment(), VectorChange::None);
+        Ok(VectorSource { name, len, scalar, segment, change })
     }
 
     fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<MatrixSource, Error> {
@@ -149,6 +161,9 @@ impl Checkpoint {
     pub(crate) fn tensor(&self, name: &str) -> Result<&TensorInfo, Error> {
         self.tensors.get(name).ok_or_else(|| {
             let problem = match self.findings.index.get(name) {
+                None if self.gguf.is_some() => "no tensor of the file stands for it: the file is \
+                                                incomplete, or made by an old converter"
+                    .into(),
                 Some(shard) => format!(
                     "the index places it in {shard}, which is whole but lacks it: take both from \
                      one download"
@@ -197,10 +212,14 @@ impl Checkpoint {
             }
             "U32" => self.affine_stack(request, t),
             "F8_E4M3" => self.fp8_stack(request, t),
-            _ => {
-                let scalar = self.scalar(weight, t)?;
+            kind => {
+                let block = BlockType::from_type_name(kind).filter(|_| self.gguf.is_some());
+                let format = match block {
+                    Some(block) => Format::Blocks(block),
+                    None => Format::Plain(self.scalar(weight, t)?),
+                };
                 self.check_shape(weight, t, &request.tensor_shape(&[rows, cols]))?;
-                self.build_stack(request, Format::Plain(scalar), &[t])
+                self.build_stack(request, format, &[t])
             }
         }
     }
@@ -257,13 +276,20 @@ impl Checkpoint {
         t: &TensorInfo,
         expected: &[usize],
     ) -> Result<(), Error> {
-        if t.shape == expected {
+        // GGUF leaves out the outermost dimensions that are one, or not.
+        let core = |shape: &[usize]| -> Vec<usize> {
+            shape.iter().copied().skip_while(|n| self.gguf.is_some() && *n == 1).collect()
+        };
+        if core(&t.shape) == core(expected) {
             return Ok(());
         }
-        Err(self.tensor_error(
-            name,
-            &format!("its shape is {:?}, config.json asks for {expected:?}", t.shape),
-        ))
+        let problem = format!("its shape is {:?}, {} asks for {expected:?}", t.shape, self.asker());
+        Err(self.tensor_error(name, &problem))
+    }
+
+    /// Source of the settings that ask for tensors, in errors.
+    fn asker(&self) -> &'static str {
+        if self.gguf.is_some() { "the metadata" } else { "config.json" }
     }
 
     /// The requested matrices in a detected format, in tensors whose shapes were checked.
@@ -290,5 +316,6 @@ pub(super) fn detect_changes(tensors: &HashMap<String, TensorInfo>) -> SourceCha
     SourceChanges {
         one_added_to_norms: !tensors.iter().any(|(name, t)| is_hub_filter(name, &t.shape)),
         kv_b_split: tensors.keys().any(|name| name.ends_with(".embed_q.weight")),
+        ..SourceChanges::default()
     }
 }

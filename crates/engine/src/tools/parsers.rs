@@ -25,6 +25,8 @@ pub enum Parser {
     Config,
     /// `model.safetensors`.
     Safetensors,
+    /// A GGUF file, up to the blueprint.
+    Gguf,
     /// `model.safetensors.index.json`.
     ShardIndex,
     /// `experts.moeflux`.
@@ -49,9 +51,10 @@ pub enum Parser {
 
 impl Parser {
     /// All parsers. Those of text need the feature `text`.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Config,
         Self::Safetensors,
+        Self::Gguf,
         Self::ShardIndex,
         Self::Packed,
         Self::Mirrors,
@@ -69,6 +72,7 @@ impl Parser {
         match self {
             Self::Config => "config",
             Self::Safetensors => "safetensors",
+            Self::Gguf => "gguf",
             Self::ShardIndex => "shard_index",
             Self::Packed => "packed",
             Self::Mirrors => "mirrors",
@@ -103,6 +107,10 @@ impl Parser {
             Self::Safetensors => {
                 write(&[("config.json", b"{}"), ("model.safetensors", bytes)])?;
                 open().map(drop)
+            }
+            Self::Gguf => {
+                write(&[("model.gguf", bytes)])?;
+                Blueprint::for_checkpoint(&open()?).map(drop)
             }
             Self::ShardIndex => {
                 let index = "model.safetensors.index.json";

@@ -16,6 +16,7 @@ mod determinism;
 mod examples;
 mod fables;
 mod file_versions;
+mod gguf;
 mod goldens;
 mod hostile_configs;
 mod injected_faults;

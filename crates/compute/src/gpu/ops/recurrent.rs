@@ -8,7 +8,7 @@ use super::{
     norm::{NormDispatch, NormKind},
     params::{Conv1dParams, DeltaNetParams},
 };
-use crate::{Buffer, Error, Op, Span, View};
+use crate::{Buffer, Error, KeySharing, Op, Span, View};
 
 pub(in crate::gpu) static CONV1D: Kernel =
     kernel!("conv1d", "recurrent/conv1d", Conv1dParams, [Write, Read, Write]);
@@ -103,6 +103,7 @@ pub(in crate::gpu) struct ConvolvedDeltaRule {
     inputs: [View; 5],
     a_log: Buffer,
     dt_bias: Buffer,
+    sharing: KeySharing,
     spans: Vec<Span>,
     out: View,
     norm: Option<GatedNormEpilogue>,
@@ -124,12 +125,15 @@ impl ConvolvedDeltaRule {
         convolution: Box<DecodeConv>,
     ) -> Result<Box<Self>, Box<DecodeConv>> {
         match *op {
-            Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans, out } if convolution.feeds(op) => {
+            Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, sharing, spans, out }
+                if convolution.feeds(op) =>
+            {
                 Ok(Box::new(Self {
                     convolution,
                     inputs: [q, k, v, a, b],
                     a_log,
                     dt_bias,
+                    sharing,
                     spans: spans.to_vec(),
                     out,
                     norm: None,
@@ -198,7 +202,8 @@ impl ConvolvedDeltaRule {
         norm: Option<&GatedNormEpilogue>,
     ) -> Result<(), Error> {
         let ([q, k, v, a, b], a_log, dt_bias) = (self.inputs, self.a_log, self.dt_bias);
-        let op = Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans: &self.spans, out: self.out };
+        let (sharing, spans, out) = (self.sharing, &self.spans[..], self.out);
+        let op = Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, sharing, spans, out };
         let fused = FusedDeltaOps { convolution: &self.convolution, norm };
         encode_delta_net(ctx, &op, Some(fused))
     }
@@ -229,7 +234,9 @@ pub(super) fn encode_delta_net(
     op: &Op<'_>,
     fused: Option<FusedDeltaOps<'_>>,
 ) -> Result<(), Error> {
-    let &Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans, out } = op else { return Ok(()) };
+    let &Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, sharing, spans, out } = op else {
+        return Ok(());
+    };
     let row_threads = row_threads(ctx);
     let convolution = fused.map(|fused| fused.convolution);
     let norm = fused.and_then(|fused| fused.norm);
@@ -284,7 +291,8 @@ pub(super) fn encode_delta_net(
             dt_bias: store.buffer_offset(dt_bias)?,
             rows: span.rows as u32,
             heads: v.heads as u32,
-            heads_per_key: (v.heads / k.heads) as u32,
+            key_heads: k.heads as u32,
+            key_run: sharing.run(v.heads, k.heads) as u32,
             q_scale: 1.0 / (k.width as f32).sqrt(),
             ..Default::default()
         };

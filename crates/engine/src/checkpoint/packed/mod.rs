@@ -147,6 +147,7 @@ impl Checkpoint {
             text_files: Default::default(),
             tokenizer: None,
             packed: None,
+            gguf: self.gguf.clone(),
             findings: Findings::default(),
             rope_scaling: self.rope_scaling,
         }

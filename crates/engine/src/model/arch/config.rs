@@ -7,7 +7,7 @@ use crate::{base::error::Error, checkpoint::source::TensorSource};
 
 /// Error about `config.json`.
 pub(super) fn config_error(source: &dyn TensorSource, problem: impl Into<String>) -> Error {
-    Error::Checkpoint { path: source.folder().join("config.json"), problem: problem.into() }
+    Error::Checkpoint { path: source.config_path(), problem: problem.into() }
 }
 
 /// Config key that would change the computation, but is implemented only for neutral values.

@@ -4,6 +4,7 @@
 //! shared expert. Sources: Yang et al., "Gated Delta Networks", 2024; the published `config.json`s
 //! and model cards.
 
+use moeflux_compute::KeySharing;
 use serde::Deserialize;
 
 use super::{
@@ -16,7 +17,7 @@ use super::{
 };
 use crate::{
     base::error::Error,
-    checkpoint::{MatrixSource, source::TensorSource},
+    checkpoint::{MatrixSource, VectorChange, VectorSource, source::TensorSource},
     model::blueprint::{
         Blueprint, DeltaNetBlueprint, DeltaNetShape, GqaBlueprint, GqaShape, MixerBlueprint,
     },
@@ -97,6 +98,10 @@ fn delta_shape(
         key_width: config.linear_key_head_dim,
         value_width: config.linear_value_head_dim,
         conv_width: config.linear_conv_kernel_dim.unwrap_or(4),
+        sharing: match source.changes().value_heads_dealt {
+            true => KeySharing::Strided,
+            false => KeySharing::Adjacent,
+        },
     };
     let require = Require(source);
     require.sizes(&[
@@ -149,6 +154,10 @@ fn delta_net(
     hidden: usize,
     projections: DeltaNetProjections,
 ) -> Result<DeltaNetBlueprint, Error> {
+    let change = match delta_net.source.changes().decays_computed {
+        true => VectorChange::LogOfNegative,
+        false => VectorChange::None,
+    };
     Ok(DeltaNetBlueprint {
         shape,
         in_proj_qkv: projections.qkv,
@@ -156,7 +165,7 @@ fn delta_net(
         in_proj_b: projections.b,
         in_proj_a: projections.a,
         conv1d: delta_net.array("conv1d.weight", &[shape.channels(), shape.conv_width, 1])?,
-        a_log: delta_net.vector("A_log", shape.value_heads)?,
+        a_log: VectorSource { change, ..delta_net.vector("A_log", shape.value_heads)? },
         dt_bias: delta_net.vector("dt_bias", shape.value_heads)?,
         // Every layout stores the factor of this norm itself, never `w` of `1 + w`.
         norm: delta_net.vector("norm.weight", shape.value_width)?,

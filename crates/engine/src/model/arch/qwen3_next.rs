@@ -34,18 +34,26 @@ fn projections(
     let head_rows = |first: usize, len: usize, group: usize| -> Vec<Range<usize>> {
         (0..heads).map(|h| h * group + first..h * group + first + len).collect()
     };
-    let qkvz = delta_net.matrix("in_proj_qkvz", heads * group, hidden)?;
     let ba = delta_net.matrix("in_proj_ba", 2 * shape.value_heads, hidden)?;
     let gather = |matrix: &MatrixSource, ranges: &[Range<usize>]| {
         delta_net.source.gather_rows(matrix, ranges)
     };
+    let b = gather(&ba, &head_rows(0, per_head, 2 * per_head))?;
+    let a = gather(&ba, &head_rows(per_head, per_head, 2 * per_head))?;
+    // GGUF has the newer layout of the other matrix.
+    if delta_net.has_matrix("in_proj_qkv") {
+        let qkv = delta_net.matrix("in_proj_qkv", shape.channels(), hidden)?;
+        let z = delta_net.matrix("in_proj_z", shape.values(), hidden)?;
+        return Ok(DeltaNetProjections { qkv, z, b, a });
+    }
+    let qkvz = delta_net.matrix("in_proj_qkvz", heads * group, hidden)?;
     let qkv =
         [head_rows(0, key, group), head_rows(key, key, group), head_rows(2 * key, values, group)]
             .concat();
     Ok(DeltaNetProjections {
         qkv: gather(&qkvz, &qkv)?,
         z: gather(&qkvz, &head_rows(2 * key + values, values, group))?,
-        b: gather(&ba, &head_rows(0, per_head, 2 * per_head))?,
-        a: gather(&ba, &head_rows(per_head, per_head, 2 * per_head))?,
+        b,
+        a,
     })
 }

@@ -5,7 +5,7 @@ use moeflux_compute::Activation;
 use crate::{
     base::error::Error,
     checkpoint::{
-        MatrixSource, MatrixStack, VectorSource,
+        MatrixSource, MatrixStack, VectorChange, VectorSource,
         source::{StackRequest, TensorSource},
     },
     model::blueprint::{LinearSource, MlpBlueprint},
@@ -112,11 +112,13 @@ impl<'a> Scope<'a> {
 
     /// Weight `name.weight` of a norm, as a factor.
     pub(super) fn norm(&self, name: &str, len: usize) -> Result<VectorSource, Error> {
-        let plus = match self.norms {
-            NormWeights::OnePlus if !self.source.changes().one_added_to_norms => 1.0,
-            _ => 0.0,
+        let change = match self.norms {
+            NormWeights::OnePlus if !self.source.changes().one_added_to_norms => {
+                VectorChange::PlusOne
+            }
+            _ => VectorChange::None,
         };
-        Ok(VectorSource { plus, ..self.vector(&format!("{name}.weight"), len)? })
+        Ok(VectorSource { change, ..self.vector(&format!("{name}.weight"), len)? })
     }
 
     /// A norm that the config may enable (`Some(true)`) or disable (`Some(false)`). Without a

@@ -8,7 +8,8 @@ mod layer;
 mod weight_list;
 
 use moeflux_compute::{
-    Activation, ExpertGroups, ExpertShape, FileLayout, HeadRows, RopePairs, Scoring,
+    Activation, ExpertGroups, ExpertShape, FileLayout, Format, HeadRows, KeySharing, RopePairs,
+    Scoring,
 };
 
 pub use self::layer::{
@@ -314,6 +315,8 @@ pub struct DeltaNetShape {
     pub value_width: usize,
     /// Taps of the convolution.
     pub conv_width: usize,
+    /// Key head of each value head.
+    pub sharing: KeySharing,
 }
 
 impl DeltaNetShape {
@@ -505,6 +508,15 @@ impl Blueprint {
         std::iter::once(&self.embed)
             .chain(self.layers.iter().flat_map(LayerBlueprint::matrices))
             .chain(&self.head)
+    }
+
+    /// Formats of all matrices, with duplicates.
+    pub(crate) fn formats(&self) -> impl Iterator<Item = Format> {
+        let experts = self.moe_layers().flat_map(|(_, m)| {
+            let shape = &m.experts.shape;
+            [shape.gate.format, shape.up.format, shape.down.format]
+        });
+        self.matrices().map(|m| m.shape.format).chain(experts)
     }
 
     /// All vectors of the model: norms, biases and the like.

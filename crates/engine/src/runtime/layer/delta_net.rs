@@ -93,7 +93,8 @@ impl DeltaNet {
         })?;
         let out = y.split(value_heads);
         let (a_log, dt_bias) = (self.a_log, self.dt_bias);
-        step.run(&Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, spans: delta_spans, out })?;
+        let (sharing, spans) = (self.shape.sharing, delta_spans);
+        step.run(&Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, sharing, spans, out })?;
         // Not in place, so that a device can fuse the norm with the ops before and after it.
         let (gate, normed, eps) =
             (z.split(value_heads), step.buffer(NORMED, self.shape.values()), step.eps);

@@ -218,7 +218,11 @@ fn model(config: &Value, routing: RouterParams) -> Result<SynthModel, Error> {
     let model_type = config.get("model_type").or_else(|| text.get("model_type"));
     let export = Export::of(model_type.and_then(Value::as_str).unwrap_or(""));
     let has = |tensor: &str| export.has(text, tensor);
-    let changes = SourceChanges { one_added_to_norms: true, kv_b_split: text[KV_B_PROJ] != true };
+    let changes = SourceChanges {
+        one_added_to_norms: true,
+        kv_b_split: text[KV_B_PROJ] != true,
+        ..SourceChanges::default()
+    };
     let recorder = Recorder::new(config, changes, &has);
     let blueprint = Blueprint::for_source(&recorder)?;
     let export = export.for_routers(&blueprint);

@@ -40,8 +40,8 @@ fn store_inputs(taps: Taps, offset: u32) {
 // Convolves the channels of a workgroup. The first workgroup of each channel also writes its next
 // state.
 fn convolve(head: u32, value: u32, index: u32) {
-    let key_head = head / p.heads_per_key;
-    let is_first = head % p.heads_per_key == 0u && value == 0u;
+    let key_head = head / p.key_run % p.key_heads;
+    let is_first = key_head * p.key_run == head && value == 0u;
     // All loads are issued before the first store.
     for (var i = index; i < max(K_WIDTH, GROUP_VALUES); i += WG) {
         let offset = vec3<u32>(p.q.offset + key_head * p.q.head_stride, p.k.offset + key_head * p.k.head_stride, p.v.offset + head * p.v.head_stride + value)

@@ -20,7 +20,7 @@
 
 struct Params {
     q: View, k: View, v: View, alpha: View, beta: View, out: View,
-    a_log: u32, dt_bias: u32, rows: u32, heads: u32, heads_per_key: u32, q_scale: f32,
+    a_log: u32, dt_bias: u32, rows: u32, heads: u32, key_heads: u32, key_run: u32, q_scale: f32,
     conv_x: u32, conv_weight: u32, channels: u32, // Start of the convolution's inputs and weights.
     gate: u32, norm_weight: u32, squares: u32, // Gates and weights of the norm, and sums of squares.
 }
@@ -71,7 +71,7 @@ fn load_rows(first: u32, head: u32, value: u32, index: u32) {
     let staged = index / ROW_THREADS;
     if (staged < STAGED_ROWS && first + staged < p.rows) {
         let row = first + staged;
-        let key_head = head / p.heads_per_key;
+        let key_head = head / p.key_run % p.key_heads;
         let start = vec2<u32>(
             p.q.offset + row * p.q.row_stride + key_head * p.q.head_stride,
             p.k.offset + row * p.k.row_stride + key_head * p.k.head_stride,

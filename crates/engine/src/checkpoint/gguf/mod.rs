@@ -1,0 +1,225 @@
+//! GGUF: files of llama.cpp, read in place.
+//!
+//! Tensors get the names that architectures ask for, and metadata become the config and the text
+//! files that the Hub has, so that everything above reads one kind of checkpoint.
+//!
+//! - `header.rs` reads a file's header, `metadata.rs` values of its keys, `types.rs` has numbers of
+//!   types.
+//! - `parts.rs` finds the files of a model, `names.rs` renames tensors.
+//! - `architectures.rs` has a function per architecture, which makes its config by `config.rs`.
+//! - `text.rs` and `pre_tokenizers.rs` make tokenizers.
+
+mod architectures;
+mod config;
+mod header;
+mod metadata;
+mod names;
+mod parts;
+mod pre_tokenizers;
+mod text;
+mod types;
+
+use std::collections::{BTreeMap, HashMap};
+
+use serde_json::Value;
+
+pub(super) use self::parts::{GgufSet, cut_piece, is_gguf};
+use self::{
+    architectures::GgufArchitecture, config::Keys, header::Header, metadata::Metadata,
+    text::GgufText,
+};
+use super::{DataFile, TensorInfo, mirror_folders::ModelFolders};
+use crate::base::error::Error;
+
+/// A model's GGUF files, with tensors and config by the Hub's names.
+pub(super) struct GgufModel {
+    pub(super) files: Vec<DataFile>,
+    pub(super) tensors: HashMap<String, TensorInfo>,
+    pub(super) config: Value,
+    /// See `SourceChanges`.
+    pub(super) value_heads_dealt: bool,
+    pub(super) text: GgufText,
+    pub(super) summary: GgufSummary,
+}
+
+/// Description of a model's GGUF files.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct GgufSummary {
+    /// `general.name`.
+    pub name: Option<String>,
+    /// Name of `general.file_type`. The types of tensors may differ from it.
+    pub recipe: Option<String>,
+    /// Number of keys of the metadata.
+    pub keys: usize,
+    /// Types of the tensors of each file.
+    pub parts: Vec<GgufPart>,
+}
+
+/// Types of the tensors of a file.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct GgufPart {
+    /// Name of the file.
+    pub file: String,
+    /// Number of tensors by type.
+    pub types: BTreeMap<String, usize>,
+}
+
+impl GgufModel {
+    /// Opens the files of a model.
+    ///
+    /// # Errors
+    /// A file is missing, damaged or no model; the parts do not belong together; the architecture
+    /// or the tokenizer is not read.
+    pub(super) fn open(set: &GgufSet, folders: &ModelFolders) -> Result<Self, Error> {
+        let locate = |name: &String| {
+            folders.locate(name).ok_or_else(|| Error::Checkpoint {
+                path: set.folder.join(name),
+                problem: "this file of the model is missing: download it".into(),
+            })
+        };
+        let paths = set.names.iter().map(locate).collect::<Result<Vec<_>, _>>()?;
+        let files = paths.iter().map(|path| DataFile::open(path)).collect::<Result<Vec<_>, _>>()?;
+        let headers = files.iter().enumerate().map(|(i, file)| Header::read(file, i as u32));
+        let headers = headers.collect::<Result<Vec<_>, _>>()?;
+        let Some(first) = headers.first() else {
+            return Err(Error::internal("a GGUF model without files; please report this"));
+        };
+        check_kind(&first.metadata, &files)?;
+        check_parts(&headers)?;
+        let parts = headers.iter().zip(&files).map(|(header, file)| GgufPart::new(header, file));
+        let summary = GgufSummary {
+            name: first.metadata.text(&files, "general.name").unwrap_or_default(),
+            recipe: first.metadata.integer("general.file_type")?.map(types::recipe),
+            keys: first.metadata.keys().count(),
+            parts: parts.collect(),
+        };
+        let architecture = GgufArchitecture::find(&first.metadata, &files)?;
+        let metadata = first.metadata.clone();
+        let mut found = HashMap::new();
+        for (name, info) in headers.into_iter().flat_map(|header| header.tensors) {
+            let path = files[info.file as usize].path();
+            if let Some(other) = found.insert(name.clone(), info) {
+                let problem =
+                    format!("it is also in {}", files[other.file as usize].path().display());
+                return Err(Error::Tensor { tensor: name, path: path.into(), problem });
+            }
+        }
+        let keys =
+            Keys { prefix: architecture.name, metadata: &metadata, files: &files, tensors: &found };
+        let config = Value::Object((architecture.config)(&keys)?);
+        let text = text::text_files(&metadata, &files)?;
+        let mut tensors = HashMap::with_capacity(found.len());
+        for (name, info) in &found {
+            let has = |name: &str| found.contains_key(name);
+            let hub = names::hub_name(name, architecture.rows, has);
+            if hub.is_none() && name.ends_with(".scale") {
+                let (tensor, path) = (name.clone(), files[info.file as usize].path().into());
+                let problem = "factors of weights are not read".into();
+                return Err(Error::Tensor { tensor, path, problem });
+            }
+            match names::fused_projections(name, has) {
+                Some(names) => {
+                    let parts = split_projections(info, &config).ok_or_else(|| {
+                        let (tensor, path) =
+                            (name.clone(), files[info.file as usize].path().into());
+                        let problem = "its rows are not those of queries, keys and values".into();
+                        Error::Tensor { tensor, path, problem }
+                    })?;
+                    tensors.extend(names.into_iter().zip(parts));
+                }
+                None => drop(tensors.insert(hub.unwrap_or_else(|| name.clone()), info.clone())),
+            }
+        }
+        let value_heads_dealt = architecture.value_heads_dealt;
+        Ok(Self { tensors, files, config, value_heads_dealt, text, summary })
+    }
+}
+
+/// Names, as in the file, and locations of the tensors of a file.
+///
+/// # Errors
+/// As [`Header::read`].
+pub(super) fn read_index(file: &DataFile) -> Result<Vec<(String, TensorInfo)>, Error> {
+    Ok(Header::read(file, 0)?.tensors)
+}
+
+impl GgufPart {
+    fn new(header: &Header, file: &DataFile) -> Self {
+        let mut types = BTreeMap::new();
+        for (_, info) in &header.tensors {
+            *types.entry(info.dtype.clone()).or_insert(0) += 1;
+        }
+        let name = file.path().file_name().unwrap_or_default();
+        Self { file: name.to_string_lossy().into_owned(), types }
+    }
+}
+
+/// Refuses files that are no models.
+fn check_kind(metadata: &Metadata, files: &[DataFile]) -> Result<(), Error> {
+    let text = |key: &str| metadata.text(files, key).ok().flatten();
+    let kind = match (text("general.type").as_deref(), text("general.architecture").as_deref()) {
+        (Some("adapter"), _) => {
+            "an adapter (LoRA), not a model: merge it by llama.cpp's llama-export-lora, and give \
+             the result"
+        }
+        (Some("imatrix"), _) => "an importance matrix for quantizing, not a model",
+        (Some("mmproj"), _) | (_, Some("clip")) => {
+            "the projector of a vision model: give the file of the language model"
+        }
+        _ => return Ok(()),
+    };
+    Err(metadata.error(format!("this is {kind}")))
+}
+
+/// Checks that the files are the parts of one model, in order.
+fn check_parts(headers: &[Header]) -> Result<(), Error> {
+    let (count_key, number_key, total_key) = ("split.count", "split.no", "split.tensors.count");
+    for (i, Header { metadata, .. }) in headers.iter().enumerate() {
+        let count = metadata.integer(count_key)?;
+        match count {
+            None if headers.len() == 1 => return Ok(()),
+            Some(n) if n == headers.len() as u64 => {}
+            None => return Err(metadata.missing(count_key)),
+            Some(n) if n > 1 && headers.len() == 1 => {
+                let problem = format!(
+                    "is {n}, but the file has not the name of a part: NAME-00001-of-{n:05}.gguf"
+                );
+                return Err(metadata.problem(count_key, &problem));
+            }
+            Some(n) => {
+                let problem = format!("is {n}, but by its name it is one of {}", headers.len());
+                return Err(metadata.problem(count_key, &problem));
+            }
+        }
+        if metadata.integer(number_key)?.unwrap_or(0) != i as u64 {
+            let problem = format!("is not {i}, as its name says: the parts are mixed up");
+            return Err(metadata.problem(number_key, &problem));
+        }
+        let tensors: usize = headers.iter().map(|header| header.tensors.len()).sum();
+        if let Some(total) = metadata.integer(total_key)?.filter(|n| *n != tensors as u64) {
+            let problem = format!("is {total}, but all parts have {tensors}: some part is another");
+            return Err(metadata.problem(total_key, &problem));
+        }
+    }
+    Ok(())
+}
+
+/// Queries, keys and values of a tensor that has the rows of all three, one after the other.
+fn split_projections(info: &TensorInfo, config: &Value) -> Option<[TensorInfo; 3]> {
+    let size = |key: &str| config[key].as_u64();
+    let kv = size("num_key_value_heads")?.checked_mul(size("head_dim")?)?;
+    let rows = *info.shape.first()? as u64;
+    let queries = rows.checked_sub(kv.checked_mul(2)?)?;
+    let row = info.bytes.checked_div(rows)?;
+    let part = |first: u64, count: u64| {
+        let mut shape = info.shape.clone();
+        if let Some(rows) = shape.first_mut() {
+            *rows = count as usize;
+        }
+        let (offset, bytes) = (info.offset + first * row, count * row);
+        TensorInfo { offset, bytes, shape, ..info.clone() }
+    };
+    Some([part(0, queries), part(queries, kv), part(queries + kv, kv)])
+}

@@ -1,0 +1,91 @@
+//! Names of tensors: from GGUF's to those of the Hub or of MLX, which architectures ask for.
+
+/// A tensor's name in a layer: in GGUF and on the Hub. Without `.weight` and `.bias` it stands for
+/// both.
+pub(super) struct NameRow {
+    gguf: &'static str,
+    hub: &'static str,
+}
+
+pub(super) const fn row(gguf: &'static str, hub: &'static str) -> NameRow {
+    NameRow { gguf, hub }
+}
+
+/// Tensors outside of layers.
+const MODEL: [NameRow; 3] = [
+    row("token_embd.weight", "model.embed_tokens.weight"),
+    row("output_norm.weight", "model.norm.weight"),
+    row("output.weight", "lm_head.weight"),
+];
+
+/// Tensors of layers that most architectures have.
+const LAYER: [NameRow; 19] = [
+    row("attn_norm", "input_layernorm"),
+    row("attn_q", "self_attn.q_proj"),
+    row("attn_k", "self_attn.k_proj"),
+    row("attn_v", "self_attn.v_proj"),
+    row("attn_output", "self_attn.o_proj"),
+    row("attn_q_norm", "self_attn.q_norm"),
+    row("attn_k_norm", "self_attn.k_norm"),
+    row("ffn_norm", "post_attention_layernorm"),
+    row("post_attention_norm", "post_attention_layernorm"),
+    row("ffn_gate", "mlp.gate_proj"),
+    row("ffn_up", "mlp.up_proj"),
+    row("ffn_down", "mlp.down_proj"),
+    row("ffn_gate_inp", "mlp.gate"),
+    row("exp_probs_b.bias", "mlp.gate.e_score_correction_bias"),
+    row("ffn_gate_exps", "mlp.switch_mlp.gate_proj"),
+    row("ffn_up_exps", "mlp.switch_mlp.up_proj"),
+    row("ffn_down_exps", "mlp.switch_mlp.down_proj"),
+    row("ffn_gate_up_exps.weight", FUSED),
+    row("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
+];
+
+/// Name of the experts' fused gate and up.
+const FUSED: &str = "mlp.experts.gate_up_proj";
+
+/// The down projections that are beside fused gate and up.
+const FUSED_DOWN: NameRow = row("ffn_down_exps.weight", "mlp.experts.down_proj");
+
+/// A name in GGUF, in its parts.
+struct LayerName<'a> {
+    layer: &'a str,
+    /// `attn_q.weight`.
+    tensor: &'a str,
+}
+
+impl<'a> LayerName<'a> {
+    fn of(name: &'a str) -> Option<Self> {
+        let (layer, tensor) = name.strip_prefix("blk.")?.split_once('.')?;
+        Some(Self { layer, tensor })
+    }
+
+    /// The name by a row of the table, if it is that of this tensor.
+    fn renamed(&self, row: &NameRow) -> Option<String> {
+        let ending = self.tensor.strip_prefix(row.gguf)?;
+        let fits = matches!(ending, "" | ".weight" | ".bias");
+        fits.then(|| format!("model.layers.{}.{}{ending}", self.layer, row.hub))
+    }
+}
+
+/// Name of a tensor on the Hub; `None` if it is unknown. `rows` are those of the architecture, and
+/// `has` says whether a tensor exists in the file.
+pub(super) fn hub_name(name: &str, rows: &[NameRow], has: impl Fn(&str) -> bool) -> Option<String> {
+    if let Some(row) = MODEL.iter().find(|row| row.gguf == name) {
+        return Some(row.hub.into());
+    }
+    let parts = LayerName::of(name)?;
+    let is_fused = has(&format!("blk.{}.ffn_gate_up_exps.weight", parts.layer));
+    let rows = rows.iter().chain(is_fused.then_some(&FUSED_DOWN)).chain(&LAYER);
+    rows.into_iter().find_map(|row| parts.renamed(row))
+}
+
+/// Names on the Hub of queries, keys and values, if a tensor has all three.
+pub(super) fn fused_projections(name: &str, has: impl Fn(&str) -> bool) -> Option<[String; 3]> {
+    let LayerName { layer, tensor } = LayerName::of(name)?;
+    let ending = tensor.strip_prefix("attn_qkv.")?;
+    // Delta-nets have a tensor of the same name.
+    let is_attention = !has(&format!("blk.{layer}.ssm_conv1d.weight"));
+    let hub = |part| format!("model.layers.{layer}.self_attn.{part}_proj.{ending}");
+    is_attention.then(|| ["q", "k", "v"].map(hub))
+}

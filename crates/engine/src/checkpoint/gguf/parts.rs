@@ -1,0 +1,101 @@
+//! Files of a model in GGUF: one, or a series of parts.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+};
+
+use super::super::shards::{MAX_SERIES, Series};
+use crate::base::error::Error;
+
+const ENDING: &str = ".gguf";
+
+/// Names of a model's files, in order, and their folder.
+#[derive(Debug)]
+pub(in crate::checkpoint) struct GgufSet {
+    pub(in crate::checkpoint) folder: PathBuf,
+    pub(in crate::checkpoint) names: Vec<String>,
+}
+
+/// Whether a path has the name of a GGUF file.
+pub(in crate::checkpoint) fn is_gguf(path: &Path) -> bool {
+    path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"))
+}
+
+/// Kind of a file that is beside a model, by its name.
+fn beside(name: &str) -> Option<&'static str> {
+    let lower = name.to_ascii_lowercase();
+    let starts = |prefix: &str| lower.starts_with(prefix);
+    Some(match () {
+        () if starts("mmproj") || lower.contains("-mmproj") => "the projector of a vision model",
+        () if starts("imatrix") || lower.contains("imatrix.gguf") => "an importance matrix",
+        () if starts("mtp-") => "a draft model for multi-token prediction",
+        () => return None,
+    })
+}
+
+/// Problem of a file that is a piece of a GGUF file cut by its bytes.
+pub(in crate::checkpoint) fn cut_piece(path: &Path) -> Option<String> {
+    let name = path.file_name()?.to_str()?;
+    let (whole, piece) = name.split_once(".gguf.")?;
+    let is_piece = ["part", "split"].iter().any(|start| piece.starts_with(start));
+    is_piece.then(|| {
+        format!(
+            "this is a piece of a file that was cut by its bytes: join all pieces in order, \
+             `cat {whole}.gguf.{}* > {whole}.gguf`, and give the result",
+            &piece[..4]
+        )
+    })
+}
+
+impl GgufSet {
+    /// The files of the model that a file belongs to.
+    pub(in crate::checkpoint) fn of_file(path: &Path) -> Self {
+        let folder = path.parent().filter(|folder| *folder != Path::new(""));
+        let folder = folder.unwrap_or(Path::new(".")).to_owned();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let series = Series::of(&name, ENDING).filter(|s| (2..=MAX_SERIES).contains(&s.count));
+        let names = match series {
+            Some(series) => (1..=series.count).map(|number| series.name(number)).collect(),
+            None => vec![name.into_owned()],
+        };
+        Self { folder, names }
+    }
+
+    /// The only model among the files of a folder; `None` if there is no GGUF file.
+    ///
+    /// # Errors
+    /// There are several models, or only files that are beside one.
+    pub(in crate::checkpoint) fn of_folder(
+        folder: &Path,
+        names: &BTreeSet<String>,
+    ) -> Result<Option<Self>, Error> {
+        let bad = |problem| Error::Checkpoint { path: folder.into(), problem };
+        let files = names.iter().filter(|name| is_gguf(Path::new(name)));
+        let (others, models): (Vec<&String>, _) = files.partition(|name| beside(name).is_some());
+        let mut sets = BTreeMap::new();
+        for name in models {
+            let set = Self::of_file(&folder.join(name));
+            sets.insert(set.names.first().cloned(), set);
+        }
+        if sets.len() > 1 {
+            let list: Vec<_> = sets.into_keys().flatten().collect();
+            let problem =
+                format!("the folder has several models in GGUF: give one of {}", list.join(", "));
+            return Err(bad(problem));
+        }
+        let other = others.first().and_then(|name| Some((name, beside(name)?)));
+        match (sets.into_values().next(), other) {
+            (Some(set), _) => Ok(Some(set)),
+            (None, Some((name, kind))) => {
+                Err(bad(format!("{name} is {kind}, not a model: the model itself is missing")))
+            }
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// Path of the first file.
+    pub(in crate::checkpoint) fn first(&self) -> PathBuf {
+        self.folder.join(self.names.first().map_or("", String::as_str))
+    }
+}

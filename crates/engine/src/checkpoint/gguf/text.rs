@@ -1,0 +1,325 @@
+//! Tokenizer and chat template of the metadata, as the files that the Hub has.
+
+use std::{collections::HashSet, io::Write};
+
+use serde_json::{Map, Value, json};
+
+use super::{super::data_file::DataFile, metadata::Metadata, pre_tokenizers::PreTokenizer};
+use crate::base::error::Error;
+
+/// Text of tokens that end an answer, in all models that have them as control tokens.
+const END_TOKENS: [&str; 15] = [
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|eot_id|>",
+    "<|return|>",
+    "<|call|>",
+    "<|end_of_text|>",
+    "[EOS]",
+    "[EOT]",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
+    "[e~[",
+    "<｜end▁of▁sentence｜>",
+    "</s>",
+    "<|end|>",
+];
+
+/// Types of tokens.
+const CONTROL: u64 = 3;
+const USER_DEFINED: u64 = 4;
+
+/// Contents of text files.
+pub(in crate::checkpoint) struct GgufText {
+    /// `tokenizer.json`.
+    pub(in crate::checkpoint) tokenizer: Vec<u8>,
+    /// `tokenizer_config.json`.
+    pub(in crate::checkpoint) config: Vec<u8>,
+    /// `generation_config.json`.
+    pub(in crate::checkpoint) generation: Vec<u8>,
+    /// `chat_template.jinja`.
+    pub(in crate::checkpoint) template: Option<Vec<u8>>,
+}
+
+/// Token with a role besides text.
+struct NamedToken {
+    id: u64,
+    text: String,
+    is_control: bool,
+}
+
+/// Tokens that a text may not make, and those around it.
+struct NamedTokens {
+    named: Vec<NamedToken>,
+    bos: Option<NamedToken>,
+    eos: Option<NamedToken>,
+    unknown: Option<NamedToken>,
+    /// Ids of all tokens that end an answer.
+    end: Vec<u64>,
+}
+
+/// A key of the tokenizer.
+fn key(name: &str) -> String {
+    format!("tokenizer.ggml.{name}")
+}
+
+/// Kind of a tokenizer: how text becomes the characters that are merged, and back.
+enum TokenizerKind {
+    /// Bytes as characters.
+    ByteLevel(PreTokenizer),
+    /// U+2581 for spaces, and tokens for bytes that no other token has.
+    SpaceMark,
+}
+
+impl TokenizerKind {
+    fn find(metadata: &Metadata, files: &[DataFile]) -> Result<Self, Error> {
+        let model = key("model");
+        match metadata.text(files, &model)?.as_deref() {
+            Some("gpt2") => Ok(Self::ByteLevel(PreTokenizer::find(metadata, files, &key("pre"))?)),
+            Some("gemma4") => Ok(Self::SpaceMark),
+            Some(other) => {
+                let problem = format!("is {other:?}, which is not read; read are gpt2 and gemma4");
+                Err(metadata.problem(&model, &problem))
+            }
+            None => Err(metadata.missing(&model)),
+        }
+    }
+
+    /// Whether texts begin with BOS where the file does not say.
+    fn adds_bos(&self) -> bool {
+        match self {
+            Self::ByteLevel(pre) => pre.adds_bos,
+            Self::SpaceMark => true,
+        }
+    }
+
+    /// Entries of a `tokenizer.json` besides tokens and model.
+    fn parts(&self) -> Value {
+        match self {
+            Self::ByteLevel(pre) => {
+                let bytes = json!({
+                    "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false,
+                    "use_regex": false,
+                });
+                json!({
+                    "normalizer": pre.is_composed.then(|| json!({"type": "NFC"})),
+                    "pre_tokenizer": pre.json(&bytes),
+                    "decoder": bytes,
+                })
+            }
+            Self::SpaceMark => {
+                let replace = |from: &str, to: &str| json!({"type": "Replace", "pattern": {"String": from}, "content": to});
+                let decoders =
+                    json!([replace("▁", " "), {"type": "ByteFallback"}, {"type": "Fuse"}]);
+                json!({
+                    "normalizer": replace(" ", "▁"),
+                    "pre_tokenizer": {
+                        "type": "Split", "pattern": {"String": " "},
+                        "behavior": "MergedWithPrevious", "invert": false,
+                    },
+                    "decoder": {"type": "Sequence", "decoders": decoders},
+                })
+            }
+        }
+    }
+
+    /// Settings of the model.
+    fn model(&self, unknown: Option<&NamedToken>) -> Value {
+        match self {
+            Self::ByteLevel(pre) => json!({"type": "BPE", "ignore_merges": pre.ignores_merges}),
+            Self::SpaceMark => json!({
+                "type": "BPE", "byte_fallback": true, "fuse_unk": true,
+                "unk_token": unknown.map(|token| &token.text),
+            }),
+        }
+    }
+}
+
+/// Makes text files of the metadata.
+///
+/// # Errors
+/// A key is missing, or the kind of tokenizer is not read.
+pub(super) fn text_files(metadata: &Metadata, files: &[DataFile]) -> Result<GgufText, Error> {
+    let kind = TokenizerKind::find(metadata, files)?;
+    let tokens = NamedTokens::read(metadata, files)?;
+    let flag = |name: &str| metadata.boolean(&key(name));
+    let bos = flag("add_bos_token")?.unwrap_or(kind.adds_bos()).then_some(&tokens.bos);
+    let eos = flag("add_eos_token")?.unwrap_or(false).then_some(&tokens.eos);
+    let around = Around { bos: bos.and_then(Option::as_ref), eos: eos.and_then(Option::as_ref) };
+    let mut config = Map::new();
+    for (role, token) in [("bos_token", &tokens.bos), ("eos_token", &tokens.eos)] {
+        config.extend(token.iter().map(|token| (role.into(), token.text.clone().into())));
+    }
+    let template = metadata.text(files, "tokenizer.chat_template")?;
+    Ok(GgufText {
+        tokenizer: tokenizer(metadata, files, &kind, &tokens, around)?,
+        config: Value::Object(config).to_string().into_bytes(),
+        generation: json!({ "eos_token_id": tokens.end }).to_string().into_bytes(),
+        template: template.map(String::into_bytes),
+    })
+}
+
+impl NamedTokens {
+    fn read(metadata: &Metadata, files: &[DataFile]) -> Result<Self, Error> {
+        let (tokens, types) = (key("tokens"), key("token_type"));
+        let count = metadata.count(&tokens)?.ok_or_else(|| metadata.missing(&tokens))?;
+        let kinds = metadata.integers(files, &types)?;
+        if kinds.as_ref().is_some_and(|kinds| kinds.len() as u64 != count) {
+            let problem = format!("has not one value for each of {count} tokens");
+            return Err(metadata.problem(&types, &problem));
+        }
+        let id_of = |role: &str| -> Result<Option<u64>, Error> {
+            let key = key(&format!("{role}_token_id"));
+            match metadata.integer(&key)? {
+                // Some files have -1 for none, as u32.
+                Some(id) if id == u64::from(u32::MAX) => Ok(None),
+                Some(id) if id >= count => {
+                    Err(metadata.problem(&key, &format!("is {id}, of {count} tokens")))
+                }
+                id => Ok(id),
+            }
+        };
+        let (bos_id, eos_id, unknown_id) = (id_of("bos")?, id_of("eos")?, id_of("unknown")?);
+        let (mut bos, mut eos, mut unknown) = (None, None, None);
+        let (mut named, mut id) = (Vec::new(), 0);
+        let mut seen = HashSet::new();
+        let each = |text: &str| {
+            // Two texts of one hash are as good as never among a vocabulary.
+            if !seen.insert(digest(text)) {
+                return Err(format!("has the token {text:?} twice"));
+            }
+            let kind = kinds.as_ref().and_then(|kinds| kinds.get(id as usize)).copied();
+            let is_control = kind == Some(CONTROL);
+            let token = || NamedToken { id, text: text.into(), is_control };
+            if is_control || kind == Some(USER_DEFINED) {
+                named.push(token());
+            }
+            if Some(id) == bos_id {
+                bos = Some(token());
+            }
+            if Some(id) == eos_id {
+                eos = Some(token());
+            }
+            if Some(id) == unknown_id {
+                unknown = Some(token());
+            }
+            id += 1;
+            Ok(())
+        };
+        metadata.each_text(files, &tokens, each)?;
+        let mut end: Vec<u64> =
+            [eos_id, id_of("eot")?, id_of("eom")?].into_iter().flatten().collect();
+        let has = |text: &str| named.iter().any(|token| token.text == text);
+        // In harmony the token ends a message, not the answer.
+        let is_harmony = has("<|return|>") && has("<|call|>");
+        let ends = |token: &&NamedToken| {
+            let text = token.text.as_str();
+            token.is_control && END_TOKENS.contains(&text) && !(is_harmony && text == "<|end|>")
+        };
+        end.extend(named.iter().filter(ends).map(|token| token.id));
+        end.sort_unstable();
+        end.dedup();
+        Ok(Self { named, bos, eos, unknown, end })
+    }
+}
+
+/// 64 bits that stand for a text.
+fn digest(text: &str) -> u64 {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Tokens around a text.
+#[derive(Clone, Copy)]
+struct Around<'a> {
+    bos: Option<&'a NamedToken>,
+    eos: Option<&'a NamedToken>,
+}
+
+impl Around<'_> {
+    /// The post-processor that adds them.
+    fn post_processor(self) -> Value {
+        if self.bos.is_none() && self.eos.is_none() {
+            return Value::Null;
+        }
+        let special =
+            |token: &NamedToken| json!({"SpecialToken": {"id": token.text, "type_id": 0}});
+        let around = |id: &str| -> Vec<Value> {
+            let text = json!({"Sequence": {"id": id, "type_id": 0}});
+            let (bos, eos) = (self.bos.map(special), self.eos.map(special));
+            bos.into_iter().chain([text]).chain(eos).collect()
+        };
+        let entry = |token: &NamedToken| {
+            let entry = json!({"id": token.text, "ids": [token.id], "tokens": [token.text]});
+            (token.text.clone(), entry)
+        };
+        let tokens: Map<String, Value> =
+            [self.bos, self.eos].into_iter().flatten().map(entry).collect();
+        let pair = [around("A"), around("B")].concat();
+        json!({
+            "type": "TemplateProcessing",
+            "single": around("A"),
+            "pair": pair,
+            "special_tokens": tokens,
+        })
+    }
+}
+
+/// Writes a `tokenizer.json`.
+fn tokenizer(
+    metadata: &Metadata,
+    files: &[DataFile],
+    kind: &TokenizerKind,
+    tokens: &NamedTokens,
+    around: Around<'_>,
+) -> Result<Vec<u8>, Error> {
+    let added: Vec<Value> = tokens
+        .named
+        .iter()
+        .map(|token| {
+            json!({
+                "id": token.id, "content": token.text, "special": token.is_control,
+                "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+            })
+        })
+        .collect();
+    let mut parts = kind.parts();
+    parts["added_tokens"] = added.into();
+    parts["post_processor"] = around.post_processor();
+    // Objects without their closing brace, as the vocabulary follows.
+    let open = |value: &Value| {
+        let mut text = value.to_string();
+        text.pop();
+        text
+    };
+    let model = kind.model(tokens.unknown.as_ref());
+    let mut json = format!(r#"{},"model":{},"vocab":{{"#, open(&parts), open(&model)).into_bytes();
+    let mut id = 0u64;
+    let mut token = |json: &mut Vec<u8>, text: &str| -> Result<(), String> {
+        let comma = if id == 0 { "" } else { "," };
+        let text = Value::String(text.into());
+        write!(json, "{comma}{text}:{id}").map_err(|e| e.to_string())?;
+        id += 1;
+        Ok(())
+    };
+    metadata.each_text(files, &key("tokens"), |text| token(&mut json, text))?;
+    json.extend(br#"},"merges":["#);
+    let merges = key("merges");
+    let mut comma = "";
+    let found = metadata.each_text(files, &merges, |text| {
+        // A merge may begin with a space.
+        let first = text.chars().next().map_or(0, char::len_utf8);
+        let space = text[first..].find(' ').map(|at| at + first);
+        let at = space.ok_or_else(|| format!("has the merge {text:?} without two parts"))?;
+        let pair = json!([text[..at], text[at + 1..]]);
+        write!(json, "{comma}{pair}").map_err(|e| e.to_string())?;
+        comma = ",";
+        Ok(())
+    })?;
+    found.ok_or_else(|| metadata.missing(&merges))?;
+    json.extend(b"]}}");
+    Ok(json)
+}
