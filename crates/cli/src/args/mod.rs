@@ -89,8 +89,8 @@ pub(crate) struct ModelArgs {
     /// Folder of the model [default: the built-in tales-18m]
     ///
     /// A folder with config.json, tokenizer.json and model.safetensors (or shards with their
-    /// index), as downloaded from the Hub. The built-in model is unpacked once into the user's
-    /// cache folder.
+    /// index), as downloaded from the Hub; or a GGUF file, or any part of a model in several. The
+    /// built-in model is unpacked once into the user's cache folder.
     #[arg(short, long, value_parser = path(), value_name = "DIR", env = "MOEFLUX_MODEL", hide_env_values = true, help_heading = MODEL)]
     pub(crate) model: Option<PathBuf>,
     /// Scale RoPE for contexts that are longer than the model's: yarn:FACTOR

@@ -82,7 +82,8 @@ pub(crate) const MAX_TOKENIZER: u64 = 128 << 20;
 /// Name of the small file that is read as a stream.
 const TOKENIZER: &str = "tokenizer.json";
 
-/// An opened model: a folder, GGUF files, or the built-in model. Its JSON files and the locations of its tensors.
+/// An opened model: a folder, GGUF files, or the built-in model. Its JSON files and the locations
+/// of its tensors.
 ///
 /// Opening reads headers only, and for a packed model at most 16 MiB of its dense tensors,
 /// regardless of the size of the files.
@@ -151,7 +152,7 @@ impl Checkpoint {
     /// from a mirror. Mirrors are searched for tensor files only.
     ///
     /// A repository in the Hub's cache stands for its snapshot. A GGUF file stands for all parts of
-    /// its model, and a folder without safetensors for the only model in GGUF that it has.
+    /// its model, and a folder without config or safetensors for the only model in GGUF that it has.
     ///
     /// # Errors
     /// As [`Checkpoint::open`]; a mirror cannot be opened or has none of the model's files.
@@ -163,9 +164,9 @@ impl Checkpoint {
         }
         let folder = &model_path::model_folder(folder)?;
         let folders = ModelFolders::open(folder, mirrors)?;
-        if !folders.names().any(|name| name.ends_with(".safetensors"))
-            && let Some(set) = GgufSet::of_folder(folder, folders.own_names())?
-        {
+        let is_hub = folders.own_names().contains("config.json")
+            && folders.names().any(|name| name.ends_with(".safetensors"));
+        if !is_hub && let Some(set) = GgufSet::of_folder(folder, folders.own_names())? {
             return Self::open_gguf(&set, folders);
         }
         let names = folders.own_names();

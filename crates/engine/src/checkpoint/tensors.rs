@@ -276,7 +276,7 @@ impl Checkpoint {
         t: &TensorInfo,
         expected: &[usize],
     ) -> Result<(), Error> {
-        // GGUF leaves out the outermost dimensions that are one, or not.
+        // GGUF leaves out outermost dimensions of one.
         let core = |shape: &[usize]| -> Vec<usize> {
             shape.iter().copied().skip_while(|n| self.gguf.is_some() && *n == 1).collect()
         };

@@ -60,11 +60,20 @@ fn matches(model: &Path, golden: &GgufGolden, device: &DeviceOptions) {
     let mut session = engine.session().unwrap();
     let logits = feed(&mut session, &golden.tokens, None);
     let width = logits.len() / golden.tokens.len();
+    // Of a long prompt there are a few rows.
+    let positions = golden.json.get("positions").map(ids);
+    let logits = match &positions {
+        None => logits,
+        Some(rows) => {
+            rows.iter().flat_map(|i| logits[*i as usize * width..][..width].to_vec()).collect()
+        }
+    };
     let d = distance(&logits, &golden.logits("logits"), width);
     assert!(d <= BAR, "{at}: prefill is off by {d:e}");
-    let greedy: Vec<f32> =
-        golden.greedy.iter().flat_map(|token| feed(&mut session, &[*token], None)).collect();
-    let d = distance(&greedy, &golden.logits("greedy_logits"), width);
+    let wanted = golden.logits("greedy_logits");
+    let greedy = golden.greedy.iter().take(wanted.len() / width);
+    let greedy: Vec<f32> = greedy.flat_map(|token| feed(&mut session, &[*token], None)).collect();
+    let d = distance(&greedy, &wanted, width);
     assert!(d <= BAR, "{at}: decode is off by {d:e}");
 }
 
@@ -93,10 +102,6 @@ fn further_models_have_the_logits_of_llama_cpp() {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         let golden = GgufGolden::read(&path);
-        // A few rows of a long prompt.
-        if golden.json.get("positions").is_some() {
-            continue;
-        }
         let run = || {
             matches(&path, &golden, &exact("cpu"));
             says_the_tokens(&path, &golden);
@@ -112,9 +117,7 @@ fn further_models_have_the_logits_of_llama_cpp() {
 fn says_the_tokens(model: &Path, golden: &GgufGolden) {
     let engine = engine(model, exact("cpu"), MemoryRequest::default());
     let text = engine.text().unwrap();
-    let cases = golden.json["text"].as_array().unwrap();
-    assert!(!cases.is_empty());
-    for case in cases {
+    for case in golden.json["text"].as_array().into_iter().flatten() {
         let wanted = case.get("tokenizers").unwrap_or(&case["ids"]);
         let said = case["text"].as_str().unwrap();
         let tokens = text.tokenizer().encode(said, false).unwrap();
@@ -551,7 +554,7 @@ fn wrong() -> Vec<(String, Vec<u8>, &'static str)> {
     let mut missing = base.clone();
     missing.tensors.retain(|t| t.name != b"blk.0.ffn_down_exps.weight");
     add("no down", missing.write(), "down_proj");
-    add("transposed", experts(&|t| t.dims.reverse()), "shape");
+    add("transposed", experts(&|t| t.dims.reverse()), "whole blocks");
     let short = base.tensor("blk.0.attn_norm.weight", |t| {
         t.dims = vec![16];
         t.data.truncate(64);

@@ -45,7 +45,7 @@ pub(super) struct Header {
 struct IndexEntry {
     name: String,
     kind: TensorType,
-    /// Dimensions, outermost first.
+    /// Dimensions, outermost first, without outermost ones of 1.
     shape: Vec<usize>,
     bytes: u64,
     /// Offset from the start of the data.
@@ -290,7 +290,9 @@ impl HeaderReader<'_> {
         }
         let elements = dims.iter().try_fold(1u64, |n, dim| n.checked_mul(*dim).filter(|n| *n > 0));
         let bytes = elements.and_then(|n| (n / kind.weights).checked_mul(kind.bytes));
-        let shape = dims.iter().rev().map(|dim| usize::try_from(*dim).ok()).collect();
+        // Whether outermost dimensions of one are written means nothing.
+        let core = dims.iter().rposition(|dim| *dim != 1).map_or(0, |last| last + 1);
+        let shape = dims.iter().take(core).rev().map(|dim| usize::try_from(*dim).ok()).collect();
         let (Some(bytes), Some(shape)) = (bytes.filter(|n| *n <= self.file.len()), shape) else {
             let problem = format!(
                 "its dimensions {dims:?} of {} exceed the file of {} bytes, or one is 0: {SHORT}",

@@ -197,7 +197,9 @@ fn check_parts(headers: &[Header]) -> Result<(), Error> {
             let problem = format!("is not {i}, as its name says: the parts are mixed up");
             return Err(metadata.problem(number_key, &problem));
         }
-        let tensors: usize = headers.iter().map(|header| header.tensors.len()).sum();
+    }
+    let tensors: usize = headers.iter().map(|header| header.tensors.len()).sum();
+    for Header { metadata, .. } in headers {
         if let Some(total) = metadata.integer(total_key)?.filter(|n| *n != tensors as u64) {
             let problem = format!("is {total}, but all parts have {tensors}: some part is another");
             return Err(metadata.problem(total_key, &problem));

@@ -93,49 +93,59 @@ impl TensorType {
     }
 }
 
-/// Names of `general.file_type`, by number. The types of tensors may differ from it.
-const RECIPES: [(u64, &str); 37] = [
-    (0, "F32"),
-    (1, "F16"),
-    (2, "Q4_0"),
-    (3, "Q4_1"),
-    (7, "Q8_0"),
-    (8, "Q5_0"),
-    (9, "Q5_1"),
-    (10, "Q2_K"),
-    (11, "Q3_K_S"),
-    (12, "Q3_K_M"),
-    (13, "Q3_K_L"),
-    (14, "Q4_K_S"),
-    (15, "Q4_K_M"),
-    (16, "Q5_K_S"),
-    (17, "Q5_K_M"),
-    (18, "Q6_K"),
-    (19, "IQ2_XXS"),
-    (20, "IQ2_XS"),
-    (21, "Q2_K_S"),
-    (22, "IQ3_XS"),
-    (23, "IQ3_XXS"),
-    (24, "IQ1_S"),
-    (25, "IQ4_NL"),
-    (26, "IQ3_S"),
-    (27, "IQ3_M"),
-    (28, "IQ2_S"),
-    (29, "IQ2_M"),
-    (30, "IQ4_XS"),
-    (31, "IQ1_M"),
-    (32, "BF16"),
-    (36, "TQ1_0"),
-    (37, "TQ2_0"),
-    (38, "MXFP4_MOE"),
-    (39, "NVFP4"),
-    (40, "Q1_0"),
-    (41, "Q2_0"),
-    (1024, "guessed"),
+/// A value of `general.file_type`.
+struct Recipe {
+    number: u64,
+    name: &'static str,
+}
+
+const fn recipe_row(number: u64, name: &'static str) -> Recipe {
+    Recipe { number, name }
+}
+
+/// The values of `general.file_type`. The types of tensors may differ from it.
+const RECIPES: [Recipe; 37] = [
+    recipe_row(0, "F32"),
+    recipe_row(1, "F16"),
+    recipe_row(2, "Q4_0"),
+    recipe_row(3, "Q4_1"),
+    recipe_row(7, "Q8_0"),
+    recipe_row(8, "Q5_0"),
+    recipe_row(9, "Q5_1"),
+    recipe_row(10, "Q2_K"),
+    recipe_row(11, "Q3_K_S"),
+    recipe_row(12, "Q3_K_M"),
+    recipe_row(13, "Q3_K_L"),
+    recipe_row(14, "Q4_K_S"),
+    recipe_row(15, "Q4_K_M"),
+    recipe_row(16, "Q5_K_S"),
+    recipe_row(17, "Q5_K_M"),
+    recipe_row(18, "Q6_K"),
+    recipe_row(19, "IQ2_XXS"),
+    recipe_row(20, "IQ2_XS"),
+    recipe_row(21, "Q2_K_S"),
+    recipe_row(22, "IQ3_XS"),
+    recipe_row(23, "IQ3_XXS"),
+    recipe_row(24, "IQ1_S"),
+    recipe_row(25, "IQ4_NL"),
+    recipe_row(26, "IQ3_S"),
+    recipe_row(27, "IQ3_M"),
+    recipe_row(28, "IQ2_S"),
+    recipe_row(29, "IQ2_M"),
+    recipe_row(30, "IQ4_XS"),
+    recipe_row(31, "IQ1_M"),
+    recipe_row(32, "BF16"),
+    recipe_row(36, "TQ1_0"),
+    recipe_row(37, "TQ2_0"),
+    recipe_row(38, "MXFP4_MOE"),
+    recipe_row(39, "NVFP4"),
+    recipe_row(40, "Q1_0"),
+    recipe_row(41, "Q2_0"),
+    recipe_row(1024, "guessed"),
 ];
 
 /// Name of a value of `general.file_type`.
 pub(super) fn recipe(number: u64) -> String {
-    let known = RECIPES.iter().find(|(known, _)| *known == number);
-    known.map_or_else(|| format!("number {number}"), |(_, name)| (*name).into())
+    let known = RECIPES.iter().find(|known| known.number == number);
+    known.map_or_else(|| format!("number {number}"), |known| known.name.into())
 }
