@@ -152,7 +152,7 @@ impl Checkpoint {
     /// from a mirror. Mirrors are searched for tensor files only.
     ///
     /// A repository in the Hub's cache stands for its snapshot. A GGUF file stands for all parts of
-    /// its model, and a folder without config or safetensors for the only model in GGUF that it has.
+    /// its model, and a folder without config or safetensors for its only model in GGUF.
     ///
     /// # Errors
     /// As [`Checkpoint::open`]; a mirror cannot be opened or has none of the model's files.

@@ -109,7 +109,7 @@ pub(super) fn tq1_0(block: &[u8], out: &mut [f32]) {
         for digit in 0..digits {
             for (byte, out) in bytes.iter().zip(&mut out) {
                 let rest = byte.wrapping_mul(3u8.pow(digit));
-                *out = f32::from((u16::from(rest) * 3 >> 8) as i8 - 1) * d;
+                *out = f32::from(((u16::from(rest) * 3) >> 8) as i8 - 1) * d;
             }
         }
     }

@@ -42,7 +42,7 @@ pub(super) struct Header {
 }
 
 /// Entry of the tensor index.
-struct IndexEntry {
+struct GgufEntry {
     name: String,
     kind: TensorType,
     /// Dimensions, outermost first, without outermost ones of 1.
@@ -90,7 +90,7 @@ fn alignment(metadata: &Metadata) -> Result<u64, Error> {
     let key = "general.alignment";
     match metadata.integer(key)? {
         None => Ok(ALIGNMENT),
-        Some(n) if n.is_power_of_two() && n >= 8 && n <= 1 << 31 => Ok(n),
+        Some(n) if n.is_power_of_two() && (8..=1 << 31).contains(&n) => Ok(n),
         Some(n) => Err(metadata.problem(key, &format!("is {n}, not a power of two from 8 on"))),
     }
 }
@@ -270,7 +270,7 @@ impl HeaderReader<'_> {
     }
 
     /// An entry of the tensor index.
-    fn entry(&mut self) -> Result<IndexEntry, Error> {
+    fn entry(&mut self) -> Result<GgufEntry, Error> {
         let name = self.string("the name of a tensor", MAX_NAME)?;
         let dims = self.u32()?;
         if dims > MAX_DIMS {
@@ -301,18 +301,18 @@ impl HeaderReader<'_> {
             );
             return Err(self.bad_tensor(&name, problem));
         };
-        Ok(IndexEntry { name, kind, shape, bytes, offset })
+        Ok(GgufEntry { name, kind, shape, bytes, offset })
     }
 
     /// Locates a tensor in the data that start at `start`.
     fn place(
         &self,
-        entry: IndexEntry,
+        entry: GgufEntry,
         start: u64,
         alignment: u64,
         file: u32,
     ) -> Result<(String, TensorInfo), Error> {
-        let IndexEntry { name, kind, shape, bytes, offset } = entry;
+        let GgufEntry { name, kind, shape, bytes, offset } = entry;
         if !offset.is_multiple_of(alignment) {
             let problem = format!("it starts at {offset}, not at a multiple of {alignment}");
             return Err(self.bad_tensor(&name, problem));

@@ -43,18 +43,18 @@ pub(in crate::checkpoint) struct GgufText {
 }
 
 /// Token with a role besides text.
-struct NamedToken {
+struct RoleToken {
     id: u64,
     text: String,
     is_control: bool,
 }
 
 /// Tokens that a text may not make, and those around it.
-struct NamedTokens {
-    named: Vec<NamedToken>,
-    bos: Option<NamedToken>,
-    eos: Option<NamedToken>,
-    unknown: Option<NamedToken>,
+struct RoleTokens {
+    named: Vec<RoleToken>,
+    bos: Option<RoleToken>,
+    eos: Option<RoleToken>,
+    unknown: Option<RoleToken>,
     /// Ids of all tokens that end an answer.
     end: Vec<u64>,
 }
@@ -125,7 +125,7 @@ impl TokenizerKind {
     }
 
     /// Settings of the model.
-    fn model(&self, unknown: Option<&NamedToken>) -> Value {
+    fn model(&self, unknown: Option<&RoleToken>) -> Value {
         match self {
             Self::ByteLevel(pre) => json!({"type": "BPE", "ignore_merges": pre.ignores_merges}),
             Self::SpaceMark => json!({
@@ -142,7 +142,7 @@ impl TokenizerKind {
 /// A key is missing, or the kind of tokenizer is not read.
 pub(super) fn text_files(metadata: &Metadata, files: &[DataFile]) -> Result<GgufText, Error> {
     let kind = TokenizerKind::find(metadata, files)?;
-    let tokens = NamedTokens::read(metadata, files)?;
+    let tokens = RoleTokens::read(metadata, files)?;
     let flag = |name: &str| metadata.boolean(&key(name));
     let bos = flag("add_bos_token")?.unwrap_or(kind.adds_bos()).then_some(&tokens.bos);
     let eos = flag("add_eos_token")?.unwrap_or(false).then_some(&tokens.eos);
@@ -160,7 +160,7 @@ pub(super) fn text_files(metadata: &Metadata, files: &[DataFile]) -> Result<Gguf
     })
 }
 
-impl NamedTokens {
+impl RoleTokens {
     fn read(metadata: &Metadata, files: &[DataFile]) -> Result<Self, Error> {
         let (tokens, types) = (key("tokens"), key("token_type"));
         let count = metadata.count(&tokens)?.ok_or_else(|| metadata.missing(&tokens))?;
@@ -191,7 +191,7 @@ impl NamedTokens {
             }
             let kind = kinds.as_ref().and_then(|kinds| kinds.get(id as usize)).copied();
             let is_control = kind == Some(CONTROL);
-            let token = || NamedToken { id, text: text.into(), is_control };
+            let token = || RoleToken { id, text: text.into(), is_control };
             if is_control || kind == Some(USER_DEFINED) {
                 named.push(token());
             }
@@ -213,7 +213,7 @@ impl NamedTokens {
         let has = |text: &str| named.iter().any(|token| token.text == text);
         // In harmony the token ends a message, not the answer.
         let is_harmony = has("<|return|>") && has("<|call|>");
-        let ends = |token: &&NamedToken| {
+        let ends = |token: &&RoleToken| {
             let text = token.text.as_str();
             token.is_control && END_TOKENS.contains(&text) && !(is_harmony && text == "<|end|>")
         };
@@ -235,8 +235,8 @@ fn digest(text: &str) -> u64 {
 /// Tokens around a text.
 #[derive(Clone, Copy)]
 struct Around<'a> {
-    bos: Option<&'a NamedToken>,
-    eos: Option<&'a NamedToken>,
+    bos: Option<&'a RoleToken>,
+    eos: Option<&'a RoleToken>,
 }
 
 impl Around<'_> {
@@ -245,14 +245,13 @@ impl Around<'_> {
         if self.bos.is_none() && self.eos.is_none() {
             return Value::Null;
         }
-        let special =
-            |token: &NamedToken| json!({"SpecialToken": {"id": token.text, "type_id": 0}});
+        let special = |token: &RoleToken| json!({"SpecialToken": {"id": token.text, "type_id": 0}});
         let around = |id: &str| -> Vec<Value> {
             let text = json!({"Sequence": {"id": id, "type_id": 0}});
             let (bos, eos) = (self.bos.map(special), self.eos.map(special));
             bos.into_iter().chain([text]).chain(eos).collect()
         };
-        let entry = |token: &NamedToken| {
+        let entry = |token: &RoleToken| {
             let entry = json!({"id": token.text, "ids": [token.id], "tokens": [token.text]});
             (token.text.clone(), entry)
         };
@@ -273,7 +272,7 @@ fn tokenizer(
     metadata: &Metadata,
     files: &[DataFile],
     kind: &TokenizerKind,
-    tokens: &NamedTokens,
+    tokens: &RoleTokens,
     around: Around<'_>,
 ) -> Result<Vec<u8>, Error> {
     let added: Vec<Value> = tokens
