@@ -60,7 +60,7 @@ fn figures_are_printed_as_table_and_csv() {
     );
     for (args, parts) in [
         (["--only", "nonsense"], ["no op \"nonsense\"", "matmul"]),
-        (["--format", "q4_k"], ["no weight format", "affine4/64"]),
+        (["--format", "q4_x"], ["no weight format", "affine4/64"]),
         (["--format", "mxfp4"], ["not measured in these formats", "--help"]),
         (["--device", "abacus"], ["choose auto", "gpu:N"]),
     ] {

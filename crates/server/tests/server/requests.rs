@@ -236,6 +236,8 @@ fn the_small_paths_answer() {
     let count = post(&server, "/v1/chat/completions/input_tokens", &body).json();
     let usage = chat(&server, &body).json()["usage"]["prompt_tokens"].clone();
     assert_eq!(count, json!({"input_tokens": usage}));
+    // The core counts an answer's end behind its last event.
+    server.wait_for(|core| core.stats().running == 0);
     let metrics = get(&server, "/metrics").body;
     for line in [
         "moeflux_requests_total{api=\"/detokenize\",code=\"400\"} 1",

@@ -41,7 +41,7 @@ fn projections(
     let b = gather(&ba, &head_rows(0, per_head, 2 * per_head))?;
     let a = gather(&ba, &head_rows(per_head, per_head, 2 * per_head))?;
     // GGUF has the newer layout of the other matrix.
-    if delta_net.has_matrix("in_proj_qkv") {
+    if !delta_net.has_matrix("in_proj_qkvz") && delta_net.has_matrix("in_proj_qkv") {
         let qkv = delta_net.matrix("in_proj_qkv", shape.channels(), hidden)?;
         let z = delta_net.matrix("in_proj_z", shape.values(), hidden)?;
         return Ok(DeltaNetProjections { qkv, z, b, a });
