@@ -14,7 +14,7 @@ use std::{
     time::SystemTime,
 };
 
-use moeflux::base::{AtomicFile, Readers, create_private_folder};
+use moeflux::base::{AtomicFile, Readers, UsedFile, create_private_folder, evict_files};
 use serde::{Deserialize, Serialize};
 
 use crate::turns::{AnsweredTurn, TURNS_BYTES, TurnHash};
@@ -128,24 +128,10 @@ fn shrink(folder: &Path, limit: u64) {
     let usage = |entry: fs::DirEntry| {
         let (meta, path) = (entry.metadata().ok()?, entry.path());
         let is_turn = meta.is_file() && path.extension() == Some(OsStr::new(SUFFIX));
-        is_turn.then_some((meta.modified().ok()?, path, meta.len()))
+        is_turn.then_some(UsedFile { used: meta.modified().ok()?, path, bytes: meta.len() })
     };
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut files: Vec<_> = entries.filter_map(usage).collect();
-    let mut total = files.iter().fold(0u64, |total, file| total.saturating_add(file.2));
-    if total <= limit {
-        return;
-    }
-    files.sort();
-    for (_, path, bytes) in files {
-        if total <= limit {
-            return;
-        }
-        // A file that cannot be deleted still counts.
-        if fs::remove_file(path).is_ok() {
-            total -= bytes;
-        }
-    }
+    evict_files(entries.filter_map(usage).collect(), limit);
 }
 
 #[cfg(test)]

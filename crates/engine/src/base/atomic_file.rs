@@ -11,6 +11,7 @@ use std::{
     hash::{BuildHasher, Hasher, RandomState},
     io,
     path::{Path, PathBuf},
+    time::SystemTime,
 };
 
 use super::faulty_disk::sync_folder;
@@ -157,6 +158,32 @@ pub fn create_private_folder(path: &Path) -> io::Result<()> {
     #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
     builder.recursive(true).create(path)
+}
+
+/// A file of a folder with a size limit.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct UsedFile {
+    /// Time of its last use.
+    pub used: SystemTime,
+    /// Its path.
+    pub path: PathBuf,
+    /// Its length.
+    pub bytes: u64,
+}
+
+/// Deletes the least recently used files until the rest has at most `limit` bytes. A file that
+/// another process has deleted counts as freed. One that cannot be deleted still counts.
+pub fn evict_files(mut files: Vec<UsedFile>, limit: u64) {
+    files.sort();
+    let mut total = files.iter().fold(0u64, |total, file| total.saturating_add(file.bytes));
+    for UsedFile { path, bytes, .. } in files {
+        if total <= limit {
+            break;
+        }
+        if fs::remove_file(path).map_or_else(|e| e.kind() == io::ErrorKind::NotFound, |()| true) {
+            total -= bytes;
+        }
+    }
 }
 
 /// Path to the file that `path` names: symbolic links are followed, to a missing file too. A link

@@ -11,7 +11,9 @@ pub(crate) mod stats;
 pub(crate) mod system;
 
 #[doc(hidden)]
-pub use atomic_file::{AtomicFile, Readers, WriterLock, create_private_folder, follow_links};
+pub use atomic_file::{
+    AtomicFile, Readers, UsedFile, WriterLock, create_private_folder, evict_files, follow_links,
+};
 pub use error::{
     GrammarError, OpenError, PlanError, SamplingError, SessionError, SnapshotProblem, ToolError,
 };

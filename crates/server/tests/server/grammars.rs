@@ -1,15 +1,13 @@
 //! Forms of answers and required calls, over all APIs.
 
-use std::{sync::Arc, time::Instant};
+use std::time::Instant;
 
-use moeflux::serve::ForcedTokens;
-use moeflux_server::ServerOptions;
 use serde_json::{Value, json};
 
 use crate::{
     TestServer,
     client::{Reply, chat, post, receive, send_chat},
-    engine,
+    tools::scripted_with,
 };
 
 /// A template of messages and calls in a syntax. `CALLS` stands for the text by which the syntax
@@ -22,18 +20,7 @@ const TEMPLATE: &str = "{%- if false %}{{- 'CALLS' }}{%- endif %}\
 /// A server with a template, whose answers are these.
 fn scripted(calls: &str, open: &str, script: &[&str]) -> TestServer {
     let template = TEMPLATE.replace("CALLS", calls).replace("OPEN", open);
-    let template: &'static [u8] = Vec::leak(template.into_bytes());
-    let files = moeflux_tales::FILES.map(|(name, bytes)| match name {
-        "chat_template.jinja" => (name, template),
-        _ => (name, bytes),
-    });
-    let engine = engine(&files, 1);
-    let tokenizer = engine.text().unwrap().tokenizer();
-    let answers = script.iter().map(|answer| tokenizer.encode(answer, false).unwrap()).collect();
-    let mut options = ServerOptions::default();
-    let end = engine.end_tokens().ids()[0];
-    options.masks = vec![Arc::new(ForcedTokens::new(answers, end))];
-    TestServer::serve(&engine, 4, options)
+    scripted_with(Vec::leak(template.into_bytes()), script)
 }
 
 fn fox(seed: u64, more: Value) -> Value {

@@ -38,8 +38,13 @@ pub(crate) const CALLS: &str = r#"Let me look.
 
 /// A server whose answers are these, each once, the last one again and again.
 pub(crate) fn scripted(script: &[&str]) -> TestServer {
+    scripted_with(TEMPLATE.as_bytes(), script)
+}
+
+/// The same with another template.
+pub(crate) fn scripted_with(template: &'static [u8], script: &[&str]) -> TestServer {
     let files = moeflux_tales::FILES.map(|(name, bytes)| match name {
-        "chat_template.jinja" => (name, TEMPLATE.as_bytes()),
+        "chat_template.jinja" => (name, template),
         _ => (name, bytes),
     });
     let engine = engine(&files, 1);

@@ -7,7 +7,7 @@ use std::{
     cmp::Reverse,
     ffi::OsStr,
     fs::{self, File, FileTimes, OpenOptions},
-    io::{ErrorKind, Read},
+    io::Read,
     path::{Path, PathBuf},
     time::SystemTime,
 };
@@ -15,7 +15,7 @@ use std::{
 use super::{SavedState, Snapshot, SnapshotRequirements, snapshot_header::FRAME};
 use crate::{
     base::{
-        atomic_file::{create_private_folder, remove_stale},
+        atomic_file::{UsedFile, create_private_folder, evict_files, remove_stale},
         error::Error,
     },
     checkpoint::digest,
@@ -111,22 +111,10 @@ impl SnapshotFolder {
             let meta = fs::metadata(&path).ok()?;
             let mut magic = [0; FRAME.magic.len()];
             File::open(&path).and_then(|mut file| file.read_exact(&mut magic)).ok()?;
-            (magic == FRAME.magic).then_some((meta.modified().ok()?, path, meta.len()))
+            let (used, bytes) = (meta.modified().ok()?, meta.len());
+            (magic == FRAME.magic).then_some(UsedFile { used, path, bytes })
         };
-        let mut files: Vec<_> = self.snapshots().filter_map(usage).collect();
-        files.sort();
-        let mut total =
-            files.iter().fold(0u64, |total, (_, _, bytes)| total.saturating_add(*bytes));
-        for (_, path, bytes) in files {
-            if total <= self.limit {
-                break;
-            }
-            // A file that another process has deleted counts as freed. One that cannot be deleted
-            // still counts.
-            if fs::remove_file(path).map_or_else(|e| e.kind() == ErrorKind::NotFound, |()| true) {
-                total -= bytes;
-            }
-        }
+        evict_files(self.snapshots().filter_map(usage).collect(), self.limit);
         Ok(())
     }
 
