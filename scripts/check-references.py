@@ -25,12 +25,8 @@ def load(folder):
     """(config, name -> f64 array), with packed matrices dequantized."""
     config = json.loads((folder / "config.json").read_text())
     raw, settings, out = {}, config.get("quantization", {}), {}
-    # A golden without weights names the one that it shares them with.
-    mirrors = folder / "mirrors.txt"
-    lines = mirrors.read_text().splitlines() if mirrors.exists() else []
-    for place in [folder, *(folder / line for line in lines if not line.startswith("#"))]:
-        for file in place.glob("model*.safetensors"):
-            raw |= mx.load(str(file))
+    for file in folder.glob("model*.safetensors"):
+        raw |= mx.load(str(file))
     for name, value in raw.items():
         base, _, leaf = name.rpartition(".")
         if base + ".scales" in raw and leaf in ("scales", "biases"):

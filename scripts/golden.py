@@ -380,7 +380,8 @@ class Reference:
 
     def __init__(self, folder):
         self.model, self.config = corrected.load(Path(folder))
-        self.cache = None
+        # Rows of which an indexer's last chosen position and first rejected one have the same score.
+        self.cache, self.ties = None, 0
 
     def start(self):
         """Starts a new sequence."""
@@ -440,9 +441,10 @@ class Reference:
         for moe_class in {type(block) for block in blocks.values()}:
             wrap(moe_class, see_moe)
         try:
-            with mock.patch.object(deepseek_v32, "mx", IndexerWatch(gaps)):
+            with mock.patch.object(deepseek_v32, "mx", IndexerWatch(gaps)) as watch:
                 self.start()
                 logits = [self.feed(ids) for ids in ids_list]
+                self.ties = watch.ties
         finally:
             for module_class, call in undo:
                 module_class.__call__ = call
@@ -452,10 +454,10 @@ class Reference:
 
 class IndexerWatch:
     """`mlx.core` for mlx-lm's DeepSeek-V3.2. Records the gap between the last chosen position and
-    the first rejected one."""
+    the first rejected one; rows without a gap are counted."""
 
     def __init__(self, gaps):
-        self.gaps = gaps
+        self.gaps, self.ties = gaps, 0
 
     def __getattr__(self, name):
         return getattr(mx, name)
@@ -464,7 +466,10 @@ class IndexerWatch:
         if kth < 0:
             rows = np.array(scores[0, 0])
             rows = rows[np.isfinite(rows).sum(-1) > -kth]
-            self.gaps.append(cut(rows, np.argsort(-rows, axis=-1, kind="stable"), -kth))
+            for row in rows[:, None]:
+                gap = cut(row, np.argsort(-row, axis=-1, kind="stable"), -kth)
+                self.ties += gap == 0
+                self.gaps.append(gap or np.inf)
         return mx.argpartition(scores, kth=kth, axis=axis)
 
 

@@ -1,20 +1,28 @@
 #!/usr/bin/env python3
-"""Makes the golden checkpoints of crates/engine/tests/data/goldens, with logits computed by mlx-lm.
+"""Makes the golden checkpoints of crates/engine/tests/data/goldens: weights from seeds, logits by a reference.
 
-usage: scripts/make-golden.py [CASE ...] [--out DIR] [--again] [--list]   (no case: all of cases.py)
+usage: scripts/make-golden.py [CASE ...] [--out DIR]      cases of cases.py (none: all), by mlx-lm
+       scripts/make-golden.py --like FOLDER [--out DIR]   the tensors of a checkpoint from elsewhere, with the prompt
+                                                          of its golden.json, by the reference that this names
+       scripts/make-golden.py --again CASE ...            keep recipes and prompts, recompute the logits
+       scripts/make-golden.py --weights CASE ... --out DIR   whole checkpoints, for the program
+       scripts/make-golden.py --list
 
-Needs `pip install "mlx[cpu]" mlx-lm`. Each folder holds config.json, the weights, a byte-level
-tokenizer, and
+Needs `pip install "mlx[cpu]" mlx-lm`; goldens of transformers also `pip install torch transformers`.
+Each folder holds config.json, a byte-level tokenizer, and
 
+  weights.json         the recipe of the weights: seeded.py describes it
   golden.json          token ids of the prompt and of the greedy steps, the seed, versions, and two
                        margins: `router_gap`, the smallest distance between a chosen expert and a
                        rejected one, in router logits (or between positions of an indexer);
                        `noise`, the change of a logit by a relative change of 1e-6 in the norms,
-                       over the rms of all
+                       over the rms of all; `ties`, the rows in which an indexer's last chosen
+                       position and first rejected one have the same score, as ReLU makes it 0
   golden.safetensors   prompt_ids i32 [P]                 gen_ids_f32 i32 [N]
                        prefill_logits_f32 f32 [R, vocab]  last R rows of the prompt; mostly R = P
                        decode_logits_f32 f32 [N, vocab]   row i: after gen_ids_f32[i]
-                       hidden_f32.L f32 [R, hidden]       output of decoder layer L on the same rows
+                       hidden_f32.L f32 [H, hidden]       output of decoder layer L on the last H
+                                                          rows; mostly H = R
                        experts_f32.L i32 [R + N, k]       chosen experts of a MoE layer, as a set
 
 All in f32, with the weights upcast exactly. Random weights amplify rounding, so the seed is the
@@ -22,26 +30,66 @@ first one whose margins are wide enough that every correct f32 implementation ch
 experts.
 """
 import argparse
+import copy
 import json
+import shutil
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 
+import seeded
 from cases import CASES
 from golden import Reference, make_checkpoint, read_safetensors, rms, versions
 
 GOLDENS = Path(__file__).resolve().parent.parent / "crates/engine/tests/data/goldens"
 # More rows give smaller gaps and larger differences, so the limits are looser from LONG tokens on.
 LEAST_ROUTER_GAP, MOST_NOISE, NUDGE, LONG, VERY_LONG = 2e-3, 5e-5, 1e-6, 40, 1000
+# Seed of the checkpoint on which a case's recipe is measured, and the seeds of its weights.
+TEMPLATE, SEEDS = 7, range(7, 107)
 
 
-def compute(folder, prompt, steps, seed, keep=None):
+@dataclass
+class Run:
+    """What a golden computes and stores."""
+
+    prompt: list
+    steps: int
+    # Last rows of the prompt whose logits and experts are stored, and whose hidden states are.
+    rows: int
+    hidden_rows: int
+    # Whether transformers is the reference.
+    by_transformers: bool = False
+    # Whether the first seed is used, regardless of its margins.
+    any_seed: bool = False
+    # Whether positions of an indexer are to have equal scores where it chooses, or must not.
+    ties: bool = False
+
+    @staticmethod
+    def stored(folder):
+        """The run of a golden."""
+        golden, tensors = json.loads((folder / "golden.json").read_text()), read_safetensors(folder / "golden.safetensors")
+        hidden = next(len(v) for k, v in tensors.items() if k.startswith("hidden_f32."))
+        return Run(golden["prompt_ids"], len(golden["gen_ids_f32"]), len(tensors["prefill_logits_f32"]), hidden,
+                   by_transformers="transformers" in golden, any_seed=len(golden["prompt_ids"]) >= VERY_LONG,
+                   ties=golden.get("ties", 0) > 0)
+
+    def reference(self, folder):
+        """(the reference with the checkpoint in `folder`, its versions)"""
+        if not self.by_transformers:
+            return Reference(folder), versions()
+        import by_transformers
+        return by_transformers.Reference(folder), by_transformers.versions()
+
+
+def compute(folder, run, seed):
     """Computes the golden of the checkpoint in `folder`; returns its margins."""
-    reference = Reference(folder)
+    (reference, made_by), prompt = run.reference(folder), run.prompt
     reference.start()
     last, generated = reference.feed(prompt)[-1], []
-    for _ in range(steps):
+    for _ in range(run.steps):
         generated.append(int(last.argmax()))
         last = reference.feed([generated[-1]])[-1]
     (prefill, *decode), hidden, experts, gap = reference.trace([prompt, *([t] for t in generated)])
@@ -49,69 +97,127 @@ def compute(folder, prompt, steps, seed, keep=None):
     reference.start()
     noise = float(np.abs(reference.feed(prompt) - prefill).max()) / rms(prefill)
 
-    first = len(prompt) - (keep or len(prompt))
+    first = len(prompt) - run.rows
     tensors = {"prompt_ids": np.array(prompt, np.int32), "gen_ids_f32": np.array(generated, np.int32),
                "prefill_logits_f32": prefill[first:], "decode_logits_f32": np.concatenate(decode)}
-    tensors |= {f"hidden_f32.{i}": h[first : len(prompt)] for i, h in hidden.items()}
+    tensors |= {f"hidden_f32.{i}": h[len(prompt) - run.hidden_rows : len(prompt)] for i, h in hidden.items()}
     tensors |= {f"experts_f32.{i}": e[first:] for i, e in experts.items()}
-    mx.save_safetensors(str(folder / "golden.safetensors"), {k: mx.array(v) for k, v in tensors.items()}, versions())
-    golden = dict(arch=reference.config["model_type"], seed=seed, **versions(), prompt_ids=prompt,
+    mx.save_safetensors(str(folder / "golden.safetensors"), {k: mx.array(v) for k, v in tensors.items()}, made_by)
+    golden = dict(arch=reference.config["model_type"], seed=seed, **made_by, prompt_ids=prompt,
                   gen_ids_f32=generated, logits_rms=rms(prefill), router_gap=gap if np.isfinite(gap) else None,
                   noise=noise)
+    ties = getattr(reference, "ties", 0)
+    if ties:
+        golden["ties"] = ties
+    # mlx-lm reads no packed integers.
+    if run.by_transformers and "quantization_config" not in reference.config:
+        other = Reference(folder)
+        other.start()
+        golden["second_oracle"] = versions() | dict(
+            difference=float(np.abs(other.feed(prompt) - prefill).max()) / rms(prefill))
     (folder / "golden.json").write_text(json.dumps(golden, indent=1) + "\n")
-    return gap, noise
+    return gap if (ties > 0) == run.ties else 0.0, noise
 
 
-def attempt(folder, case, seed):
-    """Makes checkpoint and golden with one seed; returns its margins."""
-    make_checkpoint(folder, case, seed)
-    vocab = case.config.get("text_config", case.config)["vocab_size"]
-    prompt = np.random.default_rng(seed + 1).integers(2, min(vocab, 258), case.prompt).tolist()
-    return compute(folder, prompt, case.steps, seed, case.keep)
+def store(work, folder, recipe=None):
+    """Copies what `work` holds, except weights that have a recipe, to `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if recipe:
+        seeded.save(recipe, folder)
+        for old in folder.glob("model*.safetensors"):
+            old.unlink()
+    for file in work.iterdir():
+        if not (recipe and file.name.startswith("model") and file.suffix == ".safetensors"):
+            shutil.copy(file, folder / file.name)
 
 
 def compute_again(folder):
     """Recomputes the golden of a folder from its weights and prompt."""
-    golden = json.loads((folder / "golden.json").read_text())
-    rows = len(read_safetensors(folder / "golden.safetensors")["prefill_logits_f32"])
-    gap, noise = compute(folder, golden["prompt_ids"], len(golden["gen_ids_f32"]), golden["seed"], rows)
+    with tempfile.TemporaryDirectory() as temp:
+        work = seeded.whole(folder, Path(temp) / folder.name)
+        seed = json.loads((folder / "golden.json").read_text())["seed"]
+        gap, noise = compute(work, Run.stored(folder), seed)
+        for file in work.glob("golden.*"):
+            shutil.copy(file, folder)
     print(f"{folder.name:26} router gap {gap:.1e}  noise {noise:.1e}", flush=True)
 
 
-def make(folder, case):
-    """Makes a case with the first seed whose margins are wide enough."""
-    folder.mkdir(parents=True, exist_ok=True)
-    # No seed avoids small gaps over thousands of rows. The last rows, which are stored, are
-    # affected by few of them.
-    ease = 1 if case.prompt < LONG else 4 if case.prompt < VERY_LONG else 100
-    best = (0.0, 1.0)
-    for seed in range(7, 107):
-        gap, noise = attempt(folder, case, seed)
-        wide = gap >= LEAST_ROUTER_GAP / ease and noise <= MOST_NOISE * min(ease, 4)
-        if wide or case.any_seed:
-            kb = sum(f.stat().st_size for f in folder.iterdir()) / 1e3
-            print(f"{folder.name:26} {kb:5.0f} kB  seed {seed:2}  router gap {gap:.1e}  noise {noise:.1e}", flush=True)
-            return
-        best = max(best, (gap, noise))
-    gap, noise = best
-    raise SystemExit(f"{folder.name}: no seed below 107 is wide enough (widest: gap {gap:.1e}, noise {noise:.1e})")
+def make(folder, work, run_of):
+    """Makes a golden of the tensors of the checkpoint in `work`, with the first seed whose margins are wide enough.
+    `run_of` gives the run of a seed. If there is none, the widest may have half of them."""
+    template, tried = seeded.measure(work), []
+
+    def attempt(seed):
+        """(recipe, margins over the least ones, text of the margins)"""
+        recipe, run = copy.deepcopy(template) | dict(seed=seed), run_of(seed)
+        # No seed avoids small gaps over thousands of rows. The last rows, which are stored, are
+        # affected by few of them.
+        ease = 1 if len(run.prompt) < LONG else 4 if len(run.prompt) < VERY_LONG else 100
+        seeded.write(recipe, work)
+        gap, noise = compute(work, run, seed)
+        wide = np.inf if run.any_seed else min(gap / LEAST_ROUTER_GAP * ease, MOST_NOISE * min(ease, 4) / noise)
+        return recipe, wide, f"seed {seed:3}  router gap {gap:.1e}  noise {noise:.1e}"
+
+    for seed in SEEDS:
+        recipe, wide, text = attempt(seed)
+        if wide >= 1:
+            break
+        tried.append((wide, seed))
+    else:
+        recipe, wide, text = attempt(max(tried)[1])
+        if wide < 0.5:
+            raise SystemExit(f"{folder.name}: no seed below {SEEDS.stop} is wide enough: {text}")
+    store(work, folder, recipe)
+    kb = sum(f.stat().st_size for f in folder.iterdir()) / 1e3
+    print(f"{folder.name:26} {kb:5.0f} kB  {text}", flush=True)
+
+
+def make_case(folder, case):
+    """Makes a case of cases.py."""
+    vocab = case.config.get("text_config", case.config)["vocab_size"]
+
+    def run_of(seed):
+        prompt = np.random.default_rng(seed + 1).integers(2, min(vocab, 258), case.prompt).tolist()
+        rows = case.keep or len(prompt)
+        return Run(prompt, case.steps, rows, rows, any_seed=case.any_seed)
+
+    with tempfile.TemporaryDirectory() as temp:
+        work = Path(temp) / folder.name
+        make_checkpoint(work, case, TEMPLATE)
+        make(folder, work, run_of)
+
+
+def make_like(folder, source):
+    """Makes a golden of the tensors of a checkpoint from elsewhere, with the prompt of its golden."""
+    run = Run.stored(source)
+    with tempfile.TemporaryDirectory() as temp:
+        work = seeded.whole(source, Path(temp) / folder.name)
+        (work / seeded.RECIPE).unlink(missing_ok=True)
+        make(folder, work, lambda seed: run)
 
 
 def main():
     args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     args.add_argument("cases", nargs="*", metavar="CASE")
     args.add_argument("--out", type=Path, default=GOLDENS)
-    args.add_argument("--again", action="store_true", help="keep the weights and prompts, recompute the logits")
+    args.add_argument("--like", type=Path, metavar="FOLDER", help="make a golden of a checkpoint from elsewhere")
+    args.add_argument("--again", action="store_true", help="keep the recipes and prompts, recompute the logits")
+    args.add_argument("--weights", action="store_true", help="write goldens with their weights to --out")
     args.add_argument("--list", action="store_true", help="print the names of the cases")
     args = args.parse_args()
-    if args.again:
+    if args.like:
+        make_like(args.out / args.like.resolve().name, args.like.resolve())
+        return
+    if args.weights and args.out == GOLDENS:
+        raise SystemExit("--weights needs --out: goldens are stored without them")
+    if args.again or args.weights:
         for name in args.cases:
-            compute_again(args.out / name)
+            seeded.whole(GOLDENS / name, args.out / name) if args.weights else compute_again(args.out / name)
         return
     if unknown := set(args.cases) - set(CASES):
         raise SystemExit(f"no such case: {', '.join(sorted(unknown))} (see --list)")
     for name in args.cases or CASES:
-        print(name) if args.list else make(args.out / name, CASES[name])
+        print(name) if args.list else make_case(args.out / name, CASES[name])
 
 
 if __name__ == "__main__":

@@ -10,13 +10,14 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-use common::{data, feed, tales};
+use common::{feed, tales};
 use moeflux::{
     Checkpoint, Engine, EngineOptions, MemoryRequest, Sampling, StepControl,
     experts::{Access, ReadOptions, ReaderKind},
     runtime::DeviceOptions,
     text::Sampler,
 };
+use moeflux_goldens::golden;
 
 struct Counting;
 
@@ -41,7 +42,6 @@ static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn decode_steps_do_not_allocate() {
-    let golden = |name: &str| data().join("goldens").join(name);
     let folders = [
         tales(),
         golden("deepseek_v3_kv_b_4bit"),

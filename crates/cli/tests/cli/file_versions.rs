@@ -8,7 +8,7 @@ fn kept(name: &str) -> String {
 
 /// The model of the kept files.
 fn model() -> String {
-    engine_data().join("goldens/qwen3_moe_nvfp4").to_str().unwrap().to_owned()
+    moeflux_goldens::golden("qwen3_moe_nvfp4").to_str().unwrap().to_owned()
 }
 
 const KERNELS: [&str; 7] = ["bench", "kernels", "--quick", "--only", "rmsnorm", "--threads", "1"];

@@ -150,7 +150,7 @@ fn a_known_text_is_predicted_better_than_an_unknown_one() {
 #[test]
 fn a_random_checkpoint_is_written_and_runs() {
     let folder = temp();
-    let config = engine_data().join("goldens/qwen3_moe/config.json");
+    let config = moeflux_goldens::golden("qwen3_moe").join("config.json");
     let out = folder.path().join("random");
     let (config, out) = (config.to_str().unwrap(), out.to_str().unwrap());
     let said = run(&[
@@ -192,7 +192,7 @@ fn a_preset_is_planned_without_any_file() {
 
 #[test]
 fn rope_is_scaled_without_an_edit_of_the_config() {
-    let model = engine_data().join("goldens/qwen3_moe");
+    let model = moeflux_goldens::golden("qwen3_moe");
     let model = model.to_str().unwrap();
     let positions = |scaling: &[&str]| {
         let shown = succeed(&[&["inspect", "--model", model], scaling].concat());

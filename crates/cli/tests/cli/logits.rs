@@ -133,8 +133,7 @@ fn the_first_layer_and_row_that_differ_are_found() {
 
 /// Logits file of another engine: values computed by mlx-lm, as f32 or rounded to bf16.
 fn golden(name: &str, half: bool) -> (Vec<u8>, Vec<u8>) {
-    let bytes =
-        std::fs::read(engine_data().join("goldens").join(name).join("golden.safetensors")).unwrap();
+    let bytes = std::fs::read(moeflux_goldens::golden(name).join("golden.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let ids = file.tensor("prompt_ids").unwrap();
     let numbers: Vec<i32> =
@@ -164,8 +163,7 @@ fn logits_of_another_engine_agree_within_the_tolerance() {
         let folder = Folder::new();
         let (ids, other) = golden(name, half);
         std::fs::write(folder.path("ids.json"), ids).unwrap();
-        let (theirs, model) =
-            (folder.path("theirs.safetensors"), engine_data().join("goldens").join(name));
+        let (theirs, model) = (folder.path("theirs.safetensors"), moeflux_goldens::golden(name));
         std::fs::write(&theirs, other).unwrap();
         let args = ["--model", model.to_str().unwrap(), "--exact", "--trace", "--compare", &theirs];
         let strict = folder.logits(&args);

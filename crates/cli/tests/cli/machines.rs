@@ -91,7 +91,7 @@ fn a_limit_on_file_sizes_is_an_error_with_advice() {
 fn entries_of_the_system_do_not_fill_a_folder() {
     let folder = temp();
     let out = folder.path().join("out");
-    let config = engine_data().join("goldens/qwen3_moe/config.json");
+    let config = moeflux_goldens::golden("qwen3_moe").join("config.json");
     let synth = ["synth", "-q", "--config", config.to_str().unwrap(), "--out"];
     let synth = [&synth[..], &[out.to_str().unwrap()]].concat();
     fs::create_dir_all(out.join("lost+found")).unwrap();

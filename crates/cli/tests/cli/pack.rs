@@ -30,7 +30,7 @@ fn a_packed_model_is_used_like_any_other() {
 #[test]
 fn damage_is_listed_and_never_used() {
     let temp = temp();
-    let source = engine_data().join("goldens/qwen3_moe");
+    let source = moeflux_goldens::golden("qwen3_moe");
     let (source, out) = (source.to_str().unwrap(), temp.path().join("packed"));
     let file = out.join("experts.moeflux");
     let out = out.to_str().unwrap();
@@ -62,7 +62,7 @@ fn damage_is_listed_and_never_used() {
 
 #[test]
 fn folders_that_are_not_packed_are_errors() {
-    let source = engine_data().join("goldens/qwen3_moe");
+    let source = moeflux_goldens::golden("qwen3_moe");
     let source = source.to_str().unwrap();
     assert_error(&run(&["pack", "--verify", source]), 1, &[source, "not packed"]);
     assert_error(&run(&["pack", "--verify", "/no/such"]), 1, &["/no/such"]);

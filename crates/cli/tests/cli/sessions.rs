@@ -160,7 +160,7 @@ fn an_unusable_session_file_is_an_error_and_unchanged() {
     }
     fails(&whole, &["--ctx", "16"], "context of this session is 16");
     let foreign = folder.path("foreign");
-    let config = engine_data().join("goldens/qwen3_moe/config.json");
+    let config = moeflux_goldens::golden("qwen3_moe").join("config.json");
     succeed(&["synth", "--quiet", "--config", config.to_str().unwrap(), "--out", &foreign]);
     fails(&whole, &["--model", &foreign], "another model");
     assert_eq!(folder.names(""), ["a.session", "foreign"]);

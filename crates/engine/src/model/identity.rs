@@ -102,16 +102,13 @@ impl Checkpoint {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, ops::ControlFlow, path::Path};
+    use std::{fs, ops::ControlFlow};
 
     use super::*;
     use crate::tools::pack::pack;
 
     fn golden(name: &str) -> Checkpoint {
-        Checkpoint::open(
-            &Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/goldens").join(name),
-        )
-        .unwrap()
+        Checkpoint::open(&moeflux_goldens::golden(name)).unwrap()
     }
 
     #[test]

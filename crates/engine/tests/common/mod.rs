@@ -64,8 +64,7 @@ pub fn copy_folder(from: &Path, into: &Path) {
 
 /// Copies a golden's checkpoint, without the expected results, into a folder.
 pub fn copy_golden(name: &str, into: &Path) {
-    let folder = data().join("goldens").join(name);
-    for entry in std::fs::read_dir(&folder).unwrap() {
+    for entry in std::fs::read_dir(moeflux_goldens::golden(name)).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap();
         if !name.starts_with("golden") {
@@ -80,13 +79,7 @@ const DERIVED: [&str; 1] = ["kimi_k25"];
 
 /// Every golden case in the repository; every supported architecture has one.
 pub fn goldens() -> Vec<Golden> {
-    let mut folders: Vec<_> = std::fs::read_dir(data().join("goldens"))
-        .unwrap()
-        .map(|e| e.unwrap().path())
-        .filter(|p| p.join("golden.safetensors").exists())
-        .collect();
-    folders.sort();
-    let goldens: Vec<_> = folders.into_iter().map(Golden::read).collect();
+    let goldens: Vec<_> = moeflux_goldens::names().iter().map(|name| Golden::read(name)).collect();
     let covered: BTreeSet<String> = goldens.iter().map(Golden::model_type).collect();
     let missing: Vec<_> = moeflux::model::supported_architectures()
         .filter(|name| !covered.contains(*name) && !DERIVED.contains(name))
@@ -96,10 +89,10 @@ pub fn goldens() -> Vec<Golden> {
 }
 
 impl Golden {
-    pub fn read(folder: PathBuf) -> Self {
-        let name = folder.file_name().unwrap().to_str().unwrap().to_owned();
+    pub fn read(name: &str) -> Self {
+        let folder = moeflux_goldens::golden(name);
         let bytes = std::fs::read(folder.join("golden.safetensors")).unwrap();
-        Self { name, folder, bytes }
+        Self { name: name.to_owned(), folder, bytes }
     }
 
     /// The architecture of the language model.

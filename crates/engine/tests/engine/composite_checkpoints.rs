@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use moeflux::MemoryRequest;
 use serde_json::{Map, Value, json};
 
-use crate::common::{Golden, data, engine, exact, feed};
+use crate::common::{Golden, engine, exact, feed};
 
 /// Rewrites `golden` in the layout of Kimi-K2.5: `kimi_k25` around `kimi_k2`, tensors prefixed by
 /// `language_model.`, and `outer` merged into the outer config.
@@ -43,7 +43,7 @@ fn write_composite(golden: &Path, outer: &Value, into: &Path) {
 
 #[test]
 fn a_nested_kimi_equals_the_flat_one() {
-    let golden = Golden::read(data().join("goldens/kimi_k2"));
+    let golden = Golden::read("kimi_k2");
     let logits = |folder: &Path| {
         let engine = engine(folder, exact("cpu"), MemoryRequest::default());
         feed(&mut engine.session().unwrap(), &golden.prompt(), None)

@@ -13,7 +13,7 @@ use moeflux::{
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
-use crate::common::{copy_golden, data};
+use crate::common::copy_golden;
 
 /// A copy of a small checkpoint to damage.
 struct CheckpointCopy {
@@ -427,7 +427,7 @@ fn sizes_are_checked_before_parsing() {
 
 #[test]
 fn prompts_and_ids() {
-    let folder = data().join("goldens/qwen3_moe");
+    let folder = moeflux_goldens::golden("qwen3_moe");
     let engine = open(&folder, MemoryRequest::default().context(10)).unwrap();
     let mut session = engine.session().unwrap();
     let mut feed = |tokens: &[u32]| {
@@ -447,7 +447,7 @@ fn prompts_and_ids() {
 
 #[test]
 fn budgets() {
-    let folder = data().join("goldens/qwen3_moe");
+    let folder = moeflux_goldens::golden("qwen3_moe");
     for budget in [0, 1, 1 << 20] {
         let request = MemoryRequest::default().budget(budget);
         says(open(&folder, request).err(), &["floor", "--memory", "dense"]);

@@ -14,7 +14,7 @@ use moeflux::{
     session::WrapReader,
 };
 
-use crate::common::{self, Golden, data, feed, gpu, is_full, tales};
+use crate::common::{self, Golden, feed, gpu, is_full, tales};
 
 /// Delays finished reads and returns them in random order.
 struct Shuffled {
@@ -237,7 +237,7 @@ fn goldens_are_bit_equal_for_any_cache() {
         "minimax_m2_plain",
         "gemma4",
     ] {
-        let golden = Golden::read(data().join("goldens").join(name));
+        let golden = Golden::read(name);
         check(&golden.folder, &golden.prompt());
     }
 }
@@ -245,11 +245,11 @@ fn goldens_are_bit_equal_for_any_cache() {
 #[test]
 fn latent_sliding_and_sparse_attention_are_bit_equal_for_any_cache() {
     for name in ["deepseek_v3_kv_b_4bit", "gpt_oss_mxfp4", "glm_moe_dsa_shared"] {
-        let golden = Golden::read(data().join("goldens").join(name));
+        let golden = Golden::read(name);
         check(&golden.folder, &golden.prompt());
     }
     // Longer than the window's ring buffer, so that it wraps more than once.
-    let golden = Golden::read(data().join("goldens/gpt_oss_long"));
+    let golden = Golden::read("gpt_oss_long");
     let prompt: Vec<u32> = golden.prompt().iter().copied().cycle().take(800).collect();
     let device = &common::exact("cpu");
     let run = |chunk, slots| {
@@ -298,7 +298,7 @@ fn goldens_are_bit_equal_for_any_cache_on_a_gpu() {
     let names =
         ["qwen3_5_moe", "gpt_oss_mxfp4", "gemma4", "deepseek_v3_kv_b_4bit", "glm_moe_dsa_shared"];
     for name in &names[..if is_full() { names.len() } else { 2 }] {
-        let golden = Golden::read(data().join("goldens").join(name));
+        let golden = Golden::read(name);
         check_gpu(&golden.folder, &golden.prompt());
     }
 }

@@ -28,7 +28,7 @@ fn kept(name: &str) -> PathBuf {
 
 /// The model of all kept files.
 fn golden() -> Golden {
-    Golden::read(data().join("goldens/qwen3_moe_nvfp4"))
+    Golden::read("qwen3_moe_nvfp4")
 }
 
 fn open(folder: &Path) -> Engine {

@@ -3,9 +3,7 @@
 
 use moeflux::{MemoryRequest, runtime::DeviceOptions};
 
-use crate::common::{
-    Golden, Seen, data, difference, engine, exact, feed, goldens, gpu, is_full, sets,
-};
+use crate::common::{Golden, Seen, difference, engine, exact, feed, goldens, gpu, is_full, sets};
 
 /// `max |a - b| <= BAR * rms(b)`.
 const BAR: f64 = 1e-3;
@@ -174,7 +172,7 @@ fn the_fast_path_of_the_gpu_is_near_mlx() {
 /// the two agree no better than each agrees with mlx-lm.
 #[test]
 fn both_forms_of_latent_attention_are_near_mlx_on_the_fast_path() {
-    let golden = Golden::read(data().join("goldens/deepseek_v3_long"));
+    let golden = Golden::read("deepseek_v3_long");
     let wanted = golden.floats("prefill_logits_f32").unwrap().numbers;
     let [expanded, absorbed] = [512, 64].map(|chunk| {
         let device = exact("cpu").exact(false);

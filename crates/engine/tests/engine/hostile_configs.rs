@@ -11,7 +11,7 @@ use proptest::{prelude::*, test_runner::TestRunner};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::common::{Golden, copy_golden, data, exact, goldens};
+use crate::common::{Golden, copy_golden, exact, goldens};
 
 /// Goldens with a variety of formats and keys.
 const VARIED: [&str; 13] = [
@@ -32,7 +32,7 @@ const VARIED: [&str; 13] = [
 
 /// Names of [`VARIED`] and of a golden of each other architecture.
 fn varied_goldens() -> Vec<String> {
-    let varied = VARIED.map(|name| Golden::read(data().join("goldens").join(name)));
+    let varied = VARIED.map(Golden::read);
     let mut covered: BTreeSet<_> = varied.iter().map(Golden::model_type).collect();
     let others = goldens().into_iter().filter(|golden| covered.insert(golden.model_type()));
     varied.map(|golden| golden.name).into_iter().chain(others.map(|golden| golden.name)).collect()

@@ -13,7 +13,7 @@ use moeflux::{
     runtime::{CancelToken, Logits},
 };
 
-use crate::common::{self, data, exact, feed, readers::every_nth, simulated_gpu::Card, tales};
+use crate::common::{self, exact, feed, readers::every_nth, simulated_gpu::Card, tales};
 
 const PROMPT: [u32; 6] = [17, 400, 33, 2050, 9, 1234];
 
@@ -60,7 +60,7 @@ fn a_session_survives_failing_commits() {
     let steps = |refuse_every| {
         let (wrap, asked) = Card::OWN.wrap();
         asked.lock().unwrap().refuse_every = refuse_every;
-        let folder = data().join("goldens/qwen3_next_hub");
+        let folder = moeflux_goldens::golden("qwen3_next_hub");
         let options = EngineOptions::default().wrap_device(wrap).device(exact("cpu"));
         let engine =
             Engine::open(Checkpoint::open(&folder).unwrap(), options, &mut |_, _| {}).unwrap();
@@ -239,7 +239,7 @@ fn a_mirror_with_other_weights_is_refused() {
 #[test]
 fn a_model_can_be_spread_over_several_folders() {
     let prompt = PROMPT.map(|token| token % 250);
-    let whole = data().join("goldens/qwen3_5_moe_hub");
+    let whole = moeflux_goldens::golden("qwen3_5_moe_hub");
     let shards: Vec<_> = common::shards(&whole);
     let [first, second] = &shards[..] else { panic!("{shards:?}") };
     let copy = |name: &str, to: &Path| fs::copy(whole.join(name), to.join(name)).unwrap();

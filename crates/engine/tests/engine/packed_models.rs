@@ -15,7 +15,7 @@ use moeflux::{
 use proptest::{prelude::*, test_runner::TestRunner};
 use tempfile::TempDir;
 
-use crate::common::{self, data, exact, feed, goldens, tales};
+use crate::common::{self, exact, feed, goldens, tales};
 
 fn go(_: u64, _: u64) -> ControlFlow<()> {
     ControlFlow::Continue(())
@@ -121,7 +121,7 @@ impl Mishap {
 /// Wherever a run ends, and however its files are damaged: the next run produces the correct files.
 #[test]
 fn interrupted_packing_resumes() {
-    let source = Checkpoint::open(&data().join("goldens/deepseek_v3_hub")).unwrap();
+    let source = Checkpoint::open(&moeflux_goldens::golden("deepseek_v3_hub")).unwrap();
     let temp = tempfile::tempdir().unwrap();
     let whole = temp.path().join("whole");
     pack(&source, &whole, &mut go).unwrap();
@@ -180,8 +180,8 @@ fn pieces(source: &Checkpoint) -> usize {
 /// A run that ended while files were being renamed.
 #[test]
 fn renamed_files_are_reused() {
-    let source = Checkpoint::open(&data().join("goldens/qwen3_moe")).unwrap();
-    let (_temp, out) = packed(&data().join("goldens/qwen3_moe"));
+    let source = Checkpoint::open(&moeflux_goldens::golden("qwen3_moe")).unwrap();
+    let (_temp, out) = packed(&moeflux_goldens::golden("qwen3_moe"));
     let whole = files(&out);
     let part = out.parent().unwrap().join("part");
     assert!(matches!(

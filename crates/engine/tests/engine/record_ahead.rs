@@ -10,7 +10,7 @@ use moeflux::{
     session::BatchEntry,
 };
 
-use crate::common::{Golden, data, engine, feed, gpu, tales};
+use crate::common::{Golden, engine, feed, gpu, tales};
 
 const TOKENS: [u32; 8] = [17, 4, 100, 4, 32, 7, 99, 5];
 
@@ -156,7 +156,7 @@ fn the_embedded_model() {
 #[test]
 fn recurrent_and_ring_buffer_states() {
     for name in ["qwen3_5_moe", "gpt_oss_mxfp4"] {
-        let folder = Golden::read(data().join("goldens").join(name)).folder;
+        let folder = Golden::read(name).folder;
         check(&folder);
         check_together(&folder);
     }

@@ -11,7 +11,7 @@ use moeflux::{
 use moeflux_compute::DeviceMemory;
 
 use crate::common::{
-    self, Golden, Seen, data, engine, exact, feed, gpu, in_own_process,
+    self, Golden, Seen, engine, exact, feed, gpu, in_own_process,
     readers::every_nth,
     simulated_gpu::{Asked, Card},
     tales,
@@ -121,7 +121,7 @@ fn every_kind_of_expert_layer_is_bit_equal_on_a_gpu() {
         "glm4_moe_plain",
         "minimax_m2_hub",
     ] {
-        let golden = Golden::read(data().join("goldens").join(name));
+        let golden = Golden::read(name);
         let blueprint = moeflux::model::blueprint::Blueprint::for_checkpoint(
             &Checkpoint::open(&golden.folder).unwrap(),
         )
@@ -141,7 +141,7 @@ fn every_kind_of_expert_layer_is_bit_equal_on_a_gpu() {
 #[test]
 fn a_fused_shared_expert_is_in_the_bank_of_its_layer() {
     // 4 layers of 16 experts and a shared expert of the same shape.
-    let golden = Golden::read(data().join("goldens/qwen3_5_moe"));
+    let golden = Golden::read("qwen3_5_moe");
     let expected = on_cpu(&golden.folder, &golden.prompt());
     for (bank, banks) in [(17, 4), (35, 2), (50, 2), (67, 2), (68, 1)] {
         let (bits, asked, _) =
@@ -223,7 +223,7 @@ fn no_size_of_a_tier_changes_a_bit() {
     let prompt: Vec<u32> = (0..70).map(|i| (i * 97 + 13) % 4000).collect();
     tiers("cpu", &tales(), &prompt, &on_cpu(&tales(), &prompt));
     for name in ["qwen3_5_moe", "gemma4", "gpt_oss_mxfp4"] {
-        let golden = Golden::read(data().join("goldens").join(name));
+        let golden = Golden::read(name);
         tiers("cpu", &golden.folder, &golden.prompt(), &on_cpu(&golden.folder, &golden.prompt()));
     }
 }
@@ -234,7 +234,7 @@ fn no_size_of_a_tier_changes_a_bit_on_a_gpu() {
         eprintln!("no GPU is tested: {error}");
         return;
     }
-    let golden = Golden::read(data().join("goldens/qwen3_5_moe"));
+    let golden = Golden::read("qwen3_5_moe");
     let (folder, prompt) = (&golden.folder, golden.prompt());
     let (expected, ..) = with_slots("gpu", folder, &prompt, card(true), [None; 2]);
     tiers("gpu", folder, &prompt, &expected);
@@ -269,7 +269,7 @@ fn observers_see_the_experts_on_a_gpu() {
 #[test]
 fn loading_reports_progress() {
     // One model with shared experts as dense weights, and one with shared experts in slots.
-    for folder in [tales(), data().join("goldens/qwen3_5_moe")] {
+    for folder in [tales(), moeflux_goldens::golden("qwen3_5_moe")] {
         check_loading_progress(&folder);
     }
 }
@@ -433,7 +433,7 @@ fn opening_fails_if_an_expert_cannot_be_loaded() {
 /// Layers whose states grow first leave room for the others, in steps and in a restore.
 #[test]
 fn states_can_use_all_planned_memory() {
-    let folder = data().join("goldens/qwen3_moe");
+    let folder = moeflux_goldens::golden("qwen3_moe");
     let blueprint =
         moeflux::model::blueprint::Blueprint::for_checkpoint(&Checkpoint::open(&folder).unwrap())
             .unwrap();

@@ -38,7 +38,7 @@ fn a_config_that_transformers_saved_again_describes_the_same_model() {
     for (version, configs) in versions {
         assert!(configs.len() >= 30, "{version}");
         for (golden, config) in configs {
-            let folder = data().join("goldens").join(&golden);
+            let folder = moeflux_goldens::golden(&golden);
             let own: Value =
                 serde_json::from_slice(&fs::read(folder.join("config.json")).unwrap()).unwrap();
             let mut saved = Value::Object(config);
@@ -56,7 +56,7 @@ fn a_config_that_transformers_saved_again_describes_the_same_model() {
 
 /// Config of a golden, with changes merged into the language model's part.
 fn changed(golden: &str, changes: Value) -> Value {
-    let path = data().join("goldens").join(golden).join("config.json");
+    let path = moeflux_goldens::golden(golden).join("config.json");
     let mut config: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
     let text = match config.get_mut("text_config") {
         Some(text) => text,

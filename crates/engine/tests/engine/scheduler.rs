@@ -12,7 +12,7 @@ use moeflux::{
     session::BatchEntry,
 };
 
-use crate::common::{self, data, exact, tales};
+use crate::common::{self, exact, tales};
 
 const CHUNK: usize = 32;
 
@@ -69,7 +69,7 @@ fn run(batch: &mut Scheduler) -> Made {
 #[test]
 fn batched_sequences_equal_single_sessions() {
     for golden in ["qwen3_moe", "qwen3_5_moe", "gpt_oss", "deepseek_v3"] {
-        let folder = data().join("goldens").join(golden);
+        let folder = moeflux_goldens::golden(golden);
         let (together, by_itself) =
             (engine(&folder, exact("cpu"), 6), engine(&folder, exact("cpu"), 1));
         for options in [
@@ -116,7 +116,7 @@ fn branch(common: usize, i: u32, len: usize) -> Vec<u32> {
 /// An engine without prefix cache: sharing happens in the scheduler only.
 fn keeps_nothing(golden: &str, sessions: usize) -> Engine {
     let memory = MemoryRequest::default().sessions(sessions).context(256).chunk(CHUNK).marks(0);
-    common::engine(&data().join("goldens").join(golden), exact("cpu"), memory)
+    common::engine(&moeflux_goldens::golden(golden), exact("cpu"), memory)
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn ends_of_prompts_are_cached() {
     let golden = "qwen3_5_moe";
     let by_itself = keeps_nothing(golden, 1);
     let memory = MemoryRequest::default().context(256).chunk(CHUNK).marks(1 << 20);
-    let together = common::engine(&data().join("goldens").join(golden), exact("cpu"), memory);
+    let together = common::engine(&moeflux_goldens::golden(golden), exact("cpu"), memory);
     let mut batch = Scheduler::new(&together, SchedulerOptions::default());
     let (first, second) = (branch(100, 1, 150), branch(100, 2, 130));
     for (prompt, reused) in [(&first, 0), (&second, 100)] {
@@ -258,7 +258,7 @@ fn a_cancelled_leader_blocks_no_sequence() {
 
 #[test]
 fn a_rejected_request_returns_its_session() {
-    let folder = data().join("goldens/qwen3_moe");
+    let folder = moeflux_goldens::golden("qwen3_moe");
     let (engine, other) = (engine(&folder, exact("cpu"), 1), engine(&folder, exact("cpu"), 1));
     let mut session = engine.session().unwrap();
     session.sync(&prompt(1, 20), &mut StepControl::default()).unwrap();
@@ -291,7 +291,7 @@ fn a_rejected_request_returns_its_session() {
 
 #[test]
 fn no_sequence_starves() {
-    let folder = data().join("goldens/qwen3_moe");
+    let folder = moeflux_goldens::golden("qwen3_moe");
     let engine = engine(&folder, exact("cpu"), 5);
     let mut batch =
         Scheduler::new(&engine, SchedulerOptions::default().tokens(12).prompt_tokens(6));
@@ -315,7 +315,7 @@ fn no_sequence_starves() {
 
 #[test]
 fn sequences_take_turns_with_a_small_token_budget() {
-    let folder = data().join("goldens/qwen3_moe");
+    let folder = moeflux_goldens::golden("qwen3_moe");
     let engine = engine(&folder, exact("cpu"), 5);
     let mut batch = Scheduler::new(&engine, SchedulerOptions::default().tokens(2));
     for i in 0..5 {
@@ -332,7 +332,7 @@ fn sequences_take_turns_with_a_small_token_budget() {
 
 #[test]
 fn a_cancelled_or_invalid_step_changes_no_session() {
-    let folder = data().join("goldens/qwen3_5_moe");
+    let folder = moeflux_goldens::golden("qwen3_5_moe");
     let (engine, other) = (engine(&folder, exact("cpu"), 3), engine(&folder, exact("cpu"), 3));
     let mut sessions: Vec<Session> = (0..2).map(|_| engine.session().unwrap()).collect();
     for (i, session) in sessions.iter_mut().enumerate() {
@@ -368,7 +368,7 @@ fn a_cancelled_or_invalid_step_changes_no_session() {
 
 #[test]
 fn a_failed_step_loses_no_finished_sequence() {
-    let engine = engine(&data().join("goldens/qwen3_5_moe"), exact("cpu"), 2);
+    let engine = engine(&moeflux_goldens::golden("qwen3_5_moe"), exact("cpu"), 2);
     let mut there = engine.session().unwrap();
     there.sync(&prompt(1, 40), &mut StepControl::default()).unwrap();
     let mut batch = Scheduler::new(&engine, SchedulerOptions::default());
@@ -508,7 +508,7 @@ fn embedding(engine: &Engine, prompt_ids: &[u32], pooling: Pooling) -> Vec<f32> 
 #[test]
 fn the_mean_embedding_is_that_of_all_prefixes() {
     for golden in ["qwen3_moe", "qwen3_5_moe"] {
-        let engine = engine(&data().join("goldens").join(golden), exact("cpu"), 2);
+        let engine = engine(&moeflux_goldens::golden(golden), exact("cpu"), 2);
         let ids = prompt(3, 70);
         let mut mean = vec![0.0; engine.blueprint().hidden];
         for len in 1..=ids.len() {

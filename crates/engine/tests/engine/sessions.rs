@@ -21,7 +21,7 @@ use proptest::{
     test_runner::{Config, TestRng, TestRunner},
 };
 
-use crate::common::{self, data, exact, gpu, readers::faulty, tales};
+use crate::common::{self, exact, gpu, readers::faulty, tales};
 
 /// Context length: long enough for ring buffers to wrap.
 const CONTEXT: usize = 320;
@@ -412,7 +412,7 @@ fn holds(folder: PathBuf, device: DeviceOptions, marks: u64, cases: u32) {
 }
 
 fn golden(name: &str) -> PathBuf {
-    data().join("goldens").join(name)
+    moeflux_goldens::golden(name)
 }
 
 #[test]
@@ -661,7 +661,7 @@ fn a_context_costs_only_its_used_part() {
 #[test]
 fn a_callback_that_panics_fails_its_step_only() {
     let memory = MemoryRequest::default().context(64).sessions(2).slots(10);
-    let engine = common::engine(&data().join("goldens/qwen3_moe"), exact("cpu"), memory);
+    let engine = common::engine(&moeflux_goldens::golden("qwen3_moe"), exact("cpu"), memory);
     let (mut one, mut other) = (engine.session().unwrap(), engine.session().unwrap());
     // Number of allowed progress calls; then the sink must not be called.
     let feed = |session: &mut Session, mut left: usize| {

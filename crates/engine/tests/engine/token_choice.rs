@@ -22,13 +22,13 @@ use moeflux::{
     tools::{negative_log_likelihood, perplexity},
 };
 
-use crate::common::{self, data, exact, gpu, simulated_gpu::Card, tales};
+use crate::common::{self, exact, gpu, simulated_gpu::Card, tales};
 
 const CHUNK: usize = 32;
 
 fn engine(device: DeviceOptions, sessions: usize) -> Engine {
     let memory = MemoryRequest::default().sessions(sessions).context(256).chunk(CHUNK);
-    common::engine(&data().join("goldens/qwen3_moe"), device, memory)
+    common::engine(&moeflux_goldens::golden("qwen3_moe"), device, memory)
 }
 
 /// Prompt `i`. All share their first 20 tokens.
@@ -209,7 +209,7 @@ fn logprobs_are_those_of_a_session_alone() {
 /// A device that selects candidates gives the same tokens with and without log-probabilities.
 #[test]
 fn a_device_with_candidates_reads_all_logits_for_logprobs() {
-    let folder = data().join("goldens/qwen3_moe");
+    let folder = moeflux_goldens::golden("qwen3_moe");
     let (wrap, _) = Card::OWN.wrap();
     let options = EngineOptions::default().device(exact("cpu")).wrap_device(wrap);
     let card = Engine::open(Checkpoint::open(&folder).unwrap(), options, &mut |_, _| {}).unwrap();
@@ -398,7 +398,7 @@ fn a_forced_token_that_is_forbidden_names_turn_and_token() {
 fn expert_counters_sum_to_the_choices_of_the_routers() {
     for golden in ["qwen3_moe", "deepseek_v3", "gpt_oss"] {
         let memory = MemoryRequest::default().sessions(2).slots(20).context(256).chunk(CHUNK);
-        let engine = common::engine(&data().join("goldens").join(golden), exact("cpu"), memory);
+        let engine = common::engine(&moeflux_goldens::golden(golden), exact("cpu"), memory);
         let core = ServingCore::start(&engine, ServingOptions::default()).unwrap();
         served(&core, &prompt(1, 60), &request(5)).unwrap();
         served(&core, &prompt(2, 40), &request(5)).unwrap();

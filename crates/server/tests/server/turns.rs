@@ -65,8 +65,8 @@ fn attention() -> Files {
 
 /// A small model with recurrent states, whose tokens are bytes.
 fn recurrent() -> Files {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/data/goldens");
-    let read = |name: &str| std::fs::read(folder.join("qwen3_next").join(name)).unwrap();
+    let folder = moeflux_goldens::golden("qwen3_next");
+    let read = |name: &str| std::fs::read(folder.join(name)).unwrap();
     let mut tokenizer: Value = serde_json::from_slice(&read("tokenizer.json")).unwrap();
     for (id, content) in [(258, "<|im_start|>"), (259, "<|im_end|>")] {
         tokenizer["added_tokens"].as_array_mut().unwrap().push(json!({

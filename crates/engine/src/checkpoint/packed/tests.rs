@@ -34,7 +34,7 @@ fn packed(name: &str) -> (TempDir, PathBuf, Vec<u8>) {
 }
 
 fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/goldens").join(name)
+    moeflux_goldens::golden(name)
 }
 
 fn pack_golden(folder: &Path, out: &Path) {

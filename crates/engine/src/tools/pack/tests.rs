@@ -22,8 +22,7 @@ fn go(_: u64, _: u64) -> ControlFlow<()> {
 }
 
 fn golden(name: &str) -> Checkpoint {
-    Checkpoint::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/goldens").join(name))
-        .unwrap()
+    Checkpoint::open(&moeflux_goldens::golden(name)).unwrap()
 }
 
 /// A disk of limited space, which it optionally reports.

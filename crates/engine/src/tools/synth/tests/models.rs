@@ -1,7 +1,5 @@
 //! Presets: the written checkpoints match what the engine reads, and behave like a model.
 
-use std::path::Path;
-
 use super::*;
 use crate::{
     checkpoint::{Checkpoint, source::TensorSource},
@@ -54,13 +52,12 @@ fn a_model_reads_every_byte_once() {
 
 #[test]
 fn tensors_match_checkpoints_written_by_mlx() {
-    let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/goldens");
+    let goldens = moeflux_goldens::names();
     // A golden with the name of an architecture has MLX's layout. In `gpt_oss` experts are affine.
     let of_architecture =
-        supported().filter(|name| *name != "gpt_oss" && goldens.join(name).is_dir());
+        supported().filter(|name| *name != "gpt_oss" && goldens.iter().any(|g| g == name));
     for name in of_architecture.chain(["deepseek_v3_kv_b_4bit", "gpt_oss_mxfp4"]) {
-        let folder = goldens.join(name);
-        let published = Checkpoint::open(&folder).unwrap();
+        let published = Checkpoint::open(&moeflux_goldens::golden(name)).unwrap();
         let mut config = published.config().clone();
         config[KV_B_PROJ] = published.has("model.layers.0.self_attn.kv_b_proj.weight").into();
         let written = planned(config);
