@@ -1,5 +1,6 @@
 """transformers as the reference, for checkpoints in the Hub's layout. Needs torch and transformers."""
 import json
+import re
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -15,6 +16,9 @@ transformers.utils.logging.set_verbosity_error()
 
 # Models that use the code of another one.
 SAME = dict(kimi_k2="deepseek_v3")
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+# Output of AWQ's eight in a word whose code is at bits 4 i.
+AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
 
 def versions():
@@ -22,36 +26,94 @@ def versions():
     return {"transformers": transformers.__version__, "torch": torch.__version__}
 
 
-def unpacked(tensors):
-    """compressed-tensors' integers of 4 bits as f32 matrices: (code - 8) * scale, the first code in the lowest bits."""
-    out = {}
+# --- quantized weights ----------------------------------------------------------------------------
+
+
+def fields(words, order=range(8)):
+    """Codes of 4 bits of i32 words [rows, n]: [rows, 8 n], the first in the lowest bits."""
+    codes = (words[..., None] >> torch.arange(0, 32, 4, dtype=torch.int32)) & 15
+    return codes[..., torch.tensor(list(order)).argsort()].flatten(-2)
+
+
+def e2m1(words):
+    """Values of FP4 codes, two to a byte, the first in the low half."""
+    words = words.view(torch.uint8)
+    return E2M1[torch.stack([words & 15, words >> 4], -1).flatten(-2).long()]
+
+
+def scaled(values, scale):
+    """Values [rows, cols] times a scale for all, or for equal blocks of rows and columns; the last
+    may be cut off, where blocks are of 128."""
+    if scale.dtype in (torch.uint8, torch.float8_e8m0fnu):
+        scale = 2.0 ** (scale.view(torch.uint8).float() - 127)
+    scale = scale.float()
+    for axis in range(scale.ndim if scale.numel() > 1 else 0):
+        length, blocks = values.shape[axis], scale.shape[axis]
+        block = 128 if blocks == -(-length // 128) > 1 else length // blocks
+        scale = scale.repeat_interleave(block, axis).narrow(axis, 0, length)
+    return values * scale
+
+
+def dequantized(tensors, config):
+    """The checkpoint's tensors with quantized matrices as f32: compressed-tensors' and modelopt's
+    FP8, FP4 and integers, AWQ and GPTQ of 4 bits, FP8 of DeepSeek."""
+    out, gptq = {}, (config.get("quantization_config") or {}).get("quant_method") == "gptq"
+    of = lambda name, ends: next((tensors[name + end] for end in ends if name + end in tensors), None)
+    leaves = r"(_packed|_scale(_2|_inv)?|_shape|_global_scale)$|\.(qzeros|scales|g_idx|input_scale|input_global_scale)$"
     for name, value in tensors.items():
-        if not name.endswith(("weight_packed", "weight_scale", "weight_shape")):
+        stem = name.removesuffix("_packed")
+        scale = of(stem, ("_scale", "_scale_inv"))
+        if name.endswith(".qweight"):
+            base = name.removesuffix(".qweight")
+            codes = fields(value.T).T if gptq else fields(value, AWQ_ORDER)
+            zeros = fields(tensors[base + ".qzeros"]) + 1 if gptq else fields(tensors[base + ".qzeros"], AWQ_ORDER)
+            scales = tensors[base + ".scales"].float()
+            group = of(base, (".g_idx",))
+            group = torch.arange(len(codes)) // (len(codes) // len(scales)) if group is None else group.long()
+            out[base + ".weight"] = ((codes - zeros[group]) * scales[group]).T.contiguous()
+        elif scale is not None and value.dtype == torch.int32:
+            out[stem] = scaled((fields(value) - 8).float(), scale)
+        elif scale is not None and value.dtype in (torch.uint8, torch.int8):
+            factor, divisor = of(stem, ("_scale_2",)), of(stem, ("_global_scale",))
+            if divisor is not None:
+                scale = scale.float() / divisor
+            out[stem] = scaled(e2m1(value), scale if factor is None else scale.float() * factor)
+        elif scale is not None:
+            out[stem] = scaled(value.float(), scale)
+        elif not re.search(leaves, name):
             out[name] = value
-        elif name.endswith("weight_packed"):
-            stem = name.removesuffix("_packed")
-            scale = tensors[stem + "_scale"].float()
-            codes = (value[..., None] >> torch.arange(0, 32, 4, dtype=torch.int32)) & 15
-            blocks = (codes.float() - 8).reshape(*scale.shape, -1)
-            out[stem] = (blocks * scale[..., None]).reshape(tensors[stem + "_shape"].tolist())
     return out
 
 
-class Reference:
-    """A checkpoint in transformers: weights upcast exactly to f32, eager attention, on the CPU."""
+# --- the model ------------------------------------------------------------------------------------
 
-    def __init__(self, folder):
-        config = json.loads((folder / "config.json").read_text())
-        # transformers does not resolve packed integers without another library.
-        read = {k: v for k, v in config.items() if k != "quantization_config"}
-        read["model_type"] = SAME.get(config["model_type"], config["model_type"])
+
+def merged(config, changes):
+    """A config with changes, also inside its parts."""
+    inner = lambda key, value: merged(config.get(key) or {}, value) if isinstance(value, dict) else value
+    return config | {key: inner(key, value) for key, value in changes.items()}
+
+
+class Reference:
+    """A checkpoint in transformers: weights upcast exactly to f32, eager attention, on the CPU. `changes`: keys of the
+    config that transformers needs and publishers do not write."""
+
+    def __init__(self, folder, changes):
+        self.config, self.cache = json.loads((folder / "config.json").read_text()), None
+        kind = self.config["model_type"]
+        config = merged(self.config, changes) | dict(model_type=SAME.get(kind, kind))
+        config.pop("quantization_config", None)
         tensors = {name: v for file in folder.glob("model*.safetensors") for name, v in load_file(file).items()}
+        if "quantization_config" in self.config:
+            tensors = dequantized(tensors, self.config)
         with tempfile.TemporaryDirectory() as temp:
-            (Path(temp) / "config.json").write_text(json.dumps(read))
-            save_file(unpacked(tensors) if "quantization_config" in config else tensors, Path(temp) / "model.safetensors", {"format": "pt"})
-            self.model = transformers.AutoModelForCausalLM.from_pretrained(
-                temp, dtype=torch.float32, attn_implementation="eager").eval()
-        self.config, self.cache = config, None
+            (Path(temp) / "config.json").write_text(json.dumps(config))
+            save_file(tensors, Path(temp) / "model.safetensors", {"format": "pt"})
+            known = transformers.AutoConfig.from_pretrained(temp)
+            text = type(known) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and "vision_config" not in config
+            factory = transformers.AutoModelForCausalLM if text else transformers.AutoModelForImageTextToText
+            self.model = factory.from_pretrained(
+                temp, config=known, dtype=torch.float32, attn_implementation="eager").float().eval()
 
     def start(self):
         """Starts a new sequence."""
@@ -87,7 +149,7 @@ class Reference:
         def see_hidden(layer):
             def see(module, args, out):
                 out = out[0] if isinstance(out, tuple) else out
-                hidden.setdefault(layer, []).append(out.reshape(-1, out.shape[-1]).float().numpy())
+                hidden.setdefault(layer, []).append(out[0].flatten(1).float().numpy())
             return see
 
         def watched(scores, k, dim=-1, **more):
@@ -97,13 +159,16 @@ class Reference:
                 gaps.extend(gap[gap.isfinite()].flatten().tolist())
             return topk(scores, k, dim, **more)
 
-        for i, layer in enumerate(self.model.model.layers):
-            hooks.append(layer.register_forward_hook(see_hidden(i)))
-            block = getattr(layer.mlp, "experts", None)
-            if block is not None:
-                hooks.append(block.register_forward_pre_hook(see_experts(i), with_kwargs=True))
+        for name, module in self.model.named_modules():
+            layer = re.search(r"(?:^|\.)layers\.(\d+)((?:\.\w+)*)$", name)
+            if not layer or re.search(r"vision|visual|mtp", name):
+                continue
+            if not layer[2]:
+                hooks.append(module.register_forward_hook(see_hidden(int(layer[1]))))
+            elif layer[2].endswith(".experts"):
+                hooks.append(module.register_forward_pre_hook(see_experts(int(layer[1])), with_kwargs=True))
         try:
-            with mock.patch.object(torch, "topk", watched):
+            with mock.patch.object(torch, "topk", watched), mock.patch.object(torch.Tensor, "topk", watched):
                 self.start()
                 logits = [self.feed(ids) for ids in ids_list]
         finally:

@@ -46,7 +46,9 @@ from golden import Reference, make_checkpoint, read_safetensors, rms, versions
 
 GOLDENS = Path(__file__).resolve().parent.parent / "crates/engine/tests/data/goldens"
 # More rows give smaller gaps and larger differences, so the limits are looser from LONG tokens on.
-LEAST_ROUTER_GAP, MOST_NOISE, NUDGE, LONG, VERY_LONG = 2e-3, 5e-5, 1e-6, 40, 1000
+SAME, LEAST_ROUTER_GAP, MOST_NOISE, NUDGE, LONG, VERY_LONG = 1e-4, 2e-3, 5e-5, 1e-6, 40, 1000
+# Models of which mlx-lm is a second opinion on goldens of transformers.
+SECOND = ("dots1", "glm4_moe_lite", "qwen2_moe", "solar_open")
 # Seed of the checkpoint on which a case's recipe is measured, and the seeds of its weights.
 TEMPLATE, SEEDS = 7, range(7, 107)
 
@@ -60,8 +62,8 @@ class Run:
     # Last rows of the prompt whose logits and experts are stored, and whose hidden states are.
     rows: int
     hidden_rows: int
-    # Whether transformers is the reference.
-    by_transformers: bool = False
+    # If transformers is the reference: changes of the config for it.
+    transformers: dict | None = None
     # Whether the first seed is used, regardless of its margins.
     any_seed: bool = False
     # Whether positions of an indexer are to have equal scores where it chooses, or must not.
@@ -70,18 +72,25 @@ class Run:
     @staticmethod
     def stored(folder):
         """The run of a golden."""
-        golden, tensors = json.loads((folder / "golden.json").read_text()), read_safetensors(folder / "golden.safetensors")
-        hidden = next(len(v) for k, v in tensors.items() if k.startswith("hidden_f32."))
-        return Run(golden["prompt_ids"], len(golden["gen_ids_f32"]), len(tensors["prefill_logits_f32"]), hidden,
-                   by_transformers="transformers" in golden, any_seed=len(golden["prompt_ids"]) >= VERY_LONG,
-                   ties=golden.get("ties", 0) > 0)
+        golden, rows = json.loads((folder / "golden.json").read_text()), outputs(folder)
+        prompt = golden["prompt_ids"]
+        stored = lambda start: next((len(v) for k, v in rows.items() if k.startswith(start)), len(prompt))
+        changes = golden.get("transformers_config", {}) if "transformers" in golden else None
+        return Run(prompt, len(golden["gen_ids_f32"]), stored("prefill_logits_f32"), stored("hidden_f32."), changes,
+                   any_seed=len(prompt) >= VERY_LONG, ties=golden.get("ties", 0) > 0)
 
     def reference(self, folder):
         """(the reference with the checkpoint in `folder`, its versions)"""
-        if not self.by_transformers:
+        if self.transformers is None:
             return Reference(folder), versions()
         import by_transformers
-        return by_transformers.Reference(folder), by_transformers.versions()
+        return by_transformers.Reference(folder, self.transformers), by_transformers.versions()
+
+
+def outputs(folder):
+    """The tensors of a golden, if there are any."""
+    file = folder / "golden.safetensors"
+    return read_safetensors(file) if file.exists() else {}
 
 
 def compute(folder, run, seed):
@@ -109,8 +118,9 @@ def compute(folder, run, seed):
     ties = getattr(reference, "ties", 0)
     if ties:
         golden["ties"] = ties
-    # mlx-lm reads no packed integers.
-    if run.by_transformers and "quantization_config" not in reference.config:
+    if run.transformers:
+        golden["transformers_config"] = run.transformers
+    if run.transformers is not None and reference.config["model_type"] in SECOND:
         other = Reference(folder)
         other.start()
         golden["second_oracle"] = versions() | dict(
@@ -188,11 +198,18 @@ def make_case(folder, case):
 
 
 def make_like(folder, source):
-    """Makes a golden of the tensors of a checkpoint from elsewhere, with the prompt of its golden."""
-    run = Run.stored(source)
+    """Makes a golden of the tensors of a checkpoint from elsewhere, with the prompt of its golden. The reference must
+    compute what is stored there, on the same weights."""
+    run, before = Run.stored(source), outputs(source)
     with tempfile.TemporaryDirectory() as temp:
         work = seeded.whole(source, Path(temp) / folder.name)
         (work / seeded.RECIPE).unlink(missing_ok=True)
+        if before:
+            compute(work, run, seed=0)
+            for name, now in outputs(work).items():
+                was = before.get(name)
+                if was is not None and now.dtype == np.float32 and np.abs(now - was).max() > SAME * rms(was):
+                    raise SystemExit(f"{folder.name}: the reference computes another {name}")
         make(folder, work, lambda seed: run)
 
 
