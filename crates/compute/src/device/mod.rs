@@ -13,7 +13,7 @@ pub use slot_store::{BankPlace, SlotStore};
 pub use state_store::{Commit, StateStore};
 
 use crate::{
-    Buffer, DeviceId, Error, Format, KvFormat, Op, View, Weight,
+    Buffer, DeviceId, Error, KvFormat, Op, View, Weight,
     cpu::{CpuDevice, Isa},
     matrix::{Bytes, MatrixShape},
     reference::ReferenceDevice,
@@ -34,12 +34,6 @@ pub trait Device: StateStore + SlotStore + PlannedMemory + RecordAhead + Profile
 
     /// Returns a human-readable description: "cpu, AVX-512 VNNI, 2 threads".
     fn describe(&self) -> String;
-
-    /// Returns whether the device multiplies weights of `format`.
-    fn reads(&self, format: Format) -> bool {
-        let _ = format;
-        true
-    }
 
     /// Allocates a zeroed buffer of `len` f32 values.
     fn buffer(&mut self, len: usize) -> Result<Buffer, Error>;

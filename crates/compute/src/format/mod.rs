@@ -14,6 +14,8 @@ use std::fmt;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use self::block_scaled::E4M3;
+#[cfg(feature = "gpu")]
+pub(crate) use self::blocks::GRIDS;
 pub use self::{
     affine::{Affine, quant},
     block_scaled::{BlockScale, BlockScaled, Element},

@@ -67,7 +67,7 @@ macro_rules! kernel {
 pub(super) use kernel;
 
 /// Maximum number of constants of a kernel.
-const MAX_CONSTANTS: usize = 23;
+const MAX_CONSTANTS: usize = 25;
 
 /// Specialization constants of a kernel: `const NAME = value;` before its text. They are u32; f32
 /// values are parameters.
@@ -536,6 +536,10 @@ pub(super) mod tests {
             Some("codec/plain") => [2, 16, 32, 0],
             Some("codec/e2m1") => [4, 4, 16, 4],
             Some("codec/e4m3") => [5, 8, 32, 3],
+            Some("codec/simple_blocks") => [19, 0, 32, 0],
+            Some("codec/k_quants") => [22, 0, 256, 0],
+            Some("codec/codebooks") => [27, 0, 256, 0],
+            Some("codec/few_bits") => [35, 0, 256, 0],
             _ => [3, 4, 64, 2],
         };
         let folder = kernel.root.split('/').next().unwrap_or("");

@@ -37,8 +37,8 @@ use self::{
 };
 use crate::{
     Bank, BankPlace, Buffer, Commit, Counters, Device, DeviceId, DeviceMemory, DeviceOptions,
-    Error, Format, KernelTime, KvFormat, Op, PlannedMemory, Profiler, RecordAhead, ScratchShape,
-    Slot, SlotStore, SlotTable, Span, State, StateShape, StateStore, Ticket, View, Weight,
+    Error, KernelTime, KvFormat, Op, PlannedMemory, Profiler, RecordAhead, ScratchShape, Slot,
+    SlotStore, SlotTable, Span, State, StateShape, StateStore, Ticket, View, Weight,
     matrix::{Bytes, MatrixShape},
     op_check::HandleTable,
 };
@@ -192,18 +192,6 @@ impl GpuDevice {
     }
 }
 
-impl GpuDevice {
-    /// Refuses matrices of formats without kernels.
-    fn check_format(&self, shape: MatrixShape) -> Result<(), Error> {
-        match self.reads(shape.format) {
-            true => Ok(()),
-            false => {
-                Err(Error::Device(format!("{} weights are not multiplied on GPUs", shape.format)))
-            }
-        }
-    }
-}
-
 impl Device for GpuDevice {
     fn id(&self) -> DeviceId {
         self.store.id()
@@ -227,10 +215,6 @@ impl Device for GpuDevice {
         )
     }
 
-    fn reads(&self, format: Format) -> bool {
-        !matches!(format, Format::Blocks(_))
-    }
-
     fn buffer(&mut self, len: usize) -> Result<Buffer, Error> {
         self.flush_fused()?;
         self.recorder.submit();
@@ -240,7 +224,6 @@ impl Device for GpuDevice {
     }
 
     fn weight(&mut self, shape: MatrixShape, bytes: Bytes) -> Result<Weight, Error> {
-        self.check_format(shape)?;
         self.flush_fused()?;
         self.recorder.submit();
         let weight = self.store.weight(shape, &bytes)?;
@@ -251,11 +234,6 @@ impl Device for GpuDevice {
 
     fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {
         op.check(&self.store)?;
-        if let Op::Experts { shape, .. } = op {
-            [shape.gate, shape.up, shape.down]
-                .into_iter()
-                .try_for_each(|m| self.check_format(m))?;
-        }
         if !self.recorder.is_recording() {
             self.discard_ahead()?;
         }

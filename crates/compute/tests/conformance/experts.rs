@@ -1,8 +1,8 @@
 //! Experts in slots: formats, activations, routed and listed assignments.
 
 use moeflux_compute::{
-    Activation, Affine, Bank, BlockScaled, Error, ExpertGroups, ExpertShape, ExpertUse, ExpertUses,
-    Format, Isa, MatrixShape, Op, Router, Scalar, Scoring, SharedChoice, Slot, View,
+    Activation, Affine, Bank, BlockScaled, BlockType, Error, ExpertGroups, ExpertShape, ExpertUse,
+    ExpertUses, Format, Isa, MatrixShape, Op, Router, Scalar, Scoring, SharedChoice, Slot, View,
 };
 
 use crate::harness::{AFFINE4, DevicePair, Random, bits, device, encode, is_full, sample_formats};
@@ -91,12 +91,24 @@ fn gate_up_and_down_of_different_formats() {
     let eight = Format::Affine(Affine { bits: 8, group: 32, scale: Scalar::F16 });
     let plain = Format::Plain(Scalar::BF16);
     DevicePair::for_each(|pair, exact| {
-        for formats in [[AFFINE4, eight, plain], [plain, AFFINE4, eight], [eight, plain, AFFINE4]] {
-            let shape = shape(64, 192, formats);
+        // Blocks of 17, 18 and 144 bytes.
+        let [q4_0, q4_k, mxfp4] =
+            [BlockType::Q4_0, BlockType::Q4K, BlockType::MXFP4].map(Format::Blocks);
+        for formats in [
+            [AFFINE4, eight, plain],
+            [plain, AFFINE4, eight],
+            [eight, plain, AFFINE4],
+            [mxfp4, mxfp4, q4_0],
+            [q4_0, mxfp4, q4_k],
+            [q4_0, q4_0, q4_k],
+        ] {
+            let inner_width = if formats[2] == q4_k { 256 } else { 192 };
+            let width = if formats[0] == mxfp4 { 96 } else { 64 };
+            let shape = shape(width, inner_width, formats);
             let bank = fill(pair, &mut random, &shape, 4);
             let uses = uses(&mut random, bank, 3, 2, 4);
-            let x = pair.random(&mut random, 3, 64);
-            let (inner, out) = (pair.nan_filled(6, 192), pair.nan_filled(6, 64));
+            let x = pair.random(&mut random, 3, width);
+            let (inner, out) = (pair.nan_filled(6, inner_width), pair.nan_filled(6, width));
             pair.run(&Op::Experts {
                 x,
                 shape: &shape,

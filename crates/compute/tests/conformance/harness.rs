@@ -155,9 +155,8 @@ pub(crate) fn sample_formats() -> Vec<Format> {
     let mut formats: Vec<Format> = SCALARS.into_iter().map(Format::Plain).collect();
     formats.extend([2, 3, 5, 6].map(|bits| affine(bits, 64, Scalar::BF16)));
     formats.extend([AFFINE4, affine(4, 32, Scalar::F32), affine(8, 128, Scalar::F16)]);
-    formats.extend(
-        self::formats().into_iter().filter(|format| matches!(format, Format::BlockScaled(_))),
-    );
+    let is_scaled = |format: &Format| matches!(format, Format::BlockScaled(_) | Format::Blocks(_));
+    formats.extend(self::formats().into_iter().filter(is_scaled));
     formats
 }
 
@@ -290,8 +289,7 @@ impl DevicePair {
     /// covers every way of unpacking, unless the complete table is requested.
     pub(crate) fn formats(&self) -> Vec<Format> {
         let is_gpu = self.device.describe().starts_with("gpu");
-        let formats = if is_gpu && !is_full() { sample_formats() } else { formats() };
-        formats.into_iter().filter(|format| self.device.reads(*format)).collect()
+        if is_gpu && !is_full() { sample_formats() } else { formats() }
     }
 
     /// Whether the device is a GPU on the fast path: the KV cache is f16, and many rows run as
@@ -313,7 +311,8 @@ impl DevicePair {
 
     /// Whether the fast path rounds activations in a GEMV with weights of this format.
     pub(crate) fn rounds_activations(&self, format: Format) -> bool {
-        format.codec().activations() == ActivationType::Int8
+        let blocks_on_gpu = matches!(format, Format::Blocks(_)) && self.is_fast_gpu();
+        blocks_on_gpu || format.codec().activations() == ActivationType::Int8
     }
 
     /// Whether the fast path rounds activations in a GEMM with weights of this format.

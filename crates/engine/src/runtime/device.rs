@@ -4,7 +4,7 @@ use moeflux_compute::{Adapter, AdapterKind, Device, DeviceOptions, Isa};
 
 use crate::{
     base::{
-        error::{Error, OpenError},
+        error::Error,
         system::{SystemMemory, has_graphics, physical_cores},
     },
     checkpoint::Checkpoint,
@@ -135,10 +135,6 @@ impl DeviceSelector<'_> {
         reason: &str,
     ) -> Result<OpenedDevice, Error> {
         let device = (self.open)(name)?;
-        if let Some(format) = blueprint.formats().find(|format| !device.reads(*format)) {
-            let (device, format) = (device.describe(), format.to_string());
-            return Err(OpenError::UnreadFormat { device, format }.into());
-        }
         let plan = MemoryPlan::new(blueprint, request, &*device)?;
         let graphics = device.memory().is_some();
         let chosen = ChosenDevice { name: device.describe(), graphics, reason: reason.into() };

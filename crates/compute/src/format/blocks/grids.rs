@@ -4,7 +4,7 @@
 //! the ggml authors, under the MIT licence in `LICENSE-ggml`.
 
 /// Indexes of values, as little-endian streams of 2 or 3 bits: the grids in the order below.
-static PACKED: &[u8; 8832] = include_bytes!("grids.bin");
+pub(crate) static PACKED: &[u8; 8832] = include_bytes!("grids.bin");
 
 /// Entries of 8 weights of IQ1_S and IQ1_M.
 pub(super) static IQ1: [[i8; 8]; 2048] = grid(0, 2, &[-1, 0, 1]);

@@ -5,6 +5,8 @@ mod codebook;
 mod grids;
 mod k_quants;
 
+#[cfg(feature = "gpu")]
+pub(crate) use self::grids::PACKED as GRIDS;
 use super::{
     ActivationType, BlockSize, Codec, Format, PerPlane, PlaneLayout, Scalar, plain::random_value,
 };
@@ -259,7 +261,9 @@ impl Codec for BlockType {
 
     fn planes(&self, cols: usize) -> PerPlane<PlaneLayout> {
         let row_bytes = cols / self.block_weights() * self.block_bytes();
-        let blocks = PlaneLayout { row_bytes, block_rows: 1, align: 4 };
+        // The largest power of two that all blocks start at.
+        let align = (1 << self.block_bytes().trailing_zeros()).min(16);
+        let blocks = PlaneLayout { row_bytes, block_rows: 1, align };
         [blocks, PlaneLayout::NONE, PlaneLayout::NONE]
     }
 

@@ -28,6 +28,9 @@ pub(in crate::gpu) static SORT_ASSIGNMENTS: Kernel = kernel!(
     SortAssignmentsParams,
     [Write, Read, Write]
 );
+/// Number of kernels with one way to multiply.
+const KERNELS: usize = Block32::COUNT + 1;
+
 /// Kernels with one way to multiply: one per [`Block32`], in its order, and one for all other
 /// layouts. Each codec comes with the file that dequantizes its blocks.
 macro_rules! kernels {
@@ -55,24 +58,32 @@ macro_rules! kernels {
     };
 }
 
-pub(in crate::gpu) static COOPERATIVE: [Kernel; 7] = kernels!("gemm/gemm_cooperative", "gemm_cooperative", [
+pub(in crate::gpu) static COOPERATIVE: [Kernel; KERNELS] = kernels!("gemm/gemm_cooperative", "gemm_cooperative", [
     "q4", "q4";
     "q8", "q8";
     "quants", "quants";
-    "plain", "plain";
     "e2m1", "minifloat";
+    "simple_blocks", "blocks";
+    "k_quants", "blocks";
+    "codebooks", "blocks";
+    "few_bits", "blocks";
+    "plain", "plain";
     "e4m3", "minifloat";
 ]);
-pub(in crate::gpu) static REGISTERS: [Kernel; 7] = kernels!("gemm/gemm_registers", "gemm_registers", [
+pub(in crate::gpu) static REGISTERS: [Kernel; KERNELS] = kernels!("gemm/gemm_registers", "gemm_registers", [
     "q4", "quants";
     "q8", "quants";
     "quants", "quants";
-    "plain", "plain";
     "e2m1", "minifloat";
+    "simple_blocks", "blocks";
+    "k_quants", "blocks";
+    "codebooks", "blocks";
+    "few_bits", "blocks";
+    "plain", "plain";
     "e4m3", "minifloat";
 ]);
 /// Index of the kernel for layouts without a [`Block32`].
-const ANY_LAYOUT: usize = 6;
+const ANY_LAYOUT: usize = Block32::COUNT;
 
 /// Minimum rows for GEMM: of a matrix, and of the input of experts, each of which gets few of them.
 pub(in crate::gpu) const MIN_ROWS: usize = 16;
@@ -141,7 +152,7 @@ struct TileShape {
 /// Kernels and the tile that a workgroup computes.
 #[derive(Clone, Copy, Debug)]
 struct GemmTile {
-    kernels: &'static [Kernel; 7],
+    kernels: &'static [Kernel; KERNELS],
     rows: u32,
     outputs: u32,
     step: u32,
@@ -589,7 +600,7 @@ fn encode_product(
 mod tests {
     use super::*;
     use crate::{
-        Scalar,
+        BlockType, Scalar,
         gpu::kernel::{Target, tests::valid},
     };
 
@@ -627,6 +638,8 @@ mod tests {
         let target = Target { team: 32, subgroups: true, dot8: true, f16: true, cooperative: true };
         let plain = [Scalar::F32, Scalar::F16, Scalar::BF16].map(Format::Plain);
         let formats = [Format::MXFP4, Format::NVFP4, Format::MXFP8].into_iter().chain(plain);
+        let blocks = [BlockType::Q5_1, BlockType::Q6K, BlockType::IQ3S, BlockType::TQ1_0];
+        let formats = formats.chain(blocks.map(Format::Blocks));
         for format in formats.chain([2, 3, 4, 5, 6, 8].map(affine)) {
             let block = Block32::for_shape(MatrixShape { rows: 1, cols: 64, format })
                 .expect("whole blocks");

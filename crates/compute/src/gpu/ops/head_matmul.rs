@@ -20,13 +20,14 @@ pub(in crate::gpu) static HEAD_GEMV_TRANSPOSED_ANY: Kernel = kernel!(
 
 /// Two kernels per [`Block32`]: plain and transposed.
 macro_rules! kernels {
-    ($($codec:literal),*) => {
+    ($($codec:literal $scales:literal),*) => {
         [$([
             kernel!(
                 concat!("head_gemv ", $codec),
                 "gemv/head_gemv", HeadGemvParams,
                 {
                     codec: concat!("codec/", $codec),
+                    scales: concat!("codec/scales_in_", $scales),
                     activations: "gemv/activations_f32",
                 },
                 [Write, Read, Read]
@@ -34,15 +35,25 @@ macro_rules! kernels {
             kernel!(
                 concat!("head_gemv_transposed ", $codec),
                 "gemv/head_gemv_transposed", HeadGemvParams,
-                { codec: concat!("codec/", $codec) },
+                { codec: concat!("codec/", $codec), scales: concat!("codec/scales_in_", $scales) },
                 [Write, Read, Read]
             ),
         ]),*]
     };
 }
 
-pub(in crate::gpu) static HEAD_GEMV: [[Kernel; 2]; 6] =
-    kernels!("q4", "q8", "quants", "plain", "e2m1", "e4m3");
+pub(in crate::gpu) static HEAD_GEMV: [[Kernel; 2]; Block32::COUNT] = kernels!(
+    "q4" "planes",
+    "q8" "planes",
+    "quants" "planes",
+    "e2m1" "planes",
+    "simple_blocks" "blocks",
+    "k_quants" "blocks",
+    "codebooks" "blocks",
+    "few_bits" "blocks",
+    "plain" "planes",
+    "e4m3" "planes"
+);
 
 /// Threads of a workgroup, and of one of the kernels for any format.
 const THREADS: u32 = 128;
@@ -83,8 +94,7 @@ pub(super) fn encode(
             rows: x.rows as u32,
             heads: x.heads as u32,
         };
-        let constants =
-            Constants::new(&[("WG", THREADS), ("ROW_COLS", shape.cols as u32)]).blocks(shape);
+        let constants = Constants::new(&[("WG", THREADS)]).blocks(shape, shape.cols);
         let (constants, groups_per_head) = match matrix.transposed {
             true => (
                 constants.with("ROW_THREADS", 1).with("ROWS", 4).with("GROUP_BLOCKS", BLOCKS_WIDE),

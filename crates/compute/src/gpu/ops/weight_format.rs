@@ -2,7 +2,8 @@
 
 use super::Constants;
 use crate::{
-    Affine, BlockScale, BlockScaled, Element, Format, MatrixShape, Scalar, format::PerPlane,
+    Affine, BlockScale, BlockScaled, BlockType, Element, Format, MatrixShape, Scalar,
+    format::PerPlane,
 };
 
 /// Code of a scalar type in kernels.
@@ -13,6 +14,9 @@ const fn scalar_code(scalar: Scalar) -> u32 {
         Scalar::BF16 => 2,
     }
 }
+
+/// `ELEMENT` of the first block type of ggml; the others follow in their order.
+const FIRST_BLOCK_TYPE: u32 = 16;
 
 /// `BIAS_SCALAR` of expert kernels and `BIAS` of `gemm_tile.wgsl`: source of the bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,10 +47,14 @@ impl BiasSource {
 }
 
 impl Constants {
-    /// Constants of `load_blocks.wgsl`.
+    /// Constants of `load_blocks.wgsl`, for products with `cols` inputs of rows of a matrix.
     #[must_use]
-    pub(in crate::gpu) fn blocks(self, shape: MatrixShape) -> Self {
-        let new = self.with("COLS", shape.cols as u32);
+    pub(in crate::gpu) fn blocks(self, shape: MatrixShape, cols: usize) -> Self {
+        let [weights, scales, _] = shape.format.planes(shape.cols);
+        let new = self
+            .with("COLS", cols as u32)
+            .with("ROW_BYTES", weights.row_bytes as u32)
+            .with("ROW_SCALES", scales.row_bytes as u32);
         match shape.format {
             // The kernel reads no scale, but needs scale blocks of whole [`Block32`]s.
             Format::Plain(scalar) => new
@@ -79,18 +87,24 @@ impl Constants {
                 };
                 (element, bits, block_cols.into(), block_rows.into(), scale)
             }
-            // The device refuses these.
-            Format::Blocks(_) => (0, 0, 1, 1, 0),
+            Format::Blocks(kind) => {
+                (FIRST_BLOCK_TYPE + kind as u32, 0, kind.block_weights() as u32, 1, 0)
+            }
+        };
+        let block_bytes = match format {
+            Format::Blocks(kind) => kind.block_bytes() as u32,
+            _ => 0,
         };
         self.with("ELEMENT", element)
             .with("BITS", bits)
             .with("BLOCK_COLS", cols)
             .with("BLOCK_ROWS", rows)
             .with("SCALE", scale)
+            .with("BLOCK_BYTES", block_bytes)
     }
 }
 
-/// How GEMV kernels read a format: in blocks of 32 inputs.
+/// How GEMV kernels read a format: in blocks of 32 inputs. Those with integers come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::gpu) enum Block32 {
     /// 4-bit quants.
@@ -99,15 +113,26 @@ pub(in crate::gpu) enum Block32 {
     Q8,
     /// Quants of another width.
     Q,
-    /// f32, f16 or bf16.
-    Plain,
     /// 4-bit floats.
     E2m1,
+    /// Types of ggml with a scale per 32 weights or fewer.
+    SimpleBlocks,
+    /// K-quants of ggml, and IQ4_XS.
+    KQuants,
+    /// IQ types of ggml with codebooks.
+    Codebooks,
+    /// Types of ggml of one or two bits with one scale.
+    FewBits,
+    /// f32, f16 or bf16.
+    Plain,
     /// 8-bit floats.
     E4m3,
 }
 
 impl Block32 {
+    /// Number of block types.
+    pub(in crate::gpu) const COUNT: usize = 10;
+
     /// Index of its kernel in arrays with one kernel for each block type, in this order.
     pub(in crate::gpu) const fn index(self) -> usize {
         self as usize
@@ -120,7 +145,7 @@ impl Block32 {
             Format::Affine(Affine { bits: 4, .. }) => Block32::Q4,
             Format::Affine(Affine { bits: 8, .. }) => Block32::Q8,
             Format::Affine(_) => Block32::Q,
-            Format::Blocks(_) => return None,
+            Format::Blocks(kind) => Self::for_block_type(kind),
             Format::BlockScaled(BlockScaled { element, block_cols, scale, .. }) => {
                 let whole = block_cols.is_multiple_of(32);
                 match element {
@@ -136,6 +161,35 @@ impl Block32 {
         shape.cols.is_multiple_of(32).then_some(kind)
     }
 
+    const fn for_block_type(kind: BlockType) -> Self {
+        match kind {
+            BlockType::Q4_0
+            | BlockType::Q4_1
+            | BlockType::Q5_0
+            | BlockType::Q5_1
+            | BlockType::Q8_0
+            | BlockType::IQ4NL
+            | BlockType::MXFP4
+            | BlockType::NVFP4 => Self::SimpleBlocks,
+            BlockType::Q2K
+            | BlockType::Q3K
+            | BlockType::Q4K
+            | BlockType::Q5K
+            | BlockType::Q6K
+            | BlockType::IQ4XS => Self::KQuants,
+            BlockType::IQ2XXS
+            | BlockType::IQ2XS
+            | BlockType::IQ3XXS
+            | BlockType::IQ1S
+            | BlockType::IQ3S
+            | BlockType::IQ2S
+            | BlockType::IQ1M => Self::Codebooks,
+            BlockType::TQ1_0 | BlockType::TQ2_0 | BlockType::Q1_0 | BlockType::Q2_0 => {
+                Self::FewBits
+            }
+        }
+    }
+
     /// Block type of a matrix whose planes start at these byte offsets; `None` also if they are not
     /// aligned as the kernels require.
     pub(in crate::gpu) fn for_planes(shape: MatrixShape, offsets: PerPlane<usize>) -> Option<Self> {
@@ -144,16 +198,17 @@ impl Block32 {
         Self::for_shape(shape).filter(|_| aligned)
     }
 
-    /// Bytes of a load of weights, and their alignment.
+    /// Bytes of the unit in which offsets of weights are given: `UNIT_BYTES`.
     pub(in crate::gpu) const fn load_bytes(self) -> usize {
         match self {
-            Block32::Q => 4,
-            _ => 16,
+            Self::Q => 4,
+            Self::SimpleBlocks | Self::KQuants | Self::Codebooks | Self::FewBits => 1,
+            Self::Q4 | Self::Q8 | Self::E2m1 | Self::Plain | Self::E4m3 => 16,
         }
     }
 
     /// Whether integer activations can be used: weights are integers times their scale.
     pub(in crate::gpu) const fn is_integer(self) -> bool {
-        matches!(self, Block32::Q4 | Block32::Q8 | Block32::Q | Block32::E2m1)
+        !matches!(self, Self::Plain | Self::E4m3)
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Every kernel sees all activations through one binding, whichever buffers an op reads and writes.
 
-use super::{DeviceBuffer, STORAGE, Store, align_up, stale};
-use crate::{Buffer, Error, View};
+use super::{DeviceBuffer, STORAGE, Store, align_up, stale, write_padded};
+use crate::{Buffer, Error, View, format::GRIDS};
 
 /// Initial length of the arena in f32 values.
 const INITIAL_LEN: u64 = 1 << 18;
@@ -30,17 +30,19 @@ pub(super) struct ActivationArena {
 }
 
 impl ActivationArena {
-    pub(super) fn new(device: &wgpu::Device, id: u32) -> Self {
+    /// The codebooks of block types are its first words, as every kernel sees them there.
+    pub(super) fn new(device: &wgpu::Device, queue: &wgpu::Queue, id: u32) -> Self {
         let raw = device.create_buffer(&wgpu::BufferDescriptor {
             label: Some("activations"),
             size: INITIAL_LEN * 4,
             usage: STORAGE,
             mapped_at_creation: false,
         });
+        write_padded(queue, &raw, 0, GRIDS);
         Self {
             buffer: DeviceBuffer { id, raw },
             len: INITIAL_LEN,
-            used: 0,
+            used: align_up(GRIDS.len() as u64) / 4,
             regions: Vec::new(),
             op_region: ArenaRegion::default(),
         }

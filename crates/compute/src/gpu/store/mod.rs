@@ -61,7 +61,7 @@ impl Store {
             queue: card.queue.clone(),
             max_bytes: max_binding.min(card.limits.max_buffer_size),
             next_id: 1,
-            activations: ActivationArena::new(&card.device, 0),
+            activations: ActivationArena::new(&card.device, &card.queue, 0),
             weights: WeightArenas::default(),
             slots: SlotBanks::new(id, sharing),
             states: GpuStates::new(id, kv_format),

@@ -26,14 +26,6 @@ pub enum OpenError {
     /// Mirrors of a built-in model.
     #[error("the model in the program has no mirrors: give --model")]
     BuiltInHasNoMirrors,
-    /// Weights of a format that the device does not multiply.
-    #[error("{device} does not multiply {format} weights: take --device cpu")]
-    UnreadFormat {
-        /// Description of the device.
-        device: String,
-        /// The format.
-        format: String,
-    },
 }
 
 /// Budget below the floor, or sizes that no plan can have. Sizes are bytes.

@@ -8,8 +8,7 @@ mod layer;
 mod weight_list;
 
 use moeflux_compute::{
-    Activation, ExpertGroups, ExpertShape, FileLayout, Format, HeadRows, KeySharing, RopePairs,
-    Scoring,
+    Activation, ExpertGroups, ExpertShape, FileLayout, HeadRows, KeySharing, RopePairs, Scoring,
 };
 
 pub use self::layer::{
@@ -508,15 +507,6 @@ impl Blueprint {
         std::iter::once(&self.embed)
             .chain(self.layers.iter().flat_map(LayerBlueprint::matrices))
             .chain(&self.head)
-    }
-
-    /// Formats of all matrices, with duplicates.
-    pub(crate) fn formats(&self) -> impl Iterator<Item = Format> {
-        let experts = self.moe_layers().flat_map(|(_, m)| {
-            let shape = &m.experts.shape;
-            [shape.gate.format, shape.up.format, shape.down.format]
-        });
-        self.matrices().map(|m| m.shape.format).chain(experts)
     }
 
     /// All vectors of the model: norms, biases and the like.

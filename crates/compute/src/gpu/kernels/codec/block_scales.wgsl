@@ -1,15 +1,23 @@
 // Scales of blocks of 32 weights, and f32 dot products of a block.
 // ELEMENT, BITS, BLOCK_COLS, SCALE: as in any_format.wgsl. BLOCK_COLS is a multiple of 32, or 16
-// with scales of one byte.
+// with scales of one byte. UNIT_BYTES: bytes of the unit in which a codec counts addresses.
 // A codec defines for a block: `block_values`, weights 4 j .. 4 j + 4 without their scale;
 // `block_dot` and `block_dot_i8`, dot products of both halves; for quants `block_quants`, the same
 // weights as integers; for minifloats `block_f16_bits`, their bits as f16, F16_FACTOR times too
 // small.
-// needs: @codec
-// constants: BLOCK_COLS, SCALE
+// needs: codec/block_types, @codec
+// constants: BLOCK_COLS, ELEMENT, SCALE, X_IN_ORDER
 
-// Whether each half of a block has its own scale.
-const TWO_SCALES = BLOCK_COLS < 32u;
+// Whether each half of a block has its own scale, whether there are biases, and whether each half
+// has its own.
+const TWO_SCALES = BLOCK_COLS < 32u || PAIR_COLS > 0u || ELEMENT == Q2_K || ELEMENT == Q3_K || ELEMENT == Q6_K
+    || ELEMENT == IQ2_XS || ELEMENT == IQ2_S || ELEMENT == IQ1_M || ELEMENT == NVFP4;
+const HAS_BIAS = ELEMENT == 3u || ELEMENT == Q4_1 || ELEMENT == Q5_1 || TWO_BIASES || ELEMENT == Q4_K || ELEMENT == Q5_K;
+const TWO_BIASES = ELEMENT == Q2_K || PAIR_COLS > 0u && (ELEMENT == Q4_K || ELEMENT == Q5_K);
+// Inputs among which the halves of a block are one half apart; 0 if blocks are 32 neighbours, as in
+// kernels with X_IN_ORDER.
+const PAIR_COLS = select(
+    0u, select(64u, 128u, ELEMENT == Q6_K), !X_IN_ORDER && ELEMENT >= Q2_K && ELEMENT <= Q6_K);
 const SCALE_BYTES = select(select(1u, 2u, SCALE < 3u), 4u, SCALE == 0u);
 
 // Decodes the scale in the lowest bits of a word.

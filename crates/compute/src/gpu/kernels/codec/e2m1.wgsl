@@ -4,7 +4,7 @@
 
 const QUANT_OFFSET = -8.0;
 const QUANT_STEP = 0.5;
-const BLOCK_VECS = 1u;
+const UNIT_BYTES = 16u;
 
 alias Block32 = vec4<u32>;
 

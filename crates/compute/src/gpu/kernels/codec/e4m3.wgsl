@@ -1,7 +1,7 @@
 // Codec e4m3 (MXFP8): 32 weights in two vec4<u32>.
 // implements: @codec
 
-const BLOCK_VECS = 2u;
+const UNIT_BYTES = 16u;
 
 struct Block32 { a: vec4<u32>, b: vec4<u32> }
 

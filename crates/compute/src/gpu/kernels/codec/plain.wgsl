@@ -3,6 +3,7 @@
 // needs: codec/block_scales
 // constants: BITS, ELEMENT
 
+const UNIT_BYTES = 16u;
 const BLOCK_VECS = BITS / 4u;
 
 alias Block32 = array<vec4<u32>, BLOCK_VECS>;

@@ -4,7 +4,7 @@
 
 const QUANT_OFFSET = 128.0;
 const QUANT_STEP = 1.0;
-const BLOCK_VECS = 2u;
+const UNIT_BYTES = 16u;
 
 struct Block32 { a: vec4<u32>, b: vec4<u32> }
 

@@ -5,7 +5,7 @@
 
 const QUANT_OFFSET = 0.0;
 const QUANT_STEP = 1.0;
-const BLOCK_VECS = 0u;
+const UNIT_BYTES = 4u;
 
 alias Block32 = array<u32, BITS>;
 

@@ -7,7 +7,7 @@
 // Grid: groups of ROW_GROUPS ROWS outputs.
 // needs: common/common, @team, @row_sums, experts/assignments, experts/slot_matrix
 // needs: gemv/row_products, gemv/stage_x
-// constants: BLOCK_ROWS, GATED, ROWS, ROW_GROUPS, ROW_THREADS, SHARED, TOP_K, WG
+// constants: BLOCK_ROWS, GATED, ROWS, ROW_GROUPS, ROW_SCALES, ROW_THREADS, SHARED, TOP_K, WG
 
 struct Params {
     x: u32, assignments: Assignments, outputs: u32, down: SlotMatrix,
@@ -41,7 +41,7 @@ fn item_at(first_output: u32, item: u32) -> Item {
 fn row_offsets(slot: u32, o: u32) -> RowOffsets {
     let stored = min(vec4<u32>(o) + ROW_OF, vec4<u32>(p.outputs - 1u));
     let scale_row = stored / BLOCK_ROWS * ROW_SCALES + slot;
-    return RowOffsets(p.down.weights + slot / WEIGHT_UNIT_BYTES + stored * ROW_WORDS, p.down.scales + scale_row, p.down.biases + scale_row);
+    return RowOffsets(p.down.weights + slot / UNIT_BYTES + stored * ROW_UNITS, p.down.scales + scale_row, p.down.biases + scale_row);
 }
 
 @compute @workgroup_size(WG)

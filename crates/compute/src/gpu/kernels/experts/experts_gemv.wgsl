@@ -7,7 +7,8 @@
 // Grid: assignments x groups of rows.
 // needs: common/common, common/gated_activation, @team, @row_sums, experts/slot_matrix
 // needs: @assignments, gemv/row_products, gemv/stage_x, router/routing
-// constants: BIAS_SCALAR, BLOCK_ROWS, ROWS, ROW_STEP, ROW_THREADS, STAGE, WG, WORKGROUPS
+// constants: BIAS_SCALAR, BLOCK_ROWS, ROWS, ROW_SCALES, ROW_STEP, ROW_THREADS, STAGE, WG
+// constants: WORKGROUPS
 
 struct Params {
     x: u32, x_row_stride: u32, out: u32, out_row_stride: u32,
@@ -35,7 +36,7 @@ fn row_offsets(slot: u32, o: u32) -> RowOffsets {
         scales = vec4<u32>(scales.xy, vec2<u32>(p.up.scales));
         biases = vec4<u32>(biases.xy, vec2<u32>(p.up.biases));
     }
-    weights += slot / WEIGHT_UNIT_BYTES + stored * ROW_WORDS;
+    weights += slot / UNIT_BYTES + stored * ROW_UNITS;
     let scale_row = stored / BLOCK_ROWS * ROW_SCALES + slot;
     return RowOffsets(weights, scales + scale_row, biases + scale_row);
 }

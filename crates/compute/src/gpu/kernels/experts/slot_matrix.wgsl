@@ -7,8 +7,6 @@
 struct SlotMatrix { weights: u32, scales: u32, biases: u32, bias: u32 }
 @group(0) @binding(3) var<storage, read> words: array<u32>;
 
-const WEIGHT_UNIT_BYTES = select(4u, 16u, BLOCK_VECS > 0u);
-
 fn bias_at(start: u32, i: u32) -> f32 {
     if (BIAS_SCALAR > 2u) { return 0.0; }
     if (BIAS_SCALAR == 0u) { return bitcast<f32>(w[(start >> 2u) + i]); }

@@ -27,7 +27,8 @@ fn weights_of(output: u32, slot: u32, i: u32) -> Eight {
     let m = found.m;
     let row = found.row;
     if (i >= p.cols) { return Eight(vec4<f32>(0.0), vec4<f32>(0.0)); }
-    if (ELEMENT != 3u && (i + 8u > p.cols || ELEMENT > 3u && BLOCK_COLS % 8u != 0u)) {
+    let partial = i + 8u > p.cols || ELEMENT > 3u && BLOCK_COLS % 8u != 0u;
+    if (ELEMENT != 3u && (partial || ELEMENT >= Q4_0)) {
         return one_at_a_time(m, row, i);
     }
     let byte = m.weights + row * m.row_bytes + (i >> 3u) * BITS;

@@ -3,13 +3,12 @@
 // needs: codec/any_format, codec/block_scales, @codec, @dequantize, gemm/gemm_tile
 // constants: BITS, BLOCK_COLS, BLOCK_ROWS, ELEMENT, TILE_K, TILE_N, WG
 
+const X_IN_ORDER = true;
 // Blocks of an output in a step, and blocks that a thread loads.
 const STEP_BLOCKS = TILE_K / 32u;
 const BLOCK_LOADS = (TILE_N * STEP_BLOCKS + WG - 1u) / WG;
 // Scales in a word.
 const SCALES_PER_WORD = 4u / SCALE_BYTES;
-// Bytes of the codec's load unit.
-const WEIGHT_UNIT_BYTES = select(4u, 16u, BLOCK_VECS > 0u);
 
 @group(0) @binding(5) var<storage, read> w4: array<vec4<u32>>;
 
@@ -26,7 +25,7 @@ fn weight_offsets(tile: Tile, index: u32) {
         let found = weight_row(min(tile.output + i / STEP_BLOCKS, p.outputs - 1u), tile.slot);
         let scales = found.row / BLOCK_ROWS * found.m.scale_bytes;
         w_offsets[j] = vec3<u32>(
-            (found.m.weights + found.row * found.m.row_bytes) / WEIGHT_UNIT_BYTES,
+            (found.m.weights + found.row * found.m.row_bytes) / UNIT_BYTES,
             (found.m.scales + scales) / SCALE_BYTES,
             (found.m.biases + scales) / SCALE_BYTES,
         );
@@ -46,7 +45,7 @@ fn load_weights(k: u32, index: u32) {
                     decode_scale(scale_bits(w_offsets[j].y + col / BLOCK_COLS)),
                     decode_scale(scale_bits(w_offsets[j].z + col / BLOCK_COLS)),
                 );
-            } else if (ELEMENT > 3u) {
+            } else if (ELEMENT > 3u && ELEMENT < Q4_0) {
                 let bits = scale_bits(w_offsets[j].y + col / BLOCK_COLS);
                 loaded_scales[j] = vec2<f32>(decode_scale(bits), decode_scale(select(bits, bits >> 8u, TWO_SCALES)));
             }

@@ -2,8 +2,10 @@
 // of x are dense.
 // implements: @activations
 // needs: codec/load_blocks, @codec, gemv/stage_x
-// constants: COLS, ELEMENT, X_ROWS
+// constants: COLS, X_ROWS
 
+// Whether all blocks are 32 neighbours.
+const X_IN_ORDER = false;
 const ROW_BLOCKS = COLS / 32u;
 const X_COLS = X_ROWS * COLS;
 const X_BLOCKS = X_ROWS * ROW_BLOCKS;
@@ -15,16 +17,18 @@ fn store_x(vec: u32, x: vec4<f32>) {
     if (vec < X_VECS) { x_values[vec % 8u * X_BLOCKS + vec / 8u] = x; }
 }
 
-// Dot products of the halves of a block with x, and the sum of x.
-fn block_products(q: Block32, c: u32) -> vec3<f32> {
+// Dot products of the halves of a block with x, and the sum of x: of its halves with TWO_BIASES.
+fn block_products(q: Block32, c: u32) -> vec4<f32> {
     var x: array<vec4<f32>, 8>;
     var x_sum = vec4<f32>();
+    var x_second = vec4<f32>();
     // @unroll
     for (var j = 0u; j < 8u; j++) {
         x[j] = x_values[j * X_BLOCKS + c];
-        x_sum += x[j];
+        if (TWO_BIASES && j > 3u) { x_second += x[j]; } else { x_sum += x[j]; }
     }
-    return vec3<f32>(block_dot(q, x), x_sum.x + x_sum.y + x_sum.z + x_sum.w);
+    return vec4<f32>(
+        block_dot(q, x), x_sum.x + x_sum.y + x_sum.z + x_sum.w, x_second.x + x_second.y + x_second.z + x_second.w);
 }
 
 // Contributions of four blocks to the dot products of their rows, with blocks `c` of x.
@@ -32,13 +36,18 @@ fn four_products(blocks: FourBlocks, c: vec4<u32>) -> vec4<f32> {
     let p0 = block_products(blocks.q0, c.x);
     let p1 = block_products(blocks.q1, c.y);
     let p2 = block_products(blocks.q2, c.z);
-    var p3 = vec3<f32>();
+    var p3 = vec4<f32>();
     if (!SKIP_FOURTH) { p3 = block_products(blocks.q3, c.w); }
     let first_half = vec4<f32>(p0.x, p1.x, p2.x, p3.x);
     let second_half = vec4<f32>(p0.y, p1.y, p2.y, p3.y);
     let w_scale = block_scales(blocks);
-    if (TWO_SCALES) { return w_scale.first * first_half + w_scale.second * second_half; }
+    let x_sums = vec4<f32>(p0.z, p1.z, p2.z, p3.z);
+    if (TWO_SCALES) {
+        let sums = w_scale.first * first_half + w_scale.second * second_half;
+        if (!TWO_BIASES) { return sums; }
+        return sums + w_scale.bias * x_sums + w_scale.second_bias * vec4<f32>(p0.w, p1.w, p2.w, p3.w);
+    }
     let sums = w_scale.first * (first_half + second_half);
-    if (ELEMENT != 3u) { return sums; }
-    return sums + w_scale.second * vec4<f32>(p0.z, p1.z, p2.z, p3.z);
+    if (!HAS_BIAS) { return sums; }
+    return sums + w_scale.bias * x_sums;
 }

@@ -4,15 +4,17 @@
 // scale non-finite, so the error is not hidden. Rows of x are dense.
 // implements: @activations
 // needs: codec/load_blocks, @codec, gemv/stage_x
-// constants: BITS, COLS, ELEMENT, QUANT_OFFSET, QUANT_STEP, X_BYTES, X_ROWS
+// constants: BITS, COLS, QUANT_OFFSET, QUANT_STEP, X_BYTES, X_ROWS
 
+// Whether all blocks are 32 neighbours.
+const X_IN_ORDER = false;
 const ROW_BLOCKS = COLS / 32u;
 const X_COLS = X_ROWS * COLS;
 const X_BLOCKS = X_ROWS * ROW_BLOCKS;
 const X_STRIDE = select(select(1u, 4u, BITS == 2u), 2u, BITS == 4u);
 const TWO_BYTES = X_BYTES == 2u;
-// Sums of half blocks, for two scales per block and quants with an offset.
-const HALF_BLOCK_SUMS = TWO_SCALES && QUANT_OFFSET != 0.0;
+// Sums of half blocks, for two scales per block and quants with an offset, and for two biases.
+const HALF_BLOCK_SUMS = TWO_BIASES || TWO_SCALES && QUANT_OFFSET != 0.0;
 
 var<workgroup> x_upper: array<vec4<u32>, X_COLS / 16u>;
 var<workgroup> x_lower: array<vec4<u32>, select(1u, X_COLS / 16u, TWO_BYTES)>;
@@ -110,20 +112,26 @@ fn four_products(blocks: FourBlocks, c: vec4<u32>) -> vec4<f32> {
     if (TWO_SCALES) {
         var first_half = combine_bytes(upper, lower) * x_scale;
         var second_half = combine_bytes(second_upper, second_lower) * x_scale;
+        var biased = vec4<f32>();
         if (HALF_BLOCK_SUMS) {
             let h0 = x_halves[c.x];
             let h1 = x_halves[c.y];
             let h2 = x_halves[c.z];
             var h3 = vec2<f32>();
             if (!SKIP_FOURTH) { h3 = x_halves[c.w]; }
-            first_half += vec4<f32>(h0.x, h1.x, h2.x, h3.x) * QUANT_OFFSET;
-            second_half += vec4<f32>(h0.y, h1.y, h2.y, h3.y) * QUANT_OFFSET;
+            let first_sums = vec4<f32>(h0.x, h1.x, h2.x, h3.x);
+            let second_sums = vec4<f32>(h0.y, h1.y, h2.y, h3.y);
+            first_half += first_sums * QUANT_OFFSET;
+            second_half += second_sums * QUANT_OFFSET;
+            biased = w_scale.bias * first_sums + w_scale.second_bias * second_sums;
         }
-        return w_scale.first * first_half + w_scale.second * second_half;
+        let sums = w_scale.first * first_half + w_scale.second * second_half;
+        if (!TWO_BIASES) { return sums; }
+        return sums + biased;
     }
     let sums = vec4<f32>(x0.y, x1.y, x2.y, x3.y);
     var whole = combine_bytes(upper + second_upper, lower + second_lower) * x_scale;
     if (QUANT_OFFSET != 0.0) { whole += sums * QUANT_OFFSET; }
-    if (ELEMENT != 3u) { return w_scale.first * whole; }
-    return w_scale.first * whole + w_scale.second * sums;
+    if (!HAS_BIAS) { return w_scale.first * whole; }
+    return w_scale.first * whole + w_scale.bias * sums;
 }

@@ -10,7 +10,8 @@
 // to `residual`. HEAD_WIDTH and RESIDUAL are for a single matrix.
 // Grid: rows of x x `workgroups`.
 // needs: common/common, @team, @row_sums, @matrices, gemv/row_products, gemv/stage_x
-// constants: BIAS_MODE, BLOCK_ROWS, COLS, HEAD_WIDTH, NORM, RESIDUAL, ROWS, ROW_THREADS, WG
+// constants: BIAS_MODE, BLOCK_ROWS, COLS, HEAD_WIDTH, NORM, RESIDUAL, ROWS, ROW_SCALES
+// constants: ROW_THREADS, WG
 
 const X_ROWS = 1u;
 
@@ -21,7 +22,7 @@ struct RowGroup { matrix: Matrix, first_row: u32, count: u32, rows: RowOffsets }
 fn row_group(m: Matrix, first_row: u32, count: u32) -> RowGroup {
     let stored = min(vec4<u32>(first_row) + ROW_OF, vec4<u32>(count - 1u));
     let scales = stored / BLOCK_ROWS * ROW_SCALES;
-    return RowGroup(m, first_row, count, RowOffsets(m.weights + stored * ROW_WORDS, m.scales + scales, m.biases + scales));
+    return RowGroup(m, first_row, count, RowOffsets(m.weights + stored * ROW_UNITS, m.scales + scales, m.biases + scales));
 }
 
 @compute @workgroup_size(WG)

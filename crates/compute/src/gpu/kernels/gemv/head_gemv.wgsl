@@ -3,7 +3,7 @@
 // compute ROWS rows of weights at a time, as in load_blocks.wgsl.
 // Grid: rows x heads x groups of ROWS WG / ROW_THREADS outputs.
 // needs: common/common, @team, @row_sums, gemv/row_products, gemv/stage_x
-// constants: BLOCK_ROWS, ROWS, ROW_THREADS, WG
+// constants: BLOCK_ROWS, ROWS, ROW_SCALES, ROW_THREADS, WG
 
 struct Params {
     x: View, out: View, weights: u32, scales: u32, biases: u32,
@@ -33,7 +33,7 @@ fn main(
     let o = work % groups * group_outputs + index / ROW_THREADS * ROWS;
     let stored = min(vec4<u32>(o) + ROW_OF, vec4<u32>(p.head_rows - 1u)) + p.first_row + head * p.head_row_stride;
     let scale_row = stored / BLOCK_ROWS * ROW_SCALES;
-    let rows = RowOffsets(p.weights + stored * ROW_WORDS, p.scales + scale_row, p.biases + scale_row);
+    let rows = RowOffsets(p.weights + stored * ROW_UNITS, p.scales + scale_row, p.biases + scale_row);
     let x = p.x.offset + row * p.x.row_stride + head * p.x.head_stride;
     let loaded_x = load_x(x, 0u, 0u);
     let blocks = load_blocks(rows, row_thread);

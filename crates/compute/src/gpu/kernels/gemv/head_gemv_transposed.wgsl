@@ -4,7 +4,7 @@
 // time, and reduce in workgroup memory.
 // Grid: rows x heads x groups of GROUP_BLOCKS blocks.
 // needs: common/common, codec/load_blocks
-// constants: BLOCK_ROWS, COLS, ELEMENT, GROUP_BLOCKS, WG
+// constants: BLOCK_ROWS, COLS, GROUP_BLOCKS, ROW_SCALES, WG
 
 struct Params {
     x: View, out: View, weights: u32, scales: u32, biases: u32,
@@ -12,6 +12,7 @@ struct Params {
 }
 var<immediate> p: Params;
 
+const X_IN_ORDER = true;
 const ROW_BLOCKS = COLS / 32u;
 const SHARING_THREADS = WG / GROUP_BLOCKS;
 
@@ -37,16 +38,19 @@ fn main(
         let clamped = min(input, vec4<u32>(p.head_rows - 1u));
         let stored = clamped + p.first_row + head * p.head_row_stride;
         let scale_row = stored / BLOCK_ROWS * ROW_SCALES;
-        let loaded_blocks = load_blocks(RowOffsets(p.weights + stored * ROW_WORDS, p.scales + scale_row, p.biases + scale_row), block);
+        let loaded_blocks = load_blocks(RowOffsets(p.weights + stored * ROW_UNITS, p.scales + scale_row, p.biases + scale_row), block);
         let x_values = select(
             vec4<f32>(), vec4<f32>(act[x + clamped.x], act[x + clamped.y], act[x + clamped.z], act[x + clamped.w]), input == clamped);
         let scales = block_scales(loaded_blocks);
         let first_scaled = x_values * scales.first;
         let second_scaled = select(first_scaled, x_values * scales.second, TWO_SCALES);
-        var bias = 0.0;
-        if (ELEMENT == 3u) { bias = dot(x_values, scales.second); }
+        var first_bias = 0.0;
+        if (HAS_BIAS) { first_bias = dot(x_values, scales.bias); }
+        var second_bias = first_bias;
+        if (TWO_BIASES) { second_bias = dot(x_values, scales.second_bias); }
         for (var j = 0u; j < 8u; j++) {
             let x_scaled = select(first_scaled, second_scaled, j >= 4u);
+            let bias = select(first_bias, second_bias, j >= 4u);
             sums[j] += block_values(loaded_blocks.q0, j) * x_scaled.x + block_values(loaded_blocks.q1, j) * x_scaled.y
                 + block_values(loaded_blocks.q2, j) * x_scaled.z + block_values(loaded_blocks.q3, j) * x_scaled.w + bias;
         }

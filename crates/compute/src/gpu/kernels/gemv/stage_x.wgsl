@@ -5,10 +5,13 @@
 // rest. HEAD_WIDTH: if not 0, x is heads of this width, which are divided by their root mean
 // square. The producer of x leaves HEAD_SQUARES sums of squares per head, HEAD_WIDTH elements
 // apart: `sum_head_squares` loads them, and `store_head_factors` comes before `stage_activations`.
+// A block of a codec with PAIR_COLS is 16 weights and the 16 that follow half of PAIR_COLS later:
+// vectors are staged in this order.
 // needs: common/common, @team, @activations
 // constants: COLS, HEAD_SQUARES, HEAD_WIDTH, NORM, WG
 
 const X_VECS = X_COLS / 4u;
+const PAIR_VECS = max(PAIR_COLS, 4u) / 4u;
 const X_LOADS = 8u - 4u * NORM;
 
 struct LoadedX { x: array<vec4<f32>, X_LOADS>, w: array<vec4<f32>, X_LOADS> }
@@ -30,8 +33,16 @@ fn store_head_factors(squares: f32, eps: f32) {
     workgroupBarrier();
 }
 
-fn load_x_vec(start: u32, vec: u32) -> vec4<f32> {
+// The vector of x that is staged as vector `vec`.
+fn source_of(vec: u32) -> u32 {
     let p = min(vec, X_VECS - 1u);
+    if (PAIR_COLS == 0u) { return p; }
+    let n = p % PAIR_VECS;
+    return p - n + n / 4u % 2u * (PAIR_VECS / 2u) + n / 8u * 4u + n % 4u;
+}
+
+fn load_x_vec(start: u32, vec: u32) -> vec4<f32> {
+    let p = source_of(vec);
     let i = start + p / X_STRIDE * 4u * X_STRIDE + p % X_STRIDE;
     return vec4<f32>(act[i], act[i + X_STRIDE], act[i + 2u * X_STRIDE], act[i + 3u * X_STRIDE]);
 }
@@ -63,7 +74,7 @@ fn stage_activations(loaded_x: LoadedX, start: u32, w: u32) {
                     squares += select(0.0, dot(x, x), vec < X_VECS);
                     x *= current.w[j];
                 }
-                if (HEAD_WIDTH > 0u) { x *= head_factors[min(vec, X_VECS - 1u) / (max(HEAD_WIDTH, 4u) / 4u)]; }
+                if (HEAD_WIDTH > 0u) { x *= head_factors[source_of(vec) / (max(HEAD_WIDTH, 4u) / 4u)]; }
                 store_x(vec, x);
             }
         }

@@ -22,24 +22,38 @@ use crate::{
 pub(in crate::gpu) use self::experts::{DownProjection, ExpertSum};
 use self::experts::{ExpertStage, encode_stage};
 
-/// One kernel per [`Block32`] with f32 activations, then those with integer activations.
+/// Number of kernels of a product: one per [`Block32`] with f32 activations, then one for each with
+/// integers.
+const KERNELS: usize = 2 * Block32::COUNT - 2;
+
+/// One kernel per [`Block32`] with f32 activations, then those with integer activations. Each codec
+/// comes with the place of its scales.
 macro_rules! kernels {
     ($name:literal, $root:literal, $params:ident, $binds:tt, $bindings:tt) => {
         [
-            kernels!(@ $name, "q4", "f32", $root, $params, $binds, $bindings),
-            kernels!(@ $name, "q8", "f32", $root, $params, $binds, $bindings),
-            kernels!(@ $name, "quants", "f32", $root, $params, $binds, $bindings),
-            kernels!(@ $name, "plain", "f32", $root, $params, $binds, $bindings),
-            kernels!(@ $name, "e2m1", "f32", $root, $params, $binds, $bindings),
-            kernels!(@ $name, "e4m3", "f32", $root, $params, $binds, $bindings),
-            kernels!(@ $name, "q4", "int", $root, $params, $binds, $bindings),
-            kernels!(@ $name, "q8", "int", $root, $params, $binds, $bindings),
-            kernels!(@ $name, "quants", "int", $root, $params, $binds, $bindings),
-            kernels!(@ $name, "e2m1", "int", $root, $params, $binds, $bindings),
+            kernels!(@ $name, "q4", "planes", "f32", $root, $params, $binds, $bindings),
+            kernels!(@ $name, "q8", "planes", "f32", $root, $params, $binds, $bindings),
+            kernels!(@ $name, "quants", "planes", "f32", $root, $params, $binds, $bindings),
+            kernels!(@ $name, "e2m1", "planes", "f32", $root, $params, $binds, $bindings),
+            kernels!(@ $name, "simple_blocks", "blocks", "f32", $root, $params, $binds, $bindings),
+            kernels!(@ $name, "k_quants", "blocks", "f32", $root, $params, $binds, $bindings),
+            kernels!(@ $name, "codebooks", "blocks", "f32", $root, $params, $binds, $bindings),
+            kernels!(@ $name, "few_bits", "blocks", "f32", $root, $params, $binds, $bindings),
+            kernels!(@ $name, "plain", "planes", "f32", $root, $params, $binds, $bindings),
+            kernels!(@ $name, "e4m3", "planes", "f32", $root, $params, $binds, $bindings),
+            kernels!(@ $name, "q4", "planes", "int", $root, $params, $binds, $bindings),
+            kernels!(@ $name, "q8", "planes", "int", $root, $params, $binds, $bindings),
+            kernels!(@ $name, "quants", "planes", "int", $root, $params, $binds, $bindings),
+            kernels!(@ $name, "e2m1", "planes", "int", $root, $params, $binds, $bindings),
+            kernels!(@ $name, "simple_blocks", "blocks", "int", $root, $params, $binds, $bindings),
+            kernels!(@ $name, "k_quants", "blocks", "int", $root, $params, $binds, $bindings),
+            kernels!(@ $name, "codebooks", "blocks", "int", $root, $params, $binds, $bindings),
+            kernels!(@ $name, "few_bits", "blocks", "int", $root, $params, $binds, $bindings),
         ]
     };
     (
-        @ $name:literal, $codec:literal, $activations:literal, $root:literal, $params:ident,
+        @ $name:literal, $codec:literal, $scales:literal, $activations:literal,
+        $root:literal, $params:ident,
         { $($interface:ident: $file:literal),* }, $bindings:tt
     ) => {
         kernel!(
@@ -48,6 +62,7 @@ macro_rules! kernels {
             $params,
             {
                 codec: concat!("codec/", $codec),
+                scales: concat!("codec/scales_in_", $scales),
                 activations: concat!("gemv/activations_", $activations),
                 $($interface: $file),*
             },
@@ -56,35 +71,35 @@ macro_rules! kernels {
     };
 }
 
-pub(in crate::gpu) static GEMV: [Kernel; 10] = kernels!(
+pub(in crate::gpu) static GEMV: [Kernel; KERNELS] = kernels!(
     "gemv",
     "gemv/gemv",
     GemvParams,
     { matrices: "gemv/matrix_single" },
     [Write, Read, Read]
 );
-pub(in crate::gpu) static GEMV_FUSED: [Kernel; 10] = kernels!(
+pub(in crate::gpu) static GEMV_FUSED: [Kernel; KERNELS] = kernels!(
     "gemv_fused",
     "gemv/gemv",
     GemvFusedParams,
     { matrices: "gemv/matrices_fused" },
     [Write, Read, Read]
 );
-pub(in crate::gpu) static EXPERTS_GEMV: [Kernel; 10] = kernels!(
+pub(in crate::gpu) static EXPERTS_GEMV: [Kernel; KERNELS] = kernels!(
     "experts_gemv",
     "experts/experts_gemv",
     ExpertsGemvParams,
     { assignments: "experts/assignments_given" },
     [Write, Read, Read, Read]
 );
-pub(in crate::gpu) static EXPERTS_GEMV_ROUTED: [Kernel; 10] = kernels!(
+pub(in crate::gpu) static EXPERTS_GEMV_ROUTED: [Kernel; KERNELS] = kernels!(
     "experts_gemv routed",
     "experts/experts_gemv",
     ExpertsGemvParams,
     { assignments: "experts/assignments_routed", scratch: "router/scratch_workgroup" },
     [Write, Read, Read, Read, Write]
 );
-pub(in crate::gpu) static EXPERTS_DOWN_SUM: [Kernel; 10] = kernels!(
+pub(in crate::gpu) static EXPERTS_DOWN_SUM: [Kernel; KERNELS] = kernels!(
     "experts_down_sum",
     "experts/experts_down_sum",
     ExpertsDownSumParams,
@@ -188,15 +203,9 @@ impl GemvConfig {
         let is_integer = activations != ActivationFormat::F32;
         let section = MatrixShape { cols, ..shape };
         let (row_threads, rows) = row_groups(section, ctx.target().team, is_integer);
-        let kernel = match (block, is_integer) {
-            (_, false) => block.index(),
-            // The last one: plain and e4m3 weights have no integer kernel.
-            (Block32::E2m1, true) => 9,
-            (_, true) => 6 + block.index(),
-        };
+        let kernel = if is_integer { Block32::COUNT + block.index() } else { block.index() };
         let bytes = if activations == ActivationFormat::I16 { 2 } else { 1 };
-        let constants = Constants::new(&[("ROW_COLS", shape.cols as u32), ("X_BYTES", bytes)]);
-        let constants = constants.blocks(section);
+        let constants = Constants::new(&[("X_BYTES", bytes)]).blocks(shape, cols);
         Some(Self { kernel, block, row_threads, rows, activations, constants })
     }
 }

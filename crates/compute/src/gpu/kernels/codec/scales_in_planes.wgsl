@@ -1,0 +1,39 @@
+// Scales and biases of four blocks in separate planes.
+// implements: @scales
+// needs: codec/block_scales, codec/load_blocks
+// constants: BLOCK_COLS, ELEMENT
+
+// Words of scales and biases; the wanted bits start at `shifts`.
+struct FourScales { scales: vec4<u32>, biases: vec4<u32>, shifts: vec4<u32> }
+
+fn load_scales(rows: RowOffsets, block: vec4<u32>) -> FourScales {
+    let scale_byte = block * 32u / BLOCK_COLS * SCALE_BYTES;
+    var scales: vec4<u32>;
+    var biases: vec4<u32>;
+    if (ELEMENT > 2u) { scales = load_words(rows.scales + scale_byte); }
+    if (HAS_BIAS) { biases = load_words(rows.biases + scale_byte); }
+    return FourScales(scales, biases, (rows.scales + scale_byte & vec4<u32>(3u)) * 8u);
+}
+
+// The words that contain four byte addresses.
+fn load_words(bytes: vec4<u32>) -> vec4<u32> {
+    let word = bytes >> vec4<u32>(2u);
+    var last = 0u;
+    if (!SKIP_FOURTH) { last = w[word.w]; }
+    return vec4<u32>(w[word.x], w[word.y], w[word.z], last);
+}
+
+fn block_scales(blocks: FourBlocks) -> BlockScales {
+    var all: BlockScales;
+    all.first = vec4<f32>(1.0);
+    if (ELEMENT < 3u) { return all; }
+    let words = blocks.scales.scales >> blocks.scales.shifts;
+    all.first = decode_scales(words);
+    if (TWO_SCALES) { all.second = decode_scales(words >> vec4<u32>(8u)); }
+    if (HAS_BIAS) { all.bias = decode_scales(blocks.scales.biases >> blocks.scales.shifts); }
+    return all;
+}
+
+fn decode_scales(words: vec4<u32>) -> vec4<f32> {
+    return vec4<f32>(decode_scale(words.x), decode_scale(words.y), decode_scale(words.z), decode_scale(words.w));
+}
