@@ -606,7 +606,7 @@ fn wrong() -> Vec<(String, Vec<u8>, &'static str)> {
 fn every_kind_of_tokenizer_is_that_of_its_makers() {
     let folder = tempfile::tempdir().unwrap();
     let vocab = data().join("gguf/vocab");
-    for name in ["deepseek-v3", "gemma4", "glm4", "gpt-4o", "kimi-k2", "qwen35"] {
+    for name in ["deepseek-v3", "gemma4", "glm4", "gpt-4o", "kimi-k2", "llama", "qwen35"] {
         let json = fs::read(vocab.join(format!("{name}.json"))).unwrap();
         let json: Value = serde_json::from_slice(&json).unwrap();
         let tokenizer = GgufParts::read(&fs::read(vocab.join(format!("{name}.gguf"))).unwrap());

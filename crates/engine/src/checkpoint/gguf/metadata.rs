@@ -200,6 +200,25 @@ impl Metadata {
         numbers.map(Some).ok_or_else(|| self.problem(key, "has negative numbers"))
     }
 
+    /// Numbers of an array of f32.
+    pub(super) fn floats(
+        &self,
+        files: &[DataFile],
+        key: &str,
+    ) -> Result<Option<Vec<f32>>, Error> {
+        let array = self.typed(key, "an array of f32", |value| match value {
+            Value::Array { kind: 6, count, at } if count <= MAX_NUMBERS => Some((count, at)),
+            _ => None,
+        })?;
+        let Some((count, at)) = array else { return Ok(None) };
+        let mut bytes = vec![0; count as usize * 4];
+        files[self.file as usize]
+            .read_exact_at(&mut bytes, at)
+            .map_err(Error::file(&self.path, format!("cannot read {key:?}")))?;
+        let (numbers, _) = bytes.as_chunks();
+        Ok(Some(numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()))
+    }
+
     /// Calls `each` with every text of an array, as it is read. Returns their number.
     pub(super) fn each_text(
         &self,

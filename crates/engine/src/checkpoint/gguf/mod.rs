@@ -7,7 +7,7 @@
 //!   types.
 //! - `parts.rs` finds the files of a model, `names.rs` renames tensors.
 //! - `architectures.rs` has a function per architecture, which makes its config by `config.rs`.
-//! - `text.rs` and `pre_tokenizers.rs` make tokenizers.
+//! - `text.rs`, `pre_tokenizers.rs` and `scored_merges.rs` make tokenizers.
 
 mod architectures;
 mod config;
@@ -16,6 +16,7 @@ mod metadata;
 mod names;
 mod parts;
 mod pre_tokenizers;
+mod scored_merges;
 mod text;
 mod types;
 

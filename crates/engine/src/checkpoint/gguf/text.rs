@@ -4,7 +4,10 @@ use std::{collections::HashSet, io::Write};
 
 use serde_json::{Map, Value, json};
 
-use super::{super::data_file::DataFile, metadata::Metadata, pre_tokenizers::PreTokenizer};
+use super::{
+    super::data_file::DataFile, metadata::Metadata, pre_tokenizers::PreTokenizer,
+    scored_merges::each_scored_merge,
+};
 use crate::base::error::Error;
 
 /// Text of tokens that end an answer, in all models that have them as control tokens.
@@ -27,8 +30,10 @@ const END_TOKENS: [&str; 15] = [
 ];
 
 /// Types of tokens.
-const CONTROL: u64 = 3;
-const USER_DEFINED: u64 = 4;
+pub(super) const UNKNOWN: u64 = 2;
+pub(super) const CONTROL: u64 = 3;
+pub(super) const USER_DEFINED: u64 = 4;
+pub(super) const BYTE: u64 = 6;
 
 /// Contents of text files.
 pub(in crate::checkpoint) struct GgufText {
@@ -60,7 +65,7 @@ struct RoleTokens {
 }
 
 /// A key of the tokenizer.
-fn key(name: &str) -> String {
+pub(super) fn key(name: &str) -> String {
     format!("tokenizer.ggml.{name}")
 }
 
@@ -70,6 +75,11 @@ enum TokenizerKind {
     ByteLevel(PreTokenizer),
     /// U+2581 for spaces, and tokens for bytes that no other token has.
     SpaceMark,
+    /// SentencePiece's BPE: as `SpaceMark`, with scores in place of merges.
+    Scored {
+        /// Whether a space is put before each text between special tokens.
+        space_prefix: bool,
+    },
 }
 
 impl TokenizerKind {
@@ -78,8 +88,13 @@ impl TokenizerKind {
         match metadata.text(files, &model)?.as_deref() {
             Some("gpt2") => Ok(Self::ByteLevel(PreTokenizer::find(metadata, files, &key("pre"))?)),
             Some("gemma4") => Ok(Self::SpaceMark),
+            Some("llama") => {
+                let space_prefix = metadata.boolean(&key("add_space_prefix"))?.unwrap_or(true);
+                Ok(Self::Scored { space_prefix })
+            }
             Some(other) => {
-                let problem = format!("is {other:?}, which is not read; read are gpt2 and gemma4");
+                let problem =
+                    format!("is {other:?}, which is not read; read are gpt2, gemma4 and llama");
                 Err(metadata.problem(&model, &problem))
             }
             None => Err(metadata.missing(&model)),
@@ -90,7 +105,17 @@ impl TokenizerKind {
     fn adds_bos(&self) -> bool {
         match self {
             Self::ByteLevel(pre) => pre.adds_bos,
-            Self::SpaceMark => true,
+            Self::SpaceMark | Self::Scored { .. } => true,
+        }
+    }
+
+    /// Id of a role's token where the file does not say.
+    fn role_id(&self, role: &str) -> Option<u64> {
+        match (self, role) {
+            (Self::Scored { .. }, "unknown") => Some(0),
+            (Self::Scored { .. }, "bos") => Some(1),
+            (Self::Scored { .. }, "eos") => Some(2),
+            _ => None,
         }
     }
 
@@ -108,16 +133,24 @@ impl TokenizerKind {
                     "decoder": bytes,
                 })
             }
-            Self::SpaceMark => {
-                let replace = |from: &str, to: &str| json!({"type": "Replace", "pattern": {"String": from}, "content": to});
-                let decoders =
-                    json!([replace("▁", " "), {"type": "ByteFallback"}, {"type": "Fuse"}]);
+            Self::SpaceMark => json!({
+                "normalizer": replace(" ", "▁"),
+                "pre_tokenizer": {
+                    "type": "Split", "pattern": {"String": " "},
+                    "behavior": "MergedWithPrevious", "invert": false,
+                },
+                "decoder": {"type": "Sequence", "decoders": spaces_and_bytes()},
+            }),
+            Self::Scored { space_prefix } => {
+                let prefix = json!({"type": "Prepend", "prepend": "▁"});
+                let normalizers: Vec<_> =
+                    space_prefix.then_some(prefix).into_iter().chain([replace(" ", "▁")]).collect();
+                let strip = json!({"type": "Strip", "content": " ", "start": 1, "stop": 0});
+                let decoders: Vec<_> =
+                    spaces_and_bytes().into_iter().chain(space_prefix.then_some(strip)).collect();
                 json!({
-                    "normalizer": replace(" ", "▁"),
-                    "pre_tokenizer": {
-                        "type": "Split", "pattern": {"String": " "},
-                        "behavior": "MergedWithPrevious", "invert": false,
-                    },
+                    "normalizer": {"type": "Sequence", "normalizers": normalizers},
+                    "pre_tokenizer": null,
                     "decoder": {"type": "Sequence", "decoders": decoders},
                 })
             }
@@ -128,12 +161,22 @@ impl TokenizerKind {
     fn model(&self, unknown: Option<&RoleToken>) -> Value {
         match self {
             Self::ByteLevel(pre) => json!({"type": "BPE", "ignore_merges": pre.ignores_merges}),
-            Self::SpaceMark => json!({
+            Self::SpaceMark | Self::Scored { .. } => json!({
                 "type": "BPE", "byte_fallback": true, "fuse_unk": true,
                 "unk_token": unknown.map(|token| &token.text),
             }),
         }
     }
+}
+
+/// Normalizer or decoder that replaces a text.
+fn replace(from: &str, to: &str) -> Value {
+    json!({"type": "Replace", "pattern": {"String": from}, "content": to})
+}
+
+/// Decoders of U+2581 for spaces and of tokens for bytes.
+fn spaces_and_bytes() -> [Value; 3] {
+    [replace("▁", " "), json!({"type": "ByteFallback"}), json!({"type": "Fuse"})]
 }
 
 /// Makes text files of the metadata.
@@ -142,7 +185,7 @@ impl TokenizerKind {
 /// A key is missing, or the kind of tokenizer is not read.
 pub(super) fn text_files(metadata: &Metadata, files: &[DataFile]) -> Result<GgufText, Error> {
     let kind = TokenizerKind::find(metadata, files)?;
-    let tokens = RoleTokens::read(metadata, files)?;
+    let tokens = RoleTokens::read(metadata, files, &kind)?;
     let flag = |name: &str| metadata.boolean(&key(name));
     let bos = flag("add_bos_token")?.unwrap_or(kind.adds_bos()).then_some(&tokens.bos);
     let eos = flag("add_eos_token")?.unwrap_or(false).then_some(&tokens.eos);
@@ -161,7 +204,11 @@ pub(super) fn text_files(metadata: &Metadata, files: &[DataFile]) -> Result<Gguf
 }
 
 impl RoleTokens {
-    fn read(metadata: &Metadata, files: &[DataFile]) -> Result<Self, Error> {
+    fn read(
+        metadata: &Metadata,
+        files: &[DataFile],
+        kind: &TokenizerKind,
+    ) -> Result<Self, Error> {
         let (tokens, types) = (key("tokens"), key("token_type"));
         let count = metadata.count(&tokens)?.ok_or_else(|| metadata.missing(&tokens))?;
         let kinds = metadata.integers(files, &types)?;
@@ -171,7 +218,7 @@ impl RoleTokens {
         }
         let id_of = |role: &str| -> Result<Option<u64>, Error> {
             let key = key(&format!("{role}_token_id"));
-            match metadata.integer(&key)? {
+            match metadata.integer(&key)?.or(kind.role_id(role)) {
                 // Some files have -1 for none, as u32.
                 Some(id) if id == u64::from(u32::MAX) => Ok(None),
                 Some(id) if id >= count => {
@@ -306,19 +353,25 @@ fn tokenizer(
     };
     metadata.each_text(files, &key("tokens"), |text| token(&mut json, text))?;
     json.extend(br#"},"merges":["#);
-    let merges = key("merges");
     let mut comma = "";
-    let found = metadata.each_text(files, &merges, |text| {
-        // A merge may begin with a space.
-        let first = text.chars().next().map_or(0, char::len_utf8);
-        let space = text[first..].find(' ').map(|at| at + first);
-        let at = space.ok_or_else(|| format!("has the merge {text:?} without two parts"))?;
-        let pair = json!([text[..at], text[at + 1..]]);
-        write!(json, "{comma}{pair}").map_err(|e| e.to_string())?;
+    let mut pair = |left: &str, right: &str| {
+        write!(json, "{comma}{}", json!([left, right])).map_err(|e| e.to_string())?;
         comma = ",";
         Ok(())
-    })?;
-    found.ok_or_else(|| metadata.missing(&merges))?;
+    };
+    if let TokenizerKind::Scored { .. } = kind {
+        each_scored_merge(metadata, files, pair)?;
+    } else {
+        let merges = key("merges");
+        let found = metadata.each_text(files, &merges, |text| {
+            // A merge may begin with a space.
+            let first = text.chars().next().map_or(0, char::len_utf8);
+            let space = text[first..].find(' ').map(|at| at + first);
+            let at = space.ok_or_else(|| format!("has the merge {text:?} without two parts"))?;
+            pair(&text[..at], &text[at + 1..])
+        })?;
+        found.ok_or_else(|| metadata.missing(&merges))?;
+    }
     json.extend(b"]}}");
     Ok(json)
 }
