@@ -152,13 +152,14 @@ def decode(data, form):
     return np.where(bits >> (e_bits + m_bits), -value, value)
 
 
-def span(lowest, highest):
+def span(lowest, highest, exponent=None):
     """The recipe's range of real numbers."""
-    exponent = math.floor(math.log2(max(highest - lowest, abs(highest)))) - FINE - 1
+    if exponent is None:
+        exponent = math.floor(math.log2(max(highest - lowest, abs(highest)))) - FINE - 1
     return [round(v * 2.0**-exponent) for v in (lowest, highest)] + [exponent]
 
 
-def uniform(values, positive=False):
+def uniform(values, positive=False, exponent=None):
     """The recipe's range with the mean and standard deviation of `values`."""
     mean, spread = float(values.mean()), float(values.std())
     if spread == 0:
@@ -169,7 +170,7 @@ def uniform(values, positive=False):
     if not positive and abs(mean) < 3 * spread / math.sqrt(values.size):
         mean = 0.0
     half = math.sqrt(3) * spread
-    return span(max(mean - half, mean / 4) if positive else mean - half, mean + half)
+    return span(max(mean - half, mean / 4) if positive else mean - half, mean + half, exponent)
 
 
 def fields(data, bits):
@@ -229,7 +230,11 @@ def rule(name, dtype, data, others):
         if len(values) > 1024:
             raise SystemExit(f"{name}: a table of {len(values)} integers has no recipe; keep the weights")
         return dict(values=values.tolist())
-    return dict(uniform=uniform(decode(data, dtype), positive="scale" in name.rpartition(".")[2]))
+    values = decode(data, dtype)
+    if name.endswith("norm.weight") and abs(values.mean()) < 0.5:
+        # Stored without the 1, which mlx-lm adds in the tensor's dtype: the sum must be exact.
+        return dict(uniform=uniform(values, exponent=-FLOATS[dtype][1]))
+    return dict(uniform=uniform(values, positive="scale" in name.rpartition(".")[2]))
 
 
 def measure(folder):
