@@ -1,5 +1,7 @@
 //! One answer: from the events of the serving core to deltas, whatever the API.
 
+use std::time::Duration;
+
 use moeflux::{
     Finish,
     serve::{EventSink, RequestEvent, SinkState},
@@ -30,6 +32,8 @@ impl EventSink for ChannelSink {
 pub(crate) enum Delta {
     /// The answer has a session. Always the first delta.
     Start(AnswerUsage),
+    /// Tokens and times so far, if the request asks for reports.
+    Usage(AnswerUsage),
     /// Log-probabilities of the tokens of the next text.
     Logprobs(Vec<TokenEntry>),
     /// More of the thoughts before the answer: whole characters.
@@ -87,15 +91,21 @@ pub(crate) enum AnswerFinish {
     Calls,
 }
 
-/// Tokens of an answer and its prompt.
+/// Tokens and times of an answer and its prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AnswerUsage {
     pub(crate) prompt: usize,
     /// Tokens of the prompt that were not computed.
     pub(crate) cached: usize,
+    /// Tokens of the prompt that are in the session.
+    pub(crate) prefilled: usize,
     pub(crate) generated: usize,
     /// Generated tokens that are thoughts.
     pub(crate) reasoning: usize,
+    /// Time from the session to the first token.
+    pub(crate) prefill: Duration,
+    /// Time from the first token to the last one.
+    pub(crate) decode: Duration,
 }
 
 /// Text of an answer.
@@ -182,6 +192,8 @@ pub(crate) struct AnswerDeltas {
     /// Set until the answer ends, if it is to be remembered.
     recorder: Option<TurnRecorder>,
     timer: AnswerTimer,
+    /// Whether tokens and times are reported as they change.
+    reports: bool,
 }
 
 /// A prompt before its answer.
@@ -224,7 +236,13 @@ impl AnswerDeltas {
         let progress = AnswerProgress { usage, ..AnswerProgress::default() };
         let (end_tokens, tokenizer) = (text.end().clone(), text.tokenizer().clone());
         let (echo, echoed, recorder) = (None, Vec::new(), None);
-        Self { source, end_tokens, progress, tokenizer, echo, echoed, recorder, timer }
+        let reports = false;
+        Self { source, end_tokens, progress, tokenizer, echo, echoed, recorder, timer, reports }
+    }
+
+    /// Tokens and times are reported as they change.
+    pub(crate) fn reports(self, reports: bool) -> Self {
+        Self { reports, ..self }
     }
 
     /// The answer ends with its first complete call.
@@ -257,8 +275,10 @@ impl AnswerDeltas {
         match event {
             Some(RequestEvent::Started(synced)) => {
                 self.timer.started();
-                self.progress.usage.cached = synced.reused;
-                deltas.push(Delta::Start(self.progress.usage));
+                let usage = &mut self.progress.usage;
+                (usage.cached, usage.prefilled) = (synced.reused, synced.reused);
+                deltas.push(Delta::Start(*usage));
+                self.report(&mut deltas);
                 if let Some(Echo { text, logprobs }) = self.echo.take() {
                     self.echoed = logprobs.unwrap_or_default();
                     if let Some(first) = self.echoed.first() {
@@ -269,6 +289,7 @@ impl AnswerDeltas {
                     deltas.push(Delta::Text(text));
                 }
             }
+            Some(RequestEvent::Prefilled { done, .. }) => self.prefilled(done, &mut deltas),
             Some(RequestEvent::PromptLogprobs { first, logprobs }) => {
                 let tokens = self.echoed.iter().skip(first).zip(&logprobs);
                 let entries = tokens.map(|(token, logprobs)| self.entry(*token, logprobs));
@@ -276,7 +297,9 @@ impl AnswerDeltas {
             }
             Some(RequestEvent::Token { token, logprobs }) => {
                 self.timer.token();
+                self.prefilled(self.progress.usage.prompt, &mut deltas);
                 self.progress.usage.generated += 1;
+                self.report(&mut deltas);
                 if self.end_tokens.contains(token) {
                     self.source.end_token();
                     return Ok(deltas);
@@ -306,7 +329,6 @@ impl AnswerDeltas {
                 self.timer.ended();
                 return Err(ApiError::from(&*error));
             }
-            // Progress of the prompt.
             Some(_) => {}
             None => {
                 let message = "the request was ended: its client did not read, or the server stops";
@@ -319,6 +341,21 @@ impl AnswerDeltas {
             self.recorder.take().into_iter().for_each(TurnRecorder::finish);
         }
         Ok(deltas)
+    }
+
+    /// Takes the number of prompt tokens that are in the session.
+    fn prefilled(&mut self, done: usize, deltas: &mut Vec<Delta>) {
+        if self.progress.usage.prefilled < done {
+            self.progress.usage.prefilled = done;
+            self.report(deltas);
+        }
+    }
+
+    /// Updates the times, and adds a report if one is asked for.
+    fn report(&mut self, deltas: &mut Vec<Delta>) {
+        let usage = &mut self.progress.usage;
+        (usage.prefill, usage.decode) = (self.timer.prefill(), self.timer.decode());
+        deltas.extend(self.reports.then_some(Delta::Usage(*usage)));
     }
 
     /// A token and its log-probabilities, with the texts of tokens.

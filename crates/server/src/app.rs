@@ -211,6 +211,7 @@ impl App {
         let timer = AnswerTimer::start(&self.latencies);
         let deltas = AnswerDeltas::new(source, text, tokens.len(), timer);
         let deltas = deltas.one_call(ask.one_call).echo(echo).recorder(recorder);
+        let deltas = deltas.reports(ask.reports.progress || ask.reports.timings);
         request.masks.extend(masks.into_iter().chain(self.masks.iter().cloned()));
         let (sink, events) = mpsc::channel(UNREAD);
         let handle = self.core.submit(tokens, request.ends(ends), Box::new(ChannelSink(sink)))?;
@@ -219,7 +220,8 @@ impl App {
 
     /// Fields that all parts of an answer share. `prefix` starts its id.
     pub(crate) fn head(&self, prefix: &str) -> AnswerHead {
-        AnswerHead { id: ids::random_id(prefix), created: now(), model: self.model.clone() }
+        let (id, created) = (ids::random_id(prefix), now());
+        AnswerHead { id, created, model: self.model.clone(), ..AnswerHead::default() }
     }
 }
 

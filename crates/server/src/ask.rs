@@ -44,6 +44,30 @@ pub(crate) struct Ask {
     pub(crate) stream: bool,
     /// Whether an answer ends with its first complete call.
     pub(crate) one_call: bool,
+    /// Reports in the stream.
+    pub(crate) reports: AskedReports,
+}
+
+/// Reports that a request asks for, as in llama.cpp's server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct AskedReports {
+    /// Progress of the prompt.
+    pub(crate) progress: bool,
+    /// Times with every token.
+    pub(crate) timings: bool,
+}
+
+impl AskedReports {
+    /// The fields `return_progress` and `timings_per_token`.
+    ///
+    /// # Errors
+    /// A field is no boolean.
+    pub(crate) fn parse(fields: &Fields<'_>) -> Result<Self, ApiError> {
+        Ok(Self {
+            progress: fields.flag("return_progress")?.unwrap_or(false),
+            timings: fields.flag("timings_per_token")?.unwrap_or(false),
+        })
+    }
 }
 
 /// Prompts of a request.

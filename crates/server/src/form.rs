@@ -80,7 +80,8 @@ impl AskedForm {
             "json" => Self::schema(fields, name),
             "regex" => Self::text(fields, name, AnswerForm::Regex),
             "choice" => Self::choice(fields, name),
-            "grammar" | "lark" => Self::text(fields, name, AnswerForm::Lark),
+            "grammar" => Self::text(fields, name, grammar),
+            "lark" => Self::text(fields, name, AnswerForm::Lark),
             "json_object" => match fields.flag(name)? {
                 Some(true) => Ok(Self::new(AnswerForm::json_object(), fields.path(name))),
                 _ => return Ok(None),
@@ -101,12 +102,10 @@ impl AskedForm {
     /// # Errors
     /// A field has a wrong type or is not supported, or several fields ask for a form.
     pub(crate) fn openai(fields: &Fields<'_>) -> Result<Option<Self>, ApiError> {
-        if fields.get("grammar").is_some() {
-            let message = "grammar: the GBNF of constrained output is not supported: send \
-                           structured_outputs.lark, a Lark grammar";
-            return Err(ApiError::invalid("grammar", message));
-        }
         let mut forms = Vec::new();
+        if fields.text("grammar")?.is_some_and(|grammar| !grammar.is_empty()) {
+            forms.push(Self::text(fields, "grammar", AnswerForm::Gbnf)?);
+        }
         if let Some(format) = fields.object("response_format")? {
             forms.extend(Self::response_format(&format)?);
         }
@@ -192,6 +191,11 @@ impl AskedForm {
             }
         }
     }
+}
+
+/// A grammar in either notation that vLLM takes.
+fn grammar(text: String) -> AnswerForm {
+    if text.contains("::=") { AnswerForm::Gbnf(text) } else { AnswerForm::Lark(text) }
 }
 
 /// A text as a regular expression.

@@ -89,18 +89,42 @@ pub(crate) struct AnswerTimer {
     phase: Phase,
     /// When the request was accepted, or the last token came.
     since: Instant,
+    /// When the request got a session.
+    started: Instant,
+    /// Time from the session to the first token.
+    prefill: Option<Duration>,
+    /// Time from the first token to the last one.
+    decode: Duration,
     is_ended: bool,
 }
 
 impl AnswerTimer {
     pub(crate) fn start(latencies: &Arc<Latencies>) -> Self {
-        let (phase, since) = (Phase::Queue, Instant::now());
-        Self { latencies: Arc::clone(latencies), phase, since, is_ended: false }
+        let since = Instant::now();
+        Self {
+            latencies: Arc::clone(latencies),
+            phase: Phase::Queue,
+            since,
+            started: since,
+            prefill: None,
+            decode: Duration::ZERO,
+            is_ended: false,
+        }
+    }
+
+    /// Time of the prompt so far.
+    pub(crate) fn prefill(&self) -> Duration {
+        self.prefill.unwrap_or_else(|| self.started.elapsed())
+    }
+
+    /// Time from the first token to the last one.
+    pub(crate) fn decode(&self) -> Duration {
+        self.decode
     }
 
     /// The request has a session.
     pub(crate) fn started(&mut self) {
-        self.phase = Phase::Prefill;
+        (self.phase, self.started) = (Phase::Prefill, Instant::now());
         self.latencies.queue.add(self.since.elapsed());
     }
 
@@ -111,6 +135,10 @@ impl AnswerTimer {
             Phase::Queue | Phase::Prefill => &self.latencies.first_token,
         };
         histogram.add(self.since.elapsed());
+        match self.prefill {
+            Some(_) => self.decode += self.since.elapsed(),
+            None => self.prefill = Some(self.started.elapsed()),
+        }
         (self.phase, self.since) = (Phase::Decode, Instant::now());
     }
 

@@ -275,7 +275,11 @@ impl TurnRecorder {
             Delta::CallArguments { json, .. } => {
                 message.tool_calls.last_mut().iter_mut().for_each(|c| c.arguments.push_str(json));
             }
-            Delta::Start(_) | Delta::Logprobs(_) | Delta::CallEnd { .. } | Delta::End { .. } => {}
+            Delta::Start(_)
+            | Delta::Usage(_)
+            | Delta::Logprobs(_)
+            | Delta::CallEnd { .. }
+            | Delta::End { .. } => {}
         }
     }
 

@@ -13,7 +13,7 @@ use moeflux::{ChatOptions, GenerateRequest, text::ToolSet};
 
 use crate::{
     app::App,
-    ask::{self, Ask, AskPrompt, Conversation},
+    ask::{self, Ask, AskPrompt, AskedReports, Conversation},
     body::with_body,
     error::ApiError,
     form::{AskedForm, RequiredCalls},
@@ -71,6 +71,7 @@ fn parse(app: &App, fields: &Fields<'_>) -> Result<Ask, ApiError> {
         choices: 1,
         stream: fields.flag("stream")?.unwrap_or(false),
         one_call: one_call.flatten().unwrap_or(false),
+        reports: AskedReports::default(),
     })
 }
 

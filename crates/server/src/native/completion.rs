@@ -12,19 +12,22 @@ use serde::Serialize;
 use crate::{
     answer::{AnswerFinish, AnswerUsage, Delta},
     app::App,
-    ask::{self, Ask, AskPrompt},
+    ask::{self, Ask, AskPrompt, AskedReports},
     body::with_body,
     error::{ApiError, ApiShape},
     form::AskedForm,
     ids,
     json::Fields,
-    openai::{chat::refuse_unsupported, completions::prompts},
+    openai::{
+        chat::refuse_unsupported, completions::prompts, logprobs::ContentToken,
+        usage::AnswerTimings,
+    },
     prompt,
     respond::{self, Encoder, Fold},
 };
 
 /// Fields that would change the answer and are not supported, with the values that have no effect.
-const UNSUPPORTED: [(&str, &[&str]); 2] = [("n_probs", &["0"]), ("image_data", &["[]"])];
+const UNSUPPORTED: [(&str, &[&str]); 1] = [("image_data", &["[]"])];
 
 /// Seed that stands for a random one.
 const RANDOM_SEED: i64 = -1;
@@ -44,7 +47,7 @@ pub(crate) async fn completion(
     })
     .await?;
     let answers = app.submit(&ask, prompts)?;
-    let encoder = NativeEncoder { model: app.model.clone() };
+    let encoder = NativeEncoder { model: app.model.clone(), probabilities: Vec::new() };
     respond::response(answers, encoder, ask.stream).await
 }
 
@@ -58,8 +61,10 @@ fn parse(app: &App, fields: &Fields<'_>) -> Result<Ask, ApiError> {
     }
     // -1 is no limit but the context.
     let limit = fields.integer("n_predict")?.and_then(|limit| usize::try_from(limit).ok());
+    let probabilities = ask::top_logprobs(fields, "n_probs")?.filter(|count| *count > 0);
     let request = GenerateRequest::default()
         .sampling(sampling)
+        .logprobs(probabilities)
         .logit_bias(ask::logit_bias(fields, text.tokenizer().vocab_size())?)
         .max_tokens(limit)
         .stop(ask::stops(fields, "stop")?);
@@ -74,6 +79,7 @@ fn parse(app: &App, fields: &Fields<'_>) -> Result<Ask, ApiError> {
         choices: 1,
         stream: fields.flag("stream")?.unwrap_or(false),
         one_call: false,
+        reports: AskedReports::default(),
     })
 }
 
@@ -82,6 +88,9 @@ fn parse(app: &App, fields: &Fields<'_>) -> Result<Ask, ApiError> {
 struct NativeCompletion {
     index: usize,
     content: String,
+    /// Log-probabilities of the tokens of the text.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    completion_probabilities: Vec<ContentToken>,
     /// Whether this is the end.
     stop: bool,
     #[serde(flatten)]
@@ -100,6 +109,7 @@ struct NativeEnd {
     /// Tokens of the prompt that were not computed.
     tokens_cached: usize,
     truncated: bool,
+    timings: AnswerTimings,
 }
 
 impl NativeEnd {
@@ -122,6 +132,7 @@ impl NativeEnd {
             tokens_evaluated: usage.prompt,
             tokens_cached: usage.cached,
             truncated,
+            timings: usage.into(),
         }
     }
 }
@@ -129,6 +140,16 @@ impl NativeEnd {
 /// Encoder of one answer.
 struct NativeEncoder {
     model: String,
+    /// Log-probabilities for the next event.
+    probabilities: Vec<ContentToken>,
+}
+
+impl NativeEncoder {
+    fn part(&mut self, content: String, end: Option<NativeEnd>) -> Vec<NativeCompletion> {
+        let completion_probabilities = std::mem::take(&mut self.probabilities);
+        let stop = end.is_some();
+        vec![NativeCompletion { index: 0, content, completion_probabilities, stop, end }]
+    }
 }
 
 impl Encoder for NativeEncoder {
@@ -137,12 +158,14 @@ impl Encoder for NativeEncoder {
 
     fn on(&mut self, _choice: usize, delta: Delta) -> Vec<NativeCompletion> {
         match delta {
-            Delta::Text(content) => {
-                vec![NativeCompletion { content, ..NativeCompletion::default() }]
-            }
+            Delta::Text(content) => self.part(content, None),
             Delta::End { finish, usage } => {
-                let end = Some(NativeEnd::new(&self.model, finish, usage));
-                vec![NativeCompletion { stop: true, end, ..NativeCompletion::default() }]
+                let end = NativeEnd::new(&self.model, finish, usage);
+                self.part(String::new(), Some(end))
+            }
+            Delta::Logprobs(entries) => {
+                self.probabilities.extend(entries.into_iter().map(ContentToken::new));
+                Vec::new()
             }
             // Raw answers have text only.
             _ => Vec::new(),
@@ -157,6 +180,7 @@ impl Encoder for NativeEncoder {
 impl Fold<NativeCompletion> for NativeCompletion {
     fn add(&mut self, part: NativeCompletion) {
         self.content.push_str(&part.content);
+        self.completion_probabilities.extend(part.completion_probabilities);
         (self.stop, self.end) = (part.stop, part.end);
     }
 }
@@ -169,7 +193,8 @@ mod tests {
 
     #[test]
     fn the_last_event_has_the_end() {
-        let usage = AnswerUsage { prompt: 7, cached: 3, generated: 2, reasoning: 0 };
+        let usage =
+            AnswerUsage { prompt: 7, cached: 3, generated: 2, ..AnswerUsage::default() };
         let stop = AnswerFinish::StopString("END".into());
         let deltas = [
             Delta::Start(usage),
@@ -177,13 +202,13 @@ mod tests {
             Delta::Text("b".into()),
             Delta::End { finish: stop, usage },
         ];
-        let mut encoder = NativeEncoder { model: "m".into() };
+        let mut encoder = NativeEncoder { model: "m".into(), probabilities: Vec::new() };
         let events: Vec<NativeCompletion> =
             deltas.into_iter().flat_map(|delta| encoder.on(0, delta)).collect();
         let end = json!({
             "index": 0, "content": "", "stop": true, "model": "m", "stop_type": "word",
             "stopping_word": "END", "tokens_predicted": 2, "tokens_evaluated": 7,
-            "tokens_cached": 3, "truncated": false,
+            "tokens_cached": 3, "truncated": false, "timings": AnswerTimings::from(usage),
         });
         let part = |text: &str| json!({"index": 0, "content": text, "stop": false});
         let found: Vec<Value> = events.iter().map(|event| json!(event)).collect();

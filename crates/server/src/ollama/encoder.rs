@@ -210,7 +210,7 @@ impl<C: AnswerClock> Encoder for OllamaEncoder<C> {
             }
             Delta::End { finish, usage } => vec![self.end(&finish, usage)],
             // This API has none.
-            Delta::Start(_) | Delta::Logprobs(_) => Vec::new(),
+            Delta::Start(_) | Delta::Usage(_) | Delta::Logprobs(_) => Vec::new(),
         }
     }
 
@@ -276,7 +276,7 @@ mod tests {
     }
 
     fn encode(form: TextPlace, deltas: Vec<Delta>) -> Vec<AnswerLine> {
-        let head = AnswerHead { id: String::new(), created: 0, model: "m".into() };
+        let head = AnswerHead { model: "m".into(), ..AnswerHead::default() };
         let mut encoder = OllamaEncoder::timed(head, form, Stopped);
         deltas.into_iter().flat_map(|delta| encoder.on(0, delta)).collect()
     }

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     app::App,
-    ask::{self, Ask, AskPrompt, Conversation, MessageList, RawPrompt},
+    ask::{self, Ask, AskPrompt, AskedReports, Conversation, MessageList, RawPrompt},
     error::ApiError,
     fim::FimTokens,
     form::AskedForm,
@@ -108,7 +108,8 @@ fn ask(app: &App, fields: &Fields<'_>, prompt: AskPrompt) -> Result<Ask, ApiErro
         .max_tokens(limit)
         .stop(ask::stops(&options, "stop")?);
     let stream = fields.flag("stream")?.unwrap_or(true);
-    Ok(Ask { prompt, request, choices: 1, stream, one_call: false })
+    let reports = AskedReports::default();
+    Ok(Ask { prompt, request, choices: 1, stream, one_call: false, reports })
 }
 
 /// Template variables: the field `think`, a boolean or an effort.

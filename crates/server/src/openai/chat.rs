@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::{chat_encoder::ChatEncoder, messages, tools};
 use crate::{
     app::App,
-    ask::{self, Ask, AskPrompt, Conversation},
+    ask::{self, Ask, AskPrompt, AskedReports, Conversation},
     body::with_body,
     error::ApiError,
     form::AskedForm,
@@ -32,16 +32,23 @@ pub(crate) async fn chat(
     request: Request,
 ) -> Result<Response, ApiError> {
     let (chat, prompts) = with_body(&app, request, |app, body| {
-        let chat = ChatAsk::parse(body, app.core.engine().text()?)?;
+        let text = app.core.engine().text()?;
+        let mut chat = ChatAsk::parse(body, text)?;
         let prompts = prompt::prompts(app, &chat.ask)?;
+        if Fields::of_body(body)?.flag("verbose")?.unwrap_or(false)
+            && let Some(prompt) = prompts.first()
+        {
+            chat.verbose = Some(text.tokenizer().decode(&prompt.tokens, false)?);
+        }
         Ok((chat, prompts))
     })
     .await?;
-    let ChatAsk { ask, include_usage } = chat;
+    let ChatAsk { ask, include_usage, verbose } = chat;
     let answers = app.submit(&ask, prompts)?;
     // A whole answer always has its usage.
     let encoder =
-        ChatEncoder::new(app.head("chatcmpl-"), ask.choices, include_usage || !ask.stream);
+        ChatEncoder::new(app.head("chatcmpl-"), ask.choices, include_usage || !ask.stream)
+            .reports(ask.reports, verbose);
     respond::response(answers, encoder, ask.stream).await
 }
 
@@ -61,6 +68,8 @@ struct ChatAsk {
     ask: Ask,
     /// Whether the stream ends with the usage.
     include_usage: bool,
+    /// Text of the prompt, if the request asks for it.
+    verbose: Option<String>,
 }
 
 impl ChatAsk {
@@ -84,8 +93,9 @@ impl ChatAsk {
             choices: ask::choices(&fields)?,
             stream: fields.flag("stream")?.unwrap_or(false),
             one_call: !fields.flag("parallel_tool_calls")?.unwrap_or(true),
+            reports: AskedReports::parse(&fields)?,
         };
-        Ok(Self { ask, include_usage: include_usage(&fields)? })
+        Ok(Self { ask, include_usage: include_usage(&fields)?, verbose: None })
     }
 }
 

@@ -1,13 +1,14 @@
 //! Chat completions: chunks of a stream, and the whole answer as their fold.
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::{
     logprobs::ContentLogprobs,
-    usage::{TokenUsage, UsageSum},
+    usage::{AnswerTimings, PromptProgress, TokenUsage, UsageSum},
 };
 use crate::{
     answer::{AnswerFinish, Delta, TokenEntry},
+    ask::AskedReports,
     error::{ApiError, ApiShape},
     respond::{Encoder, Fold},
 };
@@ -19,6 +20,17 @@ pub(crate) struct AnswerHead {
     /// Seconds since 1970.
     pub(crate) created: u64,
     pub(crate) model: String,
+    pub(crate) system_fingerprint: BuildFingerprint,
+}
+
+/// Name of the build that made an answer.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct BuildFingerprint;
+
+impl Serialize for BuildFingerprint {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(concat!("b", env!("CARGO_PKG_VERSION"), "-moeflux"))
+    }
 }
 
 /// Chunk of a stream.
@@ -32,6 +44,26 @@ pub(crate) struct ChatChunk {
     /// Absent unless requested; `null` in all chunks but the last one.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<TokenUsage>>,
+    #[serde(flatten)]
+    reports: ChunkReports,
+}
+
+/// Fields of llama.cpp's server in a chunk or a whole answer.
+#[derive(Clone, Debug, Default, Serialize)]
+struct ChunkReports {
+    /// In the last chunk, or as the request asks for them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timings: Option<AnswerTimings>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_progress: Option<PromptProgress>,
+    #[serde(rename = "__verbose", skip_serializing_if = "Option::is_none")]
+    verbose: Option<VerbosePrompt>,
+}
+
+/// Text of the prompt as the model read it.
+#[derive(Clone, Debug, Serialize)]
+struct VerbosePrompt {
+    prompt: String,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -83,13 +115,30 @@ pub(crate) struct ChatEncoder {
     sum: UsageSum,
     /// Log-probabilities for the next chunk of each choice.
     logprobs: Vec<Vec<TokenEntry>>,
+    asked: AskedReports,
+    /// Reports for the next chunk.
+    reports: ChunkReports,
+    /// Text of the prompt for the last chunk.
+    verbose: Option<String>,
 }
 
 impl ChatEncoder {
     /// Encoder of an answer with `choices` choices.
     pub(crate) fn new(head: AnswerHead, choices: usize, include_usage: bool) -> Self {
-        let logprobs = vec![Vec::new(); choices];
-        Self { head, include_usage, sum: UsageSum::new(1, choices), logprobs }
+        Self {
+            head,
+            include_usage,
+            sum: UsageSum::new(1, choices),
+            logprobs: vec![Vec::new(); choices],
+            asked: AskedReports::default(),
+            reports: ChunkReports::default(),
+            verbose: None,
+        }
+    }
+
+    /// Encoder that reports as `asked`, and the text of the prompt at the end.
+    pub(super) fn reports(self, asked: AskedReports, verbose: Option<String>) -> Self {
+        Self { asked, verbose, ..self }
     }
 
     fn chunk(
@@ -104,6 +153,7 @@ impl ChatEncoder {
             head: self.head.clone(),
             choices: vec![ChunkChoice { index, delta, logprobs, finish_reason }],
             usage: self.include_usage.then_some(None),
+            reports: std::mem::take(&mut self.reports),
         }
     }
 }
@@ -121,6 +171,17 @@ impl Encoder for ChatEncoder {
                 content: Some(String::new()),
                 ..ChunkDelta::default()
             },
+            Delta::Usage(usage) if usage.generated > 0 => {
+                self.reports.timings = self.asked.timings.then_some(usage.into());
+                return Vec::new();
+            }
+            Delta::Usage(usage) => {
+                self.reports.prompt_progress = self.asked.progress.then_some(usage.into());
+                if !self.asked.progress {
+                    return Vec::new();
+                }
+                ChunkDelta::default()
+            }
             Delta::Reasoning(thoughts) => ChunkDelta {
                 reasoning_content: Some(thoughts.clone()),
                 reasoning: Some(thoughts),
@@ -143,6 +204,9 @@ impl Encoder for ChatEncoder {
             }
             Delta::CallEnd { .. } => return Vec::new(),
             Delta::End { finish, usage } => {
+                self.reports.timings = Some(usage.into());
+                self.reports.verbose =
+                    self.verbose.clone().map(|prompt| VerbosePrompt { prompt });
                 let end = self.chunk(choice, ChunkDelta::default(), Some(finish_reason(&finish)));
                 let sum = self.sum.add(choice, usage).filter(|_| self.include_usage);
                 let usage = sum.map(|sum| ChatChunk {
@@ -178,6 +242,8 @@ pub(crate) struct ChatCompletion {
     head: AnswerHead,
     choices: Vec<ChatChoice>,
     usage: TokenUsage,
+    #[serde(flatten)]
+    reports: ChunkReports,
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -217,6 +283,8 @@ struct CalledFunction {
 impl Fold<ChatChunk> for ChatCompletion {
     fn add(&mut self, chunk: ChatChunk) {
         (self.object, self.head) = ("chat.completion", chunk.head);
+        // The last chunk has the end of the answer.
+        self.reports = ChunkReports { prompt_progress: None, ..chunk.reports };
         for choice in chunk.choices {
             while self.choices.len() <= choice.index {
                 let index = self.choices.len();
@@ -267,7 +335,7 @@ mod tests {
     use crate::{answer::AnswerUsage, respond::testing::parallel_calls};
 
     fn encoder(choices: usize) -> ChatEncoder {
-        let head = AnswerHead { id: "chatcmpl-1".into(), created: 7, model: "m".into() };
+        let head = AnswerHead { id: "chatcmpl-1".into(), ..AnswerHead::default() };
         ChatEncoder::new(head, choices, true)
     }
 
@@ -325,7 +393,7 @@ mod tests {
     #[test]
     fn choices_are_folded_by_index_and_share_the_tokens_of_their_prompt() {
         let mut encoder = encoder(2);
-        let usage = AnswerUsage { prompt: 10, cached: 0, generated: 2, reasoning: 0 };
+        let usage = AnswerUsage { prompt: 10, generated: 2, ..AnswerUsage::default() };
         let mut whole = ChatCompletion::default();
         for (choice, delta) in [
             (1, Delta::Start(usage)),

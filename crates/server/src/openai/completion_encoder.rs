@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::{
     chat_encoder::{AnswerHead, finish_reason},
     logprobs::TextLogprobs,
-    usage::{TokenUsage, UsageSum},
+    usage::{AnswerTimings, TokenUsage, UsageSum},
 };
 use crate::{
     answer::{Delta, TokenEntry},
@@ -22,6 +22,12 @@ pub(crate) struct TextCompletion {
     choices: Vec<TextChoice>,
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<TokenUsage>>,
+    /// In the last part of each answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timings: Option<AnswerTimings>,
+    /// Text of the first whole answer, under the name that clients of llama.cpp's server read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
@@ -74,6 +80,8 @@ impl CompletionEncoder {
             head: self.head.clone(),
             choices: vec![TextChoice { index, text, logprobs, finish_reason }],
             usage: self.include_usage.then_some(None),
+            timings: None,
+            content: None,
         }
     }
 }
@@ -93,6 +101,7 @@ impl Encoder for CompletionEncoder {
             }
             Delta::End { finish, usage } => {
                 let end = self.part(choice, String::new(), Some(finish_reason(&finish)));
+                let end = TextCompletion { timings: Some(usage.into()), ..end };
                 let sum = self.sum.add(choice, usage).filter(|_| self.include_usage);
                 let usage = sum.map(|sum| TextCompletion {
                     choices: Vec::new(),
@@ -119,11 +128,15 @@ impl Fold<TextCompletion> for TextCompletion {
                 let index = self.choices.len();
                 self.choices.push(TextChoice { index, ..TextChoice::default() });
             }
+            if choice.index == 0 {
+                self.content.get_or_insert_default().push_str(&choice.text);
+            }
             let whole = &mut self.choices[choice.index];
             whole.text.push_str(&choice.text);
             TextLogprobs::add(&mut whole.logprobs, choice.logprobs);
             whole.finish_reason = choice.finish_reason.or(whole.finish_reason);
         }
         self.usage = part.usage.or(self.usage);
+        self.timings = part.timings.or(self.timings);
     }
 }

@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::{chat, completion_encoder::CompletionEncoder};
 use crate::{
     app::App,
-    ask::{self, Ask, AskPrompt, MAX_CHOICES, RawPrompt},
+    ask::{self, Ask, AskPrompt, AskedReports, MAX_CHOICES, RawPrompt},
     body::with_body,
     error::ApiError,
     fim::FimTokens,
@@ -93,6 +93,7 @@ fn parse(app: &App, fields: &Fields<'_>) -> Result<Ask, ApiError> {
         choices,
         stream: fields.flag("stream")?.unwrap_or(false),
         one_call: false,
+        reports: AskedReports::default(),
     })
 }
 

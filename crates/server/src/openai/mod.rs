@@ -9,4 +9,4 @@ pub(crate) mod logprobs;
 pub(crate) mod messages;
 pub(crate) mod models;
 pub(crate) mod tools;
-mod usage;
+pub(crate) mod usage;

@@ -25,6 +25,58 @@ struct CompletionTokens {
     reasoning_tokens: usize,
 }
 
+/// Tokens and times of an answer, as llama.cpp's server reports them. A rate is 0 without a time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct AnswerTimings {
+    cache_n: usize,
+    prompt_n: usize,
+    prompt_ms: f64,
+    prompt_per_token_ms: f64,
+    prompt_per_second: f64,
+    predicted_n: usize,
+    predicted_ms: f64,
+    predicted_per_token_ms: f64,
+    predicted_per_second: f64,
+}
+
+impl From<AnswerUsage> for AnswerTimings {
+    fn from(usage: AnswerUsage) -> Self {
+        let ratio = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };
+        let prompt_n = usage.prompt - usage.cached;
+        // The first token costs no step.
+        let (computed, steps) = (prompt_n as f64, usage.generated.saturating_sub(1) as f64);
+        let [prefill, decode] = [usage.prefill, usage.decode].map(|time| time.as_secs_f64());
+        Self {
+            cache_n: usage.cached,
+            prompt_n,
+            prompt_ms: prefill * 1e3,
+            prompt_per_token_ms: ratio(prefill * 1e3, computed),
+            prompt_per_second: ratio(computed, prefill),
+            predicted_n: usage.generated,
+            predicted_ms: decode * 1e3,
+            predicted_per_token_ms: ratio(decode * 1e3, steps),
+            predicted_per_second: ratio(steps, decode),
+        }
+    }
+}
+
+/// Progress of a prompt, as llama.cpp's server reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct PromptProgress {
+    total: usize,
+    cache: usize,
+    /// Tokens that are in the session.
+    processed: usize,
+    time_ms: u128,
+}
+
+impl From<AnswerUsage> for PromptProgress {
+    fn from(usage: AnswerUsage) -> Self {
+        let (total, cache, processed) = (usage.prompt, usage.cached, usage.prefilled);
+        Self { total, cache, processed, time_ms: usage.prefill.as_millis() }
+    }
+}
+
 /// Usage of all choices of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UsageSum {

@@ -293,6 +293,7 @@ impl Encoder for ResponseEncoder {
                 self.state("response.created");
                 self.state("response.in_progress");
             }
+            Delta::Usage(_) => {}
             Delta::Reasoning(thoughts) => self.thoughts(thoughts),
             Delta::Logprobs(entries) => {
                 self.logprobs.extend(entries.into_iter().map(ContentToken::new));
@@ -387,7 +388,7 @@ mod tests {
     }
 
     fn usage(generated: usize) -> AnswerUsage {
-        AnswerUsage { prompt: 10, cached: 4, generated, reasoning: 1 }
+        AnswerUsage { prompt: 10, cached: 4, generated, reasoning: 1, ..AnswerUsage::default() }
     }
 
     #[test]

@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     app::App,
-    ask::{self, Ask, AskPrompt, Conversation},
+    ask::{self, Ask, AskPrompt, AskedReports, Conversation},
     body::with_body,
     error::ApiError,
     form::AskedForm,
@@ -156,6 +156,7 @@ impl ResponseAsk {
             choices: 1,
             stream: fields.flag("stream")?.unwrap_or(false),
             one_call: !fields.flag("parallel_tool_calls")?.unwrap_or(true),
+            reports: AskedReports::default(),
         };
         let messages = is_stored.then_some(messages);
         Ok(Self { ask, form, messages, request: repeated(fields) })

@@ -154,8 +154,8 @@ fn completions_in_the_form_of_llama_cpp() {
     assert_eq!(whole["content"], text.collect::<String>());
     assert_eq!(events.last().unwrap()["stop"], true);
     for (more, param) in [
-        (json!({"grammar": "root ::= \"a\""}), "grammar"),
-        (json!({"n_probs": 3}), "n_probs"),
+        (json!({"grammar": "root ::= (\"a\""}), "grammar"),
+        (json!({"n_probs": 21}), "n_probs"),
         (json!({"prompt": ["a", "b"]}), "prompt"),
     ] {
         let reply = post(&server, "/completion", &body(more));

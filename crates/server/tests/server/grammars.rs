@@ -97,6 +97,8 @@ fn answers_have_the_form_that_is_asked_for() {
         (json!({"structured_outputs": {"lark": "start: \"x\" | \"y\""}}), &["x", "y"]),
         (json!({"response_format": {"type": "regex", "regex": "a{3}"}}), &["aaa"]),
         (json!({"json_schema": {"const": 7}}), &["7"]),
+        (json!({"grammar": "root ::= \"x\"{2,2} | [yz]"}), &["xx", "y", "z"]),
+        (json!({"guided_grammar": "root ::= \"x\""}), &["x"]),
     ] {
         let text = content(&chat(&server, &fox(5, more.clone())));
         assert!(allowed.contains(&text.as_str()), "{more}: {text}");

@@ -12,6 +12,7 @@ mod embeddings;
 mod fim;
 mod grammars;
 mod hostile;
+mod native;
 mod ollama;
 mod page;
 mod requests;

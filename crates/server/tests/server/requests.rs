@@ -52,7 +52,7 @@ fn wrong_requests_are_errors_that_name_the_field() {
         (with("tool_choice", json!("king")), "tool_choice", "must be"),
         (with("tool_choice", json!({"type": "function"})), "tool_choice.name", "missing"),
         (with("response_format", json!({"type": "yaml"})), "response_format.type", "must be"),
-        (with("grammar", json!("root ::= \"a\"")), "grammar", "constrained output"),
+        (with("grammar", json!("root ::= \"a\"\na ::= (")), "grammar", "line 2: expected )"),
         (with("json_schema", json!(7)), "json_schema", "a JSON schema"),
         (with("top_logprobs", json!(21)), "top_logprobs", "from 0 to 20"),
         (with("top_logprobs", json!(1)), "top_logprobs", "needs logprobs"),

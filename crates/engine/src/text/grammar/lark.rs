@@ -4,7 +4,7 @@ use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::{Value, json};
 
 use super::{
-    AnswerForm, invalid,
+    AnswerForm, gbnf, invalid,
     vocabulary::{GrammarVocabulary, SpelledPart},
 };
 use crate::base::error::GrammarError;
@@ -52,6 +52,10 @@ impl LarkWriter {
             AnswerForm::Lark(lark) => {
                 check_text(lark)?;
                 Ok(self.grammar(GrammarWithLexer::from_lark(lark.clone())))
+            }
+            AnswerForm::Gbnf(gbnf) => {
+                check_text(gbnf)?;
+                Ok(self.grammar(GrammarWithLexer::from_lark(gbnf::to_lark(gbnf)?)))
             }
         }
     }

@@ -5,6 +5,7 @@
 //! - The vocabulary as a trie of bytes: `vocabulary.rs`.
 //! - Calls of tools in a model's syntax: `calls.rs`, their parameters: `parameters.rs`, by a writer
 //!   of grammars, `lark.rs`.
+//! - llama.cpp's notation of grammars: `gbnf.rs`.
 //! - The mask of one answer, which lets thoughts be free: `mask.rs`; messages in channels:
 //!   `channels.rs`.
 //! - The thread that computes masks while the model computes logits: `ahead.rs`.
@@ -13,6 +14,7 @@ mod ahead;
 mod calls;
 mod channels;
 mod compile;
+mod gbnf;
 mod lark;
 mod mask;
 mod parameters;
@@ -58,6 +60,9 @@ pub enum AnswerForm {
     Regex(String),
     /// Text of this grammar, in llguidance's variant of Lark.
     Lark(String),
+    /// Text of this grammar, in GBNF, the notation of llama.cpp. Where a rule is recursive, each
+    /// run of its parts without recursion takes the longest match.
+    Gbnf(String),
 }
 
 impl AnswerForm {
