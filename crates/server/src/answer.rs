@@ -211,6 +211,8 @@ struct AnswerProgress {
     complete_calls: usize,
     /// The call that is not complete.
     open_call: Option<OpenCall>,
+    /// Whether an earlier call was closed before it was complete.
+    has_broken_call: bool,
     /// Whether the answer ends with its first complete call.
     one_call: bool,
     is_thinking: bool,
@@ -389,6 +391,7 @@ impl AnswerProgress {
             let is_call_end = matches!(part, Delta::CallEnd { .. });
             match &part {
                 Delta::CallStart { index, .. } => {
+                    self.has_broken_call |= self.open_call.is_some();
                     self.open_call = Some(OpenCall { index: *index, json: String::new() });
                 }
                 Delta::CallArguments { json, .. } => {
@@ -413,7 +416,10 @@ impl AnswerProgress {
             return;
         }
         self.is_ended = true;
-        if let Some(OpenCall { index, json }) = self.open_call.take()
+        let open_call = self.open_call.take();
+        // Clients run no calls of an answer that was cut off.
+        let is_cut = self.has_broken_call || open_call.is_some();
+        if let Some(OpenCall { index, json }) = open_call
             && let Some(json) = closing(&json)
             && !json.is_empty()
         {
@@ -422,6 +428,7 @@ impl AnswerProgress {
         let finish = match (finish, stop) {
             (Finish::MaxTokens, _) => AnswerFinish::Length,
             (Finish::Context, _) => AnswerFinish::Context,
+            _ if is_cut => AnswerFinish::Length,
             _ if self.complete_calls > 0 => AnswerFinish::Calls,
             (Finish::StopString, Some(stop)) => AnswerFinish::StopString(stop.to_owned()),
             _ => AnswerFinish::Stop,
@@ -441,7 +448,9 @@ fn owned(delta: text::Delta<'_>) -> Option<Delta> {
         text::Delta::CallArguments { index, json } => {
             Some(Delta::CallArguments { index, json: json.into() })
         }
-        text::Delta::CallEnd { index } => Some(Delta::CallEnd { index }),
+        // A call that was closed early is never complete: its arguments lack a part.
+        text::Delta::CallEnd { is_broken: true, .. } => None,
+        text::Delta::CallEnd { index, .. } => Some(Delta::CallEnd { index }),
         _ => None,
     }
 }
@@ -542,6 +551,12 @@ mod tests {
         assert_eq!(deltas[2], Delta::CallArguments { index: 0, json: "]}".to_owned() });
         let usage = AnswerUsage::default();
         assert_eq!(deltas[3], Delta::End { finish: AnswerFinish::Length, usage });
+        // Nor is one that the model left open, or one that was closed early.
+        for parts in [call(0, "{").to_vec(), [call(0, "{}"), call(1, "{}")].concat()] {
+            let deltas = ended(&mut AnswerProgress::default(), parts, Finish::EndToken);
+            let end = Delta::End { finish: AnswerFinish::Length, usage };
+            assert_eq!(deltas.last(), Some(&end));
+        }
         let parts = [call(0, "{}").to_vec(), vec![Delta::CallEnd { index: 0 }]].concat();
         let deltas = ended(&mut AnswerProgress::default(), parts, Finish::EndToken);
         assert_eq!(deltas[3], Delta::End { finish: AnswerFinish::Calls, usage });

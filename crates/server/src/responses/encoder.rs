@@ -120,7 +120,7 @@ impl ResponseEncoder {
 
     fn thoughts(&mut self, more: String) {
         if !matches!(self.open, Some(OutputItem::Reasoning { .. })) {
-            self.close(ItemStatus::Completed);
+            self.close_before_next();
             self.drop_held();
             self.open(OutputItem::Reasoning {
                 id: self.item_id("rs"),
@@ -158,7 +158,7 @@ impl ResponseEncoder {
                 self.held.push_str(&text);
                 return;
             }
-            self.close(ItemStatus::Completed);
+            self.close_before_next();
             self.open(OutputItem::Message {
                 id: self.item_id("msg"),
                 status: ItemStatus::InProgress,
@@ -191,7 +191,7 @@ impl ResponseEncoder {
     }
 
     fn call(&mut self, call_id: String, seen: &str) {
-        self.close(ItemStatus::Completed);
+        self.close_before_next();
         self.drop_held();
         let (name, namespace) = self.form.names.of(seen);
         self.open(OutputItem::FunctionCall {
@@ -209,6 +209,12 @@ impl ResponseEncoder {
             arguments.push_str(&json);
         }
         self.delta("response.function_call_arguments.delta", self.place(), json);
+    }
+
+    /// Closes the open item before another one. A call has had its end, or is broken.
+    fn close_before_next(&mut self) {
+        let is_call = matches!(self.open, Some(OutputItem::FunctionCall { .. }));
+        self.close(if is_call { ItemStatus::Incomplete } else { ItemStatus::Completed });
     }
 
     /// Closes the open item. Clients run a call once it is done: one that was cut off is not.

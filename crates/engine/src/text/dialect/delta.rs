@@ -26,6 +26,9 @@ pub enum Delta<'a> {
     CallEnd {
         /// Place of the call.
         index: usize,
+        /// Whether a part of the call could not be read. It follows as text, and the arguments
+        /// were closed before it.
+        is_broken: bool,
     },
 }
 
@@ -66,7 +69,7 @@ enum RunKind {
     Part(Part),
     CallStart(usize),
     CallArguments(usize),
-    CallEnd(usize),
+    CallEnd { index: usize, is_broken: bool },
 }
 
 impl DeltaBuffer {
@@ -84,7 +87,7 @@ impl DeltaBuffer {
             Delta::Text(text) => (RunKind::Part(Part::Text), text),
             Delta::CallStart { index, name } => (RunKind::CallStart(index), name),
             Delta::CallArguments { index, json } => (RunKind::CallArguments(index), json),
-            Delta::CallEnd { index } => (RunKind::CallEnd(index), ""),
+            Delta::CallEnd { index, is_broken } => (RunKind::CallEnd { index, is_broken }, ""),
         };
         let grows = matches!(kind, RunKind::Part(_) | RunKind::CallArguments(_));
         if grows && text.is_empty() {
@@ -123,7 +126,7 @@ impl DeltaBuffer {
                 RunKind::Part(Part::Text) => Delta::Text(text),
                 RunKind::CallStart(index) => Delta::CallStart { index, name: text },
                 RunKind::CallArguments(index) => Delta::CallArguments { index, json: text },
-                RunKind::CallEnd(index) => Delta::CallEnd { index },
+                RunKind::CallEnd { index, is_broken } => Delta::CallEnd { index, is_broken },
             }
         })
     }

@@ -104,7 +104,8 @@ impl CallSink {
 
     /// Ends the call.
     pub(in crate::text::dialect) fn end(&mut self) {
-        self.draft.add(Delta::CallEnd { index: self.count });
+        let is_broken = !self.stray.trim().is_empty();
+        self.draft.add(Delta::CallEnd { index: self.count, is_broken });
         self.count += 1;
         (self.is_open, self.has_complete) = (false, true);
         self.end_stray();

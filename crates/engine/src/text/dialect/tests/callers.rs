@@ -175,7 +175,7 @@ impl Answered {
                 assert!(!self.calls[index].is_complete);
                 self.calls[index].json.push_str(json);
             }
-            Delta::CallEnd { index } => {
+            Delta::CallEnd { index, .. } => {
                 log("end", "");
                 let call = &mut self.calls[index];
                 assert!(serde_json::from_str::<Value>(&call.json).unwrap().is_object());
