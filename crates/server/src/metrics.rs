@@ -68,7 +68,11 @@ impl RequestCounters {
 pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
     let stats = app.core.stats();
     let steps = &stats.steps;
-    let gauges = [("requests_running", stats.running), ("requests_queued", stats.waiting)];
+    let gauges = [
+        ("requests_running", stats.running as f64),
+        ("requests_queued", stats.waiting as f64),
+        ("state_bytes", stats.state_bytes as f64),
+    ];
     let counters = [
         ("requests_ended_total", stats.ended),
         ("prompt_tokens_total", stats.prompt_tokens),
@@ -78,7 +82,7 @@ pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
         ("prefix_disk_writes_total", stats.saved_prefixes),
         ("expert_bytes_read_total", steps.bytes_read),
     ];
-    let gauges = gauges.map(|(name, value)| (name, "gauge", value as f64));
+    let gauges = gauges.map(|(name, value)| (name, "gauge", value));
     let counters = counters.map(|(name, value)| (name, "counter", value as f64));
     let times = [
         ("disk_seconds_total", steps.disk_ns),

@@ -194,6 +194,9 @@ pub struct ServingStats {
     pub restored_prompts: u64,
     /// Files that were written to the folder.
     pub saved_prefixes: u64,
+    /// Bytes of all states: of sessions, and of the prefix cache. Memory that they share counts
+    /// once.
+    pub state_bytes: u64,
 }
 
 /// Messages to the worker.

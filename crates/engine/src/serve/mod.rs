@@ -18,6 +18,7 @@ mod embedding;
 mod forced_tokens;
 #[cfg(feature = "text")]
 pub(crate) mod generate;
+mod prefix_search;
 mod saver;
 pub(crate) mod scheduler;
 mod worker;

@@ -8,6 +8,7 @@ use std::{
     thread::JoinHandle,
 };
 
+use super::prefix_search::{FoundPrefix, PrefixSearch, SavedPrefix};
 use crate::{
     base::error::Error,
     session::{engine::Engine, mark::Mark, session::Session, snapshot::SnapshotFolder},
@@ -26,7 +27,7 @@ const MAX_WAITING: usize = 64;
 /// Writes states of the prefix cache, one at a time.
 pub(super) struct Saver {
     engine: Engine,
-    folder: SnapshotFolder,
+    search: PrefixSearch,
     waiting: VecDeque<WaitingPrefix>,
     /// Hashes of the prefixes that were written or wait for it.
     known: HashSet<u64>,
@@ -54,10 +55,10 @@ impl Saver {
     pub(super) fn start(engine: &Engine, folder: SnapshotFolder) -> Result<Self, Error> {
         let (marks, received): (Sender<Mark>, Receiver<Mark>) = mpsc::channel();
         let (sender, written) = mpsc::channel();
-        let of_thread = folder.clone();
+        let search = PrefixSearch::start(engine, folder.clone(), MIN_SAVED)?;
         let save = move || {
             for mark in received {
-                let is_saved = matches!(mark.save_to(&of_thread), Ok(Some(_)));
+                let is_saved = matches!(mark.save_to(&folder), Ok(Some(_)));
                 drop(mark);
                 if sender.send(is_saved).is_err() {
                     return;
@@ -68,7 +69,7 @@ impl Saver {
         let thread = thread.map_err(Error::thread("that saves prompts"))?;
         Ok(Self {
             engine: engine.clone(),
-            folder,
+            search,
             waiting: VecDeque::new(),
             known: HashSet::new(),
             marks,
@@ -79,10 +80,21 @@ impl Saver {
         })
     }
 
-    /// Restores into `session` what the folder has of `prompt`, if that is much more than the
+    /// Begins to look for prefixes of a prompt in the folder, if they can have much more than the
+    /// `in_memory` tokens that are in memory. Returns whether a result follows.
+    pub(super) fn begin_search(&self, request: u64, prompt: &[u32], in_memory: usize) -> bool {
+        prompt.len() >= in_memory + MIN_SAVED && self.search.begin(request, prompt.to_vec())
+    }
+
+    /// Results of searches since the last call.
+    pub(super) fn found(&self) -> impl Iterator<Item = FoundPrefix> + '_ {
+        self.search.results()
+    }
+
+    /// Restores into `session` a prefix of `prompt` that was found, if that is much more than the
     /// session and the prefix cache have. Returns whether it did.
-    pub(super) fn restore(&self, session: &mut Session, prompt: &[u32]) -> bool {
-        session.restore_longer(&self.folder, prompt, MIN_SAVED)
+    pub(super) fn restore(session: &mut Session, prompt: &[u32], found: &SavedPrefix) -> bool {
+        session.restore_found(&found.path, prompt, found.len, MIN_SAVED)
     }
 
     /// Takes the session of an answered prompt, of which `computed` tokens were computed. Saves its
@@ -161,6 +173,7 @@ impl Saver {
             self.advance(true);
             self.wait();
         }
+        self.search.finish();
         drop(self.marks);
         // A panic of the thread has cost a file.
         let _ = self.thread.join();

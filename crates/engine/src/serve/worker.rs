@@ -15,6 +15,7 @@ use super::{
         Command, CoreShared, EventSink, RequestEvent, RequestFlags, ServingOptions, ServingStats,
         SinkState, Submission,
     },
+    prefix_search::{FoundPrefix, SavedPrefix},
     saver::Saver,
     scheduler::{Event, RequestId, Scheduler},
 };
@@ -29,6 +30,19 @@ use crate::{
 
 /// Interval at which full sinks are tried again while nothing else happens.
 const RETRY: Duration = Duration::from_millis(5);
+
+/// Interval at which the result of a search is looked for while nothing else happens.
+const SEARCH_RETRY: Duration = Duration::from_millis(1);
+
+/// A request that waits for a session.
+struct WaitingRequest {
+    number: u64,
+    submission: Box<Submission>,
+    /// Whether the folder of saved prompts is being searched for it.
+    is_searched: bool,
+    /// A prefix of the prompt in the folder.
+    found: Option<SavedPrefix>,
+}
 
 /// A request with a session.
 struct Running {
@@ -97,7 +111,9 @@ pub(super) struct Worker {
     shared: Arc<CoreShared>,
     commands: Receiver<Command>,
     scheduler: Scheduler,
-    waiting: VecDeque<Box<Submission>>,
+    waiting: VecDeque<WaitingRequest>,
+    /// Requests received so far.
+    received: u64,
     running: Vec<Running>,
     /// Clients of requests that have ended, with events left to hand out.
     ending: Vec<Client>,
@@ -123,6 +139,7 @@ impl Worker {
             shared,
             commands,
             waiting: VecDeque::new(),
+            received: 0,
             running: Vec::new(),
             ending: Vec::new(),
             idle: Vec::new(),
@@ -136,11 +153,13 @@ impl Worker {
     pub(super) fn run(mut self) {
         while self.receive() {
             self.remove_cancelled();
+            self.take_found();
             self.admit();
             self.flush();
             if self.scheduler.has_work() {
                 self.step();
             }
+            self.stats.state_bytes = self.engine.states_held();
             if let Some(saver) = &mut self.saver {
                 saver.advance(!self.scheduler.has_work());
                 self.stats.saved_prefixes = saver.saved;
@@ -155,6 +174,8 @@ impl Worker {
         let has_clients = !self.running.is_empty() || !self.ending.is_empty();
         let mut received = if self.scheduler.has_work() {
             self.commands.try_recv().map_err(|_| RecvTimeoutError::Timeout)
+        } else if self.waiting.iter().any(|waiting| waiting.is_searched) {
+            self.commands.recv_timeout(SEARCH_RETRY)
         } else if has_clients || !self.waiting.is_empty() {
             self.commands.recv_timeout(RETRY)
         } else if self.is_stopping {
@@ -166,7 +187,7 @@ impl Worker {
         };
         loop {
             match received {
-                Ok(Command::Submit(submission)) => self.waiting.push_back(submission),
+                Ok(Command::Submit(submission)) => self.enqueue(submission),
                 Ok(Command::Wake) => {}
                 Ok(Command::Stop) => self.is_stopping = true,
                 Err(RecvTimeoutError::Timeout) => return true,
@@ -176,10 +197,34 @@ impl Worker {
         }
     }
 
+    /// Puts a request into the waiting line, and begins to search the folder for it.
+    fn enqueue(&mut self, submission: Box<Submission>) {
+        self.received += 1;
+        let number = self.received;
+        let Submission { prompt, request, .. } = &*submission;
+        let is_searched = self.saver.as_ref().is_some_and(|saver| {
+            let of_idle = self.idle.iter().map(|idle| idle.session.usable_prefix_len(prompt));
+            let in_memory = of_idle.max().unwrap_or(0).max(self.engine.cached_prefix_len(prompt));
+            !request.computes_all() && saver.begin_search(number, prompt, in_memory)
+        });
+        self.waiting.push_back(WaitingRequest { number, submission, is_searched, found: None });
+    }
+
+    /// Takes the results of searches.
+    fn take_found(&mut self) {
+        let Some(saver) = &self.saver else { return };
+        for FoundPrefix { request, prefix } in saver.found() {
+            // A request that was cancelled needs none.
+            if let Some(waiting) = self.waiting.iter_mut().find(|w| w.number == request) {
+                (waiting.is_searched, waiting.found) = (false, prefix);
+            }
+        }
+    }
+
     /// Ends the requests that were cancelled or whose clients are gone.
     fn remove_cancelled(&mut self) {
         let before = self.waiting.len();
-        self.waiting.retain(|waiting| !waiting.flags.cancelled.load(Ordering::SeqCst));
+        self.waiting.retain(|waiting| !waiting.submission.flags.cancelled.load(Ordering::SeqCst));
         let removed = before - self.waiting.len();
         self.shared.waiting.fetch_sub(removed, Ordering::SeqCst);
         self.stats.ended += removed as u64;
@@ -199,19 +244,23 @@ impl Worker {
 
     /// Gives sessions to waiting requests, first come, first served.
     fn admit(&mut self) {
-        while let Some(submission) = self.waiting.pop_front() {
+        while let Some(waiting) = self.waiting.pop_front() {
+            if waiting.is_searched {
+                return self.waiting.push_front(waiting);
+            }
+            let submission = &waiting.submission;
             let reusable = match submission.request.computes_all() {
                 true => &[],
                 false => &submission.prompt[..],
             };
             let Some(mut session) = self.take_session(reusable) else {
-                return self.waiting.push_front(submission);
+                return self.waiting.push_front(waiting);
             };
-            let is_restored =
-                self.saver.as_ref().is_some_and(|saver| saver.restore(&mut session, reusable));
+            let found = waiting.found.as_ref();
+            let is_restored = found.is_some_and(|f| Saver::restore(&mut session, reusable, f));
             self.stats.restored_prompts += u64::from(is_restored);
             self.shared.waiting.fetch_sub(1, Ordering::SeqCst);
-            let Submission { prompt, request, sink, flags } = *submission;
+            let Submission { prompt, request, sink, flags } = *waiting.submission;
             let mut client =
                 Client { sink, flags, backlog: VecDeque::new(), full_since: None, is_gone: false };
             match self.scheduler.add(session, &prompt, &request) {

@@ -171,27 +171,35 @@ impl Session {
 
     /// Restores the snapshot in `folder` with the longest prefix of `tokens`, if that has at least
     /// `gain` tokens more than the session and the prefix cache have. Returns whether it did.
-    pub(crate) fn restore_longer(
-        &mut self,
-        folder: &SnapshotFolder,
-        tokens: &[u32],
-        gain: usize,
-    ) -> bool {
-        let own = self.usable_prefix_len(tokens);
-        let truncatable = self.engine.lock().rewind.any_length();
-        let cached =
-            self.engine.lock().prefix_cache.find(tokens, truncatable).map_or(0, |(_, len)| len);
-        let least = own.max(cached) + gain;
-        if tokens.len() < least {
+    fn restore_longer(&mut self, folder: &SnapshotFolder, tokens: &[u32], gain: usize) -> bool {
+        if tokens.len() < self.len_in_memory(tokens) + gain {
             return false;
         }
+        let truncatable = self.engine.lock().rewind.any_length();
         let expected = self.engine.expectation(self.engine.kv_format());
-        let found = folder.find(&expected, tokens, truncatable).filter(|(_, len)| *len >= least);
-        let Some((path, _)) = found.filter(|(path, _)| self.restore(path).is_ok()) else {
-            return false;
-        };
-        folder.touch(&path);
-        true
+        let Some((path, len)) = folder.find(&expected, tokens, truncatable) else { return false };
+        let is_restored = self.restore_found(&path, tokens, len, gain);
+        if is_restored {
+            folder.touch(&path);
+        }
+        is_restored
+    }
+
+    /// Restores a snapshot that has the first `len` of `tokens`, if those are at least `gain` more
+    /// than the session and the prefix cache have. Returns whether it did.
+    pub(crate) fn restore_found(
+        &mut self,
+        path: &Path,
+        tokens: &[u32],
+        len: usize,
+        gain: usize,
+    ) -> bool {
+        len >= self.len_in_memory(tokens) + gain && self.restore(path).is_ok()
+    }
+
+    /// Length of the prefix of `tokens` that the session or the prefix cache has.
+    fn len_in_memory(&self, tokens: &[u32]) -> usize {
+        self.usable_prefix_len(tokens).max(self.engine.cached_prefix_len(tokens))
     }
 
     /// Saves the session to a snapshot folder for [`Session::sync_from`] and keeps the folder
@@ -391,6 +399,18 @@ fn describe_states(
 }
 
 impl Engine {
+    /// Length of the longest prefix of `tokens` that the prefix cache has.
+    pub(crate) fn cached_prefix_len(&self, tokens: &[u32]) -> usize {
+        let mut runtime = self.lock();
+        let truncatable = runtime.rewind.any_length();
+        runtime.prefix_cache.find(tokens, truncatable).map_or(0, |(_, len)| len)
+    }
+
+    /// Bytes of all states: of sessions and of the prefix cache. Memory that they share counts once.
+    pub(crate) fn states_held(&self) -> u64 {
+        self.lock().device.states_held()
+    }
+
     /// A mark of exactly these tokens, if the prefix cache has their state.
     pub(crate) fn cached_mark(&self, tokens: &[u32]) -> Option<Mark> {
         let mut runtime = self.lock();
@@ -404,7 +424,7 @@ impl Engine {
 
     /// Requirements on a snapshot that this engine can restore, with the KV cache stored in format
     /// `kv_format`.
-    fn expectation(&self, kv_format: KvFormat) -> SnapshotRequirements {
+    pub(crate) fn expectation(&self, kv_format: KvFormat) -> SnapshotRequirements {
         SnapshotRequirements {
             model: self.model(),
             kv_format: self.kv_format().name().into(),
