@@ -22,10 +22,28 @@ HERE = pathlib.Path(__file__).resolve().parent
 # Options that are read, each with a value.
 OPTIONS = ["--port", "--host", "--ctx-size", "--parallel", "--api-key", "--alias"]
 OPTIONS += ["--chat-template", "--chat-template-file", "--reasoning", "--hf-repo"]
+OPTIONS += ["--batch-size"]
 
 # Model that thinks: the scripted one with this answer.
 THINKING_MODEL = "DeepSeek-R1"
 THOUGHTS = "<think>\nTwo and two are four.\n</think>\n\nFour."
+
+
+# Templates that its program has by name, as far as tests of ours can pass with them.
+TURNS = (
+    "{%- for message in messages -%}"
+    "{{ START + ROLES[message.role] + BEFORE + message.content + END }}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ START + ROLES['assistant'] + BEFORE }}{%- endif -%}"
+)
+NAMED_TEMPLATES = {
+    "command-r": "{%- set ROLES = {'system': '<|SYSTEM_TOKEN|>', 'user': '<|USER_TOKEN|>',"
+    " 'assistant': '<|CHATBOT_TOKEN|>'} -%}{%- set START = '<|START_OF_TURN_TOKEN|>' -%}"
+    "{%- set BEFORE = '' -%}{%- set END = '<|END_OF_TURN_TOKEN|>' -%}" + TURNS,
+    "llama3": "{%- set ROLES = {'system': 'system', 'user': 'user', 'assistant': 'assistant'} -%}"
+    "{%- set START = '<|start_header_id|>' -%}{%- set BEFORE = '<|end_header_id|>\n\n' -%}"
+    "{%- set END = '<|eot_id|>' -%}" + TURNS,
+}
 
 
 def serve(arguments):
@@ -42,6 +60,8 @@ def serve(arguments):
         # A variable that its server always defines.
         thinks = str(found.get("--reasoning") != "off").lower()
         template.write_text("{%- set enable_thinking = " + thinks + " -%}" + source)
+    elif found.get("--chat-template") in NAMED_TEMPLATES:
+        template.write_text(NAMED_TEMPLATES[found["--chat-template"]])
     elif " " in found.get("--chat-template", ""):
         template.write_text(found["--chat-template"])
     sessions = int(found.get("--parallel", 1))
@@ -55,6 +75,8 @@ def serve(arguments):
     command = [os.environ["MOEFLUX"], "serve", "--model", folder]
     command += ["--port", found["--port"], "--host", found["--host"].split(",")[0]]
     command += ["--ctx", context, "--sessions", sessions]
+    if "--batch-size" in found:
+        command += ["--chunk", found["--batch-size"]]
     if "--api-key" in found:
         keys = folder.parent / "keys"
         keys.write_text(found["--api-key"] + "\n")

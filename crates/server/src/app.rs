@@ -195,12 +195,11 @@ impl App {
             AskPrompt::Conversation(conversation) => {
                 let tools = conversation.callable();
                 let parser = text.parser(&tokens, tools)?;
-                let stops = match tools.is_empty() {
-                    true => request.stop.clone(),
-                    // The core knows no calls, in which no stop string counts.
-                    false => std::mem::take(&mut request.stop),
-                };
-                AnswerSource::Parsed(Box::new(AnswerText::new(parser, stops)?))
+                // The core needs them only to find the step with which a stop string ends the answer.
+                if !request.stop.is_empty() {
+                    request.tools = tools.clone();
+                }
+                AnswerSource::Parsed(Box::new(AnswerText::new(parser, request.stop.clone())?))
             }
             AskPrompt::Raw { .. } => {
                 let stops = StopStrings::new(request.stop.clone())?;

@@ -1,6 +1,6 @@
 //! Choice of an answer's next token by all that its request names: sampling, bias, masks, logprobs.
 
-use std::sync::Arc;
+use std::{collections::VecDeque, sync::Arc};
 
 use super::decode::GenerateRequest;
 use crate::{
@@ -24,6 +24,8 @@ pub(crate) struct TokenChoice {
     masks: Vec<Box<dyn TokenMask>>,
     /// Number of the most probable tokens beside each log-probability.
     logprobs: Option<usize>,
+    /// Rest of a run of tokens that the only mask forces.
+    forced: VecDeque<u32>,
 }
 
 impl TokenChoice {
@@ -42,20 +44,46 @@ impl TokenChoice {
         sampler.prompt(prompt);
         request.logprobs.map_or(Ok(()), TokenLogprobs::check_count)?;
         let masks = request.masks.iter().map(|source| source.start()).collect::<Result<_, _>>()?;
-        Ok(Self { sampler, masks, logprobs: request.logprobs })
+        Ok(Self { sampler, masks, logprobs: request.logprobs, forced: VecDeque::new() })
     }
 
-    /// Chooses the next token from all logits.
+    /// Chooses the next token from all logits. A token that the only mask forces needs none.
     ///
     /// # Errors
     /// As [`Sampler::sample_masked`].
     pub(crate) fn choose(&mut self, logits: &[f32]) -> Result<ChosenToken, Error> {
-        let token = self.sampler.sample_masked(logits, &mut self.masks)?;
+        // Other masks might forbid a forced token.
+        if let ([mask], true) = (self.masks.as_mut_slice(), self.forced.is_empty()) {
+            self.forced.extend(mask.take_forced()?);
+        }
+        let token = match self.take_forced()? {
+            Some(token) => token,
+            None => self.sampler.sample_masked(logits, &mut self.masks)?,
+        };
         let logprobs = self.logprobs.map(|top| Box::new(TokenLogprobs::new(logits, token, top)));
         Ok(ChosenToken { token, logprobs })
     }
 
-    /// Appends a token to the session and chooses the next one, from candidates that the device
+    /// The next token of a run that is forced, so that all of it is fed in one step. `None` behind
+    /// its end, or if each token needs its log-probabilities.
+    ///
+    /// # Errors
+    /// The mask fails.
+    pub(crate) fn next_in_run(&mut self) -> Result<Option<ChosenToken>, Error> {
+        if self.logprobs.is_some() {
+            return Ok(None);
+        }
+        Ok(self.take_forced()?.map(|token| ChosenToken { token, logprobs: None }))
+    }
+
+    fn take_forced(&mut self) -> Result<Option<u32>, Error> {
+        let Some(token) = self.forced.pop_front() else { return Ok(None) };
+        self.sampler.accept(token);
+        self.masks.iter_mut().try_for_each(|mask| mask.accept(token))?;
+        Ok(Some(token))
+    }
+
+    /// Appends tokens to the session and chooses the next one, from candidates that the device
     /// selects where they suffice.
     ///
     /// # Errors
@@ -63,14 +91,14 @@ impl TokenChoice {
     pub(crate) fn next(
         &mut self,
         session: &mut Session,
-        token: u32,
+        tokens: &[u32],
         control: &mut StepControl<'_>,
     ) -> Result<ChosenToken, Error> {
         if self.masks.is_empty() && self.logprobs.is_none() {
-            let token = session.next(&[token], &mut self.sampler, control)?;
+            let token = session.next(tokens, &mut self.sampler, control)?;
             return Ok(ChosenToken { token, logprobs: None });
         }
-        session.feed(&[token], Logits::Last, control, &mut |_, _| {})?;
+        session.feed(tokens, Logits::Last, control, &mut |_, _| {})?;
         self.choose(session.logits())
     }
 }

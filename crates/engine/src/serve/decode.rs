@@ -36,6 +36,10 @@ pub struct GenerateRequest {
     /// decoded text. They do not end thoughts.
     #[cfg(feature = "text")]
     pub stop: Vec<String>,
+    /// Tools whose calls the answer may have. Stop strings do not end calls. Without tools the
+    /// syntax of calls is text.
+    #[cfg(feature = "text")]
+    pub tools: ToolSet,
     /// Lengths of prompt prefixes that other prompts are likely to share, ascending: see
     /// [`Session::sync_with`].
     pub ends: Vec<usize>,
@@ -80,6 +84,7 @@ setters!(GenerateRequest {
 #[cfg(feature = "text")]
 setters!(GenerateRequest {
     stop: Vec<String>,
+    tools: ToolSet,
 });
 
 /// Reason for the end of a generation.
@@ -158,7 +163,7 @@ impl AnswerEnd {
         prompt: &[u32],
         request: &GenerateRequest,
     ) -> Result<Self, Error> {
-        let parser = engine.text()?.parser(prompt, &ToolSet::default())?;
+        let parser = engine.text()?.parser(prompt, &request.tools)?;
         let text = AnswerText::new(parser, request.stop.clone())?;
         Ok(Self { text: Some(text), ..Self::by_ids(engine, request) })
     }
@@ -193,6 +198,11 @@ impl AnswerEnd {
         }
     }
 
+    /// Whether no token follows, whatever the session has room for.
+    pub(crate) fn is_reached(&self) -> bool {
+        self.finish.is_some() || self.has_all_tokens()
+    }
+
     /// Whether the requested number of tokens is reached.
     pub(crate) fn has_all_tokens(&self) -> bool {
         self.generated >= self.max_tokens
@@ -214,6 +224,8 @@ pub struct Tokens<'a> {
     synced: Synced,
     prompt_logprobs: Vec<TokenLogprobs>,
     last: Option<ChosenToken>,
+    /// Generated tokens that the session does not hold.
+    unfed: Vec<u32>,
     finish: Option<Finish>,
     failed: bool,
 }
@@ -243,13 +255,14 @@ impl<'a> Tokens<'a> {
             synced,
             prompt_logprobs,
             last: None,
+            unfed: Vec::new(),
             finish: None,
             failed: false,
         })
     }
 
-    /// The session. It holds all tokens but the last one, which is fed when the next one is
-    /// requested.
+    /// The session. It holds all tokens but the last one, or a run of forced ones, which are fed
+    /// together when a token is requested that depends on them.
     pub fn session(&self) -> &Session {
         self.session
     }
@@ -279,6 +292,23 @@ impl<'a> Tokens<'a> {
     pub(crate) fn text(&mut self) -> Option<&mut AnswerText> {
         self.end.text()
     }
+
+    /// The next token: a forced one, or one that the session's next step chooses.
+    fn choose(&mut self) -> Result<ChosenToken, Error> {
+        let Self { session, choice, cancel, unfed, .. } = self;
+        if unfed.is_empty() {
+            return choice.choose(session.logits());
+        }
+        if session.tokens().len() + unfed.len() < session.engine().plan().context
+            && let Some(forced) = choice.next_in_run()?
+        {
+            return Ok(forced);
+        }
+        let mut control = StepControl { cancel: *cancel, ..StepControl::default() };
+        let chosen = choice.next(session, unfed, &mut control)?;
+        unfed.clear();
+        Ok(chosen)
+    }
 }
 
 impl Iterator for Tokens<'_> {
@@ -295,14 +325,10 @@ impl Iterator for Tokens<'_> {
         if self.finish.is_some() {
             return None;
         }
-        let mut control = StepControl { cancel: self.cancel, ..StepControl::default() };
-        let chosen = match &self.last {
-            None => self.choice.choose(self.session.logits()),
-            Some(last) => self.choice.next(self.session, last.token, &mut control),
-        };
-        match chosen.and_then(|chosen| self.end.push(chosen.token).map(|()| chosen)) {
+        match self.choose().and_then(|chosen| self.end.push(chosen.token).map(|()| chosen)) {
             Ok(chosen) => {
                 let token = chosen.token;
+                self.unfed.push(token);
                 self.last = Some(chosen);
                 Some(Ok(token))
             }

@@ -114,7 +114,8 @@ pub enum Event {
         id: RequestId,
         /// Reason for the end.
         finish: Finish,
-        /// Its session. It holds all tokens but the last generated one.
+        /// Its session. It holds all tokens but the last generated one, or a part of the run of
+        /// forced ones that it ends.
         session: Session,
     },
     /// Sampling or a mask failed: the model's weights may be damaged.
@@ -130,7 +131,8 @@ pub enum Event {
 
 /// Continuous batching: sequences in flight that share steps.
 ///
-/// A step decodes one token of every decoding sequence. The rest of the step's token budget
+/// A step decodes one token of every decoding sequence, or a run of tokens that a mask forces. The
+/// rest of the step's token budget
 /// prefills one prompt, round robin. An expert that several sequences need is read once.
 ///
 /// Common prompt prefixes are computed once: a sequence waits for one that is further ahead in the
@@ -202,8 +204,8 @@ struct Sequence {
     /// Positions of the prompt at which prefill pauses to fill the prefix cache, ascending.
     pauses: Vec<usize>,
     synced: Synced,
-    /// The token sampled last, not yet fed to the session.
-    pending: Option<u32>,
+    /// Tokens not yet fed to the session: the one sampled last, and forced ones behind it.
+    pending: Vec<u32>,
     /// Whether steps leave the sequence out.
     is_paused: bool,
 }
@@ -213,8 +215,8 @@ impl Sequence {
     fn entry(&mut self, count: usize) -> BatchEntry<'_> {
         let Self { session, prompt, pending, prompt_logprobs, embedding, .. } = self;
         let fed = session.tokens().len();
-        match pending {
-            Some(token) => BatchEntry::new(session, std::slice::from_ref(token)).logits(true),
+        match pending.get(..count) {
+            Some(tokens) => BatchEntry::new(session, tokens).logits(true),
             None => {
                 let tokens = &prompt[fed..fed + count];
                 let logits = fed + count == prompt.len();
@@ -230,7 +232,7 @@ impl Sequence {
 
     /// Whether part of the prompt is left to prefill.
     fn is_prefilling(&self) -> bool {
-        self.pending.is_none() && self.remaining() > 0
+        self.remaining() > 0
     }
 
     /// Whether the rest of the prompt may be adopted from another sequence.
@@ -257,9 +259,26 @@ impl Sequence {
         next.map_or(self.remaining(), |pause| pause - fed)
     }
 
-    /// Number of tokens left to feed.
+    /// Number of prompt tokens left to feed.
     fn remaining(&self) -> usize {
-        self.pending.map_or(self.prompt.len() - self.session.tokens().len(), |_| 1)
+        self.prompt.len().saturating_sub(self.session.tokens().len())
+    }
+
+    /// Chooses the next token, and the forced ones behind it as far as the answer goes.
+    fn choose(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
+        let context = self.session.engine().plan().context;
+        let mut next = Some(self.choice.choose(self.session.logits())?);
+        while let Some(ChosenToken { token, logprobs }) = next {
+            self.end.push(token)?;
+            self.pending.push(token);
+            events.push(Event::Token { id: self.id, token, logprobs });
+            let has_room = self.session.tokens().len() + self.pending.len() < context;
+            next = match has_room && !self.end.is_reached() {
+                true => self.choice.next_in_run()?,
+                false => None,
+            };
+        }
+        Ok(())
     }
 
     /// Reason for the end, once the prompt is complete and nothing is left to generate.
@@ -316,7 +335,7 @@ impl Scheduler {
             computes_all: request.computes_all(),
             pauses,
             synced,
-            pending: None,
+            pending: Vec::new(),
             is_paused: false,
         });
         self.adopt_shared_prefixes();
@@ -408,6 +427,11 @@ impl Scheduler {
         }
         let stats = self.engine.step(&mut entries, control)?;
         self.stats = self.stats.plus(&stats);
+        for (sequence, count) in self.sequences.iter_mut().zip(&token_counts) {
+            // Of a prompt nothing is pending.
+            let fed = sequence.pending.len().min(*count);
+            sequence.pending.drain(..fed);
+        }
         self.adopt_shared_prefixes();
         let mut events = Vec::new();
         self.take_prompt_logprobs(&token_counts, &mut events);
@@ -438,14 +462,15 @@ impl Scheduler {
         let mut decoding = 0;
         let decodes = |i: &usize| {
             let sequence = &self.sequences[*i];
-            sequence.pending.is_some() && !sequence.is_paused
+            !sequence.pending.is_empty() && !sequence.is_paused
         };
         for i in round_robin(self.last_decoded).filter(decodes) {
             // With more decoding sequences than tokens they take turns.
             if budget == 0 {
                 break;
             }
-            (token_counts[i], budget, decoding) = (1, budget - 1, decoding + 1);
+            let count = self.sequences[i].pending.len().min(budget);
+            (token_counts[i], budget, decoding) = (count, budget - count, decoding + count);
             self.last_decoded = self.sequences[i].id.0;
         }
         if let Some(i) = next_prefill {
@@ -551,7 +576,7 @@ impl Scheduler {
         for (sequence, count) in self.sequences.iter_mut().zip(token_counts) {
             let Some(of_prompt) = &mut sequence.prompt_logprobs else { continue };
             let (first, logprobs) = (of_prompt.first(), of_prompt.take());
-            if sequence.pending.is_none() && *count > 0 && !logprobs.is_empty() {
+            if *count > 0 && !logprobs.is_empty() {
                 events.push(Event::PromptLogprobs { id: sequence.id, first, logprobs });
             }
         }
@@ -573,28 +598,21 @@ impl Scheduler {
     fn sample(&mut self, token_counts: &[usize], events: &mut Vec<Event>) {
         let mut failed = Vec::new();
         for (i, sequence) in self.sequences.iter_mut().enumerate() {
-            // A prompt that was fully reused has no tokens in this step.
-            let prompt_done = sequence.pending.is_none()
-                && sequence.session.tokens().len() == sequence.prompt.len();
-            if !prompt_done && (token_counts[i] == 0 || sequence.pending.is_none())
+            if sequence.is_prefilling()
+                || !sequence.pending.is_empty()
                 || sequence.is_paused
                 || sequence.end.has_all_tokens()
             {
                 continue;
             }
+            // A prompt that was fully reused has no tokens in this step.
+            let prompt_done = sequence.session.tokens().len() == sequence.prompt.len();
             let cached = match prompt_done && token_counts[i] > 0 {
                 true => sequence.session.cache_prefix(),
                 false => Ok(()),
             };
-            let chosen = cached
-                .and_then(|()| sequence.choice.choose(sequence.session.logits()))
-                .and_then(|chosen| sequence.end.push(chosen.token).map(|()| chosen));
-            match chosen {
-                Ok(ChosenToken { token, logprobs }) => {
-                    sequence.pending = Some(token);
-                    events.push(Event::Token { id: sequence.id, token, logprobs });
-                }
-                Err(error) => failed.push((i, error)),
+            if let Err(error) = cached.and_then(|()| sequence.choose(events)) {
+                failed.push((i, error));
             }
         }
         self.fail(failed, events);

@@ -427,3 +427,92 @@ fn expert_counters_sum_to_the_choices_of_the_routers() {
         assert!(prefetched >= steps.experts_predicted, "{golden}");
     }
 }
+
+/// A mask that forces runs of tokens, and allows all others.
+#[derive(Clone, Debug, Default)]
+struct ForcedRuns {
+    position: usize,
+}
+
+/// Tokens of each run.
+const RUN: [u32; 5] = [11, 12, 13, 14, 15];
+
+impl MaskSource for ForcedRuns {
+    fn start(&self) -> Result<Box<dyn TokenMask>, Error> {
+        Ok(Box::new(self.clone()))
+    }
+}
+
+impl TokenMask for ForcedRuns {
+    fn mask(&mut self, _: &mut [f32]) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn accept(&mut self, _: u32) -> Result<(), Error> {
+        self.position += 1;
+        Ok(())
+    }
+
+    fn take_forced(&mut self) -> Result<Vec<u32>, Error> {
+        Ok(if self.position % 8 == 3 { RUN.to_vec() } else { Vec::new() })
+    }
+}
+
+/// Results of requests in one scheduler, and its steps.
+fn scheduled(
+    engine: &Engine,
+    options: SchedulerOptions,
+    requests: &[GenerateRequest],
+) -> (Vec<Made>, usize) {
+    let mut scheduler = Scheduler::new(engine, options);
+    let mut made = vec![Made::default(); requests.len()];
+    let mut ids = Vec::new();
+    for (i, request) in requests.iter().enumerate() {
+        let prompt = prompt(i as u32, 30);
+        ids.push(scheduler.add(engine.session().unwrap(), &prompt, request).unwrap());
+    }
+    let index = |id: RequestId| ids.iter().position(|other| *other == id).unwrap();
+    let mut steps = 0;
+    while !scheduler.is_empty() {
+        steps += 1;
+        for event in scheduler.step(&mut StepControl::default()).unwrap() {
+            match event {
+                Event::Token { id, token, .. } => made[index(id)].tokens.push(token),
+                Event::Finished { id, finish, .. } => made[index(id)].finish = Some(finish),
+                Event::Failed { error, .. } => panic!("{error}"),
+                _ => {}
+            }
+        }
+    }
+    (made, steps)
+}
+
+#[test]
+fn a_run_of_forced_tokens_is_one_step_and_changes_no_token() {
+    let engine = engine(exact("cpu"), 3);
+    let asked = |tokens: usize| {
+        let sampling = Sampling::default().seed(5);
+        request(tokens).sampling(sampling).masks(vec![Arc::new(ForcedRuns::default())])
+    };
+    // The limits are before a run, inside one, behind some, and over the context.
+    for tokens in [3, 5, 40, 400] {
+        // Log-probabilities need a step for each token.
+        let stepwise = [asked(tokens).logprobs(0)];
+        let (expected, all_steps) = scheduled(&engine, SchedulerOptions::default(), &stepwise);
+        for options in [SchedulerOptions::default(), SchedulerOptions::default().tokens(2)] {
+            let (made, steps) = scheduled(&engine, options, &[asked(tokens)]);
+            assert_eq!(made, expected, "{tokens}");
+            let is_batched = options.tokens.is_none() && expected[0].tokens.len() > 10;
+            assert!(!is_batched || steps < all_steps, "{tokens}: {steps} of {all_steps}");
+        }
+        let plain = request(tokens).sampling(Sampling::greedy());
+        let both = [asked(tokens), plain.clone()];
+        let (made, _) = scheduled(&engine, SchedulerOptions::default(), &both);
+        assert_eq!(made[0], expected[0]);
+        let mut session = engine.session().unwrap();
+        let mut control = StepControl::default();
+        let alone = session.generate(&prompt(0, 30), &asked(tokens), &mut control).unwrap();
+        let alone: Vec<u32> = alone.map(Result::unwrap).collect();
+        assert_eq!(alone, expected[0].tokens, "{tokens}");
+    }
+}

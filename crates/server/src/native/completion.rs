@@ -193,8 +193,7 @@ mod tests {
 
     #[test]
     fn the_last_event_has_the_end() {
-        let usage =
-            AnswerUsage { prompt: 7, cached: 3, generated: 2, ..AnswerUsage::default() };
+        let usage = AnswerUsage { prompt: 7, cached: 3, generated: 2, ..AnswerUsage::default() };
         let stop = AnswerFinish::StopString("END".into());
         let deltas = [
             Delta::Start(usage),

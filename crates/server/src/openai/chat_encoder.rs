@@ -205,8 +205,7 @@ impl Encoder for ChatEncoder {
             Delta::CallEnd { .. } => return Vec::new(),
             Delta::End { finish, usage } => {
                 self.reports.timings = Some(usage.into());
-                self.reports.verbose =
-                    self.verbose.clone().map(|prompt| VerbosePrompt { prompt });
+                self.reports.verbose = self.verbose.clone().map(|prompt| VerbosePrompt { prompt });
                 let end = self.chunk(choice, ChunkDelta::default(), Some(finish_reason(&finish)));
                 let sum = self.sum.add(choice, usage).filter(|_| self.include_usage);
                 let usage = sum.map(|sum| ChatChunk {

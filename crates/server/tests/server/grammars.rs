@@ -150,6 +150,55 @@ fn thoughts_come_before_the_form() {
 }
 
 #[test]
+fn thoughts_and_marks_inside_strings_keep_the_form_on_all_apis() {
+    // The end of thoughts is legal text in the form.
+    let note = "a </think> b";
+    let schema = json!({
+        "type": "object", "properties": {"note": {"type": "string"}}, "required": ["note"],
+        "additionalProperties": false,
+    });
+    let answer = format!("Hm.\n</think>\n\n{{\"note\": \"{note}\"}}");
+    let server = scripted("</think>", "<think>\\n", &[&answer]);
+    let named = json!({"type": "json_schema", "name": "answer", "schema": schema});
+    let input = json!("Tell me of the Fox.");
+    for (path, form, thoughts, text) in [
+        (
+            "/v1/chat/completions",
+            format(&schema),
+            "/choices/0/message/reasoning_content",
+            "/choices/0/message/content",
+        ),
+        (
+            "/v1/messages",
+            json!({"output_format": {"type": "json_schema", "schema": schema}}),
+            "/content/0/thinking",
+            "/content/1/text",
+        ),
+        (
+            "/v1/responses",
+            json!({"input": input, "text": {"format": named}}),
+            "/output/0/content/0/text",
+            "/output/1/content/0/text",
+        ),
+        (
+            "/api/chat",
+            json!({"format": schema, "stream": false, "think": true}),
+            "/message/thinking",
+            "/message/content",
+        ),
+    ] {
+        let reply = post(&server, path, &fox(1, form));
+        assert_eq!(reply.status, 200, "{path}: {}", reply.body);
+        let whole = reply.json();
+        let at = |pointer: &str| whole.pointer(pointer).and_then(Value::as_str).unwrap_or("");
+        assert_eq!(at(thoughts).trim(), "Hm.", "{path}: {whole}");
+        let value: Value =
+            serde_json::from_str(at(text)).unwrap_or_else(|e| panic!("{e}: {whole}"));
+        assert_eq!(value, json!({"note": note}), "{path}");
+    }
+}
+
+#[test]
 fn a_required_call_is_made_in_every_syntax_of_text() {
     for (mark, call) in [
         (

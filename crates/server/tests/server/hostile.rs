@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use moeflux::serve::ForcedTokens;
+use moeflux::serve::{ForcedTokens, ServingCore};
 use moeflux_server::ServerOptions;
 use serde_json::{Value, json};
 
@@ -312,6 +312,24 @@ fn hostile_connections_are_refused_while_a_stream_goes_on() {
     assert!(reply.head.contains("content-length: "), "{}", reply.head);
     assert_eq!(receive(send(&server, &format!("HEAD {CHAT}"), &[], b"")).status, 405);
     bystander.end();
+}
+
+#[test]
+fn a_slow_connection_does_not_outlive_the_second_signal() {
+    let mut server = TestServer::start(1, 4, "");
+    let mut slow = TcpStream::connect(server.address).unwrap();
+    let head = format!("POST {CHAT} HTTP/1.1\r\nHost: {}\r\n", server.address);
+    slow.write_all(format!("{head}Content-Length: 1000\r\n\r\n{{").as_bytes()).unwrap();
+    // A later connection is answered: the server has the slow one.
+    assert_eq!(receive(send(&server, "GET /health", &[], b"")).status, 200);
+    server.stopper.stop();
+    server.wait_for(ServingCore::is_stopping);
+    // The body of a request may still arrive, so that the server waits for it.
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(!server.thread.as_ref().unwrap().is_finished());
+    let since = Instant::now();
+    server.end();
+    assert!(since.elapsed() < 10 * REFUSAL, "{:?}", since.elapsed());
 }
 
 #[test]

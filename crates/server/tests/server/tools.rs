@@ -169,6 +169,41 @@ fn calls_may_be_one_or_none_or_cut_off() {
 }
 
 #[test]
+fn a_broken_call_is_closed_and_ends_the_answer_as_cut_off() {
+    let arguments = "{\"path\": \".\"; no}";
+    let broken =
+        format!("<tool_call>\n{{\"name\": \"list\", \"arguments\": {arguments}}}\n</tool_call>");
+    let server = scripted(&[&broken]);
+    let whole = chat(&server, &ask(json!({}))).json();
+    let streamed = fold(&chat(&server, &ask(json!({"stream": true}))));
+    let choice = &whole["choices"][0];
+    for (message, finish) in
+        [(&choice["message"], &choice["finish_reason"]), (&streamed.0, &streamed.1)]
+    {
+        assert_eq!(finish, "length", "{message}");
+        let arguments = message["tool_calls"][0]["function"]["arguments"].as_str().unwrap();
+        let arguments: Value = serde_json::from_str(arguments).unwrap();
+        assert_eq!(arguments, json!({"path": "."}));
+    }
+}
+
+#[test]
+fn a_stop_string_ends_text_and_no_call() {
+    let server = scripted(&[CALLS]);
+    let whole = chat(&server, &ask(json!({"stop": "look."}))).json();
+    let choice = &whole["choices"][0];
+    assert_eq!(
+        (&choice["message"]["content"], &choice["finish_reason"]),
+        (&json!("Let me "), &json!("stop"))
+    );
+    assert!(choice["message"].get("tool_calls").is_none());
+    let whole = chat(&server, &ask(json!({"stop": ["path", "name"]}))).json();
+    let choice = &whole["choices"][0];
+    assert_eq!(choice["finish_reason"], "tool_calls");
+    assert_eq!(choice["message"]["tool_calls"].as_array().unwrap().len(), 2);
+}
+
+#[test]
 fn a_round_of_tools_in_messages() {
     let server = scripted(&[CALLS, "All done."]);
     let tool = |name: &str| json!({"name": name, "input_schema": schema()});

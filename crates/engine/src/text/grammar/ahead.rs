@@ -5,10 +5,16 @@ use std::sync::{
     mpsc::{self, Receiver, Sender},
 };
 
-use llguidance::{Matcher, toktrie::SimpleVob};
+use llguidance::{
+    Matcher,
+    toktrie::{SimpleVob, TokTrie},
+};
 
 use super::mask::stopped;
 use crate::base::error::Error;
+
+/// Most tokens of a forced run, which are fed in one step.
+const MAX_FORCED: usize = 32;
 
 /// Tokens that a grammar allows next.
 pub(super) struct NextTokens {
@@ -18,6 +24,8 @@ pub(super) struct NextTokens {
     pub(super) allowed: Option<SimpleVob>,
     /// Whether it may end here.
     pub(super) is_accepting: bool,
+    /// Tokens of the only text that continues it, but for the last one: free text may join it.
+    pub(super) forced: Vec<u32>,
 }
 
 impl NextTokens {
@@ -36,8 +44,43 @@ impl NextTokens {
                 allowed => Some(allowed.map_err(stopped)?),
             },
         };
-        Ok(Self { matcher, allowed, is_accepting })
+        let forced = match &allowed {
+            Some(allowed) if !is_accepting => forced(&matcher, allowed),
+            _ => Vec::new(),
+        };
+        Ok(Self { matcher, allowed, is_accepting, forced })
     }
+}
+
+/// Tokens of the only text that continues a grammar, without the last one.
+fn forced(matcher: &Matcher, allowed: &SimpleVob) -> Vec<u32> {
+    let Ok(env) = matcher.tok_env() else { return Vec::new() };
+    let trie = env.tok_trie();
+    // Texts that are free begin in many ways.
+    let mut first = None;
+    for token in set_bits(allowed) {
+        let byte = trie.token(token).first();
+        if byte.is_none() || byte == Some(&TokTrie::SPECIAL_TOKEN_MARKER) {
+            return Vec::new();
+        }
+        if *first.get_or_insert(byte) != byte {
+            return Vec::new();
+        }
+    }
+    // The search would change the grammar.
+    let bytes = matcher.deep_clone().compute_ff_bytes();
+    let text = bytes.utf8_chunks().next().map_or("", |chunk| chunk.valid());
+    let mut tokens = env.tokenize_bytes(text.as_bytes());
+    tokens.truncate(tokens.len().saturating_sub(1).min(MAX_FORCED));
+    tokens
+}
+
+/// Tokens of a set.
+fn set_bits(set: &SimpleVob) -> impl Iterator<Item = u32> + '_ {
+    let words = set.as_slice().iter().zip((0..).step_by(32));
+    words.flat_map(|(word, base)| {
+        (0..32_u32).filter(move |bit| word & (1 << bit) != 0).map(move |bit| base + bit)
+    })
 }
 
 /// Work of the thread, and the channel to the answer that waits for it.

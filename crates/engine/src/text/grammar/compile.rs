@@ -18,7 +18,10 @@ use serde_json::Value;
 use super::{
     AnswerForm, ahead::MaskThread, invalid, lark::json_schema, vocabulary::GrammarVocabulary,
 };
-use crate::base::error::{Error, GrammarError};
+use crate::{
+    base::error::{Error, GrammarError},
+    text::tokenizer::Tokenizer,
+};
 
 /// Longest time of a compilation. Usual schemas take milliseconds.
 const COMPILE_TIME: Duration = Duration::from_millis(900);
@@ -68,16 +71,24 @@ const NOT_ENFORCED: [&str; 9] = [
     "x-guidance",
 ];
 
-/// The trie as the library's tokenizer. Any tokens may spell a text that the grammar forces.
-struct TrieTokenizer(Arc<TokTrie>);
+/// The trie and the model's tokenizer as the library's. Any tokens may spell a text that the
+/// grammar forces.
+struct TrieTokenizer {
+    trie: Arc<TokTrie>,
+    tokenizer: Tokenizer,
+}
 
 impl TokenizerEnv for TrieTokenizer {
     fn tok_trie(&self) -> &TokTrie {
-        &self.0
+        &self.trie
     }
 
     fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
-        self.0.greedy_tokenize(bytes)
+        let text = std::str::from_utf8(bytes).ok();
+        let tokens = text.and_then(|text| self.tokenizer.encode(text, false).ok());
+        // Some tokenizers add a space, and marks are no text.
+        let tokens = tokens.filter(|tokens| self.trie.decode_raw(tokens) == bytes);
+        tokens.unwrap_or_else(|| self.trie.greedy_tokenize(bytes))
     }
 
     fn tokenize_is_canonical(&self) -> bool {
@@ -96,8 +107,10 @@ pub(super) struct Compiler {
 impl Compiler {
     /// # Errors
     /// The library's, as text.
-    pub(super) fn new(vocabulary: GrammarVocabulary) -> Result<Self, String> {
-        let env: TokEnv = Arc::new(TrieTokenizer(Arc::clone(&vocabulary.trie)));
+    pub(super) fn new(tokenizer: &Tokenizer) -> Result<Self, String> {
+        let vocabulary = GrammarVocabulary::new(tokenizer);
+        let (trie, tokenizer) = (Arc::clone(&vocabulary.trie), tokenizer.clone());
+        let env: TokEnv = Arc::new(TrieTokenizer { trie, tokenizer });
         let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &[])
             .map_err(|error| error.to_string())?;
         factory.quiet();

@@ -61,6 +61,10 @@ pub(super) struct GrammarMask {
     tail: Vec<u8>,
     /// Logits that stay whatever the grammar says. Kept to reuse the allocation.
     kept: Vec<KeptLogit>,
+    /// A run of forced tokens that was taken, until all of them are accepted.
+    forced: Vec<u32>,
+    /// Tokens of the run that were accepted.
+    accepted: usize,
 }
 
 /// The grammar behind the tokens so far, and the tokens that it allows next.
@@ -81,8 +85,16 @@ struct KeptLogit {
 
 impl GrammarMask {
     pub(super) fn new(grammar: Grammar, frame: AnswerFrame, phase: AnswerPhase) -> Self {
-        let (next, tail, kept) = (MaskState::Fresh, Vec::new(), Vec::new());
-        let mut mask = Self { grammar, frame, phase, next, tail, kept };
+        let mut mask = Self {
+            grammar,
+            frame,
+            phase,
+            next: MaskState::Fresh,
+            tail: Vec::new(),
+            kept: Vec::new(),
+            forced: Vec::new(),
+            accepted: 0,
+        };
         if matches!(mask.phase, AnswerPhase::Bound { .. }) {
             mask.compute(Vec::new());
         }
@@ -277,6 +289,15 @@ impl TokenMask for GrammarMask {
         if self.grammar.0.end_tokens.contains(token) {
             return Ok(());
         }
+        if self.forced.get(self.accepted) == Some(&token) {
+            self.accepted += 1;
+            if self.accepted == self.forced.len() {
+                self.accepted = 0;
+                let run = std::mem::take(&mut self.forced);
+                self.compute(run);
+            }
+            return Ok(());
+        }
         match (&mut self.phase, &self.frame) {
             (AnswerPhase::Thoughts, _) => self.think(token),
             (AnswerPhase::Text, _) => self.watch(token),
@@ -303,6 +324,20 @@ impl TokenMask for GrammarMask {
             }
         }
         Ok(())
+    }
+
+    fn take_forced(&mut self) -> Result<Vec<u32>, Error> {
+        self.settle()?;
+        // The headers of messages in channels are followed token by token.
+        let has_header = matches!(self.frame, AnswerFrame::Channels { .. });
+        let is_bound = self.phase == AnswerPhase::Bound { line_ends: 0, may_think: false };
+        if let MaskState::Ready(next) = &mut self.next
+            && is_bound
+            && !has_header
+        {
+            self.forced = std::mem::take(&mut next.forced);
+        }
+        Ok(self.forced.clone())
     }
 }
 

@@ -1,7 +1,8 @@
 //! Grammars: answers that follow a JSON schema, a regular expression, a grammar, or the syntax of
 //! calls of tools.
 //!
-//! - Compilation within limits, and the place of a keyword that cannot be enforced: `compile.rs`.
+//! - Compilation within limits, and the place of a keyword that cannot be enforced: `compile.rs`;
+//!   results for the next request: `compiled_cache.rs`.
 //! - The vocabulary as a trie of bytes: `vocabulary.rs`.
 //! - Calls of tools in a model's syntax: `calls.rs`, their parameters: `parameters.rs`, by a writer
 //!   of grammars, `lark.rs`.
@@ -14,6 +15,7 @@ mod ahead;
 mod calls;
 mod channels;
 mod compile;
+mod compiled_cache;
 mod gbnf;
 mod lark;
 mod mask;
@@ -24,7 +26,7 @@ mod vocabulary;
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
 use llguidance::{Matcher, api::GrammarWithLexer};
@@ -33,9 +35,9 @@ use serde_json::{Value, json};
 use self::{
     calls::{CallGrammar, ToolRules},
     compile::Compiler,
+    compiled_cache::CompiledCache,
     lark::LarkWriter,
     mask::{AnswerPhase, GrammarMask},
-    vocabulary::GrammarVocabulary,
 };
 use crate::{
     base::{
@@ -117,6 +119,7 @@ pub(crate) struct Grammars {
     /// Bytes of the plan for grammars.
     room: u64,
     compiler: OnceLock<Result<Arc<Compiler>, String>>,
+    compiled: Mutex<CompiledCache>,
 }
 
 impl fmt::Debug for Grammars {
@@ -128,16 +131,18 @@ impl fmt::Debug for Grammars {
 impl Grammars {
     /// Grammars of a model whose plan has `room` bytes for them.
     pub(crate) fn new(room: u64) -> Self {
-        Self { room, compiler: OnceLock::new() }
+        Self { room, compiler: OnceLock::new(), compiled: Mutex::default() }
+    }
+
+    fn compiled(&self) -> MutexGuard<'_, CompiledCache> {
+        self.compiled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn compiler(&self, text: &Text) -> Result<&Arc<Compiler>, GrammarError> {
         if self.room == 0 {
             return Err(GrammarError::NoRoom);
         }
-        let compiler = self
-            .compiler
-            .get_or_init(|| Compiler::new(GrammarVocabulary::new(text.tokenizer())).map(Arc::new));
+        let compiler = self.compiler.get_or_init(|| Compiler::new(text.tokenizer()).map(Arc::new));
         compiler.as_ref().map_err(|problem| invalid("", problem.clone()))
     }
 }
@@ -184,6 +189,10 @@ impl Text {
             return Ok(None);
         }
         let compiler = self.grammars().compiler(self)?;
+        let key = CompiledCache::key(constraint);
+        if let Some(kept) = key.as_ref().and_then(|key| self.grammars().compiled().get(key)) {
+            return Ok(Some(kept));
+        }
         let syntax = match calls {
             Some(_) => Some(self.call_syntax().ok_or_else(|| {
                 invalid("", "the model's chat template has no calls of tools that are known")
@@ -225,7 +234,7 @@ impl Text {
         };
         let main = GrammarWithLexer::from_lark(lark.text(&start));
         let matcher = compiler.compile(lark.with_main(main), constraint.form.as_ref())?;
-        Ok(Some(Grammar(Arc::new(CompiledGrammar {
+        let grammar = Grammar(Arc::new(CompiledGrammar {
             matcher: Mutex::new(matcher),
             compiler: Arc::clone(compiler),
             marks,
@@ -233,7 +242,11 @@ impl Text {
             free_channels,
             end_tokens: self.end().clone(),
             raw: constraint.raw,
-        }))))
+        }));
+        if let Some(key) = key {
+            self.grammars().compiled().insert(key, grammar.clone());
+        }
+        Ok(Some(grammar))
     }
 }
 

@@ -19,6 +19,15 @@ pub trait TokenMask: Send {
     /// # Errors
     /// The mask fails; the answer fails with this error.
     fn accept(&mut self, token: u32) -> Result<(), Error>;
+
+    /// Takes the run of tokens that the mask forces next, if there is one. The caller chooses these
+    /// tokens without logits, and accepts each.
+    ///
+    /// # Errors
+    /// The mask fails; the answer fails with this error.
+    fn take_forced(&mut self) -> Result<Vec<u32>, Error> {
+        Ok(Vec::new())
+    }
 }
 
 /// A mask as part of a request, which may be cloned: one [`TokenMask`] for each of its answers.
