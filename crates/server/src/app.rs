@@ -195,7 +195,7 @@ impl App {
             AskPrompt::Conversation(conversation) => {
                 let tools = conversation.callable();
                 let parser = text.parser(&tokens, tools)?;
-                // The core needs them only to find the step with which a stop string ends the answer.
+                // The core needs them to find the step with which a stop string ends the answer.
                 if !request.stop.is_empty() {
                     request.tools = tools.clone();
                 }

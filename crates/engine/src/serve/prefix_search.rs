@@ -1,4 +1,5 @@
-//! Search of the folder of saved prompts, on a thread beside the worker: no step waits for the disk.
+//! Search of the folder of saved prompts, on a thread beside the worker, so that no step waits for
+//! the disk.
 
 use std::{
     fs::File,

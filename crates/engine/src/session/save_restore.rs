@@ -406,7 +406,8 @@ impl Engine {
         runtime.prefix_cache.find(tokens, truncatable).map_or(0, |(_, len)| len)
     }
 
-    /// Bytes of all states: of sessions and of the prefix cache. Memory that they share counts once.
+    /// Bytes of all states: of sessions and of the prefix cache. Memory that they share counts
+    /// once.
     pub(crate) fn states_held(&self) -> u64 {
         self.lock().device.states_held()
     }

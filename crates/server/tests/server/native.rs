@@ -53,7 +53,7 @@ fn times_come_at_the_end_or_with_every_token() {
     assert!(chunks[0].get("timings").is_none());
     let counts: Vec<u64> =
         chunks[1..].iter().map(|chunk| chunk["timings"]["predicted_n"].as_u64().unwrap()).collect();
-    assert!(counts.is_sorted() && counts[0] == 1, "{counts:?}");
+    assert!(counts.is_sorted() && counts[0] > 0, "{counts:?}");
     let whole = chat(&server, &body(json!({}))).json();
     let last = chunks.last().unwrap();
     for answer in [last, &whole] {
