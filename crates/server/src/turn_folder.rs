@@ -1,9 +1,8 @@
 //! Turns on disk: a private file per turn, so that a restarted server continues conversations.
 
 use std::{
-    ffi::OsStr,
     fmt::{self, Debug},
-    fs::{self, File, FileTimes},
+    fs::{File, FileTimes},
     io::{self, BufWriter, Read, Write},
     path::{Path, PathBuf},
     sync::{
@@ -14,7 +13,7 @@ use std::{
     time::SystemTime,
 };
 
-use moeflux::base::{AtomicFile, Readers, UsedFile, create_private_folder, evict_files};
+use moeflux::base::{AtomicFile, Readers, create_private_folder, shrink_folder};
 use serde::{Deserialize, Serialize};
 
 use crate::turns::{AnsweredTurn, TURNS_BYTES, TurnHash};
@@ -65,7 +64,7 @@ impl TurnFolder {
             for WaitingTurn { key, turn } in received {
                 // A turn that cannot be written is computed again after a restart.
                 let _ = write(&file_path(&folder, &key), &turn);
-                shrink(&folder, FOLDER_BYTES);
+                shrink_folder(&folder, SUFFIX, FOLDER_BYTES, |_| true);
             }
         };
         let thread = thread::Builder::new().name("turns".into()).spawn(write)?;
@@ -121,40 +120,4 @@ fn write(path: &Path, turn: &AnsweredTurn) -> io::Result<()> {
     writer.flush()?;
     drop(writer);
     file.finish()
-}
-
-/// Deletes the least recently used turns until the rest has at most `limit` bytes.
-fn shrink(folder: &Path, limit: u64) {
-    let usage = |entry: fs::DirEntry| {
-        let (meta, path) = (entry.metadata().ok()?, entry.path());
-        let is_turn = meta.is_file() && path.extension() == Some(OsStr::new(SUFFIX));
-        is_turn.then_some(UsedFile { used: meta.modified().ok()?, path, bytes: meta.len() })
-    };
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    evict_files(entries.filter_map(usage).collect(), limit);
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    #[test]
-    fn the_least_recently_used_files_are_deleted() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = |name: &str| folder.path().join(format!("{name}.{SUFFIX}"));
-        for (i, name) in ["b", "a", "c"].into_iter().enumerate() {
-            fs::write(path(name), [0; 10]).unwrap();
-            let file = File::options().write(true).open(path(name)).unwrap();
-            let time = SystemTime::UNIX_EPOCH + Duration::from_secs(i as u64);
-            file.set_times(FileTimes::new().set_modified(time)).unwrap();
-        }
-        fs::write(folder.path().join("other"), [0; 100]).unwrap();
-        shrink(folder.path(), 20);
-        assert!(!path("b").exists() && path("a").exists() && path("c").exists());
-        shrink(folder.path(), 9);
-        assert!(!path("a").exists() && !path("c").exists());
-        assert!(folder.path().join("other").exists());
-    }
 }

@@ -162,18 +162,32 @@ pub fn create_private_folder(path: &Path) -> io::Result<()> {
 
 /// A file of a folder with a size limit.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct UsedFile {
+struct UsedFile {
     /// Time of its last use.
-    pub used: SystemTime,
-    /// Its path.
-    pub path: PathBuf,
-    /// Its length.
-    pub bytes: u64,
+    used: SystemTime,
+    path: PathBuf,
+    bytes: u64,
 }
 
-/// Deletes the least recently used files until the rest has at most `limit` bytes. A file that
-/// another process has deleted counts as freed. One that cannot be deleted still counts.
-pub fn evict_files(mut files: Vec<UsedFile>, limit: u64) {
+/// Regular files (no links) of a folder with an extension.
+pub(crate) fn files_with_extension(folder: &Path, ext: &str) -> impl Iterator<Item = PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let files = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()));
+    files.map(|entry| entry.path()).filter(move |path| path.extension() == Some(OsStr::new(ext)))
+}
+
+/// Deletes the temporary files of killed writers of files with the extension `ext`. Then deletes
+/// the least recently used ones of these files until the rest has at most `limit` bytes. A file
+/// that another process has deleted counts as freed. One that cannot be deleted still counts. Files
+/// for which `is_ours` is false stay and do not count.
+pub fn shrink_folder(folder: &Path, ext: &str, limit: u64, is_ours: impl Fn(&Path) -> bool) {
+    let suffix = format!(".{ext}");
+    remove_stale(folder, |target| target.ends_with(suffix.as_bytes()));
+    let usage = |path: PathBuf| {
+        let meta = fs::metadata(&path).ok().filter(|_| is_ours(&path))?;
+        Some(UsedFile { used: meta.modified().ok()?, path, bytes: meta.len() })
+    };
+    let mut files: Vec<UsedFile> = files_with_extension(folder, ext).filter_map(usage).collect();
     files.sort();
     let mut total = files.iter().fold(0u64, |total, file| total.saturating_add(file.bytes));
     for UsedFile { path, bytes, .. } in files {
@@ -357,6 +371,7 @@ mod tests {
     use std::{
         io::Write,
         os::unix::fs::{PermissionsExt, symlink},
+        time::Duration,
     };
 
     use super::*;
@@ -388,6 +403,31 @@ mod tests {
             }
         }
         assert_eq!(fs::read_dir(&below).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn the_least_recently_used_files_of_a_folder_are_deleted() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(format!("{name}.turn"));
+        for (i, name) in ["b", "a", "c", "foreign"].into_iter().enumerate() {
+            fs::write(path(name), [0; 10]).unwrap();
+            let file = File::options().write(true).open(path(name)).unwrap();
+            let time = SystemTime::UNIX_EPOCH + Duration::from_secs(i as u64);
+            file.set_times(fs::FileTimes::new().set_modified(time)).unwrap();
+        }
+        let killed = folder.path().join(".d.turn.0123456789abcdef.partial");
+        fs::write(&killed, "").unwrap();
+        let running = AtomicFile::create(&path("e"), Readers::Owner).unwrap();
+        fs::write(folder.path().join("other"), [0; 100]).unwrap();
+        let shrink = |limit| {
+            shrink_folder(folder.path(), "turn", limit, |file| file != path("foreign"));
+        };
+        shrink(20);
+        assert!(!path("b").exists() && path("a").exists() && path("c").exists());
+        assert!(!killed.exists() && running.path().exists());
+        shrink(9);
+        assert!(!path("a").exists() && !path("c").exists());
+        assert!(path("foreign").exists() && folder.path().join("other").exists());
     }
 
     #[test]

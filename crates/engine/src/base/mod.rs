@@ -12,7 +12,7 @@ pub(crate) mod system;
 
 #[doc(hidden)]
 pub use atomic_file::{
-    AtomicFile, Readers, UsedFile, WriterLock, create_private_folder, evict_files, follow_links,
+    AtomicFile, Readers, WriterLock, create_private_folder, follow_links, shrink_folder,
 };
 pub use error::{
     GrammarError, OpenError, PlanError, SamplingError, SessionError, SnapshotProblem, ToolError,

@@ -5,7 +5,6 @@ mod tests;
 
 use std::{
     cmp::Reverse,
-    ffi::OsStr,
     fs::{self, File, FileTimes, OpenOptions},
     io::Read,
     path::{Path, PathBuf},
@@ -15,7 +14,7 @@ use std::{
 use super::{SavedState, Snapshot, SnapshotRequirements, snapshot_header::FRAME};
 use crate::{
     base::{
-        atomic_file::{UsedFile, create_private_folder, evict_files, remove_stale},
+        atomic_file::{create_private_folder, files_with_extension, shrink_folder},
         error::Error,
     },
     checkpoint::digest,
@@ -105,23 +104,17 @@ impl SnapshotFolder {
     pub fn shrink(&self) -> Result<(), Error> {
         fs::read_dir(&self.path)
             .map_err(Error::file(&self.path, "cannot read the folder of saved sessions"))?;
-        let suffix = format!(".{SUFFIX}");
-        remove_stale(&self.path, |target| target.ends_with(suffix.as_bytes()));
-        let usage = |path: PathBuf| {
-            let meta = fs::metadata(&path).ok()?;
+        let is_snapshot = |path: &Path| {
             let mut magic = [0; FRAME.magic.len()];
-            File::open(&path).and_then(|mut file| file.read_exact(&mut magic)).ok()?;
-            let (used, bytes) = (meta.modified().ok()?, meta.len());
-            (magic == FRAME.magic).then_some(UsedFile { used, path, bytes })
+            let read = File::open(path).and_then(|mut file| file.read_exact(&mut magic));
+            read.is_ok() && magic == FRAME.magic
         };
-        evict_files(self.snapshots().filter_map(usage).collect(), self.limit);
+        shrink_folder(&self.path, SUFFIX, self.limit, is_snapshot);
         Ok(())
     }
 
     /// Regular files (no links) with the extension of snapshots.
     fn snapshots(&self) -> impl Iterator<Item = PathBuf> {
-        let entries = fs::read_dir(&self.path).into_iter().flatten().flatten();
-        let files = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()));
-        files.map(|entry| entry.path()).filter(|path| path.extension() == Some(OsStr::new(SUFFIX)))
+        files_with_extension(&self.path, SUFFIX)
     }
 }
