@@ -57,7 +57,8 @@ impl FimTokens {
         suffix: &str,
     ) -> Result<RawPrompt, ApiError> {
         let [before_prefix, before_suffix, before_middle] = self.marks;
-        let mut tokens = vec![before_prefix];
+        let mut tokens = text.start_tokens()?;
+        tokens.push(before_prefix);
         tokens.extend(text.encode_continuation(prefix)?);
         tokens.push(before_suffix);
         tokens.extend(text.encode_continuation(suffix)?);

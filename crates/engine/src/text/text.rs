@@ -238,6 +238,23 @@ impl Text {
         self.encode_prompt(text, false)
     }
 
+    /// Special tokens before plain text, as [`Text::encode`] adds them.
+    ///
+    /// # Errors
+    /// The tokenizer cannot represent any text.
+    pub fn start_tokens(&self) -> Result<Vec<u32>, Error> {
+        /// Text between the tokens before it and those behind it.
+        const PROBE: &str = "a";
+        if let Some(AroundIds { bos, .. }) = self.around {
+            return Ok(bos.into_iter().collect());
+        }
+        let (mut whole, plain) =
+            (self.encode_prompt(PROBE, true)?, self.encode_prompt(PROBE, false)?);
+        let start = (0..whole.len()).find(|start| whole[*start..].starts_with(&plain));
+        whole.truncate(start.unwrap_or(0));
+        Ok(whole)
+    }
+
     /// The tokenizer.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer

@@ -34,13 +34,46 @@ fn tokenizer(bytes: &[u8]) -> Vec<u8> {
     tokenizer.to_string().into_bytes()
 }
 
-#[test]
-fn a_suffix_is_part_of_the_prompt() {
+/// A server of the built-in model with this tokenizer.
+fn serve(tokenizer: Vec<u8>) -> TestServer {
+    let tokenizer: &'static [u8] = tokenizer.leak();
     let files = moeflux_tales::FILES.map(|(name, bytes)| match name {
-        "tokenizer.json" => (name, &*tokenizer(bytes).leak()),
+        "tokenizer.json" => (name, tokenizer),
         _ => (name, bytes),
     });
-    let server = TestServer::serve(&engine(&files, 1), 4, ServerOptions::default());
+    TestServer::serve(&engine(&files, 1), 4, ServerOptions::default())
+}
+
+/// The tokenizer in the built-in model.
+fn built_in() -> &'static [u8] {
+    let is_it = |(name, _): &&(&str, _)| *name == "tokenizer.json";
+    moeflux_tales::FILES.iter().find(is_it).unwrap().1
+}
+
+#[test]
+fn a_prompt_begins_like_other_texts_of_the_model() {
+    let mut with_bos: Value = serde_json::from_slice(&tokenizer(built_in())).unwrap();
+    let bos = MARKS[0];
+    let [special, text] = [
+        json!({"SpecialToken": {"id": bos, "type_id": 0}}),
+        json!({"Sequence": {"id": "A", "type_id": 0}}),
+    ];
+    with_bos["post_processor"] = json!({
+        "type": "TemplateProcessing", "single": [special, text], "pair": [special, text],
+        "special_tokens": {bos: {"id": bos, "ids": [FIRST], "tokens": [bos]}},
+    });
+    let prompt_tokens = |tokenizer: Vec<u8>| {
+        let body = json!({"prompt": "The Fox", "suffix": "a tree.", "max_tokens": 1});
+        let answer = post(&serve(tokenizer), "/v1/completions", &body).json();
+        answer["usage"]["prompt_tokens"].as_u64().unwrap()
+    };
+    let plain = prompt_tokens(tokenizer(built_in()));
+    assert_eq!(prompt_tokens(with_bos.to_string().into_bytes()), plain + 1);
+}
+
+#[test]
+fn a_suffix_is_part_of_the_prompt() {
+    let server = serve(tokenizer(built_in()));
     let [prefix, suffix] = ["The Fox saw the ", " in a tree."];
     let ids = |text: &str| {
         let reply = post(&server, "/tokenize", &json!({"content": text})).json();
