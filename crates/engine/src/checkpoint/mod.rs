@@ -8,8 +8,9 @@
 //! - How a matrix or vector is found by name, and in which format: `tensors.rs`, for block-scaled
 //!   formats `block_scaled.rs`.
 //! - RoPE scaling that a user asks for: `rope_scaling.rs`. How weights are read: `read.rs`.
-//! - Which folder a path means: `model_path.rs`. Which files of it hold tensors: `shards.rs`. Files
-//!   and layouts that are recognised but not read: `foreign.rs`.
+//! - Which folder a path means: `model_path.rs`. Which models a folder has: `model_list.rs`. Which
+//!   files of it hold tensors: `shards.rs`. Files and layouts that are recognised but not read:
+//!   `foreign.rs`.
 //! - File handles and mirrors on other disks: `data_file.rs`, `mirror_folders.rs`.
 //! - The safetensors index, GGUF, packed models, the built-in model: `safetensors.rs`, `gguf`,
 //!   `packed`, `embedded.rs`.
@@ -27,6 +28,7 @@ pub(crate) mod json;
 pub(crate) mod location;
 mod mirror_folders;
 pub(crate) mod model_id;
+mod model_list;
 mod model_path;
 pub(crate) mod packed;
 mod quantization;
@@ -53,6 +55,7 @@ pub use location::{MatrixSource, Segment, VectorChange, VectorSource};
 pub(crate) use location::{MatrixStack, TensorInfo};
 use mirror_folders::ModelFolders;
 pub use model_id::ModelId;
+pub use model_list::{ListedModel, list_models};
 use packed::PackedExperts;
 use quantization::Quantization;
 pub(crate) use read::READ_THREADS;

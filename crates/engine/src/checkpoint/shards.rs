@@ -148,6 +148,11 @@ impl<'a> Series<'a> {
         Some(Self { prefix, digits: number.len(), count: total.parse().ok()?, total, ending })
     }
 
+    /// Start of all names.
+    pub(super) fn prefix(&self) -> &'a str {
+        self.prefix
+    }
+
     pub(super) fn name(&self, number: usize) -> String {
         let Self { prefix, digits, total, ending, .. } = self;
         format!("{prefix}-{number:0digits$}-of-{total}{ending}")

@@ -62,6 +62,13 @@ impl GgufSet {
         Self { folder, names }
     }
 
+    /// The files of the model to which the file `name` of a folder belongs; `None` if it is not of
+    /// a model in GGUF.
+    pub(in crate::checkpoint) fn of_model(folder: &Path, name: &str) -> Option<Self> {
+        let is_model = is_gguf(Path::new(name)) && beside(name).is_none();
+        is_model.then(|| Self::of_file(&folder.join(name)))
+    }
+
     /// The only model among the files of a folder; `None` if there is no GGUF file.
     ///
     /// # Errors
@@ -91,6 +98,15 @@ impl GgufSet {
                 Err(bad(format!("{name} is {kind}, not a model: the model itself is missing")))
             }
             (None, None) => Ok(None),
+        }
+    }
+
+    /// Name of the model: that of its first file, without ending and number.
+    pub(in crate::checkpoint) fn title(&self) -> String {
+        let name = self.names.first().map_or("", String::as_str);
+        match Series::of(name, ENDING).filter(|_| self.names.len() > 1) {
+            Some(series) => series.prefix().to_owned(),
+            None => name.get(..name.len().saturating_sub(ENDING.len())).unwrap_or(name).to_owned(),
         }
     }
 
