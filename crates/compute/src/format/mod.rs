@@ -6,7 +6,7 @@
 
 mod affine;
 mod block_scaled;
-mod blocks;
+pub(crate) mod blocks;
 mod file_layout;
 mod plain;
 
@@ -81,7 +81,7 @@ impl PlaneLayout {
 pub enum ActivationType {
     /// f32, as they are.
     F32,
-    /// int8 with a scale per 32 values, where a row of weights is whole groups.
+    /// int8 with a scale per 16 values, where a row of weights is whole groups.
     Int8,
 }
 

@@ -6,11 +6,11 @@
 use super::{
     Kernels,
     dispatch::cpu_codec,
-    quant_rows::ScaleType,
+    quant_rows::{GroupShape, ScaleType},
     unpack_affine::{QuantKind, quants_per_byte},
     vector::{Q8_GROUP, Simd},
 };
-use crate::{MatrixShape, View};
+use crate::{BlockType, Matrix, MatrixShape, View};
 
 /// Padding of rows in activations: the largest block of any format on any instruction set.
 const PAD: usize = 256;
@@ -23,11 +23,18 @@ pub(crate) const fn padded(cols: usize) -> usize {
 /// Layout of the quants of a matrix that int8 activations are quantized for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QuantLayout {
-    pub(crate) kind: QuantKind,
+    pub(super) storage: QuantStorage,
     /// Columns that share a scale.
     pub(crate) group: usize,
-    /// Type of the weights' scales and biases.
-    pub(super) scale_type: ScaleType,
+}
+
+/// Where the quants of a matrix, their scales and their biases are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum QuantStorage {
+    /// Packed in planes: kind of quants, and type of the scales and biases.
+    Planes(QuantKind, ScaleType),
+    /// In blocks of ggml, which are transcoded.
+    Blocks(BlockType),
 }
 
 impl QuantLayout {
@@ -112,6 +119,13 @@ impl<'a> Q8Rows<'a> {
         kernels.quantize(x, layout, q, scales, sums);
     }
 
+    /// Columns and groups of a matrix that the rows were quantized for.
+    pub(super) fn shape(&self, matrix: &Matrix<'_>) -> GroupShape {
+        assert_eq!(QuantLayout::new(matrix.shape), Some(self.layout));
+        assert_eq!(matrix.shape.cols, self.cols);
+        GroupShape { cols: self.cols, group: self.layout.group }
+    }
+
     pub(super) fn row(&self, i: usize) -> Q8Row<'a> {
         let (stride, len) = (padded(self.cols), Self::scale_len(self.cols));
         let (scales, sums) = self.scales[i * len..(i + 1) * len].split_at(len / 2);
@@ -120,7 +134,7 @@ impl<'a> Q8Rows<'a> {
 }
 
 /// Quantizes a row to int8 for weights of a layout: `q` in the order of unpacked weights, dword by
-/// dword, a scale per [`Q8_GROUP`], and per group of the weights the sum of the dequantized values.
+/// dword, or of the row for blocks, a scale per [`Q8_GROUP`], and per group of the weights the sum of the dequantized values.
 /// A NaN or an infinity makes its scale non-finite. `q` is zero-padded to whole blocks of every
 /// instruction set.
 ///
@@ -134,7 +148,7 @@ pub(super) unsafe fn quantize<S: Simd>(
     scales: &mut [f32],
     sums: &mut [f32],
 ) {
-    let QuantLayout { kind, group, .. } = layout;
+    let QuantLayout { storage, group } = layout;
     sums.fill(0.0);
     let groups =
         x.chunks(group).zip(q.chunks_mut(group)).zip(scales.chunks_mut(group / Q8_GROUP)).zip(sums);
@@ -150,6 +164,7 @@ pub(super) unsafe fn quantize<S: Simd>(
             *sum += *scale * unsafe { S::quantize_group(x, inverse, q) } as f32;
         }
     }
+    let QuantStorage::Planes(kind, _) = storage else { return };
     match quants_per_byte(kind.bits()) {
         2 => q.as_chunks_mut().0.iter_mut().for_each(deal_to_2),
         4 => q.as_chunks_mut().0.iter_mut().for_each(deal_to_4),

@@ -1,9 +1,9 @@
 //! Vectors of AVX2 with FMA and F16C; with `VNNI`, int8 dot products of AVX-VNNI.
 
-use std::arch::x86_64::*;
+use std::{arch::x86_64::*, mem::transmute};
 
 use super::{
-    unpack_affine::{E2M1_QUANTS, MAX_UNPACKED, Packing},
+    unpack_affine::{MAX_UNPACKED, Packing},
     vector::{Float, Int8Dot, Load, MAX_LANES, Q8_GROUP, RowPointers, Transpose, VectorTypes},
 };
 
@@ -104,6 +104,15 @@ impl<const VNNI: bool> Float for Avx2<VNNI> {
         }
     }
     #[inline(always)]
+    unsafe fn spread_quarter(x: __m256, quarter: usize) -> __m256 {
+        // SAFETY: Simd contract.
+        unsafe {
+            let first = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
+            let lanes = _mm256_add_epi32(first, _mm256_set1_epi32(2 * quarter as i32));
+            _mm256_permutevar8x32_ps(x, lanes)
+        }
+    }
+    #[inline(always)]
     unsafe fn mul(a: __m256, b: __m256) -> __m256 {
         // SAFETY: Simd contract.
         unsafe { _mm256_mul_ps(a, b) }
@@ -201,6 +210,11 @@ impl<const VNNI: bool> Load for Avx2<VNNI> {
     unsafe fn load_f16(p: *const u8) -> __m256 {
         // SAFETY: Simd contract.
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn widen_f16(x: [u16; 8]) -> [f32; 8] {
+        // SAFETY: Simd contract; arrays and vectors have the same bytes.
+        unsafe { transmute(_mm256_cvtph_ps(transmute::<[u16; 8], __m128i>(x))) }
     }
     #[inline(always)]
     unsafe fn load_e4m3(p: *const u8) -> __m256 {
@@ -383,13 +397,11 @@ impl<const VNNI: bool> Int8Dot for Avx2<VNNI> {
         }
     }
     #[inline(always)]
-    unsafe fn decode_e2m1(x: __m256i) -> __m256i {
+    unsafe fn look_up(table: &[u8; 16], x: __m256i) -> __m256i {
         // SAFETY: Simd contract.
         unsafe {
-            _mm256_shuffle_epi8(
-                _mm256_broadcastsi128_si256(_mm_loadu_si128(E2M1_QUANTS.as_ptr().cast())),
-                x,
-            )
+            let table = _mm_loadu_si128(table.as_ptr().cast());
+            _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), x)
         }
     }
     #[inline(always)]
@@ -496,7 +508,7 @@ mod tests {
                 [w; MAX_UNPACKED],
                 [x; Q8_GROUP].as_ptr(),
             );
-            let lanes: [i32; 8] = std::mem::transmute(sums);
+            let lanes: [i32; 8] = transmute(sums);
             assert_eq!(lanes, [lanes[0]; 8]);
             lanes[0]
         }

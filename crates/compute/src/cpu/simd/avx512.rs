@@ -10,7 +10,7 @@ use super::{
     avx2::{Avx2, QuantShuffle},
     gemm_f32::F32TileSums,
     table::{KernelTable, on_avx512},
-    unpack_affine::{E2M1_QUANTS, MAX_UNPACKED, Packing},
+    unpack_affine::{MAX_UNPACKED, Packing},
     unpack_mx::{self, BlockScaledRow, E4m3},
     vector::{Float, Int8Dot, Load, MAX_LANES, Q8_GROUP, RowPointers, Transpose, VectorTypes},
 };
@@ -202,6 +202,15 @@ impl<const VBMI: bool> Float for Avx512<VBMI> {
         }
     }
     #[inline(always)]
+    unsafe fn spread_quarter(x: __m512, quarter: usize) -> __m512 {
+        // SAFETY: Simd contract.
+        unsafe {
+            let first = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+            let lanes = _mm512_add_epi32(first, _mm512_set1_epi32(4 * quarter as i32));
+            _mm512_permutexvar_ps(lanes, x)
+        }
+    }
+    #[inline(always)]
     unsafe fn mul(a: __m512, b: __m512) -> __m512 {
         // SAFETY: Simd contract.
         unsafe { _mm512_mul_ps(a, b) }
@@ -322,6 +331,11 @@ impl<const VBMI: bool> Load for Avx512<VBMI> {
     unsafe fn load_f16(p: *const u8) -> __m512 {
         // SAFETY: Simd contract.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn widen_f16(x: [u16; 8]) -> [f32; 8] {
+        // SAFETY: Simd contract.
+        unsafe { Avx2::<false>::widen_f16(x) }
     }
     #[inline(always)]
     unsafe fn load_e4m3(p: *const u8) -> __m512 {
@@ -556,13 +570,11 @@ impl<const VBMI: bool> Int8Dot for Avx512<VBMI> {
         }
     }
     #[inline(always)]
-    unsafe fn decode_e2m1(x: __m512i) -> __m512i {
+    unsafe fn look_up(table: &[u8; 16], x: __m512i) -> __m512i {
         // SAFETY: Simd contract.
         unsafe {
-            _mm512_shuffle_epi8(
-                _mm512_broadcast_i32x4(_mm_loadu_si128(E2M1_QUANTS.as_ptr().cast())),
-                x,
-            )
+            let table = _mm_loadu_si128(table.as_ptr().cast());
+            _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), x)
         }
     }
     #[inline(always)]

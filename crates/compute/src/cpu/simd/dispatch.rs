@@ -4,20 +4,21 @@ use std::ops::Range;
 
 use super::{
     Kernels,
-    activations::{F32Rows, Q8Row, Q8Rows, QuantLayout, padded},
+    activations::{F32Rows, Q8Row, Q8Rows, QuantLayout, QuantStorage, padded},
     gemm_f32::{F32TileSums, FloatTile, TILE_ROWS},
-    gemm_q8::{GEMM_BATCH, TileScratch, UnpackedTile, tile_bytes, tile_scale_len},
+    gemm_q8::{GEMM_BATCH, TileChunk, TileScratch, UnpackedTile, tile_bytes, tile_scale_len},
     gemv_q8::{
         GEMV_ROWS, GemvActivations, GemvOut, packed_activation_bytes, rows_widened_together,
     },
     quant_rows::{GroupShape, PlaneRows, QuantRows, ScaleType},
-    unpack_affine::{AffineRow, AffineRows, AffineTile},
+    transcode::{BlockPrefetch, BlockRows, CHUNK, TranscodedRoom, range_bits},
+    unpack_affine::{AffineRow, AffineRows, AffineTile, QuantKind},
     unpack_mx::{BlockScaledRow, BlockScaledRows},
     unpack_plain::PlainRows,
-    vector::{MAX_LANES, Q8_GROUP},
+    vector::{L1_PREFETCH, MAX_LANES, Q8_GROUP, prefetch_rows},
 };
 use crate::{
-    Element, Format, Matrix, MatrixShape, Scalar,
+    BlockType, Element, Format, Matrix, Scalar,
     cpu::scratch::{PackedKey, WorkerScratch},
     format::PerPlane,
 };
@@ -28,11 +29,15 @@ pub(super) type RowPlanes<'a> = PerPlane<&'a [u8]>;
 /// Row of the CPU's table of weight formats: how rows become operands of the kernels.
 pub(super) trait CpuCodec {
     /// Layout of int8 activations for rows of `cols` columns; `None` if products take f32 only.
-    fn quant_layout(&self, cols: usize) -> Option<QuantLayout>;
+    fn quant_layout(&self, _cols: usize) -> Option<QuantLayout> {
+        None
+    }
 
     /// Whether rows of `cols` columns are multiplied as they are with `batch` rows of f32
     /// activations. Otherwise they are dequantized to memory first.
-    fn multiplies_packed(&self, cols: usize, batch: usize) -> bool;
+    fn multiplies_packed(&self, _cols: usize, _batch: usize) -> bool {
+        true
+    }
 
     /// Operand of products with f32 activations, if [`CpuCodec::multiplies_packed`]: the first
     /// `count` of `rows`. `room` is for widened scales: twice the columns, for each row.
@@ -141,15 +146,28 @@ impl<'a> PackedRows<'a> {
     }
 }
 
-/// Rows `range` of a matrix of quants, for activations of a layout.
+/// Quants that are transcoded at a time for the GEMV, unless a row has more: they stay in L1, with
+/// the activations.
+const TRANSCODED: usize = 8 << 10;
+
+/// Rows `range` of a matrix of blocks.
+fn block_rows<'a>(kind: BlockType, matrix: &Matrix<'a>, range: Range<usize>) -> BlockRows<'a> {
+    let bytes = matrix.shape.format.row_bytes(matrix.shape.cols);
+    let (first, step) = matrix.stored(range.start);
+    let stored = (range.len().max(1) - 1) * step + 1;
+    let stride = step * bytes;
+    let rows = PlaneRows { bytes: &matrix.planes[0][first * bytes..][..stored * bytes], stride };
+    let prefetch = BlockPrefetch::L1(prefetch_rows(L1_PREFETCH, stride, 1) * stride);
+    BlockRows { kind, rows, count: range.len(), bytes, prefetch }
+}
+
+/// Rows `range` of a matrix of quants in planes.
 fn quant_rows<'a>(
     matrix: &Matrix<'a>,
     range: Range<usize>,
-    layout: QuantLayout,
-) -> (QuantRows<'a>, GroupShape) {
-    assert_eq!(QuantLayout::new(matrix.shape), Some(layout));
-    let MatrixShape { cols, format, .. } = matrix.shape;
-    let layouts = format.planes(cols);
+    scale_type: ScaleType,
+) -> QuantRows<'a> {
+    let layouts = matrix.shape.format.planes(matrix.shape.cols);
     let (first, step) = matrix.stored(range.start);
     let stored = (range.len().max(1) - 1) * step + 1;
     let [quants, scales, biases] = std::array::from_fn(|i| {
@@ -159,15 +177,21 @@ fn quant_rows<'a>(
             stride: step * row_bytes,
         }
     });
-    let w = QuantRows {
+    QuantRows {
         count: range.len(),
         quants,
         scale_bytes: layouts[1].row_bytes,
         scales,
         biases,
-        scale_type: layout.scale_type,
-    };
-    (w, GroupShape { cols, group: layout.group })
+        scale_type,
+    }
+}
+
+/// Room for transcoded rows of a GEMV: that of a tile is large enough.
+struct BlockScratch<'a> {
+    q: &'a mut [u8],
+    /// Scales and biases.
+    factors: &'a mut [f32],
 }
 
 /// Rows of int8 activations, selected and ordered by an index function.
@@ -244,35 +268,101 @@ impl Kernels {
         mut each: impl FnMut(usize, &mut [f32]),
     ) {
         assert!(range.len() <= self.gemm_rows());
-        let (outputs, layout) = (range.len(), x.rows.layout);
-        let (w, shape) = quant_rows(matrix, range, layout);
-        assert_eq!(x.rows.cols, shape.cols);
+        let outputs = range.len();
+        let shape = x.rows.shape(matrix);
         let padded = padded(shape.cols);
         let quants = &mut scratch.tile[..tile_bytes(padded)];
         let scales = &mut scratch.tile_f32[..tile_scale_len(padded)];
+        let (kind, packed) = match x.rows.layout.storage {
+            QuantStorage::Planes(kind, scale) => (kind, Some(quant_rows(matrix, range, scale))),
+            QuantStorage::Blocks(kind) => {
+                self.transcode_tile(block_rows(kind, matrix, range), shape, quants, scales);
+                (QuantKind::Bits(range_bits(kind) as u8), None)
+            }
+        };
         let mut sums = [[0.0; MAX_LANES]; GEMM_BATCH];
         let mut rows = [Q8Row { q: &[], scales: &[], sums: &[] }; GEMM_BATCH];
         let mut done = 0;
         while done < x.count {
-            let most = if done == 0 { self.0.unpack_batch } else { GEMM_BATCH };
+            let packed = packed.as_ref().filter(|_| done == 0);
+            let most = if packed.is_some() { self.0.unpack_batch } else { GEMM_BATCH };
             let n = most.min(x.count - done);
             for (i, row) in rows[..n].iter_mut().enumerate() {
                 *row = x.rows.row((x.index)(done + i));
             }
             // SAFETY: Simd contract: the table's ISA was detected; `quant_rows` cuts planes to
-            // their rows, scratch has the sizes above, and activations are padded.
+            // their rows, scratch has the sizes above, and activations are padded. The tile was
+            // written before.
             unsafe {
-                if done == 0 {
+                if let Some(w) = packed {
                     let quants = (n < x.count).then_some(&mut *quants);
                     let scratch = TileScratch { quants, scales };
-                    (self.0.unpack_gemm)(layout.kind, &w, &rows[..n], shape, scratch, &mut sums);
+                    (self.0.unpack_gemm)(kind, w, &rows[..n], shape, scratch, &mut sums);
                 } else {
                     let tile = UnpackedTile { quants, scales };
-                    (self.0.gemm)(layout.kind, tile, &rows[..n], shape, &mut sums);
+                    (self.0.gemm)(kind, tile, &rows[..n], shape, &mut sums);
                 }
             }
             (0..n).for_each(|c| each(done + c, &mut sums[c][..outputs]));
             done += n;
+        }
+    }
+
+    /// Transcodes rows of blocks, at most [`Kernels::gemm_rows`], to an unpacked tile of
+    /// [`tile_bytes`] and [`tile_scale_len`].
+    fn transcode_tile(
+        self,
+        rows: BlockRows<'_>,
+        shape: GroupShape,
+        quants: &mut [u8],
+        scales: &mut [f32],
+    ) {
+        assert!(rows.count <= MAX_LANES && quants.len() >= tile_bytes(padded(shape.cols)));
+        assert!(scales.len() >= tile_scale_len(padded(shape.cols)));
+        // The next tile.
+        let prefetch = BlockPrefetch::L2(self.gemm_rows() * rows.rows.stride);
+        let rows = BlockRows { prefetch, ..rows };
+        let mut q = [0; MAX_LANES * CHUNK];
+        let mut factors = [[0.0; MAX_LANES * CHUNK / Q8_GROUP]; 2];
+        let [chunk_scales, biases] = &mut factors;
+        let mut room = TranscodedRoom { q: &mut q, scales: chunk_scales, biases, stride: CHUNK };
+        for first in (0..shape.cols).step_by(CHUNK) {
+            let chunk = rows.columns(first..shape.cols.min(first + CHUNK));
+            // SAFETY: Simd contract: the table's ISA was detected; the room is for as many rows as
+            // a tile has at most, and the tile has room for the padded columns.
+            unsafe {
+                (self.0.transcode)(chunk, &mut room);
+                let bits = range_bits(rows.kind);
+                let chunk = TileChunk { rows: room.rows(rows.count), first, bits };
+                (self.0.transpose_chunk)(chunk, shape, quants, scales);
+            }
+        }
+    }
+
+    /// GEMV of rows of blocks and rows of int8 activations, at most [`GEMV_ROWS`]. `sums` has a row
+    /// per row of activations. The scratch has room for the columns.
+    fn gemv_blocks(
+        self,
+        rows: BlockRows<'_>,
+        x: &[Q8Row<'_>],
+        shape: GroupShape,
+        scratch: BlockScratch<'_>,
+        sums: &mut [f32],
+    ) {
+        let stride = padded(shape.cols);
+        let step = (TRANSCODED / stride).clamp(1, MAX_LANES);
+        let (scales, biases) = scratch.factors.split_at_mut(step * stride / Q8_GROUP);
+        let mut room = TranscodedRoom { q: scratch.q, scales, biases, stride };
+        for first in (0..rows.count).step_by(step) {
+            let part = rows.slice(first..rows.count.min(first + step));
+            let out = GemvOut { values: &mut sums[first..], stride: rows.count };
+            // SAFETY: Simd contract: the table's ISA was detected; there is room for `step` rows,
+            // and activations are padded as the rows are.
+            unsafe {
+                (self.0.transcode)(part, &mut room);
+                let part = room.rows(part.count);
+                (self.0.gemv_blocks)(range_bits(rows.kind), part, x, shape, out);
+            }
         }
     }
 
@@ -291,18 +381,30 @@ impl Kernels {
         let outputs = range.len();
         assert!((1..=GEMV_ROWS).contains(&indexes.len()));
         assert!((1..=MAX_GEMV_OUTPUTS).contains(&outputs));
-        let layout = x.layout;
-        let (w, shape) = quant_rows(matrix, range, layout);
-        assert_eq!(x.cols, shape.cols);
+        let shape = x.shape(matrix);
+        let WorkerScratch { tile, tile_f32, packed, packed_rows, products, .. } = scratch;
+        let (kind, scale_type) = match x.layout.storage {
+            QuantStorage::Planes(kind, scale_type) => (kind, scale_type),
+            QuantStorage::Blocks(kind) => {
+                let mut rows = [Q8Row { q: &[], scales: &[], sums: &[] }; GEMV_ROWS];
+                rows.iter_mut().zip(indexes).for_each(|(row, i)| *row = x.row(*i));
+                let (rows, w) = (&rows[..indexes.len()], block_rows(kind, matrix, range));
+                let sums = &mut products[..indexes.len() * outputs];
+                let scratch = BlockScratch { q: tile, factors: tile_f32 };
+                self.gemv_blocks(w, rows, shape, scratch, sums);
+                sums.chunks_exact_mut(outputs).enumerate().for_each(|(i, sums)| each(i, sums));
+                return;
+            }
+        };
+        let w = quant_rows(matrix, range, scale_type);
         let stride = packed_activation_bytes(padded(shape.cols));
-        let WorkerScratch { tile_f32, packed, packed_rows, products, .. } = scratch;
         let rows = std::array::from_fn(|i| indexes.get(i).copied().unwrap_or(usize::MAX));
         let key = PackedKey { id: x.id, rows };
         if packed_rows.replace(key) != Some(key) {
             for (dst, i) in packed.chunks_exact_mut(stride).zip(indexes) {
                 // SAFETY: Simd contract: the table's ISA was detected; activations are padded, and
                 // `dst` has room for a packed row.
-                unsafe { (self.0.pack_activations)(layout.kind, &x.row(*i), shape.cols, dst) }
+                unsafe { (self.0.pack_activations)(kind, &x.row(*i), shape.cols, dst) }
             }
         }
         let mut rows = [GemvActivations { blocks: &[], sums: &[] }; GEMV_ROWS];
@@ -331,7 +433,7 @@ impl Kernels {
             let out = GemvOut { values: &mut sums[first..], stride: outputs };
             // SAFETY: Simd contract: the table's ISA was detected; planes are cut to their rows,
             // activations are packed for it, and `out` has room.
-            unsafe { (self.0.gemv)(layout.kind, &w, rows, shape, out) }
+            unsafe { (self.0.gemv)(kind, &w, rows, shape, out) }
         }
         sums.chunks_exact_mut(outputs).enumerate().for_each(|(i, sums)| each(i, sums));
     }

@@ -20,6 +20,7 @@ use super::{
     activations::Q8Row,
     float_types::{Bf16Type, F16Type, F32Type, TransposeFloat},
     quant_rows::{GroupShape, PlaneRows, QuantRows, ScaleType},
+    transcode::{CHUNK, TranscodedRows},
     unpack_affine::{E2M1_BIAS, Packing, quants_per_byte},
     unpack_mx::block_scales,
     vector::{CACHE_LINE, MAX_LANES, MAX_VECTOR_BYTES, Q8_GROUP, RowPointers, Simd, copy_row_ends},
@@ -252,6 +253,76 @@ const fn is_centered<S: Simd, P: Packing>() -> bool {
     S::CENTERED && P::BITS == 8
 }
 
+/// Adds 128 scales to each of `count` vectors of biases.
+///
+/// # Safety
+/// The Simd contract; there are `count` vectors of scales and of biases.
+#[inline(always)]
+unsafe fn center_biases<S: Simd>(scales: *const f32, biases: *mut f32, count: usize) {
+    for i in (0..count * S::LANES).step_by(S::LANES) {
+        // SAFETY: as this function.
+        unsafe {
+            let more = S::fma(S::splat(128.0), S::load(scales.add(i)), S::load(biases.add(i)));
+            S::store(biases.add(i), more);
+        }
+    }
+}
+
+/// A chunk of transcoded rows as a part of an unpacked tile.
+pub(super) struct TileChunk<'a> {
+    /// Up to [`MAX_LANES`] rows of [`CHUNK`] columns.
+    pub(super) rows: TranscodedRows<'a>,
+    /// First column in the tile.
+    pub(super) first: usize,
+    /// Class of the quants: see [`range_bits`](super::transcode::range_bits).
+    pub(super) bits: usize,
+}
+
+/// Transposes a chunk of transcoded rows to its part of an unpacked tile.
+///
+/// # Safety
+/// The Simd contract; the tile has room for the padded columns, and the chunk for [`MAX_LANES`]
+/// rows.
+#[inline(always)]
+pub(super) unsafe fn transpose_chunk<S: Simd>(
+    TileChunk { rows, first, bits }: TileChunk<'_>,
+    shape: GroupShape,
+    quants: &mut [u8],
+    scales: &mut [f32],
+) {
+    let row = |i: usize| i.min(rows.count - 1) * rows.stride;
+    let centered = S::CENTERED && bits == 8;
+    // SAFETY: as this function.
+    unsafe {
+        let src: RowPointers = std::array::from_fn(|i| rows.q.as_ptr().wrapping_add(row(i)));
+        let dst = quants.as_mut_ptr().cast::<S::DotOperand>().add(first / 4);
+        for i in (0..CHUNK / 4).step_by(S::TRANSPOSE_DWORDS) {
+            let columns = S::transpose(&src, 4 * i);
+            for d in 0..S::TRANSPOSE_DWORDS {
+                let quants = if centered { S::center(columns[d]) } else { columns[d] };
+                dst.add(i + d).write_unaligned(S::to_operand(quants));
+            }
+        }
+        let (group, count) = (first / shape.group, CHUNK.min(shape.cols - first) / shape.group);
+        let scales = scales.as_mut_ptr().add(group * S::LANES);
+        let biases = scales.add(shape.count() * S::LANES);
+        for (factors, dst) in [(rows.scales, scales), (rows.biases, biases)] {
+            let src = std::array::from_fn(|i| {
+                factors.as_ptr().wrapping_add(row(i) / Q8_GROUP).cast::<u8>()
+            });
+            for i in (0..count).step_by(S::TRANSPOSE_DWORDS) {
+                let columns = S::transpose(&src, 4 * i);
+                for d in 0..S::TRANSPOSE_DWORDS.min(count - i) {
+                    S::store(dst.add((i + d) * S::LANES), S::dwords_to_f32(columns[d]));
+                }
+            }
+        }
+        if centered {
+            center_biases::<S>(scales, biases, count);
+        }
+    }
+}
+
 /// Running sums of a tile's products with `X` rows of activations, added group by group.
 struct GemmSums<'a, S: Simd, const X: usize> {
     x: &'a [Q8Row<'a>; X],
@@ -356,14 +427,8 @@ pub(super) unsafe fn unpack_gemm<S: Simd, P: Packing, const X: usize>(
     unsafe {
         widen_tile_scales::<S>(w, shape, scratch);
         if is_centered::<S, P>() {
-            let len = shape.count() * S::LANES;
-            let (scales, biases) = scratch[..2 * len].split_at_mut(len);
-            for (scale, bias) in
-                scales.chunks_exact(S::LANES).zip(biases.chunks_exact_mut(S::LANES))
-            {
-                let more = S::fma(S::splat(128.0), S::load(scale.as_ptr()), S::load(bias.as_ptr()));
-                S::store(bias.as_mut_ptr(), more);
-            }
+            let scales = scratch.as_mut_ptr();
+            center_biases::<S>(scales, scales.add(shape.count() * S::LANES), shape.count());
         }
         let (rows, mut sums) = (row_pointers(w.quants, w.count), GemmSums::new(scratch, x, shape));
         GemmBlock::<S, P>::run(&rows, bytes, w.quants.stride * S::LANES, tile, &mut sums);

@@ -34,7 +34,7 @@ pub(crate) const GEMV_ROWS: usize = 4;
 /// Columns of a section. Longer rows are summed in sections, whose sums are then added: keeps the
 /// small parts of long sums, and cancels large sums against their biases early. A multiple of the
 /// blocks and groups of every format.
-const SECTION: usize = 4096;
+pub(super) const SECTION: usize = 4096;
 
 /// Target number of scales that are widened together: short rows share vectors.
 const WIDENED_SCALES: usize = 512;

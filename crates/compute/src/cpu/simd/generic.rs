@@ -119,6 +119,12 @@ impl Float for Generic {
         f32x8::from(std::array::from_fn::<_, LANES, _>(|i| unsafe { *p.add(i * n / LANES) }))
     }
     #[inline(always)]
+    unsafe fn spread_quarter(x: f32x8, quarter: usize) -> f32x8 {
+        let x = x.to_array();
+        let [a, b] = [x[2 * quarter], x[2 * quarter + 1]];
+        cast([f32x4::splat(a), f32x4::splat(b)])
+    }
+    #[inline(always)]
     unsafe fn mul(a: f32x8, b: f32x8) -> f32x8 {
         a * b
     }
@@ -255,6 +261,10 @@ impl Int8Dot for Generic {
     unsafe fn extract_bits(x: u16x16, shift: usize, bits: usize) -> u16x16 {
         // The mask removes bits that the 16-bit shift carries across bytes.
         x >> shift as u32 & u16x16::splat(((1 << bits) - 1) * 0x0101)
+    }
+    #[inline(always)]
+    unsafe fn look_up(table: &[u8; 16], x: u16x16) -> u16x16 {
+        cast(cast::<u16x16, [u8; 32]>(x).map(|code| table[usize::from(code & 15)]))
     }
     #[inline(always)]
     unsafe fn decode_e2m1(x: u16x16) -> u16x16 {

@@ -4,7 +4,7 @@
 use std::arch::{aarch64::*, asm};
 
 use super::{
-    unpack_affine::{E2M1_QUANTS, MAX_UNPACKED, Packing},
+    unpack_affine::{MAX_UNPACKED, Packing},
     vector::{Float, Int8Dot, Load, MAX_LANES, Q8_GROUP, RowPointers, Transpose, VectorTypes},
 };
 
@@ -187,6 +187,18 @@ impl<const DOT: bool> Float for Neon<DOT> {
                 1 => vdupq_n_f32(*p),
                 2 => vcombine_f32(vdup_n_f32(*p), vdup_n_f32(*p.add(1))),
                 _ => vld1q_f32(p),
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn spread_quarter(x: float32x4_t, quarter: usize) -> float32x4_t {
+        // SAFETY: Simd contract.
+        unsafe {
+            match quarter {
+                0 => vdupq_laneq_f32::<0>(x),
+                1 => vdupq_laneq_f32::<1>(x),
+                2 => vdupq_laneq_f32::<2>(x),
+                _ => vdupq_laneq_f32::<3>(x),
             }
         }
     }
@@ -388,9 +400,9 @@ impl<const DOT: bool> Int8Dot for Neon<DOT> {
         }
     }
     #[inline(always)]
-    unsafe fn decode_e2m1(x: uint8x16_t) -> uint8x16_t {
+    unsafe fn look_up(table: &[u8; 16], x: uint8x16_t) -> uint8x16_t {
         // SAFETY: Simd contract.
-        unsafe { vqtbl1q_u8(vld1q_u8(E2M1_QUANTS.as_ptr()), x) }
+        unsafe { vqtbl1q_u8(vld1q_u8(table.as_ptr()), x) }
     }
     #[inline(always)]
     unsafe fn zero_i32() -> int32x4_t {

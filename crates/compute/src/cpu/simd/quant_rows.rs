@@ -38,7 +38,7 @@ pub(super) struct PlaneRows<'a> {
 
 impl<'a> PlaneRows<'a> {
     /// The rows from `row` on; empty if the plane is.
-    fn skip(self, row: usize) -> Self {
+    pub(super) fn skip(self, row: usize) -> Self {
         Self { bytes: &self.bytes[(row * self.stride).min(self.bytes.len())..], ..self }
     }
 }

@@ -9,10 +9,11 @@ use super::{
     attention::{FloatRows, MergeFactors, PrefetchRows},
     delta_rule::DeltaRuleScalars,
     gemm_f32::{F32TileSums, FloatTile},
-    gemm_q8::{GemmOut, TileScratch, UnpackedTile},
+    gemm_q8::{GemmOut, TileChunk, TileScratch, UnpackedTile},
     gemv_q8::{GemvActivations, GemvOut},
     quant_rows::{GroupShape, QuantRows},
     sampling::{BINS, LogitScale},
+    transcode::{BlockRows, TranscodedRoom, TranscodedRows},
     unpack_affine::{AffineRow, AffineTile, QuantKind},
     unpack_mx::BlockScaledRow,
     vector::MAX_LANES,
@@ -56,6 +57,13 @@ pub(super) struct KernelTable {
     pub(super) gemm:
         unsafe fn(QuantKind, UnpackedTile<'_>, &[Q8Row<'_>], GroupShape, &mut [[f32; MAX_LANES]]),
 
+    // Blocks with int8 activations.
+    pub(super) transcode: unsafe fn(BlockRows<'_>, &mut TranscodedRoom<'_>),
+    /// Takes the class of the quants: see [`range_bits`](super::transcode::range_bits).
+    pub(super) gemv_blocks:
+        unsafe fn(usize, TranscodedRows<'_>, &[Q8Row<'_>], GroupShape, GemvOut<'_>),
+    pub(super) transpose_chunk: unsafe fn(TileChunk<'_>, GroupShape, &mut [u8], &mut [f32]),
+
     // Conversion to f32.
     pub(super) widen: unsafe fn(Scalar, &[u8], &mut [f32]),
     pub(super) dequantize_affine: unsafe fn(u8, AffineRow<'_>, usize, &mut [f32]),
@@ -97,7 +105,8 @@ macro_rules! kernels {
                     elementwise,
                     float_types::{self, Bf16Type, F16Type, F32Type},
                     gemm_f32::{self, F32TileSums, FloatTile, TILE_ROWS},
-                    gemm_q8::{self, GemmOut, TileScratch, UnpackedTile},
+                    gemm_q8::{self, GemmOut, TileChunk, TileScratch, UnpackedTile},
+                    gemv_blocks,
                     gemv_q8::{
                         self, GEMV_ROWS, GemvActivations, GemvInput, GemvLayout, GemvOut,
                         GemvScale, GemvSection, GemvTile, RowEnds, TileRange, most_scales,
@@ -105,6 +114,7 @@ macro_rules! kernels {
                     },
                     quant_rows::{GroupShape, QuantRows, ScaleType},
                     sampling::{self, BINS, LogitScale},
+                    transcode::{self, BlockRows, TranscodedRoom, TranscodedRows},
                     unpack_affine::{self, AffineRow, AffineTile, Bits, E2m1, Packing, QuantKind},
                     unpack_mx::{self, BlockScaledRow, E4m3},
                     vector::{MAX_LANES, VectorTypes},
@@ -139,6 +149,11 @@ macro_rules! kernels {
                 ) = sampling::for_each_between;
                 widen_scales(w: &QuantRows<'_>, shape: GroupShape, dst: [&mut [f32]; 2])
                     = gemv_q8::widen_scales::<$simd>;
+                transcode(rows: BlockRows<'_>, room: &mut TranscodedRoom<'_>)
+                    = transcode::transcode::<$simd>;
+                transpose_chunk(
+                    chunk: TileChunk<'_>, shape: GroupShape, quants: &mut [u8], scales: &mut [f32]
+                ) = gemm_q8::transpose_chunk::<$simd>;
                 quantize(
                     x: &[f32], layout: QuantLayout, q: &mut [i8], scales: &mut [f32],
                     sums: &mut [f32]
@@ -290,6 +305,32 @@ macro_rules! kernels {
                 }
             }
 
+            kernels! {
+                @gemv_blocks [$(#[$feature])?] $simd;
+                blocks_with_one 1, blocks_with_two 2, blocks_with_four 4
+            }
+
+            unsafe fn gemv_blocks(
+                bits: usize,
+                w: TranscodedRows<'_>,
+                x: &[Q8Row<'_>],
+                shape: GroupShape,
+                out: GemvOut<'_>,
+            ) {
+                // SAFETY: as the kernel.
+                unsafe {
+                    match *x {
+                        [a] => blocks_with_one(bits, w, &[a], shape, out),
+                        [a, b] => blocks_with_two(bits, w, &[a, b], shape, out),
+                        [a, b, c, ref d @ ..] => {
+                            let d = d.first().copied().unwrap_or(c);
+                            blocks_with_four(bits, w, &[a, b, c, d], shape, out);
+                        }
+                        [] => {}
+                    }
+                }
+            }
+
             $(#[$feature])?
             unsafe fn dequantize_affine(
                 bits: u8,
@@ -367,6 +408,9 @@ macro_rules! kernels {
                 unpack_batch: if <$simd as VectorTypes>::TILE_ACTIVATIONS >= 4 { 8 } else { 4 },
                 unpack_gemm,
                 gemm,
+                transcode,
+                gemv_blocks,
+                transpose_chunk,
                 widen,
                 dequantize_affine,
                 dequantize_blocks,
@@ -496,6 +540,28 @@ macro_rules! kernels {
             };
             // SAFETY: as the kernel; the tile is of this layout.
             unsafe { gemv_q8::gemv(layout, tile, w, x, shape, out) }
+        }
+    };
+    (@gemv_blocks $feature:tt $simd:ty; $($name:ident $x:literal),*) => {
+        $(kernels! { @gemv_blocks_of $feature $simd; $name $x })*
+    };
+    (@gemv_blocks_of [$($feature:tt)*] $simd:ty; $name:ident $x:literal) => {
+        $($feature)*
+        unsafe fn $name(
+            bits: usize,
+            w: TranscodedRows<'_>,
+            x: &[Q8Row<'_>; $x],
+            shape: GroupShape,
+            out: GemvOut<'_>,
+        ) {
+            // SAFETY: as the kernel.
+            unsafe {
+                if bits < 8 {
+                    gemv_blocks::gemv_blocks::<$simd, Bits<6>, $x>(w, x, shape, out);
+                } else {
+                    gemv_blocks::gemv_blocks::<$simd, Bits<8>, $x>(w, x, shape, out);
+                }
+            }
         }
     };
     (@unpack_gemm $feature:tt $simd:ty; $($name:ident: $packing:ty,)*) => {

@@ -11,7 +11,7 @@
 
 use super::{
     Kernels,
-    activations::QuantLayout,
+    activations::{QuantLayout, QuantStorage},
     dispatch::{CpuCodec, RowFormat, RowPlanes},
     gemm_f32::{F32TileSums, TILE_ROWS, reduce_tile},
     quant_rows::ScaleType,
@@ -148,9 +148,11 @@ pub(super) struct AffineRows<'a> {
 impl CpuCodec for Affine {
     fn quant_layout(&self, _cols: usize) -> Option<QuantLayout> {
         Some(QuantLayout {
-            kind: QuantKind::Bits(self.bits),
+            storage: QuantStorage::Planes(
+                QuantKind::Bits(self.bits),
+                ScaleType::Affine(self.scale),
+            ),
             group: self.group.into(),
-            scale_type: ScaleType::Affine(self.scale),
         })
     }
 

@@ -1,8 +1,9 @@
-//! Block types of ggml as operands of products: rows are dequantized, a tile at a time.
+//! Block types of ggml as operands of products. With int8 activations rows are transcoded: see
+//! [`transcode`](super::transcode). With f32 activations they are dequantized, a tile at a time.
 
 use super::{
     Kernels,
-    activations::QuantLayout,
+    activations::{QuantLayout, QuantStorage},
     dispatch::{CpuCodec, RowFormat, RowPlanes},
     gemm_f32::TILE_ROWS,
     unpack_plain::PlainRows,
@@ -11,11 +12,7 @@ use crate::{BlockType, Codec, Scalar};
 
 impl CpuCodec for BlockType {
     fn quant_layout(&self, _cols: usize) -> Option<QuantLayout> {
-        None
-    }
-
-    fn multiplies_packed(&self, _cols: usize, _batch: usize) -> bool {
-        true
+        Some(QuantLayout { storage: QuantStorage::Blocks(*self), group: self.group() })
     }
 
     fn packed_rows<'a>(

@@ -7,7 +7,7 @@
 
 use super::{
     Kernels,
-    activations::QuantLayout,
+    activations::{QuantLayout, QuantStorage},
     dispatch::{CpuCodec, RowFormat, RowPlanes},
     gemm_f32::{F32TileSums, TILE_ROWS, reduce_tile},
     quant_rows::ScaleType,
@@ -165,9 +165,8 @@ impl CpuCodec for BlockScaled {
         let group = usize::from(self.block_cols);
         let is_integer = self.activations() == ActivationType::Int8 && self.block_rows == 1;
         (is_integer && cols.is_multiple_of(group)).then_some(QuantLayout {
-            kind: QuantKind::E2M1,
+            storage: QuantStorage::Planes(QuantKind::E2M1, ScaleType::E2M1(self.scale)),
             group,
-            scale_type: ScaleType::E2M1(self.scale),
         })
     }
 

@@ -2,7 +2,6 @@
 
 use super::{
     Kernels,
-    activations::QuantLayout,
     dispatch::{CpuCodec, RowFormat, RowPlanes},
     gemm_f32::TILE_ROWS,
 };
@@ -16,14 +15,6 @@ pub(super) struct PlainRows<'a> {
 }
 
 impl CpuCodec for Scalar {
-    fn quant_layout(&self, _cols: usize) -> Option<QuantLayout> {
-        None
-    }
-
-    fn multiplies_packed(&self, _cols: usize, _batch: usize) -> bool {
-        true
-    }
-
     fn packed_rows<'a>(
         &self,
         _kernels: Kernels,

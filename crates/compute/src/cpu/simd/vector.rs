@@ -13,8 +13,8 @@
 )]
 
 use super::{
-    float_types::{Bf16Type, FloatType},
-    unpack_affine::{MAX_UNPACKED, Packing},
+    float_types::{Bf16Type, FloatType, f16_to_f32},
+    unpack_affine::{E2M1_QUANTS, MAX_UNPACKED, Packing},
 };
 
 /// Activations that share a scale when they are quantized to 8 bits.
@@ -98,6 +98,8 @@ pub(super) trait Float: VectorTypes {
     /// Reads `n` f32, a power of two of at most `LANES`, and repeats each in `LANES / n`
     /// consecutive lanes.
     unsafe fn load_repeated(p: *const f32, n: usize) -> Self::F32;
+    /// Lanes of a quarter of `x`, from the first one on, each repeated in four consecutive lanes.
+    unsafe fn spread_quarter(x: Self::F32, quarter: usize) -> Self::F32;
     /// `a * b`
     unsafe fn mul(a: Self::F32, b: Self::F32) -> Self::F32;
     /// `a * b + c`, rounded once if [`VectorTypes::HAS_FMA`].
@@ -158,6 +160,11 @@ pub(super) trait Load: Float {
     }
     /// Reads `LANES` f16.
     unsafe fn load_f16(p: *const u8) -> Self::F32;
+    /// Converts f16.
+    #[inline(always)]
+    unsafe fn widen_f16(x: [u16; 8]) -> [f32; 8] {
+        x.map(f16_to_f32)
+    }
     /// Reads `LANES` E4M3 (one byte each).
     unsafe fn load_e4m3(p: *const u8) -> Self::F32;
     /// Factor by which [`Load::load_e4m3_raw`] is too small.
@@ -262,8 +269,14 @@ pub(super) trait Int8Dot: VectorTypes {
     unsafe fn bytes_to_dwords(x: Self::UnitBytes) -> [Self::Dwords; MAX_UNPACKED];
     /// `(byte >> shift) & ((1 << bits) - 1)` of each byte; `shift` is even.
     unsafe fn extract_bits(x: Self::Dwords, shift: usize, bits: usize) -> Self::Dwords;
-    /// [`E2M1_QUANTS`](super::unpack_affine::E2M1_QUANTS) of each byte, a code below 16.
-    unsafe fn decode_e2m1(x: Self::Dwords) -> Self::Dwords;
+    /// The table's value of each byte, a code below 16.
+    unsafe fn look_up(table: &[u8; 16], x: Self::Dwords) -> Self::Dwords;
+    /// [`E2M1_QUANTS`] of each byte, a code below 16.
+    #[inline(always)]
+    unsafe fn decode_e2m1(x: Self::Dwords) -> Self::Dwords {
+        // SAFETY: Simd contract.
+        unsafe { Self::look_up(&E2M1_QUANTS, x) }
+    }
 
     /// All lanes 0.
     unsafe fn zero_i32() -> Self::I32;

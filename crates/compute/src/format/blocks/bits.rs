@@ -67,7 +67,7 @@ pub(super) fn iq4_xs(block: &[u8], out: &mut [f32]) {
 }
 
 /// Half of the value of an E8M0 code; exact also where that is subnormal.
-fn e8m0_half(code: u8) -> f32 {
+pub(crate) fn e8m0_half(code: u8) -> f32 {
     f32::from_bits(match code {
         0 | 1 => 0x0020_0000 << code,
         _ => u32::from(code - 1) << 23,

@@ -7,17 +7,17 @@
 pub(crate) static PACKED: &[u8; 8832] = include_bytes!("grids.bin");
 
 /// Entries of 8 weights of IQ1_S and IQ1_M.
-pub(super) static IQ1: [[i8; 8]; 2048] = grid(0, 2, &[-1, 0, 1]);
+pub(crate) static IQ1: [[i8; 8]; 2048] = grid(0, 2, &[-1, 0, 1]);
 /// Entries of 8 weights of IQ2_XXS.
-pub(super) static IQ2_XXS: [[i8; 8]; 256] = grid(4096, 2, &[8, 25, 43]);
+pub(crate) static IQ2_XXS: [[i8; 8]; 256] = grid(4096, 2, &[8, 25, 43]);
 /// Entries of 8 weights of IQ2_XS.
-pub(super) static IQ2_XS: [[i8; 8]; 512] = grid(4608, 2, &[8, 25, 43]);
+pub(crate) static IQ2_XS: [[i8; 8]; 512] = grid(4608, 2, &[8, 25, 43]);
 /// Entries of 8 weights of IQ2_S.
-pub(super) static IQ2_S: [[i8; 8]; 1024] = grid(5632, 2, &[8, 25, 43]);
+pub(crate) static IQ2_S: [[i8; 8]; 1024] = grid(5632, 2, &[8, 25, 43]);
 /// Entries of 4 weights of IQ3_XXS.
-pub(super) static IQ3_XXS: [[i8; 4]; 256] = grid(7680, 3, &[4, 12, 20, 28, 36, 44, 52, 62]);
+pub(crate) static IQ3_XXS: [[i8; 4]; 256] = grid(7680, 3, &[4, 12, 20, 28, 36, 44, 52, 62]);
 /// Entries of 4 weights of IQ3_S.
-pub(super) static IQ3_S: [[i8; 4]; 512] = grid(8064, 3, &[1, 3, 5, 7, 9, 11, 13, 15]);
+pub(crate) static IQ3_S: [[i8; 4]; 512] = grid(8064, 3, &[1, 3, 5, 7, 9, 11, 13, 15]);
 
 /// Unpacks the grid that starts at a byte: indexes of `bits` bits into `values`.
 const fn grid<const WIDTH: usize, const ENTRIES: usize>(

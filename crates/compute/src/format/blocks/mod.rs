@@ -2,9 +2,10 @@
 
 mod bits;
 mod codebook;
-mod grids;
+pub(crate) mod grids;
 mod k_quants;
 
+pub(crate) use self::bits::e8m0_half;
 #[cfg(feature = "gpu")]
 pub(crate) use self::grids::PACKED as GRIDS;
 use super::{
@@ -191,6 +192,16 @@ impl BlockType {
         self.layout().bytes
     }
 
+    /// Weights that share a scale and an offset: 16 or 32. Blocks with one scale for more weights
+    /// repeat it.
+    pub(crate) const fn group(self) -> usize {
+        match self {
+            Self::Q2K | Self::Q3K | Self::Q6K | Self::IQ2XS | Self::IQ2S | Self::IQ1M => 16,
+            Self::NVFP4 => 16,
+            _ => 32,
+        }
+    }
+
     /// Dequantizes whole blocks to f32, to the bit as ggml does.
     fn dequantize_blocks(self, blocks: &[u8], out: &mut [f32]) {
         let BlockLayout { weights, bytes, .. } = self.layout();
@@ -279,7 +290,7 @@ impl Codec for BlockType {
     }
 
     fn activations(&self) -> ActivationType {
-        ActivationType::F32
+        ActivationType::Int8
     }
 
     fn dequantize(&self, [blocks, ..]: PerPlane<&[u8]>, out: &mut [f32]) {

@@ -1,0 +1,266 @@
+//! Blocks of 256 weights whose codes are entries of codebooks.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{Block, BlockQuants, MASKS, splat};
+use crate::{
+    BlockType,
+    format::blocks::grids::{IQ1, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS},
+};
+
+/// [`MASKS`] of seven bits and their parity.
+static SEVEN: [u64; 128] = {
+    let (mut masks, mut bits) = ([0; 128], 0);
+    while bits < 128 {
+        masks[bits] = MASKS[bits | (bits.count_ones() as usize & 1) << 7];
+        bits += 1;
+    }
+    masks
+};
+
+/// `zero` plus or minus the magnitudes, none of which is larger than `zero`.
+#[inline(always)]
+const fn signed(zero: u8, magnitudes: u64, negative: u64) -> u64 {
+    splat(zero) + (magnitudes & !negative) - (magnitudes & negative)
+}
+
+/// An entry of 8 weights.
+#[inline(always)]
+fn eight(entry: [i8; 8]) -> u64 {
+    u64::from_le_bytes(entry.map(|x| x as u8))
+}
+
+/// Two entries of 4 weights.
+#[inline(always)]
+fn fours(low: [i8; 4], high: [i8; 4]) -> u64 {
+    let four = |entry: [i8; 4]| u64::from(u32::from_le_bytes(entry.map(|x| x as u8)));
+    four(low) | four(high) << 32
+}
+
+/// Quant of 0 of the types with entries of 8 weights.
+const IQ2_ZERO: u8 = 43;
+/// Quant of 0 of IQ3_XXS.
+const IQ3_XXS_ZERO: u8 = 62;
+/// Quant of 0 of IQ3_S.
+const IQ3_S_ZERO: u8 = 15;
+/// Quant of 0 of the types with shifted entries, whose quants count eighths.
+const IQ1_ZERO: u8 = 9;
+
+/// `d (2 s + 1) / 8` times signed entries; four indexes, four times seven signs, and `s` per 32.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Iq2Xxs {
+    d: [u8; 2],
+    groups: [[u8; 8]; 8],
+}
+
+impl Block for Iq2Xxs {
+    const KIND: BlockType = BlockType::IQ2XXS;
+    #[inline(always)]
+    fn halves(&self) -> [u16; 2] {
+        [u16::from_le_bytes(self.d), 0]
+    }
+    #[inline(always)]
+    fn transcode(&self, [d, _]: [f32; 2], mut out: BlockQuants<'_>) {
+        let bits = |[.., a, b, c, d]: [u8; 8]| u32::from_le_bytes([a, b, c, d]);
+        for (g, group) in self.groups.into_iter().enumerate() {
+            let signs = bits(group);
+            let quants = std::array::from_fn::<_, 4, _>(|i| {
+                let negative = SEVEN[(signs >> (7 * i) & 127) as usize];
+                signed(IQ2_ZERO, eight(IQ2_XXS[usize::from(group[i])]), negative)
+            });
+            out.set(4 * g, quants);
+        }
+        let d = 0.125 * d;
+        out.scale_around(IQ2_ZERO, self.groups.map(|g| d * (2 * (bits(g) >> 28) + 1) as f32));
+    }
+}
+
+/// Scale `2 s + 1` of 4 bits of sub-block `i`.
+#[inline(always)]
+fn odd(scales: &[u8], i: usize) -> f32 {
+    f32::from(2 * (scales[i / 2] >> (i % 2 * 4) & 15) + 1)
+}
+
+/// `d (2 s + 1) / 8` times signed entries; words of an index and seven signs.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Iq2Xs {
+    d: [u8; 2],
+    words: [[u8; 2]; 32],
+    scales: [u8; 8],
+}
+
+impl Block for Iq2Xs {
+    const KIND: BlockType = BlockType::IQ2XS;
+    #[inline(always)]
+    fn halves(&self) -> [u16; 2] {
+        [u16::from_le_bytes(self.d), 0]
+    }
+    #[inline(always)]
+    fn transcode(&self, [d, _]: [f32; 2], mut out: BlockQuants<'_>) {
+        for (i, word) in self.words.into_iter().enumerate() {
+            let word = u16::from_le_bytes(word);
+            let negative = SEVEN[usize::from(word >> 9)];
+            out.set(i, [signed(IQ2_ZERO, eight(IQ2_XS[usize::from(word & 511)]), negative)]);
+        }
+        let d = 0.125 * d;
+        out.scale_around(IQ2_ZERO, std::array::from_fn::<_, 16, _>(|i| d * odd(&self.scales, i)));
+    }
+}
+
+/// `d (2 s + 1) / 8` times signed entries; the index has two high bits apart.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Iq2S {
+    d: [u8; 2],
+    indexes: [u8; 32],
+    signs: [u8; 32],
+    high: [u8; 8],
+    scales: [u8; 8],
+}
+
+impl Block for Iq2S {
+    const KIND: BlockType = BlockType::IQ2S;
+    #[inline(always)]
+    fn halves(&self) -> [u16; 2] {
+        [u16::from_le_bytes(self.d), 0]
+    }
+    #[inline(always)]
+    fn transcode(&self, [d, _]: [f32; 2], mut out: BlockQuants<'_>) {
+        for i in 0..32 {
+            let high = usize::from(self.high[i / 4] >> (i % 4 * 2) & 3);
+            let entry = IQ2_S[usize::from(self.indexes[i]) | high << 8];
+            out.set(i, [signed(IQ2_ZERO, eight(entry), MASKS[usize::from(self.signs[i])])]);
+        }
+        let d = 0.125 * d;
+        out.scale_around(IQ2_ZERO, std::array::from_fn::<_, 16, _>(|i| d * odd(&self.scales, i)));
+    }
+}
+
+/// `d (2 s + 1) / 4` times signed entries; four times seven signs and `s` per 32.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Iq3Xxs {
+    d: [u8; 2],
+    indexes: [[u8; 2]; 32],
+    signs: [[u8; 4]; 8],
+}
+
+impl Block for Iq3Xxs {
+    const KIND: BlockType = BlockType::IQ3XXS;
+    #[inline(always)]
+    fn halves(&self) -> [u16; 2] {
+        [u16::from_le_bytes(self.d), 0]
+    }
+    #[inline(always)]
+    fn transcode(&self, [d, _]: [f32; 2], mut out: BlockQuants<'_>) {
+        for i in 0..32 {
+            let signs = u32::from_le_bytes(self.signs[i / 4]) >> (i % 4 * 7);
+            let [low, high] = self.indexes[i].map(usize::from);
+            let entries = fours(IQ3_XXS[low], IQ3_XXS[high]);
+            let negative = SEVEN[(signs & 127) as usize];
+            out.set(i, [signed(IQ3_XXS_ZERO, entries, negative)]);
+        }
+        let d = 0.25 * d;
+        let scales = self.signs.map(|bits| d * (2 * (u32::from_le_bytes(bits) >> 28) + 1) as f32);
+        out.scale_around(IQ3_XXS_ZERO, scales);
+    }
+}
+
+/// `d (2 s + 1)` times signed entries; the index has a high bit apart.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Iq3S {
+    d: [u8; 2],
+    indexes: [[u8; 2]; 32],
+    ninth: [u8; 8],
+    signs: [u8; 32],
+    scales: [u8; 4],
+}
+
+impl Block for Iq3S {
+    const KIND: BlockType = BlockType::IQ3S;
+    #[inline(always)]
+    fn halves(&self) -> [u16; 2] {
+        [u16::from_le_bytes(self.d), 0]
+    }
+    #[inline(always)]
+    fn transcode(&self, [d, _]: [f32; 2], mut out: BlockQuants<'_>) {
+        for i in 0..32 {
+            let ninth = usize::from(self.ninth[i / 4] >> (i % 4 * 2));
+            let [low, high] = self.indexes[i].map(usize::from);
+            let (low, high) = (low | (ninth & 1) << 8, high | (ninth >> 1 & 1) << 8);
+            let entries = fours(IQ3_S[low], IQ3_S[high]);
+            out.set(i, [signed(IQ3_S_ZERO, entries, MASKS[usize::from(self.signs[i])])]);
+        }
+        out.scale_around(IQ3_S_ZERO, std::array::from_fn::<_, 8, _>(|i| d * odd(&self.scales, i)));
+    }
+}
+
+/// Eight times an entry, plus or minus 1.
+#[inline(always)]
+fn shifted(entry: [i8; 8], down: bool) -> u64 {
+    // 0, 1 or 2.
+    let entry = (eight(entry) ^ splat(0x80)) - splat(0x7f);
+    (entry << 3) + splat(if down { IQ1_ZERO - 9 } else { IQ1_ZERO - 7 })
+}
+
+/// `d (2 s + 1)` times shifted entries; high bits of four indexes, `s` and the shift per 32.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Iq1S {
+    d: [u8; 2],
+    indexes: [[u8; 4]; 8],
+    high: [[u8; 2]; 8],
+}
+
+impl Block for Iq1S {
+    const KIND: BlockType = BlockType::IQ1S;
+    #[inline(always)]
+    fn halves(&self) -> [u16; 2] {
+        [u16::from_le_bytes(self.d), 0]
+    }
+    #[inline(always)]
+    fn transcode(&self, [d, _]: [f32; 2], mut out: BlockQuants<'_>) {
+        for i in 0..32 {
+            let bits = u16::from_le_bytes(self.high[i / 4]);
+            let high = usize::from(bits >> (3 * (i % 4)) & 7);
+            let entry = IQ1[usize::from(self.indexes[i / 4][i % 4]) | high << 8];
+            out.set(i, [shifted(entry, bits >> 15 == 1)]);
+        }
+        let d = 0.125 * d;
+        let scale = |bits| d * f32::from(2 * (u16::from_le_bytes(bits) >> 12 & 7) + 1);
+        out.scale_around(IQ1_ZERO, self.high.map(scale));
+    }
+}
+
+/// `d (2 s + 1)` times shifted entries; a high nibble per index has its high bits and the shift.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Iq1M {
+    indexes: [u8; 32],
+    high: [u8; 16],
+    /// Four scales of 3 bits each, and a part of `d`.
+    scales: [[u8; 2]; 4],
+}
+
+impl Block for Iq1M {
+    const KIND: BlockType = BlockType::IQ1M;
+    #[inline(always)]
+    fn halves(&self) -> [u16; 2] {
+        let [a, b, c, d] = self.scales.map(|word| u16::from_le_bytes(word) >> 12);
+        [a | b << 4 | c << 8 | d << 12, 0]
+    }
+    #[inline(always)]
+    fn transcode(&self, [d, _]: [f32; 2], mut out: BlockQuants<'_>) {
+        for i in 0..32 {
+            let bits = self.high[i / 2] >> (i % 2 * 4);
+            let entry = IQ1[usize::from(self.indexes[i]) | usize::from(bits & 7) << 8];
+            out.set(i, [shifted(entry, bits >> 3 & 1 == 1)]);
+        }
+        let (d, words) = (0.125 * d, self.scales.map(u16::from_le_bytes));
+        let scale = |i: usize| d * f32::from(2 * (words[i / 4] >> (i % 4 * 3) & 7) + 1);
+        out.scale_around(IQ1_ZERO, std::array::from_fn::<_, 16, _>(scale));
+    }
+}

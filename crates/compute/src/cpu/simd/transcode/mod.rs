@@ -1,0 +1,307 @@
+//! Transcoding of ggml's block types to one form: a byte per quant, and a scale and a bias in f32
+//! per group of 16 or 32 weights, `w = scale * q + bias`.
+//!
+//! Every type fits: small integers, entries of codebooks times signs, table values. So one GEMV and
+//! one GEMM with int8 activations serve all types. Rows are transcoded a few at a time to a buffer
+//! in L1, never in memory. A type is a struct with the bytes of its block, and a loop over them that
+//! the compiler vectorizes.
+
+mod grid_blocks;
+mod small_blocks;
+mod super_blocks;
+
+use std::ops::Range;
+
+use bytemuck::Pod;
+
+use super::{
+    quant_rows::PlaneRows,
+    vector::{CACHE_LINE, Q8_GROUP, Simd},
+};
+use crate::BlockType;
+
+/// Weights that are transcoded at a time: a whole number of blocks of every type.
+pub(super) const CHUNK: usize = 256;
+
+/// Class of the quants of a type by their range: below 32, 64 and 256 for 4, 6 and 8 bits.
+pub(super) const fn range_bits(kind: BlockType) -> usize {
+    match kind {
+        BlockType::Q8_0 | BlockType::IQ4NL | BlockType::IQ4XS => 8,
+        BlockType::IQ2XXS | BlockType::IQ2XS | BlockType::IQ2S | BlockType::IQ3XXS => 8,
+        BlockType::Q6K => 6,
+        _ => 4,
+    }
+}
+
+/// Rows of blocks, or a range of whole blocks of every row.
+#[derive(Clone, Copy)]
+pub(super) struct BlockRows<'a> {
+    pub(super) kind: BlockType,
+    /// From the first block of the range in the first row on.
+    pub(super) rows: PlaneRows<'a>,
+    pub(super) count: usize,
+    /// Bytes of the range in a row.
+    pub(super) bytes: usize,
+    pub(super) prefetch: BlockPrefetch,
+}
+
+/// Prefetch of blocks: distance in bytes.
+#[derive(Clone, Copy)]
+pub(super) enum BlockPrefetch {
+    /// Into L1.
+    L1(usize),
+    /// Into L2.
+    L2(usize),
+}
+
+impl BlockRows<'_> {
+    /// A range of the columns: whole blocks.
+    pub(super) fn columns(&self, cols: Range<usize>) -> Self {
+        let [start, end] = [cols.start, cols.end]
+            .map(|col| col / self.kind.block_weights() * self.kind.block_bytes());
+        let rows = PlaneRows { bytes: &self.rows.bytes[start..], ..self.rows };
+        Self { rows, bytes: end - start, ..*self }
+    }
+
+    /// A range of the rows.
+    pub(super) fn slice(&self, rows: Range<usize>) -> Self {
+        Self { rows: self.rows.skip(rows.start), count: rows.len(), ..*self }
+    }
+}
+
+/// Transcoded rows, padded to whole chunks. The scales and biases of padding are finite.
+#[derive(Clone, Copy)]
+pub(super) struct TranscodedRows<'a> {
+    /// `(count, stride)`
+    pub(super) q: &'a [u8],
+    /// `(count, stride / Q8_GROUP)`, of which a row uses one per group of the type.
+    pub(super) scales: &'a [f32],
+    /// As `scales`.
+    pub(super) biases: &'a [f32],
+    pub(super) count: usize,
+    /// A multiple of [`CHUNK`].
+    pub(super) stride: usize,
+}
+
+/// Room for [`TranscodedRows`].
+pub(super) struct TranscodedRoom<'a> {
+    pub(super) q: &'a mut [u8],
+    pub(super) scales: &'a mut [f32],
+    pub(super) biases: &'a mut [f32],
+    pub(super) stride: usize,
+}
+
+impl TranscodedRoom<'_> {
+    /// The first `count` rows.
+    pub(super) fn rows(&self, count: usize) -> TranscodedRows<'_> {
+        let Self { q, scales, biases, stride } = self;
+        TranscodedRows { q, scales, biases, count, stride: *stride }
+    }
+}
+
+/// Quants of a block, with the scale and the bias of each of its groups.
+struct BlockQuants<'a> {
+    q: &'a mut [u8],
+    scales: &'a mut [f32],
+    biases: &'a mut [f32],
+}
+
+impl BlockQuants<'_> {
+    /// Sets eight times `N` quants, from quant `8 * i` on.
+    #[inline(always)]
+    fn set<const N: usize>(&mut self, i: usize, quants: [u64; N]) {
+        self.q[8 * i..][..8 * N].as_chunks_mut().0.copy_from_slice(&quants.map(u64::to_le_bytes));
+    }
+
+    /// Sets the scale and the bias of each group.
+    #[inline(always)]
+    fn scale<const N: usize>(&mut self, scales: [f32; N], biases: [f32; N]) {
+        self.scales.copy_from_slice(&scales);
+        self.biases.copy_from_slice(&biases);
+    }
+
+    /// Sets scales; the biases subtract `zero` from each quant.
+    #[inline(always)]
+    fn scale_around<const N: usize>(&mut self, zero: u8, scales: [f32; N]) {
+        self.scale(scales, scales.map(|scale| -f32::from(zero) * scale));
+    }
+}
+
+/// Block of a type, byte for byte as in a file.
+trait Block: Pod {
+    const KIND: BlockType;
+    /// Values of the 4-bit codes that `transcode` writes, if it writes codes.
+    const TABLE: Option<[u8; 16]> = None;
+    /// The scale `d` and the offset `m` as f16; 0 if there are none.
+    fn halves(&self) -> [u16; 2];
+    /// Writes the quants in the order of the row, and the scales and biases.
+    fn transcode(&self, halves: [f32; 2], out: BlockQuants<'_>);
+}
+
+/// Transcodes rows of blocks.
+///
+/// # Safety
+/// The Simd contract.
+#[inline(always)]
+pub(super) unsafe fn transcode<S: Simd>(rows: BlockRows<'_>, room: &mut TranscodedRoom<'_>) {
+    // SAFETY: as this function.
+    unsafe {
+        match rows.kind {
+            BlockType::Q4_0 => each::<S, small_blocks::Q4Zero>(rows, room),
+            BlockType::Q4_1 => each::<S, small_blocks::Q4One>(rows, room),
+            BlockType::Q5_0 => each::<S, small_blocks::Q5Zero>(rows, room),
+            BlockType::Q5_1 => each::<S, small_blocks::Q5One>(rows, room),
+            BlockType::Q8_0 => each::<S, small_blocks::Q8Zero>(rows, room),
+            BlockType::IQ4NL => each::<S, small_blocks::Iq4Nl>(rows, room),
+            BlockType::MXFP4 => each::<S, small_blocks::Mxfp4>(rows, room),
+            BlockType::NVFP4 => each::<S, small_blocks::Nvfp4>(rows, room),
+            BlockType::Q1_0 => each::<S, small_blocks::Q1Zero>(rows, room),
+            BlockType::Q2_0 => each::<S, small_blocks::Q2Zero>(rows, room),
+            BlockType::Q2K => each::<S, super_blocks::Q2K>(rows, room),
+            BlockType::Q3K => each::<S, super_blocks::Q3K>(rows, room),
+            BlockType::Q4K => each::<S, super_blocks::Q4K>(rows, room),
+            BlockType::Q5K => each::<S, super_blocks::Q5K>(rows, room),
+            BlockType::Q6K => each::<S, super_blocks::Q6K>(rows, room),
+            BlockType::IQ4XS => each::<S, super_blocks::Iq4Xs>(rows, room),
+            BlockType::TQ1_0 => each::<S, super_blocks::Tq1Zero>(rows, room),
+            BlockType::TQ2_0 => each::<S, super_blocks::Tq2Zero>(rows, room),
+            BlockType::IQ2XXS => each::<S, grid_blocks::Iq2Xxs>(rows, room),
+            BlockType::IQ2XS => each::<S, grid_blocks::Iq2Xs>(rows, room),
+            BlockType::IQ2S => each::<S, grid_blocks::Iq2S>(rows, room),
+            BlockType::IQ3XXS => each::<S, grid_blocks::Iq3Xxs>(rows, room),
+            BlockType::IQ3S => each::<S, grid_blocks::Iq3S>(rows, room),
+            BlockType::IQ1S => each::<S, grid_blocks::Iq1S>(rows, room),
+            BlockType::IQ1M => each::<S, grid_blocks::Iq1M>(rows, room),
+        }
+    }
+}
+
+/// Transcodes rows of blocks of type `B`.
+///
+/// # Safety
+/// As [`transcode`].
+#[inline(always)]
+unsafe fn each<S: Simd, B: Block>(rows: BlockRows<'_>, room: &mut TranscodedRoom<'_>) {
+    let BlockRows { rows, count, bytes, prefetch, .. } = rows;
+    let TranscodedRoom { q, scales, biases, stride } = room;
+    let (stride, factors) = (*stride, *stride / Q8_GROUP);
+    let per_chunk = CHUNK / B::KIND.block_weights();
+    let groups = CHUNK / B::KIND.group();
+    let mut last = [B::zeroed(); 8];
+    for r in 0..count {
+        let blocks: &[B] = bytemuck::cast_slice(&rows.bytes[r * rows.stride..][..bytes]);
+        let q = q[r * stride..][..stride].as_chunks_mut::<CHUNK>().0;
+        let scales = scales[r * factors..][..factors].chunks_exact_mut(groups);
+        let biases = biases[r * factors..][..factors].chunks_exact_mut(groups);
+        for (((blocks, q), scales), biases) in
+            blocks.chunks(per_chunk).zip(q).zip(scales).zip(biases)
+        {
+            let start = blocks.as_ptr().cast::<u8>();
+            for line in (0..per_chunk * size_of::<B>()).step_by(CACHE_LINE) {
+                // SAFETY: Simd contract; a prefetch address may be anywhere.
+                unsafe {
+                    match prefetch {
+                        BlockPrefetch::L1(ahead) => {
+                            S::prefetch_l1(start.wrapping_add(line + ahead))
+                        }
+                        BlockPrefetch::L2(ahead) => {
+                            S::prefetch_l2(start.wrapping_add(line + ahead))
+                        }
+                    }
+                }
+            }
+            let blocks = if blocks.len() == per_chunk {
+                blocks
+            } else {
+                last[..blocks.len()].copy_from_slice(blocks);
+                &last[..per_chunk]
+            };
+            // SAFETY: as this function.
+            unsafe { chunk::<S, B>(blocks, q, scales, biases) }
+        }
+    }
+}
+
+/// Transcodes the blocks of [`CHUNK`] weights.
+///
+/// # Safety
+/// The Simd contract.
+#[inline(always)]
+unsafe fn chunk<S: Simd, B: Block>(
+    blocks: &[B],
+    q: &mut [u8; CHUNK],
+    scales: &mut [f32],
+    biases: &mut [f32],
+) {
+    let (weights, groups) = (B::KIND.block_weights(), B::KIND.block_weights() / B::KIND.group());
+    let (mut d, mut m) = ([0; 8], [0; 8]);
+    for i in 0..CHUNK / weights {
+        [d[i], m[i]] = blocks[i].halves();
+    }
+    // SAFETY: as this function.
+    let (d, m) = unsafe { (S::widen_f16(d), S::widen_f16(m)) };
+    // Local: the compiler merges the stores of several blocks.
+    let mut factors = [[0f32; CHUNK / Q8_GROUP]; 2];
+    let [s, b] = &mut factors;
+    for i in 0..CHUNK / weights {
+        let out = BlockQuants {
+            q: &mut q[i * weights..][..weights],
+            scales: &mut s[i * groups..][..groups],
+            biases: &mut b[i * groups..][..groups],
+        };
+        blocks[i].transcode([d[i], m[i]], out);
+    }
+    scales.copy_from_slice(&factors[0][..scales.len()]);
+    biases.copy_from_slice(&factors[1][..biases.len()]);
+    if let Some(table) = B::TABLE {
+        for codes in q.chunks_exact_mut(4 * S::LANES) {
+            let codes = codes.as_mut_ptr();
+            // SAFETY: Simd contract; the chunk is a vector.
+            unsafe { S::store_dwords(codes, S::look_up(&table, S::load_dwords(codes))) };
+        }
+    }
+}
+
+/// A value in each of eight bytes.
+#[inline(always)]
+const fn splat(x: u8) -> u64 {
+    x as u64 * 0x0101_0101_0101_0101
+}
+
+/// Bytes, eight at a time. Loops over words, of any instruction set, become vectors of them.
+#[inline(always)]
+fn words<const N: usize>(bytes: [[u8; 8]; N]) -> [u64; N] {
+    bytes.map(u64::from_le_bytes)
+}
+
+/// The bits of `mask` of each byte shifted down.
+#[inline(always)]
+fn fields<const N: usize>(words: [u64; N], shift: usize, mask: u8) -> [u64; N] {
+    words.map(|word| word >> shift & splat(mask))
+}
+
+/// Combines the bits of words.
+#[inline(always)]
+fn or<const N: usize>(a: [u64; N], b: [u64; N]) -> [u64; N] {
+    std::array::from_fn(|i| a[i] | b[i])
+}
+
+/// Bytes of 255 where a bit is set.
+static MASKS: [u64; 256] = {
+    let (mut masks, mut bits) = ([0; 256], 0);
+    while bits < 256 {
+        let mut i = 0;
+        while i < 8 {
+            masks[bits] |= (0xff * (bits >> i & 1) as u64) << (8 * i);
+            i += 1;
+        }
+        bits += 1;
+    }
+    masks
+};
+
+/// Quants of the codes of IQ4_NL and IQ4_XS: their values plus 127.
+const IQ4_QUANTS: [u8; 16] =
+    [0, 23, 44, 62, 78, 92, 105, 117, 128, 140, 152, 165, 180, 196, 216, 240];
+/// The quant of 0 among [`IQ4_QUANTS`].
+const IQ4_ZERO: u8 = 127;
