@@ -160,6 +160,50 @@ fn many_rows_of_every_format() {
     });
 }
 
+#[test]
+fn many_rows_of_every_block_type() {
+    let mut random = Random::new(15);
+    DevicePair::for_each(|pair, exact| {
+        for (i, kind) in BlockType::ALL.into_iter().enumerate() {
+            let format = Format::Blocks(kind);
+            if !pair.device.reads(format) {
+                continue;
+            }
+            let cols = [3, 1, 5][i % 3] * kind.block_weights();
+            let (rows, outputs) = (5 + i * 5 % 27, 1 + i * 31 % 70);
+            let weight = pair.weight(&mut random, MatrixShape { rows: outputs, cols, format });
+            let x = pair.random(&mut random, rows, cols);
+            let out = pair.nan_filled(rows, outputs);
+            pair.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
+            let what = format!("{rows} rows, {cols} inputs, {outputs} outputs, {format}");
+            let rounds = !exact && pair.rounds_gemm_activations(format);
+            pair.agree_in_norm(&what, out, if rounds { 1e-2 } else { 1e-6 });
+        }
+    });
+}
+
+/// Rows that are longer than a section of the GEMV.
+#[test]
+fn few_rows_of_long_blocks() {
+    let mut random = Random::new(16);
+    DevicePair::for_each_fast(|pair| {
+        for kind in [BlockType::Q4_0, BlockType::Q4K, BlockType::Q6K, BlockType::IQ4XS] {
+            let format = Format::Blocks(kind);
+            if !pair.device.reads(format) {
+                continue;
+            }
+            let cols = 8704;
+            let weight = pair.weight(&mut random, MatrixShape { rows: 37, cols, format });
+            for rows in [1, 3] {
+                let x = pair.dense(rows, &random.int8_values(rows * cols));
+                let out = pair.nan_filled(rows, 37);
+                pair.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
+                pair.agree(&format!("{rows} rows, {format}"), out, 2e-5);
+            }
+        }
+    });
+}
+
 /// Columns in whole blocks of 32, with scales in the normal range of f16 and below it.
 #[test]
 fn many_rows_of_whole_blocks() {
@@ -298,12 +342,17 @@ fn results_do_not_depend_on_threads_or_other_rows() {
     let quants =
         [2, 3, 5, 6, 8].map(|bits| Format::Affine(Affine { bits, group: 32, scale: Scalar::F16 }));
     let others = [AFFINE4, Format::MXFP4, Format::NVFP4, FP8, Format::Plain(Scalar::F32)];
-    let all = [&quants[..], &others].concat();
+    let blocks = [BlockType::Q4_0, BlockType::Q8_0, BlockType::Q4K, BlockType::Q6K];
+    let all = [&quants[..], &others, &blocks.map(Format::Blocks)].concat();
     for (isa, format) in
         Isa::available().into_iter().flat_map(|isa| all.iter().map(move |f| (isa, *f)))
     {
         // Quantized rows end in the middle of an unpacked tile.
-        let cols = if quants.contains(&format) { 352 } else { 320 };
+        let cols = match format {
+            Format::Blocks(kind) if kind.block_weights() == 256 => 1280,
+            _ if quants.contains(&format) => 352,
+            _ => 320,
+        };
         let shape = MatrixShape { rows: 37, cols, format };
         let (weights, values) = (random.matrix(shape), random.values(11 * shape.cols));
         for exact in [true, false] {

@@ -134,7 +134,8 @@ impl<'a> Q8Rows<'a> {
 }
 
 /// Quantizes a row to int8 for weights of a layout: `q` in the order of unpacked weights, dword by
-/// dword, or of the row for blocks, a scale per [`Q8_GROUP`], and per group of the weights the sum of the dequantized values.
+/// dword, a scale per [`Q8_GROUP`], and per group of the weights the sum of the dequantized values.
+/// Blocks are transcoded in the order of the row.
 /// A NaN or an infinity makes its scale non-finite. `q` is zero-padded to whole blocks of every
 /// instruction set.
 ///

@@ -6,9 +6,9 @@
 //!         + sum_g bias_w[r][g] * sum_x[c][g]
 //! ```
 //!
-//! The products of both scales are computed for as many groups of activations as a vector has lanes,
-//! and are spread to the lanes of four vectors of quants. Quants and activations are in the order of the row. The sums of a row do not depend
-//! on the other rows.
+//! The products of both scales are computed for as many groups of activations as a vector has
+//! lanes, and are spread to the lanes of four vectors of quants. Quants and activations are in the
+//! order of the row. The sums of a row do not depend on the other rows.
 #![allow(
     clippy::needless_range_loop,
     reason = "arrays of vectors are indexed together, without closures"

@@ -18,7 +18,8 @@
 //! | kernel | batch | weights | activations |
 //! |---|---|---|---|
 //! | GEMV q8, [`gemv_q8`] | 1 to 4 ([`GEMV_ROWS`]) | affine 2, 3, 4, 5, 6, 8 bits; E2M1 | int8 |
-//! | GEMM q8, [`gemm_q8`] | 5 and more | the same | int8 |
+//! | GEMV of blocks, [`gemv_blocks`] | 1 to 4 | all block types, [transcoded](transcode) | int8 |
+//! | GEMM q8, [`gemm_q8`] | 5 and more | those of both | int8 |
 //! | GEMM f32, [`gemm_f32`] | any, 4 at a time ([`TILE_ROWS`]) | f32, f16, bf16 | f32 |
 //! | GEMM affine, [`unpack_affine`] | 1 to 4 | affine | f32 |
 //! | GEMM block-scaled, [`unpack_mx`] | 1 to 4 | E4M3, E2M1 | f32 |
@@ -44,6 +45,24 @@
 //!     y[c][r]    = horizontal_sum(acc[r][c])
 //! ```
 //!
+//! ## GEMV of blocks
+//!
+//! Reads each row of blocks once, a few rows at a time; their transcoded form stays in L1, where the
+//! dot products read it. Types differ in the transcoding only, so there is one GEMV for all.
+//!
+//! ```text
+//! for a few rows:
+//!     q, scale, bias = transcode(rows)                            // u8, f32 per group
+//!     for each row r:
+//!         acc[c] = sum_g bias[g] * sum_x[c][g]                    // vectors along g
+//!         for block b of 16 LANES columns:
+//!             f[c] = scale[b] * scale_x[c][b]                     // a lane per group
+//!             for v in 0..4:
+//!                 dot = int8_dot(q[b][v], x[c][b][v])             // i32 lanes along cols
+//!                 acc[c] += f32(dot) * spread(f[c], v)
+//!         y[c][r] = horizontal_sum(acc[c])
+//! ```
+//!
 //! ## GEMM q8
 //!
 //! Reads each packed tile once, and its unpacked copy (at most 16 rows of int8) from L1 or L2 for
@@ -64,6 +83,8 @@
 //!                     y[c] += group[c] * scales[g] + biases[g] * sum_x[c][g]
 //!     for further batches of 8 rows: the inner loop on the stored tile
 //! ```
+//!
+//! Rows of blocks are transcoded to the stored tile, which all batches then use.
 //!
 //! ## GEMM f32
 //!

@@ -2,9 +2,9 @@
 //! per group of 16 or 32 weights, `w = scale * q + bias`.
 //!
 //! Every type fits: small integers, entries of codebooks times signs, table values. So one GEMV and
-//! one GEMM with int8 activations serve all types. Rows are transcoded a few at a time to a buffer
-//! in L1, never in memory. A type is a struct with the bytes of its block, and a loop over them that
-//! the compiler vectorizes.
+//! one GEMM with int8 activations serve all types. Rows are transcoded a few at a time, to a buffer
+//! in L1. A type is a struct with the bytes of its block, and operations on eight bytes at a time
+//! that the compiler vectorizes.
 
 mod grid_blocks;
 mod small_blocks;

@@ -61,10 +61,23 @@ impl Block for Q4One {
     }
 }
 
+/// [`MASKS`] by arithmetic: for a table of which all entries are used at once, compilers choose
+/// gathers, which take longer.
+#[inline(always)]
+const fn masks(bits: u8) -> u64 {
+    let mut word = bits as u64;
+    word |= word << 8;
+    word |= word << 16;
+    word |= word << 32;
+    // Byte `i` keeps bit `i`, which a sum moves to its top.
+    let tops = (word & 0x8040_2010_0804_0201) + splat(0x7f) & splat(0x80);
+    (tops << 1).wrapping_sub(tops >> 7)
+}
+
 /// 5-bit quants: nibbles, with the fifth bit of weight `i` in bit `i`.
 #[inline(always)]
 fn five_bits(fifth: [u8; 4], bytes: [[u8; 8]; 2]) -> [u64; 4] {
-    or(nibbles(bytes), fifth.map(|bits| MASKS[usize::from(bits)] & splat(16)))
+    or(nibbles(bytes), fifth.map(|bits| masks(bits) & splat(16)))
 }
 
 /// `d (q - 16)`
