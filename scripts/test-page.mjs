@@ -5,7 +5,7 @@
 // Run in the folder in which npm has installed puppeteer-core.
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
-import { writeFileSync } from "node:fs";
+import { cpSync, existsSync, readdirSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 
@@ -306,6 +306,29 @@ await page.reload({ waitUntil: "load" });
 await page.waitForFunction(() => document.getElementById("model").textContent);
 await page.waitForFunction(() => /layers/.test(document.getElementById("heat-text").textContent));
 assert.equal(await page.$("#key[open]"), null);
+
+step("one of several models is chosen, and loaded by a message");
+await end(server);
+const cache = join(process.env.XDG_CACHE_HOME, "moeflux");
+const builtIn = readdirSync(cache).find((name) => existsSync(join(cache, name, "config.json")));
+for (const name of ["one", "two"]) {
+  cpSync(join(cache, builtIn), join("models", name), { recursive: true });
+}
+const planMatches = (pattern) => page.waitForFunction((source) =>
+  new RegExp(source).test(document.getElementById("plan").textContent), {}, pattern);
+isFailing = true;
+server = await serve(server.port, "--models", "models");
+await page.reload({ waitUntil: "load" });
+isFailing = false;
+await page.waitForSelector("#choice:not([hidden])");
+await planMatches("no model is loaded");
+await page.select("#choice", "two");
+await send(PROMPT);
+await planMatches("sessions of");
+await isIdle();
+assert((await answers()).at(-1).length > 0);
+const loaded = await (await fetch(`${url}api/ps`)).json();
+assert.deepEqual(loaded.models.map(({ name }) => name), ["two"]);
 
 assert.deepEqual(faults, []);
 await browser.close();

@@ -8,6 +8,7 @@ mod counted_alloc;
 mod folders;
 mod interrupt;
 mod load;
+mod model_settings;
 mod out;
 mod printable;
 mod progress;

@@ -14,7 +14,7 @@ use moeflux::{
     Checkpoint, Engine, EngineOptions, MemoryRequest,
     serve::{ForcedTokens, ServingCore, ServingOptions},
 };
-use moeflux_server::{RequestLog, RequestRecord, Server, ServerOptions};
+use moeflux_server::{LoadedModel, Models, RequestLog, RequestRecord, Server, ServerOptions};
 
 /// Requests that are answered at once.
 const SESSIONS: usize = 4;
@@ -55,6 +55,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     });
     let server = Server::bind(options)?;
     println!("the script is served at http://{}/v1", server.address());
-    server.run(ServingCore::start(&engine, ServingOptions::default())?, "scripted".to_owned())?;
+    let core = ServingCore::start(&engine, ServingOptions::default())?;
+    server.run(Models::one("scripted", LoadedModel::new(core))?)?;
     Ok(())
 }

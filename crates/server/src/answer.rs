@@ -89,6 +89,8 @@ pub(crate) enum AnswerFinish {
     Context,
     /// The model ended it after at least one complete call.
     Calls,
+    /// Another request cancelled it.
+    Cancelled,
 }
 
 /// Tokens and times of an answer and its prompt.
@@ -360,6 +362,15 @@ impl AnswerDeltas {
         deltas.extend(self.reports.then_some(Delta::Usage(*usage)));
     }
 
+    /// Ends the answer, as another request cancels it. It is not remembered.
+    pub(crate) fn cancel(&mut self) -> Vec<Delta> {
+        let mut deltas = Vec::new();
+        self.recorder = None;
+        self.timer.ended();
+        self.progress.close(AnswerFinish::Cancelled, &mut deltas);
+        deltas
+    }
+
     /// A token and its log-probabilities, with the texts of tokens.
     fn entry(&self, token: u32, logprobs: &TokenLogprobs) -> Result<TokenEntry, ApiError> {
         let text = |token| self.tokenizer.decode(&[token], false);
@@ -410,29 +421,32 @@ impl AnswerProgress {
         }
     }
 
-    /// Adds the end, once. A call that was cut off becomes valid JSON before it.
+    /// Adds the end, once.
     fn end(&mut self, finish: Finish, stop: Option<&str>, deltas: &mut Vec<Delta>) {
+        let finish = match (finish, stop) {
+            (Finish::MaxTokens, _) => AnswerFinish::Length,
+            (Finish::Context, _) => AnswerFinish::Context,
+            // Clients run no calls of an answer that was cut off.
+            _ if self.has_broken_call || self.open_call.is_some() => AnswerFinish::Length,
+            _ if self.complete_calls > 0 => AnswerFinish::Calls,
+            (Finish::StopString, Some(stop)) => AnswerFinish::StopString(stop.to_owned()),
+            _ => AnswerFinish::Stop,
+        };
+        self.close(finish, deltas);
+    }
+
+    /// Adds the end, once. A call that was cut off becomes valid JSON before it.
+    fn close(&mut self, finish: AnswerFinish, deltas: &mut Vec<Delta>) {
         if self.is_ended {
             return;
         }
         self.is_ended = true;
-        let open_call = self.open_call.take();
-        // Clients run no calls of an answer that was cut off.
-        let is_cut = self.has_broken_call || open_call.is_some();
-        if let Some(OpenCall { index, json }) = open_call
+        if let Some(OpenCall { index, json }) = self.open_call.take()
             && let Some(json) = closing(&json)
             && !json.is_empty()
         {
             deltas.push(Delta::CallArguments { index, json });
         }
-        let finish = match (finish, stop) {
-            (Finish::MaxTokens, _) => AnswerFinish::Length,
-            (Finish::Context, _) => AnswerFinish::Context,
-            _ if is_cut => AnswerFinish::Length,
-            _ if self.complete_calls > 0 => AnswerFinish::Calls,
-            (Finish::StopString, Some(stop)) => AnswerFinish::StopString(stop.to_owned()),
-            _ => AnswerFinish::Stop,
-        };
         deltas.push(Delta::End { finish, usage: self.usage });
     }
 }

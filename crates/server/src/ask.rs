@@ -14,6 +14,7 @@ use crate::{
     ids,
     json::{Fields, wrong_type},
     overflow::Overflow,
+    turns::CallIds,
 };
 
 /// Most stop strings of a request.
@@ -40,8 +41,6 @@ pub(crate) struct Ask {
     pub(crate) request: GenerateRequest,
     /// Answers to each prompt.
     pub(crate) choices: usize,
-    /// Whether the answer is a stream of events.
-    pub(crate) stream: bool,
     /// Whether an answer ends with its first complete call.
     pub(crate) one_call: bool,
     /// Reports in the stream.
@@ -109,6 +108,8 @@ pub(crate) struct Conversation {
     pub(crate) overflow: Option<Overflow>,
     /// Most tokens of thoughts.
     pub(crate) thinking_budget: Option<usize>,
+    /// Whether its calls have the ids of remembered answers.
+    pub(crate) call_ids: CallIds,
 }
 
 /// Parts of a prompt.
@@ -118,6 +119,7 @@ pub(crate) struct ConversationParts<'a> {
     pub(crate) options: ChatOptions,
     /// Text with which the answer starts, as the client has it already.
     pub(crate) start: &'a str,
+    pub(crate) call_ids: CallIds,
 }
 
 /// Messages as they are read.
@@ -381,6 +383,7 @@ impl Conversation {
             form: None,
             overflow: None,
             thinking_budget: None,
+            call_ids: CallIds::Kept,
         }
     }
 
@@ -394,13 +397,15 @@ impl Conversation {
     /// thoughts before it.
     pub(crate) fn parts(&self) -> ConversationParts<'_> {
         let (messages, options) = (self.messages.as_slice(), self.options.clone());
+        let call_ids = self.call_ids;
         match messages.split_last() {
             Some((last, before)) if self.continues => ConversationParts {
                 messages: before,
                 options: options.thinking(false),
                 start: last.content.trim_end(),
+                call_ids,
             },
-            _ => ConversationParts { messages, options, start: "" },
+            _ => ConversationParts { messages, options, start: "", call_ids },
         }
     }
 }

@@ -17,7 +17,12 @@ use http_body::{Frame, SizeHint};
 use serde_json::Value;
 use tokio::{sync::OwnedSemaphorePermit, task::spawn_blocking, time::timeout};
 
-use crate::{app::App, error::ApiError, json};
+use crate::{
+    app::App,
+    error::ApiError,
+    json::{self, Fields},
+    models::{ModelLease, ServedModel},
+};
 
 /// Largest body in bytes.
 const BODY_BYTES: usize = 32 << 20;
@@ -93,10 +98,47 @@ impl HttpBody for SharedBody {
     }
 }
 
-/// A body. Its bytes are free again once it is dropped.
+/// A JSON body. Its bytes are free again once it is dropped.
+pub(crate) struct JsonBody {
+    value: Value,
+    _room: Option<OwnedSemaphorePermit>,
+}
+
+impl JsonBody {
+    /// Receives and reads the body of a request, off the threads that wait for clients.
+    ///
+    /// # Errors
+    /// The body is too large, too slow, compressed or not JSON.
+    pub(crate) async fn receive(app: &App, request: Request) -> Result<Self, ApiError> {
+        if is_compressed(request.headers()) {
+            return Err(ApiError::encoding());
+        }
+        let ReceivedBody { bytes, room } = receive(app, request.into_body()).await?;
+        blocking(move || Ok(Self { value: json::parse(&bytes)?, _room: room })).await
+    }
+
+    /// Its fields.
+    ///
+    /// # Errors
+    /// It is not an object.
+    pub(crate) fn fields(&self) -> Result<Fields<'_>, ApiError> {
+        Fields::of_body(&self.value)
+    }
+
+    /// The model that it names, loaded. Waits for it.
+    ///
+    /// # Errors
+    /// There is no such model, it cannot be loaded, or too many requests wait.
+    pub(crate) async fn model(&self, app: &App) -> Result<ModelLease, ApiError> {
+        let name = self.fields()?.get("model").and_then(Value::as_str);
+        app.models.lease(app.models.find(name)?).await
+    }
+}
+
+/// Bytes of a body, and the room that they take.
 struct ReceivedBody {
     bytes: Vec<u8>,
-    _room: Option<OwnedSemaphorePermit>,
+    room: Option<OwnedSemaphorePermit>,
 }
 
 /// Receives a body, within the limits of size and time.
@@ -121,27 +163,42 @@ async fn receive(app: &App, mut body: Body) -> Result<ReceivedBody, ApiError> {
             }
             bytes.extend_from_slice(&data);
         }
-        Ok(ReceivedBody { bytes, _room: room })
+        Ok(ReceivedBody { bytes, room })
     };
     timeout(app.body_time, receive).await.unwrap_or_else(|_| Err(ApiError::too_slow()))
 }
 
-/// Reads a JSON body and computes with it, off the threads that wait for clients.
+/// Result of a computation, off the threads that wait for clients.
+pub(crate) async fn blocking<T: Send + 'static>(
+    compute: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let computed = spawn_blocking(compute).await;
+    computed.unwrap_or_else(|_| Err(ApiError::internal("the request could not be read")))
+}
+
+/// Result of a computation with a body and the model that it names, and a lease of the model.
+pub(crate) struct ModelResult<T> {
+    pub(crate) model: ModelLease,
+    pub(crate) value: T,
+}
+
+/// Reads a JSON body and computes with its fields and the model that it names, off the threads that
+/// wait for clients.
 ///
 /// # Errors
-/// The body is too large, too slow, compressed or not JSON; those of `compute`.
-pub(crate) async fn with_body<T: Send + 'static>(
-    app: &Arc<App>,
+/// Those of [`JsonBody::receive`], [`JsonBody::model`] and `compute`.
+pub(crate) async fn with_model<T: Send + 'static>(
+    app: &App,
     request: Request,
-    compute: impl FnOnce(&App, &Value) -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    if is_compressed(request.headers()) {
-        return Err(ApiError::encoding());
-    }
-    let body = receive(app, request.into_body()).await?;
-    let app = Arc::clone(app);
-    let computed = spawn_blocking(move || compute(&app, &json::parse(&body.bytes)?)).await;
-    computed.unwrap_or_else(|_| Err(ApiError::internal("the request could not be read")))
+    compute: impl FnOnce(&ServedModel, &Fields<'_>) -> Result<T, ApiError> + Send + 'static,
+) -> Result<ModelResult<T>, ApiError> {
+    let body = JsonBody::receive(app, request).await?;
+    let model = body.model(app).await?;
+    blocking(move || {
+        let value = compute(&model, &body.fields()?)?;
+        Ok(ModelResult { model, value })
+    })
+    .await
 }
 
 fn is_compressed(headers: &HeaderMap) -> bool {

@@ -9,9 +9,9 @@ use tokio::sync::mpsc;
 
 use crate::{
     answer::{ChannelSink, UNREAD},
-    app::App,
     error::ApiError,
     json::{Fields, wrong_type},
+    models::ServedModel,
     native,
 };
 
@@ -40,12 +40,12 @@ impl EmbeddingAsk {
     /// # Errors
     /// A field is absent or has a wrong type, or a text is empty or too long.
     pub(crate) fn parse(
-        app: &App,
+        model: &ServedModel,
         fields: &Fields<'_>,
         name: &str,
         truncates: bool,
     ) -> Result<Self, ApiError> {
-        let inputs = inputs(app, fields, name, truncates)?;
+        let inputs = inputs(model, fields, name, truncates)?;
         if inputs.len() > MAX_INPUTS {
             let message = format!("{name} has {} texts: at most {MAX_INPUTS}", inputs.len());
             return Err(ApiError::invalid(name, message));
@@ -53,11 +53,11 @@ impl EmbeddingAsk {
         if inputs.iter().any(Vec::is_empty) {
             return Err(ApiError::invalid(name, format!("{name} has a text without tokens")));
         }
-        let context = app.core.engine().plan().context;
+        let context = model.context();
         if let Some(long) = inputs.iter().find(|tokens| tokens.len() > context) {
             return Err(ApiError::context(long.len(), context));
         }
-        let hidden = app.core.engine().blueprint().hidden;
+        let hidden = model.core.engine().blueprint().hidden;
         if fields.count("dimensions")?.is_some_and(|dimensions| dimensions != hidden) {
             let message = format!("dimensions must be {hidden}: this model has no other size");
             return Err(ApiError::invalid("dimensions", message));
@@ -74,11 +74,11 @@ impl EmbeddingAsk {
     ///
     /// # Errors
     /// The waiting line is full, or the computation fails.
-    pub(crate) async fn compute(self, app: &App) -> Result<Embeddings, ApiError> {
+    pub(crate) async fn compute(self, model: &ServedModel) -> Result<Embeddings, ApiError> {
         let tokens = self.inputs.iter().map(Vec::len).sum();
         let mut vectors = Vec::with_capacity(self.inputs.len());
         for input in self.inputs {
-            vectors.push(embedding(app, input, self.pooling).await?);
+            vectors.push(embedding(model, input, self.pooling).await?);
         }
         Ok(Embeddings { vectors, tokens })
     }
@@ -86,16 +86,16 @@ impl EmbeddingAsk {
 
 /// Texts as tokens: one text, one list of token ids, or a list of either.
 fn inputs(
-    app: &App,
+    model: &ServedModel,
     fields: &Fields<'_>,
     name: &str,
     truncates: bool,
 ) -> Result<Vec<Vec<u32>>, ApiError> {
-    let text = app.core.engine().text()?;
+    let text = model.text()?;
     let encode = |content: &str| match truncates {
         true => {
             let mut tokens = text.tokenizer().encode(content, true)?;
-            tokens.truncate(app.core.engine().plan().context);
+            tokens.truncate(model.context());
             Ok(tokens)
         }
         false => Ok::<_, ApiError>(text.encode(content)?),
@@ -107,13 +107,13 @@ fn inputs(
         _ => return Err(wrong(name)),
     };
     if list.first().is_some_and(Value::is_number) {
-        return Ok(vec![native::token_ids(app, list, name)?]);
+        return Ok(vec![native::token_ids(model, list, name)?]);
     }
     let input = |(i, value): (usize, &Value)| {
         let path = format!("{name}[{i}]");
         match value {
             Value::String(content) => encode(content),
-            Value::Array(ids) => native::token_ids(app, ids, &path),
+            Value::Array(ids) => native::token_ids(model, ids, &path),
             _ => Err(wrong(&path)),
         }
     };
@@ -125,10 +125,14 @@ fn inputs(
 }
 
 /// Embedding of a text. Dropping the future cancels the request.
-async fn embedding(app: &App, tokens: Vec<u32>, pooling: Pooling) -> Result<Vec<f32>, ApiError> {
+async fn embedding(
+    model: &ServedModel,
+    tokens: Vec<u32>,
+    pooling: Pooling,
+) -> Result<Vec<f32>, ApiError> {
     let (sink, mut events) = mpsc::channel(UNREAD);
     let request = GenerateRequest::default().embedding(pooling);
-    let _handle = app.core.submit(tokens, request, Box::new(ChannelSink(sink)))?;
+    let _handle = model.core.submit(tokens, request, Box::new(ChannelSink(sink)))?;
     while let Some(event) = events.recv().await {
         match event {
             RequestEvent::Embedding(mut values) => {

@@ -237,6 +237,33 @@ impl ApiError {
         Self { param: Some(param.to_owned()), ..error }
     }
 
+    /// Model that is not one of `names`, or that a request does not name.
+    pub(crate) fn no_model(name: Option<&str>, names: &[&str]) -> Self {
+        let names = names.join(", ");
+        let message = match name {
+            Some(name) => format!("there is no model {name:?}: the models are {names}"),
+            None => format!("the request names no model, and none is loaded: choose from {names}"),
+        };
+        let error = Self::new(ErrorKind::NotFound, message).code("model_not_found");
+        Self { param: Some("model".to_owned()), ..error }
+    }
+
+    /// Model that cannot be loaded.
+    pub(crate) fn not_loaded(name: &str, error: &dyn std::error::Error) -> Self {
+        let message = format!("the model {name} cannot be loaded: {error}");
+        Self::new(ErrorKind::Internal, message).code("model_not_loaded")
+    }
+
+    /// No place in the line of requests that wait for a model.
+    pub(crate) fn busy(waiting: usize) -> Self {
+        Rejected::Busy { waiting }.into()
+    }
+
+    /// Request that the server no longer accepts.
+    pub(crate) fn stopping() -> Self {
+        Rejected::Stopping.into()
+    }
+
     /// Known path with another method.
     pub(crate) fn no_method() -> Self {
         Self::new(ErrorKind::Method, "this path does not take this method")

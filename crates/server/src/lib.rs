@@ -5,9 +5,10 @@
 //!   and a record: `access.rs`.
 //! - A body (`body.rs`, `json.rs`) becomes an `Ask`, whatever its API (`ask.rs`, and the readers in
 //!   `openai/`, `responses/`, `anthropic/`, `ollama/` and `native/`), and the tokens of its prompts
-//!   (`prompt.rs`), which `app.rs` submits to the serving core.
-//! - Events of the core become deltas, whatever the API (`answer.rs`). The encoder of an API makes
-//!   events of them: a stream sends them, a whole answer is their fold (`respond.rs`).
+//!   (`prompt.rs`), which are submitted to the serving core of a model.
+//! - One of the server's models is loaded at a time; requests have leases of it: `models/`.
+//! - Events of the core become deltas, whatever the API (`answer.rs`, `answers.rs`). The encoder of
+//!   an API makes events of them: a stream sends them, a whole answer is their fold (`respond.rs`).
 //! - Prompts with a text behind the answer: `fim.rs`.
 //! - Embeddings take no part in this: `embeddings.rs`.
 //! - Answers are remembered as they were generated, for the next turn: `turns.rs`.
@@ -19,6 +20,7 @@
 
 mod access;
 mod answer;
+mod answers;
 mod anthropic;
 mod app;
 mod ask;
@@ -32,6 +34,7 @@ mod ids;
 mod json;
 mod latency;
 mod metrics;
+mod models;
 mod native;
 mod ollama;
 mod openai;
@@ -48,5 +51,8 @@ mod turns;
 
 pub use access::{RequestLog, RequestRecord};
 pub use guard::ApiKeys;
+pub use models::{
+    KeepAlive, LoadError, LoadedModel, ModelLoader, Models, ModelsError, OfferedModel, StartModel,
+};
 pub use overflow::Overflow;
 pub use server::{RESERVED_BYTES, Server, ServerError, ServerOptions, Stopper, Timeouts};

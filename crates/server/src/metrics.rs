@@ -21,7 +21,7 @@ use moeflux::{
     experts::ExpertCounters,
 };
 
-use crate::app::App;
+use crate::{app::App, models::ServedModel};
 
 /// Counters of answered requests by path and status, and of dropped messages.
 #[derive(Debug, Default)]
@@ -64,13 +64,33 @@ impl RequestCounters {
     }
 }
 
-/// Answers `GET /metrics`.
+/// Answers `GET /metrics`. Counters of steps are those of the loaded model.
 pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let stats = app.core.stats();
+    let mut text = String::new();
+    let queued = app.models.queued();
+    app.models.with_current(|model| write_model(model, queued, &mut text));
+    let options = app.models.options();
+    write_value("model_loads_total", "counter", app.models.loads() as f64, &mut text);
+    options.latencies.write(&mut text);
+    options.counters.write(&mut text);
+    let mut response = Response::new(Body::from(text));
+    let prometheus = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, prometheus);
+    response
+}
+
+fn write_value(name: &str, kind: &str, value: f64, text: &mut String) {
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "# TYPE moeflux_{name} {kind}\nmoeflux_{name} {value}");
+}
+
+/// Appends the statistics of the loaded model. `queued` requests wait for a model.
+fn write_model(model: Option<&ServedModel>, queued: usize, text: &mut String) {
+    let stats = model.map(|model| model.core.stats()).unwrap_or_default();
     let steps = &stats.steps;
     let gauges = [
         ("requests_running", stats.running as f64),
-        ("requests_queued", stats.waiting as f64),
+        ("requests_queued", (stats.waiting + queued) as f64),
         ("state_bytes", stats.state_bytes as f64),
     ];
     let counters = [
@@ -90,21 +110,16 @@ pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
         ("stalled_seconds_total", steps.stalled_ns),
     ];
     let times = times.map(|(name, ns)| (name, "counter", ns as f64 / 1e9));
-    let roof = app.disk_speed.map(|speed| disk_roof(steps, speed)).into_iter().flatten();
-    let mut text = String::new();
+    let speed = model.and_then(|model| model.disk_speed);
+    let roof = speed.map(|speed| disk_roof(steps, speed)).into_iter().flatten();
     for (name, kind, value) in gauges.into_iter().chain(counters).chain(times).chain(roof) {
-        // Writing to a string cannot fail.
-        let _ = writeln!(text, "# TYPE moeflux_{name} {kind}\nmoeflux_{name} {value}");
+        write_value(name, kind, value, text);
     }
-    let engine = app.core.engine();
-    write_layers(&engine.layer_stats(), &mut text);
-    write_experts(engine.expert_counters(), &mut text);
-    app.latencies.write(&mut text);
-    app.counters.write(&mut text);
-    let mut response = Response::new(Body::from(text));
-    let prometheus = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
-    response.headers_mut().insert(header::CONTENT_TYPE, prometheus);
-    response
+    if let Some(model) = model {
+        let engine = model.core.engine();
+        write_layers(&engine.layer_stats(), text);
+        write_experts(engine.expert_counters(), text);
+    }
 }
 
 /// Speed of the disk as it was measured, and the share of it that reads reached.

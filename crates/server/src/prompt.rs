@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::{extract::Request, response::Response};
 use moeflux::{
-    Engine, Error,
+    Error,
     text::{MaskSource, Text},
 };
 use serde_json::json;
@@ -13,10 +13,11 @@ use crate::{
     answer::Echo,
     app::App,
     ask::{Ask, AskPrompt, Conversation, ConversationParts as Parts, RawPrompt},
-    body::with_body,
+    body::with_model,
     error::ApiError,
     form,
     json::{self, Fields},
+    models::ServedModel,
     overflow::{self, Overflow},
     turns::{Recalled, TurnStart},
 };
@@ -41,12 +42,12 @@ pub(crate) struct Prompt {
 /// # Errors
 /// The template rejects the messages; a prompt is empty or longer than the context; the form of the
 /// answer cannot be enforced.
-pub(crate) fn prompts(app: &App, ask: &Ask) -> Result<Vec<Prompt>, ApiError> {
-    let text = app.core.engine().text()?;
+pub(crate) fn prompts(model: &ServedModel, ask: &Ask) -> Result<Vec<Prompt>, ApiError> {
+    let text = model.text()?;
     match &ask.prompt {
         AskPrompt::Conversation(conversation) => {
             let grammar = form::of_conversation(text, conversation, ask.one_call)?;
-            let mut prompt = fitting(app, conversation)?;
+            let mut prompt = fitting(model, conversation)?;
             if let Some(budget) = conversation.thinking_budget {
                 prompt.masks.extend(text.thinking_budget(&prompt.tokens, budget)?);
             }
@@ -57,7 +58,7 @@ pub(crate) fn prompts(app: &App, ask: &Ask) -> Result<Vec<Prompt>, ApiError> {
             let grammar = form::of_text(text, form.as_ref())?;
             let logprobs = ask.request.prompt_logprobs;
             let raw = |prompt| {
-                let mut raw = raw(app.core.engine(), prompt, *echo)?;
+                let mut raw = raw(model, prompt, *echo)?;
                 raw.masks.extend(form::mask(grammar.as_ref(), text, &raw.tokens)?);
                 if let Some(echo) = &mut raw.echo {
                     echo.logprobs = logprobs.then(|| raw.tokens.clone());
@@ -75,7 +76,7 @@ pub(crate) fn prompts(app: &App, ask: &Ask) -> Result<Vec<Prompt>, ApiError> {
 /// # Errors
 /// The template rejects the messages, or there is none.
 pub(crate) fn render(text: &Text, conversation: &Conversation) -> Result<String, ApiError> {
-    let Parts { messages, options, start } = conversation.parts();
+    let Parts { messages, options, start, .. } = conversation.parts();
     Ok(text.render(messages, &options).map_err(refused)? + start)
 }
 
@@ -84,12 +85,13 @@ pub(crate) fn render(text: &Text, conversation: &Conversation) -> Result<String,
 ///
 /// # Errors
 /// The template rejects the messages; the prompt is empty or too long.
-fn fitting(app: &App, conversation: &Conversation) -> Result<Prompt, ApiError> {
+fn fitting(model: &ServedModel, conversation: &Conversation) -> Result<Prompt, ApiError> {
     let parts = conversation.parts();
-    let context = app.core.engine().plan().context;
-    let recalled = app.turns.recall(parts.messages);
-    let whole = chat(app, &parts, &recalled, context);
-    let drops = conversation.overflow.unwrap_or(app.overflow) == Overflow::DropOldestTurns;
+    let context = model.context();
+    let recalled = model.turns.recall(parts.messages, conversation.call_ids);
+    let whole = chat(model, &parts, &recalled, context);
+    let drops =
+        conversation.overflow.unwrap_or(model.options.overflow) == Overflow::DropOldestTurns;
     if !drops || !whole.as_ref().is_err_and(ApiError::is_overflow) {
         return whole;
     }
@@ -99,7 +101,7 @@ fn fitting(app: &App, conversation: &Conversation) -> Result<Prompt, ApiError> {
     while least <= most {
         let count = least.midpoint(most);
         let rest = recalled.with(|messages| overflow::without(messages, &droppable[..count]));
-        match chat(app, &parts, &rest, overflow::room(context)) {
+        match chat(model, &parts, &rest, overflow::room(context)) {
             Err(error) if error.is_overflow() => least = count + 1,
             Err(error) => return Err(error),
             Ok(mut prompt) => {
@@ -117,13 +119,13 @@ fn fitting(app: &App, conversation: &Conversation) -> Result<Prompt, ApiError> {
 /// # Errors
 /// The template rejects the messages; the prompt is empty, or longer than `limit`.
 fn chat(
-    app: &App,
+    model: &ServedModel,
     parts: &Parts<'_>,
     recalled: &Recalled,
     limit: usize,
 ) -> Result<Prompt, ApiError> {
-    let text = app.core.engine().text()?;
-    let Parts { messages, options, start } = parts;
+    let text = model.text()?;
+    let Parts { messages, options, start, call_ids } = parts;
     let prompt = text.prompt_after(&recalled.messages, options, recalled.turns());
     let prompt = prompt.map_err(refused)?;
     let (mut tokens, ends) = (prompt.tokens.clone(), prompt.ends.clone());
@@ -135,7 +137,7 @@ fn chat(
         return Err(ApiError::invalid("messages", "the messages make an empty prompt"));
     }
     // The start of an answer is not part of its message.
-    let turn = start.is_empty().then(|| app.turns.start(prompt, messages));
+    let turn = start.is_empty().then(|| model.turns.start(prompt, messages, *call_ids));
     Ok(Prompt { tokens, ends, echo: None, turn, dropped_messages: 0, masks: Vec::new() })
 }
 
@@ -156,21 +158,21 @@ pub(crate) async fn count_tokens(
     request: Request,
     read: fn(&Fields<'_>) -> Result<Conversation, ApiError>,
 ) -> Result<Response, ApiError> {
-    let count = with_body(app, request, move |app, body| {
-        let conversation = read(&Fields::of_body(body)?)?;
+    let count = with_model(app, request, move |model, fields| {
+        let conversation = read(fields)?;
         let parts = conversation.parts();
-        let context = app.core.engine().plan().context;
-        Ok(chat(app, &parts, &app.turns.recall(parts.messages), context)?.tokens.len())
+        let recalled = model.turns.recall(parts.messages, conversation.call_ids);
+        Ok(chat(model, &parts, &recalled, model.context())?.tokens.len())
     });
-    Ok(json::response(&json!({"input_tokens": count.await?})))
+    Ok(json::response(&json!({"input_tokens": count.await?.value})))
 }
 
-fn raw(engine: &Engine, prompt: &RawPrompt, echo: bool) -> Result<Prompt, ApiError> {
+fn raw(model: &ServedModel, prompt: &RawPrompt, echo: bool) -> Result<Prompt, ApiError> {
     let tokens = match prompt {
-        RawPrompt::Text(text) => engine.text()?.encode(text)?,
+        RawPrompt::Text(text) => model.text()?.encode(text)?,
         RawPrompt::Tokens(tokens) => tokens.clone(),
     };
-    let context = engine.plan().context;
+    let context = model.context();
     if tokens.len() > context {
         return Err(ApiError::context(tokens.len(), context));
     }
@@ -180,9 +182,7 @@ fn raw(engine: &Engine, prompt: &RawPrompt, echo: bool) -> Result<Prompt, ApiErr
     let echo = match (prompt, echo) {
         (_, false) => None,
         (RawPrompt::Text(text), true) => Some(text.clone()),
-        (RawPrompt::Tokens(tokens), true) => {
-            Some(engine.text()?.tokenizer().decode(tokens, false)?)
-        }
+        (RawPrompt::Tokens(tokens), true) => Some(model.text()?.tokenizer().decode(tokens, false)?),
     };
     let echo = echo.map(|text| Echo { text, logprobs: None });
     let ends = Vec::new();

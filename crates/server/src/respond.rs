@@ -1,27 +1,39 @@
 //! Responses: the events of an answer as they come, or the whole answer as their fold.
+//!
+//! A stream whose model is not loaded yet begins before its answer: with pings.
 
 use std::{
     convert::Infallible,
     future::poll_fn,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
 use axum::{
     body::{Body, Bytes},
+    extract::Request,
     http::{HeaderValue, header},
     response::Response,
 };
 use http_body::Frame;
 use serde::Serialize;
-use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, Interval, MissedTickBehavior, interval_at, timeout},
+};
 
 use crate::{
     answer::Delta,
-    app::{Answers, ChoiceDeltas},
-    error::ApiError,
-    json,
+    answers::{Answers, ChoiceDeltas},
+    app::App,
+    ask::Ask,
+    body::{JsonBody, blocking},
+    error::{ApiError, ApiShape},
+    json::{self, Fields},
+    models::{ModelLease, ServedModel},
+    prompt::{self, Prompt},
 };
 
 /// Longest silence of a stream.
@@ -50,6 +62,18 @@ pub(crate) trait Encoder: Send + Unpin + 'static {
     const STREAM_TYPE: &'static str = "text/event-stream; charset=utf-8";
     /// Bytes after the last event.
     const END: &'static str = "";
+    /// Bytes that a silent stream sends before its answer.
+    const EARLY_PING: &'static str = ": ping\n\n";
+    /// Whether an answer is a stream unless its request says otherwise.
+    const IS_STREAM: bool = false;
+
+    /// Takes the prompts of the request, before its answer.
+    ///
+    /// # Errors
+    /// Their tokens cannot be decoded.
+    fn prompts(&mut self, _model: &ServedModel, _prompts: &[Prompt]) -> Result<(), ApiError> {
+        Ok(())
+    }
 
     /// Events of a delta of a choice.
     fn on(&mut self, choice: usize, delta: Delta) -> Vec<Self::Event>;
@@ -74,12 +98,48 @@ pub(crate) trait Encoder: Send + Unpin + 'static {
 
     /// Bytes that a silent stream sends.
     fn ping(&mut self) -> String {
-        ": ping\n\n".to_owned()
+        Self::EARLY_PING.to_owned()
+    }
+
+    /// Bytes of an event that ends a stream with an error before its answer.
+    fn early_error(error: &ApiError) -> String {
+        format!("data: {}\n\n", error.to_json(ApiShape::OpenAi, None))
     }
 
     /// Bytes of an event that ends the stream with an error.
-    fn error(&mut self, error: &ApiError) -> String;
+    fn error(&mut self, error: &ApiError) -> String {
+        Self::early_error(error)
+    }
 }
+
+/// A request as it was read: the ask, and the encoder of its answer.
+pub(crate) struct Asked<E> {
+    ask: Ask,
+    encoder: E,
+    /// Resolves when another request cancels the answer.
+    cancelled: Option<oneshot::Receiver<()>>,
+}
+
+impl<E> Asked<E> {
+    /// A request that no other one cancels.
+    pub(crate) fn new(ask: Ask, encoder: E) -> Self {
+        Self { ask, encoder, cancelled: None }
+    }
+
+    /// The request, cancelled when `cancelled` resolves.
+    pub(crate) fn cancelled_by(self, cancelled: oneshot::Receiver<()>) -> Self {
+        Self { cancelled: Some(cancelled), ..self }
+    }
+}
+
+/// An answer that was submitted, and its encoder.
+struct Submitted<E> {
+    answers: Answers,
+    encoder: E,
+}
+
+/// Future of a submitted answer.
+type Submission<E> = Pin<Box<dyn Future<Output = Result<Submitted<E>, ApiError>> + Send>>;
 
 /// A whole answer made of the events of its stream.
 pub(crate) trait Fold<Event> {
@@ -87,28 +147,77 @@ pub(crate) trait Fold<Event> {
     fn add(&mut self, event: Event);
 }
 
-/// The response: a stream, or the whole answer.
+/// Answers a request that `read` reads, with the model that it names.
 ///
 /// # Errors
-/// The answer failed before it was whole.
-pub(crate) async fn response<E: Encoder>(
-    answers: Answers,
-    encoder: E,
-    is_stream: bool,
+/// The request is wrong, or cannot be served.
+pub(crate) async fn answer<E: Encoder>(
+    app: &Arc<App>,
+    request: Request,
+    read: impl FnOnce(&ModelLease, &Fields<'_>) -> Result<Asked<E>, ApiError> + Send + 'static,
 ) -> Result<Response, ApiError> {
-    let dropped = answers.dropped_messages;
-    let mut response = match is_stream {
-        true => stream(answers, encoder),
-        false => json::response(&whole(answers, encoder).await?),
+    let body = JsonBody::receive(app, request).await?;
+    answer_body(app, body, read).await
+}
+
+/// Answers a request with this body: see [`answer`].
+///
+/// # Errors
+/// The request is wrong, or cannot be served.
+pub(crate) async fn answer_body<E: Encoder>(
+    app: &Arc<App>,
+    body: JsonBody,
+    read: impl FnOnce(&ModelLease, &Fields<'_>) -> Result<Asked<E>, ApiError> + Send + 'static,
+) -> Result<Response, ApiError> {
+    let is_stream = is_stream::<E>(&body.fields()?)?;
+    let app = Arc::clone(app);
+    let submit = async move {
+        let model = body.model(&app).await?;
+        blocking(move || {
+            let Asked { ask, mut encoder, cancelled } = read(&model, &body.fields()?)?;
+            let prompts = prompt::prompts(&model, &ask)?;
+            encoder.prompts(&model, &prompts)?;
+            let answers = model.submit(&ask, prompts)?.cancelled_by(cancelled).lease(model);
+            Ok(Submitted { answers, encoder })
+        })
+        .await
     };
+    if !is_stream {
+        let submitted = submit.await?;
+        let dropped = submitted.answers.dropped_messages;
+        return Ok(with_dropped(json::response(&whole(submitted).await?), dropped));
+    }
+    let mut submit: Submission<E> = Box::pin(submit);
+    // Errors within the time of a ping have their status.
+    match timeout(PING, &mut submit).await {
+        Ok(submitted) => {
+            let submitted = submitted?;
+            let dropped = submitted.answers.dropped_messages;
+            Ok(with_dropped(stream(StreamPart::Answer(submitted)), dropped))
+        }
+        Err(_) => Ok(stream(StreamPart::Early(submit))),
+    }
+}
+
+/// The response with the number of messages that were dropped.
+fn with_dropped(mut response: Response, dropped: usize) -> Response {
     if dropped > 0 {
         response.headers_mut().insert(DROPPED, HeaderValue::from(dropped));
     }
-    Ok(response)
+    response
+}
+
+/// Whether a request asks for a stream.
+///
+/// # Errors
+/// The field has a wrong type.
+pub(crate) fn is_stream<E: Encoder>(fields: &Fields<'_>) -> Result<bool, ApiError> {
+    Ok(fields.flag("stream")?.unwrap_or(E::IS_STREAM))
 }
 
 /// The whole answer. Dropped with the connection, which cancels the request.
-async fn whole<E: Encoder>(mut answers: Answers, mut encoder: E) -> Result<E::Whole, ApiError> {
+async fn whole<E: Encoder>(submitted: Submitted<E>) -> Result<E::Whole, ApiError> {
+    let Submitted { mut answers, mut encoder } = submitted;
     let mut whole = E::Whole::default();
     while let Some(ChoiceDeltas { choice, deltas }) = poll_fn(|cx| answers.poll(cx)).await? {
         for delta in deltas {
@@ -118,38 +227,73 @@ async fn whole<E: Encoder>(mut answers: Answers, mut encoder: E) -> Result<E::Wh
     Ok(whole)
 }
 
-fn stream<E: Encoder>(answers: Answers, encoder: E) -> Response {
+fn stream<E: Encoder>(part: StreamPart<E>) -> Response {
     let mut ping = interval_at(Instant::now() + PING, PING);
     ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let stream = EventStream { answers, encoder, ping, is_ended: false };
-    let mut response = Response::new(Body::new(stream));
+    if matches!(part, StreamPart::Early(_)) {
+        // The client has waited already.
+        ping.reset_immediately();
+    }
+    let mut response = Response::new(Body::new(EventStream { part, ping }));
     for (name, value) in HEADERS.into_iter().chain([(header::CONTENT_TYPE, E::STREAM_TYPE)]) {
         response.headers_mut().insert(name, HeaderValue::from_static(value));
     }
     response
 }
 
+/// Part of a stream.
+enum StreamPart<E> {
+    /// Before the answer: its model is being loaded, or others are served first.
+    Early(Submission<E>),
+    Answer(Submitted<E>),
+    End,
+}
+
+impl<E: Encoder> StreamPart<E> {
+    /// Bytes of a silent stream.
+    fn ping(&mut self) -> String {
+        match self {
+            Self::Answer(Submitted { encoder, .. }) => encoder.ping(),
+            Self::Early(_) | Self::End => E::EARLY_PING.to_owned(),
+        }
+    }
+
+    /// Bytes of an event that ends the stream with an error.
+    fn error(&mut self, error: &ApiError) -> String {
+        match self {
+            Self::Answer(Submitted { encoder, .. }) => encoder.error(error),
+            Self::Early(_) | Self::End => E::early_error(error),
+        }
+    }
+}
+
 /// Body of a streamed answer. The connection polls it as its client reads. Dropping it cancels the
 /// request.
 struct EventStream<E> {
-    answers: Answers,
-    encoder: E,
+    part: StreamPart<E>,
     ping: Interval,
-    is_ended: bool,
 }
 
 impl<E: Encoder> EventStream<E> {
     /// Appends the events that are ready.
     fn fill(&mut self, cx: &mut Context<'_>, out: &mut String) -> Result<(), ApiError> {
+        if let StreamPart::Early(submission) = &mut self.part
+            && let Poll::Ready(submitted) = submission.as_mut().poll(cx)
+        {
+            self.part = StreamPart::Answer(submitted?);
+        }
+        let StreamPart::Answer(Submitted { answers, encoder }) = &mut self.part else {
+            return Ok(());
+        };
         while out.len() < FRAME_BYTES
-            && let Poll::Ready(ready) = self.answers.poll(cx)
+            && let Poll::Ready(ready) = answers.poll(cx)
         {
             let Some(ChoiceDeltas { choice, deltas }) = ready? else {
                 *out += E::END;
-                self.is_ended = true;
+                self.part = StreamPart::End;
                 break;
             };
-            for event in deltas.into_iter().flat_map(|delta| self.encoder.on(choice, delta)) {
+            for event in deltas.into_iter().flat_map(|delta| encoder.on(choice, delta)) {
                 E::write(&event, out)?;
             }
         }
@@ -165,20 +309,20 @@ impl<E: Encoder> http_body::Body for EventStream<E> {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        if self.is_ended {
+        if matches!(self.part, StreamPart::End) {
             return Poll::Ready(None);
         }
         let mut out = String::new();
         if let Err(error) = self.fill(cx, &mut out) {
-            self.is_ended = true;
-            out += &self.encoder.error(&error);
+            out += &self.part.error(&error);
+            self.part = StreamPart::End;
         }
         if !out.is_empty() {
             self.ping.reset();
-        } else if self.is_ended {
+        } else if matches!(self.part, StreamPart::End) {
             return Poll::Ready(None);
         } else if self.ping.poll_tick(cx).is_ready() {
-            out += &self.encoder.ping();
+            out += &self.part.ping();
         } else {
             return Poll::Pending;
         }

@@ -44,7 +44,10 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/embeddings", post(embeddings::embeddings))
         .route("/responses", post(responses::create))
         .route("/responses/{id}", get(responses::retrieve).delete(responses::delete))
+        .route("/responses/{id}/cancel", post(responses::cancel))
         .route("/models", get(models::list))
+        .route("/models/load", post(models::load))
+        .route("/models/unload", post(models::unload))
         .route("/models/{*id}", get(models::retrieve))
         .route("/api/chat", post(ollama::chat))
         .route("/api/generate", post(ollama::generate))
@@ -117,6 +120,6 @@ async fn guarded(State(app): State<Arc<App>>, request: Request, next: Next) -> R
         }
         response.headers_mut().insert(REQUEST_ID, id);
     }
-    app.counters.add(api, response.status().as_u16());
+    app.models.options().counters.add(api, response.status().as_u16());
     access::logged(response, OpenRequest { id, method, path, since }, &app.log)
 }

@@ -15,7 +15,7 @@ use hyper_util::{
     server::graceful::GracefulShutdown,
     service::TowerToHyperService,
 };
-use moeflux::{Error, serve::ServingCore, text::MaskSource};
+use moeflux::{Error, text::MaskSource};
 use tokio::{
     runtime::Builder,
     select,
@@ -27,11 +27,11 @@ use crate::{
     access::RequestLog,
     app::App,
     guard::{ApiKeys, Guard},
+    models::{AnswerOptions, ModelRegistry, Models},
     overflow::Overflow,
     responses::RESPONSES_BYTES,
     routes,
     timed_stream::TimedStream,
-    turn_folder::TurnFolder,
     turns::TURNS_BYTES,
 };
 
@@ -82,9 +82,6 @@ pub struct ServerOptions {
     pub masks: Vec<Arc<dyn MaskSource>>,
     /// Rule for a prompt over the context, unless its request says it.
     pub overflow: Overflow,
-    /// Folder of answers with their thoughts and tokens, so that a restarted server continues
-    /// conversations with its prefix cache. Default: none.
-    pub turn_folder: Option<PathBuf>,
     /// Times that clients have.
     pub timeouts: Timeouts,
 }
@@ -120,7 +117,6 @@ impl Default for ServerOptions {
             log: RequestLog::default(),
             masks: Vec::new(),
             overflow: Overflow::default(),
-            turn_folder: None,
             timeouts: Timeouts::default(),
         }
     }
@@ -182,8 +178,6 @@ pub struct Server {
     address: SocketAddr,
     guard: Guard,
     options: ServerOptions,
-    turn_folder: Option<TurnFolder>,
-    disk_speed: Option<f64>,
     stopper: Stopper,
 }
 
@@ -191,28 +185,16 @@ impl Server {
     /// Starts to listen.
     ///
     /// # Errors
-    /// The address is open without a key, or cannot be listened at; a folder cannot be opened.
+    /// The address is open without a key, or cannot be listened at.
     pub fn bind(mut options: ServerOptions) -> Result<Self, ServerError> {
         let keys = std::mem::take(&mut options.keys);
         let guard = Guard::new(options.host, keys, options.no_key, &options.allow_hosts)?;
-        let open = |path: PathBuf| {
-            let failed = |source| ServerError::TurnFolder { path: path.clone(), source };
-            TurnFolder::open(path.clone()).map_err(failed)
-        };
-        let turn_folder = options.turn_folder.take().map(open).transpose()?;
         let address = SocketAddr::new(options.host, options.port);
         let failed = |source| ServerError::Listen { address, source };
         let listener = TcpListener::bind(address).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        let (disk_speed, stopper) = (None, Stopper::default());
-        Ok(Self { listener, address, guard, options, turn_folder, disk_speed, stopper })
-    }
-
-    /// The server with the speed of the disk in bytes per second, as a probe measured it, for the
-    /// page and metrics.
-    pub fn disk_speed(self, disk_speed: Option<f64>) -> Self {
-        Self { disk_speed, ..self }
+        Ok(Self { listener, address, guard, options, stopper: Stopper::default() })
     }
 
     /// Address at which it listens.
@@ -225,13 +207,13 @@ impl Server {
         self.stopper.clone()
     }
 
-    /// Serves `core` until it is stopped, or the process receives SIGTERM or Ctrl-C. `model` is the
-    /// model's name in answers. Ends the serving core.
+    /// Serves `models` until it is stopped, or the process receives SIGTERM or Ctrl-C. Ends the
+    /// serving core of the loaded model. A model that is being loaded then is loaded in vain, on a
+    /// thread that outlives this call.
     ///
     /// # Errors
-    /// The model has no tokenizer, or threads cannot be started.
-    pub fn run(self, core: ServingCore, model: String) -> Result<(), ServerError> {
-        core.engine().text()?;
+    /// The folder of answers of a loaded model cannot be opened, or threads cannot be started.
+    pub fn run(self, models: Models) -> Result<(), ServerError> {
         let runtime = Builder::new_multi_thread()
             .worker_threads(THREADS)
             .max_blocking_threads(BLOCKING_THREADS)
@@ -239,20 +221,23 @@ impl Server {
             .enable_all()
             .build()
             .map_err(ServerError::Runtime)?;
-        let served = runtime.block_on(self.serve(core.clone(), model));
+        let ServerOptions { masks, overflow, .. } = &self.options;
+        let (masks, overflow) = (masks.clone(), *overflow);
+        let options = AnswerOptions { masks, overflow, ..AnswerOptions::default() };
+        let (models, thread) = ModelRegistry::start(models, options)?;
+        let served = runtime.block_on(self.serve(Arc::clone(&models)));
         // Connections that are left end here, which cancels their requests.
         runtime.shutdown_timeout(THREADS_END);
-        core.join();
+        models.end(thread);
         served
     }
 
-    async fn serve(self, core: ServingCore, model: String) -> Result<(), ServerError> {
-        let Self { listener, guard, options, turn_folder, disk_speed, stopper, .. } = self;
-        let ServerOptions { log, masks, overflow, timeouts, .. } = options;
+    async fn serve(self, models: Arc<ModelRegistry>) -> Result<(), ServerError> {
+        let Self { listener, guard, options, stopper, .. } = self;
+        let ServerOptions { log, timeouts, .. } = options;
         let listener = tokio::net::TcpListener::from_std(listener).map_err(ServerError::Runtime)?;
         let mut signals = Signals::listen(stopper).map_err(ServerError::Runtime)?;
-        let app = App::new(core.clone(), guard, model).log(log).masks(masks).overflow(overflow);
-        let app = app.turn_folder(turn_folder).body_time(timeouts.body).disk_speed(disk_speed);
+        let app = App::new(Arc::clone(&models), guard).log(log).body_time(timeouts.body);
         let service = PlainPaths(TowerToHyperService::new(routes::router(Arc::new(app))));
         let mut http = http1::Builder::new();
         // Some clients look headers up by case.
@@ -286,7 +271,7 @@ impl Server {
             });
         }
         drop(listener);
-        core.stop();
+        models.stop();
         select! {
             () = connections.shutdown() => {}
             () = sleep(DRAIN) => {}

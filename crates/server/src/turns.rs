@@ -27,6 +27,15 @@ pub(crate) const TURNS_BYTES: usize = 64 << 20;
 /// Bytes of an entry beside its text and tokens.
 const ENTRY_BYTES: usize = 256;
 
+/// Whether clients of an API send the ids of calls back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum CallIds {
+    #[default]
+    Kept,
+    /// They are numbers that stand for lost ones.
+    Dropped,
+}
+
 /// Turns of all conversations.
 #[derive(Debug)]
 pub(crate) struct TurnMemory {
@@ -68,12 +77,25 @@ impl TurnHash {
     }
 
     /// Hash of the messages with this hash, and of the next one. Thoughts do not count, as a client
-    /// may send them or not.
-    fn message(self, message: &Message) -> Self {
+    /// may send them or not. Without `ids`, calls count by name and arguments.
+    fn message(self, message: &Message, ids: CallIds) -> Self {
         let Message { role, content, tool_calls, tool_call_id, .. } = message;
-        let calls = tool_calls.iter().map(|call| &*call.id);
-        let texts = [role, content.trim(), tool_call_id.as_deref().unwrap_or_default()];
-        self.with("message", texts.into_iter().chain(calls))
+        if ids == CallIds::Kept {
+            let calls = tool_calls.iter().map(|call| &*call.id);
+            let texts = [role, content.trim(), tool_call_id.as_deref().unwrap_or_default()];
+            return self.with("message", texts.into_iter().chain(calls));
+        }
+        let calls = tool_calls.iter().flat_map(|call| {
+            // Clients write the same arguments in another order.
+            let arguments = serde_json::from_str::<Value>(&call.arguments).map(|mut value| {
+                value.sort_all_objects();
+                value.to_string()
+            });
+            [call.name.clone(), arguments.unwrap_or_else(|_| call.arguments.clone())]
+        });
+        let calls: Vec<String> = calls.collect();
+        let texts = [role, content.trim()].into_iter().chain(calls.iter().map(String::as_str));
+        self.with("message without ids", texts)
     }
 
     fn with<'a>(self, kind: &str, texts: impl IntoIterator<Item = &'a str>) -> Self {
@@ -113,6 +135,7 @@ pub(crate) struct TurnStart {
     prompt: ChatPrompt,
     /// Hash of its messages.
     hash: TurnHash,
+    ids: CallIds,
 }
 
 /// Records an answer, and remembers it at its end.
@@ -132,18 +155,28 @@ impl TurnMemory {
     }
 
     /// The messages with the thoughts of remembered answers that the client did not send, and
-    /// those answers.
-    pub(crate) fn recall(&self, messages: &[Message]) -> Recalled {
+    /// those answers. Calls get the ids that they had.
+    pub(crate) fn recall(&self, messages: &[Message], ids: CallIds) -> Recalled {
         let mut recalled = Recalled { messages: messages.to_vec(), turns: Vec::new() };
         let mut hash = self.model;
+        let mut found_ids = HashMap::new();
         for message in &mut recalled.messages {
-            hash = hash.message(message);
+            hash = hash.message(message, ids);
+            if let Some(id) = message.tool_call_id.as_mut()
+                && let Some(found) = found_ids.get(id)
+            {
+                String::clone_from(id, found);
+            }
             if message.role != "assistant" {
                 continue;
             }
-            let Some(turn) = self.find(&self.key(message, hash)) else { continue };
-            if turn.is_same(message) {
+            let Some(turn) = self.find(&self.key(message, hash, ids)) else { continue };
+            if turn.is_same(message, ids) {
                 message.reasoning_content.clone_from(&turn.message.reasoning_content);
+                for (call, ours) in message.tool_calls.iter_mut().zip(&turn.message.tool_calls) {
+                    found_ids
+                        .insert(std::mem::replace(&mut call.id, ours.id.clone()), ours.id.clone());
+                }
                 recalled.turns.push(turn);
             }
         }
@@ -152,14 +185,20 @@ impl TurnMemory {
     }
 
     /// Start of the turn with `prompt`, made of `messages`.
-    pub(crate) fn start(&self, prompt: ChatPrompt, messages: &[Message]) -> TurnStart {
-        let hash = messages.iter().fold(self.model, TurnHash::message);
-        TurnStart { prompt, hash }
+    pub(crate) fn start(
+        &self,
+        prompt: ChatPrompt,
+        messages: &[Message],
+        ids: CallIds,
+    ) -> TurnStart {
+        let hash = messages.iter().fold(self.model, |hash, message| hash.message(message, ids));
+        TurnStart { prompt, hash, ids }
     }
 
     /// Key of an answer: the id of its first call, or else `hash`, that of the messages up to it.
-    fn key(&self, answer: &Message, hash: TurnHash) -> TurnHash {
-        answer.tool_calls.first().map_or(hash, |call| self.model.call(&call.id))
+    fn key(&self, answer: &Message, hash: TurnHash, ids: CallIds) -> TurnHash {
+        let call = answer.tool_calls.first().filter(|_| ids == CallIds::Kept);
+        call.map_or(hash, |call| self.model.call(&call.id))
     }
 
     fn find(&self, key: &TurnHash) -> Option<Arc<AnsweredTurn>> {
@@ -227,10 +266,12 @@ impl Recalled {
 
 impl AnsweredTurn {
     /// Whether a client's message is this answer, with its thoughts or without.
-    fn is_same(&self, message: &Message) -> bool {
+    fn is_same(&self, message: &Message, ids: CallIds) -> bool {
         let ours = &self.message;
         let is_same_call = |(a, b): (&ToolCall, &ToolCall)| {
-            a.id == b.id && a.name == b.name && same_json(&a.arguments, &b.arguments)
+            (ids == CallIds::Dropped || a.id == b.id)
+                && a.name == b.name
+                && same_json(&a.arguments, &b.arguments)
         };
         let thoughts = |message: &Message| message.reasoning_content.clone().unwrap_or_default();
         ours.content.trim() == message.content.trim()
@@ -285,8 +326,8 @@ impl TurnRecorder {
 
     /// Remembers the answer.
     pub(crate) fn finish(self) {
-        let Self { memory, start: TurnStart { prompt, hash }, tokens, message } = self;
-        let key = memory.key(&message, hash.message(&message));
+        let Self { memory, start: TurnStart { prompt, hash, ids }, tokens, message } = self;
+        let key = memory.key(&message, hash.message(&message, ids), ids);
         memory.add(key, AnsweredTurn { message, turn: Turn::new(prompt, &tokens) });
     }
 }
@@ -310,7 +351,11 @@ mod tests {
 
     /// Remembers an answer to `messages`.
     fn answer(memory: &Arc<TurnMemory>, messages: &[Message], deltas: &[Delta]) {
-        let start = memory.start(prompt(4), messages);
+        answer_with(memory, messages, deltas, CallIds::Kept);
+    }
+
+    fn answer_with(memory: &Arc<TurnMemory>, messages: &[Message], deltas: &[Delta], ids: CallIds) {
+        let start = memory.start(prompt(4), messages, ids);
         let mut recorder = TurnRecorder::new(memory, start);
         recorder.push(7);
         deltas.iter().for_each(|delta| recorder.on(delta));
@@ -339,7 +384,7 @@ mod tests {
         let calls = |arguments| vec![call("call_a", arguments)];
         let recall = |answer: Message| {
             let messages = [asked[0].clone(), answer, Message::tool("call_a", "1")];
-            memory.recall(&messages)
+            memory.recall(&messages, CallIds::Kept)
         };
         let said = Message::assistant("Let me look.");
         let same = recall(said.clone().tool_calls(calls("{\"b\":\"x\",\"a\":1}")));
@@ -357,14 +402,48 @@ mod tests {
     }
 
     #[test]
+    fn answers_without_ids_of_calls_belong_to_their_conversation() {
+        let memory = Arc::new(TurnMemory::new("model", None));
+        let asked = Message::user("Read it.");
+        let deltas = [
+            Delta::Reasoning("Hm.".into()),
+            Delta::CallStart { index: 0, id: "call_random".into(), name: "read".into() },
+            Delta::CallArguments { index: 0, json: "{\"a\": 1}".into() },
+            Delta::CallEnd { index: 0 },
+        ];
+        let ids = CallIds::Dropped;
+        answer_with(&memory, std::slice::from_ref(&asked), &deltas, ids);
+        let recall = |arguments: &str, result: &str| {
+            let said = Message::assistant("").tool_calls(vec![call("call_0", arguments)]);
+            memory.recall(&[asked.clone(), said, Message::tool("call_0", result)], ids)
+        };
+        let same = recall("{\"a\":1}", "x");
+        assert_eq!(same.messages[1].reasoning_content.as_deref(), Some("Hm."));
+        assert_eq!(same.messages[1].tool_calls[0].id, "call_random");
+        assert_eq!(same.messages[2].tool_call_id.as_deref(), Some("call_random"));
+        assert!(recall("{\"a\":2}", "x").turns.is_empty());
+        // The second answer follows the first one's result.
+        let said = Message::assistant("").tool_calls(vec![call("call_0", "{\"a\":1}")]);
+        let asked = [asked, said, Message::tool("call_0", "x")];
+        answer_with(&memory, &asked, &[Delta::Text("Yes.".into())], ids);
+        let recall = |result: &str| {
+            let mut messages = asked.to_vec();
+            messages[2] = Message::tool("call_0", result);
+            messages.push(Message::assistant("Yes."));
+            memory.recall(&messages, ids).turns.len()
+        };
+        assert_eq!((recall("x"), recall("y")), (2, 1));
+    }
+
+    #[test]
     fn answers_without_calls_belong_to_their_conversation() {
         let memory = Arc::new(TurnMemory::new("model", None));
         let [asked, other] = [Message::user("One?"), Message::user("Two?")];
         let deltas = [Delta::Reasoning("Hm.".into()), Delta::Text("Yes.".into())];
         answer(&memory, std::slice::from_ref(&asked), &deltas);
         let yes = Message::assistant("Yes.");
-        assert_eq!(memory.recall(&[asked, yes.clone()]).turns.len(), 1);
-        assert_eq!(memory.recall(&[other, yes]).turns.len(), 0);
+        assert_eq!(memory.recall(&[asked, yes.clone()], CallIds::Kept).turns.len(), 1);
+        assert_eq!(memory.recall(&[other, yes], CallIds::Kept).turns.len(), 0);
     }
 
     #[test]
@@ -375,13 +454,13 @@ mod tests {
         let said = [Delta::Text("Yes.".into())];
         let is_known = |i: usize| {
             let messages = [asked(i)[0].clone(), Message::assistant("Yes.")];
-            !memory.recall(&messages).turns.is_empty()
+            !memory.recall(&messages, CallIds::Kept).turns.is_empty()
         };
         (0..2).for_each(|i| answer(&memory, &asked(i), &said));
         assert!(is_known(0) && is_known(1) && is_known(0));
         answer(&memory, &asked(2), &said);
         assert!(is_known(0) && !is_known(1) && is_known(2));
-        let start = memory.start(prompt(1000), &asked(3));
+        let start = memory.start(prompt(1000), &asked(3), CallIds::Kept);
         TurnRecorder::new(&memory, start).finish();
         assert!(is_known(0) && is_known(2), "too large for the memory");
     }
@@ -399,16 +478,16 @@ mod tests {
         answer(&memory, &asked, &deltas);
         drop(memory);
         let said = [asked[0].clone(), Message::assistant("Yes.")];
-        let recalled = open("a").recall(&said);
+        let recalled = open("a").recall(&said, CallIds::Kept);
         assert_eq!(recalled.messages[1].reasoning_content.as_deref(), Some("Hm."));
         assert_eq!(recalled.turns().next().unwrap().tokens(), [1, 1, 1, 1, 7]);
-        assert_eq!(open("b").recall(&said).turns.len(), 0);
+        assert_eq!(open("b").recall(&said, CallIds::Kept).turns.len(), 0);
         // A damaged file is no turn.
         for entry in std::fs::read_dir(folder.path()).unwrap() {
             let path = entry.unwrap().path();
             let whole = std::fs::read(&path).unwrap();
             std::fs::write(&path, &whole[..whole.len() / 2]).unwrap();
         }
-        assert_eq!(open("a").recall(&said).turns.len(), 0);
+        assert_eq!(open("a").recall(&said, CallIds::Kept).turns.len(), 0);
     }
 }

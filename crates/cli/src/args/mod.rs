@@ -17,7 +17,8 @@ use moeflux::{checkpoint::RopeScaling, experts::PolicyKind, runtime::KvFormat, t
 pub(crate) use bench::{BenchArgs, BenchCommand, FigureArgs, KernelsArgs, PlanArgs};
 pub(crate) use persist::PersistArgs;
 pub(crate) use serve::ServeArgs;
-use values::{device, kv_format, parse_size, path, preset, within};
+pub(crate) use values::parse_size;
+use values::{device, kv_format, path, preset, within};
 
 const EXAMPLES: &str = "\
 Examples:

@@ -9,6 +9,9 @@ use super::values::{kv_format, parse_size, path};
 
 const PERSIST: &str = "Sessions and prefix cache";
 
+/// Default maximum size of a prefix cache on disk.
+const PREFIX_CACHE_SIZE: u64 = 4 << 30;
+
 /// Session file and prefix cache.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = PERSIST)]
@@ -54,9 +57,9 @@ pub(crate) struct PrefixCacheArgs {
     /// the prompts.
     #[arg(long, value_parser = path(), value_name = "DIR")]
     pub(crate) prefix_cache: Option<PathBuf>,
-    /// Maximum size of --prefix-cache; the least recently used prompts are evicted
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "4GiB", requires = "prefix_cache")]
-    pub(crate) prefix_cache_size: u64,
+    /// Maximum size of --prefix-cache; the least recently used prompts are evicted [default: 4GiB]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "prefix_cache")]
+    pub(crate) prefix_cache_size: Option<u64>,
 }
 
 impl PrefixCacheArgs {
@@ -65,7 +68,8 @@ impl PrefixCacheArgs {
     /// # Errors
     /// It cannot be created.
     pub(crate) fn open(&self) -> Result<Option<SnapshotFolder>, Error> {
-        let open = |path| SnapshotFolder::open(path, self.prefix_cache_size);
+        let size = self.prefix_cache_size.unwrap_or(PREFIX_CACHE_SIZE);
+        let open = |path| SnapshotFolder::open(path, size);
         self.prefix_cache.as_ref().map(open).transpose()
     }
 }

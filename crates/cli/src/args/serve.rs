@@ -3,14 +3,15 @@
 use std::{net::IpAddr, num::NonZeroUsize, path::PathBuf};
 
 use clap::{Args, ValueEnum, builder::NonEmptyStringValueParser};
-use moeflux_server::Overflow;
+use moeflux_server::{KeepAlive, Overflow};
 
-use super::{EngineArgs, persist::PrefixCacheArgs};
+use super::{EngineArgs, persist::PrefixCacheArgs, values::path};
 
 const SERVE_EXAMPLES: &str = "\
 Examples:
   moeflux serve --model ~/models/Qwen3-30B-A3B-4bit
   moeflux serve --port 9000 --sessions 2 --memory 8GiB
+  moeflux serve --models ~/models --ttl 30m
   moeflux serve --host 0.0.0.0 --api-key-file ~/.config/moeflux.keys
 
 Ctrl-C and SIGTERM end the server once running answers are complete, after at most 30 seconds; a
@@ -39,9 +40,20 @@ impl From<OverflowRule> for Overflow {
 /// Clients of OpenAI's API take the printed URL as their base URL, those of Anthropic's the same
 /// without /v1. Requests share steps and expert reads, up to --sessions at once; further ones wait.
 /// Each request has a line on stderr, unless --quiet is given. Prompts and keys are never logged.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(after_help = SERVE_EXAMPLES)]
 pub(crate) struct ServeArgs {
+    /// Folder of models, of which each request names one
+    ///
+    /// Each folder in DIR with a checkpoint is a model of that name, and so is each GGUF file. One
+    /// model is loaded at a time: when a request names another one, it is loaded once the running
+    /// requests have ended. DIR/moeflux.toml may have settings for each model; options given here
+    /// override them.
+    #[arg(long, value_parser = path(), value_name = "DIR", conflicts_with_all = ["model", "mirror"])]
+    pub(crate) models: Option<PathBuf>,
+    /// Unload a model after this time without requests, such as 10m [default: it stays loaded]
+    #[arg(long, value_name = "TIME", value_parser = str::parse::<KeepAlive>, requires = "models", allow_hyphen_values = true)]
+    pub(crate) ttl: Option<KeepAlive>,
     /// IP address to listen at
     ///
     /// An address that other machines reach, such as 0.0.0.0, requires --api-key-file or --no-key.
@@ -50,9 +62,9 @@ pub(crate) struct ServeArgs {
     /// Port; 0 is any free one
     #[arg(long, value_name = "N", default_value_t = 8080)]
     pub(crate) port: u16,
-    /// Requests that are answered at once; each has the context of --ctx
-    #[arg(long, value_name = "N", default_value = "4")]
-    pub(crate) sessions: NonZeroUsize,
+    /// Requests that are answered at once; each has the context of --ctx [default: 4]
+    #[arg(long, value_name = "N")]
+    pub(crate) sessions: Option<NonZeroUsize>,
     /// Requests that may wait; further ones are refused with status 429
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub(crate) waiting: usize,

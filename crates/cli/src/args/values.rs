@@ -29,7 +29,7 @@ const SUFFIXES: [(&str, u64); 13] = [
 ///
 /// # Errors
 /// The text is not a size; the message shows the format.
-pub(super) fn parse_size(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let help = || "write a size such as 8GiB, 1.5G or 900MB".to_owned();
     let lower = text.trim().to_ascii_lowercase();
     let end = lower.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(lower.len());

@@ -1,16 +1,19 @@
 //! `serve`: answers requests over HTTP.
 
-use std::process::ExitCode;
+use std::{path::Path, process::ExitCode};
 
 use anyhow::{Context, ensure};
 use moeflux::{
+    Checkpoint,
+    checkpoint::list_models,
     experts::DiskSpeed,
     runtime::LineName,
     serve::{ServingCore, ServingOptions},
 };
 use moeflux_bench::units;
 use moeflux_server::{
-    ApiKeys, RESERVED_BYTES, RequestLog, RequestRecord, Server, ServerError, ServerOptions,
+    ApiKeys, KeepAlive, LoadError, LoadedModel, ModelLoader, Models, OfferedModel, RESERVED_BYTES,
+    RequestLog, RequestRecord, Server, ServerError, ServerOptions, StartModel,
 };
 
 use crate::{
@@ -18,6 +21,7 @@ use crate::{
     args::ServeArgs,
     folders, interrupt,
     load::{self, Needs},
+    model_settings::{ModelSettings, SettingsFile},
     out,
     progress::Ui,
 };
@@ -28,44 +32,119 @@ const BUILT_IN: &str = "tales-18m";
 /// Folder of answers within the prefix cache.
 const TURNS: &str = "turns";
 
+/// Default of `--sessions`.
+const SESSIONS: usize = 4;
+
 /// Runs `moeflux serve`.
 ///
 /// # Errors
-/// The address cannot be listened at, or the model cannot be loaded.
+/// The address cannot be listened at, or the model cannot be loaded; there are no models, or their
+/// settings are wrong.
 pub(crate) fn run(args: &ServeArgs, ui: Ui) -> anyhow::Result<ExitCode> {
-    let cache = args.cache.open()?;
+    // A folder that cannot be written is an error before a model is loaded.
+    args.cache.open()?;
     let server = Server::bind(options(args, ui)?).map_err(|error| match error {
         open @ ServerError::OpenWithoutKey { .. } => WrongUse(open.to_string()).into(),
         other => anyhow::Error::new(other),
     })?;
+    let models = match &args.models {
+        Some(folder) => several(args, folder, ui)?,
+        None => {
+            let checkpoint = load::checkpoint(&args.engine.model, &args.engine.reads.mirror, ui)?;
+            let loaded = start(checkpoint, args, &ModelSettings::default(), ui)?;
+            Models::one(name(args), loaded)?
+        }
+    };
+    // The server ends at the first Ctrl-C, the program at the second.
+    let armed = interrupt::arm();
+    let address = server.address();
+    match models.offered() {
+        [model] => out::line(format_args!("{} is served at http://{address}/v1", model.name))?,
+        several => {
+            let names: Vec<&str> = several.iter().map(|model| &*model.name).collect();
+            let (count, names) = (names.len(), names.join(", "));
+            out::line(format_args!("{count} models are served at http://{address}/v1: {names}"))?;
+        }
+    }
+    server.run(models)?;
+    // The signal that ended the server may reach the program's own handler only now.
+    std::mem::forget(armed);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Models of a folder, with their settings.
+fn several(args: &ServeArgs, folder: &Path, ui: Ui) -> anyhow::Result<Models> {
+    let listed = list_models(folder)?;
+    let names: Vec<&str> = listed.iter().map(|model| &*model.name).collect();
+    let settings = SettingsFile::read(folder, &names)?;
+    let offered = listed.iter().map(|model| {
+        let of_model = settings.of_model(&model.name);
+        let ttl = of_model.args(args, &model.path).ttl;
+        let offered = OfferedModel::new(&model.name, &model.path);
+        offered.aliases(of_model.aliases).ttl(ttl.and_then(KeepAlive::time))
+    });
+    let offered = offered.collect();
+    let loader = FolderLoader { args: args.clone(), settings, ui };
+    let models = Models::several(offered, loader);
+    Ok(models.with_context(|| folder.display().to_string())?.waiting(args.waiting))
+}
+
+/// Loads the models of a folder.
+struct FolderLoader {
+    args: ServeArgs,
+    settings: SettingsFile,
+    ui: Ui,
+}
+
+impl ModelLoader for FolderLoader {
+    fn open(&mut self, model: &OfferedModel) -> Result<StartModel, LoadError> {
+        let ui = self.ui;
+        let failed = move |error: anyhow::Error| {
+            let error = format!("{error:#}");
+            ui.line(format_args!("error: {error}"));
+            LoadError::from(error)
+        };
+        ui.line(format_args!("{} is being loaded", model.name));
+        let settings = self.settings.of_model(&model.name);
+        let args = settings.args(&self.args, &model.path);
+        let checkpoint = load::checkpoint(&args.engine.model, &[], ui).map_err(failed)?;
+        Ok(Box::new(move || start(checkpoint, &args, &settings, ui).map_err(failed)))
+    }
+}
+
+/// Loads a model and starts its serving core.
+fn start(
+    checkpoint: Checkpoint,
+    args: &ServeArgs,
+    settings: &ModelSettings,
+    ui: Ui,
+) -> anyhow::Result<LoadedModel> {
     let needs = Needs {
         marks: true,
-        sessions: Some(args.sessions.into()),
+        sessions: Some(args.sessions.map_or(SESSIONS, Into::into)),
         reserved: Some(RESERVED_BYTES),
         grammars: true,
         ..Needs::default()
     };
-    let engine = load::engine(&args.engine, needs, ui)?;
+    let engine = load::engine_from(checkpoint, &args.engine, needs, ui)?;
     // As `plan` or `bench` measured it, if they did.
     let measured = folders::probes()
         .and_then(|folder| DiskSpeed::remembered(&folder, engine.blueprint().slot_bytes()));
-    let server = server.disk_speed(measured.map(|speed| speed.ceiling()));
     let plan = engine.plan();
     ui.line(format_args!(
         "memory plan: {}, of which {} are for the server",
         units::memory(plan.host().total()),
         units::memory(plan.bytes(LineName::Reserved))
     ));
+    let cache = args.cache.open()?;
     let serving = ServingOptions::default().waiting(args.waiting).prefix_cache(cache);
     let core = ServingCore::start(&engine, serving)?;
-    let model = name(args);
-    // The server ends at the first Ctrl-C, the program at the second.
-    let armed = interrupt::arm();
-    out::line(format_args!("{model} is served at http://{}/v1", server.address()))?;
-    server.run(core, model)?;
-    // The signal that ended the server may reach the program's own handler only now.
-    std::mem::forget(armed);
-    Ok(ExitCode::SUCCESS)
+    // Wrong settings of generation are errors of requests.
+    let generation = engine.text().and_then(|text| text.generation()).ok();
+    let sampling = generation.and_then(|generation| settings.sampling(&generation.sampling));
+    let turns = args.cache.prefix_cache.as_ref().map(|folder| folder.join(TURNS));
+    let model = LoadedModel::new(core).sampling(sampling).turn_folder(turns);
+    Ok(model.disk_speed(measured.map(|speed| speed.ceiling())))
 }
 
 fn options(args: &ServeArgs, ui: Ui) -> anyhow::Result<ServerOptions> {
@@ -73,7 +152,6 @@ fn options(args: &ServeArgs, ui: Ui) -> anyhow::Result<ServerOptions> {
     (options.host, options.port, options.no_key) = (args.host, args.port, args.no_key);
     options.overflow = args.overflow.into();
     options.allow_hosts.clone_from(&args.allow_host);
-    options.turn_folder = args.cache.prefix_cache.as_ref().map(|folder| folder.join(TURNS));
     options.log = RequestLog::new(move |record| {
         let RequestRecord { id, method, path, status, time, .. } = record;
         ui.line(format_args!("{method} {path} {status} {:.3} s {id}", time.as_secs_f64()));

@@ -210,7 +210,7 @@ impl MessageEncoder {
             self.close();
         }
         let stop_reason = match &finish {
-            AnswerFinish::Stop => "end_turn",
+            AnswerFinish::Stop | AnswerFinish::Cancelled => "end_turn",
             AnswerFinish::StopString(_) => "stop_sequence",
             AnswerFinish::Length => "max_tokens",
             AnswerFinish::Context => "model_context_window_exceeded",
@@ -282,7 +282,7 @@ impl Encoder for MessageEncoder {
         "event: ping\ndata: {\"type\":\"ping\"}\n\n".to_owned()
     }
 
-    fn error(&mut self, error: &ApiError) -> String {
+    fn early_error(error: &ApiError) -> String {
         format!("event: error\ndata: {}\n\n", error.to_json(ApiShape::Anthropic, None))
     }
 }

@@ -14,12 +14,13 @@ use moeflux::{ChatOptions, GenerateRequest, text::ToolSet};
 use crate::{
     app::App,
     ask::{self, Ask, AskPrompt, AskedReports, Conversation},
-    body::with_body,
     error::ApiError,
     form::{AskedForm, RequiredCalls},
     json::Fields,
+    models::{ModelLease, ServedModel},
     openai::tools,
-    prompt, respond,
+    prompt,
+    respond::{self, Asked},
 };
 use encoder::MessageEncoder;
 
@@ -34,15 +35,8 @@ pub(crate) async fn messages(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let (ask, prompts) = with_body(&app, request, |app, body| {
-        let ask = parse(app, &Fields::of_body(body)?)?;
-        let prompts = prompt::prompts(app, &ask)?;
-        Ok((ask, prompts))
-    })
-    .await?;
-    let answers = app.submit(&ask, prompts)?;
-    let head = app.head("msg_");
-    respond::response(answers, MessageEncoder::new(head.id, head.model), ask.stream).await
+    let read = |model: &ModelLease, fields: &Fields<'_>| read(model, fields);
+    respond::answer(&app, request, read).await
 }
 
 /// Answers `POST /v1/messages/count_tokens`.
@@ -57,22 +51,22 @@ pub(crate) async fn count_tokens(
 }
 
 /// Reads a request.
-fn parse(app: &App, fields: &Fields<'_>) -> Result<Ask, ApiError> {
-    let recommended = &app.core.engine().text()?.generation()?.sampling;
+fn read(model: &ServedModel, fields: &Fields<'_>) -> Result<Asked<MessageEncoder>, ApiError> {
     let request = GenerateRequest::default()
-        .sampling(ask::sampling(fields, recommended)?)
+        .sampling(ask::sampling(fields, model.sampling()?)?)
         .max_tokens(fields.count("max_tokens")?)
         .stop(ask::stops(fields, "stop_sequences")?);
     let choice = fields.object("tool_choice")?;
     let one_call = choice.map(|choice| choice.flag("disable_parallel_tool_use")).transpose()?;
-    Ok(Ask {
+    let ask = Ask {
         prompt: AskPrompt::Conversation(conversation(fields)?),
         request,
         choices: 1,
-        stream: fields.flag("stream")?.unwrap_or(false),
         one_call: one_call.flatten().unwrap_or(false),
         reports: AskedReports::default(),
-    })
+    };
+    let head = model.head("msg_");
+    Ok(Asked::new(ask, MessageEncoder::new(head.id, head.model)))
 }
 
 /// Messages, tools and template variables of a request.

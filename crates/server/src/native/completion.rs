@@ -13,17 +13,16 @@ use crate::{
     answer::{AnswerFinish, AnswerUsage, Delta},
     app::App,
     ask::{self, Ask, AskPrompt, AskedReports},
-    body::with_body,
-    error::{ApiError, ApiShape},
+    error::ApiError,
     form::AskedForm,
     ids,
     json::Fields,
+    models::{ModelLease, ServedModel},
     openai::{
         chat::refuse_unsupported, completions::prompts, logprobs::ContentToken,
         usage::AnswerTimings,
     },
-    prompt,
-    respond::{self, Encoder, Fold},
+    respond::{self, Asked, Encoder, Fold},
 };
 
 /// Fields that would change the answer and are not supported, with the values that have no effect.
@@ -40,22 +39,14 @@ pub(crate) async fn completion(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let (ask, prompts) = with_body(&app, request, |app, body| {
-        let ask = parse(app, &Fields::of_body(body)?)?;
-        let prompts = prompt::prompts(app, &ask)?;
-        Ok((ask, prompts))
-    })
-    .await?;
-    let answers = app.submit(&ask, prompts)?;
-    let encoder = NativeEncoder { model: app.model.clone(), probabilities: Vec::new() };
-    respond::response(answers, encoder, ask.stream).await
+    let read = |model: &ModelLease, fields: &Fields<'_>| read(model, fields);
+    respond::answer(&app, request, read).await
 }
 
 /// Reads a request.
-fn parse(app: &App, fields: &Fields<'_>) -> Result<Ask, ApiError> {
+fn read(model: &ServedModel, fields: &Fields<'_>) -> Result<Asked<NativeEncoder>, ApiError> {
     refuse_unsupported(fields, &UNSUPPORTED)?;
-    let text = app.core.engine().text()?;
-    let mut sampling = ask::sampling(fields, &text.generation()?.sampling)?;
+    let mut sampling = ask::sampling(fields, model.sampling()?)?;
     if fields.integer("seed")? == Some(RANDOM_SEED) {
         sampling.seed = ids::random_word();
     }
@@ -65,22 +56,18 @@ fn parse(app: &App, fields: &Fields<'_>) -> Result<Ask, ApiError> {
     let request = GenerateRequest::default()
         .sampling(sampling)
         .logprobs(probabilities)
-        .logit_bias(ask::logit_bias(fields, text.tokenizer().vocab_size())?)
+        .logit_bias(ask::logit_bias(fields, model.text()?.tokenizer().vocab_size())?)
         .max_tokens(limit)
         .stop(ask::stops(fields, "stop")?);
-    let prompts = prompts(app, fields)?;
+    let prompts = prompts(model, fields)?;
     if prompts.len() > 1 {
         let message = "prompt has several texts: /v1/completions answers them";
         return Err(ApiError::invalid("prompt", message));
     }
-    Ok(Ask {
-        prompt: AskPrompt::Raw { prompts, echo: false, form: AskedForm::openai(fields)? },
-        request,
-        choices: 1,
-        stream: fields.flag("stream")?.unwrap_or(false),
-        one_call: false,
-        reports: AskedReports::default(),
-    })
+    let prompt = AskPrompt::Raw { prompts, echo: false, form: AskedForm::openai(fields)? };
+    let ask =
+        Ask { prompt, request, choices: 1, one_call: false, reports: AskedReports::default() };
+    Ok(Asked::new(ask, NativeEncoder { model: model.name.clone(), probabilities: Vec::new() }))
 }
 
 /// Part of an answer, or the whole: they have the same form.
@@ -115,7 +102,7 @@ struct NativeEnd {
 impl NativeEnd {
     fn new(model: &str, finish: AnswerFinish, usage: AnswerUsage) -> Self {
         let stop_type = match &finish {
-            AnswerFinish::Stop | AnswerFinish::Calls => "eos",
+            AnswerFinish::Stop | AnswerFinish::Calls | AnswerFinish::Cancelled => "eos",
             AnswerFinish::StopString(_) => "word",
             AnswerFinish::Length | AnswerFinish::Context => "limit",
         };
@@ -170,10 +157,6 @@ impl Encoder for NativeEncoder {
             // Raw answers have text only.
             _ => Vec::new(),
         }
-    }
-
-    fn error(&mut self, error: &ApiError) -> String {
-        format!("data: {}\n\n", error.to_json(ApiShape::OpenAi, None))
     }
 }
 

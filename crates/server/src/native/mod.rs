@@ -13,9 +13,10 @@ use serde_json::{Value, json};
 
 use crate::{
     app::App,
-    body::with_body,
+    body::with_model,
     error::ApiError,
-    json::{self, Fields, wrong_type},
+    json::{self, wrong_type},
+    models::ServedModel,
     openai::chat,
     prompt,
 };
@@ -33,12 +34,11 @@ pub(crate) async fn tokenize(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let tokens = with_body(&app, request, |app, body| {
-        let fields = Fields::of_body(body)?;
+    let tokens = with_model(&app, request, |model, fields| {
         let content = fields.text("content")?.ok_or_else(|| fields.missing("content"))?;
         let add_special = fields.flag("add_special")?.unwrap_or(false);
         let with_pieces = fields.flag("with_pieces")?.unwrap_or(false);
-        let tokenizer = app.core.engine().text()?.tokenizer();
+        let tokenizer = model.text()?.tokenizer();
         let tokens = tokenizer.encode(content, add_special)?;
         if !with_pieces {
             return Ok(json!(tokens));
@@ -47,7 +47,7 @@ pub(crate) async fn tokenize(
         let pieces: Result<Vec<Value>, ApiError> = tokens.into_iter().map(piece).collect();
         Ok(Value::Array(pieces?))
     });
-    Ok(json::response(&json!({"tokens": tokens.await?})))
+    Ok(json::response(&json!({"tokens": tokens.await?.value})))
 }
 
 /// Answers `POST /detokenize`: `tokens` to `content`.
@@ -58,21 +58,24 @@ pub(crate) async fn detokenize(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let content = with_body(&app, request, |app, body| {
-        let fields = Fields::of_body(body)?;
+    let content = with_model(&app, request, |model, fields| {
         let list = fields.list("tokens")?.ok_or_else(|| fields.missing("tokens"))?;
-        let tokens = token_ids(app, list, "tokens")?;
-        Ok(app.core.engine().text()?.tokenizer().decode(&tokens, false)?)
+        let tokens = token_ids(model, list, "tokens")?;
+        Ok(model.text()?.tokenizer().decode(&tokens, false)?)
     });
-    Ok(json::response(&json!({"content": content.await?})))
+    Ok(json::response(&json!({"content": content.await?.value})))
 }
 
 /// Token ids of a list at `path` in a request.
 ///
 /// # Errors
 /// An element is not a token of the vocabulary.
-pub(crate) fn token_ids(app: &App, list: &[Value], path: &str) -> Result<Vec<u32>, ApiError> {
-    let vocab = app.core.engine().text()?.tokenizer().vocab_size();
+pub(crate) fn token_ids(
+    model: &ServedModel,
+    list: &[Value],
+    path: &str,
+) -> Result<Vec<u32>, ApiError> {
+    let vocab = model.text()?.tokenizer().vocab_size();
     let id = |value: &Value| {
         let id = u32::try_from(value.as_u64()?).ok()?;
         (usize::try_from(id).ok()? < vocab).then_some(id)
@@ -89,9 +92,9 @@ pub(crate) async fn apply_template(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let prompt = with_body(&app, request, |app, body| {
-        let conversation = chat::conversation(&Fields::of_body(body)?)?;
-        prompt::render(app.core.engine().text()?, &conversation)
+    let prompt = with_model(&app, request, |model, fields| {
+        let conversation = chat::conversation(fields)?;
+        prompt::render(model.text()?, &conversation)
     });
-    Ok(json::response(&json!({"prompt": prompt.await?})))
+    Ok(json::response(&json!({"prompt": prompt.await?.value})))
 }

@@ -10,10 +10,10 @@ use serde::Serialize;
 
 use crate::{
     app::App,
-    body::with_body,
+    body::{ModelResult, with_model},
     embeddings::{EmbeddingAsk, Embeddings},
     error::ApiError,
-    json::{self, Fields},
+    json,
 };
 
 /// Embeddings of the texts of a request.
@@ -41,9 +41,10 @@ pub(crate) async fn embed(
     request: Request,
 ) -> Result<Response, ApiError> {
     let since = Instant::now();
-    let Embeddings { vectors, tokens } = compute(&app, request, "input").await?;
+    let ModelResult { model, value: Embeddings { vectors, tokens } } =
+        compute(&app, request, "input").await?;
     Ok(json::response(&EmbedReply {
-        model: &app.model,
+        model: &model.name,
         embeddings: vectors,
         total_duration: u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX),
         load_duration: 0,
@@ -59,20 +60,21 @@ pub(crate) async fn embeddings(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let Embeddings { vectors, .. } = compute(&app, request, "prompt").await?;
+    let Embeddings { vectors, .. } = compute(&app, request, "prompt").await?.value;
     Ok(json::response(&FormerEmbedReply { embedding: vectors.into_iter().next() }))
 }
 
 /// Embeddings of the texts in the field `name`.
 async fn compute(
-    app: &Arc<App>,
+    app: &App,
     request: Request,
     name: &'static str,
-) -> Result<Embeddings, ApiError> {
-    let ask = with_body(app, request, move |app, body| {
-        let fields = Fields::of_body(body)?;
+) -> Result<ModelResult<Embeddings>, ApiError> {
+    let ask = with_model(app, request, move |model, fields| {
         let truncates = fields.flag("truncate")?.unwrap_or(true);
-        EmbeddingAsk::parse(app, &fields, name, truncates)
+        EmbeddingAsk::parse(model, fields, name, truncates)
     });
-    ask.await?.compute(app).await
+    let ModelResult { model, value } = ask.await?;
+    let value = value.compute(&model).await?;
+    Ok(ModelResult { model, value })
 }

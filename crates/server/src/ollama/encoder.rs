@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use super::models::timestamp;
 use crate::{
     answer::{AnswerFinish, AnswerUsage, Delta},
+    app::now,
     error::{ApiError, ApiShape},
     json,
     openai::chat_encoder::AnswerHead,
@@ -134,7 +135,7 @@ impl<C: AnswerClock> OllamaEncoder<C> {
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let reason = match finish {
             AnswerFinish::Length | AnswerFinish::Context => "length",
-            AnswerFinish::Stop | AnswerFinish::StopString(_) | AnswerFinish::Calls => "stop",
+            _ => "stop",
         };
         let cost = AnswerCost {
             total_duration: nanos(end),
@@ -179,6 +180,9 @@ impl<C: AnswerClock> Encoder for OllamaEncoder<C> {
     type Whole = AnswerLine;
 
     const STREAM_TYPE: &'static str = "application/x-ndjson";
+    /// White space before the next line: clients take an empty line for broken JSON.
+    const EARLY_PING: &'static str = " ";
+    const IS_STREAM: bool = true;
 
     fn on(&mut self, _choice: usize, delta: Delta) -> Vec<AnswerLine> {
         match &delta {
@@ -220,12 +224,7 @@ impl<C: AnswerClock> Encoder for OllamaEncoder<C> {
         Ok(())
     }
 
-    /// White space before the next line: clients take an empty line for broken JSON.
-    fn ping(&mut self) -> String {
-        " ".to_owned()
-    }
-
-    fn error(&mut self, error: &ApiError) -> String {
+    fn early_error(error: &ApiError) -> String {
         error.to_json(ApiShape::Ollama, None) + "\n"
     }
 }
@@ -254,7 +253,8 @@ impl Fold<AnswerLine> for AnswerLine {
 }
 
 /// Response to a request without a prompt.
-pub(super) fn loaded(head: AnswerHead, form: TextPlace, reason: &'static str) -> Response {
+pub(super) fn loaded(model: &str, form: TextPlace, reason: &'static str) -> Response {
+    let head = AnswerHead { created: now(), model: model.to_owned(), ..AnswerHead::default() };
     let line = AnswerLine::new(&head, form, String::new());
     json::response(&AnswerLine { done: true, done_reason: Some(reason), ..line })
 }

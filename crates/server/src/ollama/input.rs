@@ -4,112 +4,126 @@ use moeflux::{ChatOptions, GenerateRequest, Message, text::ToolCall};
 use serde_json::{Map, Value};
 
 use crate::{
-    app::App,
     ask::{self, Ask, AskPrompt, AskedReports, Conversation, MessageList, RawPrompt},
     error::ApiError,
     fim::FimTokens,
     form::AskedForm,
     json::{Fields, wrong_type},
+    models::{KeepAlive, ServedModel},
     openai::{chat::refuse_unsupported, tools},
+    turns::CallIds,
 };
 
 /// Fields of `/api/generate` that would change the answer and are not supported, with the values
 /// that have no effect.
 const UNSUPPORTED: [(&str, &[&str]); 2] = [("template", &["\"\""]), ("context", &["[]"])];
 
-/// A request.
-pub(super) enum OllamaAsk {
-    Answer(Box<Ask>),
-    /// Loads or unloads the model, with the reason for the end of its answer.
-    Load(&'static str),
-}
-
 /// Reads a request of `/api/chat`.
 ///
 /// # Errors
 /// A field has a wrong type or range, or is not supported.
-pub(super) fn chat(app: &App, fields: &Fields<'_>) -> Result<OllamaAsk, ApiError> {
-    let list = fields.list("messages")?.unwrap_or_default();
-    if list.is_empty() {
-        return Ok(load(fields));
-    }
+pub(super) fn chat(model: &ServedModel, fields: &Fields<'_>) -> Result<Ask, ApiError> {
     let mut messages = OllamaMessages::default();
-    for (i, value) in list.iter().enumerate() {
+    for (i, value) in fields.list("messages")?.unwrap_or_default().iter().enumerate() {
         messages.push(&Fields::at(value, &format!("messages[{i}]"))?)?;
     }
     let mut options = options(fields)?;
     options.tools = tools::parse(fields)?;
     let messages = messages.list.into_messages();
     let mut conversation = Conversation::new(messages, options);
+    conversation.call_ids = CallIds::Dropped;
     conversation.form = AskedForm::ollama(fields)?;
-    let prompt = AskPrompt::Conversation(conversation);
-    Ok(OllamaAsk::Answer(Box::new(ask(app, fields, prompt)?)))
+    ask(model, fields, AskPrompt::Conversation(conversation))
 }
 
 /// Reads a request of `/api/generate`.
 ///
 /// # Errors
 /// A field has a wrong type or range, or is not supported.
-pub(super) fn generate(app: &App, fields: &Fields<'_>) -> Result<OllamaAsk, ApiError> {
+pub(super) fn generate(model: &ServedModel, fields: &Fields<'_>) -> Result<Ask, ApiError> {
     refuse_unsupported(fields, &UNSUPPORTED)?;
     refuse_images(fields)?;
-    let text = fields.text("prompt")?.unwrap_or_default();
+    let prompt = fields.text("prompt")?.unwrap_or_default();
     let form = AskedForm::ollama(fields)?;
-    if let Some(suffix) = fields.text("suffix")?.filter(|suffix| !suffix.is_empty()) {
-        let model = app.core.engine().text()?;
-        let fim = FimTokens::required(model)?;
-        let prompts = vec![fim.prompt(model, text, suffix)?];
-        let mut ask = ask(app, fields, AskPrompt::Raw { prompts, echo: false, form })?;
+    if let Some(suffix) = suffix(fields)? {
+        let text = model.text()?;
+        let fim = FimTokens::required(text)?;
+        let prompts = vec![fim.prompt(text, prompt, suffix)?];
+        let mut ask = ask(model, fields, AskPrompt::Raw { prompts, echo: false, form })?;
         ask.request.end_tokens = fim.ends;
-        return Ok(OllamaAsk::Answer(Box::new(ask)));
-    }
-    if text.is_empty() {
-        return Ok(load(fields));
+        return Ok(ask);
     }
     let prompt = match fields.flag("raw")?.unwrap_or(false) {
         true => {
-            let prompts = vec![RawPrompt::Text(text.to_owned())];
+            let prompts = vec![RawPrompt::Text(prompt.to_owned())];
             AskPrompt::Raw { prompts, echo: false, form }
         }
         false => {
             let system = fields.text("system")?.filter(|system| !system.is_empty());
             let system = system.map(Message::system).into_iter();
-            let messages = system.chain([Message::user(text)]).collect();
+            let messages = system.chain([Message::user(prompt)]).collect();
             let mut conversation = Conversation::new(messages, options(fields)?);
             conversation.form = form;
             AskPrompt::Conversation(conversation)
         }
     };
-    Ok(OllamaAsk::Answer(Box::new(ask(app, fields, prompt)?)))
+    ask(model, fields, prompt)
 }
 
-/// A request without a prompt.
-fn load(fields: &Fields<'_>) -> OllamaAsk {
-    let unloads = match fields.get("keep_alive") {
-        Some(Value::String(time)) => time.trim_end_matches(char::is_alphabetic) == "0",
-        Some(time) => time.as_f64() == Some(0.0),
-        None => false,
+/// Text behind the answer.
+fn suffix<'a>(fields: &Fields<'a>) -> Result<Option<&'a str>, ApiError> {
+    Ok(fields.text("suffix")?.filter(|suffix| !suffix.is_empty()))
+}
+
+/// Whether a request of `/api/chat` has no prompt. Then it loads or unloads the model only.
+///
+/// # Errors
+/// A field has a wrong type.
+pub(super) fn is_empty_chat(fields: &Fields<'_>) -> Result<bool, ApiError> {
+    Ok(fields.list("messages")?.unwrap_or_default().is_empty())
+}
+
+/// The same of a request of `/api/generate`.
+///
+/// # Errors
+/// A field has a wrong type, or is not supported.
+pub(super) fn is_empty_prompt(fields: &Fields<'_>) -> Result<bool, ApiError> {
+    refuse_unsupported(fields, &UNSUPPORTED)?;
+    refuse_images(fields)?;
+    let prompt = fields.text("prompt")?.unwrap_or_default();
+    Ok(prompt.is_empty() && suffix(fields)?.is_none())
+}
+
+/// Time that the model stays loaded without requests: the field `keep_alive`, a number of seconds or
+/// a text. Below 0 is for ever.
+///
+/// # Errors
+/// It is neither.
+pub(super) fn keep_alive(fields: &Fields<'_>) -> Result<Option<KeepAlive>, ApiError> {
+    let keep_alive = match fields.get("keep_alive") {
+        None => return Ok(None),
+        Some(Value::String(text)) => text.parse().ok(),
+        Some(value) => value.as_f64().map(KeepAlive::from_seconds),
     };
-    OllamaAsk::Load(if unloads { "unload" } else { "load" })
+    let wrong = || wrong_type("keep_alive", "seconds, or a time such as 5m or 1h30m");
+    keep_alive.map(Some).ok_or_else(wrong)
 }
 
-/// A request with `options`, answered in a stream unless it says otherwise.
-fn ask(app: &App, fields: &Fields<'_>, prompt: AskPrompt) -> Result<Ask, ApiError> {
+/// A request with `options`.
+fn ask(model: &ServedModel, fields: &Fields<'_>, prompt: AskPrompt) -> Result<Ask, ApiError> {
     let none = Value::Object(Map::new());
     let options = match fields.object("options")? {
         Some(options) => options,
         None => Fields::of_body(&none)?,
     };
-    let recommended = &app.core.engine().text()?.generation()?.sampling;
     // -1 and -2 are no limit but the context.
     let limit = options.integer("num_predict")?.and_then(|limit| usize::try_from(limit).ok());
     let request = GenerateRequest::default()
-        .sampling(ask::sampling(&options, recommended)?)
+        .sampling(ask::sampling(&options, model.sampling()?)?)
         .max_tokens(limit)
         .stop(ask::stops(&options, "stop")?);
-    let stream = fields.flag("stream")?.unwrap_or(true);
     let reports = AskedReports::default();
-    Ok(Ask { prompt, request, choices: 1, stream, one_call: false, reports })
+    Ok(Ask { prompt, request, choices: 1, one_call: false, reports })
 }
 
 /// Template variables: the field `think`, a boolean or an effort.

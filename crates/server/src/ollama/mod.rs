@@ -6,7 +6,7 @@ mod encoder;
 mod input;
 pub(crate) mod models;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     extract::{Request, State},
@@ -14,9 +14,24 @@ use axum::{
 };
 use serde_json::Value;
 
-use crate::{app::App, body::with_body, error::ApiError, json::Fields, prompt, respond};
+use crate::{
+    app::App,
+    ask::Ask,
+    body::JsonBody,
+    error::ApiError,
+    json::Fields,
+    models::{KeepAlive, ModelLease, ServedModel},
+    respond::{self, Asked},
+};
 use encoder::{OllamaEncoder, TextPlace};
-use input::OllamaAsk;
+
+/// Path of requests with a prompt.
+struct PromptPath {
+    place: TextPlace,
+    /// Whether a request has no prompt.
+    is_empty: fn(&Fields<'_>) -> Result<bool, ApiError>,
+    read: fn(&ServedModel, &Fields<'_>) -> Result<Ask, ApiError>,
+}
 
 /// Answers `POST /api/chat`.
 ///
@@ -26,7 +41,8 @@ pub(crate) async fn chat(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    answer(&app, request, TextPlace::Message, input::chat).await
+    let (is_empty, read) = (input::is_empty_chat, input::chat);
+    answer(&app, request, PromptPath { place: TextPlace::Message, is_empty, read }).await
 }
 
 /// Answers `POST /api/generate`.
@@ -37,31 +53,34 @@ pub(crate) async fn generate(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    answer(&app, request, TextPlace::Response, input::generate).await
+    let (is_empty, read) = (input::is_empty_prompt, input::generate);
+    answer(&app, request, PromptPath { place: TextPlace::Response, is_empty, read }).await
 }
 
-/// Answers a request that `read` reads. A request without a prompt only loads or unloads the model,
-/// which is always loaded here.
-async fn answer(
-    app: &Arc<App>,
-    request: Request,
-    form: TextPlace,
-    read: fn(&App, &Fields<'_>) -> Result<OllamaAsk, ApiError>,
-) -> Result<Response, ApiError> {
-    let asked = with_body(app, request, move |app, body: &Value| {
-        let ask = match read(app, &Fields::of_body(body)?)? {
-            OllamaAsk::Answer(ask) => ask,
-            OllamaAsk::Load(reason) => return Ok(Err(reason)),
+/// Answers a request. One without a prompt loads or unloads the model only.
+async fn answer(app: &Arc<App>, request: Request, path: PromptPath) -> Result<Response, ApiError> {
+    let PromptPath { place, is_empty, read } = path;
+    let body = JsonBody::receive(app, request).await?;
+    let fields = body.fields()?;
+    let keep_alive = input::keep_alive(&fields)?;
+    if !is_empty(&fields)? {
+        let read = move |model: &ModelLease, fields: &Fields<'_>| {
+            if let Some(keep_alive) = keep_alive {
+                model.set_ttl(keep_alive.time());
+            }
+            let ask = read(model, fields)?;
+            Ok(Asked::new(ask, OllamaEncoder::new(model.head(""), place)))
         };
-        let prompts = prompt::prompts(app, &ask)?;
-        Ok(Ok((ask, prompts)))
-    });
-    let head = app.head("");
-    match asked.await? {
-        Ok((ask, prompts)) => {
-            let answers = app.submit(&ask, prompts)?;
-            respond::response(answers, OllamaEncoder::new(head, form), ask.stream).await
-        }
-        Err(reason) => Ok(encoder::loaded(head, form, reason)),
+        return respond::answer_body(app, body, read).await;
     }
+    if keep_alive == Some(KeepAlive::For(Duration::ZERO)) {
+        let index = app.models.find(fields.get("model").and_then(Value::as_str))?;
+        app.models.unload(index);
+        return Ok(encoder::loaded(&app.models.offered()[index].name, place, "unload"));
+    }
+    let model = body.model(app).await?;
+    if let Some(keep_alive) = keep_alive {
+        model.set_ttl(keep_alive.time());
+    }
+    Ok(encoder::loaded(&model.name, place, "load"))
 }

@@ -1,12 +1,25 @@
 //! Models and version in Ollama's API.
 
-use std::{fs, sync::Arc};
+use std::{fs, path::Path, sync::Arc};
 
-use axum::{extract::State, response::Response};
-use moeflux::runtime::{Pool, PoolLine};
+use axum::{
+    extract::{Request, State},
+    response::Response,
+};
+use moeflux::{
+    runtime::{Pool, PoolLine},
+    text::Text,
+};
 use serde_json::{Map, Value, json};
 
-use crate::{app::App, fim::FimTokens, json};
+use crate::{
+    app::{App, now},
+    body::JsonBody,
+    error::ApiError,
+    fim::FimTokens,
+    json,
+    models::{Expiry, OfferedModel, ServedModel},
+};
 
 pub(super) use crate::openai::models::timestamp;
 
@@ -16,6 +29,9 @@ const VERSION: &str = "0.12.6";
 /// Time until a model is unloaded: never, in the words of clients.
 const NEVER: &str = "9999-12-31T23:59:59Z";
 
+/// The same in seconds since 1970.
+const FAR: u64 = 253_402_300_799;
+
 /// Text of `GET /`, by which clients find Ollama.
 pub(crate) const RUNNING: &str = "Ollama is running";
 
@@ -24,57 +40,99 @@ pub(crate) async fn version() -> Response {
     json::response(&json!({"version": VERSION}))
 }
 
-/// Answers `GET /api/tags`: the models, of which there is one.
+/// Answers `GET /api/tags`: all models.
 pub(crate) async fn tags(State(app): State<Arc<App>>) -> Response {
-    json::response(&json!({"models": [entry(&app)]}))
+    let indices = 0..app.models.offered().len();
+    let entries: Vec<Map<String, Value>> = indices.map(|index| entry(&app, index)).collect();
+    json::response(&json!({"models": entries}))
 }
 
-/// Answers `GET /api/ps`: the models that are loaded.
+/// Answers `GET /api/ps`: the model that is loaded.
 pub(crate) async fn ps(State(app): State<Arc<App>>) -> Response {
-    let mut model = entry(&app);
-    let engine = app.core.engine();
-    let bytes = |pool: &Pool| pool.lines.iter().map(PoolLine::bytes).sum::<u64>();
-    let loaded = engine.plan().pools().iter().map(bytes).sum::<u64>();
-    let on_card = engine.plan().card().map_or(0, bytes);
-    model.insert("size".to_owned(), loaded.into());
-    model.insert("size_vram".to_owned(), on_card.into());
-    model.insert("context_length".to_owned(), engine.plan().context.into());
-    model.insert("expires_at".to_owned(), NEVER.into());
-    json::response(&json!({"models": [model]}))
+    let Some(Expiry { index, left }) = app.models.expiry() else {
+        return json::response(&json!({"models": []}));
+    };
+    let mut entry = entry(&app, index);
+    app.models.read(index, |model| {
+        let plan = model.core.engine().plan();
+        let bytes = |pool: &Pool| pool.lines.iter().map(PoolLine::bytes).sum::<u64>();
+        let loaded = plan.pools().iter().map(bytes).sum::<u64>();
+        let on_card = plan.card().map_or(0, bytes);
+        entry.insert("size".to_owned(), loaded.into());
+        entry.insert("size_vram".to_owned(), on_card.into());
+        entry.insert("context_length".to_owned(), plan.context.into());
+    });
+    let end = left.and_then(|left| now().checked_add(left.as_secs()));
+    let end = end.filter(|end| *end < FAR).map_or_else(|| NEVER.to_owned(), timestamp);
+    entry.insert("expires_at".to_owned(), end.into());
+    json::response(&json!({"models": [entry]}))
 }
 
-/// Answers `POST /api/show`. Any name is the model's, as in requests.
-pub(crate) async fn show(State(app): State<Arc<App>>) -> Response {
-    let engine = app.core.engine();
-    let blueprint = engine.blueprint();
-    let family = &blueprint.model_type;
-    let mut info = Map::new();
-    info.insert("general.architecture".to_owned(), family.as_str().into());
-    info.insert("general.basename".to_owned(), app.model.as_str().into());
-    for (name, value) in [
-        ("context_length", engine.plan().context),
-        ("embedding_length", blueprint.hidden),
-        ("block_count", blueprint.layers.len()),
-        ("vocab_size", blueprint.vocab),
-    ] {
-        info.insert(format!("{family}.{name}"), value.into());
-    }
-    let template = engine.text().ok().and_then(|text| text.template().ok());
-    json::response(&json!({
+/// Answers `POST /api/show`. A model that is not loaded is not loaded for this: then its abilities
+/// and shapes are unknown.
+///
+/// # Errors
+/// There is no such model.
+pub(crate) async fn show(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let body = JsonBody::receive(&app, request).await?;
+    let name = body.fields()?.get("model").or(body.fields()?.get("name"));
+    let index = app.models.find(name.and_then(Value::as_str))?;
+    let shown = app.models.read(index, Shown::of_loaded);
+    let unloaded = || Shown::of_unloaded(&app.models.offered()[index].name);
+    let Shown { template, info, capabilities } = shown.unwrap_or_else(unloaded);
+    Ok(json::response(&json!({
         "license": "",
         "modelfile": "",
         "parameters": "",
-        "template": template.map_or("", |template| template.source()),
-        "details": details(&app),
+        "template": template,
+        "details": details(&app, index),
         "model_info": info,
-        "capabilities": capabilities(&app),
+        "capabilities": capabilities,
         "modified_at": timestamp(app.created),
-    }))
+    })))
 }
 
-/// Abilities of the model, in the words of clients.
-fn capabilities(app: &App) -> Vec<&'static str> {
-    let Ok(text) = app.core.engine().text() else { return Vec::new() };
+/// Facts about a model.
+struct Shown {
+    template: String,
+    info: Map<String, Value>,
+    /// Abilities, in the words of clients.
+    capabilities: Vec<&'static str>,
+}
+
+impl Shown {
+    fn of_unloaded(name: &str) -> Self {
+        let info = Map::from_iter([("general.basename".to_owned(), name.into())]);
+        Self { template: String::new(), info, capabilities: vec!["completion"] }
+    }
+
+    fn of_loaded(model: &ServedModel) -> Self {
+        let engine = model.core.engine();
+        let blueprint = engine.blueprint();
+        let family = &blueprint.model_type;
+        let Self { mut info, .. } = Self::of_unloaded(&model.name);
+        info.insert("general.architecture".to_owned(), family.as_str().into());
+        for (name, value) in [
+            ("context_length", engine.plan().context),
+            ("embedding_length", blueprint.hidden),
+            ("block_count", blueprint.layers.len()),
+            ("vocab_size", blueprint.vocab),
+        ] {
+            info.insert(format!("{family}.{name}"), value.into());
+        }
+        let text = engine.text().ok();
+        let template = text.and_then(|text| text.template().ok());
+        let template = template.map_or_else(String::new, |template| template.source().to_owned());
+        let capabilities = text.map_or_else(Vec::new, capabilities);
+        Self { template, info, capabilities }
+    }
+}
+
+/// Abilities of a model.
+fn capabilities(text: &Text) -> Vec<&'static str> {
     [
         (true, "completion"),
         (text.call_syntax().is_some(), "tools"),
@@ -86,27 +144,35 @@ fn capabilities(app: &App) -> Vec<&'static str> {
     .collect()
 }
 
-fn details(app: &App) -> Value {
-    let family = &app.core.engine().blueprint().model_type;
+fn details(app: &App, index: usize) -> Value {
+    let family = app.models.read(index, |m| m.core.engine().blueprint().model_type.clone());
+    let ending = app.models.offered()[index].path.extension();
+    let is_gguf = ending.is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"));
+    let format = if is_gguf { "gguf" } else { "safetensors" };
     json!({
-        "parent_model": "", "format": "safetensors", "family": family, "families": [family],
+        "parent_model": "", "format": format, "family": family.clone().unwrap_or_default(),
+        "families": family.into_iter().collect::<Vec<_>>(),
         "parameter_size": "", "quantization_level": "",
     })
 }
 
-/// Entry of the model in a list.
-fn entry(app: &App) -> Map<String, Value> {
-    let engine = app.core.engine();
+/// Entry of a model in a list.
+fn entry(app: &App, index: usize) -> Map<String, Value> {
+    let OfferedModel { name, path, .. } = &app.models.offered()[index];
+    let digest = app.models.read(index, |model| model.core.engine().model().to_string());
     let entry = json!({
-        "name": app.model, "model": app.model, "modified_at": timestamp(app.created),
-        "size": folder_bytes(app), "digest": engine.model().to_string(), "details": details(app),
+        "name": name, "model": name, "modified_at": timestamp(app.created),
+        "size": bytes(path), "digest": digest.unwrap_or_default(), "details": details(app, index),
     });
     let Value::Object(entry) = entry else { return Map::new() };
     entry
 }
 
-/// Bytes of the checkpoint's files; 0 without a folder.
-fn folder_bytes(app: &App) -> u64 {
-    let files = fs::read_dir(app.core.engine().folder()).into_iter().flatten().flatten();
+/// Bytes of a model's files; 0 if it has none.
+fn bytes(path: &Path) -> u64 {
+    if path.is_file() {
+        return fs::metadata(path).map_or(0, |file| file.len());
+    }
+    let files = fs::read_dir(path).into_iter().flatten().flatten();
     files.filter_map(|file| fs::metadata(file.path()).ok()).map(|file| file.len()).sum()
 }

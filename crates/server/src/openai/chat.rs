@@ -6,18 +6,18 @@ use axum::{
     extract::{Request, State},
     response::Response,
 };
-use moeflux::{GenerateRequest, text::Text};
-use serde_json::Value;
+use moeflux::GenerateRequest;
 
 use super::{chat_encoder::ChatEncoder, messages, tools};
 use crate::{
     app::App,
     ask::{self, Ask, AskPrompt, AskedReports, Conversation},
-    body::with_body,
     error::ApiError,
     form::AskedForm,
     json::Fields,
-    prompt, respond,
+    models::{ModelLease, ServedModel},
+    prompt,
+    respond::{self, Asked, Encoder},
 };
 
 /// Fields that would change the answer and are not supported, with the values that have no effect.
@@ -31,25 +31,8 @@ pub(crate) async fn chat(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let (chat, prompts) = with_body(&app, request, |app, body| {
-        let text = app.core.engine().text()?;
-        let mut chat = ChatAsk::parse(body, text)?;
-        let prompts = prompt::prompts(app, &chat.ask)?;
-        if Fields::of_body(body)?.flag("verbose")?.unwrap_or(false)
-            && let Some(prompt) = prompts.first()
-        {
-            chat.verbose = Some(text.tokenizer().decode(&prompt.tokens, false)?);
-        }
-        Ok((chat, prompts))
-    })
-    .await?;
-    let ChatAsk { ask, include_usage, verbose } = chat;
-    let answers = app.submit(&ask, prompts)?;
-    // A whole answer always has its usage.
-    let encoder =
-        ChatEncoder::new(app.head("chatcmpl-"), ask.choices, include_usage || !ask.stream)
-            .reports(ask.reports, verbose);
-    respond::response(answers, encoder, ask.stream).await
+    let read = |model: &ModelLease, fields: &Fields<'_>| read(model, fields);
+    respond::answer(&app, request, read).await
 }
 
 /// Answers `POST /v1/chat/completions/input_tokens`: tokens of a prompt.
@@ -63,40 +46,31 @@ pub(crate) async fn input_tokens(
     prompt::count_tokens(&app, request, conversation).await
 }
 
-/// A request for a chat completion.
-struct ChatAsk {
-    ask: Ask,
-    /// Whether the stream ends with the usage.
-    include_usage: bool,
-    /// Text of the prompt, if the request asks for it.
-    verbose: Option<String>,
-}
-
-impl ChatAsk {
-    /// Reads a request to the model with this `text`.
-    ///
-    /// # Errors
-    /// A field has a wrong type or range, or is not supported.
-    fn parse(body: &Value, text: &Text) -> Result<Self, ApiError> {
-        let fields = Fields::of_body(body)?;
-        refuse_unsupported(&fields, &UNSUPPORTED)?;
-        let max_tokens = [fields.count("max_tokens")?, fields.count("max_completion_tokens")?];
-        let request = GenerateRequest::default()
-            .sampling(ask::sampling(&fields, &text.generation()?.sampling)?)
-            .logit_bias(ask::logit_bias(&fields, text.tokenizer().vocab_size())?)
-            .logprobs(logprobs(&fields)?)
-            .max_tokens(max_tokens.into_iter().flatten().min())
-            .stop(ask::stops(&fields, "stop")?);
-        let ask = Ask {
-            prompt: AskPrompt::Conversation(conversation(&fields)?),
-            request,
-            choices: ask::choices(&fields)?,
-            stream: fields.flag("stream")?.unwrap_or(false),
-            one_call: !fields.flag("parallel_tool_calls")?.unwrap_or(true),
-            reports: AskedReports::parse(&fields)?,
-        };
-        Ok(Self { ask, include_usage: include_usage(&fields)?, verbose: None })
-    }
+/// Reads a request.
+///
+/// # Errors
+/// A field has a wrong type or range, or is not supported.
+fn read(model: &ServedModel, fields: &Fields<'_>) -> Result<Asked<ChatEncoder>, ApiError> {
+    refuse_unsupported(fields, &UNSUPPORTED)?;
+    let max_tokens = [fields.count("max_tokens")?, fields.count("max_completion_tokens")?];
+    let request = GenerateRequest::default()
+        .sampling(ask::sampling(fields, model.sampling()?)?)
+        .logit_bias(ask::logit_bias(fields, model.text()?.tokenizer().vocab_size())?)
+        .logprobs(logprobs(fields)?)
+        .max_tokens(max_tokens.into_iter().flatten().min())
+        .stop(ask::stops(fields, "stop")?);
+    let ask = Ask {
+        prompt: AskPrompt::Conversation(conversation(fields)?),
+        request,
+        choices: ask::choices(fields)?,
+        one_call: !fields.flag("parallel_tool_calls")?.unwrap_or(true),
+        reports: AskedReports::parse(fields)?,
+    };
+    let include_usage = include_usage::<ChatEncoder>(fields)?;
+    let is_verbose = fields.flag("verbose")?.unwrap_or(false);
+    let encoder = ChatEncoder::new(model.head("chatcmpl-"), ask.choices, include_usage)
+        .reports(ask.reports, is_verbose);
+    Ok(Asked::new(ask, encoder))
 }
 
 /// Number of the most probable tokens that come with each token, if log-probabilities are asked.
@@ -109,15 +83,14 @@ fn logprobs(fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
     }
 }
 
-/// Whether a stream ends with the usage.
+/// Whether an answer has its usage: a whole one, or a stream that is asked for it.
 ///
 /// # Errors
-/// `stream_options` has a wrong type.
-pub(super) fn include_usage(fields: &Fields<'_>) -> Result<bool, ApiError> {
-    match fields.object("stream_options")? {
-        Some(options) => Ok(options.flag("include_usage")?.unwrap_or(false)),
-        None => Ok(false),
-    }
+/// A field has a wrong type.
+pub(super) fn include_usage<E: Encoder>(fields: &Fields<'_>) -> Result<bool, ApiError> {
+    let options = fields.object("stream_options")?;
+    let asked = options.map(|options| options.flag("include_usage")).transpose()?;
+    Ok(!respond::is_stream::<E>(fields)? || asked.flatten().unwrap_or(false))
 }
 
 /// Messages and template variables of a request.
@@ -179,14 +152,15 @@ mod tests {
     use crate::{
         answer::UNREAD,
         guard::{ApiKeys, Guard},
+        models::{AnswerOptions, LoadedModel, ModelRegistry, Models},
     };
     use axum::body::{Body, HttpBody};
     use moeflux::{
         Checkpoint, Engine, EngineOptions, MemoryRequest,
         runtime::DeviceOptions,
-        serve::{ServingCore, ServingOptions},
+        serve::{ServingCore, ServingOptions, ServingStats},
     };
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     /// Tokens of the answer: more than a client that does not read can have.
     const TOKENS: usize = 2 * UNREAD;
@@ -198,9 +172,15 @@ mod tests {
         let checkpoint = Checkpoint::embedded(&moeflux_tales::FILES).unwrap();
         let engine = Engine::open(checkpoint, options, &mut |_, _| {}).unwrap();
         let core = ServingCore::start(&engine, ServingOptions::default()).unwrap();
+        let models = Models::one("tales", LoadedModel::new(core)).unwrap();
+        let (models, _) = ModelRegistry::start(models, AnswerOptions::default()).unwrap();
         let host = Ipv4Addr::LOCALHOST.into();
         let guard = Guard::new(host, ApiKeys::default(), false, &[]).unwrap();
-        Arc::new(App::new(core, guard, "tales".to_owned()))
+        Arc::new(App::new(models, guard))
+    }
+
+    fn stats(app: &App) -> ServingStats {
+        app.models.with_current(|model| model.unwrap().core.stats())
     }
 
     async fn ask(app: &Arc<App>, stream: bool) -> String {
@@ -209,7 +189,9 @@ mod tests {
 
     async fn send(app: &Arc<App>, stream: bool) -> Body {
         // Only the limit ends the answer.
-        let end = app.core.engine().end_tokens().ids();
+        let end = app
+            .models
+            .with_current(|model| model.unwrap().core.engine().end_tokens().ids().to_vec());
         let body = json!({
             "messages": [{"role": "user", "content": "Hello"}], "temperature": 3, "seed": 2,
             "logit_bias": end.iter().map(|id| json!([id, -100])).collect::<Vec<_>>(),
@@ -244,16 +226,16 @@ mod tests {
             let slow = send(&app, true).await;
             // The channel fills with tokens; the first events are the start and the prompt's.
             let since = Instant::now();
-            while app.core.stats().generated_tokens < UNREAD as u64 - 8 {
-                assert!(since.elapsed() < Duration::from_secs(60), "{:?}", app.core.stats());
+            while stats(&app).generated_tokens < UNREAD as u64 - 8 {
+                assert!(since.elapsed() < Duration::from_secs(60), "{:?}", stats(&app));
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
-            let before = app.core.stats().generated_tokens;
+            let before = stats(&app).generated_tokens;
             // Another answer is complete meanwhile; its tokens are the only ones.
             let whole: Value = serde_json::from_str(&ask(&app, false).await).unwrap();
             let tokens = whole["usage"]["completion_tokens"].as_u64().unwrap();
             assert!(tokens > UNREAD as u64 + 32, "the answer is too short: {tokens}");
-            let stats = app.core.stats();
+            let stats = stats(&app);
             assert!(stats.generated_tokens <= before + tokens + 16, "{stats:?}");
             assert!(stats.running > 0, "{stats:?}");
             // The slow one is complete once it reads.
@@ -269,7 +251,7 @@ mod tests {
             let app = app();
             // Clients that do not read keep all sessions.
             let slow = [send(&app, true).await, send(&app, true).await];
-            while app.core.stats().running < 2 {
+            while stats(&app).running < 2 {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
             let mut waits = send(&app, true).await;

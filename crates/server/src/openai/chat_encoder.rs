@@ -9,7 +9,9 @@ use super::{
 use crate::{
     answer::{AnswerFinish, Delta, TokenEntry},
     ask::AskedReports,
-    error::{ApiError, ApiShape},
+    error::ApiError,
+    models::ServedModel,
+    prompt::Prompt,
     respond::{Encoder, Fold},
 };
 
@@ -118,8 +120,9 @@ pub(crate) struct ChatEncoder {
     asked: AskedReports,
     /// Reports for the next chunk.
     reports: ChunkReports,
-    /// Text of the prompt for the last chunk.
-    verbose: Option<String>,
+    /// Whether the last chunk has the text of the prompt.
+    is_verbose: bool,
+    verbose: Option<VerbosePrompt>,
 }
 
 impl ChatEncoder {
@@ -132,13 +135,14 @@ impl ChatEncoder {
             logprobs: vec![Vec::new(); choices],
             asked: AskedReports::default(),
             reports: ChunkReports::default(),
+            is_verbose: false,
             verbose: None,
         }
     }
 
     /// Encoder that reports as `asked`, and the text of the prompt at the end.
-    pub(super) fn reports(self, asked: AskedReports, verbose: Option<String>) -> Self {
-        Self { asked, verbose, ..self }
+    pub(super) fn reports(self, asked: AskedReports, is_verbose: bool) -> Self {
+        Self { asked, is_verbose, ..self }
     }
 
     fn chunk(
@@ -163,6 +167,16 @@ impl Encoder for ChatEncoder {
     type Whole = ChatCompletion;
 
     const END: &'static str = "data: [DONE]\n\n";
+
+    fn prompts(&mut self, model: &ServedModel, prompts: &[Prompt]) -> Result<(), ApiError> {
+        if self.is_verbose
+            && let Some(prompt) = prompts.first()
+        {
+            let prompt = model.text()?.tokenizer().decode(&prompt.tokens, false)?;
+            self.verbose = Some(VerbosePrompt { prompt });
+        }
+        Ok(())
+    }
 
     fn on(&mut self, choice: usize, delta: Delta) -> Vec<ChatChunk> {
         let part = match delta {
@@ -205,7 +219,7 @@ impl Encoder for ChatEncoder {
             Delta::CallEnd { .. } => return Vec::new(),
             Delta::End { finish, usage } => {
                 self.reports.timings = Some(usage.into());
-                self.reports.verbose = self.verbose.clone().map(|prompt| VerbosePrompt { prompt });
+                self.reports.verbose = self.verbose.clone();
                 let end = self.chunk(choice, ChunkDelta::default(), Some(finish_reason(&finish)));
                 let sum = self.sum.add(choice, usage).filter(|_| self.include_usage);
                 let usage = sum.map(|sum| ChatChunk {
@@ -218,16 +232,12 @@ impl Encoder for ChatEncoder {
         };
         vec![self.chunk(choice, part, None)]
     }
-
-    fn error(&mut self, error: &ApiError) -> String {
-        format!("data: {}\n\n", error.to_json(ApiShape::OpenAi, None))
-    }
 }
 
 /// Reason for the end, in OpenAI's words.
 pub(super) fn finish_reason(finish: &AnswerFinish) -> &'static str {
     match finish {
-        AnswerFinish::Stop | AnswerFinish::StopString(_) => "stop",
+        AnswerFinish::Stop | AnswerFinish::StopString(_) | AnswerFinish::Cancelled => "stop",
         AnswerFinish::Length | AnswerFinish::Context => "length",
         AnswerFinish::Calls => "tool_calls",
     }

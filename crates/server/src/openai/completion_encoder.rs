@@ -9,7 +9,6 @@ use super::{
 };
 use crate::{
     answer::{Delta, TokenEntry},
-    error::{ApiError, ApiShape},
     respond::{Encoder, Fold},
 };
 
@@ -113,10 +112,6 @@ impl Encoder for CompletionEncoder {
             // Raw answers have text only.
             _ => Vec::new(),
         }
-    }
-
-    fn error(&mut self, error: &ApiError) -> String {
-        format!("data: {}\n\n", error.to_json(ApiShape::OpenAi, None))
     }
 }
 

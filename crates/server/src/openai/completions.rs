@@ -13,12 +13,13 @@ use super::{chat, completion_encoder::CompletionEncoder};
 use crate::{
     app::App,
     ask::{self, Ask, AskPrompt, AskedReports, MAX_CHOICES, RawPrompt},
-    body::with_body,
     error::ApiError,
     fim::FimTokens,
     form::AskedForm,
     json::{Fields, wrong_type},
-    native, prompt, respond,
+    models::{ModelLease, ServedModel},
+    native,
+    respond::{self, Asked},
 };
 
 /// Tokens of an answer without `max_tokens`, as in OpenAI's API.
@@ -35,40 +36,27 @@ pub(crate) async fn completions(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let (ask, include_usage, prompts) = with_body(&app, request, |app, body| {
-        let fields = Fields::of_body(body)?;
-        let ask = parse(app, &fields)?;
-        let prompts = prompt::prompts(app, &ask)?;
-        Ok((ask, chat::include_usage(&fields)?, prompts))
-    })
-    .await?;
-    let encoder = CompletionEncoder::new(
-        app.head("cmpl-"),
-        prompts.len(),
-        ask.choices,
-        include_usage || !ask.stream,
-    );
-    let answers = app.submit(&ask, prompts)?;
-    respond::response(answers, encoder, ask.stream).await
+    let read = |model: &ModelLease, fields: &Fields<'_>| read(model, fields);
+    respond::answer(&app, request, read).await
 }
 
 /// Reads a request.
 ///
 /// # Errors
 /// A field has a wrong type or range, or is not supported.
-fn parse(app: &App, fields: &Fields<'_>) -> Result<Ask, ApiError> {
+fn read(model: &ServedModel, fields: &Fields<'_>) -> Result<Asked<CompletionEncoder>, ApiError> {
     chat::refuse_unsupported(fields, &UNSUPPORTED)?;
-    let text = app.core.engine().text()?;
+    let text = model.text()?;
     let logprobs = ask::top_logprobs(fields, "logprobs")?;
     let echo = fields.flag("echo")?.unwrap_or(false);
     let mut request = GenerateRequest::default()
-        .sampling(ask::sampling(fields, &text.generation()?.sampling)?)
+        .sampling(ask::sampling(fields, model.sampling()?)?)
         .logit_bias(ask::logit_bias(fields, text.tokenizer().vocab_size())?)
         .logprobs(logprobs)
         .prompt_logprobs(echo && logprobs.is_some())
         .max_tokens(fields.count("max_tokens")?.unwrap_or(MAX_TOKENS))
         .stop(ask::stops(fields, "stop")?);
-    let (mut prompts, choices) = (prompts(app, fields)?, ask::choices(fields)?);
+    let (mut prompts, choices) = (prompts(model, fields)?, ask::choices(fields)?);
     if let Some(suffix) = fields.text("suffix")?.filter(|suffix| !suffix.is_empty()) {
         let fim = FimTokens::required(text)?;
         if echo {
@@ -87,21 +75,22 @@ fn parse(app: &App, fields: &Fields<'_>) -> Result<Ask, ApiError> {
         let message = format!("{count} prompts x {choices}: at most {MAX_CHOICES} are answered");
         return Err(ApiError::invalid("prompt", message));
     }
-    Ok(Ask {
-        prompt: AskPrompt::Raw { prompts, echo, form: AskedForm::openai(fields)? },
-        request,
-        choices,
-        stream: fields.flag("stream")?.unwrap_or(false),
-        one_call: false,
-        reports: AskedReports::default(),
-    })
+    let include_usage = chat::include_usage::<CompletionEncoder>(fields)?;
+    let encoder =
+        CompletionEncoder::new(model.head("cmpl-"), prompts.len(), choices, include_usage);
+    let prompt = AskPrompt::Raw { prompts, echo, form: AskedForm::openai(fields)? };
+    let reports = AskedReports::default();
+    Ok(Asked::new(Ask { prompt, request, choices, one_call: false, reports }, encoder))
 }
 
 /// Prompts of a request: a text, token ids, or a list of either.
 ///
 /// # Errors
 /// The field is absent or has a wrong type.
-pub(crate) fn prompts(app: &App, fields: &Fields<'_>) -> Result<Vec<RawPrompt>, ApiError> {
+pub(crate) fn prompts(
+    model: &ServedModel,
+    fields: &Fields<'_>,
+) -> Result<Vec<RawPrompt>, ApiError> {
     let list = match fields.get("prompt").ok_or_else(|| fields.missing("prompt"))? {
         Value::String(text) => return Ok(vec![RawPrompt::Text(text.clone())]),
         Value::Array(list) => list,
@@ -111,12 +100,12 @@ pub(crate) fn prompts(app: &App, fields: &Fields<'_>) -> Result<Vec<RawPrompt>, 
         return Err(ApiError::invalid("prompt", "prompt is empty"));
     }
     if list.iter().all(Value::is_number) {
-        return Ok(vec![RawPrompt::Tokens(native::token_ids(app, list, "prompt")?)]);
+        return Ok(vec![RawPrompt::Tokens(native::token_ids(model, list, "prompt")?)]);
     }
     let prompt = |(i, value): (usize, &Value)| match value {
         Value::String(text) => Ok(RawPrompt::Text(text.clone())),
         Value::Array(ids) => {
-            Ok(RawPrompt::Tokens(native::token_ids(app, ids, &format!("prompt[{i}]"))?))
+            Ok(RawPrompt::Tokens(native::token_ids(model, ids, &format!("prompt[{i}]"))?))
         }
         _ => Err(wrong_type(&format!("prompt[{i}]"), "a string or a list of token ids")),
     };

@@ -10,10 +10,10 @@ use serde::Serialize;
 
 use crate::{
     app::App,
-    body::with_body,
+    body::{ModelResult, with_model},
     embeddings::{EmbeddingAsk, Embeddings},
     error::ApiError,
-    json::{self, Fields, wrong_type},
+    json::{self, wrong_type},
 };
 
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -57,17 +57,17 @@ pub(crate) async fn embeddings(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let (ask, is_base64) = with_body(&app, request, |app, body| {
-        let fields = Fields::of_body(body)?;
+    let ModelResult { model, value } = with_model(&app, request, |model, fields| {
         let is_base64 = match fields.text("encoding_format")? {
             None | Some("float") => false,
             Some("base64") => true,
             Some(_) => return Err(wrong_type("encoding_format", "float or base64")),
         };
-        Ok((EmbeddingAsk::parse(app, &fields, "input", false)?, is_base64))
+        Ok((EmbeddingAsk::parse(model, fields, "input", false)?, is_base64))
     })
     .await?;
-    let Embeddings { vectors, tokens } = ask.compute(&app).await?;
+    let (ask, is_base64) = value;
+    let Embeddings { vectors, tokens } = ask.compute(&model).await?;
     let entry = |(index, vector): (usize, Vec<f32>)| {
         let embedding = match is_base64 {
             true => EncodedVector::Base64(base64(&vector)),
@@ -78,7 +78,7 @@ pub(crate) async fn embeddings(
     Ok(json::response(&EmbeddingList {
         object: "list",
         data: vectors.into_iter().enumerate().map(entry).collect(),
-        model: &app.model,
+        model: &model.name,
         usage: EmbeddingUsage { prompt_tokens: tokens, total_tokens: tokens },
     }))
 }

@@ -1,14 +1,15 @@
-//! `GET /v1/models`, also in Anthropic's form.
+//! `GET /v1/models`, also in Anthropic's form; loads and unloads, in the form of llama.cpp's server.
 
 use std::sync::Arc;
 
 use axum::{
-    extract::{Path, State},
+    extract::{Path, Request, State},
     response::Response,
 };
 use serde::Serialize;
+use serde_json::json;
 
-use crate::{app::App, json};
+use crate::{app::App, body::JsonBody, error::ApiError, json, models::ModelState};
 
 /// A model with the fields of both APIs.
 #[derive(Serialize)]
@@ -21,22 +22,45 @@ struct ModelEntry<'a> {
     kind: &'static str,
     display_name: &'a str,
     created_at: String,
-    /// Tokens of a prompt and its answer.
-    context_length: usize,
+    aliases: &'a [String],
+    status: ModelStatus,
+    /// Tokens of a prompt and its answer, if it is loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    context_length: Option<usize>,
 }
 
-/// The models, of which there is one.
+#[derive(Serialize)]
+struct ModelStatus {
+    value: &'static str,
+    /// Whether the last load failed.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    failed: bool,
+}
+
+/// All models.
 #[derive(Serialize)]
 struct ModelList<'a> {
     object: &'static str,
-    data: [ModelEntry<'a>; 1],
-    first_id: &'a str,
-    last_id: &'a str,
+    first_id: Option<&'a str>,
+    last_id: Option<&'a str>,
     has_more: bool,
+    data: Vec<ModelEntry<'a>>,
+}
+
+impl From<ModelState> for ModelStatus {
+    fn from(state: ModelState) -> Self {
+        let value = match state {
+            ModelState::Unloaded | ModelState::Failed => "unloaded",
+            ModelState::Loading => "loading",
+            ModelState::Loaded => "loaded",
+        };
+        Self { value, failed: state == ModelState::Failed }
+    }
 }
 
 impl<'a> ModelEntry<'a> {
-    fn new(app: &App, id: &'a str) -> Self {
+    /// Entry of the model with an index, which is called `id`.
+    fn new(app: &'a App, index: usize, id: &'a str) -> Self {
         Self {
             id,
             object: "model",
@@ -45,21 +69,65 @@ impl<'a> ModelEntry<'a> {
             kind: "model",
             display_name: id,
             created_at: timestamp(app.created),
-            context_length: app.core.engine().plan().context,
+            aliases: &app.models.offered()[index].aliases,
+            status: app.models.state(index).into(),
+            context_length: app.models.read(index, |model| model.context()),
         }
     }
 }
 
 /// Answers `GET /v1/models`.
 pub(crate) async fn list(State(app): State<Arc<App>>) -> Response {
-    let id = app.model.as_str();
-    let data = [ModelEntry::new(&app, id)];
-    json::response(&ModelList { object: "list", data, first_id: id, last_id: id, has_more: false })
+    let offered = app.models.offered();
+    let entries = offered.iter().enumerate();
+    json::response(&ModelList {
+        object: "list",
+        first_id: offered.first().map(|model| &*model.name),
+        last_id: offered.last().map(|model| &*model.name),
+        has_more: false,
+        data: entries.map(|(index, m)| ModelEntry::new(&app, index, &m.name)).collect(),
+    })
 }
 
-/// Answers `GET /v1/models/ID`. Any name is the model's, as in requests.
-pub(crate) async fn retrieve(State(app): State<Arc<App>>, Path(id): Path<String>) -> Response {
-    json::response(&ModelEntry::new(&app, &id))
+/// Answers `GET /v1/models/ID`.
+///
+/// # Errors
+/// There is no such model.
+pub(crate) async fn retrieve(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+) -> Result<Response, ApiError> {
+    let index = app.models.find(Some(&id))?;
+    Ok(json::response(&ModelEntry::new(&app, index, &id)))
+}
+
+/// Answers `POST /models/load`: begins to load the model. Its state is in the list of models.
+///
+/// # Errors
+/// There is no such model.
+pub(crate) async fn load(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let body = JsonBody::receive(&app, request).await?;
+    let index = app.models.find(body.fields()?.text("model")?)?;
+    let models = Arc::clone(&app.models);
+    // A load that fails is in the list of models.
+    tokio::spawn(async move { drop(models.lease(index).await) });
+    Ok(json::response(&json!({"success": true})))
+}
+
+/// Answers `POST /models/unload`: unloads the model once its requests have ended.
+///
+/// # Errors
+/// There is no such model.
+pub(crate) async fn unload(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let body = JsonBody::receive(&app, request).await?;
+    app.models.unload(app.models.find(body.fields()?.text("model")?)?);
+    Ok(json::response(&json!({"success": true})))
 }
 
 /// Time in the form of RFC 3339, from seconds since 1970.

@@ -13,7 +13,8 @@
 //! | 12 each | per expert, layer by layer, three u32: hits, prefetched, misses |
 //!
 //! Values and counters are totals, whose differences are rates; u32 counters wrap. Later versions
-//! may append values. Counters are read without the engine's lock, and a frame is one allocation.
+//! may append values. The feed ends when another model is loaded. Counters are read without the
+//! engine's lock, and a frame is one allocation.
 
 use std::{
     convert::Infallible,
@@ -30,10 +31,13 @@ use axum::{
     response::Response,
 };
 use http_body::Frame;
-use moeflux::{experts::ExpertCount, serve::ServingStats};
+use moeflux::{
+    experts::{ExpertCount, ExpertCounters},
+    serve::ServingStats,
+};
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
-use crate::app::App;
+use crate::{app::App, models::ServedModel};
 
 /// Time between frames.
 const PERIOD: Duration = Duration::from_millis(250);
@@ -123,26 +127,28 @@ impl FeedValues {
     }
 }
 
-/// The next frame of a feed that began `time` ago.
-fn frame(app: &App, time: Duration) -> Bytes {
-    let counters = app.core.engine().expert_counters();
-    let layers = 0..counters.layers();
-    let experts: usize = layers.clone().map(|layer| counters.experts(layer).len()).sum();
+/// The next frame of a feed that began `time` ago. Without a loaded model it has no layers.
+fn frame(model: Option<&ServedModel>, time: Duration) -> Bytes {
+    let counters = model.map(|model| model.core.engine().expert_counters());
+    let layers = 0..counters.map_or(0, ExpertCounters::layers);
+    let of_layer = |layer| counters.into_iter().flat_map(move |counts| counts.experts(layer));
+    let len = |layer| of_layer(layer).count();
+    let experts: usize = layers.clone().map(len).sum();
     let bytes = HEAD_BYTES + 8 * VALUES + 4 * layers.len() + EXPERT_BYTES * experts;
     let mut frame = Vec::with_capacity(bytes);
     frame.extend(MAGIC);
     for count in [bytes, layers.len(), VALUES] {
         frame.extend((count as u32).to_le_bytes());
     }
-    for value in FeedValues::new(&app.core.stats(), time, app.disk_speed).in_order() {
+    let stats = model.map(|model| model.core.stats()).unwrap_or_default();
+    let disk_speed = model.and_then(|model| model.disk_speed);
+    for value in FeedValues::new(&stats, time, disk_speed).in_order() {
         frame.extend(value.to_le_bytes());
     }
     for layer in layers.clone() {
-        frame.extend((counters.experts(layer).len() as u32).to_le_bytes());
+        frame.extend((len(layer) as u32).to_le_bytes());
     }
-    for ExpertCount { hits, prefetched, misses, .. } in
-        layers.flat_map(|layer| counters.experts(layer))
-    {
+    for ExpertCount { hits, prefetched, misses, .. } in layers.flat_map(of_layer) {
         for count in [hits, prefetched, misses] {
             frame.extend((count as u32).to_le_bytes());
         }
@@ -154,7 +160,8 @@ fn frame(app: &App, time: Duration) -> Bytes {
 pub(crate) async fn experts(State(app): State<Arc<App>>) -> Response {
     let mut tick = interval(PERIOD);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut response = Response::new(Body::new(LiveFeed { app, since: Instant::now(), tick }));
+    let (changes, since) = (app.models.changes(), Instant::now());
+    let mut response = Response::new(Body::new(LiveFeed { app, changes, since, tick }));
     let headers =
         [(header::CONTENT_TYPE, "application/octet-stream"), (header::CACHE_CONTROL, "no-store")];
     for (name, value) in headers {
@@ -163,9 +170,12 @@ pub(crate) async fn experts(State(app): State<Arc<App>>) -> Response {
     response
 }
 
-/// Body of the feed. A client that does not read gets no frames. Ends when the server stops.
+/// Body of the feed. A client that does not read gets no frames. Ends when the server stops, or
+/// another model is loaded.
 struct LiveFeed {
     app: Arc<App>,
+    /// Changes of the loaded model at the start.
+    changes: u64,
     since: Instant,
     tick: Interval,
 }
@@ -181,9 +191,11 @@ impl http_body::Body for LiveFeed {
         if self.tick.poll_tick(cx).is_pending() {
             return Poll::Pending;
         }
-        if self.app.core.is_stopping() {
+        if self.app.models.is_stopping() || self.app.models.changes() != self.changes {
             return Poll::Ready(None);
         }
-        Poll::Ready(Some(Ok(Frame::data(frame(&self.app, self.since.elapsed())))))
+        let time = self.since.elapsed();
+        let frame = self.app.models.with_current(|model| frame(model, time));
+        Poll::Ready(Some(Ok(Frame::data(frame))))
     }
 }

@@ -6,9 +6,19 @@ use axum::{extract::State, response::Response};
 use moeflux::runtime::{Pool, PoolLine};
 use serde::Serialize;
 
-use crate::{app::App, json};
+use crate::{app::App, json, models::ServedModel};
 
-/// The model and its memory plan. Sizes are in bytes.
+/// Version of the program.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Answer without a loaded model.
+#[derive(Serialize)]
+struct NoPlan {
+    version: &'static str,
+    model: Option<&'static str>,
+}
+
+/// The loaded model and its memory plan. Sizes are in bytes.
 #[derive(Serialize)]
 struct PlanReport<'a> {
     version: &'static str,
@@ -58,19 +68,28 @@ impl LineReport {
     }
 }
 
+impl<'a> PlanReport<'a> {
+    fn new(model: &'a ServedModel) -> Self {
+        let engine = model.core.engine();
+        let plan = engine.plan();
+        Self {
+            version: VERSION,
+            model: &model.name,
+            device: &engine.device().name,
+            reads: engine.reads(),
+            context: plan.context,
+            sessions: plan.sessions,
+            holds_all: plan.holds_all,
+            disk_speed: model.disk_speed,
+            pools: plan.pools().iter().map(PoolReport::new).collect(),
+        }
+    }
+}
+
 /// Answers `GET /moeflux/plan`.
 pub(crate) async fn plan(State(app): State<Arc<App>>) -> Response {
-    let engine = app.core.engine();
-    let plan = engine.plan();
-    json::response(&PlanReport {
-        version: env!("CARGO_PKG_VERSION"),
-        model: &app.model,
-        device: &engine.device().name,
-        reads: engine.reads(),
-        context: plan.context,
-        sessions: plan.sessions,
-        holds_all: plan.holds_all,
-        disk_speed: app.disk_speed,
-        pools: plan.pools().iter().map(PoolReport::new).collect(),
+    app.models.with_current(|model| match model {
+        Some(model) => json::response(&PlanReport::new(model)),
+        None => json::response(&NoPlan { version: VERSION, model: None }),
     })
 }

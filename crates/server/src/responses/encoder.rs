@@ -9,7 +9,9 @@ use super::{
 };
 use crate::{
     answer::{AnswerFinish, AnswerUsage, Delta},
+    app::now,
     error::ApiError,
+    ids,
     openai::logprobs::ContentToken,
     respond::{Encoder, Fold},
 };
@@ -56,6 +58,17 @@ impl ResponseEncoder {
             sequence: 0,
             events: Vec::new(),
         }
+    }
+
+    /// Bytes of the only event of a response that failed before its answer.
+    pub(super) fn failed(error: &ApiError) -> String {
+        let response = ResponseObject {
+            id: ids::random_id(ID_PREFIX),
+            object: "response",
+            created_at: now(),
+            ..ResponseObject::default()
+        };
+        Self::new(response, ResponseForm::default()).error(error)
     }
 
     /// The response so far.
@@ -271,18 +284,22 @@ impl ResponseEncoder {
     }
 
     fn end(&mut self, finish: &AnswerFinish, usage: AnswerUsage) {
-        let reason = match finish {
-            AnswerFinish::Stop | AnswerFinish::StopString(_) | AnswerFinish::Calls => None,
-            AnswerFinish::Length | AnswerFinish::Context => Some("max_output_tokens"),
+        let (status, reason) = match finish {
+            AnswerFinish::Stop | AnswerFinish::StopString(_) | AnswerFinish::Calls => {
+                (ItemStatus::Completed, None)
+            }
+            AnswerFinish::Length | AnswerFinish::Context => {
+                (ItemStatus::Incomplete, Some("max_output_tokens"))
+            }
+            AnswerFinish::Cancelled => (ItemStatus::Cancelled, None),
         };
         let is_call = matches!(self.open, Some(OutputItem::FunctionCall { .. }));
-        let (status, kind) = match reason {
-            None => (ItemStatus::Completed, "response.completed"),
-            Some(_) => (ItemStatus::Incomplete, "response.incomplete"),
-        };
+        let is_whole = status == ItemStatus::Completed;
         // An open call is never complete.
-        self.close(if is_call { ItemStatus::Incomplete } else { status });
+        self.close(if is_call || !is_whole { ItemStatus::Incomplete } else { status });
         self.response.status = status;
+        // Clients know no other event of a response that ended early.
+        let kind = if is_whole { "response.completed" } else { "response.incomplete" };
         self.response.incomplete_details = reason.map(|reason| IncompleteReason { reason });
         self.response.usage = Some(usage.into());
         self.state(kind);

@@ -18,6 +18,7 @@ pub(super) enum ItemStatus {
     Completed,
     Incomplete,
     Failed,
+    Cancelled,
 }
 
 /// Item of an answer.

@@ -5,7 +5,7 @@ mod input;
 mod items;
 mod store;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     extract::{Path, Request, State},
@@ -13,27 +13,31 @@ use axum::{
 };
 use moeflux::{ChatOptions, GenerateRequest, Message};
 use serde_json::{Map, Value, json};
+use tokio::time::timeout;
 
 use crate::{
     app::App,
     ask::{self, Ask, AskPrompt, AskedReports, Conversation},
-    body::with_body,
     error::ApiError,
     form::AskedForm,
     json::{self, Fields},
+    models::{ModelLease, ServedModel},
     openai::{chat::refuse_unsupported, tools},
-    prompt, respond,
+    respond::{self, Asked},
 };
 use encoder::{ID_PREFIX, ResponseEncoder, ResponseForm};
 use input::RequestTools;
 use items::ResponseObject;
-use store::{StorePlace, StoringEncoder};
+use store::{RunningResponse, StoringEncoder};
 
 pub(crate) use store::{RESPONSES_BYTES, ResponseStore};
 
 /// Fields that would change the answer and are not supported, with the values that have no effect.
 const UNSUPPORTED: [(&str, &[&str]); 3] =
     [("background", &["false"]), ("conversation", &[]), ("prompt", &[])];
+
+/// Time in which a response that is cancelled must end.
+const CANCEL_TIME: Duration = Duration::from_secs(5);
 
 /// Values of `include` that have an effect.
 const ENCRYPTED: &str = "reasoning.encrypted_content";
@@ -47,27 +51,24 @@ pub(crate) async fn create(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let (ResponseAsk { ask, form, messages, request }, prompts) =
-        with_body(&app, request, |app, body| {
-            let response = ResponseAsk::parse(app, &Fields::of_body(body)?)?;
-            let prompts = prompt::prompts(app, &response.ask)?;
-            Ok((response, prompts))
-        })
-        .await?;
-    let answers = app.submit(&ask, prompts)?;
-    let head = app.head(ID_PREFIX);
-    let response = ResponseObject {
-        id: head.id,
-        object: "response",
-        created_at: head.created,
-        model: head.model,
-        request,
-        ..ResponseObject::default()
-    };
     let store = Arc::clone(&app.responses);
-    let place = messages.map(|messages| StorePlace { store, messages });
-    let encoder = StoringEncoder::new(ResponseEncoder::new(response, form), place);
-    respond::response(answers, encoder, ask.stream).await
+    let read = move |model: &ModelLease, fields: &Fields<'_>| {
+        let asked = ResponseAsk::parse(model, &store, fields)?;
+        let ResponseAsk { ask, form, messages, request } = asked;
+        let head = model.head(ID_PREFIX);
+        let response = ResponseObject {
+            id: head.id,
+            object: "response",
+            created_at: head.created,
+            model: head.model,
+            request,
+            ..ResponseObject::default()
+        };
+        let RunningResponse { end, cancelled } = store.run(&response.id);
+        let encoder = ResponseEncoder::new(response, form);
+        Ok(Asked::new(ask, StoringEncoder::new(encoder, end, messages)).cancelled_by(cancelled))
+    };
+    respond::answer(&app, request, read).await
 }
 
 /// Answers `GET /v1/responses/ID`.
@@ -93,6 +94,21 @@ pub(crate) async fn delete(
     Ok(json::response(&json!({"id": id, "object": "response", "deleted": true})))
 }
 
+/// Answers `POST /v1/responses/ID/cancel`: ends a response that is being generated. One that has
+/// ended stays as it is.
+///
+/// # Errors
+/// There is no such response, or its client does not read it.
+pub(crate) async fn cancel(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+) -> Result<Response, ApiError> {
+    let ended = timeout(CANCEL_TIME, app.responses.cancel(&id)?).await;
+    let text = ended.ok().and_then(Result::ok);
+    let text = text.ok_or_else(|| ApiError::no_response("response_id", &id))?;
+    Ok(json::text_response(text))
+}
+
 /// A request for a response.
 struct ResponseAsk {
     ask: Ask,
@@ -108,13 +124,17 @@ impl ResponseAsk {
     ///
     /// # Errors
     /// A field has a wrong type or range, or is not supported; the previous response is unknown.
-    fn parse(app: &App, fields: &Fields<'_>) -> Result<Self, ApiError> {
+    fn parse(
+        model: &ServedModel,
+        store: &ResponseStore,
+        fields: &Fields<'_>,
+    ) -> Result<Self, ApiError> {
         refuse_unsupported(fields, &UNSUPPORTED)?;
         let text = fields.object("text")?;
         let format = text.map(|text| text.object("format")).transpose()?.flatten();
         let form_of_text = format.map(|format| AskedForm::response_format(&format)).transpose()?;
         let previous = fields.text("previous_response_id")?;
-        let previous = previous.map(|id| app.responses.get("previous_response_id", id));
+        let previous = previous.map(|id| store.get("previous_response_id", id));
         let previous = previous.transpose()?;
         let before = previous.as_ref().map_or(&[][..], |previous| &previous.messages);
         let RequestTools { set, names } = RequestTools::parse(fields)?;
@@ -145,16 +165,14 @@ impl ResponseAsk {
             encrypted: includes(ENCRYPTED),
             names,
         };
-        let recommended = &app.core.engine().text()?.generation()?.sampling;
         let request = GenerateRequest::default()
-            .sampling(ask::sampling(fields, recommended)?)
+            .sampling(ask::sampling(fields, model.sampling()?)?)
             .logprobs(includes(LOGPROBS).then_some(top_logprobs.unwrap_or(0)))
             .max_tokens(fields.count("max_output_tokens")?);
         let ask = Ask {
             prompt: AskPrompt::Conversation(conversation),
             request,
             choices: 1,
-            stream: fields.flag("stream")?.unwrap_or(false),
             one_call: !fields.flag("parallel_tool_calls")?.unwrap_or(true),
             reports: AskedReports::default(),
         };

@@ -1,11 +1,12 @@
 //! Responses that later requests continue, in memory.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use moeflux::Message;
+use tokio::sync::oneshot;
 
 use super::{
     encoder::ResponseEncoder,
@@ -31,6 +32,47 @@ struct StoredResponses {
     /// The most recently used one last.
     entries: VecDeque<Arc<StoredResponse>>,
     bytes: usize,
+    /// Responses that are being generated, by their id.
+    running: HashMap<String, RunningEntry>,
+}
+
+/// A response that is being generated.
+#[derive(Debug)]
+struct RunningEntry {
+    /// Cancels it; `None` once that is done.
+    cancel: Option<oneshot::Sender<()>>,
+    /// Requests that wait for the response in JSON.
+    waiting: Vec<oneshot::Sender<String>>,
+}
+
+/// A response that is being generated, for its encoder and its answer.
+pub(super) struct RunningResponse {
+    pub(super) end: RunningEnd,
+    /// Resolves when the response is cancelled.
+    pub(super) cancelled: oneshot::Receiver<()>,
+}
+
+/// End of a response that is being generated: when it is dropped, it runs no more.
+pub(super) struct RunningEnd {
+    store: Arc<ResponseStore>,
+    id: String,
+}
+
+impl RunningEnd {
+    /// Gives the response in JSON to the requests that wait for it.
+    fn give(&self, text: &str) {
+        let ended = self.store.lock().running.remove(&self.id);
+        for waiting in ended.into_iter().flat_map(|entry| entry.waiting) {
+            // A request that is gone does not wait.
+            let _ = waiting.send(text.to_owned());
+        }
+    }
+}
+
+impl Drop for RunningEnd {
+    fn drop(&mut self) {
+        self.store.lock().running.remove(&self.id);
+    }
 }
 
 /// A response and its conversation.
@@ -98,6 +140,34 @@ impl ResponseStore {
         removed.map(drop).ok_or_else(|| ApiError::no_response("response_id", id))
     }
 
+    /// Begins a response.
+    pub(super) fn run(self: &Arc<Self>, id: &str) -> RunningResponse {
+        let (cancel, cancelled) = oneshot::channel();
+        let entry = RunningEntry { cancel: Some(cancel), waiting: Vec::new() };
+        self.lock().running.insert(id.to_owned(), entry);
+        RunningResponse {
+            end: RunningEnd { store: Arc::clone(self), id: id.to_owned() },
+            cancelled,
+        }
+    }
+
+    /// Cancels a response that is being generated. Resolves to the response in JSON at its end,
+    /// which may have come before.
+    ///
+    /// # Errors
+    /// There is none with this id.
+    pub(super) fn cancel(&self, id: &str) -> Result<oneshot::Receiver<String>, ApiError> {
+        let (sender, receiver) = oneshot::channel();
+        if let Some(entry) = self.lock().running.get_mut(id) {
+            // An answer that has just ended needs no cancel.
+            let _ = entry.cancel.take().map(|cancel| cancel.send(()));
+            entry.waiting.push(sender);
+            return Ok(receiver);
+        }
+        let _ = sender.send(self.get("response_id", id)?.text.clone());
+        Ok(receiver)
+    }
+
     fn add(&self, response: StoredResponse) {
         self.lock().add(Arc::new(response));
     }
@@ -110,31 +180,36 @@ impl ResponseStore {
 /// An encoder whose response is stored at its end.
 pub(super) struct StoringEncoder {
     encoder: ResponseEncoder,
-    /// Set until the response ends, if it is to be stored.
-    place: Option<StorePlace>,
-}
-
-/// Store for a response, and the messages before it.
-pub(super) struct StorePlace {
-    pub(super) store: Arc<ResponseStore>,
-    pub(super) messages: Vec<Message>,
+    /// Set until the response ends.
+    end: Option<RunningEnd>,
+    /// Messages before the response, if it is to be stored.
+    messages: Option<Vec<Message>>,
 }
 
 impl StoringEncoder {
-    pub(super) fn new(encoder: ResponseEncoder, place: Option<StorePlace>) -> Self {
-        Self { encoder, place }
+    pub(super) fn new(
+        encoder: ResponseEncoder,
+        end: RunningEnd,
+        messages: Option<Vec<Message>>,
+    ) -> Self {
+        Self { encoder, end: Some(end), messages }
     }
 
+    /// Stores a response that has ended, and gives it to the requests that cancelled it.
     fn store(&mut self) {
         let response = self.encoder.response();
         if response.status == ItemStatus::InProgress {
             return;
         }
-        let Some(StorePlace { store, mut messages }) = self.place.take() else { return };
+        let Some(end) = self.end.take() else { return };
         // A response is made of strings and numbers, which always have a JSON form.
         let Ok(text) = json::line(response) else { return };
-        messages.push(response.message());
-        store.add(StoredResponse { id: response.id.clone(), text, messages });
+        if let Some(mut messages) = self.messages.take() {
+            messages.push(response.message());
+            let (id, text) = (response.id.clone(), text.clone());
+            end.store.add(StoredResponse { id, text, messages });
+        }
+        end.give(&text);
     }
 }
 
@@ -154,6 +229,10 @@ impl Encoder for StoringEncoder {
 
     fn ping(&mut self) -> String {
         self.encoder.ping()
+    }
+
+    fn early_error(error: &ApiError) -> String {
+        ResponseEncoder::failed(error)
     }
 
     fn error(&mut self, error: &ApiError) -> String {

@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::Value;
 
-use crate::{PATIENCE, TestServer};
+use crate::{PATIENCE, RunningServer};
 
 /// A response.
 pub(crate) struct Reply {
@@ -59,7 +59,7 @@ impl Reply {
 }
 
 /// Sends a request. `headers` are lines.
-pub(crate) fn send(server: &TestServer, head: &str, headers: &[&str], body: &[u8]) -> TcpStream {
+pub(crate) fn send(server: &RunningServer, head: &str, headers: &[&str], body: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(server.address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut text = format!("{head} HTTP/1.1\r\nConnection: close\r\n");
@@ -82,19 +82,19 @@ pub(crate) fn receive(mut stream: TcpStream) -> Reply {
     Reply::parse(&raw)
 }
 
-pub(crate) fn get(server: &TestServer, path: &str) -> Reply {
+pub(crate) fn get(server: &RunningServer, path: &str) -> Reply {
     receive(send(server, &format!("GET {path}"), &[], b""))
 }
 
-pub(crate) fn post(server: &TestServer, path: &str, body: &Value) -> Reply {
+pub(crate) fn post(server: &RunningServer, path: &str, body: &Value) -> Reply {
     receive(send(server, &format!("POST {path}"), &[], body.to_string().as_bytes()))
 }
 
-pub(crate) fn chat(server: &TestServer, body: &Value) -> Reply {
+pub(crate) fn chat(server: &RunningServer, body: &Value) -> Reply {
     post(server, "/v1/chat/completions", body)
 }
 
 /// Sends a request for a chat completion, and reads nothing.
-pub(crate) fn send_chat(server: &TestServer, body: &Value) -> TcpStream {
+pub(crate) fn send_chat(server: &RunningServer, body: &Value) -> TcpStream {
     send(server, "POST /v1/chat/completions", &[], body.to_string().as_bytes())
 }

@@ -12,6 +12,7 @@ mod embeddings;
 mod fim;
 mod grammars;
 mod hostile;
+mod models;
 mod native;
 mod ollama;
 mod page;
@@ -23,6 +24,7 @@ mod turns;
 
 use std::{
     net::SocketAddr,
+    ops::{Deref, DerefMut},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -32,7 +34,7 @@ use moeflux::{
     runtime::DeviceOptions,
     serve::{ServingCore, ServingOptions},
 };
-use moeflux_server::{ApiKeys, Server, ServerError, ServerOptions, Stopper};
+use moeflux_server::{ApiKeys, LoadedModel, Models, Server, ServerError, ServerOptions, Stopper};
 
 /// Context of the tests' engines.
 const CONTEXT: usize = 2048;
@@ -61,11 +63,54 @@ impl Random {
 }
 
 /// A running server. Stops when it is dropped.
-struct TestServer {
+struct RunningServer {
     address: SocketAddr,
-    core: ServingCore,
     stopper: Stopper,
     thread: Option<JoinHandle<Result<(), ServerError>>>,
+}
+
+impl RunningServer {
+    fn start(mut options: ServerOptions, models: Models) -> Self {
+        options.port = 0;
+        let server = Server::bind(options).unwrap();
+        let (address, stopper) = (server.address(), server.stopper());
+        let thread = std::thread::spawn(move || server.run(models));
+        Self { address, stopper, thread: Some(thread) }
+    }
+
+    /// Stops the server and waits for its end.
+    fn end(&mut self) {
+        self.stopper.stop();
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap().unwrap();
+        }
+    }
+}
+
+impl Drop for RunningServer {
+    fn drop(&mut self) {
+        self.stopper.stop();
+    }
+}
+
+/// A running server of one model.
+struct TestServer {
+    core: ServingCore,
+    running: RunningServer,
+}
+
+impl Deref for TestServer {
+    type Target = RunningServer;
+
+    fn deref(&self) -> &RunningServer {
+        &self.running
+    }
+}
+
+impl DerefMut for TestServer {
+    fn deref_mut(&mut self) -> &mut RunningServer {
+        &mut self.running
+    }
 }
 
 impl TestServer {
@@ -79,39 +124,26 @@ impl TestServer {
         Self::serve_with(engine, ServingOptions::default().waiting(waiting), options)
     }
 
-    fn serve_with(engine: &Engine, serving: ServingOptions, mut options: ServerOptions) -> Self {
-        options.port = 0;
-        Self::run(engine, serving, Server::bind(options).unwrap())
+    fn serve_with(engine: &Engine, serving: ServingOptions, options: ServerOptions) -> Self {
+        Self::run(LoadedModel::new(ServingCore::start(engine, serving).unwrap()), options)
     }
 
-    fn run(engine: &Engine, serving: ServingOptions, server: Server) -> Self {
-        let core = ServingCore::start(engine, serving).unwrap();
-        let (address, stopper) = (server.address(), server.stopper());
-        let of_thread = core.clone();
-        let thread = std::thread::spawn(move || server.run(of_thread, "tales".to_owned()));
-        Self { address, core, stopper, thread: Some(thread) }
+    fn run(model: LoadedModel, options: ServerOptions) -> Self {
+        let core = model.core.clone();
+        Self { core, running: RunningServer::start(options, Models::one("tales", model).unwrap()) }
     }
 
     /// Waits until the core's statistics satisfy `condition`.
     fn wait_for(&self, condition: impl Fn(&ServingCore) -> bool) {
-        let since = Instant::now();
-        while !condition(&self.core) {
-            assert!(since.elapsed() < PATIENCE, "{:?}", self.core.stats());
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    /// Stops the server and waits for its end.
-    fn end(&mut self) {
-        self.stopper.stop();
-        if let Some(thread) = self.thread.take() {
-            thread.join().unwrap().unwrap();
-        }
+        wait_until(|| condition(&self.core));
     }
 }
 
-impl Drop for TestServer {
-    fn drop(&mut self) {
-        self.stopper.stop();
+/// Waits until `condition` holds.
+fn wait_until(mut condition: impl FnMut() -> bool) {
+    let since = Instant::now();
+    while !condition() {
+        assert!(since.elapsed() < PATIENCE, "the condition does not hold in time");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -6,8 +6,8 @@ use std::{
     net::TcpStream,
 };
 
-use moeflux::serve::ServingOptions;
-use moeflux_server::{Server, ServerOptions};
+use moeflux::serve::{ServingCore, ServingOptions};
+use moeflux_server::{LoadedModel, ServerOptions};
 use serde_json::json;
 
 use crate::{
@@ -182,10 +182,9 @@ fn the_plan_and_the_roof_of_the_disk_are_reported() {
     assert_eq!(slots["count"], plan.host().slots());
     assert!(!get(&server, "/metrics").body.contains("disk_roof"));
 
-    let mut options = ServerOptions::default();
-    options.port = 0;
-    let measured = Server::bind(options).unwrap().disk_speed(Some(1e9));
-    let server = TestServer::run(server.core.engine(), ServingOptions::default(), measured);
+    let core = ServingCore::start(server.core.engine(), ServingOptions::default()).unwrap();
+    let measured = LoadedModel::new(core).disk_speed(Some(1e9));
+    let server = TestServer::run(measured, ServerOptions::default());
     assert_eq!(get(&server, "/moeflux/plan").json()["disk_speed"], 1e9);
     let metrics = get(&server, "/metrics").body;
     for line in [

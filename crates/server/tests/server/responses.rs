@@ -1,5 +1,7 @@
 //! Responses: answers, streams, the store, rounds of tools, errors.
 
+use std::io::{BufRead, BufReader, Read};
+
 use serde_json::{Value, json};
 
 use crate::{
@@ -212,4 +214,46 @@ fn errors_name_the_field() {
     assert_eq!(reply.json()["error"]["code"], "context_length_exceeded");
     let reply = get(&server, "/v1/responses/resp_none");
     assert_eq!((reply.status, &reply.json()["error"]["code"]), (404, &json!("response_not_found")));
+}
+
+#[test]
+fn a_response_that_is_cancelled_ends_early() {
+    let server = TestServer::start(1, 4, "");
+    for is_stored in [true, false] {
+        let more = json!({
+            "stream": true, "store": is_stored, "max_output_tokens": CONTEXT, "temperature": 2,
+        });
+        let body = fable(more).to_string();
+        let stream = send(&server, "POST /v1/responses", &[], body.as_bytes());
+        let mut stream = BufReader::new(stream);
+        let mut head = String::new();
+        while !head.contains("response.output_text.delta") {
+            assert!(stream.read_line(&mut head).unwrap() > 0, "{head}");
+        }
+        let created = head.lines().find_map(|line| line.strip_prefix("data: ")).unwrap();
+        let created: Value = serde_json::from_str(created).unwrap();
+        let id = created["response"]["id"].as_str().unwrap();
+        let path = format!("/v1/responses/{id}");
+        let cancel = || post(&server, &format!("{path}/cancel"), &json!({}));
+        let cancelled = std::thread::scope(|scope| {
+            // The response ends as its client reads.
+            let cancelled = scope.spawn(cancel);
+            stream.read_to_string(&mut head).unwrap();
+            cancelled.join().unwrap()
+        });
+        let response = cancelled.json();
+        assert_eq!((&response["id"], &response["status"]), (&json!(id), &json!("cancelled")));
+        assert_eq!(response["output"][0]["status"], "incomplete");
+        let last = head.lines().rev().find_map(|line| line.strip_prefix("data: ")).unwrap();
+        let last: Value = serde_json::from_str(last).unwrap();
+        assert_eq!((&last["type"], &last["response"]), (&json!("response.incomplete"), &response));
+        server.wait_for(|core| core.stats().running == 0);
+        let again = cancel();
+        assert_eq!(
+            (again.status == 200, get(&server, &path).status == 200),
+            (is_stored, is_stored)
+        );
+        assert!(!is_stored || again.json() == response);
+    }
+    assert_eq!(post(&server, "/v1/responses/resp_x/cancel", &json!({})).status, 404);
 }

@@ -5,10 +5,10 @@ use std::{path::Path, sync::Arc};
 use moeflux::{
     Checkpoint, Engine, EngineOptions, MemoryRequest,
     runtime::DeviceOptions,
-    serve::{ForcedTokens, ServingOptions},
+    serve::{ForcedTokens, ServingCore, ServingOptions},
     session::SnapshotFolder,
 };
-use moeflux_server::ServerOptions;
+use moeflux_server::{LoadedModel, ServerOptions};
 use serde_json::{Value, json};
 
 use crate::{
@@ -109,9 +109,11 @@ fn scripted_with(
     let mut options = ServerOptions::default();
     let end = engine.end_tokens().ids()[0];
     options.masks = vec![Arc::new(ForcedTokens::new(answers, end))];
-    options.turn_folder = folder.map(|path| path.join("turns"));
+    let turns = folder.map(|path| path.join("turns"));
     let folder = folder.map(|path| SnapshotFolder::open(path, 1 << 30).unwrap());
-    TestServer::serve_with(&engine, ServingOptions::default().prefix_cache(folder), options)
+    let serving = ServingOptions::default().prefix_cache(folder);
+    let core = ServingCore::start(&engine, serving).unwrap();
+    TestServer::run(LoadedModel::new(core).turn_folder(turns), options)
 }
 
 /// A conversation with a long system prompt and a tool.
@@ -193,6 +195,33 @@ fn two_conversations(files: &Files, sessions: usize) {
 fn a_round_of_tools_computes_its_new_tokens_only() {
     two_conversations(&attention(), 4);
     two_conversations(&recurrent(), 4);
+}
+
+/// Clients of Ollama's API drop the ids of calls.
+#[test]
+fn a_round_of_tools_without_ids_computes_its_new_tokens_only() {
+    let server = scripted(&attention(), 1, &[CALL, ANSWER]);
+    let function = json!({"name": "read", "description": "Reads.", "parameters": {}});
+    let ask = |messages: &[Value]| {
+        let body = json!({
+            "messages": messages, "tools": [{"type": "function", "function": function}],
+            "stream": false,
+        });
+        let before = server.core.stats();
+        let message = post(&server, "/api/chat", &body).json()["message"].clone();
+        let after = server.core.stats();
+        let prompt = after.prompt_tokens - before.prompt_tokens;
+        (message, (prompt - (after.reused_tokens - before.reused_tokens)) as usize)
+    };
+    let question = Talk::new("Read a.").messages;
+    let (message, all) = ask(&question);
+    let call = json!({"function": message["tool_calls"][0]["function"]});
+    let answer = json!({"role": "assistant", "content": message["content"], "tool_calls": [call]});
+    let result = json!({"role": "tool", "tool_name": "read", "content": "It has letters."});
+    let (message, computed) = ask(&[question, vec![answer, result]].concat());
+    assert!(message["thinking"].as_str().unwrap().contains("I think about that"), "{message}");
+    let allowed = tokens(&server, "It has letters.") + EXTRA;
+    assert!(computed <= allowed, "{computed} of {all}");
 }
 
 /// The prefix cache has what the only session had.

@@ -201,11 +201,7 @@ impl Metadata {
     }
 
     /// Numbers of an array of f32.
-    pub(super) fn floats(
-        &self,
-        files: &[DataFile],
-        key: &str,
-    ) -> Result<Option<Vec<f32>>, Error> {
+    pub(super) fn floats(&self, files: &[DataFile], key: &str) -> Result<Option<Vec<f32>>, Error> {
         let array = self.typed(key, "an array of f32", |value| match value {
             Value::Array { kind: 6, count, at } if count <= MAX_NUMBERS => Some((count, at)),
             _ => None,

@@ -204,11 +204,7 @@ pub(super) fn text_files(metadata: &Metadata, files: &[DataFile]) -> Result<Gguf
 }
 
 impl RoleTokens {
-    fn read(
-        metadata: &Metadata,
-        files: &[DataFile],
-        kind: &TokenizerKind,
-    ) -> Result<Self, Error> {
+    fn read(metadata: &Metadata, files: &[DataFile], kind: &TokenizerKind) -> Result<Self, Error> {
         let (tokens, types) = (key("tokens"), key("token_type"));
         let count = metadata.count(&tokens)?.ok_or_else(|| metadata.missing(&tokens))?;
         let kinds = metadata.integers(files, &types)?;

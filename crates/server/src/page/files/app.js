@@ -118,6 +118,20 @@ function onKey(event) {
   }
 }
 
+// Shows the model, or lets the user choose one of several.
+function showModels(models) {
+  const names = models.map(({ id }) => id);
+  const isOne = names.length < 2;
+  const choice = byId("choice");
+  byId("model").textContent = names.join(", ");
+  byId("model").hidden = !isOne;
+  choice.hidden = isOne;
+  choice.replaceChildren(...names.map((name) => element("option", { value: name }, name)));
+  const loaded = models.find(({ status }) => status?.value === "loaded")?.id;
+  choice.value = [store.setting("model"), loaded, names[0]].find((name) => names.includes(name));
+  choice.onchange = () => store.set("model", choice.value);
+}
+
 async function start() {
   chat.init(update);
   addSettings();
@@ -155,7 +169,7 @@ async function start() {
   setOpen("live", isWide && store.setting("live") !== "closed");
   try {
     const models = await (await request("/v1/models")).json();
-    byId("model").textContent = models.data.map(({ id }) => id).join(", ");
+    showModels(models.data);
   } catch (error) {
     notify(error.message);
   }

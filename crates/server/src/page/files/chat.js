@@ -130,6 +130,8 @@ async function generate() {
 // Fields of the request, or an error in the settings.
 function requestBody({ messages }) {
   const body = { messages: [] };
+  const model = byId("choice").value;
+  if (model) body.model = model;
   const system = store.setting("system").trim();
   if (system) body.messages.push({ role: "system", content: system });
   for (const { role, content, reasoning, calls, id, error } of messages) {

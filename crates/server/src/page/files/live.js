@@ -13,6 +13,7 @@ let reading = null;
 let history = [];
 let map = null;
 let plot = null;
+// Times of measurements, and speeds.
 const series = [[], []];
 
 // Reads the feed while the panel is open and the tab visible.
@@ -40,7 +41,9 @@ async function read(signal) {
         pause = 1;
         show(frame);
       }
-      throw new Error("the feed ended");
+      // The model was unloaded, or another one is loaded.
+      if (!history.length) throw new Error("the feed ended");
+      hasPlan = false;
     } catch (error) {
       if (signal.aborted) return;
       hasPlan = false;
@@ -92,6 +95,9 @@ function showSpeed(speed) {
   times.push(performance.now() / 1000);
   speeds.push(speed);
   while (times.at(-1) - times[0] > PLOTTED) series.forEach((values) => values.shift());
+  // Time before now, so that marks are at whole seconds.
+  const now = times.at(-1);
+  const data = [times.map((time) => time - now), speeds];
   const parent = byId("speed-plot");
   const style = getComputedStyle(parent);
   const width = parent.clientWidth;
@@ -102,18 +108,21 @@ function showSpeed(speed) {
       width, height: 110,
       legend: { show: false },
       cursor: { show: false },
-      scales: { x: { time: false }, y: { range: (u, low, high) => [0, Math.max(1, high)] } },
+      scales: {
+        x: { time: false, range: (u, low) => [Math.min(low, -1), 0] },
+        y: { range: (u, low, high) => [0, Math.max(1, high)] },
+      },
       axes: [{ ...axis, space: 70, incrs: [1, 2, 5, 10, 30], values: ago }, { ...axis, size: 42 }],
       series: [{}, { stroke: style.accentColor, width: 2, points: { show: false } }],
-    }, series, parent);
+    }, data, parent);
     plot.ink = style.color;
   } else {
     if (plot.width !== width) plot.setSize({ width, height: 110 });
-    plot.setData(series);
+    plot.setData(data);
   }
 }
 
-const ago = (u, times) => times.map((time) => `${Math.round(time - series[0].at(-1))} s`);
+const ago = (u, times) => times.map((time) => `${Math.round(time)} s`);
 
 function showDisk(frame, past) {
   const busy = past("disk");
@@ -146,6 +155,11 @@ function showTime(frame, past, seconds) {
 }
 
 function showPlan(plan) {
+  if (!plan.model) {
+    const text = "no model is loaded: a message loads the chosen one";
+    byId("plan").replaceChildren(element("p", { className: "small" }, text));
+    return;
+  }
   byId("model").textContent = plan.model;
   const facts = `${plan.device}; ${plan.sessions} sessions of ${plan.context} tokens; ` +
     (plan.holds_all ? "all experts in memory" : `experts are read: ${plan.reads}`);
