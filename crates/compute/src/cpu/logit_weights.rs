@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use super::simd::{BINS, Isa, Kernels, LogitScale, MAX_TALLIED, exp2_neg, weight_units};
+use super::simd::{BINS, Isa, LogitScale, MAX_TALLIED, SamplingKernels, exp2_neg, weight_units};
 use crate::Error;
 
 /// Distance from the largest logit, in octaves, beyond which a weight is 0.
@@ -19,7 +19,7 @@ const MAX_BINS_LOG2: u32 = 30;
 /// `2^-30`.
 #[derive(Clone, Copy, Debug)]
 pub struct LogitWeights {
-    kernels: Kernels,
+    kernels: SamplingKernels,
     scale: LogitScale,
 }
 
@@ -27,7 +27,7 @@ impl LogitWeights {
     /// Weights relative to the largest logit, which is finite, at a temperature above 0. Uses the
     /// best instruction set.
     pub fn new(largest: f32, temperature: f32) -> Self {
-        Self::with_kernels(Kernels::best(), largest, temperature)
+        Self::with_kernels(SamplingKernels::best(), largest, temperature)
     }
 
     /// Does the same as [`LogitWeights::new`] on a given instruction set.
@@ -35,10 +35,10 @@ impl LogitWeights {
     /// # Errors
     /// The machine does not have the instruction set.
     pub fn with_isa(isa: Isa, largest: f32, temperature: f32) -> Result<Self, Error> {
-        Ok(Self::with_kernels(Kernels::new(isa)?, largest, temperature))
+        Ok(Self::with_kernels(SamplingKernels::new(isa)?, largest, temperature))
     }
 
-    fn with_kernels(kernels: Kernels, largest: f32, temperature: f32) -> Self {
+    fn with_kernels(kernels: SamplingKernels, largest: f32, temperature: f32) -> Self {
         let octaves = std::f64::consts::LOG2_E / f64::from(temperature);
         Self { kernels, scale: LogitScale { largest: f64::from(largest), octaves, round: 0.0 } }
     }
@@ -91,13 +91,13 @@ fn from_rank(rank: i64) -> f32 {
 /// Largest and smallest logit, `[largest, smallest]`. `None` if a logit is NaN or plus infinity.
 /// Without logits, minus and plus infinity.
 pub fn logits_extent(logits: &[f32]) -> Option<[f32; 2]> {
-    let (extent, valid) = Kernels::best().extent(logits);
+    let (extent, valid) = SamplingKernels::best().extent(logits);
     valid.then_some(extent)
 }
 
 /// Calls `f` with the index and value of all logits in a range, in order.
 pub fn logits_between(logits: &[f32], range: &RangeInclusive<f32>, mut f: impl FnMut(usize, f32)) {
-    Kernels::best().for_each_between(logits, [*range.start(), *range.end()], &mut f);
+    SamplingKernels::best().for_each_between(logits, [*range.start(), *range.end()], &mut f);
 }
 
 /// Histogram of softmax weights over the range of the logits, with about two thousand bins.
@@ -317,7 +317,7 @@ mod tests {
     #[test]
     fn extents_on_every_instruction_set() {
         for isa in Isa::available() {
-            let kernels = Kernels::new(isa).unwrap();
+            let kernels = SamplingKernels::new(isa).unwrap();
             for mut logits in [1, 63, 64, 200].into_iter().flat_map(distributions) {
                 let fold = |f: fn(f32, f32) -> f32| logits.iter().copied().reduce(f).unwrap();
                 assert_eq!(

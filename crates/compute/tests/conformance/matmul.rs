@@ -5,7 +5,7 @@ use moeflux_compute::{
 };
 
 use crate::harness::{
-    AFFINE4, DevicePair, Random, bits, bytes, device, formats, read, sample_formats,
+    AFFINE4, DevicePair, Random, bits, bytes, device, formats, read, sample_formats, tests_cpu,
 };
 
 /// Columns that a format allows; some are not a multiple of a SIMD vector.
@@ -271,6 +271,85 @@ fn a_nan_weight_among_many_rows_affects_its_output_only() {
             }
         }
     });
+}
+
+/// Small floats with an f32 scale per row and block of 32 columns.
+fn with_f32_scales(element: Element) -> Format {
+    let scale = BlockScale::Plain(Scalar::F32);
+    Format::BlockScaled(BlockScaled { element, block_rows: 1, block_cols: 32, scale })
+}
+
+/// Whether two values have the same bits, or are NaN.
+fn same(a: f32, b: f32) -> bool {
+    a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
+}
+
+/// All codes, of NaN too.
+#[test]
+fn every_small_float_is_embedded_as_its_value() {
+    let codes: Vec<u8> = (0..=u8::MAX).collect();
+    for isa in Isa::available().into_iter().filter(|_| tests_cpu()) {
+        let mut pair = DevicePair::new(device(isa, true, 1));
+        for element in [Element::E4M3, Element::E2M1] {
+            let cols = codes.len() * 8 / element.bits();
+            let shape = MatrixShape { rows: 1, cols, format: with_f32_scales(element) };
+            let contents = [&codes[..], &1f32.to_le_bytes().repeat(cols / 32)].concat();
+            let table = pair.weight_from_bytes(shape, &contents);
+            let out = pair.nan_filled(1, cols);
+            pair.run(&Op::Embed { table, tokens: &[0], out });
+            for (i, ours) in pair.read(out).into_iter().enumerate() {
+                assert!(same(ours, element.get(&codes, i)), "{isa}, {i}");
+            }
+        }
+    }
+}
+
+/// Includes NaN elements, and scales that overflow or underflow with the factor of raw loads.
+#[test]
+fn products_of_small_floats_equal_those_of_their_values() {
+    const ROWS: usize = 4;
+    let cols = 192;
+    let x: Vec<f32> = (0..ROWS)
+        .flat_map(|r| (0..cols).map(move |i| ((7 * i + 3 * r) % 23) as f32 / 8.0 - 1.3))
+        .collect();
+    let usual: Vec<u8> = (0..ROWS * cols).map(|i| (i * 37 % 251) as u8 & 0xf7).collect();
+    let mut with_nan = usual.clone();
+    with_nan[2 * cols + 50] = 0xff;
+    // The smallest elements, which a scale of 2^126 leaves finite.
+    let small: Vec<u8> = usual.iter().map(|code| code & 0x83).collect();
+    for isa in Isa::available().into_iter().filter(|_| tests_cpu()) {
+        let mut pair = DevicePair::new(device(isa, true, 1));
+        for (elements, scale) in
+            [(&usual, 0.37), (&usual, -1e-39), (&with_nan, 0.37), (&small, 2f32.powi(126))]
+        {
+            let scales: Vec<u8> =
+                (1..=6u8).flat_map(|i| (scale / f32::from(i)).to_le_bytes()).collect();
+            for (rows, count) in [(1, 1), (4, 1), (3, 2), (4, 3), (4, 4)] {
+                let shape = |format| MatrixShape { rows, cols, format };
+                let contents = [&elements[..rows * cols], &scales.repeat(rows)].concat();
+                let packed = with_f32_scales(Element::E4M3);
+                let weight = pair.weight_from_bytes(shape(packed), &contents);
+                let wide = pair.nan_filled(rows, cols);
+                let tokens: Vec<u32> = (0..rows as u32).collect();
+                pair.run(&Op::Embed { table: weight, tokens: &tokens, out: wide });
+                let values: Vec<u8> =
+                    pair.read(wide).iter().flat_map(|w| w.to_le_bytes()).collect();
+                let plain = pair.weight_from_bytes(shape(Format::Plain(Scalar::F32)), &values);
+                let x = pair.dense(count, &x[..count * cols]);
+                let [ours, expected] = [weight, plain].map(|weight| {
+                    let out = pair.nan_filled(count, rows);
+                    pair.run(&Op::MatMul { x, weight, bias: None, exact: true, out });
+                    pair.read(out)
+                });
+                for (i, (ours, exact)) in ours.into_iter().zip(expected).enumerate() {
+                    assert!(
+                        same(ours, exact),
+                        "{isa}, scale {scale:e}, {rows} rows, {count}, {i}: {ours} and {exact}"
+                    );
+                }
+            }
+        }
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::table::{self, KernelTable};
+use super::table::{self, KernelTable, SamplingTable};
 use crate::Error;
 
 /// Instruction set with kernels.
@@ -29,12 +29,12 @@ impl Isa {
 
     /// Instruction sets of this machine, the best last.
     pub fn available() -> Vec<Isa> {
-        Self::ALL.into_iter().filter(|isa| isa.table().is_some()).collect()
+        Self::ALL.into_iter().filter(|isa| isa.is_available()).collect()
     }
 
     /// Best instruction set of this machine.
     pub fn detect() -> Self {
-        Self::ALL.into_iter().rfind(|isa| isa.table().is_some()).unwrap_or(Isa::Generic)
+        Self::ALL.into_iter().rfind(|isa| isa.is_available()).unwrap_or(Isa::Generic)
     }
 
     /// Instruction set by its `--isa` name.
@@ -44,7 +44,7 @@ impl Isa {
     /// the available names.
     pub fn by_name(name: &str) -> Result<Self, Error> {
         let isa = Self::ALL.into_iter().find(|isa| isa.name() == name);
-        isa.filter(|isa| isa.table().is_some()).ok_or_else(|| {
+        isa.filter(|isa| isa.is_available()).ok_or_else(|| {
             let names: Vec<_> = Self::available().into_iter().map(Isa::name).collect();
             Error::Device(format!(
                 "this machine has no instruction set {name:?}: choose {}",
@@ -65,48 +65,78 @@ impl Isa {
         }
     }
 
-    /// Kernels of the instruction set; `None` if this machine does not have it.
-    pub(super) fn table(self) -> Option<&'static KernelTable> {
+    /// Whether this machine has the instruction set.
+    fn is_available(self) -> bool {
         match self {
-            Isa::Generic => Some(&table::on_generic::TABLE),
+            Isa::Generic => true,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => {
-                let has = is_x86_feature_detected!("avx2")
+                is_x86_feature_detected!("avx2")
                     && is_x86_feature_detected!("fma")
-                    && is_x86_feature_detected!("f16c");
-                has.then_some(&table::on_avx2::TABLE)
+                    && is_x86_feature_detected!("f16c")
             }
             #[cfg(target_arch = "x86_64")]
-            Isa::AvxVnni => {
-                let has = is_x86_feature_detected!("avxvnni") && Isa::Avx2.table().is_some();
-                has.then_some(&table::on_avxvnni::TABLE)
-            }
+            Isa::AvxVnni => is_x86_feature_detected!("avxvnni") && Isa::Avx2.is_available(),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => {
-                let has = is_x86_feature_detected!("avx512f")
+                is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vnni")
-                    && Isa::Avx2.table().is_some();
-                has.then_some(&table::on_avx512::TABLE)
+                    && Isa::Avx2.is_available()
             }
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Vbmi => {
-                let has = is_x86_feature_detected!("avx512vbmi") && Isa::Avx512.table().is_some();
-                has.then_some(&super::avx512::WITH_VBMI)
+            Isa::Avx512Vbmi => is_x86_feature_detected!("avx512vbmi") && Isa::Avx512.is_available(),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => true,
+            // Those of other architectures.
+            _ => false,
+        }
+    }
+
+    /// Kernels of the instruction set; `None` if this machine does not have it.
+    pub(super) fn table(self) -> Option<&'static KernelTable> {
+        let table = match self {
+            Isa::Generic => &table::on_generic::TABLE,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => &table::on_avx2::TABLE,
+            #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => &table::on_avxvnni::TABLE,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => &table::on_avx512::TABLE,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vbmi => &super::avx512::WITH_VBMI,
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon if std::arch::is_aarch64_feature_detected!("dotprod") => {
+                &table::on_neon_dot::TABLE
             }
             #[cfg(target_arch = "aarch64")]
-            Isa::Neon => {
-                let dot = std::arch::is_aarch64_feature_detected!("dotprod");
-                Some(if dot { &table::on_neon_dot::TABLE } else { &table::on_neon::TABLE })
+            Isa::Neon => &table::on_neon::TABLE,
+            _ => return None,
+        };
+        self.is_available().then_some(table)
+    }
+
+    /// Sampling kernels of the instruction set; `None` if this machine does not have it.
+    pub(super) fn sampling_table(self) -> Option<&'static SamplingTable> {
+        let table = match self {
+            Isa::Generic => &table::on_generic::SAMPLING,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => &table::on_avx2::SAMPLING,
+            #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => &table::on_avxvnni::SAMPLING,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 | Isa::Avx512Vbmi => &table::on_avx512::SAMPLING,
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon if std::arch::is_aarch64_feature_detected!("dotprod") => {
+                &table::on_neon_dot::SAMPLING
             }
-            #[allow(
-                unreachable_patterns,
-                reason = "the missing instruction sets differ per target"
-            )]
-            _ => None,
-        }
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => &table::on_neon::SAMPLING,
+            _ => return None,
+        };
+        self.is_available().then_some(table)
     }
 }
 

@@ -9,7 +9,7 @@ use super::{
     attention::{FloatRows, MergeFactors, PrefetchRows},
     delta_rule::DeltaRuleScalars,
     sampling::{BINS, LogitScale},
-    table::{KernelTable, on_generic},
+    table::{KernelTable, SamplingTable, on_generic},
 };
 use crate::{Error, KvFormat, Scalar, host::dequantize_q8};
 
@@ -23,7 +23,7 @@ impl Kernels {
     /// # Errors
     /// This machine does not have the instruction set.
     pub(crate) fn new(isa: Isa) -> Result<Self, Error> {
-        isa.table().map(Self).ok_or_else(|| Error::Device(format!("this machine has no {isa}")))
+        isa.table().map(Self).ok_or_else(|| missing(isa))
     }
 
     /// Kernels of the best instruction set of this machine.
@@ -197,6 +197,31 @@ impl Kernels {
         // SAFETY: Simd contract: the table's ISA was detected.
         unsafe { (self.0.conv4)(weight, inputs, out) }
     }
+}
+
+impl fmt::Debug for Kernels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Kernels")
+    }
+}
+
+/// Sampling kernels of an instruction set that this machine has.
+#[derive(Clone, Copy)]
+pub(crate) struct SamplingKernels(&'static SamplingTable);
+
+impl SamplingKernels {
+    /// Sampling kernels of an instruction set.
+    ///
+    /// # Errors
+    /// This machine does not have the instruction set.
+    pub(crate) fn new(isa: Isa) -> Result<Self, Error> {
+        isa.sampling_table().map(Self).ok_or_else(|| missing(isa))
+    }
+
+    /// Sampling kernels of the best instruction set of this machine.
+    pub(crate) fn best() -> Self {
+        Self(Isa::detect().sampling_table().unwrap_or(&on_generic::SAMPLING))
+    }
 
     /// Adds the weights of the logits of at least `least` to their bins, in weight units. Takes at
     /// most [`MAX_TALLIED`](super::MAX_TALLIED) logits, all with a bin, and bins that are 0.
@@ -229,8 +254,12 @@ impl Kernels {
     }
 }
 
-impl fmt::Debug for Kernels {
+impl fmt::Debug for SamplingKernels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Kernels")
+        f.write_str("SamplingKernels")
     }
+}
+
+fn missing(isa: Isa) -> Error {
+    Error::Device(format!("this machine has no {isa}"))
 }

@@ -155,7 +155,7 @@ pub(crate) use gemm_f32::{F32TileSums, TILE_ROWS};
 pub(crate) use gemm_q8::{tile_bytes, tile_scale_len};
 pub(crate) use gemv_q8::{GEMV_ROWS, packed_activation_bytes};
 pub use isa::Isa;
-pub(crate) use kernels::Kernels;
+pub(crate) use kernels::{Kernels, SamplingKernels};
 pub use peak_flops::CpuPeak;
 pub(crate) use sampling::{BINS, LogitScale, MAX_TALLIED, exp2_neg, weight_units};
 pub(crate) use vector::MAX_LANES;

@@ -86,14 +86,20 @@ pub(super) struct KernelTable {
     pub(super) merge: unsafe fn(&mut [f32], MergeFactors, &[f32]),
     pub(super) delta_rule:
         unsafe fn(&mut [f32], &[f32], &[f32], &[f32], &mut [f32], DeltaRuleScalars),
+}
 
-    // Sampling.
+/// Sampling kernels of one instruction set. A separate table: a binary that only samples, such as
+/// that of the unit tests, does not contain the other kernels.
+///
+/// # Safety
+/// All functions need the Simd contract.
+pub(super) struct SamplingTable {
     pub(super) tally: unsafe fn(&[f32], f32, LogitScale, &mut [u64; BINS]),
     pub(super) extent: unsafe fn(&[f32]) -> ([f32; 2], bool),
     pub(super) for_each_between: unsafe fn(&[f32], [f32; 2], &mut dyn FnMut(usize, f32)),
 }
 
-/// Instantiates all kernels for an instruction set: a module with `TABLE`.
+/// Instantiates all kernels for an instruction set: a module with `TABLE` and `SAMPLING`.
 macro_rules! kernels {
     ($module:ident, $simd:ty $(, #[$feature:meta])?) => {
         pub(super) mod $module {
@@ -119,7 +125,7 @@ macro_rules! kernels {
                     unpack_mx::{self, BlockScaledRow, E4m3},
                     vector::{MAX_LANES, VectorTypes},
                 },
-                KernelTable,
+                KernelTable, SamplingTable,
             };
             use crate::{Element, Scalar};
 
@@ -426,10 +432,9 @@ macro_rules! kernels {
                 weighted_sum,
                 merge,
                 delta_rule,
-                tally,
-                extent,
-                for_each_between,
             };
+            pub(in super::super) static SAMPLING: SamplingTable =
+                SamplingTable { tally, extent, for_each_between };
         }
     };
     ($simd:ty $(, #[$feature:meta])?;
