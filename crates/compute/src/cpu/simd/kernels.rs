@@ -26,11 +26,6 @@ impl Kernels {
         isa.table().map(Self).ok_or_else(|| missing(isa))
     }
 
-    /// Kernels of the best instruction set of this machine.
-    pub(crate) fn best() -> Self {
-        Self(Isa::detect().table().unwrap_or(&on_generic::TABLE))
-    }
-
     /// Converts the first `out.len()` values of `bytes` to f32, exactly.
     pub(crate) fn widen(self, scalar: Scalar, bytes: &[u8], out: &mut [f32]) {
         assert!(bytes.len() >= out.len() * scalar.bytes());

@@ -3,8 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::{
-    BankPlace, DeviceId, DeviceOptions, KvFormat, Slot, SlotStore, gpu::GpuDevice,
-    gpu::card::native::Sharing,
+    BankPlace, DeviceId, KvFormat, Slot, SlotStore, gpu::GpuDevice, gpu::card::native::Sharing,
 };
 
 fn gpu() -> Option<GpuDevice> {
@@ -86,6 +85,6 @@ fn slot_memory_that_is_taken_out_outlives_its_device() {
     drop(gpu);
     memory.fill(3);
     assert!(memory.iter().all(|byte| *byte == 3));
-    let options = DeviceOptions { name: Some("gpu".into()), ..DeviceOptions::default() };
-    crate::open(&options).unwrap();
+    // Another device opens.
+    assert!(self::gpu().is_some());
 }
