@@ -47,7 +47,7 @@
 //!
 //! ## GEMV of blocks
 //!
-//! Reads each row of blocks once, a few rows at a time; their transcoded form stays in L1, where the
+//! Reads each row of blocks once, a few rows at a time. The transcoded rows stay in L1, where the
 //! dot products read it. Types differ in the transcoding only, so there is one GEMV for all.
 //!
 //! ```text

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Block, BlockQuants, MASKS, splat};
+use super::{Block, BlockQuants, MASKS, entry, splat};
 use crate::{
     BlockType,
     format::blocks::grids::{IQ1, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS},
@@ -24,18 +24,24 @@ const fn signed(zero: u8, magnitudes: u64, negative: u64) -> u64 {
     splat(zero) + (magnitudes & !negative) - (magnitudes & negative)
 }
 
-/// An entry of 8 weights.
-#[inline(always)]
-fn eight(entry: [i8; 8]) -> u64 {
-    u64::from_le_bytes(entry.map(|x| x as u8))
+/// Entries as words.
+const fn grid<const WIDTH: usize, const ENTRIES: usize>(
+    entries: &[[i8; WIDTH]; ENTRIES],
+) -> [u64; ENTRIES] {
+    let (mut words, mut i) = ([0; ENTRIES], 0);
+    while i < WIDTH * ENTRIES {
+        words[i / WIDTH] |= (entries[i / WIDTH][i % WIDTH] as u8 as u64) << (8 * (i % WIDTH));
+        i += 1;
+    }
+    words
 }
 
-/// Two entries of 4 weights.
-#[inline(always)]
-fn fours(low: [i8; 4], high: [i8; 4]) -> u64 {
-    let four = |entry: [i8; 4]| u64::from(u32::from_le_bytes(entry.map(|x| x as u8)));
-    four(low) | four(high) << 32
-}
+static EIGHTS_XXS: [u64; 256] = grid(&IQ2_XXS);
+static EIGHTS_XS: [u64; 512] = grid(&IQ2_XS);
+static EIGHTS_S: [u64; 1024] = grid(&IQ2_S);
+static EIGHTS_1: [u64; 2048] = grid(&IQ1);
+static FOURS_XXS: [u64; 256] = grid(&IQ3_XXS);
+static FOURS_S: [u64; 512] = grid(&IQ3_S);
 
 /// Quant of 0 of the types with entries of 8 weights.
 const IQ2_ZERO: u8 = 43;
@@ -63,14 +69,11 @@ impl Block for Iq2Xxs {
     #[inline(always)]
     fn transcode(&self, [d, _]: [f32; 2], mut out: BlockQuants<'_>) {
         let bits = |[.., a, b, c, d]: [u8; 8]| u32::from_le_bytes([a, b, c, d]);
-        for (g, group) in self.groups.into_iter().enumerate() {
-            let signs = bits(group);
-            let quants = std::array::from_fn::<_, 4, _>(|i| {
-                let negative = SEVEN[(signs >> (7 * i) & 127) as usize];
-                signed(IQ2_ZERO, eight(IQ2_XXS[usize::from(group[i])]), negative)
-            });
-            out.set(4 * g, quants);
-        }
+        out.set_eights(|i| {
+            let (group, j) = (&self.groups[i / 4], i % 4);
+            let negative = entry(&SEVEN, (bits(*group) >> (7 * j) & 127) as usize);
+            signed(IQ2_ZERO, entry(&EIGHTS_XXS, usize::from(group[j])), negative)
+        });
         let d = 0.125 * d;
         out.scale_around(IQ2_ZERO, self.groups.map(|g| d * (2 * (bits(g) >> 28) + 1) as f32));
     }
@@ -99,11 +102,11 @@ impl Block for Iq2Xs {
     }
     #[inline(always)]
     fn transcode(&self, [d, _]: [f32; 2], mut out: BlockQuants<'_>) {
-        for (i, word) in self.words.into_iter().enumerate() {
-            let word = u16::from_le_bytes(word);
-            let negative = SEVEN[usize::from(word >> 9)];
-            out.set(i, [signed(IQ2_ZERO, eight(IQ2_XS[usize::from(word & 511)]), negative)]);
-        }
+        out.set_eights(|i| {
+            let word = u16::from_le_bytes(self.words[i]);
+            let negative = entry(&SEVEN, usize::from(word >> 9));
+            signed(IQ2_ZERO, entry(&EIGHTS_XS, usize::from(word & 511)), negative)
+        });
         let d = 0.125 * d;
         out.scale_around(IQ2_ZERO, std::array::from_fn::<_, 16, _>(|i| d * odd(&self.scales, i)));
     }
@@ -128,11 +131,11 @@ impl Block for Iq2S {
     }
     #[inline(always)]
     fn transcode(&self, [d, _]: [f32; 2], mut out: BlockQuants<'_>) {
-        for i in 0..32 {
+        out.set_eights(|i| {
             let high = usize::from(self.high[i / 4] >> (i % 4 * 2) & 3);
-            let entry = IQ2_S[usize::from(self.indexes[i]) | high << 8];
-            out.set(i, [signed(IQ2_ZERO, eight(entry), MASKS[usize::from(self.signs[i])])]);
-        }
+            let eight = entry(&EIGHTS_S, usize::from(self.indexes[i]) | high << 8);
+            signed(IQ2_ZERO, eight, entry(&MASKS, usize::from(self.signs[i])))
+        });
         let d = 0.125 * d;
         out.scale_around(IQ2_ZERO, std::array::from_fn::<_, 16, _>(|i| d * odd(&self.scales, i)));
     }
@@ -155,13 +158,13 @@ impl Block for Iq3Xxs {
     }
     #[inline(always)]
     fn transcode(&self, [d, _]: [f32; 2], mut out: BlockQuants<'_>) {
-        for i in 0..32 {
+        out.set_eights(|i| {
             let signs = u32::from_le_bytes(self.signs[i / 4]) >> (i % 4 * 7);
             let [low, high] = self.indexes[i].map(usize::from);
-            let entries = fours(IQ3_XXS[low], IQ3_XXS[high]);
-            let negative = SEVEN[(signs & 127) as usize];
-            out.set(i, [signed(IQ3_XXS_ZERO, entries, negative)]);
-        }
+            let entries = entry(&FOURS_XXS, low) | entry(&FOURS_XXS, high) << 32;
+            let negative = entry(&SEVEN, (signs & 127) as usize);
+            signed(IQ3_XXS_ZERO, entries, negative)
+        });
         let d = 0.25 * d;
         let scales = self.signs.map(|bits| d * (2 * (u32::from_le_bytes(bits) >> 28) + 1) as f32);
         out.scale_around(IQ3_XXS_ZERO, scales);
@@ -187,22 +190,22 @@ impl Block for Iq3S {
     }
     #[inline(always)]
     fn transcode(&self, [d, _]: [f32; 2], mut out: BlockQuants<'_>) {
-        for i in 0..32 {
+        out.set_eights(|i| {
             let ninth = usize::from(self.ninth[i / 4] >> (i % 4 * 2));
             let [low, high] = self.indexes[i].map(usize::from);
             let (low, high) = (low | (ninth & 1) << 8, high | (ninth >> 1 & 1) << 8);
-            let entries = fours(IQ3_S[low], IQ3_S[high]);
-            out.set(i, [signed(IQ3_S_ZERO, entries, MASKS[usize::from(self.signs[i])])]);
-        }
+            let entries = entry(&FOURS_S, low) | entry(&FOURS_S, high) << 32;
+            signed(IQ3_S_ZERO, entries, entry(&MASKS, usize::from(self.signs[i])))
+        });
         out.scale_around(IQ3_S_ZERO, std::array::from_fn::<_, 8, _>(|i| d * odd(&self.scales, i)));
     }
 }
 
 /// Eight times an entry, plus or minus 1.
 #[inline(always)]
-fn shifted(entry: [i8; 8], down: bool) -> u64 {
+fn shifted(eight: u64, down: bool) -> u64 {
     // 0, 1 or 2.
-    let entry = (eight(entry) ^ splat(0x80)) - splat(0x7f);
+    let entry = (eight ^ splat(0x80)) - splat(0x7f);
     (entry << 3) + splat(if down { IQ1_ZERO - 9 } else { IQ1_ZERO - 7 })
 }
 
@@ -223,12 +226,12 @@ impl Block for Iq1S {
     }
     #[inline(always)]
     fn transcode(&self, [d, _]: [f32; 2], mut out: BlockQuants<'_>) {
-        for i in 0..32 {
+        out.set_eights(|i| {
             let bits = u16::from_le_bytes(self.high[i / 4]);
             let high = usize::from(bits >> (3 * (i % 4)) & 7);
-            let entry = IQ1[usize::from(self.indexes[i / 4][i % 4]) | high << 8];
-            out.set(i, [shifted(entry, bits >> 15 == 1)]);
-        }
+            let eight = entry(&EIGHTS_1, usize::from(self.indexes[i / 4][i % 4]) | high << 8);
+            shifted(eight, bits >> 15 == 1)
+        });
         let d = 0.125 * d;
         let scale = |bits| d * f32::from(2 * (u16::from_le_bytes(bits) >> 12 & 7) + 1);
         out.scale_around(IQ1_ZERO, self.high.map(scale));
@@ -254,11 +257,11 @@ impl Block for Iq1M {
     }
     #[inline(always)]
     fn transcode(&self, [d, _]: [f32; 2], mut out: BlockQuants<'_>) {
-        for i in 0..32 {
+        out.set_eights(|i| {
             let bits = self.high[i / 2] >> (i % 2 * 4);
-            let entry = IQ1[usize::from(self.indexes[i]) | usize::from(bits & 7) << 8];
-            out.set(i, [shifted(entry, bits >> 3 & 1 == 1)]);
-        }
+            let eight = entry(&EIGHTS_1, usize::from(self.indexes[i]) | usize::from(bits & 7) << 8);
+            shifted(eight, bits >> 3 & 1 == 1)
+        });
         let (d, words) = (0.125 * d, self.scales.map(u16::from_le_bytes));
         let scale = |i: usize| d * f32::from(2 * (words[i / 4] >> (i % 4 * 3) & 7) + 1);
         out.scale_around(IQ1_ZERO, std::array::from_fn::<_, 16, _>(scale));

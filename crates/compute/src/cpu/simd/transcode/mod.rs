@@ -113,6 +113,15 @@ impl BlockQuants<'_> {
         self.q[8 * i..][..8 * N].as_chunks_mut().0.copy_from_slice(&quants.map(u64::to_le_bytes));
     }
 
+    /// Sets all quants of a block of 256, eight at a time.
+    #[inline(always)]
+    fn set_eights(&mut self, quants: impl Fn(usize) -> u64) {
+        // Vectors of four words.
+        for i in (0..32).step_by(4) {
+            self.set(i, [quants(i), quants(i + 1), quants(i + 2), quants(i + 3)]);
+        }
+    }
+
     /// Sets the scale and the bias of each group.
     #[inline(always)]
     fn scale<const N: usize>(&mut self, scales: [f32; N], biases: [f32; N]) {
@@ -256,7 +265,7 @@ unsafe fn chunk<S: Simd, B: Block>(
     if let Some(table) = B::TABLE {
         for codes in q.chunks_exact_mut(4 * S::LANES) {
             let codes = codes.as_mut_ptr();
-            // SAFETY: Simd contract; the chunk is a vector.
+            // SAFETY: Simd contract; the codes are a vector.
             unsafe { S::store_dwords(codes, S::look_up(&table, S::load_dwords(codes))) };
         }
     }
@@ -299,6 +308,14 @@ static MASKS: [u64; 256] = {
     }
     masks
 };
+
+/// Entry of a table. The read is volatile: compilers would gather several entries, which takes
+/// longer.
+#[inline(always)]
+fn entry<const N: usize>(table: &[u64; N], i: usize) -> u64 {
+    // SAFETY: a reference can be read.
+    unsafe { std::ptr::from_ref(&table[i]).read_volatile() }
+}
 
 /// Quants of the codes of IQ4_NL and IQ4_XS: their values plus 127.
 const IQ4_QUANTS: [u8; 16] =

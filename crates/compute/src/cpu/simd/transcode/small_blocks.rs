@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::{
     super::unpack_affine::{E2M1_BIAS, E2M1_QUANTS},
-    Block, BlockQuants, IQ4_QUANTS, IQ4_ZERO, MASKS, fields, or, splat, words,
+    Block, BlockQuants, IQ4_QUANTS, IQ4_ZERO, MASKS, entry, fields, or, splat, words,
 };
 use crate::{BlockType, format::blocks::e8m0_half};
 
@@ -61,23 +61,10 @@ impl Block for Q4One {
     }
 }
 
-/// [`MASKS`] by arithmetic: for a table of which all entries are used at once, compilers choose
-/// gathers, which take longer.
-#[inline(always)]
-const fn masks(bits: u8) -> u64 {
-    let mut word = bits as u64;
-    word |= word << 8;
-    word |= word << 16;
-    word |= word << 32;
-    // Byte `i` keeps bit `i`, which a sum moves to its top.
-    let tops = (word & 0x8040_2010_0804_0201) + splat(0x7f) & splat(0x80);
-    (tops << 1).wrapping_sub(tops >> 7)
-}
-
 /// 5-bit quants: nibbles, with the fifth bit of weight `i` in bit `i`.
 #[inline(always)]
 fn five_bits(fifth: [u8; 4], bytes: [[u8; 8]; 2]) -> [u64; 4] {
-    or(nibbles(bytes), fifth.map(|bits| masks(bits) & splat(16)))
+    or(nibbles(bytes), fifth.map(|bits| entry(&MASKS, bits.into()) & splat(16)))
 }
 
 /// `d (q - 16)`
@@ -238,7 +225,7 @@ impl Block for Q1Zero {
     }
     #[inline(always)]
     fn transcode(&self, [d, _]: [f32; 2], mut out: BlockQuants<'_>) {
-        out.set(0, self.bits.map(|bits| MASKS[usize::from(bits)] & splat(1)));
+        out.set(0, self.bits.map(|bits| entry(&MASKS, bits.into()) & splat(1)));
         out.scale([2.0 * d; 4], [-d; 4]);
     }
 }

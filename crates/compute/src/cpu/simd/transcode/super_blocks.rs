@@ -11,7 +11,7 @@ type Bytes32 = [[u8; 8]; 4];
 /// The low `bits` bits of each byte of a word, moved up by `shift`.
 #[inline(always)]
 const fn low(word: u32, bits: u32, shift: u32) -> u32 {
-    (word & 0x0101_0101 * ((1 << bits) - 1)) << shift
+    (word & (0x0101_0101 * ((1 << bits) - 1))) << shift
 }
 
 /// The three words of 12 bytes.
@@ -258,7 +258,7 @@ fn ternary<const N: usize>(words: [u64; N], i: u32) -> [u64; N] {
     // Words of 16 bits each: no product carries into the next one.
     const LOW: u64 = 0x00ff_00ff_00ff_00ff;
     let factor = 3u64.pow(i);
-    let digit = |bytes: u64| ((bytes * factor & LOW) * 3 >> 8) & LOW;
+    let digit = |bytes: u64| ((((bytes * factor) & LOW) * 3) >> 8) & LOW;
     words.map(|word| digit(word & LOW) | digit(word >> 8 & LOW) << 8)
 }
 
