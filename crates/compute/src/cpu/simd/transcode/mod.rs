@@ -322,3 +322,53 @@ const IQ4_QUANTS: [u8; 16] =
     [0, 23, 44, 62, 78, 92, 105, 117, 128, 140, 152, 165, 180, 196, 216, 240];
 /// The quant of 0 among [`IQ4_QUANTS`].
 const IQ4_ZERO: u8 = 127;
+
+#[cfg(test)]
+mod tests {
+    use super::{super::Kernels, *};
+    use crate::{Format, MatrixShape, SplitMix64};
+
+    /// Transcoded weights are the dequantized ones, except for rounding.
+    #[test]
+    fn scaled_quants_are_the_weights() {
+        let mut random = SplitMix64::new(1);
+        for kind in BlockType::ALL {
+            let cols = 3 * kind.block_weights();
+            let format = Format::Blocks(kind);
+            let planes = MatrixShape { rows: 2, cols, format }.plane_bytes().unwrap();
+            let mut bytes = vec![0; planes.total()];
+            format.codec().random(planes.split_mut(&mut bytes), &mut || random.next_u64());
+            let row_bytes = bytes.len() / 2;
+            let rows = BlockRows {
+                kind,
+                rows: PlaneRows { bytes: &bytes, stride: row_bytes },
+                count: 2,
+                bytes: row_bytes,
+                prefetch: BlockPrefetch::L1(0),
+            };
+            let stride = cols.next_multiple_of(CHUNK);
+            let mut q = vec![255; 2 * stride];
+            let mut factors = [(); 2].map(|()| vec![f32::NAN; 2 * stride / Q8_GROUP]);
+            let [scales, biases] = &mut factors;
+            let mut room = TranscodedRoom { q: &mut q, scales, biases, stride };
+            // SAFETY: Simd contract: the table's ISA was detected.
+            unsafe { (Kernels::best().0.transcode)(rows, &mut room) }
+            let mut weights = vec![0.0; cols];
+            let range = match range_bits(kind) {
+                4 => 32,
+                6 => 64,
+                _ => 256,
+            };
+            for r in 0..2 {
+                format.dequantize([&bytes[r * row_bytes..][..row_bytes], &[], &[]], &mut weights);
+                let largest = weights.iter().fold(0f32, |largest, w| largest.max(w.abs()));
+                for (i, w) in weights.iter().enumerate() {
+                    let (g, quant) = (r * stride / Q8_GROUP + i / kind.group(), q[r * stride + i]);
+                    let ours = factors[0][g] * f32::from(quant) + factors[1][g];
+                    assert!((ours - w).abs() < 4e-6 * largest, "{kind:?}, {i}: {ours}, not {w}");
+                    assert!(u32::from(quant) < range, "{kind:?}, {i}: {quant}");
+                }
+            }
+        }
+    }
+}
