@@ -104,13 +104,9 @@ impl<const VNNI: bool> Float for Avx2<VNNI> {
         }
     }
     #[inline(always)]
-    unsafe fn spread_quarter(x: __m256, quarter: usize) -> __m256 {
+    unsafe fn order_quads(x: __m256) -> __m256 {
         // SAFETY: Simd contract.
-        unsafe {
-            let first = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
-            let lanes = _mm256_add_epi32(first, _mm256_set1_epi32(2 * quarter as i32));
-            _mm256_permutevar8x32_ps(x, lanes)
-        }
+        unsafe { _mm256_permutevar8x32_ps(x, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7)) }
     }
     #[inline(always)]
     unsafe fn mul(a: __m256, b: __m256) -> __m256 {
@@ -293,6 +289,20 @@ impl<const VNNI: bool> Transpose for Avx2<VNNI> {
                 columns[4 + j] = _mm256_permute2x128_si256::<0x31>(quads[j], quads[4 + j]);
             }
             columns
+        }
+    }
+    #[inline(always)]
+    unsafe fn transpose_quads([a, b, c, d]: [__m256i; 4]) -> [__m256i; 4] {
+        // SAFETY: Simd contract.
+        unsafe {
+            let low = (_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d));
+            let high = (_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d));
+            [
+                _mm256_unpacklo_epi64(low.0, low.1),
+                _mm256_unpackhi_epi64(low.0, low.1),
+                _mm256_unpacklo_epi64(high.0, high.1),
+                _mm256_unpackhi_epi64(high.0, high.1),
+            ]
         }
     }
     #[inline(always)]

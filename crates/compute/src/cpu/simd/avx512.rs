@@ -202,11 +202,10 @@ impl<const VBMI: bool> Float for Avx512<VBMI> {
         }
     }
     #[inline(always)]
-    unsafe fn spread_quarter(x: __m512, quarter: usize) -> __m512 {
+    unsafe fn order_quads(x: __m512) -> __m512 {
         // SAFETY: Simd contract.
         unsafe {
-            let first = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-            let lanes = _mm512_add_epi32(first, _mm512_set1_epi32(4 * quarter as i32));
+            let lanes = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
             _mm512_permutexvar_ps(lanes, x)
         }
     }
@@ -475,6 +474,11 @@ impl<const VBMI: bool> Transpose for Avx512<VBMI> {
             }
             transpose_16x16(x)
         }
+    }
+    #[inline(always)]
+    unsafe fn transpose_quads(x: [__m512i; 4]) -> [__m512i; 4] {
+        // SAFETY: Simd contract.
+        unsafe { transpose_within_lanes(x) }
     }
     #[inline(always)]
     unsafe fn deinterleave(a: __m512i, b: __m512i) -> [__m512i; 2] {

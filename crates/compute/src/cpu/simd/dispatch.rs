@@ -344,7 +344,7 @@ impl Kernels {
     fn gemv_blocks(
         self,
         rows: BlockRows<'_>,
-        x: &[Q8Row<'_>],
+        x: &[GemvActivations<'_>],
         shape: GroupShape,
         scratch: BlockScratch<'_>,
         sums: &mut [f32],
@@ -383,28 +383,22 @@ impl Kernels {
         assert!((1..=MAX_GEMV_OUTPUTS).contains(&outputs));
         let shape = x.shape(matrix);
         let WorkerScratch { tile, tile_f32, packed, packed_rows, products, .. } = scratch;
-        let (kind, scale_type) = match x.layout.storage {
-            QuantStorage::Planes(kind, scale_type) => (kind, scale_type),
-            QuantStorage::Blocks(kind) => {
-                let mut rows = [Q8Row { q: &[], scales: &[], sums: &[] }; GEMV_ROWS];
-                rows.iter_mut().zip(indexes).for_each(|(row, i)| *row = x.row(*i));
-                let (rows, w) = (&rows[..indexes.len()], block_rows(kind, matrix, range));
-                let sums = &mut products[..indexes.len() * outputs];
-                let scratch = BlockScratch { q: tile, factors: tile_f32 };
-                self.gemv_blocks(w, rows, shape, scratch, sums);
-                sums.chunks_exact_mut(outputs).enumerate().for_each(|(i, sums)| each(i, sums));
-                return;
-            }
-        };
-        let w = quant_rows(matrix, range, scale_type);
         let stride = packed_activation_bytes(padded(shape.cols));
         let rows = std::array::from_fn(|i| indexes.get(i).copied().unwrap_or(usize::MAX));
         let key = PackedKey { id: x.id, rows };
         if packed_rows.replace(key) != Some(key) {
             for (dst, i) in packed.chunks_exact_mut(stride).zip(indexes) {
+                let (row, cols) = (x.row(*i), shape.cols);
                 // SAFETY: Simd contract: the table's ISA was detected; activations are padded, and
                 // `dst` has room for a packed row.
-                unsafe { (self.0.pack_activations)(kind, &x.row(*i), shape.cols, dst) }
+                unsafe {
+                    match x.layout.storage {
+                        QuantStorage::Planes(kind, _) => {
+                            (self.0.pack_activations)(kind, &row, cols, dst);
+                        }
+                        QuantStorage::Blocks(_) => (self.0.pack_for_blocks)(&row, cols, dst),
+                    }
+                }
             }
         }
         let mut rows = [GemvActivations { blocks: &[], sums: &[] }; GEMV_ROWS];
@@ -412,6 +406,16 @@ impl Kernels {
             (row.blocks, row.sums) = (blocks, x.row(*i).sums);
         }
         let (rows, sums) = (&rows[..indexes.len()], &mut products[..indexes.len() * outputs]);
+        let (kind, scale_type) = match x.layout.storage {
+            QuantStorage::Planes(kind, scale_type) => (kind, scale_type),
+            QuantStorage::Blocks(kind) => {
+                let scratch = BlockScratch { q: tile, factors: tile_f32 };
+                self.gemv_blocks(block_rows(kind, matrix, range), rows, shape, scratch, sums);
+                sums.chunks_exact_mut(outputs).enumerate().for_each(|(i, sums)| each(i, sums));
+                return;
+            }
+        };
+        let w = quant_rows(matrix, range, scale_type);
         let in_place = match w.scale_type {
             ScaleType::Affine(scale) => indexes.len() <= (self.0.scale_rows)(scale),
             ScaleType::E2M1(_) => false,

@@ -6,9 +6,10 @@
 //!         + sum_g bias_w[r][g] * sum_x[c][g]
 //! ```
 //!
-//! The products of both scales are computed for as many groups of activations as a vector has
-//! lanes, and are spread to the lanes of four vectors of quants. Quants and activations are in the
-//! order of the row. The sums of a row do not depend on the other rows.
+//! A block of columns is four vectors of quants. Their dwords are transposed, so that a lane has
+//! all four dwords of a group of activations: four dot products add up to one vector with a lane
+//! per group, which is multiplied with the scales of as many groups. Activations are packed in that
+//! order once. The sums of a row do not depend on the other rows.
 #![allow(
     clippy::needless_range_loop,
     reason = "arrays of vectors are indexed together, without closures"
@@ -16,25 +17,72 @@
 
 use super::{
     activations::Q8Row,
-    gemv_q8::{GemvOut, SECTION},
+    gemv_q8::{GemvActivations, GemvOut, SECTION},
     quant_rows::GroupShape,
     transcode::TranscodedRows,
     unpack_affine::{MAX_UNPACKED, Packing},
     vector::{Q8_GROUP, Simd},
 };
 
-/// Independent sums of a row: more hide the latency of an addition, and need more registers.
-const SUMS: usize = 2;
+/// Columns of a block.
+const fn block_cols<S: Simd>() -> usize {
+    S::LANES * Q8_GROUP
+}
+
+/// Bytes of a block of packed activations: four vectors of int8, and a vector of scales.
+const fn block_bytes<S: Simd>() -> usize {
+    5 * 4 * S::LANES
+}
+
+/// Quants of a block in the order of the products.
+///
+/// # Safety
+/// The Simd contract; four vectors can be read.
+#[inline(always)]
+unsafe fn load_block<S: Simd>(p: *const u8) -> [S::Dwords; MAX_UNPACKED] {
+    let bytes = 4 * S::LANES;
+    // SAFETY: as this function.
+    unsafe {
+        S::transpose_quads([
+            S::load_dwords(p),
+            S::load_dwords(p.add(bytes)),
+            S::load_dwords(p.add(2 * bytes)),
+            S::load_dwords(p.add(3 * bytes)),
+        ])
+    }
+}
+
+/// Packs a row of activations into the blocks that [`gemv_blocks`] reads.
+///
+/// # Safety
+/// The Simd contract; the activations are padded to whole blocks, and `dst` has room for
+/// [`packed_activation_bytes`](super::gemv_q8::packed_activation_bytes) of them.
+#[inline(always)]
+pub(super) unsafe fn pack_for_blocks<S: Simd>(x: &Q8Row<'_>, cols: usize, dst: &mut [u8]) {
+    for i in 0..cols.div_ceil(block_cols::<S>()) {
+        // SAFETY: as this function.
+        unsafe {
+            let dst = dst.as_mut_ptr().add(i * block_bytes::<S>());
+            let quants = load_block::<S>(x.q.as_ptr().add(i * block_cols::<S>()).cast());
+            for v in 0..MAX_UNPACKED {
+                S::store_dwords(dst.add(v * 4 * S::LANES), quants[v]);
+            }
+            let scales = S::order_quads(S::load(x.scales.as_ptr().add(i * S::LANES)));
+            S::store(dst.add(16 * S::LANES).cast(), scales);
+        }
+    }
+}
 
 /// Products of transcoded rows and `X` rows of activations. Of `P`, only the range of its quants
 /// matters.
 ///
 /// # Safety
-/// The Simd contract; rows of weights and of activations are padded to `stride`.
+/// The Simd contract; rows of weights are padded to `stride`, and activations were packed by
+/// [`pack_for_blocks`].
 #[inline(always)]
 pub(super) unsafe fn gemv_blocks<S: Simd, P: Packing, const X: usize>(
     w: TranscodedRows<'_>,
-    x: &[Q8Row<'_>; X],
+    x: &[GemvActivations<'_>; X],
     GroupShape { cols, group }: GroupShape,
     out: GemvOut<'_>,
 ) {
@@ -87,50 +135,42 @@ impl Section {
     #[inline(always)]
     unsafe fn products<S: Simd, P: Packing, const X: usize>(
         &self,
-        x: &[Q8Row<'_>; X],
+        x: &[GemvActivations<'_>; X],
     ) -> [S::F32; X] {
-        // SAFETY: as this function; padding is whole vectors of scales.
+        // SAFETY: as this function; padding is whole blocks.
         unsafe {
             // Biases first: sums of unsigned quants are large where the weights have both signs,
             // and the biases cancel them.
-            let mut acc = [[S::zero(); X]; SUMS];
+            let mut acc = [S::zero(); X];
             let groups = self.cols >> self.log_group;
             for i in (0..groups).step_by(S::LANES) {
                 let n = S::LANES.min(groups - i);
                 let biases = S::load_partial(self.biases.add(i), n);
                 for c in 0..X {
                     let sums = x[c].sums.as_ptr().add((self.begin >> self.log_group) + i);
-                    acc[0][c] = S::fma(biases, S::load_partial(sums, n), acc[0][c]);
+                    acc[c] = S::fma(biases, S::load_partial(sums, n), acc[c]);
                 }
             }
-            for i in (0..self.cols).step_by(S::LANES * Q8_GROUP) {
-                let scales = if 1 << self.log_group == Q8_GROUP {
-                    S::load(self.scales.add(i / Q8_GROUP))
+            let first = self.begin / block_cols::<S>();
+            for i in 0..self.cols.div_ceil(block_cols::<S>()) {
+                let scales = S::order_quads(if 1 << self.log_group == Q8_GROUP {
+                    S::load(self.scales.add(i * S::LANES))
                 } else {
-                    S::load_repeated(self.scales.add(i / Q8_GROUP / 2), S::LANES / 2)
-                };
-                let mut factors = [scales; X];
+                    S::load_repeated(self.scales.add(i * S::LANES / 2), S::LANES / 2)
+                });
+                let w = load_block::<S>(self.q.add(i * block_cols::<S>()));
                 for c in 0..X {
-                    let x_scales = x[c].scales.as_ptr().add((self.begin + i) / Q8_GROUP);
-                    factors[c] = S::mul(scales, S::load(x_scales));
-                }
-                for v in 0..4 {
-                    let i = i + v * 4 * S::LANES;
-                    let w = S::load_dwords(self.q.add(i));
-                    for c in 0..X {
-                        let x = S::load_dwords(x[c].q.as_ptr().add(self.begin + i).cast());
-                        let dot =
-                            S::dot::<P, 1>(S::zero_i32(), [w; MAX_UNPACKED], [x; MAX_UNPACKED]);
-                        let factors = S::spread_quarter(factors[c], v);
-                        acc[v % SUMS][c] = S::fma(S::from_i32(dot), factors, acc[v % SUMS][c]);
+                    let src = x[c].blocks.as_ptr().add((first + i) * block_bytes::<S>());
+                    let mut x = [S::load_dwords(src); MAX_UNPACKED];
+                    for v in 1..MAX_UNPACKED {
+                        x[v] = S::load_dwords(src.add(v * 4 * S::LANES));
                     }
+                    let dot = S::dot::<P, MAX_UNPACKED>(S::zero_i32(), w, x);
+                    let scales = S::mul(scales, S::load(src.add(16 * S::LANES).cast()));
+                    acc[c] = S::fma(S::from_i32(dot), scales, acc[c]);
                 }
             }
-            let [mut sums, more] = acc;
-            for c in 0..X {
-                sums[c] = S::fma(S::splat(1.0), sums[c], more[c]);
-            }
-            sums
+            acc
         }
     }
 }

@@ -119,10 +119,9 @@ impl Float for Generic {
         f32x8::from(std::array::from_fn::<_, LANES, _>(|i| unsafe { *p.add(i * n / LANES) }))
     }
     #[inline(always)]
-    unsafe fn spread_quarter(x: f32x8, quarter: usize) -> f32x8 {
+    unsafe fn order_quads(x: f32x8) -> f32x8 {
         let x = x.to_array();
-        let [a, b] = [x[2 * quarter], x[2 * quarter + 1]];
-        cast([f32x4::splat(a), f32x4::splat(b)])
+        f32x8::from([0, 2, 4, 6, 1, 3, 5, 7].map(|lane: usize| x[lane]))
     }
     #[inline(always)]
     unsafe fn mul(a: f32x8, b: f32x8) -> f32x8 {
@@ -211,6 +210,12 @@ impl Transpose for Generic {
             }
         }
         columns
+    }
+    #[inline(always)]
+    unsafe fn transpose_quads(x: [u16x16; 4]) -> [u16x16; 4] {
+        let halves: [[f32x4; 2]; 4] = cast(x);
+        let [lower, upper] = [0, 1].map(|half| f32x4::transpose(halves.map(|halves| halves[half])));
+        std::array::from_fn(|i| cast([lower[i], upper[i]]))
     }
     #[inline(always)]
     unsafe fn deinterleave(a: u16x16, b: u16x16) -> [u16x16; 2] {

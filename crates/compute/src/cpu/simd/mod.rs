@@ -55,11 +55,10 @@
 //!     q, scale, bias = transcode(rows)                            // u8, f32 per group
 //!     for each row r:
 //!         acc[c] = sum_g bias[g] * sum_x[c][g]                    // vectors along g
-//!         for block b of 16 LANES columns:
-//!             f[c] = scale[b] * scale_x[c][b]                     // a lane per group
-//!             for v in 0..4:
-//!                 dot = int8_dot(q[b][v], x[c][b][v])             // i32 lanes along cols
-//!                 acc[c] += f32(dot) * spread(f[c], v)
+//!         for block b of LANES groups of 16 columns:
+//!             q[0..4] = transpose(load(q[r][b]))                  // a lane per group
+//!             dot = int8_dot(q[0..4], x[c].block[b])              // i32 lanes
+//!             acc[c] += f32(dot) * scale[b] * scale_x[c][b]
 //!         y[c][r] = horizontal_sum(acc[c])
 //! ```
 //!

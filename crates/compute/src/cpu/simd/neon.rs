@@ -191,16 +191,8 @@ impl<const DOT: bool> Float for Neon<DOT> {
         }
     }
     #[inline(always)]
-    unsafe fn spread_quarter(x: float32x4_t, quarter: usize) -> float32x4_t {
-        // SAFETY: Simd contract.
-        unsafe {
-            match quarter {
-                0 => vdupq_laneq_f32::<0>(x),
-                1 => vdupq_laneq_f32::<1>(x),
-                2 => vdupq_laneq_f32::<2>(x),
-                _ => vdupq_laneq_f32::<3>(x),
-            }
-        }
+    unsafe fn order_quads(x: float32x4_t) -> float32x4_t {
+        x
     }
     #[inline(always)]
     unsafe fn mul(a: float32x4_t, b: float32x4_t) -> float32x4_t {
@@ -308,20 +300,27 @@ impl<const DOT: bool> Transpose for Neon<DOT> {
         unsafe {
             let mut dwords = [vdupq_n_u8(0); MAX_LANES];
             for half in 0..2 {
-                let mut x = [vdupq_n_u32(0); 4];
+                let mut x = [vdupq_n_u8(0); 4];
                 for (x, row) in x.iter_mut().zip(rows) {
-                    *x = vreinterpretq_u32_u8(vld1q_u8(row.add(offset + 16 * half)));
+                    *x = vld1q_u8(row.add(offset + 16 * half));
                 }
-                let (a, b) = (vtrn1q_u32(x[0], x[1]), vtrn1q_u32(x[2], x[3]));
-                let (c, d) = (vtrn2q_u32(x[0], x[1]), vtrn2q_u32(x[2], x[3]));
-                let [a, b, c, d] = [a, b, c, d].map(|x| vreinterpretq_u64_u32(x));
-                let columns =
-                    [vtrn1q_u64(a, b), vtrn1q_u64(c, d), vtrn2q_u64(a, b), vtrn2q_u64(c, d)];
-                for (i, column) in columns.into_iter().enumerate() {
-                    dwords[4 * half + i] = vreinterpretq_u8_u64(column);
+                for (i, column) in Self::transpose_quads(x).into_iter().enumerate() {
+                    dwords[4 * half + i] = column;
                 }
             }
             dwords
+        }
+    }
+    #[inline(always)]
+    unsafe fn transpose_quads(x: [uint8x16_t; 4]) -> [uint8x16_t; 4] {
+        // SAFETY: Simd contract.
+        unsafe {
+            let x = x.map(|x| vreinterpretq_u32_u8(x));
+            let (a, b) = (vtrn1q_u32(x[0], x[1]), vtrn1q_u32(x[2], x[3]));
+            let (c, d) = (vtrn2q_u32(x[0], x[1]), vtrn2q_u32(x[2], x[3]));
+            let [a, b, c, d] = [a, b, c, d].map(|x| vreinterpretq_u64_u32(x));
+            let columns = [vtrn1q_u64(a, b), vtrn1q_u64(c, d), vtrn2q_u64(a, b), vtrn2q_u64(c, d)];
+            columns.map(|column| vreinterpretq_u8_u64(column))
         }
     }
     #[inline(always)]

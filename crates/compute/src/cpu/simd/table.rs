@@ -59,9 +59,10 @@ pub(super) struct KernelTable {
 
     // Blocks with int8 activations.
     pub(super) transcode: unsafe fn(BlockRows<'_>, &mut TranscodedRoom<'_>),
+    pub(super) pack_for_blocks: unsafe fn(&Q8Row<'_>, usize, &mut [u8]),
     /// Takes the class of the quants: see [`range_bits`](super::transcode::range_bits).
     pub(super) gemv_blocks:
-        unsafe fn(usize, TranscodedRows<'_>, &[Q8Row<'_>], GroupShape, GemvOut<'_>),
+        unsafe fn(usize, TranscodedRows<'_>, &[GemvActivations<'_>], GroupShape, GemvOut<'_>),
     pub(super) transpose_chunk: unsafe fn(TileChunk<'_>, GroupShape, &mut [u8], &mut [f32]),
 
     // Conversion to f32.
@@ -157,6 +158,8 @@ macro_rules! kernels {
                     = gemv_q8::widen_scales::<$simd>;
                 transcode(rows: BlockRows<'_>, room: &mut TranscodedRoom<'_>)
                     = transcode::transcode::<$simd>;
+                pack_for_blocks(x: &Q8Row<'_>, cols: usize, dst: &mut [u8])
+                    = gemv_blocks::pack_for_blocks::<$simd>;
                 transpose_chunk(
                     chunk: TileChunk<'_>, shape: GroupShape, quants: &mut [u8], scales: &mut [f32]
                 ) = gemm_q8::transpose_chunk::<$simd>;
@@ -319,7 +322,7 @@ macro_rules! kernels {
             unsafe fn gemv_blocks(
                 bits: usize,
                 w: TranscodedRows<'_>,
-                x: &[Q8Row<'_>],
+                x: &[GemvActivations<'_>],
                 shape: GroupShape,
                 out: GemvOut<'_>,
             ) {
@@ -415,6 +418,7 @@ macro_rules! kernels {
                 unpack_gemm,
                 gemm,
                 transcode,
+                pack_for_blocks,
                 gemv_blocks,
                 transpose_chunk,
                 widen,
@@ -555,7 +559,7 @@ macro_rules! kernels {
         unsafe fn $name(
             bits: usize,
             w: TranscodedRows<'_>,
-            x: &[Q8Row<'_>; $x],
+            x: &[GemvActivations<'_>; $x],
             shape: GroupShape,
             out: GemvOut<'_>,
         ) {

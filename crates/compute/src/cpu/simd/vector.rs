@@ -98,8 +98,9 @@ pub(super) trait Float: VectorTypes {
     /// Reads `n` f32, a power of two of at most `LANES`, and repeats each in `LANES / n`
     /// consecutive lanes.
     unsafe fn load_repeated(p: *const f32, n: usize) -> Self::F32;
-    /// Lanes of a quarter of `x`, from the first one on, each repeated in four consecutive lanes.
-    unsafe fn spread_quarter(x: Self::F32, quarter: usize) -> Self::F32;
+    /// Lanes in the order of the lanes of [`Transpose::transpose_quads`]: lane `i` of the argument
+    /// belongs to the `i`-th four dwords of its four vectors.
+    unsafe fn order_quads(x: Self::F32) -> Self::F32;
     /// `a * b`
     unsafe fn mul(a: Self::F32, b: Self::F32) -> Self::F32;
     /// `a * b + c`, rounded once if [`VectorTypes::HAS_FMA`].
@@ -244,6 +245,9 @@ pub(super) trait Transpose: VectorTypes {
             Self::transpose(&ends.each_ref().map(|end| end.as_ptr()), 0)
         }
     }
+    /// Transposes four dwords at a time: vector `i` of the result has dword `i` of each of the
+    /// `LANES` times four dwords, in the order of [`Float::order_quads`].
+    unsafe fn transpose_quads(x: [Self::Dwords; 4]) -> [Self::Dwords; 4];
     /// Even dwords of `a` and `b` in one vector, odd dwords in the other.
     unsafe fn deinterleave(a: Self::Dwords, b: Self::Dwords) -> [Self::Dwords; 2];
     /// Dwords as f32.
