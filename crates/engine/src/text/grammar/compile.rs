@@ -58,6 +58,9 @@ const SUBSCHEMAS: [&str; 12] = [
     "not",
 ];
 
+/// Keyword that names the dialect of a whole schema. All parts have it while they are tried.
+const DIALECT: &str = "$schema";
+
 /// Keywords that hold schemas for references, or only describe.
 const NOT_ENFORCED: [&str; 9] = [
     "$defs",
@@ -246,8 +249,15 @@ fn one_line(problem: &str) -> String {
 
 /// The error of a schema that does not compile, with the path of the keyword.
 fn blame(factory: &ParserFactory, schema: &Value, problem: String) -> GrammarError {
-    let mut search = KeywordSearch { factory, root: schema, tries: MAX_TRIES };
-    let found = search.descend(schema, "", problem);
+    let mut bare = schema.clone();
+    let had_dialect = bare.as_object_mut().is_some_and(|map| map.shift_remove(DIALECT).is_some());
+    let mut search = KeywordSearch { factory, root: &bare, tries: 1 };
+    let found = match had_dialect && search.problem(&bare).is_none() {
+        true => FailedSchema::keyword("", DIALECT, &problem),
+        false => {
+            KeywordSearch { factory, root: schema, tries: MAX_TRIES }.descend(schema, "", problem)
+        }
+    };
     invalid(found.path, found.problem)
 }
 
@@ -255,6 +265,14 @@ fn blame(factory: &ParserFactory, schema: &Value, problem: String) -> GrammarErr
 struct FailedSchema {
     path: String,
     problem: String,
+}
+
+impl FailedSchema {
+    /// A schema at `path` whose keyword cannot be enforced.
+    fn keyword(path: &str, keyword: &str, problem: &str) -> Self {
+        let problem = format!("cannot be enforced: {problem}");
+        Self { path: join(path, keyword), problem }
+    }
 }
 
 /// Search for the smallest part of a schema that does not compile.
@@ -278,17 +296,28 @@ impl KeywordSearch<'_> {
                 }
             }
         }
-        // Without the keyword the rest compiles.
-        let keywords = map.keys().filter(|key| !NOT_ENFORCED.contains(&key.as_str()));
-        for keyword in keywords.cloned().collect::<Vec<_>>() {
-            let mut rest = map.clone();
-            rest.shift_remove(&keyword);
-            if self.tries > 0 && self.problem(&Value::Object(rest)).is_none() {
-                let path = join(path, &keyword);
-                return FailedSchema { path, problem: format!("cannot be enforced: {problem}") };
+        // Without the keyword the rest compiles; or of several the first one alone does not.
+        let keywords = map.iter().filter(|(key, _)| !NOT_ENFORCED.contains(&key.as_str()));
+        let keywords: Vec<_> = keywords.collect();
+        for (keyword, _) in &keywords {
+            if self.compiles_without(schema, keyword) {
+                return FailedSchema::keyword(path, keyword, &problem);
+            }
+        }
+        for (keyword, value) in keywords {
+            let alone = serde_json::Map::from_iter([(keyword.clone(), value.clone())]);
+            if let Some(problem) = self.problem(&Value::Object(alone)) {
+                return FailedSchema::keyword(path, keyword, &problem);
             }
         }
         FailedSchema { path: path.to_owned(), problem }
+    }
+
+    /// Whether a part has this keyword, and compiles without it.
+    fn compiles_without(&mut self, schema: &Value, keyword: &str) -> bool {
+        let mut rest = schema.as_object().cloned().unwrap_or_default();
+        let has_keyword = rest.shift_remove(keyword).is_some() && self.tries > 0;
+        has_keyword && self.problem(&Value::Object(rest)).is_none()
     }
 
     /// Problem of a part alone, with the definitions of the whole.
