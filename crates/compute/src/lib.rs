@@ -35,7 +35,7 @@ pub use device::{
 pub use error::Error;
 pub use format::{
     ActivationType, Affine, BlockScale, BlockScaled, BlockSize, BlockType, Codec, Element,
-    FileLayout, Format, PerPlane, PlaneBytes, PlaneLayout, Scalar, quant,
+    FileLayout, Format, PerPlane, PlaneBytes, PlaneLayout, Scalar, ScaledBlocks, quant,
 };
 #[cfg(feature = "gpu")]
 pub use gpu::adapters;

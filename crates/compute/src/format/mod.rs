@@ -9,6 +9,7 @@ mod block_scaled;
 pub(crate) mod blocks;
 mod file_layout;
 mod plain;
+mod scaled_blocks;
 
 use std::fmt;
 
@@ -22,6 +23,7 @@ pub use self::{
     blocks::BlockType,
     file_layout::FileLayout,
     plain::Scalar,
+    scaled_blocks::ScaledBlocks,
 };
 use crate::Error;
 
@@ -39,6 +41,8 @@ pub enum Format {
     BlockScaled(BlockScaled),
     /// Blocks of ggml, in one plane.
     Blocks(BlockType),
+    /// Blocks of ggml, and a factor on the whole matrix.
+    ScaledBlocks(ScaledBlocks),
 }
 
 /// Weights that share a scale.
@@ -158,7 +162,14 @@ impl Format {
     /// The table: every format that conformance tests and benchmarks walk, by family. Formats that
     /// differ only in the type of scales follow each other's family, bf16 first.
     pub fn all() -> Vec<Self> {
-        [affine::formats(), block_scaled::formats(), blocks::formats(), plain::formats()].concat()
+        [
+            affine::formats(),
+            block_scaled::formats(),
+            blocks::formats(),
+            scaled_blocks::formats(),
+            plain::formats(),
+        ]
+        .concat()
     }
 
     /// The format's row of the table.
@@ -168,6 +179,7 @@ impl Format {
             Format::Affine(affine) => affine,
             Format::BlockScaled(scaled) => scaled,
             Format::Blocks(kind) => kind,
+            Format::ScaledBlocks(scaled) => scaled,
         }
     }
 

@@ -2,7 +2,8 @@
 
 use moeflux_compute::{
     Activation, Affine, Bank, BlockScaled, BlockType, Error, ExpertGroups, ExpertShape, ExpertUse,
-    ExpertUses, Format, Isa, MatrixShape, Op, Router, Scalar, Scoring, SharedChoice, Slot, View,
+    ExpertUses, Format, Isa, MatrixShape, Op, Router, Scalar, ScaledBlocks, Scoring, SharedChoice,
+    Slot, View,
 };
 
 use crate::harness::{AFFINE4, DevicePair, Random, bits, device, encode, is_full, sample_formats};
@@ -469,7 +470,9 @@ fn many_rows_of_every_format() {
                     (2 * usize::from(group), 3 * usize::from(group))
                 }
                 Format::Plain(_) => (67, 45),
-                Format::Blocks(kind) => (kind.block_weights(), kind.block_weights()),
+                Format::Blocks(kind) | Format::ScaledBlocks(ScaledBlocks(kind)) => {
+                    (kind.block_weights(), kind.block_weights())
+                }
                 Format::BlockScaled(BlockScaled { element, .. }) if element.bits() == 8 => (67, 45),
                 Format::BlockScaled(_) => (70, 46),
             };

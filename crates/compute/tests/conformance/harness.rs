@@ -311,8 +311,7 @@ impl DevicePair {
 
     /// Whether the fast path rounds activations in a GEMV with weights of this format.
     pub(crate) fn rounds_activations(&self, format: Format) -> bool {
-        let blocks_on_gpu = matches!(format, Format::Blocks(_)) && self.is_fast_gpu();
-        blocks_on_gpu || format.codec().activations() == ActivationType::Int8
+        format.codec().activations() == ActivationType::Int8
     }
 
     /// Whether the fast path rounds activations in a GEMM with weights of this format.

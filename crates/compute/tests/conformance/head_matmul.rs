@@ -1,7 +1,8 @@
 //! HeadMatMul: every format, plain and transposed.
 
 use moeflux_compute::{
-    Affine, BlockScaled, Format, HeadMatrix, HeadRows, Isa, MatrixShape, Op, Scalar, View,
+    Affine, BlockScaled, Format, HeadMatrix, HeadRows, Isa, MatrixShape, Op, Scalar, ScaledBlocks,
+    View,
 };
 
 use crate::harness::{AFFINE4, DevicePair, Random, bits, bytes, device, read};
@@ -17,7 +18,9 @@ fn every_format_in_both_directions() {
                     block_cols as usize * (1 + i % 3)
                 }
                 Format::Plain(_) => [1, 7, 64, 129][i % 4],
-                Format::Blocks(kind) => kind.block_weights() * (1 + i % 3),
+                Format::Blocks(kind) | Format::ScaledBlocks(ScaledBlocks(kind)) => {
+                    kind.block_weights() * (1 + i % 3)
+                }
             };
             let (heads, rows) = ([1, 3, 5][i % 3], [1, 2, 7][i / 3 % 3]);
             let head_rows = [

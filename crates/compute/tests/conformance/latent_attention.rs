@@ -2,7 +2,7 @@
 
 use moeflux_compute::{
     Affine, BlockScaled, Format, HeadMatrix, HeadRows, Isa, KV_BLOCK, MatrixShape, Op, Scalar,
-    Span, State, StateShape, View,
+    ScaledBlocks, Span, State, StateShape, View,
 };
 
 use crate::harness::{AFFINE4, DevicePair, Random, bits, bytes, device, read};
@@ -144,7 +144,9 @@ fn every_format_in_both_directions() {
                 Format::Affine(Affine { group, .. }) => group as usize,
                 Format::BlockScaled(BlockScaled { block_cols, .. }) => block_cols as usize,
                 Format::Plain(_) => [1, 7, 64][i % 3],
-                Format::Blocks(kind) => kind.block_weights(),
+                Format::Blocks(kind) | Format::ScaledBlocks(ScaledBlocks(kind)) => {
+                    kind.block_weights()
+                }
             };
             let (latent, rows) = (unit * (1 + i % 2), [1, 2, 5, 18][i % 4]);
             let (heads, rope) = ([1, 3][i % 2], [0, 2, 5][i % 3]);

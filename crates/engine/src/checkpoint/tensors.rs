@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use moeflux_compute::{Affine, BlockType, FileLayout, Format, MatrixShape, Scalar};
+use moeflux_compute::{Affine, BlockType, FileLayout, Format, MatrixShape, Scalar, ScaledBlocks};
 use serde_json::Value;
 
 use super::{
@@ -213,15 +213,43 @@ impl Checkpoint {
             "U32" => self.affine_stack(request, t),
             "F8_E4M3" => self.fp8_stack(request, t),
             kind => {
-                let block = BlockType::from_type_name(kind).filter(|_| self.gguf.is_some());
-                let format = match block {
-                    Some(block) => Format::Blocks(block),
-                    None => Format::Plain(self.scalar(weight, t)?),
-                };
                 self.check_shape(weight, t, &request.tensor_shape(&[rows, cols]))?;
-                self.build_stack(request, format, &[t])
+                match BlockType::from_type_name(kind).filter(|_| self.gguf.is_some()) {
+                    Some(block) => self.block_stack(request, block, t),
+                    None => {
+                        let format = Format::Plain(self.scalar(weight, t)?);
+                        let factor = format!("{name}.scale");
+                        if self.gguf.is_some() && self.has(&factor) {
+                            let problem = format!("factors on {} are not read", t.dtype);
+                            return Err(self.tensor_error(&factor, &problem));
+                        }
+                        self.build_stack(request, format, &[t])
+                    }
+                }
             }
         }
+    }
+
+    /// Blocks of ggml, with the factors that may be beside them: an f32 for each matrix.
+    fn block_stack(
+        &self,
+        request: &MatrixRequest<'_>,
+        block: BlockType,
+        t: &TensorInfo,
+    ) -> Result<MatrixStack, Error> {
+        let name = format!("{}.scale", request.name);
+        let Some(factors) = self.tensors.get(&name) else {
+            return self.build_stack(request, Format::Blocks(block), &[t]);
+        };
+        let count = request.count.unwrap_or(1);
+        if factors.dtype != Scalar::F32.name() || factors.bytes != 4 * count as u64 {
+            let problem = format!(
+                "it has {} bytes of {}, not an F32 for each of {count} matrices",
+                factors.bytes, factors.dtype
+            );
+            return Err(self.tensor_error(&name, &problem));
+        }
+        self.build_stack(request, Format::ScaledBlocks(ScaledBlocks(block)), &[t, factors])
     }
 
     /// MLX affine quantisation: `.weight` of packed quants, `.scales` and `.biases`.

@@ -167,6 +167,7 @@ fn plane_values(format: Format, i: usize) -> Option<PlaneValues> {
             Element::E2M1 => None,
             element => Some(PlaneValues::Element(element)),
         },
+        (Format::ScaledBlocks(_), 1) => Some(PlaneValues::Plain(Scalar::F32)),
         (Format::BlockScaled(scaled), 1) => Some(PlaneValues::Scale(scaled.scale)),
         _ => None,
     }

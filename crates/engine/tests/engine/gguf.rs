@@ -405,6 +405,63 @@ fn the_same_model_in_odd_layouts_has_the_same_logits() {
     matches(&path, &golden, &exact("cpu"));
 }
 
+/// Doubles or halves the weights of Q8_0 tensors by matrix, and puts the factors that undo it
+/// beside them.
+fn with_factors(base: &GgufParts) -> GgufParts {
+    let mut parts = base.clone();
+    parts.tensors.clear();
+    for mut tensor in base.tensors.iter().cloned() {
+        let count = tensor.dims.get(2).copied().unwrap_or(1) as usize;
+        let is_row_table = tensor.name == b"token_embd.weight";
+        let mut factors = Vec::new();
+        if tensor.kind == 8 && !is_row_table {
+            let bytes = tensor.data.len() / count;
+            for (i, matrix) in tensor.data.chunks_exact_mut(bytes).enumerate() {
+                let power = [2.0, 0.5, 4.0][i % 3];
+                for block in matrix.chunks_exact_mut(34) {
+                    let scale = half::f16::from_le_bytes([block[0], block[1]]).to_f32() * power;
+                    block[..2].copy_from_slice(&half::f16::from_f32(scale).to_le_bytes());
+                }
+                factors.extend(power.recip().to_le_bytes());
+            }
+        }
+        let name = tensor.name.strip_suffix(b"weight").map(|name| [name, b"scale"].concat());
+        parts.tensors.push(tensor.clone());
+        if let (Some(name), false) = (name, factors.is_empty()) {
+            let dims = vec![count as u64];
+            let ignored = [name.strip_suffix(b"scale").unwrap(), b"input_scale"].concat();
+            let factor = Tensor { name, dims, kind: 0, data: factors, offset: None };
+            parts.tensors.push(Tensor {
+                name: ignored,
+                data: vec![255; 4 * count],
+                ..factor.clone()
+            });
+            parts.tensors.push(factor);
+        }
+    }
+    parts
+}
+
+#[test]
+fn factors_beside_tensors_multiply_the_weights() {
+    let golden = GgufGolden::read(&tiny());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let parts = with_factors(&base());
+    fs::write(&path, parts.write()).unwrap();
+    for device in ["reference", "cpu"] {
+        matches(&path, &golden, &exact(device));
+    }
+    let name = "blk.0.ffn_up_exps.scale";
+    let short = parts.tensor(name, |t| (t.dims, t.data) = (vec![1], vec![0; 4]));
+    let other = parts.tensor(name, |t| (t.kind, t.data) = (1, vec![0; 8]));
+    for (wrong, part) in [(short, "4 bytes of F32"), (other, "bytes of F16")] {
+        fs::write(&path, wrong.write()).unwrap();
+        let said = refusal(&path);
+        assert!(said.contains("up_proj.scale") && said.contains(part), "{said}");
+    }
+}
+
 /// Two parts of the model, under the names of parts.
 fn split(base: &GgufParts) -> [GgufParts; 2] {
     let keys = |number: u16| {

@@ -66,6 +66,7 @@ pub(super) fn cpu_codec(format: &Format) -> &dyn CpuCodec {
         Format::Affine(affine) => affine,
         Format::BlockScaled(scaled) => scaled,
         Format::Blocks(kind) => kind,
+        Format::ScaledBlocks(scaled) => scaled,
     }
 }
 

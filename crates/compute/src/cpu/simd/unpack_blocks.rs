@@ -8,7 +8,28 @@ use super::{
     gemm_f32::TILE_ROWS,
     unpack_plain::PlainRows,
 };
-use crate::{BlockType, Codec, Scalar};
+use crate::{BlockType, Codec, Scalar, ScaledBlocks};
+
+/// Columns of a row of blocks.
+fn columns(kind: BlockType, [blocks, ..]: RowPlanes<'_>) -> usize {
+    blocks.len() / kind.block_bytes() * kind.block_weights()
+}
+
+/// Dequantizes at least one row of `cols` columns to `room`, as an operand.
+fn dequantized_rows<'a>(
+    codec: &dyn Codec,
+    cols: usize,
+    rows: &[RowPlanes<'_>],
+    room: &'a mut [f32],
+) -> RowFormat<'a> {
+    for (row, out) in rows.iter().zip(room.chunks_exact_mut(cols.max(1))) {
+        codec.dequantize(*row, &mut out[..cols]);
+    }
+    let values: &[u8] = bytemuck::cast_slice(room);
+    let (size, count) = (cols * Scalar::F32.bytes(), rows.len());
+    let rows = std::array::from_fn(|i| &values[i.min(count - 1) * size..][..size]);
+    RowFormat::Float(PlainRows { scalar: Scalar::F32, rows, count })
+}
 
 impl CpuCodec for BlockType {
     fn quant_layout(&self, _cols: usize) -> Option<QuantLayout> {
@@ -22,15 +43,29 @@ impl CpuCodec for BlockType {
         count: usize,
         room: &'a mut [f32],
     ) -> RowFormat<'a> {
-        let [blocks, ..] = rows[0];
-        let cols = blocks.len() / self.block_bytes() * self.block_weights();
-        for (row, out) in rows.iter().zip(room.chunks_exact_mut(cols.max(1))).take(count) {
-            self.dequantize(*row, &mut out[..cols]);
-        }
-        let values: &[u8] = bytemuck::cast_slice(room);
-        let size = cols * Scalar::F32.bytes();
-        let rows = std::array::from_fn(|i| &values[i.min(count - 1) * size..][..size]);
-        RowFormat::Float(PlainRows { scalar: Scalar::F32, rows, count })
+        dequantized_rows(self, columns(*self, rows[0]), &rows[..count], room)
+    }
+
+    fn dequantize_row(
+        &self,
+        _kernels: Kernels,
+        row: RowPlanes<'_>,
+        _scales: &mut [f32],
+        out: &mut [f32],
+    ) {
+        self.dequantize(row, out);
+    }
+}
+
+impl CpuCodec for ScaledBlocks {
+    fn packed_rows<'a>(
+        &self,
+        _kernels: Kernels,
+        rows: [RowPlanes<'a>; TILE_ROWS],
+        count: usize,
+        room: &'a mut [f32],
+    ) -> RowFormat<'a> {
+        dequantized_rows(self, columns(self.0, rows[0]), &rows[..count], room)
     }
 
     fn dequantize_row(

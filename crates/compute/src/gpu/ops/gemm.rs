@@ -368,7 +368,7 @@ fn is_word_aligned(shape: MatrixShape, weights: u32) -> bool {
     let whole = match shape.format {
         Format::Affine(Affine { bits, .. }) => bits % 4 == 0,
         Format::Plain(_) | Format::BlockScaled(_) => true,
-        Format::Blocks(_) => false,
+        Format::Blocks(_) | Format::ScaledBlocks(_) => false,
     };
     whole && weights.is_multiple_of(4) && shape.format.row_bytes(shape.cols).is_multiple_of(4)
 }

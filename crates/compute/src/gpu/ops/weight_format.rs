@@ -2,7 +2,7 @@
 
 use super::Constants;
 use crate::{
-    Affine, BlockScale, BlockScaled, BlockType, Element, Format, MatrixShape, Scalar,
+    Affine, BlockScale, BlockScaled, BlockType, Element, Format, MatrixShape, Scalar, ScaledBlocks,
     format::PerPlane,
 };
 
@@ -17,6 +17,14 @@ const fn scalar_code(scalar: Scalar) -> u32 {
 
 /// `ELEMENT` of the first block type of ggml; the others follow in their order.
 const FIRST_BLOCK_TYPE: u32 = 16;
+
+/// `SCALE` of block types with an f32 for the whole matrix.
+const ONE_FACTOR: u32 = 5;
+
+/// `ELEMENT` of a block type.
+const fn block_code(kind: BlockType) -> u32 {
+    FIRST_BLOCK_TYPE + kind as u32
+}
 
 /// `BIAS_SCALAR` of expert kernels and `BIAS` of `gemm_tile.wgsl`: source of the bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,12 +95,15 @@ impl Constants {
                 };
                 (element, bits, block_cols.into(), block_rows.into(), scale)
             }
-            Format::Blocks(kind) => {
-                (FIRST_BLOCK_TYPE + kind as u32, 0, kind.block_weights() as u32, 1, 0)
+            Format::Blocks(kind) => (block_code(kind), 0, kind.block_weights() as u32, 1, 0),
+            Format::ScaledBlocks(ScaledBlocks(kind)) => {
+                (block_code(kind), 0, kind.block_weights() as u32, 1, ONE_FACTOR)
             }
         };
         let block_bytes = match format {
-            Format::Blocks(kind) => kind.block_bytes() as u32,
+            Format::Blocks(kind) | Format::ScaledBlocks(ScaledBlocks(kind)) => {
+                kind.block_bytes() as u32
+            }
             _ => 0,
         };
         self.with("ELEMENT", element)
@@ -146,6 +157,8 @@ impl Block32 {
             Format::Affine(Affine { bits: 8, .. }) => Block32::Q8,
             Format::Affine(_) => Block32::Q,
             Format::Blocks(kind) => Self::for_block_type(kind),
+            // Weights are read one at a time.
+            Format::ScaledBlocks(_) => return None,
             Format::BlockScaled(BlockScaled { element, block_cols, scale, .. }) => {
                 let whole = block_cols.is_multiple_of(32);
                 match element {

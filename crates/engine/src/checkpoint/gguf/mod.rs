@@ -115,14 +115,12 @@ impl GgufModel {
         for (name, info) in &found {
             let has = |name: &str| found.contains_key(name);
             let hub = names::hub_name(name, architecture.rows, has);
-            if hub.is_none() && name.ends_with(".scale") {
-                let (tensor, path) = (name.clone(), files[info.file as usize].path().into());
-                let problem = "factors of weights are not read".into();
-                return Err(Error::Tensor { tensor, path, problem });
-            }
             match names::fused_projections(name, has) {
                 Some(names) => {
-                    let parts = split_projections(info, &config).ok_or_else(|| {
+                    let is_factor = name.ends_with(names::FACTOR);
+                    let same = || is_factor.then(|| [(); 3].map(|()| info.clone()));
+                    let parts = same().or_else(|| split_projections(info, &config));
+                    let parts = parts.ok_or_else(|| {
                         let (tensor, path) =
                             (name.clone(), files[info.file as usize].path().into());
                         let problem = "its rows are not those of queries, keys and values".into();

@@ -68,6 +68,9 @@ impl<'a> LayerName<'a> {
     }
 }
 
+/// Ending of a tensor that has a factor for each matrix of the weights beside it.
+pub(super) const FACTOR: &str = ".scale";
+
 /// Name of a tensor on the Hub; `None` if it is unknown. `rows` are those of the architecture, and
 /// `has` says whether a tensor exists in the file.
 pub(super) fn hub_name(name: &str, rows: &[NameRow], has: impl Fn(&str) -> bool) -> Option<String> {
@@ -76,8 +79,14 @@ pub(super) fn hub_name(name: &str, rows: &[NameRow], has: impl Fn(&str) -> bool)
     }
     let parts = LayerName::of(name)?;
     let is_fused = has(&format!("blk.{}.ffn_gate_up_exps.weight", parts.layer));
-    let rows = rows.iter().chain(is_fused.then_some(&FUSED_DOWN)).chain(&LAYER);
-    rows.into_iter().find_map(|row| parts.renamed(row))
+    let rows = || rows.iter().chain(is_fused.then_some(&FUSED_DOWN)).chain(&LAYER);
+    let hub = rows().find_map(|row| parts.renamed(row));
+    hub.or_else(|| {
+        let weight = format!("{}.weight", parts.tensor.strip_suffix(FACTOR)?);
+        let weight = LayerName { tensor: &weight, ..parts };
+        let hub = rows().find_map(|row| weight.renamed(row))?;
+        Some(format!("{}{FACTOR}", hub.strip_suffix(".weight").unwrap_or(&hub)))
+    })
 }
 
 /// Names on the Hub of queries, keys and values, if a tensor has all three.

@@ -325,7 +325,7 @@ const IQ4_ZERO: u8 = 127;
 
 #[cfg(test)]
 mod tests {
-    use super::{super::Kernels, *};
+    use super::{super::generic::Generic, *};
     use crate::{Format, MatrixShape, SplitMix64};
 
     /// Transcoded weights are the dequantized ones, except for rounding.
@@ -351,8 +351,8 @@ mod tests {
             let mut factors = [(); 2].map(|()| vec![f32::NAN; 2 * stride / Q8_GROUP]);
             let [scales, biases] = &mut factors;
             let mut room = TranscodedRoom { q: &mut q, scales, biases, stride };
-            // SAFETY: Simd contract: the table's ISA was detected.
-            unsafe { (Kernels::best().0.transcode)(rows, &mut room) }
+            // SAFETY: Generic needs no instruction set.
+            unsafe { transcode::<Generic>(rows, &mut room) }
             let mut weights = vec![0.0; cols];
             let range = match range_bits(kind) {
                 4 => 32,

@@ -1,7 +1,7 @@
 // Weights of any format and alignment, one at a time. Specification: `Format::dequantize`.
 // ELEMENT: 0 f32, 1 f16, 2 bf16, 3 affine quants of BITS bits, 4 e2m1, 5 e4m3; the codes of
-// block_types.wgsl. SCALE: 0 f32, 1 f16, 2 bf16, 3 e8m0, 4 e4m3. BLOCK_COLS, BLOCK_ROWS: weights
-// that share a scale (and, of quants, a bias). Block types of ggml: BLOCK_COLS weights take
+// block_types.wgsl. SCALE: 0 f32, 1 f16, 2 bf16, 3 e8m0, 4 e4m3; 5 one f32 for a matrix of blocks of
+// ggml. BLOCK_COLS, BLOCK_ROWS: weights that share a scale (and, of quants, a bias). Block types of ggml: BLOCK_COLS weights take
 // BLOCK_BYTES bytes.
 // needs: codec/any_block
 // constants: BITS, BLOCK_BYTES, BLOCK_COLS, BLOCK_ROWS, ELEMENT, SCALE
@@ -68,7 +68,11 @@ fn no_contract(x: f32) -> f32 {
 fn weight_at(m: Matrix, row: u32, i: u32) -> f32 {
     let byte = m.weights + row * m.row_bytes;
     if (ELEMENT < 3u) { return scalar_at(ELEMENT, byte, i); }
-    if (ELEMENT >= Q4_0) { return block_weight(byte + i / BLOCK_COLS * BLOCK_BYTES, i % BLOCK_COLS); }
+    if (ELEMENT >= Q4_0) {
+        let weight = block_weight(byte + i / BLOCK_COLS * BLOCK_BYTES, i % BLOCK_COLS);
+        if (SCALE == 5u) { return no_contract(weight) * scalar_at(0u, m.scales, 0u); }
+        return weight;
+    }
     let scales = row / BLOCK_ROWS * m.scale_bytes;
     let scale = scalar_at(SCALE, m.scales + scales, i / BLOCK_COLS);
     if (ELEMENT == 3u) {
