@@ -543,6 +543,9 @@ fn write_plan(
                 LineName::Dense => "dense weights".to_owned(),
                 LineName::State => format!("state of {} positions", plan.context),
                 LineName::Scratch => format!("scratch for {} rows", plan.chunk),
+                LineName::Slots if pool.slots_by_size().len() > 1 => {
+                    format!("{} slots of {}", line.count, units::memory(line.each))
+                }
                 LineName::Slots => format!("{} slots, of {experts} experts", line.count),
                 LineName::Marks => continue,
             };

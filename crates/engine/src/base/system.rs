@@ -19,6 +19,12 @@ const SYSTEM_ENTRIES: [&str; 14] = [
     ".directory",
 ];
 
+/// Rounds up to whole pages, as every buffer is a separate mapping.
+pub(crate) fn page_align(bytes: u64) -> u64 {
+    const PAGE: u64 = if cfg!(target_os = "macos") { 16384 } else { 4096 };
+    bytes.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX)
+}
+
 /// Whether a folder's entry is the system's: see [`SYSTEM_ENTRIES`], the trash of a disk, and
 /// AppleDouble files.
 pub(crate) fn is_system_entry(name: &std::ffi::OsStr) -> bool {

@@ -2,7 +2,7 @@
 //!
 //! `cache` maps experts to slots, `policy` picks the slot to evict, `prefetch` predicts the next
 //! layer's experts, `io` reads their bytes, `source` has their file locations, `tier` holds the
-//! slots of one kind of memory; `counters` counts uses and hits, `trace` records routing, `probe`
+//! slots of one kind of memory, `slot_classes` says of which sizes; `counters` counts uses and hits, `trace` records routing, `probe`
 //! measures disk and memory. Must not know: sessions, the memory plan.
 
 pub(crate) mod cache;
@@ -11,6 +11,7 @@ pub(crate) mod io;
 pub(crate) mod policy;
 pub(crate) mod prefetch;
 pub(crate) mod probe;
+pub(crate) mod slot_classes;
 pub(crate) mod source;
 pub(crate) mod tier;
 pub(crate) mod trace;

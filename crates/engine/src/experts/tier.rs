@@ -4,6 +4,7 @@ use moeflux_compute::{Bank, BankPlace, Device, Slot, Ticket};
 
 use super::{
     policy::{Policy, PolicyKind},
+    slot_classes::SlotClasses,
     source::{ExpertId, ExpertSource},
 };
 use crate::base::error::Error;
@@ -44,58 +45,58 @@ impl SlotState {
 }
 
 /// Size of a tier.
-#[derive(Clone, Copy)]
-pub(crate) struct TierSize {
-    /// Slots for routed experts.
-    pub(crate) slots: usize,
-    /// Slots for fused shared experts.
-    pub(crate) shared: usize,
-    /// Bytes of a slot.
-    pub(crate) slot_bytes: usize,
+pub(crate) struct TierSize<'a> {
+    /// Sizes of slots.
+    pub(crate) classes: &'a SlotClasses,
+    /// Slots for routed experts, by class.
+    pub(crate) slots: &'a [usize],
+    /// Whether there are slots for fused shared experts.
+    pub(crate) has_shared: bool,
 }
 
-/// Slots in one kind of memory, in as many banks as the device needs, and the experts in them.
-pub(crate) struct Tier {
+/// Slots of one size, and the policy that evicts from them.
+struct ClassSlots {
+    /// The first slot; the class has those up to the next one's.
+    first: usize,
+    /// In as many banks as the device needs.
     banks: Vec<Bank>,
     /// Slots per bank; the last bank may have fewer. Some slots for shared experts follow them in
     /// each bank.
     slots_per_bank: usize,
     /// Slots of shared experts: each in the bank of its layer, if experts are loaded in file order.
-    pub(super) shared: Vec<Slot>,
-    pub(super) states: Vec<SlotState>,
-    pub(super) policy: Box<dyn Policy>,
-    /// By layer and expert: the slot, or [`NONE`].
-    pub(super) slots: Vec<Vec<u32>>,
-    /// By layer: number of experts in filled slots.
-    filled: Vec<usize>,
-    /// By layer: key of its first expert, which is its index among all experts of the model.
-    first_keys: Vec<usize>,
+    shared: Vec<Slot>,
+    policy: Box<dyn Policy>,
+    /// Bytes of a slot.
+    bytes: u64,
     /// Empty slots; the last one is used next.
     empty: Vec<u32>,
-    /// The layer that was prefetched last, and the number of its experts that were requested. They
-    /// are not evicted until they are used or another layer is prefetched.
-    pub(super) prefetch_layer: usize,
-    pub(super) prefetch_count: usize,
 }
 
-impl Tier {
+/// Number and size of the slots of a class.
+struct ClassSize {
+    first: usize,
+    count: usize,
+    shared: usize,
+    bytes: usize,
+    /// Number of experts of its largest layer.
+    layer: usize,
+}
+
+impl ClassSlots {
     /// Allocates the banks. A bank that has room for a layer holds whole layers, so that experts
     /// loaded in file order share a bank.
-    pub(crate) fn new(
+    fn new(
         device: &mut dyn Device,
-        source: &ExpertSource,
-        size: TierSize,
+        size: &ClassSize,
         place: BankPlace,
-        policy: PolicyKind,
+        policy: Box<dyn Policy>,
     ) -> Result<Self, Error> {
-        let TierSize { slots: count, shared, slot_bytes } = size;
+        let &ClassSize { first, count, shared, bytes, layer } = size;
         let context = || match place {
             BankPlace::Card => format!("{count} slots for experts on the card"),
             BankPlace::Host => format!("{count} slots for experts"),
         };
-        let experts = || source.layers().iter().map(|l| l.as_ref().map_or(0, |l| l.count));
-        let layer = experts().max().unwrap_or(0);
-        let max_slots = device.bank_slots(slot_bytes).max(1);
+        let max_slots = device.bank_slots(bytes).max(1);
         let slots_per_bank = match max_slots / (layer + usize::from(shared > 0)).max(1) {
             _ if max_slots >= count + shared => count,
             0 => max_slots - usize::from(shared > 0),
@@ -117,7 +118,7 @@ impl Tier {
                 Some((bank, slots(bank) + shared_in[bank] - 1))
             })
             .collect();
-        let mut bank = |slots| device.bank(slots, slot_bytes, place).map_err(Error::at(context));
+        let mut bank = |slots| device.bank(slots, bytes, place).map_err(Error::at(context));
         let banks = shared_in.iter().enumerate().map(|(i, shared)| bank(slots(i) + shared));
         let banks = banks.collect::<Result<Vec<Bank>, Error>>()?;
         let slot = |bank, index: usize| Slot { bank, index: index as u32 };
@@ -128,30 +129,118 @@ impl Tier {
             let other = bank(left)?;
             shared_slots.extend((0..left).map(|index| slot(other, index)));
         }
+        let empty = (first as u32..(first + count) as u32).rev().collect();
+        let (shared, bytes) = (shared_slots, bytes as u64);
+        Ok(Self { first, banks, slots_per_bank, shared, policy, bytes, empty })
+    }
+
+    /// The device's id of a slot.
+    fn slot(&self, slot: u32) -> Slot {
+        let slot = slot as usize - self.first;
+        Slot {
+            bank: self.banks[slot / self.slots_per_bank],
+            index: (slot % self.slots_per_bank) as u32,
+        }
+    }
+}
+
+/// Slots in one kind of memory, and the experts in them. Classes evict separately.
+pub(crate) struct Tier {
+    classes: Vec<ClassSlots>,
+    /// By layer: index of its class.
+    class_of: Vec<usize>,
+    pub(super) states: Vec<SlotState>,
+    /// By layer and expert: the slot, or [`NONE`].
+    pub(super) slots: Vec<Vec<u32>>,
+    /// By layer: number of experts in filled slots.
+    filled: Vec<usize>,
+    /// By layer: key of its first expert, which is its index among all experts of the class.
+    first_keys: Vec<usize>,
+    /// The layer that was prefetched last, and the number of its experts that were requested. They
+    /// are not evicted until they are used or another layer is prefetched.
+    pub(super) prefetch_layer: usize,
+    pub(super) prefetch_count: usize,
+}
+
+impl Tier {
+    /// Allocates the slots.
+    pub(crate) fn new(
+        device: &mut dyn Device,
+        source: &ExpertSource,
+        size: TierSize<'_>,
+        place: BankPlace,
+        policy: PolicyKind,
+    ) -> Result<Self, Error> {
+        let experts = || source.layers().iter().map(|l| l.as_ref().map_or(0, |l| l.count));
+        let class_of = size.classes.of_layers().to_vec();
+        let mut keys = vec![0; size.slots.len()];
+        let first_keys = experts().zip(&class_of).map(|(count, class)| {
+            let first = keys[*class];
+            keys[*class] += count;
+            first
+        });
+        let first_keys = first_keys.collect();
+        let (mut classes, mut first) = (Vec::new(), 0);
+        for (i, (class, count)) in size.classes.iter().zip(size.slots.iter().copied()).enumerate() {
+            let layers = experts().zip(&class_of).filter(|(_, class)| **class == i);
+            let shared = if size.has_shared { class.shared } else { 0 };
+            let (bytes, layer) = (class.bytes as usize, layers.map(|(count, _)| count).max());
+            let layer = layer.unwrap_or(0);
+            let size = ClassSize { first, count, shared, bytes, layer };
+            let policy = policy.create(count, keys[i]);
+            classes.push(ClassSlots::new(device, &size, place, policy)?);
+            first += count;
+        }
         Ok(Self {
-            banks,
-            slots_per_bank,
-            shared: shared_slots,
-            states: vec![SlotState::EMPTY; count],
-            policy: policy.create(count, experts().sum()),
+            classes,
+            class_of,
+            states: vec![SlotState::EMPTY; first],
             slots: experts().map(|count| vec![NONE; count]).collect(),
             filled: vec![0; source.layers().len()],
-            first_keys: experts()
-                .scan(0, |next, count| Some(std::mem::replace(next, *next + count)))
-                .collect(),
-            empty: (0..count as u32).rev().collect(),
+            first_keys,
             prefetch_layer: 0,
             prefetch_count: 0,
         })
     }
 
+    /// The class of a slot.
+    fn class(&mut self, slot: u32) -> &mut ClassSlots {
+        let class = self.class_index(slot);
+        &mut self.classes[class]
+    }
+
+    fn class_index(&self, slot: u32) -> usize {
+        self.classes.partition_point(|class| class.first <= slot as usize).saturating_sub(1)
+    }
+
+    /// Slots for the experts of a layer, and of all others of its class.
+    fn class_of_layer(&self, layer: usize) -> &ClassSlots {
+        &self.classes[self.class_of[layer]]
+    }
+
+    /// Number of slots that an expert of a layer may take.
+    pub(super) fn slots_for(&self, layer: usize) -> usize {
+        let class = self.class_of[layer];
+        let end = self.classes.get(class + 1).map_or(self.states.len(), |next| next.first);
+        end - self.classes[class].first
+    }
+
+    /// A slot that an expert of a layer may take.
+    pub(super) fn any_slot(&self, layer: usize) -> Slot {
+        let class = self.class_of_layer(layer);
+        class.slot(class.first as u32)
+    }
+
+    /// Slots of the shared experts of layers, in this order.
+    pub(super) fn shared_slots(&self, layers: impl IntoIterator<Item = usize>) -> Vec<Slot> {
+        let mut left: Vec<_> = self.classes.iter().map(|class| class.shared.iter()).collect();
+        let slots = layers.into_iter().filter_map(|layer| left[self.class_of[layer]].next());
+        slots.copied().collect()
+    }
+
     /// The device's id of a slot.
     pub(super) fn slot(&self, slot: u32) -> Slot {
-        let slot = slot as usize;
-        Slot {
-            bank: self.banks[slot / self.slots_per_bank],
-            index: (slot % self.slots_per_bank) as u32,
-        }
+        self.classes[self.class_index(slot)].slot(slot)
     }
 
     /// Slot of an expert that is in memory.
@@ -166,25 +255,38 @@ impl Tier {
         (slot != NONE && self.states[slot as usize].filling).then_some(slot)
     }
 
-    /// Slot to fill next: an empty one, or the policy's victim.
-    pub(super) fn victim(&mut self) -> Option<u32> {
+    /// Slot to fill next with an expert of a layer: an empty one, or the policy's victim.
+    pub(super) fn victim(&mut self, layer: usize) -> Option<u32> {
+        let Self { classes, class_of, states, prefetch_layer, .. } = self;
+        let ClassSlots { first, policy, empty, .. } = &mut classes[class_of[layer]];
         let is_protected =
-            |state: &SlotState| state.prefetched && state.layer as usize == self.prefetch_layer;
+            |state: &SlotState| state.prefetched && state.layer as usize == *prefetch_layer;
         let evictable = |slot: usize| {
-            let state = &self.states[slot];
+            let state = &states[*first + slot];
             state.pins == 0 && !state.filling && !is_protected(state)
         };
-        let evicted = || self.policy.victim(&evictable).map(|slot| slot as u32);
-        self.empty.last().copied().or_else(evicted)
+        let evicted = || policy.victim(&evictable).map(|slot| (*first + slot) as u32);
+        empty.last().copied().or_else(evicted)
     }
 
-    pub(super) fn has_empty(&self) -> bool {
-        !self.empty.is_empty()
+    /// Whether a slot for the experts of a layer is empty.
+    pub(super) fn has_empty(&self, layer: usize) -> bool {
+        !self.class_of_layer(layer).empty.is_empty()
+    }
+
+    /// Whether any slot is empty.
+    pub(super) fn has_any_empty(&self) -> bool {
+        self.classes.iter().any(|class| !class.empty.is_empty())
     }
 
     /// Empty slots.
-    pub(super) fn empty_slots(&self) -> impl ExactSizeIterator<Item = Slot> {
-        self.empty.iter().map(|slot| self.slot(*slot))
+    pub(super) fn empty_slots(&self) -> impl Iterator<Item = Slot> {
+        self.classes.iter().flat_map(|class| class.empty.iter().map(|slot| class.slot(*slot)))
+    }
+
+    /// Bytes of the empty slots.
+    pub(super) fn empty_bytes(&self) -> u64 {
+        self.classes.iter().map(|class| class.bytes * class.empty.len() as u64).sum()
     }
 
     /// Slots that hold an expert.
@@ -208,10 +310,12 @@ impl Tier {
             prefetched,
             ..SlotState::EMPTY
         };
-        if let Some(i) = self.empty.iter().rposition(|empty| *empty == slot) {
-            self.empty.swap_remove(i);
+        let key = self.first_keys[layer] + expert;
+        let class = self.class(slot);
+        if let Some(i) = class.empty.iter().rposition(|empty| *empty == slot) {
+            class.empty.swap_remove(i);
         }
-        self.policy.insert(slot as usize, self.first_keys[layer] + expert, prefetched);
+        class.policy.insert(slot as usize - class.first, key, prefetched);
     }
 
     /// Marks a slot as filled.
@@ -230,24 +334,43 @@ impl Tier {
         let layer = state.layer as usize;
         self.slots[layer][state.expert as usize] = NONE;
         self.filled[layer] -= usize::from(!state.filling);
-        self.policy.remove(slot as usize);
-        self.empty.push(slot);
+        let class = self.class(slot);
+        class.policy.remove(slot as usize - class.first);
+        class.empty.push(slot);
         Some(layer)
     }
 
     /// Retires a slot whose memory is lost: it is never filled again.
     pub(super) fn retire(&mut self, slot: u32) {
         self.clear(slot);
-        self.empty.retain(|empty| *empty != slot);
+        self.class(slot).empty.retain(|empty| *empty != slot);
         self.states[slot as usize].filling = true;
     }
 
     /// Pins a slot. Returns whether a prefetch loaded its expert and this is the first use.
     pub(super) fn pin(&mut self, slot: u32) -> bool {
+        self.hit(slot);
         let state = &mut self.states[slot as usize];
         state.pins += 1;
-        self.policy.hit(slot as usize);
         std::mem::take(&mut state.prefetched)
+    }
+
+    /// Counts a use of the expert in a slot.
+    fn hit(&mut self, slot: u32) {
+        let class = self.class(slot);
+        class.policy.hit(slot as usize - class.first);
+    }
+
+    /// Counts a use of all experts of a layer, which are in slots.
+    pub(super) fn hit_layer(&mut self, layer: usize) {
+        for expert in 0..self.slots[layer].len() {
+            self.hit(self.slots[layer][expert]);
+        }
+    }
+
+    /// Prefetched experts that have not been used were not needed.
+    pub(super) fn expire_prefetched(&mut self) {
+        self.classes.iter_mut().for_each(|class| class.policy.expire_prefetched());
     }
 
     pub(super) fn unpin(&mut self, slot: u32, ticket: Ticket) {

@@ -8,6 +8,7 @@ use crate::{
         system::{SystemMemory, has_graphics, physical_cores},
     },
     checkpoint::Checkpoint,
+    experts::slot_classes::SlotClasses,
     model::blueprint::Blueprint,
     runtime::plan::{MemoryPlan, MemoryRequest, host_budget},
     text::model_text::ModelText,
@@ -180,7 +181,8 @@ impl DeviceSelector<'_> {
             return Err(why.clone());
         }
         let working_set = blueprint.experts_per_token();
-        let least = MemoryPlan::dense_bytes(blueprint) + blueprint.experts_per_token_bytes();
+        let least = MemoryPlan::dense_bytes(blueprint, &SlotClasses::by_size(blueprint))
+            + blueprint.experts_per_token_bytes();
         let mib = |bytes: u64| bytes >> 20;
         if let Some(memory) = adapter.memory.filter(|memory| *memory < least) {
             let (has, needs) = (mib(memory), mib(least));

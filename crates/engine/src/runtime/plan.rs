@@ -7,13 +7,14 @@ use crate::{
     base::{
         error::{Error, PlanError},
         setters::setters,
-        system::SystemMemory,
+        system::{SystemMemory, page_align},
     },
     checkpoint::{Checkpoint, MatrixSource, READ_THREADS},
     experts::{
         cache::BOOKKEEPING_BYTES,
         io::{Access, PageCache, ReadOptions, reader_memory},
         probe::FilePages,
+        slot_classes::{SlotClasses, split},
     },
     model::blueprint::{Blueprint, MixerBlueprint},
     runtime::{
@@ -168,6 +169,8 @@ pub struct MemoryPlan {
     pub chunk: usize,
     /// Experts per token: MoE layers times k. With fewer slots the cache cannot hit.
     pub working_set: usize,
+    /// Sizes of slots.
+    slot_classes: SlotClasses,
 }
 
 /// Plan in the JSON of reports: one level of keys, which saved runs share.
@@ -181,6 +184,7 @@ struct PlanRecord {
     state: u64,
     marks: u64,
     scratch: u64,
+    /// The mean, where experts differ in size.
     slot: u64,
     slots: usize,
     /// Zero if the device uses host memory.
@@ -269,10 +273,28 @@ impl MemoryPlan {
         }
     }
 
+    /// Plans slots by the sizes of experts, or of one size where a budget is so small that those of
+    /// a layer would not fit.
     fn with_all(
         blueprint: &Blueprint,
         request: &MemoryRequest,
         device: &dyn Device,
+    ) -> Result<Self, Error> {
+        let by_size = SlotClasses::by_size(blueprint);
+        if by_size.iter().len() > 1
+            && let Ok(plan) = Self::with_slots(blueprint, request, device, by_size)
+            && plan.pools.iter().all(|pool| plan.slot_classes.hold_a_layer(&pool.slots_by_size()))
+        {
+            return Ok(plan);
+        }
+        Self::with_slots(blueprint, request, device, SlotClasses::single(blueprint))
+    }
+
+    fn with_slots(
+        blueprint: &Blueprint,
+        request: &MemoryRequest,
+        device: &dyn Device,
+        classes: SlotClasses,
     ) -> Result<Self, Error> {
         let system = SystemMemory::now();
         let budget = host_budget(request, &system);
@@ -317,8 +339,8 @@ impl MemoryPlan {
                 .reader
                 .unwrap_or_else(|| reader_memory(&ReadOptions::default(), blueprint, 1))
             + device.driver_bytes();
-        let dense = Self::dense_bytes(blueprint);
-        let slot = page_align(blueprint.slot_bytes() as u64);
+        let dense = Self::dense_bytes(blueprint, &classes);
+        let slot = classes.largest();
         if slot > 0 && device.bank_slots(slot as usize) == 0 {
             return Err(PlanError::ExpertTooLarge { bytes: slot }.into());
         }
@@ -350,8 +372,9 @@ impl MemoryPlan {
             fastest.push(LineName::State, state);
             fastest.push(LineName::Marks, 0);
             fastest.push(LineName::Scratch, scratch);
-            let slots = PoolLine { name: LineName::Slots, each: slot, count: 0 };
-            pools.iter_mut().for_each(|pool| pool.lines.push(slots));
+            let slots = |bytes| PoolLine { name: LineName::Slots, each: bytes, count: 0 };
+            let slots = || classes.iter().map(|class| slots(class.bytes));
+            pools.iter_mut().for_each(|pool| pool.lines.extend(slots()));
             Ok(Self {
                 pools,
                 holds_all: false,
@@ -360,8 +383,10 @@ impl MemoryPlan {
                 context_shrunk: context < wanted,
                 chunk: rows,
                 working_set,
+                slot_classes: classes.clone(),
             })
         };
+        let experts = classes.experts();
         let (need, all) = (blueprint.max_top_k(), blueprint.experts());
         let mut best = plan(wanted)?;
         if request.context.is_none() {
@@ -372,7 +397,8 @@ impl MemoryPlan {
             let left = pool.budget.saturating_sub(loaded);
             let is_crowded = |pool: &Pool| {
                 let (state, scratch) = (pool.bytes(LineName::State), pool.bytes(LineName::Scratch));
-                pool.slots_within() < all && state.saturating_add(scratch) > left / 4
+                let slots = classes.slots_within(pool.room(), &experts);
+                slots < all && state.saturating_add(scratch) > left / 4
             };
             while is_crowded(best.fastest()) && best.context / 2 >= MIN_CONTEXT.min(wanted) {
                 best = plan(best.context / 2)?;
@@ -383,16 +409,20 @@ impl MemoryPlan {
             share.min(best.bytes(LineName::State) / sessions as u64)
         });
         best.fastest_mut().set_bytes(LineName::Marks, marks);
-        let most = best.fastest().slots_within().min(all);
+        let most = classes.slots_within(best.fastest().room(), &experts);
         let (slots, in_place) = (request.slots.unwrap_or(most), memory.is_none_or(|m| m.in_place));
         let mut found_on_host = 0;
         if card_budget.is_some() {
             let least = MIN_HOST_SLOTS.min(all);
-            best.host_mut().set_slots(least);
+            best.host_mut().set_slots(&split(least, &experts));
             if best.host().total() > budget {
                 return Err(best.host_too_small(request).into());
             }
-            let most_on_host = best.host().slots_within().min(all);
+            let on_card = split(slots.min(all), &experts);
+            let missing: Vec<_> =
+                experts.iter().zip(on_card).map(|(all, card)| all - card).collect();
+            let shares = if missing.iter().sum::<usize>() == 0 { &experts } else { &missing };
+            let most_on_host = classes.slots_within(best.host().room(), shares);
             let on_host = match request.host_slots {
                 Some(asked) if asked == 0 || asked > most_on_host => {
                     return Err(PlanError::HostSlots { asked, most: most_on_host }.into());
@@ -400,7 +430,7 @@ impl MemoryPlan {
                 Some(asked) => asked,
                 None => host_slots(all - slots.min(all), least, most_on_host, in_place),
             };
-            best.host_mut().set_slots(on_host);
+            best.host_mut().set_slots(&split(on_host, shares));
             found_on_host = if in_place { on_host } else { 0 };
         }
         best.holds_all = slots.min(most) + found_on_host >= all;
@@ -418,7 +448,7 @@ impl MemoryPlan {
         if slots < need || slots > most {
             return Err(PlanError::Slots { asked: slots, need, most, all }.into());
         }
-        best.fastest_mut().set_slots(slots);
+        best.fastest_mut().set_slots(&split(slots, &experts));
         Ok(best)
     }
 
@@ -456,9 +486,14 @@ impl MemoryPlan {
         self.pools.iter().map(|pool| pool.bytes(name)).fold(0, u64::saturating_add)
     }
 
-    /// Bytes of one slot, in every pool.
+    /// Bytes of one slot, in every pool; the mean of all experts where they differ in size.
     pub fn slot_bytes(&self) -> u64 {
-        self.fastest().slot_bytes()
+        self.slot_classes.mean()
+    }
+
+    /// Sizes of slots, in every pool.
+    pub(crate) fn slot_classes(&self) -> &SlotClasses {
+        &self.slot_classes
     }
 
     /// Whether host memory has room for `files` bytes of page cache beside the plan.
@@ -564,12 +599,11 @@ impl MemoryPlan {
     }
 
     /// Bytes of resident weights, including fused shared experts in slots.
-    pub(crate) fn dense_bytes(blueprint: &Blueprint) -> u64 {
+    pub(crate) fn dense_bytes(blueprint: &Blueprint, classes: &SlotClasses) -> u64 {
         let matrix = |m: &MatrixSource| page_align(m.memory_bytes() as u64);
         let matrices: u64 = blueprint.matrices().map(matrix).sum();
         let in_slots = blueprint.moe_layers().filter_map(|(_, moe)| moe.fused_shared()).flatten();
-        let slots =
-            page_align(blueprint.slot_bytes() as u64) * blueprint.fused_shared_layers() as u64;
+        let slots: u64 = classes.iter().map(|class| class.bytes * class.shared as u64).sum();
         matrices + vector_bytes(blueprint) + slots - in_slots.map(matrix).sum::<u64>()
     }
 }
@@ -619,12 +653,6 @@ fn grammar_bytes(vocab: usize) -> u64 {
     page_align(GRAMMAR_BYTES + vocab as u64 * GRAMMAR_TOKEN_BYTES)
 }
 
-/// Rounds up to whole pages, as every buffer is a separate mapping.
-fn page_align(bytes: u64) -> u64 {
-    const PAGE: u64 = if cfg!(target_os = "macos") { 16384 } else { 4096 };
-    bytes.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX)
-}
-
 fn vector_bytes(blueprint: &Blueprint) -> u64 {
     blueprint.vectors().map(|v| page_align(v.len as u64 * 4)).sum()
 }
@@ -656,7 +684,10 @@ mod tests {
     use moeflux_compute::BankPlace;
 
     use super::{MemoryPlan, PREFIX_CACHE_SHARE, host_slots, page_align};
-    use crate::runtime::pools::{LineName, Pool, PoolLine};
+    use crate::{
+        experts::slot_classes::SlotClasses,
+        runtime::pools::{LineName, Pool, PoolLine},
+    };
 
     #[test]
     fn a_budget_for_a_token_has_room_for_the_prefix_cache() {
@@ -676,6 +707,7 @@ mod tests {
             context_shrunk: true,
             chunk: 256,
             working_set: 384,
+            slot_classes: SlotClasses::uniform(1, 2_654_208),
         };
         for state in [2 << 20, 64 << 20, 1 << 30] {
             plan.fastest_mut().set_bytes(LineName::State, state);

@@ -34,7 +34,7 @@ pub struct PoolLine {
     pub name: LineName,
     /// Bytes of one part.
     pub each: u64,
-    /// Number of parts: of slots, otherwise one.
+    /// Number of parts: of slots of a size, otherwise one.
     pub count: usize,
 }
 
@@ -53,7 +53,7 @@ pub struct Pool {
     pub place: BankPlace,
     /// Limit in bytes.
     pub budget: u64,
-    /// Lines, at most one of a name, the slots last.
+    /// Lines, at most one of a name; the slots last, a line for each size.
     pub lines: Vec<PoolLine>,
 }
 
@@ -63,24 +63,28 @@ impl Pool {
         Self { place, budget, lines: Vec::new() }
     }
 
-    /// The line of a name, if the pool has one.
-    pub fn line(&self, name: LineName) -> Option<&PoolLine> {
-        self.lines.iter().find(|line| line.name == name)
+    fn named(&self, name: LineName) -> impl Iterator<Item = &PoolLine> {
+        self.lines.iter().filter(move |line| line.name == name)
     }
 
-    /// Bytes of the line of a name; zero if the pool has none.
+    /// Bytes of the lines of a name; zero if the pool has none.
     pub fn bytes(&self, name: LineName) -> u64 {
-        self.line(name).map_or(0, PoolLine::bytes)
+        sum(self.named(name))
     }
 
     /// Number of slots.
     pub fn slots(&self) -> usize {
-        self.line(LineName::Slots).map_or(0, |line| line.count)
+        self.named(LineName::Slots).map(|line| line.count).sum()
     }
 
-    /// Bytes of one slot.
+    /// Number of slots by size, the largest first.
+    pub fn slots_by_size(&self) -> Vec<usize> {
+        self.named(LineName::Slots).map(|line| line.count).collect()
+    }
+
+    /// Bytes of one slot, of the largest.
     pub fn slot_bytes(&self) -> u64 {
-        self.line(LineName::Slots).map_or(0, |line| line.each)
+        self.named(LineName::Slots).map(|line| line.each).max().unwrap_or(0)
     }
 
     /// Bytes of all lines.
@@ -98,35 +102,23 @@ impl Pool {
         self.budget.saturating_sub(self.fixed())
     }
 
-    /// Number of slots that the budget holds.
-    pub(crate) fn slots_within(&self) -> usize {
-        match self.room().checked_div(self.slot_bytes()) {
-            Some(slots) => usize::try_from(slots).unwrap_or(usize::MAX),
-            None => 0,
-        }
-    }
-
     /// Appends a line of one part.
     pub(crate) fn push(&mut self, name: LineName, bytes: u64) {
         self.lines.push(PoolLine { name, each: bytes, count: 1 });
     }
 
-    /// Sets the number of slots.
-    pub(crate) fn set_slots(&mut self, count: usize) {
-        if let Some(line) = self.line_mut(LineName::Slots) {
-            line.count = count;
-        }
+    /// Sets the number of slots by size.
+    pub(crate) fn set_slots(&mut self, counts: &[usize]) {
+        let lines = self.lines.iter_mut().filter(|line| line.name == LineName::Slots);
+        lines.zip(counts).for_each(|(line, count)| line.count = *count);
     }
 
     /// Sets the bytes of a line of one part.
     pub(crate) fn set_bytes(&mut self, name: LineName, bytes: u64) {
-        if let Some(line) = self.line_mut(name) {
+        let mut lines = self.lines.iter_mut();
+        if let Some(line) = lines.find(|line| line.name == name) {
             line.each = bytes;
         }
-    }
-
-    fn line_mut(&mut self, name: LineName) -> Option<&mut PoolLine> {
-        self.lines.iter_mut().find(|line| line.name == name)
     }
 }
 

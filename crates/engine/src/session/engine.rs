@@ -167,15 +167,14 @@ impl Engine {
         };
         let model =
             Model::load(&blueprint, &mut loader, plan.chunk, plan.context, options.prefetch)?;
-        let mut tier = |pool: &Pool, shared| {
-            let slot_bytes = pool.slot_bytes() as usize;
-            let size = TierSize { slots: pool.slots(), shared, slot_bytes };
+        let mut tier = |pool: &Pool, has_shared| {
+            let slots = &pool.slots_by_size()[..];
+            let size = TierSize { classes: plan.slot_classes(), slots, has_shared };
             Tier::new(&mut *device, &source, size, pool.place, options.policy)
         };
         // The fastest pool holds the shared experts.
-        let shared = blueprint.fused_shared_layers();
-        let card = plan.card().map(|pool| tier(pool, shared)).transpose()?;
-        let host = tier(plan.host(), if card.is_some() { 0 } else { shared })?;
+        let card = plan.card().map(|pool| tier(pool, true)).transpose()?;
+        let host = tier(plan.host(), card.is_none())?;
         let identity = checkpoint.identity()?;
         let reopen = ReopenArgs {
             folder: checkpoint.folder().into(),

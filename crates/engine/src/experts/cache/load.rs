@@ -30,10 +30,12 @@ impl ExpertCache {
             let moe = blueprint.layers.get(layer)?.moe()?;
             Some((layer, moe.fused_shared()?))
         });
-        for ((layer, matrices), slot) in layers.zip(&front.shared) {
+        let layers: Vec<_> = layers.collect();
+        let slots = front.shared_slots(layers.iter().map(|(layer, _)| *layer));
+        for ((layer, matrices), slot) in layers.into_iter().zip(slots) {
             let context = || format!("layer {layer}, the shared expert");
-            // On a card, host slot 0, still empty, serves as staging.
-            let staging = if self.card.is_some() { self.host.slot(0) } else { *slot };
+            // On a card, a host slot, still empty, serves as staging.
+            let staging = if self.card.is_some() { self.host.any_slot(layer) } else { slot };
             let mut bytes = device.take_slot(staging).map_err(Error::at(context))?;
             let mut rest = &mut bytes[..];
             for m in matrices {
@@ -43,12 +45,12 @@ impl ExpertCache {
                 rest = later;
             }
             device.put_slot(staging, bytes).map_err(Error::at(context))?;
-            if staging != *slot {
-                device.copy_slot(staging, *slot).map_err(Error::at(context))?;
+            if staging != slot {
+                device.copy_slot(staging, slot).map_err(Error::at(context))?;
                 let ticket = device.submit().map_err(Error::at(context))?;
                 wait(device, ticket).map_err(Error::at(context))?;
             }
-            self.shared[layer] = Some(*slot);
+            self.shared[layer] = Some(slot);
         }
         Ok(())
     }
@@ -111,10 +113,10 @@ impl ExpertCache {
             .into_iter();
         loop {
             while self.reading < self.host.states.len().div_ceil(2).min(WARMING)
-                && self.host.has_empty()
+                && self.host.has_any_empty()
             {
                 let Some((layer, expert)) = left.next() else { break };
-                if !self.contains(layer, expert) {
+                if !self.contains(layer, expert) && self.host.has_empty(layer) {
                     self.request(device, layer, expert, &mut stats)?;
                 }
             }
@@ -143,13 +145,11 @@ impl ExpertCache {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<u64, Error> {
         let context = || "touching the memory of slots".to_owned();
-        let (mut done, slots) = (0, self.host.empty_slots().len() as u64);
-        let mut total = 0;
+        let (mut done, total) = (0, self.host.empty_bytes());
         for slot in self.host.empty_slots() {
             let mut bytes = device.take_slot(slot).map_err(Error::at(context))?;
             bytes.iter_mut().step_by(PAGE).for_each(|byte| *byte = 0);
             done += bytes.len() as u64;
-            total = bytes.len() as u64 * slots;
             device.put_slot(slot, bytes).map_err(Error::at(context))?;
             progress(done, total);
         }

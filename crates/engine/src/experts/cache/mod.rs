@@ -179,7 +179,7 @@ impl ExpertCache {
         // The host does not know which experts are used. Where slots are short, a resident layer
         // would age as a whole, and its popular experts would be evicted with it.
         if !self.access.holds_all {
-            front.slots[layer].iter().for_each(|slot| front.policy.hit(*slot as usize));
+            front.hit_layer(layer);
         }
         if self.tables[layer].is_none() {
             let slot = |expert| {
@@ -270,10 +270,13 @@ impl ExpertCache {
         device: &mut dyn Device,
         pin: Pin,
     ) -> Result<Option<Pin>, Error> {
-        if pin.card != NONE || !self.fills_card() {
+        if pin.card != NONE {
             return Ok(Some(pin));
         }
         let SlotState { layer, expert, .. } = self.host.states[pin.host as usize];
+        if !self.fills_card(layer as usize) {
+            return Ok(Some(pin));
+        }
         match self.reserve_card_slot(layer as usize, expert as usize) {
             Some(slot) => self.copy_to_card(device, pin, slot).map(Some),
             None if self.access.host_in_place => Ok(Some(pin)),
@@ -284,16 +287,17 @@ impl ExpertCache {
         }
     }
 
-    /// Whether experts in host slots are copied to the card: while it has empty slots, and always
-    /// if it is a cache.
-    fn fills_card(&self) -> bool {
-        self.card.as_ref().is_some_and(|card| card.has_empty() || !self.access.holds_all)
+    /// Whether experts of a layer in host slots are copied to the card: while it has empty slots for
+    /// them, and always if it is a cache.
+    fn fills_card(&self, layer: usize) -> bool {
+        let holds_all = self.access.holds_all;
+        self.card.as_ref().is_some_and(|card| card.has_empty(layer) || !holds_all)
     }
 
     /// Reserves a card slot for an expert, pinned.
     fn reserve_card_slot(&mut self, layer: usize, expert: usize) -> Option<u32> {
         let card = self.card.as_mut()?;
-        let slot = card.victim()?;
+        let slot = card.victim(layer)?;
         if let Some(layer) = card.clear(slot) {
             self.tables[layer] = None;
         }
@@ -326,9 +330,11 @@ impl ExpertCache {
             return Ok(self.load_to_card(device, pin)?.map_or(Lookup::Full, Lookup::Ready));
         }
         let filling = self.host.find_filling(layer, expert);
-        let Some(slot) = filling.or_else(|| self.host.victim()) else { return Ok(Lookup::Full) };
+        let Some(slot) = filling.or_else(|| self.host.victim(layer)) else {
+            return Ok(Lookup::Full);
+        };
         let card_slot =
-            if self.fills_card() { self.reserve_card_slot(layer, expert) } else { None };
+            if self.fills_card(layer) { self.reserve_card_slot(layer, expert) } else { None };
         if card_slot.is_none() && !self.access.host_in_place {
             return Ok(Lookup::Full);
         }
@@ -365,12 +371,12 @@ impl ExpertCache {
         if self.host.prefetch_layer != layer {
             (self.host.prefetch_layer, self.host.prefetch_count) = (layer, 0);
         }
-        let max_prefetches = self.host.states.len() / PREFETCH_SHARE;
+        let max_prefetches = self.host.slots_for(layer) / PREFETCH_SHARE;
         let prefetches = self.prefetching.max(self.host.prefetch_count);
         if self.contains(layer, expert) || prefetches >= max_prefetches {
             return Ok(false);
         }
-        let Some(slot) = self.host.victim() else { return Ok(false) };
+        let Some(slot) = self.host.victim(layer) else { return Ok(false) };
         let SlotState { layer: old_layer, ticket, .. } = self.host.states[slot as usize];
         let has_table = self.tables.get(old_layer as usize).is_some_and(Option::is_some);
         if has_table || !device.done(ticket).map_err(Error::at(|| "prefetching an expert"))? {
@@ -386,7 +392,7 @@ impl ExpertCache {
     /// Cancels prefetches in flight; experts that turned out to be needed have been requested by
     /// now.
     pub(crate) fn cancel_prefetches(&mut self) {
-        self.host.policy.expire_prefetched();
+        self.host.expire_prefetched();
         if self.prefetching > 0 {
             self.reader.cancel_prefetches();
         }
@@ -548,7 +554,7 @@ mod tests {
     use super::*;
     use crate::{
         checkpoint::{DataFile, Segment, location::ShardLocation},
-        experts::{io::Completion, policy::PolicyKind, tier::TierSize},
+        experts::{io::Completion, policy::PolicyKind, slot_classes::SlotClasses, tier::TierSize},
         model::blueprint::LayerExperts,
     };
 
@@ -597,7 +603,11 @@ mod tests {
         let host = Tier::new(
             device,
             &source,
-            TierSize { slots, shared: 0, slot_bytes: BYTES },
+            TierSize {
+                classes: &SlotClasses::uniform(LAYERS, BYTES as u64),
+                slots: &[slots],
+                has_shared: false,
+            },
             BankPlace::Host,
             PolicyKind::Lru,
         )

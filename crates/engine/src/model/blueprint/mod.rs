@@ -557,11 +557,6 @@ impl Blueprint {
         self.moe_layers().map(|(_, m)| m.uses()).max().unwrap_or(0)
     }
 
-    /// Number of layers with a fused shared expert.
-    pub(crate) fn fused_shared_layers(&self) -> usize {
-        self.moe_layers().filter(|(_, m)| m.fused_shared().is_some()).count()
-    }
-
     /// Maximum number of columns of any matrix, experts included.
     pub fn max_inputs(&self) -> usize {
         let dense = self.matrices().map(|m| m.shape.cols);

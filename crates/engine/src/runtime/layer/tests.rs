@@ -8,6 +8,7 @@ use crate::{
         cache::{CacheTiers, SlotAccess},
         io::{Completion, ReadRequest, Reader},
         policy::PolicyKind,
+        slot_classes::SlotClasses,
         source::ExpertSource,
         tier::{Tier, TierSize},
     },
@@ -95,7 +96,8 @@ fn run(x: &[f32], sub_blocks: impl FnOnce(Parts) -> Vec<SubBlockBlueprint>) -> L
     let LoadedLayer { mut device, blueprint, layer } = load(sub_blocks);
     let device = &mut *device;
     let source = Arc::new(ExpertSource::new(Arc::default(), Vec::new()));
-    let size = TierSize { slots: 1, shared: 0, slot_bytes: 1 };
+    let classes = &SlotClasses::uniform(1, 1);
+    let size = TierSize { classes, slots: &[1], has_shared: false };
     let host = Tier::new(device, &source, size, BankPlace::Host, PolicyKind::Lru).unwrap();
     let access = SlotAccess { device_lookup: false, host_in_place: true, holds_all: false };
     let tiers = CacheTiers { host, card: None };
