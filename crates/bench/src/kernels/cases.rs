@@ -62,8 +62,10 @@ pub(super) fn all() -> Vec<KernelCase> {
             .map(|format| mat_mul(format, [2048, 4096], &[1, 2, 4, 8, 16, 128, 512])),
     );
     all.extend(formats::COMMON.map(|format| mat_mul(format, [512, 2048], &[1, 8, 512])));
-    all.push(mat_mul(formats::AFFINE4, [12_288, 4096], &[1]));
-    all.extend(formats::COMMON.map(|format| mat_mul(format, [151_936, 2048], &[1])));
+    let long = std::iter::once(formats::AFFINE4).chain(formats::GGUF);
+    all.extend(long.map(|format| mat_mul(format, [12_288, 4096], &[1])));
+    let heads = formats::COMMON.into_iter().chain(formats::GGUF);
+    all.extend(heads.map(|format| mat_mul(format, [151_936, 2048], &[1])));
     all.push(mat_mul(formats::AFFINE4, [248_320, 2048], &[1]));
     all.extend(formats::all().into_iter().map(|format| experts(format, EXPERT, DECODE)));
     all.push(experts(formats::AFFINE4, LARGE_EXPERT, DECODE_LARGE));

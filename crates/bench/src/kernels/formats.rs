@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use moeflux_compute::{Affine, Format, Scalar};
+use moeflux_compute::{Affine, BlockType, Format, Scalar};
 
 const fn affine(bits: u8, group: u16) -> Format {
     Format::Affine(Affine { bits, group, scale: Scalar::BF16 })
@@ -14,6 +14,14 @@ pub(super) const AFFINE4: Format = affine(4, 64);
 /// Formats of most published checkpoints.
 pub(super) const COMMON: [Format; 4] =
     [AFFINE4, affine(8, 64), Format::MXFP4, Format::Plain(Scalar::BF16)];
+
+/// Block types of most published GGUF files.
+pub(super) const GGUF: [Format; 4] = [
+    Format::Blocks(BlockType::Q4_0),
+    Format::Blocks(BlockType::Q8_0),
+    Format::Blocks(BlockType::Q4K),
+    Format::Blocks(BlockType::Q6K),
+];
 
 /// Every format of the table with another name: types of scales hardly differ in speed.
 pub(super) fn all() -> Vec<Format> {

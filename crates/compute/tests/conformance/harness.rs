@@ -3,9 +3,9 @@
 use std::{cell::Cell, collections::BTreeSet};
 
 use moeflux_compute::{
-    ActivationType, Affine, Bank, BankPlace, BlockScale, BlockScaled, Buffer, Bytes, Commit,
-    Device, DeviceId, DeviceOptions, Element, Error, Format, Isa, KvFormat, MatrixShape, Op,
-    Scalar, Slot, SlotTable, Span, SplitMix64, State, StateShape, View, Weight, open,
+    ActivationType, Affine, Bank, BankPlace, BlockScale, BlockScaled, BlockType, Buffer, Bytes,
+    Commit, Device, DeviceId, DeviceOptions, Element, Error, Format, Isa, KvFormat, MatrixShape,
+    Op, Scalar, Slot, SlotTable, Span, SplitMix64, State, StateShape, View, Weight, open,
 };
 
 thread_local! {
@@ -155,10 +155,25 @@ pub(crate) fn sample_formats() -> Vec<Format> {
     let mut formats: Vec<Format> = SCALARS.into_iter().map(Format::Plain).collect();
     formats.extend([2, 3, 5, 6].map(|bits| affine(bits, 64, Scalar::BF16)));
     formats.extend([AFFINE4, affine(4, 32, Scalar::F32), affine(8, 128, Scalar::F16)]);
-    let is_scaled = |format: &Format| matches!(format, Format::BlockScaled(_) | Format::Blocks(_));
-    formats.extend(self::formats().into_iter().filter(is_scaled));
+    formats.extend(
+        self::formats().into_iter().filter(|format| matches!(format, Format::BlockScaled(_))),
+    );
+    formats.extend(BLOCKS.map(Format::Blocks));
     formats
 }
+
+/// Block types that cover alignments, scales and biases of halves, and codebooks.
+const BLOCKS: [BlockType; 9] = [
+    BlockType::Q4_0,
+    BlockType::Q5_1,
+    BlockType::Q8_0,
+    BlockType::NVFP4,
+    BlockType::Q2K,
+    BlockType::Q4K,
+    BlockType::Q6K,
+    BlockType::IQ2S,
+    BlockType::TQ1_0,
+];
 
 const SCALARS: [Scalar; 3] = [Scalar::F32, Scalar::F16, Scalar::BF16];
 

@@ -87,6 +87,21 @@ fn every_format_on_the_fast_path() {
 }
 
 #[test]
+fn every_block_type() {
+    let mut random = Random::new(15);
+    DevicePair::for_each(|pair, exact| {
+        for kind in BlockType::ALL {
+            let (cols, format) = (2 * kind.block_weights(), Format::Blocks(kind));
+            let weight = pair.weight(&mut random, MatrixShape { rows: 21, cols, format });
+            let x = pair.dense(2, &random.int8_values(2 * cols));
+            let out = pair.nan_filled(2, 21);
+            pair.run(&Op::MatMul { x, weight, bias: None, exact, out });
+            pair.agree(&format!("{format}"), out, 1e-5);
+        }
+    });
+}
+
+#[test]
 fn gemv_of_few_rows_with_many_outputs() {
     let mut random = Random::new(12);
     let affine = |bits, group, scale| Format::Affine(Affine { bits, group, scale });

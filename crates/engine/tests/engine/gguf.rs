@@ -6,7 +6,7 @@ use moeflux::{Checkpoint, Engine, EngineOptions, Error, MemoryRequest, runtime::
 use safetensors::SafeTensors;
 use serde_json::Value;
 
-use crate::common::{data, engine, exact, feed};
+use crate::common::{data, engine, exact, feed, gpu};
 
 /// `|a - b| <= BAR * |b|` for each row.
 const BAR: f64 = 2e-5;
@@ -89,6 +89,9 @@ fn a_model_has_the_logits_of_llama_cpp() {
         matches(&tiny().join("model.gguf"), &golden, &exact(device));
         matches(&tiny(), &golden, &exact(device));
     }
+    if let Some(gpu) = gpu(true) {
+        matches(&tiny(), &golden, &gpu);
+    }
 }
 
 /// Cases in the folder that `MOEFLUX_TEST_GGUF` names: a folder each, as that of the test's data.
@@ -103,7 +106,8 @@ fn further_models_have_the_logits_of_llama_cpp() {
         let path = entry.unwrap().path();
         let golden = GgufGolden::read(&path);
         let run = || {
-            matches(&path, &golden, &exact("cpu"));
+            let devices = [Some(exact("cpu")), gpu(true)];
+            devices.iter().flatten().for_each(|device| matches(&path, &golden, device));
             says_the_tokens(&path, &golden);
         };
         if std::panic::catch_unwind(run).is_err() {

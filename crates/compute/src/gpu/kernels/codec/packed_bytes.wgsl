@@ -33,17 +33,19 @@ fn chunk_word(chunk: Chunk, byte: u32, k: u32) -> u32 {
     if (BLOCK_BYTES % 16u == 0u) { return chunk.a[k]; }
     let low = whole_word(chunk, byte, k);
     if (BLOCK_BYTES % 4u == 0u) { return low; }
-    return low >> bit_of(byte) | whole_word(chunk, byte, k + 1u) << (31u - bit_of(byte)) << 1u;
+    let next = whole_word(chunk, byte, k + 1u);
+    if (BLOCK_BYTES % 2u == 0u) { return select(low, low >> 16u | next << 16u, (byte & 2u) != 0u); }
+    return low >> bit_of(byte) | next << (31u - bit_of(byte)) << 1u;
 }
 
-// Word `k` of the words that contain the bytes: moved by two words, then by one.
+// Word `k` of the words that contain the bytes.
 fn whole_word(chunk: Chunk, byte: u32, k: u32) -> u32 {
-    let even = select(two_vec_word(chunk, k), two_vec_word(chunk, k + 2u), (byte & 8u) != 0u);
-    let odd = select(two_vec_word(chunk, k + 1u), two_vec_word(chunk, k + 3u), (byte & 8u) != 0u);
+    let even = select(word_of_two(chunk, k), word_of_two(chunk, k + 2u), (byte & 8u) != 0u);
+    let odd = select(word_of_two(chunk, k + 1u), word_of_two(chunk, k + 3u), (byte & 8u) != 0u);
     return select(even, odd, (byte & 4u) != 0u);
 }
 
-fn two_vec_word(chunk: Chunk, i: u32) -> u32 {
+fn word_of_two(chunk: Chunk, i: u32) -> u32 {
     if (i < 4u) { return chunk.a[i % 4u]; }
     return chunk.b[i % 4u];
 }
