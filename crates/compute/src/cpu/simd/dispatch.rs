@@ -11,11 +11,11 @@ use super::{
         GEMV_ROWS, GemvActivations, GemvOut, packed_activation_bytes, rows_widened_together,
     },
     quant_rows::{GroupShape, PlaneRows, QuantRows, ScaleType},
-    transcode::{BlockPrefetch, BlockRows, CHUNK, TranscodedRoom, range_bits},
+    transcode::{BlockRows, CHUNK, TranscodedRoom, range_bits},
     unpack_affine::{AffineRow, AffineRows, AffineTile, QuantKind},
     unpack_mx::{BlockScaledRow, BlockScaledRows},
     unpack_plain::PlainRows,
-    vector::{L1_PREFETCH, MAX_LANES, Q8_GROUP, prefetch_rows},
+    vector::{MAX_LANES, Q8_GROUP},
 };
 use crate::{
     BlockType, Element, Format, Matrix, Scalar,
@@ -149,7 +149,7 @@ impl<'a> PackedRows<'a> {
 
 /// Quants that are transcoded at a time for the GEMV, unless a row has more: they stay in L1, with
 /// the activations.
-const TRANSCODED: usize = 8 << 10;
+const TRANSCODED: usize = 4 << 10;
 
 /// Rows `range` of a matrix of blocks.
 fn block_rows<'a>(kind: BlockType, matrix: &Matrix<'a>, range: Range<usize>) -> BlockRows<'a> {
@@ -158,8 +158,7 @@ fn block_rows<'a>(kind: BlockType, matrix: &Matrix<'a>, range: Range<usize>) -> 
     let stored = (range.len().max(1) - 1) * step + 1;
     let stride = step * bytes;
     let rows = PlaneRows { bytes: &matrix.planes[0][first * bytes..][..stored * bytes], stride };
-    let prefetch = BlockPrefetch::L1(prefetch_rows(L1_PREFETCH, stride, 1) * stride);
-    BlockRows { kind, rows, count: range.len(), bytes, prefetch }
+    BlockRows { kind, rows, count: range.len(), bytes, prefetch: None }
 }
 
 /// Rows `range` of a matrix of quants in planes.
@@ -321,7 +320,7 @@ impl Kernels {
         assert!(rows.count <= MAX_LANES && quants.len() >= tile_bytes(padded(shape.cols)));
         assert!(scales.len() >= tile_scale_len(padded(shape.cols)));
         // The next tile.
-        let prefetch = BlockPrefetch::L2(self.gemm_rows() * rows.rows.stride);
+        let prefetch = Some(self.gemm_rows() * rows.rows.stride);
         let rows = BlockRows { prefetch, ..rows };
         let mut q = [0; MAX_LANES * CHUNK];
         let mut factors = [[0.0; MAX_LANES * CHUNK / Q8_GROUP]; 2];

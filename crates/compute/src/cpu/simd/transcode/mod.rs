@@ -42,16 +42,9 @@ pub(super) struct BlockRows<'a> {
     pub(super) count: usize,
     /// Bytes of the range in a row.
     pub(super) bytes: usize,
-    pub(super) prefetch: BlockPrefetch,
-}
-
-/// Prefetch of blocks: distance in bytes.
-#[derive(Clone, Copy)]
-pub(super) enum BlockPrefetch {
-    /// Into L1.
-    L1(usize),
-    /// Into L2.
-    L2(usize),
+    /// Distance in bytes of a prefetch into L2; `None` for rows that are read one after the other,
+    /// which the processor prefetches itself.
+    pub(super) prefetch: Option<usize>,
 }
 
 impl BlockRows<'_> {
@@ -205,18 +198,11 @@ unsafe fn each<S: Simd, B: Block>(rows: BlockRows<'_>, room: &mut TranscodedRoom
         for (((blocks, q), scales), biases) in
             blocks.chunks(per_chunk).zip(q).zip(scales).zip(biases)
         {
-            let start = blocks.as_ptr().cast::<u8>();
-            for line in (0..per_chunk * size_of::<B>()).step_by(CACHE_LINE) {
-                // SAFETY: Simd contract; a prefetch address may be anywhere.
-                unsafe {
-                    match prefetch {
-                        BlockPrefetch::L1(ahead) => {
-                            S::prefetch_l1(start.wrapping_add(line + ahead))
-                        }
-                        BlockPrefetch::L2(ahead) => {
-                            S::prefetch_l2(start.wrapping_add(line + ahead))
-                        }
-                    }
+            if let Some(ahead) = prefetch {
+                let later = blocks.as_ptr().cast::<u8>().wrapping_add(ahead);
+                for line in (0..per_chunk * size_of::<B>()).step_by(CACHE_LINE) {
+                    // SAFETY: Simd contract; a prefetch address may be anywhere.
+                    unsafe { S::prefetch_l2(later.wrapping_add(line)) };
                 }
             }
             let blocks = if blocks.len() == per_chunk {
@@ -344,7 +330,7 @@ mod tests {
                 rows: PlaneRows { bytes: &bytes, stride: row_bytes },
                 count: 2,
                 bytes: row_bytes,
-                prefetch: BlockPrefetch::L1(0),
+                prefetch: None,
             };
             let stride = cols.next_multiple_of(CHUNK);
             let mut q = vec![255; 2 * stride];
