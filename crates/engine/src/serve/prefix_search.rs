@@ -86,6 +86,11 @@ impl PrefixSearch {
         self.results.try_iter()
     }
 
+    /// Whether the thread has ended, by a panic: no further results follow.
+    pub(super) fn has_ended(&self) -> bool {
+        self.thread.is_finished()
+    }
+
     /// Ends the thread.
     pub(super) fn finish(self) {
         drop((self.jobs, self.results));

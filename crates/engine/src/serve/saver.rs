@@ -91,6 +91,11 @@ impl Saver {
         self.search.results()
     }
 
+    /// Whether searches have ended, so that no request may wait for one.
+    pub(super) fn search_has_ended(&self) -> bool {
+        self.search.has_ended()
+    }
+
     /// Restores into `session` a prefix of `prompt` that was found, if that is much more than the
     /// session and the prefix cache have. Returns whether it did.
     pub(super) fn restore(session: &mut Session, prompt: &[u32], found: &SavedPrefix) -> bool {

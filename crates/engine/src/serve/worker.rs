@@ -213,11 +213,15 @@ impl Worker {
     /// Takes the results of searches.
     fn take_found(&mut self) {
         let Some(saver) = &self.saver else { return };
+        let has_ended = saver.search_has_ended();
         for FoundPrefix { request, prefix } in saver.found() {
             // A request that was cancelled needs none.
             if let Some(waiting) = self.waiting.iter_mut().find(|w| w.number == request) {
                 (waiting.is_searched, waiting.found) = (false, prefix);
             }
+        }
+        if has_ended {
+            self.waiting.iter_mut().for_each(|waiting| waiting.is_searched = false);
         }
     }
 

@@ -427,7 +427,7 @@ impl LarkRules {
             GbnfExpression::Choice(parts) => {
                 let (regular, others): (Vec<_>, Vec<_>) =
                     parts.iter().cloned().partition(|part| self.is_regular(part));
-                let regular = (!regular.is_empty()).then(|| GbnfExpression::Choice(regular));
+                let regular = (!regular.is_empty()).then_some(GbnfExpression::Choice(regular));
                 let parts = regular.into_iter().chain(others).map(|part| self.rule_body(&part));
                 format!("({})", parts.collect::<Vec<_>>().join(" | "))
             }
