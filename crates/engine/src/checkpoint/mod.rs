@@ -23,7 +23,7 @@ mod data_file;
 mod embedded;
 mod foreign;
 pub(crate) mod frame;
-mod gguf;
+pub(crate) mod gguf;
 pub(crate) mod json;
 pub(crate) mod location;
 mod mirror_folders;
@@ -204,8 +204,7 @@ impl Checkpoint {
     /// Opens a model in GGUF.
     fn open_gguf(set: &GgufSet, folders: ModelFolders) -> Result<Self, Error> {
         folders.check_mirrors(set.names.iter().map(String::as_str))?;
-        let GgufModel { files, tensors, config, value_heads_dealt, text, summary } =
-            GgufModel::open(set, &folders)?;
+        let GgufModel { files, tensors, config, text, summary } = GgufModel::open(set, &folders)?;
         let made = [
             ("config.json", Some(config.to_string().into_bytes())),
             ("tokenizer_config.json", Some(text.config)),
@@ -218,13 +217,9 @@ impl Checkpoint {
             folder: path,
             mirrors: folders.into_mirrors(),
             quantization: Quantization::from_config(&config, &set.folder)?,
+            changes: tensors::detect_changes(&config, &tensors),
             config,
             files: Arc::new(files),
-            changes: SourceChanges {
-                decays_computed: true,
-                value_heads_dealt,
-                ..tensors::detect_changes(&tensors)
-            },
             tensors,
             text_files: made.into_iter().filter_map(|(name, text)| Some((name, text?))).collect(),
             packed: None,
@@ -272,7 +267,7 @@ impl Checkpoint {
             mirrors: Vec::new(),
             quantization,
             files: Arc::new(files),
-            changes: tensors::detect_changes(&tensors),
+            changes: tensors::detect_changes(&config, &tensors),
             findings: Findings {
                 foreign: foreign::quantization(&config, &tensors),
                 ..Findings::default()
@@ -302,9 +297,9 @@ impl Checkpoint {
             folder: folder.into(),
             mirrors: Vec::new(),
             quantization: Quantization::from_config(&config, folder)?,
+            changes: tensors::detect_changes(&config, &tensors),
             config,
             files: Arc::new(vec![DataFile::planned("(planned)/model.safetensors", bytes)]),
-            changes: tensors::detect_changes(&tensors),
             tensors,
             text_files: HashMap::new(),
             tokenizer: None,

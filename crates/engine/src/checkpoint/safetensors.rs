@@ -9,6 +9,7 @@ use std::{
     path::Path,
 };
 
+use moeflux_compute::BlockType;
 use serde::{
     Deserialize, Deserializer,
     de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, Visitor},
@@ -47,6 +48,12 @@ const DAMAGED: &str = "; the file is not as it was written: compare its size and
 /// Size of a tensor in bytes; `None` for an unknown type or on overflow.
 pub(super) fn size(dtype: &str, shape: &[usize]) -> Option<u64> {
     let count = shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d as u64))?;
+    // Packed copies of GGUF files have their blocks.
+    if let Some(kind) = BlockType::from_type_name(dtype) {
+        let weights = kind.block_weights() as u64;
+        let blocks = count.is_multiple_of(weights).then_some(count / weights)?;
+        return blocks.checked_mul(kind.block_bytes() as u64);
+    }
     count.checked_mul(bits(dtype)?).map(|n| n / 8)
 }
 

@@ -18,6 +18,8 @@ use crate::base::error::Error;
 /// Changes that a source has made to the tensors that the Hub publishes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SourceChanges {
+    /// Whether tensors have the types of ggml, and shapes without outermost dimensions of one.
+    pub(crate) ggml_types: bool,
     /// Whether 1 was added to the norms that the Hub stores as `w` of a factor `1 + w`.
     pub(crate) one_added_to_norms: bool,
     /// Whether `kv_b_proj` of latent attention was split by head into `embed_q`, which is

@@ -15,6 +15,7 @@ use serde_json::Value;
 use super::{
     Checkpoint,
     compressed_tensors::PACKED,
+    gguf::{GGUF, VALUE_HEADS_DEALT},
     location::{MatrixSource, MatrixStack, TensorInfo, VectorChange, VectorSource},
     source::{SourceChanges, StackLayout, StackRequest, TensorSource},
 };
@@ -214,12 +215,12 @@ impl Checkpoint {
             "F8_E4M3" => self.fp8_stack(request, t),
             kind => {
                 self.check_shape(weight, t, &request.tensor_shape(&[rows, cols]))?;
-                match BlockType::from_type_name(kind).filter(|_| self.gguf.is_some()) {
+                match BlockType::from_type_name(kind).filter(|_| self.changes.ggml_types) {
                     Some(block) => self.block_stack(request, block, t),
                     None => {
                         let format = Format::Plain(self.scalar(weight, t)?);
                         let factor = format!("{name}.scale");
-                        if self.gguf.is_some() && self.has(&factor) {
+                        if self.changes.ggml_types && self.has(&factor) {
                             let problem = format!("factors on {} are not read", t.dtype);
                             return Err(self.tensor_error(&factor, &problem));
                         }
@@ -306,7 +307,7 @@ impl Checkpoint {
     ) -> Result<(), Error> {
         // GGUF leaves out outermost dimensions of one.
         let core = |shape: &[usize]| -> Vec<usize> {
-            shape.iter().copied().skip_while(|n| self.gguf.is_some() && *n == 1).collect()
+            shape.iter().copied().skip_while(|n| self.changes.ggml_types && *n == 1).collect()
         };
         if core(&t.shape) == core(expected) {
             return Ok(());
@@ -335,8 +336,12 @@ impl Checkpoint {
     }
 }
 
-/// Changes to the Hub's tensors, detected from names and shapes.
-pub(super) fn detect_changes(tensors: &HashMap<String, TensorInfo>) -> SourceChanges {
+/// Changes to the Hub's tensors, detected from names and shapes, and from the config that is made
+/// of a GGUF file.
+pub(super) fn detect_changes(
+    config: &Value,
+    tensors: &HashMap<String, TensorInfo>,
+) -> SourceChanges {
     // Conversion to MLX transposes filters `[C, 1, width]`, and adds 1 to the norms.
     let is_hub_filter = |name: &str, shape: &[usize]| {
         name.ends_with(".linear_attn.conv1d.weight") && shape.len() == 3 && shape[2] != 1
@@ -344,6 +349,8 @@ pub(super) fn detect_changes(tensors: &HashMap<String, TensorInfo>) -> SourceCha
     SourceChanges {
         one_added_to_norms: !tensors.iter().any(|(name, t)| is_hub_filter(name, &t.shape)),
         kv_b_split: tensors.keys().any(|name| name.ends_with(".embed_q.weight")),
-        ..SourceChanges::default()
+        ggml_types: config[GGUF].is_object(),
+        decays_computed: config[GGUF].is_object(),
+        value_heads_dealt: config[GGUF][VALUE_HEADS_DEALT] == true,
     }
 }

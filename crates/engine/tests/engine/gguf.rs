@@ -6,21 +6,24 @@ use moeflux::{Checkpoint, Engine, EngineOptions, Error, MemoryRequest, runtime::
 use safetensors::SafeTensors;
 use serde_json::Value;
 
-use crate::common::{data, engine, exact, feed, gpu};
+use crate::{
+    common::{data, engine, exact, feed, gpu},
+    gguf_use::says_the_conversation,
+};
 
 /// `|a - b| <= BAR * |b|` for each row.
 const BAR: f64 = 2e-5;
 
 /// Model with the logits that llama.cpp computes of its exact weights.
-struct GgufGolden {
-    tokens: Vec<u32>,
+pub(crate) struct GgufGolden {
+    pub(crate) tokens: Vec<u32>,
     greedy: Vec<u32>,
-    json: Value,
+    pub(crate) json: Value,
     tensors: Vec<u8>,
 }
 
 impl GgufGolden {
-    fn read(folder: &Path) -> Self {
+    pub(crate) fn read(folder: &Path) -> Self {
         let json = fs::read(folder.join("golden.json")).unwrap();
         let json: Value = serde_json::from_slice(&json).unwrap();
         Self {
@@ -38,7 +41,7 @@ impl GgufGolden {
     }
 }
 
-fn ids(list: &Value) -> Vec<u32> {
+pub(crate) fn ids(list: &Value) -> Vec<u32> {
     list.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
@@ -54,7 +57,7 @@ fn distance(a: &[f32], b: &[f32], width: usize) -> f64 {
     far.fold(0.0, f64::max)
 }
 
-fn matches(model: &Path, golden: &GgufGolden, device: &DeviceOptions) {
+pub(crate) fn matches(model: &Path, golden: &GgufGolden, device: &DeviceOptions) {
     let at = format!("{} on {device:?}", model.display());
     let engine = engine(model, device.clone(), MemoryRequest::default());
     let mut session = engine.session().unwrap();
@@ -77,7 +80,7 @@ fn matches(model: &Path, golden: &GgufGolden, device: &DeviceOptions) {
     assert!(d <= BAR, "{at}: decode is off by {d:e}");
 }
 
-fn tiny() -> std::path::PathBuf {
+pub(crate) fn tiny() -> std::path::PathBuf {
     data().join("gguf/qwen3moe-tiny")
 }
 
@@ -109,6 +112,7 @@ fn further_models_have_the_logits_of_llama_cpp() {
             let devices = [Some(exact("cpu")), gpu(true)];
             devices.iter().flatten().for_each(|device| matches(&path, &golden, device));
             says_the_tokens(&path, &golden);
+            says_the_conversation(&path, &golden);
         };
         if std::panic::catch_unwind(run).is_err() {
             failed.push(path);
@@ -117,7 +121,7 @@ fn further_models_have_the_logits_of_llama_cpp() {
     assert!(failed.is_empty(), "{failed:?}");
 }
 
-/// Checks the tokens of texts, and of a conversation.
+/// Checks the tokens of texts.
 fn says_the_tokens(model: &Path, golden: &GgufGolden) {
     let engine = engine(model, exact("cpu"), MemoryRequest::default());
     let text = engine.text().unwrap();
@@ -166,7 +170,7 @@ struct Tensor {
 
 /// Contents of a GGUF file.
 #[derive(Clone)]
-struct GgufParts {
+pub(crate) struct GgufParts {
     pairs: Vec<Pair>,
     tensors: Vec<Tensor>,
     version: u32,
@@ -262,7 +266,7 @@ impl GgufParts {
         Self { pairs, tensors, version: 3, alignment: 32, gap: 0, counts: None, raw: Vec::new() }
     }
 
-    fn write(&self) -> Vec<u8> {
+    pub(crate) fn write(&self) -> Vec<u8> {
         let mut data = Vec::new();
         let offsets: Vec<u64> = self
             .tensors
@@ -335,7 +339,7 @@ impl GgufParts {
 const EXPERTS: &str = "blk.0.ffn_gate_exps.weight";
 const TOKENS: &str = "tokenizer.ggml.tokens";
 
-fn base() -> GgufParts {
+pub(crate) fn base() -> GgufParts {
     GgufParts::read(&fs::read(tiny().join("model.gguf")).unwrap())
 }
 
@@ -411,7 +415,7 @@ fn the_same_model_in_odd_layouts_has_the_same_logits() {
 
 /// Doubles or halves the weights of Q8_0 tensors by matrix, and puts the factors that undo it
 /// beside them.
-fn with_factors(base: &GgufParts) -> GgufParts {
+pub(crate) fn with_factors(base: &GgufParts) -> GgufParts {
     let mut parts = base.clone();
     parts.tensors.clear();
     for mut tensor in base.tensors.iter().cloned() {
@@ -467,7 +471,7 @@ fn factors_beside_tensors_multiply_the_weights() {
 }
 
 /// Two parts of the model, under the names of parts.
-fn split(base: &GgufParts) -> [GgufParts; 2] {
+pub(crate) fn split(base: &GgufParts) -> [GgufParts; 2] {
     let keys = |number: u16| {
         [
             pair("split.no", U16, number.to_le_bytes()),

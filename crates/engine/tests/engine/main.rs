@@ -17,6 +17,7 @@ mod examples;
 mod fables;
 mod file_versions;
 mod gguf;
+mod gguf_use;
 mod goldens;
 mod hostile_configs;
 mod injected_faults;

@@ -125,9 +125,12 @@ impl HeaderReader<'_> {
         if bytes <= self.left() {
             return Ok(());
         }
-        let (at, len) = (self.at, self.file.len());
-        Err(self
-            .bad(format!("{what} at byte {at} claims {bytes} bytes in a file of {len}: {SHORT}")))
+        Err(self.beyond(format_args!("{what} at byte {} claims {bytes} bytes", self.at)))
+    }
+
+    /// Error about a claim of more than the file has.
+    fn beyond(&self, claim: impl fmt::Display) -> Error {
+        self.bad(format!("{claim} in a file of {} bytes: {SHORT}", self.file.len()))
     }
 
     /// The next `n` bytes, at most a block.
@@ -158,9 +161,13 @@ impl HeaderReader<'_> {
 
     /// A number of entries of at least `least` bytes each.
     fn count(&mut self, what: impl fmt::Display, least: u64) -> Result<u64, Error> {
-        let count = self.u64()?;
-        self.need(count.saturating_mul(least), format_args!("the list of {count} {what}"))?;
-        Ok(count)
+        let (at, count) = (self.at, self.u64()?);
+        match count.checked_mul(least).is_some_and(|bytes| bytes <= self.left()) {
+            true => Ok(count),
+            false => {
+                Err(self.beyond(format_args!("the header at byte {at} claims {count} {what}")))
+            }
+        }
     }
 
     /// Magic and version.
@@ -321,7 +328,8 @@ impl HeaderReader<'_> {
         let end = from.and_then(|from| from.checked_add(bytes)).filter(|end| *end <= len);
         let (Some(offset), Some(_)) = (from, end) else {
             let problem = format!(
-                "its {bytes} bytes at {offset} of the data end beyond the file of {len}: {SHORT}"
+                "its {bytes} bytes at {offset} of the data end beyond the file of {len} \
+                 bytes: {SHORT}"
             );
             return Err(self.bad_tensor(&name, problem));
         };

@@ -9,7 +9,7 @@
 //! - `architectures.rs` has a function per architecture, which makes its config by `config.rs`.
 //! - `text.rs`, `pre_tokenizers.rs` and `scored_merges.rs` make tokenizers.
 
-mod architectures;
+pub(crate) mod architectures;
 mod config;
 mod header;
 mod metadata;
@@ -18,11 +18,11 @@ mod parts;
 mod pre_tokenizers;
 mod scored_merges;
 mod text;
-mod types;
+pub(crate) mod types;
 
 use std::collections::{BTreeMap, HashMap};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 pub(super) use self::parts::{GgufSet, cut_piece, is_gguf};
 use self::{
@@ -32,13 +32,16 @@ use self::{
 use super::{DataFile, TensorInfo, mirror_folders::ModelFolders};
 use crate::base::error::Error;
 
+/// Key of the config that is made: an object in the config of a GGUF file and of its packed copy.
+pub(super) const GGUF: &str = "gguf";
+/// Key in that object: see `SourceChanges`.
+pub(super) const VALUE_HEADS_DEALT: &str = "value_heads_dealt";
+
 /// A model's GGUF files, with tensors and config by the Hub's names.
 pub(super) struct GgufModel {
     pub(super) files: Vec<DataFile>,
     pub(super) tensors: HashMap<String, TensorInfo>,
     pub(super) config: Value,
-    /// See `SourceChanges`.
-    pub(super) value_heads_dealt: bool,
     pub(super) text: GgufText,
     pub(super) summary: GgufSummary,
 }
@@ -109,7 +112,8 @@ impl GgufModel {
         }
         let keys =
             Keys { prefix: architecture.name, metadata: &metadata, files: &files, tensors: &found };
-        let config = Value::Object((architecture.config)(&keys)?);
+        let mut config = Value::Object((architecture.config)(&keys)?);
+        config[GGUF] = json!({ VALUE_HEADS_DEALT: architecture.value_heads_dealt });
         let text = text::text_files(&metadata, &files)?;
         let mut tensors = HashMap::with_capacity(found.len());
         for (name, info) in &found {
@@ -131,8 +135,7 @@ impl GgufModel {
                 None => drop(tensors.insert(hub.unwrap_or_else(|| name.clone()), info.clone())),
             }
         }
-        let value_heads_dealt = architecture.value_heads_dealt;
-        Ok(Self { tensors, files, config, value_heads_dealt, text, summary })
+        Ok(Self { tensors, files, config, text, summary })
     }
 }
 

@@ -51,9 +51,6 @@ impl<'a> PackJob<'a> {
         if checkpoint.is_packed() {
             return Err(bad("this model is packed already: use it as it is, or copy the folder"));
         }
-        if checkpoint.gguf().is_some() {
-            return Err(bad("this model is in GGUF, which is not packed: use it as it is"));
-        }
         let blueprint = Blueprint::for_checkpoint(checkpoint)?;
         if blueprint.experts() == 0 {
             return Err(bad(
