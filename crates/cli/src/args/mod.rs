@@ -630,6 +630,9 @@ pub(crate) struct SynthArgs {
     /// Seed of the weights; the same seed writes the same bytes
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub(crate) seed: u64,
+    /// Write a GGUF file with blocks of TYPE (q8_0, q4_k_m, iq2_xxs), not safetensors
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) gguf: Option<synth::GgufRecipe>,
     /// Skew of routing: 0 uniform, 1 like a trained model
     #[arg(long, value_name = "Z", default_value_t = 0.0, long_help = synth::SKEW_HELP.replace('\n', " "))]
     pub(crate) skew: f64,

@@ -27,13 +27,17 @@ pub(crate) fn run(args: &SynthArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let summary = {
         let bar = ui.bytes("writing");
         let armed = interrupt::arm();
-        let written = synth::write(&options, &args.out, |done, total| {
+        let progress = |done, total| {
             bar.bytes(done, total);
             match armed.flag().is_cancelled() {
                 true => ControlFlow::Break(()),
                 false => ControlFlow::Continue(()),
             }
-        });
+        };
+        let written = match args.gguf {
+            Some(recipe) => synth::write_gguf(&options, recipe, &args.out, progress),
+            None => synth::write(&options, &args.out, progress),
+        };
         match written {
             // Partial output has been deleted.
             Err(moeflux::Error::Cancelled) => return Ok(ExitCode::from(interrupt::exit_code())),

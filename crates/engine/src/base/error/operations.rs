@@ -335,6 +335,14 @@ pub enum ToolError {
         /// Names of all presets.
         known: String,
     },
+    /// Unknown recipe of a synthetic GGUF file.
+    #[error("there is no type {name:?}; types are {known}")]
+    UnknownRecipe {
+        /// The given name.
+        name: String,
+        /// Names of all recipes.
+        known: String,
+    },
     /// Skew of a synthetic router out of range.
     #[error("a skew of {skew} is not within 0 and {most}")]
     Skew {

@@ -6,54 +6,112 @@ use super::{
     super::data_file::DataFile,
     config::{Config, Keys, add},
     metadata::Metadata,
-    names::{NameRow, row},
+    names::{self, NameRow, row},
 };
 use crate::base::error::Error;
 
 /// An architecture as llama.cpp names it.
-pub(super) struct GgufArchitecture {
+pub(crate) struct GgufArchitecture {
     /// `general.architecture`, and the prefix of its keys.
-    pub(super) name: &'static str,
+    pub(crate) name: &'static str,
+    /// `model_type` of the Hub's configs that become it.
+    model_types: &'static [&'static str],
     /// Names of tensors besides the common ones.
     pub(super) rows: &'static [NameRow],
     /// Whether value heads of delta-nets are dealt out to the key heads in turn.
-    pub(super) value_heads_dealt: bool,
+    pub(crate) value_heads_dealt: bool,
     /// Config as the Hub has it.
     pub(super) config: fn(&Keys<'_>) -> Result<Config, Error>,
 }
 
 /// Entry of an architecture without names besides the common ones.
-const PLAIN: GgufArchitecture =
-    GgufArchitecture { name: "qwen3moe", rows: &[], value_heads_dealt: false, config: qwen3_moe };
+const PLAIN: GgufArchitecture = GgufArchitecture {
+    name: "qwen3moe",
+    model_types: &["qwen3_moe"],
+    rows: &[],
+    value_heads_dealt: false,
+    config: qwen3_moe,
+};
 
 /// The architectures that are read.
 const ARCHITECTURES: [GgufArchitecture; 10] = [
-    GgufArchitecture { name: "deepseek2", rows: &LATENT, config: deepseek2, ..PLAIN },
-    GgufArchitecture { name: "deepseek32", rows: &LATENT, config: deepseek32, ..PLAIN },
-    GgufArchitecture { name: "gemma4", rows: &GEMMA4, config: gemma4, ..PLAIN },
-    GgufArchitecture { name: "glm-dsa", rows: &LATENT, config: glm_dsa, ..PLAIN },
-    GgufArchitecture { name: "glm4moe", rows: &SHARED_EXPERTS, config: glm4_moe, ..PLAIN },
-    GgufArchitecture { name: "gpt-oss", rows: &GPT_OSS, config: gpt_oss, ..PLAIN },
-    GgufArchitecture { name: "minimax-m2", rows: &MINIMAX_M2, config: minimax_m2, ..PLAIN },
+    GgufArchitecture {
+        name: "deepseek2",
+        model_types: &["deepseek_v3", "kimi_k2", "kimi_k25", "glm4_moe_lite"],
+        rows: &LATENT,
+        config: deepseek2,
+        ..PLAIN
+    },
+    GgufArchitecture {
+        name: "deepseek32",
+        model_types: &["deepseek_v32"],
+        rows: &LATENT,
+        config: deepseek32,
+        ..PLAIN
+    },
+    GgufArchitecture {
+        name: "gemma4",
+        model_types: &["gemma4"],
+        rows: &GEMMA4,
+        config: gemma4,
+        ..PLAIN
+    },
+    GgufArchitecture {
+        name: "glm-dsa",
+        model_types: &["glm_moe_dsa"],
+        rows: &LATENT,
+        config: glm_dsa,
+        ..PLAIN
+    },
+    GgufArchitecture {
+        name: "glm4moe",
+        model_types: &["glm4_moe"],
+        rows: &SHARED_EXPERTS,
+        config: glm4_moe,
+        ..PLAIN
+    },
+    GgufArchitecture {
+        name: "gpt-oss",
+        model_types: &["gpt_oss"],
+        rows: &GPT_OSS,
+        config: gpt_oss,
+        ..PLAIN
+    },
+    GgufArchitecture {
+        name: "minimax-m2",
+        model_types: &["minimax_m2"],
+        rows: &MINIMAX_M2,
+        config: minimax_m2,
+        ..PLAIN
+    },
     GgufArchitecture {
         name: "qwen35moe",
+        model_types: &["qwen3_5_moe"],
         rows: &DELTA_NET,
         value_heads_dealt: true,
         config: qwen35_moe,
     },
     PLAIN,
-    GgufArchitecture { name: "qwen3next", rows: &DELTA_NET, config: qwen3_next, ..PLAIN },
+    GgufArchitecture {
+        name: "qwen3next",
+        model_types: &["qwen3_next"],
+        rows: &DELTA_NET,
+        config: qwen3_next,
+        ..PLAIN
+    },
 ];
 
 /// Shared experts without a gate.
-const SHARED_EXPERTS: [NameRow; 3] = [
+const SHARED_EXPERTS: [NameRow; 4] = [
+    row("post_attention_norm", "post_attention_layernorm"),
     row("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
     row("ffn_up_shexp", "mlp.shared_experts.up_proj"),
     row("ffn_down_shexp", "mlp.shared_experts.down_proj"),
 ];
 
 /// Delta-nets, and a shared expert with a gate.
-const DELTA_NET: [NameRow; 14] = [
+const DELTA_NET: [NameRow; 15] = [
+    row("post_attention_norm", "post_attention_layernorm"),
     row("attn_qkv", "linear_attn.in_proj_qkv"),
     row("attn_gate", "linear_attn.in_proj_z"),
     row("ssm_ba", "linear_attn.in_proj_ba"),
@@ -91,7 +149,8 @@ const LATENT: [NameRow; 15] = [
 ];
 
 /// A dense MLP beside experts with fused gate and up.
-const GEMMA4: [NameRow; 11] = [
+const GEMMA4: [NameRow; 12] = [
+    row("post_attention_norm", "post_attention_layernorm"),
     row("ffn_norm", "pre_feedforward_layernorm"),
     row("pre_ffw_norm_2", "pre_feedforward_layernorm_2"),
     row("post_ffw_norm", "post_feedforward_layernorm"),
@@ -105,7 +164,8 @@ const GEMMA4: [NameRow; 11] = [
     row("ffn_down_exps.weight", "experts.down_proj"),
 ];
 
-const GPT_OSS: [NameRow; 5] = [
+const GPT_OSS: [NameRow; 6] = [
+    row("post_attention_norm", "post_attention_layernorm"),
     row("attn_sinks.weight", "self_attn.sinks"),
     row("ffn_gate_inp", "mlp.router"),
     row("ffn_gate_exps", "mlp.experts.gate_proj"),
@@ -122,6 +182,17 @@ const MINIMAX_M2: [NameRow; 5] = [
 ];
 
 impl GgufArchitecture {
+    /// The architecture of a `model_type`, if GGUF files of it are read.
+    pub(crate) fn for_model_type(model_type: &str) -> Option<&'static Self> {
+        let plain = model_type.strip_suffix("_text").unwrap_or(model_type);
+        ARCHITECTURES.iter().find(|known| known.model_types.contains(&plain))
+    }
+
+    /// Name in GGUF of a tensor that has this name on the Hub.
+    pub(crate) fn tensor_name(&self, hub: &str) -> Option<String> {
+        names::gguf_name(hub, self.rows)
+    }
+
     /// The architecture of a file.
     ///
     /// # Errors

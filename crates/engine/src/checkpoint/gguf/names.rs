@@ -89,6 +89,21 @@ pub(super) fn hub_name(name: &str, rows: &[NameRow], has: impl Fn(&str) -> bool)
     })
 }
 
+/// Name in GGUF of a tensor with a name on the Hub: the opposite of [`hub_name`].
+pub(super) fn gguf_name(hub: &str, rows: &[NameRow]) -> Option<String> {
+    if let Some(row) = MODEL.iter().find(|row| row.hub == hub) {
+        return Some(row.gguf.into());
+    }
+    let (layer, tensor) = hub.strip_prefix("model.layers.")?.split_once('.')?;
+    let name = |row: &NameRow| {
+        let ending = tensor.strip_prefix(row.hub)?;
+        let is_whole = [".weight", ".bias"].iter().any(|ending| row.gguf.ends_with(ending));
+        let fits = ending.is_empty() || !is_whole && matches!(ending, ".weight" | ".bias");
+        fits.then(|| format!("blk.{layer}.{}{ending}", row.gguf))
+    };
+    rows.iter().chain(&LAYER).find_map(name)
+}
+
 /// Names on the Hub of queries, keys and values, if a tensor has all three.
 pub(super) fn fused_projections(name: &str, has: impl Fn(&str) -> bool) -> Option<[String; 3]> {
     let LayerName { layer, tensor } = LayerName::of(name)?;

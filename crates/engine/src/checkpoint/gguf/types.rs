@@ -2,6 +2,19 @@
 
 use moeflux_compute::{BlockType, Scalar};
 
+/// Number in GGUF of the type that ggml gives a name.
+pub(crate) fn type_number(name: &str) -> Option<u32> {
+    (0..=LAST_TYPE).find(|n| TensorType::from_number(*n).is_ok_and(|kind| kind.name == name))
+}
+
+/// The value of `general.file_type` with a name.
+pub(crate) fn recipe_number(name: &str) -> Option<u64> {
+    RECIPES.iter().find(|known| known.name == name).map(|known| known.number)
+}
+
+/// Number of the newest type.
+const LAST_TYPE: u32 = 42;
+
 /// Type of a tensor: the weights of a block, and its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TensorType {

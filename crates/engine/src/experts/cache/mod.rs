@@ -287,8 +287,8 @@ impl ExpertCache {
         }
     }
 
-    /// Whether experts of a layer in host slots are copied to the card: while it has empty slots for
-    /// them, and always if it is a cache.
+    /// Whether experts of a layer in host slots are copied to the card: while it has empty slots
+    /// for them, and always if it is a cache.
     fn fills_card(&self, layer: usize) -> bool {
         let holds_all = self.access.holds_all;
         self.card.as_ref().is_some_and(|card| card.has_empty(layer) || !holds_all)

@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use serde_json::{Map, Value, json};
 
+use super::gguf::KeyValue;
+
 /// Ids below this are bytes.
 const BYTES: u32 = 256;
 /// Ids of printable ASCII.
@@ -70,6 +72,30 @@ pub(super) fn tokenizer_config(max_positions: usize) -> Value {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "unk_token": null
     })
+}
+
+/// Types of tokens in GGUF.
+const NORMAL: i32 = 1;
+const CONTROL: i32 = 3;
+const UNUSED: i32 = 5;
+
+/// Keys of the tokenizer in a GGUF file, with unused tokens up to `vocab`.
+pub(super) fn gguf_keys(vocab: usize, push: &mut dyn FnMut(&str, KeyValue)) {
+    let specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
+    let letters = byte_letters().map(|c| (c.to_string(), NORMAL));
+    let specials = specials.map(|text| (text.to_owned(), CONTROL));
+    let unused = (COUNT as usize..vocab).map(|id| (format!("[PAD{id}]"), UNUSED));
+    let (tokens, types) = letters.chain(specials).chain(unused).unzip();
+    let key = |name: &str| format!("tokenizer.ggml.{name}");
+    push(&key("model"), KeyValue::Text("gpt2".into()));
+    push(&key("pre"), KeyValue::Text("gpt-2".into()));
+    push(&key("tokens"), KeyValue::Texts(tokens));
+    push(&key("token_type"), KeyValue::I32s(types));
+    push(&key("merges"), KeyValue::Texts(Vec::new()));
+    push(&key("eos_token_id"), KeyValue::U32(IM_END));
+    push(&key("padding_token_id"), KeyValue::U32(END_OF_TEXT));
+    push(&key("add_bos_token"), KeyValue::Bool(false));
+    push("tokenizer.chat_template", KeyValue::Text(CHAT_TEMPLATE.into()));
 }
 
 fn special(id: u32, content: &str) -> Value {

@@ -94,10 +94,7 @@ pub(super) fn write_to<T: FileSink>(
         + headers.iter().chain(small.iter().map(|(_, b)| b)).map(|b| b.len() as u64).sum::<u64>();
 
     let mut folder = OutputFolder::open(out)?;
-    if let Some(free) = target.free(out).filter(|free| *free < bytes) {
-        let source = io::Error::from(io::ErrorKind::StorageFull);
-        return Err(Error::file(out, too_full(bytes, Some(free)))(source));
-    }
+    check_room(target, out, bytes)?;
     let mut done = 0;
     let cancelled = Cell::new(false);
     let mut wrote = |n: u64| {
@@ -105,8 +102,7 @@ pub(super) fn write_to<T: FileSink>(
         cancelled.set(progress(done, total).is_break());
         if cancelled.get() { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
     };
-    let mut buffer =
-        vec![0; CHUNK.min(plan.tensors.iter().map(|t| t.bytes as usize).max().unwrap_or(0))];
+    let mut buffer = chunk_buffer(&plan.tensors);
     for (i, (tensors, header)) in shards.iter().zip(&headers).enumerate() {
         let written = folder.file(target, &shard_name(i, shards.len()), bytes, |file| {
             file.write_all(header)?;
@@ -133,14 +129,70 @@ fn write_tensor(
     wrote: &mut dyn FnMut(u64) -> io::Result<()>,
 ) -> io::Result<()> {
     let mut offset = 0;
+    let unit = tensor.values.unit_bytes();
+    let chunk = (buffer.len() / unit * unit).max(unit.min(buffer.len())) as u64;
     while offset < tensor.bytes {
-        let n = (tensor.bytes - offset).min(buffer.len() as u64) as usize;
+        let n = (tensor.bytes - offset).min(chunk) as usize;
         tensor.values.fill(tensor.stream, offset, &mut buffer[..n]);
         file.write_all(&buffer[..n])?;
         offset += n as u64;
         wrote(n as u64)?;
     }
     Ok(())
+}
+
+/// Writes one file of tensors: a header, then each tensor padded to `alignment`.
+pub(super) fn write_file(
+    name: &str,
+    header: &[u8],
+    tensors: &[SynthTensor],
+    alignment: u64,
+    out: &Path,
+    progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+) -> Result<Summary, Error> {
+    let padded = |tensor: &SynthTensor| tensor.bytes.next_multiple_of(alignment);
+    let total: u64 = tensors.iter().map(padded).sum();
+    let bytes = header.len() as u64 + total;
+    let mut folder = OutputFolder::open(out)?;
+    check_room(&RealDisk, out, bytes)?;
+    let (mut done, cancelled) = (0, Cell::new(false));
+    let mut wrote = |n: u64| {
+        done += n;
+        cancelled.set(progress(done, total).is_break());
+        if cancelled.get() { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
+    };
+    let mut buffer = chunk_buffer(tensors);
+    let written = folder.file(&RealDisk, name, bytes, |file| {
+        file.write_all(header)?;
+        tensors.iter().try_for_each(|tensor| {
+            write_tensor(file, tensor, &mut buffer, &mut wrote)?;
+            let padding = vec![0; (padded(tensor) - tensor.bytes) as usize];
+            file.write_all(&padding)?;
+            wrote(padding.len() as u64)
+        })
+    });
+    match written {
+        Err(_) if cancelled.get() => return Err(Error::Cancelled),
+        other => other?,
+    }
+    folder.complete()?;
+    Ok(Summary { tensors: tensors.len(), shards: 1, bytes })
+}
+
+/// Buffer for chunks of tensors.
+fn chunk_buffer(tensors: &[SynthTensor]) -> Vec<u8> {
+    vec![0; CHUNK.min(tensors.iter().map(|t| t.bytes as usize).max().unwrap_or(0))]
+}
+
+/// Checks that a disk has room for `bytes` bytes.
+fn check_room<T: FileSink>(target: &T, out: &Path, bytes: u64) -> Result<(), Error> {
+    match target.free(out).filter(|free| *free < bytes) {
+        Some(free) => {
+            let source = io::Error::from(io::ErrorKind::StorageFull);
+            Err(Error::file(out, too_full(bytes, Some(free)))(source))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Splits the tensors into shards, greedily filled.

@@ -16,6 +16,7 @@
 mod byte_tokenizer;
 mod checkpoint_writer;
 mod export;
+mod gguf;
 mod module;
 mod presets;
 mod values;
@@ -29,6 +30,7 @@ use std::collections::HashMap;
 use serde_json::{Map, Value, json};
 
 pub use checkpoint_writer::{Summary, write};
+pub use gguf::{GgufRecipe, write_gguf};
 pub use presets::{Preset, PresetSizes, presets};
 
 use crate::{
@@ -164,18 +166,10 @@ impl SynthPlan {
 /// missing, out of range or inconsistent, there are fewer layers than requested, or the skew is not
 /// in 0 to 8.
 pub fn plan(options: &Options) -> Result<SynthPlan, Error> {
-    if !(0.0..=MAX_SKEW).contains(&options.skew) {
-        return Err(ToolError::Skew { skew: options.skew, most: MAX_SKEW }.into());
-    }
-    let Value::Object(mut config) = options.config.clone() else {
-        return Err(config_error("it is not a JSON object"));
-    };
-    if let Some(layers) = options.layers {
-        edit_text_config(&mut config, |text| cut_layers(text, layers))?;
-    }
+    checked_skew(options.skew)?;
+    let config = cut_config(options)?;
     let routing = RouterParams { seed: options.seed, skew: options.skew };
-    let SynthModel { modules, expert_quant: default, max_positions } =
-        model(&Value::Object(config.clone()), routing)?;
+    let SynthModel { modules, expert_quant: default, max_positions } = model(&config, routing)?;
     let mut quantization = default.setting();
     for (module, quant) in
         modules.iter().filter_map(|m| Some((m, m.quant().filter(|q| *q != default)?)))
@@ -192,8 +186,29 @@ pub fn plan(options: &Options) -> Result<SynthPlan, Error> {
             tensors.push(tensor);
         }
     }
-    finish_config(&mut config, &quantization);
-    Ok(SynthPlan { tensors, config: Value::Object(config), max_positions })
+    let mut config = config;
+    if let Value::Object(config) = &mut config {
+        finish_config(config, &quantization);
+    }
+    Ok(SynthPlan { tensors, config, max_positions })
+}
+
+fn checked_skew(skew: f64) -> Result<(), Error> {
+    match (0.0..=MAX_SKEW).contains(&skew) {
+        true => Ok(()),
+        false => Err(ToolError::Skew { skew, most: MAX_SKEW }.into()),
+    }
+}
+
+/// The config with as many layers as are wanted.
+fn cut_config(options: &Options) -> Result<Value, Error> {
+    let Value::Object(mut config) = options.config.clone() else {
+        return Err(config_error("it is not a JSON object"));
+    };
+    if let Some(layers) = options.layers {
+        edit_text_config(&mut config, |text| cut_layers(text, layers))?;
+    }
+    Ok(Value::Object(config))
 }
 
 fn config_error(problem: impl Into<String>) -> Error {

@@ -1,3 +1,4 @@
+mod gguf;
 mod models;
 
 use std::{

@@ -3,13 +3,17 @@
 //! Every byte is a function of seed, tensor name and offset alone. So layers do not depend on the
 //! number of other layers, or on how a writer splits its work.
 
+mod blocks;
 mod mxfp4;
+mod quantize;
 
 use std::ops::Range;
 
+pub(super) use blocks::BlockParams;
 use half::bf16;
 use moeflux_compute::{SPLITMIX_STEP, Scalar, splitmix_mix};
 pub(super) use mxfp4::Mxfp4Scales;
+pub(super) use quantize::quantizer;
 
 /// Weights per scale and bias.
 pub(super) const AFFINE_GROUP: usize = 64;
@@ -40,7 +44,7 @@ impl RandomStream {
     }
 
     /// Uniform value in `[0, 1)` for index `i`.
-    fn unit(self, i: u64) -> f32 {
+    pub(super) fn unit(self, i: u64) -> f32 {
         (self.word(i) >> 40) as f32 / (1u64 << 24) as f32
     }
 }
@@ -89,6 +93,20 @@ pub(super) enum TensorValues {
     Biases(AffineParams),
     /// Scales of MXFP4 blocks; bytes.
     Mxfp4Scales(Mxfp4Scales),
+    /// Blocks of ggml.
+    Blocks(BlockParams),
+    /// f32 of `-exp(x)`, with uniform `x` between two bounds.
+    Decays {
+        /// Lower bound.
+        low: f32,
+        /// Upper bound.
+        high: f32,
+    },
+    /// f32: some ones, then 1e30.
+    Steps {
+        /// Number of ones.
+        ones: u64,
+    },
     /// Uniform values between two bounds.
     Uniform {
         /// Element type.
@@ -166,7 +184,16 @@ fn size_of_group(sizes: RandomStream, group: u64) -> usize {
 }
 
 impl TensorValues {
-    /// Writes the bytes of the tensor from `offset` on into `out`. `offset` is a multiple of eight.
+    /// Bytes of which offsets are multiples when a tensor is filled in chunks.
+    pub(super) fn unit_bytes(&self) -> usize {
+        match self {
+            TensorValues::Blocks(params) => params.block_bytes(),
+            _ => 8,
+        }
+    }
+
+    /// Writes the bytes of the tensor from `offset` on into `out`. `offset` is a multiple of
+    /// [`TensorValues::unit_bytes`].
     pub(super) fn fill(&self, stream: RandomStream, offset: u64, out: &mut [u8]) {
         match self {
             TensorValues::Quants => {
@@ -186,6 +213,19 @@ impl TensorValues {
                 affine.fill(stream, offset / 2, out, |scale, mean| affine.bias(scale, mean));
             }
             TensorValues::Mxfp4Scales(powers) => powers.fill(stream, offset, out),
+            TensorValues::Blocks(params) => params.fill(stream, offset, out),
+            TensorValues::Decays { low, high } => {
+                for (i, out) in (offset / 4..).zip(out.chunks_exact_mut(4)) {
+                    let value = -(low + (high - low) * stream.unit(i)).exp();
+                    out.copy_from_slice(&value.to_le_bytes());
+                }
+            }
+            TensorValues::Steps { ones } => {
+                for (i, out) in (offset / 4..).zip(out.chunks_exact_mut(4)) {
+                    let value: f32 = if i < *ones { 1.0 } else { 1e30 };
+                    out.copy_from_slice(&value.to_le_bytes());
+                }
+            }
             TensorValues::Uniform { scalar, low, high, cols, lead } => {
                 let first = offset / scalar.bytes() as u64;
                 for (i, out) in out.chunks_exact_mut(scalar.bytes()).enumerate() {

@@ -1,0 +1,192 @@
+//! Synthetic GGUF files: the same random models with block types of ggml, under the names and with
+//! the metadata of llama.cpp.
+
+mod metadata;
+mod recipe;
+mod writer;
+
+use moeflux_compute::Scalar;
+use serde_json::Value;
+
+pub(super) use self::metadata::KeyValue;
+use self::{
+    metadata::{KeyList, model_keys},
+    recipe::{MatrixType, TensorRole},
+};
+pub use self::{recipe::GgufRecipe, writer::write_gguf};
+use super::{
+    Options, byte_tokenizer, checked_skew, config_error, cut_config,
+    export::Export,
+    module::{Module, ModuleKind, SynthTensor},
+    text_config,
+    values::{AFFINE_GROUP, BlockParams, Lead, RandomStream, TensorValues},
+    weights::{ModuleList, RouterParams},
+};
+use crate::{
+    base::error::{Error, ToolError},
+    checkpoint::{
+        gguf::architectures::GgufArchitecture, recorder::Recorder, source::SourceChanges,
+    },
+    model::blueprint::Blueprint,
+};
+
+/// Tensors and metadata of a GGUF file to write.
+#[derive(Clone, Debug)]
+pub(in crate::tools::synth) struct GgufPlan {
+    /// With their names in GGUF, in the order of the file.
+    tensors: Vec<SynthTensor>,
+    keys: KeyList,
+}
+
+/// Plans the file that `options` describe.
+///
+/// # Errors
+/// As [`plan`](super::plan()); or GGUF files of the architecture are not read.
+pub(super) fn plan_gguf(options: &Options, recipe: GgufRecipe) -> Result<GgufPlan, Error> {
+    checked_skew(options.skew)?;
+    let config = cut_config(options)?;
+    let text = text_config(&config);
+    let model_type = config.get("model_type").or_else(|| text.get("model_type"));
+    let model_type = model_type.and_then(Value::as_str).unwrap_or("");
+    let architecture = GgufArchitecture::for_model_type(model_type).ok_or_else(|| {
+        config_error(format!("GGUF files of the model_type {model_type:?} are not read"))
+    })?;
+    let export = Export::of(model_type);
+    let is_fused = architecture.name == "gemma4";
+    let has = |tensor: &str| match tensor {
+        _ if tensor.ends_with(".embed_tokens.weight") => tensor == "model.embed_tokens.weight",
+        _ if tensor.ends_with(".gate_up_proj") => is_fused,
+        _ if tensor.contains(".in_proj_qkvz.") => false,
+        _ => export.has(text, tensor),
+    };
+    let changes = SourceChanges {
+        one_added_to_norms: true,
+        kv_b_split: true,
+        decays_computed: true,
+        value_heads_dealt: architecture.value_heads_dealt,
+        ..SourceChanges::default()
+    };
+    let recorder = Recorder::new(&config, changes, &has);
+    let blueprint = Blueprint::for_source(&recorder)?;
+    let recorded = recorder.into_recorded();
+    let routing = RouterParams { seed: options.seed, skew: options.skew };
+    let export = export.for_routers(&blueprint);
+    let modules = ModuleList::new(&blueprint, &recorded, export, routing).collect();
+    let types = TensorTypes { recipe, seed: options.seed, layers: blueprint.layers.len() as u64 };
+    let mut tensors = Vec::new();
+    for module in modules {
+        tensors.push(types.tensor(architecture, module)?);
+    }
+    if is_fused {
+        tensors.push(rope_divisors(text, options.seed));
+    }
+    let mut keys = KeyList::default();
+    keys.push("general.architecture", KeyValue::Text(architecture.name.into()));
+    keys.push("general.type", KeyValue::Text("model".into()));
+    keys.push("general.name", KeyValue::Text(format!("random {model_type}")));
+    let number = recipe.number().and_then(|n| u32::try_from(n).ok());
+    keys.0.extend(number.map(|n| ("general.file_type".to_owned(), KeyValue::U32(n))));
+    keys.push("general.quantization_version", KeyValue::U32(2));
+    keys.0.extend(model_keys(architecture.name, text).0);
+    byte_tokenizer::gguf_keys(blueprint.vocab, &mut |key, value| keys.push(key, value));
+    Ok(GgufPlan { tensors, keys })
+}
+
+/// Types and values of a file's tensors.
+struct TensorTypes {
+    recipe: GgufRecipe,
+    seed: u64,
+    layers: u64,
+}
+
+impl TensorTypes {
+    /// The tensor of a module.
+    fn tensor(
+        &self,
+        architecture: &GgufArchitecture,
+        module: Module,
+    ) -> Result<SynthTensor, Error> {
+        let Module { path, shape, kind } = module;
+        let is_matrix = matches!(kind, ModuleKind::Linear { .. });
+        // Stacks that the Hub has without an ending are matrices, too.
+        let names = [format!("{path}.weight"), path.clone()];
+        let [with_ending, bare] = names.map(|name| architecture.tensor_name(&name));
+        let name = if is_matrix { with_ending.or(bare) } else { bare };
+        let name = name.ok_or_else(|| config_error(format!("GGUF has no name for {path}")))?;
+        let cols = shape.last().copied().unwrap_or(1);
+        let (values, kind) = match kind {
+            ModuleKind::Linear { gain, lead, .. } => {
+                let std = gain / (cols as f32).sqrt();
+                match self.recipe.matrix_type(&self.role(&name), cols) {
+                    MatrixType::Blocks(kind) => {
+                        let params = BlockParams::new(kind, std, cols, lead);
+                        (TensorValues::Blocks(params), kind.type_name())
+                    }
+                    MatrixType::Plain(scalar) => {
+                        let bound = std * 3f32.sqrt();
+                        (uniform(scalar, -bound, bound, cols, lead), scalar.name())
+                    }
+                }
+            }
+            ModuleKind::Plain { low, high, .. } if name.ends_with(".ssm_a") => {
+                (TensorValues::Decays { low, high }, Scalar::F32.name())
+            }
+            ModuleKind::Plain { low, high, lead, .. } => {
+                (uniform(Scalar::F32, low, high, cols, lead), Scalar::F32.name())
+            }
+        };
+        // Vectors as llama.cpp's converter squeezes them.
+        let mut shape: Vec<u64> = match is_matrix && !name.contains("ffn_gate_inp_shexp") {
+            true => shape,
+            false => shape.into_iter().filter(|n| *n != 1).collect(),
+        };
+        if shape.is_empty() {
+            shape.push(1);
+        }
+        let stream = RandomStream::new(self.seed, &name);
+        let elements = shape.iter().try_fold(1u64, |n, dim| n.checked_mul(*dim));
+        let bytes = match &values {
+            TensorValues::Blocks(params) => elements.and_then(|n| params.bytes(n)),
+            TensorValues::Uniform { scalar, .. } => {
+                elements.and_then(|n| n.checked_mul(scalar.bytes() as u64))
+            }
+            _ => elements.and_then(|n| n.checked_mul(4)),
+        };
+        let bytes = bytes.filter(|n| *n < 1 << 60).ok_or_else(|| ToolError::TensorTooLarge {
+            name: name.clone(),
+            shape: shape.clone(),
+        })?;
+        Ok(SynthTensor { name, dtype: kind, shape, bytes, values, stream })
+    }
+
+    fn role<'a>(&self, name: &'a str) -> TensorRole<'a> {
+        match name {
+            "token_embd.weight" => TensorRole::Embedding,
+            "output.weight" => TensorRole::Head,
+            _ if name.contains(".ffn_gate_inp") => TensorRole::Router,
+            _ => {
+                let mut parts = name.splitn(3, '.').skip(1);
+                let layer = parts.next().and_then(|n| n.parse().ok()).unwrap_or(0);
+                let name = parts.next().unwrap_or(name);
+                TensorRole::InLayer { name, layer, layers: self.layers }
+            }
+        }
+    }
+}
+
+fn uniform(scalar: Scalar, low: f32, high: f32, cols: u64, lead: Lead) -> TensorValues {
+    let cols = cols.max(AFFINE_GROUP as u64);
+    TensorValues::Uniform { scalar, low, high, cols, lead }
+}
+
+/// Divisors of the frequencies of full layers: next to infinite for pairs that are not rotated.
+fn rope_divisors(text: &Value, seed: u64) -> SynthTensor {
+    let width = text["global_head_dim"].as_u64().or(text["head_dim"].as_u64()).unwrap_or(0);
+    let full = &text["rope_parameters"]["full_attention"];
+    let share = full["partial_rotary_factor"].as_f64().unwrap_or(1.0);
+    let name = "rope_freqs.weight".to_owned();
+    let values = TensorValues::Steps { ones: (width as f64 / 2.0 * share) as u64 };
+    let stream = RandomStream::new(seed, &name);
+    let shape = vec![width / 2];
+    SynthTensor { name, dtype: Scalar::F32.name(), shape, bytes: width * 2, values, stream }
+}
