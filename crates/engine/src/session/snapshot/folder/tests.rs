@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::{ffi::OsStr, time::Duration};
 
 use super::*;
 use crate::{
