@@ -224,11 +224,11 @@ impl Server {
         let ServerOptions { masks, overflow, .. } = &self.options;
         let (masks, overflow) = (masks.clone(), *overflow);
         let options = AnswerOptions { masks, overflow, ..AnswerOptions::default() };
-        let (models, thread) = ModelRegistry::start(models, options)?;
+        let models = ModelRegistry::start(models, options)?;
         let served = runtime.block_on(self.serve(Arc::clone(&models)));
         // Connections that are left end here, which cancels their requests.
         runtime.shutdown_timeout(THREADS_END);
-        models.end(thread);
+        models.end();
         served
     }
 

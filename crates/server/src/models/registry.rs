@@ -29,6 +29,8 @@ pub(crate) struct ModelRegistry {
     state: Mutex<RegistryState>,
     /// Notified when the thread that loads models may have something to do.
     changed: Condvar,
+    /// The thread, until the end.
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// State that requests and the loading thread share. No lock is held during a load.
@@ -164,10 +166,7 @@ impl ModelRegistry {
     ///
     /// # Errors
     /// The loaded model cannot be served, or there is no thread.
-    pub(crate) fn start(
-        models: Models,
-        options: AnswerOptions,
-    ) -> Result<(Arc<Self>, Option<JoinHandle<()>>), ServerError> {
+    pub(crate) fn start(models: Models, options: AnswerOptions) -> Result<Arc<Self>, ServerError> {
         let Models { offered, source, waiting } = models;
         let mut state =
             RegistryState { failed: vec![false; offered.len()], ..RegistryState::default() };
@@ -181,18 +180,24 @@ impl ModelRegistry {
             ModelSource::Loader(loader) => Some(loader),
         };
         let (state, changed) = (Mutex::new(state), Condvar::new());
-        let has_thread = loader.is_some();
-        let registry = Arc::new(Self { offered, options, has_thread, waiting, state, changed });
+        let (has_thread, thread) = (loader.is_some(), Mutex::default());
+        let registry =
+            Arc::new(Self { offered, options, has_thread, waiting, state, changed, thread });
         let start = |loader| {
             let switcher = Switcher { registry: Arc::clone(&registry), loader };
             thread::Builder::new().name("models".into()).spawn(|| switcher.run())
         };
         let thread = loader.map(start).transpose().map_err(ServerError::Runtime)?;
-        Ok((registry, thread))
+        *registry.thread() = thread;
+        Ok(registry)
     }
 
     fn lock(&self) -> MutexGuard<'_, RegistryState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn thread(&self) -> MutexGuard<'_, Option<JoinHandle<()>>> {
+        self.thread.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// All models.
@@ -341,7 +346,7 @@ impl ModelRegistry {
     }
 
     /// Stops, and waits for the last request and the thread. A load ends with the process.
-    pub(crate) fn end(&self, thread: Option<JoinHandle<()>>) {
+    pub(crate) fn end(&self) {
         self.stop();
         let (current, is_loading) = {
             let mut state = self.lock();
@@ -350,6 +355,7 @@ impl ModelRegistry {
         if let Some(current) = current {
             current.model.core.join();
         }
+        let thread = self.thread().take();
         if let Some(thread) = thread.filter(|_| !is_loading) {
             // Its panic has stopped the registry.
             let _ = thread.join();

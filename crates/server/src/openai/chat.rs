@@ -173,7 +173,7 @@ mod tests {
         let engine = Engine::open(checkpoint, options, &mut |_, _| {}).unwrap();
         let core = ServingCore::start(&engine, ServingOptions::default()).unwrap();
         let models = Models::one("tales", LoadedModel::new(core)).unwrap();
-        let (models, _) = ModelRegistry::start(models, AnswerOptions::default()).unwrap();
+        let models = ModelRegistry::start(models, AnswerOptions::default()).unwrap();
         let host = Ipv4Addr::LOCALHOST.into();
         let guard = Guard::new(host, ApiKeys::default(), false, &[]).unwrap();
         Arc::new(App::new(models, guard))
