@@ -7,6 +7,7 @@ use super::{
     activations::{F32Rows, Q8Row, Q8Rows, QuantLayout, QuantStorage, padded},
     gemm_f32::{F32TileSums, FloatTile, TILE_ROWS},
     gemm_q8::{GEMM_BATCH, TileChunk, TileScratch, UnpackedTile, tile_bytes, tile_scale_len},
+    gemv_blocks,
     gemv_q8::{
         GEMV_ROWS, GemvActivations, GemvOut, packed_activation_bytes, rows_widened_together,
     },
@@ -383,7 +384,11 @@ impl Kernels {
         assert!((1..=MAX_GEMV_OUTPUTS).contains(&outputs));
         let shape = x.shape(matrix);
         let WorkerScratch { tile, tile_f32, packed, packed_rows, products, .. } = scratch;
-        let stride = packed_activation_bytes(padded(shape.cols));
+        let padded = padded(shape.cols);
+        let stride = match x.layout.storage {
+            QuantStorage::Planes(..) => packed_activation_bytes(padded),
+            QuantStorage::Blocks(_) => gemv_blocks::packed_bytes(padded),
+        };
         let rows = std::array::from_fn(|i| indexes.get(i).copied().unwrap_or(usize::MAX));
         let key = PackedKey { id: x.id, rows };
         if packed_rows.replace(key) != Some(key) {

@@ -34,6 +34,12 @@ const fn block_bytes<S: Simd>() -> usize {
     5 * 4 * S::LANES
 }
 
+/// Bytes of a packed row of activations with `padded` columns. Rows that follow each other spread
+/// over the sets of L1.
+pub(super) const fn packed_bytes(padded: usize) -> usize {
+    padded / 4 * 5
+}
+
 /// Quants of a block in the order of the products.
 ///
 /// # Safety
@@ -56,7 +62,7 @@ unsafe fn load_block<S: Simd>(p: *const u8) -> [S::Dwords; MAX_UNPACKED] {
 ///
 /// # Safety
 /// The Simd contract; the activations are padded to whole blocks, and `dst` has room for
-/// [`packed_activation_bytes`](super::gemv_q8::packed_activation_bytes) of them.
+/// [`packed_bytes`] of them.
 #[inline(always)]
 pub(super) unsafe fn pack_for_blocks<S: Simd>(x: &Q8Row<'_>, cols: usize, dst: &mut [u8]) {
     for i in 0..cols.div_ceil(block_cols::<S>()) {
