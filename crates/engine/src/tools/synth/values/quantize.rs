@@ -7,9 +7,11 @@ use moeflux_compute::{BlockType, Scalar};
 /// Weights of a super-block.
 const SUPER: usize = 256;
 
-/// The function that quantizes a block of a type; `None` for types without one. It takes the
-/// weights of a block, and its zeroed bytes.
-pub(in crate::tools::synth) fn quantizer(kind: BlockType) -> Option<fn(&[f32], &mut [u8])> {
+/// Function from the weights of a block to its bytes, which are zero before.
+pub(in crate::tools::synth) type Quantizer = fn(&[f32], &mut [u8]);
+
+/// The quantizer of a type; `None` for types without one.
+pub(in crate::tools::synth) fn quantizer(kind: BlockType) -> Option<Quantizer> {
     Some(match kind {
         BlockType::Q4_0 => q4_0,
         BlockType::Q8_0 => q8_0,
@@ -98,8 +100,8 @@ fn q6_k(x: &[f32], block: &mut [u8]) {
         let s = nearest(scale * inverse(d), -128.0, 127.0) as i8;
         block[192 + i] = s as u8;
         let scale = inverse(d * f32::from(s));
-        for l in 16 * i..16 * (i + 1) {
-            let quant = nearest(x[l] * scale + 32.0, 0.0, 63.0) as u8;
+        for (l, x) in x.iter().enumerate().skip(16 * i).take(16) {
+            let quant = nearest(x * scale + 32.0, 0.0, 63.0) as u8;
             // Of each half, four runs of 32 weights.
             let (half, run, at) = (l / (SUPER / 2), l % (SUPER / 2) / 32, l % 32);
             block[64 * half + run % 2 * 32 + at] |= (quant & 15) << (run / 2 * 4);
