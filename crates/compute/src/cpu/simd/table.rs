@@ -94,6 +94,7 @@ pub(super) struct KernelTable {
 ///
 /// # Safety
 /// All functions need the Simd contract.
+#[allow(clippy::type_complexity, reason = "a table of functions has their types")]
 pub(super) struct SamplingTable {
     pub(super) tally: unsafe fn(&[f32], f32, LogitScale, &mut [u64; BINS]),
     pub(super) extent: unsafe fn(&[f32]) -> ([f32; 2], bool),
