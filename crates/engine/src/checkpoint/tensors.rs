@@ -214,19 +214,20 @@ impl Checkpoint {
             "U32" => self.affine_stack(request, t),
             "F8_E4M3" => self.fp8_stack(request, t),
             kind => {
-                self.check_shape(weight, t, &request.tensor_shape(&[rows, cols]))?;
-                match BlockType::from_type_name(kind).filter(|_| self.changes.ggml_types) {
-                    Some(block) => self.block_stack(request, block, t),
-                    None => {
-                        let format = Format::Plain(self.scalar(weight, t)?);
-                        let factor = format!("{name}.scale");
-                        if self.changes.ggml_types && self.has(&factor) {
-                            let problem = format!("factors on {} are not read", t.dtype);
-                            return Err(self.tensor_error(&factor, &problem));
-                        }
-                        self.build_stack(request, format, &[t])
-                    }
+                let shape = request.tensor_shape(&[rows, cols]);
+                let block = BlockType::from_type_name(kind).filter(|_| self.changes.ggml_types);
+                if let Some(block) = block {
+                    self.check_shape(weight, t, &shape)?;
+                    return self.block_stack(request, block, t);
                 }
+                let format = Format::Plain(self.scalar(weight, t)?);
+                self.check_shape(weight, t, &shape)?;
+                let factor = format!("{name}.scale");
+                if self.changes.ggml_types && self.has(&factor) {
+                    let problem = format!("factors on {} are not read", t.dtype);
+                    return Err(self.tensor_error(&factor, &problem));
+                }
+                self.build_stack(request, format, &[t])
             }
         }
     }

@@ -80,7 +80,7 @@ fn streamed_experts_give_the_same_bits() {
     let (all, _) = run(MemoryRequest::default());
     let (few, read) = run(MemoryRequest::default().slots(2));
     assert!(few == all);
-    assert!(read > 4, "{read} reads");
+    assert!(read > 2, "{read} reads");
 }
 
 #[test]

@@ -94,8 +94,8 @@ pub(super) fn is_empty_prompt(fields: &Fields<'_>) -> Result<bool, ApiError> {
     Ok(prompt.is_empty() && suffix(fields)?.is_none())
 }
 
-/// Time that the model stays loaded without requests: the field `keep_alive`, a number of seconds or
-/// a text. Below 0 is for ever.
+/// Time that the model stays loaded without requests: the field `keep_alive`, a number of seconds
+/// or a text. Below 0 is for ever.
 ///
 /// # Errors
 /// It is neither.

@@ -1,4 +1,4 @@
-//! `GET /v1/models`, also in Anthropic's form; loads and unloads, in the form of llama.cpp's server.
+//! `GET /v1/models`, also in Anthropic's form; loads and unloads, as in llama.cpp's server.
 
 use std::sync::Arc;
 

@@ -74,17 +74,17 @@ pub(super) const FACTOR: &str = ".scale";
 /// Name of a tensor on the Hub; `None` if it is unknown. `rows` are those of the architecture, and
 /// `has` says whether a tensor exists in the file.
 pub(super) fn hub_name(name: &str, rows: &[NameRow], has: impl Fn(&str) -> bool) -> Option<String> {
-    if let Some(row) = MODEL.iter().find(|row| row.gguf == name) {
-        return Some(row.hub.into());
-    }
-    let parts = LayerName::of(name)?;
-    let is_fused = has(&format!("blk.{}.ffn_gate_up_exps.weight", parts.layer));
-    let rows = || rows.iter().chain(is_fused.then_some(&FUSED_DOWN)).chain(&LAYER);
-    let hub = rows().find_map(|row| parts.renamed(row));
-    hub.or_else(|| {
-        let weight = format!("{}.weight", parts.tensor.strip_suffix(FACTOR)?);
-        let weight = LayerName { tensor: &weight, ..parts };
-        let hub = rows().find_map(|row| weight.renamed(row))?;
+    let named = |name: &str| {
+        if let Some(row) = MODEL.iter().find(|row| row.gguf == name) {
+            return Some(row.hub.into());
+        }
+        let parts = LayerName::of(name)?;
+        let is_fused = has(&format!("blk.{}.ffn_gate_up_exps.weight", parts.layer));
+        let mut rows = rows.iter().chain(is_fused.then_some(&FUSED_DOWN)).chain(&LAYER);
+        rows.find_map(|row| parts.renamed(row))
+    };
+    named(name).or_else(|| {
+        let hub = named(&format!("{}.weight", name.strip_suffix(FACTOR)?))?;
         Some(format!("{}{FACTOR}", hub.strip_suffix(".weight").unwrap_or(&hub)))
     })
 }

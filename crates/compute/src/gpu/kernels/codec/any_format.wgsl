@@ -1,8 +1,8 @@
 // Weights of any format and alignment, one at a time. Specification: `Format::dequantize`.
 // ELEMENT: 0 f32, 1 f16, 2 bf16, 3 affine quants of BITS bits, 4 e2m1, 5 e4m3; the codes of
-// block_types.wgsl. SCALE: 0 f32, 1 f16, 2 bf16, 3 e8m0, 4 e4m3; 5 one f32 for a matrix of blocks of
-// ggml. BLOCK_COLS, BLOCK_ROWS: weights that share a scale (and, of quants, a bias). Block types of ggml: BLOCK_COLS weights take
-// BLOCK_BYTES bytes.
+// block_types.wgsl. SCALE: 0 f32, 1 f16, 2 bf16, 3 e8m0, 4 e4m3; 5 one f32 for a matrix of ggml's
+// blocks. BLOCK_COLS, BLOCK_ROWS: weights that share a scale (and, of quants, a bias). Block types
+// of ggml: BLOCK_COLS weights take BLOCK_BYTES bytes.
 // needs: codec/any_block
 // constants: BITS, BLOCK_BYTES, BLOCK_COLS, BLOCK_ROWS, ELEMENT, SCALE
 

@@ -73,6 +73,7 @@ fn small(model_type: &str) -> Value {
     let mut config = config(model_type);
     let text =
         if config.get("text_config").is_some() { &mut config["text_config"] } else { &mut config };
+    text["linear_conv_kernel_dim"] = 4.into();
     for (key, value) in [
         ("num_hidden_layers", 8),
         ("num_experts", 8),

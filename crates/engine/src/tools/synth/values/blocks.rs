@@ -44,7 +44,6 @@ impl ScalePlace {
     /// Multiplies the scales of a block.
     fn multiply(self, block: &mut [u8], factor: f32) {
         let scaled = |bits: u16| f16::from_f32(f16::from_bits(bits).to_f32() * factor).to_bits();
-        let powers = factor.log2();
         match self {
             Self::F16(places) => {
                 for at in places {
@@ -62,13 +61,36 @@ impl ScalePlace {
                     *high = *high & 15 | ((bits >> (4 * i)) as u8 & 15) << 4;
                 }
             }
-            Self::E8M0 => block[0] = (f32::from(block[0]) + powers).round().clamp(1.0, 250.0) as u8,
-            // Three bits of mantissa: a step of 8 is a power of two.
+            Self::E8M0 => {
+                block[0] = (f32::from(block[0]) + factor.log2()).round().clamp(1.0, 250.0) as u8;
+            }
             Self::E4M3 => block[..4].iter_mut().for_each(|scale| {
-                *scale = (f32::from(*scale) + 8.0 * powers).round().clamp(1.0, 126.0) as u8;
+                *scale = e4m3_code(e4m3_value(*scale) * factor);
             }),
         }
     }
+}
+
+/// Smallest normal value of E4M3.
+const E4M3_NORMAL: f32 = 1.0 / 64.0;
+/// Subnormal codes of E4M3 per unit.
+const E4M3_STEPS: f32 = 512.0;
+
+/// Value of an E4M3 code without sign.
+fn e4m3_value(code: u8) -> f32 {
+    match code >> 3 {
+        0 => f32::from(code) / E4M3_STEPS,
+        exponent => f32::from(8 + code % 8) * 2f32.powi(i32::from(exponent) - 10),
+    }
+}
+
+/// The finite E4M3 code nearest to a positive value; never 0.
+fn e4m3_code(value: f32) -> u8 {
+    if value < E4M3_NORMAL {
+        return (value * E4M3_STEPS).round().max(1.0) as u8;
+    }
+    // The exponent and three bits of the mantissa, rounded; biases of 127 and 7.
+    (((value.to_bits() + (1 << 19)) >> 20) - (120 << 3)).min(126) as u8
 }
 
 /// A matrix of blocks.
