@@ -162,18 +162,8 @@ pub(crate) fn sample_formats() -> Vec<Format> {
     formats
 }
 
-/// Block types that cover alignments, scales and biases of halves, and codebooks.
-const BLOCKS: [BlockType; 9] = [
-    BlockType::Q4_0,
-    BlockType::Q5_1,
-    BlockType::Q8_0,
-    BlockType::NVFP4,
-    BlockType::Q2K,
-    BlockType::Q4K,
-    BlockType::Q6K,
-    BlockType::IQ2S,
-    BlockType::TQ1_0,
-];
+/// A block type of each of the GPU's codecs.
+const BLOCKS: [BlockType; 4] = [BlockType::Q5_1, BlockType::Q4K, BlockType::IQ2S, BlockType::TQ1_0];
 
 const SCALARS: [Scalar; 3] = [Scalar::F32, Scalar::F16, Scalar::BF16];
 
