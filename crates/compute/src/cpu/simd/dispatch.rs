@@ -19,7 +19,7 @@ use super::{
     vector::{MAX_LANES, Q8_GROUP},
 };
 use crate::{
-    BlockType, Element, Format, Matrix, Scalar,
+    BlockType, Codec, Element, Format, Matrix, Scalar,
     cpu::scratch::{PackedKey, WorkerScratch},
     format::PerPlane,
 };
@@ -28,7 +28,7 @@ use crate::{
 pub(super) type RowPlanes<'a> = PerPlane<&'a [u8]>;
 
 /// Row of the CPU's table of weight formats: how rows become operands of the kernels.
-pub(super) trait CpuCodec {
+pub(super) trait CpuCodec: Codec {
     /// Layout of int8 activations for rows of `cols` columns; `None` if products take f32 only.
     fn quant_layout(&self, _cols: usize) -> Option<QuantLayout> {
         None
@@ -50,14 +50,17 @@ pub(super) trait CpuCodec {
         room: &'a mut [f32],
     ) -> RowFormat<'a>;
 
-    /// Dequantizes a row. `scales` has room for its scales and biases.
+    /// Dequantizes a row, by default as the reference does. `scales` has room for its scales and
+    /// biases.
     fn dequantize_row(
         &self,
-        kernels: Kernels,
+        _kernels: Kernels,
         row: RowPlanes<'_>,
-        scales: &mut [f32],
+        _scales: &mut [f32],
         out: &mut [f32],
-    );
+    ) {
+        self.dequantize(row, out);
+    }
 }
 
 /// The format's row of the CPU's table.

@@ -45,16 +45,6 @@ impl CpuCodec for BlockType {
     ) -> RowFormat<'a> {
         dequantized_rows(self, columns(*self, rows[0]), &rows[..count], room)
     }
-
-    fn dequantize_row(
-        &self,
-        _kernels: Kernels,
-        row: RowPlanes<'_>,
-        _scales: &mut [f32],
-        out: &mut [f32],
-    ) {
-        self.dequantize(row, out);
-    }
 }
 
 impl CpuCodec for ScaledBlocks {
@@ -66,15 +56,5 @@ impl CpuCodec for ScaledBlocks {
         room: &'a mut [f32],
     ) -> RowFormat<'a> {
         dequantized_rows(self, columns(self.0, rows[0]), &rows[..count], room)
-    }
-
-    fn dequantize_row(
-        &self,
-        _kernels: Kernels,
-        row: RowPlanes<'_>,
-        _scales: &mut [f32],
-        out: &mut [f32],
-    ) {
-        self.dequantize(row, out);
     }
 }
