@@ -17,7 +17,7 @@ use super::{
     parse_config,
     rope::RopeByType,
     scope::{NormWeights, Scope},
-    windows::Windows,
+    windows::LayerWindows,
 };
 use crate::{
     base::error::Error,
@@ -43,7 +43,7 @@ struct Gemma4Config {
     per_layer_config: Option<BTreeMap<String, LayerOverrides>>,
     attention_k_eq_v: bool,
     #[serde(flatten)]
-    windows: Windows,
+    windows: LayerWindows,
     enable_moe_block: bool,
     num_experts: Option<usize>,
     top_k_experts: Option<usize>,

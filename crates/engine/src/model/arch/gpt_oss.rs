@@ -18,7 +18,7 @@ use super::{
     parse_config,
     rope::RopeKeys,
     scope::{NormWeights, Scope},
-    windows::Windows,
+    windows::LayerWindows,
 };
 use crate::{
     base::error::Error,
@@ -44,7 +44,7 @@ struct GptOssConfig {
     swiglu_alpha: Option<f32>,
     swiglu_limit: Option<f32>,
     #[serde(flatten)]
-    windows: Windows,
+    windows: LayerWindows,
 }
 
 pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {

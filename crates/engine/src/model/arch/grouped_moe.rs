@@ -14,7 +14,9 @@ use super::{
 use crate::{
     base::error::Error,
     checkpoint::source::TensorSource,
-    model::blueprint::{FeedForwardBlueprint, MoeBlueprint, RouterBlueprint, SharedBlueprint},
+    model::blueprint::{
+        FeedForwardBlueprint, MlpBlueprint, MoeBlueprint, RouterBlueprint, SharedBlueprint,
+    },
 };
 
 /// Config keys of these parts.
@@ -101,31 +103,44 @@ impl GroupedMoe {
         layer: usize,
         hidden: usize,
     ) -> Result<FeedForwardBlueprint, Error> {
-        let source = mlp.source;
-        let require = Require(source);
-        if !self.is_sparse(source, layer)? {
-            require.sizes(&[("intermediate_size", self.intermediate_size)])?;
-            return Ok(mlp.mlp(hidden, self.intermediate_size)?.into());
-        }
+        Ok(match self.is_sparse(mlp.source, layer)? {
+            true => self.moe(style, mlp, hidden)?.into(),
+            false => self.dense(mlp, hidden)?.into(),
+        })
+    }
+
+    /// Part of a layer without experts.
+    pub(super) fn dense(&self, mlp: &Scope<'_>, hidden: usize) -> Result<MlpBlueprint, Error> {
+        Require(mlp.source).sizes(&[("intermediate_size", self.intermediate_size)])?;
+        mlp.mlp(hidden, self.intermediate_size)
+    }
+
+    /// Part of a layer with experts.
+    pub(super) fn moe(
+        &self,
+        style: &MoeStyle,
+        mlp: &Scope<'_>,
+        hidden: usize,
+    ) -> Result<MoeBlueprint, Error> {
         let purpose = "how many experts layers have";
-        let count = require.named("n_routed_experts", self.n_routed_experts, purpose)?;
+        let count =
+            Require(mlp.source).named("n_routed_experts", self.n_routed_experts, purpose)?;
         let sizes = ExpertSizes { count, hidden, intermediate: self.moe_intermediate_size };
         let keys = ExpertKeys {
             count: "n_routed_experts",
             top_k: "num_experts_per_tok",
             intermediate: "moe_intermediate_size",
         };
-        sizes.check(source, self.num_experts_per_tok, &keys)?;
+        sizes.check(mlp.source, self.num_experts_per_tok, &keys)?;
         let tensors = ExpertTensors::new(mlp.child(style.stacked), mlp.child(style.experts));
-        let moe = MoeBlueprint {
+        Ok(MoeBlueprint {
             router: self.router(style, mlp, sizes)?,
             experts: experts(&tensors, sizes)?,
             activation: Activation::SwiGlu,
             experts_norm: None,
             experts_post_norm: None,
             shared: self.shared(&mlp.child(style.shared), sizes)?,
-        };
-        Ok(moe.into())
+        })
     }
 
     /// Shared experts, as one MLP.

@@ -28,7 +28,7 @@ mod softmax_moe;
 mod solar_open;
 mod windows;
 
-use config::{Require, check_layers, config_error, parse_config};
+use config::{Require, check_keys, check_layers, config_error, parse_config};
 
 use crate::{
     base::error::Error,
@@ -43,6 +43,8 @@ struct ArchitectureEntry {
     layer_types: &'static [&'static str],
     /// Keys of `per_layer_config` that it reads.
     per_layer_keys: &'static [&'static str],
+    /// Keys that have no effect on it, although others would refuse their values.
+    harmless_keys: &'static [&'static str],
     blueprint: fn(&dyn TensorSource) -> Result<Blueprint, Error>,
 }
 
@@ -51,6 +53,7 @@ const UNIFORM: ArchitectureEntry = ArchitectureEntry {
     model_type: "",
     layer_types: &["full_attention"],
     per_layer_keys: &[],
+    harmless_keys: &[],
     blueprint: qwen3_moe::blueprint,
 };
 
@@ -130,6 +133,7 @@ impl Blueprint {
                 ),
             ));
         };
+        check_keys(source, architecture.harmless_keys)?;
         check_layers(source, architecture.layer_types, architecture.per_layer_keys)?;
         (architecture.blueprint)(source)
     }

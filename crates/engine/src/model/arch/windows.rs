@@ -7,12 +7,12 @@ use crate::{base::error::Error, checkpoint::source::TensorSource};
 
 /// Config keys of layers with sliding windows among layers of full attention.
 #[derive(Deserialize)]
-pub(super) struct Windows {
+pub(super) struct LayerWindows {
     pub(super) sliding_window: Option<usize>,
     layer_types: Vec<String>,
 }
 
-impl Windows {
+impl LayerWindows {
     /// Window of layer `layer` in positions, the token's own included; `None` for full attention.
     pub(super) fn of(
         &self,
