@@ -18,6 +18,7 @@ mod glm_moe_dsa;
 mod gpt_oss;
 mod grouped_moe;
 mod minimax_m2;
+mod mixtral;
 mod olmoe;
 mod qwen2_moe;
 mod qwen3_5_moe;
@@ -97,6 +98,7 @@ const ARCHITECTURES: &[ArchitectureEntry] = &[
     ArchitectureEntry { model_type: "kimi_k2", blueprint: deepseek_v3::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "kimi_k25", blueprint: deepseek_v3::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "minimax_m2", blueprint: minimax_m2::blueprint, ..UNIFORM },
+    ArchitectureEntry { model_type: "mixtral", blueprint: mixtral::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "olmoe", blueprint: olmoe::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "qwen2_moe", blueprint: qwen2_moe::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "qwen3_5_moe", blueprint: qwen3_5_moe::blueprint, ..DELTA_NET },
