@@ -19,6 +19,7 @@ mod glm_moe_dsa;
 mod gpt_oss;
 mod grouped_moe;
 mod hy_v3;
+mod mellum;
 mod minimax_m2;
 mod mixtral;
 mod olmoe;
@@ -101,6 +102,12 @@ const ARCHITECTURES: &[ArchitectureEntry] = &[
     ArchitectureEntry { model_type: "hy_v3", blueprint: hy_v3::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "kimi_k2", blueprint: deepseek_v3::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "kimi_k25", blueprint: deepseek_v3::blueprint, ..UNIFORM },
+    ArchitectureEntry {
+        model_type: "mellum",
+        harmless_keys: &["use_sliding_window"],
+        blueprint: mellum::blueprint,
+        ..SLIDING
+    },
     ArchitectureEntry { model_type: "minimax_m2", blueprint: minimax_m2::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "mixtral", blueprint: mixtral::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "olmoe", blueprint: olmoe::blueprint, ..UNIFORM },
