@@ -11,6 +11,7 @@ mod config;
 mod deepseek_v3;
 mod deepseek_v32;
 mod dots1;
+mod ernie4_5_moe;
 mod exaone_moe;
 mod expert_tensors;
 mod gemma4;
@@ -88,6 +89,7 @@ const ARCHITECTURES: &[ArchitectureEntry] = &[
     ArchitectureEntry { model_type: "deepseek_v3", blueprint: deepseek_v3::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "deepseek_v32", blueprint: deepseek_v32::blueprint, ..SPARSE },
     ArchitectureEntry { model_type: "dots1", blueprint: dots1::blueprint, ..UNIFORM },
+    ArchitectureEntry { model_type: "ernie4_5_moe", blueprint: ernie4_5_moe::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "exaone_moe", blueprint: exaone_moe::blueprint, ..SLIDING },
     ArchitectureEntry {
         model_type: "gemma4",
