@@ -99,6 +99,7 @@ const ARCHITECTURES: &[ArchitectureEntry] = &[
     },
     ArchitectureEntry { model_type: "glm4_moe", blueprint: glm4_moe::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "glm4_moe_lite", blueprint: deepseek_v3::blueprint, ..UNIFORM },
+    ArchitectureEntry { model_type: "glm4v_moe", blueprint: glm4_moe::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "glm_moe_dsa", blueprint: glm_moe_dsa::blueprint, ..SPARSE },
     ArchitectureEntry { model_type: "gpt_oss", blueprint: gpt_oss::blueprint, ..SLIDING },
     ArchitectureEntry { model_type: "hy_v3", blueprint: hy_v3::blueprint, ..UNIFORM },
