@@ -13,6 +13,14 @@ def qwen3_moe(**changes):
         attention_bias=False, eos_token_id=1, bos_token_id=0) | changes
 
 
+def qwen3_vl_moe(**changes):
+    """The nested config of a tiny Qwen3-VL-MoE."""
+    rope = dict(rope_type="default", mrope_interleaved=True, mrope_section=[6, 5, 5])
+    text = qwen3_moe(model_type="qwen3_vl_moe_text", moe_intermediate_size=64, rope_theta=5000000.0, rope_scaling=rope)
+    return dict(architectures=["Qwen3VLMoeForConditionalGeneration"], model_type="qwen3_vl_moe",
+                text_config=text | changes, tie_word_embeddings=False, eos_token_id=1)
+
+
 def qwen3_5_text(**changes):
     """A tiny text config of Qwen3.5-MoE. `interval` and `rotary` set the keys derived from them."""
     interval, rotary = changes.pop("interval", 4), changes.pop("rotary", 0.25)
@@ -195,6 +203,8 @@ CASES = {
         qwen3_moe(num_hidden_layers=2, head_dim=16, num_experts=4, num_experts_per_tok=4, rope_theta=10000.0,
                   rms_norm_eps=1e-5),
         layout="mlx-plain", dtype="f32"),
+    # The text model of a vision-language one.
+    "qwen3_vl_moe": Case(qwen3_vl_moe(), overrides={"mlp.gate": (8, 64)}),
     # Hub layout: one bf16 tensor per expert and projection, an expert's three in three shards; a
     # dense layer.
     "qwen3_moe_hub": Case(

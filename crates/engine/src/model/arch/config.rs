@@ -17,16 +17,21 @@ struct UnsupportedKey {
     is_neutral: fn(&Value) -> bool,
 }
 
-/// Keys that are refused for every architecture, unless their value is neutral.
-const UNSUPPORTED_KEYS: [UnsupportedKey; 8] = [
+/// Keys that are refused for every architecture to which they are not harmless, unless their value
+/// is neutral or null.
+const UNSUPPORTED_KEYS: [UnsupportedKey; 12] = [
     UnsupportedKey { key: "attention_chunk_size", is_neutral: Value::is_null },
     UnsupportedKey { key: "attn_logit_softcapping", is_neutral: Value::is_null },
     UnsupportedKey {
         key: "attn_type_list",
         is_neutral: |v| v.as_array().is_some_and(|types| types.iter().all(|t| t == 1)),
     },
+    UnsupportedKey { key: "clip_qkv", is_neutral: Value::is_null },
     UnsupportedKey { key: "hidden_act", is_neutral: |v| v == "silu" || v == "swish" },
     UnsupportedKey { key: "mlp_bias", is_neutral: |v| v == false },
+    UnsupportedKey { key: "moe_apply_router_weight_on_input", is_neutral: |v| v == false },
+    UnsupportedKey { key: "moe_router_enable_expert_bias", is_neutral: |v| v == true },
+    UnsupportedKey { key: "moe_router_use_sigmoid", is_neutral: |v| v == true },
     UnsupportedKey { key: "use_bias", is_neutral: |v| v == false },
     UnsupportedKey {
         key: "use_bidirectional_attention",
@@ -35,8 +40,8 @@ const UNSUPPORTED_KEYS: [UnsupportedKey; 8] = [
     UnsupportedKey { key: "use_sliding_window", is_neutral: |v| v == false },
 ];
 
-/// Names that transformers gives to one key: it maps one to the other (`attribute_map`), and its
-/// versions write different ones.
+/// Names of one key. transformers maps some to each other (`attribute_map`), and its versions write
+/// different ones; publishers chose others.
 struct KeyNames {
     /// The key that an architecture reads.
     key: &'static str,
@@ -45,12 +50,29 @@ struct KeyNames {
 }
 
 /// All keys of several names.
-const KEY_NAMES: [KeyNames; 5] = [
+const KEY_NAMES: [KeyNames; 11] = [
     KeyNames { key: "num_experts", others: &["num_local_experts", "n_routed_experts"] },
     KeyNames { key: "num_local_experts", others: &["num_experts", "n_routed_experts"] },
-    KeyNames { key: "n_routed_experts", others: &["num_local_experts", "num_experts"] },
-    KeyNames { key: "num_experts_per_tok", others: &["experts_per_token"] },
+    KeyNames {
+        key: "n_routed_experts",
+        others: &["num_local_experts", "num_experts", "moe_num_experts"],
+    },
+    KeyNames { key: "n_shared_experts", others: &["num_shared_experts", "moe_num_shared_experts"] },
+    KeyNames { key: "num_experts_per_tok", others: &["experts_per_token", "moe_k", "moe_top_k"] },
+    KeyNames { key: "first_k_dense_replace", others: &["num_dense_layers"] },
+    KeyNames { key: "norm_topk_prob", others: &["route_norm"] },
+    KeyNames {
+        key: "routed_scaling_factor",
+        others: &[
+            "router_scaling_factor",
+            "moe_routed_scaling_factor",
+            "moe_router_scaling_factor",
+            "route_scale",
+        ],
+    },
+    KeyNames { key: "scoring_func", others: &["score_func"] },
     KeyNames { key: "qk_rope_head_dim", others: &["head_dim"] },
+    KeyNames { key: "use_qk_norm", others: &["qk_norm"] },
 ];
 
 /// The config of the language model: nested under `text_config`, or the whole config.
@@ -76,14 +98,6 @@ fn deserialize<T: DeserializeOwned>(map: &Map<String, Value>) -> Result<T, serde
 pub(super) fn parse_config<T: DeserializeOwned>(source: &dyn TensorSource) -> Result<T, Error> {
     let mut map = text_config(source).as_object().cloned().unwrap_or_default();
     map.retain(|_, v| !v.is_null());
-    for UnsupportedKey { key, is_neutral } in UNSUPPORTED_KEYS {
-        if let Some(value) = map.get(key).filter(|v| !is_neutral(v)) {
-            return Err(config_error(
-                source,
-                format!("\"{key}\" is {value}, which is not supported"),
-            ));
-        }
-    }
     deserialize(&map).map_err(|e| {
         // The cause is a key without which, or with another value of which, parsing succeeds.
         let problem = e.to_string();
@@ -100,6 +114,18 @@ pub(super) fn parse_config<T: DeserializeOwned>(source: &dyn TensorSource) -> Re
         let named = |key: &String| format!("\"{key}\": {problem}");
         config_error(source, cause.map_or(problem.clone(), named))
     })
+}
+
+/// Checks that the values of unsupported keys, but those of `harmless` ones, have no effect.
+pub(super) fn check_keys(source: &dyn TensorSource, harmless: &[&str]) -> Result<(), Error> {
+    for UnsupportedKey { key, is_neutral } in UNSUPPORTED_KEYS {
+        let value = text_config(source).get(key).filter(|v| !v.is_null() && !is_neutral(v));
+        if let Some(value) = value.filter(|_| !harmless.contains(&key)) {
+            let problem = format!("\"{key}\" is {value}, which is not supported");
+            return Err(config_error(source, problem));
+        }
+    }
+    Ok(())
 }
 
 /// Checks that the config asks for no kind of layer but `types`, and overrides no key of a layer

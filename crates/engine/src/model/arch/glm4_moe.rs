@@ -1,4 +1,4 @@
-//! `glm4_moe`: GLM-4.5, GLM-4.5-Air, GLM-4.6, GLM-4.7.
+//! `glm4_moe`, `glm4v_moe`: GLM-4.5, GLM-4.5-Air, GLM-4.6, GLM-4.7; the text model of GLM-4.5V.
 //!
 //! Grouped-query attention with biases, RoPE on a part of each head, and norms per head in some
 //! sizes; the feed-forward parts of DeepSeek-V3. Sources: Z.ai, "GLM-4.5", 2025; the published
@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::{
     body::{Body, GqaParams, Heads, gqa},
-    grouped_moe::GroupedMoe,
+    grouped_moe::{GroupedMoe, MoeStyle},
     parse_config,
     rope::{RopeKeys, RotatedPart},
     scope::{NormWeights, Scope},
@@ -32,20 +32,22 @@ struct Glm4MoeConfig {
     use_qk_norm: Option<bool>,
 }
 
-/// Values of keys that a config lacks.
+/// Values of keys that a config lacks, and names of its MoE layers.
 #[derive(Clone, Copy)]
 pub(super) struct Glm4Defaults {
     /// Share of a head that RoPE rotates.
     pub(super) rotary_share: f64,
     /// Whether queries and keys have norms; `None`: if their tensors exist.
     pub(super) qk_norm: Option<bool>,
+    pub(super) moe: MoeStyle,
 }
 
 pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
-    with_defaults(source, Glm4Defaults { rotary_share: 0.5, qk_norm: None })
+    let moe = MoeStyle::default();
+    with_defaults(source, Glm4Defaults { rotary_share: 0.5, qk_norm: None, moe })
 }
 
-/// Blueprint of the architecture, with these values of keys that the config lacks.
+/// Blueprint of the architecture, with these values and names.
 pub(super) fn with_defaults(
     source: &dyn TensorSource,
     defaults: Glm4Defaults,
@@ -54,7 +56,8 @@ pub(super) fn with_defaults(
     let body = &config.body;
     body.blueprint(source, NormWeights::Plain, |i, layer| {
         let attention = attention(&config, defaults, &layer.child("self_attn"))?;
-        let feed_forward = config.moe.feed_forward(&layer.child("mlp"), i, body.hidden_size)?;
+        let (mlp, hidden) = (layer.child("mlp"), body.hidden_size);
+        let feed_forward = config.moe.feed_forward_with(&defaults.moe, &mlp, i, hidden)?;
         body.layer(layer, attention, feed_forward)
     })
 }

@@ -3,21 +3,27 @@
 //!
 //! Entry point is [`Blueprint::for_checkpoint`], which looks the `model_type` up in
 //! [`ARCHITECTURES`]. Shared parts are in `body.rs` (embedding, head, layers, attention),
-//! `rope.rs`, `softmax_moe.rs`, `grouped_moe.rs` and `expert_tensors.rs`; `config.rs` reads configs
-//! and checks their values, `scope.rs` looks tensors up by name.
+//! `rope.rs`, `windows.rs`, `softmax_moe.rs`, `grouped_moe.rs` and `expert_tensors.rs`; `config.rs`
+//! reads configs and checks their values, `scope.rs` looks tensors up by name.
 
 mod body;
 mod config;
 mod deepseek_v3;
 mod deepseek_v32;
 mod dots1;
+mod ernie4_5_moe;
+mod exaone_moe;
 mod expert_tensors;
 mod gemma4;
 mod glm4_moe;
 mod glm_moe_dsa;
 mod gpt_oss;
 mod grouped_moe;
+mod hy_v3;
+mod mellum;
 mod minimax_m2;
+mod mixtral;
+mod olmoe;
 mod qwen2_moe;
 mod qwen3_5_moe;
 mod qwen3_moe;
@@ -26,8 +32,9 @@ mod rope;
 mod scope;
 mod softmax_moe;
 mod solar_open;
+mod windows;
 
-use config::{Require, check_layers, config_error, parse_config};
+use config::{Require, check_keys, check_layers, config_error, parse_config};
 
 use crate::{
     base::error::Error,
@@ -42,6 +49,8 @@ struct ArchitectureEntry {
     layer_types: &'static [&'static str],
     /// Keys of `per_layer_config` that it reads.
     per_layer_keys: &'static [&'static str],
+    /// Keys that have no effect on it, although others would refuse their values.
+    harmless_keys: &'static [&'static str],
     blueprint: fn(&dyn TensorSource) -> Result<Blueprint, Error>,
 }
 
@@ -50,6 +59,7 @@ const UNIFORM: ArchitectureEntry = ArchitectureEntry {
     model_type: "",
     layer_types: &["full_attention"],
     per_layer_keys: &[],
+    harmless_keys: &[],
     blueprint: qwen3_moe::blueprint,
 };
 
@@ -79,6 +89,8 @@ const ARCHITECTURES: &[ArchitectureEntry] = &[
     ArchitectureEntry { model_type: "deepseek_v3", blueprint: deepseek_v3::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "deepseek_v32", blueprint: deepseek_v32::blueprint, ..SPARSE },
     ArchitectureEntry { model_type: "dots1", blueprint: dots1::blueprint, ..UNIFORM },
+    ArchitectureEntry { model_type: "ernie4_5_moe", blueprint: ernie4_5_moe::blueprint, ..UNIFORM },
+    ArchitectureEntry { model_type: "exaone_moe", blueprint: exaone_moe::blueprint, ..SLIDING },
     ArchitectureEntry {
         model_type: "gemma4",
         per_layer_keys: &["head_dim", "num_key_value_heads"],
@@ -87,15 +99,26 @@ const ARCHITECTURES: &[ArchitectureEntry] = &[
     },
     ArchitectureEntry { model_type: "glm4_moe", blueprint: glm4_moe::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "glm4_moe_lite", blueprint: deepseek_v3::blueprint, ..UNIFORM },
+    ArchitectureEntry { model_type: "glm4v_moe", blueprint: glm4_moe::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "glm_moe_dsa", blueprint: glm_moe_dsa::blueprint, ..SPARSE },
     ArchitectureEntry { model_type: "gpt_oss", blueprint: gpt_oss::blueprint, ..SLIDING },
+    ArchitectureEntry { model_type: "hy_v3", blueprint: hy_v3::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "kimi_k2", blueprint: deepseek_v3::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "kimi_k25", blueprint: deepseek_v3::blueprint, ..UNIFORM },
+    ArchitectureEntry {
+        model_type: "mellum",
+        harmless_keys: &["use_sliding_window"],
+        blueprint: mellum::blueprint,
+        ..SLIDING
+    },
     ArchitectureEntry { model_type: "minimax_m2", blueprint: minimax_m2::blueprint, ..UNIFORM },
+    ArchitectureEntry { model_type: "mixtral", blueprint: mixtral::blueprint, ..UNIFORM },
+    ArchitectureEntry { model_type: "olmoe", blueprint: olmoe::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "qwen2_moe", blueprint: qwen2_moe::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "qwen3_5_moe", blueprint: qwen3_5_moe::blueprint, ..DELTA_NET },
     ArchitectureEntry { model_type: "qwen3_moe", blueprint: qwen3_moe::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "qwen3_next", blueprint: qwen3_next::blueprint, ..DELTA_NET },
+    ArchitectureEntry { model_type: "qwen3_vl_moe", blueprint: qwen3_moe::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "solar_open", blueprint: solar_open::blueprint, ..UNIFORM },
 ];
 
@@ -129,6 +152,7 @@ impl Blueprint {
                 ),
             ));
         };
+        check_keys(source, architecture.harmless_keys)?;
         check_layers(source, architecture.layer_types, architecture.per_layer_keys)?;
         (architecture.blueprint)(source)
     }

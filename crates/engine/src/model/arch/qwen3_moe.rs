@@ -1,4 +1,5 @@
-//! `qwen3_moe`: Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder.
+//! `qwen3_moe`, `qwen3_vl_moe`: Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder; the text model of
+//! Qwen3-VL.
 //!
 //! Grouped-query attention with a norm per head, softmax router, no shared expert.
 //! Sources: Qwen3 Technical Report, 2025; the published `config.json`s.

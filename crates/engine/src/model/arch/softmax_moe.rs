@@ -1,5 +1,5 @@
-//! Feed-forward parts of the Qwen models: a softmax router over experts in every layer or some of
-//! them, with a gated shared expert in some models.
+//! Feed-forward parts of the Qwen models and others: a softmax router over experts in every layer
+//! or some of them, with a gated shared expert in some models.
 
 use moeflux_compute::Activation;
 use serde::Deserialize;
@@ -45,10 +45,28 @@ impl SoftmaxMoe {
         }
     }
 
+    /// Takes the size of an expert from `intermediate_size`, as models without dense layers have
+    /// it.
+    pub(super) fn size_experts_as_mlp(&mut self) {
+        self.moe_intermediate_size = self.intermediate_size;
+    }
+
     /// Feed-forward part `mlp` of layer `layer`. `normalize` scales the weights of a token's
     /// experts to a sum of one.
     pub(super) fn feed_forward(
         &self,
+        mlp: &Scope<'_>,
+        layer: usize,
+        hidden: usize,
+        normalize: bool,
+    ) -> Result<FeedForwardBlueprint, Error> {
+        self.feed_forward_with(&ExpertTensors::in_block(mlp), mlp, layer, hidden, normalize)
+    }
+
+    /// As [`SoftmaxMoe::feed_forward`], with experts of other names.
+    pub(super) fn feed_forward_with(
+        &self,
+        tensors: &ExpertTensors<'_>,
         mlp: &Scope<'_>,
         layer: usize,
         hidden: usize,
@@ -92,7 +110,7 @@ impl SoftmaxMoe {
                 normalize,
                 ..RouterBlueprint::softmax(router, self.num_experts_per_tok)
             },
-            experts: experts(&ExpertTensors::in_block(mlp), sizes)?,
+            experts: experts(tensors, sizes)?,
             activation: Activation::SwiGlu,
             experts_norm: None,
             experts_post_norm: None,

@@ -3,9 +3,13 @@
 //! The architecture of `glm4_moe` with RoPE on whole heads and without norms of queries and keys.
 //! Sources: Upstage, "Solar Open Technical Report", 2025; the published `config.json`.
 
-use super::glm4_moe::{Glm4Defaults, with_defaults};
+use super::{
+    glm4_moe::{Glm4Defaults, with_defaults},
+    grouped_moe::MoeStyle,
+};
 use crate::{base::error::Error, checkpoint::source::TensorSource, model::blueprint::Blueprint};
 
 pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
-    with_defaults(source, Glm4Defaults { rotary_share: 1.0, qk_norm: Some(false) })
+    let moe = MoeStyle::default();
+    with_defaults(source, Glm4Defaults { rotary_share: 1.0, qk_norm: Some(false), moe })
 }

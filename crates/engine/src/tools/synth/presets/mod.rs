@@ -41,6 +41,12 @@ const PRESETS: &[Preset] = &[
         make: others::gpt_oss_20b,
     },
     Preset {
+        name: "ernie-4.5-21b-a3b",
+        description: "ERNIE-4.5-21B-A3B: 28 layers of attention, 1 dense, 64 experts, 6 per token; 12 GB",
+        sizes: PresetSizes { parameters: 21.83, active: 3.35, expert_mb: 6.64 },
+        make: others::ernie_4_5_21b_a3b,
+    },
+    Preset {
         name: "gemma-4-26b-a4b",
         description: "Gemma-4-26B-A4B: 30 layers, 5 of 6 sliding, 128 experts, 8 per token; 14 GB",
         sizes: PresetSizes { parameters: 25.2, active: 3.8, expert_mb: 3.35 },
@@ -105,6 +111,18 @@ const PRESETS: &[Preset] = &[
         description: "MiniMax-M2: 62 layers of attention, 256 experts, 8 per token; 129 GB",
         sizes: PresetSizes { parameters: 229.0, active: 10.4, expert_mb: 7.96 },
         make: others::minimax_m2,
+    },
+    Preset {
+        name: "k-exaone-236b-a23b",
+        description: "K-EXAONE-236B-A23B: 48 layers, 3 of 4 sliding, 1 dense, 128 experts, 8 per token; 133 GB",
+        sizes: PresetSizes { parameters: 236.5, active: 22.7, expert_mb: 21.23 },
+        make: others::k_exaone_236b_a23b,
+    },
+    Preset {
+        name: "hy3-preview",
+        description: "Hy3-preview: 80 layers of attention, 1 dense, 192 experts, 8 per token; 166 GB",
+        sizes: PresetSizes { parameters: 295.0, active: 20.1, expert_mb: 10.62 },
+        make: others::hy3_preview,
     },
     Preset {
         name: "glm-4.6",
