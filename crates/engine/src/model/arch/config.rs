@@ -35,8 +35,8 @@ const UNSUPPORTED_KEYS: [UnsupportedKey; 8] = [
     UnsupportedKey { key: "use_sliding_window", is_neutral: |v| v == false },
 ];
 
-/// Names that transformers gives to one key: it maps one to the other (`attribute_map`), and its
-/// versions write different ones.
+/// Names of one key: those that transformers maps to each other (`attribute_map`), of which its
+/// versions write different ones, and those that publishers chose.
 struct KeyNames {
     /// The key that an architecture reads.
     key: &'static str,
@@ -45,11 +45,27 @@ struct KeyNames {
 }
 
 /// All keys of several names.
-const KEY_NAMES: [KeyNames; 5] = [
+const KEY_NAMES: [KeyNames; 10] = [
     KeyNames { key: "num_experts", others: &["num_local_experts", "n_routed_experts"] },
     KeyNames { key: "num_local_experts", others: &["num_experts", "n_routed_experts"] },
-    KeyNames { key: "n_routed_experts", others: &["num_local_experts", "num_experts"] },
-    KeyNames { key: "num_experts_per_tok", others: &["experts_per_token"] },
+    KeyNames {
+        key: "n_routed_experts",
+        others: &["num_local_experts", "num_experts", "moe_num_experts"],
+    },
+    KeyNames { key: "n_shared_experts", others: &["num_shared_experts", "moe_num_shared_experts"] },
+    KeyNames { key: "num_experts_per_tok", others: &["experts_per_token", "moe_k", "moe_top_k"] },
+    KeyNames { key: "first_k_dense_replace", others: &["num_dense_layers"] },
+    KeyNames { key: "norm_topk_prob", others: &["route_norm"] },
+    KeyNames {
+        key: "routed_scaling_factor",
+        others: &[
+            "router_scaling_factor",
+            "moe_routed_scaling_factor",
+            "moe_router_scaling_factor",
+            "route_scale",
+        ],
+    },
+    KeyNames { key: "scoring_func", others: &["score_func"] },
     KeyNames { key: "qk_rope_head_dim", others: &["head_dim"] },
 ];
 

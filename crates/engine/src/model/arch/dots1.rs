@@ -10,8 +10,7 @@ use serde::Deserialize;
 use super::{
     Require,
     body::{Body, GqaParams, Heads, gqa},
-    expert_tensors::ExpertTensors,
-    grouped_moe::GroupedMoe,
+    grouped_moe::{GroupedMoe, MoeStyle},
     parse_config,
     rope::RopeKeys,
     scope::{NormWeights, Scope},
@@ -19,7 +18,7 @@ use super::{
 use crate::{
     base::error::Error,
     checkpoint::source::TensorSource,
-    model::blueprint::{Blueprint, FeedForwardBlueprint, GqaBlueprint},
+    model::blueprint::{Blueprint, GqaBlueprint},
 };
 
 #[derive(Deserialize)]
@@ -55,7 +54,9 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
     )?;
     body.blueprint(source, NormWeights::Plain, |i, layer| {
         let attention = attention(&config, &layer.child("self_attn"))?;
-        let feed_forward = feed_forward(&config, &layer.child("mlp"), i)?;
+        let style = MoeStyle { stacked: "experts", ..MoeStyle::default() };
+        let mlp = layer.child("mlp");
+        let feed_forward = config.moe.feed_forward_with(&style, &mlp, i, body.hidden_size)?;
         body.layer(layer, attention, feed_forward)
     })
 }
@@ -69,14 +70,4 @@ fn attention(config: &Dots1Config, attention: &Scope<'_>) -> Result<GqaBlueprint
         k_norm: Some(attention.norm("k_norm", shape.head_dim)?),
         ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?
     })
-}
-
-fn feed_forward(
-    config: &Dots1Config,
-    mlp: &Scope<'_>,
-    layer: usize,
-) -> Result<FeedForwardBlueprint, Error> {
-    let experts = mlp.child("experts");
-    let tensors = ExpertTensors::new(experts.clone(), experts);
-    config.moe.feed_forward_with(&tensors, mlp, layer, config.body.hidden_size)
 }

@@ -15,8 +15,9 @@ use super::{
     body::{Body, GqaParams, gqa, gqa_shape},
     expert_tensors::{ExpertKeys, ExpertSizes, ExpertTensors, experts},
     parse_config,
-    rope::RopeConfig,
+    rope::RopeByType,
     scope::{NormWeights, Scope},
+    windows::Windows,
 };
 use crate::{
     base::error::Error,
@@ -41,8 +42,8 @@ struct Gemma4Config {
     /// Overrides by layer; later configs have them instead of the `global` keys.
     per_layer_config: Option<BTreeMap<String, LayerOverrides>>,
     attention_k_eq_v: bool,
-    sliding_window: usize,
-    layer_types: Vec<String>,
+    #[serde(flatten)]
+    windows: Windows,
     enable_moe_block: bool,
     num_experts: Option<usize>,
     top_k_experts: Option<usize>,
@@ -52,7 +53,7 @@ struct Gemma4Config {
     final_logit_softcapping: Option<f32>,
     hidden_activation: Option<String>,
     #[serde(default)]
-    rope_parameters: Gemma4Rope,
+    rope_parameters: RopeByType,
 }
 
 /// Values of one layer that differ from the model's.
@@ -62,20 +63,11 @@ struct LayerOverrides {
     num_key_value_heads: Option<usize>,
 }
 
-#[derive(Deserialize, Default)]
-struct Gemma4Rope {
-    full_attention: Option<RopeConfig>,
-    sliding_attention: Option<RopeConfig>,
-}
-
 pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
     let mut config: Gemma4Config = parse_config(source)?;
     config.body.tie_word_embeddings.get_or_insert(true);
     let (body, require) = (&config.body, Require(source));
-    require.sizes(&[
-        ("intermediate_size", config.intermediate_size),
-        ("sliding_window", config.sliding_window),
-    ])?;
+    require.sizes(&[("intermediate_size", config.intermediate_size)])?;
     for (key, number) in [
         ("hidden_size_per_layer_input", config.hidden_size_per_layer_input),
         ("num_kv_shared_layers", config.num_kv_shared_layers),
@@ -95,7 +87,6 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
     require.that(activation == "gelu_pytorch_tanh", || {
         format!("the \"hidden_activation\" {activation:?} is not supported")
     })?;
-    require.layers("layer_types", Some(&config.layer_types), body.num_hidden_layers)?;
     let cap = config.final_logit_softcapping;
     require.factor("final_logit_softcapping", cap.unwrap_or(1.0))?;
     let norms = NormWeights::Plain;
@@ -127,20 +118,18 @@ fn attention(
     attention: &Scope<'_>,
 ) -> Result<GqaBlueprint, Error> {
     let (source, hidden) = (attention.source, config.body.hidden_size);
-    let is_full = config.layer_types[i] == "full_attention";
-    let keys_are_values = config.attention_k_eq_v && is_full;
+    let window = config.windows.of(source, i)?;
+    let keys_are_values = config.attention_k_eq_v && window.is_none();
     let own = overrides(config, source, i)?;
     let head_dim = own.head_dim.unwrap_or(config.head_dim);
     let kv_heads = own.num_key_value_heads.unwrap_or(config.num_key_value_heads);
     let shape = GqaShape {
-        window: (!is_full).then_some(config.sliding_window),
+        window,
         // Queries and keys are normed; scores have no further scale.
         scale: 1.0,
         ..gqa_shape(source, config.num_attention_heads, kv_heads, head_dim)?
     };
-    let rope = &config.rope_parameters;
-    let rope = if is_full { &rope.full_attention } else { &rope.sliding_attention };
-    let rope = rope.clone().unwrap_or_default().shape(source, head_dim, RopePairs::Halves)?;
+    let rope = config.rope_parameters.of(window).shape(source, head_dim, RopePairs::Halves)?;
     Ok(GqaBlueprint {
         q_norm: Some(attention.norm("q_norm", head_dim)?),
         k_norm: Some(attention.norm("k_norm", head_dim)?),
@@ -160,7 +149,7 @@ fn overrides(
         let own = layers.iter().find(|(layer, _)| layer.parse() == Ok(i));
         return Ok(own.map(|(_, own)| *own).unwrap_or_default());
     }
-    if config.layer_types[i] != "full_attention" {
+    if config.windows.of(source, i)?.is_some() {
         return Ok(LayerOverrides::default());
     }
     let (key, purpose) = ("global_head_dim", "the width of heads in layers of full attention");

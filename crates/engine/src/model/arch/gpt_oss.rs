@@ -18,6 +18,7 @@ use super::{
     parse_config,
     rope::RopeKeys,
     scope::{NormWeights, Scope},
+    windows::Windows,
 };
 use crate::{
     base::error::Error,
@@ -42,33 +43,19 @@ struct GptOssConfig {
     /// Factor in the sigmoid of the experts' activation. Published configs do not have it.
     swiglu_alpha: Option<f32>,
     swiglu_limit: Option<f32>,
-    sliding_window: Option<usize>,
-    layer_types: Vec<String>,
+    #[serde(flatten)]
+    windows: Windows,
 }
 
 pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
-    let config: GptOssConfig = parse_config(source)?;
+    let mut config: GptOssConfig = parse_config(source)?;
+    config.windows.sliding_window.get_or_insert(128);
     config.body.blueprint(source, NormWeights::Plain, |i, layer| {
-        let window = window(source, &config, i)?;
+        let window = config.windows.of(source, i)?;
         let attention = attention(&config, window, &layer.child("self_attn"))?;
         let moe = moe(&config, &layer.child("mlp"))?;
         config.body.layer(layer, attention, moe)
     })
-}
-
-/// Sliding window of layer `layer`.
-fn window(
-    source: &dyn TensorSource,
-    config: &GptOssConfig,
-    layer: usize,
-) -> Result<Option<usize>, Error> {
-    Require(source).layers("layer_types", Some(&config.layer_types), layer + 1)?;
-    if config.layer_types[layer] != "sliding_attention" {
-        return Ok(None);
-    }
-    let window = config.sliding_window.unwrap_or(128);
-    Require(source).sizes(&[("sliding_window", window)])?;
-    Ok(Some(window))
 }
 
 fn attention(

@@ -1,7 +1,7 @@
-//! Feed-forward parts of DeepSeek-V3 and GLM-4.5: dense layers first, then MoE layers.
+//! Feed-forward parts of DeepSeek-V3, GLM-4.5 and many others: dense layers first, then MoE layers.
 //!
-//! A sigmoid router chooses experts by corrected scores among the best groups (`noaux_tc`), beside
-//! unscaled shared experts.
+//! A router, mostly with sigmoid scores, chooses experts by corrected scores among the best groups
+//! (`noaux_tc`), beside unscaled shared experts.
 
 use moeflux_compute::{Activation, ExpertGroups, Scoring};
 use serde::Deserialize;
@@ -26,6 +26,8 @@ pub(super) struct GroupedMoe {
     moe_intermediate_size: usize,
     n_routed_experts: Option<usize>,
     n_shared_experts: Option<usize>,
+    /// Of all shared experts together; `None`: as wide as `n_shared_experts` routed ones.
+    shared_expert_intermediate_size: Option<usize>,
     #[serde(default)]
     num_experts_per_tok: usize,
     n_group: Option<usize>,
@@ -37,7 +39,35 @@ pub(super) struct GroupedMoe {
     first_k_dense_replace: Option<usize>,
     moe_layer_freq: Option<usize>,
     /// `dense` or `sparse` for each layer, instead of the two keys above.
-    mlp_layer_types: Option<Vec<String>>,
+    pub(super) mlp_layer_types: Option<Vec<String>>,
+}
+
+/// How a family names the parts, and what its configs do not say. The default is DeepSeek-V3's.
+#[derive(Clone, Copy)]
+pub(super) struct MoeStyle {
+    pub(super) router: &'static str,
+    /// Bias for the choice of experts; `None`: there is none.
+    pub(super) correction: Option<&'static str>,
+    /// The shared experts, as one MLP.
+    pub(super) shared: &'static str,
+    /// Experts in MLX's export and on the Hub, as in [`ExpertTensors`].
+    pub(super) stacked: &'static str,
+    pub(super) experts: &'static str,
+    /// Function from logits to scores, which `scoring_func` may repeat.
+    pub(super) scoring: Scoring,
+}
+
+impl Default for MoeStyle {
+    fn default() -> Self {
+        Self {
+            router: "gate",
+            correction: Some("gate.e_score_correction_bias"),
+            shared: "shared_experts",
+            stacked: "switch_mlp",
+            experts: "experts",
+            scoring: Scoring::Sigmoid,
+        }
+    }
 }
 
 impl GroupedMoe {
@@ -60,13 +90,13 @@ impl GroupedMoe {
         layer: usize,
         hidden: usize,
     ) -> Result<FeedForwardBlueprint, Error> {
-        self.feed_forward_with(&ExpertTensors::in_block(mlp), mlp, layer, hidden)
+        self.feed_forward_with(&MoeStyle::default(), mlp, layer, hidden)
     }
 
-    /// As [`GroupedMoe::feed_forward`], with experts of other names.
+    /// As [`GroupedMoe::feed_forward`], in the style of a family.
     pub(super) fn feed_forward_with(
         &self,
-        tensors: &ExpertTensors<'_>,
+        style: &MoeStyle,
         mlp: &Scope<'_>,
         layer: usize,
         hidden: usize,
@@ -86,29 +116,50 @@ impl GroupedMoe {
             intermediate: "moe_intermediate_size",
         };
         sizes.check(source, self.num_experts_per_tok, &keys)?;
-        if self.n_shared_experts.is_none() && mlp.has("shared_experts.gate_proj.weight") {
-            require.named("n_shared_experts", None::<usize>, "the size of the shared experts")?;
-        }
-        let shared = self.n_shared_experts.filter(|n| *n > 0).map(|n| -> Result<_, Error> {
-            let size = sizes.intermediate.checked_mul(n);
-            let size =
-                size.ok_or_else(|| config_error(source, format!("\"n_shared_experts\" is {n}")))?;
-            let mlp = mlp.child("shared_experts").mlp(hidden, size)?;
-            Ok(SharedBlueprint { mlp, gate: None, post_norm: None })
-        });
+        let tensors = ExpertTensors::new(mlp.child(style.stacked), mlp.child(style.experts));
         let moe = MoeBlueprint {
-            router: self.router(mlp, sizes)?,
-            experts: experts(tensors, sizes)?,
+            router: self.router(style, mlp, sizes)?,
+            experts: experts(&tensors, sizes)?,
             activation: Activation::SwiGlu,
             experts_norm: None,
             experts_post_norm: None,
-            shared: shared.transpose()?,
+            shared: self.shared(&mlp.child(style.shared), sizes)?,
         };
         Ok(moe.into())
     }
 
-    /// Router `gate`. DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 2.1.2.
-    fn router(&self, mlp: &Scope<'_>, sizes: ExpertSizes) -> Result<RouterBlueprint, Error> {
+    /// Shared experts, as one MLP.
+    fn shared(
+        &self,
+        shared: &Scope<'_>,
+        sizes: ExpertSizes,
+    ) -> Result<Option<SharedBlueprint>, Error> {
+        let (require, key) = (Require(shared.source), "n_shared_experts");
+        let size = match (self.shared_expert_intermediate_size, self.n_shared_experts) {
+            (Some(size), _) => size,
+            (None, Some(n)) => sizes
+                .intermediate
+                .checked_mul(n)
+                .ok_or_else(|| config_error(shared.source, format!("\"{key}\" is {n}")))?,
+            (None, None) if shared.has("gate_proj.weight") => {
+                require.named(key, None, "the size of the shared experts")?
+            }
+            (None, None) => 0,
+        };
+        if size == 0 {
+            return Ok(None);
+        }
+        let mlp = shared.mlp(sizes.hidden, size)?;
+        Ok(Some(SharedBlueprint { mlp, gate: None, post_norm: None }))
+    }
+
+    /// Router. DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 2.1.2.
+    fn router(
+        &self,
+        style: &MoeStyle,
+        mlp: &Scope<'_>,
+        sizes: ExpertSizes,
+    ) -> Result<RouterBlueprint, Error> {
         let (require, count, top_k) = (Require(mlp.source), sizes.count, self.num_experts_per_tok);
         let (groups, chosen) = (self.n_group.unwrap_or(1), self.topk_group.unwrap_or(1));
         require.that(
@@ -125,9 +176,13 @@ impl GroupedMoe {
         require.that(method == "noaux_tc", || {
             format!("the \"topk_method\" {method:?} is not supported")
         })?;
+        let named = match style.scoring {
+            Scoring::Sigmoid => "sigmoid",
+            Scoring::Softmax => "softmax",
+        };
         // Some configs have the method here too.
-        let scoring = self.scoring_func.as_deref().unwrap_or("sigmoid");
-        require.that(["sigmoid", "noaux_tc"].contains(&scoring), || {
+        let scoring = self.scoring_func.as_deref().unwrap_or(named);
+        require.that([named, "noaux_tc"].contains(&scoring), || {
             format!("the \"scoring_func\" {scoring:?} is not supported")
         })?;
         let scale = self.routed_scaling_factor.unwrap_or(1.0);
@@ -135,11 +190,11 @@ impl GroupedMoe {
         // With one expert per token its weight is its score, as in DeepSeek's modeling_deepseek.py
         // and mlx-lm.
         let normalize = self.norm_topk_prob.unwrap_or(true) && top_k > 1;
-        let correction = mlp.vector("gate.e_score_correction_bias", count)?;
-        let weight = mlp.linear("gate", count, sizes.hidden)?;
+        let correction = style.correction.map(|name| mlp.vector(name, count)).transpose()?;
+        let weight = mlp.linear(style.router, count, sizes.hidden)?;
         Ok(RouterBlueprint {
-            scoring: Scoring::Sigmoid,
-            correction: Some(correction),
+            scoring: style.scoring,
+            correction,
             groups: (groups > 1).then_some(ExpertGroups { count: groups, chosen }),
             normalize,
             scale,

@@ -3,8 +3,8 @@
 //!
 //! Entry point is [`Blueprint::for_checkpoint`], which looks the `model_type` up in
 //! [`ARCHITECTURES`]. Shared parts are in `body.rs` (embedding, head, layers, attention),
-//! `rope.rs`, `softmax_moe.rs`, `grouped_moe.rs` and `expert_tensors.rs`; `config.rs` reads configs
-//! and checks their values, `scope.rs` looks tensors up by name.
+//! `rope.rs`, `windows.rs`, `softmax_moe.rs`, `grouped_moe.rs` and `expert_tensors.rs`; `config.rs`
+//! reads configs and checks their values, `scope.rs` looks tensors up by name.
 
 mod body;
 mod config;
@@ -26,6 +26,7 @@ mod rope;
 mod scope;
 mod softmax_moe;
 mod solar_open;
+mod windows;
 
 use config::{Require, check_layers, config_error, parse_config};
 

@@ -67,6 +67,24 @@ fn of_all_layers<'de, D: Deserializer<'de>>(source: D) -> Result<Option<RopeConf
     Ok(first)
 }
 
+/// `rope_parameters` of a model with settings for each type of layer.
+#[derive(Default, Deserialize)]
+pub(super) struct RopeByType {
+    full_attention: Option<RopeConfig>,
+    sliding_attention: Option<RopeConfig>,
+}
+
+impl RopeByType {
+    /// Settings of layers with this window.
+    pub(super) fn of(&self, window: Option<usize>) -> RopeConfig {
+        let found = match window {
+            Some(_) => &self.sliding_attention,
+            None => &self.full_attention,
+        };
+        found.clone().unwrap_or_default()
+    }
+}
+
 /// Part of each head that RoPE rotates.
 #[derive(Clone, Copy)]
 pub(super) struct RotatedPart {
@@ -104,16 +122,7 @@ impl RopeKeys {
         head_dim: usize,
         rotated: RotatedPart,
     ) -> Result<RopeShape, Error> {
-        let config = self.config(source)?;
-        let share = config.share(source)?.unwrap_or(rotated.default_share);
-        let dims = rotated.dims.unwrap_or((head_dim as f64 * share) as usize);
-        Require(source).that((1..=head_dim).contains(&dims), || {
-            format!(
-                "\"rotary_dim\" or \"partial_rotary_factor\" rotates {dims} of {head_dim} \
-                 elements of a head"
-            )
-        })?;
-        config.shape(source, dims, RopePairs::Halves)
+        self.config(source)?.partial(source, head_dim, rotated)
     }
 
     /// RoPE on all `dims` elements.
@@ -123,11 +132,7 @@ impl RopeKeys {
         dims: usize,
         pairs: RopePairs,
     ) -> Result<RopeShape, Error> {
-        let config = self.config(source)?;
-        Require(source).that(config.share(source)?.is_none_or(|share| share == 1.0), || {
-            "\"partial_rotary_factor\" is not 1: this architecture rotates whole heads".into()
-        })?;
-        config.shape(source, dims, pairs)
+        self.config(source)?.whole(source, dims, pairs)
     }
 }
 
@@ -160,7 +165,38 @@ impl RopeConfig {
         Ok(share)
     }
 
-    /// RoPE on `dims` elements of each head.
+    /// RoPE on a part of heads of `head_dim` elements.
+    pub(super) fn partial(
+        &self,
+        source: &dyn TensorSource,
+        head_dim: usize,
+        rotated: RotatedPart,
+    ) -> Result<RopeShape, Error> {
+        let share = self.share(source)?.unwrap_or(rotated.default_share);
+        let dims = rotated.dims.unwrap_or((head_dim as f64 * share) as usize);
+        Require(source).that((1..=head_dim).contains(&dims), || {
+            format!(
+                "\"rotary_dim\" or \"partial_rotary_factor\" rotates {dims} of {head_dim} \
+                 elements of a head"
+            )
+        })?;
+        self.shape(source, dims, RopePairs::Halves)
+    }
+
+    /// RoPE on all `dims` elements of each head.
+    pub(super) fn whole(
+        &self,
+        source: &dyn TensorSource,
+        dims: usize,
+        pairs: RopePairs,
+    ) -> Result<RopeShape, Error> {
+        Require(source).that(self.share(source)?.is_none_or(|share| share == 1.0), || {
+            "\"partial_rotary_factor\" is not 1: this architecture rotates whole heads".into()
+        })?;
+        self.shape(source, dims, pairs)
+    }
+
+    /// RoPE on `dims` elements of each head, whatever share of a head these are.
     ///
     /// # Errors
     /// A key is missing or its value invalid, or the type is unknown.

@@ -59,7 +59,7 @@ pub struct LinearSource {
 /// Rotary position embedding (RoPE).
 #[derive(Clone, Debug)]
 pub struct RopeShape {
-    /// Radians per position, by pair.
+    /// Radians per position, by pair; empty where positions are not encoded (NoPE).
     pub frequencies: Vec<f32>,
     /// Which elements form a pair.
     pub pairs: RopePairs,
@@ -68,6 +68,9 @@ pub struct RopeShape {
 }
 
 impl RopeShape {
+    /// No rotation: a layer without positions (NoPE).
+    pub const NONE: Self = Self { frequencies: Vec::new(), pairs: RopePairs::Halves, scale: 1.0 };
+
     /// Frequencies `base^(-2 i / dims)` for each of `dims / 2` pairs.
     pub fn new(dims: usize, base: f64, pairs: RopePairs) -> Self {
         let unscaled = 1.0;
