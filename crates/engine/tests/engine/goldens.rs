@@ -71,8 +71,8 @@ fn the_cpu_device_matches_mlx() {
     }
 }
 
-/// One golden with integer weights for each kind of mixer and router.
-const KINDS: [&str; 9] = [
+/// One golden for each kind of mixer and router, most with integer weights.
+const KINDS: [&str; 12] = [
     "qwen3_moe",
     "qwen3_5_moe",
     "qwen3_next",
@@ -82,6 +82,9 @@ const KINDS: [&str; 9] = [
     "gemma4",
     "glm4_moe",
     "minimax_m2",
+    "laguna_hub",
+    "step3p7_hub",
+    "mimo_v2_flash_hub",
 ];
 
 /// Runs the goldens selected by name on the GPU. Software drivers take a second to compile a
