@@ -1,5 +1,6 @@
 // Gate per head or per element: x *= function(gate). FUNCTION: 0 sigmoid, 1 softplus.
-// ELEMENT_GATES: 1 if each element has a gate, 0 if a head has one. Grid: a thread for each element.
+// ELEMENT_GATES: 1 if each element has a gate, 0 if a head has one.
+// Grid: a thread for each element.
 // needs: common/common, common/exp_log
 // constants: ELEMENT_GATES, FUNCTION, WG
 
@@ -17,8 +18,8 @@ fn main(
     let col = i % p.width;
     let head = i / p.width % p.heads;
     let row = i / p.width / p.heads;
-    let at = p.gate.offset + row * p.gate.row_stride + head * p.gate.head_stride + ELEMENT_GATES * col;
-    let gate = act[at];
+    let gates = p.gate.offset + row * p.gate.row_stride + head * p.gate.head_stride;
+    let gate = act[gates + ELEMENT_GATES * col];
     let x = p.x.offset + row * p.x.row_stride + head * p.x.head_stride + col;
     if (FUNCTION == 0u) {
         act[x] *= sigmoid(gate);
