@@ -130,6 +130,25 @@ pub enum Activation {
         /// Upper bound of the gate, and bound of `|up|`: 7 in gpt-oss.
         limit: f32,
     },
+    /// `silu(min(gate, limit)) * clamp(up, -limit, limit)`: DeepSeek-V4.
+    ClippedSwiGlu {
+        /// Upper bound of the gate, and bound of `|up|`: 10 in DeepSeek-V4.
+        limit: f32,
+    },
+    /// `min(silu(gate), limit) * clamp(up, -limit, limit)`: Step-3.5.
+    LimitedSwiGlu {
+        /// Upper bound of the activated gate, and bound of `|up|`: 7 and 16 in Step-3.5.
+        limit: f32,
+    },
+}
+
+/// Function of a gate on the output of attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GateFunction {
+    /// `1 / (1 + exp(-x))`.
+    Sigmoid,
+    /// `log(1 + exp(x))`.
+    Softplus,
 }
 
 /// Scoring function of a router.
@@ -596,6 +615,16 @@ pub enum Op<'a> {
         /// `(rows, width)`.
         out: View,
     },
+    /// Gate per head or per element: `x[r][h][i] *= function(gate[r][h][i])`, where a gate of width
+    /// 1 is that of the whole head. Tolerance 1e-5.
+    HeadGate {
+        /// `(rows, heads, width)`.
+        x: View,
+        /// `(rows, heads, 1)` or `(rows, heads, width)`; another buffer than `x`.
+        gate: View,
+        /// Function of the gate.
+        function: GateFunction,
+    },
     /// Residual addition: `x += y`. Exact.
     Add {
         /// `(rows, width)`.
@@ -702,6 +731,7 @@ impl Op<'_> {
             Op::Conv1d { .. } => "Conv1d",
             Op::DeltaNet { .. } => "DeltaNet",
             Op::Glu { .. } => "Glu",
+            Op::HeadGate { .. } => "HeadGate",
             Op::Add { .. } => "Add",
             Op::Scale { .. } => "Scale",
             Op::SoftCap { .. } => "SoftCap",

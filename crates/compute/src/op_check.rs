@@ -193,6 +193,12 @@ impl Op<'_> {
                 c.in_place("gate", &gate, &out)?;
                 c.in_place("up", &up, &out)
             }
+            Op::HeadGate { x, gate, .. } => {
+                c.view("x", &x)?;
+                let width = if gate.width == 1 { 1 } else { x.width };
+                c.vectors("gate", &gate, x.rows, x.heads, width)?;
+                c.not_written("gate", gate.buffer, &x)
+            }
             Op::Add { x, y } => {
                 c.matrix("x", &x, x.rows, x.width)?;
                 c.same_shape("y", &y, &x)?;
@@ -416,7 +422,11 @@ impl OpCheck<'_> {
     /// Checks the limit of the activation.
     fn activation(&self, activation: Activation) -> Result<(), Error> {
         match activation {
-            Activation::ClampedSwiGlu { limit, .. } if limit.is_nan() || limit < 0.0 => {
+            Activation::ClampedSwiGlu { limit, .. }
+            | Activation::ClippedSwiGlu { limit }
+            | Activation::LimitedSwiGlu { limit }
+                if limit.is_nan() || limit < 0.0 =>
+            {
                 self.wrong(format!("an activation with the limit {limit}"))
             }
             _ => Ok(()),

@@ -14,9 +14,9 @@ use std::{
 
 use moeflux_compute::{
     Activation, Affine, BankPlace, Buffer, Bytes, Commit, Device, DeviceOptions, ExpertGroups,
-    ExpertShape, ExpertUse, ExpertUses, Format, HeadMatrix, HeadRows, KeySharing, MatrixShape, Op,
-    RopePairs, Router, Scalar, Scoring, ScratchShape, Shared, SharedChoice, Slot, Span, StateShape,
-    View, open,
+    ExpertShape, ExpertUse, ExpertUses, Format, GateFunction, HeadMatrix, HeadRows, KeySharing,
+    MatrixShape, Op, RopePairs, Router, Scalar, Scoring, ScratchShape, Shared, SharedChoice, Slot,
+    Span, StateShape, View, open,
 };
 
 /// The system allocator with a counter.
@@ -251,6 +251,7 @@ fn step(exact: bool, rows: usize) {
         Op::TopK { logits, router: Router::softmax(true), ids, weights: shares },
         Op::TopK { logits, router: noaux, ids, weights: shares },
         Op::Glu { activation: Activation::GeGlu, gate, up, out: up },
+        Op::HeadGate { x, gate: one, function: GateFunction::Softplus },
         Op::Scale { x, factor: 2.0 },
         Op::SoftCap { x, cap: 30.0 },
         Op::Experts {

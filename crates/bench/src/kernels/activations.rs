@@ -2,7 +2,7 @@
 //! operands fit in caches.
 
 use moeflux::{Sampling, text::Sampler};
-use moeflux_compute::{Activation, Op, Router, View};
+use moeflux_compute::{Activation, GateFunction, Op, Router, View};
 
 use super::op_bench::{OpBench, OpWork};
 
@@ -59,6 +59,19 @@ pub(super) fn elementwise(
         _ => (Op::SoftCap { x, cap: 30.0 }, x, 2),
     };
     time(bench, work(op, width.to_string(), rows, views * rows * width), written, &elementwise)
+}
+
+/// Gate per head on the output of attention: 64 heads of 128.
+pub(super) fn head_gate(bench: &mut OpBench, rows: usize) -> anyhow::Result<()> {
+    let (heads, width) = (64, 128);
+    let x = bench.matrix(rows, heads * width)?.split(heads);
+    // Gates of 1, so that `x` does not drift over repeats.
+    let gates = bench.device.buffer(rows * heads)?;
+    bench.device.write(gates, &vec![100.0; rows * heads])?;
+    let gate = View::rows(gates, rows, heads).split(heads);
+    let values = rows * heads * (2 * width + 1);
+    let work = work("HeadGate", format!("{heads} of {width}"), rows, values);
+    time(bench, work, x, &Op::HeadGate { x, gate, function: GateFunction::Sigmoid })
 }
 
 pub(super) fn top_k(bench: &mut OpBench, rows: usize) -> anyhow::Result<()> {

@@ -50,6 +50,14 @@ pub(super) fn glu_of(activation: Activation, gate: f32, up: f32) -> f32 {
             let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
             gate * sigmoid(alpha * gate) * (up + 1.0)
         }
+        // `min` would drop a NaN.
+        Activation::ClippedSwiGlu { limit } => {
+            let gate = gate.clamp(f32::NEG_INFINITY, limit);
+            gate * sigmoid(gate) * up.clamp(-limit, limit)
+        }
+        Activation::LimitedSwiGlu { limit } => {
+            (gate * sigmoid(gate)).clamp(f32::NEG_INFINITY, limit) * up.clamp(-limit, limit)
+        }
     }
 }
 

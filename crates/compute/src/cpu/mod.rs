@@ -13,6 +13,7 @@ mod conv1d;
 mod delta_net;
 mod elementwise;
 mod experts;
+mod head_gate;
 mod head_matmul;
 mod latent_attention;
 mod logit_weights;
@@ -249,6 +250,7 @@ impl Device for CpuDevice {
             Op::Conv1d { .. } => conv1d::conv1d(host, cpu, op),
             Op::DeltaNet { .. } => delta_net::delta_net(host, cpu, op),
             Op::Glu { .. } => elementwise::glu(host, cpu, op),
+            Op::HeadGate { .. } => head_gate::head_gate(host, cpu, op),
             Op::Scale { x, factor } => elementwise::map(host, cpu, &x, |x| x * factor),
             Op::SoftCap { x, cap } => elementwise::map(host, cpu, &x, |x| cap * (x / cap).tanh()),
             Op::Add { x, y } => elementwise::add(host, cpu, &x, &y),

@@ -9,7 +9,7 @@ const TILE_ROWS: usize = 4;
 const MIN_TILE_ELEMENTS: usize = 4096;
 
 /// Tiles of whole vectors.
-fn vector_tiles(out: &View) -> Grid<'_> {
+pub(super) fn vector_tiles(out: &View) -> Grid<'_> {
     Grid::new(out, TILE_ROWS, MIN_TILE_ELEMENTS / out.width.max(1), out.width)
 }
 

@@ -500,6 +500,7 @@ pub(super) mod tests {
             &ops::attention::attention_decode::DECODE,
             &ops::attention::attention_decode::DECODE_MEMORY,
             &ops::elementwise::GLU,
+            &ops::elementwise::HEAD_GATE,
             &ops::elementwise::MAP,
             &ops::elementwise::COMBINE,
             &ops::elementwise::ROPE,
@@ -573,7 +574,11 @@ pub(super) mod tests {
                 ("ROWS" | "THREAD_ROWS" | "STAGED_ROWS" | "TOP_GROUPS" | "KV_HEADS", _) => 2,
                 ("GROUP_HEADS" | "EACH" | "THREAD_VALUES" | "ASSIGNMENTS" | "ROW_GROUPS", _) => 2,
                 ("BIAS" | "BIAS_SCALAR", _) => 9,
-                ("ACTIVATION" | "KIND" | "STAGE" | "HEAD_WIDTH" | "HEAD_SQUARES", _) => 0,
+                (
+                    "ACTIVATION" | "ELEMENT_GATES" | "FUNCTION" | "KIND" | "STAGE" | "HEAD_WIDTH"
+                    | "HEAD_SQUARES",
+                    _,
+                ) => 0,
                 ("LATENT", _) => 0,
                 _ => 1,
             };

@@ -524,6 +524,15 @@ params! {
         limit: f32,
     }
 
+    /// `elementwise/head_gate.wgsl`.
+    struct HeadGateParams {
+        x: ViewParams,
+        gate: ViewParams,
+        count: u32,
+        heads: u32,
+        width: u32,
+    }
+
     /// `elementwise/map.wgsl`.
     struct MapParams {
         x: ViewParams,

@@ -52,6 +52,7 @@ pub(super) const FILES: &[(&str, &str)] = files![
     "common/team_subgroup",
     "elementwise/embed",
     "elementwise/glu",
+    "elementwise/head_gate",
     "elementwise/map",
     "elementwise/norm",
     "experts/assignments",

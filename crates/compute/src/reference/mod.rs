@@ -8,9 +8,9 @@ mod attention;
 use std::cmp::Ordering;
 
 use crate::{
-    Activation, Buffer, Device, DeviceId, Error, ExpertGroups, ExpertUse, ExpertUses, HeadMatrix,
-    KvFormat, Matrix, Op, PlannedMemory, RopePairs, Router, Scoring, ScratchShape, Ticket, View,
-    Weight,
+    Activation, Buffer, Device, DeviceId, Error, ExpertGroups, ExpertUse, ExpertUses, GateFunction,
+    HeadMatrix, KvFormat, Matrix, Op, PlannedMemory, RopePairs, Router, Scoring, ScratchShape,
+    Ticket, View, Weight,
     host::{Host, HostDevice},
     matrix::{Bytes, MatrixShape},
 };
@@ -54,6 +54,12 @@ fn glu(activation: Activation, gate: f32, up: f32) -> f32 {
         Activation::ClampedSwiGlu { alpha, limit } => {
             let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
             gate * sigmoid(alpha * gate) * (up + 1.0)
+        }
+        Activation::ClippedSwiGlu { limit } => {
+            silu(gate.clamp(f32::NEG_INFINITY, limit)) * up.clamp(-limit, limit)
+        }
+        Activation::LimitedSwiGlu { limit } => {
+            silu(gate).clamp(f32::NEG_INFINITY, limit) * up.clamp(-limit, limit)
         }
     }
 }
@@ -445,6 +451,22 @@ impl ReferenceDevice {
         Ok(())
     }
 
+    fn head_gate(&mut self, view: View, gate: View, function: GateFunction) -> Result<(), Error> {
+        let (x, gate) = (self.dense(view)?, self.dense(gate)?);
+        for row in 0..view.rows {
+            for head in 0..view.heads {
+                let gates = gate.vector(row, head).iter().cycle().map(|gate| match function {
+                    GateFunction::Sigmoid => sigmoid(*gate),
+                    GateFunction::Softplus => softplus(*gate),
+                });
+                let y: Vec<f32> =
+                    x.vector(row, head).iter().zip(gates).map(|(x, g)| x * g).collect();
+                self.store(view, row, head, &y)?;
+            }
+        }
+        Ok(())
+    }
+
     /// `x = f(x)`.
     fn map(&mut self, view: View, f: impl Fn(f32) -> f32) -> Result<(), Error> {
         let x = self.dense(view)?;
@@ -551,6 +573,7 @@ impl Device for ReferenceDevice {
             Op::Conv1d { .. } => self.conv1d(op),
             Op::DeltaNet { .. } => self.delta_net(op),
             Op::Glu { activation, gate, up, out } => self.glu(activation, [gate, up], out),
+            Op::HeadGate { x, gate, function } => self.head_gate(x, gate, function),
             Op::Scale { x, factor } => self.map(x, |x| x * factor),
             Op::SoftCap { x, cap } => self.map(x, |x| cap * (x / cap).tanh()),
             Op::Add { x, y } => {

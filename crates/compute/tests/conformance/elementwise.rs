@@ -1,6 +1,6 @@
-//! Norms, Glu, Add, Scale, SoftCap and Combine; short reads.
+//! Norms, Glu, HeadGate, Add, Scale, SoftCap and Combine; short reads.
 
-use moeflux_compute::{Activation, Op, Shared, View};
+use moeflux_compute::{Activation, GateFunction, Op, Shared, View};
 
 use crate::harness::{DevicePair, Random};
 
@@ -58,6 +58,10 @@ fn glu_out_of_place_and_in_place() {
         Activation::GeGlu,
         Activation::ClampedSwiGlu { alpha: 1.702, limit: 7.0 },
         Activation::ClampedSwiGlu { alpha: 0.5, limit: 0.25 },
+        Activation::ClippedSwiGlu { limit: 10.0 },
+        Activation::ClippedSwiGlu { limit: 0.25 },
+        Activation::LimitedSwiGlu { limit: 16.0 },
+        Activation::LimitedSwiGlu { limit: 0.25 },
     ];
     DevicePair::for_each(|pair, _| {
         for (width, activation) in
@@ -77,6 +81,28 @@ fn glu_out_of_place_and_in_place() {
             pair.run(&Op::Glu { activation, gate, up, out: gate });
             pair.agree(&format!("{what} over gate"), gate, 1e-5);
             assert!(result.iter().all(|x| x.is_finite()));
+        }
+    });
+}
+
+#[test]
+fn gates_per_head_and_per_element() {
+    let mut random = Random::new(38);
+    DevicePair::for_each(|pair, _| {
+        for (width, function) in WIDTHS
+            .into_iter()
+            .flat_map(|w| [GateFunction::Sigmoid, GateFunction::Softplus].map(|f| (w, f)))
+        {
+            // Heads with gaps between them.
+            let all = pair.random(&mut random, 5, 3 * (width + 2));
+            let x = View { heads: 3, width, head_stride: width + 2, ..all };
+            for gate_width in [1, width] {
+                let values: Vec<f32> =
+                    random.values(5 * 3 * gate_width).iter().map(|x| x * 30.0).collect();
+                let gate = pair.dense(5, &values).split(3);
+                pair.run(&Op::HeadGate { x, gate, function });
+                pair.agree(&format!("{function:?} of {gate_width} on {width}"), all, 1e-5);
+            }
         }
     });
 }

@@ -2,8 +2,9 @@
 
 use moeflux_compute::{
     Activation, BankPlace, Buffer, Bytes, Device, DeviceOptions, Error, ExpertGroups, ExpertShape,
-    ExpertUse, ExpertUses, Format, HeadMatrix, HeadRows, KeySharing, MatrixShape, Op, RopePairs,
-    Router, Scalar, ScratchShape, Shared, SharedChoice, Slot, Span, StateShape, View, open,
+    ExpertUse, ExpertUses, Format, GateFunction, HeadMatrix, HeadRows, KeySharing, MatrixShape, Op,
+    RopePairs, Router, Scalar, ScratchShape, Shared, SharedChoice, Slot, Span, StateShape, View,
+    open,
 };
 
 use crate::harness::{AFFINE4, DevicePair, Random, reference};
@@ -180,9 +181,18 @@ fn mismatched_norm_rope_glu_and_router_shapes_are_rejected() {
             refused(pair, "cap", &Op::SoftCap { x, cap });
         }
         for limit in [-1.0, f32::NAN] {
-            let activation = Activation::ClampedSwiGlu { alpha: 1.0, limit };
-            refused(pair, "negative", &Op::Glu { activation, gate: other, up: other, out: x });
+            for activation in [
+                Activation::ClampedSwiGlu { alpha: 1.0, limit },
+                Activation::ClippedSwiGlu { limit },
+                Activation::LimitedSwiGlu { limit },
+            ] {
+                refused(pair, "negative", &Op::Glu { activation, gate: other, up: other, out: x });
+            }
         }
+        let gate = |gate| Op::HeadGate { x, gate, function: GateFunction::Sigmoid };
+        refused(pair, "gate's width", &gate(other.columns(0, 4)));
+        refused(pair, "gate's heads", &gate(other.split(2)));
+        refused(pair, "one buffer", &gate(x.columns(0, 1)));
         refused(pair, "beyond", &Op::Scale { x: View { rows: 3, ..x }, factor: 2.0 });
         let parts = pair.nan_filled(5, 8);
         let weights = other.columns(0, 2);

@@ -67,7 +67,7 @@ impl Checkpoint {
             Some(rope) if config.get(KEYS[0]).is_some_and(Value::is_object) => (KEYS[0], rope),
             found => (KEYS[1], found.unwrap_or_else(Map::new)),
         };
-        if rope.values().any(Value::is_object) {
+        if rope.values().any(Value::is_object) || config.contains_key("swa_rope_theta") {
             let problem = "its RoPE differs between layer types: --rope-scaling is not supported";
             return Err(bad(problem.into()));
         }

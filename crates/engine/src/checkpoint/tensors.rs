@@ -343,12 +343,13 @@ pub(super) fn detect_changes(
     config: &Value,
     tensors: &HashMap<String, TensorInfo>,
 ) -> SourceChanges {
-    // Conversion to MLX transposes filters `[C, 1, width]`, and adds 1 to the norms.
-    let is_hub_filter = |name: &str, shape: &[usize]| {
-        name.ends_with(".linear_attn.conv1d.weight") && shape.len() == 3 && shape[2] != 1
+    // Conversion to MLX transposes filters `[C, 1, width]`, renames `moe`, and adds 1 to the norms.
+    let is_hub = |name: &str, shape: &[usize]| {
+        let is_filter = name.ends_with(".linear_attn.conv1d.weight");
+        (is_filter && shape.len() == 3 && shape[2] != 1) || name.ends_with(".moe.router_bias")
     };
     SourceChanges {
-        one_added_to_norms: !tensors.iter().any(|(name, t)| is_hub_filter(name, &t.shape)),
+        one_added_to_norms: !tensors.iter().any(|(name, t)| is_hub(name, &t.shape)),
         kv_b_split: tensors.keys().any(|name| name.ends_with(".embed_q.weight")),
         ggml_types: config[GGUF].is_object(),
         decays_computed: config[GGUF].is_object(),

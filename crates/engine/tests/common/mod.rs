@@ -80,7 +80,7 @@ const DERIVED: [&str; 1] = ["kimi_k25"];
 /// Every golden case in the repository; every supported architecture has one.
 pub fn goldens() -> Vec<Golden> {
     let goldens: Vec<_> = moeflux_goldens::names().iter().map(|name| Golden::read(name)).collect();
-    let covered: BTreeSet<String> = goldens.iter().map(Golden::model_type).collect();
+    let covered: BTreeSet<String> = goldens.iter().flat_map(Golden::model_types).collect();
     let missing: Vec<_> = moeflux::model::supported_architectures()
         .filter(|name| !covered.contains(*name) && !DERIVED.contains(name))
         .collect();
@@ -97,11 +97,16 @@ impl Golden {
 
     /// The architecture of the language model.
     pub fn model_type(&self) -> String {
+        self.model_types().remove(0)
+    }
+
+    /// The architecture of the language model, then that of the whole model.
+    fn model_types(&self) -> Vec<String> {
         let config = std::fs::read(self.folder.join("config.json")).unwrap();
         let config: serde_json::Value = serde_json::from_slice(&config).unwrap();
-        let name = config.pointer("/text_config/model_type").unwrap_or(&config["model_type"]);
-        let name = name.as_str().unwrap();
-        name.strip_suffix("_text").unwrap_or(name).to_owned()
+        let names = [config.pointer("/text_config/model_type"), config.get("model_type")];
+        let names = names.into_iter().flatten().map(|name| name.as_str().unwrap());
+        names.map(|name| name.strip_suffix("_text").unwrap_or(name).to_owned()).collect()
     }
 
     fn tensor(&self, name: &str) -> Option<(Vec<usize>, Vec<u8>, Dtype)> {

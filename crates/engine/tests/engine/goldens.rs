@@ -72,7 +72,7 @@ fn the_cpu_device_matches_mlx() {
 }
 
 /// One golden for each kind of mixer and router, with integer weights where there is one.
-const KINDS: [&str; 11] = [
+const KINDS: [&str; 14] = [
     "qwen3_moe",
     "qwen3_5_moe",
     "qwen3_next",
@@ -84,6 +84,9 @@ const KINDS: [&str; 11] = [
     "minimax_m2",
     "ernie4_5_moe_hub",
     "exaone_moe_hub",
+    "laguna_hub",
+    "step3p7_hub",
+    "mimo_v2_flash_hub",
 ];
 
 /// Runs the goldens selected by name on the GPU. Software drivers take a second to compile a

@@ -3,11 +3,13 @@
 use super::{
     Constants, Kernel, OpContext, ViewParams, kernel,
     operands::GluCode,
-    params::{CombineParams, GluParams, MapParams, RopeParams},
+    params::{CombineParams, GluParams, HeadGateParams, MapParams, RopeParams},
 };
-use crate::{Activation, Error, Op, RopePairs, View};
+use crate::{Activation, Error, GateFunction, Op, RopePairs, View};
 
 pub(in crate::gpu) static GLU: Kernel = kernel!("glu", "elementwise/glu", GluParams, [Write]);
+pub(in crate::gpu) static HEAD_GATE: Kernel =
+    kernel!("head_gate", "elementwise/head_gate", HeadGateParams, [Write]);
 pub(in crate::gpu) static MAP: Kernel = kernel!("map", "elementwise/map", MapParams, [Write]);
 pub(in crate::gpu) static COMBINE: Kernel =
     kernel!("combine", "experts/combine", CombineParams, [Write]);
@@ -20,6 +22,7 @@ const THREADS: u32 = 256;
 pub(in crate::gpu) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
     match *op {
         Op::Glu { activation, gate, up, out } => encode_glu(ctx, activation, [gate, up], out),
+        Op::HeadGate { x, gate, function } => encode_head_gate(ctx, x, gate, function),
         Op::Add { x, y } => MapDispatch { kind: MapKind::Add, x, y, factor: 0.0 }.encode(ctx),
         Op::Scale { x, factor } => {
             MapDispatch { kind: MapKind::Scale, x, y: x, factor }.encode(ctx)
@@ -59,6 +62,31 @@ fn encode_glu(
     let constants = Constants::new(&[("WG", THREADS), ("ACTIVATION", kind)]);
     let buffers = [store.activations()];
     ctx.recorder.dispatch(&GLU, constants, &buffers, &params, groups(elements))
+}
+
+fn encode_head_gate(
+    ctx: &mut OpContext<'_>,
+    x: View,
+    gate: View,
+    function: GateFunction,
+) -> Result<(), Error> {
+    let store = &*ctx.store;
+    let elements = x.rows * x.heads * x.width;
+    let params = HeadGateParams {
+        x: ViewParams::new(store, &x)?,
+        gate: ViewParams::new(store, &gate)?,
+        count: elements as u32,
+        heads: x.heads as u32,
+        width: x.width as u32,
+    };
+    let softplus = function == GateFunction::Softplus;
+    let constants = Constants::new(&[
+        ("WG", THREADS),
+        ("ELEMENT_GATES", (gate.width == x.width).into()),
+        ("FUNCTION", softplus.into()),
+    ]);
+    let buffers = [store.activations()];
+    ctx.recorder.dispatch(&HEAD_GATE, constants, &buffers, &params, groups(elements))
 }
 
 /// `KIND` of `map.wgsl`.

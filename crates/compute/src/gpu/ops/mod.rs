@@ -81,6 +81,7 @@ pub(in crate::gpu) fn encode(
             norm::encode(ctx, op)?;
         }
         Op::Glu { .. }
+        | Op::HeadGate { .. }
         | Op::Add { .. }
         | Op::Scale { .. }
         | Op::SoftCap { .. }

@@ -75,6 +75,8 @@ impl From<Activation> for GluCode {
             Activation::SwiGlu => Self { kind: 0, alpha: 0.0, limit: 0.0 },
             Activation::GeGlu => Self { kind: 1, alpha: 0.0, limit: 0.0 },
             Activation::ClampedSwiGlu { alpha, limit } => Self { kind: 2, alpha, limit },
+            Activation::ClippedSwiGlu { limit } => Self { kind: 3, alpha: 0.0, limit },
+            Activation::LimitedSwiGlu { limit } => Self { kind: 4, alpha: 0.0, limit },
         }
     }
 }

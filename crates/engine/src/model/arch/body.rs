@@ -178,6 +178,7 @@ pub(super) fn gqa(attention: &Scope<'_>, params: GqaParams) -> Result<GqaBluepri
         q_proj: attention.linear("q_proj", shape.q_outputs(), hidden)?,
         k_proj: attention.linear("k_proj", kv_heads * head_dim, hidden)?,
         v_proj: v_proj.then(|| attention.linear("v_proj", v_outputs, hidden)).transpose()?,
+        gate_proj: None,
         o_proj: attention.linear("o_proj", hidden, heads * v_head_dim)?,
         shape,
         q_norm: None,

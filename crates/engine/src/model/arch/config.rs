@@ -1,9 +1,34 @@
 //! Reading of `config.json`: keys of several names, keys that are refused, checks on values.
 
-use serde::de::DeserializeOwned;
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value, json};
 
 use crate::{base::error::Error, checkpoint::source::TensorSource};
+
+/// Value of a key for all layers, or a list with one for each.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+pub(super) enum PerLayer<T> {
+    Each(Vec<T>),
+    All(T),
+}
+
+impl<T> PerLayer<T> {
+    /// The value of layer `layer`. `name` is the key.
+    pub(super) fn of(
+        &self,
+        source: &dyn TensorSource,
+        name: &str,
+        layer: usize,
+    ) -> Result<&T, Error> {
+        let each = match self {
+            Self::All(value) => return Ok(value),
+            Self::Each(list) => list,
+        };
+        let missing = || config_error(source, format!("\"{name}\" has no value for layer {layer}"));
+        each.get(layer).ok_or_else(missing)
+    }
+}
 
 /// Error about `config.json`.
 pub(super) fn config_error(source: &dyn TensorSource, problem: impl Into<String>) -> Error {
@@ -50,7 +75,7 @@ struct KeyNames {
 }
 
 /// All keys of several names.
-const KEY_NAMES: [KeyNames; 11] = [
+const KEY_NAMES: [KeyNames; 14] = [
     KeyNames { key: "num_experts", others: &["num_local_experts", "n_routed_experts"] },
     KeyNames { key: "num_local_experts", others: &["num_experts", "n_routed_experts"] },
     KeyNames {
@@ -60,7 +85,7 @@ const KEY_NAMES: [KeyNames; 11] = [
     KeyNames { key: "n_shared_experts", others: &["num_shared_experts", "moe_num_shared_experts"] },
     KeyNames { key: "num_experts_per_tok", others: &["experts_per_token", "moe_k", "moe_top_k"] },
     KeyNames { key: "first_k_dense_replace", others: &["num_dense_layers"] },
-    KeyNames { key: "norm_topk_prob", others: &["route_norm"] },
+    KeyNames { key: "norm_topk_prob", others: &["route_norm", "norm_expert_weight"] },
     KeyNames {
         key: "routed_scaling_factor",
         others: &[
@@ -70,7 +95,13 @@ const KEY_NAMES: [KeyNames; 11] = [
             "route_scale",
         ],
     },
-    KeyNames { key: "scoring_func", others: &["score_func"] },
+    KeyNames {
+        key: "scoring_func",
+        others: &["score_func", "moe_router_score_func", "moe_router_activation"],
+    },
+    KeyNames { key: "shared_expert_intermediate_size", others: &["share_expert_dim"] },
+    KeyNames { key: "num_attention_groups", others: &["num_key_value_heads"] },
+    KeyNames { key: "rms_norm_eps", others: &["layernorm_epsilon"] },
     KeyNames { key: "qk_rope_head_dim", others: &["head_dim"] },
     KeyNames { key: "use_qk_norm", others: &["qk_norm"] },
 ];

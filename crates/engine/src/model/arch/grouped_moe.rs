@@ -7,7 +7,9 @@ use moeflux_compute::{Activation, ExpertGroups, Scoring};
 use serde::Deserialize;
 
 use super::{
-    Require, config_error,
+    Require,
+    config::PerLayer,
+    config_error,
     expert_tensors::{ExpertKeys, ExpertSizes, ExpertTensors, experts},
     scope::Scope,
 };
@@ -39,7 +41,8 @@ pub(super) struct GroupedMoe {
     norm_topk_prob: Option<bool>,
     routed_scaling_factor: Option<f32>,
     first_k_dense_replace: Option<usize>,
-    moe_layer_freq: Option<usize>,
+    /// Interval of layers with experts, or for each layer whether it has them: 0 or 1.
+    moe_layer_freq: Option<PerLayer<usize>>,
     /// `dense` or `sparse` for each layer, instead of the two keys above.
     pub(super) mlp_layer_types: Option<Vec<String>>,
 }
@@ -75,11 +78,18 @@ impl Default for MoeStyle {
 impl GroupedMoe {
     /// Whether layer `layer` has experts.
     fn is_sparse(&self, source: &dyn TensorSource, layer: usize) -> Result<bool, Error> {
-        let (require, every) = (Require(source), self.moe_layer_freq.unwrap_or(1));
-        require.sizes(&[("moe_layer_freq", every)])?;
+        let require = Require(source);
         if let Some(types) = &self.mlp_layer_types {
             return require.is_sparse(types, layer);
         }
+        let every = match &self.moe_layer_freq {
+            Some(flags @ PerLayer::Each(_)) => {
+                return Ok(*flags.of(source, "moe_layer_freq", layer)? != 0);
+            }
+            Some(PerLayer::All(every)) => *every,
+            None => 1,
+        };
+        require.sizes(&[("moe_layer_freq", every)])?;
         let (key, purpose) = ("first_k_dense_replace", "which layers have experts");
         let first = require.named(key, self.first_k_dense_replace, purpose)?;
         Ok(layer >= first && layer.is_multiple_of(every))

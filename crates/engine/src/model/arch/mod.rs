@@ -6,6 +6,7 @@
 //! `rope.rs`, `windows.rs`, `softmax_moe.rs`, `grouped_moe.rs` and `expert_tensors.rs`; `config.rs`
 //! reads configs and checks their values, `scope.rs` looks tensors up by name.
 
+mod afmoe;
 mod body;
 mod config;
 mod deepseek_v3;
@@ -20,7 +21,9 @@ mod glm_moe_dsa;
 mod gpt_oss;
 mod grouped_moe;
 mod hy_v3;
+mod laguna;
 mod mellum;
+mod mimo_v2_flash;
 mod minimax_m2;
 mod mixtral;
 mod olmoe;
@@ -32,6 +35,7 @@ mod rope;
 mod scope;
 mod softmax_moe;
 mod solar_open;
+mod step3p5;
 mod windows;
 
 use config::{Require, check_keys, check_layers, config_error, parse_config};
@@ -77,6 +81,10 @@ const SLIDING: ArchitectureEntry = ArchitectureEntry {
     ..UNIFORM
 };
 
+/// Entry of Step. transformers repeats the query heads of sliding layers by layer.
+const STEP: ArchitectureEntry =
+    ArchitectureEntry { per_layer_keys: &["num_attention_heads"], ..SLIDING };
+
 /// Entry of an architecture with delta-nets in some layers.
 const DELTA_NET: ArchitectureEntry = ArchitectureEntry {
     layer_types: &["full_attention", "linear_attention"],
@@ -86,6 +94,7 @@ const DELTA_NET: ArchitectureEntry = ArchitectureEntry {
 
 /// Registry of the supported architectures.
 const ARCHITECTURES: &[ArchitectureEntry] = &[
+    ArchitectureEntry { model_type: "afmoe", blueprint: afmoe::blueprint, ..SLIDING },
     ArchitectureEntry { model_type: "deepseek_v3", blueprint: deepseek_v3::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "deepseek_v32", blueprint: deepseek_v32::blueprint, ..SPARSE },
     ArchitectureEntry { model_type: "dots1", blueprint: dots1::blueprint, ..UNIFORM },
@@ -105,10 +114,17 @@ const ARCHITECTURES: &[ArchitectureEntry] = &[
     ArchitectureEntry { model_type: "hy_v3", blueprint: hy_v3::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "kimi_k2", blueprint: deepseek_v3::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "kimi_k25", blueprint: deepseek_v3::blueprint, ..UNIFORM },
+    ArchitectureEntry { model_type: "laguna", blueprint: laguna::blueprint, ..SLIDING },
     ArchitectureEntry {
         model_type: "mellum",
         harmless_keys: &["use_sliding_window"],
         blueprint: mellum::blueprint,
+        ..SLIDING
+    },
+    ArchitectureEntry {
+        model_type: "mimo_v2_flash",
+        harmless_keys: &["attention_chunk_size"],
+        blueprint: mimo_v2_flash::blueprint,
         ..SLIDING
     },
     ArchitectureEntry { model_type: "minimax_m2", blueprint: minimax_m2::blueprint, ..UNIFORM },
@@ -120,6 +136,8 @@ const ARCHITECTURES: &[ArchitectureEntry] = &[
     ArchitectureEntry { model_type: "qwen3_next", blueprint: qwen3_next::blueprint, ..DELTA_NET },
     ArchitectureEntry { model_type: "qwen3_vl_moe", blueprint: qwen3_moe::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "solar_open", blueprint: solar_open::blueprint, ..UNIFORM },
+    ArchitectureEntry { model_type: "step3p5", blueprint: step3p5::blueprint, ..STEP },
+    ArchitectureEntry { model_type: "step3p7", blueprint: step3p5::blueprint, ..STEP },
 ];
 
 /// Supported values of `model_type`.
@@ -180,6 +198,9 @@ fn skipped(source: &dyn TensorSource, layers: usize) -> Vec<(String, u64)> {
         "multi_modal_projector.",
         "mm_projector.",
         "audio_tower.",
+        "audio_encoder.",
+        "speech_embeddings.",
+        "vit_large_projector.",
         "embed_audio.",
     ];
     let is_vision = |name: &str| vision.iter().any(|p| name.contains(p));

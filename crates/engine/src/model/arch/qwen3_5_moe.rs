@@ -4,7 +4,7 @@
 //! shared expert. Sources: Yang et al., "Gated Delta Networks", 2024; the published `config.json`s
 //! and model cards.
 
-use moeflux_compute::KeySharing;
+use moeflux_compute::{GateFunction, KeySharing};
 use serde::Deserialize;
 
 use super::{
@@ -19,7 +19,8 @@ use crate::{
     base::error::Error,
     checkpoint::{MatrixSource, VectorChange, VectorSource, source::TensorSource},
     model::blueprint::{
-        Blueprint, DeltaNetBlueprint, DeltaNetShape, GqaBlueprint, GqaShape, MixerBlueprint,
+        Blueprint, DeltaNetBlueprint, DeltaNetShape, GateSource, GqaBlueprint, GqaShape,
+        MixerBlueprint, OutputGate,
     },
 };
 
@@ -135,10 +136,14 @@ fn is_linear(source: &dyn TensorSource, config: &Qwen35MoeConfig, i: usize) -> R
 
 fn attention(config: &Qwen35MoeConfig, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {
     let hidden = config.body.hidden_size;
-    let shape = GqaShape {
-        output_gate: config.attn_output_gate.unwrap_or(true),
-        ..config.heads.shape(attention.source, hidden)?
+    let shape = config.heads.shape(attention.source, hidden)?;
+    let gate = OutputGate {
+        function: GateFunction::Sigmoid,
+        width: shape.v_head_dim,
+        source: GateSource::Queries,
     };
+    let is_gated = config.attn_output_gate.unwrap_or(true);
+    let shape = GqaShape { gate: is_gated.then_some(gate), ..shape };
     let rotated = RotatedPart { dims: None, default_share: 0.25 };
     let rope = config.rope.partial(attention.source, shape.head_dim, rotated)?;
     Ok(GqaBlueprint {

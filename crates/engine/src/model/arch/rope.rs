@@ -4,11 +4,11 @@ use moeflux_compute::RopePairs;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::Value;
 
-use super::{Require, config_error};
+use super::{Require, config::PerLayer, config_error};
 use crate::{
     base::error::Error,
     checkpoint::source::TensorSource,
-    model::blueprint::{RopeShape, Yarn},
+    model::blueprint::{GqaShape, Llama3Scaling, RopeShape, Yarn},
 };
 
 /// `rope_scaling` or, newer, `rope_parameters`.
@@ -28,6 +28,8 @@ pub(super) struct RopeConfig {
     mscale_all_dim: Option<f64>,
     attention_factor: Option<f64>,
     truncate: Option<bool>,
+    low_freq_factor: Option<f64>,
+    high_freq_factor: Option<f64>,
 }
 
 /// Config keys that hold RoPE settings.
@@ -82,6 +84,43 @@ impl RopeByType {
             None => &self.full_attention,
         };
         found.clone().unwrap_or_default()
+    }
+}
+
+/// Config keys of RoPE with a list by layer, and scaling of some types of layers.
+#[derive(Deserialize)]
+pub(super) struct RopeLists {
+    rope_theta: Option<PerLayer<f64>>,
+    partial_rotary_factors: Option<Vec<f64>>,
+    rope_scaling: Option<RopeConfig>,
+    /// Types of layers that `rope_scaling` is for; `None` for all.
+    yarn_only_types: Option<Vec<String>>,
+    /// By type of layer, instead of the keys above.
+    rope_parameters: Option<RopeByType>,
+}
+
+impl RopeLists {
+    /// RoPE of layer `layer`, whose attention has this shape.
+    pub(super) fn of(
+        &self,
+        source: &dyn TensorSource,
+        layer: usize,
+        shape: &GqaShape,
+    ) -> Result<RopeShape, Error> {
+        if let Some(by_type) = &self.rope_parameters {
+            let rotated = RotatedPart { dims: None, default_share: 1.0 };
+            return by_type.of(shape.window).partial(source, shape.head_dim, rotated);
+        }
+        let kind = if shape.window.is_some() { "sliding_attention" } else { "full_attention" };
+        let is_scaled = |types: &Vec<String>| types.iter().any(|name| name == kind);
+        let is_scaled = self.yarn_only_types.as_ref().is_none_or(is_scaled);
+        let scaling = self.rope_scaling.clone().filter(|_| is_scaled).unwrap_or_default();
+        let theta = self.rope_theta.as_ref().map(|theta| theta.of(source, "rope_theta", layer));
+        let shares = self.partial_rotary_factors.as_ref();
+        Require(source).layers("partial_rotary_factors", shares, layer + 1)?;
+        let rotated = RotatedPart { dims: None, default_share: shares.map_or(1.0, |s| s[layer]) };
+        let config = scaling.with_theta(theta.transpose()?.copied());
+        config.partial(source, shape.head_dim, rotated)
     }
 }
 
@@ -143,6 +182,11 @@ fn attention_temperature(factor: f64, mscale: f64) -> f64 {
 }
 
 impl RopeConfig {
+    /// The settings, with this `rope_theta` where they have none.
+    pub(super) fn with_theta(self, theta: Option<f64>) -> Self {
+        Self { rope_theta: self.rope_theta.or(theta), ..self }
+    }
+
     /// `rope_type`, in the spelling of transformers.
     fn kind(&self) -> &str {
         match self.rope_type.as_deref().or(self.older_type.as_deref()) {
@@ -219,7 +263,7 @@ impl RopeConfig {
             format!("{dims} elements of \"head_dim\" are rotated: RoPE needs pairs")
         })?;
         let factor = match kind {
-            "linear" | "yarn" => needed("factor", self.factor)?,
+            "linear" | "yarn" | "llama3" => needed("factor", self.factor)?,
             _ => self.factor.unwrap_or(1.0),
         };
         require.that(factor > 0.0, || format!("the \"factor\" of RoPE is {factor}"))?;
@@ -256,6 +300,19 @@ impl RopeConfig {
                     })?;
                 }
                 RopeShape::yarn(dims, theta, &yarn, pairs)
+            }
+            "llama3" => {
+                let name = "original_max_position_embeddings";
+                let scaling = Llama3Scaling {
+                    factor,
+                    original_positions: needed(name, self.original_max_position_embeddings)?,
+                    low_turns: needed("low_freq_factor", self.low_freq_factor)?,
+                    high_turns: needed("high_freq_factor", self.high_freq_factor)?,
+                };
+                require.that(scaling.high_turns > scaling.low_turns, || {
+                    "\"high_freq_factor\" of RoPE is not above \"low_freq_factor\"".into()
+                })?;
+                RopeShape::llama3(dims, theta, &scaling, pairs)
             }
             other => {
                 return Err(config_error(

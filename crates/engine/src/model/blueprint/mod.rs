@@ -8,7 +8,8 @@ mod layer;
 mod weight_list;
 
 use moeflux_compute::{
-    Activation, ExpertGroups, ExpertShape, FileLayout, HeadRows, KeySharing, RopePairs, Scoring,
+    Activation, ExpertGroups, ExpertShape, FileLayout, GateFunction, HeadRows, KeySharing,
+    RopePairs, Scoring,
 };
 
 pub use self::layer::{
@@ -109,6 +110,34 @@ impl RopeShape {
         };
         Self { frequencies: (0..dims / 2).map(frequency).collect(), pairs, scale: yarn.scale }
     }
+
+    /// Scaling of Llama 3.1: slow frequencies are divided by the factor, fast ones kept. Between
+    /// `low_turns` and `high_turns` turns within the original context the two are blended linearly.
+    ///
+    /// Meta, "The Llama 3 Herd of Models", 2024, and its `llama-models`, `apply_scaling`.
+    pub fn llama3(dims: usize, base: f64, scaling: &Llama3Scaling, pairs: RopePairs) -> Self {
+        let Llama3Scaling { factor, original_positions, low_turns, high_turns } = *scaling;
+        let frequency = |i: usize| {
+            let unscaled = base.powf(-2.0 * i as f64 / dims as f64);
+            let turns = original_positions * unscaled / std::f64::consts::TAU;
+            let kept = ((turns - low_turns) / (high_turns - low_turns)).clamp(0.0, 1.0);
+            (unscaled * kept + unscaled / factor * (1.0 - kept)) as f32
+        };
+        Self { frequencies: (0..dims / 2).map(frequency).collect(), pairs, scale: 1.0 }
+    }
+}
+
+/// Parameters of the RoPE scaling of Llama 3.1.
+#[derive(Clone, Copy, Debug)]
+pub struct Llama3Scaling {
+    /// Factor by which slow frequencies are divided.
+    pub factor: f64,
+    /// Positions of the original context.
+    pub original_positions: f64,
+    /// Turns within the original context up to which a frequency is divided by `factor`.
+    pub low_turns: f64,
+    /// Turns within the original context from which a frequency is kept; more than `low_turns`.
+    pub high_turns: f64,
 }
 
 /// Parameters of YaRN.
@@ -139,26 +168,68 @@ pub struct GqaShape {
     pub head_dim: usize,
     /// Elements per value; `head_dim` in most models.
     pub v_head_dim: usize,
-    /// Whether `q_proj` also produces a gate on the output, interleaved per head.
-    pub output_gate: bool,
+    /// Gate on the output; `None` for none.
+    pub gate: Option<OutputGate>,
     /// Sliding window in positions, the token's own included; `None` for full attention.
     pub window: Option<usize>,
     /// Factor on the scores.
     pub scale: f32,
+    /// Factor on the values.
+    pub value_scale: f32,
+}
+
+/// Gate on the output of attention, a function of the input of attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutputGate {
+    /// Function from the projection to the factor.
+    pub function: GateFunction,
+    /// Gates per head: `v_head_dim`, or 1 for a gate of the whole head.
+    pub width: usize,
+    /// Projection that yields the gates.
+    pub source: GateSource,
+}
+
+/// Projection that yields the gates of an [`OutputGate`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GateSource {
+    /// `q_proj`: per head a query, then its gates.
+    Queries,
+    /// [`GqaBlueprint::gate_proj`].
+    Separate,
 }
 
 impl GqaShape {
     /// Full attention with values as wide as keys and the score scale `1 / sqrt(head_dim)`.
     pub fn new(heads: usize, kv_heads: usize, head_dim: usize) -> Self {
         let scale = 1.0 / (head_dim as f32).sqrt();
-        let v_head_dim = head_dim;
-        Self { heads, kv_heads, head_dim, v_head_dim, output_gate: false, window: None, scale }
+        Self {
+            heads,
+            kv_heads,
+            head_dim,
+            v_head_dim: head_dim,
+            gate: None,
+            window: None,
+            scale,
+            value_scale: 1.0,
+        }
     }
 
-    /// Outputs of `q_proj`: the queries and, with an output gate, a gate per element of the output.
+    /// Outputs of `q_proj`: the queries and, where it yields them, the gates.
     pub const fn q_outputs(&self) -> usize {
-        let gate = if self.output_gate { self.v_head_dim } else { 0 };
-        self.heads * (self.head_dim + gate)
+        match self.gate {
+            Some(OutputGate { width, source: GateSource::Queries, .. }) => {
+                self.heads * (self.head_dim + width)
+            }
+            _ => self.heads * self.head_dim,
+        }
+    }
+
+    /// Outputs of `gate_proj`: zero without one.
+    pub const fn gate_outputs(&self) -> usize {
+        match self.gate {
+            Some(OutputGate { width, source: GateSource::Separate, .. }) => self.heads * width,
+            _ => 0,
+        }
     }
 }
 
@@ -175,6 +246,8 @@ pub struct GqaBlueprint {
     pub k_proj: LinearSource,
     /// `(kv_heads * v_head_dim, hidden)`; without it, values are the output of `k_proj`.
     pub v_proj: Option<LinearSource>,
+    /// `(gate_outputs, hidden)`, of [`GateSource::Separate`]: see [`GqaShape::gate_outputs`].
+    pub gate_proj: Option<LinearSource>,
     /// `(hidden, heads * v_head_dim)`.
     pub o_proj: LinearSource,
     /// Norm of the queries: `head_dim` elements for a norm per head, or one norm over all heads.

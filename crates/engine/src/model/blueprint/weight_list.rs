@@ -36,7 +36,7 @@ impl<'a> WeightList<'a> {
         match mixer {
             MixerBlueprint::Gqa(g) => {
                 self.linear([&g.q_proj, &g.k_proj, &g.o_proj]);
-                self.linear(&g.v_proj);
+                self.linear(g.v_proj.iter().chain(&g.gate_proj));
                 self.vectors.extend(g.q_norm.iter().chain(&g.k_norm).chain(&g.sinks));
             }
             MixerBlueprint::Mla(m) => {

@@ -1,13 +1,13 @@
 //! Grouped-query attention (GQA): head norms, RoPE, sliding windows, attention sinks and an output
 //! gate where a model has them.
 
-use moeflux_compute::{Buffer, Op, View};
+use moeflux_compute::{Buffer, GateFunction, Op, View};
 
 use super::{Linear, Loader, ScratchId, ScratchWidths, Step};
 use crate::{
     base::error::Error,
     checkpoint::VectorSource,
-    model::blueprint::{GqaBlueprint, GqaShape, RopeShape},
+    model::blueprint::{GateSource, GqaBlueprint, GqaShape, OutputGate, RopeShape},
 };
 
 #[derive(Debug)]
@@ -17,6 +17,7 @@ pub(crate) struct Gqa {
     q_proj: Linear,
     k_proj: Linear,
     v_proj: Option<Linear>,
+    gate_proj: Option<Linear>,
     o_proj: Linear,
     q_norm: Option<HeadNorm>,
     k_norm: Option<HeadNorm>,
@@ -38,11 +39,12 @@ impl HeadNorm {
     }
 }
 
-/// Scratch buffers: queries (with gates), keys, values, output.
+/// Scratch buffers: queries (with gates), keys, values, output, gates of a separate projection.
 const Q: ScratchId = ScratchId(0);
 const K: ScratchId = ScratchId(1);
 const V: ScratchId = ScratchId(2);
 const Y: ScratchId = ScratchId(3);
+const GATES: ScratchId = ScratchId(4);
 
 impl Gqa {
     pub(crate) fn widths(blueprint: &GqaBlueprint) -> ScratchWidths {
@@ -52,6 +54,7 @@ impl Gqa {
         widths.set(K, kv_heads * head_dim);
         widths.set(V, kv_heads * v_head_dim);
         widths.set(Y, heads * v_head_dim);
+        widths.set(GATES, blueprint.shape.gate_outputs());
         widths
     }
 
@@ -62,6 +65,7 @@ impl Gqa {
             q_proj: loader.linear(&blueprint.q_proj)?,
             k_proj: loader.linear(&blueprint.k_proj)?,
             v_proj: blueprint.v_proj.as_ref().map(|v| loader.linear(v)).transpose()?,
+            gate_proj: blueprint.gate_proj.as_ref().map(|g| loader.linear(g)).transpose()?,
             o_proj: loader.linear(&blueprint.o_proj)?,
             q_norm: HeadNorm::load(blueprint.q_norm.as_ref(), loader)?,
             k_norm: HeadNorm::load(blueprint.k_norm.as_ref(), loader)?,
@@ -72,20 +76,18 @@ impl Gqa {
 
     /// Reads `step.normed()`, writes `step.mixed()`, appends to the layer's KV cache.
     pub(crate) fn run(&self, step: &mut Step<'_>) -> Result<(), Error> {
-        let GqaShape { heads, kv_heads, head_dim, v_head_dim, output_gate, window, scale } =
+        let GqaShape { heads, kv_heads, head_dim, v_head_dim, window, scale, value_scale, .. } =
             self.shape;
         let x = step.normed();
         let q_all = step.buffer(Q, self.shape.q_outputs());
         let k_all = step.buffer(K, kv_heads * head_dim);
         let v_all = step.buffer(V, kv_heads * v_head_dim);
         let y = step.buffer(Y, heads * v_head_dim);
-        // With an output gate, q_proj yields each head's query, then its gate.
         let per_head = q_all.split(heads);
         let q = View { width: head_dim, ..per_head };
-        let gate = output_gate.then(|| View {
-            offset: per_head.offset + head_dim,
-            width: v_head_dim,
-            ..per_head
+        let gates = self.shape.gate.map(|OutputGate { width, source, .. }| match source {
+            GateSource::Queries => per_head.slice_width(head_dim, width),
+            GateSource::Separate => step.buffer(GATES, heads * width).split(heads),
         });
         let (k, v) = (k_all.split(kv_heads), v_all.split(kv_heads));
 
@@ -93,6 +95,12 @@ impl Gqa {
         step.mat_mul(x, self.k_proj, k_all)?;
         // Without v_proj, the values are the keys before their norm.
         step.mat_mul(x, self.v_proj.unwrap_or(self.k_proj), v_all)?;
+        if let (Some(gate_proj), Some(gates)) = (self.gate_proj, gates) {
+            step.mat_mul(x, gate_proj, gates.merge_heads())?;
+        }
+        if value_scale != 1.0 {
+            step.run(&Op::Scale { x: v_all, factor: value_scale })?;
+        }
         let eps = step.eps;
         for (heads, norm) in [(q, self.q_norm), (k, self.k_norm)] {
             if let Some(HeadNorm { weight, width }) = norm {
@@ -113,6 +121,10 @@ impl Gqa {
             step.rope(&self.rope, x, x, spans)?;
         }
         let (v, sinks, out) = (Some(v), self.sinks, y.split(heads));
+        // Attention itself applies a sigmoid per element.
+        let is_fused =
+            |gate: &OutputGate| gate.function == GateFunction::Sigmoid && gate.width == v_head_dim;
+        let gate = gates.filter(|_| self.shape.gate.as_ref().is_some_and(is_fused));
         step.run(&Op::Attention {
             q,
             k,
@@ -125,6 +137,11 @@ impl Gqa {
             spans,
             out,
         })?;
+        if let (None, Some(OutputGate { function, .. }), Some(gate)) =
+            (gate, self.shape.gate, gates)
+        {
+            step.run(&Op::HeadGate { x: out, gate, function })?;
+        }
         let mixed = step.mixed();
         step.mat_mul(y, self.o_proj, mixed)
     }

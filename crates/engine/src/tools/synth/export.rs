@@ -100,6 +100,13 @@ const EXPORTS: &[Export] = &[
     Export { model_types: &["ernie4_5_moe"], growth: GROUPED.growth, ..COMMON },
     Export { model_types: &["glm4_moe"], biases: LinearBiases::AttentionIfSet, ..GROUPED },
     Export {
+        model_types: &["laguna", "step3p5"],
+        // The shared expert is not gated.
+        growth: Growth { mixer: 0.39, experts: 0.4 },
+        ..COMMON
+    },
+    Export { model_types: &["afmoe"], growth: Growth { mixer: 0.3, experts: 0.3 }, ..COMMON },
+    Export {
         model_types: &["gpt_oss"],
         biases: LinearBiases::All,
         growth: Growth { mixer: 0.39, experts: 0.5 },
@@ -152,9 +159,10 @@ impl Export {
                 LinearBiases::All => true,
             };
         }
-        // Experts are stacked: neither fused nor one tensor each. Shared ones are there where the
-        // config names them.
+        // Experts are stacked: neither fused nor one tensor each, nor beside the MLP. Shared ones
+        // are there where the config names them.
         !tensor.ends_with(".gate_up_proj")
+            && !tensor.contains(".moe.")
             && !tensor.contains(".experts.0.")
             && !tensor.contains(".shared_expert")
             // mlx-lm drops it.

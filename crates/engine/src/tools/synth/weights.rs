@@ -217,6 +217,9 @@ impl<'a> ModuleList<'a> {
         if let Some(v_proj) = &gqa.v_proj {
             self.linear(v_proj, 1.0);
         }
+        if let Some(gate_proj) = &gqa.gate_proj {
+            self.linear(gate_proj, 1.0);
+        }
         self.linear(&gqa.o_proj, residual_gain(layer));
         let unscaled = gqa.shape.scale == 1.0;
         let scores = if unscaled { (gqa.shape.head_dim as f32).sqrt() } else { 1.0 };

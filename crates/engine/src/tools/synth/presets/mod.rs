@@ -53,6 +53,12 @@ const PRESETS: &[Preset] = &[
         make: others::gemma_4_26b_a4b,
     },
     Preset {
+        name: "trinity-mini",
+        description: "Trinity-Mini: 32 layers, 3 of 4 sliding, 2 dense, 128 experts, 8 per token; 15 GB",
+        sizes: PresetSizes { parameters: 26.1, active: 3.06, expert_mb: 3.54 },
+        make: others::trinity_mini,
+    },
+    Preset {
         name: "glm-4.7-flash",
         description: "GLM-4.7-Flash: 47 layers of latent attention, 1 dense, 64 experts, 4 per token; 17 GB",
         sizes: PresetSizes { parameters: 29.9, active: 3.6, expert_mb: 5.31 },
@@ -63,6 +69,12 @@ const PRESETS: &[Preset] = &[
         description: "Qwen3-30B-A3B: 48 layers of attention, 128 experts, 8 per token; 17 GB",
         sizes: PresetSizes { parameters: 30.5, active: 3.1, expert_mb: 2.65 },
         make: qwen::qwen3_30b_a3b,
+    },
+    Preset {
+        name: "laguna-xs",
+        description: "Laguna-XS-2.1: 40 layers, 3 of 4 sliding, 1 dense, 256 experts, 8 per token; 19 GB",
+        sizes: PresetSizes { parameters: 33.4, active: 2.8, expert_mb: 1.77 },
+        make: others::laguna_xs,
     },
     Preset {
         name: "qwen3.6-35b-a3b",
@@ -107,6 +119,12 @@ const PRESETS: &[Preset] = &[
         make: others::dots_llm1,
     },
     Preset {
+        name: "step-3.5-flash",
+        description: "Step-3.5-Flash: 45 layers, 3 of 4 sliding, 3 dense, 288 experts, 8 per token; 111 GB",
+        sizes: PresetSizes { parameters: 197.0, active: 11.4, expert_mb: 8.85 },
+        make: others::step_3_5_flash,
+    },
+    Preset {
         name: "minimax-m2",
         description: "MiniMax-M2: 62 layers of attention, 256 experts, 8 per token; 129 GB",
         sizes: PresetSizes { parameters: 229.0, active: 10.4, expert_mb: 7.96 },
@@ -123,6 +141,12 @@ const PRESETS: &[Preset] = &[
         description: "Hy3-preview: 80 layers of attention, 1 dense, 192 experts, 8 per token; 166 GB",
         sizes: PresetSizes { parameters: 295.0, active: 20.1, expert_mb: 10.62 },
         make: others::hy3_preview,
+    },
+    Preset {
+        name: "mimo-v2-flash",
+        description: "MiMo-V2-Flash: 48 layers, 39 of them sliding, 1 dense, 256 experts, 8 per token; 174 GB",
+        sizes: PresetSizes { parameters: 309.0, active: 14.8, expert_mb: 14.16 },
+        make: others::mimo_v2_flash,
     },
     Preset {
         name: "glm-4.6",
@@ -195,6 +219,11 @@ impl Preset {
 /// Layer types: `each` for every `every`-th layer, `most` for the others.
 fn pattern(layers: u64, every: u64, [most, each]: [&str; 2]) -> Value {
     (1..=layers).map(|layer| if layer % every == 0 { each } else { most }).collect()
+}
+
+/// Layer types: `each` for the first of `every` layers, `most` for the others.
+fn first_of(layers: u64, every: u64, [each, most]: [&str; 2]) -> Value {
+    (0..layers).map(|layer| if layer % every == 0 { each } else { most }).collect()
 }
 
 /// Overrides fields of a config.

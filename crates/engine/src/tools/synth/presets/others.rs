@@ -1,8 +1,8 @@
-//! Configs of dots, ERNIE, EXAONE, Gemma, gpt-oss, Hy and MiniMax models.
+//! Configs of dots, ERNIE, EXAONE, Gemma, gpt-oss, Hy, Laguna, MiMo, MiniMax, Step and Trinity models.
 
 use serde_json::{Value, json};
 
-use super::pattern;
+use super::{first_of, pattern};
 
 /// Source: huggingface.co/rednote-hilab/dots.llm1.inst, config.json.
 pub(super) fn dots_llm1() -> Value {
@@ -279,5 +279,196 @@ pub(super) fn hy3_preview() -> Value {
         "tie_word_embeddings": false,
         "use_cache": true,
         "vocab_size": 120832
+    })
+}
+
+/// Laguna-XS-2.1. Source: huggingface.co/poolside/Laguna-XS-2.1, config.json.
+pub(super) fn laguna_xs() -> Value {
+    let heads: Vec<u64> = (0..40).map(|i| if i % 4 == 0 { 48 } else { 64 }).collect();
+    json!({
+        "architectures": ["LagunaForCausalLM"],
+        "attention_bias": false,
+        "gating": "per-head",
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "layer_types": first_of(40, 4, ["full_attention", "sliding_attention"]),
+        "max_position_embeddings": 262144,
+        "mlp_layer_types": first_of(40, 40, ["dense", "sparse"]),
+        "model_type": "laguna",
+        "moe_apply_router_weight_on_input": false,
+        "moe_intermediate_size": 512,
+        "moe_routed_scaling_factor": 2.5,
+        "moe_router_logit_softcapping": 0.0,
+        "num_attention_heads": 48,
+        "num_attention_heads_per_layer": heads,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "full_attention": {
+                "attention_factor": 1.3465735902799727,
+                "beta_fast": 64.0,
+                "beta_slow": 1.0,
+                "factor": 32.0,
+                "original_max_position_embeddings": 8192,
+                "partial_rotary_factor": 0.5,
+                "rope_theta": 500000.0,
+                "rope_type": "yarn"
+            },
+            "sliding_attention": {
+                "partial_rotary_factor": 1.0,
+                "rope_theta": 10000.0,
+                "rope_type": "default"
+            }
+        },
+        "shared_expert_intermediate_size": 512,
+        "sliding_window": 512,
+        "tie_word_embeddings": false,
+        "use_cache": true,
+        "vocab_size": 100352
+    })
+}
+
+/// Source: huggingface.co/stepfun-ai/Step-3.5-Flash, config.json.
+pub(super) fn step_3_5_flash() -> Value {
+    let sparse: Vec<String> = (3..45).map(|i: u64| i.to_string()).collect();
+    let of_full = |full: f64, sliding: f64| -> Vec<f64> {
+        (0..45).map(|i| if i % 4 == 0 { full } else { sliding }).collect()
+    };
+    let limits =
+        |limit: f64| -> Vec<f64> { (0..45).map(|i| if i >= 43 { limit } else { 0.0 }).collect() };
+    json!({
+        "architectures": ["Step3p5ForCausalLM"],
+        "attention_other_setting": {
+            "attention_type": "sliding_attention",
+            "head_dim": 128,
+            "num_attention_groups": 8,
+            "num_attention_heads": 96
+        },
+        "head_dim": 128,
+        "hidden_size": 4096,
+        "intermediate_size": 11264,
+        "layer_types": first_of(45, 4, ["full_attention", "sliding_attention"]),
+        "max_position_embeddings": 262144,
+        "model_type": "step3p5",
+        "moe_intermediate_size": 1280,
+        "moe_layers_enum": sparse.join(","),
+        "moe_num_experts": 288,
+        "moe_router_activation": "sigmoid",
+        "moe_router_scaling_factor": 3.0,
+        "moe_top_k": 8,
+        "norm_expert_weight": true,
+        "num_attention_groups": 8,
+        "num_attention_heads": 64,
+        "num_hidden_layers": 45,
+        "partial_rotary_factors": of_full(0.5, 1.0),
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": {
+            "factor": 2.0,
+            "high_freq_factor": 32.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 131072,
+            "rope_type": "llama3"
+        },
+        "rope_theta": of_full(5_000_000.0, 10_000.0),
+        "share_expert_dim": 1280,
+        "sliding_window": 512,
+        "swiglu_limits": limits(7.0),
+        "swiglu_limits_shared": limits(16.0),
+        "tie_word_embeddings": false,
+        "use_head_wise_attn_gate": true,
+        "use_moe_router_bias": true,
+        "vocab_size": 128896,
+        "yarn_only_types": ["full_attention"]
+    })
+}
+
+/// Source: huggingface.co/XiaomiMiMo/MiMo-V2-Flash, config.json.
+pub(super) fn mimo_v2_flash() -> Value {
+    let is_sliding: Vec<u64> = (0..48).map(|i| u64::from(i > 0 && i % 6 != 5)).collect();
+    let is_sparse: Vec<u64> = (0..48).map(|i| u64::from(i > 0)).collect();
+    json!({
+        "add_full_attention_sink_bias": false,
+        "add_swa_attention_sink_bias": true,
+        "architectures": ["MiMoV2FlashForCausalLM"],
+        "attention_bias": false,
+        "attention_chunk_size": 128,
+        "attention_value_scale": 0.707,
+        "head_dim": 192,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "hybrid_layer_pattern": is_sliding,
+        "intermediate_size": 16384,
+        "layernorm_epsilon": 1e-5,
+        "max_position_embeddings": 262144,
+        "model_type": "mimo_v2_flash",
+        "moe_intermediate_size": 2048,
+        "moe_layer_freq": is_sparse,
+        "n_group": 1,
+        "n_routed_experts": 256,
+        "n_shared_experts": null,
+        "norm_topk_prob": true,
+        "num_attention_heads": 64,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 4,
+        "partial_rotary_factor": 0.334,
+        "rope_theta": 5000000,
+        "routed_scaling_factor": null,
+        "scoring_func": "sigmoid",
+        "sliding_window": 128,
+        "sliding_window_size": 128,
+        "swa_head_dim": 192,
+        "swa_num_attention_heads": 64,
+        "swa_num_key_value_heads": 8,
+        "swa_rope_theta": 10000,
+        "swa_v_head_dim": 128,
+        "tie_word_embeddings": false,
+        "topk_group": 1,
+        "topk_method": "noaux_tc",
+        "use_cache": true,
+        "v_head_dim": 128,
+        "vocab_size": 152576
+    })
+}
+
+/// Source: huggingface.co/arcee-ai/Trinity-Mini, config.json.
+pub(super) fn trinity_mini() -> Value {
+    json!({
+        "architectures": ["AfmoeForCausalLM"],
+        "attention_dropout": 0.0,
+        "global_attn_every_n_layers": 4,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "layer_types": pattern(32, 4, ["sliding_attention", "full_attention"]),
+        "max_position_embeddings": 131072,
+        "model_type": "afmoe",
+        "moe_intermediate_size": 1024,
+        "mup_enabled": true,
+        "n_group": 1,
+        "num_attention_heads": 32,
+        "num_dense_layers": 2,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 4,
+        "num_shared_experts": 1,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": null,
+        "rope_theta": 10000,
+        "route_norm": true,
+        "route_scale": 2.826,
+        "score_func": "sigmoid",
+        "sliding_window": 2048,
+        "tie_word_embeddings": false,
+        "topk_group": 1,
+        "use_cache": true,
+        "vocab_size": 200192
     })
 }

@@ -162,9 +162,14 @@ fn small(name: &str) -> Value {
         "linear_num_key_heads": 2,
         "linear_num_value_heads": 4,
         "linear_value_head_dim": 32,
+        "attention_other_setting":
+            { "head_dim": 64, "num_attention_groups": 4, "num_attention_heads": 8 },
         "moe_intermediate_size": 64,
+        "moe_num_experts": 64,
         "n_routed_experts": 64,
+        "num_attention_groups": 4,
         "num_attention_heads": 4,
+        "num_attention_heads_per_layer": [4, 8, 8, 8, 4, 8],
         "num_experts": 64,
         "num_key_value_heads": 4,
         "num_local_experts": 64,
@@ -173,7 +178,13 @@ fn small(name: &str) -> Value {
         "qk_rope_head_dim": 32,
         "rotary_dim": 32,
         "shared_expert_intermediate_size": 64,
+        "share_expert_dim": 64,
         "sliding_window": 8,
+        "sliding_window_size": 8,
+        "swa_head_dim": 64,
+        "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 4,
+        "swa_v_head_dim": 32,
         "v_head_dim": 64,
         "vocab_size": 4096
     });

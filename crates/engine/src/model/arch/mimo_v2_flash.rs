@@ -1,0 +1,117 @@
+//! `mimo_v2_flash`: MiMo-V2-Flash and MiMo-V2.5; text only.
+//!
+//! Sliding-window layers with full ones between, which have fewer KV heads and no sinks; values
+//! narrower than keys, and scaled; the feed-forward parts of DeepSeek-V3. Sources: Xiaomi,
+//! "MiMo-V2-Flash Technical Report", 2026; the published `config.json`s; see `docs/references.md`.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{
+    Require,
+    body::{Body, GqaParams, gqa, gqa_shape},
+    grouped_moe::GroupedMoe,
+    parse_config,
+    rope::{RopeByType, RotatedPart},
+    scope::{NormWeights, Scope},
+};
+use crate::{
+    base::error::Error,
+    checkpoint::source::TensorSource,
+    model::blueprint::{Blueprint, GqaBlueprint, GqaShape},
+};
+
+#[derive(Deserialize)]
+struct MimoV2Config {
+    #[serde(flatten)]
+    body: Body,
+    #[serde(flatten)]
+    moe: GroupedMoe,
+    num_attention_heads: usize,
+    num_key_value_heads: usize,
+    head_dim: usize,
+    v_head_dim: usize,
+    swa_num_attention_heads: usize,
+    swa_num_key_value_heads: usize,
+    swa_head_dim: usize,
+    swa_v_head_dim: usize,
+    rope_theta: f64,
+    swa_rope_theta: f64,
+    partial_rotary_factor: f64,
+    /// By type of layer, where transformers saved the config.
+    #[serde(default)]
+    rope_parameters: RopeByType,
+    rope_scaling: Option<Value>,
+    /// Whether a layer has a sliding window: 0 or 1.
+    hybrid_layer_pattern: Vec<u8>,
+    sliding_window_size: Option<usize>,
+    sliding_window: Option<usize>,
+    add_full_attention_sink_bias: Option<bool>,
+    add_swa_attention_sink_bias: Option<bool>,
+    attention_value_scale: Option<f32>,
+}
+
+pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
+    let config: MimoV2Config = parse_config(source)?;
+    let (body, require) = (&config.body, Require(source));
+    let pattern = Some(&config.hybrid_layer_pattern);
+    require.layers("hybrid_layer_pattern", pattern, body.num_hidden_layers)?;
+    require.factor("attention_value_scale", config.attention_value_scale.unwrap_or(1.0))?;
+    require.that(config.rope_scaling.is_none(), || "\"rope_scaling\" is not supported".into())?;
+    body.blueprint(source, NormWeights::Plain, |i, layer| {
+        let attention = attention(&config, i, &layer.child("self_attn"))?;
+        let feed_forward = config.moe.feed_forward(&layer.child("mlp"), i, body.hidden_size)?;
+        body.layer(layer, attention, feed_forward)
+    })
+}
+
+fn attention(
+    config: &MimoV2Config,
+    i: usize,
+    attention: &Scope<'_>,
+) -> Result<GqaBlueprint, Error> {
+    let (source, hidden) = (attention.source, config.body.hidden_size);
+    let is_sliding = config.hybrid_layer_pattern[i] == 1;
+    let shape = shape(config, source, is_sliding)?;
+    let theta = if is_sliding { config.swa_rope_theta } else { config.rope_theta };
+    let rope = config.rope_parameters.of(shape.window).with_theta(Some(theta));
+    let rotated = RotatedPart { dims: None, default_share: config.partial_rotary_factor };
+    let rope = rope.partial(source, shape.head_dim, rotated)?;
+    let has_sinks = match is_sliding {
+        true => config.add_swa_attention_sink_bias,
+        false => config.add_full_attention_sink_bias,
+    };
+    let sinks = || attention.vector("attention_sink_bias", shape.heads);
+    Ok(GqaBlueprint {
+        sinks: has_sinks.unwrap_or(false).then(sinks).transpose()?,
+        ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?
+    })
+}
+
+fn shape(
+    config: &MimoV2Config,
+    source: &dyn TensorSource,
+    is_sliding: bool,
+) -> Result<GqaShape, Error> {
+    let require = Require(source);
+    let value_scale = config.attention_value_scale.unwrap_or(1.0);
+    if !is_sliding {
+        let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
+        require.sizes(&[("v_head_dim", config.v_head_dim)])?;
+        let shape = gqa_shape(source, heads, kv_heads, config.head_dim)?;
+        return Ok(GqaShape { v_head_dim: config.v_head_dim, value_scale, ..shape });
+    }
+    let (heads, kv_heads) = (config.swa_num_attention_heads, config.swa_num_key_value_heads);
+    let purpose = "the positions that layers with a sliding window see";
+    let size = config.sliding_window_size.or(config.sliding_window);
+    let size = require.named("sliding_window_size", size, purpose)?;
+    require.sizes(&[("sliding_window_size", size), ("swa_v_head_dim", config.swa_v_head_dim)])?;
+    let shape = gqa_shape(source, heads, kv_heads, config.swa_head_dim)?;
+    Ok(GqaShape {
+        v_head_dim: config.swa_v_head_dim,
+        // The size does not count the token's own position.
+        window: Some(size + 1),
+        value_scale,
+        ..shape
+    })
+}
