@@ -1,6 +1,6 @@
 //! Reading of `config.json`: keys of several names, keys that are refused, checks on values.
 
-use serde::de::DeserializeOwned;
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value, json};
 
 use crate::{base::error::Error, checkpoint::source::TensorSource};
@@ -45,7 +45,7 @@ struct KeyNames {
 }
 
 /// All keys of several names.
-const KEY_NAMES: [KeyNames; 10] = [
+const KEY_NAMES: [KeyNames; 11] = [
     KeyNames { key: "num_experts", others: &["num_local_experts", "n_routed_experts"] },
     KeyNames { key: "num_local_experts", others: &["num_experts", "n_routed_experts"] },
     KeyNames {
@@ -54,6 +54,7 @@ const KEY_NAMES: [KeyNames; 10] = [
     },
     KeyNames { key: "n_shared_experts", others: &["num_shared_experts", "moe_num_shared_experts"] },
     KeyNames { key: "num_experts_per_tok", others: &["experts_per_token", "moe_k", "moe_top_k"] },
+    KeyNames { key: "moe_topk", others: &["num_experts_per_tok"] },
     KeyNames { key: "first_k_dense_replace", others: &["num_dense_layers"] },
     KeyNames { key: "norm_topk_prob", others: &["route_norm"] },
     KeyNames {
@@ -65,7 +66,7 @@ const KEY_NAMES: [KeyNames; 10] = [
             "route_scale",
         ],
     },
-    KeyNames { key: "scoring_func", others: &["score_func"] },
+    KeyNames { key: "scoring_func", others: &["score_func", "score_function"] },
     KeyNames { key: "qk_rope_head_dim", others: &["head_dim"] },
 ];
 
@@ -160,6 +161,31 @@ pub(super) fn check_layers(
         }
     }
     Ok(())
+}
+
+/// A number for all layers, or one for each.
+#[derive(Deserialize)]
+#[serde(untagged)]
+pub(super) enum PerLayer {
+    All(usize),
+    Each(Vec<usize>),
+}
+
+impl PerLayer {
+    /// The number of layer `layer`. `key` is for the error where it has none.
+    pub(super) fn of(
+        &self,
+        source: &dyn TensorSource,
+        key: &str,
+        layer: usize,
+    ) -> Result<usize, Error> {
+        match self {
+            Self::All(number) => Ok(*number),
+            Self::Each(numbers) => numbers.get(layer).copied().ok_or_else(|| {
+                config_error(source, format!("\"{key}\" has no number for layer {layer}"))
+            }),
+        }
+    }
 }
 
 /// Checks on the values of a config. Errors name the key.

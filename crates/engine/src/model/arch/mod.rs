@@ -120,8 +120,7 @@ impl Blueprint {
     /// As [`Blueprint::for_checkpoint`], with the experts where the source has them.
     pub(crate) fn for_source(source: &dyn TensorSource) -> Result<Self, Error> {
         let model_type = model_type(source)?;
-        let plain = model_type.strip_suffix("_text").unwrap_or(model_type);
-        let Some(architecture) = ARCHITECTURES.iter().find(|a| a.model_type == plain) else {
+        let Some(architecture) = architecture(model_type) else {
             let supported = supported().collect::<Vec<_>>().join(", ");
             return Err(config_error(
                 source,
@@ -135,11 +134,21 @@ impl Blueprint {
     }
 }
 
-/// `model_type` of the config, or of its `text_config` if the outer config has none.
+/// The architecture of a `model_type`.
+fn architecture(model_type: &str) -> Option<&'static ArchitectureEntry> {
+    let plain = model_type.strip_suffix("_text").unwrap_or(model_type);
+    ARCHITECTURES.iter().find(|a| a.model_type == plain)
+}
+
+/// `model_type` of the config, or that of its `text_config` if only this one is known: a model
+/// with vision may wrap any language model.
 fn model_type(source: &dyn TensorSource) -> Result<&str, Error> {
     let config = source.config();
     let inner = config.get("text_config").and_then(|t| t.get("model_type"));
-    let found = config.get("model_type").or(inner).and_then(|t| t.as_str());
+    let names = [config.get("model_type"), inner];
+    let mut names = names.into_iter().flatten().filter_map(|name| name.as_str());
+    let known = names.clone().find(|name| architecture(name).is_some());
+    let found = known.or_else(|| names.next());
     found.ok_or_else(|| config_error(source, "it has no \"model_type\""))
 }
 
