@@ -8,6 +8,7 @@
 
 mod body;
 mod config;
+mod deepseek_v2;
 mod deepseek_v3;
 mod deepseek_v32;
 mod dots1;
@@ -77,6 +78,7 @@ const DELTA_NET: ArchitectureEntry = ArchitectureEntry {
 
 /// Registry of the supported architectures.
 const ARCHITECTURES: &[ArchitectureEntry] = &[
+    ArchitectureEntry { model_type: "deepseek_v2", blueprint: deepseek_v2::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "deepseek_v3", blueprint: deepseek_v3::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "deepseek_v32", blueprint: deepseek_v32::blueprint, ..SPARSE },
     ArchitectureEntry { model_type: "dots1", blueprint: dots1::blueprint, ..UNIFORM },
