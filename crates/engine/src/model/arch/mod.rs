@@ -6,6 +6,7 @@
 //! `rope.rs`, `windows.rs`, `softmax_moe.rs`, `grouped_moe.rs` and `expert_tensors.rs`; `config.rs`
 //! reads configs and checks their values, `scope.rs` looks tensors up by name.
 
+mod bailing_moe;
 mod body;
 mod config;
 mod deepseek_v2;
@@ -78,6 +79,12 @@ const DELTA_NET: ArchitectureEntry = ArchitectureEntry {
 
 /// Registry of the supported architectures.
 const ARCHITECTURES: &[ArchitectureEntry] = &[
+    ArchitectureEntry { model_type: "bailing_moe", blueprint: bailing_moe::blueprint, ..UNIFORM },
+    ArchitectureEntry {
+        model_type: "bailing_moe_v2",
+        blueprint: bailing_moe::blueprint,
+        ..UNIFORM
+    },
     ArchitectureEntry { model_type: "deepseek_v2", blueprint: deepseek_v2::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "deepseek_v3", blueprint: deepseek_v3::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "deepseek_v32", blueprint: deepseek_v32::blueprint, ..SPARSE },
