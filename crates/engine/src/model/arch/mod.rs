@@ -19,6 +19,7 @@ mod glm4_moe;
 mod glm_moe_dsa;
 mod gpt_oss;
 mod grouped_moe;
+mod hunyuan_v1_moe;
 mod minimax_m2;
 mod qwen2_moe;
 mod qwen3_5_moe;
@@ -30,7 +31,7 @@ mod softmax_moe;
 mod solar_open;
 mod windows;
 
-use config::{Require, check_layers, config_error, parse_config};
+use config::{PerLayer, Require, check_layers, config_error, parse_config};
 
 use crate::{
     base::error::Error,
@@ -99,6 +100,11 @@ const ARCHITECTURES: &[ArchitectureEntry] = &[
     ArchitectureEntry { model_type: "glm4_moe_lite", blueprint: deepseek_v3::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "glm_moe_dsa", blueprint: glm_moe_dsa::blueprint, ..SPARSE },
     ArchitectureEntry { model_type: "gpt_oss", blueprint: gpt_oss::blueprint, ..SLIDING },
+    ArchitectureEntry {
+        model_type: "hunyuan_v1_moe",
+        blueprint: hunyuan_v1_moe::blueprint,
+        ..UNIFORM
+    },
     ArchitectureEntry { model_type: "kimi_k2", blueprint: deepseek_v3::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "kimi_k25", blueprint: deepseek_v3::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "minimax_m2", blueprint: minimax_m2::blueprint, ..UNIFORM },
