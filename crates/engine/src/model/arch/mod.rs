@@ -22,6 +22,7 @@ mod grouped_moe;
 mod hunyuan_v1_moe;
 mod minimax_m2;
 mod mistral4;
+mod phimoe;
 mod qwen2_moe;
 mod qwen3_5_moe;
 mod qwen3_moe;
@@ -110,6 +111,7 @@ const ARCHITECTURES: &[ArchitectureEntry] = &[
     ArchitectureEntry { model_type: "kimi_k25", blueprint: deepseek_v3::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "minimax_m2", blueprint: minimax_m2::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "mistral4", blueprint: mistral4::blueprint, ..UNIFORM },
+    ArchitectureEntry { model_type: "phimoe", blueprint: phimoe::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "qwen2_moe", blueprint: qwen2_moe::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "qwen3_5_moe", blueprint: qwen3_5_moe::blueprint, ..DELTA_NET },
     ArchitectureEntry { model_type: "qwen3_moe", blueprint: qwen3_moe::blueprint, ..UNIFORM },
