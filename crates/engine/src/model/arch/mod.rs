@@ -8,6 +8,7 @@
 
 mod bailing_moe;
 mod body;
+mod cohere2_moe;
 mod config;
 mod deepseek_v2;
 mod deepseek_v3;
@@ -88,6 +89,7 @@ const ARCHITECTURES: &[ArchitectureEntry] = &[
         blueprint: bailing_moe::blueprint,
         ..UNIFORM
     },
+    ArchitectureEntry { model_type: "cohere2_moe", blueprint: cohere2_moe::blueprint, ..SLIDING },
     ArchitectureEntry { model_type: "deepseek_v2", blueprint: deepseek_v2::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "deepseek_v3", blueprint: deepseek_v3::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "deepseek_v32", blueprint: deepseek_v32::blueprint, ..SPARSE },
