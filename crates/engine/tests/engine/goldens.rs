@@ -72,7 +72,7 @@ fn the_cpu_device_matches_mlx() {
 }
 
 /// One golden with integer weights for each kind of mixer and router.
-const KINDS: [&str; 9] = [
+const KINDS: [&str; 13] = [
     "qwen3_moe",
     "qwen3_5_moe",
     "qwen3_next",
@@ -82,6 +82,10 @@ const KINDS: [&str; 9] = [
     "gemma4",
     "glm4_moe",
     "minimax_m2",
+    "deepseek_v2_hub",
+    "hunyuan_v1_moe_hub",
+    "cohere2_moe_hub",
+    "phimoe_hub",
 ];
 
 /// Runs the goldens selected by name on the GPU. Software drivers take a second to compile a
