@@ -144,6 +144,27 @@ def qwen3_next(**changes):
         bos_token_id=0) | changes
 
 
+def bailing_moe(**changes):
+    """A tiny Ling-lite 1.5: a softmax router, no norms of queries and keys."""
+    return dict(
+        architectures=["BailingMoeForCausalLM"], model_type="bailing_moe", hidden_size=64, num_hidden_layers=3,
+        intermediate_size=96, num_attention_heads=4, num_key_value_heads=2, num_experts=8, num_experts_per_tok=3,
+        num_shared_experts=2, moe_intermediate_size=32, first_k_dense_replace=1, norm_topk_prob=True,
+        max_position_embeddings=32768, rms_norm_eps=1e-6, rope_theta=600000, rope_scaling=None, vocab_size=259,
+        hidden_act="silu", use_bias=False, use_qkv_bias=False, norm_head=False, norm_softmax=False, multi_gate=False,
+        pretraining_tp=1, tie_word_embeddings=False, pad_token_id=1, eos_token_id=1) | changes
+
+
+def bailing_moe_v2(**changes):
+    """A tiny Ling-mini 2.0: the router of DeepSeek-V3, norms per head, RoPE on half of it."""
+    return bailing_moe(
+        architectures=["BailingMoeV2ForCausalLM"], model_type="bailing_moe_v2", num_experts=16, num_shared_experts=1,
+        n_group=4, topk_group=2, use_qk_norm=True, head_dim=16, rotary_dim=8, partial_rotary_factor=0.5,
+        score_function="sigmoid", router_dtype="fp32", moe_router_enable_expert_bias=True,
+        moe_shared_expert_intermediate_size=32, routed_scaling_factor=2.5, num_nextn_predict_layers=0,
+        use_rmsnorm=True) | changes
+
+
 def gemma4(**changes):
     """A tiny Gemma-4-26B-A4B: nested, experts beside a dense MLP; in full layers values are
     keys."""
@@ -168,6 +189,11 @@ def gemma4(**changes):
 
 
 CASES = {
+    # Ling 1.x in both layouts: dense layers or none; 2.0 with groups and a correction.
+    "bailing_moe": Case(bailing_moe(num_hidden_layers=2), group=32),
+    "bailing_moe_hub": Case(bailing_moe(num_hidden_layers=2, first_k_dense_replace=0, norm_topk_prob=False,
+                                        tie_word_embeddings=True), layout="hub", prompt=16, steps=6),
+    "bailing_moe_v2_hub": Case(bailing_moe_v2(), layout="hub", prompt=16, steps=6),
     # 3 bits, with 6 for lm_head and some v_proj and down_proj; the router has 3. Query width is not
     # the hidden size.
     "qwen3_moe_mixed_3_6": Case(

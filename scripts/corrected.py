@@ -4,7 +4,7 @@ docs/references.md proves each correction. `load` replaces mlx-lm's loader; `ins
 functions of mlx-lm:
 
   noaux_tc routers   groups that were not chosen count as minus infinity, not as 0 (deepseek_v3,
-                     deepseek_v32, glm4_moe)
+                     deepseek_v32, glm4_moe, bailing_moe)
   YaRN               honours `truncate: false` (gpt_oss)
   clamped SwiGLU     honours `swiglu_limit` (gpt_oss)
   indexer            LayerNorm with epsilon 1e-6 (deepseek_v32, glm_moe_dsa); `indexer_types`: a
@@ -20,9 +20,11 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx_lm import utils as mlx_utils
-from mlx_lm.models import deepseek_v3, deepseek_v32, glm4_moe
+from mlx_lm.models import bailing_moe, deepseek_v3, deepseek_v32, glm4_moe
 from mlx_lm.models.activations import SwigluOAI
 from mlx_lm.models.rope_utils import YarnRoPE
+
+softmax_router = bailing_moe.group_expert_select
 
 
 def biased_scores(logits, bias, n_group, topk_group):
@@ -46,6 +48,13 @@ def select(logits, bias, top_k, n_group, topk_group, routed_scaling_factor, norm
     if top_k > 1 and norm_topk_prob:
         weights = weights / weights.sum(axis=-1, keepdims=True)
     return ids, weights * routed_scaling_factor
+
+
+def select_ling(logits, bias, top_k, n_group, topk_group, scale, norm_topk_prob, score_function):
+    """As `select`, or a plain softmax router."""
+    if score_function == "sigmoid":
+        return select(logits, 0.0 if bias is None else bias, top_k, n_group, topk_group, scale, norm_topk_prob)
+    return softmax_router(logits, bias, top_k, n_group, topk_group, scale, norm_topk_prob, score_function)
 
 
 class Remembering(deepseek_v32.Indexer):
@@ -82,6 +91,9 @@ def install():
     """Replaces the routers' function. All other corrections are per model."""
     for module in (deepseek_v3, deepseek_v32, glm4_moe):
         module.group_expert_select = select
+    bailing_moe.group_expert_select = select_ling
+    # The same model by the name of its second generation.
+    mlx_utils.MODEL_REMAPPING["bailing_moe_v2"] = "bailing_moe"
 
 
 def yarn_periods(dims, base, scaling):

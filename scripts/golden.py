@@ -116,9 +116,9 @@ def random_tensor(rng, name, shape):
         return np.clip(rng.normal(1.0, 0.15, shape), 0.55, 1.9)
     if len(shape) == 1:
         return rng.normal(0.0, 0.1, shape)
-    if "embed_tokens" in name:
+    if "embed_tokens" in name or "word_embeddings" in name:
         return rng.normal(0.0, 1.0, shape)
-    routers = "mlp.gate.weight", "moe.gate.weight", "router.weight", "router.proj.weight"
+    routers = "mlp.gate.weight", "mlp.gate.gate_proj.weight", "moe.gate.weight", "router.weight", "router.proj.weight"
     if name.endswith(routers) or "lm_head" in name:
         return rng.normal(0.0, 3.0 / fan_in, shape)
     return rng.normal(0.0, 1.5 / fan_in, shape)
@@ -205,7 +205,7 @@ def hub_tensors(weights, case):
             value = value - mx.array(1.0, value.dtype)
         if "linear_attn" in name and name.endswith(("A_log", "linear_attn.norm.weight")):
             value = value.astype(DTYPES[case.state_dtype or case.dtype])
-        out[name] = value
+        out[name.replace("mlp.gate.gate_proj.", "mlp.gate.")] = value
     return out
 
 
@@ -501,11 +501,16 @@ def routing(moe, x):
     if hasattr(moe, "e_score_correction_bias"):
         _, scores, _ = corrected.biased_scores(moe.gate(x), moe.e_score_correction_bias, 1, 1)
         return 4 * np.array(scores), moe.num_experts_per_tok, np.inf
-    if not hasattr(moe.gate, "e_score_correction_bias"):
-        return np.array(moe.gate(x)), moe.top_k, np.inf
     gate = moe.gate
-    _, scores, groups = corrected.biased_scores(
-        x @ gate.weight.T, gate.e_score_correction_bias, gate.n_group, gate.topk_group)
+    if hasattr(gate, "expert_bias") and gate.score_function == "softmax":
+        return np.array(gate.gate_proj(x)), gate.top_k, np.inf
+    if hasattr(gate, "expert_bias"):
+        logits, bias = gate.gate_proj(x), gate.expert_bias
+    elif hasattr(gate, "e_score_correction_bias"):
+        logits, bias = x @ gate.weight.T, gate.e_score_correction_bias
+    else:
+        return np.array(gate(x)), moe.top_k, np.inf
+    _, scores, groups = corrected.biased_scores(logits, bias, gate.n_group, gate.topk_group)
     gap = np.inf
     if groups is not None:
         groups = 4 * np.array(groups)

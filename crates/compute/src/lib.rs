@@ -45,8 +45,8 @@ pub use gpu::open_gpu_of;
 pub use handle::{Bank, Buffer, DeviceId, Slot, SlotTable, State, Weight};
 pub use matrix::{Bytes, ExpertShape, FilePlane, Matrix, MatrixShape};
 pub use op::{
-    Activation, ExpertGroups, ExpertUse, ExpertUses, GateFunction, HeadMatrix, HeadRows,
-    KeySharing, Op, RopePairs, Router, Scoring, Shared, SharedChoice, Span, View,
+    Activation, ExpertGroups, ExpertUse, ExpertUses, GateFunction, GroupScore, HeadMatrix,
+    HeadRows, KeySharing, Op, RopePairs, Router, Scoring, Shared, SharedChoice, Span, View,
 };
 pub use op_check::MAX_TOP_LOGITS;
 pub use random::{SPLITMIX_STEP, SplitMix64, splitmix_mix};

@@ -158,6 +158,23 @@ pub enum Scoring {
     Softmax,
     /// Sigmoid of each logit.
     Sigmoid,
+    /// Softmax anew at each rank, over the experts that have no lower rank and a logit `x` near the
+    /// chosen one: `chosen - x <= band * max(|x|, chosen)`. Without correction and normalization.
+    ///
+    /// Liu et al., "GRIN: GRadient-INformed MoE", 2024, section 2.2: SparseMixer-v2 in inference.
+    SparseMixer {
+        /// Largest relative distance of a logit that takes part: twice the router's jitter.
+        band: f32,
+    },
+}
+
+/// Score of a group of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupScore {
+    /// The best score of its experts: DeepSeek-V2's `group_limited_greedy`.
+    Best,
+    /// The sum of the two best scores: DeepSeek-V3's `noaux_tc`.
+    BestTwo,
 }
 
 /// Group-limited routing: experts are in groups of equal size, and the best groups are selected
@@ -168,6 +185,8 @@ pub struct ExpertGroups {
     pub count: usize,
     /// Number of groups selected.
     pub chosen: usize,
+    /// Score by which they are selected.
+    pub score: GroupScore,
 }
 
 /// Parameters of top-k expert routing.
@@ -181,8 +200,8 @@ pub struct Router {
     /// Correction bias: one value per expert, added to the score for selection only, not for the
     /// weight.
     pub correction: Option<Buffer>,
-    /// Restricts selection to the best groups. A group scores the sum of its two best (corrected)
-    /// scores; of equal groups the lower index wins.
+    /// Restricts selection to the best groups, by their (corrected) scores; of equal groups the
+    /// lower index wins.
     pub groups: Option<ExpertGroups>,
     /// Whether the weights of a row are normalized to a sum of 1, unless the sum is below 1e-20.
     /// Applied before the scales below.
@@ -368,8 +387,8 @@ pub enum Op<'a> {
         x: View,
         /// `width` values at the start of the buffer.
         weight: Buffer,
-        /// `width` values at the start of the buffer.
-        bias: Buffer,
+        /// `width` values at the start of the buffer; `None` for zeros.
+        bias: Option<Buffer>,
         /// Added to the variance.
         eps: f32,
         /// `(rows, heads, width)`.
@@ -648,7 +667,7 @@ pub enum Op<'a> {
     },
     /// Top-k routing: the `k` experts with the largest (corrected) scores of each row, in rank
     /// order; of equal scores the lower id comes first. Softmax scores are compared by their logits
-    /// unless there is a correction.
+    /// unless there is a correction; so are those of the sparse mixer.
     ///
     /// The weights are the uncorrected scores, divided by their sum if the router normalizes, times
     /// the scales. A shared expert comes last. A NaN logit is an error. Ids are exact; the

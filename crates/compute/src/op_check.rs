@@ -2,7 +2,7 @@
 
 use crate::{
     Activation, Buffer, Error, ExpertGroups, ExpertUses, HeadMatrix, HeadRows, KV_BLOCK,
-    MatrixShape, Op, RopePairs, Slot, SlotTable, Span, State, StateShape, View, Weight,
+    MatrixShape, Op, RopePairs, Scoring, Slot, SlotTable, Span, State, StateShape, View, Weight,
 };
 
 /// Sizes and shapes of a device's objects, by handle. An unknown or dropped handle is an error.
@@ -82,7 +82,9 @@ impl Op<'_> {
                 c.view("x", &x)?;
                 c.same_shape("out", &out, &x)?;
                 c.buffer("weight", weight, x.width)?;
-                c.buffer("bias", bias, x.width)?;
+                if let Some(bias) = bias {
+                    c.buffer("bias", bias, x.width)?;
+                }
                 c.in_place("x", &x, &out)
             }
             Op::GatedRmsNorm { x, gate, weight, out, .. } => {
@@ -232,7 +234,7 @@ impl Op<'_> {
                     c.not_written("the router's bias or scale", buffer, &ids)?;
                     c.not_written("the router's bias or scale", buffer, &weights)?;
                 }
-                if let Some(ExpertGroups { count, chosen }) = router.groups {
+                if let Some(ExpertGroups { count, chosen, .. }) = router.groups {
                     c.divides("groups", count, "experts", logits.width)?;
                     if chosen > count || logits.width / count * chosen < k {
                         return c.wrong(format!(
@@ -240,6 +242,14 @@ impl Op<'_> {
                             logits.width
                         ));
                     }
+                }
+                if let Scoring::SparseMixer { band } = router.scoring
+                    && (router.correction.is_some()
+                        || router.normalize
+                        || !band.is_finite()
+                        || band < 0.0)
+                {
+                    return c.wrong(format!("a sparse mixer of band {band} in {router:?}"));
                 }
                 c.not_written("logits", logits.buffer, &ids)?;
                 c.not_written("logits", logits.buffer, &weights)?;

@@ -14,7 +14,7 @@ use std::{
 
 use moeflux_compute::{
     Activation, Affine, BankPlace, Buffer, Bytes, Commit, Device, DeviceOptions, ExpertGroups,
-    ExpertShape, ExpertUse, ExpertUses, Format, GateFunction, HeadMatrix, HeadRows, KeySharing,
+    ExpertShape, ExpertUse, ExpertUses, Format, GateFunction, GroupScore, HeadMatrix, HeadRows, KeySharing,
     MatrixShape, Op, RopePairs, Router, Scalar, Scoring, ScratchShape, Shared, SharedChoice, Slot,
     Span, StateShape, View, open,
 };
@@ -150,7 +150,7 @@ fn step(exact: bool, rows: usize) {
     let noaux = Router {
         scoring: Scoring::Sigmoid,
         correction: Some(taps),
-        groups: Some(ExpertGroups { count: 4, chosen: 2 }),
+        groups: Some(ExpertGroups { count: 4, chosen: 2, score: GroupScore::BestTwo }),
         shared: Some(SharedChoice { gate: Some(one) }),
         ..Router::softmax(true)
     };
@@ -158,7 +158,7 @@ fn step(exact: bool, rows: usize) {
     let ops = [
         Op::Embed { table, tokens: &tokens, out: x },
         Op::RmsNorm { x, weight: Some(taps), eps: 1e-6, out: y },
-        Op::LayerNorm { x, weight: taps, bias: taps, eps: 1e-6, out: y },
+        Op::LayerNorm { x, weight: taps, bias: Some(taps), eps: 1e-6, out: y },
         Op::MatMul { x: y, weight: square, bias: Some(taps), exact: false, out: z },
         Op::MatMul { x: gate, weight: wide, bias: None, exact: false, out: y },
         Op::Rope {

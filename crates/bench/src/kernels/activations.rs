@@ -34,7 +34,7 @@ pub(super) fn norms(bench: &mut OpBench, op: &'static str, rows: usize) -> anyho
     let (weight, bias, eps) = (bench.values(width)?, bench.values(width)?, 1e-6);
     let (norm, views) = match op {
         "RmsNorm" => (Op::RmsNorm { x, weight: Some(weight), eps, out }, 2),
-        "LayerNorm" => (Op::LayerNorm { x, weight, bias, eps, out }, 2),
+        "LayerNorm" => (Op::LayerNorm { x, weight, bias: Some(bias), eps, out }, 2),
         _ => (Op::GatedRmsNorm { x, gate, weight, eps, out }, 3),
     };
     let shape = if heads == 1 { width.to_string() } else { format!("{heads} of {width}") };

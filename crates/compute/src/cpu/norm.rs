@@ -58,7 +58,8 @@ pub(super) fn layer_norm(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<
     let kernels = cpu.kernels;
     let in_place = x.buffer == out.buffer;
     host.with(&out, |host, values| {
-        let (weight, bias) = (host.values(weight)?, host.values(bias)?);
+        let weight = host.values(weight)?;
+        let bias = bias.map(|bias| host.values(bias)).transpose()?;
         let src = if in_place { None } else { Some(host.get(&x)?) };
         cpu.pool.tiles(values, vector_tiles(&out), |mut tile, _| {
             for (row, head) in tile.coords() {
@@ -70,7 +71,10 @@ pub(super) fn layer_norm(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<
                 let mean = y.iter().sum::<f32>() / n;
                 y.iter_mut().for_each(|y| *y -= mean);
                 let scale = 1.0 / (kernels.square(y) / n + eps).sqrt();
-                y.iter_mut().zip(weight).zip(bias).for_each(|((y, w), b)| *y = *y * scale * w + b);
+                y.iter_mut().zip(weight).for_each(|(y, w)| *y = *y * scale * w);
+                if let Some(bias) = bias {
+                    y.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+                }
             }
         });
         Ok(())

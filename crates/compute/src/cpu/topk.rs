@@ -1,7 +1,7 @@
 //! Top-k expert routing.
 
 use super::{Cpu, pool::Grid, row};
-use crate::{Error, ExpertGroups, Op, Router, Scoring, View, host::Host};
+use crate::{Error, ExpertGroups, GroupScore, Op, Router, Scoring, View, host::Host};
 
 /// Rows of a tile.
 const TILE_ROWS: usize = 4;
@@ -75,7 +75,7 @@ impl RouterInputs<'_> {
     /// corrected score. `max` and `sum` are those of the softmax.
     fn rank_key(&self, id: usize, x: f32, [max, sum]: [f64; 2]) -> f32 {
         match (self.router.scoring, self.correction) {
-            (Scoring::Softmax, None) => x,
+            (Scoring::Softmax | Scoring::SparseMixer { .. }, None) => x,
             (_, correction) => {
                 self.score(x, [max, sum]) as f32
                     + correction.map_or(0.0, |correction| correction[id])
@@ -86,7 +86,7 @@ impl RouterInputs<'_> {
     /// Uncorrected score of a logit, from which the weight is computed.
     fn score(&self, x: f32, [max, sum]: [f64; 2]) -> f64 {
         match self.router.scoring {
-            Scoring::Softmax => (f64::from(x) - max).exp() / sum,
+            Scoring::Softmax | Scoring::SparseMixer { .. } => (f64::from(x) - max).exp() / sum,
             Scoring::Sigmoid => f64::from(1.0 / (1.0 + (-x).exp())),
         }
     }
@@ -105,12 +105,12 @@ impl RouterInputs<'_> {
                 };
                 [max, sum]
             }
-            Scoring::Sigmoid => [0.0, 1.0],
+            Scoring::Sigmoid | Scoring::SparseMixer { .. } => [0.0, 1.0],
         };
         let key = |id: usize| self.rank_key(id, logits[id], softmax);
         match self.router.groups {
             None => select_top((0..logits.len()).map(|id| (id, key(id))), ids, weights),
-            Some(ExpertGroups { count, chosen }) => {
+            Some(ExpertGroups { count, chosen, score }) => {
                 let size = logits.len() / count;
                 // There are few groups: comparing each with all others avoids storing the scores.
                 let group_score = |group: usize| {
@@ -122,7 +122,8 @@ impl RouterInputs<'_> {
                             best[1] = x;
                         }
                     }
-                    if size > 1 { best[0] + best[1] } else { best[0] }
+                    let has_two = score == GroupScore::BestTwo && size > 1;
+                    if has_two { best[0] + best[1] } else { best[0] }
                 };
                 let is_chosen = |group: usize| {
                     let score = group_score(group);
@@ -142,12 +143,27 @@ impl RouterInputs<'_> {
         } else {
             1.0
         };
-        for (weight, id) in weights.iter_mut().zip(&*ids) {
-            let id = *id as usize;
+        for (rank, weight) in weights.iter_mut().enumerate() {
+            let id = ids[rank] as usize;
             let scale = self.expert_scale.map_or(1.0, |scale| scale[id]);
+            let softmax = match self.router.scoring {
+                Scoring::SparseMixer { band } => sparse_softmax(logits, &ids[..=rank], band),
+                _ => softmax,
+            };
             *weight = (self.score(logits[id], softmax) / sum) as f32 * self.router.scale * scale;
         }
     }
+}
+
+/// Maximum and sum of the softmax of [`Scoring::SparseMixer`] for the last of `ids`.
+fn sparse_softmax(logits: &[f32], ids: &[f32], band: f32) -> [f64; 2] {
+    let Some((id, lower)) = ids.split_last() else { return [0.0, 1.0] };
+    let chosen = logits[*id as usize];
+    let others = logits.iter().enumerate().filter(|(i, x)| {
+        chosen - **x <= band * x.abs().max(chosen) && !lower.contains(&(*i as f32))
+    });
+    let max = f64::from(chosen);
+    [max, others.map(|(_, x)| (f64::from(*x) - max).exp()).sum()]
 }
 
 /// Selects the `ids.len()` largest values in descending order; of equal values the first wins.

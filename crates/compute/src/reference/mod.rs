@@ -9,6 +9,7 @@ use std::cmp::Ordering;
 
 use crate::{
     Activation, Buffer, Device, DeviceId, Error, ExpertGroups, ExpertUse, ExpertUses, GateFunction,
+    GroupScore,
     HeadMatrix, KvFormat, Matrix, Op, PlannedMemory, RopePairs, Router, Scoring, ScratchShape,
     Ticket, View, Weight,
     host::{Host, HostDevice},
@@ -188,12 +189,17 @@ impl ReferenceDevice {
     fn layer_norm(
         &mut self,
         x: View,
-        [weight, bias]: [Buffer; 2],
+        weight: Buffer,
+        bias: Option<Buffer>,
         eps: f32,
         out: View,
     ) -> Result<(), Error> {
         let x = self.dense(x)?;
-        let (weight, bias) = (self.host.values(weight)?.to_vec(), self.host.values(bias)?.to_vec());
+        let weight = self.host.values(weight)?.to_vec();
+        let bias = match bias {
+            Some(bias) => self.host.values(bias)?.to_vec(),
+            None => vec![0.0; x.view.width],
+        };
         for row in 0..x.view.rows {
             for head in 0..x.view.heads {
                 self.store(out, row, head, &layer_norm(x.vector(row, head), &weight, &bias, eps))?;
@@ -374,7 +380,8 @@ impl ReferenceDevice {
         for row in 0..logits.view.rows {
             let x = logits.row(row);
             let scores: Vec<f64> = match router.scoring {
-                Scoring::Softmax => {
+                // Those of a sparse mixer depend on the choice.
+                Scoring::Softmax | Scoring::SparseMixer { .. } => {
                     let max = f64::from(x.iter().copied().fold(f32::NEG_INFINITY, f32::max));
                     let sum: f64 = x.iter().map(|x| (f64::from(*x) - max).exp()).sum();
                     x.iter().map(|x| (f64::from(*x) - max).exp() / sum).collect()
@@ -382,22 +389,36 @@ impl ReferenceDevice {
                 Scoring::Sigmoid => x.iter().map(|x| f64::from(sigmoid(*x))).collect(),
             };
             let compared: Vec<f32> = match (router.scoring, router.correction) {
-                (Scoring::Softmax, None) => x.to_vec(),
+                (Scoring::Softmax | Scoring::SparseMixer { .. }, None) => x.to_vec(),
                 _ => scores.iter().zip(&correction).map(|(s, c)| *s as f32 + c).collect(),
             };
             if compared.iter().any(|x| x.is_nan()) {
                 return Err(Error::RouterNan { row });
             }
             let mut order: Vec<usize> = descending(&compared);
-            if let Some(ExpertGroups { count, chosen }) = router.groups {
+            if let Some(ExpertGroups { count, chosen, score }) = router.groups {
                 let size = compared.len() / count;
                 let group_score = |group: &[f32]| -> f32 {
-                    descending(group).iter().take(2).map(|i| group[*i]).sum()
+                    let best = match score {
+                        GroupScore::Best => 1,
+                        GroupScore::BestTwo => 2,
+                    };
+                    descending(group).iter().take(best).map(|i| group[*i]).sum()
                 };
                 let best = descending(&compared.chunks(size).map(group_score).collect::<Vec<_>>());
                 order.retain(|i| best[..chosen].contains(&(i / size)));
             }
             order.truncate(ids.width - router.shared_count());
+            let mut scores = scores;
+            if let Scoring::SparseMixer { band } = router.scoring {
+                for (rank, id) in order.iter().enumerate() {
+                    let chosen = x[*id];
+                    let is_near = |i: &usize| chosen - x[*i] <= band * x[*i].abs().max(chosen);
+                    let others = (0..x.len()).filter(|i| !order[..rank].contains(i));
+                    let exp = |i: usize| f64::from(x[i] - chosen).exp();
+                    scores[*id] = 1.0 / others.filter(is_near).map(exp).sum::<f64>();
+                }
+            }
             let sum = if router.normalize {
                 order.iter().map(|i| scores[*i]).sum::<f64>().max(1e-20)
             } else {
@@ -559,7 +580,7 @@ impl Device for ReferenceDevice {
             Op::Embed { table, tokens, out } => self.embed(table, tokens, out),
             Op::RmsNorm { x, weight, eps, out } => self.norm(x, None, weight, eps, out),
             Op::LayerNorm { x, weight, bias, eps, out } => {
-                self.layer_norm(x, [weight, bias], eps, out)
+                self.layer_norm(x, weight, bias, eps, out)
             }
             Op::GatedRmsNorm { x, gate, weight, eps, out } => {
                 self.norm(x, Some(gate), Some(weight), eps, out)

@@ -42,6 +42,9 @@ fn rms_norm_without_weight_and_layer_norm() {
             pair.agree(&format!("norm of {width} without weight"), out, 1e-5);
             let (weight, bias) =
                 (pair.buffer(&random.values(width)), pair.buffer(&random.values(width + 1)));
+            pair.run(&Op::LayerNorm { x, weight, bias: None, eps: 1e-3, out });
+            pair.agree(&format!("layer norm of {width} without bias"), out, 1e-5);
+            let bias = Some(bias);
             pair.run(&Op::LayerNorm { x, weight, bias, eps: 1e-3, out });
             pair.agree(&format!("layer norm of {width}"), out, 1e-5);
             pair.run(&Op::LayerNorm { x, weight, bias, eps: 1e-3, out: x });

@@ -2,9 +2,9 @@
 
 use moeflux_compute::{
     Activation, BankPlace, Buffer, Bytes, Device, DeviceOptions, Error, ExpertGroups, ExpertShape,
-    ExpertUse, ExpertUses, Format, GateFunction, HeadMatrix, HeadRows, KeySharing, MatrixShape, Op,
-    RopePairs, Router, Scalar, ScratchShape, Shared, SharedChoice, Slot, Span, StateShape, View,
-    open,
+    ExpertUse, ExpertUses, Format, GateFunction, GroupScore, HeadMatrix, HeadRows, KeySharing, MatrixShape, Op,
+    RopePairs, Router, Scalar, Scoring, ScratchShape, Shared, SharedChoice, Slot, Span, StateShape,
+    View, open,
 };
 
 use crate::harness::{AFFINE4, DevicePair, Random, reference};
@@ -101,7 +101,10 @@ fn mismatched_norm_rope_glu_and_router_shapes_are_rejected() {
         refused(pair, "weight", &Op::RmsNorm { x, weight: Some(short), eps: 0.0, out: x });
         let (one, other_half) = (x.columns(0, 4), x.columns(4, 4));
         refused(pair, "window", &Op::RmsNorm { x: one, weight: None, eps: 0.0, out: other_half });
-        let layer = |weight, bias, out| Op::LayerNorm { x, weight, bias, eps: 0.0, out };
+        let layer = |weight, bias, out| {
+            let bias = Some(bias);
+            Op::LayerNorm { x, weight, bias, eps: 0.0, out }
+        };
         refused(pair, "weight", &layer(short, weight, other));
         refused(pair, "bias", &layer(weight, short, other));
         refused(pair, "shape", &layer(weight, weight, other.columns(0, 4)));
@@ -136,6 +139,9 @@ fn mismatched_norm_rope_glu_and_router_shapes_are_rejected() {
         );
         let (ids, weights) = (pair.nan_filled(2, 9), pair.nan_filled(2, 9));
         let router = Router::softmax(true);
+        let sparse = |band| Scoring::SparseMixer { band };
+        let groups =
+            |count, chosen| Some(ExpertGroups { count, chosen, score: GroupScore::BestTwo });
         refused(pair, "k", &Op::TopK { logits: x, router, ids, weights });
         let ids = ids.columns(0, 3);
         refused(pair, "k", &Op::TopK { logits: x, router, ids, weights });
@@ -144,16 +150,12 @@ fn mismatched_norm_rope_glu_and_router_shapes_are_rejected() {
             ("correction", Router { correction: Some(short), ..router }),
             ("scales", Router { expert_scale: Some(short), ..router }),
             ("aliasing", Router { expert_scale: Some(ids.buffer), ..router }),
-            ("division", Router { groups: Some(ExpertGroups { count: 3, chosen: 1 }), ..router }),
-            ("no groups", Router { groups: Some(ExpertGroups { count: 0, chosen: 0 }), ..router }),
-            (
-                "too many groups",
-                Router { groups: Some(ExpertGroups { count: 2, chosen: 3 }), ..router },
-            ),
-            (
-                "too few experts",
-                Router { groups: Some(ExpertGroups { count: 4, chosen: 1 }), ..router },
-            ),
+            ("division", Router { groups: groups(3, 1), ..router }),
+            ("no groups", Router { groups: groups(0, 0), ..router }),
+            ("too many groups", Router { groups: groups(2, 3), ..router }),
+            ("too few experts", Router { groups: groups(4, 1), ..router }),
+            ("a normalized sparse mixer", Router { scoring: sparse(0.1), ..router }),
+            ("a negative band", Router { scoring: sparse(-0.1), normalize: false, ..router }),
             (
                 "a wide gate",
                 Router { shared: Some(SharedChoice { gate: Some(other.columns(0, 2)) }), ..router },

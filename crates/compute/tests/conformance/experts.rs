@@ -2,8 +2,8 @@
 
 use moeflux_compute::{
     Activation, Affine, Bank, BlockScaled, BlockType, Error, ExpertGroups, ExpertShape, ExpertUse,
-    ExpertUses, Format, Isa, MatrixShape, Op, Router, Scalar, ScaledBlocks, Scoring, SharedChoice,
-    Slot, View,
+    ExpertUses, Format, GroupScore, Isa, MatrixShape, Op, Router, Scalar, ScaledBlocks, Scoring,
+    SharedChoice, Slot, View,
 };
 
 use crate::harness::{AFFINE4, DevicePair, Random, bits, device, encode, is_full, sample_formats};
@@ -396,7 +396,7 @@ fn router_top_k_experts_and_combine() {
                 router = Router {
                     scoring: Scoring::Sigmoid,
                     correction: Some(pair.buffer(&values)),
-                    groups: Some(ExpertGroups { count: 10, chosen: 4 }),
+                    groups: Some(ExpertGroups { count: 10, chosen: 4, score: GroupScore::BestTwo }),
                     scale: 2.5,
                     expert_scale: Some(pair.buffer(&values)),
                     ..router

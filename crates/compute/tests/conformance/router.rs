@@ -1,6 +1,6 @@
 //! TopK: routing scores, groups, ties and errors.
 
-use moeflux_compute::{Error, ExpertGroups, Op, Router, Scoring, SharedChoice};
+use moeflux_compute::{Error, ExpertGroups, GroupScore, Op, Router, Scoring, SharedChoice};
 
 use crate::harness::{DevicePair, Random};
 
@@ -90,7 +90,8 @@ fn all_router_options() {
             (9, 1, 3, 1),
             (512, 8, 8, 4),
         ] {
-            let groups = Some(ExpertGroups { count, chosen });
+            let groups = Some(ExpertGroups { count, chosen, score: GroupScore::BestTwo });
+            let best = Some(ExpertGroups { count, chosen, score: GroupScore::Best });
             let full = sigmoid_router(pair, &mut random, n, groups);
             let logits = pair.random(&mut random, 7, n);
             // One column of a wider buffer.
@@ -103,6 +104,14 @@ fn all_router_options() {
                 Router { scoring: Scoring::Softmax, ..full },
                 Router { scoring: Scoring::Softmax, correction: None, ..full },
                 Router { scoring: Scoring::Softmax, normalize: false, groups: None, ..full },
+                Router { scoring: Scoring::Softmax, correction: None, groups: best, ..full },
+                Router { groups: best, ..full },
+                Router {
+                    scoring: Scoring::SparseMixer { band: 0.7 },
+                    correction: None,
+                    normalize: false,
+                    ..full
+                },
                 Router { shared: Some(SharedChoice { gate }), ..full },
                 Router { shared: Some(SharedChoice { gate: None }), ..Router::softmax(true) },
             ] {
@@ -123,7 +132,7 @@ fn experts_of_unselected_groups_score_minus_infinity() {
         // ones.
         let logits = pair.dense(1, &[0.0; 8]);
         let correction = pair.buffer(&[-3.0, -9.0, -2.0, -8.0, -4.0, -4.0, -5.0, -7.0]);
-        let groups = Some(ExpertGroups { count: 4, chosen: 2 });
+        let groups = Some(ExpertGroups { count: 4, chosen: 2, score: GroupScore::BestTwo });
         let router = Router { correction: Some(correction), groups, ..Router::softmax(true) };
         for scoring in [Scoring::Sigmoid, Scoring::Softmax] {
             let (ids, weights) = (pair.nan_filled(1, 4), pair.nan_filled(1, 4));
@@ -137,10 +146,49 @@ fn experts_of_unselected_groups_score_minus_infinity() {
 }
 
 #[test]
+fn a_group_may_score_its_best_expert_alone() {
+    DevicePair::for_each(|pair, _| {
+        let logits = pair.dense(1, &[3.0, -9.0, 2.0, 2.0, 2.5, -9.0, 0.0, 0.0]);
+        let router = |score| Router {
+            groups: Some(ExpertGroups { count: 4, chosen: 2, score }),
+            ..Router::softmax(false)
+        };
+        let (ids, weights) = (pair.nan_filled(1, 2), pair.nan_filled(1, 2));
+        for (score, expected) in [(GroupScore::Best, [0.0, 4.0]), (GroupScore::BestTwo, [2.0, 3.0])]
+        {
+            pair.run(&Op::TopK { logits, router: router(score), ids, weights });
+            assert_eq!(pair.read(ids), expected);
+            pair.agree("ids", ids, 0.0);
+            pair.agree("weights", weights, 1e-5);
+        }
+    });
+}
+
+#[test]
+fn a_sparse_mixer_weighs_each_rank_among_its_neighbours() {
+    DevicePair::for_each(|pair, _| {
+        let logits =
+            pair.dense(3, &[1.0, 2.0, 1.9, 1.5, 0.0, 0.0, -1.0, -9.0, -1.0, -1.1, -2.0, -9.0]);
+        let scoring = Scoring::SparseMixer { band: 0.2 };
+        let router = Router { scoring, ..Router::softmax(false) };
+        let (ids, weights) = (pair.nan_filled(3, 2), pair.nan_filled(3, 2));
+        pair.run(&Op::TopK { logits, router, ids, weights });
+        assert_eq!(pair.read(ids), [1.0, 2.0, 0.0, 1.0, 0.0, 1.0]);
+        let near = |difference: f32| 1.0 / (1.0 + (-difference).exp());
+        let expected = [near(0.1), 1.0, 0.5, 1.0, near(0.1), 1.0];
+        for (weight, expected) in pair.read(weights).iter().zip(expected) {
+            assert!((weight - expected).abs() < 1e-6, "{weight} instead of {expected}");
+        }
+        pair.agree("ids", ids, 0.0);
+        pair.agree("weights", weights, 1e-5);
+    });
+}
+
+#[test]
 fn ties_of_groups_are_broken_by_the_lower_index() {
     DevicePair::for_each(|pair, _| {
         let logits = pair.dense(1, &[1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0]);
-        let groups = Some(ExpertGroups { count: 4, chosen: 2 });
+        let groups = Some(ExpertGroups { count: 4, chosen: 2, score: GroupScore::BestTwo });
         let router = Router { scoring: Scoring::Sigmoid, groups, ..Router::softmax(false) };
         let (ids, weights) = (pair.nan_filled(1, 3), pair.nan_filled(1, 3));
         pair.run(&Op::TopK { logits, router, ids, weights });
@@ -188,7 +236,7 @@ fn ties_among_many_experts_in_groups() {
             let values: Vec<f32> =
                 (0..2 * n).map(|_| random.below(600) as f32 / 100.0 - 3.0).collect();
             let logits = pair.dense(2, &values);
-            for groups in [None, Some(ExpertGroups { count, chosen })] {
+            for groups in [None, Some(ExpertGroups { count, chosen, score: GroupScore::BestTwo })] {
                 let router = Router { scoring: Scoring::Sigmoid, groups, ..Router::softmax(true) };
                 let (ids, weights) = (pair.nan_filled(2, k), pair.nan_filled(2, k));
                 pair.run(&Op::TopK { logits, router, ids, weights });

@@ -21,7 +21,7 @@ use crate::{
     model::blueprint::Blueprint,
     runtime::{
         control::StepControl,
-        layer::{Layer, Loader, MoeState, Scratch, Step},
+        layer::{Layer, Loader, MoeState, Scratch, Step, StreamNorm},
     },
 };
 
@@ -102,8 +102,10 @@ pub(crate) struct Model {
     logit_cap: Option<f32>,
     embed: Weight,
     layers: Vec<Layer>,
-    norm: Buffer,
+    norm: StreamNorm,
     head: Weight,
+    head_bias: Option<Buffer>,
+    logit_scale: f32,
     scratch: Scratch,
     /// `(LOGIT_ROWS, vocab)`.
     logits: Buffer,
@@ -142,11 +144,13 @@ impl Model {
                 .iter()
                 .map(|l| Layer::load(l, loader))
                 .collect::<Result<_, _>>()?,
-            norm: loader.vector(&blueprint.norm)?,
+            norm: StreamNorm::load(&blueprint.norm, loader)?,
             head: match &blueprint.head {
                 Some(head) => loader.matrix(head)?,
                 None => embed,
             },
+            head_bias: loader.optional_vector(blueprint.head_bias.as_ref())?,
+            logit_scale: blueprint.logit_scale,
             scratch: Scratch::new(blueprint, rows, context, loader.device)?,
             logits: loader
                 .device
@@ -349,7 +353,7 @@ impl Model {
         let mut row = 0;
         for run in logit_rows.chunk_by(|a, b| a.row + 1 == b.row) {
             let (x, out) = (x.slice(run[0].row, run.len()), normed.slice(row, run.len()));
-            device.run(&Op::RmsNorm { x, weight: Some(self.norm), eps: self.eps, out })?;
+            device.run(&self.norm.op(x, self.eps, out))?;
             row += run.len();
         }
         if logit_rows.iter().all(|wanted| wanted.is_hidden) {
@@ -359,10 +363,13 @@ impl Model {
         device.run(&Op::MatMul {
             x: normed,
             weight: self.head,
-            bias: None,
+            bias: self.head_bias,
             exact: false,
             out: logits,
         })?;
+        if self.logit_scale != 1.0 {
+            device.run(&Op::Scale { x: logits, factor: self.logit_scale })?;
+        }
         if let Some(cap) = self.logit_cap {
             device.run(&Op::SoftCap { x: logits, cap })?;
         }

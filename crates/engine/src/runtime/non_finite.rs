@@ -55,7 +55,7 @@ impl NonFiniteSearch<'_> {
             return error;
         };
         let until = Instant::now() + TIMEOUT;
-        let Blueprint { embed, layers, norm, head, .. } = self.blueprint;
+        let Blueprint { embed, layers, norm, head, head_bias, .. } = self.blueprint;
         let find_layer = |layer: usize| {
             let dense = &layers[layer];
             let weights = matrices(dense.matrices()).chain(vectors(dense.vectors()));
@@ -77,7 +77,10 @@ impl NonFiniteSearch<'_> {
         let named = |found: Option<Found>, place: &str| Some((found?, place.to_owned()));
         let found = named(self.scan_all(matrices([embed]), until), "embedding")
             .or_else(|| (0..layers.len()).find_map(find_layer))
-            .or_else(|| named(self.scan_all(vectors([norm]).chain(matrices(head)), until), "head"));
+            .or_else(|| {
+                let head = vectors(norm.vectors().chain(head_bias)).chain(matrices(head));
+                named(self.scan_all(head, until), "head")
+            });
         let Some((Found { file, offset }, place)) = found else { return error };
         let file = &self.source.files()[file as usize];
         let problem = format!(

@@ -320,7 +320,7 @@ impl MemoryPlan {
             let positions = blueprint.max_positions;
             return Err(PlanError::ContextTooLong { context, positions }.into());
         }
-        let wanted = request.context.unwrap_or(DEFAULT_CONTEXT.min(blueprint.max_positions));
+        let wanted = request.context.unwrap_or(DEFAULT_CONTEXT.min(blueprint.original_positions()));
         let scratch = |rows: usize, context: usize| -> Result<u64, Error> {
             let device_bytes =
                 device.scratch_bytes(scratch_shape(blueprint, rows, device.kv_format()));

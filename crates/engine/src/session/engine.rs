@@ -163,6 +163,7 @@ impl Engine {
             checkpoint: &checkpoint,
             device: &mut *device,
             exact: options.device.exact,
+            context: plan.context,
             progress: &mut progress,
         };
         let model =

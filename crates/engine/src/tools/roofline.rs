@@ -101,7 +101,8 @@ impl TokenCosts {
                 state: StateCosts::new(layer, blueprint.max_positions, kv_format),
             }
         });
-        Self { layers: layers.collect(), head: bytes(head) + blueprint.norm.segment.bytes as u64 }
+        let norm: u64 = blueprint.norm.vectors().map(|v| v.segment.bytes as u64).sum();
+        Self { layers: layers.collect(), head: bytes(head) + norm }
     }
 
     /// Bytes that a token at position 0 reads from memory if every expert is a hit.

@@ -153,7 +153,14 @@ fn unsupported_configs() {
         yarn.as_object_mut().unwrap().remove(without);
         yarn
     };
-    let asked: [(&str, &str, Value); 34] = [
+    let asked: [(&str, &str, Value); 41] = [
+        ("bailing_moe", "norm_head", json!(true)),
+        ("bailing_moe", "use_qkv_bias", json!(true)),
+        ("bailing_moe", "n_group", json!(2)),
+        ("cohere2_moe_hub", "expert_selection_fn", json!("tanh")),
+        ("deepseek_v2_hub", "topk_method", json!("noaux_tc")),
+        ("hunyuan_v1_moe_hub", "use_cla", json!(true)),
+        ("phimoe_hub", "router_jitter_noise", json!(-0.1)),
         ("deepseek_v3", "hidden_act", json!("relu2")),
         ("deepseek_v3", "scoring_func", json!("softmax")),
         ("deepseek_v3", "topk_method", json!("greedy")),

@@ -72,7 +72,7 @@ fn the_cpu_device_matches_mlx() {
 }
 
 /// One golden for each kind of mixer and router, with integer weights where there is one.
-const KINDS: [&str; 14] = [
+const KINDS: [&str; 18] = [
     "qwen3_moe",
     "qwen3_5_moe",
     "qwen3_next",
@@ -87,6 +87,10 @@ const KINDS: [&str; 14] = [
     "laguna_hub",
     "step3p7_hub",
     "mimo_v2_flash_hub",
+    "deepseek_v2_hub",
+    "hunyuan_v1_moe_hub",
+    "cohere2_moe_hub",
+    "phimoe_hub",
 ];
 
 /// Runs the goldens selected by name on the GPU. Software drivers take a second to compile a

@@ -66,6 +66,7 @@ impl NormDispatch {
             ("THREAD_VALUES", x.width.div_ceil(threads as usize) as u32),
             ("KIND", kind.code()),
             ("WEIGHTED", weight.is_some().into()),
+            ("BIASED", bias.is_some().into()),
             ("ADD", (kind == NormKind::AddRms).into()),
         ]);
         let buffers = [store.activations()];
@@ -105,7 +106,7 @@ pub(super) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> 
             out,
             operand: None,
             weight: Some(weight),
-            bias: Some(bias),
+            bias,
             eps,
         },
         _ => return Ok(()),

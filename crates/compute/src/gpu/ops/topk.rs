@@ -4,7 +4,7 @@ use super::{
     Constants, Kernel, OpContext, Store, ViewParams, kernel,
     params::{RouterTopKParams, RoutingParams},
 };
-use crate::{Error, Op, Router, Scoring, View};
+use crate::{Error, ExpertGroups, GroupScore, Op, Router, Scoring, View};
 
 pub(in crate::gpu) static ROUTER_TOP_K: Kernel = kernel!("router_topk", "router/router_topk", RouterTopKParams, { scratch: "router/scratch_workgroup" }, [Write, Write]);
 pub(in crate::gpu) static ROUTER_TOP_K_STORAGE: Kernel = kernel!("router_topk_storage", "router/router_topk", RouterTopKParams, { scratch: "router/scratch_storage" }, [Write, Write, Write]);
@@ -68,14 +68,24 @@ impl RouterTopK {
     }
 
     /// Constants of `rank_experts.wgsl`.
-    pub(super) fn constants(&self) -> [(&'static str, u32); 7] {
+    pub(super) fn constants(&self) -> [(&'static str, u32); 8] {
         let Self { logits, router, ids, .. } = self;
-        let (groups, chosen) = router.groups.map_or((0, 0), |groups| (groups.count, groups.chosen));
+        let ExpertGroups { count, chosen, score } = router.groups.unwrap_or(ExpertGroups {
+            count: 0,
+            chosen: 0,
+            score: GroupScore::BestTwo,
+        });
+        let band = match router.scoring {
+            Scoring::SparseMixer { band } => Some(band),
+            _ => None,
+        };
         let flags = [
             router.scoring == Scoring::Softmax,
             router.correction.is_some(),
             router.normalize,
             router.expert_scale.is_some(),
+            score == GroupScore::BestTwo,
+            band.is_some(),
         ];
         let flags = flags.iter().rev().fold(0, |bits, flag| bits * 2 + u32::from(*flag));
         [
@@ -86,9 +96,10 @@ impl RouterTopK {
                 router.shared.map_or(0, |shared| 1 + u32::from(shared.gate.is_some())),
             ),
             ("SORT_BLOCK", self.layout.block as u32),
-            ("EXPERT_GROUPS", groups as u32),
+            ("EXPERT_GROUPS", count as u32),
             ("TOP_GROUPS", chosen as u32),
             ("ROUTER_FLAGS", flags),
+            ("BAND_BITS", band.unwrap_or(0.0).to_bits()),
         ]
     }
 

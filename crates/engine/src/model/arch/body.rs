@@ -23,9 +23,13 @@ pub(super) struct Body {
     pub(super) num_hidden_layers: usize,
     vocab_size: usize,
     pub(super) max_position_embeddings: usize,
-    rms_norm_eps: f32,
+    pub(super) rms_norm_eps: Option<f32>,
+    /// Instead of it, where norms are LayerNorms.
+    layer_norm_eps: Option<f32>,
     /// Whether the embedding serves as the head.
     pub(super) tie_word_embeddings: Option<bool>,
+    #[serde(default)]
+    lm_head_bias: bool,
 }
 
 impl Body {
@@ -43,15 +47,19 @@ impl Body {
             ("num_hidden_layers", self.num_hidden_layers),
             ("max_position_embeddings", self.max_position_embeddings),
         ])?;
-        Require(source).that(self.rms_norm_eps.is_finite() && self.rms_norm_eps >= 0.0, || {
-            format!("\"rms_norm_eps\" is {}: a small number is needed", self.rms_norm_eps)
+        let (key, eps) = ("rms_norm_eps", self.rms_norm_eps.or(self.layer_norm_eps));
+        let eps = Require(source).named(key, eps, "the result of norms")?;
+        Require(source).that(eps.is_finite() && eps >= 0.0, || {
+            format!("\"{key}\" is {eps}: a small number is needed")
         })?;
-        let Prefixes { model, head } = Prefixes::find(source)?;
+        let Prefixes { model, embedding, head } = Prefixes::find(source)?;
         // Composite configs may tie the embeddings at their top level. Some do so by default
         // although the checkpoint has a head.
         let outer = source.config().get("tie_word_embeddings").is_some_and(|t| t == true);
         let tied = self.tie_word_embeddings.unwrap_or(false)
             || (outer && !source.has(&format!("{head}lm_head.weight")));
+        let bias = format!("{head}lm_head.bias");
+        let head_bias = self.lm_head_bias.then(|| source.vector(&bias, &[vocab])).transpose()?;
         let head = (!tied).then(|| source.matrix(&format!("{head}lm_head"), vocab, hidden));
         let model = Scope::new(source, model.to_owned(), norms);
         let layers =
@@ -61,13 +69,15 @@ impl Body {
             hidden,
             vocab,
             max_positions: self.max_position_embeddings,
-            eps: self.rms_norm_eps,
+            eps,
             embed_scale: 1.0,
             logit_cap: None,
-            embed: model.matrix("embed_tokens", vocab, hidden)?,
+            embed: model.matrix(embedding, vocab, hidden)?,
             layers: layers.collect::<Result<_, _>>()?,
-            norm: model.norm("norm", hidden)?,
+            norm: model.stream_norm("norm", hidden)?,
             head: head.transpose()?,
+            head_bias,
+            logit_scale: 1.0,
             skipped: skipped(source, self.num_hidden_layers),
         })
     }
@@ -79,7 +89,7 @@ impl Body {
         mixer: impl Into<MixerBlueprint>,
         feed_forward: impl Into<FeedForwardBlueprint>,
     ) -> Result<LayerBlueprint, Error> {
-        let norm = |name| layer.norm(name, self.hidden_size);
+        let norm = |name| layer.stream_norm(name, self.hidden_size);
         let mixer = BodyBlueprint::Mixer(mixer.into());
         let feed_forward = BodyBlueprint::FeedForward(feed_forward.into());
         Ok(LayerBlueprint {
@@ -94,8 +104,9 @@ impl Body {
 /// Name prefixes of a checkpoint's tensors.
 #[derive(Clone, Copy)]
 struct Prefixes {
-    /// Module of `embed_tokens`, `layers` and `norm`.
+    /// Module of the embedding, `layers` and `norm`.
     model: &'static str,
+    embedding: &'static str,
     /// Text before `lm_head`.
     head: &'static str,
 }
@@ -103,12 +114,14 @@ struct Prefixes {
 impl Prefixes {
     /// Detects which of the known prefixes a checkpoint uses.
     fn find(source: &dyn TensorSource) -> Result<Self, Error> {
+        let embedding = "embed_tokens";
         let known = [
-            Self { model: "language_model.model", head: "language_model." },
-            Self { model: "model.language_model", head: "" },
-            Self { model: "model", head: "" },
+            Self { model: "language_model.model", embedding, head: "language_model." },
+            Self { model: "model.language_model", embedding, head: "" },
+            Self { model: "model", embedding, head: "" },
+            Self { model: "model", embedding: "word_embeddings", head: "" },
         ];
-        let uses = |p: &Self| source.has(&format!("{}.embed_tokens.weight", p.model));
+        let uses = |p: &Self| source.has(&format!("{}.{}.weight", p.model, p.embedding));
         known.into_iter().find(uses).ok_or_else(|| {
             source
                 .tensor_error("model.embed_tokens.weight", "no shard has it under any known prefix")
@@ -183,6 +196,7 @@ pub(super) fn gqa(attention: &Scope<'_>, params: GqaParams) -> Result<GqaBluepri
         shape,
         q_norm: None,
         k_norm: None,
+        norms_rotated: false,
         v_norm: false,
         sinks: None,
     })

@@ -13,20 +13,20 @@ pub(super) enum PerLayer<T> {
     All(T),
 }
 
-impl<T> PerLayer<T> {
+impl<T: Copy> PerLayer<T> {
     /// The value of layer `layer`. `name` is the key.
     pub(super) fn of(
         &self,
         source: &dyn TensorSource,
         name: &str,
         layer: usize,
-    ) -> Result<&T, Error> {
+    ) -> Result<T, Error> {
         let each = match self {
-            Self::All(value) => return Ok(value),
+            Self::All(value) => return Ok(*value),
             Self::Each(list) => list,
         };
         let missing = || config_error(source, format!("\"{name}\" has no value for layer {layer}"));
-        each.get(layer).ok_or_else(missing)
+        each.get(layer).copied().ok_or_else(missing)
     }
 }
 
@@ -75,7 +75,7 @@ struct KeyNames {
 }
 
 /// All keys of several names.
-const KEY_NAMES: [KeyNames; 14] = [
+const KEY_NAMES: [KeyNames; 15] = [
     KeyNames { key: "num_experts", others: &["num_local_experts", "n_routed_experts"] },
     KeyNames { key: "num_local_experts", others: &["num_experts", "n_routed_experts"] },
     KeyNames {
@@ -84,6 +84,7 @@ const KEY_NAMES: [KeyNames; 14] = [
     },
     KeyNames { key: "n_shared_experts", others: &["num_shared_experts", "moe_num_shared_experts"] },
     KeyNames { key: "num_experts_per_tok", others: &["experts_per_token", "moe_k", "moe_top_k"] },
+    KeyNames { key: "moe_topk", others: &["num_experts_per_tok"] },
     KeyNames { key: "first_k_dense_replace", others: &["num_dense_layers"] },
     KeyNames { key: "norm_topk_prob", others: &["route_norm", "norm_expert_weight"] },
     KeyNames {
@@ -97,7 +98,7 @@ const KEY_NAMES: [KeyNames; 14] = [
     },
     KeyNames {
         key: "scoring_func",
-        others: &["score_func", "moe_router_score_func", "moe_router_activation"],
+        others: &["score_func", "score_function", "moe_router_score_func", "moe_router_activation"],
     },
     KeyNames { key: "shared_expert_intermediate_size", others: &["share_expert_dim"] },
     KeyNames { key: "num_attention_groups", others: &["num_key_value_heads"] },

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use super::{
     Require,
     body::Body,
-    grouped_moe::GroupedMoe,
+    grouped_moe::{GroupedMoe, MoeStyle},
     parse_config,
     rope::RopeKeys,
     scope::{NormWeights, Scope},
@@ -31,7 +31,9 @@ pub(super) struct DeepseekV3Config {
     #[serde(flatten)]
     rope: RopeKeys,
     #[serde(flatten)]
-    moe: GroupedMoe,
+    pub(super) moe: GroupedMoe,
+    #[serde(skip)]
+    pub(super) style: MoeStyle,
     num_attention_heads: usize,
     pub(super) q_lora_rank: Option<usize>,
     kv_lora_rank: usize,
@@ -68,7 +70,8 @@ pub(super) fn build(
         let self_attn = layer.child("self_attn");
         let attention =
             MlaBlueprint { sparse: sparse(i, &self_attn)?, ..attention(config, &self_attn)? };
-        let feed_forward = config.moe.feed_forward(&layer.child("mlp"), i, body.hidden_size)?;
+        let (mlp, hidden) = (layer.child("mlp"), body.hidden_size);
+        let feed_forward = config.moe.feed_forward_with(&config.style, &mlp, i, hidden)?;
         body.layer(layer, attention, feed_forward)
     })
 }
@@ -80,7 +83,13 @@ impl DeepseekV3Config {
         source: &dyn TensorSource,
         pairs: RopePairs,
     ) -> Result<RopeShape, Error> {
-        self.rope.whole(source, self.qk_rope_head_dim, pairs)
+        let (config, rotated) = (self.rope.config(source)?, self.qk_rope_head_dim);
+        // Some configs state the rotated part as a share of the whole head.
+        let head = (self.qk_nope_head_dim + rotated) as f64;
+        match config.share(source)? {
+            Some(share) if share * head == rotated as f64 => config.shape(source, rotated, pairs),
+            _ => config.whole(source, rotated, pairs),
+        }
     }
 }
 
@@ -124,6 +133,7 @@ fn attention(config: &DeepseekV3Config, attention: &Scope<'_>) -> Result<MlaBlue
             kv_lora_rank: latent,
             scale: config.rope.config(attention.source)?.score_factor()
                 / ((nope + rotated) as f32).sqrt(),
+            temperature: config.rope.config(attention.source)?.temperature(attention.source)?,
         },
         rope: config.rope(attention.source, pairs)?,
         q,

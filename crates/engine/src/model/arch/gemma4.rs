@@ -98,13 +98,13 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
 fn layer(config: &Gemma4Config, i: usize, layer: &Scope<'_>) -> Result<LayerBlueprint, Error> {
     let norm = |name| layer.norm(name, config.body.hidden_size);
     let mixer = SubBlockBlueprint {
-        input: SubBlockInput::Residual { norm: norm("input_layernorm")? },
+        input: SubBlockInput::Residual { norm: norm("input_layernorm")?.into() },
         body: BodyBlueprint::Mixer(attention(config, i, &layer.child("self_attn"))?.into()),
         post_norm: Some(norm("post_attention_layernorm")?),
         scale: None,
     };
     let feed_forward = SubBlockBlueprint {
-        input: SubBlockInput::Residual { norm: norm("pre_feedforward_layernorm")? },
+        input: SubBlockInput::Residual { norm: norm("pre_feedforward_layernorm")?.into() },
         body: BodyBlueprint::FeedForward(feed_forward(config, layer)?),
         post_norm: Some(norm("post_feedforward_layernorm")?),
         scale: layer.optional_vector("layer_scalar", 1)?,
@@ -203,6 +203,7 @@ fn feed_forward(config: &Gemma4Config, layer: &Scope<'_>) -> Result<FeedForwardB
             mlp,
             gate: None,
             post_norm: Some(layer.norm("post_feedforward_layernorm_1", hidden)?),
+            scale: 1.0,
         }),
     };
     Ok(moe.into())

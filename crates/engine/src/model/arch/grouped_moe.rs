@@ -3,7 +3,7 @@
 //! A router, mostly with sigmoid scores, chooses experts by corrected scores among the best groups
 //! (`noaux_tc`), beside unscaled shared experts.
 
-use moeflux_compute::{Activation, ExpertGroups, Scoring};
+use moeflux_compute::{Activation, ExpertGroups, GroupScore, Scoring};
 use serde::Deserialize;
 
 use super::{
@@ -25,21 +25,21 @@ use crate::{
 #[derive(Deserialize)]
 pub(super) struct GroupedMoe {
     #[serde(default)]
-    intermediate_size: usize,
+    pub(super) intermediate_size: usize,
     #[serde(default)]
-    moe_intermediate_size: usize,
+    pub(super) moe_intermediate_size: usize,
     n_routed_experts: Option<usize>,
-    n_shared_experts: Option<usize>,
+    pub(super) n_shared_experts: Option<usize>,
     /// Of all shared experts together; `None`: as wide as `n_shared_experts` routed ones.
-    shared_expert_intermediate_size: Option<usize>,
+    pub(super) shared_expert_intermediate_size: Option<usize>,
     #[serde(default)]
     num_experts_per_tok: usize,
     n_group: Option<usize>,
     topk_group: Option<usize>,
     topk_method: Option<String>,
     scoring_func: Option<String>,
-    norm_topk_prob: Option<bool>,
-    routed_scaling_factor: Option<f32>,
+    pub(super) norm_topk_prob: Option<bool>,
+    pub(super) routed_scaling_factor: Option<f32>,
     first_k_dense_replace: Option<usize>,
     /// Interval of layers with experts, or for each layer whether it has them: 0 or 1.
     moe_layer_freq: Option<PerLayer<usize>>,
@@ -60,6 +60,8 @@ pub(super) struct MoeStyle {
     pub(super) experts: &'static str,
     /// Function from logits to scores, which `scoring_func` may repeat.
     pub(super) scoring: Scoring,
+    /// Score of a group of experts, to which `topk_method` must fit.
+    pub(super) group_score: GroupScore,
 }
 
 impl Default for MoeStyle {
@@ -71,20 +73,21 @@ impl Default for MoeStyle {
             stacked: "switch_mlp",
             experts: "experts",
             scoring: Scoring::Sigmoid,
+            group_score: GroupScore::BestTwo,
         }
     }
 }
 
 impl GroupedMoe {
     /// Whether layer `layer` has experts.
-    fn is_sparse(&self, source: &dyn TensorSource, layer: usize) -> Result<bool, Error> {
+    pub(super) fn is_sparse(&self, source: &dyn TensorSource, layer: usize) -> Result<bool, Error> {
         let require = Require(source);
         if let Some(types) = &self.mlp_layer_types {
             return require.is_sparse(types, layer);
         }
         let every = match &self.moe_layer_freq {
             Some(flags @ PerLayer::Each(_)) => {
-                return Ok(*flags.of(source, "moe_layer_freq", layer)? != 0);
+                return Ok(flags.of(source, "moe_layer_freq", layer)? != 0);
             }
             Some(PerLayer::All(every)) => *every,
             None => 1,
@@ -175,7 +178,7 @@ impl GroupedMoe {
             return Ok(None);
         }
         let mlp = shared.mlp(sizes.hidden, size)?;
-        Ok(Some(SharedBlueprint { mlp, gate: None, post_norm: None }))
+        Ok(Some(SharedBlueprint { mlp, gate: None, post_norm: None, scale: 1.0 }))
     }
 
     /// Router. DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 2.1.2.
@@ -197,13 +200,24 @@ impl GroupedMoe {
                 count / groups
             )
         })?;
-        let method = self.topk_method.as_deref().unwrap_or("noaux_tc");
-        require.that(method == "noaux_tc", || {
+        let (method, score) = (self.topk_method.as_deref(), style.group_score);
+        let methods: &[&str] = match score {
+            GroupScore::BestTwo => &["noaux_tc"],
+            GroupScore::Best => &["greedy", "group_limited_greedy"],
+        };
+        require.that(method.is_none_or(|method| methods.contains(&method)), || {
             format!("the \"topk_method\" {method:?} is not supported")
+        })?;
+        let groups = if method == Some("greedy") { 1 } else { groups };
+        // Without a correction a softmax is compared by its logits, whose sums mean nothing.
+        let by_logit = style.scoring == Scoring::Softmax && style.correction.is_none();
+        require.that(groups == 1 || !by_logit || score == GroupScore::Best, || {
+            format!("\"n_group\" is {groups}: groups are not supported for this router")
         })?;
         let named = match style.scoring {
             Scoring::Sigmoid => "sigmoid",
             Scoring::Softmax => "softmax",
+            Scoring::SparseMixer { .. } => "sparsemixer",
         };
         // Some configs have the method here too.
         let scoring = self.scoring_func.as_deref().unwrap_or(named);
@@ -220,7 +234,7 @@ impl GroupedMoe {
         Ok(RouterBlueprint {
             scoring: style.scoring,
             correction,
-            groups: (groups > 1).then_some(ExpertGroups { count: groups, chosen }),
+            groups: (groups > 1).then_some(ExpertGroups { count: groups, chosen, score }),
             normalize,
             scale,
             ..RouterBlueprint::softmax(weight, top_k)

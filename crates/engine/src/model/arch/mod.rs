@@ -7,8 +7,11 @@
 //! reads configs and checks their values, `scope.rs` looks tensors up by name.
 
 mod afmoe;
+mod bailing_moe;
 mod body;
+mod cohere2_moe;
 mod config;
+mod deepseek_v2;
 mod deepseek_v3;
 mod deepseek_v32;
 mod dots1;
@@ -20,13 +23,16 @@ mod glm4_moe;
 mod glm_moe_dsa;
 mod gpt_oss;
 mod grouped_moe;
+mod hunyuan_v1_moe;
 mod hy_v3;
 mod laguna;
 mod mellum;
 mod mimo_v2_flash;
 mod minimax_m2;
+mod mistral4;
 mod mixtral;
 mod olmoe;
+mod phimoe;
 mod qwen2_moe;
 mod qwen3_5_moe;
 mod qwen3_moe;
@@ -38,7 +44,7 @@ mod solar_open;
 mod step3p5;
 mod windows;
 
-use config::{Require, check_keys, check_layers, config_error, parse_config};
+use config::{PerLayer, Require, check_keys, check_layers, config_error, parse_config};
 
 use crate::{
     base::error::Error,
@@ -95,6 +101,14 @@ const DELTA_NET: ArchitectureEntry = ArchitectureEntry {
 /// Registry of the supported architectures.
 const ARCHITECTURES: &[ArchitectureEntry] = &[
     ArchitectureEntry { model_type: "afmoe", blueprint: afmoe::blueprint, ..SLIDING },
+    ArchitectureEntry { model_type: "bailing_moe", blueprint: bailing_moe::blueprint, ..UNIFORM },
+    ArchitectureEntry {
+        model_type: "bailing_moe_v2",
+        blueprint: bailing_moe::blueprint,
+        ..UNIFORM
+    },
+    ArchitectureEntry { model_type: "cohere2_moe", blueprint: cohere2_moe::blueprint, ..SLIDING },
+    ArchitectureEntry { model_type: "deepseek_v2", blueprint: deepseek_v2::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "deepseek_v3", blueprint: deepseek_v3::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "deepseek_v32", blueprint: deepseek_v32::blueprint, ..SPARSE },
     ArchitectureEntry { model_type: "dots1", blueprint: dots1::blueprint, ..UNIFORM },
@@ -111,6 +125,11 @@ const ARCHITECTURES: &[ArchitectureEntry] = &[
     ArchitectureEntry { model_type: "glm4v_moe", blueprint: glm4_moe::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "glm_moe_dsa", blueprint: glm_moe_dsa::blueprint, ..SPARSE },
     ArchitectureEntry { model_type: "gpt_oss", blueprint: gpt_oss::blueprint, ..SLIDING },
+    ArchitectureEntry {
+        model_type: "hunyuan_v1_moe",
+        blueprint: hunyuan_v1_moe::blueprint,
+        ..UNIFORM
+    },
     ArchitectureEntry { model_type: "hy_v3", blueprint: hy_v3::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "kimi_k2", blueprint: deepseek_v3::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "kimi_k25", blueprint: deepseek_v3::blueprint, ..UNIFORM },
@@ -128,8 +147,10 @@ const ARCHITECTURES: &[ArchitectureEntry] = &[
         ..SLIDING
     },
     ArchitectureEntry { model_type: "minimax_m2", blueprint: minimax_m2::blueprint, ..UNIFORM },
+    ArchitectureEntry { model_type: "mistral4", blueprint: mistral4::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "mixtral", blueprint: mixtral::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "olmoe", blueprint: olmoe::blueprint, ..UNIFORM },
+    ArchitectureEntry { model_type: "phimoe", blueprint: phimoe::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "qwen2_moe", blueprint: qwen2_moe::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "qwen3_5_moe", blueprint: qwen3_5_moe::blueprint, ..DELTA_NET },
     ArchitectureEntry { model_type: "qwen3_moe", blueprint: qwen3_moe::blueprint, ..UNIFORM },
@@ -160,8 +181,7 @@ impl Blueprint {
     /// As [`Blueprint::for_checkpoint`], with the experts where the source has them.
     pub(crate) fn for_source(source: &dyn TensorSource) -> Result<Self, Error> {
         let model_type = model_type(source)?;
-        let plain = model_type.strip_suffix("_text").unwrap_or(model_type);
-        let Some(architecture) = ARCHITECTURES.iter().find(|a| a.model_type == plain) else {
+        let Some(architecture) = architecture(model_type) else {
             let supported = supported().collect::<Vec<_>>().join(", ");
             return Err(config_error(
                 source,
@@ -176,11 +196,21 @@ impl Blueprint {
     }
 }
 
-/// `model_type` of the config, or of its `text_config` if the outer config has none.
+/// The architecture of a `model_type`.
+fn architecture(model_type: &str) -> Option<&'static ArchitectureEntry> {
+    let plain = model_type.strip_suffix("_text").unwrap_or(model_type);
+    ARCHITECTURES.iter().find(|a| a.model_type == plain)
+}
+
+/// `model_type` of the config, or that of its `text_config` if only this one is known: a model
+/// with vision may wrap any language model.
 fn model_type(source: &dyn TensorSource) -> Result<&str, Error> {
     let config = source.config();
     let inner = config.get("text_config").and_then(|t| t.get("model_type"));
-    let found = config.get("model_type").or(inner).and_then(|t| t.as_str());
+    let names = [config.get("model_type"), inner];
+    let mut names = names.into_iter().flatten().filter_map(|name| name.as_str());
+    let known = names.clone().find(|name| architecture(name).is_some());
+    let found = known.or_else(|| names.next());
     found.ok_or_else(|| config_error(source, "it has no \"model_type\""))
 }
 

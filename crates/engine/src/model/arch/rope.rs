@@ -8,7 +8,7 @@ use super::{Require, config::PerLayer, config_error};
 use crate::{
     base::error::Error,
     checkpoint::source::TensorSource,
-    model::blueprint::{GqaShape, Llama3Scaling, RopeShape, Yarn},
+    model::blueprint::{GqaShape, Llama3Scaling, LongRope, QueryTemperature, RopeShape, Yarn},
 };
 
 /// `rope_scaling` or, newer, `rope_parameters`.
@@ -30,6 +30,14 @@ pub(super) struct RopeConfig {
     truncate: Option<bool>,
     low_freq_factor: Option<f64>,
     high_freq_factor: Option<f64>,
+    /// Hunyuan's constant for `dynamic` RoPE.
+    alpha: Option<f64>,
+    /// Divisors of the frequencies and factors on the rotated elements, of `longrope`.
+    short_factor: Option<Vec<f64>>,
+    long_factor: Option<Vec<f64>>,
+    short_mscale: Option<f64>,
+    long_mscale: Option<f64>,
+    llama_4_scaling_beta: Option<f64>,
 }
 
 /// Config keys that hold RoPE settings.
@@ -198,7 +206,7 @@ impl RopeConfig {
     }
 
     /// Share of each head that is rotated, if the config sets it.
-    fn share(&self, source: &dyn TensorSource) -> Result<Option<f64>, Error> {
+    pub(super) fn share(&self, source: &dyn TensorSource) -> Result<Option<f64>, Error> {
         let share = self.partial_rotary_factor;
         Require(source).that(share.is_none_or(|share| share > 0.0 && share <= 1.0), || {
             format!(
@@ -270,6 +278,12 @@ impl RopeConfig {
         let rope = match kind {
             "default" => RopeShape::new(dims, theta, pairs),
             "linear" => RopeShape::interpolated(dims, theta, factor, pairs),
+            // The base is scaled once, for all positions: bloc97, "NTK-Aware Scaled RoPE", 2023.
+            "dynamic" if dims > 2 => {
+                let alpha = needed("alpha", self.alpha)?;
+                let base = theta * alpha.powf(dims as f64 / (dims as f64 - 2.0));
+                RopeShape::new(dims, base, pairs)
+            }
             "proportional" => {
                 // Frequencies are those of the whole head; pairs after the rotated part get 0.
                 let rotated = (dims as f64 * self.share(source)?.unwrap_or(1.0)) as usize / 2;
@@ -277,6 +291,7 @@ impl RopeConfig {
                 rope.frequencies.iter_mut().skip(rotated).for_each(|f| *f = 0.0);
                 rope
             }
+            "longrope" => self.long_rope(source, RopeShape::new(dims, theta, pairs))?,
             "yarn" => {
                 let name = "original_max_position_embeddings";
                 let yarn = Yarn {
@@ -321,7 +336,8 @@ impl RopeConfig {
                 ));
             }
         };
-        let values = rope.frequencies.iter().chain([&rope.scale]);
+        let long = rope.long.iter().flat_map(|long| long.frequencies.iter().chain([&long.scale]));
+        let values = rope.frequencies.iter().chain([&rope.scale]).chain(long);
         require.that(values.copied().all(f32::is_finite), || {
             format!(
                 "RoPE of type {kind:?} with \"rope_theta\" {theta} and \"factor\" {factor} has \
@@ -329,6 +345,52 @@ impl RopeConfig {
             )
         })?;
         Ok(rope)
+    }
+
+    /// LongRoPE of the frequencies of `rope`.
+    fn long_rope(&self, source: &dyn TensorSource, rope: RopeShape) -> Result<RopeShape, Error> {
+        let of = |key: &str, factors: Option<&Vec<f64>>| {
+            let factors = factors.filter(|factors| factors.len() == rope.frequencies.len());
+            let divided = |factors: &Vec<f64>| {
+                let each = rope.frequencies.iter().zip(factors);
+                each.map(|(frequency, factor)| (f64::from(*frequency) / factor) as f32).collect()
+            };
+            factors.map(divided).ok_or_else(|| {
+                let pairs = rope.frequencies.len();
+                let problem = format!("\"{key}\" of RoPE of type longrope needs {pairs} numbers");
+                config_error(source, problem)
+            })
+        };
+        let number = |key: &str, number: Option<f64>| {
+            let purpose = "the values of LongRoPE";
+            Require(source).named(key, number, purpose)
+        };
+        let key = "original_max_position_embeddings";
+        let positions = number(key, self.original_max_position_embeddings)? as usize;
+        Require(source).sizes(&[(key, positions)])?;
+        Ok(RopeShape {
+            frequencies: of("short_factor", self.short_factor.as_ref())?,
+            scale: number("short_mscale", self.short_mscale)? as f32,
+            long: Some(LongRope {
+                original_positions: positions,
+                frequencies: of("long_factor", self.long_factor.as_ref())?,
+                scale: number("long_mscale", self.long_mscale)? as f32,
+            }),
+            pairs: rope.pairs,
+        })
+    }
+
+    /// Factor on the queries by position, if the config sets it.
+    pub(super) fn temperature(
+        &self,
+        source: &dyn TensorSource,
+    ) -> Result<Option<QueryTemperature>, Error> {
+        let Some(beta) = self.llama_4_scaling_beta else { return Ok(None) };
+        let name = "original_max_position_embeddings";
+        let period = self.original_max_position_embeddings.unwrap_or(0.0) as usize;
+        Require(source).sizes(&[(name, period)])?;
+        Require(source).that(beta.is_finite(), || format!("\"llama_4_scaling_beta\" is {beta}"))?;
+        Ok(Some(QueryTemperature { beta, period }))
     }
 
     /// Factor on the softmax scale of latent attention: YaRN's temperature squared, as

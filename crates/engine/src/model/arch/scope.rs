@@ -8,7 +8,7 @@ use crate::{
         MatrixSource, MatrixStack, VectorChange, VectorSource,
         source::{StackRequest, TensorSource},
     },
-    model::blueprint::{LinearSource, MlpBlueprint},
+    model::blueprint::{LinearSource, MlpBlueprint, NormKind, NormSource},
 };
 
 /// Weights of a model's norms, as the Hub stores them.
@@ -18,6 +18,8 @@ pub(super) enum NormWeights {
     Plain,
     /// `w` is stored, the factor is `1 + w`.
     OnePlus,
+    /// The factor is stored; norms of the residual stream are LayerNorms.
+    Layer,
 }
 
 /// A module of the model: a tensor source with a name prefix such as `model.layers.3.self_attn`.
@@ -119,6 +121,17 @@ impl<'a> Scope<'a> {
             _ => VectorChange::None,
         };
         Ok(VectorSource { change, ..self.vector(&format!("{name}.weight"), len)? })
+    }
+
+    /// Norm `name` of the residual stream, of `len` elements.
+    pub(super) fn stream_norm(&self, name: &str, len: usize) -> Result<NormSource, Error> {
+        let kind = match self.norms {
+            NormWeights::Layer => {
+                NormKind::Layer { bias: self.optional_vector(&format!("{name}.bias"), len)? }
+            }
+            NormWeights::Plain | NormWeights::OnePlus => NormKind::Rms,
+        };
+        Ok(NormSource { weight: self.norm(name, len)?, kind })
     }
 
     /// A norm that the config may enable (`Some(true)`) or disable (`Some(false)`). Without a

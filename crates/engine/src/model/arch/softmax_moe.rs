@@ -102,6 +102,7 @@ impl SoftmaxMoe {
                 mlp: mlp.child("shared_expert").mlp(hidden, shared_size)?,
                 gate: Some(mlp.matrix("shared_expert_gate", 1, hidden)?),
                 post_norm: None,
+                scale: 1.0,
             })
         });
         let router = mlp.linear("gate", sizes.count, hidden)?;

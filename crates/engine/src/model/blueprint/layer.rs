@@ -34,8 +34,47 @@ pub struct SubBlockBlueprint {
 
 impl SubBlockBlueprint {
     /// Sub-block `x += body(norm(x))`.
-    pub fn new(norm: VectorSource, body: BodyBlueprint) -> Self {
+    pub fn new(norm: impl Into<NormSource>, body: BodyBlueprint) -> Self {
+        let norm = norm.into();
         Self { input: SubBlockInput::Residual { norm }, body, post_norm: None, scale: None }
+    }
+}
+
+/// Norm of the residual stream.
+#[derive(Clone, Debug)]
+pub struct NormSource {
+    /// Factors, one per element.
+    pub weight: VectorSource,
+    /// RMSNorm or LayerNorm.
+    pub kind: NormKind,
+}
+
+/// Kind of a norm.
+#[derive(Clone, Debug)]
+pub enum NormKind {
+    /// RMSNorm.
+    Rms,
+    /// LayerNorm.
+    Layer {
+        /// Added after the factors.
+        bias: Option<VectorSource>,
+    },
+}
+
+impl From<VectorSource> for NormSource {
+    fn from(weight: VectorSource) -> Self {
+        Self { weight, kind: NormKind::Rms }
+    }
+}
+
+impl NormSource {
+    /// Its weight and bias.
+    pub(crate) fn vectors(&self) -> impl Iterator<Item = &VectorSource> {
+        let bias = match &self.kind {
+            NormKind::Rms => None,
+            NormKind::Layer { bias } => bias.as_ref(),
+        };
+        std::iter::once(&self.weight).chain(bias)
     }
 }
 
@@ -44,8 +83,8 @@ impl SubBlockBlueprint {
 pub enum SubBlockInput {
     /// The residual stream, under a norm.
     Residual {
-        /// `hidden` elements.
-        norm: VectorSource,
+        /// The norm, of `hidden` elements.
+        norm: NormSource,
     },
     /// The input of the sub-block before, its norm included: both run in parallel on it. Not for
     /// MoE with separate norms for the router or the experts, which read the residual stream.

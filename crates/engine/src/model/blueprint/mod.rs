@@ -13,8 +13,8 @@ use moeflux_compute::{
 };
 
 pub use self::layer::{
-    BodyBlueprint, FeedForwardBlueprint, LayerBlueprint, MixerBlueprint, SubBlockBlueprint,
-    SubBlockInput,
+    BodyBlueprint, FeedForwardBlueprint, LayerBlueprint, MixerBlueprint, NormKind, NormSource,
+    SubBlockBlueprint, SubBlockInput,
 };
 use crate::checkpoint::{MatrixSource, Segment, VectorSource, location::ShardLocation};
 
@@ -29,7 +29,7 @@ pub struct Blueprint {
     pub vocab: usize,
     /// Maximum context of the model, in positions.
     pub max_positions: usize,
-    /// Epsilon of the RMSNorms.
+    /// Epsilon of the norms.
     pub eps: f32,
     /// Factor on the embedding.
     pub embed_scale: f32,
@@ -40,9 +40,13 @@ pub struct Blueprint {
     /// Decoder layers, first to last.
     pub layers: Vec<LayerBlueprint>,
     /// Norm before the head.
-    pub norm: VectorSource,
+    pub norm: NormSource,
     /// Head, `(vocab, hidden)`; `None` if the embedding serves as head.
     pub head: Option<MatrixSource>,
+    /// Bias of the logits, `vocab` elements.
+    pub head_bias: Option<VectorSource>,
+    /// Factor on the logits.
+    pub logit_scale: f32,
     /// Parts of the checkpoint that are not executed ("vision", "multi-token prediction"), in
     /// bytes.
     pub skipped: Vec<(String, u64)>,
@@ -66,11 +70,39 @@ pub struct RopeShape {
     pub pairs: RopePairs,
     /// Factor on the rotated elements.
     pub scale: f32,
+    /// Values for contexts that are longer than the original one.
+    pub long: Option<LongRope>,
+}
+
+/// RoPE of a long context. Ding et al., "LongRoPE", 2024.
+#[derive(Clone, Debug)]
+pub struct LongRope {
+    /// Positions of the original context. Sessions of more use these values at all positions, so
+    /// that cached keys stay valid.
+    pub original_positions: usize,
+    /// As [`RopeShape::frequencies`].
+    pub frequencies: Vec<f32>,
+    /// As [`RopeShape::scale`].
+    pub scale: f32,
 }
 
 impl RopeShape {
     /// No rotation: a layer without positions (NoPE).
-    pub const NONE: Self = Self { frequencies: Vec::new(), pairs: RopePairs::Halves, scale: 1.0 };
+    pub const NONE: Self =
+        Self { frequencies: Vec::new(), pairs: RopePairs::Halves, scale: 1.0, long: None };
+
+    /// The shape of sessions of `context` positions.
+    pub(crate) fn for_context(&self, context: usize) -> Self {
+        match &self.long {
+            Some(long) if context > long.original_positions => Self {
+                frequencies: long.frequencies.clone(),
+                scale: long.scale,
+                pairs: self.pairs,
+                long: None,
+            },
+            _ => self.clone(),
+        }
+    }
 
     /// Frequencies `base^(-2 i / dims)` for each of `dims / 2` pairs.
     pub fn new(dims: usize, base: f64, pairs: RopePairs) -> Self {
@@ -81,7 +113,8 @@ impl RopeShape {
     /// Linear interpolation: the frequencies of [`RopeShape::new`] divided by `factor`.
     pub fn interpolated(dims: usize, base: f64, factor: f64, pairs: RopePairs) -> Self {
         let frequency = |i: usize| (base.powf(-2.0 * i as f64 / dims as f64) / factor) as f32;
-        Self { frequencies: (0..dims / 2).map(frequency).collect(), pairs, scale: 1.0 }
+        let frequencies = (0..dims / 2).map(frequency).collect();
+        Self { frequencies, pairs, scale: 1.0, long: None }
     }
 
     /// YaRN: fast frequencies are kept, slow ones divided by the factor. Between `beta_fast` and
@@ -108,7 +141,8 @@ impl RopeShape {
             let interpolated = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
             (unscaled / yarn.factor * interpolated + unscaled * (1.0 - interpolated)) as f32
         };
-        Self { frequencies: (0..dims / 2).map(frequency).collect(), pairs, scale: yarn.scale }
+        let frequencies = (0..dims / 2).map(frequency).collect();
+        Self { frequencies, pairs, scale: yarn.scale, long: None }
     }
 
     /// Scaling of Llama 3.1: slow frequencies are divided by the factor, fast ones kept. Between
@@ -254,6 +288,8 @@ pub struct GqaBlueprint {
     pub q_norm: Option<VectorSource>,
     /// Norm of the keys: `head_dim` elements for a norm per head, or one norm over all heads.
     pub k_norm: Option<VectorSource>,
+    /// Whether these norms follow RoPE instead of preceding it.
+    pub norms_rotated: bool,
     /// Whether each value head is normed, without weights.
     pub v_norm: bool,
     /// Attention sinks: one logit per query head that takes part in the softmax, without a value.
@@ -275,6 +311,25 @@ pub struct MlaShape {
     pub kv_lora_rank: usize,
     /// Factor on the scores.
     pub scale: f32,
+    /// Factor on the queries by position.
+    pub temperature: Option<QueryTemperature>,
+}
+
+/// Factor on the queries that grows with the position: `1 + beta ln(1 + floor(position / period))`.
+/// Meta, Llama 4, 2025: attention temperature tuning.
+#[derive(Clone, Copy, Debug)]
+pub struct QueryTemperature {
+    /// Growth per e-fold of periods.
+    pub beta: f64,
+    /// Positions of equal factors, at least 1: those of the original context.
+    pub period: usize,
+}
+
+impl QueryTemperature {
+    /// The factor from position `index * period` on.
+    pub(crate) fn factor(&self, index: usize) -> f32 {
+        (1.0 + self.beta * (index as f64).ln_1p()) as f32
+    }
 }
 
 /// Multi-head latent attention (MLA). DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1.
@@ -463,15 +518,16 @@ pub struct MoeBlueprint {
 
 impl MoeBlueprint {
     /// Matrices of the shared expert if it is fused into the routed ones: computed in the same op
-    /// as an additional expert in a separate slot. Requires the same shape and activation, and no
-    /// norms that differ.
+    /// as an additional expert in a separate slot. Requires the same shape and activation, no
+    /// factor, and no norms that differ.
     pub(crate) fn fused_shared(&self) -> Option<[&MatrixSource; 3]> {
-        let SharedBlueprint { mlp, post_norm, .. } = self.shared.as_ref()?;
+        let SharedBlueprint { mlp, post_norm, scale, .. } = self.shared.as_ref()?;
         let matrices = mlp.matrices();
         let [gate, up, down] = matrices.map(|m| m.shape);
         let norms = [&self.experts_norm, &self.experts_post_norm, post_norm];
         let is_fused = self.experts.shape == ExpertShape::new(gate, up, down)
             && mlp.activation == self.activation
+            && *scale == 1.0
             && norms.iter().all(|norm| norm.is_none());
         is_fused.then_some(matrices)
     }
@@ -540,6 +596,8 @@ pub struct SharedBlueprint {
     pub gate: Option<MatrixSource>,
     /// Norm of its output.
     pub post_norm: Option<VectorSource>,
+    /// Factor on its output.
+    pub scale: f32,
 }
 
 /// Locations of the routed experts of a layer.
@@ -587,7 +645,21 @@ impl Blueprint {
 
     /// All vectors of the model: norms, biases and the like.
     pub fn vectors(&self) -> impl Iterator<Item = &VectorSource> {
-        self.layers.iter().flat_map(LayerBlueprint::vectors).chain([&self.norm])
+        let layers = self.layers.iter().flat_map(LayerBlueprint::vectors);
+        layers.chain(self.norm.vectors()).chain(&self.head_bias)
+    }
+
+    /// Positions of the context that needs no other RoPE; [`Blueprint::max_positions`] in most
+    /// models.
+    pub fn original_positions(&self) -> usize {
+        let mixers = self.layers.iter().filter_map(LayerBlueprint::mixer);
+        let long = mixers.filter_map(|mixer| match mixer {
+            MixerBlueprint::Gqa(gqa) => gqa.rope.long.as_ref(),
+            MixerBlueprint::Mla(mla) => mla.rope.long.as_ref(),
+            MixerBlueprint::DeltaNet(_) => None,
+        });
+        let positions = long.map(|long| long.original_positions);
+        positions.fold(self.max_positions, usize::min)
     }
 
     /// Layers with routed experts, with their index among all layers.

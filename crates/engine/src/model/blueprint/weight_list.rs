@@ -23,7 +23,7 @@ impl<'a> WeightList<'a> {
 
     pub(super) fn sub_block(&mut self, sub_block: &'a SubBlockBlueprint) {
         if let SubBlockInput::Residual { norm } = &sub_block.input {
-            self.vectors.push(norm);
+            self.vectors.extend(norm.vectors());
         }
         self.vectors.extend(sub_block.post_norm.iter().chain(&sub_block.scale));
         match &sub_block.body {

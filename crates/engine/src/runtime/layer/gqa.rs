@@ -21,6 +21,7 @@ pub(crate) struct Gqa {
     o_proj: Linear,
     q_norm: Option<HeadNorm>,
     k_norm: Option<HeadNorm>,
+    norms_rotated: bool,
     v_norm: bool,
     sinks: Option<Buffer>,
 }
@@ -61,7 +62,7 @@ impl Gqa {
     pub(crate) fn load(blueprint: &GqaBlueprint, loader: &mut Loader<'_>) -> Result<Self, Error> {
         Ok(Self {
             shape: blueprint.shape,
-            rope: blueprint.rope.clone(),
+            rope: blueprint.rope.for_context(loader.context),
             q_proj: loader.linear(&blueprint.q_proj)?,
             k_proj: loader.linear(&blueprint.k_proj)?,
             v_proj: blueprint.v_proj.as_ref().map(|v| loader.linear(v)).transpose()?,
@@ -69,6 +70,7 @@ impl Gqa {
             o_proj: loader.linear(&blueprint.o_proj)?,
             q_norm: HeadNorm::load(blueprint.q_norm.as_ref(), loader)?,
             k_norm: HeadNorm::load(blueprint.k_norm.as_ref(), loader)?,
+            norms_rotated: blueprint.norms_rotated,
             v_norm: blueprint.v_norm,
             sinks: loader.optional_vector(blueprint.sinks.as_ref())?,
         })
@@ -101,24 +103,18 @@ impl Gqa {
         if value_scale != 1.0 {
             step.run(&Op::Scale { x: v_all, factor: value_scale })?;
         }
-        let eps = step.eps;
-        for (heads, norm) in [(q, self.q_norm), (k, self.k_norm)] {
-            if let Some(HeadNorm { weight, width }) = norm {
-                let total = heads.heads * heads.width;
-                let x = if width == head_dim {
-                    heads
-                } else {
-                    heads.merge_heads().split(total / width)
-                };
-                step.norm(x, Some(weight), eps)?;
-            }
+        if !self.norms_rotated {
+            self.norm_heads(step, q, k)?;
         }
         if self.v_norm {
-            step.norm(v, None, eps)?;
+            step.norm(v, None, step.eps)?;
         }
         let [spans, _] = step.spans;
         for x in [q, k] {
             step.rope(&self.rope, x, x, spans)?;
+        }
+        if self.norms_rotated {
+            self.norm_heads(step, q, k)?;
         }
         let (v, sinks, out) = (Some(v), self.sinks, y.split(heads));
         // Attention itself applies a sigmoid per element.
@@ -144,5 +140,21 @@ impl Gqa {
         }
         let mixed = step.mixed();
         step.mat_mul(y, self.o_proj, mixed)
+    }
+
+    /// Norms of queries and keys, in place.
+    fn norm_heads(&self, step: &mut Step<'_>, q: View, k: View) -> Result<(), Error> {
+        for (heads, norm) in [(q, self.q_norm), (k, self.k_norm)] {
+            if let Some(HeadNorm { weight, width }) = norm {
+                let total = heads.heads * heads.width;
+                let x = if width == heads.width {
+                    heads
+                } else {
+                    heads.merge_heads().split(total / width)
+                };
+                step.norm(x, Some(weight), step.eps)?;
+            }
+        }
+        Ok(())
     }
 }

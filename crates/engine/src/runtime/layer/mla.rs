@@ -142,7 +142,7 @@ impl Mla {
         };
         Ok(Self {
             shape,
-            rope: blueprint.rope.clone(),
+            rope: blueprint.rope.for_context(loader.context),
             q,
             kv_a_proj_with_mqa: loader.linear(&blueprint.kv_a_proj_with_mqa)?,
             kv_a_layernorm: loader.vector(&blueprint.kv_a_layernorm)?,
@@ -188,6 +188,7 @@ impl Mla {
                 Some(latent)
             }
         };
+        self.scale_queries(step, q.merge_heads())?;
         // A key is the normed latent followed by the rotated part; likewise each head's query.
         step.mat_mul(x, self.kv_a_proj_with_mqa, k)?;
         step.norm(k.columns(0, kv_lora_rank), Some(self.kv_a_layernorm), LATENT_EPS)?;
@@ -232,6 +233,28 @@ impl Mla {
     }
 }
 
+impl Mla {
+    /// Multiplies queries by the temperature of their positions, rows of equal factors at once.
+    fn scale_queries(&self, step: &mut Step<'_>, q: View) -> Result<(), Error> {
+        let Some(temperature) = self.shape.temperature else { return Ok(()) };
+        let ([spans, _], mut row) = (step.spans, 0);
+        for span in spans {
+            let end = span.position + span.rows;
+            let mut position = span.position;
+            while position < end {
+                let index = position / temperature.period;
+                let rows = end.min((index + 1).saturating_mul(temperature.period)) - position;
+                if index > 0 {
+                    let x = q.slice(row, rows);
+                    step.run(&Op::Scale { x, factor: temperature.factor(index) })?;
+                }
+                (row, position) = (row + rows, position + rows);
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Lightning indexer: selects the positions that attention reads.
 #[derive(Debug)]
 struct Indexer {
@@ -250,7 +273,7 @@ impl Indexer {
         Ok(Self {
             heads: blueprint.heads,
             head_dim: blueprint.head_dim,
-            rope: blueprint.rope.clone(),
+            rope: blueprint.rope.for_context(loader.context),
             wq_b: loader.linear(&blueprint.wq_b)?,
             wk: loader.linear(&blueprint.wk)?,
             k_norm: [loader.vector(weight)?, loader.vector(bias)?],
@@ -277,6 +300,7 @@ impl Indexer {
         step.exact_mat_mul(x, self.wk, k)?;
         step.exact_mat_mul(x, self.weights_proj, weights)?;
         let [weight, bias] = self.k_norm;
+        let bias = Some(bias);
         step.run(&Op::LayerNorm { x: k, weight, bias, eps: LATENT_EPS, out: k })?;
         let q = q.split(self.heads);
         for x in [q, k] {

@@ -30,7 +30,7 @@ use crate::{
     experts::cache::ExpertCache,
     model::blueprint::{
         BodyBlueprint, FeedForwardBlueprint, LayerBlueprint, LinearSource, MixerBlueprint,
-        RopeShape, SubBlockBlueprint, SubBlockInput,
+        NormKind, NormSource, RopeShape, SubBlockBlueprint, SubBlockInput,
     },
 };
 
@@ -40,6 +40,8 @@ pub(crate) struct Loader<'a> {
     pub(crate) device: &'a mut dyn Device,
     /// Whether the device computes on the exact path.
     pub(crate) exact: bool,
+    /// Positions of a session.
+    pub(crate) context: usize,
     /// Called with the bytes of each loaded weight.
     pub(crate) progress: &'a mut dyn FnMut(u64),
 }
@@ -65,7 +67,10 @@ impl Loader<'_> {
     }
 
     /// Loads a vector if the model has it.
-    fn optional_vector(&mut self, v: Option<&VectorSource>) -> Result<Option<Buffer>, Error> {
+    pub(crate) fn optional_vector(
+        &mut self,
+        v: Option<&VectorSource>,
+    ) -> Result<Option<Buffer>, Error> {
         v.map(|v| self.vector(v)).transpose()
     }
 
@@ -77,6 +82,34 @@ impl Loader<'_> {
     fn linear(&mut self, l: &LinearSource) -> Result<Linear, Error> {
         let bias = self.optional_vector(l.bias.as_ref())?;
         Ok(Linear { weight: self.matrix(&l.weight)?, bias })
+    }
+}
+
+/// Norm of the residual stream, on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StreamNorm {
+    /// RMSNorm.
+    Rms(Buffer),
+    /// LayerNorm.
+    Layer { weight: Buffer, bias: Option<Buffer> },
+}
+
+impl StreamNorm {
+    pub(crate) fn load(source: &NormSource, loader: &mut Loader<'_>) -> Result<Self, Error> {
+        let weight = loader.vector(&source.weight)?;
+        Ok(match &source.kind {
+            NormKind::Rms => Self::Rms(weight),
+            NormKind::Layer { bias } => {
+                Self::Layer { weight, bias: loader.optional_vector(bias.as_ref())? }
+            }
+        })
+    }
+
+    pub(crate) const fn op(self, x: View, eps: f32, out: View) -> Op<'static> {
+        match self {
+            Self::Rms(weight) => Op::RmsNorm { x, weight: Some(weight), eps, out },
+            Self::Layer { weight, bias } => Op::LayerNorm { x, weight, bias, eps, out },
+        }
     }
 }
 
@@ -172,7 +205,7 @@ impl Step<'_> {
         if rope.frequencies.is_empty() && x == out {
             return Ok(());
         }
-        let RopeShape { frequencies, pairs, scale } = rope;
+        let RopeShape { frequencies, pairs, scale, .. } = rope;
         self.run(&Op::Rope { x, frequencies, pairs: *pairs, scale: *scale, spans, out })
     }
 
@@ -215,8 +248,8 @@ impl SubBlockBody {
 /// A loaded sub-block of a layer.
 #[derive(Debug)]
 struct SubBlock {
-    /// Norm of the residual stream; `None` for the input of the sub-block before.
-    norm: Option<Buffer>,
+    /// `None` for the input of the sub-block before.
+    norm: Option<StreamNorm>,
     body: SubBlockBody,
     post_norm: Option<Buffer>,
     scale: Option<f32>,
@@ -226,7 +259,7 @@ impl SubBlock {
     fn load(blueprint: &SubBlockBlueprint, loader: &mut Loader<'_>) -> Result<Self, Error> {
         Ok(Self {
             norm: match &blueprint.input {
-                SubBlockInput::Residual { norm } => Some(loader.vector(norm)?),
+                SubBlockInput::Residual { norm } => Some(StreamNorm::load(norm, loader)?),
                 SubBlockInput::Previous => None,
             },
             body: SubBlockBody::load(&blueprint.body, loader)?,
@@ -238,9 +271,9 @@ impl SubBlock {
     /// `x = scale (x + post_norm(body(input)))`.
     fn run(&self, step: &mut Step<'_>) -> Result<(), Error> {
         let (x, mixed, eps) = (step.x(), step.mixed(), step.eps);
-        if self.norm.is_some() {
+        if let Some(norm) = self.norm {
             let out = step.normed();
-            step.run(&Op::RmsNorm { x, weight: self.norm, eps, out })?;
+            step.run(&norm.op(x, eps, out))?;
         }
         let mut output = Some(mixed);
         match &self.body {
@@ -276,7 +309,7 @@ impl Layer {
     }
 
     /// The layer's routed experts, and the norm in front of them.
-    fn moe(&self) -> Option<(&Moe, Buffer)> {
+    fn moe(&self) -> Option<(&Moe, StreamNorm)> {
         let mut norm = None;
         self.0.iter().find_map(|sub_block| {
             norm = sub_block.norm.or(norm);

@@ -15,7 +15,7 @@ use moeflux_compute::{
 };
 
 use super::{
-    Layer, Linear, Loader, Mlp, MlpScratch, ScratchId, ScratchWidths, Step,
+    Layer, Linear, Loader, Mlp, MlpScratch, ScratchId, ScratchWidths, Step, StreamNorm,
     scratch::PredictionBuffers,
 };
 use crate::{
@@ -61,6 +61,7 @@ enum SharedExpert {
     Separate {
         mlp: Mlp,
         post_norm: Option<Buffer>,
+        scale: f32,
     },
 }
 
@@ -243,6 +244,7 @@ impl Moe {
                     None => SharedExpert::Separate {
                         mlp: Mlp::load(&shared.mlp, loader)?,
                         post_norm: loader.optional_vector(shared.post_norm.as_ref())?,
+                        scale: shared.scale,
                     },
                 };
                 (gate, shared)
@@ -432,7 +434,7 @@ impl Moe {
 
     /// Runs this layer's router early, on the current residual stream, and prefetches the predicted
     /// experts.
-    fn predict(&self, step: &mut Step<'_>, layer: usize, norm: Buffer) -> Result<(), Error> {
+    fn predict(&self, step: &mut Step<'_>, layer: usize, norm: StreamNorm) -> Result<(), Error> {
         let action = step.moe_state.prefetcher.action(layer);
         if action == PrefetchAction::Skip {
             return Ok(());
@@ -442,8 +444,8 @@ impl Moe {
         let input = View::rows(input, step.rows, step.hidden);
         let logits = View::rows(logits, step.rows, self.n_experts);
         let [ids, weights] = [ids, weights].map(|buffer| View::rows(buffer, step.rows, k));
-        let weight = self.router_norm.or(Some(norm));
-        step.run(&Op::RmsNorm { x, weight, eps: step.eps, out: input })?;
+        let norm = self.router_norm.map_or(norm, StreamNorm::Rms);
+        step.run(&norm.op(x, step.eps, input))?;
         step.exact_mat_mul(input, self.router_weight, logits)?;
         match step.run(&Op::TopK { logits, router: self.router, ids, weights }) {
             // The layer reports it when it runs, under its own name.
@@ -673,11 +675,16 @@ impl Moe {
 
     /// Computes the shared expert, unless it is fused.
     fn run_shared(&self, step: &mut Step<'_>) -> Result<Option<Shared>, Error> {
-        let SharedExpert::Separate { mlp, post_norm } = &self.shared else { return Ok(None) };
+        let SharedExpert::Separate { mlp, post_norm, scale } = &self.shared else {
+            return Ok(None);
+        };
         let out = step.mixed();
         mlp.run(step, MlpScratch { gate: SHARED_GATE, up: SHARED_UP }, out)?;
         if post_norm.is_some() {
             step.norm(out, *post_norm, step.eps)?;
+        }
+        if *scale != 1.0 {
+            step.run(&Op::Scale { x: out, factor: *scale })?;
         }
         Ok(Some(Shared { out, gate: self.shared_gate_logit(step) }))
     }

@@ -31,7 +31,7 @@ impl Reader for IdleReader {
 
 /// Parts of the last layer of the built-in model.
 struct Parts {
-    norm: VectorSource,
+    norm: NormSource,
     /// Grouped-query attention.
     mixer: BodyBlueprint,
     /// Shared expert as a dense MLP.
@@ -76,6 +76,7 @@ fn load(sub_blocks: impl FnOnce(Parts) -> Vec<SubBlockBlueprint>) -> LoadedLayer
         checkpoint: &checkpoint,
         device: &mut *device,
         exact: true,
+        context: CONTEXT,
         progress: &mut |_| {},
     };
     let loaded = Layer::load(&layer, &mut loader).unwrap();
@@ -136,7 +137,7 @@ fn sum(a: &[f32], b: &[f32]) -> Vec<f32> {
     a.iter().zip(b).map(|(a, b)| a + b).collect()
 }
 
-fn residual(norm: &VectorSource, body: BodyBlueprint) -> SubBlockBlueprint {
+fn residual(norm: &NormSource, body: BodyBlueprint) -> SubBlockBlueprint {
     SubBlockBlueprint::new(norm.clone(), body)
 }
 

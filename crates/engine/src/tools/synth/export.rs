@@ -32,6 +32,8 @@ pub(super) struct Export {
     model_types: &'static [&'static str],
     /// Prefix of `model.` and `lm_head`.
     prefix: &'static str,
+    /// Module of the embedding in `model.`.
+    embedding: &'static str,
     biases: LinearBiases,
     pub(super) growth: Growth,
     /// Quantization of routed experts.
@@ -46,6 +48,7 @@ pub(super) struct Export {
 const COMMON: Export = Export {
     model_types: &[],
     prefix: "",
+    embedding: "embed_tokens",
     biases: LinearBiases::No,
     growth: Growth { mixer: 0.39, experts: 0.07 },
     experts: WeightQuant::Affine(4),
@@ -81,6 +84,18 @@ const EXPORTS: &[Export] = &[
         model_types: &["qwen3_next"],
         growth: Growth { mixer: 0.24, experts: 0.15 },
         ..COMMON
+    },
+    Export {
+        model_types: &["bailing_moe", "bailing_moe_v2"],
+        embedding: "word_embeddings",
+        // The shared experts are not gated.
+        growth: Growth { mixer: 0.39, experts: 0.4 },
+        ..COMMON
+    },
+    Export {
+        model_types: &["deepseek_v2"],
+        growth: Growth { mixer: 0.4, experts: 0.3 },
+        ..GROUPED
     },
     Export {
         model_types: &[
@@ -147,8 +162,8 @@ impl Export {
     /// Whether the export has a tensor that a model may lack, or that other layouts name
     /// differently. `text` is the language model's config.
     pub(super) fn has(&self, text: &Value, tensor: &str) -> bool {
-        if tensor.ends_with(".embed_tokens.weight") {
-            return tensor.strip_prefix(self.prefix) == Some("model.embed_tokens.weight");
+        if [".embed_tokens.weight", ".word_embeddings.weight"].iter().any(|e| tensor.ends_with(e)) {
+            return tensor == format!("{}model.{}.weight", self.prefix, self.embedding);
         }
         if let Some(linear) = tensor.strip_suffix(".bias") {
             let is_attention = ["q_proj", "k_proj", "v_proj"].iter().any(|p| linear.ends_with(p));

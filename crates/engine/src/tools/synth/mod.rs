@@ -62,7 +62,7 @@ const MAX_LAYERS: u64 = 4096;
 const MAX_EXPERTS: usize = 1 << 16;
 
 /// Config lists with one entry per layer.
-const LAYER_LISTS: [&str; 12] = [
+const LAYER_LISTS: [&str; 15] = [
     "layer_types",
     "attn_type_list",
     "indexer_types",
@@ -75,6 +75,9 @@ const LAYER_LISTS: [&str; 12] = [
     "partial_rotary_factors",
     "swiglu_limits",
     "swiglu_limits_shared",
+    "moe_intermediate_size",
+    "moe_topk",
+    "num_shared_expert",
 ];
 
 /// A key that published configs do not have, and that is not written: keeps `kv_b_proj` of latent

@@ -16,8 +16,8 @@ use crate::{
     model::blueprint::{
         Blueprint, BodyBlueprint, DeltaNetBlueprint, FeedForwardBlueprint, GqaBlueprint,
         IndexerBlueprint, LatentHeads, LatentQuery, LayerBlueprint, LayerExperts, LinearSource,
-        MixerBlueprint, MlaBlueprint, MlpBlueprint, MoeBlueprint, RouterBlueprint,
-        SubBlockBlueprint, SubBlockInput,
+        MixerBlueprint, MlaBlueprint, MlpBlueprint, MoeBlueprint, NormKind, NormSource,
+        RouterBlueprint, SubBlockBlueprint, SubBlockInput,
     },
 };
 
@@ -133,12 +133,12 @@ impl<'a> ModuleList<'a> {
             self.layer(i, layer);
         }
         if let Some(head) = head {
-            self.norm(norm);
+            self.stream_norm(norm, uniform(0.9, 1.1));
             let lead =
                 Lead::Ranges { ranges: vec![(byte_tokenizer::PRINTABLE, 0.0)], rest: UNPRINTED };
             self.push(head.segments.first(), ModuleKind::Linear { quant, gain: 1.0, lead });
         } else {
-            self.vector(norm, tied_norm(*scale, *hidden));
+            self.stream_norm(norm, tied_norm(*scale, *hidden));
         }
         self.modules
     }
@@ -180,8 +180,8 @@ impl<'a> ModuleList<'a> {
             let SubBlockInput::Residual { norm } = &part.input else { continue };
             match part.body {
                 // Without the lead: mixers average over tokens, which would leave little else.
-                BodyBlueprint::Mixer(_) => self.vector(norm, leading_norm(0.0)),
-                BodyBlueprint::FeedForward(_) => self.norm(norm),
+                BodyBlueprint::Mixer(_) => self.stream_norm(norm, leading_norm(0.0)),
+                BodyBlueprint::FeedForward(_) => self.stream_norm(norm, uniform(0.9, 1.1)),
             }
         }
     }
@@ -397,6 +397,14 @@ impl<'a> ModuleList<'a> {
     /// RMSNorm weights near 1, as in MLX exports: the 1 that some models add is already included.
     fn norm(&mut self, norm: &VectorSource) {
         self.vector(norm, uniform(0.9, 1.1));
+    }
+
+    /// A norm of the residual stream, with weights of this kind.
+    fn stream_norm(&mut self, norm: &NormSource, weights: ModuleKind) {
+        self.vector(&norm.weight, weights);
+        if let NormKind::Layer { bias } = &norm.kind {
+            self.bias(bias);
+        }
     }
 
     /// A vector, if there is one.

@@ -1,11 +1,11 @@
 // RMSNorm, gated RMSNorm and LayerNorm: out = (x - mean) / sqrt(mean((x - mean)^2) + eps) * weight
 // + bias, or * silu(other). RMSNorm has mean 0 and no bias. With ADD, x += other comes first
 // (residual add), and x keeps the sum.
-// KIND: 0 RMSNorm, 1 gated RMSNorm, 2 LayerNorm. WEIGHTED: 1 with a weight. THREAD_VALUES: most
-// elements per thread, width / WG rounded up.
+// KIND: 0 RMSNorm, 1 gated RMSNorm, 2 LayerNorm. WEIGHTED, BIASED: 1 with a weight, a bias.
+// THREAD_VALUES: most elements per thread, width / WG rounded up.
 // Grid: a workgroup of WG threads for each vector.
 // needs: common/common, @team
-// constants: ADD, KIND, THREAD_VALUES, WEIGHTED, WG
+// constants: ADD, BIASED, KIND, THREAD_VALUES, WEIGHTED, WG
 
 struct Params {
     x: View, out: View, other: View,
@@ -55,7 +55,7 @@ fn main(
         var y = (values[j] - mean) * scale;
         if (WEIGHTED == 1u) { y *= act[p.weight + i]; }
         if (KIND == 1u) { y *= silu(act[other + i]); }
-        if (KIND == 2u) { y += act[p.bias + i]; }
+        if (BIASED == 1u) { y += act[p.bias + i]; }
         act[out + i] = y;
     }
 }

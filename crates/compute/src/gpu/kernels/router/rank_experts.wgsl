@@ -3,14 +3,15 @@
 // A rank is the count of larger keys, so all ranks are found at once: first within blocks of
 // SORT_BLOCK, where keys of rank TOP_K or more are dropped, then among the remaining candidates.
 // Both keep the order of ids.
-// ROUTER_FLAGS: bits for softmax, correction, normalized weights and expert scales. EXPERT_GROUPS:
-// groups of experts, of which the best TOP_GROUPS count; 0 for none. SHARED_EXPERT: 1 appends a
+// ROUTER_FLAGS: bits for softmax, correction, normalized weights, expert scales, groups that score
+// their two best, and a sparse mixer of the band with the bits BAND_BITS. EXPERT_GROUPS: groups of
+// experts, of which the best TOP_GROUPS count; 0 for none. SHARED_EXPERT: 1 appends a
 // shared expert, id EXPERTS, with weight 1; 2 with the sigmoid of its gate; 0 none.
 // Word 0 of `report` is the complement of the first row that has a NaN. All threads of a workgroup
 // call these functions together.
 // needs: common/common, common/exp_log, common/sort_key, @team, @scratch, router/routing
-// constants: EXPERTS, EXPERT_GROUPS, ROUTER_FLAGS, SHARED_EXPERT, SORT_BLOCK, TOP_GROUPS, TOP_K
-// constants: WG
+// constants: BAND_BITS, EXPERTS, EXPERT_GROUPS, ROUTER_FLAGS, SHARED_EXPERT, SORT_BLOCK, TOP_GROUPS
+// constants: TOP_K, WG
 
 var<private> max_logit: f32;
 var<private> exp_sum: f32;
@@ -18,7 +19,10 @@ var<private> exp_sum: f32;
 const SOFTMAX = ROUTER_FLAGS & 1u;
 const CORRECTED = ROUTER_FLAGS >> 1u & 1u;
 const NORMALIZE = ROUTER_FLAGS >> 2u & 1u;
-const SCALED = ROUTER_FLAGS >> 3u;
+const SCALED = ROUTER_FLAGS >> 3u & 1u;
+const TWO_BEST = ROUTER_FLAGS >> 4u & 1u;
+const SPARSE_MIXER = ROUTER_FLAGS >> 5u;
+const BY_LOGIT = CORRECTED == 0u && (SOFTMAX == 1u || SPARSE_MIXER == 1u);
 const SORT_BLOCKS = (EXPERTS + SORT_BLOCK - 1u) / SORT_BLOCK;
 const BLOCK_TOP = min(TOP_K, SORT_BLOCK);
 // Experts of a group.
@@ -70,7 +74,7 @@ fn mask_groups() {
             largest = max(largest, key);
         }
         var group_score = from_sort_key(largest);
-        if (GROUP_SIZE > 1u) { group_score += from_sort_key(second_largest); }
+        if (TWO_BEST == 1u && GROUP_SIZE > 1u) { group_score += from_sort_key(second_largest); }
         set_scratch(GROUP_KEYS + group, sort_key(group_score));
     }
     scratch_barrier();
@@ -111,7 +115,7 @@ fn find_top_k(r: Routing, row: u32) {
         if (i < EXPERTS) {
             var x = act[r.logits + i];
             has_nan = has_nan || is_nan(x);
-            if (SOFTMAX == 0u || CORRECTED == 1u) { x = score(x, max_logit, exp_sum); }
+            if (!BY_LOGIT) { x = score(x, max_logit, exp_sum); }
             if (CORRECTED == 1u) {
                 let correction = act[r.correction + i];
                 has_nan = has_nan || is_nan(correction);
@@ -148,12 +152,32 @@ fn find_top_k(r: Routing, row: u32) {
     scratch_barrier();
 }
 
+// Weight of the expert at `rank` in a sparse mixer: its softmax over the experts of no lower rank
+// and a logit near its own.
+fn sparse_weight(r: Routing, rank: u32) -> f32 {
+    let chosen = act[r.logits + scratch_word(TOP_IDS + rank)];
+    var sum = 0.0;
+    for (var i = 0u; i < EXPERTS; i++) {
+        let x = act[r.logits + i];
+        var counts = chosen - x <= bitcast<f32>(BAND_BITS) * max(abs(x), chosen);
+        for (var lower = 0u; lower < rank; lower++) { counts = counts && scratch_word(TOP_IDS + lower) != i; }
+        if (counts) { sum += exp_of(x - chosen); }
+    }
+    return 1.0 / sum;
+}
+
 // Writes ids and weights of the selected experts.
 fn write_weights(r: Routing) {
     // Normalized weights of a plain softmax need only the selected logits.
     if (SOFTMAX == 1u && !FULL_SOFTMAX) { max_logit = act[r.logits + scratch_word(TOP_IDS)]; }
     for (var rank = thread; rank < TOP_K; rank += WG) {
-        set_scratch(SCORES + rank, bitcast<u32>(score(act[r.logits + scratch_word(TOP_IDS + rank)], max_logit, exp_sum)));
+        var weight = 0.0;
+        if (SPARSE_MIXER == 1u) {
+            weight = sparse_weight(r, rank);
+        } else {
+            weight = score(act[r.logits + scratch_word(TOP_IDS + rank)], max_logit, exp_sum);
+        }
+        set_scratch(SCORES + rank, bitcast<u32>(weight));
     }
     scratch_barrier();
     var sum = 1.0;

@@ -35,6 +35,18 @@ pub struct PresetSizes {
 
 const PRESETS: &[Preset] = &[
     Preset {
+        name: "deepseek-v2-lite",
+        description: "DeepSeek-V2-Lite: 27 layers of latent attention, 1 dense, 64 experts, 6 per token; 9 GB",
+        sizes: PresetSizes { parameters: 15.7, active: 2.4, expert_mb: 4.87 },
+        make: deepseek::deepseek_v2_lite,
+    },
+    Preset {
+        name: "ling-lite-1.5",
+        description: "Ling-lite-1.5: 28 layers of attention, 64 experts, 6 per token; 9 GB",
+        sizes: PresetSizes { parameters: 16.8, active: 2.5, expert_mb: 4.87 },
+        make: others::ling_lite,
+    },
+    Preset {
         name: "gpt-oss-20b",
         description: "gpt-oss-20b: 24 layers, every other one sliding, 32 experts in MXFP4, 4 per token; 12 GB",
         sizes: PresetSizes { parameters: 20.9, active: 3.6, expert_mb: 13.2 },
@@ -95,10 +107,22 @@ const PRESETS: &[Preset] = &[
         make: qwen::qwen3_next_80b_a3b,
     },
     Preset {
+        name: "hunyuan-a13b",
+        description: "Hunyuan-A13B: 32 layers of attention, 64 experts, 8 per token; 45 GB",
+        sizes: PresetSizes { parameters: 80.4, active: 12.7, expert_mb: 21.23 },
+        make: others::hunyuan_a13b,
+    },
+    Preset {
         name: "solar-open-100b",
         description: "Solar-Open-100B: 48 layers of attention, 128 experts, 8 per token; 58 GB",
         sizes: PresetSizes { parameters: 102.6, active: 11.2, expert_mb: 8.85 },
         make: glm::solar_open_100b,
+    },
+    Preset {
+        name: "ling-flash-2.0",
+        description: "Ling-flash-2.0: 32 layers of attention, 1 dense, 256 experts, 8 per token; 58 GB",
+        sizes: PresetSizes { parameters: 102.9, active: 5.5, expert_mb: 7.08 },
+        make: others::ling_flash,
     },
     Preset {
         name: "glm-4.5-air",
@@ -111,6 +135,12 @@ const PRESETS: &[Preset] = &[
         description: "gpt-oss-120b: 36 layers, every other one sliding, 128 experts in MXFP4, 4 per token; 63 GB",
         sizes: PresetSizes { parameters: 116.8, active: 5.13, expert_mb: 13.2 },
         make: others::gpt_oss_120b,
+    },
+    Preset {
+        name: "mistral-small-4",
+        description: "Mistral-Small-4: 36 layers of latent attention, 128 experts, 4 per token; 67 GB",
+        sizes: PresetSizes { parameters: 119.0, active: 6.1, expert_mb: 14.16 },
+        make: deepseek::mistral_small_4,
     },
     Preset {
         name: "dots.llm1",
@@ -147,6 +177,12 @@ const PRESETS: &[Preset] = &[
         description: "MiMo-V2-Flash: 48 layers, 39 of them sliding, 1 dense, 256 experts, 8 per token; 174 GB",
         sizes: PresetSizes { parameters: 309.0, active: 14.8, expert_mb: 14.16 },
         make: others::mimo_v2_flash,
+    },
+    Preset {
+        name: "deepseek-v2",
+        description: "DeepSeek-V2: 60 layers of latent attention, 1 dense, 160 experts, 6 per token; 133 GB",
+        sizes: PresetSizes { parameters: 235.7, active: 20.9, expert_mb: 13.27 },
+        make: deepseek::deepseek_v2,
     },
     Preset {
         name: "glm-4.6",

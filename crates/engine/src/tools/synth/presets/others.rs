@@ -1,8 +1,9 @@
-//! Configs of dots, ERNIE, EXAONE, Gemma, gpt-oss, Hy, Laguna, MiMo, MiniMax, Step and Trinity models.
+//! Configs of dots, ERNIE, EXAONE, Gemma, gpt-oss, Hunyuan, Hy, Laguna, Ling, MiMo, MiniMax, Step and
+//! Trinity models.
 
 use serde_json::{Value, json};
 
-use super::{first_of, pattern};
+use super::{first_of, pattern, with};
 
 /// Source: huggingface.co/rednote-hilab/dots.llm1.inst, config.json.
 pub(super) fn dots_llm1() -> Value {
@@ -470,5 +471,120 @@ pub(super) fn trinity_mini() -> Value {
         "topk_group": 1,
         "use_cache": true,
         "vocab_size": 200192
+    })
+}
+
+/// Source: huggingface.co/inclusionAI/Ling-lite-1.5, config.json.
+pub(super) fn ling_lite() -> Value {
+    json!({
+        "architectures": ["BailingMoeForCausalLM"],
+        "attention_dropout": 0.0,
+        "embedding_dropout": 0.0,
+        "first_k_dense_replace": 0,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 2048,
+        "initializer_range": 0.006,
+        "intermediate_size": 5632,
+        "max_position_embeddings": 32768,
+        "model_type": "bailing_moe",
+        "moe_intermediate_size": 1408,
+        "multi_gate": false,
+        "norm_head": false,
+        "norm_softmax": false,
+        "norm_topk_prob": true,
+        "num_attention_heads": 16,
+        "num_experts": 64,
+        "num_experts_per_tok": 6,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 4,
+        "num_shared_experts": 2,
+        "rms_norm_eps": 1e-6,
+        "rope_scaling": null,
+        "rope_theta": 600000,
+        "tie_word_embeddings": false,
+        "torch_dtype": "bfloat16",
+        "use_bias": false,
+        "use_cache": true,
+        "use_qkv_bias": false,
+        "vocab_size": 126464
+    })
+}
+
+/// Source: huggingface.co/inclusionAI/Ling-flash-2.0, config.json.
+pub(super) fn ling_flash() -> Value {
+    let second = json!({
+        "architectures": ["BailingMoeV2ForCausalLM"],
+        "first_k_dense_replace": 1,
+        "hidden_size": 4096,
+        "intermediate_size": 9216,
+        "moe_intermediate_size": 1024,
+        "moe_router_enable_expert_bias": true,
+        "moe_shared_expert_intermediate_size": 1024,
+        "n_group": 8,
+        "num_attention_heads": 32,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 32,
+        "num_nextn_predict_layers": 0,
+        "num_shared_experts": 1,
+        "partial_rotary_factor": 0.5,
+        "rotary_dim": 64,
+        "routed_scaling_factor": 2.5,
+        "router_dtype": "fp32",
+        "score_function": "sigmoid",
+        "topk_group": 4,
+        "use_qk_norm": true,
+        "use_rmsnorm": true,
+        "vocab_size": 157184
+    });
+    with(ling_lite(), second)
+}
+
+/// Source: huggingface.co/tencent/Hunyuan-A13B-Instruct, config.json.
+pub(super) fn hunyuan_a13b() -> Value {
+    let layers = 32;
+    json!({
+        "architectures": ["HunYuanMoEV1ForCausalLM"],
+        "attention_bias": false,
+        "attention_dropout": 0.1,
+        "attention_head_dim": 128,
+        "cla_share_factor": 2,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "initializer_range": 0.02,
+        "intermediate_size": 3072,
+        "max_position_embeddings": 32768,
+        "mlp_bias": false,
+        "model_type": "hunyuan_v1_moe",
+        "moe_drop_tokens": false,
+        "moe_intermediate_size": vec![3072; layers],
+        "moe_layer_num_skipped": 0,
+        "moe_topk": vec![8; layers],
+        "norm_type": "rms",
+        "num_attention_heads": 32,
+        "num_experts": 64,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": 8,
+        "num_shared_expert": vec![1; layers],
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": {
+            "alpha": 1000.0,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "factor": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "type": "dynamic"
+        },
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": true,
+        "torch_dtype": "bfloat16",
+        "use_cache": true,
+        "use_cla": false,
+        "use_mixed_mlp_moe": true,
+        "use_qk_norm": true,
+        "vocab_size": 128167
     })
 }
