@@ -103,34 +103,38 @@ impl Checkpoint {
             [rows.div_ceil(block_rows.into()), cols.div_ceil(block_cols.into())]
         };
         let given = self.quantization.fp8_block();
-        let mut candidates: Vec<_> = match given {
+        let candidates: Vec<_> = match given {
             Some(block) => vec![block],
             None => self.quantization.group_blocks().chain(FP8_BLOCKS).collect(),
         };
         let has = |shape: &[usize]| scales.shape == request.tensor_shape(shape);
-        candidates.retain(|block| has(&blocks(*block)));
-        let part = match candidates.first() {
-            Some(block) => Some(ScaledPart::Block(*block)),
-            None if given.is_some() => None,
-            None if has(&[rows, 1]) || has(&[rows]) => Some(ScaledPart::Row),
-            None if scales.bytes == (count.unwrap_or(1) * scale.bytes()) as u64 => {
-                Some(ScaledPart::Matrix)
-            }
-            None => None,
-        };
-        let Some(part) = part else {
+        let fitting = candidates.into_iter().filter(|block| has(&blocks(*block)));
+        let mut parts: Vec<_> = fitting.map(ScaledPart::Block).collect();
+        if given.is_none() && (has(&[rows, 1]) || has(&[rows])) {
+            parts.push(ScaledPart::Row);
+        }
+        if given.is_none() && scales.bytes == (count.unwrap_or(1) * scale.bytes()) as u64 {
+            parts.push(ScaledPart::Matrix);
+        }
+        // Scales of narrow rows fit several parts: the config decides.
+        let scheme = |part| WeightScheme { kind: NumberKind::Float, bits: 8, part };
+        let agrees = |part: &&ScaledPart| self.quantization.check_scheme(scheme(**part)).is_ok();
+        let Some(&part) = parts.iter().find(agrees).or(parts.first()) else {
             let block = given.unwrap_or(FP8_BLOCKS[0]);
             let [block_rows, block_cols] = block;
-            let others = if given.is_none() { ", with a scale per row [rows, 1]" } else { "" };
+            let per_row = match given {
+                Some(_) => String::new(),
+                None => format!(" (a scale per row: {:?})", request.tensor_shape(&[rows, 1])),
+            };
             let problem = format!(
                 "its shape is {:?}: {rows} x {cols} weights in blocks of {block_rows} x \
-                 {block_cols} (see \"weight_block_size\" in config.json) need {:?}{others}",
+                 {block_cols} (see \"weight_block_size\" in config.json) need {:?}{per_row}",
                 scales.shape,
                 request.tensor_shape(&blocks(block))
             );
             return Err(self.tensor_error(scales_name, &problem));
         };
-        self.check_scheme(weight, WeightScheme { kind: NumberKind::Float, bits: 8, part })?;
+        self.check_scheme(weight, scheme(part))?;
         let (layout, [block_rows, block_cols]) = match part {
             ScaledPart::Block(block) => (FileLayout::Planes, block),
             ScaledPart::Matrix => (FileLayout::OneScale, [1, self.row_block(weight, cols)?]),
@@ -473,6 +477,11 @@ pub(super) mod tests {
         }
         let tensor = json!({"num_bits": 8, "type": "float", "strategy": "tensor"});
         assert!(fp8(&groups(tensor.clone()), "weight_scale", "F32", &[]).is_ok());
+        // A row of 32 columns is a block, too.
+        let narrow: [(&str, &str, &[usize]); 2] =
+            [("b.weight", "F8_E4M3", &[9, 32]), ("b.weight_scale", "F32", &[9, 1])];
+        let channel = json!({"num_bits": 8, "type": "float", "strategy": "channel"});
+        assert!(checkpoint(&groups(channel), &narrow).matrix("b", 9, 32).is_ok());
         says(fp8(&groups(tensor), "weight_scale", "F32", &[129, 1]), &["a scale per row"]);
     }
 

@@ -15,8 +15,8 @@ const READ: &str = "read are unquantised weights, MLX's affine, mxfp4, nvfp4 and
                     NVFP4, integers of compressed-tensors (pack-quantized), AWQ and GPTQ: take a \
                     repository of this model with one of them";
 
-/// Values of `quant_method` and `quant_algo` whose layouts are read, in lower case. Their errors are
-/// about tensors.
+/// Values of `quant_method` and `quant_algo` whose layouts are read, in lower case. Their errors
+/// are about tensors.
 const READ_METHODS: [&str; 11] = [
     "fp8",
     "mxfp4",
