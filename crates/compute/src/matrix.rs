@@ -183,7 +183,7 @@ impl ExpertShape {
         for (matrix, file) in self.layout()?.stored(layouts) {
             let format = matrix.shape.format;
             for (index, bytes) in file.plane_bytes(matrix.shape)?.0.into_iter().enumerate() {
-                planes.push(FilePlane { format, index, offset, bytes });
+                planes.push(FilePlane { format, layout: file, index, offset, bytes });
                 offset += bytes;
             }
             offset += matrix.bias;
@@ -249,7 +249,9 @@ impl ExpertShape {
 pub struct FilePlane {
     /// Format of the matrix.
     pub format: Format,
-    /// Index among the format's planes.
+    /// Layout of the matrix in the file.
+    pub layout: FileLayout,
+    /// Index among the planes of the layout.
     pub index: usize,
     /// Offset of the first byte.
     pub offset: usize,

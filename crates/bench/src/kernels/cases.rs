@@ -1,7 +1,7 @@
 //! List of kernel benchmarks: op, weight format, shape and numbers of rows.
 
 use moeflux::Sampling;
-use moeflux_compute::Format;
+use moeflux_compute::{Format, WordAxis};
 
 use super::{
     activations, formats,
@@ -115,6 +115,14 @@ pub(super) fn all() -> Vec<KernelCase> {
         ("no filter", off()),
         ("top-p and penalty", off().top_p(0.9).repetition_penalty(1.1)),
     ];
+    let [hidden, intermediate] = EXPERT;
+    for words in [WordAxis::Outputs, WordAxis::Inputs] {
+        all.extend([4, 8].map(|bits| {
+            KernelCase::new("Land", None, move |bench| {
+                products::land(bench, words, bits, [intermediate, hidden])
+            })
+        }));
+    }
     all.extend(samplings.map(|(name, sampling)| {
         KernelCase::new("Sample", None, move |bench| activations::sample(bench, name, &sampling))
     }));

@@ -1,8 +1,8 @@
 //! Benchmarks of ops with weights: matrix products, experts, embedding.
 
 use moeflux_compute::{
-    Activation, ExpertShape, ExpertUses, Format, HeadMatrix, HeadRows, MatrixShape, Op, Router,
-    View,
+    Activation, Affine, Bytes, ExpertShape, ExpertUses, FileLayout, Format, HeadMatrix, HeadRows,
+    InputMajor, MatrixShape, Op, Router, Scalar, View, WordAxis,
 };
 
 use super::op_bench::{CYCLE, OpBench, OpWork};
@@ -35,6 +35,37 @@ pub(super) fn mat_mul(
         })?;
     }
     Ok(())
+}
+
+/// Landing of a matrix in the layout of AWQ or GPTQ, on one core of the host. The matrix is in
+/// caches, where a read leaves it.
+pub(super) fn land(
+    bench: &mut OpBench,
+    words: WordAxis,
+    bits: u8,
+    [rows, cols]: [usize; 2],
+) -> anyhow::Result<()> {
+    let affine = Affine { bits, group: 128, scale: Scalar::F32 };
+    let shape = MatrixShape { rows, cols, format: Format::Affine(affine) };
+    let group = affine.group.into();
+    let layout = InputMajor { words, zero_offset: 0, group, scale: Scalar::F16 };
+    let layout = FileLayout::InputMajor(layout);
+    let method = match words {
+        WordAxis::Outputs => "awq",
+        WordAxis::Inputs => "gptq",
+    };
+    let mut matrix = Bytes::zeroed(shape.plane_bytes()?.total())?;
+    let out = bench.matrix(1, 1)?;
+    let work = OpWork {
+        op: "Land",
+        shape: format!("{method}{bits}, {rows} x {cols}"),
+        rows: 1,
+        bytes: layout.plane_bytes(shape)?.total() as f64,
+        operations: 0.0,
+        streamed: false,
+        weights: None,
+    };
+    bench.time(work, out, &mut |_, _| Ok(layout.land(shape, &mut matrix)?))
 }
 
 /// Routing of a batch: `rows` rows choose `k` experts each, spread evenly over `distinct` experts.

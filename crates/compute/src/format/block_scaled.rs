@@ -130,8 +130,9 @@ impl BlockScale {
 /// | [NVFP4](Format::NVFP4) | E2M1 | 1 x 16 | E4M3 | NVIDIA, "Introducing NVFP4", 2025 |
 /// | [FP8](Format::FP8) | E4M3 | 128 x 128 | f32 or bf16 | DeepSeek-V3 report, section 3.3 |
 ///
-/// NVFP4 is used without its per-tensor scale. The scales of FP8 are `weight_scale_inv` of the
-/// DeepSeek-V3 checkpoint.
+/// A per-tensor scale of NVFP4 is multiplied into its scales, which are then f32
+/// ([`Format::NVFP4_WIDE`]). The scales of FP8 are `weight_scale_inv` of the
+/// DeepSeek-V3 checkpoint. FP8 with a scale per row has blocks of one row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BlockScaled {
     /// Type of the elements.
@@ -160,6 +161,13 @@ impl Format {
         block_rows: 1,
         block_cols: 16,
         scale: BlockScale::E4M3,
+    });
+    /// E2M1 in blocks of 16 inputs with f32 scales: NVFP4 whose scale per tensor is in them.
+    pub const NVFP4_WIDE: Self = Self::BlockScaled(BlockScaled {
+        element: Element::E2M1,
+        block_rows: 1,
+        block_cols: 16,
+        scale: BlockScale::Plain(Scalar::F32),
     });
     /// E4M3 in blocks of 128 x 128 with f32 scales.
     pub const FP8: Self = Self::BlockScaled(BlockScaled {

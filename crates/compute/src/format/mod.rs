@@ -8,6 +8,7 @@ mod affine;
 mod block_scaled;
 pub(crate) mod blocks;
 mod file_layout;
+mod input_major;
 mod plain;
 mod scaled_blocks;
 
@@ -21,7 +22,8 @@ pub use self::{
     affine::{Affine, quant},
     block_scaled::{BlockScale, BlockScaled, Element},
     blocks::BlockType,
-    file_layout::FileLayout,
+    file_layout::{FileLayout, MatrixFactor},
+    input_major::{InputMajor, WordAxis},
     plain::Scalar,
     scaled_blocks::ScaledBlocks,
 };
@@ -72,6 +74,11 @@ impl PlaneLayout {
     /// Bytes of the plane of a matrix of `rows` rows.
     pub const fn bytes(&self, rows: usize) -> usize {
         rows.div_ceil(self.block_rows) * self.row_bytes
+    }
+
+    /// Whether all rows of a matrix share the only row of the plane.
+    pub const fn is_per_matrix(&self) -> bool {
+        self.block_rows == usize::MAX
     }
 
     /// Byte offset of the plane's row for row `row` of the matrix.

@@ -145,6 +145,9 @@ pub(crate) fn formats() -> Vec<Format> {
         scaled(Element::E2M1, 5, 64, BlockScale::Plain(Scalar::BF16)),
         scaled(Element::E2M1, 2, 128, BlockScale::E4M3),
         scaled(Element::E2M1, 1, 6, BlockScale::E8M0),
+        scaled(Element::E2M1, 1, 16, BlockScale::Plain(Scalar::F16)),
+        scaled(Element::E4M3, 1, 96, BlockScale::Plain(Scalar::F32)),
+        Format::NVFP4_WIDE,
     ]);
     formats
 }

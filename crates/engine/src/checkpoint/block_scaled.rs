@@ -1,14 +1,22 @@
-//! Block-scaled FP4 and FP8 weights in their published layouts: MXFP4, NVFP4, MXFP8, DeepSeek FP8.
+//! Block-scaled FP4 and FP8 weights in their published layouts: MXFP4, NVFP4, MXFP8, FP8.
 
-use moeflux_compute::{BlockScale, BlockScaled, Element, Format};
+use moeflux_compute::{BlockScale, BlockScaled, Element, FileLayout, Format, MatrixFactor};
 
 use super::{
     Checkpoint,
     location::{MatrixStack, TensorInfo},
+    quantization::{NumberKind, ScaledPart, WeightScheme},
     source::TensorSource,
     tensors::MatrixRequest,
 };
 use crate::base::error::Error;
+
+/// Rows and columns of the blocks of FP8 that are published, for configs without
+/// `weight_block_size`: DeepSeek-V3, DeepSeek-V4.1, MXFP8.
+const FP8_BLOCKS: [[u16; 2]; 3] = [[128, 128], [32, 32], [1, 32]];
+
+/// Suffix of the scales of DeepSeek-V4.
+const SCALE: &str = "scale";
 
 /// Quantisation mode of MLX whose scales are bytes.
 #[derive(Clone, Copy)]
@@ -65,46 +73,144 @@ impl Checkpoint {
         self.build_stack(request, format, &[t, scales])
     }
 
-    /// FP8 with a scale per block, as in DeepSeek-V3: the weight tensor, and a tensor of scales
-    /// with the suffix `_scale_inv`. Despite that name, a weight is element *times* scale.
+    /// FP8 with a tensor of scales beside the weights: `_scale_inv` or `_scale` behind the name of
+    /// the weight tensor, or `.scale` behind that of the matrix. A scale belongs to a block, as in
+    /// DeepSeek-V3, to a row or to the whole matrix. A weight is element *times* scale, whatever
+    /// the name.
     pub(super) fn fp8_stack(
         &self,
         request: &MatrixRequest<'_>,
         t: &TensorInfo,
     ) -> Result<MatrixStack, Error> {
-        let &MatrixRequest { weight, rows, cols, .. } = request;
-        let scales_name = format!("{weight}_scale_inv");
-        if !self.has(&scales_name) {
+        let &MatrixRequest { name, weight, count, rows, cols } = request;
+        let names =
+            [format!("{weight}_scale_inv"), format!("{weight}_scale"), format!("{name}.{SCALE}")];
+        let Some(scales_name) = names.iter().find(|name| self.has(name)) else {
             let problem = format!(
-                "it is F8_E4M3, but there is no {scales_name}: FP8 is supported only with a scale \
-                 per block"
+                "it is F8_E4M3, but there is no {}: FP8 is supported only with a scale per block, \
+                 row or matrix",
+                names.join(" and no ")
             );
             return Err(self.tensor_error(weight, &problem));
-        }
-        let scales = self.tensor(&scales_name)?;
-        let scale = match scales.dtype.as_str() {
-            "F8_E8M0" => BlockScale::E8M0,
-            _ => BlockScale::Plain(self.scalar(&scales_name, scales)?),
         };
-        let [block_rows, block_cols] = self.quantization.fp8_block();
         self.check_shape(weight, t, &request.tensor_shape(&[rows, cols]))?;
-        let blocks = [rows.div_ceil(block_rows.into()), cols.div_ceil(block_cols.into())];
-        if scales.shape != request.tensor_shape(&blocks) {
+        let scales = self.tensor(scales_name)?;
+        let scale = match scales.dtype.as_str() {
+            "F8_E8M0" | "U8" => BlockScale::E8M0,
+            _ => BlockScale::Plain(self.scalar(scales_name, scales)?),
+        };
+        let blocks = |[block_rows, block_cols]: [u16; 2]| {
+            [rows.div_ceil(block_rows.into()), cols.div_ceil(block_cols.into())]
+        };
+        let given = self.quantization.fp8_block();
+        let candidates: Vec<_> = match given {
+            Some(block) => vec![block],
+            None => self.quantization.group_blocks().chain(FP8_BLOCKS).collect(),
+        };
+        let has = |shape: &[usize]| scales.shape == request.tensor_shape(shape);
+        let fitting = candidates.into_iter().filter(|block| has(&blocks(*block)));
+        let mut parts: Vec<_> = fitting.map(ScaledPart::Block).collect();
+        if given.is_none() && (has(&[rows, 1]) || has(&[rows])) {
+            parts.push(ScaledPart::Row);
+        }
+        if given.is_none() && scales.bytes == (count.unwrap_or(1) * scale.bytes()) as u64 {
+            parts.push(ScaledPart::Matrix);
+        }
+        // Scales of narrow rows fit several parts: the config decides.
+        let scheme = |part| WeightScheme { kind: NumberKind::Float, bits: 8, part };
+        let agrees = |part: &&ScaledPart| self.quantization.check_scheme(scheme(**part)).is_ok();
+        let Some(&part) = parts.iter().find(agrees).or(parts.first()) else {
+            let block = given.unwrap_or(FP8_BLOCKS[0]);
+            let [block_rows, block_cols] = block;
+            let per_row = match given {
+                Some(_) => String::new(),
+                None => format!(" (a scale per row: {:?})", request.tensor_shape(&[rows, 1])),
+            };
             let problem = format!(
                 "its shape is {:?}: {rows} x {cols} weights in blocks of {block_rows} x \
-                 {block_cols} (see \"weight_block_size\" in config.json) need {:?}",
+                 {block_cols} (see \"weight_block_size\" in config.json) need {:?}{per_row}",
                 scales.shape,
-                request.tensor_shape(&blocks)
+                request.tensor_shape(&blocks(block))
             );
-            return Err(self.tensor_error(&scales_name, &problem));
+            return Err(self.tensor_error(scales_name, &problem));
+        };
+        self.check_scheme(weight, scheme(part))?;
+        let (layout, [block_rows, block_cols]) = match part {
+            ScaledPart::Block(block) => (FileLayout::Planes, block),
+            ScaledPart::Matrix => (FileLayout::OneScale, [1, self.row_block(weight, cols)?]),
+            _ => (FileLayout::Planes, [1, self.row_block(weight, cols)?]),
+        };
+        let element = Element::E4M3;
+        let format = Format::BlockScaled(BlockScaled { element, block_rows, block_cols, scale });
+        let stack = self.build_stack(request, format, &[t, scales])?;
+        Ok(MatrixStack { layout, ..stack })
+    }
+
+    /// Columns of a block that is a whole row.
+    fn row_block(&self, weight: &str, cols: usize) -> Result<u16, Error> {
+        u16::try_from(cols).map_err(|_| {
+            let problem = format!("a scale for each row of {cols} columns is not supported");
+            self.tensor_error(weight, &problem)
+        })
+    }
+
+    /// FP4, two elements to a byte, with a tensor of scales beside it: `_scale` behind the name of
+    /// the weight tensor without `_packed`, or `.scale` behind that of the matrix. Its type tells
+    /// MXFP4 of compressed-tensors and of DeepSeek-V4 from NVFP4, which may have a factor for the
+    /// whole matrix: ModelOpt's `_scale_2` multiplies, `_global_scale` of compressed-tensors
+    /// divides.
+    pub(super) fn fp4_stack(
+        &self,
+        request: &MatrixRequest<'_>,
+        t: &TensorInfo,
+    ) -> Result<MatrixStack, Error> {
+        let &MatrixRequest { name, weight, count, rows, cols } = request;
+        let base = weight.strip_suffix("_packed").unwrap_or(weight);
+        let names = [format!("{base}_scale"), format!("{name}.{SCALE}")];
+        let Some(scales_name) = names.iter().find(|name| self.has(name)) else {
+            let problem =
+                format!("it is {}, but there is no {} of FP4", t.dtype, names.join(" and no "));
+            return Err(self.tensor_error(weight, &problem));
+        };
+        let scales = self.tensor(scales_name)?;
+        let (group, format) = match scales.dtype.as_str() {
+            "F8_E8M0" | "U8" => (32, Format::MXFP4),
+            "F8_E4M3" => (16, Format::NVFP4),
+            other => {
+                let problem = format!(
+                    "its type is {other}, beside weights of {}: FP4 has scales of F8_E8M0, U8 or \
+                     F8_E4M3",
+                    t.dtype
+                );
+                return Err(self.tensor_error(scales_name, &problem));
+            }
+        };
+        if !cols.is_multiple_of(group) {
+            let problem =
+                format!("{cols} columns, as config.json asks, are not a multiple of {group}");
+            return Err(self.tensor_error(weight, &problem));
         }
-        let format = Format::BlockScaled(BlockScaled {
-            element: Element::E4M3,
-            block_rows,
-            block_cols,
-            scale,
-        });
-        self.build_stack(request, format, &[t, scales])
+        self.check_shape(weight, t, &request.tensor_shape(&[rows, cols / 2]))?;
+        self.check_shape(scales_name, scales, &request.tensor_shape(&[rows, cols / group]))?;
+        let part = ScaledPart::Group(group);
+        self.check_scheme(weight, WeightScheme { kind: NumberKind::Float, bits: 4, part })?;
+        let factors = [
+            (format!("{base}_scale_2"), MatrixFactor::Multiplies),
+            (format!("{base}_global_scale"), MatrixFactor::Divides),
+        ];
+        let Some((factor_name, factor)) = factors.iter().find(|(name, _)| self.has(name)) else {
+            return self.build_stack(request, format, &[t, scales]);
+        };
+        let factors = self.tensor(factor_name)?;
+        if group != 16 || factors.dtype != "F32" || factors.bytes != 4 * count.unwrap_or(1) as u64 {
+            let problem = format!(
+                "it is {} {:?}: supported is one F32 for each matrix of NVFP4",
+                factors.dtype, factors.shape
+            );
+            return Err(self.tensor_error(factor_name, &problem));
+        }
+        let stack = self.build_stack(request, Format::NVFP4_WIDE, &[t, scales, factors])?;
+        Ok(MatrixStack { layout: FileLayout::FactoredScales(*factor), ..stack })
     }
 
     /// MXFP4 in OpenAI's layout: `name_blocks` of bytes, `[count, rows, cols / 32, 16]`, and
@@ -153,8 +259,8 @@ pub(super) mod tests {
         let (mut header, mut offset) = (serde_json::Map::new(), 0);
         for (name, dtype, shape) in tensors {
             let size = match *dtype {
-                "U8" | "F8_E4M3" | "F8_E8M0" => 1,
-                "BF16" => 2,
+                "U8" | "I8" | "F8_E4M3" | "F8_E8M0" => 1,
+                "BF16" | "F16" => 2,
                 "I64" => 8,
                 _ => 4,
             };
@@ -295,6 +401,133 @@ pub(super) mod tests {
         };
         let stack = checkpoint(&plain, &stack).stack(&request).unwrap();
         assert_eq!(stack.segments.iter().map(|s| s.bytes).collect::<Vec<_>>(), [130 * 128, 4]);
+    }
+
+    /// Format and layout of FP8 weights of 129 x 256 with these scales.
+    fn fp8(
+        quantization: &Value,
+        suffix: &str,
+        dtype: &str,
+        shape: &[usize],
+    ) -> Result<(Format, FileLayout), Error> {
+        let scales = format!("a.{suffix}");
+        let tensors: [(&str, &str, &[usize]); 3] = [
+            ("a.weight", "F8_E4M3", &[129, 256]),
+            (&scales, dtype, shape),
+            ("a.input_scale", "F32", &[]),
+        ];
+        let m = checkpoint(quantization, &tensors).matrix("a", 129, 256)?;
+        Ok((m.shape.format, m.layout))
+    }
+
+    #[test]
+    fn scales_of_fp8_have_several_names_and_sizes() {
+        let none = json!({"quant_method": "compressed-tensors"});
+        let e8m0 = BlockScale::E8M0;
+        let bf16 = BlockScale::Plain(moeflux_compute::Scalar::BF16);
+        for (suffix, dtype, shape, [block_rows, block_cols], scale) in [
+            ("scale", "F8_E8M0", &[2, 2][..], [128, 128], e8m0),
+            ("scale", "F8_E8M0", &[5, 8], [32, 32], e8m0),
+            ("weight_scale", "U8", &[129, 8], [1, 32], e8m0),
+            ("weight_scale_inv", "F8_E8M0", &[129, 8], [1, 32], e8m0),
+            ("weight_scale", "BF16", &[2, 2], [128, 128], bf16),
+            ("weight_scale", "BF16", &[129, 1], [1, 256], bf16),
+            ("weight_scale", "BF16", &[129], [1, 256], bf16),
+            ("weight_scale", "BF16", &[], [1, 256], bf16),
+            ("weight_scale", "BF16", &[1], [1, 256], bf16),
+        ] {
+            let element = Element::E4M3;
+            let format =
+                Format::BlockScaled(BlockScaled { element, block_rows, block_cols, scale });
+            let layout = match shape.iter().product() {
+                1 => FileLayout::OneScale,
+                _ => FileLayout::Planes,
+            };
+            assert_eq!(fp8(&none, suffix, dtype, shape).unwrap(), (format, layout), "{shape:?}");
+        }
+        says(fp8(&none, "weight_scale", "BF16", &[3]), &["a.weight_scale", "[3]", "[129"]);
+        says(fp8(&none, "weight_scale", "I32", &[1]), &["a.weight_scale", "I32"]);
+        let stack: [(&str, &str, &[usize]); 2] =
+            [("x.up", "F8_E4M3", &[3, 130, 128]), ("x.up_scale", "F32", &[3, 1, 1])];
+        let layout = StackLayout::Bare;
+        let request = StackRequest { name: "x.up", layout, count: 3, rows: 130, cols: 128 };
+        let stack = checkpoint(&none, &stack).stack(&request).unwrap();
+        assert_eq!(stack.layout, FileLayout::OneScale);
+        assert_eq!(stack.segments.iter().map(|s| s.bytes).collect::<Vec<_>>(), [130 * 128, 4]);
+    }
+
+    #[test]
+    fn groups_of_the_config_must_agree() {
+        let groups = |weights: Value| json!({"config_groups": {"group_0": {"weights": weights}}});
+        let right = [
+            json!({"num_bits": 8, "type": "float", "strategy": "block"}),
+            json!({"num_bits": 8, "type": "float", "block_structure": [128, 128]}),
+        ];
+        for weights in right {
+            assert!(fp8(&groups(weights), "weight_scale", "F32", &[2, 2]).is_ok());
+        }
+        for weights in [
+            json!({"num_bits": 8, "type": "float", "strategy": "channel"}),
+            json!({"num_bits": 8, "type": "float", "block_structure": [64, 64]}),
+            json!({"num_bits": 4, "type": "float", "group_size": 16}),
+            json!({"num_bits": 8, "type": "int", "strategy": "block"}),
+        ] {
+            let found = fp8(&groups(weights), "weight_scale", "F32", &[2, 2]);
+            says(found, &["a.weight", "floats of 8 bits in blocks of 128 x 128", "config.json"]);
+        }
+        let tensor = json!({"num_bits": 8, "type": "float", "strategy": "tensor"});
+        assert!(fp8(&groups(tensor.clone()), "weight_scale", "F32", &[]).is_ok());
+        // A row of 32 columns is a block, too.
+        let narrow: [(&str, &str, &[usize]); 2] =
+            [("b.weight", "F8_E4M3", &[9, 32]), ("b.weight_scale", "F32", &[9, 1])];
+        let channel = json!({"num_bits": 8, "type": "float", "strategy": "channel"});
+        assert!(checkpoint(&groups(channel), &narrow).matrix("b", 9, 32).is_ok());
+        says(fp8(&groups(tensor), "weight_scale", "F32", &[129, 1]), &["a scale per row"]);
+    }
+
+    /// FP4 weights of 10 x 64 with these scales and a factor.
+    fn fp4(
+        weights: [&str; 2],
+        scales: (&str, &str, usize),
+        factor: Option<(&str, &[usize])>,
+    ) -> Result<(Format, FileLayout), Error> {
+        let (weight, scales_name) = (format!("a.{}", weights[0]), format!("a.{}", scales.0));
+        let shape = [10, 64 / scales.2];
+        let mut tensors: Vec<(&str, &str, &[usize])> =
+            vec![(&weight, weights[1], &[10, 32]), (&scales_name, scales.1, &shape)];
+        let factor_name = format!("a.{}", factor.map_or("", |f| f.0));
+        if let Some((_, shape)) = factor {
+            tensors.push((&factor_name, "F32", shape));
+        }
+        let m = checkpoint(&json!({}), &tensors).matrix("a", 10, 64)?;
+        Ok((m.shape.format, m.layout))
+    }
+
+    #[test]
+    fn fp4_is_told_by_its_scales() {
+        let plain = FileLayout::Planes;
+        let packed = ["weight_packed", "U8"];
+        for (weights, scales) in [
+            (packed, ("weight_scale", "U8", 32)),
+            (["weight", "I8"], ("scale", "F8_E8M0", 32)),
+            (["weight", "U8"], ("weight_scale", "F8_E8M0", 32)),
+        ] {
+            assert_eq!(fp4(weights, scales, None).unwrap(), (Format::MXFP4, plain));
+        }
+        let e4m3 = ("weight_scale", "F8_E4M3", 16);
+        assert_eq!(fp4(["weight", "U8"], e4m3, None).unwrap(), (Format::NVFP4, plain));
+        for (weights, factor, effect) in [
+            (["weight", "U8"], ("weight_scale_2", &[][..]), MatrixFactor::Multiplies),
+            (packed, ("weight_global_scale", &[1]), MatrixFactor::Divides),
+        ] {
+            let expected = (Format::NVFP4_WIDE, FileLayout::FactoredScales(effect));
+            assert_eq!(fp4(weights, e4m3, Some(factor)).unwrap(), expected);
+        }
+        says(fp4(packed, ("weight_scale", "U8", 16), None), &["a.weight_scale", "[10, 2]"]);
+        says(fp4(packed, ("weight_scale", "BF16", 32), None), &["a.weight_scale", "BF16", "FP4"]);
+        says(fp4(packed, ("scales", "U8", 32), None), &["a.weight_packed", "a.weight_scale"]);
+        let two = Some(("weight_global_scale", &[2][..]));
+        says(fp4(packed, e4m3, two), &["a.weight_global_scale", "[2]", "NVFP4"]);
     }
 
     #[test]

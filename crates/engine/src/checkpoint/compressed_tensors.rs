@@ -1,10 +1,11 @@
-//! Weights as compressed-tensors publishes them: `pack-quantized` integers.
+//! Integers as compressed-tensors publishes them: `pack-quantized`.
 
 use moeflux_compute::{Affine, FileLayout, Format};
 
 use super::{
     Checkpoint,
-    location::MatrixStack,
+    location::{MatrixStack, TensorInfo},
+    quantization::{NumberKind, ScaledPart, WeightScheme},
     source::TensorSource,
     tensors::{MatrixRequest, QuantSize},
 };
@@ -27,19 +28,15 @@ impl Checkpoint {
     pub(super) fn pack_quantized_stack(
         &self,
         request: &MatrixRequest<'_>,
+        t: &TensorInfo,
     ) -> Result<MatrixStack, Error> {
         let &MatrixRequest { name, weight, rows, cols, .. } = request;
-        let t = self.tensor(weight)?;
         let scale_name = format!("{name}.weight_scale");
-        let scales = self.tensor(&scale_name).map_err(|e| self.explain(e))?;
+        let scales = self.tensor(&scale_name)?;
         for (suffix, meaning) in UNSUPPORTED {
             if self.has(&format!("{name}.{suffix}")) {
                 return Err(self.tensor_error(weight, &format!("it has {meaning}")));
             }
-        }
-        if t.dtype != "I32" {
-            let problem = format!("its type is {}: quants packed in I32 are supported", t.dtype);
-            return Err(self.explain(self.tensor_error(weight, &problem)));
         }
         let scale = self.scalar(&scale_name, scales)?;
         let words = t.shape.last().copied().unwrap_or(0);
@@ -56,9 +53,8 @@ impl Checkpoint {
         };
         self.check_shape(weight, t, &request.tensor_shape(&[rows, words]))?;
         self.check_shape(&scale_name, scales, &request.tensor_shape(&[rows, groups]))?;
-        self.quantization
-            .check_packed(bits, group)
-            .map_err(|problem| self.tensor_error(weight, &problem))?;
+        let part = ScaledPart::Group(group.into());
+        self.check_scheme(weight, WeightScheme { kind: NumberKind::Integer, bits, part })?;
         let format = Format::Affine(Affine { bits, group, scale });
         let stack = self.build_stack(request, format, &[t, scales])?;
         Ok(MatrixStack { layout: FileLayout::ZeroPoint(1 << (bits - 1)), ..stack })
@@ -131,7 +127,7 @@ mod tests {
             says(found, &["a.weight_packed", "4 bits in groups of 32", "quantization_config"]);
         }
         let floats: [(&str, &str, &[usize]); 2] =
-            [("b.weight_packed", "U8", &[5, 96]), ("b.weight_scale", "U8", &[5, 6])];
-        says(checkpoint(&none, &floats).matrix("b", 5, 192), &["b.weight_packed", "not read"]);
+            [("b.weight_packed", "F32", &[5, 24]), ("b.weight_scale", "U8", &[5, 6])];
+        says(checkpoint(&none, &floats).matrix("b", 5, 192), &["b.weight_packed", "F32", "I32"]);
     }
 }

@@ -11,12 +11,25 @@ use serde_json::Value;
 use super::{json, location::TensorInfo, packed};
 
 /// Formats of weights that are read, for error messages.
-const READ: &str = "read are unquantised weights, MLX's affine, mxfp4, nvfp4 and mxfp8, FP8 with a \
-                    scale per block, MXFP4 of gpt-oss, and compressed-tensors' int4 \
-                    (pack-quantized): take a repository of this model with one of them";
+const READ: &str = "read are unquantised weights, MLX's affine, mxfp4, nvfp4 and mxfp8, FP8, MXFP4, \
+                    NVFP4, integers of compressed-tensors (pack-quantized), AWQ and GPTQ: take a \
+                    repository of this model with one of them";
 
-/// Values of `quant_method` whose layouts are read.
-const READ_METHODS: [&str; 3] = ["fp8", "mxfp4", "mlx"];
+/// Values of `quant_method` and `quant_algo` whose layouts are read, in lower case. Their errors
+/// are about tensors.
+const READ_METHODS: [&str; 11] = [
+    "fp8",
+    "mxfp4",
+    "mlx",
+    "compressed-tensors",
+    "modelopt",
+    "modelopt_fp4",
+    "nvfp4",
+    "mxfp8",
+    "fbgemm_fp8",
+    "awq",
+    "gptq",
+];
 
 /// End of the names that a quantisation gives to tensors.
 struct NameEnding {
@@ -24,13 +37,14 @@ struct NameEnding {
     method: &'static str,
 }
 
-const NAME_ENDINGS: [NameEnding; 6] = [
-    NameEnding { ending: ".qweight", method: "GPTQ or AWQ" },
-    NameEnding { ending: ".weight_packed", method: "compressed-tensors" },
+const NAME_ENDINGS: [NameEnding; 7] = [
     NameEnding { ending: ".weight.absmax", method: "bitsandbytes" },
+    NameEnding { ending: ".SCB", method: "bitsandbytes" },
     NameEnding { ending: ".weight._data", method: "quanto" },
     NameEnding { ending: ".W_q", method: "HQQ" },
-    NameEnding { ending: ".weight_scale", method: "compressed-tensors or ModelOpt" },
+    NameEnding { ending: ".trellis", method: "EXL3" },
+    NameEnding { ending: ".q_weight", method: "EXL2" },
+    NameEnding { ending: ".codebooks", method: "AQLM" },
 ];
 
 /// Problem of a file that begins with `start`, if it is a stand-in for the file itself.
@@ -128,7 +142,7 @@ pub(super) fn quantization(
         Some(["quant_method", "quant_algo"].iter().find_map(|k| map[k].as_str())?.to_owned())
     };
     if let Some(method) = maps.filter_map(method).next() {
-        return (!READ_METHODS.contains(&method.as_str())).then(|| {
+        return (!READ_METHODS.contains(&method.to_lowercase().as_str())).then(|| {
             format!(
                 "its weights are quantised by {method:?} (\"quant_method\" in config.json), which \
                  is not read; {READ}"

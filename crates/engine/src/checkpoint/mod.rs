@@ -6,7 +6,7 @@
 //! - The interface to architectures: `source.rs`. A source without files: `recorder.rs`.
 //! - Which bytes make up a tensor, a matrix or an expert: `location.rs`.
 //! - How a matrix or vector is found by name, and in which format: `tensors.rs`, for block-scaled
-//!   formats `block_scaled.rs`.
+//!   formats `block_scaled.rs`, for integers `compressed_tensors.rs` and `input_major.rs`.
 //! - RoPE scaling that a user asks for: `rope_scaling.rs`. How weights are read: `read.rs`.
 //! - Which folder a path means: `model_path.rs`. Which models a folder has: `model_list.rs`. Which
 //!   files of it hold tensors: `shards.rs`. Files and layouts that are recognised but not read:
@@ -24,6 +24,7 @@ mod embedded;
 mod foreign;
 pub(crate) mod frame;
 pub(crate) mod gguf;
+mod input_major;
 pub(crate) mod json;
 pub(crate) mod location;
 mod mirror_folders;

@@ -132,20 +132,31 @@ pub(crate) trait TensorSource {
         ranges: &[Range<usize>],
     ) -> Result<MatrixSource, Error> {
         let MatrixShape { rows, cols, format } = matrix.shape;
+        let weight = format!("{}.weight", matrix.name);
+        let error = |problem: &str| self.tensor_error(&weight, problem);
         let block = format.block().rows;
         let whole = |n: usize| n.is_multiple_of(block);
         if !ranges
             .iter()
             .all(|range| whole(range.start) && (whole(range.len()) || range.end == rows))
         {
-            let weight = format!("{}.weight", matrix.name);
-            let problem = format!(
+            return Err(error(&format!(
                 "its rows are needed in another order, which its blocks of {block} rows prevent"
-            );
-            return Err(self.tensor_error(&weight, &problem));
+            )));
         }
+        let planes = matrix.layout.planes(format, cols).map_err(|e| error(&e.to_string()))?;
+        let Some(planes) = planes else {
+            return Err(error(
+                "its rows are needed in another order, which is not supported for weights that \
+                 are stored by inputs",
+            ));
+        };
         let mut segments = Vec::with_capacity(matrix.segments.len() * ranges.len());
-        for (layout, plane) in format.planes(cols).iter().zip(&matrix.segments) {
+        for (layout, plane) in planes.iter().zip(&matrix.segments) {
+            if layout.is_per_matrix() {
+                segments.push(*plane);
+                continue;
+            }
             segments.extend(ranges.iter().map(|range| Segment {
                 offset: plane.offset + layout.row_offset(range.start) as u64,
                 bytes: layout.bytes(range.len()),

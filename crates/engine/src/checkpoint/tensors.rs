@@ -1,8 +1,9 @@
 //! Tensor lookup: a name and an expected shape to the location and format of a matrix or vector.
 //!
 //! The format follows from the tensors: `.scales` and `.biases` for MLX affine, `.scales` of bytes
-//! for the microscaled modes, `_scale_inv` for FP8, `weight_packed` for compressed-tensors,
-//! otherwise the tensor's own type. `config.json` only has to agree.
+//! for the microscaled modes, `weight_packed` for compressed-tensors, `qweight` for AWQ and GPTQ,
+//! the names of scales for FP8 and FP4, otherwise the tensor's own type. `config.json` only has to
+//! agree.
 
 use std::{
     collections::HashMap,
@@ -16,10 +17,15 @@ use super::{
     Checkpoint,
     compressed_tensors::PACKED,
     gguf::{GGUF, VALUE_HEADS_DEALT},
+    input_major::QWEIGHT,
     location::{MatrixSource, MatrixStack, TensorInfo, VectorChange, VectorSource},
+    quantization::WeightScheme,
     source::{SourceChanges, StackLayout, StackRequest, TensorSource},
 };
 use crate::base::error::Error;
+
+/// Suffixes of the tensor that holds the weights of a matrix.
+const WEIGHTS: [&str; 3] = ["weight", PACKED, QWEIGHT];
 
 /// A matrix, or a stack of `count` of them, in tensors of any format.
 #[derive(Clone, Copy)]
@@ -121,19 +127,16 @@ impl TensorSource for Checkpoint {
     }
 
     fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<MatrixSource, Error> {
-        let is_packed = self.has(&format!("{name}.{PACKED}"));
-        let weight = format!("{name}.{}", if is_packed { PACKED } else { "weight" });
+        let suffix = WEIGHTS.into_iter().find(|suffix| self.has(&format!("{name}.{suffix}")));
+        let weight = format!("{name}.{}", suffix.unwrap_or("weight"));
         let request = MatrixRequest { name, weight: &weight, count: None, rows, cols };
-        let stack = match is_packed {
-            true => self.pack_quantized_stack(&request)?,
-            false => self.detect(&request).map_err(|e| self.explain(e))?,
-        };
+        let stack = self.detect(&request).map_err(|e| self.explain(e))?;
         let MatrixStack { shape, layout, segments } = stack;
         Ok(MatrixSource { name: name.into(), shape, layout, segments })
     }
 
     fn has_matrix(&self, name: &str) -> bool {
-        self.has(&format!("{name}.weight")) || self.has(&format!("{name}.{PACKED}"))
+        WEIGHTS.iter().any(|suffix| self.has(&format!("{name}.{suffix}")))
     }
 
     fn stack(&self, request: &StackRequest<'_>) -> Result<MatrixStack, Error> {
@@ -187,6 +190,12 @@ impl Checkpoint {
         }
     }
 
+    /// Checks the quantisation of a matrix against config.json.
+    pub(super) fn check_scheme(&self, weight: &str, scheme: WeightScheme) -> Result<(), Error> {
+        let checked = self.quantization.check_scheme(scheme);
+        checked.map_err(|problem| self.tensor_error(weight, &problem))
+    }
+
     /// Floating-point type of a tensor.
     pub(super) fn scalar(&self, name: &str, t: &TensorInfo) -> Result<Scalar, Error> {
         match t.dtype.as_str() {
@@ -197,7 +206,7 @@ impl Checkpoint {
                 name,
                 &format!(
                     "its type {other} is not supported here: supported are F32, F16 and BF16, and \
-                     as weights F8_E4M3 and the quantised formats of MLX"
+                     as weights F8_E4M3, packed quants in U32 and I32, and FP4 in U8 and I8"
                 ),
             )),
         }
@@ -207,12 +216,23 @@ impl Checkpoint {
     fn detect(&self, request: &MatrixRequest<'_>) -> Result<MatrixStack, Error> {
         let &MatrixRequest { name, weight, rows, cols, .. } = request;
         let t = self.tensor(weight)?;
+        if weight.ends_with(QWEIGHT) {
+            return self.input_major_matrix(request, t);
+        }
         match t.dtype.as_str() {
+            "I32" if weight.ends_with(PACKED) => self.pack_quantized_stack(request, t),
             "U32" if self.tensor(&format!("{name}.scales"))?.dtype == "U8" => {
                 self.microscaled_stack(request, t)
             }
             "U32" => self.affine_stack(request, t),
             "F8_E4M3" => self.fp8_stack(request, t),
+            "U8" | "I8" => self.fp4_stack(request, t),
+            other if weight.ends_with(PACKED) => {
+                let problem = format!(
+                    "its type is {other}: packed quants in I32 and packed FP4 in U8 are read"
+                );
+                Err(self.tensor_error(weight, &problem))
+            }
             kind => {
                 let shape = request.tensor_shape(&[rows, cols]);
                 let block = BlockType::from_type_name(kind).filter(|_| self.changes.ggml_types);

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use moeflux_compute::{BlockScale, Element, Format, Scalar};
+use moeflux_compute::{BlockScale, Element, FileLayout, Format, Scalar};
 
 use crate::{
     base::error::Error,
@@ -106,7 +106,7 @@ impl NonFiniteSearch<'_> {
         let planes = experts.shape.file_planes(experts.layouts).ok()?;
         // Offset among the expert's bytes to offset in the file.
         let mut at = planes.into_iter().find_map(|plane| {
-            let values = plane_values(plane.format, plane.index)?;
+            let values = plane_values(plane.layout, plane.format, plane.index)?;
             let at = values.first_non_finite(&bytes[plane.offset..][..plane.bytes])?;
             Some(plane.offset + at)
         })?;
@@ -151,7 +151,9 @@ fn matrices<'a>(
 ) -> impl Iterator<Item = (Segment, PlaneValues)> {
     matrices.into_iter().flat_map(|matrix| {
         let planes = matrix.segments.iter().enumerate();
-        planes.filter_map(|(i, segment)| Some((*segment, plane_values(matrix.shape.format, i)?)))
+        planes.filter_map(|(i, segment)| {
+            Some((*segment, plane_values(matrix.layout, matrix.shape.format, i)?))
+        })
     })
 }
 
@@ -161,8 +163,15 @@ fn vectors<'a>(
     vectors.into_iter().map(|vector| (vector.segment, PlaneValues::Plain(vector.scalar)))
 }
 
-/// Encoding of plane `i` of a format; `None` if all its values are finite.
-fn plane_values(format: Format, i: usize) -> Option<PlaneValues> {
+/// Encoding of plane `i` of a format in a file; `None` if all its values are finite.
+fn plane_values(layout: FileLayout, format: Format, i: usize) -> Option<PlaneValues> {
+    match (layout, i) {
+        (FileLayout::FactoredScales(_), 1) => return Some(PlaneValues::Scale(BlockScale::E4M3)),
+        (FileLayout::FactoredScales(_), 2) => return Some(PlaneValues::Plain(Scalar::F32)),
+        (FileLayout::InputMajor(layout), 1) => return Some(PlaneValues::Plain(layout.scale)),
+        (FileLayout::InputMajor(_), _) => return None,
+        _ => {}
+    }
     match (format, i) {
         (Format::Plain(scalar), 0) => Some(PlaneValues::Plain(scalar)),
         (Format::Affine(affine), 1 | 2) => Some(PlaneValues::Plain(affine.scale)),

@@ -195,25 +195,34 @@ fn other_quantisations_are_named() {
         }
     };
     for (settings, to, parts) in [
-        (json!({"quant_method": "gptq", "bits": 4}), ".qweight", ["gptq", "quant_method"]),
-        (json!({"quant_method": "awq", "bits": 4}), ".qweight", ["awq", "quant_method"]),
-        (
-            json!({"quant_method": "compressed-tensors"}),
-            ".weight_packed",
-            ["compressed-tensors", "config.json"],
-        ),
-        (json!(null), ".qweight", ["GPTQ or AWQ", ".qweight"]),
-        (json!(null), ".weight_packed", ["compressed-tensors", "MLX"]),
+        (json!({"quant_method": "exl3", "bits": 4}), ".trellis", ["exl3", "quant_method"]),
+        (json!({"quant_method": "hqq"}), ".W_q", ["hqq", "quant_method"]),
+        (json!({"quant_method": "quark"}), ".qweight", ["quark", "config.json"]),
+        (json!(null), ".trellis", ["EXL3", ".trellis"]),
+        (json!(null), ".W_q", ["HQQ", "MLX"]),
     ] {
         let folder = case("base");
         config(folder.path(), "quantization_config", settings);
         rename_tensors(&folder.path().join(TENSORS), rename(to));
         fails(folder.path(), &[&parts[..], &["q_proj", "not read", "unquantised"]].concat(), false);
     }
-    // A stale setting beside tensors that are read.
-    let folder = case("base");
-    config(folder.path(), "quantization_config", json!({"quant_method": "gptq"}));
-    says_hi(folder.path());
+    // Methods that are read, in tensors that do not fit them.
+    for (method, to, parts) in [
+        ("gptq", ".qweight", ["q_proj.qweight", "GPTQ"]),
+        ("awq", ".qweight", ["q_proj.qweight", "AWQ"]),
+        ("compressed-tensors", ".weight_packed", ["q_proj.weight_packed", "I32"]),
+    ] {
+        let folder = case("base");
+        config(folder.path(), "quantization_config", json!({"quant_method": method}));
+        rename_tensors(&folder.path().join(TENSORS), rename(to));
+        fails(folder.path(), &parts, false);
+    }
+    // Stale settings beside tensors that are read.
+    for method in ["gptq", "bitsandbytes"] {
+        let folder = case("base");
+        config(folder.path(), "quantization_config", json!({"quant_method": method}));
+        says_hi(folder.path());
+    }
 }
 
 #[test]

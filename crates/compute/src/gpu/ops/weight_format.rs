@@ -159,13 +159,11 @@ impl Block32 {
             Format::Blocks(kind) => Self::for_block_type(kind),
             // Weights are read one at a time.
             Format::ScaledBlocks(_) => return None,
-            Format::BlockScaled(BlockScaled { element, block_cols, scale, .. }) => {
+            Format::BlockScaled(BlockScaled { element, block_cols, .. }) => {
                 let whole = block_cols.is_multiple_of(32);
                 match element {
                     // The halves of a block may have separate scales.
-                    Element::E2M1 if whole || (block_cols == 16 && scale.bytes() == 1) => {
-                        Block32::E2m1
-                    }
+                    Element::E2M1 if whole || block_cols == 16 => Block32::E2m1,
                     Element::E4M3 if whole => Block32::E4m3,
                     _ => return None,
                 }

@@ -1,6 +1,6 @@
 //! Routed experts of a layer in the published tensor layouts: stacked, fused, or one tensor each.
 
-use moeflux_compute::{ExpertShape, FileLayout, MatrixShape, Scalar};
+use moeflux_compute::{ExpertShape, FileLayout, MatrixShape, PlaneLayout, Scalar};
 
 use super::{Require, config_error, scope::Scope};
 use crate::{
@@ -204,17 +204,22 @@ fn fused_gate_up(hub: &Scope<'_>, sizes: ExpertSizes) -> Result<[ExpertMatrix; 3
             &format!("a block of its scales spans both halves of {intermediate} rows"),
         ));
     }
+    let name = hub.path("gate_up_proj");
+    let planes = gate_up.layout.planes(gate_up.shape.format, hidden).map_err(Error::at(|| name))?;
     let half = |is_up: bool| {
         let shape = MatrixShape { rows: intermediate, ..gate_up.shape };
-        let shard = |both: &Segment| {
-            let bytes = both.bytes / 2;
-            let offset = both.offset + if is_up { bytes as u64 } else { 0 };
+        let shard = |(plane, both): (&PlaneLayout, &Segment)| {
+            // Both halves share what the whole matrix has once.
+            let bytes = if plane.is_per_matrix() { both.bytes } else { both.bytes / 2 };
+            let second = (both.bytes - bytes) as u64;
+            let offset = both.offset + if is_up { second } else { 0 };
             ShardLocation::Stacked {
                 first: Segment { offset, bytes, ..*both },
                 stride: both.bytes as u64,
             }
         };
-        let shards = gate_up.segments.iter().map(shard).collect();
+        let planes = planes.iter().flatten().zip(&gate_up.segments);
+        let shards = planes.map(shard).collect();
         ExpertMatrix { shape, layout: gate_up.layout, shards }
     };
     let (gate, up) = (half(false), half(true));

@@ -127,7 +127,7 @@ impl RopeLists {
         let shares = self.partial_rotary_factors.as_ref();
         Require(source).layers("partial_rotary_factors", shares, layer + 1)?;
         let rotated = RotatedPart { dims: None, default_share: shares.map_or(1.0, |s| s[layer]) };
-        let config = scaling.with_theta(theta.transpose()?.copied());
+        let config = scaling.with_theta(theta.transpose()?);
         config.partial(source, shape.head_dim, rotated)
     }
 }

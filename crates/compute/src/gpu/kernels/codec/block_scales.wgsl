@@ -1,6 +1,6 @@
 // Scales of blocks of 32 weights, and f32 dot products of a block.
-// ELEMENT, BITS, BLOCK_COLS, SCALE: as in any_format.wgsl. BLOCK_COLS is a multiple of 32, or 16
-// with scales of one byte. UNIT_BYTES: bytes of the unit in which a codec counts addresses.
+// ELEMENT, BITS, BLOCK_COLS, SCALE: as in any_format.wgsl. BLOCK_COLS is a multiple of 32, or 16.
+// UNIT_BYTES: bytes of the unit in which a codec counts addresses.
 // A codec defines for a block: `block_values`, weights 4 j .. 4 j + 4 without their scale;
 // `block_dot` and `block_dot_i8`, dot products of both halves; for quants `block_quants`, the same
 // weights as integers; for minifloats `block_f16_bits`, their bits as f16, F16_FACTOR times too

@@ -3,16 +3,19 @@
 // needs: codec/block_scales, codec/load_blocks
 // constants: BLOCK_COLS, ELEMENT
 
-// Words of scales and biases; the wanted bits start at `shifts`.
-struct FourScales { scales: vec4<u32>, biases: vec4<u32>, shifts: vec4<u32> }
+// Words of scales and biases; the wanted bits start at `shifts`. Scales of second halves that take
+// a word are in `seconds`.
+struct FourScales { scales: vec4<u32>, seconds: vec4<u32>, biases: vec4<u32>, shifts: vec4<u32> }
 
 fn load_scales(rows: RowOffsets, block: vec4<u32>) -> FourScales {
     let scale_byte = block * 32u / BLOCK_COLS * SCALE_BYTES;
     var scales: vec4<u32>;
+    var seconds: vec4<u32>;
     var biases: vec4<u32>;
     if (ELEMENT > 2u) { scales = load_words(rows.scales + scale_byte); }
+    if (TWO_SCALES && SCALE_BYTES == 4u) { seconds = load_words(rows.scales + scale_byte + 4u); }
     if (HAS_BIAS) { biases = load_words(rows.biases + scale_byte); }
-    return FourScales(scales, biases, (rows.scales + scale_byte & vec4<u32>(3u)) * 8u);
+    return FourScales(scales, seconds, biases, (rows.scales + scale_byte & vec4<u32>(3u)) * 8u);
 }
 
 // The words that contain four byte addresses.
@@ -29,7 +32,8 @@ fn block_scales(blocks: FourBlocks) -> BlockScales {
     if (ELEMENT < 3u) { return all; }
     let words = blocks.scales.scales >> blocks.scales.shifts;
     all.first = decode_scales(words);
-    if (TWO_SCALES) { all.second = decode_scales(words >> vec4<u32>(8u)); }
+    if (TWO_SCALES && SCALE_BYTES == 4u) { all.second = decode_scales(blocks.scales.seconds); }
+    if (TWO_SCALES && SCALE_BYTES < 4u) { all.second = decode_scales(words >> vec4<u32>(SCALE_BYTES * 8u & 31u)); }
     if (HAS_BIAS) { all.bias = decode_scales(blocks.scales.biases >> blocks.scales.shifts); }
     return all;
 }

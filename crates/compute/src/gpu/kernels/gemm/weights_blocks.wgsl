@@ -47,7 +47,10 @@ fn load_weights(k: u32, index: u32) {
                 );
             } else if (ELEMENT > 3u && ELEMENT < Q4_0) {
                 let bits = scale_bits(w_offsets[j].y + col / BLOCK_COLS);
-                loaded_scales[j] = vec2<f32>(decode_scale(bits), decode_scale(select(bits, bits >> 8u, TWO_SCALES)));
+                var second = bits;
+                if (TWO_SCALES && SCALE_BYTES == 4u) { second = scale_bits(w_offsets[j].y + col / BLOCK_COLS + 1u); }
+                if (TWO_SCALES && SCALE_BYTES < 4u) { second = bits >> (SCALE_BYTES * 8u & 31u); }
+                loaded_scales[j] = vec2<f32>(decode_scale(bits), decode_scale(second));
             }
         }
     }
