@@ -14,9 +14,9 @@ use std::{
 
 use moeflux_compute::{
     Activation, Affine, BankPlace, Buffer, Bytes, Commit, Device, DeviceOptions, ExpertGroups,
-    ExpertShape, ExpertUse, ExpertUses, Format, GateFunction, GroupScore, HeadMatrix, HeadRows, KeySharing,
-    MatrixShape, Op, RopePairs, Router, Scalar, Scoring, ScratchShape, Shared, SharedChoice, Slot,
-    Span, StateShape, View, open,
+    ExpertShape, ExpertUse, ExpertUses, Format, GateFunction, GroupScore, HeadMatrix, HeadRows,
+    KeySharing, MatrixShape, Op, RopePairs, Router, Scalar, Scoring, ScratchShape, Shared,
+    SharedChoice, Slot, Span, StateShape, View, open,
 };
 
 /// The system allocator with a counter.

@@ -9,9 +9,8 @@ use std::cmp::Ordering;
 
 use crate::{
     Activation, Buffer, Device, DeviceId, Error, ExpertGroups, ExpertUse, ExpertUses, GateFunction,
-    GroupScore,
-    HeadMatrix, KvFormat, Matrix, Op, PlannedMemory, RopePairs, Router, Scoring, ScratchShape,
-    Ticket, View, Weight,
+    GroupScore, HeadMatrix, KvFormat, Matrix, Op, PlannedMemory, RopePairs, Router, Scoring,
+    ScratchShape, Ticket, View, Weight,
     host::{Host, HostDevice},
     matrix::{Bytes, MatrixShape},
 };

@@ -2,9 +2,9 @@
 
 use moeflux_compute::{
     Activation, BankPlace, Buffer, Bytes, Device, DeviceOptions, Error, ExpertGroups, ExpertShape,
-    ExpertUse, ExpertUses, Format, GateFunction, GroupScore, HeadMatrix, HeadRows, KeySharing, MatrixShape, Op,
-    RopePairs, Router, Scalar, Scoring, ScratchShape, Shared, SharedChoice, Slot, Span, StateShape,
-    View, open,
+    ExpertUse, ExpertUses, Format, GateFunction, GroupScore, HeadMatrix, HeadRows, KeySharing,
+    MatrixShape, Op, RopePairs, Router, Scalar, Scoring, ScratchShape, Shared, SharedChoice, Slot,
+    Span, StateShape, View, open,
 };
 
 use crate::harness::{AFFINE4, DevicePair, Random, reference};

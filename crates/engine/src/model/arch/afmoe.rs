@@ -62,7 +62,7 @@ fn layer(config: &AfmoeConfig, i: usize, layer: &Scope<'_>) -> Result<LayerBluep
     let feed_forward = config.moe.feed_forward_with(&style, &layer.child("mlp"), i, hidden)?;
     let sub_block = |body, [before, after]: [&str; 2]| -> Result<_, Error> {
         Ok(SubBlockBlueprint {
-            input: SubBlockInput::Residual { norm: layer.norm(before, hidden)? },
+            input: SubBlockInput::Residual { norm: layer.stream_norm(before, hidden)? },
             body,
             post_norm: Some(layer.norm(after, hidden)?),
             scale: None,

@@ -90,6 +90,7 @@ fn attention(config: &BailingMoeConfig, attention: &Scope<'_>) -> Result<GqaBlue
         q_proj: part(0, q_rows)?,
         k_proj: part(q_rows, kv_rows)?,
         v_proj: Some(part(q_rows + kv_rows, kv_rows)?),
+        gate_proj: None,
         o_proj: attention.linear("dense", hidden, shape.heads * shape.v_head_dim)?,
         q_norm: norm("query_layernorm")?,
         k_norm: norm("key_layernorm")?,

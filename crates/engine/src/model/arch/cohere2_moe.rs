@@ -15,7 +15,7 @@ use super::{
     parse_config,
     rope::RopeKeys,
     scope::{NormWeights, Scope},
-    windows::Windows,
+    windows::LayerWindows,
 };
 use crate::{
     base::error::Error,
@@ -35,7 +35,7 @@ struct Cohere2MoeConfig {
     #[serde(flatten)]
     rope: RopeKeys,
     #[serde(flatten)]
-    windows: Windows,
+    windows: LayerWindows,
     #[serde(flatten)]
     moe: GroupedMoe,
     prefix_dense_intermediate_size: Option<usize>,

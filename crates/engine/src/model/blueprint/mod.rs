@@ -157,7 +157,7 @@ impl RopeShape {
             let kept = ((turns - low_turns) / (high_turns - low_turns)).clamp(0.0, 1.0);
             (unscaled * kept + unscaled / factor * (1.0 - kept)) as f32
         };
-        Self { frequencies: (0..dims / 2).map(frequency).collect(), pairs, scale: 1.0 }
+        Self { frequencies: (0..dims / 2).map(frequency).collect(), pairs, scale: 1.0, long: None }
     }
 }
 
