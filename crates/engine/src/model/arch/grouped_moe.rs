@@ -45,6 +45,8 @@ pub(super) struct GroupedMoe {
     moe_layer_freq: Option<PerLayer<usize>>,
     /// `dense` or `sparse` for each layer, instead of the two keys above.
     pub(super) mlp_layer_types: Option<Vec<String>>,
+    /// Indices of the layers with experts, separated by commas, instead of the keys above.
+    moe_layers_enum: Option<String>,
 }
 
 /// How a family names the parts, and what its configs do not say. The default is DeepSeek-V3's.
@@ -84,6 +86,13 @@ impl GroupedMoe {
         let require = Require(source);
         if let Some(types) = &self.mlp_layer_types {
             return require.is_sparse(types, layer);
+        }
+        if let Some(list) = &self.moe_layers_enum {
+            let sparse: Result<Vec<usize>, _> = list.split(',').map(|i| i.trim().parse()).collect();
+            let problem = || format!("\"moe_layers_enum\" is {list:?}, no list of layers");
+            return sparse
+                .map(|sparse| sparse.contains(&layer))
+                .map_err(|_| config_error(source, problem()));
         }
         let every = match &self.moe_layer_freq {
             Some(flags @ PerLayer::Each(_)) => {

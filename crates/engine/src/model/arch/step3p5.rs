@@ -43,8 +43,6 @@ struct Step3p5Config {
     /// The same, where only the number of query heads differs.
     num_sliding_attention_heads: Option<usize>,
     use_head_wise_attn_gate: Option<bool>,
-    /// Indices of the layers with experts, separated by commas.
-    moe_layers_enum: Option<String>,
     /// Bounds on the activations of routed experts by layer; zero for none.
     swiglu_limits: Option<Vec<Option<f32>>>,
     /// Bounds on the activations of shared experts and dense MLPs by layer; zero for none.
@@ -60,14 +58,7 @@ struct LayerHeads {
 }
 
 pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
-    let mut config: Step3p5Config = parse_config(source)?;
-    let layers = config.body.num_hidden_layers;
-    if let Some(sparse) = &config.moe_layers_enum {
-        let sparse: Vec<usize> = sparse.split(',').filter_map(|i| i.trim().parse().ok()).collect();
-        let kind = |i: usize| if sparse.contains(&i) { "sparse" } else { "dense" };
-        let types = (0..layers).map(|i| kind(i).to_owned()).collect();
-        config.moe.mlp_layer_types.get_or_insert(types);
-    }
+    let config: Step3p5Config = parse_config(source)?;
     config.body.blueprint(source, NormWeights::OnePlus, |i, layer| {
         let attention = attention(&config, i, &layer.child("self_attn"))?;
         config.body.layer(layer, attention, feed_forward(&config, i, layer)?)
