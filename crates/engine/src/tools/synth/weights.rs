@@ -91,15 +91,6 @@ fn leading_norm(lead: f32) -> ModuleKind {
     ModuleKind::Plain { scalar: Scalar::BF16, low: 0.9, high: 1.1, lead: Lead::Same(lead) }
 }
 
-/// The last norm of a model with tied embeddings, which `scale` multiplies. The other channels are
-/// as weak as if the scale were the usual `sqrt(hidden)`: a token's own row in the head would
-/// outweigh the lead, and the model repeat the token.
-fn tied_norm(scale: f32, hidden: usize) -> ModuleKind {
-    let share = scale / (hidden as f32).sqrt();
-    let (low, high) = (0.9 * share, 1.1 * share);
-    ModuleKind::Plain { scalar: Scalar::BF16, low, high, lead: Lead::Same(TIED_NORM * scale) }
-}
-
 /// The modules of a model, in the order of the files.
 pub(super) struct ModuleList<'a> {
     blueprint: &'a Blueprint,
@@ -138,7 +129,7 @@ impl<'a> ModuleList<'a> {
                 Lead::Ranges { ranges: vec![(byte_tokenizer::PRINTABLE, 0.0)], rest: UNPRINTED };
             self.push(head.segments.first(), ModuleKind::Linear { quant, gain: 1.0, lead });
         } else {
-            self.stream_norm(norm, tied_norm(*scale, *hidden));
+            self.stream_norm(norm, leading_norm(TIED_NORM * scale));
         }
         self.modules
     }

@@ -53,12 +53,6 @@ const PRESETS: &[Preset] = &[
         make: others::gpt_oss_20b,
     },
     Preset {
-        name: "ernie-4.5-21b-a3b",
-        description: "ERNIE-4.5-21B-A3B: 28 layers of attention, 1 dense, 64 experts, 6 per token; 12 GB",
-        sizes: PresetSizes { parameters: 21.83, active: 3.35, expert_mb: 6.64 },
-        make: others::ernie_4_5_21b_a3b,
-    },
-    Preset {
         name: "gemma-4-26b-a4b",
         description: "Gemma-4-26B-A4B: 30 layers, 5 of 6 sliding, 128 experts, 8 per token; 14 GB",
         sizes: PresetSizes { parameters: 25.2, active: 3.8, expert_mb: 3.35 },

@@ -1,4 +1,4 @@
-//! Configs of dots, ERNIE, EXAONE, Gemma, gpt-oss, Hunyuan, Hy, Laguna, Ling, MiMo, MiniMax, Step and
+//! Configs of dots, EXAONE, Gemma, gpt-oss, Hunyuan, Hy, Laguna, Ling, MiMo, MiniMax, Step and
 //! Trinity models.
 
 use serde_json::{Value, json};
@@ -177,36 +177,6 @@ pub(super) fn gemma_4_26b_a4b() -> Value {
         "model_type": "gemma4",
         "text_config": text,
         "tie_word_embeddings": true
-    })
-}
-
-/// Source: transformers, configuration_ernie4_5_moe.py, of which it is the default.
-pub(super) fn ernie_4_5_21b_a3b() -> Value {
-    json!({
-        "architectures": ["Ernie4_5_MoeForCausalLM"],
-        "hidden_act": "silu",
-        "hidden_size": 2560,
-        "intermediate_size": 12288,
-        "max_position_embeddings": 131072,
-        "model_type": "ernie4_5_moe",
-        "moe_intermediate_size": 1536,
-        "moe_k": 6,
-        "moe_layer_end_index": 27,
-        "moe_layer_interval": 1,
-        "moe_layer_start_index": 1,
-        "moe_num_experts": 64,
-        "moe_num_shared_experts": 2,
-        "moe_use_aux_free": true,
-        "num_attention_heads": 20,
-        "num_hidden_layers": 28,
-        "num_key_value_heads": 4,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500000.0,
-        "tie_word_embeddings": true,
-        "torch_dtype": "bfloat16",
-        "use_bias": false,
-        "use_cache": true,
-        "vocab_size": 103424
     })
 }
 
