@@ -152,10 +152,9 @@ fn transpose_codes<const N: usize, const L: usize>(words: &mut [[u32; L]; N]) {
         // The lower of every two runs of `bits` bits.
         let low = u32::MAX / ((1 << bits) + 1);
         for k in (0..N).filter(|k| k & half == 0) {
-            for lane in 0..L {
-                let (a, b) = (words[k][lane], words[k + half][lane]);
-                words[k][lane] = a & low | (b & low) << bits;
-                words[k + half][lane] = a >> bits & low | b & !low;
+            let (first, second) = words.split_at_mut(k + half);
+            for (a, b) in first[k].iter_mut().zip(&mut second[0]) {
+                (*a, *b) = (*a & low | (*b & low) << bits, *a >> bits & low | *b & !low);
             }
         }
         (half, bits) = (half / 2, bits / 2);
