@@ -362,7 +362,7 @@ impl RopeConfig {
             })
         };
         let number = |key: &str, number: Option<f64>| {
-            let purpose = "the values of LongRoPE";
+            let purpose = "the values of RoPE of type longrope";
             Require(source).named(key, number, purpose)
         };
         let key = "original_max_position_embeddings";
