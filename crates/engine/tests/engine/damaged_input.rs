@@ -153,7 +153,7 @@ fn unsupported_configs() {
         yarn.as_object_mut().unwrap().remove(without);
         yarn
     };
-    let asked: [(&str, &str, Value); 26] = [
+    let asked: [(&str, &str, Value); 34] = [
         ("deepseek_v3", "hidden_act", json!("relu2")),
         ("deepseek_v3", "scoring_func", json!("softmax")),
         ("deepseek_v3", "topk_method", json!("greedy")),
@@ -165,6 +165,10 @@ fn unsupported_configs() {
         ("deepseek_v3", "mlp_layer_types", json!(["dense", "sparse", "wide"])),
         ("deepseek_v32", "indexer_types", json!(["full", "sometimes", "full"])),
         ("deepseek_v32", "index_topk_pattern", json!("FS")),
+        ("ernie4_5_moe_hub", "moe_gate", json!("top2")),
+        ("ernie4_5_moe_hub", "moe_gate_act", json!("sigmoid")),
+        ("ernie4_5_moe_hub", "moe_layer_interval", json!(0)),
+        ("exaone_moe_hub", "is_moe_layer", json!([false, true, "yes", true])),
         ("glm_moe_dsa", "index_topk_pattern", json!(["full", "shared", "both"])),
         ("glm_moe_dsa", "indexer_types", json!(["shared", "full", "full"])),
         ("glm4_moe", "mlp_bias", json!(true)),
@@ -173,8 +177,12 @@ fn unsupported_configs() {
         ("gpt_oss", "swiglu_limit", json!(-7.0)),
         ("gpt_oss", "swiglu_alpha", json!(0)),
         ("gpt_oss", "rope_scaling", yarn("original_max_position_embeddings")),
+        ("hy_v3_hub", "moe_router_use_sigmoid", json!(false)),
+        ("hy_v3_hub", "moe_router_enable_expert_bias", json!(false)),
         ("minimax_m2", "attn_type_list", json!([1, 0, 1])),
         ("minimax_m2", "rotary_dim", json!(0)),
+        ("mixtral_hub", "sliding_window", json!(0)),
+        ("olmoe_hub", "clip_qkv", json!(8.0)),
         ("qwen3_moe", "use_bias", json!(true)),
         ("qwen3_moe", "use_sliding_window", json!(true)),
         ("qwen3_moe", "attn_logit_softcapping", json!(50.0)),
@@ -206,6 +214,7 @@ fn equivalent_configs() {
     for (golden, key, value) in [
         ("glm4_moe", "mlp_layer_types", json!(["dense", "sparse", "sparse"])),
         ("glm_moe_dsa_shared", "index_topk_pattern", Value::Null),
+        ("mellum_hub", "use_sliding_window", json!(true)),
         ("minimax_m2", "attn_type_list", json!([1, 1, 1])),
         ("minimax_m2", "partial_rotary_factor", json!(0.5)),
         ("gpt_oss", "swiglu_alpha", json!(1.702)),

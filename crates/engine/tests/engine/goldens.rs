@@ -71,8 +71,8 @@ fn the_cpu_device_matches_mlx() {
     }
 }
 
-/// One golden with integer weights for each kind of mixer and router.
-const KINDS: [&str; 9] = [
+/// One golden for each kind of mixer and router, with integer weights where there is one.
+const KINDS: [&str; 11] = [
     "qwen3_moe",
     "qwen3_5_moe",
     "qwen3_next",
@@ -82,6 +82,8 @@ const KINDS: [&str; 9] = [
     "gemma4",
     "glm4_moe",
     "minimax_m2",
+    "ernie4_5_moe_hub",
+    "exaone_moe_hub",
 ];
 
 /// Runs the goldens selected by name on the GPU. Software drivers take a second to compile a

@@ -111,6 +111,13 @@ fn what_decides_the_kind_of_a_layer_is_never_assumed() {
             json!({"shared_expert_intermediate_size": null}),
             ["shared_expert_intermediate_size", "shared expert"],
         ),
+        (
+            "ernie4_5_moe_hub",
+            json!({"moe_layer_start_index": null}),
+            ["moe_layer_start_index", "which layers"],
+        ),
+        ("exaone_moe_hub", json!({"layer_types": null}), ["layer_types", "missing"]),
+        ("exaone_moe_hub", json!({"sliding_window": null}), ["sliding_window", "positions"]),
         ("gpt_oss", json!({"layer_types": null}), ["layer_types", "missing"]),
         ("gemma4", json!({"enable_moe_block": null}), ["enable_moe_block", "missing"]),
         ("gemma4", json!({"global_head_dim": null}), ["global_head_dim", "full attention"]),

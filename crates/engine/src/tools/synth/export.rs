@@ -76,17 +76,28 @@ const EXPORTS: &[Export] = &[
         growth: Growth { mixer: 0.24, experts: 0.15 },
         ..COMMON
     },
+    Export { model_types: &["qwen3_vl_moe"], prefix: "language_model.", ..COMMON },
     Export {
         model_types: &["qwen3_next"],
         growth: Growth { mixer: 0.24, experts: 0.15 },
         ..COMMON
     },
     Export {
-        model_types: &["deepseek_v3", "deepseek_v32", "glm_moe_dsa", "kimi_k2", "kimi_k25"],
+        model_types: &[
+            "deepseek_v3",
+            "deepseek_v32",
+            "exaone_moe",
+            "glm_moe_dsa",
+            "hy_v3",
+            "kimi_k2",
+            "kimi_k25",
+        ],
         // The shared expert is not gated, and the scaling factor enters squared.
         growth: Growth { mixer: 0.4, experts: 0.65 },
         ..GROUPED
     },
+    // Its router is a linear layer, unlike those of GROUPED.
+    Export { model_types: &["ernie4_5_moe"], growth: GROUPED.growth, ..COMMON },
     Export { model_types: &["glm4_moe"], biases: LinearBiases::AttentionIfSet, ..GROUPED },
     Export {
         model_types: &["gpt_oss"],
@@ -146,5 +157,7 @@ impl Export {
         !tensor.ends_with(".gate_up_proj")
             && !tensor.contains(".experts.0.")
             && !tensor.contains(".shared_expert")
+            // mlx-lm drops it.
+            && !tensor.contains(".moe_statics.")
     }
 }

@@ -62,8 +62,8 @@ const MAX_LAYERS: u64 = 4096;
 const MAX_EXPERTS: usize = 1 << 16;
 
 /// Config lists with one entry per layer.
-const LAYER_LISTS: [&str; 4] =
-    ["layer_types", "attn_type_list", "indexer_types", "mlp_layer_types"];
+const LAYER_LISTS: [&str; 5] =
+    ["layer_types", "attn_type_list", "indexer_types", "mlp_layer_types", "is_moe_layer"];
 
 /// A key that published configs do not have, and that is not written: keeps `kv_b_proj` of latent
 /// attention whole, as in older exports. Newer ones split it into `embed_q` and `unembed_out`.

@@ -107,6 +107,18 @@ const PRESETS: &[Preset] = &[
         make: others::minimax_m2,
     },
     Preset {
+        name: "k-exaone-236b-a23b",
+        description: "K-EXAONE-236B-A23B: 48 layers, 3 of 4 sliding, 1 dense, 128 experts, 8 per token; 133 GB",
+        sizes: PresetSizes { parameters: 236.5, active: 22.7, expert_mb: 21.23 },
+        make: others::k_exaone_236b_a23b,
+    },
+    Preset {
+        name: "hy3-preview",
+        description: "Hy3-preview: 80 layers of attention, 1 dense, 192 experts, 8 per token; 166 GB",
+        sizes: PresetSizes { parameters: 295.0, active: 20.1, expert_mb: 10.62 },
+        make: others::hy3_preview,
+    },
+    Preset {
         name: "glm-4.6",
         description: "GLM-4.6: 92 layers of attention, 3 dense, 160 experts, 8 per token; 199 GB",
         sizes: PresetSizes { parameters: 353.0, active: 32.8, expert_mb: 13.27 },

@@ -1,4 +1,4 @@
-//! Configs of dots, MiniMax, gpt-oss and Gemma models.
+//! Configs of dots, EXAONE, Gemma, gpt-oss, Hy and MiniMax models.
 
 use serde_json::{Value, json};
 
@@ -176,5 +176,78 @@ pub(super) fn gemma_4_26b_a4b() -> Value {
         "model_type": "gemma4",
         "text_config": text,
         "tie_word_embeddings": true
+    })
+}
+
+/// Source: huggingface.co/LGAI-EXAONE/K-EXAONE-236B-A23B, model card.
+pub(super) fn k_exaone_236b_a23b() -> Value {
+    let layers = 48;
+    json!({
+        "architectures": ["ExaoneMoEForCausalLM"],
+        "first_k_dense_replace": 1,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 6144,
+        "intermediate_size": 18432,
+        "is_moe_layer": (0..layers).map(|layer| layer > 0).collect::<Vec<_>>(),
+        "layer_types": pattern(layers, 4, ["sliding_attention", "full_attention"]),
+        "max_position_embeddings": 262144,
+        "model_type": "exaone_moe",
+        "moe_intermediate_size": 2048,
+        "n_group": 1,
+        "norm_topk_prob": true,
+        "num_attention_heads": 64,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": 8,
+        "num_nextn_predict_layers": 1,
+        "num_shared_experts": 1,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": { "rope_theta": 1000000, "rope_type": "default" },
+        "routed_scaling_factor": 2.5,
+        "scoring_func": "sigmoid",
+        "sliding_window": 128,
+        "sliding_window_pattern": "LLLG",
+        "tie_word_embeddings": false,
+        "topk_group": 1,
+        "topk_method": "noaux_tc",
+        "torch_dtype": "bfloat16",
+        "use_cache": true,
+        "vocab_size": 153600
+    })
+}
+
+/// Source: transformers, configuration_hy_v3.py, of which it is the default.
+pub(super) fn hy3_preview() -> Value {
+    json!({
+        "architectures": ["HYV3ForCausalLM"],
+        "attention_bias": false,
+        "enable_moe_fp32_combine": false,
+        "first_k_dense_replace": 1,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "initializer_range": 0.006,
+        "intermediate_size": 13312,
+        "max_position_embeddings": 262144,
+        "model_type": "hy_v3",
+        "moe_intermediate_size": 1536,
+        "moe_router_enable_expert_bias": true,
+        "moe_router_use_sigmoid": true,
+        "num_attention_heads": 64,
+        "num_experts": 192,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 80,
+        "num_key_value_heads": 8,
+        "num_shared_experts": 1,
+        "qk_norm": true,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": { "rope_theta": 11158840.0, "rope_type": "default" },
+        "route_norm": true,
+        "router_scaling_factor": 2.826,
+        "tie_word_embeddings": false,
+        "use_cache": true,
+        "vocab_size": 120832
     })
 }
