@@ -190,7 +190,7 @@ def gemma4(**changes):
 
 CASES = {
     # Ling 1.x in both layouts: dense layers or none; 2.0 with groups and a correction.
-    "bailing_moe": Case(bailing_moe(num_hidden_layers=2), group=32),
+    "bailing_moe_group_32": Case(bailing_moe(num_hidden_layers=2), group=32),
     "bailing_moe_hub": Case(bailing_moe(num_hidden_layers=2, first_k_dense_replace=0, norm_topk_prob=False,
                                         tie_word_embeddings=True), layout="hub", prompt=16, steps=6),
     "bailing_moe_v2_hub": Case(bailing_moe_v2(), layout="hub", prompt=16, steps=6),

@@ -67,7 +67,7 @@ macro_rules! kernel {
 pub(super) use kernel;
 
 /// Maximum number of constants of a kernel.
-const MAX_CONSTANTS: usize = 25;
+const MAX_CONSTANTS: usize = 32;
 
 /// Specialization constants of a kernel: `const NAME = value;` before its text. They are u32; f32
 /// values are parameters.

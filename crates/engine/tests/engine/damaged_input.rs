@@ -154,9 +154,9 @@ fn unsupported_configs() {
         yarn
     };
     let asked: [(&str, &str, Value); 41] = [
-        ("bailing_moe", "norm_head", json!(true)),
-        ("bailing_moe", "use_qkv_bias", json!(true)),
-        ("bailing_moe", "n_group", json!(2)),
+        ("bailing_moe_group_32", "norm_head", json!(true)),
+        ("bailing_moe_group_32", "use_qkv_bias", json!(true)),
+        ("bailing_moe_group_32", "n_group", json!(2)),
         ("cohere2_moe_hub", "expert_selection_fn", json!("tanh")),
         ("deepseek_v2_hub", "topk_method", json!("noaux_tc")),
         ("hunyuan_v1_moe_hub", "use_cla", json!(true)),

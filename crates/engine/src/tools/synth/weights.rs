@@ -203,6 +203,9 @@ impl<'a> ModuleList<'a> {
         let sharp = 4.0f32;
         let (_, seen) = self.export.growth.before(layer, self.blueprint.hidden);
         let q_gain = if gqa.q_norm.is_some() { 1.0 } else { sharp / seen };
+        // One matrix of queries, keys and values has one gain; the output undoes that of the values.
+        let is_fused = gqa.q_proj.weight.name == gqa.k_proj.weight.name;
+        let [q_gain, v_gain] = if is_fused { [q_gain.sqrt(); 2] } else { [q_gain, 1.0] };
         self.linear(&gqa.q_proj, q_gain);
         self.linear(&gqa.k_proj, 1.0);
         if let Some(v_proj) = &gqa.v_proj {
@@ -211,7 +214,7 @@ impl<'a> ModuleList<'a> {
         if let Some(gate_proj) = &gqa.gate_proj {
             self.linear(gate_proj, 1.0);
         }
-        self.linear(&gqa.o_proj, residual_gain(layer));
+        self.linear(&gqa.o_proj, residual_gain(layer) / v_gain);
         let unscaled = gqa.shape.scale == 1.0;
         let scores = if unscaled { (gqa.shape.head_dim as f32).sqrt() } else { 1.0 };
         let size = (sharp / scores).sqrt();

@@ -155,6 +155,12 @@ const PRESETS: &[Preset] = &[
         make: others::minimax_m2,
     },
     Preset {
+        name: "deepseek-v2",
+        description: "DeepSeek-V2: 60 layers of latent attention, 1 dense, 160 experts, 6 per token; 133 GB",
+        sizes: PresetSizes { parameters: 235.7, active: 20.9, expert_mb: 13.27 },
+        make: deepseek::deepseek_v2,
+    },
+    Preset {
         name: "k-exaone-236b-a23b",
         description: "K-EXAONE-236B-A23B: 48 layers, 3 of 4 sliding, 1 dense, 128 experts, 8 per token; 133 GB",
         sizes: PresetSizes { parameters: 236.5, active: 22.7, expert_mb: 21.23 },
@@ -171,12 +177,6 @@ const PRESETS: &[Preset] = &[
         description: "MiMo-V2-Flash: 48 layers, 39 of them sliding, 1 dense, 256 experts, 8 per token; 174 GB",
         sizes: PresetSizes { parameters: 309.0, active: 14.8, expert_mb: 14.16 },
         make: others::mimo_v2_flash,
-    },
-    Preset {
-        name: "deepseek-v2",
-        description: "DeepSeek-V2: 60 layers of latent attention, 1 dense, 160 experts, 6 per token; 133 GB",
-        sizes: PresetSizes { parameters: 235.7, active: 20.9, expert_mb: 13.27 },
-        make: deepseek::deepseek_v2,
     },
     Preset {
         name: "glm-4.6",
