@@ -38,8 +38,8 @@ pub fn names() -> Vec<String> {
 /// The folder of a golden with its weights.
 ///
 /// A golden with a recipe is written beside the test binary, in a folder named by the digest of the
-/// golden's files, and stays there for later runs. Processes may write the same one at once: the
-/// folder appears when it is complete.
+/// golden's name and files, and stays there for later runs. Processes may write the same one at
+/// once: the folder appears when it is complete.
 pub fn golden(name: &str) -> PathBuf {
     let stored = stored().join(name);
     if !stored.join(RECIPE).exists() {
@@ -47,7 +47,7 @@ pub fn golden(name: &str) -> PathBuf {
     }
     let files = files(&stored);
     let all = std::env::current_exe().unwrap().with_file_name("goldens");
-    let kept = all.join(digest(&files)).join(name);
+    let kept = all.join(digest(name, &files)).join(name);
     if kept.exists() {
         return kept;
     }
@@ -80,9 +80,9 @@ fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
     files
 }
 
-/// Digest of files, as the name of a folder.
-fn digest(files: &[(String, Vec<u8>)]) -> String {
-    let mut hash = Sha256::new();
+/// Digest of a golden's name and files, as the name of a folder.
+fn digest(golden: &str, files: &[(String, Vec<u8>)]) -> String {
+    let mut hash = Sha256::new_with_prefix(golden);
     for (name, bytes) in files {
         hash.update(Sha256::digest(name));
         hash.update(Sha256::digest(bytes));

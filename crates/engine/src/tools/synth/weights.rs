@@ -203,7 +203,7 @@ impl<'a> ModuleList<'a> {
         let sharp = 4.0f32;
         let (_, seen) = self.export.growth.before(layer, self.blueprint.hidden);
         let q_gain = if gqa.q_norm.is_some() { 1.0 } else { sharp / seen };
-        // One matrix of queries, keys and values has one gain; the output undoes that of the values.
+        // A matrix of queries, keys and values has one gain: the output undoes that of the values.
         let is_fused = gqa.q_proj.weight.name == gqa.k_proj.weight.name;
         let [q_gain, v_gain] = if is_fused { [q_gain.sqrt(); 2] } else { [q_gain, 1.0] };
         self.linear(&gqa.q_proj, q_gain);
