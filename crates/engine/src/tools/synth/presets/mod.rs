@@ -101,12 +101,6 @@ const PRESETS: &[Preset] = &[
         make: qwen::qwen3_next_80b_a3b,
     },
     Preset {
-        name: "hunyuan-a13b",
-        description: "Hunyuan-A13B: 32 layers of attention, 64 experts, 8 per token; 45 GB",
-        sizes: PresetSizes { parameters: 80.4, active: 12.7, expert_mb: 21.23 },
-        make: others::hunyuan_a13b,
-    },
-    Preset {
         name: "solar-open-100b",
         description: "Solar-Open-100B: 48 layers of attention, 128 experts, 8 per token; 58 GB",
         sizes: PresetSizes { parameters: 102.6, active: 11.2, expert_mb: 8.85 },

@@ -1,4 +1,4 @@
-//! Configs of dots, EXAONE, Gemma, gpt-oss, Hunyuan, Hy, Laguna, Ling, MiMo, MiniMax, Step and
+//! Configs of dots, EXAONE, Gemma, gpt-oss, Hy, Laguna, Ling, MiMo, MiniMax, Step and
 //! Trinity models.
 
 use serde_json::{Value, json};
@@ -509,52 +509,4 @@ pub(super) fn ling_flash() -> Value {
         "vocab_size": 157184
     });
     with(ling_lite(), second)
-}
-
-/// Source: huggingface.co/tencent/Hunyuan-A13B-Instruct, config.json.
-pub(super) fn hunyuan_a13b() -> Value {
-    let layers = 32;
-    json!({
-        "architectures": ["HunYuanMoEV1ForCausalLM"],
-        "attention_bias": false,
-        "attention_dropout": 0.1,
-        "attention_head_dim": 128,
-        "cla_share_factor": 2,
-        "head_dim": 128,
-        "hidden_act": "silu",
-        "hidden_size": 4096,
-        "initializer_range": 0.02,
-        "intermediate_size": 3072,
-        "max_position_embeddings": 32768,
-        "mlp_bias": false,
-        "model_type": "hunyuan_v1_moe",
-        "moe_drop_tokens": false,
-        "moe_intermediate_size": vec![3072; layers],
-        "moe_layer_num_skipped": 0,
-        "moe_topk": vec![8; layers],
-        "norm_type": "rms",
-        "num_attention_heads": 32,
-        "num_experts": 64,
-        "num_hidden_layers": layers,
-        "num_key_value_heads": 8,
-        "num_shared_expert": vec![1; layers],
-        "rms_norm_eps": 1e-5,
-        "rope_scaling": {
-            "alpha": 1000.0,
-            "beta_fast": 32,
-            "beta_slow": 1,
-            "factor": 1.0,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "type": "dynamic"
-        },
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": true,
-        "torch_dtype": "bfloat16",
-        "use_cache": true,
-        "use_cla": false,
-        "use_mixed_mlp_moe": true,
-        "use_qk_norm": true,
-        "vocab_size": 128167
-    })
 }
