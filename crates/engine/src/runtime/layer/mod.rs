@@ -221,7 +221,7 @@ impl Step<'_> {
 #[derive(Debug)]
 enum SubBlockBody {
     Gqa(Gqa),
-    Mla(Mla),
+    Mla(Box<Mla>),
     DeltaNet(DeltaNet),
     Mlp(Mlp),
     Moe(Box<Moe>),
@@ -231,7 +231,9 @@ impl SubBlockBody {
     fn load(blueprint: &BodyBlueprint, loader: &mut Loader<'_>) -> Result<Self, Error> {
         Ok(match blueprint {
             BodyBlueprint::Mixer(MixerBlueprint::Gqa(g)) => Self::Gqa(Gqa::load(g, loader)?),
-            BodyBlueprint::Mixer(MixerBlueprint::Mla(m)) => Self::Mla(Mla::load(m, loader)?),
+            BodyBlueprint::Mixer(MixerBlueprint::Mla(m)) => {
+                Self::Mla(Box::new(Mla::load(m, loader)?))
+            }
             BodyBlueprint::Mixer(MixerBlueprint::DeltaNet(d)) => {
                 Self::DeltaNet(DeltaNet::load(d, loader)?)
             }
