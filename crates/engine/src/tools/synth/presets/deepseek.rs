@@ -102,8 +102,8 @@ pub(super) fn kimi_k2() -> Value {
     with(deepseek_v3(), sizes)
 }
 
-/// Source: huggingface.co/deepseek-ai/DeepSeek-V2-Chat, config.json. mlx-lm leaves `kv_b_proj`
-/// whole.
+/// The model of huggingface.co/deepseek-ai/DeepSeek-V2-Chat, not compared with its config.json.
+/// mlx-lm leaves `kv_b_proj` whole.
 pub(super) fn deepseek_v2() -> Value {
     json!({
         "architectures": ["DeepseekV2ForCausalLM"],
@@ -158,7 +158,7 @@ pub(super) fn deepseek_v2() -> Value {
     })
 }
 
-/// Source: huggingface.co/deepseek-ai/DeepSeek-V2-Lite, config.json.
+/// The model of huggingface.co/deepseek-ai/DeepSeek-V2-Lite, not compared with its config.json.
 pub(super) fn deepseek_v2_lite() -> Value {
     let sizes = json!({
         "hidden_size": 2048,

@@ -180,7 +180,7 @@ pub(super) fn gemma_4_26b_a4b() -> Value {
     })
 }
 
-/// Source: huggingface.co/LGAI-EXAONE/K-EXAONE-236B-A23B, model card.
+/// The model of huggingface.co/LGAI-EXAONE/K-EXAONE-236B-A23B, not compared with its config.json.
 pub(super) fn k_exaone_236b_a23b() -> Value {
     let layers = 48;
     json!({
@@ -219,7 +219,7 @@ pub(super) fn k_exaone_236b_a23b() -> Value {
     })
 }
 
-/// Source: transformers, configuration_hy_v3.py, of which it is the default.
+/// Source: transformers, configuration_hy_v3.py, but for the context and the keys of the router.
 pub(super) fn hy3_preview() -> Value {
     json!({
         "architectures": ["HYV3ForCausalLM"],
@@ -253,7 +253,7 @@ pub(super) fn hy3_preview() -> Value {
     })
 }
 
-/// Laguna-XS-2.1. Source: huggingface.co/poolside/Laguna-XS-2.1, config.json.
+/// The model of huggingface.co/poolside/Laguna-XS-2.1, not compared with its config.json.
 pub(super) fn laguna_xs() -> Value {
     let heads: Vec<u64> = (0..40).map(|i| if i % 4 == 0 { 48 } else { 64 }).collect();
     json!({
@@ -304,7 +304,7 @@ pub(super) fn laguna_xs() -> Value {
     })
 }
 
-/// Source: huggingface.co/stepfun-ai/Step-3.5-Flash, config.json.
+/// The model of huggingface.co/stepfun-ai/Step-3.5-Flash, not compared with its config.json.
 pub(super) fn step_3_5_flash() -> Value {
     let sparse: Vec<String> = (3..45).map(|i: u64| i.to_string()).collect();
     let of_full = |full: f64, sliding: f64| -> Vec<f64> {
@@ -358,7 +358,7 @@ pub(super) fn step_3_5_flash() -> Value {
     })
 }
 
-/// Source: huggingface.co/XiaomiMiMo/MiMo-V2-Flash, config.json.
+/// The model of huggingface.co/XiaomiMiMo/MiMo-V2-Flash, not compared with its config.json.
 pub(super) fn mimo_v2_flash() -> Value {
     let is_sliding: Vec<u64> = (0..48).map(|i| u64::from(i > 0 && i % 6 != 5)).collect();
     let is_sparse: Vec<u64> = (0..48).map(|i| u64::from(i > 0)).collect();
@@ -407,7 +407,7 @@ pub(super) fn mimo_v2_flash() -> Value {
     })
 }
 
-/// Source: huggingface.co/arcee-ai/Trinity-Mini, config.json.
+/// The model of huggingface.co/arcee-ai/Trinity-Mini, not compared with its config.json.
 pub(super) fn trinity_mini() -> Value {
     json!({
         "architectures": ["AfmoeForCausalLM"],
@@ -444,7 +444,7 @@ pub(super) fn trinity_mini() -> Value {
     })
 }
 
-/// Source: huggingface.co/inclusionAI/Ling-lite-1.5, config.json.
+/// The model of huggingface.co/inclusionAI/Ling-lite-1.5, not compared with its config.json.
 pub(super) fn ling_lite() -> Value {
     json!({
         "architectures": ["BailingMoeForCausalLM"],
@@ -481,7 +481,7 @@ pub(super) fn ling_lite() -> Value {
     })
 }
 
-/// Source: huggingface.co/inclusionAI/Ling-flash-2.0, config.json.
+/// The model of huggingface.co/inclusionAI/Ling-flash-2.0, not compared with its config.json.
 pub(super) fn ling_flash() -> Value {
     let second = json!({
         "architectures": ["BailingMoeV2ForCausalLM"],
