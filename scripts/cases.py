@@ -231,6 +231,7 @@ CASES = {
         layout="mlx-plain", dtype="f32"),
     # The text model of a vision-language one.
     "qwen3_vl_moe": Case(qwen3_vl_moe(), overrides={"mlp.gate": (8, 64)}),
+    "qwen3_vl_moe_hub": Case(qwen3_vl_moe(), layout="hub"),
     # Hub layout: one bf16 tensor per expert and projection, an expert's three in three shards; a
     # dense layer.
     "qwen3_moe_hub": Case(

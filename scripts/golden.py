@@ -12,6 +12,7 @@ tensors, and a layout:
               per expert and projection.
               qwen3_5_moe, gemma4: fused `experts.gate_up_proj` [E, 2I, H] and
               `experts.down_proj` [E, H, I].
+              qwen3_vl_moe: the same by inputs, [E, H, 2I] and [E, I, H].
               Qwen's delta-nets: conv1d [C, 1, K], RMSNorm weights without the 1 (except the gated
               norm of the delta-net).
               DeepSeek: `kv_b_proj` whole. minimax_m2: w1, w2, w3.
@@ -176,7 +177,7 @@ def hub_tensors(weights, case):
     """Converts mlx-lm's tensors to the Hub's names and shapes: the inverse of mlx-lm's
     `sanitize`."""
     kind = case.config["model_type"]
-    nested, qwen_linear = kind.startswith(("qwen3_5", "gemma4")), kind.startswith(("qwen3_5", "qwen3_next"))
+    nested, qwen_linear = kind.startswith(("qwen3_5", "qwen3_vl", "gemma4")), kind.startswith(("qwen3_5", "qwen3_next"))
     letters = dict(gate_proj="w1", down_proj="w2", up_proj="w3") if kind == "minimax_m2" else {}
     out = {}
     for source, value in weights.items():
@@ -191,11 +192,14 @@ def hub_tensors(weights, case):
             if not nested:
                 for e in range(value.shape[0]):
                     out[f"{base}.experts.{e}.{letters.get(projection, projection)}.weight"] = value[e]
-            elif projection == "down_proj":
-                out[f"{base}.experts.down_proj"] = value
-            elif projection == "gate_proj":
+                continue
+            if projection == "up_proj":
+                continue
+            if projection == "gate_proj":
                 up = weights[source.replace("gate_proj", "up_proj")]
-                out[f"{base}.experts.gate_up_proj"] = mx.concatenate([value, up], axis=1)
+                value, projection = mx.concatenate([value, up], axis=1), "gate_up_proj"
+            by_inputs = kind.startswith("qwen3_vl")
+            out[f"{base}.experts.{projection}"] = mx.contiguous(value.swapaxes(1, 2)) if by_inputs else value
             continue
         if qwen_linear and "conv1d" in name:
             value = mx.contiguous(value.moveaxis(1, 2))

@@ -35,8 +35,8 @@ pub use device::{
 pub use error::Error;
 pub use format::{
     ActivationType, Affine, BlockScale, BlockScaled, BlockSize, BlockType, Codec, Element,
-    FileLayout, Format, InputMajor, MatrixFactor, PerPlane, PlaneBytes, PlaneLayout, Scalar,
-    ScaledBlocks, WordAxis, quant,
+    FileLayout, Format, InputMajor, MatrixFactor, OutputOrder, PerPlane, PlaneBytes, PlaneLayout,
+    Scalar, ScaledBlocks, WordAxis, quant,
 };
 #[cfg(feature = "gpu")]
 pub use gpu::adapters;

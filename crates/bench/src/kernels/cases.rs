@@ -119,10 +119,13 @@ pub(super) fn all() -> Vec<KernelCase> {
     for words in [WordAxis::Outputs, WordAxis::Inputs] {
         all.extend([4, 8].map(|bits| {
             KernelCase::new("Land", None, move |bench| {
-                products::land(bench, words, bits, [intermediate, hidden])
+                products::land_words(bench, words, bits, [intermediate, hidden])
             })
         }));
     }
+    all.push(KernelCase::new("Land", None, move |bench| {
+        products::land_transposed(bench, [2 * intermediate, hidden])
+    }));
     all.extend(samplings.map(|(name, sampling)| {
         KernelCase::new("Sample", None, move |bench| activations::sample(bench, name, &sampling))
     }));

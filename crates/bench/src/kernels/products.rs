@@ -2,7 +2,7 @@
 
 use moeflux_compute::{
     Activation, Affine, Bytes, ExpertShape, ExpertUses, FileLayout, Format, HeadMatrix, HeadRows,
-    InputMajor, MatrixShape, Op, Router, Scalar, View, WordAxis,
+    InputMajor, MatrixShape, Op, OutputOrder, Router, Scalar, View, WordAxis,
 };
 
 use super::op_bench::{CYCLE, OpBench, OpWork};
@@ -37,9 +37,8 @@ pub(super) fn mat_mul(
     Ok(())
 }
 
-/// Landing of a matrix in the layout of AWQ or GPTQ, on one core of the host. The matrix is in
-/// caches, where a read leaves it.
-pub(super) fn land(
+/// Landing of a matrix in the layout of AWQ or GPTQ, on one core of the host.
+pub(super) fn land_words(
     bench: &mut OpBench,
     words: WordAxis,
     bits: u8,
@@ -54,11 +53,29 @@ pub(super) fn land(
         WordAxis::Outputs => "awq",
         WordAxis::Inputs => "gptq",
     };
+    land(bench, &format!("{method}{bits}"), layout, shape)
+}
+
+/// Landing of unquantized gate and up that are stored by inputs, on one core of the host.
+pub(super) fn land_transposed(bench: &mut OpBench, [rows, cols]: [usize; 2]) -> anyhow::Result<()> {
+    let layout = FileLayout::Transposed(OutputOrder::EvenRowsFirst);
+    let shape = MatrixShape { rows, cols, format: Format::Plain(Scalar::BF16) };
+    land(bench, "bf16 by inputs", layout, shape)
+}
+
+/// Landing of a matrix. It is in caches, where a read leaves it.
+fn land(
+    bench: &mut OpBench,
+    name: &str,
+    layout: FileLayout,
+    shape: MatrixShape,
+) -> anyhow::Result<()> {
+    let MatrixShape { rows, cols, .. } = shape;
     let mut matrix = Bytes::zeroed(shape.plane_bytes()?.total())?;
     let out = bench.matrix(1, 1)?;
     let work = OpWork {
         op: "Land",
-        shape: format!("{method}{bits}, {rows} x {cols}"),
+        shape: format!("{name}, {rows} x {cols}"),
         rows: 1,
         bytes: layout.plane_bytes(shape)?.total() as f64,
         operations: 0.0,

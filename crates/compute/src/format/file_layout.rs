@@ -1,7 +1,8 @@
 //! Layout of a matrix in a file, and the re-layout hook where bytes leave the I/O buffer.
 
 use super::{
-    BlockScale, BlockScaled, Format, InputMajor, PerPlane, PlaneBytes, PlaneLayout, Scalar,
+    BlockScale, BlockScaled, Format, InputMajor, OutputOrder, PerPlane, PlaneBytes, PlaneLayout,
+    Scalar,
 };
 use crate::{Error, MatrixShape};
 
@@ -22,6 +23,8 @@ pub enum FileLayout {
     FactoredScales(MatrixFactor),
     /// Affine quants with zero points, stored by inputs.
     InputMajor(InputMajor),
+    /// Plain weights, stored by inputs: `[inputs, outputs]`.
+    Transposed(OutputOrder),
 }
 
 /// Effect of the f32 of a whole matrix on the scales of its blocks.
@@ -59,7 +62,9 @@ impl FileLayout {
                 let row_bytes = second.row_bytes / Scalar::F32.bytes() * BlockScale::E4M3.bytes();
                 [first, PlaneLayout { row_bytes, ..second }, per_matrix(Scalar::F32.bytes())]
             }
-            (Self::InputMajor(_), Format::Affine(_)) => return Ok(None),
+            (Self::InputMajor(_), Format::Affine(_)) | (Self::Transposed(_), Format::Plain(_)) => {
+                return Ok(None);
+            }
             (layout, format) => {
                 return Err(Error::Shape(format!(
                     "weights of {format} are not stored as {layout:?}"
@@ -81,6 +86,9 @@ impl FileLayout {
             (None, Self::InputMajor(layout), Format::Affine(affine)) => {
                 layout.plane_bytes(affine, shape)?
             }
+            (None, Self::Transposed(order), _) if !order.fits(shape.rows) => {
+                return Err(Error::Shape(format!("{} rows do not alternate", shape.rows)));
+            }
             (None, ..) => memory,
         };
         if file.total() > memory.total() {
@@ -93,7 +101,7 @@ impl FileLayout {
     }
 
     /// Turns the file's bytes at the start of `matrix`, which has the matrix's size in memory, into
-    /// its planes in memory. Uses no other memory.
+    /// its planes in memory. Uses no other memory, but for a part of a transposed matrix.
     ///
     /// # Errors
     /// As [`FileLayout::plane_bytes`]; or `matrix` is too small.
@@ -123,6 +131,9 @@ impl FileLayout {
             }
             (Self::InputMajor(layout), Format::Affine(affine)) => {
                 layout.land(affine, shape, matrix);
+            }
+            (Self::Transposed(order), Format::Plain(scalar)) => {
+                order.land(scalar, shape, matrix);
             }
             _ => {}
         }

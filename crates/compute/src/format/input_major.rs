@@ -1,6 +1,9 @@
 //! Affine quants that are stored by inputs, as AWQ and GPTQ publish them, and their landing.
 
-use super::{Affine, PlaneBytes, Scalar, quant};
+use super::{
+    Affine, PlaneBytes, Scalar, quant,
+    transposed::{marks_bytes, permute_units},
+};
 use crate::{Error, MatrixShape};
 
 /// Affine quants with zero points, stored by inputs: `w = scale * (q - zero)`.
@@ -161,11 +164,6 @@ fn transpose_codes<const N: usize, const L: usize>(words: &mut [[u32; L]; N]) {
     }
 }
 
-/// Bytes of a bit for each of `count` units.
-const fn marks_bytes(count: usize) -> usize {
-    count.div_ceil(8)
-}
-
 /// Transposes `rows` x `cols` words in place, where a word holds codes of `N` outputs of one input,
 /// or of several inputs if `N` is 1: lines of words first, then the words of each column of lines.
 /// `room` has marks of single words at least; with more, lines are longer.
@@ -198,6 +196,16 @@ fn land_words<const N: usize>(words: &mut [u8], rows: usize, cols: usize, room: 
             }
         }
     }
+}
+
+/// Transposes `rows` x `cols` units in place. `room` has a bit for each unit.
+fn transpose_units<const BYTES: usize>(
+    units: &mut [u8],
+    rows: usize,
+    cols: usize,
+    room: &mut [u8],
+) {
+    permute_units::<BYTES>(units, room, |unit| unit % rows * cols + unit / rows);
 }
 
 /// [`land_words`] by lines of `BYTES` bytes.
@@ -253,36 +261,6 @@ fn land_run<const N: usize, const L: usize>(
     for output in 0..N {
         let words = lanes[place_of_output(N, output)].map(u32::to_le_bytes);
         dst[output * stride..][..L].copy_from_slice(&words);
-    }
-}
-
-/// Transposes `rows` x `cols` units in place, by the cycles of the permutation. `room` has a bit
-/// for each unit.
-fn transpose_units<const BYTES: usize>(
-    units: &mut [u8],
-    rows: usize,
-    cols: usize,
-    room: &mut [u8],
-) {
-    let (units, _) = units.as_chunks_mut::<BYTES>();
-    let marks = &mut room[..marks_bytes(units.len())];
-    marks.fill(0);
-    for start in 0..units.len() {
-        if marks[start / 8] >> (start % 8) & 1 == 1 {
-            continue;
-        }
-        let (first, mut unit) = (units[start], start);
-        loop {
-            marks[unit / 8] |= 1 << (unit % 8);
-            // Row `unit / rows` and column `unit % rows` after the transposition.
-            let source = unit % rows * cols + unit / rows;
-            if source == start {
-                break;
-            }
-            units[unit] = units[source];
-            unit = source;
-        }
-        units[unit] = first;
     }
 }
 

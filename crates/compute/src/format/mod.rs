@@ -11,6 +11,7 @@ mod file_layout;
 mod input_major;
 mod plain;
 mod scaled_blocks;
+mod transposed;
 
 use std::fmt;
 
@@ -26,6 +27,7 @@ pub use self::{
     input_major::{InputMajor, WordAxis},
     plain::Scalar,
     scaled_blocks::ScaledBlocks,
+    transposed::OutputOrder,
 };
 use crate::Error;
 

@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use moeflux_compute::MatrixShape;
+use moeflux_compute::{MatrixShape, OutputOrder};
 use serde_json::Value;
 
 use super::location::{MatrixSource, MatrixStack, Segment, VectorSource};
@@ -39,6 +39,8 @@ pub(crate) enum StackLayout {
     Weight,
     /// `name`, in any format.
     Bare,
+    /// `name`, unquantized and stored by inputs: `[count, cols, rows]`, rows in this order.
+    ByInputs(OutputOrder),
     /// `name_blocks` and `name_scales`: MXFP4 in OpenAI's layout.
     OpenAiBlocks,
 }

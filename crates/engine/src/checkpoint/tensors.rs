@@ -10,7 +10,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use moeflux_compute::{Affine, BlockType, FileLayout, Format, MatrixShape, Scalar, ScaledBlocks};
+use moeflux_compute::{
+    Affine, BlockType, FileLayout, Format, MatrixShape, OutputOrder, Scalar, ScaledBlocks,
+};
 use serde_json::Value;
 
 use super::{
@@ -143,12 +145,13 @@ impl TensorSource for Checkpoint {
         let &StackRequest { name, layout, count, rows, cols } = request;
         let weight = match layout {
             StackLayout::Weight => format!("{name}.weight"),
-            StackLayout::Bare => name.to_owned(),
+            StackLayout::Bare | StackLayout::ByInputs(_) => name.to_owned(),
             StackLayout::OpenAiBlocks => format!("{name}_blocks"),
         };
         let request = MatrixRequest { name, weight: &weight, count: Some(count), rows, cols };
         let stack = match layout {
             StackLayout::Weight | StackLayout::Bare => self.detect(&request),
+            StackLayout::ByInputs(order) => self.transposed_stack(&request, order),
             StackLayout::OpenAiBlocks => self.mxfp4_blocks(&request),
         };
         stack.map_err(|e| self.explain(e))
@@ -250,6 +253,22 @@ impl Checkpoint {
                 self.build_stack(request, format, &[t])
             }
         }
+    }
+
+    /// Unquantized weights that are stored by inputs.
+    fn transposed_stack(
+        &self,
+        request: &MatrixRequest<'_>,
+        order: OutputOrder,
+    ) -> Result<MatrixStack, Error> {
+        let &MatrixRequest { weight, rows, cols, .. } = request;
+        let t = self.tensor(weight)?;
+        let format = Format::Plain(self.scalar(weight, t)?);
+        self.check_shape(weight, t, &request.tensor_shape(&[cols, rows]))?;
+        let stack = self.build_stack(request, format, &[t])?;
+        let layout = FileLayout::Transposed(order);
+        layout.plane_bytes(stack.shape).map_err(|e| self.tensor_error(weight, &e.to_string()))?;
+        Ok(MatrixStack { layout, ..stack })
     }
 
     /// Blocks of ggml, with the factors that may be beside them: an f32 for each matrix.

@@ -1,6 +1,6 @@
 //! Routed experts of a layer in the published tensor layouts: stacked, fused, or one tensor each.
 
-use moeflux_compute::{ExpertShape, FileLayout, MatrixShape, PlaneLayout, Scalar};
+use moeflux_compute::{ExpertShape, FileLayout, MatrixShape, OutputOrder, PlaneLayout, Scalar};
 
 use super::{Require, config_error, scope::Scope};
 use crate::{
@@ -118,6 +118,9 @@ pub(super) fn experts(
     let ExpertTensors { stacked, hub, projections } = tensors;
     let dims = [(intermediate, hidden), (intermediate, hidden), (hidden, intermediate)];
     let matrices = if hub.has("gate_up_proj") {
+        if let Some(fused) = fused_by_inputs(hub, sizes) {
+            return fused.into_experts(hub.prefix(), count);
+        }
         fused_gate_up(hub, sizes)?
     } else if hub.has_matrix(&format!("0.{}", projections[0])) {
         let [gate, up, down] = [0, 1, 2].map(|i| {
@@ -188,6 +191,61 @@ pub(super) fn expert_bias(
     }
     let first = Segment { bytes: bias.segment.bytes / count, ..bias.segment };
     Ok(ShardLocation::Stacked { first, stride: first.bytes as u64 })
+}
+
+/// Experts whose gate and up are one matrix of interleaved rows, and down.
+pub(super) struct InterleavedExperts {
+    pub(super) gate_up: ExpertMatrix,
+    pub(super) down: ExpertMatrix,
+    pub(super) biases: Option<InterleavedBiases>,
+}
+
+/// Output biases of interleaved gate and up, and of down.
+pub(super) struct InterleavedBiases {
+    pub(super) scalar: Scalar,
+    pub(super) gate_up: ShardLocation,
+    pub(super) down: ShardLocation,
+}
+
+impl InterleavedExperts {
+    /// The experts of a layer. `name` is for error messages.
+    pub(super) fn into_experts(self, name: &str, count: usize) -> Result<LayerExperts, Error> {
+        let Self { gate_up, down, biases } = self;
+        let half = MatrixShape { rows: gate_up.shape.rows / 2, ..gate_up.shape };
+        let shape = ExpertShape {
+            interleaved: true,
+            output_bias: biases.as_ref().map(|biases| biases.scalar),
+            ..ExpertShape::new(half, half, down.shape)
+        };
+        let layouts = [gate_up.layout, gate_up.layout, down.layout];
+        let (mut shards, mut down_bias) = (gate_up.shards, None);
+        if let Some(biases) = biases {
+            shards.push(biases.gate_up);
+            down_bias = Some(biases.down);
+        }
+        shards.extend(down.shards);
+        shards.extend(down_bias);
+        layer_experts(name, count, ExpertForm { shape, layouts }, shards)
+    }
+}
+
+/// Unquantized `gate_up_proj` `[E, H, 2 I]`, gate columns before up columns, and `down_proj`
+/// `[E, I, H]`. `None` if the tensors have other shapes, or also those of [`fused_gate_up`].
+fn fused_by_inputs(hub: &Scope<'_>, sizes: ExpertSizes) -> Option<InterleavedExperts> {
+    let ExpertSizes { count, hidden, intermediate } = sizes;
+    let stacks = |layouts: [StackLayout; 2]| {
+        let stack = |name, layout, rows, cols| {
+            hub.stack(&StackRequest { name, layout, count, rows, cols }).map(ExpertMatrix::from)
+        };
+        let gate_up = stack("gate_up_proj", layouts[0], 2 * intermediate, hidden).ok()?;
+        let down = stack("down_proj", layouts[1], hidden, intermediate).ok()?;
+        Some(InterleavedExperts { gate_up, down, biases: None })
+    };
+    if stacks([StackLayout::Bare; 2]).is_some() {
+        return None;
+    }
+    let orders = [OutputOrder::EvenRowsFirst, OutputOrder::Rows];
+    stacks(orders.map(StackLayout::ByInputs))
 }
 
 /// `gate_up_proj` `[E, 2 I, H]`, gate rows before up rows, and `down_proj` `[E, H, I]`.

@@ -5,15 +5,15 @@
 //! OpenAI, "gpt-oss-120b & gpt-oss-20b Model Card", 2025, and its `gpt_oss/torch/model.py`; see
 //! `docs/references.md`.
 
-use moeflux_compute::{Activation, ExpertShape, MatrixShape, RopePairs};
+use moeflux_compute::{Activation, OutputOrder, RopePairs};
 use serde::Deserialize;
 
 use super::{
     Require,
     body::{Body, GqaParams, Heads, gqa},
     expert_tensors::{
-        ExpertForm, ExpertKeys, ExpertMatrix, ExpertSizes, ExpertTensors, expert_bias, experts,
-        layer_experts,
+        ExpertKeys, ExpertMatrix, ExpertSizes, ExpertTensors, InterleavedBiases,
+        InterleavedExperts, expert_bias, experts,
     },
     parse_config,
     rope::RopeKeys,
@@ -107,27 +107,28 @@ fn moe(config: &GptOssConfig, mlp: &Scope<'_>) -> Result<MoeBlueprint, Error> {
     })
 }
 
-/// Experts in OpenAI's layout: MXFP4 blocks, gate and up rows interleaved.
+/// Experts in OpenAI's layout, gate and up interleaved: rows of MXFP4 blocks, or columns of
+/// unquantized weights.
 fn interleaved(experts: &Scope<'_>, sizes: ExpertSizes) -> Result<LayerExperts, Error> {
     let ExpertSizes { count, hidden, intermediate } = sizes;
-    let blocks = |name, rows, cols| {
-        let layout = StackLayout::OpenAiBlocks;
+    let layout = match experts.has("gate_up_proj") {
+        true => StackLayout::ByInputs(OutputOrder::Rows),
+        false => StackLayout::OpenAiBlocks,
+    };
+    let stack = |name, rows, cols| {
         let stack = experts.stack(&StackRequest { name, layout, count, rows, cols });
         stack.map(ExpertMatrix::from)
     };
-    let gate_up = blocks("gate_up_proj", 2 * intermediate, hidden)?;
-    let down = blocks("down_proj", hidden, intermediate)?;
+    let gate_up = stack("gate_up_proj", 2 * intermediate, hidden)?;
+    let down = stack("down_proj", hidden, intermediate)?;
     let mut bias_type = None;
     let mut bias = |name, len| expert_bias(experts, name, count, len, &mut bias_type);
     let gate_up_bias = bias("gate_up_proj_bias", 2 * intermediate)?;
     let down_bias = bias("down_proj_bias", hidden)?;
-    let half = MatrixShape { rows: intermediate, ..gate_up.shape };
-    let shape = ExpertShape {
-        interleaved: true,
-        output_bias: bias_type,
-        ..ExpertShape::new(half, half, down.shape)
-    };
-    let layouts = [gate_up.layout, gate_up.layout, down.layout];
-    let shards = [gate_up.shards, vec![gate_up_bias], down.shards, vec![down_bias]].concat();
-    layer_experts(experts.prefix(), count, ExpertForm { shape, layouts }, shards)
+    let biases = bias_type.map(|scalar| InterleavedBiases {
+        scalar,
+        gate_up: gate_up_bias,
+        down: down_bias,
+    });
+    InterleavedExperts { gate_up, down, biases }.into_experts(experts.prefix(), count)
 }
