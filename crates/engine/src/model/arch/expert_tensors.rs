@@ -55,15 +55,20 @@ impl ExpertSizes {
 pub(super) struct ExpertTensors<'a> {
     /// MLX: a stacked tensor of all experts per projection.
     pub(super) stacked: Scope<'a>,
-    /// Hub: gate and up fused in one tensor of all experts, or a tensor per expert and projection.
+    /// Hub: a tensor per expert and projection.
     pub(super) hub: Scope<'a>,
+    /// Hub: gate and up fused in one tensor of all experts.
+    pub(super) fused: Scope<'a>,
+    /// Names of the tensor of gate and up and of that of down, in `fused`.
+    pub(super) fused_names: [&'static str; 2],
     /// Gate, up and down in the layout of one tensor per expert.
     pub(super) projections: [&'static str; 3],
 }
 
 impl<'a> ExpertTensors<'a> {
     pub(super) fn new(stacked: Scope<'a>, hub: Scope<'a>) -> Self {
-        Self { stacked, hub, projections: PROJECTIONS }
+        let (fused, fused_names) = (hub.clone(), ["gate_up_proj", "down_proj"]);
+        Self { stacked, hub, fused, fused_names, projections: PROJECTIONS }
     }
 
     /// Experts of a MoE block: `switch_mlp` in MLX, `experts` on the Hub.
@@ -115,10 +120,10 @@ pub(super) fn experts(
     sizes: ExpertSizes,
 ) -> Result<LayerExperts, Error> {
     let ExpertSizes { count, hidden, intermediate } = sizes;
-    let ExpertTensors { stacked, hub, projections } = tensors;
+    let ExpertTensors { stacked, hub, fused, fused_names, projections } = tensors;
     let dims = [(intermediate, hidden), (intermediate, hidden), (hidden, intermediate)];
-    let matrices = if hub.has("gate_up_proj") {
-        fused_gate_up(hub, sizes)?
+    let matrices = if fused.has(fused_names[0]) {
+        fused_gate_up(fused, *fused_names, sizes)?
     } else if hub.has_matrix(&format!("0.{}", projections[0])) {
         let [gate, up, down] = [0, 1, 2].map(|i| {
             let (rows, cols) = dims[i];
@@ -190,21 +195,25 @@ pub(super) fn expert_bias(
     Ok(ShardLocation::Stacked { first, stride: first.bytes as u64 })
 }
 
-/// `gate_up_proj` `[E, 2 I, H]`, gate rows before up rows, and `down_proj` `[E, H, I]`.
-fn fused_gate_up(hub: &Scope<'_>, sizes: ExpertSizes) -> Result<[ExpertMatrix; 3], Error> {
+/// `gate_up` `[E, 2 I, H]`, gate rows before up rows, and `down` `[E, H, I]`, by their names.
+fn fused_gate_up(
+    hub: &Scope<'_>,
+    [gate_up_name, down_name]: [&str; 2],
+    sizes: ExpertSizes,
+) -> Result<[ExpertMatrix; 3], Error> {
     let ExpertSizes { count, hidden, intermediate } = sizes;
     let stack = |name, rows, cols| {
         hub.stack(&StackRequest { name, layout: StackLayout::Bare, count, rows, cols })
     };
-    let gate_up = stack("gate_up_proj", 2 * intermediate, hidden)?;
-    let down = stack("down_proj", hidden, intermediate)?;
+    let gate_up = stack(gate_up_name, 2 * intermediate, hidden)?;
+    let down = stack(down_name, hidden, intermediate)?;
     if !intermediate.is_multiple_of(gate_up.shape.format.block().rows) {
         return Err(hub.source.tensor_error(
-            &hub.path("gate_up_proj"),
+            &hub.path(gate_up_name),
             &format!("a block of its scales spans both halves of {intermediate} rows"),
         ));
     }
-    let name = hub.path("gate_up_proj");
+    let name = hub.path(gate_up_name);
     let planes = gate_up.layout.planes(gate_up.shape.format, hidden).map_err(Error::at(|| name))?;
     let half = |is_up: bool| {
         let shape = MatrixShape { rows: intermediate, ..gate_up.shape };
