@@ -22,6 +22,7 @@ mod gemma4;
 mod glm4_moe;
 mod glm_moe_dsa;
 mod gpt_oss;
+mod granitemoe;
 mod grouped_moe;
 mod hunyuan_v1_moe;
 mod hy_v3;
@@ -125,6 +126,7 @@ const ARCHITECTURES: &[ArchitectureEntry] = &[
     ArchitectureEntry { model_type: "glm4v_moe", blueprint: glm4_moe::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "glm_moe_dsa", blueprint: glm_moe_dsa::blueprint, ..SPARSE },
     ArchitectureEntry { model_type: "gpt_oss", blueprint: gpt_oss::blueprint, ..SLIDING },
+    ArchitectureEntry { model_type: "granitemoe", blueprint: granitemoe::blueprint, ..UNIFORM },
     ArchitectureEntry {
         model_type: "hunyuan_v1_moe",
         blueprint: hunyuan_v1_moe::blueprint,
