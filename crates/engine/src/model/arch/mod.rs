@@ -39,6 +39,7 @@ mod qwen3_5_moe;
 mod qwen3_moe;
 mod qwen3_next;
 mod rope;
+mod sarvam_moe;
 mod scope;
 mod softmax_moe;
 mod solar_open;
@@ -158,6 +159,7 @@ const ARCHITECTURES: &[ArchitectureEntry] = &[
     ArchitectureEntry { model_type: "qwen3_moe", blueprint: qwen3_moe::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "qwen3_next", blueprint: qwen3_next::blueprint, ..DELTA_NET },
     ArchitectureEntry { model_type: "qwen3_vl_moe", blueprint: qwen3_moe::blueprint, ..UNIFORM },
+    ArchitectureEntry { model_type: "sarvam_moe", blueprint: sarvam_moe::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "solar_open", blueprint: solar_open::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "step3p5", blueprint: step3p5::blueprint, ..STEP },
     ArchitectureEntry { model_type: "step3p7", blueprint: step3p5::blueprint, ..STEP },
