@@ -33,6 +33,8 @@ struct GraniteMoeConfig {
     intermediate_size: usize,
     num_local_experts: usize,
     num_experts_per_tok: usize,
+    #[serde(default)]
+    attention_bias: bool,
     embedding_multiplier: f32,
     /// Replaces `1 / sqrt(head_dim)`.
     attention_multiplier: f32,
@@ -64,14 +66,14 @@ fn attention(config: &GraniteMoeConfig, attention: &Scope<'_>) -> Result<GqaBlue
     let (source, hidden) = (attention.source, config.body.hidden_size);
     let shape = GqaShape {
         scale: config.attention_multiplier,
-        // The output is linear in the values.
+        // The output of attention is linear in the values.
         value_scale: config.residual_multiplier,
         ..config.heads.shape(source, hidden)?
     };
     let rope = config.rope.whole(source, shape.head_dim, RopePairs::Halves)?;
     let attention = gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?;
-    Require(source).that(attention.o_proj.bias.is_none(), || {
-        "\"attention_bias\" is true: a bias of o_proj is not supported".to_owned()
+    Require(source).that(!config.attention_bias && attention.o_proj.bias.is_none(), || {
+        "\"attention_bias\" is true: the bias of o_proj would lack a factor".to_owned()
     })?;
     Ok(attention)
 }
