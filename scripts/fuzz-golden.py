@@ -179,7 +179,8 @@ def minimax_m2_config(r):
 def granitemoe_config(r):
     # mlx-lm's heads are as wide as hidden_size makes them.
     c, experts = attention_config(r), r.randint(2, 12)
-    c["hidden_size"] = c["num_attention_heads"] * (c.pop("head_dim") // 3 * 2 if r.random() < 0.3 else 16)
+    del c["head_dim"]
+    c["hidden_size"] = c["num_attention_heads"] * r.choice((32, 64, 96))
     factors = {key: round(r.uniform(low, high), 3) for key, low, high in (
         ("attention_multiplier", 0.05, 0.3), ("embedding_multiplier", 0.7, 3.0), ("residual_multiplier", 0.2, 1.2),
         ("logits_scaling", 0.5, 8.0))}
