@@ -370,6 +370,8 @@ def main():
             folder = Path(scratch) / f"seed-{seed}"
             case = random_case(seed, args.only)
             case.prompt = args.prompt or case.prompt
+            text = case.config.get("text_config", case.config)
+            text["max_position_embeddings"] = max(text["max_position_embeddings"], 2 * case.prompt)
             verdict, details = check(binary, folder, seed, case, passed_on)
             if verdict == "FAIL" and args.keep:
                 shutil.copytree(folder, args.keep / folder.name, dirs_exist_ok=True)
