@@ -188,7 +188,23 @@ def gemma4(**changes):
                 tie_word_embeddings=True, vocab_size=text["vocab_size"])
 
 
+def granitemoe(**changes):
+    """A tiny Granite-3 MoE. All four factors differ from 1, and the scores' from 1 / sqrt(16)."""
+    return dict(
+        architectures=["GraniteMoeForCausalLM"], model_type="granitemoe", hidden_size=64, num_hidden_layers=3,
+        intermediate_size=64, num_attention_heads=4, num_key_value_heads=2, num_local_experts=8,
+        num_experts_per_tok=3, attention_multiplier=0.15, embedding_multiplier=1.5, residual_multiplier=0.4,
+        logits_scaling=3.0, rms_norm_eps=1e-6, vocab_size=259, rope_theta=10000.0, rope_scaling=None,
+        max_position_embeddings=4096, tie_word_embeddings=True, attention_bias=False, attention_dropout=0.0,
+        hidden_act="silu", output_router_logits=False, router_aux_loss_coef=0.0, use_cache=True, bos_token_id=0,
+        eos_token_id=1, pad_token_id=0) | changes
+
+
 CASES = {
+    # Granite 3 in both layouts: mlx-lm has routers, o_proj and the experts' down_proj in 8 bits.
+    "granitemoe": Case(granitemoe()),
+    "granitemoe_hub": Case(granitemoe(num_hidden_layers=2, tie_word_embeddings=False), layout="hub", prompt=16,
+                           steps=6),
     # Ling 1.x in both layouts: dense layers or none; 2.0 with groups and a correction.
     "bailing_moe_group_32": Case(bailing_moe(num_hidden_layers=2), group=32),
     "bailing_moe_hub": Case(bailing_moe(num_hidden_layers=2, first_k_dense_replace=0, norm_topk_prob=False,

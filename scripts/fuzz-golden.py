@@ -176,6 +176,19 @@ def minimax_m2_config(r):
         tie_word_embeddings=r.random() < 0.3))
 
 
+def granitemoe_config(r):
+    # mlx-lm's heads are as wide as hidden_size makes them.
+    c, experts = attention_config(r), r.randint(2, 12)
+    del c["head_dim"]
+    c["hidden_size"] = c["num_attention_heads"] * r.choice((32, 64, 96))
+    factors = {key: round(r.uniform(low, high), 3) for key, low, high in (
+        ("attention_multiplier", 0.05, 0.3), ("embedding_multiplier", 0.7, 3.0), ("residual_multiplier", 0.2, 1.2),
+        ("logits_scaling", 0.5, 8.0))}
+    return cases.granitemoe(**c | factors | dict(
+        num_local_experts=experts, num_experts_per_tok=r.randint(1, min(experts, 8)),
+        intermediate_size=r.choice((32, 64, 96)), tie_word_embeddings=r.random() < 0.6))
+
+
 def qwen3_next_config(r):
     c, interval, key_heads = common_config(r), r.randint(2, 4), r.randint(1, 3)
     layers = c["num_hidden_layers"] = r.randint(interval, 5)
@@ -207,7 +220,8 @@ def gemma4_config(r):
 CONFIGS = dict(
     qwen3_moe=qwen3_moe_config, qwen3_5_moe=qwen3_5_moe_config, qwen3_next=qwen3_next_config,
     deepseek_v3=deepseek_v3_config, deepseek_v32=deepseek_v32_config, glm_moe_dsa=glm_moe_dsa_config,
-    glm4_moe=glm4_moe_config, gpt_oss=gpt_oss_config, minimax_m2=minimax_m2_config, gemma4=gemma4_config)
+    glm4_moe=glm4_moe_config, gpt_oss=gpt_oss_config, granitemoe=granitemoe_config, minimax_m2=minimax_m2_config,
+    gemma4=gemma4_config)
 
 
 def random_format(r, config):
@@ -356,6 +370,8 @@ def main():
             folder = Path(scratch) / f"seed-{seed}"
             case = random_case(seed, args.only)
             case.prompt = args.prompt or case.prompt
+            text = case.config.get("text_config", case.config)
+            text["max_position_embeddings"] = max(text["max_position_embeddings"], 2 * case.prompt)
             verdict, details = check(binary, folder, seed, case, passed_on)
             if verdict == "FAIL" and args.keep:
                 shutil.copytree(folder, args.keep / folder.name, dirs_exist_ok=True)

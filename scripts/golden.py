@@ -16,6 +16,7 @@ tensors, and a layout:
               Qwen's delta-nets: conv1d [C, 1, K], RMSNorm weights without the 1 (except the gated
               norm of the delta-net).
               DeepSeek: `kv_b_proj` whole. minimax_m2: w1, w2, w3.
+              granitemoe: fused as above, under the names of linear layers.
               gpt_oss: experts in MXFP4, `gate_up_proj_blocks` with gate and up rows interleaved.
 
 `Reference` loads a finished folder through mlx-lm with the corrections of corrected.py, upcasts
@@ -119,7 +120,8 @@ def random_tensor(rng, name, shape):
         return rng.normal(0.0, 0.1, shape)
     if "embed_tokens" in name or "word_embeddings" in name:
         return rng.normal(0.0, 1.0, shape)
-    routers = "mlp.gate.weight", "mlp.gate.gate_proj.weight", "moe.gate.weight", "router.weight", "router.proj.weight"
+    routers = ("mlp.gate.weight", "mlp.gate.gate_proj.weight", "moe.gate.weight", "router.weight",
+               "router.proj.weight", "router.layer.weight")
     if name.endswith(routers) or "lm_head" in name:
         return rng.normal(0.0, 3.0 / fan_in, shape)
     return rng.normal(0.0, 1.5 / fan_in, shape)
@@ -189,7 +191,13 @@ def hub_tensors(weights, case):
         if ".switch_mlp." in name or ".switch_glu." in name:
             stem = name.removesuffix(".weight").replace("experts.switch_glu", "switch_mlp")
             base, projection = stem.split(".switch_mlp.")
-            if not nested:
+            if kind == "granitemoe":
+                if projection == "down_proj":
+                    out[f"{base}.output_linear.weight"] = value
+                elif projection == "gate_proj":
+                    up = weights[source.replace("gate_proj", "up_proj")]
+                    out[f"{base}.input_linear.weight"] = mx.concatenate([value, up], axis=1)
+            elif not nested:
                 for e in range(value.shape[0]):
                     out[f"{base}.experts.{e}.{letters.get(projection, projection)}.weight"] = value[e]
                 continue
@@ -500,6 +508,8 @@ def routing(moe, x):
     if hasattr(moe, "per_expert_scale"):
         logits = moe.proj(mx.fast.rms_norm(x, moe.scale * moe._root_size, moe.eps))
         return np.array(logits), moe.config.top_k_experts, np.inf
+    if hasattr(moe, "router") and hasattr(moe.router, "layer"):
+        return np.array(moe.router.layer(x)), moe.router.top_k, np.inf
     if hasattr(moe, "router"):
         return np.array(moe.router(x)), moe.num_experts_per_tok, np.inf
     if hasattr(moe, "e_score_correction_bias"):

@@ -153,14 +153,18 @@ fn unsupported_configs() {
         yarn.as_object_mut().unwrap().remove(without);
         yarn
     };
-    let asked: [(&str, &str, Value); 41] = [
+    let asked: [(&str, &str, Value); 45] = [
         ("bailing_moe_group_32", "norm_head", json!(true)),
         ("bailing_moe_group_32", "use_qkv_bias", json!(true)),
         ("bailing_moe_group_32", "n_group", json!(2)),
         ("cohere2_moe_hub", "expert_selection_fn", json!("tanh")),
         ("deepseek_v2_hub", "topk_method", json!("noaux_tc")),
+        ("granitemoe", "attention_bias", json!(true)),
+        ("granitemoe", "logits_scaling", json!(0.0)),
+        ("granitemoe", "residual_multiplier", json!(-0.22)),
         ("hunyuan_v1_moe_hub", "use_cla", json!(true)),
         ("phimoe_hub", "router_jitter_noise", json!(-0.1)),
+        ("sarvam_moe_hub", "attention_bias", json!(true)),
         ("deepseek_v3", "hidden_act", json!("relu2")),
         ("deepseek_v3", "scoring_func", json!("softmax")),
         ("deepseek_v3", "topk_method", json!("greedy")),

@@ -48,10 +48,21 @@ fn matches(golden: &Golden, device: &DeviceOptions, chunk: Option<usize>) {
     assert!(compared > 0, "{at}: no layer's experts were compared");
 }
 
+/// Start of the names of the goldens to compare, `MOEFLUX_TEST_GOLDENS`; by default all are.
+fn asked() -> Option<String> {
+    std::env::var("MOEFLUX_TEST_GOLDENS").ok()
+}
+
+/// The goldens to compare.
+fn compared() -> impl Iterator<Item = Golden> {
+    let start = asked().unwrap_or_default();
+    goldens().into_iter().filter(move |golden| golden.name.starts_with(&start))
+}
+
 #[test]
 fn the_reference_device_matches_mlx() {
     // Far too slow for long prompts.
-    for golden in goldens().into_iter().filter(|g| g.prompt().len() < LONG) {
+    for golden in compared().filter(|g| g.prompt().len() < LONG) {
         for chunk in [None, Some(3)] {
             matches(&golden, &exact("reference"), chunk);
         }
@@ -60,7 +71,7 @@ fn the_reference_device_matches_mlx() {
 
 #[test]
 fn the_cpu_device_matches_mlx() {
-    for golden in goldens() {
+    for golden in compared() {
         let chunks: &[Option<usize>] = match golden.prompt().len() < LONG {
             true => &[None, Some(1), Some(3), Some(8)],
             false => &[None],
@@ -99,13 +110,13 @@ const LAID_OUT: [&str; 2] = ["qwen3_moe_gptq", "qwen3_moe_nvfp4_modelopt"];
 /// Runs the goldens selected by name on the GPU. Software drivers take a second to compile a
 /// multi-row kernel for a format, and a minute for thousands of tokens. Without
 /// `MOEFLUX_TEST_FULL`, only one golden of each kind runs, those of `LAID_OUT`, and one with a long
-/// prompt.
+/// prompt; or those of `MOEFLUX_TEST_GOLDENS`.
 fn gpu_matches(takes: impl Fn(&str) -> bool) {
     let Some(gpu) = gpu(true) else { return };
-    let mut taken = 0;
-    for golden in goldens().into_iter().filter(|g| takes(&g.name)) {
+    let (mut taken, is_asked) = (0, asked().is_some());
+    for golden in compared().filter(|g| takes(&g.name)) {
         let in_sample = [&KINDS[..], &LAID_OUT, &["glm_moe_dsa_long"]].concat();
-        let in_sample = in_sample.contains(&&*golden.name);
+        let in_sample = is_asked || in_sample.contains(&&*golden.name);
         let chunks: &[Option<usize>] = match golden.prompt().len() < LONG {
             _ if !is_full() && !in_sample => continue,
             true if is_full() => &[None, Some(1), Some(3), Some(8)],
@@ -115,7 +126,7 @@ fn gpu_matches(takes: impl Fn(&str) -> bool) {
         chunks.iter().for_each(|chunk| matches(&golden, &gpu, *chunk));
         taken += 1;
     }
-    assert!(taken > 0, "no golden has such a name");
+    assert!(taken > 0 || is_asked, "no golden has such a name");
 }
 
 fn is_qwen(name: &str) -> bool {
@@ -155,14 +166,15 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
 #[test]
 fn the_fast_path_of_the_gpu_is_near_mlx() {
     let Some(gpu) = gpu(false) else { return };
-    for golden in goldens() {
+    let runs_all = is_full() || asked().is_some();
+    for golden in compared() {
         let bar = match golden.name.as_str() {
             // Its experts are MXFP4, which quantizes activations.
             "gpt_oss_hub" => FAST_BAR,
             "qwen3_5_moe_hub" => 5e-3,
-            name if name.contains("_hub") && is_full() => 5e-3,
+            name if name.contains("_hub") && runs_all => 5e-3,
             "qwen3_5_moe" | "deepseek_v3" => 5.0 * FAST_BAR,
-            name if KINDS.contains(&name) && is_full() => 5.0 * FAST_BAR,
+            name if KINDS.contains(&name) && runs_all => 5.0 * FAST_BAR,
             _ => continue,
         };
         let engine = engine(&golden.folder, gpu.clone(), MemoryRequest::default());

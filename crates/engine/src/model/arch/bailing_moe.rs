@@ -32,16 +32,16 @@ struct BailingMoeConfig {
     #[serde(flatten)]
     moe: GroupedMoe,
     rotary_dim: Option<usize>,
-    #[serde(default)]
-    use_qk_norm: bool,
+    use_qk_norm: Option<bool>,
     score_function: Option<String>,
-    #[serde(default)]
-    moe_router_enable_expert_bias: bool,
+    moe_router_enable_expert_bias: Option<bool>,
     moe_router_enable_shared_expert: Option<bool>,
     /// Of one shared expert.
     moe_shared_expert_intermediate_size: Option<usize>,
     #[serde(default)]
     use_qkv_bias: bool,
+    #[serde(default)]
+    attention_bias: bool,
     #[serde(default)]
     norm_head: bool,
     #[serde(default)]
@@ -50,10 +50,33 @@ struct BailingMoeConfig {
     multi_gate: bool,
 }
 
+/// Generation of the router and of attention where a config does not say it.
+#[derive(Clone, Copy)]
+pub(super) enum Generation {
+    /// A softmax router; no norms of queries and keys.
+    First,
+    /// A sigmoid router with a correction; norms of queries and keys.
+    Second,
+}
+
 pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
+    with_generation(source, Generation::First)
+}
+
+/// Blueprint of the architecture, where a config that does not say otherwise means `generation`.
+pub(super) fn with_generation(
+    source: &dyn TensorSource,
+    generation: Generation,
+) -> Result<Blueprint, Error> {
     let mut config: BailingMoeConfig = parse_config(source)?;
+    if let Generation::Second = generation {
+        config.use_qk_norm.get_or_insert(true);
+        config.moe_router_enable_expert_bias.get_or_insert(true);
+        config.score_function.get_or_insert_with(|| "sigmoid".to_owned());
+    }
     for (key, value) in [
         ("use_qkv_bias", config.use_qkv_bias),
+        ("attention_bias", config.attention_bias),
         ("norm_head", config.norm_head),
         ("norm_softmax", config.norm_softmax),
         ("multi_gate", config.multi_gate),
@@ -83,7 +106,8 @@ fn attention(config: &BailingMoeConfig, attention: &Scope<'_>) -> Result<GqaBlue
         let weight = source.gather_rows(&qkv, std::slice::from_ref(&(first..first + rows)))?;
         Ok(LinearSource { weight, bias: None })
     };
-    let norm = |name| attention.norm_if(Some(config.use_qk_norm), name, shape.head_dim);
+    let has_norms = config.use_qk_norm.unwrap_or(false);
+    let norm = |name| attention.norm_if(Some(has_norms), name, shape.head_dim);
     let rotated = RotatedPart { dims: config.rotary_dim, default_share: 1.0 };
     Ok(GqaBlueprint {
         rope: config.rope.partial(source, shape.head_dim, rotated)?,
@@ -107,9 +131,10 @@ fn feed_forward(
     layer: usize,
 ) -> Result<FeedForwardBlueprint, Error> {
     let in_mlx = "gate.gate_proj";
+    let has_correction = config.moe_router_enable_expert_bias.unwrap_or(false);
     let style = MoeStyle {
         router: if mlp.has_matrix(in_mlx) { in_mlx } else { "gate" },
-        correction: config.moe_router_enable_expert_bias.then_some("gate.expert_bias"),
+        correction: has_correction.then_some("gate.expert_bias"),
         scoring: match config.score_function.as_deref() {
             Some("sigmoid") => Scoring::Sigmoid,
             _ => Scoring::Softmax,

@@ -55,15 +55,20 @@ impl ExpertSizes {
 pub(super) struct ExpertTensors<'a> {
     /// MLX: a stacked tensor of all experts per projection.
     pub(super) stacked: Scope<'a>,
-    /// Hub: gate and up fused in one tensor of all experts, or a tensor per expert and projection.
+    /// Hub: a tensor per expert and projection.
     pub(super) hub: Scope<'a>,
+    /// Hub: gate and up fused in one tensor of all experts.
+    pub(super) fused: Scope<'a>,
+    /// Names of the tensor of gate and up and of that of down, in `fused`.
+    pub(super) fused_names: [&'static str; 2],
     /// Gate, up and down in the layout of one tensor per expert.
     pub(super) projections: [&'static str; 3],
 }
 
 impl<'a> ExpertTensors<'a> {
     pub(super) fn new(stacked: Scope<'a>, hub: Scope<'a>) -> Self {
-        Self { stacked, hub, projections: PROJECTIONS }
+        let (fused, fused_names) = (hub.clone(), ["gate_up_proj", "down_proj"]);
+        Self { stacked, hub, fused, fused_names, projections: PROJECTIONS }
     }
 
     /// Experts of a MoE block: `switch_mlp` in MLX, `experts` on the Hub.
@@ -115,13 +120,13 @@ pub(super) fn experts(
     sizes: ExpertSizes,
 ) -> Result<LayerExperts, Error> {
     let ExpertSizes { count, hidden, intermediate } = sizes;
-    let ExpertTensors { stacked, hub, projections } = tensors;
+    let ExpertTensors { stacked, hub, fused, fused_names, projections } = tensors;
     let dims = [(intermediate, hidden), (intermediate, hidden), (hidden, intermediate)];
-    let matrices = if hub.has("gate_up_proj") {
-        if let Some(fused) = fused_by_inputs(hub, sizes) {
-            return fused.into_experts(hub.prefix(), count);
+    let matrices = if fused.has(fused_names[0]) {
+        if let Some(interleaved) = fused_by_inputs(fused, *fused_names, sizes) {
+            return interleaved.into_experts(fused.prefix(), count);
         }
-        fused_gate_up(hub, sizes)?
+        fused_gate_up(fused, *fused_names, sizes)?
     } else if hub.has_matrix(&format!("0.{}", projections[0])) {
         let [gate, up, down] = [0, 1, 2].map(|i| {
             let (rows, cols) = dims[i];
@@ -229,16 +234,20 @@ impl InterleavedExperts {
     }
 }
 
-/// Unquantized `gate_up_proj` `[E, H, 2 I]`, gate columns before up columns, and `down_proj`
-/// `[E, I, H]`. `None` if the tensors have other shapes, or also those of [`fused_gate_up`].
-fn fused_by_inputs(hub: &Scope<'_>, sizes: ExpertSizes) -> Option<InterleavedExperts> {
+/// Unquantized `gate_up` `[E, H, 2 I]`, gate columns before up columns, and `down` `[E, I, H]`, by
+/// their names. `None` if the tensors have other shapes, or also those of [`fused_gate_up`].
+fn fused_by_inputs(
+    hub: &Scope<'_>,
+    [gate_up_name, down_name]: [&str; 2],
+    sizes: ExpertSizes,
+) -> Option<InterleavedExperts> {
     let ExpertSizes { count, hidden, intermediate } = sizes;
     let stacks = |layouts: [StackLayout; 2]| {
         let stack = |name, layout, rows, cols| {
             hub.stack(&StackRequest { name, layout, count, rows, cols }).map(ExpertMatrix::from)
         };
-        let gate_up = stack("gate_up_proj", layouts[0], 2 * intermediate, hidden).ok()?;
-        let down = stack("down_proj", layouts[1], hidden, intermediate).ok()?;
+        let gate_up = stack(gate_up_name, layouts[0], 2 * intermediate, hidden).ok()?;
+        let down = stack(down_name, layouts[1], hidden, intermediate).ok()?;
         Some(InterleavedExperts { gate_up, down, biases: None })
     };
     if stacks([StackLayout::Bare; 2]).is_some() {
@@ -248,21 +257,25 @@ fn fused_by_inputs(hub: &Scope<'_>, sizes: ExpertSizes) -> Option<InterleavedExp
     stacks(orders.map(StackLayout::ByInputs))
 }
 
-/// `gate_up_proj` `[E, 2 I, H]`, gate rows before up rows, and `down_proj` `[E, H, I]`.
-fn fused_gate_up(hub: &Scope<'_>, sizes: ExpertSizes) -> Result<[ExpertMatrix; 3], Error> {
+/// `gate_up` `[E, 2 I, H]`, gate rows before up rows, and `down` `[E, H, I]`, by their names.
+fn fused_gate_up(
+    hub: &Scope<'_>,
+    [gate_up_name, down_name]: [&str; 2],
+    sizes: ExpertSizes,
+) -> Result<[ExpertMatrix; 3], Error> {
     let ExpertSizes { count, hidden, intermediate } = sizes;
     let stack = |name, rows, cols| {
         hub.stack(&StackRequest { name, layout: StackLayout::Bare, count, rows, cols })
     };
-    let gate_up = stack("gate_up_proj", 2 * intermediate, hidden)?;
-    let down = stack("down_proj", hidden, intermediate)?;
+    let gate_up = stack(gate_up_name, 2 * intermediate, hidden)?;
+    let down = stack(down_name, hidden, intermediate)?;
     if !intermediate.is_multiple_of(gate_up.shape.format.block().rows) {
         return Err(hub.source.tensor_error(
-            &hub.path("gate_up_proj"),
+            &hub.path(gate_up_name),
             &format!("a block of its scales spans both halves of {intermediate} rows"),
         ));
     }
-    let name = hub.path("gate_up_proj");
+    let name = hub.path(gate_up_name);
     let planes = gate_up.layout.planes(gate_up.shape.format, hidden).map_err(Error::at(|| name))?;
     let half = |is_up: bool| {
         let shape = MatrixShape { rows: intermediate, ..gate_up.shape };

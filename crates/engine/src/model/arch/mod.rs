@@ -22,6 +22,7 @@ mod gemma4;
 mod glm4_moe;
 mod glm_moe_dsa;
 mod gpt_oss;
+mod granitemoe;
 mod grouped_moe;
 mod hunyuan_v1_moe;
 mod hy_v3;
@@ -38,6 +39,7 @@ mod qwen3_5_moe;
 mod qwen3_moe;
 mod qwen3_next;
 mod rope;
+mod sarvam_moe;
 mod scope;
 mod softmax_moe;
 mod solar_open;
@@ -125,6 +127,7 @@ const ARCHITECTURES: &[ArchitectureEntry] = &[
     ArchitectureEntry { model_type: "glm4v_moe", blueprint: glm4_moe::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "glm_moe_dsa", blueprint: glm_moe_dsa::blueprint, ..SPARSE },
     ArchitectureEntry { model_type: "gpt_oss", blueprint: gpt_oss::blueprint, ..SLIDING },
+    ArchitectureEntry { model_type: "granitemoe", blueprint: granitemoe::blueprint, ..UNIFORM },
     ArchitectureEntry {
         model_type: "hunyuan_v1_moe",
         blueprint: hunyuan_v1_moe::blueprint,
@@ -156,6 +159,7 @@ const ARCHITECTURES: &[ArchitectureEntry] = &[
     ArchitectureEntry { model_type: "qwen3_moe", blueprint: qwen3_moe::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "qwen3_next", blueprint: qwen3_next::blueprint, ..DELTA_NET },
     ArchitectureEntry { model_type: "qwen3_vl_moe", blueprint: qwen3_moe::blueprint, ..UNIFORM },
+    ArchitectureEntry { model_type: "sarvam_moe", blueprint: sarvam_moe::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "solar_open", blueprint: solar_open::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "step3p5", blueprint: step3p5::blueprint, ..STEP },
     ArchitectureEntry { model_type: "step3p7", blueprint: step3p5::blueprint, ..STEP },

@@ -42,6 +42,8 @@ pub(super) struct Export {
     pub(super) routers: WeightQuant,
     /// Quantization of all other matrices.
     pub(super) others: WeightQuant,
+    /// Quantization of `o_proj` and of the experts' `down_proj`, if it differs from the above.
+    pub(super) outputs: Option<WeightQuant>,
 }
 
 /// Export of an architecture that has no entry in [`EXPORTS`].
@@ -54,6 +56,7 @@ const COMMON: Export = Export {
     experts: WeightQuant::Affine(4),
     routers: WeightQuant::Affine(8),
     others: WeightQuant::Affine(4),
+    outputs: None,
 };
 
 /// Export of a model without an entry in [`EXPORTS`] whose routers are modules with a correction
@@ -130,6 +133,13 @@ const EXPORTS: &[Export] = &[
         ..COMMON
     },
     Export {
+        model_types: &["granitemoe"],
+        // Times the square of `residual_multiplier`, 0.22.
+        growth: Growth { mixer: 0.02, experts: 0.003 },
+        outputs: Some(WeightQuant::Affine(8)),
+        ..COMMON
+    },
+    Export {
         model_types: &["gemma4"],
         prefix: "language_model.",
         growth: Growth { mixer: 0.3, experts: 0.3 },
@@ -177,6 +187,7 @@ impl Export {
         // Experts are stacked: neither fused nor one tensor each, nor beside the MLP. Shared ones
         // are there where the config names them.
         !tensor.ends_with(".gate_up_proj")
+            && !tensor.ends_with(".input_linear.weight")
             && !tensor.contains(".moe.")
             && !tensor.contains(".experts.0.")
             && !tensor.contains(".shared_expert")

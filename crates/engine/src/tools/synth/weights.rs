@@ -214,7 +214,11 @@ impl<'a> ModuleList<'a> {
         if let Some(gate_proj) = &gqa.gate_proj {
             self.linear(gate_proj, 1.0);
         }
-        self.linear(&gqa.o_proj, residual_gain(layer) / v_gain);
+        let quant = self.export.outputs.unwrap_or(self.export.others);
+        let gain = residual_gain(layer) / v_gain;
+        let o_proj = ModuleKind::Linear { quant, gain, lead: Lead::Zero };
+        self.push(gqa.o_proj.weight.segments.first(), o_proj);
+        self.bias(&gqa.o_proj.bias);
         let unscaled = gqa.shape.scale == 1.0;
         let scores = if unscaled { (gqa.shape.head_dim as f32).sqrt() } else { 1.0 };
         let size = (sharp / scores).sqrt();
@@ -322,10 +326,11 @@ impl<'a> ModuleList<'a> {
     /// Stacks of gate, up and down matrices, each followed by a stack of biases if there are any.
     fn experts(&mut self, layer: usize, experts: &LayerExperts) {
         let has_biases = experts.shape.output_bias.is_some();
-        let gains = [1.0, 1.0, residual_gain(layer)];
+        let inner = self.export.experts;
+        let down = (self.export.outputs.unwrap_or(inner), residual_gain(layer));
+        let kinds = [(inner, 1.0), (inner, 1.0), down];
         let shards: Vec<Segment> = experts.segments(0).collect();
-        for (shards, gain) in shards.chunks(if has_biases { 2 } else { 1 }).zip(gains) {
-            let quant = self.export.experts;
+        for (shards, (quant, gain)) in shards.chunks(if has_biases { 2 } else { 1 }).zip(kinds) {
             self.push(shards.first(), ModuleKind::Linear { quant, gain, lead: Lead::Zero });
             self.push(shards.get(1), uniform(-0.1, 0.1));
         }

@@ -35,6 +35,12 @@ pub struct PresetSizes {
 
 const PRESETS: &[Preset] = &[
     Preset {
+        name: "granite-3.1-3b-a800m",
+        description: "Granite-3.1-3B-A800M: 32 layers of attention, 40 experts, 8 per token; 2 GB",
+        sizes: PresetSizes { parameters: 3.3, active: 0.88, expert_mb: 1.72 },
+        make: others::granite_3_1_3b_a800m,
+    },
+    Preset {
         name: "deepseek-v2-lite",
         description: "DeepSeek-V2-Lite: 27 layers of latent attention, 1 dense, 64 experts, 6 per token; 9 GB",
         sizes: PresetSizes { parameters: 15.7, active: 2.4, expert_mb: 4.87 },

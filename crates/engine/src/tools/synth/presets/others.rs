@@ -1,4 +1,4 @@
-//! Configs of dots, EXAONE, Gemma, gpt-oss, Hy, Laguna, Ling, MiMo, MiniMax, Step and
+//! Configs of dots, EXAONE, Gemma, gpt-oss, Granite, Hy, Laguna, Ling, MiMo, MiniMax, Step and
 //! Trinity models.
 
 use serde_json::{Value, json};
@@ -40,6 +40,40 @@ pub(super) fn dots_llm1() -> Value {
         "torch_dtype": "bfloat16",
         "use_cache": true,
         "vocab_size": 152064
+    })
+}
+
+/// The model of huggingface.co/ibm-granite/granite-3.1-3b-a800m-instruct, not compared with its
+/// config.json.
+pub(super) fn granite_3_1_3b_a800m() -> Value {
+    json!({
+        "architectures": ["GraniteMoeForCausalLM"],
+        "attention_bias": false,
+        "attention_dropout": 0.1,
+        "attention_multiplier": 0.015625,
+        "embedding_multiplier": 12.0,
+        "hidden_act": "silu",
+        "hidden_size": 1536,
+        "initializer_range": 0.02,
+        "intermediate_size": 512,
+        "logits_scaling": 6.0,
+        "max_position_embeddings": 131072,
+        "model_type": "granitemoe",
+        "num_attention_heads": 24,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "num_local_experts": 40,
+        "output_router_logits": false,
+        "residual_multiplier": 0.22,
+        "rms_norm_eps": 1e-6,
+        "rope_scaling": null,
+        "rope_theta": 10000000.0,
+        "router_aux_loss_coef": 0.0,
+        "tie_word_embeddings": true,
+        "torch_dtype": "bfloat16",
+        "use_cache": true,
+        "vocab_size": 49155
     })
 }
 
