@@ -212,6 +212,26 @@ fn unsupported_configs() {
     gemma("final_logit_softcapping", json!(0.0));
     gemma("per_layer_config", json!({"2": {"sliding_window": 64}}));
     gemma("hidden_activation", json!("silu"));
+    let minimax = |key: &str, value: Value| {
+        let copy = CheckpointCopy::golden("minimax_m3_vl_hub");
+        let of_indexer = key.starts_with("sparse");
+        let changed = copy.json("config.json", |c| {
+            let text = &mut c["text_config"];
+            let keys = if of_indexer { &mut text["sparse_attention_config"] } else { text };
+            keys[key] = value;
+        });
+        changed.fails(&["config.json", key]);
+    };
+    minimax("hidden_act", json!("gelu"));
+    minimax("qk_norm_type", json!("per_layer"));
+    minimax("swiglu_limit", json!(-7.0));
+    minimax("sparse_num_index_heads", json!(1));
+    minimax("sparse_index_dim", json!(6));
+    minimax("sparse_block_size", json!(6));
+    minimax("sparse_block_size", json!(512));
+    minimax("sparse_local_block", json!(4));
+    minimax("sparse_attention_freq", json!([0, 1]));
+    minimax("sparse_attention_freq", json!(null));
 }
 
 /// Equivalent spellings of supported values.

@@ -29,6 +29,7 @@ mod laguna;
 mod mellum;
 mod mimo_v2_flash;
 mod minimax_m2;
+mod minimax_m3;
 mod mistral4;
 mod mixtral;
 mod olmoe;
@@ -84,6 +85,14 @@ const SPARSE: ArchitectureEntry = ArchitectureEntry {
 const SLIDING: ArchitectureEntry = ArchitectureEntry {
     layer_types: &["full_attention", "sliding_attention"],
     blueprint: gpt_oss::blueprint,
+    ..UNIFORM
+};
+
+/// Entry of an architecture with block indexers in some layers.
+const BLOCKS: ArchitectureEntry = ArchitectureEntry {
+    layer_types: &["full_attention", "minimax_m3_sparse"],
+    harmless_keys: &["hidden_act"],
+    blueprint: minimax_m3::blueprint,
     ..UNIFORM
 };
 
@@ -147,6 +156,8 @@ const ARCHITECTURES: &[ArchitectureEntry] = &[
         ..SLIDING
     },
     ArchitectureEntry { model_type: "minimax_m2", blueprint: minimax_m2::blueprint, ..UNIFORM },
+    ArchitectureEntry { model_type: "minimax_m3", blueprint: minimax_m3::blueprint, ..BLOCKS },
+    ArchitectureEntry { model_type: "minimax_m3_vl", blueprint: minimax_m3::blueprint, ..BLOCKS },
     ArchitectureEntry { model_type: "mistral4", blueprint: mistral4::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "mixtral", blueprint: mixtral::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "olmoe", blueprint: olmoe::blueprint, ..UNIFORM },
@@ -231,6 +242,7 @@ fn skipped(source: &dyn TensorSource, layers: usize) -> Vec<(String, u64)> {
         "audio_encoder.",
         "speech_embeddings.",
         "vit_large_projector.",
+        "patch_merge_mlp.",
         "embed_audio.",
     ];
     let is_vision = |name: &str| vision.iter().any(|p| name.contains(p));
