@@ -153,7 +153,7 @@ fn unsupported_configs() {
         yarn.as_object_mut().unwrap().remove(without);
         yarn
     };
-    let asked: [(&str, &str, Value); 41] = [
+    let asked: [(&str, &str, Value); 42] = [
         ("bailing_moe_group_32", "norm_head", json!(true)),
         ("bailing_moe_group_32", "use_qkv_bias", json!(true)),
         ("bailing_moe_group_32", "n_group", json!(2)),
@@ -186,6 +186,7 @@ fn unsupported_configs() {
         ("gpt_oss", "rope_scaling", yarn("original_max_position_embeddings")),
         ("hy_v3_hub", "moe_router_use_sigmoid", json!(false)),
         ("hy_v3_hub", "moe_router_enable_expert_bias", json!(false)),
+        ("mimo_v2_hub", "num_key_value_heads", json!(2)),
         ("minimax_m2", "attn_type_list", json!([1, 0, 1])),
         ("minimax_m2", "rotary_dim", json!(0)),
         ("mixtral_hub", "sliding_window", json!(0)),

@@ -150,6 +150,12 @@ const ARCHITECTURES: &[ArchitectureEntry] = &[
         ..SLIDING
     },
     ArchitectureEntry {
+        model_type: "mimo_v2",
+        harmless_keys: &["attention_chunk_size"],
+        blueprint: mimo_v2_flash::blueprint,
+        ..SLIDING
+    },
+    ArchitectureEntry {
         model_type: "mimo_v2_flash",
         harmless_keys: &["attention_chunk_size"],
         blueprint: mimo_v2_flash::blueprint,
