@@ -15,7 +15,9 @@ transformers.utils.logging.disable_progress_bar()
 transformers.utils.logging.set_verbosity_error()
 
 # Models that use the code of another one.
-SAME = dict(kimi_k2="deepseek_v3")
+SAME = dict(kimi_k2="deepseek_v3", mimo_v2="mimo_v2_flash")
+# Shards of tensor parallelism in MiMo-V2.5's `qkv_proj`.
+QKV_SHARDS = 4
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 # Output of AWQ's eight in a word whose code is at bits 4 i.
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
@@ -85,6 +87,23 @@ def dequantized(tensors, config):
     return out
 
 
+def unsharded(tensors, config):
+    """MiMo-V2.5's `qkv_proj`, shards of [queries, keys, values] one after another, as three matrices."""
+    out = {}
+    for name, value in tensors.items():
+        if not name.endswith(".qkv_proj.weight"):
+            out[name] = value
+            continue
+        window = "swa_" if config["hybrid_layer_pattern"][int(name.split(".")[2])] else ""
+        of = lambda key: config[window + key] // (QKV_SHARDS if "heads" in key else 1)
+        heads, key_heads = of("num_attention_heads"), of("num_key_value_heads")
+        sizes = [heads * of("head_dim"), key_heads * of("head_dim"), key_heads * of("v_head_dim")]
+        parts = zip(*(shard.split(sizes) for shard in value.chunk(QKV_SHARDS)))
+        for projection, shards in zip(("q_proj", "k_proj", "v_proj"), parts):
+            out[name.replace("qkv_proj", projection)] = torch.cat(shards).contiguous()
+    return out
+
+
 # --- the model ------------------------------------------------------------------------------------
 
 
@@ -106,6 +125,7 @@ class Reference:
         tensors = {name: v for file in folder.glob("model*.safetensors") for name, v in load_file(file).items()}
         if "quantization_config" in self.config:
             tensors = dequantized(tensors, self.config)
+        tensors = unsharded(tensors, self.config)
         with tempfile.TemporaryDirectory() as temp:
             (Path(temp) / "config.json").write_text(json.dumps(config))
             save_file(tensors, Path(temp) / "model.safetensors", {"format": "pt"})

@@ -502,8 +502,9 @@ pub enum Op<'a> {
         window: Option<usize>,
         /// One sink logit per query head.
         sinks: Option<Buffer>,
-        /// `(rows, n)`: visible positions as integers, ascending, at most the row's own. Negative
-        /// entries at the end are padding. The output of [`Op::TopPositions`].
+        /// `(rows, n)`, or `(rows, kv heads, n)` with a list for each KV head: visible positions as
+        /// integers, ascending, at most the row's own. Negative entries at the end are padding, as
+        /// many in all lists of a row. The output of [`Op::TopPositions`] or [`Op::TopBlocks`].
         positions: Option<View>,
         /// States made as [`StateShape::KeyValue`](crate::StateShape::KeyValue).
         spans: &'a [Span],
@@ -565,6 +566,36 @@ pub enum Op<'a> {
         /// afterwards.
         scores: View,
         /// `(rows, n)`: positions as integers, exact in f32 below 2^24.
+        out: View,
+    },
+    /// Block indexer of sparse attention. First appends the rows of `k` to the KV caches of the
+    /// spans, at the rows' positions. Then scores, for every row at position `p` and every head
+    /// `h`, the blocks of `block` positions by their best one: `score[h][b] = max_t q[h] . K[t]`
+    /// over the positions `t <= p` of block `b`.
+    ///
+    /// Returns the positions `t <= p` of `n` blocks in ascending order, padded with -1: of the last
+    /// `local` blocks up to that of `p`, and of those with the highest scores; of equal scores the
+    /// later block wins. With at most `n` blocks it returns all of them. Exact where scores differ
+    /// by more than 1e-5 of their rms. If the keys are stored as f16 or in 8 bits, the scores are
+    /// those of the rounded keys.
+    ///
+    /// MiniMax, MiniMax-M3, `topk_sparse`.
+    TopBlocks {
+        /// `(rows, heads, width)`.
+        q: View,
+        /// `(rows, 1, width)`.
+        k: View,
+        /// Positions of a block: a power of two, at most [`KV_BLOCK`](crate::KV_BLOCK).
+        block: usize,
+        /// Last blocks that are always returned: 1 to `n`.
+        local: usize,
+        /// States made as [`StateShape::KeyValue`](crate::StateShape::KeyValue) of one head without
+        /// values.
+        spans: &'a [Span],
+        /// Scratch, `(at least heads, maximum blocks of a span)`. The contents are undefined
+        /// afterwards.
+        scores: View,
+        /// `(rows, heads, n * block)`: positions as integers, exact in f32 below 2^24.
         out: View,
     },
     /// Causal depthwise 1-D convolution over time, then SiLU:
@@ -747,6 +778,7 @@ impl Op<'_> {
             Op::Attention { .. } => "Attention",
             Op::LatentAttention { .. } => "LatentAttention",
             Op::TopPositions { .. } => "TopPositions",
+            Op::TopBlocks { .. } => "TopBlocks",
             Op::Conv1d { .. } => "Conv1d",
             Op::DeltaNet { .. } => "DeltaNet",
             Op::Glu { .. } => "Glu",

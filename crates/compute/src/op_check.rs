@@ -172,6 +172,7 @@ impl Op<'_> {
                 }
                 Ok(())
             }
+            Op::TopBlocks { .. } => self.check_top_blocks(c),
             Op::Conv1d { x, weight, width, spans, out } => {
                 if width == 0 {
                     return c.wrong("a convolution without taps".into());
@@ -324,7 +325,8 @@ impl Op<'_> {
             c.not_written("sinks", sinks, &out)?;
         }
         if let Some(positions) = positions {
-            c.matrix("positions", &positions, q.rows, positions.width)?;
+            let lists = if positions.heads == 1 { 1 } else { k.heads };
+            c.vectors("positions", &positions, q.rows, lists, positions.width)?;
             c.not_written("positions", positions.buffer, &out)?;
         }
         if window == Some(0) || (window.is_some() && positions.is_some()) {
@@ -336,6 +338,41 @@ impl Op<'_> {
             value_width: v.map_or(0, |v| v.width),
         };
         c.kv_spans(spans, q.rows, shape, window)
+    }
+
+    fn check_top_blocks(&self, c: OpCheck<'_>) -> Result<(), Error> {
+        let &Op::TopBlocks { q, k, block, local, spans, scores, out } = self else {
+            return Ok(());
+        };
+        if !block.is_power_of_two() || block > KV_BLOCK {
+            return c.wrong(format!("blocks of {block} positions"));
+        }
+        c.divides("positions of a block", block, "positions", out.width)?;
+        let n = out.width / block;
+        if local == 0 || local > n {
+            return c.wrong(format!("the last {local} of {n} blocks"));
+        }
+        c.view("q", &q)?;
+        c.vectors("k", &k, q.rows, 1, q.width)?;
+        c.matrix("scores", &scores, scores.rows, scores.width)?;
+        c.vectors("out", &out, q.rows, q.heads, out.width)?;
+        for (what, input) in [("q", q.buffer), ("k", k.buffer)] {
+            c.not_written(what, input, &out)?;
+            c.not_written(what, input, &scores)?;
+        }
+        c.not_written("scores", scores.buffer, &out)?;
+        c.kv_spans(spans, q.rows, KvShape::keys_only(k.width), None)?;
+        let end = spans.iter().map(|s| s.position + s.rows).max().unwrap_or(0);
+        if end.div_ceil(block) > scores.width || scores.rows < q.heads || end > EXACT_IDS {
+            return c.wrong(format!(
+                "scores of {} blocks for {} heads in ({}, {})",
+                end.div_ceil(block),
+                q.heads,
+                scores.rows,
+                scores.width
+            ));
+        }
+        Ok(())
     }
 
     fn check_delta_net(&self, c: OpCheck<'_>) -> Result<(), Error> {

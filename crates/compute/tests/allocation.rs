@@ -146,6 +146,7 @@ fn step(exact: bool, rows: usize) {
     let tokens = vec![7; rows];
     let (flat, scores, listed) =
         (device.view(rows, 128), device.view(2, 300), device.view(rows, 33));
+    let block_lists = device.view(rows, 66).split(2);
     let head_rows = HeadRows { stride: HIDDEN, first: 64, count: 64 };
     let noaux = Router {
         scoring: Scoring::Sigmoid,
@@ -192,6 +193,15 @@ fn step(exact: bool, rows: usize) {
             positions: None,
             spans: &ring,
             out: heads(y),
+        },
+        Op::TopBlocks {
+            q: z.split(2),
+            k: flat,
+            block: 1,
+            local: 1,
+            spans: &indexed,
+            scores,
+            out: block_lists,
         },
         Op::TopPositions {
             q: z.split(2),

@@ -91,6 +91,7 @@ pub(super) fn all() -> Vec<KernelCase> {
         mixers::latent_attention(bench, formats::AFFINE4, 2048, 64)
     }));
     all.push(KernelCase::new("TopPositions", None, |bench| mixers::top_positions(bench, 8000)));
+    all.push(KernelCase::new("TopBlocks", None, |bench| mixers::top_blocks(bench, 8000)));
     all.extend(decode_and_prefill("DeltaNet", mixers::delta_net));
     all.extend(decode_and_prefill("Conv1d", mixers::conv1d));
     all.extend(decode_and_prefill("Rope", mixers::rope));

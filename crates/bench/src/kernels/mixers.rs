@@ -182,6 +182,30 @@ pub(super) fn top_positions(bench: &mut OpBench, positions: usize) -> anyhow::Re
     })
 }
 
+/// Block indexer of MiniMax-M3: 16 blocks of 128 positions for each of 4 heads.
+pub(super) fn top_blocks(bench: &mut OpBench, positions: usize) -> anyhow::Result<()> {
+    let (heads, width, block, chosen) = (4, 128, 128, 16);
+    let cached = HeadShape { heads, kv_heads: 1, key: width, value: width, latent: true };
+    let states = filled(bench, cached, positions)?;
+    let q = bench.matrix(1, heads * width)?.split(heads);
+    let k = bench.matrix(1, width)?;
+    let scores = bench.matrix(heads, positions.div_ceil(block))?;
+    let out = bench.matrix(1, heads * chosen * block)?.split(heads);
+    let work = OpWork {
+        op: "TopBlocks",
+        shape: format!("{heads} of {width}; {chosen} blocks of {positions} positions"),
+        rows: 1,
+        bytes: bench.device.state_bytes(cached.state(positions)) as f64,
+        operations: 2.0 * (heads * width * positions) as f64,
+        streamed: true,
+        weights: None,
+    };
+    bench.time(work, out, &mut |device, i| {
+        let spans = &[Span { state: states[i % states.len()], position: positions - 1, rows: 1 }];
+        Ok(device.run(&Op::TopBlocks { q, k, block, local: 1, spans, scores, out })?)
+    })
+}
+
 /// Gated delta rule of Qwen3-Next and Qwen3.5: 16 key heads, 32 value heads, 128 values each.
 pub(super) fn delta_net(bench: &mut OpBench, rows: usize) -> anyhow::Result<()> {
     let (key_heads, heads, width) = (16, 32, 128);

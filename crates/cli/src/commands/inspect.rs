@@ -103,6 +103,7 @@ struct LayerCounts {
     total: usize,
     attention: usize,
     sliding: usize,
+    sparse: usize,
     latent: usize,
     sparse_latent: usize,
     delta_net: usize,
@@ -289,6 +290,9 @@ impl LayerCounts {
                 BodyBlueprint::Mixer(MixerBlueprint::Gqa(g)) if g.shape.window.is_some() => {
                     &mut counts.sliding
                 }
+                BodyBlueprint::Mixer(MixerBlueprint::Gqa(g)) if g.indexer.is_some() => {
+                    &mut counts.sparse
+                }
                 BodyBlueprint::Mixer(MixerBlueprint::Gqa(_)) => &mut counts.attention,
                 BodyBlueprint::Mixer(MixerBlueprint::Mla(m)) if m.sparse.is_some() => {
                     &mut counts.sparse_latent
@@ -453,6 +457,7 @@ impl std::fmt::Display for InspectReport {
         let parts = [
             (l.attention, "attention"),
             (l.sliding, "sliding attention"),
+            (l.sparse, "sparse attention"),
             (l.latent, "latent attention"),
             (l.sparse_latent, "sparse latent attention"),
             (l.delta_net, "gated delta-net"),

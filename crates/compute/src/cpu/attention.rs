@@ -144,7 +144,7 @@ pub(super) fn readable_vectors<'a>(
 enum VisiblePositions<'a> {
     /// The last ones: causal or sliding-window attention.
     Window(usize),
-    /// Listed ones, by row of the op: sparse attention.
+    /// Listed ones, by row of the op, and by KV head where each has a list: sparse attention.
     Listed(&'a [f32], View),
 }
 
@@ -164,6 +164,7 @@ impl VisiblePositions<'_> {
                 (position + 1).saturating_sub(*window)..position + 1
             }
             VisiblePositions::Listed(values, view) => {
+                // All lists of a row are as long.
                 0..self::row(values, view, row).partition_point(|p| *p >= 0.0)
             }
         }
@@ -186,7 +187,8 @@ impl VisiblePositions<'_> {
                 readable_vectors(kernels, kv, vectors, scratch, width, dst)
             }
             VisiblePositions::Listed(values, view) => {
-                let listed = self::row(values, view, visible.row)[visible.range.clone()].iter();
+                let list = if view.heads == 1 { 0 } else { head };
+                let listed = vector(values, view, visible.row, list)[visible.range.clone()].iter();
                 let vectors = listed.map(|p| kv.vector(kind, *p as usize, head));
                 readable_vectors(kernels, kv, vectors, scratch, width, dst)
             }

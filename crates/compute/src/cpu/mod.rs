@@ -23,6 +23,7 @@ mod pool;
 mod rope;
 mod scratch;
 mod simd;
+mod top_blocks;
 mod top_logits;
 mod top_positions;
 mod topk;
@@ -247,6 +248,7 @@ impl Device for CpuDevice {
             Op::Attention { .. } => attention::attention(host, cpu, op),
             Op::LatentAttention { .. } => latent_attention::latent_attention(host, cpu, op),
             Op::TopPositions { .. } => top_positions::top_positions(host, cpu, op),
+            Op::TopBlocks { .. } => top_blocks::top_blocks(host, cpu, op),
             Op::Conv1d { .. } => conv1d::conv1d(host, cpu, op),
             Op::DeltaNet { .. } => delta_net::delta_net(host, cpu, op),
             Op::Glu { .. } => elementwise::glu(host, cpu, op),

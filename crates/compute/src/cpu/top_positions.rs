@@ -118,7 +118,7 @@ fn order_key(x: f32) -> u32 {
 
 /// Selects the indices of the `selected.len()` largest values, in ascending order; of equal values
 /// the last ones. There are more values than that.
-fn select_largest(values: &[f32], selected: &mut [f32]) {
+pub(super) fn select_largest(values: &[f32], selected: &mut [f32]) {
     // Radix selection: finds the smallest selected key digit by digit, from histograms of the keys
     // that match the digits so far.
     let (mut threshold, mut wanted, mut surplus) = (0u32, selected.len() as u32, 0);

@@ -239,7 +239,8 @@ impl Device for GpuDevice {
         }
         if let Op::Attention { spans, .. }
         | Op::LatentAttention { spans, .. }
-        | Op::TopPositions { spans, .. } = op
+        | Op::TopPositions { spans, .. }
+        | Op::TopBlocks { spans, .. } = op
         {
             let (recorder, store) = (&mut self.recorder, &mut self.store);
             for span in *spans {

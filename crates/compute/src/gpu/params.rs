@@ -493,6 +493,26 @@ params! {
         blocks: u32,
     }
 
+    /// `attention/block_indexer_scores.wgsl`.
+    struct BlockIndexerScoresParams {
+        q: ViewParams,
+        scores: ViewParams,
+        rows: u32,
+        position: u32,
+        heads: u32,
+        local: u32,
+        tiles: u32,
+    }
+
+    /// `attention/block_indexer_top.wgsl`.
+    struct BlockIndexerTopParams {
+        scores: ViewParams,
+        out: ViewParams,
+        rows: u32,
+        position: u32,
+        heads: u32,
+    }
+
     /// `attention/indexer_top_positions.wgsl`.
     struct IndexerTopPositionsParams {
         scores: ViewParams,

@@ -13,6 +13,8 @@ pub(super) const FILES: &[(&str, &str)] = files![
     "attention/attention_decode",
     "attention/attention_split",
     "attention/attention_tiled",
+    "attention/block_indexer_scores",
+    "attention/block_indexer_top",
     "attention/block_scores",
     "attention/indexer_scores",
     "attention/indexer_top_positions",

@@ -53,13 +53,17 @@ impl ReferenceDevice {
             let kv = self.append(span, first, k, v)?;
             for row in first..first + span.rows {
                 let last = span.position + row - first;
-                let visible: Vec<usize> = match &positions {
-                    Some(p) => {
-                        p.row(row).iter().filter(|p| **p >= 0.0).map(|p| *p as usize).collect()
-                    }
-                    None => (window.map_or(0, |w| (last + 1).saturating_sub(w))..=last).collect(),
-                };
                 for head in 0..q.view.heads {
+                    let visible: Vec<usize> = match &positions {
+                        Some(p) => {
+                            let list = if p.view.heads == 1 { 0 } else { head / group };
+                            let list = p.vector(row, list).iter().filter(|p| **p >= 0.0);
+                            list.map(|p| *p as usize).collect()
+                        }
+                        None => {
+                            (window.map_or(0, |w| (last + 1).saturating_sub(w))..=last).collect()
+                        }
+                    };
                     let key = |t: usize| as_f32(kv.vector(KvKind::Key, t, head / group));
                     let value = |t: usize| match v {
                         Some(_) => as_f32(kv.vector(KvKind::Value, t, head / group)),
@@ -157,6 +161,44 @@ impl ReferenceDevice {
                 let mut positions: Vec<f32> = best.iter().map(|t| *t as f32).collect();
                 positions.resize(out.width, -1.0);
                 self.store(out, row, 0, &positions)?;
+            }
+            self.put_kv(span.state, kv)?;
+            first += span.rows;
+        }
+        Ok(())
+    }
+
+    pub(super) fn top_blocks(&mut self, op: &Op<'_>) -> Result<(), Error> {
+        let &Op::TopBlocks { q, k, block, local, spans, out, .. } = op else { return Ok(()) };
+        let q = self.dense(q)?;
+        let mut first = 0;
+        for span in spans {
+            let kv = self.append(span, first, k, None)?;
+            for row in first..first + span.rows {
+                let visible = span.position + row - first + 1;
+                let blocks = visible.div_ceil(block);
+                for head in 0..q.view.heads {
+                    let score = |t: usize| {
+                        dot(q.vector(row, head), as_f32(kv.vector(KvKind::Key, t, 0))) as f32
+                    };
+                    let best = |b: usize| {
+                        let scores = (b * block..visible.min((b + 1) * block)).map(score);
+                        let is_local = b + local >= blocks;
+                        if is_local { f32::INFINITY } else { scores.fold(f32::MIN, f32::max) }
+                    };
+                    // Of equal scores the later block wins, so the scores are ranked in reverse
+                    // order.
+                    let scores: Vec<f32> = (0..blocks).rev().map(best).collect();
+                    let mut chosen = descending(&scores);
+                    chosen.truncate(out.width / block);
+                    chosen.iter_mut().for_each(|b| *b = blocks - 1 - *b);
+                    chosen.sort_unstable();
+                    let positions = chosen.iter().flat_map(|b| b * block..(b + 1) * block);
+                    let mut positions: Vec<f32> =
+                        positions.filter(|t| *t < visible).map(|t| t as f32).collect();
+                    positions.resize(out.width, -1.0);
+                    self.store(out, row, head, &positions)?;
+                }
             }
             self.put_kv(span.state, kv)?;
             first += span.rows;

@@ -590,6 +590,7 @@ impl Device for ReferenceDevice {
             Op::Attention { .. } => self.attention(op),
             Op::LatentAttention { .. } => self.latent_attention(op),
             Op::TopPositions { .. } => self.top_positions(op),
+            Op::TopBlocks { .. } => self.top_blocks(op),
             Op::Conv1d { .. } => self.conv1d(op),
             Op::DeltaNet { .. } => self.delta_net(op),
             Op::Glu { activation, gate, up, out } => self.glu(activation, [gate, up], out),

@@ -246,6 +246,34 @@ fn sparse_positions() {
 }
 
 #[test]
+fn sparse_positions_for_each_kv_head() {
+    let mut random = Random::new(79);
+    DevicePair::for_each(|pair, _| {
+        for (rows, shape, n) in [
+            (31, grouped(4, 2, 16, 16), 3),
+            (31, grouped(9, 3, 40, 24), 8),
+            (620, grouped(2, 2, 8, 8), 300),
+        ] {
+            let case = Case::new(pair, &mut random, rows, shape);
+            // As many positions in all lists of a row.
+            let list = |position: usize, head: usize| {
+                let count = n.min(1 + position / 2);
+                let first = if head == 1 { 0 } else { position + 1 - count };
+                (0..n).map(move |i| if i < count { (first + i) as f32 } else { -1.0 })
+            };
+            let heads = (0..rows).flat_map(|p| (0..shape.kv_heads).map(move |h| (p, h)));
+            let lists: Vec<f32> = heads.flat_map(|(position, head)| list(position, head)).collect();
+            let lists = pair.dense(rows, &lists).split(shape.kv_heads);
+            let case = Case { positions: Some(lists), ..case };
+            let (one, other) = (case.state(pair, rows), case.state(pair, rows + 7));
+            let at_once = case.in_chunks(pair, one, 0, &[rows]);
+            let apart = case.in_chunks(pair, other, 0, &[1, 2, 3, 8, 17]);
+            assert!(apart == at_once, "{shape:?}, {n}");
+        }
+    });
+}
+
+#[test]
 fn more_sparse_positions_than_a_kv_block() {
     let mut random = Random::new(76);
     DevicePair::for_each_exact(|pair| {

@@ -388,6 +388,33 @@ fn mismatched_indexer_shapes_are_rejected() {
 }
 
 #[test]
+fn invalid_blocks_are_rejected() {
+    let mut random = Random::new(69);
+    DevicePair::for_each(|pair, _| {
+        let q = pair.random(&mut random, 3, 16).split(2);
+        let k = pair.random(&mut random, 3, 8);
+        let (scores, out) = (pair.nan_filled(2, 2), pair.nan_filled(3, 16).split(2));
+        let state = pair.state(StateShape::KeyValue {
+            kv_heads: 1,
+            key_width: 8,
+            value_width: 0,
+            positions: 9,
+        });
+        let spans = spans(&[Span { state, position: 5, rows: 3 }]);
+        let op =
+            |block, local, scores, out| Op::TopBlocks { q, k, block, local, spans, scores, out };
+        refused(pair, "no power of two", &op(3, 1, scores, out));
+        refused(pair, "a large block", &op(512, 1, scores, out));
+        refused(pair, "parts of blocks", &op(4, 1, scores, out.slice_width(0, 6)));
+        refused(pair, "no own block", &op(4, 0, scores, out));
+        refused(pair, "more last blocks", &op(4, 3, scores, out));
+        refused(pair, "scores of a head", &op(4, 1, scores.slice(0, 1), out));
+        refused(pair, "scores", &op(4, 1, scores.columns(0, 1), out));
+        refused(pair, "heads", &op(4, 1, scores, out.head(0)));
+    });
+}
+
+#[test]
 fn mismatched_experts_and_slots_are_rejected() {
     let mut random = Random::new(65);
     DevicePair::for_each(|pair, _| {

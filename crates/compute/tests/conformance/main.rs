@@ -27,6 +27,7 @@ mod op_sequences;
 mod recurrent;
 mod router;
 mod states;
+mod top_blocks;
 mod top_logits;
 mod top_positions;
 mod weight_formats;

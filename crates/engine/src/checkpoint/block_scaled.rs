@@ -82,7 +82,7 @@ impl Checkpoint {
         request: &MatrixRequest<'_>,
         t: &TensorInfo,
     ) -> Result<MatrixStack, Error> {
-        let &MatrixRequest { name, weight, count, rows, cols } = request;
+        let &MatrixRequest { name, weight, count, rows, cols, .. } = request;
         let names =
             [format!("{weight}_scale_inv"), format!("{weight}_scale"), format!("{name}.{SCALE}")];
         let Some(scales_name) = names.iter().find(|name| self.has(name)) else {
@@ -164,7 +164,7 @@ impl Checkpoint {
         request: &MatrixRequest<'_>,
         t: &TensorInfo,
     ) -> Result<MatrixStack, Error> {
-        let &MatrixRequest { name, weight, count, rows, cols } = request;
+        let &MatrixRequest { name, weight, count, rows, cols, .. } = request;
         let base = weight.strip_suffix("_packed").unwrap_or(weight);
         let names = [format!("{base}_scale"), format!("{name}.{SCALE}")];
         let Some(scales_name) = names.iter().find(|name| self.has(name)) else {

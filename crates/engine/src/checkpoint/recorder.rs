@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{
     location::{MatrixSource, MatrixStack, Segment, VectorChange, VectorSource},
-    source::{SourceChanges, StackRequest, TensorSource},
+    source::{SourceChanges, StackLayout, StackRequest, TensorSource},
 };
 use crate::base::error::Error;
 
@@ -118,9 +118,13 @@ impl TensorSource for Recorder<'_> {
     }
 
     fn stack(&self, request: &StackRequest<'_>) -> Result<MatrixStack, Error> {
-        let &StackRequest { name, count, rows, cols, .. } = request;
+        let &StackRequest { name, layout, count, rows, cols } = request;
         let (shape, bytes) = self.matrix_shape(name, rows, cols)?;
-        let segment = self.record(name, vec![count, rows, cols], bytes);
+        let recorded = match layout {
+            StackLayout::Rows => vec![count.saturating_mul(rows), cols],
+            _ => vec![count, rows, cols],
+        };
+        let segment = self.record(name, recorded, bytes);
         Ok(MatrixStack { shape, layout: FileLayout::Planes, segments: vec![segment] })
     }
 }
@@ -129,7 +133,7 @@ impl TensorSource for Recorder<'_> {
 mod tests {
     use serde_json::json;
 
-    use super::{super::source::StackLayout, *};
+    use super::*;
 
     #[test]
     fn requests_are_written_down_and_answered() {

@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use moeflux_compute::{MatrixShape, OutputOrder};
+use moeflux_compute::{BlockScaled, Format, MatrixShape, OutputOrder, PlaneLayout};
 use serde_json::Value;
 
 use super::location::{MatrixSource, MatrixStack, Segment, VectorSource};
@@ -41,6 +41,9 @@ pub(crate) enum StackLayout {
     Bare,
     /// `name`, unquantized and stored by inputs: `[count, cols, rows]`, rows in this order.
     ByInputs(OutputOrder),
+    /// `name.weight`, in any format, without a dimension of the stack: the rows of a matrix follow
+    /// those of the one before, and so do its scales, the last of which may be of fewer rows.
+    Rows,
     /// `name_blocks` and `name_scales`: MXFP4 in OpenAI's layout.
     OpenAiBlocks,
 }
@@ -127,46 +130,120 @@ pub(crate) trait TensorSource {
     /// A matrix made of row ranges of another, in the order of `ranges`, which must be within it.
     ///
     /// # Errors
-    /// A range cuts a block of rows that share a scale.
+    /// As [`TensorSource::gather_stacked_rows`].
     fn gather_rows(
         &self,
         matrix: &MatrixSource,
         ranges: &[Range<usize>],
     ) -> Result<MatrixSource, Error> {
-        let MatrixShape { rows, cols, format } = matrix.shape;
-        let weight = format!("{}.weight", matrix.name);
+        let MatrixSource { name, shape, layout, segments } = matrix.clone();
+        self.gather_stacked_rows(&name, &MatrixStack { shape, layout, segments }, 1, ranges)
+    }
+
+    /// A matrix made of the same row ranges of each of the `count` matrices of the stack `name`.
+    /// Where a range cuts a block of rows that share a scale, the result has smaller blocks, which
+    /// repeat it.
+    ///
+    /// # Errors
+    /// The rows cannot be told apart in the file, or have a scale per matrix of several.
+    fn gather_stacked_rows(
+        &self,
+        name: &str,
+        stack: &MatrixStack,
+        count: usize,
+        ranges: &[Range<usize>],
+    ) -> Result<MatrixSource, Error> {
+        let MatrixShape { cols, format, .. } = stack.shape;
+        let weight = format!("{name}.weight");
         let error = |problem: &str| self.tensor_error(&weight, problem);
-        let block = format.block().rows;
-        let whole = |n: usize| n.is_multiple_of(block);
-        if !ranges
-            .iter()
-            .all(|range| whole(range.start) && (whole(range.len()) || range.end == rows))
-        {
-            return Err(error(&format!(
-                "its rows are needed in another order, which its blocks of {block} rows prevent"
-            )));
-        }
-        let planes = matrix.layout.planes(format, cols).map_err(|e| error(&e.to_string()))?;
+        let planes = stack.layout.planes(format, cols).map_err(|e| error(&e.to_string()))?;
         let Some(planes) = planes else {
             return Err(error(
                 "its rows are needed in another order, which is not supported for weights that \
                  are stored by inputs",
             ));
         };
-        let mut segments = Vec::with_capacity(matrix.segments.len() * ranges.len());
-        for (layout, plane) in planes.iter().zip(&matrix.segments) {
+        if count > 1 && planes.iter().any(PlaneLayout::is_per_matrix) {
+            return Err(error("it has a scale for each of several parts, which is not supported"));
+        }
+        // All blocks but the last are whole.
+        let starts = ranges.iter().map(|range| range.start);
+        let inner = if count > 1 { ranges } else { ranges.split_last().map_or(ranges, |r| r.1) };
+        let lengths = inner.iter().map(ExactSizeIterator::len);
+        let block = starts.chain(lengths).fold(format.block().rows, greatest_common_divisor);
+        let mut segments = Vec::with_capacity(stack.segments.len() * count * ranges.len());
+        for (layout, plane) in planes.iter().zip(&stack.segments) {
             if layout.is_per_matrix() {
                 segments.push(*plane);
                 continue;
             }
-            segments.extend(ranges.iter().map(|range| Segment {
-                offset: plane.offset + layout.row_offset(range.start) as u64,
-                bytes: layout.bytes(range.len()),
-                ..*plane
-            }));
+            let rows_at_once = if layout.block_rows > block { block } else { usize::MAX };
+            for (matrix, range) in (0..count).flat_map(|i| ranges.iter().map(move |r| (i, r))) {
+                let first = plane.offset + (matrix * plane.bytes) as u64;
+                segments.extend(range.clone().step_by(rows_at_once).map(|row| Segment {
+                    offset: first + layout.row_offset(row) as u64,
+                    bytes: layout.bytes(rows_at_once.min(range.end - row)),
+                    ..*plane
+                }));
+            }
         }
-        let shape =
-            MatrixShape { rows: ranges.iter().map(ExactSizeIterator::len).sum(), ..matrix.shape };
-        Ok(MatrixSource { name: matrix.name.clone(), shape, layout: matrix.layout, segments })
+        let format = match format {
+            Format::BlockScaled(scaled) => {
+                Format::BlockScaled(BlockScaled { block_rows: block as u16, ..scaled })
+            }
+            other => other,
+        };
+        let rows = count * ranges.iter().map(ExactSizeIterator::len).sum::<usize>();
+        let shape = MatrixShape { rows, cols, format };
+        Ok(MatrixSource { name: name.into(), shape, layout: stack.layout, segments })
+    }
+}
+
+fn greatest_common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{super::block_scaled::tests::checkpoint, *};
+
+    /// Byte offsets in the file of each row of a plane.
+    fn row_offsets(segments: &[Segment], row_bytes: usize) -> Vec<u64> {
+        let rows = |s: &Segment| (0..s.bytes / row_bytes).map(move |i| (i * row_bytes) as u64);
+        segments.iter().flat_map(|s| rows(s).map(move |first| s.offset + first)).collect()
+    }
+
+    #[test]
+    fn shards_of_fp8_have_separate_grids_of_scales() {
+        // Three shards of 18 rows in blocks of 4: five rows of scales each, the last for 2 rows.
+        let (count, rows, cols) = (3, 18, 8);
+        let blocks = json!({"quant_method": "fp8", "weight_block_size": [4, 4]});
+        let tensors: [(&str, &str, &[usize]); 2] =
+            [("a.weight", "F8_E4M3", &[54, 8]), ("a.weight_scale_inv", "F32", &[15, 2])];
+        let source = checkpoint(&blocks, &tensors);
+        let request = StackRequest { name: "a", layout: StackLayout::Rows, count, rows, cols };
+        let stack = source.stack(&request).unwrap();
+        let [weights, scales] = [0, 1].map(|plane| stack.segments[plane].offset);
+        for (range, block) in [(0..8, 4), (8..14, 2), (14..18, 2), (3..4, 1), (0..18, 2)] {
+            let part = source.gather_stacked_rows("a", &stack, count, std::slice::from_ref(&range));
+            let MatrixSource { shape, segments, .. } = part.unwrap();
+            let [plane, scale_plane, _] = shape.format.planes(cols);
+            assert_eq!((shape.rows, scale_plane.block_rows), (count * range.len(), block));
+            let (of_weights, of_scales): (Vec<_>, Vec<_>) =
+                segments.into_iter().partition(|s| s.offset < scales);
+            let rows_of = |i: usize| range.clone().map(move |row| (i, row));
+            let expected: Vec<(usize, usize)> = (0..count).flat_map(rows_of).collect();
+            let found = row_offsets(&of_weights, plane.row_bytes);
+            let offset = |i: usize, row: usize| weights + ((i * rows + row) * cols) as u64;
+            assert_eq!(found, expected.iter().map(|(i, row)| offset(*i, *row)).collect::<Vec<_>>());
+            let found = row_offsets(&of_scales, scale_plane.row_bytes);
+            for (n, (i, row)) in expected.iter().enumerate() {
+                let offset = scales + ((i * 5 + row / 4) * scale_plane.row_bytes) as u64;
+                assert_eq!(found[n / block], offset, "{range:?}, row {n}");
+            }
+            assert_eq!(found.len() * scale_plane.row_bytes, scale_plane.bytes(shape.rows));
+        }
     }
 }

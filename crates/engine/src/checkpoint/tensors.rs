@@ -38,6 +38,8 @@ pub(super) struct MatrixRequest<'a> {
     pub(super) weight: &'a str,
     /// Number of stacked matrices; `None` for a plain matrix.
     pub(super) count: Option<usize>,
+    /// Whether the rows of stacked matrices follow each other, without a dimension of the stack.
+    pub(super) by_rows: bool,
     pub(super) rows: usize,
     pub(super) cols: usize,
 }
@@ -71,7 +73,12 @@ impl QuantSize {
 impl MatrixRequest<'_> {
     /// Shape of a tensor that has dimensions `matrix` for each matrix of the stack.
     pub(super) fn tensor_shape(&self, matrix: &[usize]) -> Vec<usize> {
-        self.count.iter().chain(matrix).copied().collect()
+        match (matrix, self.count) {
+            ([rows, rest @ ..], Some(count)) if self.by_rows => {
+                [&[rows.saturating_mul(count)], rest].concat()
+            }
+            _ => self.count.iter().chain(matrix).copied().collect(),
+        }
     }
 }
 
@@ -131,7 +138,8 @@ impl TensorSource for Checkpoint {
     fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<MatrixSource, Error> {
         let suffix = WEIGHTS.into_iter().find(|suffix| self.has(&format!("{name}.{suffix}")));
         let weight = format!("{name}.{}", suffix.unwrap_or("weight"));
-        let request = MatrixRequest { name, weight: &weight, count: None, rows, cols };
+        let request =
+            MatrixRequest { name, weight: &weight, count: None, by_rows: false, rows, cols };
         let stack = self.detect(&request).map_err(|e| self.explain(e))?;
         let MatrixStack { shape, layout, segments } = stack;
         Ok(MatrixSource { name: name.into(), shape, layout, segments })
@@ -144,13 +152,14 @@ impl TensorSource for Checkpoint {
     fn stack(&self, request: &StackRequest<'_>) -> Result<MatrixStack, Error> {
         let &StackRequest { name, layout, count, rows, cols } = request;
         let weight = match layout {
-            StackLayout::Weight => format!("{name}.weight"),
+            StackLayout::Weight | StackLayout::Rows => format!("{name}.weight"),
             StackLayout::Bare | StackLayout::ByInputs(_) => name.to_owned(),
             StackLayout::OpenAiBlocks => format!("{name}_blocks"),
         };
-        let request = MatrixRequest { name, weight: &weight, count: Some(count), rows, cols };
+        let (count, by_rows) = (Some(count), layout == StackLayout::Rows);
+        let request = MatrixRequest { name, weight: &weight, count, by_rows, rows, cols };
         let stack = match layout {
-            StackLayout::Weight | StackLayout::Bare => self.detect(&request),
+            StackLayout::Weight | StackLayout::Bare | StackLayout::Rows => self.detect(&request),
             StackLayout::ByInputs(order) => self.transposed_stack(&request, order),
             StackLayout::OpenAiBlocks => self.mxfp4_blocks(&request),
         };

@@ -182,10 +182,11 @@ impl StateCosts {
             layer.states(positions, 1).iter().map(|s| s.bytes(kv_format)).sum::<u64>()
         };
         let per_position = bytes(2) - bytes(1);
-        // Sparse attention reads `top_k` positions; the keys of its indexer are not counted.
+        // Sparse attention reads the chosen positions; the keys of its indexer are not counted.
         let window = match layer.mixer() {
             Some(MixerBlueprint::Mla(mla)) => mla.sparse.as_ref().map(|s| s.top_k),
-            _ => None,
+            Some(MixerBlueprint::Gqa(gqa)) => gqa.indexer.as_ref().map(|s| s.top_k * s.block),
+            Some(MixerBlueprint::DeltaNet(_)) | None => None,
         };
         Self {
             fixed: bytes(1) - per_position,

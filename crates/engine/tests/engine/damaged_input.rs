@@ -153,7 +153,7 @@ fn unsupported_configs() {
         yarn.as_object_mut().unwrap().remove(without);
         yarn
     };
-    let asked: [(&str, &str, Value); 45] = [
+    let asked: [(&str, &str, Value); 46] = [
         ("bailing_moe_group_32", "norm_head", json!(true)),
         ("bailing_moe_group_32", "use_qkv_bias", json!(true)),
         ("bailing_moe_group_32", "n_group", json!(2)),
@@ -190,6 +190,7 @@ fn unsupported_configs() {
         ("gpt_oss", "rope_scaling", yarn("original_max_position_embeddings")),
         ("hy_v3_hub", "moe_router_use_sigmoid", json!(false)),
         ("hy_v3_hub", "moe_router_enable_expert_bias", json!(false)),
+        ("mimo_v2_hub", "num_key_value_heads", json!(2)),
         ("minimax_m2", "attn_type_list", json!([1, 0, 1])),
         ("minimax_m2", "rotary_dim", json!(0)),
         ("mixtral_hub", "sliding_window", json!(0)),
@@ -216,6 +217,26 @@ fn unsupported_configs() {
     gemma("final_logit_softcapping", json!(0.0));
     gemma("per_layer_config", json!({"2": {"sliding_window": 64}}));
     gemma("hidden_activation", json!("silu"));
+    let minimax = |key: &str, value: Value| {
+        let copy = CheckpointCopy::golden("minimax_m3_vl_hub");
+        let of_indexer = key.starts_with("sparse");
+        let changed = copy.json("config.json", |c| {
+            let text = &mut c["text_config"];
+            let keys = if of_indexer { &mut text["sparse_attention_config"] } else { text };
+            keys[key] = value;
+        });
+        changed.fails(&["config.json", key]);
+    };
+    minimax("hidden_act", json!("gelu"));
+    minimax("qk_norm_type", json!("per_layer"));
+    minimax("swiglu_limit", json!(-7.0));
+    minimax("sparse_num_index_heads", json!(1));
+    minimax("sparse_index_dim", json!(6));
+    minimax("sparse_block_size", json!(6));
+    minimax("sparse_block_size", json!(512));
+    minimax("sparse_local_block", json!(4));
+    minimax("sparse_attention_freq", json!([0, 1]));
+    minimax("sparse_attention_freq", json!(null));
 }
 
 /// Equivalent spellings of supported values.

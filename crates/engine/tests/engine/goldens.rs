@@ -83,7 +83,7 @@ fn the_cpu_device_matches_mlx() {
 }
 
 /// One golden for each kind of mixer and router, with integer weights where there is one.
-const KINDS: [&str; 18] = [
+const KINDS: [&str; 19] = [
     "qwen3_moe",
     "qwen3_5_moe",
     "qwen3_next",
@@ -102,6 +102,7 @@ const KINDS: [&str; 18] = [
     "hunyuan_v1_moe_hub",
     "cohere2_moe_hub",
     "phimoe_hub",
+    "minimax_m3_vl_hub",
 ];
 
 /// Goldens whose weights are laid out anew where they land.

@@ -441,6 +441,11 @@ fn sparse_attention() {
 }
 
 #[test]
+fn block_sparse_attention() {
+    holds(golden("minimax_m3_vl_hub"), exact("cpu"), 1 << 20, 8);
+}
+
+#[test]
 fn without_room_for_a_prefix_cache() {
     holds(tales(), exact("cpu"), 0, 4);
 }

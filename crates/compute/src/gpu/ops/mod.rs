@@ -18,6 +18,7 @@ pub(in crate::gpu) mod qk_norm_rope;
 pub(in crate::gpu) mod recurrent;
 pub(in crate::gpu) mod slot_copy;
 pub(in crate::gpu) mod state_io;
+pub(in crate::gpu) mod top_blocks;
 pub(in crate::gpu) mod top_logits;
 pub(in crate::gpu) mod top_positions;
 pub(in crate::gpu) mod topk;
@@ -91,6 +92,7 @@ pub(in crate::gpu) fn encode(
         Op::Attention { .. } => attention::encode(ctx, op)?,
         Op::LatentAttention { .. } => latent_attention::encode(ctx, op)?,
         Op::TopPositions { .. } => top_positions::encode(ctx, op)?,
+        Op::TopBlocks { .. } => top_blocks::encode(ctx, op)?,
         Op::Experts { .. } => return moe::encode(ctx, op, None),
         Op::Conv1d { .. } => recurrent::encode_conv1d(ctx, op)?,
         Op::DeltaNet { .. } => recurrent::encode_delta_net(ctx, op, None)?,

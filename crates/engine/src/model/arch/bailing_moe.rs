@@ -121,6 +121,7 @@ fn attention(config: &BailingMoeConfig, attention: &Scope<'_>) -> Result<GqaBlue
         norms_rotated: false,
         v_norm: false,
         sinks: None,
+        indexer: None,
         shape,
     })
 }

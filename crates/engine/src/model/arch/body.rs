@@ -199,5 +199,6 @@ pub(super) fn gqa(attention: &Scope<'_>, params: GqaParams) -> Result<GqaBluepri
         norms_rotated: false,
         v_norm: false,
         sinks: None,
+        indexer: None,
     })
 }

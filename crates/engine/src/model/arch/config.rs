@@ -100,7 +100,10 @@ const KEY_NAMES: [KeyNames; 15] = [
         key: "scoring_func",
         others: &["score_func", "score_function", "moe_router_score_func", "moe_router_activation"],
     },
-    KeyNames { key: "shared_expert_intermediate_size", others: &["share_expert_dim"] },
+    KeyNames {
+        key: "shared_expert_intermediate_size",
+        others: &["share_expert_dim", "shared_intermediate_size"],
+    },
     KeyNames { key: "num_attention_groups", others: &["num_key_value_heads"] },
     KeyNames { key: "rms_norm_eps", others: &["layernorm_epsilon"] },
     KeyNames { key: "qk_rope_head_dim", others: &["head_dim"] },

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Projections of an expert in slot order, as most layouts name them.
-const PROJECTIONS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
+pub(super) const PROJECTIONS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
 /// Number and sizes of a layer's experts.
 #[derive(Clone, Copy)]

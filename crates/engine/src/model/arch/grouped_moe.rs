@@ -10,7 +10,7 @@ use super::{
     Require,
     config::PerLayer,
     config_error,
-    expert_tensors::{ExpertKeys, ExpertSizes, ExpertTensors, experts},
+    expert_tensors::{ExpertKeys, ExpertSizes, ExpertTensors, PROJECTIONS, experts},
     scope::Scope,
 };
 use crate::{
@@ -60,6 +60,8 @@ pub(super) struct MoeStyle {
     /// Experts in MLX's export and on the Hub, as in [`ExpertTensors`].
     pub(super) stacked: &'static str,
     pub(super) experts: &'static str,
+    /// Gate, up and down of an expert on the Hub.
+    pub(super) projections: [&'static str; 3],
     /// Function from logits to scores, which `scoring_func` may repeat.
     pub(super) scoring: Scoring,
     /// Score of a group of experts, to which `topk_method` must fit.
@@ -74,6 +76,7 @@ impl Default for MoeStyle {
             shared: "shared_experts",
             stacked: "switch_mlp",
             experts: "experts",
+            projections: PROJECTIONS,
             scoring: Scoring::Sigmoid,
             group_score: GroupScore::BestTwo,
         }
@@ -154,7 +157,9 @@ impl GroupedMoe {
             intermediate: "moe_intermediate_size",
         };
         sizes.check(mlp.source, self.num_experts_per_tok, &keys)?;
-        let tensors = ExpertTensors::new(mlp.child(style.stacked), mlp.child(style.experts));
+        let (stacked, hub) = (mlp.child(style.stacked), mlp.child(style.experts));
+        let projections = style.projections;
+        let tensors = ExpertTensors { projections, ..ExpertTensors::new(stacked, hub) };
         Ok(MoeBlueprint {
             router: self.router(style, mlp, sizes)?,
             experts: experts(&tensors, sizes)?,

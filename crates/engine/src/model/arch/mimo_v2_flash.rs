@@ -1,15 +1,18 @@
-//! `mimo_v2_flash`: MiMo-V2-Flash and MiMo-V2.5; text only.
+//! `mimo_v2_flash`, `mimo_v2`: MiMo-V2-Flash, MiMo-V2.5 and V2.6; text only.
 //!
 //! Sliding-window layers with full ones between, which have fewer KV heads and no sinks; values
-//! narrower than keys, and scaled; the feed-forward parts of DeepSeek-V3. Sources: Xiaomi,
-//! "MiMo-V2-Flash Technical Report", 2026; the published `config.json`s; see `docs/references.md`.
+//! narrower than keys, and scaled; the feed-forward parts of DeepSeek-V3. MiMo-V2.5 has queries,
+//! keys and values in one matrix of shards. Sources: Xiaomi, "MiMo-V2-Flash Technical Report",
+//! 2026; the published `config.json`s; see `docs/references.md`.
+
+use std::ops::Range;
 
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
     Require,
-    body::{Body, GqaParams, gqa, gqa_shape},
+    body::{Body, gqa_shape},
     grouped_moe::GroupedMoe,
     parse_config,
     rope::{RopeByType, RotatedPart},
@@ -17,9 +20,12 @@ use super::{
 };
 use crate::{
     base::error::Error,
-    checkpoint::source::TensorSource,
-    model::blueprint::{Blueprint, GqaBlueprint, GqaShape},
+    checkpoint::source::{StackLayout, StackRequest, TensorSource},
+    model::blueprint::{Blueprint, GqaBlueprint, GqaShape, LinearSource},
 };
+
+/// Shards of `qkv_proj`: the degree of tensor parallelism for which the models are published.
+const QKV_SHARDS: usize = 4;
 
 #[derive(Deserialize)]
 struct MimoV2Config {
@@ -82,10 +88,59 @@ fn attention(
         false => config.add_full_attention_sink_bias,
     };
     let sinks = || attention.vector("attention_sink_bias", shape.heads);
+    let projections = match attention.has_matrix("qkv_proj") {
+        true => sharded_projections(attention, hidden, &shape)?,
+        false => [
+            attention.linear("q_proj", shape.q_outputs(), hidden)?,
+            attention.linear("k_proj", shape.kv_heads * shape.head_dim, hidden)?,
+            attention.linear("v_proj", shape.kv_heads * shape.v_head_dim, hidden)?,
+        ],
+    };
+    let [q_proj, k_proj, v_proj] = projections;
     Ok(GqaBlueprint {
+        rope,
+        q_proj,
+        k_proj,
+        v_proj: Some(v_proj),
+        gate_proj: None,
+        o_proj: attention.linear("o_proj", hidden, shape.heads * shape.v_head_dim)?,
+        q_norm: None,
+        k_norm: None,
+        norms_rotated: false,
+        v_norm: false,
         sinks: has_sinks.unwrap_or(false).then(sinks).transpose()?,
-        ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?
+        indexer: None,
+        shape,
     })
+}
+
+/// Queries, keys and values of `qkv_proj`: shards of tensor parallelism one after another, each
+/// with its heads' queries, keys and values.
+fn sharded_projections(
+    attention: &Scope<'_>,
+    hidden: usize,
+    shape: &GqaShape,
+) -> Result<[LinearSource; 3], Error> {
+    let source = attention.source;
+    let &GqaShape { heads, kv_heads, head_dim, v_head_dim, .. } = shape;
+    Require(source).that(kv_heads.is_multiple_of(QKV_SHARDS), || {
+        format!(
+            "\"num_key_value_heads\" is {kv_heads}, not a multiple of the {QKV_SHARDS} shards of \
+             qkv_proj"
+        )
+    })?;
+    let (q, k) = (heads / QKV_SHARDS * head_dim, kv_heads / QKV_SHARDS * head_dim);
+    let rows = q + k + kv_heads / QKV_SHARDS * v_head_dim;
+    let (layout, count) = (StackLayout::Rows, QKV_SHARDS);
+    let request = StackRequest { name: "qkv_proj", layout, count, rows, cols: hidden };
+    let stack = attention.stack(&request)?;
+    let name = attention.path("qkv_proj");
+    let part = |range: Range<usize>| -> Result<_, Error> {
+        let range = std::slice::from_ref(&range);
+        let weight = source.gather_stacked_rows(&name, &stack, count, range)?;
+        Ok(LinearSource { weight, bias: None })
+    };
+    Ok([part(0..q)?, part(q..q + k)?, part(q + k..rows)?])
 }
 
 fn shape(

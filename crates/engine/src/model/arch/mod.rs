@@ -30,6 +30,7 @@ mod laguna;
 mod mellum;
 mod mimo_v2_flash;
 mod minimax_m2;
+mod minimax_m3;
 mod mistral4;
 mod mixtral;
 mod olmoe;
@@ -89,6 +90,14 @@ const SLIDING: ArchitectureEntry = ArchitectureEntry {
     ..UNIFORM
 };
 
+/// Entry of an architecture with block indexers in some layers.
+const BLOCKS: ArchitectureEntry = ArchitectureEntry {
+    layer_types: &["full_attention", "minimax_m3_sparse"],
+    harmless_keys: &["hidden_act"],
+    blueprint: minimax_m3::blueprint,
+    ..UNIFORM
+};
+
 /// Entry of Step. transformers repeats the query heads of sliding layers by layer.
 const STEP: ArchitectureEntry =
     ArchitectureEntry { per_layer_keys: &["num_attention_heads"], ..SLIDING };
@@ -144,12 +153,20 @@ const ARCHITECTURES: &[ArchitectureEntry] = &[
         ..SLIDING
     },
     ArchitectureEntry {
+        model_type: "mimo_v2",
+        harmless_keys: &["attention_chunk_size"],
+        blueprint: mimo_v2_flash::blueprint,
+        ..SLIDING
+    },
+    ArchitectureEntry {
         model_type: "mimo_v2_flash",
         harmless_keys: &["attention_chunk_size"],
         blueprint: mimo_v2_flash::blueprint,
         ..SLIDING
     },
     ArchitectureEntry { model_type: "minimax_m2", blueprint: minimax_m2::blueprint, ..UNIFORM },
+    ArchitectureEntry { model_type: "minimax_m3", blueprint: minimax_m3::blueprint, ..BLOCKS },
+    ArchitectureEntry { model_type: "minimax_m3_vl", blueprint: minimax_m3::blueprint, ..BLOCKS },
     ArchitectureEntry { model_type: "mistral4", blueprint: mistral4::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "mixtral", blueprint: mixtral::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "olmoe", blueprint: olmoe::blueprint, ..UNIFORM },
@@ -235,6 +252,7 @@ fn skipped(source: &dyn TensorSource, layers: usize) -> Vec<(String, u64)> {
         "audio_encoder.",
         "speech_embeddings.",
         "vit_large_projector.",
+        "patch_merge_mlp.",
         "embed_audio.",
     ];
     let is_vision = |name: &str| vision.iter().any(|p| name.contains(p));

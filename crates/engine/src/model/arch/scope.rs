@@ -16,8 +16,10 @@ use crate::{
 pub(super) enum NormWeights {
     /// The factor is stored.
     Plain,
-    /// `w` is stored, the factor is `1 + w`.
+    /// `w` is stored, the factor is `1 + w`; exports to MLX store the factor.
     OnePlus,
+    /// `w` is stored in exports to MLX too, the factor is `1 + w`.
+    OnePlusInExports,
     /// The factor is stored; norms of the residual stream are LayerNorms.
     Layer,
 }
@@ -118,6 +120,7 @@ impl<'a> Scope<'a> {
             NormWeights::OnePlus if !self.source.changes().one_added_to_norms => {
                 VectorChange::PlusOne
             }
+            NormWeights::OnePlusInExports => VectorChange::PlusOne,
             _ => VectorChange::None,
         };
         Ok(VectorSource { change, ..self.vector(&format!("{name}.weight"), len)? })
@@ -129,7 +132,9 @@ impl<'a> Scope<'a> {
             NormWeights::Layer => {
                 NormKind::Layer { bias: self.optional_vector(&format!("{name}.bias"), len)? }
             }
-            NormWeights::Plain | NormWeights::OnePlus => NormKind::Rms,
+            NormWeights::Plain | NormWeights::OnePlus | NormWeights::OnePlusInExports => {
+                NormKind::Rms
+            }
         };
         Ok(NormSource { weight: self.norm(name, len)?, kind })
     }

@@ -167,12 +167,19 @@ impl MixerBlueprint {
                 // failed step can be rolled back.
                 let needed =
                     |window: usize| window.saturating_add(chunk).next_multiple_of(KV_BLOCK);
-                vec![StateShape::KeyValue {
+                let keys_and_values = StateShape::KeyValue {
                     kv_heads: g.shape.kv_heads,
                     key_width: g.shape.head_dim,
                     value_width: g.shape.v_head_dim,
                     positions: g.shape.window.map_or(positions, |w| positions.min(needed(w))),
-                }]
+                };
+                let index_keys = g.indexer.as_ref().map(|indexer| StateShape::KeyValue {
+                    kv_heads: 1,
+                    key_width: indexer.head_dim,
+                    value_width: 0,
+                    positions,
+                });
+                std::iter::once(keys_and_values).chain(index_keys).collect()
             }
             Self::Mla(m) => {
                 let keys_only = |key_width| StateShape::KeyValue {

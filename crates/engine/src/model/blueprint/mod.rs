@@ -294,6 +294,32 @@ pub struct GqaBlueprint {
     pub v_norm: bool,
     /// Attention sinks: one logit per query head that takes part in the softmax, without a value.
     pub sinks: Option<VectorSource>,
+    /// Chooses the blocks of positions that attention reads; not with a window.
+    pub indexer: Option<BlockIndexerBlueprint>,
+}
+
+/// Block indexer: a cheap head for each KV head, which chooses the blocks of positions that this
+/// KV head reads, by their best score.
+#[derive(Debug)]
+pub struct BlockIndexerBlueprint {
+    /// Elements per head; the first ones are rotated.
+    pub head_dim: usize,
+    /// RoPE of queries and keys.
+    pub rope: RopeShape,
+    /// Positions of a block.
+    pub block: usize,
+    /// Blocks that are chosen, the last ones included.
+    pub top_k: usize,
+    /// Last blocks that are always chosen.
+    pub local: usize,
+    /// `(kv_heads * head_dim, hidden)`.
+    pub q_proj: LinearSource,
+    /// `(head_dim, hidden)`.
+    pub k_proj: LinearSource,
+    /// `head_dim` elements.
+    pub q_norm: VectorSource,
+    /// `head_dim` elements.
+    pub k_norm: VectorSource,
 }
 
 /// Shape of multi-head latent attention.
@@ -687,12 +713,15 @@ impl Blueprint {
         self.moe_layers().map(|(_, m)| m.experts.count as u64 * m.experts.file_bytes as u64).sum()
     }
 
-    /// Whether any layer has an indexer (sparse attention).
-    pub fn has_indexer(&self) -> bool {
-        self.layers
-            .iter()
-            .filter_map(LayerBlueprint::mixer)
-            .any(|mixer| matches!(mixer, MixerBlueprint::Mla(m) if m.indexer().is_some()))
+    /// Most lists of positions that an indexer chooses for a token; `None` without indexers.
+    pub fn index_lists(&self) -> Option<usize> {
+        let mixers = self.layers.iter().filter_map(LayerBlueprint::mixer);
+        let lists = mixers.filter_map(|mixer| match mixer {
+            MixerBlueprint::Mla(m) => m.indexer().map(|_| 1),
+            MixerBlueprint::Gqa(g) => g.indexer.as_ref().map(|_| g.shape.kv_heads),
+            MixerBlueprint::DeltaNet(_) => None,
+        });
+        lists.max()
     }
 
     /// Maximum top-k of any layer.

@@ -38,6 +38,10 @@ impl<'a> WeightList<'a> {
                 self.linear([&g.q_proj, &g.k_proj, &g.o_proj]);
                 self.linear(g.v_proj.iter().chain(&g.gate_proj));
                 self.vectors.extend(g.q_norm.iter().chain(&g.k_norm).chain(&g.sinks));
+                if let Some(indexer) = &g.indexer {
+                    self.linear([&indexer.q_proj, &indexer.k_proj]);
+                    self.vectors.extend([&indexer.q_norm, &indexer.k_norm]);
+                }
             }
             MixerBlueprint::Mla(m) => {
                 match &m.q {

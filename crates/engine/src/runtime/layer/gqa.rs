@@ -3,7 +3,7 @@
 
 use moeflux_compute::{Buffer, GateFunction, Op, View};
 
-use super::{Linear, Loader, ScratchId, ScratchWidths, Step};
+use super::{Linear, Loader, ScratchId, ScratchWidths, Step, block_indexer::BlockIndexer};
 use crate::{
     base::error::Error,
     checkpoint::VectorSource,
@@ -24,6 +24,7 @@ pub(crate) struct Gqa {
     norms_rotated: bool,
     v_norm: bool,
     sinks: Option<Buffer>,
+    indexer: Option<BlockIndexer>,
 }
 
 /// Norm of each head, or of all heads together.
@@ -56,6 +57,9 @@ impl Gqa {
         widths.set(V, kv_heads * v_head_dim);
         widths.set(Y, heads * v_head_dim);
         widths.set(GATES, blueprint.shape.gate_outputs());
+        if let Some(indexer) = &blueprint.indexer {
+            BlockIndexer::set_widths(indexer, kv_heads, &mut widths);
+        }
         widths
     }
 
@@ -73,6 +77,11 @@ impl Gqa {
             norms_rotated: blueprint.norms_rotated,
             v_norm: blueprint.v_norm,
             sinks: loader.optional_vector(blueprint.sinks.as_ref())?,
+            indexer: blueprint
+                .indexer
+                .as_ref()
+                .map(|indexer| BlockIndexer::load(indexer, blueprint.shape.kv_heads, loader))
+                .transpose()?,
         })
     }
 
@@ -80,6 +89,8 @@ impl Gqa {
     pub(crate) fn run(&self, step: &mut Step<'_>) -> Result<(), Error> {
         let GqaShape { heads, kv_heads, head_dim, v_head_dim, window, scale, value_scale, .. } =
             self.shape;
+        let positions = self.indexer.as_ref().map(|indexer| indexer.select_positions(step));
+        let positions = positions.transpose()?;
         let x = step.normed();
         let q_all = step.buffer(Q, self.shape.q_outputs());
         let k_all = step.buffer(K, kv_heads * head_dim);
@@ -121,18 +132,7 @@ impl Gqa {
         let is_fused =
             |gate: &OutputGate| gate.function == GateFunction::Sigmoid && gate.width == v_head_dim;
         let gate = gates.filter(|_| self.shape.gate.as_ref().is_some_and(is_fused));
-        step.run(&Op::Attention {
-            q,
-            k,
-            v,
-            gate,
-            scale,
-            window,
-            sinks,
-            positions: None,
-            spans,
-            out,
-        })?;
+        step.run(&Op::Attention { q, k, v, gate, scale, window, sinks, positions, spans, out })?;
         if let (None, Some(OutputGate { function, .. }), Some(gate)) =
             (gate, self.shape.gate, gates)
         {

@@ -3,6 +3,7 @@
 //! A loaded layer holds handles to weights and buffers of the device that loaded it. Each kind of
 //! mixer and feed-forward part has a file; routed experts are in `moe`.
 
+mod block_indexer;
 mod delta_net;
 mod gqa;
 mod mla;
@@ -23,7 +24,7 @@ pub(crate) use mlp::{Mlp, MlpScratch};
 pub(crate) use moe::{Moe, MoeState};
 pub(crate) use scratch::{SCRATCH_BUFFERS, Scratch};
 
-use self::scratch::{SCORE_ROWS, ScratchId, ScratchWidths};
+use self::scratch::{ScoreBuffer, ScratchId, ScratchWidths};
 use crate::{
     base::{error::Error, stats::Stats},
     checkpoint::{Checkpoint, MatrixSource, VectorSource},
@@ -211,16 +212,24 @@ impl Step<'_> {
 
     /// Scratch of indexers: scores of some tokens at a time, one row each.
     fn scores(&self) -> View {
-        let scores = self.scratch.scores;
-        let (buffer, positions) = scores.map_or((self.scratch.x, 0), |s| (s.buffer, s.positions));
-        View::rows(buffer, SCORE_ROWS, positions)
+        let Some(ScoreBuffer { buffer, rows, positions }) = self.scratch.scores else {
+            return View::rows(self.scratch.x, 0, 0);
+        };
+        View::rows(buffer, rows, positions)
+    }
+
+    /// The same scratch for scores of blocks of `block` positions.
+    fn block_scores(&self, block: usize) -> View {
+        let View { buffer, rows, width, .. } = self.scores();
+        let blocks = width.div_ceil(block).max(1);
+        View::rows(buffer, rows * width / blocks, blocks)
     }
 }
 
 /// Computation of a sub-block.
 #[derive(Debug)]
 enum SubBlockBody {
-    Gqa(Gqa),
+    Gqa(Box<Gqa>),
     Mla(Box<Mla>),
     DeltaNet(DeltaNet),
     Mlp(Mlp),
@@ -230,7 +239,9 @@ enum SubBlockBody {
 impl SubBlockBody {
     fn load(blueprint: &BodyBlueprint, loader: &mut Loader<'_>) -> Result<Self, Error> {
         Ok(match blueprint {
-            BodyBlueprint::Mixer(MixerBlueprint::Gqa(g)) => Self::Gqa(Gqa::load(g, loader)?),
+            BodyBlueprint::Mixer(MixerBlueprint::Gqa(g)) => {
+                Self::Gqa(Box::new(Gqa::load(g, loader)?))
+            }
             BodyBlueprint::Mixer(MixerBlueprint::Mla(m)) => {
                 Self::Mla(Box::new(Mla::load(m, loader)?))
             }

@@ -75,14 +75,20 @@ impl PredictionWidths {
     }
 }
 
-/// Rows of index scores that indexers compute at once.
-pub(super) const SCORE_ROWS: usize = 8;
+/// Rows of index scores that indexers compute at once, or more for a token with more lists.
+const SCORE_ROWS: usize = 8;
 
-/// Scores of an indexer, `(SCORE_ROWS, positions)`.
+/// Scores of an indexer, `(rows, positions)`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ScoreBuffer {
     pub(super) buffer: Buffer,
+    pub(super) rows: usize,
     pub(super) positions: usize,
+}
+
+/// Rows of the [`ScoreBuffer`]; 0 without indexers.
+fn score_rows(blueprint: &Blueprint) -> usize {
+    blueprint.index_lists().map_or(0, |lists| lists.max(SCORE_ROWS))
 }
 
 /// Scratch buffers of a step. Rows are the step's tokens.
@@ -105,7 +111,7 @@ impl Scratch {
     pub(crate) fn bytes(blueprint: &Blueprint, rows: usize, context: usize) -> u64 {
         let shared: usize = ScratchWidths::for_model(blueprint).0.iter().sum();
         let width = 3 * blueprint.hidden + shared;
-        let scores = if blueprint.has_indexer() { SCORE_ROWS as u64 * context as u64 } else { 0 };
+        let scores = score_rows(blueprint) as u64 * context as u64;
         let prediction = MAX_PREFETCH_ROWS * PredictionWidths::for_model(blueprint).total();
         (rows as u64 * width as u64 + scores + prediction as u64) * 4
     }
@@ -116,7 +122,8 @@ impl Scratch {
         context: usize,
         device: &mut dyn Device,
     ) -> Result<Self, Error> {
-        let scores = blueprint.has_indexer().then(|| device.buffer(SCORE_ROWS * context));
+        let score_rows = score_rows(blueprint);
+        let scores = (score_rows > 0).then(|| device.buffer(score_rows * context));
         let scores = scores.transpose().map_err(Error::at(|| "scores of a step"))?;
         let mut buffer =
             |width: usize| device.buffer(rows * width).map_err(Error::at(|| "buffers of a step"));
@@ -137,7 +144,8 @@ impl Scratch {
             ids: buffer(widths.ids)?,
             weights: buffer(widths.weights)?,
         };
-        let scores = scores.map(|buffer| ScoreBuffer { buffer, positions: context });
+        let scores =
+            scores.map(|buffer| ScoreBuffer { buffer, rows: score_rows, positions: context });
         Ok(Self { x, normed, mixed, shared, scores, prediction })
     }
 }

@@ -36,6 +36,9 @@ pub(super) struct Export {
     embedding: &'static str,
     biases: LinearBiases,
     pub(super) growth: Growth,
+    /// Whether the weights of `v_proj` apply to the lead. The output of attention then has a part
+    /// that all tokens share, which dense layers before few experts would amplify.
+    pub(super) values_have_lead: bool,
     /// Quantization of routed experts.
     pub(super) experts: WeightQuant,
     /// Quantization of routers and of the gates of shared experts.
@@ -53,6 +56,7 @@ const COMMON: Export = Export {
     embedding: "embed_tokens",
     biases: LinearBiases::No,
     growth: Growth { mixer: 0.39, experts: 0.07 },
+    values_have_lead: true,
     experts: WeightQuant::Affine(4),
     routers: WeightQuant::Affine(8),
     others: WeightQuant::Affine(4),
@@ -124,6 +128,14 @@ const EXPORTS: &[Export] = &[
         ..COMMON
     },
     Export { model_types: &["afmoe"], growth: Growth { mixer: 0.3, experts: 0.3 }, ..COMMON },
+    Export {
+        model_types: &["minimax_m3", "minimax_m3_vl"],
+        prefix: "language_model.",
+        // The shared expert is not gated, and the scaling factor enters squared.
+        growth: Growth { mixer: 0.39, experts: 1.7 },
+        values_have_lead: false,
+        ..COMMON
+    },
     Export {
         model_types: &["gpt_oss"],
         biases: LinearBiases::All,

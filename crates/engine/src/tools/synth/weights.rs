@@ -12,7 +12,7 @@ use super::{
     values::{AFFINE_GROUP, Lead, RandomStream},
 };
 use crate::{
-    checkpoint::{MatrixSource, Segment, VectorSource, recorder::RecordedTensor},
+    checkpoint::{MatrixSource, Segment, VectorChange, VectorSource, recorder::RecordedTensor},
     model::blueprint::{
         Blueprint, BodyBlueprint, DeltaNetBlueprint, FeedForwardBlueprint, GqaBlueprint,
         IndexerBlueprint, LatentHeads, LatentQuery, LayerBlueprint, LayerExperts, LinearSource,
@@ -209,7 +209,13 @@ impl<'a> ModuleList<'a> {
         self.linear(&gqa.q_proj, q_gain);
         self.linear(&gqa.k_proj, 1.0);
         if let Some(v_proj) = &gqa.v_proj {
-            self.linear(v_proj, 1.0);
+            let lead = match self.export.values_have_lead {
+                true => Lead::Zero,
+                false => Lead::Rows(Vec::new()),
+            };
+            let kind = ModuleKind::Linear { quant: self.export.others, gain: 1.0, lead };
+            self.push(v_proj.weight.segments.first(), kind);
+            self.bias(&v_proj.bias);
         }
         if let Some(gate_proj) = &gqa.gate_proj {
             self.linear(gate_proj, 1.0);
@@ -226,6 +232,12 @@ impl<'a> ModuleList<'a> {
             self.vector(norm, uniform(0.95 * size, 1.05 * size));
         }
         self.vector(&gqa.sinks, uniform(-1.0, 1.0));
+        if let Some(indexer) = &gqa.indexer {
+            self.linear(&indexer.q_proj, 1.0);
+            self.linear(&indexer.k_proj, 1.0);
+            self.norm(&indexer.q_norm);
+            self.norm(&indexer.k_norm);
+        }
     }
 
     fn latent_attention(&mut self, layer: usize, mla: &MlaBlueprint) {
@@ -406,9 +418,16 @@ impl<'a> ModuleList<'a> {
         }
     }
 
-    /// A vector, if there is one.
+    /// A vector of values of this kind, if there is one.
     fn vector<'b>(&mut self, vector: impl Into<Option<&'b VectorSource>>, kind: ModuleKind) {
-        self.push(vector.into().map(|v| &v.segment), kind);
+        let Some(VectorSource { segment, change, .. }) = vector.into() else { return };
+        let kind = match (change, kind) {
+            (VectorChange::PlusOne, ModuleKind::Plain { scalar, low, high, lead }) => {
+                ModuleKind::Plain { scalar, low: low - 1.0, high: high - 1.0, lead }
+            }
+            (_, kind) => kind,
+        };
+        self.push(Some(segment), kind);
     }
 
     /// The tensor that a segment of the blueprint is part of, if there is one.

@@ -68,6 +68,8 @@ fn main(
     let head = kv_head * p.group + first_head;
     let n_heads = min(TILE_HEADS, p.group - first_head);
     let q = p.q.offset + row * p.q.row_stride + head * p.q.head_stride;
+    // The head stride is 0 if all KV heads share a list.
+    let list = p.list.offset + row * p.list.row_stride + kv_head * p.list.head_stride;
 
     // Position and heads that this thread scores.
     let t = index % BLOCK;
@@ -88,7 +90,7 @@ fn main(
         if (LISTED == 1u) {
             workgroupBarrier();
             if (index < BLOCK) {
-                let bits = bitcast<u32>(act[p.list.offset + row * p.list.row_stride + min(block + index, end - 1u)]);
+                let bits = bitcast<u32>(act[list + min(block + index, end - 1u)]);
                 // Neither negative nor NaN; -0.0 counts as 0.
                 var kv_row = NONE;
                 if (index < len && (bits < 0x7f800000u || bits == 0x80000000u)) {

@@ -414,6 +414,7 @@ fn encode_general(
     let slice = |view: View| view.slice(splits.first_row, rows);
     let (q, out) = (slice(q), slice(out));
     let (gate_view, list) = (gate.map_or(out, slice), positions.map_or(out, slice));
+    let list = if list.heads == 1 { View { head_stride: 0, ..list } } else { list };
     let store = &*ctx.store;
     let params = AttentionSplitParams {
         q: ViewParams::new(store, &q)?,

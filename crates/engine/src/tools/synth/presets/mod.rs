@@ -191,6 +191,12 @@ const PRESETS: &[Preset] = &[
         make: qwen::qwen3_5_397b_a17b,
     },
     Preset {
+        name: "minimax-m3",
+        description: "MiniMax-M3: 60 layers, 57 with block-sparse attention, 3 dense, 128 experts, 4 per token; 240 GB",
+        sizes: PresetSizes { parameters: 426.0, active: 24.7, expert_mb: 31.85 },
+        make: others::minimax_m3,
+    },
+    Preset {
         name: "cogito-v2-671b",
         description: "Cogito-V2 671B: 61 layers of latent attention, 3 dense, 256 experts, 8 per token; 378 GB",
         sizes: PresetSizes { parameters: 671.0, active: 37.0, expert_mb: 24.77 },

@@ -544,3 +544,55 @@ pub(super) fn ling_flash() -> Value {
     });
     with(ling_lite(), second)
 }
+
+/// The language model only. The model of huggingface.co/MiniMaxAI/MiniMax-M3, not compared with
+/// its config.json.
+pub(super) fn minimax_m3() -> Value {
+    let is_sparse: Vec<u64> = (0..60).map(|i| u64::from(i >= 3)).collect();
+    let text = json!({
+        "dense_intermediate_size": 12288,
+        "head_dim": 128,
+        "hidden_act": "swigluoai",
+        "hidden_size": 6144,
+        "intermediate_size": 3072,
+        "max_position_embeddings": 524288,
+        "model_type": "minimax_m3",
+        "moe_layer_freq": is_sparse,
+        "n_shared_experts": 1,
+        "num_attention_heads": 64,
+        "num_experts_per_tok": 4,
+        "num_hidden_layers": 60,
+        "num_key_value_heads": 4,
+        "num_local_experts": 128,
+        "partial_rotary_factor": 0.5,
+        "qk_norm_type": "per_head",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 5000000,
+        "rotary_dim": 64,
+        "routed_scaling_factor": 2.0,
+        "scoring_func": "sigmoid",
+        "shared_intermediate_size": 3072,
+        "sparse_attention_config": {
+            "sparse_attention_freq": is_sparse,
+            "sparse_block_size": 128,
+            "sparse_index_dim": 128,
+            "sparse_local_block": 1,
+            "sparse_num_index_heads": 4,
+            "sparse_topk_blocks": 16,
+            "use_sparse_attention": true
+        },
+        "swiglu_alpha": 1.702,
+        "swiglu_limit": 7.0,
+        "tie_word_embeddings": false,
+        "use_gemma_norm": true,
+        "use_qk_norm": true,
+        "use_routing_bias": true,
+        "vocab_size": 200064
+    });
+    json!({
+        "architectures": ["MiniMaxM3SparseForConditionalGeneration"],
+        "model_type": "minimax_m3_vl",
+        "text_config": text,
+        "torch_dtype": "bfloat16"
+    })
+}

@@ -164,6 +164,7 @@ fn small(name: &str) -> Value {
         "linear_value_head_dim": 32,
         "attention_other_setting":
             { "head_dim": 64, "num_attention_groups": 4, "num_attention_heads": 8 },
+        "dense_intermediate_size": 128,
         "moe_intermediate_size": 64,
         "moe_num_experts": 64,
         "n_routed_experts": 64,
@@ -180,6 +181,7 @@ fn small(name: &str) -> Value {
         "rotary_dim": 32,
         "shared_expert_intermediate_size": 64,
         "share_expert_dim": 64,
+        "shared_intermediate_size": 64,
         "sliding_window": 8,
         "sliding_window_size": 8,
         "swa_head_dim": 64,
@@ -191,7 +193,8 @@ fn small(name: &str) -> Value {
     });
     let text = text(&mut config);
     for (key, size) in sizes.as_object().unwrap() {
-        if text.get(key).is_some() {
+        // Zero means that there is no such part.
+        if text.get(key).is_some_and(|given| *given != 0) {
             text[key] = size.clone();
         }
     }
