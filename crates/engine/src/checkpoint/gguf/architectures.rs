@@ -1,6 +1,6 @@
 //! Architectures that llama.cpp names: names of their tensors, and their configs.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{
     super::data_file::DataFile,
@@ -34,10 +34,17 @@ const PLAIN: GgufArchitecture = GgufArchitecture {
 };
 
 /// The architectures that are read.
-const ARCHITECTURES: [GgufArchitecture; 10] = [
+const ARCHITECTURES: [GgufArchitecture; 17] = [
+    GgufArchitecture {
+        name: "afmoe",
+        model_types: &["afmoe"],
+        rows: &AFMOE,
+        config: afmoe,
+        ..PLAIN
+    },
     GgufArchitecture {
         name: "deepseek2",
-        model_types: &["deepseek_v3", "kimi_k2", "kimi_k25", "glm4_moe_lite"],
+        model_types: &["deepseek_v3", "deepseek_v2", "kimi_k2", "kimi_k25", "glm4_moe_lite"],
         rows: &LATENT,
         config: deepseek2,
         ..PLAIN
@@ -47,6 +54,20 @@ const ARCHITECTURES: [GgufArchitecture; 10] = [
         model_types: &["deepseek_v32"],
         rows: &LATENT,
         config: deepseek32,
+        ..PLAIN
+    },
+    GgufArchitecture {
+        name: "dots1",
+        model_types: &["dots1"],
+        rows: &DOTS1,
+        config: dots1,
+        ..PLAIN
+    },
+    GgufArchitecture {
+        name: "exaone-moe",
+        model_types: &["exaone_moe"],
+        rows: &EXAONE_MOE,
+        config: exaone_moe,
         ..PLAIN
     },
     GgufArchitecture {
@@ -78,10 +99,26 @@ const ARCHITECTURES: [GgufArchitecture; 10] = [
         ..PLAIN
     },
     GgufArchitecture {
+        name: "hy_v3",
+        model_types: &["hy_v3"],
+        rows: &HY_V3,
+        config: hy_v3,
+        ..PLAIN
+    },
+    GgufArchitecture { name: "mellum", model_types: &["mellum"], config: mellum, ..PLAIN },
+    GgufArchitecture {
         name: "minimax-m2",
         model_types: &["minimax_m2"],
         rows: &MINIMAX_M2,
         config: minimax_m2,
+        ..PLAIN
+    },
+    GgufArchitecture { name: "olmoe", model_types: &["olmoe"], config: olmoe, ..PLAIN },
+    GgufArchitecture {
+        name: "qwen2moe",
+        model_types: &["qwen2_moe"],
+        rows: &GATED_SHARED_EXPERT,
+        config: qwen2_moe,
         ..PLAIN
     },
     GgufArchitecture {
@@ -107,6 +144,55 @@ const SHARED_EXPERTS: [NameRow; 4] = [
     row("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
     row("ffn_up_shexp", "mlp.shared_experts.up_proj"),
     row("ffn_down_shexp", "mlp.shared_experts.down_proj"),
+];
+
+/// A shared expert with a gate.
+const GATED_SHARED_EXPERT: [NameRow; 3] = [
+    row("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
+    row("ffn_up_shexp", "mlp.shared_expert.up_proj"),
+    row("ffn_down_shexp", "mlp.shared_expert.down_proj"),
+];
+
+/// A gate beside the queries, norms after the parts, and experts under their names on the Hub.
+const AFMOE: [NameRow; 12] = [
+    row("attn_gate", "self_attn.gate_proj"),
+    row("post_attention_norm", "post_attention_layernorm"),
+    row("ffn_norm", "pre_mlp_layernorm"),
+    row("post_ffw_norm", "post_mlp_layernorm"),
+    row("ffn_gate_inp", "mlp.router.gate"),
+    row("exp_probs_b.bias", "mlp.expert_bias"),
+    row("ffn_gate_exps", "mlp.experts.gate_proj"),
+    row("ffn_up_exps", "mlp.experts.up_proj"),
+    row("ffn_down_exps", "mlp.experts.down_proj"),
+    row("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
+    row("ffn_up_shexp", "mlp.shared_experts.up_proj"),
+    row("ffn_down_shexp", "mlp.shared_experts.down_proj"),
+];
+
+/// Shared experts, and experts under their names on the Hub.
+const DOTS1: [NameRow; 6] = [
+    row("ffn_gate_exps", "mlp.experts.gate_proj"),
+    row("ffn_up_exps", "mlp.experts.up_proj"),
+    row("ffn_down_exps", "mlp.experts.down_proj"),
+    row("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
+    row("ffn_up_shexp", "mlp.shared_experts.up_proj"),
+    row("ffn_down_shexp", "mlp.shared_experts.down_proj"),
+];
+
+const EXAONE_MOE: [NameRow; 4] = [
+    row("exp_probs_b.bias", "mlp.e_score_correction_bias"),
+    row("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
+    row("ffn_up_shexp", "mlp.shared_experts.up_proj"),
+    row("ffn_down_shexp", "mlp.shared_experts.down_proj"),
+];
+
+const HY_V3: [NameRow; 6] = [
+    row("ffn_gate_inp", "mlp.router.gate"),
+    row("exp_probs_b.bias", "mlp.expert_bias"),
+    row("exp_probs_b", "mlp.expert_bias"),
+    row("ffn_gate_shexp", "mlp.shared_mlp.gate_proj"),
+    row("ffn_up_shexp", "mlp.shared_mlp.up_proj"),
+    row("ffn_down_shexp", "mlp.shared_mlp.down_proj"),
 ];
 
 /// Delta-nets, and a shared expert with a gate.
@@ -227,6 +313,50 @@ fn qwen3_moe(keys: &Keys<'_>) -> Result<Config, Error> {
     softmax_experts(keys, "qwen3_moe")
 }
 
+fn qwen2_moe(keys: &Keys<'_>) -> Result<Config, Error> {
+    let mut config = softmax_experts(keys, "qwen2_moe")?;
+    let shared = keys.uniform("expert_shared_feed_forward_length")?.unwrap_or(0);
+    let entries = json!({"shared_expert_intermediate_size": shared, "norm_topk_prob": false});
+    add(&mut config, entries);
+    Ok(config)
+}
+
+fn olmoe(keys: &Keys<'_>) -> Result<Config, Error> {
+    let mut config = keys.body("olmoe")?;
+    keys.heads(&mut config)?;
+    let entries = json!({
+        "num_experts": keys.size("expert_count")?,
+        "num_experts_per_tok": keys.size("expert_used_count")?,
+        // Of one expert.
+        "intermediate_size": keys.uniform_size("feed_forward_length")?,
+        // Not in the file: llama.cpp never normalizes.
+        "norm_topk_prob": false,
+    });
+    add(&mut config, entries);
+    Ok(config)
+}
+
+/// RoPE of full layers has the usual keys; sliding ones have another base and no scaling.
+fn mellum(keys: &Keys<'_>) -> Result<Config, Error> {
+    let mut config = softmax_experts(keys, "mellum")?;
+    windows(keys, &mut config, 4)?;
+    let base = config.remove("rope_theta");
+    let mut full = match config.remove("rope_scaling") {
+        Some(Value::Object(scaling)) => scaling,
+        _ => Config::new(),
+    };
+    add(&mut full, json!({"rope_theta": base}));
+    let sliding = keys.number("rope.freq_base_swa")?.map(Value::from).or(base);
+    let entries = json!({
+        "rope_parameters": {
+            "full_attention": full,
+            "sliding_attention": {"rope_type": "default", "rope_theta": sliding},
+        },
+    });
+    add(&mut config, entries);
+    Ok(config)
+}
+
 /// Model of grouped-query attention with softmax routers.
 fn softmax_experts(keys: &Keys<'_>, model_type: &str) -> Result<Config, Error> {
     let mut config = keys.body(model_type)?;
@@ -298,6 +428,56 @@ fn grouped_experts(keys: &Keys<'_>, config: &mut Config, default: u64) -> Result
     Ok(())
 }
 
+/// Config of layers with experts under a grouped router, in a model of grouped-query attention.
+fn grouped(keys: &Keys<'_>, model_type: &str) -> Result<Config, Error> {
+    let mut config = keys.body(model_type)?;
+    keys.heads(&mut config)?;
+    grouped_experts(keys, &mut config, SIGMOID)?;
+    Ok(config)
+}
+
+/// Adds the kinds of layers, with every `n`th one of full attention where the file has no list.
+fn windows(keys: &Keys<'_>, config: &mut Config, every: u64) -> Result<(), Error> {
+    let entries = json!({
+        "sliding_window": keys.size("attention.sliding_window")?,
+        "layer_types": layer_types(keys, every)?,
+    });
+    add(config, entries);
+    Ok(())
+}
+
+fn dots1(keys: &Keys<'_>) -> Result<Config, Error> {
+    grouped(keys, "dots1")
+}
+
+fn exaone_moe(keys: &Keys<'_>) -> Result<Config, Error> {
+    let mut config = grouped(keys, "exaone_moe")?;
+    windows(keys, &mut config, 4)?;
+    Ok(config)
+}
+
+fn afmoe(keys: &Keys<'_>) -> Result<Config, Error> {
+    let mut config = grouped(keys, "afmoe")?;
+    windows(keys, &mut config, 4)?;
+    // Not in the file: llama.cpp always scales the embedding.
+    add(&mut config, json!({"mup_enabled": true}));
+    Ok(config)
+}
+
+fn hy_v3(keys: &Keys<'_>) -> Result<Config, Error> {
+    let mut config = grouped(keys, "hy_v3")?;
+    let expert = keys.uniform_size("expert_feed_forward_length")?;
+    let shared = keys.uniform("expert_shared_feed_forward_length")?.unwrap_or(0);
+    let has_router = |layer: &usize| keys.has(&format!("blk.{layer}.ffn_gate_inp.weight"));
+    let layers = keys.layers()?;
+    let entries = json!({
+        "n_shared_experts": shared / expert,
+        "first_k_dense_replace": (0..layers).find(has_router).unwrap_or(layers),
+    });
+    add(&mut config, entries);
+    Ok(config)
+}
+
 /// Model of latent attention.
 fn latent(keys: &Keys<'_>, model_type: &str, default: u64) -> Result<Config, Error> {
     let mut config = keys.body(model_type)?;
@@ -338,7 +518,13 @@ fn deepseek2(keys: &Keys<'_>) -> Result<Config, Error> {
     // Files of GLM-4.7-Flash lack the key, as those of DeepSeek-V2 do.
     let is_flash = matches!(keys.size("block_count")?, 47 | 48)
         && keys.integer("vocab_size")? == Some(154_880);
-    latent(keys, "deepseek_v3", if is_flash { SIGMOID } else { SOFTMAX })
+    let mut config = latent(keys, "deepseek_v3", if is_flash { SIGMOID } else { SOFTMAX })?;
+    if config.get("scoring_func").is_some_and(|name| name == "softmax") {
+        let grouped = keys.integer("expert_group_count")?.unwrap_or(1) > 1;
+        let method = if grouped { "group_limited_greedy" } else { "greedy" };
+        add(&mut config, json!({"model_type": "deepseek_v2", "topk_method": method}));
+    }
+    Ok(config)
 }
 
 /// Adds keys of the indexer.
