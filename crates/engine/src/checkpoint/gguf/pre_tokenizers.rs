@@ -63,14 +63,10 @@ macro_rules! words {
     };
 }
 
-const PRE_TOKENIZERS: [PreTokenizer; 9] = [
+const PRE_TOKENIZERS: [PreTokenizer; 12] = [
     PreTokenizer {
         names: &["qwen2", "deepseek-r1-qwen", "megrez", "kormo", "f2llmv2"],
-        patterns: &[concat!(
-            contractions!(),
-            r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*",
-            spaces!()
-        )],
+        patterns: &[QWEN2],
         is_composed: true,
         ..PLAIN
     },
@@ -123,12 +119,27 @@ const PRE_TOKENIZERS: [PreTokenizer; 9] = [
     },
     PreTokenizer { names: &["gpt-4o"], patterns: &[O200K], ..PLAIN },
     PreTokenizer { names: &["minimax-m2"], patterns: &[O200K], ..PLAIN },
+    PreTokenizer { names: &["gpt-2", "olmo"], patterns: &[GPT2], ..PLAIN },
+    PreTokenizer { names: &["mellum2"], patterns: &[r"\p{N}", GPT2], ..PLAIN },
+    PreTokenizer { names: &["hunyuan", "solar-open"], patterns: &[QWEN2], ..PLAIN },
     PreTokenizer {
-        names: &["gpt-2"],
-        patterns: &[r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"],
+        names: &["exaone-moe"],
+        patterns: &[concat!(
+            contractions!(),
+            r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}",
+            r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+        )],
         ..PLAIN
     },
 ];
+
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+
+const QWEN2: &str = concat!(
+    contractions!(),
+    r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*",
+    spaces!()
+);
 
 const LLAMA3: &str = concat!(
     contractions!(),
