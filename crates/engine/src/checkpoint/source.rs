@@ -30,6 +30,9 @@ pub(crate) struct SourceChanges {
     /// Whether value heads of delta-nets are dealt out to the key heads in turn: value head `h` of
     /// `n` key heads belongs to `h % n`.
     pub(crate) value_heads_dealt: bool,
+    /// Whether rows of queries and keys are reordered by head, so that the pairs of RoPE are
+    /// neighbours: row `2i` is `i` of the Hub's, row `2i + 1` is `i` of the second half.
+    pub(crate) pairs_adjacent: bool,
 }
 
 /// Names and types of the tensors that hold a stack of matrices.

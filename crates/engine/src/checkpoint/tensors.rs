@@ -18,7 +18,7 @@ use serde_json::Value;
 use super::{
     Checkpoint,
     compressed_tensors::PACKED,
-    gguf::{GGUF, VALUE_HEADS_DEALT},
+    gguf::{GGUF, PAIRS_ADJACENT, VALUE_HEADS_DEALT},
     input_major::QWEIGHT,
     location::{MatrixSource, MatrixStack, TensorInfo, VectorChange, VectorSource},
     quantization::WeightScheme,
@@ -396,11 +396,13 @@ pub(super) fn detect_changes(
         let is_filter = name.ends_with(".linear_attn.conv1d.weight");
         (is_filter && shape.len() == 3 && shape[2] != 1) || name.ends_with(".moe.router_bias")
     };
+    let is_gguf = config[GGUF].is_object();
     SourceChanges {
-        one_added_to_norms: !tensors.iter().any(|(name, t)| is_hub(name, &t.shape)),
+        one_added_to_norms: is_gguf || !tensors.iter().any(|(name, t)| is_hub(name, &t.shape)),
         kv_b_split: tensors.keys().any(|name| name.ends_with(".embed_q.weight")),
-        ggml_types: config[GGUF].is_object(),
-        decays_computed: config[GGUF].is_object(),
+        ggml_types: is_gguf,
+        decays_computed: is_gguf,
         value_heads_dealt: config[GGUF][VALUE_HEADS_DEALT] == true,
+        pairs_adjacent: config[GGUF][PAIRS_ADJACENT] == true,
     }
 }

@@ -1,5 +1,7 @@
 //! GGUF files: a golden of llama.cpp, the same model in odd layouts, and files with a fault each.
 
+mod families;
+
 use std::{fs, path::Path};
 
 use moeflux::{Checkpoint, Engine, EngineOptions, Error, MemoryRequest, runtime::DeviceOptions};
@@ -239,6 +241,16 @@ impl<'a> Bytes<'a> {
 }
 
 impl GgufParts {
+    const EMPTY: Self = Self {
+        pairs: Vec::new(),
+        tensors: Vec::new(),
+        version: 3,
+        alignment: 32,
+        gap: 0,
+        counts: None,
+        raw: Vec::new(),
+    };
+
     /// Parts of a file with Q8_0 and F32 tensors.
     fn read(file: &[u8]) -> Self {
         let mut bytes = Bytes(&file[8..]);
@@ -263,7 +275,7 @@ impl GgufParts {
             Tensor { name, dims, kind, data, offset: None }
         });
         let tensors = tensors.collect();
-        Self { pairs, tensors, version: 3, alignment: 32, gap: 0, counts: None, raw: Vec::new() }
+        Self { pairs, tensors, ..Self::EMPTY }
     }
 
     pub(crate) fn write(&self) -> Vec<u8> {

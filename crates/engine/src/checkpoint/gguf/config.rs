@@ -21,6 +21,13 @@ pub(super) fn add(config: &mut Config, entries: Value) {
     }
 }
 
+/// Layer of full attention among `n` layers in a row, of which the others have windows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FullLayer {
+    First,
+    Last,
+}
+
 /// Keys of an architecture, and tensors of the file.
 #[derive(Clone, Copy)]
 pub(super) struct Keys<'a> {
@@ -128,6 +135,41 @@ impl Keys<'_> {
         }
     }
 
+    /// A number that all layers with windows have, or all of full attention.
+    pub(super) fn of_kind(
+        &self,
+        name: &str,
+        slides: &[bool],
+        of_windows: bool,
+    ) -> Result<Option<u64>, Error> {
+        let all = self.per_layer(name)?.ok_or_else(|| self.missing(name))?;
+        let mut of_kind = slides.iter().zip(all).filter(|(slides, _)| **slides == of_windows);
+        let first = of_kind.next().map(|(_, n)| n);
+        match of_kind.all(|(_, n)| Some(n) == first) {
+            true => Ok(first),
+            false => Err(self.problem(name, "differs between layers of one kind")),
+        }
+    }
+
+    /// A factor or bound for each layer: one for all, or an array.
+    pub(super) fn floats_per_layer(&self, name: &str) -> Result<Option<Vec<f32>>, Error> {
+        let layers = self.layers()?;
+        if !self.metadata.is_array(&self.key(name)) {
+            return Ok(self.number(name)?.map(|x| vec![x as f32; layers]));
+        }
+        let mut numbers = self.metadata.floats(self.files, &self.key(name))?;
+        if let Some(numbers) = &mut numbers {
+            numbers.truncate(layers);
+        }
+        Ok(numbers)
+    }
+
+    /// Whether each layer has experts: 0 or 1.
+    pub(super) fn sparse_layers(&self) -> Result<Vec<u8>, Error> {
+        let is_sparse = |layer| u8::from(self.has(&format!("blk.{layer}.ffn_gate_inp.weight")));
+        Ok((0..self.layers()?).map(is_sparse).collect())
+    }
+
     /// As [`Keys::uniform`], of a key that is needed.
     pub(super) fn uniform_size(&self, name: &str) -> Result<u64, Error> {
         self.uniform(name)?.ok_or_else(|| self.missing(name))
@@ -135,7 +177,11 @@ impl Keys<'_> {
 
     /// Keys of every model.
     pub(super) fn body(&self, model_type: &str) -> Result<Config, Error> {
-        let eps = "attention.layer_norm_rms_epsilon";
+        let eps = self.number("attention.layer_norm_rms_epsilon")?;
+        let layer_eps = self.number("attention.layer_norm_epsilon")?;
+        if eps.or(layer_eps).is_none() {
+            return Err(self.missing("attention.layer_norm_rms_epsilon"));
+        }
         let embedding = self.tensors.get("token_embd.weight");
         let rows = embedding.map_or(0, |t| t.shape.first().copied().unwrap_or(0));
         let mut config = Config::new();
@@ -145,7 +191,9 @@ impl Keys<'_> {
             "num_hidden_layers": self.layers()?,
             "vocab_size": self.integer("vocab_size")?.unwrap_or(rows as u64),
             "max_position_embeddings": self.size("context_length")?,
-            "rms_norm_eps": self.number(eps)?.ok_or_else(|| self.missing(eps))?,
+            "rms_norm_eps": eps,
+            // Of LayerNorms, where all norms are.
+            "layer_norm_eps": layer_eps.filter(|_| eps.is_none()),
             "tie_word_embeddings": !self.tensors.contains_key("output.weight"),
             "rope_theta": self.number("rope.freq_base")?.unwrap_or(10_000.0),
             "rope_scaling": self.rope_scaling()?,
@@ -174,9 +222,42 @@ impl Keys<'_> {
                 self.number("rope.scaling.original_context_length")?,
             "beta_fast": self.number("rope.scaling.yarn_beta_fast")?,
             "beta_slow": self.number("rope.scaling.yarn_beta_slow")?,
+            "attention_factor": self.number("rope.scaling.yarn_attn_factor")?,
         });
         add(&mut scaling, entries);
         Ok(scaling.into())
+    }
+
+    /// RoPE with a divisor for each of `pairs` frequencies, as the converter expresses the scaling
+    /// of Llama 3; null without one.
+    pub(super) fn divided_rope(&self, pairs: u64) -> Result<Value, Error> {
+        let name = "rope_freqs.weight";
+        let Some(mut divisors) = self.floats(name)? else { return Ok(Value::Null) };
+        if (divisors.len() as u64) < pairs {
+            let problem = format!("{name} has {} divisors of {pairs} pairs", divisors.len());
+            return Err(self.metadata.error(problem));
+        }
+        divisors.truncate(pairs as usize);
+        // The same at any length.
+        Ok(json!({
+            "rope_type": "longrope",
+            "short_factor": divisors,
+            "long_factor": divisors,
+            "short_mscale": 1.0,
+            "long_mscale": 1.0,
+            "original_max_position_embeddings": self.size("context_length")?,
+        }))
+    }
+
+    /// Elements of a key.
+    pub(super) fn head_width(&self) -> Result<u64, Error> {
+        match self.integer("attention.key_length")? {
+            Some(_) => self.size("attention.key_length"),
+            None => {
+                let heads = self.uniform_size("attention.head_count")?;
+                Ok(self.size("embedding_length")? / heads.max(1))
+            }
+        }
     }
 
     /// Keys of grouped-query attention.
@@ -196,18 +277,15 @@ impl Keys<'_> {
         Ok(())
     }
 
-    /// Whether each layer has a sliding window: by a flag for each, or all but every `n`th.
-    pub(super) fn slides(&self, every: u64) -> Result<Vec<bool>, Error> {
-        let (name, layers) = ("attention.sliding_window_pattern", self.layers()?);
-        let by_interval = |every: u64| {
-            (1..=layers as u64).map(|layer| !layer.is_multiple_of(every.max(1))).collect()
-        };
-        match self.metadata.is_array(&self.key(name)) {
-            true => {
-                let flags = self.per_layer(name)?.unwrap_or_default();
-                Ok(flags.into_iter().map(|flag| flag != 0).collect())
-            }
-            false => Ok(by_interval(self.integer(name)?.unwrap_or(every))),
+    /// Whether each layer has a sliding window: by a flag for each, or all but one of every `n`.
+    pub(super) fn slides(&self, n: u64, full: FullLayer) -> Result<Vec<bool>, Error> {
+        let name = "attention.sliding_window_pattern";
+        if self.metadata.is_array(&self.key(name)) {
+            let flags = self.per_layer(name)?.unwrap_or_default();
+            return Ok(flags.into_iter().map(|flag| flag != 0).collect());
         }
+        let n = self.integer(name)?.unwrap_or(n).max(1);
+        let place = if full == FullLayer::First { 0 } else { n - 1 };
+        Ok((0..self.layers()? as u64).map(|layer| layer % n != place).collect())
     }
 }

@@ -6,7 +6,7 @@
 //! - `header.rs` reads a file's header, `metadata.rs` values of its keys, `types.rs` has numbers of
 //!   types.
 //! - `parts.rs` finds the files of a model, `names.rs` renames tensors.
-//! - `architectures.rs` has a function per architecture, which makes its config by `config.rs`.
+//! - `architectures/` has a function per architecture, which makes its config by `config.rs`.
 //! - `text.rs`, `pre_tokenizers.rs` and `scored_merges.rs` make tokenizers.
 
 pub(crate) mod architectures;
@@ -36,6 +36,8 @@ use crate::base::error::Error;
 pub(super) const GGUF: &str = "gguf";
 /// Key in that object: see `SourceChanges`.
 pub(super) const VALUE_HEADS_DEALT: &str = "value_heads_dealt";
+/// Key in that object, only where it is true: see `SourceChanges`.
+pub(super) const PAIRS_ADJACENT: &str = "pairs_adjacent";
 
 /// A model's GGUF files, with tensors and config by the Hub's names.
 pub(super) struct GgufModel {
@@ -114,11 +116,16 @@ impl GgufModel {
             Keys { prefix: architecture.name, metadata: &metadata, files: &files, tensors: &found };
         let mut config = Value::Object((architecture.config)(&keys)?);
         config[GGUF] = json!({ VALUE_HEADS_DEALT: architecture.value_heads_dealt });
+        if architecture.pairs_adjacent {
+            config[GGUF][PAIRS_ADJACENT] = true.into();
+        }
         let text = text::text_files(&metadata, &files)?;
         let mut tensors = HashMap::with_capacity(found.len());
         for (name, info) in &found {
             let has = |name: &str| found.contains_key(name);
-            let hub = names::hub_name(name, architecture.rows, has);
+            let hub = |name: &String| {
+                names::hub_name(name, architecture.rows, has).unwrap_or_else(|| name.clone())
+            };
             match names::fused_projections(name, has) {
                 Some(names) => {
                     let is_factor = name.ends_with(names::FACTOR);
@@ -130,9 +137,9 @@ impl GgufModel {
                         let problem = "its rows are not those of queries, keys and values".into();
                         Error::Tensor { tensor, path, problem }
                     })?;
-                    tensors.extend(names.into_iter().zip(parts));
+                    tensors.extend(names.iter().map(hub).zip(parts));
                 }
-                None => drop(tensors.insert(hub.unwrap_or_else(|| name.clone()), info.clone())),
+                None => drop(tensors.insert(hub(name), info.clone())),
             }
         }
         Ok(Self { tensors, files, config, text, summary })
@@ -213,9 +220,23 @@ fn check_parts(headers: &[Header]) -> Result<(), Error> {
 /// Queries, keys and values of a tensor that has the rows of all three, one after the other.
 fn split_projections(info: &TensorInfo, config: &Value) -> Option<[TensorInfo; 3]> {
     let size = |key: &str| config[key].as_u64();
-    let kv = size("num_key_value_heads")?.checked_mul(size("head_dim")?)?;
     let rows = *info.shape.first()? as u64;
-    let queries = rows.checked_sub(kv.checked_mul(2)?)?;
+    let heads = size("num_attention_heads")?;
+    let width = size("head_dim").or_else(|| size("hidden_size")?.checked_div(heads))?;
+    let (queries, keys) = match size("v_head_dim") {
+        // All layers have as many query heads.
+        Some(values) => {
+            let queries = heads.checked_mul(width)?;
+            let each = rows.checked_sub(queries)?.checked_div(width.checked_add(values)?)?;
+            (queries, each.checked_mul(width)?)
+        }
+        // All layers have as many heads of keys and values.
+        None => {
+            let keys = size("num_key_value_heads")?.checked_mul(width)?;
+            (rows.checked_sub(keys.checked_mul(2)?)?, keys)
+        }
+    };
+    let values = rows.checked_sub(queries)?.checked_sub(keys)?;
     let row = info.bytes.checked_div(rows)?;
     let part = |first: u64, count: u64| {
         let mut shape = info.shape.clone();
@@ -225,5 +246,5 @@ fn split_projections(info: &TensorInfo, config: &Value) -> Option<[TensorInfo; 3
         let (offset, bytes) = (info.offset + first * row, count * row);
         TensorInfo { offset, bytes, shape, ..info.clone() }
     };
-    Some([part(0, queries), part(queries, kv), part(queries + kv, kv)])
+    Some([part(0, queries), part(queries, keys), part(queries + keys, values)])
 }

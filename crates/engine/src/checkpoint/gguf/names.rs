@@ -12,10 +12,12 @@ pub(super) const fn row(gguf: &'static str, hub: &'static str) -> NameRow {
 }
 
 /// Tensors outside of layers.
-const MODEL: [NameRow; 3] = [
+const MODEL: [NameRow; 5] = [
     row("token_embd.weight", "model.embed_tokens.weight"),
     row("output_norm.weight", "model.norm.weight"),
+    row("output_norm.bias", "model.norm.bias"),
     row("output.weight", "lm_head.weight"),
+    row("output.bias", "lm_head.bias"),
 ];
 
 /// Tensors of layers that most architectures have.
@@ -73,14 +75,19 @@ pub(super) const FACTOR: &str = ".scale";
 
 /// Name of a tensor on the Hub; `None` if it is unknown. `rows` are those of the architecture, and
 /// `has` says whether a tensor exists in the file.
-pub(super) fn hub_name(name: &str, rows: &[NameRow], has: impl Fn(&str) -> bool) -> Option<String> {
+pub(super) fn hub_name(
+    name: &str,
+    rows: &[&[NameRow]],
+    has: impl Fn(&str) -> bool,
+) -> Option<String> {
     let named = |name: &str| {
         if let Some(row) = MODEL.iter().find(|row| row.gguf == name) {
             return Some(row.hub.into());
         }
         let parts = LayerName::of(name)?;
         let is_fused = has(&format!("blk.{}.ffn_gate_up_exps.weight", parts.layer));
-        let mut rows = rows.iter().chain(is_fused.then_some(&FUSED_DOWN)).chain(&LAYER);
+        let rows = rows.iter().copied().flatten();
+        let mut rows = rows.chain(is_fused.then_some(&FUSED_DOWN)).chain(&LAYER);
         rows.find_map(|row| parts.renamed(row))
     };
     named(name).or_else(|| {
@@ -90,7 +97,7 @@ pub(super) fn hub_name(name: &str, rows: &[NameRow], has: impl Fn(&str) -> bool)
 }
 
 /// Name in GGUF of a tensor with a name on the Hub: the opposite of [`hub_name`].
-pub(super) fn gguf_name(hub: &str, rows: &[NameRow]) -> Option<String> {
+pub(super) fn gguf_name(hub: &str, rows: &[&[NameRow]]) -> Option<String> {
     if let Some(row) = MODEL.iter().find(|row| row.hub == hub) {
         return Some(row.gguf.into());
     }
@@ -101,15 +108,14 @@ pub(super) fn gguf_name(hub: &str, rows: &[NameRow]) -> Option<String> {
         let fits = ending.is_empty() || !is_whole && matches!(ending, ".weight" | ".bias");
         fits.then(|| format!("blk.{layer}.{}{ending}", row.gguf))
     };
-    rows.iter().chain(&LAYER).find_map(name)
+    rows.iter().copied().flatten().chain(&LAYER).find_map(name)
 }
 
-/// Names on the Hub of queries, keys and values, if a tensor has all three.
+/// Names in GGUF of queries, keys and values, if a tensor has all three.
 pub(super) fn fused_projections(name: &str, has: impl Fn(&str) -> bool) -> Option<[String; 3]> {
     let LayerName { layer, tensor } = LayerName::of(name)?;
     let ending = tensor.strip_prefix("attn_qkv.")?;
     // Delta-nets have a tensor of the same name.
     let is_attention = !has(&format!("blk.{layer}.ssm_conv1d.weight"));
-    let hub = |part| format!("model.layers.{layer}.self_attn.{part}_proj.{ending}");
-    is_attention.then(|| ["q", "k", "v"].map(hub))
+    is_attention.then(|| ["q", "k", "v"].map(|part| format!("blk.{layer}.attn_{part}.{ending}")))
 }

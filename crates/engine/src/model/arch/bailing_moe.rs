@@ -101,19 +101,27 @@ fn attention(config: &BailingMoeConfig, attention: &Scope<'_>) -> Result<GqaBlue
     let (source, hidden) = (attention.source, config.body.hidden_size);
     let shape = config.heads.shape(source, hidden)?;
     let (q_rows, kv_rows) = (shape.q_outputs(), shape.kv_heads * shape.head_dim);
-    let qkv = attention.matrix("query_key_value", q_rows + 2 * kv_rows, hidden)?;
-    let part = |first: usize, rows: usize| -> Result<_, Error> {
-        let weight = source.gather_rows(&qkv, std::slice::from_ref(&(first..first + rows)))?;
-        Ok(LinearSource { weight, bias: None })
+    let fused = "query_key_value";
+    let [q_proj, k_proj, v_proj] = if attention.has_matrix(fused) {
+        let qkv = attention.matrix(fused, q_rows + 2 * kv_rows, hidden)?;
+        let part = |first: usize, rows: usize| -> Result<_, Error> {
+            let weight = source.gather_rows(&qkv, std::slice::from_ref(&(first..first + rows)))?;
+            Ok(LinearSource { weight, bias: None })
+        };
+        [part(0, q_rows)?, part(q_rows, kv_rows)?, part(q_rows + kv_rows, kv_rows)?]
+    } else {
+        // GGUF files have three.
+        let part = |name, rows| attention.linear(name, rows, hidden);
+        [part("q_proj", q_rows)?, part("k_proj", kv_rows)?, part("v_proj", kv_rows)?]
     };
     let has_norms = config.use_qk_norm.unwrap_or(false);
     let norm = |name| attention.norm_if(Some(has_norms), name, shape.head_dim);
     let rotated = RotatedPart { dims: config.rotary_dim, default_share: 1.0 };
     Ok(GqaBlueprint {
         rope: config.rope.partial(source, shape.head_dim, rotated)?,
-        q_proj: part(0, q_rows)?,
-        k_proj: part(q_rows, kv_rows)?,
-        v_proj: Some(part(q_rows + kv_rows, kv_rows)?),
+        q_proj,
+        k_proj,
+        v_proj: Some(v_proj),
         gate_proj: None,
         o_proj: attention.linear("dense", hidden, shape.heads * shape.v_head_dim)?,
         q_norm: norm("query_layernorm")?,

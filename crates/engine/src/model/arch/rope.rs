@@ -259,6 +259,11 @@ impl RopeConfig {
         pairs: RopePairs,
     ) -> Result<RopeShape, Error> {
         let (require, kind) = (Require(source), self.kind());
+        // Scores do not depend on the order of elements.
+        let pairs = match source.changes().pairs_adjacent {
+            true => RopePairs::Interleaved,
+            false => pairs,
+        };
         let needed = |name: &str, number: Option<f64>| {
             number.ok_or_else(|| {
                 config_error(source, format!("it has no \"{name}\" for RoPE of type {kind:?}"))

@@ -1,6 +1,9 @@
 //! Metadata of a GGUF file, from the config that the Hub has.
 
+use moeflux_compute::Scoring;
 use serde_json::Value;
+
+use crate::model::blueprint::{Blueprint, GqaBlueprint, GqaShape, MixerBlueprint};
 
 /// Value of a key.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,11 +49,11 @@ const NUMBERS: [NumberRow; 25] = [
     number(&["num_experts", "n_routed_experts", "num_local_experts"], "expert_count"),
     number(&["num_experts_per_tok", "top_k_experts"], "expert_used_count"),
     number(&["moe_intermediate_size", "intermediate_size"], "expert_feed_forward_length"),
-    number(&["shared_expert_intermediate_size"], "expert_shared_feed_forward_length"),
-    number(&["n_shared_experts"], "expert_shared_count"),
+    number(SHARED_WIDTH, "expert_shared_feed_forward_length"),
+    number(&["n_shared_experts", "num_shared_experts"], "expert_shared_count"),
     number(&["n_group"], "expert_group_count"),
     number(&["topk_group"], "expert_group_used_count"),
-    number(&["first_k_dense_replace"], "leading_dense_block_count"),
+    number(DENSE_LAYERS, "leading_dense_block_count"),
     number(&["sliding_window"], "attention.sliding_window"),
     number(&["q_lora_rank"], "attention.q_lora_rank"),
     number(&["kv_lora_rank"], "attention.kv_lora_rank"),
@@ -64,6 +67,13 @@ const NUMBERS: [NumberRow; 25] = [
     number(&["full_attention_interval"], "full_attention_interval"),
 ];
 
+/// Size of a shared expert, where configs name it.
+const SHARED_WIDTH: &[&str] =
+    &["shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"];
+
+/// Number of dense layers before the first one with experts, where configs name it.
+const DENSE_LAYERS: &[&str] = &["first_k_dense_replace", "num_dense_layers"];
+
 /// The code of `expert_gating_func` for sigmoid.
 const SIGMOID: u32 = 2;
 
@@ -71,19 +81,21 @@ const SIGMOID: u32 = 2;
 struct ModelKeys<'a> {
     prefix: &'a str,
     config: &'a Value,
+    blueprint: &'a Blueprint,
     list: KeyList,
 }
 
 /// Keys of the model: `config` is the language model's part.
-pub(super) fn model_keys(prefix: &str, config: &Value) -> KeyList {
-    let mut keys = ModelKeys { prefix, config, list: KeyList::default() };
+pub(super) fn model_keys(prefix: &str, config: &Value, blueprint: &Blueprint) -> KeyList {
+    let mut keys = ModelKeys { prefix, config, blueprint, list: KeyList::default() };
     for NumberRow { config, gguf } in &NUMBERS {
-        if let Some(n) = config.iter().find_map(|name| keys.integer(name)) {
+        if let Some(n) = keys.first_integer(config) {
             keys.push(gguf, KeyValue::U32(n));
         }
     }
-    keys.float("rms_norm_eps", "attention.layer_norm_rms_epsilon");
-    keys.float("final_logit_softcapping", "final_logit_softcapping");
+    keys.float(&["rms_norm_eps", "layernorm_epsilon"], "attention.layer_norm_rms_epsilon");
+    keys.float(&["final_logit_softcapping"], "final_logit_softcapping");
+    keys.float(&["attention_value_scale"], "attention.value_scale");
     keys.rope();
     if keys.integer("kv_lora_rank").is_some() {
         keys.latent();
@@ -100,6 +112,13 @@ impl ModelKeys<'_> {
         self.list.push(format!("{}.{key}", self.prefix), value);
     }
 
+    /// Replaces the value of a key.
+    fn set(&mut self, key: &str, value: KeyValue) {
+        let name = format!("{}.{key}", self.prefix);
+        self.list.0.retain(|(other, _)| *other != name);
+        self.push(key, value);
+    }
+
     fn integer(&self, name: &str) -> Option<u32> {
         u32::try_from(self.config[name].as_u64()?).ok()
     }
@@ -109,10 +128,24 @@ impl ModelKeys<'_> {
         self.integer(name).unwrap_or(0)
     }
 
-    fn float(&mut self, name: &str, key: &str) {
-        if let Some(x) = self.config[name].as_f64() {
+    /// The first of some integers that the config has.
+    fn first_integer(&self, names: &[&str]) -> Option<u32> {
+        names.iter().find_map(|name| self.integer(name))
+    }
+
+    /// Writes the first of some numbers that the config has.
+    fn float(&mut self, names: &[&str], key: &str) {
+        if let Some(x) = names.iter().find_map(|name| self.config[*name].as_f64()) {
             self.push(key, KeyValue::F32(x as f32));
         }
+    }
+
+    /// Grouped-query attention of each layer.
+    fn attentions(&self) -> impl Iterator<Item = &'_ GqaBlueprint> {
+        self.blueprint.layers.iter().filter_map(|layer| match layer.mixer() {
+            Some(MixerBlueprint::Gqa(gqa)) => Some(&**gqa),
+            _ => None,
+        })
     }
 
     fn is(&self, architectures: &[&str]) -> bool {
@@ -131,6 +164,7 @@ impl ModelKeys<'_> {
         let base = self.config["rope_theta"].as_f64().or(full["rope_theta"].as_f64());
         let base = base.unwrap_or(10_000.0) as f32;
         let swa = parameters["sliding_attention"]["rope_theta"].as_f64();
+        let swa = swa.or(self.config["swa_rope_theta"].as_f64());
         let sections = parameters["mrope_section"].as_array().cloned();
         self.push("rope.freq_base", KeyValue::F32(base));
         if let Some(base) = swa {
@@ -141,14 +175,17 @@ impl ModelKeys<'_> {
             let sections = sections.iter().map(section).chain([0]).collect();
             self.push("rope.dimension_sections", KeyValue::I32s(sections));
         }
-        let scaling = &self.config["rope_scaling"];
-        let kind = scaling.get("rope_type").or_else(|| scaling.get("type"));
-        let Some(kind) = kind.and_then(Value::as_str).filter(|kind| *kind != "default") else {
-            return;
+        let scaling = match &self.config["rope_scaling"] {
+            Value::Null => full,
+            scaling => scaling,
         };
+        let kind = scaling.get("rope_type").or_else(|| scaling.get("type"));
+        let kind = kind.and_then(Value::as_str);
+        let Some(kind) = kind.filter(|kind| ["linear", "yarn"].contains(kind)) else { return };
         let get = |name: &str| scaling[name].as_f64().map(|x| x as f32);
         let numbers = [
             ("factor", "rope.scaling.factor"),
+            ("attention_factor", "rope.scaling.yarn_attn_factor"),
             ("beta_fast", "rope.scaling.yarn_beta_fast"),
             ("beta_slow", "rope.scaling.yarn_beta_slow"),
         ];
@@ -195,6 +232,10 @@ impl ModelKeys<'_> {
             self.two_kinds_of_heads(width, kv);
             return;
         }
+        if self.is(&["laguna", "mimo2"]) {
+            self.heads_by_layer();
+            return;
+        }
         let share = self.config["partial_rotary_factor"]
             .as_f64()
             .or(self.config["rope_parameters"]["partial_rotary_factor"].as_f64());
@@ -237,14 +278,63 @@ impl ModelKeys<'_> {
         self.push("attention.sliding_window_pattern", KeyValue::Bools(slides));
     }
 
+    /// Heads whose numbers and rotated parts differ between layers.
+    fn heads_by_layer(&mut self) {
+        let layers: Vec<(GqaShape, usize)> =
+            self.attentions().map(|gqa| (gqa.shape, 2 * gqa.rope.frequencies.len())).collect();
+        let numbers = |of: fn(&GqaShape) -> usize| {
+            let all: Vec<i32> = layers.iter().map(|(shape, _)| of(shape) as i32).collect();
+            match all.first() {
+                Some(first) if all.iter().all(|n| n == first) => KeyValue::U32(*first as u32),
+                _ => KeyValue::I32s(all),
+            }
+        };
+        let (heads, kv_heads) = (numbers(|shape| shape.heads), numbers(|shape| shape.kv_heads));
+        let widths = [numbers(|shape| shape.head_dim), numbers(|shape| shape.v_head_dim)];
+        let rotated = |slides: bool| {
+            let of_kind = layers.iter().find(|(shape, _)| shape.window.is_some() == slides);
+            of_kind.map(|(_, rotated)| KeyValue::U32(*rotated as u32))
+        };
+        let rotated = [rotated(false), rotated(true)];
+        let [keys, values] = widths;
+        self.set("attention.head_count", heads);
+        self.push("attention.head_count_kv", kv_heads);
+        self.push("attention.key_length", keys);
+        self.push("attention.value_length", values);
+        for (key, rotated) in
+            ["rope.dimension_count", "rope.dimension_count_swa"].into_iter().zip(rotated)
+        {
+            rotated.into_iter().for_each(|rotated| self.push(key, rotated));
+        }
+    }
+
     fn routers(&mut self) {
-        if self.is(&["deepseek2", "deepseek32", "glm-dsa", "glm4moe", "minimax-m2"]) {
+        let Some((dense, moe)) = self.blueprint.moe_layers().next() else { return };
+        let (scoring, normalize) = (moe.router.scoring, moe.router.normalize);
+        let shared = moe.shared.as_ref().map(|shared| shared.mlp.gate_proj.shape.rows as u32);
+        if scoring == Scoring::Sigmoid {
             self.push("expert_gating_func", KeyValue::U32(SIGMOID));
         }
-        if let Some(normed) = self.config["norm_topk_prob"].as_bool() {
+        let is_normed = ["norm_topk_prob", "route_norm"]
+            .iter()
+            .find_map(|name| self.config[*name].as_bool())
+            .or_else(|| self.is(&["laguna"]).then_some(normalize));
+        if let Some(normed) = is_normed {
             self.push("expert_weights_norm", KeyValue::Bool(normed));
         }
-        self.float("routed_scaling_factor", "expert_weights_scale");
+        let factors = [
+            "routed_scaling_factor",
+            "router_scaling_factor",
+            "moe_routed_scaling_factor",
+            "route_scale",
+        ];
+        self.float(&factors, "expert_weights_scale");
+        if dense > 0 && self.first_integer(DENSE_LAYERS).is_none() {
+            self.push("leading_dense_block_count", KeyValue::U32(dense as u32));
+        }
+        if let Some(width) = shared.filter(|_| self.is(&["hy_v3"])) {
+            self.push("expert_shared_feed_forward_length", KeyValue::U32(width));
+        }
     }
 
     /// Lists with an entry for each layer.
@@ -252,6 +342,10 @@ impl ModelKeys<'_> {
         let recurrent = self.layer_flags("layer_types", "linear_attention");
         if let Some(recurrent) = recurrent.filter(|_| self.is(&["qwen35moe", "qwen3next"])) {
             self.push("attention.recurrent_layers", KeyValue::Bools(recurrent));
+        }
+        let slides: Vec<bool> = self.attentions().map(|gqa| gqa.shape.window.is_some()).collect();
+        if slides.contains(&true) && !self.is(&["gemma4", "gpt-oss"]) {
+            self.push("attention.sliding_window_pattern", KeyValue::Bools(slides));
         }
         if let Some(full) = self.layer_flags("indexer_types", "full") {
             self.push("attention.indexer.types", KeyValue::Bools(full));

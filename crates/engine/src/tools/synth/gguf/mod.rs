@@ -41,22 +41,33 @@ pub(in crate::tools::synth) struct GgufPlan {
 /// Plans the file that `options` describe.
 ///
 /// # Errors
-/// As [`plan`](super::plan()); or GGUF files of the architecture are not read.
+/// As [`plan`](super::plan()); or GGUF files of the architecture are not written.
 pub(super) fn plan_gguf(options: &Options, recipe: GgufRecipe) -> Result<GgufPlan, Error> {
     checked_skew(options.skew)?;
     let config = cut_config(options)?;
     let text = text_config(&config);
     let model_type = config.get("model_type").or_else(|| text.get("model_type"));
     let model_type = model_type.and_then(Value::as_str).unwrap_or("");
-    let architecture = GgufArchitecture::for_model_type(model_type).ok_or_else(|| {
-        config_error(format!("GGUF files of the model_type {model_type:?} are not read"))
+    // The generations of Ling share a name.
+    let generation = match model_type {
+        "bailing_moe" if text["score_function"].is_string() => "bailing_moe_v2",
+        other => other,
+    };
+    let architecture = GgufArchitecture::for_model_type(generation).ok_or_else(|| {
+        config_error(format!("GGUF files of the model_type {model_type:?} are not written"))
     })?;
     let export = Export::of(model_type);
     let is_fused = architecture.name == "gemma4";
     let has = |tensor: &str| match tensor {
         _ if tensor.ends_with(".embed_tokens.weight") => tensor == "model.embed_tokens.weight",
         _ if tensor.ends_with(".gate_up_proj") => is_fused,
-        _ if tensor.contains(".in_proj_qkvz.") => false,
+        // Names that only exports of MLX have, or only the Hub.
+        _ if [".in_proj_qkvz.", ".query_key_value.", ".gate.proj.", ".gate.gate_proj."]
+            .iter()
+            .any(|part| tensor.contains(part)) =>
+        {
+            false
+        }
         _ => export.has(text, tensor),
     };
     let changes = SourceChanges {
@@ -64,6 +75,7 @@ pub(super) fn plan_gguf(options: &Options, recipe: GgufRecipe) -> Result<GgufPla
         kv_b_split: true,
         decays_computed: true,
         value_heads_dealt: architecture.value_heads_dealt,
+        pairs_adjacent: architecture.pairs_adjacent,
         ..SourceChanges::default()
     };
     let recorder = Recorder::new(&config, changes, &has);
@@ -87,7 +99,7 @@ pub(super) fn plan_gguf(options: &Options, recipe: GgufRecipe) -> Result<GgufPla
     let number = recipe.number().and_then(|n| u32::try_from(n).ok());
     keys.0.extend(number.map(|n| ("general.file_type".to_owned(), KeyValue::U32(n))));
     keys.push("general.quantization_version", KeyValue::U32(2));
-    keys.0.extend(model_keys(architecture.name, text).0);
+    keys.0.extend(model_keys(architecture.name, text, &blueprint).0);
     byte_tokenizer::gguf_keys(blueprint.vocab, &mut |key, value| keys.push(key, value));
     Ok(GgufPlan { tensors, keys })
 }

@@ -33,7 +33,7 @@ const ARRAY: u32 = 9;
 /// and must be empty. See [`write`](super::super::write()) for `progress` and failures.
 ///
 /// # Errors
-/// As [`write`](super::super::write()); or GGUF files of the architecture are not read.
+/// As [`write`](super::super::write()); or GGUF files of the architecture are not written.
 pub fn write_gguf(
     options: &Options,
     recipe: GgufRecipe,

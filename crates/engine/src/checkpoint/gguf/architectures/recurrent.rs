@@ -1,0 +1,83 @@
+//! Architectures with delta-nets in some layers.
+
+use serde_json::json;
+
+use super::{
+    super::{
+        config::{Config, Keys, add},
+        names::{NameRow, row},
+    },
+    GgufArchitecture, PLAIN, POST_ATTENTION_NORM, SHARED_EXPERT,
+    experts::softmax_experts,
+};
+use crate::base::error::Error;
+
+pub(super) const ARCHITECTURES: [GgufArchitecture; 2] = [
+    GgufArchitecture {
+        name: "qwen35moe",
+        model_types: &["qwen3_5_moe"],
+        rows: &[DELTA_NET, POST_ATTENTION_NORM, SHARED_EXPERT],
+        value_heads_dealt: true,
+        config: qwen35_moe,
+        ..PLAIN
+    },
+    GgufArchitecture {
+        name: "qwen3next",
+        model_types: &["qwen3_next"],
+        rows: &[DELTA_NET, POST_ATTENTION_NORM, SHARED_EXPERT],
+        config: qwen3_next,
+        ..PLAIN
+    },
+];
+
+/// Delta-nets.
+const DELTA_NET: &[NameRow] = &[
+    row("attn_qkv", "linear_attn.in_proj_qkv"),
+    row("attn_gate", "linear_attn.in_proj_z"),
+    row("ssm_ba", "linear_attn.in_proj_ba"),
+    row("ssm_alpha", "linear_attn.in_proj_a"),
+    row("ssm_beta", "linear_attn.in_proj_b"),
+    row("ssm_a", "linear_attn.A_log"),
+    row("ssm_dt.bias", "linear_attn.dt_bias"),
+    row("ssm_dt", "linear_attn.dt_bias"),
+    row("ssm_conv1d", "linear_attn.conv1d"),
+    row("ssm_norm", "linear_attn.norm"),
+    row("ssm_out", "linear_attn.out_proj"),
+];
+
+fn qwen3_next(keys: &Keys<'_>) -> Result<Config, Error> {
+    delta_nets(keys, "qwen3_next")
+}
+
+fn qwen35_moe(keys: &Keys<'_>) -> Result<Config, Error> {
+    delta_nets(keys, "qwen3_5_moe")
+}
+
+/// Model with delta-nets in some layers.
+fn delta_nets(keys: &Keys<'_>, model_type: &str) -> Result<Config, Error> {
+    let mut config = softmax_experts(keys, model_type)?;
+    let width = keys.size("attention.key_length")?;
+    let rotated = keys.integer("rope.dimension_count")?.unwrap_or(width);
+    let value_heads = keys.size("ssm.time_step_rank")?;
+    let recurrent = keys.per_layer("attention.recurrent_layers")?.map(|layers| {
+        let name = |recurrent| match recurrent {
+            0 => "full_attention",
+            _ => "linear_attention",
+        };
+        layers.into_iter().map(name).collect::<Vec<_>>()
+    });
+    let entries = json!({
+        "shared_expert_intermediate_size":
+            keys.uniform("expert_shared_feed_forward_length")?.unwrap_or(0),
+        "partial_rotary_factor": rotated as f64 / width as f64,
+        "layer_types": recurrent,
+        "full_attention_interval": keys.integer("full_attention_interval")?.unwrap_or(4),
+        "linear_num_key_heads": keys.size("ssm.group_count")?,
+        "linear_num_value_heads": value_heads,
+        "linear_key_head_dim": keys.size("ssm.state_size")?,
+        "linear_value_head_dim": keys.size("ssm.inner_size")? / value_heads,
+        "linear_conv_kernel_dim": keys.size("ssm.conv_kernel")?,
+    });
+    add(&mut config, entries);
+    Ok(config)
+}
