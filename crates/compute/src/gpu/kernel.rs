@@ -9,6 +9,7 @@ use std::{
 
 use super::{
     params::ParamsLayout,
+    store::DeviceBuffer,
     wgsl_files::{defined, file, header},
 };
 
@@ -360,13 +361,13 @@ impl Pipelines {
     }
 
     /// The pipeline of a kernel and its constants, if it is compiled, and the bind group of its
-    /// buffers, given with their ids. A new pipeline starts to compile: see
+    /// buffers. A new pipeline starts to compile: see
     /// [`Pipelines::finished`].
     pub(super) fn get(
         &mut self,
         kernel: &'static Kernel,
         constants: Constants,
-        buffers: &[(u32, &wgpu::Buffer)],
+        buffers: &[&DeviceBuffer],
     ) -> (Key, Option<&wgpu::ComputePipeline>, &wgpu::BindGroup) {
         let Constants { len, values, .. } = constants;
         let key = Key { kernel: std::ptr::from_ref(kernel) as usize, len, values };
@@ -377,14 +378,14 @@ impl Pipelines {
         }
         let pipeline = &self.pipelines[&key];
         let mut ids = [u32::MAX; MAX_BINDINGS];
-        ids.iter_mut().zip(buffers).for_each(|(dst, (id, _))| *dst = *id);
+        ids.iter_mut().zip(buffers).for_each(|(dst, buffer)| *dst = buffer.id);
         let group = self.groups.entry((pipeline.layout, ids)).or_insert_with(|| {
             let entries: Vec<_> = buffers
                 .iter()
                 .enumerate()
-                .map(|(i, (_, buffer))| wgpu::BindGroupEntry {
+                .map(|(i, buffer)| wgpu::BindGroupEntry {
                     binding: i as u32,
-                    resource: buffer.as_entire_binding(),
+                    resource: buffer.binding(),
                 })
                 .collect();
             self.device.create_bind_group(&wgpu::BindGroupDescriptor {
@@ -497,8 +498,11 @@ pub(super) mod tests {
             &ops::attention::ATTENTION_TILED,
             &ops::attention::ATTENTION_COOPERATIVE,
             &ops::attention::MERGE_SPLITS,
+            &ops::attention::MERGE_SPLITS_OF_ROWS,
             &ops::attention::attention_decode::DECODE,
             &ops::attention::attention_decode::DECODE_MEMORY,
+            &ops::attention::attention_decode::DECODE_ROWS,
+            &ops::attention::attention_decode::DECODE_ROWS_MEMORY,
             &ops::elementwise::GLU,
             &ops::elementwise::HEAD_GATE,
             &ops::elementwise::MAP,
@@ -513,6 +517,7 @@ pub(super) mod tests {
             &ops::recurrent::CONV1D,
             &ops::recurrent::DELTA_NET,
             &ops::recurrent::DELTA_NET_CONV,
+            &ops::recurrent::DELTA_NET_CONV_ROWS,
             &bandwidth::READ_BANDWIDTH,
             &ops::gemm::ACTIVATIONS_F16,
             &ops::gemm::SORT_ASSIGNMENTS,
@@ -577,7 +582,11 @@ pub(super) mod tests {
                     _,
                 ) => 4,
                 ("ROWS" | "THREAD_ROWS" | "STAGED_ROWS" | "TOP_GROUPS" | "KV_HEADS", _) => 2,
-                ("GROUP_HEADS" | "EACH" | "THREAD_VALUES" | "ASSIGNMENTS" | "ROW_GROUPS", _) => 2,
+                (
+                    "GROUP_HEADS" | "EACH" | "THREAD_VALUES" | "ASSIGNMENTS" | "ROW_GROUPS"
+                    | "X_ROWS",
+                    _,
+                ) => 2,
                 ("BIAS" | "BIAS_SCALAR", _) => 9,
                 (
                     "ACTIVATION" | "ELEMENT_GATES" | "FUNCTION" | "KIND" | "STAGE" | "HEAD_WIDTH"

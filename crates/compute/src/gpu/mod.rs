@@ -429,7 +429,9 @@ impl StateStore for GpuDevice {
     }
 
     fn state(&mut self, shape: StateShape) -> Result<State, Error> {
-        self.store.state(shape)
+        let state = self.store.state(shape)?;
+        state_io::zero(&mut self.recorder, &mut self.store, state)?;
+        Ok(state)
     }
 
     fn fork_state(&mut self, state: State, places: usize) -> Result<State, Error> {

@@ -596,15 +596,16 @@ params! {
         dt_bias: u32,
         rows: u32,
         heads: u32,
-        key_heads: u32,
-        key_run: u32,
+        table: u32,
         q_scale: f32,
         conv_x: u32,
         conv_weight: u32,
         channels: u32,
         gate: u32,
+        gate_row_stride: u32,
         norm_weight: u32,
         squares: u32,
+        squares_row_stride: u32,
     }
 
     /// `sampling/top_logits.wgsl` and `sampling/top_logit.wgsl`.

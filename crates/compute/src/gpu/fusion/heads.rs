@@ -7,6 +7,7 @@ use crate::{
         attention::{
             self, SpanRows,
             attention_decode::{DecodeKernel, NewKv},
+            rows::{accepts_rows, encode_rows},
         },
         qk_norm_rope::{HeadNorm, KvAppend, MAX_HEAD_WIDTH, QkHeads, RopeTable},
     },
@@ -44,23 +45,29 @@ pub(super) fn fuse_heads(
             heads.interleaved = Some(interleaved);
             Ok(true)
         }
-        Op::Attention { q, k, v: Some(v), spans: &[span], .. } => {
+        Op::Attention { q, k, v: Some(v), spans, .. } => {
             let even = v.width.is_multiple_of(2) && k.width.is_multiple_of(2);
             let [queries, keys] = heads.sets[..] else { return Ok(false) };
             if keys.view != k || !even || v.width > MAX_HEAD_WIDTH {
                 return Ok(false);
             }
+            let new_kv = NewKv {
+                norms: [queries.norm, keys.norm],
+                rope: queries.rope,
+                interleaved: heads.interleaved.unwrap_or(false),
+                ..NewKv::new(k, v)
+            };
+            // Not on the exact path: a row must have the same bits as in a batch.
+            let in_attention = !ctx.exact && queries.view == q && queries.rope == keys.rope;
+            if in_attention && accepts_rows(ctx, op, spans) {
+                let rows: Vec<_> = SpanRows::iterate(spans).collect();
+                encode_rows(ctx, op, &rows, &new_kv)?;
+                return Ok(true);
+            }
+            let &[span] = spans else { return Ok(false) };
             let kv = attention::bind_kv(ctx, span.state)?;
             let rows = SpanRows { span, first_row: 0 };
-            // Not on the exact path: a row must have the same bits as in a batch.
-            let in_attention = !ctx.exact && DecodeKernel::accepts_new_kv(ctx, op, &span);
-            if in_attention && queries.view == q && queries.rope == keys.rope {
-                let new_kv = NewKv {
-                    norms: [queries.norm, keys.norm],
-                    rope: queries.rope,
-                    interleaved: heads.interleaved.unwrap_or(false),
-                    ..NewKv::new(k, v)
-                };
+            if in_attention && DecodeKernel::accepts_new_kv(ctx, op, &span) {
                 attention::encode_split(ctx, &kv, rows, op, Some(&new_kv))?;
             } else {
                 heads.encode_with_append(ctx, Some(KvAppend { v, span }))?;

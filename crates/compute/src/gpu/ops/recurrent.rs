@@ -8,13 +8,41 @@ use super::{
     norm::{NormDispatch, NormKind},
     params::{Conv1dParams, DeltaNetParams},
 };
-use crate::{Buffer, Error, KeySharing, Op, Span, View};
+use crate::{Buffer, Error, KeySharing, Op, Span, View, gpu::store::DeviceBuffer};
 
 pub(in crate::gpu) static CONV1D: Kernel =
-    kernel!("conv1d", "recurrent/conv1d", Conv1dParams, [Write, Read, Write]);
-pub(in crate::gpu) static DELTA_NET: Kernel = kernel!("delta_net", "recurrent/delta_net", DeltaNetParams, { convolution: "recurrent/delta_no_conv" }, [Write, Read, Write]);
+    kernel!("conv1d", "recurrent/conv1d", Conv1dParams, [Write, Write, Write]);
+pub(in crate::gpu) static DELTA_NET: Kernel = kernel!(
+    "delta_net",
+    "recurrent/delta_net",
+    DeltaNetParams,
+    { convolution: "recurrent/delta_no_conv", states: "recurrent/states_of_sequence" },
+    [Write, Write, Write]
+);
 /// Delta rule that computes the convolution of its inputs.
-pub(in crate::gpu) static DELTA_NET_CONV: Kernel = kernel!("delta_net_conv", "recurrent/delta_net", DeltaNetParams, { convolution: "recurrent/delta_conv" }, [Write, Read, Write, Read, Write]);
+pub(in crate::gpu) static DELTA_NET_CONV: Kernel = kernel!(
+    "delta_net_conv",
+    "recurrent/delta_net",
+    DeltaNetParams,
+    {
+        convolution: "recurrent/delta_conv",
+        states: "recurrent/states_of_sequence",
+        inputs: "recurrent/inputs_of_sequence",
+    },
+    [Write, Write, Write, Write, Write]
+);
+/// The same for a row of each of several sequences.
+pub(in crate::gpu) static DELTA_NET_CONV_ROWS: Kernel = kernel!(
+    "delta_net_conv rows",
+    "recurrent/delta_net",
+    DeltaNetParams,
+    {
+        convolution: "recurrent/delta_conv",
+        states: "recurrent/states_of_rows",
+        inputs: "recurrent/states_of_rows",
+    },
+    [Write, Write, Read]
+);
 
 const CONV_THREADS: usize = 256;
 /// Threads of a workgroup of the delta rule.
@@ -261,11 +289,27 @@ pub(super) fn encode_delta_net(
         ("V_WIDTH", v.width as u32),
         ("TAPS", convolution.map_or(0, |c| c.width as u32)),
         ("GATED", norm.is_some().into()),
+        ("KEY_HEADS", k.heads as u32),
+        ("KEY_RUN", sharing.run(v.heads, k.heads) as u32),
     ]);
     let groups = v.heads * workgroups_per_head(ctx, v.width);
-    let mut first_row = 0;
-    for (i, span) in spans.iter().enumerate() {
-        let [committed, next] = ctx.store.write_recurrent(span.state)?;
+    let (mut done, mut first_row) = (0, 0);
+    while let Some(span) = spans.get(done) {
+        let states = sequence_states(ctx, span, convolution, done)?;
+        let mut table = starts(&states);
+        // Sequences with one row each share a dispatch if their states share an arena.
+        let arena = convolution.and_then(|_| shared_arena(ctx, &states));
+        let mut sequences = 1;
+        while let (Some(arena), Some(span)) = (&arena, spans.get(done + sequences)) {
+            let states = sequence_states(ctx, span, convolution, done + sequences)?;
+            if shared_arena(ctx, &states).is_none_or(|other| other.id != arena.id) {
+                break;
+            }
+            table.extend(starts(&states));
+            sequences += 1;
+        }
+        done += sequences;
+        let rows = if sequences > 1 { sequences } else { span.rows };
         let store = &*ctx.store;
         // Input of the convolution at the columns of a view of its output.
         let conv_input = |view: View| match convolution {
@@ -278,8 +322,8 @@ pub(super) fn encode_delta_net(
             None => view,
         };
         let dst = norm.map_or(out, |norm| norm.out);
-        let view = |view: View| ViewParams::new(store, &view.slice(first_row, span.rows));
-        let row_offset = |view: View| store.view_offset(&view.slice(first_row, span.rows));
+        let view = |view: View| ViewParams::new(store, &view.slice(first_row, rows));
+        let row_offset = |view: View| store.view_offset(&view.slice(first_row, rows));
         let mut params = DeltaNetParams {
             q: view(conv_input(q))?,
             k: view(conv_input(k))?,
@@ -289,10 +333,8 @@ pub(super) fn encode_delta_net(
             out: view(dst)?,
             a_log: store.buffer_offset(a_log)?,
             dt_bias: store.buffer_offset(dt_bias)?,
-            rows: span.rows as u32,
+            rows: rows as u32,
             heads: v.heads as u32,
-            key_heads: k.heads as u32,
-            key_run: sharing.run(v.heads, k.heads) as u32,
             q_scale: 1.0 / (k.width as f32).sqrt(),
             ..Default::default()
         };
@@ -303,22 +345,55 @@ pub(super) fn encode_delta_net(
         }
         if let Some(norm) = norm {
             params.gate = row_offset(norm.gate)?;
+            params.gate_row_stride = norm.gate.row_stride as u32;
             params.norm_weight = store.buffer_offset(norm.weight)?;
             params.squares = row_offset(out)?;
+            params.squares_row_stride = out.row_stride as u32;
         }
-        match convolution {
-            None => {
-                let buffers = [store.activations(), &committed, &next];
-                ctx.recorder.dispatch(&DELTA_NET, constants, &buffers, &params, groups)?;
-            }
-            Some(c) => {
-                let [inputs, next_inputs] = ctx.store.write_recurrent(c.spans[i].state)?;
-                let activations = ctx.store.activations();
-                let buffers = [activations, &committed, &next, &inputs, &next_inputs];
-                ctx.recorder.dispatch(&DELTA_NET_CONV, constants, &buffers, &params, groups)?;
-            }
+        let (kernel, groups) = match (convolution, sequences) {
+            (None, _) => (&DELTA_NET, groups),
+            (Some(_), 1) => (&DELTA_NET_CONV, groups),
+            (Some(_), _) => (&DELTA_NET_CONV_ROWS, groups * sequences),
+        };
+        let activations = ctx.store.activations();
+        if let (Some(arena), 2..) = (&arena, sequences) {
+            ctx.recorder.reserve_upload(table.len())?;
+            params.table = ctx.recorder.upload(table);
+            let upload = ctx.recorder.upload_buffer().clone();
+            let buffers = [activations, arena, &upload];
+            ctx.recorder.dispatch(kernel, constants, &buffers, &params, groups)?;
+        } else {
+            let buffers: Vec<_> = [activations].into_iter().chain(&states).collect();
+            ctx.recorder.dispatch(kernel, constants, &buffers, &params, groups)?;
         }
-        first_row += span.rows;
+        first_row += rows;
     }
     Ok(())
+}
+
+/// Marks the states of a span as written: committed and next state of the delta rule, then of its
+/// convolution, whose span has the same index.
+fn sequence_states(
+    ctx: &mut OpContext<'_>,
+    span: &Span,
+    convolution: Option<&DecodeConv>,
+    index: usize,
+) -> Result<Vec<DeviceBuffer>, Error> {
+    let mut states = ctx.store.write_recurrent(span.state)?.to_vec();
+    if let Some(span) = convolution.and_then(|convolution| convolution.spans.get(index)) {
+        states.extend(ctx.store.write_recurrent(span.state)?);
+    }
+    Ok(states)
+}
+
+/// The arena that all states are in, if it is one.
+fn shared_arena(ctx: &OpContext<'_>, states: &[DeviceBuffer]) -> Option<DeviceBuffer> {
+    let (first, others) = states.split_first()?;
+    let arena = ctx.store.states.arena(first)?;
+    others.iter().all(|state| state.raw == arena.raw).then(|| arena.clone())
+}
+
+/// Starts of states in their arena, in f32 values.
+fn starts(states: &[DeviceBuffer]) -> Vec<u32> {
+    states.iter().map(|state| (state.start / 4) as u32).collect()
 }

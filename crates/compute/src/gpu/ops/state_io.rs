@@ -25,6 +25,8 @@ pub(in crate::gpu) fn reserve_kv(
         )?;
         let old = kv.clone();
         let new = store.allocate_kv(&old, growth)?;
+        // Of other states before: rows past the last one may be loaded, and are then ignored.
+        recorder.zero(&new.buffer);
         if let Some(old_allocation) = &old.allocation {
             let element = store.states.kv_format.bytes(1) as u64;
             let src = &*old_allocation.buffer;
@@ -40,7 +42,7 @@ pub(in crate::gpu) fn reserve_kv(
         }
         store.states.kv_mut(state)?.allocation = Some(new);
         if let Some(old_allocation) = old.allocation {
-            let bytes = old_allocation.buffer.raw.size() as usize;
+            let bytes = old_allocation.buffer.size as usize;
             store.states.release([old_allocation.buffer]);
             recorder.forget_bindings(store.states.take_freed());
             // Bounds the memory of replaced allocations before all ops are recorded.
@@ -66,7 +68,7 @@ fn unshare_committed(
         let own = DeviceBuffer::clone(&recurrent.committed);
         if let Some(shared) = recurrent.next.take() {
             let src = BufferRef { buffer: &shared, offset: 0 };
-            recorder.copy(src, BufferRef { buffer: &own, offset: 0 }, own.raw.size());
+            recorder.copy(src, BufferRef { buffer: &own, offset: 0 }, own.size);
             store.states.release([shared]);
         }
     }
@@ -83,7 +85,7 @@ pub(in crate::gpu) fn zero(
 ) -> Result<(), Error> {
     if let GpuState::Recurrent(_) = store.states.get(state)? {
         let committed = unshare_committed(recorder, store, state)?;
-        recorder.encoder().clear_buffer(&committed.raw, 0, None);
+        recorder.zero(&committed);
     }
     Ok(())
 }

@@ -16,7 +16,7 @@ use std::{collections::VecDeque, time::Instant};
 use self::{profile::KernelProfile, step::StepRecording, upload::UploadRing};
 use super::{
     card::{Card, DriverFault},
-    kernel::{Constants, Kernel, Key, MAX_BINDINGS, Pipelines, Target},
+    kernel::{Constants, Kernel, Key, Pipelines, Target},
     params::{KernelParams, PackedParams},
     store::DeviceBuffer,
 };
@@ -183,14 +183,12 @@ impl Recorder {
         if y > max {
             return Err(Error::Shape(format!("{}: {groups} workgroups are too many", kernel.name)));
         }
-        let mut bound = [(u32::MAX, &buffers[0].raw); MAX_BINDINGS];
-        bound.iter_mut().zip(buffers).for_each(|(dst, buffer)| *dst = (buffer.id, &buffer.raw));
         if let Some(profile) = &mut self.profile {
             drop(self.pass.take());
             let encoder = open_encoder(&mut self.encoder, &self.device);
             self.pass = Some(profile.pass(encoder, kernel.name));
         }
-        let (key, ready, group) = self.pipelines.get(kernel, constants, &bound[..buffers.len()]);
+        let (key, ready, group) = self.pipelines.get(kernel, constants, buffers);
         let workgroups = [x as u32, y as u32];
         match ready {
             Some(pipeline) if self.queued.is_empty() => {

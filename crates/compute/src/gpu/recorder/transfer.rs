@@ -100,7 +100,7 @@ impl Recorder {
             return Ok(());
         }
         let mut words = vec![0; (offset % 4 + dst.len()).div_ceil(4)];
-        self.read_words(&src.raw, offset as u64 / 4 * 4, &mut words)?;
+        self.read_words(&src.raw, src.start + offset as u64 / 4 * 4, &mut words)?;
         dst.copy_from_slice(&bytemuck::cast_slice(&words)[offset % 4..][..dst.len()]);
         Ok(())
     }
@@ -115,29 +115,45 @@ impl Recorder {
         let Some(last) = bytes.len().checked_sub(1) else { return Ok(()) };
         let (first, end) = (offset / 4 * 4, offset + bytes.len());
         if first == offset && end.is_multiple_of(4) {
-            self.queue.write_buffer(&dst.raw, offset as u64, bytes);
+            self.queue.write_buffer(&dst.raw, dst.start + offset as u64, bytes);
             return self.throttle_staging(bytes.len());
         }
         // The first and the last word keep their other bytes.
         let mut words = vec![0; (offset % 4 + bytes.len()).div_ceil(4)];
         let last_word = (offset % 4 + last) / 4;
-        self.read_words(&dst.raw, first as u64, &mut words[..1])?;
-        self.read_words(&dst.raw, (first + last_word * 4) as u64, &mut words[last_word..])?;
+        let start = dst.start + first as u64;
+        self.read_words(&dst.raw, start, &mut words[..1])?;
+        self.read_words(&dst.raw, start + last_word as u64 * 4, &mut words[last_word..])?;
         bytemuck::cast_slice_mut(&mut words)[offset % 4..][..bytes.len()].copy_from_slice(bytes);
-        self.queue.write_buffer(&dst.raw, first as u64, bytemuck::cast_slice(&words));
+        self.queue.write_buffer(&dst.raw, start, bytemuck::cast_slice(&words));
         self.throttle_staging(bytes.len())
     }
 
     /// Copies bytes between buffers among the recorded work, rounded up to whole words.
     pub(in crate::gpu) fn copy(&mut self, src: BufferRef<'_>, dst: BufferRef<'_>, bytes: u64) {
         self.end_pass();
-        self.encoder().copy_buffer_to_buffer(
-            &src.buffer.raw,
-            src.offset,
-            &dst.buffer.raw,
-            dst.offset,
-            bytes.next_multiple_of(4),
-        );
+        let bytes = bytes.next_multiple_of(4);
+        let [from, to] = [src, dst].map(|place| place.buffer.start + place.offset);
+        let (src, dst) = (&src.buffer.raw, &dst.buffer.raw);
+        if src != dst {
+            return self.encoder().copy_buffer_to_buffer(src, from, dst, to, bytes);
+        }
+        // A copy within a buffer is not allowed.
+        let between = self.device.create_buffer(&wgpu::BufferDescriptor {
+            label: Some("copy of a range"),
+            size: bytes,
+            usage: wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
+            mapped_at_creation: false,
+        });
+        let encoder = self.encoder();
+        encoder.copy_buffer_to_buffer(src, from, &between, 0, bytes);
+        encoder.copy_buffer_to_buffer(&between, 0, dst, to, bytes);
+    }
+
+    /// Zeroes a range among the recorded work.
+    pub(in crate::gpu) fn zero(&mut self, dst: &DeviceBuffer) {
+        self.end_pass();
+        self.encoder().clear_buffer(&dst.raw, dst.start, Some(dst.size));
     }
 }
 

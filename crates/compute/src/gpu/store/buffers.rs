@@ -40,7 +40,7 @@ impl ActivationArena {
         });
         write_padded(queue, &raw, 0, GRIDS);
         Self {
-            buffer: DeviceBuffer { id, raw },
+            buffer: DeviceBuffer::whole(id, raw, INITIAL_LEN * 4),
             len: INITIAL_LEN,
             used: align_up(GRIDS.len() as u64) / 4,
             regions: Vec::new(),

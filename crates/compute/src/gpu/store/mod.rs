@@ -9,6 +9,8 @@ pub(in crate::gpu) mod slots;
 pub(in crate::gpu) mod states;
 pub(in crate::gpu) mod weights;
 
+use std::num::NonZeroU64;
+
 use self::{buffers::ActivationArena, slots::SlotBanks, states::GpuStates, weights::WeightArenas};
 use super::card::{Card, STORAGE, native::Sharing};
 use crate::{
@@ -22,11 +24,31 @@ pub(in crate::gpu) use self::buffers::OP_BUFFER;
 /// Alignment in bytes of every suballocation.
 const ALIGN: u64 = 256;
 
-/// Buffer of the card and the id by which bind groups are cached.
+/// Buffer of the card, or a range of one, and the id by which bind groups are cached.
 #[derive(Clone, Debug)]
 pub(in crate::gpu) struct DeviceBuffer {
     pub(in crate::gpu) id: u32,
     pub(in crate::gpu) raw: wgpu::Buffer,
+    /// Offset of the range in bytes, a multiple of [`ALIGN`].
+    pub(in crate::gpu) start: u64,
+    /// Bytes of the range.
+    pub(in crate::gpu) size: u64,
+}
+
+impl DeviceBuffer {
+    /// A buffer as a whole.
+    const fn whole(id: u32, raw: wgpu::Buffer, size: u64) -> Self {
+        Self { id, raw, start: 0, size }
+    }
+
+    /// Binding of the range.
+    pub(in crate::gpu) fn binding(&self) -> wgpu::BindingResource<'_> {
+        wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+            buffer: &self.raw,
+            offset: self.start,
+            size: NonZeroU64::new(self.size),
+        })
+    }
 }
 
 /// All memory of the device, by handle.
@@ -96,10 +118,15 @@ impl Store {
         Ok(self.register(raw))
     }
 
+    fn take_id(&mut self) -> u32 {
+        self.next_id += 1;
+        self.next_id - 1
+    }
+
     /// Gives a new buffer its id.
     fn register(&mut self, raw: wgpu::Buffer) -> DeviceBuffer {
-        self.next_id += 1;
-        DeviceBuffer { id: self.next_id - 1, raw }
+        let size = raw.size();
+        DeviceBuffer::whole(self.take_id(), raw, size)
     }
 
     /// Checks that a kernel can bind a buffer of `bytes` whole.

@@ -1,5 +1,9 @@
 //! Per-sequence states on the card: KV cache and recurrent states, shared by forks.
 //!
+//! States are ranges of arenas, so that a kernel can address the states of all sequences of a step in
+//! one binding. Kernels of one sequence bind its range. An arena has the memory that the limit leaves;
+//! ranges are reused first fit, so fragments may make arenas exceed it.
+//!
 //! Kernels bind the KV cache of a state whole, so it is one allocation: the keys of all positions,
 //! then their values. An allocation has capacity for the positions written so far and, if memory
 //! allows it for all states of a step, for some more. A write beyond the capacity moves the cache
@@ -12,8 +16,11 @@
 
 use std::{mem, ops::Range, sync::Arc};
 
-use super::{DeviceBuffer, Store, align_up, stale};
+use super::{ALIGN, DeviceBuffer, Store, align_up, stale};
 use crate::{DeviceId, Error, KV_BLOCK, KvFormat, Span, State, StateShape};
+
+/// Minimum bytes of an arena without a limit.
+const MIN_ARENA: u64 = 1 << 20;
 
 /// Minimum capacity in positions of a KV cache that grows.
 const MIN_KV_CAPACITY: usize = 4 * KV_BLOCK;
@@ -133,8 +140,44 @@ pub(in crate::gpu) struct GpuStates {
     pub(in crate::gpu) limit: Option<u64>,
     /// Whether growth is ample: for all states of a step or for none.
     ample: bool,
-    /// Ids of freed buffers whose bind groups are still cached.
+    /// Ids of freed ranges whose bind groups are still cached.
     freed: Vec<u32>,
+    arenas: Vec<StateArena>,
+}
+
+/// Buffer whose ranges are states.
+#[derive(Debug)]
+struct StateArena {
+    buffer: DeviceBuffer,
+    /// Free ranges in bytes, in order, none next to another.
+    free: Vec<Range<u64>>,
+}
+
+impl StateArena {
+    /// Takes the start of the first free range with `bytes` bytes.
+    fn take(&mut self, bytes: u64) -> Option<u64> {
+        let index = self.free.iter().position(|range| range.end - range.start >= bytes)?;
+        let range = &mut self.free[index];
+        let start = range.start;
+        range.start += bytes;
+        if range.is_empty() {
+            self.free.remove(index);
+        }
+        Some(start)
+    }
+
+    /// Makes a range free.
+    fn give(&mut self, range: Range<u64>) {
+        let index = self.free.partition_point(|free| free.start < range.start);
+        self.free.insert(index, range);
+        self.free.dedup_by(|next, free| {
+            let joins = free.end == next.start;
+            if joins {
+                free.end = next.end;
+            }
+            joins
+        });
+    }
 }
 
 impl GpuStates {
@@ -147,6 +190,7 @@ impl GpuStates {
             limit: None,
             ample: true,
             freed: Vec::new(),
+            arenas: Vec::new(),
         }
     }
 
@@ -351,9 +395,27 @@ impl GpuStates {
     /// Releases references to buffers; those without other references are freed.
     pub(in crate::gpu) fn release(&mut self, buffers: impl IntoIterator<Item = Arc<DeviceBuffer>>) {
         for buffer in buffers.into_iter().filter_map(Arc::into_inner) {
-            self.held -= buffer.raw.size();
+            self.held -= buffer.size;
             self.freed.push(buffer.id);
+            let arena = self.arenas.iter_mut().find(|arena| arena.buffer.raw == buffer.raw);
+            if let Some(arena) = arena {
+                arena.give(buffer.start..buffer.start + buffer.size);
+            }
         }
+    }
+
+    /// The arena of a range.
+    pub(in crate::gpu) fn arena(&self, range: &DeviceBuffer) -> Option<&DeviceBuffer> {
+        let mut arenas = self.arenas.iter().map(|arena| &arena.buffer);
+        arenas.find(|buffer| buffer.raw == range.raw)
+    }
+
+    /// Takes `bytes` of an arena. `id` is that of the range.
+    fn take(&mut self, id: u32, bytes: u64) -> Option<DeviceBuffer> {
+        self.arenas.iter_mut().find_map(|arena| {
+            let start = arena.take(bytes)?;
+            Some(DeviceBuffer { id, raw: arena.buffer.raw.clone(), start, size: bytes })
+        })
     }
 
     /// Takes the ids of freed buffers, whose bind groups are stale.
@@ -427,11 +489,35 @@ impl Store {
         Ok(self.states.add(state))
     }
 
-    /// Allocates memory of states, zeroed.
+    /// Allocates memory of states, which may have the contents of others.
     fn allocate_state(&mut self, label: &str, bytes: u64) -> Result<DeviceBuffer, Error> {
-        let buffer = self.allocate(label, bytes)?;
-        self.states.held += buffer.raw.size();
-        Ok(buffer)
+        self.check_bindable(label, bytes)?;
+        let (id, bytes) = (self.take_id(), buffer_bytes(bytes));
+        let range = match self.states.take(id, bytes) {
+            Some(range) => range,
+            None => {
+                let buffer = self.allocate_arena(label, bytes)?;
+                let rest = bytes..buffer.size;
+                let free = if rest.is_empty() { Vec::new() } else { vec![rest] };
+                let range = DeviceBuffer { id, size: bytes, ..buffer.clone() };
+                self.states.arenas.push(StateArena { buffer, free });
+                range
+            }
+        };
+        self.states.held += bytes;
+        Ok(range)
+    }
+
+    /// Allocates an arena with room for `bytes`: with all that the limit leaves, otherwise as large
+    /// as all arenas together.
+    fn allocate_arena(&mut self, label: &str, bytes: u64) -> Result<DeviceBuffer, Error> {
+        let total: u64 = self.states.arenas.iter().map(|arena| arena.buffer.size).sum();
+        let wanted = match self.states.limit {
+            Some(limit) => limit.saturating_sub(total),
+            None => total.max(MIN_ARENA),
+        };
+        let wanted = (wanted & !(ALIGN - 1)).min(self.max_bytes).max(bytes);
+        self.allocate(label, wanted).or_else(|_| self.allocate(label, bytes))
     }
 
     fn check_state_limit(&self, bytes: u64) -> Result<(), Error> {

@@ -16,7 +16,7 @@
 // Else max score, sum of weights and weighted V go to scratch for merge_splits.wgsl.
 // Scratch: as in attention_split.wgsl. Grid: (rows, KV_HEADS, tiles of heads, splits).
 // needs: common/common, common/f16_range, @team, attention/visible_splits, attention/softmax
-// needs: @sum8
+// needs: @sum8, @kv
 // constants: GROUP_HEADS, INTERLEAVED, KEY_THREADS, KV_F16, KV_HEADS, K_NORM, K_WIDTH, NEW_KV
 // constants: Q_NORM, ROPE_PAIRS, SINGLE_SPLIT, TEAM, TILE_HEADS, V_COLUMNS, V_WIDTH, WG
 
@@ -28,7 +28,6 @@ struct Params {
     q_weight: u32, q_eps: f32, k_weight: u32, k_eps: f32, table: u32,
 }
 var<immediate> p: Params;
-@group(0) @binding(1) var<storage, read_write> kv_cache: array<vec4<u32>>;
 @group(0) @binding(2) var<storage, read> words: array<u32>;
 @group(0) @binding(3) var<storage, read_write> scratch: array<f32>;
 
@@ -67,6 +66,8 @@ var<workgroup> v_partials: array<vec4<f32>, WG * HEAD_PAIRS>;
 var<private> first_kv_row: u32;
 var<private> last_position: u32;
 var<private> kv_head: u32;
+// Position, KV cache and new K and V of the row.
+var<private> kv: KvRow;
 
 // A pair of elements that RoPE rotates together, with its norm weights and cosine and sine.
 struct Pair { element: vec2<u32>, x: vec2<f32>, weight: vec2<f32>, rotation: vec2<f32> }
@@ -84,12 +85,12 @@ fn main(
     kv_head = group / p.splits.count / TILES % KV_HEADS;
     let row = group / p.splits.count / TILES / KV_HEADS;
     if (row >= p.rows) { return; }
-    let position = p.splits.position + row;
-    let visible = visible_at(position, p.splits);
+    kv = kv_row_at(row);
+    let visible = visible_at(kv.position, p.splits);
     let start = split * visible.per_split;
     if (start >= visible.count) { return; }
     let end = min(visible.count, start + visible.per_split);
-    first_kv_row = visible.start % p.capacity;
+    first_kv_row = visible.start % kv.capacity;
     let has_new = NEW_KV == 1u && end == visible.count;
     let stored = end - select(0u, 1u, has_new);
     // With NEW_KV at least one other position is visible, so there is always a row to load.
@@ -103,11 +104,11 @@ fn main(
     let g = index / V_COLUMNS;
     var new_v = vec2<u32>();
     if (has_new && column < V_WIDTH / 2u) {
-        let v = p.v + kv_head * p.v_head_stride + column * 2u;
+        let v = kv.v + kv_head * p.v_head_stride + column * 2u;
         new_v = to_kv(vec2(act[v], act[v + 1u]));
     }
     var key: array<Pair, TEAM_PAIRS>;
-    if (has_new) { key = load_pairs(p.k + kv_head * p.k_head_stride, K_NORM, p.k_weight); }
+    if (has_new) { key = load_pairs(kv.k + kv_head * p.k_head_stride, K_NORM, p.k_weight); }
     for (var head_base = 0u; head_base < TILE_HEADS; head_base += WG / TEAM) {
         let h = head_base + team;
         let q = p.q.offset + row * p.q.row_stride + (head + min(h, n_heads - 1u)) * p.q.head_stride;
@@ -147,14 +148,14 @@ fn main(
             let c = i * KEY_THREADS + key_thread;
             if (K_VECS % KEY_THREADS == 0u || c < K_VECS) {
                 new_k[i] = new_k_vec(c);
-                if (head_tile == 0u && index < KEY_THREADS) { kv_cache[kv_row * K_VECS + c] = new_k[i]; }
+                if (head_tile == 0u && index < KEY_THREADS) { store_kv(kv_row * K_VECS + c, new_k[i]); }
             }
         }
         if (head_tile == 0u) {
             for (var i = index; i < V_VECS; i += WG) {
                 let w = i * 4u;
-                kv_cache[p.v_offset / VEC_WIDTH + kv_row * V_VECS + i] =
-                    vec4(new_v_words[w], new_v_words[w + 1u], new_v_words[w + 2u], new_v_words[w + 3u]);
+                let vec = vec4(new_v_words[w], new_v_words[w + 1u], new_v_words[w + 2u], new_v_words[w + 3u]);
+                store_kv(kv.v_offset / VEC_WIDTH + kv_row * V_VECS + i, vec);
             }
         }
     }
@@ -301,7 +302,7 @@ fn weight_sum(h: u32) -> f32 {
 // Row of the KV cache of visible position `i`.
 fn kv_row_of(i: u32) -> u32 {
     let kv_row = first_kv_row + i;
-    return select(kv_row, kv_row - p.capacity, kv_row >= p.capacity);
+    return select(kv_row, kv_row - kv.capacity, kv_row >= kv.capacity);
 }
 
 // Loads this thread's vectors of the keys of a block. Positions past the end are clamped instead
@@ -313,7 +314,7 @@ fn load_k(block: u32, index: u32) -> array<vec4<u32>, ROUNDS * THREAD_VECS> {
         let element = (kv_row_of(min(block + r * POSITIONS_AT_ONCE + index / KEY_THREADS, last_position)) * KV_HEADS + kv_head) * K_VECS;
         // @unroll
         for (var i = 0u; i < THREAD_VECS; i++) {
-            loaded_k[r * THREAD_VECS + i] = kv_cache[element + min(i * KEY_THREADS + index % KEY_THREADS, K_VECS - 1u)];
+            loaded_k[r * THREAD_VECS + i] = load_kv(element + min(i * KEY_THREADS + index % KEY_THREADS, K_VECS - 1u));
         }
     }
     return loaded_k;
@@ -323,15 +324,15 @@ fn load_k(block: u32, index: u32) -> array<vec4<u32>, ROUNDS * THREAD_VECS> {
 fn load_v(block: u32, index: u32) -> array<vec2<u32>, V_QUADS * 4u> {
     var loaded_v: array<vec2<u32>, V_QUADS * 4u>;
     let word = min(index % V_COLUMNS, V_WIDTH / 2u - 1u) * (2u / PER_WORD);
-    let base = p.v_offset / VEC_WIDTH + word / 4u;
+    let base = kv.v_offset / VEC_WIDTH + word / 4u;
     // @unroll
     for (var i = 0u; i < V_QUADS; i++) {
         // @unroll
         for (var j = 0u; j < 4u; j++) {
             let t = (index / V_COLUMNS + i * V_GROUPS) * 4u + j;
             let element = base + (kv_row_of(min(block + t, last_position)) * KV_HEADS + kv_head) * V_VECS;
-            loaded_v[i * 4u + j].x = kv_cache[element][word % 4u];
-            if (KV_F16 == 0u) { loaded_v[i * 4u + j].y = kv_cache[element][word % 4u + 1u]; }
+            loaded_v[i * 4u + j].x = load_kv_word(element, word % 4u);
+            if (KV_F16 == 0u) { loaded_v[i * 4u + j].y = load_kv_word(element, word % 4u + 1u); }
         }
     }
     return loaded_v;
@@ -368,7 +369,7 @@ fn load_pairs(start: u32, norm: u32, weight: u32) -> array<Pair, TEAM_PAIRS> {
             pairs[j].weight = vec2(1.0);
             if (norm == 2u) { pairs[j].weight = vec2(act[weight + element.x], act[weight + element.y]); }
             if (i < ROPE_PAIRS) {
-                let angle = p.table + 2u * i;
+                let angle = kv.table + 2u * i;
                 pairs[j].rotation = vec2(bitcast<f32>(words[angle]), bitcast<f32>(words[angle + 1u]));
             }
         }

@@ -4,7 +4,7 @@
 // All loads of a workgroup are in flight at once: threads side by side take COLUMNS columns, each
 // for every SLICES-th split. MAX_SPLITS: most splits, a multiple of SLICES, up to WG.
 // Grid: a workgroup of WG threads for each row, head and COLUMNS columns.
-// needs: common/common, @team, attention/visible_splits, attention/softmax
+// needs: common/common, @team, @positions, attention/visible_splits, attention/softmax
 // constants: MAX_SPLITS, WG
 
 struct Params {
@@ -36,7 +36,7 @@ fn main(
     let row = vector / p.heads;
     let head = vector % p.heads;
     if (row >= p.rows) { return; }
-    let visible = visible_at(p.splits.position + row, p.splits);
+    let visible = visible_at(position_of(p.splits.position, row), p.splits);
     let n = (visible.count + visible.per_split - 1u) / visible.per_split;
     let first_split = vector * p.splits.count;
     let v_offset = p.rows * p.heads * p.splits.count * 2u + first_split * p.v_width + min(column, p.v_width - 1u);

@@ -4,7 +4,7 @@
 // Splits are multiples of this number of positions.
 const SPLIT_UNIT = 32u;
 
-// Position of the first row, and the split policy of all rows; `count`: splits of the row that has
+// Position of the first row, or the table of the rows, and the split policy of all rows; `count`: splits of the row that has
 // most.
 struct Splits { position: u32, window: u32, max_unsplit: u32, min_split: u32, max_splits: u32, count: u32 }
 

@@ -7,7 +7,7 @@
 
 struct Params { x: View, out: View, weight: u32, rows: u32, channels: u32 }
 var<immediate> p: Params;
-@group(0) @binding(1) var<storage, read> committed: array<f32>;
+@group(0) @binding(1) var<storage, read_write> committed: array<f32>;
 @group(0) @binding(2) var<storage, read_write> next: array<f32>;
 
 fn input(i: u32, channel: u32) -> f32 {

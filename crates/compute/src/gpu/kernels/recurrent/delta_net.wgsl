@@ -8,25 +8,26 @@
 // into registers meanwhile. ROW_THREADS threads load q and k of one row and normalize them.
 // Element i of a vector belongs to thread i % ROW_THREADS: component i / ROW_THREADS % 4 of its
 // vector i / ROW_THREADS / 4. K_WIDTH, V_WIDTH: widths of a key and of a value.
-// TAPS: if not 0, there is one row, and q, k and v are the newest inputs of a convolution, which
-// delta_conv.wgsl computes first. All threads then compute the lengths, from the convolved
-// vectors.
+// TAPS: if not 0, there is one row of each of `rows` sequences, and q, k and v are the newest inputs
+// of a convolution, which delta_conv.wgsl computes first. All threads then compute the lengths, from
+// the convolved vectors.
 // GATED: out is the weighted and gated RMSNorm of each head, without the division by the root mean
 // square. Each workgroup writes its sum of squares to `squares`, those of a head one after
-// another, heads V_WIDTH apart. There is one row then.
-// Grid: a workgroup of WG threads for each THREAD_ROWS WG / ROW_THREADS values of a head.
-// needs: common/common, common/exp_log, @pair_sum, @convolution
-// constants: GATED, K_WIDTH, ROW_THREADS, STAGED_ROWS, TAPS, THREAD_ROWS, V_WIDTH, WG
+// another, heads V_WIDTH apart. TAPS is not 0 then.
+// KEY_HEADS: key heads; KEY_RUN: neighbouring value heads that share one.
+// Grid: a workgroup of WG threads for each THREAD_ROWS WG / ROW_THREADS values of a head of a
+// sequence.
+// needs: common/common, common/exp_log, @pair_sum, @convolution, @states
+// constants: GATED, KEY_HEADS, KEY_RUN, K_WIDTH, ROW_THREADS, STAGED_ROWS, TAPS, THREAD_ROWS, V_WIDTH, WG
 
 struct Params {
     q: View, k: View, v: View, alpha: View, beta: View, out: View,
-    a_log: u32, dt_bias: u32, rows: u32, heads: u32, key_heads: u32, key_run: u32, q_scale: f32,
+    a_log: u32, dt_bias: u32, rows: u32, heads: u32, table: u32, q_scale: f32,
     conv_x: u32, conv_weight: u32, channels: u32, // Start of the convolution's inputs and weights.
-    gate: u32, norm_weight: u32, squares: u32, // Gates and weights of the norm, and sums of squares.
+    // Gates and weights of the norm, and sums of squares.
+    gate: u32, gate_row_stride: u32, norm_weight: u32, squares: u32, squares_row_stride: u32,
 }
 var<immediate> p: Params;
-@group(0) @binding(1) var<storage, read> committed: array<f32>;
-@group(0) @binding(2) var<storage, read_write> next: array<f32>;
 
 // Vectors of a key per thread.
 const K_VECS = (K_WIDTH + 4u * ROW_THREADS - 1u) / (4u * ROW_THREADS);
@@ -71,7 +72,7 @@ fn load_rows(first: u32, head: u32, value: u32, index: u32) {
     let staged = index / ROW_THREADS;
     if (staged < STAGED_ROWS && first + staged < p.rows) {
         let row = first + staged;
-        let key_head = head / p.key_run % p.key_heads;
+        let key_head = head / KEY_RUN % KEY_HEADS;
         let start = vec2<u32>(
             p.q.offset + row * p.q.row_stride + key_head * p.q.head_stride,
             p.k.offset + row * p.k.row_stride + key_head * p.k.head_stride,
@@ -132,8 +133,9 @@ fn main(
 ) {
     pair_sum_begin(index);
     let group = group_index(id, count);
-    let head = group / HEAD_GROUPS;
-    if (head >= p.heads) { return; }
+    let head = group / HEAD_GROUPS % p.heads;
+    let sequence = group / HEAD_GROUPS / p.heads;
+    if (sequence >= select(1u, p.rows, TAPS > 0u)) { return; }
     let value = group % HEAD_GROUPS * GROUP_VALUES;
     let row_thread = index % ROW_THREADS;
     // First value of the thread, and the offset of its row of the state.
@@ -147,7 +149,7 @@ fn main(
             for (var c = 0u; c < 4u; c++) {
                 let at = (4u * i + c) * ROW_THREADS + row_thread;
                 state[r][i][c] = 0.0;
-                if (at < K_WIDTH && value + first_value + r < V_WIDTH) { state[r][i][c] = committed[state_offset + r * K_WIDTH + at]; }
+                if (at < K_WIDTH && value + first_value + r < V_WIDTH) { state[r][i][c] = load_state(sequence, state_offset + r * K_WIDTH + at); }
             }
         }
     }
@@ -157,19 +159,22 @@ fn main(
     let my_value = value + first_value + row_thread;
     let writes = row_thread < THREAD_ROWS && my_value < V_WIDTH;
     var gate = 1.0;
-    if (GATED == 1u && writes) { gate = act[p.norm_weight + my_value] * silu(act[p.gate + head * V_WIDTH + my_value]); }
-    if (TAPS > 0u) {
-        step = vec2<f32>(act[p.alpha.offset + head], act[p.beta.offset + head]);
-        convolve(head, value, index);
+    if (GATED == 1u && writes) {
+        gate = act[p.norm_weight + my_value] * silu(act[p.gate + sequence * p.gate_row_stride + head * V_WIDTH + my_value]);
     }
-    for (var first = 0u; first < p.rows; first += STAGED_ROWS) {
+    if (TAPS > 0u) {
+        step = vec2<f32>(act[p.alpha.offset + sequence * p.alpha.row_stride + head], act[p.beta.offset + sequence * p.beta.row_stride + head]);
+        convolve(sequence, head, value, index);
+    }
+    let span_rows = select(p.rows, 1u, TAPS > 0u);
+    for (var first = 0u; first < span_rows; first += STAGED_ROWS) {
         workgroupBarrier();
         if (TAPS == 0u) {
             stage_rows(index, rate, bias);
             workgroupBarrier();
             load_rows(first + STAGED_ROWS, head, value, index);
         }
-        let rows = min(STAGED_ROWS, p.rows - first);
+        let rows = min(STAGED_ROWS, span_rows - first);
         for (var row = 0u; row < rows; row++) {
             var key: array<vec4<f32>, K_VECS>;
             var query: array<vec4<f32>, K_VECS>;
@@ -211,7 +216,7 @@ fn main(
                 for (var i = 0u; i < K_VECS; i++) { state[r][i] = fma(vec4<f32>(d), key[i], state[r][i] * decay_beta_kq.x); }
                 if (row_thread == r) { y = fma(d, decay_beta_kq.z, product.y); }
             }
-            if (writes) { act[p.out.offset + (first + row) * p.out.row_stride + head * p.out.head_stride + my_value] = y * gate; }
+            if (writes) { act[p.out.offset + (sequence + first + row) * p.out.row_stride + head * p.out.head_stride + my_value] = y * gate; }
             if (GATED == 1u) {
                 let thread_squares = pair_sum(vec2<f32>(select(0.0, y * y, writes), 0.0)).x;
                 if (row_thread == 0u) { squares[index / ROW_THREADS] = thread_squares; }
@@ -219,7 +224,7 @@ fn main(
                 if (index == 0u) {
                     var sum = 0.0;
                     for (var i = 0u; i < WG / ROW_THREADS; i++) { sum += squares[i]; }
-                    act[p.squares + head * V_WIDTH + group % HEAD_GROUPS] = sum;
+                    act[p.squares + sequence * p.squares_row_stride + head * V_WIDTH + group % HEAD_GROUPS] = sum;
                 }
             }
         }
@@ -228,7 +233,7 @@ fn main(
         for (var i = 0u; i < K_VECS; i++) {
             for (var c = 0u; c < 4u; c++) {
                 let at = (4u * i + c) * ROW_THREADS + row_thread;
-                if (at < K_WIDTH && value + first_value + r < V_WIDTH) { next[state_offset + r * K_WIDTH + at] = state[r][i][c]; }
+                if (at < K_WIDTH && value + first_value + r < V_WIDTH) { store_state(sequence, state_offset + r * K_WIDTH + at, state[r][i][c]); }
             }
         }
     }

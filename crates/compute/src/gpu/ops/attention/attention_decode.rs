@@ -4,14 +4,33 @@ use super::{KvBinding, KvSplits, THREADS};
 use crate::{
     Error, Op, Span, View,
     gpu::ops::{
-        Constants, Kernel, OpContext, ViewParams, kernel,
+        Constants, DeviceBuffer, Kernel, OpContext, ViewParams, kernel,
         params::AttentionDecodeParams,
         qk_norm_rope::{HeadNorm, RopeTable},
     },
 };
 
-pub(in crate::gpu) static DECODE: Kernel = kernel!("attention_decode", "attention/attention_decode", AttentionDecodeParams, { sum8: "attention/sum8_subgroup" }, [Write, Write, Read, Write]);
-pub(in crate::gpu) static DECODE_MEMORY: Kernel = kernel!("attention_decode_memory", "attention/attention_decode", AttentionDecodeParams, { sum8: "attention/sum8_memory" }, [Write, Write, Read, Write]);
+/// Declares a kernel: its name, and its files for sums and for the KV cache.
+macro_rules! decode {
+    ($name:literal, $sum8:literal, $kv:literal) => {
+        kernel!(
+            $name,
+            "attention/attention_decode",
+            AttentionDecodeParams,
+            { sum8: $sum8, kv: $kv },
+            [Write, Write, Read, Write]
+        )
+    };
+}
+
+pub(in crate::gpu) static DECODE: Kernel =
+    decode!("attention_decode", "attention/sum8_subgroup", "attention/kv_of_sequence");
+pub(in crate::gpu) static DECODE_MEMORY: Kernel =
+    decode!("attention_decode memory", "attention/sum8_memory", "attention/kv_of_sequence");
+pub(in crate::gpu) static DECODE_ROWS: Kernel =
+    decode!("attention_decode rows", "attention/sum8_subgroup", "attention/kv_of_rows");
+pub(in crate::gpu) static DECODE_ROWS_MEMORY: Kernel =
+    decode!("attention_decode rows memory", "attention/sum8_memory", "attention/kv_of_rows");
 
 /// Maximum number of heads of a workgroup.
 const MAX_GROUP_HEADS: usize = 8;
@@ -35,7 +54,16 @@ const fn workgroup_bytes(heads: usize, k_width: usize, v_width: usize, subgroups
     4 * (queries + v_width + scores + partial_values + exchanged)
 }
 
-/// Keys and values of one row that are not in the KV cache yet.
+/// KV caches of the rows of a dispatch.
+#[derive(Clone, Copy)]
+pub(in crate::gpu) enum DecodeKv<'a> {
+    /// Of one sequence.
+    Sequence(&'a KvBinding),
+    /// A sequence for each row, in one arena. Their table is at the splits' position.
+    Rows(&'a DeviceBuffer),
+}
+
+/// Keys and values that are not in the KV cache yet, of one row or of a row for each sequence.
 pub(in crate::gpu) struct NewKv {
     pub(in crate::gpu) k: View,
     pub(in crate::gpu) v: View,
@@ -47,7 +75,7 @@ pub(in crate::gpu) struct NewKv {
 }
 
 impl NewKv {
-    /// Keys and values of one row, without norms and RoPE.
+    /// Keys and values without norms and RoPE.
     pub(in crate::gpu) fn new(k: View, v: View) -> Self {
         Self { k, v, norms: [None; 2], rope: None, interleaved: false }
     }
@@ -98,7 +126,7 @@ impl DecodeKernel {
     pub(in crate::gpu) fn encode(
         &self,
         ctx: &mut OpContext<'_>,
-        kv: &KvBinding,
+        kv: DecodeKv<'_>,
         splits: &KvSplits,
         op: &Op<'_>,
         new_kv: Option<&NewKv>,
@@ -113,7 +141,11 @@ impl DecodeKernel {
         let new_kv = new_kv.unwrap_or(&unused);
         let store = &*ctx.store;
         let [q_norm, k_norm] = new_kv.norms;
-        let (pairs, table) = new_kv.rope.map_or((0, 0), |rope| (rope.pairs, rope.offset));
+        let (pairs, angles) = new_kv.rope.map_or((0, 0), |rope| (rope.pairs, rope.offset));
+        let (table, capacity, v_offset) = match kv {
+            DecodeKv::Sequence(kv) => (angles, kv.positions as u32, kv.values),
+            DecodeKv::Rows(_) => (splits.position as u32, 0, 0),
+        };
         let params = AttentionDecodeParams {
             q: ViewParams::new(store, &q)?,
             out: ViewParams::new(store, &out)?,
@@ -124,8 +156,8 @@ impl DecodeKernel {
             v_head_stride: new_kv.v.head_stride as u32,
             rows: rows as u32,
             splits: splits.params(),
-            capacity: kv.positions as u32,
-            v_offset: kv.values,
+            capacity,
+            v_offset,
             sinks: splits.sinks,
             gated: gate.is_some().into(),
             scale,
@@ -152,10 +184,15 @@ impl DecodeKernel {
             ("ROPE_PAIRS", pairs as u32),
             ("INTERLEAVED", new_kv.interleaved.into()),
         ]);
-        let kernel = if self.subgroups { &DECODE } else { &DECODE_MEMORY };
         let upload = ctx.recorder.upload_buffer().clone();
-        let buffers = [store.activations(), &kv.buffer, &upload, &splits.scratch];
         let groups = rows * self.tiles * splits.count;
+        let (activations, scratch) = (store.activations(), &splits.scratch);
+        let (kernels, kv) = match kv {
+            DecodeKv::Sequence(kv) => ([&DECODE_MEMORY, &DECODE], &kv.buffer),
+            DecodeKv::Rows(arena) => ([&DECODE_ROWS_MEMORY, &DECODE_ROWS], arena),
+        };
+        let kernel = kernels[usize::from(self.subgroups)];
+        let buffers = [activations, kv, &upload, scratch];
         ctx.recorder.dispatch(kernel, constants, &buffers, &params, groups)
     }
 }

@@ -1,8 +1,12 @@
 //! Attention: append to the KV cache, split-KV kernels (flash-decoding), tiled kernels for prefill.
 
 pub(in crate::gpu) mod attention_decode;
+pub(in crate::gpu) mod rows;
 
-use self::attention_decode::{DecodeKernel, NewKv};
+use self::{
+    attention_decode::{DecodeKernel, DecodeKv, NewKv},
+    rows::encode_rows,
+};
 use super::{
     Constants, DeviceBuffer, Kernel, OpContext, ViewParams, kernel,
     params::{
@@ -27,8 +31,20 @@ pub(in crate::gpu) static ATTENTION_COOPERATIVE: Kernel = kernel!(
     AttentionTiledParams,
     [Write, Read]
 );
-pub(in crate::gpu) static MERGE_SPLITS: Kernel =
-    kernel!("merge_splits", "attention/merge_splits", MergeSplitsParams, [Write, Read]);
+pub(in crate::gpu) static MERGE_SPLITS: Kernel = kernel!(
+    "merge_splits",
+    "attention/merge_splits",
+    MergeSplitsParams,
+    { positions: "attention/positions_in_order" },
+    [Write, Read]
+);
+pub(in crate::gpu) static MERGE_SPLITS_OF_ROWS: Kernel = kernel!(
+    "merge_splits of rows",
+    "attention/merge_splits",
+    MergeSplitsParams,
+    { positions: "attention/positions_in_table" },
+    [Write, Read, Read]
+);
 /// Columns of a workgroup that merges splits, and its threads.
 const MERGE_COLUMNS: usize = 32;
 const MERGE_THREADS: usize = 256;
@@ -93,7 +109,7 @@ pub(in crate::gpu) struct SpanRows {
 
 impl SpanRows {
     /// Non-empty spans of an op with their first rows.
-    pub(super) fn iterate(spans: &[Span]) -> impl Iterator<Item = Self> {
+    pub(in crate::gpu) fn iterate(spans: &[Span]) -> impl Iterator<Item = Self> {
         let mut first_row = 0;
         spans
             .iter()
@@ -154,7 +170,22 @@ pub(super) fn append_kv(
 /// Encodes [`Op::Attention`].
 pub(super) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
     let &Op::Attention { k, v, spans, .. } = op else { return Ok(()) };
-    for rows in SpanRows::iterate(spans) {
+    let mut all = SpanRows::iterate(spans).peekable();
+    while let Some(rows) = all.next() {
+        if let Some(v) = v
+            && DecodeKernel::accepts_new_kv(ctx, op, &rows.span)
+        {
+            let mut run = vec![rows];
+            while let Some(next) =
+                all.next_if(|next| DecodeKernel::accepts_new_kv(ctx, op, &next.span))
+            {
+                run.push(next);
+            }
+            if run.len() > 1 {
+                encode_rows(ctx, op, &run, &NewKv::new(k, v))?;
+                continue;
+            }
+        }
         let kv = bind_kv(ctx, rows.span.state)?;
         match v {
             Some(v) if DecodeKernel::accepts_new_kv(ctx, op, &rows.span) => {
@@ -275,6 +306,22 @@ struct SplitPolicy {
 }
 
 impl SplitPolicy {
+    /// Policy for rows that see `window` positions, of which a split takes `tiles` workgroups.
+    fn new(exact: bool, window: usize, tiles: usize) -> Self {
+        let window = window.min(MAX_POSITION * 2);
+        match exact {
+            true => {
+                Self { window, max_unsplit: KV_BLOCK, min_split: KV_BLOCK, max_splits: MAX_SPLITS }
+            }
+            false => Self {
+                window,
+                max_unsplit: MAX_UNSPLIT,
+                min_split: MIN_SPLIT,
+                max_splits: (FULL_GRID / tiles).clamp(8, MAX_SPLITS),
+            },
+        }
+    }
+
     /// Number of splits of the row at `position`.
     fn count(self, position: usize) -> usize {
         let seen = self.window.min(position + 1);
@@ -311,7 +358,7 @@ impl HeadTiling {
 pub(in crate::gpu) struct KvSplits {
     first_row: usize,
     rows: usize,
-    /// Position of the first row.
+    /// Position of the first row, or offset of the rows' table in the upload buffer.
     position: usize,
     policy: SplitPolicy,
     /// Splits of the row that has most.
@@ -353,21 +400,7 @@ pub(in crate::gpu) fn encode_split(
     let tiling = HeadTiling::new(q.heads / k.heads, out.width);
     let tiles = decode.as_ref().map_or(k.heads * tiling.tiles, |decode| decode.tiles);
     let window = positions.map_or(window.unwrap_or(usize::MAX), |list| list.width);
-    let window = window.min(MAX_POSITION * 2);
-    let policy = match ctx.exact {
-        true => SplitPolicy {
-            window,
-            max_unsplit: KV_BLOCK,
-            min_split: KV_BLOCK,
-            max_splits: MAX_SPLITS,
-        },
-        false => SplitPolicy {
-            window,
-            max_unsplit: MAX_UNSPLIT,
-            min_split: MIN_SPLIT,
-            max_splits: (FULL_GRID / tiles).clamp(8, MAX_SPLITS),
-        },
-    };
+    let policy = SplitPolicy::new(ctx.exact, window, tiles);
     let position = reduce_position(span.position, kv);
     let sinks = sinks.map(|sinks| ctx.store.buffer_offset(sinks)).transpose()?.unwrap_or(NONE);
     let mut done = 0;
@@ -388,12 +421,12 @@ pub(in crate::gpu) fn encode_split(
             scratch: ctx.scratch(scratch)?,
         };
         match &decode {
-            Some(decode) => decode.encode(ctx, kv, &splits, op, new_kv)?,
+            Some(decode) => decode.encode(ctx, DecodeKv::Sequence(kv), &splits, op, new_kv)?,
             None => encode_general(ctx, kv, &splits, op, &tiling)?,
         }
         if count > 1 {
             let slice = |view: View| view.slice(first_row + done, rows);
-            merge_splits(ctx, &splits, slice(out), gate.map(slice))?;
+            merge_splits(ctx, &MERGE_SPLITS, &splits, slice(out), gate.map(slice))?;
         }
         done += rows;
     }
@@ -448,9 +481,10 @@ fn encode_general(
     ctx.recorder.dispatch(&ATTENTION_SPLIT, constants, &buffers, &params, groups)
 }
 
-/// Merges the partial results of splits.
+/// Merges the partial results of splits by one of the two kernels.
 fn merge_splits(
     ctx: &mut OpContext<'_>,
+    kernel: &'static Kernel,
     splits: &KvSplits,
     out: View,
     gate: Option<View>,
@@ -472,9 +506,11 @@ fn merge_splits(
     let max_splits = splits.policy.max_splits.next_multiple_of(MERGE_THREADS / MERGE_COLUMNS);
     let constants =
         Constants::new(&[("WG", MERGE_THREADS as u32), ("MAX_SPLITS", max_splits as u32)]);
-    let buffers = [store.activations(), &splits.scratch];
+    let upload = ctx.recorder.upload_buffer().clone();
+    let buffers = [store.activations(), &splits.scratch, &upload];
     let groups = out.rows * out.heads * columns;
-    ctx.recorder.dispatch(&MERGE_SPLITS, constants, &buffers, &params, groups)
+    let buffers = &buffers[..kernel.bindings.len()];
+    ctx.recorder.dispatch(kernel, constants, buffers, &params, groups)
 }
 
 #[cfg(test)]
