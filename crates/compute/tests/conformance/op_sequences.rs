@@ -6,7 +6,7 @@ use moeflux_compute::{
     Span, StateShape, View,
 };
 
-use crate::harness::{AFFINE4, DevicePair, Random};
+use crate::harness::{AFFINE4, DevicePair, Random, bits};
 
 const AFFINE8: Format = Format::Affine(Affine { bits: 8, group: 32, scale: Scalar::F16 });
 
@@ -151,6 +151,78 @@ fn qkv_projection_norm_rope_and_attention() {
             }
         });
     }
+}
+
+/// Norms, RoPE and attention of one row of each of several sequences have the bits that each row has
+/// alone.
+#[test]
+fn decode_of_several_sequences_has_the_bits_of_each() {
+    let mut random = Random::new(77);
+    let (heads, kv_heads, width) = (6, 2, 32);
+    let lens = [5, 1, 300, 64, 33];
+    DevicePair::for_each(|pair, _| {
+        for (rope, window) in [(RopePairs::Halves, None), (RopePairs::Interleaved, Some(40))] {
+            let shape = StateShape::KeyValue {
+                kv_heads,
+                key_width: width,
+                value_width: width,
+                positions: 304,
+            };
+            let norms = [0; 2].map(|_| pair.buffer(&random.values(width)));
+            let frequencies: Vec<f32> = (0..width / 4).map(|i| 1.0 / (i + 1) as f32).collect();
+            let attend = |pair: &mut DevicePair, inputs: [&[f32]; 3], spans: &[Span]| {
+                let rows = spans.iter().map(|span| span.rows).sum();
+                let [q, k, v] = inputs.map(|values| pair.dense(rows, values));
+                let (q, k, v) = (q.split(heads), k.split(kv_heads), v.split(kv_heads));
+                for (x, weight) in [(q, norms[0]), (k, norms[1])] {
+                    pair.run(&Op::RmsNorm { x, weight: Some(weight), eps: 1e-6, out: x });
+                }
+                for x in [q, k] {
+                    let (frequencies, pairs) = (&frequencies[..], rope);
+                    pair.run(&Op::Rope { x, frequencies, pairs, scale: 1.0, spans, out: x });
+                }
+                let out = pair.nan_filled(rows, heads * width).split(heads);
+                pair.run(&Op::Attention {
+                    q,
+                    k,
+                    v: Some(v),
+                    gate: None,
+                    scale: 0.2,
+                    window,
+                    sinks: None,
+                    positions: None,
+                    spans,
+                    out,
+                });
+                out
+            };
+            let inputs = |random: &mut Random, rows| {
+                [heads, kv_heads, kv_heads].map(|heads| random.values(rows * heads * width))
+            };
+            let spans = lens.map(|len| {
+                let state = pair.state(shape);
+                let values = inputs(&mut random, len);
+                let span = Span { state, position: 0, rows: len };
+                attend(pair, values.each_ref().map(Vec::as_slice), &[span]);
+                Span { state, position: len, rows: 1 }
+            });
+            let values = inputs(&mut random, lens.len());
+            let out = attend(pair, values.each_ref().map(Vec::as_slice), &spans);
+            pair.agree("rows of several sequences", out, rounded_kv_tolerance(pair));
+            let together = pair.read(out);
+            let row_len = heads * width;
+            for (i, span) in spans.into_iter().enumerate() {
+                let row = values.each_ref().map(|values| {
+                    let len = values.len() / lens.len();
+                    &values[i * len..][..len]
+                });
+                let out = attend(pair, row, &[span]);
+                let expected = &together[i * row_len..][..row_len];
+                let what = pair.device.describe();
+                assert!(bits(&pair.read(out)) == bits(expected), "{what}: sequence {i}");
+            }
+        }
+    });
 }
 
 /// Decode rows over a KV cache in several splits, with norms and RoPE of queries and keys.

@@ -149,28 +149,31 @@ pub(in crate::gpu) struct GpuStates {
 #[derive(Debug)]
 struct StateArena {
     buffer: DeviceBuffer,
-    /// Free ranges in bytes, in order, none next to another.
-    free: Vec<Range<u64>>,
+    free: FreeRanges,
 }
 
-impl StateArena {
-    /// Takes the start of the first free range with `bytes` bytes.
+/// Free ranges in bytes, in order, none next to another.
+#[derive(Debug, Default)]
+struct FreeRanges(Vec<Range<u64>>);
+
+impl FreeRanges {
+    /// Takes the start of the first range with `bytes` bytes.
     fn take(&mut self, bytes: u64) -> Option<u64> {
-        let index = self.free.iter().position(|range| range.end - range.start >= bytes)?;
-        let range = &mut self.free[index];
+        let index = self.0.iter().position(|range| range.end - range.start >= bytes)?;
+        let range = &mut self.0[index];
         let start = range.start;
         range.start += bytes;
         if range.is_empty() {
-            self.free.remove(index);
+            self.0.remove(index);
         }
         Some(start)
     }
 
     /// Makes a range free.
     fn give(&mut self, range: Range<u64>) {
-        let index = self.free.partition_point(|free| free.start < range.start);
-        self.free.insert(index, range);
-        self.free.dedup_by(|next, free| {
+        let index = self.0.partition_point(|free| free.start < range.start);
+        self.0.insert(index, range);
+        self.0.dedup_by(|next, free| {
             let joins = free.end == next.start;
             if joins {
                 free.end = next.end;
@@ -399,7 +402,7 @@ impl GpuStates {
             self.freed.push(buffer.id);
             let arena = self.arenas.iter_mut().find(|arena| arena.buffer.raw == buffer.raw);
             if let Some(arena) = arena {
-                arena.give(buffer.start..buffer.start + buffer.size);
+                arena.free.give(buffer.start..buffer.start + buffer.size);
             }
         }
     }
@@ -413,7 +416,7 @@ impl GpuStates {
     /// Takes `bytes` of an arena. `id` is that of the range.
     fn take(&mut self, id: u32, bytes: u64) -> Option<DeviceBuffer> {
         self.arenas.iter_mut().find_map(|arena| {
-            let start = arena.take(bytes)?;
+            let start = arena.free.take(bytes)?;
             Some(DeviceBuffer { id, raw: arena.buffer.raw.clone(), start, size: bytes })
         })
     }
@@ -497,9 +500,11 @@ impl Store {
             Some(range) => range,
             None => {
                 let buffer = self.allocate_arena(label, bytes)?;
-                let rest = bytes..buffer.size;
-                let free = if rest.is_empty() { Vec::new() } else { vec![rest] };
                 let range = DeviceBuffer { id, size: bytes, ..buffer.clone() };
+                let mut free = FreeRanges::default();
+                if bytes < buffer.size {
+                    free.give(bytes..buffer.size);
+                }
                 self.states.arenas.push(StateArena { buffer, free });
                 range
             }
@@ -573,5 +578,26 @@ impl Store {
         recurrent.written = true;
         let next = recurrent.next.as_ref().unwrap_or(&recurrent.committed);
         Ok([&recurrent.committed, next].map(|buffer| DeviceBuffer::clone(buffer)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn free_ranges_are_taken_first_fit_and_joined() {
+        let mut free = FreeRanges::default();
+        free.give(0..1024);
+        assert_eq!([256, 512, 256].map(|bytes| free.take(bytes)), [Some(0), Some(256), Some(768)]);
+        assert_eq!(free.take(256), None);
+        free.give(768..1024);
+        free.give(0..256);
+        assert_eq!(free.0, [0..256, 768..1024]);
+        assert_eq!(free.take(512), None, "the free ranges are not next to each other");
+        free.give(256..768);
+        assert_eq!(free.0, vec![0..1024]);
+        assert_eq!(free.take(1024), Some(0));
+        assert!(free.0.is_empty());
     }
 }

@@ -3,7 +3,8 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::{
-    BankPlace, DeviceId, KvFormat, Slot, SlotStore, gpu::GpuDevice, gpu::card::native::Sharing,
+    BankPlace, DeviceId, KvFormat, Slot, SlotStore, StateShape, StateStore, gpu::GpuDevice,
+    gpu::card::native::Sharing,
 };
 
 fn gpu() -> Option<GpuDevice> {
@@ -15,6 +16,28 @@ fn gpu() -> Option<GpuDevice> {
             None
         }
     }
+}
+
+/// A state that reuses the range of another one is zero, and states of a limit share an arena.
+#[test]
+fn states_share_an_arena_and_begin_with_zeros() {
+    let Some(mut gpu) = gpu() else { return };
+    gpu.limit_states(8 << 10);
+    let shape = StateShape::Recurrent { len: 128 };
+    let first = gpu.state(shape).unwrap();
+    gpu.load_state(first, 0..128, &[7; 512]).unwrap();
+    let others = [0; 2].map(|_| gpu.state(shape).unwrap());
+    gpu.drop_state(first);
+    let reused = gpu.state(shape).unwrap();
+    let mut bytes = [1; 512];
+    gpu.save_state(reused, 0..128, &mut bytes).unwrap();
+    assert_eq!(bytes, [0; 512]);
+    let raws = [reused, others[0], others[1]].map(|state| {
+        let [committed, next] = gpu.store.write_recurrent(state).unwrap();
+        assert_eq!(committed.raw, next.raw);
+        committed.raw
+    });
+    assert!(raws.iter().all(|raw| *raw == raws[0]));
 }
 
 /// Bytes of a slot as kernels read them.
