@@ -153,7 +153,7 @@ fn qkv_projection_norm_rope_and_attention() {
     }
 }
 
-/// Norms, RoPE and attention of one row of each of several sequences have the bits that each row has
+/// Norms, RoPE and attention of one row of each of several sequences have the bits of each row
 /// alone.
 #[test]
 fn decode_of_several_sequences_has_the_bits_of_each() {

@@ -1,8 +1,8 @@
 //! Per-sequence states on the card: KV cache and recurrent states, shared by forks.
 //!
-//! States are ranges of arenas, so that a kernel can address the states of all sequences of a step in
-//! one binding. Kernels of one sequence bind its range. An arena has the memory that the limit leaves;
-//! ranges are reused first fit, so fragments may make arenas exceed it.
+//! States are ranges of arenas, so that a kernel can address the states of all sequences of a step
+//! in one binding. Kernels of one sequence bind its range. An arena has the memory that the limit
+//! leaves; ranges are reused first fit, so fragments may make arenas exceed it.
 //!
 //! Kernels bind the KV cache of a state whole, so it is one allocation: the keys of all positions,
 //! then their values. An allocation has capacity for the positions written so far and, if memory

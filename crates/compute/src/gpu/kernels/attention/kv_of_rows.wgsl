@@ -1,6 +1,6 @@
 // KV caches of the sequences of rows, one row each, in one arena. The parameter `table` is the
-// offset in `words` of their table. A row has the start of its cache in the arena, its position, the
-// capacity of the cache, and the offsets of the values in the cache, of its K and V, and of its
+// offset in `words` of their table. A row has the start of its cache in the arena, its position,
+// the capacity of the cache, and the offsets of the values in the cache, of its K and V, and of its
 // cosines and sines.
 // implements: @kv
 

@@ -4,8 +4,8 @@
 // Splits are multiples of this number of positions.
 const SPLIT_UNIT = 32u;
 
-// Position of the first row, or the table of the rows, and the split policy of all rows; `count`: splits of the row that has
-// most.
+// Position of the first row, or the table of the rows, and the split policy of all rows; `count`:
+// splits of the row that has most.
 struct Splits { position: u32, window: u32, max_unsplit: u32, min_split: u32, max_splits: u32, count: u32 }
 
 struct Visible { start: u32, count: u32, per_split: u32 }

@@ -8,9 +8,9 @@
 // into registers meanwhile. ROW_THREADS threads load q and k of one row and normalize them.
 // Element i of a vector belongs to thread i % ROW_THREADS: component i / ROW_THREADS % 4 of its
 // vector i / ROW_THREADS / 4. K_WIDTH, V_WIDTH: widths of a key and of a value.
-// TAPS: if not 0, there is one row of each of `rows` sequences, and q, k and v are the newest inputs
-// of a convolution, which delta_conv.wgsl computes first. All threads then compute the lengths, from
-// the convolved vectors.
+// TAPS: if not 0, there is one row of each of `rows` sequences, and q, k and v are the newest
+// inputs of a convolution, which delta_conv.wgsl computes first. All threads then compute the
+// lengths, from the convolved vectors.
 // GATED: out is the weighted and gated RMSNorm of each head, without the division by the root mean
 // square. Each workgroup writes its sum of squares to `squares`, those of a head one after
 // another, heads V_WIDTH apart. TAPS is not 0 then.
