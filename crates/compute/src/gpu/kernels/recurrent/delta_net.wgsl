@@ -18,7 +18,8 @@
 // Grid: a workgroup of WG threads for each THREAD_ROWS WG / ROW_THREADS values of a head of a
 // sequence.
 // needs: common/common, common/exp_log, @pair_sum, @convolution, @states
-// constants: GATED, KEY_HEADS, KEY_RUN, K_WIDTH, ROW_THREADS, STAGED_ROWS, TAPS, THREAD_ROWS, V_WIDTH, WG
+// constants: GATED, KEY_HEADS, KEY_RUN, K_WIDTH, ROW_THREADS, STAGED_ROWS, TAPS, THREAD_ROWS
+// constants: V_WIDTH, WG
 
 struct Params {
     q: View, k: View, v: View, alpha: View, beta: View, out: View,
