@@ -191,13 +191,8 @@ def hub_tensors(weights, case):
         if ".switch_mlp." in name or ".switch_glu." in name:
             stem = name.removesuffix(".weight").replace("experts.switch_glu", "switch_mlp")
             base, projection = stem.split(".switch_mlp.")
-            if kind == "granitemoe":
-                if projection == "down_proj":
-                    out[f"{base}.output_linear.weight"] = value
-                elif projection == "gate_proj":
-                    up = weights[source.replace("gate_proj", "up_proj")]
-                    out[f"{base}.input_linear.weight"] = mx.concatenate([value, up], axis=1)
-            elif not nested:
+            fused = dict(gate_up_proj="input_linear.weight", down_proj="output_linear.weight")
+            if not nested and kind != "granitemoe":
                 for e in range(value.shape[0]):
                     out[f"{base}.experts.{e}.{letters.get(projection, projection)}.weight"] = value[e]
                 continue
@@ -206,8 +201,9 @@ def hub_tensors(weights, case):
             if projection == "gate_proj":
                 up = weights[source.replace("gate_proj", "up_proj")]
                 value, projection = mx.concatenate([value, up], axis=1), "gate_up_proj"
-            by_inputs = kind.startswith("qwen3_vl")
-            out[f"{base}.experts.{projection}"] = mx.contiguous(value.swapaxes(1, 2)) if by_inputs else value
+            if kind.startswith("qwen3_vl"):
+                value = mx.contiguous(value.swapaxes(1, 2))
+            out[f"{base}.{fused[projection] if kind == 'granitemoe' else f'experts.{projection}'}"] = value
             continue
         if qwen_linear and "conv1d" in name:
             value = mx.contiguous(value.moveaxis(1, 2))
