@@ -25,8 +25,8 @@ use crate::{
     },
 };
 
-/// Rows per run of the head.
-pub(crate) const LOGIT_ROWS: usize = 8;
+/// Rows per run of the head. The decode step that follows one with more rows is not recorded ahead.
+pub(crate) const LOGIT_ROWS: usize = 32;
 
 /// Tokens of a span whose logits are returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,11 +109,11 @@ pub(crate) struct Model {
     scratch: Scratch,
     /// `(LOGIT_ROWS, vocab)`.
     logits: Buffer,
-    /// `(LOGIT_ROWS, TOP_CANDIDATES)`: ids and values of the top k.
+    /// Up to `(LOGIT_ROWS, TOP_CANDIDATES)`: ids and values of the top k.
     top_logits: Buffer,
     spans: [Vec<Span>; 2],
     moe_state: MoeState,
-    /// `(LOGIT_ROWS, vocab)` on the host, or hidden states.
+    /// Results on the host: [`host_values`].
     host_logits: Vec<f32>,
     /// Tokens of the current step, and its rows with requested logits.
     tokens: Vec<u32>,
@@ -162,7 +162,7 @@ impl Model {
                 .map_err(Error::at(|| "logits"))?,
             spans: [Vec::with_capacity(1), Vec::with_capacity(1)],
             moe_state: MoeState::new(blueprint, rows, prefetch),
-            host_logits: vec![0.0; LOGIT_ROWS * blueprint.vocab.max(blueprint.hidden)],
+            host_logits: vec![0.0; host_values(blueprint.vocab, blueprint.hidden)],
             tokens: Vec::with_capacity(rows),
             logit_rows: Vec::with_capacity(LOGIT_ROWS),
             recorded: None,
@@ -204,7 +204,7 @@ impl Model {
         }));
         if !matches!(result, Ok(Ok(()))) {
             ctx.cache.recover(ctx.device);
-            self.host_logits.resize(LOGIT_ROWS * self.vocab.max(self.hidden), 0.0);
+            self.host_logits.resize(host_values(self.vocab, self.hidden), 0.0);
         }
         result.unwrap_or_else(|cause| resume_unwind(cause))
     }
@@ -373,15 +373,10 @@ impl Model {
         if let Some(cap) = self.logit_cap {
             device.run(&Op::SoftCap { x: logits, cap })?;
         }
-        for (i, wanted) in logit_rows.iter().enumerate() {
-            if let Some(n) = wanted.top_k {
-                device.run(&Op::TopLogits {
-                    logits: logits.slice(i, 1),
-                    best: self.top_logits(i, n),
-                })?;
-            }
+        match self.top_logits(logit_rows) {
+            Some(best) => device.run(&Op::TopLogits { logits, best }),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// View of the first `n` requested rows after the final norm.
@@ -394,9 +389,11 @@ impl Model {
         View::rows(self.logits, n, self.vocab)
     }
 
-    /// View of the top `n` of requested row `i`: ids, then logits.
-    fn top_logits(&self, i: usize, n: usize) -> View {
-        View { width: 2 * n, ..View::rows(self.top_logits, LOGIT_ROWS, TOP_CANDIDATES).slice(i, 1) }
+    /// View of the top n of the requested rows, n ids, then n logits, for the largest requested n;
+    /// `None` if no row has one.
+    fn top_logits(&self, logit_rows: &[LogitsRow]) -> Option<View> {
+        let n = logit_rows.iter().filter_map(|wanted| wanted.top_k).max()?;
+        Some(View::rows(self.top_logits, logit_rows.len(), 2 * n))
     }
 
     /// Reads requested logits back from the device: the top k, and full logits if those do not
@@ -410,48 +407,47 @@ impl Model {
     ) -> Result<(), moeflux_compute::Error> {
         let mut host_logits = std::mem::take(&mut self.host_logits);
         let StepContext { device, cache, .. } = ctx;
-        let rows_per_read =
-            if logit_rows.iter().all(|wanted| wanted.top_k.is_none()) { LOGIT_ROWS } else { 1 };
-        let mut read_some = |i: usize, some: &[LogitsRow]| {
-            let logits = self.logits(logit_rows.len()).slice(i, some.len());
-            let view = match some[0] {
-                LogitsRow { is_hidden: true, .. } => {
-                    self.normed(logit_rows.len()).slice(i, some.len())
-                }
-                LogitsRow { top_k, .. } => top_k.map_or(logits, |n| self.top_logits(i, n)),
+        let all = self.logits(logit_rows.len());
+        let top = self.top_logits(logit_rows);
+        let mut read_run = |first: usize, run: &[LogitsRow]| {
+            let view = match (run[0].is_hidden, top.filter(|_| run[0].top_k.is_some())) {
+                (true, _) => self.normed(logit_rows.len()),
+                (false, Some(top)) => top,
+                (false, None) => all,
             };
-            let values = &mut host_logits[..view.rows * view.width];
+            let view = view.slice(first, run.len());
+            let (values, rest) = host_logits.split_at_mut(view.rows * view.width);
             device.read_while(view, values, &mut |device| {
-                if i == 0 {
+                if first == 0 {
                     self.record_next(device, cache, next);
                 }
             })?;
-            let Some(n) = some[0].top_k else {
-                for (wanted, row) in some.iter().zip(values.chunks_exact(view.width)) {
+            for (i, (wanted, row)) in run.iter().zip(values.chunks_exact(view.width)).enumerate() {
+                let Some(n) = wanted.top_k else {
                     check_logits(wanted.row, row)?;
-                    sink(
-                        wanted.row,
-                        match wanted.is_hidden {
-                            true => LogitsOutput::Hidden(row),
-                            false => LogitsOutput::Logits(row),
-                        },
-                    );
+                    let output = match wanted.is_hidden {
+                        true => LogitsOutput::Hidden(row),
+                        false => LogitsOutput::Logits(row),
+                    };
+                    sink(wanted.row, output);
+                    continue;
+                };
+                let (ids, logits) = row.split_at(view.width / 2);
+                check_logits(wanted.row, &logits[..1])?;
+                if !sink(wanted.row, LogitsOutput::TopK { ids: &ids[..n], logits: &logits[..n] }) {
+                    let row = &mut rest[..self.vocab];
+                    device.read(all.slice(first + i, 1), row)?;
+                    sink(wanted.row, LogitsOutput::Logits(row));
                 }
-                return Ok(());
-            };
-            let (ids, logits_of_ids) = values.split_at(n);
-            check_logits(some[0].row, &logits_of_ids[..1])?;
-            if !sink(some[0].row, LogitsOutput::TopK { ids, logits: logits_of_ids }) {
-                let row = &mut host_logits[..self.vocab];
-                device.read(logits, row)?;
-                sink(some[0].row, LogitsOutput::Logits(row));
             }
             Ok(())
         };
-        let result = logit_rows
-            .chunks(rows_per_read)
-            .enumerate()
-            .try_for_each(|(i, some)| read_some(i * rows_per_read, some));
+        let mut first = 0;
+        let runs = logit_rows.chunk_by(|a, b| a.top_k.is_some() == b.top_k.is_some());
+        let result = runs.into_iter().try_for_each(|run| {
+            first += run.len();
+            read_run(first - run.len(), run)
+        });
         self.host_logits = host_logits;
         result
     }
@@ -494,6 +490,16 @@ impl Model {
             self.recorded = Some(RecordedStep { spans, stats });
         }
     }
+}
+
+/// Values on the host: logits, hidden states or the top k of [`LOGIT_ROWS`] rows, and all logits of
+/// one more row.
+pub(crate) const fn host_values(vocab: usize, hidden: usize) -> usize {
+    let mut width = if vocab > hidden { vocab } else { hidden };
+    if width < TOP_CANDIDATES {
+        width = TOP_CANDIDATES;
+    }
+    LOGIT_ROWS * width + vocab
 }
 
 /// Checks that the logits of a row are finite.

@@ -18,7 +18,7 @@ use crate::{
     },
     model::blueprint::{Blueprint, MixerBlueprint},
     runtime::{
-        forward::{LOGIT_ROWS, TOP_CANDIDATES},
+        forward::{LOGIT_ROWS, TOP_CANDIDATES, host_values},
         layer::{Mla, MoeState, SCRATCH_BUFFERS, Scratch},
         pools::{LineName, Pool, PoolLine},
     },
@@ -667,8 +667,8 @@ fn scratch_bytes(blueprint: &Blueprint, rows: usize, context: usize) -> u64 {
 /// Bytes on the host besides process and slots. A device that copies weights holds the largest one
 /// twice while loading.
 fn staging_bytes(blueprint: &Blueprint, rows: usize, takes_over: bool) -> u64 {
-    // Logits are read back, kept by the session, and copied for sampling.
-    let logits = blueprint.vocab as u64 * 4 * (LOGIT_ROWS as u64 + 2);
+    // Logits are read back; those of a row are kept by the session, and copied for sampling.
+    let logits = 4 * (host_values(blueprint.vocab, blueprint.hidden) + blueprint.vocab) as u64;
     let queues = (blueprint.experts() * BOOKKEEPING_BYTES) as u64;
     let largest = blueprint
         .matrices()
