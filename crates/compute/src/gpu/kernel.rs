@@ -482,13 +482,14 @@ pub(super) mod tests {
     /// All kernels.
     fn kernels() -> Vec<&'static Kernel> {
         use crate::gpu::*;
-        let families: [&[Kernel]; 7] = [
+        let families: [&[Kernel]; 8] = [
             &ops::gemv::GEMV,
             &ops::gemv::GEMV_FUSED,
             &ops::gemv::EXPERTS_GEMV,
             &ops::gemv::EXPERTS_GEMV_ROUTED,
             &ops::gemv::EXPERTS_DOWN_SUM,
             &ops::gemm::COOPERATIVE,
+            &ops::gemm::few_rows::FEW_ROWS,
             &ops::gemm::REGISTERS,
         ];
         let others = [

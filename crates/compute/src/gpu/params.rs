@@ -358,6 +358,9 @@ params! {
         factors: u32,
         x_f16: u32,
         words: u32,
+        normed: u32,
+        norm_weight: u32,
+        eps: f32,
     }
 
     /// `gemm/sort_assignments.wgsl`.

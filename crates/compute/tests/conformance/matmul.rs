@@ -491,6 +491,37 @@ fn results_do_not_depend_on_threads_or_other_rows() {
     }
 }
 
+/// Drafts rely on it: a step that checks a few tokens has the bits of a step for each.
+#[test]
+fn up_to_four_rows_have_the_bits_of_each_alone() {
+    let mut random = Random::new(15);
+    let quants =
+        [2, 3, 4, 8].map(|bits| Format::Affine(Affine { bits, group: 32, scale: Scalar::BF16 }));
+    let others = [Format::MXFP4, Format::NVFP4, FP8, Format::Plain(Scalar::BF16)];
+    let blocks = [BlockType::Q4_0, BlockType::Q4K, BlockType::Q6K, BlockType::IQ3S];
+    let all = [&quants[..], &others, &blocks.map(Format::Blocks)].concat();
+    DevicePair::for_each_fast(|pair| {
+        for format in &all {
+            let shape = MatrixShape { rows: 70, cols: 768, format: *format };
+            let weight = pair.weight(&mut random, shape);
+            let (x, out) = (pair.random(&mut random, 4, 768), pair.nan_filled(4, 70));
+            let product = |pair: &mut DevicePair, first: usize, rows: usize| {
+                let (x, out) = (x.slice(first, rows), out.slice(first, rows));
+                pair.run(&Op::MatMul { x, weight, bias: None, exact: false, out });
+                bits(&pair.read(out))
+            };
+            let alone: Vec<_> = (0..4).map(|row| product(pair, row, 1)).collect();
+            for rows in 2..=4 {
+                let what = pair.device.describe();
+                assert!(
+                    product(pair, 0, rows) == alone[..rows].concat(),
+                    "{what}: {format}, {rows} rows"
+                );
+            }
+        }
+    });
+}
+
 #[test]
 fn non_finite_activations_stay_in_their_rows() {
     let mut random = Random::new(6);

@@ -12,7 +12,7 @@ use moeflux::{
     session::BatchEntry,
 };
 
-use crate::common::{self, exact, tales};
+use crate::common::{self, Golden, exact, gpu, tales};
 
 const CHUNK: usize = 32;
 
@@ -417,6 +417,43 @@ fn on_the_fast_path_batching_changes_little() {
     }
     let mean = sum / next.len() as f64;
     assert!(sum > 0.0 && mean < 5e-3, "mean {mean:.2e}, most {most:.2e}");
+}
+
+/// On the fast path of a GPU, too, steps of up to four rows have the bits of steps of one.
+#[test]
+fn few_sessions_have_the_bits_of_each_alone_on_a_gpu() {
+    for name in ["qwen3_moe", "qwen3_5_moe", "gpt_oss_mxfp4", "deepseek_v3"] {
+        let Some(device) = gpu(false) else { return };
+        let golden = Golden::read(name);
+        let memory = MemoryRequest::default().sessions(8).context(128);
+        let engine = common::engine(&golden.folder, device, memory);
+        let tokens = golden.prompt();
+        let prompts = [&tokens[..40], &tokens[3..7], &tokens[5..50], &tokens[..9]];
+        let start = |prompt: &&[u32]| {
+            let mut session = engine.session().unwrap();
+            session.sync(prompt, &mut StepControl::default()).unwrap();
+            session
+        };
+        let mut alone: Vec<_> = prompts.iter().map(start).collect();
+        let mut together: Vec<_> = prompts.iter().map(start).collect();
+        for i in 0..6 {
+            let next = &tokens[50 + i..54 + i];
+            for (session, token) in alone.iter_mut().zip(next) {
+                session.decode(*token).unwrap();
+            }
+            let mut turns: Vec<_> = together
+                .iter_mut()
+                .zip(next)
+                .map(|(session, token)| {
+                    BatchEntry::new(session, std::slice::from_ref(token)).logits(true)
+                })
+                .collect();
+            engine.step(&mut turns, &mut StepControl::default()).unwrap();
+            for (i, (one, other)) in alone.iter().zip(&together).enumerate() {
+                assert!(one.logits() == other.logits(), "{name}: session {i} differs");
+            }
+        }
+    }
 }
 
 /// KL divergence of two softmax distributions.

@@ -20,7 +20,7 @@ mod heads;
 
 use super::ops::{
     OpContext, elementwise,
-    gemv::{self, DownProjection, ExpertSum, GemvProduct, MAX_NORMED_ROWS, NormPrologue, Prologue},
+    gemv::{self, DownProjection, ExpertSum, GemvProduct, NormPrologue, Prologue},
     matmul, moe,
     norm::{NormDispatch, NormKind},
     qk_norm_rope::QkHeads,
@@ -86,10 +86,7 @@ impl Fuser {
                 None => return Ok(false),
             },
             Op::RmsNorm { x, weight: Some(weight), eps, out }
-                if !ctx.exact
-                    && x.rows <= MAX_NORMED_ROWS
-                    && x.heads == 1
-                    && x.buffer != out.buffer =>
+                if !ctx.exact && x.heads == 1 && x.buffer != out.buffer =>
             {
                 PendingOp::Norm(NormPrologue { x, weight, eps, out })
             }
@@ -121,7 +118,7 @@ impl Fuser {
         match (std::mem::take(&mut self.pending), op) {
             (PendingOp::Norm(norm), Op::MatMul { .. }) => {
                 let product = matmul::gemv_product(ctx, op)?;
-                match product.filter(|product| product.accepts_norm(&norm)) {
+                match product.filter(|product| product.accepts_norm(ctx, &norm)) {
                     Some(product) => {
                         let prologue = Some(Prologue::Norm(norm));
                         self.pending = PendingOp::Products(prologue, vec![product]);

@@ -75,15 +75,17 @@ fn encode_general(ctx: &mut OpContext<'_>, operands: MatMulOperands) -> Result<(
     Ok(())
 }
 
-/// GEMV product of an [`Op::MatMul`]; `None` if it has too many rows or an unsupported shape.
+/// Product of few rows of an [`Op::MatMul`]; `None` if it has too many or an unsupported shape.
 pub(in crate::gpu) fn gemv_product(
     ctx: &OpContext<'_>,
     op: &Op<'_>,
 ) -> Result<Option<GemvProduct>, Error> {
     match *op {
-        Op::MatMul { x, weight, bias, exact, out } if x.rows < gemm::MIN_ROWS => {
+        Op::MatMul { x, weight, bias, exact, out } => {
             let exact = exact || ctx.exact;
-            GemvProduct::new(ctx, MatMulOperands { x, weight, bias, exact, out })
+            let product = GemvProduct::new(ctx, MatMulOperands { x, weight, bias, exact, out })?;
+            let is_gemm = !exact && gemm::pays(ctx, ctx.store.matrix(weight)?.shape, x.rows);
+            Ok(product.filter(|product| !is_gemm || product.is_few_rows(ctx)))
         }
         _ => Ok(None),
     }

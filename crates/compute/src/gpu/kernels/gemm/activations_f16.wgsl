@@ -2,11 +2,15 @@
 // two that takes its maximum to 2^14 .. 2^15: nothing overflows, and values are lost only below
 // 2^-29 of the maximum. factors[row] undoes the scale. It is NaN if a value of the row is not
 // finite. Rows are padded with zeros to `words` words.
+// NORM 1: of RMSNorm(x), which also goes to `normed`, in dense rows.
 // Grid: a workgroup of WG threads for each row.
 // needs: common/common, @team
-// constants: WG
+// constants: NORM, WG
 
-struct Params { x: View, rows: u32, width: u32, factors: u32, x_f16: u32, words: u32 }
+struct Params {
+    x: View, rows: u32, width: u32, factors: u32, x_f16: u32, words: u32,
+    normed: u32, norm_weight: u32, eps: f32,
+}
 var<immediate> p: Params;
 
 @group(0) @binding(1) var<storage, read_write> scratch: array<u32>;
@@ -20,7 +24,16 @@ fn main(
     team_begin(index);
     let row = group_index(id, count);
     if (row >= p.rows) { return; }
-    let x = p.x.offset + row * p.x.row_stride;
+    var x = p.x.offset + row * p.x.row_stride;
+    if (NORM == 1u) {
+        var squares = 0.0;
+        for (var i = index; i < p.width; i += WG) { squares += act[x + i] * act[x + i]; }
+        let scale = 1.0 / sqrt(group_sum(squares) / f32(p.width) + p.eps);
+        let normed = p.normed + row * p.width;
+        for (var i = index; i < p.width; i += WG) { act[normed + i] = act[x + i] * scale * act[p.norm_weight + i]; }
+        storageBarrier();
+        x = normed;
+    }
     var max_abs = 0.0;
     var not_finite = 0.0;
     for (var i = index; i < p.width; i += WG) {

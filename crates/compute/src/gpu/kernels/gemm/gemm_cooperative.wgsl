@@ -4,17 +4,10 @@
 // along M; those along M are as far apart as all subgroups together cover, so tiles with few rows
 // leave work out evenly. A sum is in the order of the inputs, whatever the tile.
 // TEAM: a multiple of 32. WG: whole subgroups, of 64 outputs each.
-// needs: gemm/gemm_tile
+// needs: gemm/cooperative_types, gemm/gemm_tile
 // enables: f16, wgpu_cooperative_matrix
 // constants: GATED, TEAM, TILE_K, TILE_M, TILE_N, WG
 
-alias Vec4 = vec4<f16>;
-alias XWords = vec4<f16>;
-alias MatX = coop_mat16x16<f16, A>;
-alias MatW = coop_mat16x16<f16, B>;
-alias MatC = coop_mat16x16<f32, C>;
-
-const PAD = 2u;
 // Subgroups along N and M, and matrices of a subgroup along M.
 const SUBGROUPS_N = TILE_N / 64u;
 const SUBGROUPS_M = WG / TEAM / SUBGROUPS_N;
@@ -25,21 +18,8 @@ const MATRIX_PITCH = SUBGROUPS_M * 16u;
 const STAGE_PITCH = select(36u, 32u, WG / TEAM > 4u);
 const STAGE_WORDS = 16u * STAGE_PITCH;
 
-@group(0) @binding(2) var<storage, read> x_f16: array<vec4<f16>>;
-
 var<workgroup> group_tile: Tile;
 var<workgroup> out_stage: array<f32, STAGE_WORDS * (WG / TEAM)>;
-
-fn x_vec4(x: XWords) -> Vec4 {
-    return x;
-}
-
-// Weights beyond 65504, the largest f16, are clamped to it.
-fn w_vec4(v: vec4<f32>) -> Vec4 {
-    let max_abs = max(max(abs(v.x), abs(v.y)), max(abs(v.z), abs(v.w)));
-    if (max_abs > 65504.0) { return Vec4(clamp(v, vec4<f32>(-65504.0), vec4<f32>(65504.0))); }
-    return Vec4(v);
-}
 
 // Writes two matrices from the stage. A thread has one column, or gate and up of one output.
 fn write_matrices(tile: Tile, index: u32, row: u32, output: u32) {
@@ -47,7 +27,7 @@ fn write_matrices(tile: Tile, index: u32, row: u32, output: u32) {
     let cols = 32u >> GATED;
     let o = lane % cols << GATED;
     let out_col = tile.output + output + o;
-    if (out_col >= p.outputs) { return; }
+    if (out_col >= outputs_at(tile.slot)) { return; }
     let bias = vec2<f32>(bias_of(out_col, tile.slot), bias_of(out_col + GATED, tile.slot));
     let rows = min(max(tile.count, row) - row, 16u);
     for (var r = lane / cols; r < rows; r += TEAM / cols) {

@@ -5,7 +5,10 @@
 // ASSIGNMENTS 0: rows of x to rows of out, with weights in an arena. Else experts: a table has
 // four words for each tile (first byte of the slot, bank, first assignment, count), and a list two
 // words for each assignment (row of x, row of out). ASSIGNMENTS 1: row of x to inner, which is in
-// the order of the list. ASSIGNMENTS 2: inner to row of out.
+// the order of the list. ASSIGNMENTS 2: inner to row of out. ASSIGNMENTS 3: rows of x to rows of out,
+// with `bank` matrices: the table has nine words for each, and `outputs` is a multiple of TILE_N
+// for each. Its words: offsets of weights, scales and biases, offset and row stride of out, offset
+// of the bias, outputs, offset and row stride of the residual.
 // GATED 1: outputs 2 i and 2 i + 1 are gate and up, fused to output i. BIAS: type of a bias stored
 // with the weights, 8 for one among the activations, 9 for none.
 // Grid: tiles x blocks of TILE_N outputs.
@@ -43,15 +46,31 @@ var<workgroup> row_x_offset: array<u32, TILE_M>;
 var<workgroup> row_out_offset: array<u32, TILE_M>;
 var<workgroup> row_factor: array<u32, TILE_M>;
 
+// `slot`: first byte of the expert's slot; with ASSIGNMENTS 3, first word of the matrix.
 struct Tile { first: u32, count: u32, slot: u32, output: u32 }
+
+const MATRIX_WORDS = 9u;
+
+// Outputs of the tile's matrix.
+fn outputs_at(slot: u32) -> u32 {
+    if (ASSIGNMENTS == 3u) { return words[slot + 6u]; }
+    return p.outputs;
+}
 
 fn tile_at(work: u32) -> Tile {
     let blocks = (p.outputs + TILE_N - 1u) / TILE_N;
     let tile = work / blocks;
-    let output = work % blocks * TILE_N;
-    if (ASSIGNMENTS == 0u) {
+    var output = work % blocks * TILE_N;
+    if (ASSIGNMENTS == 0u || ASSIGNMENTS == 3u) {
         let first = min(tile * TILE_M, p.rows);
-        return Tile(first, min(p.rows - first, TILE_M), 0u, output);
+        var matrix = p.table;
+        if (ASSIGNMENTS == 3u) {
+            for (var i = 1u; i < p.bank && output >= words[matrix + 6u]; i++) {
+                output -= (words[matrix + 6u] + TILE_N - 1u) / TILE_N * TILE_N;
+                matrix += MATRIX_WORDS;
+            }
+        }
+        return Tile(first, min(p.rows - first, TILE_M), select(0u, matrix, ASSIGNMENTS == 3u), output);
     }
     if (tile >= p.rows) { return Tile(0u, 0u, 0u, 0u); }
     let entry = p.table + tile * 4u;
@@ -67,6 +86,7 @@ fn tile_rows(tile: Tile, index: u32) {
         if (ASSIGNMENTS == 2u) { out_row = words[p.list + assignment * 2u + 1u]; }
         row_x_offset[r] = p.x + x_row * p.x_row_vecs;
         row_out_offset[r] = p.out.offset + out_row * p.out.row_stride;
+        if (ASSIGNMENTS == 3u) { row_out_offset[r] = words[tile.slot + 3u] + out_row * words[tile.slot + 4u]; }
         row_factor[r] = factors[p.factors + x_row];
     }
 }
@@ -103,7 +123,7 @@ fn tile_store(tile: Tile, k: u32, index: u32) {
 // Writes the dot products of a row with one output, or with its gate and up.
 fn tile_write(tile: Tile, r: u32, o: u32, sums: vec2<f32>) {
     let output = tile.output + o;
-    if (r >= tile.count || output >= p.outputs) { return; }
+    if (r >= tile.count || output >= outputs_at(tile.slot)) { return; }
     let factor = bitcast<f32>(row_factor[r]);
     if (GATED == 1u) {
         let gate = sums.x * factor + bias_of(output, tile.slot);
@@ -116,6 +136,7 @@ fn tile_write(tile: Tile, r: u32, o: u32, sums: vec2<f32>) {
 
 fn bias_of(output: u32, slot: u32) -> f32 {
     if (BIAS == 9u) { return 0.0; }
+    if (BIAS == 8u && ASSIGNMENTS == 3u) { return act[words[slot + 5u] + output]; }
     if (BIAS == 8u) { return act[p.bias + output]; }
     if (GATED == 0u) { return scalar_at(BIAS, slot + p.bias, output); }
     let is_up = output & 1u;
@@ -135,6 +156,12 @@ fn weight_row(output: u32, slot: u32) -> WeightRow {
             m.scales = p.up_scales;
             m.biases = p.up_biases;
         }
+    }
+    if (ASSIGNMENTS == 3u) {
+        m.weights = words[slot];
+        m.scales = words[slot + 1u];
+        m.biases = words[slot + 2u];
+        return WeightRow(m, row);
     }
     m.weights += slot;
     m.scales += slot;

@@ -13,7 +13,7 @@ fn store_weights(tile: Tile, k: u32, index: u32) {
     for (var i = index; i < TILE_N * K_VECS / 2u; i += WG) {
         let o = i / (K_VECS / 2u);
         let vec = i % (K_VECS / 2u);
-        let eight = weights_of(min(tile.output + o, p.outputs - 1u), tile.slot, k + vec * 8u);
+        let eight = weights_of(min(tile.output + o, outputs_at(tile.slot) - 1u), tile.slot, k + vec * 8u);
         w_tile[o * PITCH + vec * 2u] = w_vec4(eight.low);
         w_tile[o * PITCH + vec * 2u + 1u] = w_vec4(eight.high);
     }

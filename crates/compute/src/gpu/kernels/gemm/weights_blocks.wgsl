@@ -22,7 +22,7 @@ fn weight_offsets(tile: Tile, index: u32) {
     // @unroll
     for (var j = 0u; j < BLOCK_LOADS; j++) {
         let i = min(index + j * WG, TILE_N * STEP_BLOCKS - 1u);
-        let found = weight_row(min(tile.output + i / STEP_BLOCKS, p.outputs - 1u), tile.slot);
+        let found = weight_row(min(tile.output + i / STEP_BLOCKS, outputs_at(tile.slot) - 1u), tile.slot);
         let scales = found.row / BLOCK_ROWS * found.m.scale_bytes;
         w_offsets[j] = vec3<u32>(
             (found.m.weights + found.row * found.m.row_bytes) / UNIT_BYTES,

@@ -9,6 +9,11 @@ use crate::{
     gpu::ops::{DeviceBuffer, OpContext, qk_norm_rope::RopeTable},
 };
 
+/// Rows up to which each is split as if it were alone, and has the same bits.
+const FEW_ROWS: usize = 4;
+/// Workgroups for more rows on the fast path.
+const MANY_ROWS_GRID: usize = 264;
+
 /// Words of a row in the table of `attention/kv_of_rows.wgsl`.
 const ROW_WORDS: usize = 7;
 
@@ -29,7 +34,12 @@ pub(in crate::gpu) fn encode_rows(
 ) -> Result<(), Error> {
     let &Op::Attention { q, gate, window, sinks, out, .. } = op else { return Ok(()) };
     let Some(decode) = DecodeKernel::for_op(ctx, op) else { return Ok(()) };
-    let policy = SplitPolicy::new(ctx.exact, window.unwrap_or(usize::MAX), decode.tiles);
+    let mut policy = SplitPolicy::new(ctx.exact, window.unwrap_or(usize::MAX), decode.tiles);
+    if rows.len() > FEW_ROWS && !ctx.exact {
+        // A card computes few workgroups of this kernel at once.
+        let splits = MANY_ROWS_GRID / (decode.tiles * rows.len());
+        policy.max_splits = splits.clamp(1, policy.max_splits);
+    }
     let sinks = sinks.map(|sinks| ctx.store.buffer_offset(sinks)).transpose()?.unwrap_or(NONE);
     let count = rows.iter().map(|rows| policy.count(rows.span.position)).max().unwrap_or(1);
     let row_scratch = if count == 1 { 0 } else { q.heads * count * (out.width + 2) };

@@ -5,7 +5,9 @@
 pub(in crate::gpu) mod experts;
 
 use super::{
-    Constants, DeviceBuffer, Kernel, OpContext, kernel,
+    Constants, DeviceBuffer, Kernel, OpContext,
+    gemm::few_rows::{self, FewRowsMatrix, FewRowsProduct},
+    kernel,
     norm::{NormDispatch, NormKind},
     operands::{BankUses, WeightShards},
     params::{
@@ -125,7 +127,9 @@ const FULL_GRID: usize = 528;
 const FULL_GRID_LARGE: usize = 3 * FULL_GRID;
 /// Maximum rows that are normed in the prologue of products. Each workgroup of a row norms it
 /// again, which costs less than a separate dispatch.
-pub(in crate::gpu) const MAX_NORMED_ROWS: usize = 4;
+const MAX_NORMED_ROWS: usize = 4;
+/// Maximum rows times outputs for more rows than these: few workgroups norm a row of a router.
+const MAX_NORMED_OUTPUTS: usize = 1 << 14;
 /// Maximum number of matrices that share a dispatch.
 const MAX_MATRICES: usize = 4;
 
@@ -285,6 +289,7 @@ pub(super) fn encode_matmul(
             let product = GemvProduct {
                 config,
                 shape,
+                exact,
                 x: x.columns(first, cols),
                 arena: arena.clone(),
                 shard: shard.advance(plane_bytes(shape, first).map(|bytes| bytes as u32)),
@@ -363,6 +368,8 @@ pub(in crate::gpu) enum Prologue {
 pub(in crate::gpu) struct GemvProduct {
     config: GemvConfig,
     shape: MatrixShape,
+    /// Whether activations stay f32.
+    exact: bool,
     x: View,
     arena: DeviceBuffer,
     shard: WeightShard,
@@ -386,12 +393,22 @@ impl GemvProduct {
         let Some(config) = GemvConfig::for_rows(ctx, shape, activations) else { return Ok(None) };
         let bias = bias.map(|b| ctx.store.buffer_offset(b)).transpose()?;
         let arena = ctx.store.arena(&shard);
-        Ok(Some(Self { config, shape, x, arena, shard, bias, accumulate: false, out }))
+        Ok(Some(Self { config, shape, exact, x, arena, shard, bias, accumulate: false, out }))
     }
 
     /// Whether `norm` can be its prologue.
-    pub(in crate::gpu) fn accepts_norm(&self, norm: &NormPrologue) -> bool {
-        self.x == norm.out && norm.x.is_dense() && norm.out.is_dense()
+    pub(in crate::gpu) fn accepts_norm(&self, ctx: &OpContext<'_>, norm: &NormPrologue) -> bool {
+        let few = norm.x.rows <= MAX_NORMED_ROWS
+            || norm.x.rows * self.shard.rows <= MAX_NORMED_OUTPUTS
+            || self.is_few_rows(ctx);
+        few && self.x == norm.out && norm.x.is_dense() && norm.out.is_dense()
+    }
+
+    /// Whether it is a GEMM of few rows.
+    pub(in crate::gpu) fn is_few_rows(&self, ctx: &OpContext<'_>) -> bool {
+        let whole = self.x.width == self.shape.cols && !self.accumulate;
+        let integers = self.config.activations != ActivationFormat::F32;
+        !self.exact && whole && few_rows::accepts(ctx, self.x.rows, integers)
     }
 
     /// Whether `norm` can be its prologue.
@@ -434,6 +451,7 @@ impl GemvProduct {
                     && self.config.constants == other.config.constants
                     && self.arena.id == other.arena.id
                     && self.bias.is_some() == other.bias.is_some()
+                    && self.exact == other.exact
                     && self.out.buffer != other.out.buffer
                     && (self.x.rows == 1 || self.bias.is_none())
                     && other.shard.rows.is_multiple_of(4)
@@ -451,6 +469,11 @@ pub(in crate::gpu) fn encode_products(
     let Some(GemvProduct { config, x, arena, bias, accumulate, .. }) = products.first() else {
         return Ok(());
     };
+    if !matches!(prologue, Some(Prologue::HeadNorm(_)))
+        && products.iter().all(|product| product.is_few_rows(ctx))
+    {
+        return encode_few_rows(ctx, prologue, products, residual);
+    }
     let GemvConfig { kernel, block, row_threads, constants, .. } = *config;
     let rows_at_once = products.iter().map(|p| p.config.rows).max().unwrap_or(4);
     let rows: usize = products.iter().map(|p| p.shard.rows).sum();
@@ -542,6 +565,30 @@ pub(in crate::gpu) fn encode_products(
         eps,
     };
     ctx.recorder.dispatch(&GEMV_FUSED[kernel], constants, &buffers, &params, groups)
+}
+
+/// Encodes products as a GEMM of few rows. `residual` also receives the output of the only product.
+fn encode_few_rows(
+    ctx: &mut OpContext<'_>,
+    prologue: Option<&Prologue>,
+    products: &[GemvProduct],
+    residual: Option<View>,
+) -> Result<(), Error> {
+    let Some(GemvProduct { shape, x, arena, .. }) = products.first() else { return Ok(()) };
+    let norm = match prologue {
+        Some(Prologue::Norm(norm)) => Some(norm),
+        _ => None,
+    };
+    let matrix = |product: &GemvProduct| FewRowsMatrix {
+        planes: product.shard.planes,
+        outputs: product.shard.rows,
+        bias: product.bias,
+        out: product.out,
+    };
+    let matrices: Vec<_> = products.iter().map(matrix).collect();
+    let product =
+        FewRowsProduct { x: *x, norm, shape: *shape, arena, matrices: &matrices, residual };
+    few_rows::encode(ctx, &product)
 }
 
 /// Whether products are the gate and up projections of a GLU of one row.

@@ -5,11 +5,13 @@
 //! in the order of the inputs. So the experts of a prefill chunk may come in one op or in several,
 //! listed or routed.
 
+pub(in crate::gpu) mod few_rows;
+
 use std::collections::BTreeMap;
 
 use super::{
     Constants, DeviceBuffer, Kernel, MatrixParams, OpContext, ViewParams,
-    gemv::MatMulOperands,
+    gemv::{MatMulOperands, NormPrologue},
     kernel,
     operands::{GluCode, WeightShards},
     params::{ActivationsF16Params, GemmParams, SortAssignmentsParams},
@@ -86,7 +88,7 @@ pub(in crate::gpu) static REGISTERS: [Kernel; KERNELS] = kernels!("gemm/gemm_reg
 const ANY_LAYOUT: usize = Block32::COUNT;
 
 /// Minimum rows for GEMM: of a matrix, and of the input of experts, each of which gets few of them.
-pub(in crate::gpu) const MIN_ROWS: usize = 16;
+const MIN_ROWS: usize = 16;
 const MIN_EXPERT_ROWS: usize = 32;
 /// Minimum rows of a tile.
 const MIN_TILE_ROWS: usize = 16;
@@ -102,6 +104,8 @@ const LARGE: TileShape = TileShape { rows: 128, outputs: 256, step: 32, subgroup
 /// Tiles for adapters with little workgroup memory.
 const LOW_MEMORY_WIDE: TileShape = TileShape { rows: 32, outputs: 256, step: 32, subgroups: 4 };
 const LOW_MEMORY: TileShape = TileShape { rows: 64, outputs: 128, step: 32, subgroups: 4 };
+/// Bytes of workgroup memory that the kernels for few rows need.
+const COOPERATIVE_BYTES: usize = 46 << 10;
 /// Number of tiles that keeps a card busy.
 const BUSY_TILES: usize = 90;
 /// Workgroups that a card computes at once; fewer take as long.
@@ -126,6 +130,11 @@ const fn gemm_threshold(block: Option<Block32>) -> GemmThreshold {
         Some(Block32::E2m1) => GemmThreshold { outputs: 44 << 10, uses: 3 },
         _ => GemmThreshold { outputs: 36 << 10, uses: 2 },
     }
+}
+
+/// Whether `rows` rows of a matrix are a GEMM of many rows.
+pub(in crate::gpu) fn pays(ctx: &OpContext<'_>, shape: MatrixShape, rows: usize) -> bool {
+    rows >= MIN_ROWS && (!has_measured_thresholds(ctx) || pays_for_rows(shape, rows))
 }
 
 /// Whether GEMM with cooperative matrices is faster for `rows` rows of a matrix.
@@ -215,23 +224,32 @@ const fn row_words(cols: usize) -> usize {
     cols.next_multiple_of(PADDED_COLS) / 2
 }
 
+impl F16Rows {
+    /// Rows at the start of the scratch, after their scales.
+    const fn at_start(rows: usize, row_words: usize) -> Self {
+        Self { scales: 0, rows: rows.next_multiple_of(4), row_words }
+    }
+
+    /// Words of scratch for `rows` rows at its start.
+    const fn words(&self, rows: usize) -> usize {
+        self.rows + rows * self.row_words
+    }
+}
+
 /// Encodes [`Op::MatMul`]. Returns false if it has too few rows for GEMM.
 pub(super) fn encode_matmul(
     ctx: &mut OpContext<'_>,
     operands: MatMulOperands,
 ) -> Result<bool, Error> {
     let MatMulOperands { x, weight, bias, out, .. } = operands;
-    let row_words = row_words(x.width);
-    let scales = x.rows.next_multiple_of(4);
-    let scratch_words = scales + x.rows * row_words;
+    let f16_rows = F16Rows::at_start(x.rows, row_words(x.width));
+    let scratch_words = f16_rows.words(x.rows);
     let WeightShards { shape, shards } = WeightShards::new(ctx.store, weight)?;
-    let too_few = has_measured_thresholds(ctx) && !pays_for_rows(shape, x.rows);
-    if x.rows < MIN_ROWS || too_few || !ctx.store.can_bind(scratch_words) {
+    if !pays(ctx, shape, x.rows) || !ctx.store.can_bind(scratch_words) {
         return Ok(false);
     }
     let scratch = ctx.scratch(scratch_words)?;
-    let f16_rows = F16Rows { scales: 0, rows: scales, row_words };
-    convert_rows(ctx, x, &scratch, f16_rows)?;
+    convert_rows(ctx, x, None, &scratch, f16_rows)?;
     let bias = bias.map(|b| ctx.store.buffer_offset(b)).transpose()?;
     for (arena, shard) in shards {
         let product = GemmProduct {
@@ -307,7 +325,7 @@ pub(super) fn encode_experts(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<boo
         }
     };
     let [gate, up, down] = shape.layout()?.locations();
-    convert_rows(ctx, x, &scratch, f16_rows(x_words))?;
+    convert_rows(ctx, x, None, &scratch, f16_rows(x_words))?;
     for bank in &plan.banks {
         let product = GemmProduct {
             tile,
@@ -323,7 +341,8 @@ pub(super) fn encode_experts(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<boo
         let buffers = GemmBuffers { weights: &bank.buffer, scratch: &scratch, words: &plan.words };
         encode_product(ctx, &product, buffers, f16_rows(x_words), inner)?;
     }
-    convert_rows(ctx, View { rows: count, ..inner }, &scratch, f16_rows(inner_words))?;
+    let inner_rows = View { rows: count, ..inner };
+    convert_rows(ctx, inner_rows, None, &scratch, f16_rows(inner_words))?;
     for bank in &plan.banks {
         let product = GemmProduct {
             tile,
@@ -514,23 +533,31 @@ fn has_measured_thresholds(ctx: &OpContext<'_>) -> bool {
     ctx.target().cooperative && ctx.card.adapter.kind != AdapterKind::Software
 }
 
-/// Converts rows to f16 in scratch, each with a scale.
+/// Converts rows to f16 in scratch, each with a scale: those of `x`, or of a norm whose output `x`
+/// is.
 fn convert_rows(
     ctx: &mut OpContext<'_>,
     x: View,
+    norm: Option<&NormPrologue>,
     scratch: &DeviceBuffer,
     dst: F16Rows,
 ) -> Result<(), Error> {
+    let store = &*ctx.store;
     let params = ActivationsF16Params {
-        x: ViewParams::new(ctx.store, &x)?,
+        x: ViewParams::new(store, &norm.map_or(x, |norm| norm.x))?,
         rows: x.rows as u32,
         width: x.width as u32,
         factors: dst.scales as u32,
         x_f16: dst.rows as u32,
         words: dst.row_words as u32,
+        normed: norm.map_or(Ok(0), |norm| store.view_offset(&norm.out))?,
+        norm_weight: store.optional_offset(norm.map(|norm| norm.weight))?,
+        eps: norm.map_or(0.0, |norm| norm.eps),
     };
-    let constants = Constants::new(&[("WG", THREADS)]);
-    let buffers = [ctx.store.activations(), scratch];
+    // Few rows wait for the slowest thread.
+    let threads = if x.rows <= MIN_EXPERT_ROWS { ctx.max_threads().min(1024) } else { THREADS };
+    let constants = Constants::new(&[("WG", threads), ("NORM", norm.is_some().into())]);
+    let buffers = [store.activations(), scratch];
     ctx.recorder.dispatch(&ACTIVATIONS_F16, constants, &buffers, &params, x.rows)
 }
 
@@ -631,6 +658,21 @@ mod tests {
             !pays_for_rows(gate(2048, 4096, affine(4)), 24)
                 && pays_for_rows(gate(2048, 4096, affine(4)), 32)
         );
+    }
+
+    #[test]
+    fn tiles_of_few_rows_are_valid() {
+        let target = Target { team: 32, subgroups: true, dot8: true, f16: true, cooperative: true };
+        let formats = [4, 8].map(affine).into_iter().chain([Format::MXFP4, Format::MXFP8]);
+        for format in formats.chain([BlockType::Q6K, BlockType::IQ3S].map(Format::Blocks)) {
+            let block = Block32::for_shape(MatrixShape { rows: 1, cols: 256, format })
+                .expect("whole blocks");
+            for tile_rows in [16, 32] {
+                let constants = few_rows::constants(tile_rows, BiasSource::None, true);
+                let kernel = &few_rows::FEW_ROWS[block.index()];
+                valid(&target.text(kernel, &constants.format(format)), COOPERATIVE_BYTES as u32);
+            }
+        }
     }
 
     #[test]
