@@ -203,6 +203,20 @@ fn changed(line: Line, weights: &Weights, keys: &FamilyKeys) -> Weights {
             let rows = weights.rows(of_part * width, |i| first * width + i);
             if part == "attn_v" { rows } else { rows.interleaved(of_part) }
         }
+        // A stack of gate and up matrices, one below the other.
+        "half" => {
+            let [experts, rows, cols] = weights.shape[..] else { panic!("{:?}", weights.shape) };
+            let half = rows / 2 * cols;
+            let first = if part == "ffn_up_exps" { half } else { 0 };
+            let numbers = (0..experts)
+                .flat_map(|expert| weights.numbers[expert * 2 * half + first..][..half].to_vec());
+            Weights { shape: vec![experts, rows / 2, cols], numbers: numbers.collect() }
+        }
+        "centered" => {
+            let mean = weights.numbers.iter().sum::<f32>() / weights.numbers.len() as f32;
+            let numbers = weights.numbers.iter().map(|x| x - mean).collect();
+            Weights { shape: weights.shape.clone(), numbers }
+        }
         // FamilyKeys by head, transposed, and values by head.
         "kv_b" => {
             let (rank, values) =
@@ -330,7 +344,7 @@ blk.*.attn_k_b.weight = kv_b model.layers.*.self_attn.kv_b_proj.weight
 blk.*.attn_v_b.weight = kv_b model.layers.*.self_attn.kv_b_proj.weight
 ";
 
-const FAMILIES: [Family; 23] = [
+const FAMILIES: [Family; 25] = [
     Family {
         // With the interval of layers with full attention, which is 4 without the key.
         golden: "afmoe_hub",
@@ -502,6 +516,26 @@ expert_group_used_count=1 leading_dense_block_count=1 vocab_size=272 attention.q
 attention.kv_lora_rank=32 attention.key_length=48 attention.value_length=32
 attention.key_length_mla=32 attention.value_length_mla=24 expert_feed_forward_length=32
 expert_shared_count=1 expert_weights_scale=1.8 expert_weights_norm=true rope.dimension_count=16
+",
+        ..PLAIN
+    },
+    Family {
+        golden: "granitemoe_hub",
+        name: "granitemoe",
+        keys: "
+block_count=2 context_length=4096 embedding_length=64 feed_forward_length=64
+attention.head_count=4 attention.head_count_kv=2 rope.freq_base=10000.0
+attention.layer_norm_rms_epsilon=0.000001 expert_count=8 expert_used_count=3 vocab_size=259
+rope.dimension_count=16 attention.scale=0.15 embedding_scale=1.5 residual_scale=0.4
+logit_scale=3.0
+",
+        names: "
+blk.*.ffn_gate_exps.weight = half model.layers.*.block_sparse_moe.input_linear.weight
+blk.*.ffn_up_exps.weight = half model.layers.*.block_sparse_moe.input_linear.weight
+blk.*.ffn_down_exps.weight = model.layers.*.block_sparse_moe.output_linear.weight
+blk.*.ffn_gate_inp.weight = model.layers.*.block_sparse_moe.router.layer.weight
+blk.*.attn_k.weight = rope model.layers.*.self_attn.k_proj.weight
+blk.*.attn_q.weight = rope model.layers.*.self_attn.q_proj.weight
 ",
         ..PLAIN
     },
@@ -715,6 +749,28 @@ blk.*.ffn_gate_inp_shexp.weight = model.layers.*.mlp.shared_expert_gate.weight
 blk.*.attn_k.bias = model.layers.*.self_attn.k_proj.bias
 blk.*.attn_q.bias = model.layers.*.self_attn.q_proj.bias
 blk.*.attn_v.bias = model.layers.*.self_attn.v_proj.bias
+",
+        ..PLAIN
+    },
+    Family {
+        golden: "sarvam_moe_hub",
+        name: "bailingmoe2",
+        keys: "
+block_count=3 context_length=4096 embedding_length=64 feed_forward_length=96
+attention.head_count=8 attention.head_count_kv=2 rope.freq_base=8000000.0
+attention.layer_norm_rms_epsilon=0.000001 expert_count=8 expert_used_count=3
+expert_group_count=1 expert_group_used_count=1 expert_gating_func=2 attention.key_length=16
+attention.value_length=16 rope.dimension_count=16 leading_dense_block_count=1 vocab_size=259
+expert_feed_forward_length=32 expert_shared_feed_forward_length=32 expert_weights_scale=2.5
+expert_shared_count=1 expert_weights_norm=true
+",
+        names: "
+blk.*.attn_output.weight = model.layers.*.attention.dense.weight
+blk.*.attn_k_norm.weight = model.layers.*.attention.key_layernorm.weight
+blk.*.attn_qkv.weight = model.layers.*.attention.query_key_value.weight
+blk.*.attn_q_norm.weight = model.layers.*.attention.query_layernorm.weight
+blk.*.exp_probs_b.bias = centered model.layers.*.mlp.gate.expert_bias
+token_embd.weight = model.word_embeddings.weight
 ",
         ..PLAIN
     },

@@ -92,6 +92,9 @@ impl HeaderBytes {
             KeyValue::I32s(numbers) => {
                 self.array(I32, numbers, |bytes, n| bytes.u32(n.cast_unsigned()));
             }
+            KeyValue::F32s(numbers) => {
+                self.array(F32, numbers, |bytes, x| bytes.u32(x.to_bits()));
+            }
             KeyValue::Bools(flags) => {
                 self.array(BOOL, flags, |bytes, flag| bytes.0.push(u8::from(*flag)));
             }

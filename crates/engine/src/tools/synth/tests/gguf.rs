@@ -41,11 +41,13 @@ fn sparse(plan: &GgufPlan, path: &Path) {
 fn files_have_the_shapes_of_presets() {
     let temp = tempfile::tempdir().unwrap();
     let path = temp.path().join("model.gguf");
-    let mut read = 0;
+    let mut unwritten = Vec::new();
     for preset in presets() {
         let options = Options::new(preset.config());
-        let Ok(planned) = plan_gguf(&options, recipe("q4_k_m")) else { continue };
-        read += 1;
+        let Ok(planned) = plan_gguf(&options, recipe("q4_k_m")) else {
+            unwritten.push(preset.name);
+            continue;
+        };
         sparse(&planned, &path);
         let checkpoint = Checkpoint::open(&path).unwrap();
         let blueprint = Blueprint::for_checkpoint(&checkpoint).unwrap();
@@ -65,7 +67,7 @@ fn files_have_the_shapes_of_presets() {
         };
         assert_eq!(routers(&blueprint), routers(&hub), "{name}");
     }
-    assert!(read >= 16, "{read} presets have GGUF files");
+    assert_eq!(unwritten, ["minimax-m3"]);
 }
 
 /// A small model whose rows are whole blocks of every type.
