@@ -511,10 +511,10 @@ def routing(moe, x):
 
 
 def read_safetensors(path):
-    """name -> numpy array of an f32 or i32 safetensors file."""
+    """name -> numpy array of a safetensors file of f32, i32 and u8."""
     data = Path(path).read_bytes()
     (n,) = struct.unpack("<Q", data[:8])
-    kinds, out = {"F32": np.float32, "I32": np.int32}, {}
+    kinds, out = {"F32": np.float32, "I32": np.int32, "U8": np.uint8}, {}
     for name, entry in json.loads(data[8 : 8 + n]).items():
         if name != "__metadata__":
             begin, end = entry["data_offsets"]

@@ -23,7 +23,7 @@ Each folder holds config.json, and
                        decode_logits_f32 f32 [N, vocab]   row i: after gen_ids_f32[i]
                        hidden_f32.L f32 [H, hidden]       output of decoder layer L on the last H
                                                           rows; mostly H = R
-                       experts_f32.L i32 [R + N, k]       chosen experts of a MoE layer, as a set
+                       experts_f32.L u8 [R + N, k]        chosen experts of a MoE layer, as a set
 
 All in f32, with the weights upcast exactly. Random weights amplify rounding, so the seed is the
 first one whose margins are wide enough that every correct f32 implementation chooses the same
@@ -111,7 +111,7 @@ def compute(folder, run, seed):
     tensors = {"prompt_ids": np.array(prompt, np.int32), "gen_ids_f32": np.array(generated, np.int32),
                "prefill_logits_f32": prefill[first:], "decode_logits_f32": np.concatenate(decode)}
     tensors |= {f"hidden_f32.{i}": h[len(prompt) - run.hidden_rows : len(prompt)] for i, h in hidden.items()}
-    tensors |= {f"experts_f32.{i}": e[first:] for i, e in experts.items()}
+    tensors |= {f"experts_f32.{i}": e[first:].astype(np.uint8) for i, e in experts.items()}
     mx.save_safetensors(str(folder / "golden.safetensors"), {k: mx.array(v) for k, v in tensors.items()}, made_by)
     golden = dict(arch=reference.config["model_type"], seed=seed, **made_by, logits_rms=rms(prefill),
                   router_gap=gap if np.isfinite(gap) else None, noise=noise)

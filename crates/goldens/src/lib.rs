@@ -2,8 +2,8 @@
 //!
 //! A golden is a tiny checkpoint with outputs that a reference implementation computed. The
 //! repository has a recipe instead of its weights, `weights.json`, and one tokenizer for all;
-//! [`golden`] writes the whole folder on first use. A golden without a recipe has its weights in the
-//! repository.
+//! [`golden`] writes the whole folder on first use. A golden without a recipe has its weights in
+//! the repository.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "test data")]
 

@@ -334,12 +334,7 @@ impl ModelKeys<'_> {
         };
         let (heads, kv_heads) = (numbers(|shape| shape.heads), numbers(|shape| shape.kv_heads));
         let widths = [numbers(|shape| shape.head_dim), numbers(|shape| shape.v_head_dim)];
-        // llama.cpp halves the width of full layers of Step itself.
-        let is_known = self.is(&["step35"]);
         let rotated = |slides: bool| {
-            if is_known {
-                return None;
-            }
             let of_kind = layers.iter().find(|(shape, _)| shape.window.is_some() == slides);
             of_kind.map(|(_, rotated)| KeyValue::U32(*rotated as u32))
         };
@@ -349,6 +344,10 @@ impl ModelKeys<'_> {
         self.push("attention.head_count_kv", kv_heads);
         self.push("attention.key_length", keys);
         self.push("attention.value_length", values);
+        // llama.cpp halves the rotated part of Step's full layers itself.
+        if self.is(&["step35"]) {
+            return;
+        }
         for (key, rotated) in
             ["rope.dimension_count", "rope.dimension_count_swa"].into_iter().zip(rotated)
         {

@@ -12,7 +12,7 @@ use super::{
     plan_gguf,
 };
 #[cfg(test)]
-use super::{SynthTensor, metadata::KeyList};
+use super::{SynthTensor, TensorValues, metadata::KeyList};
 use crate::{base::error::Error, checkpoint::gguf::types::type_number};
 
 /// Name of the file.
@@ -126,6 +126,23 @@ impl GgufPlan {
     pub(in crate::tools::synth) fn file_bytes(&self) -> u64 {
         let padded = |tensor: &SynthTensor| tensor.bytes.next_multiple_of(ALIGNMENT);
         self.header().len() as u64 + self.tensors.iter().map(padded).sum::<u64>()
+    }
+
+    /// The header, and tensors that are no random weights, with their places in the file.
+    #[cfg(test)]
+    pub(in crate::tools::synth) fn fixed_parts(&self) -> Vec<(u64, Vec<u8>)> {
+        let header = self.header();
+        let mut place = header.len() as u64;
+        let mut parts = vec![(0, header)];
+        for tensor in &self.tensors {
+            if let TensorValues::Numbers(_) = &tensor.values {
+                let mut bytes = vec![0; tensor.bytes as usize];
+                tensor.values.fill(tensor.stream, 0, &mut bytes);
+                parts.push((place, bytes));
+            }
+            place += tensor.bytes.next_multiple_of(ALIGNMENT);
+        }
+        parts
     }
 
     /// All bytes before the first tensor.

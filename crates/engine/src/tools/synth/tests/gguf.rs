@@ -1,6 +1,9 @@
 //! Synthetic GGUF files: they are the models of the presets, and run.
 
-use std::fs::File;
+use std::{
+    fs::File,
+    io::{Seek, SeekFrom},
+};
 
 use super::*;
 use crate::{
@@ -30,10 +33,13 @@ fn sizes(blueprint: &Blueprint) -> Vec<String> {
     all
 }
 
-/// The file of a plan without the bytes of tensors.
+/// The file of a plan without the bytes of random weights.
 fn sparse(plan: &GgufPlan, path: &Path) {
     let mut file = File::create(path).unwrap();
-    file.write_all(&plan.header()).unwrap();
+    for (place, bytes) in plan.fixed_parts() {
+        file.seek(SeekFrom::Start(place)).unwrap();
+        file.write_all(&bytes).unwrap();
+    }
     file.set_len(plan.file_bytes()).unwrap();
 }
 
