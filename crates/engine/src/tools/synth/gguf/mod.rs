@@ -63,7 +63,8 @@ pub(super) fn plan_gguf(options: &Options, recipe: GgufRecipe) -> Result<GgufPla
     let has = |tensor: &str| match tensor {
         _ if tensor.ends_with(".embed_tokens.weight") => tensor == "model.embed_tokens.weight",
         _ if tensor.ends_with(".gate_up_proj") => is_fused,
-        _ if tensor.contains(".moe.") => is_step,
+        // Its router says that experts are beside the MLP.
+        _ if tensor.contains(".moe.") => is_step && tensor.ends_with(".moe.gate.weight"),
         // Names that only exports of MLX have, or only the Hub.
         _ if [
             ".in_proj_qkvz.",
