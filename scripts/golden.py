@@ -40,6 +40,7 @@ from mlx_lm.models import deepseek_v32
 from mlx_lm.models.cache import make_prompt_cache
 
 import corrected
+import seeded
 
 mx.set_default_device(mx.cpu)
 
@@ -325,25 +326,6 @@ def label_fp8(file, names):
         file.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + n :])
 
 
-def save_tokenizer(folder):
-    """A byte-level tokenizer of 258 tokens: <bos>, <eos> and one per byte (id = byte + 2)."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    shown = {b: chr(b) for b in plain}
-    shown |= {b: chr(256 + i) for i, b in enumerate(b for b in range(256) if b not in shown)}
-    special = lambda i, text: dict(id=i, content=text, single_word=False, lstrip=False, rstrip=False,
-                                   normalized=False, special=True)
-    bytelevel = dict(type="ByteLevel", add_prefix_space=False, trim_offsets=True, use_regex=True)
-    model = dict(type="BPE", dropout=None, unk_token=None, continuing_subword_prefix=None, end_of_word_suffix=None,
-                 fuse_unk=False, byte_fallback=False, ignore_merges=False, merges=[],
-                 vocab={"<bos>": 0, "<eos>": 1, **{shown[b]: b + 2 for b in range(256)}})
-    tokenizer = dict(version="1.0", truncation=None, padding=None, normalizer=None, post_processor=None,
-                     added_tokens=[special(0, "<bos>"), special(1, "<eos>")], pre_tokenizer=bytelevel,
-                     decoder=bytelevel, model=model)
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False))
-    (folder / "tokenizer_config.json").write_text(json.dumps(
-        dict(tokenizer_class="PreTrainedTokenizerFast", bos_token="<bos>", eos_token="<eos>")))
-
-
 def make_checkpoint(folder, case, seed):
     """Writes config, weights and tokenizer of `case` to `folder`. Deletes older weights there."""
     folder = Path(folder)
@@ -376,7 +358,7 @@ def make_checkpoint(folder, case, seed):
     if case.extras:
         weights |= extra_tensors(case)
     save_weights(folder, weights, case.shards)
-    save_tokenizer(folder)
+    seeded.lay_tokenizer(folder)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
 
 
@@ -529,10 +511,10 @@ def routing(moe, x):
 
 
 def read_safetensors(path):
-    """name -> numpy array of an f32 or i32 safetensors file."""
+    """name -> numpy array of a safetensors file of f32, i32 and u8."""
     data = Path(path).read_bytes()
     (n,) = struct.unpack("<Q", data[:8])
-    kinds, out = {"F32": np.float32, "I32": np.int32}, {}
+    kinds, out = {"F32": np.float32, "I32": np.int32, "U8": np.uint8}, {}
     for name, entry in json.loads(data[8 : 8 + n]).items():
         if name != "__metadata__":
             begin, end = entry["data_offsets"]

@@ -9,21 +9,21 @@ usage: scripts/make-golden.py [CASE ...] [--out DIR]      cases of cases.py (non
        scripts/make-golden.py --list
 
 Needs `pip install "mlx[cpu]" mlx-lm`; goldens of transformers also `pip install torch transformers`.
-Each folder holds config.json, a byte-level tokenizer, and
+Each folder holds config.json, and
 
   weights.json         the recipe of the weights: seeded.py describes it
-  golden.json          token ids of the prompt and of the greedy steps, the seed, versions, and two
-                       margins: `router_gap`, the smallest distance between a chosen expert and a
-                       rejected one, in router logits (or between positions of an indexer);
-                       `noise`, the change of a logit by a relative change of 1e-6 in the norms,
-                       over the rms of all; `ties`, the rows in which an indexer's last chosen
-                       position and first rejected one have the same score, as ReLU makes it 0
+  golden.json          the seed, versions, and two margins: `router_gap`, the smallest distance
+                       between a chosen expert and a rejected one, in router logits (or between
+                       positions of an indexer); `noise`, the change of a logit by a relative change
+                       of 1e-6 in the norms, over the rms of all; `ties`, the rows in which an
+                       indexer's last chosen position and first rejected one have the same score, as
+                       ReLU makes it 0
   golden.safetensors   prompt_ids i32 [P]                 gen_ids_f32 i32 [N]
                        prefill_logits_f32 f32 [R, vocab]  last R rows of the prompt; mostly R = P
                        decode_logits_f32 f32 [N, vocab]   row i: after gen_ids_f32[i]
                        hidden_f32.L f32 [H, hidden]       output of decoder layer L on the last H
                                                           rows; mostly H = R
-                       experts_f32.L i32 [R + N, k]       chosen experts of a MoE layer, as a set
+                       experts_f32.L u8 [R + N, k]        chosen experts of a MoE layer, as a set
 
 All in f32, with the weights upcast exactly. Random weights amplify rounding, so the seed is the
 first one whose margins are wide enough that every correct f32 implementation chooses the same
@@ -73,10 +73,11 @@ class Run:
     def stored(folder):
         """The run of a golden."""
         golden, rows = json.loads((folder / "golden.json").read_text()), outputs(folder)
-        prompt = golden["prompt_ids"]
+        # Of a checkpoint without results, golden.json has what they are to be of.
+        prompt, steps = (rows[k].tolist() if k in rows else golden[k] for k in ("prompt_ids", "gen_ids_f32"))
         stored = lambda start: next((len(v) for k, v in rows.items() if k.startswith(start)), len(prompt))
         changes = golden.get("transformers_config", {}) if "transformers" in golden else None
-        return Run(prompt, len(golden["gen_ids_f32"]), stored("prefill_logits_f32"), stored("hidden_f32."), changes,
+        return Run(prompt, len(steps), stored("prefill_logits_f32"), stored("hidden_f32."), changes,
                    any_seed=len(prompt) >= VERY_LONG, ties=golden.get("ties", 0) > 0)
 
     def reference(self, folder):
@@ -110,11 +111,10 @@ def compute(folder, run, seed):
     tensors = {"prompt_ids": np.array(prompt, np.int32), "gen_ids_f32": np.array(generated, np.int32),
                "prefill_logits_f32": prefill[first:], "decode_logits_f32": np.concatenate(decode)}
     tensors |= {f"hidden_f32.{i}": h[len(prompt) - run.hidden_rows : len(prompt)] for i, h in hidden.items()}
-    tensors |= {f"experts_f32.{i}": e[first:] for i, e in experts.items()}
+    tensors |= {f"experts_f32.{i}": e[first:].astype(np.uint8) for i, e in experts.items()}
     mx.save_safetensors(str(folder / "golden.safetensors"), {k: mx.array(v) for k, v in tensors.items()}, made_by)
-    golden = dict(arch=reference.config["model_type"], seed=seed, **made_by, prompt_ids=prompt,
-                  gen_ids_f32=generated, logits_rms=rms(prefill), router_gap=gap if np.isfinite(gap) else None,
-                  noise=noise)
+    golden = dict(arch=reference.config["model_type"], seed=seed, **made_by, logits_rms=rms(prefill),
+                  router_gap=gap if np.isfinite(gap) else None, noise=noise)
     ties = getattr(reference, "ties", 0)
     if ties:
         golden["ties"] = ties
@@ -127,18 +127,6 @@ def compute(folder, run, seed):
             difference=float(np.abs(other.feed(prompt) - prefill).max()) / rms(prefill))
     (folder / "golden.json").write_text(json.dumps(golden, indent=1) + "\n")
     return gap if (ties > 0) == run.ties else 0.0, noise
-
-
-def store(work, folder, recipe=None):
-    """Copies what `work` holds, except weights that have a recipe, to `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if recipe:
-        seeded.save(recipe, folder)
-        for old in folder.glob("model*.safetensors"):
-            old.unlink()
-    for file in work.iterdir():
-        if not (recipe and file.name.startswith("model") and file.suffix == ".safetensors"):
-            shutil.copy(file, folder / file.name)
 
 
 def compute_again(folder):
@@ -177,7 +165,7 @@ def make(folder, work, run_of):
         recipe, wide, text = attempt(max(tried)[1])
         if wide < 0.5:
             raise SystemExit(f"{folder.name}: no seed below {SEEDS.stop} is wide enough: {text}")
-    store(work, folder, recipe)
+    seeded.store(work, folder, recipe)
     kb = sum(f.stat().st_size for f in folder.iterdir()) / 1e3
     print(f"{folder.name:26} {kb:5.0f} kB  {text}", flush=True)
 

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 import transformers
 
-from golden import random_tensor, save_tokenizer
+import seeded
+from golden import random_tensor
 
 args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 args.add_argument("config", type=Path, metavar="CONFIG.json")
@@ -32,7 +33,7 @@ for name, value in model.state_dict().items():
 model.save_pretrained(args.folder)
 (args.folder / "generation_config.json").unlink(missing_ok=True)
 shutil.copy(args.config, args.folder / "config.json")
-save_tokenizer(args.folder)
+seeded.lay_tokenizer(args.folder)
 (args.folder / "golden.json").write_text(json.dumps(dict(
     prompt_ids=rng.integers(2, 258, args.prompt).tolist(), gen_ids_f32=[0] * args.steps,
     transformers=transformers.__version__), indent=1))

@@ -3,30 +3,39 @@
 `weights.json` of a golden is the recipe; crates/goldens writes the same files in Rust:
 
   seed    of all tensors
-  files   `name`, `sha256` of the whole file, `metadata` of its header, and `tensors` in the order of
-          their bytes: `name`, `dtype`, `shape`, and one of
+  files   `name`, `sha256` of the whole file, `metadata` of its header, `tensors` as a tree of the
+          parts of their names, and `order`: that of their bytes, as indices of the sorted names;
+          without it they are sorted. A tensor is `DTYPE[SHAPE]` and one of
 
-          uniform   [lowest, highest, exponent]: integers of equal probability times 2^exponent, in
-                    the tensor's dtype or, for packed bytes, in `code`: rounded to nearest, ties to
-                    even. `sign` is 1 or -1: the value times that and times the random sign of the
-                    module, so that the scale and bias of a block have opposite signs
-          words     random bits
-          values    the integers themselves
+          L..HpE        integers of equal probability from L to H times 2^E, in the tensor's dtype
+                        or, for packed bytes, `as DTYPE`: rounded to nearest, ties to even. At the
+                        end `+` or `-`: the value times that and times the random sign of the
+                        module, so that the scale and bias of a block have opposite signs
+          words         random bits
+          values V ...  the integers themselves
+
+In Python a recipe has a list of dicts instead of the tree, in the order of the bytes: `name`, `dtype`,
+`shape`, `uniform` [L, H, E], `words` None or `values`, `code` and `sign` if there are.
 
 Word i (from 0) of a tensor is the SplitMix64 output of the state (h ^ seed) + (i + 1) * STEP, where
 h is the first 8 bytes, little-endian, of the SHA-256 of its name. An integer takes the upper 32 bits
 u: lowest + (u * (highest - lowest + 1) >> 32). A sign is the top bit of word i of the module's name.
 The header has its names in order and no padding, so that tensors are not aligned.
 """
+import filecmp
 import hashlib
 import json
 import math
+import re
 import shutil
 import struct
+from pathlib import Path
 
 import numpy as np
 
-RECIPE = "weights.json"
+RECIPE, INDEX = "weights.json", "model.safetensors.index.json"
+# The tokenizer of goldens without one: byte-level, 258 tokens.
+TOKENIZER = Path(__file__).resolve().parent.parent / "crates/engine/tests/data/goldens/tokenizer"
 STEP = 0x9E3779B97F4A7C15
 SIZES = dict(F32=4, F16=2, BF16=2, F8_E4M3=1, F8_E8M0=1, U8=1, I8=1, U32=4, I32=4, I64=8)
 # Bits of exponent and mantissa.
@@ -108,21 +117,131 @@ def write(recipe, folder):
         (folder / file["name"]).write_bytes(data)
 
 
+def lay_tokenizer(folder):
+    """Copies the tokenizer of goldens to a folder."""
+    shutil.copytree(TOKENIZER, folder, dirs_exist_ok=True)
+
+
+def index_of(recipe):
+    """The index of a recipe's files."""
+    tensors = [(tensor, file["name"]) for file in recipe["files"] for tensor in file["tensors"]]
+    sizes = [math.prod(tensor["shape"]) * SIZES[tensor["dtype"]] for tensor, _ in tensors]
+    return dict(metadata=dict(total_size=sum(sizes)),
+                weight_map={tensor["name"]: name for tensor, name in tensors})
+
+
 def whole(folder, out):
-    """Copies a golden to `out`, with the weights of its recipe. Returns `out`."""
+    """Copies a golden to `out`, with its tokenizer and the weights of its recipe. Returns `out`."""
+    lay_tokenizer(out)
     shutil.copytree(folder, out, dirs_exist_ok=True)
     if (folder / RECIPE).exists():
-        write(json.loads((folder / RECIPE).read_text()), out)
+        recipe = load(folder)
+        write(recipe, out)
+        if len(recipe["files"]) > 1:
+            (out / INDEX).write_text(json.dumps(index_of(recipe), indent=1, sort_keys=True))
     return out
 
 
+def store(work, folder, recipe=None):
+    """Copies what `work` holds to a golden, except what `whole` adds."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if recipe:
+        save(recipe, folder)
+        for old in folder.glob("model*.safetensors*"):
+            old.unlink()
+    for file in work.iterdir():
+        usual = TOKENIZER / file.name
+        added = recipe and file.match("model*.safetensors*") or usual.exists() and filecmp.cmp(file, usual, shallow=False)
+        if not added:
+            shutil.copy(file, folder / file.name)
+
+
+def text_of(tensor):
+    """A tensor of a recipe without its name, as a line of the tree."""
+    rest = {k: v for k, v in tensor.items() if k not in ("name", "dtype", "shape", "code", "sign")}
+    ((kind, values),) = rest.items()
+    words = [tensor["dtype"] + json.dumps(tensor["shape"], separators=(",", ":"))]
+    words += ["{}..{}p{}".format(*values)] if kind == "uniform" else [kind, *map(str, values or [])]
+    words += ["as", tensor["code"]] if "code" in tensor else []
+    words += ["+" if tensor["sign"] > 0 else "-"] if "sign" in tensor else []
+    return " ".join(words)
+
+
+def tensor_of(name, text):
+    """The inverse of `text_of`."""
+    head, kind, *rest = text.split(" ")
+    dtype, shape = re.fullmatch(r"(\w+)(\[.*\])", head).groups()
+    tensor = dict(name=name, dtype=dtype, shape=json.loads(shape))
+    if bounds := re.fullmatch(r"(-?\d+)\.\.(-?\d+)p(-?\d+)", kind):
+        tensor["uniform"] = list(map(int, bounds.groups()))
+        if rest[:1] == ["as"]:
+            tensor["code"] = rest[1]
+        if rest[-1:] in (["+"], ["-"]):
+            tensor["sign"] = int(rest[-1] + "1")
+    else:
+        tensor[kind] = list(map(int, rest)) or None
+    return tensor
+
+
+def tree_of(tensors):
+    """The tree of (name, text). A module with one child has a name with it."""
+    tree = {}
+    for name, text in sorted(tensors):
+        *modules, last = name.split(".")
+        module = tree
+        for part in modules:
+            module = module.setdefault(part, {})
+        module[last] = text
+
+    def joined(module):
+        """The module with the names of only children joined to those of their parents."""
+        children = {}
+        for name, child in module.items():
+            child = joined(child) if isinstance(child, dict) else child
+            if isinstance(child, dict) and len(child) == 1:
+                ((last, child),) = child.items()
+                name += "." + last
+            children[name] = child
+        return children
+
+    return joined(tree)
+
+
+def leaves(tree, prefix=""):
+    """(name, text) of a tree's tensors."""
+    for name, child in tree.items():
+        yield from leaves(child, prefix + name + ".") if isinstance(child, dict) else [(prefix + name, child)]
+
+
+def tree_text(tree, depth=1):
+    """JSON of a tree: a line for each module of which no child is a module."""
+    if not any(isinstance(child, dict) for child in tree.values()):
+        return json.dumps(tree, separators=(",", ":"))
+    lines = (" " * depth + f"{json.dumps(name)}:{tree_text(child, depth + 1) if isinstance(child, dict) else json.dumps(child)}"
+             for name, child in tree.items())
+    return "{\n" + ",\n".join(lines) + "}"
+
+
+def load(folder):
+    """The recipe of a golden."""
+    recipe = json.loads((folder / RECIPE).read_text())
+    for file in recipe["files"]:
+        tensors = [tensor_of(*leaf) for leaf in sorted(leaves(file["tensors"]))]
+        file["tensors"] = [tensors[i] for i in file.pop("order", range(len(tensors)))]
+    return recipe
+
+
 def save(recipe, folder):
-    """Writes the recipe: a line for each tensor."""
-    line = lambda value: json.dumps(value, separators=(",", ":"))
+    """Writes the recipe."""
     files = []
     for file in recipe["files"]:
-        head = line({k: v for k, v in file.items() if k != "tensors"})[:-1]
-        files.append(head + ',"tensors":[\n' + ",\n".join(map(line, file["tensors"])) + "\n]}")
+        names = [tensor["name"] for tensor in file["tensors"]]
+        place = {name: i for i, name in enumerate(sorted(names))}
+        head = {k: v for k, v in file.items() if k != "tensors"}
+        if names != sorted(names):
+            head["order"] = [place[name] for name in names]
+        tree = tree_text(tree_of((tensor["name"], text_of(tensor)) for tensor in file["tensors"]))
+        files.append(f'{json.dumps(head, separators=(",", ":"))[:-1]},"tensors":{tree}}}')
     (folder / RECIPE).write_text(f'{{"seed":{recipe["seed"]},"files":[\n' + ",\n".join(files) + "\n]}\n")
 
 

@@ -1,8 +1,9 @@
 //! Goldens as folders with weights, for the tests of all crates.
 //!
 //! A golden is a tiny checkpoint with outputs that a reference implementation computed. The
-//! repository has a recipe instead of its weights, `weights.json`; [`golden`] writes them on first
-//! use. A golden without a recipe has its weights in the repository.
+//! repository has a recipe instead of its weights, `weights.json`, and one tokenizer for all;
+//! [`golden`] writes the whole folder on first use. A golden without a recipe has its weights in
+//! the repository.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "test data")]
 
@@ -10,6 +11,7 @@ mod encode;
 mod recipe;
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
 };
@@ -19,9 +21,11 @@ use sha2::{Digest, Sha256};
 use crate::recipe::Recipe;
 
 const RECIPE: &str = "weights.json";
+/// Folder of the tokenizer of goldens that have none.
+const TOKENIZER: &str = "tokenizer";
 
 /// The folder of all goldens in the repository, without weights that have a recipe.
-pub fn stored() -> PathBuf {
+fn stored() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/data/goldens")
 }
 
@@ -37,15 +41,13 @@ pub fn names() -> Vec<String> {
 
 /// The folder of a golden with its weights.
 ///
-/// A golden with a recipe is written beside the test binary, in a folder named by the digest of the
-/// golden's name and files, and stays there for later runs. Processes may write the same one at
-/// once: the folder appears when it is complete.
+/// It is written beside the test binary, in a folder named by the digest of the golden's name and
+/// files, and stays there for later runs. Processes may write the same one at once: the folder
+/// appears when it is complete.
 pub fn golden(name: &str) -> PathBuf {
-    let stored = stored().join(name);
-    if !stored.join(RECIPE).exists() {
-        return stored;
-    }
-    let files = files(&stored);
+    // A golden's own tokenizer replaces the usual one.
+    let mut files = files(&stored().join(TOKENIZER));
+    files.extend(self::files(&stored().join(name)));
     let all = std::env::current_exe().unwrap().with_file_name("goldens");
     let kept = all.join(digest(name, &files)).join(name);
     if kept.exists() {
@@ -67,21 +69,19 @@ pub fn golden(name: &str) -> PathBuf {
     kept
 }
 
-/// Files of a folder: names and contents, in order.
-fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
+/// Files of a folder: names and contents.
+fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let mut files: Vec<_> = paths
+    paths
         .map(|path| {
             let name = path.file_name().unwrap().to_str().unwrap().to_owned();
             (name, fs::read(&path).unwrap())
         })
-        .collect();
-    files.sort();
-    files
+        .collect()
 }
 
 /// Digest of a golden's name and files, as the name of a folder.
-fn digest(golden: &str, files: &[(String, Vec<u8>)]) -> String {
+fn digest(golden: &str, files: &BTreeMap<String, Vec<u8>>) -> String {
     let mut hash = Sha256::new_with_prefix(golden);
     for (name, bytes) in files {
         hash.update(Sha256::digest(name));

@@ -9,6 +9,8 @@ use sha2::{Digest, Sha256};
 
 use crate::{encode::Float, hex};
 
+const INDEX: &str = "model.safetensors.index.json";
+
 /// The weights of a checkpoint.
 #[derive(Deserialize)]
 pub(crate) struct Recipe {
@@ -16,21 +18,30 @@ pub(crate) struct Recipe {
     files: Vec<ShardRecipe>,
 }
 
-/// One safetensors file, its tensors in the order of their bytes.
+/// One safetensors file.
 #[derive(Deserialize)]
 struct ShardRecipe {
     name: String,
     sha256: String,
     metadata: Option<Value>,
-    tensors: Vec<TensorRecipe>,
+    /// The tensors in the order of their bytes, as indices of their sorted names. Without it their
+    /// bytes are in the order of the names.
+    order: Option<Vec<usize>>,
+    tensors: NameTree,
 }
 
+/// Tensors by the parts of their names.
 #[derive(Deserialize)]
+#[serde(untagged)]
+enum NameTree {
+    Tensor(String),
+    Module(BTreeMap<String, NameTree>),
+}
+
 struct TensorRecipe {
     name: String,
     dtype: String,
     shape: Vec<usize>,
-    #[serde(flatten)]
     fill: Fill,
     /// 1 or -1: multiplied with the value and with the random sign of the module.
     sign: Option<i64>,
@@ -39,8 +50,6 @@ struct TensorRecipe {
 }
 
 /// The contents of a tensor.
-#[derive(Deserialize)]
-#[serde(rename_all = "lowercase")]
 enum Fill {
     /// Lowest and highest of integers of equal probability, and the exponent of their factor 2^e.
     Uniform(i64, i64, i32),
@@ -55,29 +64,46 @@ impl Recipe {
         serde_json::from_slice(json).unwrap()
     }
 
-    /// Writes the weights into a folder.
+    /// Writes the weights into a folder, and an index of several files.
     ///
     /// # Panics
     ///
     /// If their digests are not those of the recipe.
     pub(crate) fn write(&self, folder: &Path) {
+        let mut index = BTreeMap::new();
         for shard in &self.files {
-            let bytes = shard.bytes(self.seed);
+            let tensors = shard.tensors();
+            let bytes = shard.bytes(&tensors, self.seed);
             let digest = hex(&Sha256::digest(&bytes));
             assert_eq!(digest, shard.sha256, "{}: {}", folder.display(), shard.name);
             fs::write(folder.join(&shard.name), bytes).unwrap();
+            index.extend(tensors.into_iter().map(|tensor| (tensor.name, &shard.name)));
+        }
+        if self.files.len() > 1 {
+            let index = json!({"weight_map": index}).to_string();
+            fs::write(folder.join(INDEX), index).unwrap();
         }
     }
 }
 
 impl ShardRecipe {
+    /// The tensors in the order of their bytes.
+    fn tensors(&self) -> Vec<TensorRecipe> {
+        let mut sorted = BTreeMap::new();
+        self.tensors.collect("", &mut sorted);
+        let names: Vec<_> = sorted.iter().collect();
+        let order = self.order.clone().unwrap_or_else(|| (0..names.len()).collect());
+        let tensors = order.into_iter().map(|i| TensorRecipe::read(names[i].0, names[i].1));
+        tensors.collect()
+    }
+
     /// The file: its header has the names in order and no padding, so tensors are not aligned.
-    fn bytes(&self, seed: u64) -> Vec<u8> {
+    fn bytes(&self, tensors: &[TensorRecipe], seed: u64) -> Vec<u8> {
         let (mut header, mut data) = (BTreeMap::new(), Vec::new());
         if let Some(metadata) = &self.metadata {
             header.insert("__metadata__", metadata.clone());
         }
-        for tensor in &self.tensors {
+        for tensor in tensors {
             let begin = data.len();
             tensor.append(seed, &mut data);
             let offsets = [begin, data.len()];
@@ -90,7 +116,51 @@ impl ShardRecipe {
     }
 }
 
+impl NameTree {
+    /// Adds the tensors and their descriptions, `prefix` before their names.
+    fn collect<'a>(&'a self, prefix: &str, tensors: &mut BTreeMap<String, &'a str>) {
+        match self {
+            Self::Tensor(text) => {
+                tensors.insert(prefix.to_owned(), text);
+            }
+            Self::Module(children) => {
+                let dot = if prefix.is_empty() { "" } else { "." };
+                for (name, child) in children {
+                    child.collect(&format!("{prefix}{dot}{name}"), tensors);
+                }
+            }
+        }
+    }
+}
+
 impl TensorRecipe {
+    /// A tensor by its description: dtype and shape, then what fills it.
+    fn read(name: &str, text: &str) -> Self {
+        let mut words = text.split(' ');
+        let (dtype, shape) = words.next().unwrap().split_once('[').unwrap();
+        let shape = serde_json::from_str(&format!("[{shape}")).unwrap();
+        let fill = match words.next().unwrap() {
+            "words" => Fill::Words,
+            "values" => Fill::Values(words.by_ref().map(|v| v.parse().unwrap()).collect()),
+            range => {
+                let (lowest, rest) = range.split_once("..").unwrap();
+                let (highest, exponent) = rest.split_once('p').unwrap();
+                let [lowest, highest] = [lowest, highest].map(|v| v.parse().unwrap());
+                Fill::Uniform(lowest, highest, exponent.parse().unwrap())
+            }
+        };
+        let (mut sign, mut code) = (None, None);
+        while let Some(word) = words.next() {
+            match word {
+                "+" => sign = Some(1),
+                "-" => sign = Some(-1),
+                "as" => code = words.next().map(str::to_owned),
+                _ => panic!("{name}: {text}"),
+            }
+        }
+        Self { name: name.to_owned(), dtype: dtype.to_owned(), shape, fill, sign, code }
+    }
+
     /// Appends the tensor's bytes.
     fn append(&self, seed: u64, data: &mut Vec<u8>) {
         let end = data.len() + self.shape.iter().product::<usize>() * size(&self.dtype);

@@ -125,9 +125,13 @@ impl Golden {
 
     pub fn ints(&self, name: &str) -> Option<(usize, Vec<u32>)> {
         let (shape, bytes, dtype) = self.tensor(name)?;
-        assert_eq!(dtype, Dtype::I32, "{name}");
-        let numbers =
-            bytes.chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().unwrap())).collect();
+        let numbers = match dtype {
+            Dtype::U8 => bytes.into_iter().map(u32::from).collect(),
+            Dtype::I32 => {
+                bytes.chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().unwrap())).collect()
+            }
+            other => panic!("{name}: {other:?}"),
+        };
         Some((*shape.last().unwrap(), numbers))
     }
 

@@ -1,5 +1,6 @@
 //! GGUF files: a golden of llama.cpp, the same model in odd layouts, and files with a fault each.
 
+mod converted;
 mod families;
 
 use std::{fs, path::Path};

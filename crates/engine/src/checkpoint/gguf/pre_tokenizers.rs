@@ -143,7 +143,7 @@ const PRE_TOKENIZERS: [PreTokenizer; 18] = [
     PreTokenizer { names: &["gpt-4o"], patterns: &[O200K], ..PLAIN },
     PreTokenizer { names: &["minimax-m2"], patterns: &[O200K], ..PLAIN },
     PreTokenizer { names: &["gpt-2", "olmo"], patterns: &[GPT2], ..PLAIN },
-    PreTokenizer { names: &["mellum2"], patterns: &[r"\p{N}", GPT2], ..PLAIN },
+    PreTokenizer { names: &["mellum2", "refact"], patterns: &[r"\p{N}", GPT2], ..PLAIN },
     PreTokenizer { names: &["hunyuan", "solar-open"], patterns: &[QWEN2], ..PLAIN },
     PreTokenizer { names: &["laguna"], patterns: &[r"[^\n]+|[\n]+", QWEN2], ..PLAIN },
     PreTokenizer {

@@ -74,7 +74,10 @@ enum TokenizerKind {
     /// Bytes as characters.
     ByteLevel(PreTokenizer),
     /// U+2581 for spaces, and tokens for bytes that no other token has.
-    SpaceMark,
+    SpaceMark {
+        /// Whether texts begin with BOS where the file does not say.
+        adds_bos: bool,
+    },
     /// SentencePiece's BPE: as `SpaceMark`, with scores in place of merges.
     Scored {
         /// Whether a space is put before each text between special tokens.
@@ -86,8 +89,11 @@ impl TokenizerKind {
     fn find(metadata: &Metadata, files: &[DataFile]) -> Result<Self, Error> {
         let model = key("model");
         match metadata.text(files, &model)?.as_deref() {
-            Some("gpt2") => Ok(Self::ByteLevel(PreTokenizer::find(metadata, files, &key("pre"))?)),
-            Some("gemma4") => Ok(Self::SpaceMark),
+            Some("gpt2") => match metadata.text(files, &key("pre"))?.as_deref() {
+                Some("sarvam-moe") => Ok(Self::SpaceMark { adds_bos: false }),
+                _ => Ok(Self::ByteLevel(PreTokenizer::find(metadata, files, &key("pre"))?)),
+            },
+            Some("gemma4") => Ok(Self::SpaceMark { adds_bos: true }),
             Some("llama") => {
                 let space_prefix = metadata.boolean(&key("add_space_prefix"))?.unwrap_or(true);
                 Ok(Self::Scored { space_prefix })
@@ -105,7 +111,8 @@ impl TokenizerKind {
     fn adds_bos(&self) -> bool {
         match self {
             Self::ByteLevel(pre) => pre.adds_bos,
-            Self::SpaceMark | Self::Scored { .. } => true,
+            Self::SpaceMark { adds_bos } => *adds_bos,
+            Self::Scored { .. } => true,
         }
     }
 
@@ -133,7 +140,7 @@ impl TokenizerKind {
                     "decoder": bytes,
                 })
             }
-            Self::SpaceMark => json!({
+            Self::SpaceMark { .. } => json!({
                 "normalizer": replace(" ", "▁"),
                 "pre_tokenizer": {
                     "type": "Split", "pattern": {"String": " "},
@@ -161,7 +168,7 @@ impl TokenizerKind {
     fn model(&self, unknown: Option<&RoleToken>) -> Value {
         match self {
             Self::ByteLevel(pre) => json!({"type": "BPE", "ignore_merges": pre.ignores_merges}),
-            Self::SpaceMark | Self::Scored { .. } => json!({
+            Self::SpaceMark { .. } | Self::Scored { .. } => json!({
                 "type": "BPE", "byte_fallback": true, "fuse_unk": true,
                 "unk_token": unknown.map(|token| &token.text),
             }),

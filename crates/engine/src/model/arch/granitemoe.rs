@@ -4,21 +4,22 @@
 //! the scores, the output of each sub-block and the logits. Sources: IBM, "Granite 3.0 Language
 //! Models", 2024; transformers, `modeling_granitemoe.py`, the authors' release.
 
-use moeflux_compute::{Activation, RopePairs};
+use moeflux_compute::RopePairs;
 use serde::Deserialize;
 
 use super::{
     Require,
     body::{Body, GqaParams, Heads, gqa},
-    expert_tensors::{ExpertKeys, ExpertSizes, ExpertTensors, experts},
+    expert_tensors::ExpertTensors,
     parse_config,
     rope::RopeKeys,
     scope::{NormWeights, Scope},
+    softmax_moe::{SoftmaxMoe, SoftmaxStyle},
 };
 use crate::{
     base::error::Error,
     checkpoint::source::TensorSource,
-    model::blueprint::{Blueprint, GqaBlueprint, GqaShape, MoeBlueprint, RouterBlueprint},
+    model::blueprint::{Blueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape},
 };
 
 #[derive(Deserialize)]
@@ -29,10 +30,8 @@ struct GraniteMoeConfig {
     heads: Heads,
     #[serde(flatten)]
     rope: RopeKeys,
-    /// Of one expert.
-    intermediate_size: usize,
-    num_local_experts: usize,
-    num_experts_per_tok: usize,
+    #[serde(flatten)]
+    moe: SoftmaxMoe,
     #[serde(default)]
     attention_bias: bool,
     embedding_multiplier: f32,
@@ -45,7 +44,8 @@ struct GraniteMoeConfig {
 }
 
 pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
-    let config: GraniteMoeConfig = parse_config(source)?;
+    let mut config: GraniteMoeConfig = parse_config(source)?;
+    config.moe.size_experts_as_mlp();
     for (key, factor) in [
         ("embedding_multiplier", config.embedding_multiplier),
         ("attention_multiplier", config.attention_multiplier),
@@ -54,9 +54,10 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
     ] {
         Require(source).factor(key, factor)?;
     }
-    let model = config.body.blueprint(source, NormWeights::Plain, |_, layer| {
+    let model = config.body.blueprint(source, NormWeights::Plain, |i, layer| {
         let attention = attention(&config, &layer.child("self_attn"))?;
-        config.body.layer(layer, attention, moe(&config, &layer.child("block_sparse_moe"))?)
+        let feed_forward = feed_forward(&config, &layer.child("block_sparse_moe"), i)?;
+        config.body.layer(layer, attention, feed_forward)
     })?;
     let logit_scale = 1.0 / config.logits_scaling;
     Ok(Blueprint { embed_scale: config.embedding_multiplier, logit_scale, ..model })
@@ -78,34 +79,20 @@ fn attention(config: &GraniteMoeConfig, attention: &Scope<'_>) -> Result<GqaBlue
     Ok(attention)
 }
 
-fn moe(config: &GraniteMoeConfig, moe: &Scope<'_>) -> Result<MoeBlueprint, Error> {
-    let sizes = ExpertSizes {
-        count: config.num_local_experts,
-        hidden: config.body.hidden_size,
-        intermediate: config.intermediate_size,
-    };
-    let keys = ExpertKeys {
-        count: "num_local_experts",
-        top_k: "num_experts_per_tok",
-        intermediate: "intermediate_size",
-    };
-    sizes.check(moe.source, config.num_experts_per_tok, &keys)?;
-    let tensors = ExpertTensors {
+fn feed_forward(
+    config: &GraniteMoeConfig,
+    moe: &Scope<'_>,
+    layer: usize,
+) -> Result<FeedForwardBlueprint, Error> {
+    let experts = ExpertTensors {
         fused: moe.clone(),
         fused_names: ["input_linear.weight", "output_linear.weight"],
         ..ExpertTensors::in_block(moe)
     };
-    let router = moe.linear("router.layer", sizes.count, sizes.hidden)?;
-    Ok(MoeBlueprint {
-        router: RouterBlueprint {
-            normalize: true,
-            scale: config.residual_multiplier,
-            ..RouterBlueprint::softmax(router, config.num_experts_per_tok)
-        },
-        experts: experts(&tensors, sizes)?,
-        activation: Activation::SwiGlu,
-        experts_norm: None,
-        experts_post_norm: None,
-        shared: None,
-    })
+    let style = SoftmaxStyle { router: "router.layer", experts, normalize: true };
+    let mut part = config.moe.feed_forward_with(&style, moe, layer, config.body.hidden_size)?;
+    if let FeedForwardBlueprint::Moe(moe) = &mut part {
+        moe.router.scale = config.residual_multiplier;
+    }
+    Ok(part)
 }

@@ -13,7 +13,7 @@ use super::{
     parse_config,
     rope::RopeKeys,
     scope::{NormWeights, Scope},
-    softmax_moe::SoftmaxMoe,
+    softmax_moe::{SoftmaxMoe, SoftmaxStyle},
 };
 use crate::{
     base::error::Error,
@@ -59,7 +59,7 @@ fn feed_forward(
     moe: &Scope<'_>,
     layer: usize,
 ) -> Result<FeedForwardBlueprint, Error> {
-    let tensors = ExpertTensors { projections: ["w1", "w3", "w2"], ..ExpertTensors::in_block(moe) };
-    let normalize = true;
-    config.moe.feed_forward_with(&tensors, moe, layer, config.body.hidden_size, normalize)
+    let experts = ExpertTensors { projections: ["w1", "w3", "w2"], ..ExpertTensors::in_block(moe) };
+    let style = SoftmaxStyle { router: "gate", experts, normalize: true };
+    config.moe.feed_forward_with(&style, moe, layer, config.body.hidden_size)
 }

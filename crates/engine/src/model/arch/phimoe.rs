@@ -14,7 +14,7 @@ use super::{
     parse_config,
     rope::RopeKeys,
     scope::{NormWeights, Scope},
-    softmax_moe::SoftmaxMoe,
+    softmax_moe::{SoftmaxMoe, SoftmaxStyle},
 };
 use crate::{
     base::error::Error,
@@ -67,9 +67,9 @@ fn feed_forward(
     Require(moe.source).that(band.is_finite() && band >= 0.0, || {
         format!("\"router_jitter_noise\" is {}", config.router_jitter_noise)
     })?;
-    let tensors = ExpertTensors { projections: ["w1", "w3", "w2"], ..ExpertTensors::in_block(moe) };
-    let (hidden, normalize) = (config.body.hidden_size, false);
-    let mut part = config.moe.feed_forward_with(&tensors, moe, layer, hidden, normalize)?;
+    let experts = ExpertTensors { projections: ["w1", "w3", "w2"], ..ExpertTensors::in_block(moe) };
+    let style = SoftmaxStyle { router: "gate", experts, normalize: false };
+    let mut part = config.moe.feed_forward_with(&style, moe, layer, config.body.hidden_size)?;
     if let FeedForwardBlueprint::Moe(moe) = &mut part {
         moe.router.scoring = Scoring::SparseMixer { band };
     }

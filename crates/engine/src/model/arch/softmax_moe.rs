@@ -34,6 +34,14 @@ pub(super) struct SoftmaxMoe {
     mlp_layer_types: Option<Vec<String>>,
 }
 
+/// How a family names the parts, and how it weighs experts.
+pub(super) struct SoftmaxStyle<'a> {
+    pub(super) router: &'static str,
+    pub(super) experts: ExpertTensors<'a>,
+    /// Whether the weights of a token's experts are scaled to a sum of one.
+    pub(super) normalize: bool,
+}
+
 impl SoftmaxMoe {
     /// Whether layer `layer` has experts, in a model that has any.
     fn is_sparse(&self, source: &dyn TensorSource, layer: usize) -> Result<bool, Error> {
@@ -60,17 +68,22 @@ impl SoftmaxMoe {
         hidden: usize,
         normalize: bool,
     ) -> Result<FeedForwardBlueprint, Error> {
-        self.feed_forward_with(&ExpertTensors::in_block(mlp), mlp, layer, hidden, normalize)
+        let experts = ExpertTensors::in_block(mlp);
+        self.feed_forward_with(
+            &SoftmaxStyle { router: "gate", experts, normalize },
+            mlp,
+            layer,
+            hidden,
+        )
     }
 
-    /// As [`SoftmaxMoe::feed_forward`], with experts of other names.
+    /// As [`SoftmaxMoe::feed_forward`], in the style of a family.
     pub(super) fn feed_forward_with(
         &self,
-        tensors: &ExpertTensors<'_>,
+        style: &SoftmaxStyle<'_>,
         mlp: &Scope<'_>,
         layer: usize,
         hidden: usize,
-        normalize: bool,
     ) -> Result<FeedForwardBlueprint, Error> {
         let require = Require(mlp.source);
         let count = match self.is_sparse(mlp.source, layer)? {
@@ -105,13 +118,13 @@ impl SoftmaxMoe {
                 scale: 1.0,
             })
         });
-        let router = mlp.linear("gate", sizes.count, hidden)?;
+        let router = mlp.linear(style.router, sizes.count, hidden)?;
         let moe = MoeBlueprint {
             router: RouterBlueprint {
-                normalize,
+                normalize: style.normalize,
                 ..RouterBlueprint::softmax(router, self.num_experts_per_tok)
             },
-            experts: experts(tensors, sizes)?,
+            experts: experts(&style.experts, sizes)?,
             activation: Activation::SwiGlu,
             experts_norm: None,
             experts_post_norm: None,

@@ -24,6 +24,8 @@ enum LinearBiases {
     Attention,
     /// The same, if `attention_bias` is set.
     AttentionIfSet,
+    /// All and LayerNorms, but no routers and experts.
+    NoExperts,
     All,
 }
 
@@ -100,6 +102,21 @@ const EXPORTS: &[Export] = &[
         ..COMMON
     },
     Export {
+        model_types: &["sarvam_moe"],
+        embedding: "word_embeddings",
+        // As GROUPED's; its router is a linear layer.
+        growth: GROUPED.growth,
+        ..COMMON
+    },
+    Export {
+        model_types: &["cohere2_moe"],
+        // Four shared experts; shared and routed ones are halved.
+        growth: Growth { mixer: 0.39, experts: 0.4 },
+        // The norm that the router shares with attention keeps the lead.
+        values_have_lead: false,
+        ..COMMON
+    },
+    Export {
         model_types: &["deepseek_v2"],
         growth: Growth { mixer: 0.4, experts: 0.3 },
         ..GROUPED
@@ -118,8 +135,21 @@ const EXPORTS: &[Export] = &[
         growth: Growth { mixer: 0.4, experts: 0.65 },
         ..GROUPED
     },
-    // Its router is a linear layer, unlike those of GROUPED.
-    Export { model_types: &["ernie4_5_moe"], growth: GROUPED.growth, ..COMMON },
+    // Their routers are linear layers, unlike those of GROUPED.
+    Export { model_types: &["ernie4_5_moe", "hunyuan_v1_moe"], growth: GROUPED.growth, ..COMMON },
+    Export {
+        model_types: &["mixtral"],
+        // A token has few experts.
+        growth: Growth { mixer: 0.39, experts: 0.3 },
+        ..COMMON
+    },
+    Export {
+        model_types: &["phimoe"],
+        biases: LinearBiases::NoExperts,
+        // A token has few experts, and their weights are not normalized.
+        growth: Growth { mixer: 0.39, experts: 0.6 },
+        ..COMMON
+    },
     Export { model_types: &["glm4_moe"], biases: LinearBiases::AttentionIfSet, ..GROUPED },
     Export {
         model_types: &["laguna", "step3p5"],
@@ -193,6 +223,7 @@ impl Export {
                 LinearBiases::No => false,
                 LinearBiases::Attention => is_attention,
                 LinearBiases::AttentionIfSet => is_attention && text["attention_bias"] == true,
+                LinearBiases::NoExperts => !linear.contains(".block_sparse_moe."),
                 LinearBiases::All => true,
             };
         }

@@ -32,6 +32,9 @@ const UNPRINTED: f32 = -0.5;
 /// Weight of the lead in the last norm for tied embeddings, which gives the same difference of
 /// logits.
 const TIED_NORM: f32 = 0.625;
+/// Most that the other channels add to a logit of tied embeddings, as a standard deviation.
+/// Unscaled embeddings are so large that they would outweigh the lead.
+const TIED_SPREAD: f32 = 1.2;
 
 /// Standard deviation of the other embedding channels. Smaller than the output of the first mixer,
 /// so that a token's experts depend on its context, not on the token alone.
@@ -91,6 +94,13 @@ fn leading_norm(lead: f32) -> ModuleKind {
     ModuleKind::Plain { scalar: Scalar::BF16, low: 0.9, high: 1.1, lead: Lead::Same(lead) }
 }
 
+/// The values of the last norm for tied embeddings, which the model multiplies by `scale`.
+fn tied_norm(hidden: usize, scale: f32) -> ModuleKind {
+    let size = (TIED_SPREAD * scale / (EMBEDDING * (hidden as f32).sqrt())).min(1.0);
+    let (low, high, lead) = (0.9 * size, 1.1 * size, Lead::Same(TIED_NORM * scale));
+    ModuleKind::Plain { scalar: Scalar::BF16, low, high, lead }
+}
+
 /// The modules of a model, in the order of the files.
 pub(super) struct ModuleList<'a> {
     blueprint: &'a Blueprint,
@@ -129,8 +139,9 @@ impl<'a> ModuleList<'a> {
                 Lead::Ranges { ranges: vec![(byte_tokenizer::PRINTABLE, 0.0)], rest: UNPRINTED };
             self.push(head.segments.first(), ModuleKind::Linear { quant, gain: 1.0, lead });
         } else {
-            self.stream_norm(norm, leading_norm(TIED_NORM * scale));
+            self.stream_norm(norm, tied_norm(*hidden, *scale));
         }
+        self.bias(&self.blueprint.head_bias);
         self.modules
     }
 
@@ -140,9 +151,11 @@ impl<'a> ModuleList<'a> {
         let is_mixer = |part: &&SubBlockBlueprint| matches!(part.body, BodyBlueprint::Mixer(_));
         let (mixers, feed_forwards): (Vec<_>, Vec<_>) = layer.sub_blocks.iter().partition(is_mixer);
         let has_post_norms = layer.sub_blocks.iter().any(|part| part.post_norm.is_some());
-        self.input_norms(&mixers);
+        let shares_norm = |part: &SubBlockBlueprint| matches!(part.input, SubBlockInput::Previous);
+        let is_shared = feed_forwards.iter().any(|part| shares_norm(part));
+        self.input_norms(&mixers, is_shared);
         if !has_post_norms {
-            self.input_norms(&feed_forwards);
+            self.input_norms(&feed_forwards, false);
         }
         for part in &mixers {
             self.body(i, &part.body);
@@ -154,7 +167,7 @@ impl<'a> ModuleList<'a> {
             self.vector(&part.scale, uniform(0.98, 1.02));
         }
         if has_post_norms {
-            self.input_norms(&feed_forwards);
+            self.input_norms(&feed_forwards, false);
         }
         for part in &feed_forwards {
             self.body(i, &part.body);
@@ -166,13 +179,13 @@ impl<'a> ModuleList<'a> {
         }
     }
 
-    fn input_norms(&mut self, parts: &[&SubBlockBlueprint]) {
+    fn input_norms(&mut self, parts: &[&SubBlockBlueprint], is_shared: bool) {
         for part in parts {
             let SubBlockInput::Residual { norm } = &part.input else { continue };
             match part.body {
                 // Without the lead: mixers average over tokens, which would leave little else.
-                BodyBlueprint::Mixer(_) => self.stream_norm(norm, leading_norm(0.0)),
-                BodyBlueprint::FeedForward(_) => self.stream_norm(norm, uniform(0.9, 1.1)),
+                BodyBlueprint::Mixer(_) if !is_shared => self.stream_norm(norm, leading_norm(0.0)),
+                _ => self.stream_norm(norm, uniform(0.9, 1.1)),
             }
         }
     }

@@ -20,7 +20,13 @@ pub(super) const ARCHITECTURES: [GgufArchitecture; 9] = [
         config: afmoe,
         ..PLAIN
     },
-    GgufArchitecture { name: "cohere2moe", rows: &[SHARED_EXPERTS], config: cohere2_moe, ..PLAIN },
+    GgufArchitecture {
+        name: "cohere2moe",
+        model_types: &["cohere2_moe"],
+        rows: &[SHARED_EXPERTS],
+        config: cohere2_moe,
+        ..PLAIN
+    },
     GgufArchitecture {
         name: "exaone-moe",
         model_types: &["exaone_moe"],
@@ -52,12 +58,18 @@ pub(super) const ARCHITECTURES: [GgufArchitecture; 9] = [
     GgufArchitecture { name: "mellum", model_types: &["mellum"], config: mellum, ..PLAIN },
     GgufArchitecture {
         name: "mimo2",
-        model_types: &["mimo_v2_flash"],
+        model_types: &["mimo_v2_flash", "mimo_v2"],
         rows: &[MIMO_V2],
         config: mimo_v2_flash,
         ..PLAIN
     },
-    GgufArchitecture { name: "step35", rows: &[STEP], config: step3p5, ..PLAIN },
+    GgufArchitecture {
+        name: "step35",
+        model_types: &["step3p5"],
+        rows: &[STEP],
+        config: step3p5,
+        ..PLAIN
+    },
 ];
 
 /// A gate beside the queries, and norms after the parts.

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::base::error::Error;
 
-pub(super) const ARCHITECTURES: [GgufArchitecture; 13] = [
+pub(super) const ARCHITECTURES: [GgufArchitecture; 14] = [
     GgufArchitecture {
         name: "bailingmoe",
         model_types: &["bailing_moe"],
@@ -24,7 +24,7 @@ pub(super) const ARCHITECTURES: [GgufArchitecture; 13] = [
     },
     GgufArchitecture {
         name: "bailingmoe2",
-        model_types: &["bailing_moe_v2"],
+        model_types: &["bailing_moe_v2", "sarvam_moe"],
         rows: &[BAILING, SHARED_EXPERTS],
         config: bailing_moe_v2,
         ..PLAIN
@@ -38,6 +38,7 @@ pub(super) const ARCHITECTURES: [GgufArchitecture; 13] = [
     },
     GgufArchitecture {
         name: "ernie4_5-moe",
+        model_types: &["ernie4_5_moe"],
         rows: &[ERNIE, SHARED_EXPERTS],
         config: ernie4_5_moe,
         ..PLAIN
@@ -50,7 +51,16 @@ pub(super) const ARCHITECTURES: [GgufArchitecture; 13] = [
         ..PLAIN
     },
     GgufArchitecture {
+        name: "granitemoe",
+        model_types: &["granitemoe"],
+        rows: &[GRANITE, BLOCK_SPARSE],
+        pairs_adjacent: true,
+        config: granitemoe,
+        ..PLAIN
+    },
+    GgufArchitecture {
         name: "hunyuan-moe",
+        model_types: &["hunyuan_v1_moe"],
         rows: &[HUNYUAN, SHARED_MLP],
         config: hunyuan_v1_moe,
         ..PLAIN
@@ -64,6 +74,7 @@ pub(super) const ARCHITECTURES: [GgufArchitecture; 13] = [
     },
     GgufArchitecture {
         name: "llama",
+        model_types: &["mixtral"],
         rows: &[BLOCK_SPARSE],
         pairs_adjacent: true,
         config: mixtral,
@@ -77,7 +88,13 @@ pub(super) const ARCHITECTURES: [GgufArchitecture; 13] = [
         ..PLAIN
     },
     GgufArchitecture { name: "olmoe", model_types: &["olmoe"], config: olmoe, ..PLAIN },
-    GgufArchitecture { name: "phimoe", rows: &[BLOCK_SPARSE], config: phimoe, ..PLAIN },
+    GgufArchitecture {
+        name: "phimoe",
+        model_types: &["phimoe"],
+        rows: &[BLOCK_SPARSE],
+        config: phimoe,
+        ..PLAIN
+    },
     GgufArchitecture {
         name: "qwen2moe",
         model_types: &["qwen2_moe"],
@@ -100,6 +117,8 @@ const BAILING: &[NameRow] = &[
 ];
 
 const ERNIE: &[NameRow] = &[row("exp_probs_b.bias", "mlp.moe_statics.e_score_correction_bias")];
+
+const GRANITE: &[NameRow] = &[row("ffn_gate_inp", "block_sparse_moe.router.layer")];
 
 const HUNYUAN: &[NameRow] = &[
     row("attn_q_norm", "self_attn.query_layernorm"),
@@ -155,7 +174,7 @@ fn bailing_moe(keys: &Keys<'_>) -> Result<Config, Error> {
     Ok(config)
 }
 
-/// Ling-mini and Ling-flash 2.0.
+/// Ling-mini and Ling-flash 2.0, Sarvam.
 fn bailing_moe_v2(keys: &Keys<'_>) -> Result<Config, Error> {
     let mut config = grouped(keys, "bailing_moe_v2")?;
     let has_bias = keys.tensors.keys().any(|name| name.ends_with(".exp_probs_b.bias"));
@@ -183,6 +202,30 @@ fn ernie4_5_moe(keys: &Keys<'_>) -> Result<Config, Error> {
         "moe_layer_start_index": keys.integer("leading_dense_block_count")?.unwrap_or(0),
         "moe_layer_interval": keys.integer("interleave_moe_layer_step")?,
         "moe_layer_end_index": sparse.iter().rposition(|sparse| *sparse == 1),
+    });
+    add(&mut config, entries);
+    Ok(config)
+}
+
+/// Constant factors on the embedding, the scores, each sub-block and the logits.
+fn granitemoe(keys: &Keys<'_>) -> Result<Config, Error> {
+    let shared = "expert_shared_feed_forward_length";
+    if let Some(width) = keys.uniform(shared)?.filter(|width| *width > 0) {
+        return Err(keys.problem(shared, &format!("is {width}: shared experts are not read")));
+    }
+    let mut config = keys.body("granitemoe")?;
+    keys.heads(&mut config)?;
+    let factor = |name: &str| keys.number(name)?.ok_or_else(|| keys.missing(name));
+    let entries = json!({
+        // Of one expert.
+        "intermediate_size": keys.uniform_size("feed_forward_length")?,
+        "num_local_experts": keys.size("expert_count")?,
+        "num_experts_per_tok": keys.size("expert_used_count")?,
+        "embedding_multiplier": factor("embedding_scale")?,
+        "attention_multiplier": factor("attention.scale")?,
+        "residual_multiplier": factor("residual_scale")?,
+        // A divisor.
+        "logits_scaling": factor("logit_scale")?,
     });
     add(&mut config, entries);
     Ok(config)

@@ -14,6 +14,7 @@ pub(in crate::tools::synth) enum KeyValue {
     Text(String),
     Texts(Vec<String>),
     I32s(Vec<i32>),
+    F32s(Vec<f32>),
     Bools(Vec<bool>),
 }
 
@@ -39,21 +40,22 @@ const fn number(config: &'static [&'static str], gguf: &'static str) -> NumberRo
 }
 
 /// Numbers that configs name.
-const NUMBERS: [NumberRow; 25] = [
+const NUMBERS: [NumberRow; 26] = [
     number(&["num_hidden_layers"], "block_count"),
     number(&["max_position_embeddings"], "context_length"),
     number(&["hidden_size"], "embedding_length"),
-    number(&["intermediate_size"], "feed_forward_length"),
+    number(&["prefix_dense_intermediate_size", "intermediate_size"], "feed_forward_length"),
     number(&["vocab_size"], "vocab_size"),
     number(&["num_attention_heads"], "attention.head_count"),
-    number(&["num_experts", "n_routed_experts", "num_local_experts"], "expert_count"),
-    number(&["num_experts_per_tok", "top_k_experts"], "expert_used_count"),
+    number(EXPERTS, "expert_count"),
+    number(TOP_K, "expert_used_count"),
     number(&["moe_intermediate_size", "intermediate_size"], "expert_feed_forward_length"),
     number(SHARED_WIDTH, "expert_shared_feed_forward_length"),
-    number(&["n_shared_experts", "num_shared_experts"], "expert_shared_count"),
+    number(SHARED_EXPERTS, "expert_shared_count"),
     number(&["n_group"], "expert_group_count"),
     number(&["topk_group"], "expert_group_used_count"),
     number(DENSE_LAYERS, "leading_dense_block_count"),
+    number(&["moe_layer_interval"], "interleave_moe_layer_step"),
     number(&["sliding_window"], "attention.sliding_window"),
     number(&["q_lora_rank"], "attention.q_lora_rank"),
     number(&["kv_lora_rank"], "attention.kv_lora_rank"),
@@ -67,12 +69,21 @@ const NUMBERS: [NumberRow; 25] = [
     number(&["full_attention_interval"], "full_attention_interval"),
 ];
 
+const EXPERTS: &[&str] =
+    &["num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"];
+
+const TOP_K: &[&str] = &["num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k", "moe_top_k"];
+
+const SHARED_EXPERTS: &[&str] =
+    &["n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts"];
+
 /// Size of a shared expert, where configs name it.
 const SHARED_WIDTH: &[&str] =
     &["shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"];
 
 /// Number of dense layers before the first one with experts, where configs name it.
-const DENSE_LAYERS: &[&str] = &["first_k_dense_replace", "num_dense_layers"];
+const DENSE_LAYERS: &[&str] =
+    &["first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"];
 
 /// The code of `expert_gating_func` for sigmoid.
 const SIGMOID: u32 = 2;
@@ -94,6 +105,11 @@ pub(super) fn model_keys(prefix: &str, config: &Value, blueprint: &Blueprint) ->
         }
     }
     keys.float(&["rms_norm_eps", "layernorm_epsilon"], "attention.layer_norm_rms_epsilon");
+    keys.float(&["layer_norm_eps"], "attention.layer_norm_epsilon");
+    keys.float(&["logit_scale", "logits_scaling"], "logit_scale");
+    keys.float(&["embedding_multiplier"], "embedding_scale");
+    keys.float(&["attention_multiplier"], "attention.scale");
+    keys.float(&["residual_multiplier"], "residual_scale");
     keys.float(&["final_logit_softcapping"], "final_logit_softcapping");
     keys.float(&["attention_value_scale"], "attention.value_scale");
     keys.rope();
@@ -119,8 +135,14 @@ impl ModelKeys<'_> {
         self.push(key, value);
     }
 
+    /// An integer, or the one that all layers have.
     fn integer(&self, name: &str) -> Option<u32> {
-        u32::try_from(self.config[name].as_u64()?).ok()
+        let all = match &self.config[name] {
+            Value::Array(all) => all.as_slice(),
+            one => std::slice::from_ref(one),
+        };
+        let first = all.first().filter(|first| all.iter().all(|n| n == *first))?;
+        u32::try_from(first.as_u64()?).ok()
     }
 
     /// An integer, or 0.
@@ -162,11 +184,15 @@ impl ModelKeys<'_> {
         let parameters = &self.config["rope_parameters"];
         let full = parameters.get("full_attention").unwrap_or(parameters);
         let base = self.config["rope_theta"].as_f64().or(full["rope_theta"].as_f64());
-        let base = base.unwrap_or(10_000.0) as f32;
+        let base = base.or(self.layer_theta(false)).unwrap_or(10_000.0);
         let swa = parameters["sliding_attention"]["rope_theta"].as_f64();
-        let swa = swa.or(self.config["swa_rope_theta"].as_f64());
+        let swa = swa.or(self.config["swa_rope_theta"].as_f64()).or(self.layer_theta(true));
         let sections = parameters["mrope_section"].as_array().cloned();
-        self.push("rope.freq_base", KeyValue::F32(base));
+        // The converter puts this scaling into the base.
+        let width = self.attentions().next().map_or(0.0, |gqa| gqa.shape.head_dim as f64);
+        let alpha = self.config["rope_scaling"]["alpha"].as_f64();
+        let base = base * alpha.map_or(1.0, |alpha| alpha.powf(width / (width - 2.0)));
+        self.push("rope.freq_base", KeyValue::F32(base as f32));
         if let Some(base) = swa {
             self.push("rope.freq_base_swa", KeyValue::F32(base as f32));
         }
@@ -181,8 +207,19 @@ impl ModelKeys<'_> {
         };
         let kind = scaling.get("rope_type").or_else(|| scaling.get("type"));
         let kind = kind.and_then(Value::as_str);
-        let Some(kind) = kind.filter(|kind| ["linear", "yarn"].contains(kind)) else { return };
         let get = |name: &str| scaling[name].as_f64().map(|x| x as f32);
+        if let (Some("longrope"), Some(original), Some(positions)) = (
+            kind,
+            get("original_max_position_embeddings"),
+            self.config["max_position_embeddings"].as_f64(),
+        ) {
+            // The divisors are tensors.
+            let factor = (1.0 + (positions as f32 / original).ln() / original.ln()).sqrt();
+            let key = "rope.scaling.original_context_length";
+            self.push(key, KeyValue::U32(original as u32));
+            self.push("rope.scaling.attn_factor", KeyValue::F32(factor));
+        }
+        let Some(kind) = kind.filter(|kind| ["linear", "yarn"].contains(kind)) else { return };
         let numbers = [
             ("factor", "rope.scaling.factor"),
             ("attention_factor", "rope.scaling.yarn_attn_factor"),
@@ -204,6 +241,12 @@ impl ModelKeys<'_> {
         if let Some(multiplier) = multiplier {
             self.push("rope.scaling.yarn_log_multiplier", KeyValue::F32(multiplier));
         }
+    }
+
+    /// RoPE's base of the first layer that has a window or has none, of a list for each layer.
+    fn layer_theta(&self, slides: bool) -> Option<f64> {
+        let layer = self.attentions().position(|gqa| gqa.shape.window.is_some() == slides)?;
+        self.config["rope_theta"].get(layer)?.as_f64()
     }
 
     /// Widths of latent attention, and of its heads.
@@ -232,7 +275,7 @@ impl ModelKeys<'_> {
             self.two_kinds_of_heads(width, kv);
             return;
         }
-        if self.is(&["laguna", "mimo2"]) {
+        if self.is(&["laguna", "mimo2", "step35"]) {
             self.heads_by_layer();
             return;
         }
@@ -301,6 +344,10 @@ impl ModelKeys<'_> {
         self.push("attention.head_count_kv", kv_heads);
         self.push("attention.key_length", keys);
         self.push("attention.value_length", values);
+        // llama.cpp halves the rotated part of Step's full layers itself.
+        if self.is(&["step35"]) {
+            return;
+        }
         for (key, rotated) in
             ["rope.dimension_count", "rope.dimension_count_swa"].into_iter().zip(rotated)
         {
@@ -315,7 +362,7 @@ impl ModelKeys<'_> {
         if scoring == Scoring::Sigmoid {
             self.push("expert_gating_func", KeyValue::U32(SIGMOID));
         }
-        let is_normed = ["norm_topk_prob", "route_norm"]
+        let is_normed = ["norm_topk_prob", "route_norm", "norm_expert_weight"]
             .iter()
             .find_map(|name| self.config[*name].as_bool())
             .or_else(|| self.is(&["laguna"]).then_some(normalize));
@@ -326,13 +373,16 @@ impl ModelKeys<'_> {
             "routed_scaling_factor",
             "router_scaling_factor",
             "moe_routed_scaling_factor",
+            "moe_router_scaling_factor",
             "route_scale",
         ];
         self.float(&factors, "expert_weights_scale");
         if dense > 0 && self.first_integer(DENSE_LAYERS).is_none() {
             self.push("leading_dense_block_count", KeyValue::U32(dense as u32));
         }
-        if let Some(width) = shared.filter(|_| self.is(&["hy_v3"])) {
+        if let Some(width) =
+            shared.filter(|_| self.is(&["hy_v3", "hunyuan-moe", "cohere2moe", "step35"]))
+        {
             self.push("expert_shared_feed_forward_length", KeyValue::U32(width));
         }
     }
@@ -349,6 +399,13 @@ impl ModelKeys<'_> {
         }
         if let Some(full) = self.layer_flags("indexer_types", "full") {
             self.push("attention.indexer.types", KeyValue::Bools(full));
+        }
+        for (list, key) in
+            [("swiglu_limits", "swiglu_clamp_exp"), ("swiglu_limits_shared", "swiglu_clamp_shexp")]
+        {
+            let Some(limits) = self.config[list].as_array() else { continue };
+            let limits = limits.iter().map(|limit| limit.as_f64().unwrap_or(0.0) as f32);
+            self.push(key, KeyValue::F32s(limits.collect()));
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Synthetic GGUF files: the same random models with block types of ggml, under the names and with
 //! the metadata of llama.cpp.
 
+mod divisors;
 mod metadata;
 mod recipe;
 mod writer;
@@ -58,13 +59,22 @@ pub(super) fn plan_gguf(options: &Options, recipe: GgufRecipe) -> Result<GgufPla
     })?;
     let export = Export::of(model_type);
     let is_fused = architecture.name == "gemma4";
+    let is_step = architecture.name == "step35";
     let has = |tensor: &str| match tensor {
         _ if tensor.ends_with(".embed_tokens.weight") => tensor == "model.embed_tokens.weight",
         _ if tensor.ends_with(".gate_up_proj") => is_fused,
+        // Its router says that experts are beside the MLP.
+        _ if tensor.contains(".moe.") => is_step && tensor.ends_with(".moe.gate.weight"),
         // Names that only exports of MLX have, or only the Hub.
-        _ if [".in_proj_qkvz.", ".query_key_value.", ".gate.proj.", ".gate.gate_proj."]
-            .iter()
-            .any(|part| tensor.contains(part)) =>
+        _ if [
+            ".in_proj_qkvz.",
+            ".query_key_value.",
+            ".qkv_proj.",
+            ".gate.proj.",
+            ".gate.gate_proj.",
+        ]
+        .iter()
+        .any(|part| tensor.contains(part)) =>
         {
             false
         }
@@ -89,9 +99,7 @@ pub(super) fn plan_gguf(options: &Options, recipe: GgufRecipe) -> Result<GgufPla
     for module in modules {
         tensors.push(types.tensor(architecture, module)?);
     }
-    if is_fused {
-        tensors.push(rope_divisors(text, options.seed));
-    }
+    tensors.extend(divisors::tensors(architecture.name, text, &blueprint));
     let mut keys = KeyList::default();
     keys.push("general.architecture", KeyValue::Text(architecture.name.into()));
     keys.push("general.type", KeyValue::Text("model".into()));
@@ -189,16 +197,4 @@ impl TensorTypes {
 fn uniform(scalar: Scalar, low: f32, high: f32, cols: u64, lead: Lead) -> TensorValues {
     let cols = cols.max(AFFINE_GROUP as u64);
     TensorValues::Uniform { scalar, low, high, cols, lead }
-}
-
-/// Divisors of the frequencies of full layers: next to infinite for pairs that are not rotated.
-fn rope_divisors(text: &Value, seed: u64) -> SynthTensor {
-    let width = text["global_head_dim"].as_u64().or(text["head_dim"].as_u64()).unwrap_or(0);
-    let full = &text["rope_parameters"]["full_attention"];
-    let share = full["partial_rotary_factor"].as_f64().unwrap_or(1.0);
-    let name = "rope_freqs.weight".to_owned();
-    let values = TensorValues::Steps { ones: (width as f64 / 2.0 * share) as u64 };
-    let stream = RandomStream::new(seed, &name);
-    let shape = vec![width / 2];
-    SynthTensor { name, dtype: Scalar::F32.name(), shape, bytes: width * 2, values, stream }
 }

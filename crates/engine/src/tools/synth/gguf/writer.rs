@@ -12,7 +12,7 @@ use super::{
     plan_gguf,
 };
 #[cfg(test)]
-use super::{SynthTensor, metadata::KeyList};
+use super::{SynthTensor, TensorValues, metadata::KeyList};
 use crate::{base::error::Error, checkpoint::gguf::types::type_number};
 
 /// Name of the file.
@@ -92,6 +92,9 @@ impl HeaderBytes {
             KeyValue::I32s(numbers) => {
                 self.array(I32, numbers, |bytes, n| bytes.u32(n.cast_unsigned()));
             }
+            KeyValue::F32s(numbers) => {
+                self.array(F32, numbers, |bytes, x| bytes.u32(x.to_bits()));
+            }
             KeyValue::Bools(flags) => {
                 self.array(BOOL, flags, |bytes, flag| bytes.0.push(u8::from(*flag)));
             }
@@ -123,6 +126,23 @@ impl GgufPlan {
     pub(in crate::tools::synth) fn file_bytes(&self) -> u64 {
         let padded = |tensor: &SynthTensor| tensor.bytes.next_multiple_of(ALIGNMENT);
         self.header().len() as u64 + self.tensors.iter().map(padded).sum::<u64>()
+    }
+
+    /// The header, and tensors that are no random weights, with their places in the file.
+    #[cfg(test)]
+    pub(in crate::tools::synth) fn fixed_parts(&self) -> Vec<(u64, Vec<u8>)> {
+        let header = self.header();
+        let mut place = header.len() as u64;
+        let mut parts = vec![(0, header)];
+        for tensor in &self.tensors {
+            if let TensorValues::Numbers(_) = &tensor.values {
+                let mut bytes = vec![0; tensor.bytes as usize];
+                tensor.values.fill(tensor.stream, 0, &mut bytes);
+                parts.push((place, bytes));
+            }
+            place += tensor.bytes.next_multiple_of(ALIGNMENT);
+        }
+        parts
     }
 
     /// All bytes before the first tensor.

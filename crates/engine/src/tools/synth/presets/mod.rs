@@ -4,6 +4,7 @@ mod deepseek;
 mod glm;
 mod others;
 mod qwen;
+mod softmax;
 
 use serde_json::Value;
 
@@ -41,6 +42,18 @@ const PRESETS: &[Preset] = &[
         make: others::granite_3_1_3b_a800m,
     },
     Preset {
+        name: "olmoe-1b-7b",
+        description: "OLMoE-1B-7B: 16 layers of attention, 64 experts, 8 per token; 4 GB",
+        sizes: PresetSizes { parameters: 6.92, active: 1.18, expert_mb: 3.54 },
+        make: softmax::olmoe_1b_7b,
+    },
+    Preset {
+        name: "mellum-2-12b-a2.5b",
+        description: "Mellum2-12B-A2.5B: 28 layers, 3 of 4 sliding, 64 experts, 8 per token; 7 GB",
+        sizes: PresetSizes { parameters: 12.15, active: 2.21, expert_mb: 3.48 },
+        make: softmax::mellum_2_12b_a2_5b,
+    },
+    Preset {
         name: "deepseek-v2-lite",
         description: "DeepSeek-V2-Lite: 27 layers of latent attention, 1 dense, 64 experts, 6 per token; 9 GB",
         sizes: PresetSizes { parameters: 15.7, active: 2.4, expert_mb: 4.87 },
@@ -57,6 +70,12 @@ const PRESETS: &[Preset] = &[
         description: "gpt-oss-20b: 24 layers, every other one sliding, 32 experts in MXFP4, 4 per token; 12 GB",
         sizes: PresetSizes { parameters: 20.9, active: 3.6, expert_mb: 13.2 },
         make: others::gpt_oss_20b,
+    },
+    Preset {
+        name: "ernie-4.5-21b-a3b",
+        description: "ERNIE-4.5-21B-A3B: 28 layers of attention, 1 dense, 64 experts, 6 per token; 12 GB",
+        sizes: PresetSizes { parameters: 21.8, active: 3.35, expert_mb: 6.64 },
+        make: softmax::ernie_4_5_21b_a3b,
     },
     Preset {
         name: "gemma-4-26b-a4b",
@@ -83,6 +102,12 @@ const PRESETS: &[Preset] = &[
         make: qwen::qwen3_30b_a3b,
     },
     Preset {
+        name: "sarvam-30b",
+        description: "Sarvam-30B: 19 layers of attention, 1 dense, 128 experts, 6 per token; 18 GB",
+        sizes: PresetSizes { parameters: 32.15, active: 3.43, expert_mb: 7.08 },
+        make: others::sarvam_30b,
+    },
+    Preset {
         name: "laguna-xs",
         description: "Laguna-XS-2.1: 40 layers, 3 of 4 sliding, 1 dense, 256 experts, 8 per token; 19 GB",
         sizes: PresetSizes { parameters: 33.4, active: 2.8, expert_mb: 1.77 },
@@ -95,6 +120,18 @@ const PRESETS: &[Preset] = &[
         make: qwen::qwen3_6_35b_a3b,
     },
     Preset {
+        name: "phi-3.5-moe",
+        description: "Phi-3.5-MoE: 32 layers of attention, 16 experts, 2 per token; 24 GB",
+        sizes: PresetSizes { parameters: 41.9, active: 6.5, expert_mb: 44.24 },
+        make: softmax::phi_3_5_moe,
+    },
+    Preset {
+        name: "mixtral-8x7b",
+        description: "Mixtral-8x7B: 32 layers of attention, 8 experts, 2 per token; 26 GB",
+        sizes: PresetSizes { parameters: 46.7, active: 12.75, expert_mb: 99.09 },
+        make: softmax::mixtral_8x7b,
+    },
+    Preset {
         name: "qwen2-57b-a14b",
         description: "Qwen2-57B-A14B: 28 layers of attention, 64 experts, 8 per token; 32 GB",
         sizes: PresetSizes { parameters: 57.4, active: 13.7, expert_mb: 15.48 },
@@ -105,6 +142,12 @@ const PRESETS: &[Preset] = &[
         description: "Qwen3-Next-80B-A3B: 48 layers, 3 of 4 delta-net, 512 experts, 10 per token; 45 GB",
         sizes: PresetSizes { parameters: 79.7, active: 3.6, expert_mb: 1.77 },
         make: qwen::qwen3_next_80b_a3b,
+    },
+    Preset {
+        name: "hunyuan-a13b",
+        description: "Hunyuan-A13B: 32 layers of attention, 64 experts, 8 per token; 45 GB",
+        sizes: PresetSizes { parameters: 80.4, active: 12.75, expert_mb: 21.23 },
+        make: softmax::hunyuan_a13b,
     },
     Preset {
         name: "solar-open-100b",
@@ -149,6 +192,12 @@ const PRESETS: &[Preset] = &[
         make: others::step_3_5_flash,
     },
     Preset {
+        name: "command-a-plus",
+        description: "Command-A+: 32 layers, 3 of 4 sliding, 128 experts, 8 per token; 123 GB",
+        sizes: PresetSizes { parameters: 218.0, active: 25.0, expert_mb: 28.31 },
+        make: others::command_a_plus,
+    },
+    Preset {
         name: "minimax-m2",
         description: "MiniMax-M2: 62 layers of attention, 256 experts, 8 per token; 129 GB",
         sizes: PresetSizes { parameters: 229.0, active: 10.4, expert_mb: 7.96 },
@@ -177,6 +226,12 @@ const PRESETS: &[Preset] = &[
         description: "MiMo-V2-Flash: 48 layers, 39 of them sliding, 1 dense, 256 experts, 8 per token; 174 GB",
         sizes: PresetSizes { parameters: 309.0, active: 14.8, expert_mb: 14.16 },
         make: others::mimo_v2_flash,
+    },
+    Preset {
+        name: "mimo-v2.5",
+        description: "MiMo-V2.5: 48 layers, 39 of them sliding, 1 dense, 256 experts, 8 per token; 174 GB",
+        sizes: PresetSizes { parameters: 309.0, active: 14.8, expert_mb: 14.16 },
+        make: others::mimo_v2_5,
     },
     Preset {
         name: "glm-4.6",

@@ -1,5 +1,5 @@
-//! Configs of dots, EXAONE, Gemma, gpt-oss, Granite, Hy, Laguna, Ling, MiMo, MiniMax, Step and
-//! Trinity models.
+//! Configs of Command, dots, EXAONE, Gemma, gpt-oss, Granite, Hy, Laguna, Ling, MiMo, MiniMax,
+//! Sarvam, Step and Trinity models.
 
 use serde_json::{Value, json};
 
@@ -438,6 +438,100 @@ pub(super) fn mimo_v2_flash() -> Value {
         "use_cache": true,
         "v_head_dim": 128,
         "vocab_size": 152576
+    })
+}
+
+/// The language model only. The model of huggingface.co/XiaomiMiMo/MiMo-V2.5, not compared with its
+/// config.json.
+pub(super) fn mimo_v2_5() -> Value {
+    let fused = json!({
+        "architectures": ["MiMoV2ForCausalLM"],
+        "attention_projection_layout": "fused_qkv",
+        "max_position_embeddings": 1048576,
+        "model_type": "mimo_v2",
+        "rope_theta": 10000000
+    });
+    with(mimo_v2_flash(), fused)
+}
+
+/// The language model only. The sizes of huggingface.co/CohereLabs/command-a-plus-05-2026 as they
+/// are described; its config.json was not seen.
+pub(super) fn command_a_plus() -> Value {
+    json!({
+        "architectures": ["Cohere2MoeForCausalLM"],
+        "attention_bias": false,
+        "attention_dropout": 0.0,
+        "expert_selection_fn": "sigmoid",
+        "first_k_dense_replace": 0,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "initializer_range": 0.02,
+        "intermediate_size": 4096,
+        "layer_norm_eps": 1e-5,
+        "layer_types": pattern(32, 4, ["sliding_attention", "full_attention"]),
+        "logit_scale": 1.0,
+        "max_position_embeddings": 200000,
+        "model_type": "cohere2_moe",
+        "norm_topk_prob": true,
+        "num_attention_heads": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "num_shared_experts": 4,
+        "rope_scaling": null,
+        "rope_theta": 50000.0,
+        "shared_expert_combination_strategy": "average",
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+        "tie_word_embeddings": true,
+        "use_cache": true,
+        "vocab_size": 262144
+    })
+}
+
+/// Source: transformers, configuration_sarvam_moe.py, which has the sizes of
+/// huggingface.co/sarvamai/sarvam-30b.
+pub(super) fn sarvam_30b() -> Value {
+    json!({
+        "architectures": ["SarvamMoEForCausalLM"],
+        "attention_dropout": 0.0,
+        "first_k_dense_replace": 1,
+        "head_dim": 64,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "initializer_range": 0.006,
+        "intermediate_size": 8192,
+        "max_position_embeddings": 131072,
+        "model_type": "sarvam_moe",
+        "moe_intermediate_size": 1024,
+        "moe_router_enable_expert_bias": true,
+        "moe_router_enable_routed_scaling": true,
+        "moe_router_enable_shared_expert": true,
+        "moe_shared_expert_intermediate_size": 1024,
+        "n_group": 1,
+        "norm_topk_prob": true,
+        "num_attention_heads": 64,
+        "num_experts": 128,
+        "num_experts_per_tok": 6,
+        "num_hidden_layers": 19,
+        "num_key_value_heads": 4,
+        "num_shared_experts": 1,
+        "rms_norm_eps": 1e-6,
+        "rope_scaling": null,
+        "rope_theta": 8000000,
+        "routed_scaling_factor": 2.5,
+        "router_dtype": "fp32",
+        "score_function": "sigmoid",
+        "tie_word_embeddings": false,
+        "topk_group": 1,
+        "use_bias": false,
+        "use_cache": true,
+        "use_qk_norm": true,
+        "use_qkv_bias": false,
+        "use_rmsnorm": true,
+        "vocab_size": 262144
     })
 }
 

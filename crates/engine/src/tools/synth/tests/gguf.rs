@@ -1,6 +1,9 @@
 //! Synthetic GGUF files: they are the models of the presets, and run.
 
-use std::fs::File;
+use std::{
+    fs::File,
+    io::{Seek, SeekFrom},
+};
 
 use super::*;
 use crate::{
@@ -30,10 +33,13 @@ fn sizes(blueprint: &Blueprint) -> Vec<String> {
     all
 }
 
-/// The file of a plan without the bytes of tensors.
+/// The file of a plan without the bytes of random weights.
 fn sparse(plan: &GgufPlan, path: &Path) {
     let mut file = File::create(path).unwrap();
-    file.write_all(&plan.header()).unwrap();
+    for (place, bytes) in plan.fixed_parts() {
+        file.seek(SeekFrom::Start(place)).unwrap();
+        file.write_all(&bytes).unwrap();
+    }
     file.set_len(plan.file_bytes()).unwrap();
 }
 
@@ -41,11 +47,13 @@ fn sparse(plan: &GgufPlan, path: &Path) {
 fn files_have_the_shapes_of_presets() {
     let temp = tempfile::tempdir().unwrap();
     let path = temp.path().join("model.gguf");
-    let mut read = 0;
+    let mut unwritten = Vec::new();
     for preset in presets() {
         let options = Options::new(preset.config());
-        let Ok(planned) = plan_gguf(&options, recipe("q4_k_m")) else { continue };
-        read += 1;
+        let Ok(planned) = plan_gguf(&options, recipe("q4_k_m")) else {
+            unwritten.push(preset.name);
+            continue;
+        };
         sparse(&planned, &path);
         let checkpoint = Checkpoint::open(&path).unwrap();
         let blueprint = Blueprint::for_checkpoint(&checkpoint).unwrap();
@@ -65,7 +73,7 @@ fn files_have_the_shapes_of_presets() {
         };
         assert_eq!(routers(&blueprint), routers(&hub), "{name}");
     }
-    assert!(read >= 16, "{read} presets have GGUF files");
+    assert_eq!(unwritten, ["minimax-m3"]);
 }
 
 /// A small model whose rows are whole blocks of every type.

@@ -102,11 +102,8 @@ pub(super) enum TensorValues {
         /// Upper bound.
         high: f32,
     },
-    /// f32: some ones, then 1e30.
-    Steps {
-        /// Number of ones.
-        ones: u64,
-    },
+    /// f32, one by one.
+    Numbers(Vec<f32>),
     /// Uniform values between two bounds.
     Uniform {
         /// Element type.
@@ -220,10 +217,10 @@ impl TensorValues {
                     out.copy_from_slice(&value.to_le_bytes());
                 }
             }
-            TensorValues::Steps { ones } => {
-                for (i, out) in (offset / 4..).zip(out.chunks_exact_mut(4)) {
-                    let value: f32 = if i < *ones { 1.0 } else { 1e30 };
-                    out.copy_from_slice(&value.to_le_bytes());
+            TensorValues::Numbers(numbers) => {
+                let numbers = numbers.iter().skip(offset as usize / 4);
+                for (number, out) in numbers.zip(out.chunks_exact_mut(4)) {
+                    out.copy_from_slice(&number.to_le_bytes());
                 }
             }
             TensorValues::Uniform { scalar, low, high, cols, lead } => {

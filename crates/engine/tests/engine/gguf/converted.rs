@@ -1,0 +1,290 @@
+//! Metadata and tensors of a golden as llama.cpp's converter makes them, by the table of a family.
+
+use std::{collections::BTreeMap, fs};
+
+use safetensors::{Dtype, SafeTensors};
+
+use super::{
+    ARRAY, F32, I32, Pair, STRING, Tensor, U32, array, families::Family, number, pair, text,
+};
+use crate::common::{Golden, shards};
+
+/// A tensor of the golden in f32.
+struct Weights {
+    shape: Vec<usize>,
+    numbers: Vec<f32>,
+}
+
+impl Weights {
+    /// All weights of a golden, by name.
+    fn of(golden: &Golden) -> BTreeMap<String, Self> {
+        let mut all = BTreeMap::new();
+        for shard in shards(&golden.folder) {
+            let bytes = fs::read(golden.folder.join(shard)).unwrap();
+            for (name, view) in SafeTensors::deserialize(&bytes).unwrap().tensors() {
+                let numbers = match view.dtype() {
+                    Dtype::F32 => view
+                        .data()
+                        .chunks_exact(4)
+                        .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
+                        .collect(),
+                    Dtype::BF16 => view
+                        .data()
+                        .chunks_exact(2)
+                        .map(|b| f32::from_bits(u32::from_le_bytes([0, 0, b[0], b[1]])))
+                        .collect(),
+                    other => panic!("{name}: {other:?}"),
+                };
+                all.insert(name, Self { shape: view.shape().to_vec(), numbers });
+            }
+        }
+        all
+    }
+
+    /// Rows `first..first + count`, in the order that `from` gives.
+    fn rows(&self, count: usize, from: impl Fn(usize) -> usize) -> Self {
+        let width = self.numbers.len() / self.shape[0];
+        let row = |i| self.numbers[from(i) * width..][..width].to_vec();
+        let numbers = (0..count).flat_map(row).collect();
+        Self { shape: [&[count], &self.shape[1..]].concat(), numbers }
+    }
+
+    /// Each head's rows: `0, n/2, 1, n/2 + 1, ...` of `n`.
+    fn interleaved(&self, heads: usize) -> Self {
+        let (rows, n) = (self.shape[0], self.shape[0] / heads);
+        self.rows(rows, |i| i / n * n + i % n / 2 + i % 2 * (n / 2))
+    }
+
+    fn tensor(self, name: &str) -> Tensor {
+        let dims = self.shape.iter().rev().map(|n| *n as u64).collect();
+        let data = self.numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+        Tensor { name: name.into(), dims, kind: 0, data, offset: None }
+    }
+}
+
+/// Metadata of a family's file.
+pub(super) struct FamilyKeys(BTreeMap<&'static str, &'static str>);
+
+impl FamilyKeys {
+    pub(super) fn of(family: &Family) -> Self {
+        let keys = family.keys.split_whitespace().map(|key| key.split_once('=').unwrap());
+        Self(keys.collect())
+    }
+
+    fn size(&self, key: &str) -> usize {
+        self.0[key].parse().unwrap()
+    }
+
+    pub(super) fn pairs(&self, family: &Family) -> Vec<Pair> {
+        let element = |text: &str| match text {
+            "true" | "false" => (7, vec![u8::from(text == "true")]),
+            _ if text.contains('.') => (F32, text.parse::<f32>().unwrap().to_le_bytes().into()),
+            _ => (I32, text.parse::<i32>().unwrap().to_le_bytes().into()),
+        };
+        let pairs = self.0.iter().map(|(key, value)| {
+            let key = format!("{}.{key}", family.name);
+            if let Some(list) = value.strip_prefix('[') {
+                let elements: Vec<_> = list.trim_end_matches(']').split(',').map(element).collect();
+                let bytes: Vec<_> = elements.iter().map(|(_, bytes)| bytes.clone()).collect();
+                return pair(&key, ARRAY, array(elements[0].0, &bytes));
+            }
+            if value.starts_with(|c: char| c.is_alphabetic()) && !["true", "false"].contains(value)
+            {
+                return pair(&key, STRING, text(value.as_bytes()));
+            }
+            let (kind, bytes) = element(value);
+            pair(&key, if kind == I32 { U32 } else { kind }, bytes)
+        });
+        let words = |words: &[&str]| {
+            array(STRING, &words.iter().map(|word| text(word.as_bytes())).collect::<Vec<_>>())
+        };
+        let fixed = [
+            pair("general.architecture", STRING, text(family.name.as_bytes())),
+            pair("tokenizer.ggml.model", STRING, text(b"gpt2")),
+            pair("tokenizer.ggml.pre", STRING, text(b"gpt-2")),
+            pair("tokenizer.ggml.tokens", ARRAY, words(&["a", "b"])),
+            pair("tokenizer.ggml.merges", ARRAY, words(&[])),
+            number("tokenizer.ggml.eos_token_id", 1),
+        ];
+        fixed.into_iter().chain(pairs).collect()
+    }
+}
+
+/// A name without the numbers of layer and expert: `*` and `#` stand for them.
+struct Pattern {
+    name: String,
+    layer: Option<usize>,
+    expert: Option<usize>,
+}
+
+impl Pattern {
+    fn of(name: &str) -> Self {
+        let mut found = Self { name: String::new(), layer: None, expert: None };
+        let mut before = "";
+        for part in name.split('.') {
+            let place = match before {
+                "layers" => Some((&mut found.layer, "*")),
+                "experts" => Some((&mut found.expert, "#")),
+                _ => None,
+            };
+            let part = match (place, part.parse().ok()) {
+                (Some((place, sign)), Some(n)) => {
+                    *place = Some(n);
+                    sign
+                }
+                _ => part,
+            };
+            found.name += if before.is_empty() { "" } else { "." };
+            found.name += part;
+            before = part;
+        }
+        found
+    }
+}
+
+/// A line of a table: `GGUF = HUB` or `GGUF = CHANGE HUB`.
+#[derive(Clone, Copy)]
+struct Line {
+    gguf: &'static str,
+    change: &'static str,
+    hub: &'static str,
+}
+
+fn lines(table: &'static str) -> Vec<Line> {
+    let line = |line: &'static str| {
+        let (gguf, hub) = line.split_once(" = ")?;
+        let (change, hub) = hub.split_once(' ').unwrap_or(("", hub));
+        Some(Line { gguf, change, hub })
+    };
+    table.lines().filter_map(line).collect()
+}
+
+/// A tensor as the converter changes it.
+fn changed(line: Line, weights: &Weights, keys: &FamilyKeys) -> Weights {
+    let part = line.gguf.trim_end_matches(".weight").rsplit('.').next().unwrap();
+    let heads = keys.0["attention.head_count"].parse().unwrap_or(0);
+    let kv_heads = keys.0["attention.head_count_kv"].parse().unwrap_or(0);
+    let of_part = if part == "attn_q" { heads } else { kv_heads };
+    match line.change {
+        "" => Weights { shape: weights.shape.clone(), numbers: weights.numbers.clone() },
+        "plus1" => Weights {
+            shape: weights.shape.clone(),
+            numbers: weights.numbers.iter().map(|x| x + 1.0).collect(),
+        },
+        "rope" => weights.interleaved(of_part),
+        // One matrix of queries, keys and values, of which RoPE rotates the first two.
+        "qkv" => {
+            let width = weights.shape[0] / (heads + 2 * kv_heads);
+            let first = match part {
+                "attn_q" => 0,
+                "attn_k" => heads,
+                _ => heads + kv_heads,
+            };
+            let rows = weights.rows(of_part * width, |i| first * width + i);
+            if part == "attn_v" { rows } else { rows.interleaved(of_part) }
+        }
+        // A stack of gate and up matrices, one below the other.
+        "half" => {
+            let [experts, rows, cols] = weights.shape[..] else { panic!("{:?}", weights.shape) };
+            let half = rows / 2 * cols;
+            let first = if part == "ffn_up_exps" { half } else { 0 };
+            let numbers = (0..experts)
+                .flat_map(|expert| weights.numbers[expert * 2 * half + first..][..half].to_vec());
+            Weights { shape: vec![experts, rows / 2, cols], numbers: numbers.collect() }
+        }
+        "centered" => {
+            let mean = weights.numbers.iter().sum::<f32>() / weights.numbers.len() as f32;
+            let numbers = weights.numbers.iter().map(|x| x - mean).collect();
+            Weights { shape: weights.shape.clone(), numbers }
+        }
+        // FamilyKeys by head, transposed, and values by head.
+        "kv_b" => {
+            let (rank, values) =
+                (keys.size("attention.kv_lora_rank"), keys.size("attention.value_length_mla"));
+            let plain = keys.size("attention.key_length_mla") - keys.size("rope.dimension_count");
+            let at = |head: usize, row: usize, col: usize| {
+                weights.numbers[(head * (plain + values) + row) * rank + col]
+            };
+            let [rows, cols] = if part == "attn_v_b" { [values, rank] } else { [rank, plain] };
+            let numbers = (0..heads * rows * cols).map(|i| {
+                let (head, row, col) = (i / (rows * cols), i / cols % rows, i % cols);
+                match part {
+                    "attn_v_b" => at(head, plain + row, col),
+                    _ => at(head, col, row),
+                }
+            });
+            Weights { shape: vec![heads, rows, cols], numbers: numbers.collect() }
+        }
+        other => panic!("{other}"),
+    }
+}
+
+/// The tensors of a family's file.
+pub(super) fn tensors(family: &Family, golden: &Golden, keys: &FamilyKeys) -> Vec<Tensor> {
+    let (own, common) = (lines(family.names), lines(COMMON));
+    let predicted = keys.0.get("nextn_predict_layers").map_or(0, |n| n.parse().unwrap());
+    let layers = keys.size("block_count") - predicted;
+    let mut files: BTreeMap<String, Vec<(usize, Weights)>> = BTreeMap::new();
+    for (name, weights) in Weights::of(golden) {
+        let pattern = Pattern::of(&name);
+        if pattern.layer.is_some_and(|layer| layer >= layers) || name.contains("vision") {
+            continue;
+        }
+        let is_it = |line: &&Line| line.hub == pattern.name;
+        let mut found: Vec<_> = own.iter().filter(is_it).collect();
+        if found.is_empty() {
+            found = common.iter().filter(is_it).collect();
+        }
+        assert!(!found.is_empty(), "{}: no name for {name}", family.golden);
+        for line in found {
+            let layer = pattern.layer.map_or(String::new(), |layer| layer.to_string());
+            let gguf = line.gguf.replace('*', &layer);
+            let weights = changed(*line, &weights, keys);
+            files.entry(gguf).or_default().push((pattern.expert.unwrap_or(0), weights));
+        }
+    }
+    let stacked = |(name, mut parts): (String, Vec<(usize, Weights)>)| {
+        parts.sort_by_key(|(expert, _)| *expert);
+        let shape = parts[0].1.shape.clone();
+        let shape = if parts.len() == 1 { shape } else { [&[parts.len()], &shape[..]].concat() };
+        let numbers = parts.into_iter().flat_map(|(_, weights)| weights.numbers).collect();
+        Weights { shape, numbers }.tensor(&name)
+    };
+    let made = family.vectors.iter().map(|(name, numbers)| {
+        Weights { shape: vec![numbers.len()], numbers: numbers.to_vec() }.tensor(name)
+    });
+    files.into_iter().map(stacked).chain(made).collect()
+}
+
+/// Names of all families that have the tensor.
+const COMMON: &str = "
+token_embd.weight = model.embed_tokens.weight
+output_norm.weight = model.norm.weight
+output.weight = lm_head.weight
+blk.*.attn_norm.weight = model.layers.*.input_layernorm.weight
+blk.*.attn_q.weight = model.layers.*.self_attn.q_proj.weight
+blk.*.attn_k.weight = model.layers.*.self_attn.k_proj.weight
+blk.*.attn_v.weight = model.layers.*.self_attn.v_proj.weight
+blk.*.attn_output.weight = model.layers.*.self_attn.o_proj.weight
+blk.*.attn_q_norm.weight = model.layers.*.self_attn.q_norm.weight
+blk.*.attn_k_norm.weight = model.layers.*.self_attn.k_norm.weight
+blk.*.ffn_norm.weight = model.layers.*.post_attention_layernorm.weight
+blk.*.ffn_gate.weight = model.layers.*.mlp.gate_proj.weight
+blk.*.ffn_up.weight = model.layers.*.mlp.up_proj.weight
+blk.*.ffn_down.weight = model.layers.*.mlp.down_proj.weight
+blk.*.ffn_gate_inp.weight = model.layers.*.mlp.gate.weight
+blk.*.exp_probs_b.bias = model.layers.*.mlp.gate.e_score_correction_bias
+blk.*.ffn_gate_exps.weight = model.layers.*.mlp.experts.#.gate_proj.weight
+blk.*.ffn_up_exps.weight = model.layers.*.mlp.experts.#.up_proj.weight
+blk.*.ffn_down_exps.weight = model.layers.*.mlp.experts.#.down_proj.weight
+blk.*.ffn_gate_shexp.weight = model.layers.*.mlp.shared_experts.gate_proj.weight
+blk.*.ffn_up_shexp.weight = model.layers.*.mlp.shared_experts.up_proj.weight
+blk.*.ffn_down_shexp.weight = model.layers.*.mlp.shared_experts.down_proj.weight
+blk.*.attn_q_a.weight = model.layers.*.self_attn.q_a_proj.weight
+blk.*.attn_q_a_norm.weight = model.layers.*.self_attn.q_a_layernorm.weight
+blk.*.attn_q_b.weight = model.layers.*.self_attn.q_b_proj.weight
+blk.*.attn_kv_a_mqa.weight = model.layers.*.self_attn.kv_a_proj_with_mqa.weight
+blk.*.attn_kv_a_norm.weight = model.layers.*.self_attn.kv_a_layernorm.weight
+blk.*.attn_k_b.weight = kv_b model.layers.*.self_attn.kv_b_proj.weight
+blk.*.attn_v_b.weight = kv_b model.layers.*.self_attn.kv_b_proj.weight
+";
