@@ -3,7 +3,9 @@
 use super::{
     Constants, Kernel, OpContext, ViewParams, kernel,
     operands::GluCode,
-    params::{CombineParams, GatherColumnsParams, GluParams, HeadGateParams, MapParams, RopeParams},
+    params::{
+        CombineParams, GatherColumnsParams, GluParams, HeadGateParams, MapParams, RopeParams,
+    },
 };
 use crate::{Activation, Error, GateFunction, Op, RopePairs, View};
 
