@@ -74,15 +74,34 @@ impl Loader<'_> {
     }
 
     pub(crate) fn vector(&mut self, v: &VectorSource) -> Result<Buffer, Error> {
-        self.scaled(v, 1.0)
+        let values = self.checkpoint.read_vector(v)?;
+        self.values(v, &values)
     }
 
     /// Loads a vector, each value times `factor`.
     fn scaled(&mut self, v: &VectorSource, factor: f32) -> Result<Buffer, Error> {
         let mut values = self.checkpoint.read_vector(v)?;
         values.iter_mut().for_each(|v| *v *= factor);
+        self.values(v, &values)
+    }
+
+    /// Loads a vector, its values in an order of inputs.
+    fn vector_in_order(
+        &mut self,
+        v: &VectorSource,
+        order: Option<&InputOrder>,
+    ) -> Result<Buffer, Error> {
+        let mut values = self.checkpoint.read_vector(v)?;
+        if let Some(order) = order {
+            let value = |i: &u16| values.get(usize::from(*i)).copied().unwrap_or_default();
+            values = order.iter().map(value).collect();
+        }
+        self.values(v, &values)
+    }
+
+    fn values(&mut self, v: &VectorSource, values: &[f32]) -> Result<Buffer, Error> {
         let buffer = self.device.buffer(v.len).map_err(Error::at(|| &*v.name))?;
-        self.device.write(buffer, &values).map_err(Error::at(|| &*v.name))?;
+        self.device.write(buffer, values).map_err(Error::at(|| &*v.name))?;
         Ok(buffer)
     }
 
