@@ -61,7 +61,8 @@ def dequantized(tensors, config):
     FP8, FP4 and integers, AWQ and GPTQ of 4 bits, FP8 of DeepSeek."""
     out, gptq = {}, (config.get("quantization_config") or {}).get("quant_method") == "gptq"
     of = lambda name, ends: next((tensors[name + end] for end in ends if name + end in tensors), None)
-    leaves = r"(_packed|_scale(_2|_inv)?|_shape|_global_scale)$|\.(qzeros|scales|g_idx|input_scale|input_global_scale)$"
+    leaves = (r"(_packed|_scale(_2|_inv)?|_shape|_g_idx|_global_scale)$|"
+              r"\.(qzeros|scales|g_idx|input_scale|input_global_scale)$")
     for name, value in tensors.items():
         stem = name.removesuffix("_packed")
         scale = of(stem, ("_scale", "_scale_inv"))
@@ -74,7 +75,8 @@ def dequantized(tensors, config):
             group = torch.arange(len(codes)) // (len(codes) // len(scales)) if group is None else group.long()
             out[base + ".weight"] = ((codes - zeros[group]) * scales[group]).T.contiguous()
         elif scale is not None and value.dtype == torch.int32:
-            out[stem] = scaled((fields(value) - 8).float(), scale)
+            codes, group = (fields(value) - 8).float(), of(stem, ("_g_idx",))
+            out[stem] = scaled(codes, scale) if group is None else codes * scale.float()[:, group.long()]
         elif scale is not None and value.dtype in (torch.uint8, torch.int8):
             factor, divisor = of(stem, ("_scale_2",)), of(stem, ("_global_scale",))
             if divisor is not None:

@@ -22,6 +22,7 @@ mod op;
 mod op_check;
 mod random;
 mod reference;
+mod router;
 mod state;
 
 #[cfg(not(feature = "gpu"))]
@@ -35,8 +36,8 @@ pub use device::{
 pub use error::Error;
 pub use format::{
     ActivationType, Affine, BlockScale, BlockScaled, BlockSize, BlockType, Codec, Element,
-    FileLayout, Format, InputMajor, MatrixFactor, OutputOrder, PerPlane, PlaneBytes, PlaneLayout,
-    Scalar, ScaledBlocks, WordAxis, quant,
+    FileLayout, Format, InputMajor, MAX_ORDERED, MatrixFactor, MatrixOrders, OutputOrder, PerPlane,
+    PlaneBytes, PlaneLayout, Scalar, ScaledBlocks, WordAxis, quant,
 };
 #[cfg(feature = "gpu")]
 pub use gpu::adapters;
@@ -44,11 +45,12 @@ pub use gpu::adapters;
 #[doc(hidden)]
 pub use gpu::open_gpu_of;
 pub use handle::{Bank, Buffer, DeviceId, Slot, SlotTable, State, Weight};
-pub use matrix::{Bytes, ExpertShape, FilePlane, Matrix, MatrixShape};
+pub use matrix::{Bytes, ExpertOrders, ExpertShape, FilePlane, Matrix, MatrixShape};
 pub use op::{
-    Activation, ExpertGroups, ExpertUse, ExpertUses, GateFunction, GroupScore, HeadMatrix,
-    HeadRows, KeySharing, Op, RopePairs, Router, Scoring, Shared, SharedChoice, Span, View,
+    Activation, ExpertUse, ExpertUses, GateFunction, HeadMatrix, HeadRows, KeySharing, Op,
+    RopePairs, Shared, Span, View,
 };
 pub use op_check::MAX_TOP_LOGITS;
 pub use random::{SPLITMIX_STEP, SplitMix64, splitmix_mix};
+pub use router::{ExpertGroups, GroupScore, Router, Scoring, SharedChoice};
 pub use state::{KV_BLOCK, KvFormat, StateShape};

@@ -4,7 +4,7 @@ use memmap2::MmapMut;
 
 use crate::{
     Error, Format, Scalar,
-    format::{FileLayout, PerPlane, PlaneBytes},
+    format::{FileLayout, MatrixOrders, PerPlane, PlaneBytes},
 };
 
 /// Rows (outputs), columns (inputs) and format of a weight matrix.
@@ -218,6 +218,34 @@ impl ExpertShape {
         Ok(())
     }
 
+    /// Gives the inputs and outputs of an expert in memory, at the start of `slot`, other orders.
+    ///
+    /// # Errors
+    /// As [`MatrixOrders::apply`]; the slot is too small, or the rows have output biases or are
+    /// interleaved.
+    pub fn reorder(&self, orders: ExpertOrders<'_>, slot: &mut [u8]) -> Result<(), Error> {
+        let ExpertOrders { inputs, inner } = orders;
+        if self.interleaved || self.output_bias.is_some() {
+            return Err(Error::Shape("another order of rows with biases, or interleaved".into()));
+        }
+        let layout = self.layout()?;
+        let matrices = [
+            (self.gate, MatrixOrders { inputs, outputs: inner }),
+            (self.up, MatrixOrders { inputs, outputs: inner }),
+            (self.down, MatrixOrders { inputs: inner, outputs: &[] }),
+        ];
+        let mut rest = match slot.len() < layout.bytes() {
+            true => return Err(slot_too_small(slot.len(), layout.bytes())),
+            false => slot,
+        };
+        for (shape, orders) in matrices {
+            let (matrix, next) = rest.split_at_mut(shape.plane_bytes()?.total());
+            orders.apply(shape, matrix)?;
+            rest = next;
+        }
+        Ok(())
+    }
+
     /// Locations of the three matrices in a slot.
     ///
     /// # Errors
@@ -242,6 +270,16 @@ impl ExpertShape {
         };
         Ok(ExpertLayout { first, second, down: stored(self.down)?, shape: *self })
     }
+}
+
+/// Orders of an expert in memory: entry `j` is the index in the file of what is `j`-th in memory.
+/// Empty where that is the file's order.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertOrders<'a> {
+    /// Inputs of gate and up.
+    pub inputs: &'a [u16],
+    /// Inputs of down, which are outputs of gate and up.
+    pub inner: &'a [u16],
 }
 
 /// A plane of a matrix among the bytes of an expert in a file.

@@ -9,7 +9,7 @@
 //! overlap. No state appears in two spans of one op. A device checks all of this before it writes
 //! anything.
 
-use crate::{Buffer, Slot, SlotTable, State, Weight, matrix::ExpertShape};
+use crate::{Buffer, Router, Slot, SlotTable, State, Weight, matrix::ExpertShape};
 
 /// Strided view of a buffer, `(rows, heads, width)`. Vectors of `width` elements are contiguous.
 ///
@@ -149,99 +149,6 @@ pub enum GateFunction {
     Sigmoid,
     /// `log(1 + exp(x))`.
     Softplus,
-}
-
-/// Scoring function of a router.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Scoring {
-    /// Softmax over all experts.
-    Softmax,
-    /// Sigmoid of each logit.
-    Sigmoid,
-    /// Softmax anew at each rank, over the experts that have no lower rank and a logit `x` near the
-    /// chosen one: `chosen - x <= band * max(|x|, chosen)`. Without correction and normalization.
-    ///
-    /// Liu et al., "GRIN: GRadient-INformed MoE", 2024, section 2.2: SparseMixer-v2 in inference.
-    SparseMixer {
-        /// Largest relative distance of a logit that takes part: twice the router's jitter.
-        band: f32,
-    },
-}
-
-/// Score of a group of experts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GroupScore {
-    /// The best score of its experts: DeepSeek-V2's `group_limited_greedy`.
-    Best,
-    /// The sum of the two best scores: DeepSeek-V3's `noaux_tc`.
-    BestTwo,
-}
-
-/// Group-limited routing: experts are in groups of equal size, and the best groups are selected
-/// first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExpertGroups {
-    /// Number of groups: expert `i` of `n` is in group `i / (n / count)`.
-    pub count: usize,
-    /// Number of groups selected.
-    pub chosen: usize,
-    /// Score by which they are selected.
-    pub score: GroupScore,
-}
-
-/// Parameters of top-k expert routing.
-///
-/// DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 2.1.2, describes the correction bias
-/// and the groups (`noaux_tc`).
-#[derive(Clone, Copy, Debug)]
-pub struct Router {
-    /// Maps logits to scores.
-    pub scoring: Scoring,
-    /// Correction bias: one value per expert, added to the score for selection only, not for the
-    /// weight.
-    pub correction: Option<Buffer>,
-    /// Restricts selection to the best groups, by their (corrected) scores; of equal groups the
-    /// lower index wins.
-    pub groups: Option<ExpertGroups>,
-    /// Whether the weights of a row are normalized to a sum of 1, unless the sum is below 1e-20.
-    /// Applied before the scales below.
-    pub normalize: bool,
-    /// Factor on all weights.
-    pub scale: f32,
-    /// One factor per expert on its weight.
-    pub expert_scale: Option<Buffer>,
-    /// Shared expert, appended to the routed experts of every row.
-    pub shared: Option<SharedChoice>,
-}
-
-/// Shared-expert fusion: the shared expert of a layer of `n` experts has id `n` and the last rank,
-/// after the routed experts.
-///
-/// Dai et al., "DeepSeekMoE", 2024, section 3.2.
-#[derive(Clone, Copy, Debug)]
-pub struct SharedChoice {
-    /// `(rows, 1)`: the weight is `sigmoid(gate)`; without a gate, 1.
-    pub gate: Option<View>,
-}
-
-impl Router {
-    /// Softmax routing. With `normalize`, the weights of the selected experts sum to 1.
-    pub const fn softmax(normalize: bool) -> Self {
-        Self {
-            scoring: Scoring::Softmax,
-            correction: None,
-            groups: None,
-            normalize,
-            scale: 1.0,
-            expert_scale: None,
-            shared: None,
-        }
-    }
-
-    /// Number of shared experts per row: 0 or 1.
-    pub(crate) fn shared_count(&self) -> usize {
-        usize::from(self.shared.is_some())
-    }
 }
 
 /// Rows of a stacked weight that form the matrices of a [`HeadMatrix`].
@@ -689,6 +596,21 @@ pub enum Op<'a> {
         /// The factor.
         factor: f32,
     },
+    /// Columns in another order: `out[r][j] = x[r][orders[0][j]]`. With `ids`, in an order per
+    /// expert: `out[r * k + rank][j] = x[r][orders[ids[r][rank]][j]]`. Exact.
+    ///
+    /// Act-order of GPTQ: Frantar et al., "GPTQ", 2023, and the authors' code, `--act-order`.
+    GatherColumns {
+        /// `(rows, width)`.
+        x: View,
+        /// `(orders, width)`: columns of `x` as integers, exact in f32 below 2^24. A larger one
+        /// stands for the last column.
+        orders: View,
+        /// `(rows, k)`: ids from [`Op::TopK`]. An id beyond the orders stands for the last one.
+        ids: Option<View>,
+        /// `(rows, width)`, or `(rows * k, width)` with ids; another buffer than the inputs.
+        out: View,
+    },
     /// Logit soft capping: `x = cap * tanh(x / cap)`. Tolerance 1e-5.
     SoftCap {
         /// `(rows, width)`.
@@ -785,6 +707,7 @@ impl Op<'_> {
             Op::HeadGate { .. } => "HeadGate",
             Op::Add { .. } => "Add",
             Op::Scale { .. } => "Scale",
+            Op::GatherColumns { .. } => "GatherColumns",
             Op::SoftCap { .. } => "SoftCap",
             Op::TopK { .. } => "TopK",
             Op::TopLogits { .. } => "TopLogits",

@@ -208,6 +208,22 @@ impl Op<'_> {
                 c.not_written("y", y.buffer, &x)
             }
             Op::Scale { x, .. } => c.matrix("x", &x, x.rows, x.width),
+            Op::GatherColumns { x, orders, ids, out } => {
+                c.matrix("x", &x, x.rows, x.width)?;
+                c.matrix("orders", &orders, orders.rows, x.width)?;
+                if orders.rows == 0 || x.width > EXACT_IDS {
+                    return c.wrong(format!("{} orders of {} columns", orders.rows, x.width));
+                }
+                let mut rows = x.rows;
+                if let Some(ids) = ids {
+                    c.matrix("ids", &ids, x.rows, ids.width)?;
+                    c.not_written("ids", ids.buffer, &out)?;
+                    rows = c.product(&[x.rows, ids.width])?;
+                }
+                c.matrix("out", &out, rows, x.width)?;
+                c.not_written("x", x.buffer, &out)?;
+                c.not_written("orders", orders.buffer, &out)
+            }
             Op::SoftCap { x, cap } => {
                 if cap.is_nan() || cap <= 0.0 {
                     return c.wrong(format!("a cap of {cap}"));

@@ -264,6 +264,7 @@ fn step(exact: bool, rows: usize) {
         Op::HeadGate { x, gate: one, function: GateFunction::Softplus },
         Op::Scale { x, factor: 2.0 },
         Op::SoftCap { x, cap: 30.0 },
+        Op::GatherColumns { x, orders: y, ids: None, out: z },
         Op::Experts {
             x,
             shape: &shape,

@@ -74,6 +74,27 @@ pub(super) fn head_gate(bench: &mut OpBench, rows: usize) -> anyhow::Result<()> 
     time(bench, work, x, &Op::HeadGate { x, gate, function: GateFunction::Sigmoid })
 }
 
+/// Inputs of the experts of each row, in an order per expert.
+pub(super) fn gather_columns(bench: &mut OpBench, rows: usize) -> anyhow::Result<()> {
+    let (x, orders) = (bench.matrix(rows, HIDDEN)?, bench.device.buffer(EXPERTS * HIDDEN)?);
+    let order = |i: usize| ((i / HIDDEN + 1) * 2 + 1) * i % HIDDEN;
+    let values: Vec<f32> = (0..EXPERTS * HIDDEN).map(|i| order(i) as f32).collect();
+    bench.device.write(orders, &values)?;
+    let orders = View::rows(orders, EXPERTS, HIDDEN);
+    let ids = bench.device.buffer(rows * TOP_K)?;
+    let values: Vec<f32> = (0..rows * TOP_K).map(|i| (i * 7 % EXPERTS) as f32).collect();
+    bench.device.write(ids, &values)?;
+    let ids = Some(View::rows(ids, rows, TOP_K));
+    let out = bench.matrix(rows * TOP_K, HIDDEN)?;
+    let work = work(
+        "GatherColumns",
+        format!("{TOP_K} of {HIDDEN}"),
+        rows,
+        rows * HIDDEN + 2 * rows * TOP_K * HIDDEN,
+    );
+    time(bench, work, out, &Op::GatherColumns { x, orders, ids, out })
+}
+
 pub(super) fn top_k(bench: &mut OpBench, rows: usize) -> anyhow::Result<()> {
     let logits = bench.matrix(rows, EXPERTS)?;
     let (ids, weights) = (bench.matrix(rows, TOP_K)?, bench.matrix(rows, TOP_K)?);

@@ -1,5 +1,5 @@
-//! Elementwise ops: embedding lookup, gated linear units, residual addition, and the weighted sum
-//! of expert outputs.
+//! Elementwise ops: embedding lookup, gated linear units, residual addition, columns in another
+//! order, and the weighted sum of expert outputs.
 
 use super::{Cpu, pool::Grid, row};
 use crate::{Activation, Error, Format, Op, Shared, View, Weight, host::Host};
@@ -107,6 +107,28 @@ pub(super) fn add(host: &mut Host, cpu: &mut Cpu, x: &View, y: &View) -> Result<
             for i in tile.rows() {
                 let y = &row(addends, y, i)[cols.clone()];
                 tile.row(i).iter_mut().zip(y).for_each(|(x, y)| *x += y);
+            }
+        });
+        Ok(())
+    })
+}
+
+/// Runs [`Op::GatherColumns`].
+pub(super) fn gather_columns(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), Error> {
+    let &Op::GatherColumns { x, orders, ids, out } = op else { return Ok(()) };
+    host.with(&out, |host, values| {
+        let (inputs, order_values) = (host.get(&x)?, host.get(&orders)?);
+        let ids = ids.as_ref().map(|ids| Ok::<_, Error>((host.get(ids)?, ids))).transpose()?;
+        let k = ids.map_or(1, |(_, ids)| ids.width);
+        cpu.pool.tiles(values, Grid::new(&out, TILE_ROWS, 1, TILE_COLS), |mut tile, _| {
+            let cols = tile.cols();
+            for i in tile.rows() {
+                let id = ids.map_or(0, |(values, ids)| row(values, ids, i / k)[i % k] as usize);
+                let order = row(order_values, &orders, id.min(orders.rows - 1));
+                let x = row(inputs, &x, i / k);
+                for (y, col) in tile.row(i).iter_mut().zip(&order[cols.clone()]) {
+                    *y = x[(*col as usize).min(x.len() - 1)];
+                }
             }
         });
         Ok(())

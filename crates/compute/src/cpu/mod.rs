@@ -254,6 +254,7 @@ impl Device for CpuDevice {
             Op::Glu { .. } => elementwise::glu(host, cpu, op),
             Op::HeadGate { .. } => head_gate::head_gate(host, cpu, op),
             Op::Scale { x, factor } => elementwise::map(host, cpu, &x, |x| x * factor),
+            Op::GatherColumns { .. } => elementwise::gather_columns(host, cpu, op),
             Op::SoftCap { x, cap } => elementwise::map(host, cpu, &x, |x| cap * (x / cap).tanh()),
             Op::Add { x, y } => elementwise::add(host, cpu, &x, &y),
             Op::TopK { .. } => topk::top_k(host, cpu, op),

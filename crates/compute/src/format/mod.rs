@@ -9,6 +9,7 @@ mod block_scaled;
 pub(crate) mod blocks;
 mod file_layout;
 mod input_major;
+mod orders;
 mod plain;
 mod scaled_blocks;
 mod transposed;
@@ -25,6 +26,7 @@ pub use self::{
     blocks::BlockType,
     file_layout::{FileLayout, MatrixFactor},
     input_major::{InputMajor, WordAxis},
+    orders::{MAX_ORDERED, MatrixOrders},
     plain::Scalar,
     scaled_blocks::ScaledBlocks,
     transposed::OutputOrder,

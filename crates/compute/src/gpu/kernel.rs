@@ -506,6 +506,7 @@ pub(super) mod tests {
             &ops::attention::attention_decode::DECODE_ROWS_MEMORY,
             &ops::elementwise::GLU,
             &ops::elementwise::HEAD_GATE,
+            &ops::elementwise::GATHER_COLUMNS,
             &ops::elementwise::MAP,
             &ops::elementwise::COMBINE,
             &ops::elementwise::ROPE,

@@ -556,6 +556,18 @@ params! {
         width: u32,
     }
 
+    /// `elementwise/gather_columns.wgsl`.
+    struct GatherColumnsParams {
+        x: ViewParams,
+        orders: ViewParams,
+        ids: ViewParams,
+        out: ViewParams,
+        count: u32,
+        width: u32,
+        k: u32,
+        orders_count: u32,
+    }
+
     /// `elementwise/map.wgsl`.
     struct MapParams {
         x: ViewParams,

@@ -57,6 +57,7 @@ pub(super) const FILES: &[(&str, &str)] = files![
     "common/team_memory",
     "common/team_subgroup",
     "elementwise/embed",
+    "elementwise/gather_columns",
     "elementwise/glu",
     "elementwise/head_gate",
     "elementwise/map",

@@ -518,6 +518,26 @@ impl ReferenceDevice {
         Ok(())
     }
 
+    fn gather_columns(
+        &mut self,
+        x: View,
+        orders: View,
+        ids: Option<View>,
+        out: View,
+    ) -> Result<(), Error> {
+        let (x, orders) = (self.dense(x)?, self.dense(orders)?);
+        let ids = ids.map(|ids| self.dense(ids)).transpose()?;
+        let k = ids.as_ref().map_or(1, |ids| ids.view.width);
+        for row in 0..out.rows {
+            let id = ids.as_ref().map_or(0, |ids| ids.row(row / k)[row % k] as usize);
+            let (order, x) = (orders.row(id.min(orders.view.rows - 1)), x.row(row / k));
+            let gathered: Vec<f32> =
+                order.iter().map(|col| x[(*col as usize).min(x.len() - 1)]).collect();
+            self.store(out, row, 0, &gathered)?;
+        }
+        Ok(())
+    }
+
     fn combine(&mut self, op: &Op<'_>) -> Result<(), Error> {
         let &Op::Combine { parts, weights, shared, add, out } = op else { return Ok(()) };
         let (residual, parts, weights) =
@@ -596,6 +616,7 @@ impl Device for ReferenceDevice {
             Op::Glu { activation, gate, up, out } => self.glu(activation, [gate, up], out),
             Op::HeadGate { x, gate, function } => self.head_gate(x, gate, function),
             Op::Scale { x, factor } => self.map(x, |x| x * factor),
+            Op::GatherColumns { x, orders, ids, out } => self.gather_columns(x, orders, ids, out),
             Op::SoftCap { x, cap } => self.map(x, |x| cap * (x / cap).tanh()),
             Op::Add { x, y } => {
                 let (a, b) = (self.dense(x)?, self.dense(y)?);

@@ -1,4 +1,4 @@
-//! Norms, Glu, HeadGate, Add, Scale, SoftCap and Combine; short reads.
+//! Norms, Glu, HeadGate, Add, Scale, SoftCap, GatherColumns and Combine; short reads.
 
 use moeflux_compute::{Activation, GateFunction, Op, Shared, View};
 
@@ -122,6 +122,30 @@ fn scale_and_soft_cap() {
             pair.run(&Op::SoftCap { x, cap: 30.0 });
             pair.agree(&format!("soft cap {width}"), all, 1e-5);
             assert!(pair.read(x).iter().all(|x| x.abs() <= 30.0));
+        }
+    });
+}
+
+#[test]
+fn columns_are_gathered_in_an_order_per_row_and_expert() {
+    let mut random = Random::new(39);
+    DevicePair::for_each(|pair, _| {
+        for (rows, width) in [1, 2, 3, 8, 17, 64].into_iter().zip(WIDTHS) {
+            let (experts, k) = (5, 3);
+            let x = pair.random(&mut random, rows, width + 1).columns(1, width);
+            // Indexes of any value: those beyond the width stand for its last column.
+            let index = |range: f32| move |v: &f32| (v.abs() * range).floor();
+            let orders: Vec<f32> =
+                random.values(experts * width).iter().map(index(width as f32 * 1.2)).collect();
+            let orders = pair.dense(experts, &orders);
+            let ids: Vec<f32> = random.values(rows * (k + 1)).iter().map(index(6.0)).collect();
+            let ids = pair.dense(rows, &ids).columns(1, k);
+            let out = pair.nan_filled(rows, width + 2);
+            pair.run(&Op::GatherColumns { x, orders, ids: None, out: out.columns(2, width) });
+            pair.agree(&format!("{rows} x {width}"), out.columns(2, width), 0.0);
+            let out = pair.nan_filled(rows * k, width);
+            pair.run(&Op::GatherColumns { x, orders, ids: Some(ids), out });
+            pair.agree(&format!("{rows} x {width} by expert"), out, 0.0);
         }
     });
 }

@@ -196,6 +196,11 @@ fn mismatched_norm_rope_glu_and_router_shapes_are_rejected() {
         refused(pair, "gate's heads", &gate(other.split(2)));
         refused(pair, "one buffer", &gate(x.columns(0, 1)));
         refused(pair, "beyond", &Op::Scale { x: View { rows: 3, ..x }, factor: 2.0 });
+        let gather = |orders, ids, out| Op::GatherColumns { x, orders, ids, out };
+        refused(pair, "an order's width", &gather(other.columns(0, 4), None, best));
+        refused(pair, "no orders", &gather(other.slice(0, 0), None, other));
+        refused(pair, "in place", &gather(other, None, x));
+        refused(pair, "out's rows", &gather(other, Some(other.columns(0, 2)), best));
         let parts = pair.nan_filled(5, 8);
         let weights = other.columns(0, 2);
         let combine = |parts, shared| Op::Combine { parts, weights, shared, add: true, out: x };

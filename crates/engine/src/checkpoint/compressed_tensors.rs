@@ -14,11 +14,8 @@ use crate::base::error::Error;
 /// Suffix of the tensor that holds packed quants.
 pub(super) const PACKED: &str = "weight_packed";
 
-/// Tensors beside the packed quants whose meaning is not supported, with what they are.
-const UNSUPPORTED: [(&str, &str); 2] = [
-    ("weight_zero_point", "zero points: only symmetric quantisation is supported"),
-    ("weight_g_idx", "an order of its inputs (\"actorder\"), which is not supported"),
-];
+/// Suffix of the tensor of the group of each input: `actorder`.
+const GROUPS: &str = "weight_g_idx";
 
 impl Checkpoint {
     /// `pack-quantized`: `weight_packed`, quants in 32-bit words from the lowest bits on, and
@@ -33,10 +30,15 @@ impl Checkpoint {
         let &MatrixRequest { name, weight, rows, cols, .. } = request;
         let scale_name = format!("{name}.weight_scale");
         let scales = self.tensor(&scale_name)?;
-        for (suffix, meaning) in UNSUPPORTED {
-            if self.has(&format!("{name}.{suffix}")) {
-                return Err(self.tensor_error(weight, &format!("it has {meaning}")));
-            }
+        if self.has(&format!("{name}.weight_zero_point")) {
+            let problem = "it has zero points: only symmetric quantisation is supported";
+            return Err(self.tensor_error(weight, problem));
+        }
+        let order_name = format!("{name}.{GROUPS}");
+        if self.has(&order_name) && request.count.is_some() {
+            let problem = "it has an order of its inputs (\"actorder\"), which is not supported \
+                           for stacked matrices";
+            return Err(self.tensor_error(weight, problem));
         }
         let scale = self.scalar(&scale_name, scales)?;
         let words = t.shape.last().copied().unwrap_or(0);
@@ -57,7 +59,8 @@ impl Checkpoint {
         self.check_scheme(weight, WeightScheme { kind: NumberKind::Integer, bits, part })?;
         let format = Format::Affine(Affine { bits, group, scale });
         let stack = self.build_stack(request, format, &[t, scales])?;
-        Ok(MatrixStack { layout: FileLayout::ZeroPoint(1 << (bits - 1)), ..stack })
+        let order = self.input_order(&order_name, cols, group.into())?;
+        Ok(MatrixStack { layout: FileLayout::ZeroPoint(1 << (bits - 1)), order, ..stack })
     }
 }
 
@@ -114,9 +117,11 @@ mod tests {
         says(matrix(&none, 24, 5, &[]), &["a.weight_packed", "[5, 5]", "5 x 192"]);
         says(matrix(&none, 23, 6, &[]), &["a.weight_packed", "[5, 23]"]);
         says(matrix(&none, 12, 6, &[]), &["a.weight_packed", "4 or 8 bits"]);
-        for (name, word) in [("a.weight_zero_point", "zero points"), ("a.weight_g_idx", "order")] {
-            says(matrix(&none, 24, 6, &[(name, "I32", &[5])]), &["a.weight_packed", word]);
-        }
+        let zero_points: [(&str, &str, &[usize]); 1] = [("a.weight_zero_point", "I32", &[5])];
+        says(matrix(&none, 24, 6, &zero_points), &["a.weight_packed", "zero points"]);
+        // The groups in the file are zeros.
+        let groups: [(&str, &str, &[usize]); 1] = [("a.weight_g_idx", "I32", &[192])];
+        says(matrix(&none, 24, 6, &groups), &["a.weight_g_idx", "group 0", "32 inputs"]);
         for settings in [
             json!({"num_bits": 8, "group_size": 32}),
             json!({"num_bits": 4, "group_size": 64}),

@@ -91,7 +91,11 @@ impl Checkpoint {
         }
         let checked = self.quantization.check_input_major(method, bits, group);
         checked.map_err(|problem| self.tensor_error(weight, &problem))?;
-        self.check_input_order(name, cols, group)?;
+        // It is not read where config.json says that it is in order.
+        let order = match self.quantization.may_order_inputs() {
+            true => self.input_order(&format!("{name}.g_idx"), cols, group)?,
+            false => None,
+        };
         let zero_offset = match words {
             WordAxis::Outputs => 0,
             WordAxis::Inputs => self.quantization.gptq_zero_offset(),
@@ -101,30 +105,7 @@ impl Checkpoint {
         let layout =
             FileLayout::InputMajor(InputMajor { words, zero_offset, group: group as u32, scale });
         layout.plane_bytes(stack.shape).map_err(|e| self.tensor_error(weight, &e.to_string()))?;
-        Ok(MatrixStack { layout, ..stack })
-    }
-
-    /// Checks that `g_idx`, the group of each input, is in order. It is not read where config.json
-    /// says so: `desc_act` is false.
-    fn check_input_order(&self, name: &str, cols: usize, group: usize) -> Result<(), Error> {
-        let name = format!("{name}.g_idx");
-        if !self.has(&name) || !self.quantization.may_order_inputs() {
-            return Ok(());
-        }
-        let t = self.tensor(&name)?;
-        self.check_shape(&name, t, &[cols])?;
-        let mut bytes = vec![0; t.bytes as usize];
-        self.read(&name, &t.segment(), &mut bytes)?;
-        let (indexes, _) = bytes.as_chunks::<4>();
-        let in_order = |(i, bytes): (usize, &[u8; 4])| {
-            usize::try_from(i32::from_le_bytes(*bytes)) == Ok(i / group)
-        };
-        if t.dtype == "I32" && indexes.iter().enumerate().all(in_order) {
-            return Ok(());
-        }
-        let problem = "its inputs are grouped in another order (\"desc_act\"), which permutes \
-                       activations and is not supported: take a quantisation without it";
-        Err(self.tensor_error(&name, problem))
+        Ok(MatrixStack { layout, order, ..stack })
     }
 }
 
@@ -216,7 +197,7 @@ mod tests {
         says(matrix(&none, [32, 64], 0, &[]), &["a.scales", "[0, 64]"]);
         // The indexes in the file are zeros.
         let order: [(&str, &str, &[usize]); 1] = [("a.g_idx", "I32", &[256])];
-        says(matrix(&none, [32, 64], 4, &order), &["a.g_idx", "desc_act"]);
+        says(matrix(&none, [32, 64], 4, &order), &["a.g_idx", "group 0", "64 inputs"]);
         assert!(matrix(&none, [32, 64], 1, &order).is_ok());
         assert!(matrix(&json!({"desc_act": false}), [32, 64], 4, &order).is_ok());
         let lone = checkpoint(&none, &[("a.qweight", "I32", &[32, 64])]);

@@ -56,7 +56,13 @@ pub struct MatrixSource {
     pub layout: FileLayout,
     /// Planes in the file, in the order of the format's.
     pub segments: Vec<Segment>,
+    /// Order of the inputs.
+    pub order: Option<InputOrder>,
 }
+
+/// Order of a matrix's inputs in memory, where it is not the file's: entry `j` is the index in the
+/// file of the input that is `j`-th in memory. A permutation.
+pub type InputOrder = Arc<[u16]>;
 
 impl MatrixSource {
     /// Bytes in the file.
@@ -118,6 +124,8 @@ pub(crate) struct MatrixStack {
     pub(crate) layout: FileLayout,
     /// Segments of the first matrix. Those of matrix `i` are `i` times their length further.
     pub(crate) segments: Vec<Segment>,
+    /// Order of the inputs; only of a stack of one.
+    pub(crate) order: Option<InputOrder>,
 }
 
 /// Location of one shard of every expert of a layer.

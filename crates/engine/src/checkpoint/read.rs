@@ -3,7 +3,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use moeflux_compute::Bytes;
+use moeflux_compute::{Bytes, MatrixOrders};
 
 use super::{
     Checkpoint, DataFile,
@@ -38,7 +38,10 @@ impl Checkpoint {
             rest = later;
         }
         self.read_segments(&m.name, reads)?;
-        m.layout.land(m.shape, dst).map_err(Error::at(|| &*m.name))
+        m.layout.land(m.shape, dst).map_err(Error::at(|| &*m.name))?;
+        let Some(inputs) = &m.order else { return Ok(()) };
+        let orders = MatrixOrders { inputs, outputs: &[] };
+        orders.apply(m.shape, dst).map_err(Error::at(|| &*m.name))
     }
 
     /// Reads segments of a tensor. Several threads share them, as one thread does not saturate a
@@ -177,7 +180,7 @@ mod tests {
         let cols = segments.iter().map(|s| s.bytes).sum::<usize>() / 4;
         let shape = MatrixShape { rows: 1, cols, format: Format::Plain(Scalar::F32) };
         let layout = FileLayout::Planes;
-        let matrix = MatrixSource { name: "w".into(), shape, layout, segments };
+        let matrix = MatrixSource { name: "w".into(), shape, layout, segments, order: None };
         let expected = [&all[700..700 + len], &all[3..14], &all[1000..1000 + READ_BYTES]].concat();
         assert!(single_file(all).read_matrix(&matrix).unwrap()[..] == expected[..]);
         // One missing segment fails the whole read.

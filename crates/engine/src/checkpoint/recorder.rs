@@ -114,6 +114,7 @@ impl TensorSource for Recorder<'_> {
             shape,
             layout: FileLayout::Planes,
             segments: vec![segment],
+            order: None,
         })
     }
 
@@ -125,7 +126,7 @@ impl TensorSource for Recorder<'_> {
             _ => vec![count, rows, cols],
         };
         let segment = self.record(name, recorded, bytes);
-        Ok(MatrixStack { shape, layout: FileLayout::Planes, segments: vec![segment] })
+        Ok(MatrixStack { shape, layout: FileLayout::Planes, segments: vec![segment], order: None })
     }
 }
 

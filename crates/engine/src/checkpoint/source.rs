@@ -122,12 +122,13 @@ pub(crate) trait TensorSource {
         let planes = stack.layout.plane_bytes(shape);
         let planes = planes.map_err(|e| self.tensor_error(&weight, &e.to_string()))?;
         let whole = |s: Segment| Segment { bytes: s.bytes * count, ..s };
-        let segments: Vec<_> = stack.segments.into_iter().map(whole).collect();
+        let segments: Vec<_> = stack.segments.iter().copied().map(whole).collect();
         if planes.total() != segments.iter().map(|s| s.bytes).sum::<usize>() {
             let problem = format!("its {count} matrices are not laid out as one matrix");
             return Err(self.tensor_error(&weight, &problem));
         }
-        Ok(MatrixSource { name: name.into(), shape, layout: stack.layout, segments })
+        let MatrixStack { layout, order, .. } = stack;
+        Ok(MatrixSource { name: name.into(), shape, layout, segments, order })
     }
 
     /// A matrix made of row ranges of another, in the order of `ranges`, which must be within it.
@@ -139,8 +140,9 @@ pub(crate) trait TensorSource {
         matrix: &MatrixSource,
         ranges: &[Range<usize>],
     ) -> Result<MatrixSource, Error> {
-        let MatrixSource { name, shape, layout, segments } = matrix.clone();
-        self.gather_stacked_rows(&name, &MatrixStack { shape, layout, segments }, 1, ranges)
+        let MatrixSource { name, shape, layout, segments, order } = matrix.clone();
+        let stack = MatrixStack { shape, layout, segments, order };
+        self.gather_stacked_rows(&name, &stack, 1, ranges)
     }
 
     /// A matrix made of the same row ranges of each of the `count` matrices of the stack `name`.
@@ -198,7 +200,8 @@ pub(crate) trait TensorSource {
         };
         let rows = count * ranges.iter().map(ExactSizeIterator::len).sum::<usize>();
         let shape = MatrixShape { rows, cols, format };
-        Ok(MatrixSource { name: name.into(), shape, layout: stack.layout, segments })
+        let (layout, order) = (stack.layout, stack.order.clone());
+        Ok(MatrixSource { name: name.into(), shape, layout, segments, order })
     }
 }
 

@@ -141,8 +141,8 @@ impl TensorSource for Checkpoint {
         let request =
             MatrixRequest { name, weight: &weight, count: None, by_rows: false, rows, cols };
         let stack = self.detect(&request).map_err(|e| self.explain(e))?;
-        let MatrixStack { shape, layout, segments } = stack;
-        Ok(MatrixSource { name: name.into(), shape, layout, segments })
+        let MatrixStack { shape, layout, segments, order } = stack;
+        Ok(MatrixSource { name: name.into(), shape, layout, segments, order })
     }
 
     fn has_matrix(&self, name: &str) -> bool {
@@ -381,7 +381,7 @@ impl Checkpoint {
         shape.plane_bytes().map_err(|e| self.tensor_error(request.weight, &e.to_string()))?;
         let count = request.count.unwrap_or(1);
         let segments = planes.iter().map(|t| t.first_of(count)).collect();
-        Ok(MatrixStack { shape, layout: FileLayout::Planes, segments })
+        Ok(MatrixStack { shape, layout: FileLayout::Planes, segments, order: None })
     }
 }
 

@@ -109,11 +109,12 @@ impl ExpertSource {
     }
 
     /// Whether a layer's experts need [`ExpertSource::finish`] once they are read: to compare
-    /// digests, or because the file has another layout than memory.
+    /// digests, or because the file has another layout than memory, or another order of inputs.
     pub(crate) fn needs_finish(&self, layer: usize) -> bool {
         self.layer(layer).is_some_and(|l| {
             matches!(l.shards[..], [ShardLocation::Packed { .. }])
                 || l.layouts != [FileLayout::Planes; 3]
+                || l.orders.is_some()
         })
     }
 
@@ -122,8 +123,11 @@ impl ExpertSource {
     pub(crate) fn finish(&self, layer: usize, expert: usize, slot: &mut [u8]) -> Result<(), Error> {
         self.verify(layer, expert, slot)?;
         let Some(experts) = self.layer(layer) else { return Ok(()) };
-        let landed = experts.shape.land(experts.layouts, slot);
-        landed.map_err(Error::at(|| format!("layer {layer}, expert {expert}")))
+        let place = || format!("layer {layer}, expert {expert}");
+        experts.shape.land(experts.layouts, slot).map_err(Error::at(place))?;
+        let Some(orders) = &experts.orders else { return Ok(()) };
+        let orders = orders.of_expert(expert, &experts.shape);
+        experts.shape.reorder(orders, slot).map_err(Error::at(place))
     }
 
     /// Compares an expert's bytes at the start of `slot` with its digest. Only packed models have

@@ -323,6 +323,7 @@ impl Model {
                 rows,
                 hidden: self.hidden,
                 eps: self.eps,
+                gathered: None,
             };
             layer.run(&mut step)?;
             self.moe_state.counters.add_stats(i, &stats.since(&before));

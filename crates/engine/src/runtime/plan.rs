@@ -653,8 +653,13 @@ fn grammar_bytes(vocab: usize) -> u64 {
     page_align(GRAMMAR_BYTES + vocab as u64 * GRAMMAR_TOKEN_BYTES)
 }
 
+/// Bytes of vectors, and of the orders of inputs.
 fn vector_bytes(blueprint: &Blueprint) -> u64 {
-    blueprint.vectors().map(|v| page_align(v.len as u64 * 4)).sum()
+    let orders = blueprint.matrices().filter_map(|m| m.order.as_ref()).map(|order| order.len());
+    let moe_orders = blueprint.moe_layers().filter_map(|(_, moe)| moe.experts.hidden_orders());
+    let lens = blueprint.vectors().map(|v| v.len);
+    let lens = lens.chain(orders).chain(moe_orders.map(<[u16]>::len));
+    lens.map(|len| page_align(len as u64 * 4)).sum()
 }
 
 /// Bytes of scratch buffers, including logits.

@@ -165,6 +165,7 @@ impl Engine {
             exact: options.device.exact,
             context: plan.context,
             progress: &mut progress,
+            last_order: None,
         };
         let model =
             Model::load(&blueprint, &mut loader, plan.chunk, plan.context, options.prefetch)?;

@@ -418,6 +418,34 @@ fn small_floats() {
 }
 
 #[test]
+fn orders_of_inputs() {
+    let golden = || CheckpointCopy::golden("glm4_moe_gptq_act_order");
+    let of_expert = |expert| format!("model.layers.1.mlp.experts.{expert}.up_proj.g_idx");
+    // Gate and up of both experts have two orders then.
+    golden()
+        .header(|h| {
+            let first = h[&of_expert(0)]["data_offsets"].take();
+            let second = std::mem::replace(&mut h[&of_expert(1)]["data_offsets"], first);
+            h[&of_expert(0)]["data_offsets"] = second;
+        })
+        .fails(&["experts.0.up_proj", "gate_proj", "desc_act"]);
+    let q_proj = "model.layers.0.self_attn.q_proj.g_idx";
+    golden().tensor(q_proj, "dtype", json!("F32")).fails(&[q_proj, "F32", "I32"]);
+    golden().tensor(q_proj, "shape", json!([32, 2])).fails(&[q_proj, "[32, 2]"]);
+    for (group, part) in [(7, "of group 7, of 2 groups"), (-1, "of group -1")] {
+        let copy = golden();
+        let file = copy.path("model.safetensors");
+        let mut bytes = fs::read(&file).unwrap();
+        let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header: Value = serde_json::from_slice(&bytes[8..8 + n]).unwrap();
+        let begin = 8 + n + header[q_proj]["data_offsets"][0].as_u64().unwrap() as usize;
+        bytes[begin..begin + 4].copy_from_slice(&i32::to_le_bytes(group));
+        fs::write(&file, bytes).unwrap();
+        copy.fails(&[q_proj, part]);
+    }
+}
+
+#[test]
 fn text_files() {
     let copy = CheckpointCopy::golden("qwen3_moe");
     copy.json("tokenizer.json", |t| {

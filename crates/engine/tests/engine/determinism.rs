@@ -236,6 +236,7 @@ fn goldens_are_bit_equal_for_any_cache() {
         "glm4_moe_plain",
         "minimax_m2_plain",
         "gemma4",
+        "glm4_moe_gptq_act_order",
     ] {
         let golden = Golden::read(name);
         check(&golden.folder, &golden.prompt());
@@ -295,9 +296,15 @@ fn the_embedded_model_is_bit_equal_for_any_cache_on_a_gpu() {
 
 #[test]
 fn goldens_are_bit_equal_for_any_cache_on_a_gpu() {
-    let names =
-        ["qwen3_5_moe", "gpt_oss_mxfp4", "gemma4", "deepseek_v3_kv_b_4bit", "glm_moe_dsa_shared"];
-    for name in &names[..if is_full() { names.len() } else { 2 }] {
+    let names = [
+        "qwen3_5_moe",
+        "gpt_oss_mxfp4",
+        "glm4_moe_gptq_act_order",
+        "gemma4",
+        "deepseek_v3_kv_b_4bit",
+        "glm_moe_dsa_shared",
+    ];
+    for name in &names[..if is_full() { names.len() } else { 3 }] {
         let golden = Golden::read(name);
         check_gpu(&golden.folder, &golden.prompt());
     }

@@ -106,7 +106,8 @@ const KINDS: [&str; 19] = [
 ];
 
 /// Goldens whose weights are laid out anew where they land.
-const LAID_OUT: [&str; 2] = ["qwen3_moe_gptq", "qwen3_moe_nvfp4_modelopt"];
+const LAID_OUT: [&str; 3] =
+    ["qwen3_moe_gptq", "glm4_moe_gptq_act_order", "qwen3_moe_nvfp4_modelopt"];
 
 /// Runs the goldens selected by name on the GPU. Software drivers take a second to compile a
 /// multi-row kernel for a format, and a minute for thousands of tokens. Without

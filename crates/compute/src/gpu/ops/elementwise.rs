@@ -3,13 +3,17 @@
 use super::{
     Constants, Kernel, OpContext, ViewParams, kernel,
     operands::GluCode,
-    params::{CombineParams, GluParams, HeadGateParams, MapParams, RopeParams},
+    params::{
+        CombineParams, GatherColumnsParams, GluParams, HeadGateParams, MapParams, RopeParams,
+    },
 };
 use crate::{Activation, Error, GateFunction, Op, RopePairs, View};
 
 pub(in crate::gpu) static GLU: Kernel = kernel!("glu", "elementwise/glu", GluParams, [Write]);
 pub(in crate::gpu) static HEAD_GATE: Kernel =
     kernel!("head_gate", "elementwise/head_gate", HeadGateParams, [Write]);
+pub(in crate::gpu) static GATHER_COLUMNS: Kernel =
+    kernel!("gather_columns", "elementwise/gather_columns", GatherColumnsParams, [Write]);
 pub(in crate::gpu) static MAP: Kernel = kernel!("map", "elementwise/map", MapParams, [Write]);
 pub(in crate::gpu) static COMBINE: Kernel =
     kernel!("combine", "experts/combine", CombineParams, [Write]);
@@ -30,6 +34,7 @@ pub(in crate::gpu) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(),
         Op::SoftCap { x, cap } => {
             MapDispatch { kind: MapKind::SoftCap, x, y: x, factor: cap }.encode(ctx)
         }
+        Op::GatherColumns { .. } => encode_gather_columns(ctx, op),
         Op::Combine { .. } => encode_combine(ctx, op),
         Op::Rope { .. } => encode_rope(ctx, op),
         _ => Ok(()),
@@ -121,6 +126,25 @@ impl MapDispatch {
         let buffers = [store.activations()];
         ctx.recorder.dispatch(&MAP, constants, &buffers, &params, groups(elements))
     }
+}
+
+fn encode_gather_columns(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
+    let &Op::GatherColumns { x, orders, ids, out } = op else { return Ok(()) };
+    let store = &*ctx.store;
+    let elements = out.rows * out.width;
+    let params = GatherColumnsParams {
+        x: ViewParams::new(store, &x)?,
+        orders: ViewParams::new(store, &orders)?,
+        ids: ViewParams::new(store, &ids.unwrap_or(x))?,
+        out: ViewParams::new(store, &out)?,
+        count: elements as u32,
+        width: out.width as u32,
+        k: ids.map_or(1, |ids| ids.width) as u32,
+        orders_count: orders.rows as u32,
+    };
+    let constants = Constants::new(&[("WG", THREADS), ("IDS", ids.is_some().into())]);
+    let buffers = [store.activations()];
+    ctx.recorder.dispatch(&GATHER_COLUMNS, constants, &buffers, &params, groups(elements))
 }
 
 fn encode_combine(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {

@@ -85,6 +85,7 @@ pub(in crate::gpu) fn encode(
         | Op::HeadGate { .. }
         | Op::Add { .. }
         | Op::Scale { .. }
+        | Op::GatherColumns { .. }
         | Op::SoftCap { .. }
         | Op::Combine { .. }
         | Op::Rope { .. } => elementwise::encode(ctx, op)?,

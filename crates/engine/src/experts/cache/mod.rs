@@ -594,6 +594,7 @@ mod tests {
                 count: EXPERTS,
                 shape,
                 layouts: [FileLayout::Planes; 3],
+                orders: None,
                 shards: parts,
                 file_bytes: BYTES,
                 slot_bytes: BYTES,

@@ -34,6 +34,7 @@ fn source(files: Vec<DataFile>, experts: Vec<Vec<Segment>>) -> Arc<ExpertSource>
         count: experts.len(),
         shape: ExpertShape::new(matrix, matrix, matrix),
         layouts: [FileLayout::Planes; 3],
+        orders: None,
         shards: parts.collect(),
         file_bytes: bytes,
         slot_bytes: bytes,

@@ -1,16 +1,18 @@
 //! Routed experts of a layer in the published tensor layouts: stacked, fused, or one tensor each.
 
+use std::sync::Arc;
+
 use moeflux_compute::{ExpertShape, FileLayout, MatrixShape, OutputOrder, PlaneLayout, Scalar};
 
 use super::{Require, config_error, scope::Scope};
 use crate::{
     base::error::Error,
     checkpoint::{
-        MatrixStack, Segment,
+        InputOrder, MatrixStack, Segment,
         location::ShardLocation,
         source::{StackLayout, StackRequest, TensorSource},
     },
-    model::blueprint::LayerExperts,
+    model::blueprint::{InputOrders, LayerExperts},
 };
 
 /// Projections of an expert in slot order, as most layouts name them.
@@ -82,6 +84,8 @@ pub(super) struct ExpertMatrix {
     pub(super) shape: MatrixShape,
     pub(super) layout: FileLayout,
     pub(super) shards: Vec<ShardLocation>,
+    /// Orders of the inputs by expert; empty if all are the file's.
+    pub(super) orders: Vec<Option<InputOrder>>,
 }
 
 /// Matrices of a layer's experts, with their layouts in the file.
@@ -89,15 +93,17 @@ pub(super) struct ExpertForm {
     pub(super) shape: ExpertShape,
     /// Of gate, up and down.
     pub(super) layouts: [FileLayout; 3],
+    pub(super) orders: Option<Arc<InputOrders>>,
 }
 
 impl ExpertForm {
-    /// Separate matrices without output biases.
+    /// Separate matrices without output biases, inputs in the file's order.
     fn new(matrices: &[ExpertMatrix; 3]) -> Self {
         let [gate, up, down] = matrices;
         Self {
             shape: ExpertShape::new(gate.shape, up.shape, down.shape),
             layouts: [gate.layout, up.layout, down.layout],
+            orders: None,
         }
     }
 }
@@ -110,6 +116,7 @@ impl From<MatrixStack> for ExpertMatrix {
             shape: stack.shape,
             layout: stack.layout,
             shards: stack.segments.iter().map(shard).collect(),
+            orders: Vec::new(),
         }
     }
 }
@@ -122,6 +129,7 @@ pub(super) fn experts(
     let ExpertSizes { count, hidden, intermediate } = sizes;
     let ExpertTensors { stacked, hub, fused, fused_names, projections } = tensors;
     let dims = [(intermediate, hidden), (intermediate, hidden), (hidden, intermediate)];
+    let mut orders = None;
     let matrices = if fused.has(fused_names[0]) {
         if let Some(interleaved) = fused_by_inputs(fused, *fused_names, sizes) {
             return interleaved.into_experts(fused.prefix(), count);
@@ -132,7 +140,9 @@ pub(super) fn experts(
             let (rows, cols) = dims[i];
             per_expert(hub, projections[i], sizes, rows, cols)
         });
-        [gate?, up?, down?]
+        let matrices = [gate?, up?, down?];
+        orders = input_orders(hub, *projections, &matrices)?;
+        matrices
     } else {
         let [gate, up, down] = [0, 1, 2].map(|i| {
             let ((rows, cols), name) = (dims[i], PROJECTIONS[i]);
@@ -144,7 +154,7 @@ pub(super) fn experts(
         }
         matrices
     };
-    let form = ExpertForm::new(&matrices);
+    let form = ExpertForm { orders, ..ExpertForm::new(&matrices) };
     let shards = matrices.into_iter().flat_map(|matrix| matrix.shards).collect();
     layer_experts(stacked.prefix(), count, form, shards)
 }
@@ -156,10 +166,10 @@ pub(super) fn layer_experts(
     form: ExpertForm,
     shards: Vec<ShardLocation>,
 ) -> Result<LayerExperts, Error> {
-    let ExpertForm { shape, layouts } = form;
+    let ExpertForm { shape, layouts, orders } = form;
     let slot_bytes = shape.bytes().map_err(Error::at(|| name))?;
     let file_bytes = shape.file_bytes(layouts).map_err(Error::at(|| name))?;
-    Ok(LayerExperts { count, shape, layouts, shards, file_bytes, slot_bytes })
+    Ok(LayerExperts { count, shape, layouts, orders, shards, file_bytes, slot_bytes })
 }
 
 /// Stacked matrices, each followed by a stack of biases.
@@ -230,7 +240,7 @@ impl InterleavedExperts {
         }
         shards.extend(down.shards);
         shards.extend(down_bias);
-        layer_experts(name, count, ExpertForm { shape, layouts }, shards)
+        layer_experts(name, count, ExpertForm { shape, layouts, orders: None }, shards)
     }
 }
 
@@ -291,7 +301,7 @@ fn fused_gate_up(
         };
         let planes = planes.iter().flatten().zip(&gate_up.segments);
         let shards = planes.map(shard).collect();
-        ExpertMatrix { shape, layout: gate_up.layout, shards }
+        ExpertMatrix { shape, layout: gate_up.layout, shards, orders: Vec::new() }
     };
     let (gate, up) = (half(false), half(true));
     Ok([gate, up, down.into()])
@@ -305,7 +315,7 @@ fn per_expert(
     rows: usize,
     cols: usize,
 ) -> Result<ExpertMatrix, Error> {
-    let mut form = None;
+    let (mut form, mut orders) = (None, Vec::new());
     let mut shards: Vec<Vec<_>> = Vec::new();
     for expert in 0..sizes.count {
         let m = hub.matrix(&format!("{expert}.{projection}"), rows, cols)?;
@@ -316,11 +326,33 @@ fn per_expert(
         }
         shards.resize_with(m.segments.len(), Vec::new);
         shards.iter_mut().zip(m.segments).for_each(|(all, s)| all.push(s));
+        orders.push(m.order);
     }
     let (shape, layout) = form.ok_or_else(|| config_error(hub.source, "there are no experts"))?;
     Ok(ExpertMatrix {
         shape,
         layout,
         shards: shards.into_iter().map(ShardLocation::Each).collect(),
+        orders,
     })
+}
+
+/// Orders of the inputs of experts with a tensor each. Gate and up read the same input, so that
+/// they have one order.
+fn input_orders(
+    hub: &Scope<'_>,
+    projections: [&str; 3],
+    [gate, up, down]: &[ExpertMatrix; 3],
+) -> Result<Option<Arc<InputOrders>>, Error> {
+    if let Some(expert) = gate.orders.iter().zip(&up.orders).position(|(gate, up)| gate != up) {
+        let name = hub.path(&format!("{expert}.{}", projections[1]));
+        let problem = format!(
+            "its inputs are grouped in another order (\"desc_act\") than those of {}, which is not \
+             supported",
+            projections[0]
+        );
+        return Err(hub.source.tensor_error(&name, &problem));
+    }
+    let shape = ExpertShape::new(gate.shape, up.shape, down.shape);
+    Ok(InputOrders::new(&gate.orders, &down.orders, &shape).map(Arc::new))
 }

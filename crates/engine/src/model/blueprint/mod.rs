@@ -4,14 +4,18 @@
 //! memory plan, loading, the forward pass, `inspect`) reads only the blueprint and does not depend
 //! on the architecture.
 
+mod input_orders;
 mod layer;
 mod weight_list;
+
+use std::sync::Arc;
 
 use moeflux_compute::{
     Activation, ExpertGroups, ExpertShape, FileLayout, GateFunction, HeadRows, KeySharing,
     RopePairs, Scoring,
 };
 
+pub(crate) use self::input_orders::InputOrders;
 pub use self::layer::{
     BodyBlueprint, FeedForwardBlueprint, LayerBlueprint, MixerBlueprint, NormKind, NormSource,
     SubBlockBlueprint, SubBlockInput,
@@ -545,13 +549,15 @@ pub struct MoeBlueprint {
 impl MoeBlueprint {
     /// Matrices of the shared expert if it is fused into the routed ones: computed in the same op
     /// as an additional expert in a separate slot. Requires the same shape and activation, no
-    /// factor, and no norms that differ.
+    /// factor, no norms that differ, and inputs in the file's order.
     pub(crate) fn fused_shared(&self) -> Option<[&MatrixSource; 3]> {
         let SharedBlueprint { mlp, post_norm, scale, .. } = self.shared.as_ref()?;
         let matrices = mlp.matrices();
         let [gate, up, down] = matrices.map(|m| m.shape);
         let norms = [&self.experts_norm, &self.experts_post_norm, post_norm];
-        let is_fused = self.experts.shape == ExpertShape::new(gate, up, down)
+        let in_order = self.experts.orders.is_none() && matrices.iter().all(|m| m.order.is_none());
+        let is_fused = in_order
+            && self.experts.shape == ExpertShape::new(gate, up, down)
             && mlp.activation == self.activation
             && *scale == 1.0
             && norms.iter().all(|norm| norm.is_none());
@@ -635,6 +641,8 @@ pub struct LayerExperts {
     pub shape: ExpertShape,
     /// Layouts of gate, up and down in the file.
     pub(crate) layouts: [FileLayout; 3],
+    /// Orders of the inputs in memory, where some are not the file's.
+    pub(crate) orders: Option<Arc<InputOrders>>,
     /// Shards of an expert, in slot order.
     pub(crate) shards: Vec<ShardLocation>,
     /// Bytes of one expert in the file.
@@ -644,6 +652,12 @@ pub struct LayerExperts {
 }
 
 impl LayerExperts {
+    /// Orders of all experts' inputs of gate and up, `(experts, hidden)`, if the activations are
+    /// gathered.
+    pub(crate) fn hidden_orders(&self) -> Option<&[u16]> {
+        self.orders.as_ref().map(|orders| orders.hidden()).filter(|orders| !orders.is_empty())
+    }
+
     /// Segments of expert `expert`, in slot order.
     pub fn segments(&self, expert: usize) -> impl Iterator<Item = Segment> + '_ {
         self.shards.iter().map(move |shard| shard.segment(expert))

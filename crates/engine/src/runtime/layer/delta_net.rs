@@ -1,8 +1,8 @@
 //! Gated DeltaNet: projections, short convolution, delta rule, gated norm.
 
-use moeflux_compute::{Buffer, Op, Weight};
+use moeflux_compute::{Buffer, Op};
 
-use super::{Loader, ScratchId, ScratchWidths, Step};
+use super::{Linear, Loader, ScratchId, ScratchWidths, Step};
 use crate::{
     base::error::Error,
     model::blueprint::{DeltaNetBlueprint, DeltaNetShape},
@@ -11,15 +11,15 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct DeltaNet {
     shape: DeltaNetShape,
-    in_proj_qkv: Weight,
-    in_proj_z: Weight,
-    in_proj_b: Weight,
-    in_proj_a: Weight,
+    in_proj_qkv: Linear,
+    in_proj_z: Linear,
+    in_proj_b: Linear,
+    in_proj_a: Linear,
     conv1d: Buffer,
     a_log: Buffer,
     dt_bias: Buffer,
     norm: Buffer,
-    out_proj: Weight,
+    out_proj: Linear,
 }
 
 /// Scratch buffers: Q, K and V before the convolution, gate projections, Q, K and V after the
@@ -52,15 +52,15 @@ impl DeltaNet {
     ) -> Result<Self, Error> {
         Ok(Self {
             shape: blueprint.shape,
-            in_proj_qkv: loader.matrix(&blueprint.in_proj_qkv)?,
-            in_proj_z: loader.matrix(&blueprint.in_proj_z)?,
-            in_proj_b: loader.matrix(&blueprint.in_proj_b)?,
-            in_proj_a: loader.matrix(&blueprint.in_proj_a)?,
+            in_proj_qkv: loader.projection(&blueprint.in_proj_qkv)?,
+            in_proj_z: loader.projection(&blueprint.in_proj_z)?,
+            in_proj_b: loader.projection(&blueprint.in_proj_b)?,
+            in_proj_a: loader.projection(&blueprint.in_proj_a)?,
             conv1d: loader.vector(&blueprint.conv1d)?,
             a_log: loader.vector(&blueprint.a_log)?,
             dt_bias: loader.vector(&blueprint.dt_bias)?,
             norm: loader.vector(&blueprint.norm)?,
-            out_proj: loader.matrix(&blueprint.out_proj)?,
+            out_proj: loader.projection(&blueprint.out_proj)?,
         })
     }
 
@@ -80,10 +80,10 @@ impl DeltaNet {
         let v = convolved.columns(2 * keys, self.shape.values()).split(value_heads);
         let [conv_spans, delta_spans] = step.spans;
 
-        step.project(x, self.in_proj_qkv, qkv)?;
-        step.project(x, self.in_proj_z, z)?;
-        step.project(x, self.in_proj_b, b)?;
-        step.project(x, self.in_proj_a, a)?;
+        step.mat_mul(x, self.in_proj_qkv, qkv)?;
+        step.mat_mul(x, self.in_proj_z, z)?;
+        step.mat_mul(x, self.in_proj_b, b)?;
+        step.mat_mul(x, self.in_proj_a, a)?;
         step.run(&Op::Conv1d {
             x: qkv,
             weight: self.conv1d,
@@ -101,6 +101,6 @@ impl DeltaNet {
         let weight = self.norm;
         step.run(&Op::GatedRmsNorm { x: out, gate, weight, eps, out: normed.split(value_heads) })?;
         let mixed = step.mixed();
-        step.project(normed, self.out_proj, mixed)
+        step.mat_mul(normed, self.out_proj, mixed)
     }
 }

@@ -30,6 +30,8 @@ pub(crate) struct Mla {
     q: QueryProjection,
     kv_a_proj_with_mqa: Linear,
     kv_a_layernorm: Buffer,
+    /// Order of the latents in the KV cache: that of the inputs of `kv_b_proj`.
+    latent_order: Option<Buffer>,
     embed_q: HeadMatrix,
     unembed_out: HeadMatrix,
     o_proj: Linear,
@@ -117,7 +119,7 @@ impl Mla {
         let [embed_q, unembed_out] = match &blueprint.kv_b {
             // kv_b_proj maps latents to K and V; absorbed queries need its key part transposed.
             LatentHeads::Whole(kv_b_proj) => {
-                let weight = loader.matrix(kv_b_proj)?;
+                let weight = loader.weight(kv_b_proj)?;
                 let [key, value] = LatentHeads::whole_rows(&shape);
                 [
                     HeadMatrix { weight, head_rows: key, transposed: true },
@@ -140,12 +142,21 @@ impl Mla {
                 ]
             }
         };
+        let kv_b_proj = match &blueprint.kv_b {
+            LatentHeads::Whole(kv_b_proj) => Some(kv_b_proj),
+            LatentHeads::Split { .. } => None,
+        };
+        let order = kv_b_proj.and_then(|m| Some((&*m.name, m.order.as_ref()?)));
+        let kv_a_layernorm =
+            loader.vector_in_order(&blueprint.kv_a_layernorm, order.map(|(_, order)| order))?;
+        let latent_order = order.map(|(name, order)| loader.order(name, order)).transpose()?;
         Ok(Self {
             shape,
             rope: blueprint.rope.for_context(loader.context),
             q,
             kv_a_proj_with_mqa: loader.linear(&blueprint.kv_a_proj_with_mqa)?,
-            kv_a_layernorm: loader.vector(&blueprint.kv_a_layernorm)?,
+            kv_a_layernorm,
+            latent_order,
             embed_q,
             unembed_out,
             o_proj: loader.linear(&blueprint.o_proj)?,
@@ -191,7 +202,10 @@ impl Mla {
         self.scale_queries(step, q.merge_heads())?;
         // A key is the normed latent followed by the rotated part; likewise each head's query.
         step.mat_mul(x, self.kv_a_proj_with_mqa, k)?;
-        step.norm(k.columns(0, kv_lora_rank), Some(self.kv_a_layernorm), LATENT_EPS)?;
+        let latent = k.columns(0, kv_lora_rank);
+        let (weight, eps) = (Some(self.kv_a_layernorm), LATENT_EPS);
+        let ordered = step.in_order(latent, self.latent_order)?;
+        step.run(&Op::RmsNorm { x: ordered, weight, eps, out: latent })?;
         let rotated_key = k.columns(kv_lora_rank, rotated);
         step.rope(&self.rope, rotated_key, rotated_key, spans)?;
         let q_rotated = q.slice_width(nope, rotated);

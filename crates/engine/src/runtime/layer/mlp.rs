@@ -1,17 +1,17 @@
 //! Gated MLP (GLU): dense feed-forward block and separate shared expert.
 
-use moeflux_compute::{Activation, Op, View, Weight};
+use moeflux_compute::{Activation, Op, View};
 
-use super::{Loader, ScratchId, ScratchWidths, Step};
+use super::{Linear, Loader, ScratchId, ScratchWidths, Step};
 use crate::{base::error::Error, model::blueprint::MlpBlueprint};
 
 #[derive(Debug)]
 pub(crate) struct Mlp {
     intermediate: usize,
     activation: Activation,
-    gate_proj: Weight,
-    up_proj: Weight,
-    down_proj: Weight,
+    gate_proj: Linear,
+    up_proj: Linear,
+    down_proj: Linear,
 }
 
 /// Scratch buffers of an MLP, of the intermediate width.
@@ -36,9 +36,9 @@ impl Mlp {
         Ok(Self {
             intermediate: blueprint.gate_proj.shape.rows,
             activation: blueprint.activation,
-            gate_proj: loader.matrix(&blueprint.gate_proj)?,
-            up_proj: loader.matrix(&blueprint.up_proj)?,
-            down_proj: loader.matrix(&blueprint.down_proj)?,
+            gate_proj: loader.projection(&blueprint.gate_proj)?,
+            up_proj: loader.projection(&blueprint.up_proj)?,
+            down_proj: loader.projection(&blueprint.down_proj)?,
         })
     }
 
@@ -52,9 +52,9 @@ impl Mlp {
         let x = step.normed();
         let gate = step.buffer(scratch.gate, self.intermediate);
         let up = step.buffer(scratch.up, self.intermediate);
-        step.project(x, self.gate_proj, gate)?;
-        step.project(x, self.up_proj, up)?;
+        step.mat_mul(x, self.gate_proj, gate)?;
+        step.mat_mul(x, self.up_proj, up)?;
         step.run(&Op::Glu { activation: self.activation, gate, up, out: gate })?;
-        step.project(gate, self.down_proj, out)
+        step.mat_mul(gate, self.down_proj, out)
     }
 }

@@ -27,7 +27,7 @@ pub(crate) use scratch::{SCRATCH_BUFFERS, Scratch};
 use self::scratch::{ScoreBuffer, ScratchId, ScratchWidths};
 use crate::{
     base::{error::Error, stats::Stats},
-    checkpoint::{Checkpoint, MatrixSource, VectorSource},
+    checkpoint::{Checkpoint, InputOrder, MatrixSource, VectorSource, source::TensorSource},
     experts::cache::ExpertCache,
     model::blueprint::{
         BodyBlueprint, FeedForwardBlueprint, LayerBlueprint, LinearSource, MixerBlueprint,
@@ -45,25 +45,63 @@ pub(crate) struct Loader<'a> {
     pub(crate) context: usize,
     /// Called with the bytes of each loaded weight.
     pub(crate) progress: &'a mut dyn FnMut(u64),
+    /// The last order of inputs: projections of one input mostly share theirs.
+    pub(crate) last_order: Option<LoadedOrder>,
+}
+
+/// Order of inputs, on a device.
+#[derive(Clone)]
+pub(crate) struct LoadedOrder {
+    order: InputOrder,
+    buffer: Buffer,
 }
 
 impl Loader<'_> {
+    /// Loads a matrix whose inputs are in the file's order.
     pub(crate) fn matrix(&mut self, m: &MatrixSource) -> Result<Weight, Error> {
+        if m.order.is_some() {
+            let problem = "its inputs are grouped in another order (\"desc_act\"), which is read \
+                           for projections only: take a quantisation without it";
+            return Err(self.checkpoint.tensor_error(&m.name, problem));
+        }
+        self.weight(m)
+    }
+
+    fn weight(&mut self, m: &MatrixSource) -> Result<Weight, Error> {
         let bytes = self.checkpoint.read_matrix(m)?;
         (self.progress)(bytes.len() as u64);
         self.device.weight(m.shape, bytes).map_err(Error::at(|| &*m.name))
     }
 
     pub(crate) fn vector(&mut self, v: &VectorSource) -> Result<Buffer, Error> {
-        self.scaled(v, 1.0)
+        let values = self.checkpoint.read_vector(v)?;
+        self.values(v, &values)
     }
 
     /// Loads a vector, each value times `factor`.
     fn scaled(&mut self, v: &VectorSource, factor: f32) -> Result<Buffer, Error> {
         let mut values = self.checkpoint.read_vector(v)?;
         values.iter_mut().for_each(|v| *v *= factor);
+        self.values(v, &values)
+    }
+
+    /// Loads a vector, its values in an order of inputs.
+    fn vector_in_order(
+        &mut self,
+        v: &VectorSource,
+        order: Option<&InputOrder>,
+    ) -> Result<Buffer, Error> {
+        let mut values = self.checkpoint.read_vector(v)?;
+        if let Some(order) = order {
+            let value = |i: &u16| values.get(usize::from(*i)).copied().unwrap_or_default();
+            values = order.iter().map(value).collect();
+        }
+        self.values(v, &values)
+    }
+
+    fn values(&mut self, v: &VectorSource, values: &[f32]) -> Result<Buffer, Error> {
         let buffer = self.device.buffer(v.len).map_err(Error::at(|| &*v.name))?;
-        self.device.write(buffer, &values).map_err(Error::at(|| &*v.name))?;
+        self.device.write(buffer, values).map_err(Error::at(|| &*v.name))?;
         Ok(buffer)
     }
 
@@ -82,7 +120,32 @@ impl Loader<'_> {
 
     fn linear(&mut self, l: &LinearSource) -> Result<Linear, Error> {
         let bias = self.optional_vector(l.bias.as_ref())?;
-        Ok(Linear { weight: self.matrix(&l.weight)?, bias })
+        Ok(Linear { bias, ..self.projection(&l.weight)? })
+    }
+
+    /// Loads a matrix whose inputs may be in another order.
+    fn projection(&mut self, m: &MatrixSource) -> Result<Linear, Error> {
+        let weight = self.weight(m)?;
+        let order = m.order.as_ref().map(|order| self.order(&m.name, order)).transpose()?;
+        Ok(Linear { weight, bias: None, order })
+    }
+
+    /// Loads an order of inputs, once for projections that follow each other.
+    fn order(&mut self, name: &str, order: &InputOrder) -> Result<Buffer, Error> {
+        if let Some(last) = self.last_order.as_ref().filter(|last| last.order == *order) {
+            return Ok(last.buffer);
+        }
+        let buffer = self.indexes(name, order)?;
+        self.last_order = Some(LoadedOrder { order: order.clone(), buffer });
+        Ok(buffer)
+    }
+
+    /// Loads indexes, as integers in f32.
+    fn indexes(&mut self, name: &str, indexes: &[u16]) -> Result<Buffer, Error> {
+        let values: Vec<f32> = indexes.iter().map(|i| f32::from(*i)).collect();
+        let buffer = self.device.buffer(values.len()).map_err(Error::at(|| name))?;
+        self.device.write(buffer, &values).map_err(Error::at(|| name))?;
+        Ok(buffer)
     }
 }
 
@@ -119,6 +182,15 @@ impl StreamNorm {
 struct Linear {
     weight: Weight,
     bias: Option<Buffer>,
+    /// Order of the inputs in the matrix, where it is another one.
+    order: Option<Buffer>,
+}
+
+/// Input of a projection that was gathered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GatheredInput {
+    x: View,
+    order: Buffer,
 }
 
 /// Receives intermediate results of a step, layer by layer, in f32. Rows are the tokens of the
@@ -151,7 +223,12 @@ pub(crate) struct Step<'a> {
     pub(crate) rows: usize,
     pub(crate) hidden: usize,
     pub(crate) eps: f32,
+    /// Contents of [`GATHERED`]. A sub-block writes each input of its projections once.
+    pub(crate) gathered: Option<GatheredInput>,
 }
+
+/// Scratch buffer: input of a projection in its order. Not one of the buffers of sub-blocks.
+const GATHERED: ScratchId = ScratchId(SCRATCH_BUFFERS - 2);
 
 impl Step<'_> {
     /// The residual stream.
@@ -185,16 +262,26 @@ impl Step<'_> {
     }
 
     fn mat_mul(&mut self, x: View, linear: Linear, out: View) -> Result<(), Error> {
+        let x = self.in_order(x, linear.order)?;
         self.run(&Op::MatMul { x, weight: linear.weight, bias: linear.bias, exact: false, out })
     }
 
     /// Uses f32 activations on the fast path, too.
     fn exact_mat_mul(&mut self, x: View, linear: Linear, out: View) -> Result<(), Error> {
+        let x = self.in_order(x, linear.order)?;
         self.run(&Op::MatMul { x, weight: linear.weight, bias: linear.bias, exact: true, out })
     }
 
-    fn project(&mut self, x: View, weight: Weight, out: View) -> Result<(), Error> {
-        self.mat_mul(x, Linear { weight, bias: None }, out)
+    /// `x` with its columns in an order.
+    fn in_order(&mut self, x: View, order: Option<Buffer>) -> Result<View, Error> {
+        let Some(order) = order else { return Ok(x) };
+        let out = View { rows: x.rows, ..self.buffer(GATHERED, x.width) };
+        if self.gathered != Some(GatheredInput { x, order }) {
+            let orders = View::rows(order, 1, x.width);
+            self.run(&Op::GatherColumns { x, orders, ids: None, out })?;
+            self.gathered = Some(GatheredInput { x, order });
+        }
+        Ok(out)
     }
 
     /// RMSNorm in place.
@@ -284,6 +371,7 @@ impl SubBlock {
     /// `x = scale (x + post_norm(body(input)))`.
     fn run(&self, step: &mut Step<'_>) -> Result<(), Error> {
         let (x, mixed, eps) = (step.x(), step.mixed(), step.eps);
+        step.gathered = None;
         if let Some(norm) = self.norm {
             let out = step.normed();
             step.run(&norm.op(x, eps, out))?;

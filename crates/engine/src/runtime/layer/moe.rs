@@ -11,7 +11,7 @@ use std::{
 
 use moeflux_compute::{
     Activation, Buffer, ExpertShape, ExpertUse, ExpertUses, Op, Router, Shared, SharedChoice,
-    SlotTable, View, Weight,
+    SlotTable, View,
 };
 
 use super::{
@@ -47,8 +47,10 @@ pub(crate) struct Moe {
     router: Router,
     experts_norm: Option<Buffer>,
     experts_post_norm: Option<Buffer>,
+    /// Orders of the inputs of gate and up, `(experts, hidden)`, where they differ.
+    orders: Option<View>,
     /// Gate of the shared expert.
-    shared_gate: Option<Weight>,
+    shared_gate: Option<Linear>,
     shared: SharedExpert,
 }
 
@@ -67,7 +69,8 @@ enum SharedExpert {
 
 /// Scratch buffers: router logits; ids and weights of the chosen experts; gate and up projection
 /// and gate logit of the shared expert; outputs and intermediate activations of the routed experts;
-/// their input where it differs from the shared expert's; their sum where it is normed.
+/// their input where it differs from the shared expert's; their sum where it is normed; their
+/// inputs in the order of each expert.
 const LOGITS: ScratchId = ScratchId(0);
 const IDS: ScratchId = ScratchId(1);
 const WEIGHTS: ScratchId = ScratchId(2);
@@ -78,6 +81,7 @@ const EXPERT_OUT: ScratchId = ScratchId(6);
 const EXPERT_INNER: ScratchId = ScratchId(7);
 const NORMED_INPUT: ScratchId = ScratchId(8);
 const EXPERT_SUM: ScratchId = ScratchId(9);
+const ORDERED_INPUT: ScratchId = ScratchId(10);
 
 /// One choice of the router: expert, row, rank in the row.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -228,6 +232,9 @@ impl Moe {
         if blueprint.router.norm.is_some() || blueprint.experts_norm.is_some() {
             widths.set(NORMED_INPUT, hidden);
         }
+        if blueprint.experts.hidden_orders().is_some() {
+            widths.set(ORDERED_INPUT, uses * hidden);
+        }
         if has_post_norm || blueprint.experts_post_norm.is_some() {
             widths.set(EXPERT_SUM, hidden);
         }
@@ -238,7 +245,7 @@ impl Moe {
         let (shared_gate, shared) = match &blueprint.shared {
             None => (None, SharedExpert::None),
             Some(shared) => {
-                let gate = shared.gate.as_ref().map(|g| loader.matrix(g)).transpose()?;
+                let gate = shared.gate.as_ref().map(|g| loader.projection(g)).transpose()?;
                 let shared = match blueprint.fused_shared() {
                     Some(_) => SharedExpert::Fused,
                     None => SharedExpert::Separate {
@@ -251,7 +258,16 @@ impl Moe {
             }
         };
         let router = &blueprint.router;
+        let orders = match blueprint.experts.hidden_orders() {
+            Some(orders) => {
+                let buffer = loader.indexes("orders of experts", orders)?;
+                let (count, width) = (blueprint.experts.count, blueprint.experts.shape.gate.cols);
+                Some(View::rows(buffer, count, width))
+            }
+            None => None,
+        };
         Ok(Self {
+            orders,
             n_experts: blueprint.experts.count,
             top_k: router.top_k,
             experts_per_row: blueprint.uses(),
@@ -306,14 +322,14 @@ impl Moe {
                 // them.
                 let shared = self.run_shared(step)?;
                 let ids = self.select_experts(step, logits, weights)?;
-                let input = self.normed_input(step, self.experts_norm)?;
+                let input = self.expert_input(step, ids)?;
                 self.run_resident(step, input, ids, table, parts)?;
                 shared
             }
             None => {
                 let ids = self.select_experts(step, logits, weights)?;
                 self.read_ids(step, ids)?;
-                let input = self.normed_input(step, self.experts_norm)?;
+                let input = self.expert_input(step, ids)?;
                 self.run_streamed(step, input, parts)?
             }
         };
@@ -345,6 +361,17 @@ impl Moe {
         Ok(out)
     }
 
+    /// Input of the routed experts, `(rows, hidden)`; where experts have orders of inputs, a row
+    /// for each choice, `(rows * k, hidden)`.
+    fn expert_input(&self, step: &mut Step<'_>, ids: View) -> Result<View, Error> {
+        let x = self.normed_input(step, self.experts_norm)?;
+        let Some(orders) = self.orders else { return Ok(x) };
+        let buffer = step.buffer(ORDERED_INPUT, 0).buffer;
+        let out = View::rows(buffer, step.rows * self.experts_per_row, step.hidden);
+        step.run(&Op::GatherColumns { x, orders, ids: Some(ids), out })?;
+        Ok(out)
+    }
+
     /// Computes the experts, which the device finds by router ids in the slot table.
     fn run_resident(
         &self,
@@ -354,6 +381,11 @@ impl Moe {
         table: SlotTable,
         parts: View,
     ) -> Result<(), Error> {
+        let ids = match self.orders {
+            // Each row of `x` is that of one choice.
+            Some(_) => View::rows(ids.buffer, x.rows, 1),
+            None => ids,
+        };
         let uses = ExpertUses::Routed { ids, table };
         let distinct = (step.rows * self.top_k).min(self.n_experts) as u64;
         step.stats.experts_needed += distinct;
@@ -480,9 +512,9 @@ impl Moe {
         let logits = step.buffer(LOGITS, self.n_experts);
         let x = self.normed_input(step, self.router_norm)?;
         step.exact_mat_mul(x, self.router_weight, logits)?;
-        if let Some(weight) = self.shared_gate {
+        if let Some(gate) = self.shared_gate {
             let (x, logit) = (step.normed(), step.buffer(SHARED_LOGIT, 1));
-            step.exact_mat_mul(x, Linear { weight, bias: None }, logit)?;
+            step.exact_mat_mul(x, gate, logit)?;
         }
         Ok(logits)
     }
@@ -578,7 +610,9 @@ impl Moe {
 
     fn expert_use(&self, choice: &RouterChoice, slot: moeflux_compute::Slot) -> ExpertUse {
         let row = choice.row as usize;
-        ExpertUse { slot, row, out_row: row * self.experts_per_row + choice.rank as usize }
+        let out_row = row * self.experts_per_row + choice.rank as usize;
+        let row = if self.orders.is_some() { out_row } else { row };
+        ExpertUse { slot, row, out_row }
     }
 
     /// Starts reads until all are in flight or no slot is free. Returns how many it started.

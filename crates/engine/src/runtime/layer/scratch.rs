@@ -2,7 +2,7 @@
 
 use moeflux_compute::{Buffer, Device};
 
-use super::{DeltaNet, Gqa, Mla, Mlp, Moe};
+use super::{DeltaNet, GATHERED, Gqa, Mla, Mlp, Moe};
 use crate::{
     base::error::Error,
     experts::prefetch::MAX_PREFETCH_ROWS,
@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Number of buffers that layers share.
-pub(crate) const SCRATCH_BUFFERS: usize = 11;
+pub(crate) const SCRATCH_BUFFERS: usize = 13;
 
 /// Index of a shared buffer. Each kind of sub-block names the buffers that it uses; kinds that
 /// never run at the same time share them.
@@ -42,7 +42,10 @@ impl ScratchWidths {
                 Moe::widths(m, blueprint.hidden, sub_block.post_norm.is_some())
             }
         });
-        widths.fold(Self::default(), Self::max)
+        let mut widths = widths.fold(Self::default(), Self::max);
+        let ordered = blueprint.matrices().filter(|m| m.order.is_some()).map(|m| m.shape.cols);
+        widths.set(GATHERED, ordered.max().unwrap_or(0));
+        widths
     }
 }
 

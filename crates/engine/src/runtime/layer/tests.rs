@@ -78,6 +78,7 @@ fn load(sub_blocks: impl FnOnce(Parts) -> Vec<SubBlockBlueprint>) -> LoadedLayer
         exact: true,
         context: CONTEXT,
         progress: &mut |_| {},
+        last_order: None,
     };
     let loaded = Layer::load(&layer, &mut loader).unwrap();
     blueprint.layers = vec![layer];
@@ -122,6 +123,7 @@ fn run(x: &[f32], sub_blocks: impl FnOnce(Parts) -> Vec<SubBlockBlueprint>) -> L
         rows: ROWS,
         hidden: blueprint.hidden,
         eps: blueprint.eps,
+        gathered: None,
     };
     layer.run(&mut step).unwrap();
     let [x, last] = [step.x(), step.mixed()].map(|view| {
