@@ -5,74 +5,11 @@ use std::path::Path;
 
 use moeflux::{
     Checkpoint, Engine, EngineOptions, MemoryRequest,
-    base::ReadCounters,
-    experts::{
-        Access, Completion, FilePages, PolicyKind, PrefetchMode, ReadOptions, ReadRequest, Reader,
-        ReaderKind,
-    },
+    experts::{Access, FilePages, PolicyKind, PrefetchMode, ReadOptions, ReaderKind},
     runtime::DeviceOptions,
-    session::WrapReader,
 };
 
-use crate::common::{self, Golden, feed, gpu, is_full, tales};
-
-/// Delays finished reads and returns them in random order.
-struct Shuffled {
-    inner: Box<dyn Reader>,
-    in_flight: usize,
-    held: Vec<Completion>,
-    random: u64,
-}
-
-impl Shuffled {
-    fn wrap(seed: u64) -> WrapReader {
-        Box::new(move |inner| {
-            Box::new(Shuffled { inner, in_flight: 0, held: Vec::new(), random: seed })
-        })
-    }
-
-    fn random(&mut self, below: usize) -> usize {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        (self.random % below as u64) as usize
-    }
-}
-
-impl Reader for Shuffled {
-    fn start(&mut self, request: ReadRequest) {
-        self.in_flight += 1;
-        self.inner.start(request);
-    }
-
-    fn next(&mut self, wait: bool) -> Option<Completion> {
-        // Half of the polls return nothing; a blocking call returns any read in flight.
-        if !wait && self.random(2) == 0 {
-            return None;
-        }
-        while self.in_flight > 0 && (wait || self.held.is_empty()) {
-            self.held.extend(self.inner.next(true));
-            self.in_flight -= 1;
-        }
-        if self.held.is_empty() {
-            return None;
-        }
-        let i = self.random(self.held.len());
-        Some(self.held.swap_remove(i))
-    }
-
-    fn promote(&mut self, slot: usize) {
-        self.inner.promote(slot);
-    }
-
-    fn cancel_prefetches(&mut self) {
-        self.inner.cancel_prefetches();
-    }
-
-    fn counters(&self) -> ReadCounters {
-        self.inner.counters()
-    }
-}
+use crate::common::{self, Golden, feed, few_slots, gpu, is_full, readers::shuffled, tales};
 
 const READS: (ReaderKind, Access) = (ReaderKind::Threads, Access::Buffered);
 
@@ -107,12 +44,12 @@ impl<'a> Run<'a> {
 /// Bits of the logits of a prompt and four more tokens, and the hit rate.
 fn bits(folder: &Path, prompt: &[u32], run: Run<'_>) -> (Vec<u32>, f64) {
     let mut options = EngineOptions::default()
-        .memory(MemoryRequest::default().slots(run.slots).chunk(run.chunk))
+        .memory(few_slots(run.slots).chunk(run.chunk))
         .device(run.device.clone().threads(run.threads))
         .reads(ReadOptions::default().kind(run.reads.0).access(run.reads.1))
         .prefetch(run.prefetch)
         .policy(run.policy);
-    options.wrap_reader = run.shuffle.map(Shuffled::wrap);
+    options.wrap_reader = run.shuffle.map(shuffled);
     let engine = Engine::open(Checkpoint::open(folder).unwrap(), options, &mut |_, _| {}).unwrap();
     let mut session = engine.session().unwrap();
     let (first, rest) = prompt.split_at(prompt.len() - 4);
