@@ -2,7 +2,7 @@
 
 use moeflux_compute::{
     Device, Format, HeadMatrix, HeadRows, KeySharing, MatrixShape, Op, RopePairs, ScratchShape,
-    Span, State, StateShape,
+    Span, State, StateShape, View,
 };
 
 use super::op_bench::{OpBench, OpWork};
@@ -159,16 +159,30 @@ pub(super) fn latent_attention(
     })
 }
 
-/// Sparse indexer of DeepSeek-V3.2: 64 heads of 128, top 2,048 positions.
-pub(super) fn top_positions(bench: &mut OpBench, positions: usize) -> anyhow::Result<()> {
-    let (heads, width, chosen) = (64, 128, 2048);
+/// Decode step of an indexer with heads of 128 values.
+struct IndexerCase {
+    op: &'static str,
+    heads: usize,
+    positions: usize,
+    /// Number and kind of the chosen positions.
+    chosen: String,
+    out: View,
+}
+
+/// Times an indexer. `make_op` makes its op of queries, keys and spans.
+fn indexer(
+    bench: &mut OpBench,
+    case: IndexerCase,
+    make_op: &dyn for<'s> Fn([View; 2], &'s [Span]) -> Op<'s>,
+) -> anyhow::Result<()> {
+    let IndexerCase { op, heads, positions, chosen, out } = case;
+    let width = 128;
     let cached = HeadShape { heads, kv_heads: 1, key: width, value: width, latent: true };
     let states = filled(bench, cached, positions)?;
     let q = bench.matrix(1, heads * width)?.split(heads);
-    let (k, weights) = (bench.matrix(1, width)?, bench.matrix(1, heads)?);
-    let (scores, out) = (bench.matrix(1, positions)?, bench.matrix(1, chosen)?);
+    let k = bench.matrix(1, width)?;
     let work = OpWork {
-        op: "TopPositions",
+        op,
         shape: format!("{heads} of {width}; {chosen} of {positions} positions"),
         rows: 1,
         bytes: bench.device.state_bytes(cached.state(positions)) as f64,
@@ -178,31 +192,35 @@ pub(super) fn top_positions(bench: &mut OpBench, positions: usize) -> anyhow::Re
     };
     bench.time(work, out, &mut |device, i| {
         let spans = &[Span { state: states[i % states.len()], position: positions - 1, rows: 1 }];
-        Ok(device.run(&Op::TopPositions { q, k, weights, spans, scores, out })?)
+        Ok(device.run(&make_op([q, k], spans))?)
     })
+}
+
+/// Sparse indexer of DeepSeek-V3.2: 64 heads, top 2,048 positions.
+pub(super) fn top_positions(bench: &mut OpBench, positions: usize) -> anyhow::Result<()> {
+    let (heads, chosen) = (64, 2048);
+    let weights = bench.matrix(1, heads)?;
+    let (scores, out) = (bench.matrix(1, positions)?, bench.matrix(1, chosen)?);
+    let case =
+        IndexerCase { op: "TopPositions", heads, positions, chosen: chosen.to_string(), out };
+    indexer(bench, case, &|[q, k], spans| Op::TopPositions { q, k, weights, spans, scores, out })
 }
 
 /// Block indexer of MiniMax-M3: 16 blocks of 128 positions for each of 4 heads.
 pub(super) fn top_blocks(bench: &mut OpBench, positions: usize) -> anyhow::Result<()> {
-    let (heads, width, block, chosen) = (4, 128, 128, 16);
-    let cached = HeadShape { heads, kv_heads: 1, key: width, value: width, latent: true };
-    let states = filled(bench, cached, positions)?;
-    let q = bench.matrix(1, heads * width)?.split(heads);
-    let k = bench.matrix(1, width)?;
+    let (heads, block, chosen) = (4, 128, 16);
     let scores = bench.matrix(heads, positions.div_ceil(block))?;
     let out = bench.matrix(1, heads * chosen * block)?.split(heads);
-    let work = OpWork {
-        op: "TopBlocks",
-        shape: format!("{heads} of {width}; {chosen} blocks of {positions} positions"),
-        rows: 1,
-        bytes: bench.device.state_bytes(cached.state(positions)) as f64,
-        operations: 2.0 * (heads * width * positions) as f64,
-        streamed: true,
-        weights: None,
-    };
-    bench.time(work, out, &mut |device, i| {
-        let spans = &[Span { state: states[i % states.len()], position: positions - 1, rows: 1 }];
-        Ok(device.run(&Op::TopBlocks { q, k, block, local: 1, spans, scores, out })?)
+    let case =
+        IndexerCase { op: "TopBlocks", heads, positions, chosen: format!("{chosen} blocks"), out };
+    indexer(bench, case, &|[q, k], spans| Op::TopBlocks {
+        q,
+        k,
+        block,
+        local: 1,
+        spans,
+        scores,
+        out,
     })
 }
 

@@ -85,6 +85,27 @@ pub(super) fn span_caches<'a>(
     })
 }
 
+/// Runs an indexer of sparse attention: appends its keys to the KV caches of the spans, then calls
+/// `select` for each span, with the values of the op's `scores` and of its `out`.
+pub(super) fn with_scores(
+    host: &mut Host,
+    op: &Op<'_>,
+    mut select: impl FnMut(&Host, SpanCache<'_>, [&mut [f32]; 2]) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let (&Op::TopPositions { k, spans, scores, out, .. }
+    | &Op::TopBlocks { k, spans, scores, out, .. }) = op
+    else {
+        return Ok(());
+    };
+    host.with(&out, |host, positions| {
+        host.with(&scores, |host, scores| {
+            append_kv(host, spans, &k, None)?;
+            span_caches(host, spans)
+                .try_for_each(|cache| select(host, cache?, [&mut *scores, &mut *positions]))
+        })
+    })
+}
+
 /// Keys and values to append; the span starts at row `first`.
 struct KvSource<'a> {
     k: &'a View,

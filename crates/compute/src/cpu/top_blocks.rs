@@ -5,7 +5,7 @@ use std::mem;
 
 use super::{
     Cpu,
-    attention::{SpanCache, append_kv, dequantized_scratch, readable_vectors, span_caches},
+    attention::{SpanCache, dequantized_scratch, readable_vectors, with_scores},
     pool::Grid,
     row,
     simd::FloatRows,
@@ -23,15 +23,7 @@ const TILE_ROWS: usize = 16;
 
 /// Runs [`Op::TopBlocks`].
 pub(super) fn top_blocks(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), Error> {
-    let &Op::TopBlocks { k, spans, scores, out, .. } = op else { return Ok(()) };
-    host.with(&out, |host, positions| {
-        host.with(&scores, |host, scores| {
-            append_kv(host, spans, &k, None)?;
-            span_caches(host, spans).try_for_each(|cache| {
-                select(host, cpu, cache?, op, [&mut *scores, &mut *positions])
-            })
-        })
-    })
+    with_scores(host, op, |host, cache, values| select(host, cpu, cache, op, values))
 }
 
 /// Selects the positions of one span, for as many rows at a time as the scratch holds scores of.

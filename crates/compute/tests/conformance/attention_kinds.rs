@@ -2,7 +2,7 @@
 
 use moeflux_compute::{Buffer, Isa, KV_BLOCK, Op, Span, State, StateShape, View};
 
-use crate::harness::{DevicePair, Random, bits, device};
+use crate::harness::{DevicePair, Random, bits, device, row_chunks};
 
 /// Head counts and widths.
 #[derive(Clone, Copy, Debug)]
@@ -89,14 +89,9 @@ impl Case {
         start: usize,
         chunks: &[usize],
     ) -> Vec<u32> {
-        let mut first = 0;
-        for rows in chunks.iter().cycle() {
-            let rows = *rows.min(&(self.q.rows - first));
-            if rows == 0 {
-                break;
-            }
-            self.run(pair, first, &[Span { state, position: start + first, rows }]);
-            first += rows;
+        for rows in row_chunks(self.q.rows, chunks) {
+            let span = Span { state, position: start + rows.start, rows: rows.len() };
+            self.run(pair, rows.start, &[span]);
         }
         let tolerance =
             pair.attention_tolerance(chunks.iter().copied().max().unwrap_or(0).min(self.q.rows));

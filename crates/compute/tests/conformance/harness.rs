@@ -1,6 +1,6 @@
 //! A device beside the reference device, and random inputs for both.
 
-use std::{cell::Cell, collections::BTreeSet};
+use std::{cell::Cell, collections::BTreeSet, ops::Range};
 
 use moeflux_compute::{
     ActivationType, Affine, Bank, BankPlace, BlockScale, BlockScaled, BlockType, Buffer, Bytes,
@@ -481,6 +481,16 @@ pub(crate) fn close(what: &str, got: &[f32], expected: &[f32], tolerance: f32) {
 /// Bit patterns of values, for exact comparisons that treat equal NaNs as equal.
 pub(crate) fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
+}
+
+/// Rows of each chunk of `rows` rows. Sizes are repeated as needed.
+pub(crate) fn row_chunks(rows: usize, sizes: &[usize]) -> impl Iterator<Item = Range<usize>> {
+    let chunk = move |first: &mut usize, size: &usize| {
+        let start = *first;
+        *first = rows.min(start + size);
+        (start < rows).then_some(start..*first)
+    };
+    sizes.iter().cycle().scan(0, chunk)
 }
 
 #[test]

@@ -5,7 +5,7 @@ use moeflux_compute::{
     ScaledBlocks, Span, State, StateShape, View,
 };
 
-use crate::harness::{AFFINE4, DevicePair, Random, bits, bytes, device, read};
+use crate::harness::{AFFINE4, DevicePair, Random, bits, bytes, device, read, row_chunks};
 
 /// Number of heads, and widths as DeepSeek-V3 names them: latent, key without and with RoPE, value.
 #[derive(Clone, Copy, Debug)]
@@ -121,14 +121,9 @@ impl Case {
     /// Runs all rows in chunks of the given sizes, repeated as needed. Returns the output's bit
     /// patterns.
     fn in_chunks(&self, pair: &mut DevicePair, state: State, chunks: &[usize]) -> Vec<u32> {
-        let mut first = 0;
-        for rows in chunks.iter().cycle() {
-            let rows = *rows.min(&(self.q.rows - first));
-            if rows == 0 {
-                break;
-            }
-            self.run(pair, first, &[Span { state, position: first, rows }]);
-            first += rows;
+        for rows in row_chunks(self.q.rows, chunks) {
+            let span = Span { state, position: rows.start, rows: rows.len() };
+            self.run(pair, rows.start, &[span]);
         }
         pair.agree(&format!("{:?}, chunks of {chunks:?}", self.shape), self.out, 1e-5);
         bits(&pair.read(self.out))

@@ -11,7 +11,8 @@ use moeflux_compute::{
 };
 
 use crate::harness::{
-    Random, bits, close, device, device_with_kv, gpu_with_kv, is_full, read, reference, tests_cpu,
+    Random, bits, close, device, device_with_kv, gpu_with_kv, is_full, read, reference, row_chunks,
+    tests_cpu,
 };
 
 /// Rows of each of the two inputs of a mixer.
@@ -231,14 +232,10 @@ impl Mixer {
         state: State,
         rows: Range<usize>,
     ) -> Vec<u32> {
-        let (mut position, mut all) = (rows.start, Vec::new());
-        for chunk in [200, 1, 1, 20].into_iter().cycle() {
-            let end = rows.end.min(position + chunk);
-            if position == end {
-                return all;
-            }
-            all.extend(self.run(device, input, state, position..end));
-            position = end;
+        let mut all = Vec::new();
+        for chunk in row_chunks(rows.len(), &[200, 1, 1, 20]) {
+            let positions = rows.start + chunk.start..rows.start + chunk.end;
+            all.extend(self.run(device, input, state, positions));
         }
         all
     }

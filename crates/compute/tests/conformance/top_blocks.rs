@@ -2,7 +2,7 @@
 
 use moeflux_compute::{Op, Span, State, StateShape, View};
 
-use crate::harness::{DevicePair, Random, bits};
+use crate::harness::{DevicePair, Random, bits, row_chunks};
 
 /// Heads, their width, positions of a block, last blocks, chosen blocks.
 #[derive(Clone, Copy, Debug)]
@@ -56,14 +56,10 @@ impl Case {
     }
 
     fn in_chunks(&self, pair: &mut DevicePair, chunks: &[usize]) -> Vec<u32> {
-        let (state, mut first) = (self.state(pair), 0);
-        for rows in chunks.iter().cycle() {
-            let rows = *rows.min(&(self.q.rows - first));
-            if rows == 0 {
-                break;
-            }
-            self.run(pair, first, &[Span { state, position: first, rows }]);
-            first += rows;
+        let state = self.state(pair);
+        for rows in row_chunks(self.q.rows, chunks) {
+            let span = Span { state, position: rows.start, rows: rows.len() };
+            self.run(pair, rows.start, &[span]);
         }
         pair.agree(&format!("{:?}, chunks of {chunks:?}", self.shape), self.out, 0.0);
         bits(&pair.read(self.out))

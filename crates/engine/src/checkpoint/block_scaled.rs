@@ -44,8 +44,10 @@ impl Checkpoint {
         let scales = self.tensor(&format!("{name}.scales"))?;
         let global = format!("{name}.global_scale");
         if self.has(&global) {
-            let problem =
-                format!("it has a scale for the whole tensor, {global}, which is not supported");
+            let problem = format!(
+                "it has a scale for the whole tensor, {global}, which is not supported: take \
+                 NVFP4 of ModelOpt or compressed-tensors, or MLX's without that scale"
+            );
             return Err(self.tensor_error(weight, &problem));
         }
         // The mode follows from the shapes, as each has different bytes per row.

@@ -77,8 +77,8 @@ impl Checkpoint {
         let is_read = matches!(in_memory, 32 | 64 | MAX_GROUP) && group.is_multiple_of(in_memory);
         if scale == Scalar::F32 || !is_read || group * groups != cols {
             let problem = format!(
-                "it is {} {:?} for {cols} inputs: scales of 16 bits for groups of 32, 64 or a \
-                 multiple of 128 are read",
+                "it is {} {:?} for {cols} inputs: {method} is read with scales of 16 bits for \
+                 groups of 32, 64 or a multiple of 128; take a quantisation with such groups",
                 scales.dtype, scales.shape
             );
             return Err(self.tensor_error(&scales_name, &problem));
@@ -193,7 +193,8 @@ mod tests {
     fn other_layouts_are_refused() {
         let none = json!({});
         says(matrix(&none, [24, 64], 4, &[]), &["a.qweight", "[24, 64]", "64 x 256", "4 or 8"]);
-        says(matrix(&none, [32, 64], 16, &[]), &["a.scales", "[16, 64]", "groups of 32"]);
+        let parts = ["a.scales", "[16, 64]", "gptq", "groups of 32", "take a quantisation"];
+        says(matrix(&none, [32, 64], 16, &[]), &parts);
         says(matrix(&none, [32, 64], 0, &[]), &["a.scales", "[0, 64]"]);
         // The indexes in the file are zeros.
         let order: [(&str, &str, &[usize]); 1] = [("a.g_idx", "I32", &[256])];

@@ -6,7 +6,7 @@ use super::decode::GenerateRequest;
 use crate::{
     base::error::Error,
     runtime::{control::StepControl, forward::Logits},
-    session::session::{RowSink, Session},
+    session::{session::Session, steps::RowSink},
     text::sampling::{Sampler, TokenLogprobs, TokenMask},
 };
 

@@ -1,6 +1,6 @@
 //! Embedding of a prompt: its hidden states after the final norm, pooled.
 
-use crate::session::session::RowSink;
+use crate::session::steps::RowSink;
 
 /// Pooling of hidden states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,7 +16,8 @@ use crate::{
     },
     session::{
         engine::Engine,
-        session::{BatchEntry, MIN_CACHED_PREFIX, Session, Synced},
+        session::{MIN_CACHED_PREFIX, Session, Synced},
+        steps::BatchEntry,
         timeline::common_prefix_len,
     },
     text::sampling::TokenLogprobs,

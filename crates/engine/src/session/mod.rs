@@ -11,10 +11,12 @@ pub(crate) mod save_restore;
 #[allow(clippy::module_inception, reason = "the file of the type that names the floor")]
 pub(crate) mod session;
 pub(crate) mod snapshot;
+pub(crate) mod steps;
 pub(crate) mod timeline;
 
 pub use engine::{OpenProgress, WrapReader};
 pub use mark::Mark;
 pub use save_restore::SnapshotOptions;
-pub use session::{BatchEntry, RowSink, Synced};
+pub use session::Synced;
 pub use snapshot::SnapshotFolder;
+pub use steps::{BatchEntry, RowSink};

@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-use moeflux_compute::{Commit, Span};
-
 use crate::{
     base::{
         error::{Error, SessionError},
@@ -11,14 +9,15 @@ use crate::{
     },
     runtime::{
         control::StepControl,
-        forward::{Logits, LogitsOutput, LogitsRequest, LogitsSink, SeqSpan, StepContext},
+        forward::{Logits, LogitsOutput, LogitsRequest, LogitsSink},
         pools::LineName,
     },
     session::{
         engine::{Engine, Runtime},
         mark::Mark,
         prefix_cache::EvictionCost,
-        timeline::{Timeline, common_prefix_len, explain_states_full},
+        steps::{BatchResult, RowSink},
+        timeline::{Timeline, common_prefix_len},
     },
     text::sampling::Sampler,
 };
@@ -526,58 +525,6 @@ impl Drop for Session {
     }
 }
 
-/// One session's share of [`Engine::step`].
-#[non_exhaustive]
-pub struct BatchEntry<'a> {
-    /// The session to advance.
-    pub session: &'a mut Session,
-    /// Tokens to append: one or more.
-    pub tokens: &'a [u32],
-    /// Whether to compute [`Session::logits`] after the last token. Otherwise the output head does
-    /// not run.
-    pub logits: bool,
-    /// Receives the logits of each token. A step that fails may have called it.
-    pub each_row: Option<&'a mut dyn RowSink>,
-    /// Whether `each_row` receives hidden states after the final norm in place of logits. The
-    /// output head does not run then, and the session has no logits.
-    pub hidden: bool,
-}
-
-/// Receiver of logits or hidden states, token by token.
-pub trait RowSink: Send {
-    /// Takes the logits after token `row` of the entry, one per vocabulary entry, or its hidden
-    /// state.
-    fn row(&mut self, row: usize, values: &[f32]);
-}
-
-impl<'a> BatchEntry<'a> {
-    /// Appends tokens without logits.
-    pub fn new(session: &'a mut Session, tokens: &'a [u32]) -> Self {
-        Self { session, tokens, logits: false, each_row: None, hidden: false }
-    }
-
-    /// Sets `logits`.
-    #[must_use]
-    pub fn logits(mut self, logits: bool) -> Self {
-        self.logits = logits;
-        self
-    }
-
-    /// Sets `each_row`.
-    #[must_use]
-    pub fn each_row(mut self, each_row: impl Into<Option<&'a mut dyn RowSink>>) -> Self {
-        self.each_row = each_row.into();
-        self
-    }
-
-    /// Sets `hidden`.
-    #[must_use]
-    pub fn hidden(mut self, hidden: bool) -> Self {
-        self.hidden = hidden;
-        self
-    }
-}
-
 impl Engine {
     /// Opens an empty session.
     ///
@@ -590,186 +537,9 @@ impl Engine {
         }
         Session::new(self.clone()).inspect_err(|_| self.release_session())
     }
-
-    /// Appends tokens to several sessions in one step. Each expert is read once for all of them. On
-    /// the exact path the logits equal those of separate steps bit for bit; on the fast path they
-    /// differ by rounding.
-    ///
-    /// Atomic: if the step fails or is cancelled, no session advances.
-    ///
-    /// # Errors
-    /// As [`Session::feed`]; also for a session of another engine, or more tokens in total than the
-    /// plan's chunk.
-    pub fn step(
-        &self,
-        entries: &mut [BatchEntry<'_>],
-        control: &mut StepControl<'_>,
-    ) -> Result<Stats, Error> {
-        let rows = entries.iter().map(|entry| entry.tokens.len()).sum::<usize>();
-        if entries.is_empty() {
-            return Ok(Stats::default());
-        }
-        if rows > self.plan().chunk {
-            let chunk = self.plan().chunk;
-            return Err(SessionError::StepTooLarge { rows, chunk }.into());
-        }
-        for entry in &*entries {
-            if !self.same_engine(entry.session.engine()) {
-                return Err(SessionError::OtherEngineInStep.into());
-            }
-            entry.session.check_tokens(entry.session.tokens().len(), entry.tokens)?;
-        }
-        let mut outputs: Vec<EntryOutput<'_>> = Vec::with_capacity(entries.len());
-        for entry in &mut *entries {
-            let start = outputs.last().map_or(0, |output| output.rows.end);
-            outputs.push(EntryOutput {
-                rows: start..start + entry.tokens.len(),
-                keeps_last: entry.logits && !entry.hidden,
-                logits: std::mem::take(&mut entry.session.timeline.logits),
-                was_read: false,
-                each_row: entry.each_row.take(),
-                hidden: entry.hidden,
-            });
-        }
-        let mut batch: Vec<BatchResult<'_>> = entries
-            .iter_mut()
-            .zip(&outputs)
-            .map(|(entry, output)| BatchResult {
-                timeline: &mut entry.session.timeline,
-                tokens: entry.tokens,
-                wanted: output.wanted(),
-            })
-            .collect();
-        let mut stats = Stats::default();
-        let stepped = self.lock().step(&mut batch, &mut stats, control, &mut |row, output| {
-            let i = outputs.partition_point(|output| output.rows.end <= row);
-            let (LogitsOutput::Logits(values) | LogitsOutput::Hidden(values)) = output else {
-                return true;
-            };
-            outputs.get_mut(i).into_iter().for_each(|of_entry| of_entry.take(row, values));
-            true
-        });
-        let stepped = stepped.map_err(|error| self.explain_non_finite(error));
-        for (entry, output) in entries.iter_mut().zip(outputs) {
-            let EntryOutput { mut logits, was_read, .. } = output;
-            if was_read != stepped.is_ok() {
-                logits.clear();
-            }
-            entry.session.timeline.logits = logits;
-            if stepped.is_ok() {
-                entry.session.stats.tokens += entry.tokens.len() as u64;
-            }
-        }
-        stepped.map(|()| stats)
-    }
-}
-
-/// Output of a step for one of its entries.
-struct EntryOutput<'a> {
-    /// Rows of the step.
-    rows: Range<usize>,
-    /// Whether the session keeps the logits of the last row.
-    keeps_last: bool,
-    /// Logits of the session.
-    logits: Vec<f32>,
-    /// Whether the step has read them.
-    was_read: bool,
-    each_row: Option<&'a mut dyn RowSink>,
-    hidden: bool,
-}
-
-impl EntryOutput<'_> {
-    fn wanted(&self) -> LogitsRequest {
-        match (&self.each_row, self.keeps_last) {
-            (Some(_), _) if self.hidden => LogitsRequest::Hidden,
-            (Some(_), _) => LogitsRequest::Logits(Logits::All),
-            (None, true) => LogitsRequest::Logits(Logits::Last),
-            (None, false) => LogitsRequest::None,
-        }
-    }
-
-    /// Takes the values of a row of the step.
-    fn take(&mut self, row: usize, values: &[f32]) {
-        if let Some(sink) = &mut self.each_row {
-            sink.row(row - self.rows.start, values);
-        }
-        if self.keeps_last && row + 1 == self.rows.end {
-            self.logits.clear();
-            self.logits.extend_from_slice(values);
-            self.was_read = true;
-        }
-    }
-}
-
-/// A timeline and the tokens that a step appends to it.
-pub(crate) struct BatchResult<'a> {
-    pub(crate) timeline: &'a mut Timeline,
-    pub(crate) tokens: &'a [u32],
-    pub(crate) wanted: LogitsRequest,
-}
-
-impl BatchResult<'_> {
-    fn span(&self) -> SeqSpan<'_> {
-        let Timeline { states, tokens, .. } = &*self.timeline;
-        SeqSpan { states, position: tokens.len(), tokens: self.tokens, logits: self.wanted }
-    }
-
-    /// Commits of all rows, one for each state.
-    fn commits(&self) -> impl Iterator<Item = Commit> {
-        let SeqSpan { states, position, tokens, .. } = self.span();
-        let rows = tokens.len();
-        let spans = states.iter().flatten().flatten().map(move |state| Span {
-            state: *state,
-            position,
-            rows,
-        });
-        spans.map(Commit::all)
-    }
 }
 
 impl Runtime {
-    /// Runs a step as a transaction: recurrent states are committed and tokens appended only when
-    /// all of it has succeeded.
-    fn step(
-        &mut self,
-        entries: &mut [BatchResult<'_>],
-        stats: &mut Stats,
-        control: &mut StepControl<'_>,
-        sink: &mut LogitsSink<'_>,
-    ) -> Result<(), Error> {
-        self.reopen_lost_files();
-        for entry in entries.iter_mut().filter(|entry| entry.timeline.is_stale) {
-            self.reset(entry.timeline)?;
-        }
-        self.reserve_states(entries.iter().map(|entry| (&*entry.timeline, entry.tokens.len())))?;
-        for entry in &mut *entries {
-            let end = entry.timeline.tokens.len() + entry.tokens.len();
-            entry.timeline.written = entry.timeline.written.max(end);
-        }
-        let (before, reads) = (self.device.counters(), self.cache.read_counters());
-        let on = StepContext { device: &mut *self.device, cache: &mut self.cache, stats };
-        let stepped = match &*entries {
-            // A step of one session does not allocate.
-            [entry] => self.model.step(on, &[entry.span()], control, sink),
-            entries => self.model.step(
-                on,
-                &entries.iter().map(BatchResult::span).collect::<Vec<_>>(),
-                control,
-                sink,
-            ),
-        };
-        stats.add_device(before, self.device.counters());
-        stats.add_reads(reads, self.cache.read_counters());
-        stepped.map_err(explain_states_full)?;
-        self.step_commits.clear();
-        self.step_commits.extend(entries.iter().flat_map(BatchResult::commits));
-        self.device.commit(&self.step_commits).map_err(Error::at(|| "committing a step"))?;
-        for entry in entries {
-            entry.timeline.tokens.extend_from_slice(entry.tokens);
-        }
-        Ok(())
-    }
-
     /// Length to which a timeline that shares `same` tokens with `tokens` can be truncated for
     /// them; zero if it can only be reset.
     fn usable_len(&self, timeline: &Timeline, same: usize, tokens: &[u32]) -> usize {

@@ -197,6 +197,18 @@ pub fn gpu(exact: bool) -> Option<DeviceOptions> {
     }
 }
 
+/// Start of the names of the goldens to test, `MOEFLUX_TEST_GOLDENS`; by default all are.
+pub fn asked() -> Option<String> {
+    std::env::var("MOEFLUX_TEST_GOLDENS").ok()
+}
+
+/// Slots for this number of experts. A card with its own memory gets as many host slots, so that
+/// the others are read from disk there too.
+pub fn few_slots(slots: impl Into<Option<usize>>) -> MemoryRequest {
+    let slots = slots.into();
+    MemoryRequest::default().slots(slots).host_slots(slots)
+}
+
 pub fn engine(folder: &Path, device: DeviceOptions, memory: MemoryRequest) -> Engine {
     let options = EngineOptions::default().memory(memory).device(device);
     Engine::open(Checkpoint::open(folder).unwrap(), options, &mut |_, _| {}).unwrap()

@@ -3,7 +3,9 @@
 
 use moeflux::{MemoryRequest, runtime::DeviceOptions};
 
-use crate::common::{Golden, Seen, difference, engine, exact, feed, goldens, gpu, is_full, sets};
+use crate::common::{
+    Golden, Seen, asked, difference, engine, exact, feed, goldens, gpu, is_full, sets,
+};
 
 /// `max |a - b| <= BAR * rms(b)`.
 const BAR: f64 = 1e-3;
@@ -48,11 +50,6 @@ fn matches(golden: &Golden, device: &DeviceOptions, chunk: Option<usize>) {
     assert!(compared > 0, "{at}: no layer's experts were compared");
 }
 
-/// Start of the names of the goldens to compare, `MOEFLUX_TEST_GOLDENS`; by default all are.
-fn asked() -> Option<String> {
-    std::env::var("MOEFLUX_TEST_GOLDENS").ok()
-}
-
 /// The goldens to compare.
 fn compared() -> impl Iterator<Item = Golden> {
     let start = asked().unwrap_or_default();
@@ -83,7 +80,7 @@ fn the_cpu_device_matches_mlx() {
 }
 
 /// One golden for each kind of mixer and router, with integer weights where there is one.
-const KINDS: [&str; 19] = [
+pub(crate) const KINDS: [&str; 19] = [
     "qwen3_moe",
     "qwen3_5_moe",
     "qwen3_next",

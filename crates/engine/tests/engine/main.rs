@@ -21,6 +21,7 @@ mod gguf_use;
 mod goldens;
 mod hostile_configs;
 mod injected_faults;
+mod invariants;
 mod non_finite;
 mod packed_models;
 mod parsers;

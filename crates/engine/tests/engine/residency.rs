@@ -5,16 +5,20 @@ use std::path::Path;
 use moeflux::{
     Checkpoint, Engine, EngineOptions, Error, MemoryPlan, MemoryRequest, StepControl,
     base::Stats,
+    model::blueprint::Blueprint,
     runtime::{BankPlace, LineName},
     session::SnapshotOptions,
 };
 use moeflux_compute::DeviceMemory;
 
-use crate::common::{
-    self, Golden, Seen, engine, exact, feed, gpu, in_own_process,
-    readers::every_nth,
-    simulated_gpu::{Asked, Card},
-    tales,
+use crate::{
+    common::{
+        self, Golden, Seen, engine, exact, feed, few_slots, gpu, in_own_process,
+        readers::every_nth,
+        simulated_gpu::{Asked, Card},
+        tales,
+    },
+    determinism::ON_A_GPU,
 };
 
 /// Reads in flight: one per reader thread, and the same number of finished ones.
@@ -37,10 +41,7 @@ fn on_card(
     slots: Option<usize>,
 ) -> (Vec<u32>, Asked, Stats) {
     // The host has one slot too few for the experts that the device does not hold.
-    let all =
-        moeflux::model::blueprint::Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap())
-            .unwrap()
-            .experts();
+    let all = Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap()).unwrap().experts();
     let host_slots = slots.map(|slots| (all - slots).saturating_sub(1).max(1));
     with_slots("cpu", folder, prompt, card, [slots, host_slots])
 }
@@ -122,10 +123,8 @@ fn every_kind_of_expert_layer_is_bit_equal_on_a_gpu() {
         "minimax_m2_hub",
     ] {
         let golden = Golden::read(name);
-        let blueprint = moeflux::model::blueprint::Blueprint::for_checkpoint(
-            &Checkpoint::open(&golden.folder).unwrap(),
-        )
-        .unwrap();
+        let blueprint =
+            Blueprint::for_checkpoint(&Checkpoint::open(&golden.folder).unwrap()).unwrap();
         let expected = on_cpu(&golden.folder, &golden.prompt());
         let (bits, asked, _) =
             on_card(&golden.folder, &golden.prompt(), Card { bank: 5, ..Card::OWN }, None);
@@ -187,9 +186,7 @@ fn experts_in_host_memory_are_read_in_place() {
 
 /// Compares the logits with several slot counts of device and host.
 fn tiers(device: &str, folder: &Path, prompt: &[u32], expected: &[u32]) {
-    let blueprint =
-        moeflux::model::blueprint::Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap())
-            .unwrap();
+    let blueprint = Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap()).unwrap();
     let (all, k) = (blueprint.experts(), blueprint.max_top_k());
     let sizes = [
         (all / 3, all - all / 3, true),
@@ -241,10 +238,7 @@ fn no_size_of_a_tier_changes_a_bit_on_a_gpu() {
     // Unified memory with all slots, and with few.
     let unified = DeviceMemory { total: Some(1 << 30), unified: true, in_place: true };
     let unified = Card { memory: Some(unified), ..Card::OWN };
-    let k =
-        moeflux::model::blueprint::Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap())
-            .unwrap()
-            .max_top_k();
+    let k = Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap()).unwrap().max_top_k();
     for slots in [None, Some(k), Some(k + 3)] {
         let (bits, asked, _) = with_slots("gpu", folder, &prompt, unified, [slots, None]);
         assert!(bits == expected, "other bits with {slots:?} slots in unified memory");
@@ -288,9 +282,7 @@ fn check_loading_progress(folder: &Path) {
         said.last().unwrap().1
     };
     let experts =
-        moeflux::model::blueprint::Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap())
-            .unwrap()
-            .experts_bytes();
+        Blueprint::for_checkpoint(&Checkpoint::open(folder).unwrap()).unwrap().experts_bytes();
     assert_eq!(open(Some(Card::OWN)), open(None) + experts);
     // The same in host memory, for a device that manages its weights.
     let unified = Card {
@@ -298,6 +290,17 @@ fn check_loading_progress(folder: &Path) {
         ..Card::OWN
     };
     assert_eq!(open(Some(unified)), open(None) + experts);
+}
+
+/// Tests on a GPU limit the slots, so that experts are read whatever memory it has.
+#[test]
+fn few_slots_leave_experts_on_disk_beside_a_card() {
+    let goldens = ON_A_GPU.map(moeflux_goldens::golden);
+    for folder in goldens.into_iter().chain([tales()]) {
+        let model = Blueprint::for_checkpoint(&Checkpoint::open(&folder).unwrap()).unwrap();
+        let (engine, _) = open(&folder, Card::OWN, few_slots(model.max_top_k()));
+        assert!(!engine.unwrap().plan().holds_all, "{}", folder.display());
+    }
 }
 
 /// The plan of tales-18m for a simulated GPU.
@@ -434,9 +437,7 @@ fn opening_fails_if_an_expert_cannot_be_loaded() {
 #[test]
 fn states_can_use_all_planned_memory() {
     let folder = moeflux_goldens::golden("qwen3_moe");
-    let blueprint =
-        moeflux::model::blueprint::Blueprint::for_checkpoint(&Checkpoint::open(&folder).unwrap())
-            .unwrap();
+    let blueprint = Blueprint::for_checkpoint(&Checkpoint::open(&folder).unwrap()).unwrap();
     let (context, vocab) = (blueprint.max_positions, blueprint.vocab);
     let tokens: Vec<u32> = (0..601).map(|i| (i * i % vocab) as u32).collect();
     let temp = tempfile::tempdir().unwrap();

@@ -131,10 +131,22 @@ pub(super) fn experts(
     let dims = [(intermediate, hidden), (intermediate, hidden), (hidden, intermediate)];
     let mut orders = None;
     let matrices = if fused.has(fused_names[0]) {
-        if let Some(interleaved) = fused_by_inputs(fused, *fused_names, sizes) {
-            return interleaved.into_experts(fused.prefix(), count);
+        match fused_stacks(fused, *fused_names, sizes, [StackLayout::Bare; 2]) {
+            Ok([gate_up, down]) => {
+                let [gate, up] = halves(fused, fused_names[0], gate_up)?;
+                [gate, up, down.into()]
+            }
+            Err(error) => {
+                let orders = [OutputOrder::EvenRowsFirst, OutputOrder::Rows];
+                let layouts = orders.map(StackLayout::ByInputs);
+                let Ok(stacks) = fused_stacks(fused, *fused_names, sizes, layouts) else {
+                    return Err(error);
+                };
+                let [gate_up, down] = stacks.map(ExpertMatrix::from);
+                let interleaved = InterleavedExperts { gate_up, down, biases: None };
+                return interleaved.into_experts(fused.prefix(), count);
+            }
         }
-        fused_gate_up(fused, *fused_names, sizes)?
     } else if hub.has_matrix(&format!("0.{}", projections[0])) {
         let [gate, up, down] = [0, 1, 2].map(|i| {
             let (rows, cols) = dims[i];
@@ -244,49 +256,33 @@ impl InterleavedExperts {
     }
 }
 
-/// Unquantized `gate_up` `[E, H, 2 I]`, gate columns before up columns, and `down` `[E, I, H]`, by
-/// their names. `None` if the tensors have other shapes, or also those of [`fused_gate_up`].
-fn fused_by_inputs(
+/// Stacks of `gate_up` and `down` by their names: `[E, 2 I, H]` with gate rows before up rows, and
+/// `[E, H, I]`; by inputs, the same transposed, without quantization.
+fn fused_stacks(
     hub: &Scope<'_>,
-    [gate_up_name, down_name]: [&str; 2],
+    names: [&str; 2],
     sizes: ExpertSizes,
-) -> Option<InterleavedExperts> {
+    layouts: [StackLayout; 2],
+) -> Result<[MatrixStack; 2], Error> {
     let ExpertSizes { count, hidden, intermediate } = sizes;
-    let stacks = |layouts: [StackLayout; 2]| {
-        let stack = |name, layout, rows, cols| {
-            hub.stack(&StackRequest { name, layout, count, rows, cols }).map(ExpertMatrix::from)
-        };
-        let gate_up = stack(gate_up_name, layouts[0], 2 * intermediate, hidden).ok()?;
-        let down = stack(down_name, layouts[1], hidden, intermediate).ok()?;
-        Some(InterleavedExperts { gate_up, down, biases: None })
+    let stack = |i: usize, rows, cols| {
+        hub.stack(&StackRequest { name: names[i], layout: layouts[i], count, rows, cols })
     };
-    if stacks([StackLayout::Bare; 2]).is_some() {
-        return None;
-    }
-    let orders = [OutputOrder::EvenRowsFirst, OutputOrder::Rows];
-    stacks(orders.map(StackLayout::ByInputs))
+    Ok([stack(0, 2 * intermediate, hidden)?, stack(1, hidden, intermediate)?])
 }
 
-/// `gate_up` `[E, 2 I, H]`, gate rows before up rows, and `down` `[E, H, I]`, by their names.
-fn fused_gate_up(
-    hub: &Scope<'_>,
-    [gate_up_name, down_name]: [&str; 2],
-    sizes: ExpertSizes,
-) -> Result<[ExpertMatrix; 3], Error> {
-    let ExpertSizes { count, hidden, intermediate } = sizes;
-    let stack = |name, rows, cols| {
-        hub.stack(&StackRequest { name, layout: StackLayout::Bare, count, rows, cols })
-    };
-    let gate_up = stack(gate_up_name, 2 * intermediate, hidden)?;
-    let down = stack(down_name, hidden, intermediate)?;
+/// Gate and up of a stack of their rows, gate rows first.
+fn halves(hub: &Scope<'_>, name: &str, gate_up: MatrixStack) -> Result<[ExpertMatrix; 2], Error> {
+    let MatrixShape { rows, cols, .. } = gate_up.shape;
+    let intermediate = rows / 2;
     if !intermediate.is_multiple_of(gate_up.shape.format.block().rows) {
         return Err(hub.source.tensor_error(
-            &hub.path(gate_up_name),
+            &hub.path(name),
             &format!("a block of its scales spans both halves of {intermediate} rows"),
         ));
     }
-    let name = hub.path(gate_up_name);
-    let planes = gate_up.layout.planes(gate_up.shape.format, hidden).map_err(Error::at(|| name))?;
+    let name = hub.path(name);
+    let planes = gate_up.layout.planes(gate_up.shape.format, cols).map_err(Error::at(|| name))?;
     let half = |is_up: bool| {
         let shape = MatrixShape { rows: intermediate, ..gate_up.shape };
         let shard = |(plane, both): (&PlaneLayout, &Segment)| {
@@ -303,8 +299,7 @@ fn fused_gate_up(
         let shards = planes.map(shard).collect();
         ExpertMatrix { shape, layout: gate_up.layout, shards, orders: Vec::new() }
     };
-    let (gate, up) = (half(false), half(true));
-    Ok([gate, up, down.into()])
+    Ok([false, true].map(half))
 }
 
 /// One projection with a separate tensor for each expert.
