@@ -124,7 +124,7 @@ fn batched(
 ) -> anyhow::Result<RepeatMeasurement> {
     let RepeatHooks { cancel, progress, prompted } = hooks;
     let vocab = engine.blueprint().vocab;
-    let mut sampler = Sampler::new(Sampling::greedy(), vocab)?;
+    let mut samplers = vec![Sampler::new(Sampling::greedy(), vocab)?; n];
     let steps = n + feed.answer;
     let (mut sessions, mut answers) = (Vec::with_capacity(n), Vec::with_capacity(n));
     for i in 0..n {
@@ -150,15 +150,16 @@ fn batched(
         let mut entries: Vec<BatchEntry<'_>> = sessions
             .iter_mut()
             .zip(&answers)
-            .map(|(session, answer)| BatchEntry::new(session, &answer[step..=step]).logits(true))
+            .zip(&mut samplers)
+            .map(|((session, answer), sampler)| {
+                BatchEntry::new(session, &answer[step..=step]).sampler(sampler)
+            })
             .collect();
         let mut within = |share: f64| progress(((n + step) as f64 + share) / steps as f64);
         let mut control = StepControl::default().cancel(cancel).progress(&mut within);
         let since = Instant::now();
         stats = stats.plus(&engine.step(&mut entries, &mut control)?);
-        for session in &sessions {
-            sampler.sample(session.logits())?;
-        }
+        entries.into_iter().filter_map(|entry| entry.chosen).collect::<Result<Vec<_>, _>>()?;
         seconds.push(since.elapsed().as_secs_f64());
         meter.add(&positions);
     }

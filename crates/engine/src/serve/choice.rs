@@ -83,6 +83,12 @@ impl TokenChoice {
         Ok(Some(token))
     }
 
+    /// The sampler, if it alone decides and candidates may suffice for it.
+    pub(crate) fn sampler_alone(&mut self) -> Option<&mut Sampler> {
+        let alone = self.masks.is_empty() && self.logprobs.is_none() && self.forced.is_empty();
+        alone.then_some(&mut self.sampler)
+    }
+
     /// Appends tokens to the session and chooses the next one, from candidates that the device
     /// selects where they suffice.
     ///
@@ -94,8 +100,8 @@ impl TokenChoice {
         tokens: &[u32],
         control: &mut StepControl<'_>,
     ) -> Result<ChosenToken, Error> {
-        if self.masks.is_empty() && self.logprobs.is_none() {
-            let token = session.next(tokens, &mut self.sampler, control)?;
+        if let Some(sampler) = self.sampler_alone() {
+            let token = session.next(tokens, sampler, control)?;
             return Ok(ChosenToken { token, logprobs: None });
         }
         session.feed(tokens, Logits::Last, control, &mut |_, _| {})?;

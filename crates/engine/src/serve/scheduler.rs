@@ -214,10 +214,15 @@ struct Sequence {
 impl Sequence {
     /// Entry of a step that feeds the next `count` tokens.
     fn entry(&mut self, count: usize) -> BatchEntry<'_> {
-        let Self { session, prompt, pending, prompt_logprobs, embedding, .. } = self;
+        let Self { session, prompt, pending, choice, prompt_logprobs, embedding, .. } = self;
         let fed = session.tokens().len();
         match pending.get(..count) {
-            Some(tokens) => BatchEntry::new(session, tokens).logits(true),
+            // Nothing is chosen before all pending tokens are fed.
+            Some(tokens) if count < pending.len() => BatchEntry::new(session, tokens),
+            Some(tokens) => match choice.sampler_alone() {
+                Some(sampler) => BatchEntry::new(session, tokens).sampler(sampler),
+                None => BatchEntry::new(session, tokens).logits(true),
+            },
             None => {
                 let tokens = &prompt[fed..fed + count];
                 let logits = fed + count == prompt.len();
@@ -265,10 +270,18 @@ impl Sequence {
         self.prompt.len().saturating_sub(self.session.tokens().len())
     }
 
-    /// Chooses the next token, and the forced ones behind it as far as the answer goes.
-    fn choose(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
+    /// Chooses the next token, unless a step has `chosen` it, and the forced ones behind it as far
+    /// as the answer goes.
+    fn choose(
+        &mut self,
+        chosen: Option<Result<u32, Error>>,
+        events: &mut Vec<Event>,
+    ) -> Result<(), Error> {
         let context = self.session.engine().plan().context;
-        let mut next = Some(self.choice.choose(self.session.logits())?);
+        let mut next = Some(match chosen {
+            Some(chosen) => ChosenToken { token: chosen?, logprobs: None },
+            None => self.choice.choose(self.session.logits())?,
+        });
         while let Some(ChosenToken { token, logprobs }) = next {
             self.end.push(token)?;
             self.pending.push(token);
@@ -427,6 +440,10 @@ impl Scheduler {
             }
         }
         let stats = self.engine.step(&mut entries, control)?;
+        let mut chosen = entries.into_iter().map(|entry| entry.chosen);
+        let fed = token_counts.iter().map(|count| *count > 0);
+        let chosen: Vec<_> =
+            fed.map(|fed| fed.then(|| chosen.next()).flatten().flatten()).collect();
         self.stats = self.stats.plus(&stats);
         for (sequence, count) in self.sequences.iter_mut().zip(&token_counts) {
             // Of a prompt nothing is pending.
@@ -437,7 +454,7 @@ impl Scheduler {
         let mut events = Vec::new();
         self.take_prompt_logprobs(&token_counts, &mut events);
         self.take_embeddings(&token_counts, &mut events);
-        self.sample(&token_counts, &mut events);
+        self.sample(&token_counts, chosen, &mut events);
         self.cache_prefixes(&mut events);
         self.retire(&mut events);
         Ok(events)
@@ -595,10 +612,16 @@ impl Scheduler {
         }
     }
 
-    /// Samples the next token of each sequence that has logits for it.
-    fn sample(&mut self, token_counts: &[usize], events: &mut Vec<Event>) {
+    /// Samples the next token of each sequence that has logits for it, unless the step has `chosen`
+    /// it.
+    fn sample(
+        &mut self,
+        token_counts: &[usize],
+        chosen: Vec<Option<Result<u32, Error>>>,
+        events: &mut Vec<Event>,
+    ) {
         let mut failed = Vec::new();
-        for (i, sequence) in self.sequences.iter_mut().enumerate() {
+        for ((i, sequence), chosen) in self.sequences.iter_mut().enumerate().zip(chosen) {
             if sequence.is_prefilling()
                 || !sequence.pending.is_empty()
                 || sequence.is_paused
@@ -612,7 +635,7 @@ impl Scheduler {
                 true => sequence.session.cache_prefix(),
                 false => Ok(()),
             };
-            if let Err(error) = cached.and_then(|()| sequence.choose(events)) {
+            if let Err(error) = cached.and_then(|()| sequence.choose(chosen, events)) {
                 failed.push((i, error));
             }
         }

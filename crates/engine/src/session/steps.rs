@@ -18,6 +18,7 @@ use crate::{
         session::Session,
         timeline::{Timeline, explain_states_full},
     },
+    text::sampling::{Sampler, TokenPick},
 };
 
 /// One session's share of [`Engine::step`].
@@ -27,6 +28,11 @@ pub struct BatchEntry<'a> {
     pub session: &'a mut Session,
     /// Tokens to append: one or more.
     pub tokens: &'a [u32],
+    /// Chooses the token after the last one, from candidates that the device selects where they
+    /// suffice: [`Session::logits`] is then empty. Not used with `each_row`.
+    pub sampler: Option<&'a mut Sampler>,
+    /// Its choice, after the step.
+    pub chosen: Option<Result<u32, Error>>,
     /// Whether to compute [`Session::logits`] after the last token. Otherwise the output head does
     /// not run.
     pub logits: bool,
@@ -47,7 +53,22 @@ pub trait RowSink: Send {
 impl<'a> BatchEntry<'a> {
     /// Appends tokens without logits.
     pub fn new(session: &'a mut Session, tokens: &'a [u32]) -> Self {
-        Self { session, tokens, logits: false, each_row: None, hidden: false }
+        Self {
+            session,
+            tokens,
+            sampler: None,
+            chosen: None,
+            logits: false,
+            each_row: None,
+            hidden: false,
+        }
+    }
+
+    /// Sets `sampler`.
+    #[must_use]
+    pub fn sampler(mut self, sampler: impl Into<Option<&'a mut Sampler>>) -> Self {
+        self.sampler = sampler.into();
+        self
     }
 
     /// Sets `logits`.
@@ -111,31 +132,44 @@ impl Engine {
                 was_read: false,
                 each_row: entry.each_row.take(),
                 hidden: entry.hidden,
+                sampler: entry.sampler.take(),
+                picked: None,
             });
         }
+        let vocab = self.blueprint().vocab;
         let mut batch: Vec<BatchResult<'_>> = entries
             .iter_mut()
             .zip(&outputs)
             .map(|(entry, output)| BatchResult {
                 timeline: &mut entry.session.timeline,
                 tokens: entry.tokens,
-                wanted: output.wanted(),
+                wanted: output.wanted(vocab),
             })
             .collect();
         let mut stats = Stats::default();
         let stepped = self.lock().step(&mut batch, &mut stats, control, &mut |row, output| {
             let i = outputs.partition_point(|output| output.rows.end <= row);
-            let (LogitsOutput::Logits(values) | LogitsOutput::Hidden(values)) = output else {
-                return true;
-            };
-            outputs.get_mut(i).into_iter().for_each(|of_entry| of_entry.take(row, values));
-            true
+            let Some(of_entry) = outputs.get_mut(i) else { return true };
+            match output {
+                LogitsOutput::TopK { ids, logits } => of_entry.pick(ids, logits),
+                LogitsOutput::Logits(values) | LogitsOutput::Hidden(values) => {
+                    of_entry.take(row, values);
+                    true
+                }
+            }
         });
         let stepped = stepped.map_err(|error| self.explain_non_finite(error));
         for (entry, output) in entries.iter_mut().zip(outputs) {
-            let EntryOutput { mut logits, was_read, .. } = output;
+            let EntryOutput { mut logits, was_read, sampler, picked, .. } = output;
             if was_read != stepped.is_ok() {
                 logits.clear();
+            }
+            if let (Some(sampler), true) = (sampler, stepped.is_ok()) {
+                entry.chosen = match picked {
+                    Some(picked) => Some(picked.map(|pick| sampler.take(pick))),
+                    None if was_read => Some(sampler.sample(&logits)),
+                    None => None,
+                };
             }
             entry.session.timeline.logits = logits;
             if stepped.is_ok() {
@@ -158,16 +192,32 @@ struct EntryOutput<'a> {
     was_read: bool,
     each_row: Option<&'a mut dyn RowSink>,
     hidden: bool,
+    sampler: Option<&'a mut Sampler>,
+    /// What the sampler picks from candidates; recorded once the step has succeeded.
+    picked: Option<Result<TokenPick, Error>>,
 }
 
 impl EntryOutput<'_> {
-    fn wanted(&self) -> LogitsRequest {
-        match (&self.each_row, self.keeps_last) {
+    fn wanted(&self, vocab: usize) -> LogitsRequest {
+        match (&self.each_row, &self.sampler) {
             (Some(_), _) if self.hidden => LogitsRequest::Hidden,
             (Some(_), _) => LogitsRequest::Logits(Logits::All),
-            (None, true) => LogitsRequest::Logits(Logits::Last),
-            (None, false) => LogitsRequest::None,
+            (None, Some(sampler)) if !self.keeps_last => match sampler.candidates(vocab) {
+                Some(n) => LogitsRequest::TopK(n),
+                None => LogitsRequest::Logits(Logits::Last),
+            },
+            (None, sampler) if self.keeps_last || sampler.is_some() => {
+                LogitsRequest::Logits(Logits::Last)
+            }
+            (None, _) => LogitsRequest::None,
         }
+    }
+
+    /// Picks a token from candidates. Returns whether they suffice.
+    fn pick(&mut self, ids: &[f32], logits: &[f32]) -> bool {
+        let Some(sampler) = &mut self.sampler else { return true };
+        self.picked = sampler.pick_candidate(ids, logits).transpose();
+        self.picked.is_some()
     }
 
     /// Takes the values of a row of the step.
@@ -175,7 +225,8 @@ impl EntryOutput<'_> {
         if let Some(sink) = &mut self.each_row {
             sink.row(row - self.rows.start, values);
         }
-        if self.keeps_last && row + 1 == self.rows.end {
+        let keeps = self.keeps_last || self.sampler.is_some();
+        if keeps && row + 1 == self.rows.end {
             self.logits.clear();
             self.logits.extend_from_slice(values);
             self.was_read = true;

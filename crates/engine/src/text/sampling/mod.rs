@@ -172,6 +172,14 @@ struct TokenBias {
     bias: f32,
 }
 
+/// A token that a [`Sampler`] has picked and not recorded.
+#[derive(Debug)]
+pub(crate) struct TokenPick {
+    token: u32,
+    /// The generator after the choice.
+    rng: Xoshiro256,
+}
+
 /// Sampler of one answer. Allocates only on creation, and for the first token with a bias or mask.
 #[derive(Clone, Debug)]
 pub struct Sampler {
@@ -311,9 +319,9 @@ impl Sampler {
         Some(size).filter(|n| needed <= *n && *n < vocab && vocab == self.vocab)
     }
 
-    /// Same result as [`Sampler::sample`] of all logits, from the top logits only: `ids` and
-    /// `logits` of the first tokens in rank, as [`Op::TopLogits`](moeflux_compute::Op::TopLogits)
-    /// returns them. `None`, without any change, if the result depends on other logits.
+    /// Same result as [`Sampler::sample`] of all logits, from the top logits only: see
+    /// [`Sampler::pick_candidate`]. `None`, without any change, if the result depends on other
+    /// logits.
     ///
     /// # Errors
     /// As [`Sampler::sample`].
@@ -322,6 +330,21 @@ impl Sampler {
         ids: &[f32],
         logits: &[f32],
     ) -> Result<Option<u32>, Error> {
+        Ok(self.pick_candidate(ids, logits)?.map(|pick| self.take(pick)))
+    }
+
+    /// Picks a token as [`Sampler::sample`] does from all logits, from the top logits only: `ids`
+    /// and `logits` of the first tokens in rank, as
+    /// [`Op::TopLogits`](moeflux_compute::Op::TopLogits) returns them. [`Sampler::take`] records
+    /// it. `None` if the result depends on other logits.
+    ///
+    /// # Errors
+    /// As [`Sampler::sample`].
+    pub(crate) fn pick_candidate(
+        &mut self,
+        ids: &[f32],
+        logits: &[f32],
+    ) -> Result<Option<TokenPick>, Error> {
         if self.can_promote() {
             return Ok(None);
         }
@@ -343,25 +366,28 @@ impl Sampler {
                 self.keys.push(key);
             }
         }
-        Ok(self.choose())
+        Ok(self.pick())
     }
 
-    /// Chooses among the tokens in `keys` and records the choice; `None` if it depends on others.
-    fn choose(&mut self) -> Option<u32> {
-        let id = match self.sampling.temperature {
+    /// Records a picked token and returns it.
+    pub(crate) fn take(&mut self, pick: TokenPick) -> u32 {
+        self.rng = pick.rng;
+        self.accept(pick.token);
+        pick.token
+    }
+
+    /// Picks among the tokens in `keys`; `None` if the choice depends on others.
+    fn pick(&mut self) -> Option<TokenPick> {
+        let mut rng = self.rng.clone();
+        let token = match self.sampling.temperature {
             0.0 => key_id(self.keys.iter().copied().min()?),
             _ => {
-                // The generator advances only if a token is chosen.
-                let mut rng = self.rng.clone();
                 let uniform = rng.uniform();
                 let (mut ranked, mass) = self.filter()?;
-                let id = ranked.draw(fraction(mass, uniform));
-                self.rng = rng;
-                id
+                ranked.draw(fraction(mass, uniform))
             }
         };
-        self.accept(id);
-        Some(id)
+        Some(TokenPick { token, rng })
     }
 
     /// Chooses among all tokens, after all adjustments, and records the choice. `range` is the
@@ -374,7 +400,7 @@ impl Sampler {
             self.keys.clear();
             self.keys.extend(logits.iter().zip(0..).map(|(&logit, id)| rank_key(logit, id)));
             // With all tokens ranked the choice never depends on others.
-            return self.choose().unwrap_or_default();
+            return self.pick().map(|pick| self.take(pick)).unwrap_or_default();
         } else {
             let weights = LogitWeights::new(range[0], temperature);
             let mass = self.filtered_mass(logits, range, weights);
