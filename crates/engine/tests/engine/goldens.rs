@@ -80,7 +80,7 @@ fn the_cpu_device_matches_mlx() {
 }
 
 /// One golden for each kind of mixer and router, with integer weights where there is one.
-pub(crate) const KINDS: [&str; 19] = [
+const KINDS: [&str; 19] = [
     "qwen3_moe",
     "qwen3_5_moe",
     "qwen3_next",
