@@ -293,28 +293,22 @@ fn every_golden_with_a_kv_cache_of_q8() {
     on_the_cpu(KvFormat::Q8, PrefetchMode::Auto, Some(0xDEAD_BEEF));
 }
 
-/// Goldens of each kind of mixer that a GPU runs in every test run.
-const ON_A_GPU: [&str; 4] = ["gemma4", "gpt_oss", "qwen3_next", "deepseek_v2_hub"];
+/// Goldens that a GPU runs in every test run: each kind of mixer, and experts of one block of
+/// inputs, whose kernels differ most with residency.
+const ON_A_GPU: [&str; 5] = ["gemma4", "gpt_oss", "qwen3_next", "deepseek_v2_hub", "phimoe_hub"];
 
-/// Goldens with two experts per token of 32 inputs each. On a GPU their down projection rounds
-/// otherwise where it is fused with the sum, so bits depend on whether experts are resident.
-const ROUNDED: [&str; 2] = ["cohere2_moe_hub", "phimoe_hub"];
-
-/// With `MOEFLUX_TEST_FULL`, nearly all goldens.
-#[test]
-fn goldens_on_the_exact_path_of_a_gpu() {
-    let Some(device) = gpu(true) else { return };
-    let takes = |name: &String| match is_full() {
-        true => !ROUNDED.contains(&&**name),
-        false => ON_A_GPU.contains(&&**name),
-    };
+/// With `MOEFLUX_TEST_FULL`, all goldens.
+fn on_a_gpu(device: DeviceOptions) {
+    let takes = |name: &String| is_full() || ON_A_GPU.contains(&&**name);
     check(moeflux_goldens::names().into_iter().filter(takes), &Variant::plain(device));
 }
 
-/// The fast path fuses more ops where experts are resident, which rounds otherwise in
-/// `deepseek_v2_hub`.
+#[test]
+fn goldens_on_the_exact_path_of_a_gpu() {
+    gpu(true).into_iter().for_each(on_a_gpu);
+}
+
 #[test]
 fn goldens_on_the_fast_path_of_a_gpu() {
-    let Some(device) = gpu(false) else { return };
-    check(ON_A_GPU[..3].iter().map(|name| (*name).to_owned()), &Variant::plain(device));
+    gpu(false).into_iter().for_each(on_a_gpu);
 }

@@ -35,10 +35,15 @@ fn decode_scale(word: u32) -> f32 {
     return select(size, bitcast<f32>(0x7fc00000u | code), (code & 127u) == 127u);
 }
 
+// Products and sums are fused as written, so that no driver fuses them in one kernel only.
+fn dot_4(a: vec4<f32>, b: vec4<f32>) -> f32 {
+    return fma(a.w, b.w, fma(a.z, b.z, fma(a.y, b.y, a.x * b.x)));
+}
+
 fn block_dot_of_values(q: Block32, x: array<vec4<f32>, 8>) -> vec2<f32> {
     return vec2<f32>(
-        (dot(block_values(q, 0u), x[0]) + dot(block_values(q, 1u), x[1]))
-            + (dot(block_values(q, 2u), x[2]) + dot(block_values(q, 3u), x[3])),
-        (dot(block_values(q, 4u), x[4]) + dot(block_values(q, 5u), x[5]))
-            + (dot(block_values(q, 6u), x[6]) + dot(block_values(q, 7u), x[7])));
+        (dot_4(block_values(q, 0u), x[0]) + dot_4(block_values(q, 1u), x[1]))
+            + (dot_4(block_values(q, 2u), x[2]) + dot_4(block_values(q, 3u), x[3])),
+        (dot_4(block_values(q, 4u), x[4]) + dot_4(block_values(q, 5u), x[5]))
+            + (dot_4(block_values(q, 6u), x[6]) + dot_4(block_values(q, 7u), x[7])));
 }

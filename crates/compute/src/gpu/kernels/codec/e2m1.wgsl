@@ -28,7 +28,7 @@ fn eight_values(word: u32) -> Eight {
 
 fn eight_dot(word: u32, x0: vec4<f32>, x1: vec4<f32>) -> f32 {
     let all = eight_values(word);
-    return dot(all.low, x0) + dot(all.high, x1);
+    return dot_4(all.low, x0) + dot_4(all.high, x1);
 }
 
 const F16_FACTOR = 16384.0;

@@ -47,7 +47,7 @@ fn block_values(q: Block32, j: u32) -> vec4<f32> {
 }
 
 fn sixteen_dot(q: vec4<u32>, x0: vec4<f32>, x1: vec4<f32>, x2: vec4<f32>, x3: vec4<f32>) -> f32 {
-    return (dot(four_values(q.x), x0) + dot(four_values(q.y), x1)) + (dot(four_values(q.z), x2) + dot(four_values(q.w), x3));
+    return (dot_4(four_values(q.x), x0) + dot_4(four_values(q.y), x1)) + (dot_4(four_values(q.z), x2) + dot_4(four_values(q.w), x3));
 }
 
 fn block_dot(q: Block32, x: array<vec4<f32>, 8>) -> vec2<f32> {

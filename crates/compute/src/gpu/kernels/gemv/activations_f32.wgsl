@@ -43,11 +43,11 @@ fn four_products(blocks: FourBlocks, c: vec4<u32>) -> vec4<f32> {
     let w_scale = block_scales(blocks);
     let x_sums = vec4<f32>(p0.z, p1.z, p2.z, p3.z);
     if (TWO_SCALES) {
-        let sums = w_scale.first * first_half + w_scale.second * second_half;
+        let sums = fma(w_scale.first, first_half, w_scale.second * second_half);
         if (!TWO_BIASES) { return sums; }
-        return sums + w_scale.bias * x_sums + w_scale.second_bias * vec4<f32>(p0.w, p1.w, p2.w, p3.w);
+        return fma(w_scale.second_bias, vec4<f32>(p0.w, p1.w, p2.w, p3.w), fma(w_scale.bias, x_sums, sums));
     }
     let sums = w_scale.first * (first_half + second_half);
     if (!HAS_BIAS) { return sums; }
-    return sums + w_scale.bias * x_sums;
+    return fma(w_scale.bias, x_sums, sums);
 }

@@ -121,17 +121,17 @@ fn four_products(blocks: FourBlocks, c: vec4<u32>) -> vec4<f32> {
             if (!SKIP_FOURTH) { h3 = x_halves[c.w]; }
             let first_sums = vec4<f32>(h0.x, h1.x, h2.x, h3.x);
             let second_sums = vec4<f32>(h0.y, h1.y, h2.y, h3.y);
-            first_half += first_sums * QUANT_OFFSET;
-            second_half += second_sums * QUANT_OFFSET;
-            biased = w_scale.bias * first_sums + w_scale.second_bias * second_sums;
+            first_half = fma(first_sums, vec4<f32>(QUANT_OFFSET), first_half);
+            second_half = fma(second_sums, vec4<f32>(QUANT_OFFSET), second_half);
+            biased = fma(w_scale.bias, first_sums, w_scale.second_bias * second_sums);
         }
-        let sums = w_scale.first * first_half + w_scale.second * second_half;
+        let sums = fma(w_scale.first, first_half, w_scale.second * second_half);
         if (!TWO_BIASES) { return sums; }
         return sums + biased;
     }
     let sums = vec4<f32>(x0.y, x1.y, x2.y, x3.y);
     var whole = combine_bytes(upper + second_upper, lower + second_lower) * x_scale;
-    if (QUANT_OFFSET != 0.0) { whole += sums * QUANT_OFFSET; }
+    if (QUANT_OFFSET != 0.0) { whole = fma(sums, vec4<f32>(QUANT_OFFSET), whole); }
     if (!HAS_BIAS) { return w_scale.first * whole; }
-    return w_scale.first * whole + w_scale.bias * sums;
+    return fma(w_scale.first, whole, w_scale.bias * sums);
 }

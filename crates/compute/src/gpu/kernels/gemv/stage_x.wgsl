@@ -71,7 +71,7 @@ fn stage_activations(loaded_x: LoadedX, start: u32, w: u32) {
                 let vec = first + j * WG + thread;
                 var x = current.x[j];
                 if (NORM == 1u) {
-                    squares += select(0.0, dot(x, x), vec < X_VECS);
+                    squares += select(0.0, dot_4(x, x), vec < X_VECS);
                     x *= current.w[j];
                 }
                 if (HEAD_WIDTH > 0u) { x *= head_factors[source_of(vec) / (max(HEAD_WIDTH, 4u) / 4u)]; }
