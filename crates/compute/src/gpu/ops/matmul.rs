@@ -84,8 +84,7 @@ pub(in crate::gpu) fn gemv_product(
         Op::MatMul { x, weight, bias, exact, out } => {
             let exact = exact || ctx.exact;
             let product = GemvProduct::new(ctx, MatMulOperands { x, weight, bias, exact, out })?;
-            let is_gemm = !exact && gemm::pays(ctx, ctx.store.matrix(weight)?.shape, x.rows);
-            Ok(product.filter(|product| !is_gemm || product.is_few_rows(ctx)))
+            Ok(product.filter(|product| !product.is_gemm(ctx)))
         }
         _ => Ok(None),
     }

@@ -6,7 +6,10 @@ pub(in crate::gpu) mod experts;
 
 use super::{
     Constants, DeviceBuffer, Kernel, OpContext,
-    gemm::few_rows::{self, FewRowsMatrix, FewRowsProduct},
+    gemm::{
+        self,
+        few_rows::{self, FewRowsMatrix, FewRowsProduct},
+    },
     kernel,
     norm::{NormDispatch, NormKind},
     operands::{BankUses, WeightShards},
@@ -404,8 +407,13 @@ impl GemvProduct {
         few && self.x == norm.out && norm.x.is_dense() && norm.out.is_dense()
     }
 
+    /// Whether it is a GEMM of many rows.
+    pub(in crate::gpu) fn is_gemm(&self, ctx: &OpContext<'_>) -> bool {
+        !self.exact && gemm::pays(ctx, self.shape, self.x.rows) && !self.is_few_rows(ctx)
+    }
+
     /// Whether it is a GEMM of few rows.
-    pub(in crate::gpu) fn is_few_rows(&self, ctx: &OpContext<'_>) -> bool {
+    fn is_few_rows(&self, ctx: &OpContext<'_>) -> bool {
         let whole = self.x.width == self.shape.cols && !self.accumulate;
         let integers = self.config.activations != ActivationFormat::F32;
         !self.exact && whole && few_rows::accepts(ctx, self.x.rows, integers)
