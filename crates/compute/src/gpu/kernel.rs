@@ -489,7 +489,7 @@ pub(super) mod tests {
             &ops::gemv::EXPERTS_GEMV_ROUTED,
             &ops::gemv::EXPERTS_DOWN_SUM,
             &ops::gemm::COOPERATIVE,
-            &ops::gemm::few_rows::FEW_ROWS,
+            &ops::gemm::FEW_ROWS,
             &ops::gemm::REGISTERS,
         ];
         let others = [

@@ -1,43 +1,13 @@
 //! GEMM of few rows on cooperative matrices: batched decode.
 
 use super::{
-    BiasSource, COOPERATIVE_BYTES, Constants, DeviceBuffer, F16Rows, GemmParams, Kernel,
-    MatrixParams, MatrixShape, OpContext, ViewParams, convert_rows, kernel,
+    BiasSource, COOPERATIVE_BYTES, Constants, DeviceBuffer, F16Rows, FEW_ROWS, GemmParams,
+    MatrixParams, MatrixShape, OpContext, ViewParams, convert_rows,
 };
 use crate::{
     Error, View,
     gpu::ops::{gemv::NormPrologue, weight_format::Block32},
 };
-
-/// Kernels by [`Block32`], in its order.
-macro_rules! kernels {
-    ($($codec:literal, $dequantize:literal;)*) => {
-        [$(kernel!(
-            concat!("gemm_few_rows ", $codec),
-            "gemm/gemm_few_rows",
-            GemmParams,
-            {
-                weights: "gemm/weights_blocks",
-                codec: concat!("codec/", $codec),
-                dequantize: concat!("gemm/dequantize_", $dequantize),
-            },
-            [Write, Read, Read, Read, Read, Read]
-        ),)*]
-    };
-}
-
-pub(in crate::gpu) static FEW_ROWS: [Kernel; Block32::COUNT] = kernels![
-    "q4", "q4";
-    "q8", "q8";
-    "quants", "quants";
-    "e2m1", "minifloat";
-    "simple_blocks", "blocks";
-    "k_quants", "blocks";
-    "codebooks", "blocks";
-    "few_bits", "blocks";
-    "plain", "plain";
-    "e4m3", "minifloat";
-];
 
 /// Rows from which it is faster than GEMV: of weights whose activations GEMV quantizes, and of
 /// others.

@@ -60,18 +60,28 @@ macro_rules! kernels {
     };
 }
 
-pub(in crate::gpu) static COOPERATIVE: [Kernel; KERNELS] = kernels!("gemm/gemm_cooperative", "gemm_cooperative", [
-    "q4", "q4";
-    "q8", "q8";
-    "quants", "quants";
-    "e2m1", "minifloat";
-    "simple_blocks", "blocks";
-    "k_quants", "blocks";
-    "codebooks", "blocks";
-    "few_bits", "blocks";
-    "plain", "plain";
-    "e4m3", "minifloat";
-]);
+/// Kernels on cooperative matrices.
+macro_rules! cooperative {
+    ($root:literal, $name:literal) => {
+        kernels!($root, $name, [
+            "q4", "q4";
+            "q8", "q8";
+            "quants", "quants";
+            "e2m1", "minifloat";
+            "simple_blocks", "blocks";
+            "k_quants", "blocks";
+            "codebooks", "blocks";
+            "few_bits", "blocks";
+            "plain", "plain";
+            "e4m3", "minifloat";
+        ])
+    };
+}
+
+pub(in crate::gpu) static COOPERATIVE: [Kernel; KERNELS] =
+    cooperative!("gemm/gemm_cooperative", "gemm_cooperative");
+pub(in crate::gpu) static FEW_ROWS: [Kernel; KERNELS] =
+    cooperative!("gemm/gemm_few_rows", "gemm_few_rows");
 pub(in crate::gpu) static REGISTERS: [Kernel; KERNELS] = kernels!("gemm/gemm_registers", "gemm_registers", [
     "q4", "quants";
     "q8", "quants";
@@ -669,7 +679,7 @@ mod tests {
                 .expect("whole blocks");
             for tile_rows in [16, 32] {
                 let constants = few_rows::constants(tile_rows, BiasSource::None, true);
-                let kernel = &few_rows::FEW_ROWS[block.index()];
+                let kernel = &FEW_ROWS[block.index()];
                 valid(&target.text(kernel, &constants.format(format)), COOPERATIVE_BYTES as u32);
             }
         }
