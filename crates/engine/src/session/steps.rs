@@ -193,7 +193,7 @@ struct EntryOutput<'a> {
     each_row: Option<&'a mut dyn RowSink>,
     hidden: bool,
     sampler: Option<&'a mut Sampler>,
-    /// What the sampler picks from candidates; recorded once the step has succeeded.
+    /// Choice of the sampler from candidates, recorded once the step has succeeded.
     picked: Option<Result<TokenPick, Error>>,
 }
 

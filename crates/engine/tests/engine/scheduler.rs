@@ -427,7 +427,7 @@ fn few_sessions_have_the_bits_of_each_alone_on_a_gpu() {
         let golden = Golden::read(name);
         let memory = MemoryRequest::default().sessions(8).context(128);
         let engine = common::engine(&golden.folder, device, memory);
-        let tokens = golden.prompt();
+        let tokens: Vec<u32> = golden.prompt().into_iter().cycle().take(60).collect();
         let prompts = [&tokens[..40], &tokens[3..7], &tokens[5..50], &tokens[..9]];
         let start = |prompt: &&[u32]| {
             let mut session = engine.session().unwrap();

@@ -5,10 +5,10 @@
 // ASSIGNMENTS 0: rows of x to rows of out, with weights in an arena. Else experts: a table has
 // four words for each tile (first byte of the slot, bank, first assignment, count), and a list two
 // words for each assignment (row of x, row of out). ASSIGNMENTS 1: row of x to inner, which is in
-// the order of the list. ASSIGNMENTS 2: inner to row of out. ASSIGNMENTS 3: rows of x to rows of out,
-// with `bank` matrices: the table has nine words for each, and `outputs` is a multiple of TILE_N
-// for each. Its words: offsets of weights, scales and biases, offset and row stride of out, offset
-// of the bias, outputs, offset and row stride of the residual.
+// the order of the list. ASSIGNMENTS 2: inner to row of out. ASSIGNMENTS 3: rows of x to rows of
+// out, with `bank` matrices: the table has nine words for each, and `outputs` is a multiple of
+// TILE_N for each. Its words: offsets of weights, scales and biases, offset and row stride of out,
+// offset of the bias, outputs, offset and row stride of the residual.
 // GATED 1: outputs 2 i and 2 i + 1 are gate and up, fused to output i. BIAS: type of a bias stored
 // with the weights, 8 for one among the activations, 9 for none.
 // Grid: tiles x blocks of TILE_N outputs.

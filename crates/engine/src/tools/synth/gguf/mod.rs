@@ -63,8 +63,12 @@ pub(super) fn plan_gguf(options: &Options, recipe: GgufRecipe) -> Result<GgufPla
     let has = |tensor: &str| match tensor {
         _ if tensor.ends_with(".embed_tokens.weight") => tensor == "model.embed_tokens.weight",
         _ if tensor.ends_with(".gate_up_proj") => is_fused,
-        // Its router says that experts are beside the MLP.
-        _ if tensor.contains(".moe.") => is_step && tensor.ends_with(".moe.gate.weight"),
+        // Its router says that a layer has experts.
+        _ if tensor.contains(".moe.") => {
+            let mut listed = text["moe_layers_enum"].as_str().unwrap_or("").split(',');
+            let layer = tensor.split('.').nth(2);
+            is_step && tensor.ends_with(".moe.gate.weight") && listed.any(|l| Some(l) == layer)
+        }
         // Names that only exports of MLX have, or only the Hub.
         _ if [
             ".in_proj_qkvz.",
