@@ -81,7 +81,9 @@ fn main(
     workgroupBarrier();
     if (index < OUTPUTS && o < p.outputs) {
         var sum = 0.0;
-        for (var rank = 0u; rank < TOP_K; rank++) {
+        // TOP_K times. A driver that unrolls the loop may fuse the first product instead of the
+        // second one with their sum, which combine.wgsl does not.
+        for (var rank = 0u; rank < p.assignments.k; rank++) {
             let product = products[rank * OUTPUTS + index];
             act[p.expert_out + rank * p.expert_out_row_stride + o] = product;
             sum = fma(expert_weights[rank], product, sum);
