@@ -56,7 +56,7 @@ fn main(
     for (var step = 0u; step < p.steps; step++) {
         let sums = sum_row_threads(row_products(blocks, group.rows, row_thread, 0u)) * row_factor;
         if (row_thread == 0u) {
-            let out = out_offset(group.matrix, row);
+            let out = out_offset(group.matrix, group.count, row);
             for (var i = 0u; i < ROWS; i++) {
                 let o = group.first_row + i;
                 if (o < group.count) {

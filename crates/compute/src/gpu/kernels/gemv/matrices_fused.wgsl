@@ -2,11 +2,11 @@
 // multiple of four rows. There is neither a residual nor a head norm.
 // implements: @matrices
 // needs: gemv/gemv
-// constants: MATRICES
+// constants: BIAS_MODE, MATRICES
 
 // Weights in load units of the codec, scales and biases in bytes, out in elements; end of the
-// matrix's rows in W. `bias_or_row_stride`: the bias, if there is one, which is for one row of x
-// only; else the row stride of out. Separate words for both would exceed 128 bytes.
+// matrix's rows in W. `bias_or_row_stride`: the bias with BIAS_MODE 1, where rows of out are dense;
+// else the row stride of out. Separate words for both would exceed 128 bytes.
 struct Matrix { weights: u32, scales: u32, biases: u32, out: u32, end_row: u32, bias_or_row_stride: u32 }
 struct Params {
     x: u32, x_row_stride: u32, normed: u32, rows: u32, workgroups: u32, steps: u32,
@@ -25,8 +25,8 @@ fn row_group_at(o: u32) -> RowGroup {
     return row_group(m, o - start, m.end_row - start);
 }
 
-fn out_offset(m: Matrix, row: u32) -> u32 {
-    return m.out + row * m.bias_or_row_stride;
+fn out_offset(m: Matrix, count: u32, row: u32) -> u32 {
+    return m.out + row * select(m.bias_or_row_stride, count, BIAS_MODE == 1u);
 }
 
 fn bias_offset(m: Matrix) -> u32 {

@@ -17,7 +17,7 @@ fn row_group_at(o: u32) -> RowGroup {
     return row_group(p.matrix, o, p.matrix.rows);
 }
 
-fn out_offset(m: Matrix, row: u32) -> u32 {
+fn out_offset(m: Matrix, count: u32, row: u32) -> u32 {
     return m.out + row * m.out_row_stride;
 }
 

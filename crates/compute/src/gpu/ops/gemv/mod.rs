@@ -450,6 +450,12 @@ impl GemvProduct {
             && read.is_none_or(|read| read != x.buffer)
     }
 
+    /// Whether rows of the output are dense, if they have a bias: parameters of products that share
+    /// a dispatch have no word for both bias and row stride.
+    fn has_dense_bias(&self) -> bool {
+        self.bias.is_none() || self.x.rows == 1 || self.out.row_stride == self.shard.rows
+    }
+
     /// Whether it can share a dispatch with others.
     pub(in crate::gpu) fn can_share(&self, others: &[Self]) -> bool {
         others.len() < MAX_MATRICES
@@ -461,7 +467,7 @@ impl GemvProduct {
                     && self.bias.is_some() == other.bias.is_some()
                     && self.exact == other.exact
                     && self.out.buffer != other.out.buffer
-                    && (self.x.rows == 1 || self.bias.is_none())
+                    && [self, other].iter().all(|product| product.has_dense_bias())
                     && other.shard.rows.is_multiple_of(4)
             })
     }
