@@ -419,12 +419,10 @@ fn on_the_fast_path_batching_changes_little() {
     assert!(sum > 0.0 && mean < 5e-3, "mean {mean:.2e}, most {most:.2e}");
 }
 
-/// On the fast path of a GPU, too, steps of up to four rows have the bits of steps of one. Those of
-/// models with a dense MLP or a separate shared expert may differ: its gate and up projections of
-/// one row share a kernel with their GLU.
+/// On the fast path of a GPU, too, steps of up to four rows have the bits of steps of one.
 #[test]
 fn few_sessions_have_the_bits_of_each_alone_on_a_gpu() {
-    for name in ["qwen3_moe", "qwen3_5_moe", "gpt_oss_mxfp4"] {
+    for name in ["qwen3_moe", "qwen3_5_moe", "gpt_oss_mxfp4", "deepseek_v3"] {
         let Some(device) = gpu(false) else { return };
         let golden = Golden::read(name);
         let memory = MemoryRequest::default().sessions(8).context(128);

@@ -46,17 +46,22 @@ pub(in crate::gpu) struct BankUses {
 }
 
 impl BankUses {
-    /// One row and a matrix in an arena, not in a slot. Kernels bind `words` but do not read it.
-    pub(in crate::gpu) const fn single_row(arena: DeviceBuffer, words: DeviceBuffer) -> Self {
+    /// `count` rows and a matrix in an arena, not in a slot. Kernels bind `words` but do not read
+    /// it.
+    pub(in crate::gpu) const fn of_matrix(
+        arena: DeviceBuffer,
+        words: DeviceBuffer,
+        count: usize,
+    ) -> Self {
         Self {
             bank: arena,
-            count: 1,
+            count,
             first_row: 0,
             kind: UsesKind::Single,
             words,
             params: AssignmentParams { list: 0, row_stride: 0, k: 1, bank: 0 },
             table_entries: 0,
-            one_row: true,
+            one_row: count == 1,
         }
     }
 }

@@ -605,10 +605,10 @@ fn encode_few_rows(
     few_rows::encode(ctx, &product)
 }
 
-/// Whether products are the gate and up projections of a GLU of one row.
+/// Whether products are the gate and up projections of a GLU of few rows.
 pub(in crate::gpu) fn is_glu(products: &[GemvProduct], [gate, up]: [View; 2]) -> bool {
     let [first, second] = products else { return false };
-    first.x.rows == 1
+    first.x.rows <= MAX_NORMED_ROWS
         && first.out == gate
         && second.out == up
         && first.shard.rows == second.shard.rows
@@ -631,7 +631,8 @@ pub(in crate::gpu) fn encode_glu(
         first: 0,
         step: 1,
     };
-    let uses = BankUses::single_row(gate.arena.clone(), ctx.recorder.upload_buffer().clone());
+    let words = ctx.recorder.upload_buffer().clone();
+    let uses = BankUses::of_matrix(gate.arena.clone(), words, gate.x.rows);
     let stage = ExpertStage {
         uses: &uses,
         x: gate.x,
