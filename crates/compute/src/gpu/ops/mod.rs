@@ -33,6 +33,10 @@ use super::{
 };
 use crate::{Error, KvFormat, Op};
 
+/// Rows of an op, or sequences with a row each, up to which every row has the bits of that row
+/// alone on the fast path. A step that checks a few drafted tokens relies on it.
+const BATCH_INVARIANT_ROWS: usize = 4;
+
 /// Parts of the device that the encoding of an op uses.
 pub(in crate::gpu) struct OpContext<'a> {
     pub(in crate::gpu) card: &'a Card,

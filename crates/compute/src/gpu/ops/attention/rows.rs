@@ -6,12 +6,11 @@ use super::{
 };
 use crate::{
     Error, Op, Span, View,
-    gpu::ops::{DeviceBuffer, OpContext, qk_norm_rope::RopeTable},
+    gpu::ops::{BATCH_INVARIANT_ROWS, DeviceBuffer, OpContext, qk_norm_rope::RopeTable},
 };
 
-/// Rows up to which each is split as if it were alone, and has the same bits.
-const FEW_ROWS: usize = 4;
-/// Workgroups for more rows on the fast path.
+/// Workgroups on the fast path for more rows than [`BATCH_INVARIANT_ROWS`], which are split as if
+/// each were alone.
 const MANY_ROWS_GRID: usize = 264;
 
 /// Words of a row in the table of `attention/kv_of_rows.wgsl`.
@@ -35,7 +34,7 @@ pub(in crate::gpu) fn encode_rows(
     let &Op::Attention { q, gate, window, sinks, out, .. } = op else { return Ok(()) };
     let Some(decode) = DecodeKernel::for_op(ctx, op) else { return Ok(()) };
     let mut policy = SplitPolicy::new(ctx.exact, window.unwrap_or(usize::MAX), decode.tiles);
-    if rows.len() > FEW_ROWS && !ctx.exact {
+    if rows.len() > BATCH_INVARIANT_ROWS && !ctx.exact {
         // A card computes few workgroups of this kernel at once.
         let splits = MANY_ROWS_GRID / (decode.tiles * rows.len());
         policy.max_splits = splits.clamp(1, policy.max_splits);

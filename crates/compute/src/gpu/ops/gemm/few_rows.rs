@@ -6,12 +6,13 @@ use super::{
 };
 use crate::{
     Error, View,
-    gpu::ops::{gemv::NormPrologue, weight_format::Block32},
+    gpu::ops::{BATCH_INVARIANT_ROWS, gemv::NormPrologue, weight_format::Block32},
 };
 
 /// Rows from which it is faster than GEMV: of weights whose activations GEMV quantizes, and of
 /// others.
 const MIN_ROWS: usize = 9;
+const _: () = assert!(MIN_ROWS > BATCH_INVARIANT_ROWS);
 const MIN_ROWS_OF_FLOATS: usize = 16;
 /// Rows up to which its tiles are faster than those of many rows.
 const MAX_ROWS: usize = 32;

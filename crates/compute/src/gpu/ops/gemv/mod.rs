@@ -5,7 +5,7 @@
 pub(in crate::gpu) mod experts;
 
 use super::{
-    Constants, DeviceBuffer, Kernel, OpContext,
+    BATCH_INVARIANT_ROWS, Constants, DeviceBuffer, Kernel, OpContext,
     gemm::{
         self,
         few_rows::{self, FewRowsMatrix, FewRowsProduct},
@@ -128,10 +128,9 @@ const FULL_GRID: usize = 528;
 /// Workgroups for matrices of at least [`LARGE_MATRIX_ROWS`] rows. More of them, because occupancy
 /// varies by kernel and a partly filled last wave is then a smaller share of the time.
 const FULL_GRID_LARGE: usize = 3 * FULL_GRID;
-/// Maximum rows that are normed in the prologue of products. Each workgroup of a row norms it
-/// again, which costs less than a separate dispatch.
-const MAX_NORMED_ROWS: usize = 4;
-/// Maximum rows times outputs for more rows than these: few workgroups norm a row of a router.
+/// Maximum rows times outputs for which more rows than [`BATCH_INVARIANT_ROWS`] are normed in the
+/// prologue of products. Each workgroup of a row norms it again, which costs less than a separate
+/// dispatch where few do, as those of a router.
 const MAX_NORMED_OUTPUTS: usize = 1 << 14;
 /// Maximum number of matrices that share a dispatch.
 const MAX_MATRICES: usize = 4;
@@ -401,7 +400,7 @@ impl GemvProduct {
 
     /// Whether `norm` can be its prologue.
     pub(in crate::gpu) fn accepts_norm(&self, ctx: &OpContext<'_>, norm: &NormPrologue) -> bool {
-        let few = norm.x.rows <= MAX_NORMED_ROWS
+        let few = norm.x.rows <= BATCH_INVARIANT_ROWS
             || norm.x.rows * self.shard.rows <= MAX_NORMED_OUTPUTS
             || self.is_few_rows(ctx);
         few && self.x == norm.out && norm.x.is_dense() && norm.out.is_dense()
@@ -608,7 +607,7 @@ fn encode_few_rows(
 /// Whether products are the gate and up projections of a GLU of few rows.
 pub(in crate::gpu) fn is_glu(products: &[GemvProduct], [gate, up]: [View; 2]) -> bool {
     let [first, second] = products else { return false };
-    first.x.rows <= MAX_NORMED_ROWS
+    first.x.rows <= BATCH_INVARIANT_ROWS
         && first.out == gate
         && second.out == up
         && first.shard.rows == second.shard.rows
