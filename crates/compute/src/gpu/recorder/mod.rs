@@ -6,6 +6,7 @@
 //!
 //! Knows kernels, buffers and the wgpu queue. Must not know of ops, handles, weights or states.
 
+mod encode_thread;
 mod profile;
 mod step;
 mod transfer;
@@ -13,7 +14,9 @@ mod upload;
 
 use std::{collections::VecDeque, time::Instant};
 
-use self::{profile::KernelProfile, step::StepRecording, upload::UploadRing};
+use self::{
+    encode_thread::EncodeThread, profile::KernelProfile, step::StepRecording, upload::UploadRing,
+};
 use super::{
     card::{Card, DriverFault},
     kernel::{Constants, Kernel, Key, Pipelines, Target},
@@ -65,6 +68,7 @@ pub(in crate::gpu) struct Recorder {
     readback: Option<wgpu::Buffer>,
     /// The step that is being recorded ahead.
     recording: Option<StepRecording>,
+    encode_thread: EncodeThread,
     /// Submissions that may be running.
     running: VecDeque<(Ticket, wgpu::SubmissionIndex)>,
     submitted: u64,
@@ -129,6 +133,7 @@ impl Recorder {
             report,
             readback: None,
             recording: None,
+            encode_thread: EncodeThread::default(),
             running: VecDeque::new(),
             submitted: 0,
             counters: Counters::default(),

@@ -1,6 +1,6 @@
 //! Recording of a whole step, to be submitted later.
 
-use super::{Recorder, UploadOffset};
+use super::{Recorder, UploadOffset, encode_thread::PendingCommands};
 use crate::Error;
 
 /// Step that is being recorded.
@@ -17,7 +17,7 @@ pub(super) struct StepRecording {
 
 /// Commands of a recorded step.
 pub(in crate::gpu) struct RecordedCommands {
-    commands: wgpu::CommandBuffer,
+    commands: PendingCommands,
     /// Offset of its tokens in the upload buffer.
     pub(in crate::gpu) tokens: UploadOffset,
     dispatches: u64,
@@ -44,13 +44,17 @@ impl Recorder {
         self.end_pass();
         let encoder = self.encoder.take()?;
         let tokens = recording.tokens.filter(|_| complete && !recording.spoiled)?;
-        Some(RecordedCommands { commands: encoder.finish(), tokens, dispatches })
+        let commands = self.encode_thread.encode(encoder);
+        Some(RecordedCommands { commands, tokens, dispatches })
     }
 
     /// Submits a recorded step after everything recorded since.
     pub(in crate::gpu) fn submit_recorded(&mut self, step: RecordedCommands) {
         self.submit();
-        self.submit_commands(step.commands);
+        match step.commands.wait() {
+            Some(commands) => self.submit_commands(commands),
+            None => self.fault.set("a recorded step could not be encoded".into()),
+        }
         self.counters.dispatches += step.dispatches;
     }
 
