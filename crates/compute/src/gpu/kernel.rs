@@ -518,6 +518,7 @@ pub(super) mod tests {
             &ops::norm::NORM,
             &ops::recurrent::CONV1D,
             &ops::recurrent::DELTA_NET,
+            &ops::recurrent::DELTA_NET_SPANS,
             &ops::recurrent::DELTA_NET_CONV,
             &ops::recurrent::DELTA_NET_CONV_ROWS,
             &bandwidth::READ_BANDWIDTH,

@@ -381,11 +381,8 @@ params! {
         heads: u32,
         k_width: u32,
         v_width: u32,
-        rows: u32,
-        kv_row: u32,
-        v_offset: u32,
-        k_words: u32,
-        words: u32,
+        table: u32,
+        segments: u32,
     }
 
     /// `attention/attention_split.wgsl`.
@@ -399,8 +396,6 @@ params! {
         heads: u32,
         group: u32,
         tiles: u32,
-        capacity: u32,
-        v_offset: u32,
         sinks: u32,
         gated: u32,
         scale: f32,
@@ -411,13 +406,10 @@ params! {
         q: ViewParams,
         out: ViewParams,
         gate: ViewParams,
-        rows: u32,
-        position: u32,
+        table: u32,
         window: u32,
         heads: u32,
         group: u32,
-        capacity: u32,
-        v_offset: u32,
         sinks: u32,
         gated: u32,
         scale: f32,
@@ -490,7 +482,7 @@ params! {
         weights: ViewParams,
         scores: ViewParams,
         rows: u32,
-        position: u32,
+        table: u32,
         heads: u32,
         top_k: u32,
         blocks: u32,
@@ -501,7 +493,7 @@ params! {
         q: ViewParams,
         scores: ViewParams,
         rows: u32,
-        position: u32,
+        table: u32,
         heads: u32,
         local: u32,
         tiles: u32,
@@ -512,7 +504,7 @@ params! {
         scores: ViewParams,
         out: ViewParams,
         rows: u32,
-        position: u32,
+        table: u32,
         heads: u32,
     }
 
@@ -521,7 +513,7 @@ params! {
         scores: ViewParams,
         out: ViewParams,
         rows: u32,
-        position: u32,
+        table: u32,
         top_k: u32,
     }
 
@@ -595,8 +587,9 @@ params! {
         x: ViewParams,
         out: ViewParams,
         weight: u32,
-        rows: u32,
         channels: u32,
+        table: u32,
+        sequences: u32,
     }
 
     /// `recurrent/delta_net.wgsl`.

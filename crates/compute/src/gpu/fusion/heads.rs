@@ -5,9 +5,9 @@ use crate::{
     gpu::ops::{
         OpContext,
         attention::{
-            self, SpanRows,
+            self,
             attention_decode::{DecodeKernel, NewKv},
-            rows::{accepts_rows, encode_rows},
+            rows::{SpanRows, accepts_rows, encode_rows},
         },
         qk_norm_rope::{HeadNorm, KvAppend, MAX_HEAD_WIDTH, QkHeads, RopeTable},
     },
@@ -60,18 +60,17 @@ pub(super) fn fuse_heads(
             // Not on the exact path: a row must have the same bits as in a batch.
             let in_attention = !ctx.exact && queries.view == q && queries.rope == keys.rope;
             if in_attention && accepts_rows(ctx, op, spans) {
-                let rows: Vec<_> = SpanRows::iterate(spans).collect();
-                encode_rows(ctx, op, &rows, &new_kv)?;
+                encode_rows(ctx, op, &SpanRows::all(spans), Some(&new_kv))?;
                 return Ok(true);
             }
             let &[span] = spans else { return Ok(false) };
             let kv = attention::bind_kv(ctx, span.state)?;
             let rows = SpanRows { span, first_row: 0 };
             if in_attention && DecodeKernel::accepts_new_kv(ctx, op, &span) {
-                attention::encode_split(ctx, &kv, rows, op, Some(&new_kv))?;
+                attention::encode_sequence(ctx, &kv, rows, op, Some(&new_kv))?;
             } else {
                 heads.encode_with_append(ctx, Some(KvAppend { v, span }))?;
-                attention::encode_span(ctx, &kv, rows, op)?;
+                attention::encode_spans(ctx, op, &[rows])?;
             }
             Ok(true)
         }

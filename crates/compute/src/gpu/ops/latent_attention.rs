@@ -4,8 +4,15 @@
 //! Keys and values of heads are never computed. It is the same sum in another order, and reads only
 //! latents.
 
-use super::{OpContext, attention, attention::SpanRows, elementwise, head_matmul};
-use crate::{Error, Op, RopePairs, Span, View, gpu::store::OP_BUFFER};
+use super::{
+    OpContext,
+    attention::{
+        self, TiledKernel,
+        rows::{SpanRows, encode_rows},
+    },
+    elementwise, head_matmul,
+};
+use crate::{Error, Op, RopePairs, View, gpu::store::OP_BUFFER};
 
 /// f32 values of intermediate results for all rows. Rows that need more are encoded in turn.
 const MAX_INTERMEDIATE: usize = 4 << 20;
@@ -19,45 +26,38 @@ pub(super) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> 
     let row_len = heads * (k.width + latent);
     let max_rows = (MAX_INTERMEDIATE / row_len).max(1);
     reserve_op_buffer(ctx, max_rows.min(q.rows) * row_len)?;
-    for span_rows in SpanRows::iterate(spans) {
-        let SpanRows { span, first_row } = span_rows;
-        let kv = attention::bind_kv(ctx, span.state)?;
-        attention::append_kv(ctx, &kv, span_rows, &k, None)?;
-        for done in (0..span.rows).step_by(max_rows) {
-            let rows = max_rows.min(span.rows - done);
-            let slice = |view: View| view.slice(first_row + done, rows);
-            let queries = op_view(0, rows, heads * k.width).split(heads);
-            let latents = op_view(rows * heads * k.width, rows, heads * latent).split(heads);
-            let query_latents = queries.slice_width(0, latent);
-            head_matmul::encode(
-                ctx,
-                slice(q).slice_width(0, nope),
-                keys.transpose(),
-                query_latents,
-            )?;
-            if rope > 0 {
-                copy(ctx, slice(q).slice_width(nope, rope), queries.slice_width(latent, rope))?;
-            }
-            let attend = Op::Attention {
-                q: queries,
-                k: slice(k),
-                v: None,
-                gate: None,
-                scale,
-                window: None,
-                sinks: None,
-                positions: None,
-                spans: &[],
-                out: latents,
-            };
-            let span = Span { position: span.position + done, rows, ..span };
-            let span_rows = SpanRows { span, first_row: 0 };
-            match ctx.exact {
-                true => attention::encode_split(ctx, &kv, span_rows, &attend, None)?,
-                false => attention::encode_tiled(ctx, &kv, span_rows, &attend)?,
-            }
-            head_matmul::encode(ctx, latents, values, slice(out))?;
+    let spans = SpanRows::all(spans);
+    attention::append_kv(ctx, &spans, &k, None)?;
+    let all = SpanRows::rows_of(&spans);
+    for first_row in all.clone().step_by(max_rows) {
+        let rows = max_rows.min(all.end - first_row);
+        let slice = |view: View| view.slice(first_row, rows);
+        let queries = op_view(0, rows, heads * k.width).split(heads);
+        let latents = op_view(rows * heads * k.width, rows, heads * latent).split(heads);
+        let query_latents = queries.slice_width(0, latent);
+        head_matmul::encode(ctx, slice(q).slice_width(0, nope), keys.transpose(), query_latents)?;
+        if rope > 0 {
+            copy(ctx, slice(q).slice_width(nope, rope), queries.slice_width(latent, rope))?;
         }
+        let attend = Op::Attention {
+            q: queries,
+            k: slice(k),
+            v: None,
+            gate: None,
+            scale,
+            window: None,
+            sinks: None,
+            positions: None,
+            spans: &[],
+            out: latents,
+        };
+        let mut spans = SpanRows::within(&spans, &(first_row..first_row + rows));
+        spans.iter_mut().for_each(|rows| rows.first_row -= first_row);
+        match TiledKernel::for_op(ctx, &attend).filter(|_| !ctx.exact) {
+            Some(kernel) => kernel.encode(ctx, &attend, &spans)?,
+            None => encode_rows(ctx, &attend, &spans, None)?,
+        }
+        head_matmul::encode(ctx, latents, values, slice(out))?;
     }
     Ok(())
 }

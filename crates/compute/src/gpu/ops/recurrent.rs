@@ -11,13 +11,21 @@ use super::{
 use crate::{Buffer, Error, KeySharing, Op, Span, View, gpu::store::DeviceBuffer};
 
 pub(in crate::gpu) static CONV1D: Kernel =
-    kernel!("conv1d", "recurrent/conv1d", Conv1dParams, [Write, Write, Write]);
+    kernel!("conv1d", "recurrent/conv1d", Conv1dParams, [Write, Write, Write, Read]);
 pub(in crate::gpu) static DELTA_NET: Kernel = kernel!(
     "delta_net",
     "recurrent/delta_net",
     DeltaNetParams,
     { convolution: "recurrent/delta_no_conv", states: "recurrent/states_of_sequence" },
     [Write, Write, Write]
+);
+/// The same for several sequences.
+pub(in crate::gpu) static DELTA_NET_SPANS: Kernel = kernel!(
+    "delta_net spans",
+    "recurrent/delta_net",
+    DeltaNetParams,
+    { convolution: "recurrent/delta_no_conv", states: "recurrent/states_of_spans" },
+    [Write, Write, Read]
 );
 /// Delta rule that computes the convolution of its inputs.
 pub(in crate::gpu) static DELTA_NET_CONV: Kernel = kernel!(
@@ -45,6 +53,8 @@ pub(in crate::gpu) static DELTA_NET_CONV_ROWS: Kernel = kernel!(
 );
 
 const CONV_THREADS: usize = 256;
+/// Words of a sequence in the table of `recurrent/conv1d.wgsl`.
+const CONV_SEQUENCE_WORDS: usize = 5;
 /// Threads of a workgroup of the delta rule.
 const DELTA_THREADS: usize = 128;
 /// Maximum number of threads that share a row of the state.
@@ -104,21 +114,38 @@ impl DecodeConv {
 pub(super) fn encode_conv1d(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
     let &Op::Conv1d { x, weight, width, spans, out } = op else { return Ok(()) };
     let constants = Constants::new(&[("WG", CONV_THREADS as u32), ("TAPS", width as u32)]);
-    let mut first_row = 0;
-    for span in spans {
-        let [committed, next] = ctx.store.write_recurrent(span.state)?;
-        let (src, dst) = (x.slice(first_row, span.rows), out.slice(first_row, span.rows));
-        let params = Conv1dParams {
-            x: ViewParams::new(ctx.store, &src)?,
-            out: ViewParams::new(ctx.store, &dst)?,
-            weight: ctx.store.buffer_offset(weight)?,
-            rows: span.rows as u32,
-            channels: x.width as u32,
+    let mut rest = &SequenceStates::of_spans(ctx, spans, None)?[..];
+    while let Some(first) = rest.first() {
+        // Sequences share a dispatch if their states share arenas.
+        let [committed, next] = first.arenas(ctx);
+        let shares = |other: &&SequenceStates| {
+            let arenas = other.arenas(ctx);
+            [arenas[0].id, arenas[1].id] == [committed.id, next.id]
         };
-        let groups = ((span.rows + width - 1) * x.width).div_ceil(CONV_THREADS);
-        let buffers = [ctx.store.activations(), &committed, &next];
+        let (run, others) = rest.split_at(1 + rest[1..].iter().take_while(shares).count());
+        rest = others;
+        let mut table = Vec::with_capacity(run.len() * CONV_SEQUENCE_WORDS);
+        let mut groups = 0;
+        for sequence in run {
+            let [first_group, first_row, rows] =
+                [groups, sequence.first_row, sequence.rows].map(|value| value as u32);
+            table.push(first_group);
+            table.extend(sequence.starts());
+            table.extend([first_row, rows]);
+            groups += ((sequence.rows + width - 1) * x.width).div_ceil(CONV_THREADS);
+        }
+        ctx.recorder.reserve_upload(table.len())?;
+        let params = Conv1dParams {
+            x: ViewParams::new(ctx.store, &x)?,
+            out: ViewParams::new(ctx.store, &out)?,
+            weight: ctx.store.buffer_offset(weight)?,
+            channels: x.width as u32,
+            table: ctx.recorder.upload(table),
+            sequences: run.len() as u32,
+        };
+        let upload = ctx.recorder.upload_buffer().clone();
+        let buffers = [ctx.store.activations(), &committed, &next, &upload];
         ctx.recorder.dispatch(&CONV1D, constants, &buffers, &params, groups)?;
-        first_row += span.rows;
     }
     Ok(())
 }
@@ -293,23 +320,19 @@ pub(super) fn encode_delta_net(
         ("KEY_RUN", sharing.run(v.heads, k.heads) as u32),
     ]);
     let groups = v.heads * workgroups_per_head(ctx, v.width);
-    let (mut done, mut first_row) = (0, 0);
-    while let Some(span) = spans.get(done) {
-        let states = sequence_states(ctx, span, convolution, done)?;
-        let mut table = starts(&states);
-        // Sequences with one row each share a dispatch if their states share an arena.
-        let arena = convolution.and_then(|_| shared_arena(ctx, &states));
-        let mut sequences = 1;
-        while let (Some(arena), Some(span)) = (&arena, spans.get(done + sequences)) {
-            let states = sequence_states(ctx, span, convolution, done + sequences)?;
-            if shared_arena(ctx, &states).is_none_or(|other| other.id != arena.id) {
-                break;
-            }
-            table.extend(starts(&states));
-            sequences += 1;
-        }
-        done += sequences;
-        let rows = if sequences > 1 { sequences } else { span.rows };
+    let mut rest = &SequenceStates::of_spans(ctx, spans, convolution)?[..];
+    while let Some(first) = rest.first() {
+        // Sequences share a dispatch if their states share an arena.
+        let arena = first.shared_arena(ctx);
+        let shares = |other: &&SequenceStates| {
+            let other = other.shared_arena(ctx);
+            other.zip(arena.as_ref()).is_some_and(|(other, arena)| other.id == arena.id)
+        };
+        let (run, others) = rest.split_at(1 + rest[1..].iter().take_while(shares).count());
+        rest = others;
+        let sequences = run.len();
+        let first_row = first.first_row;
+        let rows = run.iter().map(|sequence| sequence.rows).sum();
         let store = &*ctx.store;
         // Input of the convolution at the columns of a view of its output.
         let conv_input = |view: View| match convolution {
@@ -333,7 +356,7 @@ pub(super) fn encode_delta_net(
             out: view(dst)?,
             a_log: store.buffer_offset(a_log)?,
             dt_bias: store.buffer_offset(dt_bias)?,
-            rows: rows as u32,
+            rows: if sequences > 1 { sequences } else { rows } as u32,
             heads: v.heads as u32,
             q_scale: 1.0 / (k.width as f32).sqrt(),
             ..Default::default()
@@ -350,50 +373,77 @@ pub(super) fn encode_delta_net(
             params.squares = row_offset(out)?;
             params.squares_row_stride = out.row_stride as u32;
         }
-        let (kernel, groups) = match (convolution, sequences) {
-            (None, _) => (&DELTA_NET, groups),
-            (Some(_), 1) => (&DELTA_NET_CONV, groups),
-            (Some(_), _) => (&DELTA_NET_CONV_ROWS, groups * sequences),
+        let kernel = match (convolution, sequences) {
+            (None, 1) => &DELTA_NET,
+            (None, _) => &DELTA_NET_SPANS,
+            (Some(_), 1) => &DELTA_NET_CONV,
+            (Some(_), _) => &DELTA_NET_CONV_ROWS,
         };
         let activations = ctx.store.activations();
         if let (Some(arena), 2..) = (&arena, sequences) {
+            let mut table = Vec::new();
+            for sequence in run {
+                table.extend(sequence.starts());
+                if convolution.is_none() {
+                    let rows = [sequence.first_row - first_row, sequence.rows];
+                    table.extend(rows.map(|value| value as u32));
+                }
+            }
             ctx.recorder.reserve_upload(table.len())?;
             params.table = ctx.recorder.upload(table);
             let upload = ctx.recorder.upload_buffer().clone();
             let buffers = [activations, arena, &upload];
-            ctx.recorder.dispatch(kernel, constants, &buffers, &params, groups)?;
+            ctx.recorder.dispatch(kernel, constants, &buffers, &params, groups * sequences)?;
         } else {
-            let buffers: Vec<_> = [activations].into_iter().chain(&states).collect();
+            let buffers: Vec<_> = [activations].into_iter().chain(&first.states).collect();
             ctx.recorder.dispatch(kernel, constants, &buffers, &params, groups)?;
         }
-        first_row += rows;
     }
     Ok(())
 }
 
-/// Marks the states of a span as written: committed and next state of the delta rule, then of its
-/// convolution, whose span has the same index.
-fn sequence_states(
-    ctx: &mut OpContext<'_>,
-    span: &Span,
-    convolution: Option<&DecodeConv>,
-    index: usize,
-) -> Result<Vec<DeviceBuffer>, Error> {
-    let mut states = ctx.store.write_recurrent(span.state)?.to_vec();
-    if let Some(span) = convolution.and_then(|convolution| convolution.spans.get(index)) {
-        states.extend(ctx.store.write_recurrent(span.state)?);
+/// Recurrent states of a sequence, and its rows in an op.
+struct SequenceStates {
+    first_row: usize,
+    rows: usize,
+    /// Committed and next state; of a delta rule with a convolution, then those of the convolution.
+    states: Vec<DeviceBuffer>,
+}
+
+impl SequenceStates {
+    /// Marks the states of spans as written. Spans of a fused convolution have the same indices.
+    fn of_spans(
+        ctx: &mut OpContext<'_>,
+        spans: &[Span],
+        convolution: Option<&DecodeConv>,
+    ) -> Result<Vec<Self>, Error> {
+        let mut all = Vec::with_capacity(spans.len());
+        let mut first_row = 0;
+        for (i, span) in spans.iter().enumerate() {
+            let mut states = ctx.store.write_recurrent(span.state)?.to_vec();
+            if let Some(span) = convolution.and_then(|convolution| convolution.spans.get(i)) {
+                states.extend(ctx.store.write_recurrent(span.state)?);
+            }
+            all.push(Self { first_row, rows: span.rows, states });
+            first_row += span.rows;
+        }
+        Ok(all)
     }
-    Ok(states)
-}
 
-/// The arena that all states are in, if it is one.
-fn shared_arena(ctx: &OpContext<'_>, states: &[DeviceBuffer]) -> Option<DeviceBuffer> {
-    let (first, others) = states.split_first()?;
-    let arena = ctx.store.states.arena(first)?;
-    others.iter().all(|state| state.raw == arena.raw).then(|| arena.clone())
-}
+    /// Arenas of the first committed and next state.
+    fn arenas(&self, ctx: &OpContext<'_>) -> [DeviceBuffer; 2] {
+        let arena = |state: &DeviceBuffer| ctx.store.states.arena(state).unwrap_or(state).clone();
+        [arena(&self.states[0]), arena(&self.states[1])]
+    }
 
-/// Starts of states in their arena, in f32 values.
-fn starts(states: &[DeviceBuffer]) -> Vec<u32> {
-    states.iter().map(|state| (state.start / 4) as u32).collect()
+    /// The arena that all states are in, if it is one.
+    fn shared_arena(&self, ctx: &OpContext<'_>) -> Option<DeviceBuffer> {
+        let arena = ctx.store.states.arena(self.states.first()?)?;
+        self.states.iter().all(|state| state.raw == arena.raw).then(|| arena.clone())
+    }
+
+    /// Starts of the states in their arenas, in f32 values.
+    fn starts(&self) -> impl Iterator<Item = u32> {
+        self.states.iter().map(|state| (state.start / 4) as u32)
+    }
 }

@@ -3,7 +3,10 @@
 
 use super::{
     Constants, Kernel, OpContext, ViewParams,
-    attention::{self, MAX_HEADS, SpanRows},
+    attention::{
+        self, MAX_HEADS,
+        rows::{ArenaRun, SpanRows, upload_rows},
+    },
     kernel,
     params::{BlockIndexerScoresParams, BlockIndexerTopParams},
 };
@@ -13,10 +16,14 @@ pub(in crate::gpu) static BLOCK_INDEXER_SCORES: Kernel = kernel!(
     "block_indexer_scores",
     "attention/block_indexer_scores",
     BlockIndexerScoresParams,
+    [Write, Read, Read]
+);
+pub(in crate::gpu) static BLOCK_INDEXER_TOP: Kernel = kernel!(
+    "block_indexer_top",
+    "attention/block_indexer_top",
+    BlockIndexerTopParams,
     [Write, Read]
 );
-pub(in crate::gpu) static BLOCK_INDEXER_TOP: Kernel =
-    kernel!("block_indexer_top", "attention/block_indexer_top", BlockIndexerTopParams, [Write]);
 
 /// Threads of a workgroup.
 const THREADS: u32 = 256;
@@ -33,28 +40,31 @@ pub(super) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> 
         .with("KV_F16", ctx.kv_half())
         .with("TILE_HEADS", heads.next_power_of_two().min(MAX_HEADS) as u32)
         .with("K_WIDTH", k.width as u32);
-    for span_rows in SpanRows::iterate(spans) {
-        let SpanRows { span, first_row } = span_rows;
-        let kv = attention::bind_kv(ctx, span.state)?;
-        attention::append_kv(ctx, &kv, span_rows, &k, None)?;
-        let store = &*ctx.store;
-        let room = scores.rows / heads;
-        for done in (0..span.rows).step_by(room) {
-            let rows = room.min(span.rows - done);
-            let position = span.position + done;
-            let [q, out] = [q, out].map(|view| view.slice(first_row + done, rows));
-            if (position + rows).div_ceil(block) > n {
-                let tiles = (position + rows).div_ceil(block.max(TILE));
+    let room = scores.rows / heads;
+    let spans = SpanRows::all(spans);
+    attention::append_kv(ctx, &spans, &k, None)?;
+    for ArenaRun { arena, spans } in ArenaRun::split(ctx, &spans)? {
+        let all = SpanRows::rows_of(spans);
+        for first_row in all.clone().step_by(room) {
+            let rows = room.min(all.end - first_row);
+            let spans = SpanRows::within(spans, &(first_row..first_row + rows));
+            let visible = spans.iter().map(SpanRows::visible).max().unwrap_or(0);
+            let table = upload_rows(ctx, &spans, None)?;
+            let store = &*ctx.store;
+            let upload = ctx.recorder.upload_buffer().clone();
+            let [q, out] = [q, out].map(|view| view.slice(first_row, rows));
+            if visible.div_ceil(block) > n {
+                let tiles = visible.div_ceil(block.max(TILE));
                 let params = BlockIndexerScoresParams {
                     q: ViewParams::new(store, &q)?,
                     scores: ViewParams::new(store, &scores)?,
                     rows: rows as u32,
-                    position: position as u32,
+                    table,
                     heads: heads as u32,
                     local: local as u32,
                     tiles: tiles as u32,
                 };
-                let buffers = [store.activations(), &kv.buffer];
+                let buffers = [store.activations(), &arena, &upload];
                 let groups = rows * tiles;
                 ctx.recorder.dispatch(
                     &BLOCK_INDEXER_SCORES,
@@ -68,10 +78,10 @@ pub(super) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> 
                 scores: ViewParams::new(store, &scores)?,
                 out: ViewParams::new(store, &out)?,
                 rows: rows as u32,
-                position: position as u32,
+                table,
                 heads: heads as u32,
             };
-            let buffers = [store.activations()];
+            let buffers = [store.activations(), &upload];
             let groups = rows * heads;
             ctx.recorder.dispatch(&BLOCK_INDEXER_TOP, top_constants, &buffers, &params, groups)?;
         }

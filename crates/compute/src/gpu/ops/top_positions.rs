@@ -3,19 +3,22 @@
 
 use super::{
     Constants, Kernel, OpContext, ViewParams,
-    attention::{self, MAX_HEADS, SpanRows},
+    attention::{
+        self, MAX_HEADS,
+        rows::{ArenaRun, SpanRows, upload_rows},
+    },
     kernel,
     params::{IndexerScoresParams, IndexerTopPositionsParams},
 };
 use crate::{Error, Op};
 
 pub(in crate::gpu) static INDEXER_SCORES: Kernel =
-    kernel!("indexer_scores", "attention/indexer_scores", IndexerScoresParams, [Write, Read]);
+    kernel!("indexer_scores", "attention/indexer_scores", IndexerScoresParams, [Write, Read, Read]);
 pub(in crate::gpu) static INDEXER_TOP_POSITIONS: Kernel = kernel!(
     "indexer_top_positions",
     "attention/indexer_top_positions",
     IndexerTopPositionsParams,
-    [Write]
+    [Write, Read]
 );
 
 /// Threads of a workgroup.
@@ -33,29 +36,31 @@ pub(super) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> 
         ("TILE_HEADS", heads as u32),
         ("K_WIDTH", k.width as u32),
     ]);
-    for span_rows in SpanRows::iterate(spans) {
-        let SpanRows { span, first_row } = span_rows;
-        let kv = attention::bind_kv(ctx, span.state)?;
-        attention::append_kv(ctx, &kv, span_rows, &k, None)?;
-        let store = &*ctx.store;
-        for done in (0..span.rows).step_by(scores.rows) {
-            let rows = scores.rows.min(span.rows - done);
-            let position = span.position + done;
-            let [q, weights, out] =
-                [q, weights, out].map(|view| view.slice(first_row + done, rows));
-            if position + rows > out.width {
-                let blocks = (position + rows).div_ceil(BLOCK);
+    let spans = SpanRows::all(spans);
+    attention::append_kv(ctx, &spans, &k, None)?;
+    for ArenaRun { arena, spans } in ArenaRun::split(ctx, &spans)? {
+        let all = SpanRows::rows_of(spans);
+        for first_row in all.clone().step_by(scores.rows) {
+            let rows = scores.rows.min(all.end - first_row);
+            let spans = SpanRows::within(spans, &(first_row..first_row + rows));
+            let visible = spans.iter().map(SpanRows::visible).max().unwrap_or(0);
+            let table = upload_rows(ctx, &spans, None)?;
+            let store = &*ctx.store;
+            let upload = ctx.recorder.upload_buffer().clone();
+            let [q, weights, out] = [q, weights, out].map(|view| view.slice(first_row, rows));
+            if visible > out.width {
+                let blocks = visible.div_ceil(BLOCK);
                 let params = IndexerScoresParams {
                     q: ViewParams::new(store, &q)?,
                     weights: ViewParams::new(store, &weights)?,
                     scores: ViewParams::new(store, &scores)?,
                     rows: rows as u32,
-                    position: position as u32,
+                    table,
                     heads: q.heads as u32,
                     top_k: out.width as u32,
                     blocks: blocks as u32,
                 };
-                let buffers = [store.activations(), &kv.buffer];
+                let buffers = [store.activations(), &arena, &upload];
                 let groups = rows * blocks;
                 ctx.recorder.dispatch(
                     &INDEXER_SCORES,
@@ -69,11 +74,11 @@ pub(super) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> 
                 scores: ViewParams::new(store, &scores)?,
                 out: ViewParams::new(store, &out)?,
                 rows: rows as u32,
-                position: position as u32,
+                table,
                 top_k: out.width as u32,
             };
             let constants = Constants::new(&[("WG", THREADS)]);
-            let buffers = [store.activations()];
+            let buffers = [store.activations(), &upload];
             ctx.recorder.dispatch(&INDEXER_TOP_POSITIONS, constants, &buffers, &params, rows)?;
         }
     }

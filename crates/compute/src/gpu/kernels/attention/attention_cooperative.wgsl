@@ -9,16 +9,17 @@
 // WG: 2 QUERIES, in subgroups of 32. K_WIDTH, V_WIDTH: head widths, multiples of 16, at most 128.
 // The KV cache is f16.
 // Grid: as attention_tiled.wgsl.
-// needs: common/common, common/f16_range, attention/softmax
+// needs: common/common, common/f16_range, attention/span_tiles, attention/softmax
 // enables: f16, wgpu_cooperative_matrix
 // constants: K_WIDTH, QUERIES, V_WIDTH, WG
 
 struct Params {
     q: View, out: View, gate: View,
-    rows: u32, position: u32, window: u32,
-    heads: u32, group: u32, capacity: u32, v_offset: u32, sinks: u32, gated: u32, scale: f32, tiles: u32,
+    table: u32, window: u32, heads: u32, group: u32, sinks: u32, gated: u32, scale: f32, tiles: u32,
 }
 var<immediate> p: Params;
+// Tile of this workgroup.
+var<private> span: SpanTile;
 
 @group(0) @binding(1) var<storage, read> kv_cache: array<vec4<f16>>;
 
@@ -48,8 +49,8 @@ var<workgroup> weights: array<Vec4, QUERIES * W_PITCH>;
 var<workgroup> scores: array<vec4<f32>, QUERIES * S_PITCH>;
 var<workgroup> normalize: array<f32, QUERIES>;
 var<workgroup> needs_rescale: u32;
-// Workgroup index, first query, first position of the first tile, end of the last tile.
-var<workgroup> work_range: vec4<u32>;
+// First position of the first tile, end of the last tile.
+var<workgroup> work_range: vec2<u32>;
 // Vectors of K and V that a thread has loaded for the next tile.
 var<private> loaded_k: array<Vec4, K_LOADS>;
 var<private> loaded_v: array<Vec4, V_LOADS>;
@@ -61,26 +62,25 @@ fn main(
     @builtin(local_invocation_index) index: u32,
 ) {
     let kv_heads = p.heads / p.group;
+    let work = group_index(id, count);
+    span = span_tile_at(p.table, min(work / kv_heads, p.tiles - 1u));
     // Uniform over the workgroup, as cooperative matrices require.
     if (index == 0u) {
-        let work = group_index(id, count);
-        // Tiles that see the most positions start first.
-        let first = (p.tiles - 1u - min(work / kv_heads, p.tiles - 1u)) * QUERIES;
-        let position = p.position + first / p.group;
-        let last = p.position + (min(first + QUERIES, p.rows * p.group) - 1u) / p.group;
+        let position = span.position + span.first / p.group;
+        let last = span.position + (min(span.first + QUERIES, span.rows * p.group) - 1u) / p.group;
         let start = position + 1u - min(position + 1u, p.window);
-        work_range = vec4(work, first, start / TILE_KV * TILE_KV, select(0u, last + 1u, work < p.tiles * kv_heads));
+        work_range = vec2(start / TILE_KV * TILE_KV, select(0u, last + 1u, work < p.tiles * kv_heads));
     }
     let range = workgroupUniformLoad(&work_range);
-    if (range.w == 0u) { return; }
-    let kv_head = range.x % kv_heads;
-    let first = range.y;
-    let queries = p.rows * p.group;
+    if (range.y == 0u) { return; }
+    let kv_head = work % kv_heads;
+    let first = span.first;
+    let queries = span.rows * p.group;
 
     // Query of this thread, and the half of the tile that it weighs.
     let my_query = index / 2u;
     let half = index % 2u;
-    let my_position = p.position + (first + my_query) / p.group;
+    let my_position = span.position + (first + my_query) / p.group;
     let my_start = my_position + 1u - min(my_position + 1u, p.window);
     let my_end = select(0u, my_position + 1u, first + my_query < queries);
     let first_row = index / 32u * 16u;
@@ -130,13 +130,13 @@ fn main(
     var max_score = MASKED;
     var sum = 0.0;
 
-    load_tile(range.z, range.w, kv_head, index);
-    for (var tile = range.z; tile < range.w; tile += TILE_KV) {
+    load_tile(range.x, range.y, kv_head, index);
+    for (var tile = range.x; tile < range.y; tile += TILE_KV) {
         workgroupBarrier();
         store_tile(index);
         if (index == 0u) { needs_rescale = 0u; }
         workgroupBarrier();
-        if (tile + TILE_KV < range.w) { load_tile(tile + TILE_KV, range.w, kv_head, index); }
+        if (tile + TILE_KV < range.y) { load_tile(tile + TILE_KV, range.y, kv_head, index); }
         var s0 = zero;
         var s1 = zero;
         s0 = coopMultiplyAdd(q0, coopLoad<MatB>(&kv_tile[0u], K_PITCH), s0);
@@ -319,8 +319,8 @@ fn load_queries(first: u32, kv_head: u32, vecs: u32, index: u32) {
         let query = first + i / 8u;
         let element = (vecs + i % 8u) * 4u;
         var x = vec4<f32>();
-        if (query < p.rows * p.group && element < K_WIDTH) {
-            let start = p.q.offset + query / p.group * p.q.row_stride + (kv_head * p.group + query % p.group) * p.q.head_stride + element;
+        if (query < span.rows * p.group && element < K_WIDTH) {
+            let start = p.q.offset + (span.first_row + query / p.group) * p.q.row_stride + (kv_head * p.group + query % p.group) * p.q.head_stride + element;
             x = vec4<f32>(act[start], act[start + 1u], act[start + 2u], act[start + 3u]);
         }
         kv_tile[i / 8u * Q_PITCH + i % 8u] = Vec4(clamp_f16(x));
@@ -330,13 +330,13 @@ fn load_queries(first: u32, kv_head: u32, vecs: u32, index: u32) {
 // Loads K and V of a tile; zeros from `end` on.
 fn load_tile(tile: u32, end: u32, kv_head: u32, index: u32) {
     let kv_heads = p.heads / p.group;
-    let first_kv_row = tile % p.capacity;
+    let first_kv_row = tile % span.capacity;
     // @unroll
     for (var j = 0u; j < K_LOADS; j++) {
         let row_in_tile = (index + j * WG) / K_VECS;
         loaded_k[j] = Vec4();
         if (row_in_tile < TILE_KV && tile + row_in_tile < end) {
-            loaded_k[j] = kv_cache[(kv_row_of(row_in_tile, first_kv_row) * kv_heads + kv_head) * K_VECS + (index + j * WG) % K_VECS];
+            loaded_k[j] = kv_cache[span.kv_start * 2u + (kv_row_of(row_in_tile, first_kv_row) * kv_heads + kv_head) * K_VECS + (index + j * WG) % K_VECS];
         }
     }
     // @unroll
@@ -344,7 +344,7 @@ fn load_tile(tile: u32, end: u32, kv_head: u32, index: u32) {
         let row_in_tile = (index + j * WG) / V_VECS;
         loaded_v[j] = Vec4();
         if (row_in_tile < TILE_KV && tile + row_in_tile < end) {
-            let element = p.v_offset / 4u + (kv_row_of(row_in_tile, first_kv_row) * kv_heads + kv_head) * V_VECS;
+            let element = span.kv_start * 2u + span.v_offset / 4u + (kv_row_of(row_in_tile, first_kv_row) * kv_heads + kv_head) * V_VECS;
             loaded_v[j] = kv_cache[element + (index + j * WG) % V_VECS];
         }
     }
@@ -369,8 +369,8 @@ fn write_out(index: u32, column: u32, first: u32, kv_head: u32) {
     let first_row = index / 32u * 16u;
     for (var row_in_tile = first_row; row_in_tile < first_row + 16u; row_in_tile++) {
         let query = first + row_in_tile;
-        if (query < p.rows * p.group && element < V_WIDTH) {
-            let row = query / p.group;
+        if (query < span.rows * p.group && element < V_WIDTH) {
+            let row = span.first_row + query / p.group;
             let head = kv_head * p.group + query % p.group;
             var gate = 1.0;
             if (p.gated == 1u) { gate = sigmoid(act[p.gate.offset + row * p.gate.row_stride + head * p.gate.head_stride + element]); }
@@ -383,5 +383,5 @@ fn write_out(index: u32, column: u32, first: u32, kv_head: u32) {
 // Row of the KV cache (a ring buffer) of position `i` of a tile.
 fn kv_row_of(i: u32, first_kv_row: u32) -> u32 {
     let kv_row = first_kv_row + i;
-    return select(kv_row, kv_row - p.capacity, kv_row >= p.capacity);
+    return select(kv_row, kv_row - span.capacity, kv_row >= span.capacity);
 }

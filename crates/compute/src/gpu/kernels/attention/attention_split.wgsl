@@ -1,4 +1,5 @@
-// Split-KV attention (flash-decoding) for one row and the query heads that share a KV head. Over
+// Split-KV attention (flash-decoding) for a row and the query heads that share a KV head, with rows
+// of any sequences whose KV caches are in one arena. Over
 // the positions t of a split, with score[h][t] = scale q[h] . K[t]: m[h] = max_t score, sum[h] =
 // sum_t exp(score - m), y[h] = sum_t exp(score - m) V[t].
 // With a single split (SINGLE_SPLIT 1), out[h] = y / (sum + exp(sink - m)) * sigmoid(gate). Else
@@ -12,17 +13,18 @@
 // from 16 to WG. KV_F16: f16 in the KV cache.
 // Scratch: m and sum by (row, head, split), then y. Grid: (rows, KV heads, tiles of heads,
 // splits).
-// needs: common/common, @team, attention/kv_cache, attention/block_scores
+// needs: common/common, @team, attention/kv_cache, attention/row_table, attention/block_scores
 // needs: attention/visible_splits, attention/softmax
 // constants: K_WIDTH, LATENT, LISTED, SINGLE_SPLIT, TEAM, TILE_HEADS, V_COLUMNS, V_WIDTH, WG
 
 struct Params {
     q: View, out: View, gate: View, list: View,
     rows: u32, splits: Splits,
-    heads: u32, group: u32, tiles: u32, capacity: u32, v_offset: u32, sinks: u32, gated: u32, scale: f32,
+    heads: u32, group: u32, tiles: u32, sinks: u32, gated: u32, scale: f32,
 }
 var<immediate> p: Params;
-@group(0) @binding(2) var<storage, read_write> scratch: array<f32>;
+@group(0) @binding(2) var<storage, read> words: array<u32>;
+@group(0) @binding(3) var<storage, read_write> scratch: array<f32>;
 
 const TEAMS_PER_BLOCK = BLOCK / TEAM;
 const V_PAIRS = (V_WIDTH + 1u) / 2u;
@@ -37,7 +39,9 @@ var<workgroup> team_partials: array<f32, TILE_HEADS * TEAMS_PER_BLOCK>;
 var<workgroup> rescale: array<f32, TILE_HEADS>;
 var<workgroup> max_scores: array<f32, TILE_HEADS>;
 var<workgroup> listed_rows: array<u32, BLOCK>;
-// Cache row of the first position of the block; cache row of the query's own position; KV head.
+// Capacity of the row's cache; cache row of the first position of the block; cache row of the
+// query's own position; KV head.
+var<private> capacity: u32;
 var<private> first_kv_row: u32;
 var<private> own_kv_row: u32;
 var<private> kv_head: u32;
@@ -56,8 +60,11 @@ fn main(
     kv_head = group / p.splits.count / p.tiles % kv_heads;
     let row = group / p.splits.count / p.tiles / kv_heads;
     if (row >= p.rows) { return; }
-    let position = p.splits.position + row;
-    own_kv_row = position % p.capacity;
+    kv_start = row_kv_start(p.splits.position, row) * 4u;
+    let position = row_position(p.splits.position, row);
+    capacity = row_capacity(p.splits.position, row);
+    let v_offset = row_v_offset(p.splits.position, row);
+    own_kv_row = position % capacity;
     let visible = visible_at(position, p.splits);
     let start = split * visible.per_split;
     if (start >= visible.count) { return; }
@@ -86,7 +93,7 @@ fn main(
 
     for (var block = start; block < end; block += BLOCK) {
         let len = min(BLOCK, end - block);
-        first_kv_row = (visible.start + block) % p.capacity;
+        first_kv_row = (visible.start + block) % capacity;
         if (LISTED == 1u) {
             workgroupBarrier();
             if (index < BLOCK) {
@@ -94,7 +101,7 @@ fn main(
                 // Neither negative nor NaN; -0.0 counts as 0.
                 var kv_row = NONE;
                 if (index < len && (bits < 0x7f800000u || bits == 0x80000000u)) {
-                    kv_row = u32(min(bitcast<f32>(bits & 0x7fffffffu), 16777216.0)) % p.capacity;
+                    kv_row = u32(min(bitcast<f32>(bits & 0x7fffffffu), 16777216.0)) % capacity;
                 }
                 listed_rows[index] = kv_row;
             }
@@ -134,7 +141,7 @@ fn main(
                     // Positions past the end have weight 0.
                     let kv_row = kv_row_of(min(four * 4u + i, len - 1u));
                     var element = (kv_row * kv_heads + kv_head) * V_STRIDE;
-                    if (LATENT == 0u) { element += p.v_offset; }
+                    if (LATENT == 0u) { element += v_offset; }
                     v[i] = kv_pair(element, pair, V_WIDTH, V_STRIDE);
                 }
                 for (var h = 0u; h < TILE_HEADS; h++) {
@@ -216,7 +223,7 @@ fn main(
 fn kv_row_of(i: u32) -> u32 {
     if (LISTED == 1u) { return select(listed_rows[i], own_kv_row, listed_rows[i] == NONE); }
     let kv_row = first_kv_row + i;
-    return select(kv_row, kv_row - p.capacity, kv_row >= p.capacity);
+    return select(kv_row, kv_row - capacity, kv_row >= capacity);
 }
 
 fn k_offset(i: u32) -> u32 {

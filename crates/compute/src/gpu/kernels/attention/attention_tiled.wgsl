@@ -1,23 +1,24 @@
 // Prefill attention (flash attention, online softmax): out[h] = sum_t softmax_t(scale q[h] . K[t],
 // sink) V[t] * sigmoid(gate).
-// A workgroup takes QUERIES queries that share a KV head: the query heads of one row, then of the
-// next. It loops over all positions that any of them sees, in tiles of TILE_KV, aligned to
+// A workgroup takes QUERIES queries of a sequence that share a KV head: the query heads of one row,
+// then of the next. It loops over all positions that any of them sees, in tiles of TILE_KV, aligned to
 // TILE_KV, so a query's bits do not depend on the other queries. A thread scores THREAD_QUERIES
 // queries (`y_thread + 16 i`) for 4 keys (`x_thread + 16 j`), from slices of SLICE elements in
 // workgroup memory. Then it accumulates V_VECS times 4 columns of its queries, from V_ROWS rows of
 // V at a time.
 // WG: 256. QUERIES: 16, 32 or 64. K_WIDTH, V_WIDTH: head widths. LATENT 1: V is the first elements
 // of K (MLA). KV_F16: f16 in the KV cache.
-// Grid: (tiles of queries, the last first; KV heads).
-// needs: common/common, attention/kv_cache, attention/softmax
+// Grid: (tiles of queries, KV heads).
+// needs: common/common, attention/kv_cache, attention/span_tiles, attention/softmax
 // constants: K_WIDTH, LATENT, QUERIES, V_WIDTH, WG
 
 struct Params {
     q: View, out: View, gate: View,
-    rows: u32, position: u32, window: u32,
-    heads: u32, group: u32, capacity: u32, v_offset: u32, sinks: u32, gated: u32, scale: f32, tiles: u32,
+    table: u32, window: u32, heads: u32, group: u32, sinks: u32, gated: u32, scale: f32, tiles: u32,
 }
 var<immediate> p: Params;
+// Tile of this workgroup.
+var<private> span: SpanTile;
 
 const TILE_KV = 64u;
 const THREAD_QUERIES = QUERIES / 16u;
@@ -46,11 +47,12 @@ fn main(
     let work = group_index(id, count);
     if (work >= p.tiles * kv_heads) { return; }
     let kv_head = work % kv_heads;
-    // Tiles that see the most positions start first.
-    let first = (p.tiles - 1u - work / kv_heads) * QUERIES;
-    let queries = p.rows * p.group;
-    let first_position = p.position + first / p.group;
-    let last_position = p.position + (min(first + QUERIES, queries) - 1u) / p.group;
+    span = span_tile_at(p.table, work / kv_heads);
+    kv_start = span.kv_start * 4u;
+    let first = span.first;
+    let queries = span.rows * p.group;
+    let first_position = span.position + first / p.group;
+    let last_position = span.position + (min(first + QUERIES, queries) - 1u) / p.group;
     let start = first_position + 1u - min(first_position + 1u, p.window);
 
     let x_thread = index % 16u;
@@ -63,7 +65,7 @@ fn main(
 
     for (var tile = start / TILE_KV * TILE_KV; tile <= last_position; tile += TILE_KV) {
         let len = min(TILE_KV, last_position + 1u - tile);
-        let first_kv_row = tile % p.capacity;
+        let first_kv_row = tile % span.capacity;
         var score: array<vec4<f32>, THREAD_QUERIES>;
         // @unroll
         for (var i = 0u; i < THREAD_QUERIES; i++) { score[i] = vec4<f32>(); }
@@ -75,7 +77,7 @@ fn main(
                 var x = 0.0;
                 if (query < queries && element < K_WIDTH) {
                     let head = kv_head * p.group + query % p.group;
-                    x = act[p.q.offset + query / p.group * p.q.row_stride + head * p.q.head_stride + element];
+                    x = act[p.q.offset + (span.first_row + query / p.group) * p.q.row_stride + head * p.q.head_stride + element];
                 }
                 qk_tile[i / SLICE * PITCH + i % SLICE / 4u][i % 4u] = x;
             }
@@ -143,7 +145,7 @@ fn main(
                 var x = vec2<f32>();
                 if (block + r < len && pair * 2u < V_WIDTH) {
                     var element = (kv_row_of(block + r, first_kv_row) * kv_heads + kv_head) * V_STRIDE;
-                    if (LATENT == 0u) { element += p.v_offset; }
+                    if (LATENT == 0u) { element += span.v_offset; }
                     x = kv_pair(element, pair, V_WIDTH, V_STRIDE);
                 }
                 let dst = r * V_VECS * 16u + pair / 2u;
@@ -194,7 +196,7 @@ fn main(
 
 // Writes four columns of a query from `column` on, up to V_WIDTH.
 fn write_out(query: u32, kv_head: u32, column: u32, y: vec4<f32>) {
-    let row = query / p.group;
+    let row = span.first_row + query / p.group;
     let head = kv_head * p.group + query % p.group;
     for (var c = 0u; c < 4u && column + c < V_WIDTH; c++) {
         var gate = 1.0;
@@ -205,14 +207,14 @@ fn write_out(query: u32, kv_head: u32, column: u32, y: vec4<f32>) {
 
 // Causal and window mask: which of the positions `t + 16 j` a query sees.
 fn visible_mask(query: u32, t: u32) -> vec4<bool> {
-    let position = p.position + query / p.group;
+    let position = span.position + query / p.group;
     let start = position + 1u - min(position + 1u, p.window);
     let positions_4 = vec4(t, t + 16u, t + 32u, t + 48u);
-    return (positions_4 >= vec4(start)) & (positions_4 <= vec4(position)) & vec4(query < p.rows * p.group);
+    return (positions_4 >= vec4(start)) & (positions_4 <= vec4(position)) & vec4(query < span.rows * p.group);
 }
 
 // Row of the KV cache (a ring buffer) of position `i` of a tile.
 fn kv_row_of(i: u32, first_kv_row: u32) -> u32 {
     let kv_row = first_kv_row + i;
-    return select(kv_row, kv_row - p.capacity, kv_row >= p.capacity);
+    return select(kv_row, kv_row - span.capacity, kv_row >= span.capacity);
 }

@@ -1,17 +1,19 @@
 // Block indexer, scores: score[h][b] = max_t q[h] . K[t] over the positions t of block b that a row
-// sees; LOCAL_SCORE for the last `local` blocks.
+// sees; LOCAL_SCORE for the last `local` blocks. Rows are of any sequences whose keys are in one
+// arena.
 // WG: 256. TILE_HEADS: heads scored at once. K_WIDTH: head width. KV_F16: f16 in the KV cache.
 // KEY_BLOCK: positions of a block, a power of two. Rows that see at most TOP_BLOCKS blocks need no
 // scores.
 // Grid: (rows, tiles of SPAN positions). Row `row * heads + h` of `scores` is that of head h.
-// needs: common/common, attention/kv_cache, attention/block_scores
+// needs: common/common, attention/kv_cache, attention/row_table, attention/block_scores
 // constants: KEY_BLOCK, K_WIDTH, TILE_HEADS, TOP_BLOCKS, WG
 
 struct Params {
     q: View, scores: View,
-    rows: u32, position: u32, heads: u32, local: u32, tiles: u32,
+    rows: u32, table: u32, heads: u32, local: u32, tiles: u32,
 }
 var<immediate> p: Params;
+@group(0) @binding(2) var<storage, read> words: array<u32>;
 
 // More than any score: it is finite, as Metal's fast math does not support infinity.
 const LOCAL_SCORE = 3e38;
@@ -36,9 +38,11 @@ fn main(
     let group = group_index(id, count);
     let row = group / p.tiles;
     let span = group % p.tiles * SPAN;
-    let visible = p.position + row + 1u;
+    if (row >= p.rows) { return; }
+    kv_start = row_kv_start(p.table, row) * 4u;
+    let visible = row_position(p.table, row) + 1u;
     let blocks = (visible + KEY_BLOCK - 1u) / KEY_BLOCK;
-    if (row >= p.rows || blocks <= TOP_BLOCKS || span >= visible) { return; }
+    if (blocks <= TOP_BLOCKS || span >= visible) { return; }
     let my_head = index / BLOCK * THREAD_HEADS;
     for (var head = 0u; head < p.heads; head += TILE_HEADS) {
         let n_heads = min(TILE_HEADS, p.heads - head);

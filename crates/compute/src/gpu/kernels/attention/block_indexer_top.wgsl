@@ -3,11 +3,12 @@
 // select all positions.
 // A rank is the count of blocks that come before, so all ranks are found at once.
 // WG: 256. KEY_BLOCK: positions of a block. Grid: a workgroup for each row and head.
-// needs: common/common
+// needs: common/common, attention/row_table
 // constants: KEY_BLOCK, TOP_BLOCKS, WG
 
-struct Params { scores: View, out: View, rows: u32, position: u32, heads: u32 }
+struct Params { scores: View, out: View, rows: u32, table: u32, heads: u32 }
 var<immediate> p: Params;
+@group(0) @binding(1) var<storage, read> words: array<u32>;
 
 var<workgroup> chosen: array<u32, TOP_BLOCKS>;
 var<workgroup> sorted: array<u32, TOP_BLOCKS>;
@@ -21,7 +22,7 @@ fn main(
     let group = group_index(id, count);
     let row = group / p.heads;
     if (row >= p.rows) { return; }
-    let visible = p.position + row + 1u;
+    let visible = row_position(p.table, row) + 1u;
     let blocks = (visible + KEY_BLOCK - 1u) / KEY_BLOCK;
     let out = p.out.offset + row * p.out.row_stride + group % p.heads * p.out.head_stride;
     if (blocks <= TOP_BLOCKS) {

@@ -5,11 +5,12 @@
 // far. Then each thread counts the selected positions of its range, and prefix sums give the
 // places to write to.
 // WG: 256. Grid: a workgroup for each row.
-// needs: common/common
+// needs: common/common, attention/row_table
 // constants: WG
 
-struct Params { scores: View, out: View, rows: u32, position: u32, top_k: u32 }
+struct Params { scores: View, out: View, rows: u32, table: u32, top_k: u32 }
 var<immediate> p: Params;
+@group(0) @binding(1) var<storage, read> words: array<u32>;
 
 var<workgroup> counts: array<atomic<u32>, 256>;
 var<workgroup> sums: array<vec2<u32>, WG>;
@@ -42,7 +43,7 @@ fn main(
 ) {
     let row = group_index(id, count);
     if (row >= p.rows) { return; }
-    let visible = p.position + row + 1u;
+    let visible = row_position(p.table, row) + 1u;
     let out = p.out.offset + row * p.out.row_stride;
     if (visible <= p.top_k) {
         for (var i = index; i < p.top_k; i += WG) { act[out + i] = select(-1.0, f32(i), i < visible); }

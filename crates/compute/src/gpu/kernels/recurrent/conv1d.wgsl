@@ -1,18 +1,39 @@
-// Causal depthwise convolution, then SiLU: out[r][c] = silu(sum_j weight[c][j] input[r + j][c]),
-// where the inputs are the TAPS - 1 rows of the state, then the rows of x. The last TAPS - 1
-// inputs are the next state.
-// Grid: a thread for each element of out, and for each of the next state.
+// Causal depthwise convolution of sequences, then SiLU: out[r][c] = silu(sum_j weight[c][j]
+// input[r + j][c]), where the inputs are the TAPS - 1 rows of the state, then the rows of x. The
+// last TAPS - 1 inputs are the next state. The committed states are in one arena, and so are the next
+// ones. The table of the sequences is in `words`, from offset `table` on, SEQUENCE_WORDS words each.
+// Grid: a thread for each element of out, and for each of the next state, in workgroups of one
+// sequence.
 // needs: common/common
 // constants: TAPS, WG
 
-struct Params { x: View, out: View, weight: u32, rows: u32, channels: u32 }
+struct Params { x: View, out: View, weight: u32, channels: u32, table: u32, sequences: u32 }
 var<immediate> p: Params;
+// Both may be the same arena, so both are bound for writing.
 @group(0) @binding(1) var<storage, read_write> committed: array<f32>;
 @group(0) @binding(2) var<storage, read_write> next: array<f32>;
+@group(0) @binding(3) var<storage, read> words: array<u32>;
 
-fn input(i: u32, channel: u32) -> f32 {
-    if (i < TAPS - 1u) { return committed[i * p.channels + channel]; }
-    return act[p.x.offset + (i - (TAPS - 1u)) * p.x.row_stride + channel];
+// `first_group`: its first workgroup. `committed`, `next`: starts of its states in the arenas.
+struct Sequence { first_group: u32, committed: u32, next: u32, first_row: u32, rows: u32 }
+
+const SEQUENCE_WORDS = 5u;
+
+// Sequence of a workgroup: the last one that starts at it or before.
+fn sequence_of(group: u32) -> Sequence {
+    var found = 0u;
+    var end = p.sequences;
+    while (end - found > 1u) {
+        let middle = (found + end) / 2u;
+        if (words[p.table + middle * SEQUENCE_WORDS] <= group) { found = middle; } else { end = middle; }
+    }
+    let entry = p.table + found * SEQUENCE_WORDS;
+    return Sequence(words[entry], words[entry + 1u], words[entry + 2u], words[entry + 3u], words[entry + 4u]);
+}
+
+fn input(sequence: Sequence, i: u32, channel: u32) -> f32 {
+    if (i < TAPS - 1u) { return committed[sequence.committed + i * p.channels + channel]; }
+    return act[p.x.offset + (sequence.first_row + i - (TAPS - 1u)) * p.x.row_stride + channel];
 }
 
 @compute @workgroup_size(WG)
@@ -21,16 +42,18 @@ fn main(
     @builtin(num_workgroups) count: vec3<u32>,
     @builtin(local_invocation_index) index: u32,
 ) {
-    let i = group_index(id, count) * WG + index;
+    let group = group_index(id, count);
+    let sequence = sequence_of(group);
+    let i = (group - sequence.first_group) * WG + index;
     let row = i / p.channels;
     let channel = i % p.channels;
-    if (row < p.rows) {
+    if (row < sequence.rows) {
         var sum = 0.0;
         for (var j = 0u; j < TAPS; j++) {
-            sum = fma(act[p.weight + channel * TAPS + j], input(row + j, channel), sum);
+            sum = fma(act[p.weight + channel * TAPS + j], input(sequence, row + j, channel), sum);
         }
-        act[p.out.offset + row * p.out.row_stride + channel] = silu(sum);
-    } else if (row < p.rows + TAPS - 1u) {
-        next[(row - p.rows) * p.channels + channel] = input(row, channel);
+        act[p.out.offset + (sequence.first_row + row) * p.out.row_stride + channel] = silu(sum);
+    } else if (row < sequence.rows + TAPS - 1u) {
+        next[sequence.next + (row - sequence.rows) * p.channels + channel] = input(sequence, row, channel);
     }
 }

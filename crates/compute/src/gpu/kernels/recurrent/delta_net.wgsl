@@ -1,5 +1,5 @@
-// Gated delta rule (DeltaNet), row by row, for each value head, with q and k normalized to length
-// one (and q divided by sqrt(K_WIDTH)): S = decay S; d = beta (v - S k); S = S + d k^T; out = S q.
+// Gated delta rule (DeltaNet) of sequences, row by row, for each value head, with q and k normalized
+// to length one (and q divided by sqrt(K_WIDTH)): S = decay S; d = beta (v - S k); S = S + d k^T; out = S q.
 // ROW_THREADS neighbouring threads share a row of S, which gives one element of out. They keep
 // THREAD_ROWS rows of S (at most ROW_THREADS) in registers over all rows of the span. Both
 // products use the old S, so sums depend on each other only from row to row: d = beta (v - decay
@@ -8,9 +8,9 @@
 // into registers meanwhile. ROW_THREADS threads load q and k of one row and normalize them.
 // Element i of a vector belongs to thread i % ROW_THREADS: component i / ROW_THREADS % 4 of its
 // vector i / ROW_THREADS / 4. K_WIDTH, V_WIDTH: widths of a key and of a value.
-// TAPS: if not 0, there is one row of each of `rows` sequences, and q, k and v are the newest
-// inputs of a convolution, which delta_conv.wgsl computes first. All threads then compute the
-// lengths, from the convolved vectors.
+// TAPS: if not 0, each sequence has one row, and q, k and v are the newest inputs of a convolution,
+// which delta_conv.wgsl computes first. All threads then compute the lengths, from the convolved
+// vectors.
 // GATED: out is the weighted and gated RMSNorm of each head, without the division by the root mean
 // square. Each workgroup writes its sum of squares to `squares`, those of a head one after
 // another, heads V_WIDTH apart. TAPS is not 0 then.
@@ -67,12 +67,16 @@ fn load_vec(start: u32, i: u32, row_thread: u32) -> vec4<f32> {
     );
 }
 
-// Loads STAGED_ROWS rows from row `first` into registers.
+// First row of the sequence, and its number of rows.
+var<private> first_row: u32;
+var<private> rows: u32;
+
+// Loads STAGED_ROWS rows of the sequence, from its row `first` on, into registers.
 fn load_rows(first: u32, head: u32, value: u32, index: u32) {
     let row_thread = index % ROW_THREADS;
     let staged = index / ROW_THREADS;
-    if (staged < STAGED_ROWS && first + staged < p.rows) {
-        let row = first + staged;
+    if (staged < STAGED_ROWS && first + staged < rows) {
+        let row = first_row + first + staged;
         let key_head = head / KEY_RUN % KEY_HEADS;
         let start = vec2<u32>(
             p.q.offset + row * p.q.row_stride + key_head * p.q.head_stride,
@@ -87,8 +91,8 @@ fn load_rows(first: u32, head: u32, value: u32, index: u32) {
     for (var i = 0u; i < V_LOADS; i++) {
         let at = i * WG + index;
         let row = first + at / GROUP_VALUES;
-        if (at < STAGED_ROWS * GROUP_VALUES && row < p.rows && value + at % GROUP_VALUES < V_WIDTH) {
-            v[i] = act[p.v.offset + row * p.v.row_stride + head * p.v.head_stride + value + at % GROUP_VALUES];
+        if (at < STAGED_ROWS * GROUP_VALUES && row < rows && value + at % GROUP_VALUES < V_WIDTH) {
+            v[i] = act[p.v.offset + (first_row + row) * p.v.row_stride + head * p.v.head_stride + value + at % GROUP_VALUES];
         }
     }
 }
@@ -136,7 +140,9 @@ fn main(
     let group = group_index(id, count);
     let head = group / HEAD_GROUPS % p.heads;
     let sequence = group / HEAD_GROUPS / p.heads;
-    if (sequence >= select(1u, p.rows, TAPS > 0u)) { return; }
+    if (sequence >= sequence_count()) { return; }
+    first_row = first_row_of(sequence);
+    rows = rows_of(sequence);
     let value = group % HEAD_GROUPS * GROUP_VALUES;
     let row_thread = index % ROW_THREADS;
     // First value of the thread, and the offset of its row of the state.
@@ -167,16 +173,14 @@ fn main(
         step = vec2<f32>(act[p.alpha.offset + sequence * p.alpha.row_stride + head], act[p.beta.offset + sequence * p.beta.row_stride + head]);
         convolve(sequence, head, value, index);
     }
-    let span_rows = select(p.rows, 1u, TAPS > 0u);
-    for (var first = 0u; first < span_rows; first += STAGED_ROWS) {
+    for (var first = 0u; first < rows; first += STAGED_ROWS) {
         workgroupBarrier();
         if (TAPS == 0u) {
             stage_rows(index, rate, bias);
             workgroupBarrier();
             load_rows(first + STAGED_ROWS, head, value, index);
         }
-        let rows = min(STAGED_ROWS, span_rows - first);
-        for (var row = 0u; row < rows; row++) {
+        for (var row = 0u; row < min(STAGED_ROWS, rows - first); row++) {
             var key: array<vec4<f32>, K_VECS>;
             var query: array<vec4<f32>, K_VECS>;
             for (var i = 0u; i < K_VECS; i++) {
@@ -217,7 +221,7 @@ fn main(
                 for (var i = 0u; i < K_VECS; i++) { state[r][i] = fma(vec4<f32>(d), key[i], state[r][i] * decay_beta_kq.x); }
                 if (row_thread == r) { y = fma(d, decay_beta_kq.z, product.y); }
             }
-            if (writes) { act[p.out.offset + (sequence + first + row) * p.out.row_stride + head * p.out.head_stride + my_value] = y * gate; }
+            if (writes) { act[p.out.offset + (first_row + first + row) * p.out.row_stride + head * p.out.head_stride + my_value] = y * gate; }
             if (GATED == 1u) {
                 let thread_squares = pair_sum(vec2<f32>(select(0.0, y * y, writes), 0.0)).x;
                 if (row_thread == 0u) { squares[index / ROW_THREADS] = thread_squares; }

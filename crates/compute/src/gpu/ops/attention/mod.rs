@@ -3,9 +3,11 @@
 pub(in crate::gpu) mod attention_decode;
 pub(in crate::gpu) mod rows;
 
+use std::{cmp::Reverse, ops::Range};
+
 use self::{
     attention_decode::{DecodeKernel, DecodeKv, NewKv},
-    rows::encode_rows,
+    rows::{ArenaRun, SpanRows, encode_rows, kv_start},
 };
 use super::{
     Constants, DeviceBuffer, Kernel, OpContext, ViewParams, kernel,
@@ -13,23 +15,27 @@ use super::{
         AppendKvParams, AttentionSplitParams, AttentionTiledParams, MergeSplitsParams, SplitParams,
     },
 };
-use crate::{Error, KV_BLOCK, Op, Span, State, View, op_check::stale};
+use crate::{Error, KV_BLOCK, Op, State, View, op_check::stale};
 
 pub(in crate::gpu) static APPEND_KV: Kernel =
-    kernel!("append_kv", "attention/append_kv", AppendKvParams, [Write, Write]);
+    kernel!("append_kv", "attention/append_kv", AppendKvParams, [Write, Write, Read]);
 pub(in crate::gpu) static ATTENTION_SPLIT: Kernel = kernel!(
     "attention_split",
     "attention/attention_split",
     AttentionSplitParams,
-    [Write, Read, Write]
+    [Write, Read, Read, Write]
 );
-pub(in crate::gpu) static ATTENTION_TILED: Kernel =
-    kernel!("attention_tiled", "attention/attention_tiled", AttentionTiledParams, [Write, Read]);
+pub(in crate::gpu) static ATTENTION_TILED: Kernel = kernel!(
+    "attention_tiled",
+    "attention/attention_tiled",
+    AttentionTiledParams,
+    [Write, Read, Read]
+);
 pub(in crate::gpu) static ATTENTION_COOPERATIVE: Kernel = kernel!(
     "attention_cooperative",
     "attention/attention_cooperative",
     AttentionTiledParams,
-    [Write, Read]
+    [Write, Read, Read]
 );
 pub(in crate::gpu) static MERGE_SPLITS: Kernel = kernel!(
     "merge_splits",
@@ -51,6 +57,10 @@ const MERGE_THREADS: usize = 256;
 
 /// Threads of a workgroup.
 const THREADS: usize = 256;
+/// Words of a segment in the table of `attention/append_kv.wgsl`.
+const SEGMENT_WORDS: usize = 8;
+/// Words of a tile in the table of `attention/span_tiles.wgsl`.
+const TILE_WORDS: usize = 7;
 /// Offset parameter that means "none".
 const NONE: u32 = u32::MAX;
 /// Maximum number of heads of a workgroup; they share a KV head.
@@ -99,70 +109,82 @@ pub(in crate::gpu) fn bind_kv(ctx: &OpContext<'_>, state: State) -> Result<KvBin
     })
 }
 
-/// Rows of one span in an op.
-#[derive(Clone, Copy)]
-pub(in crate::gpu) struct SpanRows {
-    pub(in crate::gpu) span: Span,
-    /// First row of the span in the op's views.
-    pub(in crate::gpu) first_row: usize,
+/// Consecutive positions of one sequence's KV cache that an op appends: a segment of
+/// `attention/append_kv.wgsl`.
+struct AppendSegment {
+    rows: Range<usize>,
+    /// Position of the first row in the ring buffer.
+    kv_row: usize,
+    kv_start: u32,
+    /// Offset of the values, in elements.
+    values: usize,
 }
 
-impl SpanRows {
-    /// Non-empty spans of an op with their first rows.
-    pub(in crate::gpu) fn iterate(spans: &[Span]) -> impl Iterator<Item = Self> {
-        let mut first_row = 0;
-        spans
-            .iter()
-            .map(move |span| {
-                let rows = Self { span: *span, first_row };
-                first_row += span.rows;
-                rows
-            })
-            .filter(|rows| rows.span.rows > 0)
+impl AppendSegment {
+    /// Segments of a span, each up to the end of the ring buffer.
+    fn of_span(kv: &KvBinding, rows: &SpanRows) -> Vec<Self> {
+        let SpanRows { span, first_row } = *rows;
+        let mut segments = Vec::with_capacity(1);
+        let mut done = 0;
+        while done < span.rows {
+            let kv_row = (span.position + done) % kv.positions;
+            let len = (span.rows - done).min(kv.positions - kv_row);
+            segments.push(Self {
+                rows: first_row + done..first_row + done + len,
+                kv_row,
+                kv_start: kv_start(kv),
+                values: kv.values as usize,
+            });
+            done += len;
+        }
+        segments
     }
 }
 
-/// Appends the rows of a span to the KV cache at its positions.
+/// Appends the rows of spans to their KV caches.
 pub(super) fn append_kv(
     ctx: &mut OpContext<'_>,
-    kv: &KvBinding,
-    rows: SpanRows,
+    spans: &[SpanRows],
     k: &View,
     v: Option<&View>,
 ) -> Result<(), Error> {
-    let SpanRows { span, first_row } = rows;
     let elements_per_word = 1 + ctx.kv_half() as usize;
-    let mut done = 0;
-    while done < span.rows {
-        // Up to the end of the ring buffer.
-        let position = (span.position + done) % kv.positions;
-        let rows = (span.rows - done).min(kv.positions - position);
-        // Words of the state that the rows touch from element `base` on.
-        let words = |base: usize, width: usize| {
-            let first = base + position * k.heads * width;
-            (first + rows * k.heads * width).div_ceil(elements_per_word) - first / elements_per_word
-        };
-        let key_words = words(0, k.width);
-        let value_words = v.map_or(0, |v| words(kv.values as usize, v.width));
-        let k = k.slice(first_row + done, rows);
-        let v = v.map_or(k, |v| v.slice(first_row + done, rows));
+    for ArenaRun { arena, spans } in ArenaRun::split(ctx, spans)? {
+        let mut table = Vec::with_capacity(spans.len() * SEGMENT_WORDS);
+        let mut groups = 0;
+        for span in spans {
+            let kv = bind_kv(ctx, span.span.state)?;
+            for segment in AppendSegment::of_span(&kv, span) {
+                let AppendSegment { rows, kv_row, kv_start, values } = segment;
+                // Words of the state that the rows touch from element `base` on.
+                let words = |base: usize, width: usize| {
+                    let first = base + kv_row * k.heads * width;
+                    let end = first + rows.len() * k.heads * width;
+                    end.div_ceil(elements_per_word) - first / elements_per_word
+                };
+                let k_words = words(0, k.width);
+                let all_words = k_words + v.map_or(0, |v| words(values, v.width));
+                let entry =
+                    [groups, kv_start as usize, values, rows.start, rows.len(), kv_row, k_words];
+                table.extend(entry.into_iter().chain([all_words]).map(|word| word as u32));
+                groups += all_words.div_ceil(THREADS);
+            }
+        }
+        let segments = (table.len() / SEGMENT_WORDS) as u32;
+        ctx.recorder.reserve_upload(table.len())?;
         let params = AppendKvParams {
-            k: ViewParams::new(ctx.store, &k)?,
-            v: ViewParams::new(ctx.store, &v)?,
+            k: ViewParams::new(ctx.store, k)?,
+            v: ViewParams::new(ctx.store, v.unwrap_or(k))?,
             heads: k.heads as u32,
             k_width: k.width as u32,
-            v_width: v.width as u32,
-            rows: rows as u32,
-            kv_row: position as u32,
-            v_offset: kv.values,
-            k_words: key_words as u32,
-            words: (key_words + value_words) as u32,
+            v_width: v.map_or(k.width, |v| v.width) as u32,
+            table: ctx.recorder.upload(table),
+            segments,
         };
         let constants = Constants::new(&[("WG", THREADS as u32), ("KV_F16", ctx.kv_half())]);
-        let groups = (key_words + value_words).div_ceil(THREADS);
-        let buffers = [ctx.store.activations(), &kv.buffer];
+        let upload = ctx.recorder.upload_buffer().clone();
+        let buffers = [ctx.store.activations(), &arena, &upload];
         ctx.recorder.dispatch(&APPEND_KV, constants, &buffers, &params, groups)?;
-        done += rows;
     }
     Ok(())
 }
@@ -170,48 +192,55 @@ pub(super) fn append_kv(
 /// Encodes [`Op::Attention`].
 pub(super) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
     let &Op::Attention { k, v, spans, .. } = op else { return Ok(()) };
-    let mut all = SpanRows::iterate(spans).peekable();
-    while let Some(rows) = all.next() {
-        if let Some(v) = v
-            && DecodeKernel::accepts_new_kv(ctx, op, &rows.span)
-        {
-            let mut run = vec![rows];
-            while let Some(next) =
-                all.next_if(|next| DecodeKernel::accepts_new_kv(ctx, op, &next.span))
-            {
-                run.push(next);
-            }
-            if run.len() > 1 {
-                encode_rows(ctx, op, &run, &NewKv::new(k, v))?;
-                continue;
-            }
-        }
-        let kv = bind_kv(ctx, rows.span.state)?;
-        match v {
-            Some(v) if DecodeKernel::accepts_new_kv(ctx, op, &rows.span) => {
+    let all = SpanRows::all(spans);
+    let mut rest = &all[..];
+    while let Some(first) = rest.first() {
+        let appends =
+            |rows: &SpanRows| v.filter(|_| DecodeKernel::accepts_new_kv(ctx, op, &rows.span));
+        let new_v = appends(first);
+        let same = |rows: &&SpanRows| appends(rows).is_some() == new_v.is_some();
+        let (run, others) = rest.split_at(rest.iter().take_while(same).count());
+        rest = others;
+        match (new_v, run) {
+            (Some(v), [rows]) => {
+                let kv = bind_kv(ctx, rows.span.state)?;
                 let new_kv = NewKv::new(k.slice(rows.first_row, 1), v.slice(rows.first_row, 1));
-                encode_split(ctx, &kv, rows, op, Some(&new_kv))?;
+                encode_sequence(ctx, &kv, *rows, op, Some(&new_kv))?;
             }
-            _ => {
-                append_kv(ctx, &kv, rows, &k, v.as_ref())?;
-                encode_span(ctx, &kv, rows, op)?;
+            (Some(v), _) => encode_rows(ctx, op, run, Some(&NewKv::new(k, v)))?,
+            (None, _) => {
+                append_kv(ctx, run, &k, v.as_ref())?;
+                encode_spans(ctx, op, run)?;
             }
         }
     }
     Ok(())
 }
 
-/// Encodes attention of one span whose rows are in the KV cache.
-pub(in crate::gpu) fn encode_span(
+/// Encodes attention of consecutive spans whose rows are in the KV caches.
+pub(in crate::gpu) fn encode_spans(
     ctx: &mut OpContext<'_>,
-    kv: &KvBinding,
-    rows: SpanRows,
     op: &Op<'_>,
+    spans: &[SpanRows],
 ) -> Result<(), Error> {
-    match !ctx.exact && rows.span.rows >= TILED_ROWS {
-        true => encode_tiled(ctx, kv, rows, op),
-        false => encode_split(ctx, kv, rows, op, None),
+    let tiled = TiledKernel::for_op(ctx, op).filter(|_| !ctx.exact);
+    let mut rest = spans;
+    while let Some(first) = rest.first() {
+        let tiled = |rows: &SpanRows| tiled.as_ref().filter(|_| rows.span.rows >= TILED_ROWS);
+        let kernel = tiled(first);
+        let same = |rows: &&SpanRows| tiled(rows).is_some() == kernel.is_some();
+        let (run, others) = rest.split_at(rest.iter().take_while(same).count());
+        rest = others;
+        match (kernel, run) {
+            (Some(kernel), _) => kernel.encode(ctx, op, run)?,
+            (None, [rows]) if DecodeKernel::for_op(ctx, op).is_some() => {
+                let kv = bind_kv(ctx, rows.span.state)?;
+                encode_sequence(ctx, &kv, *rows, op, None)?;
+            }
+            (None, _) => encode_rows(ctx, op, run, None)?,
+        }
     }
+    Ok(())
 }
 
 /// Position in the same element of the ring buffer that fits into 32 bits.
@@ -222,66 +251,104 @@ const fn reduce_position(position: usize, kv: &KvBinding) -> usize {
     }
 }
 
-/// Encodes attention of one span with several rows in a workgroup, which reads the KV cache once
-/// for all of its queries.
+/// Kernel with several rows in a workgroup, which reads the KV cache once for all of its queries.
 ///
-/// The bits of a row do not depend on other rows, but differ from those of [`encode_split`]. With
+/// The bits of a row do not depend on other rows, but differ from those of [`encode_rows`]. With
 /// cooperative matrices queries and weights are rounded to f16.
-pub(super) fn encode_tiled(
-    ctx: &mut OpContext<'_>,
-    kv: &KvBinding,
-    rows: SpanRows,
-    op: &Op<'_>,
-) -> Result<(), Error> {
-    let &Op::Attention { q, k, v, gate, scale, window, sinks, positions, out, .. } = op else {
-        return Ok(());
-    };
-    let SpanRows { span, first_row } = rows;
-    let width = out.width.next_multiple_of(64);
-    if positions.is_some() || width * 16 > TILE_ELEMENTS {
-        return encode_split(ctx, kv, rows, op, None);
+pub(super) struct TiledKernel {
+    kernel: &'static Kernel,
+    /// Queries of a tile.
+    queries: usize,
+    threads: usize,
+}
+
+impl TiledKernel {
+    /// Tiling for [`Op::Attention`]; `None` to listed positions and for wide values.
+    pub(super) fn for_op(ctx: &OpContext<'_>, op: &Op<'_>) -> Option<Self> {
+        let &Op::Attention { positions: None, out, .. } = op else { return None };
+        let width = out.width.next_multiple_of(64);
+        if width * 16 > TILE_ELEMENTS {
+            return None;
+        }
+        Some(match uses_cooperative(ctx, op) {
+            true => Self {
+                kernel: &ATTENTION_COOPERATIVE,
+                queries: COOPERATIVE_QUERIES,
+                threads: 2 * COOPERATIVE_QUERIES,
+            },
+            false => Self {
+                kernel: &ATTENTION_TILED,
+                queries: 1 << (TILE_ELEMENTS / width).clamp(16, 64).ilog2(),
+                threads: THREADS,
+            },
+        })
     }
-    let (kernel, queries, threads) = match uses_cooperative(ctx, kv, op) {
-        true => (&ATTENTION_COOPERATIVE, COOPERATIVE_QUERIES, 2 * COOPERATIVE_QUERIES),
-        false => (&ATTENTION_TILED, 1 << (TILE_ELEMENTS / width).clamp(16, 64).ilog2(), THREADS),
-    };
-    let group = q.heads / k.heads;
-    let tiles = (span.rows * group).div_ceil(queries);
-    let slice = |view: View| view.slice(first_row, span.rows);
-    let (q, out) = (slice(q), slice(out));
-    let gate_view = gate.map_or(out, slice);
-    let store = &*ctx.store;
-    let params = AttentionTiledParams {
-        q: ViewParams::new(store, &q)?,
-        out: ViewParams::new(store, &out)?,
-        gate: ViewParams::new(store, &gate_view)?,
-        rows: span.rows as u32,
-        position: reduce_position(span.position, kv) as u32,
-        window: window.unwrap_or(usize::MAX).min(MAX_POSITION * 2) as u32,
-        heads: q.heads as u32,
-        group: group as u32,
-        capacity: kv.positions as u32,
-        v_offset: kv.values,
-        sinks: sinks.map(|sinks| store.buffer_offset(sinks)).transpose()?.unwrap_or(NONE),
-        gated: gate.is_some().into(),
-        scale,
-        tiles: tiles as u32,
-    };
-    let constants = Constants::new(&[
-        ("WG", threads as u32),
-        ("KV_F16", ctx.kv_half()),
-        ("QUERIES", queries as u32),
-        ("K_WIDTH", k.width as u32),
-        ("V_WIDTH", out.width as u32),
-        ("LATENT", v.is_none().into()),
-    ]);
-    let buffers = [store.activations(), &kv.buffer];
-    ctx.recorder.dispatch(kernel, constants, &buffers, &params, tiles * k.heads)
+
+    /// Encodes consecutive spans.
+    pub(super) fn encode(
+        &self,
+        ctx: &mut OpContext<'_>,
+        op: &Op<'_>,
+        spans: &[SpanRows],
+    ) -> Result<(), Error> {
+        let &Op::Attention { q, k, v, gate, scale, window, sinks, out, .. } = op else {
+            return Ok(());
+        };
+        let group = q.heads / k.heads;
+        let constants = Constants::new(&[
+            ("WG", self.threads as u32),
+            ("KV_F16", ctx.kv_half()),
+            ("QUERIES", self.queries as u32),
+            ("K_WIDTH", k.width as u32),
+            ("V_WIDTH", out.width as u32),
+            ("LATENT", v.is_none().into()),
+        ]);
+        for ArenaRun { arena, spans } in ArenaRun::split(ctx, spans)? {
+            let mut tiles = Vec::new();
+            for &SpanRows { span, first_row } in spans {
+                let kv = bind_kv(ctx, span.state)?;
+                let position = reduce_position(span.position, &kv) as u32;
+                let entry = |query: usize| {
+                    let [first_row, rows, query] =
+                        [first_row, span.rows, query].map(|value| value as u32);
+                    let capacity = kv.positions as u32;
+                    [kv_start(&kv), position, capacity, kv.values, first_row, rows, query]
+                };
+                let queries = span.rows * group;
+                let seen =
+                    |query: usize| span.position + (query + self.queries).min(queries) / group;
+                let all = (0..queries).step_by(self.queries);
+                tiles.extend(all.map(|query| (seen(query), entry(query))));
+            }
+            // Tiles that see the most positions start first.
+            tiles.sort_by_key(|(seen, _)| Reverse(*seen));
+            ctx.recorder.reserve_upload(tiles.len() * TILE_WORDS)?;
+            let store = &*ctx.store;
+            let params = AttentionTiledParams {
+                q: ViewParams::new(store, &q)?,
+                out: ViewParams::new(store, &out)?,
+                gate: ViewParams::new(store, &gate.unwrap_or(out))?,
+                table: ctx.recorder.upload(tiles.iter().flat_map(|(_, entry)| *entry)),
+                window: window.unwrap_or(usize::MAX).min(MAX_POSITION * 2) as u32,
+                heads: q.heads as u32,
+                group: group as u32,
+                sinks: sinks.map(|sinks| store.buffer_offset(sinks)).transpose()?.unwrap_or(NONE),
+                gated: gate.is_some().into(),
+                scale,
+                tiles: tiles.len() as u32,
+            };
+            let upload = ctx.recorder.upload_buffer().clone();
+            let buffers = [store.activations(), &arena, &upload];
+            let groups = tiles.len() * k.heads;
+            ctx.recorder.dispatch(self.kernel, constants, &buffers, &params, groups)?;
+        }
+        Ok(())
+    }
 }
 
 /// Whether [`ATTENTION_COOPERATIVE`] supports the op: products of queries and keys as cooperative
 /// matrices.
-fn uses_cooperative(ctx: &OpContext<'_>, kv: &KvBinding, op: &Op<'_>) -> bool {
+fn uses_cooperative(ctx: &OpContext<'_>, op: &Op<'_>) -> bool {
     let &Op::Attention { k, v: Some(_), out, .. } = op else { return false };
     let target = ctx.target();
     let fits = |width: usize| width.is_multiple_of(16) && width <= 128;
@@ -289,7 +356,6 @@ fn uses_cooperative(ctx: &OpContext<'_>, kv: &KvBinding, op: &Op<'_>) -> bool {
         && target.team == 32
         && ctx.workgroup_bytes() >= COOPERATIVE_BYTES
         && ctx.kv_half() == 1
-        && kv.values.is_multiple_of(4)
         && fits(k.width)
         && fits(out.width)
 }
@@ -383,24 +449,19 @@ impl KvSplits {
     }
 }
 
-/// Encodes attention of one span, with positions split over workgroups. Keys and values of a single
-/// row may be `new_kv`, which the kernel appends to the KV cache.
-pub(in crate::gpu) fn encode_split(
+/// Encodes attention of one span by the decode kernel, with positions split over workgroups. Keys
+/// and values of a single row may be `new_kv`, which the kernel appends to the KV cache.
+pub(in crate::gpu) fn encode_sequence(
     ctx: &mut OpContext<'_>,
     kv: &KvBinding,
     rows: SpanRows,
     op: &Op<'_>,
     new_kv: Option<&NewKv>,
 ) -> Result<(), Error> {
-    let &Op::Attention { q, k, gate, window, sinks, positions, out, .. } = op else {
-        return Ok(());
-    };
+    let &Op::Attention { q, gate, window, sinks, out, .. } = op else { return Ok(()) };
+    let Some(decode) = DecodeKernel::for_op(ctx, op) else { return Ok(()) };
     let SpanRows { span, first_row } = rows;
-    let decode = DecodeKernel::for_op(ctx, op);
-    let tiling = HeadTiling::new(q.heads / k.heads, out.width);
-    let tiles = decode.as_ref().map_or(k.heads * tiling.tiles, |decode| decode.tiles);
-    let window = positions.map_or(window.unwrap_or(usize::MAX), |list| list.width);
-    let policy = SplitPolicy::new(ctx.exact, window, tiles);
+    let policy = SplitPolicy::new(ctx.exact, window.unwrap_or(usize::MAX), decode.tiles);
     let position = reduce_position(span.position, kv);
     let sinks = sinks.map(|sinks| ctx.store.buffer_offset(sinks)).transpose()?.unwrap_or(NONE);
     let mut done = 0;
@@ -420,10 +481,7 @@ pub(in crate::gpu) fn encode_split(
             sinks,
             scratch: ctx.scratch(scratch)?,
         };
-        match &decode {
-            Some(decode) => decode.encode(ctx, DecodeKv::Sequence(kv), &splits, op, new_kv)?,
-            None => encode_general(ctx, kv, &splits, op, &tiling)?,
-        }
+        decode.encode(ctx, DecodeKv::Sequence(kv), &splits, op, new_kv)?;
         if count > 1 {
             let slice = |view: View| view.slice(first_row + done, rows);
             merge_splits(ctx, &MERGE_SPLITS, &splits, slice(out), gate.map(slice))?;
@@ -433,10 +491,11 @@ pub(in crate::gpu) fn encode_split(
     Ok(())
 }
 
-/// Encodes attention with any widths, to listed positions, or to latents.
+/// Encodes attention of rows in the table at the splits' position, with any widths, to listed
+/// positions, or to latents.
 fn encode_general(
     ctx: &mut OpContext<'_>,
-    kv: &KvBinding,
+    arena: &DeviceBuffer,
     splits: &KvSplits,
     op: &Op<'_>,
     tiling: &HeadTiling,
@@ -459,8 +518,6 @@ fn encode_general(
         heads: q.heads as u32,
         group: group as u32,
         tiles: tiling.tiles as u32,
-        capacity: kv.positions as u32,
-        v_offset: kv.values,
         sinks: splits.sinks,
         gated: gate.is_some().into(),
         scale,
@@ -476,7 +533,8 @@ fn encode_general(
         ("V_COLUMNS", tiling.columns as u32),
         ("SINGLE_SPLIT", (splits.count == 1).into()),
     ]);
-    let buffers = [store.activations(), &kv.buffer, &splits.scratch];
+    let upload = ctx.recorder.upload_buffer().clone();
+    let buffers = [store.activations(), arena, &upload, &splits.scratch];
     let groups = rows * k.heads * tiling.tiles * splits.count;
     ctx.recorder.dispatch(&ATTENTION_SPLIT, constants, &buffers, &params, groups)
 }
