@@ -25,6 +25,8 @@ use crate::{
 
 /// Default prompt tokens in a step that also decodes. Bounds the latency of the decoding sequences.
 const PROMPT_TOKENS: usize = 64;
+/// The same on a GPU, which takes little longer for them.
+const GPU_PROMPT_TOKENS: usize = 256;
 
 /// Token budgets of a step.
 #[derive(Clone, Copy, Debug, Default)]
@@ -32,8 +34,8 @@ const PROMPT_TOKENS: usize = 64;
 pub struct SchedulerOptions {
     /// Maximum tokens of a step. Default and upper bound: the memory plan's chunk.
     pub tokens: Option<usize>,
-    /// Maximum prompt tokens in a step that also decodes; default 64. A larger value speeds up
-    /// prefill, above all when experts are streamed, and slows down decoding.
+    /// Maximum prompt tokens in a step that also decodes; default 64, on a GPU 256. A larger value
+    /// speeds up prefill, above all when experts are streamed, and slows down decoding.
     pub prompt_tokens: Option<usize>,
 }
 
@@ -133,8 +135,8 @@ pub enum Event {
 /// Continuous batching: sequences in flight that share steps.
 ///
 /// A step decodes one token of every decoding sequence, or a run of tokens that a mask forces. The
-/// rest of the step's token budget
-/// prefills one prompt, round robin. An expert that several sequences need is read once.
+/// rest of the step's token budget prefills prompts, round robin. An expert that several sequences
+/// need is read once.
 ///
 /// Common prompt prefixes are computed once: a sequence waits for one that is further ahead in the
 /// same prefix, then forks its state. Both share the memory of that prefix.
@@ -433,17 +435,22 @@ impl Scheduler {
     /// As [`Engine::step`]: all sessions are then unchanged, and the step can be retried.
     pub fn step(&mut self, control: &mut StepControl<'_>) -> Result<Vec<Event>, Error> {
         let token_counts = self.schedule();
-        let mut entries: Vec<BatchEntry<'_>> = Vec::with_capacity(token_counts.len());
-        for (sequence, count) in self.sequences.iter_mut().zip(&token_counts) {
-            if *count > 0 {
-                entries.push(sequence.entry(*count));
-            }
-        }
+        let mut fed: Vec<_> = self
+            .sequences
+            .iter_mut()
+            .zip(&token_counts)
+            .enumerate()
+            .filter(|(_, (_, count))| **count > 0)
+            .collect();
+        // A device computes neighbouring sequences together if each has one row.
+        fed.sort_by_key(|(_, (sequence, _))| sequence.is_prefilling());
+        let (order, mut entries): (Vec<usize>, Vec<BatchEntry<'_>>) =
+            fed.into_iter().map(|(i, (sequence, count))| (i, sequence.entry(*count))).unzip();
         let stats = self.engine.step(&mut entries, control)?;
-        let mut chosen = entries.into_iter().map(|entry| entry.chosen);
-        let fed = token_counts.iter().map(|count| *count > 0);
-        let chosen: Vec<_> =
-            fed.map(|fed| fed.then(|| chosen.next()).flatten().flatten()).collect();
+        let mut chosen: Vec<_> = token_counts.iter().map(|_| None).collect();
+        for (i, entry) in order.into_iter().zip(entries) {
+            chosen[i] = entry.chosen;
+        }
         self.stats = self.stats.plus(&stats);
         for (sequence, count) in self.sequences.iter_mut().zip(&token_counts) {
             // Of a prompt nothing is pending.
@@ -472,11 +479,12 @@ impl Scheduler {
             (first..count).chain(0..first)
         };
         let leaders: Vec<_> = (0..count).map(|i| self.prefix_leader(i)).collect();
-        let next_prefill = round_robin(self.last_prefilled)
+        let prefills: Vec<usize> = round_robin(self.last_prefilled)
             .filter(|i| !self.sequences[*i].is_paused)
-            .find(|i| self.sequences[*i].is_prefilling() && leaders[*i].is_none());
+            .filter(|i| self.sequences[*i].is_prefilling() && leaders[*i].is_none())
+            .collect();
         // Reserves at least one token for a prompt.
-        let mut budget = if next_prefill.is_some() { max_tokens.max(2) - 1 } else { max_tokens };
+        let mut budget = if prefills.is_empty() { max_tokens } else { max_tokens.max(2) - 1 };
         let mut decoding = 0;
         let decodes = |i: &usize| {
             let sequence = &self.sequences[*i];
@@ -491,12 +499,17 @@ impl Scheduler {
             (token_counts[i], budget, decoding) = (count, budget - count, decoding + count);
             self.last_decoded = self.sequences[i].id.0;
         }
-        if let Some(i) = next_prefill {
-            let room = match decoding {
-                0 => max_tokens,
-                _ => (max_tokens - decoding)
-                    .min(self.options.prompt_tokens.unwrap_or(PROMPT_TOKENS).max(1)),
-            };
+        let prompt_tokens = self.options.prompt_tokens.unwrap_or_else(|| {
+            if self.engine.device().graphics { GPU_PROMPT_TOKENS } else { PROMPT_TOKENS }
+        });
+        let mut room = match decoding {
+            0 => max_tokens,
+            _ => (max_tokens - decoding).min(prompt_tokens.max(1)),
+        };
+        for i in prefills {
+            if room == 0 {
+                break;
+            }
             let sequence = &self.sequences[i];
             token_counts[i] = sequence.until_pause().min(room);
             // A state that cannot be truncated must stop where it is shared.
@@ -505,6 +518,7 @@ impl Scheduler {
             if let Some(end) = first_end.filter(|_| !self.engine.lock().rewind.any_length()) {
                 token_counts[i] = token_counts[i].min(end - sequence.session.tokens().len());
             }
+            room -= token_counts[i];
             self.last_prefilled = self.sequences[i].id.0;
         }
         token_counts

@@ -290,6 +290,19 @@ fn a_rejected_request_returns_its_session() {
 }
 
 #[test]
+fn short_prompts_share_a_step() {
+    let engine = engine(&moeflux_goldens::golden("qwen3_moe"), exact("cpu"), 3);
+    let mut batch = Scheduler::new(&engine, SchedulerOptions::default().tokens(16));
+    let ids = [5, 6, 9].map(|len| {
+        let prompt = branch(0, len, len as usize);
+        batch.add(engine.session().unwrap(), &prompt, &request(2)).unwrap()
+    });
+    let chosen = batch.step(&mut StepControl::default()).unwrap();
+    assert_eq!(ids.map(|id| batch.prefilled(id)), [None, None, Some(5)], "16 tokens of 20");
+    assert_eq!(chosen.len(), 2, "a token for each complete prompt");
+}
+
+#[test]
 fn no_sequence_starves() {
     let folder = moeflux_goldens::golden("qwen3_moe");
     let engine = engine(&folder, exact("cpu"), 5);
