@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use moeflux::{
     Engine, Sampling, Session, StepControl,
     base::{LayerStats, ReadCounters, SplitMix64, Stats},
-    runtime::{CancelToken, Logits},
+    runtime::CancelToken,
     session::BatchEntry,
     text::Sampler,
     tools::{ExpertDemand, MinimumTime, RooflineLimits, TokenCosts},
@@ -114,7 +114,7 @@ impl TokenFeed {
     }
 }
 
-/// Batched decode of `n` sessions with a prompt each. Only the decode steps are measured.
+/// Prefill of `n` sessions with a prompt each, as many tokens in a step as fit, and batched decode.
 fn batched(
     n: usize,
     feed: TokenFeed,
@@ -126,20 +126,42 @@ fn batched(
     let vocab = engine.blueprint().vocab;
     let mut samplers = vec![Sampler::new(Sampling::greedy(), vocab)?; n];
     let steps = n + feed.answer;
-    let (mut sessions, mut answers) = (Vec::with_capacity(n), Vec::with_capacity(n));
+    let (mut sessions, mut prompts) = (Vec::with_capacity(n), Vec::with_capacity(n));
+    let mut answers = Vec::with_capacity(n);
     for i in 0..n {
         // The first session gets the same tokens as a session that runs alone.
         let seed = feed.seed | (i as u64) << 32;
         let (prompt, answer) = TokenFeed { seed, ..feed }.tokens(vocab);
-        let mut session = engine.session()?;
-        if !prompt.is_empty() {
-            let mut control = StepControl::default().cancel(cancel);
-            session.feed(&prompt, Logits::Last, &mut control, &mut |_, _| {})?;
-        }
-        progress((i + 1) as f64 / steps as f64);
-        sessions.push(session);
+        sessions.push(engine.session()?);
+        prompts.push(prompt);
         answers.push(answer);
     }
+    let reads = engine.read_counters();
+    let (mut stats, mut seconds) = (Stats::default(), Vec::new());
+    loop {
+        let mut room = engine.plan().chunk;
+        let mut entries = Vec::with_capacity(n);
+        for ((session, prompt), sampler) in sessions.iter_mut().zip(&prompts).zip(&mut samplers) {
+            let rest = &prompt[session.tokens().len()..];
+            let tokens = &rest[..rest.len().min(room)];
+            room -= tokens.len();
+            if !tokens.is_empty() {
+                let sampler = (tokens.len() == rest.len()).then_some(sampler);
+                entries.push(BatchEntry::new(session, tokens).sampler(sampler));
+            }
+        }
+        if entries.is_empty() {
+            break;
+        }
+        let mut control = StepControl::default().cancel(cancel);
+        let since = Instant::now();
+        stats = stats.plus(&engine.step(&mut entries, &mut control)?);
+        entries.into_iter().filter_map(|entry| entry.chosen).collect::<Result<Vec<_>, _>>()?;
+        seconds.push(since.elapsed().as_secs_f64());
+        let fed: usize = sessions.iter().map(|session| session.tokens().len()).sum();
+        progress(fed as f64 / feed.setting.prompt.max(1) as f64 / steps as f64);
+    }
+    let prefill = PhaseMeasurement::new(stats, [reads, engine.read_counters()], &seconds);
     prompted()?;
     let reads = engine.read_counters();
     let (mut stats, mut seconds) = (Stats::default(), Vec::with_capacity(feed.answer));
@@ -165,7 +187,7 @@ fn batched(
     }
     let decode = PhaseMeasurement::new(stats, [reads, engine.read_counters()], &seconds);
     let decode = decode.map(|d| meter.complete(PhaseMeasurement { token_seconds: seconds, ..d }));
-    Ok(RepeatMeasurement { context: feed.setting.prompt, sessions: Some(n), prefill: None, decode })
+    Ok(RepeatMeasurement { context: feed.setting.prompt, sessions: Some(n), prefill, decode })
 }
 
 struct SessionRun<'a> {

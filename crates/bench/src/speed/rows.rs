@@ -50,9 +50,14 @@ impl SpeedRow {
         self.sessions().map_or_else(|| self.phase.to_owned(), |n| format!("{} of {n}", self.phase))
     }
 
+    /// Batched decode, if the row has it.
+    fn decode_of(&self) -> Option<BatchedSteps> {
+        self.together.filter(|_| self.phase == "decode")
+    }
+
     /// Roofline of the row.
     pub(super) fn roof(&self) -> Option<RooflineReached> {
-        self.summary.roofline(self.together)
+        self.summary.roofline(self.decode_of())
     }
 }
 
@@ -138,7 +143,7 @@ pub fn csv(rows: &[SpeedRow]) -> String {
             row.roof().map(|r| r.share),
             s.roof.map(|r| r.ideal_tokens_per_second),
         ];
-        let together = row.together;
+        let together = row.decode_of();
         let batched = [
             s.token_ms.filter(|_| together.is_some()).map(|t| t.median),
             together.map(|t| t.experts_per_layer),

@@ -52,10 +52,10 @@ pub(crate) struct BenchArgs {
     pub(crate) context: Vec<usize>,
     /// Decode batches of this many sessions, such as 1,2,4,8: one token of each per step
     ///
-    /// All prompts have the same length and different random tokens. Only decode steps are
-    /// measured. Tokens per second are those of all sessions; experts needed, hit and read are
-    /// those of a step, each distinct expert counted once. All batch sizes share one memory plan,
-    /// that of the largest.
+    /// All prompts have the same length and different random tokens. They are prefilled together,
+    /// as many tokens in a step as the chunk has. Tokens per second are those of all sessions;
+    /// experts needed, hit and read are those of a step, each distinct expert counted once. All
+    /// batch sizes share one memory plan, that of the largest.
     ///
     /// A step's roofline has the dense weights once, the state of each session, and the distinct
     /// experts of each layer. If 1 is among the sizes, the others are compared with it; on a GPU

@@ -182,7 +182,8 @@ fn sessions_decode_together() {
         assert_eq!(number(at, "/decode/tokens"), 4.0 * n, "a token of each in each of four steps");
         let (step, speed) =
             (number(at, "/decode/token_ms/median"), number(at, "/decode/tokens_per_second/median"));
-        assert!(step > 0.0 && speed > 0.0 && at["prefill"].is_null());
+        assert!(step > 0.0 && speed > 0.0);
+        assert_eq!(number(at, "/prefill/tokens"), 12.0 * n, "all prompts");
         // Eight layers, four experts per token; experts that several sessions choose count once.
         let experts = number(at, "/together/experts_per_layer");
         assert!(if n > 1.0 { 4.0 < experts && experts < 4.0 * n } else { experts == 4.0 }, "{at}");
@@ -220,7 +221,11 @@ fn sessions_decode_together() {
     let csv = succeed(&[&args[..], &["--csv"]].concat());
     let lines: Vec<Vec<&str>> = csv.lines().map(|l| l.split(',').collect()).collect();
     let column = lines[0].iter().position(|name| *name == "sessions").unwrap();
-    assert_eq!(lines[1..].iter().map(|l| l[column]).collect::<Vec<_>>(), ["1", "2", "5"], "{csv}");
+    assert_eq!(
+        lines[1..].iter().map(|l| l[column]).collect::<Vec<_>>(),
+        ["1", "1", "2", "2", "5", "5"],
+        "{csv}"
+    );
 
     let wrong = |more: &[&str]| run(&[&["bench", "--sessions", "1,2"], more].concat());
     assert_error(&wrong(&["--tokens", "0"]), 2, &["--sessions", "--tokens 0"]);
