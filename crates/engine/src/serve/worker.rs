@@ -59,9 +59,9 @@ struct Running {
 struct Client {
     sink: Box<dyn EventSink>,
     flags: Arc<RequestFlags>,
-    /// Events that the sink had no room for.
+    /// Events that are handed out with the next step, or that the sink had no room for.
     backlog: VecDeque<RequestEvent>,
-    /// When the sink was first full.
+    /// When the sink was first full; `None` while it is not.
     full_since: Option<Instant>,
     /// Whether the sink is closed, or stayed full for too long.
     is_gone: bool,
@@ -76,6 +76,13 @@ impl Client {
     fn send(&mut self, event: RequestEvent) {
         self.backlog.push_back(event);
         self.flush();
+    }
+
+    /// Hands out the backlog, unless the sink was full.
+    fn flush_unless_full(&mut self) {
+        if self.full_since.is_none() {
+            self.flush();
+        }
     }
 
     /// Hands out the backlog, as far as the sink takes it.
@@ -320,14 +327,19 @@ impl Worker {
     /// Tries full sinks again, and lets sequences run whose sinks have room.
     fn flush(&mut self) {
         for Running { id, client, .. } in &mut self.running {
-            client.flush();
-            self.scheduler.pause(*id, !client.backlog.is_empty());
+            if client.full_since.is_some() {
+                client.flush();
+            }
+            self.scheduler.pause(*id, client.full_since.is_some());
         }
         self.ending.iter_mut().for_each(Client::flush);
         self.ending.retain(|client| !client.backlog.is_empty());
     }
 
     /// Computes a step and hands out its events.
+    ///
+    /// Tokens wait for the next step where a GPU computes it: their receivers are woken while it
+    /// does, not while it waits for the step.
     fn step(&mut self) {
         let shared = Arc::clone(&self.shared);
         shared.step.reset();
@@ -335,7 +347,12 @@ impl Worker {
         if self.running.iter().any(|running| running.client.is_cancelled()) {
             return;
         }
-        let events = self.scheduler.step(&mut StepControl::default().cancel(&shared.step));
+        let Self { scheduler, running, .. } = self;
+        let mut hand_out = |_| running.iter_mut().for_each(|r| r.client.flush_unless_full());
+        let mut control = StepControl::default().cancel(&shared.step).progress(&mut hand_out);
+        let events = scheduler.step(&mut control);
+        // A step that failed may not have begun.
+        hand_out(1.0);
         self.stats.steps = self.scheduler.stats();
         match events {
             Ok(events) => events.into_iter().for_each(|event| self.hand_out(event)),
@@ -344,6 +361,9 @@ impl Worker {
             // tries again.
             Err(_) if self.saver.as_mut().is_some_and(Saver::wait) => {}
             Err(error) => self.fail_all(&Arc::new(error)),
+        }
+        if !self.engine.device().graphics || !self.scheduler.has_work() {
+            self.running.iter_mut().for_each(|running| running.client.flush_unless_full());
         }
         for Running { id, client, prompt_tokens, reported, .. } in &mut self.running {
             let Some(progress) = self.scheduler.prefilled(*id) else { continue };
@@ -373,7 +393,7 @@ impl Worker {
             Event::Embedding { values, .. } => client.send(RequestEvent::Embedding(values)),
             Event::Token { token, logprobs, .. } => {
                 self.stats.generated_tokens += 1;
-                client.send(RequestEvent::Token { token, logprobs });
+                client.backlog.push_back(RequestEvent::Token { token, logprobs });
             }
             Event::Finished { finish, mut session, .. } => {
                 client.send(RequestEvent::Finished(finish));
