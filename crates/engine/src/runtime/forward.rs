@@ -22,11 +22,18 @@ use crate::{
     runtime::{
         control::StepControl,
         layer::{Layer, Loader, MoeState, Scratch, Step, StreamNorm},
+        plan::MemoryPlan,
     },
 };
 
-/// Rows per run of the head. The decode step that follows one with more rows is not recorded ahead.
-pub(crate) const LOGIT_ROWS: usize = 32;
+/// Least rows per run of the head, if a step has as many.
+const MIN_LOGIT_ROWS: usize = 32;
+
+/// Rows per run of the head in steps of up to `rows` rows: at least one for each session, as no
+/// decode step is recorded ahead of one with several runs.
+pub(crate) fn logit_rows(rows: usize, sessions: usize) -> usize {
+    sessions.max(MIN_LOGIT_ROWS).min(rows)
+}
 
 /// Tokens of a span whose logits are returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,9 +114,11 @@ pub(crate) struct Model {
     head_bias: Option<Buffer>,
     logit_scale: f32,
     scratch: Scratch,
-    /// `(LOGIT_ROWS, vocab)`.
+    /// Rows per run of the head.
+    head_rows: usize,
+    /// `(head_rows, vocab)`.
     logits: Buffer,
-    /// Up to `(LOGIT_ROWS, TOP_CANDIDATES)`: ids and values of the top k.
+    /// Up to `(head_rows, TOP_CANDIDATES)`: ids and values of the top k.
     top_logits: Buffer,
     spans: [Vec<Span>; 2],
     moe_state: MoeState,
@@ -122,15 +131,15 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// Loads the dense weights and allocates buffers for steps of up to `rows` rows of sessions
-    /// with `context` positions.
+    /// Loads the dense weights and allocates buffers for the steps of a plan.
     pub(crate) fn load(
         blueprint: &Blueprint,
         loader: &mut Loader<'_>,
-        rows: usize,
-        context: usize,
+        plan: &MemoryPlan,
         prefetch: PrefetchMode,
     ) -> Result<Self, Error> {
+        let &MemoryPlan { chunk: rows, context, sessions, .. } = plan;
+        let head_rows = logit_rows(rows, sessions);
         let embed = loader.matrix(&blueprint.embed)?;
         Ok(Self {
             hidden: blueprint.hidden,
@@ -152,19 +161,20 @@ impl Model {
             head_bias: loader.optional_vector(blueprint.head_bias.as_ref())?,
             logit_scale: blueprint.logit_scale,
             scratch: Scratch::new(blueprint, rows, context, loader.device)?,
+            head_rows,
             logits: loader
                 .device
-                .buffer(LOGIT_ROWS * blueprint.vocab)
+                .buffer(head_rows * blueprint.vocab)
                 .map_err(Error::at(|| "logits"))?,
             top_logits: loader
                 .device
-                .buffer(LOGIT_ROWS * TOP_CANDIDATES)
+                .buffer(head_rows * TOP_CANDIDATES)
                 .map_err(Error::at(|| "logits"))?,
             spans: [Vec::with_capacity(1), Vec::with_capacity(1)],
             moe_state: MoeState::new(blueprint, rows, prefetch),
-            host_logits: vec![0.0; host_values(blueprint.vocab, blueprint.hidden)],
+            host_logits: vec![0.0; host_values(head_rows, blueprint.vocab, blueprint.hidden)],
             tokens: Vec::with_capacity(rows),
-            logit_rows: Vec::with_capacity(LOGIT_ROWS),
+            logit_rows: Vec::with_capacity(head_rows),
             recorded: None,
         })
     }
@@ -204,7 +214,7 @@ impl Model {
         }));
         if !matches!(result, Ok(Ok(()))) {
             ctx.cache.recover(ctx.device);
-            self.host_logits.resize(host_values(self.vocab, self.hidden), 0.0);
+            self.host_logits.resize(host_values(self.head_rows, self.vocab, self.hidden), 0.0);
         }
         result.unwrap_or_else(|cause| resume_unwind(cause))
     }
@@ -252,8 +262,9 @@ impl Model {
                 .flatten(),
         );
         // The head does not run for hidden states.
+        let head_rows = self.head_rows;
         let runs = logit_rows.chunk_by(|a, b| a.is_hidden == b.is_hidden);
-        let mut runs = runs.flat_map(|run| run.chunks(LOGIT_ROWS));
+        let mut runs = runs.flat_map(|run| run.chunks(head_rows));
         let result = runs.try_for_each(|logit_rows| {
             let since = Instant::now();
             if submitted.is_none() {
@@ -340,7 +351,7 @@ impl Model {
         Ok(())
     }
 
-    /// Final norm and head for at most [`LOGIT_ROWS`] rows of the residual stream, then the top k
+    /// Final norm and head for at most [`Model::head_rows`] rows of the residual stream, then the top k
     /// where requested. Results stay on the device, in [`Model::logits`] and [`Model::top_logits`].
     /// The head does not run for hidden states, which are [`Model::normed`].
     fn run_head(
@@ -493,14 +504,14 @@ impl Model {
     }
 }
 
-/// Values on the host: logits, hidden states or the top k of [`LOGIT_ROWS`] rows, and all logits of
-/// one more row.
-pub(crate) const fn host_values(vocab: usize, hidden: usize) -> usize {
+/// Values on the host: logits, hidden states or the top k of `rows` rows, and all logits of one more
+/// row.
+pub(crate) const fn host_values(rows: usize, vocab: usize, hidden: usize) -> usize {
     let mut width = if vocab > hidden { vocab } else { hidden };
     if width < TOP_CANDIDATES {
         width = TOP_CANDIDATES;
     }
-    LOGIT_ROWS * width + vocab
+    rows * width + vocab
 }
 
 /// Checks that the logits of a row are finite.

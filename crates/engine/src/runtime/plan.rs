@@ -18,7 +18,7 @@ use crate::{
     },
     model::blueprint::{Blueprint, MixerBlueprint},
     runtime::{
-        forward::{LOGIT_ROWS, TOP_CANDIDATES, host_values},
+        forward::{TOP_CANDIDATES, host_values, logit_rows},
         layer::{Mla, MoeState, SCRATCH_BUFFERS, Scratch},
         pools::{LineName, Pool, PoolLine},
     },
@@ -325,7 +325,7 @@ impl MemoryPlan {
             let device_bytes =
                 device.scratch_bytes(scratch_shape(blueprint, rows, device.kv_format()));
             let device_bytes = device_bytes.map_err(Error::at(|| "planning memory"))?;
-            Ok(scratch_bytes(blueprint, rows, context) + device_bytes)
+            Ok(scratch_bytes(blueprint, rows, context, sessions) + device_bytes)
         };
         if let (None, Some(most)) = (request.chunk, device.buffers_limit()) {
             let vectors = vector_bytes(blueprint);
@@ -353,7 +353,7 @@ impl MemoryPlan {
                 states.map(|s| page_align(device.state_bytes(s))).fold(0, u64::saturating_add);
             let state = state.saturating_mul(sessions as u64);
             let state = request.state.map_or(state, |most| state.min(page_align(most)));
-            let staging = staging_bytes(blueprint, rows, memory.is_some());
+            let staging = staging_bytes(blueprint, rows, sessions, memory.is_some());
             let mut host = Pool::new(BankPlace::Host, budget);
             host.push(LineName::Process, process);
             host.push(LineName::Staging, staging);
@@ -663,17 +663,19 @@ fn vector_bytes(blueprint: &Blueprint) -> u64 {
 }
 
 /// Bytes of scratch buffers, including logits.
-fn scratch_bytes(blueprint: &Blueprint, rows: usize, context: usize) -> u64 {
-    let logits = blueprint.vocab as u64 * 4 * LOGIT_ROWS as u64
-        + page_align(4 * (LOGIT_ROWS * TOP_CANDIDATES) as u64);
+fn scratch_bytes(blueprint: &Blueprint, rows: usize, context: usize, sessions: usize) -> u64 {
+    let head_rows = logit_rows(rows, sessions);
+    let logits = blueprint.vocab as u64 * 4 * head_rows as u64
+        + page_align(4 * (head_rows * TOP_CANDIDATES) as u64);
     Scratch::bytes(blueprint, rows, context) + (8 + SCRATCH_BUFFERS) as u64 * page_align(1) + logits
 }
 
 /// Bytes on the host besides process and slots. A device that copies weights holds the largest one
 /// twice while loading.
-fn staging_bytes(blueprint: &Blueprint, rows: usize, takes_over: bool) -> u64 {
+fn staging_bytes(blueprint: &Blueprint, rows: usize, sessions: usize, takes_over: bool) -> u64 {
     // Logits are read back; those of a row are kept by the session, and copied for sampling.
-    let logits = 4 * (host_values(blueprint.vocab, blueprint.hidden) + blueprint.vocab) as u64;
+    let values = host_values(logit_rows(rows, sessions), blueprint.vocab, blueprint.hidden);
+    let logits = 4 * (values + blueprint.vocab) as u64;
     let queues = (blueprint.experts() * BOOKKEEPING_BYTES) as u64;
     let largest = blueprint
         .matrices()

@@ -167,8 +167,7 @@ impl Engine {
             progress: &mut progress,
             last_order: None,
         };
-        let model =
-            Model::load(&blueprint, &mut loader, plan.chunk, plan.context, options.prefetch)?;
+        let model = Model::load(&blueprint, &mut loader, &plan, options.prefetch)?;
         let mut tier = |pool: &Pool, has_shared| {
             let slots = &pool.slots_by_size()[..];
             let size = TierSize { classes: plan.slot_classes(), slots, has_shared };
