@@ -62,6 +62,19 @@ pub trait StateStore {
     /// [`Error::StatesFull`]. There is no limit before the first call.
     fn limit_states(&mut self, bytes: u64);
 
+    /// As [`StateStore::state`], for a layer of a model. A device may keep the states that its ops
+    /// use together in one buffer.
+    ///
+    /// # Errors
+    /// As [`StateStore::state`].
+    fn layer_state(&mut self, shape: StateShape, _layer: usize) -> Result<State, Error> {
+        self.state(shape)
+    }
+
+    /// Sets whether the limit has room for all positions of all sessions. A device that copies KV
+    /// caches to let them grow may then give each all of its memory with the first write.
+    fn reserve_whole_states(&mut self, _on: bool) {}
+
     /// Returns the bytes that all states hold. Memory that forks share counts once.
     fn states_held(&self) -> u64;
 

@@ -420,6 +420,10 @@ impl StateStore for GpuDevice {
         self.store.states.limit = Some(bytes);
     }
 
+    fn reserve_whole_states(&mut self, on: bool) {
+        self.store.states.reserves_whole = on;
+    }
+
     fn states_held(&self) -> u64 {
         self.store.states.held
     }
@@ -429,7 +433,13 @@ impl StateStore for GpuDevice {
     }
 
     fn state(&mut self, shape: StateShape) -> Result<State, Error> {
-        let state = self.store.state(shape)?;
+        let state = self.store.state(shape, None)?;
+        state_io::zero(&mut self.recorder, &mut self.store, state)?;
+        Ok(state)
+    }
+
+    fn layer_state(&mut self, shape: StateShape, layer: usize) -> Result<State, Error> {
+        let state = self.store.state(shape, Some(layer))?;
         state_io::zero(&mut self.recorder, &mut self.store, state)?;
         Ok(state)
     }

@@ -25,8 +25,8 @@ use crate::{
 
 /// Default prompt tokens in a step that also decodes. Bounds the latency of the decoding sequences.
 const PROMPT_TOKENS: usize = 64;
-/// The same on a GPU, which takes little longer for them.
-const GPU_PROMPT_TOKENS: usize = 256;
+/// The same on a card with its own memory: it takes less than twice as long for 512 as for 64.
+const CARD_PROMPT_TOKENS: usize = 512;
 
 /// Token budgets of a step.
 #[derive(Clone, Copy, Debug, Default)]
@@ -34,8 +34,9 @@ const GPU_PROMPT_TOKENS: usize = 256;
 pub struct SchedulerOptions {
     /// Maximum tokens of a step. Default and upper bound: the memory plan's chunk.
     pub tokens: Option<usize>,
-    /// Maximum prompt tokens in a step that also decodes; default 64, on a GPU 256. A larger value
-    /// speeds up prefill, above all when experts are streamed, and slows down decoding.
+    /// Maximum prompt tokens in a step that also decodes; default 64, on a card with its own memory
+    /// 512. A larger value speeds up prefill, above all when experts are streamed, and slows down
+    /// decoding.
     pub prompt_tokens: Option<usize>,
 }
 
@@ -499,9 +500,11 @@ impl Scheduler {
             (token_counts[i], budget, decoding) = (count, budget - count, decoding + count);
             self.last_decoded = self.sequences[i].id.0;
         }
-        let prompt_tokens = self.options.prompt_tokens.unwrap_or_else(|| {
-            if self.engine.device().graphics { GPU_PROMPT_TOKENS } else { PROMPT_TOKENS }
-        });
+        let prompt_tokens =
+            self.options.prompt_tokens.unwrap_or_else(|| match self.engine.plan().card() {
+                Some(_) => CARD_PROMPT_TOKENS,
+                None => PROMPT_TOKENS,
+            });
         let mut room = match decoding {
             0 => max_tokens,
             _ => (max_tokens - decoding).min(prompt_tokens.max(1)),

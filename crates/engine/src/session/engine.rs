@@ -203,11 +203,16 @@ impl Engine {
         let state_limit = plan.bytes(LineName::State).saturating_add(plan.bytes(LineName::Marks));
         device.limit_states(state_limit);
         let rewind = RewindLimits::new(&blueprint, &plan);
-        let state_shapes = blueprint
+        let state_shapes: Vec<StateShape> = blueprint
             .layers
             .iter()
             .flat_map(|layer| layer.states(plan.context, plan.chunk))
             .collect();
+        let of_session = state_shapes.iter().map(|shape| device.state_bytes(*shape)).sum::<u64>();
+        let of_all = of_session.saturating_mul(plan.sessions as u64);
+        // Memory that a GPU shares with the host is taken as tokens arrive.
+        let has_room = plan.card().is_some() && of_all <= plan.bytes(LineName::State);
+        device.reserve_whole_states(has_room);
         let runtime = Runtime {
             device,
             cache,

@@ -121,7 +121,7 @@ impl Runtime {
         for (i, layer) in blueprint.layers.iter().enumerate() {
             let mut states = [None, None];
             for (state, shape) in states.iter_mut().zip(layer.states(plan.context, plan.chunk)) {
-                match self.device.state(shape) {
+                match self.device.layer_state(shape, i) {
                     Ok(made) => *state = Some(made),
                     Err(error) => {
                         timeline.states.push(states);

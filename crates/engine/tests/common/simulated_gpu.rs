@@ -255,6 +255,14 @@ impl StateStore for Wrapped {
         self.inner.limit_states(bytes);
     }
 
+    fn layer_state(&mut self, shape: StateShape, layer: usize) -> Result<State, Error> {
+        self.inner.layer_state(shape, layer)
+    }
+
+    fn reserve_whole_states(&mut self, on: bool) {
+        self.inner.reserve_whole_states(on);
+    }
+
     fn states_held(&self) -> u64 {
         self.inner.states_held()
     }

@@ -25,7 +25,7 @@ pub(in crate::gpu) static DELTA_NET_SPANS: Kernel = kernel!(
     "recurrent/delta_net",
     DeltaNetParams,
     { convolution: "recurrent/delta_no_conv", states: "recurrent/states_of_spans" },
-    [Write, Write, Read]
+    [Write, Write, Write, Read]
 );
 /// Delta rule that computes the convolution of its inputs.
 pub(in crate::gpu) static DELTA_NET_CONV: Kernel = kernel!(
@@ -49,7 +49,7 @@ pub(in crate::gpu) static DELTA_NET_CONV_ROWS: Kernel = kernel!(
         states: "recurrent/states_of_rows",
         inputs: "recurrent/states_of_rows",
     },
-    [Write, Write, Read]
+    [Write, Write, Write, Write, Write, Read]
 );
 
 const CONV_THREADS: usize = 256;
@@ -116,13 +116,7 @@ pub(super) fn encode_conv1d(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), 
     let constants = Constants::new(&[("WG", CONV_THREADS as u32), ("TAPS", width as u32)]);
     let mut rest = &SequenceStates::of_spans(ctx, spans, None)?[..];
     while let Some(first) = rest.first() {
-        // Sequences share a dispatch if their states share arenas.
-        let [committed, next] = first.arenas(ctx);
-        let shares = |other: &&SequenceStates| {
-            let arenas = other.arenas(ctx);
-            [arenas[0].id, arenas[1].id] == [committed.id, next.id]
-        };
-        let (run, others) = rest.split_at(1 + rest[1..].iter().take_while(shares).count());
+        let (run, others) = rest.split_at(first.run(ctx, &rest[1..]));
         rest = others;
         let mut table = Vec::with_capacity(run.len() * CONV_SEQUENCE_WORDS);
         let mut groups = 0;
@@ -144,7 +138,9 @@ pub(super) fn encode_conv1d(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), 
             sequences: run.len() as u32,
         };
         let upload = ctx.recorder.upload_buffer().clone();
-        let buffers = [ctx.store.activations(), &committed, &next, &upload];
+        let arenas = first.arenas(ctx);
+        let buffers: Vec<_> =
+            [ctx.store.activations()].into_iter().chain(&arenas).chain([&upload]).collect();
         ctx.recorder.dispatch(&CONV1D, constants, &buffers, &params, groups)?;
     }
     Ok(())
@@ -322,13 +318,7 @@ pub(super) fn encode_delta_net(
     let groups = v.heads * workgroups_per_head(ctx, v.width);
     let mut rest = &SequenceStates::of_spans(ctx, spans, convolution)?[..];
     while let Some(first) = rest.first() {
-        // Sequences share a dispatch if their states share an arena.
-        let arena = first.shared_arena(ctx);
-        let shares = |other: &&SequenceStates| {
-            let other = other.shared_arena(ctx);
-            other.zip(arena.as_ref()).is_some_and(|(other, arena)| other.id == arena.id)
-        };
-        let (run, others) = rest.split_at(1 + rest[1..].iter().take_while(shares).count());
+        let (run, others) = rest.split_at(first.run(ctx, &rest[1..]));
         rest = others;
         let sequences = run.len();
         let first_row = first.first_row;
@@ -380,7 +370,7 @@ pub(super) fn encode_delta_net(
             (Some(_), _) => &DELTA_NET_CONV_ROWS,
         };
         let activations = ctx.store.activations();
-        if let (Some(arena), 2..) = (&arena, sequences) {
+        if sequences > 1 {
             let mut table = Vec::new();
             for sequence in run {
                 table.extend(sequence.starts());
@@ -392,7 +382,9 @@ pub(super) fn encode_delta_net(
             ctx.recorder.reserve_upload(table.len())?;
             params.table = ctx.recorder.upload(table);
             let upload = ctx.recorder.upload_buffer().clone();
-            let buffers = [activations, arena, &upload];
+            let arenas = first.arenas(ctx);
+            let buffers: Vec<_> =
+                [activations].into_iter().chain(&arenas).chain([&upload]).collect();
             ctx.recorder.dispatch(kernel, constants, &buffers, &params, groups * sequences)?;
         } else {
             let buffers: Vec<_> = [activations].into_iter().chain(&first.states).collect();
@@ -430,16 +422,21 @@ impl SequenceStates {
         Ok(all)
     }
 
-    /// Arenas of the first committed and next state.
-    fn arenas(&self, ctx: &OpContext<'_>) -> [DeviceBuffer; 2] {
+    /// Arena of each state.
+    fn arenas(&self, ctx: &OpContext<'_>) -> Vec<DeviceBuffer> {
         let arena = |state: &DeviceBuffer| ctx.store.states.arena(state).unwrap_or(state).clone();
-        [arena(&self.states[0]), arena(&self.states[1])]
+        self.states.iter().map(arena).collect()
     }
 
-    /// The arena that all states are in, if it is one.
-    fn shared_arena(&self, ctx: &OpContext<'_>) -> Option<DeviceBuffer> {
-        let arena = ctx.store.states.arena(self.states.first()?)?;
-        self.states.iter().all(|state| state.raw == arena.raw).then(|| arena.clone())
+    /// Number of sequences that share a dispatch: this one, and those at the start of `others` whose
+    /// states are in the same arenas.
+    fn run(&self, ctx: &OpContext<'_>, others: &[Self]) -> usize {
+        let shares = |other: &&Self| {
+            let pairs = self.states.iter().zip(&other.states);
+            pairs.into_iter().all(|(a, b)| a.raw == b.raw)
+        };
+        let in_arenas = self.states.iter().all(|state| ctx.store.states.arena(state).is_some());
+        1 + others.iter().take_while(|other| in_arenas && shares(other)).count()
     }
 
     /// Starts of the states in their arenas, in f32 values.

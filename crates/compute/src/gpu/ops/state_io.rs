@@ -25,8 +25,11 @@ pub(in crate::gpu) fn reserve_kv(
         )?;
         let old = kv.clone();
         let new = store.allocate_kv(&old, growth)?;
-        // Of other states before: rows past the last one may be loaded, and are then ignored.
-        recorder.zero(&new.buffer);
+        if !new.is_zero {
+            // Of other states before: rows past the last one may be loaded, and are then ignored.
+            recorder.zero(&new.buffer);
+        }
+        let copied = growth.of_forks.unwrap_or(old.used);
         if let Some(old_allocation) = &old.allocation {
             let element = store.states.kv_format.bytes(1) as u64;
             let src = &*old_allocation.buffer;
@@ -37,18 +40,13 @@ pub(in crate::gpu) fn reserve_kv(
             for (row_bytes, [src_offset, dst_offset]) in old.row_bytes.into_iter().zip(offsets) {
                 let src = BufferRef { buffer: src, offset: src_offset };
                 let dst = BufferRef { buffer: &new.buffer, offset: dst_offset };
-                recorder.copy(src, dst, row_bytes as u64 * old.used as u64);
+                recorder.copy(src, dst, row_bytes as u64 * copied as u64);
             }
         }
-        store.states.kv_mut(state)?.allocation = Some(new);
-        if let Some(old_allocation) = old.allocation {
-            let bytes = old_allocation.buffer.size as usize;
-            store.states.release([old_allocation.buffer]);
-            recorder.forget_bindings(store.states.take_freed());
-            // Bounds the memory of replaced allocations before all ops are recorded.
-            recorder.submit();
-            recorder.throttle_staging(bytes)?;
-        }
+        // Its references go first: the old allocation may be free then.
+        drop(old);
+        store.states.replace_kv(state, new, growth.of_forks.is_some())?;
+        recorder.forget_bindings(store.states.take_freed());
     }
     let kv = store.states.kv_mut(state)?;
     kv.used = kv.used.max(end);

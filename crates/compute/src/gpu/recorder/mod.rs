@@ -66,6 +66,8 @@ pub(in crate::gpu) struct Recorder {
     /// Errors that kernels report: see [`REPORT_BYTES`].
     report: DeviceBuffer,
     readback: Option<wgpu::Buffer>,
+    /// Buffer between the ranges of a copy within one buffer.
+    copy_buffer: Option<wgpu::Buffer>,
     /// The step that is being recorded ahead.
     recording: Option<StepRecording>,
     encode_thread: EncodeThread,
@@ -132,6 +134,7 @@ impl Recorder {
             staged_bytes: 0,
             report,
             readback: None,
+            copy_buffer: None,
             recording: None,
             encode_thread: EncodeThread::default(),
             running: VecDeque::new(),

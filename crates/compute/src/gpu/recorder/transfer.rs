@@ -10,6 +10,9 @@ const MIN_READ_BYTES: u64 = 1024;
 /// [`Op::TopK`](crate::Op::TopK) and [`Op::TopLogits`](crate::Op::TopLogits) found a NaN.
 pub(in crate::gpu) const REPORT_BYTES: u64 = 256;
 
+/// Bytes of a buffer that are copied to another range of it at a time.
+const COPY_BYTES: u64 = 16 << 20;
+
 /// Readback in flight.
 pub(in crate::gpu) struct Readback {
     buffer: wgpu::Buffer,
@@ -139,15 +142,24 @@ impl Recorder {
             return self.encoder().copy_buffer_to_buffer(src, from, dst, to, bytes);
         }
         // A copy within a buffer is not allowed.
-        let between = self.device.create_buffer(&wgpu::BufferDescriptor {
-            label: Some("copy of a range"),
-            size: bytes,
-            usage: wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
-            mapped_at_creation: false,
-        });
+        let between = match &self.copy_buffer {
+            Some(buffer) if buffer.size() >= bytes.min(COPY_BYTES) => buffer.clone(),
+            _ => {
+                let buffer = self.device.create_buffer(&wgpu::BufferDescriptor {
+                    label: Some("copy of a range"),
+                    size: bytes.next_power_of_two().min(COPY_BYTES),
+                    usage: wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
+                    mapped_at_creation: false,
+                });
+                self.copy_buffer.insert(buffer).clone()
+            }
+        };
         let encoder = self.encoder();
-        encoder.copy_buffer_to_buffer(src, from, &between, 0, bytes);
-        encoder.copy_buffer_to_buffer(&between, 0, dst, to, bytes);
+        for done in (0..bytes).step_by(COPY_BYTES as usize) {
+            let part = COPY_BYTES.min(bytes - done);
+            encoder.copy_buffer_to_buffer(src, from + done, &between, 0, part);
+            encoder.copy_buffer_to_buffer(&between, 0, dst, to + done, part);
+        }
     }
 
     /// Zeroes a range among the recorded work.

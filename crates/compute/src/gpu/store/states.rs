@@ -2,17 +2,18 @@
 //!
 //! States are ranges of arenas, so that a kernel can address the states of all sequences of a step
 //! in one binding. Kernels of one sequence bind its range. An arena has the memory that the limit
-//! leaves; ranges are reused first fit, so fragments may make arenas exceed it.
+//! leaves, or as much as a binding can have; states of one layer are in one arena as far as it has
+//! room. Ranges are reused first fit, so fragments may make arenas exceed the limit.
 //!
 //! Kernels bind the KV cache of a state whole, so it is one allocation: the keys of all positions,
-//! then their values. An allocation has capacity for the positions written so far and, if memory
-//! allows it for all states of a step, for some more. A write beyond the capacity moves the cache
-//! to a larger allocation. Forks share an allocation until one of them is written, which then gets
-//! a copy. Copies are recorded among the ops, so that each op sees the right contents. A step that
-//! is recorded ahead refers to allocations: none is replaced while it exists.
-//!
-//! `held` stops counting an allocation when it is replaced, but its memory is freed only when the
-//! copy completes. The host waits once pending copies exceed a limit.
+//! then their values. Where the limit has room for all positions of all sessions, it has their
+//! capacity from the start: growth would copy it, and delay all sessions of the step. Otherwise it
+//! has capacity for the positions written so far and, if memory allows it for all states of a step,
+//! for some more; a write beyond moves the cache to a larger allocation. Forks share an allocation
+//! until one of them is written. That one gets a copy, or the others get one of just their
+//! positions, at the other end of an arena. Copies are recorded among the ops, so that each op sees
+//! the right contents. A step that is recorded ahead refers to allocations: none is replaced while
+//! it exists.
 
 use std::{mem, ops::Range, sync::Arc};
 
@@ -21,6 +22,9 @@ use crate::{DeviceId, Error, KV_BLOCK, KvFormat, Span, State, StateShape};
 
 /// Minimum bytes of an arena without a limit.
 const MIN_ARENA: u64 = 1 << 20;
+/// Share of all arenas that another one has at least, where fragments leave no range for a state
+/// within the limit: a dispatch serves only sequences in the same arenas.
+const ARENA_SHARE: u64 = 8;
 
 /// Minimum capacity in positions of a KV cache that grows.
 const MIN_KV_CAPACITY: usize = 4 * KV_BLOCK;
@@ -33,12 +37,16 @@ pub(in crate::gpu) struct KvAllocation {
     pub(in crate::gpu) capacity: usize,
     /// Offset of the values, in elements of the KV format.
     pub(in crate::gpu) values: u32,
+    /// Whether no state has had its memory before, which is zero.
+    pub(in crate::gpu) is_zero: bool,
 }
 
 /// KV cache of one layer of one sequence.
 #[derive(Clone, Debug)]
 pub(in crate::gpu) struct GpuKvState {
     shape: StateShape,
+    /// Layer of the model, if it is known.
+    layer: Option<usize>,
     /// Length of the ring buffer.
     pub(in crate::gpu) positions: usize,
     /// Bytes of the keys and of the values of a position.
@@ -48,13 +56,26 @@ pub(in crate::gpu) struct GpuKvState {
     pub(in crate::gpu) used: usize,
 }
 
-/// Growth of a KV cache.
+/// Capacity that a KV cache gets when it grows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum KvCapacity {
+    /// All positions.
+    Whole,
+    /// At least half more than before, as each growth copies the cache.
+    Ample,
+    /// What is written.
+    Exact,
+}
+
+/// Allocation that a write to a KV cache needs.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::gpu) struct KvGrowth {
     /// New capacity in positions.
     pub(in crate::gpu) capacity: usize,
     /// Bytes held in addition.
     pub(in crate::gpu) added_bytes: u64,
+    /// Positions to copy, if the forks that share the cache get the new allocation.
+    pub(in crate::gpu) of_forks: Option<usize>,
 }
 
 impl GpuKvState {
@@ -65,6 +86,11 @@ impl GpuKvState {
         buffer_bytes(align_up(keys).saturating_add(values))
     }
 
+    /// Whether it has this allocation.
+    fn shares(&self, other: &KvAllocation) -> bool {
+        self.allocation.as_ref().is_some_and(|own| Arc::ptr_eq(&own.buffer, &other.buffer))
+    }
+
     /// Capacity of the allocation if no fork shares it, else 0.
     fn exclusive_capacity(&self) -> usize {
         self.allocation
@@ -73,17 +99,21 @@ impl GpuKvState {
             .map_or(0, |allocation| allocation.capacity)
     }
 
-    /// Growth needed to write the positions before `end`; `None` if they fit. `ample` grows by at
-    /// least half, as each growth copies the cache.
-    fn growth(&self, end: usize, ample: bool) -> Option<KvGrowth> {
+    /// Growth needed to write the positions before `end`; `None` if they fit.
+    fn growth(&self, end: usize, capacity: KvCapacity) -> Option<KvGrowth> {
         let current = self.exclusive_capacity();
         if current >= end {
             return None;
         }
-        let capacity = if ample { end.max(current / 2 * 3).max(MIN_KV_CAPACITY) } else { end };
+        let capacity = match capacity {
+            KvCapacity::Whole => self.positions,
+            KvCapacity::Ample => end.max(current / 2 * 3).max(MIN_KV_CAPACITY),
+            KvCapacity::Exact => end,
+        };
         let capacity = capacity.next_multiple_of(KV_BLOCK).min(self.positions);
         let freed = if current == 0 { 0 } else { self.allocation_bytes(current) };
-        Some(KvGrowth { capacity, added_bytes: self.allocation_bytes(capacity) - freed })
+        let added_bytes = self.allocation_bytes(capacity) - freed;
+        Some(KvGrowth { capacity, added_bytes, of_forks: None })
     }
 
     /// End of the used positions after a write of `rows` rows; 0 without rows.
@@ -99,6 +129,8 @@ impl GpuKvState {
 #[derive(Debug)]
 pub(in crate::gpu) struct GpuRecurrentState {
     len: usize,
+    /// Layer of the model, if it is known.
+    layer: Option<usize>,
     pub(in crate::gpu) committed: Arc<DeviceBuffer>,
     /// Contents that ops write; allocated by the first write.
     pub(in crate::gpu) next: Option<Arc<DeviceBuffer>>,
@@ -138,11 +170,15 @@ pub(in crate::gpu) struct GpuStates {
     pub(in crate::gpu) held: u64,
     /// Upper bound of `held`.
     pub(in crate::gpu) limit: Option<u64>,
-    /// Whether growth is ample: for all states of a step or for none.
-    ample: bool,
+    /// Whether the limit has room for whole KV caches of all sessions.
+    pub(in crate::gpu) reserves_whole: bool,
+    /// Capacity of KV caches that grow, the same for all states of a step.
+    capacity: KvCapacity,
     /// Ids of freed ranges whose bind groups are still cached.
     freed: Vec<u32>,
     arenas: Vec<StateArena>,
+    /// Arena of the states of each layer.
+    layer_arenas: Vec<Option<usize>>,
 }
 
 /// Buffer whose ranges are states.
@@ -150,6 +186,35 @@ pub(in crate::gpu) struct GpuStates {
 struct StateArena {
     buffer: DeviceBuffer,
     free: FreeRanges,
+    /// Range that no state has had yet. Its memory is zero.
+    unused: Range<u64>,
+}
+
+/// End of an arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ArenaEnd {
+    First,
+    Last,
+}
+
+impl StateArena {
+    fn new(buffer: DeviceBuffer) -> Self {
+        let mut free = FreeRanges::default();
+        free.give(0..buffer.size);
+        Self { free, unused: 0..buffer.size, buffer }
+    }
+
+    /// Takes `bytes` from one end. Returns their start, and whether no state has had them.
+    fn take(&mut self, bytes: u64, end: ArenaEnd) -> Option<(u64, bool)> {
+        let start = self.free.take(bytes, end)?;
+        let taken = start..start + bytes;
+        let is_unused = self.unused.start <= taken.start && taken.end <= self.unused.end;
+        match end {
+            ArenaEnd::First => self.unused.start = self.unused.start.max(taken.end),
+            ArenaEnd::Last => self.unused.end = self.unused.end.min(taken.start),
+        }
+        Some((start, is_unused))
+    }
 }
 
 /// Free ranges in bytes, in order, none next to another.
@@ -157,12 +222,24 @@ struct StateArena {
 struct FreeRanges(Vec<Range<u64>>);
 
 impl FreeRanges {
-    /// Takes the start of the first range with `bytes` bytes.
-    fn take(&mut self, bytes: u64) -> Option<u64> {
-        let index = self.0.iter().position(|range| range.end - range.start >= bytes)?;
+    /// Takes `bytes` bytes from the first or the last range that has as many. Returns their start.
+    fn take(&mut self, bytes: u64, end: ArenaEnd) -> Option<u64> {
+        let fits = |range: &Range<u64>| range.end - range.start >= bytes;
+        let index = match end {
+            ArenaEnd::First => self.0.iter().position(fits)?,
+            ArenaEnd::Last => self.0.iter().rposition(fits)?,
+        };
         let range = &mut self.0[index];
-        let start = range.start;
-        range.start += bytes;
+        let start = match end {
+            ArenaEnd::First => {
+                range.start += bytes;
+                range.start - bytes
+            }
+            ArenaEnd::Last => {
+                range.end -= bytes;
+                range.end
+            }
+        };
         if range.is_empty() {
             self.0.remove(index);
         }
@@ -191,9 +268,11 @@ impl GpuStates {
             all: Vec::new(),
             held: 0,
             limit: None,
-            ample: true,
+            reserves_whole: false,
+            capacity: KvCapacity::Ample,
             freed: Vec::new(),
             arenas: Vec::new(),
+            layer_arenas: Vec::new(),
         }
     }
 
@@ -265,11 +344,61 @@ impl GpuStates {
         self.limit.is_none_or(|limit| self.held.saturating_add(bytes) <= limit)
     }
 
-    /// Growth of a KV cache before a write of the positions before `end`; `None` if they fit.
+    /// Growth before a write of the positions before `end` to a KV cache; `None` if they fit.
     pub(in crate::gpu) fn growth(&self, kv: &GpuKvState, end: usize) -> Option<KvGrowth> {
-        let ample = kv.growth(end, true);
-        let ample = ample.filter(|growth| self.ample && self.fits(growth.added_bytes));
-        ample.or_else(|| kv.growth(end, false))
+        let growth = self.growth_to(kv, end, self.capacity)?;
+        if self.fits(growth.added_bytes) {
+            return Some(growth);
+        }
+        kv.growth(end, KvCapacity::Exact)
+    }
+
+    fn growth_to(&self, kv: &GpuKvState, end: usize, capacity: KvCapacity) -> Option<KvGrowth> {
+        match &kv.allocation {
+            Some(shared)
+                if capacity == KvCapacity::Whole
+                    && Arc::strong_count(&shared.buffer) > 1
+                    && shared.capacity >= end =>
+            {
+                // Forks count as long as they share it, this one among them.
+                let forks = self.all.iter().flatten().filter_map(|state| match state {
+                    GpuState::Kv(fork) if fork.shares(shared) && !std::ptr::eq(fork, kv) => {
+                        Some(fork.used)
+                    }
+                    _ => None,
+                });
+                let used = forks.max().unwrap_or(0);
+                let capacity = used.next_multiple_of(KV_BLOCK).min(kv.positions);
+                let added_bytes = kv.allocation_bytes(capacity);
+                Some(KvGrowth { capacity, added_bytes, of_forks: Some(used) })
+            }
+            _ => kv.growth(end, capacity),
+        }
+    }
+
+    /// Replaces the allocation of a KV cache, or that of the forks that share it. Returns the
+    /// reference to the old one.
+    pub(in crate::gpu) fn replace_kv(
+        &mut self,
+        state: State,
+        new: KvAllocation,
+        of_forks: bool,
+    ) -> Result<(), Error> {
+        let Some(old) = self.kv(state)?.allocation.clone().filter(|_| of_forks) else {
+            let old = self.kv_mut(state)?.allocation.replace(new);
+            self.release(old.map(|old| old.buffer));
+            return Ok(());
+        };
+        let index = self.index(state)?;
+        for (i, fork) in self.all.iter_mut().enumerate() {
+            if let Some(GpuState::Kv(fork)) = fork
+                && i != index
+                && fork.shares(&old)
+            {
+                fork.allocation = Some(new.clone());
+            }
+        }
+        Ok(())
     }
 
     /// Bytes that ops on these spans will allocate. Decides for all of them together whether growth
@@ -278,24 +407,41 @@ impl GpuStates {
         &mut self,
         spans: &mut dyn Iterator<Item = Span>,
     ) -> Result<u64, Error> {
-        let (mut exact, mut ample) = (0u64, 0u64);
+        const CAPACITIES: [KvCapacity; 3] =
+            [KvCapacity::Whole, KvCapacity::Ample, KvCapacity::Exact];
+        let mut all = [0u64; CAPACITIES.len()];
+        // Shared allocations of which a span has taken the forks away.
+        let mut unshared: Vec<*const DeviceBuffer> = Vec::new();
         for Span { state, position, rows } in spans {
             let bytes = match self.get(state)? {
                 GpuState::Kv(kv) => {
                     let end = kv.end_after(position, rows);
-                    [false, true]
-                        .map(|ample| kv.growth(end, ample).map_or(0, |growth| growth.added_bytes))
+                    let shared = kv.allocation.as_ref().map(|shared| Arc::as_ptr(&shared.buffer));
+                    let is_first = shared.is_none_or(|shared| !unshared.contains(&shared));
+                    let growth = CAPACITIES.map(|capacity| match is_first {
+                        true => self.growth_to(kv, end, capacity),
+                        false => kv.growth(end, capacity),
+                    });
+                    if growth[0].is_some_and(|growth| growth.of_forks.is_some()) {
+                        unshared.extend(shared);
+                    }
+                    growth.map(|growth| growth.map_or(0, |growth| growth.added_bytes))
                 }
                 GpuState::Recurrent(GpuRecurrentState { len, next: None, .. }) => {
-                    [buffer_bytes(recurrent_bytes(*len)); 2]
+                    [buffer_bytes(recurrent_bytes(*len)); CAPACITIES.len()]
                 }
-                GpuState::Recurrent(_) => [0; 2],
+                GpuState::Recurrent(_) => [0; CAPACITIES.len()],
             };
-            exact = exact.saturating_add(bytes[0]);
-            ample = ample.saturating_add(bytes[1]);
+            all.iter_mut().zip(bytes).for_each(|(all, bytes)| *all = all.saturating_add(bytes));
         }
-        self.ample = self.fits(ample);
-        Ok(if self.ample { ample } else { exact })
+        let [_, _, exact] = all;
+        let fits = |(capacity, bytes): &(KvCapacity, u64)| {
+            (*capacity != KvCapacity::Whole || self.reserves_whole) && self.fits(*bytes)
+        };
+        let chosen = CAPACITIES.into_iter().zip(all).find(fits);
+        let (capacity, bytes) = chosen.unwrap_or((KvCapacity::Exact, exact));
+        self.capacity = capacity;
+        Ok(bytes)
     }
 
     /// Forks a state. A KV cache keeps the positions before `positions`.
@@ -306,9 +452,10 @@ impl GpuStates {
                 let allocation = kv.allocation.clone().filter(|_| used > 0);
                 GpuState::Kv(GpuKvState { allocation, used, ..*kv })
             }
-            GpuState::Recurrent(GpuRecurrentState { len, committed, .. }) => {
+            GpuState::Recurrent(GpuRecurrentState { len, layer, committed, .. }) => {
                 GpuState::Recurrent(GpuRecurrentState {
                     len: *len,
+                    layer: *layer,
                     committed: Arc::clone(committed),
                     next: None,
                     written: false,
@@ -413,12 +560,36 @@ impl GpuStates {
         arenas.find(|buffer| buffer.raw == range.raw)
     }
 
-    /// Takes `bytes` of an arena. `id` is that of the range.
-    fn take(&mut self, id: u32, bytes: u64) -> Option<DeviceBuffer> {
-        self.arenas.iter_mut().find_map(|arena| {
-            let start = arena.free.take(bytes)?;
-            Some(DeviceBuffer { id, raw: arena.buffer.raw.clone(), start, size: bytes })
+    /// Takes `bytes` of an arena, that of the layer if it has room. `id` is that of the range.
+    /// Returns whether its memory is zero.
+    fn take(
+        &mut self,
+        id: u32,
+        bytes: u64,
+        end: ArenaEnd,
+        layer: Option<usize>,
+    ) -> Option<(DeviceBuffer, bool)> {
+        let of_layer = layer.and_then(|layer| self.arena_of_layer(layer));
+        let others = (0..self.arenas.len()).filter(|i| Some(*i) != of_layer);
+        of_layer.into_iter().chain(others).find_map(|i| {
+            let arena = self.arenas.get_mut(i)?;
+            let (start, is_zero) = arena.take(bytes, end)?;
+            let raw = arena.buffer.raw.clone();
+            Some((DeviceBuffer { id, raw, start, size: bytes }, is_zero))
         })
+    }
+
+    /// Arena of the states of a layer: the one with the fewest layers for its size, if it had none.
+    fn arena_of_layer(&mut self, layer: usize) -> Option<usize> {
+        if self.layer_arenas.len() <= layer {
+            self.layer_arenas.resize(layer + 1, None);
+        }
+        if self.layer_arenas[layer].is_none() {
+            let layers = |i: usize| self.layer_arenas.iter().filter(|a| **a == Some(i)).count();
+            let bytes_each = |i: &usize| self.arenas[*i].buffer.size / (layers(*i) as u64 + 1);
+            self.layer_arenas[layer] = (0..self.arenas.len()).max_by_key(bytes_each);
+        }
+        self.layer_arenas[layer]
     }
 
     /// Takes the ids of freed buffers, whose bind groups are stale.
@@ -460,6 +631,7 @@ impl Store {
             |bytes: &usize| bytes.checked_mul(positions).is_some_and(|total| total < 1 << 40);
         row_bytes.iter().all(fits).then_some(GpuKvState {
             shape,
+            layer: None,
             positions,
             row_bytes,
             allocation: None,
@@ -468,7 +640,11 @@ impl Store {
     }
 
     /// Creates a zeroed state. A KV cache gets memory when it is written.
-    pub(in crate::gpu) fn state(&mut self, shape: StateShape) -> Result<State, Error> {
+    pub(in crate::gpu) fn state(
+        &mut self,
+        shape: StateShape,
+        layer: Option<usize>,
+    ) -> Result<State, Error> {
         let state = match shape {
             StateShape::KeyValue { positions, .. } => {
                 let Some(kv) = self.empty_kv(shape) else {
@@ -477,12 +653,13 @@ impl Store {
                     )));
                 };
                 self.check_bindable("KV cache", kv.allocation_bytes(positions))?;
-                GpuState::Kv(kv)
+                GpuState::Kv(GpuKvState { layer, ..kv })
             }
             StateShape::Recurrent { len } => {
-                let committed = Arc::new(self.allocate_recurrent(len)?);
+                let committed = Arc::new(self.allocate_recurrent(len, layer)?);
                 GpuState::Recurrent(GpuRecurrentState {
                     len,
+                    layer,
                     committed,
                     next: None,
                     written: false,
@@ -492,21 +669,33 @@ impl Store {
         Ok(self.states.add(state))
     }
 
-    /// Allocates memory of states, which may have the contents of others.
-    fn allocate_state(&mut self, label: &str, bytes: u64) -> Result<DeviceBuffer, Error> {
+    /// Allocates memory of states, which may have the contents of others. Returns whether it is
+    /// zero.
+    fn allocate_state(
+        &mut self,
+        label: &str,
+        bytes: u64,
+        end: ArenaEnd,
+        layer: Option<usize>,
+    ) -> Result<(DeviceBuffer, bool), Error> {
         self.check_bindable(label, bytes)?;
         let (id, bytes) = (self.take_id(), buffer_bytes(bytes));
-        let range = match self.states.take(id, bytes) {
+        if self.states.arenas.is_empty() && self.states.reserves_whole {
+            // Layers are divided among all arenas.
+            let limit = self.states.limit.unwrap_or(0);
+            let mut total = 0;
+            while total < limit {
+                let Ok(arena) = self.allocate_arena(label, bytes) else { break };
+                total += arena.size;
+                self.states.arenas.push(StateArena::new(arena));
+            }
+        }
+        let range = match self.states.take(id, bytes, end, layer) {
             Some(range) => range,
             None => {
-                let buffer = self.allocate_arena(label, bytes)?;
-                let range = DeviceBuffer { id, size: bytes, ..buffer.clone() };
-                let mut free = FreeRanges::default();
-                if bytes < buffer.size {
-                    free.give(bytes..buffer.size);
-                }
-                self.states.arenas.push(StateArena { buffer, free });
-                range
+                let arena = StateArena::new(self.allocate_arena(label, bytes)?);
+                self.states.arenas.push(arena);
+                self.states.take(id, bytes, end, layer).ok_or_else(|| stale("state"))?
             }
         };
         self.states.held += bytes;
@@ -521,6 +710,7 @@ impl Store {
             Some(limit) => limit.saturating_sub(total),
             None => total.max(MIN_ARENA),
         };
+        let wanted = wanted.max(total / ARENA_SHARE);
         let wanted = (wanted & !(ALIGN - 1)).min(self.max_bytes).max(bytes);
         self.allocate(label, wanted).or_else(|_| self.allocate(label, bytes))
     }
@@ -535,13 +725,18 @@ impl Store {
         }
     }
 
-    fn allocate_recurrent(&mut self, len: usize) -> Result<DeviceBuffer, Error> {
+    fn allocate_recurrent(
+        &mut self,
+        len: usize,
+        layer: Option<usize>,
+    ) -> Result<DeviceBuffer, Error> {
         let bytes = recurrent_bytes(len);
         self.check_state_limit(buffer_bytes(bytes))?;
-        self.allocate_state("a recurrent state", bytes)
+        let (state, _) = self.allocate_state("a recurrent state", bytes, ArenaEnd::First, layer)?;
+        Ok(state)
     }
 
-    /// Allocates a larger KV cache for a state, without its contents.
+    /// Allocates a KV cache for the growth of a state, without its contents.
     pub(in crate::gpu) fn allocate_kv(
         &mut self,
         kv: &GpuKvState,
@@ -549,10 +744,12 @@ impl Store {
     ) -> Result<KvAllocation, Error> {
         self.check_state_limit(growth.added_bytes)?;
         let bytes = kv.allocation_bytes(growth.capacity);
-        let buffer = Arc::new(self.allocate_state("KV cache", bytes)?);
+        let end = if growth.of_forks.is_some() { ArenaEnd::Last } else { ArenaEnd::First };
+        let (buffer, is_zero) = self.allocate_state("KV cache", bytes, end, kv.layer)?;
         let element = self.states.kv_format.bytes(1) as u64;
-        let values = align_up(kv.row_bytes[0] as u64 * growth.capacity as u64) / element;
-        Ok(KvAllocation { buffer, capacity: growth.capacity, values: values as u32 })
+        let values = (align_up(kv.row_bytes[0] as u64 * growth.capacity as u64) / element) as u32;
+        let KvGrowth { capacity, .. } = growth;
+        Ok(KvAllocation { buffer: Arc::new(buffer), capacity, values, is_zero })
     }
 
     /// Recurrent state with memory for the next contents.
@@ -562,8 +759,8 @@ impl Store {
     ) -> Result<&mut GpuRecurrentState, Error> {
         let recurrent = self.states.recurrent(state)?;
         if recurrent.next.is_none() {
-            let len = recurrent.len;
-            let next = Arc::new(self.allocate_recurrent(len)?);
+            let (len, layer) = (recurrent.len, recurrent.layer);
+            let next = Arc::new(self.allocate_recurrent(len, layer)?);
             self.states.recurrent(state)?.next = Some(next);
         }
         self.states.recurrent(state)
@@ -589,15 +786,18 @@ mod tests {
     fn free_ranges_are_taken_first_fit_and_joined() {
         let mut free = FreeRanges::default();
         free.give(0..1024);
-        assert_eq!([256, 512, 256].map(|bytes| free.take(bytes)), [Some(0), Some(256), Some(768)]);
-        assert_eq!(free.take(256), None);
+        let first = |free: &mut FreeRanges, bytes| free.take(bytes, ArenaEnd::First);
+        let taken = [256, 512, 256].map(|bytes| first(&mut free, bytes));
+        assert_eq!(taken, [Some(0), Some(256), Some(768)]);
+        assert_eq!(first(&mut free, 256), None);
         free.give(768..1024);
         free.give(0..256);
         assert_eq!(free.0, [0..256, 768..1024]);
-        assert_eq!(free.take(512), None, "the free ranges are not next to each other");
+        assert_eq!(first(&mut free, 512), None, "the free ranges are not next to each other");
         free.give(256..768);
         assert_eq!(free.0, vec![0..1024]);
-        assert_eq!(free.take(1024), Some(0));
+        assert_eq!(free.take(256, ArenaEnd::Last), Some(768));
+        assert_eq!(first(&mut free, 768), Some(0));
         assert!(free.0.is_empty());
     }
 }

@@ -78,6 +78,38 @@ fn a_state_at_the_memory_limit_stays_usable() {
     });
 }
 
+/// A KV cache with memory for all positions keeps it when it is written after a fork, which gets a
+/// copy of its positions.
+#[test]
+fn forks_of_whole_caches_keep_their_contents() {
+    for_each_device(|device| {
+        let name = device.describe();
+        device.limit_states(u64::MAX);
+        device.reserve_whole_states(true);
+        let initial = device.states_held();
+        for kind in KINDS {
+            let mixer = Mixer::new(device, kind);
+            let expected = mixer.unforked_output(device, 1, 250, 250..400);
+            let state = mixer.state(device);
+            let predict = |device: &mut dyn Device, state: State, rows: &Range<usize>| {
+                let span = Span { state, position: rows.start, rows: rows.len() };
+                device.states_held() + device.state_need(&mut [span].into_iter()).unwrap()
+            };
+            predict(device, state, &(0..250));
+            mixer.advance(device, 0, state, 0..250);
+            let forks = [0; 2].map(|_| device.fork_state(state, 250).unwrap());
+            for state in [state, forks[0], forks[1]] {
+                let predicted = predict(device, state, &(250..400));
+                let output = mixer.advance(device, 1, state, 250..400);
+                assert!(output == expected, "{name}: {kind:?}");
+                assert_eq!(device.states_held(), predicted, "{name}: {kind:?}");
+            }
+            [state, forks[0], forks[1]].into_iter().for_each(|state| device.drop_state(state));
+            assert_eq!(device.states_held(), initial, "{name}: {kind:?}");
+        }
+    });
+}
+
 /// Even close to the limit, the first states of a step leave enough memory for the others.
 #[test]
 fn states_grow_while_the_step_fits_the_limit() {
