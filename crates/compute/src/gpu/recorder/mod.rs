@@ -18,6 +18,7 @@ use super::{
     card::{Card, DriverFault},
     kernel::{Constants, Kernel, Key, Pipelines, Target},
     params::{KernelParams, PackedParams},
+    pipeline_cache::PipelineCache,
     store::DeviceBuffer,
 };
 use crate::{Counters, Error, Ticket};
@@ -110,6 +111,7 @@ impl Recorder {
     pub(in crate::gpu) fn new(
         card: &Card,
         target: Target,
+        cache: Option<PipelineCache>,
         upload: DeviceBuffer,
         report: DeviceBuffer,
     ) -> Self {
@@ -118,7 +120,7 @@ impl Recorder {
             queue: card.queue.clone(),
             fault: card.fault.clone(),
             max_workgroups: card.limits.max_compute_workgroups_per_dimension as usize,
-            pipelines: Pipelines::new(card.device.clone(), target),
+            pipelines: Pipelines::new(card.device.clone(), target, cache),
             encoder: None,
             pass: None,
             queued: Vec::new(),
