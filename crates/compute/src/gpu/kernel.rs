@@ -333,6 +333,11 @@ impl Pipelines {
         self.pipelines.clear();
     }
 
+    /// Number of pipelines, compiled or in flight.
+    pub(super) fn len(&self) -> usize {
+        self.pipelines.len()
+    }
+
     fn layout(&mut self, bindings: &'static [Access]) -> usize {
         if let Some(i) = self.layouts.iter().position(|(access, ..)| *access == bindings) {
             return i;
@@ -364,6 +369,18 @@ impl Pipelines {
         self.layouts.len() - 1
     }
 
+    /// Starts to compile the pipeline of a kernel and its constants, unless there is one.
+    pub(super) fn start(&mut self, kernel: &'static Kernel, constants: Constants) -> Key {
+        let Constants { len, values, .. } = constants;
+        let key = Key { kernel: std::ptr::from_ref(kernel) as usize, len, values };
+        if !self.pipelines.contains_key(&key) {
+            let layout = self.layout(kernel.bindings);
+            let state = PipelineState::Compiling(self.compile(kernel, constants, layout));
+            self.pipelines.insert(key, Pipeline { state, layout });
+        }
+        key
+    }
+
     /// The pipeline of a kernel and its constants, if it is compiled, and the bind group of its
     /// buffers. A new pipeline starts to compile: see
     /// [`Pipelines::finished`].
@@ -373,13 +390,7 @@ impl Pipelines {
         constants: Constants,
         buffers: &[&DeviceBuffer],
     ) -> (Key, Option<&wgpu::ComputePipeline>, &wgpu::BindGroup) {
-        let Constants { len, values, .. } = constants;
-        let key = Key { kernel: std::ptr::from_ref(kernel) as usize, len, values };
-        if !self.pipelines.contains_key(&key) {
-            let layout = self.layout(kernel.bindings);
-            let state = PipelineState::Compiling(self.compile(kernel, constants, layout));
-            self.pipelines.insert(key, Pipeline { state, layout });
-        }
+        let key = self.start(kernel, constants);
         let pipeline = &self.pipelines[&key];
         let mut ids = [u32::MAX; MAX_BINDINGS];
         ids.iter_mut().zip(buffers).for_each(|(dst, buffer)| *dst = buffer.id);

@@ -350,6 +350,17 @@ impl RecordAhead for GpuDevice {
     fn submit_recorded(&mut self, tokens: &[u32]) -> Result<bool, Error> {
         self.start_recorded(tokens)
     }
+
+    fn compile_ahead(&mut self, record: &mut dyn FnMut(&mut dyn Device)) -> Result<(), Error> {
+        self.discard_ahead()?;
+        self.flush_fused()?;
+        self.recorder.set_compile_only(true);
+        record(self);
+        let flushed = self.flush_fused();
+        self.fuser.clear();
+        self.recorder.set_compile_only(false);
+        flushed
+    }
 }
 
 impl Profiler for GpuDevice {

@@ -137,7 +137,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        DeviceOptions,
+        Device, DeviceOptions, Op, Profiler, RecordAhead, View,
         gpu::{GpuDevice, store::tests::gpu_with},
     };
 
@@ -255,5 +255,29 @@ mod tests {
             drop(gpu);
             assert_eq!(unframed(&store.contents().unwrap()).map(<[u8]>::len), Some(cache.len()));
         }
+    }
+
+    #[test]
+    fn kernels_compile_ahead_of_their_ops() {
+        let store = Arc::new(MemoryStore::default());
+        let Some(mut gpu) = gpu(&store) else { return };
+        let [x, out] = [0; 2].map(|_| View::rows(gpu.buffer(64).unwrap(), 1, 64));
+        gpu.write(x.buffer, &[2.0; 64]).unwrap();
+        let op = Op::RmsNorm { x, weight: None, eps: 0.0, out };
+        let before = gpu.counters();
+        let mut read = Ok(());
+        gpu.compile_ahead(&mut |device| {
+            device.run(&op).unwrap();
+            read = device.read(out, &mut [0.0; 64]);
+        })
+        .unwrap();
+        assert!(read.is_err(), "an op that only compiles has no result");
+        let ahead = gpu.counters();
+        assert_eq!((ahead.dispatches, ahead.kernels), (before.dispatches, before.kernels + 1));
+        gpu.run(&op).unwrap();
+        let mut values = [0.0; 64];
+        gpu.read(out, &mut values).unwrap();
+        assert_eq!(values, [1.0; 64]);
+        assert_eq!(gpu.counters().kernels, ahead.kernels);
     }
 }

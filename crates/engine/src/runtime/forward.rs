@@ -86,6 +86,13 @@ pub(crate) struct SeqSpan<'a> {
     pub(crate) logits: LogitsRequest,
 }
 
+/// Rows of a step and the position of the first one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StepSize {
+    pub(crate) position: usize,
+    pub(crate) rows: usize,
+}
+
 /// Device and cache that a step runs on.
 pub(crate) struct StepContext<'a> {
     pub(crate) device: &'a mut dyn Device,
@@ -180,6 +187,37 @@ impl Model {
         // A step recorded ahead looks experts up on the device, where the host cannot record their
         // ids.
         self.recorded = None;
+    }
+
+    /// Starts to compile the kernels of steps of one session with these states, from each position
+    /// and with as many rows. The cache must have a table of each layer's experts, and no session
+    /// may exist.
+    pub(crate) fn compile_ahead(
+        &mut self,
+        device: &mut dyn Device,
+        cache: &mut ExpertCache,
+        states: &[LayerStates],
+        steps: &[StepSize],
+    ) -> Result<(), Error> {
+        // These steps are not counted.
+        let counters = std::mem::take(&mut self.moe_state.counters);
+        let compiled = device.compile_ahead(&mut |device| {
+            for &StepSize { position, rows } in steps {
+                let tokens = vec![0; rows];
+                let logits = LogitsRequest::TopK(1);
+                let span = SeqSpan { states, position, tokens: &tokens, logits };
+                self.tokens.clone_from(&tokens);
+                let mut stats = Stats::default();
+                let mut ctx = StepContext { device, cache, stats: &mut stats };
+                // What fails here fails again in the first step, which reports it.
+                if self.run_layers(&mut ctx, &[span], &mut StepControl::default()).is_ok() {
+                    let rows: Vec<_> = LogitsRow::for_span(logits, 0..rows).collect();
+                    let _ = self.run_head(device, &rows);
+                }
+            }
+        });
+        self.moe_state.counters = counters;
+        compiled.map_err(Error::at(|| "compiling kernels"))
     }
 
     /// Runs a step over the spans' tokens. `sink` receives the requested logits with the row of the

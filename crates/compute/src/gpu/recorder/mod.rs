@@ -66,6 +66,8 @@ pub(in crate::gpu) struct Recorder {
     readback: Option<wgpu::Buffer>,
     /// The step that is being recorded ahead.
     recording: Option<StepRecording>,
+    /// Whether dispatches only compile their kernels.
+    compile_only: bool,
     /// Submissions that may be running.
     running: VecDeque<(Ticket, wgpu::SubmissionIndex)>,
     submitted: u64,
@@ -131,6 +133,7 @@ impl Recorder {
             report,
             readback: None,
             recording: None,
+            compile_only: false,
             running: VecDeque::new(),
             submitted: 0,
             counters: Counters::default(),
@@ -147,8 +150,8 @@ impl Recorder {
         self.pipelines.set_target(target);
     }
 
-    pub(in crate::gpu) const fn counters(&self) -> Counters {
-        self.counters
+    pub(in crate::gpu) fn counters(&self) -> Counters {
+        Counters { kernels: self.pipelines.len() as u64, ..self.counters }
     }
 
     /// Buffer in which kernels report errors.
@@ -184,6 +187,10 @@ impl Recorder {
         let (x, y) = if groups <= max { (groups, 1) } else { (max, groups.div_ceil(max)) };
         if y > max {
             return Err(Error::Shape(format!("{}: {groups} workgroups are too many", kernel.name)));
+        }
+        if self.compile_only {
+            self.pipelines.start(kernel, constants);
+            return Ok(());
         }
         if let Some(profile) = &mut self.profile {
             drop(self.pass.take());
@@ -232,7 +239,10 @@ impl Recorder {
             std::mem::take(&mut self.queued)
         {
             let pass = open_pass(&mut self.pass, &mut self.encoder, &self.device);
-            match self.pipelines.finished(pipeline) {
+            let since = Instant::now();
+            let pipeline = self.pipelines.finished(pipeline);
+            self.counters.compiling_ns += since.elapsed().as_nanos() as u64;
+            match pipeline {
                 Some(pipeline) => encode_dispatch(pass, pipeline, &group, &params, workgroups),
                 None => self.fault.set("a kernel could not be compiled".into()),
             }
