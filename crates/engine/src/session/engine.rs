@@ -19,7 +19,7 @@ use crate::{
         setters::setters,
         stats::{LayerStats, ReadCounters},
     },
-    checkpoint::{Checkpoint, ModelId, RopeScaling},
+    checkpoint::{Checkpoint, MatrixSource, ModelId, ReadAhead, RopeScaling},
     experts::{
         cache::{CacheTiers, ExpertCache, SlotAccess},
         counters::ExpertCounters,
@@ -141,11 +141,10 @@ impl Engine {
         progress: &mut OpenProgress<'_>,
     ) -> Result<Self, Error> {
         let blueprint = Blueprint::for_checkpoint(&checkpoint)?;
-        let mut text = ModelText::for_checkpoint(&checkpoint, blueprint.vocab)?;
         let wrap = options.wrap_device.as_ref();
         let request = options.memory.with_reader(&checkpoint, &blueprint, &options.reads);
-        let OpenedDevice { mut device, plan, chosen } =
-            open_device(&blueprint, &request, &options.device, wrap)?;
+        let (mut text, OpenedDevice { mut device, plan, chosen }) =
+            open_device(&checkpoint, &blueprint, &request, &options.device, wrap)?;
         text.limit_prompts(plan.context);
         #[cfg(feature = "grammar")]
         text.set_grammar_room(plan.bytes(LineName::Grammars));
@@ -163,16 +162,22 @@ impl Engine {
             loaded += bytes;
             progress(loaded, total);
         };
-        let mut loader = Loader {
-            checkpoint: &checkpoint,
-            device: &mut *device,
-            exact: options.device.exact,
-            context: plan.context,
-            progress: &mut progress,
-            last_order: None,
-        };
-        let model =
-            Model::load(&blueprint, &mut loader, plan.chunk, plan.context, options.prefetch)?;
+        // The plan has room for the largest matrix on its way to the device.
+        let largest = blueprint.matrices().map(MatrixSource::memory_bytes).max().unwrap_or(0);
+        let ahead = ReadAhead::new(&checkpoint, blueprint.matrices(), largest);
+        let model = std::thread::scope(|scope| {
+            let _stop = ahead.start(scope);
+            let mut loader = Loader {
+                checkpoint: &checkpoint,
+                ahead: &ahead,
+                device: &mut *device,
+                exact: options.device.exact,
+                context: plan.context,
+                progress: &mut progress,
+                last_order: None,
+            };
+            Model::load(&blueprint, &mut loader, plan.chunk, plan.context, options.prefetch)
+        })?;
         let mut tier = |pool: &Pool, has_shared| {
             let slots = &pool.slots_by_size()[..];
             let size = TierSize { classes: plan.slot_classes(), slots, has_shared };
