@@ -122,7 +122,10 @@ pub(crate) fn open_device(
         let spawned =
             thread::Builder::new().name("tokenizer".into()).spawn_scoped(scope, load_text);
         let Ok(spawned) = spawned else { return Ok((load()?, open(&|| ())?)) };
-        let opened = open(&|| _ = loaded.recv());
+        let opened = open(&|| {
+            // Returns an error once the thread has ended.
+            let _ = loaded.recv();
+        });
         let text = spawned.join().unwrap_or_else(|cause| resume_unwind(cause))?;
         Ok((text, opened?))
     })

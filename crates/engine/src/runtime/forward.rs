@@ -23,6 +23,7 @@ use crate::{
         control::StepControl,
         layer::{Layer, Loader, MoeState, Scratch, Step, StreamNorm},
     },
+    text::sampling::USUAL_CANDIDATES,
 };
 
 /// Rows per run of the head. The decode step that follows one with more rows is not recorded ahead.
@@ -204,14 +205,18 @@ impl Model {
         let compiled = device.compile_ahead(&mut |device| {
             for &StepSize { position, rows } in steps {
                 let tokens = vec![0; rows];
-                let logits = LogitsRequest::TopK(1);
-                let span = SeqSpan { states, position, tokens: &tokens, logits };
+                let span =
+                    SeqSpan { states, position, tokens: &tokens, logits: LogitsRequest::None };
                 self.tokens.clone_from(&tokens);
                 let mut stats = Stats::default();
                 let mut ctx = StepContext { device, cache, stats: &mut stats };
                 // What fails here fails again in the first step, which reports it.
-                if self.run_layers(&mut ctx, &[span], &mut StepControl::default()).is_ok() {
-                    let rows: Vec<_> = LogitsRow::for_span(logits, 0..rows).collect();
+                if self.run_layers(&mut ctx, &[span], &mut StepControl::default()).is_err() {
+                    continue;
+                }
+                for n in USUAL_CANDIDATES {
+                    let rows: Vec<_> =
+                        LogitsRow::for_span(LogitsRequest::TopK(n), 0..rows).collect();
                     let _ = self.run_head(device, &rows);
                 }
             }
