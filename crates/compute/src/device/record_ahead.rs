@@ -1,5 +1,5 @@
-//! Recording ahead: commands of the next step, recorded while the current one runs, and kernels that
-//! compile before the first one.
+//! Recording ahead: commands of the next step, recorded while the current one runs. Kernels that
+//! compile before the first step.
 
 use crate::{Device, Error, State};
 
@@ -35,8 +35,8 @@ pub trait RecordAhead {
         Ok(false)
     }
 
-    /// Starts to compile the kernels of the ops that `record` runs. The ops compute nothing: what
-    /// they write is undefined, and results cannot be read back.
+    /// Starts to compile the kernels of the ops that `record` runs. The ops compute nothing: their
+    /// outputs are undefined and cannot be read back.
     fn compile_ahead(&mut self, record: &mut dyn FnMut(&mut dyn Device)) -> Result<(), Error> {
         let _ = record;
         Ok(())

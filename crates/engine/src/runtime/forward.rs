@@ -210,7 +210,7 @@ impl Model {
                 self.tokens.clone_from(&tokens);
                 let mut stats = Stats::default();
                 let mut ctx = StepContext { device, cache, stats: &mut stats };
-                // What fails here fails again in the first step, which reports it.
+                // An error recurs in the first step, which reports it.
                 if self.run_layers(&mut ctx, &[span], &mut StepControl::default()).is_err() {
                     continue;
                 }

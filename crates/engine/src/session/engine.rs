@@ -82,7 +82,7 @@ setters!(EngineOptions {
 });
 
 /// Bytes of experts from which on kernels compile while they are loaded. Fewer are loaded before
-/// most kernels are compiled, and those that no prompt needs would delay the others.
+/// most kernels are compiled, and kernels that the prompt does not need would delay the others.
 const COMPILE_AHEAD_BYTES: u64 = 1 << 30;
 
 /// A loaded model. A handle: clones share the model, and threads use it one at a time.
