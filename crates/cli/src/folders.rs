@@ -3,7 +3,10 @@
 use std::{
     env,
     path::{Path, PathBuf},
+    sync::Arc,
 };
+
+use moeflux::runtime::{PipelineFolder, PipelineStore};
 
 /// Cache folder, for data that can be recreated: the built-in model.
 pub(crate) fn cache() -> Option<PathBuf> {
@@ -13,6 +16,11 @@ pub(crate) fn cache() -> Option<PathBuf> {
 /// Folder of disk measurements.
 pub(crate) fn probes() -> Option<PathBuf> {
     Some(cache()?.join("probes"))
+}
+
+/// Compiled GPU kernels.
+pub(crate) fn pipelines() -> Option<Arc<dyn PipelineStore>> {
+    Some(Arc::new(PipelineFolder::new(cache()?.join("pipelines"))))
 }
 
 /// State folder, for data that should persist: the chat history.

@@ -65,6 +65,7 @@ impl ComputeArgs {
             .exact(self.exact)
             .kv_format(self.kv)
             .isa(self.isa.clone())
+            .pipelines(folders::pipelines())
     }
 
     /// Format of the KV cache on the CPU.

@@ -30,8 +30,8 @@ pub use adapter::adapters;
 pub use adapter::{Adapter, AdapterKind};
 pub use cpu::{CpuPeak, Isa, LogitTally, LogitWeights, logits_between, logits_extent};
 pub use device::{
-    BankPlace, Commit, Counters, Device, DeviceMemory, DeviceOptions, KernelTime, PlannedMemory,
-    Profiler, RecordAhead, ScratchShape, SlotStore, StateStore, Ticket, open,
+    BankPlace, Commit, Counters, Device, DeviceMemory, DeviceOptions, KernelTime, PipelineStore,
+    PlannedMemory, Profiler, RecordAhead, ScratchShape, SlotStore, StateStore, Ticket, open,
 };
 pub use error::Error;
 pub use format::{

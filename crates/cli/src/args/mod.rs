@@ -192,7 +192,8 @@ pub(crate) struct ComputeArgs {
     /// CPU, and reports why; it never takes a software adapter. gpu takes the best adapter, gpu:N
     /// the one that `moeflux devices` lists as N; it fails if there is none. cpu uses the best
     /// instruction set of the processor; reference is the naive and very slow implementation that
-    /// all others are tested against.
+    /// all others are tested against. Kernels that a Vulkan driver has compiled are kept in the
+    /// user's cache folder, in moeflux/pipelines, which may be deleted.
     #[arg(long, value_name = "NAME", value_parser = device, default_value = "auto", env = "MOEFLUX_DEVICE",
         hide_env_values = true, help_heading = COMPUTE)]
     pub(crate) device: String,

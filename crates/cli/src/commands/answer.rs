@@ -187,6 +187,8 @@ struct PhaseStatistics {
     experts_read: u64,
     hit_rate: f64,
     stalled_seconds: f64,
+    /// Waits for GPU kernels to be compiled.
+    compiling_seconds: f64,
     dispatches: u64,
     submissions: u64,
     waits: u64,
@@ -205,6 +207,7 @@ impl PhaseStatistics {
             experts_read: s.experts_read,
             hit_rate: s.hit_rate(),
             stalled_seconds: s.stalled_ns as f64 / 1e9,
+            compiling_seconds: s.compiling_ns as f64 / 1e9,
             dispatches: s.dispatches,
             submissions: s.submissions,
             waits: s.waits,

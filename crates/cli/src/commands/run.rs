@@ -4,6 +4,7 @@ use std::{
     io::{self, IsTerminal},
     path::Path,
     process::ExitCode,
+    time::Instant,
 };
 
 use anyhow::{Context, ensure};
@@ -34,6 +35,8 @@ struct RunReport<'a> {
     reasoning: &'a str,
     tokens: &'a [u32],
     finish: Finish,
+    /// Loading of the model, before the prompt.
+    load_seconds: f64,
     prompt_tokens: usize,
     /// Prompt tokens that were not computed.
     reused_tokens: usize,
@@ -62,7 +65,9 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         args.generation.persist.session.is_some() && !args.generation.answer.stop.is_empty();
     let form = args.form.read()?;
     let needs = Needs { marks, grammars: form.is_some(), ..Needs::default() };
+    let since = Instant::now();
     let engine = load::engine(&args.generation.engine, needs, ui)?;
+    let load_seconds = since.elapsed().as_secs_f64();
     engine.record_routing(args.generation.trace.trace.as_deref())?;
     let (text, plan, device) = (engine.text()?, engine.plan(), engine.device());
     let mut session = engine.session()?;
@@ -111,6 +116,7 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
             reasoning: &answer.reasoning,
             tokens: &answer.tokens,
             finish: answer.finish,
+            load_seconds,
             prompt_tokens: answer.prompt_tokens,
             reused_tokens: answer.reused,
             session: file.as_ref().map(|file| file.report(&answer, is_saved)),

@@ -1,16 +1,20 @@
 //! The device trait, its options, and [`open`]. Each further duty of a device is a separate trait.
 
+mod pipeline_store;
 mod planned_memory;
 mod profiler;
 mod record_ahead;
 mod slot_store;
 mod state_store;
 
+pub use pipeline_store::PipelineStore;
 pub use planned_memory::{DeviceMemory, PlannedMemory, ScratchShape};
 pub use profiler::{Counters, KernelTime, Profiler};
 pub use record_ahead::RecordAhead;
 pub use slot_store::{BankPlace, SlotStore};
 pub use state_store::{Commit, StateStore};
+
+use std::sync::Arc;
 
 use crate::{
     Buffer, DeviceId, Error, KvFormat, Op, View, Weight,
@@ -90,6 +94,9 @@ pub struct DeviceOptions {
     /// Id of another device whose handles this one shall accept, for tests that run each op on two
     /// devices. The default is a new id.
     pub id: Option<DeviceId>,
+    /// Where a GPU keeps its compiled kernels between processes. Without it, the default, each
+    /// process compiles them.
+    pub pipelines: Option<Arc<dyn PipelineStore>>,
 }
 
 impl DeviceOptions {
@@ -134,6 +141,13 @@ impl DeviceOptions {
         self.id = id.into();
         self
     }
+
+    /// Sets `pipelines`.
+    #[must_use]
+    pub fn pipelines(mut self, pipelines: impl Into<Option<Arc<dyn PipelineStore>>>) -> Self {
+        self.pipelines = pipelines.into();
+        self
+    }
 }
 
 /// Opens a device.
@@ -164,28 +178,17 @@ pub fn open(options: &DeviceOptions) -> Result<Box<dyn Device>, Error> {
                     "there is no device {name:?}: choose cpu, gpu, gpu:N or reference"
                 )));
             };
-            open_gpu(id, index, options, kv_format)
+            open_gpu(index, options)
         }
     }
 }
 
 #[cfg(feature = "gpu")]
-fn open_gpu(
-    id: DeviceId,
-    index: Option<usize>,
-    options: &DeviceOptions,
-    kv_format: KvFormat,
-) -> Result<Box<dyn Device>, Error> {
-    let isa = options.isa.as_deref();
-    Ok(Box::new(crate::gpu::GpuDevice::new(id, index, options.exact, kv_format, isa)?))
+fn open_gpu(index: Option<usize>, options: &DeviceOptions) -> Result<Box<dyn Device>, Error> {
+    Ok(Box::new(crate::gpu::GpuDevice::new(index, options)?))
 }
 
 #[cfg(not(feature = "gpu"))]
-fn open_gpu(
-    _: DeviceId,
-    _: Option<usize>,
-    _: &DeviceOptions,
-    _: KvFormat,
-) -> Result<Box<dyn Device>, Error> {
+fn open_gpu(_: Option<usize>, _: &DeviceOptions) -> Result<Box<dyn Device>, Error> {
     Err(Error::Device("this build has no GPU device: build it with the feature gpu".into()))
 }

@@ -13,6 +13,10 @@ pub struct Counters {
     pub waits: u64,
     /// Total duration of these waits, in nanoseconds.
     pub waited_ns: u64,
+    /// Kernels that were compiled, or are being compiled.
+    pub kernels: u64,
+    /// Total duration of waits for kernels to be compiled, in nanoseconds.
+    pub compiling_ns: u64,
 }
 
 /// Time that the dispatches of one kernel took on a GPU.

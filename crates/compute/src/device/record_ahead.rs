@@ -1,8 +1,9 @@
-//! Recording ahead: commands of the next step, recorded while the current one runs.
+//! Recording ahead: commands of the next step, recorded while the current one runs. Kernels that
+//! compile before the first step.
 
 use crate::{Device, Error, State};
 
-/// Records a step before its tokens are known. The defaults suit synchronous devices.
+/// Prepares steps before they run. The defaults suit synchronous devices without kernels.
 pub trait RecordAhead {
     /// Records the ops that `record` runs as the next step, to be submitted later by
     /// [`RecordAhead::submit_recorded`] while the current step still runs. Returns whether the step
@@ -32,5 +33,12 @@ pub trait RecordAhead {
     fn submit_recorded(&mut self, tokens: &[u32]) -> Result<bool, Error> {
         let _ = tokens;
         Ok(false)
+    }
+
+    /// Starts to compile the kernels of the ops that `record` runs. The ops compute nothing: their
+    /// outputs are undefined and cannot be read back.
+    fn compile_ahead(&mut self, record: &mut dyn FnMut(&mut dyn Device)) -> Result<(), Error> {
+        let _ = record;
+        Ok(())
     }
 }

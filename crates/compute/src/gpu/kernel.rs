@@ -9,6 +9,7 @@ use std::{
 
 use super::{
     params::ParamsLayout,
+    pipeline_cache::{CompilerCache, PipelineCache},
     store::DeviceBuffer,
     wgsl_files::{defined, file, header},
 };
@@ -114,7 +115,7 @@ pub(super) struct Key {
 
 /// Fast hash of a few words: every dispatch looks up a pipeline and a bind group.
 #[derive(Clone, Copy, Default)]
-struct FastHasher(u64);
+pub(super) struct FastHasher(u64);
 
 impl std::hash::Hasher for FastHasher {
     fn finish(&self) -> u64 {
@@ -234,7 +235,7 @@ enum PipelineState {
 /// Maximum number of compiler threads: each takes about ten megabytes of driver memory.
 const MAX_COMPILERS: usize = 8;
 /// Stack of a compiler thread: the usual size of a main thread, which drivers rely on.
-const COMPILER_STACK: usize = 8 << 20;
+pub(super) const COMPILER_STACK: usize = 8 << 20;
 
 type CompileJob = Box<dyn FnOnce() + Send>;
 
@@ -300,7 +301,9 @@ pub(super) struct Pipelines {
     target: Target,
     layouts: Vec<(&'static [Access], wgpu::BindGroupLayout, wgpu::PipelineLayout)>,
     pipelines: FastMap<Key, Pipeline>,
+    /// Dropped before the cache, which is then saved with what they compiled.
     compilers: Compilers,
+    cache: Option<PipelineCache>,
     /// By layout and ids of the buffers.
     groups: FastMap<(usize, [u32; MAX_BINDINGS]), wgpu::BindGroup>,
 }
@@ -309,13 +312,14 @@ pub(super) struct Pipelines {
 pub(super) const MAX_BINDINGS: usize = 8;
 
 impl Pipelines {
-    pub(super) fn new(device: wgpu::Device, target: Target) -> Self {
+    pub(super) fn new(device: wgpu::Device, target: Target, cache: Option<PipelineCache>) -> Self {
         Self {
             device,
             target,
             layouts: Vec::new(),
             pipelines: FastMap::default(),
             compilers: Compilers::new(),
+            cache,
             groups: FastMap::default(),
         }
     }
@@ -327,6 +331,11 @@ impl Pipelines {
     pub(super) fn set_target(&mut self, target: Target) {
         self.target = target;
         self.pipelines.clear();
+    }
+
+    /// Number of pipelines, compiled or in flight.
+    pub(super) fn len(&self) -> usize {
+        self.pipelines.len()
     }
 
     fn layout(&mut self, bindings: &'static [Access]) -> usize {
@@ -360,6 +369,18 @@ impl Pipelines {
         self.layouts.len() - 1
     }
 
+    /// Starts to compile the pipeline of a kernel and its constants, unless there is one.
+    pub(super) fn start(&mut self, kernel: &'static Kernel, constants: Constants) -> Key {
+        let Constants { len, values, .. } = constants;
+        let key = Key { kernel: std::ptr::from_ref(kernel) as usize, len, values };
+        if !self.pipelines.contains_key(&key) {
+            let layout = self.layout(kernel.bindings);
+            let state = PipelineState::Compiling(self.compile(kernel, constants, layout));
+            self.pipelines.insert(key, Pipeline { state, layout });
+        }
+        key
+    }
+
     /// The pipeline of a kernel and its constants, if it is compiled, and the bind group of its
     /// buffers. A new pipeline starts to compile: see
     /// [`Pipelines::finished`].
@@ -369,13 +390,7 @@ impl Pipelines {
         constants: Constants,
         buffers: &[&DeviceBuffer],
     ) -> (Key, Option<&wgpu::ComputePipeline>, &wgpu::BindGroup) {
-        let Constants { len, values, .. } = constants;
-        let key = Key { kernel: std::ptr::from_ref(kernel) as usize, len, values };
-        if !self.pipelines.contains_key(&key) {
-            let layout = self.layout(kernel.bindings);
-            let state = PipelineState::Compiling(self.compile(kernel, constants, layout));
-            self.pipelines.insert(key, Pipeline { state, layout });
-        }
+        let key = self.start(kernel, constants);
         let pipeline = &self.pipelines[&key];
         let mut ids = [u32::MAX; MAX_BINDINGS];
         ids.iter_mut().zip(buffers).for_each(|(dst, buffer)| *dst = buffer.id);
@@ -411,6 +426,7 @@ impl Pipelines {
         let (done, compiled) = mpsc::channel();
         let (device, target, layout) =
             (self.device.clone(), self.target, self.layouts[layout].2.clone());
+        let cache = self.cache.as_ref().and_then(PipelineCache::for_compiler);
         self.compilers.run(Box::new(move || {
             let text = target.text(kernel, &constants);
             let module = super::native::shader_module(&device, kernel.name, text);
@@ -423,10 +439,11 @@ impl Pipelines {
                     constants: &[],
                     zero_initialize_workgroup_memory: false,
                 },
-                cache: None,
+                cache: cache.as_ref().map(|cache| &cache.raw),
             });
             // There is no receiver if the device was dropped.
             let _ = done.send(raw);
+            cache.iter().for_each(CompilerCache::report);
         }));
         compiled
     }

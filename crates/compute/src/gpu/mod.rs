@@ -18,6 +18,7 @@ mod fusion;
 mod kernel;
 mod ops;
 mod params;
+mod pipeline_cache;
 mod recorder;
 mod store;
 mod unroll;
@@ -32,6 +33,7 @@ use self::{
     kernel::{Constants, Kernel, Target, kernel},
     ops::{OpContext, slot_copy, state_io},
     params::NoParams,
+    pipeline_cache::PipelineCache,
     recorder::{REPORT_BYTES, Recorder, UPLOAD_WORDS},
     store::Store,
 };
@@ -57,10 +59,7 @@ pub fn open_gpu_of(
     instance: &wgpu::Instance,
     options: &DeviceOptions,
 ) -> Result<Box<dyn Device>, Error> {
-    let kv_format = KvFormat::for_options(options)?;
-    let id = options.id.unwrap_or_else(DeviceId::next);
-    let isa = options.isa.as_deref();
-    Ok(Box::new(GpuDevice::open(instance, id, None, options.exact, kv_format, isa)?))
+    Ok(Box::new(GpuDevice::open(instance, None, options)?))
 }
 
 /// The GPU device.
@@ -76,33 +75,25 @@ pub(crate) struct GpuDevice {
 }
 
 impl GpuDevice {
-    /// Opens adapter `index`, or the best one. `isa` `plain` disables subgroups, f16 and
-    /// cooperative matrices.
-    pub(crate) fn new(
-        id: DeviceId,
-        index: Option<usize>,
-        exact: bool,
-        kv_format: KvFormat,
-        isa: Option<&str>,
-    ) -> Result<Self, Error> {
-        Self::open(adapter::instance(), id, index, exact, kv_format, isa)
+    /// Opens adapter `index`, or the best one. The instruction set `plain` disables subgroups, f16
+    /// and cooperative matrices.
+    pub(crate) fn new(index: Option<usize>, options: &DeviceOptions) -> Result<Self, Error> {
+        Self::open(adapter::instance(), index, options)
     }
 
     fn open(
         instance: &wgpu::Instance,
-        id: DeviceId,
         index: Option<usize>,
-        exact: bool,
-        kv_format: KvFormat,
-        isa: Option<&str>,
+        options: &DeviceOptions,
     ) -> Result<Self, Error> {
+        let (exact, kv_format) = (options.exact, KvFormat::for_options(options)?);
         if kv_format == KvFormat::Q8 {
             return Err(Error::Device(
                 "a GPU has a KV cache of f32 or f16, not q8: choose f16, or the device cpu".into(),
             ));
         }
         let card = Card::open(instance, index)?;
-        let plain = match isa {
+        let plain = match options.isa.as_deref() {
             None => false,
             Some("plain") => true,
             Some(other) => {
@@ -111,6 +102,7 @@ impl GpuDevice {
                 )));
             }
         };
+        let id = options.id.unwrap_or_else(DeviceId::next);
         let mut store = Store::new(&card, id, kv_format);
         let upload = store.allocate("uploads", UPLOAD_WORDS as u64 * 4)?;
         let report = store.allocate("reports", REPORT_BYTES)?;
@@ -121,7 +113,8 @@ impl GpuDevice {
             f16: false,
             cooperative: false,
         };
-        let recorder = Recorder::new(&card, target, upload, report);
+        let cache = options.pipelines.as_ref().and_then(|store| PipelineCache::open(&card, store));
+        let recorder = Recorder::new(&card, target, cache, upload, report);
         let mut device =
             Self { card, store, recorder, fuser: Fuser::default(), ahead: None, exact };
         if !plain {
@@ -356,6 +349,17 @@ impl RecordAhead for GpuDevice {
 
     fn submit_recorded(&mut self, tokens: &[u32]) -> Result<bool, Error> {
         self.start_recorded(tokens)
+    }
+
+    fn compile_ahead(&mut self, record: &mut dyn FnMut(&mut dyn Device)) -> Result<(), Error> {
+        self.discard_ahead()?;
+        self.flush_fused()?;
+        self.recorder.set_compile_only(true);
+        record(self);
+        let flushed = self.flush_fused();
+        self.fuser.clear();
+        self.recorder.set_compile_only(false);
+        flushed
     }
 }
 

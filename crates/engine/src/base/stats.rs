@@ -51,6 +51,8 @@ pub struct Stats {
     pub waits: u64,
     /// Nanoseconds of these waits. The host is busy for the rest of the time.
     pub waited_ns: u64,
+    /// Nanoseconds in which the host waited for kernels of the GPU to be compiled.
+    pub compiling_ns: u64,
 }
 
 impl Stats {
@@ -67,6 +69,7 @@ impl Stats {
         self.submissions += after.submissions - before.submissions;
         self.waits += after.waits - before.waits;
         self.waited_ns += after.waited_ns - before.waited_ns;
+        self.compiling_ns += after.compiling_ns - before.compiling_ns;
     }
 
     /// Adds the counts taken while a step was recorded ahead of its submission.
@@ -119,6 +122,7 @@ impl Stats {
             submissions: f(self.submissions, other.submissions),
             waits: f(self.waits, other.waits),
             waited_ns: f(self.waited_ns, other.waited_ns),
+            compiling_ns: f(self.compiling_ns, other.compiling_ns),
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Device selection: opens the requested device, or the fastest one that fits a model.
 
+use std::{panic::resume_unwind, sync::mpsc, thread};
+
 use moeflux_compute::{Adapter, AdapterKind, Device, DeviceOptions, Isa};
 
 use crate::{
@@ -70,35 +72,70 @@ impl Devices {
     }
 }
 
-/// Opens the requested device and plans its memory.
+/// Loads a model's text, opens the requested device and plans its memory. The plan counts both as
+/// the process.
 ///
 /// `auto` is the first hardware adapter whose memory holds dense weights, states, scratch and the
 /// experts of one token; else the CPU. It is never a software adapter, which is the CPU, but
 /// slower.
 ///
 /// # Errors
-/// There is no such device, or the budget is below the floor.
+/// The tokenizer is broken, there is no such device, or the budget is below the floor.
 pub(crate) fn open_device(
+    checkpoint: &Checkpoint,
     blueprint: &Blueprint,
     request: &MemoryRequest,
     options: &DeviceOptions,
     wrap: Option<&WrapDevice>,
-) -> Result<OpenedDevice, Error> {
-    let selector = DeviceSelector {
-        graphics: has_graphics(),
-        adapters: &moeflux_compute::adapters,
-        open: &|name| {
-            let threads = options.threads.or_else(|| Some(physical_cores()));
-            let options = options.clone().name(name).threads(threads);
-            let device =
-                moeflux_compute::open(&options).map_err(Error::at(|| "opening the device"))?;
-            Ok(match wrap {
-                Some(wrap) => wrap(device),
-                None => device,
-            })
-        },
+) -> Result<(ModelText, OpenedDevice), Error> {
+    let name = options.name.as_deref().unwrap_or("cpu");
+    let load = || ModelText::for_checkpoint(checkpoint, blueprint.vocab);
+    let open = |text_loaded: &dyn Fn()| {
+        let selector = DeviceSelector {
+            graphics: has_graphics(),
+            adapters: &moeflux_compute::adapters,
+            open: &|name| {
+                let threads = options.threads.or_else(|| Some(physical_cores()));
+                let options = options.clone().name(name).threads(threads);
+                let device =
+                    moeflux_compute::open(&options).map_err(Error::at(|| "opening the device"))?;
+                Ok(match wrap {
+                    Some(wrap) => wrap(device),
+                    None => device,
+                })
+            },
+            text_loaded,
+        };
+        selector.choose(blueprint, request, name)
     };
-    selector.choose(blueprint, request, options.name.as_deref().unwrap_or("cpu"))
+    if !loads_driver(name, request) {
+        let text = load()?;
+        return Ok((text, open(&|| ())?));
+    }
+    // A driver and a large tokenizer take some tenths of a second each.
+    thread::scope(|scope| {
+        let (loading, loaded) = mpsc::channel::<()>();
+        let load_text = move || {
+            let _loading = loading;
+            load()
+        };
+        let spawned =
+            thread::Builder::new().name("tokenizer".into()).spawn_scoped(scope, load_text);
+        let Ok(spawned) = spawned else { return Ok((load()?, open(&|| ())?)) };
+        let opened = open(&|| {
+            // Returns an error once the thread has ended.
+            let _ = loaded.recv();
+        });
+        let text = spawned.join().unwrap_or_else(|cause| resume_unwind(cause))?;
+        Ok((text, opened?))
+    })
+}
+
+/// Whether a graphics driver will be loaded, and the budget has ample room for it.
+fn loads_driver(name: &str, request: &MemoryRequest) -> bool {
+    let system = SystemMemory::now();
+    let has_room = || host_budget(request, &system) >= system.resident + 4 * DRIVER;
+    name.starts_with("gpu") || name == "auto" && has_graphics() && has_room()
 }
 
 /// Opens a device by name.
@@ -110,6 +147,8 @@ struct DeviceSelector<'a> {
     graphics: bool,
     adapters: &'a dyn Fn() -> Vec<Adapter>,
     open: &'a OpenDevice<'a>,
+    /// Waits until the text is loaded, which the plan counts.
+    text_loaded: &'a dyn Fn(),
 }
 
 impl DeviceSelector<'_> {
@@ -136,6 +175,7 @@ impl DeviceSelector<'_> {
         reason: &str,
     ) -> Result<OpenedDevice, Error> {
         let device = (self.open)(name)?;
+        (self.text_loaded)();
         let plan = MemoryPlan::new(blueprint, request, &*device)?;
         let graphics = device.memory().is_some();
         let chosen = ChosenDevice { name: device.describe(), graphics, reason: reason.into() };
@@ -235,8 +275,7 @@ impl MemoryPlan {
         request: &MemoryRequest,
         device: &DeviceOptions,
     ) -> Result<(Self, ChosenDevice), Error> {
-        let _text = ModelText::for_checkpoint(checkpoint, blueprint.vocab)?;
-        let opened = open_device(blueprint, request, device, None)?;
+        let (_text, opened) = open_device(checkpoint, blueprint, request, device, None)?;
         Ok((opened.plan, opened.chosen))
     }
 }
@@ -290,6 +329,7 @@ mod tests {
                 let options = DeviceOptions::default().threads(1);
                 moeflux_compute::open(&options).map_err(Error::at(|| name))
             },
+            text_loaded: &|| (),
         };
         let chosen = selector.choose(&tales(), &request, name).map(|o| o.chosen);
         (opened.into_inner(), chosen)

@@ -24,6 +24,7 @@ use crate::{
         layer::{Layer, Loader, MoeState, Scratch, Step, StreamNorm},
         plan::MemoryPlan,
     },
+    text::sampling::USUAL_CANDIDATES,
 };
 
 /// Least rows per run of the head, if a step has as many.
@@ -91,6 +92,13 @@ pub(crate) struct SeqSpan<'a> {
     pub(crate) position: usize,
     pub(crate) tokens: &'a [u32],
     pub(crate) logits: LogitsRequest,
+}
+
+/// Rows of a step and the position of the first one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StepSize {
+    pub(crate) position: usize,
+    pub(crate) rows: usize,
 }
 
 /// Device and cache that a step runs on.
@@ -190,6 +198,41 @@ impl Model {
         // A step recorded ahead looks experts up on the device, where the host cannot record their
         // ids.
         self.recorded = None;
+    }
+
+    /// Starts to compile the kernels of steps of one session with these states, from each position
+    /// and with as many rows. The cache must have a table of each layer's experts, and no session
+    /// may exist.
+    pub(crate) fn compile_ahead(
+        &mut self,
+        device: &mut dyn Device,
+        cache: &mut ExpertCache,
+        states: &[LayerStates],
+        steps: &[StepSize],
+    ) -> Result<(), Error> {
+        // These steps are not counted.
+        let counters = std::mem::take(&mut self.moe_state.counters);
+        let compiled = device.compile_ahead(&mut |device| {
+            for &StepSize { position, rows } in steps {
+                let tokens = vec![0; rows];
+                let span =
+                    SeqSpan { states, position, tokens: &tokens, logits: LogitsRequest::None };
+                self.tokens.clone_from(&tokens);
+                let mut stats = Stats::default();
+                let mut ctx = StepContext { device, cache, stats: &mut stats };
+                // An error recurs in the first step, which reports it.
+                if self.run_layers(&mut ctx, &[span], &mut StepControl::default()).is_err() {
+                    continue;
+                }
+                for n in USUAL_CANDIDATES {
+                    let rows: Vec<_> =
+                        LogitsRow::for_span(LogitsRequest::TopK(n), 0..rows).collect();
+                    let _ = self.run_head(device, &rows);
+                }
+            }
+        });
+        self.moe_state.counters = counters;
+        compiled.map_err(Error::at(|| "compiling kernels"))
     }
 
     /// Runs a step over the spans' tokens. `sink` receives the requested logits with the row of the

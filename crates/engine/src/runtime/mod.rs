@@ -2,8 +2,8 @@
 //!
 //! `forward` turns token ids into embeddings, runs the layers and reads logits back; `layer` builds
 //! each layer from ops; `control` cancels and observes steps; `plan` accounts for every byte before
-//! it is allocated, in the lines of `pools`; `device` opens the device that computes; `non_finite`
-//! finds the weight behind a NaN.
+//! it is allocated, in the lines of `pools`; `device` opens the device that computes;
+//! `pipeline_folder` keeps its compiled kernels; `non_finite` finds the weight behind a NaN.
 //!
 //! Must not know: requests, sampling, text beyond the tokenizer's size.
 
@@ -12,6 +12,7 @@ pub(crate) mod device;
 pub(crate) mod forward;
 pub(crate) mod layer;
 pub(crate) mod non_finite;
+pub(crate) mod pipeline_folder;
 pub(crate) mod plan;
 pub(crate) mod pools;
 
@@ -19,6 +20,9 @@ pub use control::CancelToken;
 pub use device::{ChosenDevice, Devices, WrapDevice};
 pub use forward::Logits;
 pub use layer::StepObserver;
-pub use moeflux_compute::{Adapter, AdapterKind, BankPlace, DeviceOptions, KernelTime, KvFormat};
+pub use moeflux_compute::{
+    Adapter, AdapterKind, BankPlace, DeviceOptions, KernelTime, KvFormat, PipelineStore,
+};
+pub use pipeline_folder::PipelineFolder;
 pub use plan::{CARD_CHUNK, DEFAULT_CHUNK, DEFAULT_CONTEXT};
 pub use pools::{LineName, Pool, PoolLine};

@@ -19,7 +19,7 @@ use crate::{
         setters::setters,
         stats::{LayerStats, ReadCounters},
     },
-    checkpoint::{Checkpoint, ModelId, RopeScaling},
+    checkpoint::{Checkpoint, MatrixSource, ModelId, ReadAhead, RopeScaling},
     experts::{
         cache::{CacheTiers, ExpertCache, SlotAccess},
         counters::ExpertCounters,
@@ -34,7 +34,7 @@ use crate::{
     model::{blank_weights::blank_weights, blueprint::Blueprint},
     runtime::{
         device::{ChosenDevice, OpenedDevice, WrapDevice, open_device},
-        forward::Model,
+        forward::{Model, StepSize},
         layer::Loader,
         non_finite::NonFiniteSearch,
         plan::{MemoryPlan, MemoryRequest, scratch_shape},
@@ -80,6 +80,10 @@ setters!(EngineOptions {
     wrap_reader: WrapReader,
     wrap_device: WrapDevice,
 });
+
+/// Bytes of experts from which on kernels compile while they are loaded. Fewer are loaded before
+/// most kernels are compiled, and kernels that the prompt does not need would delay the others.
+const COMPILE_AHEAD_BYTES: u64 = 1 << 30;
 
 /// A loaded model. A handle: clones share the model, and threads use it one at a time.
 #[derive(Clone)]
@@ -137,11 +141,10 @@ impl Engine {
         progress: &mut OpenProgress<'_>,
     ) -> Result<Self, Error> {
         let blueprint = Blueprint::for_checkpoint(&checkpoint)?;
-        let mut text = ModelText::for_checkpoint(&checkpoint, blueprint.vocab)?;
         let wrap = options.wrap_device.as_ref();
         let request = options.memory.with_reader(&checkpoint, &blueprint, &options.reads);
-        let OpenedDevice { mut device, plan, chosen } =
-            open_device(&blueprint, &request, &options.device, wrap)?;
+        let (mut text, OpenedDevice { mut device, plan, chosen }) =
+            open_device(&checkpoint, &blueprint, &request, &options.device, wrap)?;
         text.limit_prompts(plan.context);
         #[cfg(feature = "grammar")]
         text.set_grammar_room(plan.bytes(LineName::Grammars));
@@ -159,15 +162,22 @@ impl Engine {
             loaded += bytes;
             progress(loaded, total);
         };
-        let mut loader = Loader {
-            checkpoint: &checkpoint,
-            device: &mut *device,
-            exact: options.device.exact,
-            context: plan.context,
-            progress: &mut progress,
-            last_order: None,
-        };
-        let model = Model::load(&blueprint, &mut loader, &plan, options.prefetch)?;
+        // The plan has room for the largest matrix on its way to the device.
+        let largest = blueprint.matrices().map(MatrixSource::memory_bytes).max().unwrap_or(0);
+        let ahead = ReadAhead::new(&checkpoint, blueprint.matrices(), largest);
+        let model = std::thread::scope(|scope| {
+            let _stop = ahead.start(scope);
+            let mut loader = Loader {
+                checkpoint: &checkpoint,
+                ahead: &ahead,
+                device: &mut *device,
+                exact: options.device.exact,
+                context: plan.context,
+                progress: &mut progress,
+                last_order: None,
+            };
+            Model::load(&blueprint, &mut loader, &plan, options.prefetch)
+        })?;
         let mut tier = |pool: &Pool, has_shared| {
             let slots = &pool.slots_by_size()[..];
             let size = TierSize { classes: plan.slot_classes(), slots, has_shared };
@@ -194,11 +204,7 @@ impl Engine {
             host_in_place: memory.is_none_or(|m| m.in_place),
             holds_all: plan.holds_all,
         };
-        let mut cache = ExpertCache::new(source, reader, CacheTiers { host, card }, access);
-        cache.load_shared(&mut *device, &checkpoint, &blueprint, &mut progress)?;
-        if load_all {
-            cache.load_all(&mut *device, &mut progress)?;
-        }
+        let cache = ExpertCache::new(source, reader, CacheTiers { host, card }, access);
         let kv_format = device.kv_format();
         let state_limit = plan.bytes(LineName::State).saturating_add(plan.bytes(LineName::Marks));
         device.limit_states(state_limit);
@@ -213,7 +219,7 @@ impl Engine {
         // Memory that a GPU shares with the host is taken as tokens arrive.
         let has_room = plan.card().is_some() && of_all <= plan.bytes(LineName::State);
         device.reserve_whole_states(has_room);
-        let runtime = Runtime {
+        let mut runtime = Runtime {
             device,
             cache,
             model,
@@ -224,6 +230,15 @@ impl Engine {
             state_limit,
             step_commits: Vec::new(),
         };
+        let Runtime { device, cache, .. } = &mut runtime;
+        cache.load_shared(&mut **device, &checkpoint, &blueprint, &mut progress)?;
+        if load_all {
+            if blueprint.experts_bytes() >= COMPILE_AHEAD_BYTES {
+                runtime.compile_ahead(&blueprint, &plan)?;
+            }
+            let Runtime { device, cache, .. } = &mut runtime;
+            cache.load_all(&mut **device, &mut progress)?;
+        }
         // Fills the page cache, on which the access to experts depends.
         let notes = blank_weights(&checkpoint, &blueprint);
         let shared = EngineShared {
@@ -468,6 +483,25 @@ impl ReopenArgs {
 }
 
 impl Runtime {
+    /// Starts to compile the kernels of usual steps of one session: a whole chunk, prompts of usual
+    /// lengths, and a token after a short and after a long prompt. For an engine whose experts are
+    /// about to be loaded, and all of them fit.
+    fn compile_ahead(&mut self, blueprint: &Blueprint, plan: &MemoryPlan) -> Result<(), Error> {
+        let step = |position, rows| StepSize { position, rows };
+        let chunk = plan.chunk;
+        let mut steps =
+            vec![step(0, chunk), step(0, 256), step(0, 24), step(24, 1), step(chunk, 1)];
+        steps.retain(|step| step.rows <= chunk && step.position + step.rows <= plan.context);
+        let timeline = self.new_timeline(blueprint, plan)?;
+        let Self { device, cache, model, .. } = self;
+        let compiled = cache
+            .set_placeholder_tables(&mut **device)
+            .and_then(|()| model.compile_ahead(&mut **device, cache, &timeline.states, &steps));
+        cache.clear_tables();
+        self.drop_timeline(timeline);
+        compiled
+    }
+
     /// Reopens the expert files after a failed read. If they are missing, the open ones stay:
     /// experts in memory need no file, and a read of any other expert reports the error.
     pub(crate) fn reopen_lost_files(&mut self) {
@@ -481,5 +515,43 @@ impl Runtime {
         }) {
             self.cache.replace_reader(&mut *self.device, source, reader);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Sampling, StepControl, runtime::device::Devices, text::sampling::Sampler};
+
+    #[test]
+    fn the_first_steps_need_no_kernel_that_was_not_compiled_ahead() {
+        let asked = std::env::var("MOEFLUX_TEST_GPU").unwrap_or_else(|_| "gpu".into());
+        if asked == "none" || Devices::now().adapters.is_empty() {
+            eprintln!("no GPU is tested: there is none");
+            return;
+        }
+        let engine = || {
+            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tales/model");
+            let device = DeviceOptions::default().name(asked.clone());
+            let options = EngineOptions::default().device(device);
+            Engine::open(Checkpoint::open(&folder).unwrap(), options, &mut |_, _| {}).unwrap()
+        };
+        let answer = |engine: &Engine| {
+            let mut session = engine.session().unwrap();
+            let mut sampler = Sampler::new(Sampling::greedy(), engine.blueprint().vocab).unwrap();
+            let mut next = |tokens: &[u32]| {
+                session.next(tokens, &mut sampler, &mut StepControl::default()).unwrap()
+            };
+            let first = next(&[7; 24]);
+            [first, next(&[first])]
+        };
+        let (ahead, plain) = (engine(), engine());
+        ahead.lock().compile_ahead(ahead.blueprint(), ahead.plan()).unwrap();
+        let kernels = || ahead.lock().device.counters().kernels;
+        let compiled = kernels();
+        assert!(compiled > 10, "{compiled} kernels");
+        assert!(ahead.layer_stats().iter().all(|layer| layer.needed == 0));
+        assert_eq!(answer(&ahead), answer(&plain));
+        assert_eq!(kernels(), compiled);
     }
 }

@@ -29,10 +29,10 @@ impl<'a> Planner<'a> {
         blueprint: &'a Blueprint,
         device: &moeflux_compute::DeviceOptions,
     ) -> Result<Self, Error> {
-        let text = ModelText::for_checkpoint(checkpoint, blueprint.vocab)?;
         // A budget large enough for every model. The real one follows in [`Planner::plan`].
         let request = MemoryRequest { budget: Some(1 << 52), ..MemoryRequest::default() };
-        Ok(Self { blueprint, opened: open_device(blueprint, &request, device, None)?, _text: text })
+        let (_text, opened) = open_device(checkpoint, blueprint, &request, device, None)?;
+        Ok(Self { blueprint, opened, _text })
     }
 
     /// The plan for a request.

@@ -62,6 +62,7 @@ impl Card {
             | Features::SUBGROUP_BARRIER
             | Features::SHADER_F16
             | Features::TIMESTAMP_QUERY
+            | Features::PIPELINE_CACHE
             | Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
         let mut features = wanted & raw.features();
         if !chosen.cooperative_matrix {

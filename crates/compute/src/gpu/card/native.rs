@@ -57,6 +57,22 @@ pub(in crate::gpu) fn shader_module(
     }
 }
 
+/// Creates a pipeline cache, empty or with the bytes of an earlier one. `None` if wgpu refuses the
+/// bytes, such as those of another adapter or driver.
+pub(in crate::gpu) fn pipeline_cache(
+    device: &wgpu::Device,
+    bytes: Option<&[u8]>,
+) -> Option<wgpu::PipelineCache> {
+    let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
+    let descriptor = wgpu::PipelineCacheDescriptor { label: None, data: bytes, fallback: false };
+    // SAFETY: the bytes are what wgpu returned for an earlier cache. The frame around them has
+    // their length and hash, so they are as they were written; the user alone can write them, by
+    // the contract of `PipelineStore`. Of another adapter or driver's version, wgpu refuses them by
+    // their header, and the driver by the id of its build in its own header.
+    let cache = unsafe { device.create_pipeline_cache(&descriptor) };
+    pollster::block_on(scope.pop()).is_none().then_some(cache)
+}
+
 /// Bytes of device memory of an adapter, if its driver reports them.
 pub(in crate::gpu) fn memory(adapter: &wgpu::Adapter) -> Option<u64> {
     #[cfg(not(target_vendor = "apple"))]

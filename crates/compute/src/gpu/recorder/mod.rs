@@ -21,6 +21,7 @@ use super::{
     card::{Card, DriverFault},
     kernel::{Constants, Kernel, Key, Pipelines, Target},
     params::{KernelParams, PackedParams},
+    pipeline_cache::PipelineCache,
     store::DeviceBuffer,
 };
 use crate::{Counters, Error, Ticket};
@@ -71,6 +72,8 @@ pub(in crate::gpu) struct Recorder {
     /// The step that is being recorded ahead.
     recording: Option<StepRecording>,
     encode_thread: EncodeThread,
+    /// Whether dispatches only compile their kernels.
+    compile_only: bool,
     /// Submissions that may be running.
     running: VecDeque<(Ticket, wgpu::SubmissionIndex)>,
     submitted: u64,
@@ -116,6 +119,7 @@ impl Recorder {
     pub(in crate::gpu) fn new(
         card: &Card,
         target: Target,
+        cache: Option<PipelineCache>,
         upload: DeviceBuffer,
         report: DeviceBuffer,
     ) -> Self {
@@ -124,7 +128,7 @@ impl Recorder {
             queue: card.queue.clone(),
             fault: card.fault.clone(),
             max_workgroups: card.limits.max_compute_workgroups_per_dimension as usize,
-            pipelines: Pipelines::new(card.device.clone(), target),
+            pipelines: Pipelines::new(card.device.clone(), target, cache),
             encoder: None,
             pass: None,
             queued: Vec::new(),
@@ -137,6 +141,7 @@ impl Recorder {
             copy_buffer: None,
             recording: None,
             encode_thread: EncodeThread::default(),
+            compile_only: false,
             running: VecDeque::new(),
             submitted: 0,
             counters: Counters::default(),
@@ -153,8 +158,8 @@ impl Recorder {
         self.pipelines.set_target(target);
     }
 
-    pub(in crate::gpu) const fn counters(&self) -> Counters {
-        self.counters
+    pub(in crate::gpu) fn counters(&self) -> Counters {
+        Counters { kernels: self.pipelines.len() as u64, ..self.counters }
     }
 
     /// Buffer in which kernels report errors.
@@ -190,6 +195,10 @@ impl Recorder {
         let (x, y) = if groups <= max { (groups, 1) } else { (max, groups.div_ceil(max)) };
         if y > max {
             return Err(Error::Shape(format!("{}: {groups} workgroups are too many", kernel.name)));
+        }
+        if self.compile_only {
+            self.pipelines.start(kernel, constants);
+            return Ok(());
         }
         if let Some(profile) = &mut self.profile {
             drop(self.pass.take());
@@ -238,7 +247,10 @@ impl Recorder {
             std::mem::take(&mut self.queued)
         {
             let pass = open_pass(&mut self.pass, &mut self.encoder, &self.device);
-            match self.pipelines.finished(pipeline) {
+            let since = Instant::now();
+            let pipeline = self.pipelines.finished(pipeline);
+            self.counters.compiling_ns += since.elapsed().as_nanos() as u64;
+            match pipeline {
                 Some(pipeline) => encode_dispatch(pass, pipeline, &group, &params, workgroups),
                 None => self.fault.set("a kernel could not be compiled".into()),
             }

@@ -63,6 +63,11 @@ impl Recorder {
         self.recording.is_some()
     }
 
+    /// Whether dispatches only compile their kernels, from now on.
+    pub(in crate::gpu) const fn set_compile_only(&mut self, on: bool) {
+        self.compile_only = on;
+    }
+
     /// Fails with `message` while a step is being recorded, and spoils the step.
     pub(in crate::gpu) fn refuse_while_recording(&mut self, message: &str) -> Result<(), Error> {
         match &mut self.recording {

@@ -40,6 +40,9 @@ impl Recorder {
         len: usize,
     ) -> Result<Readback, Error> {
         self.refuse_while_recording("a step that is recorded ahead has no results to read")?;
+        if self.compile_only {
+            return Err(Error::Device("ops that only compile have no results to read".into()));
+        }
         self.end_pass();
         let copied = (len as u64 * 4).max(MIN_READ_BYTES.min(src.size().saturating_sub(offset)));
         let size = REPORT_BYTES + copied;

@@ -211,4 +211,4 @@ impl HandleTable for Store {
 }
 
 #[cfg(test)]
-mod tests;
+pub(in crate::gpu) mod tests;

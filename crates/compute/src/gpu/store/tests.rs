@@ -3,12 +3,13 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::{
-    BankPlace, DeviceId, KvFormat, Slot, SlotStore, StateShape, StateStore, gpu::GpuDevice,
+    BankPlace, DeviceOptions, Slot, SlotStore, StateShape, StateStore, gpu::GpuDevice,
     gpu::card::native::Sharing,
 };
 
-fn gpu() -> Option<GpuDevice> {
-    match GpuDevice::new(DeviceId::next(), None, true, KvFormat::F32, None) {
+/// The best adapter, opened; `None` if there is none to test.
+pub(in crate::gpu) fn gpu_with(options: &DeviceOptions) -> Option<GpuDevice> {
+    match GpuDevice::new(None, options) {
         Ok(gpu) => Some(gpu),
         Err(error) => {
             assert!(std::env::var_os("MOEFLUX_TEST_GPU").is_none(), "{error}");
@@ -16,6 +17,10 @@ fn gpu() -> Option<GpuDevice> {
             None
         }
     }
+}
+
+fn gpu() -> Option<GpuDevice> {
+    gpu_with(&DeviceOptions::default().exact(true))
 }
 
 /// A state that reuses the range of another one is zero, and states of a limit share an arena.

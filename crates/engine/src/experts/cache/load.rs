@@ -1,6 +1,6 @@
 //! Loading before the first step: shared experts, all experts, hot experts of a saved session.
 
-use moeflux_compute::Device;
+use moeflux_compute::{Device, Slot, SlotTable};
 
 use super::{ExpertCache, Lookup, NONE, Pin, wait};
 use crate::{
@@ -14,6 +14,13 @@ const PAGE: usize = 4096;
 
 /// Maximum reads in flight while warming the cache.
 const WARMING: usize = 64;
+
+/// Table that has one slot in place of all experts of a layer.
+struct Placeholder {
+    slot: Slot,
+    len: usize,
+    table: SlotTable,
+}
 
 impl ExpertCache {
     /// Reads fused shared experts to their slots, before anything else is read. `progress` gets the
@@ -53,6 +60,37 @@ impl ExpertCache {
             self.shared[layer] = Some(slot);
         }
         Ok(())
+    }
+
+    /// Gives every layer a table in which all of its experts are in one slot, so that ops can be
+    /// recorded, not run, before the experts are loaded. Only for caches that hold all experts.
+    pub(crate) fn set_placeholder_tables(&mut self, device: &mut dyn Device) -> Result<(), Error> {
+        let front = self.card.as_ref().unwrap_or(&self.host);
+        let mut made: Vec<Placeholder> = Vec::new();
+        for (layer, table) in self.tables.iter_mut().enumerate() {
+            let len = self.host.slots[layer].len() + usize::from(self.shared[layer].is_some());
+            if self.host.slots[layer].is_empty() {
+                continue;
+            }
+            let slot = front.any_slot(layer);
+            let same = made.iter().find(|made| (made.slot, made.len) == (slot, len));
+            *table = Some(match same {
+                Some(made) => made.table,
+                None => {
+                    let table = device
+                        .slot_table(&vec![slot; len])
+                        .map_err(Error::at(|| format!("layer {layer}, slots")))?;
+                    made.push(Placeholder { slot, len, table });
+                    table
+                }
+            });
+        }
+        Ok(())
+    }
+
+    /// Removes the tables of all layers.
+    pub(crate) fn clear_tables(&mut self) {
+        self.tables.fill(None);
     }
 
     /// Reads all experts in file order; the first ones go to the card while it has room. `progress`

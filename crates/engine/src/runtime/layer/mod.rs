@@ -27,7 +27,10 @@ pub(crate) use scratch::{SCRATCH_BUFFERS, Scratch};
 use self::scratch::{ScoreBuffer, ScratchId, ScratchWidths};
 use crate::{
     base::{error::Error, stats::Stats},
-    checkpoint::{Checkpoint, InputOrder, MatrixSource, VectorSource, source::TensorSource},
+    checkpoint::{
+        Checkpoint, InputOrder, MatrixSource, ReadAhead, ReadMatrix, VectorSource,
+        source::TensorSource,
+    },
     experts::cache::ExpertCache,
     model::blueprint::{
         BodyBlueprint, FeedForwardBlueprint, LayerBlueprint, LinearSource, MixerBlueprint,
@@ -38,6 +41,7 @@ use crate::{
 /// Loads weights onto a device.
 pub(crate) struct Loader<'a> {
     pub(crate) checkpoint: &'a Checkpoint,
+    pub(crate) ahead: &'a ReadAhead<'a>,
     pub(crate) device: &'a mut dyn Device,
     /// Whether the device computes on the exact path.
     pub(crate) exact: bool,
@@ -68,9 +72,11 @@ impl Loader<'_> {
     }
 
     fn weight(&mut self, m: &MatrixSource) -> Result<Weight, Error> {
-        let bytes = self.checkpoint.read_matrix(m)?;
+        let ReadMatrix { bytes, held } = self.ahead.take(m)?;
         (self.progress)(bytes.len() as u64);
-        self.device.weight(m.shape, bytes).map_err(Error::at(|| &*m.name))
+        let weight = self.device.weight(m.shape, bytes).map_err(Error::at(|| &*m.name));
+        self.ahead.release(held);
+        weight
     }
 
     pub(crate) fn vector(&mut self, v: &VectorSource) -> Result<Buffer, Error> {

@@ -74,6 +74,7 @@ fn load(sub_blocks: impl FnOnce(Parts) -> Vec<SubBlockBlueprint>) -> LoadedLayer
     let mut device = open(&options).unwrap();
     let mut loader = Loader {
         checkpoint: &checkpoint,
+        ahead: &ReadAhead::new(&checkpoint, std::iter::empty(), 0),
         device: &mut *device,
         exact: true,
         context: CONTEXT,

@@ -32,6 +32,9 @@ use xoshiro::Xoshiro256;
 /// Numbers of candidates that are requested. Few, as a device may compile a kernel for each.
 const CANDIDATES: [usize; 4] = [1, 64, 256, MAX_TOP_LOGITS];
 
+/// Numbers of candidates that most samplers request: greedy ones, and those with a top-k.
+pub(crate) const USUAL_CANDIDATES: [usize; 2] = [CANDIDATES[0], CANDIDATES[1]];
+
 /// Candidates requested for min-p without top-k. Usually fewer tokens pass.
 const MIN_P_CANDIDATES: usize = 64;
 
