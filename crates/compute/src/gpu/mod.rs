@@ -20,6 +20,8 @@ mod ops;
 mod params;
 mod recorder;
 mod store;
+#[cfg(test)]
+mod tests;
 mod unroll;
 mod wgsl_files;
 
