@@ -21,6 +21,8 @@ mod params;
 mod pipeline_cache;
 mod recorder;
 mod store;
+#[cfg(test)]
+mod tests;
 mod unroll;
 mod wgsl_files;
 

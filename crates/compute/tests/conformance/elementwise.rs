@@ -2,7 +2,7 @@
 
 use moeflux_compute::{Activation, GateFunction, Op, Shared, View};
 
-use crate::harness::{DevicePair, Random};
+use crate::harness::{DevicePair, ROW_COUNTS, Random};
 
 /// Widths around multiples of SIMD vectors.
 const WIDTHS: [usize; 7] = [1, 3, 16, 33, 128, 257, 1500];
@@ -130,7 +130,7 @@ fn scale_and_soft_cap() {
 fn columns_are_gathered_in_an_order_per_row_and_expert() {
     let mut random = Random::new(39);
     DevicePair::for_each(|pair, _| {
-        for (rows, width) in [1, 2, 3, 8, 17, 64].into_iter().zip(WIDTHS) {
+        for (rows, width) in ROW_COUNTS.into_iter().zip(WIDTHS) {
             let (experts, k) = (5, 3);
             let x = pair.random(&mut random, rows, width + 1).columns(1, width);
             // Indexes of any value: those beyond the width stand for its last column.

@@ -6,7 +6,9 @@ use moeflux_compute::{
     SharedChoice, Slot, View,
 };
 
-use crate::harness::{AFFINE4, DevicePair, Random, bits, device, encode, is_full, sample_formats};
+use crate::harness::{
+    AFFINE4, DevicePair, ROW_COUNTS, Random, bits, device, encode, is_full, sample_formats,
+};
 
 fn shape(hidden: usize, intermediate: usize, [gate, up, down]: [Format; 3]) -> ExpertShape {
     ExpertShape::new(
@@ -18,7 +20,12 @@ fn shape(hidden: usize, intermediate: usize, [gate, up, down]: [Format; 3]) -> E
 
 /// A bank with `count` random experts. Slots are larger than an expert, as in a bank that is shared
 /// by several layers.
-fn fill(pair: &mut DevicePair, random: &mut Random, shape: &ExpertShape, count: usize) -> Bank {
+pub(crate) fn fill(
+    pair: &mut DevicePair,
+    random: &mut Random,
+    shape: &ExpertShape,
+    count: usize,
+) -> Bank {
     let len = shape.bytes().unwrap();
     let mut contents = Vec::new();
     for _ in 0..count {
@@ -43,7 +50,13 @@ fn fill(pair: &mut DevicePair, random: &mut Random, shape: &ExpertShape, count: 
 }
 
 /// Assignments of `k` experts to every row, sorted by slot, as in a prefill.
-fn uses(random: &mut Random, bank: Bank, rows: usize, k: usize, count: usize) -> Vec<ExpertUse> {
+pub(crate) fn uses(
+    random: &mut Random,
+    bank: Bank,
+    rows: usize,
+    k: usize,
+    count: usize,
+) -> Vec<ExpertUse> {
     let mut uses = Vec::new();
     for row in 0..rows {
         let first = random.below(count);
@@ -380,17 +393,15 @@ fn router_top_k_experts_and_combine() {
             [(7, 3, 64, AFFINE4), (7, 3, 64, AFFINE4), (300, 8, 96, eight), (64, 5, 64, plain)];
         for (i, (count, k, hidden, format)) in shapes.into_iter().enumerate() {
             // A shared expert has the index `count`, with a gate or without.
-            let gate = (i == 2).then(|| pair.random(&mut random, 1, 1));
-            let shared = (i > 0).then_some(SharedChoice { gate });
-            let (slots, k) =
-                (count + usize::from(shared.is_some()), k + usize::from(shared.is_some()));
+            let shared = usize::from(i > 0);
+            let (slots, k) = (count + shared, k + shared);
             let matrix = MatrixShape { rows: hidden, cols: hidden, format };
             let shape = ExpertShape::new(matrix, matrix, matrix);
             let bank = fill(pair, &mut random, &shape, slots);
             let slots: Vec<Slot> =
                 (0..slots as u32).rev().map(|index| Slot { bank, index }).collect();
             let table = pair.slot_table(&slots);
-            let mut router = Router { shared, ..Router::softmax(true) };
+            let mut router = Router::softmax(true);
             if count == 300 {
                 let values = random.values(count);
                 router = Router {
@@ -402,59 +413,74 @@ fn router_top_k_experts_and_combine() {
                     ..router
                 };
             }
-            let logits = pair.random(&mut random, 1, count);
-            let (x, before) = (pair.random(&mut random, 1, hidden), random.values(hidden));
-            let mut results = Vec::new();
-            for reads in [false, true] {
-                let (ids, weights) = (pair.nan_filled(1, k), pair.nan_filled(1, k));
-                let (inner, parts) = (pair.nan_filled(k, hidden), pair.nan_filled(k, hidden));
-                let out = pair.dense(1, &before);
-                pair.run(&Op::TopK { logits, router, ids, weights });
-                if reads {
-                    pair.read(ids);
-                }
-                let uses = ExpertUses::Routed { ids, table };
-                let activation = Activation::SwiGlu;
-                pair.run(&Op::Experts {
-                    x,
-                    shape: &shape,
-                    activation,
-                    experts: count,
-                    uses,
-                    inner,
-                    out: parts,
-                });
-                if reads {
-                    pair.read(parts);
-                }
-                pair.run(&Op::Combine { parts, weights, shared: None, add: true, out });
-                pair.agree("ids", ids, 0.0);
-                pair.agree("weights", weights, 1e-4);
-                pair.agree_in_norm("experts", parts, if exact { 1e-5 } else { 2e-2 });
-                pair.agree_in_norm("combined", out, if exact { 1e-4 } else { 2e-2 });
-                results.push([ids, weights, inner, parts, out].map(|view| bits(&pair.read(view))));
-            }
-            assert!(!exact || results[0] == results[1], "{}", pair.device.describe());
-            // NaN logits are an error of the sequence.
-            let wrong = pair.dense(1, &vec![f32::NAN; count]);
-            let (ids, weights) = (pair.nan_filled(1, k), pair.nan_filled(1, k));
-            let (inner, out) = (pair.nan_filled(k, hidden), pair.nan_filled(k, hidden));
-            let uses = ExpertUses::Routed { ids, table };
-            let device = &mut *pair.device;
-            let ran =
-                device.run(&Op::TopK { logits: wrong, router, ids, weights }).and_then(|()| {
-                    device.run(&Op::Experts {
+            // A GPU compiles kernels per format and number of rows.
+            for rows in if i == 1 { &ROW_COUNTS[..] } else { &[1, 2] } {
+                let rows = *rows;
+                let gate = (i == 2).then(|| pair.random(&mut random, rows, 1));
+                let shared = (i > 0).then_some(SharedChoice { gate });
+                let router = Router { shared, ..router };
+                let logits = pair.random(&mut random, rows, count);
+                let (x, before) =
+                    (pair.random(&mut random, rows, hidden), random.values(rows * hidden));
+                let mut results = Vec::new();
+                for reads in [false, true] {
+                    let (ids, weights) = (pair.nan_filled(rows, k), pair.nan_filled(rows, k));
+                    let (inner, parts) =
+                        (pair.nan_filled(rows * k, hidden), pair.nan_filled(rows * k, hidden));
+                    let out = pair.dense(rows, &before);
+                    pair.run(&Op::TopK { logits, router, ids, weights });
+                    if reads {
+                        pair.read(ids);
+                    }
+                    let uses = ExpertUses::Routed { ids, table };
+                    let activation = Activation::SwiGlu;
+                    pair.run(&Op::Experts {
                         x,
                         shape: &shape,
-                        activation: Activation::SwiGlu,
+                        activation,
                         experts: count,
                         uses,
                         inner,
-                        out,
-                    })?;
-                    device.read(ids, &mut vec![0.0; k])
-                });
-            assert!(matches!(ran, Err(Error::RouterNan { row: 0 })), "{}", pair.device.describe());
+                        out: parts,
+                    });
+                    if reads {
+                        pair.read(parts);
+                    }
+                    pair.run(&Op::Combine { parts, weights, shared: None, add: true, out });
+                    pair.agree("ids", ids, 0.0);
+                    pair.agree("weights", weights, 1e-4);
+                    pair.agree_in_norm("experts", parts, if exact { 1e-5 } else { 2e-2 });
+                    pair.agree_in_norm("combined", out, if exact { 1e-4 } else { 2e-2 });
+                    results
+                        .push([ids, weights, inner, parts, out].map(|view| bits(&pair.read(view))));
+                }
+                assert!(!exact || results[0] == results[1], "{}", pair.device.describe());
+                // NaN logits are an error of the sequence.
+                let wrong = pair.dense(rows, &vec![f32::NAN; rows * count]);
+                let (ids, weights) = (pair.nan_filled(rows, k), pair.nan_filled(rows, k));
+                let (inner, out) =
+                    (pair.nan_filled(rows * k, hidden), pair.nan_filled(rows * k, hidden));
+                let uses = ExpertUses::Routed { ids, table };
+                let device = &mut *pair.device;
+                let ran =
+                    device.run(&Op::TopK { logits: wrong, router, ids, weights }).and_then(|()| {
+                        device.run(&Op::Experts {
+                            x,
+                            shape: &shape,
+                            activation: Activation::SwiGlu,
+                            experts: count,
+                            uses,
+                            inner,
+                            out,
+                        })?;
+                        device.read(ids, &mut vec![0.0; rows * k])
+                    });
+                assert!(
+                    matches!(ran, Err(Error::RouterNan { row: 0 })),
+                    "{}",
+                    pair.device.describe()
+                );
+            }
         }
     });
 }

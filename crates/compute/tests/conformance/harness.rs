@@ -170,6 +170,10 @@ const BLOCKS: [BlockType; 4] = [BlockType::Q5_1, BlockType::Q4K, BlockType::IQ2S
 
 const SCALARS: [Scalar; 3] = [Scalar::F32, Scalar::F16, Scalar::BF16];
 
+/// Rows that ops are tested with: one, few as of drafts or of some sequences, a batch, a chunk.
+/// Kernels differ by the number of rows.
+pub(crate) const ROW_COUNTS: [usize; 6] = [1, 2, 3, 8, 17, 64];
+
 /// Affine 4-bit weights in groups of 64: the format of most published checkpoints.
 pub(crate) const AFFINE4: Format =
     Format::Affine(Affine { bits: 4, group: 64, scale: Scalar::BF16 });

@@ -26,6 +26,7 @@ mod metal;
 mod op_sequences;
 mod recurrent;
 mod router;
+mod row_counts;
 mod states;
 mod top_blocks;
 mod top_logits;

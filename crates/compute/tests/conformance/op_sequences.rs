@@ -6,7 +6,7 @@ use moeflux_compute::{
     Span, StateShape, View,
 };
 
-use crate::harness::{AFFINE4, DevicePair, Random, bits};
+use crate::harness::{AFFINE4, DevicePair, ROW_COUNTS, Random, bits};
 
 const AFFINE8: Format = Format::Affine(Affine { bits: 8, group: 32, scale: Scalar::F16 });
 
@@ -19,7 +19,7 @@ fn residual_add_norm_router_and_top_k() {
         [(AFFINE8, 96, 37, 5), (AFFINE4, 128, 64, 8), (bf16, 160, 300, 12)]
     {
         DevicePair::for_each(|pair, _| {
-            for rows in [1, 1, 3] {
+            for rows in ROW_COUNTS {
                 let weight =
                     pair.weight(&mut random, MatrixShape { rows: experts, cols: hidden, format });
                 let norm = pair.buffer(&random.values(hidden));
@@ -104,11 +104,12 @@ fn qkv_projection_norm_rope_and_attention() {
                 kv_heads,
                 key_width: width,
                 value_width: width,
-                positions: 64,
+                positions: 128,
             };
             let state = pair.state(shape);
             let frequencies: Vec<f32> = (0..width / 4).map(|i| 1.0 / (i + 1) as f32).collect();
-            for (position, rows) in [(0, 5), (5, 1), (6, 1), (7, 20), (27, 1)] {
+            let mut position = 0;
+            for rows in ROW_COUNTS.into_iter().chain([1]) {
                 let x = pair.random(&mut random, rows, hidden);
                 let [q, k, v] = widths.map(|n| pair.nan_filled(rows, n));
                 let out = pair.nan_filled(rows, heads * width).split(heads);
@@ -148,6 +149,7 @@ fn qkv_projection_norm_rope_and_attention() {
                 pair.agree(&format!("attention at {position}"), out, tolerance);
                 // Not compared: q and k, which a fused attention need not write back.
                 pair.agree("values", v, 1e-5);
+                position += rows;
             }
         });
     }
@@ -159,7 +161,7 @@ fn qkv_projection_norm_rope_and_attention() {
 fn decode_of_several_sequences_has_the_bits_of_each() {
     let mut random = Random::new(77);
     let (heads, kv_heads, width) = (6, 2, 32);
-    let lens = [5, 1, 300, 64, 33];
+    let lens = [5, 1, 300, 64, 33].into_iter().chain([2; 12]);
     DevicePair::for_each(|pair, _| {
         for (rope, window) in [(RopePairs::Halves, None), (RopePairs::Interleaved, Some(40))] {
             let shape = StateShape::KeyValue {
@@ -199,27 +201,32 @@ fn decode_of_several_sequences_has_the_bits_of_each() {
             let inputs = |random: &mut Random, rows| {
                 [heads, kv_heads, kv_heads].map(|heads| random.values(rows * heads * width))
             };
-            let spans = lens.map(|len| {
-                let state = pair.state(shape);
-                let values = inputs(&mut random, len);
-                let span = Span { state, position: 0, rows: len };
-                attend(pair, values.each_ref().map(Vec::as_slice), &[span]);
-                Span { state, position: len, rows: 1 }
-            });
-            let values = inputs(&mut random, lens.len());
-            let out = attend(pair, values.each_ref().map(Vec::as_slice), &spans);
-            pair.agree("rows of several sequences", out, rounded_kv_tolerance(pair));
+            let spans: Vec<Span> = lens
+                .clone()
+                .map(|len| {
+                    let state = pair.state(shape);
+                    let values = inputs(&mut random, len);
+                    let span = Span { state, position: 0, rows: len };
+                    attend(pair, values.each_ref().map(Vec::as_slice), &[span]);
+                    Span { state, position: len, rows: 1 }
+                })
+                .collect();
+            let values = inputs(&mut random, spans.len());
             let rows = |first: usize, count: usize| {
                 values.each_ref().map(|values| {
-                    let len = values.len() / lens.len();
+                    let len = values.len() / spans.len();
                     &values[first * len..][..count * len]
                 })
             };
+            for count in [5, 8, 17] {
+                let out = attend(pair, rows(0, count), &spans[..count]);
+                pair.agree(&format!("{count} sequences"), out, rounded_kv_tolerance(pair));
+            }
             let out = attend(pair, rows(0, 4), &spans[..4]);
             let together = pair.read(out);
             let row_len = heads * width;
-            for (i, span) in spans.into_iter().take(4).enumerate() {
-                let out = attend(pair, rows(i, 1), &[span]);
+            for (i, span) in spans.iter().take(4).enumerate() {
+                let out = attend(pair, rows(i, 1), &[*span]);
                 let expected = &together[i * row_len..][..row_len];
                 let what = pair.device.describe();
                 assert!(bits(&pair.read(out)) == bits(expected), "{what}: sequence {i}");
@@ -301,7 +308,7 @@ fn shared_expert_then_combine_and_norm() {
     let mut random = Random::new(74);
     DevicePair::for_each(|pair, _| {
         for activation in [Activation::SwiGlu, Activation::GeGlu] {
-            for rows in [1, 2] {
+            for rows in ROW_COUNTS {
                 let (hidden, inner, k) = (64, 128, 3);
                 let matrix = |rows, cols| MatrixShape { rows, cols, format: AFFINE4 };
                 let [gate, up] = [0; 2].map(|_| pair.weight(&mut random, matrix(inner, hidden)));
@@ -319,7 +326,8 @@ fn shared_expert_then_combine_and_norm() {
                 let norm = pair.buffer(&random.values(hidden));
                 let out = pair.random(&mut random, rows, hidden);
                 let normed = pair.nan_filled(rows, hidden);
-                let with_shared = Some(Shared { out: shared, gate: (rows == 1).then_some(logit) });
+                let with_shared =
+                    Some(Shared { out: shared, gate: (rows % 2 == 1).then_some(logit) });
                 pair.run(&Op::Combine { parts, weights, shared: with_shared, add: true, out });
                 pair.run(&Op::RmsNorm { x: out, weight: Some(norm), eps: 1e-6, out: normed });
                 pair.agree("the norm", normed, 2e-5);
@@ -353,11 +361,14 @@ fn conv1d_delta_rule_gated_norm_projection_and_residual_add() {
             let [taps, norm] = [4 * channels, values].map(|n| pair.buffer(&random.values(n)));
             let [a_log, dt_bias] = [0; 2].map(|_| pair.buffer(&random.values(heads)));
             let states = [3 * channels, inner * keys]
-                .map(|len| [(); 3].map(|()| pair.state(StateShape::Recurrent { len })));
+                .map(|len| [(); 64].map(|()| pair.state(StateShape::Recurrent { len })));
             let tolerance = if exact { 5e-5 } else { 1e-2 };
             // Rows per state of each step.
-            let steps: [&[usize]; 8] = [&[1], &[3], &[1], &[1], &[1], &[1, 1, 1], &[2, 1], &[1, 1]];
-            for (step, rows_per_state) in steps.into_iter().enumerate() {
+            let few: [&[usize]; 8] = [&[1], &[3], &[1], &[1], &[1], &[1, 1, 1], &[2, 1], &[1, 1]];
+            let many: [&[usize]; 6] = [&[8], &[1; 8], &[17], &[1; 17], &[64], &[1; 64]];
+            let many = many.into_iter().filter(|_| matches!(format, Format::Plain(_)));
+            let steps = few.into_iter().chain(many);
+            for (step, rows_per_state) in steps.enumerate() {
                 let rows = rows_per_state.iter().sum();
                 let [x, gate] = [channels, inner].map(|n| pair.random(&mut random, rows, n));
                 let ab = pair.random(&mut random, rows, 2 * heads);
@@ -410,7 +421,8 @@ fn norm_followed_by_projections() {
             let [first, second] =
                 [40, 13].map(|rows| pair.weight(&mut random, MatrixShape { rows, cols, format }));
             let norm = pair.buffer(&random.values(cols));
-            for (rows, apart) in [(1, 0), (2, 0), (3, 8), (7, 0), (15, 0), (17, 0)] {
+            for rows in ROW_COUNTS.into_iter().chain([7, 15]) {
+                let apart = if rows == 3 { 8 } else { 0 };
                 let x = pair.random(&mut random, rows, cols + apart).columns(0, cols);
                 let normed = pair.nan_filled(rows, cols);
                 let (one, other) = (pair.nan_filled(rows, 40), pair.nan_filled(rows, 13));

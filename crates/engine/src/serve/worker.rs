@@ -10,6 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use moeflux_compute::Error as ComputeError;
+
 use super::{
     core::{
         Command, CoreShared, EventSink, RequestEvent, RequestFlags, ServingOptions, ServingStats,
@@ -68,6 +70,10 @@ struct Client {
 }
 
 impl Client {
+    fn new(sink: Box<dyn EventSink>, flags: Arc<RequestFlags>) -> Self {
+        Self { sink, flags, backlog: VecDeque::new(), full_since: None, is_gone: false }
+    }
+
     fn is_cancelled(&self) -> bool {
         self.is_gone || self.flags.cancelled.load(Ordering::SeqCst)
     }
@@ -102,6 +108,12 @@ impl Client {
             }
         }
     }
+}
+
+/// Whether a session could not be made because the device failed, not because there are too many.
+fn is_device_failure(error: &Error) -> bool {
+    let Error::Compute { source, .. } = error else { return false };
+    !matches!(source, ComputeError::StatesFull { .. })
 }
 
 /// A session without a request. It keeps its tokens for the next turn.
@@ -264,16 +276,23 @@ impl Worker {
                 true => &[],
                 false => &submission.prompt[..],
             };
-            let Some(mut session) = self.take_session(reusable) else {
-                return self.waiting.push_front(waiting);
+            let mut session = match self.take_session(reusable) {
+                Ok(session) => session,
+                // No request will leave a session behind, and the device has failed.
+                Err(error) if self.running.is_empty() && is_device_failure(&error) => {
+                    self.shared.waiting.fetch_sub(1, Ordering::SeqCst);
+                    let Submission { sink, flags, .. } = *waiting.submission;
+                    self.reject(Client::new(sink, flags), error);
+                    continue;
+                }
+                Err(_) => return self.waiting.push_front(waiting),
             };
             let found = waiting.found.as_ref();
             let is_restored = found.is_some_and(|f| Saver::restore(&mut session, reusable, f));
             self.stats.restored_prompts += u64::from(is_restored);
             self.shared.waiting.fetch_sub(1, Ordering::SeqCst);
             let Submission { prompt, request, sink, flags } = *waiting.submission;
-            let mut client =
-                Client { sink, flags, backlog: VecDeque::new(), full_since: None, is_gone: false };
+            let mut client = Client::new(sink, flags);
             match self.scheduler.add(session, &prompt, &request) {
                 Ok(id) => {
                     client.flags.running.store(true, Ordering::SeqCst);
@@ -287,37 +306,45 @@ impl Worker {
                 }
                 Err(rejected) => {
                     self.keep(*rejected.session);
-                    self.stats.ended += 1;
-                    client.send(RequestEvent::Failed(Arc::new(rejected.error)));
-                    self.ending.push(client);
+                    self.reject(client, rejected.error);
                 }
             }
         }
     }
 
+    /// Ends a request that has not run.
+    fn reject(&mut self, mut client: Client, error: Error) {
+        self.stats.ended += 1;
+        client.send(RequestEvent::Failed(Arc::new(error)));
+        self.ending.push(client);
+    }
+
     /// A session for a request that may reuse a prefix of `prompt`: the idle one that the prompt
     /// continues; else a copy of the idle one with the longest usable prefix, or a new one; without
     /// room for it, an idle one, rather the one with that prefix than the least recently used.
-    fn take_session(&mut self, prompt: &[u32]) -> Option<Session> {
+    ///
+    /// # Errors
+    /// No session is idle, and the engine makes none.
+    fn take_session(&mut self, prompt: &[u32]) -> Result<Session, Error> {
         let usable = |idle: &IdleSession| idle.session.usable_prefix_len(prompt);
         let best = (0..self.idle.len()).max_by_key(|i| usable(&self.idle[*i]));
         let best = best.filter(|i| usable(&self.idle[*i]) >= MIN_CACHED_PREFIX);
+        let oldest = || (0..self.idle.len()).min_by_key(|i| self.idle[*i].used);
+        let Some(index) = best.or_else(oldest) else { return self.engine.session() };
         let new = match best.map(|i| &self.idle[i].session) {
             Some(session) if prompt.starts_with(session.tokens()) => None,
             Some(session) => session.fork().ok(),
             None => self.engine.session().ok(),
         };
-        if new.is_some() {
-            return new;
+        if let Some(new) = new {
+            return Ok(new);
         }
-        let oldest = || (0..self.idle.len()).min_by_key(|i| self.idle[*i].used);
-        let index = best.or_else(oldest)?;
         let mut taken = self.idle.swap_remove(index).session;
         if !prompt.starts_with(taken.tokens()) {
             // Its conversation may go on. If its state cannot be kept, that turn computes it again.
             let _ = taken.cache_prefix();
         }
-        Some(taken)
+        Ok(taken)
     }
 
     fn keep(&mut self, session: Session) {

@@ -1,5 +1,5 @@
 //! Simulated discrete GPU: a CPU device that reports separate memory and keeps slots in small
-//! banks.
+//! banks. Calls of it, or of a real device, fail as a test requests.
 
 use std::{
     ops::Range,
@@ -34,18 +34,41 @@ pub struct Asked {
     pub tables: usize,
     /// Tables of slots in more than one bank.
     pub scattered: usize,
-    /// Fails every n-th commit; zero for none.
-    pub refuse_every: usize,
-    commits: usize,
+    /// Call that fails next.
+    pub fault: Option<Fault>,
+    /// Whether the device is lost: every call fails.
+    pub is_lost: bool,
     /// Maximum number of slots being filled at once.
     pub most_filled: usize,
     filled: usize,
     ops: u64,
 }
 
+/// Kind of a call that can fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    Run,
+    Submit,
+    SubmitRecorded,
+    Read,
+    Commit,
+}
+
+/// A call that fails, once.
+#[derive(Clone, Copy, Debug)]
+pub struct Fault {
+    pub call: Call,
+    /// Calls of this kind that succeed before it.
+    pub after: usize,
+    /// Whether the device is lost from then on.
+    pub is_loss: bool,
+}
+
 /// Properties of the device.
 #[derive(Clone, Copy, Debug)]
 pub struct Card {
+    /// Whether memory and banks are those of the wrapped device.
+    pub is_real: bool,
     /// Slots per bank.
     pub bank: usize,
     pub memory: Option<DeviceMemory>,
@@ -56,10 +79,14 @@ pub struct Card {
 impl Card {
     /// 1 GiB of separate memory.
     pub const OWN: Self = Self {
+        is_real: false,
         bank: 77,
         memory: Some(DeviceMemory { total: Some(1 << 30), unified: false, in_place: true }),
         buffers: None,
     };
+
+    /// The wrapped device as it is.
+    pub const REAL: Self = Self { is_real: true, ..Self::OWN };
 
     /// A wrapper for the engine, and the record of its calls.
     pub fn wrap(self) -> (WrapDevice, Arc<Mutex<Asked>>) {
@@ -88,12 +115,35 @@ impl Wrapped {
         f(&mut self.asked.lock().unwrap());
     }
 
+    /// Fails if the device is lost.
+    fn check(&self) -> Result<(), Error> {
+        match self.asked.lock().unwrap().is_lost {
+            true => Err(Error::Device("the device was lost: injected".into())),
+            false => Ok(()),
+        }
+    }
+
+    /// Fails if the device is lost, or it is this call's turn to fail.
+    fn check_call(&self, call: Call) -> Result<(), Error> {
+        self.check()?;
+        let mut asked = self.asked.lock().unwrap();
+        match &mut asked.fault {
+            Some(fault) if fault.call == call && fault.after > 0 => fault.after -= 1,
+            Some(Fault { call: failing, is_loss, .. }) if *failing == call => {
+                (asked.is_lost, asked.fault) = (*is_loss, None);
+                return Err(Error::Device("an injected fault".into()));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
     fn has_own(&self) -> bool {
-        self.card.memory.is_some_and(|m| !m.unified)
+        self.memory().is_some_and(|m| !m.unified)
     }
 
     fn use_in_place(&self, uses: usize) {
-        let may = self.card.memory.is_none_or(|m| m.in_place);
+        let may = self.memory().is_none_or(|m| m.in_place);
         assert!(uses == 0 || may, "an op uses a slot that it cannot see");
         self.note(|a| a.in_place += uses);
     }
@@ -110,6 +160,7 @@ impl Device for Wrapped {
     }
 
     fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {
+        self.check()?;
         self.copy()?;
         if let Op::Experts { uses: ExpertUses::Listed(uses), .. } = op {
             let on_host = uses.iter().filter(|used| self.on_host.contains(&used.slot.bank)).count();
@@ -124,15 +175,27 @@ impl Device for Wrapped {
                 } += 1;
             }
         });
-        self.inner.run(op)
+        self.inner.run(op)?;
+        self.check_call(Call::Run)
     }
 
     fn read(&mut self, view: View, out: &mut [f32]) -> Result<(), Error> {
+        self.read_while(view, out, &mut |_| ())
+    }
+
+    fn read_while(
+        &mut self,
+        view: View,
+        out: &mut [f32],
+        meanwhile: &mut dyn FnMut(&mut dyn Device),
+    ) -> Result<(), Error> {
+        self.check()?;
         self.note(|a| {
             a.reads += 1;
             a.numbers += out.len();
         });
-        self.inner.read(view, out)
+        self.inner.read_while(view, out, meanwhile)?;
+        self.check_call(Call::Read)
     }
 
     fn describe(&self) -> String {
@@ -140,6 +203,7 @@ impl Device for Wrapped {
     }
 
     fn buffer(&mut self, len: usize) -> Result<Buffer, Error> {
+        self.check()?;
         self.inner.buffer(len)
     }
 
@@ -148,26 +212,30 @@ impl Device for Wrapped {
     }
 
     fn submit(&mut self) -> Result<Ticket, Error> {
+        self.check()?;
         self.copy()?;
-        self.inner.submit()
+        let ticket = self.inner.submit()?;
+        self.check_call(Call::Submit).map(|()| ticket)
     }
 
     fn done(&mut self, ticket: Ticket) -> Result<bool, Error> {
+        self.check()?;
         self.inner.done(ticket)
     }
 
     fn write(&mut self, buffer: Buffer, numbers: &[f32]) -> Result<(), Error> {
+        self.check()?;
         self.inner.write(buffer, numbers)
     }
 }
 
 impl PlannedMemory for Wrapped {
     fn memory(&self) -> Option<DeviceMemory> {
-        self.card.memory
+        if self.card.is_real { self.inner.memory() } else { self.card.memory }
     }
 
     fn buffers_limit(&self) -> Option<u64> {
-        self.card.buffers
+        if self.card.is_real { self.inner.buffers_limit() } else { self.card.buffers }
     }
 
     fn driver_bytes(&self) -> u64 {
@@ -183,15 +251,35 @@ impl PlannedMemory for Wrapped {
     }
 }
 
-impl RecordAhead for Wrapped {}
+impl RecordAhead for Wrapped {
+    fn record_ahead(
+        &mut self,
+        states: &[State],
+        rows: usize,
+        record: &mut dyn FnMut(&mut dyn Device) -> bool,
+    ) -> Result<bool, Error> {
+        self.check()?;
+        self.inner.record_ahead(states, rows, record)
+    }
+
+    fn submit_recorded(&mut self, tokens: &[u32]) -> Result<bool, Error> {
+        self.check()?;
+        self.copy()?;
+        let is_submitted = self.inner.submit_recorded(tokens)?;
+        if is_submitted {
+            self.check_call(Call::SubmitRecorded)?;
+        }
+        Ok(is_submitted)
+    }
+}
 
 impl SlotStore for Wrapped {
-    fn bank_slots(&self, _: usize) -> usize {
-        self.card.bank
+    fn bank_slots(&self, bytes: usize) -> usize {
+        if self.card.is_real { self.inner.bank_slots(bytes) } else { self.card.bank }
     }
 
     fn bank(&mut self, count: usize, bytes: usize, place: BankPlace) -> Result<Bank, Error> {
-        assert!(0 < count && count <= self.card.bank);
+        assert!(0 < count && count <= self.bank_slots(bytes));
         let bank = self.inner.bank(count, bytes, place)?;
         self.note(|a| match place {
             BankPlace::Card => a.banks += 1,
@@ -204,6 +292,7 @@ impl SlotStore for Wrapped {
     }
 
     fn copy_slot(&mut self, from: Slot, to: Slot) -> Result<(), Error> {
+        self.check()?;
         assert!(self.on_host.contains(&from.bank) && !self.on_host.contains(&to.bank));
         self.note(|a| a.copies += 1);
         self.copies.push((from, to));
@@ -211,6 +300,7 @@ impl SlotStore for Wrapped {
     }
 
     fn slot_table(&mut self, slots: &[Slot]) -> Result<SlotTable, Error> {
+        self.check()?;
         self.note(|a| {
             a.tables += 1;
             a.scattered += usize::from(slots.iter().any(|slot| slot.bank != slots[0].bank));
@@ -272,10 +362,12 @@ impl StateStore for Wrapped {
     }
 
     fn state(&mut self, shape: StateShape) -> Result<State, Error> {
+        self.check()?;
         self.inner.state(shape)
     }
 
     fn fork_state(&mut self, state: State, places: usize) -> Result<State, Error> {
+        self.check()?;
         self.inner.fork_state(state, places)
     }
 
@@ -284,10 +376,12 @@ impl StateStore for Wrapped {
     }
 
     fn reset(&mut self, state: State) -> Result<(), Error> {
+        self.check()?;
         self.inner.reset(state)
     }
 
     fn truncate_state(&mut self, state: State, places: usize) -> Result<(), Error> {
+        self.check()?;
         self.inner.truncate_state(state, places)
     }
 
@@ -310,14 +404,7 @@ impl StateStore for Wrapped {
     }
 
     fn commit(&mut self, commits: &[Commit]) -> Result<(), Error> {
-        let mut refused = false;
-        self.note(|a| {
-            a.commits += 1;
-            refused = a.refuse_every > 0 && a.commits.is_multiple_of(a.refuse_every);
-        });
-        if refused {
-            return Err(Error::Device("an injected fault".into()));
-        }
+        self.check_call(Call::Commit)?;
         self.inner.commit(commits)
     }
 }

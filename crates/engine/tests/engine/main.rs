@@ -13,6 +13,7 @@ mod common;
 mod composite_checkpoints;
 mod damaged_input;
 mod determinism;
+mod device_faults;
 mod examples;
 mod fables;
 mod file_versions;

@@ -31,7 +31,9 @@ impl DriverFault {
     /// Returns the recorded error, if any.
     pub(in crate::gpu) fn check(&self) -> Result<(), Error> {
         match &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
-            Some(message) => Err(Error::Device(format!("the GPU failed: {message}"))),
+            Some(message) => {
+                Err(Error::Device(format!("the GPU failed: {message}; load the model again")))
+            }
             None => Ok(()),
         }
     }
