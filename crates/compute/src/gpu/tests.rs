@@ -2,11 +2,10 @@
 
 #![allow(clippy::unwrap_used)]
 
-use super::GpuDevice;
+use super::{GpuDevice, store::tests::gpu_with};
 use crate::{
-    BankPlace, Buffer, Commit, Device, DeviceId, Error, Format, KvFormat, MatrixShape, Op,
-    RecordAhead, Scalar, SlotStore, Span, State, StateShape, StateStore, View, Weight,
-    matrix::Bytes,
+    BankPlace, Buffer, Commit, Device, DeviceOptions, Error, Format, MatrixShape, Op, RecordAhead,
+    Scalar, SlotStore, Span, State, StateShape, StateStore, View, Weight, matrix::Bytes,
 };
 
 /// Point at which the device is lost.
@@ -105,11 +104,7 @@ impl Step {
 #[test]
 fn a_lost_device_is_an_error_at_every_point_of_a_step() {
     for point in POINTS {
-        let gpu = GpuDevice::new(DeviceId::next(), None, true, KvFormat::F32, None);
-        let Ok(mut gpu) = gpu else {
-            assert!(std::env::var_os("MOEFLUX_TEST_GPU").is_none());
-            return eprintln!("no GPU is tested");
-        };
+        let Some(mut gpu) = gpu_with(&DeviceOptions::default().exact(true)) else { return };
         let step = Step::new(&mut gpu).unwrap();
         step.run_two(&mut gpu, &|_| ()).unwrap();
         step.states.iter().for_each(|state| gpu.reset(*state).unwrap());
