@@ -25,8 +25,9 @@ use crate::{
 
 /// Default prompt tokens in a step that also decodes. Bounds the latency of the decoding sequences.
 const PROMPT_TOKENS: usize = 64;
-/// The same on a card with its own memory: it takes less than twice as long for 512 as for 64.
-const CARD_PROMPT_TOKENS: usize = 512;
+/// The same on a card with its own memory: it takes little more than twice as long for 1,024 as for
+/// 64.
+const CARD_PROMPT_TOKENS: usize = 1024;
 
 /// Token budgets of a step.
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,7 +36,7 @@ pub struct SchedulerOptions {
     /// Maximum tokens of a step. Default and upper bound: the memory plan's chunk.
     pub tokens: Option<usize>,
     /// Maximum prompt tokens in a step that also decodes; default 64, on a card with its own memory
-    /// 512. A larger value speeds up prefill, above all when experts are streamed, and slows down
+    /// 1,024. A larger value speeds up prefill, above all when experts are streamed, and slows down
     /// decoding.
     pub prompt_tokens: Option<usize>,
 }
