@@ -394,8 +394,9 @@ impl Model {
         Ok(())
     }
 
-    /// Final norm and head for at most [`Model::head_rows`] rows of the residual stream, then the top k
-    /// where requested. Results stay on the device, in [`Model::logits`] and [`Model::top_logits`].
+    /// Final norm and head for at most [`Model::head_rows`] rows of the residual stream, then the
+    /// top k where requested. Results stay on the device, in [`Model::logits`] and
+    /// [`Model::top_logits`].
     /// The head does not run for hidden states, which are [`Model::normed`].
     fn run_head(
         &self,
@@ -547,8 +548,8 @@ impl Model {
     }
 }
 
-/// Values on the host: logits, hidden states or the top k of `rows` rows, and all logits of one more
-/// row.
+/// Values on the host: logits, hidden states or the top k of `rows` rows, and all logits of one
+/// more row.
 pub(crate) const fn host_values(rows: usize, vocab: usize, hidden: usize) -> usize {
     let mut width = if vocab > hidden { vocab } else { hidden };
     if width < TOP_CANDIDATES {

@@ -428,8 +428,8 @@ impl SequenceStates {
         self.states.iter().map(arena).collect()
     }
 
-    /// Number of sequences that share a dispatch: this one, and those at the start of `others` whose
-    /// states are in the same arenas.
+    /// Number of sequences that share a dispatch: this one, and those at the start of `others`
+    /// whose states are in the same arenas.
     fn run(&self, ctx: &OpContext<'_>, others: &[Self]) -> usize {
         let shares = |other: &&Self| {
             let pairs = self.states.iter().zip(&other.states);

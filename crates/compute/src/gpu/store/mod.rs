@@ -4,6 +4,7 @@
 //! go through the queue. Must not know of encoders, passes, kernels or ops: work that must be
 //! ordered among ops is recorded by the callers.
 
+mod arenas;
 mod buffers;
 pub(in crate::gpu) mod slots;
 pub(in crate::gpu) mod states;

@@ -10,14 +10,18 @@
 //! capacity from the start: growth would copy it, and delay all sessions of the step. Otherwise it
 //! has capacity for the positions written so far and, if memory allows it for all states of a step,
 //! for some more; a write beyond moves the cache to a larger allocation. Forks share an allocation
-//! until one of them is written. That one gets a copy, or the others get one of just their
+//! until one of them is written. It gets a copy, or the others get a copy of just their
 //! positions, at the other end of an arena. Copies are recorded among the ops, so that each op sees
 //! the right contents. A step that is recorded ahead refers to allocations: none is replaced while
 //! it exists.
 
 use std::{mem, ops::Range, sync::Arc};
 
-use super::{ALIGN, DeviceBuffer, Store, align_up, stale};
+use super::{
+    ALIGN, DeviceBuffer, Store, align_up,
+    arenas::{ArenaEnd, StateArena},
+    stale,
+};
 use crate::{DeviceId, Error, KV_BLOCK, KvFormat, Span, State, StateShape};
 
 /// Minimum bytes of an arena without a limit.
@@ -63,7 +67,7 @@ enum KvCapacity {
     Whole,
     /// At least half more than before, as each growth copies the cache.
     Ample,
-    /// What is written.
+    /// The written positions.
     Exact,
 }
 
@@ -179,85 +183,6 @@ pub(in crate::gpu) struct GpuStates {
     arenas: Vec<StateArena>,
     /// Arena of the states of each layer.
     layer_arenas: Vec<Option<usize>>,
-}
-
-/// Buffer whose ranges are states.
-#[derive(Debug)]
-struct StateArena {
-    buffer: DeviceBuffer,
-    free: FreeRanges,
-    /// Range that no state has had yet. Its memory is zero.
-    unused: Range<u64>,
-}
-
-/// End of an arena.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ArenaEnd {
-    First,
-    Last,
-}
-
-impl StateArena {
-    fn new(buffer: DeviceBuffer) -> Self {
-        let mut free = FreeRanges::default();
-        free.give(0..buffer.size);
-        Self { free, unused: 0..buffer.size, buffer }
-    }
-
-    /// Takes `bytes` from one end. Returns their start, and whether no state has had them.
-    fn take(&mut self, bytes: u64, end: ArenaEnd) -> Option<(u64, bool)> {
-        let start = self.free.take(bytes, end)?;
-        let taken = start..start + bytes;
-        let is_unused = self.unused.start <= taken.start && taken.end <= self.unused.end;
-        match end {
-            ArenaEnd::First => self.unused.start = self.unused.start.max(taken.end),
-            ArenaEnd::Last => self.unused.end = self.unused.end.min(taken.start),
-        }
-        Some((start, is_unused))
-    }
-}
-
-/// Free ranges in bytes, in order, none next to another.
-#[derive(Debug, Default)]
-struct FreeRanges(Vec<Range<u64>>);
-
-impl FreeRanges {
-    /// Takes `bytes` bytes from the first or the last range that has as many. Returns their start.
-    fn take(&mut self, bytes: u64, end: ArenaEnd) -> Option<u64> {
-        let fits = |range: &Range<u64>| range.end - range.start >= bytes;
-        let index = match end {
-            ArenaEnd::First => self.0.iter().position(fits)?,
-            ArenaEnd::Last => self.0.iter().rposition(fits)?,
-        };
-        let range = &mut self.0[index];
-        let start = match end {
-            ArenaEnd::First => {
-                range.start += bytes;
-                range.start - bytes
-            }
-            ArenaEnd::Last => {
-                range.end -= bytes;
-                range.end
-            }
-        };
-        if range.is_empty() {
-            self.0.remove(index);
-        }
-        Some(start)
-    }
-
-    /// Makes a range free.
-    fn give(&mut self, range: Range<u64>) {
-        let index = self.0.partition_point(|free| free.start < range.start);
-        self.0.insert(index, range);
-        self.0.dedup_by(|next, free| {
-            let joins = free.end == next.start;
-            if joins {
-                free.end = next.end;
-            }
-            joins
-        });
-    }
 }
 
 impl GpuStates {
@@ -549,7 +474,7 @@ impl GpuStates {
             self.freed.push(buffer.id);
             let arena = self.arenas.iter_mut().find(|arena| arena.buffer.raw == buffer.raw);
             if let Some(arena) = arena {
-                arena.free.give(buffer.start..buffer.start + buffer.size);
+                arena.give(buffer.start..buffer.start + buffer.size);
             }
         }
     }
@@ -775,29 +700,5 @@ impl Store {
         recurrent.written = true;
         let next = recurrent.next.as_ref().unwrap_or(&recurrent.committed);
         Ok([&recurrent.committed, next].map(|buffer| DeviceBuffer::clone(buffer)))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn free_ranges_are_taken_first_fit_and_joined() {
-        let mut free = FreeRanges::default();
-        free.give(0..1024);
-        let first = |free: &mut FreeRanges, bytes| free.take(bytes, ArenaEnd::First);
-        let taken = [256, 512, 256].map(|bytes| first(&mut free, bytes));
-        assert_eq!(taken, [Some(0), Some(256), Some(768)]);
-        assert_eq!(first(&mut free, 256), None);
-        free.give(768..1024);
-        free.give(0..256);
-        assert_eq!(free.0, [0..256, 768..1024]);
-        assert_eq!(first(&mut free, 512), None, "the free ranges are not next to each other");
-        free.give(256..768);
-        assert_eq!(free.0, vec![0..1024]);
-        assert_eq!(free.take(256, ArenaEnd::Last), Some(768));
-        assert_eq!(first(&mut free, 768), Some(0));
-        assert!(free.0.is_empty());
     }
 }

@@ -1,8 +1,8 @@
 // Prefill attention (flash attention, online softmax): out[h] = sum_t softmax_t(scale q[h] . K[t],
 // sink) V[t] * sigmoid(gate).
 // A workgroup takes QUERIES queries of a sequence that share a KV head: the query heads of one row,
-// then of the next. It loops over all positions that any of them sees, in tiles of TILE_KV, aligned to
-// TILE_KV, so a query's bits do not depend on the other queries. A thread scores THREAD_QUERIES
+// then of the next. It loops over all positions that any of them sees, in tiles of TILE_KV, aligned
+// to TILE_KV, so a query's bits do not depend on the other queries. A thread scores THREAD_QUERIES
 // queries (`y_thread + 16 i`) for 4 keys (`x_thread + 16 j`), from slices of SLICE elements in
 // workgroup memory. Then it accumulates V_VECS times 4 columns of its queries, from V_ROWS rows of
 // V at a time.

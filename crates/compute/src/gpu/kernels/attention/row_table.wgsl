@@ -1,7 +1,7 @@
 // Rows of any sequences: the table of their KV caches, in `words` from offset `table` on, which the
-// kernel binds. A row has the start of its cache in the arena, in vectors of 16 bytes, its position,
-// the capacity of the cache and the offset of the values in the cache, in elements; then the offsets
-// of K, V, and cosines and sines of a row that is not in the cache yet.
+// kernel binds. A row has the start of its cache in the arena, in vectors of 16 bytes, its
+// position, the capacity of the cache and the offset of the values in the cache, in elements; then
+// the offsets of K, V, and cosines and sines of a row that is not in the cache yet.
 
 const ROW_WORDS = 7u;
 

@@ -3,9 +3,10 @@
 
 @group(0) @binding(2) var<storage, read> words: array<u32>;
 
-// `kv_start`: start of the cache in the arena, in vectors of 16 bytes. `position`: that of the first
-// row of the sequence. `v_offset`: offset of the values in the cache, in elements. `first_row`: first
-// row of the sequence in the views. `first`: first query of the tile in its sequence.
+// `kv_start`: start of the cache in the arena, in vectors of 16 bytes. `position`: that of the
+// first row of the sequence. `v_offset`: offset of the values in the cache, in elements.
+// `first_row`: first row of the sequence in the views. `first`: first query of the tile in its
+// sequence.
 struct SpanTile {
     kv_start: u32, position: u32, capacity: u32, v_offset: u32, first_row: u32, rows: u32, first: u32,
 }

@@ -1,7 +1,8 @@
 // Causal depthwise convolution of sequences, then SiLU: out[r][c] = silu(sum_j weight[c][j]
 // input[r + j][c]), where the inputs are the TAPS - 1 rows of the state, then the rows of x. The
-// last TAPS - 1 inputs are the next state. The committed states are in one arena, and so are the next
-// ones. The table of the sequences is in `words`, from offset `table` on, SEQUENCE_WORDS words each.
+// last TAPS - 1 inputs are the next state. The committed states are in one arena, and so are the
+// next ones. The table of the sequences is in `words`, from offset `table` on, SEQUENCE_WORDS words
+// each.
 // Grid: a thread for each element of out, and for each of the next state, in workgroups of one
 // sequence.
 // needs: common/common

@@ -1,5 +1,6 @@
-// Gated delta rule (DeltaNet) of sequences, row by row, for each value head, with q and k normalized
-// to length one (and q divided by sqrt(K_WIDTH)): S = decay S; d = beta (v - S k); S = S + d k^T; out = S q.
+// Gated delta rule (DeltaNet) of sequences, row by row, for each value head, with q and k
+// normalized to length one (and q divided by sqrt(K_WIDTH)): S = decay S; d = beta (v - S k); S = S
+// + d k^T; out = S q.
 // ROW_THREADS neighbouring threads share a row of S, which gives one element of out. They keep
 // THREAD_ROWS rows of S (at most ROW_THREADS) in registers over all rows of the span. Both
 // products use the old S, so sums depend on each other only from row to row: d = beta (v - decay

@@ -1,4 +1,5 @@
-// Recurrent state of one sequence, which all rows are of. Both buffers are ranges of one, so both are bound for writing.
+// Recurrent state of one sequence, which all rows are of. Both buffers are ranges of one, so both
+// are bound for writing.
 // implements: @states
 
 @group(0) @binding(1) var<storage, read_write> committed: array<f32>;

@@ -1,4 +1,5 @@
-// Recurrent states of `rows` sequences with any numbers of rows, in arenas as in states_of_rows.wgsl.
+// Recurrent states of `rows` sequences with any numbers of rows, in arenas as in
+// states_of_rows.wgsl.
 // The parameter `table` is the offset in `words` of the starts of the committed and next states of
 // each sequence, its first row and its number of rows.
 // implements: @states
