@@ -66,7 +66,7 @@ fn states_of_a_layer_share_an_arena() {
     for arenas in &arenas {
         assert!(arenas.iter().all(|arena| *arena == arenas[0]));
     }
-    let layers_with = |arena| arenas.iter().filter(|arenas| arenas[0] == *arena).count();
+    let layers_with = |arena: &wgpu::Buffer| arenas.iter().filter(|a| a[0] == *arena).count();
     assert!(arenas.iter().all(|arenas| layers_with(&arenas[0]) == LAYERS / 4));
 }
 
