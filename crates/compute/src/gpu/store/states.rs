@@ -301,8 +301,7 @@ impl GpuStates {
         }
     }
 
-    /// Replaces the allocation of a KV cache, or that of the forks that share it. Returns the
-    /// reference to the old one.
+    /// Replaces the allocation of a KV cache, or that of the forks that share it.
     pub(in crate::gpu) fn replace_kv(
         &mut self,
         state: State,
