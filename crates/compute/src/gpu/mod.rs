@@ -439,15 +439,11 @@ impl StateStore for GpuDevice {
     }
 
     fn state(&mut self, shape: StateShape) -> Result<State, Error> {
-        let state = self.store.state(shape, None)?;
-        state_io::zero(&mut self.recorder, &mut self.store, state)?;
-        Ok(state)
+        self.zeroed_state(shape, None)
     }
 
     fn layer_state(&mut self, shape: StateShape, layer: usize) -> Result<State, Error> {
-        let state = self.store.state(shape, Some(layer))?;
-        state_io::zero(&mut self.recorder, &mut self.store, state)?;
-        Ok(state)
+        self.zeroed_state(shape, Some(layer))
     }
 
     fn fork_state(&mut self, state: State, places: usize) -> Result<State, Error> {

@@ -54,6 +54,7 @@ pub(super) const FILES: &[(&str, &str)] = files![
     "common/common",
     "common/exp_log",
     "common/f16_range",
+    "common/segments",
     "common/gated_activation",
     "common/sort_key",
     "common/team_memory",

@@ -45,6 +45,31 @@ fn states_share_an_arena_and_begin_with_zeros() {
     assert!(raws.iter().all(|raw| *raw == raws[0]));
 }
 
+/// Where a limit needs several arenas, each has whole layers.
+#[test]
+fn states_of_a_layer_share_an_arena() {
+    const LAYERS: usize = 8;
+    let Some(mut gpu) = gpu() else { return };
+    gpu.store.max_bytes = 16 << 10;
+    gpu.limit_states(64 << 10);
+    gpu.reserve_whole_states(true);
+    // 2 KiB each, committed and next contents.
+    let shape = StateShape::Recurrent { len: 256 };
+    let mut arenas: Vec<Vec<_>> = vec![Vec::new(); LAYERS];
+    for _ in 0..4 {
+        for (layer, arenas) in arenas.iter_mut().enumerate() {
+            let state = gpu.layer_state(shape, layer).unwrap();
+            let contents = gpu.store.write_recurrent(state).unwrap();
+            arenas.extend(contents.map(|contents| contents.raw));
+        }
+    }
+    for arenas in &arenas {
+        assert!(arenas.iter().all(|arena| *arena == arenas[0]));
+    }
+    let layers_with = |arena: &wgpu::Buffer| arenas.iter().filter(|a| a[0] == *arena).count();
+    assert!(arenas.iter().all(|arenas| layers_with(&arenas[0]) == LAYERS / 4));
+}
+
 /// Bytes of a slot as kernels read them.
 fn seen(gpu: &mut GpuDevice, slot: Slot, len: usize) -> Vec<u8> {
     let buffer = gpu.store.bank_buffer(slot.bank.index).unwrap();

@@ -4,7 +4,7 @@
 // The cache is K as (position, head, width), then V from element `v_offset` on. KV_F16 1: two f16
 // in a word. A word shared with another position keeps the half of that position.
 // Grid: a thread for each word that is written, those of K first, in workgroups of one segment.
-// needs: common/common, common/f16_range
+// needs: common/common, common/f16_range, common/segments
 // constants: KV_F16, WG
 
 struct Params {
@@ -24,23 +24,12 @@ struct Segment {
 
 const SEGMENT_WORDS = 8u;
 
-fn segment_at(i: u32) -> Segment {
-    let entry = p.table + i * SEGMENT_WORDS;
+fn segment_of(group: u32) -> Segment {
+    let entry = segment_entry(p.table, p.segments, group);
     return Segment(
         words[entry], words[entry + 1u], words[entry + 2u], words[entry + 3u],
         words[entry + 4u], words[entry + 5u], words[entry + 6u], words[entry + 7u],
     );
-}
-
-// Segment of a workgroup: the last one that starts at it or before.
-fn segment_of(group: u32) -> Segment {
-    var found = 0u;
-    var end = p.segments;
-    while (end - found > 1u) {
-        let middle = (found + end) / 2u;
-        if (words[p.table + middle * SEGMENT_WORDS] <= group) { found = middle; } else { end = middle; }
-    }
-    return segment_at(found);
 }
 
 @compute @workgroup_size(WG)

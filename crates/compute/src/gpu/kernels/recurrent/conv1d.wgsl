@@ -1,11 +1,11 @@
 // Causal depthwise convolution of sequences, then SiLU: out[r][c] = silu(sum_j weight[c][j]
 // input[r + j][c]), where the inputs are the TAPS - 1 rows of the state, then the rows of x. The
 // last TAPS - 1 inputs are the next state. The committed states are in one arena, and so are the
-// next ones. The table of the sequences is in `words`, from offset `table` on, SEQUENCE_WORDS words
+// next ones. The table of the sequences is in `words`, from offset `table` on, SEGMENT_WORDS words
 // each.
 // Grid: a thread for each element of out, and for each of the next state, in workgroups of one
 // sequence.
-// needs: common/common
+// needs: common/common, common/segments
 // constants: TAPS, WG
 
 struct Params { x: View, out: View, weight: u32, channels: u32, table: u32, sequences: u32 }
@@ -18,17 +18,10 @@ var<immediate> p: Params;
 // `first_group`: its first workgroup. `committed`, `next`: starts of its states in the arenas.
 struct Sequence { first_group: u32, committed: u32, next: u32, first_row: u32, rows: u32 }
 
-const SEQUENCE_WORDS = 5u;
+const SEGMENT_WORDS = 5u;
 
-// Sequence of a workgroup: the last one that starts at it or before.
 fn sequence_of(group: u32) -> Sequence {
-    var found = 0u;
-    var end = p.sequences;
-    while (end - found > 1u) {
-        let middle = (found + end) / 2u;
-        if (words[p.table + middle * SEQUENCE_WORDS] <= group) { found = middle; } else { end = middle; }
-    }
-    let entry = p.table + found * SEQUENCE_WORDS;
+    let entry = segment_entry(p.table, p.sequences, group);
     return Sequence(words[entry], words[entry + 1u], words[entry + 2u], words[entry + 3u], words[entry + 4u]);
 }
 
