@@ -31,7 +31,7 @@ pub use adapter::{Adapter, AdapterKind};
 pub use cpu::{CpuPeak, Isa, LogitTally, LogitWeights, logits_between, logits_extent};
 pub use device::{
     BankPlace, Commit, Counters, Device, DeviceMemory, DeviceOptions, KernelTime, PipelineStore,
-    PlannedMemory, Profiler, RecordAhead, ScratchShape, SlotStore, StateStore, Ticket, open,
+    PlannedMemory, Profiler, RecordAhead, ScratchShape, SlotStore, StateStore, Ticket, ViewRead, open,
 };
 pub use error::Error;
 pub use format::{

@@ -696,6 +696,15 @@ impl View {
             && (self.rows == 1 || self.row_stride == self.heads * self.width)
     }
 
+    /// Checks that `len` values fill the view without gaps.
+    pub(crate) fn check_dense(&self, len: usize) -> Result<(), Error> {
+        let values = self.rows.checked_mul(self.heads).and_then(|n| n.checked_mul(self.width));
+        match self.is_dense() && values == Some(len) {
+            true => Ok(()),
+            false => Err(Error::Shape(format!("{len} values are not those of {self:?}"))),
+        }
+    }
+
     /// Whether no two vectors of the view overlap. The view must be inside a buffer.
     pub(crate) fn is_disjoint(&self) -> bool {
         let nested = |(n, inner): (usize, usize), (m, outer): (usize, usize)| {

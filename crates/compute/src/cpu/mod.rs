@@ -276,6 +276,10 @@ impl Device for CpuDevice {
         self.host.write(buffer, values)
     }
 
+    fn write_view(&mut self, view: View, values: &[f32]) -> Result<(), Error> {
+        self.host.write_view(view, values)
+    }
+
     fn read(&mut self, view: View, out: &mut [f32]) -> Result<(), Error> {
         self.host.read(view, out)
     }

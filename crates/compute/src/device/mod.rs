@@ -57,6 +57,9 @@ pub trait Device: StateStore + SlotStore + PlannedMemory + RecordAhead + Profile
     /// Copies `values` to the start of a buffer.
     fn write(&mut self, buffer: Buffer, values: &[f32]) -> Result<(), Error>;
 
+    /// Copies `values` to a view without gaps, after all previous ops.
+    fn write_view(&mut self, view: View, values: &[f32]) -> Result<(), Error>;
+
     /// Copies a view to `out`, row by row, once all previous ops are complete. `out` has
     /// `rows * heads * width` elements.
     fn read(&mut self, view: View, out: &mut [f32]) -> Result<(), Error>;
@@ -72,6 +75,20 @@ pub trait Device: StateStore + SlotStore + PlannedMemory + RecordAhead + Profile
         let _ = meanwhile;
         self.read(view, out)
     }
+
+    /// Does the same as [`Device::read`] for each view. An asynchronous device waits once.
+    fn read_views(&mut self, reads: &mut [ViewRead<'_>]) -> Result<(), Error> {
+        reads.iter_mut().try_for_each(|read| self.read(read.view, read.out))
+    }
+}
+
+/// View that is read back.
+#[derive(Debug)]
+pub struct ViewRead<'a> {
+    /// The view.
+    pub view: View,
+    /// Receives its `rows * heads * width` values.
+    pub out: &'a mut [f32],
 }
 
 /// Options of [`open`].

@@ -42,7 +42,7 @@ use self::{
 use crate::{
     Bank, BankPlace, Buffer, Commit, Counters, Device, DeviceId, DeviceMemory, DeviceOptions,
     Error, KernelTime, KvFormat, Op, PlannedMemory, Profiler, RecordAhead, ScratchShape, Slot,
-    SlotStore, SlotTable, Span, State, StateShape, StateStore, Ticket, View, Weight,
+    SlotStore, SlotTable, Span, State, StateShape, StateStore, Ticket, View, ViewRead, Weight,
     matrix::{Bytes, MatrixShape},
     op_check::HandleTable,
 };
@@ -81,6 +81,13 @@ impl GpuDevice {
     /// and cooperative matrices.
     pub(crate) fn new(index: Option<usize>, options: &DeviceOptions) -> Result<Self, Error> {
         Self::open(adapter::instance(), index, options)
+    }
+
+    /// Creates a zeroed state, of a layer if there is one.
+    fn zeroed_state(&mut self, shape: StateShape, layer: Option<usize>) -> Result<State, Error> {
+        let state = self.store.state(shape, layer)?;
+        state_io::zero(&mut self.recorder, &mut self.store, state)?;
+        Ok(state)
     }
 
     fn open(
@@ -262,15 +269,18 @@ impl Device for GpuDevice {
     }
 
     fn write(&mut self, buffer: Buffer, values: &[f32]) -> Result<(), Error> {
+        self.write_view(View::rows(buffer, 1, values.len()), values)
+    }
+
+    fn write_view(&mut self, view: View, values: &[f32]) -> Result<(), Error> {
         self.flush_fused()?;
-        if values.len() > self.store.buffer_len(buffer)? {
-            return Err(Error::Shape(format!(
-                "{} values are more than the buffer has",
-                values.len()
-            )));
+        view.check_dense(values.len())?;
+        let len = self.store.buffer_len(view.buffer)?;
+        if !view.is_within(len) {
+            return Err(Error::Shape(format!("{view:?} of {len} values written")));
         }
         self.recorder.submit();
-        let offset = u64::from(self.store.buffer_offset(buffer)?) * 4;
+        let offset = u64::from(self.store.view_offset(&view)?) * 4;
         let dst = &self.store.activations().raw;
         self.recorder.queue().write_buffer(dst, offset, bytemuck::cast_slice(values));
         Ok(())
@@ -298,9 +308,9 @@ impl Device for GpuDevice {
         let src = self.store.activations().raw.clone();
         if view.is_dense() {
             let words = bytemuck::cast_slice_mut(out);
-            let readback = self.recorder.start_readback(&src, offset, words.len())?;
+            let readback = self.recorder.start_readback(&src, &[(offset, words.len())])?;
             meanwhile(self);
-            return self.recorder.finish_readback(&readback, words);
+            return self.recorder.finish_readback(&readback, [words]);
         }
         let mut words = vec![0u32; view.end() - view.offset];
         self.recorder.read_words(&src, offset, &mut words)?;
@@ -309,6 +319,27 @@ impl Device for GpuDevice {
             dst.copy_from_slice(bytemuck::cast_slice(&words[first..first + view.width]));
         }
         Ok(())
+    }
+
+    fn read_views(&mut self, reads: &mut [ViewRead<'_>]) -> Result<(), Error> {
+        self.flush_fused()?;
+        let is_dense = |read: &ViewRead<'_>| read.view.is_dense() && !read.out.is_empty();
+        if !reads.iter().all(is_dense) {
+            return reads.iter_mut().try_for_each(|read| self.read(read.view, read.out));
+        }
+        let mut ranges = Vec::with_capacity(reads.len());
+        for ViewRead { view, out } in &*reads {
+            view.check_dense(out.len())?;
+            let len = self.store.buffer_len(view.buffer)?;
+            if !view.is_within(len) {
+                return Err(Error::Shape(format!("{view:?} of {len} values read")));
+            }
+            ranges.push((u64::from(self.store.view_offset(view)?) * 4, out.len()));
+        }
+        let src = self.store.activations().raw.clone();
+        let readback = self.recorder.start_readback(&src, &ranges)?;
+        let words = reads.iter_mut().map(|read| bytemuck::cast_slice_mut(read.out));
+        self.recorder.finish_readback(&readback, words)
     }
 }
 

@@ -215,9 +215,13 @@ impl Host {
     }
 
     pub(crate) fn write(&mut self, buffer: Buffer, src: &[f32]) -> Result<(), Error> {
-        let view = View::rows(buffer, 1, src.len());
+        self.write_view(View::rows(buffer, 1, src.len()), src)
+    }
+
+    pub(crate) fn write_view(&mut self, view: View, src: &[f32]) -> Result<(), Error> {
+        view.check_dense(src.len())?;
         let mut values = self.take(&view)?;
-        values[..src.len()].copy_from_slice(src);
+        values[view.offset..][..src.len()].copy_from_slice(src);
         self.put(&view, values);
         Ok(())
     }

@@ -28,24 +28,27 @@ impl Recorder {
         offset: u64,
         dst: &mut [u32],
     ) -> Result<(), Error> {
-        let readback = self.start_readback(src, offset, dst.len())?;
-        self.finish_readback(&readback, dst)
+        let readback = self.start_readback(src, &[(offset, dst.len())])?;
+        self.finish_readback(&readback, [dst])
     }
 
-    /// Records and submits a copy of `len` words to the host.
+    /// Records and submits a copy of ranges of a buffer to the host: byte offsets, and lengths in
+    /// words.
     pub(in crate::gpu) fn start_readback(
         &mut self,
         src: &wgpu::Buffer,
-        offset: u64,
-        len: usize,
+        ranges: &[(u64, usize)],
     ) -> Result<Readback, Error> {
         self.refuse_while_recording("a step that is recorded ahead has no results to read")?;
         if self.compile_only {
             return Err(Error::Device("ops that only compile have no results to read".into()));
         }
         self.end_pass();
-        let copied = (len as u64 * 4).max(MIN_READ_BYTES.min(src.size().saturating_sub(offset)));
-        let size = REPORT_BYTES + copied;
+        let copied = |&(offset, len): &(u64, usize)| match ranges.len() {
+            1 => (len as u64 * 4).max(MIN_READ_BYTES.min(src.size().saturating_sub(offset))),
+            _ => len as u64 * 4,
+        };
+        let size = REPORT_BYTES + ranges.iter().map(copied).sum::<u64>();
         let buffer = match &self.readback {
             Some(buffer) if buffer.size() >= size => buffer.clone(),
             _ => {
@@ -61,21 +64,25 @@ impl Recorder {
         let report = self.report.raw.clone();
         let encoder = self.encoder();
         encoder.copy_buffer_to_buffer(&report, 0, &buffer, 0, REPORT_BYTES);
-        encoder.copy_buffer_to_buffer(src, offset, &buffer, REPORT_BYTES, copied);
+        let mut dst = REPORT_BYTES;
+        for range in ranges {
+            encoder.copy_buffer_to_buffer(src, range.0, &buffer, dst, copied(range));
+            dst += copied(range);
+        }
         encoder.clear_buffer(&report, 0, None);
         self.submit();
         buffer.slice(..size).map_async(wgpu::MapMode::Read, |_| {});
         Ok(Readback { buffer, size })
     }
 
-    /// Waits for a readback and copies its words.
+    /// Waits for a readback and copies the words of its ranges.
     ///
     /// # Errors
     /// [`Error::RouterNan`] or [`Error::LogitsNan`] if a kernel reported a NaN.
-    pub(in crate::gpu) fn finish_readback(
+    pub(in crate::gpu) fn finish_readback<'a>(
         &mut self,
         readback: &Readback,
-        dst: &mut [u32],
+        dst: impl IntoIterator<Item = &'a mut [u32]>,
     ) -> Result<(), Error> {
         self.wait()?;
         let mapped = readback
@@ -84,8 +91,13 @@ impl Recorder {
             .get_mapped_range()
             .map_err(|e| Error::Device(format!("results cannot be read back: {e}")))?;
         let [router, logits]: [u32; 2] = bytemuck::pod_read_unaligned(&mapped[..8]);
-        let bytes = bytemuck::cast_slice_mut::<u32, u8>(dst);
-        bytes.copy_from_slice(&mapped[REPORT_BYTES as usize..][..bytes.len()]);
+        let mut rest = &mapped[REPORT_BYTES as usize..];
+        for words in dst {
+            let bytes = bytemuck::cast_slice_mut::<u32, u8>(words);
+            let (range, others) = rest.split_at(bytes.len());
+            bytes.copy_from_slice(range);
+            rest = others;
+        }
         drop(mapped);
         readback.buffer.unmap();
         match [router, logits] {
