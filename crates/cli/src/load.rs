@@ -42,6 +42,7 @@ impl MemoryArgs {
         MemoryRequest::default()
             .budget(self.memory)
             .device_budget(self.gpu_memory)
+            .experts_on_host(self.experts_on_host)
             .context(self.ctx.map(Into::into))
             .chunk(self.chunk.map(Into::into))
             .slots(self.slots.map(Into::into))

@@ -28,10 +28,13 @@ mod state;
 #[cfg(not(feature = "gpu"))]
 pub use adapter::adapters;
 pub use adapter::{Adapter, AdapterKind};
-pub use cpu::{CpuPeak, Isa, LogitTally, LogitWeights, logits_between, logits_extent};
+pub use cpu::{
+    CpuPeak, Isa, LogitTally, LogitWeights, cpu_scratch_bytes, logits_between, logits_extent,
+};
 pub use device::{
     BankPlace, Commit, Counters, Device, DeviceMemory, DeviceOptions, KernelTime, PipelineStore,
-    PlannedMemory, Profiler, RecordAhead, ScratchShape, SlotStore, StateStore, Ticket, ViewRead, open,
+    PlannedMemory, Profiler, RecordAhead, ScratchShape, SlotStore, StateStore, Ticket, ViewRead,
+    open,
 };
 pub use error::Error;
 pub use format::{

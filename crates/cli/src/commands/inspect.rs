@@ -547,6 +547,9 @@ fn write_plan(
                 LineName::Grammars => "grammars".to_owned(),
                 LineName::Dense => "dense weights".to_owned(),
                 LineName::State => format!("state of {} positions", plan.context),
+                LineName::Scratch if pool.place == BankPlace::Host && plan.card().is_some() => {
+                    format!("{} experts that it computes", plan.computed_on_host())
+                }
                 LineName::Scratch => format!("scratch for {} rows", plan.chunk),
                 LineName::Slots if pool.slots_by_size().len() > 1 => {
                     format!("{} slots of {}", line.count, units::memory(line.each))

@@ -89,25 +89,7 @@ impl Cpu {
     /// Size of the scratch memory after it has grown for `shape`, and the bytes of scratch and
     /// stacks.
     fn scratch_for(&self, shape: ScratchShape) -> Result<(ScratchShape, usize), Error> {
-        let reserved = self.reserved;
-        let rows = shape.rows.max(MIN_ROWS).max(reserved.rows);
-        let cols = shape.cols.max(reserved.cols);
-        let latent_head = shape.latent_head.max(reserved.latent_head);
-        let wide_kv = shape.wide_kv.max(reserved.wide_kv);
-        let limit = isize::MAX as usize / 64;
-        let max_width = latent_head.max(wide_kv);
-        if rows.checked_mul(cols).is_none_or(|n| n > limit) || max_width > limit / (2 * KV_BLOCK) {
-            return Err(Error::Shape(format!(
-                "scratch for {rows} rows of {cols} inputs and heads of {latent_head} is too large"
-            )));
-        }
-        let kv_blocks = [latent_attention::scratch_len(latent_head), KV_BLOCK * wide_kv];
-        let kv_blocks: usize = kv_blocks.map(AlignedVec::<f32>::memory).iter().sum();
-        let per_thread = WorkerScratch::memory(cols) + kv_blocks + pool::STACK_BYTES;
-        let kv_splits = AlignedVec::<f32>::memory(attention::SPLIT_SCRATCH_LEN);
-        let activations = 2 * Activations::memory(rows, cols) + experts::ExpertRuns::memory(rows);
-        let bytes = kv_splits + activations + self.pool.threads() * per_thread;
-        Ok((ScratchShape { rows, cols, latent_head, wide_kv }, bytes))
+        scratch_for(shape, self.reserved, self.pool.threads())
     }
 
     /// Grows the scratch memory for `rows` rows of `cols` inputs.
@@ -139,6 +121,39 @@ impl Cpu {
     fn rounds(&self, shape: MatrixShape) -> Option<QuantLayout> {
         if self.exact { None } else { QuantLayout::new(shape) }
     }
+}
+
+/// Bytes of scratch and stacks of a CPU device with `threads` threads for ops of a shape, before it
+/// is opened.
+pub fn cpu_scratch_bytes(shape: ScratchShape, threads: usize) -> Result<u64, Error> {
+    scratch_for(shape, ScratchShape::default(), threads).map(|(_, bytes)| bytes as u64)
+}
+
+/// Size of the scratch memory after it has grown from `reserved` for `shape`, and the bytes of
+/// scratch and stacks.
+fn scratch_for(
+    shape: ScratchShape,
+    reserved: ScratchShape,
+    threads: usize,
+) -> Result<(ScratchShape, usize), Error> {
+    let rows = shape.rows.max(MIN_ROWS).max(reserved.rows);
+    let cols = shape.cols.max(reserved.cols);
+    let latent_head = shape.latent_head.max(reserved.latent_head);
+    let wide_kv = shape.wide_kv.max(reserved.wide_kv);
+    let limit = isize::MAX as usize / 64;
+    let max_width = latent_head.max(wide_kv);
+    if rows.checked_mul(cols).is_none_or(|n| n > limit) || max_width > limit / (2 * KV_BLOCK) {
+        return Err(Error::Shape(format!(
+            "scratch for {rows} rows of {cols} inputs and heads of {latent_head} is too large"
+        )));
+    }
+    let kv_blocks = [latent_attention::scratch_len(latent_head), KV_BLOCK * wide_kv];
+    let kv_blocks: usize = kv_blocks.map(AlignedVec::<f32>::memory).iter().sum();
+    let per_thread = WorkerScratch::memory(cols) + kv_blocks + pool::STACK_BYTES;
+    let kv_splits = AlignedVec::<f32>::memory(attention::SPLIT_SCRATCH_LEN);
+    let activations = 2 * Activations::memory(rows, cols) + experts::ExpertRuns::memory(rows);
+    let bytes = kv_splits + activations + threads * per_thread;
+    Ok((ScratchShape { rows, cols, latent_head, wide_kv }, bytes))
 }
 
 /// The CPU device.

@@ -16,6 +16,8 @@ pub struct Stats {
     pub experts_hit: u64,
     /// Needed experts that a prefetch had requested, loaded or still in flight. Counted as misses.
     pub experts_predicted: u64,
+    /// Needed experts that the host's processor computed beside a card.
+    pub experts_on_host: u64,
     /// Experts requested by prefetches.
     pub experts_prefetched: u64,
     /// Prefetched experts that were cancelled, or evicted unused.
@@ -106,6 +108,7 @@ impl Stats {
             experts_needed: f(self.experts_needed, other.experts_needed),
             experts_hit: f(self.experts_hit, other.experts_hit),
             experts_predicted: f(self.experts_predicted, other.experts_predicted),
+            experts_on_host: f(self.experts_on_host, other.experts_on_host),
             experts_prefetched: f(self.experts_prefetched, other.experts_prefetched),
             experts_wasted: f(self.experts_wasted, other.experts_wasted),
             experts_read: f(self.experts_read, other.experts_read),

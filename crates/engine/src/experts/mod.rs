@@ -2,13 +2,15 @@
 //!
 //! `cache` maps experts to slots, `policy` picks the slot to evict, `prefetch` predicts the next
 //! layer's experts, `io` reads their bytes, `source` has their file locations, `tier` holds the
-//! slots of one kind of memory, `slot_classes` says of which sizes; `counters` counts uses and
+//! slots of one kind of memory, `slot_classes` says of which sizes, `placement` which experts the host
+//! computes; `counters` counts uses and
 //! hits, `trace` records routing, `probe` measures disk and memory. Must not know: sessions, the
 //! memory plan.
 
 pub(crate) mod cache;
 pub(crate) mod counters;
 pub(crate) mod io;
+pub(crate) mod placement;
 pub(crate) mod policy;
 pub(crate) mod prefetch;
 pub(crate) mod probe;
@@ -21,6 +23,7 @@ pub use counters::{ExpertCount, ExpertCounters};
 pub use io::{
     Access, Completion, PageCache, ReadOptions, ReadRequest, Reader, ReaderKind, Urgency,
 };
+pub use placement::ExpertsOnHost;
 pub use policy::PolicyKind;
 pub use prefetch::PrefetchMode;
 pub use probe::{

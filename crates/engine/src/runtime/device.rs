@@ -6,11 +6,11 @@ use moeflux_compute::{Adapter, AdapterKind, Device, DeviceOptions, Isa};
 
 use crate::{
     base::{
-        error::Error,
+        error::{Error, PlanError},
         system::{SystemMemory, has_graphics, physical_cores},
     },
     checkpoint::Checkpoint,
-    experts::slot_classes::SlotClasses,
+    experts::{placement::ExpertsOnHost, slot_classes::SlotClasses},
     model::blueprint::Blueprint,
     runtime::plan::{MemoryPlan, MemoryRequest, host_budget},
     text::model_text::ModelText,
@@ -89,6 +89,10 @@ pub(crate) fn open_device(
     wrap: Option<&WrapDevice>,
 ) -> Result<(ModelText, OpenedDevice), Error> {
     let name = options.name.as_deref().unwrap_or("cpu");
+    if options.exact && request.experts_on_host != ExpertsOnHost::Read {
+        return Err(PlanError::HostExpertsExact.into());
+    }
+    let request = &request.host_threads(request.host_threads.or(options.threads));
     let load = || ModelText::for_checkpoint(checkpoint, blueprint.vocab);
     let open = |text_loaded: &dyn Fn()| {
         let selector = DeviceSelector {

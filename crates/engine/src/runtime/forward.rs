@@ -21,6 +21,7 @@ use crate::{
     model::blueprint::Blueprint,
     runtime::{
         control::StepControl,
+        host_experts::HostExperts,
         layer::{Layer, Loader, MoeState, Scratch, Step, StreamNorm},
         plan::MemoryPlan,
     },
@@ -105,6 +106,8 @@ pub(crate) struct StepSize {
 pub(crate) struct StepContext<'a> {
     pub(crate) device: &'a mut dyn Device,
     pub(crate) cache: &'a mut ExpertCache,
+    /// The processor as a second device for experts, beside a card.
+    pub(crate) host: Option<&'a mut HostExperts>,
     pub(crate) stats: &'a mut Stats,
 }
 
@@ -219,7 +222,7 @@ impl Model {
                     SeqSpan { states, position, tokens: &tokens, logits: LogitsRequest::None };
                 self.tokens.clone_from(&tokens);
                 let mut stats = Stats::default();
-                let mut ctx = StepContext { device, cache, stats: &mut stats };
+                let mut ctx = StepContext { device, cache, host: None, stats: &mut stats };
                 // An error recurs in the first step, which reports it.
                 if self.run_layers(&mut ctx, &[span], &mut StepControl::default()).is_err() {
                     continue;
@@ -335,7 +338,7 @@ impl Model {
         spans: &[SeqSpan<'_>],
         control: &mut StepControl<'_>,
     ) -> Result<(), Error> {
-        let StepContext { device, cache, stats } = ctx;
+        let StepContext { device, cache, host, stats } = ctx;
         let rows = spans.iter().map(|s| s.tokens.len()).sum();
         let x = View::rows(self.scratch.x, rows, self.hidden);
         device
@@ -364,6 +367,7 @@ impl Model {
             let mut step = Step {
                 device: &mut **device,
                 cache,
+                host: host.as_deref_mut(),
                 moe_state: &mut self.moe_state,
                 scratch: &self.scratch,
                 stats,
@@ -462,7 +466,7 @@ impl Model {
         sink: &mut LogitsSink<'_>,
     ) -> Result<(), moeflux_compute::Error> {
         let mut host_logits = std::mem::take(&mut self.host_logits);
-        let StepContext { device, cache, .. } = ctx;
+        let StepContext { device, cache, host, .. } = ctx;
         let all = self.logits(logit_rows.len());
         let top = self.top_logits(logit_rows);
         let mut read_run = |first: usize, run: &[LogitsRow]| {
@@ -475,7 +479,7 @@ impl Model {
             let (values, rest) = host_logits.split_at_mut(view.rows * view.width);
             device.read_while(view, values, &mut |device| {
                 if first == 0 {
-                    self.record_next(device, cache, next);
+                    self.record_next(device, cache, host.as_deref(), next);
                 }
             })?;
             for (i, (wanted, row)) in run.iter().zip(values.chunks_exact(view.width)).enumerate() {
@@ -509,14 +513,16 @@ impl Model {
     }
 
     /// Records the decode step that follows a step with one token per span, unless some layer has
-    /// to read router ids back. Errors are ignored here, as the actual step reports them.
+    /// to read router ids back, or the host computes experts in it. Errors are ignored here, as the actual step reports them.
     fn record_next(
         &mut self,
         device: &mut dyn Device,
         cache: &mut ExpertCache,
+        host: Option<&HostExperts>,
         spans: &[SeqSpan<'_>],
     ) {
         if spans.is_empty()
+            || host.is_some_and(|host| host.computes(spans.len()))
             || spans.iter().any(|span| span.tokens.len() != 1)
             || self.moe_state.ids_were_read
         {
@@ -532,7 +538,8 @@ impl Model {
             .collect();
         let mut stats = Stats::default();
         let recorded = device.record_ahead(&states, next.len(), &mut |device| {
-            let mut ctx = StepContext { device: &mut *device, cache, stats: &mut stats };
+            let mut ctx =
+                StepContext { device: &mut *device, cache, host: None, stats: &mut stats };
             let layers = self.run_layers(&mut ctx, &next, &mut StepControl::default());
             layers
                 .and_then(|()| self.run_head(device, &logit_rows).map_err(Error::at(|| "head")))

@@ -10,6 +10,7 @@
 pub(crate) mod control;
 pub(crate) mod device;
 pub(crate) mod forward;
+pub(crate) mod host_experts;
 pub(crate) mod layer;
 pub(crate) mod non_finite;
 pub(crate) mod pipeline_folder;

@@ -1,24 +1,26 @@
 //! Memory plan: accounts for every byte within a budget before anything is allocated.
 
-use moeflux_compute::{BankPlace, Device, KvFormat, ScratchShape, StateShape};
+use moeflux_compute::{BankPlace, Device, KvFormat, ScratchShape, StateShape, cpu_scratch_bytes};
 use serde::{Serialize, Serializer};
 
 use crate::{
     base::{
         error::{Error, PlanError},
         setters::setters,
-        system::{SystemMemory, page_align},
+        system::{SystemMemory, page_align, physical_cores},
     },
     checkpoint::{Checkpoint, MatrixSource, READ_THREADS},
     experts::{
         cache::BOOKKEEPING_BYTES,
         io::{Access, PageCache, ReadOptions, reader_memory},
+        placement::{ExpertsOnHost, Placement},
         probe::FilePages,
         slot_classes::{SlotClasses, split},
     },
     model::blueprint::{Blueprint, MixerBlueprint},
     runtime::{
         forward::{TOP_CANDIDATES, host_values, logit_rows},
+        host_experts::HostExpertsShape,
         layer::{Mla, MoeState, SCRATCH_BUFFERS, Scratch},
         pools::{LineName, Pool, PoolLine},
     },
@@ -98,6 +100,12 @@ pub struct MemoryRequest {
     /// Exact number of host slots beside a card's own, instead of as many as are useful and
     /// `budget` holds.
     pub host_slots: Option<usize>,
+    /// How experts that have no place on a card are computed. Ignored for devices without memory of
+    /// their own.
+    pub experts_on_host: ExpertsOnHost,
+    /// Threads of the host's processor, where it computes experts beside a card; by default one per
+    /// physical core.
+    pub host_threads: Option<usize>,
     /// Bytes of the expert reader: stacks and bounce buffers; by default those of the default
     /// options.
     pub reader: Option<u64>,
@@ -119,6 +127,8 @@ setters!(MemoryRequest {
     marks: impl Into<Option<u64>>,
     slots: impl Into<Option<usize>>,
     host_slots: impl Into<Option<usize>>,
+    experts_on_host: ExpertsOnHost,
+    host_threads: impl Into<Option<usize>>,
     reader: impl Into<Option<u64>>,
     reserved: impl Into<Option<u64>>,
     grammars: bool,
@@ -171,6 +181,8 @@ pub struct MemoryPlan {
     pub working_set: usize,
     /// Sizes of slots.
     slot_classes: SlotClasses,
+    /// Experts that the host computes beside a card.
+    placement: Option<Placement>,
 }
 
 /// Plan in the JSON of reports: one level of keys, which saved runs share.
@@ -384,6 +396,7 @@ impl MemoryPlan {
                 chunk: rows,
                 working_set,
                 slot_classes: classes.clone(),
+                placement: None,
             })
         };
         let experts = classes.experts();
@@ -411,7 +424,20 @@ impl MemoryPlan {
         best.fastest_mut().set_bytes(LineName::Marks, marks);
         let most = classes.slots_within(best.fastest().room(), &experts);
         let (slots, in_place) = (request.slots.unwrap_or(most), memory.is_none_or(|m| m.in_place));
+        // Experts that the host computes need no card that reads them.
+        let computes = card_budget.is_some()
+            && request.experts_on_host == ExpertsOnHost::Compute
+            && slots.min(most) < all;
+        let stays_on_host = in_place || computes;
         let mut found_on_host = 0;
+        if computes {
+            let max_rows = Placement::max_rows_for(in_place).min(best.chunk);
+            let shape = HostExpertsShape::new(blueprint, max_rows);
+            let threads = request.host_threads.unwrap_or_else(physical_cores);
+            let scratch = cpu_scratch_bytes(shape.scratch(), threads);
+            let scratch = scratch.map_err(Error::at(|| "planning memory"))?;
+            best.host_mut().insert(LineName::Scratch, scratch + shape.bytes());
+        }
         if card_budget.is_some() {
             let least = MIN_HOST_SLOTS.min(all);
             best.host_mut().set_slots(&split(least, &experts));
@@ -428,10 +454,10 @@ impl MemoryPlan {
                     return Err(PlanError::HostSlots { asked, most: most_on_host }.into());
                 }
                 Some(asked) => asked,
-                None => host_slots(all - slots.min(all), least, most_on_host, in_place),
+                None => host_slots(all - slots.min(all), least, most_on_host, stays_on_host),
             };
             best.host_mut().set_slots(&split(on_host, shares));
-            found_on_host = if in_place { on_host } else { 0 };
+            found_on_host = if stays_on_host { on_host } else { 0 };
         }
         best.holds_all = slots.min(most) + found_on_host >= all;
         // If every expert has a fixed slot, a layer needs no separate slots on the card.
@@ -448,8 +474,24 @@ impl MemoryPlan {
         if slots < need || slots > most {
             return Err(PlanError::Slots { asked: slots, need, most, all }.into());
         }
-        best.fastest_mut().set_slots(&split(slots, &experts));
+        let on_card = split(slots, &experts);
+        if computes {
+            let counts = blueprint.layers.iter().map(|l| l.moe().map_or(0, |m| m.experts.count));
+            let layers = counts.zip(best.slot_classes.of_layers().iter().copied());
+            best.placement = Some(Placement::new(layers, &on_card, in_place));
+        }
+        best.fastest_mut().set_slots(&on_card);
         Ok(best)
+    }
+
+    /// Experts that the host computes beside a card, if it computes any.
+    pub(crate) fn placement(&self) -> Option<&Placement> {
+        self.placement.as_ref()
+    }
+
+    /// Number of experts that the host computes in steps of few rows.
+    pub fn computed_on_host(&self) -> usize {
+        self.placement.as_ref().map_or(0, Placement::experts_on_host)
     }
 
     /// Pools in order of speed: the card's own memory, if it has some, then host memory.

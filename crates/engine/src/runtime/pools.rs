@@ -20,7 +20,7 @@ pub enum LineName {
     State,
     /// States in the prefix cache and of marks, and pages of forks.
     Marks,
-    /// Scratch buffers of activations.
+    /// Scratch buffers of activations; of experts that the host computes beside a card.
     Scratch,
     /// Slots for experts.
     Slots,
@@ -105,6 +105,13 @@ impl Pool {
     /// Appends a line of one part.
     pub(crate) fn push(&mut self, name: LineName, bytes: u64) {
         self.lines.push(PoolLine { name, each: bytes, count: 1 });
+    }
+
+    /// Inserts a line of one part in front of the slots.
+    pub(crate) fn insert(&mut self, name: LineName, bytes: u64) {
+        let slots = self.lines.iter().position(|line| line.name == LineName::Slots);
+        let line = PoolLine { name, each: bytes, count: 1 };
+        self.lines.insert(slots.unwrap_or(self.lines.len()), line);
     }
 
     /// Sets the number of slots by size.

@@ -18,6 +18,7 @@ use crate::{
         error::Error,
         setters::setters,
         stats::{LayerStats, ReadCounters},
+        system::physical_cores,
     },
     checkpoint::{Checkpoint, MatrixSource, ModelId, ReadAhead, RopeScaling},
     experts::{
@@ -35,6 +36,7 @@ use crate::{
     runtime::{
         device::{ChosenDevice, OpenedDevice, WrapDevice, open_device},
         forward::{Model, StepSize},
+        host_experts::HostExperts,
         layer::Loader,
         non_finite::NonFiniteSearch,
         plan::{MemoryPlan, MemoryRequest, scratch_shape},
@@ -112,6 +114,8 @@ struct EngineShared {
 pub(crate) struct Runtime {
     pub(crate) device: Box<dyn Device>,
     pub(crate) cache: ExpertCache,
+    /// The processor as a second device for experts, beside a card.
+    pub(crate) host: Option<HostExperts>,
     pub(crate) model: Model,
     /// Arguments to reopen the experts' files after a read error.
     reopen: ReopenArgs,
@@ -204,7 +208,15 @@ impl Engine {
             host_in_place: memory.is_none_or(|m| m.in_place),
             holds_all: plan.holds_all,
         };
-        let cache = ExpertCache::new(source, reader, CacheTiers { host, card }, access);
+        let mut cache = ExpertCache::new(source, reader, CacheTiers { host, card }, access);
+        cache.set_placement(plan.placement().cloned());
+        let host = plan.placement().map(|placement| {
+            let threads = options.device.threads.or_else(|| Some(physical_cores()));
+            let cpu = moeflux_compute::open(&DeviceOptions::default().threads(threads));
+            let cpu = cpu.map_err(Error::at(|| "opening the processor"))?;
+            HostExperts::new(cpu, placement.clone(), &blueprint, plan.slot_classes(), plan.chunk)
+        });
+        let host = host.transpose()?;
         let kv_format = device.kv_format();
         let state_limit = plan.bytes(LineName::State).saturating_add(plan.bytes(LineName::Marks));
         device.limit_states(state_limit);
@@ -222,6 +234,7 @@ impl Engine {
         let mut runtime = Runtime {
             device,
             cache,
+            host,
             model,
             reopen,
             rewind,

@@ -280,7 +280,12 @@ impl Runtime {
             entry.timeline.written = entry.timeline.written.max(end);
         }
         let (before, reads) = (self.device.counters(), self.cache.read_counters());
-        let on = StepContext { device: &mut *self.device, cache: &mut self.cache, stats };
+        let on = StepContext {
+            device: &mut *self.device,
+            cache: &mut self.cache,
+            host: self.host.as_mut(),
+            stats,
+        };
         let stepped = match &*entries {
             // A step of one session does not allocate.
             [entry] => self.model.step(on, &[entry.span()], control, sink),

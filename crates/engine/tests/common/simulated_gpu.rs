@@ -10,7 +10,8 @@ use moeflux::runtime::WrapDevice;
 use moeflux_compute::{
     Bank, BankPlace, Buffer, Bytes, Commit, Counters, Device, DeviceId, DeviceMemory, Error,
     ExpertUses, KvFormat, MatrixShape, Op, PlannedMemory, Profiler, RecordAhead, ScratchShape,
-    Slot, SlotStore, SlotTable, Span, State, StateShape, StateStore, Ticket, View, Weight,
+    Slot, SlotStore, SlotTable, Span, State, StateShape, StateStore, Ticket, View, ViewRead,
+    Weight,
 };
 
 /// Calls that the device received.
@@ -24,6 +25,8 @@ pub struct Asked {
     pub reads: usize,
     /// Values in those views.
     pub numbers: usize,
+    /// Views written by the host.
+    pub written: usize,
     /// Banks in device memory, and in host memory.
     pub banks: usize,
     pub host_banks: usize,
@@ -226,6 +229,22 @@ impl Device for Wrapped {
     fn write(&mut self, buffer: Buffer, numbers: &[f32]) -> Result<(), Error> {
         self.check()?;
         self.inner.write(buffer, numbers)
+    }
+
+    fn write_view(&mut self, view: View, numbers: &[f32]) -> Result<(), Error> {
+        self.check()?;
+        self.note(|a| a.written += 1);
+        self.inner.write_view(view, numbers)
+    }
+
+    fn read_views(&mut self, reads: &mut [ViewRead<'_>]) -> Result<(), Error> {
+        self.check()?;
+        self.note(|a| {
+            a.reads += 1;
+            a.numbers += reads.iter().map(|read| read.out.len()).sum::<usize>();
+        });
+        self.inner.read_views(reads)?;
+        self.check_call(Call::Read)
     }
 }
 

@@ -49,6 +49,12 @@ pub enum PlanError {
         /// Ways to lower the floor or to raise the budget.
         advice: String,
     },
+    /// Experts on the host computed by another device, on the exact path.
+    #[error(
+        "--experts-on-host compute is not exact: the processor rounds differently from the card; give \
+         --experts-on-host read, or leave --exact out"
+    )]
+    HostExpertsExact,
     /// Budget of a device's own memory above its size.
     #[error(
         "a budget of the device's own memory of {} MiB is more than the {} MiB that it has: give a smaller \

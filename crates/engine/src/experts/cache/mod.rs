@@ -13,6 +13,7 @@ use moeflux_compute::{Bytes, Device, Slot, SlotTable, Ticket};
 
 use super::{
     io::{Completion, QUEUE_SLOT_BYTES, ReadRequest, Reader, Urgency},
+    placement::Placement,
     policy::POLICY_BYTES,
     source::{ExpertId, ExpertSource},
     tier::{NONE, SlotState, Tier},
@@ -98,6 +99,8 @@ pub(crate) struct ExpertCache {
     /// Prefetches in flight.
     prefetching: usize,
     access: SlotAccess,
+    /// Experts that the card never gets, as the host computes them.
+    placement: Option<Placement>,
     /// Whether a read has failed.
     failed: bool,
     /// Counters of earlier readers.
@@ -125,9 +128,15 @@ impl ExpertCache {
             reading: 0,
             prefetching: 0,
             access,
+            placement: None,
             failed: false,
             earlier,
         }
+    }
+
+    /// Keeps the experts that the host computes away from the card.
+    pub(crate) fn set_placement(&mut self, placement: Option<Placement>) {
+        self.placement = placement;
     }
 
     /// Slot of a layer's fused shared expert.
@@ -274,7 +283,7 @@ impl ExpertCache {
             return Ok(Some(pin));
         }
         let SlotState { layer, expert, .. } = self.host.states[pin.host as usize];
-        if !self.fills_card(layer as usize) {
+        if !self.fills_card(layer as usize, expert as usize) {
             return Ok(Some(pin));
         }
         match self.reserve_card_slot(layer as usize, expert as usize) {
@@ -287,11 +296,18 @@ impl ExpertCache {
         }
     }
 
-    /// Whether experts of a layer in host slots are copied to the card: while it has empty slots
-    /// for them, and always if it is a cache.
-    fn fills_card(&self, layer: usize) -> bool {
+    /// Whether an expert in a host slot is copied to the card: while it has empty slots for those
+    /// of its layer, and always if it is a cache.
+    fn fills_card(&self, layer: usize, expert: usize) -> bool {
         let holds_all = self.access.holds_all;
-        self.card.as_ref().is_some_and(|card| card.has_empty(layer) || !holds_all)
+        self.belongs_on_card(layer, expert)
+            && self.card.as_ref().is_some_and(|card| card.has_empty(layer) || !holds_all)
+    }
+
+    /// Whether the plan lets an expert be copied to the card.
+    fn belongs_on_card(&self, layer: usize, expert: usize) -> bool {
+        let placement = self.placement.as_ref();
+        placement.is_none_or(|placement| expert < placement.first_on_host(layer))
     }
 
     /// Reserves a card slot for an expert, pinned.
@@ -333,9 +349,12 @@ impl ExpertCache {
         let Some(slot) = filling.or_else(|| self.host.victim(layer)) else {
             return Ok(Lookup::Full);
         };
-        let card_slot =
-            if self.fills_card(layer) { self.reserve_card_slot(layer, expert) } else { None };
-        if card_slot.is_none() && !self.access.host_in_place {
+        let card_slot = match self.fills_card(layer, expert) {
+            true => self.reserve_card_slot(layer, expert),
+            false => None,
+        };
+        let needs_card = !self.access.host_in_place && self.belongs_on_card(layer, expert);
+        if card_slot.is_none() && needs_card {
             return Ok(Lookup::Full);
         }
         match filling {

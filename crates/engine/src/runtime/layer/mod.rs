@@ -36,6 +36,7 @@ use crate::{
         BodyBlueprint, FeedForwardBlueprint, LayerBlueprint, LinearSource, MixerBlueprint,
         NormKind, NormSource, RopeShape, SubBlockBlueprint, SubBlockInput,
     },
+    runtime::host_experts::HostExperts,
 };
 
 /// Loads weights onto a device.
@@ -217,6 +218,8 @@ pub trait StepObserver {
 pub(crate) struct Step<'a> {
     pub(crate) device: &'a mut dyn Device,
     pub(crate) cache: &'a mut ExpertCache,
+    /// The processor as a second device for experts, beside a card.
+    pub(crate) host: Option<&'a mut HostExperts>,
     pub(crate) moe_state: &'a mut MoeState,
     pub(crate) scratch: &'a Scratch,
     pub(crate) stats: &'a mut Stats,

@@ -11,7 +11,7 @@ use std::{
 
 use moeflux_compute::{
     Activation, Buffer, ExpertShape, ExpertUse, ExpertUses, Op, Router, Shared, SharedChoice,
-    SlotTable, View,
+    SlotTable, View, ViewRead,
 };
 
 use super::{
@@ -30,6 +30,7 @@ use crate::{
         trace::TraceRecorder,
     },
     model::blueprint::{Blueprint, MoeBlueprint},
+    runtime::host_experts::HostExpertsOp,
 };
 
 #[derive(Debug)]
@@ -143,6 +144,8 @@ pub(crate) struct MoeState {
     choices: Vec<RouterChoice>,
     needed: Vec<NeededExpert>,
     uses: Vec<ExpertUse>,
+    /// Uses of experts that the host computes.
+    host_uses: Vec<ExpertUse>,
     pinned: Vec<Pin>,
     prefetcher: Prefetcher,
     /// Counters that are read outside steps too.
@@ -163,6 +166,7 @@ impl MoeState {
             choices: Vec::with_capacity(n),
             needed: Vec::with_capacity(n),
             uses: Vec::with_capacity(n),
+            host_uses: Vec::with_capacity(n),
             pinned: Vec::with_capacity(n),
             prefetcher: Prefetcher::new(prefetch, blueprint.layers.len(), k),
             counters: Arc::new(ExpertCounters::new(blueprint)),
@@ -177,7 +181,7 @@ impl MoeState {
             + size_of::<u32>()
             + size_of::<RouterChoice>()
             + size_of::<NeededExpert>()
-            + size_of::<ExpertUse>()
+            + 2 * size_of::<ExpertUse>()
             + size_of::<Pin>();
         (rows.max(MAX_PREFETCH_ROWS) * k * bytes) as u64
             + Prefetcher::bytes(blueprint.layers.len(), k)
@@ -311,8 +315,10 @@ impl Moe {
             step.rows * self.experts_per_row,
             step.hidden,
         );
-        // Observers and traces need the ids on the host.
-        let resident = match step.observer.is_some() || step.moe_state.recorder.is_some() {
+        // Observers, traces and experts that the host computes need the ids on the host.
+        let computed_from = self.computed_from(step);
+        let is_observed = step.observer.is_some() || step.moe_state.recorder.is_some();
+        let resident = match is_observed || computed_from.is_some() {
             false => step.cache.resident_table(step.device, step.layer)?,
             true => None,
         };
@@ -328,8 +334,8 @@ impl Moe {
             }
             None => {
                 let ids = self.select_experts(step, logits, weights)?;
-                self.read_ids(step, ids)?;
                 let input = self.expert_input(step, ids)?;
+                self.read_ids(step, ids, computed_from.map(|_| input))?;
                 self.run_streamed(step, input, parts)?
             }
         };
@@ -423,7 +429,7 @@ impl Moe {
                 prefetch_issued = self.prefetch_next_layer(step)?;
             }
             // Released slots may allow experts on the host to be copied to the card without a read.
-            if !step.moe_state.uses.is_empty() {
+            if !step.moe_state.uses.is_empty() || !step.moe_state.host_uses.is_empty() {
                 continue;
             }
             if in_flight == 0 {
@@ -535,16 +541,27 @@ impl Moe {
         Ok(ids)
     }
 
-    /// Reads the ids back and groups them in `step.moe_state`.
-    fn read_ids(&self, step: &mut Step<'_>, ids: View) -> Result<(), Error> {
+    /// The first expert of the layer that the host computes in this step, if it computes any.
+    fn computed_from(&self, step: &Step<'_>) -> Option<usize> {
+        step.host.as_ref()?.computed_from(step.layer, step.rows)
+    }
+
+    /// Reads the ids back and groups them in `step.moe_state`, and `input` for the host's experts
+    /// with them.
+    fn read_ids(&self, step: &mut Step<'_>, ids: View, input: Option<View>) -> Result<(), Error> {
         let moe_state = &mut *step.moe_state;
         moe_state.ids_were_read = true;
         moe_state.ids_as_f32.resize(step.rows * self.top_k, 0.0);
         let layer = step.layer;
         let chosen = ids.columns(0, self.top_k);
-        step.device
-            .read(chosen, &mut moe_state.ids_as_f32)
-            .map_err(Error::at(|| format!("layer {layer}, router")))?;
+        let read = match (input, &mut step.host) {
+            (Some(input), Some(host)) => step.device.read_views(&mut [
+                ViewRead { view: chosen, out: &mut moe_state.ids_as_f32 },
+                ViewRead { view: input, out: host.input(input.rows * input.width) },
+            ]),
+            _ => step.device.read(chosen, &mut moe_state.ids_as_f32),
+        };
+        read.map_err(Error::at(|| format!("layer {layer}, router")))?;
         moe_state.ids.clear();
         moe_state.ids.extend(moe_state.ids_as_f32.iter().map(|id| *id as u32));
         if let Some(observer) = &mut step.observer {
@@ -568,6 +585,7 @@ impl Moe {
     fn pin_hits(&self, step: &mut Step<'_>) -> Result<(), Error> {
         let moe_state = &mut *step.moe_state;
         moe_state.uses.clear();
+        moe_state.host_uses.clear();
         moe_state.pinned.clear();
         if let Some(slot) = step.cache.shared(step.layer) {
             let row_use =
@@ -601,8 +619,11 @@ impl Moe {
 
     /// Adds the expert uses of a needed expert that is in a slot.
     fn add_uses(&self, step: &mut Step<'_>, needed: usize, pin: Pin) {
-        let MoeState { needed: experts, choices, uses, pinned, .. } = &mut *step.moe_state;
+        let computed_from = self.computed_from(step).unwrap_or(usize::MAX);
+        let MoeState { needed: experts, choices, uses, host_uses, pinned, .. } =
+            &mut *step.moe_state;
         let needed = &mut experts[needed];
+        let uses = if needed.expert < computed_from { uses } else { host_uses };
         needed.taken = true;
         pinned.push(pin);
         uses.extend(choices[needed.choices.clone()].iter().map(|c| self.expert_use(c, pin.slot)));
@@ -661,25 +682,52 @@ impl Moe {
         Ok(arrived)
     }
 
-    /// Computes the experts that are in memory and releases their slots.
+    /// Computes the experts that are in memory and releases their slots. The host computes its
+    /// experts while the device computes the others.
     fn run_ready(&self, step: &mut Step<'_>, x: View, parts: View) -> Result<(), Error> {
-        if step.moe_state.uses.is_empty() {
+        if step.moe_state.uses.is_empty() && step.moe_state.host_uses.is_empty() {
             return Ok(());
         }
         let mut uses = std::mem::take(&mut step.moe_state.uses);
         // Sorted by bank, as a device computes the experts of one bank at once.
         uses.sort_unstable_by_key(|u| (u.slot, u.out_row));
-        let ran = self.run_experts(step, x, ExpertUses::Listed(&uses), parts);
+        let ran = match uses.is_empty() {
+            true => Ok(()),
+            false => self.run_experts(step, x, ExpertUses::Listed(&uses), parts),
+        };
         step.moe_state.uses = uses;
         ran?;
         let layer = step.layer;
         let ticket =
             step.device.submit().map_err(Error::at(|| format!("layer {layer}, experts")))?;
+        self.run_on_host(step, x, parts)?;
         for pin in step.moe_state.pinned.drain(..) {
             step.cache.release(pin, ticket);
         }
         step.moe_state.uses.clear();
         Ok(())
+    }
+
+    /// Computes experts on the host, and writes their results to the device.
+    fn run_on_host(&self, step: &mut Step<'_>, x: View, parts: View) -> Result<(), Error> {
+        let Step { device, moe_state, stats, layer, .. } = step;
+        let uses = &mut moe_state.host_uses;
+        let Some(host) = step.host.as_mut().filter(|_| !uses.is_empty()) else { return Ok(()) };
+        uses.sort_unstable_by_key(|u| (u.slot, u.out_row));
+        stats.experts_on_host += uses.chunk_by(|a, b| a.slot == b.slot).count() as u64;
+        let since = Instant::now();
+        let op = HostExpertsOp {
+            uses,
+            input_rows: x.rows,
+            shape: &self.shape,
+            activation: self.activation,
+            experts: self.n_experts,
+            parts,
+        };
+        let ran = host.run(&mut **device, op);
+        stats.computing_ns += since.elapsed().as_nanos() as u64;
+        uses.clear();
+        ran.map_err(Error::at(|| format!("layer {layer}, experts on the host")))
     }
 
     fn run_experts(
