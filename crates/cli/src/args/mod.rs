@@ -128,8 +128,8 @@ pub(crate) struct MemoryArgs {
     ///
     /// read: the GPU computes them, and reads them over the bus. compute: the processor computes
     /// them while the GPU computes its own, in steps of few tokens; faster where memory is faster
-    /// than the bus. Each layer has the same share of its experts on the GPU. Answers then depend on
-    /// --gpu-memory, by rounding; not with --exact.
+    /// than the bus. Each layer has the same share of its experts on the GPU. Answers then depend
+    /// on --gpu-memory, by rounding; not with --exact.
     #[arg(long, value_name = "HOW", default_value_t, hide_default_value = true, help_heading = MODEL)]
     pub(crate) experts_on_host: ExpertsOnHost,
     /// Context: maximum tokens of prompt and answer [default: 8192 or the model's]

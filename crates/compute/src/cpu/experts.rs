@@ -72,7 +72,8 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
     let layout = shape.layout()?;
     cpu.reserve(1, x.width.max(inner.width))?;
     let room = cpu.reserved.rows;
-    let layouts = [shape.gate, shape.up, shape.down].map(|shape| cpu.rounds(shape));
+    let down = if cpu.f32_expert_inputs { None } else { cpu.rounds(shape.down) };
+    let layouts = [cpu.rounds(shape.gate), cpu.rounds(shape.up), down];
     let Cpu { kernels, pool, rounded, inner: inner_q8, runs, .. } = cpu;
     let kernels = *kernels;
     host.with(&inner, |host, inner_values| {

@@ -39,8 +39,8 @@ pub use simd::{CpuPeak, Isa};
 use simd::{Kernels, Q8Rows, QuantLayout, padded};
 
 use crate::{
-    Buffer, Device, DeviceId, Error, ExpertUse, ExpertUses, KV_BLOCK, KvFormat, Op, PlannedMemory,
-    ScratchShape, Ticket, View, Weight,
+    Buffer, Device, DeviceId, DeviceOptions, Error, ExpertUse, ExpertUses, KV_BLOCK, KvFormat, Op,
+    PlannedMemory, ScratchShape, Ticket, View, Weight,
     host::{Host, HostDevice},
     matrix::{Bytes, MatrixShape},
 };
@@ -73,6 +73,8 @@ struct Cpu {
     kernels: Kernels,
     pool: ThreadPool<WorkerScratch>,
     exact: bool,
+    /// Whether inputs of experts' second matrices stay in f32 on the fast path.
+    f32_expert_inputs: bool,
     /// Quantized inputs of a matrix.
     rounded: Activations,
     /// Quantized inputs of the experts' down matrices.
@@ -173,16 +175,17 @@ impl CpuDevice {
     pub(crate) fn new(
         id: DeviceId,
         isa: Isa,
-        threads: Option<usize>,
-        exact: bool,
         kv_format: KvFormat,
+        options: &DeviceOptions,
     ) -> Result<Self, Error> {
+        let &DeviceOptions { threads, exact, f32_expert_inputs, .. } = options;
         let threads =
             threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
         let cpu = Cpu {
             kernels: Kernels::new(isa)?,
             pool: ThreadPool::new(threads)?,
             exact,
+            f32_expert_inputs,
             rounded: Activations::default(),
             inner: Activations::default(),
             runs: experts::ExpertRuns::default(),

@@ -111,6 +111,9 @@ pub struct DeviceOptions {
     /// Id of another device whose handles this one shall accept, for tests that run each op on two
     /// devices. The default is a new id.
     pub id: Option<DeviceId>,
+    /// Keeps the inputs of experts' second matrices in f32 on a CPU's fast path, where they make
+    /// most of its difference to the exact path.
+    pub f32_expert_inputs: bool,
     /// Where a GPU keeps its compiled kernels between processes. Without it, the default, each
     /// process compiles them.
     pub pipelines: Option<Arc<dyn PipelineStore>>,
@@ -159,6 +162,13 @@ impl DeviceOptions {
         self
     }
 
+    /// Sets `f32_expert_inputs`.
+    #[must_use]
+    pub fn f32_expert_inputs(mut self, on: bool) -> Self {
+        self.f32_expert_inputs = on;
+        self
+    }
+
     /// Sets `pipelines`.
     #[must_use]
     pub fn pipelines(mut self, pipelines: impl Into<Option<Arc<dyn PipelineStore>>>) -> Self {
@@ -181,7 +191,7 @@ pub fn open(options: &DeviceOptions) -> Result<Box<dyn Device>, Error> {
                 Some(name) => Isa::by_name(name)?,
                 None => Isa::detect(),
             };
-            Ok(Box::new(CpuDevice::new(id, isa, options.threads, options.exact, kv_format)?))
+            Ok(Box::new(CpuDevice::new(id, isa, kv_format, options)?))
         }
         "reference" => Ok(Box::new(ReferenceDevice::new(id))),
         name => {

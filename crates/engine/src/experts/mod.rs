@@ -2,10 +2,9 @@
 //!
 //! `cache` maps experts to slots, `policy` picks the slot to evict, `prefetch` predicts the next
 //! layer's experts, `io` reads their bytes, `source` has their file locations, `tier` holds the
-//! slots of one kind of memory, `slot_classes` says of which sizes, `placement` which experts the host
-//! computes; `counters` counts uses and
-//! hits, `trace` records routing, `probe` measures disk and memory. Must not know: sessions, the
-//! memory plan.
+//! slots of one kind of memory, `slot_classes` says of which sizes, `placement` which experts the
+//! host computes; `counters` counts uses and hits, `trace` records routing, `probe` measures disk
+//! and memory. Must not know: sessions, the memory plan.
 
 pub(crate) mod cache;
 pub(crate) mod counters;

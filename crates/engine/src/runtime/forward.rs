@@ -513,7 +513,8 @@ impl Model {
     }
 
     /// Records the decode step that follows a step with one token per span, unless some layer has
-    /// to read router ids back, or the host computes experts in it. Errors are ignored here, as the actual step reports them.
+    /// to read router ids back, or the host computes experts in it. Errors are ignored here, as the
+    /// actual step reports them.
     fn record_next(
         &mut self,
         device: &mut dyn Device,

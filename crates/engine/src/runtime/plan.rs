@@ -757,6 +757,7 @@ mod tests {
             chunk: 256,
             working_set: 384,
             slot_classes: SlotClasses::uniform(1, 2_654_208),
+            placement: None,
         };
         for state in [2 << 20, 64 << 20, 1 << 30] {
             plan.fastest_mut().set_bytes(LineName::State, state);

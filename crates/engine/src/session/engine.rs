@@ -212,8 +212,8 @@ impl Engine {
         cache.set_placement(plan.placement().cloned());
         let host = plan.placement().map(|placement| {
             let threads = options.device.threads.or_else(|| Some(physical_cores()));
-            let cpu = moeflux_compute::open(&DeviceOptions::default().threads(threads));
-            let cpu = cpu.map_err(Error::at(|| "opening the processor"))?;
+            let cpu = DeviceOptions::default().threads(threads).f32_expert_inputs(true);
+            let cpu = moeflux_compute::open(&cpu).map_err(Error::at(|| "opening the processor"))?;
             HostExperts::new(cpu, placement.clone(), &blueprint, plan.slot_classes(), plan.chunk)
         });
         let host = host.transpose()?;

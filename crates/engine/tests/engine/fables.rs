@@ -3,13 +3,15 @@
 use std::{collections::BTreeMap, ops::ControlFlow};
 
 use moeflux::{
-    ChatOptions, Engine, Finish, GenerateRequest, MemoryRequest, Message, Sampling, StepControl,
+    ChatOptions, Checkpoint, Engine, EngineOptions, Finish, GenerateRequest, MemoryRequest,
+    Message, Sampling, StepControl,
+    experts::ExpertsOnHost,
     generate,
     runtime::{DeviceOptions, KvFormat},
     session::SnapshotOptions,
 };
 
-use crate::common::{data, engine, exact, feed, gpu, is_full, tales};
+use crate::common::{data, engine, exact, feed, gpu, is_full, simulated_gpu::Card, tales};
 
 fn fables() -> BTreeMap<String, String> {
     serde_json::from_slice(&std::fs::read(data().join("fables.json")).unwrap()).unwrap()
@@ -228,6 +230,25 @@ fn the_fast_path_of_a_gpu_stays_close_to_its_exact_one() {
     ] {
         let mean = divergence_by(at_once, &slow, &fast, texts);
         assert!(mean < bar, "{what}: mean KL divergence {mean:e}");
+    }
+}
+
+/// Some experts on a card, the others computed by the processor.
+#[test]
+fn experts_on_the_host_stay_close_to_those_on_a_card() {
+    let Some(gpu) = gpu(false) else { return };
+    let [read, compute] = [ExpertsOnHost::Read, ExpertsOnHost::Compute].map(|how| {
+        let (wrap, _) = Card::OWN.wrap();
+        let memory = MemoryRequest::default().slots(96).experts_on_host(how);
+        let options = EngineOptions::default().memory(memory).device(gpu.clone());
+        let checkpoint = Checkpoint::open(&tales()).unwrap();
+        Engine::open(checkpoint, options.wrap_device(wrap), &mut |_, _| {}).unwrap()
+    });
+    let unknown = read.text().unwrap().encode(UNKNOWN).unwrap();
+    for (what, texts, at_once) in [("fables", told(1, &read), 16), ("a text", vec![unknown], 2)] {
+        let mean = divergence_by(at_once, &read, &compute, &texts);
+        println!("{what}: mean KL divergence {mean:e}");
+        assert!(mean < 1e-3, "{what}: mean KL divergence {mean:e}");
     }
 }
 

@@ -20,6 +20,7 @@ mod file_versions;
 mod gguf;
 mod gguf_use;
 mod goldens;
+mod host_experts;
 mod hostile_configs;
 mod injected_faults;
 mod invariants;

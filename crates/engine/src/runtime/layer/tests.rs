@@ -114,6 +114,7 @@ fn run(x: &[f32], sub_blocks: impl FnOnce(Parts) -> Vec<SubBlockBlueprint>) -> L
     let mut step = Step {
         device,
         cache: &mut cache,
+        host: None,
         moe_state: &mut MoeState::default(),
         scratch: &scratch,
         stats: &mut Stats::default(),
