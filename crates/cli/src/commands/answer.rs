@@ -154,6 +154,12 @@ impl AnswerCost {
         parts.push(format!("{} read per token", units::disk(per_token)));
         parts.push(format!("{} in all", units::disk(statistics.bytes_read as f64)));
         parts.push(format!("hit rate {}", units::percent(statistics.hit_rate)));
+        let on_host = statistics.prefill.experts_on_host + statistics.decode.experts_on_host;
+        if on_host > 0 {
+            let needed = statistics.prefill.experts_needed + statistics.decode.experts_needed;
+            let share = units::percent(on_host as f64 / needed as f64);
+            parts.push(format!("{share} of the experts computed on the host"));
+        }
         parts.push(describe::peak_memory(engine.plan(), statistics.peak_memory));
         parts.push(describe::device(engine.device(), statistics.dispatches));
         parts.join("; ")
@@ -185,6 +191,8 @@ struct PhaseStatistics {
     bytes_per_token: f64,
     experts_needed: u64,
     experts_read: u64,
+    /// Computed by the processor beside a GPU.
+    experts_on_host: u64,
     hit_rate: f64,
     stalled_seconds: f64,
     /// Waits for GPU kernels to be compiled.
@@ -205,6 +213,7 @@ impl PhaseStatistics {
             bytes_per_token: s.bytes_read as f64 / phase.tokens.max(1) as f64,
             experts_needed: s.experts_needed,
             experts_read: s.experts_read,
+            experts_on_host: s.experts_on_host,
             hit_rate: s.hit_rate(),
             stalled_seconds: s.stalled_ns as f64 / 1e9,
             compiling_seconds: s.compiling_ns as f64 / 1e9,

@@ -201,6 +201,8 @@ struct PlanRecord {
     slots: usize,
     /// Zero if the device uses host memory.
     host_slots: usize,
+    /// Experts that the host computes beside a card.
+    computed_on_host: usize,
     holds_all: bool,
     sessions: usize,
     context: usize,
@@ -224,6 +226,7 @@ impl Serialize for MemoryPlan {
             slot: self.slot_bytes(),
             slots: self.fastest().slots(),
             host_slots: card.map_or(0, |_| self.host().slots()),
+            computed_on_host: self.computed_on_host(),
             holds_all: self.holds_all,
             sessions: self.sessions,
             context: self.context,

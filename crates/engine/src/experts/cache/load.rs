@@ -93,15 +93,18 @@ impl ExpertCache {
         self.tables.fill(None);
     }
 
-    /// Reads all experts in file order; the first ones go to the card while it has room. `progress`
-    /// gets the bytes of each.
+    /// Reads all experts in file order; the first ones go to the card while it has room, or those
+    /// that the placement gives it. `progress` gets the bytes of each.
     pub(crate) fn load_all(
         &mut self,
         device: &mut dyn Device,
         progress: &mut dyn FnMut(u64),
     ) -> Result<(), Error> {
         let mut stats = Stats::default();
-        let mut order = self.source.experts_in_file_order().into_iter().peekable();
+        let mut order = self.source.experts_in_file_order();
+        // Once every host slot has its own expert, none is left to copy to the card from.
+        order.sort_by_key(|(layer, expert)| !self.belongs_on_card(*layer, *expert));
+        let mut order = order.into_iter().peekable();
         let mut pinned = Vec::with_capacity(self.host.states.len());
         let mut fixed = Vec::new();
         loop {

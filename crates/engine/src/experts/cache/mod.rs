@@ -602,6 +602,11 @@ mod tests {
     }
 
     fn cache(device: &mut dyn Device, slots: usize) -> ExpertCache {
+        tiers(device, slots, None)
+    }
+
+    /// A cache with slots on the host, and on a card, then for all experts.
+    fn tiers(device: &mut dyn Device, slots: usize, card_slots: Option<usize>) -> ExpertCache {
         let bytes: Vec<u8> = (0..LAYERS * EXPERTS * BYTES).map(|i| (i / BYTES) as u8).collect();
         let files = Arc::new(vec![DataFile::embedded("experts", bytes.leak())]);
         let matrix = MatrixShape { rows: 1, cols: 1, format: Format::Plain(Scalar::F16) };
@@ -620,25 +625,36 @@ mod tests {
             })
         };
         let source = Arc::new(ExpertSource::new(files, (0..LAYERS).map(layer).collect()));
-        let host = Tier::new(
-            device,
-            &source,
-            TierSize {
-                classes: &SlotClasses::uniform(LAYERS, BYTES as u64),
-                slots: &[slots],
-                has_shared: false,
-            },
-            BankPlace::Host,
-            PolicyKind::Lru,
-        )
-        .unwrap();
-        let access = SlotAccess { device_lookup: false, host_in_place: true, holds_all: false };
-        ExpertCache::new(
-            Arc::clone(&source),
-            Box::new(SyncReader(source, VecDeque::new())),
-            CacheTiers { host, card: None },
-            access,
-        )
+        let mut tier = |slots: usize, place| {
+            let classes = &SlotClasses::uniform(LAYERS, BYTES as u64);
+            let size = TierSize { classes, slots: &[slots], has_shared: false };
+            Tier::new(device, &source, size, place, PolicyKind::Lru).unwrap()
+        };
+        let host = tier(slots, BankPlace::Host);
+        let card = card_slots.map(|slots| tier(slots, BankPlace::Card));
+        let holds_all = card.is_some();
+        let access = SlotAccess { device_lookup: false, host_in_place: true, holds_all };
+        let reader = Box::new(SyncReader(Arc::clone(&source), VecDeque::new()));
+        ExpertCache::new(source, reader, CacheTiers { host, card }, access)
+    }
+
+    /// The last layer is whole on the card, so that no host slot is left when it is read last.
+    #[test]
+    fn every_expert_is_loaded_to_its_place() {
+        let mut device = reference();
+        let mut cache = tiers(&mut *device, 2, Some(16));
+        let placement = Placement::new([(EXPERTS, 0); LAYERS].into_iter(), &[16], true);
+        assert_eq!([0, 1, 2].map(|layer| placement.first_on_host(layer)), [5, 5, 6]);
+        cache.set_placement(Some(placement));
+        cache.load_all(&mut *device, &mut |_| ()).unwrap();
+        assert_eq!(cache.experts_in_memory().len(), LAYERS * EXPERTS);
+        for (layer, on_card) in [5, 5, 6].into_iter().enumerate() {
+            for expert in 0..EXPERTS {
+                let pin = cache.pin(layer, expert).unwrap();
+                assert_eq!(pin.card != NONE, expert < on_card, "layer {layer}, expert {expert}");
+                cache.release(pin, Ticket(0));
+            }
+        }
     }
 
     #[test]
