@@ -93,8 +93,8 @@ impl ExpertCache {
         self.tables.fill(None);
     }
 
-    /// Reads all experts in file order; the first ones go to the card while it has room, or those
-    /// that the placement gives it. `progress` gets the bytes of each.
+    /// Reads all experts in file order; the first ones go to the card while it has room, or the
+    /// card's by the placement. `progress` gets the bytes of each.
     pub(crate) fn load_all(
         &mut self,
         device: &mut dyn Device,
