@@ -73,6 +73,10 @@ pub fn copy_golden(name: &str, into: &Path) {
     }
 }
 
+/// Goldens with every kind of expert layer.
+pub const EXPERT_LAYERS: [&str; 6] =
+    ["qwen3_5_moe", "gemma4", "deepseek_v3", "gpt_oss_mxfp4", "glm4_moe_plain", "minimax_m2_hub"];
+
 /// Architectures without a golden: another test derives their checkpoint from one
 /// (`composite_checkpoints`).
 const DERIVED: [&str; 1] = ["kimi_k25"];

@@ -10,7 +10,7 @@ use moeflux::{
 use moeflux_compute::DeviceMemory;
 
 use crate::common::{
-    Golden, exact, feed, gpu,
+    EXPERT_LAYERS, Golden, exact, feed, gpu,
     simulated_gpu::{Asked, Call, Card, Fault},
     tales,
 };
@@ -110,14 +110,7 @@ fn the_host_computes_the_same_experts_whatever_is_cached() {
 
 #[test]
 fn every_kind_of_expert_layer_is_computed_on_the_host() {
-    for name in [
-        "qwen3_5_moe",
-        "gemma4",
-        "deepseek_v3",
-        "gpt_oss_mxfp4",
-        "glm4_moe_plain",
-        "minimax_m2_hub",
-    ] {
+    for name in EXPERT_LAYERS {
         let golden = Golden::read(name);
         let (prompt, steps) = (golden.prompt(), [golden.prompt().len() - 2, 1, 1]);
         let run = |how| {

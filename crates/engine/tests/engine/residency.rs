@@ -13,7 +13,7 @@ use moeflux_compute::DeviceMemory;
 
 use crate::{
     common::{
-        self, Golden, Seen, engine, exact, feed, few_slots, gpu, in_own_process,
+        self, EXPERT_LAYERS, Golden, Seen, engine, exact, feed, few_slots, gpu, in_own_process,
         readers::every_nth,
         simulated_gpu::{Asked, Card},
         tales,
@@ -114,14 +114,7 @@ fn resident_and_streamed_layers_mix() {
 
 #[test]
 fn every_kind_of_expert_layer_is_bit_equal_on_a_gpu() {
-    for name in [
-        "qwen3_5_moe",
-        "gemma4",
-        "deepseek_v3",
-        "gpt_oss_mxfp4",
-        "glm4_moe_plain",
-        "minimax_m2_hub",
-    ] {
+    for name in EXPERT_LAYERS {
         let golden = Golden::read(name);
         let blueprint =
             Blueprint::for_checkpoint(&Checkpoint::open(&golden.folder).unwrap()).unwrap();
