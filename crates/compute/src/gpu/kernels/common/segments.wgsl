@@ -1,6 +1,7 @@
 // Segments of consecutive workgroups: a table in `words`, from offset `table` on, SEGMENT_WORDS
-// words each, the first of which is the first workgroup of the segment. The kernel declares both
-// names.
+// words each, the first of which is the first workgroup of the segment. The kernel declares
+// `words`.
+// constants: SEGMENT_WORDS
 
 // Offset in `words` of the entry of a workgroup: the last segment that starts at it or before.
 fn segment_entry(table: u32, segments: u32, group: u32) -> u32 {
