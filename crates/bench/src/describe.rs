@@ -1,6 +1,10 @@
 //! Sentences about devices, memory and disks that several reports share.
 
-use moeflux::{MemoryPlan, experts::DiskSpeed, runtime::ChosenDevice};
+use moeflux::{
+    MemoryPlan,
+    experts::{DiskSpeed, ExpertTimes},
+    runtime::ChosenDevice,
+};
 
 use crate::units;
 
@@ -26,6 +30,17 @@ pub fn peak_memory(plan: &MemoryPlan, peak: u64) -> String {
         ),
         None => host,
     }
+}
+
+/// Division of the experts in host memory beside a discrete GPU, and the speeds that it follows
+/// from.
+pub fn division(plan: &MemoryPlan, times: &ExpertTimes) -> String {
+    format!(
+        "of the experts in host memory, the processor computes {}, at {}, and the GPU reads the others, at {}",
+        plan.computed_on_host(),
+        units::speed(times.host_bytes_per_second()),
+        units::speed(times.bus_bytes_per_second()),
+    )
 }
 
 /// Peak of a disk: `1.18 GB/s in blocks of 2.7 MB, 8 at once (measured 2 days ago)`.

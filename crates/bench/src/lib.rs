@@ -9,6 +9,7 @@ pub mod budget_report;
 pub mod comparison;
 pub mod deprecated_keys;
 pub mod describe;
+pub mod host_report;
 pub mod kernels;
 pub mod logits_diff;
 pub mod plot;

@@ -10,7 +10,7 @@ use moeflux::{
     runtime::{DeviceOptions, KvFormat, Pool},
     tools::synth,
 };
-use moeflux_bench::units;
+use moeflux_bench::{describe, units};
 
 use crate::{
     WrongUse,
@@ -42,7 +42,7 @@ impl MemoryArgs {
         MemoryRequest::default()
             .budget(self.memory)
             .device_budget(self.gpu_memory)
-            .experts_on_host(self.experts_on_host)
+            .experts_on_host(self.experts_on_host.unwrap_or_default())
             .context(self.ctx.map(Into::into))
             .chunk(self.chunk.map(Into::into))
             .slots(self.slots.map(Into::into))
@@ -240,6 +240,9 @@ pub(crate) fn plan_notes(plan: &MemoryPlan, asked: &MemoryArgs) -> Vec<String> {
             plan.budget_for_token().div_ceil(1 << 20),
             context.unwrap_or_default()
         ));
+    }
+    if let Some(times) = plan.expert_times() {
+        notes.push(describe::division(plan, times));
     }
     if asked.gpu_memory.is_some() && plan.card().is_none() {
         notes.push(

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, anyhow, bail};
-use moeflux::{Sampling, checkpoint::RopeScaling, runtime::KvFormat};
+use moeflux::{Sampling, checkpoint::RopeScaling, experts::ExpertsOnHost, runtime::KvFormat};
 use moeflux_server::KeepAlive;
 use serde::{Deserialize, Deserializer, de};
 
@@ -47,6 +47,8 @@ pub(crate) struct ModelSettings {
     gpu_memory: Option<u64>,
     #[serde(deserialize_with = "size")]
     state_memory: Option<u64>,
+    #[serde(deserialize_with = "experts_on_host")]
+    experts_on_host: Option<ExpertsOnHost>,
     #[serde(deserialize_with = "kv_format")]
     kv: Option<KvFormat>,
     #[serde(deserialize_with = "rope_scaling")]
@@ -80,6 +82,12 @@ fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Er
 
 fn kv_format<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<KvFormat>, D::Error> {
     parsed(deserializer, KvFormat::by_name)
+}
+
+fn experts_on_host<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<ExpertsOnHost>, D::Error> {
+    parsed(deserializer, str::parse)
 }
 
 fn rope_scaling<'de, D: Deserializer<'de>>(
@@ -151,6 +159,7 @@ impl ModelSettings {
             memory: self.memory.or(defaults.memory),
             gpu_memory: self.gpu_memory.or(defaults.gpu_memory),
             state_memory: self.state_memory.or(defaults.state_memory),
+            experts_on_host: self.experts_on_host.or(defaults.experts_on_host),
             kv: self.kv.or(defaults.kv),
             rope_scaling: self.rope_scaling.or(defaults.rope_scaling),
             prefix_cache: self.prefix_cache.clone().or_else(|| defaults.prefix_cache.clone()),
@@ -178,6 +187,7 @@ impl ModelSettings {
         memory.memory = memory.memory.or(self.memory);
         memory.gpu_memory = memory.gpu_memory.or(self.gpu_memory);
         memory.state_memory = memory.state_memory.or(self.state_memory);
+        memory.experts_on_host = memory.experts_on_host.or(self.experts_on_host);
         args.engine.compute.kv = args.engine.compute.kv.or(self.kv);
         args.engine.model.rope_scaling = args.engine.model.rope_scaling.or(self.rope_scaling);
         if args.cache.prefix_cache.is_none() {

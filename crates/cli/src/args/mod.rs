@@ -124,14 +124,16 @@ pub(crate) struct MemoryArgs {
     /// cache in host memory. Ignored on the CPU and on adapters that share the host's memory.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, env = "MOEFLUX_GPU_MEMORY", hide_env_values = true, help_heading = MODEL)]
     pub(crate) gpu_memory: Option<u64>,
-    /// Experts in host memory beside a discrete GPU: read or compute [default: read]
+    /// Experts in host memory beside a discrete GPU: read, compute or auto [default: read]
     ///
     /// read: the GPU computes them, and reads them over the bus. compute: the processor computes
     /// them while the GPU computes its own, in steps of few tokens; faster where memory is faster
-    /// than the bus. Each layer has the same share of its experts on the GPU. Answers then depend
-    /// on --gpu-memory, by rounding; not with --exact.
-    #[arg(long, value_name = "HOW", default_value_t, hide_default_value = true, help_heading = MODEL)]
-    pub(crate) experts_on_host: ExpertsOnHost,
+    /// than the bus. auto: both, as many each as makes them end together, by speeds that are
+    /// measured when the model is opened. Each layer has the same share of its experts on the GPU.
+    /// With compute and auto, answers depend on that division, by rounding; neither goes with
+    /// --exact. `moeflux plan --device gpu` predicts the three.
+    #[arg(long, value_name = "HOW", help_heading = MODEL)]
+    pub(crate) experts_on_host: Option<ExpertsOnHost>,
     /// Context: maximum tokens of prompt and answer [default: 8192 or the model's]
     ///
     /// By default the smaller of the model's own and 8192, reduced if the budget requires it; a

@@ -45,6 +45,8 @@ struct RestoredSession {
     seconds: f64,
     /// Whether the KV cache was saved in fewer bits.
     lossy: bool,
+    /// Whether other experts were computed on the host.
+    other_placement: bool,
 }
 
 /// Statistics of a saved session.
@@ -102,6 +104,7 @@ impl SessionFile {
                 tokens: session.tokens().len(),
                 seconds: since.elapsed().as_secs_f64(),
                 lossy: session.is_lossy(),
+                other_placement: session.has_other_placement(),
             })),
             Err(Error::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
                 // An early error is better than one after the answer.
@@ -141,10 +144,14 @@ impl SessionFile {
 
     /// Description of the restored session.
     pub(crate) fn restored(&self) -> Option<String> {
-        let RestoredSession { tokens, seconds, lossy } = self.restored.as_ref()?;
+        let RestoredSession { tokens, seconds, lossy, other_placement } = self.restored.as_ref()?;
         let (tokens, time) = (units::plural(*tokens as u64, "token"), units::time(*seconds));
         let lossy = if *lossy { ", its KV cache saved in fewer bits" } else { "" };
-        Some(format!("session: {tokens} restored from {} in {time}{lossy}", self.path()))
+        let placement = match other_placement {
+            true => ", computed with another division of experts between GPU and host",
+            false => "",
+        };
+        Some(format!("session: {tokens} restored from {} in {time}{lossy}{placement}", self.path()))
     }
 
     /// Brings the session to the tokens of the conversation and saves it.

@@ -1,4 +1,5 @@
-//! `plan`: predicted decode speed for a range of memory budgets.
+//! `plan`: predicted decode speed for a range of memory budgets, or for each way to compute experts
+//! in host memory beside a graphics card.
 
 use std::process::ExitCode;
 
@@ -12,6 +13,7 @@ use moeflux::{
 use moeflux_bench::{
     budget_report::{self, BudgetReport, BudgetRequest, DiskBandwidth},
     comparison::SavedRun,
+    host_report::HostReport,
     plot,
     speed::computing_share,
 };
@@ -31,7 +33,26 @@ pub(crate) fn run(args: &PlanArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         None => load::checkpoint(&model, &args.engine.reads.mirror, ui)?,
     };
     let blueprint = Blueprint::for_checkpoint(&checkpoint)?;
-    budget_report::context(args.context, &blueprint)?;
+    let context = budget_report::context(args.context, &blueprint)?;
+    let name = match (&args.preset, &model.model) {
+        (Some(preset), _) => format!("{preset}, as synth would write it"),
+        (None, Some(folder)) => folder.display().to_string(),
+        (None, None) => "built-in tales-18m".to_owned(),
+    };
+    if args.engine.compute.device.starts_with("gpu") {
+        let device = args.engine.compute.options();
+        let mut planner = Planner::open(&checkpoint, &blueprint, &device, None)?;
+        let request = args.engine.request(&checkpoint, &blueprint);
+        let request = request.host_threads(args.engine.compute.threads.map(Into::into));
+        if let Some(forecast) = planner.forecast_host(&request, context)? {
+            let report = HostReport::new(name, planner.device(), context, forecast);
+            match args.json {
+                true => out::json(&report)?,
+                false => out::write(&report)?,
+            }
+            return Ok(ExitCode::SUCCESS);
+        }
+    }
     let costs = TokenCosts::new(&blueprint, args.engine.compute.kv_format());
     let disk = disk_bandwidth(args, &checkpoint, blueprint.slot_bytes(), ui)?;
     let memory_bytes_per_second = match args.ram {
@@ -47,18 +68,17 @@ pub(crate) fn run(args: &PlanArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     if let Some(trace) = &trace {
         budget_report::check_trace(trace, &blueprint)?;
     }
-    // Which GPU would compute, and where slots would be, is not predicted.
     let device = args.engine.compute.options().name("cpu");
-    if args.engine.compute.device.starts_with("gpu") || args.engine.memory.gpu_memory.is_some() {
-        ui.note("this predicts for the processor: --device and --gpu-memory have no effect");
+    if args.engine.compute.device.starts_with("gpu") {
+        ui.note(
+            "this predicts for the processor: the GPU has no memory of its own, or it holds every expert",
+        );
+    } else if args.engine.memory.gpu_memory.is_some() {
+        ui.note("this predicts for the processor: --gpu-memory has no effect without --device gpu");
     }
-    let planner = Planner::open(&checkpoint, &blueprint, &device)?;
+    let planner = Planner::open(&checkpoint, &blueprint, &device, None)?;
     let request = BudgetRequest {
-        model: match (&args.preset, &model.model) {
-            (Some(preset), _) => format!("{preset}, as synth would write it"),
-            (None, Some(folder)) => folder.display().to_string(),
-            (None, None) => "built-in tales-18m".to_owned(),
-        },
+        model: name,
         budgets: &args.budgets,
         context: args.context,
         disk,

@@ -3,11 +3,12 @@
 //! `cache` maps experts to slots, `policy` picks the slot to evict, `prefetch` predicts the next
 //! layer's experts, `io` reads their bytes, `source` has their file locations, `tier` holds the
 //! slots of one kind of memory, `slot_classes` says of which sizes, `placement` which experts the
-//! host computes; `counters` counts uses and hits, `trace` records routing, `probe` measures disk
-//! and memory. Must not know: sessions, the memory plan.
+//! host computes, `division` how many by measured times; `counters` counts uses and hits, `trace`
+//! records routing, `probe` measures disk and memory. Must not know: sessions, the memory plan.
 
 pub(crate) mod cache;
 pub(crate) mod counters;
+pub(crate) mod division;
 pub(crate) mod io;
 pub(crate) mod placement;
 pub(crate) mod policy;
@@ -19,6 +20,7 @@ pub(crate) mod tier;
 pub(crate) mod trace;
 
 pub use counters::{ExpertCount, ExpertCounters};
+pub use division::{ExpertTime, ExpertTimes};
 pub use io::{
     Access, Completion, PageCache, ReadOptions, ReadRequest, Reader, ReaderKind, Urgency,
 };

@@ -5,6 +5,8 @@
 
 use std::{fmt, str::FromStr};
 
+use crate::base::error::{Error, PlanError};
+
 /// How experts that have no place on a card are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ExpertsOnHost {
@@ -13,17 +15,21 @@ pub enum ExpertsOnHost {
     Read,
     /// The host's processor computes them.
     Compute,
+    /// The card reads some and the processor computes the others, as many as makes both end
+    /// together by the speeds that are measured when the model is opened.
+    Auto,
 }
 
 impl ExpertsOnHost {
     /// All choices.
-    pub const ALL: [Self; 2] = [Self::Read, Self::Compute];
+    pub const ALL: [Self; 3] = [Self::Read, Self::Compute, Self::Auto];
 
     /// Name in options and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Read => "read",
             Self::Compute => "compute",
+            Self::Auto => "auto",
         }
     }
 }
@@ -35,24 +41,35 @@ impl fmt::Display for ExpertsOnHost {
 }
 
 impl FromStr for ExpertsOnHost {
-    type Err = String;
+    type Err = Error;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|choice| choice.name() == text);
-        found.ok_or_else(|| format!("{text:?} is neither read nor compute"))
+    fn from_str(name: &str) -> Result<Self, Error> {
+        Self::ALL.into_iter().find(|choice| choice.name() == name).ok_or_else(|| {
+            let known = Self::ALL.map(Self::name).join(", ");
+            PlanError::UnknownExpertsOnHost { name: name.to_owned(), known }.into()
+        })
     }
 }
 
-/// Experts by id: those of each layer from a first one on are computed by the host's processor,
-/// in steps of few rows.
+/// Experts of each layer by id: first the experts in the card's memory, then the ones in host
+/// memory that the card reads, then the ones that the host's processor computes, in steps of few
+/// rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Placement {
-    /// By layer: the first expert that the host computes; the number of experts for none.
-    first_on_host: Vec<usize>,
-    /// By layer: number of experts.
-    counts: Vec<usize>,
+    layers: Vec<LayerPlacement>,
     /// Rows of a step from which on the card computes all experts.
     max_rows: usize,
+}
+
+/// Placement of a layer's experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct LayerPlacement {
+    /// Number of experts.
+    count: usize,
+    /// The first expert in host memory; `count` for none.
+    first_on_host: usize,
+    /// The first expert that the host computes; `count` for none.
+    first_computed: usize,
 }
 
 impl Placement {
@@ -61,27 +78,26 @@ impl Placement {
     /// host computes it.
     pub(crate) const MAX_ROWS: usize = 32;
 
-    /// Gives a card the first experts of each layer, as many as its share of `slots` has room for.
-    /// `layers`: number of experts and slot class of each layer. `card_reads`: whether the card can
-    /// compute experts in host memory.
+    /// Gives a card the first experts of each layer, as many as its share of `slots` has room for,
+    /// and the host all others to compute. `layers`: number of experts and slot class of each
+    /// layer. `card_reads`: whether the card can compute experts in host memory.
     pub(crate) fn new(
         layers: impl Iterator<Item = (usize, usize)> + Clone,
         slots: &[usize],
         card_reads: bool,
     ) -> Self {
-        let counts = layers.clone().map(|(count, _)| count).collect();
         let mut experts = vec![0; slots.len()];
         layers.clone().for_each(|(count, class)| experts[class] += count);
         let mut before = vec![0; slots.len()];
-        let share = |(count, class): (usize, usize)| {
+        let place = |(count, class): (usize, usize)| {
             let first = before[class];
             before[class] += count;
             let all = experts[class].max(1);
             let slots_before = |experts: usize| experts * slots[class].min(all) / all;
-            slots_before(first + count) - slots_before(first)
+            let first_on_host = slots_before(first + count) - slots_before(first);
+            LayerPlacement { count, first_on_host, first_computed: first_on_host }
         };
-        let max_rows = Self::max_rows_for(card_reads);
-        Self { first_on_host: layers.map(share).collect(), counts, max_rows }
+        Self { layers: layers.map(place).collect(), max_rows: Self::max_rows_for(card_reads) }
     }
 
     /// Maximum rows of a step that the host computes experts for.
@@ -89,21 +105,45 @@ impl Placement {
         if card_reads { Self::MAX_ROWS } else { usize::MAX }
     }
 
-    /// Number of experts that the host computes.
-    pub(crate) fn experts_on_host(&self) -> usize {
-        self.counts.iter().zip(&self.first_on_host).map(|(count, first)| count - first).sum()
+    /// Leaves `computed` of a layer's experts in host memory to the host, the last ones. The card
+    /// reads the others.
+    pub(crate) fn set_computed(&mut self, layer: usize, computed: usize) {
+        if let Some(layer) = self.layers.get_mut(layer) {
+            layer.first_computed =
+                layer.count.saturating_sub(computed).clamp(layer.first_on_host, layer.count);
+        }
     }
 
-    /// The first expert of a layer that is not on the card.
-    pub(crate) fn first_on_host(&self, layer: usize) -> usize {
-        self.first_on_host.get(layer).copied().unwrap_or(usize::MAX)
+    /// Number of experts that the host computes.
+    pub(crate) fn computed(&self) -> usize {
+        self.layers.iter().map(|layer| layer.count - layer.first_computed).sum()
+    }
+
+    /// By layer: the first expert that the host computes.
+    pub(crate) fn first_computed(&self) -> Vec<u32> {
+        self.layers.iter().map(|layer| layer.first_computed as u32).collect()
+    }
+
+    /// Number of a layer's experts in the card's memory.
+    pub(crate) fn on_card(&self, layer: usize) -> usize {
+        self.layers.get(layer).map_or(0, |layer| layer.first_on_host)
+    }
+
+    /// Whether an expert has a place in the card's memory.
+    pub(crate) fn is_on_card(&self, layer: usize, expert: usize) -> bool {
+        self.layers.get(layer).is_none_or(|layer| expert < layer.first_on_host)
+    }
+
+    /// Whether the card computes an expert in steps of few rows.
+    pub(crate) fn is_computed_by_card(&self, layer: usize, expert: usize) -> bool {
+        self.layers.get(layer).is_none_or(|layer| expert < layer.first_computed)
     }
 
     /// The first expert of a layer that the host computes in a step; `None` if the card computes
     /// all of them.
     pub(crate) fn computed_from(&self, layer: usize, rows: usize) -> Option<usize> {
-        let first = self.first_on_host(layer);
-        (rows <= self.max_rows && first < *self.counts.get(layer)?).then_some(first)
+        let LayerPlacement { count, first_computed, .. } = *self.layers.get(layer)?;
+        (rows <= self.max_rows && first_computed < count).then_some(first_computed)
     }
 
     /// Whether the host computes experts in a step of `rows` rows.
@@ -126,7 +166,8 @@ mod tests {
         // A dense layer, two of a class, one of another class that the card holds whole.
         let layers = [(0, 0), (64, 0), (64, 0), (8, 1)];
         let placement = Placement::new(layers.into_iter(), &[45, 8], true);
-        assert_eq!([0, 1, 2, 3].map(|layer| placement.first_on_host(layer)), [0, 22, 23, 8]);
+        assert_eq!([0, 1, 2, 3].map(|layer| placement.on_card(layer)), [0, 22, 23, 8]);
+        assert_eq!(placement.first_computed(), [0, 22, 23, 8]);
         assert_eq!(placement.computed_from(1, 1), Some(22));
         assert_eq!(placement.computed_from(1, Placement::MAX_ROWS), Some(22));
         assert_eq!(placement.computed_from(1, Placement::MAX_ROWS + 1), None);
@@ -137,10 +178,27 @@ mod tests {
     }
 
     #[test]
+    fn a_card_reads_the_experts_on_the_host_that_it_does_not_leave_to_it() {
+        let layers = [(64, 0), (64, 0)];
+        let mut placement = Placement::new(layers.into_iter(), &[64], true);
+        assert_eq!(placement.computed(), 64);
+        placement.set_computed(0, 20);
+        placement.set_computed(1, 0);
+        assert_eq!((placement.first_computed(), placement.computed()), (vec![44, 64], 20));
+        assert_eq!([0, 1].map(|layer| placement.computed_from(layer, 1)), [Some(44), None]);
+        assert!(placement.is_on_card(0, 31) && !placement.is_on_card(0, 32));
+        assert!(placement.is_computed_by_card(0, 43) && !placement.is_computed_by_card(0, 44));
+        // No more than are on the host.
+        placement.set_computed(0, 1000);
+        assert_eq!(placement.computed_from(0, 1), Some(32));
+    }
+
+    #[test]
     fn choices_are_parsed_by_their_names() {
         for choice in ExpertsOnHost::ALL {
-            assert_eq!(choice.to_string().parse(), Ok(choice));
+            assert_eq!(choice.to_string().parse::<ExpertsOnHost>().unwrap(), choice);
         }
-        assert!("auto ".parse::<ExpertsOnHost>().is_err());
+        let error = "auto ".parse::<ExpertsOnHost>().unwrap_err().to_string();
+        assert!(error.contains("read, compute, auto"), "{error}");
     }
 }

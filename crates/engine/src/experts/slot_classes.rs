@@ -104,6 +104,11 @@ impl SlotClasses {
         &self.of_layer
     }
 
+    /// Bytes of the slots for a layer's experts.
+    pub(crate) fn bytes_for(&self, layer: usize) -> u64 {
+        self.classes[self.of_layer[layer]].bytes
+    }
+
     /// Number of experts by class.
     pub(crate) fn experts(&self) -> Vec<usize> {
         self.iter().map(|class| class.experts).collect()

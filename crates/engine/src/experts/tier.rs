@@ -231,6 +231,12 @@ impl Tier {
         class.slot(class.first as u32)
     }
 
+    /// Slots that an expert of a layer may take.
+    pub(super) fn slots_of_layer(&self, layer: usize) -> impl Iterator<Item = Slot> {
+        let (class, first) = (self.class_of_layer(layer), self.class_of_layer(layer).first);
+        (first..first + self.slots_for(layer)).map(|slot| class.slot(slot as u32))
+    }
+
     /// Slots of the shared experts of layers, in this order.
     pub(super) fn shared_slots(&self, layers: impl IntoIterator<Item = usize>) -> Vec<Slot> {
         let mut left: Vec<_> = self.classes.iter().map(|class| class.shared.iter()).collect();

@@ -268,7 +268,8 @@ fn by_preference(adapters: &[Adapter]) -> impl Iterator<Item = &Adapter> {
 
 impl MemoryPlan {
     /// The plan that an engine would make for this checkpoint now. Opens tokenizer and device, as
-    /// they occupy memory, but loads no weights.
+    /// they occupy memory, but loads no weights. Measures card and processor where experts in host
+    /// memory are divided by their speeds.
     ///
     /// # Errors
     /// There is no such device, the tokenizer is broken, or the budget is below the floor; the
@@ -280,7 +281,15 @@ impl MemoryPlan {
         device: &DeviceOptions,
     ) -> Result<(Self, ChosenDevice), Error> {
         let (_text, opened) = open_device(checkpoint, blueprint, request, device, None)?;
-        Ok((opened.plan, opened.chosen))
+        let OpenedDevice { device: mut opened, mut plan, chosen } = opened;
+        if request.experts_on_host == ExpertsOnHost::Auto {
+            let times = match request.expert_times {
+                Some(times) => Some(times),
+                None => plan.measure_experts(&mut *opened, blueprint, device.threads)?,
+            };
+            times.into_iter().for_each(|times| plan.divide_experts(blueprint, times));
+        }
+        Ok((plan, chosen))
     }
 }
 

@@ -4,14 +4,15 @@
 //! that experts are in memory once.
 
 use moeflux_compute::{
-    Activation, BankPlace, Buffer, Device, ExpertShape, ExpertUse, ExpertUses, Op, ScratchShape,
-    Slot, View,
+    Activation, BankPlace, Buffer, Device, DeviceOptions, ExpertShape, ExpertUse, ExpertUses, Op,
+    ScratchShape, Slot, View,
 };
 
 use crate::{
-    base::error::Error,
-    experts::{placement::Placement, slot_classes::SlotClasses},
+    base::{error::Error, system::physical_cores},
+    experts::placement::Placement,
     model::blueprint::Blueprint,
+    runtime::plan::MemoryPlan,
 };
 
 /// Sizes of the processor's buffers, and of the values that go to the card and back.
@@ -103,22 +104,35 @@ pub(crate) struct HostExperts {
 }
 
 impl HostExperts {
-    /// Allocates buffers and scratch on the processor.
-    pub(crate) fn new(
-        mut device: Box<dyn Device>,
-        placement: Placement,
+    /// Opens the processor with `threads` threads, by default one per physical core, if a plan
+    /// leaves experts to it.
+    pub(crate) fn open(
+        plan: &MemoryPlan,
         blueprint: &Blueprint,
-        classes: &SlotClasses,
-        rows: usize,
+        threads: Option<usize>,
+    ) -> Result<Option<Self>, Error> {
+        let Some(placement) = plan.placement() else { return Ok(None) };
+        let threads = threads.or_else(|| Some(physical_cores()));
+        let cpu = DeviceOptions::default().threads(threads).f32_expert_inputs(true);
+        let cpu = moeflux_compute::open(&cpu).map_err(Error::at(|| "opening the processor"))?;
+        Self::new(cpu, placement, blueprint, plan).map(Some)
+    }
+
+    /// Allocates buffers and scratch on the processor.
+    fn new(
+        mut device: Box<dyn Device>,
+        placement: &Placement,
+        blueprint: &Blueprint,
+        plan: &MemoryPlan,
     ) -> Result<Self, Error> {
         let context = || "memory for experts that the host computes";
-        let shape = HostExpertsShape::new(blueprint, placement.max_rows(rows));
+        let shape = HostExpertsShape::new(blueprint, placement.max_rows(plan.chunk));
         let &HostExpertsShape { uses, input, hidden, inner, .. } = &shape;
         device.reserve_scratch(shape.scratch()).map_err(Error::at(context))?;
         let mut buffer = |len| device.buffer(len).map_err(Error::at(context));
         let (x, inner, out) = (buffer(input)?, buffer(uses * inner)?, buffer(uses * hidden)?);
         let mut borrowed = Vec::new();
-        for class in classes.iter().filter(|class| class.experts > 0) {
+        for class in plan.slot_classes().iter().filter(|class| class.experts > 0) {
             let count = uses.min(class.experts);
             let bank = device.bank(count, class.bytes as usize, BankPlace::Host);
             let bank = bank.map_err(Error::at(context))?;
@@ -132,7 +146,7 @@ impl HostExperts {
         }
         Ok(Self {
             device,
-            placement,
+            placement: placement.clone(),
             hidden,
             x,
             inner,
@@ -143,6 +157,11 @@ impl HostExperts {
             input: vec![0.0; input],
             results: vec![0.0; uses * hidden],
         })
+    }
+
+    /// Replaces the division of experts between card and host; the card keeps those it has.
+    pub(crate) fn set_placement(&mut self, placement: &Placement) {
+        self.placement.clone_from(placement);
     }
 
     /// The first expert of a layer that the host computes in a step of `rows` rows.

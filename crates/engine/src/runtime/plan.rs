@@ -1,8 +1,5 @@
 //! Memory plan: accounts for every byte within a budget before anything is allocated.
 
-use moeflux_compute::{BankPlace, Device, KvFormat, ScratchShape, StateShape, cpu_scratch_bytes};
-use serde::{Serialize, Serializer};
-
 use crate::{
     base::{
         error::{Error, PlanError},
@@ -12,6 +9,7 @@ use crate::{
     checkpoint::{Checkpoint, MatrixSource, READ_THREADS},
     experts::{
         cache::BOOKKEEPING_BYTES,
+        division::ExpertTimes,
         io::{Access, PageCache, ReadOptions, reader_memory},
         placement::{ExpertsOnHost, Placement},
         probe::FilePages,
@@ -25,6 +23,7 @@ use crate::{
         pools::{LineName, Pool, PoolLine},
     },
 };
+use moeflux_compute::{BankPlace, Device, KvFormat, ScratchShape, StateShape, cpu_scratch_bytes};
 
 /// Default positions per session.
 pub const DEFAULT_CONTEXT: usize = 8192;
@@ -103,6 +102,9 @@ pub struct MemoryRequest {
     /// How experts that have no place on a card are computed. Ignored for devices without memory of
     /// their own.
     pub experts_on_host: ExpertsOnHost,
+    /// Times of experts, where [`ExpertsOnHost::Auto`] divides them; by default measured when the
+    /// model is opened. With the times of another engine the division is the same, and so are bits.
+    pub expert_times: Option<ExpertTimes>,
     /// Threads of the host's processor, where it computes experts beside a card; by default one per
     /// physical core.
     pub host_threads: Option<usize>,
@@ -128,6 +130,7 @@ setters!(MemoryRequest {
     slots: impl Into<Option<usize>>,
     host_slots: impl Into<Option<usize>>,
     experts_on_host: ExpertsOnHost,
+    expert_times: impl Into<Option<ExpertTimes>>,
     host_threads: impl Into<Option<usize>>,
     reader: impl Into<Option<u64>>,
     reserved: impl Into<Option<u64>>,
@@ -181,61 +184,10 @@ pub struct MemoryPlan {
     pub working_set: usize,
     /// Sizes of slots.
     slot_classes: SlotClasses,
-    /// Experts that the host computes beside a card.
+    /// Places of experts beside a card, if the host computes any.
     placement: Option<Placement>,
-}
-
-/// Plan in the JSON of reports: one level of keys, which saved runs share.
-#[derive(Serialize)]
-struct PlanRecord {
-    budget: u64,
-    device_budget: Option<u64>,
-    process: u64,
-    staging: u64,
-    dense: u64,
-    state: u64,
-    marks: u64,
-    scratch: u64,
-    /// The mean, where experts differ in size.
-    slot: u64,
-    slots: usize,
-    /// Zero if the device uses host memory.
-    host_slots: usize,
-    /// Experts that the host computes beside a card.
-    computed_on_host: usize,
-    holds_all: bool,
-    sessions: usize,
-    context: usize,
-    context_shrunk: bool,
-    chunk: usize,
-    working_set: usize,
-}
-
-impl Serialize for MemoryPlan {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let card = self.card();
-        let record = PlanRecord {
-            budget: self.host().budget,
-            device_budget: card.map(|card| card.budget),
-            process: self.bytes(LineName::Process),
-            staging: self.bytes(LineName::Staging),
-            dense: self.bytes(LineName::Dense),
-            state: self.bytes(LineName::State),
-            marks: self.bytes(LineName::Marks),
-            scratch: self.bytes(LineName::Scratch),
-            slot: self.slot_bytes(),
-            slots: self.fastest().slots(),
-            host_slots: card.map_or(0, |_| self.host().slots()),
-            computed_on_host: self.computed_on_host(),
-            holds_all: self.holds_all,
-            sessions: self.sessions,
-            context: self.context,
-            context_shrunk: self.context_shrunk,
-            chunk: self.chunk,
-            working_set: self.working_set,
-        };
-        record.serialize(serializer)
-    }
+    /// Measured times by which experts in host memory are divided.
+    expert_times: Option<ExpertTimes>,
 }
 
 impl MemoryPlan {
@@ -400,6 +352,7 @@ impl MemoryPlan {
                 working_set,
                 slot_classes: classes.clone(),
                 placement: None,
+                expert_times: None,
             })
         };
         let experts = classes.experts();
@@ -429,7 +382,7 @@ impl MemoryPlan {
         let (slots, in_place) = (request.slots.unwrap_or(most), memory.is_none_or(|m| m.in_place));
         // Experts that the host computes need no card that reads them.
         let computes = card_budget.is_some()
-            && request.experts_on_host == ExpertsOnHost::Compute
+            && request.experts_on_host != ExpertsOnHost::Read
             && slots.min(most) < all;
         let stays_on_host = in_place || computes;
         let mut found_on_host = 0;
@@ -487,14 +440,33 @@ impl MemoryPlan {
         Ok(best)
     }
 
-    /// Experts that the host computes beside a card, if it computes any.
+    /// Places of experts beside a card, if the host computes any.
     pub(crate) fn placement(&self) -> Option<&Placement> {
         self.placement.as_ref()
     }
 
+    pub(crate) fn placement_mut(&mut self) -> Option<&mut Placement> {
+        self.placement.as_mut()
+    }
+
+    /// Measured times by which experts in host memory are divided, if they are.
+    pub fn expert_times(&self) -> Option<&ExpertTimes> {
+        self.expert_times.as_ref()
+    }
+
+    pub(crate) fn set_expert_times(&mut self, times: ExpertTimes) {
+        self.expert_times = Some(times);
+    }
+
+    /// By layer: the first expert that the host computes; empty if it computes none.
+    pub(crate) fn first_computed_on_host(&self) -> Vec<u32> {
+        let placement = self.placement.as_ref().filter(|placement| placement.computed() > 0);
+        placement.map_or_else(Vec::new, Placement::first_computed)
+    }
+
     /// Number of experts that the host computes in steps of few rows.
     pub fn computed_on_host(&self) -> usize {
-        self.placement.as_ref().map_or(0, Placement::experts_on_host)
+        self.placement.as_ref().map_or(0, Placement::computed)
     }
 
     /// Pools in order of speed: the card's own memory, if it has some, then host memory.
@@ -761,6 +733,7 @@ mod tests {
             working_set: 384,
             slot_classes: SlotClasses::uniform(1, 2_654_208),
             placement: None,
+            expert_times: None,
         };
         for state in [2 << 20, 64 << 20, 1 << 30] {
             plan.fastest_mut().set_bytes(LineName::State, state);

@@ -18,13 +18,13 @@ use crate::{
         error::Error,
         setters::setters,
         stats::{LayerStats, ReadCounters},
-        system::physical_cores,
     },
     checkpoint::{Checkpoint, MatrixSource, ModelId, ReadAhead, RopeScaling},
     experts::{
         cache::{CacheTiers, ExpertCache, SlotAccess},
         counters::ExpertCounters,
         io::{PageCache, ReadOptions, Reader, open as open_reader},
+        placement::ExpertsOnHost,
         policy::PolicyKind,
         prefetch::PrefetchMode,
         probe::{MemorySpeed, read_once},
@@ -35,6 +35,7 @@ use crate::{
     model::{blank_weights::blank_weights, blueprint::Blueprint},
     runtime::{
         device::{ChosenDevice, OpenedDevice, WrapDevice, open_device},
+        expert_probe::{ProbeSlots, measure},
         forward::{Model, StepSize},
         host_experts::HostExperts,
         layer::Loader,
@@ -147,7 +148,7 @@ impl Engine {
         let blueprint = Blueprint::for_checkpoint(&checkpoint)?;
         let wrap = options.wrap_device.as_ref();
         let request = options.memory.with_reader(&checkpoint, &blueprint, &options.reads);
-        let (mut text, OpenedDevice { mut device, plan, chosen }) =
+        let (mut text, OpenedDevice { mut device, mut plan, chosen }) =
             open_device(&checkpoint, &blueprint, &request, &options.device, wrap)?;
         text.limit_prompts(plan.context);
         #[cfg(feature = "grammar")]
@@ -210,13 +211,24 @@ impl Engine {
         };
         let mut cache = ExpertCache::new(source, reader, CacheTiers { host, card }, access);
         cache.set_placement(plan.placement().cloned());
-        let host = plan.placement().map(|placement| {
-            let threads = options.device.threads.or_else(|| Some(physical_cores()));
-            let cpu = DeviceOptions::default().threads(threads).f32_expert_inputs(true);
-            let cpu = moeflux_compute::open(&cpu).map_err(Error::at(|| "opening the processor"))?;
-            HostExperts::new(cpu, placement.clone(), &blueprint, plan.slot_classes(), plan.chunk)
-        });
-        let host = host.transpose()?;
+        let mut host = HostExperts::open(&plan, &blueprint, options.device.threads)?;
+        // A card that cannot read host memory leaves all of these experts to the host.
+        if request.experts_on_host == ExpertsOnHost::Auto
+            && access.host_in_place
+            && let Some(processor) = &mut host
+        {
+            let times = match request.expert_times {
+                Some(times) => times,
+                None => {
+                    let slots = ProbeSlots::of_cache(&cache, &blueprint);
+                    measure(&mut *device, processor, &slots, &blueprint)?
+                }
+            };
+            plan.divide_experts(&blueprint, times);
+            cache.set_placement(plan.placement().cloned());
+            plan.placement().inspect(|placement| processor.set_placement(placement));
+        }
+        let host = host.filter(|_| plan.computed_on_host() > 0);
         let kv_format = device.kv_format();
         let state_limit = plan.bytes(LineName::State).saturating_add(plan.bytes(LineName::Marks));
         device.limit_states(state_limit);

@@ -82,6 +82,8 @@ impl Session {
         let written = usize::try_from(snapshot.header().written).unwrap_or(usize::MAX);
         let tokens = snapshot.tokens().to_vec();
         let is_lossy = snapshot.header().lossy && !own.is_lossy();
+        let computed_on_host = self.engine.plan().first_computed_on_host();
+        let has_other_placement = snapshot.header().computed_on_host != computed_on_host;
         let loaded = Timeline { tokens, logits, written, is_lossy, ..Timeline::default() };
         let saved: Vec<u64> = snapshot.header().states.iter().map(|s| s.entries).collect();
         if saved_states(&self.engine, &loaded, kv_format).iter().map(|s| s.entries).ne(saved) {
@@ -102,6 +104,7 @@ impl Session {
         timeline.logits = loaded.logits;
         timeline.written = written;
         timeline.is_lossy = is_lossy;
+        timeline.has_other_placement = has_other_placement;
         let spans = state_spans(&engine, &timeline);
         let (mut room, mut converted) = (vec![0; COPY_BYTES], Vec::new());
         let read =
@@ -237,6 +240,7 @@ impl Mark {
             stored: expected.stored.as_deref(),
             lossy: own.is_lossy() || kv_format != own || timeline.is_lossy,
             exact: expected.exact,
+            computed_on_host: engine.plan().first_computed_on_host(),
             vocab: expected.vocab,
             written: timeline.written as u64,
             tokens: &timeline.tokens,

@@ -111,6 +111,13 @@ impl Session {
         self.timeline.is_lossy
     }
 
+    /// Whether the session comes from a snapshot of an engine that computed other experts on the
+    /// host beside a card ([`ExpertsOnHost`](crate::experts::ExpertsOnHost)). Later results are
+    /// then close to the original ones, but may round differently.
+    pub fn has_other_placement(&self) -> bool {
+        self.timeline.has_other_placement
+    }
+
     /// Cost of this session so far. Steps shared with other sessions ([`Engine::step`]) add to its
     /// token count only.
     pub fn stats(&self) -> Stats {

@@ -24,6 +24,9 @@ pub(crate) struct Timeline {
     /// Whether the KV cache comes from a file with a smaller format. It must not enter
     /// the prefix cache.
     pub(crate) is_lossy: bool,
+    /// Whether it comes from a file of an engine with another division of experts between card and
+    /// host.
+    pub(crate) has_other_placement: bool,
     /// Whether a reset failed: there are no tokens, but states still hold old contents. The next
     /// step completes the reset first.
     pub(crate) is_stale: bool,
@@ -149,6 +152,7 @@ impl Runtime {
             logits: if whole { src.logits.clone() } else { Vec::new() },
             written: src.written,
             is_lossy: src.is_lossy && len > 0,
+            has_other_placement: src.has_other_placement && len > 0,
             is_stale: false,
         };
         let entries = if self.rewind.rings.is_empty() { len } else { usize::MAX };
@@ -180,6 +184,7 @@ impl Runtime {
             timeline.tokens.truncate(len);
             timeline.logits.clear();
             timeline.is_lossy &= len > 0;
+            timeline.has_other_placement &= len > 0;
         }
         if self.rewind.rings.is_empty() && timeline.written > len {
             let truncate = |device: &mut dyn Device, state| device.truncate_state(state, len);
@@ -199,6 +204,7 @@ impl Runtime {
         timeline.logits.clear();
         timeline.written = 0;
         timeline.is_lossy = false;
+        timeline.has_other_placement = false;
         timeline.is_stale = true;
         let doing = || "resetting a session";
         for state in timeline.states.iter().flatten().flatten() {

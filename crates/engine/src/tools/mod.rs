@@ -3,6 +3,7 @@
 //!
 //! Knows: everything below. Must not know: terminals.
 
+pub(crate) mod host_forecast;
 pub(crate) mod pack;
 #[doc(hidden)]
 pub mod parsers;
@@ -12,6 +13,7 @@ pub(crate) mod replay;
 pub(crate) mod roofline;
 pub mod synth;
 
+pub use host_forecast::{HostForecast, HostWay};
 pub use pack::{Damage, PackReport, VerifyReport, pack, verify_packed};
 #[cfg(feature = "text")]
 pub use perplexity::text_perplexity;

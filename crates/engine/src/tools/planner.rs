@@ -5,10 +5,11 @@ use crate::{
     checkpoint::Checkpoint,
     model::blueprint::Blueprint,
     runtime::{
-        device::{ChosenDevice, OpenedDevice, open_device},
+        device::{ChosenDevice, OpenedDevice, WrapDevice, open_device},
         plan::{MemoryPlan, MemoryRequest},
     },
     text::model_text::ModelText,
+    tools::host_forecast::HostForecast,
 };
 
 /// Computes memory plans as an engine would, one after another. Opens the tokenizer and the device,
@@ -20,7 +21,7 @@ pub struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    /// Opens the tokenizer and the device.
+    /// Opens the tokenizer and the device, which `wrap` wraps.
     ///
     /// # Errors
     /// The device does not exist, or the tokenizer is not valid.
@@ -28,10 +29,11 @@ impl<'a> Planner<'a> {
         checkpoint: &Checkpoint,
         blueprint: &'a Blueprint,
         device: &moeflux_compute::DeviceOptions,
+        wrap: Option<&WrapDevice>,
     ) -> Result<Self, Error> {
         // A budget large enough for every model. The real one follows in [`Planner::plan`].
         let request = MemoryRequest { budget: Some(1 << 52), ..MemoryRequest::default() };
-        let (_text, opened) = open_device(checkpoint, blueprint, &request, device, None)?;
+        let (_text, opened) = open_device(checkpoint, blueprint, &request, device, wrap)?;
         Ok(Self { blueprint, opened, _text })
     }
 
@@ -41,6 +43,20 @@ impl<'a> Planner<'a> {
     /// The budget is below the minimum: the error states the minimum.
     pub fn plan(&self, request: &MemoryRequest) -> Result<MemoryPlan, Error> {
         MemoryPlan::new(self.blueprint, request, &*self.opened.device)
+    }
+
+    /// Predicted speeds of the ways to compute experts in host memory, for a token at `position`.
+    /// Measures card and processor, on slots that stay allocated. `None` if the device
+    /// has no separate memory, cannot read host memory, or holds every expert.
+    ///
+    /// # Errors
+    /// There is no plan, or a device failed.
+    pub fn forecast_host(
+        &mut self,
+        request: &MemoryRequest,
+        position: usize,
+    ) -> Result<Option<HostForecast>, Error> {
+        HostForecast::new(&mut *self.opened.device, self.blueprint, request, position)
     }
 
     /// The device that would compute, and the reason for its choice.

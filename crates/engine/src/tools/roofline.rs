@@ -116,6 +116,11 @@ impl TokenCosts {
         self.head + self.layers.iter().map(|l| l.dense + l.shared).sum::<u64>()
     }
 
+    /// Bytes that a token at `position` reads besides routed experts.
+    pub(crate) fn resident_bytes(&self, position: usize) -> u64 {
+        self.dense_bytes() + self.layers.iter().map(|l| l.state.bytes(position)).sum::<u64>()
+    }
+
     /// Lower bound for a batched decode step with one token at each position, each in its own
     /// session.
     ///

@@ -4,8 +4,11 @@ use std::path::Path;
 
 use moeflux::{
     Checkpoint, Engine, EngineOptions, Error, MemoryRequest,
-    experts::ExpertsOnHost,
+    experts::{ExpertTime, ExpertTimes, ExpertsOnHost},
+    model::blueprint::Blueprint,
     runtime::{DeviceOptions, LineName},
+    session::SnapshotOptions,
+    tools::Planner,
 };
 use moeflux_compute::DeviceMemory;
 
@@ -158,4 +161,107 @@ fn the_exact_path_refuses_experts_on_the_host() {
     let options = EngineOptions::default().memory(memory).device(cpu());
     let engine = Engine::open(Checkpoint::open(&tales()).unwrap(), options, &mut |_, _| {});
     assert_eq!(engine.unwrap().plan().computed_on_host(), 0);
+}
+
+/// Times of experts on a bus and a processor of these speeds.
+fn times(bus: f64, host: f64) -> ExpertTimes {
+    let each = |each| ExpertTime { fixed: 0.0, each };
+    ExpertTimes { bytes: 1, bus: each(bus), host: each(host), ..ExpertTimes::default() }
+}
+
+fn auto(slots: usize, host_slots: Option<usize>, times: ExpertTimes) -> MemoryRequest {
+    request(slots, host_slots, ExpertsOnHost::Auto).expert_times(times)
+}
+
+#[test]
+fn experts_are_divided_by_the_speeds_of_both_sides() {
+    let (prompt, steps) = (tokens(60), [20, 1, 36, 1, 1, 1]);
+    let (read, _) = open(&tales(), cpu(), card(true), request(100, None, ExpertsOnHost::Read));
+    let expected = bits(&read, &prompt, &steps);
+    let mut computed = Vec::new();
+    for (bus, host, in_place, host_slots) in [
+        (1.0, 1.0, true, None),
+        (1.0, 2.0, true, None),
+        (1.0, 1.0, true, Some(40)),
+        (1e-3, 1.0, true, None),
+        (1.0, 1e-3, true, None),
+        // A card that cannot read host memory leaves all to the host.
+        (1.0, 1.0, false, None),
+    ] {
+        let memory = auto(100, host_slots, times(bus, host));
+        let (engine, asked) = open(&tales(), cpu(), card(in_place), memory);
+        let what = format!("{bus} {host}, {host_slots:?} on the host, in place: {in_place}");
+        assert!(bits(&engine, &prompt, &steps) == expected, "{what}: other bits");
+        let on_host = engine.plan().computed_on_host();
+        assert_eq!(asked.lock().unwrap().written > 0, on_host > 0, "{what}");
+        computed.push(on_host);
+    }
+    let on_host = EXPERTS - 100;
+    let [same, slow_host, from_disk, fast_bus, fast_host, copies] = computed[..] else { panic!() };
+    assert!((on_host / 3..2 * on_host / 3).contains(&same), "{same} of {on_host}");
+    assert!(0 < slow_host && slow_host < same && from_disk == same, "{slow_host} {same}");
+    assert_eq!((fast_bus, fast_host, copies), (0, on_host, on_host));
+}
+
+#[test]
+fn speeds_are_measured_when_a_model_is_opened() {
+    let (prompt, steps) = (tokens(30), [26, 1, 1, 1, 1]);
+    let (read, _) = open(&tales(), cpu(), card(true), request(100, None, ExpertsOnHost::Read));
+    let expected = bits(&read, &prompt, &steps);
+    for host_slots in [None, Some(40)] {
+        let memory = request(100, host_slots, ExpertsOnHost::Auto);
+        let (engine, _) = open(&tales(), cpu(), card(true), memory);
+        let times = engine.plan().expert_times().unwrap();
+        let measured = [times.card, times.bus, times.host];
+        assert!(measured.iter().all(|time| time.each > 0.0), "{times:?}");
+        assert!(engine.plan().computed_on_host() <= EXPERTS - 100);
+        assert!(bits(&engine, &prompt, &steps) == expected, "{times:?}: other bits");
+    }
+}
+
+#[test]
+fn all_ways_to_compute_experts_in_host_memory_are_predicted() {
+    let checkpoint = Checkpoint::open(&tales()).unwrap();
+    let blueprint = Blueprint::for_checkpoint(&checkpoint).unwrap();
+    let forecast = |in_place, slots| {
+        let (wrap, _) = card(in_place).wrap();
+        let mut planner = Planner::open(&checkpoint, &blueprint, &cpu(), Some(&wrap)).unwrap();
+        planner.forecast_host(&MemoryRequest::default().slots(slots), 100).unwrap()
+    };
+    let of_100 = forecast(true, 100).unwrap();
+    let computed: Vec<_> = of_100.ways.iter().map(|way| way.computed).collect();
+    let speed = |way: usize| of_100.ways[way].tokens_per_second;
+    assert_eq!((of_100.on_card, of_100.on_disk), (100, 0));
+    assert_eq!(computed[..2], [0, EXPERTS - 100]);
+    assert!(computed[2] <= EXPERTS - 100);
+    assert!((0..3).all(|way| speed(way) > 1.0), "{of_100:?}");
+    assert!(speed(2) >= speed(0), "{of_100:?}");
+    // Without experts in host memory, or a card that reads them, there is no choice.
+    assert!(forecast(true, EXPERTS).is_none());
+    assert!(forecast(false, 100).is_none());
+}
+
+#[test]
+fn a_saved_session_knows_the_experts_that_the_host_computed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.moeflux-session");
+    let open = |memory: MemoryRequest| open(&tales(), cpu(), card(true), memory.sessions(2)).0;
+    let divided = auto(100, None, times(1.0, 1.0));
+    let engine = open(divided);
+    let mut session = engine.session().unwrap();
+    feed(&mut session, &tokens(12), None);
+    session.snapshot(&path, SnapshotOptions::default()).unwrap();
+    for (memory, is_other) in [
+        (divided, false),
+        (auto(100, None, times(1.0, 2.0)), true),
+        (request(100, None, ExpertsOnHost::Read), true),
+    ] {
+        let engine = open(memory);
+        let mut session = engine.session().unwrap();
+        session.restore(&path).unwrap();
+        assert_eq!(session.has_other_placement(), is_other, "{memory:?}");
+        assert_eq!(session.fork().unwrap().has_other_placement(), is_other, "{memory:?}");
+        session.reset().unwrap();
+        assert!(!session.has_other_placement());
+    }
 }

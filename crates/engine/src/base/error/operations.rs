@@ -51,10 +51,18 @@ pub enum PlanError {
     },
     /// Experts on the host computed by another device, on the exact path.
     #[error(
-        "--experts-on-host compute is not exact: the processor rounds differently from the card; give \
-         --experts-on-host read, or leave --exact out"
+        "experts that the host computes are not exact, as the processor rounds differently from the card: \
+         give --experts-on-host read, or leave --exact out"
     )]
     HostExpertsExact,
+    /// Unknown way to compute experts in host memory.
+    #[error("experts on the host are not computed by {name:?}: choose one of {known}")]
+    UnknownExpertsOnHost {
+        /// The given name.
+        name: String,
+        /// Names of all ways.
+        known: String,
+    },
     /// Budget of a device's own memory above its size.
     #[error(
         "a budget of the device's own memory of {} MiB is more than the {} MiB that it has: give a smaller \

@@ -62,6 +62,14 @@ impl ExpertCache {
         Ok(())
     }
 
+    /// Up to `count` slots of each tier that a layer's experts may take, before any is read: on the
+    /// host, and on the card.
+    pub(crate) fn empty_slots(&self, layer: usize, count: usize) -> [Vec<Slot>; 2] {
+        [Some(&self.host), self.card.as_ref()].map(|tier| {
+            tier.map_or_else(Vec::new, |tier| tier.slots_of_layer(layer).take(count).collect())
+        })
+    }
+
     /// Gives every layer a table in which all of its experts are in one slot, so that ops can be
     /// recorded, not run, before the experts are loaded. Only for caches that hold all experts.
     pub(crate) fn set_placeholder_tables(&mut self, device: &mut dyn Device) -> Result<(), Error> {

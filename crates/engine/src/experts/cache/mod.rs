@@ -99,7 +99,7 @@ pub(crate) struct ExpertCache {
     /// Prefetches in flight.
     prefetching: usize,
     access: SlotAccess,
-    /// Experts that the card never gets, as the host computes them.
+    /// Experts that the card never gets: those with a fixed place on the host, or that it computes.
     placement: Option<Placement>,
     /// Whether a read has failed.
     failed: bool,
@@ -134,7 +134,7 @@ impl ExpertCache {
         }
     }
 
-    /// Keeps the experts that the host computes away from the card.
+    /// Keeps experts in host memory away from the card.
     pub(crate) fn set_placement(&mut self, placement: Option<Placement>) {
         self.placement = placement;
     }
@@ -304,10 +304,13 @@ impl ExpertCache {
             && self.card.as_ref().is_some_and(|card| card.has_empty(layer) || !holds_all)
     }
 
-    /// Whether the plan lets an expert be copied to the card.
+    /// Whether the plan lets an expert be copied to the card. Where experts come from the disk, the
+    /// card is a cache of all that it computes.
     fn belongs_on_card(&self, layer: usize, expert: usize) -> bool {
-        let placement = self.placement.as_ref();
-        placement.is_none_or(|placement| expert < placement.first_on_host(layer))
+        self.placement.as_ref().is_none_or(|placement| match self.access.holds_all {
+            true => placement.is_on_card(layer, expert),
+            false => placement.is_computed_by_card(layer, expert),
+        })
     }
 
     /// Reserves a card slot for an expert, pinned.
@@ -644,7 +647,7 @@ mod tests {
         let mut device = reference();
         let mut cache = tiers(&mut *device, 2, Some(16));
         let placement = Placement::new([(EXPERTS, 0); LAYERS].into_iter(), &[16], true);
-        assert_eq!([0, 1, 2].map(|layer| placement.first_on_host(layer)), [5, 5, 6]);
+        assert_eq!([0, 1, 2].map(|layer| placement.on_card(layer)), [5, 5, 6]);
         cache.set_placement(Some(placement));
         cache.load_all(&mut *device, &mut |_| ()).unwrap();
         assert_eq!(cache.experts_in_memory().len(), LAYERS * EXPERTS);

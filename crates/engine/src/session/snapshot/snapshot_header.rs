@@ -53,6 +53,10 @@ pub(crate) struct SnapshotHeader {
     pub(crate) lossy: bool,
     /// Whether it was computed on the exact path.
     pub(crate) exact: bool,
+    /// By layer: the first expert that the host's processor computed beside a card; empty if it
+    /// computed none. Another division rounds differently.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) computed_on_host: Vec<u32>,
     /// Vocabulary size.
     pub(crate) vocab: u64,
     /// Number of tokens.

@@ -67,6 +67,7 @@ impl Saved {
             stored: None,
             lossy: false,
             exact: true,
+            computed_on_host: vec![3, 8],
             vocab: VOCAB,
             tokens: &self.tokens,
             written: self.tokens.len() as u64 + 3,

@@ -31,6 +31,8 @@ pub(crate) struct SnapshotContents<'a> {
     /// Whether precision was lost.
     pub(crate) lossy: bool,
     pub(crate) exact: bool,
+    /// By layer: the first expert that the host's processor computes; empty if it computes none.
+    pub(crate) computed_on_host: Vec<u32>,
     /// Vocabulary size.
     pub(crate) vocab: usize,
     /// Number of positions ever written.
@@ -62,6 +64,7 @@ impl SnapshotContents<'_> {
             stored: self.stored.map(Into::into),
             lossy: self.lossy,
             exact: self.exact,
+            computed_on_host: self.computed_on_host.clone(),
             vocab: self.vocab as u64,
             tokens: self.tokens.len() as u64,
             written: self.written,

@@ -1,0 +1,219 @@
+//! Division of a layer's experts in host memory: some are read over the bus by the card, the others
+//! computed by the host's processor, so that both sides end together.
+//!
+//! It follows from measured times alone, and is fixed when a model is opened.
+
+use serde::Serialize;
+
+/// Shares of a layer's experts in host memory that a division tries: multiples of 1 / 16. They are
+/// coarse, so that two measurements of one machine mostly give the same division.
+const SHARES: usize = 16;
+
+/// Minimum gain of computing any of a layer's experts on the host over reading all of them.
+const MIN_GAIN: f64 = 1.05;
+
+/// Time of `n` experts of one layer, in seconds: `fixed + n * each`, and zero for none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct ExpertTime {
+    /// Seconds that do not depend on the number of experts.
+    pub fixed: f64,
+    /// Seconds per expert.
+    pub each: f64,
+}
+
+impl ExpertTime {
+    /// The line through two measurements, with no negative part.
+    pub(crate) fn through(few: (usize, f64), many: (usize, f64)) -> Self {
+        let ((few, short), (many, long)) = (few, many);
+        let each = ((long - short) / (many - few).max(1) as f64).max(0.0);
+        // A measurement of few that took longer than one of many is noise.
+        let each = if each > 0.0 { each } else { long / many.max(1) as f64 };
+        Self { fixed: (long - many as f64 * each).max(0.0), each }
+    }
+
+    /// Seconds of `count` experts.
+    fn of(self, count: usize) -> f64 {
+        if count == 0 { 0.0 } else { self.fixed + count as f64 * self.each }
+    }
+
+    /// The same line for experts of another size.
+    fn scaled(self, factor: f64) -> Self {
+        Self { each: self.each * factor, ..self }
+    }
+}
+
+/// Measured times of one row through the experts of a layer, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct ExpertTimes {
+    /// Bytes of the experts that were measured.
+    pub bytes: u64,
+    /// Experts in the card's own memory, computed by the card.
+    pub card: ExpertTime,
+    /// Experts in host memory, read over the bus and computed by the card.
+    pub bus: ExpertTime,
+    /// Experts in host memory, computed by the host's processor; includes writing the results to
+    /// the card.
+    pub host: ExpertTime,
+    /// Wait of the host for the router's ids and the experts' inputs, per layer.
+    pub wait: f64,
+    /// One small op of the card after another.
+    pub op: f64,
+}
+
+impl ExpertTimes {
+    /// Bytes per second that the card reads over the bus.
+    pub fn bus_bytes_per_second(&self) -> f64 {
+        self.bytes as f64 / self.bus.each
+    }
+
+    /// Bytes per second of experts that the host's processor computes.
+    pub fn host_bytes_per_second(&self) -> f64 {
+        self.bytes as f64 / self.host.each
+    }
+
+    /// Bytes per second of experts in the card's own memory.
+    pub fn card_bytes_per_second(&self) -> f64 {
+        self.bytes as f64 / self.card.each
+    }
+
+    /// Expected seconds of one row through a layer's experts if the host computes `computed` of
+    /// those in its memory, and every expert is chosen equally often.
+    pub(crate) fn of_layer(&self, layer: &LayerExpertCounts, computed: usize) -> f64 {
+        let factor = layer.bytes as f64 / self.bytes.max(1) as f64;
+        let [card, bus, host] = [self.card, self.bus, self.host].map(|time| time.scaled(factor));
+        let on_host = layer.on_host();
+        let mut expected = 0.0;
+        for own in 0..=layer.top_k {
+            let rest = layer.top_k - own;
+            let share = hypergeometric(layer.count, layer.on_card, layer.top_k, own);
+            for by_host in 0..=rest {
+                let probability = share * hypergeometric(on_host, computed, rest, by_host);
+                if probability > 0.0 {
+                    let by_card = card.of(own) + bus.of(rest - by_host);
+                    expected += probability * by_card.max(host.of(by_host));
+                }
+            }
+        }
+        // Ids are read back only where the host computes.
+        if computed > 0 { expected + self.wait } else { expected }
+    }
+
+    /// Number of a layer's experts in host memory that the host should compute; zero unless that
+    /// gains 5 %.
+    pub(crate) fn computed(&self, layer: &LayerExpertCounts) -> usize {
+        let on_host = layer.on_host();
+        let of_share = |share: usize| (on_host * share).div_ceil(SHARES);
+        let timed = (1..=SHARES).map(|share| {
+            let computed = of_share(share);
+            (computed, self.of_layer(layer, computed))
+        });
+        let best = timed.min_by(|a, b| a.1.total_cmp(&b.1));
+        let read = self.of_layer(layer, 0);
+        best.filter(|(_, time)| read > MIN_GAIN * time).map_or(0, |(computed, _)| computed)
+    }
+}
+
+/// Experts of a layer, and where they are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LayerExpertCounts {
+    /// Number of experts.
+    pub(crate) count: usize,
+    /// Of these, experts in the card's own memory.
+    pub(crate) on_card: usize,
+    /// Experts per row.
+    pub(crate) top_k: usize,
+    /// Bytes of an expert.
+    pub(crate) bytes: u64,
+}
+
+impl LayerExpertCounts {
+    /// Number of experts in host memory.
+    pub(crate) fn on_host(&self) -> usize {
+        self.count - self.on_card
+    }
+}
+
+/// Probability that `found` of `drawn` are among the `marked` of `all`.
+fn hypergeometric(all: usize, marked: usize, drawn: usize, found: usize) -> f64 {
+    if found > marked || drawn < found || drawn - found > all - marked {
+        return 0.0;
+    }
+    binomial(marked, found) * binomial(all - marked, drawn - found) / binomial(all, drawn)
+}
+
+/// Binomial coefficient, with `k` at most `n`.
+fn binomial(n: usize, k: usize) -> f64 {
+    (0..k.min(n - k)).fold(1.0, |product, i| product * (n - i) as f64 / (i + 1) as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Half of 128 experts on the card, in times per expert without fixed parts.
+    const LAYER: LayerExpertCounts =
+        LayerExpertCounts { count: 128, on_card: 64, top_k: 8, bytes: 100 };
+
+    fn times(bus: f64, host: f64, wait: f64) -> ExpertTimes {
+        let each = |each| ExpertTime { fixed: 0.0, each };
+        ExpertTimes { bytes: 100, card: each(0.0), bus: each(bus), host: each(host), wait, op: 0.0 }
+    }
+
+    #[test]
+    fn a_line_goes_through_both_measurements() {
+        assert_eq!(ExpertTime::through((1, 3.0), (5, 11.0)), ExpertTime { fixed: 1.0, each: 2.0 });
+        // Noise gives no negative time.
+        assert_eq!(ExpertTime::through((1, 4.0), (4, 4.0)), ExpertTime { fixed: 0.0, each: 1.0 });
+        assert_eq!(ExpertTime::through((1, 1.0), (3, 6.0)), ExpertTime { fixed: 0.0, each: 2.5 });
+    }
+
+    #[test]
+    fn expectations_are_those_of_drawing_without_replacement() {
+        let sum: f64 = (0..=8).map(|found| hypergeometric(128, 64, 8, found)).sum();
+        assert!((sum - 1.0).abs() < 1e-12);
+        assert_eq!(hypergeometric(4, 2, 4, 2), 1.0);
+        assert_eq!(hypergeometric(4, 2, 2, 2), 1.0 / 6.0);
+        assert_eq!(hypergeometric(0, 0, 0, 0), 1.0);
+        // Reading all: four experts of eight are on the host on average.
+        assert!((times(1.0, 1.0, 9.0).of_layer(&LAYER, 0) - 4.0).abs() < 1e-12);
+        // Computing all, after a wait.
+        assert!((times(9.0, 2.0, 0.5).of_layer(&LAYER, 64) - 8.5).abs() < 1e-12);
+        // Experts of twice the size.
+        let large = LayerExpertCounts { bytes: 200, ..LAYER };
+        assert!((times(1.0, 1.0, 9.0).of_layer(&large, 0) - 8.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn both_sides_of_a_division_end_together() {
+        // Equally fast, so half each.
+        assert_eq!(times(1.0, 1.0, 0.0).computed(&LAYER), 32);
+        // The faster side gets more: at least what makes both sides end together on average.
+        let slow_bus = times(3.0, 1.0, 0.0).computed(&LAYER);
+        assert!((40..64).contains(&slow_bus), "{slow_bus}");
+        let slow_host = times(1.0, 1.5, 0.0).computed(&LAYER);
+        assert!((1..32).contains(&slow_host), "{slow_host}");
+        // One side is left out where a wait, or the spread of choices, costs more than it gains.
+        assert_eq!(times(1.0, 1.0, 2.0).computed(&LAYER), 0);
+        assert_eq!(times(1.0, 1000.0, 0.0).computed(&LAYER), 0);
+        assert_eq!(times(1000.0, 1.0, 0.0).computed(&LAYER), 64);
+        // Nothing is on the host.
+        assert_eq!(times(1.0, 1.0, 0.0).computed(&LayerExpertCounts { on_card: 128, ..LAYER }), 0);
+    }
+
+    #[test]
+    fn a_division_is_no_slower_than_either_side_alone() {
+        for (bus, host) in [(1.0, 1.0), (2.0, 1.0), (1.0, 2.0), (7.0, 1.0)] {
+            for on_card in [0, 10, 64, 120, 127] {
+                let (times, layer) =
+                    (times(bus, host, 0.1), LayerExpertCounts { on_card, ..LAYER });
+                let time = |computed| times.of_layer(&layer, computed);
+                let all = layer.count - on_card;
+                let found = time(times.computed(&layer));
+                assert!(
+                    found <= time(0) && found <= time(all) * MIN_GAIN,
+                    "{bus} {host} {on_card}"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! Expert probe: times of experts on either side of the bus, measured on slots when a model is
+//! opened. With [`ExpertsOnHost::Auto`](crate::experts::ExpertsOnHost::Auto) they divide the
+//! experts in host memory between card and processor.
+
+use std::time::Instant;
+
+use moeflux_compute::{BankPlace, Buffer, Device, ExpertUse, ExpertUses, Op, Slot, View, ViewRead};
+
+use super::host_experts::{HostExperts, HostExpertsOp};
+use crate::{
+    base::error::Error,
+    experts::{
+        cache::ExpertCache,
+        division::{ExpertTime, ExpertTimes, LayerExpertCounts},
+    },
+    model::blueprint::{Blueprint, MoeBlueprint},
+    runtime::plan::MemoryPlan,
+};
+
+/// Bytes of slots that each measurement reads, at most. More than the caches of most processors
+/// hold.
+const BYTES: usize = 256 << 20;
+
+/// Maximum ops of a measurement.
+const MAX_OPS: usize = 64;
+
+/// Small ops in a row for the time of one.
+const SMALL_OPS: usize = 32;
+
+/// Measurements of which the median counts, after an untimed one that compiles kernels.
+const ROUNDS: usize = 5;
+
+/// Slots for the probe, of the size of one layer's experts. Their contents are lost.
+pub(crate) struct ProbeSlots {
+    pub(crate) layer: usize,
+    pub(crate) host: Vec<Slot>,
+    /// Empty if the card has none.
+    pub(crate) card: Vec<Slot>,
+}
+
+impl ProbeSlots {
+    /// Number of slots of `bytes` bytes.
+    pub(crate) fn count(bytes: usize) -> usize {
+        BYTES.div_ceil(bytes.max(1))
+    }
+
+    /// Empty slots of a cache, of its first layer with experts.
+    pub(crate) fn of_cache(cache: &ExpertCache, blueprint: &Blueprint) -> Self {
+        let first = blueprint.moe_layers().next();
+        let (layer, bytes) = first.map_or((0, 0), |(layer, moe)| (layer, moe.experts.slot_bytes));
+        let [host, card] = cache.empty_slots(layer, Self::count(bytes));
+        Self { layer, host, card }
+    }
+
+    /// Slots in new banks.
+    pub(crate) fn allocate(
+        device: &mut dyn Device,
+        layer: usize,
+        bytes: usize,
+    ) -> Result<Self, Error> {
+        let count = Self::count(bytes).min(device.bank_slots(bytes));
+        let mut bank = |place| device.bank(count, bytes, place).map_err(Error::at(context));
+        let slots = |bank| (0..count as u32).map(|index| Slot { bank, index }).collect();
+        let (host, card) = (slots(bank(BankPlace::Host)?), slots(bank(BankPlace::Card)?));
+        Ok(Self { layer, host, card })
+    }
+}
+
+fn context() -> &'static str {
+    "measuring the speeds of the card and the processor"
+}
+
+/// Measures the times of a layer's experts, with one row, on a card that reads host memory and on
+/// the host.
+pub(crate) fn measure(
+    card: &mut dyn Device,
+    host: &mut HostExperts,
+    slots: &ProbeSlots,
+    blueprint: &Blueprint,
+) -> Result<ExpertTimes, Error> {
+    let moe = blueprint.layers.get(slots.layer).and_then(|layer| layer.moe());
+    let Some(moe) = moe.filter(|_| !slots.host.is_empty()) else {
+        return Err(Error::internal("there are no slots to measure"));
+    };
+    let hidden = blueprint.hidden;
+    let most = moe.router.top_k;
+    let measured = (|| {
+        for slot in &slots.host {
+            // The system commits memory at the first write.
+            let mut bytes = card.take_slot(*slot)?;
+            bytes.fill(0);
+            card.put_slot(*slot, bytes)?;
+        }
+        let (x, out) = (card.buffer(hidden)?, card.buffer(most * hidden)?);
+        let inner = card.buffer(most * moe.experts.shape.gate.rows)?;
+        let mut probe = SpeedProbe { card, moe, hidden, x, out, inner, wait: 0.0 };
+        probe.card.write(probe.x, &vec![1.0; hidden])?;
+        let few = probe.seconds_of_small_ops(1)?;
+        let many = probe.seconds_of_small_ops(1 + SMALL_OPS)?;
+        let op = ((many - few) / SMALL_OPS as f64).max(0.0);
+        probe.wait = (few - op).max(0.0);
+        Ok(ExpertTimes {
+            bytes: moe.experts.slot_bytes as u64,
+            card: probe.time(&slots.card, |probe, uses| probe.run_on_card(uses))?,
+            bus: probe.time(&slots.host, |probe, uses| probe.run_on_card(uses))?,
+            host: probe.time(&slots.host, |probe, uses| probe.run_on_host(host, uses))?,
+            wait: probe.wait,
+            op,
+        })
+    })();
+    measured.map_err(Error::at(context))
+}
+
+impl MemoryPlan {
+    /// Measures the times of experts on new slots. `None` if the plan leaves no expert to the host,
+    /// or the card cannot read host memory and so leaves all of them.
+    pub(crate) fn measure_experts(
+        &self,
+        device: &mut dyn Device,
+        blueprint: &Blueprint,
+        threads: Option<usize>,
+    ) -> Result<Option<ExpertTimes>, Error> {
+        let in_place = device.memory().is_some_and(|memory| memory.in_place);
+        let Some((layer, _)) = blueprint.moe_layers().next().filter(|_| in_place) else {
+            return Ok(None);
+        };
+        let Some(mut host) = HostExperts::open(self, blueprint, threads)? else { return Ok(None) };
+        let slots =
+            ProbeSlots::allocate(device, layer, self.slot_classes().bytes_for(layer) as usize)?;
+        measure(device, &mut host, &slots, blueprint).map(Some)
+    }
+
+    /// Divides the experts in host memory between card and processor by measured times.
+    pub(crate) fn divide_experts(&mut self, blueprint: &Blueprint, times: ExpertTimes) {
+        self.set_expert_times(times);
+        let Some(placement) = self.placement_mut() else { return };
+        for (layer, moe) in blueprint.moe_layers() {
+            let experts = LayerExpertCounts::new(moe, placement.on_card(layer));
+            placement.set_computed(layer, times.computed(&experts));
+        }
+    }
+}
+
+impl LayerExpertCounts {
+    /// Experts of a layer of which the first `on_card` are in the card's own memory.
+    pub(crate) fn new(moe: &MoeBlueprint, on_card: usize) -> Self {
+        Self {
+            count: moe.experts.count,
+            on_card,
+            top_k: moe.router.top_k,
+            bytes: moe.experts.slot_bytes as u64,
+        }
+    }
+}
+
+struct SpeedProbe<'a> {
+    card: &'a mut dyn Device,
+    moe: &'a MoeBlueprint,
+    hidden: usize,
+    x: Buffer,
+    out: Buffer,
+    inner: Buffer,
+    /// Seconds to wait for the card.
+    wait: f64,
+}
+
+type Computed<T> = Result<T, moeflux_compute::Error>;
+
+impl SpeedProbe<'_> {
+    /// Median seconds of calls that submit work, until the card has done it.
+    fn seconds(&mut self, mut submit: impl FnMut(&mut Self) -> Computed<()>) -> Computed<f64> {
+        let (x, out) = (View::rows(self.x, 1, 1), View::rows(self.out, 1, self.hidden));
+        let mut row = vec![0.0; self.hidden];
+        let mut seconds = Vec::with_capacity(ROUNDS + 1);
+        for _ in 0..=ROUNDS {
+            let since = Instant::now();
+            submit(self)?;
+            self.card.read_views(&mut [
+                ViewRead { view: x, out: &mut [0.0] },
+                ViewRead { view: out, out: &mut row },
+            ])?;
+            seconds.push(since.elapsed().as_secs_f64());
+        }
+        let timed = &mut seconds[1..];
+        timed.sort_by(f64::total_cmp);
+        Ok(timed[ROUNDS / 2])
+    }
+
+    fn seconds_of_small_ops(&mut self, count: usize) -> Computed<f64> {
+        let x = View::rows(self.x, 1, self.hidden);
+        let op = Op::RmsNorm { x, weight: None, eps: 1e-6, out: x };
+        self.seconds(|probe| (0..count).try_for_each(|_| probe.card.run(&op)))
+    }
+
+    /// Time of one op with experts in `slots`, by that of one expert and of as many as a row has.
+    fn time(
+        &mut self,
+        slots: &[Slot],
+        mut run: impl FnMut(&mut Self, &[ExpertUse]) -> Computed<()>,
+    ) -> Computed<ExpertTime> {
+        let many = self.moe.router.top_k.min(slots.len());
+        if many == 0 {
+            return Ok(ExpertTime::default());
+        }
+        let mut seconds = |count: usize| {
+            let uses: Vec<_> = slots
+                .chunks_exact(count)
+                .take(MAX_OPS)
+                .map(|slots| {
+                    let expert = |(out_row, slot): (usize, &Slot)| ExpertUse {
+                        slot: *slot,
+                        row: 0,
+                        out_row,
+                    };
+                    slots.iter().enumerate().map(expert).collect::<Vec<_>>()
+                })
+                .collect();
+            let total = self.seconds(|probe| uses.iter().try_for_each(|uses| run(probe, uses)))?;
+            Ok((count, (total - self.wait).max(0.0) / uses.len() as f64))
+        };
+        Ok(ExpertTime::through(seconds(1)?, seconds(many)?))
+    }
+
+    fn run_on_card(&mut self, uses: &[ExpertUse]) -> Computed<()> {
+        let shape = &self.moe.experts.shape;
+        self.card.run(&Op::Experts {
+            x: View::rows(self.x, 1, self.hidden),
+            shape,
+            activation: self.moe.activation,
+            experts: self.moe.experts.count,
+            uses: ExpertUses::Listed(uses),
+            inner: View::rows(self.inner, uses.len(), shape.gate.rows),
+            out: View::rows(self.out, uses.len(), self.hidden),
+        })
+    }
+
+    fn run_on_host(&mut self, host: &mut HostExperts, uses: &[ExpertUse]) -> Computed<()> {
+        host.input(self.hidden).fill(1.0);
+        let op = HostExpertsOp {
+            uses,
+            input_rows: 1,
+            shape: &self.moe.experts.shape,
+            activation: self.moe.activation,
+            experts: self.moe.experts.count,
+            parts: View::rows(self.out, uses.len(), self.hidden),
+        };
+        host.run(self.card, op)?;
+        self.card.submit().map(drop)
+    }
+}
