@@ -220,6 +220,22 @@ fn speeds_are_measured_when_a_model_is_opened() {
 }
 
 #[test]
+fn speeds_of_a_gpu_are_measured_too() {
+    let Some(gpu) = gpu(false) else { return };
+    let prompt = tokens(20);
+    let measured = request(96, None, ExpertsOnHost::Auto);
+    let (engine, _) = open(&tales(), gpu.clone(), card(true), measured);
+    let times = *engine.plan().expert_times().unwrap();
+    let each = [times.card, times.bus, times.host].map(|time| time.each);
+    assert!(each.iter().all(|seconds| *seconds > 0.0) && times.wait > 0.0, "{times:?}");
+    let expected = bits(&engine, &prompt, &[16, 1, 1, 2]);
+    // The same times give the same division, and the same bits.
+    let (again, _) = open(&tales(), gpu, card(true), measured.expert_times(times));
+    assert_eq!(again.plan().computed_on_host(), engine.plan().computed_on_host());
+    assert!(bits(&again, &prompt, &[16, 1, 1, 2]) == expected, "other bits");
+}
+
+#[test]
 fn all_ways_to_compute_experts_in_host_memory_are_predicted() {
     let checkpoint = Checkpoint::open(&tales()).unwrap();
     let blueprint = Blueprint::for_checkpoint(&checkpoint).unwrap();
