@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::{table::Table, units};
 
-/// Predictions beside a card; docs/bench.md describes the fields.
+/// Predictions beside a card.
 #[derive(Debug, Serialize)]
 pub struct HostReport {
     model: String,

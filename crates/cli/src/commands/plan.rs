@@ -1,7 +1,7 @@
 //! `plan`: predicted decode speed for a range of memory budgets, or for each way to compute experts
 //! in host memory beside a graphics card.
 
-use std::process::ExitCode;
+use std::{fmt, process::ExitCode};
 
 use moeflux::{
     Checkpoint,
@@ -17,6 +17,8 @@ use moeflux_bench::{
     plot,
     speed::computing_share,
 };
+
+use serde::Serialize;
 
 use crate::{WrongUse, args::PlanArgs, atomic_file, folders, load, out, progress::Ui};
 
@@ -45,11 +47,7 @@ pub(crate) fn run(args: &PlanArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         let request = args.engine.request(&checkpoint, &blueprint);
         let request = request.host_threads(args.engine.compute.threads.map(Into::into));
         if let Some(forecast) = planner.forecast_host(&request, context)? {
-            let report = HostReport::new(name, planner.device(), context, forecast);
-            match args.json {
-                true => out::json(&report)?,
-                false => out::write(&report)?,
-            }
+            print(&HostReport::new(name, planner.device(), context, forecast), args.json)?;
             return Ok(ExitCode::SUCCESS);
         }
     }
@@ -71,7 +69,7 @@ pub(crate) fn run(args: &PlanArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let device = args.engine.compute.options().name("cpu");
     if args.engine.compute.device.starts_with("gpu") {
         ui.note(
-            "this predicts for the processor: the GPU has no memory of its own, or it holds every expert",
+            "this predicts for the processor: the GPU shares or cannot read host memory, or holds every expert",
         );
     } else if args.engine.memory.gpu_memory.is_some() {
         ui.note("this predicts for the processor: --gpu-memory has no effect without --device gpu");
@@ -92,11 +90,15 @@ pub(crate) fn run(args: &PlanArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     if let Some(path) = &args.plot {
         atomic_file::write(path, Readers::Umask, plot::svg(&report.chart())?.as_bytes())?;
     }
-    match args.json {
-        true => out::json(&report)?,
-        false => out::write(&report)?,
-    }
+    print(&report, args.json)?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn print<R: Serialize + fmt::Display>(report: &R, json: bool) -> anyhow::Result<()> {
+    match json {
+        true => out::json(report),
+        false => out::write(report),
+    }
 }
 
 /// Bandwidth of the disk: given, measured, or remembered.

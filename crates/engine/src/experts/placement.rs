@@ -57,8 +57,8 @@ impl FromStr for ExpertsOnHost {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Placement {
     layers: Vec<LayerPlacement>,
-    /// Rows of a step from which on the card computes all experts.
-    max_rows: usize,
+    /// Whether the card can compute experts in host memory.
+    card_reads: bool,
 }
 
 /// Placement of a layer's experts.
@@ -97,12 +97,17 @@ impl Placement {
             let first_on_host = slots_before(first + count) - slots_before(first);
             LayerPlacement { count, first_on_host, first_computed: first_on_host }
         };
-        Self { layers: layers.map(place).collect(), max_rows: Self::max_rows_for(card_reads) }
+        Self { layers: layers.map(place).collect(), card_reads }
     }
 
-    /// Maximum rows of a step that the host computes experts for.
-    pub(crate) const fn max_rows_for(card_reads: bool) -> usize {
-        if card_reads { Self::MAX_ROWS } else { usize::MAX }
+    /// Maximum rows of a step that the host computes experts for, of steps of up to `rows` rows.
+    pub(crate) fn max_rows(card_reads: bool, rows: usize) -> usize {
+        if card_reads { rows.min(Self::MAX_ROWS) } else { rows }
+    }
+
+    /// Whether the card can compute experts in host memory. If not, the host computes all of them.
+    pub(crate) fn card_reads(&self) -> bool {
+        self.card_reads
     }
 
     /// Leaves `computed` of a layer's experts in host memory to the host, the last ones. The card
@@ -143,17 +148,12 @@ impl Placement {
     /// all of them.
     pub(crate) fn computed_from(&self, layer: usize, rows: usize) -> Option<usize> {
         let LayerPlacement { count, first_computed, .. } = *self.layers.get(layer)?;
-        (rows <= self.max_rows && first_computed < count).then_some(first_computed)
+        (self.computes(rows) && first_computed < count).then_some(first_computed)
     }
 
     /// Whether the host computes experts in a step of `rows` rows.
     pub(crate) fn computes(&self, rows: usize) -> bool {
-        rows <= self.max_rows
-    }
-
-    /// Maximum rows of a step that the host computes experts for, of steps of up to `rows` rows.
-    pub(crate) fn max_rows(&self, rows: usize) -> usize {
-        rows.min(self.max_rows)
+        rows == Self::max_rows(self.card_reads, rows)
     }
 }
 
@@ -174,7 +174,8 @@ mod tests {
         assert_eq!(placement.computed_from(3, 1), None);
         let copies = Placement::new(layers.into_iter(), &[45, 8], false);
         assert_eq!(copies.computed_from(2, 1 << 20), Some(23));
-        assert_eq!((placement.max_rows(512), copies.max_rows(512)), (Placement::MAX_ROWS, 512));
+        let max_rows = [true, false].map(|card_reads| Placement::max_rows(card_reads, 512));
+        assert_eq!(max_rows, [Placement::MAX_ROWS, 512]);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use crate::{
     experts::{
         cache::ExpertCache,
         division::{ExpertTime, ExpertTimes, LayerExpertCounts},
+        placement::Placement,
     },
     model::blueprint::{Blueprint, MoeBlueprint},
     runtime::plan::MemoryPlan,
@@ -120,8 +121,8 @@ impl MemoryPlan {
         blueprint: &Blueprint,
         threads: Option<usize>,
     ) -> Result<Option<ExpertTimes>, Error> {
-        let in_place = device.memory().is_some_and(|memory| memory.in_place);
-        let Some((layer, _)) = blueprint.moe_layers().next().filter(|_| in_place) else {
+        let Some((layer, _)) = blueprint.moe_layers().next().filter(|_| self.divides_experts())
+        else {
             return Ok(None);
         };
         let Some(mut host) = HostExperts::open(self, blueprint, threads)? else { return Ok(None) };
@@ -130,8 +131,17 @@ impl MemoryPlan {
         measure(device, &mut host, &slots, blueprint).map(Some)
     }
 
+    /// Whether measured times can divide experts: some are in host memory, and the card can read
+    /// them.
+    pub(crate) fn divides_experts(&self) -> bool {
+        self.placement().is_some_and(Placement::card_reads)
+    }
+
     /// Divides the experts in host memory between card and processor by measured times.
     pub(crate) fn divide_experts(&mut self, blueprint: &Blueprint, times: ExpertTimes) {
+        if !self.divides_experts() {
+            return;
+        }
         self.set_expert_times(times);
         let Some(placement) = self.placement_mut() else { return };
         for (layer, moe) in blueprint.moe_layers() {

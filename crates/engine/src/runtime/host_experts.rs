@@ -126,7 +126,8 @@ impl HostExperts {
         plan: &MemoryPlan,
     ) -> Result<Self, Error> {
         let context = || "memory for experts that the host computes";
-        let shape = HostExpertsShape::new(blueprint, placement.max_rows(plan.chunk));
+        let max_rows = Placement::max_rows(placement.card_reads(), plan.chunk);
+        let shape = HostExpertsShape::new(blueprint, max_rows);
         let &HostExpertsShape { uses, input, hidden, inner, .. } = &shape;
         device.reserve_scratch(shape.scratch()).map_err(Error::at(context))?;
         let mut buffer = |len| device.buffer(len).map_err(Error::at(context));

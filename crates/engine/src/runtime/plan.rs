@@ -387,7 +387,7 @@ impl MemoryPlan {
         let stays_on_host = in_place || computes;
         let mut found_on_host = 0;
         if computes {
-            let max_rows = Placement::max_rows_for(in_place).min(best.chunk);
+            let max_rows = Placement::max_rows(in_place, best.chunk);
             let shape = HostExpertsShape::new(blueprint, max_rows);
             let threads = request.host_threads.unwrap_or_else(physical_cores);
             let scratch = cpu_scratch_bytes(shape.scratch(), threads);

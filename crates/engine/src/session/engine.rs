@@ -214,7 +214,7 @@ impl Engine {
         let mut host = HostExperts::open(&plan, &blueprint, options.device.threads)?;
         // A card that cannot read host memory leaves all of these experts to the host.
         if request.experts_on_host == ExpertsOnHost::Auto
-            && access.host_in_place
+            && plan.divides_experts()
             && let Some(processor) = &mut host
         {
             let times = match request.expert_times {
