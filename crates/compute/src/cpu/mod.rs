@@ -33,7 +33,7 @@ use std::thread;
 use aligned_vec::AlignedVec;
 pub use logit_weights::{LogitTally, LogitWeights, logits_between, logits_extent};
 use norm::RmsNormArgs;
-use pool::ThreadPool;
+use pool::{SPIN_TIME, ThreadPool};
 use scratch::WorkerScratch;
 pub use simd::{CpuPeak, Isa};
 use simd::{Kernels, Q8Rows, QuantLayout, padded};
@@ -178,12 +178,12 @@ impl CpuDevice {
         kv_format: KvFormat,
         options: &DeviceOptions,
     ) -> Result<Self, Error> {
-        let &DeviceOptions { threads, exact, f32_expert_inputs, .. } = options;
+        let &DeviceOptions { threads, exact, f32_expert_inputs, idle_spin, .. } = options;
         let threads =
             threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
         let cpu = Cpu {
             kernels: Kernels::new(isa)?,
-            pool: ThreadPool::new(threads)?,
+            pool: ThreadPool::new(threads, idle_spin.unwrap_or(SPIN_TIME))?,
             exact,
             f32_expert_inputs,
             rounded: Activations::default(),

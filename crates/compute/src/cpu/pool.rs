@@ -21,9 +21,9 @@ use std::{
 
 use crate::{Buffer, Error, View};
 
-/// Time that an idle worker spins before it parks: longer than the gap between two ops of a step,
-/// and short compared with a disk read.
-const SPIN_TIME: Duration = Duration::from_micros(50);
+/// Default time that an idle worker spins before it parks: longer than the gap between two ops of a
+/// step, and short compared with a disk read. A worker that spins longer yields to other threads.
+pub(crate) const SPIN_TIME: Duration = Duration::from_micros(50);
 /// Spin iterations between two reads of the clock.
 const SPINS_PER_CLOCK: u32 = 64;
 /// Spin iterations of a waiting caller between two yields.
@@ -292,6 +292,8 @@ struct PoolState {
     next: AtomicUsize,
     /// A worker claims `1 / claim_divisor` of the remaining tiles at a time.
     claim_divisor: usize,
+    /// Time that an idle worker spins before it parks.
+    spin: Duration,
     sleepers: AtomicUsize,
     started: AtomicUsize,
     stop: AtomicBool,
@@ -338,8 +340,15 @@ impl PoolState {
                 continue;
             }
             spins += 1;
-            if !spins.is_multiple_of(SPINS_PER_CLOCK) || idle.elapsed() < SPIN_TIME {
+            if !spins.is_multiple_of(SPINS_PER_CLOCK) {
                 std::hint::spin_loop();
+                continue;
+            }
+            let idle_time = idle.elapsed();
+            if idle_time < self.spin {
+                if idle_time >= SPIN_TIME {
+                    thread::yield_now();
+                }
                 continue;
             }
             self.sleepers.fetch_add(1, SeqCst);
@@ -393,11 +402,12 @@ pub(crate) struct ThreadPool<L> {
 }
 
 impl<L: Default + Send> ThreadPool<L> {
-    /// Starts a pool of `threads` threads, the caller included.
+    /// Starts a pool of `threads` threads, the caller included. Idle ones spin for `spin` before
+    /// they park.
     ///
     /// # Errors
     /// `threads` is out of range, or the system cannot start a thread.
-    pub(crate) fn new(threads: usize) -> Result<Self, Error> {
+    pub(crate) fn new(threads: usize, spin: Duration) -> Result<Self, Error> {
         if threads == 0 || threads > MAX_THREADS {
             return Err(Error::Device(format!("{threads} threads: choose 1 to {MAX_THREADS}")));
         }
@@ -405,6 +415,7 @@ impl<L: Default + Send> ThreadPool<L> {
             gate: AtomicU64::new(JOB_UNIT),
             next: AtomicUsize::new(0),
             claim_divisor: 2 * threads,
+            spin,
             sleepers: AtomicUsize::new(0),
             started: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
@@ -576,7 +587,7 @@ mod tests {
     fn every_element_is_in_exactly_one_tile() {
         let view = view(5, 3, 7, 40, 10);
         for threads in 1..4 {
-            let mut pool = ThreadPool::<usize>::new(threads).unwrap();
+            let mut pool = ThreadPool::<usize>::new(threads, SPIN_TIME).unwrap();
             for (rows, heads, cols) in [(1, 1, 1), (2, 2, 3), (5, 3, 7), (9, 9, 9)] {
                 let mut values = vec![0u32; 1 + 4 * 40 + 2 * 10 + 7];
                 pool.tiles(&mut values, Grid::new(&view, rows, heads, cols), |mut tile, calls| {
@@ -600,7 +611,7 @@ mod tests {
         for (threads, merge_rows, tiles) in
             [(1, 2, Some(6)), (1, 1, Some(14)), (1, 0, Some(18)), (2, 2, None), (3, 1, None)]
         {
-            let mut pool = ThreadPool::<Vec<Range<usize>>>::new(threads).unwrap();
+            let mut pool = ThreadPool::<Vec<Range<usize>>>::new(threads, SPIN_TIME).unwrap();
             let mut values = vec![0u32; 1 + 5 * 40];
             pool.tiles(
                 &mut values,
@@ -628,7 +639,7 @@ mod tests {
         let (view, rows) = (View::rows(Buffer::INTERNAL, 6, 5), [4, 0, 5, 2]);
         let mut marks = vec![false; 6];
         assert!(RowOrder::new(&[4, 0, 4], &mut marks).is_none() && !marks.contains(&true));
-        let mut pool = ThreadPool::<()>::new(2).unwrap();
+        let mut pool = ThreadPool::<()>::new(2, SPIN_TIME).unwrap();
         for (ends, order) in [(&[1, 1, 4][..], RowOrder::new(&rows, &mut marks)), (&[2, 5], None)] {
             let mut values = vec![0; 30];
             pool.tiles(&mut values, Grid::runs(&view, ends, order, 2), |mut tile, ()| {
@@ -654,7 +665,7 @@ mod tests {
 
     #[test]
     fn jobs_of_many_sizes_complete() {
-        let mut pool = ThreadPool::<()>::new(3).unwrap();
+        let mut pool = ThreadPool::<()>::new(3, SPIN_TIME).unwrap();
         for n in (0..300).chain([5000]) {
             let mut values = vec![0usize; n + 1];
             pool.tiles(
@@ -674,7 +685,7 @@ mod tests {
 
     #[test]
     fn a_panic_reaches_the_caller_and_the_pool_stays_usable() {
-        let mut pool = ThreadPool::<()>::new(3).unwrap();
+        let mut pool = ThreadPool::<()>::new(3, SPIN_TIME).unwrap();
         let grid = Grid::new(&View::rows(Buffer::INTERNAL, 1, 64), 1, 1, 1);
         for bad in [0, 5, 63] {
             let mut values = vec![0; 64];
@@ -689,7 +700,7 @@ mod tests {
 
     #[test]
     fn an_invalid_number_of_threads_is_an_error() {
-        assert!(ThreadPool::<()>::new(0).is_err());
-        assert!(ThreadPool::<()>::new(1 << 20).is_err());
+        assert!(ThreadPool::<()>::new(0, SPIN_TIME).is_err());
+        assert!(ThreadPool::<()>::new(1 << 20, SPIN_TIME).is_err());
     }
 }

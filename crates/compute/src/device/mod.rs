@@ -1,5 +1,6 @@
 //! The device trait, its options, and [`open`]. Each further duty of a device is a separate trait.
 
+mod late_values;
 mod pipeline_store;
 mod planned_memory;
 mod profiler;
@@ -7,6 +8,7 @@ mod record_ahead;
 mod slot_store;
 mod state_store;
 
+pub use late_values::LateValues;
 pub use pipeline_store::PipelineStore;
 pub use planned_memory::{DeviceMemory, PlannedMemory, ScratchShape};
 pub use profiler::{Counters, KernelTime, Profiler};
@@ -14,7 +16,7 @@ pub use record_ahead::RecordAhead;
 pub use slot_store::{BankPlace, SlotStore};
 pub use state_store::{Commit, StateStore};
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use crate::{
     Buffer, DeviceId, Error, KvFormat, Op, View, Weight,
@@ -59,6 +61,23 @@ pub trait Device: StateStore + SlotStore + PlannedMemory + RecordAhead + Profile
 
     /// Copies `values` to a view without gaps, after all previous ops.
     fn write_view(&mut self, view: View, values: &[f32]) -> Result<(), Error>;
+
+    /// Copies values that the host still computes to views without gaps, one after another: after
+    /// all previous ops, and before all later ones. An asynchronous device waits for them when it
+    /// submits the first of those.
+    fn write_late(&mut self, views: &[View], values: LateValues) -> Result<(), Error> {
+        let mut written = Ok(());
+        values(&mut |values| {
+            let mut rest = values;
+            written = views.iter().try_for_each(|view| {
+                let len = view.rows * view.heads * view.width;
+                let (now, later) = rest.split_at(len.min(rest.len()));
+                rest = later;
+                self.write_view(*view, now)
+            });
+        });
+        written
+    }
 
     /// Copies a view to `out`, row by row, once all previous ops are complete. `out` has
     /// `rows * heads * width` elements.
@@ -114,6 +133,10 @@ pub struct DeviceOptions {
     /// Keeps the inputs of experts' second matrices in f32 on a CPU's fast path, where they make
     /// most of its difference to the exact path.
     pub f32_expert_inputs: bool,
+    /// How long an idle worker of a CPU waits for the next op before it sleeps; by default 50 us.
+    /// Beside another device the processor has longer pauses, and waking many threads takes longer
+    /// than its ops.
+    pub idle_spin: Option<Duration>,
     /// Where a GPU keeps its compiled kernels between processes. Without it, the default, each
     /// process compiles them.
     pub pipelines: Option<Arc<dyn PipelineStore>>,
@@ -166,6 +189,13 @@ impl DeviceOptions {
     #[must_use]
     pub fn f32_expert_inputs(mut self, on: bool) -> Self {
         self.f32_expert_inputs = on;
+        self
+    }
+
+    /// Sets `idle_spin`.
+    #[must_use]
+    pub fn idle_spin(mut self, time: impl Into<Option<Duration>>) -> Self {
+        self.idle_spin = time.into();
         self
     }
 

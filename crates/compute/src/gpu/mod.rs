@@ -36,13 +36,14 @@ use self::{
     ops::{OpContext, slot_copy, state_io},
     params::NoParams,
     pipeline_cache::PipelineCache,
-    recorder::{REPORT_BYTES, Recorder, UPLOAD_WORDS},
+    recorder::{LateRange, REPORT_BYTES, Recorder, UPLOAD_WORDS},
     store::Store,
 };
 use crate::{
     Bank, BankPlace, Buffer, Commit, Counters, Device, DeviceId, DeviceMemory, DeviceOptions,
     Error, KernelTime, KvFormat, Op, PlannedMemory, Profiler, RecordAhead, ScratchShape, Slot,
     SlotStore, SlotTable, Span, State, StateShape, StateStore, Ticket, View, ViewRead, Weight,
+    device::LateValues,
     matrix::{Bytes, MatrixShape},
     op_check::HandleTable,
 };
@@ -274,16 +275,21 @@ impl Device for GpuDevice {
 
     fn write_view(&mut self, view: View, values: &[f32]) -> Result<(), Error> {
         self.flush_fused()?;
-        view.check_dense(values.len())?;
-        let len = self.store.buffer_len(view.buffer)?;
-        if !view.is_within(len) {
-            return Err(Error::Shape(format!("{view:?} of {len} values written")));
-        }
+        let offset = self.store.dense_offset(&view, values.len())?;
         self.recorder.submit();
-        let offset = u64::from(self.store.view_offset(&view)?) * 4;
         let dst = &self.store.activations().raw;
         self.recorder.queue().write_buffer(dst, offset, bytemuck::cast_slice(values));
         Ok(())
+    }
+
+    fn write_late(&mut self, views: &[View], values: LateValues) -> Result<(), Error> {
+        self.flush_fused()?;
+        let range = |view: &View| {
+            let len = view.rows * view.heads * view.width;
+            Ok(LateRange { offset: self.store.dense_offset(view, len)?, len })
+        };
+        let ranges = views.iter().map(range).collect::<Result<Vec<_>, Error>>()?;
+        self.recorder.write_late(&self.store.activations().raw, ranges, values)
     }
 
     fn read(&mut self, view: View, out: &mut [f32]) -> Result<(), Error> {
@@ -327,15 +333,10 @@ impl Device for GpuDevice {
         if !reads.iter().all(is_dense) {
             return reads.iter_mut().try_for_each(|read| self.read(read.view, read.out));
         }
-        let mut ranges = Vec::with_capacity(reads.len());
-        for ViewRead { view, out } in &*reads {
-            view.check_dense(out.len())?;
-            let len = self.store.buffer_len(view.buffer)?;
-            if !view.is_within(len) {
-                return Err(Error::Shape(format!("{view:?} of {len} values read")));
-            }
-            ranges.push((u64::from(self.store.view_offset(view)?) * 4, out.len()));
-        }
+        let range = |ViewRead { view, out }: &ViewRead<'_>| {
+            Ok((self.store.dense_offset(view, out.len())?, out.len()))
+        };
+        let ranges = reads.iter().map(range).collect::<Result<Vec<_>, Error>>()?;
         let src = self.store.activations().raw.clone();
         let readback = self.recorder.start_readback(&src, &ranges)?;
         let words = reads.iter_mut().map(|read| bytemuck::cast_slice_mut(read.out));

@@ -1,6 +1,8 @@
 //! Ops in the order of a layer. A device may fuse consecutive ops; the results must be those of the
 //! separate ops.
 
+use std::{thread, time::Duration};
+
 use moeflux_compute::{
     Activation, Affine, Format, KeySharing, MatrixShape, Op, RopePairs, Router, Scalar, Shared,
     Span, StateShape, View,
@@ -484,5 +486,47 @@ fn reads_and_writes_flush_pending_ops() {
         }
         pair.agree("a projection before a write", out, 1e-5);
         pair.agree("the written values", View::rows(x.buffer, 1, 64), 0.0);
+    });
+}
+
+/// Values that the host computes while ops before and after them are recorded.
+#[test]
+fn late_values_are_ordered_with_the_ops() {
+    let mut random = Random::new(75);
+    DevicePair::for_each(|pair, _| {
+        let (rows, width) = (5, 96);
+        let [parts, sum] = [0; 2].map(|_| pair.random(&mut random, rows, width));
+        for round in 0..3 {
+            // The last round has more ops than a submission.
+            let ops = if round == 2 { 200 } else { 2 };
+            let numbers = random.values(3 * width);
+            pair.run(&Op::Scale { x: parts, factor: 0.5 });
+            pair.run(&Op::Add { x: sum, y: parts });
+            for device in [&mut pair.reference, &mut pair.device] {
+                let numbers = numbers.clone();
+                let computed = thread::spawn(move || {
+                    thread::sleep(Duration::from_millis(3));
+                    numbers
+                });
+                let views = [parts.slice(3, 2), parts.slice(1, 1)];
+                let values = move |write: &mut dyn FnMut(&[f32])| write(&computed.join().unwrap());
+                device.write_late(&views, Box::new(values)).unwrap();
+            }
+            for _ in 0..ops {
+                pair.run(&Op::Add { x: sum, y: parts });
+                pair.run(&Op::Scale { x: sum, factor: 0.75 });
+            }
+            pair.agree("the sum", sum, 1e-6);
+            let written = pair.read(parts);
+            assert_eq!(written[3 * width..], numbers[..2 * width]);
+            assert_eq!(written[width..2 * width], numbers[2 * width..]);
+        }
+        // Values that could not be computed leave the old ones.
+        let before = pair.read(parts);
+        pair.device.write_late(&[parts], Box::new(|_| ())).unwrap();
+        pair.device.submit().unwrap();
+        assert_eq!(pair.read(parts), before);
+        let outside = View::rows(parts.buffer, rows + 1, width);
+        assert!(pair.device.write_late(&[outside], Box::new(|write| write(&[0.0; 576]))).is_err());
     });
 }

@@ -51,10 +51,10 @@ pub struct ExpertTimes {
     pub card: ExpertTime,
     /// Experts in host memory, read over the bus and computed by the card.
     pub bus: ExpertTime,
-    /// Experts in host memory, computed by the host's processor; includes writing the results to
-    /// the card.
+    /// Experts in host memory, computed by the host's processor.
     pub host: ExpertTime,
-    /// Wait of the host for the router's ids and the experts' inputs, per layer.
+    /// Time that a layer takes longer where the host computes experts: the wait for the router's
+    /// ids and the experts' inputs, the start of the processor, and the way of the results.
     pub wait: f64,
     /// One small op of the card after another.
     pub op: f64,
@@ -94,7 +94,6 @@ impl ExpertTimes {
                 }
             }
         }
-        // Ids are read back only where the host computes.
         if computed > 0 { expected + self.wait } else { expected }
     }
 

@@ -28,6 +28,12 @@ const MAX_OPS: usize = 64;
 /// Small ops in a row for the time of one.
 const SMALL_OPS: usize = 32;
 
+/// Small ops that stand for a layer's ops between two reads of router ids.
+const LAYER_OPS: usize = 10;
+
+/// Layers in a row for the time of one whose experts the host computes.
+const LAYERS: usize = 16;
+
 /// Measurements of which the median counts, after an untimed one that compiles kernels.
 const ROUNDS: usize = 5;
 
@@ -94,18 +100,19 @@ pub(crate) fn measure(
         }
         let (x, out) = (card.buffer(hidden)?, card.buffer(most * hidden)?);
         let inner = card.buffer(most * moe.experts.shape.gate.rows)?;
-        let mut probe = SpeedProbe { card, moe, hidden, x, out, inner, wait: 0.0 };
+        let mut probe = SpeedProbe { card, moe, hidden, x, out, inner, latency: 0.0 };
         probe.card.write(probe.x, &vec![1.0; hidden])?;
         let few = probe.seconds_of_small_ops(1)?;
         let many = probe.seconds_of_small_ops(1 + SMALL_OPS)?;
         let op = ((many - few) / SMALL_OPS as f64).max(0.0);
-        probe.wait = (few - op).max(0.0);
+        probe.latency = (few - op).max(0.0);
+        let on_host = probe.time_on_host(host, &slots.host)?;
         Ok(ExpertTimes {
             bytes: moe.experts.slot_bytes as u64,
-            card: probe.time(&slots.card, |probe, uses| probe.run_on_card(uses))?,
-            bus: probe.time(&slots.host, |probe, uses| probe.run_on_card(uses))?,
-            host: probe.time(&slots.host, |probe, uses| probe.run_on_host(host, uses))?,
-            wait: probe.wait,
+            card: probe.time_on_card(&slots.card)?,
+            bus: probe.time_on_card(&slots.host)?,
+            host: ExpertTime { fixed: 0.0, ..on_host },
+            wait: on_host.fixed,
             op,
         })
     })();
@@ -170,8 +177,8 @@ struct SpeedProbe<'a> {
     x: Buffer,
     out: Buffer,
     inner: Buffer,
-    /// Seconds to wait for the card.
-    wait: f64,
+    /// Seconds of a wait for the card, once for each measurement.
+    latency: f64,
 }
 
 type Computed<T> = Result<T, moeflux_compute::Error>;
@@ -197,38 +204,49 @@ impl SpeedProbe<'_> {
     }
 
     fn seconds_of_small_ops(&mut self, count: usize) -> Computed<f64> {
-        let x = View::rows(self.x, 1, self.hidden);
-        let op = Op::RmsNorm { x, weight: None, eps: 1e-6, out: x };
-        self.seconds(|probe| (0..count).try_for_each(|_| probe.card.run(&op)))
+        self.seconds(|probe| probe.run_small_ops(count))
     }
 
-    /// Time of one op with experts in `slots`, by that of one expert and of as many as a row has.
-    fn time(
-        &mut self,
-        slots: &[Slot],
-        mut run: impl FnMut(&mut Self, &[ExpertUse]) -> Computed<()>,
-    ) -> Computed<ExpertTime> {
+    fn run_small_ops(&mut self, count: usize) -> Computed<()> {
+        let x = View::rows(self.x, 1, self.hidden);
+        let op = Op::RmsNorm { x, weight: None, eps: 1e-6, out: x };
+        (0..count).try_for_each(|_| self.card.run(&op))
+    }
+
+    /// The numbers of experts whose times give the time of one: one, and as many as a row has.
+    fn counts(&self, slots: &[Slot]) -> Option<[usize; 2]> {
         let many = self.moe.router.top_k.min(slots.len());
-        if many == 0 {
-            return Ok(ExpertTime::default());
-        }
+        (many > 0).then_some([1, many])
+    }
+
+    /// Time of one op with experts in `slots` on the card.
+    fn time_on_card(&mut self, slots: &[Slot]) -> Computed<ExpertTime> {
+        let Some(counts) = self.counts(slots) else { return Ok(ExpertTime::default()) };
         let mut seconds = |count: usize| {
-            let uses: Vec<_> = slots
-                .chunks_exact(count)
-                .take(MAX_OPS)
-                .map(|slots| {
-                    let expert = |(out_row, slot): (usize, &Slot)| ExpertUse {
-                        slot: *slot,
-                        row: 0,
-                        out_row,
-                    };
-                    slots.iter().enumerate().map(expert).collect::<Vec<_>>()
-                })
-                .collect();
-            let total = self.seconds(|probe| uses.iter().try_for_each(|uses| run(probe, uses)))?;
-            Ok((count, (total - self.wait).max(0.0) / uses.len() as f64))
+            let uses = uses_of(slots, count, MAX_OPS);
+            let total =
+                self.seconds(|probe| uses.iter().try_for_each(|uses| probe.run_on_card(uses)))?;
+            Ok((count, (total - self.latency).max(0.0) / uses.len() as f64))
         };
-        Ok(ExpertTime::through(seconds(1)?, seconds(many)?))
+        Ok(ExpertTime::through(seconds(counts[0])?, seconds(counts[1])?))
+    }
+
+    /// Time of a layer whose experts are in `slots` and computed by the host: ids and inputs read
+    /// back, experts, and their results on the card. Small ops that stand for the rest of the layer
+    /// run before; their time alone does not count.
+    fn time_on_host(&mut self, host: &mut HostExperts, slots: &[Slot]) -> Computed<ExpertTime> {
+        let Some(counts) = self.counts(slots) else { return Ok(ExpertTime::default()) };
+        let mut seconds = |count: usize| {
+            let uses = uses_of(slots, count, LAYERS);
+            let layers = uses.len() as f64;
+            let ops = self.seconds_of_small_ops(uses.len() * LAYER_OPS)?;
+            let total = self.seconds(|probe| {
+                uses.iter().try_for_each(|uses| probe.run_layer_on_host(host, uses))?;
+                host.finish(probe.card)
+            })?;
+            Ok((count, (total - ops).max(0.0) / layers))
+        };
+        Ok(ExpertTime::through(seconds(counts[0])?, seconds(counts[1])?))
     }
 
     fn run_on_card(&mut self, uses: &[ExpertUse]) -> Computed<()> {
@@ -244,8 +262,15 @@ impl SpeedProbe<'_> {
         })
     }
 
-    fn run_on_host(&mut self, host: &mut HostExperts, uses: &[ExpertUse]) -> Computed<()> {
-        host.input(self.hidden).fill(1.0);
+    fn run_layer_on_host(&mut self, host: &mut HostExperts, uses: &[ExpertUse]) -> Computed<()> {
+        self.run_small_ops(LAYER_OPS)?;
+        let ids = View::rows(self.out, 1, self.moe.router.top_k.min(self.hidden));
+        let input = View::rows(self.x, 1, self.hidden);
+        self.card.read_views(&mut [
+            ViewRead { view: ids, out: &mut vec![0.0; ids.width] },
+            ViewRead { view: input, out: host.input(self.hidden) },
+        ])?;
+        host.finish(self.card)?;
         let op = HostExpertsOp {
             uses,
             input_rows: 1,
@@ -254,7 +279,17 @@ impl SpeedProbe<'_> {
             experts: self.moe.experts.count,
             parts: View::rows(self.out, uses.len(), self.hidden),
         };
-        host.run(self.card, op)?;
-        self.card.submit().map(drop)
+        host.start(self.card, &op, [])?;
+        self.card.submit()?;
+        host.announce_results(self.card)
     }
+}
+
+/// Uses of `count` experts in different slots by one row, for at most `ops` ops.
+fn uses_of(slots: &[Slot], count: usize, ops: usize) -> Vec<Vec<ExpertUse>> {
+    let of_op = |slots: &[Slot]| {
+        let uses = slots.iter().enumerate();
+        uses.map(|(out_row, slot)| ExpertUse { slot: *slot, row: 0, out_row }).collect()
+    };
+    slots.chunks_exact(count).take(ops).map(of_op).collect()
 }

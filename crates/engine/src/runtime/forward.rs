@@ -259,6 +259,9 @@ impl Model {
             self.moe_state.recorder.as_mut().map_or(Ok(()), TraceRecorder::finish_step)
         }));
         if !matches!(result, Ok(Ok(()))) {
+            if let Some(host) = &mut ctx.host {
+                host.abandon(ctx.device);
+            }
             ctx.cache.recover(ctx.device);
             self.host_logits.resize(host_values(self.head_rows, self.vocab, self.hidden), 0.0);
         }
@@ -393,6 +396,9 @@ impl Model {
             if let Some(progress) = &mut control.progress {
                 progress((i + 1) as f64 / self.layers.len() as f64);
             }
+        }
+        if let Some(host) = host {
+            host.collect(&mut **device, cache).map_err(Error::at(|| "experts on the host"))?;
         }
         stats.tokens += rows as u64;
         Ok(())

@@ -1,18 +1,28 @@
 //! Experts computed by the host's processor while a card computes the others.
 //!
-//! The processor is a second device. It borrows the memory of the card's host slots for each op, so
-//! that experts are in memory once.
+//! The processor is a second device, on a thread. It borrows the memory of the card's host slots
+//! for each op, so that experts are in memory once. A layer starts it as soon as the router's ids
+//! are read; the card waits for its results when the next ids are read, so the work up to there is
+//! recorded meanwhile.
+
+use std::sync::Arc;
 
 use moeflux_compute::{
-    Activation, BankPlace, Buffer, Device, DeviceOptions, ExpertShape, ExpertUse, ExpertUses, Op,
-    ScratchShape, Slot, View,
+    Activation, BankPlace, Buffer, Bytes, Device, DeviceOptions, ExpertShape, ExpertUse,
+    ExpertUses, Op, ScratchShape, Slot, Ticket, View,
 };
 
 use crate::{
     base::{error::Error, system::physical_cores},
-    experts::placement::Placement,
+    experts::{
+        cache::{ExpertCache, Pin},
+        placement::Placement,
+    },
     model::blueprint::Blueprint,
-    runtime::plan::MemoryPlan,
+    runtime::{
+        host_thread::{HostThread, IDLE_SPIN},
+        plan::MemoryPlan,
+    },
 };
 
 /// Sizes of the processor's buffers, and of the values that go to the card and back.
@@ -53,7 +63,7 @@ impl HostExpertsShape {
 
     /// Bytes of buffers and lists.
     pub(crate) fn bytes(&self) -> u64 {
-        let values = 2 * self.input + self.uses * (2 * self.hidden + self.inner);
+        let values = 3 * self.input + self.uses * (2 * self.hidden + self.inner);
         let lists = self.uses * (size_of::<ExpertUse>() + size_of::<Loan>());
         (values * size_of::<f32>() + lists) as u64
     }
@@ -66,10 +76,11 @@ struct BorrowedSlots {
 }
 
 /// An expert's memory, borrowed from a card's host slot.
-#[derive(Clone, Copy)]
 struct Loan {
     from: Slot,
     to: Slot,
+    /// `None` while the processor's slot has it.
+    bytes: Option<Bytes>,
 }
 
 /// Experts of a layer for the host to compute.
@@ -86,34 +97,111 @@ pub(crate) struct HostExpertsOp<'a> {
     pub(crate) parts: View,
 }
 
-/// The host's processor as a second device for experts.
-pub(crate) struct HostExperts {
+/// Layer that the processor computes.
+#[derive(Clone, Copy)]
+struct HostLayer {
+    input_rows: usize,
+    shape: ExpertShape,
+    activation: Activation,
+    experts: usize,
+}
+
+/// The processor with its buffers, and the experts that it computes.
+struct HostJob {
     device: Box<dyn Device>,
-    placement: Placement,
     hidden: usize,
     x: Buffer,
     inner: Buffer,
     out: Buffer,
-    borrowed: Vec<BorrowedSlots>,
+    layer: Option<HostLayer>,
+    /// Inputs of the layer's experts.
+    input: Vec<f32>,
     loans: Vec<Loan>,
     /// Uses of borrowed slots.
     uses: Vec<ExpertUse>,
-    /// Inputs of the current layer's experts.
-    input: Vec<f32>,
+    /// A row for each use.
     results: Vec<f32>,
+    /// Outcome of the current layer, once it is computed.
+    outcome: Option<Outcome>,
+}
+
+type Outcome = Result<(), moeflux_compute::Error>;
+
+impl HostJob {
+    fn run(&mut self) {
+        let lent = self.loans.iter_mut().try_for_each(|loan| match loan.bytes.take() {
+            Some(bytes) => self.device.put_slot(loan.to, bytes),
+            None => Ok(()),
+        });
+        let computed = lent.and_then(|()| self.compute());
+        // The memory goes back also after an error.
+        for loan in &mut self.loans {
+            loan.bytes = self.device.take_slot(loan.to).ok();
+        }
+        self.outcome = Some(computed);
+    }
+
+    fn compute(&mut self) -> Outcome {
+        let Some(HostLayer { input_rows, shape, activation, experts }) = self.layer else {
+            return Ok(());
+        };
+        let count = self.uses.len();
+        let x = View::rows(self.x, input_rows, self.hidden);
+        self.device.write(self.x, &self.input[..input_rows * self.hidden])?;
+        let out = View::rows(self.out, count, self.hidden);
+        self.device.run(&Op::Experts {
+            x,
+            shape: &shape,
+            activation,
+            experts,
+            uses: ExpertUses::Listed(&self.uses),
+            inner: View::rows(self.inner, count, shape.gate.rows),
+            out,
+        })?;
+        self.device.read(out, &mut self.results[..count * self.hidden])
+    }
+
+    /// Returns the borrowed memory to the card's slots, and the outcome.
+    fn give_back(&mut self, card: &mut dyn Device) -> Outcome {
+        let mut given = Ok(());
+        for loan in self.loans.drain(..) {
+            let Some(bytes) = loan.bytes else { continue };
+            let put = card.put_slot(loan.from, bytes);
+            given = given.and(put);
+        }
+        self.outcome.take().unwrap_or(Ok(())).and(given)
+    }
+}
+
+/// The host's processor as a second device for experts.
+pub(crate) struct HostExperts {
+    thread: HostThread<HostJob>,
+    placement: Placement,
+    hidden: usize,
+    borrowed: Vec<BorrowedSlots>,
+    /// Inputs of the next layer's experts.
+    input: Vec<f32>,
+    /// Whether these inputs were read since experts were started last.
+    input_is_new: bool,
+    /// Views of the card that receive the results of the layer that is computed.
+    result_views: Vec<View>,
+    /// Pins of the experts that are computed.
+    pins: Vec<Pin>,
+    is_running: bool,
 }
 
 impl HostExperts {
-    /// Opens the processor with `threads` threads, by default one per physical core, if a plan
-    /// leaves experts to it.
+    /// Opens the processor with `threads` threads, if a plan leaves experts to it. The default
+    /// leaves one of the physical cores to the thread that records the card's work.
     pub(crate) fn open(
         plan: &MemoryPlan,
         blueprint: &Blueprint,
         threads: Option<usize>,
     ) -> Result<Option<Self>, Error> {
         let Some(placement) = plan.placement() else { return Ok(None) };
-        let threads = threads.or_else(|| Some(physical_cores()));
-        let cpu = DeviceOptions::default().threads(threads).f32_expert_inputs(true);
+        let threads = threads.unwrap_or_else(|| (physical_cores() - 1).max(1));
+        let cpu =
+            DeviceOptions::default().threads(threads).f32_expert_inputs(true).idle_spin(IDLE_SPIN);
         let cpu = moeflux_compute::open(&cpu).map_err(Error::at(|| "opening the processor"))?;
         Self::new(cpu, placement, blueprint, plan).map(Some)
     }
@@ -145,18 +233,29 @@ impl HostExperts {
                 .map_err(Error::at(context))?;
             borrowed.push(BorrowedSlots { bytes: class.bytes, slots });
         }
-        Ok(Self {
+        let job = HostJob {
             device,
-            placement: placement.clone(),
             hidden,
             x,
             inner,
             out,
-            borrowed,
+            layer: None,
+            input: vec![0.0; input],
             loans: Vec::with_capacity(uses),
             uses: Vec::with_capacity(uses),
-            input: vec![0.0; input],
             results: vec![0.0; uses * hidden],
+            outcome: None,
+        };
+        Ok(Self {
+            thread: HostThread::new(job, HostJob::run)?,
+            placement: placement.clone(),
+            hidden,
+            borrowed,
+            input: vec![0.0; input],
+            input_is_new: false,
+            result_views: Vec::with_capacity(uses),
+            pins: Vec::with_capacity(uses),
+            is_running: false,
         })
     }
 
@@ -178,70 +277,103 @@ impl HostExperts {
     /// Receives the inputs of a layer's experts.
     pub(crate) fn input(&mut self, len: usize) -> &mut [f32] {
         let len = len.min(self.input.len());
+        self.input_is_new = true;
         &mut self.input[..len]
     }
 
-    /// Computes experts, and writes their results to the card.
-    pub(crate) fn run(
-        &mut self,
-        card: &mut dyn Device,
-        op: HostExpertsOp<'_>,
-    ) -> Result<(), moeflux_compute::Error> {
-        let ran = self.run_borrowed(card, &op);
-        // The memory goes back also after an error.
-        let returned = self.loans.drain(..).try_for_each(|Loan { from, to }| {
-            let bytes = self.device.take_slot(to)?;
-            card.put_slot(from, bytes)
-        });
-        ran.and(returned)?;
-        let HostExpertsOp { uses, parts, .. } = op;
-        // Results are in the order of the uses; those of consecutive rows are written together.
-        let mut rest = &self.results[..];
-        for run in uses.chunk_by(|a, b| a.out_row + 1 == b.out_row) {
-            let (values, others) = rest.split_at(run.len() * self.hidden);
-            card.write_view(parts.slice(run[0].out_row, run.len()), values)?;
-            rest = others;
-        }
-        Ok(())
+    /// Whether experts were started that were not collected yet.
+    pub(crate) fn is_running(&self) -> bool {
+        self.is_running
     }
 
-    fn run_borrowed(
+    /// Starts to compute experts, after the previous ones. [`HostExperts::announce_results`]
+    /// follows.
+    pub(crate) fn start(
         &mut self,
         card: &mut dyn Device,
         op: &HostExpertsOp<'_>,
-    ) -> Result<(), moeflux_compute::Error> {
-        let count = op.uses.len();
-        self.uses.clear();
-        for run in op.uses.chunk_by(|a, b| a.slot == b.slot) {
+        pins: impl IntoIterator<Item = Pin>,
+    ) -> Outcome {
+        debug_assert!(!self.is_running, "experts of another layer are being computed");
+        let &HostExpertsOp { uses, input_rows, shape, activation, experts, parts } = op;
+        let mut job = self.thread.finish();
+        self.is_running = true;
+        self.pins.extend(pins);
+        // Experts of a layer that arrive later have the same inputs.
+        if std::mem::take(&mut self.input_is_new) {
+            std::mem::swap(&mut job.input, &mut self.input);
+        }
+        job.layer = Some(HostLayer { input_rows, shape: *shape, activation, experts });
+        job.uses.clear();
+        for run in uses.chunk_by(|a, b| a.slot == b.slot) {
             let from = run[0].slot;
             let bytes = card.take_slot(from)?;
             let size = bytes.len() as u64;
             let same_size = self.borrowed.iter().find(|slots| slots.bytes == size);
-            let place = same_size.and_then(|slots| slots.slots.get(self.loans.len()));
+            let place = same_size.and_then(|slots| slots.slots.get(job.loans.len()));
             let Some(&to) = place else {
                 card.put_slot(from, bytes)?;
                 return Err(moeflux_compute::Error::Device(format!(
                     "the host has no place for an expert of {size} bytes"
                 )));
             };
-            self.device.put_slot(to, bytes)?;
-            self.loans.push(Loan { from, to });
-            let first = self.uses.len();
-            let uses = (first..).zip(run);
-            self.uses.extend(uses.map(|(out_row, used)| ExpertUse { slot: to, out_row, ..*used }));
+            job.loans.push(Loan { from, to, bytes: Some(bytes) });
+            let first = job.uses.len();
+            let borrowed =
+                (first..).zip(run).map(|(out_row, used)| ExpertUse { slot: to, out_row, ..*used });
+            job.uses.extend(borrowed);
         }
-        let x = View::rows(self.x, op.input_rows, self.hidden);
-        self.device.write(self.x, &self.input[..op.input_rows * self.hidden])?;
-        let out = View::rows(self.out, count, self.hidden);
-        self.device.run(&Op::Experts {
-            x,
-            shape: op.shape,
-            activation: op.activation,
-            experts: op.experts,
-            uses: ExpertUses::Listed(&self.uses),
-            inner: View::rows(self.inner, count, op.shape.gate.rows),
-            out,
-        })?;
-        self.device.read(out, &mut self.results[..count * self.hidden])
+        drop(job);
+        // Results are in the order of the uses; those of consecutive rows are written together.
+        self.result_views.clear();
+        let runs = uses.chunk_by(|a, b| a.out_row + 1 == b.out_row);
+        self.result_views.extend(runs.map(|run| parts.slice(run[0].out_row, run.len())));
+        self.thread.start();
+        Ok(())
+    }
+
+    /// Lets the card's later ops read the results.
+    pub(crate) fn announce_results(&mut self, card: &mut dyn Device) -> Outcome {
+        let (shared, hidden) = (Arc::clone(self.thread.shared()), self.hidden);
+        let values = move |write: &mut dyn FnMut(&[f32])| {
+            shared.wait();
+            let job = shared.lock();
+            // An error is reported when the experts are collected.
+            if matches!(job.outcome, Some(Ok(()))) {
+                write(&job.results[..job.uses.len() * hidden]);
+            }
+        };
+        card.write_late(&self.result_views, Box::new(values))
+    }
+
+    /// Waits for the experts that were started, and returns their memory to the card's slots.
+    pub(crate) fn collect(&mut self, card: &mut dyn Device, cache: &mut ExpertCache) -> Outcome {
+        if !self.is_running {
+            return Ok(());
+        }
+        let computed = self.finish(card);
+        // The card does not use these slots.
+        self.pins.drain(..).for_each(|pin| cache.release(pin, Ticket(0)));
+        computed
+    }
+
+    /// Waits for the experts that were started, and returns their memory to the card's slots. The
+    /// caller releases the pins.
+    pub(crate) fn finish(&mut self, card: &mut dyn Device) -> Outcome {
+        if !self.is_running {
+            return Ok(());
+        }
+        // Writes the results, before those of other experts replace them.
+        let submitted = card.submit().map(drop);
+        let computed = self.thread.finish().give_back(card);
+        self.is_running = false;
+        computed.and(submitted)
+    }
+
+    /// Does the same as [`HostExperts::finish`] after a failure, which has been reported. Pins are
+    /// forgotten.
+    pub(crate) fn abandon(&mut self, card: &mut dyn Device) {
+        self.pins.clear();
+        let _ = self.finish(card);
     }
 }

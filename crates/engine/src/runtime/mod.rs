@@ -3,9 +3,9 @@
 //! `forward` turns token ids into embeddings, runs the layers and reads logits back; `layer` builds
 //! each layer from ops; `control` cancels and observes steps; `plan` accounts for every byte before
 //! it is allocated, in the lines of `pools`, and `plan_record` has it as JSON; `device` opens the
-//! device that computes; `host_experts` computes experts on the processor beside a card, and
-//! `expert_probe` measures how fast both are; `pipeline_folder` keeps compiled kernels;
-//! `non_finite` finds the weight behind a NaN.
+//! device that computes; `host_experts` computes experts on the processor beside a card, on
+//! `host_thread`, and `expert_probe` measures how fast both are; `pipeline_folder` keeps compiled
+//! kernels; `non_finite` finds the weight behind a NaN.
 //!
 //! Must not know: requests, sampling, text beyond the tokenizer's size.
 
@@ -14,6 +14,7 @@ pub(crate) mod device;
 pub(crate) mod expert_probe;
 pub(crate) mod forward;
 pub(crate) mod host_experts;
+pub(crate) mod host_thread;
 pub(crate) mod layer;
 pub(crate) mod non_finite;
 pub(crate) mod pipeline_folder;

@@ -9,9 +9,9 @@ use std::{
 use moeflux::runtime::WrapDevice;
 use moeflux_compute::{
     Bank, BankPlace, Buffer, Bytes, Commit, Counters, Device, DeviceId, DeviceMemory, Error,
-    ExpertUses, KvFormat, MatrixShape, Op, PlannedMemory, Profiler, RecordAhead, ScratchShape,
-    Slot, SlotStore, SlotTable, Span, State, StateShape, StateStore, Ticket, View, ViewRead,
-    Weight,
+    ExpertUses, KvFormat, LateValues, MatrixShape, Op, PlannedMemory, Profiler, RecordAhead,
+    ScratchShape, Slot, SlotStore, SlotTable, Span, State, StateShape, StateStore, Ticket, View,
+    ViewRead, Weight,
 };
 
 /// Calls that the device received.
@@ -235,6 +235,12 @@ impl Device for Wrapped {
         self.check()?;
         self.note(|a| a.written += 1);
         self.inner.write_view(view, numbers)
+    }
+
+    fn write_late(&mut self, views: &[View], values: LateValues) -> Result<(), Error> {
+        self.check()?;
+        self.note(|a| a.written += views.len());
+        self.inner.write_late(views, values)
     }
 
     fn read_views(&mut self, reads: &mut [ViewRead<'_>]) -> Result<(), Error> {

@@ -227,7 +227,7 @@ fn speeds_of_a_gpu_are_measured_too() {
     let (engine, _) = open(&tales(), gpu.clone(), card(true), measured);
     let times = *engine.plan().expert_times().unwrap();
     let each = [times.card, times.bus, times.host].map(|time| time.each);
-    assert!(each.iter().all(|seconds| *seconds > 0.0) && times.wait > 0.0, "{times:?}");
+    assert!(each.iter().all(|seconds| *seconds > 0.0) && times.wait >= 0.0, "{times:?}");
     let expected = bits(&engine, &prompt, &[16, 1, 1, 2]);
     // The same times give the same division, and the same bits.
     let (again, _) = open(&tales(), gpu, card(true), measured.expert_times(times));

@@ -7,6 +7,7 @@
 //! Knows kernels, buffers and the wgpu queue. Must not know of ops, handles, weights or states.
 
 mod encode_thread;
+mod late;
 mod profile;
 mod step;
 mod transfer;
@@ -15,7 +16,8 @@ mod upload;
 use std::{collections::VecDeque, time::Instant};
 
 use self::{
-    encode_thread::EncodeThread, profile::KernelProfile, step::StepRecording, upload::UploadRing,
+    encode_thread::EncodeThread, late::LateWrite, profile::KernelProfile, step::StepRecording,
+    upload::UploadRing,
 };
 use super::{
     card::{Card, DriverFault},
@@ -27,6 +29,7 @@ use super::{
 use crate::{Counters, Error, Ticket};
 
 pub(in crate::gpu) use self::{
+    late::LateRange,
     step::RecordedCommands,
     transfer::{BufferRef, REPORT_BYTES},
     upload::{UPLOAD_WORDS, UploadOffset},
@@ -72,6 +75,8 @@ pub(in crate::gpu) struct Recorder {
     /// The step that is being recorded ahead.
     recording: Option<StepRecording>,
     encode_thread: EncodeThread,
+    /// Values to wait for before the next submission.
+    late: Option<LateWrite>,
     /// Whether dispatches only compile their kernels.
     compile_only: bool,
     /// Submissions that may be running.
@@ -141,6 +146,7 @@ impl Recorder {
             copy_buffer: None,
             recording: None,
             encode_thread: EncodeThread::default(),
+            late: None,
             compile_only: false,
             running: VecDeque::new(),
             submitted: 0,
@@ -227,8 +233,9 @@ impl Recorder {
         if self.profile.as_ref().is_some_and(KernelProfile::is_full) {
             self.read_profile()?;
         }
-        // While a pipeline compiles, submitting would block.
-        if self.recorded >= self.batch && self.recording.is_none() && self.queued.is_empty() {
+        // While a pipeline compiles, or the host computes late values, submitting would block.
+        let blocks = !self.queued.is_empty() || self.late.is_some();
+        if self.recorded >= self.batch && self.recording.is_none() && !blocks {
             self.submit();
             self.batch = (self.batch * 2).min(MAX_BATCH);
         }
@@ -279,6 +286,7 @@ impl Recorder {
             return;
         }
         self.end_pass();
+        self.finish_late_write();
         self.upload.write(&self.queue);
         if let Some(encoder) = self.encoder.take() {
             self.submit_commands(encoder.finish());

@@ -3,7 +3,7 @@
 //! Every kernel sees all activations through one binding, whichever buffers an op reads and writes.
 
 use super::{DeviceBuffer, STORAGE, Store, align_up, stale, write_padded};
-use crate::{Buffer, Error, View, format::GRIDS};
+use crate::{Buffer, Error, View, format::GRIDS, op_check::HandleTable};
 
 /// Initial length of the arena in f32 values.
 const INITIAL_LEN: u64 = 1 << 18;
@@ -113,6 +113,16 @@ impl Store {
     /// view is inside its buffer.
     pub(in crate::gpu) fn view_offset(&self, view: &View) -> Result<u32, Error> {
         Ok(self.buffer_offset(view.buffer)? + view.offset as u32)
+    }
+
+    /// Offset in the activations, in bytes, of `len` values that fill a view without gaps.
+    pub(in crate::gpu) fn dense_offset(&self, view: &View, len: usize) -> Result<u64, Error> {
+        view.check_dense(len)?;
+        let buffer = self.buffer_len(view.buffer)?;
+        if !view.is_within(buffer) {
+            return Err(Error::Shape(format!("{view:?} of a buffer of {buffer} values")));
+        }
+        Ok(u64::from(self.view_offset(view)?) * 4)
     }
 
     /// Offset of a buffer in the activations, in f32 values.

@@ -9,6 +9,7 @@ mod gqa;
 mod mla;
 mod mlp;
 mod moe;
+mod read_timer;
 mod scratch;
 #[cfg(test)]
 mod tests;
@@ -240,6 +241,15 @@ pub(crate) struct Step<'a> {
 const GATHERED: ScratchId = ScratchId(SCRATCH_BUFFERS - 2);
 
 impl Step<'_> {
+    /// Waits for the experts that the host computes. Returns whether it computed any.
+    pub(crate) fn collect_from_host(&mut self) -> Result<bool, Error> {
+        let Some(host) = self.host.as_mut().filter(|host| host.is_running()) else {
+            return Ok(false);
+        };
+        let collected = host.collect(self.device, self.cache);
+        collected.map(|()| true).map_err(Error::at(|| "experts on the host"))
+    }
+
     /// The residual stream.
     pub(crate) fn x(&self) -> View {
         View::rows(self.scratch.x, self.rows, self.hidden)

@@ -16,13 +16,10 @@ use moeflux_compute::{
 
 use super::{
     Layer, Linear, Loader, Mlp, MlpScratch, ScratchId, ScratchWidths, Step, StreamNorm,
-    scratch::PredictionBuffers,
+    read_timer::ReadTimer, scratch::PredictionBuffers,
 };
 use crate::{
-    base::{
-        error::{Error, SessionError},
-        stats::Stats,
-    },
+    base::error::{Error, SessionError},
     experts::{
         cache::{Lookup, Pin},
         counters::{ExpertCounters, FoundExpert},
@@ -106,33 +103,6 @@ struct NeededExpert {
 /// are expected to be needed.
 const DENSE_ROUTING_FACTOR: usize = 4;
 
-/// Times of a layer's expert reads.
-struct ReadTimer {
-    /// When the first read was requested.
-    started: Instant,
-    /// Time computed before the first wait.
-    independent: Option<Duration>,
-    stalled: Duration,
-    /// From the first request to the last arrival that was waited for.
-    reading: Duration,
-}
-
-impl ReadTimer {
-    fn waited(&mut self, since: Instant) {
-        self.stalled += since.elapsed();
-        self.reading = self.started.elapsed();
-    }
-
-    fn add_to(&self, stats: &mut Stats) {
-        let hideable = self.independent.unwrap_or_default().min(self.reading);
-        stats.stalled_ns += self.stalled.as_nanos() as u64;
-        stats.reading_ns += self.reading.as_nanos() as u64;
-        stats.hideable_ns += hideable.as_nanos() as u64;
-        stats.hidden_ns +=
-            hideable.min(self.reading.saturating_sub(self.stalled)).as_nanos() as u64;
-    }
-}
-
 /// Routing of the current MoE layer and the state that layers share. Reused, so that steps allocate
 /// nothing.
 #[derive(Default)]
@@ -147,6 +117,8 @@ pub(crate) struct MoeState {
     /// Uses of experts that the host computes.
     host_uses: Vec<ExpertUse>,
     pinned: Vec<Pin>,
+    /// Pins of experts that the host computes.
+    host_pinned: Vec<Pin>,
     prefetcher: Prefetcher,
     /// Counters that are read outside steps too.
     pub(crate) counters: Arc<ExpertCounters>,
@@ -168,6 +140,7 @@ impl MoeState {
             uses: Vec::with_capacity(n),
             host_uses: Vec::with_capacity(n),
             pinned: Vec::with_capacity(n),
+            host_pinned: Vec::with_capacity(n),
             prefetcher: Prefetcher::new(prefetch, blueprint.layers.len(), k),
             counters: Arc::new(ExpertCounters::new(blueprint)),
             recorder: None,
@@ -182,7 +155,7 @@ impl MoeState {
             + size_of::<RouterChoice>()
             + size_of::<NeededExpert>()
             + 2 * size_of::<ExpertUse>()
-            + size_of::<Pin>();
+            + 2 * size_of::<Pin>();
         (rows.max(MAX_PREFETCH_ROWS) * k * bytes) as u64
             + Prefetcher::bytes(blueprint.layers.len(), k)
             + ExpertCounters::bytes(blueprint)
@@ -433,7 +406,12 @@ impl Moe {
                 continue;
             }
             if in_flight == 0 {
-                break;
+                // Experts that the host computes hold slots.
+                let is_done = step.moe_state.needed.iter().all(|needed| needed.taken);
+                if is_done || !step.collect_from_host()? {
+                    break;
+                }
+                continue;
             }
             timer.independent.get_or_insert_with(|| started.elapsed());
             in_flight -= self.await_arrivals(step, &mut timer)?;
@@ -562,6 +540,8 @@ impl Moe {
             _ => step.device.read(chosen, &mut moe_state.ids_as_f32),
         };
         read.map_err(Error::at(|| format!("layer {layer}, router")))?;
+        step.collect_from_host()?;
+        let moe_state = &mut *step.moe_state;
         moe_state.ids.clear();
         moe_state.ids.extend(moe_state.ids_as_f32.iter().map(|id| *id as u32));
         if let Some(observer) = &mut step.observer {
@@ -587,6 +567,7 @@ impl Moe {
         moe_state.uses.clear();
         moe_state.host_uses.clear();
         moe_state.pinned.clear();
+        moe_state.host_pinned.clear();
         if let Some(slot) = step.cache.shared(step.layer) {
             let row_use =
                 |row| ExpertUse { slot, row, out_row: row * self.experts_per_row + self.top_k };
@@ -620,10 +601,13 @@ impl Moe {
     /// Adds the expert uses of a needed expert that is in a slot.
     fn add_uses(&self, step: &mut Step<'_>, needed: usize, pin: Pin) {
         let computed_from = self.computed_from(step).unwrap_or(usize::MAX);
-        let MoeState { needed: experts, choices, uses, host_uses, pinned, .. } =
+        let MoeState { needed: experts, choices, uses, host_uses, pinned, host_pinned, .. } =
             &mut *step.moe_state;
         let needed = &mut experts[needed];
-        let uses = if needed.expert < computed_from { uses } else { host_uses };
+        let (uses, pinned) = match needed.expert < computed_from {
+            true => (uses, pinned),
+            false => (host_uses, host_pinned),
+        };
         needed.taken = true;
         pinned.push(pin);
         uses.extend(choices[needed.choices.clone()].iter().map(|c| self.expert_use(c, pin.slot)));
@@ -688,6 +672,7 @@ impl Moe {
         if step.moe_state.uses.is_empty() && step.moe_state.host_uses.is_empty() {
             return Ok(());
         }
+        let computes_on_host = self.start_on_host(step, x, parts)?;
         let mut uses = std::mem::take(&mut step.moe_state.uses);
         // Sorted by bank, as a device computes the experts of one bank at once.
         uses.sort_unstable_by_key(|u| (u.slot, u.out_row));
@@ -700,7 +685,10 @@ impl Moe {
         let layer = step.layer;
         let ticket =
             step.device.submit().map_err(Error::at(|| format!("layer {layer}, experts")))?;
-        self.run_on_host(step, x, parts)?;
+        if let Some(host) = step.host.as_mut().filter(|_| computes_on_host) {
+            let announced = host.announce_results(step.device);
+            announced.map_err(Error::at(|| format!("layer {layer}, experts on the host")))?;
+        }
         for pin in step.moe_state.pinned.drain(..) {
             step.cache.release(pin, ticket);
         }
@@ -708,14 +696,17 @@ impl Moe {
         Ok(())
     }
 
-    /// Computes experts on the host, and writes their results to the device.
-    fn run_on_host(&self, step: &mut Step<'_>, x: View, parts: View) -> Result<(), Error> {
+    /// Starts to compute experts on the host. Returns whether there are any.
+    fn start_on_host(&self, step: &mut Step<'_>, x: View, parts: View) -> Result<bool, Error> {
+        if step.moe_state.host_uses.is_empty() {
+            return Ok(false);
+        }
+        step.collect_from_host()?;
         let Step { device, moe_state, stats, layer, .. } = step;
-        let uses = &mut moe_state.host_uses;
-        let Some(host) = step.host.as_mut().filter(|_| !uses.is_empty()) else { return Ok(()) };
+        let Some(host) = &mut step.host else { return Ok(false) };
+        let MoeState { host_uses: uses, host_pinned, .. } = &mut **moe_state;
         uses.sort_unstable_by_key(|u| (u.slot, u.out_row));
         stats.experts_on_host += uses.chunk_by(|a, b| a.slot == b.slot).count() as u64;
-        let since = Instant::now();
         let op = HostExpertsOp {
             uses,
             input_rows: x.rows,
@@ -724,10 +715,10 @@ impl Moe {
             experts: self.n_experts,
             parts,
         };
-        let ran = host.run(&mut **device, op);
-        stats.computing_ns += since.elapsed().as_nanos() as u64;
+        let started = host.start(&mut **device, &op, host_pinned.drain(..));
         uses.clear();
-        ran.map_err(Error::at(|| format!("layer {layer}, experts on the host")))
+        started.map_err(Error::at(|| format!("layer {layer}, experts on the host")))?;
+        Ok(true)
     }
 
     fn run_experts(
