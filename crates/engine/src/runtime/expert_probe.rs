@@ -106,13 +106,15 @@ pub(crate) fn measure(
         let many = probe.seconds_of_small_ops(1 + SMALL_OPS)?;
         let op = ((many - few) / SMALL_OPS as f64).max(0.0);
         probe.latency = (few - op).max(0.0);
+        let of_layers = probe.seconds_of_small_ops(LAYERS * LAYER_OPS)?;
+        let of_layer = (of_layers - probe.latency).max(0.0) / LAYERS as f64;
         let on_host = probe.time_on_host(host, &slots.host)?;
         Ok(ExpertTimes {
             bytes: moe.experts.slot_bytes as u64,
             card: probe.time_on_card(&slots.card)?,
             bus: probe.time_on_card(&slots.host)?,
             host: ExpertTime { fixed: 0.0, ..on_host },
-            wait: on_host.fixed,
+            wait: (on_host.fixed - of_layer).max(0.0),
             op,
         })
     })();
@@ -231,20 +233,18 @@ impl SpeedProbe<'_> {
         Ok(ExpertTime::through(seconds(counts[0])?, seconds(counts[1])?))
     }
 
-    /// Time of a layer whose experts are in `slots` and computed by the host: ids and inputs read
-    /// back, experts, and their results on the card. Small ops that stand for the rest of the layer
-    /// run before; their time alone does not count.
+    /// Time of a layer whose experts are in `slots` and computed by the host: small ops, ids and
+    /// inputs read back, experts, and their results on the card.
     fn time_on_host(&mut self, host: &mut HostExperts, slots: &[Slot]) -> Computed<ExpertTime> {
         let Some(counts) = self.counts(slots) else { return Ok(ExpertTime::default()) };
         let mut seconds = |count: usize| {
             let uses = uses_of(slots, count, LAYERS);
             let layers = uses.len() as f64;
-            let ops = self.seconds_of_small_ops(uses.len() * LAYER_OPS)?;
             let total = self.seconds(|probe| {
                 uses.iter().try_for_each(|uses| probe.run_layer_on_host(host, uses))?;
                 host.finish(probe.card)
             })?;
-            Ok((count, (total - ops).max(0.0) / layers))
+            Ok((count, (total - self.latency).max(0.0) / layers))
         };
         Ok(ExpertTime::through(seconds(counts[0])?, seconds(counts[1])?))
     }
