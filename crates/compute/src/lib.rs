@@ -15,6 +15,7 @@ mod error;
 mod format;
 #[cfg(feature = "gpu")]
 mod gpu;
+mod group;
 mod handle;
 mod host;
 mod matrix;
@@ -33,8 +34,8 @@ pub use cpu::{
 };
 pub use device::{
     BankPlace, Commit, Counters, Device, DeviceMemory, DeviceOptions, KernelTime, LateValues,
-    PipelineStore, PlannedMemory, Profiler, RecordAhead, ScratchShape, SlotStore, StateStore,
-    Ticket, ViewRead, open,
+    LayerSplit, PipelineStore, PlannedMemory, Profiler, RecordAhead, ScratchShape, SlotStore,
+    StateStore, Ticket, ViewRead, open,
 };
 pub use error::Error;
 pub use format::{
@@ -47,6 +48,7 @@ pub use gpu::adapters;
 #[cfg(feature = "gpu")]
 #[doc(hidden)]
 pub use gpu::open_gpu_of;
+pub use group::group_cards;
 pub use handle::{Bank, Buffer, DeviceId, Slot, SlotTable, State, Weight};
 pub use matrix::{Bytes, ExpertOrders, ExpertShape, FilePlane, Matrix, MatrixShape};
 pub use op::{

@@ -1,6 +1,7 @@
 //! The device trait, its options, and [`open`]. Each further duty of a device is a separate trait.
 
 mod late_values;
+mod layer_split;
 mod pipeline_store;
 mod planned_memory;
 mod profiler;
@@ -9,6 +10,8 @@ mod slot_store;
 mod state_store;
 
 pub use late_values::LateValues;
+pub use layer_split::LayerSplit;
+pub(crate) use layer_split::check_cards;
 pub use pipeline_store::PipelineStore;
 pub use planned_memory::{DeviceMemory, PlannedMemory, ScratchShape};
 pub use profiler::{Counters, KernelTime, Profiler};
@@ -30,11 +33,13 @@ use crate::{
 pub struct Ticket(pub u64);
 
 /// A compute device: holds buffers and weights, and runs [`Op`]s. States, slots, planned memory,
-/// recording ahead and measurements are separate traits.
+/// recording ahead, measurements and layers on several cards are separate traits.
 ///
 /// Ops run in call order. A handle of another device ([`Error::ForeignHandle`]) or of a dropped
 /// object and a view outside its buffer are errors, not panics.
-pub trait Device: StateStore + SlotStore + PlannedMemory + RecordAhead + Profiler + Send {
+pub trait Device:
+    StateStore + SlotStore + PlannedMemory + RecordAhead + Profiler + LayerSplit + Send
+{
     /// Returns the id that the device's handles carry.
     fn id(&self) -> DeviceId;
 
@@ -127,8 +132,9 @@ pub struct DeviceOptions {
     /// Forces an instruction set (`generic`, `avx2`, `avxvnni`, `avx512`, `avx512vbmi`, `neon`)
     /// instead of the best one. `plain` disables subgroups, f16 and cooperative matrices of a GPU.
     pub isa: Option<String>,
-    /// Id of another device whose handles this one shall accept, for tests that run each op on two
-    /// devices. The default is a new id.
+    /// Id of another device whose handles this one shall accept: for
+    /// [`group_cards`](crate::group_cards), and for tests that run each op on two devices. The
+    /// default is a new id.
     pub id: Option<DeviceId>,
     /// Keeps the inputs of experts' second matrices in f32 on a CPU's fast path, where they make
     /// most of its difference to the exact path.

@@ -89,6 +89,9 @@ pub trait StateStore {
     fn state_need(&mut self, spans: &mut dyn Iterator<Item = Span>) -> Result<u64, Error>;
 
     /// Creates a zeroed state. A device may allocate its memory when it is first written.
+    ///
+    /// A new state gets the lowest free index, so that devices of one id that create and drop
+    /// states in the same order return the same handles.
     fn state(&mut self, shape: StateShape) -> Result<State, Error>;
 
     /// Creates a state with the same committed contents; of a KV cache, with the entries before

@@ -41,8 +41,9 @@ use self::{
 };
 use crate::{
     Bank, BankPlace, Buffer, Commit, Counters, Device, DeviceId, DeviceMemory, DeviceOptions,
-    Error, KernelTime, KvFormat, Op, PlannedMemory, Profiler, RecordAhead, ScratchShape, Slot,
-    SlotStore, SlotTable, Span, State, StateShape, StateStore, Ticket, View, ViewRead, Weight,
+    Error, KernelTime, KvFormat, LayerSplit, Op, PlannedMemory, Profiler, RecordAhead,
+    ScratchShape, Slot, SlotStore, SlotTable, Span, State, StateShape, StateStore, Ticket, View,
+    ViewRead, Weight,
     device::LateValues,
     matrix::{Bytes, MatrixShape},
     op_check::HandleTable,
@@ -87,7 +88,9 @@ impl GpuDevice {
     /// Creates a zeroed state, of a layer if there is one.
     fn zeroed_state(&mut self, shape: StateShape, layer: Option<usize>) -> Result<State, Error> {
         let state = self.store.state(shape, layer)?;
-        state_io::zero(&mut self.recorder, &mut self.store, state)?;
+        let zeroed = state_io::zero(&mut self.recorder, &mut self.store, state);
+        // A state that is not returned leaves its index free.
+        zeroed.inspect_err(|_| self.store.states.drop(state))?;
         Ok(state)
     }
 
@@ -396,6 +399,8 @@ impl RecordAhead for GpuDevice {
         flushed
     }
 }
+
+impl LayerSplit for GpuDevice {}
 
 impl Profiler for GpuDevice {
     fn counters(&self) -> Counters {

@@ -92,10 +92,11 @@ impl Host {
     }
 
     pub(crate) fn bank(&mut self, count: usize, slot_bytes: usize) -> Result<Bank, Error> {
+        let bank = Bank::new(self.id, self.banks.len())?;
         let slots =
             (0..count).map(|_| Bytes::zeroed(slot_bytes).map(Some)).collect::<Result<_, _>>()?;
         self.banks.push(HostBank { slot_bytes, slots });
-        Bank::new(self.id, self.banks.len() - 1)
+        Ok(bank)
     }
 
     pub(crate) fn slot_table(&mut self, slots: &[Slot]) -> Result<SlotTable, Error> {

@@ -266,14 +266,12 @@ pub(crate) struct HostStates {
     device: DeviceId,
     kv_format: KvFormat,
     states: Vec<Option<HostState>>,
-    free: Vec<usize>,
     pool: PagePool,
 }
 
 impl HostStates {
     pub(crate) fn new(device: DeviceId, kv_format: KvFormat) -> Self {
-        let (states, free, pool) = (Vec::new(), Vec::new(), PagePool::default());
-        Self { device, kv_format, states, free, pool }
+        Self { device, kv_format, states: Vec::new(), pool: PagePool::default() }
     }
 
     pub(crate) fn kv_format(&self) -> KvFormat {
@@ -303,7 +301,8 @@ impl HostStates {
     }
 
     fn add(&mut self, state: HostState) -> State {
-        let index = self.free.pop().unwrap_or(self.states.len());
+        let free = self.states.iter().position(Option::is_none);
+        let index = free.unwrap_or(self.states.len());
         if index == self.states.len() {
             self.states.push(None);
         }
@@ -412,7 +411,6 @@ impl HostStates {
     pub(crate) fn free(&mut self, state: State) {
         let Ok(index) = self.index(state) else { return };
         let Some(freed) = self.states.get_mut(index).and_then(Option::take) else { return };
-        self.free.push(index);
         match freed {
             HostState::KvCache(mut kv) => kv.truncate(&mut self.pool, 0),
             HostState::Recurrent(HostRecurrent { committed, next, .. }) => {

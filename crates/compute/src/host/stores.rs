@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::Host;
 use crate::{
-    Bank, BankPlace, Commit, Error, KvFormat, Profiler, RecordAhead, Slot, SlotStore, SlotTable,
-    Span, State, StateShape, StateStore, matrix::Bytes,
+    Bank, BankPlace, Commit, Error, KvFormat, LayerSplit, Profiler, RecordAhead, Slot, SlotStore,
+    SlotTable, Span, State, StateShape, StateStore, matrix::Bytes,
 };
 
 /// A device whose objects are all in a [`Host`].
@@ -17,6 +17,8 @@ pub(crate) trait HostDevice {
 impl<D: HostDevice> RecordAhead for D {}
 
 impl<D: HostDevice> Profiler for D {}
+
+impl<D: HostDevice> LayerSplit for D {}
 
 impl<D: HostDevice> SlotStore for D {
     fn bank_slots(&self, _: usize) -> usize {

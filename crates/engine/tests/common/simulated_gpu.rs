@@ -9,9 +9,9 @@ use std::{
 use moeflux::runtime::WrapDevice;
 use moeflux_compute::{
     Bank, BankPlace, Buffer, Bytes, Commit, Counters, Device, DeviceId, DeviceMemory, Error,
-    ExpertUses, KvFormat, LateValues, MatrixShape, Op, PlannedMemory, Profiler, RecordAhead,
-    ScratchShape, Slot, SlotStore, SlotTable, Span, State, StateShape, StateStore, Ticket, View,
-    ViewRead, Weight,
+    ExpertUses, KvFormat, LateValues, LayerSplit, MatrixShape, Op, PlannedMemory, Profiler,
+    RecordAhead, ScratchShape, Slot, SlotStore, SlotTable, Span, State, StateShape, StateStore,
+    Ticket, View, ViewRead, Weight,
 };
 
 /// Calls that the device received.
@@ -433,6 +433,8 @@ impl StateStore for Wrapped {
         self.inner.commit(commits)
     }
 }
+
+impl LayerSplit for Wrapped {}
 
 impl Profiler for Wrapped {
     fn counters(&self) -> Counters {
