@@ -434,7 +434,31 @@ impl StateStore for Wrapped {
     }
 }
 
-impl LayerSplit for Wrapped {}
+impl LayerSplit for Wrapped {
+    fn cards(&self) -> usize {
+        self.inner.cards()
+    }
+
+    fn card(&self, index: usize) -> Option<&dyn Device> {
+        self.inner.card(index)
+    }
+
+    fn split_layers(&mut self, card_of_layer: &[usize]) -> Result<(), Error> {
+        self.inner.split_layers(card_of_layer)
+    }
+
+    fn enter_layer(&mut self, layer: usize, carry: Option<View>) -> Result<(), Error> {
+        self.inner.enter_layer(layer, carry)
+    }
+
+    fn is_same_card(&self, layer: usize, other: usize) -> bool {
+        self.inner.is_same_card(layer, other)
+    }
+
+    fn limit_card_states(&mut self, bytes: &[u64]) {
+        self.inner.limit_card_states(bytes);
+    }
+}
 
 impl Profiler for Wrapped {
     fn counters(&self) -> Counters {
