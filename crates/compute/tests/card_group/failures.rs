@@ -68,7 +68,7 @@ fn objects_that_one_card_cannot_create_leave_indexes_in_agreement() {
                 assert_eq!(error, format!("card {failing}: no {method}"));
                 controls[failing].fail("");
             };
-            refused("buffer", &mut |group| group.buffer(9).err());
+            refused("buffer", &mut |group| group.buffer(0).err());
             refused("bank", &mut |group| group.bank(3, 8, BankPlace::Host).err());
             refused("slot_table", &mut |group| group.slot_table(&[]).err());
             refused("weight", &mut |group| {
@@ -83,9 +83,12 @@ fn objects_that_one_card_cannot_create_leave_indexes_in_agreement() {
             let x = View::rows(group.buffer(1).unwrap(), 1, 1);
             let out = View::rows(group.buffer(1).unwrap(), 1, 1);
             group.write(x.buffer, &[1.0]).unwrap();
+            let (mut weights, mut tables) = (Vec::new(), Vec::new());
             for layer in [owner, 1 - owner, owner] {
                 group.enter_layer(layer, None).unwrap();
                 let weight = scalar_weight(&mut *group, 5.0);
+                assert!(!weights.contains(&weight), "an index names one object on all cards");
+                weights.push(weight);
                 group.run(&Op::MatMul { x, weight, bias: None, exact: true, out }).unwrap();
                 let mut product = [0.0];
                 group.read(out, &mut product).unwrap();
@@ -97,7 +100,9 @@ fn objects_that_one_card_cannot_create_leave_indexes_in_agreement() {
                 group.put_slot(src, memory).unwrap();
                 group.copy_slot(src, dst).unwrap();
                 assert_eq!(*group.take_slot(dst).unwrap(), [7; 4]);
-                group.slot_table(&[src]).unwrap();
+                let table = group.slot_table(&[src]).unwrap();
+                assert!(!tables.contains(&table));
+                tables.push(table);
             }
         }
     }
