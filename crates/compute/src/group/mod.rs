@@ -15,8 +15,8 @@ use std::io;
 
 use self::{objects::ObjectCounts, states::GroupStates, tickets::GroupTickets};
 use crate::{
-    Buffer, Device, DeviceId, Error, Format, LayerSplit, Op, Scalar, Ticket, View, ViewRead,
-    Weight,
+    Buffer, Device, DeviceId, Error, Format, LateValues, LayerSplit, Op, Scalar, Ticket, View,
+    ViewRead, Weight,
     device::check_cards,
     matrix::{Bytes, MatrixShape},
 };
@@ -200,6 +200,10 @@ impl Device for CardGroup {
 
     fn write_view(&mut self, view: View, values: &[f32]) -> Result<(), Error> {
         self.on_current(|card| card.write_view(view, values))
+    }
+
+    fn write_late(&mut self, views: &[View], values: LateValues) -> Result<(), Error> {
+        self.on_current(|card| card.write_late(views, values))
     }
 
     fn read(&mut self, view: View, out: &mut [f32]) -> Result<(), Error> {
