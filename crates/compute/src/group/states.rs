@@ -39,8 +39,6 @@ pub(super) struct GroupStates {
     limits: Vec<u64>,
     /// Spans of a step, kept to reuse their memory.
     spans: Vec<SpanOnCard>,
-    /// Commits of one card, kept to reuse their memory.
-    commits: Vec<Commit>,
 }
 
 impl GroupStates {
@@ -225,19 +223,7 @@ impl StateStore for CardGroup {
             // Also reports a lost card.
             card.done(Ticket(0)).map(drop)
         })?;
-        let GroupStates { owned, commits: of_card, .. } = &mut self.states;
-        for (i, card) in self.cards.iter_mut().enumerate() {
-            of_card.clear();
-            for commit in commits {
-                let index = commit.span.state.index(self.id)?;
-                if owned[index].is_some_and(|owned| owned.card == i) {
-                    of_card.push(*commit);
-                }
-            }
-            if !of_card.is_empty() {
-                card.commit(of_card).map_err(on_card(i))?;
-            }
-        }
-        Ok(())
+        // Placeholders accept the commits of states on other cards, and keep nothing.
+        self.each_card(|card| card.commit(commits))
     }
 }

@@ -3,7 +3,7 @@
 use moeflux_compute::{Activation, Device, ExpertUse, ExpertUses, Op, View, open};
 
 use super::{
-    cpu_group, group, kinds, message,
+    RECURRENT, cpu_group, group, kinds, message,
     model::{LAYERS, Model, Sequence, expert_shape},
     scalar_weight,
 };
@@ -85,6 +85,13 @@ fn layers_are_on_the_cards_that_the_split_names() {
     group.split_layers(&[0, 0, 1]).unwrap();
     assert!(group.is_same_card(0, 1) && group.is_same_card(2, 70));
     assert!(!group.is_same_card(1, 2) && !group.is_same_card(70, 0));
+    // The card of layer 0 is current.
+    for card in [1, 0] {
+        group.split_layers(&[card, 0, 1]).unwrap();
+        let state = group.state(RECURRENT).unwrap();
+        assert_eq!(group.card(card).unwrap().states_held(), group.states_held());
+        group.drop_state(state);
+    }
     let mut single = open(&kinds(true)[0]).unwrap();
     assert!(single.split_layers(&[0, 0]).is_ok() && single.split_layers(&[1]).is_err());
 

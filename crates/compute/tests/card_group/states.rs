@@ -1,6 +1,6 @@
 //! Handles, limits and memory of states in a group.
 
-use moeflux_compute::{Device, Error, Span, SplitMix64, State, StateShape, open};
+use moeflux_compute::{Device, Error, Span, SplitMix64, State, StateShape, group_cards, open};
 
 use super::{KV, RECURRENT, cpu_group, group, kinds};
 
@@ -22,9 +22,13 @@ fn save(device: &mut dyn Device, known: &Known) -> Vec<u8> {
 
 #[test]
 fn forks_drops_and_truncations_in_any_order_keep_handles_right() {
-    for options in kinds(true) {
-        let mut group = group(&options);
-        let mut single = open(&options.clone().id(group.id())).unwrap();
+    let kinds = kinds(true);
+    for [first, second] in [[0, 0], [0, 1], [1, 0], [1, 1]] {
+        let (Some(first), Some(second)) = (kinds.get(first), kinds.get(second)) else { continue };
+        let first = open(first).unwrap();
+        let second = open(&second.clone().id(first.id())).unwrap();
+        let mut single = open(&kinds[0].clone().id(first.id())).unwrap();
+        let mut group = group_cards(vec![first, second]).unwrap();
         group.split_layers(&[0, 1]).unwrap();
         let mut random = SplitMix64::new(11);
         let mut below = |n: usize| (random.next_u64() % n as u64) as usize;
