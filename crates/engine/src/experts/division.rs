@@ -10,7 +10,8 @@ use serde::Serialize;
 const SHARES: usize = 16;
 
 /// Minimum gain of computing any of a layer's experts on the host over reading all of them.
-const MIN_GAIN: f64 = 1.05;
+/// Measurements of one machine differ by as much.
+pub(crate) const MIN_GAIN: f64 = 1.1;
 
 /// Time of `n` experts of one layer, in seconds: `fixed + n * each`, and zero for none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -32,7 +33,7 @@ impl ExpertTime {
     }
 
     /// Seconds of `count` experts.
-    fn of(self, count: usize) -> f64 {
+    pub(crate) fn of(self, count: usize) -> f64 {
         if count == 0 { 0.0 } else { self.fixed + count as f64 * self.each }
     }
 
@@ -58,6 +59,9 @@ pub struct ExpertTimes {
     pub wait: f64,
     /// One small op of the card after another.
     pub op: f64,
+    /// Factor by which both sides are slower while they read host memory together: its bandwidth
+    /// is one. At least 1.
+    pub contention: f64,
 }
 
 impl ExpertTimes {
@@ -89,8 +93,10 @@ impl ExpertTimes {
             for by_host in 0..=rest {
                 let probability = share * hypergeometric(on_host, computed, rest, by_host);
                 if probability > 0.0 {
-                    let by_card = card.of(own) + bus.of(rest - by_host);
-                    expected += probability * by_card.max(host.of(by_host));
+                    let read = rest - by_host;
+                    let both = if read > 0 && by_host > 0 { self.contention.max(1.0) } else { 1.0 };
+                    let by_card = card.of(own) + bus.of(read) * both;
+                    expected += probability * by_card.max(host.of(by_host) * both);
                 }
             }
         }
@@ -98,7 +104,7 @@ impl ExpertTimes {
     }
 
     /// Number of a layer's experts in host memory that the host should compute; zero unless that
-    /// gains 5 %.
+    /// gains 10 %.
     pub(crate) fn computed(&self, layer: &LayerExpertCounts) -> usize {
         let on_host = layer.on_host();
         let of_share = |share: usize| (on_host * share).div_ceil(SHARES);
@@ -155,7 +161,8 @@ mod tests {
 
     fn times(bus: f64, host: f64, wait: f64) -> ExpertTimes {
         let each = |each| ExpertTime { fixed: 0.0, each };
-        ExpertTimes { bytes: 100, card: each(0.0), bus: each(bus), host: each(host), wait, op: 0.0 }
+        let (bus, host) = (each(bus), each(host));
+        ExpertTimes { bytes: 100, bus, host, wait, ..ExpertTimes::default() }
     }
 
     #[test]
@@ -195,6 +202,11 @@ mod tests {
         assert_eq!(times(1.0, 1.0, 2.0).computed(&LAYER), 0);
         assert_eq!(times(1.0, 1000.0, 0.0).computed(&LAYER), 0);
         assert_eq!(times(1000.0, 1.0, 0.0).computed(&LAYER), 64);
+        // Nor does a division pay where both sides share a bandwidth that either can use up.
+        let shared = ExpertTimes { contention: 2.0, ..times(1.0, 1.0, 0.0) };
+        assert_eq!(shared.computed(&LAYER), 0);
+        let contended = ExpertTimes { contention: 1.2, ..times(1.0, 1.0, 0.0) };
+        assert_eq!(contended.computed(&LAYER), 32);
         // Nothing is on the host.
         assert_eq!(times(1.0, 1.0, 0.0).computed(&LayerExpertCounts { on_card: 128, ..LAYER }), 0);
     }

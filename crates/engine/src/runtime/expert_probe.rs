@@ -109,14 +109,17 @@ pub(crate) fn measure(
         let of_layers = probe.seconds_of_small_ops(LAYERS * LAYER_OPS)?;
         let of_layer = (of_layers - probe.latency).max(0.0) / LAYERS as f64;
         let on_host = probe.time_on_host(host, &slots.host)?;
-        Ok(ExpertTimes {
+        let times = ExpertTimes {
             bytes: moe.experts.slot_bytes as u64,
             card: probe.time_on_card(&slots.card)?,
             bus: probe.time_on_card(&slots.host)?,
             host: ExpertTime { fixed: 0.0, ..on_host },
             wait: (on_host.fixed - of_layer).max(0.0),
             op,
-        })
+            contention: 1.0,
+        };
+        let contention = probe.contention(host, &slots.host, &times, on_host.fixed)?;
+        Ok(ExpertTimes { contention, ..times })
     })();
     measured.map_err(Error::at(context))
 }
@@ -241,12 +244,41 @@ impl SpeedProbe<'_> {
             let uses = uses_of(slots, count, LAYERS);
             let layers = uses.len() as f64;
             let total = self.seconds(|probe| {
-                uses.iter().try_for_each(|uses| probe.run_layer_on_host(host, uses))?;
+                uses.iter().try_for_each(|uses| probe.run_layer_on_host(host, uses, &[]))?;
                 host.finish(probe.card)
             })?;
             Ok((count, (total - self.latency).max(0.0) / layers))
         };
         Ok(ExpertTime::through(seconds(counts[0])?, seconds(counts[1])?))
+    }
+
+    /// Factor by which layers take longer than the longer of both sides, where the card reads some
+    /// of a row's experts while the host computes the others, in numbers that take either as long.
+    /// `fixed`: seconds of a layer besides its experts.
+    fn contention(
+        &mut self,
+        host: &mut HostExperts,
+        slots: &[Slot],
+        times: &ExpertTimes,
+        fixed: f64,
+    ) -> Computed<f64> {
+        let Some([_, count]) = self.counts(slots).filter(|[_, count]| *count > 1) else {
+            return Ok(1.0);
+        };
+        let (read, computed) = (times.bus.each, times.host.each);
+        let share = count as f64 * read / (read + computed).max(f64::MIN_POSITIVE);
+        let computed = (share.round() as usize).clamp(1, count - 1);
+        let uses = uses_of(slots, count, LAYERS);
+        let total = self.seconds(|probe| {
+            for uses in &uses {
+                let (on_host, on_card) = uses.split_at(computed);
+                probe.run_layer_on_host(host, on_host, on_card)?;
+            }
+            host.finish(probe.card)
+        })?;
+        let of_layer = (total - self.latency) / uses.len() as f64 - fixed;
+        let longer = times.bus.of(count - computed).max(times.host.of(computed));
+        Ok((of_layer / longer.max(f64::MIN_POSITIVE)).max(1.0))
     }
 
     fn run_on_card(&mut self, uses: &[ExpertUse]) -> Computed<()> {
@@ -258,11 +290,21 @@ impl SpeedProbe<'_> {
             experts: self.moe.experts.count,
             uses: ExpertUses::Listed(uses),
             inner: View::rows(self.inner, uses.len(), shape.gate.rows),
-            out: View::rows(self.out, uses.len(), self.hidden),
+            out: self.parts(),
         })
     }
 
-    fn run_layer_on_host(&mut self, host: &mut HostExperts, uses: &[ExpertUse]) -> Computed<()> {
+    /// Results of all experts of a row.
+    fn parts(&self) -> View {
+        View::rows(self.out, self.moe.router.top_k, self.hidden)
+    }
+
+    fn run_layer_on_host(
+        &mut self,
+        host: &mut HostExperts,
+        on_host: &[ExpertUse],
+        on_card: &[ExpertUse],
+    ) -> Computed<()> {
         self.run_small_ops(LAYER_OPS)?;
         let ids = View::rows(self.out, 1, self.moe.router.top_k.min(self.hidden));
         let input = View::rows(self.x, 1, self.hidden);
@@ -272,14 +314,17 @@ impl SpeedProbe<'_> {
         ])?;
         host.finish(self.card)?;
         let op = HostExpertsOp {
-            uses,
+            uses: on_host,
             input_rows: 1,
             shape: &self.moe.experts.shape,
             activation: self.moe.activation,
             experts: self.moe.experts.count,
-            parts: View::rows(self.out, uses.len(), self.hidden),
+            parts: self.parts(),
         };
         host.start(self.card, &op, [])?;
+        if !on_card.is_empty() {
+            self.run_on_card(on_card)?;
+        }
         self.card.submit()?;
         host.announce_results(self.card)
     }

@@ -7,7 +7,7 @@ use super::roofline::TokenCosts;
 use crate::{
     base::error::Error,
     experts::{
-        division::{ExpertTimes, LayerExpertCounts},
+        division::{ExpertTimes, LayerExpertCounts, MIN_GAIN},
         placement::ExpertsOnHost,
     },
     model::blueprint::Blueprint,
@@ -16,9 +16,6 @@ use crate::{
 
 /// Dependent ops of a layer besides its experts: norms, projections, attention, router.
 const OPS_PER_LAYER: usize = 10;
-
-/// Gain over reading from which computing on the host is worth its rounding.
-const WORTH: f64 = 1.05;
 
 /// Predicted decode speeds of one session beside a card, for experts in memory.
 #[derive(Clone, Debug, Serialize)]
@@ -33,7 +30,7 @@ pub struct HostForecast {
     pub on_disk: usize,
     /// Predictions for [`ExpertsOnHost::ALL`], in this order.
     pub ways: Vec<HostWay>,
-    /// The fastest of them, or reading where nothing gains 5 %.
+    /// The fastest of them, or reading where nothing gains 10 %.
     pub worth_having: &'static str,
 }
 
@@ -103,12 +100,12 @@ impl HostForecast {
     }
 }
 
-/// The fastest way, or the first, which reads, where none gains [`WORTH`].
+/// The fastest way, or the first, which reads, where none gains [`MIN_GAIN`].
 fn worth_having(ways: &[HostWay]) -> &'static str {
     let speed = |way: &HostWay| way.tokens_per_second;
     let fastest = ways.iter().max_by(|a, b| speed(a).total_cmp(&speed(b)));
     let read = ways.first();
-    let gains = |way: &&HostWay| read.is_some_and(|read| speed(way) > WORTH * speed(read));
+    let gains = |way: &&HostWay| read.is_some_and(|read| speed(way) > MIN_GAIN * speed(read));
     fastest.filter(gains).or(read).map_or("", |way| way.experts_on_host)
 }
 
