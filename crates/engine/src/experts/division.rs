@@ -106,15 +106,20 @@ impl ExpertTimes {
     /// Number of a layer's experts in host memory that the host should compute; zero unless that
     /// gains 10 %.
     pub(crate) fn computed(&self, layer: &LayerExpertCounts) -> usize {
-        let on_host = layer.on_host();
-        let of_share = |share: usize| (on_host * share).div_ceil(SHARES);
+        let computed = self.best_division(layer);
+        let gain = self.of_layer(layer, 0) / self.of_layer(layer, computed);
+        if gain > MIN_GAIN { computed } else { 0 }
+    }
+
+    /// Number of a layer's experts in host memory, at least one of any, with which the layer takes
+    /// the shortest time if the host computes that many.
+    pub(crate) fn best_division(&self, layer: &LayerExpertCounts) -> usize {
+        let of_share = |share: usize| (layer.on_host() * share).div_ceil(SHARES);
         let timed = (1..=SHARES).map(|share| {
             let computed = of_share(share);
             (computed, self.of_layer(layer, computed))
         });
-        let best = timed.min_by(|a, b| a.1.total_cmp(&b.1));
-        let read = self.of_layer(layer, 0);
-        best.filter(|(_, time)| read > MIN_GAIN * time).map_or(0, |(computed, _)| computed)
+        timed.min_by(|a, b| a.1.total_cmp(&b.1)).map_or(0, |(computed, _)| computed)
     }
 }
 

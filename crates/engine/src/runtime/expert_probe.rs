@@ -151,15 +151,38 @@ impl MemoryPlan {
 
     /// Divides the experts in host memory between card and processor by measured times.
     pub(crate) fn divide_experts(&mut self, blueprint: &Blueprint, times: ExpertTimes) {
-        if !self.divides_experts() {
-            return;
+        if self.divides_experts() {
+            self.set_expert_times(times);
+            self.set_computed(blueprint, &|layer| times.computed(layer));
         }
-        self.set_expert_times(times);
+    }
+
+    /// Leaves to the processor as many of each layer's experts in host memory as `computed` says.
+    pub(crate) fn set_computed(
+        &mut self,
+        blueprint: &Blueprint,
+        computed: &dyn Fn(&LayerExpertCounts) -> usize,
+    ) {
         let Some(placement) = self.placement_mut() else { return };
         for (layer, moe) in blueprint.moe_layers() {
             let experts = LayerExpertCounts::new(moe, placement.on_card(layer));
-            placement.set_computed(layer, times.computed(&experts));
+            placement.set_computed(layer, computed(&experts));
         }
+    }
+
+    /// Seconds of all layers' experts for one row, by measured times.
+    pub(crate) fn seconds_of_experts(
+        &self,
+        blueprint: &Blueprint,
+        times: &ExpertTimes,
+        computed: &dyn Fn(&LayerExpertCounts) -> usize,
+    ) -> f64 {
+        let Some(placement) = self.placement() else { return 0.0 };
+        let layers = blueprint.moe_layers().map(|(layer, moe)| {
+            let experts = LayerExpertCounts::new(moe, placement.on_card(layer));
+            times.of_layer(&experts, computed(&experts))
+        });
+        layers.sum()
     }
 }
 

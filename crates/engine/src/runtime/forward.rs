@@ -195,6 +195,11 @@ impl Model {
         &self.moe_state.counters
     }
 
+    /// Replaces the counters of experts' uses.
+    pub(crate) fn replace_counters(&mut self, new: Arc<ExpertCounters>) -> Arc<ExpertCounters> {
+        std::mem::replace(&mut self.moe_state.counters, new)
+    }
+
     /// Sets or removes the recorder of routing traces, from the next step on.
     pub(crate) fn set_trace_recorder(&mut self, recorder: Option<TraceRecorder>) {
         self.moe_state.recorder = recorder;

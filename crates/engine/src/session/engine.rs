@@ -228,7 +228,6 @@ impl Engine {
             cache.set_placement(plan.placement().cloned());
             plan.placement().inspect(|placement| processor.set_placement(placement));
         }
-        let host = host.filter(|_| plan.computed_on_host() > 0);
         let kv_format = device.kv_format();
         let state_limit = plan.bytes(LineName::State).saturating_add(plan.bytes(LineName::Marks));
         device.limit_states(state_limit);
@@ -246,7 +245,7 @@ impl Engine {
         let mut runtime = Runtime {
             device,
             cache,
-            host,
+            host: None,
             model,
             reopen,
             rewind,
@@ -264,6 +263,19 @@ impl Engine {
             let Runtime { device, cache, .. } = &mut runtime;
             cache.load_all(&mut **device, &mut progress)?;
         }
+        if load_all
+            && request.expert_times.is_none()
+            && let Some(times) = plan.expert_times().copied()
+            && let Some(processor) = host.take()
+        {
+            let corrected = runtime.correct_expert_times(&blueprint, &mut plan, times, processor);
+            let (times, mut processor) = corrected?;
+            plan.divide_experts(&blueprint, times);
+            runtime.cache.set_placement(plan.placement().cloned());
+            plan.placement().inspect(|placement| processor.set_placement(placement));
+            host = Some(processor);
+        }
+        runtime.host = host.filter(|_| plan.computed_on_host() > 0);
         // Fills the page cache, on which the access to experts depends.
         let notes = blank_weights(&checkpoint, &blueprint);
         let shared = EngineShared {

@@ -4,6 +4,7 @@
 //! Knows: sequence states (KV cache and recurrent state), token prefixes, snapshot files.
 //! Must not know: scheduling, sampling loops, wire formats.
 
+mod decode_probe;
 pub(crate) mod engine;
 pub(crate) mod mark;
 pub(crate) mod prefix_cache;

@@ -1,0 +1,106 @@
+//! Decode probe: steps of a loaded model that correct the measured times of its experts.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use super::{engine::Runtime, steps::BatchResult, timeline::Timeline};
+use crate::{
+    StepControl,
+    base::{error::Error, stats::Stats},
+    experts::{
+        counters::ExpertCounters,
+        division::{ExpertTimes, LayerExpertCounts},
+    },
+    model::blueprint::Blueprint,
+    runtime::{forward::LogitsRequest, host_experts::HostExperts, plan::MemoryPlan},
+};
+
+/// Steps before those that count: kernels compile, and slots are read for the first time.
+const WARM_STEPS: usize = 3;
+
+/// Maximum number of steps that count.
+const STEPS: usize = 9;
+
+/// Time after which no further step is measured.
+const TIME: Duration = Duration::from_millis(400);
+
+impl Runtime {
+    /// Corrects the time that a layer takes longer where the host computes experts, by decode steps
+    /// with and without a division. The parts of a layer that the measurement of experts leaves out
+    /// make it longer: recording, launches, queues of the driver.
+    ///
+    /// All experts are in memory. The division of the plan and of the cache is undefined after the
+    /// call.
+    pub(super) fn correct_expert_times(
+        &mut self,
+        blueprint: &Blueprint,
+        plan: &mut MemoryPlan,
+        times: ExpertTimes,
+        processor: HostExperts,
+    ) -> Result<(ExpertTimes, HostExperts), Error> {
+        let layers = blueprint.moe_layers().count();
+        if plan.context < WARM_STEPS + STEPS || layers == 0 {
+            return Ok((times, processor));
+        }
+        let counters = self.model.replace_counters(Arc::new(ExpertCounters::new(blueprint)));
+        let divided = |layer: &LayerExpertCounts| times.best_division(layer);
+        let measured = self.decode_seconds(blueprint, plan, &|_| 0).and_then(|read| {
+            self.host = Some(processor);
+            Ok((read, self.decode_seconds(blueprint, plan, &divided)?))
+        });
+        self.model.replace_counters(counters);
+        let (read, computed) = measured?;
+        let predicted = plan.seconds_of_experts(blueprint, &times, &divided)
+            - plan.seconds_of_experts(blueprint, &times, &|_| 0);
+        let missing = (computed - read - predicted) / layers as f64;
+        let times = ExpertTimes { wait: (times.wait + missing).max(0.0), ..times };
+        let lost = || Error::internal("the processor was lost while it was measured");
+        Ok((times, self.host.take().ok_or_else(lost)?))
+    }
+
+    /// Median seconds of a decode step where the host computes `computed` of each layer's experts.
+    fn decode_seconds(
+        &mut self,
+        blueprint: &Blueprint,
+        plan: &mut MemoryPlan,
+        computed: &dyn Fn(&LayerExpertCounts) -> usize,
+    ) -> Result<f64, Error> {
+        plan.set_computed(blueprint, computed);
+        self.cache.set_placement(plan.placement().cloned());
+        if let (Some(host), Some(placement)) = (&mut self.host, plan.placement()) {
+            host.set_placement(placement);
+        }
+        let mut timeline = self.new_timeline(blueprint, plan)?;
+        let measured = self.measure_steps(blueprint, &mut timeline);
+        self.drop_timeline(timeline);
+        let mut seconds = measured?;
+        seconds.sort_by(f64::total_cmp);
+        Ok(seconds[seconds.len() / 2])
+    }
+
+    fn measure_steps(
+        &mut self,
+        blueprint: &Blueprint,
+        timeline: &mut Timeline,
+    ) -> Result<Vec<f64>, Error> {
+        let (started, mut seconds) = (Instant::now(), Vec::with_capacity(STEPS));
+        for step in 0..WARM_STEPS + STEPS {
+            // Any tokens, so that routers choose different experts.
+            let token = (step * 7919 + 13) % blueprint.vocab.max(1);
+            let since = Instant::now();
+            let wanted = LogitsRequest::TopK(1);
+            let mut entry = [BatchResult { timeline, tokens: &[token as u32], wanted }];
+            let mut control = StepControl::default();
+            self.step(&mut entry, &mut Stats::default(), &mut control, &mut |_, _| true)?;
+            if step >= WARM_STEPS {
+                seconds.push(since.elapsed().as_secs_f64());
+            }
+            if started.elapsed() > TIME && !seconds.is_empty() {
+                break;
+            }
+        }
+        Ok(seconds)
+    }
+}
