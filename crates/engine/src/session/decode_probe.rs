@@ -7,20 +7,21 @@ use std::{
 
 use super::{engine::Runtime, steps::BatchResult, timeline::Timeline};
 use crate::{
-    StepControl,
     base::{error::Error, stats::Stats},
     experts::{
         counters::ExpertCounters,
         division::{ExpertTimes, LayerExpertCounts},
     },
     model::blueprint::Blueprint,
-    runtime::{forward::LogitsRequest, host_experts::HostExperts, plan::MemoryPlan},
+    runtime::{
+        control::StepControl, forward::LogitsRequest, host_experts::HostExperts, plan::MemoryPlan,
+    },
 };
 
-/// Steps before those that count: kernels compile, and slots are read for the first time.
+/// Steps before the measured ones: kernels compile, and slots are read for the first time.
 const WARM_STEPS: usize = 3;
 
-/// Maximum number of steps that count.
+/// Maximum number of measured steps.
 const STEPS: usize = 9;
 
 /// Time after which no further step is measured.

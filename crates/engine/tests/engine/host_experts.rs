@@ -181,7 +181,7 @@ fn experts_are_divided_by_the_speeds_of_both_sides() {
     let mut computed = Vec::new();
     for (bus, host, in_place, host_slots) in [
         (1.0, 1.0, true, None),
-        (1.0, 2.0, true, None),
+        (1.0, 1.5, true, None),
         (1.0, 1.0, true, Some(40)),
         (1e-3, 1.0, true, None),
         (1.0, 1e-3, true, None),
