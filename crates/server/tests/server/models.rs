@@ -263,6 +263,8 @@ fn streams_that_wait_for_a_model_have_pings() {
     };
     let waiting = paths.map(|path| post(path, "slow", more(path)));
     let whole = post(paths[0], "slow", json!({}));
+    // The scheduler is to see the model that waits at the gate first.
+    wait_until(|| states(&server)[1] == "loading");
     let doomed = post(paths[0], "doomed", streamed());
     let gone = post(paths[0], "a", streamed());
     thread::sleep(Duration::from_millis(4600));
