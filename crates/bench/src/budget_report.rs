@@ -8,6 +8,7 @@ use moeflux::{
     base::SystemMemory,
     experts::{DiskSpeed, PolicyKind, Trace},
     model::blueprint::Blueprint,
+    runtime::Pool,
     tools::{Planner, RooflineLimits, TokenCosts},
 };
 use serde::Serialize;
@@ -130,7 +131,7 @@ impl BudgetReport {
         let context = context(request.context, blueprint)?;
         let disk = request.disk.bytes_per_second;
         let plan = |budget: u64| planner.plan(&request.memory.budget(budget));
-        let planned = |budget| Ok(plan(budget)?.fastest().total());
+        let planned = |budget| Ok(plan(budget)?.dense_pools().iter().map(Pool::total).sum());
         let BudgetBounds { floor, everything } = bounds(&planned)?;
         let memory = request.memory_bytes_per_second;
         let limits = RooflineLimits { memory: memory * request.computing_share, disk };
@@ -145,7 +146,7 @@ impl BudgetReport {
             let doubled = predict(&plan(budget.saturating_mul(2).min(everything.max(budget)))?).1;
             budgets.push(BudgetRow {
                 budget,
-                slots: planned.fastest().slots(),
+                slots: planned.slots(),
                 hit_rate,
                 missed_bytes_per_token: least.read * disk,
                 tokens_per_second: 1.0 / least.streamed,
@@ -218,7 +219,7 @@ pub fn check_trace(trace: &Trace, blueprint: &Blueprint) -> anyhow::Result<()> {
 
 /// Expected share of needed experts that are in a slot.
 fn hit_rate(plan: &MemoryPlan, experts: usize, trace: Option<&Trace>, policy: PolicyKind) -> f64 {
-    let slots = plan.fastest().slots();
+    let slots = plan.slots();
     match trace {
         _ if slots >= experts => 1.0,
         Some(trace) => trace.hit_rate(policy, slots),

@@ -3,7 +3,7 @@
 use moeflux::{
     MemoryPlan,
     experts::{DiskSpeed, ExpertTimes},
-    runtime::ChosenDevice,
+    runtime::{ChosenDevice, Pool},
 };
 
 use crate::units;
@@ -22,13 +22,15 @@ pub fn device(device: &ChosenDevice, dispatches: u64) -> String {
 pub fn peak_memory(plan: &MemoryPlan, peak: u64) -> String {
     let host =
         format!("peak memory {} of {}", units::memory(peak), units::memory(plan.host().budget));
-    match plan.card() {
-        Some(card) => format!(
-            "{host}, on the card {} of {}",
-            units::memory(card.total()),
-            units::memory(card.budget)
+    let of_card =
+        |card: &Pool| format!("{} of {}", units::memory(card.total()), units::memory(card.budget));
+    match plan.cards() {
+        [] => host,
+        [card] => format!("{host}, on the card {}", of_card(card)),
+        cards => format!(
+            "{host}, on the cards {}",
+            cards.iter().map(of_card).collect::<Vec<_>>().join(" and ")
         ),
-        None => host,
     }
 }
 

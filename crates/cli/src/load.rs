@@ -7,7 +7,7 @@ use moeflux::{
     Checkpoint, Engine, EngineOptions, MemoryPlan, MemoryRequest,
     experts::{Access, PrefetchMode, ReadOptions, ReaderKind},
     model::blueprint::Blueprint,
-    runtime::{DeviceOptions, KvFormat, Pool},
+    runtime::{DeviceOptions, KvFormat},
     tools::synth,
 };
 use moeflux_bench::{describe, units};
@@ -41,7 +41,7 @@ impl MemoryArgs {
     fn request(&self) -> MemoryRequest {
         MemoryRequest::default()
             .budget(self.memory)
-            .device_budget(self.gpu_memory)
+            .card_budgets(self.gpu_memory)
             .experts_on_host(self.experts_on_host.unwrap_or_default())
             .context(self.ctx.map(Into::into))
             .chunk(self.chunk.map(Into::into))
@@ -224,10 +224,10 @@ pub(crate) fn plan_notes(plan: &MemoryPlan, asked: &MemoryArgs) -> Vec<String> {
         notes.push(format!(
             "the context is reduced to {} tokens to fit the budget of {}; --ctx N asks for more",
             plan.context,
-            units::memory(plan.fastest().budget)
+            units::memory(plan.dense_pools().iter().map(|pool| pool.budget).sum())
         ));
     }
-    let slots = plan.pools().iter().map(Pool::slots).max().unwrap_or(0);
+    let slots = plan.slots().max(plan.host().slots());
     if !plan.holds_all && slots < plan.working_set {
         // A reduced context would grow with the budget; the advice keeps it.
         let context = plan.context_shrunk.then(|| format!(" with --ctx {}", plan.context));

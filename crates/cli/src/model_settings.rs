@@ -8,12 +8,17 @@ use std::{
 };
 
 use anyhow::{Context, anyhow, bail};
-use moeflux::{Sampling, checkpoint::RopeScaling, experts::ExpertsOnHost, runtime::KvFormat};
+use moeflux::{
+    Sampling,
+    checkpoint::RopeScaling,
+    experts::ExpertsOnHost,
+    runtime::{CardBudgets, KvFormat},
+};
 use moeflux_server::KeepAlive;
 use serde::{Deserialize, Deserializer, de};
 
 use crate::{
-    args::{ServeArgs, parse_size},
+    args::{ServeArgs, parse_card_sizes, parse_size},
     folders,
 };
 
@@ -43,8 +48,8 @@ pub(crate) struct ModelSettings {
     sessions: Option<NonZeroUsize>,
     #[serde(deserialize_with = "size")]
     memory: Option<u64>,
-    #[serde(deserialize_with = "size")]
-    gpu_memory: Option<u64>,
+    #[serde(deserialize_with = "card_sizes")]
+    gpu_memory: Option<CardBudgets>,
     #[serde(deserialize_with = "size")]
     state_memory: Option<u64>,
     #[serde(deserialize_with = "experts_on_host")]
@@ -78,6 +83,10 @@ fn parsed<'de, D: Deserializer<'de>, T, E: fmt::Display>(
 
 fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     parsed(deserializer, parse_size)
+}
+
+fn card_sizes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<CardBudgets>, D::Error> {
+    parsed(deserializer, parse_card_sizes)
 }
 
 fn kv_format<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<KvFormat>, D::Error> {
@@ -246,6 +255,7 @@ mod tests {
             aliases = ["big", "gpt-4o"]
             ctx = 65536
             memory = "24GiB"
+            gpu-memory = "20GiB,10GiB"
             kv = "q8"
             rope-scaling = "yarn:4"
             prefix-cache = "/var/cache/big"
@@ -261,6 +271,8 @@ mod tests {
         let made = big.args(&args(&["--memory", "8GiB"]), Path::new("m/big-model"));
         assert_eq!(made.engine.model.model.as_deref(), Some(Path::new("m/big-model")));
         assert_eq!(made.engine.memory.memory, Some(8 << 30));
+        let cards = made.engine.memory.gpu_memory.unwrap();
+        assert_eq!(cards.as_slice(), [20 << 30, 10 << 30]);
         assert_eq!(made.engine.memory.ctx.map(usize::from), Some(65536));
         assert_eq!(made.sessions.map(usize::from), Some(2));
         assert_eq!(made.engine.compute.kv, Some(KvFormat::Q8));

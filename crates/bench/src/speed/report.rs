@@ -85,7 +85,6 @@ pub struct KernelProfile {
 impl fmt::Display for SpeedReport<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plan = self.plan;
-        let fastest = plan.fastest();
         let reader = if self.reader.is_empty() {
             String::new()
         } else {
@@ -95,8 +94,8 @@ impl fmt::Display for SpeedReport<'_> {
         writeln!(
             f,
             "budget {}, {}{}, chunks of {} tokens; {}\n",
-            units::memory(fastest.budget),
-            units::plural(fastest.slots() as u64, "slot"),
+            units::memory(plan.dense_pools().iter().map(|pool| pool.budget).sum()),
+            units::plural(plan.slots() as u64, "slot"),
             match plan.host() {
                 host if plan.card().is_some() && host.slots() > 0 => {
                     format!(" and {} on the host, of {}", host.slots(), units::memory(host.budget))

@@ -15,15 +15,15 @@ use clap_complete::Shell;
 use moeflux::{
     checkpoint::RopeScaling,
     experts::{ExpertsOnHost, PolicyKind},
-    runtime::KvFormat,
+    runtime::{CardBudgets, KvFormat},
     tools::synth,
 };
 
 pub(crate) use bench::{BenchArgs, BenchCommand, FigureArgs, KernelsArgs, PlanArgs};
 pub(crate) use persist::PersistArgs;
 pub(crate) use serve::ServeArgs;
-pub(crate) use values::parse_size;
 use values::{device, kv_format, path, preset, within};
+pub(crate) use values::{parse_card_sizes, parse_size};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -121,9 +121,11 @@ pub(crate) struct MemoryArgs {
     /// Memory budget on a discrete GPU [default: nine tenths of its memory, less 512 MiB]
     ///
     /// It holds dense weights, KV cache and expert slots; --memory then sizes a second-level expert
-    /// cache in host memory. Ignored on the CPU and on adapters that share the host's memory.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, env = "MOEFLUX_GPU_MEMORY", hide_env_values = true, help_heading = MODEL)]
-    pub(crate) gpu_memory: Option<u64>,
+    /// cache in host memory. Of several cards, SIZE is the budget of each; 20GiB,10GiB are the
+    /// budgets of the first and the second. Ignored on the CPU and on adapters that share the
+    /// host's memory.
+    #[arg(long, value_name = "SIZE", value_parser = parse_card_sizes, env = "MOEFLUX_GPU_MEMORY", hide_env_values = true, help_heading = MODEL)]
+    pub(crate) gpu_memory: Option<CardBudgets>,
     /// Experts in host memory beside a discrete GPU: read, compute or auto [default: read]
     ///
     /// read: the GPU computes them, and reads them over the bus. compute: the processor computes
@@ -201,14 +203,16 @@ pub(crate) struct ComputeArgs {
     /// takes twice as much and is lossless. --exact requires f32.
     #[arg(long, value_name = "FORMAT", value_parser = kv_format(), hide_possible_values = true, help_heading = COMPUTE)]
     pub(crate) kv: Option<KvFormat>,
-    /// Device that computes: auto, cpu, gpu or gpu:N
+    /// Device that computes: auto, cpu, gpu, gpu:N or several cards, gpu:0,gpu:1
     ///
     /// auto takes a GPU whose memory holds the dense weights and the experts of one token, else the
     /// CPU, and reports why; it never takes a software adapter. gpu takes the best adapter, gpu:N
-    /// the one that `moeflux devices` lists as N; it fails if there is none. cpu uses the best
-    /// instruction set of the processor; reference is the naive and very slow implementation that
-    /// all others are tested against. Kernels that a Vulkan driver has compiled are kept in the
-    /// user's cache folder, in moeflux/pipelines, which may be deleted.
+    /// the one that `moeflux devices` lists as N; it fails if there is none. Of several cards, each
+    /// computes some of the layers, as many as its memory has room for: gpu:0 the first ones in
+    /// gpu:0,gpu:1. cpu uses the best instruction set of the processor; reference is the naive and
+    /// very slow implementation that all others are tested against. Kernels that a Vulkan driver
+    /// has compiled are kept in the user's cache folder, in moeflux/pipelines, which may be
+    /// deleted.
     #[arg(long, value_name = "NAME", value_parser = device, default_value = "auto", env = "MOEFLUX_DEVICE",
         hide_env_values = true, help_heading = COMPUTE)]
     pub(crate) device: String,

@@ -3,7 +3,10 @@
 use std::path::PathBuf;
 
 use clap::builder::{PathBufValueParser, PossibleValuesParser, TypedValueParser};
-use moeflux::{runtime::KvFormat, tools::synth};
+use moeflux::{
+    runtime::{CardBudgets, KvFormat},
+    tools::synth,
+};
 
 use crate::folders;
 
@@ -51,6 +54,15 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     Ok(bytes as u64)
 }
 
+/// Parses one size, or sizes of several cards with commas: `20GiB,10GiB`.
+///
+/// # Errors
+/// A part is not a size, or there are too many.
+pub(crate) fn parse_card_sizes(text: &str) -> Result<CardBudgets, String> {
+    let sizes = text.split(',').map(parse_size).collect::<Result<Vec<_>, _>>()?;
+    CardBudgets::new(&sizes).map_err(|error| error.to_string())
+}
+
 /// Parses bytes per second, such as `3.5GB/s`, `900MB` (the same, per second) or `1GiB/s`.
 ///
 /// # Errors
@@ -91,13 +103,17 @@ pub(super) fn kv_format() -> impl TypedValueParser<Value = KvFormat> {
         .try_map(|name| KvFormat::by_name(&name))
 }
 
-/// Parses the name of a device.
+/// Parses the name of a device, or of several cards with commas.
 pub(super) fn device(text: &str) -> Result<String, String> {
     let is_number = |n: &str| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit());
+    let is_card = |name: &str| name.trim().strip_prefix("gpu:").is_some_and(is_number);
     let known = ["auto", "cpu", "gpu", "reference"].contains(&text);
-    match known || text.strip_prefix("gpu:").is_some_and(is_number) {
+    match known || text.split(',').all(is_card) {
         true => Ok(text.to_owned()),
-        false => Err("choose auto, cpu, gpu, gpu:N or reference".to_owned()),
+        false => {
+            Err("choose auto, cpu, gpu, gpu:N, several cards such as gpu:0,gpu:1, or reference"
+                .to_owned())
+        }
     }
 }
 

@@ -117,6 +117,12 @@ impl std::fmt::Display for DeviceReport {
         match preferred.as_str() {
             "cpu" => writeln!(f, "\n--device auto takes cpu"),
             _ => writeln!(f, "\n--device auto takes {preferred} {model}, else cpu"),
+        }?;
+        let is_card = |a: &&AdapterInfo| a.unusable.is_none() && a.kind == "discrete";
+        let cards: Vec<&str> = self.adapters.iter().filter(is_card).map(|a| &*a.device).collect();
+        match cards.len() {
+            0 | 1 => Ok(()),
+            _ => writeln!(f, "--device {} divides a model's layers among them", cards.join(",")),
         }
     }
 }

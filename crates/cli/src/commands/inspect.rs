@@ -11,7 +11,7 @@ use moeflux::{
     model::blueprint::{
         Blueprint, BodyBlueprint, FeedForwardBlueprint, LayerBlueprint, MixerBlueprint,
     },
-    runtime::{BankPlace, ChosenDevice, LineName},
+    runtime::{BankPlace, ChosenDevice, LineName, PoolLine},
 };
 use moeflux_bench::{table::Table, units};
 use serde::Serialize;
@@ -532,14 +532,25 @@ fn write_plan(
 ) -> std::fmt::Result {
     let mut table = Table::new(1);
     // The host first, as every plan has it.
-    for pool in plan.pools().iter().rev() {
+    let several = plan.cards().len() > 1;
+    let of_cards = plan.cards().iter().enumerate();
+    for (card, pool) in std::iter::once((0, plan.host())).chain(of_cards) {
         let budget = units::memory(pool.budget);
         let title = match pool.place {
             BankPlace::Host => format!("memory plan for {budget}"),
+            BankPlace::Card if several => {
+                let layers = plan.card_of_layer().iter().filter(|of_layer| **of_layer == card);
+                let layers = units::plural(layers.count() as u64, "layer");
+                format!("and for {budget} of card {card}, with {layers}")
+            }
             BankPlace::Card => format!("and for {budget} of the card's own"),
         };
         table.row([title, String::new()]);
-        for line in &pool.lines {
+        // Slots of the sizes of other cards.
+        let is_used = |line: &&PoolLine| {
+            !several || line.name != LineName::Slots || line.count > 0 || pool.slots() == 0
+        };
+        for line in pool.lines.iter().filter(is_used) {
             let label = match line.name {
                 LineName::Process => "program".to_owned(),
                 LineName::Staging => "logits, reads in flight".to_owned(),

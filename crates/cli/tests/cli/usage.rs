@@ -44,7 +44,7 @@ fn help_shows_every_command_with_examples() {
 
 #[test]
 fn wrong_use_is_exit_code_2_and_names_the_choices() {
-    let wrong: [(&[&str], &str); 20] = [
+    let wrong: [(&[&str], &str); 23] = [
         (&["nonsense"], "unrecognized subcommand"),
         (&["run", "--nonsense", "x"], "unexpected argument"),
         (&["run", "--memory", "lots", "x"], "8GiB"),
@@ -57,6 +57,9 @@ fn wrong_use_is_exit_code_2_and_names_the_choices() {
         (&["run", "--device", "abacus", "x"], "auto, cpu, gpu"),
         (&["run", "--device", "gpu:one", "x"], "gpu:N"),
         (&["run", "--gpu-memory", "lots", "x"], "8GiB"),
+        (&["run", "--gpu-memory", "8GiB,lots", "x"], "8GiB"),
+        (&["run", "--device", "gpu:0,cpu", "x"], "gpu:0,gpu:1"),
+        (&["run", "--device", "gpu,gpu:1", "x"], "gpu:0,gpu:1"),
         (&["run", "--raw", "--system", "x", "y"], "cannot be used with"),
         (&["run", "--prefix-cache-size", "1GiB", "x"], "--prefix-cache"),
         (&["chat", "--kv", "f64"], "possible values: f32, f16, q8"),

@@ -1,18 +1,20 @@
-//! Slot classes: layers whose experts have slots of one size.
+//! Slot classes: layers whose experts have slots of one size, on one card.
 //!
 //! Files mix weight formats, so that experts of some layers are larger than those of others. Slots
 //! for the largest would waste memory on all others.
 
 use crate::{base::system::page_align, model::blueprint::Blueprint};
 
-/// Maximum number of classes: with more, each has fewer slots to choose victims from.
+/// Maximum number of classes of a card: with more, each has fewer slots to choose victims from.
 const MAX_CLASSES: usize = 4;
 /// Two classes become one if that wastes less than this part of the memory of all experts.
 const LEAST_WASTE: u64 = 64;
 
-/// Layers whose experts have slots of one size.
+/// Layers of a card whose experts have slots of one size.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SlotClass {
+    /// Card of the layers; 0 for a device that is a single card.
+    pub(crate) card: usize,
     /// Bytes of a slot: whole pages.
     pub(crate) bytes: u64,
     /// Number of experts of the layers.
@@ -33,28 +35,47 @@ impl SlotClass {
 /// Classes of a model's layers.
 #[derive(Clone, Debug)]
 pub(crate) struct SlotClasses {
-    /// Largest slots first; never empty.
+    /// Card by card, the largest slots of each first; never empty.
     classes: Vec<SlotClass>,
     /// By layer: index of its class; 0 for a layer without routed experts.
     of_layer: Vec<usize>,
 }
 
 impl SlotClasses {
-    /// One class for all layers.
-    pub(crate) fn single(blueprint: &Blueprint) -> Self {
-        Self::within(blueprint, 1)
+    /// One class for all layers of a card. Layers without an entry in `cards` are on card 0.
+    pub(crate) fn single(blueprint: &Blueprint, cards: &[usize]) -> Self {
+        Self::within(blueprint, cards, 1)
     }
 
     /// Classes by the sizes of experts.
-    pub(crate) fn by_size(blueprint: &Blueprint) -> Self {
-        Self::within(blueprint, MAX_CLASSES)
+    pub(crate) fn by_size(blueprint: &Blueprint, cards: &[usize]) -> Self {
+        Self::within(blueprint, cards, MAX_CLASSES)
     }
 
-    /// At most `most` classes.
-    fn within(blueprint: &Blueprint, most: usize) -> Self {
+    /// At most `most` classes for each card.
+    fn within(blueprint: &Blueprint, cards: &[usize], most: usize) -> Self {
+        let last = cards.iter().copied().max().unwrap_or(0);
+        let mut classes: Vec<SlotClass> =
+            (0..=last).flat_map(|card| Self::of_card(blueprint, cards, card, most)).collect();
+        if classes.is_empty() {
+            classes.push(SlotClass { card: 0, bytes: 0, experts: 0, top_k: 0, shared: 0 });
+        }
+        let of_layer = blueprint.layers.iter().enumerate().map(|(i, layer)| {
+            let bytes = layer.moe().map_or(0, |moe| page_align(moe.experts.slot_bytes as u64));
+            let has_room =
+                |class: &SlotClass| class.card == card_of(cards, i) && class.bytes >= bytes;
+            if bytes == 0 { 0 } else { classes.iter().rposition(has_room).unwrap_or_default() }
+        });
+        let of_layer = of_layer.collect();
+        Self { classes, of_layer }
+    }
+
+    /// At most `most` classes of a card, the largest slots first.
+    fn of_card(blueprint: &Blueprint, cards: &[usize], card: usize, most: usize) -> Vec<SlotClass> {
         let mut classes: Vec<SlotClass> = Vec::new();
-        for (_, moe) in blueprint.moe_layers() {
+        for (_, moe) in blueprint.moe_layers().filter(|(i, _)| card_of(cards, *i) == card) {
             let layer = SlotClass {
+                card,
                 bytes: page_align(moe.experts.slot_bytes as u64),
                 experts: moe.experts.count,
                 top_k: moe.router.top_k,
@@ -75,23 +96,13 @@ impl SlotClasses {
             classes[at - 1] = merged(classes[at - 1], classes[at]);
             classes.remove(at);
         }
-        if classes.is_empty() {
-            classes.push(SlotClass { bytes: 0, experts: 0, top_k: 0, shared: 0 });
-        }
-        let class = |bytes: u64| classes.iter().rposition(|class| class.bytes >= bytes);
-        let bytes = blueprint
-            .layers
-            .iter()
-            .map(|layer| layer.moe().map_or(0, |moe| page_align(moe.experts.slot_bytes as u64)));
-        let of_layer = bytes.map(|bytes| if bytes == 0 { None } else { class(bytes) });
-        let of_layer = of_layer.map(Option::unwrap_or_default).collect();
-        Self { classes, of_layer }
+        classes
     }
 
     /// One class of slots of `bytes` for all of `layers` layers.
     #[cfg(test)]
     pub(crate) fn uniform(layers: usize, bytes: u64) -> Self {
-        let class = SlotClass { bytes, experts: 1, top_k: 0, shared: 0 };
+        let class = SlotClass { card: 0, bytes, experts: 1, top_k: 0, shared: 0 };
         Self { classes: vec![class], of_layer: vec![0; layers] }
     }
 
@@ -112,6 +123,17 @@ impl SlotClasses {
     /// Number of experts by class.
     pub(crate) fn experts(&self) -> Vec<usize> {
         self.iter().map(|class| class.experts).collect()
+    }
+
+    /// Number of experts by class, zero for classes of other cards.
+    pub(crate) fn experts_of(&self, card: usize) -> Vec<usize> {
+        self.iter().map(|class| if class.card == card { class.experts } else { 0 }).collect()
+    }
+
+    /// Number of experts that a token needs of a layer of a card, at most.
+    pub(crate) fn top_k_of(&self, card: usize) -> usize {
+        let of_card = self.iter().filter(|class| class.card == card);
+        of_card.map(|class| class.top_k).max().unwrap_or(0)
     }
 
     /// Bytes of the largest slots.
@@ -135,11 +157,15 @@ impl SlotClasses {
 
     /// Most slots that `room` bytes hold, at most one per expert, split by `shares`.
     pub(crate) fn slots_within(&self, room: u64, shares: &[usize]) -> usize {
-        let fits = |count: usize| self.bytes(&split(count, shares)) <= room;
-        let (mut least, mut most) = (0, self.experts().iter().sum::<usize>());
+        self.slots_up_to(self.experts().iter().sum(), room, shares)
+    }
+
+    /// Most slots up to `most` that `room` bytes hold, split by `shares`.
+    pub(crate) fn slots_up_to(&self, mut most: usize, room: u64, shares: &[usize]) -> usize {
+        let mut least = 0;
         while least < most {
             let middle = least + (most - least).div_ceil(2);
-            if fits(middle) {
+            if self.bytes(&split(middle, shares)) <= room {
                 least = middle;
             } else {
                 most = middle - 1;
@@ -148,15 +174,23 @@ impl SlotClasses {
         least
     }
 
-    /// Whether these numbers of slots by class hold the experts that a token needs of any layer.
-    pub(crate) fn hold_a_layer(&self, slots: &[usize]) -> bool {
-        self.iter().zip(slots).all(|(class, slots)| *slots >= class.top_k.min(class.experts))
+    /// Whether these numbers of slots by class hold the experts that a token needs of any layer of
+    /// some classes.
+    pub(crate) fn hold_layers(&self, slots: &[usize], some: impl Fn(&SlotClass) -> bool) -> bool {
+        let holds = |(class, slots): (&SlotClass, &usize)| *slots >= class.top_k.min(class.experts);
+        self.iter().zip(slots).filter(|(class, _)| some(class)).all(holds)
     }
+}
+
+/// Card of a layer.
+fn card_of(cards: &[usize], layer: usize) -> usize {
+    cards.get(layer).copied().unwrap_or(0)
 }
 
 /// A class of the layers of both, with slots for the larger.
 fn merged(a: SlotClass, b: SlotClass) -> SlotClass {
     SlotClass {
+        card: a.card,
         bytes: a.bytes.max(b.bytes),
         experts: a.experts + b.experts,
         top_k: a.top_k.max(b.top_k),
@@ -182,6 +216,7 @@ mod tests {
 
     fn classes(sizes: &[(u64, usize)]) -> SlotClasses {
         let class = |(bytes, experts): &(u64, usize)| SlotClass {
+            card: 0,
             bytes: *bytes,
             experts: *experts,
             top_k: 2,
@@ -211,7 +246,7 @@ mod tests {
             assert!(bytes(slots) <= room, "{slots} slots in {room}");
             assert!(slots == 12 || bytes(slots + 1) > room, "{slots} slots in {room}");
         }
-        assert!(classes.hold_a_layer(&[2, 2]));
-        assert!(!classes.hold_a_layer(&[3, 1]));
+        assert!(classes.hold_layers(&[2, 2], |_| true));
+        assert!(!classes.hold_layers(&[3, 1], |_| true));
     }
 }

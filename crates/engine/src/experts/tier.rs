@@ -182,10 +182,17 @@ impl Tier {
         let first_keys = first_keys.collect();
         let (mut classes, mut first) = (Vec::new(), 0);
         for (i, (class, count)) in size.classes.iter().zip(size.slots.iter().copied()).enumerate() {
-            let layers = experts().zip(&class_of).filter(|(_, class)| **class == i);
+            let layers = || {
+                let of_class = experts().zip(&class_of).enumerate();
+                of_class.filter(|(_, (_, class))| **class == i).map(|(at, (count, _))| (at, count))
+            };
+            // Banks are created on the card of the layers.
+            if let Some((at, _)) = layers().find(|(_, count)| *count > 0) {
+                device.enter_layer(at, None).map_err(Error::at(|| "slots for experts"))?;
+            }
             let shared = if size.has_shared { class.shared } else { 0 };
-            let (bytes, layer) = (class.bytes as usize, layers.map(|(count, _)| count).max());
-            let layer = layer.unwrap_or(0);
+            let bytes = class.bytes as usize;
+            let layer = layers().map(|(_, count)| count).max().unwrap_or(0);
             let size = ClassSize { first, count, shared, bytes, layer };
             let policy = policy.create(count, keys[i]);
             classes.push(ClassSlots::new(device, &size, place, policy)?);

@@ -2,7 +2,7 @@
 
 use std::{panic::resume_unwind, sync::mpsc, thread};
 
-use moeflux_compute::{Adapter, AdapterKind, Device, DeviceOptions, Isa};
+use moeflux_compute::{Adapter, AdapterKind, Device, DeviceId, DeviceOptions, Isa};
 
 use crate::{
     base::{
@@ -10,8 +10,9 @@ use crate::{
         system::{SystemMemory, has_graphics, physical_cores},
     },
     checkpoint::Checkpoint,
-    experts::{placement::ExpertsOnHost, slot_classes::SlotClasses},
+    experts::placement::ExpertsOnHost,
     model::blueprint::Blueprint,
+    runtime::card_list::{card_names, open_cards},
     runtime::plan::{MemoryPlan, MemoryRequest, host_budget},
     text::model_text::ModelText,
 };
@@ -98,9 +99,9 @@ pub(crate) fn open_device(
         let selector = DeviceSelector {
             graphics: has_graphics(),
             adapters: &moeflux_compute::adapters,
-            open: &|name| {
+            open: &|name, id| {
                 let threads = options.threads.or_else(|| Some(physical_cores()));
-                let options = options.clone().name(name).threads(threads);
+                let options = options.clone().name(name).threads(threads).id(id.or(options.id));
                 let device =
                     moeflux_compute::open(&options).map_err(Error::at(|| "opening the device"))?;
                 Ok(match wrap {
@@ -142,8 +143,9 @@ fn loads_driver(name: &str, request: &MemoryRequest) -> bool {
     name.starts_with("gpu") || name == "auto" && has_graphics() && has_room()
 }
 
-/// Opens a device by name.
-type OpenDevice<'a> = dyn Fn(&str) -> Result<Box<dyn Device>, Error> + 'a;
+/// Opens a device by name, with an id that the cards of a device share.
+pub(super) type OpenDevice<'a> =
+    dyn Fn(&str, Option<DeviceId>) -> Result<Box<dyn Device>, Error> + 'a;
 
 /// The machine that devices are selected on; tests provide their own.
 struct DeviceSelector<'a> {
@@ -178,7 +180,10 @@ impl DeviceSelector<'_> {
         request: &MemoryRequest,
         reason: &str,
     ) -> Result<OpenedDevice, Error> {
-        let device = (self.open)(name)?;
+        let device = match card_names(name) {
+            Some(names) => open_cards(&names, self.adapters, self.open)?,
+            None => (self.open)(name, None)?,
+        };
         (self.text_loaded)();
         let plan = MemoryPlan::new(blueprint, request, &*device)?;
         let graphics = device.memory().is_some();
@@ -225,8 +230,7 @@ impl DeviceSelector<'_> {
             return Err(why.clone());
         }
         let working_set = blueprint.experts_per_token();
-        let least = MemoryPlan::dense_bytes(blueprint, &SlotClasses::by_size(blueprint))
-            + blueprint.experts_per_token_bytes();
+        let least = MemoryPlan::dense_bytes(blueprint) + blueprint.experts_per_token_bytes();
         let mib = |bytes: u64| bytes >> 20;
         if let Some(memory) = adapter.memory.filter(|memory| *memory < least) {
             let (has, needs) = (mib(memory), mib(least));
@@ -235,7 +239,7 @@ impl DeviceSelector<'_> {
         let name = format!("gpu:{}", adapter.index);
         let opened = self.open_as(&name, blueprint, request, "");
         let mut opened = opened.map_err(|error| error.to_string())?;
-        let (slots, all) = (opened.plan.fastest().slots(), blueprint.experts());
+        let (slots, all) = (opened.plan.slots(), blueprint.experts());
         if !opened.plan.holds_all && slots < working_set {
             return Err(format!(
                 "it has room for {slots} experts, and one token needs {working_set}"
@@ -334,12 +338,12 @@ mod tests {
         let selector = DeviceSelector {
             graphics: true,
             adapters: &|| adapters.to_vec(),
-            open: &|name| {
+            open: &|name, id| {
                 opened.borrow_mut().push(name.to_owned());
                 if name == broken {
                     return Err(Error::internal("it is broken"));
                 }
-                let options = DeviceOptions::default().threads(1);
+                let options = DeviceOptions::default().threads(1).id(id);
                 moeflux_compute::open(&options).map_err(Error::at(|| name))
             },
             text_loaded: &|| (),
@@ -417,5 +421,35 @@ mod tests {
             let (opened, chosen) = choose(name, MemoryRequest::default(), &card, name);
             assert!(opened == [name] && chosen.is_err());
         }
+    }
+
+    #[test]
+    fn a_list_names_different_adapters() {
+        use AdapterKind::{Discrete, Software};
+        let adapters = [adapter(0, Discrete, None), adapter(1, Software, None)];
+        for (name, part) in [
+            ("gpu:0,gpu:0", "gpu:0 is named twice"),
+            ("gpu:0, gpu:00", "gpu:00 is named twice"),
+            ("gpu:1,gpu:0,gpu:0", "gpu:0 is named twice"),
+            ("gpu,gpu:0", "\"gpu\" in a list"),
+            ("gpu:0,auto", "\"auto\" in a list"),
+            ("gpu:0,", "\"\" in a list"),
+            ("gpu:x,gpu:0", "\"gpu:x\" in a list"),
+        ] {
+            let (opened, chosen) = choose(name, MemoryRequest::default(), &adapters, "");
+            let error = chosen.unwrap_err().to_string();
+            assert!(error.contains(part) && opened.is_empty(), "{name}: {error}");
+        }
+        // These are opened, but are processors here.
+        for (name, first) in
+            [("gpu:1,gpu:1", "gpu:1"), ("cpu,gpu:0", "cpu"), ("reference,gpu:0", "reference")]
+        {
+            let (opened, chosen) = choose(name, MemoryRequest::default(), &adapters, "");
+            let error = chosen.unwrap_err().to_string();
+            assert!(error.contains("in a list") && opened == [first], "{name}: {error}");
+        }
+        let many = ["gpu:1"; 17].join(",");
+        let error = choose(&many, MemoryRequest::default(), &adapters, "").1.unwrap_err();
+        assert!(error.to_string().contains("17 cards"), "{error}");
     }
 }

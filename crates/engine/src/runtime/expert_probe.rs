@@ -91,6 +91,7 @@ pub(crate) fn measure(
     };
     let hidden = blueprint.hidden;
     let most = moe.router.top_k;
+    card.enter_layer(slots.layer, None).map_err(Error::at(context))?;
     let measured = (|| {
         for slot in &slots.host {
             // The system commits memory at the first write.
@@ -138,6 +139,10 @@ impl MemoryPlan {
             return Ok(None);
         };
         let Some(mut host) = HostExperts::open(self, blueprint, threads)? else { return Ok(None) };
+        device
+            .split_layers(self.card_of_layer())
+            .and_then(|()| device.enter_layer(layer, None))
+            .map_err(Error::at(context))?;
         let slots =
             ProbeSlots::allocate(device, layer, self.slot_classes().bytes_for(layer) as usize)?;
         measure(device, &mut host, &slots, blueprint).map(Some)

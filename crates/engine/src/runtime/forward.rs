@@ -151,7 +151,15 @@ impl Model {
     ) -> Result<Self, Error> {
         let &MemoryPlan { chunk: rows, context, sessions, .. } = plan;
         let head_rows = logit_rows(rows, sessions);
+        let last = blueprint.layers.len();
+        loader.enter_layer(0)?;
         let embed = loader.matrix(&blueprint.embed)?;
+        let layers = blueprint.layers.iter().enumerate().map(|(i, layer)| {
+            loader.enter_layer(i)?;
+            Layer::load(layer, loader)
+        });
+        let layers = layers.collect::<Result<_, _>>()?;
+        loader.enter_layer(last)?;
         Ok(Self {
             hidden: blueprint.hidden,
             vocab: blueprint.vocab,
@@ -159,15 +167,12 @@ impl Model {
             embed_scale: blueprint.embed_scale,
             logit_cap: blueprint.logit_cap,
             embed,
-            layers: blueprint
-                .layers
-                .iter()
-                .map(|l| Layer::load(l, loader))
-                .collect::<Result<_, _>>()?,
+            layers,
             norm: StreamNorm::load(&blueprint.norm, loader)?,
             head: match &blueprint.head {
                 Some(head) => loader.matrix(head)?,
-                None => embed,
+                None if loader.device.is_same_card(0, last) => embed,
+                None => loader.matrix(&blueprint.embed)?,
             },
             head_bias: loader.optional_vector(blueprint.head_bias.as_ref())?,
             logit_scale: blueprint.logit_scale,
@@ -349,6 +354,7 @@ impl Model {
         let StepContext { device, cache, host, stats } = ctx;
         let rows = spans.iter().map(|s| s.tokens.len()).sum();
         let x = View::rows(self.scratch.x, rows, self.hidden);
+        device.enter_layer(0, None).map_err(Error::at(|| "embedding"))?;
         device
             .run(&Op::Embed { table: self.embed, tokens: &self.tokens, out: x })
             .map_err(Error::at(|| "embedding"))?;
@@ -361,6 +367,7 @@ impl Model {
             if control.is_cancelled() {
                 return Err(Error::Cancelled);
             }
+            device.enter_layer(i, Some(x)).map_err(Error::at(|| format!("layer {i}")))?;
             for (which, layer_spans) in self.spans.iter_mut().enumerate() {
                 layer_spans.clear();
                 layer_spans.extend(spans.iter().filter_map(|s| {
@@ -372,6 +379,8 @@ impl Model {
                 }));
             }
             let before = **stats;
+            // The router of a layer on another card cannot run here.
+            let is_followed = device.is_same_card(i, i + 1);
             let mut step = Step {
                 device: &mut **device,
                 cache,
@@ -385,7 +394,7 @@ impl Model {
                 },
                 spans: &self.spans,
                 layer: i,
-                next: self.layers.get(i + 1),
+                next: self.layers.get(i + 1).filter(|_| is_followed),
                 rows,
                 hidden: self.hidden,
                 eps: self.eps,
@@ -405,6 +414,7 @@ impl Model {
         if let Some(host) = host {
             host.collect(&mut **device, cache).map_err(Error::at(|| "experts on the host"))?;
         }
+        device.enter_layer(self.layers.len(), Some(x)).map_err(Error::at(|| "head"))?;
         stats.tokens += rows as u64;
         Ok(())
     }

@@ -220,9 +220,14 @@ impl HostExperts {
         device.reserve_scratch(shape.scratch()).map_err(Error::at(context))?;
         let mut buffer = |len| device.buffer(len).map_err(Error::at(context));
         let (x, inner, out) = (buffer(input)?, buffer(uses * inner)?, buffer(uses * hidden)?);
-        let mut borrowed = Vec::new();
+        let mut borrowed: Vec<BorrowedSlots> = Vec::new();
         for class in plan.slot_classes().iter().filter(|class| class.experts > 0) {
-            let count = uses.min(class.experts);
+            // Cards have classes of the same size.
+            if borrowed.iter().any(|slots| slots.bytes == class.bytes) {
+                continue;
+            }
+            let same = plan.slot_classes().iter().filter(|other| other.bytes == class.bytes);
+            let count = uses.min(same.map(|class| class.experts).max().unwrap_or(0));
             let bank = device.bank(count, class.bytes as usize, BankPlace::Host);
             let bank = bank.map_err(Error::at(context))?;
             let slots: Vec<_> = (0..count as u32).map(|index| Slot { bank, index }).collect();

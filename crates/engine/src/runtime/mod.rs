@@ -9,6 +9,8 @@
 //!
 //! Must not know: requests, sampling, text beyond the tokenizer's size.
 
+mod card_budgets;
+mod card_list;
 pub(crate) mod control;
 pub(crate) mod device;
 pub(crate) mod expert_probe;
@@ -16,12 +18,17 @@ pub(crate) mod forward;
 pub(crate) mod host_experts;
 pub(crate) mod host_thread;
 pub(crate) mod layer;
+mod layer_cards;
+pub(crate) mod memory_request;
 pub(crate) mod non_finite;
 pub(crate) mod pipeline_folder;
 pub(crate) mod plan;
+mod plan_basis;
 mod plan_record;
 pub(crate) mod pools;
+mod slot_counts;
 
+pub use card_budgets::{CardBudgets, MAX_CARDS};
 pub use control::CancelToken;
 pub use device::{ChosenDevice, Devices, WrapDevice};
 pub use forward::Logits;

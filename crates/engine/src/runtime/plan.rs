@@ -1,29 +1,36 @@
 //! Memory plan: accounts for every byte within a budget before anything is allocated.
 
+use std::ops::Range;
+
+use moeflux_compute::{BankPlace, Device, KvFormat, ScratchShape, StateShape, cpu_scratch_bytes};
+
+use super::{
+    host_experts::HostExpertsShape,
+    plan_basis::{PlanBasis, divide, matrix_bytes},
+    slot_counts::SlotCounts,
+};
 use crate::{
     base::{
         error::{Error, PlanError},
-        setters::setters,
         system::{SystemMemory, page_align, physical_cores},
     },
-    checkpoint::{Checkpoint, MatrixSource, READ_THREADS},
+    checkpoint::{Checkpoint, READ_THREADS},
     experts::{
         cache::BOOKKEEPING_BYTES,
         division::ExpertTimes,
-        io::{Access, PageCache, ReadOptions, reader_memory},
+        io::{Access, PageCache},
         placement::{ExpertsOnHost, Placement},
         probe::FilePages,
-        slot_classes::{SlotClasses, split},
+        slot_classes::{SlotClass, SlotClasses},
     },
     model::blueprint::{Blueprint, MixerBlueprint},
     runtime::{
         forward::{TOP_CANDIDATES, host_values, logit_rows},
-        host_experts::HostExpertsShape,
         layer::{Mla, MoeState, SCRATCH_BUFFERS, Scratch},
         pools::{LineName, Pool, PoolLine},
     },
 };
-use moeflux_compute::{BankPlace, Device, KvFormat, ScratchShape, StateShape, cpu_scratch_bytes};
+pub use super::memory_request::MemoryRequest;
 
 /// Default positions per session.
 pub const DEFAULT_CONTEXT: usize = 8192;
@@ -37,16 +44,19 @@ pub const CARD_CHUNK: usize = 2048;
 
 /// Minimum host slots beside a card's own: half of them wait to be copied while the others are
 /// read.
-const MIN_HOST_SLOTS: usize = 2 * READ_THREADS;
+pub(super) const MIN_HOST_SLOTS: usize = 2 * READ_THREADS;
+
+/// Values that a device carries from card to card at a time.
+const CARRIED_VALUES: usize = 1 << 20;
 
 /// Share of the files in the page cache from which on first reads are buffered, too.
 const WARM_SHARE: f64 = 0.5;
 
 /// Reserve for the allocator, page tables, and code that has not run yet.
-const PROCESS_RESERVE: u64 = 12 << 20;
+pub(super) const PROCESS_RESERVE: u64 = 12 << 20;
 
 /// Default reserve of a device's own memory for other programs, in addition to a tenth of it.
-const DEVICE_RESERVE: u64 = 512 << 20;
+pub(super) const DEVICE_RESERVE: u64 = 512 << 20;
 
 /// Bytes of lexers and parsers of grammars, and of the trie per token of the vocabulary.
 const GRAMMAR_BYTES: u64 = 16 << 20;
@@ -65,95 +75,10 @@ const PREFIX_CACHE_SHARE: u64 = 16;
 const THREADS_SHARE: u64 = 8;
 
 /// Smallest chunk when halving it to suit a device.
-const MIN_CHUNK: usize = 64;
+pub(super) const MIN_CHUNK: usize = 64;
 
 /// Smallest context when shrinking it to the budget; below, planning fails.
 const MIN_CONTEXT: usize = 256;
-
-/// Limits and sizes that the plan has to respect.
-#[derive(Clone, Copy, Debug, Default)]
-#[non_exhaustive]
-pub struct MemoryRequest {
-    /// Bytes of host memory; by default a safe share of what the process may use.
-    pub budget: Option<u64>,
-    /// Bytes of the device's own memory; by default 90 % of it less 512 MiB. If the system does not
-    /// report its size, the same as `budget`. Ignored for devices without memory of their own.
-    pub device_budget: Option<u64>,
-    /// Positions per session; by default the smaller of the model's and [`DEFAULT_CONTEXT`], shrunk
-    /// to fit.
-    pub context: Option<usize>,
-    /// Tokens per prefill chunk; by default [`DEFAULT_CHUNK`], or [`CARD_CHUNK`] on a card with its
-    /// own memory, halved until the scratch fits the buffers that a GPU's kernels can bind.
-    pub chunk: Option<usize>,
-    /// Concurrent sessions; by default one.
-    pub sessions: Option<usize>,
-    /// Bytes for the states of all sessions; by default enough for the full context of each. With
-    /// less, contexts may exceed the memory: pages are allocated when written, and a step fails if
-    /// none is left.
-    pub state: Option<u64>,
-    /// Bytes for states in the prefix cache; by default those of one session, or a sixteenth of
-    /// what the dense weights leave, whichever is less.
-    pub marks: Option<u64>,
-    /// Exact number of slots, instead of as many as the budget holds.
-    pub slots: Option<usize>,
-    /// Exact number of host slots beside a card's own, instead of as many as are useful and
-    /// `budget` holds.
-    pub host_slots: Option<usize>,
-    /// How experts that have no place on a card are computed. Ignored for devices without memory of
-    /// their own.
-    pub experts_on_host: ExpertsOnHost,
-    /// Times of experts, where [`ExpertsOnHost::Auto`] divides them; by default measured when the
-    /// model is opened. With the times of another engine the division is the same, and so are bits.
-    pub expert_times: Option<ExpertTimes>,
-    /// Threads of the host's processor, where it computes experts beside a card; by default one per
-    /// physical core.
-    pub host_threads: Option<usize>,
-    /// Bytes of the expert reader: stacks and bounce buffers; by default those of the default
-    /// options.
-    pub reader: Option<u64>,
-    /// Bytes that the program holds beside the engine, such as buffers of a server; by default
-    /// none.
-    pub reserved: Option<u64>,
-    /// Whether answers may be constrained by grammars, whose memory is then a line of the plan. A
-    /// budget without room for it has no such line. Default: no.
-    pub grammars: bool,
-}
-
-setters!(MemoryRequest {
-    budget: impl Into<Option<u64>>,
-    device_budget: impl Into<Option<u64>>,
-    context: impl Into<Option<usize>>,
-    chunk: impl Into<Option<usize>>,
-    sessions: impl Into<Option<usize>>,
-    state: impl Into<Option<u64>>,
-    marks: impl Into<Option<u64>>,
-    slots: impl Into<Option<usize>>,
-    host_slots: impl Into<Option<usize>>,
-    experts_on_host: ExpertsOnHost,
-    expert_times: impl Into<Option<ExpertTimes>>,
-    host_threads: impl Into<Option<usize>>,
-    reader: impl Into<Option<u64>>,
-    reserved: impl Into<Option<u64>>,
-    grammars: bool,
-});
-
-impl MemoryRequest {
-    /// Sets the memory of the reader that [`Engine::open`](crate::Engine::open) creates for a
-    /// checkpoint and its mirrors with these options, unless it is set already.
-    #[must_use]
-    pub fn with_reader(
-        self,
-        checkpoint: &Checkpoint,
-        blueprint: &Blueprint,
-        reads: &ReadOptions,
-    ) -> Self {
-        let folders = 1 + checkpoint.mirrors().len();
-        Self {
-            reader: self.reader.or_else(|| Some(reader_memory(reads, blueprint, folders))),
-            ..self
-        }
-    }
-}
 
 /// Planned memory: pools in order of speed, each with a budget and named lines. All sizes are
 /// bytes.
@@ -188,6 +113,12 @@ pub struct MemoryPlan {
     placement: Option<Placement>,
     /// Measured times by which experts in host memory are divided.
     expert_times: Option<ExpertTimes>,
+    /// By layer: its card.
+    card_of_layer: Vec<usize>,
+    /// By card: states of all sessions.
+    states: Vec<u64>,
+    /// By pool that holds dense weights: experts per token of its layers.
+    working_sets: Vec<usize>,
 }
 
 impl MemoryPlan {
@@ -247,98 +178,64 @@ impl MemoryPlan {
         request: &MemoryRequest,
         device: &dyn Device,
     ) -> Result<Self, Error> {
-        let by_size = SlotClasses::by_size(blueprint);
-        if by_size.iter().len() > 1
-            && let Ok(plan) = Self::with_slots(blueprint, request, device, by_size)
-            && plan.pools.iter().all(|pool| plan.slot_classes.hold_a_layer(&pool.slots_by_size()))
+        let basis = PlanBasis::new(blueprint, request, device)?;
+        let by_size = SlotClasses::by_size(blueprint, &basis.card_of_layer);
+        let single = SlotClasses::single(blueprint, &basis.card_of_layer);
+        if by_size.iter().len() > single.iter().len()
+            && let Ok(plan) = Self::with_slots(&basis, by_size)
+            && plan.holds_layers()
         {
             return Ok(plan);
         }
-        Self::with_slots(blueprint, request, device, SlotClasses::single(blueprint))
+        Self::with_slots(&basis, single)
     }
 
-    fn with_slots(
-        blueprint: &Blueprint,
-        request: &MemoryRequest,
-        device: &dyn Device,
-        classes: SlotClasses,
-    ) -> Result<Self, Error> {
-        let system = SystemMemory::now();
-        let budget = host_budget(request, &system);
-        let memory = device.memory();
-        let card_budget = memory.filter(|m| !m.unified).map(|m| {
-            let safe = |total: u64| (total / 10 * 9).saturating_sub(DEVICE_RESERVE);
-            request.device_budget.unwrap_or_else(|| m.total.map_or(budget, safe))
-        });
-        if let (Some(budget), Some(total)) = (card_budget, memory.and_then(|m| m.total))
-            && budget > total
-        {
-            return Err(PlanError::DeviceBudget { budget, total }.into());
-        }
-        let default_chunk = if card_budget.is_some() { CARD_CHUNK } else { DEFAULT_CHUNK };
-        let mut chunk = request.chunk.unwrap_or(default_chunk);
-        let sessions = request.sessions.unwrap_or(1);
-        if chunk == 0 || request.context == Some(0) || sessions == 0 {
-            return Err(PlanError::Empty.into());
-        }
-        if let Some(context) = request.context
-            && context > blueprint.max_positions
-        {
-            let positions = blueprint.max_positions;
-            return Err(PlanError::ContextTooLong { context, positions }.into());
-        }
-        let wanted = request.context.unwrap_or(DEFAULT_CONTEXT.min(blueprint.original_positions()));
-        let scratch = |rows: usize, context: usize| -> Result<u64, Error> {
-            let device_bytes =
-                device.scratch_bytes(scratch_shape(blueprint, rows, device.kv_format()));
-            let device_bytes = device_bytes.map_err(Error::at(|| "planning memory"))?;
-            Ok(scratch_bytes(blueprint, rows, context, sessions) + device_bytes)
-        };
-        if let (None, Some(most)) = (request.chunk, device.buffers_limit()) {
-            let vectors = vector_bytes(blueprint);
-            while chunk > MIN_CHUNK && vectors + scratch(chunk.min(wanted), wanted)? > most {
-                chunk /= 2;
-            }
-        }
-        let process = system.resident
-            + PROCESS_RESERVE
-            + request
-                .reader
-                .unwrap_or_else(|| reader_memory(&ReadOptions::default(), blueprint, 1))
-            + device.driver_bytes();
-        let dense = Self::dense_bytes(blueprint, &classes);
+    /// Whether the slots of each pool hold the experts that a token needs of any of its layers.
+    fn holds_layers(&self) -> bool {
+        let cards = self.cards().len();
+        self.pools.iter().enumerate().all(|(i, pool)| {
+            let of_pool = |class: &SlotClass| cards < 2 || i >= cards || class.card == i;
+            self.slot_classes.hold_layers(&pool.slots_by_size(), of_pool)
+        })
+    }
+
+    fn with_slots(basis: &PlanBasis<'_>, classes: SlotClasses) -> Result<Self, Error> {
+        let &PlanBasis { blueprint, request, device, memory, .. } = basis;
+        let &PlanBasis { budget, sessions, wanted, .. } = basis;
+        let has_cards = !basis.card_budgets.is_empty();
         let slot = classes.largest();
         if slot > 0 && device.bank_slots(slot as usize) == 0 {
             return Err(PlanError::ExpertTooLarge { bytes: slot }.into());
         }
-        let working_set = blueprint.experts_per_token();
+        let of_pools = basis.cards_of_pools();
+        let dense = |cards: &Range<usize>| -> u64 {
+            cards.clone().map(|card| basis.dense(card, &classes)).sum()
+        };
         let plan = |context: usize| -> Result<Self, Error> {
-            let rows = chunk.min(context);
-            let scratch = scratch(rows, context)?;
-            let states = blueprint.layers.iter().flat_map(|l| l.states(context, rows));
-            let state =
-                states.map(|s| page_align(device.state_bytes(s))).fold(0, u64::saturating_add);
-            let state = state.saturating_mul(sessions as u64);
-            let state = request.state.map_or(state, |most| state.min(page_align(most)));
+            let rows = basis.chunk.min(context);
+            let states = basis.states(context, rows);
             let staging = staging_bytes(blueprint, rows, sessions, memory.is_some());
             let mut host = Pool::new(BankPlace::Host, budget);
-            host.push(LineName::Process, process);
-            host.push(LineName::Staging, staging);
+            host.push(LineName::Process, basis.process);
+            host.push(LineName::Staging, staging + carried_bytes(blueprint, rows, basis.cards));
             if let Some(reserved) = request.reserved {
                 host.push(LineName::Reserved, reserved);
             }
             if request.grammars {
                 host.push(LineName::Grammars, grammar_bytes(blueprint.vocab));
             }
-            let mut pools = vec![host];
-            if let Some(budget) = card_budget {
-                pools.insert(0, Pool::new(BankPlace::Card, budget));
+            let own = basis.card_budgets.iter().map(|own| Pool::new(BankPlace::Card, *own));
+            let mut pools: Vec<Pool> = own.chain([host]).collect();
+            for (pool, cards) in pools.iter_mut().zip(&of_pools) {
+                let state = states[cards.clone()].iter().copied().fold(0, u64::saturating_add);
+                let scratch = cards.clone().try_fold(0, |sum: u64, card| -> Result<_, Error> {
+                    Ok(sum.saturating_add(basis.scratch(card, rows, context)?))
+                });
+                pool.push(LineName::Dense, dense(cards));
+                pool.push(LineName::State, state);
+                pool.push(LineName::Marks, 0);
+                pool.push(LineName::Scratch, scratch?);
             }
-            let fastest = &mut pools[0];
-            fastest.push(LineName::Dense, dense);
-            fastest.push(LineName::State, state);
-            fastest.push(LineName::Marks, 0);
-            fastest.push(LineName::Scratch, scratch);
             let slots = |bytes| PoolLine { name: LineName::Slots, each: bytes, count: 0 };
             let slots = || classes.iter().map(|class| slots(class.bytes));
             pools.iter_mut().for_each(|pool| pool.lines.extend(slots()));
@@ -349,43 +246,60 @@ impl MemoryPlan {
                 context,
                 context_shrunk: context < wanted,
                 chunk: rows,
-                working_set,
+                working_set: blueprint.experts_per_token(),
                 slot_classes: classes.clone(),
                 placement: None,
                 expert_times: None,
+                card_of_layer: basis.card_of_layer.clone(),
+                states,
+                working_sets: of_pools.iter().map(|cards| basis.working_set(cards)).collect(),
             })
         };
         let experts = classes.experts();
-        let (need, all) = (blueprint.max_top_k(), blueprint.experts());
+        // By pool: experts of its layers by class.
+        let shares: Vec<Vec<usize>> = match of_pools.len() {
+            1 => vec![experts.clone()],
+            pools => (0..pools).map(|card| classes.experts_of(card)).collect(),
+        };
+        let slots_in = |pool: &Pool, shares: &Vec<usize>| {
+            classes.slots_up_to(shares.iter().sum(), pool.room(), shares)
+        };
         let mut best = plan(wanted)?;
         if request.context.is_none() {
             // Unless all experts fit, state and scratch take at most a quarter of what the dense
             // weights leave.
-            let pool = best.fastest();
-            let loaded = pool.bytes(LineName::Process).saturating_add(dense);
-            let left = pool.budget.saturating_sub(loaded);
-            let is_crowded = |pool: &Pool| {
+            let is_crowded = |(pool, shares): (&Pool, &Vec<usize>)| {
+                let dense = pool.bytes(LineName::Dense);
+                let loaded = pool.bytes(LineName::Process).saturating_add(dense);
+                let left = pool.budget.saturating_sub(loaded);
                 let (state, scratch) = (pool.bytes(LineName::State), pool.bytes(LineName::Scratch));
-                let slots = classes.slots_within(pool.room(), &experts);
-                slots < all && state.saturating_add(scratch) > left / 4
+                slots_in(pool, shares) < shares.iter().sum()
+                    && state.saturating_add(scratch) > left / 4
             };
-            while is_crowded(best.fastest()) && best.context / 2 >= MIN_CONTEXT.min(wanted) {
+            while best.dense_pools().iter().zip(&shares).any(is_crowded)
+                && best.context / 2 >= MIN_CONTEXT.min(wanted)
+            {
                 best = plan(best.context / 2)?;
             }
         }
-        let marks = request.marks.unwrap_or_else(|| {
-            let share = page_align(best.fastest().room() / PREFIX_CACHE_SHARE);
-            share.min(best.bytes(LineName::State) / sessions as u64)
+        let state = |pool: &Pool| pool.bytes(LineName::State);
+        let states: Vec<u64> = best.dense_pools().iter().map(state).collect();
+        let asked = request.marks.map(|marks| match states.len() {
+            1 => vec![marks],
+            _ => divide(marks, &states),
         });
-        best.fastest_mut().set_bytes(LineName::Marks, marks);
-        let most = classes.slots_within(best.fastest().room(), &experts);
-        let (slots, in_place) = (request.slots.unwrap_or(most), memory.is_none_or(|m| m.in_place));
+        for (i, pool) in best.dense_pools_mut().iter_mut().enumerate() {
+            let share = page_align(pool.room() / PREFIX_CACHE_SHARE);
+            let usual = share.min(pool.bytes(LineName::State) / sessions as u64);
+            let marks = asked.as_ref().and_then(|asked| asked.get(i).copied());
+            pool.set_bytes(LineName::Marks, marks.unwrap_or(usual));
+        }
+        let mut counts = SlotCounts::new(basis, &classes, &best, shares);
+        let in_place = memory.is_none_or(|m| m.in_place);
         // Experts that the host computes need no card that reads them.
-        let computes = card_budget.is_some()
-            && request.experts_on_host != ExpertsOnHost::Read
-            && slots.min(most) < all;
+        let computes =
+            has_cards && request.experts_on_host != ExpertsOnHost::Read && counts.lacks_experts();
         let stays_on_host = in_place || computes;
-        let mut found_on_host = 0;
         if computes {
             let max_rows = Placement::max_rows(in_place, best.chunk);
             let shape = HostExpertsShape::new(blueprint, max_rows);
@@ -394,49 +308,42 @@ impl MemoryPlan {
             let scratch = scratch.map_err(Error::at(|| "planning memory"))?;
             best.host_mut().insert(LineName::Scratch, scratch + shape.bytes());
         }
-        if card_budget.is_some() {
-            let least = MIN_HOST_SLOTS.min(all);
-            best.host_mut().set_slots(&split(least, &experts));
+        if has_cards {
+            let least = counts.least_on_host();
+            best.host_mut().set_slots(&least);
             if best.host().total() > budget {
                 return Err(best.host_too_small(request).into());
             }
-            let on_card = split(slots.min(all), &experts);
-            let missing: Vec<_> =
-                experts.iter().zip(on_card).map(|(all, card)| all - card).collect();
-            let shares = if missing.iter().sum::<usize>() == 0 { &experts } else { &missing };
-            let most_on_host = classes.slots_within(best.host().room(), shares);
-            let on_host = match request.host_slots {
-                Some(asked) if asked == 0 || asked > most_on_host => {
-                    return Err(PlanError::HostSlots { asked, most: most_on_host }.into());
-                }
-                Some(asked) => asked,
-                None => host_slots(all - slots.min(all), least, most_on_host, stays_on_host),
-            };
-            best.host_mut().set_slots(&split(on_host, shares));
-            found_on_host = if stays_on_host { on_host } else { 0 };
+            let on_host = counts.on_host(best.host().room(), &least, stays_on_host)?;
+            best.host_mut().set_slots(&on_host);
+            if stays_on_host {
+                counts.found_on_host = on_host;
+            }
         }
-        best.holds_all = slots.min(most) + found_on_host >= all;
-        // If every expert has a fixed slot, a layer needs no separate slots on the card.
-        let need = if best.holds_all { 0 } else { need };
-        if most < need || best.fastest().fixed() > best.fastest().budget {
-            // On a device in host memory, each thread has scratch that does not depend
-            // on rows.
-            let threads = match memory {
-                None => device.scratch_bytes(scratch_shape(blueprint, 1, device.kv_format())),
-                Some(_) => Ok(0),
-            };
-            return Err(best.too_small(need, request, threads.unwrap_or(0)).into());
+        best.holds_all = counts.holds_all();
+        for (i, pool) in best.dense_pools().iter().enumerate() {
+            // If every expert has a fixed slot, a layer needs no separate slots on the card.
+            let need = if best.holds_all { 0 } else { counts.needs[i] };
+            if counts.most[i] < need || pool.fixed() > pool.budget {
+                // On a device in host memory, each thread has scratch that does not depend
+                // on rows.
+                let threads = match memory {
+                    None => device.scratch_bytes(scratch_shape(blueprint, 1, device.kv_format())),
+                    Some(_) => Ok(0),
+                };
+                return Err(best.too_small(i, need, request, threads.unwrap_or(0)).into());
+            }
         }
-        if slots < need || slots > most {
-            return Err(PlanError::Slots { asked: slots, need, most, all }.into());
-        }
-        let on_card = split(slots, &experts);
+        counts.check(best.holds_all)?;
+        let on_card = counts.on_cards();
         if computes {
-            let counts = blueprint.layers.iter().map(|l| l.moe().map_or(0, |m| m.experts.count));
-            let layers = counts.zip(best.slot_classes.of_layers().iter().copied());
-            best.placement = Some(Placement::new(layers, &on_card, in_place));
+            let experts = blueprint.layers.iter().map(|l| l.moe().map_or(0, |m| m.experts.count));
+            let layers = experts.zip(best.slot_classes.of_layers().iter().copied());
+            best.placement = Some(Placement::new(layers, &counts.sums(&on_card), in_place));
         }
-        best.fastest_mut().set_slots(&on_card);
+        for (pool, slots) in best.dense_pools_mut().iter_mut().zip(&on_card) {
+            pool.set_slots(slots);
+        }
         Ok(best)
     }
 
@@ -469,21 +376,70 @@ impl MemoryPlan {
         self.placement.as_ref().map_or(0, Placement::computed)
     }
 
-    /// Pools in order of speed: the card's own memory, if it has some, then host memory.
+    /// Pools in order of speed: the card's own memory, if it has some, then host memory. Of several
+    /// cards, that of each in their order.
     pub fn pools(&self) -> &[Pool] {
         &self.pools
     }
 
-    /// The fastest pool: holds dense weights, state, scratch and as many slots as fit.
+    /// The fastest pool, of the first card: holds dense weights, state, scratch and as many slots
+    /// as fit.
     pub fn fastest(&self) -> &Pool {
         &self.pools[0]
     }
 
-    fn fastest_mut(&mut self) -> &mut Pool {
-        &mut self.pools[0]
+    /// Pools that hold dense weights, states, scratch and as many slots as fit: that of each card,
+    /// or of the host if the device has no separate memory.
+    pub fn dense_pools(&self) -> &[Pool] {
+        &self.pools[..self.cards().len().max(1)]
     }
 
-    /// The card's own memory, if it has some.
+    fn dense_pools_mut(&mut self) -> &mut [Pool] {
+        let count = self.cards().len().max(1);
+        &mut self.pools[..count]
+    }
+
+    /// The own memory of each card; empty if the device has none.
+    pub fn cards(&self) -> &[Pool] {
+        match self.card() {
+            Some(_) => &self.pools[..self.pools.len() - 1],
+            None => &[],
+        }
+    }
+
+    /// Number of slots in the fastest memory, of all cards together.
+    pub fn slots(&self) -> usize {
+        self.dense_pools().iter().map(Pool::slots).sum()
+    }
+
+    /// Bytes of the memory of these slots without them, of all cards together.
+    pub fn fixed_bytes(&self) -> u64 {
+        self.dense_pools().iter().map(Pool::fixed).fold(0, u64::saturating_add)
+    }
+
+    /// Number of slots in the fastest memory by their size.
+    pub(crate) fn slots_by_class(&self) -> Vec<usize> {
+        let of_pools: Vec<_> = self.dense_pools().iter().map(Pool::slots_by_size).collect();
+        (0..self.slot_classes.iter().len()).map(|i| of_pools.iter().map(|p| p[i]).sum()).collect()
+    }
+
+    /// By layer: its card; zeros for a device that is a single card.
+    pub fn card_of_layer(&self) -> &[usize] {
+        &self.card_of_layer
+    }
+
+    /// By card: bytes of states, those of the prefix cache and of marks included.
+    pub(crate) fn state_limits(&self) -> Vec<u64> {
+        let of_pool =
+            |pool: &Pool| pool.bytes(LineName::State).saturating_add(pool.bytes(LineName::Marks));
+        match self.dense_pools() {
+            // Cards in host memory.
+            [pool] => divide(of_pool(pool), &self.states),
+            pools => pools.iter().map(of_pool).collect(),
+        }
+    }
+
+    /// The card's own memory, if it has some; that of the first card of several.
     pub fn card(&self) -> Option<&Pool> {
         Some(self.fastest()).filter(|pool| pool.place == BankPlace::Card)
     }
@@ -519,23 +475,42 @@ impl MemoryPlan {
             <= system.resident.saturating_add(system.available)
     }
 
-    /// Budget, of the fastest pool, with a slot for each expert of a token's working set, for a
-    /// requested context of this size. Without a requested context, a larger budget may enlarge the
-    /// default context first.
+    /// Budget, of the fastest pool or of each of several cards, with a slot for each expert of a
+    /// token's working set, for a requested context of this size. Without a requested context, a
+    /// larger budget may enlarge the default context first.
     pub fn budget_for_token(&self) -> u64 {
-        let slots = self.slot_bytes().saturating_mul(self.working_set as u64);
-        // The prefix cache takes its share of the same memory as the slots.
-        let planned = self.bytes(LineName::Marks);
-        let marks = match planned {
-            0 => 0,
-            _ => page_align(slots / (PREFIX_CACHE_SHARE - 1) + 1)
-                .min(self.bytes(LineName::State) / self.sessions as u64)
-                .max(planned),
+        let pools = self.dense_pools().iter().zip(&self.working_sets);
+        let budget = |(pool, working_set): (&Pool, &usize)| {
+            let slots = self.slot_bytes().saturating_mul(*working_set as u64);
+            // The prefix cache takes its share of the same memory as the slots.
+            let planned = pool.bytes(LineName::Marks);
+            let marks = match planned {
+                0 => 0,
+                _ => page_align(slots / (PREFIX_CACHE_SHARE - 1) + 1)
+                    .min(pool.bytes(LineName::State) / self.sessions as u64)
+                    .max(planned),
+            };
+            (pool.fixed() - planned)
+                .saturating_add(marks)
+                .saturating_add(slots)
+                .saturating_add(PROCESS_VARIATION)
         };
-        (self.fastest().fixed() - planned)
-            .saturating_add(marks)
-            .saturating_add(slots)
-            .saturating_add(PROCESS_VARIATION)
+        pools.map(budget).max().unwrap_or(0)
+    }
+
+    /// Bytes of states, by card, as [`StateStore::states_held`](moeflux_compute::StateStore) counts
+    /// them on several cards: those of the fullest one, scaled to the limit of all.
+    pub(crate) fn state_need(&self, of_cards: &[u64]) -> u64 {
+        let limits = self.state_limits();
+        let of_all = limits.iter().copied().fold(0, u64::saturating_add);
+        let scaled = limits.iter().zip(of_cards).map(|(limit, bytes)| {
+            let scaled = u128::from(*bytes) * u128::from(of_all) / u128::from((*limit).max(1));
+            u64::try_from(scaled).unwrap_or(u64::MAX)
+        });
+        match of_cards {
+            [bytes] => *bytes,
+            _ => scaled.max().unwrap_or(0),
+        }
     }
 
     /// Advice for a budget below the floor.
@@ -576,17 +551,27 @@ impl MemoryPlan {
         }
     }
 
-    /// The error if the fixed part and a layer's slots do not fit. `threads` is the part of the
-    /// scratch that does not depend on rows.
-    fn too_small(&self, need: usize, request: &MemoryRequest, threads: u64) -> PlanError {
-        let pool = self.fastest();
+    /// The error if the fixed part and a layer's slots do not fit a pool. `threads` is the part of
+    /// the scratch that does not depend on rows.
+    fn too_small(
+        &self,
+        pool: usize,
+        need: usize,
+        request: &MemoryRequest,
+        threads: u64,
+    ) -> PlanError {
+        let of_card = match self.cards().len() {
+            0 | 1 => String::new(),
+            _ => format!(" of card {pool}"),
+        };
+        let pool = &self.pools[pool];
         let slots = need as u64 * pool.slot_bytes();
         let floor = pool.fixed().saturating_add(slots);
         let (name, program, mut advice) = match self.card() {
             Some(_) => (
                 "a budget of the device's own memory",
                 String::new(),
-                self.advice(request.device_budget, "--gpu-memory", floor)
+                self.advice(request.any_card_budget(), "--gpu-memory", floor)
                     + ", or give --device cpu",
             ),
             None => (
@@ -603,7 +588,7 @@ impl MemoryPlan {
             advice += &format!(", or lower --threads, which hold {} of it", mib(threads));
         }
         let parts = format!(
-            ": {program}{} for dense weights, {} for the state of {} positions, {} for \
+            "{of_card}: {program}{} for dense weights, {} for the state of {} positions, {} for \
              intermediate results of {} rows, {} for {need} slots of one layer",
             mib(pool.bytes(LineName::Dense)),
             mib(pool.bytes(LineName::State)),
@@ -615,13 +600,13 @@ impl MemoryPlan {
         PlanError::BelowFloor { name, budget: pool.budget, floor, parts, advice }
     }
 
-    /// Bytes of resident weights, including fused shared experts in slots.
-    pub(crate) fn dense_bytes(blueprint: &Blueprint, classes: &SlotClasses) -> u64 {
-        let matrix = |m: &MatrixSource| page_align(m.memory_bytes() as u64);
-        let matrices: u64 = blueprint.matrices().map(matrix).sum();
+    /// Bytes of resident weights on a single card, including fused shared experts in slots.
+    pub(crate) fn dense_bytes(blueprint: &Blueprint) -> u64 {
+        let classes = SlotClasses::by_size(blueprint, &[]);
+        let matrices: u64 = blueprint.matrices().map(matrix_bytes).sum();
         let in_slots = blueprint.moe_layers().filter_map(|(_, moe)| moe.fused_shared()).flatten();
         let slots: u64 = classes.iter().map(|class| class.bytes * class.shared as u64).sum();
-        matrices + vector_bytes(blueprint) + slots - in_slots.map(matrix).sum::<u64>()
+        matrices + vector_bytes(blueprint) + slots - in_slots.map(matrix_bytes).sum::<u64>()
     }
 }
 
@@ -629,16 +614,6 @@ impl MemoryPlan {
 pub(crate) fn host_budget(request: &MemoryRequest, system: &SystemMemory) -> u64 {
     let may_use = system.resident + system.available;
     request.budget.unwrap_or(may_use / SAFE_SHARE.1 * SAFE_SHARE.0)
-}
-
-/// Host slots beside a card that lacks slots for `missing` experts, between `least` and `most`.
-fn host_slots(missing: usize, least: usize, most: usize, in_place: bool) -> usize {
-    match missing {
-        0 => least,
-        // Every expert has a fixed slot.
-        _ if in_place && missing <= most => missing.max(least),
-        _ => most,
-    }
 }
 
 fn mib(bytes: u64) -> u64 {
@@ -671,7 +646,7 @@ fn grammar_bytes(vocab: usize) -> u64 {
 }
 
 /// Bytes of vectors, and of the orders of inputs.
-fn vector_bytes(blueprint: &Blueprint) -> u64 {
+pub(super) fn vector_bytes(blueprint: &Blueprint) -> u64 {
     let orders = blueprint.matrices().filter_map(|m| m.order.as_ref()).map(|order| order.len());
     let moe_orders = blueprint.moe_layers().filter_map(|(_, moe)| moe.experts.hidden_orders());
     let lens = blueprint.vectors().map(|v| v.len);
@@ -680,7 +655,12 @@ fn vector_bytes(blueprint: &Blueprint) -> u64 {
 }
 
 /// Bytes of scratch buffers, including logits.
-fn scratch_bytes(blueprint: &Blueprint, rows: usize, context: usize, sessions: usize) -> u64 {
+pub(super) fn scratch_bytes(
+    blueprint: &Blueprint,
+    rows: usize,
+    context: usize,
+    sessions: usize,
+) -> u64 {
     let head_rows = logit_rows(rows, sessions);
     let logits = blueprint.vocab as u64 * 4 * head_rows as u64
         + page_align(4 * (head_rows * TOP_CANDIDATES) as u64);
@@ -703,11 +683,17 @@ fn staging_bytes(blueprint: &Blueprint, rows: usize, sessions: usize, takes_over
     logits + queues + page_align(largest) + MoeState::bytes(blueprint, rows)
 }
 
+/// Host memory in which the residual stream goes from card to card.
+fn carried_bytes(blueprint: &Blueprint, rows: usize, cards: usize) -> u64 {
+    let values = (rows * blueprint.hidden).min(CARRIED_VALUES.max(blueprint.hidden));
+    if cards > 1 { page_align(4 * values as u64) } else { 0 }
+}
+
 #[cfg(test)]
 mod tests {
     use moeflux_compute::BankPlace;
 
-    use super::{MemoryPlan, PREFIX_CACHE_SHARE, host_slots, page_align};
+    use super::{MemoryPlan, PREFIX_CACHE_SHARE, page_align};
     use crate::{
         experts::slot_classes::SlotClasses,
         runtime::pools::{LineName, Pool, PoolLine},
@@ -734,25 +720,17 @@ mod tests {
             slot_classes: SlotClasses::uniform(1, 2_654_208),
             placement: None,
             expert_times: None,
+            card_of_layer: vec![0],
+            states: vec![64 << 20],
+            working_sets: vec![384],
         };
         for state in [2 << 20, 64 << 20, 1 << 30] {
-            plan.fastest_mut().set_bytes(LineName::State, state);
+            plan.dense_pools_mut()[0].set_bytes(LineName::State, state);
             let fixed = plan.fastest().fixed() - plan.bytes(LineName::Marks);
             let left = plan.budget_for_token() - fixed;
             let marks = page_align(left / PREFIX_CACHE_SHARE).min(state / 2);
             let slots = (left - marks) / plan.slot_bytes();
             assert!((384..386).contains(&slots), "{slots} slots with a state of {state}");
         }
-    }
-
-    #[test]
-    fn host_slots_hold_the_experts_that_a_card_lacks() {
-        for in_place in [false, true] {
-            assert_eq!(host_slots(0, 16, 100, in_place), 16);
-            assert_eq!(host_slots(101, 16, 100, in_place), 100);
-        }
-        assert_eq!([5, 40, 100].map(|missing| host_slots(missing, 16, 100, true)), [16, 40, 100]);
-        // A cache takes all slots that fit.
-        assert_eq!(host_slots(40, 16, 100, false), 100);
     }
 }

@@ -2,7 +2,10 @@
 
 use serde::{Serialize, Serializer};
 
-use super::{plan::MemoryPlan, pools::LineName};
+use super::{
+    plan::MemoryPlan,
+    pools::{LineName, Pool},
+};
 use crate::experts::division::ExpertTimes;
 
 /// Plan in the JSON of reports: one level of keys, which saved runs share.
@@ -31,6 +34,38 @@ struct PlanRecord {
     context_shrunk: bool,
     chunk: usize,
     working_set: usize,
+    /// Left out for a single card.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    cards: Vec<CardRecord>,
+}
+
+/// Plan of one of several cards.
+#[derive(Serialize)]
+struct CardRecord {
+    budget: u64,
+    layers: usize,
+    dense: u64,
+    state: u64,
+    marks: u64,
+    scratch: u64,
+    slots: usize,
+}
+
+impl CardRecord {
+    /// Records of several cards.
+    fn all(plan: &MemoryPlan) -> Vec<Self> {
+        let cards = plan.cards().iter().enumerate().filter(|_| plan.cards().len() > 1);
+        let record = |(i, card): (usize, &Pool)| Self {
+            budget: card.budget,
+            layers: plan.card_of_layer().iter().filter(|of_layer| **of_layer == i).count(),
+            dense: card.bytes(LineName::Dense),
+            state: card.bytes(LineName::State),
+            marks: card.bytes(LineName::Marks),
+            scratch: card.bytes(LineName::Scratch),
+            slots: card.slots(),
+        };
+        cards.map(record).collect()
+    }
 }
 
 impl Serialize for MemoryPlan {
@@ -38,7 +73,7 @@ impl Serialize for MemoryPlan {
         let card = self.card();
         let record = PlanRecord {
             budget: self.host().budget,
-            device_budget: card.map(|card| card.budget),
+            device_budget: card.map(|_| self.cards().iter().map(|card| card.budget).sum()),
             process: self.bytes(LineName::Process),
             staging: self.bytes(LineName::Staging),
             dense: self.bytes(LineName::Dense),
@@ -46,7 +81,7 @@ impl Serialize for MemoryPlan {
             marks: self.bytes(LineName::Marks),
             scratch: self.bytes(LineName::Scratch),
             slot: self.slot_bytes(),
-            slots: self.fastest().slots(),
+            slots: self.slots(),
             host_slots: card.map_or(0, |_| self.host().slots()),
             computed_on_host: self.computed_on_host(),
             expert_times: self.expert_times().copied(),
@@ -56,6 +91,7 @@ impl Serialize for MemoryPlan {
             context_shrunk: self.context_shrunk,
             chunk: self.chunk,
             working_set: self.working_set,
+            cards: CardRecord::all(self),
         };
         record.serialize(serializer)
     }

@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use moeflux_compute::{Commit, Device, DeviceOptions, KernelTime, KvFormat, StateShape};
+use moeflux_compute::{BankPlace, Commit, Device, DeviceOptions, KernelTime, KvFormat, StateShape};
 
 #[cfg(feature = "text")]
 use crate::text::text::Text;
@@ -41,7 +41,7 @@ use crate::{
         layer::Loader,
         non_finite::NonFiniteSearch,
         plan::{MemoryPlan, MemoryRequest, scratch_shape},
-        pools::{LineName, Pool},
+        pools::LineName,
     },
     session::{prefix_cache::PrefixCache, timeline::RewindLimits},
     text::{model_text::ModelText, sampling::EndTokens},
@@ -156,11 +156,14 @@ impl Engine {
         let pages = plan.page_cache(options.reads.access, &checkpoint, &blueprint);
         let memory = device.memory();
         let load_all = memory.is_some() && plan.holds_all;
+        device.split_layers(plan.card_of_layer()).map_err(Error::at(|| "opening the device"))?;
         device
             .reserve_scratch(scratch_shape(&blueprint, plan.chunk, device.kv_format()))
             .map_err(Error::at(|| "reserving the device's memory"))?;
         let source = Arc::new(ExpertSource::for_checkpoint(&checkpoint, &blueprint));
-        let dense: u64 = blueprint.matrices().map(|m| m.file_bytes() as u64).sum();
+        let tied = blueprint.head.is_none() && !device.is_same_card(0, blueprint.layers.len());
+        let again = tied.then_some(&blueprint.embed);
+        let dense = blueprint.matrices().chain(again).map(|m| m.file_bytes() as u64).sum::<u64>();
         let total = dense + if load_all { blueprint.experts_bytes() } else { 0 };
         let mut loaded = 0;
         let mut progress = |bytes: u64| {
@@ -183,14 +186,14 @@ impl Engine {
             };
             Model::load(&blueprint, &mut loader, &plan, options.prefetch)
         })?;
-        let mut tier = |pool: &Pool, has_shared| {
-            let slots = &pool.slots_by_size()[..];
+        let mut tier = |place, slots: &[usize], has_shared| {
             let size = TierSize { classes: plan.slot_classes(), slots, has_shared };
-            Tier::new(&mut *device, &source, size, pool.place, options.policy)
+            Tier::new(&mut *device, &source, size, place, options.policy)
         };
         // The fastest pool holds the shared experts.
-        let card = plan.card().map(|pool| tier(pool, true)).transpose()?;
-        let host = tier(plan.host(), card.is_none())?;
+        let card = plan.card().map(|pool| tier(pool.place, &plan.slots_by_class(), true));
+        let card = card.transpose()?;
+        let host = tier(BankPlace::Host, &plan.host().slots_by_size(), card.is_none())?;
         let identity = checkpoint.identity()?;
         let reopen = ReopenArgs {
             folder: checkpoint.folder().into(),
@@ -230,7 +233,7 @@ impl Engine {
         }
         let kv_format = device.kv_format();
         let state_limit = plan.bytes(LineName::State).saturating_add(plan.bytes(LineName::Marks));
-        device.limit_states(state_limit);
+        device.limit_card_states(&plan.state_limits());
         let rewind = RewindLimits::new(&blueprint, &plan);
         let state_shapes: Vec<StateShape> = blueprint
             .layers
@@ -465,7 +468,7 @@ impl Engine {
         let recorder = file.map(|file| {
             TraceRecorder::create(
                 file,
-                &TraceHeader::new(blueprint, folder, plan.slot_bytes(), plan.fastest().fixed()),
+                &TraceHeader::new(blueprint, folder, plan.slot_bytes(), plan.fixed_bytes()),
             )
         });
         let recorder = recorder.transpose()?;

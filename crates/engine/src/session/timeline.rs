@@ -116,9 +116,14 @@ impl Runtime {
         plan: &MemoryPlan,
     ) -> Result<Timeline, Error> {
         // Recurrent states allocate at once. A second copy of each follows with the first step.
-        let recurrent =
-            self.state_shapes.iter().filter(|shape| matches!(shape, StateShape::Recurrent { .. }));
-        let bytes = recurrent.map(|shape| self.device.state_bytes(*shape)).sum();
+        let mut of_cards = vec![0; plan.state_limits().len()];
+        for (layer, card) in blueprint.layers.iter().zip(plan.card_of_layer()) {
+            let shapes = layer.states(plan.context, plan.chunk).into_iter();
+            let recurrent = shapes.filter(|shape| matches!(shape, StateShape::Recurrent { .. }));
+            let bytes = recurrent.map(|shape| self.device.state_bytes(shape)).sum::<u64>();
+            of_cards.get_mut(*card).into_iter().for_each(|sum| *sum += bytes);
+        }
+        let bytes = plan.state_need(&of_cards);
         self.evict_until(|_| Ok(bytes))?;
         let mut timeline = Timeline::default();
         for (i, layer) in blueprint.layers.iter().enumerate() {

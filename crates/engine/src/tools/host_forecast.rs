@@ -88,7 +88,7 @@ impl HostForecast {
             ExpertsOnHost::Auto => predict(way, &|layer| times.computed(layer)),
         });
         let experts = blueprint.experts();
-        let on_card = plan.fastest().slots();
+        let on_card = plan.slots();
         Ok(Some(Self {
             times,
             experts,

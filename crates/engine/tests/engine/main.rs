@@ -35,4 +35,5 @@ mod saved_configs;
 mod scheduler;
 mod serving_core;
 mod sessions;
+mod several_cards;
 mod token_choice;

@@ -57,7 +57,7 @@ pub(crate) async fn ps(State(app): State<Arc<App>>) -> Response {
         let plan = model.core.engine().plan();
         let bytes = |pool: &Pool| pool.lines.iter().map(PoolLine::bytes).sum::<u64>();
         let loaded = plan.pools().iter().map(bytes).sum::<u64>();
-        let on_card = plan.card().map_or(0, bytes);
+        let on_card = plan.cards().iter().map(bytes).sum::<u64>();
         entry.insert("size".to_owned(), loaded.into());
         entry.insert("size_vram".to_owned(), on_card.into());
         entry.insert("context_length".to_owned(), plan.context.into());

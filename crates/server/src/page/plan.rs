@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use axum::{extract::State, response::Response};
-use moeflux::runtime::{Pool, PoolLine};
+use moeflux::{
+    MemoryPlan,
+    runtime::{Pool, PoolLine},
+};
 use serde::Serialize;
 
 use crate::{app::App, json, models::ServedModel};
@@ -59,6 +62,17 @@ impl PoolReport {
         let lines = pool.lines.iter().map(LineReport::new).collect();
         Self { place: format!("{:?}", pool.place).to_lowercase(), budget: pool.budget, lines }
     }
+
+    /// All pools of a plan. Several cards have numbers.
+    fn all(plan: &MemoryPlan) -> Vec<Self> {
+        let mut pools: Vec<Self> = plan.pools().iter().map(Self::new).collect();
+        let cards = plan.cards().len();
+        if cards > 1 {
+            let cards = pools.iter_mut().take(cards).enumerate();
+            cards.for_each(|(i, pool)| pool.place = format!("card {i}"));
+        }
+        pools
+    }
 }
 
 impl LineReport {
@@ -81,7 +95,7 @@ impl<'a> PlanReport<'a> {
             sessions: plan.sessions,
             holds_all: plan.holds_all,
             disk_speed: model.disk_speed,
-            pools: plan.pools().iter().map(PoolReport::new).collect(),
+            pools: PoolReport::all(plan),
         }
     }
 }

@@ -75,6 +75,60 @@ pub enum PlanError {
         /// Size of the device's memory.
         total: u64,
     },
+    /// Number of budgets that is not the number of cards.
+    #[error(
+        "{given} budgets of cards were given: give --gpu-memory one size, or one for each card, and \
+         there are at most {most}"
+    )]
+    BudgetCount {
+        /// Given budgets.
+        given: usize,
+        /// Number of cards.
+        most: usize,
+    },
+    /// Name of a device that cannot be one of several cards.
+    #[error(
+        "{name:?} in a list of devices is no card: name graphics adapters as gpu:N, as `moeflux devices` \
+         lists them"
+    )]
+    NotACard {
+        /// The name.
+        name: String,
+    },
+    /// Card that is named twice.
+    #[error("{name} is named twice: a list of devices has each card once")]
+    SameCard {
+        /// The name.
+        name: String,
+    },
+    /// Cards with memory of their own beside cards that share the host's.
+    #[error(
+        "{name} cannot compute with the cards before it: of them and it, some share the host's memory and \
+         some have their own"
+    )]
+    MixedCards {
+        /// The name.
+        name: String,
+    },
+    /// Too many cards in a list.
+    #[error("{given} cards were named: there are at most {most}")]
+    CardCount {
+        /// Number of named cards.
+        given: usize,
+        /// Maximum number.
+        most: usize,
+    },
+    /// More cards than parts that a model can be divided into.
+    #[error(
+        "the model cannot be divided among {cards} cards, as its layers make at most {parts} parts: name \
+         fewer cards with --device"
+    )]
+    TooManyCards {
+        /// Number of cards.
+        cards: usize,
+        /// Parts of the model: layers, or runs of layers that share positions.
+        parts: usize,
+    },
     /// Expert too large for a binding of the device.
     #[error(
         "an expert of {} MiB is more than the device's kernels can see at once: give --device cpu",

@@ -393,7 +393,7 @@ pub struct SparseBlueprint {
 }
 
 impl MlaBlueprint {
-    fn indexer(&self) -> Option<&IndexerBlueprint> {
+    pub(crate) fn indexer(&self) -> Option<&IndexerBlueprint> {
         self.sparse.as_ref()?.indexer.as_ref()
     }
 }

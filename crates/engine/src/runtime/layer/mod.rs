@@ -63,6 +63,12 @@ pub(crate) struct LoadedOrder {
 }
 
 impl Loader<'_> {
+    /// Creates the following weights on the card of a layer.
+    pub(crate) fn enter_layer(&mut self, layer: usize) -> Result<(), Error> {
+        // Orders are vectors, which all cards have.
+        self.device.enter_layer(layer, None).map_err(Error::at(|| format!("layer {layer}")))
+    }
+
     /// Loads a matrix whose inputs are in the file's order.
     pub(crate) fn matrix(&mut self, m: &MatrixSource) -> Result<Weight, Error> {
         if m.order.is_some() {
