@@ -13,6 +13,7 @@ use crate::{
     experts::placement::ExpertsOnHost,
     model::blueprint::Blueprint,
     runtime::card_list::{card_names, open_cards},
+    runtime::card_speeds::measure_kinds,
     runtime::plan::{MemoryPlan, MemoryRequest, host_budget},
     text::model_text::ModelText,
 };
@@ -180,12 +181,19 @@ impl DeviceSelector<'_> {
         request: &MemoryRequest,
         reason: &str,
     ) -> Result<OpenedDevice, Error> {
+        let mut request = *request;
         let device = match card_names(name) {
-            Some(names) => open_cards(&names, self.adapters, self.open)?,
+            Some(names) => {
+                let device = open_cards(&names, self.adapters, self.open)?;
+                if request.card_speeds.is_none() {
+                    request.card_speeds = measure_kinds(&names, &(self.adapters)(), self.open)?;
+                }
+                device
+            }
             None => (self.open)(name, None)?,
         };
         (self.text_loaded)();
-        let plan = MemoryPlan::new(blueprint, request, &*device)?;
+        let plan = MemoryPlan::new(blueprint, &request, &*device)?;
         let graphics = device.memory().is_some();
         let chosen = ChosenDevice { name: device.describe(), graphics, reason: reason.into() };
         Ok(OpenedDevice { device, plan, chosen })

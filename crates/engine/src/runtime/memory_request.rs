@@ -1,6 +1,6 @@
 //! Memory request: limits and sizes that a memory plan has to respect.
 
-use super::card_budgets::CardBudgets;
+use super::{card_budgets::CardBudgets, card_speeds::CardSpeeds};
 use crate::{
     base::setters::setters,
     checkpoint::Checkpoint,
@@ -24,6 +24,9 @@ pub struct MemoryRequest {
     pub device_budget: Option<u64>,
     /// The same for several cards, one by one; takes precedence over `device_budget`.
     pub card_budgets: Option<CardBudgets>,
+    /// Speeds of several cards, by which layers are divided if all weights fit; by default measured
+    /// where the cards are of different kinds.
+    pub card_speeds: Option<CardSpeeds>,
     /// Positions per session; by default the smaller of the model's and [`DEFAULT_CONTEXT`], shrunk
     /// to fit.
     ///
@@ -73,6 +76,7 @@ setters!(MemoryRequest {
     budget: impl Into<Option<u64>>,
     device_budget: impl Into<Option<u64>>,
     card_budgets: impl Into<Option<CardBudgets>>,
+    card_speeds: impl Into<Option<CardSpeeds>>,
     context: impl Into<Option<usize>>,
     chunk: impl Into<Option<usize>>,
     sessions: impl Into<Option<usize>>,

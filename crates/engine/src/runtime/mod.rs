@@ -11,6 +11,7 @@
 
 mod card_budgets;
 mod card_list;
+mod card_speeds;
 pub(crate) mod control;
 pub(crate) mod device;
 pub(crate) mod expert_probe;
@@ -29,6 +30,7 @@ pub(crate) mod pools;
 mod slot_counts;
 
 pub use card_budgets::{CardBudgets, MAX_CARDS};
+pub use card_speeds::CardSpeeds;
 pub use control::CancelToken;
 pub use device::{ChosenDevice, Devices, WrapDevice};
 pub use forward::Logits;

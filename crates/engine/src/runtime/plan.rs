@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use moeflux_compute::{BankPlace, Device, KvFormat, ScratchShape, StateShape, cpu_scratch_bytes};
 
+pub use super::memory_request::MemoryRequest;
 use super::{
     host_experts::HostExpertsShape,
     plan_basis::{PlanBasis, divide, matrix_bytes},
@@ -30,8 +31,6 @@ use crate::{
         pools::{LineName, Pool, PoolLine},
     },
 };
-pub use super::memory_request::MemoryRequest;
-
 /// Default positions per session.
 pub const DEFAULT_CONTEXT: usize = 8192;
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use moeflux_compute::{Device, DeviceMemory};
 
 use super::{
-    layer_cards::{LayerLoad, ModelLoad, can_be_first},
+    layer_cards::{CardRoom, FULL_SPEED, LayerLoad, ModelLoad, can_be_first},
     memory_request::MemoryRequest,
     plan::{
         CARD_CHUNK, DEFAULT_CHUNK, DEFAULT_CONTEXT, DEVICE_RESERVE, MIN_CHUNK, PROCESS_RESERVE,
@@ -123,12 +123,14 @@ impl<'a> PlanBasis<'a> {
     /// Divides the layers among the cards.
     fn split_layers(&mut self) -> Result<(), Error> {
         let rows = self.chunk.min(self.wanted);
-        let rooms = (0..self.cards).map(|card| -> Result<u64, Error> {
+        let speeds = self.request.card_speeds;
+        let rooms = (0..self.cards).map(|card| -> Result<CardRoom, Error> {
             // Cards in host memory are equals.
             let budget = self.card_budgets.get(card).copied();
             let budget = budget.unwrap_or(self.budget / self.cards as u64);
             let beside = self.scratch(card, rows, self.wanted)? + vector_bytes(self.blueprint);
-            Ok(budget.saturating_sub(beside))
+            let speed = speeds.map_or(FULL_SPEED, |speeds| speeds.of_card(card));
+            Ok(CardRoom { bytes: budget.saturating_sub(beside), speed })
         });
         let rooms = rooms.collect::<Result<Vec<_>, _>>()?;
         let classes = SlotClasses::by_size(self.blueprint, &[]);
@@ -136,6 +138,8 @@ impl<'a> PlanBasis<'a> {
         let layers = self.blueprint.layers.iter().enumerate().map(|(i, layer)| {
             let dense: u64 = layer.matrices().into_iter().map(matrix_bytes).sum();
             let state = layer_state(self.device, layer, self.wanted, rows);
+            let bytes = classes.bytes_for(i);
+            let uses = layer.moe().map_or(0, |moe| moe.router.top_k);
             let (slots, in_slots) = layer.moe().map_or((0, 0), |moe| {
                 let shared = moe.fused_shared().into_iter().flatten().map(matrix_bytes);
                 let slots = moe.experts.count + usize::from(moe.fused_shared().is_some());
@@ -143,7 +147,8 @@ impl<'a> PlanBasis<'a> {
             });
             LayerLoad {
                 fixed: (dense - in_slots).saturating_add(state.saturating_mul(sessions)),
-                experts: if slots == 0 { 0 } else { slots.saturating_mul(classes.bytes_for(i)) },
+                experts: if slots == 0 { 0 } else { slots.saturating_mul(bytes) },
+                read: dense.saturating_add(bytes.saturating_mul(uses as u64)),
             }
         });
         let load = ModelLoad {
