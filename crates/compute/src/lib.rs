@@ -33,9 +33,9 @@ pub use cpu::{
     CpuPeak, Isa, LogitTally, LogitWeights, cpu_scratch_bytes, logits_between, logits_extent,
 };
 pub use device::{
-    BankPlace, Commit, Counters, Device, DeviceMemory, DeviceOptions, KernelTime, LateValues,
-    LayerSplit, PipelineStore, PlannedMemory, Profiler, RecordAhead, ScratchShape, SlotStore,
-    StateStore, Ticket, ViewRead, open,
+    BankPlace, Commit, Counters, Device, DeviceMemory, DeviceOptions, KernelTime, LateFailure,
+    LateRead, LateValues, LayerSplit, PipelineStore, PlannedMemory, Profiler, RecordAhead,
+    ScratchShape, SlotStore, StateStore, Ticket, ViewRead, open,
 };
 pub use error::Error;
 pub use format::{

@@ -9,7 +9,7 @@ mod record_ahead;
 mod slot_store;
 mod state_store;
 
-pub use late_values::LateValues;
+pub use late_values::{LateFailure, LateRead, LateValues};
 pub use layer_split::LayerSplit;
 pub(crate) use layer_split::check_cards;
 pub use pipeline_store::PipelineStore;
@@ -87,6 +87,23 @@ pub trait Device:
     /// Copies a view to `out`, row by row, once all previous ops are complete. `out` has
     /// `rows * heads * width` elements.
     fn read(&mut self, view: View, out: &mut [f32]) -> Result<(), Error>;
+
+    /// Reads a view without gaps once all previous ops are complete, and after the call: where the
+    /// values are waited for. An asynchronous device submits the ops and does not wait for them.
+    fn read_late(&mut self, view: View) -> Result<LateRead, Error> {
+        let count = view.rows.saturating_mul(view.heads).saturating_mul(view.width);
+        let mut values = Vec::new();
+        values.try_reserve_exact(count).map_err(|error| Error::Memory {
+            bytes: (count as u64).saturating_mul(4),
+            source: std::io::Error::other(error),
+        })?;
+        values.resize(count, 0.0);
+        self.read(view, &mut values)?;
+        Ok(LateRead {
+            values: Box::new(move |write| write(&values)),
+            failure: LateFailure::default(),
+        })
+    }
 
     /// Does the same as [`Device::read`]. An asynchronous device calls `meanwhile` before it waits,
     /// so that host work overlaps with device work.

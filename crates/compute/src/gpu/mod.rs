@@ -44,7 +44,7 @@ use crate::{
     Error, KernelTime, KvFormat, LayerSplit, Op, PlannedMemory, Profiler, RecordAhead,
     ScratchShape, Slot, SlotStore, SlotTable, Span, State, StateShape, StateStore, Ticket, View,
     ViewRead, Weight,
-    device::LateValues,
+    device::{LateRead, LateValues},
     matrix::{Bytes, MatrixShape},
     op_check::HandleTable,
 };
@@ -293,6 +293,14 @@ impl Device for GpuDevice {
         };
         let ranges = views.iter().map(range).collect::<Result<Vec<_>, Error>>()?;
         self.recorder.write_late(&self.store.activations().raw, ranges, values)
+    }
+
+    fn read_late(&mut self, view: View) -> Result<LateRead, Error> {
+        self.flush_fused()?;
+        let len = view.rows * view.heads * view.width;
+        let offset = self.store.dense_offset(&view, len)?;
+        let src = self.store.activations().raw.clone();
+        self.recorder.read_late(&src, offset, len)
     }
 
     fn read(&mut self, view: View, out: &mut [f32]) -> Result<(), Error> {

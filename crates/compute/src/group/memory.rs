@@ -2,7 +2,8 @@
 
 use super::{CardGroup, on_card};
 use crate::{
-    Counters, DeviceMemory, Error, KernelTime, PlannedMemory, Profiler, RecordAhead, ScratchShape,
+    Counters, Device, DeviceMemory, Error, KernelTime, PlannedMemory, Profiler, RecordAhead,
+    ScratchShape,
 };
 
 #[deny(clippy::missing_trait_methods, reason = "a default would be that of a single card")]
@@ -42,8 +43,25 @@ impl PlannedMemory for CardGroup {
     }
 }
 
-/// The defaults record and compile nothing ahead: the ops of a step are on several cards.
-impl RecordAhead for CardGroup {}
+/// The card of layer 0 records its layers of the next step: see
+/// [`Device::read_while`](crate::Device::read_while). No step of all cards is recorded.
+impl RecordAhead for CardGroup {
+    /// Submits the recorded layers of the first card, which is then the current one.
+    fn submit_recorded(&mut self, tokens: &[u32]) -> Result<bool, Error> {
+        self.finish_carries()?;
+        let first = self.card_of(0);
+        let is_submitted = self.cards[first].submit_recorded(tokens).map_err(on_card(first))?;
+        if is_submitted {
+            self.current = first;
+        }
+        Ok(is_submitted)
+    }
+
+    /// Compiles kernels of the current card, which is passed to `record`.
+    fn compile_ahead(&mut self, record: &mut dyn FnMut(&mut dyn Device)) -> Result<(), Error> {
+        self.on_current(|card| card.compile_ahead(record))
+    }
+}
 
 #[deny(clippy::missing_trait_methods, reason = "a default would be that of a single card")]
 impl Profiler for CardGroup {

@@ -15,13 +15,14 @@ use std::io;
 
 use self::{objects::ObjectCounts, states::GroupStates, tickets::GroupTickets};
 use crate::{
-    Buffer, Device, DeviceId, Error, Format, LateValues, LayerSplit, Op, Scalar, Ticket, View,
-    ViewRead, Weight,
+    Buffer, Device, DeviceId, Error, Format, LateFailure, LateRead, LateValues, LayerSplit, Op,
+    Scalar, Ticket, View, ViewRead, Weight,
     device::check_cards,
     matrix::{Bytes, MatrixShape},
 };
 
-/// Values that are carried from card to card at a time: 4 MiB of host memory.
+/// Values that are carried from card to card at a time: 4 MiB of host memory. The cards wait for
+/// each other only where there are more.
 const CARRIED_VALUES: usize = 1 << 20;
 
 /// Shape of the placeholders of weights.
@@ -66,6 +67,7 @@ pub fn group_cards(cards: Vec<Box<dyn Device>>) -> Result<Box<dyn Device>, Error
         states: GroupStates::default(),
         tickets: GroupTickets::default(),
         carried: Vec::new(),
+        carries: Vec::new(),
         cards,
     }))
 }
@@ -91,6 +93,15 @@ struct CardGroup {
     tickets: GroupTickets,
     /// Values on their way from one card to another.
     carried: Vec<f32>,
+    /// Copies between cards whose success is not known yet.
+    carries: Vec<Carry>,
+}
+
+/// Copy from one card to another, which the second one waits for.
+struct Carry {
+    from: usize,
+    to: usize,
+    failure: LateFailure,
 }
 
 /// Adds the number of the card to an error. Errors of a request keep their fields.
@@ -110,6 +121,28 @@ impl CardGroup {
     /// Card of a layer.
     fn card_of(&self, layer: usize) -> usize {
         self.card_of_layer.get(layer).copied().unwrap_or(self.last_card)
+    }
+
+    /// Waits for copies between cards.
+    fn finish_carries(&mut self) -> Result<(), Error> {
+        self.finish_carries_by(|_| Ok(()))
+    }
+
+    /// Waits for copies between cards, of which those to the current one are complete once `f` has
+    /// read a result of it. Of two errors, reports that of a copy, which is the earlier one.
+    fn finish_carries_by(
+        &mut self,
+        f: impl FnOnce(&mut Self) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let read = f(self);
+        let mut first = None;
+        for Carry { from, to, failure } in std::mem::take(&mut self.carries) {
+            // The card waits for the values before it submits.
+            let submitted = self.cards[to].submit().map(drop).map_err(on_card(to));
+            let failed = failure.take().map(on_card(from)).or(submitted.err());
+            first = first.or(failed);
+        }
+        first.map_or(read, Err)
     }
 
     /// Calls `f` with the current card.
@@ -133,7 +166,14 @@ impl CardGroup {
     fn carry(&mut self, view: View, from: usize, to: usize) -> Result<(), Error> {
         let Self { cards, carried, .. } = self;
         let width = view.heads.saturating_mul(view.width);
-        view.check_dense(view.rows.saturating_mul(width))?;
+        let count = view.rows.saturating_mul(width);
+        view.check_dense(count)?;
+        if count <= CARRIED_VALUES {
+            let LateRead { values, failure } =
+                cards[from].read_late(view).map_err(on_card(from))?;
+            self.carries.push(Carry { from, to, failure });
+            return cards[to].write_late(&[view], values).map_err(on_card(to));
+        }
         let step = (CARRIED_VALUES / width.max(1)).max(1);
         for first in (0..view.rows).step_by(step) {
             let part = view.slice(first, step.min(view.rows - first));
@@ -206,22 +246,35 @@ impl Device for CardGroup {
         self.on_current(|card| card.write_late(views, values))
     }
 
-    fn read(&mut self, view: View, out: &mut [f32]) -> Result<(), Error> {
-        self.on_current(|card| card.read(view, out))
+    fn read_late(&mut self, view: View) -> Result<LateRead, Error> {
+        self.finish_carries()?;
+        self.on_current(|card| card.read_late(view))
     }
 
-    /// Does not call `meanwhile`: a single card cannot record a step of all of them.
+    fn read(&mut self, view: View, out: &mut [f32]) -> Result<(), Error> {
+        self.read_while(view, out, &mut |_| ())
+    }
+
+    /// Calls `meanwhile` with the card of layer 0, which may record its layers of the next step.
     fn read_while(
         &mut self,
         view: View,
         out: &mut [f32],
-        _: &mut dyn FnMut(&mut dyn Device),
+        meanwhile: &mut dyn FnMut(&mut dyn Device),
     ) -> Result<(), Error> {
-        self.read(view, out)
+        self.finish_carries_by(|group| {
+            let (first, current) = (group.card_of(0), group.current);
+            let read = match group.cards.get_disjoint_mut([first, current]) {
+                Ok([first, card]) => card.read_while(view, out, &mut |_| meanwhile(&mut **first)),
+                // Layer 0 is on the current card.
+                Err(_) => group.cards[current].read(view, out),
+            };
+            read.map_err(on_card(current))
+        })
     }
 
     fn read_views(&mut self, reads: &mut [ViewRead<'_>]) -> Result<(), Error> {
-        self.on_current(|card| card.read_views(reads))
+        self.finish_carries_by(|group| group.on_current(|card| card.read_views(reads)))
     }
 }
 

@@ -218,6 +218,7 @@ impl StateStore for CardGroup {
         commits.iter().try_for_each(|commit| {
             commit.check(self.states.get(self.id, commit.span.state)?.shape)
         })?;
+        self.finish_carries()?;
         self.each_card(|card| {
             card.commit(&[])?;
             // Also reports a lost card.

@@ -139,6 +139,8 @@ pub(crate) struct Model {
     tokens: Vec<u32>,
     logit_rows: Vec<LogitsRow>,
     recorded: Option<RecordedStep>,
+    /// By card: parts of a step that it computes. The part after the last layer is the head.
+    card_parts: Vec<Range<usize>>,
 }
 
 impl Model {
@@ -154,6 +156,10 @@ impl Model {
         let last = blueprint.layers.len();
         loader.enter_layer(0)?;
         let embed = loader.matrix(&blueprint.embed)?;
+        let first_parts = (0..=last)
+            .filter(|part| *part == 0 || !loader.device.is_same_card(part - 1, *part))
+            .chain([last + 1])
+            .collect::<Vec<_>>();
         let layers = blueprint.layers.iter().enumerate().map(|(i, layer)| {
             loader.enter_layer(i)?;
             Layer::load(layer, loader)
@@ -174,6 +180,7 @@ impl Model {
                 None if loader.device.is_same_card(0, last) => embed,
                 None => loader.matrix(&blueprint.embed)?,
             },
+            card_parts: first_parts.windows(2).map(|ends| ends[0]..ends[1]).collect(),
             head_bias: loader.optional_vector(blueprint.head_bias.as_ref())?,
             logit_scale: blueprint.logit_scale,
             scratch: Scratch::new(blueprint, rows, context, loader.device)?,
@@ -225,27 +232,40 @@ impl Model {
     ) -> Result<(), Error> {
         // These steps are not counted.
         let counters = std::mem::take(&mut self.moe_state.counters);
-        let compiled = device.compile_ahead(&mut |device| {
-            for &StepSize { position, rows } in steps {
-                let tokens = vec![0; rows];
-                let span =
-                    SeqSpan { states, position, tokens: &tokens, logits: LogitsRequest::None };
-                self.tokens.clone_from(&tokens);
-                let mut stats = Stats::default();
-                let mut ctx = StepContext { device, cache, host: None, stats: &mut stats };
-                // An error recurs in the first step, which reports it.
-                if self.run_layers(&mut ctx, &[span], &mut StepControl::default()).is_err() {
-                    continue;
+        let compiled = self.card_parts.clone().into_iter().try_for_each(|parts| {
+            device.enter_layer(parts.start, None)?;
+            device.compile_ahead(&mut |device| {
+                for step in steps {
+                    // An error recurs in the first step, which reports it.
+                    let _ = self.run_step_of_card(device, cache, states, *step, parts.clone());
                 }
-                for n in USUAL_CANDIDATES {
-                    let rows: Vec<_> =
-                        LogitsRow::for_span(LogitsRequest::TopK(n), 0..rows).collect();
-                    let _ = self.run_head(device, &rows);
-                }
-            }
+            })
         });
         self.moe_state.counters = counters;
         compiled.map_err(Error::at(|| "compiling kernels"))
+    }
+
+    /// Runs the parts of a step that a card computes, with usual numbers of top logits.
+    fn run_step_of_card(
+        &mut self,
+        device: &mut dyn Device,
+        cache: &mut ExpertCache,
+        states: &[LayerStates],
+        StepSize { position, rows }: StepSize,
+        parts: Range<usize>,
+    ) -> Result<(), Error> {
+        let tokens = vec![0; rows];
+        let span = SeqSpan { states, position, tokens: &tokens, logits: LogitsRequest::None };
+        self.tokens.clone_from(&tokens);
+        let mut stats = Stats::default();
+        let mut ctx = StepContext { device, cache, host: None, stats: &mut stats };
+        let has_head = parts.contains(&self.layers.len());
+        self.run_layers(&mut ctx, &[span], &mut StepControl::default(), parts)?;
+        for n in USUAL_CANDIDATES.iter().filter(|_| has_head) {
+            let rows: Vec<_> = LogitsRow::for_span(LogitsRequest::TopK(*n), 0..rows).collect();
+            self.run_head(device, &rows).map_err(Error::at(|| "head"))?;
+        }
+        Ok(())
     }
 
     /// Runs a step over the spans' tokens. `sink` receives the requested logits with the row of the
@@ -300,15 +320,16 @@ impl Model {
             }
             _ => None,
         };
-        match &submitted {
-            Some(recorded) => {
-                ctx.stats.add_recorded(recorded.stats);
-                if let Some(progress) = &mut control.progress {
-                    progress(1.0);
-                }
+        let parts = 0..self.layers.len() + 1;
+        let mut rest = parts.clone();
+        if let Some(recorded) = &submitted {
+            ctx.stats.add_recorded(recorded.stats);
+            rest.start = self.first_card_parts().end;
+            if let Some(progress) = &mut control.progress {
+                progress(rest.start as f64 / parts.end as f64);
             }
-            None => self.run_layers(ctx, spans, control)?,
         }
+        self.run_layers(ctx, spans, control, rest.clone())?;
         let mut logit_rows = std::mem::take(&mut self.logit_rows);
         logit_rows.clear();
         logit_rows.extend(
@@ -326,7 +347,7 @@ impl Model {
         let mut runs = runs.flat_map(|run| run.chunks(head_rows));
         let result = runs.try_for_each(|logit_rows| {
             let since = Instant::now();
-            if submitted.is_none() {
+            if !rest.is_empty() {
                 self.run_head(&mut *ctx.device, logit_rows).map_err(Error::at(|| "head"))?;
             }
             ctx.stats.computing_ns += since.elapsed().as_nanos() as u64;
@@ -342,28 +363,42 @@ impl Model {
         result
     }
 
-    /// Records embedding and all layers for `self.tokens`, up to the residual stream after the last
-    /// layer. The tokens are those of the current step, or placeholders of the same number in a
-    /// step recorded ahead.
+    /// Parts of a step that can be recorded ahead: those of the first card.
+    fn first_card_parts(&self) -> Range<usize> {
+        self.card_parts.first().cloned().unwrap_or_default()
+    }
+
+    /// Records the embedding of `self.tokens`, which are those of the current step, or placeholders
+    /// of the same number in a step recorded ahead.
+    fn run_embed(&mut self, device: &mut dyn Device, x: View) -> Result<(), Error> {
+        let embed = Op::Embed { table: self.embed, tokens: &self.tokens, out: x };
+        device
+            .enter_layer(0, None)
+            .and_then(|()| device.run(&embed))
+            .and_then(|()| match self.embed_scale {
+                1.0 => Ok(()),
+                factor => device.run(&Op::Scale { x, factor }),
+            })
+            .map_err(Error::at(|| "embedding"))
+    }
+
+    /// Records parts of a step, up to the residual stream after them. Layer 0 includes the
+    /// embedding. The part after the last layer is what precedes the head.
     fn run_layers(
         &mut self,
         ctx: &mut StepContext<'_>,
         spans: &[SeqSpan<'_>],
         control: &mut StepControl<'_>,
+        parts: Range<usize>,
     ) -> Result<(), Error> {
         let StepContext { device, cache, host, stats } = ctx;
         let rows = spans.iter().map(|s| s.tokens.len()).sum();
         let x = View::rows(self.scratch.x, rows, self.hidden);
-        device.enter_layer(0, None).map_err(Error::at(|| "embedding"))?;
-        device
-            .run(&Op::Embed { table: self.embed, tokens: &self.tokens, out: x })
-            .map_err(Error::at(|| "embedding"))?;
-        if self.embed_scale != 1.0 {
-            device
-                .run(&Op::Scale { x, factor: self.embed_scale })
-                .map_err(Error::at(|| "embedding"))?;
+        if parts.start == 0 {
+            self.run_embed(&mut **device, x)?;
         }
-        for (i, layer) in self.layers.iter().enumerate() {
+        let layers = self.layers.iter().enumerate();
+        for (i, layer) in layers.take(parts.end).skip(parts.start) {
             if control.is_cancelled() {
                 return Err(Error::Cancelled);
             }
@@ -411,11 +446,13 @@ impl Model {
                 progress((i + 1) as f64 / self.layers.len() as f64);
             }
         }
-        if let Some(host) = host {
-            host.collect(&mut **device, cache).map_err(Error::at(|| "experts on the host"))?;
+        if parts.contains(&self.layers.len()) {
+            if let Some(host) = host {
+                host.collect(&mut **device, cache).map_err(Error::at(|| "experts on the host"))?;
+            }
+            device.enter_layer(self.layers.len(), Some(x)).map_err(Error::at(|| "head"))?;
+            stats.tokens += rows as u64;
         }
-        device.enter_layer(self.layers.len(), Some(x)).map_err(Error::at(|| "head"))?;
-        stats.tokens += rows as u64;
         Ok(())
     }
 
@@ -550,8 +587,12 @@ impl Model {
         {
             return;
         }
-        let states: Vec<State> =
-            spans.iter().flat_map(|span| span.states.iter().flatten().flatten().copied()).collect();
+        // On several cards, `device` is the first one.
+        let parts = self.first_card_parts();
+        let states: Vec<State> = spans
+            .iter()
+            .flat_map(|span| span.states.iter().take(parts.end).flatten().flatten().copied())
+            .collect();
         let next: Vec<_> =
             spans.iter().map(|span| SeqSpan { position: span.position + 1, ..*span }).collect();
         let logit_rows: Vec<_> = (0..)
@@ -562,10 +603,13 @@ impl Model {
         let recorded = device.record_ahead(&states, next.len(), &mut |device| {
             let mut ctx =
                 StepContext { device: &mut *device, cache, host: None, stats: &mut stats };
-            let layers = self.run_layers(&mut ctx, &next, &mut StepControl::default());
-            layers
-                .and_then(|()| self.run_head(device, &logit_rows).map_err(Error::at(|| "head")))
-                .is_ok()
+            let control = &mut StepControl::default();
+            let recorded = self.run_layers(&mut ctx, &next, control, parts.clone());
+            let recorded = recorded.and_then(|()| match parts.contains(&self.layers.len()) {
+                true => self.run_head(device, &logit_rows).map_err(Error::at(|| "head")),
+                false => Ok(()),
+            });
+            recorded.is_ok()
         });
         if matches!(recorded, Ok(true)) {
             let spans = next
@@ -618,7 +662,7 @@ impl LogitsRow {
     }
 }
 
-/// A decode step that the device may have recorded ahead.
+/// A decode step whose first parts the device may have recorded ahead.
 struct RecordedStep {
     /// States, position and request of each span.
     spans: Vec<(Vec<LayerStates>, usize, LogitsRequest)>,

@@ -9,9 +9,9 @@ use std::{
 use moeflux::runtime::WrapDevice;
 use moeflux_compute::{
     Bank, BankPlace, Buffer, Bytes, Commit, Counters, Device, DeviceId, DeviceMemory, Error,
-    ExpertUses, KvFormat, LateValues, LayerSplit, MatrixShape, Op, PlannedMemory, Profiler,
-    RecordAhead, ScratchShape, Slot, SlotStore, SlotTable, Span, State, StateShape, StateStore,
-    Ticket, View, ViewRead, Weight,
+    ExpertUses, KvFormat, LateRead, LateValues, LayerSplit, MatrixShape, Op, PlannedMemory,
+    Profiler, RecordAhead, ScratchShape, Slot, SlotStore, SlotTable, Span, State, StateShape,
+    StateStore, Ticket, View, ViewRead, Weight,
 };
 
 /// Calls that the device received.
@@ -23,6 +23,8 @@ pub struct Asked {
     pub listed: usize,
     /// Views read back.
     pub reads: usize,
+    /// Recorded steps submitted.
+    pub recorded: usize,
     /// Values in those views.
     pub numbers: usize,
     /// Views written by the host.
@@ -243,6 +245,16 @@ impl Device for Wrapped {
         self.inner.write_late(views, values)
     }
 
+    fn read_late(&mut self, view: View) -> Result<LateRead, Error> {
+        self.check()?;
+        self.note(|a| {
+            a.reads += 1;
+            a.numbers += view.rows * view.heads * view.width;
+        });
+        let read = self.inner.read_late(view)?;
+        self.check_call(Call::Read).map(|()| read)
+    }
+
     fn read_views(&mut self, reads: &mut [ViewRead<'_>]) -> Result<(), Error> {
         self.check()?;
         self.note(|a| {
@@ -292,6 +304,7 @@ impl RecordAhead for Wrapped {
         self.copy()?;
         let is_submitted = self.inner.submit_recorded(tokens)?;
         if is_submitted {
+            self.note(|a| a.recorded += 1);
             self.check_call(Call::SubmitRecorded)?;
         }
         Ok(is_submitted)

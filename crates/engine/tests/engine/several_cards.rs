@@ -239,8 +239,11 @@ fn a_real_card_computes_as_two() {
     assert!(all_bits(&engine, &prompt) == expected, "other bits");
     // As it is, in host memory or its own.
     let (one, _) = try_open(&tales(), device, &[Card::REAL], request().card_budgets(None));
-    let (engine, _) = try_open(&tales(), two, &[Card::REAL; 2], request().card_budgets(None));
+    let (engine, asked) = try_open(&tales(), two, &[Card::REAL; 2], request().card_budgets(None));
     assert!(all_bits(&engine.unwrap(), &prompt) == all_bits(&one.unwrap(), &prompt), "other bits");
+    // The first card's layers of decode steps are recorded while the second one computes.
+    let recorded = asked.iter().map(|asked| asked.lock().unwrap().recorded);
+    assert!(recorded.eq([3, 0]), "{asked:?}");
 }
 
 #[test]

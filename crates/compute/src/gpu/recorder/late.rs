@@ -1,7 +1,16 @@
-//! Late write: values that the host computes while later work is recorded.
+//! Late transfers: values that are written or read while later work is recorded, on this card or
+//! another.
 
-use super::Recorder;
-use crate::{Error, device::LateValues};
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use super::{FIRST_BATCH, Recorder};
+use crate::{
+    Error, Ticket,
+    device::{LateFailure, LateRead, LateValues},
+};
 
 /// Values for ranges of a buffer, to be written before the next submission.
 pub(super) struct LateWrite {
@@ -19,7 +28,68 @@ pub(in crate::gpu) struct LateRange {
     pub(in crate::gpu) len: usize,
 }
 
+/// Late reads that have been waited for.
+#[derive(Clone, Default)]
+pub(super) struct LateReads {
+    /// Last submission that is complete.
+    complete: Arc<AtomicU64>,
+    /// Their readback buffers, to be used again.
+    buffers: Arc<Mutex<Vec<wgpu::Buffer>>>,
+}
+
+impl LateReads {
+    /// Returns a free readback buffer.
+    fn buffer(&self) -> Option<wgpu::Buffer> {
+        self.buffers.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+
+    fn finish(&self, submission: u64, buffer: wgpu::Buffer) {
+        self.complete.fetch_max(submission, Relaxed);
+        self.buffers.lock().unwrap_or_else(PoisonError::into_inner).push(buffer);
+    }
+}
+
 impl Recorder {
+    /// Submits everything recorded so far. Returns `len` words of a buffer as values that are
+    /// waited for later.
+    pub(in crate::gpu) fn read_late(
+        &mut self,
+        src: &wgpu::Buffer,
+        offset: u64,
+        len: usize,
+    ) -> Result<LateRead, Error> {
+        let complete = self.late_reads.complete.load(Relaxed);
+        if self.running.front().is_some_and(|(ticket, _)| ticket.0 <= complete) {
+            self.running.retain(|(ticket, _)| *ticket > Ticket(complete));
+            self.batch = FIRST_BATCH;
+        }
+        // Another read may be waiting for the buffer of this recorder.
+        self.readback = self.late_reads.buffer();
+        let readback = self.start_readback(src, &[(offset, len)])?;
+        self.readback = None;
+        let (device, fault) = (self.device.clone(), self.fault.clone());
+        let submission_index = self.running.back().map(|(_, index)| index.clone());
+        let (late_reads, submission) = (self.late_reads.clone(), self.submitted);
+        let failure = LateFailure::default();
+        let error = failure.clone();
+        let values = move |write: &mut dyn FnMut(&[f32])| {
+            let wait = wgpu::PollType::Wait { submission_index, timeout: None };
+            let waited = device
+                .poll(wait)
+                .map_err(|e| Error::Device(format!("waiting for the GPU failed: {e}")))
+                .and_then(|_| fault.check());
+            let mut words = vec![0u32; len];
+            match waited.and_then(|()| readback.copy_to([&mut words[..]])) {
+                Ok(()) => {
+                    write(bytemuck::cast_slice(&words));
+                    late_reads.finish(submission, readback.buffer);
+                }
+                Err(e) => error.set(e),
+            }
+        };
+        Ok(LateRead { values: Box::new(values), failure })
+    }
+
     /// Submits everything recorded so far. Before the next submission, waits for `values` and
     /// writes them to the ranges, one after another.
     pub(in crate::gpu) fn write_late(

@@ -16,7 +16,10 @@ mod upload;
 use std::{collections::VecDeque, time::Instant};
 
 use self::{
-    encode_thread::EncodeThread, late::LateWrite, profile::KernelProfile, step::StepRecording,
+    encode_thread::EncodeThread,
+    late::{LateReads, LateWrite},
+    profile::KernelProfile,
+    step::StepRecording,
     upload::UploadRing,
 };
 use super::{
@@ -77,6 +80,7 @@ pub(in crate::gpu) struct Recorder {
     encode_thread: EncodeThread,
     /// Values to wait for before the next submission.
     late: Option<LateWrite>,
+    late_reads: LateReads,
     /// Whether dispatches only compile their kernels.
     compile_only: bool,
     /// Submissions that may be running.
@@ -147,6 +151,7 @@ impl Recorder {
             recording: None,
             encode_thread: EncodeThread::default(),
             late: None,
+            late_reads: LateReads::default(),
             compile_only: false,
             running: VecDeque::new(),
             submitted: 0,
@@ -286,10 +291,12 @@ impl Recorder {
             return;
         }
         self.end_pass();
+        // Encoding takes longer than recording: it comes before the wait for late values.
+        let commands = self.encoder.take().map(wgpu::CommandEncoder::finish);
         self.finish_late_write();
         self.upload.write(&self.queue);
-        if let Some(encoder) = self.encoder.take() {
-            self.submit_commands(encoder.finish());
+        if let Some(commands) = commands {
+            self.submit_commands(commands);
         }
         self.recorded = 0;
     }

@@ -15,9 +15,41 @@ const COPY_BYTES: u64 = 16 << 20;
 
 /// Readback in flight.
 pub(in crate::gpu) struct Readback {
-    buffer: wgpu::Buffer,
+    pub(super) buffer: wgpu::Buffer,
     /// Bytes mapped, the report included.
     size: u64,
+}
+
+impl Readback {
+    /// Copies the words of its ranges, once the card has written them.
+    ///
+    /// # Errors
+    /// [`Error::RouterNan`] or [`Error::LogitsNan`] if a kernel reported a NaN.
+    pub(super) fn copy_to<'a>(
+        &self,
+        dst: impl IntoIterator<Item = &'a mut [u32]>,
+    ) -> Result<(), Error> {
+        let mapped = self
+            .buffer
+            .slice(..self.size)
+            .get_mapped_range()
+            .map_err(|e| Error::Device(format!("results cannot be read back: {e}")))?;
+        let [router, logits]: [u32; 2] = bytemuck::pod_read_unaligned(&mapped[..8]);
+        let mut rest = &mapped[REPORT_BYTES as usize..];
+        for words in dst {
+            let bytes = bytemuck::cast_slice_mut::<u32, u8>(words);
+            let (range, others) = rest.split_at(bytes.len());
+            bytes.copy_from_slice(range);
+            rest = others;
+        }
+        drop(mapped);
+        self.buffer.unmap();
+        match [router, logits] {
+            [0, 0] => Ok(()),
+            [0, row] => Err(Error::LogitsNan { row: !row as usize }),
+            [row, _] => Err(Error::RouterNan { row: !row as usize }),
+        }
+    }
 }
 
 impl Recorder {
@@ -85,26 +117,7 @@ impl Recorder {
         dst: impl IntoIterator<Item = &'a mut [u32]>,
     ) -> Result<(), Error> {
         self.wait()?;
-        let mapped = readback
-            .buffer
-            .slice(..readback.size)
-            .get_mapped_range()
-            .map_err(|e| Error::Device(format!("results cannot be read back: {e}")))?;
-        let [router, logits]: [u32; 2] = bytemuck::pod_read_unaligned(&mapped[..8]);
-        let mut rest = &mapped[REPORT_BYTES as usize..];
-        for words in dst {
-            let bytes = bytemuck::cast_slice_mut::<u32, u8>(words);
-            let (range, others) = rest.split_at(bytes.len());
-            bytes.copy_from_slice(range);
-            rest = others;
-        }
-        drop(mapped);
-        readback.buffer.unmap();
-        match [router, logits] {
-            [0, 0] => Ok(()),
-            [0, row] => Err(Error::LogitsNan { row: !row as usize }),
-            [row, _] => Err(Error::RouterNan { row: !row as usize }),
-        }
+        readback.copy_to(dst)
     }
 
     /// Reads bytes of a buffer at any offset, after all recorded work.
