@@ -67,17 +67,13 @@ impl Recorder {
         self.readback = self.late_reads.buffer();
         let readback = self.start_readback(src, &[(offset, len)])?;
         self.readback = None;
-        let (device, fault) = (self.device.clone(), self.fault.clone());
-        let submission_index = self.running.back().map(|(_, index)| index.clone());
+        let (card_wait, fault) = (self.card_wait.clone(), self.fault.clone());
+        let index = self.running.back().map(|(_, index)| index.clone());
         let (late_reads, submission) = (self.late_reads.clone(), self.submitted);
         let failure = LateFailure::default();
         let error = failure.clone();
         let values = move |write: &mut dyn FnMut(&[f32])| {
-            let wait = wgpu::PollType::Wait { submission_index, timeout: None };
-            let waited = device
-                .poll(wait)
-                .map_err(|e| Error::Device(format!("waiting for the GPU failed: {e}")))
-                .and_then(|_| fault.check());
+            let waited = card_wait.wait(index.as_ref()).and_then(|()| fault.check());
             let mut words = vec![0u32; len];
             match waited.and_then(|()| readback.copy_to([&mut words[..]])) {
                 Ok(()) => {

@@ -12,6 +12,7 @@ mod profile;
 mod step;
 mod transfer;
 mod upload;
+mod wait;
 
 use std::{collections::VecDeque, time::Instant};
 
@@ -21,6 +22,7 @@ use self::{
     profile::KernelProfile,
     step::StepRecording,
     upload::UploadRing,
+    wait::CardWait,
 };
 use super::{
     card::{Card, DriverFault},
@@ -56,6 +58,7 @@ struct QueuedDispatch {
 /// Recorder of commands, and the queue that they are submitted to.
 pub(in crate::gpu) struct Recorder {
     device: wgpu::Device,
+    card_wait: CardWait,
     queue: wgpu::Queue,
     fault: DriverFault,
     max_workgroups: usize,
@@ -134,6 +137,7 @@ impl Recorder {
     ) -> Self {
         Self {
             device: card.device.clone(),
+            card_wait: CardWait::new(card),
             queue: card.queue.clone(),
             fault: card.fault.clone(),
             max_workgroups: card.limits.max_compute_workgroups_per_dimension as usize,
@@ -323,13 +327,13 @@ impl Recorder {
     /// Waits for all submitted work.
     pub(in crate::gpu) fn wait(&mut self) -> Result<(), Error> {
         let since = Instant::now();
-        let waited = self.device.poll(wgpu::PollType::wait_indefinitely());
+        let waited = self.card_wait.wait(None);
         self.counters.waits += 1;
         self.counters.waited_ns += since.elapsed().as_nanos() as u64;
         self.running.clear();
         self.batch = FIRST_BATCH;
         self.fault.check()?;
-        waited.map(|_| ()).map_err(|e| Error::Device(format!("waiting for the GPU failed: {e}")))
+        waited
     }
 
     /// Ticket of the last submission.
