@@ -96,7 +96,8 @@ fn all_bits(engine: &Engine, prompt: &[u32]) -> Vec<u32> {
         all.extend(bits(&feed(&mut session, part, None)));
     }
     let (mut fork, mut other) = (session.fork().unwrap(), engine.session().unwrap());
-    for step in [[&[5][..], &[6, 7], &[8, 9, 3]], [&[4], &[2], &[1]]] {
+    // Devices may record the last step ahead.
+    for step in [[&[5][..], &[6, 7], &[8, 9, 3]], [&[4], &[2], &[1]], [&[3], &[1], &[2]]] {
         let mut tokens = step.into_iter();
         let mut entries = [&mut session, &mut fork, &mut other]
             .map(|session| BatchEntry::new(session, tokens.next().unwrap()).logits(true));
@@ -243,7 +244,7 @@ fn a_real_card_computes_as_two() {
     assert!(all_bits(&engine.unwrap(), &prompt) == all_bits(&one.unwrap(), &prompt), "other bits");
     // The first card's layers of decode steps are recorded while the second one computes.
     let recorded = asked.iter().map(|asked| asked.lock().unwrap().recorded);
-    assert!(recorded.eq([3, 0]), "{asked:?}");
+    assert!(recorded.eq([1, 0]), "{asked:?}");
 }
 
 #[test]
