@@ -142,13 +142,15 @@ pub enum Activation {
     },
 }
 
-/// Function of a gate on the output of attention.
+/// Function of a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GateFunction {
     /// `1 / (1 + exp(-x))`.
     Sigmoid,
     /// `log(1 + exp(x))`.
     Softplus,
+    /// `x`: the factor itself.
+    Identity,
 }
 
 /// Rows of a stacked weight that form the matrices of a [`HeadMatrix`].
@@ -506,7 +508,7 @@ pub enum Op<'a> {
         out: View,
     },
     /// Causal depthwise 1-D convolution over time, then SiLU:
-    /// `out[r][c] = silu(sum_j weight[c][j] * input[r - (width - 1) + j][c])`. Inputs before the
+    /// `out[r][c] = f(sum_j weight[c][j] * input[r - (width - 1) + j][c])`. Inputs before the
     /// span come from its state, `(width - 1, channels)`: the last `width - 1` rows, oldest first.
     /// Reads the committed state, writes the next. Tolerance 1e-5.
     Conv1d {
@@ -516,6 +518,8 @@ pub enum Op<'a> {
         weight: Buffer,
         /// Taps per channel.
         width: usize,
+        /// Whether `f` is SiLU instead of the identity.
+        silu: bool,
         /// States made as [`StateShape::Recurrent`](crate::StateShape::Recurrent) of `(width - 1) *
         /// channels`.
         spans: &'a [Span],

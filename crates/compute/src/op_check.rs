@@ -173,7 +173,7 @@ impl Op<'_> {
                 Ok(())
             }
             Op::TopBlocks { .. } => self.check_top_blocks(c),
-            Op::Conv1d { x, weight, width, spans, out } => {
+            Op::Conv1d { x, weight, width, spans, out, .. } => {
                 if width == 0 {
                     return c.wrong("a convolution without taps".into());
                 }

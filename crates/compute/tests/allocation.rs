@@ -242,7 +242,7 @@ fn step(exact: bool, rows: usize) {
             spans: &latent,
             out: y.columns(0, 64),
         },
-        Op::Conv1d { x, weight: taps, width: 4, spans: &conv_spans, out: y },
+        Op::Conv1d { x, weight: taps, width: 4, silu: true, spans: &conv_spans, out: y },
         Op::DeltaNet {
             q: k,
             k: v,

@@ -273,7 +273,7 @@ pub(super) fn conv1d(bench: &mut OpBench, rows: usize) -> anyhow::Result<()> {
     };
     bench.time(work, out, &mut |device, _| {
         let spans = &[Span { state, position: 0, rows }];
-        Ok(device.run(&Op::Conv1d { x, weight, width, spans, out })?)
+        Ok(device.run(&Op::Conv1d { x, weight, width, silu: true, spans, out })?)
     })
 }
 

@@ -107,6 +107,7 @@ struct LayerCounts {
     latent: usize,
     sparse_latent: usize,
     delta_net: usize,
+    short_conv: usize,
     moe: usize,
     dense: usize,
 }
@@ -299,6 +300,7 @@ impl LayerCounts {
                 }
                 BodyBlueprint::Mixer(MixerBlueprint::Mla(_)) => &mut counts.latent,
                 BodyBlueprint::Mixer(MixerBlueprint::DeltaNet(_)) => &mut counts.delta_net,
+                BodyBlueprint::Mixer(MixerBlueprint::ShortConv(_)) => &mut counts.short_conv,
                 BodyBlueprint::FeedForward(FeedForwardBlueprint::Moe(_)) => &mut counts.moe,
                 BodyBlueprint::FeedForward(FeedForwardBlueprint::Dense(_)) => &mut counts.dense,
             };
@@ -347,6 +349,7 @@ fn kinds(blueprint: &Blueprint) -> Vec<TensorKind> {
                     MixerBlueprint::Gqa(_) => "attention",
                     MixerBlueprint::Mla(_) => "latent attention",
                     MixerBlueprint::DeltaNet(_) => "delta-net",
+                    MixerBlueprint::ShortConv(_) => "short convolution",
                 };
                 kinds.add(kind, &mixer.matrices());
             }
@@ -461,6 +464,7 @@ impl std::fmt::Display for InspectReport {
             (l.latent, "latent attention"),
             (l.sparse_latent, "sparse latent attention"),
             (l.delta_net, "gated delta-net"),
+            (l.short_conv, "short convolution"),
             (l.moe, "with experts"),
             (l.dense, "with a dense MLP"),
         ];

@@ -41,7 +41,7 @@ fn convolve(
     ConvSpan { state, first, span }: ConvSpan<'_>,
     values: &mut [f32],
 ) -> Result<(), Error> {
-    let &Op::Conv1d { x, weight, width, out, .. } = op else { return Ok(()) };
+    let &Op::Conv1d { x, weight, width, silu, out, .. } = op else { return Ok(()) };
     let kernels = cpu.kernels;
     let (src, weight) = (host.get(&x)?, host.values(weight)?);
     let history = &state.committed;
@@ -67,7 +67,9 @@ fn convolve(
                     dst.iter_mut().zip(inputs).for_each(|(sum, (tap, input))| *sum += tap * input);
                 }
             }
-            kernels.silu(dst);
+            if silu {
+                kernels.silu(dst);
+            }
         }
     });
     for (i, dst) in state.next.chunks_exact_mut(x.width).enumerate() {

@@ -7,6 +7,7 @@ fn factor(function: GateFunction, gate: f32) -> f32 {
     match function {
         GateFunction::Sigmoid => 1.0 / (1.0 + (-gate).exp()),
         GateFunction::Softplus => gate.max(0.0) + (-gate.abs()).exp().ln_1p(),
+        GateFunction::Identity => gate,
     }
 }
 
@@ -25,7 +26,7 @@ pub(super) fn head_gate(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(
                         x.iter_mut().for_each(|x| *x *= factor);
                     }
                     (_, GateFunction::Sigmoid) => kernels.mul_sigmoid(x, gates),
-                    (_, GateFunction::Softplus) => {
+                    (_, GateFunction::Softplus | GateFunction::Identity) => {
                         x.iter_mut().zip(gates).for_each(|(x, gate)| *x *= factor(function, *gate));
                     }
                 }

@@ -287,7 +287,9 @@ impl ReferenceDevice {
     }
 
     fn conv1d(&mut self, op: &Op<'_>) -> Result<(), Error> {
-        let &Op::Conv1d { x, weight, width, spans, out } = op else { return Ok(()) };
+        let &Op::Conv1d { x, weight, width, silu: has_silu, spans, out } = op else {
+            return Ok(());
+        };
         let channels = x.width;
         let x = self.dense(x)?;
         let weight = self.host.values(weight)?[..channels * width].to_vec();
@@ -306,7 +308,7 @@ impl ReferenceDevice {
                                 f64::from(weight[c * width + j]) * f64::from(input[row + j][c])
                             })
                             .sum();
-                        silu(sum as f32)
+                        if has_silu { silu(sum as f32) } else { sum as f32 }
                     })
                     .collect();
                 self.store(out, first + row, 0, &y)?;
@@ -478,6 +480,7 @@ impl ReferenceDevice {
                 let gates = gate.vector(row, head).iter().cycle().map(|gate| match function {
                     GateFunction::Sigmoid => sigmoid(*gate),
                     GateFunction::Softplus => softplus(*gate),
+                    GateFunction::Identity => *gate,
                 });
                 let y: Vec<f32> =
                     x.vector(row, head).iter().zip(gates).map(|(x, g)| x * g).collect();

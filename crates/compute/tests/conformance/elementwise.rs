@@ -88,14 +88,14 @@ fn glu_out_of_place_and_in_place() {
     });
 }
 
+const FUNCTIONS: [GateFunction; 3] =
+    [GateFunction::Sigmoid, GateFunction::Softplus, GateFunction::Identity];
+
 #[test]
 fn gates_per_head_and_per_element() {
     let mut random = Random::new(38);
     DevicePair::for_each(|pair, _| {
-        for (width, function) in WIDTHS
-            .into_iter()
-            .flat_map(|w| [GateFunction::Sigmoid, GateFunction::Softplus].map(|f| (w, f)))
-        {
+        for (width, function) in WIDTHS.into_iter().flat_map(|w| FUNCTIONS.map(|f| (w, f))) {
             // Heads with gaps between them.
             let all = pair.random(&mut random, 5, 3 * (width + 2));
             let x = View { heads: 3, width, head_stride: width + 2, ..all };

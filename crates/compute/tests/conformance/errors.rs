@@ -268,7 +268,7 @@ fn mismatched_states_are_rejected() {
         let weight = pair.buffer(&[0.5; 12]);
         let x = pair.random(&mut random, 2, 4);
         let conv_out = pair.nan_filled(2, 4);
-        let conv = |width, spans| Op::Conv1d { x, weight, width, spans, out: conv_out };
+        let conv = |width, spans| Op::Conv1d { x, weight, width, silu: true, spans, out: conv_out };
         refused(pair, "length", &conv(3, span(flat, 0)));
         refused(pair, "kind", &conv(3, span(kv, 0)));
         refused(pair, "taps", &conv(0, span(flat, 0)));

@@ -77,7 +77,7 @@ fn refused_states(device: &mut dyn Device, own: &Objects, foreign: &Objects) {
     let x = View::rows(own.buffer, 1, WIDTH);
     let [recurrent, keys] = foreign.states.map(|state| [Span { state, position: 0, rows: 1 }]);
     let convolution =
-        Op::Conv1d { x, weight: own.buffer, width: 2, spans: &recurrent, out: own.out };
+        Op::Conv1d { x, weight: own.buffer, width: 2, silu: true, spans: &recurrent, out: own.out };
     refused("state", device.run(&convolution));
     let attention = Op::Attention {
         q: x,

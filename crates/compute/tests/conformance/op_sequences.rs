@@ -392,6 +392,7 @@ fn conv1d_delta_rule_gated_norm_projection_and_residual_add() {
                     x,
                     weight: taps,
                     width: 4,
+                    silu: true,
                     spans: &conv_spans,
                     out: convolved,
                 });

@@ -27,7 +27,16 @@ fn in_chunks(
 fn conv1d_in_one_chunk_and_step_by_step() {
     let mut random = Random::new(21);
     DevicePair::for_each(|pair, _| {
-        for (channels, width) in [(1, 4), (37, 4), (300, 4), (20, 1), (20, 2), (19, 7)] {
+        for (channels, width, silu) in [
+            (1, 4, true),
+            (37, 4, true),
+            (300, 4, true),
+            (20, 1, true),
+            (20, 2, false),
+            (37, 4, false),
+            (300, 3, false),
+            (19, 7, true),
+        ] {
             let x = pair.random(&mut random, 9, channels + 5).columns(3, channels);
             let out = pair.nan_filled(9, channels);
             let weight = pair.buffer(&random.values(channels * width));
@@ -37,6 +46,7 @@ fn conv1d_in_one_chunk_and_step_by_step() {
                     x: x.slice(first, rows),
                     weight,
                     width,
+                    silu,
                     spans,
                     out: out.slice(first, rows),
                 });
@@ -151,7 +161,7 @@ fn conv1d_followed_by_a_delta_rule() {
                     let rows = spans[0].rows;
                     let (x, out) = (x.slice(first, rows), qkv.slice(first, rows));
                     let conv_spans = &[Span { state: conv_state, ..spans[0] }];
-                    pair.run(&Op::Conv1d { x, weight, width, spans: conv_spans, out });
+                    pair.run(&Op::Conv1d { x, weight, width, silu: true, spans: conv_spans, out });
                     // A read between them prevents the fusion.
                     if first == 4 {
                         pair.agree("the convolution", out, 1e-5);
@@ -198,7 +208,7 @@ fn sequences_of_one_op_are_independent() {
                 delta.run(pair, first, spans);
                 let (x, out, weight) =
                     (conv.0.slice(first, rows), conv.1.slice(first, rows), conv.2);
-                pair.run(&Op::Conv1d { x, weight, width: 4, spans: convs, out });
+                pair.run(&Op::Conv1d { x, weight, width: 4, silu: true, spans: convs, out });
             };
         let states = |pair: &mut DevicePair, len: usize| {
             [(); 2].map(|()| pair.state(StateShape::Recurrent { len }))

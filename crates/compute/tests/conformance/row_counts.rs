@@ -435,7 +435,7 @@ impl Tested<'_> {
         self.after_prefixes(state, |tested, spans| {
             let rows = row_sum(spans);
             let (x, out) = (tested.random(rows, channels), tested.pair.nan_filled(rows, channels));
-            tested.run(&Op::Conv1d { x, weight, width, spans, out });
+            tested.run(&Op::Conv1d { x, weight, width, silu: true, spans, out });
             tested.agree(out, 1e-5);
         });
     }

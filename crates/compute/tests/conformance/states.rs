@@ -192,7 +192,7 @@ impl Mixer {
                 out: out.split(heads),
             })?,
             Kind::Conv(_, width) => {
-                device.run(&Op::Conv1d { x, weight: self.weight, width, spans, out })?
+                device.run(&Op::Conv1d { x, weight: self.weight, width, silu: true, spans, out })?
             }
             Kind::Delta(key_heads, heads, key, value) => {
                 let keys = key_heads * key;
@@ -340,7 +340,9 @@ fn a_fork_has_the_committed_contents() {
             let spans = &[Span { state, position: 5, rows: 3 }];
             if let Kind::Conv(_, width) = kind {
                 let (x, out) = (mixer.inputs[0].slice(5, 3), mixer.out.slice(5, 3));
-                device.run(&Op::Conv1d { x, weight: mixer.weight, width, spans, out }).unwrap();
+                device
+                    .run(&Op::Conv1d { x, weight: mixer.weight, width, silu: true, spans, out })
+                    .unwrap();
             }
             let [one, other] = [0; 2].map(|_| device.fork_state(state, 5).unwrap());
             assert!(mixer.advance(device, 1, one, 5..9) == expected);
@@ -365,7 +367,9 @@ fn commit_is_all_or_nothing() {
         let before = mixer.save(device, state, mixer.entries(5));
         let spans = &[Span { state, position: 5, rows: 3 }];
         let (x, out) = (mixer.inputs[0].slice(5, 3), mixer.out.slice(5, 3));
-        device.run(&Op::Conv1d { x, weight: mixer.weight, width: 4, spans, out }).unwrap();
+        device
+            .run(&Op::Conv1d { x, weight: mixer.weight, width: 4, silu: true, spans, out })
+            .unwrap();
         let commits = [state, dropped].map(|state| Commit::all(Span { state, ..spans[0] }));
         assert!(device.commit(&commits).is_err());
         assert!(mixer.save(device, state, mixer.entries(5)) == before, "{}", device.describe());

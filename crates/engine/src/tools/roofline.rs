@@ -191,7 +191,7 @@ impl StateCosts {
         let window = match layer.mixer() {
             Some(MixerBlueprint::Mla(mla)) => mla.sparse.as_ref().map(|s| s.top_k),
             Some(MixerBlueprint::Gqa(gqa)) => gqa.indexer.as_ref().map(|s| s.top_k * s.block),
-            Some(MixerBlueprint::DeltaNet(_)) | None => None,
+            Some(MixerBlueprint::DeltaNet(_) | MixerBlueprint::ShortConv(_)) | None => None,
         };
         Self {
             fixed: bytes(1) - per_position,

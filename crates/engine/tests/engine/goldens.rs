@@ -80,7 +80,7 @@ fn the_cpu_device_matches_mlx() {
 }
 
 /// One golden for each kind of mixer and router, with integer weights where there is one.
-const KINDS: [&str; 19] = [
+const KINDS: [&str; 20] = [
     "qwen3_moe",
     "qwen3_5_moe",
     "qwen3_next",
@@ -93,6 +93,7 @@ const KINDS: [&str; 19] = [
     "ernie4_5_moe_hub",
     "exaone_moe_hub",
     "laguna_hub",
+    "lfm2_moe_hub",
     "step3p7_hub",
     "mimo_v2_flash_hub",
     "deepseek_v2_hub",

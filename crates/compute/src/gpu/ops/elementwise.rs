@@ -84,11 +84,15 @@ fn encode_head_gate(
         heads: x.heads as u32,
         width: x.width as u32,
     };
-    let softplus = function == GateFunction::Softplus;
+    let function = match function {
+        GateFunction::Sigmoid => 0,
+        GateFunction::Softplus => 1,
+        GateFunction::Identity => 2,
+    };
     let constants = Constants::new(&[
         ("WG", THREADS),
         ("ELEMENT_GATES", (gate.width == x.width).into()),
-        ("FUNCTION", softplus.into()),
+        ("FUNCTION", function),
     ]);
     let buffers = [store.activations()];
     ctx.recorder.dispatch(&HEAD_GATE, constants, &buffers, &params, groups(elements))

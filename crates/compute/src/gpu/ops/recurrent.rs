@@ -64,7 +64,7 @@ const ROWS_PER_THREAD: usize = 2;
 /// Bytes of queries and keys in workgroup memory, unless one row has more.
 const STAGED_BYTES: usize = 16 << 10;
 
-/// [`Op::Conv1d`] with one row per state.
+/// [`Op::Conv1d`] with SiLU and one row per state.
 pub(in crate::gpu) struct DecodeConv {
     x: View,
     weight: Buffer,
@@ -74,10 +74,10 @@ pub(in crate::gpu) struct DecodeConv {
 }
 
 impl DecodeConv {
-    /// `None` unless every state has one row.
+    /// `None` unless it has SiLU, and every state has one row.
     pub(in crate::gpu) fn from_op(op: &Op<'_>) -> Option<Box<Self>> {
         match *op {
-            Op::Conv1d { x, weight, width: width @ 2.., spans, out }
+            Op::Conv1d { x, weight, width: width @ 2.., silu: true, spans, out }
                 if spans.iter().all(|span| span.rows == 1) =>
             {
                 Some(Box::new(Self { x, weight, width, spans: spans.to_vec(), out }))
@@ -106,14 +106,18 @@ impl DecodeConv {
     /// Encodes it as a separate dispatch.
     pub(in crate::gpu) fn encode(&self, ctx: &mut OpContext<'_>) -> Result<(), Error> {
         let &Self { x, weight, width, ref spans, out } = self;
-        encode_conv1d(ctx, &Op::Conv1d { x, weight, width, spans, out })
+        encode_conv1d(ctx, &Op::Conv1d { x, weight, width, silu: true, spans, out })
     }
 }
 
 /// Encodes [`Op::Conv1d`].
 pub(super) fn encode_conv1d(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
-    let &Op::Conv1d { x, weight, width, spans, out } = op else { return Ok(()) };
-    let constants = Constants::new(&[("WG", CONV_THREADS as u32), ("TAPS", width as u32)]);
+    let &Op::Conv1d { x, weight, width, silu, spans, out } = op else { return Ok(()) };
+    let constants = Constants::new(&[
+        ("WG", CONV_THREADS as u32),
+        ("TAPS", width as u32),
+        ("SILU", silu.into()),
+    ]);
     let mut rest = &SequenceStates::of_spans(ctx, spans, None)?[..];
     while let Some(first) = rest.first() {
         let (run, others) = rest.split_at(first.run(ctx, &rest[1..]));

@@ -73,7 +73,14 @@ impl Steps {
         let qkv = if self.convolves { convolved } else { x };
         if self.convolves {
             let spans = &[conv_span];
-            device.run(&Op::Conv1d { x, weight: taps, width: 4, spans, out: convolved })?;
+            device.run(&Op::Conv1d {
+                x,
+                weight: taps,
+                width: 4,
+                silu: true,
+                spans,
+                out: convolved,
+            })?;
         }
         device.run(&Op::Attention {
             q: qkv.columns(0, 16),

@@ -12,10 +12,11 @@ pub(super) const fn row(gguf: &'static str, hub: &'static str) -> NameRow {
 }
 
 /// Tensors outside of layers.
-const MODEL: [NameRow; 5] = [
+const MODEL: [NameRow; 6] = [
     row("token_embd.weight", "model.embed_tokens.weight"),
     row("output_norm.weight", "model.norm.weight"),
     row("output_norm.bias", "model.norm.bias"),
+    row("token_embd_norm.weight", "model.embedding_norm.weight"),
     row("output.weight", "lm_head.weight"),
     row("output.bias", "lm_head.bias"),
 ];

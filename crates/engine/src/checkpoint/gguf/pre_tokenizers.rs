@@ -134,7 +134,7 @@ const PRE_TOKENIZERS: [PreTokenizer; 18] = [
         ..PLAIN
     },
     PreTokenizer {
-        names: &["llama-bpe", "llama-v3", "llama3"],
+        names: &["llama-bpe", "llama-v3", "llama3", "lfm2"],
         patterns: &[LLAMA3],
         ignores_merges: true,
         adds_bos: true,

@@ -40,6 +40,17 @@ impl Body {
         norms: NormWeights,
         layer: impl Fn(usize, &Scope<'_>) -> Result<LayerBlueprint, Error>,
     ) -> Result<Blueprint, Error> {
+        self.blueprint_with("norm", source, norms, layer)
+    }
+
+    /// The same with another name of the final norm.
+    pub(super) fn blueprint_with(
+        &self,
+        final_norm: &str,
+        source: &dyn TensorSource,
+        norms: NormWeights,
+        layer: impl Fn(usize, &Scope<'_>) -> Result<LayerBlueprint, Error>,
+    ) -> Result<Blueprint, Error> {
         let (hidden, vocab) = (self.hidden_size, self.vocab_size);
         Require(source).sizes(&[
             ("hidden_size", hidden),
@@ -74,7 +85,7 @@ impl Body {
             logit_cap: None,
             embed: model.matrix(embedding, vocab, hidden)?,
             layers: layers.collect::<Result<_, _>>()?,
-            norm: model.stream_norm("norm", hidden)?,
+            norm: model.stream_norm(final_norm, hidden)?,
             head: head.transpose()?,
             head_bias,
             logit_scale: 1.0,
@@ -183,6 +194,15 @@ pub(super) struct GqaParams {
 
 /// Projections of grouped-query attention, with biases where they exist; no norms, no sinks.
 pub(super) fn gqa(attention: &Scope<'_>, params: GqaParams) -> Result<GqaBlueprint, Error> {
+    gqa_with("o_proj", attention, params)
+}
+
+/// The same with another name of the output projection.
+pub(super) fn gqa_with(
+    o_proj: &str,
+    attention: &Scope<'_>,
+    params: GqaParams,
+) -> Result<GqaBlueprint, Error> {
     let GqaParams { hidden, shape, rope, v_proj } = params;
     let GqaShape { heads, kv_heads, head_dim, v_head_dim, .. } = shape;
     let v_outputs = kv_heads * v_head_dim;
@@ -192,7 +212,7 @@ pub(super) fn gqa(attention: &Scope<'_>, params: GqaParams) -> Result<GqaBluepri
         k_proj: attention.linear("k_proj", kv_heads * head_dim, hidden)?,
         v_proj: v_proj.then(|| attention.linear("v_proj", v_outputs, hidden)).transpose()?,
         gate_proj: None,
-        o_proj: attention.linear("o_proj", hidden, heads * v_head_dim)?,
+        o_proj: attention.linear(o_proj, hidden, heads * v_head_dim)?,
         shape,
         q_norm: None,
         k_norm: None,

@@ -75,7 +75,7 @@ struct KeyNames {
 }
 
 /// All keys of several names.
-const KEY_NAMES: [KeyNames; 15] = [
+const KEY_NAMES: [KeyNames; 16] = [
     KeyNames { key: "num_experts", others: &["num_local_experts", "n_routed_experts"] },
     KeyNames { key: "num_local_experts", others: &["num_experts", "n_routed_experts"] },
     KeyNames {
@@ -105,9 +105,10 @@ const KEY_NAMES: [KeyNames; 15] = [
         others: &["share_expert_dim", "shared_intermediate_size"],
     },
     KeyNames { key: "num_attention_groups", others: &["num_key_value_heads"] },
-    KeyNames { key: "rms_norm_eps", others: &["layernorm_epsilon"] },
+    KeyNames { key: "rms_norm_eps", others: &["layernorm_epsilon", "norm_eps"] },
     KeyNames { key: "qk_rope_head_dim", others: &["head_dim"] },
     KeyNames { key: "use_qk_norm", others: &["qk_norm"] },
+    KeyNames { key: "tie_word_embeddings", others: &["tie_embedding"] },
 ];
 
 /// The config of the language model: nested under `text_config`, or the whole config.

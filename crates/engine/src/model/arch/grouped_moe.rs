@@ -136,8 +136,18 @@ impl GroupedMoe {
 
     /// Part of a layer without experts.
     pub(super) fn dense(&self, mlp: &Scope<'_>, hidden: usize) -> Result<MlpBlueprint, Error> {
+        self.dense_of(PROJECTIONS, mlp, hidden)
+    }
+
+    /// The same with other names of gate, up and down.
+    pub(super) fn dense_of(
+        &self,
+        projections: [&str; 3],
+        mlp: &Scope<'_>,
+        hidden: usize,
+    ) -> Result<MlpBlueprint, Error> {
         Require(mlp.source).sizes(&[("intermediate_size", self.intermediate_size)])?;
-        mlp.mlp(hidden, self.intermediate_size)
+        mlp.mlp_of(projections, hidden, self.intermediate_size)
     }
 
     /// Part of a layer with experts.

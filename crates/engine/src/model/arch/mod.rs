@@ -27,6 +27,7 @@ mod grouped_moe;
 mod hunyuan_v1_moe;
 mod hy_v3;
 mod laguna;
+mod lfm2_moe;
 mod mellum;
 mod mimo_v2_flash;
 mod minimax_m2;
@@ -146,6 +147,12 @@ const ARCHITECTURES: &[ArchitectureEntry] = &[
     ArchitectureEntry { model_type: "kimi_k2", blueprint: deepseek_v3::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "kimi_k25", blueprint: deepseek_v3::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "laguna", blueprint: laguna::blueprint, ..SLIDING },
+    ArchitectureEntry {
+        model_type: "lfm2_moe",
+        layer_types: &["conv", "full_attention"],
+        blueprint: lfm2_moe::blueprint,
+        ..UNIFORM
+    },
     ArchitectureEntry {
         model_type: "mellum",
         harmless_keys: &["use_sliding_window"],

@@ -2,6 +2,7 @@
 
 use moeflux_compute::Activation;
 
+use super::expert_tensors::PROJECTIONS;
 use crate::{
     base::error::Error,
     checkpoint::{
@@ -153,10 +154,20 @@ impl<'a> Scope<'a> {
 
     /// SwiGLU MLP of this module: `gate_proj`, `up_proj` and `down_proj`.
     pub(super) fn mlp(&self, hidden: usize, intermediate: usize) -> Result<MlpBlueprint, Error> {
+        self.mlp_of(PROJECTIONS, hidden, intermediate)
+    }
+
+    /// The same with other names of gate, up and down.
+    pub(super) fn mlp_of(
+        &self,
+        [gate, up, down]: [&str; 3],
+        hidden: usize,
+        intermediate: usize,
+    ) -> Result<MlpBlueprint, Error> {
         Ok(MlpBlueprint {
-            gate_proj: self.matrix("gate_proj", intermediate, hidden)?,
-            up_proj: self.matrix("up_proj", intermediate, hidden)?,
-            down_proj: self.matrix("down_proj", hidden, intermediate)?,
+            gate_proj: self.matrix(gate, intermediate, hidden)?,
+            up_proj: self.matrix(up, intermediate, hidden)?,
+            down_proj: self.matrix(down, hidden, intermediate)?,
             activation: Activation::SwiGlu,
         })
     }

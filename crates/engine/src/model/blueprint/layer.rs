@@ -3,7 +3,7 @@
 use moeflux_compute::{KV_BLOCK, StateShape};
 
 use super::{
-    DeltaNetBlueprint, GqaBlueprint, MlaBlueprint, MlpBlueprint, MoeBlueprint,
+    DeltaNetBlueprint, GqaBlueprint, MlaBlueprint, MlpBlueprint, MoeBlueprint, ShortConvBlueprint,
     weight_list::WeightList,
 };
 use crate::checkpoint::{MatrixSource, VectorSource};
@@ -109,6 +109,8 @@ pub enum MixerBlueprint {
     Mla(Box<MlaBlueprint>),
     /// Gated delta-net.
     DeltaNet(Box<DeltaNetBlueprint>),
+    /// Gated short convolution.
+    ShortConv(Box<ShortConvBlueprint>),
 }
 
 impl From<GqaBlueprint> for MixerBlueprint {
@@ -126,6 +128,12 @@ impl From<MlaBlueprint> for MixerBlueprint {
 impl From<DeltaNetBlueprint> for MixerBlueprint {
     fn from(delta_net: DeltaNetBlueprint) -> Self {
         Self::DeltaNet(Box::new(delta_net))
+    }
+}
+
+impl From<ShortConvBlueprint> for MixerBlueprint {
+    fn from(short_conv: ShortConvBlueprint) -> Self {
+        Self::ShortConv(Box::new(short_conv))
     }
 }
 
@@ -197,6 +205,9 @@ impl MixerBlueprint {
                     StateShape::Recurrent { len: (s.conv_width - 1) * s.channels() },
                     StateShape::Recurrent { len: s.value_heads * s.value_width * s.key_width },
                 ]
+            }
+            Self::ShortConv(c) => {
+                vec![StateShape::Recurrent { len: (c.taps - 1) * c.channels() }]
             }
         }
     }

@@ -6,6 +6,7 @@
 
 mod input_orders;
 mod layer;
+mod short_conv;
 mod weight_list;
 
 use std::sync::Arc;
@@ -20,6 +21,7 @@ pub use self::layer::{
     BodyBlueprint, FeedForwardBlueprint, LayerBlueprint, MixerBlueprint, NormKind, NormSource,
     SubBlockBlueprint, SubBlockInput,
 };
+pub use self::short_conv::ShortConvBlueprint;
 use crate::checkpoint::{MatrixSource, Segment, VectorSource, location::ShardLocation};
 
 /// A model as data.
@@ -696,7 +698,7 @@ impl Blueprint {
         let long = mixers.filter_map(|mixer| match mixer {
             MixerBlueprint::Gqa(gqa) => gqa.rope.long.as_ref(),
             MixerBlueprint::Mla(mla) => mla.rope.long.as_ref(),
-            MixerBlueprint::DeltaNet(_) => None,
+            MixerBlueprint::DeltaNet(_) | MixerBlueprint::ShortConv(_) => None,
         });
         let positions = long.map(|long| long.original_positions);
         positions.fold(self.max_positions, usize::min)
@@ -733,7 +735,7 @@ impl Blueprint {
         let lists = mixers.filter_map(|mixer| match mixer {
             MixerBlueprint::Mla(m) => m.indexer().map(|_| 1),
             MixerBlueprint::Gqa(g) => g.indexer.as_ref().map(|_| g.shape.kv_heads),
-            MixerBlueprint::DeltaNet(_) => None,
+            MixerBlueprint::DeltaNet(_) | MixerBlueprint::ShortConv(_) => None,
         });
         lists.max()
     }

@@ -69,6 +69,10 @@ impl<'a> WeightList<'a> {
                 self.matrices.extend(projections.into_iter().chain([&d.out_proj]));
                 self.vectors.extend([&d.conv1d, &d.a_log, &d.dt_bias, &d.norm]);
             }
+            MixerBlueprint::ShortConv(c) => {
+                self.matrices.extend(c.matrices());
+                self.vectors.push(&c.conv);
+            }
         }
     }
 

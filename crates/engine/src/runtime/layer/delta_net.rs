@@ -88,6 +88,7 @@ impl DeltaNet {
             x: qkv,
             weight: self.conv1d,
             width: conv_width,
+            silu: true,
             spans: conv_spans,
             out: convolved,
         })?;

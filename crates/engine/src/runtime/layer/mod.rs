@@ -11,6 +11,7 @@ mod mlp;
 mod moe;
 mod read_timer;
 mod scratch;
+mod short_conv;
 #[cfg(test)]
 mod tests;
 
@@ -24,6 +25,7 @@ pub(crate) use mla::Mla;
 pub(crate) use mlp::{Mlp, MlpScratch};
 pub(crate) use moe::{Moe, MoeState};
 pub(crate) use scratch::{SCRATCH_BUFFERS, Scratch};
+pub(crate) use short_conv::ShortConv;
 
 use self::scratch::{ScoreBuffer, ScratchId, ScratchWidths};
 use crate::{
@@ -344,6 +346,7 @@ enum SubBlockBody {
     Gqa(Box<Gqa>),
     Mla(Box<Mla>),
     DeltaNet(DeltaNet),
+    ShortConv(ShortConv),
     Mlp(Mlp),
     Moe(Box<Moe>),
 }
@@ -359,6 +362,9 @@ impl SubBlockBody {
             }
             BodyBlueprint::Mixer(MixerBlueprint::DeltaNet(d)) => {
                 Self::DeltaNet(DeltaNet::load(d, loader)?)
+            }
+            BodyBlueprint::Mixer(MixerBlueprint::ShortConv(c)) => {
+                Self::ShortConv(ShortConv::load(c, loader)?)
             }
             BodyBlueprint::FeedForward(FeedForwardBlueprint::Dense(m)) => {
                 Self::Mlp(Mlp::load(m, loader)?)
@@ -406,6 +412,7 @@ impl SubBlock {
             SubBlockBody::Gqa(gqa) => gqa.run(step)?,
             SubBlockBody::Mla(mla) => mla.run(step)?,
             SubBlockBody::DeltaNet(delta_net) => delta_net.run(step)?,
+            SubBlockBody::ShortConv(short_conv) => short_conv.run(step)?,
             SubBlockBody::Mlp(mlp) => mlp.run(step, Mlp::SCRATCH, mixed)?,
             // Adds the sum of its experts to the residual stream itself, unless that is normed.
             SubBlockBody::Moe(moe) => output = moe.run(step, self.post_norm.is_none())?,

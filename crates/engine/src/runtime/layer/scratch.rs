@@ -2,7 +2,7 @@
 
 use moeflux_compute::{Buffer, Device};
 
-use super::{DeltaNet, GATHERED, Gqa, Mla, Mlp, Moe};
+use super::{DeltaNet, GATHERED, Gqa, Mla, Mlp, Moe, ShortConv};
 use crate::{
     base::error::Error,
     experts::prefetch::MAX_PREFETCH_ROWS,
@@ -37,6 +37,7 @@ impl ScratchWidths {
             BodyBlueprint::Mixer(MixerBlueprint::Gqa(g)) => Gqa::widths(g),
             BodyBlueprint::Mixer(MixerBlueprint::Mla(m)) => Mla::widths(m),
             BodyBlueprint::Mixer(MixerBlueprint::DeltaNet(d)) => DeltaNet::widths(d),
+            BodyBlueprint::Mixer(MixerBlueprint::ShortConv(c)) => ShortConv::widths(c),
             BodyBlueprint::FeedForward(FeedForwardBlueprint::Dense(m)) => Mlp::widths(m),
             BodyBlueprint::FeedForward(FeedForwardBlueprint::Moe(m)) => {
                 Moe::widths(m, blueprint.hidden, sub_block.post_norm.is_some())

@@ -236,5 +236,7 @@ impl Export {
             && !tensor.contains(".shared_expert")
             // mlx-lm drops it.
             && !tensor.contains(".moe_statics.")
+            // Names of an MLP on the Hub.
+            && !tensor.ends_with(".feed_forward.w1.weight")
     }
 }

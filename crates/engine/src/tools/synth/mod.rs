@@ -269,7 +269,7 @@ fn model(config: &Value, routing: RouterParams) -> Result<SynthModel, Error> {
     }
     let lacks_biases = |layer: &LayerBlueprint| match layer.mixer() {
         Some(MixerBlueprint::Gqa(gqa)) => gqa.q_proj.bias.is_none(),
-        Some(MixerBlueprint::Mla(_) | MixerBlueprint::DeltaNet(_)) | None => false,
+        _ => false,
     };
     if text["attention_bias"] == true && blueprint.layers.iter().any(lacks_biases) {
         return wrong("attention_bias true is not supported: published models have false".into());

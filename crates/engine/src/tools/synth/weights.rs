@@ -17,7 +17,7 @@ use crate::{
         Blueprint, BodyBlueprint, DeltaNetBlueprint, FeedForwardBlueprint, GqaBlueprint,
         IndexerBlueprint, LatentHeads, LatentQuery, LayerBlueprint, LayerExperts, LinearSource,
         MixerBlueprint, MlaBlueprint, MlpBlueprint, MoeBlueprint, NormKind, NormSource,
-        RouterBlueprint, SubBlockBlueprint, SubBlockInput,
+        RouterBlueprint, ShortConvBlueprint, SubBlockBlueprint, SubBlockInput,
     },
 };
 
@@ -205,6 +205,7 @@ impl<'a> ModuleList<'a> {
             BodyBlueprint::Mixer(MixerBlueprint::Gqa(gqa)) => self.attention(i, gqa),
             BodyBlueprint::Mixer(MixerBlueprint::Mla(mla)) => self.latent_attention(i, mla),
             BodyBlueprint::Mixer(MixerBlueprint::DeltaNet(net)) => self.delta_net(i, net),
+            BodyBlueprint::Mixer(MixerBlueprint::ShortConv(conv)) => self.short_conv(i, conv),
             BodyBlueprint::FeedForward(FeedForwardBlueprint::Dense(mlp)) => self.mlp(i, mlp),
             BodyBlueprint::FeedForward(FeedForwardBlueprint::Moe(moe)) => self.moe(i, moe),
         }
@@ -305,6 +306,15 @@ impl<'a> ModuleList<'a> {
         self.vector(&delta_net.a_log, decays);
         self.vector(&delta_net.dt_bias, uniform(-4.0, -1.0));
         self.norm(&delta_net.norm);
+    }
+
+    fn short_conv(&mut self, layer: usize, short_conv: &ShortConvBlueprint) {
+        for projection in [&short_conv.b_proj, &short_conv.c_proj, &short_conv.x_proj] {
+            self.matrix(projection, 1.0);
+        }
+        // A sum over three taps of products of unit size has unit size.
+        self.vector(&short_conv.conv, uniform(-1.0, 1.0));
+        self.matrix(&short_conv.out_proj, residual_gain(layer));
     }
 
     fn mlp(&mut self, layer: usize, mlp: &MlpBlueprint) {

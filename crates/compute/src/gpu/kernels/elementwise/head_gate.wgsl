@@ -1,4 +1,5 @@
-// Gate per head or per element: x *= function(gate). FUNCTION: 0 sigmoid, 1 softplus.
+// Gate per head or per element: x *= function(gate). FUNCTION: 0 sigmoid, 1 softplus,
+// 2 identity.
 // ELEMENT_GATES: 1 if each element has a gate, 0 if a head has one.
 // Grid: a thread for each element.
 // needs: common/common, common/exp_log
@@ -23,6 +24,8 @@ fn main(
     let x = p.x.offset + row * p.x.row_stride + head * p.x.head_stride + col;
     if (FUNCTION == 0u) {
         act[x] *= sigmoid(gate);
+    } else if (FUNCTION == 2u) {
+        act[x] *= gate;
     } else {
         act[x] *= max(gate, 0.0) + log1p_of(exp_of(-abs(gate)));
     }

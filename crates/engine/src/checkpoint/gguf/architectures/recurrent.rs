@@ -1,4 +1,4 @@
-//! Architectures with delta-nets in some layers.
+//! Architectures with delta-nets or short convolutions in some layers.
 
 use serde_json::json;
 
@@ -8,11 +8,11 @@ use super::{
         names::{NameRow, row},
     },
     GgufArchitecture, PLAIN, POST_ATTENTION_NORM, SHARED_EXPERT,
-    experts::softmax_experts,
+    experts::{grouped, softmax_experts},
 };
 use crate::base::error::Error;
 
-pub(super) const ARCHITECTURES: [GgufArchitecture; 2] = [
+pub(super) const ARCHITECTURES: [GgufArchitecture; 3] = [
     GgufArchitecture {
         name: "qwen35moe",
         model_types: &["qwen3_5_moe"],
@@ -26,6 +26,13 @@ pub(super) const ARCHITECTURES: [GgufArchitecture; 2] = [
         model_types: &["qwen3_next"],
         rows: &[DELTA_NET, POST_ATTENTION_NORM, SHARED_EXPERT],
         config: qwen3_next,
+        ..PLAIN
+    },
+    GgufArchitecture {
+        name: "lfm2moe",
+        model_types: &["lfm2_moe"],
+        rows: &[LFM2],
+        config: lfm2_moe,
         ..PLAIN
     },
 ];
@@ -44,6 +51,42 @@ const DELTA_NET: &[NameRow] = &[
     row("ssm_norm", "linear_attn.norm"),
     row("ssm_out", "linear_attn.out_proj"),
 ];
+
+/// Layers of LFM2.
+const LFM2: &[NameRow] = &[
+    row("attn_norm", "operator_norm"),
+    row("attn_output", "self_attn.out_proj"),
+    row("attn_q_norm", "self_attn.q_layernorm"),
+    row("attn_k_norm", "self_attn.k_layernorm"),
+    row("shortconv.conv", "conv.conv"),
+    row("shortconv.in_proj", "conv.in_proj"),
+    row("shortconv.out_proj", "conv.out_proj"),
+    row("ffn_norm", "ffn_norm"),
+    row("ffn_gate", "feed_forward.gate_proj"),
+    row("ffn_up", "feed_forward.up_proj"),
+    row("ffn_down", "feed_forward.down_proj"),
+    row("ffn_gate_inp", "feed_forward.gate"),
+    row("exp_probs_b.bias", "feed_forward.expert_bias"),
+    row("ffn_gate_exps", "feed_forward.switch_mlp.gate_proj"),
+    row("ffn_up_exps", "feed_forward.switch_mlp.up_proj"),
+    row("ffn_down_exps", "feed_forward.switch_mlp.down_proj"),
+];
+
+/// Layers of convolutions have no KV heads.
+fn lfm2_moe(keys: &Keys<'_>) -> Result<Config, Error> {
+    let mut config = grouped(keys, "lfm2_moe")?;
+    let name = "attention.head_count_kv";
+    let heads = keys.per_layer(name)?.ok_or_else(|| keys.missing(name))?;
+    let kind = |heads| if heads == 0 { "conv" } else { "full_attention" };
+    let entries = json!({
+        "layer_types": heads.into_iter().map(kind).collect::<Vec<_>>(),
+        "conv_L_cache": keys.size("shortconv.l_cache")?,
+        // Not in the file: llama.cpp always normalizes.
+        "norm_topk_prob": true,
+    });
+    add(&mut config, entries);
+    Ok(config)
+}
 
 fn qwen3_next(keys: &Keys<'_>) -> Result<Config, Error> {
     delta_nets(keys, "qwen3_next")

@@ -40,7 +40,7 @@ const fn number(config: &'static [&'static str], gguf: &'static str) -> NumberRo
 }
 
 /// Numbers that configs name.
-const NUMBERS: [NumberRow; 26] = [
+const NUMBERS: [NumberRow; 27] = [
     number(&["num_hidden_layers"], "block_count"),
     number(&["max_position_embeddings"], "context_length"),
     number(&["hidden_size"], "embedding_length"),
@@ -67,6 +67,7 @@ const NUMBERS: [NumberRow; 26] = [
     number(&["linear_num_key_heads"], "ssm.group_count"),
     number(&["linear_num_value_heads"], "ssm.time_step_rank"),
     number(&["full_attention_interval"], "full_attention_interval"),
+    number(&["conv_L_cache"], "shortconv.l_cache"),
 ];
 
 const EXPERTS: &[&str] =
@@ -104,7 +105,10 @@ pub(super) fn model_keys(prefix: &str, config: &Value, blueprint: &Blueprint) ->
             keys.push(gguf, KeyValue::U32(n));
         }
     }
-    keys.float(&["rms_norm_eps", "layernorm_epsilon"], "attention.layer_norm_rms_epsilon");
+    keys.float(
+        &["rms_norm_eps", "layernorm_epsilon", "norm_eps"],
+        "attention.layer_norm_rms_epsilon",
+    );
     keys.float(&["layer_norm_eps"], "attention.layer_norm_epsilon");
     keys.float(&["logit_scale", "logits_scaling"], "logit_scale");
     keys.float(&["embedding_multiplier"], "embedding_scale");
@@ -394,6 +398,13 @@ impl ModelKeys<'_> {
             self.push("attention.recurrent_layers", KeyValue::Bools(recurrent));
         }
         let slides: Vec<bool> = self.attentions().map(|gqa| gqa.shape.window.is_some()).collect();
+        if let Some(attention) =
+            self.layer_flags("layer_types", "full_attention").filter(|_| self.is(&["lfm2moe"]))
+        {
+            let heads = self.size("num_key_value_heads") as i32;
+            let heads = attention.into_iter().map(|has| if has { heads } else { 0 });
+            self.set("attention.head_count_kv", KeyValue::I32s(heads.collect()));
+        }
         if slides.contains(&true) && !self.is(&["gemma4", "gpt-oss"]) {
             self.push("attention.sliding_window_pattern", KeyValue::Bools(slides));
         }

@@ -48,6 +48,12 @@ const PRESETS: &[Preset] = &[
         make: softmax::olmoe_1b_7b,
     },
     Preset {
+        name: "lfm2-8b-a1b",
+        description: "LFM2-8B-A1B: 24 layers, 18 short convolutions, 2 dense, 32 experts, 4 per token; 5 GB",
+        sizes: PresetSizes { parameters: 8.34, active: 1.56, expert_mb: 6.19 },
+        make: others::lfm2_8b_a1b,
+    },
+    Preset {
         name: "mellum-2-12b-a2.5b",
         description: "Mellum2-12B-A2.5B: 28 layers, 3 of 4 sliding, 64 experts, 8 per token; 7 GB",
         sizes: PresetSizes { parameters: 12.15, active: 2.21, expert_mb: 3.48 },

@@ -287,6 +287,37 @@ pub(super) fn hy3_preview() -> Value {
     })
 }
 
+/// The model of huggingface.co/LiquidAI/LFM2-8B-A1B, not compared with its config.json.
+pub(super) fn lfm2_8b_a1b() -> Value {
+    let attention = [2, 6, 10, 14, 18, 21];
+    let kind = |i| if attention.contains(&i) { "full_attention" } else { "conv" };
+    json!({
+        "architectures": ["Lfm2MoeForCausalLM"],
+        "conv_L_cache": 3,
+        "conv_bias": false,
+        "hidden_size": 2048,
+        "intermediate_size": 7168,
+        "layer_types": (0..24).map(kind).collect::<Vec<_>>(),
+        "max_position_embeddings": 128000,
+        "model_type": "lfm2_moe",
+        "moe_intermediate_size": 1792,
+        "norm_eps": 1e-5,
+        "norm_topk_prob": true,
+        "num_attention_heads": 32,
+        "num_dense_layers": 2,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 8,
+        "rope_theta": 1000000.0,
+        "routed_scaling_factor": 1.0,
+        "tie_word_embeddings": true,
+        "use_cache": true,
+        "use_expert_bias": true,
+        "vocab_size": 65536
+    })
+}
+
 /// The model of huggingface.co/poolside/Laguna-XS-2.1, not compared with its config.json.
 pub(super) fn laguna_xs() -> Value {
     let heads: Vec<u64> = (0..40).map(|i| if i % 4 == 0 { 48 } else { 64 }).collect();
