@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use moeflux_compute::{Device, DeviceOptions, Error, Op, View, open};
+use moeflux_compute::{Device, DeviceOptions, Error, NormGate, Op, View, open};
 
 fn filled(device: &mut dyn Device, rows: usize, width: usize) -> Result<View, Error> {
     let view = View::rows(device.buffer(rows * width)?, rows, width);
@@ -48,7 +48,8 @@ fn chains(device: &mut dyn Device) -> Result<(), Error> {
     )?;
     let norm = |x, out| Op::RmsNorm { x, weight: Some(weight), eps: 1e-6, out };
     chain(device, "norm 2048", x, &[norm(x, y), norm(y, x)])?;
-    let norm = |x, out| Op::GatedRmsNorm { x, gate: x, weight, eps: 1e-6, out };
+    let function = NormGate::Silu;
+    let norm = |x, out| Op::GatedRmsNorm { x, gate: x, function, weight, eps: 1e-6, out };
     chain(device, "gated norm 2048", x, &[norm(x, y), norm(y, x)])
 }
 

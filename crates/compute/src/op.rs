@@ -153,6 +153,29 @@ pub enum GateFunction {
     Identity,
 }
 
+/// Function of the gate of [`Op::GatedRmsNorm`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NormGate {
+    /// `x * sigmoid(x)`: Gated DeltaNet.
+    #[default]
+    Silu,
+    /// `1 / (1 + exp(-x))`: Kimi Delta Attention.
+    Sigmoid,
+}
+
+/// Logarithm of the decay of a delta rule, as a function of `x = a + dt_bias`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum LogDecay {
+    /// `-exp(a_log) * softplus(x)`: Gated DeltaNet, Kimi-Linear.
+    #[default]
+    Softplus,
+    /// `bound * sigmoid(exp(a_log) * x)`: the safe gate of Ling-3.0 and GLM-5.3.
+    Bounded {
+        /// Least logarithm, below 0: -5 in Ling-3.0.
+        bound: f32,
+    },
+}
+
 /// Rows of a stacked weight that form the matrices of a [`HeadMatrix`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadRows {
@@ -304,12 +327,14 @@ pub enum Op<'a> {
         out: View,
     },
     /// Gated RMS norm per vector, the output norm of the delta net: `out = rms_norm(x) * weight *
-    /// silu(gate)`. `out` may be `x`. Tolerance 1e-5.
+    /// function(gate)`. `out` may be `x`. Tolerance 1e-5.
     GatedRmsNorm {
         /// `(rows, heads, width)`.
         x: View,
         /// `(rows, heads, width)`.
         gate: View,
+        /// Function of the gate.
+        function: NormGate,
         /// `width` values at the start of the buffer.
         weight: Buffer,
         /// Added to the mean of squares.
@@ -530,18 +555,20 @@ pub enum Op<'a> {
     /// heads)`:
     /// ```text
     /// q' = q / sqrt(sum q^2 + 1e-6) / sqrt(key width)     k' = k / sqrt(sum k^2 + 1e-6)
-    /// decay = exp(-exp(a_log[h]) * softplus(a[h] + dt_bias[h]))     beta = sigmoid(b[h])
-    /// S = decay * S     d = beta * (v - S k')     S = S + d k'^T     out = S q'
+    /// decay = exp(log_decay(a[h] + dt_bias[h], a_log[h]))     beta = sigmoid(b[h])
+    /// S = S diag(decay)     d = beta * (v - S k')     S = S + d k'^T     out = S q'
     /// ```
     /// `S` is `(value width, key width)` per value head; the state is `(value heads, value width,
-    /// key width)`. Reads the committed state, writes the next. Tolerance 1e-5.
+    /// key width)`. The decay is one number per head, or one per element of its key. Reads the
+    /// committed state, writes the next. Tolerance 1e-5.
     ///
     /// A device may fuse a directly preceding convolution that produces `q`, `k` and `v`; their
     /// contents are undefined afterwards. It may also fuse a directly following
     /// [`Op::GatedRmsNorm`] into another buffer. `out` and the norm's output are undefined once a
     /// matrix product has read the norm's output.
     ///
-    /// Yang et al., "Gated Delta Networks", 2024.
+    /// Yang et al., "Gated Delta Networks", 2024; with a decay per element of a key: Kimi Team,
+    /// "Kimi Linear", 2025, Kimi Delta Attention (KDA).
     DeltaNet {
         /// `(rows, key heads, key width)`.
         q: View,
@@ -549,14 +576,16 @@ pub enum Op<'a> {
         k: View,
         /// `(rows, value heads, value width)`.
         v: View,
-        /// `(rows, value heads)`.
+        /// Input of the decay, `(rows, value heads, 1)` or `(rows, value heads, key width)`.
         a: View,
         /// `(rows, value heads)`.
         b: View,
         /// `value heads` values.
         a_log: Buffer,
-        /// `value heads` values.
+        /// As many values as a row of `a`.
         dt_bias: Buffer,
+        /// Function of the decay.
+        decay: LogDecay,
         /// Key head of each value head.
         sharing: KeySharing,
         /// States made as [`StateShape::Recurrent`](crate::StateShape::Recurrent).

@@ -1,7 +1,7 @@
 //! Validation of ops, the same on every device.
 
 use crate::{
-    Activation, Buffer, Error, ExpertGroups, ExpertUses, HeadMatrix, HeadRows, KV_BLOCK,
+    Activation, Buffer, Error, ExpertGroups, ExpertUses, HeadMatrix, HeadRows, KV_BLOCK, LogDecay,
     MatrixShape, Op, RopePairs, Scoring, Slot, SlotTable, Span, State, StateShape, View, Weight,
 };
 
@@ -392,7 +392,8 @@ impl Op<'_> {
     }
 
     fn check_delta_net(&self, c: OpCheck<'_>) -> Result<(), Error> {
-        let &Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, sharing: _, spans, out } = self else {
+        let &Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, decay, sharing: _, spans, out } = self
+        else {
             return Ok(());
         };
         c.view("q", &q)?;
@@ -401,10 +402,16 @@ impl Op<'_> {
         c.vectors("v", &v, q.rows, v.heads, v.width)?;
         c.same_shape("out", &out, &v)?;
         c.divides("key heads", k.heads, "value heads", v.heads)?;
-        c.matrix("a", &a, q.rows, v.heads)?;
+        let decays = if a.width == 1 { 1 } else { k.width };
+        c.vectors("a", &a, q.rows, v.heads, decays)?;
         c.matrix("b", &b, q.rows, v.heads)?;
         c.buffer("a_log", a_log, v.heads)?;
-        c.buffer("dt_bias", dt_bias, v.heads)?;
+        c.buffer("dt_bias", dt_bias, c.product(&[v.heads, decays])?)?;
+        if let LogDecay::Bounded { bound } = decay
+            && !(bound.is_finite() && bound < 0.0)
+        {
+            return c.wrong(format!("the bound of the decay's logarithm is {bound}, not below 0"));
+        }
         for (what, input) in [
             ("q", q.buffer),
             ("k", k.buffer),

@@ -2,7 +2,7 @@
 //! operands fit in caches.
 
 use moeflux::{Sampling, text::Sampler};
-use moeflux_compute::{Activation, GateFunction, Op, Router, View};
+use moeflux_compute::{Activation, GateFunction, NormGate, Op, Router, View};
 
 use super::op_bench::{OpBench, OpWork};
 
@@ -35,7 +35,7 @@ pub(super) fn norms(bench: &mut OpBench, op: &'static str, rows: usize) -> anyho
     let (norm, views) = match op {
         "RmsNorm" => (Op::RmsNorm { x, weight: Some(weight), eps, out }, 2),
         "LayerNorm" => (Op::LayerNorm { x, weight, bias: Some(bias), eps, out }, 2),
-        _ => (Op::GatedRmsNorm { x, gate, weight, eps, out }, 3),
+        _ => (Op::GatedRmsNorm { x, gate, function: NormGate::Silu, weight, eps, out }, 3),
     };
     let shape = if heads == 1 { width.to_string() } else { format!("{heads} of {width}") };
     time(bench, work(op, shape, rows, views * rows * heads * width), out, &norm)

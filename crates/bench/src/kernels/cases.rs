@@ -1,11 +1,11 @@
 //! List of kernel benchmarks: op, weight format, shape and numbers of rows.
 
 use moeflux::Sampling;
-use moeflux_compute::{Format, WordAxis};
+use moeflux_compute::{Format, LogDecay, WordAxis};
 
 use super::{
     activations, formats,
-    mixers::{self, HeadShape},
+    mixers::{self, DeltaShape, HeadShape},
     op_bench::OpBench,
     products::{self, Routing},
 };
@@ -52,6 +52,13 @@ const GROUPED: HeadShape =
 /// Attention heads of DeepSeek-V2-Lite (MLA in the absorbed form).
 const LATENT: HeadShape = HeadShape { heads: 16, kv_heads: 1, key: 576, value: 512, latent: true };
 
+/// Delta rule of Qwen3-Next and Qwen3.5.
+const GATED_DELTA_NET: DeltaShape =
+    DeltaShape { key_heads: 16, decays: 1, decay: LogDecay::Softplus };
+/// Delta rule of Ling-3.0-Flash.
+const KIMI_DELTA_ATTENTION: DeltaShape =
+    DeltaShape { key_heads: 32, decays: 128, decay: LogDecay::Bounded { bound: -5.0 } };
+
 /// Every benchmark. Every format runs one matrix and one expert shape; the common formats run
 /// further shapes.
 pub(super) fn all() -> Vec<KernelCase> {
@@ -92,7 +99,11 @@ pub(super) fn all() -> Vec<KernelCase> {
     }));
     all.push(KernelCase::new("TopPositions", None, |bench| mixers::top_positions(bench, 8000)));
     all.push(KernelCase::new("TopBlocks", None, |bench| mixers::top_blocks(bench, 8000)));
-    all.extend(decode_and_prefill("DeltaNet", mixers::delta_net));
+    for delta in [GATED_DELTA_NET, KIMI_DELTA_ATTENTION] {
+        all.extend(decode_and_prefill("DeltaNet", move |bench, rows| {
+            mixers::delta_net(bench, delta, rows)
+        }));
+    }
     all.extend(decode_and_prefill("Conv1d", mixers::conv1d));
     all.extend(decode_and_prefill("Rope", mixers::rope));
     for op in ["RmsNorm", "LayerNorm", "GatedRmsNorm"] {

@@ -1,8 +1,8 @@
 //! Benchmarks of ops that read KV caches and recurrent states.
 
 use moeflux_compute::{
-    Device, Format, HeadMatrix, HeadRows, KeySharing, MatrixShape, Op, RopePairs, ScratchShape,
-    Span, State, StateShape, View,
+    Device, Format, HeadMatrix, HeadRows, KeySharing, LogDecay, MatrixShape, Op, RopePairs,
+    ScratchShape, Span, State, StateShape, View,
 };
 
 use super::op_bench::{OpBench, OpWork};
@@ -224,20 +224,29 @@ pub(super) fn top_blocks(bench: &mut OpBench, positions: usize) -> anyhow::Resul
     })
 }
 
-/// Gated delta rule of Qwen3-Next and Qwen3.5: 16 key heads, 32 value heads, 128 values each.
-pub(super) fn delta_net(bench: &mut OpBench, rows: usize) -> anyhow::Result<()> {
-    let (key_heads, heads, width) = (16, 32, 128);
+/// Shape of a delta rule with 32 value heads of 128 values.
+#[derive(Clone, Copy)]
+pub(super) struct DeltaShape {
+    pub(super) key_heads: usize,
+    /// Decays per value head: 1, or one for each of 128 elements of a key.
+    pub(super) decays: usize,
+    pub(super) decay: LogDecay,
+}
+
+/// Gated delta rule.
+pub(super) fn delta_net(bench: &mut OpBench, delta: DeltaShape, rows: usize) -> anyhow::Result<()> {
+    let (DeltaShape { key_heads, decays, decay }, heads, width) = (delta, 32, 128);
     let shape = StateShape::Recurrent { len: heads * width * width };
     let states = bench.states(shape)?;
     let q = bench.matrix(rows, key_heads * width)?.split(key_heads);
     let k = bench.matrix(rows, key_heads * width)?.split(key_heads);
     let v = bench.matrix(rows, heads * width)?.split(heads);
     let out = bench.matrix(rows, heads * width)?.split(heads);
-    let (a, b) = (bench.matrix(rows, heads)?, bench.matrix(rows, heads)?);
-    let (a_log, dt_bias) = (bench.values(heads)?, bench.values(heads)?);
+    let (a, b) = (bench.matrix(rows, heads * decays)?.split(heads), bench.matrix(rows, heads)?);
+    let (a_log, dt_bias) = (bench.values(heads)?, bench.values(heads * decays)?);
     let work = OpWork {
         op: "DeltaNet",
-        shape: format!("{heads} of {width} x {width}"),
+        shape: format!("{heads} of {width} x {width}, {decays} decays"),
         rows,
         // Counted once, though the state is both read and written.
         bytes: bench.device.state_bytes(shape) as f64,
@@ -249,7 +258,19 @@ pub(super) fn delta_net(bench: &mut OpBench, rows: usize) -> anyhow::Result<()> 
     let run = |device: &mut dyn Device, i: usize| {
         let spans = &[Span { state: states[i % states.len()], position: 0, rows }];
         let sharing = KeySharing::Adjacent;
-        Ok(device.run(&Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, sharing, spans, out })?)
+        Ok(device.run(&Op::DeltaNet {
+            q,
+            k,
+            v,
+            a,
+            b,
+            a_log,
+            dt_bias,
+            decay,
+            sharing,
+            spans,
+            out,
+        })?)
     };
     // The system allocates a state's pages on the first write; that is not timed.
     (0..states.len()).try_for_each(|i| run(&mut *bench.device, i))?;

@@ -4,11 +4,11 @@ use super::{
     Cpu,
     pool::Grid,
     row,
-    simd::{DeltaRuleScalars, Kernels},
+    simd::{DeltaRuleFactors, Kernels},
     vector,
 };
 use crate::{
-    Error, KeySharing, Op, Span, View,
+    Error, KeySharing, LogDecay, Op, Span, View,
     host::{Host, HostRecurrent},
 };
 
@@ -19,7 +19,9 @@ const L2_EPS: f32 = 1e-6;
 
 /// Runs [`Op::DeltaNet`].
 pub(super) fn delta_net(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), Error> {
-    let &Op::DeltaNet { spans, out, .. } = op else { return Ok(()) };
+    let &Op::DeltaNet { k, spans, out, .. } = op else { return Ok(()) };
+    // Room for the decays of a row.
+    cpu.reserve(1, k.width)?;
     host.with(&out, |host, values| {
         let mut first = 0;
         for span in spans {
@@ -43,6 +45,7 @@ struct DeltaInputs<'a> {
     b: (&'a [f32], View),
     a_log: &'a [f32],
     dt_bias: &'a [f32],
+    decay: LogDecay,
     sharing: KeySharing,
     /// Row of the op where the span starts.
     first: usize,
@@ -52,7 +55,7 @@ struct DeltaInputs<'a> {
 
 impl<'a> DeltaInputs<'a> {
     fn new(host: &'a Host, op: &Op<'_>, first: usize, span: &Span) -> Result<Self, Error> {
-        let &Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, sharing, .. } = op else {
+        let &Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, decay, sharing, .. } = op else {
             return Err(Error::Shape("another op than DeltaNet".into()));
         };
         let with_values = |view: View| Ok::<_, Error>((host.get(&view)?, view));
@@ -64,6 +67,7 @@ impl<'a> DeltaInputs<'a> {
             b: with_values(b)?,
             a_log: host.values(a_log)?,
             dt_bias: host.values(dt_bias)?,
+            decay,
             sharing,
             first,
             rows: span.rows,
@@ -91,7 +95,7 @@ impl<'a> DeltaInputs<'a> {
         }
         let out_grid = Grid::new(&rows, self.rows, 1, TILE_VALUES);
         let state_grid = Grid::new(&state_view, 1, TILE_VALUES, width);
-        cpu.pool.tiles2(values, out_grid, next, state_grid, |mut y, mut state, _| {
+        cpu.pool.tiles2(values, out_grid, next, state_grid, |mut y, mut state, scratch| {
             let (head, elements) = (y.heads().start, y.cols());
             let state = state.vectors(head);
             let start = (head * out.width + elements.start) * width;
@@ -100,8 +104,9 @@ impl<'a> DeltaInputs<'a> {
                 let key_head = head / run % key_heads;
                 let (q, k) = (self.q(first + i, key_head), self.k(first + i, key_head));
                 let v = &vector(self.v.0, &self.v.1, first + i, head)[elements.clone()];
-                let delta = self.delta(kernels, first + i, head, [q, k]);
-                kernels.delta_rule(state, [k, q], v, y.vector(i, head), delta);
+                let decays = &mut scratch.dequantized[..self.a.1.width];
+                let factors = self.factors(kernels, first + i, head, [q, k], decays);
+                kernels.delta_rule(state, [k, q], v, y.vector(i, head), factors);
             }
         });
     }
@@ -114,22 +119,39 @@ impl<'a> DeltaInputs<'a> {
         vector(self.k.0, &self.k.1, row, head)
     }
 
-    /// Scalars of the delta rule for one row and head.
-    fn delta(
+    /// Factors of the delta rule for one row and head. Writes the decays.
+    fn factors<'d>(
         &self,
         kernels: Kernels,
         i: usize,
         head: usize,
         [q, k]: [&[f32]; 2],
-    ) -> DeltaRuleScalars {
+        decays: &'d mut [f32],
+    ) -> DeltaRuleFactors<'d> {
         let inverse_norm = |x: &[f32]| 1.0 / (kernels.square(x) + L2_EPS).sqrt();
-        let x = row(self.a.0, &self.a.1, i)[head] + self.dt_bias[head];
-        let softplus = x.max(0.0) + (-x.abs()).exp().ln_1p();
-        DeltaRuleScalars {
+        let a = vector(self.a.0, &self.a.1, i, head);
+        let (bias, rate) = (&self.dt_bias[head * a.len()..][..a.len()], self.a_log[head].exp());
+        match (a, &mut *decays) {
+            ([a], [decay]) => *decay = log_decay(self.decay, a + bias[0], rate).exp(),
+            (_, decays) => kernels.decays(a, bias, rate, self.decay, decays),
+        }
+        DeltaRuleFactors {
             q_scale: inverse_norm(q) / (k.len() as f32).sqrt(),
             k_scale: inverse_norm(k),
-            decay: (-self.a_log[head].exp() * softplus).exp(),
-            beta: 1.0 / (1.0 + (-row(self.b.0, &self.b.1, i)[head]).exp()),
+            decay: decays,
+            beta: sigmoid(row(self.b.0, &self.b.1, i)[head]),
         }
+    }
+}
+
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// Logarithm of a decay; `rate` is `exp(a_log)`.
+fn log_decay(function: LogDecay, x: f32, rate: f32) -> f32 {
+    match function {
+        LogDecay::Softplus => -rate * (x.max(0.0) + (-x.abs()).exp().ln_1p()),
+        LogDecay::Bounded { bound } => bound * sigmoid(rate * x),
     }
 }

@@ -255,8 +255,8 @@ impl Device for CpuDevice {
             Op::RmsNorm { x, weight, eps, out } => {
                 norm::rms_norm(host, cpu, &RmsNormArgs { x, gate: None, weight, eps, out })
             }
-            Op::GatedRmsNorm { x, gate, weight, eps, out } => {
-                let (gate, weight) = (Some(gate), Some(weight));
+            Op::GatedRmsNorm { x, gate, function, weight, eps, out } => {
+                let (gate, weight) = (Some((gate, function)), Some(weight));
                 norm::rms_norm(host, cpu, &RmsNormArgs { x, gate, weight, eps, out })
             }
             Op::LayerNorm { .. } => norm::layer_norm(host, cpu, op),

@@ -1,7 +1,7 @@
 //! RMS norm and layer norm.
 
 use super::{Cpu, pool::Grid, vector};
-use crate::{Buffer, Error, Op, View, host::Host};
+use crate::{Buffer, Error, NormGate, Op, View, host::Host};
 
 /// Rows of a tile.
 const TILE_ROWS: usize = 4;
@@ -17,7 +17,7 @@ pub(super) fn vector_tiles(out: &View) -> Grid<'_> {
 pub(super) struct RmsNormArgs {
     pub(super) x: View,
     /// Gate of [`Op::GatedRmsNorm`].
-    pub(super) gate: Option<View>,
+    pub(super) gate: Option<(View, NormGate)>,
     pub(super) weight: Option<Buffer>,
     pub(super) eps: f32,
     pub(super) out: View,
@@ -30,7 +30,8 @@ pub(super) fn rms_norm(host: &mut Host, cpu: &mut Cpu, args: &RmsNormArgs) -> Re
     let in_place = x.buffer == out.buffer;
     host.with(out, |host, values| {
         let weight = weight.map(|weight| host.values(weight)).transpose()?;
-        let gate = gate.map(|gate| Ok::<_, Error>((host.get(&gate)?, gate))).transpose()?;
+        let gate = gate.map(|(view, function)| Ok::<_, Error>((host.get(&view)?, view, function)));
+        let gate = gate.transpose()?;
         let src = if in_place { None } else { Some(host.get(x)?) };
         cpu.pool.tiles(values, vector_tiles(out), |mut tile, _| {
             for (row, head) in tile.coords() {
@@ -43,8 +44,12 @@ pub(super) fn rms_norm(host: &mut Host, cpu: &mut Cpu, args: &RmsNormArgs) -> Re
                     Some(weight) => y.iter_mut().zip(weight).for_each(|(y, w)| *y = *y * scale * w),
                     None => y.iter_mut().for_each(|y| *y *= scale),
                 }
-                if let Some((gate, view)) = &gate {
-                    kernels.mul_silu(y, vector(gate, view, row, head));
+                if let Some((gate, view, function)) = &gate {
+                    let gate = vector(gate, view, row, head);
+                    match function {
+                        NormGate::Silu => kernels.mul_silu(y, gate),
+                        NormGate::Sigmoid => kernels.mul_sigmoid(y, gate),
+                    }
                 }
             }
         });

@@ -603,7 +603,7 @@ params! {
         a_log: u32,
         dt_bias: u32,
         rows: u32,
-        heads: u32,
+        bound: f32,
         table: u32,
         q_scale: f32,
         conv_x: u32,

@@ -9,8 +9,8 @@ use std::cmp::Ordering;
 
 use crate::{
     Activation, Buffer, Device, DeviceId, Error, ExpertGroups, ExpertUse, ExpertUses, GateFunction,
-    GroupScore, HeadMatrix, KvFormat, Matrix, Op, PlannedMemory, RopePairs, Router, Scoring,
-    ScratchShape, Ticket, View, Weight,
+    GroupScore, HeadMatrix, KvFormat, LogDecay, Matrix, NormGate, Op, PlannedMemory, RopePairs,
+    Router, Scoring, ScratchShape, Ticket, View, Weight,
     host::{Host, HostDevice},
     matrix::{Bytes, MatrixShape},
 };
@@ -36,6 +36,13 @@ fn silu(x: f32) -> f32 {
 /// `log(1 + exp(x))` without overflow.
 fn softplus(x: f32) -> f32 {
     x.max(0.0) + (-x.abs()).exp().ln_1p()
+}
+
+fn log_decay(function: LogDecay, x: f32, a_log: f32) -> f32 {
+    match function {
+        LogDecay::Softplus => -a_log.exp() * softplus(x),
+        LogDecay::Bounded { bound } => bound * sigmoid(a_log.exp() * x),
+    }
 }
 
 fn dot(a: &[f32], b: &[f32]) -> f64 {
@@ -163,12 +170,13 @@ impl ReferenceDevice {
     fn norm(
         &mut self,
         x: View,
-        gate: Option<View>,
+        gate: Option<(View, NormGate)>,
         weight: Option<Buffer>,
         eps: f32,
         out: View,
     ) -> Result<(), Error> {
-        let (x, gate) = (self.dense(x)?, gate.map(|g| self.dense(g)).transpose()?);
+        let x = self.dense(x)?;
+        let gate = gate.map(|(view, function)| Ok((self.dense(view)?, function))).transpose()?;
         let weight = match weight {
             Some(weight) => self.host.values(weight)?[..x.view.width].to_vec(),
             None => vec![1.0; x.view.width],
@@ -176,8 +184,11 @@ impl ReferenceDevice {
         for row in 0..x.view.rows {
             for head in 0..x.view.heads {
                 let mut y = rms_norm(x.vector(row, head), &weight, eps);
-                if let Some(gate) = &gate {
-                    y.iter_mut().zip(gate.vector(row, head)).for_each(|(y, g)| *y *= silu(*g));
+                if let Some((gate, function)) = &gate {
+                    y.iter_mut().zip(gate.vector(row, head)).for_each(|(y, g)| match function {
+                        NormGate::Silu => *y *= silu(*g),
+                        NormGate::Sigmoid => *y *= sigmoid(*g),
+                    });
                 }
                 self.store(out, row, head, &y)?;
             }
@@ -321,7 +332,7 @@ impl ReferenceDevice {
     }
 
     fn delta_net(&mut self, op: &Op<'_>) -> Result<(), Error> {
-        let &Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, sharing, spans, out } = op else {
+        let &Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, decay, sharing, spans, out } = op else {
             return Ok(());
         };
         let (q, k, v) = (self.dense(q)?, self.dense(k)?, self.dense(v)?);
@@ -329,7 +340,7 @@ impl ReferenceDevice {
         let (a_log, dt_bias) =
             (self.host.values(a_log)?.to_vec(), self.host.values(dt_bias)?.to_vec());
         let (heads, kw, vw) = (v.view.heads, k.view.width, v.view.width);
-        let run = sharing.run(heads, k.view.heads);
+        let (run, decays) = (sharing.run(heads, k.view.heads), a.view.width);
         let mut first = 0;
         for span in spans {
             let mut state = self.host.states.take_recurrent(span.state)?;
@@ -344,12 +355,14 @@ impl ReferenceDevice {
                         qh.iter().map(|x| (f64::from(*x) * q_scale) as f32).collect();
                     let kn: Vec<f32> =
                         kh.iter().map(|x| (f64::from(*x) * k_scale) as f32).collect();
-                    let decay = (-a_log[h].exp() * softplus(a.row(row)[h] + dt_bias[h])).exp();
+                    let decays: Vec<f32> = (a.vector(row, h).iter().zip(&dt_bias[h * decays..]))
+                        .map(|(a, bias)| log_decay(decay, a + bias, a_log[h]).exp())
+                        .collect();
                     let beta = sigmoid(b.row(row)[h]);
                     let mut y = vec![0.0; vw];
                     for (i, y) in y.iter_mut().enumerate() {
                         let s = &mut s[(h * vw + i) * kw..][..kw];
-                        s.iter_mut().for_each(|s| *s *= decay);
+                        s.iter_mut().zip(decays.iter().cycle()).for_each(|(s, decay)| *s *= decay);
                         let d = beta * (v.vector(row, h)[i] - dot(s, &kn) as f32);
                         s.iter_mut().zip(&kn).for_each(|(s, k)| *s += d * k);
                         *y = dot(s, &qn) as f32;
@@ -604,8 +617,8 @@ impl Device for ReferenceDevice {
             Op::LayerNorm { x, weight, bias, eps, out } => {
                 self.layer_norm(x, weight, bias, eps, out)
             }
-            Op::GatedRmsNorm { x, gate, weight, eps, out } => {
-                self.norm(x, Some(gate), Some(weight), eps, out)
+            Op::GatedRmsNorm { x, gate, function, weight, eps, out } => {
+                self.norm(x, Some((gate, function)), Some(weight), eps, out)
             }
             Op::MatMul { x, weight, bias, out, .. } => self.mat_mul(x, weight, bias, out),
             Op::Rope { .. } => self.rope(op),

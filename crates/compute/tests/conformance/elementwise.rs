@@ -1,6 +1,6 @@
 //! Norms, Glu, HeadGate, Add, Scale, SoftCap, GatherColumns and Combine; short reads.
 
-use moeflux_compute::{Activation, GateFunction, Op, Shared, View};
+use moeflux_compute::{Activation, GateFunction, NormGate, Op, Shared, View};
 
 use crate::harness::{DevicePair, ROW_COUNTS, Random};
 
@@ -20,11 +20,14 @@ fn rms_norm_and_gated_rms_norm() {
             let out = pair.nan_filled(5, 3 * width).split(3);
             pair.run(&Op::RmsNorm { x, weight: Some(weight), eps: 1e-6, out });
             pair.agree(&format!("norm of {width}"), out, 1e-5);
-            pair.run(&Op::GatedRmsNorm { x, gate, weight, eps: 1e-6, out });
-            pair.agree(&format!("gated norm of {width}"), out, 1e-5);
+            for function in [NormGate::Silu, NormGate::Sigmoid] {
+                pair.run(&Op::GatedRmsNorm { x, gate, function, weight, eps: 1e-6, out });
+                pair.agree(&format!("{function:?} gated norm of {width}"), out, 1e-5);
+            }
             pair.run(&Op::RmsNorm { x, weight: Some(weight), eps: 1e-6, out: x });
             pair.agree(&format!("norm of {width} in place"), all, 1e-5);
-            pair.run(&Op::GatedRmsNorm { x, gate, weight, eps: 1e-6, out: x });
+            let function = NormGate::Silu;
+            pair.run(&Op::GatedRmsNorm { x, gate, function, weight, eps: 1e-6, out: x });
             pair.agree(&format!("gated norm of {width} in place"), all, 1e-5);
         }
     });

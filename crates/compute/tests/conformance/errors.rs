@@ -3,8 +3,8 @@
 use moeflux_compute::{
     Activation, BankPlace, Buffer, Bytes, Device, DeviceOptions, Error, ExpertGroups, ExpertShape,
     ExpertUse, ExpertUses, Format, GateFunction, GroupScore, HeadMatrix, HeadRows, KeySharing,
-    MatrixShape, Op, RopePairs, Router, Scalar, Scoring, ScratchShape, Shared, SharedChoice, Slot,
-    Span, StateShape, View, open,
+    LogDecay, MatrixShape, NormGate, Op, RopePairs, Router, Scalar, Scoring, ScratchShape, Shared,
+    SharedChoice, Slot, Span, StateShape, View, open,
 };
 
 use crate::harness::{AFFINE4, DevicePair, Random, reference};
@@ -108,7 +108,11 @@ fn mismatched_norm_rope_glu_and_router_shapes_are_rejected() {
         refused(pair, "weight", &layer(short, weight, other));
         refused(pair, "bias", &layer(weight, short, other));
         refused(pair, "shape", &layer(weight, weight, other.columns(0, 4)));
-        refused(pair, "gate", &Op::GatedRmsNorm { x, gate: x, weight, eps: 0.0, out: x });
+        refused(
+            pair,
+            "gate",
+            &Op::GatedRmsNorm { x, gate: x, function: NormGate::Silu, weight, eps: 0.0, out: x },
+        );
         refused(
             pair,
             "one buffer",
@@ -274,14 +278,21 @@ fn mismatched_states_are_rejected() {
         refused(pair, "taps", &conv(0, span(flat, 0)));
         refused(pair, "weight", &conv(4, span(flat, 0)));
         refused(pair, "overflow", &conv(usize::MAX, span(flat, 0)));
-        let (a, b) = (pair.random(&mut random, 2, 4), pair.random(&mut random, 2, 4));
-        let delta = |a, spans| {
+        let (a, b) = (pair.random(&mut random, 2, 16).split(4), pair.random(&mut random, 2, 4));
+        let decayed = |a, decay, spans| {
             let (a_log, dt_bias, sharing) = (weight, weight, KeySharing::Adjacent);
-            Op::DeltaNet { q: k, k, v: q, a, b, a_log, dt_bias, sharing, spans, out }
+            Op::DeltaNet { q: k, k, v: q, a, b, a_log, dt_bias, decay, sharing, spans, out }
         };
-        refused(pair, "a", &delta(a.columns(0, 3), span(flat, 0)));
-        refused(pair, "kind", &delta(a, span(kv, 0)));
-        pair.run(&delta(a, span(flat, 0)));
+        let delta = |a, spans| decayed(a, LogDecay::Softplus, spans);
+        let one = a.slice_width(0, 1);
+        refused(pair, "a", &delta(View { heads: 3, ..one }, span(flat, 0)));
+        refused(pair, "decays", &delta(a.slice_width(0, 2), span(flat, 0)));
+        refused(pair, "biases", &delta(a, span(flat, 0)));
+        refused(pair, "kind", &delta(one, span(kv, 0)));
+        for bound in [0.0, 1.0, f32::NAN, f32::NEG_INFINITY] {
+            refused(pair, "bound", &decayed(one, LogDecay::Bounded { bound }, span(flat, 0)));
+        }
+        pair.run(&delta(one, span(flat, 0)));
     });
 }
 

@@ -4,8 +4,8 @@
 use std::{thread, time::Duration};
 
 use moeflux_compute::{
-    Activation, Affine, Format, KeySharing, MatrixShape, Op, RopePairs, Router, Scalar, Shared,
-    Span, StateShape, View,
+    Activation, Affine, Format, KeySharing, LogDecay, MatrixShape, NormGate, Op, RopePairs, Router,
+    Scalar, Shared, Span, StateShape, View,
 };
 
 use crate::harness::{AFFINE4, DevicePair, ROW_COUNTS, Random, bits};
@@ -349,19 +349,27 @@ fn conv1d_delta_rule_gated_norm_projection_and_residual_add() {
     let bf16 = Format::Plain(Scalar::BF16);
     DevicePair::for_each(|pair, exact| {
         // Head widths that are whole GEMV blocks, and others that are not.
-        for (format, key_heads, heads, keys, values) in [
-            (AFFINE4, 2, 6, 16, 64),
-            (two, 1, 3, 24, 128),
-            (AFFINE8, 2, 4, 128, 48),
-            (AFFINE4, 4, 8, 8, 24),
-            (bf16, 1, 2, 20, 32),
+        // Whether each element of a key has a decay; the norm's gate is a sigmoid then.
+        for (format, key_heads, heads, keys, values, by_key) in [
+            (AFFINE4, 2, 6, 16, 64, false),
+            (AFFINE4, 6, 6, 16, 64, true),
+            (two, 1, 3, 24, 128, false),
+            (AFFINE8, 2, 4, 128, 48, false),
+            (AFFINE8, 2, 2, 128, 128, true),
+            (AFFINE4, 4, 8, 8, 24, false),
+            (bf16, 1, 2, 20, 32, false),
+            (bf16, 2, 2, 20, 32, true),
         ] {
+            let (decays, decay, function) = match by_key {
+                true => (keys, LogDecay::Bounded { bound: -5.0 }, NormGate::Sigmoid),
+                false => (1, LogDecay::Softplus, NormGate::Silu),
+            };
             let (hidden, inner) = (68, heads * values);
             let channels = 2 * key_heads * keys + inner;
             let weight =
                 pair.weight(&mut random, MatrixShape { rows: hidden, cols: inner, format });
             let [taps, norm] = [4 * channels, values].map(|n| pair.buffer(&random.values(n)));
-            let [a_log, dt_bias] = [0; 2].map(|_| pair.buffer(&random.values(heads)));
+            let [a_log, dt_bias] = [heads, heads * decays].map(|n| pair.buffer(&random.values(n)));
             let states = [3 * channels, inner * keys]
                 .map(|len| [(); 64].map(|()| pair.state(StateShape::Recurrent { len })));
             let tolerance = if exact { 5e-5 } else { 1e-2 };
@@ -373,12 +381,12 @@ fn conv1d_delta_rule_gated_norm_projection_and_residual_add() {
             for (step, rows_per_state) in steps.enumerate() {
                 let rows = rows_per_state.iter().sum();
                 let [x, gate] = [channels, inner].map(|n| pair.random(&mut random, rows, n));
-                let ab = pair.random(&mut random, rows, 2 * heads);
+                let a = pair.random(&mut random, rows, heads * decays).split(heads);
+                let b = pair.random(&mut random, rows, heads);
                 let convolved = pair.nan_filled(rows, channels);
                 let q = convolved.columns(0, key_heads * keys).split(key_heads);
                 let k = convolved.columns(key_heads * keys, key_heads * keys).split(key_heads);
                 let v = convolved.columns(2 * key_heads * keys, inner).split(heads);
-                let (a, b) = (ab.columns(0, heads), ab.columns(heads, heads));
                 let y = pair.nan_filled(rows, inner);
                 let in_place = step == 3;
                 let normed = if in_place { y } else { pair.nan_filled(rows, inner) };
@@ -398,9 +406,21 @@ fn conv1d_delta_rule_gated_norm_projection_and_residual_add() {
                 });
                 let (spans, out) = (&rule_spans, y.split(heads));
                 let sharing = [KeySharing::Adjacent, KeySharing::Strided][step % 2];
-                pair.run(&Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, sharing, spans, out });
+                pair.run(&Op::DeltaNet {
+                    q,
+                    k,
+                    v,
+                    a,
+                    b,
+                    a_log,
+                    dt_bias,
+                    decay,
+                    sharing,
+                    spans,
+                    out,
+                });
                 let (x, gate, out) = (y.split(heads), gate.split(heads), normed.split(heads));
-                pair.run(&Op::GatedRmsNorm { x, gate, weight: norm, eps: 1e-6, out });
+                pair.run(&Op::GatedRmsNorm { x, gate, function, weight: norm, eps: 1e-6, out });
                 let what = format!("step {step}, {heads} heads of {values}, {format:?}");
                 if step == 2 {
                     pair.agree(&format!("{what}: the norm"), normed, 5e-5);

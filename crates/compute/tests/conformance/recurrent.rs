@@ -1,6 +1,6 @@
 //! Conv1d and DeltaNet: ops with a recurrent state.
 
-use moeflux_compute::{Isa, KeySharing, Op, Span, State, StateShape, View};
+use moeflux_compute::{Isa, KeySharing, LogDecay, Op, Span, State, StateShape, View};
 
 use crate::harness::{DevicePair, Random, bits, device};
 
@@ -69,9 +69,11 @@ struct Delta {
     q: View,
     k: View,
     v: View,
-    ab: View,
+    a: View,
+    b: View,
     a_log: moeflux_compute::Buffer,
     dt_bias: moeflux_compute::Buffer,
+    decay: LogDecay,
     sharing: KeySharing,
     out: View,
     len: usize,
@@ -90,26 +92,40 @@ impl Delta {
             q: qkv.columns(0, key_heads * kw).split(key_heads),
             k: qkv.columns(key_heads * kw, key_heads * kw).split(key_heads),
             v: qkv.columns(2 * key_heads * kw, heads * vw).split(heads),
-            ab: pair.random(random, rows, 2 * heads),
+            a: pair.random(random, rows, heads + 3).columns(2, heads).split(heads),
+            b: pair.random(random, rows, heads + 1).columns(1, heads),
             a_log: pair.buffer(&random.values(heads)),
             dt_bias: pair.buffer(&random.values(heads)),
+            decay: LogDecay::Softplus,
             sharing: KeySharing::Adjacent,
             out: pair.nan_filled(rows, heads * vw).split(heads),
             len: heads * kw * vw,
         }
     }
 
+    /// The same with a decay for each element of a key.
+    fn with_key_decays(self, pair: &mut DevicePair, random: &mut Random, decay: LogDecay) -> Self {
+        let (rows, heads, width) = (self.k.rows, self.v.heads, self.k.width);
+        Self {
+            a: pair.random(random, rows, heads * width + 1).columns(1, heads * width).split(heads),
+            dt_bias: pair.buffer(&random.values(heads * width)),
+            decay,
+            ..self
+        }
+    }
+
     fn run(&self, pair: &mut DevicePair, first: usize, spans: &[Span]) {
         let rows = spans.iter().map(|s| s.rows).sum();
-        let (slice, heads) = (|view: View| view.slice(first, rows), self.out.heads);
+        let slice = |view: View| view.slice(first, rows);
         pair.run(&Op::DeltaNet {
             q: slice(self.q),
             k: slice(self.k),
             v: slice(self.v),
-            a: slice(self.ab.columns(0, heads)),
-            b: slice(self.ab.columns(heads, heads)),
+            a: slice(self.a),
+            b: slice(self.b),
             a_log: self.a_log,
             dt_bias: self.dt_bias,
+            decay: self.decay,
             sharing: self.sharing,
             spans,
             out: slice(self.out),
@@ -141,6 +157,70 @@ fn delta_net_in_one_chunk_and_step_by_step() {
     });
 }
 
+/// The safe gate of Ling-3.0 and GLM-5.3.
+const BOUNDED: LogDecay = LogDecay::Bounded { bound: -5.0 };
+
+#[test]
+fn a_decay_for_each_element_of_a_key() {
+    let mut random = Random::new(29);
+    DevicePair::for_each(|pair, _| {
+        for (i, shape) in
+            [(1, 1, 1, 1), (2, 4, 16, 16), (4, 4, 16, 16), (1, 3, 19, 45), (2, 2, 128, 70)]
+                .into_iter()
+                .enumerate()
+        {
+            let decay = [LogDecay::Softplus, BOUNDED][i % 2];
+            let delta = Delta::new(pair, &mut random, 19, shape);
+            let delta = delta.with_key_decays(pair, &mut random, decay);
+            let mut last = None;
+            for chunks in [&[19][..], &[3, 1, 1, 14], &[1; 19]] {
+                let state = pair.state(StateShape::Recurrent { len: delta.len });
+                let got = in_chunks(pair, state, delta.out, chunks, |pair, first, spans| {
+                    delta.run(pair, first, spans)
+                });
+                assert!(last.is_none_or(|last| last == got), "{shape:?} {chunks:?}");
+                last = Some(got);
+            }
+        }
+    });
+}
+
+/// Decays of a chunk multiply to numbers that f32 does not have, and those of other elements stay
+/// near 1.
+#[test]
+fn decays_of_elements_from_none_to_all() {
+    let mut random = Random::new(30);
+    DevicePair::for_each(|pair, _| {
+        for (decay, range) in [(LogDecay::Softplus, 100.0), (BOUNDED, 30.0)] {
+            let shape = (1, 2, 64, 40);
+            let delta = Delta::new(pair, &mut random, 200, shape);
+            let delta = delta.with_key_decays(pair, &mut random, decay);
+            let biases: Vec<f32> = (0..128).map(|i| range * (i as f32 / 64.0 - 1.0)).collect();
+            let delta = Delta { dt_bias: pair.buffer(&biases), ..delta };
+            let mut last = None;
+            for chunks in [&[200][..], &[1, 31, 64, 104]] {
+                let state = pair.state(StateShape::Recurrent { len: delta.len });
+                let got = in_chunks(pair, state, delta.out, chunks, |pair, first, spans| {
+                    delta.run(pair, first, spans)
+                });
+                assert!(last.is_none_or(|last| last == got), "{decay:?} {chunks:?}");
+                last = Some(got);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_bounded_decay_for_each_head() {
+    let mut random = Random::new(31);
+    DevicePair::for_each(|pair, _| {
+        let delta = Delta { decay: BOUNDED, ..Delta::new(pair, &mut random, 6, (2, 4, 24, 40)) };
+        let state = pair.state(StateShape::Recurrent { len: delta.len });
+        delta.run(pair, 0, &[Span { state, position: 0, rows: 6 }]);
+        pair.agree("bounded decays", delta.out, 1e-5);
+    });
+}
+
 /// A device may fuse a convolution, with its state, into the delta rule that follows.
 #[test]
 fn conv1d_followed_by_a_delta_rule() {
@@ -149,7 +229,11 @@ fn conv1d_followed_by_a_delta_rule() {
         for (shape, width) in
             [((2, 4, 16, 16), 4), ((1, 3, 19, 45), 2), ((2, 2, 128, 70), 4), ((1, 1, 140, 33), 3)]
         {
-            let delta = Delta::new(pair, &mut random, 8, shape);
+            let mut delta = Delta::new(pair, &mut random, 8, shape);
+            // Shapes with a narrow convolution also have decays for each element.
+            if width < 4 {
+                delta = delta.with_key_decays(pair, &mut random, BOUNDED);
+            }
             let channels = 2 * shape.0 * shape.2 + shape.1 * shape.3;
             let x = pair.random(&mut random, 8, channels + 3).columns(2, channels);
             let qkv = View::rows(delta.q.buffer, 8, channels);
@@ -198,33 +282,42 @@ fn sequences_of_one_op_are_independent() {
     let mut random = Random::new(26);
     DevicePair::for_each(|pair, _| {
         let delta = Delta::new(pair, &mut random, 7, (2, 4, 24, 40));
-        let conv = (
-            pair.random(&mut random, 7, 30),
-            pair.nan_filled(7, 30),
-            pair.buffer(&random.values(120)),
-        );
-        let run_ops =
-            |pair: &mut DevicePair, first: usize, rows: usize, spans: &[Span], convs: &[Span]| {
+        let by_key = Delta::new(pair, &mut random, 7, (2, 4, 24, 40));
+        for delta in [delta, by_key.with_key_decays(pair, &mut random, BOUNDED)] {
+            let conv = (
+                pair.random(&mut random, 7, 30),
+                pair.nan_filled(7, 30),
+                pair.buffer(&random.values(120)),
+            );
+            let run_ops = |pair: &mut DevicePair,
+                           first: usize,
+                           rows: usize,
+                           spans: &[Span],
+                           convs: &[Span]| {
                 delta.run(pair, first, spans);
                 let (x, out, weight) =
                     (conv.0.slice(first, rows), conv.1.slice(first, rows), conv.2);
                 pair.run(&Op::Conv1d { x, weight, width: 4, silu: true, spans: convs, out });
             };
-        let states = |pair: &mut DevicePair, len: usize| {
-            [(); 2].map(|()| pair.state(StateShape::Recurrent { len }))
-        };
-        let spans = |[one, other]: [State; 2]| {
-            [Span { state: one, position: 0, rows: 3 }, Span { state: other, position: 0, rows: 4 }]
-        };
-        let (together, convs) = (spans(states(pair, delta.len)), spans(states(pair, 90)));
-        run_ops(pair, 0, 7, &together, &convs);
-        pair.agree("delta-net of two sequences", delta.out, 1e-5);
-        pair.agree("convolution of two sequences", conv.1, 1e-5);
-        let first = [bits(&pair.read(delta.out)), bits(&pair.read(conv.1))];
-        let (alone, convs) = (spans(states(pair, delta.len)), spans(states(pair, 90)));
-        run_ops(pair, 0, 3, &alone[..1], &convs[..1]);
-        run_ops(pair, 3, 4, &alone[1..], &convs[1..]);
-        assert!([bits(&pair.read(delta.out)), bits(&pair.read(conv.1))] == first);
+            let states = |pair: &mut DevicePair, len: usize| {
+                [(); 2].map(|()| pair.state(StateShape::Recurrent { len }))
+            };
+            let spans = |[one, other]: [State; 2]| {
+                [
+                    Span { state: one, position: 0, rows: 3 },
+                    Span { state: other, position: 0, rows: 4 },
+                ]
+            };
+            let (together, convs) = (spans(states(pair, delta.len)), spans(states(pair, 90)));
+            run_ops(pair, 0, 7, &together, &convs);
+            pair.agree("delta-net of two sequences", delta.out, 1e-5);
+            pair.agree("convolution of two sequences", conv.1, 1e-5);
+            let first = [bits(&pair.read(delta.out)), bits(&pair.read(conv.1))];
+            let (alone, convs) = (spans(states(pair, delta.len)), spans(states(pair, 90)));
+            run_ops(pair, 0, 3, &alone[..1], &convs[..1]);
+            run_ops(pair, 3, 4, &alone[1..], &convs[1..]);
+            assert!([bits(&pair.read(delta.out)), bits(&pair.read(conv.1))] == first);
+        }
     });
 }
 

@@ -5,7 +5,8 @@ use std::iter::zip;
 
 use moeflux_compute::{
     Activation, BlockType, ExpertShape, ExpertUses, Format, GateFunction, HeadMatrix, HeadRows,
-    KeySharing, MatrixShape, Op, RopePairs, Router, Shared, Slot, Span, StateShape, View,
+    KeySharing, LogDecay, MatrixShape, NormGate, Op, RopePairs, Router, Shared, Slot, Span,
+    StateShape, View,
 };
 
 use crate::{
@@ -186,9 +187,11 @@ impl Tested<'_> {
     }
 
     fn gated_rms_norm(&mut self) {
-        let ([x, gate], weight, out) = self.norm_operands();
-        self.run(&Op::GatedRmsNorm { x, gate, weight, eps: 1e-6, out });
-        self.agree(out, 1e-5);
+        for function in [NormGate::Silu, NormGate::Sigmoid] {
+            let ([x, gate], weight, out) = self.norm_operands();
+            self.run(&Op::GatedRmsNorm { x, gate, function, weight, eps: 1e-6, out });
+            self.agree(out, 1e-5);
+        }
     }
 
     fn mat_mul(&mut self) {
@@ -442,18 +445,35 @@ impl Tested<'_> {
 
     fn delta_net(&mut self) {
         let (key_heads, heads, width) = (2, 4, 16);
-        let [a_log, dt_bias] = [0; 2].map(|_| self.pair.buffer(&self.random.values(heads)));
+        let a_log = self.pair.buffer(&self.random.values(heads));
+        let dt_bias = self.pair.buffer(&self.random.values(heads * width));
         let state = StateShape::Recurrent { len: heads * width * width };
-        self.after_prefixes(state, |tested, spans| {
-            let rows = row_sum(spans);
-            let [q, k] = [0; 2].map(|_| tested.random(rows, key_heads * width).split(key_heads));
-            let v = tested.random(rows, heads * width).split(heads);
-            let [a, b] = [0; 2].map(|_| tested.random(rows, heads));
-            let out = tested.pair.nan_filled(rows, heads * width).split(heads);
-            let sharing = KeySharing::Adjacent;
-            tested.run(&Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, sharing, spans, out });
-            tested.agree(out, 1e-5);
-        });
+        let by_key = (width, LogDecay::Bounded { bound: -5.0 });
+        for (decays, decay) in [(1, LogDecay::Softplus), by_key] {
+            self.after_prefixes(state, |tested, spans| {
+                let (rows, sharing) = (row_sum(spans), KeySharing::Adjacent);
+                let [q, k] =
+                    [0; 2].map(|_| tested.random(rows, key_heads * width).split(key_heads));
+                let v = tested.random(rows, heads * width).split(heads);
+                let a = tested.random(rows, heads * decays).split(heads);
+                let b = tested.random(rows, heads);
+                let out = tested.pair.nan_filled(rows, heads * width).split(heads);
+                tested.run(&Op::DeltaNet {
+                    q,
+                    k,
+                    v,
+                    a,
+                    b,
+                    a_log,
+                    dt_bias,
+                    decay,
+                    sharing,
+                    spans,
+                    out,
+                });
+                tested.agree(out, 1e-5);
+            });
+        }
     }
 }
 

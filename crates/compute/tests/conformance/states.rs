@@ -7,7 +7,8 @@ mod recorded_steps;
 use std::{iter::once, ops::Range};
 
 use moeflux_compute::{
-    Buffer, Commit, Device, Error, Isa, KeySharing, KvFormat, Op, Span, State, StateShape, View,
+    Buffer, Commit, Device, Error, Isa, KeySharing, KvFormat, LogDecay, Op, Span, State,
+    StateShape, View,
 };
 
 use crate::harness::{
@@ -200,10 +201,11 @@ impl Mixer {
                     q: x.columns(0, keys).split(key_heads),
                     k: x.columns(keys, keys).split(key_heads),
                     v: x.columns(2 * keys, heads * value).split(heads),
-                    a: x.columns(2 * keys + heads * value, heads),
+                    a: x.columns(2 * keys + heads * value, heads).split(heads),
                     b: x.columns(2 * keys + heads * (value + 1), heads),
                     a_log: self.weight,
                     dt_bias: self.weight,
+                    decay: LogDecay::Softplus,
                     sharing: KeySharing::Adjacent,
                     spans,
                     out: out.split(heads),

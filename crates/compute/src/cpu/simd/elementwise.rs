@@ -1,9 +1,10 @@
-//! Elementwise functions on f32: SiLU and sigmoid gating, softmax exponentials, AXPY, and a short
-//! causal convolution.
+//! Elementwise functions on f32: SiLU and sigmoid gating, softmax exponentials, decays of the delta
+//! rule, AXPY, and a short causal convolution.
 //!
 //! Plain loops, which the compiler vectorizes for the instruction set that they are inlined into.
 
 use super::vector::Simd;
+use crate::LogDecay;
 
 /// `a * b + c`, rounded once where the instruction set has a fused multiply-add.
 #[inline(always)]
@@ -34,6 +35,40 @@ fn exp<S: Simd>(x: f32) -> f32 {
 #[inline(always)]
 fn sigmoid<S: Simd>(x: f32) -> f32 {
     1.0 / (1.0 + exp::<S>(-x))
+}
+
+/// `log(1 + t)` for `t` in 0..=1, by the series of `2 atanh(t / (t + 2))`.
+#[inline(always)]
+fn ln_1p<S: Simd>(t: f32) -> f32 {
+    let s = t / (t + 2.0);
+    let z = s * s;
+    let mut sum = 1.0 / 13.0;
+    for divisor in [11.0, 9.0, 7.0, 5.0, 3.0] {
+        sum = fma::<S>(sum, z, 1.0 / divisor);
+    }
+    2.0 * fma::<S>(sum, z * s, s)
+}
+
+/// `out = exp(log_decay(a + bias))`; `rate` is `exp(a_log)`.
+#[inline(always)]
+pub(super) fn decays<S: Simd>(
+    a: &[f32],
+    bias: &[f32],
+    rate: f32,
+    function: LogDecay,
+    out: &mut [f32],
+) {
+    let inputs = out.iter_mut().zip(a.iter().zip(bias).map(|(a, bias)| a + bias));
+    match function {
+        LogDecay::Softplus => inputs.for_each(|(out, x)| {
+            let above = if x > 0.0 { x } else { 0.0 };
+            let softplus = above + ln_1p::<S>(exp::<S>(-x.abs()));
+            *out = exp::<S>(-rate * softplus);
+        }),
+        LogDecay::Bounded { bound } => inputs.for_each(|(out, x)| {
+            *out = exp::<S>(bound * sigmoid::<S>(rate * x));
+        }),
+    }
 }
 
 /// `y = silu(y) * x`

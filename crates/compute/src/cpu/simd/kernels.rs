@@ -7,11 +7,11 @@ use super::{
     Isa,
     activations::QuantLayout,
     attention::{FloatRows, MergeFactors, PrefetchRows},
-    delta_rule::DeltaRuleScalars,
+    delta_rule::DeltaRuleFactors,
     sampling::{BINS, LogitScale},
     table::{KernelTable, SamplingTable, on_generic},
 };
-use crate::{Error, KvFormat, Scalar, host::dequantize_q8};
+use crate::{Error, KvFormat, LogDecay, Scalar, host::dequantize_q8};
 
 /// Kernels of an instruction set that this machine has. Methods are safe: they check lengths.
 #[derive(Clone, Copy)]
@@ -168,6 +168,19 @@ impl Kernels {
         unsafe { (self.0.weighted_sum)(p, values, factors, acc, next) }
     }
 
+    /// Decays of the delta rule, `exp(log_decay(a + bias))`; `rate` is `exp(a_log)`.
+    pub(crate) fn decays(
+        self,
+        a: &[f32],
+        bias: &[f32],
+        rate: f32,
+        function: LogDecay,
+        out: &mut [f32],
+    ) {
+        // SAFETY: Simd contract: the table's ISA was detected.
+        unsafe { (self.0.decays)(a, bias, rate, function, out) }
+    }
+
     /// One row of the gated delta rule on the rows of a head's state that `v` and `y` belong to.
     pub(crate) fn delta_rule(
         self,
@@ -175,10 +188,11 @@ impl Kernels {
         [k, q]: [&[f32]; 2],
         v: &[f32],
         y: &mut [f32],
-        d: DeltaRuleScalars,
+        d: DeltaRuleFactors<'_>,
     ) {
         assert!(
             k.len() == q.len()
+                && (d.decay.len() == 1 || d.decay.len() == k.len())
                 && v.len() == y.len()
                 && state.len() == k.len() * v.len()
                 && !k.is_empty()

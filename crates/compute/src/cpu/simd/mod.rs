@@ -148,7 +148,7 @@ mod vector;
 
 pub(crate) use activations::{ActivationRows, Q8Rows, QuantLayout, padded};
 pub(crate) use attention::{FloatRows, MergeFactors, PrefetchRows, split_rows};
-pub(crate) use delta_rule::DeltaRuleScalars;
+pub(crate) use delta_rule::DeltaRuleFactors;
 pub(crate) use dispatch::{MAX_GEMV_OUTPUTS, PackedRows, Q8Batch};
 pub(crate) use gemm_f32::{F32TileSums, TILE_ROWS};
 pub(crate) use gemm_q8::{tile_bytes, tile_scale_len};

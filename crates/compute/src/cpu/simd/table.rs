@@ -7,7 +7,7 @@
 use super::{
     activations::{Q8Row, QuantLayout},
     attention::{FloatRows, MergeFactors, PrefetchRows},
-    delta_rule::DeltaRuleScalars,
+    delta_rule::DeltaRuleFactors,
     gemm_f32::{F32TileSums, FloatTile},
     gemm_q8::{GemmOut, TileChunk, TileScratch, UnpackedTile},
     gemv_q8::{GemvActivations, GemvOut},
@@ -18,7 +18,7 @@ use super::{
     unpack_mx::BlockScaledRow,
     vector::MAX_LANES,
 };
-use crate::{Element, Scalar};
+use crate::{Element, LogDecay, Scalar};
 
 /// Kernels of one instruction set.
 ///
@@ -86,7 +86,8 @@ pub(super) struct KernelTable {
         unsafe fn(&[&[f32]], FloatRows<'_>, &[MergeFactors], &mut [&mut [f32]], &[u8]),
     pub(super) merge: unsafe fn(&mut [f32], MergeFactors, &[f32]),
     pub(super) delta_rule:
-        unsafe fn(&mut [f32], &[f32], &[f32], &[f32], &mut [f32], DeltaRuleScalars),
+        unsafe fn(&mut [f32], &[f32], &[f32], &[f32], &mut [f32], DeltaRuleFactors<'_>),
+    pub(super) decays: unsafe fn(&[f32], &[f32], f32, LogDecay, &mut [f32]),
 }
 
 /// Sampling kernels of one instruction set. A separate table: a binary that only samples, such as
@@ -109,7 +110,7 @@ macro_rules! kernels {
                 super::{
                     activations::{self, Q8Row, QuantLayout},
                     attention::{self, FloatRows, MergeFactors, PrefetchRows},
-                    delta_rule::{self, DeltaRuleScalars},
+                    delta_rule::{self, DeltaRuleFactors},
                     elementwise,
                     float_types::{self, Bf16Type, F16Type, F32Type},
                     gemm_f32::{self, F32TileSums, FloatTile, TILE_ROWS},
@@ -129,7 +130,7 @@ macro_rules! kernels {
                 },
                 KernelTable, SamplingTable,
             };
-            use crate::{Element, Scalar};
+            use crate::{Element, LogDecay, Scalar};
 
             kernels! {
                 $simd $(, #[$feature])?;
@@ -147,8 +148,11 @@ macro_rules! kernels {
                 merge(y: &mut [f32], factors: MergeFactors, x: &[f32]) = attention::merge::<$simd>;
                 delta_rule(
                     state: &mut [f32], k: &[f32], q: &[f32], v: &[f32], y: &mut [f32],
-                    d: DeltaRuleScalars
+                    d: DeltaRuleFactors<'_>
                 ) = delta_rule::delta_rule::<$simd>;
+                decays(
+                    a: &[f32], bias: &[f32], rate: f32, function: LogDecay, out: &mut [f32]
+                ) = elementwise::decays::<$simd>;
                 tally(logits: &[f32], least: f32, scale: LogitScale, bins: &mut [u64; BINS])
                     = sampling::tally;
                 extent(logits: &[f32]) -> ([f32; 2], bool) = sampling::extent;
@@ -437,6 +441,7 @@ macro_rules! kernels {
                 weighted_sum,
                 merge,
                 delta_rule,
+                decays,
             };
             pub(in super::super) static SAMPLING: SamplingTable =
                 SamplingTable { tally, extent, for_each_between };

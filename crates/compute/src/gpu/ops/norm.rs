@@ -1,7 +1,7 @@
 //! Norms: RMSNorm, gated RMSNorm, LayerNorm, residual addition fused with RMSNorm.
 
 use super::{Constants, Kernel, OpContext, ViewParams, kernel, params::NormParams};
-use crate::{Buffer, Error, Op, View};
+use crate::{Buffer, Error, NormGate, Op, View};
 
 pub(in crate::gpu) static NORM: Kernel = kernel!("norm", "elementwise/norm", NormParams, [Write]);
 
@@ -14,8 +14,8 @@ pub(in crate::gpu) enum NormKind {
     Rms,
     /// `x += operand`, then RMSNorm of `x`.
     AddRms,
-    /// RMSNorm times the SiLU of `operand`.
-    GatedRms,
+    /// RMSNorm times a function of `operand`.
+    GatedRms(NormGate),
     Layer,
 }
 
@@ -24,8 +24,9 @@ impl NormKind {
     const fn code(self) -> u32 {
         match self {
             Self::Rms | Self::AddRms => 0,
-            Self::GatedRms => 1,
+            Self::GatedRms(NormGate::Silu) => 1,
             Self::Layer => 2,
+            Self::GatedRms(NormGate::Sigmoid) => 3,
         }
     }
 }
@@ -91,8 +92,8 @@ pub(super) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> 
         Op::RmsNorm { x, weight, eps, out } => {
             NormDispatch { kind: NormKind::Rms, x, out, operand: None, weight, bias: None, eps }
         }
-        Op::GatedRmsNorm { x, gate, weight, eps, out } => NormDispatch {
-            kind: NormKind::GatedRms,
+        Op::GatedRmsNorm { x, gate, function, weight, eps, out } => NormDispatch {
+            kind: NormKind::GatedRms(function),
             x,
             out,
             operand: Some(gate),

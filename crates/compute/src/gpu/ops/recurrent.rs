@@ -8,7 +8,9 @@ use super::{
     norm::{NormDispatch, NormKind},
     params::{Conv1dParams, DeltaNetParams},
 };
-use crate::{Buffer, Error, KeySharing, Op, Span, View, gpu::store::DeviceBuffer};
+use crate::{
+    Buffer, Error, KeySharing, LogDecay, NormGate, Op, Span, View, gpu::store::DeviceBuffer,
+};
 
 pub(in crate::gpu) static CONV1D: Kernel =
     kernel!("conv1d", "recurrent/conv1d", Conv1dParams, [Write, Write, Write, Read]);
@@ -158,6 +160,7 @@ pub(in crate::gpu) struct ConvolvedDeltaRule {
     inputs: [View; 5],
     a_log: Buffer,
     dt_bias: Buffer,
+    decay: LogDecay,
     sharing: KeySharing,
     spans: Vec<Span>,
     out: View,
@@ -168,6 +171,7 @@ pub(in crate::gpu) struct ConvolvedDeltaRule {
 #[derive(Clone, Copy)]
 pub(in crate::gpu) struct GatedNormEpilogue {
     gate: View,
+    function: NormGate,
     weight: Buffer,
     eps: f32,
     out: View,
@@ -180,7 +184,7 @@ impl ConvolvedDeltaRule {
         convolution: Box<DecodeConv>,
     ) -> Result<Box<Self>, Box<DecodeConv>> {
         match *op {
-            Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, sharing, spans, out }
+            Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, decay, sharing, spans, out }
                 if convolution.feeds(op) =>
             {
                 Ok(Box::new(Self {
@@ -188,6 +192,7 @@ impl ConvolvedDeltaRule {
                     inputs: [q, k, v, a, b],
                     a_log,
                     dt_bias,
+                    decay,
                     sharing,
                     spans: spans.to_vec(),
                     out,
@@ -200,7 +205,7 @@ impl ConvolvedDeltaRule {
 
     /// Adds the gated norm of the output; false if it cannot be fused.
     pub(in crate::gpu) fn fuse_norm(&mut self, op: &Op<'_>) -> bool {
-        let &Op::GatedRmsNorm { x, gate, weight, eps, out } = op else { return false };
+        let &Op::GatedRmsNorm { x, gate, function, weight, eps, out } = op else { return false };
         let is_dense_row = |view: View| view.heads == 1 || view.head_stride == view.width;
         // Some workgroups write the norm's output while others still read the inputs.
         let [.., a, b] = self.inputs;
@@ -211,7 +216,7 @@ impl ConvolvedDeltaRule {
             && read.iter().all(|view| view.buffer != out.buffer)
             && gate.buffer != x.buffer;
         if fits {
-            self.norm = Some(GatedNormEpilogue { gate, weight, eps, out });
+            self.norm = Some(GatedNormEpilogue { gate, function, weight, eps, out });
         }
         fits
     }
@@ -228,8 +233,8 @@ impl ConvolvedDeltaRule {
     pub(in crate::gpu) fn encode(&self, ctx: &mut OpContext<'_>) -> Result<(), Error> {
         self.encode_rule(ctx, None)?;
         match self.norm {
-            Some(GatedNormEpilogue { gate, weight, eps, out }) => NormDispatch {
-                kind: NormKind::GatedRms,
+            Some(GatedNormEpilogue { gate, function, weight, eps, out }) => NormDispatch {
+                kind: NormKind::GatedRms(function),
                 x: self.out,
                 out,
                 operand: Some(gate),
@@ -256,9 +261,9 @@ impl ConvolvedDeltaRule {
         ctx: &mut OpContext<'_>,
         norm: Option<&GatedNormEpilogue>,
     ) -> Result<(), Error> {
-        let ([q, k, v, a, b], a_log, dt_bias) = (self.inputs, self.a_log, self.dt_bias);
-        let (sharing, spans, out) = (self.sharing, &self.spans[..], self.out);
-        let op = Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, sharing, spans, out };
+        let &Self { inputs: [q, k, v, a, b], a_log, dt_bias, decay, sharing, out, .. } = self;
+        let spans = &self.spans[..];
+        let op = Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, decay, sharing, spans, out };
         let fused = FusedDeltaOps { convolution: &self.convolution, norm };
         encode_delta_net(ctx, &op, Some(fused))
     }
@@ -272,6 +277,14 @@ fn row_threads(ctx: &OpContext<'_>) -> usize {
 /// Workgroups of a head with `values` values.
 fn workgroups_per_head(ctx: &OpContext<'_>, values: usize) -> usize {
     values.div_ceil(ROWS_PER_THREAD * DELTA_THREADS / row_threads(ctx))
+}
+
+/// `GATED` of the kernel.
+const fn norm_gate_code(gate: NormGate) -> u32 {
+    match gate {
+        NormGate::Silu => 1,
+        NormGate::Sigmoid => 2,
+    }
 }
 
 /// Ops fused with a delta rule.
@@ -289,14 +302,16 @@ pub(super) fn encode_delta_net(
     op: &Op<'_>,
     fused: Option<FusedDeltaOps<'_>>,
 ) -> Result<(), Error> {
-    let &Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, sharing, spans, out } = op else {
+    let &Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, decay, sharing, spans, out } = op else {
         return Ok(());
     };
     let row_threads = row_threads(ctx);
     let convolution = fused.map(|fused| fused.convolution);
     let norm = fused.and_then(|fused| fused.norm);
-    // A query and a key in f32.
-    let row_bytes = k.width.next_multiple_of(4 * row_threads) * 8;
+    // A query, a key and perhaps its decays in f32.
+    let has_key_decays = a.width > 1;
+    let row_vectors = 2 + usize::from(has_key_decays);
+    let row_bytes = k.width.next_multiple_of(4 * row_threads) * 4 * row_vectors;
     if row_bytes > 2 * STAGED_BYTES {
         return Err(Error::Shape(format!(
             "DeltaNet: keys of {} elements are too wide for a GPU",
@@ -315,7 +330,10 @@ pub(super) fn encode_delta_net(
         ("K_WIDTH", k.width as u32),
         ("V_WIDTH", v.width as u32),
         ("TAPS", convolution.map_or(0, |c| c.width as u32)),
-        ("GATED", norm.is_some().into()),
+        ("GATED", norm.map_or(0, |norm| norm_gate_code(norm.function))),
+        ("KEY_DECAYS", has_key_decays.into()),
+        ("BOUNDED", matches!(decay, LogDecay::Bounded { .. }).into()),
+        ("HEADS", v.heads as u32),
         ("KEY_HEADS", k.heads as u32),
         ("KEY_RUN", sharing.run(v.heads, k.heads) as u32),
     ]);
@@ -351,7 +369,10 @@ pub(super) fn encode_delta_net(
             a_log: store.buffer_offset(a_log)?,
             dt_bias: store.buffer_offset(dt_bias)?,
             rows: if sequences > 1 { sequences } else { rows } as u32,
-            heads: v.heads as u32,
+            bound: match decay {
+                LogDecay::Softplus => 0.0,
+                LogDecay::Bounded { bound } => bound,
+            },
             q_scale: 1.0 / (k.width as f32).sqrt(),
             ..Default::default()
         };

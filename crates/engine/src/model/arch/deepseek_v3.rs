@@ -34,7 +34,8 @@ pub(super) struct DeepseekV3Config {
     pub(super) moe: GroupedMoe,
     #[serde(skip)]
     pub(super) style: MoeStyle,
-    num_attention_heads: usize,
+    pub(super) num_attention_heads: usize,
+    pub(super) head_dim: Option<usize>,
     pub(super) q_lora_rank: Option<usize>,
     kv_lora_rank: usize,
     qk_nope_head_dim: usize,
@@ -57,19 +58,13 @@ pub(super) fn build(
     config: &DeepseekV3Config,
     sparse: &SparseAttention<'_>,
 ) -> Result<Blueprint, Error> {
-    Require(source).sizes(&[
-        ("num_attention_heads", config.num_attention_heads),
-        ("kv_lora_rank", config.kv_lora_rank),
-        ("qk_nope_head_dim", config.qk_nope_head_dim),
-        ("qk_rope_head_dim", config.qk_rope_head_dim),
-        ("v_head_dim", config.v_head_dim),
-        ("q_lora_rank", config.q_lora_rank.unwrap_or(1)),
-    ])?;
+    config.check(source)?;
     let body = &config.body;
     body.blueprint(source, NormWeights::Plain, |i, layer| {
         let self_attn = layer.child("self_attn");
-        let attention =
-            MlaBlueprint { sparse: sparse(i, &self_attn)?, ..attention(config, &self_attn)? };
+        let style = LatentStyle { output: "o_proj", rope: config.rope(source, config.pairs())? };
+        let attention = attention(config, style, &self_attn)?;
+        let attention = MlaBlueprint { sparse: sparse(i, &self_attn)?, ..attention };
         let (mlp, hidden) = (layer.child("mlp"), body.hidden_size);
         let feed_forward = config.moe.feed_forward_with(&config.style, &mlp, i, hidden)?;
         body.layer(layer, attention, feed_forward)
@@ -77,6 +72,26 @@ pub(super) fn build(
 }
 
 impl DeepseekV3Config {
+    /// Checks the sizes of attention.
+    pub(super) fn check(&self, source: &dyn TensorSource) -> Result<(), Error> {
+        Require(source).sizes(&[
+            ("num_attention_heads", self.num_attention_heads),
+            ("kv_lora_rank", self.kv_lora_rank),
+            ("qk_nope_head_dim", self.qk_nope_head_dim),
+            ("qk_rope_head_dim", self.qk_rope_head_dim),
+            ("v_head_dim", self.v_head_dim),
+            ("q_lora_rank", self.q_lora_rank.unwrap_or(1)),
+        ])
+    }
+
+    /// Pairs that RoPE of attention rotates.
+    pub(super) fn pairs(&self) -> RopePairs {
+        match self.rope_interleave {
+            Some(false) => RopePairs::Halves,
+            _ => RopePairs::Interleaved,
+        }
+    }
+
     /// RoPE of attention or of the indexer.
     pub(super) fn rope(
         &self,
@@ -84,16 +99,30 @@ impl DeepseekV3Config {
         pairs: RopePairs,
     ) -> Result<RopeShape, Error> {
         let (config, rotated) = (self.rope.config(source)?, self.qk_rope_head_dim);
-        // Some configs state the rotated part as a share of the whole head.
-        let head = (self.qk_nope_head_dim + rotated) as f64;
+        // Some configs state the rotated part as a share of the whole head, or of `head_dim`.
+        let heads = [Some(self.qk_nope_head_dim + rotated), self.head_dim];
+        let is_share =
+            |share: f64| heads.iter().flatten().any(|head| share * *head as f64 == rotated as f64);
         match config.share(source)? {
-            Some(share) if share * head == rotated as f64 => config.shape(source, rotated, pairs),
+            Some(share) if is_share(share) => config.shape(source, rotated, pairs),
             _ => config.whole(source, rotated, pairs),
         }
     }
 }
 
-fn attention(config: &DeepseekV3Config, attention: &Scope<'_>) -> Result<MlaBlueprint, Error> {
+/// Parts of latent attention that differ between families.
+pub(super) struct LatentStyle {
+    /// Name of the output projection.
+    pub(super) output: &'static str,
+    pub(super) rope: RopeShape,
+}
+
+/// Latent attention to all positions, without a gate.
+pub(super) fn attention(
+    config: &DeepseekV3Config,
+    style: LatentStyle,
+    attention: &Scope<'_>,
+) -> Result<MlaBlueprint, Error> {
     let (heads, hidden) = (config.num_attention_heads, config.body.hidden_size);
     let (nope, rotated) = (config.qk_nope_head_dim, config.qk_rope_head_dim);
     let (latent, value) = (config.kv_lora_rank, config.v_head_dim);
@@ -119,11 +148,6 @@ fn attention(config: &DeepseekV3Config, attention: &Scope<'_>) -> Result<MlaBlue
     } else {
         LatentHeads::Whole(attention.matrix("kv_b_proj", heads * (nope + value), latent)?)
     };
-    let pairs = if config.rope_interleave == Some(false) {
-        RopePairs::Halves
-    } else {
-        RopePairs::Interleaved
-    };
     Ok(MlaBlueprint {
         shape: MlaShape {
             heads,
@@ -135,12 +159,13 @@ fn attention(config: &DeepseekV3Config, attention: &Scope<'_>) -> Result<MlaBlue
                 / ((nope + rotated) as f32).sqrt(),
             temperature: config.rope.config(attention.source)?.temperature(attention.source)?,
         },
-        rope: config.rope(attention.source, pairs)?,
+        rope: style.rope,
         q,
         kv_a_proj_with_mqa: attention.linear("kv_a_proj_with_mqa", latent + rotated, hidden)?,
         kv_a_layernorm: attention.norm("kv_a_layernorm", latent)?,
         kv_b,
-        o_proj: attention.linear("o_proj", hidden, heads * value)?,
+        gate_proj: None,
+        o_proj: attention.linear(style.output, hidden, heads * value)?,
         sparse: None,
     })
 }

@@ -4,7 +4,7 @@
 //! shared expert. Sources: Yang et al., "Gated Delta Networks", 2024; the published `config.json`s
 //! and model cards.
 
-use moeflux_compute::{GateFunction, KeySharing};
+use moeflux_compute::{GateFunction, KeySharing, LogDecay, NormGate};
 use serde::Deserialize;
 
 use super::{
@@ -20,7 +20,7 @@ use crate::{
     checkpoint::{MatrixSource, VectorChange, VectorSource, source::TensorSource},
     model::blueprint::{
         Blueprint, DeltaNetBlueprint, DeltaNetShape, GateSource, GqaBlueprint, GqaShape,
-        MixerBlueprint, OutputGate,
+        MixerBlueprint, OutputGate, ProjectionSource,
     },
 };
 
@@ -103,6 +103,7 @@ fn delta_shape(
             true => KeySharing::Strided,
             false => KeySharing::Adjacent,
         },
+        decays: 1,
     };
     let require = Require(source);
     require.sizes(&[
@@ -165,11 +166,13 @@ fn delta_net(
     };
     Ok(DeltaNetBlueprint {
         shape,
-        in_proj_qkv: projections.qkv,
-        in_proj_z: projections.z,
+        in_proj_qkv: vec![projections.qkv],
+        in_proj_z: ProjectionSource::Full(projections.z),
+        norm_gate: NormGate::Silu,
         in_proj_b: projections.b,
-        in_proj_a: projections.a,
-        conv1d: delta_net.array("conv1d.weight", &[shape.channels(), shape.conv_width, 1])?,
+        in_proj_a: ProjectionSource::Full(projections.a),
+        decay: LogDecay::Softplus,
+        conv1d: vec![delta_net.array("conv1d.weight", &[shape.channels(), shape.conv_width, 1])?],
         a_log: VectorSource { change, ..delta_net.vector("A_log", shape.value_heads)? },
         dt_bias: delta_net.vector("dt_bias", shape.value_heads)?,
         // Every layout stores the factor of this norm itself, never `w` of `1 + w`.

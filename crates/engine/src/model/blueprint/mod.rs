@@ -4,6 +4,7 @@
 //! memory plan, loading, the forward pass, `inspect`) reads only the blueprint and does not depend
 //! on the architecture.
 
+mod delta_net;
 mod input_orders;
 mod layer;
 mod short_conv;
@@ -12,14 +13,16 @@ mod weight_list;
 use std::sync::Arc;
 
 use moeflux_compute::{
-    Activation, ExpertGroups, ExpertShape, FileLayout, GateFunction, HeadRows, KeySharing,
-    RopePairs, Scoring,
+    Activation, ExpertGroups, ExpertShape, FileLayout, GateFunction, HeadRows, RopePairs, Scoring,
 };
 
 pub(crate) use self::input_orders::InputOrders;
-pub use self::layer::{
-    BodyBlueprint, FeedForwardBlueprint, LayerBlueprint, MixerBlueprint, NormKind, NormSource,
-    SubBlockBlueprint, SubBlockInput,
+pub use self::{
+    delta_net::{DeltaNetBlueprint, DeltaNetShape, ProjectionSource},
+    layer::{
+        BodyBlueprint, FeedForwardBlueprint, LayerBlueprint, MixerBlueprint, NormKind, NormSource,
+        SubBlockBlueprint, SubBlockInput,
+    },
 };
 pub use self::short_conv::ShortConvBlueprint;
 use crate::checkpoint::{MatrixSource, Segment, VectorSource, location::ShardLocation};
@@ -379,6 +382,9 @@ pub struct MlaBlueprint {
     pub kv_a_layernorm: VectorSource,
     /// Projections from the latent to keys and values.
     pub kv_b: LatentHeads,
+    /// Sigmoid gate on the output of attention: `(heads, hidden)` for a gate per head, or
+    /// `(heads * v_head_dim, hidden)` for one per element.
+    pub gate_proj: Option<LinearSource>,
     /// `(hidden, heads * v_head_dim)`.
     pub o_proj: LinearSource,
     /// Sparse attention; `None` for attention to all positions.
@@ -462,60 +468,6 @@ pub struct IndexerBlueprint {
     pub k_norm: [VectorSource; 2],
     /// `(heads, hidden)`: weight of each head's score.
     pub weights_proj: LinearSource,
-}
-
-/// Shape of a gated delta-net.
-#[derive(Clone, Copy, Debug)]
-pub struct DeltaNetShape {
-    /// Query and key heads.
-    pub key_heads: usize,
-    /// Value heads: a multiple of `key_heads`.
-    pub value_heads: usize,
-    /// Elements per query and key head.
-    pub key_width: usize,
-    /// Elements per value head.
-    pub value_width: usize,
-    /// Taps of the convolution.
-    pub conv_width: usize,
-    /// Key head of each value head.
-    pub sharing: KeySharing,
-}
-
-impl DeltaNetShape {
-    /// Channels of the convolution: queries, keys and values.
-    pub const fn channels(&self) -> usize {
-        2 * self.key_heads * self.key_width + self.value_heads * self.value_width
-    }
-
-    /// Elements of all value heads.
-    pub const fn values(&self) -> usize {
-        self.value_heads * self.value_width
-    }
-}
-
-/// Gated delta-net. Yang et al., "Gated Delta Networks", 2024.
-#[derive(Debug)]
-pub struct DeltaNetBlueprint {
-    /// Heads and their sizes.
-    pub shape: DeltaNetShape,
-    /// `(channels, hidden)`: queries, keys, values.
-    pub in_proj_qkv: MatrixSource,
-    /// `(values, hidden)`: gate of the output norm.
-    pub in_proj_z: MatrixSource,
-    /// `(value_heads, hidden)`: write strength.
-    pub in_proj_b: MatrixSource,
-    /// `(value_heads, hidden)`: decay.
-    pub in_proj_a: MatrixSource,
-    /// `(channels, conv_width)`.
-    pub conv1d: VectorSource,
-    /// `value_heads` elements.
-    pub a_log: VectorSource,
-    /// `value_heads` elements.
-    pub dt_bias: VectorSource,
-    /// `value_width` elements.
-    pub norm: VectorSource,
-    /// `(hidden, values)`.
-    pub out_proj: MatrixSource,
 }
 
 /// Gated MLP: `down activation(gate x, up x)`.

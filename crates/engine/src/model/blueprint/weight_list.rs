@@ -2,7 +2,7 @@
 
 use super::{
     BodyBlueprint, FeedForwardBlueprint, LatentHeads, LatentQuery, LinearSource, MixerBlueprint,
-    SubBlockBlueprint, SubBlockInput,
+    ProjectionSource, SubBlockBlueprint, SubBlockInput,
 };
 use crate::checkpoint::{MatrixSource, VectorSource};
 
@@ -18,6 +18,16 @@ impl<'a> WeightList<'a> {
         for linear in linear {
             self.matrices.push(&linear.weight);
             self.vectors.extend(&linear.bias);
+        }
+    }
+
+    fn projection(&mut self, projection: &'a ProjectionSource) {
+        match projection {
+            ProjectionSource::Full(matrix) => self.matrices.push(matrix),
+            ProjectionSource::LowRank { down, up } => {
+                self.matrices.push(down);
+                self.linear([up]);
+            }
         }
     }
 
@@ -51,7 +61,7 @@ impl<'a> WeightList<'a> {
                         self.vectors.push(q_a_layernorm);
                     }
                 }
-                self.linear([&m.kv_a_proj_with_mqa, &m.o_proj]);
+                self.linear([&m.kv_a_proj_with_mqa, &m.o_proj].into_iter().chain(&m.gate_proj));
                 self.vectors.push(&m.kv_a_layernorm);
                 match &m.kv_b {
                     LatentHeads::Whole(kv_b_proj) => self.matrices.push(kv_b_proj),
@@ -65,9 +75,12 @@ impl<'a> WeightList<'a> {
                 }
             }
             MixerBlueprint::DeltaNet(d) => {
-                let projections = [&d.in_proj_qkv, &d.in_proj_z, &d.in_proj_b, &d.in_proj_a];
-                self.matrices.extend(projections.into_iter().chain([&d.out_proj]));
-                self.vectors.extend([&d.conv1d, &d.a_log, &d.dt_bias, &d.norm]);
+                self.matrices.extend(&d.in_proj_qkv);
+                self.projection(&d.in_proj_z);
+                self.matrices.push(&d.in_proj_b);
+                self.projection(&d.in_proj_a);
+                self.matrices.push(&d.out_proj);
+                self.vectors.extend(d.conv1d.iter().chain([&d.a_log, &d.dt_bias, &d.norm]));
             }
             MixerBlueprint::ShortConv(c) => {
                 self.matrices.extend(c.matrices());

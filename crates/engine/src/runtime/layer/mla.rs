@@ -4,7 +4,7 @@
 //! The absorbed form projects queries to the latent space, attends there, and projects the result
 //! to values. The expanded form projects latents to the heads' keys and values.
 
-use moeflux_compute::{Buffer, HeadMatrix, HeadRows, Op, View};
+use moeflux_compute::{Buffer, GateFunction, HeadMatrix, HeadRows, Op, View};
 
 use super::{Linear, Loader, SCRATCH_BUFFERS, ScratchId, ScratchWidths, Step};
 use crate::{
@@ -34,11 +34,31 @@ pub(crate) struct Mla {
     latent_order: Option<Buffer>,
     embed_q: HeadMatrix,
     unembed_out: HeadMatrix,
+    gate: Option<OutputGate>,
     o_proj: Linear,
     sparse: Option<SparseTopK>,
     /// Whether steps of many rows use the expanded form. Not on the exact path, where a row's bits
     /// must not depend on the number of rows in its step.
     expands: bool,
+}
+
+/// Sigmoid gate on the output of attention.
+#[derive(Debug)]
+struct OutputGate {
+    proj: Linear,
+    /// Gates of all heads.
+    outputs: usize,
+}
+
+impl OutputGate {
+    fn load(blueprint: &MlaBlueprint, loader: &mut Loader<'_>) -> Result<Option<Self>, Error> {
+        let Some(gate) = &blueprint.gate_proj else { return Ok(None) };
+        Ok(Some(Self { proj: loader.linear(gate)?, outputs: gate.weight.shape.rows }))
+    }
+
+    fn gates(&self, step: &Step<'_>) -> View {
+        step.buffer(GATES, self.outputs)
+    }
 }
 
 /// Sparse attention: to the top-k positions only.
@@ -67,6 +87,8 @@ const Y: ScratchId = ScratchId(5);
 const INDEX_Q: ScratchId = ScratchId(6);
 const INDEX_K: ScratchId = ScratchId(7);
 const INDEX_WEIGHTS: ScratchId = ScratchId(8);
+/// Gates on the output.
+const GATES: ScratchId = ScratchId(9);
 /// Selected positions. No other layer uses this buffer, as layers without an indexer read the
 /// positions of an earlier layer from it.
 const POSITIONS: ScratchId = ScratchId(SCRATCH_BUFFERS - 1);
@@ -84,6 +106,7 @@ impl Mla {
         widths.set(KEY, key);
         widths.set(LATENT_OUT, s.heads * s.kv_lora_rank);
         widths.set(Y, s.heads * s.v_head_dim);
+        widths.set(GATES, blueprint.gate_proj.as_ref().map_or(0, |g| g.weight.shape.rows));
         widths.set(POSITIONS, blueprint.sparse.as_ref().map_or(0, |s| s.top_k));
         if let Some(indexer) = blueprint.sparse.as_ref().and_then(|s| s.indexer.as_ref()) {
             widths.set(INDEX_Q, indexer.heads * indexer.head_dim);
@@ -159,6 +182,7 @@ impl Mla {
             latent_order,
             embed_q,
             unembed_out,
+            gate: OutputGate::load(blueprint, loader)?,
             o_proj: loader.linear(&blueprint.o_proj)?,
             expands: !loader.exact && blueprint.sparse.is_none(),
             sparse: match &blueprint.sparse {
@@ -202,6 +226,9 @@ impl Mla {
         self.scale_queries(step, q.merge_heads())?;
         // A key is the normed latent followed by the rotated part; likewise each head's query.
         step.mat_mul(x, self.kv_a_proj_with_mqa, k)?;
+        if let Some(gate) = &self.gate {
+            step.mat_mul(x, gate.proj, gate.gates(step))?;
+        }
         let latent = k.columns(0, kv_lora_rank);
         let (weight, eps) = (Some(self.kv_a_layernorm), LATENT_EPS);
         let ordered = step.in_order(latent, self.latent_order)?;
@@ -214,8 +241,7 @@ impl Mla {
             let (keys, values) = (self.embed_q.transpose(), self.unembed_out);
             let (scale, out) = (self.shape.scale, y.split(heads));
             step.run(&Op::LatentAttention { q, k, keys, values, scale, spans, out })?;
-            let mixed = step.mixed();
-            return step.mat_mul(y, self.o_proj, mixed);
+            return self.project(step, y);
         }
         step.run(&Op::HeadMatMul {
             x: q.slice_width(0, nope),
@@ -242,12 +268,21 @@ impl Mla {
             out: latent_out,
         })?;
         step.run(&Op::HeadMatMul { x: latent_out, matrix: self.unembed_out, out: y.split(heads) })?;
+        self.project(step, y)
+    }
+
+    /// Gates the heads' values and writes their projection to `step.mixed()`.
+    fn project(&self, step: &mut Step<'_>, y: View) -> Result<(), Error> {
+        let heads = self.shape.heads;
+        if let Some(gate) = &self.gate {
+            let gate = gate.gates(step).split(heads);
+            let function = GateFunction::Sigmoid;
+            step.run(&Op::HeadGate { x: y.split(heads), gate, function })?;
+        }
         let mixed = step.mixed();
         step.mat_mul(y, self.o_proj, mixed)
     }
-}
 
-impl Mla {
     /// Multiplies queries by the temperature of their positions, rows of equal factors at once.
     fn scale_queries(&self, step: &mut Step<'_>, q: View) -> Result<(), Error> {
         let Some(temperature) = self.shape.temperature else { return Ok(()) };

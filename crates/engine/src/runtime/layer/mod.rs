@@ -94,6 +94,15 @@ impl Loader<'_> {
         self.values(v, &values)
     }
 
+    /// Loads vectors, one after another in one buffer. `name` is for errors.
+    fn joined(&mut self, name: &str, parts: &[VectorSource]) -> Result<Buffer, Error> {
+        let mut values = Vec::with_capacity(parts.iter().map(|v| v.len).sum());
+        for part in parts {
+            values.extend(self.checkpoint.read_vector(part)?);
+        }
+        self.buffer(name, &values)
+    }
+
     /// Loads a vector, each value times `factor`.
     fn scaled(&mut self, v: &VectorSource, factor: f32) -> Result<Buffer, Error> {
         let mut values = self.checkpoint.read_vector(v)?;
@@ -116,8 +125,12 @@ impl Loader<'_> {
     }
 
     fn values(&mut self, v: &VectorSource, values: &[f32]) -> Result<Buffer, Error> {
-        let buffer = self.device.buffer(v.len).map_err(Error::at(|| &*v.name))?;
-        self.device.write(buffer, values).map_err(Error::at(|| &*v.name))?;
+        self.buffer(&v.name, values)
+    }
+
+    fn buffer(&mut self, name: &str, values: &[f32]) -> Result<Buffer, Error> {
+        let buffer = self.device.buffer(values.len()).map_err(Error::at(|| name))?;
+        self.device.write(buffer, values).map_err(Error::at(|| name))?;
         Ok(buffer)
     }
 
@@ -159,9 +172,7 @@ impl Loader<'_> {
     /// Loads indexes, as integers in f32.
     fn indexes(&mut self, name: &str, indexes: &[u16]) -> Result<Buffer, Error> {
         let values: Vec<f32> = indexes.iter().map(|i| f32::from(*i)).collect();
-        let buffer = self.device.buffer(values.len()).map_err(Error::at(|| name))?;
-        self.device.write(buffer, &values).map_err(Error::at(|| name))?;
-        Ok(buffer)
+        self.buffer(name, &values)
     }
 }
 

@@ -17,7 +17,7 @@ use crate::{
         Blueprint, BodyBlueprint, DeltaNetBlueprint, FeedForwardBlueprint, GqaBlueprint,
         IndexerBlueprint, LatentHeads, LatentQuery, LayerBlueprint, LayerExperts, LinearSource,
         MixerBlueprint, MlaBlueprint, MlpBlueprint, MoeBlueprint, NormKind, NormSource,
-        RouterBlueprint, ShortConvBlueprint, SubBlockBlueprint, SubBlockInput,
+        ProjectionSource, RouterBlueprint, ShortConvBlueprint, SubBlockBlueprint, SubBlockInput,
     },
 };
 
@@ -277,6 +277,7 @@ impl<'a> ModuleList<'a> {
                 self.matrix(unembed_out, 1.0);
             }
         }
+        mla.gate_proj.iter().for_each(|gate_proj| self.linear(gate_proj, 1.0));
         self.linear(&mla.o_proj, residual_gain(layer));
     }
 
@@ -289,18 +290,29 @@ impl<'a> ModuleList<'a> {
         self.linear(&indexer.weights_proj, 1.0);
     }
 
+    fn projection(&mut self, projection: &ProjectionSource) {
+        match projection {
+            ProjectionSource::Full(matrix) => self.matrix(matrix, 1.0),
+            ProjectionSource::LowRank { down, up } => {
+                self.matrix(down, 1.0);
+                self.linear(up, 1.0);
+            }
+        }
+    }
+
     fn delta_net(&mut self, layer: usize, delta_net: &DeltaNetBlueprint) {
         let DeltaNetBlueprint { in_proj_qkv, in_proj_z, in_proj_b, in_proj_a, .. } = delta_net;
-        for projection in [in_proj_qkv, in_proj_z, in_proj_b, in_proj_a] {
-            self.matrix(projection, 1.0);
-        }
+        in_proj_qkv.iter().for_each(|projection| self.matrix(projection, 1.0));
+        self.projection(in_proj_z);
+        self.matrix(in_proj_b, 1.0);
+        self.projection(in_proj_a);
         self.matrix(&delta_net.out_proj, residual_gain(layer));
         // Small values, where SiLU is nearly linear. Otherwise queries, keys and values would have
         // a mean, the state would accumulate it, and all tokens would look alike.
-        self.vector(&delta_net.conv1d, uniform(-0.25, 0.25));
+        delta_net.conv1d.iter().for_each(|part| self.vector(part, uniform(-0.25, 0.25)));
         // Decays exp(-exp(A_log) softplus(a + dt_bias)): memory lengths from a few tokens to
         // thousands. The older layout, of fused projections, rounds them to bf16.
-        let is_fused = in_proj_qkv.name == in_proj_z.name;
+        let is_fused = in_proj_qkv.iter().any(|qkv| *qkv.name == *in_proj_z.name());
         let scalar = if is_fused { Scalar::BF16 } else { Scalar::F32 };
         let decays = ModuleKind::Plain { scalar, low: -2.3, high: 2.0, lead: Lead::Zero };
         self.vector(&delta_net.a_log, decays);

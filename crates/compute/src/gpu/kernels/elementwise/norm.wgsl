@@ -1,7 +1,8 @@
 // RMSNorm, gated RMSNorm and LayerNorm: out = (x - mean) / sqrt(mean((x - mean)^2) + eps) * weight
-// + bias, or * silu(other). RMSNorm has mean 0 and no bias. With ADD, x += other comes first
-// (residual add), and x keeps the sum.
-// KIND: 0 RMSNorm, 1 gated RMSNorm, 2 LayerNorm. WEIGHTED, BIASED: 1 with a weight, a bias.
+// + bias, or * silu(other), or * sigmoid(other). RMSNorm has mean 0 and no bias. With ADD, x +=
+// other comes first (residual add), and x keeps the sum.
+// KIND: 0 RMSNorm, 1 RMSNorm gated by a SiLU, 2 LayerNorm, 3 RMSNorm gated by a sigmoid.
+// WEIGHTED, BIASED: 1 with a weight, a bias.
 // THREAD_VALUES: most elements per thread, width / WG rounded up.
 // Grid: a workgroup of WG threads for each vector.
 // needs: common/common, @team
@@ -55,6 +56,7 @@ fn main(
         var y = (values[j] - mean) * scale;
         if (WEIGHTED == 1u) { y *= act[p.weight + i]; }
         if (KIND == 1u) { y *= silu(act[other + i]); }
+        if (KIND == 3u) { y *= sigmoid(act[other + i]); }
         if (BIASED == 1u) { y += act[p.bias + i]; }
         act[out + i] = y;
     }

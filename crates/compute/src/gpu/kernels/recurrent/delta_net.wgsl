@@ -1,10 +1,11 @@
 // Gated delta rule (DeltaNet) of sequences, row by row, for each value head, with q and k
-// normalized to length one (and q divided by sqrt(K_WIDTH)): S = decay S; d = beta (v - S k); S = S
-// + d k^T; out = S q.
+// normalized to length one (and q divided by sqrt(K_WIDTH)): S = S diag(decay); d = beta (v - S k);
+// S = S + d k^T; out = S q.
 // ROW_THREADS neighbouring threads share a row of S, which gives one element of out. They keep
 // THREAD_ROWS rows of S (at most ROW_THREADS) in registers over all rows of the span. Both
 // products use the old S, so sums depend on each other only from row to row: d = beta (v - decay
-// (S k)); out = decay (S q) + d (k . q).
+// (S k)); out = decay (S q) + d (k . q). With a decay for each element of a key, the decays are
+// factors of k and q in these products.
 // The rows of the span are staged in workgroup memory, STAGED_ROWS at a time; the next ones load
 // into registers meanwhile. ROW_THREADS threads load q and k of one row and normalize them.
 // Element i of a vector belongs to thread i % ROW_THREADS: component i / ROW_THREADS % 4 of its
@@ -12,19 +13,21 @@
 // TAPS: if not 0, each sequence has one row, and q, k and v are the newest inputs of a convolution,
 // which delta_conv.wgsl computes first. All threads then compute the lengths, from the convolved
 // vectors.
-// GATED: out is the weighted and gated RMSNorm of each head, without the division by the root mean
-// square. Each workgroup writes its sum of squares to `squares`, those of a head one after
-// another, heads V_WIDTH apart. TAPS is not 0 then.
-// KEY_HEADS: key heads; KEY_RUN: neighbouring value heads that share one.
+// KEY_DECAYS: 1 if each element of a key has a decay, 0 if a head has one. BOUNDED: 1 if its
+// logarithm is bound * sigmoid(exp(a_log) x), 0 if it is -exp(a_log) softplus(x).
+// GATED: if not 0, out is the weighted RMSNorm of each head, gated by a SiLU (1) or a sigmoid (2),
+// without the division by the root mean square. Each workgroup writes its sum of squares to
+// `squares`, those of a head one after another, heads V_WIDTH apart. TAPS is not 0 then.
+// HEADS: value heads; KEY_HEADS: key heads; KEY_RUN: neighbouring value heads that share one.
 // Grid: a workgroup of WG threads for each THREAD_ROWS WG / ROW_THREADS values of a head of a
 // sequence.
 // needs: common/common, common/exp_log, @pair_sum, @convolution, @states
-// constants: GATED, KEY_HEADS, KEY_RUN, K_WIDTH, ROW_THREADS, STAGED_ROWS, TAPS, THREAD_ROWS
-// constants: V_WIDTH, WG
+// constants: BOUNDED, GATED, HEADS, KEY_DECAYS, KEY_HEADS, KEY_RUN, K_WIDTH, ROW_THREADS
+// constants: STAGED_ROWS, TAPS, THREAD_ROWS, V_WIDTH, WG
 
 struct Params {
     q: View, k: View, v: View, alpha: View, beta: View, out: View,
-    a_log: u32, dt_bias: u32, rows: u32, heads: u32, table: u32, q_scale: f32,
+    a_log: u32, dt_bias: u32, rows: u32, bound: f32, table: u32, q_scale: f32,
     conv_x: u32, conv_weight: u32, channels: u32, // Start of the convolution's inputs and weights.
     // Gates and weights of the norm, and sums of squares.
     gate: u32, gate_row_stride: u32, norm_weight: u32, squares: u32, squares_row_stride: u32,
@@ -36,11 +39,14 @@ const K_VECS = (K_WIDTH + 4u * ROW_THREADS - 1u) / (4u * ROW_THREADS);
 // Values of a workgroup.
 const GROUP_VALUES = THREAD_ROWS * WG / ROW_THREADS;
 const HEAD_GROUPS = (V_WIDTH + GROUP_VALUES - 1u) / GROUP_VALUES;
+// Vectors of decays in workgroup memory.
+const DECAY_VECS = 1u + KEY_DECAYS * (STAGED_ROWS * K_VECS * ROW_THREADS - 1u);
 // Values that a thread loads.
 const V_LOADS = (STAGED_ROWS * GROUP_VALUES + WG - 1u) / WG;
 
 var<workgroup> q_rows: array<vec4<f32>, STAGED_ROWS * K_VECS * ROW_THREADS>;
 var<workgroup> k_rows: array<vec4<f32>, STAGED_ROWS * K_VECS * ROW_THREADS>;
+var<workgroup> decay_rows: array<vec4<f32>, DECAY_VECS>;
 var<workgroup> v_rows: array<f32, STAGED_ROWS * GROUP_VALUES>;
 // Decay, beta and k . q.
 var<workgroup> row_steps: array<vec4<f32>, STAGED_ROWS>;
@@ -49,6 +55,7 @@ var<workgroup> squares: array<f32, WG / ROW_THREADS>;
 // Loaded elements of the next rows.
 var<private> q: array<vec4<f32>, K_VECS>;
 var<private> k: array<vec4<f32>, K_VECS>;
+var<private> decay_inputs: array<vec4<f32>, K_VECS>;
 var<private> v: array<f32, V_LOADS>;
 var<private> step: vec2<f32>;
 
@@ -68,9 +75,23 @@ fn load_vec(start: u32, i: u32, row_thread: u32) -> vec4<f32> {
     );
 }
 
+// Input of the decay of element `at` of a head's key.
+fn decay_input(row: u32, head: u32, at: u32) -> f32 {
+    if (at >= K_WIDTH) { return 0.0; }
+    return act[p.alpha.offset + row * p.alpha.row_stride + head * p.alpha.head_stride + at] + act[p.dt_bias + head * K_WIDTH + at];
+}
+
 // First row of the sequence, and its number of rows.
 var<private> first_row: u32;
 var<private> rows: u32;
+
+// Inputs of a row's decay and beta.
+fn load_step(row: u32, head: u32) -> vec2<f32> {
+    return vec2<f32>(
+        act[p.alpha.offset + row * p.alpha.row_stride + head * p.alpha.head_stride],
+        act[p.beta.offset + row * p.beta.row_stride + head],
+    );
+}
 
 // Loads STAGED_ROWS rows of the sequence, from its row `first` on, into registers.
 fn load_rows(first: u32, head: u32, value: u32, index: u32) {
@@ -86,8 +107,11 @@ fn load_rows(first: u32, head: u32, value: u32, index: u32) {
         for (var i = 0u; i < K_VECS; i++) {
             q[i] = load_vec(start.x, i, row_thread);
             k[i] = load_vec(start.y, i, row_thread);
+            if (KEY_DECAYS == 1u) {
+                for (var c = 0u; c < 4u; c++) { decay_inputs[i][c] = decay_input(row, head, (4u * i + c) * ROW_THREADS + row_thread); }
+            }
         }
-        step = vec2<f32>(act[p.alpha.offset + row * p.alpha.row_stride + head], act[p.beta.offset + row * p.beta.row_stride + head]);
+        step = load_step(row, head);
     }
     for (var i = 0u; i < V_LOADS; i++) {
         let at = i * WG + index;
@@ -98,11 +122,17 @@ fn load_rows(first: u32, head: u32, value: u32, index: u32) {
     }
 }
 
-// Decay, beta and k . q.
-fn row_step(step: vec2<f32>, rate: f32, bias: f32, product: f32) -> vec4<f32> {
-    let x = step.x + bias;
+fn decay_of(x: f32, rate: f32) -> f32 {
+    if (BOUNDED == 1u) { return exp_of(p.bound / (1.0 + exp_of(-rate * x))); }
     let softplus = max(x, 0.0) + log1p_of(exp_of(-abs(x)));
-    return vec4<f32>(exp_of(-rate * softplus), sigmoid(step.y), product, 0.0);
+    return exp_of(-rate * softplus);
+}
+
+// Decay, beta and k . q. The decay is 1 if each element has one.
+fn row_step(step: vec2<f32>, rate: f32, bias: f32, product: f32) -> vec4<f32> {
+    var decay = 1.0;
+    if (KEY_DECAYS == 0u) { decay = decay_of(step.x + bias, rate); }
+    return vec4<f32>(decay, sigmoid(step.y), product, 0.0);
 }
 
 // Normalizes the loaded rows and stores them to workgroup memory.
@@ -122,6 +152,11 @@ fn stage_rows(index: u32, rate: f32, bias: f32) {
         for (var i = 0u; i < K_VECS; i++) {
             q_rows[(staged * K_VECS + i) * ROW_THREADS + row_thread] = q[i] * scales.x;
             k_rows[(staged * K_VECS + i) * ROW_THREADS + row_thread] = k[i] * scales.y;
+            if (KEY_DECAYS == 1u) {
+                var decays: vec4<f32>;
+                for (var c = 0u; c < 4u; c++) { decays[c] = decay_of(decay_inputs[i][c], rate); }
+                decay_rows[(staged * K_VECS + i) * ROW_THREADS + row_thread] = decays;
+            }
         }
         if (row_thread == 0u) { row_steps[staged] = row_step(step, rate, bias, product * scales.x * scales.y); }
     }
@@ -139,8 +174,8 @@ fn main(
 ) {
     pair_sum_begin(index);
     let group = group_index(id, count);
-    let head = group / HEAD_GROUPS % p.heads;
-    let sequence = group / HEAD_GROUPS / p.heads;
+    let head = group / HEAD_GROUPS % HEADS;
+    let sequence = group / HEAD_GROUPS / HEADS;
     if (sequence >= sequence_count()) { return; }
     first_row = first_row_of(sequence);
     rows = rows_of(sequence);
@@ -162,16 +197,28 @@ fn main(
         }
     }
     let rate = exp_of(act[p.a_log + head]);
-    let bias = act[p.dt_bias + head];
+    var bias = 0.0;
+    if (KEY_DECAYS == 0u) { bias = act[p.dt_bias + head]; }
     // Value that the thread writes.
     let my_value = value + first_value + row_thread;
     let writes = row_thread < THREAD_ROWS && my_value < V_WIDTH;
     var gate = 1.0;
-    if (GATED == 1u && writes) {
-        gate = act[p.norm_weight + my_value] * silu(act[p.gate + sequence * p.gate_row_stride + head * V_WIDTH + my_value]);
+    if (GATED > 0u && writes) {
+        let x = act[p.gate + sequence * p.gate_row_stride + head * V_WIDTH + my_value];
+        if (GATED == 1u) {
+            gate = act[p.norm_weight + my_value] * silu(x);
+        } else {
+            gate = act[p.norm_weight + my_value] * sigmoid(x);
+        }
     }
     if (TAPS > 0u) {
-        step = vec2<f32>(act[p.alpha.offset + sequence * p.alpha.row_stride + head], act[p.beta.offset + sequence * p.beta.row_stride + head]);
+        step = load_step(sequence, head);
+        if (KEY_DECAYS == 1u) {
+            for (var i = index; i < 4u * K_VECS * ROW_THREADS; i += WG) {
+                let vec = i / (4u * ROW_THREADS) * ROW_THREADS + i % ROW_THREADS;
+                decay_rows[vec][i / ROW_THREADS % 4u] = decay_of(decay_input(sequence, head, i), rate);
+            }
+        }
         convolve(sequence, head, value, index);
     }
     for (var first = 0u; first < rows; first += STAGED_ROWS) {
@@ -204,14 +251,25 @@ fn main(
                 }
                 decay_beta_kq = row_step(step, rate, bias, product * scales.x * scales.y);
             }
+            // Factors of the old state in the products.
+            var old_key = key;
+            var old_query = query;
+            var decays: array<vec4<f32>, K_VECS>;
+            if (KEY_DECAYS == 1u) {
+                for (var i = 0u; i < K_VECS; i++) {
+                    decays[i] = decay_rows[(row * K_VECS + i) * ROW_THREADS + row_thread];
+                    old_key[i] *= decays[i];
+                    old_query[i] *= decays[i];
+                }
+            }
             var y = 0.0;
             var products: array<vec2<f32>, THREAD_ROWS>;
             for (var r = 0u; r < THREAD_ROWS; r++) {
                 var x = vec4<f32>(0.0);
                 var z = vec4<f32>(0.0);
                 for (var i = 0u; i < K_VECS; i++) {
-                    x = fma(state[r][i], key[i], x);
-                    z = fma(state[r][i], query[i], z);
+                    x = fma(state[r][i], old_key[i], x);
+                    z = fma(state[r][i], old_query[i], z);
                 }
                 products[r] = vec2<f32>(x.x + x.y + (x.z + x.w), z.x + z.y + (z.z + z.w));
             }
@@ -219,11 +277,17 @@ fn main(
             for (var r = 0u; r < THREAD_ROWS; r++) {
                 let product = products[r];
                 let d = decay_beta_kq.y * (v_rows[row * GROUP_VALUES + first_value + r] - product.x);
-                for (var i = 0u; i < K_VECS; i++) { state[r][i] = fma(vec4<f32>(d), key[i], state[r][i] * decay_beta_kq.x); }
+                for (var i = 0u; i < K_VECS; i++) {
+                    if (KEY_DECAYS == 1u) {
+                        state[r][i] = fma(vec4<f32>(d), key[i], state[r][i] * decays[i]);
+                    } else {
+                        state[r][i] = fma(vec4<f32>(d), key[i], state[r][i] * decay_beta_kq.x);
+                    }
+                }
                 if (row_thread == r) { y = fma(d, decay_beta_kq.z, product.y); }
             }
             if (writes) { act[p.out.offset + (first_row + first + row) * p.out.row_stride + head * p.out.head_stride + my_value] = y * gate; }
-            if (GATED == 1u) {
+            if (GATED > 0u) {
                 let thread_squares = pair_sum(vec2<f32>(select(0.0, y * y, writes), 0.0)).x;
                 if (row_thread == 0u) { squares[index / ROW_THREADS] = thread_squares; }
                 workgroupBarrier();
