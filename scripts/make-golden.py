@@ -48,7 +48,8 @@ GOLDENS = Path(__file__).resolve().parent.parent / "crates/engine/tests/data/gol
 # More rows give smaller gaps and larger differences, so the limits are looser from LONG tokens on.
 SAME, LEAST_ROUTER_GAP, MOST_NOISE, NUDGE, LONG, VERY_LONG = 1e-4, 2e-3, 5e-5, 1e-6, 40, 1000
 # Models of which mlx-lm is a second opinion on goldens of transformers.
-SECOND = ("dots1", "exaone_moe", "glm4_moe_lite", "mellum", "mixtral", "olmoe", "qwen2_moe", "solar_open")
+SECOND = ("bailing_hybrid", "dots1", "exaone_moe", "glm4_moe_lite", "kimi_linear", "mellum", "mixtral", "olmoe", "qwen2_moe",
+          "solar_open")
 # Seed of the checkpoint on which a case's recipe is measured, and the seeds of its weights.
 TEMPLATE, SEEDS = 7, range(7, 107)
 

@@ -153,7 +153,26 @@ fn unsupported_configs() {
         yarn.as_object_mut().unwrap().remove(without);
         yarn
     };
-    let asked: [(&str, &str, Value); 46] = [
+    let linear = |changes: Value| {
+        let mut linear = json!({
+            "num_heads": 4, "head_dim": 16, "kda_layers": [1, 2, 4], "full_attn_layers": [3]
+        });
+        linear.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        linear
+    };
+    let asked: [(&str, &str, Value); 58] = [
+        ("bailing_hybrid_hub", "no_kda_lora", json!(false)),
+        ("bailing_hybrid_hub", "kda_lower_bound", json!(0.0)),
+        ("bailing_hybrid_hub", "layer_group_size", json!(0)),
+        ("bailing_hybrid_hub", "short_conv_kernel_size", json!(1)),
+        ("bailing_hybrid_hub", "gated_attention_proj_granularity_type", json!("element_wise")),
+        ("bailing_hybrid_hub", "expert_swiglu_limit_list", json!([null, 0.0, 7.0])),
+        ("kimi_linear_hub", "mla_use_nope", json!(false)),
+        ("kimi_linear_hub", "use_grouped_topk", json!(false)),
+        ("kimi_linear_hub", "attn_res_block_size", json!(12)),
+        ("kimi_linear_hub", "linear_attn_config", linear(json!({"num_heads": 0}))),
+        ("kimi_linear_hub", "linear_attn_config", linear(json!({"full_attn_layers": [2, 3]}))),
+        ("kimi_linear_hub", "linear_attn_config", linear(json!({"full_attn_layers": []}))),
         ("bailing_moe_group_32", "norm_head", json!(true)),
         ("bailing_moe_group_32", "use_qkv_bias", json!(true)),
         ("bailing_moe_group_32", "n_group", json!(2)),

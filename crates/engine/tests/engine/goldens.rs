@@ -80,7 +80,7 @@ fn the_cpu_device_matches_mlx() {
 }
 
 /// One golden for each kind of mixer and router, with integer weights where there is one.
-const KINDS: [&str; 20] = [
+const KINDS: [&str; 22] = [
     "qwen3_moe",
     "qwen3_5_moe",
     "qwen3_next",
@@ -101,6 +101,8 @@ const KINDS: [&str; 20] = [
     "cohere2_moe_hub",
     "phimoe_hub",
     "minimax_m3_vl_hub",
+    "kimi_linear_hub",
+    "bailing_hybrid_hub",
 ];
 
 /// Goldens whose weights are laid out anew where they land.

@@ -78,6 +78,10 @@ fn every_key_that_transformers_maps_is_read_under_either_name() {
         ("glm4_moe", "n_routed_experts", "num_local_experts"),
         ("gpt_oss", "num_experts_per_tok", "experts_per_token"),
         ("glm4_moe_lite_hub", "qk_rope_head_dim", "head_dim"),
+        ("bailing_hybrid_hub", "max_position_embeddings", "model_max_length"),
+        ("bailing_hybrid_hub", "n_group", "num_expert_group"),
+        ("bailing_hybrid_hub", "norm_topk_prob", "moe_renormalize"),
+        ("bailing_hybrid_hub", "num_experts_per_tok", "num_experts_per_token"),
     ] {
         let own = changed(golden, json!({}));
         let renamed = changed(golden, json!({key: null, other: own[key]}));
@@ -116,6 +120,14 @@ fn what_decides_the_kind_of_a_layer_is_never_assumed() {
             json!({"moe_layer_start_index": null}),
             ["moe_layer_start_index", "which layers"],
         ),
+        (
+            "bailing_hybrid_hub",
+            json!({"layer_group_size": null}),
+            ["layer_group_size", "latent attention"],
+        ),
+        ("bailing_hybrid_hub", json!({"kda_safe_gate": null}), ["kda_safe_gate", "the decay"]),
+        ("bailing_hybrid_hub", json!({"kda_lower_bound": null}), ["kda_lower_bound", "the decay"]),
+        ("kimi_linear_hub", json!({"linear_attn_config": null}), ["linear_attn_config", "missing"]),
         ("exaone_moe_hub", json!({"layer_types": null}), ["layer_types", "missing"]),
         ("exaone_moe_hub", json!({"sliding_window": null}), ["sliding_window", "positions"]),
         ("gpt_oss", json!({"layer_types": null}), ["layer_types", "missing"]),

@@ -75,7 +75,7 @@ struct KeyNames {
 }
 
 /// All keys of several names.
-const KEY_NAMES: [KeyNames; 16] = [
+const KEY_NAMES: [KeyNames; 18] = [
     KeyNames { key: "num_experts", others: &["num_local_experts", "n_routed_experts"] },
     KeyNames { key: "num_local_experts", others: &["num_experts", "n_routed_experts"] },
     KeyNames {
@@ -83,10 +83,17 @@ const KEY_NAMES: [KeyNames; 16] = [
         others: &["num_local_experts", "num_experts", "moe_num_experts"],
     },
     KeyNames { key: "n_shared_experts", others: &["num_shared_experts", "moe_num_shared_experts"] },
-    KeyNames { key: "num_experts_per_tok", others: &["experts_per_token", "moe_k", "moe_top_k"] },
+    KeyNames {
+        key: "num_experts_per_tok",
+        others: &["experts_per_token", "num_experts_per_token", "moe_k", "moe_top_k"],
+    },
+    KeyNames { key: "n_group", others: &["num_expert_group"] },
     KeyNames { key: "moe_topk", others: &["num_experts_per_tok"] },
     KeyNames { key: "first_k_dense_replace", others: &["num_dense_layers"] },
-    KeyNames { key: "norm_topk_prob", others: &["route_norm", "norm_expert_weight"] },
+    KeyNames {
+        key: "norm_topk_prob",
+        others: &["route_norm", "norm_expert_weight", "moe_renormalize"],
+    },
     KeyNames {
         key: "routed_scaling_factor",
         others: &[
@@ -98,13 +105,20 @@ const KEY_NAMES: [KeyNames; 16] = [
     },
     KeyNames {
         key: "scoring_func",
-        others: &["score_func", "score_function", "moe_router_score_func", "moe_router_activation"],
+        others: &[
+            "score_func",
+            "score_function",
+            "moe_router_score_func",
+            "moe_router_activation",
+            "moe_router_activation_func",
+        ],
     },
     KeyNames {
         key: "shared_expert_intermediate_size",
         others: &["share_expert_dim", "shared_intermediate_size"],
     },
     KeyNames { key: "num_attention_groups", others: &["num_key_value_heads"] },
+    KeyNames { key: "max_position_embeddings", others: &["model_max_length"] },
     KeyNames { key: "rms_norm_eps", others: &["layernorm_epsilon", "norm_eps"] },
     KeyNames { key: "qk_rope_head_dim", others: &["head_dim"] },
     KeyNames { key: "use_qk_norm", others: &["qk_norm"] },

@@ -3,10 +3,11 @@
 //!
 //! Entry point is [`Blueprint::for_checkpoint`], which looks the `model_type` up in
 //! [`ARCHITECTURES`]. Shared parts are in `body.rs` (embedding, head, layers, attention),
-//! `rope.rs`, `windows.rs`, `softmax_moe.rs`, `grouped_moe.rs` and `expert_tensors.rs`; `config.rs`
-//! reads configs and checks their values, `scope.rs` looks tensors up by name.
+//! `rope.rs`, `windows.rs`, `kda.rs`, `softmax_moe.rs`, `grouped_moe.rs` and `expert_tensors.rs`;
+//! `config.rs` reads configs and checks their values, `scope.rs` looks tensors up by name.
 
 mod afmoe;
+mod bailing_hybrid;
 mod bailing_moe;
 mod body;
 mod cohere2_moe;
@@ -26,6 +27,8 @@ mod granitemoe;
 mod grouped_moe;
 mod hunyuan_v1_moe;
 mod hy_v3;
+mod kda;
+mod kimi_linear;
 mod laguna;
 mod lfm2_moe;
 mod mellum;
@@ -113,6 +116,11 @@ const DELTA_NET: ArchitectureEntry = ArchitectureEntry {
 /// Registry of the supported architectures.
 const ARCHITECTURES: &[ArchitectureEntry] = &[
     ArchitectureEntry { model_type: "afmoe", blueprint: afmoe::blueprint, ..SLIDING },
+    ArchitectureEntry {
+        model_type: "bailing_hybrid",
+        blueprint: bailing_hybrid::blueprint,
+        ..DELTA_NET
+    },
     ArchitectureEntry { model_type: "bailing_moe", blueprint: bailing_moe::blueprint, ..UNIFORM },
     ArchitectureEntry {
         model_type: "bailing_moe_v2",
@@ -146,6 +154,7 @@ const ARCHITECTURES: &[ArchitectureEntry] = &[
     ArchitectureEntry { model_type: "hy_v3", blueprint: hy_v3::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "kimi_k2", blueprint: deepseek_v3::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "kimi_k25", blueprint: deepseek_v3::blueprint, ..UNIFORM },
+    ArchitectureEntry { model_type: "kimi_linear", blueprint: kimi_linear::blueprint, ..DELTA_NET },
     ArchitectureEntry { model_type: "laguna", blueprint: laguna::blueprint, ..SLIDING },
     ArchitectureEntry {
         model_type: "lfm2_moe",

@@ -17,6 +17,7 @@ use moeflux_compute::{
 };
 
 pub(crate) use self::input_orders::InputOrders;
+pub use self::short_conv::ShortConvBlueprint;
 pub use self::{
     delta_net::{DeltaNetBlueprint, DeltaNetShape, ProjectionSource},
     layer::{
@@ -24,7 +25,6 @@ pub use self::{
         SubBlockBlueprint, SubBlockInput,
     },
 };
-pub use self::short_conv::ShortConvBlueprint;
 use crate::checkpoint::{MatrixSource, Segment, VectorSource, location::ShardLocation};
 
 /// A model as data.

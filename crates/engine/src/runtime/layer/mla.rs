@@ -34,7 +34,7 @@ pub(crate) struct Mla {
     latent_order: Option<Buffer>,
     embed_q: HeadMatrix,
     unembed_out: HeadMatrix,
-    gate: Option<OutputGate>,
+    gate: Option<HeadGates>,
     o_proj: Linear,
     sparse: Option<SparseTopK>,
     /// Whether steps of many rows use the expanded form. Not on the exact path, where a row's bits
@@ -44,13 +44,13 @@ pub(crate) struct Mla {
 
 /// Sigmoid gate on the output of attention.
 #[derive(Debug)]
-struct OutputGate {
+struct HeadGates {
     proj: Linear,
     /// Gates of all heads.
     outputs: usize,
 }
 
-impl OutputGate {
+impl HeadGates {
     fn load(blueprint: &MlaBlueprint, loader: &mut Loader<'_>) -> Result<Option<Self>, Error> {
         let Some(gate) = &blueprint.gate_proj else { return Ok(None) };
         Ok(Some(Self { proj: loader.linear(gate)?, outputs: gate.weight.shape.rows }))
@@ -182,7 +182,7 @@ impl Mla {
             latent_order,
             embed_q,
             unembed_out,
-            gate: OutputGate::load(blueprint, loader)?,
+            gate: HeadGates::load(blueprint, loader)?,
             o_proj: loader.linear(&blueprint.o_proj)?,
             expands: !loader.exact && blueprint.sparse.is_none(),
             sparse: match &blueprint.sparse {

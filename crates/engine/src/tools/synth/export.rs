@@ -95,6 +95,21 @@ const EXPORTS: &[Export] = &[
         ..COMMON
     },
     Export {
+        model_types: &["bailing_hybrid"],
+        embedding: "word_embeddings",
+        // As that of deepseek_v3.
+        growth: Growth { mixer: 0.3, experts: 0.65 },
+        // mlx-lm has the router as a plain matrix.
+        routers: WeightQuant::No,
+        ..COMMON
+    },
+    Export {
+        model_types: &["kimi_linear"],
+        // As that of deepseek_v3; the router is a linear layer.
+        growth: Growth { mixer: 0.3, experts: 0.65 },
+        ..COMMON
+    },
+    Export {
         model_types: &["bailing_moe", "bailing_moe_v2"],
         embedding: "word_embeddings",
         // The shared experts are not gated.

@@ -2,6 +2,7 @@
 
 mod deepseek;
 mod glm;
+mod kda;
 mod others;
 mod qwen;
 mod softmax;
@@ -46,6 +47,12 @@ const PRESETS: &[Preset] = &[
         description: "OLMoE-1B-7B: 16 layers of attention, 64 experts, 8 per token; 4 GB",
         sizes: PresetSizes { parameters: 6.92, active: 1.18, expert_mb: 3.54 },
         make: softmax::olmoe_1b_7b,
+    },
+    Preset {
+        name: "ling-3.0-tiny",
+        description: "Ling-3.0-tiny: 24 layers, 3 of 4 KDA, 1 dense, 128 experts, 8 per token; 4 GB",
+        sizes: PresetSizes { parameters: 7.9, active: 1.14, expert_mb: 1.33 },
+        make: kda::ling_3_0_tiny,
     },
     Preset {
         name: "lfm2-8b-a1b",
@@ -138,6 +145,12 @@ const PRESETS: &[Preset] = &[
         make: softmax::mixtral_8x7b,
     },
     Preset {
+        name: "kimi-linear-48b-a3b",
+        description: "Kimi-Linear-48B-A3B: 27 layers, 20 of them KDA, 1 dense, 256 experts, 8 per token; 28 GB",
+        sizes: PresetSizes { parameters: 49.1, active: 3.1, expert_mb: 3.98 },
+        make: kda::kimi_linear_48b_a3b,
+    },
+    Preset {
         name: "qwen2-57b-a14b",
         description: "Qwen2-57B-A14B: 28 layers of attention, 64 experts, 8 per token; 32 GB",
         sizes: PresetSizes { parameters: 57.4, active: 13.7, expert_mb: 15.48 },
@@ -184,6 +197,12 @@ const PRESETS: &[Preset] = &[
         description: "Mistral-Small-4: 36 layers of latent attention, 128 experts, 4 per token; 67 GB",
         sizes: PresetSizes { parameters: 119.0, active: 6.1, expert_mb: 14.16 },
         make: deepseek::mistral_small_4,
+    },
+    Preset {
+        name: "ling-3.0-flash",
+        description: "Ling-3.0-Flash: 42 layers, 5 of 6 KDA, 2 dense, 512 experts, 8 per token; 70 GB",
+        sizes: PresetSizes { parameters: 124.4, active: 5.1, expert_mb: 3.32 },
+        make: kda::ling_3_0_flash,
     },
     Preset {
         name: "dots.llm1",
