@@ -246,7 +246,10 @@ pub(super) fn delta_net(bench: &mut OpBench, delta: DeltaShape, rows: usize) -> 
     let (a_log, dt_bias) = (bench.values(heads)?, bench.values(heads * decays)?);
     let work = OpWork {
         op: "DeltaNet",
-        shape: format!("{heads} of {width} x {width}, {decays} decays"),
+        shape: match decays {
+            1 => format!("{heads} of {width} x {width}"),
+            _ => format!("{heads} of {width} x {width}, {decays} decays each"),
+        },
         rows,
         // Counted once, though the state is both read and written.
         bytes: bench.device.state_bytes(shape) as f64,
