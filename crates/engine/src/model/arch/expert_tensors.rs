@@ -18,6 +18,9 @@ use crate::{
 /// Projections of an expert in slot order, as most layouts name them.
 pub(super) const PROJECTIONS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
+/// The same under the names of Mixtral, which others took over.
+pub(super) const W_PROJECTIONS: [&str; 3] = ["w1", "w3", "w2"];
+
 /// Number and sizes of a layer's experts.
 #[derive(Clone, Copy)]
 pub(super) struct ExpertSizes {

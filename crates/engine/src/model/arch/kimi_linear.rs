@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::{
     Require, config_error,
     deepseek_v3::{DeepseekV3Config, LatentStyle, attention},
+    expert_tensors::W_PROJECTIONS,
     grouped_moe::MoeStyle,
     kda::{KdaKeys, KdaParams},
     parse_config,
@@ -133,7 +134,7 @@ fn feed_forward(
         return Ok(config.moe.dense(&mlp, hidden)?.into());
     }
     let exported = MoeStyle { correction: Some("e_score_correction_bias"), ..MoeStyle::default() };
-    let published = MoeStyle { projections: ["w1", "w3", "w2"], ..MoeStyle::default() };
+    let published = MoeStyle { projections: W_PROJECTIONS, ..MoeStyle::default() };
     let moe = match mlp.has_matrix("gate") {
         true => config.moe.moe(&exported, &mlp, hidden)?,
         false => config.moe.moe(&published, &layer.child("block_sparse_moe"), hidden)?,

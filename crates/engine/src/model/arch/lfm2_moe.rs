@@ -12,6 +12,7 @@ use super::{
     Require,
     body::{Body, GqaParams, Heads, gqa_with},
     config_error,
+    expert_tensors::W_PROJECTIONS,
     grouped_moe::{GroupedMoe, MoeStyle},
     parse_config,
     rope::RopeKeys,
@@ -25,9 +26,6 @@ use crate::{
         MixerBlueprint, ShortConvBlueprint, SubBlockBlueprint,
     },
 };
-
-/// Gate, up and down of an MLP and of an expert on the Hub.
-const HUB_PROJECTIONS: [&str; 3] = ["w1", "w3", "w2"];
 
 #[derive(Deserialize)]
 struct Lfm2MoeConfig {
@@ -124,7 +122,7 @@ impl Lfm2MoeConfig {
         let hidden = self.body.hidden_size;
         if !self.moe.is_sparse(mlp.source, i)? {
             return Ok(match mlp.has_matrix("w1") {
-                true => self.moe.dense_of(HUB_PROJECTIONS, mlp, hidden)?,
+                true => self.moe.dense_of(W_PROJECTIONS, mlp, hidden)?,
                 // In MLX's export.
                 false => self.moe.dense(mlp, hidden)?,
             }
@@ -132,7 +130,7 @@ impl Lfm2MoeConfig {
         }
         let style = MoeStyle {
             correction: self.use_expert_bias.then_some("expert_bias"),
-            projections: HUB_PROJECTIONS,
+            projections: W_PROJECTIONS,
             ..MoeStyle::default()
         };
         Ok(self.moe.moe(&style, mlp, hidden)?.into())

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::{
     Require,
     body::{Body, GqaParams, Heads, gqa},
-    expert_tensors::{ExpertKeys, ExpertSizes, ExpertTensors, experts},
+    expert_tensors::{ExpertKeys, ExpertSizes, ExpertTensors, W_PROJECTIONS, experts},
     parse_config,
     rope::{RopeKeys, RotatedPart},
     scope::{NormWeights, Scope},
@@ -87,7 +87,7 @@ fn moe(config: &MinimaxM2Config, moe: &Scope<'_>) -> Result<MoeBlueprint, Error>
     Require(moe.source).that(scoring == "sigmoid", || {
         format!("the \"scoring_func\" {scoring:?} is not supported")
     })?;
-    let tensors = ExpertTensors { projections: ["w1", "w3", "w2"], ..ExpertTensors::in_block(moe) };
+    let tensors = ExpertTensors { projections: W_PROJECTIONS, ..ExpertTensors::in_block(moe) };
     let router = moe.linear("gate", sizes.count, sizes.hidden)?;
     Ok(MoeBlueprint {
         router: RouterBlueprint {

@@ -12,6 +12,7 @@ use super::{
     Require,
     body::{Body, GqaParams, Heads, gqa},
     config::PerLayer,
+    expert_tensors::W_PROJECTIONS,
     grouped_moe::{GroupedMoe, MoeStyle},
     parse_config,
     rope::{RopeKeys, RotatedPart},
@@ -205,7 +206,7 @@ fn feed_forward(
     }
     let style = MoeStyle {
         correction: Some("e_score_correction_bias"),
-        projections: ["w1", "w3", "w2"],
+        projections: W_PROJECTIONS,
         ..MoeStyle::default()
     };
     let moe = config.moe.moe(&style, &layer.child("block_sparse_moe"), hidden)?;

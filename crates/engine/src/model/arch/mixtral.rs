@@ -9,7 +9,7 @@ use serde::Deserialize;
 use super::{
     Require,
     body::{Body, GqaParams, Heads, gqa},
-    expert_tensors::ExpertTensors,
+    expert_tensors::{ExpertTensors, W_PROJECTIONS},
     parse_config,
     rope::RopeKeys,
     scope::{NormWeights, Scope},
@@ -59,7 +59,7 @@ fn feed_forward(
     moe: &Scope<'_>,
     layer: usize,
 ) -> Result<FeedForwardBlueprint, Error> {
-    let experts = ExpertTensors { projections: ["w1", "w3", "w2"], ..ExpertTensors::in_block(moe) };
+    let experts = ExpertTensors { projections: W_PROJECTIONS, ..ExpertTensors::in_block(moe) };
     let style = SoftmaxStyle { router: "gate", experts, normalize: true };
     config.moe.feed_forward_with(&style, moe, layer, config.body.hidden_size)
 }

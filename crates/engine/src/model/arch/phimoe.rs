@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::{
     Require,
     body::{Body, GqaParams, Heads, gqa},
-    expert_tensors::ExpertTensors,
+    expert_tensors::{ExpertTensors, W_PROJECTIONS},
     parse_config,
     rope::RopeKeys,
     scope::{NormWeights, Scope},
@@ -67,7 +67,7 @@ fn feed_forward(
     Require(moe.source).that(band.is_finite() && band >= 0.0, || {
         format!("\"router_jitter_noise\" is {}", config.router_jitter_noise)
     })?;
-    let experts = ExpertTensors { projections: ["w1", "w3", "w2"], ..ExpertTensors::in_block(moe) };
+    let experts = ExpertTensors { projections: W_PROJECTIONS, ..ExpertTensors::in_block(moe) };
     let style = SoftmaxStyle { router: "gate", experts, normalize: false };
     let mut part = config.moe.feed_forward_with(&style, moe, layer, config.body.hidden_size)?;
     if let FeedForwardBlueprint::Moe(moe) = &mut part {
