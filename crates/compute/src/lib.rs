@@ -50,10 +50,12 @@ pub use gpu::adapters;
 pub use gpu::open_gpu_of;
 pub use group::group_cards;
 pub use handle::{Bank, Buffer, DeviceId, Slot, SlotTable, State, Weight};
-pub use matrix::{Bytes, ExpertOrders, ExpertShape, FilePlane, Matrix, MatrixShape};
+pub use matrix::{
+    Bytes, ExpertMatrices, ExpertOrders, ExpertShape, FilePlane, Matrix, MatrixShape,
+};
 pub use op::{
     Activation, ExpertUse, ExpertUses, GateFunction, HeadMatrix, HeadRows, KeySharing, LogDecay,
-    NormGate, Op, RopePairs, Shared, Span, View,
+    NormGate, Op, RopePairs, Shared, Span, StepLimits, View,
 };
 pub use op_check::MAX_TOP_LOGITS;
 pub use random::{SPLITMIX_STEP, SplitMix64, splitmix_mix};

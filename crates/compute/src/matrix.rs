@@ -119,15 +119,15 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// The three matrices of one expert, and their layout in a slot.
+/// The matrices of one expert, and their layout in a slot.
 ///
-/// A slot holds gate, up and down, in this order and without gaps. Each matrix is its planes, then
-/// its output bias. Interleaved gate and up are one matrix of twice the rows: the even rows are
-/// gate's, the odd ones up's.
+/// A slot holds gate, up and down, in this order and without gaps; experts of plain MLPs have no
+/// gate. Each matrix is its planes, then its output bias. Interleaved gate and up are one matrix of
+/// twice the rows: the even rows are gate's, the odd ones up's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExpertShape {
-    /// `(intermediate, hidden)`.
-    pub gate: MatrixShape,
+    /// `(intermediate, hidden)`; `None` for experts without a gate.
+    pub gate: Option<MatrixShape>,
     /// `(intermediate, hidden)`.
     pub up: MatrixShape,
     /// `(hidden, intermediate)`.
@@ -141,7 +141,17 @@ pub struct ExpertShape {
 impl ExpertShape {
     /// Three separate matrices without output biases.
     pub const fn new(gate: MatrixShape, up: MatrixShape, down: MatrixShape) -> Self {
-        Self { gate, up, down, interleaved: false, output_bias: None }
+        Self { gate: Some(gate), up, down, interleaved: false, output_bias: None }
+    }
+
+    /// Two separate matrices without output biases: an expert without a gate.
+    pub const fn without_gate(up: MatrixShape, down: MatrixShape) -> Self {
+        Self { gate: None, up, down, interleaved: false, output_bias: None }
+    }
+
+    /// The matrices in slot order.
+    pub fn matrices(&self) -> impl Iterator<Item = MatrixShape> + use<> {
+        self.gate.into_iter().chain([self.up, self.down])
     }
 
     /// Bytes of one expert.
@@ -152,11 +162,11 @@ impl ExpertShape {
         Ok(self.layout()?.bytes())
     }
 
-    /// Gate, up and down of the expert at the start of `slot`.
+    /// Matrices of the expert at the start of `slot`.
     ///
     /// # Errors
     /// The slot is smaller than the expert.
-    pub fn view<'a>(&self, slot: &'a [u8]) -> Result<[Matrix<'a>; 3], Error> {
+    pub fn view<'a>(&self, slot: &'a [u8]) -> Result<ExpertMatrices<Matrix<'a>>, Error> {
         let layout = self.layout()?;
         if slot.len() < layout.bytes() {
             return Err(slot_too_small(slot.len(), layout.bytes()));
@@ -165,7 +175,7 @@ impl ExpertShape {
     }
 
     /// Bytes of one expert in a file whose gate, up and down have these layouts; those of
-    /// interleaved gate and up are equal.
+    /// interleaved gate and up are equal, and that of a missing gate is not used.
     ///
     /// # Errors
     /// A shape is invalid, or a layout is not one of its format.
@@ -229,11 +239,9 @@ impl ExpertShape {
             return Err(Error::Shape("another order of rows with biases, or interleaved".into()));
         }
         let layout = self.layout()?;
-        let matrices = [
-            (self.gate, MatrixOrders { inputs, outputs: inner }),
-            (self.up, MatrixOrders { inputs, outputs: inner }),
-            (self.down, MatrixOrders { inputs: inner, outputs: &[] }),
-        ];
+        let inward = MatrixOrders { inputs, outputs: inner };
+        let down = (self.down, MatrixOrders { inputs: inner, outputs: &[] });
+        let matrices = self.gate.into_iter().chain([self.up]).map(|m| (m, inward)).chain([down]);
         let mut rest = match slot.len() < layout.bytes() {
             true => return Err(slot_too_small(slot.len(), layout.bytes())),
             false => slot,
@@ -255,20 +263,17 @@ impl ExpertShape {
             let bias = self.output_bias.map_or(0, |scalar| m.rows * scalar.bytes());
             Ok(StoredMatrix { shape: m, planes: m.plane_bytes()?, bias })
         };
-        let (first, second) = if self.interleaved {
-            if self.gate != self.up {
+        let (gate, up) = if self.interleaved {
+            if self.gate != Some(self.up) {
                 return Err(Error::Shape("interleaved gate and up of two shapes".into()));
             }
-            let rows = self
-                .gate
-                .rows
-                .checked_mul(2)
-                .ok_or_else(|| Error::Shape("too many rows".into()))?;
-            (stored(MatrixShape { rows, ..self.gate })?, None)
+            let rows =
+                self.up.rows.checked_mul(2).ok_or_else(|| Error::Shape("too many rows".into()))?;
+            (None, stored(MatrixShape { rows, ..self.up })?)
         } else {
-            (stored(self.gate)?, Some(stored(self.up)?))
+            (self.gate.map(stored).transpose()?, stored(self.up)?)
         };
-        Ok(ExpertLayout { first, second, down: stored(self.down)?, shape: *self })
+        Ok(ExpertLayout { gate, up, down: stored(self.down)?, shape: *self })
     }
 }
 
@@ -344,20 +349,31 @@ pub(crate) struct MatrixLocation {
     pub(crate) step: usize,
 }
 
+/// One of something for each matrix of an expert.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertMatrices<T> {
+    /// Of gate; `None` for experts without a gate.
+    pub gate: Option<T>,
+    /// Of up.
+    pub up: T,
+    /// Of down.
+    pub down: T,
+}
+
 /// Validated shapes of an expert, with the sizes of their planes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExpertLayout {
     shape: ExpertShape,
-    /// Gate, or interleaved gate and up.
-    first: StoredMatrix,
-    /// Up, unless interleaved.
-    second: Option<StoredMatrix>,
+    /// Gate, if the expert has one that is not interleaved.
+    gate: Option<StoredMatrix>,
+    /// Up, or interleaved gate and up.
+    up: StoredMatrix,
     down: StoredMatrix,
 }
 
 impl ExpertLayout {
     fn bytes(&self) -> usize {
-        self.first.bytes() + self.second.map_or(0, |m| m.bytes()) + self.down.bytes()
+        self.gate.map_or(0, |m| m.bytes()) + self.up.bytes() + self.down.bytes()
     }
 
     /// Bytes in a file whose gate, up and down have these layouts.
@@ -374,12 +390,12 @@ impl ExpertLayout {
         layouts: [FileLayout; 3],
     ) -> impl DoubleEndedIterator<Item = (StoredMatrix, FileLayout)> {
         let [gate, up, down] = layouts;
-        let second = self.second.map(|second| (second, up));
-        [Some((self.first, gate)), second, Some((self.down, down))].into_iter().flatten()
+        let first = self.gate.map(|matrix| (matrix, gate));
+        [first, Some((self.up, up)), Some((self.down, down))].into_iter().flatten()
     }
 
-    /// Locations of gate, up and down.
-    pub(crate) fn locations(&self) -> [MatrixLocation; 3] {
+    /// Locations of the matrices.
+    pub(crate) fn locations(&self) -> ExpertMatrices<MatrixLocation> {
         let mut start = 0;
         let mut locate = |stored: &StoredMatrix| {
             let bias = start + stored.planes.total();
@@ -393,39 +409,33 @@ impl ExpertLayout {
             start += stored.bytes();
             location
         };
-        let first = locate(&self.first);
-        let [gate, up] = match &self.second {
-            Some(second) => [first, locate(second)],
-            None => [0, 1].map(|row| MatrixLocation {
-                shape: self.shape.gate,
-                first: row,
-                step: 2,
-                ..first
-            }),
+        let gate = self.gate.as_ref().map(&mut locate);
+        let up = locate(&self.up);
+        let half = |first| MatrixLocation { shape: self.shape.up, first, step: 2, ..up };
+        let (gate, up) = match self.shape.interleaved {
+            true => (Some(half(0)), half(1)),
+            false => (gate, up),
         };
-        [gate, up, locate(&self.down)]
+        ExpertMatrices { gate, up, down: locate(&self.down) }
     }
 
-    /// Gate, up and down of the expert at the start of `slot`, which must be large enough.
-    pub(crate) fn matrices<'a>(&self, slot: &'a [u8]) -> [Matrix<'a>; 3] {
-        let bias = self.shape.output_bias;
-        let (first, rest) = self.first.split(slot, bias);
-        let (gate, up, rest) = match &self.second {
-            Some(second) => {
-                let (up, rest) = second.split(rest, bias);
-                (first, up, rest)
-            }
-            None => {
-                let half = |first_row| Matrix {
-                    shape: self.shape.gate,
-                    row_stride: RowStride { first: first_row, step: 2 },
-                    ..first
-                };
-                (half(0), half(1), rest)
-            }
+    /// Matrices of the expert at the start of `slot`, which must be large enough.
+    pub(crate) fn matrices<'a>(&self, slot: &'a [u8]) -> ExpertMatrices<Matrix<'a>> {
+        let (bias, mut rest) = (self.shape.output_bias, slot);
+        let mut split = |stored: &StoredMatrix| {
+            let (matrix, after) = stored.split(rest, bias);
+            rest = after;
+            matrix
         };
-        let (down, _) = self.down.split(rest, bias);
-        [gate, up, down]
+        let gate = self.gate.as_ref().map(&mut split);
+        let up = split(&self.up);
+        let half =
+            |first| Matrix { shape: self.shape.up, row_stride: RowStride { first, step: 2 }, ..up };
+        let (gate, up) = match self.shape.interleaved {
+            true => (Some(half(0)), half(1)),
+            false => (gate, up),
+        };
+        ExpertMatrices { gate, up, down: split(&self.down) }
     }
 }
 
@@ -514,7 +524,8 @@ mod tests {
         let plain = ExpertShape::new(matrix(6, 64), matrix(6, 64), matrix(64, 32));
         let with_bias = ExpertShape { output_bias: Some(Scalar::F32), ..plain };
         let interleaved = ExpertShape { interleaved: true, ..with_bias };
-        for shape in [plain, with_bias, interleaved] {
+        let without_gate = ExpertShape::without_gate(matrix(6, 64), matrix(64, 32));
+        for shape in [plain, with_bias, interleaved, without_gate] {
             for zero in [[true; 3], [false, false, true], [true, true, false]] {
                 let layouts = zero.map(|zero| match zero {
                     true => FileLayout::ZeroPoint(8),

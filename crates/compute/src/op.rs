@@ -115,7 +115,8 @@ pub enum RopePairs {
     Interleaved,
 }
 
-/// Activation of a gated linear unit: `out = activation(gate) * up`, or a variant.
+/// Activation of a gated linear unit: `out = activation(gate) * up`, or a variant; or of an MLP
+/// without a gate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
     /// `silu(gate) * up`. Shazeer, "GLU Variants Improve Transformer", 2020.
@@ -140,6 +141,15 @@ pub enum Activation {
         /// Upper bound of the activated gate, and bound of `|up|`: 7 and 16 in Step-3.5.
         limit: f32,
     },
+    /// `max(up, 0)^2`, without a gate: Nemotron-3. So et al., "Primer", 2021.
+    Relu2,
+}
+
+impl Activation {
+    /// Whether it reads a gate.
+    pub const fn has_gate(self) -> bool {
+        !matches!(self, Self::Relu2)
+    }
 }
 
 /// Function of a gate.
@@ -153,14 +163,41 @@ pub enum GateFunction {
     Identity,
 }
 
-/// Function of the gate of [`Op::GatedRmsNorm`].
+/// Gate of [`Op::GatedRmsNorm`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NormGate {
-    /// `x * sigmoid(x)`: Gated DeltaNet.
+    /// `rms_norm(x) * weight * silu(gate)`: Gated DeltaNet.
     #[default]
     Silu,
-    /// `1 / (1 + exp(-x))`: Kimi Delta Attention.
+    /// `rms_norm(x) * weight * sigmoid(gate)`: Kimi Delta Attention.
     Sigmoid,
+    /// `rms_norm(x * silu(gate)) * weight`, with a weight per element of each head: Mamba-2.
+    SiluBeforeNorm,
+}
+
+impl NormGate {
+    /// Weights of a norm of `heads` vectors of `width` elements.
+    pub(crate) const fn weights(self, heads: usize, width: usize) -> Option<usize> {
+        match self {
+            Self::Silu | Self::Sigmoid => Some(width),
+            Self::SiluBeforeNorm => heads.checked_mul(width),
+        }
+    }
+}
+
+/// Bounds of the time steps of [`Op::Mamba2`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepLimits {
+    /// Least time step.
+    pub min: f32,
+    /// Largest time step; may be infinite.
+    pub max: f32,
+}
+
+impl Default for StepLimits {
+    fn default() -> Self {
+        Self { min: 0.0, max: f32::INFINITY }
+    }
 }
 
 /// Logarithm of the decay of a delta rule, as a function of `x = a + dt_bias`.
@@ -326,16 +363,16 @@ pub enum Op<'a> {
         /// `(rows, heads, width)`.
         out: View,
     },
-    /// Gated RMS norm per vector, the output norm of the delta net: `out = rms_norm(x) * weight *
-    /// function(gate)`. `out` may be `x`. Tolerance 1e-5.
+    /// Gated RMS norm per vector, the output norm of recurrent mixers: [`NormGate`] has the
+    /// formulas. `out` may be `x`. Tolerance 1e-5.
     GatedRmsNorm {
         /// `(rows, heads, width)`.
         x: View,
         /// `(rows, heads, width)`.
         gate: View,
-        /// Function of the gate.
+        /// Function of the gate, and its place.
         function: NormGate,
-        /// `width` values at the start of the buffer.
+        /// `width` values at the start of the buffer, or `heads * width`: see [`NormGate`].
         weight: Buffer,
         /// Added to the mean of squares.
         eps: f32,
@@ -533,14 +570,16 @@ pub enum Op<'a> {
         out: View,
     },
     /// Causal depthwise 1-D convolution over time, then SiLU:
-    /// `out[r][c] = f(sum_j weight[c][j] * input[r - (width - 1) + j][c])`. Inputs before the
-    /// span come from its state, `(width - 1, channels)`: the last `width - 1` rows, oldest first.
-    /// Reads the committed state, writes the next. Tolerance 1e-5.
+    /// `out[r][c] = f(sum_j weight[c][j] * input[r - (width - 1) + j][c] + bias[c])`. Inputs before
+    /// the span come from its state, `(width - 1, channels)`: the last `width - 1` rows, oldest
+    /// first. Reads the committed state, writes the next. Tolerance 1e-5.
     Conv1d {
         /// `(rows, channels)`.
         x: View,
         /// `(channels, width)` at the start of the buffer.
         weight: Buffer,
+        /// `channels` values at the start of the buffer; `None` for zeros.
+        bias: Option<Buffer>,
         /// Taps per channel.
         width: usize,
         /// Whether `f` is SiLU instead of the identity.
@@ -593,8 +632,40 @@ pub enum Op<'a> {
         /// `(rows, value heads, value width)`; another buffer than the inputs.
         out: View,
     },
+    /// State-space recurrence of Mamba-2, row by row. For head `h`, with group `h / (heads /
+    /// groups)`:
+    /// ```text
+    /// step = clamp(softplus(dt[h] + dt_bias[h]), limits)     decay = exp(-exp(a_log[h]) * step)
+    /// S = decay S + step x b^T     out = S c + d[h] x
+    /// ```
+    /// `S` is `(width, state width)` per head; the state is `(heads, width, state width)`. Reads
+    /// the committed state, writes the next. Tolerance 1e-5.
+    ///
+    /// Dao and Gu, "Transformers are SSMs", 2024, section 7.
+    Mamba2 {
+        /// `(rows, heads, width)`.
+        x: View,
+        /// `(rows, groups, state width)`.
+        b: View,
+        /// `(rows, groups, state width)`.
+        c: View,
+        /// `(rows, heads)`.
+        dt: View,
+        /// `heads` values.
+        a_log: Buffer,
+        /// `heads` values.
+        d: Buffer,
+        /// `heads` values.
+        dt_bias: Buffer,
+        /// Bounds of `step`.
+        limits: StepLimits,
+        /// States made as [`StateShape::Recurrent`](crate::StateShape::Recurrent).
+        spans: &'a [Span],
+        /// `(rows, heads, width)`; another buffer than the inputs.
+        out: View,
+    },
     /// Gated linear unit: `out = activation(gate, up)`. `out` may be `gate` or `up`, which are then
-    /// in two buffers. Tolerance 1e-5.
+    /// in two buffers. Without a gate, `gate` is `up`. Tolerance 1e-5.
     Glu {
         /// Activation of the unit.
         activation: Activation,
@@ -681,8 +752,9 @@ pub enum Op<'a> {
         /// view: a single readback returns both.
         best: View,
     },
-    /// Routed experts: `out[out_row] = down activation(gate x[row], up x[row])` for every use. Each
-    /// matrix has an output bias if the experts have biases. Tolerance 1e-5 on the exact path; on
+    /// Routed experts: `out[out_row] = down activation(gate x[row], up x[row])` for every use; the
+    /// activation has a gate if the experts have. Each matrix has an output bias if the experts
+    /// have biases. Tolerance 1e-5 on the exact path; on
     /// the fast path of [`Op::MatMul`] `|a - b| <= 2e-2 |b|` as vectors.
     Experts {
         /// `(rows, hidden)`.
@@ -736,6 +808,7 @@ impl Op<'_> {
             Op::TopBlocks { .. } => "TopBlocks",
             Op::Conv1d { .. } => "Conv1d",
             Op::DeltaNet { .. } => "DeltaNet",
+            Op::Mamba2 { .. } => "Mamba2",
             Op::Glu { .. } => "Glu",
             Op::HeadGate { .. } => "HeadGate",
             Op::Add { .. } => "Add",

@@ -87,11 +87,14 @@ impl Op<'_> {
                 }
                 c.in_place("x", &x, &out)
             }
-            Op::GatedRmsNorm { x, gate, weight, out, .. } => {
+            Op::GatedRmsNorm { x, gate, function, weight, out, .. } => {
                 c.view("x", &x)?;
                 c.same_shape("gate", &gate, &x)?;
                 c.same_shape("out", &out, &x)?;
-                c.buffer("weight", weight, x.width)?;
+                match function.weights(x.heads, x.width) {
+                    Some(weights) => c.buffer("weight", weight, weights)?,
+                    None => return c.wrong("more weights than a buffer holds".into()),
+                }
                 c.in_place("x", &x, &out)?;
                 c.not_written("gate", gate.buffer, &out)
             }
@@ -173,7 +176,7 @@ impl Op<'_> {
                 Ok(())
             }
             Op::TopBlocks { .. } => self.check_top_blocks(c),
-            Op::Conv1d { x, weight, width, spans, out, .. } => {
+            Op::Conv1d { x, weight, bias, width, spans, out, .. } => {
                 if width == 0 {
                     return c.wrong("a convolution without taps".into());
                 }
@@ -182,16 +185,27 @@ impl Op<'_> {
                 c.buffer("weight", weight, c.product(&[x.width, width])?)?;
                 c.not_written("x", x.buffer, &out)?;
                 c.not_written("weight", weight, &out)?;
+                if let Some(bias) = bias {
+                    c.buffer("bias", bias, x.width)?;
+                    c.not_written("bias", bias, &out)?;
+                }
                 c.recurrent_spans(spans, x.rows, c.product(&[width - 1, x.width])?)
             }
             Op::DeltaNet { .. } => self.check_delta_net(c),
+            Op::Mamba2 { .. } => self.check_mamba2(c),
             Op::Glu { activation, gate, up, out } => {
                 c.activation(activation)?;
                 c.matrix("gate", &gate, gate.rows, gate.width)?;
                 c.same_shape("up", &up, &gate)?;
                 c.same_shape("out", &out, &gate)?;
-                if gate.buffer == out.buffer && up.buffer == out.buffer {
-                    return c.wrong("gate, up and out in one buffer".into());
+                match activation.has_gate() {
+                    true if gate.buffer == out.buffer && up.buffer == out.buffer => {
+                        return c.wrong("gate, up and out in one buffer".into());
+                    }
+                    false if gate != up => {
+                        return c.wrong(format!("a gate for {activation:?}"));
+                    }
+                    _ => {}
                 }
                 c.in_place("gate", &gate, &out)?;
                 c.in_place("up", &up, &out)
@@ -426,13 +440,42 @@ impl Op<'_> {
         c.recurrent_spans(spans, q.rows, c.product(&[v.heads, v.width, k.width])?)
     }
 
+    fn check_mamba2(&self, c: OpCheck<'_>) -> Result<(), Error> {
+        let &Op::Mamba2 { x, b, c: read, dt, a_log, d, dt_bias, limits, spans, out } = self else {
+            return Ok(());
+        };
+        c.view("x", &x)?;
+        c.same_shape("out", &out, &x)?;
+        c.vectors("b", &b, x.rows, b.heads, b.width)?;
+        c.same_shape("c", &read, &b)?;
+        c.divides("groups", b.heads, "heads", x.heads)?;
+        c.matrix("dt", &dt, x.rows, x.heads)?;
+        for (what, values) in [("a_log", a_log), ("d", d), ("dt_bias", dt_bias)] {
+            c.buffer(what, values, x.heads)?;
+            c.not_written(what, values, &out)?;
+        }
+        for (what, input) in [("x", &x), ("b", &b), ("c", &read), ("dt", &dt)] {
+            c.not_written(what, input.buffer, &out)?;
+        }
+        if !(limits.min >= 0.0 && limits.max >= limits.min) {
+            return c.wrong(format!("time steps from {} to {}", limits.min, limits.max));
+        }
+        c.recurrent_spans(spans, x.rows, c.product(&[x.heads, x.width, b.width])?)
+    }
+
     fn check_experts(&self, c: OpCheck<'_>) -> Result<(), Error> {
         let &Op::Experts { x, shape, activation, experts, uses, inner, out } = self else {
             return Ok(());
         };
         c.activation(activation)?;
         let (hidden, intermediate) = (x.width, inner.width);
-        c.weight_shape("gate", shape.gate, intermediate, hidden)?;
+        match shape.gate {
+            Some(gate) if activation.has_gate() => {
+                c.weight_shape("gate", gate, intermediate, hidden)?;
+            }
+            None if !activation.has_gate() => {}
+            gate => return c.wrong(format!("{activation:?} of experts with the gate {gate:?}")),
+        }
         c.weight_shape("up", shape.up, intermediate, hidden)?;
         c.weight_shape("down", shape.down, out.width, intermediate)?;
         c.matrix("x", &x, x.rows, hidden)?;

@@ -16,7 +16,7 @@ use moeflux_compute::{
     Activation, Affine, BankPlace, Buffer, Bytes, Commit, Device, DeviceOptions, ExpertGroups,
     ExpertShape, ExpertUse, ExpertUses, Format, GateFunction, GroupScore, HeadMatrix, HeadRows,
     KeySharing, LogDecay, MatrixShape, NormGate, Op, RopePairs, Router, Scalar, Scoring,
-    ScratchShape, Shared, SharedChoice, Slot, Span, StateShape, View, open,
+    ScratchShape, Shared, SharedChoice, Slot, Span, StateShape, StepLimits, View, open,
 };
 
 /// The system allocator with a counter.
@@ -242,7 +242,15 @@ fn step(exact: bool, rows: usize) {
             spans: &latent,
             out: y.columns(0, 64),
         },
-        Op::Conv1d { x, weight: taps, width: 4, silu: true, spans: &conv_spans, out: y },
+        Op::Conv1d {
+            x,
+            weight: taps,
+            bias: None,
+            width: 4,
+            silu: true,
+            spans: &conv_spans,
+            out: y,
+        },
         Op::DeltaNet {
             q: k,
             k: v,
@@ -266,6 +274,18 @@ fn step(exact: bool, rows: usize) {
             dt_bias: taps,
             decay: LogDecay::Bounded { bound: -5.0 },
             sharing: KeySharing::Adjacent,
+            spans: &delta_spans,
+            out: heads(y),
+        },
+        Op::Mamba2 {
+            x: heads(x),
+            b: k,
+            c: v,
+            dt: ab.columns(0, 4),
+            a_log: taps,
+            d: taps,
+            dt_bias: taps,
+            limits: StepLimits::default(),
             spans: &delta_spans,
             out: heads(y),
         },

@@ -104,6 +104,7 @@ pub(super) fn all() -> Vec<KernelCase> {
             mixers::delta_net(bench, delta, rows)
         }));
     }
+    all.extend(decode_and_prefill("Mamba2", mixers::mamba2));
     all.extend(decode_and_prefill("Conv1d", mixers::conv1d));
     all.extend(decode_and_prefill("Rope", mixers::rope));
     for op in ["RmsNorm", "LayerNorm", "GatedRmsNorm"] {

@@ -2,7 +2,7 @@
 
 use moeflux_compute::{
     Device, Format, HeadMatrix, HeadRows, KeySharing, LogDecay, MatrixShape, Op, RopePairs,
-    ScratchShape, Span, State, StateShape, View,
+    ScratchShape, Span, State, StateShape, StepLimits, View,
 };
 
 use super::op_bench::{OpBench, OpWork};
@@ -280,6 +280,36 @@ pub(super) fn delta_net(bench: &mut OpBench, delta: DeltaShape, rows: usize) -> 
     bench.time(work, out, &mut |device, i| run(device, i))
 }
 
+/// Recurrence of Nemotron-3-Nano: 64 heads of 64 elements, 8 groups, states of width 128.
+pub(super) fn mamba2(bench: &mut OpBench, rows: usize) -> anyhow::Result<()> {
+    let (heads, width, groups, state_width) = (64, 64, 8, 128);
+    let shape = StateShape::Recurrent { len: heads * width * state_width };
+    let states = bench.states(shape)?;
+    let x = bench.matrix(rows, heads * width)?.split(heads);
+    let b = bench.matrix(rows, groups * state_width)?.split(groups);
+    let c = bench.matrix(rows, groups * state_width)?.split(groups);
+    let (dt, out) = (bench.matrix(rows, heads)?, bench.matrix(rows, heads * width)?.split(heads));
+    let (a_log, d, dt_bias) = (bench.values(heads)?, bench.values(heads)?, bench.values(heads)?);
+    let work = OpWork {
+        op: "Mamba2",
+        shape: format!("{heads} of {width} x {state_width}"),
+        rows,
+        // Counted once, though the state is both read and written.
+        bytes: bench.device.state_bytes(shape) as f64,
+        operations: 5.0 * (rows * heads * width * state_width) as f64,
+        streamed: true,
+        weights: None,
+    };
+    let run = |device: &mut dyn Device, i: usize| {
+        let spans = &[Span { state: states[i % states.len()], position: 0, rows }];
+        let limits = StepLimits::default();
+        Ok(device.run(&Op::Mamba2 { x, b, c, dt, a_log, d, dt_bias, limits, spans, out })?)
+    };
+    // The system allocates a state's pages on the first write; that is not timed.
+    (0..states.len()).try_for_each(|i| run(&mut *bench.device, i))?;
+    bench.time(work, out, &mut |device, i| run(device, i))
+}
+
 /// Causal convolution before the delta rule.
 pub(super) fn conv1d(bench: &mut OpBench, rows: usize) -> anyhow::Result<()> {
     let (channels, width) = (8192, 4);
@@ -297,7 +327,7 @@ pub(super) fn conv1d(bench: &mut OpBench, rows: usize) -> anyhow::Result<()> {
     };
     bench.time(work, out, &mut |device, _| {
         let spans = &[Span { state, position: 0, rows }];
-        Ok(device.run(&Op::Conv1d { x, weight, width, silu: true, spans, out })?)
+        Ok(device.run(&Op::Conv1d { x, weight, bias: None, width, silu: true, spans, out })?)
     })
 }
 

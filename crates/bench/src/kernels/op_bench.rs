@@ -143,7 +143,7 @@ impl OpBench {
         let staging = Slot { bank: device.bank(1, len, BankPlace::Host)?, index: 0 };
         let mut bytes = device.take_slot(staging)?;
         let mut rest = &mut bytes[..len];
-        for matrix in [shape.gate, shape.up, shape.down] {
+        for matrix in shape.matrices() {
             let (own, tail) = rest.split_at_mut(matrix.plane_bytes()?.total());
             fill(matrix, own)?;
             rest = tail;

@@ -107,6 +107,7 @@ struct LayerCounts {
     latent: usize,
     sparse_latent: usize,
     delta_net: usize,
+    mamba2: usize,
     short_conv: usize,
     moe: usize,
     dense: usize,
@@ -300,6 +301,7 @@ impl LayerCounts {
                 }
                 BodyBlueprint::Mixer(MixerBlueprint::Mla(_)) => &mut counts.latent,
                 BodyBlueprint::Mixer(MixerBlueprint::DeltaNet(_)) => &mut counts.delta_net,
+                BodyBlueprint::Mixer(MixerBlueprint::Mamba2(_)) => &mut counts.mamba2,
                 BodyBlueprint::Mixer(MixerBlueprint::ShortConv(_)) => &mut counts.short_conv,
                 BodyBlueprint::FeedForward(FeedForwardBlueprint::Moe(_)) => &mut counts.moe,
                 BodyBlueprint::FeedForward(FeedForwardBlueprint::Dense(_)) => &mut counts.dense,
@@ -327,21 +329,14 @@ fn bytes(matrix: &MatrixSource) -> u64 {
 fn expert_parameters(moe: &moeflux::model::blueprint::MoeBlueprint) -> u64 {
     let shape = &moe.experts.shape;
     let biases =
-        if shape.output_bias.is_some() { 2 * shape.gate.rows + shape.down.rows } else { 0 };
-    biases as u64
-        + [shape.gate, shape.up, shape.down]
-            .iter()
-            .map(|m| m.rows as u64 * m.cols as u64)
-            .sum::<u64>()
+        if shape.output_bias.is_some() { shape.matrices().map(|m| m.rows).sum() } else { 0 };
+    biases as u64 + shape.matrices().map(|m| m.rows as u64 * m.cols as u64).sum::<u64>()
 }
 
 /// All matrices by kind and format.
 fn kinds(blueprint: &Blueprint) -> Vec<TensorKind> {
     let mut kinds = TensorKinds::default();
     kinds.add("embedding", &[&blueprint.embed]);
-    let mlp = |m: &moeflux::model::blueprint::MlpBlueprint| {
-        [m.gate_proj.clone(), m.up_proj.clone(), m.down_proj.clone()]
-    };
     for sub_block in blueprint.layers.iter().flat_map(|layer| &layer.sub_blocks) {
         match &sub_block.body {
             BodyBlueprint::Mixer(mixer) => {
@@ -349,21 +344,25 @@ fn kinds(blueprint: &Blueprint) -> Vec<TensorKind> {
                     MixerBlueprint::Gqa(_) => "attention",
                     MixerBlueprint::Mla(_) => "latent attention",
                     MixerBlueprint::DeltaNet(_) => "delta-net",
+                    MixerBlueprint::Mamba2(_) => "Mamba-2",
                     MixerBlueprint::ShortConv(_) => "short convolution",
                 };
                 kinds.add(kind, &mixer.matrices());
             }
             BodyBlueprint::FeedForward(FeedForwardBlueprint::Dense(m)) => {
-                kinds.add("dense MLP", &mlp(m).each_ref());
+                kinds.add("dense MLP", &m.matrices().collect::<Vec<_>>());
             }
             BodyBlueprint::FeedForward(FeedForwardBlueprint::Moe(moe)) => {
                 kinds.add("router", &[&moe.router.weight.weight]);
+                if let Some(latent) = &moe.latent {
+                    kinds.add("latent of experts", &[&latent.down_proj, &latent.up_proj]);
+                }
                 if let Some(shared) = &moe.shared {
-                    kinds.add("shared expert", &mlp(&shared.mlp).each_ref());
+                    kinds.add("shared expert", &shared.mlp.matrices().collect::<Vec<_>>());
                     kinds.add("shared expert's gate", &shared.gate.iter().collect::<Vec<_>>());
                 }
                 let shape = &moe.experts.shape;
-                for matrix in [shape.gate, shape.up, shape.down] {
+                for matrix in shape.matrices() {
                     let expert_bytes = matrix.plane_bytes().map_or(0, |p| p.total()) as u64;
                     let count = moe.experts.count;
                     let parameters = matrix.rows as u64 * matrix.cols as u64 * count as u64;
@@ -464,6 +463,7 @@ impl std::fmt::Display for InspectReport {
             (l.latent, "latent attention"),
             (l.sparse_latent, "sparse latent attention"),
             (l.delta_net, "gated delta-net"),
+            (l.mamba2, "Mamba-2"),
             (l.short_conv, "short convolution"),
             (l.moe, "with experts"),
             (l.dense, "with a dense MLP"),

@@ -41,9 +41,10 @@ fn convolve(
     ConvSpan { state, first, span }: ConvSpan<'_>,
     values: &mut [f32],
 ) -> Result<(), Error> {
-    let &Op::Conv1d { x, weight, width, silu, out, .. } = op else { return Ok(()) };
+    let &Op::Conv1d { x, weight, bias, width, silu, out, .. } = op else { return Ok(()) };
     let kernels = cpu.kernels;
     let (src, weight) = (host.get(&x)?, host.values(weight)?);
+    let bias = bias.map(|bias| host.values(bias)).transpose()?;
     let history = &state.committed;
     // Input `i` of the span: the rows of the state come first, then those of the span.
     let input = |i: usize| match i.checked_sub(width - 1) {
@@ -66,6 +67,9 @@ fn convolve(
                     let inputs = taps.zip(&input(i + j)[channels.clone()]);
                     dst.iter_mut().zip(inputs).for_each(|(sum, (tap, input))| *sum += tap * input);
                 }
+            }
+            if let Some(bias) = bias {
+                dst.iter_mut().zip(&bias[channels.clone()]).for_each(|(sum, bias)| *sum += bias);
             }
             if silu {
                 kernels.silu(dst);

@@ -58,7 +58,14 @@ pub(super) fn glu_of(activation: Activation, gate: f32, up: f32) -> f32 {
         Activation::LimitedSwiGlu { limit } => {
             (gate * sigmoid(gate)).clamp(f32::NEG_INFINITY, limit) * up.clamp(-limit, limit)
         }
+        Activation::Relu2 => relu2(up),
     }
+}
+
+/// `max(x, 0)^2`; a NaN stays one.
+pub(super) fn relu2(x: f32) -> f32 {
+    let positive = x.clamp(0.0, f32::INFINITY);
+    positive * positive
 }
 
 /// Runs [`Op::Glu`].

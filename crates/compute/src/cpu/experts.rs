@@ -7,12 +7,12 @@
 use super::{
     Cpu,
     aligned_vec::grow,
-    elementwise::glu_of,
+    elementwise::{glu_of, relu2},
     matmul::{CpuGemm, JOINED, QuantizeShape, RowMap, outputs, quantize},
     pool::{Grid, RowOrder},
     simd::ActivationRows,
 };
-use crate::{Activation, Error, ExpertUse, ExpertUses, Op, host::Host};
+use crate::{Activation, Error, ExpertMatrices, ExpertUse, ExpertUses, Op, host::Host};
 
 /// Runs of consecutive uses of one expert.
 #[derive(Default)]
@@ -73,7 +73,7 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
     cpu.reserve(1, x.width.max(inner.width))?;
     let room = cpu.reserved.rows;
     let down = if cpu.f32_expert_inputs { None } else { cpu.rounds(shape.down) };
-    let layouts = [cpu.rounds(shape.gate), cpu.rounds(shape.up), down];
+    let layouts = [cpu.rounds(shape.gate.unwrap_or(shape.up)), cpu.rounds(shape.up), down];
     let Cpu { kernels, pool, rounded, inner: inner_q8, runs, .. } = cpu;
     let kernels = *kernels;
     host.with(&inner, |host, inner_values| {
@@ -109,16 +109,23 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                 };
                 let inner = inner.slice(0, uses.len());
                 let (ends, parts) = runs.fill(uses, out.rows)?;
-                let [first, second] = [shape.gate, shape.down]
-                    .map(|shape| outputs(shape, ends.len(), pool.threads()));
+                let [first, second] =
+                    [shape.up, shape.down].map(|shape| outputs(shape, ends.len(), pool.threads()));
                 let grid = Grid::runs(&inner, ends, None, first).merge_rows(JOINED);
                 pool.tiles(inner_values, grid, |mut tile, scratch| {
                     let run = tile.rows();
                     // The op's check has verified the slots.
                     let Ok(slot) = host.slot(uses[run.start].slot) else { return };
-                    let [gate, up, _] = layout.matrices(slot);
-                    let gate = CpuGemm { kernels, matrix: gate, activations: gate_rows };
+                    let ExpertMatrices { gate, up, .. } = layout.matrices(slot);
                     let up = CpuGemm { kernels, matrix: up, activations: up_rows };
+                    let Some(gate) = gate else {
+                        let rows = |i: usize| map(&up_rows, run.start + i);
+                        up.tile(run.len(), rows, &mut tile, scratch, |inner, ups| {
+                            inner.iter_mut().zip(ups).for_each(|(inner, up)| *inner = relu2(*up));
+                        });
+                        return;
+                    };
+                    let gate = CpuGemm { kernels, matrix: gate, activations: gate_rows };
                     let rows = |i: usize| map(&gate_rows, run.start + i);
                     gate.tile(run.len(), rows, &mut tile, scratch, <[f32]>::copy_from_slice);
                     let rows = |i: usize| map(&up_rows, run.start + i);
@@ -149,7 +156,7 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                 pool.tiles(out_values, grid, |mut tile, scratch| {
                     let run = tile.rows();
                     let Ok(slot) = host.slot(uses[run.start].slot) else { return };
-                    let [.., down] = layout.matrices(slot);
+                    let down = layout.matrices(slot).down;
                     let gemm = CpuGemm { kernels, matrix: down, activations };
                     let rows = |i: usize| RowMap::same(run.start + i);
                     gemm.tile(run.len(), rows, &mut tile, scratch, <[f32]>::copy_from_slice);

@@ -17,6 +17,7 @@ mod head_gate;
 mod head_matmul;
 mod latent_attention;
 mod logit_weights;
+mod mamba2;
 mod matmul;
 mod norm;
 mod pool;
@@ -269,6 +270,7 @@ impl Device for CpuDevice {
             Op::TopBlocks { .. } => top_blocks::top_blocks(host, cpu, op),
             Op::Conv1d { .. } => conv1d::conv1d(host, cpu, op),
             Op::DeltaNet { .. } => delta_net::delta_net(host, cpu, op),
+            Op::Mamba2 { .. } => mamba2::mamba2(host, cpu, op),
             Op::Glu { .. } => elementwise::glu(host, cpu, op),
             Op::HeadGate { .. } => head_gate::head_gate(host, cpu, op),
             Op::Scale { x, factor } => elementwise::map(host, cpu, &x, |x| x * factor),

@@ -39,17 +39,23 @@ pub(super) fn rms_norm(host: &mut Host, cpu: &mut Cpu, args: &RmsNormArgs) -> Re
                 if let Some(src) = src {
                     y.copy_from_slice(vector(src, x, row, head));
                 }
+                let gate = gate
+                    .map(|(values, view, function)| (vector(values, &view, row, head), function));
+                let mut first_weight = 0;
+                if let Some((gate, NormGate::SiluBeforeNorm)) = gate {
+                    kernels.mul_silu(y, gate);
+                    first_weight = head * x.width;
+                }
                 let scale = 1.0 / (kernels.square(y) / x.width as f32 + eps).sqrt();
+                let weight = weight.map(|weight| &weight[first_weight..]);
                 match weight {
                     Some(weight) => y.iter_mut().zip(weight).for_each(|(y, w)| *y = *y * scale * w),
                     None => y.iter_mut().for_each(|y| *y *= scale),
                 }
-                if let Some((gate, view, function)) = &gate {
-                    let gate = vector(gate, view, row, head);
-                    match function {
-                        NormGate::Silu => kernels.mul_silu(y, gate),
-                        NormGate::Sigmoid => kernels.mul_sigmoid(y, gate),
-                    }
+                match gate {
+                    Some((gate, NormGate::Silu)) => kernels.mul_silu(y, gate),
+                    Some((gate, NormGate::Sigmoid)) => kernels.mul_sigmoid(y, gate),
+                    Some((_, NormGate::SiluBeforeNorm)) | None => {}
                 }
             }
         });

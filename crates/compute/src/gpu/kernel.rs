@@ -538,6 +538,8 @@ pub(super) mod tests {
             &ops::recurrent::DELTA_NET_SPANS,
             &ops::recurrent::DELTA_NET_CONV,
             &ops::recurrent::DELTA_NET_CONV_ROWS,
+            &ops::recurrent::MAMBA2,
+            &ops::recurrent::MAMBA2_SPANS,
             &bandwidth::READ_BANDWIDTH,
             &ops::gemm::ACTIVATIONS_F16,
             &ops::gemm::SORT_ASSIGNMENTS,

@@ -587,6 +587,7 @@ params! {
         x: ViewParams,
         out: ViewParams,
         weight: u32,
+        bias: u32,
         channels: u32,
         table: u32,
         sequences: u32,
@@ -614,6 +615,22 @@ params! {
         norm_weight: u32,
         squares: u32,
         squares_row_stride: u32,
+    }
+
+    /// `recurrent/mamba2.wgsl`.
+    struct Mamba2Params {
+        x: ViewParams,
+        b: ViewParams,
+        c: ViewParams,
+        dt: ViewParams,
+        out: ViewParams,
+        a_log: u32,
+        d: u32,
+        dt_bias: u32,
+        rows: u32,
+        table: u32,
+        min_step: f32,
+        max_step: f32,
     }
 
     /// `sampling/top_logits.wgsl` and `sampling/top_logit.wgsl`.

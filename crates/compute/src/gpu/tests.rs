@@ -62,7 +62,15 @@ impl Step {
         let [kv, convolution] = self.spans(position);
         gpu.run(&Op::Embed { table, tokens: &[1], out: x })?;
         let spans = &[convolution];
-        gpu.run(&Op::Conv1d { x, weight: taps, width: 4, silu: true, spans, out: convolved })?;
+        gpu.run(&Op::Conv1d {
+            x,
+            weight: taps,
+            bias: None,
+            width: 4,
+            silu: true,
+            spans,
+            out: convolved,
+        })?;
         gpu.run(&Op::Attention {
             q: convolved.columns(0, 16),
             k: convolved.columns(16, 16),

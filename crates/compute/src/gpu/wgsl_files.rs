@@ -109,6 +109,7 @@ pub(super) const FILES: &[(&str, &str)] = files![
     "recurrent/delta_net",
     "recurrent/delta_no_conv",
     "recurrent/inputs_of_sequence",
+    "recurrent/mamba2",
     "recurrent/pair_sum_memory",
     "recurrent/pair_sum_subgroup",
     "recurrent/states_of_rows",

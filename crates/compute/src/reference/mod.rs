@@ -8,9 +8,9 @@ mod attention;
 use std::cmp::Ordering;
 
 use crate::{
-    Activation, Buffer, Device, DeviceId, Error, ExpertGroups, ExpertUse, ExpertUses, GateFunction,
-    GroupScore, HeadMatrix, KvFormat, LogDecay, Matrix, NormGate, Op, PlannedMemory, RopePairs,
-    Router, Scoring, ScratchShape, Ticket, View, Weight,
+    Activation, Buffer, Device, DeviceId, Error, ExpertGroups, ExpertMatrices, ExpertUse,
+    ExpertUses, GateFunction, GroupScore, HeadMatrix, KvFormat, LogDecay, Matrix, NormGate, Op,
+    PlannedMemory, RopePairs, Router, Scoring, ScratchShape, Ticket, View, Weight,
     host::{Host, HostDevice},
     matrix::{Bytes, MatrixShape},
 };
@@ -68,6 +68,7 @@ fn glu(activation: Activation, gate: f32, up: f32) -> f32 {
         Activation::LimitedSwiGlu { limit } => {
             silu(gate).clamp(f32::NEG_INFINITY, limit) * up.clamp(-limit, limit)
         }
+        Activation::Relu2 => up.clamp(0.0, f32::INFINITY).powi(2),
     }
 }
 
@@ -177,19 +178,30 @@ impl ReferenceDevice {
     ) -> Result<(), Error> {
         let x = self.dense(x)?;
         let gate = gate.map(|(view, function)| Ok((self.dense(view)?, function))).transpose()?;
+        let width = x.view.width;
         let weight = match weight {
-            Some(weight) => self.host.values(weight)?[..x.view.width].to_vec(),
-            None => vec![1.0; x.view.width],
+            Some(weight) => self.host.values(weight)?.to_vec(),
+            None => vec![1.0; width],
         };
         for row in 0..x.view.rows {
             for head in 0..x.view.heads {
-                let mut y = rms_norm(x.vector(row, head), &weight, eps);
-                if let Some((gate, function)) = &gate {
-                    y.iter_mut().zip(gate.vector(row, head)).for_each(|(y, g)| match function {
-                        NormGate::Silu => *y *= silu(*g),
-                        NormGate::Sigmoid => *y *= sigmoid(*g),
-                    });
-                }
+                let x = x.vector(row, head);
+                let gate = gate.as_ref().map(|(gate, function)| (gate.vector(row, head), function));
+                let y = match gate {
+                    None => rms_norm(x, &weight, eps),
+                    Some((gate, NormGate::SiluBeforeNorm)) => {
+                        let gated: Vec<f32> =
+                            x.iter().zip(gate).map(|(x, g)| x * silu(*g)).collect();
+                        rms_norm(&gated, &weight[head * width..], eps)
+                    }
+                    Some((gate, function)) => {
+                        let mut y = rms_norm(x, &weight, eps);
+                        y.iter_mut().zip(gate).for_each(|(y, g)| {
+                            *y *= if *function == NormGate::Silu { silu(*g) } else { sigmoid(*g) };
+                        });
+                        y
+                    }
+                };
                 self.store(out, row, head, &y)?;
             }
         }
@@ -298,12 +310,16 @@ impl ReferenceDevice {
     }
 
     fn conv1d(&mut self, op: &Op<'_>) -> Result<(), Error> {
-        let &Op::Conv1d { x, weight, width, silu: has_silu, spans, out } = op else {
+        let &Op::Conv1d { x, weight, bias, width, silu: has_silu, spans, out } = op else {
             return Ok(());
         };
         let channels = x.width;
         let x = self.dense(x)?;
         let weight = self.host.values(weight)?[..channels * width].to_vec();
+        let bias = match bias {
+            Some(bias) => self.host.values(bias)?.to_vec(),
+            None => vec![0.0; channels],
+        };
         let mut first = 0;
         for span in spans {
             let mut state = self.host.states.take_recurrent(span.state)?;
@@ -319,6 +335,7 @@ impl ReferenceDevice {
                                 f64::from(weight[c * width + j]) * f64::from(input[row + j][c])
                             })
                             .sum();
+                        let sum = sum + f64::from(bias[c]);
                         if has_silu { silu(sum as f32) } else { sum as f32 }
                     })
                     .collect();
@@ -366,6 +383,40 @@ impl ReferenceDevice {
                         let d = beta * (v.vector(row, h)[i] - dot(s, &kn) as f32);
                         s.iter_mut().zip(&kn).for_each(|(s, k)| *s += d * k);
                         *y = dot(s, &qn) as f32;
+                    }
+                    self.store(out, row, h, &y)?;
+                }
+            }
+            state.next.copy_from_slice(&s);
+            self.host.states.put_recurrent(span.state, state)?;
+            first += span.rows;
+        }
+        Ok(())
+    }
+
+    fn mamba2(&mut self, op: &Op<'_>) -> Result<(), Error> {
+        let &Op::Mamba2 { x, b, c, dt, a_log, d, dt_bias, limits, spans, out } = op else {
+            return Ok(());
+        };
+        let (x, b, c, dt) = (self.dense(x)?, self.dense(b)?, self.dense(c)?, self.dense(dt)?);
+        let values = |buffer| Ok::<_, Error>(self.host.values(buffer)?.to_vec());
+        let (a_log, d, dt_bias) = (values(a_log)?, values(d)?, values(dt_bias)?);
+        let (heads, width, state_width) = (x.view.heads, x.view.width, b.view.width);
+        let mut first = 0;
+        for span in spans {
+            let mut state = self.host.states.take_recurrent(span.state)?;
+            let mut s = state.committed.to_vec();
+            for row in first..first + span.rows {
+                for h in 0..heads {
+                    let group = h / (heads / b.view.heads);
+                    let (x, b, c) = (x.vector(row, h), b.vector(row, group), c.vector(row, group));
+                    let step = softplus(dt.row(row)[h] + dt_bias[h]).clamp(limits.min, limits.max);
+                    let decay = (-a_log[h].exp() * step).exp();
+                    let mut y = vec![0.0; width];
+                    for (i, y) in y.iter_mut().enumerate() {
+                        let s = &mut s[(h * width + i) * state_width..][..state_width];
+                        s.iter_mut().zip(b).for_each(|(s, b)| *s = decay * *s + step * x[i] * b);
+                        *y = dot(s, c) as f32 + d[h] * x[i];
                     }
                     self.store(out, row, h, &y)?;
                 }
@@ -525,8 +576,9 @@ impl ReferenceDevice {
             }
         };
         for ExpertUse { slot, row, out_row } in uses {
-            let [gate, up, down] = shape.view(self.host.slot(*slot)?)?;
-            let (g, u) = (mat_vec(&gate, x.row(*row)), mat_vec(&up, x.row(*row)));
+            let ExpertMatrices { gate, up, down } = shape.view(self.host.slot(*slot)?)?;
+            let u = mat_vec(&up, x.row(*row));
+            let g = gate.map_or_else(|| u.clone(), |gate| mat_vec(&gate, x.row(*row)));
             let inner: Vec<f32> = g.iter().zip(&u).map(|(g, u)| glu(activation, *g, *u)).collect();
             let y = mat_vec(&down, &inner);
             self.store(out, *out_row, 0, &y)?;
@@ -629,6 +681,7 @@ impl Device for ReferenceDevice {
             Op::TopBlocks { .. } => self.top_blocks(op),
             Op::Conv1d { .. } => self.conv1d(op),
             Op::DeltaNet { .. } => self.delta_net(op),
+            Op::Mamba2 { .. } => self.mamba2(op),
             Op::Glu { activation, gate, up, out } => self.glu(activation, [gate, up], out),
             Op::HeadGate { x, gate, function } => self.head_gate(x, gate, function),
             Op::Scale { x, factor } => self.map(x, |x| x * factor),

@@ -251,7 +251,15 @@ impl Model {
         device.run(&Op::Add { x, y: out })?;
         let (weight, width) = (layer.taps, TAPS);
         let spans = &[convolution];
-        device.run(&Op::Conv1d { x: normed, weight, width, silu: true, spans, out: mixed })?;
+        device.run(&Op::Conv1d {
+            x: normed,
+            weight,
+            bias: None,
+            width,
+            silu: true,
+            spans,
+            out: mixed,
+        })?;
         device.run(&Op::Add { x, y: mixed })
     }
 

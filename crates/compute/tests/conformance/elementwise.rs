@@ -7,6 +7,8 @@ use crate::harness::{DevicePair, ROW_COUNTS, Random};
 /// Widths around multiples of SIMD vectors.
 const WIDTHS: [usize; 7] = [1, 3, 16, 33, 128, 257, 1500];
 
+const NORM_GATES: [NormGate; 3] = [NormGate::Silu, NormGate::Sigmoid, NormGate::SiluBeforeNorm];
+
 #[test]
 fn rms_norm_and_gated_rms_norm() {
     let mut random = Random::new(31);
@@ -16,19 +18,20 @@ fn rms_norm_and_gated_rms_norm() {
             let all = pair.random(&mut random, 5, 3 * (width + 2));
             let x = View { heads: 3, width, head_stride: width + 2, ..all };
             let gate = pair.random(&mut random, 5, 3 * width).split(3);
-            let weight = pair.buffer(&random.values(width));
+            let weight = pair.buffer(&random.values(3 * width));
             let out = pair.nan_filled(5, 3 * width).split(3);
             pair.run(&Op::RmsNorm { x, weight: Some(weight), eps: 1e-6, out });
             pair.agree(&format!("norm of {width}"), out, 1e-5);
-            for function in [NormGate::Silu, NormGate::Sigmoid] {
+            for function in NORM_GATES {
                 pair.run(&Op::GatedRmsNorm { x, gate, function, weight, eps: 1e-6, out });
                 pair.agree(&format!("{function:?} gated norm of {width}"), out, 1e-5);
             }
             pair.run(&Op::RmsNorm { x, weight: Some(weight), eps: 1e-6, out: x });
             pair.agree(&format!("norm of {width} in place"), all, 1e-5);
-            let function = NormGate::Silu;
-            pair.run(&Op::GatedRmsNorm { x, gate, function, weight, eps: 1e-6, out: x });
-            pair.agree(&format!("gated norm of {width} in place"), all, 1e-5);
+            for function in NORM_GATES {
+                pair.run(&Op::GatedRmsNorm { x, gate, function, weight, eps: 1e-6, out: x });
+                pair.agree(&format!("{function:?} gated norm of {width} in place"), all, 1e-5);
+            }
         }
     });
 }
@@ -87,6 +90,16 @@ fn glu_out_of_place_and_in_place() {
             pair.run(&Op::Glu { activation, gate, up, out: gate });
             pair.agree(&format!("{what} over gate"), gate, 1e-5);
             assert!(result.iter().all(|x| x.is_finite()));
+        }
+        for width in WIDTHS {
+            let values: Vec<f32> = random.values(5 * width).iter().map(|x| x * 30.0).collect();
+            let up = pair.dense(5, &values);
+            let out = pair.nan_filled(5, width);
+            let activation = Activation::Relu2;
+            for out in [out, up] {
+                pair.run(&Op::Glu { activation, gate: up, up, out });
+                pair.agree(&format!("{activation:?} of {width}"), out, 1e-5);
+            }
         }
     });
 }

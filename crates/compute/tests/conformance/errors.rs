@@ -4,7 +4,7 @@ use moeflux_compute::{
     Activation, BankPlace, Buffer, Bytes, Device, DeviceOptions, Error, ExpertGroups, ExpertShape,
     ExpertUse, ExpertUses, Format, GateFunction, GroupScore, HeadMatrix, HeadRows, KeySharing,
     LogDecay, MatrixShape, NormGate, Op, RopePairs, Router, Scalar, Scoring, ScratchShape, Shared,
-    SharedChoice, Slot, Span, StateShape, View, open,
+    SharedChoice, Slot, Span, StateShape, StepLimits, View, open,
 };
 
 use crate::harness::{AFFINE4, DevicePair, Random, reference};
@@ -117,6 +117,11 @@ fn mismatched_norm_rope_glu_and_router_shapes_are_rejected() {
             pair,
             "one buffer",
             &Op::Glu { activation: Activation::GeGlu, gate: x, up: x, out: x },
+        );
+        refused(
+            pair,
+            "unused gate",
+            &Op::Glu { activation: Activation::Relu2, gate: other.columns(0, 4), up: x, out: x },
         );
         refused(
             pair,
@@ -272,12 +277,32 @@ fn mismatched_states_are_rejected() {
         let weight = pair.buffer(&[0.5; 12]);
         let x = pair.random(&mut random, 2, 4);
         let conv_out = pair.nan_filled(2, 4);
-        let conv = |width, spans| Op::Conv1d { x, weight, width, silu: true, spans, out: conv_out };
+        let conv = |width, spans| Op::Conv1d {
+            x,
+            weight,
+            bias: None,
+            width,
+            silu: true,
+            spans,
+            out: conv_out,
+        };
         refused(pair, "length", &conv(3, span(flat, 0)));
         refused(pair, "kind", &conv(3, span(kv, 0)));
         refused(pair, "taps", &conv(0, span(flat, 0)));
         refused(pair, "weight", &conv(4, span(flat, 0)));
         refused(pair, "overflow", &conv(usize::MAX, span(flat, 0)));
+        let conv_state = pair.state(StateShape::Recurrent { len: 8 });
+        let no_bias = pair.buffer(&[0.5; 3]);
+        let bias = Op::Conv1d {
+            x,
+            weight,
+            bias: Some(no_bias),
+            width: 3,
+            silu: true,
+            spans: span(conv_state, 0),
+            out: conv_out,
+        };
+        refused(pair, "bias", &bias);
         let (a, b) = (pair.random(&mut random, 2, 16).split(4), pair.random(&mut random, 2, 4));
         let decayed = |a, decay, spans| {
             let (a_log, dt_bias, sharing) = (weight, weight, KeySharing::Adjacent);
@@ -293,6 +318,26 @@ fn mismatched_states_are_rejected() {
             refused(pair, "bound", &decayed(one, LogDecay::Bounded { bound }, span(flat, 0)));
         }
         pair.run(&delta(one, span(flat, 0)));
+        let state_space = |b, c, dt, limits, spans| {
+            let [a_log, d, dt_bias] = [weight; 3];
+            Op::Mamba2 { x: q, b, c, dt, a_log, d, dt_bias, limits, spans, out }
+        };
+        let limits = StepLimits::default();
+        refused(pair, "groups", &state_space(a.slice_width(0, 4), k, b, limits, span(flat, 0)));
+        let three = View { heads: 3, ..k };
+        refused(pair, "groups", &state_space(three, three, b, limits, span(flat, 0)));
+        refused(pair, "dt", &state_space(k, k, b.columns(0, 3), limits, span(flat, 0)));
+        refused(pair, "kind", &state_space(k, k, b, limits, span(kv, 0)));
+        refused(
+            pair,
+            "aliasing",
+            &state_space(k, View { heads: 2, ..out }, b, limits, span(flat, 0)),
+        );
+        for (min, max) in [(-1.0, 1.0), (1.0, 0.5), (f32::NAN, 1.0), (0.0, f32::NAN)] {
+            let limits = StepLimits { min, max };
+            refused(pair, "limits", &state_space(k, k, b, limits, span(flat, 0)));
+        }
+        pair.run(&state_space(k, k, b, limits, span(flat, 0)));
     });
 }
 
@@ -495,6 +540,16 @@ fn mismatched_experts_and_slots_are_rejected() {
             "interleaved",
             &Op::Experts { x, shape: &bad, activation, experts: 2, uses, inner, out },
         );
+        for (what, shape, activation) in [
+            ("a missing gate", &ExpertShape { gate: None, ..shape }, Activation::SwiGlu),
+            ("an unused gate", &shape, Activation::Relu2),
+        ] {
+            refused(
+                pair,
+                what,
+                &Op::Experts { x, shape, activation, experts: 2, uses, inner, out },
+            );
+        }
         let bad = ExpertShape { output_bias: Some(Scalar::F32), ..shape };
         refused(
             pair,

@@ -30,14 +30,13 @@ pub(crate) fn fill(
     let mut contents = Vec::new();
     for _ in 0..count {
         let mut all = Vec::new();
-        let wide = MatrixShape { rows: 2 * shape.gate.rows, ..shape.gate };
-        let stored = if shape.interleaved {
-            &[wide, shape.down][..]
-        } else {
-            &[shape.gate, shape.up, shape.down]
+        let wide = MatrixShape { rows: 2 * shape.up.rows, ..shape.up };
+        let stored: Vec<_> = match shape.interleaved {
+            true => vec![wide, shape.down],
+            false => shape.matrices().collect(),
         };
         for matrix in stored {
-            all.extend(random.matrix(*matrix));
+            all.extend(random.matrix(matrix));
             if let Some(scalar) = shape.output_bias {
                 all.extend(random.values(matrix.rows).into_iter().flat_map(|x| encode(scalar, x)));
             }
@@ -94,6 +93,42 @@ fn every_format() {
                 pair.agree(&format!("{format}"), out, 1e-5);
             } else {
                 pair.agree_in_norm(&format!("{format}"), out, 2e-2);
+            }
+        }
+    });
+}
+
+/// In few rows and in many, as GEMV and GEMM compute them; routed ones too.
+#[test]
+fn experts_without_a_gate() {
+    let mut random = Random::new(59);
+    DevicePair::for_each(|pair, exact| {
+        let plain = Format::Plain(Scalar::BF16);
+        for (format, output_bias) in
+            [(AFFINE4, None), (AFFINE4, Some(Scalar::F32)), (plain, None), (Format::MXFP4, None)]
+        {
+            let ExpertShape { up, down, .. } = shape(64, 96, [format; 3]);
+            let shape = ExpertShape { output_bias, ..ExpertShape::without_gate(up, down) };
+            let bank = fill(pair, &mut random, &shape, 4);
+            let slots: Vec<Slot> = (0..4).map(|index| Slot { bank, index }).collect();
+            let table = pair.slot_table(&slots);
+            for rows in [1, 3, 70] {
+                let listed = uses(&mut random, bank, rows, 2, 4);
+                let mut ids = vec![0.0; rows * 2];
+                for expert_use in &listed {
+                    ids[expert_use.out_row] = expert_use.slot.index as f32;
+                }
+                let ids = pair.dense(rows, &ids);
+                for uses in [ExpertUses::Listed(&listed), ExpertUses::Routed { ids, table }] {
+                    let x = pair.random(&mut random, rows, 64);
+                    let (inner, out) =
+                        (pair.nan_filled(rows * 2, 96), pair.nan_filled(rows * 2, 64));
+                    let activation = Activation::Relu2;
+                    let shape = &shape;
+                    pair.run(&Op::Experts { x, shape, activation, experts: 4, uses, inner, out });
+                    let what = format!("{format}, {rows} rows, {output_bias:?}");
+                    pair.agree_in_norm(&what, out, if exact { 1e-5 } else { 2e-2 });
+                }
             }
         }
     });
@@ -225,8 +260,8 @@ fn inner_rows_longer_than_workgroup_memory() {
             };
             let bank = fill(pair, &mut random, &shape, 1);
             let uses = uses(&mut random, bank, 2, 1, 1);
-            let x = pair.random(&mut random, 2, shape.gate.cols);
-            let (inner, out) = (pair.nan_filled(2, 24_576), pair.nan_filled(2, shape.gate.cols));
+            let x = pair.random(&mut random, 2, shape.up.cols);
+            let (inner, out) = (pair.nan_filled(2, 24_576), pair.nan_filled(2, shape.up.cols));
             pair.run(&Op::Experts {
                 x,
                 shape: &shape,

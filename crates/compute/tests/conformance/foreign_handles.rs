@@ -76,8 +76,15 @@ fn refused_buffers_and_weights(device: &mut dyn Device, own: &Objects, foreign: 
 fn refused_states(device: &mut dyn Device, own: &Objects, foreign: &Objects) {
     let x = View::rows(own.buffer, 1, WIDTH);
     let [recurrent, keys] = foreign.states.map(|state| [Span { state, position: 0, rows: 1 }]);
-    let convolution =
-        Op::Conv1d { x, weight: own.buffer, width: 2, silu: true, spans: &recurrent, out: own.out };
+    let convolution = Op::Conv1d {
+        x,
+        weight: own.buffer,
+        bias: None,
+        width: 2,
+        silu: true,
+        spans: &recurrent,
+        out: own.out,
+    };
     refused("state", device.run(&convolution));
     let attention = Op::Attention {
         q: x,

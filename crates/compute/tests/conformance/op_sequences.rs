@@ -399,6 +399,7 @@ fn conv1d_delta_rule_gated_norm_projection_and_residual_add() {
                 pair.run(&Op::Conv1d {
                     x,
                     weight: taps,
+                    bias: None,
                     width: 4,
                     silu: true,
                     spans: &conv_spans,

@@ -1,6 +1,8 @@
-//! Conv1d and DeltaNet: ops with a recurrent state.
+//! Conv1d, DeltaNet and Mamba2: ops with a recurrent state.
 
-use moeflux_compute::{Isa, KeySharing, LogDecay, Op, Span, State, StateShape, View};
+use moeflux_compute::{
+    Buffer, Isa, KeySharing, LogDecay, Op, Span, State, StateShape, StepLimits, View,
+};
 
 use crate::harness::{DevicePair, Random, bits, device};
 
@@ -40,11 +42,13 @@ fn conv1d_in_one_chunk_and_step_by_step() {
             let x = pair.random(&mut random, 9, channels + 5).columns(3, channels);
             let out = pair.nan_filled(9, channels);
             let weight = pair.buffer(&random.values(channels * width));
+            let bias = (channels % 2 == 1).then(|| pair.buffer(&random.values(channels)));
             let run = |pair: &mut DevicePair, first: usize, spans: &[Span]| {
                 let rows = spans[0].rows;
                 pair.run(&Op::Conv1d {
                     x: x.slice(first, rows),
                     weight,
+                    bias,
                     width,
                     silu,
                     spans,
@@ -71,8 +75,8 @@ struct Delta {
     v: View,
     a: View,
     b: View,
-    a_log: moeflux_compute::Buffer,
-    dt_bias: moeflux_compute::Buffer,
+    a_log: Buffer,
+    dt_bias: Buffer,
     decay: LogDecay,
     sharing: KeySharing,
     out: View,
@@ -221,6 +225,125 @@ fn a_bounded_decay_for_each_head() {
     });
 }
 
+/// Operands of a recurrence of Mamba-2.
+struct StateSpace {
+    x: View,
+    b: View,
+    c: View,
+    dt: View,
+    a_log: Buffer,
+    d: Buffer,
+    dt_bias: Buffer,
+    limits: StepLimits,
+    out: View,
+    len: usize,
+}
+
+impl StateSpace {
+    /// `shape`: groups, heads, state width, width of a head.
+    fn new(pair: &mut DevicePair, random: &mut Random, rows: usize, shape: Shape) -> Self {
+        let (groups, heads, state, width) = shape;
+        // The output of one convolution, and gaps around it.
+        let (inner, shared) = (heads * width, groups * state);
+        let xbc = pair.random(random, rows, inner + 2 * shared + 3).columns(2, inner + 2 * shared);
+        Self {
+            x: xbc.columns(0, inner).split(heads),
+            b: xbc.columns(inner, shared).split(groups),
+            c: xbc.columns(inner + shared, shared).split(groups),
+            dt: pair.random(random, rows, heads + 1).columns(1, heads),
+            a_log: pair.buffer(&random.values(heads)),
+            d: pair.buffer(&random.values(heads)),
+            dt_bias: pair.buffer(&random.values(heads)),
+            limits: StepLimits::default(),
+            out: pair.nan_filled(rows, inner).split(heads),
+            len: inner * state,
+        }
+    }
+
+    fn run(&self, pair: &mut DevicePair, first: usize, spans: &[Span]) {
+        let rows = spans.iter().map(|s| s.rows).sum();
+        let slice = |view: View| view.slice(first, rows);
+        pair.run(&Op::Mamba2 {
+            x: slice(self.x),
+            b: slice(self.b),
+            c: slice(self.c),
+            dt: slice(self.dt),
+            a_log: self.a_log,
+            d: self.d,
+            dt_bias: self.dt_bias,
+            limits: self.limits,
+            spans,
+            out: slice(self.out),
+        });
+    }
+}
+
+#[test]
+fn mamba2_in_one_chunk_and_step_by_step() {
+    let mut random = Random::new(33);
+    DevicePair::for_each(|pair, _| {
+        for (i, shape) in
+            [(1, 1, 1, 1), (2, 4, 16, 16), (4, 4, 16, 16), (1, 3, 19, 45), (2, 4, 128, 70)]
+                .into_iter()
+                .enumerate()
+        {
+            let limits = [StepLimits::default(), StepLimits { min: 0.5, max: 0.9 }][i % 2];
+            let rule = StateSpace::new(pair, &mut random, 37, shape);
+            let rule = StateSpace { limits, ..rule };
+            let mut last = None;
+            for chunks in [&[37][..], &[3, 1, 17, 16], &[1; 37]] {
+                let state = pair.state(StateShape::Recurrent { len: rule.len });
+                let got = in_chunks(pair, state, rule.out, chunks, |pair, first, spans| {
+                    rule.run(pair, first, spans)
+                });
+                assert!(last.is_none_or(|last| last == got), "{shape:?} {chunks:?}");
+                last = Some(got);
+            }
+        }
+    });
+}
+
+/// Steps from almost zero to large ones, whose decays are zero.
+#[test]
+fn mamba2_remembers_everything_or_nothing() {
+    let mut random = Random::new(34);
+    DevicePair::for_each(|pair, _| {
+        let rule = StateSpace::new(pair, &mut random, 6, (1, 4, 24, 40));
+        let rule = StateSpace {
+            dt_bias: pair.buffer(&[-100.0, -5.0, 5.0, 100.0]),
+            a_log: pair.buffer(&[2.0, -5.0, 0.0, 3.0]),
+            ..rule
+        };
+        let state = pair.state(StateShape::Recurrent { len: rule.len });
+        rule.run(pair, 0, &[Span { state, position: 0, rows: 6 }]);
+        for head in 0..4 {
+            pair.agree(&format!("head {head}"), rule.out.head(head), 1e-5);
+        }
+    });
+}
+
+#[test]
+fn mamba2_of_independent_sequences() {
+    let mut random = Random::new(35);
+    DevicePair::for_each(|pair, _| {
+        let rule = StateSpace::new(pair, &mut random, 7, (2, 4, 24, 40));
+        let spans = |pair: &mut DevicePair| {
+            [(0, 3), (5, 4)].map(|(position, rows)| {
+                let state = pair.state(StateShape::Recurrent { len: rule.len });
+                Span { state, position, rows }
+            })
+        };
+        let together = spans(pair);
+        rule.run(pair, 0, &together);
+        pair.agree("two sequences", rule.out, 1e-5);
+        let first = bits(&pair.read(rule.out));
+        let alone = spans(pair);
+        rule.run(pair, 0, &alone[..1]);
+        rule.run(pair, 3, &alone[1..]);
+        assert!(bits(&pair.read(rule.out)) == first);
+    });
+}
+
 /// A device may fuse a convolution, with its state, into the delta rule that follows.
 #[test]
 fn conv1d_followed_by_a_delta_rule() {
@@ -245,7 +368,15 @@ fn conv1d_followed_by_a_delta_rule() {
                     let rows = spans[0].rows;
                     let (x, out) = (x.slice(first, rows), qkv.slice(first, rows));
                     let conv_spans = &[Span { state: conv_state, ..spans[0] }];
-                    pair.run(&Op::Conv1d { x, weight, width, silu: true, spans: conv_spans, out });
+                    pair.run(&Op::Conv1d {
+                        x,
+                        weight,
+                        bias: None,
+                        width,
+                        silu: true,
+                        spans: conv_spans,
+                        out,
+                    });
                     // A read between them prevents the fusion.
                     if first == 4 {
                         pair.agree("the convolution", out, 1e-5);
@@ -297,7 +428,15 @@ fn sequences_of_one_op_are_independent() {
                 delta.run(pair, first, spans);
                 let (x, out, weight) =
                     (conv.0.slice(first, rows), conv.1.slice(first, rows), conv.2);
-                pair.run(&Op::Conv1d { x, weight, width: 4, silu: true, spans: convs, out });
+                pair.run(&Op::Conv1d {
+                    x,
+                    weight,
+                    bias: None,
+                    width: 4,
+                    silu: true,
+                    spans: convs,
+                    out,
+                });
             };
             let states = |pair: &mut DevicePair, len: usize| {
                 [(); 2].map(|()| pair.state(StateShape::Recurrent { len }))

@@ -6,7 +6,7 @@ use std::iter::zip;
 use moeflux_compute::{
     Activation, BlockType, ExpertShape, ExpertUses, Format, GateFunction, HeadMatrix, HeadRows,
     KeySharing, LogDecay, MatrixShape, NormGate, Op, RopePairs, Router, Shared, Slot, Span,
-    StateShape, View,
+    StateShape, StepLimits, View,
 };
 
 use crate::{
@@ -80,6 +80,7 @@ tests_of_ops! {
         TopBlocks { spans } => top_blocks,
         Conv1d { spans } => conv1d,
         DeltaNet { spans } => delta_net,
+        Mamba2 { spans } => mamba2,
     }
 }
 
@@ -169,7 +170,7 @@ impl Tested<'_> {
     fn norm_operands(&mut self) -> ([View; 2], moeflux_compute::Buffer, View) {
         let (rows, width) = (self.rows(), 33);
         let inputs = [0; 2].map(|_| self.random(rows, 3 * width).split(3));
-        let weight = self.pair.buffer(&self.random.values(width));
+        let weight = self.pair.buffer(&self.random.values(3 * width));
         (inputs, weight, self.pair.nan_filled(rows, 3 * width).split(3))
     }
 
@@ -187,7 +188,7 @@ impl Tested<'_> {
     }
 
     fn gated_rms_norm(&mut self) {
-        for function in [NormGate::Silu, NormGate::Sigmoid] {
+        for function in [NormGate::Silu, NormGate::Sigmoid, NormGate::SiluBeforeNorm] {
             let ([x, gate], weight, out) = self.norm_operands();
             self.run(&Op::GatedRmsNorm { x, gate, function, weight, eps: 1e-6, out });
             self.agree(out, 1e-5);
@@ -434,12 +435,15 @@ impl Tested<'_> {
     fn conv1d(&mut self) {
         let (channels, width) = (37, 4);
         let weight = self.pair.buffer(&self.random.values(channels * width));
+        let bias = self.pair.buffer(&self.random.values(channels));
         let state = StateShape::Recurrent { len: (width - 1) * channels };
         self.after_prefixes(state, |tested, spans| {
             let rows = row_sum(spans);
             let (x, out) = (tested.random(rows, channels), tested.pair.nan_filled(rows, channels));
-            tested.run(&Op::Conv1d { x, weight, width, silu: true, spans, out });
-            tested.agree(out, 1e-5);
+            for bias in [None, Some(bias)] {
+                tested.run(&Op::Conv1d { x, weight, bias, width, silu: true, spans, out });
+                tested.agree(out, 1e-5);
+            }
         });
     }
 
@@ -474,6 +478,21 @@ impl Tested<'_> {
                 tested.agree(out, 1e-5);
             });
         }
+    }
+
+    fn mamba2(&mut self) {
+        let (groups, heads, state_width, width) = (2, 4, 24, 40);
+        let [a_log, d, dt_bias] = [0; 3].map(|_| self.pair.buffer(&self.random.values(heads)));
+        let state = StateShape::Recurrent { len: heads * width * state_width };
+        self.after_prefixes(state, |tested, spans| {
+            let (rows, limits) = (row_sum(spans), StepLimits::default());
+            let x = tested.random(rows, heads * width).split(heads);
+            let [b, c] = [0; 2].map(|_| tested.random(rows, groups * state_width).split(groups));
+            let dt = tested.random(rows, heads);
+            let out = tested.pair.nan_filled(rows, heads * width).split(heads);
+            tested.run(&Op::Mamba2 { x, b, c, dt, a_log, d, dt_bias, limits, spans, out });
+            tested.agree(out, 1e-5);
+        });
     }
 }
 

@@ -192,9 +192,15 @@ impl Mixer {
                 spans,
                 out: out.split(heads),
             })?,
-            Kind::Conv(_, width) => {
-                device.run(&Op::Conv1d { x, weight: self.weight, width, silu: true, spans, out })?
-            }
+            Kind::Conv(_, width) => device.run(&Op::Conv1d {
+                x,
+                weight: self.weight,
+                bias: None,
+                width,
+                silu: true,
+                spans,
+                out,
+            })?,
             Kind::Delta(key_heads, heads, key, value) => {
                 let keys = key_heads * key;
                 device.run(&Op::DeltaNet {
@@ -343,7 +349,15 @@ fn a_fork_has_the_committed_contents() {
             if let Kind::Conv(_, width) = kind {
                 let (x, out) = (mixer.inputs[0].slice(5, 3), mixer.out.slice(5, 3));
                 device
-                    .run(&Op::Conv1d { x, weight: mixer.weight, width, silu: true, spans, out })
+                    .run(&Op::Conv1d {
+                        x,
+                        weight: mixer.weight,
+                        bias: None,
+                        width,
+                        silu: true,
+                        spans,
+                        out,
+                    })
                     .unwrap();
             }
             let [one, other] = [0; 2].map(|_| device.fork_state(state, 5).unwrap());
@@ -370,7 +384,15 @@ fn commit_is_all_or_nothing() {
         let spans = &[Span { state, position: 5, rows: 3 }];
         let (x, out) = (mixer.inputs[0].slice(5, 3), mixer.out.slice(5, 3));
         device
-            .run(&Op::Conv1d { x, weight: mixer.weight, width: 4, silu: true, spans, out })
+            .run(&Op::Conv1d {
+                x,
+                weight: mixer.weight,
+                bias: None,
+                width: 4,
+                silu: true,
+                spans,
+                out,
+            })
             .unwrap();
         let commits = [state, dropped].map(|state| Commit::all(Span { state, ..spans[0] }));
         assert!(device.commit(&commits).is_err());

@@ -1,6 +1,7 @@
-//! Speculative prefetch: the next layer's router predicts which experts to read early.
+//! Speculative prefetch: the router of the next layer with experts predicts which ones to read
+//! early.
 //!
-//! While a layer's reads are in flight, the next layer's router runs on the current residual
+//! While a layer's reads are in flight, that router runs on the current residual
 //! stream. Its top-k predicts most of the true choice. Predicted experts are read when no demand
 //! read is left, and cancelled once the true choice is known.
 //!
@@ -80,10 +81,10 @@ pub(crate) struct Prefetcher {
     idle: IdleTime,
 }
 
-/// Idle time of the disk between the reads of two consecutive layers.
+/// Idle time of the disk between the reads of two layers with experts, one after the other.
 #[derive(Debug, Default)]
 struct IdleTime {
-    /// The previous layer: index, start, and duration of its reads.
+    /// The previous layer: index of the one after it, start, and duration of its reads.
     previous: Option<(usize, Instant, Duration)>,
     /// Moving average of experts that the disk could read in that time.
     experts: f32,
@@ -93,8 +94,8 @@ impl IdleTime {
     /// A layer starts, on a disk that reads `rate` experts per second. Only the time since the
     /// directly preceding layer counts.
     fn layer_started(&mut self, layer: usize, now: Instant, rate: f32) {
-        let Some((previous, started, reading)) = self.previous.take() else { return };
-        if previous + 1 == layer && rate.is_finite() {
+        let Some((next, started, reading)) = self.previous.take() else { return };
+        if next == layer && rate.is_finite() {
             let unused = now.saturating_duration_since(started).saturating_sub(reading);
             self.experts += (unused.as_secs_f32() * rate - self.experts) * SMOOTHING;
         }
@@ -137,8 +138,14 @@ impl Prefetcher {
     }
 
     /// A layer that started at `started` has all its experts; its demand reads took `reading`.
-    pub(crate) fn reads_finished(&mut self, layer: usize, started: Instant, reading: Duration) {
-        self.idle.previous = Some((layer, started, reading));
+    /// `next` is the next layer with experts.
+    pub(crate) fn reads_finished(
+        &mut self,
+        next: Option<usize>,
+        started: Instant,
+        reading: Duration,
+    ) {
+        self.idle.previous = next.map(|next| (next, started, reading));
     }
 
     /// Decision about a layer's predictions in this step.
@@ -263,16 +270,16 @@ mod tests {
         for step in 0..300 {
             let started = start + ms(20 * step);
             prefetcher.layer_started(0, started, 500.0);
-            prefetcher.reads_finished(0, started, ms(7));
+            prefetcher.reads_finished(Some(1), started, ms(7));
             prefetcher.layer_started(1, started + ms(10), 500.0);
-            prefetcher.reads_finished(1, started + ms(10), ms(7));
+            prefetcher.reads_finished(Some(2), started + ms(10), ms(7));
             // Time between layers that are not consecutive does not count.
             prefetcher.layer_started(0, started + ms(1_000), 500.0);
         }
         assert_eq!(taken(&mut prefetcher), 2);
         for step in 0..300 {
             let started = start + ms(20 * step);
-            prefetcher.reads_finished(0, started, ms(0));
+            prefetcher.reads_finished(Some(1), started, ms(0));
             prefetcher.layer_started(1, started + ms(10), 1e6);
         }
         assert_eq!(taken(&mut prefetcher), MAX_PREDICTIONS);

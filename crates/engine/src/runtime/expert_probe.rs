@@ -89,7 +89,7 @@ pub(crate) fn measure(
     let Some(moe) = moe.filter(|_| !slots.host.is_empty()) else {
         return Err(Error::internal("there are no slots to measure"));
     };
-    let hidden = blueprint.hidden;
+    let hidden = moe.experts.shape.up.cols;
     let most = moe.router.top_k;
     card.enter_layer(slots.layer, None).map_err(Error::at(context))?;
     let measured = (|| {
@@ -100,7 +100,7 @@ pub(crate) fn measure(
             card.put_slot(*slot, bytes)?;
         }
         let (x, out) = (card.buffer(hidden)?, card.buffer(most * hidden)?);
-        let inner = card.buffer(most * moe.experts.shape.gate.rows)?;
+        let inner = card.buffer(most * moe.experts.shape.up.rows)?;
         let mut probe = SpeedProbe { card, moe, hidden, x, out, inner, latency: 0.0 };
         probe.card.write(probe.x, &vec![1.0; hidden])?;
         let few = probe.seconds_of_small_ops(1)?;
@@ -317,7 +317,7 @@ impl SpeedProbe<'_> {
             activation: self.moe.activation,
             experts: self.moe.experts.count,
             uses: ExpertUses::Listed(uses),
-            inner: View::rows(self.inner, uses.len(), shape.gate.rows),
+            inner: View::rows(self.inner, uses.len(), shape.up.rows),
             out: self.parts(),
         })
     }

@@ -22,7 +22,7 @@ use crate::{
     runtime::{
         control::StepControl,
         host_experts::HostExperts,
-        layer::{Layer, Loader, MoeState, Scratch, Step, StreamNorm},
+        layer::{Layer, Loader, MoeState, NextExperts, Scratch, Step, StreamNorm},
         plan::MemoryPlan,
     },
     text::sampling::USUAL_CANDIDATES,
@@ -415,7 +415,8 @@ impl Model {
             }
             let before = **stats;
             // The router of a layer on another card cannot run here.
-            let is_followed = device.is_same_card(i, i + 1);
+            let next = NextExperts::find(&self.layers, i + 1);
+            let next = next.filter(|next| device.is_same_card(i, next.index));
             let mut step = Step {
                 device: &mut **device,
                 cache,
@@ -429,7 +430,7 @@ impl Model {
                 },
                 spans: &self.spans,
                 layer: i,
-                next: self.layers.get(i + 1).filter(|_| is_followed),
+                next,
                 rows,
                 hidden: self.hidden,
                 eps: self.eps,

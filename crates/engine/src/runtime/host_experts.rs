@@ -32,6 +32,7 @@ pub(crate) struct HostExpertsShape {
     uses: usize,
     /// Maximum values of the inputs of a layer's experts.
     input: usize,
+    /// Maximum width of an expert's inputs and outputs.
     hidden: usize,
     /// Maximum width of an expert's intermediate activations.
     inner: usize,
@@ -40,14 +41,16 @@ pub(crate) struct HostExpertsShape {
 impl HostExpertsShape {
     /// Shape for steps of up to `rows` rows.
     pub(crate) fn new(blueprint: &Blueprint, rows: usize) -> Self {
-        let mut shape = Self { hidden: blueprint.hidden, ..Self::default() };
+        let mut shape = Self::default();
         for (_, moe) in blueprint.moe_layers() {
+            let hidden = moe.experts.shape.up.cols;
             let uses = rows * moe.uses();
             let is_ordered = moe.experts.hidden_orders().is_some();
             let input_rows = if is_ordered { uses } else { rows };
             shape.uses = shape.uses.max(uses);
-            shape.input = shape.input.max(input_rows * blueprint.hidden);
-            shape.inner = shape.inner.max(moe.experts.shape.gate.rows);
+            shape.input = shape.input.max(input_rows * hidden);
+            shape.hidden = shape.hidden.max(hidden);
+            shape.inner = shape.inner.max(moe.experts.shape.up.rows);
         }
         shape
     }
@@ -109,7 +112,6 @@ struct HostLayer {
 /// The processor with its buffers, and the experts that it computes.
 struct HostJob {
     device: Box<dyn Device>,
-    hidden: usize,
     x: Buffer,
     inner: Buffer,
     out: Buffer,
@@ -145,20 +147,20 @@ impl HostJob {
         let Some(HostLayer { input_rows, shape, activation, experts }) = self.layer else {
             return Ok(());
         };
-        let count = self.uses.len();
-        let x = View::rows(self.x, input_rows, self.hidden);
-        self.device.write(self.x, &self.input[..input_rows * self.hidden])?;
-        let out = View::rows(self.out, count, self.hidden);
+        let (count, hidden) = (self.uses.len(), shape.up.cols);
+        let x = View::rows(self.x, input_rows, hidden);
+        self.device.write(self.x, &self.input[..input_rows * hidden])?;
+        let out = View::rows(self.out, count, hidden);
         self.device.run(&Op::Experts {
             x,
             shape: &shape,
             activation,
             experts,
             uses: ExpertUses::Listed(&self.uses),
-            inner: View::rows(self.inner, count, shape.gate.rows),
+            inner: View::rows(self.inner, count, shape.up.rows),
             out,
         })?;
-        self.device.read(out, &mut self.results[..count * self.hidden])
+        self.device.read(out, &mut self.results[..count * hidden])
     }
 
     /// Returns the borrowed memory to the card's slots, and the outcome.
@@ -177,7 +179,6 @@ impl HostJob {
 pub(crate) struct HostExperts {
     thread: HostThread<HostJob>,
     placement: Placement,
-    hidden: usize,
     borrowed: Vec<BorrowedSlots>,
     /// Inputs of the next layer's experts.
     input: Vec<f32>,
@@ -240,7 +241,6 @@ impl HostExperts {
         }
         let job = HostJob {
             device,
-            hidden,
             x,
             inner,
             out,
@@ -254,7 +254,6 @@ impl HostExperts {
         Ok(Self {
             thread: HostThread::new(job, HostJob::run)?,
             placement: placement.clone(),
-            hidden,
             borrowed,
             input: vec![0.0; input],
             input_is_new: false,
@@ -339,13 +338,13 @@ impl HostExperts {
 
     /// Lets the card's later ops read the results.
     pub(crate) fn announce_results(&mut self, card: &mut dyn Device) -> Outcome {
-        let (shared, hidden) = (Arc::clone(self.thread.shared()), self.hidden);
+        let shared = Arc::clone(self.thread.shared());
         let values = move |write: &mut dyn FnMut(&[f32])| {
             shared.wait();
             let job = shared.lock();
             // An error is reported when the experts are collected.
-            if matches!(job.outcome, Some(Ok(()))) {
-                write(&job.results[..job.uses.len() * hidden]);
+            if let (Some(Ok(())), Some(layer)) = (&job.outcome, &job.layer) {
+                write(&job.results[..job.uses.len() * layer.shape.down.rows]);
             }
         };
         card.write_late(&self.result_views, Box::new(values))

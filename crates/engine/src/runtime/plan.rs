@@ -623,7 +623,10 @@ fn mib(bytes: u64) -> u64 {
 pub(crate) fn scratch_shape(blueprint: &Blueprint, rows: usize, kv: KvFormat) -> ScratchShape {
     let latent_head = blueprint.layers.iter().filter_map(|l| l.mixer()).map(|mixer| match mixer {
         MixerBlueprint::Mla(mla) => Mla::latent_head_width(mla),
-        MixerBlueprint::Gqa(_) | MixerBlueprint::DeltaNet(_) | MixerBlueprint::ShortConv(_) => 0,
+        MixerBlueprint::Gqa(_)
+        | MixerBlueprint::DeltaNet(_)
+        | MixerBlueprint::Mamba2(_)
+        | MixerBlueprint::ShortConv(_) => 0,
     });
     let wide_kv = blueprint.layers.iter().flat_map(|l| l.states(1, 1)).map(|shape| match shape {
         StateShape::KeyValue { key_width, value_width, .. } if kv == KvFormat::Q8 => {

@@ -90,9 +90,9 @@ impl TokenCosts {
             let total = layer.matrices().into_iter().map(bytes).sum::<u64>()
                 + layer.vectors().iter().map(|v| v.segment.bytes as u64).sum::<u64>();
             let moe = layer.moe();
-            let shared = moe.and_then(|m| m.shared.as_ref()).map_or(0, |s| {
-                [&s.mlp.gate_proj, &s.mlp.up_proj, &s.mlp.down_proj].into_iter().map(bytes).sum()
-            });
+            let shared = moe
+                .and_then(|m| m.shared.as_ref())
+                .map_or(0, |s| s.mlp.matrices().map(bytes).sum());
             LayerCosts {
                 dense: total - shared,
                 shared,
@@ -191,7 +191,12 @@ impl StateCosts {
         let window = match layer.mixer() {
             Some(MixerBlueprint::Mla(mla)) => mla.sparse.as_ref().map(|s| s.top_k),
             Some(MixerBlueprint::Gqa(gqa)) => gqa.indexer.as_ref().map(|s| s.top_k * s.block),
-            Some(MixerBlueprint::DeltaNet(_) | MixerBlueprint::ShortConv(_)) | None => None,
+            Some(
+                MixerBlueprint::DeltaNet(_)
+                | MixerBlueprint::Mamba2(_)
+                | MixerBlueprint::ShortConv(_),
+            )
+            | None => None,
         };
         Self {
             fixed: bytes(1) - per_position,

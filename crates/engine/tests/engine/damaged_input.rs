@@ -160,7 +160,20 @@ fn unsupported_configs() {
         linear.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
         linear
     };
-    let asked: [(&str, &str, Value); 58] = [
+    let asked: [(&str, &str, Value); 71] = [
+        ("granitemoehybrid_hub", "num_local_experts", json!(0)),
+        ("granitemoehybrid_hub", "mamba_proj_bias", json!(true)),
+        ("granitemoehybrid_hub", "mamba_n_groups", json!(3)),
+        ("granitemoehybrid_hub", "mamba_d_conv", json!(1)),
+        ("granitemoehybrid_hub", "mamba_expand", json!(3)),
+        ("granitemoehybrid_hub", "position_embedding_type", json!("alibi")),
+        ("granitemoehybrid_hub", "time_step_limit", json!([1.0, 0.5])),
+        ("nemotron_h_hub", "hybrid_override_pattern", json!("MEM*E-")),
+        ("nemotron_h_hub", "hybrid_override_pattern", json!("MEM*E-X")),
+        ("nemotron_h_hub", "mlp_hidden_act", json!("silu")),
+        ("nemotron_h_hub", "sliding_window", json!(8)),
+        ("nemotron_h_hub", "time_step_limit", json!([0.0])),
+        ("nemotron_h_latent_hub", "moe_latent_size", json!(0)),
         ("bailing_hybrid_hub", "no_kda_lora", json!(false)),
         ("bailing_hybrid_hub", "kda_lower_bound", json!(0.0)),
         ("bailing_hybrid_hub", "layer_group_size", json!(0)),

@@ -80,7 +80,7 @@ fn the_cpu_device_matches_mlx() {
 }
 
 /// One golden for each kind of mixer and router, with integer weights where there is one.
-const KINDS: [&str; 22] = [
+const KINDS: [&str; 25] = [
     "qwen3_moe",
     "qwen3_5_moe",
     "qwen3_next",
@@ -103,6 +103,9 @@ const KINDS: [&str; 22] = [
     "minimax_m3_vl_hub",
     "kimi_linear_hub",
     "bailing_hybrid_hub",
+    "granitemoehybrid_hub",
+    "nemotron_h_hub",
+    "nemotron_h_latent_hub",
 ];
 
 /// Goldens whose weights are laid out anew where they land.

@@ -295,8 +295,15 @@ fn every_golden_with_a_kv_cache_of_q8() {
 
 /// Goldens that a GPU runs in every test run: each kind of mixer, and experts of one block of
 /// inputs, whose kernels differ most with residency.
-const ON_A_GPU: [&str; 6] =
-    ["gemma4", "gpt_oss", "qwen3_next", "deepseek_v2_hub", "phimoe_hub", "bailing_hybrid_hub"];
+const ON_A_GPU: [&str; 7] = [
+    "gemma4",
+    "gpt_oss",
+    "qwen3_next",
+    "deepseek_v2_hub",
+    "phimoe_hub",
+    "bailing_hybrid_hub",
+    "nemotron_h_hub",
+];
 
 /// With `MOEFLUX_TEST_FULL`, all goldens.
 fn on_a_gpu(device: DeviceOptions) {

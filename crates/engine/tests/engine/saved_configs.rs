@@ -127,6 +127,11 @@ fn what_decides_the_kind_of_a_layer_is_never_assumed() {
         ),
         ("bailing_hybrid_hub", json!({"kda_safe_gate": null}), ["kda_safe_gate", "the decay"]),
         ("bailing_hybrid_hub", json!({"kda_lower_bound": null}), ["kda_lower_bound", "the decay"]),
+        (
+            "nemotron_h_hub",
+            json!({"hybrid_override_pattern": null}),
+            ["hybrid_override_pattern", "the part of each layer"],
+        ),
         ("kimi_linear_hub", json!({"linear_attn_config": null}), ["linear_attn_config", "missing"]),
         ("exaone_moe_hub", json!({"layer_types": null}), ["layer_types", "missing"]),
         ("exaone_moe_hub", json!({"sliding_window": null}), ["sliding_window", "positions"]),

@@ -9,6 +9,7 @@ use super::{
     attention::{FloatRows, MergeFactors, PrefetchRows},
     delta_rule::DeltaRuleFactors,
     sampling::{BINS, LogitScale},
+    state_space::StateSpaceFactors,
     table::{KernelTable, SamplingTable, on_generic},
 };
 use crate::{Error, KvFormat, LogDecay, Scalar, host::dequantize_q8};
@@ -199,6 +200,26 @@ impl Kernels {
         );
         // SAFETY: Simd contract: the table's ISA was detected; lengths were checked.
         unsafe { (self.0.delta_rule)(state, k, q, v, y, d) }
+    }
+
+    /// One row of the recurrence of Mamba-2 on the rows of a head's state that `x` and `y` belong
+    /// to.
+    pub(crate) fn state_space(
+        self,
+        state: &mut [f32],
+        [b, c]: [&[f32]; 2],
+        x: &[f32],
+        y: &mut [f32],
+        f: StateSpaceFactors,
+    ) {
+        assert!(
+            b.len() == c.len()
+                && x.len() == y.len()
+                && state.len() == b.len() * x.len()
+                && !b.is_empty()
+        );
+        // SAFETY: Simd contract: the table's ISA was detected; lengths were checked.
+        unsafe { (self.0.state_space)(state, b, c, x, y, f) }
     }
 
     /// Depthwise causal convolution of four taps: `out[c] = sum_j weight[c][j] * inputs[j][c]`.

@@ -13,6 +13,7 @@ use super::{
     gemv_q8::{GemvActivations, GemvOut},
     quant_rows::{GroupShape, QuantRows},
     sampling::{BINS, LogitScale},
+    state_space::StateSpaceFactors,
     transcode::{BlockRows, TranscodedRoom, TranscodedRows},
     unpack_affine::{AffineRow, AffineTile, QuantKind},
     unpack_mx::BlockScaledRow,
@@ -80,7 +81,7 @@ pub(super) struct KernelTable {
     pub(super) axpy: unsafe fn(&mut [f32], f32, &[f32]),
     pub(super) conv4: unsafe fn(&[f32], [&[f32]; 4], &mut [f32]),
 
-    // Attention and the delta rule.
+    // Attention and recurrences.
     pub(super) scores: unsafe fn(&[&[f32]], FloatRows<'_>, f32, &mut [f32], PrefetchRows<'_>),
     pub(super) weighted_sum:
         unsafe fn(&[&[f32]], FloatRows<'_>, &[MergeFactors], &mut [&mut [f32]], &[u8]),
@@ -88,6 +89,8 @@ pub(super) struct KernelTable {
     pub(super) delta_rule:
         unsafe fn(&mut [f32], &[f32], &[f32], &[f32], &mut [f32], DeltaRuleFactors<'_>),
     pub(super) decays: unsafe fn(&[f32], &[f32], f32, LogDecay, &mut [f32]),
+    pub(super) state_space:
+        unsafe fn(&mut [f32], &[f32], &[f32], &[f32], &mut [f32], StateSpaceFactors),
 }
 
 /// Sampling kernels of one instruction set. A separate table: a binary that only samples, such as
@@ -123,6 +126,7 @@ macro_rules! kernels {
                     },
                     quant_rows::{GroupShape, QuantRows, ScaleType},
                     sampling::{self, BINS, LogitScale},
+                    state_space::{self, StateSpaceFactors},
                     transcode::{self, BlockRows, TranscodedRoom, TranscodedRows},
                     unpack_affine::{self, AffineRow, AffineTile, Bits, E2m1, Packing, QuantKind},
                     unpack_mx::{self, BlockScaledRow, E4m3},
@@ -153,6 +157,10 @@ macro_rules! kernels {
                 decays(
                     a: &[f32], bias: &[f32], rate: f32, function: LogDecay, out: &mut [f32]
                 ) = elementwise::decays::<$simd>;
+                state_space(
+                    state: &mut [f32], b: &[f32], c: &[f32], x: &[f32], y: &mut [f32],
+                    f: StateSpaceFactors
+                ) = state_space::state_space::<$simd>;
                 tally(logits: &[f32], least: f32, scale: LogitScale, bins: &mut [u64; BINS])
                     = sampling::tally;
                 extent(logits: &[f32]) -> ([f32; 2], bool) = sampling::extent;
@@ -442,6 +450,7 @@ macro_rules! kernels {
                 merge,
                 delta_rule,
                 decays,
+                state_space,
             };
             pub(in super::super) static SAMPLING: SamplingTable =
                 SamplingTable { tally, extent, for_each_between };

@@ -101,6 +101,7 @@ pub(in crate::gpu) fn encode(
         Op::Experts { .. } => return moe::encode(ctx, op, None),
         Op::Conv1d { .. } => recurrent::encode_conv1d(ctx, op)?,
         Op::DeltaNet { .. } => recurrent::encode_delta_net(ctx, op, None)?,
+        Op::Mamba2 { .. } => recurrent::encode_mamba2(ctx, op)?,
         Op::TopK { .. } => {
             if let Some(router) = topk::RouterTopK::from_op(op) {
                 router.encode(ctx)?;

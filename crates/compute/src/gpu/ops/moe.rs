@@ -4,7 +4,7 @@ use super::{
     Constants, Kernel, MatrixParams, OpContext, ViewParams, gemm,
     gemv::{
         DownProjection,
-        experts::{ExpertStage, can_fuse_router, encode_experts},
+        experts::{ExpertStage, StageKind, can_fuse_router, encode_experts},
     },
     kernel,
     operands::{BankUses, GluCode, UsesKind},
@@ -12,7 +12,7 @@ use super::{
     topk::RouterTopK,
     weight_format::BiasSource,
 };
-use crate::{Error, ExpertUses, Op, View, matrix::MatrixLocation};
+use crate::{Error, ExpertMatrices, ExpertUses, Op, View, matrix::MatrixLocation};
 
 pub(in crate::gpu) static EXPERTS_GEMV_ANY: Kernel = kernel!(
     "experts_gemv_any",
@@ -33,11 +33,16 @@ pub(in crate::gpu) fn encode(
 ) -> Result<Option<Box<DownProjection>>, Error> {
     let &Op::Experts { x, shape, activation, uses, inner, out, .. } = op else { return Ok(None) };
     let layout = shape.layout()?;
-    let [gate, up, down] = layout.locations();
+    let ExpertMatrices { gate, up, down } = layout.locations();
+    let gate_up = [gate.unwrap_or(up), up];
+    let (kind, inward) = match gate {
+        Some(_) => (StageKind::GateUp, &gate_up[..]),
+        None => (StageKind::Up, &gate_up[1..]),
+    };
     let can_fuse = |ctx: &OpContext<'_>, router: &RouterTopK| match uses {
         ExpertUses::Routed { ids, table } if x.rows == 1 && ids == router.ids => {
             let banks = &ctx.store.gpu_table(table)?.banks;
-            Ok(banks.len() == 1 && can_fuse_router(ctx, [&gate, &up], router))
+            Ok(banks.len() == 1 && can_fuse_router(ctx, inward, router))
         }
         _ => Ok::<_, Error>(false),
     };
@@ -58,17 +63,24 @@ pub(in crate::gpu) fn encode(
     let may_sum = x.rows == 1 && banks.len() == 1 && matches!(uses, ExpertUses::Routed { .. });
     for uses in &banks {
         let inner = inner.slice(uses.first_row, uses.count);
-        let gate_up = ExpertStage {
+        let inward_stage = ExpertStage {
             uses,
             x,
             out: inner,
-            matrices: &[gate, up],
+            kind,
+            matrices: inward,
             activation,
             router: fused_router,
         };
-        let down_stage =
-            ExpertStage { uses, x: inner, out, matrices: &[down], activation, router: None };
-        if encode_experts(ctx, &gate_up)? {
+        let down_stage = ExpertStage {
+            x: inner,
+            out,
+            kind: StageKind::Down,
+            matrices: &[down],
+            router: None,
+            ..inward_stage
+        };
+        if encode_experts(ctx, &inward_stage)? {
             if may_sum && let Some(down) = DownProjection::new(ctx, uses, down, [inner, out]) {
                 return Ok(Some(Box::new(down)));
             }
@@ -76,9 +88,9 @@ pub(in crate::gpu) fn encode(
                 continue;
             }
         }
-        for (stage, matrix, src, dst) in
-            [(0, gate, x, inner), (1, up, x, inner), (2, down, inner, out)]
-        {
+        let gate = gate.map(|gate| (0, gate, x, inner));
+        let others = [(1, up, x, inner), (2, down, inner, out)];
+        for (stage, matrix, src, dst) in gate.into_iter().chain(others) {
             let dst = View { rows: out.rows, ..dst };
             let stage = GeneralStage { stage, matrix, src, dst, activation };
             encode_general(ctx, uses, &stage)?;
@@ -89,7 +101,7 @@ pub(in crate::gpu) fn encode(
 
 /// One matrix of experts for the general kernel.
 struct GeneralStage {
-    /// `STAGE`: 0 gate, 1 up and GLU, 2 down.
+    /// `STAGE`: 0 gate, 1 up and activation, 2 down.
     stage: u32,
     matrix: MatrixLocation,
     src: View,

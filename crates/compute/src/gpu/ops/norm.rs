@@ -14,7 +14,7 @@ pub(in crate::gpu) enum NormKind {
     Rms,
     /// `x += operand`, then RMSNorm of `x`.
     AddRms,
-    /// RMSNorm times a function of `operand`.
+    /// RMSNorm gated by `operand`.
     GatedRms(NormGate),
     Layer,
 }
@@ -27,6 +27,7 @@ impl NormKind {
             Self::GatedRms(NormGate::Silu) => 1,
             Self::Layer => 2,
             Self::GatedRms(NormGate::Sigmoid) => 3,
+            Self::GatedRms(NormGate::SiluBeforeNorm) => 4,
         }
     }
 }

@@ -82,6 +82,7 @@ impl From<Activation> for GluCode {
             Activation::ClampedSwiGlu { alpha, limit } => Self { kind: 2, alpha, limit },
             Activation::ClippedSwiGlu { limit } => Self { kind: 3, alpha: 0.0, limit },
             Activation::LimitedSwiGlu { limit } => Self { kind: 4, alpha: 0.0, limit },
+            Activation::Relu2 => Self { kind: 5, alpha: 0.0, limit: 0.0 },
         }
     }
 }

@@ -1,12 +1,12 @@
-//! Recurrent ops: causal convolution and gated delta rule. They read the committed state and write
-//! the next one.
+//! Recurrent ops: causal convolution, gated delta rule and the recurrence of Mamba-2. They read the
+//! committed state and write the next one.
 
 use super::{
     Constants, Kernel, OpContext, ViewParams,
     gemv::HeadNormPrologue,
     kernel,
     norm::{NormDispatch, NormKind},
-    params::{Conv1dParams, DeltaNetParams},
+    params::{Conv1dParams, DeltaNetParams, Mamba2Params},
 };
 use crate::{
     Buffer, Error, KeySharing, LogDecay, NormGate, Op, Span, View, gpu::store::DeviceBuffer,
@@ -54,6 +54,22 @@ pub(in crate::gpu) static DELTA_NET_CONV_ROWS: Kernel = kernel!(
     [Write, Write, Write, Write, Write, Read]
 );
 
+pub(in crate::gpu) static MAMBA2: Kernel = kernel!(
+    "mamba2",
+    "recurrent/mamba2",
+    Mamba2Params,
+    { states: "recurrent/states_of_sequence" },
+    [Write, Write, Write]
+);
+/// The same for several sequences.
+pub(in crate::gpu) static MAMBA2_SPANS: Kernel = kernel!(
+    "mamba2 spans",
+    "recurrent/mamba2",
+    Mamba2Params,
+    { states: "recurrent/states_of_spans" },
+    [Write, Write, Write, Read]
+);
+
 const CONV_THREADS: usize = 256;
 /// Words of a sequence in the table of `recurrent/conv1d.wgsl`.
 const CONV_SEQUENCE_WORDS: usize = 5;
@@ -66,7 +82,7 @@ const ROWS_PER_THREAD: usize = 2;
 /// Bytes of queries and keys in workgroup memory, unless one row has more.
 const STAGED_BYTES: usize = 16 << 10;
 
-/// [`Op::Conv1d`] with SiLU and one row per state.
+/// [`Op::Conv1d`] with SiLU, without a bias, and one row per state.
 pub(in crate::gpu) struct DecodeConv {
     x: View,
     weight: Buffer,
@@ -76,10 +92,10 @@ pub(in crate::gpu) struct DecodeConv {
 }
 
 impl DecodeConv {
-    /// `None` unless it has SiLU, and every state has one row.
+    /// `None` unless it has SiLU and no bias, and every state has one row.
     pub(in crate::gpu) fn from_op(op: &Op<'_>) -> Option<Box<Self>> {
         match *op {
-            Op::Conv1d { x, weight, width: width @ 2.., silu: true, spans, out }
+            Op::Conv1d { x, weight, bias: None, width: width @ 2.., silu: true, spans, out }
                 if spans.iter().all(|span| span.rows == 1) =>
             {
                 Some(Box::new(Self { x, weight, width, spans: spans.to_vec(), out }))
@@ -108,17 +124,18 @@ impl DecodeConv {
     /// Encodes it as a separate dispatch.
     pub(in crate::gpu) fn encode(&self, ctx: &mut OpContext<'_>) -> Result<(), Error> {
         let &Self { x, weight, width, ref spans, out } = self;
-        encode_conv1d(ctx, &Op::Conv1d { x, weight, width, silu: true, spans, out })
+        encode_conv1d(ctx, &Op::Conv1d { x, weight, bias: None, width, silu: true, spans, out })
     }
 }
 
 /// Encodes [`Op::Conv1d`].
 pub(super) fn encode_conv1d(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
-    let &Op::Conv1d { x, weight, width, silu, spans, out } = op else { return Ok(()) };
+    let &Op::Conv1d { x, weight, bias, width, silu, spans, out } = op else { return Ok(()) };
     let constants = Constants::new(&[
         ("WG", CONV_THREADS as u32),
         ("TAPS", width as u32),
         ("SILU", silu.into()),
+        ("BIASED", bias.is_some().into()),
     ]);
     let mut rest = &SequenceStates::of_spans(ctx, spans, None)?[..];
     while let Some(first) = rest.first() {
@@ -139,6 +156,7 @@ pub(super) fn encode_conv1d(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), 
             x: ViewParams::new(ctx.store, &x)?,
             out: ViewParams::new(ctx.store, &out)?,
             weight: ctx.store.buffer_offset(weight)?,
+            bias: ctx.store.optional_offset(bias)?,
             channels: x.width as u32,
             table: ctx.recorder.upload(table),
             sequences: run.len() as u32,
@@ -211,6 +229,7 @@ impl ConvolvedDeltaRule {
         let [.., a, b] = self.inputs;
         let read = [x, gate, self.convolution.x, a, b];
         let fits = self.norm.is_none()
+            && function != NormGate::SiluBeforeNorm
             && x == self.out
             && [x, gate, out].into_iter().all(is_dense_row)
             && read.iter().all(|view| view.buffer != out.buffer)
@@ -279,9 +298,10 @@ fn workgroups_per_head(ctx: &OpContext<'_>, values: usize) -> usize {
     values.div_ceil(ROWS_PER_THREAD * DELTA_THREADS / row_threads(ctx))
 }
 
-/// `GATED` of the kernel.
+/// `GATED` of the kernel. A gate before the norm is not fused.
 const fn norm_gate_code(gate: NormGate) -> u32 {
     match gate {
+        NormGate::SiluBeforeNorm => 0,
         NormGate::Silu => 1,
         NormGate::Sigmoid => 2,
     }
@@ -414,6 +434,81 @@ pub(super) fn encode_delta_net(
         } else {
             let buffers: Vec<_> = [activations].into_iter().chain(&first.states).collect();
             ctx.recorder.dispatch(kernel, constants, &buffers, &params, groups)?;
+        }
+    }
+    Ok(())
+}
+
+/// Encodes [`Op::Mamba2`].
+pub(super) fn encode_mamba2(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
+    let &Op::Mamba2 { x, b, c, dt, a_log, d, dt_bias, limits, spans, out } = op else {
+        return Ok(());
+    };
+    let row_threads = row_threads(ctx);
+    // An element of `b` and one of `c`, in f32.
+    let row_bytes = b.width.next_multiple_of(4 * row_threads) * 4 * 2;
+    if row_bytes > 2 * STAGED_BYTES {
+        return Err(Error::Shape(format!(
+            "Mamba2: states of width {} are too wide for a GPU",
+            b.width
+        )));
+    }
+    let mut rows = DELTA_THREADS / row_threads;
+    while rows > 1 && rows * row_bytes > STAGED_BYTES {
+        rows /= 2;
+    }
+    let constants = Constants::new(&[
+        ("WG", DELTA_THREADS as u32),
+        ("ROW_THREADS", row_threads as u32),
+        ("STAGED_ROWS", rows as u32),
+        ("K_WIDTH", b.width as u32),
+        ("V_WIDTH", x.width as u32),
+        ("HEADS", x.heads as u32),
+        ("GROUP_HEADS", (x.heads / b.heads) as u32),
+    ]);
+    let groups = x.heads * workgroups_per_head(ctx, x.width);
+    let mut rest = &SequenceStates::of_spans(ctx, spans, None)?[..];
+    while let Some(first) = rest.first() {
+        let (run, others) = rest.split_at(first.run(ctx, &rest[1..]));
+        rest = others;
+        let (sequences, first_row) = (run.len(), first.first_row);
+        let rows = run.iter().map(|sequence| sequence.rows).sum();
+        let store = &*ctx.store;
+        let view = |view: View| ViewParams::new(store, &view.slice(first_row, rows));
+        let mut params = Mamba2Params {
+            x: view(x)?,
+            b: view(b)?,
+            c: view(c)?,
+            dt: view(dt)?,
+            out: view(out)?,
+            a_log: store.buffer_offset(a_log)?,
+            d: store.buffer_offset(d)?,
+            dt_bias: store.buffer_offset(dt_bias)?,
+            rows: if sequences > 1 { sequences } else { rows } as u32,
+            table: 0,
+            min_step: limits.min,
+            // Metal's fast math does not support infinity.
+            max_step: limits.max.min(f32::MAX),
+        };
+        let activations = ctx.store.activations();
+        if sequences > 1 {
+            let mut table = Vec::new();
+            for sequence in run {
+                table.extend(sequence.starts());
+                let rows = [sequence.first_row - first_row, sequence.rows];
+                table.extend(rows.map(|value| value as u32));
+            }
+            ctx.recorder.reserve_upload(table.len())?;
+            params.table = ctx.recorder.upload(table);
+            let upload = ctx.recorder.upload_buffer().clone();
+            let arenas = first.arenas(ctx);
+            let buffers: Vec<_> =
+                [activations].into_iter().chain(&arenas).chain([&upload]).collect();
+            let groups = groups * sequences;
+            ctx.recorder.dispatch(&MAMBA2_SPANS, constants, &buffers, &params, groups)?;
+        } else {
+            let buffers: Vec<_> = [activations].into_iter().chain(&first.states).collect();
+            ctx.recorder.dispatch(&MAMBA2, constants, &buffers, &params, groups)?;
         }
     }
     Ok(())

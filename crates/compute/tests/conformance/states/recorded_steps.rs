@@ -76,6 +76,7 @@ impl Steps {
             device.run(&Op::Conv1d {
                 x,
                 weight: taps,
+                bias: None,
                 width: 4,
                 silu: true,
                 spans,

@@ -63,7 +63,7 @@ pub(crate) struct PackedLayer {
     /// Bytes of one expert.
     pub(crate) bytes: u64,
     /// Human-readable description of an expert's matrices.
-    pub(crate) matrices: [String; 3],
+    pub(crate) matrices: Vec<String>,
     /// See [`layout_digest`](crate::model::packed_experts::layout_digest).
     pub(crate) order: Digests,
     pub(crate) digests: Digests,

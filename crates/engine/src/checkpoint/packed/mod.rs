@@ -45,9 +45,9 @@ use crate::base::error::Error;
 /// fail.
 pub(crate) const VIRTUAL_OFFSET: u64 = 1 << 62;
 
-/// Description of an expert's gate, up and down matrices, for the header.
-pub(crate) fn describe_matrices(shape: &ExpertShape) -> [String; 3] {
-    [shape.gate, shape.up, shape.down].map(|m| format!("{} x {}, {}", m.rows, m.cols, m.format))
+/// Description of an expert's matrices in slot order, for the header.
+pub(crate) fn describe_matrices(shape: &ExpertShape) -> Vec<String> {
+    shape.matrices().map(|m| format!("{} x {}, {}", m.rows, m.cols, m.format)).collect()
 }
 
 /// An opened file of packed experts.

@@ -20,6 +20,7 @@ use crate::{
 #[derive(Deserialize)]
 pub(super) struct Body {
     pub(super) hidden_size: usize,
+    #[serde(default)]
     pub(super) num_hidden_layers: usize,
     vocab_size: usize,
     pub(super) max_position_embeddings: usize,
@@ -131,6 +132,7 @@ impl Prefixes {
             Self { model: "model.language_model", embedding, head: "" },
             Self { model: "model", embedding, head: "" },
             Self { model: "model", embedding: "word_embeddings", head: "" },
+            Self { model: "backbone", embedding: "embeddings", head: "" },
         ];
         let uses = |p: &Self| source.has(&format!("{}.{}.weight", p.model, p.embedding));
         known.into_iter().find(uses).ok_or_else(|| {

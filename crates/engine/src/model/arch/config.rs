@@ -119,7 +119,10 @@ const KEY_NAMES: [KeyNames; 18] = [
     },
     KeyNames { key: "num_attention_groups", others: &["num_key_value_heads"] },
     KeyNames { key: "max_position_embeddings", others: &["model_max_length"] },
-    KeyNames { key: "rms_norm_eps", others: &["layernorm_epsilon", "norm_eps"] },
+    KeyNames {
+        key: "rms_norm_eps",
+        others: &["layernorm_epsilon", "norm_eps", "layer_norm_epsilon"],
+    },
     KeyNames { key: "qk_rope_head_dim", others: &["head_dim"] },
     KeyNames { key: "use_qk_norm", others: &["qk_norm"] },
     KeyNames { key: "tie_word_embeddings", others: &["tie_embedding"] },

@@ -100,6 +100,15 @@ pub(super) struct ExpertForm {
 }
 
 impl ExpertForm {
+    /// Separate matrices without a gate.
+    fn without_gate(up: &ExpertMatrix, down: &ExpertMatrix) -> Self {
+        Self {
+            shape: ExpertShape::without_gate(up.shape, down.shape),
+            layouts: [up.layout, up.layout, down.layout],
+            orders: None,
+        }
+    }
+
     /// Separate matrices without output biases, inputs in the file's order.
     fn new(matrices: &[ExpertMatrix; 3]) -> Self {
         let [gate, up, down] = matrices;
@@ -170,6 +179,36 @@ pub(super) fn experts(
         matrices
     };
     let form = ExpertForm { orders, ..ExpertForm::new(&matrices) };
+    let shards = matrices.into_iter().flat_map(|matrix| matrix.shards).collect();
+    layer_experts(stacked.prefix(), count, form, shards)
+}
+
+/// Locates routed experts without a gate: `up_proj` and `down_proj` of each on the Hub, stacks
+/// `fc1` and `fc2` in MLX.
+pub(super) fn experts_without_gate(
+    tensors: &ExpertTensors<'_>,
+    sizes: ExpertSizes,
+) -> Result<LayerExperts, Error> {
+    let ExpertSizes { count, hidden, intermediate } = sizes;
+    let ExpertTensors { stacked, hub, projections: [_, up, down], .. } = tensors;
+    let matrices = if hub.has_matrix(&format!("0.{up}")) {
+        let up = per_expert(hub, up, sizes, intermediate, hidden)?;
+        let down = per_expert(hub, down, sizes, hidden, intermediate)?;
+        if [&up, &down].iter().any(|matrix| matrix.orders.iter().any(Option::is_some)) {
+            let problem = "its experts' inputs are grouped in another order (\"desc_act\"), which \
+                           is not supported for experts without a gate";
+            return Err(hub.source.tensor_error(&hub.path("0"), problem));
+        }
+        [up, down]
+    } else {
+        let stack = |name, rows, cols| {
+            stacked.stack(&StackRequest { name, layout: StackLayout::Weight, count, rows, cols })
+        };
+        [stack("fc1", intermediate, hidden)?, stack("fc2", hidden, intermediate)?]
+            .map(ExpertMatrix::from)
+    };
+    let [up, down] = &matrices;
+    let form = ExpertForm::without_gate(up, down);
     let shards = matrices.into_iter().flat_map(|matrix| matrix.shards).collect();
     layer_experts(stacked.prefix(), count, form, shards)
 }

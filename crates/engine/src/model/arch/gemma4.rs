@@ -197,6 +197,7 @@ fn feed_forward(config: &Gemma4Config, layer: &Scope<'_>) -> Result<FeedForwardB
         experts: experts(&tensors, sizes)?,
         activation: Activation::GeGlu,
         experts_norm: Some(layer.norm("pre_feedforward_layernorm_2", hidden)?),
+        latent: None,
         experts_post_norm: Some(layer.norm("post_feedforward_layernorm_2", hidden)?),
         // The dense MLP beside the experts.
         shared: Some(SharedBlueprint {

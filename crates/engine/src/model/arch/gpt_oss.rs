@@ -102,6 +102,7 @@ fn moe(config: &GptOssConfig, mlp: &Scope<'_>) -> Result<MoeBlueprint, Error> {
         experts,
         activation: Activation::ClampedSwiGlu { alpha, limit },
         experts_norm: None,
+        latent: None,
         experts_post_norm: None,
         shared: None,
     })

@@ -10,14 +10,17 @@ use super::{
     Require,
     config::PerLayer,
     config_error,
-    expert_tensors::{ExpertKeys, ExpertSizes, ExpertTensors, PROJECTIONS, experts},
+    expert_tensors::{
+        ExpertKeys, ExpertSizes, ExpertTensors, PROJECTIONS, experts, experts_without_gate,
+    },
     scope::Scope,
 };
 use crate::{
     base::error::Error,
     checkpoint::source::TensorSource,
     model::blueprint::{
-        FeedForwardBlueprint, MlpBlueprint, MoeBlueprint, RouterBlueprint, SharedBlueprint,
+        FeedForwardBlueprint, LatentExperts, MlpBlueprint, MoeBlueprint, RouterBlueprint,
+        SharedBlueprint,
     },
 };
 
@@ -62,6 +65,10 @@ pub(super) struct MoeStyle {
     pub(super) experts: &'static str,
     /// Gate, up and down of an expert on the Hub.
     pub(super) projections: [&'static str; 3],
+    /// Whether experts have a gate; without one their activation is a squared ReLU.
+    pub(super) has_gate: bool,
+    /// Width of the latent that the routed experts read and write.
+    pub(super) latent: Option<usize>,
     /// Function from logits to scores, which `scoring_func` may repeat.
     pub(super) scoring: Scoring,
     /// Score of a group of experts, to which `topk_method` must fit.
@@ -77,6 +84,8 @@ impl Default for MoeStyle {
             stacked: "switch_mlp",
             experts: "experts",
             projections: PROJECTIONS,
+            has_gate: true,
+            latent: None,
             scoring: Scoring::Sigmoid,
             group_score: GroupScore::BestTwo,
         }
@@ -170,19 +179,31 @@ impl GroupedMoe {
         let (stacked, hub) = (mlp.child(style.stacked), mlp.child(style.experts));
         let projections = style.projections;
         let tensors = ExpertTensors { projections, ..ExpertTensors::new(stacked, hub) };
+        let inner = ExpertSizes { hidden: style.latent.unwrap_or(hidden), ..sizes };
+        let latent = style.latent.map(|latent| {
+            Ok::<_, Error>(LatentExperts {
+                down_proj: mlp.matrix("fc1_latent_proj", latent, hidden)?,
+                up_proj: mlp.matrix("fc2_latent_proj", hidden, latent)?,
+            })
+        });
         Ok(MoeBlueprint {
             router: self.router(style, mlp, sizes)?,
-            experts: experts(&tensors, sizes)?,
-            activation: Activation::SwiGlu,
+            experts: match style.has_gate {
+                true => experts(&tensors, inner)?,
+                false => experts_without_gate(&tensors, inner)?,
+            },
+            activation: if style.has_gate { Activation::SwiGlu } else { Activation::Relu2 },
             experts_norm: None,
+            latent: latent.transpose()?,
             experts_post_norm: None,
-            shared: self.shared(&mlp.child(style.shared), sizes)?,
+            shared: self.shared(style, &mlp.child(style.shared), sizes)?,
         })
     }
 
     /// Shared experts, as one MLP.
     fn shared(
         &self,
+        style: &MoeStyle,
         shared: &Scope<'_>,
         sizes: ExpertSizes,
     ) -> Result<Option<SharedBlueprint>, Error> {
@@ -193,7 +214,7 @@ impl GroupedMoe {
                 .intermediate
                 .checked_mul(n)
                 .ok_or_else(|| config_error(shared.source, format!("\"{key}\" is {n}")))?,
-            (None, None) if shared.has("gate_proj.weight") => {
+            (None, None) if shared.has("up_proj.weight") => {
                 require.named(key, None, "the size of the shared experts")?
             }
             (None, None) => 0,
@@ -201,7 +222,10 @@ impl GroupedMoe {
         if size == 0 {
             return Ok(None);
         }
-        let mlp = shared.mlp(sizes.hidden, size)?;
+        let mlp = match style.has_gate {
+            true => shared.mlp(sizes.hidden, size)?,
+            false => shared.mlp_without_gate(sizes.hidden, size)?,
+        };
         Ok(Some(SharedBlueprint { mlp, gate: None, post_norm: None, scale: 1.0 }))
     }
 

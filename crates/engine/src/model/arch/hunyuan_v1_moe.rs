@@ -114,6 +114,7 @@ fn feed_forward(
         experts: experts(&ExpertTensors::in_block(mlp), sizes)?,
         activation: Activation::SwiGlu,
         experts_norm: None,
+        latent: None,
         experts_post_norm: None,
         shared: shared.transpose()?,
     };

@@ -99,6 +99,7 @@ fn moe(config: &MinimaxM2Config, moe: &Scope<'_>) -> Result<MoeBlueprint, Error>
         experts: experts(&tensors, sizes)?,
         activation: Activation::SwiGlu,
         experts_norm: None,
+        latent: None,
         experts_post_norm: None,
         shared: None,
     })

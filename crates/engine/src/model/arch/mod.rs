@@ -3,8 +3,9 @@
 //!
 //! Entry point is [`Blueprint::for_checkpoint`], which looks the `model_type` up in
 //! [`ARCHITECTURES`]. Shared parts are in `body.rs` (embedding, head, layers, attention),
-//! `rope.rs`, `windows.rs`, `kda.rs`, `softmax_moe.rs`, `grouped_moe.rs` and `expert_tensors.rs`;
-//! `config.rs` reads configs and checks their values, `scope.rs` looks tensors up by name.
+//! `rope.rs`, `windows.rs`, `kda.rs`, `mamba2.rs`, `softmax_moe.rs`, `grouped_moe.rs` and
+//! `expert_tensors.rs`; `config.rs` reads configs and checks their values, `scope.rs` looks tensors
+//! up by name.
 
 mod afmoe;
 mod bailing_hybrid;
@@ -24,6 +25,7 @@ mod glm4_moe;
 mod glm_moe_dsa;
 mod gpt_oss;
 mod granitemoe;
+mod granitemoehybrid;
 mod grouped_moe;
 mod hunyuan_v1_moe;
 mod hy_v3;
@@ -31,12 +33,14 @@ mod kda;
 mod kimi_linear;
 mod laguna;
 mod lfm2_moe;
+mod mamba2;
 mod mellum;
 mod mimo_v2_flash;
 mod minimax_m2;
 mod minimax_m3;
 mod mistral4;
 mod mixtral;
+mod nemotron_h;
 mod olmoe;
 mod phimoe;
 mod qwen2_moe;
@@ -147,6 +151,12 @@ const ARCHITECTURES: &[ArchitectureEntry] = &[
     ArchitectureEntry { model_type: "gpt_oss", blueprint: gpt_oss::blueprint, ..SLIDING },
     ArchitectureEntry { model_type: "granitemoe", blueprint: granitemoe::blueprint, ..UNIFORM },
     ArchitectureEntry {
+        model_type: "granitemoehybrid",
+        layer_types: &["mamba", "attention", "linear_attention", "full_attention"],
+        blueprint: granitemoehybrid::blueprint,
+        ..UNIFORM
+    },
+    ArchitectureEntry {
         model_type: "hunyuan_v1_moe",
         blueprint: hunyuan_v1_moe::blueprint,
         ..UNIFORM
@@ -185,6 +195,12 @@ const ARCHITECTURES: &[ArchitectureEntry] = &[
     ArchitectureEntry { model_type: "minimax_m3_vl", blueprint: minimax_m3::blueprint, ..BLOCKS },
     ArchitectureEntry { model_type: "mistral4", blueprint: mistral4::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "mixtral", blueprint: mixtral::blueprint, ..UNIFORM },
+    ArchitectureEntry {
+        model_type: "nemotron_h",
+        layer_types: &["linear_attention", "full_attention", "moe", "mlp"],
+        blueprint: nemotron_h::blueprint,
+        ..UNIFORM
+    },
     ArchitectureEntry { model_type: "olmoe", blueprint: olmoe::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "phimoe", blueprint: phimoe::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "qwen2_moe", blueprint: qwen2_moe::blueprint, ..UNIFORM },

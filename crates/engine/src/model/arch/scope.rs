@@ -157,7 +157,22 @@ impl<'a> Scope<'a> {
         self.mlp_of(PROJECTIONS, hidden, intermediate)
     }
 
-    /// The same with other names of gate, up and down.
+    /// MLP of this module without a gate: `up_proj` and `down_proj`, a squared ReLU between.
+    pub(super) fn mlp_without_gate(
+        &self,
+        hidden: usize,
+        intermediate: usize,
+    ) -> Result<MlpBlueprint, Error> {
+        let [_, up, down] = PROJECTIONS;
+        Ok(MlpBlueprint {
+            gate_proj: None,
+            up_proj: self.matrix(up, intermediate, hidden)?,
+            down_proj: self.matrix(down, hidden, intermediate)?,
+            activation: Activation::Relu2,
+        })
+    }
+
+    /// SwiGLU MLP with other names of gate, up and down.
     pub(super) fn mlp_of(
         &self,
         [gate, up, down]: [&str; 3],
@@ -165,7 +180,7 @@ impl<'a> Scope<'a> {
         intermediate: usize,
     ) -> Result<MlpBlueprint, Error> {
         Ok(MlpBlueprint {
-            gate_proj: self.matrix(gate, intermediate, hidden)?,
+            gate_proj: Some(self.matrix(gate, intermediate, hidden)?),
             up_proj: self.matrix(up, intermediate, hidden)?,
             down_proj: self.matrix(down, hidden, intermediate)?,
             activation: Activation::SwiGlu,

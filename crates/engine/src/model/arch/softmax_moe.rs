@@ -53,6 +53,16 @@ impl SoftmaxMoe {
         }
     }
 
+    /// Whether the model has experts.
+    pub(super) fn has_experts(&self) -> bool {
+        self.num_experts != Some(0)
+    }
+
+    /// Leaves out the shared expert, which the family has under other names.
+    pub(super) const fn ignore_shared(&mut self) {
+        self.shared_expert_intermediate_size = Some(0);
+    }
+
     /// Takes the size of an expert from `intermediate_size`, as models without dense layers have
     /// it.
     pub(super) fn size_experts_as_mlp(&mut self) {
@@ -127,6 +137,7 @@ impl SoftmaxMoe {
             experts: experts(&style.experts, sizes)?,
             activation: Activation::SwiGlu,
             experts_norm: None,
+            latent: None,
             experts_post_norm: None,
             shared: shared.transpose()?,
         };

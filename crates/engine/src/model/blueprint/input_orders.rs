@@ -24,7 +24,7 @@ impl InputOrders {
         shape: &ExpertShape,
     ) -> Option<Self> {
         let orders = Self {
-            hidden: concatenated(gate, shape.gate.cols),
+            hidden: concatenated(gate, shape.up.cols),
             inner: concatenated(down, shape.down.cols),
         };
         (!orders.hidden.is_empty() || !orders.inner.is_empty()).then_some(orders)
@@ -39,7 +39,7 @@ impl InputOrders {
     pub(crate) fn of_expert(&self, expert: usize, shape: &ExpertShape) -> ExpertOrders<'_> {
         let row = |orders, width| <[u16]>::chunks_exact(orders, width).nth(expert);
         ExpertOrders {
-            inputs: row(&self.hidden, shape.gate.cols).unwrap_or_default(),
+            inputs: row(&self.hidden, shape.up.cols).unwrap_or_default(),
             inner: row(&self.inner, shape.down.cols).unwrap_or_default(),
         }
     }

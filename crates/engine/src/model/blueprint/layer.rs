@@ -3,8 +3,8 @@
 use moeflux_compute::{KV_BLOCK, StateShape};
 
 use super::{
-    DeltaNetBlueprint, GqaBlueprint, MlaBlueprint, MlpBlueprint, MoeBlueprint, ShortConvBlueprint,
-    weight_list::WeightList,
+    DeltaNetBlueprint, GqaBlueprint, Mamba2Blueprint, MlaBlueprint, MlpBlueprint, MoeBlueprint,
+    ShortConvBlueprint, weight_list::WeightList,
 };
 use crate::checkpoint::{MatrixSource, VectorSource};
 
@@ -109,6 +109,8 @@ pub enum MixerBlueprint {
     Mla(Box<MlaBlueprint>),
     /// Gated delta-net.
     DeltaNet(Box<DeltaNetBlueprint>),
+    /// Mamba-2.
+    Mamba2(Box<Mamba2Blueprint>),
     /// Gated short convolution.
     ShortConv(Box<ShortConvBlueprint>),
 }
@@ -128,6 +130,12 @@ impl From<MlaBlueprint> for MixerBlueprint {
 impl From<DeltaNetBlueprint> for MixerBlueprint {
     fn from(delta_net: DeltaNetBlueprint) -> Self {
         Self::DeltaNet(Box::new(delta_net))
+    }
+}
+
+impl From<Mamba2Blueprint> for MixerBlueprint {
+    fn from(mamba2: Mamba2Blueprint) -> Self {
+        Self::Mamba2(Box::new(mamba2))
     }
 }
 
@@ -204,6 +212,13 @@ impl MixerBlueprint {
                 vec![
                     StateShape::Recurrent { len: (s.conv_width - 1) * s.channels() },
                     StateShape::Recurrent { len: s.value_heads * s.value_width * s.key_width },
+                ]
+            }
+            Self::Mamba2(m) => {
+                let s = &m.shape;
+                vec![
+                    StateShape::Recurrent { len: (s.conv_width - 1) * s.channels() },
+                    StateShape::Recurrent { len: s.inner() * s.state_width },
                 ]
             }
             Self::ShortConv(c) => {

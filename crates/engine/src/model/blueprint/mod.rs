@@ -7,6 +7,7 @@
 mod delta_net;
 mod input_orders;
 mod layer;
+mod mamba2;
 mod short_conv;
 mod weight_list;
 
@@ -24,6 +25,7 @@ pub use self::{
         BodyBlueprint, FeedForwardBlueprint, LayerBlueprint, MixerBlueprint, NormKind, NormSource,
         SubBlockBlueprint, SubBlockInput,
     },
+    mamba2::{Mamba2Blueprint, Mamba2Shape},
 };
 use crate::checkpoint::{MatrixSource, Segment, VectorSource, location::ShardLocation};
 
@@ -470,16 +472,16 @@ pub struct IndexerBlueprint {
     pub weights_proj: LinearSource,
 }
 
-/// Gated MLP: `down activation(gate x, up x)`.
+/// MLP, mostly gated: `down activation(gate x, up x)`.
 #[derive(Debug)]
 pub struct MlpBlueprint {
-    /// `(intermediate, hidden)`.
-    pub gate_proj: MatrixSource,
+    /// `(intermediate, hidden)`; `None` if the activation has no gate.
+    pub gate_proj: Option<MatrixSource>,
     /// `(intermediate, hidden)`.
     pub up_proj: MatrixSource,
     /// `(hidden, intermediate)`.
     pub down_proj: MatrixSource,
-    /// Activation of gate and up.
+    /// Activation of gate and up, or of up alone.
     pub activation: Activation,
 }
 
@@ -490,14 +492,25 @@ pub struct MoeBlueprint {
     pub router: RouterBlueprint,
     /// Locations of the routed experts.
     pub experts: LayerExperts,
-    /// Activation of an expert's gate and up.
+    /// Activation of an expert's gate and up, or of up alone.
     pub activation: Activation,
     /// Norm of the residual stream for the routed experts only.
     pub experts_norm: Option<VectorSource>,
+    /// Projections around the routed experts, which then have their latent width as `hidden`.
+    pub latent: Option<LatentExperts>,
     /// Norm of the routed experts' weighted sum.
     pub experts_post_norm: Option<VectorSource>,
     /// Shared expert, computed for every token.
     pub shared: Option<SharedBlueprint>,
+}
+
+/// Projections to and from the latent of routed experts. NVIDIA, Nemotron-3: LatentMoE.
+#[derive(Debug)]
+pub struct LatentExperts {
+    /// `(latent, hidden)`: input of the routed experts.
+    pub down_proj: MatrixSource,
+    /// `(hidden, latent)`: output of their weighted sum.
+    pub up_proj: MatrixSource,
 }
 
 impl MoeBlueprint {
@@ -506,11 +519,12 @@ impl MoeBlueprint {
     /// factor, no norms that differ, and inputs in the file's order.
     pub(crate) fn fused_shared(&self) -> Option<[&MatrixSource; 3]> {
         let SharedBlueprint { mlp, post_norm, scale, .. } = self.shared.as_ref()?;
-        let matrices = mlp.matrices();
+        let matrices = [mlp.gate_proj.as_ref()?, &mlp.up_proj, &mlp.down_proj];
         let [gate, up, down] = matrices.map(|m| m.shape);
         let norms = [&self.experts_norm, &self.experts_post_norm, post_norm];
         let in_order = self.experts.orders.is_none() && matrices.iter().all(|m| m.order.is_none());
         let is_fused = in_order
+            && self.latent.is_none()
             && self.experts.shape == ExpertShape::new(gate, up, down)
             && mlp.activation == self.activation
             && *scale == 1.0
@@ -624,8 +638,9 @@ impl LayerExperts {
 }
 
 impl MlpBlueprint {
-    fn matrices(&self) -> [&MatrixSource; 3] {
-        [&self.gate_proj, &self.up_proj, &self.down_proj]
+    /// All matrices.
+    pub fn matrices(&self) -> impl Iterator<Item = &MatrixSource> {
+        self.gate_proj.iter().chain([&self.up_proj, &self.down_proj])
     }
 }
 
@@ -650,7 +665,9 @@ impl Blueprint {
         let long = mixers.filter_map(|mixer| match mixer {
             MixerBlueprint::Gqa(gqa) => gqa.rope.long.as_ref(),
             MixerBlueprint::Mla(mla) => mla.rope.long.as_ref(),
-            MixerBlueprint::DeltaNet(_) | MixerBlueprint::ShortConv(_) => None,
+            MixerBlueprint::DeltaNet(_)
+            | MixerBlueprint::Mamba2(_)
+            | MixerBlueprint::ShortConv(_) => None,
         });
         let positions = long.map(|long| long.original_positions);
         positions.fold(self.max_positions, usize::min)
@@ -687,7 +704,9 @@ impl Blueprint {
         let lists = mixers.filter_map(|mixer| match mixer {
             MixerBlueprint::Mla(m) => m.indexer().map(|_| 1),
             MixerBlueprint::Gqa(g) => g.indexer.as_ref().map(|_| g.shape.kv_heads),
-            MixerBlueprint::DeltaNet(_) | MixerBlueprint::ShortConv(_) => None,
+            MixerBlueprint::DeltaNet(_)
+            | MixerBlueprint::Mamba2(_)
+            | MixerBlueprint::ShortConv(_) => None,
         });
         lists.max()
     }

@@ -82,6 +82,11 @@ impl<'a> WeightList<'a> {
                 self.matrices.push(&d.out_proj);
                 self.vectors.extend(d.conv1d.iter().chain([&d.a_log, &d.dt_bias, &d.norm]));
             }
+            MixerBlueprint::Mamba2(m) => {
+                self.matrices.extend([&m.in_proj, &m.out_proj]);
+                self.vectors.extend([&m.conv1d, &m.a_log, &m.d, &m.dt_bias, &m.norm]);
+                self.vectors.extend(&m.conv_bias);
+            }
             MixerBlueprint::ShortConv(c) => {
                 self.matrices.extend(c.matrices());
                 self.vectors.push(&c.conv);
@@ -98,8 +103,11 @@ impl<'a> WeightList<'a> {
                 self.vectors.extend(router.norm.iter().map(|norm| &norm.weight));
                 self.vectors.extend(router.correction.iter().chain(&router.expert_scale));
                 self.vectors.extend(moe.experts_norm.iter().chain(&moe.experts_post_norm));
+                if let Some(latent) = &moe.latent {
+                    self.matrices.extend([&latent.down_proj, &latent.up_proj]);
+                }
                 if let Some(shared) = &moe.shared {
-                    self.matrices.extend(shared.mlp.matrices().into_iter().chain(&shared.gate));
+                    self.matrices.extend(shared.mlp.matrices().chain(&shared.gate));
                     self.vectors.extend(&shared.post_norm);
                 }
             }

@@ -153,6 +153,7 @@ impl DeltaNet {
         step.run(&Op::Conv1d {
             x: qkv,
             weight: self.conv1d,
+            bias: None,
             width: conv_width,
             silu: true,
             spans: conv_spans,

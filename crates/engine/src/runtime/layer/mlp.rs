@@ -1,4 +1,4 @@
-//! Gated MLP (GLU): dense feed-forward block and separate shared expert.
+//! MLP, gated (GLU) or not: dense feed-forward block and separate shared expert.
 
 use moeflux_compute::{Activation, Op, View};
 
@@ -9,7 +9,7 @@ use crate::{base::error::Error, model::blueprint::MlpBlueprint};
 pub(crate) struct Mlp {
     intermediate: usize,
     activation: Activation,
-    gate_proj: Linear,
+    gate_proj: Option<Linear>,
     up_proj: Linear,
     down_proj: Linear,
 }
@@ -27,16 +27,25 @@ impl Mlp {
 
     pub(crate) fn widths(blueprint: &MlpBlueprint) -> ScratchWidths {
         let mut widths = ScratchWidths::default();
-        widths.set(Self::SCRATCH.gate, blueprint.gate_proj.shape.rows);
-        widths.set(Self::SCRATCH.up, blueprint.gate_proj.shape.rows);
+        Self::set_widths(blueprint, &mut widths, Self::SCRATCH);
         widths
+    }
+
+    /// Sets the widths of its scratch buffers.
+    pub(crate) fn set_widths(
+        blueprint: &MlpBlueprint,
+        widths: &mut ScratchWidths,
+        scratch: MlpScratch,
+    ) {
+        widths.set(scratch.gate, blueprint.gate_proj.as_ref().map_or(0, |gate| gate.shape.rows));
+        widths.set(scratch.up, blueprint.up_proj.shape.rows);
     }
 
     pub(crate) fn load(blueprint: &MlpBlueprint, loader: &mut Loader<'_>) -> Result<Self, Error> {
         Ok(Self {
-            intermediate: blueprint.gate_proj.shape.rows,
+            intermediate: blueprint.up_proj.shape.rows,
             activation: blueprint.activation,
-            gate_proj: loader.projection(&blueprint.gate_proj)?,
+            gate_proj: blueprint.gate_proj.as_ref().map(|g| loader.projection(g)).transpose()?,
             up_proj: loader.projection(&blueprint.up_proj)?,
             down_proj: loader.projection(&blueprint.down_proj)?,
         })
@@ -50,9 +59,15 @@ impl Mlp {
         out: View,
     ) -> Result<(), Error> {
         let x = step.normed();
-        let gate = step.buffer(scratch.gate, self.intermediate);
         let up = step.buffer(scratch.up, self.intermediate);
-        step.mat_mul(x, self.gate_proj, gate)?;
+        let gate = match self.gate_proj {
+            Some(gate_proj) => {
+                let gate = step.buffer(scratch.gate, self.intermediate);
+                step.mat_mul(x, gate_proj, gate)?;
+                gate
+            }
+            None => up,
+        };
         step.mat_mul(x, self.up_proj, up)?;
         step.run(&Op::Glu { activation: self.activation, gate, up, out: gate })?;
         step.mat_mul(gate, self.down_proj, out)

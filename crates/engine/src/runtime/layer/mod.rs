@@ -6,6 +6,7 @@
 mod block_indexer;
 mod delta_net;
 mod gqa;
+mod mamba2;
 mod mla;
 mod mlp;
 mod moe;
@@ -21,6 +22,7 @@ use moeflux_compute::{Buffer, Device, Op, Span, View, Weight};
 
 pub(crate) use delta_net::DeltaNet;
 pub(crate) use gqa::Gqa;
+pub(crate) use mamba2::Mamba2;
 pub(crate) use mla::Mla;
 pub(crate) use mlp::{Mlp, MlpScratch};
 pub(crate) use moe::{Moe, MoeState};
@@ -247,13 +249,30 @@ pub(crate) struct Step<'a> {
     /// Spans with the first and second state of the current layer.
     pub(crate) spans: &'a [Vec<Span>; 2],
     pub(crate) layer: usize,
-    /// The next layer.
-    pub(crate) next: Option<&'a Layer>,
+    /// The next layer with routed experts, if it is on the same card.
+    pub(crate) next: Option<NextExperts<'a>>,
     pub(crate) rows: usize,
     pub(crate) hidden: usize,
     pub(crate) eps: f32,
     /// Contents of [`GATHERED`]. A sub-block writes each input of its projections once.
     pub(crate) gathered: Option<GatheredInput>,
+}
+
+/// A later layer with routed experts.
+#[derive(Clone, Copy)]
+pub(crate) struct NextExperts<'a> {
+    /// Index of the layer.
+    pub(crate) index: usize,
+    pub(crate) layer: &'a Layer,
+}
+
+impl<'a> NextExperts<'a> {
+    /// The first of `layers` from index `first` on that has routed experts.
+    pub(crate) fn find(layers: &'a [Layer], first: usize) -> Option<Self> {
+        let all = layers.iter().enumerate().skip(first);
+        let mut all = all.map(|(index, layer)| Self { index, layer });
+        all.find(|next| next.layer.moe().is_some())
+    }
 }
 
 /// Scratch buffer: input of a projection in its order. Not one of the buffers of sub-blocks.
@@ -357,6 +376,7 @@ enum SubBlockBody {
     Gqa(Box<Gqa>),
     Mla(Box<Mla>),
     DeltaNet(DeltaNet),
+    Mamba2(Mamba2),
     ShortConv(ShortConv),
     Mlp(Mlp),
     Moe(Box<Moe>),
@@ -373,6 +393,9 @@ impl SubBlockBody {
             }
             BodyBlueprint::Mixer(MixerBlueprint::DeltaNet(d)) => {
                 Self::DeltaNet(DeltaNet::load(d, loader)?)
+            }
+            BodyBlueprint::Mixer(MixerBlueprint::Mamba2(m)) => {
+                Self::Mamba2(Mamba2::load(m, loader)?)
             }
             BodyBlueprint::Mixer(MixerBlueprint::ShortConv(c)) => {
                 Self::ShortConv(ShortConv::load(c, loader)?)
@@ -423,6 +446,7 @@ impl SubBlock {
             SubBlockBody::Gqa(gqa) => gqa.run(step)?,
             SubBlockBody::Mla(mla) => mla.run(step)?,
             SubBlockBody::DeltaNet(delta_net) => delta_net.run(step)?,
+            SubBlockBody::Mamba2(mamba2) => mamba2.run(step)?,
             SubBlockBody::ShortConv(short_conv) => short_conv.run(step)?,
             SubBlockBody::Mlp(mlp) => mlp.run(step, Mlp::SCRATCH, mixed)?,
             // Adds the sum of its experts to the residual stream itself, unless that is normed.

@@ -15,7 +15,7 @@ use moeflux_compute::{
 };
 
 use super::{
-    Layer, Linear, Loader, Mlp, MlpScratch, ScratchId, ScratchWidths, Step, StreamNorm,
+    Linear, Loader, Mlp, MlpScratch, NextExperts, ScratchId, ScratchWidths, Step, StreamNorm,
     read_timer::ReadTimer, scratch::PredictionBuffers,
 };
 use crate::{
@@ -44,12 +44,20 @@ pub(crate) struct Moe {
     router_norm: Option<Buffer>,
     router: Router,
     experts_norm: Option<Buffer>,
+    latent: Option<Latent>,
     experts_post_norm: Option<Buffer>,
     /// Orders of the inputs of gate and up, `(experts, hidden)`, where they differ.
     orders: Option<View>,
     /// Gate of the shared expert.
     shared_gate: Option<Linear>,
     shared: SharedExpert,
+}
+
+/// Projections to and from the latent of the routed experts.
+#[derive(Clone, Copy, Debug)]
+struct Latent {
+    down_proj: Linear,
+    up_proj: Linear,
 }
 
 #[derive(Debug)]
@@ -68,18 +76,21 @@ enum SharedExpert {
 /// Scratch buffers: router logits; ids and weights of the chosen experts; gate and up projection
 /// and gate logit of the shared expert; outputs and intermediate activations of the routed experts;
 /// their input where it differs from the shared expert's; their sum where it is normed; their
-/// inputs in the order of each expert.
+/// inputs in the order of each expert; latents of the routed experts, input and sum.
 const LOGITS: ScratchId = ScratchId(0);
 const IDS: ScratchId = ScratchId(1);
 const WEIGHTS: ScratchId = ScratchId(2);
 const SHARED_GATE: ScratchId = ScratchId(3);
 const SHARED_UP: ScratchId = ScratchId(4);
+const SHARED: MlpScratch = MlpScratch { gate: SHARED_GATE, up: SHARED_UP };
 const SHARED_LOGIT: ScratchId = ScratchId(5);
 const EXPERT_OUT: ScratchId = ScratchId(6);
 const EXPERT_INNER: ScratchId = ScratchId(7);
 const NORMED_INPUT: ScratchId = ScratchId(8);
 const EXPERT_SUM: ScratchId = ScratchId(9);
 const ORDERED_INPUT: ScratchId = ScratchId(10);
+const LATENT_INPUT: ScratchId = ScratchId(11);
+const LATENT_SUM: ScratchId = ScratchId(12);
 
 /// One choice of the router: expert, row, rank in the row.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -200,19 +211,24 @@ impl Moe {
         if let Some(shared) = &blueprint.shared {
             widths.set(SHARED_LOGIT, 1);
             if blueprint.fused_shared().is_none() {
-                widths.set(SHARED_GATE, shared.mlp.gate_proj.shape.rows);
-                widths.set(SHARED_UP, shared.mlp.gate_proj.shape.rows);
+                Mlp::set_widths(&shared.mlp, &mut widths, SHARED);
             }
         }
-        widths.set(EXPERT_OUT, uses * hidden);
-        widths.set(EXPERT_INNER, uses * blueprint.experts.shape.gate.rows);
+        let shape = &blueprint.experts.shape;
+        widths.set(EXPERT_OUT, uses * shape.down.rows);
+        widths.set(EXPERT_INNER, uses * shape.up.rows);
+        if blueprint.latent.is_some() {
+            widths.set(LATENT_INPUT, shape.up.cols);
+            widths.set(LATENT_SUM, shape.down.rows);
+        }
         if blueprint.router.norm.is_some() || blueprint.experts_norm.is_some() {
             widths.set(NORMED_INPUT, hidden);
         }
         if blueprint.experts.hidden_orders().is_some() {
-            widths.set(ORDERED_INPUT, uses * hidden);
+            widths.set(ORDERED_INPUT, uses * shape.up.cols);
         }
-        if has_post_norm || blueprint.experts_post_norm.is_some() {
+        let is_summed_apart = blueprint.latent.is_some() || blueprint.experts_post_norm.is_some();
+        if has_post_norm || is_summed_apart {
             widths.set(EXPERT_SUM, hidden);
         }
         widths
@@ -238,7 +254,7 @@ impl Moe {
         let orders = match blueprint.experts.hidden_orders() {
             Some(orders) => {
                 let buffer = loader.indexes("orders of experts", orders)?;
-                let (count, width) = (blueprint.experts.count, blueprint.experts.shape.gate.cols);
+                let (count, width) = (blueprint.experts.count, blueprint.experts.shape.up.cols);
                 Some(View::rows(buffer, count, width))
             }
             None => None,
@@ -267,6 +283,13 @@ impl Moe {
                 shared: None,
             },
             experts_norm: loader.optional_vector(blueprint.experts_norm.as_ref())?,
+            latent: match &blueprint.latent {
+                None => None,
+                Some(latent) => Some(Latent {
+                    down_proj: loader.projection(&latent.down_proj)?,
+                    up_proj: loader.projection(&latent.up_proj)?,
+                }),
+            },
             experts_post_norm: loader.optional_vector(blueprint.experts_post_norm.as_ref())?,
             shared_gate,
             shared,
@@ -286,7 +309,7 @@ impl Moe {
         let parts = View::rows(
             step.buffer(EXPERT_OUT, 0).buffer,
             step.rows * self.experts_per_row,
-            step.hidden,
+            self.shape.down.rows,
         );
         // Observers, traces and experts that the host computes need the ids on the host.
         let computed_from = self.computed_from(step);
@@ -312,10 +335,19 @@ impl Moe {
                 self.run_streamed(step, input, parts)?
             }
         };
-        if self.experts_post_norm.is_some() {
+        if self.latent.is_some() || self.experts_post_norm.is_some() {
             let out = step.buffer(EXPERT_SUM, step.hidden);
-            step.run(&Op::Combine { parts, weights, shared: None, add: false, out })?;
-            step.norm(out, self.experts_post_norm, step.eps)?;
+            let sum = match self.latent {
+                Some(_) => step.buffer(LATENT_SUM, self.shape.down.rows),
+                None => out,
+            };
+            step.run(&Op::Combine { parts, weights, shared: None, add: false, out: sum })?;
+            if let Some(latent) = self.latent {
+                step.mat_mul(sum, latent.up_proj, out)?;
+            }
+            if self.experts_post_norm.is_some() {
+                step.norm(out, self.experts_post_norm, step.eps)?;
+            }
             return match shared {
                 Some(shared) => {
                     step.run(&Op::Add { x: shared.out, y: out })?;
@@ -340,13 +372,18 @@ impl Moe {
         Ok(out)
     }
 
-    /// Input of the routed experts, `(rows, hidden)`; where experts have orders of inputs, a row
-    /// for each choice, `(rows * k, hidden)`.
+    /// Input of the routed experts, `(rows, hidden)` or `(rows, latent)`; where experts have orders
+    /// of inputs, a row for each choice.
     fn expert_input(&self, step: &mut Step<'_>, ids: View) -> Result<View, Error> {
-        let x = self.normed_input(step, self.experts_norm)?;
+        let mut x = self.normed_input(step, self.experts_norm)?;
+        if let Some(latent) = self.latent {
+            let out = step.buffer(LATENT_INPUT, self.shape.up.cols);
+            step.mat_mul(x, latent.down_proj, out)?;
+            x = out;
+        }
         let Some(orders) = self.orders else { return Ok(x) };
         let buffer = step.buffer(ORDERED_INPUT, 0).buffer;
-        let out = View::rows(buffer, step.rows * self.experts_per_row, step.hidden);
+        let out = View::rows(buffer, step.rows * self.experts_per_row, x.width);
         step.run(&Op::GatherColumns { x, orders, ids: Some(ids), out })?;
         Ok(out)
     }
@@ -421,12 +458,14 @@ impl Moe {
         }
         timer.add_to(step.stats);
         if step.rows <= MAX_PREFETCH_ROWS {
-            step.moe_state.prefetcher.reads_finished(step.layer, started, timer.reading);
+            let next = step.next.map(|next| next.index);
+            step.moe_state.prefetcher.reads_finished(next, started, timer.reading);
         }
         Ok(shared)
     }
 
-    /// Cancels stale prefetches and queues prefetches for the next layer after this layer's reads.
+    /// Cancels stale prefetches, and queues prefetches for the next layer with experts after this
+    /// layer's reads.
     /// Returns whether all demand reads were issued, which has to precede that.
     fn prefetch_next_layer(&self, step: &mut Step<'_>) -> Result<bool, Error> {
         if !step.moe_state.prefetcher.is_on() {
@@ -436,8 +475,8 @@ impl Moe {
             return Ok(false);
         }
         step.cache.cancel_prefetches();
-        let Some((moe, norm)) = step.next.and_then(Layer::moe) else { return Ok(true) };
-        let layer = step.layer + 1;
+        let Some(NextExperts { index: layer, layer: next }) = step.next else { return Ok(true) };
+        let Some((moe, norm)) = next.moe() else { return Ok(true) };
         if step.rows <= MAX_PREFETCH_ROWS {
             moe.predict(step, layer, norm)?;
         } else if step.rows * moe.top_k >= DENSE_ROUTING_FACTOR * moe.n_experts {
@@ -728,8 +767,7 @@ impl Moe {
         uses: ExpertUses<'_>,
         parts: View,
     ) -> Result<(), Error> {
-        let inner =
-            View::rows(step.buffer(EXPERT_INNER, 0).buffer, uses.len(), self.shape.gate.rows);
+        let inner = View::rows(step.buffer(EXPERT_INNER, 0).buffer, uses.len(), self.shape.up.rows);
         step.run(&Op::Experts {
             x,
             shape: &self.shape,
@@ -752,7 +790,7 @@ impl Moe {
             return Ok(None);
         };
         let out = step.mixed();
-        mlp.run(step, MlpScratch { gate: SHARED_GATE, up: SHARED_UP }, out)?;
+        mlp.run(step, SHARED, out)?;
         if post_norm.is_some() {
             step.norm(out, *post_norm, step.eps)?;
         }

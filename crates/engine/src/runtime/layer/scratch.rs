@@ -2,7 +2,7 @@
 
 use moeflux_compute::{Buffer, Device};
 
-use super::{DeltaNet, GATHERED, Gqa, Mla, Mlp, Moe, ShortConv};
+use super::{DeltaNet, GATHERED, Gqa, Mamba2, Mla, Mlp, Moe, ShortConv};
 use crate::{
     base::error::Error,
     experts::prefetch::MAX_PREFETCH_ROWS,
@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Number of buffers that layers share.
-pub(crate) const SCRATCH_BUFFERS: usize = 13;
+pub(crate) const SCRATCH_BUFFERS: usize = 15;
 
 /// Index of a shared buffer. Each kind of sub-block names the buffers that it uses; kinds that
 /// never run at the same time share them.
@@ -37,6 +37,7 @@ impl ScratchWidths {
             BodyBlueprint::Mixer(MixerBlueprint::Gqa(g)) => Gqa::widths(g),
             BodyBlueprint::Mixer(MixerBlueprint::Mla(m)) => Mla::widths(m),
             BodyBlueprint::Mixer(MixerBlueprint::DeltaNet(d)) => DeltaNet::widths(d),
+            BodyBlueprint::Mixer(MixerBlueprint::Mamba2(m)) => Mamba2::widths(m),
             BodyBlueprint::Mixer(MixerBlueprint::ShortConv(c)) => ShortConv::widths(c),
             BodyBlueprint::FeedForward(FeedForwardBlueprint::Dense(m)) => Mlp::widths(m),
             BodyBlueprint::FeedForward(FeedForwardBlueprint::Moe(m)) => {

@@ -32,9 +32,11 @@ enum LinearBiases {
 /// Properties of the exports of some architectures.
 pub(super) struct Export {
     model_types: &'static [&'static str],
-    /// Prefix of `model.` and `lm_head`.
+    /// Prefix of the model and of `lm_head`.
     prefix: &'static str,
-    /// Module of the embedding in `model.`.
+    /// Module of the layers.
+    model: &'static str,
+    /// Module of the embedding in that.
     embedding: &'static str,
     biases: LinearBiases,
     pub(super) growth: Growth,
@@ -55,6 +57,7 @@ pub(super) struct Export {
 const COMMON: Export = Export {
     model_types: &[],
     prefix: "",
+    model: "model",
     embedding: "embed_tokens",
     biases: LinearBiases::No,
     growth: Growth { mixer: 0.39, experts: 0.07 },
@@ -197,6 +200,20 @@ const EXPORTS: &[Export] = &[
         ..COMMON
     },
     Export {
+        model_types: &["granitemoehybrid"],
+        // As that of granitemoe, with a shared expert; the gated norm of a mixer is the last.
+        growth: Growth { mixer: 0.04, experts: 0.02 },
+        ..COMMON
+    },
+    Export {
+        model_types: &["nemotron_h"],
+        model: "backbone",
+        embedding: "embeddings",
+        // A squared ReLU, and the scaling factor enters squared.
+        growth: Growth { mixer: 0.9, experts: 3.0 },
+        ..GROUPED
+    },
+    Export {
         model_types: &["gemma4"],
         prefix: "language_model.",
         growth: Growth { mixer: 0.3, experts: 0.3 },
@@ -229,8 +246,9 @@ impl Export {
     /// Whether the export has a tensor that a model may lack, or that other layouts name
     /// differently. `text` is the language model's config.
     pub(super) fn has(&self, text: &Value, tensor: &str) -> bool {
-        if [".embed_tokens.weight", ".word_embeddings.weight"].iter().any(|e| tensor.ends_with(e)) {
-            return tensor == format!("{}model.{}.weight", self.prefix, self.embedding);
+        let embeddings = [".embed_tokens.weight", ".word_embeddings.weight", ".embeddings.weight"];
+        if embeddings.iter().any(|embedding| tensor.ends_with(embedding)) {
+            return tensor == format!("{}{}.{}.weight", self.prefix, self.model, self.embedding);
         }
         if let Some(linear) = tensor.strip_suffix(".bias") {
             let is_attention = ["q_proj", "k_proj", "v_proj"].iter().any(|p| linear.ends_with(p));

@@ -61,9 +61,11 @@ const SHARD: u64 = 5 << 30;
 const MAX_LAYERS: u64 = 4096;
 const MAX_EXPERTS: usize = 1 << 16;
 
-/// Config lists with one entry per layer.
-const LAYER_LISTS: [&str; 15] = [
+/// Config lists with one entry per layer, or texts with a letter for each.
+const LAYER_LISTS: [&str; 17] = [
     "layer_types",
+    "layers_block_type",
+    "hybrid_override_pattern",
     "attn_type_list",
     "indexer_types",
     "mlp_layer_types",
@@ -304,8 +306,10 @@ fn cut_layers(config: &mut Map<String, Value>, layers: usize) -> Result<(), Erro
     }
     config.insert("num_hidden_layers".into(), layers.into());
     for list in LAYER_LISTS {
-        if let Some(Value::Array(list)) = config.get_mut(list) {
-            list.truncate(layers);
+        match config.get_mut(list) {
+            Some(Value::Array(list)) => list.truncate(layers),
+            Some(Value::String(letters)) => *letters = letters.chars().take(layers).collect(),
+            _ => {}
         }
     }
     Ok(())

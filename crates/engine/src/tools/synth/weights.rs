@@ -16,8 +16,9 @@ use crate::{
     model::blueprint::{
         Blueprint, BodyBlueprint, DeltaNetBlueprint, FeedForwardBlueprint, GqaBlueprint,
         IndexerBlueprint, LatentHeads, LatentQuery, LayerBlueprint, LayerExperts, LinearSource,
-        MixerBlueprint, MlaBlueprint, MlpBlueprint, MoeBlueprint, NormKind, NormSource,
-        ProjectionSource, RouterBlueprint, ShortConvBlueprint, SubBlockBlueprint, SubBlockInput,
+        Mamba2Blueprint, MixerBlueprint, MlaBlueprint, MlpBlueprint, MoeBlueprint, NormKind,
+        NormSource, ProjectionSource, RouterBlueprint, ShortConvBlueprint, SubBlockBlueprint,
+        SubBlockInput,
     },
 };
 
@@ -205,6 +206,7 @@ impl<'a> ModuleList<'a> {
             BodyBlueprint::Mixer(MixerBlueprint::Gqa(gqa)) => self.attention(i, gqa),
             BodyBlueprint::Mixer(MixerBlueprint::Mla(mla)) => self.latent_attention(i, mla),
             BodyBlueprint::Mixer(MixerBlueprint::DeltaNet(net)) => self.delta_net(i, net),
+            BodyBlueprint::Mixer(MixerBlueprint::Mamba2(mamba2)) => self.mamba2(i, mamba2),
             BodyBlueprint::Mixer(MixerBlueprint::ShortConv(conv)) => self.short_conv(i, conv),
             BodyBlueprint::FeedForward(FeedForwardBlueprint::Dense(mlp)) => self.mlp(i, mlp),
             BodyBlueprint::FeedForward(FeedForwardBlueprint::Moe(moe)) => self.moe(i, moe),
@@ -320,6 +322,20 @@ impl<'a> ModuleList<'a> {
         self.norm(&delta_net.norm);
     }
 
+    fn mamba2(&mut self, layer: usize, mamba2: &Mamba2Blueprint) {
+        self.matrix(&mamba2.in_proj, 1.0);
+        // As before a delta net. Decays are exp(-exp(A_log) softplus(dt + dt_bias)).
+        self.vector(&mamba2.conv1d, uniform(-0.25, 0.25));
+        self.bias(&mamba2.conv_bias);
+        let rates =
+            ModuleKind::Plain { scalar: Scalar::F32, low: 0.0, high: 2.7, lead: Lead::Zero };
+        self.vector(&mamba2.a_log, rates);
+        self.vector(&mamba2.d, uniform(0.9, 1.1));
+        self.vector(&mamba2.dt_bias, uniform(-6.9, -2.3));
+        self.norm(&mamba2.norm);
+        self.matrix(&mamba2.out_proj, residual_gain(layer));
+    }
+
     fn short_conv(&mut self, layer: usize, short_conv: &ShortConvBlueprint) {
         for projection in [&short_conv.b_proj, &short_conv.c_proj, &short_conv.x_proj] {
             self.matrix(projection, 1.0);
@@ -330,7 +346,7 @@ impl<'a> ModuleList<'a> {
     }
 
     fn mlp(&mut self, layer: usize, mlp: &MlpBlueprint) {
-        self.matrix(&mlp.gate_proj, 1.0);
+        mlp.gate_proj.iter().for_each(|gate| self.matrix(gate, 1.0));
         self.matrix(&mlp.up_proj, 1.0);
         self.matrix(&mlp.down_proj, residual_gain(layer));
     }
@@ -345,6 +361,10 @@ impl<'a> ModuleList<'a> {
             }
         }
         self.router(layer, &moe.router, moe.experts.count);
+        if let Some(latent) = &moe.latent {
+            self.matrix(&latent.down_proj, 1.0);
+            self.matrix(&latent.up_proj, 1.0);
+        }
         self.experts(layer, &moe.experts);
         if let Some(shared) = moe.shared.as_ref().filter(|_| dense.is_none()) {
             self.mlp(layer, &shared.mlp);
@@ -375,7 +395,8 @@ impl<'a> ModuleList<'a> {
         let has_biases = experts.shape.output_bias.is_some();
         let inner = self.export.experts;
         let down = (self.export.outputs.unwrap_or(inner), residual_gain(layer));
-        let kinds = [(inner, 1.0), (inner, 1.0), down];
+        let gate = experts.shape.gate.map(|_| (inner, 1.0));
+        let kinds = gate.into_iter().chain([(inner, 1.0), down]);
         let shards: Vec<Segment> = experts.segments(0).collect();
         for (shards, (quant, gain)) in shards.chunks(if has_biases { 2 } else { 1 }).zip(kinds) {
             self.push(shards.first(), ModuleKind::Linear { quant, gain, lead: Lead::Zero });

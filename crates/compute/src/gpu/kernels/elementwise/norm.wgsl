@@ -1,7 +1,8 @@
 // RMSNorm, gated RMSNorm and LayerNorm: out = (x - mean) / sqrt(mean((x - mean)^2) + eps) * weight
 // + bias, or * silu(other), or * sigmoid(other). RMSNorm has mean 0 and no bias. With ADD, x +=
 // other comes first (residual add), and x keeps the sum.
-// KIND: 0 RMSNorm, 1 RMSNorm gated by a SiLU, 2 LayerNorm, 3 RMSNorm gated by a sigmoid.
+// KIND: 0 RMSNorm, 1 RMSNorm gated by a SiLU, 2 LayerNorm, 3 RMSNorm gated by a sigmoid, 4 RMSNorm
+// of x silu(other) with a weight per element of each head.
 // WEIGHTED, BIASED: 1 with a weight, a bias.
 // THREAD_VALUES: most elements per thread, width / WG rounded up.
 // Grid: a workgroup of WG threads for each vector.
@@ -28,6 +29,7 @@ fn main(
     let x = p.x.offset + row * p.x.row_stride + head * p.x.head_stride;
     let other = p.other.offset + row * p.other.row_stride + head * p.other.head_stride;
     let out = p.out.offset + row * p.out.row_stride + head * p.out.head_stride;
+    let weight = p.weight + select(0u, head * p.width, KIND == 4u);
     var values: array<f32, THREAD_VALUES>;
     var sum = 0.0;
     for (var j = 0u; j < THREAD_VALUES; j++) {
@@ -38,6 +40,7 @@ fn main(
             value += act[other + i];
             act[x + i] = value;
         }
+        if (KIND == 4u) { value *= silu(act[other + i]); }
         values[j] = value;
         sum += value;
     }
@@ -54,7 +57,7 @@ fn main(
         let i = index + j * WG;
         if (i >= p.width) { break; }
         var y = (values[j] - mean) * scale;
-        if (WEIGHTED == 1u) { y *= act[p.weight + i]; }
+        if (WEIGHTED == 1u) { y *= act[weight + i]; }
         if (KIND == 1u) { y *= silu(act[other + i]); }
         if (KIND == 3u) { y *= sigmoid(act[other + i]); }
         if (BIASED == 1u) { y += act[p.bias + i]; }

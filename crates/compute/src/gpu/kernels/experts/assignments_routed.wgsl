@@ -6,7 +6,6 @@
 // constants: EXPERTS, SHARED_EXPERT, TOP_K, WG
 
 const ASSIGNMENTS = 2u;
-const STAGE = 0u;
 @group(0) @binding(4) var<storage, read_write> report: array<atomic<u32>>;
 
 // Whether the slots of all experts are loaded along with their logits.

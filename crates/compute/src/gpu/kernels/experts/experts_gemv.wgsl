@@ -1,5 +1,6 @@
 // GEMV of expert matrices, few rows. STAGE 0: inner[i][o] = activation(gate[o] . x[row], up[o] .
-// x[row]). STAGE 2: out[row][o] = down[o] . inner[i]. i: index of the assignment.
+// x[row]). STAGE 1: the same without a gate. STAGE 2: out[row][o] = down[o] . inner[i]. i: index of
+// the assignment.
 // Threads per row, ROWS and blocks: as in row_products.wgsl. In STAGE 0 the first half of the ROWS
 // rows are gate's, the others up's. ROW_STEP: stored rows from one row of a matrix to the next, 2
 // if gate and up are interleaved. BIAS_SCALAR 8: accumulates into out.
@@ -22,7 +23,7 @@ const ONE_ROW = WORKGROUPS > 0u;
 const NORM = 0u;
 const HEAD_WIDTH = 0u;
 const HEAD_SQUARES = 0u;
-const OUTPUTS = select(ROWS / 2u, ROWS, STAGE == 2u); // Outputs per step.
+const OUTPUTS = select(ROWS, ROWS / 2u, STAGE == 0u); // Outputs per step.
 
 // Offsets of the rows of a step, from output `o` on.
 fn row_offsets(slot: u32, o: u32) -> RowOffsets {
@@ -86,6 +87,7 @@ fn main(
                 for (var j = 0u; j < OUTPUTS; j++) {
                     if (o + j < p.outputs) {
                         var y = sums[j] + bias_at(assignment.slot + p.matrix.bias, (o + j) * ROW_STEP);
+                        if (STAGE == 1u) { y = activate_up(y); }
                         if (BIAS_SCALAR == 8u) { y += act[out + o + j]; }
                         act[out + o + j] = y;
                     }

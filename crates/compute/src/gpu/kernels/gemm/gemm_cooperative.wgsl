@@ -37,7 +37,7 @@ fn write_matrices(tile: Tile, index: u32, row: u32, output: u32) {
         if (GATED == 1u) {
             act[row_out_offset[row + r] + out_col / 2u] = activate(sum, out_stage[stage_offset + 1u] * factor + bias.y, p.alpha, p.limit);
         } else {
-            act[row_out_offset[row + r] + out_col] = sum;
+            act[row_out_offset[row + r] + out_col] = activate_up(sum);
         }
     }
 }

@@ -130,7 +130,7 @@ fn tile_write(tile: Tile, r: u32, o: u32, sums: vec2<f32>) {
         let up = sums.y * factor + bias_of(output + 1u, tile.slot);
         act[row_out_offset[r] + output / 2u] = activate(gate, up, p.alpha, p.limit);
     } else {
-        act[row_out_offset[r] + output] = sums.x * factor + bias_of(output, tile.slot);
+        act[row_out_offset[r] + output] = activate_up(sums.x * factor + bias_of(output, tile.slot));
     }
 }
 

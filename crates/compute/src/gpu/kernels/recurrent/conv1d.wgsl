@@ -1,14 +1,16 @@
 // Causal depthwise convolution of sequences, then SiLU if SILU is 1: out[r][c] = silu(sum_j
-// weight[c][j] input[r + j][c]), where the inputs are the TAPS - 1 rows of the state, then the rows
-// of x. The last TAPS - 1 inputs are the next state. The committed states are in one arena, and so
-// are the next ones. The table of the sequences is in `words`, from offset `table` on,
-// SEGMENT_WORDS words each.
+// weight[c][j] input[r + j][c] + bias[c]), where the inputs are the TAPS - 1 rows of the state,
+// then the rows of x. BIASED: 1 with a bias. The last TAPS - 1 inputs are the next state. The
+// committed states are in one arena, and so are the next ones. The table of the sequences is in
+// `words`, from offset `table` on, SEGMENT_WORDS words each.
 // Grid: a thread for each element of out, and for each of the next state, in workgroups of one
 // sequence.
 // needs: common/common, common/segments
-// constants: SILU, TAPS, WG
+// constants: BIASED, SILU, TAPS, WG
 
-struct Params { x: View, out: View, weight: u32, channels: u32, table: u32, sequences: u32 }
+struct Params {
+    x: View, out: View, weight: u32, bias: u32, channels: u32, table: u32, sequences: u32,
+}
 var<immediate> p: Params;
 // Both may be the same arena, so both are bound for writing.
 @group(0) @binding(1) var<storage, read_write> committed: array<f32>;
@@ -46,6 +48,7 @@ fn main(
         for (var j = 0u; j < TAPS; j++) {
             sum = fma(act[p.weight + channel * TAPS + j], input(sequence, row + j, channel), sum);
         }
+        if (BIASED == 1u) { sum += act[p.bias + channel]; }
         act[p.out.offset + (sequence.first_row + row) * p.out.row_stride + channel] = select(sum, silu(sum), SILU == 1u);
     } else if (row < sequence.rows + TAPS - 1u) {
         next[sequence.next + (row - sequence.rows) * p.channels + channel] = input(sequence, row, channel);

@@ -18,8 +18,8 @@ use super::{
     weight_format::{BiasSource, Block32},
 };
 use crate::{
-    AdapterKind, Affine, Error, ExpertUse, ExpertUses, Format, MatrixShape, Op, SlotTable, View,
-    matrix::MatrixLocation,
+    AdapterKind, Affine, Error, ExpertMatrices, ExpertUse, ExpertUses, Format, MatrixShape, Op,
+    SlotTable, View, matrix::MatrixLocation,
 };
 
 pub(in crate::gpu) static ACTIVATIONS_F16: Kernel =
@@ -152,10 +152,11 @@ fn pays_for_rows(shape: MatrixShape, rows: usize) -> bool {
     rows * shape.rows >= gemm_threshold(Block32::for_shape(shape)).outputs
 }
 
-/// Whether GEMM with cooperative matrices is faster for `uses` uses of experts with this gate.
-fn pays_for_uses(gate: MatrixShape, uses: usize, experts: usize) -> bool {
-    let tiles_per_expert = (2 * gate.rows).div_ceil(WIDE.outputs as usize).max(1);
-    let min_uses = gemm_threshold(Block32::for_shape(gate)).uses;
+/// Whether GEMM with cooperative matrices is faster for `uses` uses of experts. `inward`: shape of
+/// gate and up together, or of up alone.
+fn pays_for_uses(inward: MatrixShape, uses: usize, experts: usize) -> bool {
+    let tiles_per_expert = inward.rows.div_ceil(WIDE.outputs as usize).max(1);
+    let min_uses = gemm_threshold(Block32::for_shape(inward)).uses;
     uses >= experts.max(FULL_GRID / tiles_per_expert).saturating_mul(min_uses)
 }
 
@@ -305,12 +306,15 @@ pub(super) fn encode_experts(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<boo
     };
     // The decision is the same for all ops among which the uses of a prefill chunk are divided.
     let max_words = scratch_words(out.rows);
+    let inner_matrices = 1 + usize::from(shape.gate.is_some());
+    let outputs = inner_matrices * inner.width;
+    let inward = MatrixShape { rows: outputs, ..shape.up };
     let too_few = match has_measured_thresholds(ctx) {
-        true => x.rows < MIN_ROWS || !pays_for_uses(shape.gate, out.rows, experts),
+        true => x.rows < MIN_ROWS || !pays_for_uses(inward, out.rows, experts),
         false => x.rows < MIN_EXPERT_ROWS,
     };
     if too_few
-        || shape.gate != shape.up
+        || shape.gate.is_some_and(|gate| gate != shape.up)
         || !ctx.store.can_bind(max_words.0 + max_words.1 + max_words.2)
     {
         return Ok(false);
@@ -334,19 +338,20 @@ pub(super) fn encode_experts(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<boo
             (tile, plan_routed_tiles(ctx, ids, table, tile.rows, &scratch)?)
         }
     };
-    let [gate, up, down] = shape.layout()?.locations();
+    let ExpertMatrices { gate, up, down } = shape.layout()?.locations();
+    let first = gate.unwrap_or(up);
     convert_rows(ctx, x, None, &scratch, f16_rows(x_words))?;
     for bank in &plan.banks {
         let product = GemmProduct {
             tile,
             uses: bank.uses(TileKind::GateUp, plan.list),
             rows: bank.tiles,
-            shape: gate.shape,
-            planes: gate.planes.map(|offset| offset as u32),
-            up: Some(&up),
-            bias: GemmBias::of_matrices([&gate, &up]),
+            shape: first.shape,
+            planes: first.planes.map(|offset| offset as u32),
+            up: gate.is_some().then_some(&up),
+            bias: GemmBias::of_matrices([&first, &up]),
             activation: activation.into(),
-            outputs: 2 * inner.width,
+            outputs,
         };
         let buffers = GemmBuffers { weights: &bank.buffer, scratch: &scratch, words: &plan.words };
         encode_product(ctx, &product, buffers, f16_rows(x_words), inner)?;
@@ -645,14 +650,15 @@ mod tests {
     #[test]
     fn few_uses_of_many_experts_use_gemv() {
         let gate = |rows, cols, format| MatrixShape { rows, cols, format };
-        let qwen3 = gate(768, 2048, affine(4));
+        let gate_up = |rows, cols, format| gate(2 * rows, cols, format);
+        let qwen3 = gate_up(768, 2048, affine(4));
         let cases = [
             (qwen3, 48 * 8, 128, false),
             (qwen3, 128 * 8, 128, true),
-            (gate(512, 2048, affine(4)), 96 * 8, 256, false),
-            (gate(512, 2048, affine(4)), 256 * 8, 256, true),
-            (gate(2880, 2880, Format::MXFP4), 16 * 4, 32, false),
-            (gate(2880, 2880, Format::MXFP4), 32 * 4, 32, true),
+            (gate_up(512, 2048, affine(4)), 96 * 8, 256, false),
+            (gate_up(512, 2048, affine(4)), 256 * 8, 256, true),
+            (gate_up(2880, 2880, Format::MXFP4), 16 * 4, 32, false),
+            (gate_up(2880, 2880, Format::MXFP4), 32 * 4, 32, true),
             // Too few experts to fill a card.
             (qwen3, 16 * 8, 16, false),
             (qwen3, 128 * 8, 16, true),

@@ -22,13 +22,24 @@ use crate::{
 /// and adapters may lack the registers.
 const SUM_THREADS: [(u32, usize); 3] = [(1024, 128), (512, 0), (THREADS, 0)];
 
+/// `STAGE` of the kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::gpu) enum StageKind {
+    /// Gate and up.
+    GateUp = 0,
+    /// Up without a gate.
+    Up = 1,
+    Down = 2,
+}
+
 /// One stage of the experts of a few rows.
 #[derive(Clone, Copy)]
 pub(in crate::gpu) struct ExpertStage<'a> {
     pub(in crate::gpu) uses: &'a BankUses,
     pub(in crate::gpu) x: View,
     pub(in crate::gpu) out: View,
-    /// Gate and up, or down.
+    pub(in crate::gpu) kind: StageKind,
+    /// Gate and up, or one of up and down.
     pub(in crate::gpu) matrices: &'a [MatrixLocation],
     pub(in crate::gpu) activation: GluCode,
     /// Router top-k of the row, if fused with the stage.
@@ -36,7 +47,7 @@ pub(in crate::gpu) struct ExpertStage<'a> {
 }
 
 impl ExpertStage<'_> {
-    /// First and last matrix, which are the same for a down projection.
+    /// First and last matrix, which are the same for a stage of one.
     fn first_and_last(&self) -> Option<[&MatrixLocation; 2]> {
         Some([self.matrices.first()?, self.matrices.last()?])
     }
@@ -51,14 +62,14 @@ pub(in crate::gpu) fn encode_experts(
     if first.shape != last.shape {
         return Ok(false);
     }
-    let (shape, is_gate_up) = (first.shape, stage.matrices.len() > 1);
-    let activations = match is_gate_up {
-        true => ActivationFormat::for_gate_up(ctx.exact),
-        false => ActivationFormat::default_for(ctx.exact),
+    let (shape, is_down) = (first.shape, stage.kind == StageKind::Down);
+    let activations = match is_down {
+        false => ActivationFormat::for_gate_up(ctx.exact),
+        true => ActivationFormat::default_for(ctx.exact),
     };
     let Some(section) = section_cols(ctx, shape, activations) else { return Ok(false) };
-    // A GLU of partial sums is not the sum of partial GLUs.
-    if !is_aligned(first) || !is_aligned(last) || (section < shape.cols && is_gate_up) {
+    // An activation of partial sums is not the sum of partial activations.
+    if !is_aligned(first) || !is_aligned(last) || (section < shape.cols && !is_down) {
         return Ok(false);
     }
     let matrix = *first;
@@ -82,20 +93,22 @@ pub(in crate::gpu) fn encode_experts(
     Ok(true)
 }
 
-/// Whether router top-k can be fused with the gate and up stage.
+/// Whether router top-k can be fused with the stage of gate and up, or of up alone.
 pub(in crate::gpu) fn can_fuse_router(
     ctx: &OpContext<'_>,
-    [gate, up]: [&MatrixLocation; 2],
+    matrices: &[MatrixLocation],
     router: &RouterTopK,
 ) -> bool {
     let activations = ActivationFormat::for_gate_up(ctx.exact);
-    let Some(config) = GemvConfig::for_rows(ctx, gate.shape, activations) else {
+    let Some(shape) = matrices.first().map(|matrix| matrix.shape) else { return false };
+    let Some(config) = GemvConfig::for_rows(ctx, shape, activations) else {
         return false;
     };
-    let staged = config.activations.workgroup_bytes(gate.shape.cols);
+    let staged = config.activations.workgroup_bytes(shape.cols);
     // Without subgroups, sums over a workgroup need a value of each thread too.
     let ranking = router.workgroup_bytes() + 4 * THREADS as usize;
-    gate.shape == up.shape && is_aligned(gate) && is_aligned(up) && staged + ranking <= x_bytes(ctx)
+    matrices.iter().all(|matrix| matrix.shape == shape && is_aligned(matrix))
+        && staged + ranking <= x_bytes(ctx)
 }
 
 /// Whether the planes of a matrix are aligned as its kernel requires.
@@ -123,7 +136,7 @@ pub(super) fn encode_stage(
     accumulate: bool,
 ) -> Result<(), Error> {
     let Some([first, last]) = stage.first_and_last() else { return Ok(()) };
-    let is_gate_up = stage.matrices.len() > 1;
+    let is_gate_up = stage.kind == StageKind::GateUp;
     let GemvConfig { kernel, block, row_threads, rows, constants, .. } = config;
     let (rows, outputs) = if is_gate_up { (rows.max(2), rows.max(2) / 2) } else { (rows, rows) };
     let grid = RowGrid::new(
@@ -141,6 +154,7 @@ pub(super) fn encode_stage(
         .with("ROWS", rows as u32)
         .with("ACTIVATION", stage.activation.kind)
         .with("ROW_STEP", first.step as u32)
+        .with("STAGE", stage.kind as u32)
         .with("WORKGROUPS", if stage.uses.one_row { grid.workgroups as u32 } else { 0 })
         .with("BIAS_SCALAR", bias.code());
     let store = &*ctx.store;
@@ -174,7 +188,6 @@ pub(super) fn encode_stage(
             && config.activations.workgroup_bytes(stage.x.width) + entries * 4 <= x_bytes(ctx);
         let constants = constants
             .with("ASSIGNMENTS", stage.uses.kind as u32)
-            .with("STAGE", if is_gate_up { 0 } else { 2 })
             .with("TABLE_ENTRIES", if fits { entries as u32 } else { 0 });
         let buffers = [store.activations(), bank, bank, words];
         return ctx.recorder.dispatch(&EXPERTS_GEMV[kernel], constants, &buffers, &params, groups);
@@ -257,6 +270,7 @@ impl DownProjection {
             uses: &self.uses,
             x: self.inner,
             out: self.parts,
+            kind: StageKind::Down,
             matrices: &[self.matrix],
             activation: GluCode::default(),
             router: None,

@@ -25,7 +25,7 @@ use crate::{
 };
 
 pub(in crate::gpu) use self::experts::{DownProjection, ExpertSum};
-use self::experts::{ExpertStage, encode_stage};
+use self::experts::{ExpertStage, StageKind, encode_stage};
 
 /// Number of kernels of a product: one per [`Block32`] with f32 activations, then one for each with
 /// integers.
@@ -636,6 +636,7 @@ pub(in crate::gpu) fn encode_glu(
         uses: &uses,
         x: gate.x,
         out,
+        kind: StageKind::GateUp,
         matrices: &[matrix(gate), matrix(up)],
         activation: activation.into(),
         router: None,

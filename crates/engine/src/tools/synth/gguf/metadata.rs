@@ -362,7 +362,7 @@ impl ModelKeys<'_> {
     fn routers(&mut self) {
         let Some((dense, moe)) = self.blueprint.moe_layers().next() else { return };
         let (scoring, normalize) = (moe.router.scoring, moe.router.normalize);
-        let shared = moe.shared.as_ref().map(|shared| shared.mlp.gate_proj.shape.rows as u32);
+        let shared = moe.shared.as_ref().map(|shared| shared.mlp.up_proj.shape.rows as u32);
         if scoring == Scoring::Sigmoid {
             self.push("expert_gating_func", KeyValue::U32(SIGMOID));
         }

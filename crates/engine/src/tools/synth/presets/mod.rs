@@ -3,6 +3,7 @@
 mod deepseek;
 mod glm;
 mod kda;
+mod mamba;
 mod others;
 mod qwen;
 mod softmax;
@@ -47,6 +48,12 @@ const PRESETS: &[Preset] = &[
         description: "OLMoE-1B-7B: 16 layers of attention, 64 experts, 8 per token; 4 GB",
         sizes: PresetSizes { parameters: 6.92, active: 1.18, expert_mb: 3.54 },
         make: softmax::olmoe_1b_7b,
+    },
+    Preset {
+        name: "granite-4.0-h-tiny",
+        description: "Granite-4.0-H-Tiny: 40 layers, 36 of them Mamba-2, 64 experts, 6 per token; 4 GB",
+        sizes: PresetSizes { parameters: 6.94, active: 1.46, expert_mb: 1.33 },
+        make: mamba::granite_4_0_h_tiny,
     },
     Preset {
         name: "ling-3.0-tiny",
@@ -115,10 +122,22 @@ const PRESETS: &[Preset] = &[
         make: qwen::qwen3_30b_a3b,
     },
     Preset {
+        name: "nemotron-3-nano",
+        description: "Nemotron-3-Nano: 52 layers of one part, 23 Mamba-2, 6 attention, 23 of 128 experts, 6 per token; 18 GB",
+        sizes: PresetSizes { parameters: 31.6, active: 3.2, expert_mb: 5.61 },
+        make: mamba::nemotron_3_nano,
+    },
+    Preset {
         name: "sarvam-30b",
         description: "Sarvam-30B: 19 layers of attention, 1 dense, 128 experts, 6 per token; 18 GB",
         sizes: PresetSizes { parameters: 32.15, active: 3.43, expert_mb: 7.08 },
         make: others::sarvam_30b,
+    },
+    Preset {
+        name: "granite-4.0-h-small",
+        description: "Granite-4.0-H-Small: 40 layers, 36 of them Mamba-2, 72 experts, 10 per token; 18 GB",
+        sizes: PresetSizes { parameters: 32.2, active: 8.8, expert_mb: 5.31 },
+        make: mamba::granite_4_0_h_small,
     },
     Preset {
         name: "laguna-xs",

@@ -88,7 +88,7 @@ fn tensors_match_checkpoints_written_by_mlx() {
 
 fn expert_parameters(moe: &MoeBlueprint) -> u64 {
     let shape = &moe.experts.shape;
-    [shape.gate, shape.up, shape.down].iter().map(|m| m.rows as u64 * m.cols as u64).sum()
+    shape.matrices().map(|m| m.rows as u64 * m.cols as u64).sum()
 }
 
 #[test]
@@ -165,8 +165,11 @@ fn small(name: &str) -> Value {
         "attention_other_setting":
             { "head_dim": 64, "num_attention_groups": 4, "num_attention_heads": 8 },
         "dense_intermediate_size": 128,
+        "mamba_n_heads": 16,
+        "mamba_num_heads": 8,
         "moe_intermediate_size": 64,
         "moe_num_experts": 64,
+        "moe_shared_expert_intermediate_size": 64,
         "n_routed_experts": 64,
         "num_attention_groups": 4,
         "num_attention_heads": 4,
