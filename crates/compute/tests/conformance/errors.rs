@@ -113,6 +113,13 @@ fn mismatched_norm_rope_glu_and_router_shapes_are_rejected() {
             "gate",
             &Op::GatedRmsNorm { x, gate: x, function: NormGate::Silu, weight, eps: 0.0, out: x },
         );
+        let (halves, gate, function) = (x.split(2), other.split(2), NormGate::SiluBeforeNorm);
+        let gated = |weight| {
+            let (x, out) = (halves, halves);
+            Op::GatedRmsNorm { x, gate, function, weight, eps: 0.0, out }
+        };
+        refused(pair, "a weight per element", &gated(short));
+        pair.run(&gated(weight));
         refused(
             pair,
             "one buffer",
@@ -121,7 +128,7 @@ fn mismatched_norm_rope_glu_and_router_shapes_are_rejected() {
         refused(
             pair,
             "unused gate",
-            &Op::Glu { activation: Activation::Relu2, gate: other.columns(0, 4), up: x, out: x },
+            &Op::Glu { activation: Activation::Relu2, gate: other, up: x, out: x },
         );
         refused(
             pair,
