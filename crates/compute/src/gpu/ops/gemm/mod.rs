@@ -650,7 +650,7 @@ mod tests {
     #[test]
     fn few_uses_of_many_experts_use_gemv() {
         let gate = |rows, cols, format| MatrixShape { rows, cols, format };
-        let gate_up = |rows, cols, format| gate(2 * rows, cols, format);
+        let gate_up = |rows: usize, cols, format| gate(2 * rows, cols, format);
         let qwen3 = gate_up(768, 2048, affine(4));
         let cases = [
             (qwen3, 48 * 8, 128, false),
