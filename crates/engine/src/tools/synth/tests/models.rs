@@ -165,11 +165,8 @@ fn small(name: &str) -> Value {
         "attention_other_setting":
             { "head_dim": 64, "num_attention_groups": 4, "num_attention_heads": 8 },
         "dense_intermediate_size": 128,
-        "mamba_n_heads": 16,
-        "mamba_num_heads": 8,
         "moe_intermediate_size": 64,
         "moe_num_experts": 64,
-        "moe_shared_expert_intermediate_size": 64,
         "n_routed_experts": 64,
         "num_attention_groups": 4,
         "num_attention_heads": 4,
@@ -194,8 +191,14 @@ fn small(name: &str) -> Value {
         "v_head_dim": 64,
         "vocab_size": 4096
     });
+    let of_mamba = json!({
+        "mamba_n_heads": 16,
+        "mamba_num_heads": 8,
+        "moe_shared_expert_intermediate_size": 64
+    });
     let text = text(&mut config);
-    for (key, size) in sizes.as_object().unwrap() {
+    let sizes = [&sizes, &of_mamba].map(|sizes| sizes.as_object().unwrap());
+    for (key, size) in sizes.into_iter().flatten() {
         // Zero means that there is no such part.
         if text.get(key).is_some_and(|given| *given != 0) {
             text[key] = size.clone();
