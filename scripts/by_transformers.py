@@ -187,8 +187,10 @@ class Reference:
 
         def watched(scores, k, dim=-1, **more):
             if k < scores.shape[dim]:
-                top = topk(scores, k + 1, dim).values
-                gap = (top.select(dim, k - 1) - top.select(dim, k)) / scores[scores.isfinite()].std()
+                # Some indexers mask with the least finite number.
+                seen = scores.masked_fill(scores <= torch.finfo(scores.dtype).min, -np.inf)
+                top = topk(seen, k + 1, dim).values
+                gap = (top.select(dim, k - 1) - top.select(dim, k)) / seen[seen.isfinite()].std()
                 gaps.extend(gap[gap.isfinite()].flatten().tolist())
             return topk(scores, k, dim, **more)
 

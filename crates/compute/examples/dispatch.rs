@@ -46,7 +46,7 @@ fn chains(device: &mut dyn Device) -> Result<(), Error> {
         x,
         &[Op::Scale { x: narrow, factor: 1.0 }, Op::SoftCap { x: narrow, cap: 9.0 }],
     )?;
-    let norm = |x, out| Op::RmsNorm { x, weight: Some(weight), eps: 1e-6, out };
+    let norm = |x, out| Op::RmsNorm { x, weight: Some(weight), per_head: false, eps: 1e-6, out };
     chain(device, "norm 2048", x, &[norm(x, y), norm(y, x)])?;
     let function = NormGate::Silu;
     let norm = |x, out| Op::GatedRmsNorm { x, gate: x, function, weight, eps: 1e-6, out };

@@ -21,6 +21,7 @@ mod host;
 mod matrix;
 mod op;
 mod op_check;
+mod operands;
 mod random;
 mod reference;
 mod router;
@@ -53,11 +54,12 @@ pub use handle::{Bank, Buffer, DeviceId, Slot, SlotTable, State, Weight};
 pub use matrix::{
     Bytes, ExpertMatrices, ExpertOrders, ExpertShape, FilePlane, Matrix, MatrixShape,
 };
-pub use op::{
-    Activation, ExpertUse, ExpertUses, GateFunction, HeadMatrix, HeadRows, KeySharing, LogDecay,
-    NormGate, Op, RopePairs, Shared, Span, StepLimits, View,
+pub use op::Op;
+pub use op_check::{MAX_STREAMS, MAX_TOP_LOGITS};
+pub use operands::{
+    Activation, ExpertUse, ExpertUses, GateFunction, HeadMatrix, HeadRows, IndexList, IndexQueries,
+    KeySharing, LogDecay, NormGate, RopePairs, Shared, Span, StepLimits, View,
 };
-pub use op_check::MAX_TOP_LOGITS;
 pub use random::{SPLITMIX_STEP, SplitMix64, splitmix_mix};
 pub use router::{ExpertGroups, GroupScore, Router, Scoring, SharedChoice};
 pub use state::{KV_BLOCK, KvFormat, StateShape};

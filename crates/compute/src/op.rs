@@ -9,317 +9,11 @@
 //! overlap. No state appears in two spans of one op. A device checks all of this before it writes
 //! anything.
 
-use crate::{Buffer, Router, Slot, SlotTable, State, Weight, matrix::ExpertShape};
-
-/// Strided view of a buffer, `(rows, heads, width)`. Vectors of `width` elements are contiguous.
-///
-/// A view of one head is a matrix `(rows, width)`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct View {
-    /// The buffer.
-    pub buffer: Buffer,
-    /// First element.
-    pub offset: usize,
-    /// Number of rows (tokens).
-    pub rows: usize,
-    /// Vectors per row.
-    pub heads: usize,
-    /// Elements per vector.
-    pub width: usize,
-    /// Elements from one row to the next.
-    pub row_stride: usize,
-    /// Elements from one vector of a row to the next.
-    pub head_stride: usize,
-}
-
-impl View {
-    /// View of the first `rows` rows of a buffer that holds a dense `(_, width)` matrix.
-    pub const fn rows(buffer: Buffer, rows: usize, width: usize) -> Self {
-        Self { buffer, offset: 0, rows, heads: 1, width, row_stride: width, head_stride: width }
-    }
-
-    /// Columns `first .. first + width` of every row. The view must have one head.
-    #[must_use]
-    pub const fn columns(self, first: usize, width: usize) -> Self {
-        Self { offset: self.offset + first, width, head_stride: width, ..self }
-    }
-
-    /// Splits every row into `heads` vectors. The view must have one head, and `heads` must divide
-    /// its width.
-    #[must_use]
-    pub const fn split(self, heads: usize) -> Self {
-        let width = self.width / heads;
-        Self { heads, width, head_stride: width, ..self }
-    }
-
-    /// Vector `head` of every row, as a view of one head.
-    #[must_use]
-    pub const fn head(self, head: usize) -> Self {
-        Self { offset: self.offset + head * self.head_stride, heads: 1, ..self }
-    }
-
-    /// Rows `first .. first + rows`.
-    #[must_use]
-    pub const fn slice(self, first: usize, rows: usize) -> Self {
-        Self { offset: self.offset + first * self.row_stride, rows, ..self }
-    }
-
-    /// Elements `first .. first + width` of every vector.
-    #[must_use]
-    pub const fn slice_width(self, first: usize, width: usize) -> Self {
-        Self { offset: self.offset + first, width, ..self }
-    }
-
-    /// Merges the vectors of every row into one. They must be contiguous.
-    #[must_use]
-    pub const fn merge_heads(self) -> Self {
-        let width = self.heads * self.width;
-        Self { heads: 1, width, head_stride: width, ..self }
-    }
-
-    /// Buffer index of the first element of vector `head` of row `row`.
-    #[inline]
-    pub const fn index(&self, row: usize, head: usize) -> usize {
-        self.offset + row * self.row_stride + head * self.head_stride
-    }
-
-    /// Buffer index after the last element; zero for an empty view.
-    pub const fn end(&self) -> usize {
-        if self.rows == 0 || self.heads == 0 {
-            0
-        } else {
-            self.index(self.rows - 1, self.heads - 1) + self.width
-        }
-    }
-}
-
-/// Consecutive rows of an op that belong to one sequence.
-///
-/// The spans of an op cover its rows in order, without gaps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
-    /// State of the sequence for the current layer.
-    pub state: State,
-    /// Position of the span's first row in its sequence.
-    pub position: usize,
-    /// Number of rows.
-    pub rows: usize,
-}
-
-/// Layout of rotary pairs in a vector.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RopePairs {
-    /// Pair `i` is `(x[i], x[i + n / 2])`: Qwen, GLM, gpt-oss. Also called NeoX style.
-    Halves,
-    /// Pair `i` is `(x[2 i], x[2 i + 1])`: DeepSeek. Also called GPT-J style.
-    Interleaved,
-}
-
-/// Activation of a gated linear unit: `out = activation(gate) * up`, or a variant; or of an MLP
-/// without a gate.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Activation {
-    /// `silu(gate) * up`. Shazeer, "GLU Variants Improve Transformer", 2020.
-    SwiGlu,
-    /// `gelu(gate) * up`, with the tanh approximation of GELU: Gemma.
-    GeGlu,
-    /// `g sigmoid(alpha g) (u + 1)` with `g = min(gate, limit)` and `u = clamp(up, -limit, limit)`:
-    /// gpt-oss.
-    ClampedSwiGlu {
-        /// Slope of the sigmoid: 1.702 in gpt-oss.
-        alpha: f32,
-        /// Upper bound of the gate, and bound of `|up|`: 7 in gpt-oss.
-        limit: f32,
-    },
-    /// `silu(min(gate, limit)) * clamp(up, -limit, limit)`: DeepSeek-V4.
-    ClippedSwiGlu {
-        /// Upper bound of the gate, and bound of `|up|`: 10 in DeepSeek-V4.
-        limit: f32,
-    },
-    /// `min(silu(gate), limit) * clamp(up, -limit, limit)`: Step-3.5.
-    LimitedSwiGlu {
-        /// Upper bound of the activated gate, and bound of `|up|`: 7 and 16 in Step-3.5.
-        limit: f32,
-    },
-    /// `max(up, 0)^2`, without a gate: Nemotron-3. So et al., "Primer", 2021.
-    Relu2,
-}
-
-impl Activation {
-    /// Whether it reads a gate.
-    pub const fn has_gate(self) -> bool {
-        !matches!(self, Self::Relu2)
-    }
-}
-
-/// Function of a gate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GateFunction {
-    /// `1 / (1 + exp(-x))`.
-    Sigmoid,
-    /// `log(1 + exp(x))`.
-    Softplus,
-    /// `x`: the factor itself.
-    Identity,
-}
-
-/// Gate of [`Op::GatedRmsNorm`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum NormGate {
-    /// `rms_norm(x) * weight * silu(gate)`: Gated DeltaNet.
-    #[default]
-    Silu,
-    /// `rms_norm(x) * weight * sigmoid(gate)`: Kimi Delta Attention.
-    Sigmoid,
-    /// `rms_norm(x * silu(gate)) * weight`, with a weight per element of each head: Mamba-2.
-    SiluBeforeNorm,
-}
-
-impl NormGate {
-    /// Weights of a norm of `heads` vectors of `width` elements.
-    pub(crate) const fn weights(self, heads: usize, width: usize) -> Option<usize> {
-        match self {
-            Self::Silu | Self::Sigmoid => Some(width),
-            Self::SiluBeforeNorm => heads.checked_mul(width),
-        }
-    }
-}
-
-/// Bounds of the time steps of [`Op::Mamba2`].
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StepLimits {
-    /// Least time step.
-    pub min: f32,
-    /// Largest time step; may be infinite.
-    pub max: f32,
-}
-
-impl Default for StepLimits {
-    fn default() -> Self {
-        Self { min: 0.0, max: f32::INFINITY }
-    }
-}
-
-/// Logarithm of the decay of a delta rule, as a function of `x = a + dt_bias`.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum LogDecay {
-    /// `-exp(a_log) * softplus(x)`: Gated DeltaNet, Kimi-Linear.
-    #[default]
-    Softplus,
-    /// `bound * sigmoid(exp(a_log) * x)`: the safe gate of Ling-3.0 and GLM-5.3.
-    Bounded {
-        /// Least logarithm, below 0: -5 in Ling-3.0.
-        bound: f32,
-    },
-}
-
-/// Rows of a stacked weight that form the matrices of a [`HeadMatrix`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HeadRows {
-    /// Stacked rows per head.
-    pub stride: usize,
-    /// First row used of each head.
-    pub first: usize,
-    /// Number of rows used of each head.
-    pub count: usize,
-}
-
-/// One matrix per head, stacked in one weight: `W[h]` is `weight[h * stride + first ..][.. count]`,
-/// or its transpose.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HeadMatrix {
-    /// `(heads * stride, cols)`.
-    pub weight: Weight,
-    /// Rows of the weight.
-    pub head_rows: HeadRows,
-    /// Whether the matrices are transposed: they map `count` inputs to `cols` outputs instead of
-    /// `cols` to `count`.
-    pub transposed: bool,
-}
-
-impl HeadMatrix {
-    /// The transposed matrices.
-    #[must_use]
-    pub const fn transpose(self) -> Self {
-        Self { transposed: !self.transposed, ..self }
-    }
-
-    /// Inputs and outputs of each matrix. `cols` is the columns of the weight.
-    pub(crate) const fn inputs_outputs(self, cols: usize) -> (usize, usize) {
-        if self.transposed { (self.head_rows.count, cols) } else { (cols, self.head_rows.count) }
-    }
-}
-
-/// Assignment of one token row to one expert: slot, input row, output row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExpertUse {
-    /// Slot of the expert.
-    pub slot: Slot,
-    /// Input row of `x`: the token.
-    pub row: usize,
-    /// Output row of `out`; by convention `row * k + rank`.
-    pub out_row: usize,
-}
-
-/// Assignments of token rows to experts.
-#[derive(Clone, Copy, Debug)]
-pub enum ExpertUses<'a> {
-    /// Explicit list. Uses of one slot are consecutive.
-    Listed(&'a [ExpertUse]),
-    /// The router's choices, resolved on the device. Expert `ids[r][rank]`, in the slot that the
-    /// table gives, computes row `r`; the output row is `r * k + rank`.
-    Routed {
-        /// `(rows, k)`: ids from [`Op::TopK`].
-        ids: View,
-        /// Slots of all experts, all filled.
-        table: SlotTable,
-    },
-}
-
-impl ExpertUses<'_> {
-    /// Number of uses.
-    pub fn len(&self) -> usize {
-        match self {
-            ExpertUses::Listed(uses) => uses.len(),
-            ExpertUses::Routed { ids, .. } => ids.rows * ids.width,
-        }
-    }
-
-    /// Whether there are no uses.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-}
-
-/// Shared expert's contribution to [`Op::Combine`].
-#[derive(Clone, Copy, Debug)]
-pub struct Shared {
-    /// `(rows, hidden)`: output of the shared expert.
-    pub out: View,
-    /// `(rows, 1)`: logit of its gate; without a gate the output is added with weight 1.
-    pub gate: Option<View>,
-}
-
-/// Key head that a value head of a delta-net reads, where there are more value heads.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum KeySharing {
-    /// Adjacent value heads share a key head: `h / (value heads / key heads)`.
-    #[default]
-    Adjacent,
-    /// Adjacent value heads read adjacent key heads: `h % key heads`.
-    Strided,
-}
-
-impl KeySharing {
-    /// Adjacent value heads that share a key head. Head `h` reads key head
-    /// `h / this % key heads`.
-    pub(crate) const fn run(self, value_heads: usize, key_heads: usize) -> usize {
-        match self {
-            Self::Adjacent => value_heads / key_heads,
-            Self::Strided => 1,
-        }
-    }
-}
+use crate::{
+    Activation, Buffer, ExpertUses, GateFunction, HeadMatrix, IndexList, IndexQueries, KeySharing,
+    LogDecay, NormGate, RopePairs, Router, Shared, Span, StepLimits, View, Weight,
+    matrix::ExpertShape,
+};
 
 /// One operation of a device.
 #[derive(Clone, Copy, Debug)]
@@ -330,7 +24,7 @@ pub enum Op<'a> {
         table: Weight,
         /// One token id per row; an id outside the table is an error.
         tokens: &'a [u32],
-        /// `(rows, hidden)`.
+        /// `(rows, hidden)`, or `(rows, heads, hidden)`: every head receives the row.
         out: View,
     },
     /// RMS norm per vector: `out = x / sqrt(mean(x^2) + eps) * weight`. `out` may be `x`. Tolerance
@@ -342,6 +36,8 @@ pub enum Op<'a> {
         x: View,
         /// `width` values at the start of the buffer; `None` for ones.
         weight: Option<Buffer>,
+        /// Whether each head has its weights: `heads * width` values.
+        per_head: bool,
         /// Added to the mean of squares.
         eps: f32,
         /// `(rows, heads, width)`.
@@ -448,7 +144,7 @@ pub enum Op<'a> {
     /// GPU may also round queries and softmax weights to f16: tolerance 4e-3.
     ///
     /// With `window`, only `t > p - window` is visible (sliding-window attention). With
-    /// `positions`, only the listed positions are visible (sparse attention). A sink is an
+    /// `positions`, only the listed entries are visible (sparse attention). A sink is an
     /// additional softmax logit without a value: `exp(sink[h])` is added to the denominator (Xiao
     /// et al., "Efficient Streaming Language Models with Attention Sinks", 2023; OpenAI, gpt-oss,
     /// 2025).
@@ -473,9 +169,12 @@ pub enum Op<'a> {
         window: Option<usize>,
         /// One sink logit per query head.
         sinks: Option<Buffer>,
-        /// `(rows, n)`, or `(rows, kv heads, n)` with a list for each KV head: visible positions as
-        /// integers, ascending, at most the row's own. Negative entries at the end are padding, as
-        /// many in all lists of a row. The output of [`Op::TopPositions`] or [`Op::TopBlocks`].
+        /// `(rows, n)`, or `(rows, kv heads, n)` with a list for each KV head: visible entries of
+        /// the state as integers, in the order of the sums, at least one, each of which this or an
+        /// earlier op has appended. They need not be ascending, nor at most the row's own position:
+        /// the spans' positions only say where `k` and `v` are appended. Negative entries at the
+        /// end are padding, as many in all lists of a row. The output of [`Op::TopPositions`] or
+        /// [`Op::TopBlocks`].
         positions: Option<View>,
         /// States made as [`StateShape::KeyValue`](crate::StateShape::KeyValue).
         spans: &'a [Span],
@@ -513,30 +212,45 @@ pub enum Op<'a> {
         /// `(rows, heads, value width)`; another buffer than the inputs.
         out: View,
     },
-    /// Lightning indexer of sparse attention. First appends the rows of `k` to the KV caches of the
-    /// spans, at the rows' positions. Then scores, for every row at position `p`, all `t <= p`:
-    /// `score[t] = sum_h weights[h] max(q[h] . K[t], 0)`.
-    ///
-    /// Returns the `n` positions with the highest scores, in ascending order; of equal scores the
-    /// later position wins. With at most `n` positions it returns all of them, padded with -1.
-    /// Exact where scores differ by more than 1e-5 of their rms. If the keys are stored as f16 or
-    /// in 8 bits, the scores are those of the rounded keys.
-    ///
-    /// DeepSeek-AI, "DeepSeek-V3.2", 2025, section 2.1.
-    TopPositions {
-        /// `(rows, heads, width)`.
-        q: View,
-        /// `(rows, 1, width)`.
+    /// Appends the rows of `k` and `v` to the KV caches of the spans, at the rows' positions, as
+    /// [`Op::Attention`] does before it attends. A span without rows leaves its cache as it is; its
+    /// position must not be beyond the capacity either.
+    Append {
+        /// `(rows, kv heads, key width)`.
         k: View,
-        /// `(rows, heads)`.
-        weights: View,
-        /// States made as [`StateShape::KeyValue`](crate::StateShape::KeyValue) of one head without
-        /// values.
+        /// `(rows, kv heads, value width)`; `None` for states without values.
+        v: Option<View>,
+        /// States made as [`StateShape::KeyValue`](crate::StateShape::KeyValue).
         spans: &'a [Span],
-        /// Scratch, `(at least 1, maximum positions of a span)`. The contents are undefined
-        /// afterwards.
-        scores: View,
-        /// `(rows, n)`: positions as integers, exact in f32 below 2^24.
+    },
+    /// Lightning indexer of sparse attention. First appends the rows of `k` to the KV caches of the
+    /// spans, at the rows' positions. Then scores, for every row, the entries of the cache that it
+    /// sees: `score[t] = sum_h weights[h] max(q[h] . K[t], 0)`. An entry stands for `ratio`
+    /// positions; a row at position `p` sees entry `t` if `(t + 1) * ratio <= p + 1`.
+    ///
+    /// Chooses the `n` entries with the highest scores; of equal scores the later entry wins. Of at
+    /// most `n` entries it chooses all; so it does without queries. Returns the chosen entries in
+    /// ascending order, in the form of `list`. Exact where scores differ by more than 1e-5 of their
+    /// rms. If the keys are stored as f16 or in 8 bits, the scores are those of the rounded keys.
+    ///
+    /// DeepSeek-AI, "DeepSeek-V3.2", 2025, section 2.1; with entries of several positions:
+    /// DeepSeek-V4, compressed sparse attention.
+    TopPositions {
+        /// Queries of the scores. `None` where a list has room for all entries that its row sees.
+        queries: Option<IndexQueries>,
+        /// `(rows, 1, width)`, with queries and a ratio of 1. `None` if all entries are in the
+        /// cache: see [`Op::Append`].
+        k: Option<View>,
+        /// Positions of an entry, at least 1.
+        ratio: usize,
+        /// Form of the lists.
+        list: IndexList,
+        /// Positions of the rows. With queries, states made as
+        /// [`StateShape::KeyValue`](crate::StateShape::KeyValue) of one head without values, of an
+        /// entry for every `ratio` positions; else the states are not used.
+        spans: &'a [Span],
+        /// Lists, padded with -1, as integers, exact in f32 below 2^24. The width is that of `list`
+        /// with `n` entries.
         out: View,
     },
     /// Block indexer of sparse attention. First appends the rows of `k` to the KV caches of the
@@ -588,6 +302,43 @@ pub enum Op<'a> {
         /// channels`.
         spans: &'a [Span],
         /// `(rows, channels)`; another buffer than `x`.
+        out: View,
+    },
+    /// Weighted mean of each block of `ratio` consecutive positions of a sequence:
+    /// ```text
+    /// out[i][c] = sum_p w[p][c] x[p][c]     w[.][c] = softmax_p(gate[p][c] + ape[p % ratio][c])
+    /// ```
+    /// over the positions `p` of block `i`: an entry for each block that the rows of a span
+    /// complete. Without a gate the weights are equal.
+    ///
+    /// With `overlap`, `x`, `gate` and `ape` have two parts of `width` columns, a then b. Entry `i`
+    /// is over part a of the positions of block `i - 1` and part b of those of block `i`, with one
+    /// softmax; block 0 has none before it.
+    ///
+    /// The state has the last `slots = ratio` positions, or `2 * ratio` with `overlap`: position
+    /// `p` in slot `p % slots`, as its row of `x`, then its row of `gate`. Reads the committed
+    /// state, writes the next. The bits of an entry do not depend on how positions are divided into
+    /// steps. Tolerance 1e-5.
+    ///
+    /// DeepSeek-AI, DeepSeek-V4: compressed sparse attention (CSA) has an overlap, heavily
+    /// compressed attention (HCA) has none.
+    Compress {
+        /// `(rows, width)`, or `(rows, 2 * width)` with `overlap`.
+        x: View,
+        /// Logits, the shape of `x`.
+        gate: Option<View>,
+        /// `(ratio, columns of x)` at the start of the buffer, added to the gate; `None` for zeros.
+        ape: Option<Buffer>,
+        /// Positions of a block, at least 2.
+        ratio: usize,
+        /// Whether a block is also in the entry of the next one.
+        overlap: bool,
+        /// States made as [`StateShape::Recurrent`](crate::StateShape::Recurrent) of `slots` times
+        /// the columns of `x` and of `gate`.
+        spans: &'a [Span],
+        /// `(entries, width)`, those of each span in turn; another buffer than the inputs. A span
+        /// has `(position + rows) / ratio - position / ratio` entries. With no entry at all the op
+        /// only writes states.
         out: View,
     },
     /// Gated delta rule, row by row. For value head `h`, with key head `h / (value heads / key
@@ -700,6 +451,63 @@ pub enum Op<'a> {
         /// The factor.
         factor: f32,
     },
+    /// `x = x * sigmoid(x)`. Tolerance 1e-5.
+    Silu {
+        /// `(rows, width)`.
+        x: View,
+    },
+    /// Mixing weights of a residual of `n` streams from their logits `l`, in place:
+    /// manifold-constrained hyper-connections (mHC). Tolerance 1e-5.
+    /// ```text
+    /// pre[h] = sigmoid(scale[0] l[h] + base[h]) + eps
+    /// post[h] = 2 sigmoid(scale[1] l[n + h] + base[n + h])
+    /// mixing[i][j] = sinkhorn(softmax_j(scale[2] l[2 n + n i + j] + base[2 n + n i + j]) + eps)
+    /// ```
+    /// Sinkhorn's iteration divides each column by its sum plus `eps`; all but the first divide
+    /// each row by its sum plus `eps` before that.
+    ///
+    /// Xie et al., "mHC: Manifold-Constrained Hyper-Connections", 2025.
+    StreamWeights {
+        /// `(rows, n (n + 2))`: `pre`, `post`, `mixing`; or `(rows, n)`: `pre` only.
+        logits: View,
+        /// Number of streams `n`, at most [`MAX_STREAMS`](crate::MAX_STREAMS).
+        streams: usize,
+        /// 3 values; 1 for `pre` only.
+        scale: Buffer,
+        /// As many values as a row of `logits`.
+        base: Buffer,
+        /// Added to weights and sums.
+        eps: f32,
+        /// Sinkhorn iterations, at least 1.
+        iterations: usize,
+    },
+    /// Weighted sum of the streams of a residual: `out[r] = sum_h function(weights[r][h]) x[r][h]`,
+    /// in the order of the streams. Without weights, their mean. Tolerance 1e-5.
+    Collapse {
+        /// `(rows, n, width)`.
+        x: View,
+        /// `(rows, n, 1)`, or `(rows, n, width)` with a weight for each element.
+        weights: Option<View>,
+        /// Function of a weight.
+        function: GateFunction,
+        /// `(rows, width)`; another buffer than the inputs.
+        out: View,
+    },
+    /// Addition of a sub-block's output to the streams of a residual:
+    /// `x[r][j] = function(gate[r][j]) y[r] + sum_i mixing[r][i][j] x[r][i]`. Tolerance 1e-5.
+    Expand {
+        /// `(rows, n, width)`; the streams of a row are contiguous.
+        x: View,
+        /// `(rows, width)`; another buffer than `x`.
+        y: View,
+        /// `(rows, n)`; another buffer than `x`.
+        gate: View,
+        /// Function of a gate.
+        function: GateFunction,
+        /// `(rows, n, n)`: new stream `j` receives `mixing[i][j]` of stream `i`. `None`: the
+        /// streams are not mixed. Another buffer than `x`.
+        mixing: Option<View>,
+    },
     /// Columns in another order: `out[r][j] = x[r][orders[0][j]]`. With `ids`, in an order per
     /// expert: `out[r * k + rank][j] = x[r][orders[ids[r][rank]][j]]`. Exact.
     ///
@@ -725,6 +533,8 @@ pub enum Op<'a> {
     /// Top-k routing: the `k` experts with the largest (corrected) scores of each row, in rank
     /// order; of equal scores the lower id comes first. Softmax scores are compared by their logits
     /// unless there is a correction; so are those of the sparse mixer.
+    ///
+    /// If the router's choice is given, only the weights are computed.
     ///
     /// The weights are the uncorrected scores, divided by their sum if the router normalizes, times
     /// the scales. A shared expert comes last. A NaN logit is an error. Ids are exact; the
@@ -804,15 +614,21 @@ impl Op<'_> {
             Op::Rope { .. } => "Rope",
             Op::Attention { .. } => "Attention",
             Op::LatentAttention { .. } => "LatentAttention",
+            Op::Append { .. } => "Append",
             Op::TopPositions { .. } => "TopPositions",
             Op::TopBlocks { .. } => "TopBlocks",
             Op::Conv1d { .. } => "Conv1d",
+            Op::Compress { .. } => "Compress",
             Op::DeltaNet { .. } => "DeltaNet",
             Op::Mamba2 { .. } => "Mamba2",
             Op::Glu { .. } => "Glu",
             Op::HeadGate { .. } => "HeadGate",
             Op::Add { .. } => "Add",
             Op::Scale { .. } => "Scale",
+            Op::Silu { .. } => "Silu",
+            Op::StreamWeights { .. } => "StreamWeights",
+            Op::Collapse { .. } => "Collapse",
+            Op::Expand { .. } => "Expand",
             Op::GatherColumns { .. } => "GatherColumns",
             Op::SoftCap { .. } => "SoftCap",
             Op::TopK { .. } => "TopK",

@@ -1,7 +1,9 @@
 //! Validation of ops, the same on every device.
 
+mod mixers;
+
 use crate::{
-    Activation, Buffer, Error, ExpertGroups, ExpertUses, HeadMatrix, HeadRows, KV_BLOCK, LogDecay,
+    Activation, Buffer, Error, ExpertGroups, ExpertUses, HeadMatrix, HeadRows, KV_BLOCK,
     MatrixShape, Op, RopePairs, Scoring, Slot, SlotTable, Span, State, StateShape, View, Weight,
 };
 
@@ -30,6 +32,9 @@ pub(crate) fn stale(what: &str) -> Error {
 
 /// Bound up to which all integers are exact in f32.
 const EXACT_IDS: usize = 1 << 24;
+
+/// Maximum number of streams of a residual.
+pub const MAX_STREAMS: usize = 8;
 
 /// Maximum `n` of [`Op::TopLogits`].
 pub const MAX_TOP_LOGITS: usize = 1024;
@@ -64,17 +69,18 @@ impl Op<'_> {
         match *self {
             Op::Embed { table, tokens, out } => {
                 let table = handles.matrix_shape(table)?;
-                c.matrix("out", &out, tokens.len(), table.cols)?;
+                c.vectors("out", &out, tokens.len(), out.heads, table.cols)?;
                 match tokens.iter().find(|id| **id as usize >= table.rows) {
                     Some(id) => Err(Error::Token { id: *id, vocab: table.rows }),
                     None => Ok(()),
                 }
             }
-            Op::RmsNorm { x, weight, out, .. } => {
+            Op::RmsNorm { x, weight, per_head, out, .. } => {
                 c.view("x", &x)?;
                 c.same_shape("out", &out, &x)?;
                 if let Some(weight) = weight {
-                    c.buffer("weight", weight, x.width)?;
+                    let heads = if per_head { x.heads } else { 1 };
+                    c.buffer("weight", weight, c.product(&[heads, x.width])?)?;
                 }
                 c.in_place("x", &x, &out)
             }
@@ -153,28 +159,16 @@ impl Op<'_> {
                 c.kv_spans(spans, q.rows, KvShape::keys_only(k.width), None)
             }
             Op::Attention { .. } => self.check_attention(c),
-            Op::TopPositions { q, k, weights, spans, scores, out } => {
-                c.view("q", &q)?;
-                c.vectors("k", &k, q.rows, 1, q.width)?;
-                c.matrix("weights", &weights, q.rows, q.heads)?;
-                c.matrix("scores", &scores, scores.rows, scores.width)?;
-                c.matrix("out", &out, q.rows, out.width)?;
-                for (what, input) in [("q", q.buffer), ("k", k.buffer), ("weights", weights.buffer)]
-                {
-                    c.not_written(what, input, &out)?;
-                    c.not_written(what, input, &scores)?;
+            Op::Append { k, v, spans } => {
+                c.view("k", &k)?;
+                if let Some(v) = v {
+                    c.vectors("v", &v, k.rows, k.heads, v.width)?;
                 }
-                c.not_written("scores", scores.buffer, &out)?;
-                c.kv_spans(spans, q.rows, KvShape::keys_only(k.width), None)?;
-                let end = spans.iter().map(|s| s.position + s.rows).max().unwrap_or(0);
-                if end > scores.width || scores.rows == 0 || end > EXACT_IDS {
-                    return c.wrong(format!(
-                        "scores of {end} positions in ({}, {})",
-                        scores.rows, scores.width
-                    ));
-                }
-                Ok(())
+                let (key_width, value_width) = (k.width, v.map_or(0, |v| v.width));
+                let shape = KvShape { kv_heads: k.heads, key_width, value_width };
+                c.kv_spans(spans, k.rows, shape, None)
             }
+            Op::TopPositions { .. } => self.check_top_positions(c),
             Op::TopBlocks { .. } => self.check_top_blocks(c),
             Op::Conv1d { x, weight, bias, width, spans, out, .. } => {
                 if width == 0 {
@@ -190,6 +184,30 @@ impl Op<'_> {
                     c.not_written("bias", bias, &out)?;
                 }
                 c.recurrent_spans(spans, x.rows, c.product(&[width - 1, x.width])?)
+            }
+            Op::Compress { x, gate, ape, ratio, overlap, spans, out } => {
+                if ratio < 2 {
+                    return c.wrong(format!("blocks of {ratio} positions"));
+                }
+                let parts = 1 + usize::from(overlap);
+                c.matrix("x", &x, x.rows, c.product(&[parts, out.width])?)?;
+                c.not_written("x", x.buffer, &out)?;
+                if let Some(gate) = gate {
+                    c.same_shape("gate", &gate, &x)?;
+                    c.not_written("gate", gate.buffer, &out)?;
+                }
+                if let Some(ape) = ape {
+                    c.buffer("ape", ape, c.product(&[ratio, x.width])?)?;
+                    c.not_written("ape", ape, &out)?;
+                    if gate.is_none() {
+                        return c.wrong("ape without a gate".into());
+                    }
+                }
+                let row_values = 1 + usize::from(gate.is_some());
+                let len = c.product(&[ratio, parts, x.width, row_values])?;
+                c.recurrent_spans(spans, x.rows, len)?;
+                let entries = spans.iter().map(|span| span.completed_blocks(ratio).len()).sum();
+                c.matrix("out", &out, entries, out.width)
             }
             Op::DeltaNet { .. } => self.check_delta_net(c),
             Op::Mamba2 { .. } => self.check_mamba2(c),
@@ -221,7 +239,47 @@ impl Op<'_> {
                 c.same_shape("y", &y, &x)?;
                 c.not_written("y", y.buffer, &x)
             }
-            Op::Scale { x, .. } => c.matrix("x", &x, x.rows, x.width),
+            Op::Scale { x, .. } | Op::Silu { x } => c.matrix("x", &x, x.rows, x.width),
+            Op::StreamWeights { logits, streams, scale, base, iterations, .. } => {
+                c.streams(streams)?;
+                let all = streams * (streams + 2);
+                if ![streams, all].contains(&logits.width) || iterations == 0 {
+                    return c.wrong(format!(
+                        "{} logits of {streams} streams, {iterations} iterations",
+                        logits.width
+                    ));
+                }
+                c.matrix("logits", &logits, logits.rows, logits.width)?;
+                c.buffer("scale", scale, if logits.width == all { 3 } else { 1 })?;
+                c.buffer("base", base, logits.width)?;
+                c.not_written("scale", scale, &logits)?;
+                c.not_written("base", base, &logits)
+            }
+            Op::Collapse { x, weights, out, .. } => {
+                c.streams(x.heads)?;
+                c.view("x", &x)?;
+                c.matrix("out", &out, x.rows, x.width)?;
+                if let Some(weights) = weights {
+                    let width = if weights.width == 1 { 1 } else { x.width };
+                    c.vectors("weights", &weights, x.rows, x.heads, width)?;
+                    c.not_written("weights", weights.buffer, &out)?;
+                }
+                c.not_written("x", x.buffer, &out)
+            }
+            Op::Expand { x, y, gate, mixing, .. } => {
+                c.streams(x.heads)?;
+                c.view("x", &x)?;
+                if x.head_stride != x.width {
+                    return c.wrong("the streams of a row are not contiguous".into());
+                }
+                c.matrix("y", &y, x.rows, x.width)?;
+                c.matrix("gate", &gate, x.rows, x.heads)?;
+                c.not_written("y", y.buffer, &x)?;
+                c.not_written("gate", gate.buffer, &x)?;
+                let Some(mixing) = mixing else { return Ok(()) };
+                c.vectors("mixing", &mixing, x.rows, x.heads, x.heads)?;
+                c.not_written("mixing", mixing.buffer, &x)
+            }
             Op::GatherColumns { x, orders, ids, out } => {
                 c.matrix("x", &x, x.rows, x.width)?;
                 c.matrix("orders", &orders, orders.rows, x.width)?;
@@ -282,6 +340,9 @@ impl Op<'_> {
                 {
                     return c.wrong(format!("a sparse mixer of band {band} in {router:?}"));
                 }
+                if router.given && (router.correction.is_some() || router.groups.is_some()) {
+                    return c.wrong(format!("given ids with a correction or groups: {router:?}"));
+                }
                 c.not_written("logits", logits.buffer, &ids)?;
                 c.not_written("logits", logits.buffer, &weights)?;
                 c.not_written("ids", ids.buffer, &weights)
@@ -319,148 +380,6 @@ impl Op<'_> {
                 Ok(())
             }
         }
-    }
-
-    fn check_attention(&self, c: OpCheck<'_>) -> Result<(), Error> {
-        let &Op::Attention { q, k, v, gate, window, sinks, positions, spans, out, .. } = self
-        else {
-            return Ok(());
-        };
-        c.view("q", &q)?;
-        c.view("k", &k)?;
-        c.vectors("k", &k, q.rows, k.heads, q.width)?;
-        c.vectors("out", &out, q.rows, q.heads, out.width)?;
-        match v {
-            Some(v) => {
-                c.view("v", &v)?;
-                c.vectors("v", &v, q.rows, k.heads, out.width)?;
-                c.not_written("v", v.buffer, &out)?;
-            }
-            None if out.width > k.width => {
-                return c
-                    .wrong(format!("values of width {} in keys of width {}", out.width, k.width));
-            }
-            None => {}
-        }
-        c.divides("key heads", k.heads, "query heads", q.heads)?;
-        for (what, input) in [("q", &q), ("k", &k)] {
-            c.not_written(what, input.buffer, &out)?;
-        }
-        if let Some(gate) = gate {
-            c.same_shape("gate", &gate, &out)?;
-            c.not_written("gate", gate.buffer, &out)?;
-        }
-        if let Some(sinks) = sinks {
-            c.buffer("sinks", sinks, q.heads)?;
-            c.not_written("sinks", sinks, &out)?;
-        }
-        if let Some(positions) = positions {
-            let lists = if positions.heads == 1 { 1 } else { k.heads };
-            c.vectors("positions", &positions, q.rows, lists, positions.width)?;
-            c.not_written("positions", positions.buffer, &out)?;
-        }
-        if window == Some(0) || (window.is_some() && positions.is_some()) {
-            return c.wrong("an empty window, or a window and a list of positions".into());
-        }
-        let shape = KvShape {
-            kv_heads: k.heads,
-            key_width: k.width,
-            value_width: v.map_or(0, |v| v.width),
-        };
-        c.kv_spans(spans, q.rows, shape, window)
-    }
-
-    fn check_top_blocks(&self, c: OpCheck<'_>) -> Result<(), Error> {
-        let &Op::TopBlocks { q, k, block, local, spans, scores, out } = self else {
-            return Ok(());
-        };
-        if !block.is_power_of_two() || block > KV_BLOCK {
-            return c.wrong(format!("blocks of {block} positions"));
-        }
-        c.divides("positions of a block", block, "positions", out.width)?;
-        let n = out.width / block;
-        if local == 0 || local > n {
-            return c.wrong(format!("the last {local} of {n} blocks"));
-        }
-        c.view("q", &q)?;
-        c.vectors("k", &k, q.rows, 1, q.width)?;
-        c.matrix("scores", &scores, scores.rows, scores.width)?;
-        c.vectors("out", &out, q.rows, q.heads, out.width)?;
-        for (what, input) in [("q", q.buffer), ("k", k.buffer)] {
-            c.not_written(what, input, &out)?;
-            c.not_written(what, input, &scores)?;
-        }
-        c.not_written("scores", scores.buffer, &out)?;
-        c.kv_spans(spans, q.rows, KvShape::keys_only(k.width), None)?;
-        let end = spans.iter().map(|s| s.position + s.rows).max().unwrap_or(0);
-        if end.div_ceil(block) > scores.width || scores.rows < q.heads || end > EXACT_IDS {
-            return c.wrong(format!(
-                "scores of {} blocks for {} heads in ({}, {})",
-                end.div_ceil(block),
-                q.heads,
-                scores.rows,
-                scores.width
-            ));
-        }
-        Ok(())
-    }
-
-    fn check_delta_net(&self, c: OpCheck<'_>) -> Result<(), Error> {
-        let &Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, decay, sharing: _, spans, out } = self
-        else {
-            return Ok(());
-        };
-        c.view("q", &q)?;
-        c.same_shape("k", &k, &q)?;
-        c.view("v", &v)?;
-        c.vectors("v", &v, q.rows, v.heads, v.width)?;
-        c.same_shape("out", &out, &v)?;
-        c.divides("key heads", k.heads, "value heads", v.heads)?;
-        let decays = if a.width == 1 { 1 } else { k.width };
-        c.vectors("a", &a, q.rows, v.heads, decays)?;
-        c.matrix("b", &b, q.rows, v.heads)?;
-        c.buffer("a_log", a_log, v.heads)?;
-        c.buffer("dt_bias", dt_bias, c.product(&[v.heads, decays])?)?;
-        if let LogDecay::Bounded { bound } = decay
-            && !(bound.is_finite() && bound < 0.0)
-        {
-            return c.wrong(format!("the bound of the decay's logarithm is {bound}, not below 0"));
-        }
-        for (what, input) in [
-            ("q", q.buffer),
-            ("k", k.buffer),
-            ("v", v.buffer),
-            ("a", a.buffer),
-            ("b", b.buffer),
-            ("a_log", a_log),
-            ("dt_bias", dt_bias),
-        ] {
-            c.not_written(what, input, &out)?;
-        }
-        c.recurrent_spans(spans, q.rows, c.product(&[v.heads, v.width, k.width])?)
-    }
-
-    fn check_mamba2(&self, c: OpCheck<'_>) -> Result<(), Error> {
-        let &Op::Mamba2 { x, b, c: read, dt, a_log, d, dt_bias, limits, spans, out } = self else {
-            return Ok(());
-        };
-        c.view("x", &x)?;
-        c.same_shape("out", &out, &x)?;
-        c.vectors("b", &b, x.rows, b.heads, b.width)?;
-        c.same_shape("c", &read, &b)?;
-        c.divides("groups", b.heads, "heads", x.heads)?;
-        c.matrix("dt", &dt, x.rows, x.heads)?;
-        for (what, values) in [("a_log", a_log), ("d", d), ("dt_bias", dt_bias)] {
-            c.buffer(what, values, x.heads)?;
-            c.not_written(what, values, &out)?;
-        }
-        for (what, input) in [("x", &x), ("b", &b), ("c", &read), ("dt", &dt)] {
-            c.not_written(what, input.buffer, &out)?;
-        }
-        if !(limits.min >= 0.0 && limits.max >= limits.min) {
-            return c.wrong(format!("time steps from {} to {}", limits.min, limits.max));
-        }
-        c.recurrent_spans(spans, x.rows, c.product(&[x.heads, x.width, b.width])?)
     }
 
     fn check_experts(&self, c: OpCheck<'_>) -> Result<(), Error> {
@@ -527,6 +446,14 @@ impl Op<'_> {
 }
 
 impl OpCheck<'_> {
+    /// Checks the number of streams of a residual.
+    fn streams(&self, streams: usize) -> Result<(), Error> {
+        match streams {
+            1..=MAX_STREAMS => Ok(()),
+            _ => self.wrong(format!("{streams} streams, not 1 to {MAX_STREAMS}")),
+        }
+    }
+
     #[cold]
     fn wrong<T>(&self, what: String) -> Result<T, Error> {
         Err(Error::Shape(format!("{}: {what}", self.op)))
@@ -676,6 +603,20 @@ impl OpCheck<'_> {
         Ok(())
     }
 
+    /// Checks the shape of a span's KV cache. Returns its capacity in positions.
+    fn kv_positions(&self, span: &Span, shape: KvShape) -> Result<usize, Error> {
+        let StateShape::KeyValue { kv_heads, key_width, value_width, positions } =
+            self.handles.state_shape(span.state)?
+        else {
+            return self.wrong("a recurrent state where a KV cache belongs".into());
+        };
+        let has = KvShape { kv_heads, key_width, value_width };
+        if has != shape {
+            return self.wrong(format!("a state of {has:?} for {shape:?}"));
+        }
+        Ok(positions)
+    }
+
     /// Checks spans of KV caches: shape and capacity.
     fn kv_spans(
         &self,
@@ -686,15 +627,7 @@ impl OpCheck<'_> {
     ) -> Result<(), Error> {
         self.spans(spans, rows)?;
         for span in spans {
-            let StateShape::KeyValue { kv_heads, key_width, value_width, positions } =
-                self.handles.state_shape(span.state)?
-            else {
-                return self.wrong("a recurrent state where a KV cache belongs".into());
-            };
-            let has = KvShape { kv_heads, key_width, value_width };
-            if has != shape {
-                return self.wrong(format!("a state of {has:?} for {shape:?}"));
-            }
+            let positions = self.kv_positions(span, shape)?;
             // A ring still holds the window before the first row when the last row is written.
             let wraps = window.is_some_and(|window| {
                 positions.is_multiple_of(KV_BLOCK)

@@ -9,6 +9,8 @@ pub enum Scoring {
     Softmax,
     /// Sigmoid of each logit.
     Sigmoid,
+    /// `sqrt(log(1 + exp(x)))` of each logit: DeepSeek-V4.
+    SqrtSoftplus,
     /// Softmax anew at each rank, over the experts that have no lower rank and a logit `x` near the
     /// chosen one: `chosen - x <= band * max(|x|, chosen)`. Without correction and normalization.
     ///
@@ -63,6 +65,10 @@ pub struct Router {
     pub expert_scale: Option<Buffer>,
     /// Shared expert, appended to the routed experts of every row.
     pub shared: Option<SharedChoice>,
+    /// Whether the ids of the routed experts are inputs: those of a hash router, which depend on
+    /// the token alone. An id beyond the experts stands for the last one. Without correction and
+    /// groups.
+    pub given: bool,
 }
 
 /// Shared-expert fusion: the shared expert of a layer of `n` experts has id `n` and the last rank,
@@ -86,6 +92,7 @@ impl Router {
             scale: 1.0,
             expert_scale: None,
             shared: None,
+            given: false,
         }
     }
 

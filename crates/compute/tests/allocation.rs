@@ -15,8 +15,9 @@ use std::{
 use moeflux_compute::{
     Activation, Affine, BankPlace, Buffer, Bytes, Commit, Device, DeviceOptions, ExpertGroups,
     ExpertShape, ExpertUse, ExpertUses, Format, GateFunction, GroupScore, HeadMatrix, HeadRows,
-    KeySharing, LogDecay, MatrixShape, NormGate, Op, RopePairs, Router, Scalar, Scoring,
-    ScratchShape, Shared, SharedChoice, Slot, Span, StateShape, StepLimits, View, open,
+    IndexList, IndexQueries, KeySharing, LogDecay, MatrixShape, NormGate, Op, RopePairs, Router,
+    Scalar, Scoring, ScratchShape, Shared, SharedChoice, Slot, Span, StateShape, StepLimits, View,
+    open,
 };
 
 /// The system allocator with a counter.
@@ -134,6 +135,7 @@ fn step(exact: bool, rows: usize) {
     let mut recurrent = |len| device.0.state(StateShape::Recurrent { len }).unwrap();
     let (conv, delta) = (recurrent(3 * HIDDEN), recurrent(4 * 64 * 64));
     let conv_spans = [Span { state: conv, position: 0, rows }];
+    let pooled_spans = [Span { state: recurrent(2 * 2 * HIDDEN), position: 0, rows }];
     let delta_spans = [Span { state: delta, position: 0, rows }];
     let (x, y, z) =
         (device.view(rows, HIDDEN), device.view(rows, HIDDEN), device.view(rows, HIDDEN));
@@ -158,7 +160,7 @@ fn step(exact: bool, rows: usize) {
     let (heads, ab) = (|view: View| view.split(4), device.view(rows, 8));
     let ops = [
         Op::Embed { table, tokens: &tokens, out: x },
-        Op::RmsNorm { x, weight: Some(taps), eps: 1e-6, out: y },
+        Op::RmsNorm { x, weight: Some(taps), per_head: false, eps: 1e-6, out: y },
         Op::LayerNorm { x, weight: taps, bias: Some(taps), eps: 1e-6, out: y },
         Op::MatMul { x: y, weight: square, bias: Some(taps), exact: false, out: z },
         Op::MatMul { x: gate, weight: wide, bias: None, exact: false, out: y },
@@ -204,13 +206,14 @@ fn step(exact: bool, rows: usize) {
             out: block_lists,
         },
         Op::TopPositions {
-            q: z.split(2),
-            k: flat,
-            weights: ab.columns(0, 2),
+            queries: Some(IndexQueries { q: z.split(2), weights: ab.columns(0, 2), scores }),
+            k: Some(flat),
+            ratio: 1,
+            list: IndexList::Positions,
             spans: &indexed,
-            scores,
             out: listed,
         },
+        Op::Append { k: flat, v: None, spans: &indexed },
         Op::Attention {
             q: z.split(2),
             k: flat,
@@ -250,6 +253,15 @@ fn step(exact: bool, rows: usize) {
             silu: true,
             spans: &conv_spans,
             out: y,
+        },
+        Op::Compress {
+            x,
+            gate: Some(z),
+            ape: None,
+            ratio: 2,
+            overlap: false,
+            spans: &pooled_spans,
+            out: y.slice(0, rows / 2),
         },
         Op::DeltaNet {
             q: k,

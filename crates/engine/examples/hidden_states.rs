@@ -48,7 +48,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         None => Checkpoint::embedded(&moeflux_tales::FILES)?,
     };
     let engine = Engine::open(checkpoint, EngineOptions::default(), &mut |_, _| {})?;
-    let (layers, hidden) = (engine.blueprint().layers.len(), engine.blueprint().hidden);
+    let (layers, hidden) = (engine.blueprint().layers.len(), engine.blueprint().residual());
 
     let mut session = engine.session()?;
     let mut embeddings = Vec::new();

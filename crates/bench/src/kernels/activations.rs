@@ -33,7 +33,7 @@ pub(super) fn norms(bench: &mut OpBench, op: &'static str, rows: usize) -> anyho
     let out = bench.matrix(rows, heads * width)?.split(heads);
     let (weight, bias, eps) = (bench.values(width)?, bench.values(width)?, 1e-6);
     let (norm, views) = match op {
-        "RmsNorm" => (Op::RmsNorm { x, weight: Some(weight), eps, out }, 2),
+        "RmsNorm" => (Op::RmsNorm { x, weight: Some(weight), per_head: false, eps, out }, 2),
         "LayerNorm" => (Op::LayerNorm { x, weight, bias: Some(bias), eps, out }, 2),
         _ => (Op::GatedRmsNorm { x, gate, function: NormGate::Silu, weight, eps, out }, 3),
     };
@@ -41,7 +41,7 @@ pub(super) fn norms(bench: &mut OpBench, op: &'static str, rows: usize) -> anyho
     time(bench, work(op, shape, rows, views * rows * heads * width), out, &norm)
 }
 
-/// Elementwise ops: GLU, add, scale, soft cap.
+/// Elementwise ops: GLU, add, scale, SiLU, soft cap.
 pub(super) fn elementwise(
     bench: &mut OpBench,
     op: &'static str,
@@ -56,9 +56,41 @@ pub(super) fn elementwise(
         "Glu" => (Op::Glu { activation: Activation::SwiGlu, gate: x, up: y, out }, out, 3),
         "Add" => (Op::Add { x, y: View { buffer: zeros, ..y } }, x, 3),
         "Scale" => (Op::Scale { x, factor: -1.0 }, x, 2),
+        "Silu" => (Op::Silu { x }, x, 2),
         _ => (Op::SoftCap { x, cap: 30.0 }, x, 2),
     };
     time(bench, work(op, width.to_string(), rows, views * rows * width), written, &elementwise)
+}
+
+/// Four streams of DeepSeek-V4-Flash: mixing weights, sum, addition of an output.
+pub(super) fn streams(bench: &mut OpBench, op: &'static str, rows: usize) -> anyhow::Result<()> {
+    let (streams, width, function) = (4, 4096, GateFunction::Identity);
+    let mixing_width = streams * (streams + 2);
+    let all = bench.matrix(rows, mixing_width)?;
+    let (scale, base) = (bench.values(3)?, bench.values(mixing_width)?);
+    let x = bench.matrix(rows, streams * width)?.split(streams);
+    let y = bench.matrix(rows, width)?;
+    // Gates and streams must not drift over repeats.
+    let zeros = bench.device.buffer(rows * streams)?;
+    let gate = View::rows(zeros, rows, streams);
+    let (eps, iterations) = (1e-6, 20);
+    let (op_of_streams, written, values) = match op {
+        "StreamWeights" => {
+            let logits = all;
+            let weights = Op::StreamWeights { logits, streams, scale, base, eps, iterations };
+            (weights, all, 2 * mixing_width)
+        }
+        "Collapse" => {
+            let weights = Some(all.columns(0, streams).split(streams));
+            (Op::Collapse { x, weights, function, out: y }, y, (streams + 1) * width)
+        }
+        _ => {
+            let mixing = None;
+            (Op::Expand { x, y, gate, function, mixing }, x, (2 * streams + 1) * width)
+        }
+    };
+    let work = work(op, format!("{streams} of {width}"), rows, values * rows);
+    time(bench, work, written, &op_of_streams)
 }
 
 /// Gate per head on the output of attention: 64 heads of 128.

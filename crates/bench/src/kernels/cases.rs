@@ -106,13 +106,23 @@ pub(super) fn all() -> Vec<KernelCase> {
     }
     all.extend(decode_and_prefill("Mamba2", mixers::mamba2));
     all.extend(decode_and_prefill("Conv1d", mixers::conv1d));
+    for ratio in [4, 128] {
+        all.extend(decode_and_prefill("Compress", move |bench, rows| {
+            mixers::compress(bench, ratio, rows)
+        }));
+    }
     all.extend(decode_and_prefill("Rope", mixers::rope));
     for op in ["RmsNorm", "LayerNorm", "GatedRmsNorm"] {
         all.extend(decode_and_prefill(op, move |bench, rows| activations::norms(bench, op, rows)));
     }
-    for op in ["Glu", "Add", "Scale", "SoftCap"] {
+    for op in ["Glu", "Add", "Scale", "Silu", "SoftCap"] {
         all.extend(decode_and_prefill(op, move |bench, rows| {
             activations::elementwise(bench, op, rows)
+        }));
+    }
+    for op in ["StreamWeights", "Collapse", "Expand"] {
+        all.extend(decode_and_prefill(op, move |bench, rows| {
+            activations::streams(bench, op, rows)
         }));
     }
     all.extend(decode_and_prefill("HeadGate", activations::head_gate));

@@ -1,8 +1,8 @@
 //! Benchmarks of ops that read KV caches and recurrent states.
 
 use moeflux_compute::{
-    Device, Format, HeadMatrix, HeadRows, KeySharing, LogDecay, MatrixShape, Op, RopePairs,
-    ScratchShape, Span, State, StateShape, StepLimits, View,
+    Device, Format, HeadMatrix, HeadRows, IndexList, IndexQueries, KeySharing, LogDecay,
+    MatrixShape, Op, RopePairs, ScratchShape, Span, State, StateShape, StepLimits, View,
 };
 
 use super::op_bench::{OpBench, OpWork};
@@ -203,7 +203,14 @@ pub(super) fn top_positions(bench: &mut OpBench, positions: usize) -> anyhow::Re
     let (scores, out) = (bench.matrix(1, positions)?, bench.matrix(1, chosen)?);
     let case =
         IndexerCase { op: "TopPositions", heads, positions, chosen: chosen.to_string(), out };
-    indexer(bench, case, &|[q, k], spans| Op::TopPositions { q, k, weights, spans, scores, out })
+    indexer(bench, case, &|[q, k], spans| Op::TopPositions {
+        queries: Some(IndexQueries { q, weights, scores }),
+        k: Some(k),
+        ratio: 1,
+        list: IndexList::Positions,
+        spans,
+        out,
+    })
 }
 
 /// Block indexer of MiniMax-M3: 16 blocks of 128 positions for each of 4 heads.
@@ -278,6 +285,38 @@ pub(super) fn delta_net(bench: &mut OpBench, delta: DeltaShape, rows: usize) -> 
     // The system allocates a state's pages on the first write; that is not timed.
     (0..states.len()).try_for_each(|i| run(&mut *bench.device, i))?;
     bench.time(work, out, &mut |device, i| run(device, i))
+}
+
+/// Entries of compressed attention of DeepSeek-V4: of 4 positions with an overlap, or of 128.
+pub(super) fn compress(bench: &mut OpBench, ratio: usize, rows: usize) -> anyhow::Result<()> {
+    let (width, overlap) = (512, ratio == 4);
+    let columns = if overlap { 2 * width } else { width };
+    let slots = columns / width * ratio;
+    let state = bench.device.state(StateShape::Recurrent { len: 2 * slots * columns })?;
+    let (x, gate) = (bench.matrix(rows, columns)?, bench.matrix(rows, columns)?);
+    let ape = bench.values(ratio * columns)?;
+    let entries = rows / ratio;
+    let all = bench.matrix(entries.max(1), width)?;
+    let work = OpWork {
+        op: "Compress",
+        shape: format!("{width}, {ratio} positions"),
+        rows,
+        bytes: (4 * (2 * rows * columns + entries * width + 4 * slots * columns)) as f64,
+        operations: (5 * rows * columns) as f64,
+        streamed: false,
+        weights: None,
+    };
+    bench.time(work, all, &mut |device, _| {
+        Ok(device.run(&Op::Compress {
+            x,
+            gate: Some(gate),
+            ape: Some(ape),
+            ratio,
+            overlap,
+            spans: &[Span { state, position: 0, rows }],
+            out: all.slice(0, entries),
+        })?)
+    })
 }
 
 /// Recurrence of Nemotron-3-Nano: 64 heads of 64 elements, 8 groups, states of width 128.

@@ -470,8 +470,9 @@ Exit codes: 0 no difference beyond the tolerance, 1 differences, 2 wrong use.";
 /// Write the logits of given tokens, and compare them with another file
 ///
 /// FILE.safetensors gets `logits` f32 [n, vocab]; with --trace also `hidden.L` f32 [n, hidden], the
-/// output of decoder layer L, and `experts.L` i32 [n, k], the chosen experts of each MoE layer in
-/// rank order. The file depends on these values only, so equal logits give equal bytes.
+/// output of decoder layer L (of all residual streams, if there are several), and `experts.L` i32
+/// [n, k], the chosen experts of each MoE layer in rank order. The file depends on these values
+/// only, so equal logits give equal bytes.
 ///
 /// --compare goes through layers and rows in the order of computation and prints the first
 /// difference: chosen experts (as sets), hidden states, logits.

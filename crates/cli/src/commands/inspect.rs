@@ -109,6 +109,7 @@ struct LayerCounts {
     delta_net: usize,
     mamba2: usize,
     short_conv: usize,
+    compressed: usize,
     moe: usize,
     dense: usize,
 }
@@ -300,6 +301,10 @@ impl LayerCounts {
                     &mut counts.sparse_latent
                 }
                 BodyBlueprint::Mixer(MixerBlueprint::Mla(_)) => &mut counts.latent,
+                BodyBlueprint::Mixer(MixerBlueprint::Compressed(c)) => match c.compressor {
+                    Some(_) => &mut counts.compressed,
+                    None => &mut counts.sliding,
+                },
                 BodyBlueprint::Mixer(MixerBlueprint::DeltaNet(_)) => &mut counts.delta_net,
                 BodyBlueprint::Mixer(MixerBlueprint::Mamba2(_)) => &mut counts.mamba2,
                 BodyBlueprint::Mixer(MixerBlueprint::ShortConv(_)) => &mut counts.short_conv,
@@ -338,11 +343,13 @@ fn kinds(blueprint: &Blueprint) -> Vec<TensorKind> {
     let mut kinds = TensorKinds::default();
     kinds.add("embedding", &[&blueprint.embed]);
     for sub_block in blueprint.layers.iter().flat_map(|layer| &layer.sub_blocks) {
+        kinds.add("hyper-connections", &sub_block.input.matrices());
         match &sub_block.body {
             BodyBlueprint::Mixer(mixer) => {
                 let kind = match mixer {
                     MixerBlueprint::Gqa(_) => "attention",
                     MixerBlueprint::Mla(_) => "latent attention",
+                    MixerBlueprint::Compressed(_) => "compressed attention",
                     MixerBlueprint::DeltaNet(_) => "delta-net",
                     MixerBlueprint::Mamba2(_) => "Mamba-2",
                     MixerBlueprint::ShortConv(_) => "short convolution",
@@ -465,6 +472,7 @@ impl std::fmt::Display for InspectReport {
             (l.delta_net, "gated delta-net"),
             (l.mamba2, "Mamba-2"),
             (l.short_conv, "short convolution"),
+            (l.compressed, "compressed attention"),
             (l.moe, "with experts"),
             (l.dense, "with a dense MLP"),
         ];

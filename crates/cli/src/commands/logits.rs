@@ -62,7 +62,7 @@ pub(crate) fn run(args: &LogitsArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         ui,
     )?;
     let recorder = Recorder::new(writer, engine.blueprint(), tokens.len(), args.trace)?;
-    let hidden = engine.blueprint().hidden;
+    let hidden = engine.blueprint().residual();
     let mut session = engine.session()?;
     let armed = interrupt::arm();
     {
@@ -151,7 +151,7 @@ impl Recorder {
                 if let Some(moe) = layer_blueprint.moe() {
                     tensors.push(planned(format!("experts.{layer}"), "I32", moe.router.top_k));
                 }
-                tensors.push(planned(format!("hidden.{layer}"), "F32", blueprint.hidden));
+                tensors.push(planned(format!("hidden.{layer}"), "F32", blueprint.residual()));
             }
         }
         writer.header(&tensors)?;
@@ -174,6 +174,7 @@ impl Recorder {
 /// Observes one step. The engine may split it into chunks, so each layer counts its rows.
 struct StepRecorder<'a> {
     recorder: &'a Recorder,
+    /// Elements of a row of the residual.
     hidden: usize,
     /// Rows recorded so far by each layer: experts, hidden.
     first: Vec<[usize; 2]>,

@@ -85,21 +85,20 @@ pub(super) fn span_caches<'a>(
     })
 }
 
-/// Runs an indexer of sparse attention: appends its keys to the KV caches of the spans, then calls
-/// `select` for each span, with the values of the op's `scores` and of its `out`.
+/// Runs an indexer of sparse attention: appends keys to the KV caches of the spans, then calls
+/// `select` for each span, with the values of `scores` and of `out`.
 pub(super) fn with_scores(
     host: &mut Host,
-    op: &Op<'_>,
+    spans: &[Span],
+    k: Option<&View>,
+    [scores, out]: [&View; 2],
     mut select: impl FnMut(&Host, SpanCache<'_>, [&mut [f32]; 2]) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let (&Op::TopPositions { k, spans, scores, out, .. }
-    | &Op::TopBlocks { k, spans, scores, out, .. }) = op
-    else {
-        return Ok(());
-    };
-    host.with(&out, |host, positions| {
-        host.with(&scores, |host, scores| {
-            append_kv(host, spans, &k, None)?;
+    host.with(out, |host, positions| {
+        host.with(scores, |host, scores| {
+            if let Some(k) = k {
+                append_kv(host, spans, k, None)?;
+            }
             span_caches(host, spans)
                 .try_for_each(|cache| select(host, cache?, [&mut *scores, &mut *positions]))
         })

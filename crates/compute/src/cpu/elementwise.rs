@@ -23,11 +23,12 @@ pub(super) fn embed(
     host.with(out, |host, values| {
         let table = host.weight(table)?;
         cpu.pool.tiles(values, Grid::new(out, 1, 1, out.width), |mut tile, _| {
-            let i = tile.rows().start;
-            let row = table.row(tokens[i] as usize);
-            match table.shape.format {
-                Format::Plain(scalar) => kernels.widen(scalar, row[0], tile.row(i)),
-                format => format.dequantize(row, tile.row(i)),
+            for (i, head) in tile.coords() {
+                let (row, y) = (table.row(tokens[i] as usize), tile.vector(i, head));
+                match table.shape.format {
+                    Format::Plain(scalar) => kernels.widen(scalar, row[0], y),
+                    format => format.dequantize(row, y),
+                }
             }
         });
         Ok(())

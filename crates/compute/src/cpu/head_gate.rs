@@ -3,11 +3,13 @@
 use super::{Cpu, norm::vector_tiles, vector};
 use crate::{Error, GateFunction, Op, host::Host};
 
-fn factor(function: GateFunction, gate: f32) -> f32 {
+/// Value of a gate's function.
+pub(super) fn factor(function: GateFunction, gate: f32) -> f32 {
     match function {
         GateFunction::Sigmoid => 1.0 / (1.0 + (-gate).exp()),
         GateFunction::Softplus => gate.max(0.0) + (-gate.abs()).exp().ln_1p(),
         GateFunction::Identity => gate,
+        GateFunction::DoubleSigmoid => 2.0 / (1.0 + (-gate).exp()),
     }
 }
 
@@ -26,7 +28,7 @@ pub(super) fn head_gate(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(
                         x.iter_mut().for_each(|x| *x *= factor);
                     }
                     (_, GateFunction::Sigmoid) => kernels.mul_sigmoid(x, gates),
-                    (_, GateFunction::Softplus | GateFunction::Identity) => {
+                    _ => {
                         x.iter_mut().zip(gates).for_each(|(x, gate)| *x *= factor(function, *gate));
                     }
                 }

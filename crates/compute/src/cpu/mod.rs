@@ -9,6 +9,7 @@
 
 mod aligned_vec;
 mod attention;
+mod compress;
 mod conv1d;
 mod delta_net;
 mod elementwise;
@@ -24,6 +25,7 @@ mod pool;
 mod rope;
 mod scratch;
 mod simd;
+mod streams;
 mod top_blocks;
 mod top_logits;
 mod top_positions;
@@ -40,8 +42,8 @@ pub use simd::{CpuPeak, Isa};
 use simd::{Kernels, Q8Rows, QuantLayout, padded};
 
 use crate::{
-    Buffer, Device, DeviceId, DeviceOptions, Error, ExpertUse, ExpertUses, KV_BLOCK, KvFormat, Op,
-    PlannedMemory, ScratchShape, Ticket, View, Weight,
+    Buffer, Device, DeviceId, DeviceOptions, Error, ExpertUse, ExpertUses, KV_BLOCK, KvFormat,
+    NormGate, Op, PlannedMemory, ScratchShape, Ticket, View, Weight,
     host::{Host, HostDevice},
     matrix::{Bytes, MatrixShape},
 };
@@ -253,12 +255,14 @@ impl Device for CpuDevice {
         let (host, cpu) = (&mut self.host, &mut self.cpu);
         match *op {
             Op::Embed { table, tokens, out } => elementwise::embed(host, cpu, table, tokens, &out),
-            Op::RmsNorm { x, weight, eps, out } => {
-                norm::rms_norm(host, cpu, &RmsNormArgs { x, gate: None, weight, eps, out })
+            Op::RmsNorm { x, weight, per_head, eps, out } => {
+                let args = RmsNormArgs { x, gate: None, weight, per_head, eps, out };
+                norm::rms_norm(host, cpu, &args)
             }
             Op::GatedRmsNorm { x, gate, function, weight, eps, out } => {
+                let per_head = function == NormGate::SiluBeforeNorm;
                 let (gate, weight) = (Some((gate, function)), Some(weight));
-                norm::rms_norm(host, cpu, &RmsNormArgs { x, gate, weight, eps, out })
+                norm::rms_norm(host, cpu, &RmsNormArgs { x, gate, weight, per_head, eps, out })
             }
             Op::LayerNorm { .. } => norm::layer_norm(host, cpu, op),
             Op::HeadMatMul { .. } => head_matmul::head_mat_mul(host, cpu, op),
@@ -266,14 +270,20 @@ impl Device for CpuDevice {
             Op::Rope { .. } => rope::rope(host, cpu, op),
             Op::Attention { .. } => attention::attention(host, cpu, op),
             Op::LatentAttention { .. } => latent_attention::latent_attention(host, cpu, op),
+            Op::Append { k, v, spans } => attention::append_kv(host, spans, &k, v.as_ref()),
             Op::TopPositions { .. } => top_positions::top_positions(host, cpu, op),
             Op::TopBlocks { .. } => top_blocks::top_blocks(host, cpu, op),
             Op::Conv1d { .. } => conv1d::conv1d(host, cpu, op),
+            Op::Compress { .. } => compress::compress(host, cpu, op),
             Op::DeltaNet { .. } => delta_net::delta_net(host, cpu, op),
             Op::Mamba2 { .. } => mamba2::mamba2(host, cpu, op),
             Op::Glu { .. } => elementwise::glu(host, cpu, op),
             Op::HeadGate { .. } => head_gate::head_gate(host, cpu, op),
             Op::Scale { x, factor } => elementwise::map(host, cpu, &x, |x| x * factor),
+            Op::Silu { x } => elementwise::map(host, cpu, &x, |x| x / (1.0 + (-x).exp())),
+            Op::StreamWeights { .. } => streams::stream_weights(host, cpu, op),
+            Op::Collapse { .. } => streams::collapse(host, cpu, op),
+            Op::Expand { .. } => streams::expand(host, cpu, op),
             Op::GatherColumns { .. } => elementwise::gather_columns(host, cpu, op),
             Op::SoftCap { x, cap } => elementwise::map(host, cpu, &x, |x| cap * (x / cap).tanh()),
             Op::Add { x, y } => elementwise::add(host, cpu, &x, &y),

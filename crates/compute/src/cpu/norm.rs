@@ -19,13 +19,15 @@ pub(super) struct RmsNormArgs {
     /// Gate of [`Op::GatedRmsNorm`].
     pub(super) gate: Option<(View, NormGate)>,
     pub(super) weight: Option<Buffer>,
+    /// Whether each head has its weights.
+    pub(super) per_head: bool,
     pub(super) eps: f32,
     pub(super) out: View,
 }
 
 /// Runs [`Op::RmsNorm`], or [`Op::GatedRmsNorm`] with a gate.
 pub(super) fn rms_norm(host: &mut Host, cpu: &mut Cpu, args: &RmsNormArgs) -> Result<(), Error> {
-    let RmsNormArgs { x, gate, weight, eps, out } = args;
+    let RmsNormArgs { x, gate, weight, per_head, eps, out } = args;
     let kernels = cpu.kernels;
     let in_place = x.buffer == out.buffer;
     host.with(out, |host, values| {
@@ -41,15 +43,16 @@ pub(super) fn rms_norm(host: &mut Host, cpu: &mut Cpu, args: &RmsNormArgs) -> Re
                 }
                 let gate = gate
                     .map(|(values, view, function)| (vector(values, &view, row, head), function));
-                let mut first_weight = 0;
                 if let Some((gate, NormGate::SiluBeforeNorm)) = gate {
                     kernels.mul_silu(y, gate);
-                    first_weight = head * x.width;
                 }
                 let scale = 1.0 / (kernels.square(y) / x.width as f32 + eps).sqrt();
-                let weight = weight.map(|weight| &weight[first_weight..]);
                 match weight {
-                    Some(weight) => y.iter_mut().zip(weight).for_each(|(y, w)| *y = *y * scale * w),
+                    Some(weight) => {
+                        let first = if *per_head { head * x.width } else { 0 };
+                        let weight = &weight[first..first + x.width];
+                        y.iter_mut().zip(weight).for_each(|(y, w)| *y = *y * scale * w);
+                    }
                     None => y.iter_mut().for_each(|y| *y *= scale),
                 }
                 match gate {

@@ -23,7 +23,10 @@ const TILE_ROWS: usize = 16;
 
 /// Runs [`Op::TopBlocks`].
 pub(super) fn top_blocks(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), Error> {
-    with_scores(host, op, |host, cache, values| select(host, cpu, cache, op, values))
+    let &Op::TopBlocks { k, spans, scores, out, .. } = op else { return Ok(()) };
+    with_scores(host, spans, Some(&k), [&scores, &out], |host, cache, values| {
+        select(host, cpu, cache, op, values)
+    })
 }
 
 /// Selects the positions of one span, for as many rows at a time as the scratch holds scores of.

@@ -1,4 +1,4 @@
-//! Lightning indexer of sparse attention: scores of all positions, and selection of the best.
+//! Lightning indexer of sparse attention: scores of all entries, and lists of the best.
 
 use std::{cmp::Ordering, mem};
 
@@ -11,11 +11,11 @@ use super::{
     vector,
 };
 use crate::{
-    Error, KV_BLOCK, Op,
+    Error, IndexList, IndexQueries, KV_BLOCK, Op,
     host::{Host, KvKind},
 };
 
-/// Positions of a tile of scores.
+/// Entries of a tile of scores.
 const BLOCK: usize = KV_BLOCK;
 /// Rows of a tile of scores. They share the keys that they read.
 const TILE_ROWS: usize = 4;
@@ -24,26 +24,102 @@ const MAX_HEADS: usize = 16;
 
 /// Runs [`Op::TopPositions`].
 pub(super) fn top_positions(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), Error> {
-    with_scores(host, op, |host, cache, values| select(host, cpu, cache, op, values))
+    let &Op::TopPositions { queries, k, ratio, list, spans, out } = op else { return Ok(()) };
+    let lists = ListWriter { list, ratio, room: list.entries(out.width, ratio).unwrap_or(0) };
+    if let Some(IndexQueries { scores, .. }) = queries {
+        return with_scores(host, spans, k.as_ref(), [&scores, &out], |host, cache, values| {
+            select(host, cpu, cache, op, lists, values)
+        });
+    }
+    host.with(&out, |_, values| {
+        let mut first = 0;
+        for span in spans {
+            let rows = out.slice(first, span.rows);
+            cpu.pool.tiles(values, Grid::new(&rows, 1, 1, out.width), |mut tile, _| {
+                let i = tile.rows().start;
+                lists.write(span.position + i, &[], tile.row(i));
+            });
+            first += span.rows;
+        }
+        Ok(())
+    })
 }
 
-/// Selects the positions of one span, for as many rows at a time as the scratch holds scores of.
+/// Form of the lists of chosen entries.
+#[derive(Clone, Copy)]
+struct ListWriter {
+    list: IndexList,
+    /// Positions of an entry.
+    ratio: usize,
+    /// Maximum number of entries of a list.
+    room: usize,
+}
+
+impl ListWriter {
+    /// Number of entries that a row at a position sees.
+    const fn visible(&self, position: usize) -> usize {
+        (position + 1) / self.ratio
+    }
+
+    /// Writes the list of a row at `position`. `scores` are those of all entries that it sees; they
+    /// are not read if the list has room for all.
+    fn write(&self, position: usize, scores: &[f32], dst: &mut [f32]) {
+        let visible = self.visible(position);
+        let chosen = visible.min(self.room);
+        // Numbers before the entries, numbers of an entry, number of entry 0, open positions.
+        let (recent, each, base, open) = match self.list {
+            IndexList::Positions => (0, self.ratio, 0, visible * self.ratio..position + 1),
+            IndexList::Window { window, ring } => (window.min(position + 1), 1, ring, 0..0),
+        };
+        let (last, dst) = dst.split_at_mut(recent);
+        for (dst, p) in last.iter_mut().zip(position + 1 - recent..) {
+            *dst = (p % base.max(1)) as f32;
+        }
+        let (entries, dst) = dst.split_at_mut(chosen * each);
+        if visible > self.room {
+            select_largest(scores, &mut entries[..chosen]);
+        } else {
+            entries.iter_mut().enumerate().for_each(|(t, dst)| *dst = t as f32);
+        }
+        // From the last entry on: the numbers of an entry replace the ids of later ones.
+        for i in (0..chosen).rev() {
+            let first = base + entries[i] as usize * each;
+            let numbers = entries[i * each..][..each].iter_mut().zip(first..);
+            numbers.for_each(|(dst, number)| *dst = number as f32);
+        }
+        let (tail, padding) = dst.split_at_mut(open.len());
+        tail.iter_mut().zip(open).for_each(|(dst, p)| *dst = p as f32);
+        padding.fill(-1.0);
+    }
+}
+
+/// Selects the entries of one span, for as many rows at a time as the scratch holds scores of.
 fn select(
     host: &Host,
     cpu: &mut Cpu,
     SpanCache { kv, first, span }: SpanCache<'_>,
     op: &Op<'_>,
-    [score_values, positions]: [&mut [f32]; 2],
+    lists: ListWriter,
+    [score_values, numbers]: [&mut [f32]; 2],
 ) -> Result<(), Error> {
-    let &Op::TopPositions { q, weights, scores, out, .. } = op else { return Ok(()) };
-    let (kernels, n) = (cpu.kernels, out.width);
+    let &Op::TopPositions { queries: Some(IndexQueries { q, weights, scores }), out, .. } = op
+    else {
+        return Ok(());
+    };
+    let (kernels, n) = (cpu.kernels, lists.room);
     let (queries, head_weights) = (host.get(&q)?, host.get(&weights)?);
     for start in (0..span.rows).step_by(scores.rows) {
         let count = scores.rows.min(span.rows - start);
-        // Positions visible to row `i` of this batch, including its own.
-        let visible = |i: usize| span.position + start + i + 1;
+        // Entries visible to row `i` of this batch.
+        let visible = |i: usize| lists.visible(span.position + start + i);
         let batch = scores.slice(0, count).columns(0, visible(count - 1));
         if visible(count - 1) > n {
+            if !kv.has_entries(visible(count - 1)) {
+                return Err(Error::Shape(format!(
+                    "TopPositions: {} entries, of which some were never appended",
+                    visible(count - 1)
+                )));
+            }
             cpu.reserve_all(dequantized_scratch(kv))?;
             cpu.pool.tiles(
                 score_values,
@@ -84,16 +160,10 @@ fn select(
         }
         let score_values = &*score_values;
         let out = out.slice(first + start, count);
-        cpu.pool.tiles(positions, Grid::new(&out, 1, 1, n), |mut tile, _| {
+        cpu.pool.tiles(numbers, Grid::new(&out, 1, 1, out.width), |mut tile, _| {
             let i = tile.rows().start;
-            let (dst, visible) = (tile.row(i), visible(i));
-            if visible > n {
-                select_largest(&row(score_values, &batch, i)[..visible], dst);
-            } else {
-                let (positions, padding) = dst.split_at_mut(visible);
-                positions.iter_mut().enumerate().for_each(|(i, position)| *position = i as f32);
-                padding.fill(-1.0);
-            }
+            let scores = row(score_values, &batch, i);
+            lists.write(span.position + start + i, &scores[..visible(i)], tile.row(i));
         });
     }
     Ok(())

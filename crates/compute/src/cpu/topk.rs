@@ -88,6 +88,7 @@ impl RouterInputs<'_> {
         match self.router.scoring {
             Scoring::Softmax | Scoring::SparseMixer { .. } => (f64::from(x) - max).exp() / sum,
             Scoring::Sigmoid => f64::from(1.0 / (1.0 + (-x).exp())),
+            Scoring::SqrtSoftplus => f64::from(x.max(0.0) + (-x.abs()).exp().ln_1p()).sqrt(),
         }
     }
 
@@ -105,10 +106,14 @@ impl RouterInputs<'_> {
                 };
                 [max, sum]
             }
-            Scoring::Sigmoid | Scoring::SparseMixer { .. } => [0.0, 1.0],
+            Scoring::Sigmoid | Scoring::SqrtSoftplus | Scoring::SparseMixer { .. } => [0.0, 1.0],
         };
         let key = |id: usize| self.rank_key(id, logits[id], softmax);
         match self.router.groups {
+            _ if self.router.given => {
+                let last = (logits.len() - 1) as f32;
+                ids.iter_mut().for_each(|id| *id = id.clamp(0.0, last).trunc());
+            }
             None => select_top((0..logits.len()).map(|id| (id, key(id))), ids, weights),
             Some(ExpertGroups { count, chosen, score }) => {
                 let size = logits.len() / count;

@@ -62,7 +62,7 @@ impl GpuDevice {
             return Ok(false);
         }
         let Some(AheadStep { commands, .. }) = self.ahead.take() else { return Ok(false) };
-        if !self.recorder.replace_upload(commands.tokens, tokens) {
+        if !commands.tokens.iter().all(|offset| self.recorder.replace_upload(*offset, tokens)) {
             return Ok(false);
         }
         self.flush_fused()?;

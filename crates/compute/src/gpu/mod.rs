@@ -245,7 +245,8 @@ impl Device for GpuDevice {
         }
         if let Op::Attention { spans, .. }
         | Op::LatentAttention { spans, .. }
-        | Op::TopPositions { spans, .. }
+        | Op::Append { spans, .. }
+        | Op::TopPositions { k: Some(_), spans, .. }
         | Op::TopBlocks { spans, .. } = op
         {
             let (recorder, store) = (&mut self.recorder, &mut self.store);

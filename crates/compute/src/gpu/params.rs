@@ -484,6 +484,7 @@ params! {
         rows: u32,
         table: u32,
         heads: u32,
+        ratio: u32,
         top_k: u32,
         blocks: u32,
     }
@@ -514,7 +515,40 @@ params! {
         out: ViewParams,
         rows: u32,
         table: u32,
+        width: u32,
+        ratio: u32,
         top_k: u32,
+        window: u32,
+        ring: u32,
+    }
+
+    /// `streams/stream_weights.wgsl`.
+    struct StreamWeightsParams {
+        logits: ViewParams,
+        scale: u32,
+        base: u32,
+        rows: u32,
+        iterations: u32,
+        eps: f32,
+    }
+
+    /// `streams/collapse.wgsl`.
+    struct CollapseParams {
+        x: ViewParams,
+        weights: ViewParams,
+        out: ViewParams,
+        count: u32,
+        width: u32,
+    }
+
+    /// `streams/expand.wgsl`.
+    struct ExpandParams {
+        x: ViewParams,
+        y: ViewParams,
+        gate: ViewParams,
+        mixing: ViewParams,
+        count: u32,
+        width: u32,
     }
 
     /// `elementwise/embed.wgsl`.
@@ -589,6 +623,17 @@ params! {
         weight: u32,
         bias: u32,
         channels: u32,
+        table: u32,
+        sequences: u32,
+    }
+
+    /// `recurrent/compress.wgsl`.
+    struct CompressParams {
+        x: ViewParams,
+        gate: ViewParams,
+        out: ViewParams,
+        ape: u32,
+        width: u32,
         table: u32,
         sequences: u32,
     }

@@ -263,7 +263,7 @@ mod tests {
         let Some(mut gpu) = gpu(&store) else { return };
         let [x, out] = [0; 2].map(|_| View::rows(gpu.buffer(64).unwrap(), 1, 64));
         gpu.write(x.buffer, &[2.0; 64]).unwrap();
-        let op = Op::RmsNorm { x, weight: None, eps: 0.0, out };
+        let op = Op::RmsNorm { x, weight: None, per_head: false, eps: 0.0, out };
         let before = gpu.counters();
         let mut read = Ok(());
         gpu.compile_ahead(&mut |device| {

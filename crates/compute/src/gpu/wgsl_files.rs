@@ -54,6 +54,7 @@ pub(super) const FILES: &[(&str, &str)] = files![
     "common/common",
     "common/exp_log",
     "common/f16_range",
+    "common/gate_function",
     "common/gated_activation",
     "common/segments",
     "common/sort_key",
@@ -104,6 +105,7 @@ pub(super) const FILES: &[(&str, &str)] = files![
     "gemv/stage_x",
     "probe/read_bandwidth",
     "probe/subgroup_probe",
+    "recurrent/compress",
     "recurrent/conv1d",
     "recurrent/delta_conv",
     "recurrent/delta_net",
@@ -122,6 +124,9 @@ pub(super) const FILES: &[(&str, &str)] = files![
     "router/scratch_workgroup",
     "sampling/top_logit",
     "sampling/top_logits",
+    "streams/collapse",
+    "streams/expand",
+    "streams/stream_weights",
 ];
 
 /// The text of a file of `kernels/`.

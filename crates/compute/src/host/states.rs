@@ -163,15 +163,15 @@ impl HostKvCache {
         }
     }
 
-    /// Pages that must exist for an op that writes `rows` rows from `position` on, and a predicate
-    /// for the pages that it writes.
+    /// Pages that must exist for an op that writes `rows` rows from `position` on, none without
+    /// rows, and a predicate for the pages that it writes.
     fn touched(
         &self,
         position: usize,
         rows: usize,
     ) -> (Range<usize>, impl Fn(usize) -> bool + use<>) {
         let (positions, page_positions) = (self.positions, self.page_positions());
-        let end = position.saturating_add(rows);
+        let end = if rows == 0 { 0 } else { position.saturating_add(rows) };
         let first = if rows >= positions { 0 } else { position % positions.max(1) };
         let last = first + rows.min(positions);
         let written = move |page: usize| {
@@ -182,6 +182,12 @@ impl HostKvCache {
             overlaps(&(first..last)) || overlaps(&(0..last.saturating_sub(positions)))
         };
         (0..end.min(positions).div_ceil(page_positions.max(1)), written)
+    }
+
+    /// Whether the first `len` entries have memory.
+    pub(crate) fn has_entries(&self, len: usize) -> bool {
+        let pages = len.div_ceil(self.page_positions().max(1));
+        self.pages.iter().take(pages).all(Option::is_some)
     }
 
     /// Bytes to allocate before the rows can be written.

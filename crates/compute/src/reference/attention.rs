@@ -2,7 +2,7 @@
 
 use super::{ReferenceDevice, descending, dot, sigmoid};
 use crate::{
-    Error, Op, Span, State, View,
+    Error, IndexList, IndexQueries, Op, Span, State, View,
     host::{HostKvCache, KvKind},
 };
 
@@ -137,32 +137,66 @@ impl ReferenceDevice {
         Ok(())
     }
 
-    pub(super) fn top_positions(&mut self, op: &Op<'_>) -> Result<(), Error> {
-        let &Op::TopPositions { q, k, weights, spans, out, .. } = op else { return Ok(()) };
-        let (q, weights) = (self.dense(q)?, self.dense(weights)?);
+    pub(super) fn append_rows(
+        &mut self,
+        k: View,
+        v: Option<View>,
+        spans: &[Span],
+    ) -> Result<(), Error> {
         let mut first = 0;
         for span in spans {
-            let kv = self.append(span, first, k, None)?;
-            for row in first..first + span.rows {
-                let score = |t: usize| -> f32 {
-                    let key = as_f32(kv.vector(KvKind::Key, t, 0));
-                    let head_score = |h: usize| {
-                        f64::from(weights.row(row)[h]) * dot(q.vector(row, h), key).max(0.0)
-                    };
-                    (0..q.view.heads).map(head_score).sum::<f64>() as f32
-                };
-                let scores: Vec<f32> = (0..=span.position + row - first).map(score).collect();
-                // Of equal scores the later position wins, so the scores are ranked in reverse
-                // order.
-                let mut best = descending(&scores.iter().rev().copied().collect::<Vec<_>>());
-                best.truncate(out.width);
-                best.iter_mut().for_each(|t| *t = scores.len() - 1 - *t);
-                best.sort_unstable();
-                let mut positions: Vec<f32> = best.iter().map(|t| *t as f32).collect();
-                positions.resize(out.width, -1.0);
-                self.store(out, row, 0, &positions)?;
-            }
+            let kv = self.append(span, first, k, v)?;
             self.put_kv(span.state, kv)?;
+            first += span.rows;
+        }
+        Ok(())
+    }
+
+    pub(super) fn top_positions(&mut self, op: &Op<'_>) -> Result<(), Error> {
+        let &Op::TopPositions { queries, k, ratio, list, spans, out } = op else { return Ok(()) };
+        if let Some(k) = k {
+            self.append_rows(k, None, spans)?;
+        }
+        let n = list.entries(out.width, ratio).unwrap_or(0);
+        let queries = match queries {
+            Some(IndexQueries { q, weights, .. }) => Some((self.dense(q)?, self.dense(weights)?)),
+            None => None,
+        };
+        let mut first = 0;
+        for span in spans {
+            for (row, position) in (first..first + span.rows).zip(span.position..) {
+                let visible = (position + 1) / ratio;
+                let mut chosen: Vec<usize> = (0..visible).collect();
+                if let Some((q, weights)) = &queries {
+                    let kv = self.host.states.kv_cache(span.state)?;
+                    let score = |t: usize| -> f32 {
+                        let key = as_f32(kv.vector(KvKind::Key, t, 0));
+                        let head_score = |h: usize| {
+                            f64::from(weights.row(row)[h]) * dot(q.vector(row, h), key).max(0.0)
+                        };
+                        (0..q.view.heads).map(head_score).sum::<f64>() as f32
+                    };
+                    // Of equal scores the later entry wins, so the scores are ranked in reverse
+                    // order.
+                    chosen = descending(&(0..visible).rev().map(score).collect::<Vec<_>>());
+                    chosen.truncate(n);
+                    chosen.iter_mut().for_each(|t| *t = visible - 1 - *t);
+                    chosen.sort_unstable();
+                }
+                let list: Vec<usize> = match list {
+                    IndexList::Positions => {
+                        let entries = chosen.iter().flat_map(|t| t * ratio..(t + 1) * ratio);
+                        entries.chain(visible * ratio..position + 1).collect()
+                    }
+                    IndexList::Window { window, ring } => {
+                        let recent = (position + 1).saturating_sub(window)..position + 1;
+                        recent.map(|p| p % ring).chain(chosen.iter().map(|t| ring + t)).collect()
+                    }
+                };
+                let mut list: Vec<f32> = list.into_iter().map(|i| i as f32).collect();
+                list.resize(out.width, -1.0);
+                self.store(out, row, 0, &list)?;
+            }
             first += span.rows;
         }
         Ok(())

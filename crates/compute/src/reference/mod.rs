@@ -4,13 +4,15 @@
 //! with this one, op by op.
 
 mod attention;
+mod router;
+mod streams;
 
 use std::cmp::Ordering;
 
 use crate::{
-    Activation, Buffer, Device, DeviceId, Error, ExpertGroups, ExpertMatrices, ExpertUse,
-    ExpertUses, GateFunction, GroupScore, HeadMatrix, KvFormat, LogDecay, Matrix, NormGate, Op,
-    PlannedMemory, RopePairs, Router, Scoring, ScratchShape, Ticket, View, Weight,
+    Activation, Buffer, Device, DeviceId, Error, ExpertMatrices, ExpertUse, ExpertUses,
+    GateFunction, HeadMatrix, KvFormat, LogDecay, Matrix, NormGate, Op, PlannedMemory, RopePairs,
+    ScratchShape, Ticket, View, Weight,
     host::{Host, HostDevice},
     matrix::{Bytes, MatrixShape},
 };
@@ -36,6 +38,15 @@ fn silu(x: f32) -> f32 {
 /// `log(1 + exp(x))` without overflow.
 fn softplus(x: f32) -> f32 {
     x.max(0.0) + (-x.abs()).exp().ln_1p()
+}
+
+fn gate_function(function: GateFunction, x: f32) -> f32 {
+    match function {
+        GateFunction::Sigmoid => sigmoid(x),
+        GateFunction::Softplus => softplus(x),
+        GateFunction::Identity => x,
+        GateFunction::DoubleSigmoid => 2.0 * sigmoid(x),
+    }
 }
 
 fn log_decay(function: LogDecay, x: f32, a_log: f32) -> f32 {
@@ -163,7 +174,9 @@ impl ReferenceDevice {
             let mut values = vec![0.0; table.shape.cols];
             let planes = table.row(*id as usize);
             table.shape.format.dequantize(planes, &mut values);
-            self.store(out, row, 0, &values)?;
+            for head in 0..out.heads {
+                self.store(out, row, head, &values)?;
+            }
         }
         Ok(())
     }
@@ -172,30 +185,33 @@ impl ReferenceDevice {
         &mut self,
         x: View,
         gate: Option<(View, NormGate)>,
-        weight: Option<Buffer>,
+        (weight, per_head): (Option<Buffer>, bool),
         eps: f32,
         out: View,
     ) -> Result<(), Error> {
         let x = self.dense(x)?;
         let gate = gate.map(|(view, function)| Ok((self.dense(view)?, function))).transpose()?;
-        let width = x.view.width;
-        let weight = match weight {
-            Some(weight) => self.host.values(weight)?.to_vec(),
-            None => vec![1.0; width],
+        let View { heads, width, .. } = x.view;
+        let is_per_head =
+            per_head || gate.as_ref().is_some_and(|(_, f)| *f == NormGate::SiluBeforeNorm);
+        let weights = match weight {
+            Some(weight) if is_per_head => self.host.values(weight)?[..heads * width].to_vec(),
+            Some(weight) => self.host.values(weight)?[..width].repeat(heads),
+            None => vec![1.0; heads * width],
         };
         for row in 0..x.view.rows {
-            for head in 0..x.view.heads {
+            for (head, weight) in weights.chunks_exact(width.max(1)).enumerate() {
                 let x = x.vector(row, head);
                 let gate = gate.as_ref().map(|(gate, function)| (gate.vector(row, head), function));
                 let y = match gate {
-                    None => rms_norm(x, &weight, eps),
+                    None => rms_norm(x, weight, eps),
                     Some((gate, NormGate::SiluBeforeNorm)) => {
                         let gated: Vec<f32> =
                             x.iter().zip(gate).map(|(x, g)| x * silu(*g)).collect();
-                        rms_norm(&gated, &weight[head * width..], eps)
+                        rms_norm(&gated, weight, eps)
                     }
                     Some((gate, function)) => {
-                        let mut y = rms_norm(x, &weight, eps);
+                        let mut y = rms_norm(x, weight, eps);
                         y.iter_mut().zip(gate).for_each(|(y, g)| {
                             *y *= if *function == NormGate::Silu { silu(*g) } else { sigmoid(*g) };
                         });
@@ -348,6 +364,59 @@ impl ReferenceDevice {
         Ok(())
     }
 
+    fn compress(&mut self, op: &Op<'_>) -> Result<(), Error> {
+        let &Op::Compress { x, gate, ape, ratio, overlap, spans, out } = op else { return Ok(()) };
+        let columns = x.width;
+        let (x, gate) = (self.dense(x)?, gate.map(|gate| self.dense(gate)).transpose()?);
+        let ape = ape.map(|ape| self.host.values(ape).map(<[f32]>::to_vec)).transpose()?;
+        let slots = if overlap { 2 * ratio } else { ratio };
+        let (mut first, mut entry) = (0, 0);
+        for span in spans {
+            let mut state = self.host.states.take_recurrent(span.state)?;
+            let new_row = |i: usize| match &gate {
+                Some(gate) => [x.row(first + i), gate.row(first + i)].concat(),
+                None => x.row(first + i).to_vec(),
+            };
+            let row_len = state.committed.len() / slots;
+            // Values, then logits, of a position.
+            let row = |p: usize| match p.checked_sub(span.position) {
+                Some(i) => new_row(i),
+                None => state.committed[p % slots * row_len..][..row_len].to_vec(),
+            };
+            for block in span.completed_blocks(ratio) {
+                let start = if overlap { block.saturating_sub(1) } else { block } * ratio;
+                let rows: Vec<Vec<f32>> = (start..(block + 1) * ratio).map(row).collect();
+                let mut y = Vec::new();
+                for c in 0..out.width {
+                    let terms = rows.iter().zip(start..).map(|(row, p)| {
+                        let c = if overlap && p / ratio == block { out.width + c } else { c };
+                        let logit = gate.as_ref().map_or(0.0, |_| f64::from(row[columns + c]));
+                        let bias =
+                            ape.as_ref().map_or(0.0, |a| f64::from(a[p % ratio * columns + c]));
+                        (logit + bias, f64::from(row[c]))
+                    });
+                    let max = terms.clone().map(|(logit, _)| logit).fold(f64::MIN, f64::max);
+                    let (mut sum, mut total) = (0.0, 0.0);
+                    for (logit, x) in terms {
+                        let weight = (logit - max).exp();
+                        (sum, total) = (sum + weight * x, total + weight);
+                    }
+                    y.push((sum / total) as f32);
+                }
+                self.store(out, entry, 0, &y)?;
+                entry += 1;
+            }
+            state.next.copy_from_slice(&state.committed);
+            for i in 0..span.rows {
+                let slot = (span.position + i) % slots;
+                state.next[slot * row_len..][..row_len].copy_from_slice(&new_row(i));
+            }
+            self.host.states.put_recurrent(span.state, state)?;
+            first += span.rows;
+        }
+        Ok(())
+    }
+
     fn delta_net(&mut self, op: &Op<'_>) -> Result<(), Error> {
         let &Op::DeltaNet { q, k, v, a, b, a_log, dt_bias, decay, sharing, spans, out } = op else {
             return Ok(());
@@ -428,82 +497,6 @@ impl ReferenceDevice {
         Ok(())
     }
 
-    fn top_k(
-        &mut self,
-        logits: View,
-        router: Router,
-        ids: View,
-        weights: View,
-    ) -> Result<(), Error> {
-        let logits = self.dense(logits)?;
-        let values = |buffer: Option<Buffer>, default: f32| match buffer {
-            Some(buffer) => Ok::<_, Error>(self.host.values(buffer)?[..logits.view.width].to_vec()),
-            None => Ok(vec![default; logits.view.width]),
-        };
-        let (correction, scales) =
-            (values(router.correction, 0.0)?, values(router.expert_scale, 1.0)?);
-        for row in 0..logits.view.rows {
-            let x = logits.row(row);
-            let scores: Vec<f64> = match router.scoring {
-                // Those of a sparse mixer depend on the choice.
-                Scoring::Softmax | Scoring::SparseMixer { .. } => {
-                    let max = f64::from(x.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-                    let sum: f64 = x.iter().map(|x| (f64::from(*x) - max).exp()).sum();
-                    x.iter().map(|x| (f64::from(*x) - max).exp() / sum).collect()
-                }
-                Scoring::Sigmoid => x.iter().map(|x| f64::from(sigmoid(*x))).collect(),
-            };
-            let compared: Vec<f32> = match (router.scoring, router.correction) {
-                (Scoring::Softmax | Scoring::SparseMixer { .. }, None) => x.to_vec(),
-                _ => scores.iter().zip(&correction).map(|(s, c)| *s as f32 + c).collect(),
-            };
-            if compared.iter().any(|x| x.is_nan()) {
-                return Err(Error::RouterNan { row });
-            }
-            let mut order: Vec<usize> = descending(&compared);
-            if let Some(ExpertGroups { count, chosen, score }) = router.groups {
-                let size = compared.len() / count;
-                let group_score = |group: &[f32]| -> f32 {
-                    let best = match score {
-                        GroupScore::Best => 1,
-                        GroupScore::BestTwo => 2,
-                    };
-                    descending(group).iter().take(best).map(|i| group[*i]).sum()
-                };
-                let best = descending(&compared.chunks(size).map(group_score).collect::<Vec<_>>());
-                order.retain(|i| best[..chosen].contains(&(i / size)));
-            }
-            order.truncate(ids.width - router.shared_count());
-            let mut scores = scores;
-            if let Scoring::SparseMixer { band } = router.scoring {
-                for (rank, id) in order.iter().enumerate() {
-                    let chosen = x[*id];
-                    let is_near = |i: &usize| chosen - x[*i] <= band * x[*i].abs().max(chosen);
-                    let others = (0..x.len()).filter(|i| !order[..rank].contains(i));
-                    let exp = |i: usize| f64::from(x[i] - chosen).exp();
-                    scores[*id] = 1.0 / others.filter(is_near).map(exp).sum::<f64>();
-                }
-            }
-            let sum = if router.normalize {
-                order.iter().map(|i| scores[*i]).sum::<f64>().max(1e-20)
-            } else {
-                1.0
-            };
-            let weight = |i: &usize| (scores[*i] / sum) as f32 * router.scale * scales[*i];
-            let mut shares: Vec<f32> = order.iter().map(weight).collect();
-            if let Some(shared) = router.shared {
-                order.push(logits.view.width);
-                shares.push(match shared.gate {
-                    Some(gate) => sigmoid(self.dense(gate)?.row(row)[0]),
-                    None => 1.0,
-                });
-            }
-            self.store(weights, row, 0, &shares)?;
-            self.store(ids, row, 0, &order.iter().map(|i| *i as f32).collect::<Vec<_>>())?;
-        }
-        Ok(())
-    }
-
     fn top_logits(&mut self, logits: View, best: View) -> Result<(), Error> {
         let logits = self.dense(logits)?;
         for row in 0..logits.view.rows {
@@ -541,11 +534,8 @@ impl ReferenceDevice {
         let (x, gate) = (self.dense(view)?, self.dense(gate)?);
         for row in 0..view.rows {
             for head in 0..view.heads {
-                let gates = gate.vector(row, head).iter().cycle().map(|gate| match function {
-                    GateFunction::Sigmoid => sigmoid(*gate),
-                    GateFunction::Softplus => softplus(*gate),
-                    GateFunction::Identity => *gate,
-                });
+                let gates = gate.vector(row, head).iter().cycle();
+                let gates = gates.map(|gate| gate_function(function, *gate));
                 let y: Vec<f32> =
                     x.vector(row, head).iter().zip(gates).map(|(x, g)| x * g).collect();
                 self.store(view, row, head, &y)?;
@@ -665,26 +655,34 @@ impl Device for ReferenceDevice {
         op.check(&self.host)?;
         match *op {
             Op::Embed { table, tokens, out } => self.embed(table, tokens, out),
-            Op::RmsNorm { x, weight, eps, out } => self.norm(x, None, weight, eps, out),
+            Op::RmsNorm { x, weight, per_head, eps, out } => {
+                self.norm(x, None, (weight, per_head), eps, out)
+            }
             Op::LayerNorm { x, weight, bias, eps, out } => {
                 self.layer_norm(x, weight, bias, eps, out)
             }
             Op::GatedRmsNorm { x, gate, function, weight, eps, out } => {
-                self.norm(x, Some((gate, function)), Some(weight), eps, out)
+                self.norm(x, Some((gate, function)), (Some(weight), false), eps, out)
             }
             Op::MatMul { x, weight, bias, out, .. } => self.mat_mul(x, weight, bias, out),
             Op::Rope { .. } => self.rope(op),
             Op::HeadMatMul { x, matrix, out } => self.head_mat_mul(x, matrix, out),
             Op::Attention { .. } => self.attention(op),
             Op::LatentAttention { .. } => self.latent_attention(op),
+            Op::Append { k, v, spans } => self.append_rows(k, v, spans),
             Op::TopPositions { .. } => self.top_positions(op),
             Op::TopBlocks { .. } => self.top_blocks(op),
             Op::Conv1d { .. } => self.conv1d(op),
+            Op::Compress { .. } => self.compress(op),
             Op::DeltaNet { .. } => self.delta_net(op),
             Op::Mamba2 { .. } => self.mamba2(op),
             Op::Glu { activation, gate, up, out } => self.glu(activation, [gate, up], out),
             Op::HeadGate { x, gate, function } => self.head_gate(x, gate, function),
             Op::Scale { x, factor } => self.map(x, |x| x * factor),
+            Op::Silu { x } => self.map(x, silu),
+            Op::StreamWeights { .. } => self.stream_weights(op),
+            Op::Collapse { .. } => self.collapse(op),
+            Op::Expand { .. } => self.expand(op),
             Op::GatherColumns { x, orders, ids, out } => self.gather_columns(x, orders, ids, out),
             Op::SoftCap { x, cap } => self.map(x, |x| cap * (x / cap).tanh()),
             Op::Add { x, y } => {

@@ -189,14 +189,14 @@ impl Model {
             let [kv, convolution] =
                 sequence.states[i].map(|state| Span { state, position: sequence.position, rows });
             let weight = Some(layer.norm);
-            device.run(&Op::RmsNorm { x, weight, eps: 1e-6, out: normed })?;
+            device.run(&Op::RmsNorm { x, weight, per_head: false, eps: 1e-6, out: normed })?;
             self.mix(device, layer, kv, convolution)?;
-            device.run(&Op::RmsNorm { x, weight, eps: 1e-6, out: normed })?;
+            device.run(&Op::RmsNorm { x, weight, per_head: false, eps: 1e-6, out: normed })?;
             self.experts(device, layer, rows, i % 2 == 0)?;
         }
         device.enter_layer(LAYERS, Some(x))?;
         let vocab = View::rows(self.vocab, rows, VOCAB);
-        device.run(&Op::RmsNorm { x, weight: None, eps: 1e-6, out: normed })?;
+        device.run(&Op::RmsNorm { x, weight: None, per_head: false, eps: 1e-6, out: normed })?;
         let (weight, bias, exact) = (self.head, None, false);
         device.run(&Op::MatMul { x: normed, weight, bias, exact, out: vocab })?;
         let mut logits = vec![0.0; rows * VOCAB];

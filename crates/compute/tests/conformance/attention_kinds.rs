@@ -1,8 +1,8 @@
 //! Attention with sliding windows, sinks and listed positions, and absorbed latent attention (MLA).
 
-use moeflux_compute::{Buffer, Isa, KV_BLOCK, Op, Span, State, StateShape, View};
+use moeflux_compute::{Buffer, IndexList, Isa, KV_BLOCK, Op, Span, State, StateShape, View};
 
-use crate::harness::{DevicePair, Random, bits, device, row_chunks};
+use crate::harness::{DevicePair, Random, bits, close, device, row_chunks};
 
 /// Head counts and widths.
 #[derive(Clone, Copy, Debug)]
@@ -164,6 +164,8 @@ fn sliding_windows_of_any_length() {
             (grouped(4, 1, 192, 128), 7),
             (grouped(2, 2, 16, 16), 19),
             (latent(5, 24, 16), 6),
+            // A window layer of DeepSeek-V4.
+            (latent(64, 512, 512), 9),
             (grouped(2, 2, 16, 16), usize::MAX),
         ] {
             let case = Case::new(pair, &mut random, 19, shape);
@@ -286,6 +288,152 @@ fn more_sparse_positions_than_a_kv_block() {
         let listed = case.in_chunks(pair, one, 0, &[600]);
         let case = Case { positions: None, ..case };
         assert!(case.in_chunks(pair, other, 0, &[600]) == listed);
+    });
+}
+
+/// Attention of DeepSeek-V4 in one KV cache: a ring of the last positions, then an entry for every
+/// `ratio` positions. Values are keys.
+struct RingAndEntries {
+    heads: usize,
+    width: usize,
+    window: usize,
+    ring: usize,
+    ratio: usize,
+}
+
+/// A sequence of [`RingAndEntries`].
+struct RingSequence {
+    state: State,
+    position: usize,
+    /// Keys of all positions, then of all entries.
+    keys: Vec<f32>,
+    entries: Vec<f32>,
+}
+
+impl RingAndEntries {
+    fn sequence(&self, pair: &mut DevicePair, random: &mut Random, len: usize) -> RingSequence {
+        let &Self { width, ring, ratio, .. } = self;
+        let positions = ring + len / ratio;
+        let shape =
+            StateShape::KeyValue { kv_heads: 1, key_width: width, value_width: 0, positions };
+        let state = pair.state(shape);
+        let mut values = |rows: usize| -> Vec<f32> {
+            let values = random.values(rows * width);
+            values.into_iter().map(|x| half::f16::from_f32(x).to_f32()).collect()
+        };
+        RingSequence { state, position: 0, keys: values(len), entries: values(len / ratio) }
+    }
+
+    /// Output of a head of a row at `position`.
+    fn expected(&self, sequence: &RingSequence, position: usize, q: &[f32], sink: f32) -> Vec<f32> {
+        let row = |rows: &[f32], i: usize| rows[i * self.width..][..self.width].to_vec();
+        let recent = (position + 1).saturating_sub(self.window)..=position;
+        let entries = 0..(position + 1) / self.ratio;
+        let visible: Vec<Vec<f32>> = recent
+            .map(|t| row(&sequence.keys, t))
+            .chain(entries.map(|t| row(&sequence.entries, t)))
+            .collect();
+        let (mut total, mut y) = (f64::from(sink).exp(), vec![0.0; self.width]);
+        for key in visible {
+            let score: f64 = q.iter().zip(&key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
+            let weight = (score * f64::from(self.scale())).exp();
+            total += weight;
+            y.iter_mut().zip(&key).for_each(|(y, k)| *y += weight * f64::from(*k));
+        }
+        y.into_iter().map(|y| (y / total) as f32).collect()
+    }
+
+    fn scale(&self) -> f32 {
+        2.0 / (self.width as f32).sqrt()
+    }
+
+    /// Runs a step of `rows` rows of each sequence, and checks it.
+    fn step(
+        &self,
+        pair: &mut DevicePair,
+        random: &mut Random,
+        sequences: &mut [RingSequence],
+        rows: &[usize],
+    ) {
+        let &Self { heads, width, window, ring, ratio } = self;
+        let (mut positions, mut spans, mut entry_spans) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut keys, mut entries) = (Vec::new(), Vec::new());
+        for (sequence, rows) in sequences.iter().zip(rows) {
+            let RingSequence { state, position, .. } = *sequence;
+            positions.push(Span { state, position, rows: *rows });
+            spans.push(Span { state, position: position % ring, rows: *rows });
+            keys.extend(&sequence.keys[position * width..(position + rows) * width]);
+            let new = position / ratio..(position + rows) / ratio;
+            entry_spans.push(Span { state, position: ring + new.start, rows: new.len() });
+            entries.extend(&sequence.entries[new.start * width..new.end * width]);
+        }
+        let all: usize = rows.iter().sum();
+        if !entries.is_empty() {
+            let k = pair.dense(entries.len() / width, &entries);
+            pair.run(&Op::Append { k, v: None, spans: &entry_spans });
+        }
+        let room = positions.iter().map(|s| (s.position + s.rows) / ratio).max().unwrap() + 3;
+        let list = pair.nan_filled(all, window + room);
+        pair.run(&Op::TopPositions {
+            queries: None,
+            k: None,
+            ratio,
+            list: IndexList::Window { window, ring },
+            spans: &positions,
+            out: list,
+        });
+        let sink_values = random.values(heads);
+        let q = pair.random(random, all, heads * width).split(heads);
+        let out = pair.nan_filled(all, heads * width).split(heads);
+        let k = pair.dense(all, &keys);
+        let sinks = Some(pair.buffer(&sink_values));
+        pair.run(&Op::Attention {
+            q,
+            k,
+            v: None,
+            gate: None,
+            scale: self.scale(),
+            window: None,
+            sinks,
+            positions: Some(list),
+            spans: &spans,
+            out,
+        });
+        let what = format!("{rows:?} rows at {positions:?}");
+        pair.agree(&what, out, 1e-5);
+        let queries = pair.read(q);
+        let mut queries = queries.chunks(width);
+        let mut expected = Vec::new();
+        for (sequence, rows) in sequences.iter_mut().zip(rows) {
+            for position in sequence.position..sequence.position + rows {
+                for sink in &sink_values {
+                    let q = queries.next().unwrap();
+                    expected.extend(self.expected(sequence, position, q, *sink));
+                }
+            }
+            sequence.position += rows;
+        }
+        close(&what, &pair.read(out), &expected, 1e-5);
+    }
+}
+
+#[test]
+fn lists_of_a_ring_and_of_entries_after_it() {
+    let mut random = Random::new(80);
+    DevicePair::for_each(|pair, _| {
+        let random = &mut random;
+        // Lists of a row have larger numbers than its place in the ring.
+        let small = RingAndEntries { heads: 5, width: 512, window: 8, ring: 16, ratio: 4 };
+        let mut sequences = [40, 30].map(|len| small.sequence(pair, random, len));
+        for rows in [[8, 3], [8, 5], [1, 1], [1, 1], [6, 6], [8, 0], [1, 1], [5, 7]] {
+            small.step(pair, random, &mut sequences, &rows);
+        }
+        // Entries in several pages, from the middle of one on.
+        let large = RingAndEntries { heads: 3, width: 16, window: 300, ring: 600, ratio: 2 };
+        let mut sequences = [620, 20].map(|len| large.sequence(pair, random, len));
+        for rows in [[590, 8], [1, 1], [9, 7], [1, 1], [17, 2]] {
+            large.step(pair, random, &mut sequences, &rows);
+        }
     });
 }
 

@@ -20,13 +20,13 @@ fn rms_norm_and_gated_rms_norm() {
             let gate = pair.random(&mut random, 5, 3 * width).split(3);
             let weight = pair.buffer(&random.values(3 * width));
             let out = pair.nan_filled(5, 3 * width).split(3);
-            pair.run(&Op::RmsNorm { x, weight: Some(weight), eps: 1e-6, out });
+            pair.run(&Op::RmsNorm { x, weight: Some(weight), per_head: false, eps: 1e-6, out });
             pair.agree(&format!("norm of {width}"), out, 1e-5);
             for function in NORM_GATES {
                 pair.run(&Op::GatedRmsNorm { x, gate, function, weight, eps: 1e-6, out });
                 pair.agree(&format!("{function:?} gated norm of {width}"), out, 1e-5);
             }
-            pair.run(&Op::RmsNorm { x, weight: Some(weight), eps: 1e-6, out: x });
+            pair.run(&Op::RmsNorm { x, weight: Some(weight), per_head: false, eps: 1e-6, out: x });
             pair.agree(&format!("norm of {width} in place"), all, 1e-5);
             for function in NORM_GATES {
                 pair.run(&Op::GatedRmsNorm { x, gate, function, weight, eps: 1e-6, out: x });
@@ -44,7 +44,7 @@ fn rms_norm_without_weight_and_layer_norm() {
             let all = pair.random(&mut random, 5, 3 * (width + 2));
             let x = View { heads: 3, width, head_stride: width + 2, ..all };
             let out = pair.nan_filled(5, 3 * width).split(3);
-            pair.run(&Op::RmsNorm { x, weight: None, eps: 1e-6, out });
+            pair.run(&Op::RmsNorm { x, weight: None, per_head: false, eps: 1e-6, out });
             pair.agree(&format!("norm of {width} without weight"), out, 1e-5);
             let (weight, bias) =
                 (pair.buffer(&random.values(width)), pair.buffer(&random.values(width + 1)));
@@ -104,8 +104,12 @@ fn glu_out_of_place_and_in_place() {
     });
 }
 
-const FUNCTIONS: [GateFunction; 3] =
-    [GateFunction::Sigmoid, GateFunction::Softplus, GateFunction::Identity];
+pub(crate) const FUNCTIONS: [GateFunction; 4] = [
+    GateFunction::Sigmoid,
+    GateFunction::Softplus,
+    GateFunction::Identity,
+    GateFunction::DoubleSigmoid,
+];
 
 #[test]
 fn gates_per_head_and_per_element() {
@@ -127,6 +131,22 @@ fn gates_per_head_and_per_element() {
 }
 
 #[test]
+fn rms_norm_with_weights_of_each_head() {
+    let mut random = Random::new(40);
+    DevicePair::for_each(|pair, _| {
+        for width in WIDTHS {
+            let x = pair.random(&mut random, 5, 3 * width).split(3);
+            let weight = Some(pair.buffer(&random.values(3 * width)));
+            let out = pair.nan_filled(5, 3 * width).split(3);
+            pair.run(&Op::RmsNorm { x, weight, per_head: true, eps: 1e-6, out });
+            pair.agree(&format!("norm of {width}"), out, 1e-5);
+            pair.run(&Op::RmsNorm { x, weight, per_head: true, eps: 1e-6, out: x });
+            pair.agree(&format!("norm of {width} in place"), x, 1e-5);
+        }
+    });
+}
+
+#[test]
 fn scale_and_soft_cap() {
     let mut random = Random::new(36);
     DevicePair::for_each(|pair, _| {
@@ -135,6 +155,8 @@ fn scale_and_soft_cap() {
             let x = all.columns(1, width);
             pair.run(&Op::Scale { x, factor: 71.3 });
             pair.agree(&format!("scale {width}"), all, 0.0);
+            pair.run(&Op::Silu { x });
+            pair.agree(&format!("silu {width}"), all, 1e-5);
             pair.run(&Op::SoftCap { x, cap: 30.0 });
             pair.agree(&format!("soft cap {width}"), all, 1e-5);
             assert!(pair.read(x).iter().all(|x| x.abs() <= 30.0));

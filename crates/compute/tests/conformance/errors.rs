@@ -2,9 +2,9 @@
 
 use moeflux_compute::{
     Activation, BankPlace, Buffer, Bytes, Device, DeviceOptions, Error, ExpertGroups, ExpertShape,
-    ExpertUse, ExpertUses, Format, GateFunction, GroupScore, HeadMatrix, HeadRows, KeySharing,
-    LogDecay, MatrixShape, NormGate, Op, RopePairs, Router, Scalar, Scoring, ScratchShape, Shared,
-    SharedChoice, Slot, Span, StateShape, StepLimits, View, open,
+    ExpertUse, ExpertUses, Format, GateFunction, GroupScore, HeadMatrix, HeadRows, IndexList,
+    IndexQueries, KeySharing, LogDecay, MatrixShape, NormGate, Op, RopePairs, Router, Scalar,
+    Scoring, ScratchShape, Shared, SharedChoice, Slot, Span, StateShape, StepLimits, View, open,
 };
 
 use crate::harness::{AFFINE4, DevicePair, Random, reference};
@@ -98,9 +98,17 @@ fn mismatched_norm_rope_glu_and_router_shapes_are_rejected() {
         let x = pair.random(&mut random, 2, 8);
         let other = pair.random(&mut random, 2, 8);
         let (weight, short) = (pair.buffer(&[1.0; 8]), pair.buffer(&[1.0; 7]));
-        refused(pair, "weight", &Op::RmsNorm { x, weight: Some(short), eps: 0.0, out: x });
+        refused(
+            pair,
+            "weight",
+            &Op::RmsNorm { x, weight: Some(short), per_head: false, eps: 0.0, out: x },
+        );
         let (one, other_half) = (x.columns(0, 4), x.columns(4, 4));
-        refused(pair, "window", &Op::RmsNorm { x: one, weight: None, eps: 0.0, out: other_half });
+        refused(
+            pair,
+            "window",
+            &Op::RmsNorm { x: one, weight: None, per_head: false, eps: 0.0, out: other_half },
+        );
         let layer = |weight, bias, out| {
             let bias = Some(bias);
             Op::LayerNorm { x, weight, bias, eps: 0.0, out }
@@ -113,13 +121,6 @@ fn mismatched_norm_rope_glu_and_router_shapes_are_rejected() {
             "gate",
             &Op::GatedRmsNorm { x, gate: x, function: NormGate::Silu, weight, eps: 0.0, out: x },
         );
-        let (halves, gate, function) = (x.split(2), other.split(2), NormGate::SiluBeforeNorm);
-        let gated = |weight| {
-            let (x, out) = (halves, halves);
-            Op::GatedRmsNorm { x, gate, function, weight, eps: 0.0, out }
-        };
-        refused(pair, "a weight per element", &gated(short));
-        pair.run(&gated(weight));
         refused(
             pair,
             "one buffer",
@@ -128,7 +129,7 @@ fn mismatched_norm_rope_glu_and_router_shapes_are_rejected() {
         refused(
             pair,
             "unused gate",
-            &Op::Glu { activation: Activation::Relu2, gate: other, up: x, out: x },
+            &Op::Glu { activation: Activation::Relu2, gate: other.columns(0, 4), up: x, out: x },
         );
         refused(
             pair,
@@ -171,6 +172,7 @@ fn mismatched_norm_rope_glu_and_router_shapes_are_rejected() {
             ("too many groups", Router { groups: groups(2, 3), ..router }),
             ("too few experts", Router { groups: groups(4, 1), ..router }),
             ("a normalized sparse mixer", Router { scoring: sparse(0.1), ..router }),
+            ("given ids in groups", Router { groups: groups(2, 2), given: true, ..router }),
             ("a negative band", Router { scoring: sparse(-0.1), normalize: false, ..router }),
             (
                 "a wide gate",
@@ -207,6 +209,32 @@ fn mismatched_norm_rope_glu_and_router_shapes_are_rejected() {
                 refused(pair, "negative", &Op::Glu { activation, gate: other, up: other, out: x });
             }
         }
+        let weights = |logits, streams, iterations| Op::StreamWeights {
+            logits,
+            streams,
+            scale: short,
+            base: weight,
+            eps: 0.0,
+            iterations,
+        };
+        refused(pair, "logits of streams", &weights(x, 4, 20));
+        refused(pair, "no iterations", &weights(x.columns(0, 2), 2, 0));
+        refused(pair, "no streams", &weights(x.columns(0, 0), 0, 20));
+        refused(pair, "9 streams", &weights(x, 9, 20));
+        let (streams, row) = (x.split(4), other.columns(0, 2));
+        let function = GateFunction::Sigmoid;
+        let collapse = |weights, out| Op::Collapse { x: streams, weights, function, out };
+        let sum = pair.nan_filled(2, 2);
+        refused(pair, "weights", &collapse(Some(other.split(2)), sum));
+        refused(pair, "a wide sum", &collapse(None, other));
+        refused(pair, "a sum in place", &collapse(None, x.columns(0, 2)));
+        let gates = other.columns(4, 4);
+        let expand = |x, y, gate, mixing| Op::Expand { x, y, gate, function, mixing };
+        refused(pair, "gaps", &expand(View { width: 1, ..streams }, row, gates, None));
+        refused(pair, "a wide output", &expand(streams, other, gates, None));
+        refused(pair, "few gates", &expand(streams, row, row, None));
+        refused(pair, "an output in place", &expand(streams, x.columns(0, 2), gates, None));
+        refused(pair, "no matrix", &expand(streams, row, gates, Some(other.split(4))));
         let gate = |gate| Op::HeadGate { x, gate, function: GateFunction::Sigmoid };
         refused(pair, "gate's width", &gate(other.columns(0, 4)));
         refused(pair, "gate's heads", &gate(other.split(2)));
@@ -425,6 +453,39 @@ fn mismatched_latent_attention_is_rejected() {
 }
 
 #[test]
+fn mismatched_blocks_of_positions_are_rejected() {
+    let mut random = Random::new(68);
+    DevicePair::for_each(|pair, _| {
+        let [x, gate] = [0; 2].map(|_| pair.random(&mut random, 5, 6));
+        let (ape, out) = (pair.buffer(&[0.0; 24]), pair.nan_filled(2, 3));
+        let state = pair.state(StateShape::Recurrent { len: 8 * 12 });
+        let op = |ratio, gate, ape, out, spans| Op::Compress {
+            x,
+            gate,
+            ape,
+            ratio,
+            overlap: true,
+            spans,
+            out,
+        };
+        let (some_gate, some_ape) = (Some(gate), Some(ape));
+        let at = |position| spans(&[Span { state, position, rows: 5 }]);
+        let small = Some(pair.buffer(&[0.0; 23]));
+        refused(pair, "ratio", &op(1, some_gate, some_ape, out, at(3)));
+        refused(pair, "length", &op(3, some_gate, some_ape, out, at(3)));
+        refused(pair, "length without a gate", &op(4, None, None, out, at(3)));
+        refused(pair, "ape without a gate", &op(4, None, some_ape, out, at(3)));
+        refused(pair, "ape", &op(4, some_gate, small, out, at(3)));
+        refused(pair, "gate", &op(4, Some(gate.columns(0, 5)), some_ape, out, at(3)));
+        refused(pair, "width", &op(4, some_gate, some_ape, out.columns(0, 2), at(3)));
+        refused(pair, "entries", &op(4, some_gate, some_ape, out, at(2)));
+        refused(pair, "rows", &op(4, some_gate, some_ape, out, spans(&[])));
+        refused(pair, "aliasing", &op(4, some_gate, some_ape, gate.columns(0, 3), at(3)));
+        pair.run(&op(4, some_gate, some_ape, out, at(3)));
+    });
+}
+
+#[test]
 fn mismatched_indexer_shapes_are_rejected() {
     let mut random = Random::new(67);
     DevicePair::for_each(|pair, _| {
@@ -438,8 +499,14 @@ fn mismatched_indexer_shapes_are_rejected() {
         let (q, k) = (pair.random(&mut random, 3, 32).split(4), pair.random(&mut random, 3, 8));
         let (weights, scores) = (pair.random(&mut random, 3, 4), pair.nan_filled(2, 5));
         let out = pair.nan_filled(3, 4);
-        let op =
-            |k, weights, scores, spans, out| Op::TopPositions { q, k, weights, spans, scores, out };
+        let op = |k, weights, scores, spans, out| Op::TopPositions {
+            queries: Some(IndexQueries { q, weights, scores }),
+            k: Some(k),
+            ratio: 1,
+            list: IndexList::Positions,
+            spans,
+            out,
+        };
         let span = |state, position| spans(&[Span { state, position, rows: 3 }]);
         refused(pair, "keys", &op(k.columns(0, 7), weights, scores, span(state, 0), out));
         refused(pair, "key heads", &op(k.split(2), weights, scores, span(state, 0), out));
@@ -452,6 +519,39 @@ fn mismatched_indexer_shapes_are_rejected() {
         refused(pair, "aliasing", &op(k, weights, out.slice(0, 1), span(state, 0), out));
         refused(pair, "aliasing", &op(k, weights, k, span(state, 0), out));
         pair.run(&op(k, weights, scores, span(state, 2), out));
+        let queries = Some(IndexQueries { q, weights, scores });
+        let listed = |queries, k, ratio, list, spans, out| Op::TopPositions {
+            queries,
+            k,
+            ratio,
+            list,
+            spans,
+            out,
+        };
+        let (two, span) = (out.columns(0, 3), span(state, 8));
+        let (all, window) =
+            (IndexList::Positions, |window, ring| IndexList::Window { window, ring });
+        refused(pair, "ratio 0", &listed(queries, None, 0, all, span, out));
+        refused(pair, "keys of entries", &listed(queries, Some(k), 2, all, span, two));
+        refused(pair, "keys without queries", &listed(None, Some(k), 1, all, span, out));
+        refused(pair, "width", &listed(queries, None, 2, all, span, out));
+        refused(pair, "no entries", &listed(queries, None, 4, all, span, two));
+        refused(pair, "full", &listed(queries, None, 1, all, span, out));
+        refused(pair, "no window", &listed(queries, None, 2, window(0, 4), span, out));
+        refused(pair, "ring", &listed(queries, None, 2, window(3, 2), span, out));
+        refused(pair, "large ring", &listed(queries, None, 2, window(3, 1 << 24), span, out));
+        refused(pair, "narrow", &listed(queries, None, 2, window(5, 6), span, out));
+        refused(pair, "all entries", &listed(None, None, 5, window(3, 6), span, out));
+        pair.run(&listed(None, None, 6, window(3, 6), span, out));
+        let at = |position, rows| spans(&[Span { state, position, rows }]);
+        let append = |k, v, spans| Op::Append { k, v, spans };
+        refused(pair, "appended rows", &append(k, None, at(0, 2)));
+        refused(pair, "appended keys", &append(k.columns(0, 7), None, at(0, 3)));
+        refused(pair, "appended values", &append(k, Some(k), at(0, 3)));
+        refused(pair, "full", &append(k, None, at(3, 3)));
+        refused(pair, "beyond", &append(k.slice(0, 0), None, at(6, 0)));
+        pair.run(&append(k, None, at(2, 3)));
+        pair.run(&append(k.slice(0, 0), None, at(5, 0)));
     });
 }
 

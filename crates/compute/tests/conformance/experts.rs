@@ -107,7 +107,7 @@ fn experts_without_a_gate() {
         for (format, output_bias) in
             [(AFFINE4, None), (AFFINE4, Some(Scalar::F32)), (plain, None), (Format::MXFP4, None)]
         {
-            let ExpertShape { up, down, .. } = shape(64, 96, [format; 3]);
+            let ExpertShape { up, down, .. } = shape(64, 128, [format; 3]);
             let shape = ExpertShape { output_bias, ..ExpertShape::without_gate(up, down) };
             let bank = fill(pair, &mut random, &shape, 4);
             let slots: Vec<Slot> = (0..4).map(|index| Slot { bank, index }).collect();
@@ -122,7 +122,7 @@ fn experts_without_a_gate() {
                 for uses in [ExpertUses::Listed(&listed), ExpertUses::Routed { ids, table }] {
                     let x = pair.random(&mut random, rows, 64);
                     let (inner, out) =
-                        (pair.nan_filled(rows * 2, 96), pair.nan_filled(rows * 2, 64));
+                        (pair.nan_filled(rows * 2, 128), pair.nan_filled(rows * 2, 64));
                     let activation = Activation::Relu2;
                     let shape = &shape;
                     pair.run(&Op::Experts { x, shape, activation, experts: 4, uses, inner, out });

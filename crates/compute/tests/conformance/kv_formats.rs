@@ -1,6 +1,8 @@
 //! Element formats of the KV cache: selection, and the error of attention and top positions.
 
-use moeflux_compute::{DeviceOptions, Isa, KvFormat, Op, Span, StateShape, View, open};
+use moeflux_compute::{
+    DeviceOptions, IndexList, IndexQueries, Isa, KvFormat, Op, Span, StateShape, View, open,
+};
 
 use crate::harness::{DevicePair, Random, device, device_with_kv, gpu, gpu_with_kv, is_full, read};
 
@@ -142,7 +144,14 @@ fn top_positions_with_a_q8_kv_cache_score_near_the_best() {
         let shape =
             StateShape::KeyValue { kv_heads: 1, key_width: width, value_width: 0, positions: rows };
         let spans = &[Span { state: pair.state(shape), position: 0, rows }];
-        pair.run(&Op::TopPositions { q: q.split(heads), k, weights, spans, scores, out });
+        pair.run(&Op::TopPositions {
+            queries: Some(IndexQueries { q: q.split(heads), weights, scores }),
+            k: Some(k),
+            ratio: 1,
+            list: IndexList::Positions,
+            spans,
+            out,
+        });
         let found = pair.read(out);
         let mut worst = 0.0f32;
         for row in n..rows {

@@ -12,6 +12,7 @@
 
 mod attention;
 mod attention_kinds;
+mod compress;
 mod elementwise;
 mod errors;
 mod experts;
@@ -28,6 +29,7 @@ mod recurrent;
 mod router;
 mod row_counts;
 mod states;
+mod streams;
 mod top_blocks;
 mod top_logits;
 mod top_positions;

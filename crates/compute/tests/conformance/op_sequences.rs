@@ -34,7 +34,13 @@ fn residual_add_norm_router_and_top_k() {
                 let logits = pair.nan_filled(rows, experts);
                 let (ids, weights) = (pair.nan_filled(rows, k), pair.nan_filled(rows, k));
                 pair.run(&Op::Add { x, y });
-                pair.run(&Op::RmsNorm { x, weight: Some(norm), eps: 1e-6, out: normed });
+                pair.run(&Op::RmsNorm {
+                    x,
+                    weight: Some(norm),
+                    per_head: false,
+                    eps: 1e-6,
+                    out: normed,
+                });
                 pair.run(&Op::MatMul { x: normed, weight, bias, exact: true, out: logits });
                 pair.run(&Op::TopK { logits, router: Router::softmax(true), ids, weights });
                 pair.agree("ids", ids, 0.0);
@@ -61,17 +67,23 @@ fn near_misses_of_fusable_sequences() {
         // A norm of another view than the sum; a projection before the router's; a top-k that reads
         // other logits.
         pair.run(&Op::Add { x, y });
-        pair.run(&Op::RmsNorm { x: z, weight: Some(norm), eps: 1e-6, out: normed });
+        pair.run(&Op::RmsNorm {
+            x: z,
+            weight: Some(norm),
+            per_head: false,
+            eps: 1e-6,
+            out: normed,
+        });
         pair.agree("another norm", normed, 1e-5);
         pair.run(&Op::Add { x, y });
-        pair.run(&Op::RmsNorm { x, weight: Some(norm), eps: 1e-6, out: normed });
+        pair.run(&Op::RmsNorm { x, weight: Some(norm), per_head: false, eps: 1e-6, out: normed });
         pair.run(&Op::MatMul { x: normed, weight, bias: None, exact: false, out: other });
         pair.run(&Op::MatMul { x: z, weight, bias: None, exact: true, out: logits });
         pair.run(&Op::TopK { logits, router: Router::softmax(false), ids, weights });
         pair.agree("ids", ids, 0.0);
         pair.agree_in_norm("another projection", other, if exact { 1e-5 } else { 1e-2 });
         pair.run(&Op::Add { x, y });
-        pair.run(&Op::RmsNorm { x, weight: Some(norm), eps: 1e-6, out: normed });
+        pair.run(&Op::RmsNorm { x, weight: Some(norm), per_head: false, eps: 1e-6, out: normed });
         pair.run(&Op::MatMul { x: normed, weight, bias: None, exact: true, out: other });
         pair.run(&Op::TopK { logits, router: Router::softmax(false), ids, weights });
         pair.agree("ids of other logits", ids, 0.0);
@@ -121,7 +133,13 @@ fn qkv_projection_norm_rope_and_attention() {
                 let (q, k, v) = (q.split(heads), k.split(kv_heads), v.split(kv_heads));
                 if normed {
                     for (x, weight) in [(q, norms[0]), (k, norms[1])] {
-                        pair.run(&Op::RmsNorm { x, weight: Some(weight), eps: 1e-6, out: x });
+                        pair.run(&Op::RmsNorm {
+                            x,
+                            weight: Some(weight),
+                            per_head: false,
+                            eps: 1e-6,
+                            out: x,
+                        });
                     }
                 }
                 let spans = &[Span { state, position, rows }];
@@ -179,7 +197,13 @@ fn decode_of_several_sequences_has_the_bits_of_each() {
                 let [q, k, v] = inputs.map(|values| pair.dense(rows, values));
                 let (q, k, v) = (q.split(heads), k.split(kv_heads), v.split(kv_heads));
                 for (x, weight) in [(q, norms[0]), (k, norms[1])] {
-                    pair.run(&Op::RmsNorm { x, weight: Some(weight), eps: 1e-6, out: x });
+                    pair.run(&Op::RmsNorm {
+                        x,
+                        weight: Some(weight),
+                        per_head: false,
+                        eps: 1e-6,
+                        out: x,
+                    });
                 }
                 for x in [q, k] {
                     let (frequencies, pairs) = (&frequencies[..], rope);
@@ -267,7 +291,7 @@ fn decode_after_a_long_prefix() {
                 let [q, k, v, out] = [q, k, v, out].map(|view| view.slice(position, rows));
                 let spans = &[Span { state, position, rows }];
                 for (x, weight) in [(q, Some(norms[0])), (k, gated.then_some(norms[1]))] {
-                    pair.run(&Op::RmsNorm { x, weight, eps: 1e-6, out: x });
+                    pair.run(&Op::RmsNorm { x, weight, per_head: false, eps: 1e-6, out: x });
                 }
                 for x in [q, k] {
                     let pairs = RopePairs::Halves;
@@ -331,7 +355,13 @@ fn shared_expert_then_combine_and_norm() {
                 let with_shared =
                     Some(Shared { out: shared, gate: (rows % 2 == 1).then_some(logit) });
                 pair.run(&Op::Combine { parts, weights, shared: with_shared, add: true, out });
-                pair.run(&Op::RmsNorm { x: out, weight: Some(norm), eps: 1e-6, out: normed });
+                pair.run(&Op::RmsNorm {
+                    x: out,
+                    weight: Some(norm),
+                    per_head: false,
+                    eps: 1e-6,
+                    out: normed,
+                });
                 pair.agree("the norm", normed, 2e-5);
                 pair.agree("the residual stream", out, 2e-5);
                 pair.agree("the shared expert", shared, 2e-5);
@@ -453,7 +483,13 @@ fn norm_followed_by_projections() {
                 let stream = pair.random(&mut random, rows, 13);
                 let what = format!("{rows} rows of {format:?}");
                 let tolerance = if exact { 1e-5 } else { 1e-2 };
-                pair.run(&Op::RmsNorm { x, weight: Some(norm), eps: 1e-6, out: normed });
+                pair.run(&Op::RmsNorm {
+                    x,
+                    weight: Some(norm),
+                    per_head: false,
+                    eps: 1e-6,
+                    out: normed,
+                });
                 pair.run(&Op::MatMul {
                     x: normed,
                     weight: first,
@@ -471,7 +507,13 @@ fn norm_followed_by_projections() {
                 pair.agree_in_norm(&format!("{what}: the first"), one, tolerance);
                 pair.agree_in_norm(&format!("{what}: the second"), other, tolerance);
                 pair.agree(&format!("{what}: the norm"), normed, 1e-5);
-                pair.run(&Op::RmsNorm { x, weight: Some(norm), eps: 1e-6, out: normed });
+                pair.run(&Op::RmsNorm {
+                    x,
+                    weight: Some(norm),
+                    per_head: false,
+                    eps: 1e-6,
+                    out: normed,
+                });
                 pair.run(&Op::MatMul {
                     x: normed,
                     weight: second,
@@ -499,7 +541,7 @@ fn reads_and_writes_flush_pending_ops() {
         pair.agree("a projection", out, 1e-5);
         pair.run(&Op::Add { x, y });
         pair.agree("a sum", x, 0.0);
-        pair.run(&Op::RmsNorm { x, weight: None, eps: 1e-6, out: x });
+        pair.run(&Op::RmsNorm { x, weight: None, per_head: false, eps: 1e-6, out: x });
         pair.agree("a norm", x, 1e-5);
         pair.run(&Op::MatMul { x, weight, bias: None, exact: true, out });
         // A later write does not change the input of the pending projection.

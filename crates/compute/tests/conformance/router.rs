@@ -74,6 +74,7 @@ fn sigmoid_router(
         scale: 2.5,
         expert_scale: Some(pair.buffer(&scales)),
         shared: None,
+        given: false,
     }
 }
 
@@ -141,6 +142,28 @@ fn experts_of_unselected_groups_score_minus_infinity() {
             assert_eq!(pair.read(ids), [2.0, 4.0, 5.0, 3.0]);
             pair.agree("ids", ids, 0.0);
             pair.agree("weights", weights, 1e-5);
+        }
+    });
+}
+
+#[test]
+fn given_ids_are_kept_and_weighed() {
+    let mut random = Random::new(74);
+    DevicePair::for_each(|pair, _| {
+        for scoring in [Scoring::SqrtSoftplus, Scoring::Sigmoid, Scoring::Softmax] {
+            for (given, normalize) in [(false, true), (true, true), (true, false)] {
+                let logits = pair.random(&mut random, 3, 12);
+                // An id beyond the experts stands for the last one.
+                let ids = pair.dense(3, &[7.0, 2.0, 11.0, 3.0, 4.0, 0.0, 1.0, 40.0, 6.0]);
+                let weights = pair.nan_filled(3, 3);
+                let router = Router { scoring, given, scale: 1.5, ..Router::softmax(normalize) };
+                pair.run(&Op::TopK { logits, router, ids, weights });
+                pair.agree("ids", ids, 0.0);
+                pair.agree(&format!("weights by {scoring:?}, {given}"), weights, 1e-5);
+                if given {
+                    assert_eq!(pair.read(ids), [7.0, 2.0, 11.0, 3.0, 4.0, 0.0, 1.0, 11.0, 6.0]);
+                }
+            }
         }
     });
 }

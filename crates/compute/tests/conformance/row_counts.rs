@@ -5,8 +5,8 @@ use std::iter::zip;
 
 use moeflux_compute::{
     Activation, BlockType, ExpertShape, ExpertUses, Format, GateFunction, HeadMatrix, HeadRows,
-    KeySharing, LogDecay, MatrixShape, NormGate, Op, RopePairs, Router, Shared, Slot, Span,
-    StateShape, StepLimits, View,
+    IndexList, IndexQueries, KeySharing, LogDecay, MatrixShape, NormGate, Op, RopePairs, Router,
+    Shared, Slot, Span, StateShape, StepLimits, View,
 };
 
 use crate::{
@@ -65,6 +65,10 @@ tests_of_ops! {
         HeadGate { x } => head_gate,
         Add { x } => add,
         Scale { x } => scale,
+        Silu { x } => silu,
+        StreamWeights { logits } => stream_weights,
+        Collapse { out } => collapse,
+        Expand { y } => expand,
         GatherColumns { x } => gather_columns,
         SoftCap { x } => soft_cap,
         TopK { logits } => top_k,
@@ -76,9 +80,11 @@ tests_of_ops! {
         Rope { spans } => rope,
         Attention { spans } => attention,
         LatentAttention { spans } => latent_attention,
+        Append { spans } => append,
         TopPositions { spans } => top_positions,
         TopBlocks { spans } => top_blocks,
         Conv1d { spans } => conv1d,
+        Compress { spans } => compress,
         DeltaNet { spans } => delta_net,
         Mamba2 { spans } => mamba2,
     }
@@ -176,7 +182,7 @@ impl Tested<'_> {
 
     fn rms_norm(&mut self) {
         let ([x, _], weight, out) = self.norm_operands();
-        self.run(&Op::RmsNorm { x, weight: Some(weight), eps: 1e-6, out });
+        self.run(&Op::RmsNorm { x, weight: Some(weight), per_head: false, eps: 1e-6, out });
         self.agree(out, 1e-5);
     }
 
@@ -257,6 +263,44 @@ impl Tested<'_> {
         let x = self.random(self.rows(), 33);
         self.run(&Op::Scale { x, factor: 71.3 });
         self.agree(x, 0.0);
+    }
+
+    fn silu(&mut self) {
+        let x = self.random(self.rows(), 33);
+        self.run(&Op::Silu { x });
+        self.agree(x, 1e-5);
+    }
+
+    fn stream_weights(&mut self) {
+        let streams = 4;
+        let logits = self.random(self.rows(), streams * (streams + 2));
+        let scale = self.pair.buffer(&self.random.values(3));
+        let base = self.pair.buffer(&self.random.values(logits.width));
+        let (eps, iterations) = (1e-6, 20);
+        self.run(&Op::StreamWeights { logits, streams, scale, base, eps, iterations });
+        self.agree(logits, 1e-5);
+    }
+
+    fn collapse(&mut self) {
+        let (rows, width, function) = (self.rows(), 33, GateFunction::Sigmoid);
+        for weights in [None, Some(1), Some(width)] {
+            let x = self.random(rows, 4 * width).split(4);
+            let weights = weights.map(|width| self.random(rows, 4 * width).split(4));
+            let out = self.pair.nan_filled(rows, width);
+            self.run(&Op::Collapse { x, weights, function, out });
+            self.agree(out, 1e-5);
+        }
+    }
+
+    fn expand(&mut self) {
+        let (rows, width, function) = (self.rows(), 33, GateFunction::DoubleSigmoid);
+        for is_mixed in [false, true] {
+            let x = self.random(rows, 4 * width).split(4);
+            let (y, gate) = (self.random(rows, width), self.random(rows, 4));
+            let mixing = is_mixed.then(|| self.random(rows, 16).split(4));
+            self.run(&Op::Expand { x, y, gate, function, mixing });
+            self.agree(x, 1e-5);
+        }
     }
 
     fn soft_cap(&mut self) {
@@ -414,8 +458,49 @@ impl Tested<'_> {
             let q = tested.integers(rows, heads * width).split(heads);
             let (k, weights) = (tested.integers(rows, width), tested.integers(rows, heads));
             let out = tested.pair.nan_filled(rows, 6);
-            tested.run(&Op::TopPositions { q, k, weights, spans, scores, out });
+            tested.run(&Op::TopPositions {
+                queries: Some(IndexQueries { q, weights, scores }),
+                k: Some(k),
+                ratio: 1,
+                list: IndexList::Positions,
+                spans,
+                out,
+            });
             tested.agree(out, 0.0);
+        });
+    }
+
+    fn append(&mut self) {
+        let (kv_heads, key_width, value_width) = (2, 12, 8);
+        let shape = StateShape::KeyValue { kv_heads, key_width, value_width, positions: POSITIONS };
+        self.after_prefixes(shape, |tested, spans| {
+            let rows = row_sum(spans);
+            let k = tested.f16_values(rows, kv_heads * key_width).split(kv_heads);
+            let v = tested.f16_values(rows, kv_heads * value_width).split(kv_heads);
+            tested.run(&Op::Append { k, v: Some(v), spans });
+            // Attention of the last rows, which it appends again.
+            let q = tested.random(rows, 4 * key_width).split(4);
+            let out = tested.pair.nan_filled(rows, 4 * value_width).split(4);
+            let mut first = 0;
+            for span in spans {
+                let last = first + span.rows - 1;
+                let span = Span { position: span.position + span.rows - 1, rows: 1, ..*span };
+                let row = |view: View| view.slice(last, 1);
+                tested.pair.run(&Op::Attention {
+                    q: row(q),
+                    k: row(k),
+                    v: Some(row(v)),
+                    gate: None,
+                    scale: 0.7,
+                    window: None,
+                    sinks: None,
+                    positions: None,
+                    spans: &[span],
+                    out: row(out),
+                });
+                tested.agree(row(out), 1e-5);
+                first = last + 1;
+            }
         });
     }
 
@@ -444,6 +529,22 @@ impl Tested<'_> {
                 tested.run(&Op::Conv1d { x, weight, bias, width, silu: true, spans, out });
                 tested.agree(out, 1e-5);
             }
+        });
+    }
+
+    fn compress(&mut self) {
+        let (width, ratio) = (20, 4);
+        let ape = self.pair.buffer(&self.random.values(ratio * 2 * width));
+        let state = StateShape::Recurrent { len: 2 * ratio * 4 * width };
+        self.after_prefixes(state, |tested, spans| {
+            let rows = row_sum(spans);
+            let [x, gate] = [0; 2].map(|_| tested.random(rows, 2 * width));
+            let blocks = |span: &Span| (span.position + span.rows) / ratio - span.position / ratio;
+            let entries: usize = spans.iter().map(blocks).sum();
+            let out = tested.pair.nan_filled(entries + 1, width).slice(0, entries);
+            let (gate, ape) = (Some(gate), Some(ape));
+            tested.run(&Op::Compress { x, gate, ape, ratio, overlap: true, spans, out });
+            tested.agree(out, 1e-5);
         });
     }
 

@@ -1,6 +1,6 @@
 //! TopPositions: the indexer of sparse attention.
 
-use moeflux_compute::{Isa, Op, Span, State, StateShape, View};
+use moeflux_compute::{IndexList, IndexQueries, Isa, Op, Span, State, StateShape, View};
 
 use crate::harness::{DevicePair, Random, bits, device, row_chunks};
 
@@ -46,12 +46,13 @@ impl Case {
     fn run(&self, pair: &mut DevicePair, first: usize, spans: &[Span]) {
         let rows = spans.iter().map(|s| s.rows).sum();
         let slice = |view: View| view.slice(first, rows);
+        let (q, weights, scores) = (slice(self.q), slice(self.weights), self.scores);
         pair.run(&Op::TopPositions {
-            q: slice(self.q),
-            k: slice(self.k),
-            weights: slice(self.weights),
+            queries: Some(IndexQueries { q, weights, scores }),
+            k: Some(slice(self.k)),
+            ratio: 1,
+            list: IndexList::Positions,
             spans,
-            scores: self.scores,
             out: slice(self.out),
         });
     }
@@ -164,4 +165,118 @@ fn non_finite_scores_still_give_valid_positions() {
             );
         }
     });
+}
+
+/// Positions of an entry, number of listed entries, form of the list.
+type EntryLists = (usize, usize, IndexList);
+
+/// Lists of `rows` positions of a sequence, in chunks. Entries are appended once they are complete.
+fn entry_lists(
+    pair: &mut DevicePair,
+    case: &Case,
+    (ratio, n, list): EntryLists,
+    chunks: &[usize],
+    with_queries: bool,
+) -> Vec<u32> {
+    let rows = case.q.rows;
+    let width = match list {
+        IndexList::Positions => n * ratio + ratio - 1,
+        IndexList::Window { window, .. } => window + n,
+    };
+    let out = pair.nan_filled(rows, width);
+    let state = case.state(pair);
+    for rows in row_chunks(rows, chunks) {
+        let slice = |view: View| view.slice(rows.start, rows.len());
+        let entries = rows.start / ratio..rows.end / ratio;
+        let spans = &[Span { state, position: entries.start, rows: entries.len() }];
+        let k = case.k.slice(entries.start, entries.len());
+        pair.run(&Op::Append { k, v: None, spans });
+        let (q, weights, scores) = (slice(case.q), slice(case.weights), case.scores);
+        pair.run(&Op::TopPositions {
+            queries: with_queries.then_some(IndexQueries { q, weights, scores }),
+            k: None,
+            ratio,
+            list,
+            spans: &[Span { state, position: rows.start, rows: rows.len() }],
+            out: slice(out),
+        });
+    }
+    pair.agree(&format!("{ratio}, {n}, {list:?}, chunks of {chunks:?}"), out, 0.0);
+    bits(&pair.read(out))
+}
+
+#[test]
+fn entries_of_several_positions() {
+    let mut random = Random::new(97);
+    let window = |window, ring| IndexList::Window { window, ring };
+    DevicePair::for_each(|pair, _| {
+        for lists in [
+            (4, 3, IndexList::Positions),
+            (4, 20, IndexList::Positions),
+            (3, 5, IndexList::Positions),
+            (1, 4, window(6, 10)),
+            (4, 3, window(8, 256)),
+            (2, 30, window(5, 5)),
+            (32, 1, window(16, 20)),
+        ] {
+            let case = Case::new(pair, &mut random, (70, 3, 8), 1);
+            let at_once = entry_lists(pair, &case, lists, &[70], true);
+            let apart = entry_lists(pair, &case, lists, &[1, 2, 3, 5, 7], true);
+            assert!(at_once == apart, "{lists:?}");
+            let (ratio, _, list) = lists;
+            let all = (ratio, 70 / ratio, list);
+            let at_once = entry_lists(pair, &case, all, &[70], false);
+            assert!(entry_lists(pair, &case, all, &[70], true) == at_once, "{all:?}");
+        }
+    });
+}
+
+#[test]
+fn forms_of_lists() {
+    DevicePair::for_each(|pair, _| {
+        // All scores are equal: the last entries win.
+        let case = Case::with_values(pair, (12, 1, 1), 1, |_| 0.0);
+        let positions = entry_lists(pair, &case, (4, 1, IndexList::Positions), &[5], true);
+        let row = |list: &[u32], row: usize, width: usize| -> Vec<f32> {
+            list[row * width..][..width].iter().map(|x| f32::from_bits(*x)).collect()
+        };
+        assert_eq!(row(&positions, 1, 7), [0.0, 1.0, -1.0, -1.0, -1.0, -1.0, -1.0]);
+        assert_eq!(row(&positions, 3, 7), [0.0, 1.0, 2.0, 3.0, -1.0, -1.0, -1.0]);
+        assert_eq!(row(&positions, 10, 7), [4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0]);
+        let form = IndexList::Window { window: 3, ring: 8 };
+        let window = entry_lists(pair, &case, (4, 2, form), &[5], true);
+        assert_eq!(row(&window, 1, 5), [0.0, 1.0, -1.0, -1.0, -1.0]);
+        assert_eq!(row(&window, 8, 5), [6.0, 7.0, 0.0, 8.0, 9.0]);
+        assert_eq!(row(&window, 11, 5), [1.0, 2.0, 3.0, 9.0, 10.0]);
+    });
+}
+
+#[test]
+fn more_entries_than_a_kv_block() {
+    let mut random = Random::new(98);
+    DevicePair::for_each(|pair, _| {
+        let case = Case::new(pair, &mut random, (1300, 2, 4), 1);
+        let lists = (2, 300, IndexList::Window { window: 100, ring: 128 });
+        let at_once = entry_lists(pair, &case, lists, &[1300], true);
+        assert!(entry_lists(pair, &case, lists, &[511, 40], true) == at_once);
+        // Every entry, without scores.
+        entry_lists(pair, &case, (1, 1300, IndexList::Positions), &[1300], false);
+    });
+}
+
+#[test]
+fn entries_that_were_never_appended_are_rejected() {
+    let mut pair = DevicePair::new(device(Isa::detect(), true, 2));
+    let case = Case::with_values(&mut pair, (9, 1, 4), 2, |_| 1.0);
+    let state = case.state(&mut pair);
+    let (q, weights, scores) = (case.q, case.weights, case.scores);
+    let error = pair.device.run(&Op::TopPositions {
+        queries: Some(IndexQueries { q, weights, scores }),
+        k: None,
+        ratio: 1,
+        list: IndexList::Positions,
+        spans: &[Span { state, position: 0, rows: 9 }],
+        out: case.out,
+    });
+    assert!(error.unwrap_err().to_string().contains("appended"));
 }

@@ -82,6 +82,11 @@ impl DataFile {
         Self { path: name.into(), len, storage: DataStorage::Memory(Cow::Borrowed(&[])) }
     }
 
+    /// Whether it has a length and no contents.
+    pub(crate) fn is_planned(&self) -> bool {
+        matches!(&self.storage, DataStorage::Memory(bytes) if (bytes.len() as u64) < self.len)
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

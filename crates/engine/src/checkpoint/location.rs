@@ -92,6 +92,15 @@ pub struct VectorSource {
     pub change: VectorChange,
 }
 
+/// Integers of a tensor, such as a table of ids.
+#[derive(Clone, Debug)]
+pub struct Integers {
+    /// Bytes of the tensor.
+    pub segment: Segment,
+    /// Its elements.
+    pub values: Vec<i64>,
+}
+
 /// Computation on the elements of a vector.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum VectorChange {

@@ -54,7 +54,7 @@ pub use embedded::unpack_embedded;
 pub(crate) use frame::digest;
 use gguf::{GgufModel, GgufSet};
 pub use gguf::{GgufPart, GgufSummary};
-pub use location::{InputOrder, MatrixSource, Segment, VectorChange, VectorSource};
+pub use location::{InputOrder, Integers, MatrixSource, Segment, VectorChange, VectorSource};
 pub(crate) use location::{MatrixStack, TensorInfo};
 use mirror_folders::ModelFolders;
 pub use model_id::ModelId;

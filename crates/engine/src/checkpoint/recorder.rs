@@ -6,7 +6,7 @@ use moeflux_compute::{FileLayout, Format, MatrixShape, Scalar};
 use serde_json::Value;
 
 use super::{
-    location::{MatrixSource, MatrixStack, Segment, VectorChange, VectorSource},
+    location::{Integers, MatrixSource, MatrixStack, Segment, VectorChange, VectorSource},
     source::{SourceChanges, StackLayout, StackRequest, TensorSource},
 };
 use crate::base::error::Error;
@@ -18,6 +18,8 @@ pub(crate) struct RecordedTensor {
     pub(crate) name: String,
     /// Dimensions, outermost first, of the weights before quantisation.
     pub(crate) shape: Vec<usize>,
+    /// Whether the name is that of the tensor, although it is a matrix.
+    pub(crate) is_bare: bool,
 }
 
 /// A source made of a config alone.
@@ -49,7 +51,7 @@ impl<'a> Recorder<'a> {
     /// Writes a request down, and locates its first `bytes` bytes.
     fn record(&self, name: &str, shape: Vec<usize>, bytes: usize) -> Segment {
         let mut recorded = self.recorded.borrow_mut();
-        recorded.push(RecordedTensor { name: name.into(), shape });
+        recorded.push(RecordedTensor { name: name.into(), shape, is_bare: false });
         Segment { file: (recorded.len() - 1) as u32, offset: 0, bytes }
     }
 
@@ -106,6 +108,17 @@ impl TensorSource for Recorder<'_> {
         Ok(VectorSource { name: name.into(), len, scalar, segment, change: VectorChange::None })
     }
 
+    /// Zeros.
+    fn integers(&self, name: &str, shape: &[usize]) -> Result<Integers, Error> {
+        let len = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+        let bytes = len.and_then(|len| len.checked_mul(8));
+        let (Some(len), Some(bytes)) = (len, bytes) else {
+            return Err(self.tensor_error(name, "it is too large to be addressed"));
+        };
+        let segment = self.record(name, shape.into(), bytes);
+        Ok(Integers { segment, values: vec![0; len] })
+    }
+
     fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<MatrixSource, Error> {
         let (shape, bytes) = self.matrix_shape(name, rows, cols)?;
         let segment = self.record(name, vec![rows, cols], bytes);
@@ -116,6 +129,12 @@ impl TensorSource for Recorder<'_> {
             segments: vec![segment],
             order: None,
         })
+    }
+
+    fn bare_matrix(&self, name: &str, rows: usize, cols: usize) -> Result<MatrixSource, Error> {
+        let matrix = self.matrix(name, rows, cols)?;
+        self.recorded.borrow_mut().last_mut().into_iter().for_each(|last| last.is_bare = true);
+        Ok(matrix)
     }
 
     fn stack(&self, request: &StackRequest<'_>) -> Result<MatrixStack, Error> {

@@ -12,7 +12,7 @@ use std::{
 use moeflux_compute::{BlockScaled, Format, MatrixShape, OutputOrder, PlaneLayout};
 use serde_json::Value;
 
-use super::location::{MatrixSource, MatrixStack, Segment, VectorSource};
+use super::location::{Integers, MatrixSource, MatrixStack, Segment, VectorSource};
 use crate::base::error::Error;
 
 /// Changes that a source has made to the tensors that the Hub publishes.
@@ -98,11 +98,24 @@ pub(crate) trait TensorSource {
     /// The tensor is missing, or of another size or an unsupported type.
     fn vector(&self, name: &str, shape: &[usize]) -> Result<VectorSource, Error>;
 
+    /// The 64-bit integers of the tensor `name`, whose dimensions are `shape`; zeros where only the
+    /// sizes of tensors are known.
+    ///
+    /// # Errors
+    /// The tensor is missing, of another shape or type, or cannot be read.
+    fn integers(&self, name: &str, shape: &[usize]) -> Result<Integers, Error>;
+
     /// The matrix `name.weight` of `rows` x `cols`, quantised or not, as its tensors say.
     ///
     /// # Errors
     /// A tensor is missing, or of another shape or an unsupported format.
     fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<MatrixSource, Error>;
+
+    /// The matrix `name`, without `.weight`, of `rows` x `cols`.
+    ///
+    /// # Errors
+    /// As [`TensorSource::matrix`].
+    fn bare_matrix(&self, name: &str, rows: usize, cols: usize) -> Result<MatrixSource, Error>;
 
     /// A stack of matrices in tensors with one dimension more.
     ///

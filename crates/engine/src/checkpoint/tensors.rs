@@ -20,7 +20,7 @@ use super::{
     compressed_tensors::PACKED,
     gguf::{GGUF, PAIRS_ADJACENT, VALUE_HEADS_DEALT},
     input_major::QWEIGHT,
-    location::{MatrixSource, MatrixStack, TensorInfo, VectorChange, VectorSource},
+    location::{Integers, MatrixSource, MatrixStack, TensorInfo, VectorChange, VectorSource},
     quantization::WeightScheme,
     source::{SourceChanges, StackLayout, StackRequest, TensorSource},
 };
@@ -135,14 +135,32 @@ impl TensorSource for Checkpoint {
         Ok(VectorSource { name, len, scalar, segment, change })
     }
 
+    fn integers(&self, name: &str, shape: &[usize]) -> Result<Integers, Error> {
+        let t = self.tensor(name).map_err(|e| self.explain(e))?;
+        self.check_shape(name, t, shape)?;
+        let len = shape.iter().try_fold(8usize, |n, d| n.checked_mul(*d));
+        if t.dtype != "I64" || len.map(|len| len as u64) != Some(t.bytes) {
+            let problem = format!("its type is {}, the model reads I64", t.dtype);
+            return Err(self.tensor_error(name, &problem));
+        }
+        let segment = t.segment();
+        let mut bytes = vec![0; segment.bytes];
+        if !self.files[segment.file as usize].is_planned() {
+            self.read(name, &segment, &mut bytes)?;
+        }
+        let (values, _) = bytes.as_chunks::<8>();
+        let values = values.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect();
+        Ok(Integers { segment, values })
+    }
+
     fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<MatrixSource, Error> {
         let suffix = WEIGHTS.into_iter().find(|suffix| self.has(&format!("{name}.{suffix}")));
         let weight = format!("{name}.{}", suffix.unwrap_or("weight"));
-        let request =
-            MatrixRequest { name, weight: &weight, count: None, by_rows: false, rows, cols };
-        let stack = self.detect(&request).map_err(|e| self.explain(e))?;
-        let MatrixStack { shape, layout, segments, order } = stack;
-        Ok(MatrixSource { name: name.into(), shape, layout, segments, order })
+        self.single_matrix(name, &weight, rows, cols)
+    }
+
+    fn bare_matrix(&self, name: &str, rows: usize, cols: usize) -> Result<MatrixSource, Error> {
+        self.single_matrix(name, name, rows, cols)
     }
 
     fn has_matrix(&self, name: &str) -> bool {
@@ -222,6 +240,20 @@ impl Checkpoint {
                 ),
             )),
         }
+    }
+
+    /// The matrix whose weights are in the tensor `weight`.
+    fn single_matrix(
+        &self,
+        name: &str,
+        weight: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<MatrixSource, Error> {
+        let request = MatrixRequest { name, weight, count: None, by_rows: false, rows, cols };
+        let stack = self.detect(&request).map_err(|e| self.explain(e))?;
+        let MatrixStack { shape, layout, segments, order } = stack;
+        Ok(MatrixSource { name: name.into(), shape, layout, segments, order })
     }
 
     /// Detects the format of the weight tensor and locates its planes.

@@ -242,7 +242,7 @@ impl SpeedProbe<'_> {
 
     fn run_small_ops(&mut self, count: usize) -> Computed<()> {
         let x = View::rows(self.x, 1, self.hidden);
-        let op = Op::RmsNorm { x, weight: None, eps: 1e-6, out: x };
+        let op = Op::RmsNorm { x, weight: None, per_head: false, eps: 1e-6, out: x };
         (0..count).try_for_each(|_| self.card.run(&op))
     }
 

@@ -18,11 +18,11 @@ use crate::{
     experts::{
         cache::ExpertCache, counters::ExpertCounters, prefetch::PrefetchMode, trace::TraceRecorder,
     },
-    model::blueprint::Blueprint,
+    model::blueprint::{Blueprint, MAX_STATES},
     runtime::{
         control::StepControl,
         host_experts::HostExperts,
-        layer::{Layer, Loader, MoeState, NextExperts, Scratch, Step, StreamNorm},
+        layer::{Input, Layer, Loader, MoeState, NextExperts, Scratch, Step},
         plan::MemoryPlan,
     },
     text::sampling::USUAL_CANDIDATES,
@@ -84,7 +84,7 @@ pub(crate) type LogitsSink<'a> = dyn FnMut(usize, LogitsOutput<'_>) -> bool + 'a
 pub(crate) const TOP_CANDIDATES: usize = 2 * MAX_TOP_LOGITS;
 
 /// States of one session for one layer.
-pub(crate) type LayerStates = [Option<State>; 2];
+pub(crate) type LayerStates = [Option<State>; MAX_STATES];
 
 /// Consecutive tokens of one session in a step.
 #[derive(Clone, Copy)]
@@ -114,13 +114,16 @@ pub(crate) struct StepContext<'a> {
 /// A loaded model: dense weights, buffers, and the state of a step.
 pub(crate) struct Model {
     hidden: usize,
+    /// Residual streams.
+    streams: usize,
     vocab: usize,
     eps: f32,
     embed_scale: f32,
     logit_cap: Option<f32>,
     embed: Weight,
     layers: Vec<Layer>,
-    norm: StreamNorm,
+    /// Input of the head.
+    output: Input,
     head: Weight,
     head_bias: Option<Buffer>,
     logit_scale: f32,
@@ -131,7 +134,7 @@ pub(crate) struct Model {
     logits: Buffer,
     /// Up to `(head_rows, TOP_CANDIDATES)`: ids and values of the top k.
     top_logits: Buffer,
-    spans: [Vec<Span>; 2],
+    spans: [Vec<Span>; MAX_STATES],
     moe_state: MoeState,
     /// Results on the host: [`host_values`].
     host_logits: Vec<f32>,
@@ -162,19 +165,20 @@ impl Model {
             .collect::<Vec<_>>();
         let layers = blueprint.layers.iter().enumerate().map(|(i, layer)| {
             loader.enter_layer(i)?;
-            Layer::load(layer, loader)
+            Layer::load(layer, blueprint.streams, loader)
         });
         let layers = layers.collect::<Result<_, _>>()?;
         loader.enter_layer(last)?;
         Ok(Self {
             hidden: blueprint.hidden,
+            streams: blueprint.streams,
             vocab: blueprint.vocab,
             eps: blueprint.eps,
             embed_scale: blueprint.embed_scale,
             logit_cap: blueprint.logit_cap,
             embed,
             layers,
-            norm: StreamNorm::load(&blueprint.norm, loader)?,
+            output: Input::load(&blueprint.output, blueprint.streams, loader)?,
             head: match &blueprint.head {
                 Some(head) => loader.matrix(head)?,
                 None if loader.device.is_same_card(0, last) => embed,
@@ -193,7 +197,7 @@ impl Model {
                 .device
                 .buffer(head_rows * TOP_CANDIDATES)
                 .map_err(Error::at(|| "logits"))?,
-            spans: [Vec::with_capacity(1), Vec::with_capacity(1)],
+            spans: std::array::from_fn(|_| Vec::with_capacity(1)),
             moe_state: MoeState::new(blueprint, rows, prefetch),
             host_logits: vec![0.0; host_values(head_rows, blueprint.vocab, blueprint.hidden)],
             tokens: Vec::with_capacity(rows),
@@ -371,7 +375,8 @@ impl Model {
     /// Records the embedding of `self.tokens`, which are those of the current step, or placeholders
     /// of the same number in a step recorded ahead.
     fn run_embed(&mut self, device: &mut dyn Device, x: View) -> Result<(), Error> {
-        let embed = Op::Embed { table: self.embed, tokens: &self.tokens, out: x };
+        let out = x.split(self.streams);
+        let embed = Op::Embed { table: self.embed, tokens: &self.tokens, out };
         device
             .enter_layer(0, None)
             .and_then(|()| device.run(&embed))
@@ -393,7 +398,7 @@ impl Model {
     ) -> Result<(), Error> {
         let StepContext { device, cache, host, stats } = ctx;
         let rows = spans.iter().map(|s| s.tokens.len()).sum();
-        let x = View::rows(self.scratch.x, rows, self.hidden);
+        let x = self.residual(rows);
         if parts.start == 0 {
             self.run_embed(&mut **device, x)?;
         }
@@ -429,17 +434,19 @@ impl Model {
                     None => None,
                 },
                 spans: &self.spans,
+                tokens: &self.tokens,
                 layer: i,
                 next,
                 rows,
                 hidden: self.hidden,
+                streams: self.streams,
                 eps: self.eps,
                 gathered: None,
             };
             layer.run(&mut step)?;
             self.moe_state.counters.add_stats(i, &stats.since(&before));
             if let Some(observer) = &mut control.observer {
-                let mut hidden = vec![0.0; rows * self.hidden];
+                let mut hidden = vec![0.0; rows * x.width];
                 device.read(x, &mut hidden).map_err(Error::at(|| format!("layer {i}")))?;
                 observer.hidden(i, &hidden);
             }
@@ -467,12 +474,13 @@ impl Model {
         logit_rows: &[LogitsRow],
     ) -> Result<(), moeflux_compute::Error> {
         let rows = logit_rows.iter().map(|wanted| wanted.row + 1).max().unwrap_or(0);
-        let x = View::rows(self.scratch.x, rows, self.hidden);
+        let x = self.residual(rows);
         let normed = self.normed(logit_rows.len());
         let mut row = 0;
         for run in logit_rows.chunk_by(|a, b| a.row + 1 == b.row) {
             let (x, out) = (x.slice(run[0].row, run.len()), normed.slice(row, run.len()));
-            device.run(&self.norm.op(x, self.eps, out))?;
+            let buffers = self.scratch.shared();
+            self.output.read(buffers, x, self.eps, out, &mut |op| device.run(op))?;
             row += run.len();
         }
         if logit_rows.iter().all(|wanted| wanted.is_hidden) {
@@ -496,6 +504,11 @@ impl Model {
             Some(best) => device.run(&Op::TopLogits { logits, best }),
             None => Ok(()),
         }
+    }
+
+    /// The residual, `(rows, streams * hidden)`.
+    fn residual(&self, rows: usize) -> View {
+        View::rows(self.scratch.x, rows, self.streams * self.hidden)
     }
 
     /// View of the first `n` requested rows after the final norm.

@@ -55,7 +55,7 @@ impl NonFiniteSearch<'_> {
             return error;
         };
         let until = Instant::now() + TIMEOUT;
-        let Blueprint { embed, layers, norm, head, head_bias, .. } = self.blueprint;
+        let Blueprint { embed, layers, output, head, head_bias, .. } = self.blueprint;
         let find_layer = |layer: usize| {
             let dense = &layers[layer];
             let weights = matrices(dense.matrices()).chain(vectors(dense.vectors()));
@@ -78,7 +78,8 @@ impl NonFiniteSearch<'_> {
         let found = named(self.scan_all(matrices([embed]), until), "embedding")
             .or_else(|| (0..layers.len()).find_map(find_layer))
             .or_else(|| {
-                let head = vectors(norm.vectors().chain(head_bias)).chain(matrices(head));
+                let head_vectors = vectors(output.vectors().into_iter().chain(head_bias));
+                let head = head_vectors.chain(matrices(output.matrices().into_iter().chain(head)));
                 named(self.scan_all(head, until), "head")
             });
         let Some((Found { file, offset }, place)) = found else { return error };

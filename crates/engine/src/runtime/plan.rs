@@ -624,6 +624,7 @@ pub(crate) fn scratch_shape(blueprint: &Blueprint, rows: usize, kv: KvFormat) ->
     let latent_head = blueprint.layers.iter().filter_map(|l| l.mixer()).map(|mixer| match mixer {
         MixerBlueprint::Mla(mla) => Mla::latent_head_width(mla),
         MixerBlueprint::Gqa(_)
+        | MixerBlueprint::Compressed(_)
         | MixerBlueprint::DeltaNet(_)
         | MixerBlueprint::Mamba2(_)
         | MixerBlueprint::ShortConv(_) => 0,
@@ -652,7 +653,9 @@ pub(super) fn vector_bytes(blueprint: &Blueprint) -> u64 {
     let orders = blueprint.matrices().filter_map(|m| m.order.as_ref()).map(|order| order.len());
     let moe_orders = blueprint.moe_layers().filter_map(|(_, moe)| moe.experts.hidden_orders());
     let lens = blueprint.vectors().map(|v| v.len);
+    let routes = blueprint.moe_layers().filter_map(|(_, moe)| moe.router.fixed.as_ref());
     let lens = lens.chain(orders).chain(moe_orders.map(<[u16]>::len));
+    let lens = lens.chain(routes.map(|routes| routes.ids.len()));
     lens.map(|len| page_align(len as u64 * 4)).sum()
 }
 
@@ -666,7 +669,9 @@ pub(super) fn scratch_bytes(
     let head_rows = logit_rows(rows, sessions);
     let logits = blueprint.vocab as u64 * 4 * head_rows as u64
         + page_align(4 * (head_rows * TOP_CANDIDATES) as u64);
-    Scratch::bytes(blueprint, rows, context) + (8 + SCRATCH_BUFFERS) as u64 * page_align(1) + logits
+    Scratch::bytes(blueprint, rows, context)
+        + (12 + SCRATCH_BUFFERS) as u64 * page_align(1)
+        + logits
 }
 
 /// Bytes on the host besides process and slots. A device that copies weights holds the largest one
@@ -687,7 +692,8 @@ fn staging_bytes(blueprint: &Blueprint, rows: usize, sessions: usize, takes_over
 
 /// Host memory in which the residual stream goes from card to card.
 fn carried_bytes(blueprint: &Blueprint, rows: usize, cards: usize) -> u64 {
-    let values = (rows * blueprint.hidden).min(CARRIED_VALUES.max(blueprint.hidden));
+    let width = blueprint.residual();
+    let values = (rows * width).min(CARRIED_VALUES.max(width));
     if cards > 1 { page_align(4 * values as u64) } else { 0 }
 }
 

@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use moeflux_compute::{BankPlace, Commit, Device, DeviceOptions, KernelTime, KvFormat, StateShape};
+use moeflux_compute::{BankPlace, Commit, Device, DeviceOptions, KernelTime, KvFormat};
 
 #[cfg(feature = "text")]
 use crate::text::text::Text;
@@ -32,7 +32,10 @@ use crate::{
         tier::{Tier, TierSize},
         trace::{TraceHeader, TraceRecorder},
     },
-    model::{blank_weights::blank_weights, blueprint::Blueprint},
+    model::{
+        blank_weights::blank_weights,
+        blueprint::{Blueprint, LayerState},
+    },
     runtime::{
         device::{ChosenDevice, OpenedDevice, WrapDevice, open_device},
         expert_probe::{ProbeSlots, measure},
@@ -123,7 +126,7 @@ pub(crate) struct Runtime {
     /// Limits on truncating sessions.
     pub(crate) rewind: RewindLimits,
     /// Shapes of all states of a session, in layer order.
-    pub(crate) state_shapes: Vec<StateShape>,
+    pub(crate) layer_states: Vec<Vec<LayerState>>,
     /// Cached prefixes for later prompts.
     pub(crate) prefix_cache: PrefixCache,
     /// Maximum bytes of sequence states.
@@ -181,6 +184,7 @@ impl Engine {
                 device: &mut *device,
                 exact: options.device.exact,
                 context: plan.context,
+                chunk: plan.chunk,
                 progress: &mut progress,
                 last_order: None,
             };
@@ -235,12 +239,11 @@ impl Engine {
         let state_limit = plan.bytes(LineName::State).saturating_add(plan.bytes(LineName::Marks));
         device.limit_card_states(&plan.state_limits());
         let rewind = RewindLimits::new(&blueprint, &plan);
-        let state_shapes: Vec<StateShape> = blueprint
-            .layers
-            .iter()
-            .flat_map(|layer| layer.states(plan.context, plan.chunk))
-            .collect();
-        let of_session = state_shapes.iter().map(|shape| device.state_bytes(*shape)).sum::<u64>();
+        let layers = blueprint.layers.iter();
+        let layer_states: Vec<Vec<LayerState>> =
+            layers.map(|layer| layer.layer_states(plan.context, plan.chunk)).collect();
+        let shapes = layer_states.iter().flatten().map(|state| state.shape);
+        let of_session = shapes.map(|shape| device.state_bytes(shape)).sum::<u64>();
         let of_all = of_session.saturating_mul(plan.sessions as u64);
         // Memory that a GPU shares with the host is taken as tokens arrive.
         let has_room = plan.card().is_some() && of_all <= plan.bytes(LineName::State);
@@ -252,7 +255,7 @@ impl Engine {
             model,
             reopen,
             rewind,
-            state_shapes,
+            layer_states,
             prefix_cache: PrefixCache::default(),
             state_limit,
             step_commits: Vec::new(),

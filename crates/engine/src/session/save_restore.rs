@@ -12,6 +12,7 @@ use crate::{
         error::{Error, SessionError, SnapshotProblem},
         setters::setters,
     },
+    model::blueprint::{LayerState, StateEntries},
     runtime::control::StepControl,
     session::{
         engine::Engine,
@@ -305,25 +306,14 @@ impl Mark {
     }
 }
 
-/// Number of filled entries of a state after `tokens` tokens, with positions up to `written`
-/// written.
-fn filled(shape: StateShape, tokens: usize, written: usize, context: usize) -> usize {
-    match shape {
-        StateShape::Recurrent { len } => len,
-        StateShape::KeyValue { positions, .. } if positions < context => written.min(positions),
-        StateShape::KeyValue { .. } => tokens,
-    }
-}
-
 /// Filled entries of all states of a timeline, as spans.
 fn state_spans(engine: &Engine, timeline: &Timeline) -> Vec<Span> {
-    let filled =
-        |shape| filled(shape, timeline.tokens.len(), timeline.written, engine.plan().context);
+    let filled = |state: &LayerState| state.filled(timeline.tokens.len(), timeline.written);
     let runtime = engine.lock();
     let states = timeline.states.iter().flatten().flatten();
-    let filled_states = states.zip(&runtime.state_shapes);
+    let filled_states = states.zip(runtime.layer_states.iter().flatten());
     filled_states
-        .map(|(state, shape)| Span { state: *state, position: 0, rows: filled(*shape) })
+        .map(|(state, layout)| Span { state: *state, position: 0, rows: filled(layout) })
         .collect()
 }
 
@@ -343,17 +333,14 @@ fn for_each_piece(
     timeline: &Timeline,
     mut f: impl FnMut(StatePiece) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let (shapes, sizes): (Vec<_>, Vec<_>) = {
+    let (layouts, sizes): (Vec<_>, Vec<_>) = {
         let runtime = engine.lock();
-        runtime
-            .state_shapes
-            .iter()
-            .map(|shape| (*shape, runtime.device.entry_bytes(*shape)))
-            .unzip()
+        let states = runtime.layer_states.iter().flatten();
+        states.map(|state| (*state, runtime.device.entry_bytes(state.shape))).unzip()
     };
     let states = timeline.states.iter().flatten().flatten();
-    for (index, ((state, shape), bytes)) in states.zip(shapes).zip(sizes).enumerate() {
-        let count = filled(shape, timeline.tokens.len(), timeline.written, engine.plan().context);
+    for (index, ((state, layout), bytes)) in states.zip(layouts).zip(sizes).enumerate() {
+        let (shape, count) = (layout.shape, layout.filled(timeline.tokens.len(), timeline.written));
         let step = (COPY_BYTES / bytes.max(1)).max(1);
         for first in (0..count).step_by(step) {
             let entries = first..count.min(first + step);
@@ -365,37 +352,39 @@ fn for_each_piece(
 
 /// Descriptions of a timeline's states for the file, with the KV cache in format `kv_format`.
 fn saved_states(engine: &Engine, timeline: &Timeline, kv_format: KvFormat) -> Vec<SavedState> {
-    let filled =
-        |shape| filled(shape, timeline.tokens.len(), timeline.written, engine.plan().context);
-    describe_states(engine, kv_format, |shape| filled(shape) as u64)
+    let filled = |state: LayerState| state.filled(timeline.tokens.len(), timeline.written);
+    describe_states(engine, kv_format, |state| filled(state) as u64)
 }
 
 fn describe_states(
     engine: &Engine,
     kv_format: KvFormat,
-    entries: impl Fn(StateShape) -> u64,
+    entries: impl Fn(LayerState) -> u64,
 ) -> Vec<SavedState> {
     let context = engine.plan().context;
     let layers = engine.blueprint().layers.iter().enumerate();
     let states = layers.flat_map(|(layer, blueprint)| {
-        let shapes = blueprint.states(context, engine.plan().chunk).into_iter().enumerate();
-        shapes.map(move |(index, shape)| (layer, index, shape))
+        let states = blueprint.layer_states(context, engine.plan().chunk).into_iter().enumerate();
+        states.map(move |(index, state)| (layer, index, state))
     });
     states
-        .map(|(layer, index, shape)| SavedState {
+        .map(|(layer, index, state)| SavedState {
             layer,
             index: index as u8,
-            entries: entries(shape),
-            entry_bytes: shape.entry_bytes(kv_format) as u64,
-            shape: match shape {
+            entries: entries(state),
+            entry_bytes: state.shape.entry_bytes(kv_format) as u64,
+            shape: match state.shape {
                 StateShape::Recurrent { len } => format!("recurrent, {len}"),
                 StateShape::KeyValue { kv_heads, key_width, value_width, positions } => {
-                    let ring = if positions < context {
-                        format!(", the last {positions}")
-                    } else {
-                        String::new()
+                    let which = match state.entries {
+                        StateEntries::Recurrent | StateEntries::Positions => String::new(),
+                        StateEntries::Ring => format!(", the last {positions}"),
+                        StateEntries::Blocks { ratio } => format!(", one of {ratio}"),
+                        StateEntries::RingAndBlocks { ring, ratio } => {
+                            format!(", the last {ring}, then one of {ratio}")
+                        }
                     };
-                    format!("{kv_heads} heads of {key_width} and {value_width}{ring}")
+                    format!("{kv_heads} heads of {key_width} and {value_width}{which}")
                 }
             },
         })
@@ -437,7 +426,7 @@ impl Engine {
             exact: self.is_exact(),
             vocab: self.blueprint().vocab,
             context: self.plan().context,
-            states: describe_states(self, kv_format, |shape| shape.entries() as u64),
+            states: describe_states(self, kv_format, |state| state.shape.entries() as u64),
         }
     }
 }

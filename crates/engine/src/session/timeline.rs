@@ -6,7 +6,7 @@ use moeflux_compute::{Device, Error as ComputeError, Span, StateShape};
 
 use crate::{
     base::error::{Error, SessionError},
-    model::blueprint::{Blueprint, MixerBlueprint},
+    model::blueprint::{Blueprint, StateEntries, WrittenEntries},
     runtime::{forward::LayerStates, plan::MemoryPlan},
     session::engine::Runtime,
 };
@@ -45,14 +45,18 @@ impl RewindLimits {
     pub(crate) fn new(blueprint: &Blueprint, plan: &MemoryPlan) -> Self {
         let mut limits = Self { recurrent: false, rings: Vec::new() };
         for layer in &blueprint.layers {
-            for shape in layer.states(plan.context, plan.chunk) {
-                match (shape, layer.mixer()) {
-                    (StateShape::Recurrent { .. }, _) => limits.recurrent = true,
-                    (StateShape::KeyValue { positions, .. }, Some(MixerBlueprint::Gqa(g))) => {
-                        let ring = g.shape.window.filter(|_| positions < plan.context);
-                        limits.rings.extend(ring.map(|window| (positions, window)));
+            let window = layer.mixer().and_then(|mixer| mixer.window());
+            for state in layer.layer_states(plan.context, plan.chunk) {
+                match state.entries {
+                    StateEntries::Recurrent => limits.recurrent = true,
+                    StateEntries::Ring => {
+                        let positions = state.shape.entries();
+                        limits.rings.extend(window.map(|window| (positions, window)));
                     }
-                    (StateShape::KeyValue { .. }, _) => {}
+                    StateEntries::RingAndBlocks { ring, .. } => {
+                        limits.rings.extend(window.map(|window| (ring, window)));
+                    }
+                    StateEntries::Positions | StateEntries::Blocks { .. } => {}
                 }
             }
         }
@@ -127,7 +131,7 @@ impl Runtime {
         self.evict_until(|_| Ok(bytes))?;
         let mut timeline = Timeline::default();
         for (i, layer) in blueprint.layers.iter().enumerate() {
-            let mut states = [None, None];
+            let mut states = LayerStates::default();
             for (state, shape) in states.iter_mut().zip(layer.states(plan.context, plan.chunk)) {
                 match self.device.layer_state(shape, i) {
                     Ok(made) => *state = Some(made),
@@ -162,7 +166,7 @@ impl Runtime {
         };
         let entries = if self.rewind.rings.is_empty() { len } else { usize::MAX };
         for (layer, src_states) in src.states.iter().enumerate() {
-            let mut states = [None, None];
+            let mut states = LayerStates::default();
             for (dst, state) in states.iter_mut().zip(src_states) {
                 let Some(state) = state else { continue };
                 match self.device.fork_state(*state, entries) {
@@ -230,12 +234,9 @@ impl Runtime {
     /// Approximate bytes that a cached prefix adds, if `tokens` of its tokens are not shared with
     /// another one.
     pub(crate) fn prefix_bytes(&self, tokens: usize) -> u64 {
-        let bytes = self.state_shapes.iter().map(|shape| {
-            let places = match *shape {
-                StateShape::KeyValue { positions, .. } => tokens.min(positions),
-                StateShape::Recurrent { len } => len,
-            };
-            (places as u64).saturating_mul(self.device.entry_bytes(*shape) as u64)
+        let bytes = self.layer_states.iter().flatten().map(|state| {
+            let entries = state.filled(tokens, tokens) as u64;
+            entries.saturating_mul(self.device.entry_bytes(state.shape) as u64)
         });
         bytes.fold(0, u64::saturating_add)
     }
@@ -253,14 +254,23 @@ impl Runtime {
         &mut self,
         spans: impl Iterator<Item = (&'a Timeline, usize)> + Clone,
     ) -> Result<(), Error> {
+        let layer_states = std::mem::take(&mut self.layer_states);
         let room = self.evict_until(|device| {
             let mut all = spans.clone().flat_map(|(timeline, rows)| {
                 let position = timeline.tokens.len();
                 let states = timeline.states.iter().flatten().flatten();
-                states.map(move |state| Span { state: *state, position, rows })
+                states.zip(layer_states.iter().flatten()).flat_map(move |(state, layout)| {
+                    let span = |written: WrittenEntries| Span {
+                        state: *state,
+                        position: written.first,
+                        rows: written.count,
+                    };
+                    layout.writes(position, rows).map(span)
+                })
             });
             device.state_need(&mut all).map_err(Error::at(|| "planning a step"))
         });
+        self.layer_states = layer_states;
         match room {
             // Each timeline is counted as if it had to copy what it shares. If all sharers write,
             // the last one keeps the memory: the device decides whether it fits.

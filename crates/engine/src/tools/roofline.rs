@@ -5,7 +5,7 @@ use moeflux_compute::KvFormat;
 
 use crate::{
     checkpoint::MatrixSource,
-    model::blueprint::{Blueprint, LayerBlueprint, MixerBlueprint},
+    model::blueprint::{Blueprint, GqaIndexer, LayerBlueprint, MixerBlueprint},
 };
 
 /// Peak bandwidth of a machine, in bytes per second.
@@ -101,7 +101,8 @@ impl TokenCosts {
                 state: StateCosts::new(layer, blueprint.max_positions, kv_format),
             }
         });
-        let norm: u64 = blueprint.norm.vectors().map(|v| v.segment.bytes as u64).sum();
+        let norm = blueprint.output.vectors();
+        let norm: u64 = norm.iter().map(|v| v.segment.bytes as u64).sum();
         Self { layers: layers.collect(), head: bytes(head) + norm }
     }
 
@@ -190,9 +191,10 @@ impl StateCosts {
         // Sparse attention reads the chosen positions; the keys of its indexer are not counted.
         let window = match layer.mixer() {
             Some(MixerBlueprint::Mla(mla)) => mla.sparse.as_ref().map(|s| s.top_k),
-            Some(MixerBlueprint::Gqa(gqa)) => gqa.indexer.as_ref().map(|s| s.top_k * s.block),
+            Some(MixerBlueprint::Gqa(gqa)) => gqa.indexer.as_ref().map(GqaIndexer::positions),
             Some(
-                MixerBlueprint::DeltaNet(_)
+                MixerBlueprint::Compressed(_)
+                | MixerBlueprint::DeltaNet(_)
                 | MixerBlueprint::Mamba2(_)
                 | MixerBlueprint::ShortConv(_),
             )

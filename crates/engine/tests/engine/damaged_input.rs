@@ -160,7 +160,16 @@ fn unsupported_configs() {
         linear.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
         linear
     };
-    let asked: [(&str, &str, Value); 71] = [
+    let asked: [(&str, &str, Value); 80] = [
+        ("deepseek_v4_hub", "hc_mult", json!(9)),
+        ("deepseek_v4_hub", "hc_sinkhorn_iters", json!(0)),
+        ("deepseek_v4_hub", "hc_eps", json!(-1.0)),
+        ("deepseek_v4_hub", "compress_ratios", json!([0, 0, 1, 128, 4])),
+        ("deepseek_v4_hub", "compress_ratios", json!([0, 0, 4])),
+        ("deepseek_v4_hub", "o_groups", json!(3)),
+        ("deepseek_v4_hub", "index_topk", json!(0)),
+        ("deepseek_v4_hub", "sliding_window", json!(0)),
+        ("deepseek_v4_hub", "scoring_func", json!("sigmoid")),
         ("granitemoehybrid_hub", "num_local_experts", json!(0)),
         ("granitemoehybrid_hub", "mamba_proj_bias", json!(true)),
         ("granitemoehybrid_hub", "mamba_n_groups", json!(3)),
@@ -240,6 +249,15 @@ fn unsupported_configs() {
             None => key,
         };
         CheckpointCopy::golden(golden).config(key, value.clone()).fails(&["config.json", last]);
+    }
+    let text = [
+        ("glm5_next_hub", "index_kpool", json!(1)),
+        ("glm5_next_hub", "index_kpool_always_select_tail", json!(false)),
+        ("glm5_next_hub", "indexer_types", json!(["full", "full", "full", "shared"])),
+    ];
+    for (golden, key, value) in text {
+        let copy = CheckpointCopy::golden(golden);
+        copy.json("config.json", |c| c["text_config"][key] = value).fails(&["config.json", key]);
     }
     let gemma = |key: &str, value: Value| {
         let copy = CheckpointCopy::golden("gemma4");

@@ -80,7 +80,7 @@ fn the_cpu_device_matches_mlx() {
 }
 
 /// One golden for each kind of mixer and router, with integer weights where there is one.
-const KINDS: [&str; 25] = [
+const KINDS: [&str; 27] = [
     "qwen3_moe",
     "qwen3_5_moe",
     "qwen3_next",
@@ -103,6 +103,8 @@ const KINDS: [&str; 25] = [
     "minimax_m3_vl_hub",
     "kimi_linear_hub",
     "bailing_hybrid_hub",
+    "deepseek_v4_hub",
+    "glm5_next_hub",
     "granitemoehybrid_hub",
     "nemotron_h_hub",
     "nemotron_h_latent_hub",

@@ -21,7 +21,9 @@ pub(super) fn fuse_heads(
     op: &Op<'_>,
 ) -> Result<bool, Error> {
     match *op {
-        Op::RmsNorm { x, weight, eps, out } if x == out => Ok(fuse_norm(heads, x, weight, eps)),
+        Op::RmsNorm { x, weight, per_head: false, eps, out } if x == out => {
+            Ok(fuse_norm(heads, x, weight, eps))
+        }
         Op::Rope { x, frequencies, pairs, scale, spans, out }
             if x == out && x.width <= MAX_HEAD_WIDTH =>
         {

@@ -85,7 +85,7 @@ impl Fuser {
                 Some(router) => PendingOp::Router(Box::new(router)),
                 None => return Ok(false),
             },
-            Op::RmsNorm { x, weight: Some(weight), eps, out }
+            Op::RmsNorm { x, weight: Some(weight), per_head: false, eps, out }
                 if !ctx.exact && x.heads == 1 && x.buffer != out.buffer =>
             {
                 PendingOp::Norm(NormPrologue { x, weight, eps, out })
@@ -178,7 +178,7 @@ impl Fuser {
             }
             (
                 PendingOp::Add { x, y },
-                &Op::RmsNorm { x: normed, weight: Some(weight), eps, out },
+                &Op::RmsNorm { x: normed, weight: Some(weight), per_head: false, eps, out },
             ) if normed == x && out.buffer != x.buffer => {
                 NormDispatch {
                     kind: NormKind::AddRms,
@@ -186,6 +186,7 @@ impl Fuser {
                     out,
                     operand: Some(y),
                     weight: Some(weight),
+                    per_head: false,
                     bias: None,
                     eps,
                 }

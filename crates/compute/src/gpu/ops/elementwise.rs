@@ -2,7 +2,7 @@
 
 use super::{
     Constants, Kernel, OpContext, ViewParams, kernel,
-    operands::GluCode,
+    operands::{GluCode, gate_code},
     params::{
         CombineParams, GatherColumnsParams, GluParams, HeadGateParams, MapParams, RopeParams,
     },
@@ -20,7 +20,8 @@ pub(in crate::gpu) static COMBINE: Kernel =
 pub(in crate::gpu) static ROPE: Kernel =
     kernel!("rope", "attention/rope", RopeParams, [Write, Read]);
 
-const THREADS: u32 = 256;
+/// Threads of a workgroup.
+pub(super) const THREADS: u32 = 256;
 
 /// Encodes an op of this family.
 pub(in crate::gpu) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
@@ -31,6 +32,7 @@ pub(in crate::gpu) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(),
         Op::Scale { x, factor } => {
             MapDispatch { kind: MapKind::Scale, x, y: x, factor }.encode(ctx)
         }
+        Op::Silu { x } => MapDispatch { kind: MapKind::Silu, x, y: x, factor: 0.0 }.encode(ctx),
         Op::SoftCap { x, cap } => {
             MapDispatch { kind: MapKind::SoftCap, x, y: x, factor: cap }.encode(ctx)
         }
@@ -42,7 +44,7 @@ pub(in crate::gpu) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(),
 }
 
 /// Workgroups with a thread per element.
-fn groups(elements: usize) -> usize {
+pub(super) fn groups(elements: usize) -> usize {
     elements.div_ceil(THREADS as usize)
 }
 
@@ -84,15 +86,10 @@ fn encode_head_gate(
         heads: x.heads as u32,
         width: x.width as u32,
     };
-    let function = match function {
-        GateFunction::Sigmoid => 0,
-        GateFunction::Softplus => 1,
-        GateFunction::Identity => 2,
-    };
     let constants = Constants::new(&[
         ("WG", THREADS),
         ("ELEMENT_GATES", (gate.width == x.width).into()),
-        ("FUNCTION", function),
+        ("FUNCTION", gate_code(function)),
     ]);
     let buffers = [store.activations()];
     ctx.recorder.dispatch(&HEAD_GATE, constants, &buffers, &params, groups(elements))
@@ -104,6 +101,7 @@ enum MapKind {
     Add = 0,
     Scale = 1,
     SoftCap = 2,
+    Silu = 3,
 }
 
 /// Element-wise op in place on `x`.

@@ -26,9 +26,13 @@ fn encode_embed(
     let offset = ctx.recorder.upload(tokens.iter().copied());
     ctx.recorder.note_tokens(offset, tokens.len());
     let WeightShards { shape, shards } = WeightShards::new(ctx.store, table)?;
-    let constants =
-        Constants::new(&[("WG", THREADS), ("COLS", shape.cols as u32)]).format(shape.format);
-    let groups = (tokens.len() * shape.cols).div_ceil(THREADS as usize);
+    let constants = Constants::new(&[
+        ("WG", THREADS),
+        ("COLS", shape.cols as u32),
+        ("HEADS", out.heads as u32),
+    ])
+    .format(shape.format);
+    let groups = (tokens.len() * out.heads * shape.cols).div_ceil(THREADS as usize);
     let upload = ctx.recorder.upload_buffer().clone();
     for (arena, shard) in shards {
         let params = EmbedParams {

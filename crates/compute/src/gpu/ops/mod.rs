@@ -18,6 +18,7 @@ pub(in crate::gpu) mod qk_norm_rope;
 pub(in crate::gpu) mod recurrent;
 pub(in crate::gpu) mod slot_copy;
 pub(in crate::gpu) mod state_io;
+pub(in crate::gpu) mod streams;
 pub(in crate::gpu) mod top_blocks;
 pub(in crate::gpu) mod top_logits;
 pub(in crate::gpu) mod top_positions;
@@ -89,17 +90,23 @@ pub(in crate::gpu) fn encode(
         | Op::HeadGate { .. }
         | Op::Add { .. }
         | Op::Scale { .. }
+        | Op::Silu { .. }
         | Op::GatherColumns { .. }
         | Op::SoftCap { .. }
         | Op::Combine { .. }
         | Op::Rope { .. } => elementwise::encode(ctx, op)?,
+        Op::StreamWeights { .. } | Op::Collapse { .. } | Op::Expand { .. } => {
+            streams::encode(ctx, op)?;
+        }
         Op::Embed { .. } | Op::MatMul { .. } | Op::HeadMatMul { .. } => matmul::encode(ctx, op)?,
         Op::Attention { .. } => attention::encode(ctx, op)?,
         Op::LatentAttention { .. } => latent_attention::encode(ctx, op)?,
+        Op::Append { k, v, spans } => attention::encode_append(ctx, &k, v.as_ref(), spans)?,
         Op::TopPositions { .. } => top_positions::encode(ctx, op)?,
         Op::TopBlocks { .. } => top_blocks::encode(ctx, op)?,
         Op::Experts { .. } => return moe::encode(ctx, op, None),
         Op::Conv1d { .. } => recurrent::encode_conv1d(ctx, op)?,
+        Op::Compress { .. } => recurrent::encode_compress(ctx, op)?,
         Op::DeltaNet { .. } => recurrent::encode_delta_net(ctx, op, None)?,
         Op::Mamba2 { .. } => recurrent::encode_mamba2(ctx, op)?,
         Op::TopK { .. } => {

@@ -40,6 +40,8 @@ pub(in crate::gpu) struct NormDispatch {
     /// Second input of [`NormKind::AddRms`] and [`NormKind::GatedRms`].
     pub(in crate::gpu) operand: Option<View>,
     pub(in crate::gpu) weight: Option<Buffer>,
+    /// Whether each head has its weights.
+    pub(in crate::gpu) per_head: bool,
     /// Bias of [`NormKind::Layer`].
     pub(in crate::gpu) bias: Option<Buffer>,
     pub(in crate::gpu) eps: f32,
@@ -47,7 +49,7 @@ pub(in crate::gpu) struct NormDispatch {
 
 impl NormDispatch {
     pub(in crate::gpu) fn encode(&self, ctx: &mut OpContext<'_>) -> Result<(), Error> {
-        let &Self { kind, x, out, operand, weight, bias, eps } = self;
+        let &Self { kind, x, out, operand, weight, per_head, bias, eps } = self;
         let store = &*ctx.store;
         let operand = operand.unwrap_or(x);
         let vectors = x.rows * x.heads;
@@ -68,6 +70,7 @@ impl NormDispatch {
             ("THREAD_VALUES", x.width.div_ceil(threads as usize) as u32),
             ("KIND", kind.code()),
             ("WEIGHTED", weight.is_some().into()),
+            ("HEAD_WEIGHTS", per_head.into()),
             ("BIASED", bias.is_some().into()),
             ("ADD", (kind == NormKind::AddRms).into()),
         ]);
@@ -90,15 +93,23 @@ fn vector_threads(ctx: &OpContext<'_>, width: usize) -> u32 {
 /// Encodes [`Op::RmsNorm`], [`Op::GatedRmsNorm`] or [`Op::LayerNorm`].
 pub(super) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
     let dispatch = match *op {
-        Op::RmsNorm { x, weight, eps, out } => {
-            NormDispatch { kind: NormKind::Rms, x, out, operand: None, weight, bias: None, eps }
-        }
+        Op::RmsNorm { x, weight, per_head, eps, out } => NormDispatch {
+            kind: NormKind::Rms,
+            x,
+            out,
+            operand: None,
+            weight,
+            per_head,
+            bias: None,
+            eps,
+        },
         Op::GatedRmsNorm { x, gate, function, weight, eps, out } => NormDispatch {
             kind: NormKind::GatedRms(function),
             x,
             out,
             operand: Some(gate),
             weight: Some(weight),
+            per_head: function == NormGate::SiluBeforeNorm,
             bias: None,
             eps,
         },
@@ -108,6 +119,7 @@ pub(super) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> 
             out,
             operand: None,
             weight: Some(weight),
+            per_head: false,
             bias,
             eps,
         },

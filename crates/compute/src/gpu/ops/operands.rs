@@ -1,7 +1,9 @@
 //! Operands of weight kernels: shards of resident matrices, expert uses by bank, GLU activations.
 
 use super::{DeviceBuffer, Store, params::AssignmentParams};
-use crate::{Activation, Error, MatrixShape, Weight, gpu::store::weights::WeightShard};
+use crate::{
+    Activation, Error, GateFunction, MatrixShape, Weight, gpu::store::weights::WeightShard,
+};
 
 /// Shards of a weight matrix, each with its arena.
 pub(in crate::gpu) struct WeightShards {
@@ -63,6 +65,16 @@ impl BankUses {
             table_entries: 0,
             one_row: count == 1,
         }
+    }
+}
+
+/// `FUNCTION` of `common/gate_function.wgsl`.
+pub(in crate::gpu) const fn gate_code(function: GateFunction) -> u32 {
+    match function {
+        GateFunction::Sigmoid => 0,
+        GateFunction::Softplus => 1,
+        GateFunction::Identity => 2,
+        GateFunction::DoubleSigmoid => 3,
     }
 }
 

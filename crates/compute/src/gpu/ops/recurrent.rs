@@ -1,12 +1,12 @@
-//! Recurrent ops: causal convolution, gated delta rule and the recurrence of Mamba-2. They read the
-//! committed state and write the next one.
+//! Recurrent ops: causal convolution, means of blocks, gated delta rule and the recurrence of
+//! Mamba-2. They read the committed state and write the next one.
 
 use super::{
     Constants, Kernel, OpContext, ViewParams,
     gemv::HeadNormPrologue,
     kernel,
     norm::{NormDispatch, NormKind},
-    params::{Conv1dParams, DeltaNetParams, Mamba2Params},
+    params::{CompressParams, Conv1dParams, DeltaNetParams, Mamba2Params},
 };
 use crate::{
     Buffer, Error, KeySharing, LogDecay, NormGate, Op, Span, View, gpu::store::DeviceBuffer,
@@ -14,6 +14,8 @@ use crate::{
 
 pub(in crate::gpu) static CONV1D: Kernel =
     kernel!("conv1d", "recurrent/conv1d", Conv1dParams, [Write, Write, Write, Read]);
+pub(in crate::gpu) static COMPRESS: Kernel =
+    kernel!("compress", "recurrent/compress", CompressParams, [Write, Write, Write, Read]);
 pub(in crate::gpu) static DELTA_NET: Kernel = kernel!(
     "delta_net",
     "recurrent/delta_net",
@@ -73,6 +75,8 @@ pub(in crate::gpu) static MAMBA2_SPANS: Kernel = kernel!(
 const CONV_THREADS: usize = 256;
 /// Words of a sequence in the table of `recurrent/conv1d.wgsl`.
 const CONV_SEQUENCE_WORDS: usize = 5;
+/// Words of a sequence in the table of `recurrent/compress.wgsl`.
+const COMPRESS_SEQUENCE_WORDS: usize = 8;
 /// Threads of a workgroup of the delta rule.
 const DELTA_THREADS: usize = 128;
 /// Maximum number of threads that share a row of the state.
@@ -170,6 +174,58 @@ pub(super) fn encode_conv1d(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), 
     Ok(())
 }
 
+/// Encodes [`Op::Compress`].
+pub(super) fn encode_compress(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
+    let &Op::Compress { x, gate, ape, ratio, overlap, spans, out } = op else { return Ok(()) };
+    let constants = Constants::new(&[
+        ("WG", CONV_THREADS as u32),
+        ("RATIO", ratio as u32),
+        ("OVERLAP", overlap.into()),
+        ("GATED", gate.is_some().into()),
+        ("APE", ape.is_some().into()),
+    ]);
+    let slots = if overlap { 2 * ratio } else { ratio };
+    let state_len = slots * x.width * (1 + usize::from(gate.is_some()));
+    let mut rest = &SequenceStates::of_spans(ctx, spans, None)?[..];
+    let (mut spans, mut entry) = (spans.iter(), 0);
+    while let Some(first) = rest.first() {
+        let (run, others) = rest.split_at(first.run(ctx, &rest[1..]));
+        rest = others;
+        let mut table = Vec::with_capacity(run.len() * COMPRESS_SEQUENCE_WORDS);
+        let mut groups = 0;
+        for (sequence, span) in run.iter().zip(&mut spans) {
+            // It still has a block before it.
+            let position = match span.position < 2 * slots {
+                true => span.position,
+                false => span.position % slots + slots,
+            };
+            let entries = span.completed_blocks(ratio).len();
+            table.push(groups as u32);
+            table.extend(sequence.starts());
+            let rows = [sequence.first_row, sequence.rows, position, entry, entries];
+            table.extend(rows.map(|value| value as u32));
+            groups += (entries * out.width + state_len).div_ceil(CONV_THREADS);
+            entry += entries;
+        }
+        ctx.recorder.reserve_upload(table.len())?;
+        let params = CompressParams {
+            x: ViewParams::new(ctx.store, &x)?,
+            gate: ViewParams::new(ctx.store, &gate.unwrap_or(x))?,
+            out: ViewParams::new(ctx.store, &out)?,
+            ape: ctx.store.optional_offset(ape)?,
+            width: out.width as u32,
+            table: ctx.recorder.upload(table),
+            sequences: run.len() as u32,
+        };
+        let upload = ctx.recorder.upload_buffer().clone();
+        let arenas = first.arenas(ctx);
+        let buffers: Vec<_> =
+            [ctx.store.activations()].into_iter().chain(&arenas).chain([&upload]).collect();
+        ctx.recorder.dispatch(&COMPRESS, constants, &buffers, &params, groups)?;
+    }
+    Ok(())
+}
+
 /// [`Op::DeltaNet`] with one row per state that reads the output of a convolution, optionally
 /// followed by [`Op::GatedRmsNorm`].
 pub(in crate::gpu) struct ConvolvedDeltaRule {
@@ -258,6 +314,7 @@ impl ConvolvedDeltaRule {
                 out,
                 operand: Some(gate),
                 weight: Some(weight),
+                per_head: false,
                 bias: None,
                 eps,
             }

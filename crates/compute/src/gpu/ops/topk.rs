@@ -86,6 +86,8 @@ impl RouterTopK {
             router.expert_scale.is_some(),
             score == GroupScore::BestTwo,
             band.is_some(),
+            router.scoring == Scoring::SqrtSoftplus,
+            router.given,
         ];
         let flags = flags.iter().rev().fold(0, |bits, flag| bits * 2 + u32::from(*flag));
         [

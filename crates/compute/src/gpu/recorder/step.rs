@@ -5,8 +5,8 @@ use crate::Error;
 
 /// Step that is being recorded.
 pub(super) struct StepRecording {
-    /// Offset of its tokens in the upload buffer.
-    tokens: Option<UploadOffset>,
+    /// Offsets of its tokens in the upload buffer, by lookup.
+    tokens: Vec<UploadOffset>,
     /// Number of tokens.
     rows: usize,
     /// Whether it needed something that cannot wait for the step's start.
@@ -18,8 +18,8 @@ pub(super) struct StepRecording {
 /// Commands of a recorded step.
 pub(in crate::gpu) struct RecordedCommands {
     commands: PendingCommands,
-    /// Offset of its tokens in the upload buffer.
-    pub(in crate::gpu) tokens: UploadOffset,
+    /// Offsets of its tokens in the upload buffer, by lookup.
+    pub(in crate::gpu) tokens: Vec<UploadOffset>,
     dispatches: u64,
 }
 
@@ -27,7 +27,7 @@ impl Recorder {
     /// Starts the recording of a step of `rows` tokens. Until it stops, nothing is submitted.
     pub(in crate::gpu) fn start_recording(&mut self, rows: usize) {
         self.recording = Some(StepRecording {
-            tokens: None,
+            tokens: Vec::new(),
             rows,
             spoiled: false,
             dispatches_before: self.counters.dispatches,
@@ -43,9 +43,11 @@ impl Recorder {
         self.recorded = 0;
         self.end_pass();
         let encoder = self.encoder.take()?;
-        let tokens = recording.tokens.filter(|_| complete && !recording.spoiled)?;
+        if !complete || recording.spoiled || recording.tokens.is_empty() {
+            return None;
+        }
         let commands = self.encode_thread.encode(encoder);
-        Some(RecordedCommands { commands, tokens, dispatches })
+        Some(RecordedCommands { commands, tokens: recording.tokens, dispatches })
     }
 
     /// Submits a recorded step after everything recorded since.
@@ -79,12 +81,12 @@ impl Recorder {
         }
     }
 
-    /// Notes where the `count` tokens of a step are uploaded. A second upload of tokens, or one of
-    /// another number, spoils the step.
+    /// Notes where the `count` tokens of a step are uploaded for a lookup. Another number spoils
+    /// the step.
     pub(in crate::gpu) fn note_tokens(&mut self, tokens: UploadOffset, count: usize) {
         if let Some(recording) = &mut self.recording {
-            recording.spoiled |=
-                recording.tokens.replace(tokens).is_some() || count != recording.rows;
+            recording.tokens.push(tokens);
+            recording.spoiled |= count != recording.rows;
         }
     }
 }

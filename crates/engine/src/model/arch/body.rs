@@ -12,7 +12,7 @@ use crate::{
     checkpoint::source::TensorSource,
     model::blueprint::{
         Blueprint, BodyBlueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape, LayerBlueprint,
-        MixerBlueprint, RopeShape, SubBlockBlueprint,
+        MixerBlueprint, RopeShape, SubBlockBlueprint, SubBlockInput,
     },
 };
 
@@ -22,7 +22,7 @@ pub(super) struct Body {
     pub(super) hidden_size: usize,
     #[serde(default)]
     pub(super) num_hidden_layers: usize,
-    vocab_size: usize,
+    pub(super) vocab_size: usize,
     pub(super) max_position_embeddings: usize,
     pub(super) rms_norm_eps: Option<f32>,
     /// Instead of it, where norms are LayerNorms.
@@ -52,6 +52,20 @@ impl Body {
         norms: NormWeights,
         layer: impl Fn(usize, &Scope<'_>) -> Result<LayerBlueprint, Error>,
     ) -> Result<Blueprint, Error> {
+        self.blueprint_of(source, norms, layer, |model| {
+            let norm = model.stream_norm(final_norm, self.hidden_size)?;
+            Ok(SubBlockInput::Residual { norm })
+        })
+    }
+
+    /// The same with another input of the head, which `output` makes of the model's module.
+    pub(super) fn blueprint_of(
+        &self,
+        source: &dyn TensorSource,
+        norms: NormWeights,
+        layer: impl Fn(usize, &Scope<'_>) -> Result<LayerBlueprint, Error>,
+        output: impl FnOnce(&Scope<'_>) -> Result<SubBlockInput, Error>,
+    ) -> Result<Blueprint, Error> {
         let (hidden, vocab) = (self.hidden_size, self.vocab_size);
         Require(source).sizes(&[
             ("hidden_size", hidden),
@@ -64,21 +78,22 @@ impl Body {
         Require(source).that(eps.is_finite() && eps >= 0.0, || {
             format!("\"{key}\" is {eps}: a small number is needed")
         })?;
-        let Prefixes { model, embedding, head } = Prefixes::find(source)?;
+        let Prefixes { model, embedding, head, head_name } = Prefixes::find(source)?;
         // Composite configs may tie the embeddings at their top level. Some do so by default
         // although the checkpoint has a head.
         let outer = source.config().get("tie_word_embeddings").is_some_and(|t| t == true);
         let tied = self.tie_word_embeddings.unwrap_or(false)
-            || (outer && !source.has(&format!("{head}lm_head.weight")));
-        let bias = format!("{head}lm_head.bias");
+            || (outer && !source.has(&format!("{head}{head_name}.weight")));
+        let bias = format!("{head}{head_name}.bias");
         let head_bias = self.lm_head_bias.then(|| source.vector(&bias, &[vocab])).transpose()?;
-        let head = (!tied).then(|| source.matrix(&format!("{head}lm_head"), vocab, hidden));
+        let head = (!tied).then(|| source.matrix(&format!("{head}{head_name}"), vocab, hidden));
         let model = Scope::new(source, model.to_owned(), norms);
         let layers =
             (0..self.num_hidden_layers).map(|i| layer(i, &model.child(&format!("layers.{i}"))));
         Ok(Blueprint {
             model_type: model_type(source)?.to_owned(),
             hidden,
+            streams: 1,
             vocab,
             max_positions: self.max_position_embeddings,
             eps,
@@ -86,7 +101,7 @@ impl Body {
             logit_cap: None,
             embed: model.matrix(embedding, vocab, hidden)?,
             layers: layers.collect::<Result<_, _>>()?,
-            norm: model.stream_norm(final_norm, hidden)?,
+            output: output(&model)?,
             head: head.transpose()?,
             head_bias,
             logit_scale: 1.0,
@@ -119,22 +134,27 @@ struct Prefixes {
     /// Module of the embedding, `layers` and `norm`.
     model: &'static str,
     embedding: &'static str,
-    /// Text before `lm_head`.
+    /// Text before the head.
     head: &'static str,
+    head_name: &'static str,
 }
 
 impl Prefixes {
     /// Detects which of the known prefixes a checkpoint uses.
     fn find(source: &dyn TensorSource) -> Result<Self, Error> {
-        let embedding = "embed_tokens";
+        let (embedding, head_name) = ("embed_tokens", "lm_head");
         let known = [
-            Self { model: "language_model.model", embedding, head: "language_model." },
-            Self { model: "model.language_model", embedding, head: "" },
-            Self { model: "model", embedding, head: "" },
-            Self { model: "model", embedding: "word_embeddings", head: "" },
-            Self { model: "backbone", embedding: "embeddings", head: "" },
+            Self { model: "language_model.model", embedding, head: "language_model.", head_name },
+            Self { model: "model.language_model", embedding, head: "", head_name },
+            Self { model: "model", embedding, head: "", head_name },
+            Self { model: "model", embedding: "word_embeddings", head: "", head_name },
+            Self { model: "", embedding: "embed", head: "", head_name: "head" },
+            Self { model: "backbone", embedding: "embeddings", head: "", head_name },
         ];
-        let uses = |p: &Self| source.has(&format!("{}.{}.weight", p.model, p.embedding));
+        let uses = |p: &Self| {
+            let dot = if p.model.is_empty() { "" } else { "." };
+            source.has(&format!("{}{dot}{}.weight", p.model, p.embedding))
+        };
         known.into_iter().find(uses).ok_or_else(|| {
             source
                 .tensor_error("model.embed_tokens.weight", "no shard has it under any known prefix")

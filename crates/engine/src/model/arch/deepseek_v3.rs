@@ -42,6 +42,13 @@ pub(super) struct DeepseekV3Config {
     qk_rope_head_dim: usize,
     v_head_dim: usize,
     rope_interleave: Option<bool>,
+    /// Whether a part of each query and key is rotated.
+    #[serde(skip, default = "has_positions")]
+    pub(super) has_positions: bool,
+}
+
+const fn has_positions() -> bool {
+    true
 }
 
 /// Sparse attention of a layer, by its index and its attention module.
@@ -78,7 +85,7 @@ impl DeepseekV3Config {
             ("num_attention_heads", self.num_attention_heads),
             ("kv_lora_rank", self.kv_lora_rank),
             ("qk_nope_head_dim", self.qk_nope_head_dim),
-            ("qk_rope_head_dim", self.qk_rope_head_dim),
+            ("qk_rope_head_dim", self.qk_rope_head_dim + usize::from(!self.has_positions)),
             ("v_head_dim", self.v_head_dim),
             ("q_lora_rank", self.q_lora_rank.unwrap_or(1)),
         ])

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     base::error::Error,
     checkpoint::source::TensorSource,
-    model::blueprint::{Blueprint, IndexerBlueprint, RopeShape, SparseBlueprint},
+    model::blueprint::{Blueprint, IndexerBlueprint, MlaIndexer, RopeShape, SparseBlueprint},
 };
 
 /// Config keys of the indexer.
@@ -109,7 +109,8 @@ pub(super) fn sparse_blueprint(
         let indexer = full[layer].then(|| {
             indexer(&config, &index, config.rope(source, pairs)?, &attention.child("indexer"))
         });
-        Ok(Some(SparseBlueprint { top_k, indexer: indexer.transpose()? }))
+        let indexer = indexer.transpose()?.map(MlaIndexer::Positions);
+        Ok(Some(SparseBlueprint { top_k, indexer }))
     })
 }
 

@@ -356,16 +356,19 @@ fn per_expert(
     let mut shards: Vec<Vec<_>> = Vec::new();
     for expert in 0..sizes.count {
         let m = hub.matrix(&format!("{expert}.{projection}"), rows, cols)?;
-        if *form.get_or_insert((m.shape, m.layout)) != (m.shape, m.layout) {
+        let (shape, layout, first) =
+            form.get_or_insert_with(|| (m.shape, m.layout, m.name.clone()));
+        if (*shape, *layout) != (m.shape, m.layout) {
             let weight = format!("{}.weight", m.name);
-            let problem = "its format differs from that of the layer's expert 0";
-            return Err(hub.source.tensor_error(&weight, problem));
+            let problem = format!("its format differs from that of {first}");
+            return Err(hub.source.tensor_error(&weight, &problem));
         }
         shards.resize_with(m.segments.len(), Vec::new);
         shards.iter_mut().zip(m.segments).for_each(|(all, s)| all.push(s));
         orders.push(m.order);
     }
-    let (shape, layout) = form.ok_or_else(|| config_error(hub.source, "there are no experts"))?;
+    let (shape, layout, _) =
+        form.ok_or_else(|| config_error(hub.source, "there are no experts"))?;
     Ok(ExpertMatrix {
         shape,
         layout,

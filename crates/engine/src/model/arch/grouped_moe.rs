@@ -19,8 +19,8 @@ use crate::{
     base::error::Error,
     checkpoint::source::TensorSource,
     model::blueprint::{
-        FeedForwardBlueprint, LatentExperts, MlpBlueprint, MoeBlueprint, RouterBlueprint,
-        SharedBlueprint,
+        FeedForwardBlueprint, LatentExperts, LinearSource, MlpBlueprint, MoeBlueprint,
+        RouterBlueprint, SharedBlueprint,
     },
 };
 
@@ -65,8 +65,10 @@ pub(super) struct MoeStyle {
     pub(super) experts: &'static str,
     /// Gate, up and down of an expert on the Hub.
     pub(super) projections: [&'static str; 3],
-    /// Whether experts have a gate; without one their activation is a squared ReLU.
-    pub(super) has_gate: bool,
+    /// The same of the shared experts.
+    pub(super) shared_projections: [&'static str; 3],
+    /// Activation of routed and shared experts; a squared ReLU has no gate.
+    pub(super) activation: Activation,
     /// Width of the latent that the routed experts read and write.
     pub(super) latent: Option<usize>,
     /// Function from logits to scores, which `scoring_func` may repeat.
@@ -84,11 +86,19 @@ impl Default for MoeStyle {
             stacked: "switch_mlp",
             experts: "experts",
             projections: PROJECTIONS,
-            has_gate: true,
+            shared_projections: PROJECTIONS,
+            activation: Activation::SwiGlu,
             latent: None,
             scoring: Scoring::Sigmoid,
             group_score: GroupScore::BestTwo,
         }
+    }
+}
+
+impl MoeStyle {
+    /// Whether experts have a gate.
+    fn has_gate(&self) -> bool {
+        self.activation.has_gate()
     }
 }
 
@@ -139,7 +149,10 @@ impl GroupedMoe {
     ) -> Result<FeedForwardBlueprint, Error> {
         Ok(match self.is_sparse(mlp.source, layer)? {
             true => self.moe(style, mlp, hidden)?.into(),
-            false => self.dense(mlp, hidden)?.into(),
+            false => {
+                let dense = self.dense(mlp, hidden)?;
+                MlpBlueprint { activation: style.activation, ..dense }.into()
+            }
         })
     }
 
@@ -188,11 +201,11 @@ impl GroupedMoe {
         });
         Ok(MoeBlueprint {
             router: self.router(style, mlp, sizes)?,
-            experts: match style.has_gate {
+            experts: match style.has_gate() {
                 true => experts(&tensors, inner)?,
                 false => experts_without_gate(&tensors, inner)?,
             },
-            activation: if style.has_gate { Activation::SwiGlu } else { Activation::Relu2 },
+            activation: style.activation,
             experts_norm: None,
             latent: latent.transpose()?,
             experts_post_norm: None,
@@ -214,7 +227,7 @@ impl GroupedMoe {
                 .intermediate
                 .checked_mul(n)
                 .ok_or_else(|| config_error(shared.source, format!("\"{key}\" is {n}")))?,
-            (None, None) if shared.has("up_proj.weight") => {
+            (None, None) if shared.has_matrix(style.shared_projections[1]) => {
                 require.named(key, None, "the size of the shared experts")?
             }
             (None, None) => 0,
@@ -222,10 +235,11 @@ impl GroupedMoe {
         if size == 0 {
             return Ok(None);
         }
-        let mlp = match style.has_gate {
-            true => shared.mlp(sizes.hidden, size)?,
+        let mlp = match style.has_gate() {
+            true => shared.mlp_of(style.shared_projections, sizes.hidden, size)?,
             false => shared.mlp_without_gate(sizes.hidden, size)?,
         };
+        let mlp = MlpBlueprint { activation: style.activation, ..mlp };
         Ok(Some(SharedBlueprint { mlp, gate: None, post_norm: None, scale: 1.0 }))
     }
 
@@ -264,6 +278,7 @@ impl GroupedMoe {
         })?;
         let named = match style.scoring {
             Scoring::Sigmoid => "sigmoid",
+            Scoring::SqrtSoftplus => "sqrtsoftplus",
             Scoring::Softmax => "softmax",
             Scoring::SparseMixer { .. } => "sparsemixer",
         };
@@ -278,7 +293,11 @@ impl GroupedMoe {
         // and mlx-lm.
         let normalize = self.norm_topk_prob.unwrap_or(true) && top_k > 1;
         let correction = style.correction.map(|name| mlp.vector(name, count)).transpose()?;
-        let weight = mlp.linear(style.router, count, sizes.hidden)?;
+        let router = mlp.linear(style.router, count, sizes.hidden)?;
+        // The correction may have the name of a bias of the logits.
+        let is_correction = style.correction == Some(&*format!("{}.bias", style.router));
+        let bias = router.bias.filter(|_| !is_correction);
+        let weight = LinearSource { bias, ..router };
         Ok(RouterBlueprint {
             scoring: style.scoring,
             correction,

@@ -22,8 +22,8 @@ use crate::{
     base::error::Error,
     checkpoint::source::TensorSource,
     model::blueprint::{
-        BlockIndexerBlueprint, Blueprint, FeedForwardBlueprint, GqaBlueprint, MlpBlueprint,
-        MoeBlueprint, RopeShape, RouterBlueprint, SharedBlueprint,
+        BlockIndexerBlueprint, Blueprint, FeedForwardBlueprint, GqaBlueprint, GqaIndexer,
+        MlpBlueprint, MoeBlueprint, RopeShape, RouterBlueprint, SharedBlueprint,
     },
 };
 
@@ -145,7 +145,7 @@ fn attention(
         Require(source).that(heads == shape.kv_heads, || {
             format!("\"sparse_num_index_heads\" is {heads}, for {} KV heads", shape.kv_heads)
         })?;
-        block_indexer(keys, attention, hidden, &rope)
+        block_indexer(keys, attention, hidden, &rope).map(GqaIndexer::Blocks)
     });
     Ok(GqaBlueprint {
         q_norm: attention.norm_if(config.use_qk_norm, "q_norm", shape.head_dim)?,

@@ -16,12 +16,14 @@ mod config;
 mod deepseek_v2;
 mod deepseek_v3;
 mod deepseek_v32;
+mod deepseek_v4;
 mod dots1;
 mod ernie4_5_moe;
 mod exaone_moe;
 mod expert_tensors;
 mod gemma4;
 mod glm4_moe;
+mod glm5_next;
 mod glm_moe_dsa;
 mod gpt_oss;
 mod granitemoe;
@@ -29,6 +31,7 @@ mod granitemoehybrid;
 mod grouped_moe;
 mod hunyuan_v1_moe;
 mod hy_v3;
+mod hyper_connections;
 mod kda;
 mod kimi_linear;
 mod laguna;
@@ -135,6 +138,17 @@ const ARCHITECTURES: &[ArchitectureEntry] = &[
     ArchitectureEntry { model_type: "deepseek_v2", blueprint: deepseek_v2::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "deepseek_v3", blueprint: deepseek_v3::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "deepseek_v32", blueprint: deepseek_v32::blueprint, ..SPARSE },
+    ArchitectureEntry {
+        model_type: "deepseek_v4",
+        layer_types: &[
+            "sliding_attention",
+            "compressed_sparse_attention",
+            "heavily_compressed_attention",
+        ],
+        harmless_keys: &["sliding_window"],
+        blueprint: deepseek_v4::blueprint,
+        ..UNIFORM
+    },
     ArchitectureEntry { model_type: "dots1", blueprint: dots1::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "ernie4_5_moe", blueprint: ernie4_5_moe::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "exaone_moe", blueprint: exaone_moe::blueprint, ..SLIDING },
@@ -147,6 +161,12 @@ const ARCHITECTURES: &[ArchitectureEntry] = &[
     ArchitectureEntry { model_type: "glm4_moe", blueprint: glm4_moe::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "glm4_moe_lite", blueprint: deepseek_v3::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "glm4v_moe", blueprint: glm4_moe::blueprint, ..UNIFORM },
+    ArchitectureEntry {
+        model_type: "glm5_next",
+        layer_types: &["deepseek_sparse_attention", "indexed_attention", "linear_attention"],
+        blueprint: glm5_next::blueprint,
+        ..UNIFORM
+    },
     ArchitectureEntry { model_type: "glm_moe_dsa", blueprint: glm_moe_dsa::blueprint, ..SPARSE },
     ArchitectureEntry { model_type: "gpt_oss", blueprint: gpt_oss::blueprint, ..SLIDING },
     ArchitectureEntry { model_type: "granitemoe", blueprint: granitemoe::blueprint, ..UNIFORM },

@@ -5,6 +5,7 @@
 //! and write a latent. Sources: NVIDIA, "Nemotron 3", 2025; the published `config.json`;
 //! transformers, `modeling_nemotron_h.py`.
 
+use moeflux_compute::Activation;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -58,16 +59,16 @@ struct NemotronHConfig {
     sliding_window: Option<Value>,
 }
 
-/// Part of a layer.
+/// LayerPart of a layer.
 #[derive(Clone, Copy)]
-enum Part {
+enum LayerPart {
     Mamba2,
     Attention,
     Moe,
     Mlp,
 }
 
-impl Part {
+impl LayerPart {
     /// The part that a letter of `hybrid_override_pattern` or a name in a list stands for.
     fn by_name(name: &str) -> Option<Self> {
         match name {
@@ -86,17 +87,17 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
     let parts = config.parts(source)?;
     config.body.num_hidden_layers = parts.len();
     config.moe.shared_expert_intermediate_size = config.moe_shared_expert_intermediate_size;
-    let mamba2 = match parts.iter().any(|part| matches!(part, Part::Mamba2)) {
+    let mamba2 = match parts.iter().any(|part| matches!(part, LayerPart::Mamba2)) {
         true => Some(config.mamba2(source)?),
         false => None,
     };
     config.body.blueprint_with("norm_f", source, NormWeights::Plain, |i, layer| {
         let mixer = layer.child("mixer");
         let body = match (parts[i], &mamba2) {
-            (Part::Mamba2, Some(mamba2)) => mixed(mamba2.mixer(&mixer)?),
-            (Part::Attention | Part::Mamba2, _) => mixed(config.attention(&mixer)?),
-            (Part::Moe, _) => BodyBlueprint::FeedForward(config.experts(&mixer)?),
-            (Part::Mlp, _) => BodyBlueprint::FeedForward(config.mlp(&mixer)?),
+            (LayerPart::Mamba2, Some(mamba2)) => mixed(mamba2.mixer(&mixer)?),
+            (LayerPart::Attention | LayerPart::Mamba2, _) => mixed(config.attention(&mixer)?),
+            (LayerPart::Moe, _) => BodyBlueprint::FeedForward(config.experts(&mixer)?),
+            (LayerPart::Mlp, _) => BodyBlueprint::FeedForward(config.mlp(&mixer)?),
         };
         let norm = layer.stream_norm("norm", config.body.hidden_size)?;
         Ok(LayerBlueprint { sub_blocks: vec![SubBlockBlueprint::new(norm, body)] })
@@ -122,7 +123,7 @@ impl NemotronHConfig {
     }
 
     /// The part of each layer.
-    fn parts(&self, source: &dyn TensorSource) -> Result<Vec<Part>, Error> {
+    fn parts(&self, source: &dyn TensorSource) -> Result<Vec<LayerPart>, Error> {
         let lists = [
             ("layers_block_type", self.layers_block_type.as_ref()),
             ("layer_types", self.layer_types.as_ref()),
@@ -141,7 +142,7 @@ impl NemotronHConfig {
         })?;
         let part = |(layer, name): (usize, &String)| {
             let problem = || format!("\"{key}\" has {name:?} for layer {layer}, an unknown part");
-            Part::by_name(name).ok_or_else(|| config_error(source, problem()))
+            LayerPart::by_name(name).ok_or_else(|| config_error(source, problem()))
         };
         names.iter().enumerate().map(part).collect()
     }
@@ -182,8 +183,11 @@ impl NemotronHConfig {
         if let Some(latent) = self.moe_latent_size {
             Require(moe.source).sizes(&[("moe_latent_size", latent)])?;
         }
-        let style =
-            MoeStyle { has_gate: false, latent: self.moe_latent_size, ..MoeStyle::default() };
+        let style = MoeStyle {
+            activation: Activation::Relu2,
+            latent: self.moe_latent_size,
+            ..MoeStyle::default()
+        };
         Ok(self.moe.moe(&style, moe, self.body.hidden_size)?.into())
     }
 

@@ -19,19 +19,19 @@ use crate::{
     base::error::Error,
     checkpoint::{MatrixSource, VectorChange, VectorSource, source::TensorSource},
     model::blueprint::{
-        Blueprint, DeltaNetBlueprint, DeltaNetShape, GateSource, GqaBlueprint, GqaShape,
-        MixerBlueprint, OutputGate, ProjectionSource,
+        Blueprint, DeltaNetBlueprint, DeltaNetShape, FeedForwardBlueprint, GateSource,
+        GqaBlueprint, GqaShape, MixerBlueprint, OutputGate, ProjectionSource,
     },
 };
 
 #[derive(Deserialize)]
-struct Qwen35MoeConfig {
+pub(super) struct Qwen35MoeConfig {
     #[serde(flatten)]
-    body: Body,
+    pub(super) body: Body,
     #[serde(flatten)]
     heads: Heads,
     #[serde(flatten)]
-    rope: RopeKeys,
+    pub(super) rope: RopeKeys,
     #[serde(flatten)]
     moe: SoftmaxMoe,
     linear_num_value_heads: usize,
@@ -72,24 +72,42 @@ pub(super) fn build(
 ) -> Result<Blueprint, Error> {
     let config: Qwen35MoeConfig = parse_config(source)?;
     let delta_shape = delta_shape(source, &config)?;
-    let (body, hidden) = (&config.body, config.body.hidden_size);
-    let normalize = config.norm_topk_prob.unwrap_or(true);
     // The Hub stores `w` of `1 + w`. The sum is taken in f32, as in the authors' code. mlx-lm takes
     // it in the checkpoint's type, so its logits of a bf16 Hub checkpoint differ by that rounding.
-    body.blueprint(source, NormWeights::OnePlus, |i, layer| {
-        let mixer = if is_linear(source, &config, i)? {
-            let module = layer.child("linear_attn");
-            let matrices = projections(&module, &delta_shape, hidden)?;
-            MixerBlueprint::from(delta_net(&module, delta_shape, hidden, matrices)?)
-        } else {
-            attention(&config, &layer.child("self_attn"))?.into()
+    config.body.blueprint(source, NormWeights::OnePlus, |i, layer| {
+        let mixer = match is_linear(source, &config, i)? {
+            true => config.delta_net(layer, &delta_shape, projections)?.into(),
+            false => MixerBlueprint::from(attention(&config, &layer.child("self_attn"))?),
         };
-        let feed_forward = config.moe.feed_forward(&layer.child("mlp"), i, hidden, normalize)?;
-        body.layer(layer, mixer, feed_forward)
+        config.body.layer(layer, mixer, config.feed_forward(i, layer)?)
     })
 }
 
-fn delta_shape(
+impl Qwen35MoeConfig {
+    /// The delta-net of a layer.
+    pub(super) fn delta_net(
+        &self,
+        layer: &Scope<'_>,
+        shape: &DeltaNetShape,
+        projections: FindProjections,
+    ) -> Result<DeltaNetBlueprint, Error> {
+        let (module, hidden) = (layer.child("linear_attn"), self.body.hidden_size);
+        let matrices = projections(&module, shape, hidden)?;
+        delta_net(&module, *shape, hidden, matrices)
+    }
+
+    /// Feed-forward part of layer `i`.
+    pub(super) fn feed_forward(
+        &self,
+        i: usize,
+        layer: &Scope<'_>,
+    ) -> Result<FeedForwardBlueprint, Error> {
+        let normalize = self.norm_topk_prob.unwrap_or(true);
+        self.moe.feed_forward(&layer.child("mlp"), i, self.body.hidden_size, normalize)
+    }
+}
+
+pub(super) fn delta_shape(
     source: &dyn TensorSource,
     config: &Qwen35MoeConfig,
 ) -> Result<DeltaNetShape, Error> {
@@ -123,7 +141,11 @@ fn delta_shape(
 
 /// Whether layer `i` is a delta-net, by `layer_types`. Without that key every
 /// `full_attention_interval`-th layer is full attention.
-fn is_linear(source: &dyn TensorSource, config: &Qwen35MoeConfig, i: usize) -> Result<bool, Error> {
+pub(super) fn is_linear(
+    source: &dyn TensorSource,
+    config: &Qwen35MoeConfig,
+    i: usize,
+) -> Result<bool, Error> {
     let require = Require(source);
     let Some(types) = &config.layer_types else {
         let (key, purpose) = ("full_attention_interval", "which layers have full attention");
@@ -135,7 +157,10 @@ fn is_linear(source: &dyn TensorSource, config: &Qwen35MoeConfig, i: usize) -> R
     Ok(types[i] == "linear_attention")
 }
 
-fn attention(config: &Qwen35MoeConfig, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {
+pub(super) fn attention(
+    config: &Qwen35MoeConfig,
+    attention: &Scope<'_>,
+) -> Result<GqaBlueprint, Error> {
     let hidden = config.body.hidden_size;
     let shape = config.heads.shape(attention.source, hidden)?;
     let gate = OutputGate {
@@ -182,7 +207,7 @@ fn delta_net(
 }
 
 /// Layout with four matrices.
-fn projections(
+pub(super) fn projections(
     delta_net: &Scope<'_>,
     shape: &DeltaNetShape,
     hidden: usize,

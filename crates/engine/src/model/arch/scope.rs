@@ -50,7 +50,10 @@ impl<'a> Scope<'a> {
 
     /// Full name of a tensor or module.
     pub(super) fn path(&self, name: &str) -> String {
-        format!("{}.{name}", self.prefix)
+        match self.prefix.as_str() {
+            "" => name.to_owned(),
+            prefix => format!("{prefix}.{name}"),
+        }
     }
 
     /// Whether the tensor `name` exists.
@@ -71,6 +74,16 @@ impl<'a> Scope<'a> {
         cols: usize,
     ) -> Result<MatrixSource, Error> {
         self.source.matrix(&self.path(name), rows, cols)
+    }
+
+    /// Matrix `name`, without `.weight`.
+    pub(super) fn bare_matrix(
+        &self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<MatrixSource, Error> {
+        self.source.bare_matrix(&self.path(name), rows, cols)
     }
 
     /// A stack of matrices below this module.

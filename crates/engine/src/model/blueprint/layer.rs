@@ -1,10 +1,12 @@
 //! Decoder layers: lists of sub-blocks, each a mixer or a feed-forward part.
 
-use moeflux_compute::{KV_BLOCK, StateShape};
+use moeflux_compute::StateShape;
 
 use super::{
-    DeltaNetBlueprint, GqaBlueprint, Mamba2Blueprint, MlaBlueprint, MlpBlueprint, MoeBlueprint,
-    ShortConvBlueprint, weight_list::WeightList,
+    CompressedBlueprint, DeltaNetBlueprint, GqaBlueprint, GqaIndexer, Mamba2Blueprint,
+    MlaBlueprint, MlaIndexer, MlpBlueprint, MoeBlueprint, ShortConvBlueprint, StreamInput,
+    states::{LayerState, StateEntries, ring_positions},
+    weight_list::WeightList,
 };
 use crate::checkpoint::{MatrixSource, VectorSource};
 
@@ -19,7 +21,8 @@ pub struct LayerBlueprint {
     pub sub_blocks: Vec<SubBlockBlueprint>,
 }
 
-/// A sub-block of a layer: `x = scale (x + post_norm(body(input)))`.
+/// A sub-block of a layer: `x = scale (x + post_norm(body(input)))`. With several residual streams,
+/// the addition is that of the input's [`StreamMix`](super::StreamMix).
 #[derive(Debug)]
 pub struct SubBlockBlueprint {
     /// Input of the body.
@@ -86,9 +89,41 @@ pub enum SubBlockInput {
         /// The norm, of `hidden` elements.
         norm: NormSource,
     },
+    /// A weighted sum of several residual streams, to which the output is added in turn. Not for
+    /// MoE with separate norms for the router or the experts, and without a factor on the residual.
+    Streams(StreamInput),
     /// The input of the sub-block before, its norm included: both run in parallel on it. Not for
     /// MoE with separate norms for the router or the experts, which read the residual stream.
     Previous,
+}
+
+impl SubBlockInput {
+    /// The norm of the residual stream, or of the sum of the streams.
+    pub(crate) fn norm(&self) -> Option<&NormSource> {
+        match self {
+            Self::Residual { norm } => Some(norm),
+            Self::Streams(input) => input.norm.as_ref(),
+            Self::Previous => None,
+        }
+    }
+
+    /// All matrices.
+    pub fn matrices(&self) -> Vec<&MatrixSource> {
+        match self {
+            Self::Streams(input) => input.mix.matrices(),
+            Self::Residual { .. } | Self::Previous => Vec::new(),
+        }
+    }
+
+    /// All vectors.
+    pub(crate) fn vectors(&self) -> Vec<&VectorSource> {
+        let mut vectors = match self {
+            Self::Streams(input) => input.mix.vectors(),
+            Self::Residual { .. } | Self::Previous => Vec::new(),
+        };
+        vectors.extend(self.norm().into_iter().flat_map(NormSource::vectors));
+        vectors
+    }
 }
 
 /// Computation of a sub-block.
@@ -107,6 +142,8 @@ pub enum MixerBlueprint {
     Gqa(Box<GqaBlueprint>),
     /// Multi-head latent attention.
     Mla(Box<MlaBlueprint>),
+    /// Attention to a window and to compressed entries.
+    Compressed(Box<CompressedBlueprint>),
     /// Gated delta-net.
     DeltaNet(Box<DeltaNetBlueprint>),
     /// Mamba-2.
@@ -124,6 +161,12 @@ impl From<GqaBlueprint> for MixerBlueprint {
 impl From<MlaBlueprint> for MixerBlueprint {
     fn from(mla: MlaBlueprint) -> Self {
         Self::Mla(Box::new(mla))
+    }
+}
+
+impl From<CompressedBlueprint> for MixerBlueprint {
+    fn from(compressed: CompressedBlueprint) -> Self {
+        Self::Compressed(Box::new(compressed))
     }
 }
 
@@ -174,56 +217,74 @@ impl MixerBlueprint {
         list.matrices
     }
 
+    /// Sliding window of attention, in positions.
+    pub fn window(&self) -> Option<usize> {
+        match self {
+            Self::Gqa(g) => g.shape.window,
+            Self::Compressed(c) => Some(c.shape.window),
+            Self::Mla(_) | Self::DeltaNet(_) | Self::Mamba2(_) | Self::ShortConv(_) => None,
+        }
+    }
+
+    /// Positions of the KV cache of a window, which is a ring.
+    fn ring(&self, chunk: usize) -> Option<usize> {
+        Some(ring_positions(self.window()?, chunk))
+    }
+
     /// States of the mixer for a session of `positions` positions, with up to `chunk` rows per
-    /// step; at most two.
-    fn states(&self, positions: usize, chunk: usize) -> Vec<StateShape> {
+    /// step; at most [`MAX_STATES`](super::MAX_STATES).
+    fn states(&self, positions: usize, chunk: usize) -> Vec<LayerState> {
+        let index_keys = |width| LayerState::keys(width, positions, StateEntries::Positions);
         match self {
             Self::Gqa(g) => {
-                // A windowed KV cache is a ring. It keeps `chunk` additional positions, so that a
-                // failed step can be rolled back.
-                let needed =
-                    |window: usize| window.saturating_add(chunk).next_multiple_of(KV_BLOCK);
-                let keys_and_values = StateShape::KeyValue {
+                let ring = self.ring(chunk).filter(|ring| *ring < positions);
+                let shape = StateShape::KeyValue {
                     kv_heads: g.shape.kv_heads,
                     key_width: g.shape.head_dim,
                     value_width: g.shape.v_head_dim,
-                    positions: g.shape.window.map_or(positions, |w| positions.min(needed(w))),
+                    positions: ring.unwrap_or(positions),
                 };
-                let index_keys = g.indexer.as_ref().map(|indexer| StateShape::KeyValue {
-                    kv_heads: 1,
-                    key_width: indexer.head_dim,
-                    value_width: 0,
-                    positions,
-                });
-                std::iter::once(keys_and_values).chain(index_keys).collect()
+                let entries = match ring {
+                    Some(_) => StateEntries::Ring,
+                    None => StateEntries::Positions,
+                };
+                let mut states = vec![LayerState { shape, entries }];
+                match &g.indexer {
+                    Some(GqaIndexer::Blocks(indexer)) => states.push(index_keys(indexer.head_dim)),
+                    Some(GqaIndexer::Entries(indexer)) => states.extend(indexer.states(positions)),
+                    None => {}
+                }
+                states
             }
             Self::Mla(m) => {
-                let keys_only = |key_width| StateShape::KeyValue {
-                    kv_heads: 1,
-                    key_width,
-                    value_width: 0,
-                    positions,
-                };
-                let latent = keys_only(m.shape.kv_lora_rank + m.shape.qk_rope_head_dim);
-                std::iter::once(latent).chain(m.indexer().map(|i| keys_only(i.head_dim))).collect()
+                let width = m.shape.kv_lora_rank + m.shape.qk_rope_head_dim;
+                let latent = LayerState::keys(width, positions, StateEntries::Positions);
+                let mut states = vec![latent];
+                match m.indexer() {
+                    Some(MlaIndexer::Positions(indexer)) => {
+                        states.push(index_keys(indexer.head_dim));
+                    }
+                    Some(MlaIndexer::Entries(indexer)) => states.extend(indexer.states(positions)),
+                    None => {}
+                }
+                states
             }
+            Self::Compressed(c) => c.states(positions, chunk),
             Self::DeltaNet(d) => {
                 let s = &d.shape;
                 vec![
-                    StateShape::Recurrent { len: (s.conv_width - 1) * s.channels() },
-                    StateShape::Recurrent { len: s.value_heads * s.value_width * s.key_width },
+                    LayerState::recurrent((s.conv_width - 1) * s.channels()),
+                    LayerState::recurrent(s.value_heads * s.value_width * s.key_width),
                 ]
             }
             Self::Mamba2(m) => {
                 let s = &m.shape;
                 vec![
-                    StateShape::Recurrent { len: (s.conv_width - 1) * s.channels() },
-                    StateShape::Recurrent { len: s.inner() * s.state_width },
+                    LayerState::recurrent((s.conv_width - 1) * s.channels()),
+                    LayerState::recurrent(s.inner() * s.state_width),
                 ]
             }
-            Self::ShortConv(c) => {
-                vec![StateShape::Recurrent { len: (c.taps - 1) * c.channels() }]
-            }
+            Self::ShortConv(c) => vec![LayerState::recurrent((c.taps - 1) * c.channels())],
         }
     }
 }
@@ -245,9 +306,14 @@ impl LayerBlueprint {
         self.weights().vectors
     }
 
-    /// States of this layer for a session of `positions` positions, with up to `chunk` rows per
-    /// step. Empty without a mixer.
+    /// Shapes of the states of this layer for a session of `positions` positions, with up to
+    /// `chunk` rows per step. Empty without a mixer.
     pub fn states(&self, positions: usize, chunk: usize) -> Vec<StateShape> {
+        self.layer_states(positions, chunk).into_iter().map(|state| state.shape).collect()
+    }
+
+    /// The same states, with the entries that a sequence fills.
+    pub(crate) fn layer_states(&self, positions: usize, chunk: usize) -> Vec<LayerState> {
         self.mixer().map_or_else(Vec::new, |mixer| mixer.states(positions, chunk))
     }
 
@@ -286,9 +352,15 @@ impl LayerBlueprint {
         // before.
         let norms = |moe: &MoeBlueprint| moe.router.norm.is_some() || moe.experts_norm.is_some();
         let is_late = |sub_block: &SubBlockBlueprint| {
-            sub_block.is_parallel() && sub_block.moe().is_some_and(norms)
+            !matches!(sub_block.input, SubBlockInput::Residual { .. })
+                && sub_block.moe().is_some_and(norms)
+        };
+        let writes = |sub_block: &SubBlockBlueprint| match &sub_block.input {
+            SubBlockInput::Streams(input) => input.mix.writes() && sub_block.scale.is_none(),
+            SubBlockInput::Residual { .. } | SubBlockInput::Previous => true,
         };
         reads_stream
+            && self.sub_blocks.iter().all(writes)
             && self.mixers().count() <= 1
             && self.moes().count() <= 1
             && !self.sub_blocks.iter().any(is_late)

@@ -4,21 +4,31 @@
 //! memory plan, loading, the forward pass, `inspect`) reads only the blueprint and does not depend
 //! on the architecture.
 
+mod compressed;
 mod delta_net;
 mod input_orders;
 mod layer;
 mod mamba2;
+mod rope;
 mod short_conv;
+mod states;
+mod streams;
 mod weight_list;
 
 use std::sync::Arc;
 
 use moeflux_compute::{
-    Activation, ExpertGroups, ExpertShape, FileLayout, GateFunction, HeadRows, RopePairs, Scoring,
+    Activation, ExpertGroups, ExpertShape, FileLayout, GateFunction, HeadRows, Scoring,
 };
 
-pub(crate) use self::input_orders::InputOrders;
-pub use self::short_conv::ShortConvBlueprint;
+pub use self::{
+    compressed::{
+        CompressedBlueprint, CompressedShape, CompressorBlueprint, EntryIndexerBlueprint,
+        PartialRope,
+    },
+    short_conv::ShortConvBlueprint,
+    streams::{GatedMix, MatrixMix, StreamInput, StreamMix},
+};
 pub use self::{
     delta_net::{DeltaNetBlueprint, DeltaNetShape, ProjectionSource},
     layer::{
@@ -26,6 +36,11 @@ pub use self::{
         SubBlockBlueprint, SubBlockInput,
     },
     mamba2::{Mamba2Blueprint, Mamba2Shape},
+    rope::{Llama3Scaling, LongRope, RopeShape, Yarn},
+};
+pub(crate) use self::{
+    input_orders::InputOrders,
+    states::{LayerState, MAX_STATES, StateEntries, WrittenEntries},
 };
 use crate::checkpoint::{MatrixSource, Segment, VectorSource, location::ShardLocation};
 
@@ -34,8 +49,10 @@ use crate::checkpoint::{MatrixSource, Segment, VectorSource, location::ShardLoca
 pub struct Blueprint {
     /// `model_type` of config.json.
     pub model_type: String,
-    /// Width of the residual stream.
+    /// Width of a residual stream.
     pub hidden: usize,
+    /// Residual streams: 1 in most models.
+    pub streams: usize,
     /// Vocabulary size: rows of the embedding and of the head.
     pub vocab: usize,
     /// Maximum context of the model, in positions.
@@ -50,8 +67,8 @@ pub struct Blueprint {
     pub embed: MatrixSource,
     /// Decoder layers, first to last.
     pub layers: Vec<LayerBlueprint>,
-    /// Norm before the head.
-    pub norm: NormSource,
+    /// Input of the head: [`SubBlockInput::Residual`] or [`SubBlockInput::Streams`].
+    pub output: SubBlockInput,
     /// Head, `(vocab, hidden)`; `None` if the embedding serves as head.
     pub head: Option<MatrixSource>,
     /// Bias of the logits, `vocab` elements.
@@ -70,136 +87,6 @@ pub struct LinearSource {
     pub weight: MatrixSource,
     /// One element per row of the matrix.
     pub bias: Option<VectorSource>,
-}
-
-/// Rotary position embedding (RoPE).
-#[derive(Clone, Debug)]
-pub struct RopeShape {
-    /// Radians per position, by pair; empty where positions are not encoded (NoPE).
-    pub frequencies: Vec<f32>,
-    /// Which elements form a pair.
-    pub pairs: RopePairs,
-    /// Factor on the rotated elements.
-    pub scale: f32,
-    /// Values for contexts that are longer than the original one.
-    pub long: Option<LongRope>,
-}
-
-/// RoPE of a long context. Ding et al., "LongRoPE", 2024.
-#[derive(Clone, Debug)]
-pub struct LongRope {
-    /// Positions of the original context. Sessions of more use these values at all positions, so
-    /// that cached keys stay valid.
-    pub original_positions: usize,
-    /// As [`RopeShape::frequencies`].
-    pub frequencies: Vec<f32>,
-    /// As [`RopeShape::scale`].
-    pub scale: f32,
-}
-
-impl RopeShape {
-    /// No rotation: a layer without positions (NoPE).
-    pub const NONE: Self =
-        Self { frequencies: Vec::new(), pairs: RopePairs::Halves, scale: 1.0, long: None };
-
-    /// The shape of sessions of `context` positions.
-    pub(crate) fn for_context(&self, context: usize) -> Self {
-        match &self.long {
-            Some(long) if context > long.original_positions => Self {
-                frequencies: long.frequencies.clone(),
-                scale: long.scale,
-                pairs: self.pairs,
-                long: None,
-            },
-            _ => self.clone(),
-        }
-    }
-
-    /// Frequencies `base^(-2 i / dims)` for each of `dims / 2` pairs.
-    pub fn new(dims: usize, base: f64, pairs: RopePairs) -> Self {
-        let unscaled = 1.0;
-        Self::interpolated(dims, base, unscaled, pairs)
-    }
-
-    /// Linear interpolation: the frequencies of [`RopeShape::new`] divided by `factor`.
-    pub fn interpolated(dims: usize, base: f64, factor: f64, pairs: RopePairs) -> Self {
-        let frequency = |i: usize| (base.powf(-2.0 * i as f64 / dims as f64) / factor) as f32;
-        let frequencies = (0..dims / 2).map(frequency).collect();
-        Self { frequencies, pairs, scale: 1.0, long: None }
-    }
-
-    /// YaRN: fast frequencies are kept, slow ones divided by the factor. Between `beta_fast` and
-    /// `beta_slow` turns within the original context the two are blended linearly.
-    ///
-    /// Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", 2023,
-    /// section 3.2.
-    pub fn yarn(dims: usize, base: f64, yarn: &Yarn, pairs: RopePairs) -> Self {
-        // Fractional index of the pair that turns `turns` times within the original context.
-        let pair = |turns: f64| {
-            dims as f64 * (yarn.original_positions / (turns * std::f64::consts::TAU)).ln()
-                / (2.0 * base.ln())
-        };
-        let (mut low, mut high) = (pair(yarn.beta_fast), pair(yarn.beta_slow));
-        if yarn.truncate {
-            (low, high) = (low.floor(), high.ceil());
-        }
-        (low, high) = (low.max(0.0), high.min(dims as f64 - 1.0));
-        if low == high {
-            high += 0.001;
-        }
-        let frequency = |i: usize| {
-            let unscaled = base.powf(-2.0 * i as f64 / dims as f64);
-            let interpolated = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
-            (unscaled / yarn.factor * interpolated + unscaled * (1.0 - interpolated)) as f32
-        };
-        let frequencies = (0..dims / 2).map(frequency).collect();
-        Self { frequencies, pairs, scale: yarn.scale, long: None }
-    }
-
-    /// Scaling of Llama 3.1: slow frequencies are divided by the factor, fast ones kept. Between
-    /// `low_turns` and `high_turns` turns within the original context the two are blended linearly.
-    ///
-    /// Meta, "The Llama 3 Herd of Models", 2024, and its `llama-models`, `apply_scaling`.
-    pub fn llama3(dims: usize, base: f64, scaling: &Llama3Scaling, pairs: RopePairs) -> Self {
-        let Llama3Scaling { factor, original_positions, low_turns, high_turns } = *scaling;
-        let frequency = |i: usize| {
-            let unscaled = base.powf(-2.0 * i as f64 / dims as f64);
-            let turns = original_positions * unscaled / std::f64::consts::TAU;
-            let kept = ((turns - low_turns) / (high_turns - low_turns)).clamp(0.0, 1.0);
-            (unscaled * kept + unscaled / factor * (1.0 - kept)) as f32
-        };
-        Self { frequencies: (0..dims / 2).map(frequency).collect(), pairs, scale: 1.0, long: None }
-    }
-}
-
-/// Parameters of the RoPE scaling of Llama 3.1.
-#[derive(Clone, Copy, Debug)]
-pub struct Llama3Scaling {
-    /// Factor by which slow frequencies are divided.
-    pub factor: f64,
-    /// Positions of the original context.
-    pub original_positions: f64,
-    /// Turns within the original context up to which a frequency is divided by `factor`.
-    pub low_turns: f64,
-    /// Turns within the original context from which a frequency is kept; more than `low_turns`.
-    pub high_turns: f64,
-}
-
-/// Parameters of YaRN.
-#[derive(Clone, Copy, Debug)]
-pub struct Yarn {
-    /// Factor by which the context is extended.
-    pub factor: f64,
-    /// Positions of the original context.
-    pub original_positions: f64,
-    /// Turns within the original context from which a frequency is kept.
-    pub beta_fast: f64,
-    /// Turns within the original context up to which a frequency is divided by `factor`.
-    pub beta_slow: f64,
-    /// Whether the range between them is widened to whole pairs.
-    pub truncate: bool,
-    /// Factor on the rotated elements.
-    pub scale: f32,
 }
 
 /// Shape of grouped-query attention.
@@ -305,8 +192,36 @@ pub struct GqaBlueprint {
     pub v_norm: bool,
     /// Attention sinks: one logit per query head that takes part in the softmax, without a value.
     pub sinks: Option<VectorSource>,
-    /// Chooses the blocks of positions that attention reads; not with a window.
-    pub indexer: Option<BlockIndexerBlueprint>,
+    /// Chooses the positions that attention reads; not with a window.
+    pub indexer: Option<GqaIndexer>,
+}
+
+/// Indexer of sparse grouped-query attention.
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "there is one per layer")]
+pub enum GqaIndexer {
+    /// Blocks of positions for each KV head.
+    Blocks(BlockIndexerBlueprint),
+    /// Compressed blocks of positions for all heads.
+    Entries(EntryIndexerBlueprint),
+}
+
+impl GqaIndexer {
+    /// Most positions that are chosen for a head.
+    pub(crate) fn positions(&self) -> usize {
+        match self {
+            Self::Blocks(blocks) => blocks.top_k * blocks.block,
+            Self::Entries(entries) => entries.positions(),
+        }
+    }
+
+    /// Lists of positions that are chosen for a token.
+    fn lists(&self, kv_heads: usize) -> usize {
+        match self {
+            Self::Blocks(_) => kv_heads,
+            Self::Entries(_) => 1,
+        }
+    }
 }
 
 /// Block indexer: a cheap head for each KV head, which chooses the blocks of positions that this
@@ -399,11 +314,21 @@ pub struct SparseBlueprint {
     /// Number of positions that are attended to.
     pub top_k: usize,
     /// Indexer that chooses them; `None` uses the positions of the previous layer.
-    pub indexer: Option<IndexerBlueprint>,
+    pub indexer: Option<MlaIndexer>,
+}
+
+/// Indexer of sparse latent attention.
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "there is one per layer")]
+pub enum MlaIndexer {
+    /// Positions by their keys.
+    Positions(IndexerBlueprint),
+    /// Compressed blocks of positions.
+    Entries(EntryIndexerBlueprint),
 }
 
 impl MlaBlueprint {
-    pub(crate) fn indexer(&self) -> Option<&IndexerBlueprint> {
+    pub(crate) fn indexer(&self) -> Option<&MlaIndexer> {
         self.sparse.as_ref()?.indexer.as_ref()
     }
 }
@@ -559,6 +484,17 @@ pub struct RouterBlueprint {
     pub scale: f32,
     /// `n_experts` factors on the weights.
     pub expert_scale: Option<VectorSource>,
+    /// Experts of each token of the vocabulary, where they do not depend on the scores.
+    pub fixed: Option<FixedRoutes>,
+}
+
+/// Hash routing: a table of the experts of each token. Roller et al., "Hash Layers", 2021.
+#[derive(Debug)]
+pub struct FixedRoutes {
+    /// Bytes of the table in the file.
+    pub segment: Segment,
+    /// `(vocab, top_k)`: ids of experts.
+    pub ids: Arc<[u16]>,
 }
 
 impl RouterBlueprint {
@@ -574,6 +510,7 @@ impl RouterBlueprint {
             normalize: false,
             scale: 1.0,
             expert_scale: None,
+            fixed: None,
         }
     }
 }
@@ -645,17 +582,23 @@ impl MlpBlueprint {
 }
 
 impl Blueprint {
+    /// Elements of a row of the residual: all streams.
+    pub fn residual(&self) -> usize {
+        self.hidden * self.streams
+    }
+
     /// All dense matrices of the model: embedding, layers, head.
     pub fn matrices(&self) -> impl Iterator<Item = &MatrixSource> {
         std::iter::once(&self.embed)
             .chain(self.layers.iter().flat_map(LayerBlueprint::matrices))
+            .chain(self.output.matrices())
             .chain(&self.head)
     }
 
     /// All vectors of the model: norms, biases and the like.
     pub fn vectors(&self) -> impl Iterator<Item = &VectorSource> {
         let layers = self.layers.iter().flat_map(LayerBlueprint::vectors);
-        layers.chain(self.norm.vectors()).chain(&self.head_bias)
+        layers.chain(self.output.vectors()).chain(&self.head_bias)
     }
 
     /// Positions of the context that needs no other RoPE; [`Blueprint::max_positions`] in most
@@ -665,6 +608,7 @@ impl Blueprint {
         let long = mixers.filter_map(|mixer| match mixer {
             MixerBlueprint::Gqa(gqa) => gqa.rope.long.as_ref(),
             MixerBlueprint::Mla(mla) => mla.rope.long.as_ref(),
+            MixerBlueprint::Compressed(compressed) => compressed.rope.shape.long.as_ref(),
             MixerBlueprint::DeltaNet(_)
             | MixerBlueprint::Mamba2(_)
             | MixerBlueprint::ShortConv(_) => None,
@@ -703,7 +647,8 @@ impl Blueprint {
         let mixers = self.layers.iter().filter_map(LayerBlueprint::mixer);
         let lists = mixers.filter_map(|mixer| match mixer {
             MixerBlueprint::Mla(m) => m.indexer().map(|_| 1),
-            MixerBlueprint::Gqa(g) => g.indexer.as_ref().map(|_| g.shape.kv_heads),
+            MixerBlueprint::Gqa(g) => Some(g.indexer.as_ref()?.lists(g.shape.kv_heads)),
+            MixerBlueprint::Compressed(c) => c.indexer.as_ref().map(|_| 1),
             MixerBlueprint::DeltaNet(_)
             | MixerBlueprint::Mamba2(_)
             | MixerBlueprint::ShortConv(_) => None,

@@ -1,8 +1,8 @@
 //! Collects the matrices and vectors of a part of a blueprint.
 
 use super::{
-    BodyBlueprint, FeedForwardBlueprint, LatentHeads, LatentQuery, LinearSource, MixerBlueprint,
-    ProjectionSource, SubBlockBlueprint, SubBlockInput,
+    BodyBlueprint, EntryIndexerBlueprint, FeedForwardBlueprint, GqaIndexer, LatentHeads,
+    LatentQuery, LinearSource, MixerBlueprint, MlaIndexer, ProjectionSource, SubBlockBlueprint,
 };
 use crate::checkpoint::{MatrixSource, VectorSource};
 
@@ -32,9 +32,8 @@ impl<'a> WeightList<'a> {
     }
 
     pub(super) fn sub_block(&mut self, sub_block: &'a SubBlockBlueprint) {
-        if let SubBlockInput::Residual { norm } = &sub_block.input {
-            self.vectors.extend(norm.vectors());
-        }
+        self.matrices.extend(sub_block.input.matrices());
+        self.vectors.extend(sub_block.input.vectors());
         self.vectors.extend(sub_block.post_norm.iter().chain(&sub_block.scale));
         match &sub_block.body {
             BodyBlueprint::Mixer(mixer) => self.mixer(mixer),
@@ -48,9 +47,13 @@ impl<'a> WeightList<'a> {
                 self.linear([&g.q_proj, &g.k_proj, &g.o_proj]);
                 self.linear(g.v_proj.iter().chain(&g.gate_proj));
                 self.vectors.extend(g.q_norm.iter().chain(&g.k_norm).chain(&g.sinks));
-                if let Some(indexer) = &g.indexer {
-                    self.linear([&indexer.q_proj, &indexer.k_proj]);
-                    self.vectors.extend([&indexer.q_norm, &indexer.k_norm]);
+                match &g.indexer {
+                    Some(GqaIndexer::Blocks(indexer)) => {
+                        self.linear([&indexer.q_proj, &indexer.k_proj]);
+                        self.vectors.extend([&indexer.q_norm, &indexer.k_norm]);
+                    }
+                    Some(GqaIndexer::Entries(indexer)) => self.entry_indexer(indexer),
+                    None => {}
                 }
             }
             MixerBlueprint::Mla(m) => {
@@ -69,10 +72,25 @@ impl<'a> WeightList<'a> {
                         self.matrices.extend([embed_q, unembed_out])
                     }
                 }
-                if let Some(indexer) = m.indexer() {
-                    self.linear([&indexer.wq_b, &indexer.wk, &indexer.weights_proj]);
-                    self.vectors.extend(&indexer.k_norm);
+                match m.indexer() {
+                    Some(MlaIndexer::Positions(indexer)) => {
+                        self.linear([&indexer.wq_b, &indexer.wk, &indexer.weights_proj]);
+                        self.vectors.extend(&indexer.k_norm);
+                    }
+                    Some(MlaIndexer::Entries(indexer)) => self.entry_indexer(indexer),
+                    None => {}
                 }
+            }
+            MixerBlueprint::Compressed(c) => {
+                self.linear([&c.q_a_proj, &c.q_b_proj, &c.kv_proj]);
+                self.matrices.push(&c.o_a_proj);
+                self.linear([&c.o_b_proj]);
+                self.vectors.extend([&c.q_a_norm, &c.kv_norm, &c.sinks]);
+                if let Some(compressor) = &c.compressor {
+                    self.linear(compressor.linears());
+                    self.vectors.extend(compressor.vectors());
+                }
+                c.indexer.iter().for_each(|indexer| self.entry_indexer(indexer));
             }
             MixerBlueprint::DeltaNet(d) => {
                 self.matrices.extend(&d.in_proj_qkv);
@@ -92,6 +110,11 @@ impl<'a> WeightList<'a> {
                 self.vectors.push(&c.conv);
             }
         }
+    }
+
+    fn entry_indexer(&mut self, indexer: &'a EntryIndexerBlueprint) {
+        self.linear(indexer.linears());
+        self.vectors.extend(indexer.vectors());
     }
 
     fn feed_forward(&mut self, feed_forward: &'a FeedForwardBlueprint) {

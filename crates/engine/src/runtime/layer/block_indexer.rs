@@ -71,7 +71,7 @@ impl BlockIndexer {
         let q = q.split(self.heads);
         step.norm(q, Some(self.q_norm), eps)?;
         step.norm(k, Some(self.k_norm), eps)?;
-        let [_, spans] = step.spans;
+        let [_, spans, ..] = step.spans;
         for x in [q, k] {
             step.rope(&self.rope, x, x, spans)?;
         }

@@ -137,7 +137,7 @@ impl DeltaNet {
         let q = convolved.columns(0, keys).split(key_heads);
         let k = convolved.columns(keys, keys).split(key_heads);
         let v = convolved.columns(2 * keys, self.shape.values()).split(value_heads);
-        let [conv_spans, delta_spans] = step.spans;
+        let [conv_spans, delta_spans, ..] = step.spans;
 
         // Products of the same input follow each other, so that a device can fuse them.
         let mut column = 0;

@@ -1,13 +1,17 @@
 //! Grouped-query attention (GQA): head norms, RoPE, sliding windows, attention sinks and an output
 //! gate where a model has them.
 
-use moeflux_compute::{Buffer, GateFunction, Op, View};
+use moeflux_compute::{Buffer, GateFunction, IndexList, Op, View};
 
-use super::{Linear, Loader, ScratchId, ScratchWidths, Step, block_indexer::BlockIndexer};
+use super::{
+    Linear, Loader, ScratchId, ScratchWidths, Step,
+    block_indexer::BlockIndexer,
+    entry_indexer::{EntryIndexer, IndexStates, POSITIONS},
+};
 use crate::{
     base::error::Error,
     checkpoint::VectorSource,
-    model::blueprint::{GateSource, GqaBlueprint, GqaShape, OutputGate, RopeShape},
+    model::blueprint::{GateSource, GqaBlueprint, GqaIndexer, GqaShape, OutputGate, RopeShape},
 };
 
 #[derive(Debug)]
@@ -24,7 +28,45 @@ pub(crate) struct Gqa {
     norms_rotated: bool,
     v_norm: bool,
     sinks: Option<Buffer>,
-    indexer: Option<BlockIndexer>,
+    indexer: Option<LoadedIndexer>,
+}
+
+/// LoadedIndexer of sparse attention.
+#[derive(Debug)]
+enum LoadedIndexer {
+    Blocks(BlockIndexer),
+    Entries(EntryIndexer),
+}
+
+impl LoadedIndexer {
+    fn load(
+        blueprint: &GqaIndexer,
+        kv_heads: usize,
+        loader: &mut Loader<'_>,
+    ) -> Result<Self, Error> {
+        Ok(match blueprint {
+            GqaIndexer::Blocks(blocks) => {
+                Self::Blocks(BlockIndexer::load(blocks, kv_heads, loader)?)
+            }
+            GqaIndexer::Entries(entries) => Self::Entries(EntryIndexer::load(entries, loader)?),
+        })
+    }
+
+    /// Chosen positions of each row. Appends to the layer's index keys.
+    fn select(&self, step: &mut Step<'_>) -> Result<View, Error> {
+        match self {
+            Self::Blocks(indexer) => indexer.select_positions(step),
+            Self::Entries(indexer) => {
+                let [_, keys, open_block, ..] = step.spans;
+                let end = keys.iter().map(|span| span.position + span.rows).max();
+                let width = indexer.list_width(end.unwrap_or(0));
+                let (x, out) = (step.normed(), step.buffer(POSITIONS, width));
+                let states = IndexStates { keys, open_block };
+                indexer.select(step, states, x, IndexList::Positions, out)?;
+                Ok(out)
+            }
+        }
+    }
 }
 
 /// Norm of each head, or of all heads together.
@@ -57,8 +99,15 @@ impl Gqa {
         widths.set(V, kv_heads * v_head_dim);
         widths.set(Y, heads * v_head_dim);
         widths.set(GATES, blueprint.shape.gate_outputs());
-        if let Some(indexer) = &blueprint.indexer {
-            BlockIndexer::set_widths(indexer, kv_heads, &mut widths);
+        match &blueprint.indexer {
+            Some(GqaIndexer::Blocks(blocks)) => {
+                BlockIndexer::set_widths(blocks, kv_heads, &mut widths);
+            }
+            Some(GqaIndexer::Entries(entries)) => {
+                widths.set(POSITIONS, entries.positions());
+                EntryIndexer::set_widths(entries, &mut widths);
+            }
+            None => {}
         }
         widths
     }
@@ -80,7 +129,7 @@ impl Gqa {
             indexer: blueprint
                 .indexer
                 .as_ref()
-                .map(|indexer| BlockIndexer::load(indexer, blueprint.shape.kv_heads, loader))
+                .map(|indexer| LoadedIndexer::load(indexer, blueprint.shape.kv_heads, loader))
                 .transpose()?,
         })
     }
@@ -89,7 +138,7 @@ impl Gqa {
     pub(crate) fn run(&self, step: &mut Step<'_>) -> Result<(), Error> {
         let GqaShape { heads, kv_heads, head_dim, v_head_dim, window, scale, value_scale, .. } =
             self.shape;
-        let positions = self.indexer.as_ref().map(|indexer| indexer.select_positions(step));
+        let positions = self.indexer.as_ref().map(|indexer| indexer.select(step));
         let positions = positions.transpose()?;
         let x = step.normed();
         let q_all = step.buffer(Q, self.shape.q_outputs());
@@ -120,7 +169,7 @@ impl Gqa {
         if self.v_norm {
             step.norm(v, None, step.eps)?;
         }
-        let [spans, _] = step.spans;
+        let [spans, ..] = step.spans;
         for x in [q, k] {
             step.rope(&self.rope, x, x, spans)?;
         }

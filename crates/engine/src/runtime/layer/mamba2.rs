@@ -65,7 +65,7 @@ impl Mamba2 {
         let projected = step.buffer(PROJECTED, self.shape.outputs());
         let convolved = step.buffer(CONVOLVED, channels);
         let y = step.buffer(Y, inner);
-        let [conv_spans, state_spans] = step.spans;
+        let [conv_spans, state_spans, ..] = step.spans;
         let x = step.normed();
         step.mat_mul(x, self.in_proj, projected)?;
         step.run(&Op::Conv1d {

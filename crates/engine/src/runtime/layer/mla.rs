@@ -4,19 +4,24 @@
 //! The absorbed form projects queries to the latent space, attends there, and projects the result
 //! to values. The expanded form projects latents to the heads' keys and values.
 
-use moeflux_compute::{Buffer, GateFunction, HeadMatrix, HeadRows, Op, View};
+use moeflux_compute::{
+    Buffer, GateFunction, HeadMatrix, HeadRows, IndexList, IndexQueries, Op, Span, View,
+};
 
-use super::{Linear, Loader, SCRATCH_BUFFERS, ScratchId, ScratchWidths, Step};
+use super::{
+    Linear, Loader, ScratchId, ScratchWidths, Step,
+    entry_indexer::{EntryIndexer, IndexStates, POSITIONS},
+};
 use crate::{
     base::error::Error,
     model::blueprint::{
-        IndexerBlueprint, LatentHeads, LatentQuery, MlaBlueprint, MlaShape, RopeShape,
+        IndexerBlueprint, LatentHeads, LatentQuery, MlaBlueprint, MlaIndexer, MlaShape, RopeShape,
     },
 };
 
 /// Epsilon of the norms of latents and index keys. Fixed in DeepSeek's reference code, independent
 /// of `rms_norm_eps`.
-const LATENT_EPS: f32 = 1e-6;
+pub(super) const LATENT_EPS: f32 = 1e-6;
 
 /// Rows of a span from which on the expanded form is faster: docs/measured/latent-attention.md. It
 /// recomputes K and V of all positions for each span, and then multiplies 320 instead of 1088
@@ -36,7 +41,7 @@ pub(crate) struct Mla {
     unembed_out: HeadMatrix,
     gate: Option<HeadGates>,
     o_proj: Linear,
-    sparse: Option<SparseTopK>,
+    sparse: Option<Sparse>,
     /// Whether steps of many rows use the expanded form. Not on the exact path, where a row's bits
     /// must not depend on the number of rows in its step.
     expands: bool,
@@ -61,12 +66,39 @@ impl HeadGates {
     }
 }
 
-/// Sparse attention: to the top-k positions only.
+/// Sparse attention: to chosen positions only.
 #[derive(Debug)]
-struct SparseTopK {
-    top_k: usize,
+struct Sparse {
+    /// Most positions of a row.
+    positions: usize,
     /// Without an indexer, the layer uses the positions of the layer before it.
-    indexer: Option<Indexer>,
+    indexer: Option<SparseIndexer>,
+}
+
+impl Sparse {
+    /// Numbers in a list of positions: as few as the last row of any span needs.
+    fn list_width(&self, spans: &[Span]) -> usize {
+        let end = spans.iter().map(|span| span.position + span.rows).max().unwrap_or(0);
+        match &self.indexer {
+            Some(SparseIndexer::Entries(indexer)) => indexer.list_width(end),
+            Some(SparseIndexer::Positions(_)) | None => self.positions.min(end),
+        }
+    }
+}
+
+#[derive(Debug)]
+enum SparseIndexer {
+    Positions(Indexer),
+    Entries(EntryIndexer),
+}
+
+impl SparseIndexer {
+    fn load(blueprint: &MlaIndexer, loader: &mut Loader<'_>) -> Result<Self, Error> {
+        Ok(match blueprint {
+            MlaIndexer::Positions(indexer) => Self::Positions(Indexer::load(indexer, loader)?),
+            MlaIndexer::Entries(indexer) => Self::Entries(EntryIndexer::load(indexer, loader)?),
+        })
+    }
 }
 
 #[derive(Debug)]
@@ -89,9 +121,6 @@ const INDEX_K: ScratchId = ScratchId(7);
 const INDEX_WEIGHTS: ScratchId = ScratchId(8);
 /// Gates on the output.
 const GATES: ScratchId = ScratchId(9);
-/// Selected positions. No other layer uses this buffer, as layers without an indexer read the
-/// positions of an earlier layer from it.
-const POSITIONS: ScratchId = ScratchId(SCRATCH_BUFFERS - 1);
 
 impl Mla {
     pub(crate) fn widths(blueprint: &MlaBlueprint) -> ScratchWidths {
@@ -108,10 +137,14 @@ impl Mla {
         widths.set(Y, s.heads * s.v_head_dim);
         widths.set(GATES, blueprint.gate_proj.as_ref().map_or(0, |g| g.weight.shape.rows));
         widths.set(POSITIONS, blueprint.sparse.as_ref().map_or(0, |s| s.top_k));
-        if let Some(indexer) = blueprint.sparse.as_ref().and_then(|s| s.indexer.as_ref()) {
-            widths.set(INDEX_Q, indexer.heads * indexer.head_dim);
-            widths.set(INDEX_K, indexer.head_dim);
-            widths.set(INDEX_WEIGHTS, indexer.heads);
+        match blueprint.indexer() {
+            Some(MlaIndexer::Positions(indexer)) => {
+                widths.set(INDEX_Q, indexer.heads * indexer.head_dim);
+                widths.set(INDEX_K, indexer.head_dim);
+                widths.set(INDEX_WEIGHTS, indexer.heads);
+            }
+            Some(MlaIndexer::Entries(indexer)) => EntryIndexer::set_widths(indexer, &mut widths),
+            None => {}
         }
         widths
     }
@@ -187,9 +220,8 @@ impl Mla {
             expands: !loader.exact && blueprint.sparse.is_none(),
             sparse: match &blueprint.sparse {
                 Some(s) => {
-                    let indexer =
-                        s.indexer.as_ref().map(|i| Indexer::load(i, loader)).transpose()?;
-                    Some(SparseTopK { top_k: s.top_k, indexer })
+                    let indexer = s.indexer.as_ref().map(|i| SparseIndexer::load(i, loader));
+                    Some(Sparse { positions: s.top_k, indexer: indexer.transpose()? })
                 }
                 None => None,
             },
@@ -208,7 +240,7 @@ impl Mla {
         let k = step.buffer(KEY, key);
         let latent_out = step.buffer(LATENT_OUT, heads * kv_lora_rank).split(heads);
         let y = step.buffer(Y, heads * self.shape.v_head_dim);
-        let [spans, _] = step.spans;
+        let [spans, ..] = step.spans;
 
         let q_latent = match &self.q {
             QueryProjection::Direct(q_proj) => {
@@ -232,7 +264,7 @@ impl Mla {
         let latent = k.columns(0, kv_lora_rank);
         let (weight, eps) = (Some(self.kv_a_layernorm), LATENT_EPS);
         let ordered = step.in_order(latent, self.latent_order)?;
-        step.run(&Op::RmsNorm { x: ordered, weight, eps, out: latent })?;
+        step.run(&Op::RmsNorm { x: ordered, weight, per_head: false, eps, out: latent })?;
         let rotated_key = k.columns(kv_lora_rank, rotated);
         step.rope(&self.rope, rotated_key, rotated_key, spans)?;
         let q_rotated = q.slice_width(nope, rotated);
@@ -248,12 +280,25 @@ impl Mla {
             matrix: self.embed_q,
             out: absorbed.slice_width(0, kv_lora_rank),
         })?;
-        step.rope(&self.rope, q_rotated, absorbed.slice_width(kv_lora_rank, rotated), spans)?;
+        if rotated > 0 {
+            let out = absorbed.slice_width(kv_lora_rank, rotated);
+            step.rope(&self.rope, q_rotated, out, spans)?;
+        }
 
         let positions =
-            self.sparse.as_ref().map(|sparse| (step.buffer(POSITIONS, sparse.top_k), sparse));
-        if let Some((positions, SparseTopK { indexer: Some(indexer), .. })) = positions {
-            indexer.select_positions(step, q_latent.unwrap_or(x), positions)?;
+            self.sparse.as_ref().map(|s| (step.buffer(POSITIONS, s.list_width(spans)), s));
+        if let Some((positions, Sparse { indexer: Some(indexer), .. })) = positions {
+            let q_input = q_latent.unwrap_or(x);
+            match indexer {
+                SparseIndexer::Positions(indexer) => {
+                    indexer.select_positions(step, q_input, positions)?;
+                }
+                SparseIndexer::Entries(indexer) => {
+                    let [_, keys, open_block, ..] = step.spans;
+                    let states = IndexStates { keys, open_block };
+                    indexer.select(step, states, q_input, IndexList::Positions, positions)?;
+                }
+            }
         }
         step.run(&Op::Attention {
             q: absorbed,
@@ -286,7 +331,7 @@ impl Mla {
     /// Multiplies queries by the temperature of their positions, rows of equal factors at once.
     fn scale_queries(&self, step: &mut Step<'_>, q: View) -> Result<(), Error> {
         let Some(temperature) = self.shape.temperature else { return Ok(()) };
-        let ([spans, _], mut row) = (step.spans, 0);
+        let ([spans, ..], mut row) = (step.spans, 0);
         for span in spans {
             let end = span.position + span.rows;
             let mut position = span.position;
@@ -343,7 +388,7 @@ impl Indexer {
         let q = step.buffer(INDEX_Q, self.heads * self.head_dim);
         let k = step.buffer(INDEX_K, self.head_dim);
         let weights = step.buffer(INDEX_WEIGHTS, self.heads);
-        let [_, spans] = step.spans;
+        let [_, spans, ..] = step.spans;
         // Exact, as for routers: rounding could change the selection.
         step.exact_mat_mul(q_latent, self.wq_b, q)?;
         step.exact_mat_mul(x, self.wk, k)?;
@@ -356,6 +401,8 @@ impl Indexer {
             step.rope(&self.rope, x, x, spans)?;
         }
         let scores = step.scores();
-        step.run(&Op::TopPositions { q, k, weights, spans, scores, out: positions })
+        let (queries, k) = (Some(IndexQueries { q, weights, scores }), Some(k));
+        let (ratio, list, out) = (1, IndexList::Positions, positions);
+        step.run(&Op::TopPositions { queries, k, ratio, list, spans, out })
     }
 }

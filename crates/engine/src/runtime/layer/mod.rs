@@ -4,32 +4,41 @@
 //! mixer and feed-forward part has a file; routed experts are in `moe`.
 
 mod block_indexer;
+mod compressed;
+mod compressor;
 mod delta_net;
+mod entry_indexer;
+mod fixed_experts;
 mod gqa;
 mod mamba2;
 mod mla;
 mod mlp;
 mod moe;
+mod moe_state;
 mod read_timer;
 mod scratch;
 mod short_conv;
+mod streams;
 #[cfg(test)]
 mod tests;
 
 use std::time::Instant;
 
-use moeflux_compute::{Buffer, Device, Op, Span, View, Weight};
+use moeflux_compute::{Buffer, Bytes, Device, Format, MatrixShape, Op, Scalar, Span, View, Weight};
 
+pub(crate) use compressed::Compressed;
 pub(crate) use delta_net::DeltaNet;
 pub(crate) use gqa::Gqa;
 pub(crate) use mamba2::Mamba2;
 pub(crate) use mla::Mla;
 pub(crate) use mlp::{Mlp, MlpScratch};
-pub(crate) use moe::{Moe, MoeState};
+pub(crate) use moe::Moe;
+pub(crate) use moe_state::MoeState;
 pub(crate) use scratch::{SCRATCH_BUFFERS, Scratch};
 pub(crate) use short_conv::ShortConv;
+pub(crate) use streams::Streams;
 
-use self::scratch::{ScoreBuffer, ScratchId, ScratchWidths};
+use self::scratch::{ScoreBuffer, ScratchId, ScratchWidths, SharedBuffers};
 use crate::{
     base::{error::Error, stats::Stats},
     checkpoint::{
@@ -38,8 +47,8 @@ use crate::{
     },
     experts::cache::ExpertCache,
     model::blueprint::{
-        BodyBlueprint, FeedForwardBlueprint, LayerBlueprint, LinearSource, MixerBlueprint,
-        NormKind, NormSource, RopeShape, SubBlockBlueprint, SubBlockInput,
+        BodyBlueprint, FeedForwardBlueprint, LayerBlueprint, LinearSource, MAX_STATES,
+        MixerBlueprint, NormKind, NormSource, RopeShape, SubBlockBlueprint, SubBlockInput,
     },
     runtime::host_experts::HostExperts,
 };
@@ -53,6 +62,8 @@ pub(crate) struct Loader<'a> {
     pub(crate) exact: bool,
     /// Positions of a session.
     pub(crate) context: usize,
+    /// Most rows of a step.
+    pub(crate) chunk: usize,
     /// Called with the bytes of each loaded weight.
     pub(crate) progress: &'a mut dyn FnMut(u64),
     /// The last order of inputs: projections of one input mostly share theirs.
@@ -171,6 +182,17 @@ impl Loader<'_> {
         Ok(buffer)
     }
 
+    /// Loads a table of ids, `(rows, cols)`, as integers in f32.
+    fn id_table(&mut self, rows: usize, cols: usize, ids: &[u16]) -> Result<Weight, Error> {
+        let shape = MatrixShape { rows, cols, format: Format::Plain(Scalar::F32) };
+        let name = "experts of the tokens";
+        let mut bytes = Bytes::zeroed(4 * ids.len()).map_err(Error::at(|| name))?;
+        for (bytes, id) in bytes.chunks_exact_mut(4).zip(ids) {
+            bytes.copy_from_slice(&f32::from(*id).to_le_bytes());
+        }
+        self.device.weight(shape, bytes).map_err(Error::at(|| name))
+    }
+
     /// Loads indexes, as integers in f32.
     fn indexes(&mut self, name: &str, indexes: &[u16]) -> Result<Buffer, Error> {
         let values: Vec<f32> = indexes.iter().map(|i| f32::from(*i)).collect();
@@ -200,7 +222,7 @@ impl StreamNorm {
 
     pub(crate) const fn op(self, x: View, eps: f32, out: View) -> Op<'static> {
         match self {
-            Self::Rms(weight) => Op::RmsNorm { x, weight: Some(weight), eps, out },
+            Self::Rms(weight) => Op::RmsNorm { x, weight: Some(weight), per_head: false, eps, out },
             Self::Layer { weight, bias } => Op::LayerNorm { x, weight, bias, eps, out },
         }
     }
@@ -231,8 +253,8 @@ pub trait StepObserver {
     /// Experts chosen by a layer's router: `ids` is `(rows, k)`, each row in rank order. Not called
     /// for layers without routed experts.
     fn experts(&mut self, layer: usize, k: usize, ids: &[u32]);
-    /// Output of a decoder layer, the residual stream: `(rows, hidden)`. That of the last layer is
-    /// the input of the final norm.
+    /// Output of a decoder layer, the residual: `(rows, hidden)`, or `(rows, streams * hidden)`.
+    /// That of the last layer is the input of the final norm.
     fn hidden(&mut self, layer: usize, rows: &[f32]);
 }
 
@@ -246,13 +268,17 @@ pub(crate) struct Step<'a> {
     pub(crate) scratch: &'a Scratch,
     pub(crate) stats: &'a mut Stats,
     pub(crate) observer: Option<&'a mut (dyn StepObserver + 'a)>,
-    /// Spans with the first and second state of the current layer.
-    pub(crate) spans: &'a [Vec<Span>; 2],
+    /// Spans with each state of the current layer.
+    pub(crate) spans: &'a [Vec<Span>; MAX_STATES],
+    /// Tokens of the rows.
+    pub(crate) tokens: &'a [u32],
     pub(crate) layer: usize,
     /// The next layer with routed experts, if it is on the same card.
     pub(crate) next: Option<NextExperts<'a>>,
     pub(crate) rows: usize,
     pub(crate) hidden: usize,
+    /// Residual streams.
+    pub(crate) streams: usize,
     pub(crate) eps: f32,
     /// Contents of [`GATHERED`]. A sub-block writes each input of its projections once.
     pub(crate) gathered: Option<GatheredInput>,
@@ -288,9 +314,9 @@ impl Step<'_> {
         collected.map(|()| true).map_err(Error::at(|| "experts on the host"))
     }
 
-    /// The residual stream.
+    /// The residual, `(rows, streams * hidden)`.
     pub(crate) fn x(&self) -> View {
-        View::rows(self.scratch.x, self.rows, self.hidden)
+        View::rows(self.scratch.x, self.rows, self.streams * self.hidden)
     }
 
     /// Input of the current sub-block. No sub-block writes it, as the next one may read it too.
@@ -305,9 +331,7 @@ impl Step<'_> {
 
     /// The first `width` values per row of a shared scratch buffer.
     pub(crate) fn buffer(&self, id: ScratchId, width: usize) -> View {
-        // Widths come from the same blueprint, so the buffer exists. If not, the device would
-        // refuse the residual stream's buffer as too small.
-        View::rows(self.scratch.shared[id.0].unwrap_or(self.scratch.x), self.rows, width)
+        self.scratch.shared().view(id, self.rows, width)
     }
 
     pub(crate) fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {
@@ -343,7 +367,7 @@ impl Step<'_> {
 
     /// RMSNorm in place.
     fn norm(&mut self, x: View, weight: Option<Buffer>, eps: f32) -> Result<(), Error> {
-        self.run(&Op::RmsNorm { x, weight, eps, out: x })
+        self.run(&Op::RmsNorm { x, weight, per_head: false, eps, out: x })
     }
 
     fn rope(&mut self, rope: &RopeShape, x: View, out: View, spans: &[Span]) -> Result<(), Error> {
@@ -375,6 +399,7 @@ impl Step<'_> {
 enum SubBlockBody {
     Gqa(Box<Gqa>),
     Mla(Box<Mla>),
+    Compressed(Box<Compressed>),
     DeltaNet(DeltaNet),
     Mamba2(Mamba2),
     ShortConv(ShortConv),
@@ -390,6 +415,9 @@ impl SubBlockBody {
             }
             BodyBlueprint::Mixer(MixerBlueprint::Mla(m)) => {
                 Self::Mla(Box::new(Mla::load(m, loader)?))
+            }
+            BodyBlueprint::Mixer(MixerBlueprint::Compressed(c)) => {
+                Self::Compressed(Box::new(Compressed::load(c, loader)?))
             }
             BodyBlueprint::Mixer(MixerBlueprint::DeltaNet(d)) => {
                 Self::DeltaNet(DeltaNet::load(d, loader)?)
@@ -410,23 +438,61 @@ impl SubBlockBody {
     }
 }
 
+/// A loaded [`SubBlockInput`].
+#[derive(Debug)]
+pub(crate) enum Input {
+    Residual(StreamNorm),
+    Streams(Streams),
+    Previous,
+}
+
+impl Input {
+    pub(crate) fn load(
+        input: &SubBlockInput,
+        streams: usize,
+        loader: &mut Loader<'_>,
+    ) -> Result<Self, Error> {
+        Ok(match input {
+            SubBlockInput::Residual { norm } => Self::Residual(StreamNorm::load(norm, loader)?),
+            SubBlockInput::Streams(input) => Self::Streams(Streams::load(input, streams, loader)?),
+            SubBlockInput::Previous => Self::Previous,
+        })
+    }
+
+    /// Writes the input for the residual `x` to `out`, `(rows, hidden)`.
+    pub(crate) fn read<E>(
+        &self,
+        buffers: SharedBuffers<'_>,
+        x: View,
+        eps: f32,
+        out: View,
+        run: &mut dyn FnMut(&Op<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        match self {
+            Self::Residual(norm) => run(&norm.op(x, eps, out)),
+            Self::Streams(streams) => streams.read(buffers, x, eps, out, run),
+            Self::Previous => Ok(()),
+        }
+    }
+}
+
 /// A loaded sub-block of a layer.
 #[derive(Debug)]
 struct SubBlock {
-    /// `None` for the input of the sub-block before.
-    norm: Option<StreamNorm>,
+    input: Input,
     body: SubBlockBody,
     post_norm: Option<Buffer>,
     scale: Option<f32>,
 }
 
 impl SubBlock {
-    fn load(blueprint: &SubBlockBlueprint, loader: &mut Loader<'_>) -> Result<Self, Error> {
+    fn load(
+        blueprint: &SubBlockBlueprint,
+        streams: usize,
+        loader: &mut Loader<'_>,
+    ) -> Result<Self, Error> {
         Ok(Self {
-            norm: match &blueprint.input {
-                SubBlockInput::Residual { norm } => Some(StreamNorm::load(norm, loader)?),
-                SubBlockInput::Previous => None,
-            },
+            input: Input::load(&blueprint.input, streams, loader)?,
             body: SubBlockBody::load(&blueprint.body, loader)?,
             post_norm: loader.optional_vector(blueprint.post_norm.as_ref())?,
             scale: blueprint.scale.as_ref().map(|s| loader.scalar(s)).transpose()?,
@@ -437,26 +503,31 @@ impl SubBlock {
     fn run(&self, step: &mut Step<'_>) -> Result<(), Error> {
         let (x, mixed, eps) = (step.x(), step.mixed(), step.eps);
         step.gathered = None;
-        if let Some(norm) = self.norm {
-            let out = step.normed();
-            step.run(&norm.op(x, eps, out))?;
-        }
+        let (buffers, normed) = (step.scratch.shared(), step.normed());
+        self.input.read(buffers, x, eps, normed, &mut |op| step.run(op))?;
+        let is_added = self.post_norm.is_none() && !matches!(self.input, Input::Streams(_));
         let mut output = Some(mixed);
         match &self.body {
             SubBlockBody::Gqa(gqa) => gqa.run(step)?,
             SubBlockBody::Mla(mla) => mla.run(step)?,
+            SubBlockBody::Compressed(compressed) => compressed.run(step)?,
             SubBlockBody::DeltaNet(delta_net) => delta_net.run(step)?,
             SubBlockBody::Mamba2(mamba2) => mamba2.run(step)?,
             SubBlockBody::ShortConv(short_conv) => short_conv.run(step)?,
             SubBlockBody::Mlp(mlp) => mlp.run(step, Mlp::SCRATCH, mixed)?,
             // Adds the sum of its experts to the residual stream itself, unless that is normed.
-            SubBlockBody::Moe(moe) => output = moe.run(step, self.post_norm.is_none())?,
+            SubBlockBody::Moe(moe) => output = moe.run(step, is_added)?,
         }
         if let Some(y) = output {
             if self.post_norm.is_some() {
                 step.norm(y, self.post_norm, eps)?;
             }
-            step.run(&Op::Add { x, y })?;
+            match &self.input {
+                Input::Streams(streams) => {
+                    streams.write(buffers, x, y, &mut |op| step.run(op))?;
+                }
+                Input::Residual(_) | Input::Previous => step.run(&Op::Add { x, y })?,
+            }
         }
         match self.scale {
             Some(factor) => step.run(&Op::Scale { x, factor }),
@@ -470,19 +541,26 @@ impl SubBlock {
 pub(crate) struct Layer(Vec<SubBlock>);
 
 impl Layer {
-    pub(crate) fn load(blueprint: &LayerBlueprint, loader: &mut Loader<'_>) -> Result<Self, Error> {
+    /// Loads a layer of a model with `streams` residual streams.
+    pub(crate) fn load(
+        blueprint: &LayerBlueprint,
+        streams: usize,
+        loader: &mut Loader<'_>,
+    ) -> Result<Self, Error> {
         debug_assert!(blueprint.is_runnable());
-        let sub_blocks = blueprint.sub_blocks.iter().map(|b| SubBlock::load(b, loader));
+        let sub_blocks = blueprint.sub_blocks.iter().map(|b| SubBlock::load(b, streams, loader));
         Ok(Self(sub_blocks.collect::<Result<_, _>>()?))
     }
 
-    /// The layer's routed experts, and the norm in front of them.
-    fn moe(&self) -> Option<(&Moe, StreamNorm)> {
-        let mut norm = None;
+    /// The layer's routed experts, and how their input is read from the residual.
+    fn moe(&self) -> Option<(&Moe, &Input)> {
+        let mut input = None;
         self.0.iter().find_map(|sub_block| {
-            norm = sub_block.norm.or(norm);
+            if !matches!(sub_block.input, Input::Previous) {
+                input = Some(&sub_block.input);
+            }
             match &sub_block.body {
-                SubBlockBody::Moe(moe) => Some((&**moe, norm?)),
+                SubBlockBody::Moe(moe) => Some((&**moe, input?)),
                 _ => None,
             }
         })

@@ -3,11 +3,7 @@
 //! [`Moe::select_experts`] picks the experts, [`Moe::start_reads`] requests their bytes from the
 //! cache, and [`Moe::run_experts`] multiplies them with the activations.
 
-use std::{
-    ops::Range,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use moeflux_compute::{
     Activation, Buffer, ExpertShape, ExpertUse, ExpertUses, Op, Router, Shared, SharedChoice,
@@ -15,18 +11,21 @@ use moeflux_compute::{
 };
 
 use super::{
-    Linear, Loader, Mlp, MlpScratch, NextExperts, ScratchId, ScratchWidths, Step, StreamNorm,
-    read_timer::ReadTimer, scratch::PredictionBuffers,
+    Input, Linear, Loader, Mlp, MlpScratch, NextExperts, ScratchId, ScratchWidths, Step,
+    StreamNorm,
+    fixed_experts::FixedExperts,
+    moe_state::{MoeState, NeededExpert, RouterChoice},
+    read_timer::ReadTimer,
+    scratch::PredictionBuffers,
 };
 use crate::{
     base::error::{Error, SessionError},
     experts::{
         cache::{Lookup, Pin},
-        counters::{ExpertCounters, FoundExpert},
-        prefetch::{MAX_PREFETCH_ROWS, PrefetchAction, PrefetchMode, Prefetcher},
-        trace::TraceRecorder,
+        counters::FoundExpert,
+        prefetch::{MAX_PREFETCH_ROWS, PrefetchAction},
     },
-    model::blueprint::{Blueprint, MoeBlueprint},
+    model::blueprint::MoeBlueprint,
     runtime::host_experts::HostExpertsOp,
 };
 
@@ -43,6 +42,8 @@ pub(crate) struct Moe {
     router_weight: Linear,
     router_norm: Option<Buffer>,
     router: Router,
+    /// Experts of each token, where they do not depend on the router's logits.
+    fixed: Option<FixedExperts>,
     experts_norm: Option<Buffer>,
     latent: Option<Latent>,
     experts_post_norm: Option<Buffer>,
@@ -92,117 +93,13 @@ const ORDERED_INPUT: ScratchId = ScratchId(10);
 const LATENT_INPUT: ScratchId = ScratchId(11);
 const LATENT_SUM: ScratchId = ScratchId(12);
 
-/// One choice of the router: expert, row, rank in the row.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct RouterChoice {
-    expert: u32,
-    row: u32,
-    rank: u32,
-}
-
-/// An expert that a step needs, with the choices of it.
-struct NeededExpert {
-    expert: usize,
-    choices: Range<usize>,
-    /// Set if the expert was in memory when the layer started.
-    hit: Option<Pin>,
-    /// Whether the expert is in memory or its read is in flight.
-    taken: bool,
-}
-
 /// If a chunk's rows choose at least this many times as many experts as a layer has, all of them
 /// are expected to be needed.
 const DENSE_ROUTING_FACTOR: usize = 4;
 
-/// Routing of the current MoE layer and the state that layers share. Reused, so that steps allocate
-/// nothing.
-#[derive(Default)]
-pub(crate) struct MoeState {
-    /// Whether router ids were read back since this was last cleared.
-    pub(crate) ids_were_read: bool,
-    ids_as_f32: Vec<f32>,
-    ids: Vec<u32>,
-    choices: Vec<RouterChoice>,
-    needed: Vec<NeededExpert>,
-    uses: Vec<ExpertUse>,
-    /// Uses of experts that the host computes.
-    host_uses: Vec<ExpertUse>,
-    pinned: Vec<Pin>,
-    /// Pins of experts that the host computes.
-    host_pinned: Vec<Pin>,
-    prefetcher: Prefetcher,
-    /// Counters that are read outside steps too.
-    pub(crate) counters: Arc<ExpertCounters>,
-    /// Records the needed experts, if a trace is recorded.
-    pub(crate) recorder: Option<TraceRecorder>,
-}
-
-impl MoeState {
-    /// State for steps of up to `rows` rows.
-    pub(crate) fn new(blueprint: &Blueprint, rows: usize, prefetch: PrefetchMode) -> Self {
-        let k = blueprint.max_uses();
-        let n = rows.max(MAX_PREFETCH_ROWS) * k;
-        Self {
-            ids_were_read: false,
-            ids_as_f32: Vec::with_capacity(n),
-            ids: Vec::with_capacity(n),
-            choices: Vec::with_capacity(n),
-            needed: Vec::with_capacity(n),
-            uses: Vec::with_capacity(n),
-            host_uses: Vec::with_capacity(n),
-            pinned: Vec::with_capacity(n),
-            host_pinned: Vec::with_capacity(n),
-            prefetcher: Prefetcher::new(prefetch, blueprint.layers.len(), k),
-            counters: Arc::new(ExpertCounters::new(blueprint)),
-            recorder: None,
-        }
-    }
-
-    /// Bytes of the state for `rows` rows.
-    pub(crate) fn bytes(blueprint: &Blueprint, rows: usize) -> u64 {
-        let k = blueprint.max_uses();
-        let bytes = size_of::<f32>()
-            + size_of::<u32>()
-            + size_of::<RouterChoice>()
-            + size_of::<NeededExpert>()
-            + 2 * size_of::<ExpertUse>()
-            + 2 * size_of::<Pin>();
-        (rows.max(MAX_PREFETCH_ROWS) * k * bytes) as u64
-            + Prefetcher::bytes(blueprint.layers.len(), k)
-            + ExpertCounters::bytes(blueprint)
-    }
-
-    /// Groups the ids by expert.
-    fn group_by_expert(&mut self, k: usize) {
-        self.choices.clear();
-        let choice = |(i, id): (usize, &u32)| RouterChoice {
-            expert: *id,
-            row: (i / k) as u32,
-            rank: (i % k) as u32,
-        };
-        self.choices.extend(self.ids.iter().enumerate().map(choice));
-        self.choices.sort_unstable();
-        self.needed.clear();
-        for (i, choice) in self.choices.iter().enumerate() {
-            match self.needed.last_mut() {
-                Some(last) if last.expert == choice.expert as usize => last.choices.end = i + 1,
-                _ => self.needed.push(NeededExpert {
-                    expert: choice.expert as usize,
-                    choices: i..i + 1,
-                    hit: None,
-                    taken: false,
-                }),
-            }
-        }
-    }
-}
-
 impl Moe {
-    pub(crate) fn widths(
-        blueprint: &MoeBlueprint,
-        hidden: usize,
-        has_post_norm: bool,
-    ) -> ScratchWidths {
+    /// Widths, where the sum of the experts is added to the residual stream or not.
+    pub(crate) fn widths(blueprint: &MoeBlueprint, hidden: usize, is_added: bool) -> ScratchWidths {
         let mut widths = ScratchWidths::default();
         let uses = blueprint.uses();
         widths.set(LOGITS, blueprint.experts.count);
@@ -228,7 +125,7 @@ impl Moe {
             widths.set(ORDERED_INPUT, uses * shape.up.cols);
         }
         let is_summed_apart = blueprint.latent.is_some() || blueprint.experts_post_norm.is_some();
-        if has_post_norm || is_summed_apart {
+        if !is_added || is_summed_apart {
             widths.set(EXPERT_SUM, hidden);
         }
         widths
@@ -281,7 +178,13 @@ impl Moe {
                 scale: router.scale,
                 expert_scale: loader.optional_vector(router.expert_scale.as_ref())?,
                 shared: None,
+                given: router.fixed.is_some(),
             },
+            fixed: router
+                .fixed
+                .as_ref()
+                .map(|routes| FixedExperts::load(routes, router.top_k, loader))
+                .transpose()?,
             experts_norm: loader.optional_vector(blueprint.experts_norm.as_ref())?,
             latent: match &blueprint.latent {
                 None => None,
@@ -368,7 +271,7 @@ impl Moe {
             return Ok(step.normed());
         }
         let (x, out, eps) = (step.x(), step.buffer(NORMED_INPUT, step.hidden), step.eps);
-        step.run(&Op::RmsNorm { x, weight: norm, eps, out })?;
+        step.run(&Op::RmsNorm { x, weight: norm, per_head: false, eps, out })?;
         Ok(out)
     }
 
@@ -476,9 +379,16 @@ impl Moe {
         }
         step.cache.cancel_prefetches();
         let Some(NextExperts { index: layer, layer: next }) = step.next else { return Ok(true) };
-        let Some((moe, norm)) = next.moe() else { return Ok(true) };
-        if step.rows <= MAX_PREFETCH_ROWS {
-            moe.predict(step, layer, norm)?;
+        let Some((moe, input)) = next.moe() else { return Ok(true) };
+        if let Some(fixed) = &moe.fixed {
+            for expert in fixed.ids_of(step.tokens, moe.top_k) {
+                let Step { device, cache, stats, .. } = step;
+                if !cache.contains(layer, expert as usize) {
+                    cache.prefetch(&mut **device, layer, expert as usize, stats)?;
+                }
+            }
+        } else if step.rows <= MAX_PREFETCH_ROWS {
+            moe.predict(step, layer, input)?;
         } else if step.rows * moe.top_k >= DENSE_ROUTING_FACTOR * moe.n_experts {
             for expert in 0..moe.n_experts {
                 step.cache.prefetch(step.device, layer, expert, step.stats)?;
@@ -489,18 +399,21 @@ impl Moe {
 
     /// Runs this layer's router early, on the current residual stream, and prefetches the predicted
     /// experts.
-    fn predict(&self, step: &mut Step<'_>, layer: usize, norm: StreamNorm) -> Result<(), Error> {
+    fn predict(&self, step: &mut Step<'_>, layer: usize, of_input: &Input) -> Result<(), Error> {
         let action = step.moe_state.prefetcher.action(layer);
         if action == PrefetchAction::Skip {
             return Ok(());
         }
         let (x, k) = (step.x(), self.top_k);
-        let PredictionBuffers { input, logits, ids, weights } = step.scratch.prediction;
+        let PredictionBuffers { input, logits, ids, weights, .. } = step.scratch.prediction;
         let input = View::rows(input, step.rows, step.hidden);
         let logits = View::rows(logits, step.rows, self.n_experts);
         let [ids, weights] = [ids, weights].map(|buffer| View::rows(buffer, step.rows, k));
-        let norm = self.router_norm.map_or(norm, StreamNorm::Rms);
-        step.run(&norm.op(x, step.eps, input))?;
+        let (buffers, eps) = (step.scratch.prediction.shared(), step.eps);
+        match self.router_norm {
+            Some(norm) => step.run(&StreamNorm::Rms(norm).op(x, eps, input))?,
+            None => of_input.read(buffers, x, eps, input, &mut |op| step.run(op))?,
+        }
         step.exact_mat_mul(input, self.router_weight, logits)?;
         match step.run(&Op::TopK { logits, router: self.router, ids, weights }) {
             // The layer reports it when it runs, under its own name.
@@ -554,6 +467,10 @@ impl Moe {
             SharedExpert::Fused => Some(SharedChoice { gate: self.shared_gate_logit(step) }),
             SharedExpert::None | SharedExpert::Separate { .. } => None,
         };
+        if let Some(FixedExperts { table, .. }) = self.fixed {
+            let (tokens, out) = (step.tokens, ids.columns(0, self.top_k));
+            step.run(&Op::Embed { table, tokens, out })?;
+        }
         step.run(&Op::TopK { logits, router: Router { shared, ..self.router }, ids, weights })?;
         Ok(ids)
     }
@@ -572,6 +489,7 @@ impl Moe {
         let layer = step.layer;
         let chosen = ids.columns(0, self.top_k);
         let read = match (input, &mut step.host) {
+            (None, _) if self.fixed.is_some() => Ok(()),
             (Some(input), Some(host)) => step.device.read_views(&mut [
                 ViewRead { view: chosen, out: &mut moe_state.ids_as_f32 },
                 ViewRead { view: input, out: host.input(input.rows * input.width) },
@@ -582,7 +500,10 @@ impl Moe {
         step.collect_from_host()?;
         let moe_state = &mut *step.moe_state;
         moe_state.ids.clear();
-        moe_state.ids.extend(moe_state.ids_as_f32.iter().map(|id| *id as u32));
+        match &self.fixed {
+            Some(fixed) => moe_state.ids.extend(fixed.ids_of(step.tokens, self.top_k)),
+            None => moe_state.ids.extend(moe_state.ids_as_f32.iter().map(|id| *id as u32)),
+        }
         if let Some(observer) = &mut step.observer {
             observer.experts(layer, self.top_k, &moe_state.ids);
         }

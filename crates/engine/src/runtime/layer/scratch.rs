@@ -1,16 +1,18 @@
 //! Scratch buffers of a step: activations that every layer overwrites.
 
-use moeflux_compute::{Buffer, Device};
+use moeflux_compute::{Buffer, Device, View};
 
-use super::{DeltaNet, GATHERED, Gqa, Mamba2, Mla, Mlp, Moe, ShortConv};
+use super::{Compressed, DeltaNet, GATHERED, Gqa, Mamba2, Mla, Mlp, Moe, ShortConv, Streams};
 use crate::{
     base::error::Error,
     experts::prefetch::MAX_PREFETCH_ROWS,
-    model::blueprint::{Blueprint, BodyBlueprint, FeedForwardBlueprint, MixerBlueprint},
+    model::blueprint::{
+        Blueprint, BodyBlueprint, FeedForwardBlueprint, MixerBlueprint, SubBlockInput,
+    },
 };
 
 /// Number of buffers that layers share.
-pub(crate) const SCRATCH_BUFFERS: usize = 15;
+pub(crate) const SCRATCH_BUFFERS: usize = 16;
 
 /// Index of a shared buffer. Each kind of sub-block names the buffers that it uses; kinds that
 /// never run at the same time share them.
@@ -26,28 +28,62 @@ impl ScratchWidths {
         self.0[id.0] = width;
     }
 
+    /// Widens a buffer to at least `width`.
+    pub(crate) fn raise(&mut self, id: ScratchId, width: usize) {
+        self.0[id.0] = self.0[id.0].max(width);
+    }
+
     fn max(self, other: Self) -> Self {
         Self(std::array::from_fn(|i| self.0[i].max(other.0[i])))
     }
 
-    /// Widths that suffice for all layers of a model.
-    fn for_model(blueprint: &Blueprint) -> Self {
+    /// Widths for inputs that are read from several streams.
+    fn for_streams(blueprint: &Blueprint) -> Self {
+        let sub_blocks = blueprint.layers.iter().flat_map(|layer| &layer.sub_blocks);
+        let inputs = sub_blocks.map(|sub_block| &sub_block.input).chain([&blueprint.output]);
+        let widths = inputs.map(|i| Streams::widths(i, blueprint.streams, blueprint.hidden));
+        widths.fold(Self::default(), Self::max)
+    }
+
+    /// Widths that suffice for all layers of a model, in sessions of `context` positions.
+    fn for_model(blueprint: &Blueprint, context: usize) -> Self {
         let sub_blocks = blueprint.layers.iter().flat_map(|layer| &layer.sub_blocks);
         let widths = sub_blocks.map(|sub_block| match &sub_block.body {
             BodyBlueprint::Mixer(MixerBlueprint::Gqa(g)) => Gqa::widths(g),
             BodyBlueprint::Mixer(MixerBlueprint::Mla(m)) => Mla::widths(m),
+            BodyBlueprint::Mixer(MixerBlueprint::Compressed(c)) => Compressed::widths(c, context),
             BodyBlueprint::Mixer(MixerBlueprint::DeltaNet(d)) => DeltaNet::widths(d),
             BodyBlueprint::Mixer(MixerBlueprint::Mamba2(m)) => Mamba2::widths(m),
             BodyBlueprint::Mixer(MixerBlueprint::ShortConv(c)) => ShortConv::widths(c),
             BodyBlueprint::FeedForward(FeedForwardBlueprint::Dense(m)) => Mlp::widths(m),
             BodyBlueprint::FeedForward(FeedForwardBlueprint::Moe(m)) => {
-                Moe::widths(m, blueprint.hidden, sub_block.post_norm.is_some())
+                let is_added = sub_block.post_norm.is_none()
+                    && !matches!(sub_block.input, SubBlockInput::Streams(_));
+                Moe::widths(m, blueprint.hidden, is_added)
             }
         });
+        let widths = widths.chain([Self::for_streams(blueprint)]);
         let mut widths = widths.fold(Self::default(), Self::max);
         let ordered = blueprint.matrices().filter(|m| m.order.is_some()).map(|m| m.shape.cols);
         widths.set(GATHERED, ordered.max().unwrap_or(0));
         widths
+    }
+}
+
+/// Shared buffers of a step or of a prediction.
+#[derive(Clone, Copy)]
+pub(crate) struct SharedBuffers<'a> {
+    buffers: &'a [Option<Buffer>; SCRATCH_BUFFERS],
+    /// Buffer in place of a missing one.
+    missing: Buffer,
+}
+
+impl SharedBuffers<'_> {
+    /// The first `width` values per row of a buffer.
+    pub(super) fn view(self, id: ScratchId, rows: usize, width: usize) -> View {
+        // Widths come from the same blueprint, so the buffer exists. If not, the device would
+        // refuse the other one as too small.
+        View::rows(self.buffers[id.0].unwrap_or(self.missing), rows, width)
     }
 }
 
@@ -58,6 +94,14 @@ pub(super) struct PredictionBuffers {
     pub(super) logits: Buffer,
     pub(super) ids: Buffer,
     pub(super) weights: Buffer,
+    /// Buffers of inputs that are read from several streams; `None` for unused ones.
+    shared: [Option<Buffer>; SCRATCH_BUFFERS],
+}
+
+impl PredictionBuffers {
+    pub(super) const fn shared(&self) -> SharedBuffers<'_> {
+        SharedBuffers { buffers: &self.shared, missing: self.input }
+    }
 }
 
 /// Widths of the [`PredictionBuffers`], in f32 values per row.
@@ -66,17 +110,25 @@ struct PredictionWidths {
     logits: usize,
     ids: usize,
     weights: usize,
+    shared: ScratchWidths,
 }
 
 impl PredictionWidths {
     fn for_model(blueprint: &Blueprint) -> Self {
         let k = blueprint.max_top_k();
         let experts = blueprint.layers.iter().filter_map(|l| l.moe()).map(|m| m.experts.count);
-        Self { input: blueprint.hidden, logits: experts.max().unwrap_or(0), ids: k, weights: k }
+        Self {
+            input: blueprint.hidden,
+            logits: experts.max().unwrap_or(0),
+            ids: k,
+            weights: k,
+            shared: ScratchWidths::for_streams(blueprint),
+        }
     }
 
     fn total(&self) -> usize {
-        self.input + self.logits + self.ids + self.weights
+        let shared: usize = self.shared.0.iter().sum();
+        self.input + self.logits + self.ids + self.weights + shared
     }
 }
 
@@ -99,7 +151,7 @@ fn score_rows(blueprint: &Blueprint) -> usize {
 /// Scratch buffers of a step. Rows are the step's tokens.
 #[derive(Debug)]
 pub(crate) struct Scratch {
-    /// `(rows, hidden)`: the residual stream.
+    /// `(rows, streams * hidden)`: the residual.
     pub(crate) x: Buffer,
     /// `(rows, hidden)`: input of a sub-block, after its norm.
     pub(crate) normed: Buffer,
@@ -114,11 +166,16 @@ pub(crate) struct Scratch {
 impl Scratch {
     /// Bytes of the buffers for `rows` rows of sessions with `context` positions.
     pub(crate) fn bytes(blueprint: &Blueprint, rows: usize, context: usize) -> u64 {
-        let shared: usize = ScratchWidths::for_model(blueprint).0.iter().sum();
-        let width = 3 * blueprint.hidden + shared;
+        let shared: usize = ScratchWidths::for_model(blueprint, context).0.iter().sum();
+        let width = blueprint.residual() + 2 * blueprint.hidden + shared;
         let scores = score_rows(blueprint) as u64 * context as u64;
         let prediction = MAX_PREFETCH_ROWS * PredictionWidths::for_model(blueprint).total();
         (rows as u64 * width as u64 + scores + prediction as u64) * 4
+    }
+
+    /// The shared buffers.
+    pub(crate) const fn shared(&self) -> SharedBuffers<'_> {
+        SharedBuffers { buffers: &self.shared, missing: self.x }
     }
 
     pub(crate) fn new(
@@ -133,21 +190,27 @@ impl Scratch {
         let mut buffer =
             |width: usize| device.buffer(rows * width).map_err(Error::at(|| "buffers of a step"));
         let mut shared = [None; SCRATCH_BUFFERS];
-        for (shared, width) in shared.iter_mut().zip(ScratchWidths::for_model(blueprint).0) {
+        for (shared, width) in shared.iter_mut().zip(ScratchWidths::for_model(blueprint, context).0)
+        {
             *shared = (width > 0).then(|| buffer(width)).transpose()?;
         }
         let [x, normed, mixed] =
-            [buffer(blueprint.hidden)?, buffer(blueprint.hidden)?, buffer(blueprint.hidden)?];
+            [buffer(blueprint.residual())?, buffer(blueprint.hidden)?, buffer(blueprint.hidden)?];
         let mut buffer = |width: usize| {
             let buffer = device.buffer(MAX_PREFETCH_ROWS * width);
             buffer.map_err(Error::at(|| "buffers for prefetching"))
         };
         let widths = PredictionWidths::for_model(blueprint);
+        let mut predicted = [None; SCRATCH_BUFFERS];
+        for (shared, width) in predicted.iter_mut().zip(widths.shared.0) {
+            *shared = (width > 0).then(|| buffer(width)).transpose()?;
+        }
         let prediction = PredictionBuffers {
             input: buffer(widths.input)?,
             logits: buffer(widths.logits)?,
             ids: buffer(widths.ids)?,
             weights: buffer(widths.weights)?,
+            shared: predicted,
         };
         let scores =
             scores.map(|buffer| ScoreBuffer { buffer, rows: score_rows, positions: context });

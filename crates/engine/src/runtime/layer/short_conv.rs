@@ -53,7 +53,7 @@ impl ShortConv {
         step.mat_mul(input, self.x_proj, x)?;
         let function = GateFunction::Identity;
         step.run(&Op::HeadGate { x, gate: b, function })?;
-        let [spans, _] = step.spans;
+        let [spans, ..] = step.spans;
         let (weight, width) = (self.conv, self.taps);
         step.run(&Op::Conv1d { x, weight, bias: None, width, silu: false, spans, out: y })?;
         step.run(&Op::HeadGate { x: y, gate: c, function })?;

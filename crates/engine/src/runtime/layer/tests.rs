@@ -78,10 +78,11 @@ fn load(sub_blocks: impl FnOnce(Parts) -> Vec<SubBlockBlueprint>) -> LoadedLayer
         device: &mut *device,
         exact: true,
         context: CONTEXT,
+        chunk: ROWS,
         progress: &mut |_| {},
         last_order: None,
     };
-    let loaded = Layer::load(&layer, &mut loader).unwrap();
+    let loaded = Layer::load(&layer, blueprint.streams, &mut loader).unwrap();
     blueprint.layers = vec![layer];
     LoadedLayer { device, blueprint, layer: loaded }
 }
@@ -105,7 +106,7 @@ fn run(x: &[f32], sub_blocks: impl FnOnce(Parts) -> Vec<SubBlockBlueprint>) -> L
     let access = SlotAccess { device_lookup: false, host_in_place: true, holds_all: false };
     let tiers = CacheTiers { host, card: None };
     let mut cache = ExpertCache::new(source, Box::new(IdleReader), tiers, access);
-    let mut spans = [Vec::new(), Vec::new()];
+    let mut spans: [_; MAX_STATES] = std::array::from_fn(|_| Vec::new());
     for (spans, shape) in spans.iter_mut().zip(blueprint.layers[0].states(CONTEXT, ROWS)) {
         spans.push(Span { state: device.state(shape).unwrap(), position: 0, rows: ROWS });
     }
@@ -120,10 +121,12 @@ fn run(x: &[f32], sub_blocks: impl FnOnce(Parts) -> Vec<SubBlockBlueprint>) -> L
         stats: &mut Stats::default(),
         observer: None,
         spans: &spans,
+        tokens: &[0; ROWS],
         layer: 0,
         next: None,
         rows: ROWS,
         hidden: blueprint.hidden,
+        streams: blueprint.streams,
         eps: blueprint.eps,
         gathered: None,
     };
@@ -176,8 +179,17 @@ fn sub_blocks_run_alone_in_sequence_and_in_parallel() {
 
 #[test]
 fn experts_are_predicted_under_the_norm_of_their_input() {
-    let norm = |loaded: &LoadedLayer| loaded.layer.moe().map(|(_, norm)| norm);
-    let norms = |loaded: &LoadedLayer| loaded.layer.0.iter().map(|s| s.norm).collect::<Vec<_>>();
+    let norm = |loaded: &LoadedLayer| {
+        loaded.layer.moe().and_then(|(_, input)| match input {
+            Input::Residual(norm) => Some(*norm),
+            Input::Streams(_) | Input::Previous => None,
+        })
+    };
+    let of_input = |sub_block: &SubBlock| match sub_block.input {
+        Input::Residual(norm) => Some(norm),
+        Input::Streams(_) | Input::Previous => None,
+    };
+    let norms = |loaded: &LoadedLayer| loaded.layer.0.iter().map(of_input).collect::<Vec<_>>();
     let alone = load(|p| vec![residual(&p.norm, p.mixer)]);
     assert_eq!(norm(&alone), None);
     let both = load(|p| vec![residual(&p.norm, p.mixer), parallel(p.moe)]);

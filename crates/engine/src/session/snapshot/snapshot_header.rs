@@ -9,6 +9,7 @@ use crate::{
         frame::{ALIGN, Frame, FrameError},
         packed::Digests,
     },
+    model::blueprint::MAX_STATES,
 };
 
 /// Headers over 16 MiB are refused; thousands of layers need less.
@@ -184,7 +185,7 @@ impl SnapshotHeader {
             return Err(format!("a text of {} bytes is too long", text.len()));
         }
         let place = |s: &SavedState| (s.layer, s.index);
-        if self.states.iter().any(|s| s.index > 1)
+        if self.states.iter().any(|s| usize::from(s.index) >= MAX_STATES)
             || self.states.windows(2).any(|pair| place(&pair[0]) >= place(&pair[1]))
         {
             return Err("its states are not ordered by layer".into());

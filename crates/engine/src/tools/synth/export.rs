@@ -107,6 +107,15 @@ const EXPORTS: &[Export] = &[
         ..COMMON
     },
     Export {
+        model_types: &["deepseek_v4"],
+        // No module is above the embedding.
+        embedding: "",
+        // As that of deepseek_v3.
+        growth: Growth { mixer: 0.3, experts: 0.65 },
+        routers: WeightQuant::No,
+        ..COMMON
+    },
+    Export {
         model_types: &["kimi_linear"],
         // As that of deepseek_v3; the router is a linear layer.
         growth: Growth { mixer: 0.3, experts: 0.65 },

@@ -62,7 +62,8 @@ const MAX_LAYERS: u64 = 4096;
 const MAX_EXPERTS: usize = 1 << 16;
 
 /// Config lists with one entry per layer, or texts with a letter for each.
-const LAYER_LISTS: [&str; 17] = [
+const LAYER_LISTS: [&str; 18] = [
+    "compress_ratios",
     "layer_types",
     "layers_block_type",
     "hybrid_override_pattern",

@@ -19,6 +19,8 @@ pub(super) enum ModuleKind {
     Linear { quant: WeightQuant, gain: f32, lead: Lead },
     /// Uniform random values, stored under the module's exact name.
     Plain { scalar: Scalar, low: f32, high: f32, lead: Lead },
+    /// 64-bit ids below a bound, different ones in a row, stored under the module's exact name.
+    Ids { below: u64 },
 }
 
 /// Storage format of a matrix.
@@ -135,6 +137,10 @@ impl Module {
                     values,
                     &stream,
                 )?]);
+            }
+            ModuleKind::Ids { below } => {
+                let (values, stream) = (TensorValues::Ids { below, cols }, path.clone());
+                return Ok(vec![tensor(path, shape, "I64", 8, values, &stream)?]);
             }
             ModuleKind::Linear { gain, lead, .. } => (gain, lead),
         };

@@ -14,11 +14,12 @@ use super::{
 use crate::{
     checkpoint::{MatrixSource, Segment, VectorChange, VectorSource, recorder::RecordedTensor},
     model::blueprint::{
-        Blueprint, BodyBlueprint, DeltaNetBlueprint, FeedForwardBlueprint, GqaBlueprint,
-        IndexerBlueprint, LatentHeads, LatentQuery, LayerBlueprint, LayerExperts, LinearSource,
-        Mamba2Blueprint, MixerBlueprint, MlaBlueprint, MlpBlueprint, MoeBlueprint, NormKind,
-        NormSource, ProjectionSource, RouterBlueprint, ShortConvBlueprint, SubBlockBlueprint,
-        SubBlockInput,
+        Blueprint, BodyBlueprint, CompressedBlueprint, CompressorBlueprint, DeltaNetBlueprint,
+        EntryIndexerBlueprint, FeedForwardBlueprint, GqaBlueprint, GqaIndexer, IndexerBlueprint,
+        LatentHeads, LatentQuery, LayerBlueprint, LayerExperts, LinearSource, Mamba2Blueprint,
+        MixerBlueprint, MlaBlueprint, MlaIndexer, MlpBlueprint, MoeBlueprint, NormKind, NormSource,
+        ProjectionSource, RouterBlueprint, ShortConvBlueprint, StreamInput, StreamMix,
+        SubBlockBlueprint, SubBlockInput,
     },
 };
 
@@ -124,7 +125,7 @@ impl<'a> ModuleList<'a> {
 
     /// Embedding, layers, norm and head.
     pub(super) fn collect(mut self) -> Vec<Module> {
-        let Blueprint { embed_scale: scale, hidden, embed, layers, norm, head, .. } =
+        let Blueprint { embed_scale: scale, hidden, embed, layers, output, head, .. } =
             self.blueprint;
         let lead = LEAD / scale;
         let lead = if head.is_some() { Lead::Same(lead) } else { tied_lead(lead) };
@@ -135,12 +136,14 @@ impl<'a> ModuleList<'a> {
             self.layer(i, layer);
         }
         if let Some(head) = head {
-            self.stream_norm(norm, uniform(0.9, 1.1));
+            self.stream_mix(output);
+            self.output_norm(output, uniform(0.9, 1.1));
             let lead =
                 Lead::Ranges { ranges: vec![(byte_tokenizer::PRINTABLE, 0.0)], rest: UNPRINTED };
             self.push(head.segments.first(), ModuleKind::Linear { quant, gain: 1.0, lead });
         } else {
-            self.stream_norm(norm, tied_norm(*hidden, *scale));
+            self.stream_mix(output);
+            self.output_norm(output, tied_norm(*hidden, *scale));
         }
         self.bias(&self.blueprint.head_bias);
         self.modules
@@ -174,20 +177,56 @@ impl<'a> ModuleList<'a> {
             self.body(i, &part.body);
         }
         if let Some(MixerBlueprint::Mla(mla)) = layer.mixer()
-            && let Some(indexer) = mla.sparse.as_ref().and_then(|sparse| sparse.indexer.as_ref())
+            && let Some(indexer) = mla.indexer()
         {
-            self.indexer(indexer);
+            match indexer {
+                MlaIndexer::Positions(indexer) => self.indexer(indexer),
+                MlaIndexer::Entries(indexer) => self.entry_indexer(indexer),
+            }
         }
     }
 
     fn input_norms(&mut self, parts: &[&SubBlockBlueprint], is_shared: bool) {
         for part in parts {
-            let SubBlockInput::Residual { norm } = &part.input else { continue };
+            self.stream_mix(&part.input);
+            let Some(norm) = part.input.norm() else { continue };
             match part.body {
                 // Without the lead: mixers average over tokens, which would leave little else.
                 BodyBlueprint::Mixer(_) if !is_shared => self.stream_norm(norm, leading_norm(0.0)),
                 _ => self.stream_norm(norm, uniform(0.9, 1.1)),
             }
+        }
+    }
+
+    /// Weights of the sum of residual streams near equal ones.
+    fn stream_mix(&mut self, input: &SubBlockInput) {
+        let SubBlockInput::Streams(StreamInput { mix, .. }) = input else { return };
+        match mix {
+            StreamMix::Mean => {}
+            StreamMix::Matrix(mix) => {
+                let bound = (3.0 / mix.weight.shape.cols as f32).sqrt();
+                let plain = |low, high| ModuleKind::Plain {
+                    scalar: Scalar::F32,
+                    low,
+                    high,
+                    lead: Lead::Zero,
+                };
+                self.push(mix.weight.segments.first(), plain(-bound, bound));
+                self.vector(&mix.base, plain(-0.1, 0.1));
+                self.vector(&mix.scale, plain(0.2, 0.4));
+            }
+            StreamMix::Gated(mix) => {
+                self.norm(&mix.norm);
+                self.matrix(&mix.down, 1.0);
+                self.matrix(&mix.up, 1.0);
+                mix.inject.iter().for_each(|inject| self.matrix(inject, 1.0));
+            }
+        }
+    }
+
+    fn output_norm(&mut self, output: &SubBlockInput, weights: ModuleKind) {
+        if let Some(norm) = output.norm() {
+            self.stream_norm(norm, weights);
         }
     }
 
@@ -205,6 +244,7 @@ impl<'a> ModuleList<'a> {
         match body {
             BodyBlueprint::Mixer(MixerBlueprint::Gqa(gqa)) => self.attention(i, gqa),
             BodyBlueprint::Mixer(MixerBlueprint::Mla(mla)) => self.latent_attention(i, mla),
+            BodyBlueprint::Mixer(MixerBlueprint::Compressed(c)) => self.compressed(i, c),
             BodyBlueprint::Mixer(MixerBlueprint::DeltaNet(net)) => self.delta_net(i, net),
             BodyBlueprint::Mixer(MixerBlueprint::Mamba2(mamba2)) => self.mamba2(i, mamba2),
             BodyBlueprint::Mixer(MixerBlueprint::ShortConv(conv)) => self.short_conv(i, conv),
@@ -248,11 +288,15 @@ impl<'a> ModuleList<'a> {
             self.vector(norm, uniform(0.95 * size, 1.05 * size));
         }
         self.vector(&gqa.sinks, uniform(-1.0, 1.0));
-        if let Some(indexer) = &gqa.indexer {
-            self.linear(&indexer.q_proj, 1.0);
-            self.linear(&indexer.k_proj, 1.0);
-            self.norm(&indexer.q_norm);
-            self.norm(&indexer.k_norm);
+        match &gqa.indexer {
+            Some(GqaIndexer::Blocks(indexer)) => {
+                self.linear(&indexer.q_proj, 1.0);
+                self.linear(&indexer.k_proj, 1.0);
+                self.norm(&indexer.q_norm);
+                self.norm(&indexer.k_norm);
+            }
+            Some(GqaIndexer::Entries(indexer)) => self.entry_indexer(indexer),
+            None => {}
         }
     }
 
@@ -290,6 +334,36 @@ impl<'a> ModuleList<'a> {
         self.norm(weight);
         self.bias(bias);
         self.linear(&indexer.weights_proj, 1.0);
+    }
+
+    fn compressed(&mut self, layer: usize, compressed: &CompressedBlueprint) {
+        self.linear(&compressed.q_a_proj, 1.0);
+        self.norm(&compressed.q_a_norm);
+        self.linear(&compressed.q_b_proj, 1.0);
+        self.linear(&compressed.kv_proj, 1.0);
+        self.norm(&compressed.kv_norm);
+        self.vector(&compressed.sinks, uniform(-1.0, 1.0));
+        self.matrix(&compressed.o_a_proj, 1.0);
+        self.linear(&compressed.o_b_proj, residual_gain(layer));
+        compressed.compressor.iter().for_each(|compressor| self.compressor(compressor));
+        compressed.indexer.iter().for_each(|indexer| self.entry_indexer(indexer));
+    }
+
+    fn entry_indexer(&mut self, indexer: &EntryIndexerBlueprint) {
+        self.linear(&indexer.q_proj, 1.0);
+        self.vector(&indexer.q_norm, uniform(0.9, 1.1));
+        indexer.weights_proj.iter().for_each(|weights| self.linear(weights, 1.0));
+        self.compressor(&indexer.compressor);
+    }
+
+    fn compressor(&mut self, compressor: &CompressorBlueprint) {
+        compressor.linears().for_each(|linear| self.linear(linear, 1.0));
+        if let Some([weight, bias]) = &compressor.kv_norm {
+            self.norm(weight);
+            self.bias(bias);
+        }
+        self.vector(&compressor.gate_bias, uniform(-1.0, 1.0));
+        self.vector(&compressor.norm, uniform(0.9, 1.1));
     }
 
     fn projection(&mut self, projection: &ProjectionSource) {
@@ -384,6 +458,9 @@ impl<'a> ModuleList<'a> {
         let lead = self.popularity(layer, router, experts);
         self.gate(&router.weight.weight, lead);
         self.bias(&router.weight.bias);
+        if let Some(routes) = &router.fixed {
+            self.push(Some(&routes.segment), ModuleKind::Ids { below: experts as u64 });
+        }
         // A tenth of the spread of the scores.
         let correction =
             ModuleKind::Plain { scalar: Scalar::F32, low: -0.02, high: 0.02, lead: Lead::Zero };
@@ -493,6 +570,14 @@ impl<'a> ModuleList<'a> {
         if self.modules.last().is_some_and(|module| module.path == tensor.name) {
             return;
         }
+        let cols = tensor.shape.last().copied().unwrap_or(1);
+        let kind = match kind {
+            ModuleKind::Linear { gain, lead, .. } if tensor.is_bare => {
+                let bound = gain * (3.0 / cols as f32).sqrt();
+                ModuleKind::Plain { scalar: Scalar::BF16, low: -bound, high: bound, lead }
+            }
+            kind => kind,
+        };
         let shape = tensor.shape.iter().map(|n| *n as u64).collect();
         self.modules.push(Module { path: tensor.name.clone(), shape, kind });
     }

@@ -8,9 +8,10 @@
 // Then each thread owns a pair of columns of V, for all heads and every V_GROUPS-th quad of
 // positions. So K and V are read once for all heads, and reads are coalesced.
 // WG: 256. TILE_HEADS: most heads of a workgroup, a power of two. K_WIDTH, V_WIDTH: head widths.
-// LATENT 1: V is the first elements of K (MLA). LISTED 1: attends to a list of positions (sparse
-// attention). V_COLUMNS: threads side by side, one for each pair of columns of V; a power of two
-// from 16 to WG. KV_F16: f16 in the KV cache.
+// LATENT 1: V is the first elements of K (MLA). LISTED 1: attends to a list of entries of the
+// cache (sparse attention); the window is the list, and the position at least that of its end.
+// V_COLUMNS: threads side by side, one for each pair of columns of V; a power of two from 16 to
+// WG. KV_F16: f16 in the KV cache.
 // Scratch: m and sum by (row, head, split), then y. Grid: (rows, KV heads, tiles of heads,
 // splits).
 // needs: common/common, @team, attention/kv_cache, attention/row_table, attention/block_scores
@@ -39,11 +40,9 @@ var<workgroup> team_partials: array<f32, TILE_HEADS * TEAMS_PER_BLOCK>;
 var<workgroup> rescale: array<f32, TILE_HEADS>;
 var<workgroup> max_scores: array<f32, TILE_HEADS>;
 var<workgroup> listed_rows: array<u32, BLOCK>;
-// Capacity of the row's cache; cache row of the first position of the block; cache row of the
-// query's own position; KV head.
+// Capacity of the row's cache; cache row of the first position of the block; KV head.
 var<private> capacity: u32;
 var<private> first_kv_row: u32;
-var<private> own_kv_row: u32;
 var<private> kv_head: u32;
 
 @compute @workgroup_size(WG)
@@ -64,7 +63,6 @@ fn main(
     let position = row_position(p.splits.position, row);
     capacity = row_capacity(p.splits.position, row);
     let v_offset = row_v_offset(p.splits.position, row);
-    own_kv_row = position % capacity;
     let visible = visible_at(position, p.splits);
     let start = split * visible.per_split;
     if (start >= visible.count) { return; }
@@ -106,6 +104,8 @@ fn main(
                 listed_rows[index] = kv_row;
             }
             workgroupBarrier();
+            // Padding is at the end.
+            if (listed_rows[0] == NONE) { break; }
         }
 
         score = block_scores(index, q, p.q.head_stride, n_heads, len);
@@ -218,10 +218,10 @@ fn main(
     }
 }
 
-// Row of the KV cache of position `i` of a block. Missing entries of a list use the query's own
-// row.
+// Row of the KV cache of position `i` of a block. Padding of a list stands for the first entry of
+// the block.
 fn kv_row_of(i: u32) -> u32 {
-    if (LISTED == 1u) { return select(listed_rows[i], own_kv_row, listed_rows[i] == NONE); }
+    if (LISTED == 1u) { return select(listed_rows[i], listed_rows[0], listed_rows[i] == NONE); }
     let kv_row = first_kv_row + i;
     return select(kv_row, kv_row - capacity, kv_row >= capacity);
 }

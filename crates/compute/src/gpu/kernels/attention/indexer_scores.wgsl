@@ -1,20 +1,20 @@
-// Lightning indexer, scores: score[t] = sum_h weights[h] max(q[h] . K[t], 0), for the positions
-// that a row sees. Rows are of any sequences whose keys are in one arena.
+// Lightning indexer, scores: score[t] = sum_h weights[h] max(q[h] . K[t], 0), for the entries of
+// `ratio` positions that a row sees. Rows are of any sequences whose keys are in one arena.
 // WG: 256. TILE_HEADS: heads scored at once. K_WIDTH: head width. KV_F16: f16 in the KV cache.
-// Rows that see at most `top_k` positions need no scores.
-// Grid: (rows, blocks of BLOCK positions).
+// Rows that see at most `top_k` entries need no scores.
+// Grid: (rows, blocks of BLOCK entries).
 // needs: common/common, attention/kv_cache, attention/row_table, attention/block_scores
 // constants: K_WIDTH, TILE_HEADS, WG
 
 struct Params {
     q: View, weights: View, scores: View,
-    rows: u32, table: u32, heads: u32, top_k: u32, blocks: u32,
+    rows: u32, table: u32, heads: u32, ratio: u32, top_k: u32, blocks: u32,
 }
 var<immediate> p: Params;
 @group(0) @binding(2) var<storage, read> words: array<u32>;
 
 var<workgroup> sums: array<f32, WG>;
-var<private> first_position: u32;
+var<private> first_entry: u32;
 
 @compute @workgroup_size(WG)
 fn main(
@@ -24,10 +24,10 @@ fn main(
 ) {
     let group = group_index(id, count);
     let row = group / p.blocks;
-    first_position = group % p.blocks * BLOCK;
+    first_entry = group % p.blocks * BLOCK;
     if (row >= p.rows) { return; }
     kv_start = row_kv_start(p.table, row) * 4u;
-    let visible = row_position(p.table, row) + 1u;
+    let visible = (row_position(p.table, row) + 1u) / p.ratio;
     if (visible <= p.top_k || group % p.blocks * BLOCK >= visible) { return; }
     let len = min(BLOCK, visible - group % p.blocks * BLOCK);
     let my_head = index / BLOCK * THREAD_HEADS;
@@ -47,10 +47,10 @@ fn main(
     if (index < len) {
         var all = 0.0;
         for (var i = index; i < WG; i += BLOCK) { all += sums[i]; }
-        act[p.scores.offset + row * p.scores.row_stride + first_position + index] = all;
+        act[p.scores.offset + row * p.scores.row_stride + first_entry + index] = all;
     }
 }
 
 fn k_offset(i: u32) -> u32 {
-    return (first_position + i) * K_WIDTH;
+    return (first_entry + i) * K_WIDTH;
 }

@@ -1,14 +1,21 @@
-// Lightning indexer, selection: the `top_k` positions with the highest scores, in ascending order.
-// On ties the later position wins. Rows that see at most `top_k` positions select all of them,
-// then -1.
+// Lightning indexer, selection: lists of the `top_k` entries with the highest scores, in ascending
+// order. On ties the later entry wins. A row at position p sees (p + 1) / ratio entries; with at
+// most `top_k` of them it selects all, and reads no scores.
+// A list without a window has the positions of its entries, then those after the last visible
+// entry, up to p. A list with a window has the last `window` positions, modulo `ring`, then the
+// entries, numbered from `ring` on. Then -1, up to `width` numbers.
 // Radix select: the threshold is found digit by digit, from counts of the scores that agree so
 // far. Then each thread counts the selected positions of its range, and prefix sums give the
 // places to write to.
+// The positions of the rows are in `words`, from offset `table` on.
 // WG: 256. Grid: a workgroup for each row.
-// needs: common/common, attention/row_table
+// needs: common/common
 // constants: WG
 
-struct Params { scores: View, out: View, rows: u32, table: u32, top_k: u32 }
+struct Params {
+    scores: View, out: View,
+    rows: u32, table: u32, width: u32, ratio: u32, top_k: u32, window: u32, ring: u32,
+}
 var<immediate> p: Params;
 @group(0) @binding(1) var<storage, read> words: array<u32>;
 
@@ -43,12 +50,31 @@ fn main(
 ) {
     let row = group_index(id, count);
     if (row >= p.rows) { return; }
-    let visible = row_position(p.table, row) + 1u;
+    let position = words[p.table + row];
+    let visible = (position + 1u) / p.ratio;
+    let chosen = min(visible, p.top_k);
     let out = p.out.offset + row * p.out.row_stride;
-    if (visible <= p.top_k) {
-        for (var i = index; i < p.top_k; i += WG) { act[out + i] = select(-1.0, f32(i), i < visible); }
-        return;
+    // Numbers before the entries, numbers of an entry, number of entry 0.
+    let recent = min(p.window, position + 1u);
+    let each = select(1u, p.ratio, p.window == 0u);
+    let base = select(p.ring, 0u, p.window == 0u);
+    // Positions after the last visible entry, and where they are in the list.
+    let open = select(0u, (position + 1u) % p.ratio, p.window == 0u);
+    let tail = recent + chosen * each;
+    for (var i = index; i < p.width; i += WG) {
+        var number = -1.0;
+        if (i < recent) {
+            number = f32((position + 1u - recent + i) % p.ring);
+        } else if (i < tail) {
+            // All entries; otherwise they are selected below.
+            if (visible > p.top_k) { continue; }
+            number = f32(base + i - recent);
+        } else if (i - tail < open) {
+            number = f32(visible * p.ratio + i - tail);
+        }
+        act[out + i] = number;
     }
+    if (visible <= p.top_k) { return; }
     let scores = p.scores.offset + row * p.scores.row_stride;
     var threshold = 0u;
     var wanted = p.top_k;
@@ -96,7 +122,9 @@ fn main(
             equal += 1u;
         }
         if (is_selected) {
-            act[out + place] = f32(i);
+            for (var j = 0u; j < each; j++) {
+                act[out + recent + place * each + j] = f32(base + i * each + j);
+            }
             place += 1u;
         }
     }

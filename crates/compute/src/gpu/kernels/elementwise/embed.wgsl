@@ -1,8 +1,8 @@
-// Embedding lookup: out[r] = table[tokens[r]], for the rows of the table in this arena. COLS:
-// width.
+// Embedding lookup: out[r] = table[tokens[r]] in each of HEADS heads, for the rows of the table in
+// this arena. COLS: width.
 // Grid: a thread for each element of out.
 // needs: common/common, codec/any_format
-// constants: COLS, WG
+// constants: COLS, HEADS, WG
 
 struct Params { out: View, m: Matrix, tokens: u32, count: u32, first_row: u32, rows: u32, zero: u32 }
 var<immediate> p: Params;
@@ -16,9 +16,10 @@ fn main(
 ) {
     zero = p.zero;
     let i = group_index(id, count) * WG + index;
-    let r = i / COLS;
+    let r = i / COLS / HEADS;
+    let head = i / COLS % HEADS;
     if (r >= p.count) { return; }
     let row = words[p.tokens + r] - p.first_row;
     if (row >= p.rows) { return; }
-    act[p.out.offset + r * p.out.row_stride + i % COLS] = weight_at(p.m, row, i % COLS);
+    act[p.out.offset + r * p.out.row_stride + head * p.out.head_stride + i % COLS] = weight_at(p.m, row, i % COLS);
 }

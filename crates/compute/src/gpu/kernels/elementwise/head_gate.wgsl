@@ -1,9 +1,8 @@
-// Gate per head or per element: x *= function(gate). FUNCTION: 0 sigmoid, 1 softplus,
-// 2 identity.
+// Gate per head or per element: x *= function(gate), as in gate_function.wgsl.
 // ELEMENT_GATES: 1 if each element has a gate, 0 if a head has one.
 // Grid: a thread for each element.
-// needs: common/common, common/exp_log
-// constants: ELEMENT_GATES, FUNCTION, WG
+// needs: common/common, common/gate_function
+// constants: ELEMENT_GATES, WG
 
 struct Params { x: View, gate: View, count: u32, heads: u32, width: u32 }
 var<immediate> p: Params;
@@ -22,11 +21,5 @@ fn main(
     let gates = p.gate.offset + row * p.gate.row_stride + head * p.gate.head_stride;
     let gate = act[gates + ELEMENT_GATES * col];
     let x = p.x.offset + row * p.x.row_stride + head * p.x.head_stride + col;
-    if (FUNCTION == 0u) {
-        act[x] *= sigmoid(gate);
-    } else if (FUNCTION == 2u) {
-        act[x] *= gate;
-    } else {
-        act[x] *= max(gate, 0.0) + log1p_of(exp_of(-abs(gate)));
-    }
+    act[x] *= gate_function(gate);
 }

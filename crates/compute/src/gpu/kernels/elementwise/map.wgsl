@@ -1,4 +1,5 @@
 // Elementwise maps. KIND 0: x += y. 1: x *= factor. 2: x = factor tanh(x / factor) (soft cap).
+// 3: x = silu(x).
 // Grid: a thread for each element.
 // needs: common/common
 // constants: KIND, WG
@@ -20,6 +21,8 @@ fn main(
         act[x] += act[p.y.offset + row * p.y.row_stride + i % p.width];
     } else if (KIND == 1u) {
         act[x] *= p.factor;
+    } else if (KIND == 3u) {
+        act[x] = silu(act[x]);
     } else {
         act[x] = p.factor * tanh_of(act[x] / p.factor);
     }

@@ -2,12 +2,12 @@
 // + bias, or * silu(other), or * sigmoid(other). RMSNorm has mean 0 and no bias. With ADD, x +=
 // other comes first (residual add), and x keeps the sum.
 // KIND: 0 RMSNorm, 1 RMSNorm gated by a SiLU, 2 LayerNorm, 3 RMSNorm gated by a sigmoid, 4 RMSNorm
-// of x silu(other) with a weight per element of each head.
-// WEIGHTED, BIASED: 1 with a weight, a bias.
+// of x silu(other).
+// WEIGHTED, BIASED: 1 with a weight, a bias. HEAD_WEIGHTS: 1 if each head has its weights.
 // THREAD_VALUES: most elements per thread, width / WG rounded up.
 // Grid: a workgroup of WG threads for each vector.
 // needs: common/common, @team
-// constants: ADD, BIASED, KIND, THREAD_VALUES, WEIGHTED, WG
+// constants: ADD, BIASED, HEAD_WEIGHTS, KIND, THREAD_VALUES, WEIGHTED, WG
 
 struct Params {
     x: View, out: View, other: View,
@@ -29,7 +29,7 @@ fn main(
     let x = p.x.offset + row * p.x.row_stride + head * p.x.head_stride;
     let other = p.other.offset + row * p.other.row_stride + head * p.other.head_stride;
     let out = p.out.offset + row * p.out.row_stride + head * p.out.head_stride;
-    let weight = p.weight + select(0u, head * p.width, KIND == 4u);
+    let weight = p.weight + HEAD_WEIGHTS * head * p.width;
     var values: array<f32, THREAD_VALUES>;
     var sum = 0.0;
     for (var j = 0u; j < THREAD_VALUES; j++) {

@@ -1,6 +1,6 @@
 // GEMV of one matrix of the experts of all assignments, for weights of any format and alignment,
-// in f32. STAGE 0: inner[i] = W x[row]. 1: inner[i] = activation(inner[i], W x[row]), which may have
-// no gate. 2: out[row] = W inner[i]. i: index of the assignment.
+// in f32. STAGE 0: inner[i] = W x[row]. 1: inner[i] = activation(inner[i], W x[row]), which may
+// have no gate. 2: out[row] = W inner[i]. i: index of the assignment.
 // W is the stored rows first_row, first_row + row_step, ... of a slot. BIAS_SCALAR: type of the
 // bias in the slot, from byte `bias` on, one for each stored row; 9 for none.
 // Grid: assignments x blocks of WG / TEAM outputs.

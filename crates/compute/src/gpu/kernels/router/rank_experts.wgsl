@@ -4,7 +4,8 @@
 // SORT_BLOCK, where keys of rank TOP_K or more are dropped, then among the remaining candidates.
 // Both keep the order of ids.
 // ROUTER_FLAGS: bits for softmax, correction, normalized weights, expert scales, groups that score
-// their two best, and a sparse mixer of the band with the bits BAND_BITS. EXPERT_GROUPS: groups of
+// their two best, a sparse mixer of the band with the bits BAND_BITS, square roots of softplus, and
+// ids that are given in place of the top k. EXPERT_GROUPS: groups of
 // experts, of which the best TOP_GROUPS count; 0 for none. SHARED_EXPERT: 1 appends a
 // shared expert, id EXPERTS, with weight 1; 2 with the sigmoid of its gate; 0 none.
 // Word 0 of `report` is the complement of the first row that has a NaN. All threads of a workgroup
@@ -21,7 +22,9 @@ const CORRECTED = ROUTER_FLAGS >> 1u & 1u;
 const NORMALIZE = ROUTER_FLAGS >> 2u & 1u;
 const SCALED = ROUTER_FLAGS >> 3u & 1u;
 const TWO_BEST = ROUTER_FLAGS >> 4u & 1u;
-const SPARSE_MIXER = ROUTER_FLAGS >> 5u;
+const SPARSE_MIXER = ROUTER_FLAGS >> 5u & 1u;
+const SQRT_SOFTPLUS = ROUTER_FLAGS >> 6u & 1u;
+const GIVEN = ROUTER_FLAGS >> 7u;
 const BY_LOGIT = CORRECTED == 0u && (SOFTMAX == 1u || SPARSE_MIXER == 1u);
 const SORT_BLOCKS = (EXPERTS + SORT_BLOCK - 1u) / SORT_BLOCK;
 const BLOCK_TOP = min(TOP_K, SORT_BLOCK);
@@ -47,6 +50,7 @@ fn logistic(x: f32) -> f32 {
 
 fn score(x: f32, max_logit: f32, exp_sum: f32) -> f32 {
     if (SOFTMAX == 1u) { return exp_of(x - max_logit) / exp_sum; }
+    if (SQRT_SOFTPLUS == 1u) { return sqrt(max(x, 0.0) + log1p_of(exp_of(-abs(x)))); }
     return logistic(x);
 }
 
@@ -127,6 +131,11 @@ fn find_top_k(r: Routing, row: u32) {
     }
     if (has_nan) { atomicMax(&report[0], ~row); }
     scratch_barrier();
+    if (GIVEN == 1u) {
+        for (var i = thread; i < TOP_K; i += WG) { set_scratch(TOP_IDS + i, u32(clamp(act[r.ids + i], 0.0, f32(EXPERTS - 1u)))); }
+        scratch_barrier();
+        return;
+    }
     if (EXPERT_GROUPS > 0u) { mask_groups(); }
 
     for (var i = thread; i < PADDED_EXPERTS; i += WG) {
@@ -169,7 +178,11 @@ fn sparse_weight(r: Routing, rank: u32) -> f32 {
 // Writes ids and weights of the selected experts.
 fn write_weights(r: Routing) {
     // Normalized weights of a plain softmax need only the selected logits.
-    if (SOFTMAX == 1u && !FULL_SOFTMAX) { max_logit = act[r.logits + scratch_word(TOP_IDS)]; }
+    if (SOFTMAX == 1u && !FULL_SOFTMAX) { 
+        max_logit = act[r.logits + scratch_word(TOP_IDS)];
+        // Ids that are given are not in order.
+        for (var i = 1u; i < TOP_K * GIVEN; i++) { max_logit = max(max_logit, act[r.logits + scratch_word(TOP_IDS + i)]); }
+    }
     for (var rank = thread; rank < TOP_K; rank += WG) {
         var weight = 0.0;
         if (SPARSE_MIXER == 1u) {

@@ -15,7 +15,7 @@ use super::{
         AppendKvParams, AttentionSplitParams, AttentionTiledParams, MergeSplitsParams, SplitParams,
     },
 };
-use crate::{Error, KV_BLOCK, Op, State, View, op_check::stale};
+use crate::{Error, KV_BLOCK, Op, Span, State, View, op_check::stale};
 
 pub(in crate::gpu) static APPEND_KV: Kernel =
     kernel!("append_kv", "attention/append_kv", AppendKvParams, [Write, Write, Read]);
@@ -187,6 +187,16 @@ pub(super) fn append_kv(
         ctx.recorder.dispatch(&APPEND_KV, constants, &buffers, &params, groups)?;
     }
     Ok(())
+}
+
+/// Encodes [`Op::Append`].
+pub(super) fn encode_append(
+    ctx: &mut OpContext<'_>,
+    k: &View,
+    v: Option<&View>,
+    spans: &[Span],
+) -> Result<(), Error> {
+    append_kv(ctx, &SpanRows::all(spans), k, v)
 }
 
 /// Encodes [`Op::Attention`].

@@ -149,6 +149,14 @@ pub(in crate::gpu) fn encode_rows(
     let &Op::Attention { q, k, gate, window, sinks, positions, out, .. } = op else {
         return Ok(());
     };
+    // A row sees its list, whatever its position.
+    let of_lists = |list: View| -> Vec<SpanRows> {
+        let position = list.width - 1;
+        let at_end = |rows: &SpanRows| SpanRows { span: Span { position, ..rows.span }, ..*rows };
+        spans.iter().map(at_end).collect()
+    };
+    let listed = positions.map(of_lists);
+    let spans = listed.as_deref().unwrap_or(spans);
     let decode = DecodeKernel::for_op(ctx, op);
     let tiling = HeadTiling::new(q.heads / k.heads, out.width);
     let tiles = decode.as_ref().map_or(k.heads * tiling.tiles, |decode| decode.tiles);

@@ -341,6 +341,7 @@ impl NormPrologue {
             out,
             operand: None,
             weight: Some(weight),
+            per_head: false,
             bias: None,
             eps,
         }

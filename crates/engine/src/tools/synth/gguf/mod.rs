@@ -152,6 +152,9 @@ impl TensorTypes {
                     }
                 }
             }
+            ModuleKind::Ids { .. } => {
+                return Err(config_error(format!("GGUF has no type for {path}")));
+            }
             ModuleKind::Plain { low, high, .. } if name.ends_with(".ssm_a") => {
                 (TensorValues::Decays { low, high }, Scalar::F32.name())
             }

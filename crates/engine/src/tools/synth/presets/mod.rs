@@ -7,6 +7,7 @@ mod mamba;
 mod others;
 mod qwen;
 mod softmax;
+mod streams;
 
 use serde_json::Value;
 
@@ -260,6 +261,12 @@ const PRESETS: &[Preset] = &[
         make: others::k_exaone_236b_a23b,
     },
     Preset {
+        name: "deepseek-v4-flash",
+        description: "DeepSeek-V4-Flash: 43 layers of compressed attention, 3 hashed, 256 experts, 6 per token; 160 GB",
+        sizes: PresetSizes { parameters: 284.0, active: 13.0, expert_mb: 14.16 },
+        make: streams::deepseek_v4_flash,
+    },
+    Preset {
         name: "hy3-preview",
         description: "Hy3-preview: 80 layers of attention, 1 dense, 192 experts, 8 per token; 166 GB",
         sizes: PresetSizes { parameters: 295.0, active: 20.1, expert_mb: 10.62 },
@@ -276,6 +283,12 @@ const PRESETS: &[Preset] = &[
         description: "MiMo-V2.5: 48 layers, 39 of them sliding, 1 dense, 256 experts, 8 per token; 174 GB",
         sizes: PresetSizes { parameters: 309.0, active: 14.8, expert_mb: 14.16 },
         make: others::mimo_v2_5,
+    },
+    Preset {
+        name: "glm-5.3-flash",
+        description: "GLM-5.3-Flash: 45 layers, 3 of 4 KDA, 3 dense, 288 experts, 8 per token; 180 GB",
+        sizes: PresetSizes { parameters: 320.0, active: 18.0, expert_mb: 14.16 },
+        make: streams::glm_5_3_flash,
     },
     Preset {
         name: "glm-4.6",

@@ -167,6 +167,7 @@ fn small(name: &str) -> Value {
         "dense_intermediate_size": 128,
         "moe_intermediate_size": 64,
         "moe_num_experts": 64,
+        "moe_shared_expert_intermediate_size": 64,
         "n_routed_experts": 64,
         "num_attention_groups": 4,
         "num_attention_heads": 4,
@@ -181,7 +182,6 @@ fn small(name: &str) -> Value {
         "rotary_dim": 32,
         "shared_expert_intermediate_size": 64,
         "share_expert_dim": 64,
-        "shared_intermediate_size": 64,
         "sliding_window": 8,
         "sliding_window_size": 8,
         "swa_head_dim": 64,
@@ -191,14 +191,15 @@ fn small(name: &str) -> Value {
         "v_head_dim": 64,
         "vocab_size": 4096
     });
-    let of_mamba = json!({
+    let others = json!({
         "mamba_n_heads": 16,
         "mamba_num_heads": 8,
-        "moe_shared_expert_intermediate_size": 64
+        "o_groups": 2,
+        "o_lora_rank": 64,
+        "shared_intermediate_size": 64
     });
     let text = text(&mut config);
-    let sizes = [&sizes, &of_mamba].map(|sizes| sizes.as_object().unwrap());
-    for (key, size) in sizes.into_iter().flatten() {
+    for (key, size) in [sizes, others].iter().flat_map(|sizes| sizes.as_object().unwrap()) {
         // Zero means that there is no such part.
         if text.get(key).is_some_and(|given| *given != 0) {
             text[key] = size.clone();

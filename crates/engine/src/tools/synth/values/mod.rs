@@ -102,6 +102,8 @@ pub(super) enum TensorValues {
         /// Upper bound.
         high: f32,
     },
+    /// 64-bit ids below a bound: those of a row of `cols` follow each other, from a random one on.
+    Ids { below: u64, cols: u64 },
     /// f32, one by one.
     Numbers(Vec<f32>),
     /// Uniform values between two bounds.
@@ -215,6 +217,12 @@ impl TensorValues {
                 for (i, out) in (offset / 4..).zip(out.chunks_exact_mut(4)) {
                     let value = -(low + (high - low) * stream.unit(i)).exp();
                     out.copy_from_slice(&value.to_le_bytes());
+                }
+            }
+            TensorValues::Ids { below, cols } => {
+                for (i, out) in (offset / 8..).zip(out.chunks_exact_mut(8)) {
+                    let first = stream.word(i / cols) % below;
+                    out.copy_from_slice(&((first + i % cols) % below).to_le_bytes());
                 }
             }
             TensorValues::Numbers(numbers) => {
