@@ -284,9 +284,9 @@ pub enum Op<'a> {
         out: View,
     },
     /// Causal depthwise 1-D convolution over time, then SiLU:
-    /// `out[r][c] = f(sum_j weight[c][j] * input[r - (width - 1) + j][c] + bias[c])`. Inputs before
-    /// the span come from its state, `(width - 1, channels)`: the last `width - 1` rows, oldest
-    /// first. Reads the committed state, writes the next. Tolerance 1e-5.
+    /// `out[r][c] = f(sum_j weight[c][j] * input[r - (width - 1 - j) dilation][c] + bias[c])`.
+    /// Inputs before the span come from its state, `((width - 1) dilation, channels)`: the rows
+    /// before the span, oldest first. Reads the committed state, writes the next. Tolerance 1e-5.
     Conv1d {
         /// `(rows, channels)`.
         x: View,
@@ -296,10 +296,12 @@ pub enum Op<'a> {
         bias: Option<Buffer>,
         /// Taps per channel.
         width: usize,
+        /// Rows from one tap to the next, at least 1.
+        dilation: usize,
         /// Whether `f` is SiLU instead of the identity.
         silu: bool,
         /// States made as [`StateShape::Recurrent`](crate::StateShape::Recurrent) of `(width - 1) *
-        /// channels`.
+        /// dilation * channels`.
         spans: &'a [Span],
         /// `(rows, channels)`; another buffer than `x`.
         out: View,
@@ -436,6 +438,23 @@ pub enum Op<'a> {
         gate: View,
         /// Function of the gate.
         function: GateFunction,
+    },
+    /// Value gated by the agreement of a query and a key, head by head: `out[h] = sigmoid(sign(s)
+    /// sqrt(max(|s|, 1e-6))) v` with `s = scale * q[h] . k[h]`. Tolerance 1e-5 where `|s|` exceeds
+    /// 1e-3; below, the root magnifies rounding errors of `s`.
+    ///
+    /// Gate of n-gram embeddings: `qwen4_exp` of transformers, and Engram of DeepSeek-V4.1.
+    KeyedGate {
+        /// `(rows, heads, width)`.
+        q: View,
+        /// `(rows, heads, width)`.
+        k: View,
+        /// `(rows, width)`.
+        v: View,
+        /// Usually `1 / sqrt(width)`.
+        scale: f32,
+        /// `(rows, heads, width)`; another buffer than the inputs.
+        out: View,
     },
     /// Residual addition: `x += y`. Exact.
     Add {
@@ -623,6 +642,7 @@ impl Op<'_> {
             Op::Mamba2 { .. } => "Mamba2",
             Op::Glu { .. } => "Glu",
             Op::HeadGate { .. } => "HeadGate",
+            Op::KeyedGate { .. } => "KeyedGate",
             Op::Add { .. } => "Add",
             Op::Scale { .. } => "Scale",
             Op::Silu { .. } => "Silu",

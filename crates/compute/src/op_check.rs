@@ -170,9 +170,9 @@ impl Op<'_> {
             }
             Op::TopPositions { .. } => self.check_top_positions(c),
             Op::TopBlocks { .. } => self.check_top_blocks(c),
-            Op::Conv1d { x, weight, bias, width, spans, out, .. } => {
-                if width == 0 {
-                    return c.wrong("a convolution without taps".into());
+            Op::Conv1d { x, weight, bias, width, dilation, spans, out, .. } => {
+                if width == 0 || dilation == 0 {
+                    return c.wrong(format!("{width} taps, dilation {dilation}"));
                 }
                 c.matrix("x", &x, x.rows, x.width)?;
                 c.same_shape("out", &out, &x)?;
@@ -183,7 +183,7 @@ impl Op<'_> {
                     c.buffer("bias", bias, x.width)?;
                     c.not_written("bias", bias, &out)?;
                 }
-                c.recurrent_spans(spans, x.rows, c.product(&[width - 1, x.width])?)
+                c.recurrent_spans(spans, x.rows, c.product(&[width - 1, dilation, x.width])?)
             }
             Op::Compress { x, gate, ape, ratio, overlap, spans, out } => {
                 if ratio < 2 {
@@ -227,6 +227,14 @@ impl Op<'_> {
                 }
                 c.in_place("gate", &gate, &out)?;
                 c.in_place("up", &up, &out)
+            }
+            Op::KeyedGate { q, k, v, out, .. } => {
+                c.view("q", &q)?;
+                c.same_shape("k", &k, &q)?;
+                c.matrix("v", &v, q.rows, q.width)?;
+                c.same_shape("out", &out, &q)?;
+                let inputs = [("q", q), ("k", k), ("v", v)];
+                inputs.iter().try_for_each(|(name, x)| c.not_written(name, x.buffer, &out))
             }
             Op::HeadGate { x, gate, .. } => {
                 c.view("x", &x)?;

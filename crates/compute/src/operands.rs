@@ -165,7 +165,7 @@ pub enum GateFunction {
     DoubleSigmoid,
 }
 
-/// Gate of [`Op::GatedRmsNorm`].
+/// Gate of [`Op::GatedRmsNorm`](crate::Op::GatedRmsNorm).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NormGate {
     /// `rms_norm(x) * weight * silu(gate)`: Gated DeltaNet.
@@ -187,7 +187,7 @@ impl NormGate {
     }
 }
 
-/// Bounds of the time steps of [`Op::Mamba2`].
+/// Bounds of the time steps of [`Op::Mamba2`](crate::Op::Mamba2).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepLimits {
     /// Least time step.
@@ -271,7 +271,7 @@ pub enum ExpertUses<'a> {
     /// The router's choices, resolved on the device. Expert `ids[r][rank]`, in the slot that the
     /// table gives, computes row `r`; the output row is `r * k + rank`.
     Routed {
-        /// `(rows, k)`: ids from [`Op::TopK`].
+        /// `(rows, k)`: ids from [`Op::TopK`](crate::Op::TopK).
         ids: View,
         /// Slots of all experts, all filled.
         table: SlotTable,
@@ -293,7 +293,7 @@ impl ExpertUses<'_> {
     }
 }
 
-/// Shared expert's contribution to [`Op::Combine`].
+/// Shared expert's contribution to [`Op::Combine`](crate::Op::Combine).
 #[derive(Clone, Copy, Debug)]
 pub struct Shared {
     /// `(rows, hidden)`: output of the shared expert.
@@ -323,7 +323,7 @@ impl KeySharing {
     }
 }
 
-/// Queries of [`Op::TopPositions`].
+/// Queries of [`Op::TopPositions`](crate::Op::TopPositions).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IndexQueries {
     /// `(rows, heads, width)`.

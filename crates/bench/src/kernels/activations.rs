@@ -106,6 +106,17 @@ pub(super) fn head_gate(bench: &mut OpBench, rows: usize) -> anyhow::Result<()> 
     time(bench, work, x, &Op::HeadGate { x, gate, function: GateFunction::Sigmoid })
 }
 
+/// Gate of Qwen3.8's n-gram embeddings: four streams of 2560.
+pub(super) fn keyed_gate(bench: &mut OpBench, rows: usize) -> anyhow::Result<()> {
+    let (heads, width) = (4, 2560);
+    let q = bench.matrix(rows, heads * width)?.split(heads);
+    let k = bench.matrix(rows, heads * width)?.split(heads);
+    let (v, out) = (bench.matrix(rows, width)?, bench.matrix(rows, heads * width)?.split(heads));
+    let values = rows * (3 * heads + 1) * width;
+    let work = work("KeyedGate", format!("{heads} of {width}"), rows, values);
+    time(bench, work, out, &Op::KeyedGate { q, k, v, scale: 0.02, out })
+}
+
 /// Inputs of the experts of each row, in an order per expert.
 pub(super) fn gather_columns(bench: &mut OpBench, rows: usize) -> anyhow::Result<()> {
     let (x, orders) = (bench.matrix(rows, HIDDEN)?, bench.device.buffer(EXPERTS * HIDDEN)?);

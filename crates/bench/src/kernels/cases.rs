@@ -126,6 +126,7 @@ pub(super) fn all() -> Vec<KernelCase> {
         }));
     }
     all.extend(decode_and_prefill("HeadGate", activations::head_gate));
+    all.extend(decode_and_prefill("KeyedGate", activations::keyed_gate));
     all.extend(decode_and_prefill("GatherColumns", activations::gather_columns));
     all.extend(decode_and_prefill("TopK", activations::top_k));
     all.extend(decode_and_prefill("Combine", activations::combine));

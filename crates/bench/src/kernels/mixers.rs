@@ -366,7 +366,16 @@ pub(super) fn conv1d(bench: &mut OpBench, rows: usize) -> anyhow::Result<()> {
     };
     bench.time(work, out, &mut |device, _| {
         let spans = &[Span { state, position: 0, rows }];
-        Ok(device.run(&Op::Conv1d { x, weight, bias: None, width, silu: true, spans, out })?)
+        Ok(device.run(&Op::Conv1d {
+            x,
+            weight,
+            bias: None,
+            width,
+            dilation: 1,
+            silu: true,
+            spans,
+            out,
+        })?)
     })
 }
 

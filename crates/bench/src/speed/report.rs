@@ -132,6 +132,18 @@ impl fmt::Display for SpeedReport<'_> {
                 )?;
             }
         }
+        for (name, s) in self.phases() {
+            if let Some(hidden) = s.rows_hidden {
+                writeln!(
+                    f,
+                    "{name}: {:.1} rows of tables and {} per token; {} of the time of their reads \
+                     is hidden",
+                    s.rows_per_token,
+                    units::disk(s.row_bytes_per_token),
+                    units::percent(hidden)
+                )?;
+            }
+        }
         if let Some(decode) = self.decode.as_ref().filter(|d| d.dispatches_per_token > 0.0) {
             writeln!(
                 f,

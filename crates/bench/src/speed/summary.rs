@@ -44,6 +44,12 @@ pub struct PhaseSummary {
     pub(super) time: TimeSplit,
     /// Share of the hideable read time that compute did hide.
     pub(super) hidden: Option<f64>,
+    /// Rows read from tables on disk.
+    pub(super) rows_per_token: f64,
+    /// Bytes of their reads.
+    pub(super) row_bytes_per_token: f64,
+    /// Share of the time of these reads that was not waited for.
+    pub(super) rows_hidden: Option<f64>,
     pub(super) token_ms: Option<TokenLatency>,
     /// Memory bandwidth, measured between tokens.
     pub(super) memory_bytes_per_second: Option<f64>,
@@ -270,6 +276,11 @@ impl PhaseSummary {
                 })?,
             },
             hidden: hidden.map(|h| h.median).filter(|h| h.is_finite()),
+            rows_per_token: per_token(&|m| m.stats.rows_read as f64)?,
+            row_bytes_per_token: per_token(&|m| m.stats.row_bytes_read as f64)?,
+            rows_hidden: spread(&|m| m.stats.rows_hidden().unwrap_or(f64::NAN))
+                .map(|share| share.median)
+                .filter(|share| share.is_finite()),
             token_ms: TokenLatency::new(all),
             memory_bytes_per_second: memory,
             roof: RooflineSummary::new(all),

@@ -651,6 +651,9 @@ pub(crate) struct SynthArgs {
     /// Seed of the weights; the same seed writes the same bytes
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub(crate) seed: u64,
+    /// At most N rows of n-gram embeddings [default: 1000000]; the published table has 51 GB
+    #[arg(long, value_name = "N")]
+    pub(crate) ngram_rows: Option<u64>,
     /// Write a GGUF file with blocks of TYPE (q8_0, q4_k_m, iq2_xxs), not safetensors
     #[arg(long, value_name = "TYPE")]
     pub(crate) gguf: Option<synth::GgufRecipe>,

@@ -195,6 +195,11 @@ struct PhaseStatistics {
     experts_on_host: u64,
     hit_rate: f64,
     stalled_seconds: f64,
+    /// Rows read from tables on disk, their bytes, and the share of the time of their reads that
+    /// was not waited for.
+    rows_read: u64,
+    row_bytes_read: u64,
+    rows_hidden: Option<f64>,
     /// Waits for GPU kernels to be compiled.
     compiling_seconds: f64,
     dispatches: u64,
@@ -216,6 +221,9 @@ impl PhaseStatistics {
             experts_on_host: s.experts_on_host,
             hit_rate: s.hit_rate(),
             stalled_seconds: s.stalled_ns as f64 / 1e9,
+            rows_read: s.rows_read,
+            row_bytes_read: s.row_bytes_read,
+            rows_hidden: s.rows_hidden(),
             compiling_seconds: s.compiling_ns as f64 / 1e9,
             dispatches: s.dispatches,
             submissions: s.submissions,

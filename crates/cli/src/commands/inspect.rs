@@ -148,6 +148,8 @@ struct ByteSizes {
     /// Size of the largest expert.
     per_expert: u64,
     all_experts: u64,
+    /// Tables of rows, which stay on disk.
+    row_tables: u64,
 }
 
 /// Bytes read per token.
@@ -270,6 +272,7 @@ impl InspectReport {
                 dense,
                 per_expert: blueprint.slot_bytes() as u64,
                 all_experts: blueprint.experts_bytes(),
+                row_tables: blueprint.row_tables_bytes(),
             },
             token_reads: TokenReads {
                 dense: dense - embedding_bytes(blueprint),
@@ -319,7 +322,8 @@ impl LayerCounts {
 
 fn dense_bytes(blueprint: &Blueprint) -> u64 {
     let matrices = blueprint.matrices().map(bytes).sum::<u64>();
-    matrices + blueprint.vectors().map(|v| v.segment.bytes as u64).sum::<u64>()
+    let segments = blueprint.vectors().map(|v| &v.segment).chain(blueprint.integers());
+    matrices + segments.map(|s| s.bytes as u64).sum::<u64>()
 }
 
 /// Bytes of an untied embedding: a token reads only one row of it.
@@ -511,6 +515,9 @@ impl std::fmt::Display for InspectReport {
             sizes.row([format!("all {} experts", e.total), disk(self.sizes.all_experts)]);
         }
         let t = &self.token_reads;
+        if self.sizes.row_tables > 0 {
+            sizes.row(["tables of rows, on disk", &disk(self.sizes.row_tables)]);
+        }
         sizes.row([format!("one token reads: {} experts", t.experts_count), disk(t.experts)]);
         sizes.row(["one token reads: dense weights", &disk(t.dense)]);
         writeln!(f, "{sizes}")?;
@@ -567,6 +574,7 @@ fn write_plan(
                 LineName::Process => "program".to_owned(),
                 LineName::Staging => "logits, reads in flight".to_owned(),
                 LineName::Reserved => "server".to_owned(),
+                LineName::Rows => "rows of tables, of tokens in a step".to_owned(),
                 LineName::Grammars => "grammars".to_owned(),
                 LineName::Dense => "dense weights".to_owned(),
                 LineName::State => format!("state of {} positions", plan.context),

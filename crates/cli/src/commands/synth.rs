@@ -5,7 +5,7 @@ use std::{
 };
 
 use anyhow::Context;
-use moeflux::tools::synth::{self, Options, Preset};
+use moeflux::tools::synth::{self, FewerRows, Options, Preset};
 use moeflux_bench::units;
 
 use crate::{args::SynthArgs, interrupt, progress::Ui};
@@ -21,8 +21,11 @@ pub(crate) fn run(args: &SynthArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         // The parser requires one of the two.
         (None, None) => serde_json::Value::Null,
     };
-    let options =
-        Options::new(config).layers(args.layers.map(Into::into)).seed(args.seed).skew(args.skew);
+    let options = Options::new(config)
+        .layers(args.layers.map(Into::into))
+        .seed(args.seed)
+        .skew(args.skew)
+        .ngram_rows(args.ngram_rows);
     let since = Instant::now();
     let summary = {
         let bar = ui.bytes("writing");
@@ -53,6 +56,12 @@ pub(crate) fn run(args: &SynthArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         args.out.display(),
         units::disk(summary.bytes as f64 / seconds)
     ));
+    if let Some(FewerRows { rows, published }) = summary.fewer_rows {
+        ui.line(format_args!(
+            "the table of n-gram embeddings has {rows} rows, the published one {published}; \
+             --ngram-rows N writes others"
+        ));
+    }
     Ok(ExitCode::SUCCESS)
 }
 

@@ -184,7 +184,8 @@ fn a_preset_is_planned_without_any_file() {
         assert!(report["layers"]["total"].as_u64().unwrap() > 12, "{out}");
         assert!(report["plan"]["slots"].as_u64().unwrap() >= 256, "{out}");
         let sizes = |key: &str| report["sizes"][key].as_u64().unwrap();
-        assert_eq!(sizes("dense") + sizes("all_experts"), sizes("files"), "{out}");
+        let parts = sizes("dense") + sizes("all_experts") + sizes("row_tables");
+        assert_eq!(parts, sizes("files"), "{out}");
         assert!(succeed(&["inspect", "--preset", preset.name]).contains("one token reads"));
     }
     assert_eq!(run(&["inspect", "--preset", "qwen3.5-397b-a17b", "--model", "x"]).code, 2);

@@ -41,13 +41,13 @@ fn convolve(
     ConvSpan { state, first, span }: ConvSpan<'_>,
     values: &mut [f32],
 ) -> Result<(), Error> {
-    let &Op::Conv1d { x, weight, bias, width, silu, out, .. } = op else { return Ok(()) };
+    let &Op::Conv1d { x, weight, bias, width, dilation, silu, out, .. } = op else { return Ok(()) };
     let kernels = cpu.kernels;
     let (src, weight) = (host.get(&x)?, host.values(weight)?);
     let bias = bias.map(|bias| host.values(bias)).transpose()?;
     let history = &state.committed;
     // Input `i` of the span: the rows of the state come first, then those of the span.
-    let input = |i: usize| match i.checked_sub(width - 1) {
+    let input = |i: usize| match i.checked_sub((width - 1) * dilation) {
         Some(i) => row(src, &x, first + i),
         None => &history[i * x.width..(i + 1) * x.width],
     };
@@ -58,13 +58,13 @@ fn convolve(
         for i in tile.rows() {
             let dst = tile.row(i);
             if width == 4 {
-                let inputs = std::array::from_fn(|j| &input(i + j)[channels.clone()]);
+                let inputs = std::array::from_fn(|j| &input(i + j * dilation)[channels.clone()]);
                 kernels.conv4(weight, inputs, dst);
             } else {
                 dst.fill(0.0);
                 for j in 0..width {
                     let taps = weight.iter().skip(j).step_by(width);
-                    let inputs = taps.zip(&input(i + j)[channels.clone()]);
+                    let inputs = taps.zip(&input(i + j * dilation)[channels.clone()]);
                     dst.iter_mut().zip(inputs).for_each(|(sum, (tap, input))| *sum += tap * input);
                 }
             }

@@ -16,6 +16,7 @@ mod elementwise;
 mod experts;
 mod head_gate;
 mod head_matmul;
+mod keyed_gate;
 mod latent_attention;
 mod logit_weights;
 mod mamba2;
@@ -279,6 +280,7 @@ impl Device for CpuDevice {
             Op::Mamba2 { .. } => mamba2::mamba2(host, cpu, op),
             Op::Glu { .. } => elementwise::glu(host, cpu, op),
             Op::HeadGate { .. } => head_gate::head_gate(host, cpu, op),
+            Op::KeyedGate { .. } => keyed_gate::keyed_gate(host, cpu, op),
             Op::Scale { x, factor } => elementwise::map(host, cpu, &x, |x| x * factor),
             Op::Silu { x } => elementwise::map(host, cpu, &x, |x| x / (1.0 + (-x).exp())),
             Op::StreamWeights { .. } => streams::stream_weights(host, cpu, op),

@@ -524,6 +524,7 @@ pub(super) mod tests {
             &ops::elementwise::GLU,
             &ops::elementwise::HEAD_GATE,
             &ops::elementwise::GATHER_COLUMNS,
+            &ops::elementwise::KEYED_GATE,
             &ops::elementwise::MAP,
             &ops::elementwise::COMBINE,
             &ops::elementwise::ROPE,

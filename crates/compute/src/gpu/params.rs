@@ -616,6 +616,18 @@ params! {
         eps: f32,
     }
 
+    /// `elementwise/keyed_gate.wgsl`.
+    struct KeyedGateParams {
+        q: ViewParams,
+        k: ViewParams,
+        v: ViewParams,
+        out: ViewParams,
+        vectors: u32,
+        heads: u32,
+        width: u32,
+        scale: f32,
+    }
+
     /// `recurrent/conv1d.wgsl`.
     struct Conv1dParams {
         x: ViewParams,

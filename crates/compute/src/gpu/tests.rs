@@ -67,6 +67,7 @@ impl Step {
             weight: taps,
             bias: None,
             width: 4,
+            dilation: 1,
             silu: true,
             spans,
             out: convolved,

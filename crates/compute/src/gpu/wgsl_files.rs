@@ -64,6 +64,7 @@ pub(super) const FILES: &[(&str, &str)] = files![
     "elementwise/gather_columns",
     "elementwise/glu",
     "elementwise/head_gate",
+    "elementwise/keyed_gate",
     "elementwise/map",
     "elementwise/norm",
     "experts/assignments",

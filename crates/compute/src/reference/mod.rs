@@ -326,7 +326,8 @@ impl ReferenceDevice {
     }
 
     fn conv1d(&mut self, op: &Op<'_>) -> Result<(), Error> {
-        let &Op::Conv1d { x, weight, bias, width, silu: has_silu, spans, out } = op else {
+        let &Op::Conv1d { x, weight, bias, width, dilation, silu: has_silu, spans, out } = op
+        else {
             return Ok(());
         };
         let channels = x.width;
@@ -339,7 +340,7 @@ impl ReferenceDevice {
         let mut first = 0;
         for span in spans {
             let mut state = self.host.states.take_recurrent(span.state)?;
-            // The last width - 1 inputs before the span, then the rows of the span.
+            // The inputs before the span, then the rows of the span.
             let mut input: Vec<Vec<f32>> =
                 state.committed.chunks(channels).map(<[f32]>::to_vec).collect();
             input.extend((0..span.rows).map(|row| x.row(first + row).to_vec()));
@@ -348,7 +349,8 @@ impl ReferenceDevice {
                     .map(|c| {
                         let sum: f64 = (0..width)
                             .map(|j| {
-                                f64::from(weight[c * width + j]) * f64::from(input[row + j][c])
+                                let input = input[row + j * dilation][c];
+                                f64::from(weight[c * width + j]) * f64::from(input)
                             })
                             .sum();
                         let sum = sum + f64::from(bias[c]);
@@ -413,6 +415,23 @@ impl ReferenceDevice {
             }
             self.host.states.put_recurrent(span.state, state)?;
             first += span.rows;
+        }
+        Ok(())
+    }
+
+    fn keyed_gate(&mut self, op: &Op<'_>) -> Result<(), Error> {
+        let &Op::KeyedGate { q, k, v, scale, out } = op else { return Ok(()) };
+        let (q, k, v) = (self.dense(q)?, self.dense(k)?, self.dense(v)?);
+        for row in 0..out.rows {
+            for head in 0..out.heads {
+                let products = q.vector(row, head).iter().zip(k.vector(row, head));
+                let s: f64 = products.map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
+                let s = s as f32 * scale;
+                let root = s.abs().max(1e-6).sqrt();
+                let gate = if s == 0.0 { 0.5 } else { sigmoid(root.copysign(s)) };
+                let y: Vec<f32> = v.row(row).iter().map(|v| gate * v).collect();
+                self.store(out, row, head, &y)?;
+            }
         }
         Ok(())
     }
@@ -679,6 +698,7 @@ impl Device for ReferenceDevice {
             Op::Glu { activation, gate, up, out } => self.glu(activation, [gate, up], out),
             Op::HeadGate { x, gate, function } => self.head_gate(x, gate, function),
             Op::Scale { x, factor } => self.map(x, |x| x * factor),
+            Op::KeyedGate { .. } => self.keyed_gate(op),
             Op::Silu { x } => self.map(x, silu),
             Op::StreamWeights { .. } => self.stream_weights(op),
             Op::Collapse { .. } => self.collapse(op),

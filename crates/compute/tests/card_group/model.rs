@@ -256,6 +256,7 @@ impl Model {
             weight,
             bias: None,
             width,
+            dilation: 1,
             silu: true,
             spans,
             out: mixed,

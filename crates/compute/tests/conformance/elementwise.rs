@@ -60,6 +60,31 @@ fn rms_norm_without_weight_and_layer_norm() {
 }
 
 #[test]
+fn values_are_gated_by_the_agreement_of_queries_and_keys() {
+    let mut random = Random::new(38);
+    DevicePair::for_each(|pair, _| {
+        for (width, heads) in WIDTHS.into_iter().zip([1, 4, 2, 3, 4, 1, 4]) {
+            let q = pair.random(&mut random, 5, heads * (width + 2));
+            let q = View { heads, width, head_stride: width + 2, ..q };
+            let k = pair.random(&mut random, 5, heads * width).split(heads);
+            let v = pair.random(&mut random, 5, width + 3).columns(3, width);
+            let out = pair.nan_filled(5, heads * width).split(heads);
+            // By the width, as in models: the root of a score near zero magnifies its rounding.
+            for scale in [1.0, 8.0, -2.0].map(|scale| scale / (width as f32).sqrt()) {
+                pair.run(&Op::KeyedGate { q, k, v, scale, out });
+                pair.agree(&format!("{heads} gates of {width}, scale {scale}"), out, 1e-5);
+            }
+            // The sign of zero is zero, that of a small score is kept: sigmoid(0), sigmoid(1e-3).
+            for scale in [0.0, 1e-30] {
+                let ones = pair.dense(5, &vec![1.0; 5 * heads * width]).split(heads);
+                pair.run(&Op::KeyedGate { q: ones, k: ones, v, scale, out });
+                pair.agree(&format!("{heads} gates of {width}, scale {scale}"), out, 1e-5);
+            }
+        }
+    });
+}
+
+#[test]
 fn glu_out_of_place_and_in_place() {
     let mut random = Random::new(32);
     let kinds = [

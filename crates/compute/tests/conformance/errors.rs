@@ -121,6 +121,13 @@ fn mismatched_norm_rope_glu_and_router_shapes_are_rejected() {
             "gate",
             &Op::GatedRmsNorm { x, gate: x, function: NormGate::Silu, weight, eps: 0.0, out: x },
         );
+        let (halves, gate, function) = (x.split(2), other.split(2), NormGate::SiluBeforeNorm);
+        let gated = |weight| {
+            let (x, out) = (halves, halves);
+            Op::GatedRmsNorm { x, gate, function, weight, eps: 0.0, out }
+        };
+        refused(pair, "a weight per element", &gated(short));
+        pair.run(&gated(weight));
         refused(
             pair,
             "one buffer",
@@ -129,7 +136,7 @@ fn mismatched_norm_rope_glu_and_router_shapes_are_rejected() {
         refused(
             pair,
             "unused gate",
-            &Op::Glu { activation: Activation::Relu2, gate: other.columns(0, 4), up: x, out: x },
+            &Op::Glu { activation: Activation::Relu2, gate: other, up: x, out: x },
         );
         refused(
             pair,
@@ -240,6 +247,14 @@ fn mismatched_norm_rope_glu_and_router_shapes_are_rejected() {
         refused(pair, "gate's heads", &gate(other.split(2)));
         refused(pair, "one buffer", &gate(x.columns(0, 1)));
         refused(pair, "beyond", &Op::Scale { x: View { rows: 3, ..x }, factor: 2.0 });
+        let [q, k] = [x, other].map(|view| View { rows: 2, ..view.columns(0, 4) }.split(2));
+        let out = pair.nan_filled(2, 4).split(2);
+        let v = other.columns(0, 2);
+        let keyed = |k, v, out| Op::KeyedGate { q, k, v, scale: 1.0, out };
+        refused(pair, "heads of keys", &keyed(k.merge_heads(), v, out));
+        refused(pair, "width of values", &keyed(k, other.columns(0, 3), out));
+        refused(pair, "a key in place", &keyed(k, v, k));
+        pair.run(&keyed(k, v, out));
         let gather = |orders, ids, out| Op::GatherColumns { x, orders, ids, out };
         refused(pair, "an order's width", &gather(other.columns(0, 4), None, best));
         refused(pair, "no orders", &gather(other.slice(0, 0), None, other));
@@ -312,15 +327,20 @@ fn mismatched_states_are_rejected() {
         let weight = pair.buffer(&[0.5; 12]);
         let x = pair.random(&mut random, 2, 4);
         let conv_out = pair.nan_filled(2, 4);
-        let conv = |width, spans| Op::Conv1d {
+        let dilated = |width, dilation, spans| Op::Conv1d {
             x,
             weight,
             bias: None,
             width,
+            dilation,
             silu: true,
             spans,
             out: conv_out,
         };
+        let conv = |width, spans| dilated(width, 1, spans);
+        refused(pair, "no dilation", &dilated(3, 0, span(flat, 0)));
+        refused(pair, "length of a dilated state", &dilated(3, 2, span(flat, 0)));
+        refused(pair, "overflow", &dilated(3, usize::MAX, span(flat, 0)));
         refused(pair, "length", &conv(3, span(flat, 0)));
         refused(pair, "kind", &conv(3, span(kv, 0)));
         refused(pair, "taps", &conv(0, span(flat, 0)));
@@ -333,6 +353,7 @@ fn mismatched_states_are_rejected() {
             weight,
             bias: Some(no_bias),
             width: 3,
+            dilation: 1,
             silu: true,
             spans: span(conv_state, 0),
             out: conv_out,

@@ -81,6 +81,7 @@ fn refused_states(device: &mut dyn Device, own: &Objects, foreign: &Objects) {
         weight: own.buffer,
         bias: None,
         width: 2,
+        dilation: 1,
         silu: true,
         spans: &recurrent,
         out: own.out,

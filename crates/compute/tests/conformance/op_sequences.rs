@@ -431,6 +431,7 @@ fn conv1d_delta_rule_gated_norm_projection_and_residual_add() {
                     weight: taps,
                     bias: None,
                     width: 4,
+                    dilation: 1,
                     silu: true,
                     spans: &conv_spans,
                     out: convolved,

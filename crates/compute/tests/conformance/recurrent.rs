@@ -29,15 +29,17 @@ fn in_chunks(
 fn conv1d_in_one_chunk_and_step_by_step() {
     let mut random = Random::new(21);
     DevicePair::for_each(|pair, _| {
-        for (channels, width, silu) in [
-            (1, 4, true),
-            (37, 4, true),
-            (300, 4, true),
-            (20, 1, true),
-            (20, 2, false),
-            (37, 4, false),
-            (300, 3, false),
-            (19, 7, true),
+        for (channels, width, dilation, silu) in [
+            (1, 4, 1, true),
+            (37, 4, 1, true),
+            (300, 4, 1, true),
+            (20, 1, 1, true),
+            (20, 2, 1, false),
+            (37, 4, 1, false),
+            (300, 3, 1, false),
+            (19, 7, 1, true),
+            (300, 4, 3, true),
+            (37, 2, 12, false),
         ] {
             let x = pair.random(&mut random, 9, channels + 5).columns(3, channels);
             let out = pair.nan_filled(9, channels);
@@ -50,6 +52,7 @@ fn conv1d_in_one_chunk_and_step_by_step() {
                     weight,
                     bias,
                     width,
+                    dilation,
                     silu,
                     spans,
                     out: out.slice(first, rows),
@@ -57,7 +60,8 @@ fn conv1d_in_one_chunk_and_step_by_step() {
             };
             let mut last = None;
             for chunks in [&[9][..], &[4, 1, 1, 3], &[1; 9]] {
-                let state = pair.state(StateShape::Recurrent { len: (width - 1) * channels });
+                let len = (width - 1) * dilation * channels;
+                let state = pair.state(StateShape::Recurrent { len });
                 let got = in_chunks(pair, state, out, chunks, run);
                 assert!(last.is_none_or(|last| last == got), "{chunks:?}");
                 last = Some(got);
@@ -373,6 +377,7 @@ fn conv1d_followed_by_a_delta_rule() {
                         weight,
                         bias: None,
                         width,
+                        dilation: 1,
                         silu: true,
                         spans: conv_spans,
                         out,
@@ -433,6 +438,7 @@ fn sequences_of_one_op_are_independent() {
                     weight,
                     bias: None,
                     width: 4,
+                    dilation: 1,
                     silu: true,
                     spans: convs,
                     out,

@@ -63,6 +63,7 @@ tests_of_ops! {
         HeadMatMul { x } => head_mat_mul,
         Glu { out } => glu,
         HeadGate { x } => head_gate,
+        KeyedGate { v } => keyed_gate,
         Add { x } => add,
         Scale { x } => scale,
         Silu { x } => silu,
@@ -303,6 +304,15 @@ impl Tested<'_> {
         }
     }
 
+    fn keyed_gate(&mut self) {
+        let (rows, width) = (self.rows(), 33);
+        let [q, k] = [0; 2].map(|_| self.random(rows, 4 * width).split(4));
+        let v = self.random(rows, width);
+        let out = self.pair.nan_filled(rows, 4 * width).split(4);
+        self.run(&Op::KeyedGate { q, k, v, scale: 3.0, out });
+        self.agree(out, 1e-5);
+    }
+
     fn soft_cap(&mut self) {
         let x = self.random(self.rows(), 33);
         self.run(&Op::SoftCap { x, cap: 0.7 });
@@ -521,15 +531,25 @@ impl Tested<'_> {
         let (channels, width) = (37, 4);
         let weight = self.pair.buffer(&self.random.values(channels * width));
         let bias = self.pair.buffer(&self.random.values(channels));
-        let state = StateShape::Recurrent { len: (width - 1) * channels };
-        self.after_prefixes(state, |tested, spans| {
-            let rows = row_sum(spans);
-            let (x, out) = (tested.random(rows, channels), tested.pair.nan_filled(rows, channels));
-            for bias in [None, Some(bias)] {
-                tested.run(&Op::Conv1d { x, weight, bias, width, silu: true, spans, out });
+        for (dilation, bias) in [(1, None), (1, Some(bias)), (3, None)] {
+            let state = StateShape::Recurrent { len: (width - 1) * dilation * channels };
+            self.after_prefixes(state, |tested, spans| {
+                let rows = row_sum(spans);
+                let x = tested.random(rows, channels);
+                let out = tested.pair.nan_filled(rows, channels);
+                tested.run(&Op::Conv1d {
+                    x,
+                    weight,
+                    bias,
+                    width,
+                    dilation,
+                    silu: true,
+                    spans,
+                    out,
+                });
                 tested.agree(out, 1e-5);
-            }
-        });
+            });
+        }
     }
 
     fn compress(&mut self) {

@@ -45,6 +45,16 @@ pub struct Stats {
     pub hideable_ns: u64,
     /// Part of `hideable_ns` that computation did hide.
     pub hidden_ns: u64,
+    /// Rows of tables that tokens needed.
+    pub rows_needed: u64,
+    /// Rows of tables that were read: each once per step.
+    pub rows_read: u64,
+    /// Bytes read from disk for rows, including alignment padding. Not in `bytes_read`.
+    pub row_bytes_read: u64,
+    /// Nanoseconds with at least one read of rows in flight.
+    pub rows_reading_ns: u64,
+    /// Nanoseconds in which a layer waited for rows.
+    pub rows_waited_ns: u64,
     /// Kernels dispatched to a GPU.
     pub dispatches: u64,
     /// Command submissions to the GPU.
@@ -90,6 +100,12 @@ impl Stats {
         }
     }
 
+    /// Share of the time of reads of rows that was not waited for; `None` without such reads.
+    pub fn rows_hidden(&self) -> Option<f64> {
+        let waited = self.rows_waited_ns as f64 / self.rows_reading_ns as f64;
+        (self.rows_reading_ns > 0).then(|| (1.0 - waited).max(0.0))
+    }
+
     /// Difference to an earlier reading.
     #[must_use]
     pub fn since(&self, earlier: &Stats) -> Stats {
@@ -121,6 +137,11 @@ impl Stats {
             reading_ns: f(self.reading_ns, other.reading_ns),
             hideable_ns: f(self.hideable_ns, other.hideable_ns),
             hidden_ns: f(self.hidden_ns, other.hidden_ns),
+            rows_needed: f(self.rows_needed, other.rows_needed),
+            rows_read: f(self.rows_read, other.rows_read),
+            row_bytes_read: f(self.row_bytes_read, other.row_bytes_read),
+            rows_reading_ns: f(self.rows_reading_ns, other.rows_reading_ns),
+            rows_waited_ns: f(self.rows_waited_ns, other.rows_waited_ns),
             dispatches: f(self.dispatches, other.dispatches),
             submissions: f(self.submissions, other.submissions),
             waits: f(self.waits, other.waits),

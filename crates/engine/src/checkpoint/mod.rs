@@ -38,6 +38,7 @@ mod read;
 mod read_ahead;
 pub(crate) mod recorder;
 mod rope_scaling;
+pub(crate) mod row_table;
 mod safetensors;
 mod shards;
 pub(crate) mod source;
@@ -64,6 +65,7 @@ use quantization::Quantization;
 pub(crate) use read::READ_THREADS;
 pub(crate) use read_ahead::{ReadAhead, ReadMatrix};
 pub use rope_scaling::RopeScaling;
+pub use row_table::{RowFormat, RowScale, RowShard, RowTable};
 use shards::Shards;
 use source::SourceChanges;
 

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::{
     location::{Integers, MatrixSource, MatrixStack, Segment, VectorChange, VectorSource},
+    row_table::{RowFormat, RowScale, RowShard, ShardRequest},
     source::{SourceChanges, StackLayout, StackRequest, TensorSource},
 };
 use crate::base::error::Error;
@@ -117,6 +118,18 @@ impl TensorSource for Recorder<'_> {
         };
         let segment = self.record(name, shape.into(), bytes);
         Ok(Integers { segment, values: vec![0; len] })
+    }
+
+    fn known_integers(&self, name: &str, values: Vec<i64>) -> Result<Integers, Error> {
+        let found = self.integers(name, &[values.len()])?;
+        Ok(Integers { values, ..found })
+    }
+
+    fn row_shard(&self, request: &ShardRequest<'_>) -> Result<RowShard, Error> {
+        let &ShardRequest { name, rows, width, .. } = request;
+        let format = RowFormat::Plain(Scalar::BF16);
+        let first = self.record(name, vec![rows as usize, width], format.bytes(width));
+        Ok(RowShard { name: name.into(), rows, format, first, scale: RowScale::Shard(1.0) })
     }
 
     fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<MatrixSource, Error> {

@@ -12,7 +12,10 @@ use std::{
 use moeflux_compute::{BlockScaled, Format, MatrixShape, OutputOrder, PlaneLayout};
 use serde_json::Value;
 
-use super::location::{Integers, MatrixSource, MatrixStack, Segment, VectorSource};
+use super::{
+    location::{Integers, MatrixSource, MatrixStack, Segment, VectorSource},
+    row_table::{RowShard, ShardRequest},
+};
 use crate::base::error::Error;
 
 /// Changes that a source has made to the tensors that the Hub publishes.
@@ -104,6 +107,18 @@ pub(crate) trait TensorSource {
     /// # Errors
     /// The tensor is missing, of another shape or type, or cannot be read.
     fn integers(&self, name: &str, shape: &[usize]) -> Result<Integers, Error>;
+
+    /// Integers that follow from the config.
+    ///
+    /// # Errors
+    /// As [`TensorSource::integers`]; they are others.
+    fn known_integers(&self, name: &str, values: Vec<i64>) -> Result<Integers, Error>;
+
+    /// A shard of a table of rows.
+    ///
+    /// # Errors
+    /// A tensor is missing, or of another shape or an unsupported type.
+    fn row_shard(&self, request: &ShardRequest<'_>) -> Result<RowShard, Error>;
 
     /// The matrix `name.weight` of `rows` x `cols`, quantised or not, as its tensors say.
     ///

@@ -22,6 +22,7 @@ use super::{
     input_major::QWEIGHT,
     location::{Integers, MatrixSource, MatrixStack, TensorInfo, VectorChange, VectorSource},
     quantization::WeightScheme,
+    row_table::{RowShard, ShardRequest},
     source::{SourceChanges, StackLayout, StackRequest, TensorSource},
 };
 use crate::base::error::Error;
@@ -151,6 +152,26 @@ impl TensorSource for Checkpoint {
         let (values, _) = bytes.as_chunks::<8>();
         let values = values.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect();
         Ok(Integers { segment, values })
+    }
+
+    fn known_integers(&self, name: &str, values: Vec<i64>) -> Result<Integers, Error> {
+        let found = self.integers(name, &[values.len()])?;
+        if self.files[found.segment.file as usize].is_planned() {
+            return Ok(Integers { values, ..found });
+        }
+        let differs = |(found, value): (&i64, &i64)| found != value;
+        match found.values.iter().zip(&values).position(differs) {
+            None => Ok(found),
+            Some(i) => {
+                let (is, value) = (found.values[i], values[i]);
+                let problem = format!("number {i} is {is}, by config.json it is {value}");
+                Err(self.tensor_error(name, &problem))
+            }
+        }
+    }
+
+    fn row_shard(&self, request: &ShardRequest<'_>) -> Result<RowShard, Error> {
+        self.locate_shard(request)
     }
 
     fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<MatrixSource, Error> {

@@ -1,10 +1,11 @@
 //! Experts floor: everything between the router's expert ids and filled slots.
 //!
 //! `cache` maps experts to slots, `policy` picks the slot to evict, `prefetch` predicts the next
-//! layer's experts, `io` reads their bytes, `source` has their file locations, `tier` holds the
-//! slots of one kind of memory, `slot_classes` says of which sizes, `placement` which experts the
-//! host computes, `division` how many by measured times; `counters` counts uses and hits, `trace`
-//! records routing, `probe` measures disk and memory. Must not know: sessions, the memory plan.
+//! layer's experts, `io` reads their bytes, `source` has their file locations, `row_store` reads
+//! rows of tables that stay on disk, in `row_batches`; `tier` holds the slots of one kind of
+//! memory, `slot_classes` says of which sizes, `placement` which experts the host computes,
+//! `division` how many by measured times; `counters` counts uses and hits, `trace` records routing,
+//! `probe` measures disk and memory. Must not know: sessions, the memory plan.
 
 pub(crate) mod cache;
 pub(crate) mod counters;
@@ -14,6 +15,8 @@ pub(crate) mod placement;
 pub(crate) mod policy;
 pub(crate) mod prefetch;
 pub(crate) mod probe;
+pub(crate) mod row_batches;
+pub(crate) mod row_store;
 pub(crate) mod slot_classes;
 pub(crate) mod source;
 pub(crate) mod tier;

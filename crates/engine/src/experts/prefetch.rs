@@ -91,8 +91,8 @@ struct IdleTime {
 }
 
 impl IdleTime {
-    /// A layer starts, on a disk that reads `rate` experts per second. Only the time since the layer
-    /// with experts before it counts.
+    /// A layer starts, on a disk that reads `rate` experts per second. Only the time since the
+    /// layer with experts before it counts.
     fn layer_started(&mut self, layer: usize, now: Instant, rate: f32) {
         let Some((next, started, reading)) = self.previous.take() else { return };
         if next == layer && rate.is_finite() {

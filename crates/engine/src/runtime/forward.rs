@@ -16,7 +16,11 @@ use moeflux_compute::{Buffer, Device, MAX_TOP_LOGITS, Op, Span, State, View, Wei
 use crate::{
     base::{error::Error, stats::Stats},
     experts::{
-        cache::ExpertCache, counters::ExpertCounters, prefetch::PrefetchMode, trace::TraceRecorder,
+        cache::ExpertCache,
+        counters::ExpertCounters,
+        prefetch::PrefetchMode,
+        row_store::{NgramSpan, RowStore},
+        trace::TraceRecorder,
     },
     model::blueprint::{Blueprint, MAX_STATES},
     runtime::{
@@ -91,6 +95,8 @@ pub(crate) type LayerStates = [Option<State>; MAX_STATES];
 pub(crate) struct SeqSpan<'a> {
     pub(crate) states: &'a [LayerStates],
     pub(crate) position: usize,
+    /// The tokens before them, as many as `position`.
+    pub(crate) before: &'a [u32],
     pub(crate) tokens: &'a [u32],
     pub(crate) logits: LogitsRequest,
 }
@@ -108,6 +114,8 @@ pub(crate) struct StepContext<'a> {
     pub(crate) cache: &'a mut ExpertCache,
     /// The processor as a second device for experts, beside a card.
     pub(crate) host: Option<&'a mut HostExperts>,
+    /// Rows of tables on disk.
+    pub(crate) row_store: Option<&'a mut RowStore>,
     pub(crate) stats: &'a mut Stats,
 }
 
@@ -259,10 +267,11 @@ impl Model {
         parts: Range<usize>,
     ) -> Result<(), Error> {
         let tokens = vec![0; rows];
-        let span = SeqSpan { states, position, tokens: &tokens, logits: LogitsRequest::None };
+        let logits = LogitsRequest::None;
+        let span = SeqSpan { states, position, before: &[], tokens: &tokens, logits };
         self.tokens.clone_from(&tokens);
         let mut stats = Stats::default();
-        let mut ctx = StepContext { device, cache, host: None, stats: &mut stats };
+        let mut ctx = StepContext { device, cache, host: None, row_store: None, stats: &mut stats };
         let has_head = parts.contains(&self.layers.len());
         self.run_layers(&mut ctx, &[span], &mut StepControl::default(), parts)?;
         for n in USUAL_CANDIDATES.iter().filter(|_| has_head) {
@@ -333,6 +342,10 @@ impl Model {
                 progress(rest.start as f64 / parts.end as f64);
             }
         }
+        if let Some(store) = ctx.row_store.as_deref_mut() {
+            let spans = spans.iter().map(|s| NgramSpan { before: s.before, tokens: s.tokens });
+            store.start(spans, ctx.stats)?;
+        }
         self.run_layers(ctx, spans, control, rest.clone())?;
         let mut logit_rows = std::mem::take(&mut self.logit_rows);
         logit_rows.clear();
@@ -360,7 +373,8 @@ impl Model {
             let continues = logit_rows.len() == spans.len()
                 && control.observer.is_none()
                 && !spans.iter().any(|span| span.logits.is_of_all_tokens());
-            let next = if continues { spans } else { &[] };
+            // Rows of the next token cannot be read before it is known.
+            let next = if continues && ctx.row_store.is_none() { spans } else { &[] };
             self.read_logits(ctx, logit_rows, next, sink).map_err(Error::at(|| "head"))
         });
         self.logit_rows = logit_rows;
@@ -396,7 +410,7 @@ impl Model {
         control: &mut StepControl<'_>,
         parts: Range<usize>,
     ) -> Result<(), Error> {
-        let StepContext { device, cache, host, stats } = ctx;
+        let StepContext { device, cache, host, row_store, stats } = ctx;
         let rows = spans.iter().map(|s| s.tokens.len()).sum();
         let x = self.residual(rows);
         if parts.start == 0 {
@@ -433,6 +447,7 @@ impl Model {
                     Some(observer) => Some(&mut **observer),
                     None => None,
                 },
+                row_store: row_store.as_deref_mut(),
                 spans: &self.spans,
                 tokens: &self.tokens,
                 layer: i,
@@ -615,8 +630,13 @@ impl Model {
             .collect();
         let mut stats = Stats::default();
         let recorded = device.record_ahead(&states, next.len(), &mut |device| {
-            let mut ctx =
-                StepContext { device: &mut *device, cache, host: None, stats: &mut stats };
+            let mut ctx = StepContext {
+                device: &mut *device,
+                cache,
+                host: None,
+                row_store: None,
+                stats: &mut stats,
+            };
             let control = &mut StepControl::default();
             let recorded = self.run_layers(&mut ctx, &next, control, parts.clone());
             let recorded = recorded.and_then(|()| match parts.contains(&self.layers.len()) {

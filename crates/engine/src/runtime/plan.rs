@@ -22,6 +22,7 @@ use crate::{
         io::{Access, PageCache},
         placement::{ExpertsOnHost, Placement},
         probe::FilePages,
+        row_store::RowStore,
         slot_classes::{SlotClass, SlotClasses},
     },
     model::blueprint::{Blueprint, MixerBlueprint},
@@ -217,6 +218,10 @@ impl MemoryPlan {
             let mut host = Pool::new(BankPlace::Host, budget);
             host.push(LineName::Process, basis.process);
             host.push(LineName::Staging, staging + carried_bytes(blueprint, rows, basis.cards));
+            let of_tables = RowStore::bytes(blueprint, rows);
+            if of_tables > 0 {
+                host.push(LineName::Rows, page_align(of_tables));
+            }
             if let Some(reserved) = request.reserved {
                 host.push(LineName::Reserved, reserved);
             }

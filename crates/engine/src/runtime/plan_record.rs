@@ -15,6 +15,8 @@ struct PlanRecord {
     device_budget: Option<u64>,
     process: u64,
     staging: u64,
+    /// Rows of a step's tokens, from tables on disk.
+    rows: u64,
     dense: u64,
     state: u64,
     marks: u64,
@@ -76,6 +78,7 @@ impl Serialize for MemoryPlan {
             device_budget: card.map(|_| self.cards().iter().map(|card| card.budget).sum()),
             process: self.bytes(LineName::Process),
             staging: self.bytes(LineName::Staging),
+            rows: self.bytes(LineName::Rows),
             dense: self.bytes(LineName::Dense),
             state: self.bytes(LineName::State),
             marks: self.bytes(LineName::Marks),

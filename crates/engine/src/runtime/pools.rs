@@ -12,6 +12,8 @@ pub enum LineName {
     Staging,
     /// Buffers and stores of the program beside the engine, such as those of a server.
     Reserved,
+    /// Rows of a step's tokens, from tables that stay on disk.
+    Rows,
     /// Grammars of constrained answers: the trie of the vocabulary, lexers and parsers.
     Grammars,
     /// Resident weights.

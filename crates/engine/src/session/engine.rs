@@ -28,6 +28,7 @@ use crate::{
         policy::PolicyKind,
         prefetch::PrefetchMode,
         probe::{MemorySpeed, read_once},
+        row_store::RowStore,
         source::ExpertSource,
         tier::{Tier, TierSize},
         trace::{TraceHeader, TraceRecorder},
@@ -120,6 +121,8 @@ pub(crate) struct Runtime {
     pub(crate) cache: ExpertCache,
     /// The processor as a second device for experts, beside a card.
     pub(crate) host: Option<HostExperts>,
+    /// Rows of tables on disk.
+    pub(crate) row_store: Option<RowStore>,
     pub(crate) model: Model,
     /// Arguments to reopen the experts' files after a read error.
     reopen: ReopenArgs,
@@ -209,6 +212,8 @@ impl Engine {
             pages,
             wrap_reader: options.wrap_reader,
         };
+        let row_store =
+            RowStore::open(&checkpoint, &blueprint, plan.chunk, &reopen.reads, reopen.pages)?;
         let reader = reopen.reader(&source)?;
         let reads = reader.describe();
         let access = SlotAccess {
@@ -252,6 +257,7 @@ impl Engine {
             device,
             cache,
             host: None,
+            row_store,
             model,
             reopen,
             rewind,

@@ -244,7 +244,8 @@ pub(crate) struct BatchResult<'a> {
 impl BatchResult<'_> {
     fn span(&self) -> SeqSpan<'_> {
         let Timeline { states, tokens, .. } = &*self.timeline;
-        SeqSpan { states, position: tokens.len(), tokens: self.tokens, logits: self.wanted }
+        let (position, logits) = (tokens.len(), self.wanted);
+        SeqSpan { states, position, before: tokens, tokens: self.tokens, logits }
     }
 
     /// Commits of all rows, one for each state.
@@ -284,6 +285,7 @@ impl Runtime {
             device: &mut *self.device,
             cache: &mut self.cache,
             host: self.host.as_mut(),
+            row_store: self.row_store.as_mut(),
             stats,
         };
         let stepped = match &*entries {

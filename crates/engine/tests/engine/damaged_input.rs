@@ -254,6 +254,11 @@ fn unsupported_configs() {
         ("glm5_next_hub", "index_kpool", json!(1)),
         ("glm5_next_hub", "index_kpool_always_select_tail", json!(false)),
         ("glm5_next_hub", "indexer_types", json!(["full", "full", "full", "shared"])),
+        ("qwen4_exp_hub", "hc_count", json!(0)),
+        ("qwen4_exp_hub", "indexer_kv_heads", json!(2)),
+        ("qwen4_exp_hub", "indexer_compress_ratio", json!(1)),
+        ("qwen4_exp_hub", "indexer_budget", json!(3)),
+        ("qwen4_exp_hub", "output_gate_type", json!("tanh")),
     ];
     for (golden, key, value) in text {
         let copy = CheckpointCopy::golden(golden);

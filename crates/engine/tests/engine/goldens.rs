@@ -80,7 +80,7 @@ fn the_cpu_device_matches_mlx() {
 }
 
 /// One golden for each kind of mixer and router, with integer weights where there is one.
-const KINDS: [&str; 27] = [
+const KINDS: [&str; 28] = [
     "qwen3_moe",
     "qwen3_5_moe",
     "qwen3_next",
@@ -105,6 +105,7 @@ const KINDS: [&str; 27] = [
     "bailing_hybrid_hub",
     "deepseek_v4_hub",
     "glm5_next_hub",
+    "qwen4_exp_hub",
     "granitemoehybrid_hub",
     "nemotron_h_hub",
     "nemotron_h_latent_hub",

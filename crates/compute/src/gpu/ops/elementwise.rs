@@ -4,7 +4,8 @@ use super::{
     Constants, Kernel, OpContext, ViewParams, kernel,
     operands::{GluCode, gate_code},
     params::{
-        CombineParams, GatherColumnsParams, GluParams, HeadGateParams, MapParams, RopeParams,
+        CombineParams, GatherColumnsParams, GluParams, HeadGateParams, KeyedGateParams, MapParams,
+        RopeParams,
     },
 };
 use crate::{Activation, Error, GateFunction, Op, RopePairs, View};
@@ -14,6 +15,8 @@ pub(in crate::gpu) static HEAD_GATE: Kernel =
     kernel!("head_gate", "elementwise/head_gate", HeadGateParams, [Write]);
 pub(in crate::gpu) static GATHER_COLUMNS: Kernel =
     kernel!("gather_columns", "elementwise/gather_columns", GatherColumnsParams, [Write]);
+pub(in crate::gpu) static KEYED_GATE: Kernel =
+    kernel!("keyed_gate", "elementwise/keyed_gate", KeyedGateParams, [Write]);
 pub(in crate::gpu) static MAP: Kernel = kernel!("map", "elementwise/map", MapParams, [Write]);
 pub(in crate::gpu) static COMBINE: Kernel =
     kernel!("combine", "experts/combine", CombineParams, [Write]);
@@ -37,6 +40,7 @@ pub(in crate::gpu) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(),
             MapDispatch { kind: MapKind::SoftCap, x, y: x, factor: cap }.encode(ctx)
         }
         Op::GatherColumns { .. } => encode_gather_columns(ctx, op),
+        Op::KeyedGate { .. } => encode_keyed_gate(ctx, op),
         Op::Combine { .. } => encode_combine(ctx, op),
         Op::Rope { .. } => encode_rope(ctx, op),
         _ => Ok(()),
@@ -147,6 +151,25 @@ fn encode_gather_columns(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Err
     let constants = Constants::new(&[("WG", THREADS), ("IDS", ids.is_some().into())]);
     let buffers = [store.activations()];
     ctx.recorder.dispatch(&GATHER_COLUMNS, constants, &buffers, &params, groups(elements))
+}
+
+fn encode_keyed_gate(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
+    let &Op::KeyedGate { q, k, v, scale, out } = op else { return Ok(()) };
+    let store = &*ctx.store;
+    let vectors = q.rows * q.heads;
+    let params = KeyedGateParams {
+        q: ViewParams::new(store, &q)?,
+        k: ViewParams::new(store, &k)?,
+        v: ViewParams::new(store, &v)?,
+        out: ViewParams::new(store, &out)?,
+        vectors: vectors as u32,
+        heads: q.heads as u32,
+        width: q.width as u32,
+        scale,
+    };
+    let constants = Constants::new(&[("WG", THREADS)]);
+    let buffers = [store.activations()];
+    ctx.recorder.dispatch(&KEYED_GATE, constants, &buffers, &params, vectors)
 }
 
 fn encode_combine(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {

@@ -93,6 +93,7 @@ pub(in crate::gpu) fn encode(
         | Op::Silu { .. }
         | Op::GatherColumns { .. }
         | Op::SoftCap { .. }
+        | Op::KeyedGate { .. }
         | Op::Combine { .. }
         | Op::Rope { .. } => elementwise::encode(ctx, op)?,
         Op::StreamWeights { .. } | Op::Collapse { .. } | Op::Expand { .. } => {

@@ -86,7 +86,7 @@ const ROWS_PER_THREAD: usize = 2;
 /// Bytes of queries and keys in workgroup memory, unless one row has more.
 const STAGED_BYTES: usize = 16 << 10;
 
-/// [`Op::Conv1d`] with SiLU, without a bias, and one row per state.
+/// [`Op::Conv1d`] with SiLU, without a bias or dilation, and one row per state.
 pub(in crate::gpu) struct DecodeConv {
     x: View,
     weight: Buffer,
@@ -96,12 +96,19 @@ pub(in crate::gpu) struct DecodeConv {
 }
 
 impl DecodeConv {
-    /// `None` unless it has SiLU and no bias, and every state has one row.
+    /// `None` unless it has SiLU, no bias and no dilation, and every state has one row.
     pub(in crate::gpu) fn from_op(op: &Op<'_>) -> Option<Box<Self>> {
         match *op {
-            Op::Conv1d { x, weight, bias: None, width: width @ 2.., silu: true, spans, out }
-                if spans.iter().all(|span| span.rows == 1) =>
-            {
+            Op::Conv1d {
+                x,
+                weight,
+                bias: None,
+                width: width @ 2..,
+                dilation: 1,
+                silu: true,
+                spans,
+                out,
+            } if spans.iter().all(|span| span.rows == 1) => {
                 Some(Box::new(Self { x, weight, width, spans: spans.to_vec(), out }))
             }
             _ => None,
@@ -128,16 +135,21 @@ impl DecodeConv {
     /// Encodes it as a separate dispatch.
     pub(in crate::gpu) fn encode(&self, ctx: &mut OpContext<'_>) -> Result<(), Error> {
         let &Self { x, weight, width, ref spans, out } = self;
-        encode_conv1d(ctx, &Op::Conv1d { x, weight, bias: None, width, silu: true, spans, out })
+        let bias = None;
+        let op = Op::Conv1d { x, weight, bias, width, dilation: 1, silu: true, spans, out };
+        encode_conv1d(ctx, &op)
     }
 }
 
 /// Encodes [`Op::Conv1d`].
 pub(super) fn encode_conv1d(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
-    let &Op::Conv1d { x, weight, bias, width, silu, spans, out } = op else { return Ok(()) };
+    let &Op::Conv1d { x, weight, bias, width, dilation, silu, spans, out } = op else {
+        return Ok(());
+    };
     let constants = Constants::new(&[
         ("WG", CONV_THREADS as u32),
         ("TAPS", width as u32),
+        ("DILATION", dilation as u32),
         ("SILU", silu.into()),
         ("BIASED", bias.is_some().into()),
     ]);
@@ -153,7 +165,7 @@ pub(super) fn encode_conv1d(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), 
             table.push(first_group);
             table.extend(sequence.starts());
             table.extend([first_row, rows]);
-            groups += ((sequence.rows + width - 1) * x.width).div_ceil(CONV_THREADS);
+            groups += ((sequence.rows + (width - 1) * dilation) * x.width).div_ceil(CONV_THREADS);
         }
         ctx.recorder.reserve_upload(table.len())?;
         let params = Conv1dParams {

@@ -78,6 +78,7 @@ impl Steps {
                 weight: taps,
                 bias: None,
                 width: 4,
+                dilation: 1,
                 silu: true,
                 spans,
                 out: convolved,

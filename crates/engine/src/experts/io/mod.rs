@@ -19,19 +19,22 @@ mod transfer;
 mod uring;
 mod waker;
 
-use std::sync::{Arc, Condvar};
+use std::{
+    path::PathBuf,
+    sync::{Arc, Condvar},
+};
 
 use moeflux_compute::Bytes;
 
 use self::{
     calibrate::ExpertSubset,
     options::{bounce_bytes, max_read_bytes},
-    queue::{QueueLimits, ReadQueue},
+    queue::{QueueLimits, ReadQueue, ReadSource},
     queue_reader::{QueueReader, QueueShared},
     storage::{ModelStorage, Storage},
     waker::Waker,
 };
-use super::source::ExpertSource;
+use super::{row_batches::RowBatches, source::ExpertSource};
 use crate::base::{error::Error, stats::ReadCounters};
 
 pub(crate) use file::{open_direct, open_random};
@@ -113,57 +116,31 @@ pub(crate) fn open(
     slots: usize,
     pages: PageCache,
 ) -> Result<Box<dyn Reader>, Error> {
-    let storage =
-        Arc::new(ModelStorage::open(Arc::clone(source.files()), source.mirrors(), pages)?);
-    let pages = storage.pages();
-    let again = if pages == PageCache::ReadAgain { ", buffered what is read again" } else { "" };
-    let access = match storage.direct() {
-        _ if storage.lacks_handles() => {
-            "buffered, as the limit on open files has no room for direct reads".into()
-        }
-        (0, _) if pages != PageCache::Everything && !storage.is_embedded() => {
-            "buffered, as the file system has no direct reads".into()
-        }
-        (0, _) => "buffered".into(),
-        (some, all) if some < all => format!("direct where supported{again}"),
-        _ => format!("direct{again}"),
-    };
-    let expert = source.layers().iter().flatten().map(|l| l.file_bytes).max().unwrap_or(0);
-    let read_bytes = max_read_bytes(options, expert);
-    let limits = QueueLimits {
-        slots,
-        io_slots: options.io_slots(storage.copies()),
-        depth: options.queue_depth(),
-        pages,
-        read_bytes,
-        timeout: options.read_timeout(),
-    };
-    let bounce = if storage.direct().0 > 0 { bounce_bytes(read_bytes) } else { 0 };
-    let folders = match storage.copies() {
-        1 => String::new(),
-        folders => format!(", from {folders} folders"),
-    };
-    let setup = ReaderSetup {
-        source: Arc::clone(source),
-        storage,
-        limits,
-        bounce,
-        mode: format!("{access}{folders}"),
-    };
-    let reader = match options.kind {
-        ReaderKind::Threads => setup.threads()?,
-        ReaderKind::Uring => match setup.uring() {
-            Ok(reader) => reader,
-            Err(error) => setup.threads_instead(&error)?,
-        },
-        ReaderKind::Auto => setup.faster()?,
-    };
-    Ok(Box::new(reader))
+    let reads = ReadSource::Experts(Arc::clone(source));
+    let setup = ReaderSetup::new(reads, source.mirrors(), options, slots, pages)?;
+    setup.open(options.kind, Some(source))
+}
+
+/// Opens a reader of batches of rows for slots below `slots`.
+///
+/// # Errors
+/// As [`open`].
+pub(crate) fn open_rows(
+    rows: &Arc<RowBatches>,
+    options: &ReadOptions,
+    slots: usize,
+    pages: PageCache,
+) -> Result<Box<dyn Reader>, Error> {
+    // Whether a row was read before is not counted.
+    let pages = if pages == PageCache::Nothing { pages } else { PageCache::Everything };
+    let reads = ReadSource::Rows(Arc::clone(rows));
+    let setup = ReaderSetup::new(reads, rows.mirrors(), options, slots, pages)?;
+    setup.open(options.kind, None)
 }
 
 /// Arguments common to all backends.
 struct ReaderSetup {
-    source: Arc<ExpertSource>,
+    source: ReadSource,
     storage: Arc<ModelStorage>,
     limits: QueueLimits,
     bounce: usize,
@@ -172,9 +149,65 @@ struct ReaderSetup {
 }
 
 impl ReaderSetup {
+    fn new(
+        source: ReadSource,
+        mirrors: &[PathBuf],
+        options: &ReadOptions,
+        slots: usize,
+        pages: PageCache,
+    ) -> Result<Self, Error> {
+        let storage = Arc::new(ModelStorage::open(Arc::clone(source.files()), mirrors, pages)?);
+        let pages = storage.pages();
+        let again =
+            if pages == PageCache::ReadAgain { ", buffered what is read again" } else { "" };
+        let access = match storage.direct() {
+            _ if storage.lacks_handles() => {
+                "buffered, as the limit on open files has no room for direct reads".into()
+            }
+            (0, _) if pages != PageCache::Everything && !storage.is_embedded() => {
+                "buffered, as the file system has no direct reads".into()
+            }
+            (0, _) => "buffered".into(),
+            (some, all) if some < all => format!("direct where supported{again}"),
+            _ => format!("direct{again}"),
+        };
+        let read_bytes = max_read_bytes(options, source.largest_part());
+        let limits = QueueLimits {
+            slots,
+            io_slots: options.io_slots(storage.copies()),
+            depth: options.queue_depth(),
+            pages,
+            read_bytes,
+            timeout: options.read_timeout(),
+        };
+        let bounce = if storage.direct().0 > 0 { bounce_bytes(read_bytes) } else { 0 };
+        let folders = match storage.copies() {
+            1 => String::new(),
+            folders => format!(", from {folders} folders"),
+        };
+        Ok(Self { source, storage, limits, bounce, mode: format!("{access}{folders}") })
+    }
+
+    /// Opens the backend. Experts are read to find the faster one.
+    fn open(
+        &self,
+        kind: ReaderKind,
+        experts: Option<&ExpertSource>,
+    ) -> Result<Box<dyn Reader>, Error> {
+        let reader = match (kind, experts) {
+            (ReaderKind::Threads, _) => self.threads()?,
+            (ReaderKind::Auto, Some(experts)) => self.faster(experts)?,
+            (ReaderKind::Uring, _) | (ReaderKind::Auto, None) => match self.uring() {
+                Ok(reader) => reader,
+                Err(error) => self.threads_instead(&error)?,
+            },
+        };
+        Ok(Box::new(reader))
+    }
+
     fn reader(&self, waker: Waker, description: String) -> QueueReader {
         let storage = Arc::clone(&self.storage) as Arc<dyn Storage>;
-        let queue = ReadQueue::new(Arc::clone(&self.source), Arc::clone(&storage), self.limits);
+        let queue = ReadQueue::new(self.source.clone(), Arc::clone(&storage), self.limits);
         let shared = Arc::new(QueueShared::new(queue, storage, waker));
         QueueReader { shared, threads: Vec::new(), description }
     }
@@ -194,20 +227,20 @@ impl ReaderSetup {
     }
 
     /// io_uring if it measures clearly faster than threads, else threads.
-    fn faster(&self) -> Result<QueueReader, Error> {
-        if calibrate::expert_bytes(&self.source) < calibrate::MIN_MODEL_BYTES {
+    fn faster(&self, experts: &ExpertSource) -> Result<QueueReader, Error> {
+        if calibrate::expert_bytes(experts) < calibrate::MIN_MODEL_BYTES {
             return self.threads();
         }
         // One reader exists at a time, as each holds its bounce buffers.
         let odd = ExpertSubset { first: 1, step: 2 };
         let uring = match self.uring() {
-            Ok(mut reader) => calibrate::bandwidth(&mut reader, &self.source, odd),
+            Ok(mut reader) => calibrate::bandwidth(&mut reader, experts, odd),
             Err(error) if cfg!(target_os = "linux") => return self.threads_instead(&error),
             // Other systems have no io_uring, which needs no explanation.
             Err(_) => return self.threads(),
         };
         let even = ExpertSubset { first: 0, step: 2 };
-        let threads = calibrate::bandwidth(&mut self.threads()?, &self.source, even);
+        let threads = calibrate::bandwidth(&mut self.threads()?, experts, even);
         let mut reader = match self.uring() {
             Ok(reader) if uring > threads * calibrate::URING_ADVANTAGE => reader,
             _ => self.threads()?,

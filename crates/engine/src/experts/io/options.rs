@@ -119,11 +119,15 @@ pub(super) fn max_read_bytes(options: &ReadOptions, expert: usize) -> usize {
 /// Maximum bytes that a reader of a model with `copies` copies holds: stacks, and bounce buffers
 /// for direct reads.
 pub(crate) fn reader_memory(options: &ReadOptions, blueprint: &Blueprint, copies: usize) -> u64 {
-    let bounce = match options.access {
+    let bounce_of = |bytes: usize| match options.access {
         Access::Buffered => 0,
-        Access::Auto | Access::Direct => {
-            bounce_bytes(max_read_bytes(options, blueprint.slot_bytes()))
-        }
+        Access::Auto | Access::Direct => bounce_bytes(max_read_bytes(options, bytes)),
     };
-    (options.io_slots(copies) * (IO_STACK + bounce)) as u64
+    let bounce = bounce_of(blueprint.slot_bytes());
+    let io_slots = options.io_slots(copies);
+    let experts = io_slots * (IO_STACK + bounce);
+    // The reader of rows.
+    let row = blueprint.memories().map(|(_, memory)| memory.table.row_bytes()).max();
+    let rows = row.map_or(0, |row| io_slots * (IO_STACK + bounce_of(row)));
+    (experts + rows) as u64
 }

@@ -149,7 +149,10 @@ fn queue(depth: usize, storage: &Arc<FakeStorage>) -> (ReadQueue, Arc<ExpertSour
         read_bytes: READ,
         timeout: TIMEOUT,
     };
-    (ReadQueue::new(Arc::clone(&source), Arc::clone(storage) as _, limits), source)
+    (
+        ReadQueue::new(ReadSource::Experts(Arc::clone(&source)), Arc::clone(storage) as _, limits),
+        source,
+    )
 }
 
 fn request(expert: usize, urgency: Urgency) -> ReadRequest {

@@ -74,7 +74,7 @@ fn layer(config: &AfmoeConfig, i: usize, layer: &Scope<'_>) -> Result<LayerBluep
         sub_block(BodyBlueprint::Mixer(mixer), mixer_norms)?,
         sub_block(BodyBlueprint::FeedForward(feed_forward), feed_forward_norms)?,
     ];
-    Ok(LayerBlueprint { sub_blocks })
+    Ok(LayerBlueprint { memory: None, sub_blocks })
 }
 
 fn attention(config: &AfmoeConfig, i: usize, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {

@@ -120,6 +120,7 @@ impl Body {
         let mixer = BodyBlueprint::Mixer(mixer.into());
         let feed_forward = BodyBlueprint::FeedForward(feed_forward.into());
         Ok(LayerBlueprint {
+            memory: None,
             sub_blocks: vec![
                 SubBlockBlueprint::new(norm("input_layernorm")?, mixer),
                 SubBlockBlueprint::new(norm("post_attention_layernorm")?, feed_forward),

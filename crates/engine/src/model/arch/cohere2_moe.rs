@@ -92,7 +92,7 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
             scale: None,
         };
         let mixer = SubBlockBlueprint::new(norm, BodyBlueprint::Mixer(attention.into()));
-        Ok(LayerBlueprint { sub_blocks: vec![mixer, parallel] })
+        Ok(LayerBlueprint { memory: None, sub_blocks: vec![mixer, parallel] })
     })?;
     Ok(Blueprint { logit_scale: config.logit_scale, ..model })
 }

@@ -89,6 +89,7 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
         let sub_block =
             |input, body| SubBlockBlueprint { input, body, post_norm: None, scale: None };
         Ok(LayerBlueprint {
+            memory: None,
             sub_blocks: vec![
                 sub_block(input("hc_attn", norm("attn_norm")?)?, BodyBlueprint::Mixer(attention)),
                 sub_block(input("hc_ffn", norm("ffn_norm")?)?, BodyBlueprint::FeedForward(moe)),
@@ -180,7 +181,7 @@ impl DeepseekV4Config {
         let (heads, head_dim, hidden) =
             (self.num_attention_heads, self.head_dim, self.body.hidden_size);
         let (rank, ratio) = (self.q_lora_rank, self.ratio(attn.source, layer)?);
-        let outputs = self.o_groups.checked_mul(self.o_lora_rank).unwrap_or(usize::MAX);
+        let outputs = self.o_groups.saturating_mul(self.o_lora_rank);
         let compressor = (ratio > 0)
             .then(|| self.compressor(ratio, &attn.child("compressor"), head_dim))
             .transpose()?;

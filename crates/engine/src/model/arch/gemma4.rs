@@ -109,7 +109,7 @@ fn layer(config: &Gemma4Config, i: usize, layer: &Scope<'_>) -> Result<LayerBlue
         post_norm: Some(norm("post_feedforward_layernorm")?),
         scale: layer.optional_vector("layer_scalar", 1)?,
     };
-    Ok(LayerBlueprint { sub_blocks: vec![mixer, feed_forward] })
+    Ok(LayerBlueprint { memory: None, sub_blocks: vec![mixer, feed_forward] })
 }
 
 fn attention(

@@ -82,6 +82,7 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
         };
         let feed_forward = BodyBlueprint::FeedForward(feed_forward);
         Ok(LayerBlueprint {
+            memory: None,
             sub_blocks: vec![
                 sub_block("hc_attn", "input_layernorm", BodyBlueprint::Mixer(mixer))?,
                 sub_block("hc_ffn", "post_attention_layernorm", feed_forward)?,

@@ -72,7 +72,7 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
         let mixer = SubBlockBlueprint::new(norm("operator_norm")?, BodyBlueprint::Mixer(mixer));
         let feed_forward = BodyBlueprint::FeedForward(feed_forward);
         let feed_forward = SubBlockBlueprint::new(norm("ffn_norm")?, feed_forward);
-        Ok(LayerBlueprint { sub_blocks: vec![mixer, feed_forward] })
+        Ok(LayerBlueprint { memory: None, sub_blocks: vec![mixer, feed_forward] })
     })
 }
 

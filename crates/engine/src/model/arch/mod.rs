@@ -44,12 +44,14 @@ mod minimax_m3;
 mod mistral4;
 mod mixtral;
 mod nemotron_h;
+pub(crate) mod ngram_memory;
 mod olmoe;
 mod phimoe;
 mod qwen2_moe;
 mod qwen3_5_moe;
 mod qwen3_moe;
 mod qwen3_next;
+mod qwen4_exp;
 mod rope;
 mod sarvam_moe;
 mod scope;
@@ -227,6 +229,13 @@ const ARCHITECTURES: &[ArchitectureEntry] = &[
     ArchitectureEntry { model_type: "qwen3_5_moe", blueprint: qwen3_5_moe::blueprint, ..DELTA_NET },
     ArchitectureEntry { model_type: "qwen3_moe", blueprint: qwen3_moe::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "qwen3_next", blueprint: qwen3_next::blueprint, ..DELTA_NET },
+    ArchitectureEntry {
+        model_type: "qwen4_exp",
+        // transformers saves full attention as indexed attention.
+        layer_types: &["full_attention", "indexed_attention", "linear_attention"],
+        blueprint: qwen4_exp::blueprint,
+        ..UNIFORM
+    },
     ArchitectureEntry { model_type: "qwen3_vl_moe", blueprint: qwen3_moe::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "sarvam_moe", blueprint: sarvam_moe::blueprint, ..UNIFORM },
     ArchitectureEntry { model_type: "solar_open", blueprint: solar_open::blueprint, ..UNIFORM },

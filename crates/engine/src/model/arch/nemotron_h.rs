@@ -100,7 +100,7 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
             (LayerPart::Mlp, _) => BodyBlueprint::FeedForward(config.mlp(&mixer)?),
         };
         let norm = layer.stream_norm("norm", config.body.hidden_size)?;
-        Ok(LayerBlueprint { sub_blocks: vec![SubBlockBlueprint::new(norm, body)] })
+        Ok(LayerBlueprint { memory: None, sub_blocks: vec![SubBlockBlueprint::new(norm, body)] })
     })
 }
 

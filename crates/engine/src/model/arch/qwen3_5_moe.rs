@@ -84,6 +84,11 @@ pub(super) fn build(
 }
 
 impl Qwen35MoeConfig {
+    /// Elements of a head of full attention.
+    pub(super) fn head_dim(&self, source: &dyn TensorSource) -> Result<usize, Error> {
+        Ok(self.heads.shape(source, self.body.hidden_size)?.head_dim)
+    }
+
     /// The delta-net of a layer.
     pub(super) fn delta_net(
         &self,

@@ -4,7 +4,8 @@ use moeflux_compute::StateShape;
 
 use super::{
     CompressedBlueprint, DeltaNetBlueprint, GqaBlueprint, GqaIndexer, Mamba2Blueprint,
-    MlaBlueprint, MlaIndexer, MlpBlueprint, MoeBlueprint, ShortConvBlueprint, StreamInput,
+    MlaBlueprint, MlaIndexer, MlpBlueprint, MoeBlueprint, NgramMemoryBlueprint, ShortConvBlueprint,
+    StreamInput,
     states::{LayerState, StateEntries, ring_positions},
     weight_list::WeightList,
 };
@@ -17,6 +18,8 @@ use crate::checkpoint::{MatrixSource, VectorSource};
 /// by layer. So a published layer with two mixers is two of these.
 #[derive(Debug)]
 pub struct LayerBlueprint {
+    /// N-gram memory, before the sub-blocks.
+    pub memory: Option<Box<NgramMemoryBlueprint>>,
     /// Sub-blocks, first to last; the first reads the residual stream.
     pub sub_blocks: Vec<SubBlockBlueprint>,
 }
@@ -292,6 +295,10 @@ impl MixerBlueprint {
 impl LayerBlueprint {
     fn weights(&self) -> WeightList<'_> {
         let mut list = WeightList::default();
+        if let Some(memory) = &self.memory {
+            list.matrices.extend(memory.matrices());
+            list.vectors.extend(memory.vectors());
+        }
         self.sub_blocks.iter().for_each(|sub_block| list.sub_block(sub_block));
         list
     }
@@ -314,7 +321,18 @@ impl LayerBlueprint {
 
     /// The same states, with the entries that a sequence fills.
     pub(crate) fn layer_states(&self, positions: usize, chunk: usize) -> Vec<LayerState> {
+        let mut states = self.mixer_states(positions, chunk);
+        states.extend(self.memory.iter().map(|m| LayerState::recurrent(m.state_len())));
+        states
+    }
+
+    fn mixer_states(&self, positions: usize, chunk: usize) -> Vec<LayerState> {
         self.mixer().map_or_else(Vec::new, |mixer| mixer.states(positions, chunk))
+    }
+
+    /// Index of the state of the n-gram memory: that after the mixer's.
+    pub(crate) fn memory_state(&self) -> usize {
+        self.mixer_states(1, 1).len()
     }
 
     fn mixers(&self) -> impl Iterator<Item = &MixerBlueprint> {

@@ -9,6 +9,7 @@ mod delta_net;
 mod input_orders;
 mod layer;
 mod mamba2;
+mod ngram_memory;
 mod rope;
 mod short_conv;
 mod states;
@@ -26,6 +27,7 @@ pub use self::{
         CompressedBlueprint, CompressedShape, CompressorBlueprint, EntryIndexerBlueprint,
         PartialRope,
     },
+    ngram_memory::NgramMemoryBlueprint,
     short_conv::ShortConvBlueprint,
     streams::{GatedMix, MatrixMix, StreamInput, StreamMix},
 };
@@ -564,7 +566,7 @@ impl LayerExperts {
     }
 
     /// Segments of expert `expert`, in slot order.
-    pub fn segments(&self, expert: usize) -> impl Iterator<Item = Segment> + '_ {
+    pub fn segments(&self, expert: usize) -> impl Iterator<Item = Segment> + Clone + '_ {
         self.shards.iter().map(move |shard| shard.segment(expert))
     }
 
@@ -601,6 +603,13 @@ impl Blueprint {
         layers.chain(self.output.vectors()).chain(&self.head_bias)
     }
 
+    /// All tensors of integers: the experts of hash routers and the constants of n-gram hashes.
+    pub fn integers(&self) -> impl Iterator<Item = &Segment> {
+        let routers = self.moe_layers().filter_map(|(_, moe)| moe.router.fixed.as_ref());
+        let hashes = self.memories().flat_map(|(_, memory)| &memory.constants);
+        routers.map(|routes| &routes.segment).chain(hashes.map(|constants| &constants.segment))
+    }
+
     /// Positions of the context that needs no other RoPE; [`Blueprint::max_positions`] in most
     /// models.
     pub fn original_positions(&self) -> usize {
@@ -615,6 +624,16 @@ impl Blueprint {
         });
         let positions = long.map(|long| long.original_positions);
         positions.fold(self.max_positions, usize::min)
+    }
+
+    /// N-gram memories, with the index of their layer.
+    pub fn memories(&self) -> impl Iterator<Item = (usize, &NgramMemoryBlueprint)> {
+        self.layers.iter().enumerate().filter_map(|(i, l)| Some((i, l.memory.as_deref()?)))
+    }
+
+    /// Bytes in the files of all tables of rows, which are never held in memory.
+    pub fn row_tables_bytes(&self) -> u64 {
+        self.memories().map(|(_, memory)| memory.table.file_bytes()).sum()
     }
 
     /// Layers with routed experts, with their index among all layers.

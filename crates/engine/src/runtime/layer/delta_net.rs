@@ -155,6 +155,7 @@ impl DeltaNet {
             weight: self.conv1d,
             bias: None,
             width: conv_width,
+            dilation: 1,
             silu: true,
             spans: conv_spans,
             out: convolved,

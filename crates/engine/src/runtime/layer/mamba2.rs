@@ -73,6 +73,7 @@ impl Mamba2 {
             weight: self.conv1d,
             bias: self.conv_bias,
             width: conv_width,
+            dilation: 1,
             silu: true,
             spans: conv_spans,
             out: convolved,

@@ -15,6 +15,7 @@ mod mla;
 mod mlp;
 mod moe;
 mod moe_state;
+mod ngram_memory;
 mod read_timer;
 mod scratch;
 mod short_conv;
@@ -34,6 +35,7 @@ pub(crate) use mla::Mla;
 pub(crate) use mlp::{Mlp, MlpScratch};
 pub(crate) use moe::Moe;
 pub(crate) use moe_state::MoeState;
+pub(crate) use ngram_memory::NgramMemory;
 pub(crate) use scratch::{SCRATCH_BUFFERS, Scratch};
 pub(crate) use short_conv::ShortConv;
 pub(crate) use streams::Streams;
@@ -45,7 +47,7 @@ use crate::{
         Checkpoint, InputOrder, MatrixSource, ReadAhead, ReadMatrix, VectorSource,
         source::TensorSource,
     },
-    experts::cache::ExpertCache,
+    experts::{cache::ExpertCache, row_store::RowStore},
     model::blueprint::{
         BodyBlueprint, FeedForwardBlueprint, LayerBlueprint, LinearSource, MAX_STATES,
         MixerBlueprint, NormKind, NormSource, RopeShape, SubBlockBlueprint, SubBlockInput,
@@ -268,6 +270,9 @@ pub(crate) struct Step<'a> {
     pub(crate) scratch: &'a Scratch,
     pub(crate) stats: &'a mut Stats,
     pub(crate) observer: Option<&'a mut (dyn StepObserver + 'a)>,
+    /// Rows of the step's tokens; `None` for models without tables, and where ops are recorded
+    /// before there are tokens.
+    pub(crate) row_store: Option<&'a mut RowStore>,
     /// Spans with each state of the current layer.
     pub(crate) spans: &'a [Vec<Span>; MAX_STATES],
     /// Tokens of the rows.
@@ -340,6 +345,15 @@ impl Step<'_> {
             self.device.run(op).map_err(Error::at(|| format!("layer {layer}, {}", op.name())));
         self.stats.computing_ns += since.elapsed().as_nanos() as u64;
         ran
+    }
+
+    /// Waits for the rows of the layer's tokens, and copies them to `out`.
+    fn read_rows(&mut self, out: View) -> Result<(), Error> {
+        let layer = self.layer;
+        let Some(store) = &mut self.row_store else { return Ok(()) };
+        let Some(values) = store.wait(layer, self.stats)? else { return Ok(()) };
+        let written = self.device.write_view(out, values);
+        written.map_err(Error::at(|| format!("layer {layer}, rows of tokens")))
     }
 
     fn mat_mul(&mut self, x: View, linear: Linear, out: View) -> Result<(), Error> {
@@ -536,9 +550,12 @@ impl SubBlock {
     }
 }
 
-/// A loaded decoder layer: its sub-blocks, first to last.
+/// A loaded decoder layer: its n-gram memory, and its sub-blocks, first to last.
 #[derive(Debug)]
-pub(crate) struct Layer(Vec<SubBlock>);
+pub(crate) struct Layer {
+    memory: Option<NgramMemory>,
+    sub_blocks: Vec<SubBlock>,
+}
 
 impl Layer {
     /// Loads a layer of a model with `streams` residual streams.
@@ -548,14 +565,16 @@ impl Layer {
         loader: &mut Loader<'_>,
     ) -> Result<Self, Error> {
         debug_assert!(blueprint.is_runnable());
+        let memory = NgramMemory::load(blueprint, loader)?;
         let sub_blocks = blueprint.sub_blocks.iter().map(|b| SubBlock::load(b, streams, loader));
-        Ok(Self(sub_blocks.collect::<Result<_, _>>()?))
+        let sub_blocks = sub_blocks.collect::<Result<_, _>>()?;
+        Ok(Self { memory, sub_blocks })
     }
 
     /// The layer's routed experts, and how their input is read from the residual.
     fn moe(&self) -> Option<(&Moe, &Input)> {
         let mut input = None;
-        self.0.iter().find_map(|sub_block| {
+        self.sub_blocks.iter().find_map(|sub_block| {
             if !matches!(sub_block.input, Input::Previous) {
                 input = Some(&sub_block.input);
             }
@@ -566,8 +585,11 @@ impl Layer {
         })
     }
 
-    /// Runs the sub-blocks in order.
+    /// Runs the memory, then the sub-blocks in order.
     pub(crate) fn run(&self, step: &mut Step<'_>) -> Result<(), Error> {
-        self.0.iter().try_for_each(|sub_block| sub_block.run(step))
+        if let Some(memory) = &self.memory {
+            memory.run(step)?;
+        }
+        self.sub_blocks.iter().try_for_each(|sub_block| sub_block.run(step))
     }
 }

@@ -2,7 +2,9 @@
 
 use moeflux_compute::{Buffer, Device, View};
 
-use super::{Compressed, DeltaNet, GATHERED, Gqa, Mamba2, Mla, Mlp, Moe, ShortConv, Streams};
+use super::{
+    Compressed, DeltaNet, GATHERED, Gqa, Mamba2, Mla, Mlp, Moe, NgramMemory, ShortConv, Streams,
+};
 use crate::{
     base::error::Error,
     experts::prefetch::MAX_PREFETCH_ROWS,
@@ -62,7 +64,8 @@ impl ScratchWidths {
                 Moe::widths(m, blueprint.hidden, is_added)
             }
         });
-        let widths = widths.chain([Self::for_streams(blueprint)]);
+        let memories = blueprint.memories().map(|(_, memory)| NgramMemory::widths(memory));
+        let widths = widths.chain([Self::for_streams(blueprint)]).chain(memories);
         let mut widths = widths.fold(Self::default(), Self::max);
         let ordered = blueprint.matrices().filter(|m| m.order.is_some()).map(|m| m.shape.cols);
         widths.set(GATHERED, ordered.max().unwrap_or(0));

@@ -55,7 +55,16 @@ impl ShortConv {
         step.run(&Op::HeadGate { x, gate: b, function })?;
         let [spans, ..] = step.spans;
         let (weight, width) = (self.conv, self.taps);
-        step.run(&Op::Conv1d { x, weight, bias: None, width, silu: false, spans, out: y })?;
+        step.run(&Op::Conv1d {
+            x,
+            weight,
+            bias: None,
+            width,
+            dilation: 1,
+            silu: false,
+            spans,
+            out: y,
+        })?;
         step.run(&Op::HeadGate { x: y, gate: c, function })?;
         let mixed = step.mixed();
         step.mat_mul(y, self.out_proj, mixed)

@@ -69,7 +69,8 @@ struct LoadedLayer {
 fn load(sub_blocks: impl FnOnce(Parts) -> Vec<SubBlockBlueprint>) -> LoadedLayer {
     let checkpoint = Checkpoint::embedded(&moeflux_tales::FILES).unwrap();
     let mut blueprint = Blueprint::for_checkpoint(&checkpoint).unwrap();
-    let layer = LayerBlueprint { sub_blocks: sub_blocks(Parts::take(&mut blueprint)) };
+    let layer =
+        LayerBlueprint { memory: None, sub_blocks: sub_blocks(Parts::take(&mut blueprint)) };
     let options = DeviceOptions::default().name("reference");
     let mut device = open(&options).unwrap();
     let mut loader = Loader {
@@ -116,6 +117,7 @@ fn run(x: &[f32], sub_blocks: impl FnOnce(Parts) -> Vec<SubBlockBlueprint>) -> L
         device,
         cache: &mut cache,
         host: None,
+        row_store: None,
         moe_state: &mut MoeState::default(),
         scratch: &scratch,
         stats: &mut Stats::default(),
@@ -189,7 +191,8 @@ fn experts_are_predicted_under_the_norm_of_their_input() {
         Input::Residual(norm) => Some(norm),
         Input::Streams(_) | Input::Previous => None,
     };
-    let norms = |loaded: &LoadedLayer| loaded.layer.0.iter().map(of_input).collect::<Vec<_>>();
+    let norms =
+        |loaded: &LoadedLayer| loaded.layer.sub_blocks.iter().map(of_input).collect::<Vec<_>>();
     let alone = load(|p| vec![residual(&p.norm, p.mixer)]);
     assert_eq!(norm(&alone), None);
     let both = load(|p| vec![residual(&p.norm, p.mixer), parallel(p.moe)]);
@@ -211,7 +214,7 @@ fn lists_that_cannot_run_are_recognized() {
         let checkpoint = Checkpoint::embedded(&moeflux_tales::FILES).unwrap();
         let [a, b] =
             [0; 2].map(|_| Parts::take(&mut Blueprint::for_checkpoint(&checkpoint).unwrap()));
-        LayerBlueprint { sub_blocks: sub_blocks(a, b) }.is_runnable()
+        LayerBlueprint { memory: None, sub_blocks: sub_blocks(a, b) }.is_runnable()
     };
     assert!(is_runnable(|a, b| vec![residual(&a.norm, a.mixer), parallel(b.mlp)]));
     assert!(!is_runnable(|_, _| Vec::new()));

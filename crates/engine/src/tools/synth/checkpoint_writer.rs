@@ -10,7 +10,7 @@ use std::{
 
 use serde_json::{Map, Value, json};
 
-use super::{Options, SHARD, SynthPlan, byte_tokenizer, module::SynthTensor, plan};
+use super::{FewerRows, Options, SHARD, SynthPlan, byte_tokenizer, module::SynthTensor, plan};
 use crate::base::{
     error::{Error, ToolError},
     system::{free_space, is_system_entry},
@@ -29,6 +29,8 @@ pub struct Summary {
     pub shards: usize,
     /// Bytes of all files.
     pub bytes: u64,
+    /// Rows of tables, if there are fewer than the config of the options says.
+    pub fewer_rows: Option<FewerRows>,
 }
 
 /// Writes the checkpoint into the folder `out`, which is created if needed and must be empty.
@@ -119,7 +121,8 @@ pub(super) fn write_to<T: FileSink>(
         folder.file(target, &name, bytes, |file| file.write_all(&contents))?;
     }
     folder.complete()?;
-    Ok(Summary { tensors: plan.tensors.len(), shards: shards.len(), bytes })
+    let (tensors, fewer_rows) = (plan.tensors.len(), plan.fewer_rows);
+    Ok(Summary { tensors, shards: shards.len(), bytes, fewer_rows })
 }
 
 fn write_tensor(
@@ -176,7 +179,7 @@ pub(super) fn write_file(
         other => other?,
     }
     folder.complete()?;
-    Ok(Summary { tensors: tensors.len(), shards: 1, bytes })
+    Ok(Summary { tensors: tensors.len(), shards: 1, bytes, fewer_rows: None })
 }
 
 /// Buffer for chunks of tensors.

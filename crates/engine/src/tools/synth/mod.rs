@@ -39,7 +39,10 @@ use crate::{
         setters::setters,
     },
     checkpoint::{Checkpoint, TensorInfo, recorder::Recorder, source::SourceChanges},
-    model::blueprint::{Blueprint, LayerBlueprint, MixerBlueprint},
+    model::{
+        arch::ngram_memory::{NgramBase, base_for_rows},
+        blueprint::{Blueprint, LayerBlueprint, MixerBlueprint},
+    },
 };
 use export::Export;
 use module::{Module, SynthTensor, WeightQuant};
@@ -101,12 +104,27 @@ pub struct Options {
     /// Skew of the routing. 0: every expert is chosen equally often. 1: as in trained models. See
     /// [`SKEW_HELP`].
     pub skew: f64,
+    /// Most rows of all tables of n-gram embeddings together; by default a million.
+    pub ngram_rows: Option<u64>,
+}
+
+/// Rows of tables of n-gram embeddings, unless more are asked for: published tables are the
+/// largest part of a model, and a token reads a few rows of them.
+const NGRAM_ROWS: u64 = 1_000_000;
+
+/// Rows of tables that were made smaller than the config says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FewerRows {
+    /// Rows that are written.
+    pub rows: u64,
+    /// Rows of the config.
+    pub published: u64,
 }
 
 impl Options {
     /// All layers, seed 0, no skew.
     pub fn new(config: Value) -> Self {
-        Options { config, layers: None, seed: 0, skew: 0.0 }
+        Options { config, layers: None, seed: 0, skew: 0.0, ngram_rows: None }
     }
 }
 
@@ -114,6 +132,7 @@ setters!(Options {
     layers: impl Into<Option<usize>>,
     seed: u64,
     skew: f64,
+    ngram_rows: impl Into<Option<u64>>,
 });
 
 /// The tensors and the config of a checkpoint to write.
@@ -122,6 +141,7 @@ pub struct SynthPlan {
     tensors: Vec<SynthTensor>,
     config: Value,
     max_positions: usize,
+    fewer_rows: Option<FewerRows>,
 }
 
 /// A tensor of a [`SynthPlan`].
@@ -152,6 +172,11 @@ impl SynthPlan {
     /// Bytes of all tensors. Headers, index, config and tokenizer add a few megabytes at most.
     pub fn total_bytes(&self) -> u64 {
         self.tensors.iter().map(|t| t.bytes).sum()
+    }
+
+    /// Rows of tables, if there are fewer than the config of the options says.
+    pub fn fewer_rows(&self) -> Option<FewerRows> {
+        self.fewer_rows
     }
 
     /// The `config.json` that is written.
@@ -185,7 +210,7 @@ impl SynthPlan {
 /// in 0 to 8.
 pub fn plan(options: &Options) -> Result<SynthPlan, Error> {
     checked_skew(options.skew)?;
-    let config = cut_config(options)?;
+    let (config, fewer_rows) = shrink_tables(cut_config(options)?, options)?;
     let routing = RouterParams { seed: options.seed, skew: options.skew };
     let SynthModel { modules, expert_quant: default, max_positions } = model(&config, routing)?;
     let mut quantization = default.setting();
@@ -208,7 +233,7 @@ pub fn plan(options: &Options) -> Result<SynthPlan, Error> {
     if let Value::Object(config) = &mut config {
         finish_config(config, &quantization);
     }
-    Ok(SynthPlan { tensors, config, max_positions })
+    Ok(SynthPlan { tensors, config, max_positions, fewer_rows })
 }
 
 fn checked_skew(skew: f64) -> Result<(), Error> {
@@ -227,6 +252,28 @@ fn cut_config(options: &Options) -> Result<Value, Error> {
         edit_text_config(&mut config, |text| cut_layers(text, layers))?;
     }
     Ok(Value::Object(config))
+}
+
+/// The config with as few rows of tables as are wanted.
+fn shrink_tables(
+    mut config: Value,
+    options: &Options,
+) -> Result<(Value, Option<FewerRows>), Error> {
+    let wanted = options.ngram_rows.unwrap_or(NGRAM_ROWS);
+    let Some(NgramBase { base, rows, published }) = base_for_rows(text_config(&config), wanted)
+    else {
+        return match options.ngram_rows {
+            Some(rows) => {
+                let problem = format!("it has no tables of n-grams that fit in {rows} rows");
+                Err(config_error(problem))
+            }
+            None => Ok((config, None)),
+        };
+    };
+    if let Value::Object(config) = &mut config {
+        edit_text_config(config, |text| text.insert("ngram_vocab_size_base".into(), base.into()));
+    }
+    Ok((config, (rows < published).then_some(FewerRows { rows, published })))
 }
 
 fn config_error(problem: impl Into<String>) -> Error {

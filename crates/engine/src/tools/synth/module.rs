@@ -21,6 +21,8 @@ pub(super) enum ModuleKind {
     Plain { scalar: Scalar, low: f32, high: f32, lead: Lead },
     /// 64-bit ids below a bound, different ones in a row, stored under the module's exact name.
     Ids { below: u64 },
+    /// These 64-bit integers, stored under the module's exact name.
+    Integers(Vec<i64>),
 }
 
 /// Storage format of a matrix.
@@ -140,6 +142,10 @@ impl Module {
             }
             ModuleKind::Ids { below } => {
                 let (values, stream) = (TensorValues::Ids { below, cols }, path.clone());
+                return Ok(vec![tensor(path, shape, "I64", 8, values, &stream)?]);
+            }
+            ModuleKind::Integers(integers) => {
+                let (values, stream) = (TensorValues::Integers(integers), path.clone());
                 return Ok(vec![tensor(path, shape, "I64", 8, values, &stream)?]);
             }
             ModuleKind::Linear { gain, lead, .. } => (gain, lead),

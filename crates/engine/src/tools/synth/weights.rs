@@ -17,9 +17,9 @@ use crate::{
         Blueprint, BodyBlueprint, CompressedBlueprint, CompressorBlueprint, DeltaNetBlueprint,
         EntryIndexerBlueprint, FeedForwardBlueprint, GqaBlueprint, GqaIndexer, IndexerBlueprint,
         LatentHeads, LatentQuery, LayerBlueprint, LayerExperts, LinearSource, Mamba2Blueprint,
-        MixerBlueprint, MlaBlueprint, MlaIndexer, MlpBlueprint, MoeBlueprint, NormKind, NormSource,
-        ProjectionSource, RouterBlueprint, ShortConvBlueprint, StreamInput, StreamMix,
-        SubBlockBlueprint, SubBlockInput,
+        MixerBlueprint, MlaBlueprint, MlaIndexer, MlpBlueprint, MoeBlueprint, NgramMemoryBlueprint,
+        NormKind, NormSource, ProjectionSource, RouterBlueprint, ShortConvBlueprint, StreamInput,
+        StreamMix, SubBlockBlueprint, SubBlockInput,
     },
 };
 
@@ -96,7 +96,8 @@ fn leading_norm(lead: f32) -> ModuleKind {
     ModuleKind::Plain { scalar: Scalar::BF16, low: 0.9, high: 1.1, lead: Lead::Same(lead) }
 }
 
-/// The values of the last norm for tied embeddings, which the model multiplies by `scale`.
+/// The values of the last norm for tied embeddings. `scale` is the model's factor on embeddings,
+/// times the divisor of its logits.
 fn tied_norm(hidden: usize, scale: f32) -> ModuleKind {
     let size = (TIED_SPREAD * scale / (EMBEDDING * (hidden as f32).sqrt())).min(1.0);
     let (low, high, lead) = (0.9 * size, 1.1 * size, Lead::Same(TIED_NORM * scale));
@@ -143,7 +144,7 @@ impl<'a> ModuleList<'a> {
             self.push(head.segments.first(), ModuleKind::Linear { quant, gain: 1.0, lead });
         } else {
             self.stream_mix(output);
-            self.output_norm(output, tied_norm(*hidden, *scale));
+            self.output_norm(output, tied_norm(*hidden, *scale / self.blueprint.logit_scale));
         }
         self.bias(&self.blueprint.head_bias);
         self.modules
@@ -152,6 +153,9 @@ impl<'a> ModuleList<'a> {
     /// Modules in the order of mlx-lm's files: with norms after the parts, the norm before the
     /// feed-forward part comes behind them.
     fn layer(&mut self, i: usize, layer: &LayerBlueprint) {
+        if let Some(memory) = &layer.memory {
+            self.ngram_memory(memory);
+        }
         let is_mixer = |part: &&SubBlockBlueprint| matches!(part.body, BodyBlueprint::Mixer(_));
         let (mixers, feed_forwards): (Vec<_>, Vec<_>) = layer.sub_blocks.iter().partition(is_mixer);
         let has_post_norms = layer.sub_blocks.iter().any(|part| part.post_norm.is_some());
@@ -184,6 +188,25 @@ impl<'a> ModuleList<'a> {
                 MlaIndexer::Entries(indexer) => self.entry_indexer(indexer),
             }
         }
+    }
+
+    /// A memory, with rows of the size of embeddings.
+    fn ngram_memory(&mut self, memory: &NgramMemoryBlueprint) {
+        for constants in &memory.constants {
+            let values = ModuleKind::Integers(constants.values.clone());
+            self.push(Some(&constants.segment), values);
+        }
+        let bound = EMBEDDING * 3f32.sqrt();
+        for shard in &memory.table.shards {
+            self.push(Some(&shard.first), uniform(-bound, bound));
+        }
+        let [key_proj, value_proj] = memory.matrices();
+        self.matrix(key_proj, 1.0);
+        self.matrix(value_proj, 0.3);
+        self.norm(&memory.norm_key);
+        self.norm(&memory.norm_query);
+        self.norm(&memory.norm_conv);
+        self.vector(&memory.conv, uniform(-0.25, 0.25));
     }
 
     fn input_norms(&mut self, parts: &[&SubBlockBlueprint], is_shared: bool) {
@@ -350,10 +373,11 @@ impl<'a> ModuleList<'a> {
     }
 
     fn entry_indexer(&mut self, indexer: &EntryIndexerBlueprint) {
-        self.linear(&indexer.q_proj, 1.0);
-        self.vector(&indexer.q_norm, uniform(0.9, 1.1));
         indexer.weights_proj.iter().for_each(|weights| self.linear(weights, 1.0));
+        // Queries and keys may be rows of one tensor.
+        self.linear(&indexer.q_proj, 1.0);
         self.compressor(&indexer.compressor);
+        self.vector(&indexer.q_norm, uniform(0.9, 1.1));
     }
 
     fn compressor(&mut self, compressor: &CompressorBlueprint) {

@@ -6,21 +6,15 @@ use super::{ReadOp, ReadQueue};
 use crate::base::error::Error;
 
 impl ReadQueue {
-    /// The error of a read, with layer, expert, file and offset.
+    /// The error of a read, with layer and expert or tensor and row, file and offset.
     pub(super) fn failure(&self, op: &ReadOp, source: io::Error) -> Error {
         let ReadOp { range, copy, .. } = op;
         let (layer, expert) = match &self.requests[range.slot] {
             Some(pending) => (pending.request.layer, pending.request.expert),
             None => (0, 0),
         };
-        Error::Expert {
-            layer,
-            expert,
-            path: self.storage.path(*copy, range.file).into(),
-            offset: range.offset,
-            bytes: range.bytes,
-            source: advise(source, self.limits.timeout),
-        }
+        let source = advise(source, self.limits.timeout);
+        self.source.failure(layer, expert, range, self.storage.path(*copy, range.file), source)
     }
 }
 

@@ -6,6 +6,7 @@
 //! its last read has ended.
 
 mod failure;
+mod read_source;
 mod split;
 mod timeout;
 
@@ -16,10 +17,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use self::{
-    split::{SplitCursor, split},
-    timeout::OrphanedBuffer,
-};
+pub(super) use self::read_source::ReadSource;
+use self::{read_source::RecordBytes, split::SplitCursor, timeout::OrphanedBuffer};
 use super::{
     Completion, ReadRequest, Urgency,
     load_balance::{CopyMask, LoadBalancer},
@@ -27,12 +26,9 @@ use super::{
     storage::Storage,
     transfer::{BufferPtr, FinishExpert, ReadRange},
 };
-use crate::{
-    base::{
-        error::Error,
-        stats::{MAX_COPIES, ReadCounters},
-    },
-    experts::source::ExpertSource,
+use crate::base::{
+    error::Error,
+    stats::{MAX_COPIES, ReadCounters},
 };
 
 /// Retries per read without mirrors; with mirrors, one per copy.
@@ -116,7 +112,7 @@ pub(super) struct QueueLimits {
 }
 
 pub(super) struct ReadQueue {
-    source: Arc<ExpertSource>,
+    source: ReadSource,
     storage: Arc<dyn Storage>,
     limits: QueueLimits,
     /// By slot.
@@ -148,19 +144,11 @@ pub(crate) const QUEUE_SLOT_BYTES: usize =
     size_of::<Option<PendingRequest>>() + size_of::<Completion>() + 2 * size_of::<usize>();
 
 impl ReadQueue {
-    pub(super) fn new(
-        source: Arc<ExpertSource>,
-        storage: Arc<dyn Storage>,
-        limits: QueueLimits,
-    ) -> Self {
+    pub(super) fn new(source: ReadSource, storage: Arc<dyn Storage>, limits: QueueLimits) -> Self {
         let QueueLimits { slots, io_slots, .. } = limits;
         Self {
             balancer: LoadBalancer::new(storage.copies()),
-            read_before: source
-                .layers()
-                .iter()
-                .map(|l| vec![false; l.as_ref().map_or(0, |l| l.count)])
-                .collect(),
+            read_before: source.never_read(),
             source,
             storage,
             limits,
@@ -183,20 +171,21 @@ impl ReadQueue {
     /// Queues a request.
     pub(super) fn start(&mut self, mut request: ReadRequest) {
         let ReadRequest { layer, expert, slot, urgency, .. } = request;
-        let experts = self
-            .source
-            .layer(layer)
-            .filter(|l| expert < l.count && l.slot_bytes <= request.bytes.len());
+        let record = self.source.record(layer, expert);
+        let record = record.filter(|record| record.in_memory <= request.bytes.len());
         let entry = self.requests.get_mut(slot).filter(|entry| entry.is_none());
-        let (Some(experts), Some(entry)) = (experts, entry) else {
+        let (Some(record), Some(entry)) = (record, entry) else {
             let result = Err(Error::internal(format!(
                 "expert {expert} of layer {layer} cannot be read to slot {slot}; please report this"
             )));
             return self.completions.push_back(Completion { request, result });
         };
         let memory = BufferPtr::new(&mut request.bytes);
-        let (cursor, bytes) = (SplitCursor::default(), experts.file_bytes);
-        let repeated = std::mem::replace(&mut self.read_before[layer][expert], true);
+        let RecordBytes { in_file: bytes, .. } = record;
+        let cursor = SplitCursor::default();
+        let of_layer =
+            self.read_before.get_mut(layer).and_then(|of_layer| of_layer.get_mut(expert));
+        let repeated = of_layer.is_some_and(|was_read| std::mem::replace(was_read, true));
         let buffered = repeated && self.limits.pages == PageCache::ReadAgain;
         *entry = Some(PendingRequest {
             request,
@@ -269,7 +258,7 @@ impl ReadQueue {
         }
         let (slot, is_prefetch) = self.front()?;
         let pending = self.requests[slot].as_mut()?;
-        let range = split(pending, &self.source, self.limits.read_bytes)?;
+        let range = self.source.split(pending, self.limits.read_bytes)?;
         pending.in_flight += 1;
         let lacking = self.storage.lacking(range.file);
         let avoid = pending.avoid | lacking;
@@ -352,13 +341,13 @@ impl ReadQueue {
     fn start_finish(&mut self, slot: usize) -> Option<FinishExpert> {
         let pending = self.requests[slot].as_mut()?;
         let ReadRequest { layer, expert, .. } = pending.request;
-        if !pending.is_read() || !self.source.needs_finish(layer) {
+        let source = Arc::clone(self.source.needs_finish(layer)?);
+        if !pending.is_read() {
             return None;
         }
         pending.in_flight += 1;
         self.finishing += 1;
         let (memory, bytes) = (pending.memory, pending.request.bytes.len());
-        let source = Arc::clone(&self.source);
         Some(FinishExpert { slot, layer, expert, memory, bytes, source })
     }
 
@@ -370,7 +359,7 @@ impl ReadQueue {
         pending.in_flight -= 1;
         if let Err(error) = result {
             // An expert with a digest is stored in one file.
-            let file = self
+            let file = finish
                 .source
                 .layer(finish.layer)
                 .and_then(|l| Some(l.segments(finish.expert).next()?.file));

@@ -1,9 +1,9 @@
 //! Splitting of a request into reads.
 
 use super::PendingRequest;
-use crate::experts::{
-    io::{options::MAX_ALIGN, transfer::ReadRange},
-    source::ExpertSource,
+use crate::{
+    checkpoint::Segment,
+    experts::io::{options::MAX_ALIGN, transfer::ReadRange},
 };
 
 /// Position up to which a request has been split into reads.
@@ -16,16 +16,15 @@ pub(super) struct SplitCursor {
     pub(super) slot_offset: usize,
 }
 
-/// Splits the next read off a request: contiguous bytes of one file, about `max_bytes` at most,
-/// ending at a block boundary.
+/// Splits the next read off a request of these segments: contiguous bytes of one file, about
+/// `max_bytes` at most, ending at a block boundary.
 pub(super) fn split(
     pending: &mut PendingRequest,
-    source: &ExpertSource,
+    all: impl Iterator<Item = Segment> + Clone,
     max_bytes: usize,
 ) -> Option<ReadRange> {
-    let experts = source.layer(pending.request.layer)?;
     let SplitCursor { segment, within, slot_offset } = pending.cursor;
-    let mut segments = experts.segments(pending.request.expert).skip(segment).peekable();
+    let mut segments = all.clone().skip(segment).peekable();
     let first = *segments.peek()?;
     let (offset, mut run) = (first.offset + within as u64, 0);
     let mut skip = within;
@@ -52,7 +51,7 @@ pub(super) fn split(
     };
     let mut cursor =
         SplitCursor { segment, within: within + bytes, slot_offset: slot_offset + bytes };
-    for next in experts.segments(pending.request.expert).skip(segment) {
+    for next in all.skip(segment) {
         if cursor.within < next.bytes {
             break;
         }

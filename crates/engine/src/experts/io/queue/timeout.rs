@@ -4,10 +4,7 @@ use std::{io, time::Instant};
 
 use moeflux_compute::Bytes;
 
-use super::{
-    ReadOp, ReadQueue,
-    split::{SplitCursor, split},
-};
+use super::{ReadOp, ReadQueue, split::SplitCursor};
 use crate::experts::io::transfer::BufferPtr;
 
 /// Divisor of the timeout that gives a late read its grace period. After the whole process was
@@ -57,7 +54,7 @@ impl ReadQueue {
             while let Some(slot) = self.demand.pop_front().or_else(|| self.prefetch.pop_front()) {
                 let range = self.requests[slot]
                     .as_mut()
-                    .and_then(|pending| split(pending, &self.source, self.limits.read_bytes));
+                    .and_then(|pending| self.source.split(pending, self.limits.read_bytes));
                 let op = range.map(|range| ReadOp { range, copy: 0, buffered: false });
                 let error = op.map(|op| self.failure(&op, io::ErrorKind::TimedOut.into()));
                 if let Some(pending) = &mut self.requests[slot] {

@@ -152,7 +152,7 @@ impl TensorTypes {
                     }
                 }
             }
-            ModuleKind::Ids { .. } => {
+            ModuleKind::Ids { .. } | ModuleKind::Integers(_) => {
                 return Err(config_error(format!("GGUF has no type for {path}")));
             }
             ModuleKind::Plain { low, high, .. } if name.ends_with(".ssm_a") => {

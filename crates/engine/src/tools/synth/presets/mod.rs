@@ -225,6 +225,12 @@ const PRESETS: &[Preset] = &[
         make: kda::ling_3_0_flash,
     },
     Preset {
+        name: "qwen3.8-flash-next",
+        description: "Qwen3.8-Flash-Next: 48 layers, 3 of 4 delta-net, n-gram memory, 512 experts, 10 per token; 71 GB",
+        sizes: PresetSizes { parameters: 126.0, active: 6.7, expert_mb: 2.77 },
+        make: qwen::qwen3_8_flash_next,
+    },
+    Preset {
         name: "dots.llm1",
         description: "dots.llm1: 62 layers of attention, 1 dense, 128 experts, 6 per token; 80 GB",
         sizes: PresetSizes { parameters: 142.0, active: 13.4, expert_mb: 9.73 },
@@ -286,8 +292,8 @@ const PRESETS: &[Preset] = &[
     },
     Preset {
         name: "glm-5.3-flash",
-        description: "GLM-5.3-Flash: 45 layers, 3 of 4 KDA, 3 dense, 288 experts, 8 per token; 180 GB",
-        sizes: PresetSizes { parameters: 320.0, active: 18.0, expert_mb: 14.16 },
+        description: "GLM-5.3-Flash: 45 layers, 3 of 4 KDA, 3 dense, 288 experts, 8 per token; 176 GB",
+        sizes: PresetSizes { parameters: 313.3, active: 16.7, expert_mb: 14.16 },
         make: streams::glm_5_3_flash,
     },
     Preset {

@@ -103,6 +103,50 @@ pub(super) fn qwen3_5_397b_a17b() -> Value {
     }))
 }
 
+/// The model of huggingface.co/Qwen/Qwen3.8-Flash-Next, not compared with its config.json.
+pub(super) fn qwen3_8_flash_next() -> Value {
+    let mut config = qwen3_5_moe(json!({
+        "hidden_size": 2560,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 24,
+        "linear_num_value_heads": 48,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "moe_intermediate_size": 640,
+        "shared_expert_intermediate_size": 640,
+        "model_type": "qwen4_exp_text",
+        "output_gate_type": "sigmoid",
+        "hc_count": 4,
+        "hc_lowrank": 320,
+        "indexer_budget": 2048,
+        "indexer_compress_ratio": 4,
+        "indexer_head_dim": 128,
+        "indexer_kv_heads": 1,
+        "indexer_n_heads": 4
+    }));
+    let memory = json!({
+        "heads_per_ngram": 8,
+        "make_ngram_vocab_size_divisible_by": 128,
+        "ngram_size": 3,
+        "ngram_vocab_size_base": 20000000,
+        "ple_conv_kernel_size": 4,
+        "ple_embed_dim": 2560,
+        "ple_layer_ids": [2],
+        "seed": 1234,
+        "split_ngram_parts": 128,
+        "eos_token_id": 248044,
+        "mtp_num_hidden_layers": 1
+    });
+    config["text_config"] = with(config["text_config"].take(), memory);
+    with(
+        config,
+        json!({
+            "architectures": ["Qwen4ExpForConditionalGeneration"],
+            "model_type": "qwen4_exp"
+        }),
+    )
+}
+
 /// Fields that the models of this family share, completed by the sizes of one model.
 fn qwen3_5_moe(sizes: Value) -> Value {
     let mut text = json!({

@@ -80,6 +80,7 @@ fn files_have_the_shapes_of_presets() {
         "granite-4.0-h-small",
         "kimi-linear-48b-a3b",
         "ling-3.0-flash",
+        "qwen3.8-flash-next",
         "deepseek-v4-flash",
         "glm-5.3-flash",
         "minimax-m3",

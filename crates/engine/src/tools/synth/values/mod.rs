@@ -104,6 +104,8 @@ pub(super) enum TensorValues {
     },
     /// 64-bit ids below a bound: those of a row of `cols` follow each other, from a random one on.
     Ids { below: u64, cols: u64 },
+    /// 64-bit integers, one by one.
+    Integers(Vec<i64>),
     /// f32, one by one.
     Numbers(Vec<f32>),
     /// Uniform values between two bounds.
@@ -223,6 +225,12 @@ impl TensorValues {
                 for (i, out) in (offset / 8..).zip(out.chunks_exact_mut(8)) {
                     let first = stream.word(i / cols) % below;
                     out.copy_from_slice(&((first + i % cols) % below).to_le_bytes());
+                }
+            }
+            TensorValues::Integers(integers) => {
+                let integers = integers.iter().skip(offset as usize / 8);
+                for (integer, out) in integers.zip(out.chunks_exact_mut(8)) {
+                    out.copy_from_slice(&integer.to_le_bytes());
                 }
             }
             TensorValues::Numbers(numbers) => {
