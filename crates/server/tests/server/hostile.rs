@@ -318,10 +318,16 @@ fn hostile_connections_are_refused_while_a_stream_goes_on() {
 fn a_slow_connection_does_not_outlive_the_second_signal() {
     let mut server = TestServer::start(1, 4, "");
     let mut slow = TcpStream::connect(server.address).unwrap();
+    slow.set_read_timeout(Some(PATIENCE)).unwrap();
     let head = format!("POST {CHAT} HTTP/1.1\r\nHost: {}\r\n", server.address);
-    slow.write_all(format!("{head}Content-Length: 1000\r\n\r\n{{").as_bytes()).unwrap();
-    // A later connection is answered: the server has the slow one.
-    assert_eq!(receive(send(&server, "GET /health", &[], b"")).status, 200);
+    let asks = format!("{head}Expect: 100-continue\r\nContent-Length: 1000\r\n\r\n");
+    slow.write_all(asks.as_bytes()).unwrap();
+    // The server asks for the body once it handles the request; before, it could close the
+    // connection as idle.
+    let mut go = [0; 25];
+    slow.read_exact(&mut go).unwrap();
+    assert_eq!(&go[..], b"HTTP/1.1 100 Continue\r\n\r\n");
+    slow.write_all(b"{").unwrap();
     server.stopper.stop();
     server.wait_for(ServingCore::is_stopping);
     // The body of a request may still arrive, so that the server waits for it.
