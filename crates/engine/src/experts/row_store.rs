@@ -3,8 +3,8 @@
 //!
 //! Rows follow from token ids alone, so their reads start with the step. Each row is read once per
 //! step, in batches that the read queue splits into reads of one row each: mirrors, retries and
-//! timeouts are those of experts. Nothing is kept between steps but the system's page cache, so
-//! results do not depend on earlier steps.
+//! timeouts are those of experts, and files are opened again after a read error. Nothing is kept
+//! between steps but the system's page cache, so results do not depend on earlier steps.
 
 #[cfg(test)]
 mod tests;
@@ -14,10 +14,7 @@ use std::{path::PathBuf, sync::Arc, time::Instant};
 use moeflux_compute::Bytes;
 
 use super::{
-    io::{
-        Completion, PageCache, QUEUE_SLOT_BYTES, ReadOptions, ReadRequest, Reader, Urgency,
-        open_rows,
-    },
+    io::{Completion, QUEUE_SLOT_BYTES, ReadRequest, Reader, Urgency},
     row_batches::RowBatches,
 };
 use crate::{
@@ -39,6 +36,10 @@ pub(crate) struct NgramSpan<'a> {
     pub(crate) tokens: &'a [u32],
 }
 
+/// Opens a reader of batches of rows, for this number of slots.
+pub(crate) type OpenRowReader<'a> =
+    dyn Fn(&Arc<RowBatches>, usize) -> Result<Box<dyn Reader>, Error> + 'a;
+
 /// Rows of the tables of a model.
 pub(crate) struct RowStore {
     batches: Arc<RowBatches>,
@@ -49,8 +50,16 @@ pub(crate) struct RowStore {
     in_flight: usize,
     /// First error of the step's reads.
     failed: Option<Error>,
+    /// Whether a read has failed since the files were opened.
+    has_failed_reads: bool,
     /// The reader's counters that are in statistics.
     counters: ReadCounters,
+}
+
+/// The tables of a model in files that were opened again, and their reader.
+pub(crate) struct ReopenedRows {
+    batches: Arc<RowBatches>,
+    reader: Box<dyn Reader>,
 }
 
 /// Files of a model, and folders with copies of some of them.
@@ -58,6 +67,18 @@ pub(crate) struct RowStore {
 struct ModelFiles<'a> {
     own: &'a Arc<Vec<DataFile>>,
     mirrors: &'a [PathBuf],
+}
+
+impl<'a> ModelFiles<'a> {
+    fn new(checkpoint: &'a Checkpoint) -> Self {
+        Self { own: checkpoint.files(), mirrors: checkpoint.mirrors() }
+    }
+
+    /// Batches of rows of tables, one for each of `slots` slots. A row has two segments at most.
+    fn batches(self, tables: Vec<RowTable>, slots: usize) -> Arc<RowBatches> {
+        let (files, mirrors) = (Arc::clone(self.own), self.mirrors.into());
+        Arc::new(RowBatches::new(files, mirrors, tables, slots, 2 * BATCH_ROWS))
+    }
 }
 
 /// A table, and the hash that chooses its rows for a layer.
@@ -114,8 +135,7 @@ impl RowStore {
         checkpoint: &Checkpoint,
         blueprint: &Blueprint,
         rows: usize,
-        options: &ReadOptions,
-        pages: PageCache,
+        open_reader: &OpenRowReader<'_>,
     ) -> Result<Option<Self>, Error> {
         let sources = blueprint.memories().map(|(layer, memory)| TableSource {
             layer,
@@ -126,16 +146,14 @@ impl RowStore {
         if sources.is_empty() {
             return Ok(None);
         }
-        let files = ModelFiles { own: checkpoint.files(), mirrors: checkpoint.mirrors() };
-        Self::of_tables(files, sources, rows, options, pages).map(Some)
+        Self::of_tables(ModelFiles::new(checkpoint), sources, rows, open_reader).map(Some)
     }
 
     fn of_tables(
         files: ModelFiles<'_>,
         sources: Vec<TableSource>,
         rows: usize,
-        options: &ReadOptions,
-        pages: PageCache,
+        open_reader: &OpenRowReader<'_>,
     ) -> Result<Self, Error> {
         let (mut tables, mut locations, mut memory) = (Vec::new(), Vec::new(), Vec::new());
         for TableSource { layer, hash, table } in sources {
@@ -156,12 +174,8 @@ impl RowStore {
             });
             locations.push(table);
         }
-        let ModelFiles { own, mirrors } = files;
-        let segments = 2 * BATCH_ROWS;
-        let batches =
-            RowBatches::new(Arc::clone(own), mirrors.into(), locations, memory.len(), segments);
-        let batches = Arc::new(batches);
-        let reader = open_rows(&batches, options, memory.len(), pages)?;
+        let batches = files.batches(locations, memory.len());
+        let reader = open_reader(&batches, memory.len())?;
         Ok(Self {
             batches,
             tables,
@@ -169,8 +183,40 @@ impl RowStore {
             memory,
             in_flight: 0,
             failed: None,
+            has_failed_reads: false,
             counters: ReadCounters::default(),
         })
+    }
+
+    /// Whether a read has failed since the files were opened.
+    pub(crate) fn has_failed_reads(&self) -> bool {
+        self.has_failed_reads
+    }
+
+    /// Opens the tables in the files of a checkpoint. `None` if a row has moved.
+    ///
+    /// # Errors
+    /// As [`RowStore::open`].
+    pub(crate) fn reopen(
+        &self,
+        checkpoint: &Checkpoint,
+        blueprint: &Blueprint,
+        open_reader: &OpenRowReader<'_>,
+    ) -> Result<Option<ReopenedRows>, Error> {
+        let tables = || blueprint.memories().map(|(_, memory)| &memory.table);
+        if !tables().eq(self.batches.tables()) {
+            return Ok(None);
+        }
+        let slots = self.memory.len();
+        let batches = ModelFiles::new(checkpoint).batches(tables().cloned().collect(), slots);
+        let reader = open_reader(&batches, slots)?;
+        Ok(Some(ReopenedRows { batches, reader }))
+    }
+
+    /// Reads from other files with the same content from now on.
+    pub(crate) fn replace_reader(&mut self, ReopenedRows { batches, reader }: ReopenedRows) {
+        self.finish_reads();
+        (self.batches, self.reader, self.has_failed_reads) = (batches, reader, false);
     }
 
     /// Starts to read the rows of a step's tokens, at most as many as the store was opened for.
@@ -225,8 +271,9 @@ impl RowStore {
             if let Some(memory) = self.memory.get_mut(request.slot) {
                 *memory = Some(request.bytes);
             }
-            if let (Err(error), None) = (result, &self.failed) {
-                self.failed = Some(error);
+            if let Err(error) = result {
+                self.has_failed_reads = true;
+                self.failed.get_or_insert(error);
             }
         }
     }

@@ -23,12 +23,13 @@ use crate::{
     experts::{
         cache::{CacheTiers, ExpertCache, SlotAccess},
         counters::ExpertCounters,
-        io::{PageCache, ReadOptions, Reader, open as open_reader},
+        io::{PageCache, ReadOptions, Reader, open as open_reader, open_rows},
         placement::ExpertsOnHost,
         policy::PolicyKind,
         prefetch::PrefetchMode,
         probe::{MemorySpeed, read_once},
-        row_store::RowStore,
+        row_batches::RowBatches,
+        row_store::{ReopenedRows, RowStore},
         source::ExpertSource,
         tier::{Tier, TierSize},
         trace::{TraceHeader, TraceRecorder},
@@ -51,7 +52,8 @@ use crate::{
     text::{model_text::ModelText, sampling::EndTokens},
 };
 
-/// Wraps each expert reader that is opened. For tests that shuffle, delay or fail reads.
+/// Wraps each reader of experts or of rows of tables that is opened. For tests that shuffle, delay
+/// or fail reads.
 pub type WrapReader = Box<dyn Fn(Box<dyn Reader>) -> Box<dyn Reader> + Send>;
 
 /// Progress callback of [`Engine::open`] and [`Engine::touch_slots`]: bytes done, total bytes.
@@ -72,7 +74,7 @@ pub struct EngineOptions {
     pub reads: ReadOptions,
     /// Prefetch of experts before their layer's router has run. Does not change results.
     pub prefetch: PrefetchMode,
-    /// Wraps the expert reader.
+    /// Wraps the readers of experts and of rows of tables.
     pub wrap_reader: Option<WrapReader>,
     /// Wraps the compute device.
     pub wrap_device: Option<WrapDevice>,
@@ -124,7 +126,7 @@ pub(crate) struct Runtime {
     /// Rows of tables on disk.
     pub(crate) row_store: Option<RowStore>,
     pub(crate) model: Model,
-    /// Arguments to reopen the experts' files after a read error.
+    /// Arguments to reopen the model's files after a read error.
     reopen: ReopenArgs,
     /// Limits on truncating sessions.
     pub(crate) rewind: RewindLimits,
@@ -212,8 +214,8 @@ impl Engine {
             pages,
             wrap_reader: options.wrap_reader,
         };
-        let row_store =
-            RowStore::open(&checkpoint, &blueprint, plan.chunk, &reopen.reads, reopen.pages)?;
+        let open_rows = |batches: &Arc<RowBatches>, slots| reopen.row_reader(batches, slots);
+        let row_store = RowStore::open(&checkpoint, &blueprint, plan.chunk, &open_rows)?;
         let reader = reopen.reader(&source)?;
         let reads = reader.describe();
         let access = SlotAccess {
@@ -495,8 +497,8 @@ impl Engine {
     }
 }
 
-/// Arguments to open the expert files, and to reopen them after a disk was detached: it may return
-/// as another device.
+/// Arguments to open the files of experts and of tables, and to reopen them after a disk was
+/// detached: it may return as another device.
 struct ReopenArgs {
     folder: PathBuf,
     mirrors: Vec<PathBuf>,
@@ -508,26 +510,62 @@ struct ReopenArgs {
     wrap_reader: Option<WrapReader>,
 }
 
+/// Files that were opened again, and their readers.
+struct ReopenedFiles {
+    source: Arc<ExpertSource>,
+    reader: Box<dyn Reader>,
+    rows: Option<ReopenedRows>,
+}
+
 impl ReopenArgs {
+    /// Reader of experts.
     fn reader(&self, source: &Arc<ExpertSource>) -> Result<Box<dyn Reader>, Error> {
         let reader = open_reader(source, &self.reads, self.slots, self.pages)?;
-        Ok(match &self.wrap_reader {
-            Some(wrap) => wrap(reader),
-            None => reader,
-        })
+        Ok(self.wrap(reader))
     }
 
-    /// The expert files as they are now. `None` if they belong to another model or an expert has
+    /// Reader of batches of rows, for this number of slots.
+    fn row_reader(
+        &self,
+        batches: &Arc<RowBatches>,
+        slots: usize,
+    ) -> Result<Box<dyn Reader>, Error> {
+        Ok(self.wrap(open_rows(batches, &self.reads, slots, self.pages)?))
+    }
+
+    fn wrap(&self, reader: Box<dyn Reader>) -> Box<dyn Reader> {
+        match &self.wrap_reader {
+            Some(wrap) => wrap(reader),
+            None => reader,
+        }
+    }
+
+    /// The files as they are now. `None` if they belong to another model, or an expert or a row has
     /// moved.
-    fn source(&self, previous: &ExpertSource) -> Result<Option<Arc<ExpertSource>>, Error> {
+    fn open(
+        &self,
+        previous: &ExpertSource,
+        row_store: Option<&RowStore>,
+    ) -> Result<Option<ReopenedFiles>, Error> {
         let mut checkpoint = Checkpoint::open_with(&self.folder, &self.mirrors)?;
         if let Some(scaling) = self.rope_scaling {
             checkpoint.scale_rope(scaling)?;
         }
-        let now =
-            ExpertSource::for_checkpoint(&checkpoint, &Blueprint::for_checkpoint(&checkpoint)?);
-        let same = checkpoint.identity()? == self.model && now.layers() == previous.layers();
-        Ok(same.then(|| Arc::new(now)))
+        let blueprint = Blueprint::for_checkpoint(&checkpoint)?;
+        let source = ExpertSource::for_checkpoint(&checkpoint, &blueprint);
+        if checkpoint.identity()? != self.model || source.layers() != previous.layers() {
+            return Ok(None);
+        }
+        let open_rows = |batches: &Arc<RowBatches>, slots| self.row_reader(batches, slots);
+        let rows = match row_store {
+            Some(store) => match store.reopen(&checkpoint, &blueprint, &open_rows)? {
+                Some(rows) => Some(rows),
+                None => return Ok(None),
+            },
+            None => None,
+        };
+        let source = Arc::new(source);
+        Ok(Some(ReopenedFiles { reader: self.reader(&source)?, source, rows }))
     }
 }
 
@@ -551,18 +589,18 @@ impl Runtime {
         compiled
     }
 
-    /// Reopens the expert files after a failed read. If they are missing, the open ones stay:
-    /// experts in memory need no file, and a read of any other expert reports the error.
+    /// Reopens the files of experts and of tables after a failed read. If they are missing, the
+    /// open ones stay: experts in memory need no file, and any other read reports the error.
     pub(crate) fn reopen_lost_files(&mut self) {
-        if !self.cache.has_failed_reads() {
+        let rows_failed = self.row_store.as_ref().is_some_and(RowStore::has_failed_reads);
+        if !rows_failed && !self.cache.has_failed_reads() {
             return;
         }
-        let found = self.reopen.source(self.cache.source()).ok().flatten();
-        if let Some((source, reader)) = found.and_then(|source| {
-            let reader = self.reopen.reader(&source).ok()?;
-            Some((source, reader))
-        }) {
-            self.cache.replace_reader(&mut *self.device, source, reader);
+        let found = self.reopen.open(self.cache.source(), self.row_store.as_ref());
+        let Ok(Some(ReopenedFiles { source, reader, rows })) = found else { return };
+        self.cache.replace_reader(&mut *self.device, source, reader);
+        if let (Some(store), Some(rows)) = (&mut self.row_store, rows) {
+            store.replace_reader(rows);
         }
     }
 }

@@ -4,6 +4,10 @@
 use std::{
     fs::{self, OpenOptions},
     path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use moeflux::{
@@ -13,7 +17,11 @@ use moeflux::{
     runtime::{CancelToken, Logits},
 };
 
-use crate::common::{self, exact, feed, readers::every_nth, tales};
+use crate::common::{
+    self, Golden, copy_golden, exact, feed,
+    readers::{every_nth, faulty},
+    tales,
+};
 
 const PROMPT: [u32; 6] = [17, 400, 33, 2050, 9, 1234];
 
@@ -53,6 +61,42 @@ fn a_session_survives_failing_reads() {
         }
     }
     assert!(failures > 2, "the faults were injected");
+}
+
+/// A model with a table of rows.
+const WITH_TABLE: &str = "qwen4_exp_hub";
+
+/// Faults while all experts are in memory, so that the reads are those of rows.
+#[test]
+fn a_session_survives_failing_reads_of_rows() {
+    let golden = Golden::read(WITH_TABLE);
+    let is_armed = Arc::new(AtomicBool::new(false));
+    let armed = Arc::clone(&is_armed);
+    let options = EngineOptions::default()
+        .memory(MemoryRequest::default().sessions(2))
+        .device(exact("cpu"))
+        .wrap_reader(faulty(move || armed.swap(false, Relaxed)));
+    let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+    let engine = Engine::open(checkpoint, options, &mut |_, _| {}).unwrap();
+    let (mut good, mut bad) = (engine.session().unwrap(), engine.session().unwrap());
+    let prompt = golden.prompt();
+    // The rows of the first step are read in several batches.
+    let text: Vec<u32> = prompt.iter().copied().cycle().take(60).collect();
+    let steps = [&text[..40], &text[40..41], &text[41..42], &text[42..]];
+    let expected = steps.map(|step| feed(&mut good, step, None));
+    let read = engine.read_counters();
+    for (step, expected) in steps.into_iter().zip(expected) {
+        let before = bad.tokens().to_vec();
+        for _ in 0..2 {
+            is_armed.store(true, Relaxed);
+            let mut control = StepControl::default();
+            let error = bad.feed(step, Logits::Last, &mut control, &mut |_, _| {}).unwrap_err();
+            assert!(error.to_string().contains("injected"), "{error}");
+            assert!(!is_armed.load(Relaxed) && bad.tokens() == before);
+        }
+        assert!(feed(&mut bad, step, None) == expected, "other bits after a failed step");
+    }
+    assert_eq!(engine.read_counters().bytes, read.bytes, "experts were read");
 }
 
 fn copy_of_tales() -> tempfile::TempDir {
@@ -110,6 +154,52 @@ fn an_engine_reopens_its_files() {
     assert!(logits == expected && again == expected);
 }
 
+/// As [`an_engine_reopens_its_files`], where all experts are in memory.
+#[test]
+fn an_engine_reopens_the_files_of_its_tables() {
+    let folder = tempfile::tempdir().unwrap();
+    copy_golden(WITH_TABLE, folder.path());
+    let shard = folder.path().join("model.safetensors");
+    let memory = MemoryRequest::default();
+    let engine = common::engine(folder.path(), exact("cpu"), memory);
+    let mut session = engine.session().unwrap();
+    let text = Golden::read(WITH_TABLE).prompt();
+    let (first, rest) = text.split_at(4);
+    let expected = [feed(&mut session, first, None), feed(&mut session, rest, None)];
+    session.reset().unwrap();
+    let read = engine.read_counters();
+    assert!(feed(&mut session, first, None) == expected[0]);
+
+    let whole = fs::read(&shard).unwrap();
+    OpenOptions::new().write(true).open(&shard).unwrap().set_len(60_000).unwrap();
+    let fails = |session: &mut moeflux::Session| {
+        let mut control = StepControl::default();
+        let fed = session.feed(rest, Logits::Last, &mut control, &mut |_, _| {});
+        let error = fed.unwrap_err().to_string();
+        for part in ["model.safetensors", "ple_embedding.ngram_embedding.shard_", "row "] {
+            assert!(error.contains(part), "{error}");
+        }
+        assert!(error.contains("download it again"), "{error}");
+        assert_eq!(session.tokens(), first);
+    };
+    fails(&mut session);
+    fails(&mut session);
+    let replace = |bytes: &[u8]| {
+        let aside = folder.path().join("aside");
+        fs::write(&aside, bytes).unwrap();
+        fs::rename(&aside, &shard).unwrap();
+    };
+    // Other weights in the same layout are refused.
+    let half = whole.len() / 2;
+    let foreign = whole[half..].iter().map(|byte| byte ^ 0x55);
+    replace(&whole[..half].iter().copied().chain(foreign).collect::<Vec<_>>());
+    fails(&mut session);
+
+    replace(&whole);
+    assert!(feed(&mut session, rest, None) == expected[1], "other bits after the return");
+    assert_eq!(engine.read_counters().bytes, read.bytes, "experts were read");
+}
+
 fn with_mirror(folder: &Path, mirror: &Path) -> Result<Engine, Error> {
     let memory = MemoryRequest::default().slots(4);
     let options = EngineOptions::default().memory(memory);
@@ -118,21 +208,25 @@ fn with_mirror(folder: &Path, mirror: &Path) -> Result<Engine, Error> {
 
 #[test]
 fn a_mirror_replaces_a_truncated_file() {
-    let folder = copy_of_tales();
-    let engine = with_mirror(folder.path(), &tales()).unwrap();
-    assert!(engine.reads().ends_with("from 2 folders"), "{}", engine.reads());
-    let mut session = engine.session().unwrap();
-    let mut logits = feed(&mut session, &PROMPT[..3], None);
-    let shard = folder.path().join("model.safetensors");
-    OpenOptions::new().write(true).open(&shard).unwrap().set_len(60_000).unwrap();
-    logits.extend(feed(&mut session, &PROMPT[3..], None));
+    let golden = Golden::read(WITH_TABLE);
+    for (model, text) in [(tales(), &PROMPT[..]), (golden.folder.clone(), &golden.prompt()[..])] {
+        let folder = tempfile::tempdir().unwrap();
+        common::copy_folder(&model, folder.path());
+        let engine = with_mirror(folder.path(), &model).unwrap();
+        assert!(engine.reads().ends_with("from 2 folders"), "{}", engine.reads());
+        let mut session = engine.session().unwrap();
+        let mut logits = feed(&mut session, &text[..3], None);
+        let shard = folder.path().join("model.safetensors");
+        OpenOptions::new().write(true).open(&shard).unwrap().set_len(60_000).unwrap();
+        logits.extend(feed(&mut session, &text[3..], None));
 
-    let memory = MemoryRequest::default().slots(4);
-    let alone = common::engine(&tales(), Default::default(), memory);
-    let mut session = alone.session().unwrap();
-    let mut expected = feed(&mut session, &PROMPT[..3], None);
-    expected.extend(feed(&mut session, &PROMPT[3..], None));
-    assert!(logits == expected);
+        let memory = MemoryRequest::default().slots(4);
+        let alone = common::engine(&model, Default::default(), memory);
+        let mut session = alone.session().unwrap();
+        let mut expected = feed(&mut session, &text[..3], None);
+        expected.extend(feed(&mut session, &text[3..], None));
+        assert!(logits == expected, "{}", model.display());
+    }
 }
 
 #[test]

@@ -51,11 +51,12 @@ pub enum Urgency {
     Prefetch,
 }
 
-/// Request to read one expert into a slot. It owns the slot's memory until it completes.
+/// Request to read one expert, or a batch of rows of a table, into a slot. It owns the slot's
+/// memory until it completes.
 pub struct ReadRequest {
-    /// Index of the layer.
+    /// Index of the layer, or of the table.
     pub layer: usize,
-    /// Index of the expert in the layer.
+    /// Index of the expert in the layer, or of the batch.
     pub expert: usize,
     /// Index of the cache's slot.
     pub slot: usize,
@@ -74,7 +75,7 @@ pub struct Completion {
     pub result: Result<(), Error>,
 }
 
-/// Reads experts into slots. Every started request completes exactly once.
+/// Reads experts or batches of rows into slots. Every started request completes exactly once.
 pub trait Reader: Send {
     /// Starts a read. Never blocks on the disk.
     fn start(&mut self, request: ReadRequest);

@@ -7,7 +7,7 @@ use moeflux_compute::Scalar;
 use super::*;
 use crate::{
     checkpoint::{RowFormat, RowScale, RowShard},
-    experts::io::{Access, ReaderKind},
+    experts::io::{Access, PageCache, ReadOptions, ReaderKind, open_rows},
     model::ngram::NgramSettings,
 };
 
@@ -67,7 +67,8 @@ fn store(folder: &Path, mirrors: &[PathBuf], kind: ReaderKind, pages: PageCache)
     };
     let options = ReadOptions::default().kind(kind).access(access).depth(4);
     let files = ModelFiles { own: &own, mirrors };
-    RowStore::of_tables(files, sources, CHUNK, &options, pages).unwrap()
+    let open = |batches: &Arc<RowBatches>, slots| open_rows(batches, &options, slots, pages);
+    RowStore::of_tables(files, sources, CHUNK, &open).unwrap()
 }
 
 fn text() -> Vec<u32> {
