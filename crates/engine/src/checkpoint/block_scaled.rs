@@ -13,7 +13,7 @@ use crate::base::error::Error;
 
 /// Rows and columns of the blocks of FP8 that are published, for configs without
 /// `weight_block_size`: DeepSeek-V3, DeepSeek-V4.1, MXFP8.
-const FP8_BLOCKS: [[u16; 2]; 3] = [[128, 128], [32, 32], [1, 32]];
+pub(super) const FP8_BLOCKS: [[u16; 2]; 3] = [[128, 128], [32, 32], [1, 32]];
 
 /// Suffix of the scales of DeepSeek-V4.
 const SCALE: &str = "scale";

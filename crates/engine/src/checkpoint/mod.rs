@@ -65,7 +65,7 @@ use quantization::Quantization;
 pub(crate) use read::READ_THREADS;
 pub(crate) use read_ahead::{ReadAhead, ReadMatrix};
 pub use rope_scaling::RopeScaling;
-pub use row_table::{RowFormat, RowScale, RowShard, RowTable};
+pub use row_table::{RowFormat, RowScale, RowShard, RowTable, ScaleBlocks};
 use shards::Shards;
 use source::SourceChanges;
 

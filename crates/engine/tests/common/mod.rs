@@ -6,7 +6,8 @@ pub mod readers;
 pub mod simulated_gpu;
 
 use std::{
-    collections::BTreeSet,
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     process::Command,
 };
@@ -15,7 +16,8 @@ use moeflux::{
     Checkpoint, Engine, EngineOptions, MemoryRequest, Session, StepControl,
     runtime::{DeviceOptions, Logits, StepObserver},
 };
-use safetensors::{Dtype, SafeTensors};
+use safetensors::{Dtype, SafeTensors, View};
+use serde_json::json;
 
 /// Logits, hidden states and experts computed by mlx-lm.
 pub struct Golden {
@@ -71,6 +73,72 @@ pub fn copy_golden(name: &str, into: &Path) {
             std::fs::copy(&path, into.join(name)).unwrap();
         }
     }
+}
+
+/// A tensor in memory.
+#[derive(Clone, Debug)]
+pub struct TensorData {
+    pub dtype: Dtype,
+    pub shape: Vec<usize>,
+    pub bytes: Vec<u8>,
+}
+
+impl View for &TensorData {
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::from(&self.bytes)
+    }
+
+    fn data_len(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
+/// Tensors of a safetensors file, by name.
+pub fn read_tensors(path: &Path) -> BTreeMap<String, TensorData> {
+    let bytes = std::fs::read(path).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap().tensors().into_iter();
+    let tensors = tensors.map(|(name, view)| {
+        let (dtype, shape, bytes) = (view.dtype(), view.shape().to_vec(), view.data().to_vec());
+        (name, TensorData { dtype, shape, bytes })
+    });
+    tensors.collect()
+}
+
+/// Writes a safetensors file.
+pub fn write_tensors<'a>(
+    path: &Path,
+    tensors: impl IntoIterator<Item = (&'a String, &'a TensorData)>,
+) {
+    safetensors::serialize_to_file(tensors, None, path).unwrap();
+}
+
+/// Files of [`split_golden`].
+pub const TWO_SHARDS: [&str; 2] =
+    ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
+
+/// Copies a golden's checkpoint of one file into a folder, as two files. The first one has the
+/// tensors for which `is_first` is true.
+pub fn split_golden(name: &str, into: &Path, is_first: impl Fn(&str) -> bool) {
+    copy_golden(name, into);
+    let whole = into.join("model.safetensors");
+    let tensors = read_tensors(&whole);
+    std::fs::remove_file(&whole).unwrap();
+    let file = |name: &str| TWO_SHARDS[usize::from(!is_first(name))];
+    for of_shard in TWO_SHARDS {
+        let tensors = tensors.iter().filter(|(name, _)| file(name) == of_shard);
+        write_tensors(&into.join(of_shard), tensors);
+    }
+    let files: BTreeMap<_, _> = tensors.keys().map(|name| (name, file(name))).collect();
+    let index = json!({ "weight_map": files }).to_string();
+    std::fs::write(into.join("model.safetensors.index.json"), index).unwrap();
 }
 
 /// Goldens with every kind of expert layer.

@@ -30,6 +30,7 @@ mod parsers;
 mod published_files;
 mod record_ahead;
 mod residency;
+mod row_tables;
 mod sampling_candidates;
 mod saved_configs;
 mod scheduler;

@@ -212,7 +212,8 @@ impl NgramConfig {
         }
         let each = total.div_ceil(parts);
         let table_scale = module.path("weight_scale");
-        let shards = (0..total.div_ceil(each)).map(|i| {
+        let parts = total.div_ceil(each);
+        let shards = (0..parts).map(|i| {
             let name = match is_split {
                 true => module.path(&format!("shard_{i}.weight")),
                 false => module.path("weight"),
@@ -223,6 +224,8 @@ impl NgramConfig {
                 first: i * each,
                 rows: each.min(total - i * each),
                 table_rows: total,
+                part: i,
+                parts,
                 width,
             })
         });
