@@ -12,11 +12,12 @@ pub trait RecordAhead {
     /// The step has `rows` rows, of one or more sequences. It follows all rows of the current step:
     /// the recorded ops read those of `states` that the current step has written as that step
     /// leaves them. The tokens of each [`Op::Embed`](crate::Op::Embed) among the ops, one per row,
-    /// are set at submission.
+    /// are set at submission. The ops read the values that buffers have then: see
+    /// [`Device::write_view`].
     ///
     /// Nothing is recorded where `record` returns false or reads a result back, or by a synchronous
     /// device. The device discards the recording if rows of the current step are rejected, or
-    /// anything is run or changed before the submission.
+    /// anything but values of buffers is run or changed before the submission.
     fn record_ahead(
         &mut self,
         states: &[State],

@@ -321,12 +321,17 @@ impl Model {
         self.moe_state.ids_were_read = false;
         self.tokens.clear();
         spans.iter().for_each(|span| self.tokens.extend_from_slice(span.tokens));
+        if let Some(store) = ctx.row_store.as_deref_mut() {
+            let spans = spans.iter().map(|s| NgramSpan { before: s.before, tokens: s.tokens });
+            store.start(spans, ctx.stats)?;
+        }
         let submitted = match self.recorded.take() {
             Some(recorded)
                 if control.observer.is_none()
                     && !control.is_cancelled()
                     && recorded.matches(spans) =>
             {
+                self.write_table_rows(ctx)?;
                 let submitted =
                     ctx.device.submit_recorded(&self.tokens).map_err(Error::at(|| "embedding"))?;
                 submitted.then_some(recorded)
@@ -341,10 +346,6 @@ impl Model {
             if let Some(progress) = &mut control.progress {
                 progress(rest.start as f64 / parts.end as f64);
             }
-        }
-        if let Some(store) = ctx.row_store.as_deref_mut() {
-            let spans = spans.iter().map(|s| NgramSpan { before: s.before, tokens: s.tokens });
-            store.start(spans, ctx.stats)?;
         }
         self.run_layers(ctx, spans, control, rest.clone())?;
         let mut logit_rows = std::mem::take(&mut self.logit_rows);
@@ -373,12 +374,26 @@ impl Model {
             let continues = logit_rows.len() == spans.len()
                 && control.observer.is_none()
                 && !spans.iter().any(|span| span.logits.is_of_all_tokens());
-            // Rows of the next token cannot be read before it is known.
-            let next = if continues && ctx.row_store.is_none() { spans } else { &[] };
+            let next = if continues { spans } else { &[] };
             self.read_logits(ctx, logit_rows, next, sink).map_err(Error::at(|| "head"))
         });
         self.logit_rows = logit_rows;
         result
+    }
+
+    /// Writes the rows that layers of the first card read in a step that was recorded ahead.
+    fn write_table_rows(&self, ctx: &mut StepContext<'_>) -> Result<(), Error> {
+        let StepContext { device, row_store: Some(store), stats, .. } = ctx else { return Ok(()) };
+        let layers = self.layers.iter().enumerate().take(self.first_card_parts().end);
+        for (i, layer) in layers {
+            let Some(rows) = layer.table_rows(self.tokens.len()) else { continue };
+            let Some(values) = store.wait(i, stats)? else { continue };
+            device
+                .enter_layer(i, None)
+                .and_then(|()| device.write_view(rows, values))
+                .map_err(Error::at(|| format!("layer {i}, rows of tokens")))?;
+        }
+        Ok(())
     }
 
     /// Parts of a step that can be recorded ahead: those of the first card.

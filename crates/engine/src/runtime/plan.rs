@@ -674,9 +674,8 @@ pub(super) fn scratch_bytes(
     let head_rows = logit_rows(rows, sessions);
     let logits = blueprint.vocab as u64 * 4 * head_rows as u64
         + page_align(4 * (head_rows * TOP_CANDIDATES) as u64);
-    Scratch::bytes(blueprint, rows, context)
-        + (12 + SCRATCH_BUFFERS) as u64 * page_align(1)
-        + logits
+    let buffers = 12 + SCRATCH_BUFFERS + blueprint.memories().count();
+    Scratch::bytes(blueprint, rows, context) + buffers as u64 * page_align(1) + logits
 }
 
 /// Bytes on the host besides process and slots. A device that copies weights holds the largest one

@@ -1,16 +1,22 @@
 //! Recording ahead: a device that records the next decode step while the current one runs returns
 //! the same logits as without it, whatever happens in between.
 
-use std::path::Path;
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
 
 use moeflux::{
-    Engine, Error, MemoryRequest, Session, StepControl,
+    Checkpoint, Engine, EngineOptions, Error, MemoryRequest, Session, StepControl,
     base::SessionError,
     runtime::{CancelToken, Logits, StepObserver},
     session::BatchEntry,
 };
 
-use crate::common::{Golden, engine, feed, gpu, tales};
+use crate::common::{Golden, engine, feed, gpu, readers::faulty, tales};
 
 const TOKENS: [u32; 8] = [17, 4, 100, 4, 32, 7, 99, 5];
 
@@ -21,7 +27,8 @@ fn decode(session: &mut Session, token: u32, expected: &[f32]) -> u64 {
     session.stats().submissions - before
 }
 
-fn check(folder: &Path) {
+/// `grows` is a step that cannot be recorded, as a KV cache gets its first memory in it.
+fn check(folder: &Path, grows: Option<usize>) {
     for exact in [false, true] {
         let Some(device) = gpu(exact) else { return };
         let memory = MemoryRequest::default().sessions(2).context(TOKENS.len() + 1);
@@ -44,8 +51,8 @@ fn check(folder: &Path) {
         for (i, (token, expected)) in TOKENS.iter().zip(&expected).enumerate() {
             let submissions = decode(&mut session, *token, expected);
             assert!(
-                i == 0 || submissions == 2,
-                "one for the step and one for the readback: {submissions}"
+                i == 0 || Some(i) == grows || submissions == 2,
+                "one for the step {i} and one for the readback: {submissions}"
             );
             assert!(submissions <= unprepared);
         }
@@ -135,7 +142,7 @@ fn turns(engine: &Engine, observed: bool) -> (Vec<Vec<f32>>, u64) {
     (logits, submissions)
 }
 
-fn check_together(folder: &Path) {
+fn check_together(folder: &Path, grows: Option<usize>) {
     for exact in [false, true] {
         let Some(device) = gpu(exact) else { return };
         let memory = MemoryRequest::default().sessions(3).context(16);
@@ -143,21 +150,63 @@ fn check_together(folder: &Path) {
         let (expected, _) = turns(&engine, true);
         let (logits, submissions) = turns(&engine, false);
         assert!(logits == expected, "other bits");
-        assert_eq!(submissions, 3 * 2, "one for the step and one for the readback");
+        // Sessions that are at different positions get memory in different steps.
+        assert!(
+            grows.is_some() || submissions == 3 * 2,
+            "one for the step and one for the readback: {submissions}"
+        );
     }
 }
 
 #[test]
 fn the_embedded_model() {
-    check(&tales());
-    check_together(&tales());
+    check(&tales(), None);
+    check_together(&tales(), None);
+}
+
+/// Reads of rows fail before steps that were recorded ahead.
+#[test]
+fn failing_reads_of_rows() {
+    let Some(device) = gpu(true) else { return };
+    let folder = Golden::read("qwen4_exp_hub").folder;
+    let is_armed = Arc::new(AtomicBool::new(false));
+    let armed = Arc::clone(&is_armed);
+    let options = EngineOptions::default()
+        .device(device)
+        .wrap_reader(faulty(move || armed.swap(false, Relaxed)));
+    let checkpoint = Checkpoint::open(&folder).unwrap();
+    let engine = Engine::open(checkpoint, options, &mut |_, _| {}).unwrap();
+    let mut session = engine.session().unwrap();
+    let mut decoded = |faults: bool| -> Vec<Vec<f32>> {
+        session.reset().unwrap();
+        let mut decode = |(i, token): (usize, &u32)| {
+            if faults && i % 3 == 2 {
+                is_armed.store(true, Relaxed);
+                let error = session.decode(*token).unwrap_err().to_string();
+                assert!(error.contains("injected") && session.tokens().len() == i, "{error}");
+            }
+            session.decode(*token).unwrap().to_vec()
+        };
+        TOKENS.iter().enumerate().map(&mut decode).collect()
+    };
+    let expected = decoded(false);
+    assert!(decoded(true) == expected, "other bits");
 }
 
 #[test]
 fn recurrent_and_ring_buffer_states() {
     for name in ["qwen3_5_moe", "gpt_oss_mxfp4"] {
         let folder = Golden::read(name).folder;
-        check(&folder);
-        check_together(&folder);
+        check(&folder, None);
+        check_together(&folder, None);
     }
+}
+
+/// Rows of a table, which are written before the step starts, and entries for blocks of 4 tokens.
+#[test]
+fn rows_of_tables_and_compressed_entries() {
+    let folder = Golden::read("qwen4_exp_hub").folder;
+    let first_block = Some(3);
+    check(&folder, first_block);
+    check_together(&folder, first_block);
 }

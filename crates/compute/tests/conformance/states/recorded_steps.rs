@@ -262,3 +262,37 @@ fn a_step_recorded_after_rejected_rows_is_discarded() {
         assert!(run(device, true) == run(device, false), "{}", device.describe());
     });
 }
+
+#[test]
+fn a_recorded_step_reads_the_values_that_buffers_have_at_its_submission() {
+    for_each_device(|device| {
+        let steps = Steps::new(device, 1, true);
+        let mut random = Random::new(36);
+        let taps = [0, 1].map(|_| random.values(4 * 48));
+        // The outputs of the second step, and whether it was submitted as recorded.
+        let run = |device: &mut dyn Device, is_recorded: bool| {
+            device.write(steps.taps, &taps[0]).unwrap();
+            let states = steps.states(device);
+            steps.run(device, states, START, &tokens(START, 1, token)).unwrap();
+            if is_recorded {
+                steps.record(device, states, START + 1);
+            }
+            read(device, steps.out);
+            steps.commit(device, states, START);
+            device.write_view(View::rows(steps.taps, 1, 4 * 48), &taps[1]).unwrap();
+            let given = tokens(START + 1, 1, token);
+            let is_submitted = is_recorded && device.submit_recorded(&given).unwrap();
+            if !is_submitted {
+                steps.run(device, states, START + 1, &given).unwrap();
+            }
+            let out = bits(&read(device, steps.out));
+            let _ = states.map(|state| device.drop_state(state));
+            (out, is_submitted)
+        };
+        let (expected, _) = run(device, false);
+        let (out, is_submitted) = run(device, true);
+        let name = device.describe();
+        assert!(out == expected, "{name}");
+        assert!(is_submitted || !name.starts_with("gpu"), "{name}: the step was not recorded");
+    });
+}

@@ -271,7 +271,7 @@ pub(crate) struct Step<'a> {
     pub(crate) stats: &'a mut Stats,
     pub(crate) observer: Option<&'a mut (dyn StepObserver + 'a)>,
     /// Rows of the step's tokens; `None` for models without tables, and where ops are recorded
-    /// before there are tokens.
+    /// before there are tokens, whose rows are written before the ops run.
     pub(crate) row_store: Option<&'a mut RowStore>,
     /// Spans with each state of the current layer.
     pub(crate) spans: &'a [Vec<Span>; MAX_STATES],
@@ -583,6 +583,11 @@ impl Layer {
                 _ => None,
             }
         })
+    }
+
+    /// Place of the rows of a step's tokens, if the layer has an n-gram memory.
+    pub(crate) fn table_rows(&self, rows: usize) -> Option<View> {
+        self.memory.as_ref().map(|memory| memory.rows(rows))
     }
 
     /// Runs the memory, then the sub-blocks in order.

@@ -1,6 +1,6 @@
 //! N-gram memory: projections of a token's rows, a gate by stream, a dilated convolution.
 
-use moeflux_compute::{Buffer, Op};
+use moeflux_compute::{Buffer, Op, View};
 
 use super::{Linear, Loader, ScratchId, ScratchWidths, Step};
 use crate::{
@@ -11,6 +11,9 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct NgramMemory {
     embedding: usize,
+    /// `(chunk, embedding)`: rows of the tokens. No other layer writes it, as the rows of a step
+    /// that was recorded ahead are there before its first op.
+    rows: Buffer,
     /// Streams of the residual times their width.
     channels: usize,
     key_proj: Linear,
@@ -25,12 +28,11 @@ pub(crate) struct NgramMemory {
     state: usize,
 }
 
-/// Scratch buffers: rows of the tokens, keys, values, queries, gated values.
-const ROWS: ScratchId = ScratchId(0);
-const K: ScratchId = ScratchId(1);
-const V: ScratchId = ScratchId(2);
-const Q: ScratchId = ScratchId(3);
-const Y: ScratchId = ScratchId(4);
+/// Scratch buffers: keys, values, queries, gated values.
+const K: ScratchId = ScratchId(0);
+const V: ScratchId = ScratchId(1);
+const Q: ScratchId = ScratchId(2);
+const Y: ScratchId = ScratchId(3);
 /// Reuse the buffers of keys and queries.
 const NORMED: ScratchId = K;
 const CONVOLVED: ScratchId = Q;
@@ -38,7 +40,6 @@ const CONVOLVED: ScratchId = Q;
 impl NgramMemory {
     pub(crate) fn widths(blueprint: &NgramMemoryBlueprint) -> ScratchWidths {
         let mut widths = ScratchWidths::default();
-        widths.set(ROWS, blueprint.embedding());
         widths.set(V, blueprint.value_proj.shape.rows);
         [K, Q, Y].into_iter().for_each(|id| widths.set(id, blueprint.channels()));
         widths
@@ -50,8 +51,11 @@ impl NgramMemory {
         loader: &mut Loader<'_>,
     ) -> Result<Option<Self>, Error> {
         let Some(blueprint) = &layer.memory else { return Ok(None) };
+        let embedding = blueprint.embedding();
+        let rows = loader.device.buffer(loader.chunk * embedding);
         Ok(Some(Self {
-            embedding: blueprint.embedding(),
+            embedding,
+            rows: rows.map_err(Error::at(|| "rows of tokens"))?,
             channels: blueprint.channels(),
             key_proj: loader.projection(&blueprint.key_proj)?,
             value_proj: loader.projection(&blueprint.value_proj)?,
@@ -65,10 +69,15 @@ impl NgramMemory {
         }))
     }
 
+    /// `(rows, embedding)`: rows of a step's tokens.
+    pub(crate) const fn rows(&self, rows: usize) -> View {
+        View::rows(self.rows, rows, self.embedding)
+    }
+
     /// Adds to the residual, and writes the next state of the convolution.
     pub(crate) fn run(&self, step: &mut Step<'_>) -> Result<(), Error> {
         let (x, eps, n) = (step.x(), step.eps, step.streams);
-        let rows = step.buffer(ROWS, self.embedding);
+        let rows = self.rows(step.rows);
         let [k, q, y] = [K, Q, Y].map(|id| step.buffer(id, self.channels));
         let [normed, convolved] = [NORMED, CONVOLVED].map(|id| step.buffer(id, self.channels));
         let v = step.buffer(V, step.hidden);

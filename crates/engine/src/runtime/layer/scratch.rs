@@ -167,10 +167,12 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// Bytes of the buffers for `rows` rows of sessions with `context` positions.
+    /// Bytes of the buffers for `rows` rows of sessions with `context` positions, including the
+    /// buffers of n-gram memories.
     pub(crate) fn bytes(blueprint: &Blueprint, rows: usize, context: usize) -> u64 {
         let shared: usize = ScratchWidths::for_model(blueprint, context).0.iter().sum();
-        let width = blueprint.residual() + 2 * blueprint.hidden + shared;
+        let memories: usize = blueprint.memories().map(|(_, memory)| memory.embedding()).sum();
+        let width = blueprint.residual() + 2 * blueprint.hidden + shared + memories;
         let scores = score_rows(blueprint) as u64 * context as u64;
         let prediction = MAX_PREFETCH_ROWS * PredictionWidths::for_model(blueprint).total();
         (rows as u64 * width as u64 + scores + prediction as u64) * 4
