@@ -123,8 +123,8 @@ pub struct MemoryPlan {
 
 impl MemoryPlan {
     /// Use of the page cache for `access`. [`Access::Auto`] decides by the memory that the plan
-    /// leaves: if every expert has a slot, it caches all files for the next start, else the experts
-    /// without a slot.
+    /// leaves: if every expert has a slot, it caches all files but tables of rows for the next
+    /// start, else the experts without a slot.
     pub fn page_cache(
         &self,
         access: Access,
@@ -136,23 +136,29 @@ impl MemoryPlan {
             Access::Buffered => return PageCache::Everything,
             Access::Auto => {}
         }
-        let wanted = match self.holds_all {
-            true => checkpoint.total_bytes(),
-            // Any copy may be read, and each has its own pages.
-            false => blueprint
-                .experts_bytes()
-                .saturating_sub(self.host().bytes(LineName::Slots))
-                .saturating_mul(1 + checkpoint.mirrors().len() as u64),
-        };
+        let wanted = self.cached_bytes(checkpoint, blueprint);
         if !self.leaves_room_for(wanted, &SystemMemory::now()) {
             return PageCache::Nothing;
         }
-        let files = FilePages::for_checkpoint(checkpoint);
+        let files = FilePages::without_tables(checkpoint, blueprint);
         let is_warm = || files.cached().is_some_and(|share| share >= WARM_SHARE);
         if self.holds_all || files.is_empty() || is_warm() {
             PageCache::Everything
         } else {
             PageCache::ReadAgain
+        }
+    }
+
+    /// Bytes of the files that the page cache should hold. Tables do not count, as few rows of
+    /// them are read.
+    fn cached_bytes(&self, checkpoint: &Checkpoint, blueprint: &Blueprint) -> u64 {
+        match self.holds_all {
+            true => checkpoint.total_bytes().saturating_sub(blueprint.row_tables_bytes()),
+            // Any copy may be read, and each has its own pages.
+            false => blueprint
+                .experts_bytes()
+                .saturating_sub(self.host().bytes(LineName::Slots))
+                .saturating_mul(1 + checkpoint.mirrors().len() as u64),
         }
     }
 
@@ -703,13 +709,34 @@ fn carried_bytes(blueprint: &Blueprint, rows: usize, cards: usize) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use moeflux_compute::BankPlace;
+    use moeflux_compute::{BankPlace, DeviceOptions};
 
-    use super::{MemoryPlan, PREFIX_CACHE_SHARE, page_align};
+    use super::{MemoryPlan, MemoryRequest, PREFIX_CACHE_SHARE, page_align};
     use crate::{
+        checkpoint::Checkpoint,
         experts::slot_classes::SlotClasses,
+        model::blueprint::Blueprint,
         runtime::pools::{LineName, Pool, PoolLine},
     };
+
+    #[test]
+    fn the_page_cache_need_not_hold_tables() {
+        let checkpoint = Checkpoint::open(&moeflux_goldens::golden("qwen4_exp_hub")).unwrap();
+        let blueprint = Blueprint::for_checkpoint(&checkpoint).unwrap();
+        let device = DeviceOptions::default().name("cpu");
+        let plan = |slots: Option<usize>| {
+            let request = MemoryRequest::default().slots(slots);
+            MemoryPlan::for_checkpoint(&checkpoint, &blueprint, &request, &device).unwrap().0
+        };
+        let (all, few) = (plan(None), plan(Some(6)));
+        assert!(all.holds_all && !few.holds_all);
+        // 2304 rows of 4 numbers in BF16.
+        let table = 2304 * 4 * 2;
+        assert_eq!(blueprint.row_tables_bytes(), table);
+        let bytes = |plan: &MemoryPlan| plan.cached_bytes(&checkpoint, &blueprint);
+        assert_eq!(bytes(&all), checkpoint.total_bytes() - table);
+        assert_eq!(bytes(&few), blueprint.experts_bytes() * 18 / 24);
+    }
 
     #[test]
     fn a_budget_for_a_token_has_room_for_the_prefix_cache() {
