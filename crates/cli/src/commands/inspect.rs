@@ -95,6 +95,8 @@ struct ParameterCounts {
     total: u64,
     /// Parameters used per token.
     active: u64,
+    /// Parameters in tables of rows, which do not count elsewhere.
+    row_tables: u64,
 }
 
 /// Numbers of decoder layers by kind.
@@ -255,7 +257,11 @@ impl InspectReport {
             packed: checkpoint.is_packed(),
             gguf: checkpoint.gguf().map(GgufReport::new),
             open_seconds,
-            parameters: ParameterCounts { total, active: total - idle },
+            parameters: ParameterCounts {
+                total,
+                active: total - idle,
+                row_tables: blueprint.memories().map(|(_, m)| m.table.parameters()).sum(),
+            },
             hidden: blueprint.hidden,
             vocab: blueprint.vocab,
             max_positions: blueprint.max_positions,
@@ -346,6 +352,9 @@ fn expert_parameters(moe: &moeflux::model::blueprint::MoeBlueprint) -> u64 {
 fn kinds(blueprint: &Blueprint) -> Vec<TensorKind> {
     let mut kinds = TensorKinds::default();
     kinds.add("embedding", &[&blueprint.embed]);
+    for (_, memory) in blueprint.memories() {
+        kinds.add("n-gram memory", &[&memory.key_proj, &memory.value_proj]);
+    }
     for sub_block in blueprint.layers.iter().flat_map(|layer| &layer.sub_blocks) {
         kinds.add("hyper-connections", &sub_block.input.matrices());
         match &sub_block.body {
@@ -390,6 +399,7 @@ fn kinds(blueprint: &Blueprint) -> Vec<TensorKind> {
             }
         }
     }
+    kinds.add("hyper-connections", &blueprint.output.matrices());
     kinds.add("head", &blueprint.head.iter().collect::<Vec<_>>());
     kinds.finish()
 }
@@ -450,7 +460,11 @@ impl std::fmt::Display for InspectReport {
         head.row(["architecture", &self.architecture]);
         let (total, active) =
             (units::count(self.parameters.total), units::count(self.parameters.active));
-        head.row(["parameters", &format!("{total}, {active} active per token")]);
+        let tables = match self.parameters.row_tables {
+            0 => String::new(),
+            tables => format!(", plus {} in tables of rows", units::count(tables)),
+        };
+        head.row(["parameters", &format!("{total}, {active} active per token{tables}")]);
         let files = units::plural(self.files as u64, "file");
         head.row([
             "weights",

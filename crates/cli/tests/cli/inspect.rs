@@ -192,6 +192,29 @@ fn a_preset_is_planned_without_any_file() {
 }
 
 #[test]
+fn parameters_of_tables_are_counted_apart() {
+    let folder = moeflux_goldens::golden("qwen4_exp_hub");
+    let model = ["inspect", "--model", folder.to_str().unwrap()];
+    let shown = json(&succeed(&[&model[..], &["--json"]].concat()));
+    // 2304 rows of 4 numbers.
+    assert_eq!(shown["parameters"]["row_tables"], 9216);
+    let said = succeed(&model);
+    let line = said.lines().find(|line| line.starts_with("parameters")).unwrap();
+    assert!(line.ends_with("active per token, plus 9.2 K in tables of rows"), "{line}");
+    let built_in = json(&succeed(&["inspect", "--json"]));
+    assert_eq!(built_in["parameters"]["row_tables"], 0);
+    assert!(!succeed(&["inspect"]).contains("tables of rows"));
+
+    // All matrices are listed.
+    let checkpoint = moeflux::Checkpoint::open(&folder).unwrap();
+    let blueprint = moeflux::model::blueprint::Blueprint::for_checkpoint(&checkpoint).unwrap();
+    let dense: u64 = blueprint.matrices().map(|matrix| matrix.file_bytes() as u64).sum();
+    let listed = shown["tensors"].as_array().unwrap().iter();
+    let listed: u64 = listed.map(|kind| kind["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(listed, dense + blueprint.experts_bytes());
+}
+
+#[test]
 fn rope_is_scaled_without_an_edit_of_the_config() {
     let model = moeflux_goldens::golden("qwen3_moe");
     let model = model.to_str().unwrap();
