@@ -1,15 +1,22 @@
-//! Determinism: logits depend on the tokens alone, not on the cache, the threads, or the order of
-//! reads.
+//! Determinism: logits depend on the tokens alone, not on the cache, the threads, the order of
+//! reads, or the copy of the model that is read.
 
-use std::path::Path;
+use std::{
+    fs,
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+};
 
 use moeflux::{
     Checkpoint, Engine, EngineOptions, MemoryRequest,
     experts::{Access, FilePages, PolicyKind, PrefetchMode, ReadOptions, ReaderKind},
     runtime::DeviceOptions,
+    tools::pack,
 };
 
-use crate::common::{self, Golden, feed, few_slots, gpu, is_full, readers::shuffled, tales};
+use crate::common::{
+    self, Golden, feed, few_slots, gpu, is_full, readers::shuffled, split_golden, tales,
+};
 
 const READS: (ReaderKind, Access) = (ReaderKind::Threads, Access::Buffered);
 
@@ -22,6 +29,9 @@ struct Run<'a> {
     policy: PolicyKind,
     reads: (ReaderKind, Access),
     prefetch: PrefetchMode,
+    /// Folders with copies of some files.
+    mirrors: &'a [PathBuf],
+    budget: Option<u64>,
     /// `threads` above overrides its threads.
     device: &'a DeviceOptions,
 }
@@ -36,6 +46,8 @@ impl<'a> Run<'a> {
             policy: PolicyKind::Lru,
             reads: READS,
             prefetch: PrefetchMode::Off,
+            mirrors: &[],
+            budget: None,
             device,
         }
     }
@@ -44,13 +56,14 @@ impl<'a> Run<'a> {
 /// Bits of the logits of a prompt and four more tokens, and the hit rate.
 fn bits(folder: &Path, prompt: &[u32], run: Run<'_>) -> (Vec<u32>, f64) {
     let mut options = EngineOptions::default()
-        .memory(few_slots(run.slots).chunk(run.chunk))
+        .memory(few_slots(run.slots).chunk(run.chunk).budget(run.budget))
         .device(run.device.clone().threads(run.threads))
         .reads(ReadOptions::default().kind(run.reads.0).access(run.reads.1))
         .prefetch(run.prefetch)
         .policy(run.policy);
     options.wrap_reader = run.shuffle.map(shuffled);
-    let engine = Engine::open(Checkpoint::open(folder).unwrap(), options, &mut |_, _| {}).unwrap();
+    let checkpoint = Checkpoint::open_with(folder, run.mirrors).unwrap();
+    let engine = Engine::open(checkpoint, options, &mut |_, _| {}).unwrap();
     let mut session = engine.session().unwrap();
     let (first, rest) = prompt.split_at(prompt.len() - 4);
     let mut logits = feed(&mut session, first, None);
@@ -77,6 +90,7 @@ fn check(folder: &Path, prompt: &[u32]) {
             small,
             Run { threads: 2, ..all },
             Run { threads: 2, ..small },
+            Run { budget: Some(1 << 30), threads: 3, ..all },
             Run { prefetch: PrefetchMode::On, slots: Some(2 * smallest(folder)), ..small },
             Run {
                 prefetch: PrefetchMode::On,
@@ -122,12 +136,76 @@ fn the_embedded_model_is_bit_equal_for_any_cache() {
     check(&tales(), &prompt);
 }
 
+/// Every way to read.
+const ALL_READS: [(ReaderKind, Access); 4] = [
+    (ReaderKind::Threads, Access::Buffered),
+    (ReaderKind::Threads, Access::Direct),
+    (ReaderKind::Uring, Access::Buffered),
+    (ReaderKind::Uring, Access::Direct),
+];
+
+/// A model with a table of rows, whose rows are in one of two files, with its packed copy, and with
+/// mirrors of all files or of one.
+#[test]
+fn a_table_of_rows_is_bit_equal_for_any_cache_and_copy() {
+    const NAME: &str = "qwen4_exp_hub";
+    let golden = Golden::read(NAME);
+    let prompt = golden.prompt();
+    check(&golden.folder, &prompt);
+
+    let folder = tempfile::tempdir().unwrap();
+    let [own, packed, mirrors] = ["own", "packed", "mirrors"].map(|name| folder.path().join(name));
+    fs::create_dir(&own).unwrap();
+    // Half of the table is in each file.
+    split_golden(NAME, &own, |name| {
+        name.contains(".ple.") && !["shard_1", "shard_3"].iter().any(|shard| name.contains(shard))
+    });
+    let mut go = |_, _| ControlFlow::Continue(());
+    pack(&Checkpoint::open(&own).unwrap(), &packed, &mut go).unwrap();
+    let slots = smallest(&own);
+    for exact in [false, true] {
+        let device = &common::exact("cpu").exact(exact);
+        let plain = Run::plain(device);
+        let expected = bits(&golden.folder, &prompt, plain).0;
+        let ahead = PrefetchMode::On;
+        let runs = [
+            Run { slots: Some(slots), ..plain },
+            Run { slots: Some(3 * slots), prefetch: ahead, threads: 2, ..plain },
+            Run { slots: Some(2 * slots), prefetch: ahead, shuffle: Some(0xC0FF_EE00), ..plain },
+            Run { threads: 2, budget: Some(1 << 30), ..plain },
+        ];
+        for model in [&own, &packed] {
+            let files = fs::read_dir(model).unwrap().map(|entry| entry.unwrap().file_name());
+            let files = files.map(|name| name.into_string().unwrap());
+            let files: Vec<_> = files
+                .filter(|name| name.ends_with(".safetensors") || name.ends_with(".moeflux"))
+                .collect();
+            assert_eq!(files.len(), 2, "{files:?}");
+            let parts = [&[][..], &files[..1], &files[1..], &files[..]];
+            for (i, copied) in parts.into_iter().enumerate() {
+                let _ = fs::remove_dir_all(&mirrors);
+                fs::create_dir(&mirrors).unwrap();
+                for name in copied {
+                    fs::copy(model.join(name), mirrors.join(name)).unwrap();
+                }
+                let mirrors = std::slice::from_ref(&mirrors);
+                let mirrors = if copied.is_empty() { &[] } else { mirrors };
+                for (j, run) in runs.into_iter().enumerate() {
+                    let run = Run { mirrors, reads: ALL_READS[(i + j) % 4], ..run };
+                    let got = bits(model, &prompt, run).0;
+                    assert!(expected == got, "{}: other bits with {copied:?}", model.display());
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn the_page_cache_selects_the_access_and_changes_no_bit() {
     let folder = tempfile::tempdir().unwrap();
-    for file in std::fs::read_dir(tales()).unwrap() {
+    for file in fs::read_dir(tales()).unwrap() {
         let path = file.unwrap().path();
-        std::fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
+        fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
     }
     let (folder, device) = (folder.path(), &common::exact("cpu"));
     let open = || Checkpoint::open(folder).unwrap();
