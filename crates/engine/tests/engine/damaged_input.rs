@@ -11,9 +11,10 @@ use moeflux::{
     model::blueprint::Blueprint, runtime::Logits,
 };
 use proptest::prelude::*;
+use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
-use crate::common::copy_golden;
+use crate::common::{copy_golden, read_tensors, write_tensors};
 
 /// A copy of a small checkpoint to damage.
 struct CheckpointCopy {
@@ -61,6 +62,18 @@ impl CheckpointCopy {
 
     fn tensor(&self, name: &str, key: &str, value: Value) -> &Self {
         self.header(|h| h[name][key] = value)
+    }
+
+    /// Edits the bytes of a tensor.
+    fn bytes(&self, name: &str, edit: impl FnOnce(&mut [u8])) -> &Self {
+        let path = self.path("model.safetensors");
+        let mut bytes = fs::read(&path).unwrap();
+        let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header: Value = serde_json::from_slice(&bytes[8..8 + n]).unwrap();
+        let end = |i: usize| 8 + n + header[name]["data_offsets"][i].as_u64().unwrap() as usize;
+        edit(&mut bytes[end(0)..end(1)]);
+        fs::write(path, bytes).unwrap();
+        self
     }
 
     fn open(&self) -> Result<Engine, Error> {
@@ -489,14 +502,101 @@ fn orders_of_inputs() {
     golden().tensor(q_proj, "shape", json!([32, 2])).fails(&[q_proj, "[32, 2]"]);
     for (group, part) in [(7, "of group 7, of 2 groups"), (-1, "of group -1")] {
         let copy = golden();
-        let file = copy.path("model.safetensors");
-        let mut bytes = fs::read(&file).unwrap();
-        let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-        let header: Value = serde_json::from_slice(&bytes[8..8 + n]).unwrap();
-        let begin = 8 + n + header[q_proj]["data_offsets"][0].as_u64().unwrap() as usize;
-        bytes[begin..begin + 4].copy_from_slice(&i32::to_le_bytes(group));
-        fs::write(&file, bytes).unwrap();
+        copy.bytes(q_proj, |bytes| bytes[..4].copy_from_slice(&i32::to_le_bytes(group)));
         copy.fails(&[q_proj, part]);
+    }
+}
+
+/// Module with a table of rows.
+const TABLE: &str = "model.language_model.layers.1.ple.ple_embedding";
+
+fn with_table() -> CheckpointCopy {
+    CheckpointCopy::golden("qwen4_exp_hub")
+}
+
+#[test]
+fn constants_of_hashes() {
+    for name in ["layer_multipliers", "ngram_heads_offsets", "ngram_heads_vocab_sizes"] {
+        let tensor = &*format!("{TABLE}.{name}");
+        let differs = ["model.safetensors", tensor, "number 1 is", "by config.json it is"];
+        with_table().bytes(tensor, |bytes| bytes[8] ^= 1).fails(&differs);
+        with_table().bytes(tensor, |bytes| bytes[15] ^= 0x80).fails(&differs);
+        let of_type = ["model.safetensors", tensor, "U64", "I64"];
+        with_table().tensor(tensor, "dtype", json!("U64")).fails(&of_type);
+        let count = if name == "layer_multipliers" { 3 } else { 16 };
+        let of_shape = ["model.safetensors", tensor, &format!("[1, {count}]")];
+        with_table().tensor(tensor, "shape", json!([1, count])).fails(&of_shape);
+        let missing = with_table();
+        missing.header(|header| drop(header.remove(tensor))).fails(&[tensor, "no shard has it"]);
+    }
+}
+
+#[test]
+fn shards_of_tables() {
+    for i in 0..4 {
+        let shard = &*format!("{TABLE}.ngram_embedding.shard_{i}.weight");
+        let missing = with_table();
+        missing.header(|header| drop(header.remove(shard))).fails(&[shard, "no shard has it"]);
+        for shape in [[288, 8], [1152, 2]] {
+            let [rows, width] = shape;
+            let (is, asked) = (format!("[{rows}, {width}]"), "[576, 4]");
+            let of_shape = ["model.safetensors", shard, &is, asked];
+            with_table().tensor(shard, "shape", json!(shape)).fails(&of_shape);
+        }
+        let of_type = ["model.safetensors", shard, "I16", "BF16"];
+        with_table().tensor(shard, "dtype", json!("I16")).fails(&of_type);
+        let beyond = json!([1u64 << 40, (1u64 << 40) + 4608]);
+        let truncated = ["model.safetensors", shard, "truncated"];
+        with_table().tensor(shard, "data_offsets", beyond).fails(&truncated);
+        let short = ["model.safetensors", shard, "do not hold"];
+        with_table().tensor(shard, "data_offsets", json!([0, 4607])).fails(&short);
+    }
+    // Rows of another type than those of the first shard, and FP8 without scales.
+    let shard = &*format!("{TABLE}.ngram_embedding.shard_2.weight");
+    let copy = with_table();
+    let path = copy.path("model.safetensors");
+    let mut tensors = read_tensors(&path);
+    let tensor = tensors.get_mut(shard).unwrap();
+    (tensor.dtype, tensor.bytes) = (Dtype::F32, vec![0; 576 * 4 * 4]);
+    write_tensors(&path, &tensors);
+    copy.fails(&["model.safetensors", shard, "another type", "shard_0.weight"]);
+    let tensor = tensors.get_mut(shard).unwrap();
+    (tensor.dtype, tensor.bytes) = (Dtype::F8_E4M3, vec![0; 576 * 4]);
+    write_tensors(&path, &tensors);
+    copy.fails(&["model.safetensors", shard, "FP8", "weight_scale"]);
+}
+
+/// Sizes of tables that no memory or file could hold, and those of other tables.
+#[test]
+fn settings_of_tables() {
+    let fails = |key: &str, value: Value, parts: &[&str]| {
+        let copy = with_table();
+        copy.json("config.json", |c| c["text_config"][key] = value).fails(parts);
+    };
+    let impossible: [(&str, &[u64]); 7] = [
+        ("ngram_vocab_size_base", &[1 << 62, u64::MAX]),
+        ("split_ngram_parts", &[0, 1_000_000_000, u64::MAX]),
+        ("heads_per_ngram", &[0, 1 << 40, u64::MAX]),
+        ("ngram_size", &[0, 1, 17, 1 << 62]),
+        ("make_ngram_vocab_size_divisible_by", &[0, 1 << 62, u64::MAX]),
+        ("ple_embed_dim", &[0, 63]),
+        ("ple_conv_kernel_size", &[0, 1, 1 << 62]),
+    ];
+    for (key, values) in impossible {
+        values.iter().for_each(|value| fails(key, json!(value), &["config.json", key]));
+    }
+    fails("eos_token_id", json!(null), &["config.json", "eos_token_id"]);
+    let other: [(&str, &[u64]); 7] = [
+        ("ngram_vocab_size_base", &[0, 90, 120, 1 << 30]),
+        ("split_ngram_parts", &[1, 2, 5, 2304]),
+        ("heads_per_ngram", &[4, 16]),
+        ("ngram_size", &[2, 5]),
+        ("make_ngram_vocab_size_divisible_by", &[1024, 1 << 36]),
+        ("ple_embed_dim", &[128, 1 << 62]),
+        ("seed", &[0, 1235, u64::MAX]),
+    ];
+    for (key, values) in other {
+        values.iter().for_each(|value| fails(key, json!(value), &["model.safetensors", TABLE]));
     }
 }
 

@@ -204,7 +204,7 @@ impl NgramConfig {
     /// have fewer.
     fn table(&self, module: &Scope<'_>, hash: &NgramHash, width: usize) -> Result<RowTable, Error> {
         let total = hash.table_rows();
-        let is_split = module.has("shard_0.weight");
+        let is_split = module.has("shard_0.weight") || !module.has("weight");
         let parts = if is_split { self.split_ngram_parts } else { 1 };
         if parts == 0 || parts > MAX_SHARDS.min(total) {
             let problem = format!("split_ngram_parts is {parts}, from 1 to {MAX_SHARDS} is read");
