@@ -1,0 +1,383 @@
+//! HTTP requests to the server: redirects, the token, repeated tries.
+
+use std::{io::Read, ops::Range, thread, time::Duration};
+
+use ureq::{Agent, http};
+
+use crate::{error::HubError, settings::Settings, tls};
+
+/// Redirects of a request, at most.
+const MAX_REDIRECTS: usize = 8;
+
+/// Connections that are kept for further requests, at most.
+const MAX_IDLE: usize = 64;
+
+/// Time for a connection to be made, and for a silent one to send a byte.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// Tries of a request that makes no progress.
+pub(crate) const TRIES: u32 = 6;
+
+/// Pause after the first failed try; each further one is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+
+/// Pause that a server may ask for by `Retry-After`, at most.
+const MAX_PAUSE: Duration = Duration::from_secs(120);
+
+/// Steps in which a pause looks for a cancellation.
+const PAUSE_STEP: Duration = Duration::from_millis(50);
+
+/// Client of one server.
+#[derive(Debug)]
+pub(crate) struct Client {
+    agent: Agent,
+    endpoint: String,
+    token: Option<String>,
+}
+
+/// Headers of an answer of the server itself, and the body of the last redirect's.
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    /// Entity tag of the file, by the server that was asked.
+    pub(crate) tag: Option<String>,
+    /// Size of the file, where the server that was asked says it beside a redirect.
+    pub(crate) linked_size: Option<u64>,
+    /// `Content-Length`.
+    pub(crate) length: Option<u64>,
+    /// `Content-Range`.
+    pub(crate) range: Option<String>,
+    /// Where the last redirect led, if there was one.
+    pub(crate) location: Option<String>,
+    body: ureq::Body,
+}
+
+/// Why a request has no answer that can be used.
+#[derive(Debug)]
+pub(crate) enum RequestError {
+    /// Another try may help, after a pause that the server may have named.
+    Transient { error: HubError, pause: Option<Duration> },
+    /// Another try does not help.
+    Final(HubError),
+}
+
+impl Client {
+    /// Client of the settings' server, for the files of `repository`.
+    ///
+    /// # Errors
+    /// The server is reached by TLS, for which the processor lacks instructions.
+    pub(crate) fn new(settings: &Settings, repository: &str) -> Result<Self, HubError> {
+        let is_secure = settings.endpoint.starts_with("https:");
+        let mut config = Agent::config_builder()
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .https_only(is_secure)
+            .timeout_resolve(Some(SILENCE))
+            .timeout_connect(Some(SILENCE))
+            .timeout_per_read(Some(SILENCE))
+            .timeout_per_write(Some(SILENCE))
+            .timeout_recv_response(Some(SILENCE))
+            .max_idle_connections(MAX_IDLE)
+            .max_idle_connections_per_host(MAX_IDLE)
+            .user_agent(concat!("moeflux/", env!("CARGO_PKG_VERSION")));
+        match tls::missing_instructions() {
+            None => config = config.tls_config(tls::config()?),
+            Some(needs) if is_secure => {
+                return Err(HubError::NoTls { needs, repository: repository.to_owned() });
+            }
+            Some(_) => {}
+        }
+        Ok(Self {
+            agent: config.build().new_agent(),
+            endpoint: settings.endpoint.clone(),
+            token: settings.token.clone(),
+        })
+    }
+
+    /// Address below the endpoint.
+    pub(crate) fn address(&self, path: &str) -> String {
+        format!("{}/{path}", self.endpoint)
+    }
+
+    /// Text of an answer, with repeated tries. `limit` bounds its bytes.
+    ///
+    /// # Errors
+    /// All tries fail, the answer is longer, or `is_cancelled` says so.
+    pub(crate) fn text(
+        &self,
+        url: &str,
+        limit: u64,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<String, HubError> {
+        repeat(is_cancelled, || {
+            let mut answer = self.get(url, None)?;
+            let mut text = Vec::new();
+            let read = answer.reader().take(limit + 1).read_to_end(&mut text);
+            read.map_err(|error| connection(url, &error))?;
+            if text.len() as u64 > limit {
+                let problem = format!("the answer is longer than {limit} bytes");
+                return Err(RequestError::Final(HubError::Answer { url: url.into(), problem }));
+            }
+            String::from_utf8(text).map_err(|_| {
+                let problem = "the answer is not UTF-8".into();
+                RequestError::Final(HubError::Answer { url: url.into(), problem })
+            })
+        })
+    }
+
+    /// Size and entity tag of a file, without its contents.
+    ///
+    /// # Errors
+    /// The request fails.
+    pub(crate) fn head(&self, url: &str) -> Result<Answer, RequestError> {
+        self.request("HEAD", url, None)
+    }
+
+    /// A file's contents, or a range of them.
+    ///
+    /// # Errors
+    /// The request fails.
+    pub(crate) fn get(
+        &self,
+        url: &str,
+        range: Option<&Range<u64>>,
+    ) -> Result<Answer, RequestError> {
+        self.request("GET", url, range)
+    }
+
+    fn request(
+        &self,
+        method: &str,
+        url: &str,
+        range: Option<&Range<u64>>,
+    ) -> Result<Answer, RequestError> {
+        let mut address = url.to_owned();
+        let mut first: Option<Answer> = None;
+        for _ in 0..=MAX_REDIRECTS {
+            let mut request = http::Request::builder().method(method).uri(&address);
+            if let Some(range) = range {
+                let (start, last) = (range.start, range.end.saturating_sub(1));
+                request = request.header("range", format!("bytes={start}-{last}"));
+            }
+            // Other servers, to which a redirect leads, must not see the token.
+            if let Some(token) = &self.token
+                && origin(&address) == origin(&self.endpoint)
+            {
+                request = request.header("authorization", format!("Bearer {token}"));
+            }
+            let request = request.body(()).map_err(|error| {
+                let problem = format!("the address cannot be used: {error}");
+                RequestError::Final(HubError::Answer { url: address.clone(), problem })
+            })?;
+            let response = self.agent.run(request).map_err(|error| failed(&address, error))?;
+            let header = |name| response.headers().get(name)?.to_str().ok();
+            let location = header("location").map(|location| joined(&address, location));
+            let pause = header("retry-after").and_then(|value| value.trim().parse().ok());
+            let tag = header("x-linked-etag").or_else(|| header("etag"));
+            let number = |name| header(name)?.trim().parse().ok();
+            let answer = Answer {
+                status: response.status().as_u16(),
+                tag: tag.map(plain_tag),
+                linked_size: number("x-linked-size"),
+                length: number("content-length"),
+                range: header("content-range").map(str::to_owned),
+                location: first.is_some().then(|| address.clone()),
+                body: response.into_body(),
+            };
+            match answer.status {
+                200 | 206 => {
+                    return Ok(match first {
+                        None => answer,
+                        Some(first) => {
+                            Answer { tag: first.tag, linked_size: first.linked_size, ..answer }
+                        }
+                    });
+                }
+                301 | 302 | 303 | 307 | 308 => {
+                    let Some(location) = location else { return Err(unusable(&address, &answer)) };
+                    // The server that was asked has told everything; others need no question.
+                    if method == "HEAD" && answer.linked_size.is_some() {
+                        return Ok(answer);
+                    }
+                    address = location;
+                    first.get_or_insert(answer);
+                }
+                status => {
+                    return Err(refused(&address, status, pause.map(Duration::from_secs), self));
+                }
+            }
+        }
+        let problem = format!("more than {MAX_REDIRECTS} redirects");
+        Err(RequestError::Final(HubError::Answer { url: url.to_owned(), problem }))
+    }
+}
+
+impl Answer {
+    /// The contents.
+    pub(crate) fn reader(&mut self) -> impl Read {
+        self.body.as_reader()
+    }
+}
+
+/// Error of a redirect that leads nowhere.
+fn unusable(url: &str, answer: &Answer) -> RequestError {
+    let problem = format!("status {} without a location", answer.status);
+    RequestError::Final(HubError::Answer { url: url.to_owned(), problem })
+}
+
+/// Error of a status that is neither an answer nor a redirect.
+fn refused(url: &str, status: u16, pause: Option<Duration>, client: &Client) -> RequestError {
+    let url = url.to_owned();
+    match status {
+        401 | 403 => {
+            let advice = match client.token {
+                None => "set HF_TOKEN, or accept the model's licence on its page first",
+                Some(_) => "the token does not give access; is the model's licence accepted?",
+            };
+            RequestError::Final(HubError::Denied { url, status, advice })
+        }
+        404 | 410 => RequestError::Final(HubError::NotFound { url, status }),
+        408 | 425 | 429 | 500..=599 => RequestError::Transient {
+            error: HubError::Status { url, status, tries: String::new() },
+            pause,
+        },
+        _ => RequestError::Final(HubError::Status { url, status, tries: String::new() }),
+    }
+}
+
+/// Error of a request without an answer.
+fn failed(url: &str, error: ureq::Error) -> RequestError {
+    let url = url.to_owned();
+    match error {
+        ureq::Error::BadUri(_) | ureq::Error::Http(_) | ureq::Error::RequireHttpsOnly(_) => {
+            let problem = format!("the address cannot be used: {error}");
+            RequestError::Final(HubError::Answer { url, problem })
+        }
+        ureq::Error::Rustls(error) => {
+            let problem = format!("no encrypted connection: {error}");
+            RequestError::Final(HubError::Connection { url, problem, tries: String::new() })
+        }
+        error => {
+            let problem = error.to_string();
+            let error = HubError::Connection { url, problem, tries: String::new() };
+            RequestError::Transient { error, pause: None }
+        }
+    }
+}
+
+/// Error of a connection that breaks within an answer.
+pub(crate) fn connection(url: &str, error: &dyn std::fmt::Display) -> RequestError {
+    let problem = error.to_string();
+    let error = HubError::Connection { url: url.to_owned(), problem, tries: String::new() };
+    RequestError::Transient { error, pause: None }
+}
+
+/// Result of an operation, tried again after a pause while errors are transient.
+pub(crate) fn repeat<T>(
+    is_cancelled: &dyn Fn() -> bool,
+    mut operation: impl FnMut() -> Result<T, RequestError>,
+) -> Result<T, HubError> {
+    let mut tries = 0;
+    loop {
+        match operation() {
+            Ok(value) => return Ok(value),
+            Err(RequestError::Final(error)) => return Err(error),
+            Err(RequestError::Transient { error, pause }) => {
+                tries += 1;
+                pause_after(tries, error, pause, is_cancelled)?;
+            }
+        }
+    }
+}
+
+/// Waits after a failed try.
+///
+/// # Errors
+/// It was the last one, or `is_cancelled` says so.
+pub(crate) fn pause_after(
+    tries: u32,
+    error: HubError,
+    asked: Option<Duration>,
+    is_cancelled: &dyn Fn() -> bool,
+) -> Result<(), HubError> {
+    if tries >= TRIES {
+        return Err(with_tries(error, tries));
+    }
+    let pause = asked.unwrap_or(FIRST_PAUSE * 2_u32.pow(tries - 1)).min(MAX_PAUSE);
+    let mut waited = Duration::ZERO;
+    while waited < pause {
+        if is_cancelled() {
+            return Err(HubError::Cancelled);
+        }
+        thread::sleep(PAUSE_STEP);
+        waited += PAUSE_STEP;
+    }
+    Ok(())
+}
+
+/// The error with the number of tries in its message.
+fn with_tries(error: HubError, count: u32) -> HubError {
+    let tries = format!(", {count} times");
+    match error {
+        HubError::Connection { url, problem, .. } => HubError::Connection { url, problem, tries },
+        HubError::Status { url, status, .. } => HubError::Status { url, status, tries },
+        other => other,
+    }
+}
+
+/// An entity tag without its quotes.
+fn plain_tag(tag: &str) -> String {
+    tag.trim().trim_start_matches("W/").trim_matches('"').to_owned()
+}
+
+/// Scheme, host and port of an address.
+fn origin(address: &str) -> &str {
+    let start = address.find("://").map_or(0, |at| at + 3);
+    let end = address[start..].find(['/', '?', '#']).map_or(address.len(), |at| start + at);
+    &address[..end]
+}
+
+/// The address that a redirect leads to from another.
+fn joined(address: &str, location: &str) -> String {
+    if location.contains("://") {
+        return location.to_owned();
+    }
+    let origin = origin(address);
+    if let Some(host) = location.strip_prefix("//") {
+        let scheme = origin.split("://").next().unwrap_or("https");
+        return format!("{scheme}://{host}");
+    }
+    if location.starts_with('/') {
+        return format!("{origin}{location}");
+    }
+    let path = address.split(['?', '#']).next().unwrap_or(address);
+    let folder = path.rfind('/').filter(|&at| at >= origin.len()).unwrap_or(path.len());
+    format!("{}/{location}", &path[..folder])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn redirects_are_joined_as_browsers_do() {
+        let from = "https://hub.example:8443/a/b?c=d";
+        for (location, joined_to) in [
+            ("https://cdn.example/x?y=z", "https://cdn.example/x?y=z"),
+            ("//cdn.example/x", "https://cdn.example/x"),
+            ("/x/y", "https://hub.example:8443/x/y"),
+            ("x", "https://hub.example:8443/a/x"),
+        ] {
+            assert_eq!(joined(from, location), joined_to);
+        }
+        assert_eq!(joined("http://host", "x"), "http://host/x");
+    }
+
+    #[test]
+    fn a_token_is_for_one_origin() {
+        assert_eq!(origin("https://hub.example/a://b"), "https://hub.example");
+        assert_ne!(origin("https://hub.example.evil/x"), origin("https://hub.example"));
+        assert_ne!(origin("http://hub.example/x"), origin("https://hub.example"));
+        assert_ne!(origin("https://hub.example:444/x"), origin("https://hub.example"));
+    }
+}

@@ -1,0 +1,175 @@
+//! Errors of downloads and of the cache.
+
+use std::{io, path::PathBuf};
+
+/// Why a model cannot be downloaded, found or removed. Messages say what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HubError {
+    /// The name of a model has another form.
+    #[error("{name:?} is not the name of a model: write ORG/NAME, or ORG/NAME:Q4_K_M for GGUF")]
+    ModelName {
+        /// The name.
+        name: String,
+    },
+    /// A server names a file that could leave the cache.
+    #[error("the server names a file {path:?}, which is not a path within a repository")]
+    FilePath {
+        /// The path.
+        path: String,
+    },
+    /// A revision is no branch, tag or commit.
+    #[error("{revision:?} is not the name of a branch, a tag or a commit")]
+    Revision {
+        /// The revision.
+        revision: String,
+    },
+    /// An environment variable has a value that cannot be used.
+    #[error("{variable} is {value:?}: {problem}")]
+    Setting {
+        /// The variable.
+        variable: &'static str,
+        /// Its value.
+        value: String,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// The processor lacks what the implementation of TLS needs.
+    #[error(
+        "this processor lacks instructions that encrypted connections need ({needs}): download the \
+         model with `hf download {repository}`, then the same name works here"
+    )]
+    NoTls {
+        /// The instructions.
+        needs: &'static str,
+        /// `ORG/NAME`.
+        repository: String,
+    },
+    /// No folder for the cache is known.
+    #[error("no folder for downloads is known: set HF_HOME")]
+    NoCache,
+    /// The server does not know the model or the revision.
+    #[error("{url}: there is no such model or revision; private models need HF_TOKEN ({status})")]
+    NotFound {
+        /// The address.
+        url: String,
+        /// Status line's code.
+        status: u16,
+    },
+    /// The server wants another token, or none.
+    #[error("{url}: access is denied ({status}): {advice}")]
+    Denied {
+        /// The address.
+        url: String,
+        /// Status line's code.
+        status: u16,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// The server answers with a status that does not help.
+    #[error("{url}: the server answers with status {status}{tries}")]
+    Status {
+        /// The address.
+        url: String,
+        /// Status line's code.
+        status: u16,
+        /// How often it was tried, if more than once.
+        tries: String,
+    },
+    /// The connection fails.
+    #[error("{url}: {problem}{tries}; run the command again to resume")]
+    Connection {
+        /// The address.
+        url: String,
+        /// Cause.
+        problem: String,
+        /// How often it was tried, if more than once.
+        tries: String,
+    },
+    /// The server's answer has another form than the API's.
+    #[error("{url}: {problem}")]
+    Answer {
+        /// The address.
+        url: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A file changed on the server.
+    #[error(
+        "{file} changed on the server during the download ({problem}): run the command again; \
+         complete files are kept"
+    )]
+    Changed {
+        /// The file.
+        file: String,
+        /// How it shows.
+        problem: String,
+    },
+    /// A file's digest is not that of the server's list.
+    #[error(
+        "{file}: the downloaded bytes have the {kind} {found}, the server says {wanted}; they are \
+         deleted: run the command again to download this file anew"
+    )]
+    Digest {
+        /// The file.
+        file: String,
+        /// `SHA-256` or `git hash`.
+        kind: &'static str,
+        /// Digest of what arrived.
+        found: String,
+        /// Digest in the server's list.
+        wanted: String,
+    },
+    /// The disk has too little room.
+    #[error("{folder}: {needed} bytes are needed and {free} are free; set HF_HOME to another disk")]
+    NoRoom {
+        /// The cache.
+        folder: PathBuf,
+        /// Bytes to download.
+        needed: u64,
+        /// Bytes that are free.
+        free: u64,
+    },
+    /// No file of the repository was chosen.
+    #[error("{repository} has no file for {wanted}; it has: {available}")]
+    NothingSelected {
+        /// `ORG/NAME`.
+        repository: String,
+        /// What was looked for.
+        wanted: String,
+        /// What there is.
+        available: String,
+    },
+    /// A model is not in the cache.
+    #[error("{name} is not in {folder}; `moeflux list` shows what is")]
+    NotCached {
+        /// The model.
+        name: String,
+        /// The cache.
+        folder: PathBuf,
+    },
+    /// A file or folder of the cache fails.
+    #[error("{path}: {doing} failed: {source}")]
+    File {
+        /// The path.
+        path: PathBuf,
+        /// The operation.
+        doing: &'static str,
+        /// Cause.
+        source: io::Error,
+    },
+    /// The download was cancelled.
+    #[error("cancelled")]
+    Cancelled,
+}
+
+impl HubError {
+    /// Wraps an error of the file system.
+    pub(crate) fn file(
+        path: impl Into<PathBuf>,
+        doing: &'static str,
+    ) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::File { path, doing, source }
+    }
+}

@@ -1,0 +1,30 @@
+//! Checkpoints from the Hugging Face Hub, or from any server with its API.
+//!
+//! Files are kept in the cache folder of `huggingface_hub`, in its layout: what its tools have
+//! downloaded is found, and they find what is downloaded here. A file arrives in ranges over
+//! several connections, is resumed after any break, and has its size and digest checked before it
+//! gets its name.
+
+mod cache;
+mod client;
+mod digest;
+mod disk;
+mod error;
+mod file_path;
+mod listing;
+mod model_name;
+mod partial_file;
+mod pull;
+mod selection;
+mod settings;
+mod tls;
+mod transfer;
+
+pub use cache::{Cache, CachedFile, CachedModel};
+pub use error::HubError;
+pub use file_path::FilePath;
+pub use listing::{Listing, RemoteFile};
+pub use model_name::ModelName;
+pub use pull::{Progress, Pull, PullPlan};
+pub use selection::Selection;
+pub use settings::Settings;

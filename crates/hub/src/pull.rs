@@ -1,0 +1,226 @@
+//! Downloads of models: the plan, and carrying it out.
+
+use std::{
+    num::NonZeroUsize,
+    ops::ControlFlow,
+    path::PathBuf,
+    sync::{Arc, atomic::Ordering, mpsc},
+    thread,
+    time::Duration,
+};
+
+use crate::{
+    cache::{Cache, RepositoryFolder},
+    client::Client,
+    disk::free_space,
+    error::HubError,
+    listing::{Listing, encoded},
+    model_name::ModelName,
+    partial_file,
+    selection::{Chosen, INDEX, Selection},
+    settings::Settings,
+    transfer::{FileToFetch, Transfer},
+};
+
+/// Connections at once.
+const CONNECTIONS: NonZeroUsize = NonZeroUsize::new(8).unwrap();
+
+/// Time between two reports of progress.
+const REPORT: Duration = Duration::from_millis(100);
+
+/// Bytes of an index of shards, at most.
+const MAX_INDEX: u64 = 256 << 20;
+
+/// Bytes that stay free on the disk.
+const SPARE: u64 = 64 << 20;
+
+/// Request for a model's files.
+#[derive(Clone, Debug)]
+pub struct Pull {
+    settings: Settings,
+    model: ModelName,
+    revision: String,
+    selection: Selection,
+    connections: NonZeroUsize,
+}
+
+/// Files of a download, with their sizes.
+#[derive(Debug)]
+pub struct PullPlan {
+    client: Client,
+    repository: RepositoryFolder,
+    cache: PathBuf,
+    revision: String,
+    listing: Listing,
+    chosen: Chosen,
+    files: Vec<FileToFetch>,
+    connections: NonZeroUsize,
+}
+
+/// Progress of a download.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    /// Bytes that are on the disk, also from earlier.
+    pub present: u64,
+    /// Bytes of all files.
+    pub total: u64,
+    /// Bytes whose digest was checked.
+    pub checked: u64,
+    /// Whether another process downloads the same file, so that this one waits.
+    pub waits: bool,
+}
+
+impl Pull {
+    /// A model's files at the head of `main`.
+    pub fn new(settings: Settings, model: ModelName) -> Self {
+        Self {
+            settings,
+            model,
+            revision: "main".into(),
+            selection: Selection::default(),
+            connections: CONNECTIONS,
+        }
+    }
+
+    /// Takes the files of another branch, tag or commit.
+    #[must_use]
+    pub fn revision(self, revision: impl Into<String>) -> Self {
+        Self { revision: revision.into(), ..self }
+    }
+
+    /// Takes other files than those the model needs.
+    #[must_use]
+    pub fn selection(self, selection: Selection) -> Self {
+        Self { selection, ..self }
+    }
+
+    /// Uses another number of connections.
+    #[must_use]
+    pub fn connections(self, connections: Option<NonZeroUsize>) -> Self {
+        Self { connections: connections.unwrap_or(CONNECTIONS), ..self }
+    }
+
+    /// Asks the server for the files and their sizes.
+    ///
+    /// # Errors
+    /// The server does not answer, does not know the model, or has no file that fits.
+    pub fn plan(self, is_cancelled: &dyn Fn() -> bool) -> Result<PullPlan, HubError> {
+        let Self { settings, model, revision, selection, connections } = self;
+        let client = Client::new(&settings, &model.repository())?;
+        let listing = Listing::request(&client, &model, &revision, is_cancelled)?;
+        let commit = encoded(&listing.commit)?;
+        let url =
+            |path: &str| client.address(&format!("{}/resolve/{commit}/{path}", model.repository()));
+        let paths: Vec<_> = listing.files.iter().map(|file| &file.path).collect();
+        let mut chosen = selection.select(&model, &paths)?;
+        if let Some(index) = chosen.files.iter().find(|path| path.as_str() == INDEX) {
+            let text = client.text(&url(&index.encoded()), MAX_INDEX, is_cancelled)?;
+            chosen.keep_indexed(&text);
+        }
+        let mut files = Vec::new();
+        for file in listing.files.iter().filter(|file| chosen.files.contains(&file.path)) {
+            let url = url(&file.path.encoded());
+            let contents = file.contents(&client, &url, is_cancelled)?;
+            files.push(FileToFetch { path: file.path.clone(), url, contents });
+        }
+        // Small files first: a configuration that is not read is found before its weights arrive.
+        files.sort_by_key(|file| (file.path.name().contains(".safetensors"), file.path.clone()));
+        let cache = Cache::new(settings.cache);
+        let repository = cache.repository(&model);
+        let cache = cache.root().to_owned();
+        Ok(PullPlan { client, repository, cache, revision, listing, chosen, files, connections })
+    }
+}
+
+impl PullPlan {
+    /// Number of files.
+    pub fn file_count(&self) -> usize {
+        self.files.len()
+    }
+
+    /// Bytes of all files.
+    pub fn total(&self) -> u64 {
+        self.files.iter().fold(0, |sum, file| sum.saturating_add(file.contents.size))
+    }
+
+    /// Bytes that are not on the disk.
+    pub fn missing(&self) -> u64 {
+        let missing = |file: &FileToFetch| {
+            let blob = self.repository.blob(&file.contents.tag);
+            let size = file.contents.size;
+            match std::fs::metadata(&blob) {
+                Ok(found) if found.len() == size => 0,
+                _ => partial_file::missing(&blob, size),
+            }
+        };
+        self.files.iter().fold(0, |sum, file| sum.saturating_add(missing(file)))
+    }
+
+    /// Folder or GGUF file that `--model` takes once the download is complete.
+    pub fn location(&self) -> PathBuf {
+        self.chosen.location(&self.repository.snapshot_folder(&self.listing.commit))
+    }
+
+    /// Downloads what is missing. `on_progress` is called several times in a second. Whatever ends
+    /// the download, a later one goes on from there.
+    ///
+    /// # Errors
+    /// The disk is too small, a request fails for good, a file is not what the server's list says,
+    /// or `on_progress` breaks.
+    pub fn run(
+        self,
+        mut on_progress: impl FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<PathBuf, HubError> {
+        let (total, needed) = (self.total(), self.missing());
+        self.repository.create()?;
+        if let Some(free) = free_space(&self.cache)
+            && needed > 0
+            && needed.saturating_add(SPARE) > free
+        {
+            return Err(HubError::NoRoom { folder: self.cache, needed, free });
+        }
+        let location = self.location();
+        let Self { client, repository, revision, listing, files, connections, .. } = self;
+        let commit = listing.commit.clone();
+        let transfer = Arc::new(Transfer::new(client, repository.clone(), commit, files));
+        // Threads that wait for a silent server are left behind by a stop; each ends in time.
+        let (sender, ended) = mpsc::channel::<()>();
+        for _ in 0..connections.get() {
+            let (transfer, sender) = (transfer.clone(), sender.clone());
+            let work = move || {
+                transfer.work();
+                drop(sender);
+            };
+            let thread = thread::Builder::new().name("download".into()).spawn(work);
+            thread.map_err(HubError::file(&location, "starting a thread"))?;
+        }
+        drop(sender);
+        let counter = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let mut is_stopped = false;
+        while let Err(mpsc::RecvTimeoutError::Timeout) = ended.recv_timeout(REPORT) {
+            if transfer.has_failed() {
+                break;
+            }
+            let counters = &transfer.counters;
+            let progress = Progress {
+                present: counter(&counters.present).min(total),
+                total,
+                checked: counter(&counters.checked).min(total),
+                waits: counters.waits.load(Ordering::Relaxed),
+            };
+            if on_progress(progress).is_break() {
+                is_stopped = true;
+                transfer.stop();
+                break;
+            }
+        }
+        if let Some(error) = transfer.take_error() {
+            return Err(error);
+        }
+        if is_stopped {
+            return Err(HubError::Cancelled);
+        }
+        repository.record(&revision, &listing)?;
+        Ok(location)
+    }
+}

@@ -1,0 +1,458 @@
+//! Several connections that fetch ranges of several files.
+
+use std::{
+    collections::VecDeque,
+    fs::{self, File, OpenOptions, TryLockError},
+    io::{self, Read},
+    ops::Range,
+    sync::{
+        Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use crate::{
+    cache::RepositoryFolder,
+    client::{Answer, Client, RequestError, connection, pause_after},
+    digest::Digest,
+    error::HubError,
+    file_path::FilePath,
+    listing::Contents,
+    partial_file::{BLOCK, PartialFile, write_at},
+};
+
+/// Bytes of a request: what a connection loses at most when the process is killed.
+const REQUEST: u64 = 4 << 20;
+
+/// Bytes that are read from a connection at once.
+const READ: usize = 128 << 10;
+
+/// Pause between two looks at a lock that another process holds.
+const LOCK_PAUSE: Duration = Duration::from_millis(100);
+
+/// A file to fetch.
+#[derive(Debug)]
+pub(crate) struct FileToFetch {
+    pub(crate) path: FilePath,
+    pub(crate) url: String,
+    pub(crate) contents: Contents,
+}
+
+/// Counters of a transfer.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    /// Bytes that are on the disk, also from earlier.
+    pub(crate) present: AtomicU64,
+    /// Bytes whose digest was computed.
+    pub(crate) checked: AtomicU64,
+    /// Whether another process downloads the same file.
+    pub(crate) waits: AtomicBool,
+}
+
+/// Files on their way, and who fetches what.
+#[derive(Debug)]
+pub(crate) struct Transfer {
+    client: Client,
+    repository: RepositoryFolder,
+    commit: String,
+    files: Vec<FileToFetch>,
+    open: Vec<Mutex<Option<OpenFile>>>,
+    /// Where the server redirects requests of a file to.
+    locations: Vec<Mutex<Option<String>>>,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    pub(crate) counters: Counters,
+    stopped: AtomicBool,
+    error: Mutex<Option<HubError>>,
+}
+
+/// A file whose bytes arrive.
+#[derive(Debug)]
+struct OpenFile {
+    partial: PartialFile,
+    /// Held while the file is open.
+    _lock: File,
+    /// Whether one connection fetches all of it, as the server ignores ranges.
+    is_sequential: bool,
+}
+
+/// Work that no connection has taken.
+#[derive(Debug, Default)]
+struct Queue {
+    ranges: VecDeque<Job>,
+    next_file: usize,
+    is_opening: bool,
+}
+
+/// A range of a file for one connection.
+#[derive(Clone, Debug)]
+struct Job {
+    file: usize,
+    range: Range<u64>,
+}
+
+/// Outcome of a request.
+enum Fetched {
+    /// The range has arrived up to its new start.
+    Range,
+    /// Another connection fetches the whole file.
+    Elsewhere,
+}
+
+impl Transfer {
+    pub(crate) fn new(
+        client: Client,
+        repository: RepositoryFolder,
+        commit: String,
+        files: Vec<FileToFetch>,
+    ) -> Self {
+        Self {
+            client,
+            repository,
+            commit,
+            open: files.iter().map(|_| Mutex::new(None)).collect(),
+            locations: files.iter().map(|_| Mutex::new(None)).collect(),
+            files,
+            queue: Mutex::default(),
+            changed: Condvar::new(),
+            counters: Counters::default(),
+            stopped: AtomicBool::new(false),
+            error: Mutex::new(None),
+        }
+    }
+
+    /// Fetches until no work is left, an error occurs or the transfer is stopped.
+    pub(crate) fn work(&self) {
+        while let Some(result) = self.next_job().map(|job| job.and_then(|job| self.fetch(job))) {
+            if let Err(error) = result {
+                // The first error is the cause; others follow from the stop.
+                lock(&self.error).get_or_insert(error);
+                self.stop();
+            }
+        }
+    }
+
+    /// Makes all connections end soon.
+    pub(crate) fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+        self.changed.notify_all();
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+
+    /// Whether an error has ended the transfer.
+    pub(crate) fn has_failed(&self) -> bool {
+        lock(&self.error).is_some()
+    }
+
+    /// The first error.
+    pub(crate) fn take_error(&self) -> Option<HubError> {
+        lock(&self.error).take()
+    }
+
+    /// The next range; opens the next file when no range is left.
+    fn next_job(&self) -> Option<Result<Job, HubError>> {
+        let mut queue = lock(&self.queue);
+        loop {
+            if self.is_stopped() {
+                return None;
+            }
+            if let Some(job) = queue.ranges.pop_front() {
+                return Some(Ok(job));
+            }
+            if queue.is_opening {
+                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            let file = queue.next_file;
+            if file == self.files.len() {
+                return None;
+            }
+            queue.next_file += 1;
+            queue.is_opening = true;
+            drop(queue);
+            let ranges = self.open(file);
+            queue = lock(&self.queue);
+            queue.is_opening = false;
+            self.changed.notify_all();
+            match ranges {
+                Ok(ranges) => {
+                    queue.ranges.extend(ranges.into_iter().map(|range| Job { file, range }));
+                }
+                Err(error) => return Some(Err(error)),
+            }
+        }
+    }
+
+    /// Opens a file and returns its missing ranges; none if the cache has its contents.
+    fn open(&self, file: usize) -> Result<Vec<Range<u64>>, HubError> {
+        let FileToFetch { path, contents, .. } = &self.files[file];
+        let blob = self.repository.blob(&contents.tag);
+        let has_contents = || fs::metadata(&blob).is_ok_and(|found| found.len() == contents.size);
+        let complete = || {
+            self.counters.present.fetch_add(contents.size, Ordering::Relaxed);
+            self.counters.checked.fetch_add(contents.size, Ordering::Relaxed);
+            self.repository.link(&self.commit, path, &contents.tag).map(|()| Vec::new())
+        };
+        if has_contents() {
+            return complete();
+        }
+        self.repository.create()?;
+        let lock_file = self.lock_contents(&contents.tag)?;
+        // The process that held the lock may have fetched it.
+        if has_contents() {
+            return complete();
+        }
+        let partial = PartialFile::open(&blob, contents.size)?;
+        self.counters.present.fetch_add(contents.size - partial.missing(), Ordering::Relaxed);
+        let ranges = partial.missing_ranges(REQUEST);
+        let open = OpenFile { partial, _lock: lock_file, is_sequential: false };
+        match ranges.is_empty() {
+            true => self.complete(file, open)?,
+            false => *lock(&self.open[file]) = Some(open),
+        }
+        Ok(ranges)
+    }
+
+    /// Waits for the lock of contents, as the Hub's tools do.
+    fn lock_contents(&self, tag: &str) -> Result<File, HubError> {
+        let path = self.repository.lock(tag);
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path);
+        let file = file.map_err(HubError::file(&path, "opening"))?;
+        loop {
+            match file.try_lock() {
+                Ok(()) => break,
+                Err(TryLockError::WouldBlock) if self.is_stopped() => {
+                    return Err(HubError::Cancelled);
+                }
+                Err(TryLockError::WouldBlock) => {
+                    self.counters.waits.store(true, Ordering::Relaxed);
+                    thread::sleep(LOCK_PAUSE);
+                }
+                // Some network file systems have no locks: the digest is checked in any case.
+                Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {
+                    break;
+                }
+                Err(TryLockError::Error(error)) => {
+                    return Err(HubError::file(path, "locking")(error));
+                }
+            }
+        }
+        self.counters.waits.store(false, Ordering::Relaxed);
+        Ok(file)
+    }
+
+    /// Fetches a range, with repeated tries.
+    fn fetch(&self, job: Job) -> Result<(), HubError> {
+        let Job { file, mut range } = job;
+        let is_stopped = || self.is_stopped();
+        let mut tries = 0;
+        while range.start < range.end {
+            if self.is_stopped() {
+                return Err(HubError::Cancelled);
+            }
+            let start = range.start;
+            match self.fetch_once(file, &mut range) {
+                Ok(Fetched::Range) => {}
+                Ok(Fetched::Elsewhere) => return Ok(()),
+                Err(RequestError::Final(error)) => return Err(error),
+                Err(RequestError::Transient { error, pause }) => {
+                    // Progress shows that the server is there.
+                    if range.start > start && pause.is_none() {
+                        tries = 0;
+                        continue;
+                    }
+                    tries += 1;
+                    pause_after(tries, error, pause, &is_stopped)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// One request. `range` then starts behind the blocks that have arrived.
+    fn fetch_once(&self, file: usize, range: &mut Range<u64>) -> Result<Fetched, RequestError> {
+        let FileToFetch { url, contents, .. } = &self.files[file];
+        let location = lock(&self.locations[file]).clone();
+        let mut answer = match location {
+            None => self.client.get(url, Some(range))?,
+            Some(location) => match self.client.get(&location, Some(range)) {
+                // Addresses that a redirect leads to are valid for some time only.
+                Err(RequestError::Final(_)) => {
+                    *lock(&self.locations[file]) = None;
+                    self.client.get(url, Some(range))?
+                }
+                other => other?,
+            },
+        };
+        if let Some(location) = answer.location.take() {
+            *lock(&self.locations[file]) = Some(location);
+        }
+        self.check_identity(file, &answer)?;
+        if answer.status == 206 {
+            let end = self.range_end(file, &answer, range)?;
+            let mut part = range.start..end;
+            let result = self.receive(file, &mut answer, &mut part);
+            range.start = part.start;
+            return result.map(|()| Fetched::Range);
+        }
+        // The whole file comes.
+        if answer.length.is_some_and(|length| length != contents.size) {
+            let length = answer.length.unwrap_or_default();
+            return Err(self.changed(file, format!("the server sends {length} bytes")));
+        }
+        if *range != (0..contents.size) {
+            let mut open = lock(&self.open[file]);
+            let Some(open) = open.as_mut() else { return Ok(Fetched::Elsewhere) };
+            if std::mem::replace(&mut open.is_sequential, true) {
+                return Ok(Fetched::Elsewhere);
+            }
+            lock(&self.queue).ranges.retain(|job| job.file != file);
+            *range = 0..contents.size;
+        }
+        let mut all = range.clone();
+        let result = self.receive(file, &mut answer, &mut all);
+        // A further try begins at the file's start again.
+        if result.is_ok() {
+            range.start = range.end;
+        }
+        result.map(|()| Fetched::Range)
+    }
+
+    /// Checks that the server still has the same contents.
+    fn check_identity(&self, file: usize, answer: &Answer) -> Result<(), RequestError> {
+        let contents = &self.files[file].contents;
+        let Some(tag) = &answer.tag else { return Ok(()) };
+        let is_same = match (&contents.digest, Digest::from_tag(tag)) {
+            // Tags of other kinds are those of a cache before the server.
+            (Some(digest), Some(found)) => digest.kind() != found.kind() || *digest == found,
+            (Some(_), None) => true,
+            (None, _) => *tag == contents.tag,
+        };
+        match is_same {
+            true => Ok(()),
+            false => Err(self.changed(file, format!("its entity tag is {tag}"))),
+        }
+    }
+
+    /// End of the bytes that an answer of status 206 has, at most that of the range.
+    fn range_end(
+        &self,
+        file: usize,
+        answer: &Answer,
+        range: &Range<u64>,
+    ) -> Result<u64, RequestError> {
+        let text = answer.range.as_deref().unwrap_or_default();
+        let parsed = text.trim().strip_prefix("bytes ").and_then(|text| {
+            let (bounds, total) = text.split_once('/')?;
+            let (first, last) = bounds.split_once('-')?;
+            let total = if total == "*" { None } else { Some(total.parse::<u64>().ok()?) };
+            Some((first.parse::<u64>().ok()?, last.parse::<u64>().ok()?, total))
+        });
+        let fits = |&(first, last, _): &(u64, u64, _)| first == range.start && last >= first;
+        let Some((_, last, total)) = parsed.filter(fits) else {
+            let (first, last) = (range.start, range.end - 1);
+            let problem = format!(
+                "bytes {first} to {last} were asked for, and the answer's Content-Range is {text:?}"
+            );
+            let url = self.files[file].url.clone();
+            return Err(RequestError::Final(HubError::Answer { url, problem }));
+        };
+        match total {
+            Some(total) if total != self.files[file].contents.size => {
+                Err(self.changed(file, format!("the server says that it has {total} bytes")))
+            }
+            _ => Ok(range.end.min(last.saturating_add(1))),
+        }
+    }
+
+    fn changed(&self, file: usize, problem: String) -> RequestError {
+        let FileToFetch { path, contents, .. } = &self.files[file];
+        let problem = format!("{problem}; it had {} bytes as {}", contents.size, contents.tag);
+        RequestError::Final(HubError::Changed { file: path.to_string(), problem })
+    }
+
+    /// Writes an answer's bytes to their places. `range` then starts behind the last whole block.
+    fn receive(
+        &self,
+        file: usize,
+        answer: &mut Answer,
+        range: &mut Range<u64>,
+    ) -> Result<(), RequestError> {
+        let url = &self.files[file].url;
+        let target = match &*lock(&self.open[file]) {
+            Some(open) => open.partial.handle().map_err(RequestError::Final)?,
+            None => return Ok(()),
+        };
+        let mut reader = answer.reader();
+        let mut buffer = vec![0; READ];
+        let mut position = range.start;
+        while position < range.end {
+            if self.is_stopped() {
+                return Err(RequestError::Final(HubError::Cancelled));
+            }
+            let room = buffer.len().min((range.end - position) as usize);
+            let count = match reader.read(&mut buffer[..room]) {
+                Ok(0) => return Err(connection(url, &"the connection ended early")),
+                Ok(count) => count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(connection(url, &error)),
+            };
+            let path = self.repository.blob(&self.files[file].contents.tag);
+            write_at(&target, &buffer[..count], position)
+                .map_err(|error| RequestError::Final(HubError::file(path, "writing")(error)))?;
+            position += count as u64;
+            if position == range.end || position / BLOCK > range.start / BLOCK {
+                self.record(file, range.start..position).map_err(RequestError::Final)?;
+                range.start =
+                    if position == range.end { position } else { position / BLOCK * BLOCK };
+            }
+        }
+        // Reading the end gives the connection back for the next request.
+        let _ = reader.read(&mut buffer[..1]);
+        Ok(())
+    }
+
+    /// Records bytes that have arrived; the last ones complete the file.
+    fn record(&self, file: usize, range: Range<u64>) -> Result<(), HubError> {
+        let complete = {
+            let mut slot = lock(&self.open[file]);
+            let Some(open) = slot.as_mut() else { return Ok(()) };
+            let recorded = open.partial.record(&range)?;
+            self.counters.present.fetch_add(recorded, Ordering::Relaxed);
+            if open.partial.missing() == 0 { slot.take() } else { None }
+        };
+        complete.map_or(Ok(()), |open| self.complete(file, open))
+    }
+
+    /// Checks the digest of a file that has all its bytes, and gives it its name.
+    fn complete(&self, file: usize, open: OpenFile) -> Result<(), HubError> {
+        let FileToFetch { path, contents, .. } = &self.files[file];
+        let OpenFile { partial, _lock, .. } = open;
+        if let Some(digest) = &contents.digest {
+            let on_read = |count| {
+                self.counters.checked.fetch_add(count, Ordering::Relaxed);
+                !self.is_stopped()
+            };
+            let found = digest
+                .compute(partial.path(), contents.size, on_read)
+                .map_err(HubError::file(partial.path(), "reading"))?
+                .ok_or(HubError::Cancelled)?;
+            if found != digest.hex() {
+                partial.delete();
+                let (kind, wanted) = (digest.kind(), digest.hex().to_owned());
+                return Err(HubError::Digest { file: path.to_string(), kind, found, wanted });
+            }
+        }
+        partial.finish(&self.repository.blob(&contents.tag))?;
+        self.repository.link(&self.commit, path, &contents.tag)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,332 @@
+//! Downloads from a server on the loopback that has the Hub's API and its faults.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+mod fake_hub;
+
+use std::{
+    fs,
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use fake_hub::{COMMIT, FakeHub, Faults, tag};
+use moeflux_hub::{Cache, HubError, Progress, Pull, Selection, Settings};
+use tempfile::TempDir;
+
+/// Bytes without a pattern that a wrong offset would keep.
+fn bytes(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(2).wrapping_add(1);
+    let mut next = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) as u8
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+struct Fixture {
+    hub: FakeHub,
+    folder: TempDir,
+    weights: Vec<u8>,
+}
+
+impl Fixture {
+    /// A model with weights of `len` bytes.
+    fn new(len: usize) -> Self {
+        let weights = bytes(len, 1);
+        let hub = FakeHub::start(&[
+            ("config.json", b"{}".to_vec()),
+            ("tokenizer.json", bytes(50_000, 2)),
+            ("model.safetensors", weights.clone()),
+            ("empty.tiktoken", Vec::new()),
+            ("README.md", b"not needed".to_vec()),
+        ]);
+        Self { hub, folder: tempfile::tempdir().unwrap(), weights }
+    }
+
+    fn settings(&self) -> Settings {
+        Settings {
+            endpoint: format!("http://{}", self.hub.address),
+            token: None,
+            cache: self.folder.path().join("hub"),
+        }
+    }
+
+    fn request(&self) -> Pull {
+        Pull::new(self.settings(), "org/model".parse().unwrap())
+    }
+
+    fn pull(&self) -> Result<PathBuf, HubError> {
+        self.request().plan(&|| false)?.run(|_| ControlFlow::Continue(()))
+    }
+
+    /// Pulls, and stops at the first report of progress that says so.
+    fn pull_until(&self, stop: impl Fn(Progress) -> bool) -> Result<PathBuf, HubError> {
+        self.request().plan(&|| false)?.run(|progress| match stop(progress) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        })
+    }
+
+    fn blobs(&self) -> PathBuf {
+        self.folder.path().join("hub/models--org--model/blobs")
+    }
+
+    /// Asserts that the model is in the cache as the Hub's tools have it.
+    fn assert_complete(&self, location: &Path) {
+        let repository = self.folder.path().join("hub/models--org--model");
+        assert_eq!(location, repository.join("snapshots").join(COMMIT));
+        assert_eq!(fs::read(location.join("model.safetensors")).unwrap(), self.weights);
+        assert_eq!(fs::read(location.join("config.json")).unwrap(), b"{}");
+        assert_eq!(fs::read(location.join("empty.tiktoken")).unwrap(), b"");
+        assert!(!location.join("README.md").exists());
+        assert_eq!(fs::read_to_string(repository.join("refs/main")).unwrap(), COMMIT);
+        let blob = repository.join("blobs").join(tag(&self.weights));
+        assert_eq!(fs::canonicalize(location.join("model.safetensors")).unwrap(), {
+            fs::canonicalize(blob).unwrap()
+        });
+        let left = fs::read_dir(self.blobs()).unwrap().map(|entry| entry.unwrap().file_name());
+        let left: Vec<_> = left.filter(|name| name.to_string_lossy().contains('.')).collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+
+    fn error(&self) -> String {
+        self.pull().unwrap_err().to_string()
+    }
+}
+
+#[test]
+fn a_model_is_pulled_once_and_found_again() {
+    let fixture = Fixture::new(9 << 20);
+    let plan = fixture.request().plan(&|| false).unwrap();
+    assert_eq!((plan.file_count(), plan.missing()), (4, plan.total()));
+    assert_eq!(plan.total(), (9 << 20) + 50_002);
+    let location = fixture.pull().unwrap();
+    fixture.assert_complete(&location);
+    let sent = fixture.hub.sent();
+    assert_eq!(sent, (9 << 20) + 50_002);
+    // Nothing is fetched twice, and nothing is needed of the server to find it.
+    fixture.assert_complete(&fixture.pull().unwrap());
+    assert_eq!(fixture.hub.sent(), sent);
+    assert_eq!(fixture.request().plan(&|| false).unwrap().missing(), 0);
+    let cache = Cache::new(fixture.settings().cache);
+    let name = "org/model".parse().unwrap();
+    assert_eq!(cache.locate(&name, "main").unwrap().as_deref(), Some(location.as_path()));
+    assert_eq!(cache.locate(&name, COMMIT).unwrap().as_deref(), Some(location.as_path()));
+    assert_eq!(cache.locate(&name, "other").unwrap(), None);
+    let models = cache.models().unwrap();
+    assert_eq!((models.len(), &*models[0].references), (1, &["main".to_owned()][..]));
+    assert_eq!(models[0].files.len(), 4);
+    assert_eq!(cache.remove(&name).unwrap(), plan_size(&fixture));
+    assert!(cache.models().unwrap().is_empty());
+    assert!(cache.remove(&name).unwrap_err().to_string().contains("org/model"));
+}
+
+fn plan_size(fixture: &Fixture) -> u64 {
+    fixture.request().plan(&|| false).unwrap().total()
+}
+
+#[test]
+fn a_pull_goes_on_after_every_break() {
+    let fixture = Fixture::new(10 << 20);
+    fixture.hub.set(Faults { breaks_after: Some(700_000), ..Faults::default() });
+    fixture.assert_complete(&fixture.pull().unwrap());
+    // A connection loses less than a block at each break.
+    let (size, breaks) = (plan_size(&fixture), fixture.hub.requests() as u64);
+    assert!(fixture.hub.sent() <= size + breaks * (256 << 10), "{}", fixture.hub.sent());
+}
+
+#[test]
+fn a_pull_goes_on_after_every_stop() {
+    let fixture = Fixture::new(24 << 20);
+    let pause = Some(Duration::from_millis(1));
+    fixture.hub.set(Faults { pause, ..Faults::default() });
+    let mut stops = 0;
+    let mut limit = 2 << 20;
+    let location = loop {
+        match fixture.pull_until(|progress| progress.present > limit) {
+            Ok(location) => break location,
+            Err(HubError::Cancelled) => stops += 1,
+            Err(error) => panic!("{error}"),
+        }
+        let left = fixture.request().plan(&|| false).unwrap().missing();
+        assert!(left < plan_size(&fixture) - (1 << 20) * stops, "{left} after {stops} stops");
+        limit += 2 << 20;
+    };
+    assert!(stops >= 2, "{stops}");
+    fixture.assert_complete(&location);
+    let most = plan_size(&fixture) + stops * 8 * (4 << 20);
+    assert!(fixture.hub.sent() <= most, "{} of {most}", fixture.hub.sent());
+}
+
+#[test]
+fn a_busy_server_is_asked_again() {
+    let fixture = Fixture::new(5 << 20);
+    for status in [429, 500, 503] {
+        fixture.hub.set(Faults {
+            status: Some((status, fixture.hub.requests() + 3)),
+            retry_after: Some(0),
+            ..Faults::default()
+        });
+        fixture.assert_complete(&fixture.pull().unwrap());
+        fs::remove_dir_all(fixture.folder.path().join("hub")).unwrap();
+    }
+}
+
+#[test]
+fn statuses_that_stay_end_with_one_line() {
+    let fixture = Fixture::new(1 << 20);
+    let file_status = |status| Faults {
+        status: Some((status, usize::MAX)),
+        retry_after: Some(0),
+        ..Faults::default()
+    };
+    for (faults, words) in [
+        (file_status(404), "404"),
+        (file_status(403), "HF_TOKEN"),
+        (file_status(503), "503, 6 times"),
+        (file_status(418), "418"),
+        (Faults { list_status: Some(404), ..Faults::default() }, "no such model or revision"),
+        (Faults { list_status: Some(401), ..Faults::default() }, "HF_TOKEN"),
+        (Faults { circle: true, ..Faults::default() }, "redirects"),
+    ] {
+        fixture.hub.set(faults);
+        let error = fixture.error();
+        assert!(error.contains(words) && !error.contains('\n'), "{error}");
+    }
+    fixture.hub.set(Faults::default());
+    fixture.assert_complete(&fixture.pull().unwrap());
+}
+
+#[test]
+fn a_server_that_is_not_there_is_named() {
+    let fixture = Fixture::new(1000);
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let settings = Settings { endpoint: format!("http://{closed}"), ..fixture.settings() };
+    let since = Instant::now();
+    let pull = Pull::new(settings, "org/model".parse().unwrap());
+    // A cancellation ends the tries.
+    let error = pull.plan(&|| since.elapsed() > Duration::from_millis(600)).unwrap_err();
+    assert!(matches!(error, HubError::Cancelled), "{error}");
+    assert!(since.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn redirects_are_followed_without_the_token() {
+    let fixture = Fixture::new(12 << 20);
+    let cdn = FakeHub::start(&[
+        ("config.json", b"{}".to_vec()),
+        ("tokenizer.json", bytes(50_000, 2)),
+        ("model.safetensors", fixture.weights.clone()),
+    ]);
+    cdn.serve_any_path();
+    fixture.hub.set(Faults {
+        redirect: Some(cdn.address),
+        token: Some("hf_secret".into()),
+        ..Faults::default()
+    });
+    let error = fixture.error();
+    assert!(error.contains("401") && error.contains("HF_TOKEN"), "{error}");
+    let settings = Settings { token: Some("hf_secret".into()), ..fixture.settings() };
+    let pull = Pull::new(settings, "org/model".parse().unwrap());
+    let location = pull.plan(&|| false).unwrap().run(|_| ControlFlow::Continue(())).unwrap();
+    fixture.assert_complete(&location);
+    assert!(!cdn.has_leaked_token());
+    // The hub is asked for the place of a file, not for each of its ranges.
+    assert!(fixture.hub.requests() <= 2 + 8, "{}", fixture.hub.requests());
+}
+
+#[test]
+fn a_server_without_ranges_sends_whole_files() {
+    let fixture = Fixture::new(9 << 20);
+    fixture.hub.set(Faults { ignores_ranges: true, ..Faults::default() });
+    fixture.assert_complete(&fixture.pull().unwrap());
+}
+
+#[test]
+fn lies_about_lengths_are_told() {
+    let fixture = Fixture::new(9 << 20);
+    for (faults, words) in [
+        (Faults { list_size_error: 5, ..Faults::default() }, "changed on the server"),
+        (Faults { range_size_error: 5, ..Faults::default() }, "changed on the server"),
+        (Faults { range_start_error: 5, ..Faults::default() }, "Content-Range"),
+        (Faults { list_size_error: 1 << 60, ..Faults::default() }, "no file is so large"),
+        (Faults { list_size_error: 1 << 42, ..Faults::default() }, "are free"),
+    ] {
+        fixture.hub.set(faults);
+        let error = fixture.error();
+        assert!(error.contains(words) && !error.contains('\n'), "{error}");
+    }
+    fixture.hub.set(Faults::default());
+    fixture.assert_complete(&fixture.pull().unwrap());
+}
+
+#[test]
+fn wrong_bytes_are_deleted() {
+    let fixture = Fixture::new(5 << 20);
+    fixture.hub.set(Faults { flips_bytes: true, ..Faults::default() });
+    let error = fixture.error();
+    assert!(error.contains("git hash") || error.contains("SHA-256"), "{error}");
+    fixture.hub.set(Faults::default());
+    fixture.assert_complete(&fixture.pull().unwrap());
+}
+
+#[test]
+fn a_file_that_changes_is_not_mixed() {
+    let fixture = Fixture::new(20 << 20);
+    fixture.hub.set(Faults { changes_after: Some(4), ..Faults::default() });
+    let error = fixture.error();
+    assert!(error.contains("changed on the server"), "{error}");
+    fixture.hub.set(Faults::default());
+    fixture.assert_complete(&fixture.pull().unwrap());
+}
+
+#[test]
+fn files_without_a_digest_in_the_list_are_asked_for() {
+    let fixture = Fixture::new(5 << 20);
+    fixture.hub.set(Faults { bare_list: true, ..Faults::default() });
+    fixture.assert_complete(&fixture.pull().unwrap());
+}
+
+#[test]
+fn names_outside_of_the_cache_are_refused() {
+    let fixture = Fixture::new(1000);
+    for name in ["../../evil", "/etc/passwd", "a/../../b", "C:\\evil", "nul", "a\u{0}b", ""] {
+        let listed_name = Some(name.to_owned());
+        fixture.hub.set(Faults { listed_name, ..Faults::default() });
+        assert!(matches!(fixture.pull(), Err(HubError::FilePath { .. })), "{name:?}");
+    }
+    assert!(!fixture.folder.path().join("hub").exists());
+}
+
+#[test]
+fn chosen_files_and_revisions_are_pulled_alone() {
+    let fixture = Fixture::new(1 << 20);
+    let selection = Selection::patterns(vec!["*.md".into()]);
+    let pull = fixture.request().selection(selection).revision(COMMIT);
+    let location = pull.plan(&|| false).unwrap().run(|_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(fs::read(location.join("README.md")).unwrap(), b"not needed");
+    assert_eq!(fs::read_dir(&location).unwrap().count(), 1);
+    // A commit is no reference.
+    assert!(!fixture.folder.path().join("hub/models--org--model/refs").exists());
+    let selection = Selection::patterns(vec!["*.bin".into()]);
+    let error = fixture.request().selection(selection).plan(&|| false).unwrap_err().to_string();
+    assert!(error.contains("*.bin") && error.contains("model.safetensors"), "{error}");
+    let error = fixture.request().revision("../x").plan(&|| false).unwrap_err();
+    assert!(matches!(error, HubError::Revision { .. }), "{error}");
+}
+
+#[test]
+fn two_pulls_at_once_fetch_once() {
+    let fixture = Fixture::new(16 << 20);
+    let pause = Some(Duration::from_millis(1));
+    fixture.hub.set(Faults { pause, ..Faults::default() });
+    std::thread::scope(|scope| {
+        let pulls: Vec<_> = (0..2).map(|_| scope.spawn(|| fixture.pull().unwrap())).collect();
+        for pull in pulls {
+            fixture.assert_complete(&pull.join().unwrap());
+        }
+    });
+    assert_eq!(fixture.hub.sent(), plan_size(&fixture));
+}
