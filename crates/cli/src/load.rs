@@ -17,7 +17,7 @@ use crate::{
     args::{
         AutoSwitch, ComputeArgs, EngineArgs, IoMode, MemoryArgs, ModelArgs, ReadArgs, ReaderChoice,
     },
-    folders,
+    folders, hub,
     progress::Ui,
 };
 
@@ -116,7 +116,9 @@ pub(crate) fn checkpoint(
     mirrors: &[PathBuf],
     ui: Ui,
 ) -> anyhow::Result<Checkpoint> {
-    let mut checkpoint = checkpoint_in(args.model.as_deref(), mirrors, ui)?;
+    let located =
+        args.model.as_deref().map(|model| hub::located(model, args.yes, ui)).transpose()?;
+    let mut checkpoint = checkpoint_in(located.as_deref(), mirrors, ui)?;
     if let Some(scaling) = args.rope_scaling {
         checkpoint.scale_rope(scaling)?;
     }

@@ -6,6 +6,7 @@ mod atomic_file;
 mod commands;
 mod counted_alloc;
 mod folders;
+mod hub;
 mod interrupt;
 mod load;
 mod model_settings;

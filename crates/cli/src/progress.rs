@@ -89,6 +89,13 @@ impl Bar {
         self.set(done);
     }
 
+    /// Changes what the bar says.
+    pub(crate) fn rename(&self, what: &str) {
+        if self.bar.message() != what {
+            self.bar.set_message(what.to_owned());
+        }
+    }
+
     /// Sets the bar to a fraction from 0 to 1.
     pub(crate) fn share(&self, share: f64) {
         self.set((share * SHARES as f64) as u64);

@@ -1,6 +1,7 @@
 //! Command line arguments and their help texts.
 
 mod bench;
+mod hub;
 mod persist;
 mod serve;
 mod values;
@@ -20,6 +21,7 @@ use moeflux::{
 };
 
 pub(crate) use bench::{BenchArgs, BenchCommand, FigureArgs, KernelsArgs, PlanArgs};
+pub(crate) use hub::{ListArgs, PullArgs, RmArgs, ShowArgs};
 pub(crate) use persist::PersistArgs;
 pub(crate) use serve::ServeArgs;
 use values::{device, kv_format, path, preset, within};
@@ -29,7 +31,7 @@ const EXAMPLES: &str = "\
 Examples:
   moeflux run \"Tell me the fable of The Fox and the Crow.\"
   moeflux run --model ~/models/Qwen3.5-397B-A17B-4bit --memory 8GiB \"Why is the sky blue?\"
-  moeflux chat --model ~/models/Qwen3-30B-A3B-4bit
+  moeflux chat --model mlx-community/Qwen3-30B-A3B-4bit
   moeflux inspect --model ~/models/Qwen3-30B-A3B-4bit --memory 6GiB
 
 Without --model, the commands use tales-18m, a small model inside the program
@@ -57,6 +59,10 @@ pub(crate) enum Command {
     Run(RunArgs),
     Chat(ChatArgs),
     Serve(ServeArgs),
+    Pull(PullArgs),
+    List(ListArgs),
+    Show(ShowArgs),
+    Rm(RmArgs),
     Inspect(InspectArgs),
     Logits(LogitsArgs),
     Perplexity(PerplexityArgs),
@@ -92,13 +98,18 @@ fn without_empty_variables(command: clap::Command) -> clap::Command {
 /// Model.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ModelArgs {
-    /// Folder of the model [default: the built-in tales-18m]
+    /// Folder of the model, or its name ORG/NAME on the Hub [default: the built-in tales-18m]
     ///
     /// A folder with config.json, tokenizer.json and model.safetensors (or shards with their
-    /// index), as downloaded from the Hub; or a GGUF file, or any part of a model in several. The
-    /// built-in model is unpacked once into the user's cache folder.
-    #[arg(short, long, value_parser = path(), value_name = "DIR", env = "MOEFLUX_MODEL", hide_env_values = true, help_heading = MODEL)]
+    /// index), as downloaded from the Hub; or a GGUF file, or any part of a model in several. A
+    /// name (ORG/NAME, of GGUF ORG/NAME:Q4_K_M) that is not in the Hub's cache is downloaded once
+    /// you agree, as by `moeflux pull`. The built-in model is unpacked once into the user's cache
+    /// folder.
+    #[arg(short, long, value_parser = path(), value_name = "MODEL", env = "MOEFLUX_MODEL", hide_env_values = true, help_heading = MODEL)]
     pub(crate) model: Option<PathBuf>,
+    /// Download a model that is not in the cache without asking
+    #[arg(long, help_heading = MODEL)]
+    pub(crate) yes: bool,
     /// Scale RoPE for contexts that are longer than the model's: yarn:FACTOR
     ///
     /// The edit of config.json that model cards advise, without editing it. yarn:FACTOR:POSITIONS

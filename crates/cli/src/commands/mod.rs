@@ -4,6 +4,7 @@ mod answer;
 mod bench;
 mod chat;
 mod devices;
+mod hub;
 mod inspect;
 mod logits;
 mod pack;
@@ -48,6 +49,10 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Devices(args) => devices::run(&args),
         Command::Pack(args) => pack::run(&args, ui),
         Command::Synth(args) => synth::run(&args, ui),
+        Command::Pull(args) => hub::pull(&args, ui),
+        Command::List(args) => hub::list(&args, ui),
+        Command::Show(args) => hub::show(&args),
+        Command::Rm(args) => hub::rm(&args, ui),
         Command::Completions(args) => {
             let mut script = Vec::new();
             clap_complete::generate(args.shell, &mut Cli::command(), "moeflux", &mut script);

@@ -10,7 +10,7 @@ use moeflux_bench::units;
 
 use crate::{
     args::PackArgs,
-    interrupt, load, out,
+    hub, interrupt, load, out,
     progress::{Bar, Ui, error_line},
 };
 
@@ -19,9 +19,10 @@ use crate::{
 /// # Errors
 /// The model cannot be opened or packed, or the folder cannot be written.
 pub(crate) fn run(args: &PackArgs, ui: Ui) -> anyhow::Result<ExitCode> {
+    let model = args.model.as_deref().map(|model| hub::located(model, false, ui)).transpose()?;
     match (&args.verify, &args.out) {
-        (Some(folder), _) => verify(folder, args.model.as_deref(), ui),
-        (None, Some(out)) => write(args.model.as_deref(), out, ui),
+        (Some(folder), _) => verify(folder, model.as_deref(), ui),
+        (None, Some(out)) => write(model.as_deref(), out, ui),
         // The parser requires one of the two.
         (None, None) => Ok(ExitCode::from(2)),
     }

@@ -1,0 +1,149 @@
+//! `pull`, `list`, `show` and `rm`: models of the Hub and of the cache of its tools.
+
+use std::{
+    io::{self, IsTerminal},
+    path::PathBuf,
+    process::ExitCode,
+};
+
+use anyhow::bail;
+use moeflux_bench::{table::Table, units};
+use moeflux_hub::{Cache, CachedModel, HubError, Pull, Selection, Settings};
+use serde::Serialize;
+
+use crate::{
+    WrongUse,
+    args::{ListArgs, PullArgs, RmArgs, ShowArgs},
+    hub, out,
+    progress::Ui,
+};
+
+/// A model of the cache.
+#[derive(Serialize)]
+struct ModelReport {
+    name: String,
+    commit: String,
+    /// Branches and tags that stand for the commit.
+    references: Vec<String>,
+    folder: PathBuf,
+    /// Size of all files in bytes.
+    bytes: u64,
+    files: Vec<FileReport>,
+}
+
+#[derive(Serialize)]
+struct FileReport {
+    path: String,
+    bytes: u64,
+}
+
+impl From<CachedModel> for ModelReport {
+    fn from(model: CachedModel) -> Self {
+        let CachedModel { name, folder, commit, references, files } = model;
+        let files = files.iter().map(|f| FileReport { path: f.path.to_string(), bytes: f.size });
+        let files: Vec<_> = files.collect();
+        let bytes = files.iter().map(|file| file.bytes).sum();
+        Self { name: name.repository(), commit, references, folder, bytes, files }
+    }
+}
+
+/// Runs `moeflux pull`.
+///
+/// # Errors
+/// The model cannot be downloaded.
+pub(crate) fn pull(args: &PullArgs, ui: Ui) -> anyhow::Result<ExitCode> {
+    let request = Pull::new(Settings::from_environment()?, args.model.clone())
+        .revision(&*args.revision)
+        .selection(Selection::patterns(args.include.clone()))
+        .connections(args.connections);
+    let location = hub::download(&args.model, hub::plan(request)?, ui)?;
+    out::line(location.display())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs `moeflux list`.
+///
+/// # Errors
+/// The cache cannot be read.
+pub(crate) fn list(args: &ListArgs, ui: Ui) -> anyhow::Result<ExitCode> {
+    let cache = Cache::new(Settings::from_environment()?.cache);
+    let models: Vec<ModelReport> = cache.models()?.into_iter().map(Into::into).collect();
+    if args.json {
+        out::json(&models)?;
+    } else if models.is_empty() {
+        ui.line(format_args!(
+            "no models in {}; `moeflux pull ORG/NAME` downloads one",
+            cache.root().display()
+        ));
+    } else {
+        let mut table = Table::new(2);
+        for model in &models {
+            let references = match model.references.is_empty() {
+                true => model.commit[..12].to_owned(),
+                false => model.references.join(", "),
+            };
+            table.row([model.name.clone(), references, units::disk(model.bytes as f64)]);
+        }
+        out::write(table)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs `moeflux show`.
+///
+/// # Errors
+/// The model is not in the cache.
+pub(crate) fn show(args: &ShowArgs) -> anyhow::Result<ExitCode> {
+    let cache = Cache::new(Settings::from_environment()?.cache);
+    let missing =
+        || HubError::NotCached { name: args.model.to_string(), folder: cache.root().to_owned() };
+    let model = cache.find(&args.model, &args.revision)?.ok_or_else(missing)?;
+    let model = ModelReport::from(model);
+    if args.json {
+        out::json(&model)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut head = Table::new(2);
+    head.row(["model", &model.name]);
+    head.row(["commit", &model.commit]);
+    if !model.references.is_empty() {
+        head.row(["revisions", &model.references.join(", ")]);
+    }
+    head.row(["folder", &model.folder.display().to_string()]);
+    head.row(["size", &units::disk(model.bytes as f64)]);
+    let mut files = Table::new(1);
+    for file in &model.files {
+        files.row([file.path.clone(), units::disk(file.bytes as f64)]);
+    }
+    out::write(format_args!("{head}\n{files}"))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs `moeflux rm`.
+///
+/// # Errors
+/// The model is not in the cache or cannot be removed, or nobody can be asked.
+pub(crate) fn rm(args: &RmArgs, ui: Ui) -> anyhow::Result<ExitCode> {
+    let cache = Cache::new(Settings::from_environment()?.cache);
+    let name = args.model.repository();
+    if args.model.variant().is_some() {
+        let problem = format!("a model is removed with all its files: moeflux rm {name}");
+        return Err(WrongUse(problem).into());
+    }
+    let models = cache.models()?.into_iter().filter(|model| model.name == args.model);
+    let bytes: u64 = models.map(|model| ModelReport::from(model).bytes).sum();
+    let question = format!("Remove {name}, {}, from {}?", units::disk(bytes as f64), {
+        cache.root().display()
+    });
+    if !args.yes {
+        if !io::stdin().is_terminal() {
+            return Err(WrongUse(format!("{question} --yes says so without a terminal")).into());
+        }
+        if !hub::asked(&question)? {
+            bail!("{name} is not removed");
+        }
+    }
+    let freed = cache.remove(&args.model)?;
+    ui.line(format_args!("{name} is removed: {} are free", units::disk(freed as f64)));
+    Ok(ExitCode::SUCCESS)
+}
