@@ -8,6 +8,7 @@ mod bench;
 mod devices;
 mod dialects;
 mod file_versions;
+mod hub;
 mod inspect;
 mod kernels;
 mod logits;

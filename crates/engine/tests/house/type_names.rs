@@ -66,7 +66,7 @@ impl<T> J for A<T>\nwhere\n    T: Copy,\n{\n    type K = u8;\n}\nmod m {\n    ty
 #[test]
 fn type_names_are_unique_within_a_crate() {
     let mut duplicates = Vec::new();
-    for name in ["bench", "cli", "compute", "engine", "server"] {
+    for name in ["bench", "cli", "compute", "engine", "hub", "server"] {
         let folder = format!("{name}/src");
         if !crates().join(&folder).exists() {
             continue;

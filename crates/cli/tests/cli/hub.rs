@@ -1,0 +1,142 @@
+//! `pull`, `list`, `show`, `rm` and `--model ORG/NAME`, from a server on the loopback.
+
+#[path = "../../../hub/tests/hub/fake_hub.rs"]
+mod fake_hub;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use fake_hub::{COMMIT, FakeHub, Faults, tag};
+use tempfile::TempDir;
+
+use super::*;
+
+/// A command with the server and an empty cache.
+fn with_hub(args: &[&str], hub: &FakeHub, folder: &TempDir) -> Command {
+    let mut command = moeflux(args);
+    for variable in ["HF_TOKEN", "HF_HUB_CACHE", "HF_TOKEN_PATH", "HTTP_PROXY", "http_proxy"] {
+        command.env_remove(variable);
+    }
+    command.env("HF_HOME", folder.path()).env("HF_ENDPOINT", format!("http://{}", hub.address));
+    command
+}
+
+fn run_with(args: &[&str], hub: &FakeHub, folder: &TempDir) -> Said {
+    said(with_hub(args, hub, folder).output().unwrap())
+}
+
+/// The built-in model on a server.
+fn tales() -> FakeHub {
+    let files = moeflux_tales::FILES.iter().map(|(name, bytes)| (*name, bytes.to_vec()));
+    FakeHub::start(&files.collect::<Vec<_>>())
+}
+
+fn snapshot(folder: &TempDir) -> PathBuf {
+    folder.path().join("hub/models--org--model/snapshots").join(COMMIT)
+}
+
+#[test]
+fn a_model_is_run_by_its_name() {
+    let (hub, folder) = (tales(), tempfile::tempdir().unwrap());
+    let fable = ["run", "--model", "org/model", "--memory", "256MiB", FOX];
+    // Nobody can be asked.
+    let refused = run_with(&fable, &hub, &folder);
+    assert_eq!(refused.code, 1, "{refused:?}");
+    assert!(refused.err.contains("moeflux pull org/model"), "{}", refused.err);
+    assert_eq!(hub.sent(), 0);
+    let [first, second] = [true, false].map(|is_first| {
+        let agreed = [&fable[..], &["--yes"][..is_first.into()]].concat();
+        run_with(&agreed, &hub, &folder)
+    });
+    assert_eq!((first.code, second.code), (0, 0), "{first:?} {second:?}");
+    assert_eq!(first.out, second.out);
+    assert_eq!(first.out, succeed(&["run", "--memory", "256MiB", FOX]));
+    assert!(first.err.contains("downloaded in"), "{}", first.err);
+    assert!(!second.err.contains("download"), "{}", second.err);
+}
+
+#[test]
+fn models_are_pulled_listed_shown_and_removed() {
+    let (hub, folder) = (tales(), tempfile::tempdir().unwrap());
+    let empty = run_with(&["list"], &hub, &folder);
+    assert!(empty.err.contains("moeflux pull"), "{empty:?}");
+    let pulled = run_with(&["pull", "org/model"], &hub, &folder);
+    assert_eq!(pulled.out.trim_end(), snapshot(&folder).display().to_string(), "{pulled:?}");
+    let again = run_with(&["pull", "org/model", "--revision", COMMIT], &hub, &folder);
+    assert!(again.err.contains("is in the cache"), "{again:?}");
+    let list = run_with(&["list"], &hub, &folder);
+    assert!(list.out.contains("org/model") && list.out.contains("main"), "{list:?}");
+    let list: serde_json::Value =
+        serde_json::from_str(&run_with(&["list", "--json"], &hub, &folder).out).unwrap();
+    assert_eq!(list[0]["commit"], COMMIT);
+    let shown = run_with(&["show", "org/model"], &hub, &folder);
+    assert!(shown.out.contains("model.safetensors") && shown.out.contains(COMMIT), "{shown:?}");
+    let kept = run_with(&["rm", "org/model"], &hub, &folder);
+    assert_eq!((kept.code, snapshot(&folder).exists()), (2, true), "{kept:?}");
+    let removed = run_with(&["rm", "org/model", "--yes"], &hub, &folder);
+    assert_eq!((removed.code, snapshot(&folder).exists()), (0, false), "{removed:?}");
+    let gone = run_with(&["show", "org/model"], &hub, &folder);
+    assert!(gone.code == 1 && gone.err.contains("moeflux list"), "{gone:?}");
+}
+
+#[test]
+fn faults_of_a_server_are_one_line() {
+    let (hub, folder) = (tales(), tempfile::tempdir().unwrap());
+    let pull = ["pull", "org/model"];
+    for (faults, words) in [
+        (Faults { list_status: Some(404), ..Faults::default() }, "no such model"),
+        (Faults { token: Some("hf_x".into()), ..Faults::default() }, "HF_TOKEN"),
+        (Faults { flips_bytes: true, ..Faults::default() }, "again to download this file anew"),
+        (Faults { listed_name: Some("../x".into()), ..Faults::default() }, "../x"),
+    ] {
+        hub.set(faults);
+        let said = run_with(&pull, &hub, &folder);
+        let errors = said.err.lines().filter(|line| line.starts_with("error: "));
+        assert_eq!((said.code, errors.count()), (1, 1), "{said:?}");
+        assert!(said.err.contains(words), "{}", said.err);
+    }
+    hub.set(Faults { token: Some("hf_x".into()), ..Faults::default() });
+    let said = said(with_hub(&pull, &hub, &folder).env("HF_TOKEN", "hf_x").output().unwrap());
+    assert_eq!(said.code, 0, "{said:?}");
+    let wrong = run_with(&["pull", "../x"], &hub, &folder);
+    assert!(wrong.code == 2 && wrong.err.contains("ORG/NAME"), "{wrong:?}");
+}
+
+/// Kills of one pull.
+const KILLS: u64 = 15;
+
+/// Bytes of the killed pull.
+const KILLED_BYTES: usize = 48 << 20;
+
+/// Connections of the killed pull.
+const CONNECTIONS: u64 = 4;
+
+#[test]
+fn a_pull_that_is_killed_goes_on() {
+    let bytes: Vec<u8> = (0..KILLED_BYTES as u32 / 4).flat_map(u32::to_le_bytes).collect();
+    let hub = FakeHub::start(&[("model.safetensors", bytes.clone())]);
+    hub.set(Faults { pause: Some(Duration::from_millis(2)), ..Faults::default() });
+    let folder = tempfile::tempdir().unwrap();
+    let connections = CONNECTIONS.to_string();
+    let pull = ["pull", "org/model", "--connections", &connections];
+    for kill in 0..KILLS {
+        let mut child = with_hub(&pull, &hub, &folder)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(30 + 37 * kill % 100));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    let said = run_with(&pull, &hub, &folder);
+    assert_eq!(said.code, 0, "{said:?}");
+    let written = fs::read(Path::new(said.out.trim_end()).join("model.safetensors")).unwrap();
+    assert_eq!(tag(&written), tag(&bytes));
+    let most = KILLED_BYTES as u64 + KILLS * CONNECTIONS * (8 << 20);
+    assert!(hub.sent() <= most, "{} of {most}", hub.sent());
+}
