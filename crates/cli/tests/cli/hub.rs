@@ -1,5 +1,6 @@
 //! `pull`, `list`, `show`, `rm` and `--model ORG/NAME`, from a server on the loopback.
 
+#[allow(dead_code, reason = "tests of the downloading crate use the rest")]
 #[path = "../../../hub/tests/hub/fake_hub.rs"]
 mod fake_hub;
 
