@@ -8,7 +8,7 @@ use crate::common::{
 };
 
 /// `max |a - b| <= BAR * rms(b)`.
-const BAR: f64 = 1e-3;
+const BAR: f64 = 1e-4;
 /// `|a - b| <= FAST_BAR * |b|` on the fast path.
 const FAST_BAR: f64 = 0.1;
 /// Prompts from this length on run only once.

@@ -26,6 +26,13 @@ struct IndexerConfig {
     index_head_dim: usize,
     index_topk: usize,
     indexer_rope_interleave: Option<bool>,
+    #[serde(flatten)]
+    sharing: IndexerSharing,
+}
+
+/// Config keys that say which layers have an indexer.
+#[derive(Deserialize)]
+pub(super) struct IndexerSharing {
     indexer_types: Option<Vec<String>>,
     index_topk_pattern: Option<IndexerPattern>,
     index_topk_freq: Option<usize>,
@@ -41,9 +48,16 @@ enum IndexerPattern {
     Types(Vec<String>),
 }
 
-impl IndexerConfig {
+impl IndexerSharing {
     /// For each layer, whether it has an indexer or shares the choice of the previous layer.
-    fn full_layers(&self, source: &dyn TensorSource, layers: usize) -> Result<Vec<bool>, Error> {
+    ///
+    /// # Errors
+    /// The config names another kind, or too few layers.
+    pub(super) fn full_layers(
+        &self,
+        source: &dyn TensorSource,
+        layers: usize,
+    ) -> Result<Vec<bool>, Error> {
         let (key, types) = match (&self.indexer_types, &self.index_topk_pattern) {
             (Some(types), _) => ("indexer_types", types.clone()),
             (None, Some(IndexerPattern::Types(types))) => ("index_topk_pattern", types.clone()),
@@ -95,7 +109,7 @@ pub(super) fn sparse_blueprint(
         ("index_topk", index.index_topk),
         ("num_hidden_layers", config.body.num_hidden_layers),
     ])?;
-    let full = index.full_layers(source, config.body.num_hidden_layers)?;
+    let full = index.sharing.full_layers(source, config.body.num_hidden_layers)?;
     require.that(full[0], || {
         "the first layer has no indexer to share: see \"indexer_types\"".into()
     })?;
@@ -110,7 +124,7 @@ pub(super) fn sparse_blueprint(
             indexer(&config, &index, config.rope(source, pairs)?, &attention.child("indexer"))
         });
         let indexer = indexer.transpose()?.map(MlaIndexer::Positions);
-        Ok(Some(SparseBlueprint { top_k, indexer }))
+        Ok(Some(SparseBlueprint { top_k, pool: 1, indexer }))
     })
 }
 

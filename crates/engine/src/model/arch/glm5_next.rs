@@ -11,6 +11,7 @@ use serde::Deserialize;
 use super::{
     Require,
     deepseek_v3::{DeepseekV3Config, LatentStyle, attention},
+    deepseek_v32::IndexerSharing,
     grouped_moe::MoeStyle,
     hyper_connections::HyperConnections,
     kda::{KdaKeys, KdaParams},
@@ -23,7 +24,7 @@ use crate::{
     model::blueprint::{
         Blueprint, BodyBlueprint, CompressorBlueprint, EntryIndexerBlueprint, LayerBlueprint,
         LinearSource, MixerBlueprint, MlaBlueprint, MlaIndexer, PartialRope, RopeShape,
-        SparseBlueprint, StreamInput, StreamMix, SubBlockBlueprint, SubBlockInput,
+        SparseBlueprint, StreamInput, StreamMix, SubBlockBlueprint, SubBlockInput, entry_positions,
     },
 };
 
@@ -34,7 +35,8 @@ struct Glm5NextConfig {
     #[serde(flatten)]
     streams: HyperConnections,
     layer_types: Option<Vec<String>>,
-    indexer_types: Option<Vec<String>>,
+    #[serde(flatten)]
+    sharing: IndexerSharing,
     linear_attn_config: KdaConfig,
     index_n_heads: usize,
     index_head_dim: usize,
@@ -59,6 +61,7 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
     config.base.has_positions = false;
     config.check(source)?;
     let kda = config.kda(source)?;
+    let full = config.full_layers(source)?;
     let (body, hidden) = (&config.base.body, config.base.body.hidden_size);
     let style = MoeStyle {
         activation: match config.swiglu_limit {
@@ -71,7 +74,7 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
         let module = layer.child("self_attn");
         let mixer = match config.is_linear(source, i)? {
             true => MixerBlueprint::from(kda.delta_net(&module)?),
-            false => config.sparse_attention(&module)?.into(),
+            false => config.sparse_attention(&module, full[i])?.into(),
         };
         let feed_forward =
             config.base.moe.feed_forward_with(&style, &layer.child("mlp"), i, hidden)?;
@@ -101,10 +104,6 @@ impl Glm5NextConfig {
         let (require, layers) = (Require(source), self.base.body.num_hidden_layers);
         self.base.check(source)?;
         require.layers("layer_types", self.layer_types.as_ref(), layers)?;
-        let types = self.indexer_types.iter().flatten();
-        require.that(types.clone().all(|kind| kind == "full"), || {
-            "\"indexer_types\" has shared indexers, which are not supported".into()
-        })?;
         require.sizes(&[
             ("index_n_heads", self.index_n_heads),
             ("index_head_dim", self.index_head_dim),
@@ -126,6 +125,25 @@ impl Glm5NextConfig {
         let purpose = "which layers have linear attention";
         let types = Require(source).named("layer_types", self.layer_types.as_ref(), purpose)?;
         Ok(types.get(layer).is_some_and(|kind| kind == "linear_attention"))
+    }
+
+    /// For each layer, whether it has an indexer. Another layer of sparse attention shares the choice
+    /// of the layer before it.
+    fn full_layers(&self, source: &dyn TensorSource) -> Result<Vec<bool>, Error> {
+        let layers = self.base.body.num_hidden_layers;
+        let full = self.sharing.full_layers(source, layers)?;
+        for layer in 0..layers {
+            let is_sparse = |layer| Ok::<_, Error>(!self.is_linear(source, layer)?);
+            let is_shared = !full[layer] && is_sparse(layer)?;
+            let has_choice = layer > 0 && is_sparse(layer - 1)?;
+            Require(source).that(!is_shared || has_choice, || {
+                format!(
+                    "layer {layer} has no indexer, and the layer before it has none to share: see \
+                     \"indexer_types\""
+                )
+            })?;
+        }
+        Ok(full)
     }
 
     fn kda(&self, source: &dyn TensorSource) -> Result<KdaParams, Error> {
@@ -150,14 +168,29 @@ impl Glm5NextConfig {
         Ok(kda)
     }
 
-    fn sparse_attention(&self, self_attn: &Scope<'_>) -> Result<MlaBlueprint, Error> {
-        let indexer = self.indexer(&self_attn.child("indexer"))?;
+    /// Attention with an indexer if `is_full`, else to the positions of the layer before it.
+    fn sparse_attention(
+        &self,
+        self_attn: &Scope<'_>,
+        is_full: bool,
+    ) -> Result<MlaBlueprint, Error> {
+        let indexer = is_full.then(|| self.indexer(&self_attn.child("indexer"))).transpose()?;
         let style = LatentStyle { output: "o_proj", rope: RopeShape::NONE };
+        let pool = self.index_kpool;
         let sparse = SparseBlueprint {
-            top_k: indexer.positions(),
-            indexer: Some(MlaIndexer::Entries(indexer)),
+            top_k: entry_positions(self.chosen_pools(), pool),
+            pool,
+            indexer: indexer.map(MlaIndexer::Entries),
         };
-        Ok(MlaBlueprint { sparse: Some(sparse), ..attention(&self.base, style, self_attn)? })
+        // Unlike other models of latent attention, its norms of latents have the config's epsilon.
+        let attention = attention(&self.base, style, self_attn)?;
+        let latent_eps = self.base.body.rms_norm_eps.unwrap_or(attention.latent_eps);
+        Ok(MlaBlueprint { sparse: Some(sparse), latent_eps, ..attention })
+    }
+
+    /// Pools that the indexer chooses, at most those that the model's positions have.
+    fn chosen_pools(&self) -> usize {
+        self.index_topk.min(self.base.body.max_position_embeddings) / self.index_kpool
     }
 
     /// Scores are not scaled, as a positive factor on a row's scores does not change the choice.
@@ -172,7 +205,7 @@ impl Glm5NextConfig {
         Ok(EntryIndexerBlueprint {
             heads,
             head_dim: width,
-            top_k: self.index_topk / ratio,
+            top_k: self.chosen_pools(),
             rope: rope.clone(),
             q_proj: indexer.linear("wq_b", heads.saturating_mul(width), rank)?,
             q_norm: None,

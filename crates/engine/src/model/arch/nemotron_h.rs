@@ -5,7 +5,7 @@
 //! and write a latent. Sources: NVIDIA, "Nemotron 3", 2025; the published `config.json`;
 //! transformers, `modeling_nemotron_h.py`.
 
-use moeflux_compute::Activation;
+use moeflux_compute::{Activation, StepLimits};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -26,6 +26,9 @@ use crate::{
         MixerBlueprint, RopeShape, SubBlockBlueprint,
     },
 };
+
+/// Least time step where the config names no bounds: transformers' default.
+const TIME_STEP_MIN: f32 = 0.001;
 
 #[derive(Deserialize)]
 struct NemotronHConfig {
@@ -51,6 +54,7 @@ struct NemotronHConfig {
     conv_kernel: usize,
     use_conv_bias: Option<bool>,
     time_step_limit: Option<Vec<Value>>,
+    time_step_min: Option<f32>,
     moe_shared_expert_intermediate_size: Option<usize>,
     moe_latent_size: Option<usize>,
     mamba_proj_bias: Option<bool>,
@@ -166,11 +170,23 @@ impl NemotronHConfig {
                 conv_width: self.conv_kernel,
             },
             conv_bias: self.use_conv_bias.unwrap_or(true),
-            limits: step_limits(source, self.time_step_limit.as_deref())?,
+            limits: self.step_limits(source)?,
             scale: 1.0,
         };
         params.check(&Require(source), &keys)?;
         Ok(params)
+    }
+
+    /// Bounds of the time steps: `time_step_limit`, else `time_step_min` as in transformers.
+    fn step_limits(&self, source: &dyn TensorSource) -> Result<StepLimits, Error> {
+        if let Some(limits) = self.time_step_limit.as_deref() {
+            return step_limits(source, Some(limits));
+        }
+        let min = self.time_step_min.unwrap_or(TIME_STEP_MIN);
+        Require(source).that(min.is_finite() && min >= 0.0, || {
+            format!("\"time_step_min\" is {min}: a small number is needed")
+        })?;
+        Ok(StepLimits { min, ..StepLimits::default() })
     }
 
     fn attention(&self, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {

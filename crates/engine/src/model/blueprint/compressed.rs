@@ -139,11 +139,15 @@ impl CompressedBlueprint {
     }
 }
 
+/// Most positions of `entries` entries of `ratio` positions each, and of the open block.
+pub(crate) fn entry_positions(entries: usize, ratio: usize) -> usize {
+    entries.saturating_mul(ratio).saturating_add(ratio - 1)
+}
+
 impl EntryIndexerBlueprint {
     /// Most positions that are chosen: those of the entries, and of the open block.
     pub(crate) fn positions(&self) -> usize {
-        let ratio = self.compressor.ratio;
-        self.top_k.saturating_mul(ratio).saturating_add(ratio - 1)
+        entry_positions(self.top_k, self.compressor.ratio)
     }
 
     pub(super) fn linears(&self) -> impl Iterator<Item = &LinearSource> {

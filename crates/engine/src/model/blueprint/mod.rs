@@ -22,6 +22,11 @@ use moeflux_compute::{
     Activation, ExpertGroups, ExpertShape, FileLayout, GateFunction, HeadRows, Scoring,
 };
 
+pub(crate) use self::{
+    compressed::entry_positions,
+    input_orders::InputOrders,
+    states::{LayerState, MAX_STATES, StateEntries, WrittenEntries},
+};
 pub use self::{
     compressed::{
         CompressedBlueprint, CompressedShape, CompressorBlueprint, EntryIndexerBlueprint,
@@ -39,10 +44,6 @@ pub use self::{
     },
     mamba2::{Mamba2Blueprint, Mamba2Shape},
     rope::{Llama3Scaling, LongRope, RopeShape, Yarn},
-};
-pub(crate) use self::{
-    input_orders::InputOrders,
-    states::{LayerState, MAX_STATES, StateEntries, WrittenEntries},
 };
 use crate::checkpoint::{MatrixSource, Segment, VectorSource, location::ShardLocation};
 
@@ -299,6 +300,8 @@ pub struct MlaBlueprint {
     pub kv_a_proj_with_mqa: LinearSource,
     /// `kv_lora_rank` elements.
     pub kv_a_layernorm: VectorSource,
+    /// Epsilon of the norms of latents.
+    pub latent_eps: f32,
     /// Projections from the latent to keys and values.
     pub kv_b: LatentHeads,
     /// Sigmoid gate on the output of attention: `(heads, hidden)` for a gate per head, or
@@ -315,6 +318,9 @@ pub struct MlaBlueprint {
 pub struct SparseBlueprint {
     /// Number of positions that are attended to.
     pub top_k: usize,
+    /// Positions of a pool that is chosen as a whole; 1 where single positions are. Those of the
+    /// open pool are always attended to.
+    pub pool: usize,
     /// Indexer that chooses them; `None` uses the positions of the previous layer.
     pub indexer: Option<MlaIndexer>,
 }

@@ -2,7 +2,7 @@
 
 use moeflux_compute::{Buffer, Op, Span, View};
 
-use super::{Linear, Loader, ScratchId, ScratchWidths, Step, mla::LATENT_EPS};
+use super::{Linear, Loader, ScratchId, ScratchWidths, Step, mla::INDEX_EPS};
 use crate::{
     base::error::Error,
     model::blueprint::{CompressorBlueprint, PartialRope, RopeShape},
@@ -124,7 +124,7 @@ impl Compressor {
             }
         }
         if let Some([weight, bias]) = self.kv_norm {
-            let (bias, eps) = (Some(bias), LATENT_EPS);
+            let (bias, eps) = (Some(bias), INDEX_EPS);
             step.run(&Op::LayerNorm { x: values, weight, bias, eps, out: values })?;
         }
         let blocks = |span: &Span| Span {

@@ -19,9 +19,8 @@ use crate::{
     },
 };
 
-/// Epsilon of the norms of latents and index keys. Fixed in DeepSeek's reference code, independent
-/// of `rms_norm_eps`.
-pub(super) const LATENT_EPS: f32 = 1e-6;
+/// Epsilon of the norms of index keys. Fixed in the reference codes, independent of `rms_norm_eps`.
+pub(super) const INDEX_EPS: f32 = 1e-6;
 
 /// Rows of a span from which on the expanded form is faster: docs/measured/latent-attention.md. It
 /// recomputes K and V of all positions for each span, and then multiplies 320 instead of 1088
@@ -35,6 +34,7 @@ pub(crate) struct Mla {
     q: QueryProjection,
     kv_a_proj_with_mqa: Linear,
     kv_a_layernorm: Buffer,
+    latent_eps: f32,
     /// Order of the latents in the KV cache: that of the inputs of `kv_b_proj`.
     latent_order: Option<Buffer>,
     embed_q: HeadMatrix,
@@ -71,6 +71,8 @@ impl HeadGates {
 struct Sparse {
     /// Most positions of a row.
     positions: usize,
+    /// Positions of a pool that is chosen as a whole.
+    pool: usize,
     /// Without an indexer, the layer uses the positions of the layer before it.
     indexer: Option<SparseIndexer>,
 }
@@ -79,10 +81,9 @@ impl Sparse {
     /// Numbers in a list of positions: as few as the last row of any span needs.
     fn list_width(&self, spans: &[Span]) -> usize {
         let end = spans.iter().map(|span| span.position + span.rows).max().unwrap_or(0);
-        match &self.indexer {
-            Some(SparseIndexer::Entries(indexer)) => indexer.list_width(end),
-            Some(SparseIndexer::Positions(_)) | None => self.positions.min(end),
-        }
+        // Whole pools, and the positions of the open one.
+        let pools = (self.positions.saturating_add(1) / self.pool - 1).min(end / self.pool);
+        pools * self.pool + self.pool - 1
     }
 }
 
@@ -212,6 +213,7 @@ impl Mla {
             q,
             kv_a_proj_with_mqa: loader.linear(&blueprint.kv_a_proj_with_mqa)?,
             kv_a_layernorm,
+            latent_eps: blueprint.latent_eps,
             latent_order,
             embed_q,
             unembed_out,
@@ -221,7 +223,8 @@ impl Mla {
             sparse: match &blueprint.sparse {
                 Some(s) => {
                     let indexer = s.indexer.as_ref().map(|i| SparseIndexer::load(i, loader));
-                    Some(Sparse { positions: s.top_k, indexer: indexer.transpose()? })
+                    let (positions, pool) = (s.top_k, s.pool);
+                    Some(Sparse { positions, pool, indexer: indexer.transpose()? })
                 }
                 None => None,
             },
@@ -250,7 +253,7 @@ impl Mla {
             QueryProjection::LowRank { q_a_proj, q_a_layernorm, q_b_proj, rank } => {
                 let latent = step.buffer(Q_LATENT, *rank);
                 step.mat_mul(x, *q_a_proj, latent)?;
-                step.norm(latent, Some(*q_a_layernorm), LATENT_EPS)?;
+                step.norm(latent, Some(*q_a_layernorm), self.latent_eps)?;
                 step.mat_mul(latent, *q_b_proj, q.merge_heads())?;
                 Some(latent)
             }
@@ -262,7 +265,7 @@ impl Mla {
             step.mat_mul(x, gate.proj, gate.gates(step))?;
         }
         let latent = k.columns(0, kv_lora_rank);
-        let (weight, eps) = (Some(self.kv_a_layernorm), LATENT_EPS);
+        let (weight, eps) = (Some(self.kv_a_layernorm), self.latent_eps);
         let ordered = step.in_order(latent, self.latent_order)?;
         step.run(&Op::RmsNorm { x: ordered, weight, per_head: false, eps, out: latent })?;
         let rotated_key = k.columns(kv_lora_rank, rotated);
@@ -395,7 +398,7 @@ impl Indexer {
         step.exact_mat_mul(x, self.weights_proj, weights)?;
         let [weight, bias] = self.k_norm;
         let bias = Some(bias);
-        step.run(&Op::LayerNorm { x: k, weight, bias, eps: LATENT_EPS, out: k })?;
+        step.run(&Op::LayerNorm { x: k, weight, bias, eps: INDEX_EPS, out: k })?;
         let q = q.split(self.heads);
         for x in [q, k] {
             step.rope(&self.rope, x, x, spans)?;

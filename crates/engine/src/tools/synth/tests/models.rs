@@ -5,7 +5,7 @@ use crate::{
     checkpoint::{Checkpoint, source::TensorSource},
     model::{
         arch::supported,
-        blueprint::{Blueprint, MoeBlueprint},
+        blueprint::{Blueprint, MixerBlueprint, MoeBlueprint},
     },
     runtime::{control::StepControl, forward::Logits, layer::StepObserver, plan::MemoryRequest},
     session::engine::{Engine, EngineOptions},
@@ -281,4 +281,33 @@ fn small_models_of_all_kinds_run() {
             );
         }
     }
+}
+
+#[test]
+fn small_numbers_of_configs_reach_the_layers() {
+    let mixers = |config: Value| -> Vec<_> {
+        let blueprint = Blueprint::for_checkpoint(&planned(config)).unwrap();
+        let latent = |mixer: &MixerBlueprint| match mixer {
+            MixerBlueprint::Mla(mla) => Some(mla.latent_eps),
+            MixerBlueprint::Mamba2(mamba) => Some(mamba.limits.min),
+            _ => None,
+        };
+        blueprint.layers.iter().filter_map(|layer| latent(layer.mixer()?)).collect()
+    };
+    // DeepSeek's code fixes the epsilon of latents, GLM-5.3's follows the config.
+    let mut config = preset("deepseek-v3");
+    config["rms_norm_eps"] = json!(1e-3);
+    assert!(mixers(config).iter().all(|eps| *eps == 1e-6));
+    let mut config = preset("glm-5.3-flash");
+    text(&mut config)["rms_norm_eps"] = json!(1e-3);
+    let found = mixers(config);
+    assert!(!found.is_empty() && found.iter().all(|eps| *eps == 1e-3), "{found:?}");
+    // Time steps have the published bounds, or transformers' least one.
+    let mut config = preset("nemotron-3-nano");
+    config["time_step_min"] = json!(0.25);
+    assert!(mixers(config.clone()).iter().all(|min| *min == 0.25));
+    config["time_step_limit"] = json!([0.0, "Infinity"]);
+    assert!(mixers(config.clone()).iter().all(|min| *min == 0.0));
+    config.as_object_mut().unwrap().retain(|key, _| !key.starts_with("time_step"));
+    assert!(mixers(config).iter().all(|min| *min == 0.001));
 }
