@@ -20,6 +20,7 @@ use moeflux::{
     tools::synth,
 };
 
+use crate::progress;
 pub(crate) use bench::{BenchArgs, BenchCommand, FigureArgs, KernelsArgs, PlanArgs};
 pub(crate) use hub::{ListArgs, PullArgs, RmArgs, ShowArgs};
 pub(crate) use persist::PersistArgs;
@@ -64,6 +65,7 @@ pub(crate) enum Command {
     Show(ShowArgs),
     Rm(RmArgs),
     Inspect(InspectArgs),
+    Tokenize(TokenizeArgs),
     Logits(LogitsArgs),
     Perplexity(PerplexityArgs),
     Bench(Box<BenchArgs>),
@@ -83,8 +85,25 @@ const SAMPLING: &str = "Sampling (defaults from the model's generation_config.js
 
 /// Parses the command line. Empty environment variables count as none: compose files write them.
 pub(crate) fn parse() -> Cli {
+    if std::env::args_os().len() <= 1 {
+        first_words();
+    }
     let command = without_empty_variables(Cli::command());
     Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit())
+}
+
+/// What to type, for a user who types the program's name alone.
+const FIRST_WORDS: &str = "\
+moeflux run \"Tell me the fable of The Fox and the Crow.\"      try it: the model is built in
+moeflux pull mlx-community/Qwen3-30B-A3B-4bit                 download a model, or use a folder
+moeflux chat --model mlx-community/Qwen3-30B-A3B-4bit         talk to it
+moeflux serve --model mlx-community/Qwen3-30B-A3B-4bit        use it from your tools
+moeflux help                                                  all commands and options";
+
+/// Prints [`FIRST_WORDS`] and ends the program.
+fn first_words() -> ! {
+    progress::error_line(FIRST_WORDS);
+    std::process::exit(2);
 }
 
 fn without_empty_variables(command: clap::Command) -> clap::Command {
@@ -510,6 +529,31 @@ pub(crate) struct LogitsArgs {
     pub(crate) tolerance: f32,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+}
+
+const TOKENIZE_EXAMPLES: &str = "\
+Examples:
+  moeflux tokenize --model DIR \"Why is the sky blue?\"
+  moeflux tokenize --model DIR --ids - < text.txt > tokens.json
+  moeflux logits --model DIR --tokens tokens.json --out logits.safetensors";
+
+/// Print the tokens of a text
+///
+/// A line for each token: its id and its text as a JSON string. Loads the tokenizer alone, not the
+/// weights. Marks such as <|im_start|> are special tokens, as in a rendered chat template.
+#[derive(Debug, Args)]
+#[command(after_help = TOKENIZE_EXAMPLES)]
+pub(crate) struct TokenizeArgs {
+    /// The text; `-` is stdin
+    pub(crate) text: String,
+    /// Print a JSON array of ids on one line, as `logits --tokens` takes it
+    #[arg(long)]
+    pub(crate) ids: bool,
+    /// Add no tokens that the tokenizer puts around a text
+    #[arg(long)]
+    pub(crate) plain: bool,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
 }
 
 const PERPLEXITY_EXAMPLES: &str = "\

@@ -15,6 +15,7 @@ mod replay;
 mod run;
 mod serve;
 mod synth;
+mod tokenize;
 
 use std::{io::Read, path::Path, process::ExitCode};
 
@@ -49,6 +50,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Devices(args) => devices::run(&args),
         Command::Pack(args) => pack::run(&args, ui),
         Command::Synth(args) => synth::run(&args, ui),
+        Command::Tokenize(args) => tokenize::run(&args, ui),
         Command::Pull(args) => hub::pull(&args, ui),
         Command::List(args) => hub::list(&args, ui),
         Command::Show(args) => hub::show(&args),

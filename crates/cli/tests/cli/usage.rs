@@ -73,7 +73,29 @@ fn wrong_use_is_exit_code_2_and_names_the_choices() {
         assert_error(&run(args), 2, &[part]);
     }
     let none = run(&[]);
-    assert!(none.code == 2 && none.err.contains("Usage: moeflux"), "{none:?}");
+    assert_eq!((none.code, none.err.lines().count()), (2, 5), "{none:?}");
+    for line in none.err.lines() {
+        assert!(line.starts_with("moeflux ") && line.len() < 100, "{line}");
+    }
+}
+
+#[test]
+fn tokens_are_printed_without_loading_the_model() {
+    let list = succeed(&["tokenize", "The Fox"]);
+    let ids: Vec<u32> = serde_json::from_str(&succeed(&["tokenize", "--ids", "The Fox"])).unwrap();
+    assert_eq!(list.lines().count(), ids.len());
+    let mut text = String::new();
+    for (line, id) in list.lines().zip(&ids) {
+        let (printed, piece) = line.split_once('\t').unwrap();
+        assert_eq!(printed.trim(), id.to_string());
+        text += &serde_json::from_str::<String>(piece).unwrap();
+    }
+    assert!(text.ends_with("The Fox"), "{text}");
+    let fed = with_stdin(&["tokenize", "--ids", "-"], b"The Fox");
+    assert_eq!(serde_json::from_str::<Vec<u32>>(&fed.out).unwrap(), ids);
+    let plain = succeed(&["tokenize", "--plain", "--ids", "The Fox"]);
+    let plain: Vec<u32> = serde_json::from_str(&plain).unwrap();
+    assert!(ids.ends_with(&plain) && !plain.is_empty());
 }
 
 #[test]

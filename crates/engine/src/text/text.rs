@@ -68,10 +68,10 @@ const MAX_EXCESS: usize = 4096;
 impl Text {
     /// Reads a checkpoint's text files; `None` without a tokenizer. `vocab` is the vocabulary size
     /// of the model.
-    pub(crate) fn for_checkpoint(
-        checkpoint: &Checkpoint,
-        vocab: usize,
-    ) -> Result<Option<Self>, Error> {
+    ///
+    /// # Errors
+    /// A file is not read, or the tokenizer has tokens beyond the vocabulary.
+    pub fn for_checkpoint(checkpoint: &Checkpoint, vocab: usize) -> Result<Option<Self>, Error> {
         let config_file = checkpoint.text_file("tokenizer_config.json");
         let (tokenizer, path) = if let Some(json) = checkpoint.tokenizer_file() {
             (

@@ -1,0 +1,38 @@
+//! `tokenize`: the tokens of a text.
+
+use std::process::ExitCode;
+
+use anyhow::Context;
+use moeflux::{model::blueprint::Blueprint, text::Text};
+
+use crate::{args::TokenizeArgs, load, out, progress::Ui};
+
+/// Runs `moeflux tokenize`.
+///
+/// # Errors
+/// The text or the tokenizer cannot be read.
+pub(crate) fn run(args: &TokenizeArgs, ui: Ui) -> anyhow::Result<ExitCode> {
+    let text = match args.text.as_str() {
+        "-" => super::read_stdin()?,
+        text => text.to_owned(),
+    };
+    let checkpoint = load::checkpoint(&args.model, &[], ui)?;
+    let vocab = Blueprint::for_checkpoint(&checkpoint)?.vocab;
+    let tokenizer =
+        Text::for_checkpoint(&checkpoint, vocab)?.context("the model has no tokenizer")?;
+    let ids = match args.plain {
+        true => tokenizer.encode_continuation(&text)?,
+        false => tokenizer.encode(&text)?,
+    };
+    if args.ids {
+        out::line(serde_json::to_string(&ids)?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut lines = String::new();
+    for id in ids {
+        let piece = tokenizer.tokenizer().decode(&[id], false)?;
+        lines += &format!("{id:>7}\t{}\n", serde_json::to_string(&piece)?);
+    }
+    out::write(lines)?;
+    Ok(ExitCode::SUCCESS)
+}
