@@ -9,6 +9,8 @@ use crate::common::{
 
 /// `max |a - b| <= BAR * rms(b)`.
 const BAR: f64 = 1e-4;
+/// The same for long prompts, over which rounding adds up.
+const LONG_BAR: f64 = 1e-3;
 /// `|a - b| <= FAST_BAR * |b|` on the fast path.
 const FAST_BAR: f64 = 0.1;
 /// Prompts from this length on run only once.
@@ -20,24 +22,25 @@ fn matches(golden: &Golden, device: &DeviceOptions, chunk: Option<usize>) {
     let mut session = engine.session().unwrap();
     let mut seen = Seen::default();
     let (prompt, generated) = (golden.prompt(), golden.generated());
+    let bar = if prompt.len() < LONG { BAR } else { LONG_BAR };
 
     let logits = feed(&mut session, &prompt, Some(&mut seen));
     let wanted = golden.floats("prefill_logits_f32").unwrap();
     // The golden stores only the last rows of a long prompt.
     let logits = &logits[logits.len() - wanted.numbers.len()..];
     let d = difference(logits, &wanted.numbers);
-    assert!(d <= BAR, "{at}: prefill logits differ by {d:e} of the rms");
+    assert!(d <= bar, "{at}: prefill logits differ by {d:e} of the rms");
     for (layer, hidden) in seen.hidden.iter().enumerate() {
         let wanted = golden.floats(&format!("hidden_f32.{layer}")).unwrap();
         let d = difference(&hidden[hidden.len() - wanted.numbers.len()..], &wanted.numbers);
-        assert!(d <= BAR, "{at}: hidden states of layer {layer} differ by {d:e} of the rms");
+        assert!(d <= bar, "{at}: hidden states of layer {layer} differ by {d:e} of the rms");
     }
 
     let wanted = golden.floats("decode_logits_f32").unwrap();
     for (i, token) in generated.iter().enumerate() {
         let logits = feed(&mut session, &[*token], Some(&mut seen));
         let d = difference(&logits, wanted.row(i));
-        assert!(d <= BAR, "{at}: logits of decode step {i} differ by {d:e} of the rms");
+        assert!(d <= bar, "{at}: logits of decode step {i} differ by {d:e} of the rms");
     }
     let mut compared = 0;
     for layer in 0..seen.hidden.len() {
