@@ -2,6 +2,7 @@
 
 mod converted;
 mod families;
+mod hybrids;
 
 use std::{fs, path::Path};
 

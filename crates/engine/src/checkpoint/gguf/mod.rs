@@ -130,7 +130,11 @@ impl GgufModel {
                 Some(names) => {
                     let is_factor = name.ends_with(names::FACTOR);
                     let same = || is_factor.then(|| [(); 3].map(|()| info.clone()));
-                    let parts = same().or_else(|| split_projections(info, &config));
+                    let split = || match names::is_beside_kda(name, has) {
+                        true => thirds(info),
+                        false => split_projections(info, &config),
+                    };
+                    let parts = same().or_else(split);
                     let parts = parts.ok_or_else(|| {
                         let (tensor, path) =
                             (name.clone(), files[info.file as usize].path().into());
@@ -217,6 +221,13 @@ fn check_parts(headers: &[Header]) -> Result<(), Error> {
     Ok(())
 }
 
+/// Three matrices of equally many rows, one after the other.
+fn thirds(info: &TensorInfo) -> Option<[TensorInfo; 3]> {
+    let rows = *info.shape.first()? as u64;
+    let each = rows / 3;
+    row_ranges(info, [each; 3]).filter(|_| rows.is_multiple_of(3))
+}
+
 /// Queries, keys and values of a tensor that has the rows of all three, one after the other.
 fn split_projections(info: &TensorInfo, config: &Value) -> Option<[TensorInfo; 3]> {
     let size = |key: &str| config[key].as_u64();
@@ -237,7 +248,12 @@ fn split_projections(info: &TensorInfo, config: &Value) -> Option<[TensorInfo; 3
         }
     };
     let values = rows.checked_sub(queries)?.checked_sub(keys)?;
-    let row = info.bytes.checked_div(rows)?;
+    row_ranges(info, [queries, keys, values])
+}
+
+/// Three matrices of these numbers of rows, one after the other.
+fn row_ranges(info: &TensorInfo, [first, second, third]: [u64; 3]) -> Option<[TensorInfo; 3]> {
+    let row = info.bytes.checked_div(*info.shape.first()? as u64)?;
     let part = |first: u64, count: u64| {
         let mut shape = info.shape.clone();
         if let Some(rows) = shape.first_mut() {
@@ -246,5 +262,5 @@ fn split_projections(info: &TensorInfo, config: &Value) -> Option<[TensorInfo; 3
         let (offset, bytes) = (info.offset + first * row, count * row);
         TensorInfo { offset, bytes, shape, ..info.clone() }
     };
-    Some([part(0, queries), part(queries, keys), part(queries + keys, values)])
+    Some([part(0, first), part(first, second), part(first + second, third)])
 }

@@ -1,7 +1,7 @@
 //! Names of tensors: from GGUF's to those of the Hub or of MLX, which architectures ask for.
 
 /// A tensor's name in a layer: in GGUF and on the Hub. Without `.weight` and `.bias` it stands for
-/// both.
+/// both. Names of tensors outside of layers are whole.
 pub(super) struct NameRow {
     gguf: &'static str,
     hub: &'static str,
@@ -82,10 +82,10 @@ pub(super) fn hub_name(
     has: impl Fn(&str) -> bool,
 ) -> Option<String> {
     let named = |name: &str| {
-        if let Some(row) = MODEL.iter().find(|row| row.gguf == name) {
-            return Some(row.hub.into());
-        }
-        let parts = LayerName::of(name)?;
+        let Some(parts) = LayerName::of(name) else {
+            let mut rows = rows.iter().copied().flatten().chain(&MODEL);
+            return rows.find(|row| row.gguf == name).map(|row| row.hub.into());
+        };
         let is_fused = has(&format!("blk.{}.ffn_gate_up_exps.weight", parts.layer));
         let rows = rows.iter().copied().flatten();
         let mut rows = rows.chain(is_fused.then_some(&FUSED_DOWN)).chain(&LAYER);
@@ -99,10 +99,12 @@ pub(super) fn hub_name(
 
 /// Name in GGUF of a tensor with a name on the Hub: the opposite of [`hub_name`].
 pub(super) fn gguf_name(hub: &str, rows: &[&[NameRow]]) -> Option<String> {
-    if let Some(row) = MODEL.iter().find(|row| row.hub == hub) {
-        return Some(row.gguf.into());
-    }
-    let (layer, tensor) = hub.strip_prefix("model.layers.")?.split_once('.')?;
+    let Some((layer, tensor)) =
+        hub.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'))
+    else {
+        let mut rows = rows.iter().copied().flatten().chain(&MODEL);
+        return rows.find(|row| row.hub == hub).map(|row| row.gguf.into());
+    };
     let name = |row: &NameRow| {
         let ending = tensor.strip_prefix(row.hub)?;
         let is_whole = [".weight", ".bias"].iter().any(|ending| row.gguf.ends_with(ending));
@@ -119,4 +121,10 @@ pub(super) fn fused_projections(name: &str, has: impl Fn(&str) -> bool) -> Optio
     // Delta-nets have a tensor of the same name.
     let is_attention = !has(&format!("blk.{layer}.ssm_conv1d.weight"));
     is_attention.then(|| ["q", "k", "v"].map(|part| format!("blk.{layer}.attn_{part}.{ending}")))
+}
+
+/// Whether a tensor of a layer is beside the convolutions of Kimi Delta Attention.
+pub(super) fn is_beside_kda(name: &str, has: impl Fn(&str) -> bool) -> bool {
+    let parts = LayerName::of(name);
+    parts.is_some_and(|parts| has(&format!("blk.{}.ssm_conv1d_q.weight", parts.layer)))
 }

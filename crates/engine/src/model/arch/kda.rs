@@ -9,6 +9,7 @@ use moeflux_compute::{KeySharing, LogDecay, NormGate};
 use super::{Require, scope::Scope};
 use crate::{
     base::error::Error,
+    checkpoint::VectorChange,
     model::blueprint::{DeltaNetBlueprint, DeltaNetShape, ProjectionSource},
 };
 
@@ -87,7 +88,7 @@ impl KdaParams {
             in_proj_a: projection("f")?,
             decay,
             conv1d: vec![convolution("q")?, convolution("k")?, convolution("v")?],
-            a_log: attention.vector("A_log", heads)?,
+            a_log: attention.log_decays("A_log", heads, VectorChange::LogOfNegative)?,
             dt_bias: attention.vector("dt_bias", channels)?,
             norm: attention.norm("o_norm", width)?,
             out_proj: attention.matrix("o_proj", hidden, channels)?,

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     base::error::Error,
-    checkpoint::{MatrixSource, VectorChange, VectorSource, source::TensorSource},
+    checkpoint::{MatrixSource, VectorChange, source::TensorSource},
     model::blueprint::{
         Blueprint, DeltaNetBlueprint, DeltaNetShape, FeedForwardBlueprint, GateSource,
         GqaBlueprint, GqaShape, MixerBlueprint, OutputGate, ProjectionSource,
@@ -190,10 +190,7 @@ fn delta_net(
     hidden: usize,
     projections: DeltaNetProjections,
 ) -> Result<DeltaNetBlueprint, Error> {
-    let change = match delta_net.source.changes().decays_computed {
-        true => VectorChange::LogOfNegative,
-        false => VectorChange::None,
-    };
+    let a_log = delta_net.log_decays("A_log", shape.value_heads, VectorChange::LogOfNegative)?;
     Ok(DeltaNetBlueprint {
         shape,
         in_proj_qkv: vec![projections.qkv],
@@ -203,7 +200,7 @@ fn delta_net(
         in_proj_a: ProjectionSource::Full(projections.a),
         decay: LogDecay::Softplus,
         conv1d: vec![delta_net.array("conv1d.weight", &[shape.channels(), shape.conv_width, 1])?],
-        a_log: VectorSource { change, ..delta_net.vector("A_log", shape.value_heads)? },
+        a_log,
         dt_bias: delta_net.vector("dt_bias", shape.value_heads)?,
         // Every layout stores the factor of this norm itself, never `w` of `1 + w`.
         norm: delta_net.vector("norm.weight", shape.value_width)?,

@@ -119,6 +119,21 @@ impl<'a> Scope<'a> {
         self.source.vector(&self.path(name), shape)
     }
 
+    /// Logarithm `name` of `len` decays. Of a source that has computed the decays, `back` is the
+    /// way to their logarithm.
+    pub(super) fn log_decays(
+        &self,
+        name: &str,
+        len: usize,
+        back: VectorChange,
+    ) -> Result<VectorSource, Error> {
+        let change = match self.source.changes().decays_computed {
+            true => back,
+            false => VectorChange::None,
+        };
+        Ok(VectorSource { change, ..self.vector(name, len)? })
+    }
+
     /// Vector `name` of `len` elements, if it exists.
     pub(super) fn optional_vector(
         &self,

@@ -33,6 +33,12 @@ impl Weights {
                         .chunks_exact(2)
                         .map(|b| f32::from_bits(u32::from_le_bytes([0, 0, b[0], b[1]])))
                         .collect(),
+                    // Small ones.
+                    Dtype::I64 => view
+                        .data()
+                        .chunks_exact(8)
+                        .map(|b| i64::from_le_bytes(b.try_into().unwrap()) as f32)
+                        .collect(),
                     other => panic!("{name}: {other:?}"),
                 };
                 all.insert(name, Self { shape: view.shape().to_vec(), numbers });
@@ -55,10 +61,25 @@ impl Weights {
         self.rows(rows, |i| i / n * n + i % n / 2 + i % 2 * (n / 2))
     }
 
+    /// The same numbers in other dimensions.
+    fn shaped(&self, shape: &[usize]) -> Self {
+        assert_eq!(shape.iter().product::<usize>(), self.numbers.len());
+        Self { shape: shape.to_vec(), numbers: self.numbers.clone() }
+    }
+
+    /// A function of each number.
+    fn map(&self, of: impl Fn(f32) -> f32) -> Self {
+        Self { shape: self.shape.clone(), numbers: self.numbers.iter().copied().map(of).collect() }
+    }
+
     fn tensor(self, name: &str) -> Tensor {
         let dims = self.shape.iter().rev().map(|n| *n as u64).collect();
-        let data = self.numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
-        Tensor { name: name.into(), dims, kind: 0, data, offset: None }
+        let is_ids = name.ends_with("_tid2eid.weight");
+        let bytes = |x: &f32| if is_ids { (*x as i32).to_le_bytes() } else { x.to_le_bytes() };
+        let data = self.numbers.iter().flat_map(bytes).collect();
+        // I32 or F32.
+        let kind = if is_ids { 26 } else { 0 };
+        Tensor { name: name.into(), dims, kind, data, offset: None }
     }
 }
 
@@ -73,6 +94,12 @@ impl FamilyKeys {
 
     fn size(&self, key: &str) -> usize {
         self.0[key].parse().unwrap()
+    }
+
+    /// The largest number of a list, or the only one; 0 without the key.
+    fn largest(&self, key: &str) -> usize {
+        let list = self.0.get(key).map_or("", |list| list.trim_matches(['[', ']']));
+        list.split(',').filter_map(|n| n.parse().ok()).max().unwrap_or(0)
     }
 
     pub(super) fn pairs(&self, family: &Family) -> Vec<Pair> {
@@ -162,15 +189,24 @@ fn lines(table: &'static str) -> Vec<Line> {
 /// A tensor as the converter changes it.
 fn changed(line: Line, weights: &Weights, keys: &FamilyKeys) -> Weights {
     let part = line.gguf.trim_end_matches(".weight").rsplit('.').next().unwrap();
-    let heads = keys.0["attention.head_count"].parse().unwrap_or(0);
-    let kv_heads = keys.0["attention.head_count_kv"].parse().unwrap_or(0);
+    let heads = keys.largest("attention.head_count");
+    let kv_heads = keys.largest("attention.head_count_kv");
     let of_part = if part == "attn_q" { heads } else { kv_heads };
     match line.change {
-        "" => Weights { shape: weights.shape.clone(), numbers: weights.numbers.clone() },
-        "plus1" => Weights {
-            shape: weights.shape.clone(),
-            numbers: weights.numbers.iter().map(|x| x + 1.0).collect(),
-        },
+        "" => weights.map(|x| x),
+        "plus1" => weights.map(|x| x + 1.0),
+        "decay" => weights.map(|x| -x.exp()),
+        "decay_column" => weights.map(|x| -x.exp()).shaped(&[weights.numbers.len(), 1]),
+        "growth_column" => weights.map(f32::exp).shaped(&[weights.numbers.len(), 1]),
+        "column" => weights.shaped(&[weights.numbers.len(), 1]),
+        // A row for each group.
+        "groups" => {
+            let groups = keys.size("ssm.group_count");
+            weights.shaped(&[groups, weights.numbers.len() / groups])
+        }
+        // Filters `[channels, 1, taps]`.
+        "taps" => weights.shaped(&[weights.shape[0], weights.shape[2]]),
+        "taps4" => weights.shaped(&[1, weights.shape[0], 1, weights.shape[2]]),
         "rope" => weights.interleaved(of_part),
         // One matrix of queries, keys and values, of which RoPE rotates the first two.
         "qkv" => {
@@ -183,14 +219,16 @@ fn changed(line: Line, weights: &Weights, keys: &FamilyKeys) -> Weights {
             let rows = weights.rows(of_part * width, |i| first * width + i);
             if part == "attn_v" { rows } else { rows.interleaved(of_part) }
         }
-        // A stack of gate and up matrices, one below the other.
+        // Gate and up matrices, one below the other, of one or of several experts.
         "half" => {
-            let [experts, rows, cols] = weights.shape[..] else { panic!("{:?}", weights.shape) };
-            let half = rows / 2 * cols;
-            let first = if part == "ffn_up_exps" { half } else { 0 };
-            let numbers = (0..experts)
-                .flat_map(|expert| weights.numbers[expert * 2 * half + first..][..half].to_vec());
-            Weights { shape: vec![experts, rows / 2, cols], numbers: numbers.collect() }
+            let mut shape = weights.shape.clone();
+            let [.., rows, cols] = &mut shape[..] else { panic!("{:?}", weights.shape) };
+            *rows /= 2;
+            let half = *rows * *cols;
+            let first = if part.starts_with("ffn_up") { half } else { 0 };
+            let numbers = weights.numbers.chunks_exact(2 * half);
+            let numbers = numbers.flat_map(|both| both[first..][..half].to_vec()).collect();
+            Weights { shape, numbers }
         }
         "centered" => {
             let mean = weights.numbers.iter().sum::<f32>() / weights.numbers.len() as f32;

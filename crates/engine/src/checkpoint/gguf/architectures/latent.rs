@@ -33,7 +33,7 @@ pub(super) const ARCHITECTURES: [GgufArchitecture; 4] = [
 ];
 
 /// Latent attention with its indexer.
-const PROJECTIONS: &[NameRow] = &[
+pub(super) const PROJECTIONS: &[NameRow] = &[
     row("attn_q_a", "self_attn.q_a_proj"),
     row("attn_q_a_norm", "self_attn.q_a_layernorm"),
     row("attn_q_b", "self_attn.q_b_proj"),
@@ -50,7 +50,7 @@ const PROJECTIONS: &[NameRow] = &[
 ];
 
 /// Model of latent attention.
-fn latent(keys: &Keys<'_>, model_type: &str, default: u64) -> Result<Config, Error> {
+pub(super) fn latent(keys: &Keys<'_>, model_type: &str, default: u64) -> Result<Config, Error> {
     let mut config = keys.body(model_type)?;
     grouped_experts(keys, &mut config, default)?;
     // Old files have the widths of heads where newer ones have those of the latent.

@@ -2,9 +2,11 @@
 //!
 //! A file for each kind of attention: `uniform.rs` grouped-query attention that is the same in all
 //! layers, `sliding.rs` with windows in some layers, `recurrent.rs` with delta-nets in some layers,
-//! `latent.rs` latent attention. `experts.rs` has the keys of feed-forward parts.
+//! `latent.rs` latent attention, `kda.rs` Kimi Delta Attention beside it. `experts.rs` has the keys
+//! of feed-forward parts.
 
 mod experts;
+mod kda;
 mod latent;
 mod recurrent;
 mod sliding;
@@ -46,11 +48,12 @@ const PLAIN: GgufArchitecture = GgufArchitecture {
 
 /// The architectures that are read.
 fn all() -> impl Iterator<Item = &'static GgufArchitecture> {
-    let kinds: [&'static [GgufArchitecture]; 4] = [
+    let kinds: [&'static [GgufArchitecture]; 5] = [
         &uniform::ARCHITECTURES,
         &sliding::ARCHITECTURES,
         &recurrent::ARCHITECTURES,
         &latent::ARCHITECTURES,
+        &kda::ARCHITECTURES,
     ];
     kinds.into_iter().flatten()
 }

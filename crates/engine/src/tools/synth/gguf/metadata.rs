@@ -42,7 +42,7 @@ const fn number(config: &'static [&'static str], gguf: &'static str) -> NumberRo
 /// Numbers that configs name.
 const NUMBERS: [NumberRow; 27] = [
     number(&["num_hidden_layers"], "block_count"),
-    number(&["max_position_embeddings"], "context_length"),
+    number(&["max_position_embeddings", "model_max_length"], "context_length"),
     number(&["hidden_size"], "embedding_length"),
     number(&["prefix_dense_intermediate_size", "intermediate_size"], "feed_forward_length"),
     number(&["vocab_size"], "vocab_size"),
@@ -52,7 +52,7 @@ const NUMBERS: [NumberRow; 27] = [
     number(&["moe_intermediate_size", "intermediate_size"], "expert_feed_forward_length"),
     number(SHARED_WIDTH, "expert_shared_feed_forward_length"),
     number(SHARED_EXPERTS, "expert_shared_count"),
-    number(&["n_group"], "expert_group_count"),
+    number(&["n_group", "num_expert_group"], "expert_group_count"),
     number(&["topk_group"], "expert_group_used_count"),
     number(DENSE_LAYERS, "leading_dense_block_count"),
     number(&["moe_layer_interval"], "interleave_moe_layer_step"),
@@ -73,7 +73,14 @@ const NUMBERS: [NumberRow; 27] = [
 const EXPERTS: &[&str] =
     &["num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"];
 
-const TOP_K: &[&str] = &["num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k", "moe_top_k"];
+const TOP_K: &[&str] = &[
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "top_k_experts",
+    "moe_topk",
+    "moe_k",
+    "moe_top_k",
+];
 
 const SHARED_EXPERTS: &[&str] =
     &["n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts"];
@@ -90,10 +97,10 @@ const DENSE_LAYERS: &[&str] =
 const SIGMOID: u32 = 2;
 
 /// Writer of an architecture's keys.
-struct ModelKeys<'a> {
+pub(super) struct ModelKeys<'a> {
     prefix: &'a str,
-    config: &'a Value,
-    blueprint: &'a Blueprint,
+    pub(super) config: &'a Value,
+    pub(super) blueprint: &'a Blueprint,
     list: KeyList,
 }
 
@@ -122,18 +129,19 @@ pub(super) fn model_keys(prefix: &str, config: &Value, blueprint: &Blueprint) ->
     } else {
         keys.heads();
     }
+    keys.recurrent_layers();
     keys.routers();
     keys.layer_kinds();
     keys.list
 }
 
 impl ModelKeys<'_> {
-    fn push(&mut self, key: &str, value: KeyValue) {
+    pub(super) fn push(&mut self, key: &str, value: KeyValue) {
         self.list.push(format!("{}.{key}", self.prefix), value);
     }
 
     /// Replaces the value of a key.
-    fn set(&mut self, key: &str, value: KeyValue) {
+    pub(super) fn set(&mut self, key: &str, value: KeyValue) {
         let name = format!("{}.{key}", self.prefix);
         self.list.0.retain(|(other, _)| *other != name);
         self.push(key, value);

@@ -2,6 +2,7 @@
 //! the metadata of llama.cpp.
 
 mod divisors;
+mod hybrid_keys;
 mod metadata;
 mod recipe;
 mod writer;
@@ -76,6 +77,7 @@ pub(super) fn plan_gguf(options: &Options, recipe: GgufRecipe) -> Result<GgufPla
             ".qkv_proj.",
             ".gate.proj.",
             ".gate.gate_proj.",
+            ".q_conv.conv.",
         ]
         .iter()
         .any(|part| tensor.contains(part)) =>

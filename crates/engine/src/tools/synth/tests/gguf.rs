@@ -78,7 +78,6 @@ fn files_have_the_shapes_of_presets() {
         "ling-3.0-tiny",
         "nemotron-3-nano",
         "granite-4.0-h-small",
-        "kimi-linear-48b-a3b",
         "ling-3.0-flash",
         "qwen3.8-flash-next",
         "deepseek-v4-flash",

@@ -1,0 +1,33 @@
+//! Metadata of recurrent layers, from their blueprints.
+
+use super::metadata::{KeyValue, ModelKeys};
+use crate::model::blueprint::{Blueprint, DeltaNetBlueprint, MixerBlueprint};
+
+/// Key of the KV heads by layer, of which recurrent layers have none.
+const KV_HEADS: &str = "attention.head_count_kv";
+
+/// The mixer of each layer.
+fn mixers(blueprint: &Blueprint) -> impl Iterator<Item = Option<&MixerBlueprint>> {
+    blueprint.layers.iter().map(|layer| layer.mixer())
+}
+
+impl ModelKeys<'_> {
+    /// Sizes of recurrent layers, and KV heads by layer.
+    pub(super) fn recurrent_layers(&mut self) {
+        for mixer in mixers(self.blueprint).flatten() {
+            match mixer {
+                MixerBlueprint::DeltaNet(net) if net.shape.decays > 1 => return self.kda(net),
+                _ => {}
+            }
+        }
+    }
+
+    /// Kimi Delta Attention beside latent attention, which counts as one KV head.
+    fn kda(&mut self, net: &DeltaNetBlueprint) {
+        let is_latent = |mixer: Option<&_>| !matches!(mixer, Some(MixerBlueprint::DeltaNet(_)));
+        let heads = mixers(self.blueprint).map(|mixer| i32::from(is_latent(mixer))).collect();
+        self.set(KV_HEADS, KeyValue::I32s(heads));
+        self.push("kda.head_dim", KeyValue::U32(net.shape.key_width as u32));
+        self.push("ssm.conv_kernel", KeyValue::U32(net.shape.conv_width as u32));
+    }
+}

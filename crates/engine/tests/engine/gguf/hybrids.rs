@@ -1,0 +1,39 @@
+//! Families with recurrent layers or several residual streams, as `families.rs` has others.
+
+use super::families::{Family, PLAIN};
+
+pub(super) const HYBRIDS: [Family; 1] = [Family {
+    golden: "kimi_linear_hub",
+    name: "kimi-linear",
+    keys: "
+block_count=4 context_length=4096 embedding_length=64 feed_forward_length=96 attention.head_count=4
+attention.head_count_kv=[0,0,1,0] rope.freq_base=10000.0 attention.layer_norm_rms_epsilon=0.00001
+expert_count=8 expert_used_count=2 expert_group_used_count=1 expert_gating_func=2
+attention.key_length=48 attention.value_length=16 vocab_size=272 ssm.conv_kernel=4 kda.head_dim=16
+attention.kv_lora_rank=32 rope.dimension_count=16 attention.key_length_mla=32
+attention.value_length_mla=16 expert_feed_forward_length=32 expert_shared_count=1
+leading_dense_block_count=1 expert_weights_scale=2.446
+",
+    names: "
+blk.*.ssm_a = decay model.layers.*.self_attn.A_log
+blk.*.ssm_dt.bias = model.layers.*.self_attn.dt_bias
+blk.*.ssm_beta.weight = model.layers.*.self_attn.b_proj.weight
+blk.*.ssm_f_a.weight = model.layers.*.self_attn.f_a_proj.weight
+blk.*.ssm_f_b.weight = model.layers.*.self_attn.f_b_proj.weight
+blk.*.ssm_g_a.weight = model.layers.*.self_attn.g_a_proj.weight
+blk.*.ssm_g_b.weight = model.layers.*.self_attn.g_b_proj.weight
+blk.*.ssm_conv1d_q.weight = taps4 model.layers.*.self_attn.q_conv1d.weight
+blk.*.ssm_conv1d_k.weight = taps4 model.layers.*.self_attn.k_conv1d.weight
+blk.*.ssm_conv1d_v.weight = taps4 model.layers.*.self_attn.v_conv1d.weight
+blk.*.ssm_norm.weight = model.layers.*.self_attn.o_norm.weight
+blk.*.exp_probs_b.bias = model.layers.*.block_sparse_moe.gate.e_score_correction_bias
+blk.*.ffn_gate_inp.weight = model.layers.*.block_sparse_moe.gate.weight
+blk.*.ffn_gate_exps.weight = model.layers.*.block_sparse_moe.experts.#.w1.weight
+blk.*.ffn_down_exps.weight = model.layers.*.block_sparse_moe.experts.#.w2.weight
+blk.*.ffn_up_exps.weight = model.layers.*.block_sparse_moe.experts.#.w3.weight
+blk.*.ffn_gate_shexp.weight = model.layers.*.block_sparse_moe.shared_experts.gate_proj.weight
+blk.*.ffn_up_shexp.weight = model.layers.*.block_sparse_moe.shared_experts.up_proj.weight
+blk.*.ffn_down_shexp.weight = model.layers.*.block_sparse_moe.shared_experts.down_proj.weight
+",
+    ..PLAIN
+}];
