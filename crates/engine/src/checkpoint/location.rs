@@ -111,6 +111,8 @@ pub enum VectorChange {
     PlusOne,
     /// `ln(-w)`, for decays of checkpoints that store `-exp(A_log)`.
     LogOfNegative,
+    /// `ln(w)`, for decays of checkpoints that store `exp(A_log)`.
+    Log,
 }
 
 impl VectorChange {
@@ -120,6 +122,7 @@ impl VectorChange {
             Self::None => x,
             Self::PlusOne => x + 1.0,
             Self::LogOfNegative => (-x).ln(),
+            Self::Log => x.ln(),
         }
     }
 }

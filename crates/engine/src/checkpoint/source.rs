@@ -28,7 +28,8 @@ pub(crate) struct SourceChanges {
     /// Whether `kv_b_proj` of latent attention was split by head into `embed_q`, which is
     /// transposed, and `unembed_out`.
     pub(crate) kv_b_split: bool,
-    /// Whether `A_log` of delta-nets is stored as `-exp(A_log)`.
+    /// Whether `A_log` of recurrent layers is stored as `-exp(A_log)`, or as `exp(A_log)` for some
+    /// architectures.
     pub(crate) decays_computed: bool,
     /// Whether value heads of delta-nets are dealt out to the key heads in turn: value head `h` of
     /// `n` key heads belongs to `h % n`.

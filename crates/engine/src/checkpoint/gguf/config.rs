@@ -56,6 +56,11 @@ impl Keys<'_> {
         self.metadata.boolean(&self.key(name))
     }
 
+    /// Whether a key exists.
+    pub(super) fn has_key(&self, name: &str) -> bool {
+        self.metadata.has(&self.key(name))
+    }
+
     /// Whether a tensor exists.
     pub(super) fn has(&self, tensor: &str) -> bool {
         self.tensors.contains_key(tensor)

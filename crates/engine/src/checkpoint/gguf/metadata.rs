@@ -139,6 +139,11 @@ impl Metadata {
         text.map(Some).map_err(|_| self.problem(key, "is not UTF-8"))
     }
 
+    /// Whether a key exists.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.values.contains_key(key)
+    }
+
     /// Whether the value of a key is an array.
     pub(super) fn is_array(&self, key: &str) -> bool {
         matches!(self.values.get(key), Some(Value::Array { .. }))

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     base::error::Error,
-    checkpoint::source::TensorSource,
+    checkpoint::{VectorChange, source::TensorSource},
     model::blueprint::{Blueprint, FeedForwardBlueprint, MixerBlueprint, MlaBlueprint},
 };
 
@@ -135,6 +135,7 @@ fn kda(config: &BailingHybridConfig, source: &dyn TensorSource) -> Result<KdaPar
         conv: "conv1d",
         conv_width: config.short_conv_kernel_size.unwrap_or(4),
         decay,
+        computed: VectorChange::Log,
         low_rank: false,
     })
 }
@@ -142,7 +143,9 @@ fn kda(config: &BailingHybridConfig, source: &dyn TensorSource) -> Result<KdaPar
 fn latent_attention(config: &DeepseekV3Config, module: &Scope<'_>) -> Result<MlaBlueprint, Error> {
     let rope = config.rope(module.source, config.pairs())?;
     let gate_proj = module.linear("g_proj", config.num_attention_heads, config.body.hidden_size)?;
-    let style = LatentStyle { output: "dense", rope };
+    // GGUF has one name for the outputs of both kinds of attention.
+    let output = if module.has_matrix("dense") { "dense" } else { "o_proj" };
+    let style = LatentStyle { output, rope };
     Ok(MlaBlueprint { gate_proj: Some(gate_proj), ..attention(config, style, module)? })
 }
 

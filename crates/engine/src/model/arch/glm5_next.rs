@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     base::error::Error,
-    checkpoint::source::TensorSource,
+    checkpoint::{VectorChange, source::TensorSource},
     model::blueprint::{
         Blueprint, BodyBlueprint, CompressorBlueprint, EntryIndexerBlueprint, LayerBlueprint,
         LinearSource, MixerBlueprint, MlaBlueprint, MlaIndexer, PartialRope, RopeShape,
@@ -156,6 +156,7 @@ impl Glm5NextConfig {
             conv: "conv1d",
             conv_width: keys.short_conv_kernel_size.unwrap_or(4),
             decay: LogDecay::Bounded { bound: require.named(key, keys.gate_lower_bound, purpose)? },
+            computed: VectorChange::LogOfNegative,
             low_rank: true,
         };
         let names = KdaKeys {

@@ -25,6 +25,8 @@ pub(super) struct KdaParams {
     /// Taps of the convolutions.
     pub(super) conv_width: usize,
     pub(super) decay: LogDecay,
+    /// Way back to `A_log` where a source has computed the decays.
+    pub(super) computed: VectorChange,
     /// Whether the projections of decay and output gate are of rank `width`.
     pub(super) low_rank: bool,
 }
@@ -56,7 +58,7 @@ impl KdaParams {
 
     /// The delta rule in the module `attention`.
     pub(super) fn delta_net(&self, attention: &Scope<'_>) -> Result<DeltaNetBlueprint, Error> {
-        let Self { hidden, heads, width, conv, conv_width, decay, low_rank } = *self;
+        let Self { hidden, heads, width, conv, conv_width, decay, computed, low_rank } = *self;
         let channels = heads * width;
         let part = |name: &str| attention.matrix(&format!("{name}_proj"), channels, hidden);
         let convolution = |name: &str| {
@@ -88,7 +90,7 @@ impl KdaParams {
             in_proj_a: projection("f")?,
             decay,
             conv1d: vec![convolution("q")?, convolution("k")?, convolution("v")?],
-            a_log: attention.log_decays("A_log", heads, VectorChange::LogOfNegative)?,
+            a_log: attention.log_decays("A_log", heads, computed)?,
             dt_bias: attention.vector("dt_bias", channels)?,
             norm: attention.norm("o_norm", width)?,
             out_proj: attention.matrix("o_proj", hidden, channels)?,

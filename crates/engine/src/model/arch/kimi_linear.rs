@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     base::error::Error,
-    checkpoint::source::TensorSource,
+    checkpoint::{VectorChange, source::TensorSource},
     model::blueprint::{Blueprint, FeedForwardBlueprint, MixerBlueprint, RopeShape},
 };
 
@@ -96,6 +96,7 @@ pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
             None => LogDecay::Softplus,
             Some(bound) => LogDecay::Bounded { bound },
         },
+        computed: VectorChange::LogOfNegative,
         low_rank: true,
     };
     let keys = KdaKeys {

@@ -268,10 +268,14 @@ pub(super) fn tensors(family: &Family, golden: &Golden, keys: &FamilyKeys) -> Ve
         if pattern.layer.is_some_and(|layer| layer >= layers) || name.contains("vision") {
             continue;
         }
-        let is_it = |line: &&Line| line.hub == pattern.name;
+        // A line for one layer counts before those for all.
+        let is_it = |line: &&Line| line.hub == name;
+        let is_of_all = |line: &&Line| line.hub == pattern.name;
         let mut found: Vec<_> = own.iter().filter(is_it).collect();
-        if found.is_empty() {
-            found = common.iter().filter(is_it).collect();
+        for lines in [&own, &common] {
+            if found.is_empty() {
+                found = lines.iter().filter(is_of_all).collect();
+            }
         }
         assert!(!found.is_empty(), "{}: no name for {name}", family.golden);
         for line in found {

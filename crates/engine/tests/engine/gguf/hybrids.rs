@@ -2,10 +2,50 @@
 
 use super::families::{Family, PLAIN};
 
-pub(super) const HYBRIDS: [Family; 1] = [Family {
-    golden: "kimi_linear_hub",
-    name: "kimi-linear",
-    keys: "
+pub(super) const HYBRIDS: [Family; 2] = [
+    Family {
+        golden: "bailing_hybrid_hub",
+        name: "bailingmoe3",
+        keys: "
+block_count=4 context_length=4096 embedding_length=64 feed_forward_length=96 attention.head_count=4
+attention.head_count_kv=[0,1,0,1] rope.freq_base=6000000.0 attention.layer_norm_rms_epsilon=0.000001
+expert_count=8 expert_used_count=2 expert_group_count=4 expert_group_used_count=2
+expert_gating_func=2 attention.key_length=48 attention.value_length=16 vocab_size=272
+ssm.conv_kernel=4 kda.head_dim=16 kda.safe_gate=true kda.gate_lower_bound=-5.0
+attention.kv_lora_rank=32 rope.dimension_count=16 attention.key_length_mla=32
+attention.value_length_mla=16 expert_feed_forward_length=32 expert_shared_feed_forward_length=32
+expert_shared_count=1 leading_dense_block_count=1 expert_weights_scale=2.5 expert_weights_norm=true
+",
+        names: "
+token_embd.weight = model.word_embeddings.weight
+blk.*.attn_q.weight = model.layers.*.attention.q_proj.weight
+blk.*.attn_k.weight = model.layers.*.attention.k_proj.weight
+blk.*.attn_v.weight = model.layers.*.attention.v_proj.weight
+blk.*.attn_output.weight = model.layers.*.attention.o_proj.weight
+blk.*.attn_output.weight = model.layers.*.attention.dense.weight
+blk.*.ssm_a = growth_column model.layers.*.attention.A_log
+blk.*.ssm_dt.bias = model.layers.*.attention.dt_bias
+blk.*.ssm_beta.weight = model.layers.*.attention.b_proj.weight
+blk.*.ssm_f_a.weight = model.layers.*.attention.f_proj.weight
+blk.0.ssm_g_a.weight = model.layers.0.attention.g_proj.weight
+blk.2.ssm_g_a.weight = model.layers.2.attention.g_proj.weight
+blk.*.attn_gate.weight = model.layers.*.attention.g_proj.weight
+blk.*.ssm_conv1d_q.weight = taps4 model.layers.*.attention.q_conv1d.weight
+blk.*.ssm_conv1d_k.weight = taps4 model.layers.*.attention.k_conv1d.weight
+blk.*.ssm_conv1d_v.weight = taps4 model.layers.*.attention.v_conv1d.weight
+blk.*.ssm_norm.weight = model.layers.*.attention.o_norm.weight
+blk.*.attn_kv_a_mqa.weight = model.layers.*.attention.kv_a_proj_with_mqa.weight
+blk.*.attn_kv_a_norm.weight = model.layers.*.attention.kv_a_layernorm.weight
+blk.*.attn_k_b.weight = kv_b model.layers.*.attention.kv_b_proj.weight
+blk.*.attn_v_b.weight = kv_b model.layers.*.attention.kv_b_proj.weight
+blk.*.exp_probs_b.bias = model.layers.*.mlp.gate.expert_bias
+",
+        ..PLAIN
+    },
+    Family {
+        golden: "kimi_linear_hub",
+        name: "kimi-linear",
+        keys: "
 block_count=4 context_length=4096 embedding_length=64 feed_forward_length=96 attention.head_count=4
 attention.head_count_kv=[0,0,1,0] rope.freq_base=10000.0 attention.layer_norm_rms_epsilon=0.00001
 expert_count=8 expert_used_count=2 expert_group_used_count=1 expert_gating_func=2
@@ -14,7 +54,7 @@ attention.kv_lora_rank=32 rope.dimension_count=16 attention.key_length_mla=32
 attention.value_length_mla=16 expert_feed_forward_length=32 expert_shared_count=1
 leading_dense_block_count=1 expert_weights_scale=2.446
 ",
-    names: "
+        names: "
 blk.*.ssm_a = decay model.layers.*.self_attn.A_log
 blk.*.ssm_dt.bias = model.layers.*.self_attn.dt_bias
 blk.*.ssm_beta.weight = model.layers.*.self_attn.b_proj.weight
@@ -35,5 +75,6 @@ blk.*.ffn_gate_shexp.weight = model.layers.*.block_sparse_moe.shared_experts.gat
 blk.*.ffn_up_shexp.weight = model.layers.*.block_sparse_moe.shared_experts.up_proj.weight
 blk.*.ffn_down_shexp.weight = model.layers.*.block_sparse_moe.shared_experts.down_proj.weight
 ",
-    ..PLAIN
-}];
+        ..PLAIN
+    },
+];

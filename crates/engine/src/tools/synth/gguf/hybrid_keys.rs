@@ -1,5 +1,7 @@
 //! Metadata of recurrent layers, from their blueprints.
 
+use moeflux_compute::LogDecay;
+
 use super::metadata::{KeyValue, ModelKeys};
 use crate::model::blueprint::{Blueprint, DeltaNetBlueprint, MixerBlueprint};
 
@@ -29,5 +31,11 @@ impl ModelKeys<'_> {
         self.set(KV_HEADS, KeyValue::I32s(heads));
         self.push("kda.head_dim", KeyValue::U32(net.shape.key_width as u32));
         self.push("ssm.conv_kernel", KeyValue::U32(net.shape.conv_width as u32));
+        if self.is(&["bailingmoe3"]) {
+            self.push("kda.safe_gate", KeyValue::Bool(true));
+        }
+        if let LogDecay::Bounded { bound } = net.decay {
+            self.push("kda.gate_lower_bound", KeyValue::F32(bound));
+        }
     }
 }

@@ -182,7 +182,7 @@ impl ModelKeys<'_> {
         })
     }
 
-    fn is(&self, architectures: &[&str]) -> bool {
+    pub(super) fn is(&self, architectures: &[&str]) -> bool {
         architectures.contains(&self.prefix)
     }
 

@@ -78,6 +78,7 @@ pub(super) fn plan_gguf(options: &Options, recipe: GgufRecipe) -> Result<GgufPla
             ".gate.proj.",
             ".gate.gate_proj.",
             ".q_conv.conv.",
+            ".attention.dense.",
         ]
         .iter()
         .any(|part| tensor.contains(part)) =>
@@ -158,7 +159,8 @@ impl TensorTypes {
                 return Err(config_error(format!("GGUF has no type for {path}")));
             }
             ModuleKind::Plain { low, high, .. } if name.ends_with(".ssm_a") => {
-                (TensorValues::Decays { low, high }, Scalar::F32.name())
+                let is_negative = architecture.name != "bailingmoe3";
+                (TensorValues::Decays { low, high, is_negative }, Scalar::F32.name())
             }
             ModuleKind::Plain { low, high, lead, .. } => {
                 (uniform(Scalar::F32, low, high, cols, lead), Scalar::F32.name())

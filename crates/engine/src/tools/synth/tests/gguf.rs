@@ -75,10 +75,8 @@ fn files_have_the_shapes_of_presets() {
     }
     let without_gguf = [
         "granite-4.0-h-tiny",
-        "ling-3.0-tiny",
         "nemotron-3-nano",
         "granite-4.0-h-small",
-        "ling-3.0-flash",
         "qwen3.8-flash-next",
         "deepseek-v4-flash",
         "glm-5.3-flash",

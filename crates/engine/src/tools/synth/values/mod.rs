@@ -95,12 +95,14 @@ pub(super) enum TensorValues {
     Mxfp4Scales(Mxfp4Scales),
     /// Blocks of ggml.
     Blocks(BlockParams),
-    /// f32 of `-exp(x)`, with uniform `x` between two bounds.
+    /// f32 of `exp(x)` or `-exp(x)`, with uniform `x` between two bounds.
     Decays {
         /// Lower bound.
         low: f32,
         /// Upper bound.
         high: f32,
+        /// Whether it is `-exp(x)`.
+        is_negative: bool,
     },
     /// 64-bit ids below a bound: those of a row of `cols` follow each other, from a random one on.
     Ids { below: u64, cols: u64 },
@@ -215,9 +217,10 @@ impl TensorValues {
             }
             TensorValues::Mxfp4Scales(powers) => powers.fill(stream, offset, out),
             TensorValues::Blocks(params) => params.fill(stream, offset, out),
-            TensorValues::Decays { low, high } => {
+            TensorValues::Decays { low, high, is_negative } => {
                 for (i, out) in (offset / 4..).zip(out.chunks_exact_mut(4)) {
-                    let value = -(low + (high - low) * stream.unit(i)).exp();
+                    let value = (low + (high - low) * stream.unit(i)).exp();
+                    let value = if *is_negative { -value } else { value };
                     out.copy_from_slice(&value.to_le_bytes());
                 }
             }
