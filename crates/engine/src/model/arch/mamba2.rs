@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::{Require, scope::Scope};
 use crate::{
     base::error::Error,
-    checkpoint::source::TensorSource,
+    checkpoint::{VectorChange, source::TensorSource},
     model::blueprint::{Mamba2Blueprint, Mamba2Shape},
 };
 
@@ -61,7 +61,7 @@ impl Mamba2Params {
             in_proj: mixer.matrix("in_proj", shape.outputs(), hidden)?,
             conv1d: mixer.array("conv1d.weight", &[channels, shape.conv_width, 1])?,
             conv_bias: conv_bias.transpose()?,
-            a_log: mixer.vector("A_log", shape.heads)?,
+            a_log: mixer.log_decays("A_log", shape.heads, VectorChange::LogOfNegative)?,
             d: mixer.vector("D", shape.heads)?,
             dt_bias: mixer.vector("dt_bias", shape.heads)?,
             limits: self.limits,

@@ -2,7 +2,7 @@
 
 use super::families::{Family, PLAIN};
 
-pub(super) const HYBRIDS: [Family; 2] = [
+pub(super) const HYBRIDS: [Family; 4] = [
     Family {
         golden: "bailing_hybrid_hub",
         name: "bailingmoe3",
@@ -77,4 +77,64 @@ blk.*.ffn_down_shexp.weight = model.layers.*.block_sparse_moe.shared_experts.dow
 ",
         ..PLAIN
     },
+    Family {
+        golden: "nemotron_h_hub",
+        name: "nemotron_h_moe",
+        keys: "
+block_count=7 context_length=1048576 embedding_length=64 feed_forward_length=[0,32,0,0,32,0,0]
+attention.head_count=4 attention.head_count_kv=[0,0,0,2,0,0,0] rope.freq_base=10000.0
+attention.layer_norm_rms_epsilon=0.00001 attention.layer_norm_epsilon=0.00001 expert_count=8
+expert_used_count=2 expert_group_count=1 expert_group_used_count=1 vocab_size=272
+rope.dimension_count=16 ssm.conv_kernel=4 ssm.state_size=16 ssm.group_count=2 ssm.inner_size=64
+ssm.time_step_rank=4 rope.scaling.finetuned=false attention.key_length=16 attention.value_length=16
+expert_feed_forward_length=32 expert_shared_feed_forward_length=48 expert_shared_count=1
+expert_weights_norm=true expert_weights_scale=2.5
+",
+        names: NEMOTRON,
+        ..PLAIN
+    },
+    Family {
+        golden: "nemotron_h_latent_hub",
+        name: "nemotron_h_moe",
+        keys: "
+block_count=7 context_length=1048576 embedding_length=64 feed_forward_length=[0,32,0,32,0,0,0]
+attention.head_count=4 attention.head_count_kv=[0,0,2,0,0,0,0] rope.freq_base=10000.0
+attention.layer_norm_rms_epsilon=0.00001 attention.layer_norm_epsilon=0.00001 expert_count=8
+expert_used_count=2 expert_group_count=1 expert_group_used_count=1 vocab_size=272
+rope.dimension_count=16 ssm.conv_kernel=4 ssm.state_size=16 ssm.group_count=2 ssm.inner_size=64
+ssm.time_step_rank=4 rope.scaling.finetuned=false attention.key_length=16 attention.value_length=16
+expert_feed_forward_length=32 expert_shared_feed_forward_length=48 expert_shared_count=1
+expert_weights_norm=true expert_weights_scale=2.5 moe_latent_size=32
+",
+        names: NEMOTRON,
+        ..PLAIN
+    },
 ];
+
+const NEMOTRON: &str = "
+token_embd.weight = backbone.embeddings.weight
+output_norm.weight = backbone.norm_f.weight
+blk.*.attn_norm.weight = backbone.layers.*.norm.weight
+blk.*.attn_q.weight = backbone.layers.*.mixer.q_proj.weight
+blk.*.attn_k.weight = backbone.layers.*.mixer.k_proj.weight
+blk.*.attn_v.weight = backbone.layers.*.mixer.v_proj.weight
+blk.*.attn_output.weight = backbone.layers.*.mixer.o_proj.weight
+blk.*.ssm_in.weight = backbone.layers.*.mixer.in_proj.weight
+blk.*.ssm_conv1d.weight = taps backbone.layers.*.mixer.conv1d.weight
+blk.*.ssm_conv1d.bias = backbone.layers.*.mixer.conv1d.bias
+blk.*.ssm_a = decay_column backbone.layers.*.mixer.A_log
+blk.*.ssm_d = column backbone.layers.*.mixer.D
+blk.*.ssm_dt.bias = backbone.layers.*.mixer.dt_bias
+blk.*.ssm_norm.weight = groups backbone.layers.*.mixer.norm.weight
+blk.*.ssm_out.weight = backbone.layers.*.mixer.out_proj.weight
+blk.*.ffn_gate_inp.weight = backbone.layers.*.mixer.gate.weight
+blk.*.exp_probs_b.bias = backbone.layers.*.mixer.gate.e_score_correction_bias
+blk.*.ffn_latent_down.weight = backbone.layers.*.mixer.fc1_latent_proj.weight
+blk.*.ffn_latent_up.weight = backbone.layers.*.mixer.fc2_latent_proj.weight
+blk.*.ffn_up_exps.weight = backbone.layers.*.mixer.experts.#.up_proj.weight
+blk.*.ffn_down_exps.weight = backbone.layers.*.mixer.experts.#.down_proj.weight
+blk.*.ffn_up_shexp.weight = backbone.layers.*.mixer.shared_experts.up_proj.weight
+blk.*.ffn_down_shexp.weight = backbone.layers.*.mixer.shared_experts.down_proj.weight
+blk.*.ffn_up.weight = backbone.layers.*.mixer.up_proj.weight
+blk.*.ffn_down.weight = backbone.layers.*.mixer.down_proj.weight
+";

@@ -2,12 +2,13 @@
 //!
 //! A file for each kind of attention: `uniform.rs` grouped-query attention that is the same in all
 //! layers, `sliding.rs` with windows in some layers, `recurrent.rs` with delta-nets in some layers,
-//! `latent.rs` latent attention, `kda.rs` Kimi Delta Attention beside it. `experts.rs` has the keys
-//! of feed-forward parts.
+//! `latent.rs` latent attention, `kda.rs` Kimi Delta Attention beside it, `mamba2.rs` Mamba-2.
+//! `experts.rs` has the keys of feed-forward parts.
 
 mod experts;
 mod kda;
 mod latent;
+mod mamba2;
 mod recurrent;
 mod sliding;
 mod uniform;
@@ -48,12 +49,13 @@ const PLAIN: GgufArchitecture = GgufArchitecture {
 
 /// The architectures that are read.
 fn all() -> impl Iterator<Item = &'static GgufArchitecture> {
-    let kinds: [&'static [GgufArchitecture]; 5] = [
+    let kinds: [&'static [GgufArchitecture]; 6] = [
         &uniform::ARCHITECTURES,
         &sliding::ARCHITECTURES,
         &recurrent::ARCHITECTURES,
         &latent::ARCHITECTURES,
         &kda::ARCHITECTURES,
+        &mamba2::ARCHITECTURES,
     ];
     kinds.into_iter().flatten()
 }

@@ -3,7 +3,7 @@
 use moeflux_compute::LogDecay;
 
 use super::metadata::{KeyValue, ModelKeys};
-use crate::model::blueprint::{Blueprint, DeltaNetBlueprint, MixerBlueprint};
+use crate::model::blueprint::{Blueprint, DeltaNetBlueprint, Mamba2Shape, MixerBlueprint};
 
 /// Key of the KV heads by layer, of which recurrent layers have none.
 const KV_HEADS: &str = "attention.head_count_kv";
@@ -19,6 +19,7 @@ impl ModelKeys<'_> {
         for mixer in mixers(self.blueprint).flatten() {
             match mixer {
                 MixerBlueprint::DeltaNet(net) if net.shape.decays > 1 => return self.kda(net),
+                MixerBlueprint::Mamba2(mixer) => return self.mamba2(mixer.shape),
                 _ => {}
             }
         }
@@ -36,6 +37,35 @@ impl ModelKeys<'_> {
         }
         if let LogDecay::Bounded { bound } = net.decay {
             self.push("kda.gate_lower_bound", KeyValue::F32(bound));
+        }
+    }
+
+    /// Mamba-2 beside grouped-query attention without positions.
+    fn mamba2(&mut self, shape: Mamba2Shape) {
+        let kv_heads = |mixer: Option<&MixerBlueprint>| match mixer {
+            Some(MixerBlueprint::Gqa(gqa)) => gqa.shape.kv_heads as i32,
+            _ => 0,
+        };
+        let heads = mixers(self.blueprint).map(kv_heads).collect();
+        self.set(KV_HEADS, KeyValue::I32s(heads));
+        for (key, n) in [
+            ("ssm.conv_kernel", shape.conv_width),
+            ("ssm.state_size", shape.state_width),
+            ("ssm.group_count", shape.groups),
+            ("ssm.inner_size", shape.inner()),
+            ("ssm.time_step_rank", shape.heads),
+        ] {
+            self.push(key, KeyValue::U32(n as u32));
+        }
+        let has_rope = self.config["position_embedding_type"] == "rope";
+        self.push("rope.scaling.finetuned", KeyValue::Bool(has_rope));
+        // Layers of one part each.
+        if self.is(&["nemotron_h_moe"]) {
+            let mut widths = vec![0; self.blueprint.layers.len()];
+            for (layer, moe) in self.blueprint.moe_layers() {
+                widths[layer] = moe.experts.shape.up.rows as i32;
+            }
+            self.set("feed_forward_length", KeyValue::I32s(widths));
         }
     }
 }

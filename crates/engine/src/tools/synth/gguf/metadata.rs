@@ -40,7 +40,7 @@ const fn number(config: &'static [&'static str], gguf: &'static str) -> NumberRo
 }
 
 /// Numbers that configs name.
-const NUMBERS: [NumberRow; 27] = [
+const NUMBERS: [NumberRow; 28] = [
     number(&["num_hidden_layers"], "block_count"),
     number(&["max_position_embeddings", "model_max_length"], "context_length"),
     number(&["hidden_size"], "embedding_length"),
@@ -62,6 +62,7 @@ const NUMBERS: [NumberRow; 27] = [
     number(&["index_n_heads"], "attention.indexer.head_count"),
     number(&["index_head_dim"], "attention.indexer.key_length"),
     number(&["index_topk"], "attention.indexer.top_k"),
+    number(&["moe_latent_size"], "moe_latent_size"),
     number(&["linear_conv_kernel_dim"], "ssm.conv_kernel"),
     number(&["linear_key_head_dim"], "ssm.state_size"),
     number(&["linear_num_key_heads"], "ssm.group_count"),
@@ -389,7 +390,8 @@ impl ModelKeys<'_> {
             "route_scale",
         ];
         self.float(&factors, "expert_weights_scale");
-        if dense > 0 && self.first_integer(DENSE_LAYERS).is_none() {
+        let is_split = self.is(&["nemotron_h_moe"]);
+        if dense > 0 && !is_split && self.first_integer(DENSE_LAYERS).is_none() {
             self.push("leading_dense_block_count", KeyValue::U32(dense as u32));
         }
         if let Some(width) =

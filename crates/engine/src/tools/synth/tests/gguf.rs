@@ -75,7 +75,6 @@ fn files_have_the_shapes_of_presets() {
     }
     let without_gguf = [
         "granite-4.0-h-tiny",
-        "nemotron-3-nano",
         "granite-4.0-h-small",
         "qwen3.8-flash-next",
         "deepseek-v4-flash",
