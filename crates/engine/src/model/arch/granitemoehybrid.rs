@@ -139,9 +139,12 @@ impl GraniteMoeHybridConfig {
         Ok(part)
     }
 
-    /// Shared expert, its gate and up in one matrix.
+    /// Shared expert, its gate and up in one matrix, which GGUF has apart.
     fn shared_mlp(&self, mlp: &Scope<'_>) -> Result<MlpBlueprint, Error> {
         let (hidden, inner) = (self.base.body.hidden_size, self.shared_intermediate_size);
+        if mlp.has_matrix("gate_proj") {
+            return mlp.mlp(hidden, inner);
+        }
         let input = mlp.matrix("input_linear", 2 * inner, hidden)?;
         let half = |first: usize| {
             let rows = first..first + inner;

@@ -252,6 +252,10 @@ impl Export {
         }
     }
 
+    fn is_granite_hybrid(&self) -> bool {
+        self.model_types.contains(&"granitemoehybrid")
+    }
+
     /// Whether the export has a tensor that a model may lack, or that other layouts name
     /// differently. `text` is the language model's config.
     pub(super) fn has(&self, text: &Value, tensor: &str) -> bool {
@@ -276,6 +280,8 @@ impl Export {
             && !tensor.contains(".moe.")
             && !tensor.contains(".experts.0.")
             && !tensor.contains(".shared_expert")
+            // Granite has it in one matrix with `up_proj`.
+            && (!tensor.ends_with(".shared_mlp.gate_proj.weight") || !self.is_granite_hybrid())
             // mlx-lm drops it.
             && !tensor.contains(".moe_statics.")
             // Names of an MLP on the Hub.

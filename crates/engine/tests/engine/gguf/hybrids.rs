@@ -2,7 +2,7 @@
 
 use super::families::{Family, PLAIN};
 
-pub(super) const HYBRIDS: [Family; 4] = [
+pub(super) const HYBRIDS: [Family; 5] = [
     Family {
         golden: "bailing_hybrid_hub",
         name: "bailingmoe3",
@@ -39,6 +39,38 @@ blk.*.attn_kv_a_norm.weight = model.layers.*.attention.kv_a_layernorm.weight
 blk.*.attn_k_b.weight = kv_b model.layers.*.attention.kv_b_proj.weight
 blk.*.attn_v_b.weight = kv_b model.layers.*.attention.kv_b_proj.weight
 blk.*.exp_probs_b.bias = model.layers.*.mlp.gate.expert_bias
+",
+        ..PLAIN
+    },
+    Family {
+        golden: "granitemoehybrid_hub",
+        name: "granitehybrid",
+        keys: "
+block_count=3 context_length=1048576 embedding_length=64 feed_forward_length=32
+attention.head_count=4 attention.head_count_kv=[0,2,0] rope.freq_base=10000.0
+attention.layer_norm_rms_epsilon=0.00001 expert_count=8 expert_used_count=2 vocab_size=272
+rope.dimension_count=16 attention.scale=0.0625 embedding_scale=12.0 residual_scale=0.22
+logit_scale=6.0 expert_shared_feed_forward_length=48 ssm.conv_kernel=4 ssm.state_size=16
+ssm.group_count=1 ssm.inner_size=128 ssm.time_step_rank=8 rope.scaling.finetuned=false
+",
+        names: "
+blk.*.attn_q.weight = rope model.layers.*.self_attn.q_proj.weight
+blk.*.attn_k.weight = rope model.layers.*.self_attn.k_proj.weight
+blk.*.ssm_in.weight = model.layers.*.mamba.in_proj.weight
+blk.*.ssm_conv1d.weight = taps model.layers.*.mamba.conv1d.weight
+blk.*.ssm_conv1d.bias = model.layers.*.mamba.conv1d.bias
+blk.*.ssm_a = decay_column model.layers.*.mamba.A_log
+blk.*.ssm_d = column model.layers.*.mamba.D
+blk.*.ssm_dt.bias = model.layers.*.mamba.dt_bias
+blk.*.ssm_norm.weight = groups model.layers.*.mamba.norm.weight
+blk.*.ssm_out.weight = model.layers.*.mamba.out_proj.weight
+blk.*.ffn_gate_inp.weight = model.layers.*.block_sparse_moe.router.layer.weight
+blk.*.ffn_gate_exps.weight = half model.layers.*.block_sparse_moe.input_linear.weight
+blk.*.ffn_up_exps.weight = half model.layers.*.block_sparse_moe.input_linear.weight
+blk.*.ffn_down_exps.weight = model.layers.*.block_sparse_moe.output_linear.weight
+blk.*.ffn_gate_shexp.weight = half model.layers.*.shared_mlp.input_linear.weight
+blk.*.ffn_up_shexp.weight = half model.layers.*.shared_mlp.input_linear.weight
+blk.*.ffn_down_shexp.weight = model.layers.*.shared_mlp.output_linear.weight
 ",
         ..PLAIN
     },

@@ -7,18 +7,43 @@ use super::{
         config::{Config, Keys, add},
         names::{NameRow, row},
     },
-    GgufArchitecture, PLAIN,
+    BLOCK_SPARSE, GgufArchitecture, PLAIN,
     experts::grouped,
+    uniform::{GRANITE, granite},
 };
 use crate::base::error::Error;
 
-pub(super) const ARCHITECTURES: [GgufArchitecture; 1] = [GgufArchitecture {
-    name: "nemotron_h_moe",
-    model_types: &["nemotron_h"],
-    rows: &[NEMOTRON],
-    config: nemotron_h,
-    ..PLAIN
-}];
+pub(super) const ARCHITECTURES: [GgufArchitecture; 2] = [
+    GgufArchitecture {
+        name: "granitehybrid",
+        model_types: &["granitemoehybrid"],
+        rows: &[GRANITE_HYBRID, GRANITE, BLOCK_SPARSE],
+        pairs_adjacent: true,
+        config: granite_hybrid,
+        ..PLAIN
+    },
+    GgufArchitecture {
+        name: "nemotron_h_moe",
+        model_types: &["nemotron_h"],
+        rows: &[NEMOTRON],
+        config: nemotron_h,
+        ..PLAIN
+    },
+];
+
+/// Mixers and shared experts of Granite.
+const GRANITE_HYBRID: &[NameRow] = &[
+    row("ssm_in", "mamba.in_proj"),
+    row("ssm_conv1d", "mamba.conv1d"),
+    row("ssm_a", "mamba.A_log"),
+    row("ssm_d", "mamba.D"),
+    row("ssm_dt.bias", "mamba.dt_bias"),
+    row("ssm_norm", "mamba.norm"),
+    row("ssm_out", "mamba.out_proj"),
+    row("ffn_gate_shexp", "shared_mlp.gate_proj"),
+    row("ffn_up_shexp", "shared_mlp.up_proj"),
+    row("ffn_down_shexp", "shared_mlp.down_proj"),
+];
 
 /// Layers of one part each.
 const NEMOTRON: &[NameRow] = &[
@@ -70,6 +95,34 @@ impl MixerSizes {
             conv_bias: keys.tensors.keys().any(|name| name.ends_with(".ssm_conv1d.bias")),
         })
     }
+}
+
+/// Layers of Mamba-2 have no KV heads.
+fn granite_hybrid(keys: &Keys<'_>) -> Result<Config, Error> {
+    if keys.integer("expert_count")?.unwrap_or(0) == 0 {
+        return Err(keys.problem("expert_count", "is 0: Granite 4 without experts is not read"));
+    }
+    let mut config = granite(keys, "granitemoehybrid")?;
+    let sizes = MixerSizes::read(keys)?;
+    let (inner, hidden) = (keys.size("ssm.inner_size")?, keys.size("embedding_length")?);
+    let name = "attention.head_count_kv";
+    let heads = keys.per_layer(name)?.ok_or_else(|| keys.missing(name))?;
+    let kind = |heads| if heads == 0 { "mamba" } else { "attention" };
+    let has_rope = keys.flag("rope.scaling.finetuned")?.unwrap_or(true);
+    let entries = json!({
+        "layer_types": heads.into_iter().map(kind).collect::<Vec<_>>(),
+        "position_embedding_type": if has_rope { "rope" } else { "nope" },
+        "shared_intermediate_size": keys.uniform_size("expert_shared_feed_forward_length")?,
+        "mamba_n_heads": sizes.heads,
+        "mamba_d_head": sizes.head_width,
+        "mamba_n_groups": sizes.groups,
+        "mamba_d_state": sizes.state_width,
+        "mamba_d_conv": sizes.conv_width,
+        "mamba_expand": inner / hidden,
+        "mamba_conv_bias": sizes.conv_bias,
+    });
+    add(&mut config, entries);
+    Ok(config)
 }
 
 /// A letter for each layer, by the tensors that it has.

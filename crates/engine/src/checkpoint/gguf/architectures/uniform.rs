@@ -118,7 +118,7 @@ const BAILING: &[NameRow] = &[
 
 const ERNIE: &[NameRow] = &[row("exp_probs_b.bias", "mlp.moe_statics.e_score_correction_bias")];
 
-const GRANITE: &[NameRow] = &[row("ffn_gate_inp", "block_sparse_moe.router.layer")];
+pub(super) const GRANITE: &[NameRow] = &[row("ffn_gate_inp", "block_sparse_moe.router.layer")];
 
 const HUNYUAN: &[NameRow] = &[
     row("attn_q_norm", "self_attn.query_layernorm"),
@@ -207,13 +207,17 @@ fn ernie4_5_moe(keys: &Keys<'_>) -> Result<Config, Error> {
     Ok(config)
 }
 
-/// Constant factors on the embedding, the scores, each sub-block and the logits.
 fn granitemoe(keys: &Keys<'_>) -> Result<Config, Error> {
     let shared = "expert_shared_feed_forward_length";
     if let Some(width) = keys.uniform(shared)?.filter(|width| *width > 0) {
         return Err(keys.problem(shared, &format!("is {width}: shared experts are not read")));
     }
-    let mut config = keys.body("granitemoe")?;
+    granite(keys, "granitemoe")
+}
+
+/// Constant factors on the embedding, the scores, each sub-block and the logits.
+pub(super) fn granite(keys: &Keys<'_>, model_type: &str) -> Result<Config, Error> {
+    let mut config = keys.body(model_type)?;
     keys.heads(&mut config)?;
     let factor = |name: &str| keys.number(name)?.ok_or_else(|| keys.missing(name));
     let entries = json!({

@@ -87,8 +87,11 @@ const SHARED_EXPERTS: &[&str] =
     &["n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts"];
 
 /// Size of a shared expert, where configs name it.
-const SHARED_WIDTH: &[&str] =
-    &["shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"];
+const SHARED_WIDTH: &[&str] = &[
+    "shared_expert_intermediate_size",
+    "moe_shared_expert_intermediate_size",
+    "shared_intermediate_size",
+];
 
 /// Number of dense layers before the first one with experts, where configs name it.
 const DENSE_LAYERS: &[&str] =

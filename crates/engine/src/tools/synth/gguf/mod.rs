@@ -64,6 +64,7 @@ pub(super) fn plan_gguf(options: &Options, recipe: GgufRecipe) -> Result<GgufPla
     let has = |tensor: &str| match tensor {
         _ if tensor.ends_with(".embed_tokens.weight") => tensor == "model.embed_tokens.weight",
         _ if tensor.ends_with(".gate_up_proj") => is_fused,
+        _ if tensor.ends_with(".shared_mlp.gate_proj.weight") => true,
         // Its router says that a layer has experts.
         _ if tensor.contains(".moe.") => {
             let mut listed = text["moe_layers_enum"].as_str().unwrap_or("").split(',');
