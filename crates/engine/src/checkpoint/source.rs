@@ -102,8 +102,8 @@ pub(crate) trait TensorSource {
     /// The tensor is missing, or of another size or an unsupported type.
     fn vector(&self, name: &str, shape: &[usize]) -> Result<VectorSource, Error>;
 
-    /// The 64-bit integers of the tensor `name`, whose dimensions are `shape`; zeros where only the
-    /// sizes of tensors are known.
+    /// The 64-bit integers of the tensor `name`, in GGUF also of 32 bits, whose dimensions are
+    /// `shape`; zeros where only the sizes of tensors are known.
     ///
     /// # Errors
     /// The tensor is missing, of another shape or type, or cannot be read.

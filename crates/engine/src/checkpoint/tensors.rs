@@ -139,8 +139,14 @@ impl TensorSource for Checkpoint {
     fn integers(&self, name: &str, shape: &[usize]) -> Result<Integers, Error> {
         let t = self.tensor(name).map_err(|e| self.explain(e))?;
         self.check_shape(name, t, shape)?;
-        let len = shape.iter().try_fold(8usize, |n, d| n.checked_mul(*d));
-        if t.dtype != "I64" || len.map(|len| len as u64) != Some(t.bytes) {
+        let size = match t.dtype.as_str() {
+            "I64" => Some(8),
+            "I32" if self.changes.ggml_types => Some(4),
+            _ => None,
+        };
+        let len =
+            size.and_then(|size| shape.iter().try_fold(size, |n: usize, d| n.checked_mul(*d)));
+        if len.map(|len| len as u64) != Some(t.bytes) {
             let problem = format!("its type is {}, the model reads I64", t.dtype);
             return Err(self.tensor_error(name, &problem));
         }
@@ -149,8 +155,16 @@ impl TensorSource for Checkpoint {
         if !self.files[segment.file as usize].is_planned() {
             self.read(name, &segment, &mut bytes)?;
         }
-        let (values, _) = bytes.as_chunks::<8>();
-        let values = values.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect();
+        let values = match size {
+            Some(4) => {
+                let (values, _) = bytes.as_chunks::<4>();
+                values.iter().map(|bytes| i32::from_le_bytes(*bytes).into()).collect()
+            }
+            _ => {
+                let (values, _) = bytes.as_chunks::<8>();
+                values.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect()
+            }
+        };
         Ok(Integers { segment, values })
     }
 

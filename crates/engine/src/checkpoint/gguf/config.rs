@@ -130,6 +130,19 @@ impl Keys<'_> {
         Ok(numbers)
     }
 
+    /// Numbers of an array that has one for each layer, and may go on.
+    pub(super) fn first_layers(&self, name: &str) -> Result<Vec<u64>, Error> {
+        let layers = self.layers()?;
+        let numbers = self.metadata.integers(self.files, &self.key(name))?;
+        let mut numbers = numbers.ok_or_else(|| self.missing(name))?;
+        if numbers.len() < layers {
+            let problem = format!("has {} values for {layers} layers", numbers.len());
+            return Err(self.problem(name, &problem));
+        }
+        numbers.truncate(layers);
+        Ok(numbers)
+    }
+
     /// A number of which all layers have the same, except layers that have none: 0.
     pub(super) fn uniform(&self, name: &str) -> Result<Option<u64>, Error> {
         let Some(all) = self.per_layer(name)? else { return Ok(None) };

@@ -141,7 +141,8 @@ impl Module {
                 )?]);
             }
             ModuleKind::Ids { below } => {
-                let (values, stream) = (TensorValues::Ids { below, cols }, path.clone());
+                let values = TensorValues::Ids { below, cols, bytes: 8 };
+                let stream = path.clone();
                 return Ok(vec![tensor(path, shape, "I64", 8, values, &stream)?]);
             }
             ModuleKind::Integers(integers) => {

@@ -2,7 +2,7 @@
 
 use super::families::{Family, PLAIN};
 
-pub(super) const HYBRIDS: [Family; 5] = [
+pub(super) const HYBRIDS: [Family; 10] = [
     Family {
         golden: "bailing_hybrid_hub",
         name: "bailingmoe3",
@@ -40,6 +40,112 @@ blk.*.attn_k_b.weight = kv_b model.layers.*.attention.kv_b_proj.weight
 blk.*.attn_v_b.weight = kv_b model.layers.*.attention.kv_b_proj.weight
 blk.*.exp_probs_b.bias = model.layers.*.mlp.gate.expert_bias
 ",
+        ..PLAIN
+    },
+    Family {
+        golden: "deepseek_v4_hub",
+        name: "deepseek4",
+        keys: "
+block_count=5 context_length=4096 embedding_length=64 attention.head_count=4
+attention.head_count_kv=1 rope.scaling.type=yarn rope.scaling.factor=16.0
+rope.scaling.original_context_length=256 rope.scaling.yarn_beta_fast=32.0
+rope.scaling.yarn_beta_slow=1.0 rope.freq_base=10000.0 attention.layer_norm_rms_epsilon=0.000001
+expert_count=6 expert_used_count=2 expert_gating_func=4 attention.key_length=32
+attention.value_length=32 rope.dimension_count=16 attention.q_lora_rank=32
+attention.sliding_window=16 expert_feed_forward_length=32 expert_shared_count=1
+expert_weights_scale=1.5 expert_weights_norm=true swiglu_clamp_exp=[10.0,10.0,10.0,10.0,10.0]
+swiglu_clamp_shexp=[10.0,10.0,10.0,10.0,10.0] attention.indexer.head_count=16
+attention.indexer.key_length=32 attention.indexer.top_k=4 attention.output_group_count=2
+attention.output_lora_rank=16 attention.compress_ratios=[0,0,4,128,4]
+attention.compress_rope_freq_base=160000.0 hyper_connection.count=4
+hyper_connection.sinkhorn_iterations=20 hyper_connection.epsilon=0.000001 hash_layer_count=1
+embedding_length_out=256
+",
+        names: DEEPSEEK_V4,
+        ..PLAIN
+    },
+    Family {
+        golden: "deepseek_v4_csa_hub",
+        name: "deepseek4",
+        keys: "
+block_count=2 context_length=4096 embedding_length=64 attention.head_count=4
+attention.head_count_kv=1 rope.scaling.type=yarn rope.scaling.factor=16.0
+rope.scaling.original_context_length=256 rope.scaling.yarn_beta_fast=32.0
+rope.scaling.yarn_beta_slow=1.0 rope.freq_base=10000.0 attention.layer_norm_rms_epsilon=0.000001
+expert_count=6 expert_used_count=2 expert_gating_func=4 attention.key_length=32
+attention.value_length=32 rope.dimension_count=16 attention.q_lora_rank=32
+attention.sliding_window=16 expert_feed_forward_length=32 expert_shared_count=1
+expert_weights_scale=1.5 expert_weights_norm=true swiglu_clamp_exp=[10.0,10.0]
+swiglu_clamp_shexp=[10.0,10.0] attention.indexer.head_count=16 attention.indexer.key_length=32
+attention.indexer.top_k=4096 attention.output_group_count=2 attention.output_lora_rank=16
+attention.compress_ratios=[0,4] attention.compress_rope_freq_base=160000.0 hyper_connection.count=4
+hyper_connection.sinkhorn_iterations=20 hyper_connection.epsilon=0.000001 hash_layer_count=0
+embedding_length_out=256
+",
+        names: DEEPSEEK_V4,
+        ..PLAIN
+    },
+    Family {
+        golden: "deepseek_v4_hash_hub",
+        name: "deepseek4",
+        keys: "
+block_count=2 context_length=4096 embedding_length=64 attention.head_count=4
+attention.head_count_kv=1 rope.scaling.type=yarn rope.scaling.factor=16.0
+rope.scaling.original_context_length=256 rope.scaling.yarn_beta_fast=32.0
+rope.scaling.yarn_beta_slow=1.0 rope.freq_base=10000.0 attention.layer_norm_rms_epsilon=0.000001
+expert_count=6 expert_used_count=2 expert_gating_func=4 attention.key_length=32
+attention.value_length=32 rope.dimension_count=16 attention.q_lora_rank=32
+attention.sliding_window=16 expert_feed_forward_length=32 expert_shared_count=1
+expert_weights_scale=1.5 expert_weights_norm=true swiglu_clamp_exp=[10.0,10.0]
+swiglu_clamp_shexp=[10.0,10.0] attention.indexer.head_count=16 attention.indexer.key_length=32
+attention.indexer.top_k=4 attention.output_group_count=2 attention.output_lora_rank=16
+attention.compress_ratios=[0,0] attention.compress_rope_freq_base=160000.0 hyper_connection.count=4
+hyper_connection.sinkhorn_iterations=20 hyper_connection.epsilon=0.000001 hash_layer_count=1
+embedding_length_out=256
+",
+        names: DEEPSEEK_V4,
+        ..PLAIN
+    },
+    Family {
+        golden: "deepseek_v4_hca_hub",
+        name: "deepseek4",
+        keys: "
+block_count=2 context_length=4096 embedding_length=64 attention.head_count=4
+attention.head_count_kv=1 rope.scaling.type=yarn rope.scaling.factor=16.0
+rope.scaling.original_context_length=256 rope.scaling.yarn_beta_fast=32.0
+rope.scaling.yarn_beta_slow=1.0 rope.freq_base=10000.0 attention.layer_norm_rms_epsilon=0.000001
+expert_count=6 expert_used_count=2 expert_gating_func=4 attention.key_length=32
+attention.value_length=32 rope.dimension_count=16 attention.q_lora_rank=32
+attention.sliding_window=16 expert_feed_forward_length=32 expert_shared_count=1
+expert_weights_scale=1.5 expert_weights_norm=true swiglu_clamp_exp=[10.0,10.0]
+swiglu_clamp_shexp=[10.0,10.0] attention.indexer.head_count=16 attention.indexer.key_length=32
+attention.indexer.top_k=4 attention.output_group_count=2 attention.output_lora_rank=16
+attention.compress_ratios=[0,128] attention.compress_rope_freq_base=160000.0
+hyper_connection.count=4 hyper_connection.sinkhorn_iterations=20 hyper_connection.epsilon=0.000001
+hash_layer_count=0 embedding_length_out=256
+",
+        names: DEEPSEEK_V4,
+        ..PLAIN
+    },
+    Family {
+        golden: "deepseek_v4_window_hub",
+        name: "deepseek4",
+        keys: "
+block_count=2 context_length=4096 embedding_length=64 attention.head_count=4
+attention.head_count_kv=1 rope.scaling.type=yarn rope.scaling.factor=16.0
+rope.scaling.original_context_length=256 rope.scaling.yarn_beta_fast=32.0
+rope.scaling.yarn_beta_slow=1.0 rope.freq_base=10000.0 attention.layer_norm_rms_epsilon=0.000001
+expert_count=6 expert_used_count=2 expert_gating_func=4 attention.key_length=32
+attention.value_length=32 rope.dimension_count=16 attention.q_lora_rank=32
+attention.sliding_window=16 expert_feed_forward_length=32 expert_shared_count=1
+expert_weights_scale=1.5 expert_weights_norm=true swiglu_clamp_exp=[1.0,1.0]
+swiglu_clamp_shexp=[1.0,1.0] attention.indexer.head_count=16 attention.indexer.key_length=32
+attention.indexer.top_k=4 attention.output_group_count=2 attention.output_lora_rank=16
+attention.compress_ratios=[0,0] attention.compress_rope_freq_base=160000.0 hyper_connection.count=4
+hyper_connection.sinkhorn_iterations=20 hyper_connection.epsilon=0.000001 hash_layer_count=0
+embedding_length_out=256
+",
+        names: DEEPSEEK_V4,
         ..PLAIN
     },
     Family {
@@ -169,4 +275,48 @@ blk.*.ffn_up_shexp.weight = backbone.layers.*.mixer.shared_experts.up_proj.weigh
 blk.*.ffn_down_shexp.weight = backbone.layers.*.mixer.shared_experts.down_proj.weight
 blk.*.ffn_up.weight = backbone.layers.*.mixer.up_proj.weight
 blk.*.ffn_down.weight = backbone.layers.*.mixer.down_proj.weight
+";
+
+const DEEPSEEK_V4: &str = "
+token_embd.weight = embed.weight
+output_norm.weight = norm.weight
+output.weight = head.weight
+output_hc_fn.weight = hc_head_fn
+output_hc_base.weight = hc_head_base
+output_hc_scale.weight = hc_head_scale
+blk.*.attn_norm.weight = layers.*.attn_norm.weight
+blk.*.attn_sinks.weight = layers.*.attn.attn_sink
+blk.*.attn_q_a.weight = layers.*.attn.wq_a.weight
+blk.*.attn_q_a_norm.weight = layers.*.attn.q_norm.weight
+blk.*.attn_q_b.weight = layers.*.attn.wq_b.weight
+blk.*.attn_kv.weight = layers.*.attn.wkv.weight
+blk.*.attn_kv_a_norm.weight = layers.*.attn.kv_norm.weight
+blk.*.attn_output_a.weight = layers.*.attn.wo_a.weight
+blk.*.attn_output_b.weight = layers.*.attn.wo_b.weight
+blk.*.attn_compressor_ape.weight = layers.*.attn.compressor.ape
+blk.*.attn_compressor_kv.weight = layers.*.attn.compressor.wkv.weight
+blk.*.attn_compressor_gate.weight = layers.*.attn.compressor.wgate.weight
+blk.*.attn_compressor_norm.weight = layers.*.attn.compressor.norm.weight
+blk.*.indexer.attn_q_b.weight = layers.*.attn.indexer.wq_b.weight
+blk.*.indexer.proj.weight = layers.*.attn.indexer.weights_proj.weight
+blk.*.indexer_compressor_ape.weight = layers.*.attn.indexer.compressor.ape
+blk.*.indexer_compressor_kv.weight = layers.*.attn.indexer.compressor.wkv.weight
+blk.*.indexer_compressor_gate.weight = layers.*.attn.indexer.compressor.wgate.weight
+blk.*.indexer_compressor_norm.weight = layers.*.attn.indexer.compressor.norm.weight
+blk.*.hc_attn_fn.weight = layers.*.hc_attn_fn
+blk.*.hc_attn_base.weight = layers.*.hc_attn_base
+blk.*.hc_attn_scale.weight = layers.*.hc_attn_scale
+blk.*.hc_ffn_fn.weight = layers.*.hc_ffn_fn
+blk.*.hc_ffn_base.weight = layers.*.hc_ffn_base
+blk.*.hc_ffn_scale.weight = layers.*.hc_ffn_scale
+blk.*.ffn_norm.weight = layers.*.ffn_norm.weight
+blk.*.ffn_gate_inp.weight = layers.*.ffn.gate.weight
+blk.*.exp_probs_b.bias = layers.*.ffn.gate.bias
+blk.*.ffn_gate_tid2eid.weight = layers.*.ffn.gate.tid2eid
+blk.*.ffn_gate_exps.weight = layers.*.ffn.experts.#.w1.weight
+blk.*.ffn_down_exps.weight = layers.*.ffn.experts.#.w2.weight
+blk.*.ffn_up_exps.weight = layers.*.ffn.experts.#.w3.weight
+blk.*.ffn_gate_shexp.weight = layers.*.ffn.shared_experts.w1.weight
+blk.*.ffn_down_shexp.weight = layers.*.ffn.shared_experts.w2.weight
+blk.*.ffn_up_shexp.weight = layers.*.ffn.shared_experts.w3.weight
 ";

@@ -8,6 +8,7 @@ use crate::base::error::Error;
 /// Codes of `expert_gating_func`.
 pub(super) const SOFTMAX: u64 = 1;
 pub(super) const SIGMOID: u64 = 2;
+pub(super) const SQRT_SOFTPLUS: u64 = 4;
 
 /// Name of the router's function on the Hub. `default` is its code where the key is absent.
 pub(super) fn scoring(keys: &Keys<'_>, default: u64) -> Result<&'static str, Error> {
@@ -15,6 +16,7 @@ pub(super) fn scoring(keys: &Keys<'_>, default: u64) -> Result<&'static str, Err
     match keys.integer(name)?.unwrap_or(default) {
         SOFTMAX => Ok("softmax"),
         SIGMOID => Ok("sigmoid"),
+        SQRT_SOFTPLUS => Ok("sqrtsoftplus"),
         other => Err(keys.problem(name, &format!("is {other}, which is not read"))),
     }
 }

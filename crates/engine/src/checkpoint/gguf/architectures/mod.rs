@@ -2,8 +2,8 @@
 //!
 //! A file for each kind of attention: `uniform.rs` grouped-query attention that is the same in all
 //! layers, `sliding.rs` with windows in some layers, `recurrent.rs` with delta-nets in some layers,
-//! `latent.rs` latent attention, `kda.rs` Kimi Delta Attention beside it, `mamba2.rs` Mamba-2.
-//! `experts.rs` has the keys of feed-forward parts.
+//! `latent.rs` latent attention, `kda.rs` Kimi Delta Attention beside it, `mamba2.rs` Mamba-2,
+//! `streams.rs` several residual streams. `experts.rs` has the keys of feed-forward parts.
 
 mod experts;
 mod kda;
@@ -11,6 +11,7 @@ mod latent;
 mod mamba2;
 mod recurrent;
 mod sliding;
+mod streams;
 mod uniform;
 
 use super::{
@@ -49,13 +50,14 @@ const PLAIN: GgufArchitecture = GgufArchitecture {
 
 /// The architectures that are read.
 fn all() -> impl Iterator<Item = &'static GgufArchitecture> {
-    let kinds: [&'static [GgufArchitecture]; 6] = [
+    let kinds: [&'static [GgufArchitecture]; 7] = [
         &uniform::ARCHITECTURES,
         &sliding::ARCHITECTURES,
         &recurrent::ARCHITECTURES,
         &latent::ARCHITECTURES,
         &kda::ARCHITECTURES,
         &mamba2::ARCHITECTURES,
+        &streams::ARCHITECTURES,
     ];
     kinds.into_iter().flatten()
 }

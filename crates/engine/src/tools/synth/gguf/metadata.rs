@@ -40,7 +40,7 @@ const fn number(config: &'static [&'static str], gguf: &'static str) -> NumberRo
 }
 
 /// Numbers that configs name.
-const NUMBERS: [NumberRow; 28] = [
+const NUMBERS: [NumberRow; 33] = [
     number(&["num_hidden_layers"], "block_count"),
     number(&["max_position_embeddings", "model_max_length"], "context_length"),
     number(&["hidden_size"], "embedding_length"),
@@ -63,6 +63,11 @@ const NUMBERS: [NumberRow; 28] = [
     number(&["index_head_dim"], "attention.indexer.key_length"),
     number(&["index_topk"], "attention.indexer.top_k"),
     number(&["moe_latent_size"], "moe_latent_size"),
+    number(&["o_groups"], "attention.output_group_count"),
+    number(&["o_lora_rank"], "attention.output_lora_rank"),
+    number(&["hc_mult"], "hyper_connection.count"),
+    number(&["hc_sinkhorn_iters"], "hyper_connection.sinkhorn_iterations"),
+    number(&["num_hash_layers"], "hash_layer_count"),
     number(&["linear_conv_kernel_dim"], "ssm.conv_kernel"),
     number(&["linear_key_head_dim"], "ssm.state_size"),
     number(&["linear_num_key_heads"], "ssm.group_count"),
@@ -97,8 +102,9 @@ const SHARED_WIDTH: &[&str] = &[
 const DENSE_LAYERS: &[&str] =
     &["first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"];
 
-/// The code of `expert_gating_func` for sigmoid.
+/// Codes of `expert_gating_func`.
 const SIGMOID: u32 = 2;
+const SQRT_SOFTPLUS: u32 = 4;
 
 /// Writer of an architecture's keys.
 pub(super) struct ModelKeys<'a> {
@@ -127,6 +133,8 @@ pub(super) fn model_keys(prefix: &str, config: &Value, blueprint: &Blueprint) ->
     keys.float(&["residual_multiplier"], "residual_scale");
     keys.float(&["final_logit_softcapping"], "final_logit_softcapping");
     keys.float(&["attention_value_scale"], "attention.value_scale");
+    keys.float(&["hc_eps"], "hyper_connection.epsilon");
+    keys.float(&["compress_rope_theta"], "attention.compress_rope_freq_base");
     keys.rope();
     if keys.integer("kv_lora_rank").is_some() {
         keys.latent();
@@ -299,7 +307,8 @@ impl ModelKeys<'_> {
             .as_f64()
             .or(self.config["rope_parameters"]["partial_rotary_factor"].as_f64());
         let rotated = share.map(|share| (f64::from(width) * share) as u32);
-        let rotated = self.integer("rotary_dim").or(rotated).unwrap_or(width);
+        let rotated = self.integer("rotary_dim").or(rotated);
+        let rotated = rotated.or(self.integer("qk_rope_head_dim")).unwrap_or(width);
         for (key, n) in [
             ("attention.head_count_kv", kv),
             ("attention.key_length", width),
@@ -375,8 +384,13 @@ impl ModelKeys<'_> {
         let Some((dense, moe)) = self.blueprint.moe_layers().next() else { return };
         let (scoring, normalize) = (moe.router.scoring, moe.router.normalize);
         let shared = moe.shared.as_ref().map(|shared| shared.mlp.up_proj.shape.rows as u32);
-        if scoring == Scoring::Sigmoid {
-            self.push("expert_gating_func", KeyValue::U32(SIGMOID));
+        let code = match scoring {
+            Scoring::Sigmoid => Some(SIGMOID),
+            Scoring::SqrtSoftplus => Some(SQRT_SOFTPLUS),
+            _ => None,
+        };
+        if let Some(code) = code {
+            self.push("expert_gating_func", KeyValue::U32(code));
         }
         let is_normed = ["norm_topk_prob", "route_norm", "norm_expert_weight"]
             .iter()
@@ -423,6 +437,16 @@ impl ModelKeys<'_> {
         }
         if let Some(full) = self.layer_flags("indexer_types", "full") {
             self.push("attention.indexer.types", KeyValue::Bools(full));
+        }
+        if let Some(ratios) = self.config["compress_ratios"].as_array() {
+            let ratios = ratios.iter().map(|n| n.as_i64().unwrap_or(0) as i32).collect();
+            self.push("attention.compress_ratios", KeyValue::I32s(ratios));
+        }
+        if let Some(limit) = self.config["swiglu_limit"].as_f64() {
+            for key in ["swiglu_clamp_exp", "swiglu_clamp_shexp"] {
+                let limits = vec![limit as f32; self.blueprint.layers.len()];
+                self.push(key, KeyValue::F32s(limits));
+            }
         }
         for (list, key) in
             [("swiglu_limits", "swiglu_clamp_exp"), ("swiglu_limits_shared", "swiglu_clamp_shexp")]

@@ -156,7 +156,8 @@ impl TensorTypes {
                     }
                 }
             }
-            ModuleKind::Ids { .. } | ModuleKind::Integers(_) => {
+            ModuleKind::Ids { below } => (TensorValues::Ids { below, cols, bytes: 4 }, "I32"),
+            ModuleKind::Integers(_) => {
                 return Err(config_error(format!("GGUF has no type for {path}")));
             }
             ModuleKind::Plain { low, high, .. } if name.ends_with(".ssm_a") => {

@@ -104,8 +104,9 @@ pub(super) enum TensorValues {
         /// Whether it is `-exp(x)`.
         is_negative: bool,
     },
-    /// 64-bit ids below a bound: those of a row of `cols` follow each other, from a random one on.
-    Ids { below: u64, cols: u64 },
+    /// Ids below a bound, of `bytes` bytes: those of a row of `cols` follow each other, from a
+    /// random one on.
+    Ids { below: u64, cols: u64, bytes: usize },
     /// 64-bit integers, one by one.
     Integers(Vec<i64>),
     /// f32, one by one.
@@ -224,10 +225,11 @@ impl TensorValues {
                     out.copy_from_slice(&value.to_le_bytes());
                 }
             }
-            TensorValues::Ids { below, cols } => {
-                for (i, out) in (offset / 8..).zip(out.chunks_exact_mut(8)) {
+            TensorValues::Ids { below, cols, bytes } => {
+                for (i, out) in (offset / *bytes as u64..).zip(out.chunks_exact_mut(*bytes)) {
                     let first = stream.word(i / cols) % below;
-                    out.copy_from_slice(&((first + i % cols) % below).to_le_bytes());
+                    let id = ((first + i % cols) % below).to_le_bytes();
+                    out.copy_from_slice(&id[..*bytes]);
                 }
             }
             TensorValues::Integers(integers) => {
