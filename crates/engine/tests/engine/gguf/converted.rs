@@ -264,6 +264,8 @@ pub(super) fn tensors(family: &Family, golden: &Golden, keys: &FamilyKeys) -> Ve
     let layers = keys.size("block_count") - predicted;
     let mut files: BTreeMap<String, Vec<(usize, Weights)>> = BTreeMap::new();
     for (name, weights) in Weights::of(golden) {
+        // Models with vision have a module more.
+        let name = name.replacen("model.language_model.", "model.", 1);
         let pattern = Pattern::of(&name);
         if pattern.layer.is_some_and(|layer| layer >= layers) || name.contains("vision") {
             continue;

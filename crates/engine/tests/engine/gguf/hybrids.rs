@@ -2,7 +2,10 @@
 
 use super::families::{Family, PLAIN};
 
-pub(super) const HYBRIDS: [Family; 10] = [
+/// Family with Kimi Delta Attention, whose state adds up the rounding of all positions.
+const KDA: Family = Family { bar: 1e-4, ..PLAIN };
+
+pub(super) const HYBRIDS: [Family; 11] = [
     Family {
         golden: "bailing_hybrid_hub",
         name: "bailingmoe3",
@@ -40,7 +43,7 @@ blk.*.attn_k_b.weight = kv_b model.layers.*.attention.kv_b_proj.weight
 blk.*.attn_v_b.weight = kv_b model.layers.*.attention.kv_b_proj.weight
 blk.*.exp_probs_b.bias = model.layers.*.mlp.gate.expert_bias
 ",
-        ..PLAIN
+        ..KDA
     },
     Family {
         golden: "deepseek_v4_hub",
@@ -149,6 +152,27 @@ embedding_length_out=256
         ..PLAIN
     },
     Family {
+        golden: "glm5_next_hub",
+        name: "glm5-next",
+        keys: "
+block_count=4 context_length=4096 embedding_length=64 feed_forward_length=96 attention.head_count=4
+attention.head_count_kv=[0,1,0,1] attention.layer_norm_rms_epsilon=0.00001 expert_count=6
+expert_used_count=2 expert_group_count=1 expert_group_used_count=1 expert_gating_func=2
+vocab_size=272 attention.layer_norm_epsilon=0.000001 ssm.conv_kernel=4 kda.head_dim=16
+kda.gate_lower_bound=-5.0 attention.q_lora_rank=32 attention.kv_lora_rank=32 rope.dimension_count=0
+attention.key_length=32 attention.value_length=32 attention.key_length_mla=16
+attention.value_length_mla=16 attention.indexer.head_count=16 attention.indexer.key_length=16
+attention.indexer.top_k=8 attention.indexer.kpool=4 attention.indexer.kpool_select_tail=true
+attention.indexer.types=[true,true,true,true] hyper_connection.count=4
+hyper_connection.sinkhorn_iterations=20 hyper_connection.epsilon=0.000001
+leading_dense_block_count=1 expert_feed_forward_length=32 expert_shared_count=1
+expert_weights_scale=2.5 expert_weights_norm=true swiglu_clamp_exp=[1.0,1.0,1.0,1.0]
+swiglu_clamp_shexp=[1.0,1.0,1.0,1.0]
+",
+        names: GLM5_NEXT,
+        ..KDA
+    },
+    Family {
         golden: "granitemoehybrid_hub",
         name: "granitehybrid",
         keys: "
@@ -213,7 +237,7 @@ blk.*.ffn_gate_shexp.weight = model.layers.*.block_sparse_moe.shared_experts.gat
 blk.*.ffn_up_shexp.weight = model.layers.*.block_sparse_moe.shared_experts.up_proj.weight
 blk.*.ffn_down_shexp.weight = model.layers.*.block_sparse_moe.shared_experts.down_proj.weight
 ",
-        ..PLAIN
+        ..KDA
     },
     Family {
         golden: "nemotron_h_hub",
@@ -319,4 +343,31 @@ blk.*.ffn_up_exps.weight = layers.*.ffn.experts.#.w3.weight
 blk.*.ffn_gate_shexp.weight = layers.*.ffn.shared_experts.w1.weight
 blk.*.ffn_down_shexp.weight = layers.*.ffn.shared_experts.w2.weight
 blk.*.ffn_up_shexp.weight = layers.*.ffn.shared_experts.w3.weight
+";
+
+const GLM5_NEXT: &str = "
+blk.*.ssm_a = decay model.layers.*.self_attn.A_log
+blk.*.ssm_dt.bias = model.layers.*.self_attn.dt_bias
+blk.*.ssm_beta.weight = model.layers.*.self_attn.b_proj.weight
+blk.*.ssm_f_a.weight = model.layers.*.self_attn.f_a_proj.weight
+blk.*.ssm_f_b.weight = model.layers.*.self_attn.f_b_proj.weight
+blk.*.ssm_g_a.weight = model.layers.*.self_attn.g_a_proj.weight
+blk.*.ssm_g_b.weight = model.layers.*.self_attn.g_b_proj.weight
+blk.*.ssm_conv1d_q.weight = taps4 model.layers.*.self_attn.q_conv1d.weight
+blk.*.ssm_conv1d_k.weight = taps4 model.layers.*.self_attn.k_conv1d.weight
+blk.*.ssm_conv1d_v.weight = taps4 model.layers.*.self_attn.v_conv1d.weight
+blk.*.ssm_norm.weight = model.layers.*.self_attn.o_norm.weight
+blk.*.indexer.attn_q_b.weight = model.layers.*.self_attn.indexer.wq_b.weight
+blk.*.indexer.attn_k.weight = model.layers.*.self_attn.indexer.wk.weight
+blk.*.indexer.k_norm.weight = model.layers.*.self_attn.indexer.k_norm.weight
+blk.*.indexer.k_norm.bias = model.layers.*.self_attn.indexer.k_norm.bias
+blk.*.indexer.proj.weight = model.layers.*.self_attn.indexer.weights_proj.weight
+blk.*.indexer_compressor_gate.weight = model.layers.*.self_attn.indexer.index_kpool_compress_gate
+blk.*.indexer_compressor_ape.weight = model.layers.*.self_attn.indexer.index_kpool_compress_ape
+blk.*.hc_attn_fn.weight = model.layers.*.hc_attn_fn
+blk.*.hc_attn_base.weight = model.layers.*.hc_attn_base
+blk.*.hc_attn_scale.weight = model.layers.*.hc_attn_scale
+blk.*.hc_ffn_fn.weight = model.layers.*.hc_ffn_fn
+blk.*.hc_ffn_base.weight = model.layers.*.hc_ffn_base
+blk.*.hc_ffn_scale.weight = model.layers.*.hc_ffn_scale
 ";

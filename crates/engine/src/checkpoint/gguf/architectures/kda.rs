@@ -33,7 +33,7 @@ pub(super) const ARCHITECTURES: [GgufArchitecture; 2] = [
 ];
 
 /// Projections, convolutions and gates of KDA.
-const KDA: &[NameRow] = &[
+pub(super) const KDA: &[NameRow] = &[
     row("ssm_conv1d_q", "self_attn.q_conv1d"),
     row("ssm_conv1d_k", "self_attn.k_conv1d"),
     row("ssm_conv1d_v", "self_attn.v_conv1d"),
@@ -79,7 +79,7 @@ const KIMI: &[NameRow] = &[row("exp_probs_b.bias", "mlp.e_score_correction_bias"
 const KV_HEADS: &str = "attention.head_count_kv";
 
 /// Whether each layer has KDA.
-fn linear_layers(keys: &Keys<'_>) -> Result<Vec<bool>, Error> {
+pub(super) fn linear_layers(keys: &Keys<'_>) -> Result<Vec<bool>, Error> {
     let heads = keys.per_layer(KV_HEADS)?.ok_or_else(|| keys.missing(KV_HEADS))?;
     Ok(heads.into_iter().map(|heads| heads == 0).collect())
 }
@@ -100,7 +100,7 @@ fn group_size(keys: &Keys<'_>, linear: &[bool]) -> Result<usize, Error> {
 }
 
 /// Bound of the logarithm of decays.
-fn lower_bound(keys: &Keys<'_>) -> Result<f64, Error> {
+pub(super) fn lower_bound(keys: &Keys<'_>) -> Result<f64, Error> {
     let name = "kda.gate_lower_bound";
     keys.number(name)?.ok_or_else(|| keys.missing(name))
 }

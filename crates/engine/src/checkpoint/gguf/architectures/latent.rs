@@ -60,10 +60,11 @@ pub(super) fn latent(keys: &Keys<'_>, model_type: &str, default: u64) -> Result<
             None => keys.size(&format!("attention.{name}")),
         }
     };
-    let (key_width, rotated) = (width("key_length")?, keys.size("rope.dimension_count")?);
+    let name = "rope.dimension_count";
+    let rotated = keys.integer(name)?.ok_or_else(|| keys.missing(name))?;
+    let key_width = width("key_length")?;
     let plain = key_width.checked_sub(rotated);
-    let plain =
-        plain.ok_or_else(|| keys.problem("rope.dimension_count", "exceeds the width of keys"))?;
+    let plain = plain.ok_or_else(|| keys.problem(name, "exceeds the width of keys"))?;
     let entries = json!({
         "num_attention_heads": keys.uniform_size("attention.head_count")?,
         "q_lora_rank": keys.integer("attention.q_lora_rank")?,

@@ -7,18 +7,29 @@ use super::{
         config::{Config, Keys, add},
         names::{NameRow, row},
     },
-    GgufArchitecture, PLAIN,
-    experts::{SQRT_SOFTPLUS, grouped_experts},
+    GgufArchitecture, PLAIN, SHARED_EXPERTS,
+    experts::{SIGMOID, SQRT_SOFTPLUS, grouped_experts},
+    kda::{KDA, linear_layers, lower_bound},
+    latent::{PROJECTIONS, latent},
 };
 use crate::base::error::Error;
 
-pub(super) const ARCHITECTURES: [GgufArchitecture; 1] = [GgufArchitecture {
-    name: "deepseek4",
-    model_types: &["deepseek_v4"],
-    rows: &[DEEPSEEK_V4, STREAMS],
-    config: deepseek4,
-    ..PLAIN
-}];
+pub(super) const ARCHITECTURES: [GgufArchitecture; 2] = [
+    GgufArchitecture {
+        name: "deepseek4",
+        model_types: &["deepseek_v4"],
+        rows: &[DEEPSEEK_V4, STREAMS],
+        config: deepseek4,
+        ..PLAIN
+    },
+    GgufArchitecture {
+        name: "glm5-next",
+        model_types: &["glm5_next"],
+        rows: &[GLM5_NEXT, STREAMS, KDA, PROJECTIONS, SHARED_EXPERTS],
+        config: glm5_next,
+        ..PLAIN
+    },
+];
 
 /// Weights of hyper-connections.
 const STREAMS: &[NameRow] = &[
@@ -66,6 +77,12 @@ const DEEPSEEK_V4: &[NameRow] = &[
     row("ffn_down_shexp", "ffn.shared_experts.w2"),
 ];
 
+/// Pools of positions that an indexer chooses from.
+const GLM5_NEXT: &[NameRow] = &[
+    row("indexer_compressor_gate.weight", "self_attn.indexer.index_kpool_compress_gate"),
+    row("indexer_compressor_ape.weight", "self_attn.indexer.index_kpool_compress_ape"),
+];
+
 /// Adds the keys of hyper-connections.
 fn hyper_connections(keys: &Keys<'_>, config: &mut Config) -> Result<(), Error> {
     let entries = json!({
@@ -108,6 +125,35 @@ fn deepseek4(keys: &Keys<'_>) -> Result<Config, Error> {
         "index_head_dim": keys.size("attention.indexer.key_length")?,
         "index_topk": keys.size("attention.indexer.top_k")?,
         "num_hash_layers": keys.integer("hash_layer_count")?.unwrap_or(0),
+        "swiglu_limit": clamp(keys)?,
+    });
+    add(&mut config, entries);
+    Ok(config)
+}
+
+fn glm5_next(keys: &Keys<'_>) -> Result<Config, Error> {
+    let mut config = latent(keys, "glm5_next", SIGMOID)?;
+    hyper_connections(keys, &mut config)?;
+    let kind = |linear| if linear { "linear_attention" } else { "deepseek_sparse_attention" };
+    let types = "attention.indexer.types";
+    let types = keys.has_key(types).then(|| keys.first_layers(types)).transpose()?.map(|types| {
+        let name = |full| if full == 0 { "shared" } else { "full" };
+        types.into_iter().map(name).collect::<Vec<_>>()
+    });
+    let entries = json!({
+        "layer_types": linear_layers(keys)?.into_iter().map(kind).collect::<Vec<_>>(),
+        "linear_attn_config": {
+            "num_heads": keys.uniform_size("attention.head_count")?,
+            "head_dim": keys.size("kda.head_dim")?,
+            "short_conv_kernel_size": keys.size("ssm.conv_kernel")?,
+            "gate_lower_bound": lower_bound(keys)?,
+        },
+        "index_n_heads": keys.size("attention.indexer.head_count")?,
+        "index_head_dim": keys.size("attention.indexer.key_length")?,
+        "index_topk": keys.size("attention.indexer.top_k")?,
+        "index_kpool": keys.size("attention.indexer.kpool")?,
+        "index_kpool_always_select_tail": keys.flag("attention.indexer.kpool_select_tail")?,
+        "indexer_types": types,
         "swiglu_limit": clamp(keys)?,
     });
     add(&mut config, entries);

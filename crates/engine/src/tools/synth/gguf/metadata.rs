@@ -40,7 +40,7 @@ const fn number(config: &'static [&'static str], gguf: &'static str) -> NumberRo
 }
 
 /// Numbers that configs name.
-const NUMBERS: [NumberRow; 33] = [
+const NUMBERS: [NumberRow; 34] = [
     number(&["num_hidden_layers"], "block_count"),
     number(&["max_position_embeddings", "model_max_length"], "context_length"),
     number(&["hidden_size"], "embedding_length"),
@@ -62,6 +62,7 @@ const NUMBERS: [NumberRow; 33] = [
     number(&["index_n_heads"], "attention.indexer.head_count"),
     number(&["index_head_dim"], "attention.indexer.key_length"),
     number(&["index_topk"], "attention.indexer.top_k"),
+    number(&["index_kpool"], "attention.indexer.kpool"),
     number(&["moe_latent_size"], "moe_latent_size"),
     number(&["o_groups"], "attention.output_group_count"),
     number(&["o_lora_rank"], "attention.output_lora_rank"),
@@ -437,6 +438,9 @@ impl ModelKeys<'_> {
         }
         if let Some(full) = self.layer_flags("indexer_types", "full") {
             self.push("attention.indexer.types", KeyValue::Bools(full));
+        }
+        if let Some(selects) = self.config["index_kpool_always_select_tail"].as_bool() {
+            self.push("attention.indexer.kpool_select_tail", KeyValue::Bool(selects));
         }
         if let Some(ratios) = self.config["compress_ratios"].as_array() {
             let ratios = ratios.iter().map(|n| n.as_i64().unwrap_or(0) as i32).collect();
