@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use moeflux_compute::{BlockScale, Element, Scalar};
+use moeflux_compute::{BlockScale, BlockType, Element, Format, Scalar};
 
 use super::{Checkpoint, Segment, block_scaled::FP8_BLOCKS, source::TensorSource};
 use crate::base::error::Error;
@@ -18,6 +18,8 @@ pub enum RowFormat {
     Plain(Scalar),
     /// FP8 of 4 exponent and 3 mantissa bits, with a scale.
     E4m3,
+    /// Blocks of ggml, which no two rows share.
+    Blocks(BlockType),
 }
 
 impl RowFormat {
@@ -26,6 +28,7 @@ impl RowFormat {
         match self {
             Self::Plain(scalar) => width.saturating_mul(scalar.bytes()),
             Self::E4m3 => width,
+            Self::Blocks(kind) => (width / kind.block_weights()).saturating_mul(kind.block_bytes()),
         }
     }
 }
@@ -143,6 +146,9 @@ impl RowShard {
             RowFormat::E4m3 => {
                 row.iter_mut().enumerate().for_each(|(i, x)| *x = Element::E4M3.get(elements, i));
             }
+            RowFormat::Blocks(kind) => {
+                Format::Blocks(kind).dequantize([elements, &[], &[]], row);
+            }
         }
         match self.scale {
             RowScale::Shard(1.0) => {}
@@ -240,8 +246,11 @@ impl Checkpoint {
         let &ShardRequest { name, rows, width, .. } = request;
         let t = self.tensor(name).map_err(|e| self.explain(e))?;
         self.check_shape(name, t, &[rows as usize, width])?;
-        let format = match t.dtype.as_str() {
-            "F8_E4M3" => RowFormat::E4m3,
+        let block = BlockType::from_type_name(&t.dtype).filter(|_| self.changes.ggml_types);
+        let format = match (t.dtype.as_str(), block) {
+            ("F8_E4M3", _) => RowFormat::E4m3,
+            // The header's reader has checked that rows are whole blocks.
+            (_, Some(kind)) => RowFormat::Blocks(kind),
             _ => RowFormat::Plain(self.scalar(name, t)?),
         };
         let bytes = format.bytes(width);
@@ -250,7 +259,7 @@ impl Checkpoint {
             return Err(self.tensor_error(name, &problem));
         }
         let scale = match format {
-            RowFormat::Plain(_) => RowScale::Shard(1.0),
+            RowFormat::Plain(_) | RowFormat::Blocks(_) => RowScale::Shard(1.0),
             RowFormat::E4m3 => self.shard_scale(request)?,
         };
         let first = Segment { file: t.file, offset: t.offset, bytes };
@@ -365,6 +374,14 @@ mod tests {
         assert!(fp8.decode(&[0x38, 0xfe], &mut row) && row == [0.5, -224.0]);
         assert!(fp8.decode(&[0x01, 0x08], &mut row) && row == [1.0 / 1024.0, 1.0 / 128.0]);
         assert!(!fp8.decode(&[0x7f, 0], &mut row), "NaN");
+        let blocks = RowFormat::Blocks(BlockType::Q8_0);
+        assert_eq!(blocks.bytes(64), 68);
+        let blocks = RowShard { format: blocks, ..shard(RowFormat::E4m3, plain) };
+        let blocks = RowShard { first: Segment { bytes: 34, ..blocks.first }, ..blocks };
+        // A scale of 0.5.
+        let bytes: Vec<u8> = [0, 0x38].into_iter().chain(0..32).collect();
+        let mut of_block = [0.0; 32];
+        assert!(blocks.decode(&bytes, &mut of_block) && of_block[..3] == [0.0, 0.5, 1.0]);
         let first = Segment { file: 1, offset: 10, bytes: 2 };
         let (scale, width) = (BlockScale::Plain(Scalar::BF16), 2);
         let scales = ScaleBlocks { first, scale, rows: 1, width, rows_before: 0 };

@@ -5,6 +5,8 @@
 //! as end tokens. The rows depend on token ids only, so they can be read before a layer runs.
 //! As `qwen4_exp` of transformers computes them.
 
+use serde::Deserialize;
+
 /// Largest supported base of the heads' table sizes. Primes up to it are found in milliseconds.
 const MAX_BASE: u64 = 1 << 36;
 /// Most heads in all layers: the primes of a layer follow those of the layers before it.
@@ -34,6 +36,15 @@ pub(crate) struct NgramSettings {
     pub(crate) eos: u32,
     /// Index of the layer among those with a table.
     pub(crate) table: usize,
+}
+
+/// Constants of a hash and the rows of its table, where a checkpoint has no base and seed.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct NgramConstants {
+    multipliers: Vec<u64>,
+    offsets: Vec<u64>,
+    sizes: Vec<u64>,
+    pub(crate) rows: u64,
 }
 
 /// Table of one head: rows `first..first + size` of the whole table.
@@ -97,6 +108,46 @@ impl NgramHash {
             eos: settings.eos,
             table_rows: end.next_multiple_of(divisor),
         })
+    }
+
+    /// The hash with these constants, of which only the settings of heads and tokens count.
+    ///
+    /// # Errors
+    /// The problem with the constants.
+    pub(crate) fn of_constants(
+        settings: &NgramSettings,
+        constants: &NgramConstants,
+    ) -> Result<Self, String> {
+        let &NgramSettings { ngram_size, heads_per_ngram, eos, .. } = settings;
+        let NgramConstants { multipliers, offsets, sizes, rows } = constants;
+        let count = heads_per_ngram.saturating_mul(ngram_size.saturating_sub(1));
+        if multipliers.len() != ngram_size || ngram_size < 2 {
+            let found = multipliers.len();
+            return Err(format!("n-grams of {ngram_size} tokens have {found} multipliers"));
+        }
+        if !(1..=MAX_HEADS).contains(&count) || [offsets.len(), sizes.len()] != [count; 2] {
+            let (offsets, sizes) = (offsets.len(), sizes.len());
+            return Err(format!("{count} heads of n-grams have {offsets} offsets, {sizes} sizes"));
+        }
+        let heads =
+            offsets.iter().zip(sizes).map(|(first, size)| Head { first: *first, size: *size });
+        let heads: Vec<_> = heads.collect();
+        let fits = |head: &Head| {
+            let end = head.first.checked_add(head.size);
+            head.size > 0 && end.is_some_and(|end| end <= *rows)
+        };
+        match heads.iter().find(|head| !fits(head)) {
+            None => Ok(Self {
+                multipliers: multipliers.clone(),
+                heads,
+                heads_per_ngram,
+                eos,
+                table_rows: *rows,
+            }),
+            Some(Head { first, size }) => {
+                Err(format!("a head has {size} rows from {first} on, of a table of {rows}"))
+            }
+        }
     }
 
     /// Rows of the whole table, including padding.
@@ -232,6 +283,31 @@ mod tests {
             }
         }
         rows
+    }
+
+    #[test]
+    fn constants_are_those_of_the_settings_or_refused() {
+        let hash = NgramHash::new(&settings()).unwrap();
+        let numbers = |numbers: Vec<i64>| numbers.into_iter().map(|n| n as u64).collect();
+        let constants = NgramConstants {
+            multipliers: numbers(hash.multipliers()),
+            offsets: numbers(hash.offsets()),
+            sizes: numbers(hash.sizes()),
+            rows: 2304,
+        };
+        let same = NgramHash::of_constants(&settings(), &constants).unwrap();
+        let text = [1, 139, 191, 1, 32];
+        assert!(same.rows(&[], &text, 4).eq(hash.rows(&[], &text, 4)));
+        let wrong = |change: fn(&mut NgramConstants)| {
+            let mut changed = constants.clone();
+            change(&mut changed);
+            NgramHash::of_constants(&settings(), &changed).unwrap_err()
+        };
+        assert!(wrong(|c| c.multipliers.truncate(2)).contains("2 multipliers"));
+        assert!(wrong(|c| c.sizes.truncate(15)).contains("15 sizes"));
+        assert!(wrong(|c| c.sizes[3] = 0).contains("0 rows"));
+        assert!(wrong(|c| c.rows = 2000).contains("of a table of 2000"));
+        assert!(wrong(|c| c.offsets[0] = u64::MAX).contains("of a table of 2304"));
     }
 
     #[test]

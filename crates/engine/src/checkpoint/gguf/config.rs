@@ -130,11 +130,15 @@ impl Keys<'_> {
         Ok(numbers)
     }
 
+    /// Numbers of an array.
+    pub(super) fn integers(&self, name: &str) -> Result<Option<Vec<u64>>, Error> {
+        self.metadata.integers(self.files, &self.key(name))
+    }
+
     /// Numbers of an array that has one for each layer, and may go on.
     pub(super) fn first_layers(&self, name: &str) -> Result<Vec<u64>, Error> {
         let layers = self.layers()?;
-        let numbers = self.metadata.integers(self.files, &self.key(name))?;
-        let mut numbers = numbers.ok_or_else(|| self.missing(name))?;
+        let mut numbers = self.integers(name)?.ok_or_else(|| self.missing(name))?;
         if numbers.len() < layers {
             let problem = format!("has {} values for {layers} layers", numbers.len());
             return Err(self.problem(name, &problem));

@@ -3,13 +3,16 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Require, config_error, scope::Scope};
+use super::{
+    Require, config_error,
+    scope::{NormWeights, Scope},
+};
 use crate::{
     base::error::Error,
     checkpoint::{RowShard, RowTable, row_table::ShardRequest},
     model::{
         blueprint::NgramMemoryBlueprint,
-        ngram::{NgramHash, NgramSettings},
+        ngram::{NgramConstants, NgramHash, NgramSettings},
     },
 };
 
@@ -39,7 +42,12 @@ pub(super) struct NgramConfig {
     #[serde(default = "seed")]
     seed: u64,
     eos_token_id: Option<TokenIds>,
+    /// Constants of GGUF, which has the table in a tensor of the model.
+    gguf_ngram_constants: Option<NgramConstants>,
 }
+
+/// Name of the table of a source with constants, without `.weight`.
+const MODEL_TABLE: &str = "model.ngram_embedding";
 
 /// An id, or several.
 #[derive(Clone, Debug, Deserialize)]
@@ -163,7 +171,12 @@ impl NgramConfig {
         };
         let eos = Require(ple.source).named("eos_token_id", eos, "the hash of n-grams")?;
         let wrong = |problem: String| config_error(ple.source, problem);
-        let hash = NgramHash::new(&self.settings(vocab, eos, index)).map_err(wrong)?;
+        let settings = self.settings(vocab, eos, index);
+        let hash = match &self.gguf_ngram_constants {
+            Some(constants) => NgramHash::of_constants(&settings, constants),
+            None => NgramHash::new(&settings),
+        };
+        let hash = hash.map_err(wrong)?;
         let embedding = self.ple_embed_dim.unwrap_or(hidden);
         let heads = hash.rows_per_token();
         if embedding == 0 || !embedding.is_multiple_of(heads) {
@@ -175,14 +188,20 @@ impl NgramConfig {
             return Err(wrong(problem));
         }
         let rows = ple.child("ple_embedding");
-        let table = self.table(&rows.child("ngram_embedding"), &hash, embedding / heads)?;
+        let module = match self.gguf_ngram_constants {
+            Some(_) => Scope::new(rows.source, MODEL_TABLE.to_owned(), NormWeights::OnePlus),
+            None => rows.child("ngram_embedding"),
+        };
+        let table = self.table(&module, &hash, embedding / heads)?;
         let constants = [
             ("layer_multipliers", hash.multipliers()),
             ("ngram_heads_offsets", hash.offsets()),
             ("ngram_heads_vocab_sizes", hash.sizes()),
         ];
+        let has_tensors = self.gguf_ngram_constants.is_none();
         let constants = constants
             .into_iter()
+            .filter(|_| has_tensors)
             .map(|(name, values)| rows.source.known_integers(&rows.path(name), values));
         let channels = streams * hidden;
         Ok(NgramMemoryBlueprint {

@@ -156,10 +156,18 @@ impl Qwen4ExpConfig {
         let (heads, width) = (self.indexer_n_heads, self.indexer_head_dim);
         let (source, hidden) = (indexer.source, self.base.body.hidden_size);
         let queries = heads.saturating_mul(width);
-        let both = indexer.matrix("index_qk_proj", queries.saturating_add(width), hidden)?;
-        let rows = |rows| -> Result<LinearSource, Error> {
-            Ok(LinearSource { weight: source.gather_rows(&both, &[rows])?, bias: None })
-        };
+        // GGUF has queries and keys apart.
+        let [q_proj, kv_proj] = if indexer.has_matrix("index_qk_proj") {
+            let both = indexer.matrix("index_qk_proj", queries.saturating_add(width), hidden)?;
+            let rows = |rows| source.gather_rows(&both, &[rows]);
+            [rows(0..queries)?, rows(queries..queries + width)?]
+        } else {
+            [
+                indexer.matrix("index_q_proj", queries, hidden)?,
+                indexer.matrix("index_k_proj", width, hidden)?,
+            ]
+        }
+        .map(|weight| LinearSource { weight, bias: None });
         let ratio = self.indexer_compress_ratio;
         let rotated = RotatedPart { dims: None, default_share: 0.25 };
         // As many elements are rotated as of the heads of attention.
@@ -174,14 +182,14 @@ impl Qwen4ExpConfig {
             head_dim: width,
             top_k: self.indexer_budget / ratio,
             rope: rope.clone(),
-            q_proj: rows(0..queries)?,
+            q_proj,
             q_norm: Some(indexer.norm("q_layernorm", width)?),
             weights_proj: None,
             compressor: CompressorBlueprint {
                 ratio,
                 overlap: false,
                 width,
-                kv_proj: rows(queries..queries + width)?,
+                kv_proj,
                 kv_norm: None,
                 gate_proj: None,
                 gate_bias: None,

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs};
 use safetensors::{Dtype, SafeTensors};
 
 use super::{
-    ARRAY, F32, I32, Pair, STRING, Tensor, U32, array, families::Family, number, pair, text,
+    ARRAY, F32, I32, Pair, STRING, Tensor, U32, U64, array, families::Family, number, pair, text,
 };
 use crate::common::{Golden, shards};
 
@@ -53,6 +53,24 @@ impl Weights {
         let row = |i| self.numbers[from(i) * width..][..width].to_vec();
         let numbers = (0..count).flat_map(row).collect();
         Self { shape: [&[count], &self.shape[1..]].concat(), numbers }
+    }
+
+    /// Value heads of delta-nets, dealt out to the key heads in turn: the rows from `first` on, of
+    /// `width` for each head.
+    fn dealt(&self, first: usize, width: usize, keys: &FamilyKeys) -> Self {
+        let (heads, of_keys) = (keys.size("ssm.time_step_rank"), keys.size("ssm.group_count"));
+        self.rows(self.shape[0], |i| {
+            let Some(i) = i.checked_sub(first) else { return i };
+            let head = i / width % of_keys * (heads / of_keys) + i / width / of_keys;
+            first + head * width + i % width
+        })
+    }
+
+    /// Rows as columns.
+    fn transposed(&self) -> Self {
+        let [rows, cols] = self.shape[..] else { panic!("{:?}", self.shape) };
+        let numbers = (0..rows * cols).map(|i| self.numbers[i % rows * cols + i / rows]);
+        Self { shape: vec![cols, rows], numbers: numbers.collect() }
     }
 
     /// Each head's rows: `0, n/2, 1, n/2 + 1, ...` of `n`.
@@ -106,7 +124,10 @@ impl FamilyKeys {
         let element = |text: &str| match text {
             "true" | "false" => (7, vec![u8::from(text == "true")]),
             _ if text.contains('.') => (F32, text.parse::<f32>().unwrap().to_le_bytes().into()),
-            _ => (I32, text.parse::<i32>().unwrap().to_le_bytes().into()),
+            _ => match text.parse::<i32>() {
+                Ok(n) => (I32, n.to_le_bytes().into()),
+                Err(_) => (U64, text.parse::<u64>().unwrap().to_le_bytes().into()),
+            },
         };
         let pairs = self.0.iter().map(|(key, value)| {
             let key = format!("{}.{key}", family.name);
@@ -151,10 +172,10 @@ impl Pattern {
         for part in name.split('.') {
             let place = match before {
                 "layers" => Some((&mut found.layer, "*")),
-                "experts" => Some((&mut found.expert, "#")),
+                "experts" | "ngram_embedding" => Some((&mut found.expert, "#")),
                 _ => None,
             };
-            let part = match (place, part.parse().ok()) {
+            let part = match (place, part.trim_start_matches("shard_").parse().ok()) {
                 (Some((place, sign)), Some(n)) => {
                     *place = Some(n);
                     sign
@@ -219,6 +240,31 @@ fn changed(line: Line, weights: &Weights, keys: &FamilyKeys) -> Weights {
             let rows = weights.rows(of_part * width, |i| first * width + i);
             if part == "attn_v" { rows } else { rows.interleaved(of_part) }
         }
+        "dealt" => {
+            let heads = keys.size("ssm.time_step_rank");
+            let width = keys.size("ssm.inner_size") / heads;
+            let queries_and_keys = 2 * keys.size("ssm.group_count") * keys.size("ssm.state_size");
+            match part {
+                "attn_qkv" => weights.dealt(queries_and_keys, width, keys),
+                "ssm_conv1d" => {
+                    let channels = weights.dealt(queries_and_keys, width, keys);
+                    channels.shaped(&[weights.shape[0], weights.shape[2]])
+                }
+                "attn_gate" => weights.dealt(0, width, keys),
+                "ssm_out" => weights.transposed().dealt(0, width, keys).transposed(),
+                "ssm_a" => weights.dealt(0, 1, keys).map(|x| -x.exp()),
+                _ => weights.dealt(0, 1, keys),
+            }
+        }
+        // Queries of an indexer above its keys.
+        "indexer" => {
+            let queries = keys.size("attention.indexer.head_count")
+                * keys.size("attention.indexer.key_length");
+            match part {
+                "q_proj" => weights.rows(queries, |i| i),
+                _ => weights.rows(weights.shape[0] - queries, |i| queries + i),
+            }
+        }
         // Gate and up matrices, one below the other, of one or of several experts.
         "half" => {
             let mut shape = weights.shape.clone();
@@ -280,7 +326,8 @@ pub(super) fn tensors(family: &Family, golden: &Golden, keys: &FamilyKeys) -> Ve
             }
         }
         assert!(!found.is_empty(), "{}: no name for {name}", family.golden);
-        for line in found {
+        // A tensor that became metadata has no name.
+        for line in found.into_iter().filter(|line| line.gguf != "-") {
             let layer = pattern.layer.map_or(String::new(), |layer| layer.to_string());
             let gguf = line.gguf.replace('*', &layer);
             let weights = changed(*line, &weights, keys);
@@ -290,7 +337,12 @@ pub(super) fn tensors(family: &Family, golden: &Golden, keys: &FamilyKeys) -> Ve
     let stacked = |(name, mut parts): (String, Vec<(usize, Weights)>)| {
         parts.sort_by_key(|(expert, _)| *expert);
         let shape = parts[0].1.shape.clone();
-        let shape = if parts.len() == 1 { shape } else { [&[parts.len()], &shape[..]].concat() };
+        let shape = match parts.len() {
+            1 => shape,
+            // Rows of a table in shards.
+            _ if name.starts_with("per_layer") => vec![parts.len() * shape[0], shape[1]],
+            count => [&[count], &shape[..]].concat(),
+        };
         let numbers = parts.into_iter().flat_map(|(_, weights)| weights.numbers).collect();
         Weights { shape, numbers }.tensor(&name)
     };

@@ -5,7 +5,7 @@ use super::families::{Family, PLAIN};
 /// Family with Kimi Delta Attention, whose state adds up the rounding of all positions.
 const KDA: Family = Family { bar: 1e-4, ..PLAIN };
 
-pub(super) const HYBRIDS: [Family; 11] = [
+pub(super) const HYBRIDS: [Family; 12] = [
     Family {
         golden: "bailing_hybrid_hub",
         name: "bailingmoe3",
@@ -269,6 +269,68 @@ expert_feed_forward_length=32 expert_shared_feed_forward_length=48 expert_shared
 expert_weights_norm=true expert_weights_scale=2.5 moe_latent_size=32
 ",
         names: NEMOTRON,
+        ..PLAIN
+    },
+    Family {
+        golden: "qwen4_exp_hub",
+        name: "qwen4exp",
+        keys: "
+block_count=4 context_length=4096 embedding_length=64 attention.head_count=4
+attention.head_count_kv=2 rope.dimension_sections=[1,1,0,0] rope.freq_base=10000000.0
+attention.layer_norm_rms_epsilon=0.000001 expert_count=6 expert_used_count=2 attention.key_length=16
+attention.value_length=16 expert_feed_forward_length=32 expert_shared_feed_forward_length=32
+ssm.conv_kernel=4 ssm.state_size=16 ssm.group_count=2 ssm.time_step_rank=4 ssm.inner_size=64
+attention.recurrent_layers=[true,true,true,false] full_attention_interval=4 rope.dimension_count=4
+hyper_connection.count=4 hyper_connection.low_rank=16 attention.indexer.head_count=16
+attention.indexer.key_length=16 attention.indexer.top_k=8 attention.compress_ratios=[0,0,0,4]
+ple.layers=[1] ple.ngram_size=3 ple.heads_per_ngram=8 ple.conv_kernel=4 ple.eos_token_id=1
+embedding_length_per_layer_input=4
+ple.layer_multipliers=[2175817888646129,31215934654987533,4449929463106639]
+ple.head_offsets=[0,101,204,311,420,533,660,791,928,1067,1216,1367,1524,1687,1854,2027]
+ple.head_vocab_sizes=[101,103,107,109,113,127,131,137,139,149,151,157,163,167,173,179]
+",
+        names: "
+output_hc_norm.weight = plus1 model.hyper_connection_mixer.hc_norm.weight
+output_hc_down.weight = model.hyper_connection_mixer.input_mix_weight_down.weight
+output_hc_up.weight = model.hyper_connection_mixer.input_mix_weight_up.weight
+per_layer_token_embd.weight = model.layers.*.ple.ple_embedding.ngram_embedding.#.weight
+- = model.layers.*.ple.ple_embedding.layer_multipliers
+- = model.layers.*.ple.ple_embedding.ngram_heads_offsets
+- = model.layers.*.ple.ple_embedding.ngram_heads_vocab_sizes
+blk.*.ple_key.weight = model.layers.*.ple.key_proj.weight
+blk.*.ple_value.weight = model.layers.*.ple.value_proj.weight
+blk.*.ple_norm_key.weight = plus1 model.layers.*.ple.norm_key.weight
+blk.*.ple_norm_query.weight = plus1 model.layers.*.ple.norm_query.weight
+blk.*.ple_norm_conv.weight = plus1 model.layers.*.ple.norm_conv.weight
+blk.*.ple_conv1d.weight = taps model.layers.*.ple.conv1d.weight
+blk.*.hc_attn_norm.weight = plus1 model.layers.*.attn_hyper_connection.hc_norm.weight
+blk.*.hc_attn_down.weight = model.layers.*.attn_hyper_connection.input_mix_weight_down.weight
+blk.*.hc_attn_up.weight = model.layers.*.attn_hyper_connection.input_mix_weight_up.weight
+blk.*.hc_attn_inject.weight = model.layers.*.attn_hyper_connection.block_inject_weight.weight
+blk.*.hc_ffn_norm.weight = plus1 model.layers.*.mlp_hyper_connection.hc_norm.weight
+blk.*.hc_ffn_down.weight = model.layers.*.mlp_hyper_connection.input_mix_weight_down.weight
+blk.*.hc_ffn_up.weight = model.layers.*.mlp_hyper_connection.input_mix_weight_up.weight
+blk.*.hc_ffn_inject.weight = model.layers.*.mlp_hyper_connection.block_inject_weight.weight
+blk.*.attn_qkv.weight = dealt model.layers.*.linear_attn.in_proj_qkv.weight
+blk.*.attn_gate.weight = dealt model.layers.*.linear_attn.in_proj_z.weight
+blk.*.ssm_alpha.weight = dealt model.layers.*.linear_attn.in_proj_a.weight
+blk.*.ssm_beta.weight = dealt model.layers.*.linear_attn.in_proj_b.weight
+blk.*.ssm_a = dealt model.layers.*.linear_attn.A_log
+blk.*.ssm_dt.bias = dealt model.layers.*.linear_attn.dt_bias
+blk.*.ssm_conv1d.weight = dealt model.layers.*.linear_attn.conv1d.weight
+blk.*.ssm_norm.weight = model.layers.*.linear_attn.norm.weight
+blk.*.ssm_out.weight = dealt model.layers.*.linear_attn.out_proj.weight
+blk.*.attn_q_norm.weight = plus1 model.layers.*.self_attn.q_norm.weight
+blk.*.attn_k_norm.weight = plus1 model.layers.*.self_attn.k_norm.weight
+blk.*.indexer.q_proj.weight = indexer model.layers.*.self_attn.indexer.index_qk_proj.weight
+blk.*.indexer.k_proj.weight = indexer model.layers.*.self_attn.indexer.index_qk_proj.weight
+blk.*.indexer.q_norm.weight = plus1 model.layers.*.self_attn.indexer.q_layernorm.weight
+blk.*.indexer.k_norm.weight = plus1 model.layers.*.self_attn.indexer.k_layernorm.weight
+blk.*.ffn_gate_shexp.weight = model.layers.*.mlp.shared_expert.gate_proj.weight
+blk.*.ffn_up_shexp.weight = model.layers.*.mlp.shared_expert.up_proj.weight
+blk.*.ffn_down_shexp.weight = model.layers.*.mlp.shared_expert.down_proj.weight
+blk.*.ffn_gate_inp_shexp.weight = model.layers.*.mlp.shared_expert_gate.weight
+",
         ..PLAIN
     },
 ];

@@ -1,4 +1,4 @@
-//! Metadata of recurrent layers, from their blueprints.
+//! Metadata of recurrent layers and of memories of n-grams, from their blueprints.
 
 use moeflux_compute::LogDecay;
 
@@ -22,6 +22,38 @@ impl ModelKeys<'_> {
                 MixerBlueprint::Mamba2(mixer) => return self.mamba2(mixer.shape),
                 _ => {}
             }
+        }
+    }
+
+    /// The memory of n-grams, and the blocks of the indexer beside it.
+    pub(super) fn ngram_memory(&mut self) {
+        let Some((layer, memory)) = self.blueprint.memories().next() else { return };
+        let ratio = self.config["indexer_compress_ratio"].as_u64().unwrap_or(0) as i32;
+        let of_layer = |mixer| match mixer {
+            Some(&MixerBlueprint::Gqa(_)) => ratio,
+            _ => 0,
+        };
+        let ratios = mixers(self.blueprint).map(of_layer).collect();
+        self.push("attention.compress_ratios", KeyValue::I32s(ratios));
+        self.push("ple.layers", KeyValue::I32s(vec![layer as i32]));
+        for (config, key) in [
+            ("ngram_size", "ple.ngram_size"),
+            ("heads_per_ngram", "ple.heads_per_ngram"),
+            ("ple_conv_kernel_size", "ple.conv_kernel"),
+            ("eos_token_id", "ple.eos_token_id"),
+        ] {
+            let n = self.config[config].as_u64().unwrap_or(0) as u32;
+            self.push(key, KeyValue::U32(n));
+        }
+        let width = memory.table.width as u32;
+        self.push("embedding_length_per_layer_input", KeyValue::U32(width));
+        for (key, numbers) in [
+            ("ple.layer_multipliers", memory.hash.multipliers()),
+            ("ple.head_offsets", memory.hash.offsets()),
+            ("ple.head_vocab_sizes", memory.hash.sizes()),
+        ] {
+            let numbers = numbers.into_iter().map(i64::cast_unsigned).collect();
+            self.push(key, KeyValue::U64s(numbers));
         }
     }
 

@@ -14,6 +14,7 @@ pub(in crate::tools::synth) enum KeyValue {
     Text(String),
     Texts(Vec<String>),
     I32s(Vec<i32>),
+    U64s(Vec<u64>),
     F32s(Vec<f32>),
     Bools(Vec<bool>),
 }
@@ -40,7 +41,7 @@ const fn number(config: &'static [&'static str], gguf: &'static str) -> NumberRo
 }
 
 /// Numbers that configs name.
-const NUMBERS: [NumberRow; 34] = [
+const NUMBERS: [NumberRow; 35] = [
     number(&["num_hidden_layers"], "block_count"),
     number(&["max_position_embeddings", "model_max_length"], "context_length"),
     number(&["hidden_size"], "embedding_length"),
@@ -59,14 +60,15 @@ const NUMBERS: [NumberRow; 34] = [
     number(&["sliding_window"], "attention.sliding_window"),
     number(&["q_lora_rank"], "attention.q_lora_rank"),
     number(&["kv_lora_rank"], "attention.kv_lora_rank"),
-    number(&["index_n_heads"], "attention.indexer.head_count"),
-    number(&["index_head_dim"], "attention.indexer.key_length"),
-    number(&["index_topk"], "attention.indexer.top_k"),
+    number(&["index_n_heads", "indexer_n_heads"], "attention.indexer.head_count"),
+    number(&["index_head_dim", "indexer_head_dim"], "attention.indexer.key_length"),
+    number(&["index_topk", "indexer_budget"], "attention.indexer.top_k"),
     number(&["index_kpool"], "attention.indexer.kpool"),
     number(&["moe_latent_size"], "moe_latent_size"),
     number(&["o_groups"], "attention.output_group_count"),
     number(&["o_lora_rank"], "attention.output_lora_rank"),
-    number(&["hc_mult"], "hyper_connection.count"),
+    number(&["hc_mult", "hc_count"], "hyper_connection.count"),
+    number(&["hc_lowrank"], "hyper_connection.low_rank"),
     number(&["hc_sinkhorn_iters"], "hyper_connection.sinkhorn_iterations"),
     number(&["num_hash_layers"], "hash_layer_count"),
     number(&["linear_conv_kernel_dim"], "ssm.conv_kernel"),
@@ -145,6 +147,7 @@ pub(super) fn model_keys(prefix: &str, config: &Value, blueprint: &Blueprint) ->
     keys.recurrent_layers();
     keys.routers();
     keys.layer_kinds();
+    keys.ngram_memory();
     keys.list
 }
 
@@ -422,7 +425,9 @@ impl ModelKeys<'_> {
     /// Lists with an entry for each layer.
     fn layer_kinds(&mut self) {
         let recurrent = self.layer_flags("layer_types", "linear_attention");
-        if let Some(recurrent) = recurrent.filter(|_| self.is(&["qwen35moe", "qwen3next"])) {
+        if let Some(recurrent) =
+            recurrent.filter(|_| self.is(&["qwen35moe", "qwen3next", "qwen4exp"]))
+        {
             self.push("attention.recurrent_layers", KeyValue::Bools(recurrent));
         }
         let slides: Vec<bool> = self.attentions().map(|gqa| gqa.shape.window.is_some()).collect();

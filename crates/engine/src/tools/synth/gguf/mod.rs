@@ -80,6 +80,8 @@ pub(super) fn plan_gguf(options: &Options, recipe: GgufRecipe) -> Result<GgufPla
             ".gate.gate_proj.",
             ".q_conv.conv.",
             ".attention.dense.",
+            ".index_qk_proj.",
+            ".shard_0.",
         ]
         .iter()
         .any(|part| tensor.contains(part)) =>
@@ -105,7 +107,10 @@ pub(super) fn plan_gguf(options: &Options, recipe: GgufRecipe) -> Result<GgufPla
     let types = TensorTypes { recipe, seed: options.seed, layers: blueprint.layers.len() as u64 };
     let mut tensors = Vec::new();
     for module in modules {
-        tensors.push(types.tensor(architecture, module)?);
+        // Constants of n-grams are metadata.
+        if !matches!(module.kind, ModuleKind::Integers(_)) {
+            tensors.push(types.tensor(architecture, module)?);
+        }
     }
     tensors.extend(divisors::tensors(architecture.name, text, &blueprint));
     let mut keys = KeyList::default();
@@ -119,6 +124,9 @@ pub(super) fn plan_gguf(options: &Options, recipe: GgufRecipe) -> Result<GgufPla
     byte_tokenizer::gguf_keys(blueprint.vocab, &mut |key, value| keys.push(key, value));
     Ok(GgufPlan { tensors, keys })
 }
+
+/// Ending of the table of n-grams, which is not in a layer of the file.
+const TABLE: &str = ".ngram_embedding.weight";
 
 /// Types and values of a file's tensors.
 struct TensorTypes {
@@ -139,7 +147,8 @@ impl TensorTypes {
         // Stacks that the Hub has without an ending are matrices, too.
         let names = [format!("{path}.weight"), path.clone()];
         let [with_ending, bare] = names.map(|name| architecture.tensor_name(&name));
-        let name = if is_matrix { with_ending.or(bare) } else { bare };
+        let table = || path.ends_with(TABLE).then(|| "per_layer_token_embd.weight".to_owned());
+        let name = if is_matrix { with_ending.or(bare) } else { bare.or_else(table) };
         let name = name.ok_or_else(|| config_error(format!("GGUF has no name for {path}")))?;
         let cols = shape.last().copied().unwrap_or(1);
         let (values, kind) = match kind {

@@ -28,6 +28,7 @@ const F32: u32 = 6;
 const BOOL: u32 = 7;
 const TEXT: u32 = 8;
 const ARRAY: u32 = 9;
+const U64: u32 = 10;
 
 /// Writes the model of `options` as `model.gguf` into the folder `out`, which is created if needed
 /// and must be empty. See [`write`](super::super::write()) for `progress` and failures.
@@ -92,6 +93,7 @@ impl HeaderBytes {
             KeyValue::I32s(numbers) => {
                 self.array(I32, numbers, |bytes, n| bytes.u32(n.cast_unsigned()));
             }
+            KeyValue::U64s(numbers) => self.array(U64, numbers, |bytes, n| bytes.u64(*n)),
             KeyValue::F32s(numbers) => {
                 self.array(F32, numbers, |bytes, x| bytes.u32(x.to_bits()));
             }
