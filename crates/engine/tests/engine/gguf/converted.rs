@@ -114,6 +114,15 @@ impl FamilyKeys {
         self.0[key].parse().unwrap()
     }
 
+    /// The keys with another value of one, or without it.
+    pub(super) fn with(mut self, key: &'static str, value: &'static str) -> Self {
+        match value {
+            "" => self.0.remove(key),
+            value => self.0.insert(key, value),
+        };
+        self
+    }
+
     /// The largest number of a list, or the only one; 0 without the key.
     fn largest(&self, key: &str) -> usize {
         let list = self.0.get(key).map_or("", |list| list.trim_matches(['[', ']']));

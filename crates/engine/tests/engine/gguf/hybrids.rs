@@ -1,9 +1,48 @@
 //! Families with recurrent layers or several residual streams, as `families.rs` has others.
 
-use super::families::{Family, PLAIN};
+use std::fs;
+
+use super::{
+    GgufParts,
+    converted::{FamilyKeys, tensors},
+    families::{Family, PLAIN},
+    refusal,
+};
+use crate::common::Golden;
 
 /// Family with Kimi Delta Attention, whose state adds up the rounding of all positions.
 const KDA: Family = Family { bar: 1e-4, ..PLAIN };
+
+/// A key of a golden's file with another value, or without one, and a part of the error.
+const WRONG: [(&str, &str, &str, &str); 12] = [
+    ("bailing_hybrid_hub", "attention.head_count_kv", "[1,0,0,1]", "head_count_kv"),
+    ("bailing_hybrid_hub", "kda.gate_lower_bound", "", "kda.gate_lower_bound"),
+    ("bailing_hybrid_hub", "kda.head_dim", "0", "kda.head_dim"),
+    ("deepseek_v4_hub", "attention.compress_ratios", "[0,0,4]", "compress_ratios"),
+    ("deepseek_v4_hub", "swiglu_clamp_exp", "[1.0,2.0,2.0,2.0,2.0]", "swiglu_clamp_exp"),
+    ("glm5_next_hub", "attention.indexer.types", "[true,true,true,false]", "indexer_types"),
+    ("granitemoehybrid_hub", "expert_count", "0", "expert_count"),
+    ("kimi_linear_hub", "attention.head_count_kv", "[0,0,1]", "3 values for 4 layers"),
+    ("nemotron_h_hub", "ssm.time_step_rank", "0", "ssm.time_step_rank"),
+    ("qwen4_exp_hub", "ple.layers", "[1,2]", "ple.layers"),
+    ("qwen4_exp_hub", "ple.head_offsets", "[0,101]", "2 offsets"),
+    ("qwen4_exp_hub", "ple.eos_token_id", "", "ple.eos_token_id"),
+];
+
+#[test]
+fn wrong_keys_of_hybrids_are_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    for (golden, key, value, part) in WRONG {
+        let family = HYBRIDS.iter().find(|family| family.golden == golden).unwrap();
+        let keys = FamilyKeys::of(family);
+        let tensors = tensors(family, &Golden::read(golden), &keys);
+        let pairs = keys.with(key, value).pairs(family);
+        fs::write(&path, GgufParts { pairs, tensors, ..GgufParts::EMPTY }.write()).unwrap();
+        let said = refusal(&path);
+        assert!(said.contains(part), "{golden}, {key}: {said}");
+    }
+}
 
 pub(super) const HYBRIDS: [Family; 12] = [
     Family {
