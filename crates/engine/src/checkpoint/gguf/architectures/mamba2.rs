@@ -156,6 +156,8 @@ fn nemotron_h(keys: &Keys<'_>) -> Result<Config, Error> {
         "ssm_state_size": sizes.state_width,
         "conv_kernel": sizes.conv_width,
         "use_conv_bias": sizes.conv_bias,
+        // Not in the file: llama.cpp has none, as the published configs.
+        "time_step_limit": [0.0, "Infinity"],
         "moe_shared_expert_intermediate_size": keys.uniform("expert_shared_feed_forward_length")?,
         "moe_latent_size": keys.integer("moe_latent_size")?.filter(|size| *size > 0),
     });
