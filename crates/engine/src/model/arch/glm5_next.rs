@@ -132,9 +132,9 @@ impl Glm5NextConfig {
     fn full_layers(&self, source: &dyn TensorSource) -> Result<Vec<bool>, Error> {
         let layers = self.base.body.num_hidden_layers;
         let full = self.sharing.full_layers(source, layers)?;
-        for layer in 0..layers {
-            let is_sparse = |layer| Ok::<_, Error>(!self.is_linear(source, layer)?);
-            let is_shared = !full[layer] && is_sparse(layer)?;
+        let is_sparse = |layer| Ok::<_, Error>(!self.is_linear(source, layer)?);
+        for (layer, is_full) in full.iter().enumerate() {
+            let is_shared = !is_full && is_sparse(layer)?;
             let has_choice = layer > 0 && is_sparse(layer - 1)?;
             Require(source).that(!is_shared || has_choice, || {
                 format!(
