@@ -1,6 +1,12 @@
 //! HTTP requests to the server: redirects, the token, repeated tries.
 
-use std::{io::Read, ops::Range, thread, time::Duration};
+use std::{
+    fmt,
+    io::{self, Read},
+    ops::Range,
+    thread,
+    time::Duration,
+};
 
 use ureq::{Agent, http};
 
@@ -253,9 +259,10 @@ fn failed(url: &str, error: ureq::Error) -> RequestError {
             let problem = format!("the address cannot be used: {error}");
             RequestError::Final(HubError::Answer { url, problem })
         }
-        ureq::Error::Rustls(error) => {
-            let problem = format!("no encrypted connection: {error}");
-            RequestError::Final(HubError::Connection { url, problem, tries: String::new() })
+        ureq::Error::Rustls(_) => RequestError::Final(untrusted(url, &error)),
+        // Handshakes fail by this kind.
+        ureq::Error::Io(ref cause) if cause.kind() == io::ErrorKind::InvalidData => {
+            RequestError::Final(untrusted(url, cause))
         }
         error => {
             let problem = error.to_string();
@@ -265,8 +272,19 @@ fn failed(url: &str, error: ureq::Error) -> RequestError {
     }
 }
 
+/// Error of a handshake.
+fn untrusted(url: String, cause: &dyn fmt::Display) -> HubError {
+    HubError::Answer {
+        url,
+        problem: format!(
+            "no encrypted connection: {cause}; where the network has certificates of its own, \
+             SSL_CERT_FILE names them"
+        ),
+    }
+}
+
 /// Error of a connection that breaks within an answer.
-pub(crate) fn connection(url: &str, error: &dyn std::fmt::Display) -> RequestError {
+pub(crate) fn connection(url: &str, error: &dyn fmt::Display) -> RequestError {
     let problem = error.to_string();
     let error = HubError::Connection { url: url.to_owned(), problem, tries: String::new() };
     RequestError::Transient { error, pause: None }

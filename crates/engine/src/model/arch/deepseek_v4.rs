@@ -274,6 +274,8 @@ impl DeepseekV4Config {
             ..MoeStyle::default()
         };
         let mut moe = self.moe.moe(&style, ffn, self.body.hidden_size)?;
+        // Whatever `norm_topk_prob` says, as in the authors' code and in transformers.
+        moe.router.normalize = true;
         if is_hashed {
             let RouterBlueprint { top_k, fixed, .. } = &mut moe.router;
             *fixed = Some(routes(ffn, [self.body.vocab_size, *top_k], moe.experts.count)?);
