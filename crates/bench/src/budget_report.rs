@@ -178,6 +178,21 @@ impl BudgetReport {
         })
     }
 
+    /// Budgets and predicted tokens per second, in the order of the request.
+    pub fn predictions(&self) -> impl Iterator<Item = (u64, f64)> {
+        self.budgets.iter().map(|row| (row.budget, row.tokens_per_second))
+    }
+
+    /// Smallest budget with a memory plan, in bytes.
+    pub fn floor(&self) -> u64 {
+        self.floor
+    }
+
+    /// Budget that holds all experts, in bytes.
+    pub fn everything(&self) -> u64 {
+        self.everything
+    }
+
     /// Chart of predicted tokens per second over budgets.
     pub fn chart(&self) -> Chart {
         let over = |figure: &dyn Fn(&BudgetRow) -> f64| {

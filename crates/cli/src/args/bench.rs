@@ -230,3 +230,26 @@ pub(crate) struct PlanArgs {
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
 }
+
+const DOCTOR_EXAMPLES: &str = "\
+Examples:
+  moeflux doctor
+  moeflux doctor --model ~/models/Qwen3-30B-A3B-4bit
+  moeflux doctor --model ~/models/Qwen3-30B-A3B-4bit --json";
+
+/// Check this machine: what is slow, and what to change
+///
+/// Looks at the processor, memory and its limits, huge pages, io_uring, open files, graphics
+/// drivers, and the disk of the models. With --model also at the model's files: how fast they are
+/// read, and the decode speed that `moeflux plan` predicts for today's memory and for more.
+///
+/// Exit codes: 0 done, whatever was found; 1 failed; 2 wrong use.
+#[derive(Debug, Args)]
+#[command(after_help = DOCTOR_EXAMPLES)]
+pub(crate) struct DoctorArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}

@@ -21,7 +21,7 @@ use moeflux::{
 };
 
 use crate::progress;
-pub(crate) use bench::{BenchArgs, BenchCommand, FigureArgs, KernelsArgs, PlanArgs};
+pub(crate) use bench::{BenchArgs, BenchCommand, DoctorArgs, FigureArgs, KernelsArgs, PlanArgs};
 pub(crate) use hub::{ListArgs, PullArgs, RmArgs, ShowArgs};
 pub(crate) use persist::PersistArgs;
 pub(crate) use serve::ServeArgs;
@@ -72,6 +72,7 @@ pub(crate) enum Command {
     Plan(PlanArgs),
     Replay(ReplayArgs),
     Devices(DevicesArgs),
+    Doctor(Box<DoctorArgs>),
     Pack(PackArgs),
     Synth(SynthArgs),
     Completions(CompletionsArgs),

@@ -4,6 +4,7 @@ mod answer;
 mod bench;
 mod chat;
 mod devices;
+mod doctor;
 mod hub;
 mod inspect;
 mod logits;
@@ -48,6 +49,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Replay(args) => replay::run(&args, ui),
         Command::Plan(args) => plan::run(&args, ui),
         Command::Devices(args) => devices::run(&args),
+        Command::Doctor(args) => doctor::run(&args, ui),
         Command::Pack(args) => pack::run(&args, ui),
         Command::Synth(args) => synth::run(&args, ui),
         Command::Tokenize(args) => tokenize::run(&args, ui),

@@ -158,3 +158,25 @@ fn unknown_device_names_are_errors_that_list_the_choices() {
         assert_error(&said, said.code, &["gpu:N"]);
     }
 }
+
+#[test]
+fn a_doctor_looks_at_the_machine_and_at_a_model() {
+    let findings = |args: &[&str]| -> BTreeMap<String, String> {
+        let report: serde_json::Value = serde_json::from_str(&succeed(args)).unwrap();
+        let findings = report["findings"].as_array().unwrap().iter().map(|finding| {
+            let text = |key: &str| finding[key].as_str().unwrap().to_owned();
+            (text("about"), text("found"))
+        });
+        findings.collect()
+    };
+    let machine = findings(&["doctor", "--json"]);
+    assert!(machine["processor"].contains("thread"), "{machine:?}");
+    assert!(machine["memory"].contains("available"), "{machine:?}");
+    assert!(machine.contains_key("graphics") && !machine.contains_key("reads"), "{machine:?}");
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../tales/model");
+    let with_model = findings(&["doctor", "--model", model, "--memory", "256MiB", "--json"]);
+    assert!(with_model["reads"].contains("in blocks of"), "{with_model:?}");
+    assert!(with_model["speed"].contains("tok/s of decode in"), "{with_model:?}");
+    let text = succeed(&["doctor"]);
+    assert!(text.contains("processor") && text.lines().last().unwrap().contains("to "), "{text}");
+}
