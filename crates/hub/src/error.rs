@@ -31,7 +31,7 @@ pub enum HubError {
         variable: &'static str,
         /// Its value.
         value: String,
-        /// What is wrong with it.
+        /// Problem.
         problem: &'static str,
     },
     /// The processor lacks what the implementation of TLS needs.
@@ -63,7 +63,7 @@ pub enum HubError {
         url: String,
         /// Status line's code.
         status: u16,
-        /// What to do.
+        /// Remedy.
         advice: &'static str,
     },
     /// The server answers with a status that does not help.
@@ -91,7 +91,7 @@ pub enum HubError {
     Answer {
         /// The address.
         url: String,
-        /// What is wrong.
+        /// Problem.
         problem: String,
     },
     /// A file changed on the server.
@@ -135,9 +135,9 @@ pub enum HubError {
     NothingSelected {
         /// `ORG/NAME`.
         repository: String,
-        /// What was looked for.
+        /// Variant or patterns.
         wanted: String,
-        /// What there is.
+        /// Files or variants of the repository.
         available: String,
     },
     /// A model is not in the cache.

@@ -1,9 +1,8 @@
 //! Checkpoints from the Hugging Face Hub, or from any server with its API.
 //!
-//! Files are kept in the cache folder of `huggingface_hub`, in its layout: what its tools have
-//! downloaded is found, and they find what is downloaded here. A file arrives in ranges over
-//! several connections, is resumed after any break, and has its size and digest checked before it
-//! gets its name.
+//! Files are kept in the cache folder of `huggingface_hub`, in its layout, so that each tool finds
+//! the files that another has downloaded. A file arrives in ranges over several connections, is
+//! resumed after any break, and has its size and digest checked before it gets its name.
 
 mod cache;
 mod client;

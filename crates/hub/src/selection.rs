@@ -38,8 +38,7 @@ const DEFAULT_QUANTIZATIONS: [&str; 3] = ["Q4_K_M", "UD-Q4_K_XL", "MXFP4"];
 /// Variants that an error lists, at most.
 const MAX_LISTED: usize = 40;
 
-/// Which files of a repository are downloaded: those that the model needs, or those that patterns
-/// name.
+/// Choice of the files to download: all that the model needs, or all that patterns name.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
     include: Vec<String>,
@@ -54,7 +53,7 @@ pub(crate) struct Chosen {
 }
 
 impl Chosen {
-    /// What `--model` takes: the snapshot's folder, or the GGUF file in it.
+    /// Path for `--model`: the snapshot's folder, or the GGUF file in it.
     pub(crate) fn location(&self, snapshot: &Path) -> PathBuf {
         match &self.gguf {
             Some(gguf) => gguf.below(snapshot),

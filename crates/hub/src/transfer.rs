@@ -23,7 +23,7 @@ use crate::{
     partial_file::{BLOCK, PartialFile, write_at},
 };
 
-/// Bytes of a request: what a connection loses at most when the process is killed.
+/// Bytes of a request, the most that a connection loses when the process is killed.
 const REQUEST: u64 = 4 << 20;
 
 /// Bytes that are read from a connection at once.

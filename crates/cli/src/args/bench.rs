@@ -237,7 +237,7 @@ Examples:
   moeflux doctor --model ~/models/Qwen3-30B-A3B-4bit
   moeflux doctor --model ~/models/Qwen3-30B-A3B-4bit --json";
 
-/// Check this machine: what is slow, and what to change
+/// Check this machine: find slow parts, and say how to change them
 ///
 /// Looks at the processor, memory and its limits, huge pages, io_uring, open files, graphics
 /// drivers, and the disk of the models. With --model also at the model's files: how fast they are

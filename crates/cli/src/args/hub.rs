@@ -19,9 +19,9 @@ Exit codes: 0 done, 1 failed, 2 wrong use, 130 interrupted; the same command res
 
 /// Download a model from the Hugging Face Hub
 ///
-/// Into the cache that the Hub's tools share: what `hf download` has fetched is found, and what is
-/// fetched here is found by it. Only the files that the model needs are fetched, in ranges over
-/// several connections. After any break the same command resumes. Sizes and digests are checked.
+/// Into the cache that the Hub's tools share: each finds the files that another has fetched.
+/// Only the files that the model needs are fetched, in ranges over several connections. After
+/// any break the same command resumes. Sizes and digests are checked.
 ///
 /// Prints the folder or GGUF file, which --model takes as well as the name.
 #[derive(Debug, Args)]

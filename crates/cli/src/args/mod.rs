@@ -93,7 +93,7 @@ pub(crate) fn parse() -> Cli {
     Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit())
 }
 
-/// What to type, for a user who types the program's name alone.
+/// Commands to begin with, for a user who types the program's name alone.
 const FIRST_WORDS: &str = "\
 moeflux run \"Tell me the fable of The Fox and the Crow.\"      try it: the model is built in
 moeflux pull mlx-community/Qwen3-30B-A3B-4bit                 download a model, or use a folder

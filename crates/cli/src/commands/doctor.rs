@@ -1,4 +1,4 @@
-//! `doctor`: what of this machine makes it slow, and what to change.
+//! `doctor`: slow parts of this machine, and how to change them.
 
 mod system;
 
@@ -34,11 +34,11 @@ struct DoctorReport {
 /// Result of a check.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Finding {
-    /// What was looked at.
+    /// Part of the machine.
     about: &'static str,
-    /// What was found.
+    /// Its state.
     found: String,
-    /// What to change, if that would help.
+    /// Change that would help, if there is one.
     advice: Option<String>,
 }
 

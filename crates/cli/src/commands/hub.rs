@@ -122,7 +122,7 @@ pub(crate) fn show(args: &ShowArgs) -> anyhow::Result<ExitCode> {
 /// Runs `moeflux rm`.
 ///
 /// # Errors
-/// The model is not in the cache or cannot be removed, or nobody can be asked.
+/// The model is not in the cache or cannot be removed, or there is no terminal to ask on.
 pub(crate) fn rm(args: &RmArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let cache = Cache::new(Settings::from_environment()?.cache);
     let name = args.model.repository();

@@ -44,7 +44,7 @@ fn snapshot(folder: &TempDir) -> PathBuf {
 fn a_model_is_run_by_its_name() {
     let (hub, folder) = (tales(), tempfile::tempdir().unwrap());
     let fable = ["run", "--model", "org/model", "--memory", "256MiB", FOX];
-    // Nobody can be asked.
+    // There is no terminal to ask on.
     let refused = run_with(&fable, &hub, &folder);
     assert_eq!(refused.code, 1, "{refused:?}");
     assert!(refused.err.contains("moeflux pull org/model"), "{}", refused.err);

@@ -127,8 +127,8 @@ impl Glm5NextConfig {
         Ok(types.get(layer).is_some_and(|kind| kind == "linear_attention"))
     }
 
-    /// For each layer, whether it has an indexer. Another layer of sparse attention shares the choice
-    /// of the layer before it.
+    /// For each layer, whether it has an indexer. Another layer of sparse attention shares the
+    /// choice of the layer before it.
     fn full_layers(&self, source: &dyn TensorSource) -> Result<Vec<bool>, Error> {
         let layers = self.base.body.num_hidden_layers;
         let full = self.sharing.full_layers(source, layers)?;
@@ -189,7 +189,7 @@ impl Glm5NextConfig {
         Ok(MlaBlueprint { sparse: Some(sparse), latent_eps, ..attention })
     }
 
-    /// Pools that the indexer chooses, at most those that the model's positions have.
+    /// Pools that the indexer chooses, within the model's positions.
     fn chosen_pools(&self) -> usize {
         self.index_topk.min(self.base.body.max_position_embeddings) / self.index_kpool
     }
