@@ -11,6 +11,7 @@ use moeflux_bench::units;
 use super::Finding;
 
 /// Open files that a model in many shards, its mirrors and a server's connections need.
+#[cfg(unix)]
 const OPEN_FILES: u64 = 1024;
 
 /// File systems of other machines, or of layers between, whose reads are slow.
