@@ -27,7 +27,7 @@ use crate::{
     },
 };
 
-/// Least time step where the config names no bounds: transformers' default.
+/// Least time step where the config names none: transformers' default.
 const TIME_STEP_MIN: f32 = 0.001;
 
 #[derive(Deserialize)]
@@ -177,16 +177,16 @@ impl NemotronHConfig {
         Ok(params)
     }
 
-    /// Bounds of the time steps: `time_step_limit`, else `time_step_min` as in transformers.
+    /// Bounds of the time steps: `time_step_limit`, and not below `time_step_min`, as in
+    /// transformers.
     fn step_limits(&self, source: &dyn TensorSource) -> Result<StepLimits, Error> {
-        if let Some(limits) = self.time_step_limit.as_deref() {
-            return step_limits(source, Some(limits));
-        }
-        let min = self.time_step_min.unwrap_or(TIME_STEP_MIN);
-        Require(source).that(min.is_finite() && min >= 0.0, || {
+        let limits = step_limits(source, self.time_step_limit.as_deref())?;
+        let default = if self.time_step_limit.is_none() { TIME_STEP_MIN } else { limits.min };
+        let min = self.time_step_min.unwrap_or(default);
+        Require(source).that(min.is_finite() && min >= 0.0 && min <= limits.max, || {
             format!("\"time_step_min\" is {min}: a small number is needed")
         })?;
-        Ok(StepLimits { min, ..StepLimits::default() })
+        Ok(StepLimits { min: min.max(limits.min), ..limits })
     }
 
     fn attention(&self, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {

@@ -302,12 +302,21 @@ fn small_numbers_of_configs_reach_the_layers() {
     text(&mut config)["rms_norm_eps"] = json!(1e-3);
     let found = mixers(config);
     assert!(!found.is_empty() && found.iter().all(|eps| *eps == 1e-3), "{found:?}");
-    // Time steps have the published bounds, or transformers' least one.
-    let mut config = preset("nemotron-3-nano");
-    config["time_step_min"] = json!(0.25);
-    assert!(mixers(config.clone()).iter().all(|min| *min == 0.25));
-    config["time_step_limit"] = json!([0.0, "Infinity"]);
-    assert!(mixers(config.clone()).iter().all(|min| *min == 0.0));
-    config.as_object_mut().unwrap().retain(|key, _| !key.starts_with("time_step"));
-    assert!(mixers(config).iter().all(|min| *min == 0.001));
+    // Time steps are bounded by both keys, or by transformers' default.
+    let minima = |limit: Option<Value>, min: Option<f64>| {
+        let mut config = preset("nemotron-3-nano");
+        config.as_object_mut().unwrap().retain(|key, _| !key.starts_with("time_step"));
+        for (key, value) in [("time_step_limit", limit), ("time_step_min", min.map(|m| json!(m)))] {
+            value.into_iter().for_each(|value| config[key] = value);
+        }
+        let found = mixers(config);
+        assert!(!found.is_empty() && found.iter().all(|min| *min == found[0]), "{found:?}");
+        found[0]
+    };
+    let from = |least: f64| Some(json!([least, "Infinity"]));
+    assert_eq!(minima(None, None), 0.001);
+    assert_eq!(minima(None, Some(0.25)), 0.25);
+    assert_eq!(minima(from(0.0), None), 0.0);
+    assert_eq!(minima(from(0.0), Some(0.25)), 0.25);
+    assert_eq!(minima(from(0.5), Some(0.25)), 0.5);
 }
