@@ -277,8 +277,8 @@ fn untrusted(url: String, cause: &dyn fmt::Display) -> HubError {
     HubError::Answer {
         url,
         problem: format!(
-            "no encrypted connection: {cause}; where the network has certificates of its own, \
-             SSL_CERT_FILE names them"
+            "no encrypted connection: {cause}; behind a proxy with other certificates, set \
+             SSL_CERT_FILE to them"
         ),
     }
 }

@@ -115,7 +115,7 @@ fn is_tag(tag: &str) -> bool {
 }
 
 /// A revision in an address, with percent encoding.
-pub(crate) fn encoded(revision: &str) -> Result<String, HubError> {
+fn encoded(revision: &str) -> Result<String, HubError> {
     let wrong = || HubError::Revision { revision: revision.to_owned() };
     // A reference's name is also a path in the cache.
     let path = FilePath::new(revision).map_err(|_| wrong())?;

@@ -1,6 +1,7 @@
 //! Downloads of models: the plan, and carrying it out.
 
 use std::{
+    fs,
     num::NonZeroUsize,
     ops::ControlFlow,
     path::PathBuf,
@@ -14,7 +15,7 @@ use crate::{
     client::Client,
     disk::free_space,
     error::HubError,
-    listing::{Listing, encoded},
+    listing::{Listing, RemoteFile},
     model_name::ModelName,
     partial_file,
     selection::{Chosen, INDEX, Selection},
@@ -108,25 +109,31 @@ impl Pull {
         let Self { settings, model, revision, selection, connections } = self;
         let client = Client::new(&settings, &model.repository())?;
         let listing = Listing::request(&client, &model, &revision, is_cancelled)?;
-        let commit = encoded(&listing.commit)?;
-        let url =
-            |path: &str| client.address(&format!("{}/resolve/{commit}/{path}", model.repository()));
+        let (commit, name) = (&listing.commit, model.repository());
+        let url = |file: &RemoteFile| {
+            client.address(&format!("{name}/resolve/{commit}/{}", file.path.encoded()))
+        };
+        let cache = Cache::new(settings.cache);
+        let repository = cache.repository(&model);
         let paths: Vec<_> = listing.files.iter().map(|file| &file.path).collect();
         let mut chosen = selection.select(&model, &paths)?;
-        if let Some(index) = chosen.files.iter().find(|path| path.as_str() == INDEX) {
-            let text = client.text(&url(&index.encoded()), MAX_INDEX, is_cancelled)?;
+        let index = listing.files.iter().find(|file| file.path.as_str() == INDEX);
+        if let Some(index) = index.filter(|index| chosen.files.contains(&index.path)) {
+            let blob = index.digest.as_ref().map(|digest| repository.blob(digest.hex()));
+            let text = match blob.and_then(|blob| fs::read_to_string(blob).ok()) {
+                Some(cached) => cached,
+                None => client.text(&url(index), MAX_INDEX, is_cancelled)?,
+            };
             chosen.keep_indexed(&text);
         }
         let mut files = Vec::new();
         for file in listing.files.iter().filter(|file| chosen.files.contains(&file.path)) {
-            let url = url(&file.path.encoded());
+            let url = url(file);
             let contents = file.contents(&client, &url, is_cancelled)?;
             files.push(FileToFetch { path: file.path.clone(), url, contents });
         }
         // Small files first: a configuration that is not read is found before its weights arrive.
         files.sort_by_key(|file| (file.path.name().contains(".safetensors"), file.path.clone()));
-        let cache = Cache::new(settings.cache);
-        let repository = cache.repository(&model);
         let cache = cache.root().to_owned();
         Ok(PullPlan { client, repository, cache, revision, listing, chosen, files, connections })
     }
@@ -148,7 +155,7 @@ impl PullPlan {
         let missing = |file: &FileToFetch| {
             let blob = self.repository.blob(&file.contents.tag);
             let size = file.contents.size;
-            match std::fs::metadata(&blob) {
+            match fs::metadata(&blob) {
                 Ok(found) if found.len() == size => 0,
                 _ => partial_file::missing(&blob, size),
             }

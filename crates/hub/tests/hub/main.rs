@@ -94,6 +94,18 @@ impl Fixture {
     fn error(&self) -> String {
         self.pull().unwrap_err().to_string()
     }
+
+    /// Asserts that each of some faults ends a pull with one line that has these words, and that a
+    /// pull without faults then succeeds.
+    fn assert_refused(&self, cases: &[(Faults, &str)]) {
+        for (faults, words) in cases {
+            self.hub.set(faults.clone());
+            let error = self.error();
+            assert!(error.contains(words) && !error.contains('\n'), "{error}");
+        }
+        self.hub.set(Faults::default());
+        self.assert_complete(&self.pull().unwrap());
+    }
 }
 
 #[test]
@@ -182,7 +194,7 @@ fn statuses_that_stay_end_with_one_line() {
         retry_after: Some(0),
         ..Faults::default()
     };
-    for (faults, words) in [
+    fixture.assert_refused(&[
         (file_status(404), "404"),
         (file_status(403), "HF_TOKEN"),
         (file_status(503), "503, 6 times"),
@@ -190,13 +202,7 @@ fn statuses_that_stay_end_with_one_line() {
         (Faults { list_status: Some(404), ..Faults::default() }, "no such model or revision"),
         (Faults { list_status: Some(401), ..Faults::default() }, "HF_TOKEN"),
         (Faults { circle: true, ..Faults::default() }, "redirects"),
-    ] {
-        fixture.hub.set(faults);
-        let error = fixture.error();
-        assert!(error.contains(words) && !error.contains('\n'), "{error}");
-    }
-    fixture.hub.set(Faults::default());
-    fixture.assert_complete(&fixture.pull().unwrap());
+    ]);
 }
 
 #[test]
@@ -247,19 +253,13 @@ fn a_server_without_ranges_sends_whole_files() {
 #[test]
 fn lies_about_lengths_are_told() {
     let fixture = Fixture::new(9 << 20);
-    for (faults, words) in [
+    fixture.assert_refused(&[
         (Faults { list_size_error: 5, ..Faults::default() }, "changed on the server"),
         (Faults { range_size_error: 5, ..Faults::default() }, "changed on the server"),
         (Faults { range_start_error: 5, ..Faults::default() }, "Content-Range"),
         (Faults { list_size_error: 1 << 60, ..Faults::default() }, "no file is so large"),
         (Faults { list_size_error: 1 << 42, ..Faults::default() }, "are free"),
-    ] {
-        fixture.hub.set(faults);
-        let error = fixture.error();
-        assert!(error.contains(words) && !error.contains('\n'), "{error}");
-    }
-    fixture.hub.set(Faults::default());
-    fixture.assert_complete(&fixture.pull().unwrap());
+    ]);
 }
 
 #[test]
@@ -315,6 +315,23 @@ fn chosen_files_and_revisions_are_pulled_alone() {
     assert!(error.contains("*.bin") && error.contains("model.safetensors"), "{error}");
     let error = fixture.request().revision("../x").plan(&|| false).unwrap_err();
     assert!(matches!(error, HubError::Revision { .. }), "{error}");
+}
+
+#[test]
+fn shards_are_those_of_the_index_which_is_read_from_the_cache() {
+    let index = br#"{"weight_map": {"x": "model-1.safetensors"}}"#.to_vec();
+    let hub = FakeHub::start(&[
+        ("model.safetensors.index.json", index),
+        ("model-1.safetensors", bytes(20_000, 3)),
+        ("consolidated.safetensors", bytes(20_000, 3)),
+    ]);
+    let fixture = Fixture { hub, ..Fixture::new(0) };
+    let location = fixture.pull().unwrap();
+    assert!(location.join("model-1.safetensors").exists());
+    assert!(!location.join("consolidated.safetensors").exists());
+    let requests = fixture.hub.requests();
+    assert_eq!(fixture.pull().unwrap(), location);
+    assert_eq!(fixture.hub.requests(), requests);
 }
 
 #[test]
