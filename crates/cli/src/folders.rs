@@ -1,4 +1,4 @@
-//! The user's cache and state folders.
+//! The user's folders: cache, state, settings.
 
 use std::{
     env,
@@ -28,6 +28,11 @@ pub(crate) fn state() -> Option<PathBuf> {
     let below_home =
         if cfg!(target_os = "macos") { "Library/Application Support" } else { ".local/state" };
     folder("XDG_STATE_HOME", below_home)
+}
+
+/// Folder of settings.
+pub(crate) fn settings() -> Option<PathBuf> {
+    folder("XDG_CONFIG_HOME", ".config")
 }
 
 /// The path with the home folder in place of `~` at its start.

@@ -1,15 +1,20 @@
 //! Models by their names on the Hub: in the cache, or downloaded once the user agrees.
 
 use std::{
+    fmt,
     io::{self, BufRead, IsTerminal, Write},
-    ops::ControlFlow,
+    ops::{ControlFlow, Range},
     path::{Path, PathBuf},
+    sync::Arc,
+    thread,
     time::Instant,
 };
 
 use anyhow::bail;
+use moeflux::checkpoint::{ArrivingBytes, ArrivingFile};
 use moeflux_bench::units;
-use moeflux_hub::{Cache, HubError, ModelName, Progress, Pull, PullPlan, Settings};
+use moeflux_hub::{Cache, Download, HubError, ModelName, Progress, Pull, PullPlan, Settings};
+use serde::Serialize;
 
 use crate::{
     interrupt,
@@ -19,17 +24,155 @@ use crate::{
 /// Revision of models whose name is all that is given.
 pub(crate) const REVISION: &str = "main";
 
+/// A model that `--model` names.
+enum Found {
+    /// Folder or file on the disk.
+    Here(PathBuf),
+    /// A model of the Hub, which the user wants downloaded.
+    Wanted(ModelName, PullPlan),
+}
+
+/// Name of a model of the Hub, unless it is the path of a folder or a file.
+pub(crate) fn name(model: &Path) -> Option<ModelName> {
+    let name = model.to_str().and_then(|text| text.parse::<ModelName>().ok());
+    name.filter(|_| !model.exists())
+}
+
 /// Folder or file of `--model`: a path, or the place of a name's files, which are downloaded if
 /// the user agrees. `is_agreed` is `--yes`.
 ///
 /// # Errors
 /// The model is not in the cache, and is not or cannot be downloaded.
 pub(crate) fn located(model: &Path, is_agreed: bool, ui: Ui) -> anyhow::Result<PathBuf> {
-    let name = model.to_str().and_then(|text| text.parse::<ModelName>().ok());
-    let Some(name) = name.filter(|_| !model.exists()) else { return Ok(model.to_owned()) };
+    match find(model, is_agreed)? {
+        Found::Here(path) => Ok(path),
+        Found::Wanted(name, plan) => download(&name, plan, ui),
+    }
+}
+
+/// As [`located`], but returns once all but the tensors is downloaded.
+///
+/// # Errors
+/// As [`located`].
+pub(crate) fn streamed(model: &Path, is_agreed: bool, ui: Ui) -> anyhow::Result<Located> {
+    let (name, plan) = match find(model, is_agreed)? {
+        Found::Here(path) => return Ok(Located { path, download: None }),
+        Found::Wanted(name, plan) => (name, plan),
+    };
+    if plan.missing() == 0 {
+        return Ok(Located { path: download(&name, plan, ui)?, download: None });
+    }
+    announce(&name, &plan, ui);
+    let download = watched(ui, |report| plan.stream(report))?;
+    let path = download.location().to_owned();
+    Ok(Located { path, download: Some(ModelDownload { name, download, before_token: None }) })
+}
+
+/// A model that `--model` names, which may still be downloaded.
+pub(crate) struct Located {
+    /// Folder or file.
+    pub(crate) path: PathBuf,
+    pub(crate) download: Option<ModelDownload>,
+}
+
+/// Download of a model that is already in use.
+pub(crate) struct ModelDownload {
+    name: ModelName,
+    download: Download,
+    /// Bytes that had arrived before the first token.
+    before_token: Option<u64>,
+}
+
+/// A file of the download, as the engine reads it.
+#[derive(Debug)]
+struct StreamedFile(moeflux_hub::ArrivingFile);
+
+impl ArrivingBytes for StreamedFile {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.0.read_at(buf, offset)
+    }
+
+    fn expect(&self, ranges: &[Range<u64>]) {
+        self.0.expect(ranges);
+    }
+}
+
+impl ModelDownload {
+    /// The files that are not complete.
+    pub(crate) fn arriving(&self) -> Vec<ArrivingFile> {
+        let files = self.download.arriving().into_iter();
+        let files = files.map(|file| ArrivingFile {
+            path: file.path.clone(),
+            len: file.len,
+            bytes: Arc::new(StreamedFile(file)),
+        });
+        files.collect()
+    }
+
+    /// Bytes of memory that the download holds.
+    pub(crate) fn memory(&self) -> u64 {
+        self.download.memory()
+    }
+
+    /// Fetches the rest too, as the first token is computed.
+    pub(crate) fn on_first_token(&mut self) {
+        if self.before_token.is_none() {
+            self.before_token = Some(self.download.received());
+            self.download.fetch_rest();
+        }
+    }
+
+    /// Bytes that had arrived before the first token, and of the whole model.
+    pub(crate) fn cost(&self) -> DownloadCost {
+        let bytes_before_first_token =
+            self.before_token.unwrap_or_else(|| self.download.received());
+        DownloadCost { bytes_before_first_token, bytes: self.download.total() }
+    }
+
+    /// Waits until the model is complete, with progress.
+    ///
+    /// # Errors
+    /// The download fails or is interrupted; what has arrived is kept.
+    pub(crate) fn finish(self, ui: Ui) -> anyhow::Result<PathBuf> {
+        watched(ui, |report| self.download.finish(report))
+    }
+
+    /// Downloads the rest while the model is in use, until the program ends.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub(crate) fn finish_in_background(self, ui: Ui) -> io::Result<()> {
+        let Self { name, download, .. } = self;
+        let finish = move || match download.finish(|_| ControlFlow::Continue(())) {
+            Ok(_) => ui.line(format_args!("{name} is downloaded")),
+            Err(error) => error_line(format_args!("error: {name}: {error}")),
+        };
+        thread::Builder::new().name("download".into()).spawn(finish).map(|_| ())
+    }
+}
+
+/// Bytes that were downloaded for the first token. Part of the output of `--json`.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct DownloadCost {
+    bytes_before_first_token: u64,
+    /// Bytes of all files.
+    bytes: u64,
+}
+
+impl fmt::Display for DownloadCost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let disk = |bytes: u64| units::disk(bytes as f64);
+        let (before, all) = (disk(self.bytes_before_first_token), disk(self.bytes));
+        write!(f, "{before} of {all} downloaded before the first token")
+    }
+}
+
+/// Finds a model on the disk, or asks whether to download it.
+fn find(model: &Path, is_agreed: bool) -> anyhow::Result<Found> {
+    let Some(name) = name(model) else { return Ok(Found::Here(model.to_owned())) };
     let settings = Settings::from_environment()?;
     if let Some(found) = Cache::new(&settings.cache).locate(&name, REVISION)? {
-        return Ok(found);
+        return Ok(Found::Here(found));
     }
     let can_ask = io::stdin().is_terminal() && io::stderr().is_terminal();
     if !is_agreed && !can_ask {
@@ -43,7 +186,7 @@ pub(crate) fn located(model: &Path, is_agreed: bool, ui: Ui) -> anyhow::Result<P
     if !is_agreed && !asked(&format!("{name} is not here. Download {size}?"))? {
         bail!("{name} is not downloaded");
     }
-    download(&name, plan, ui)
+    Ok(Found::Wanted(name, plan))
 }
 
 /// Asks a question on the terminal; the answer is no unless it says yes.
@@ -73,23 +216,46 @@ pub(crate) fn plan(request: Pull) -> anyhow::Result<PullPlan> {
 /// # Errors
 /// As [`PullPlan::run`].
 pub(crate) fn download(name: &ModelName, plan: PullPlan, ui: Ui) -> anyhow::Result<PathBuf> {
+    let missing = plan.missing();
+    announce(name, &plan, ui);
+    if missing == 0 {
+        return plan.run(|_| ControlFlow::Continue(())).map_err(error);
+    }
+    let since = Instant::now();
+    let location = watched(ui, |report| plan.run(report))?;
+    let seconds = since.elapsed().as_secs_f64();
+    ui.line(format_args!(
+        "{} downloaded in {seconds:.1} s, {}/s",
+        units::disk(missing as f64),
+        units::disk(missing as f64 / seconds)
+    ));
+    Ok(location)
+}
+
+/// Says what is to be downloaded.
+fn announce(name: &ModelName, plan: &PullPlan, ui: Ui) {
     let (missing, total) = (plan.missing(), plan.total());
     let files = units::plural(plan.file_count() as u64, "file");
     let disk = |bytes: u64| units::disk(bytes as f64);
-    if missing == 0 {
-        ui.line(format_args!("{name}: all of {files}, {}, is in the cache", disk(total)));
-        return plan.run(|_| ControlFlow::Continue(())).map_err(error);
+    match missing {
+        0 => ui.line(format_args!("{name}: all of {files}, {}, is in the cache", disk(total))),
+        _ if missing == total => ui.line(format_args!("{name}: {files}, {}", disk(total))),
+        _ => {
+            let (total, missing) = (disk(total), disk(missing));
+            ui.line(format_args!("{name}: {files}, {total}, of which {missing} are missing"));
+        }
     }
-    let part = match missing == total {
-        true => String::new(),
-        false => format!(", of which {} are missing", disk(missing)),
-    };
-    ui.line(format_args!("{name}: {files}, {}{part}", disk(total)));
-    let since = Instant::now();
-    let location = {
+}
+
+/// Runs a download with a progress bar; Ctrl-C ends it.
+fn watched<T>(
+    ui: Ui,
+    run: impl FnOnce(&mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<T, HubError>,
+) -> anyhow::Result<T> {
+    let result = {
         let (bar, armed) = (ui.bytes("downloading"), interrupt::arm());
         let mut has_waited = false;
-        let mut report = |progress: Progress| {
+        run(&mut |progress: Progress| {
             if progress.waits && !std::mem::replace(&mut has_waited, true) {
                 ui.note("another process downloads the same model; this one waits for it");
             }
@@ -104,20 +270,12 @@ pub(crate) fn download(name: &ModelName, plan: PullPlan, ui: Ui) -> anyhow::Resu
                 true => ControlFlow::Break(()),
                 false => ControlFlow::Continue(()),
             }
-        };
-        plan.run(&mut report)
+        })
     };
-    if matches!(location, Err(HubError::Cancelled)) {
+    if matches!(result, Err(HubError::Cancelled)) {
         error_line("interrupted: what has arrived is kept, and the same command resumes");
     }
-    let location = location.map_err(error)?;
-    let seconds = since.elapsed().as_secs_f64();
-    ui.line(format_args!(
-        "{} downloaded in {seconds:.1} s, {}/s",
-        disk(missing),
-        units::disk(missing as f64 / seconds)
-    ));
-    Ok(location)
+    result.map_err(error)
 }
 
 /// An error of the Hub; a cancellation ends the program as Ctrl-C does.

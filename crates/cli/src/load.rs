@@ -17,7 +17,8 @@ use crate::{
     args::{
         AutoSwitch, ComputeArgs, EngineArgs, IoMode, MemoryArgs, ModelArgs, ReadArgs, ReaderChoice,
     },
-    folders, hub,
+    folders,
+    hub::{self, Located, ModelDownload},
     progress::Ui,
 };
 
@@ -34,6 +35,15 @@ pub(crate) struct Needs {
     pub(crate) reserved: Option<u64>,
     /// Whether answers may be constrained by grammars.
     pub(crate) grammars: bool,
+}
+
+impl Needs {
+    /// Adds the memory of a download.
+    pub(crate) fn hold(&mut self, download: Option<&ModelDownload>) {
+        if let Some(download) = download {
+            self.reserved = Some(self.reserved.unwrap_or(0).saturating_add(download.memory()));
+        }
+    }
 }
 
 impl MemoryArgs {
@@ -118,11 +128,37 @@ pub(crate) fn checkpoint(
 ) -> anyhow::Result<Checkpoint> {
     let located =
         args.model.as_deref().map(|model| hub::located(model, args.yes, ui)).transpose()?;
-    let mut checkpoint = checkpoint_in(located.as_deref(), mirrors, ui)?;
-    if let Some(scaling) = args.rope_scaling {
-        checkpoint.scale_rope(scaling)?;
+    args.scaled(checkpoint_in(located.as_deref(), mirrors, ui)?)
+}
+
+impl ModelArgs {
+    /// A checkpoint with the RoPE scaling that was asked for.
+    fn scaled(&self, mut checkpoint: Checkpoint) -> anyhow::Result<Checkpoint> {
+        if let Some(scaling) = self.rope_scaling {
+            checkpoint.scale_rope(scaling)?;
+        }
+        Ok(checkpoint)
     }
-    Ok(checkpoint)
+}
+
+/// As [`checkpoint`], but a model of the Hub is opened while it is downloaded. One that has mirrors
+/// is downloaded first.
+///
+/// # Errors
+/// As [`checkpoint`].
+pub(crate) fn streamed(
+    args: &ModelArgs,
+    mirrors: &[PathBuf],
+    ui: Ui,
+) -> anyhow::Result<(Checkpoint, Option<ModelDownload>)> {
+    let Some(model) = args.model.as_deref().filter(|_| mirrors.is_empty()) else {
+        return Ok((checkpoint(args, mirrors, ui)?, None));
+    };
+    let Located { path, download } = hub::streamed(model, args.yes, ui)?;
+    let arriving = download.as_ref().map(ModelDownload::arriving).unwrap_or_default();
+    let checkpoint = Checkpoint::open_arriving(&path, &[], &arriving)?;
+    checkpoint.notes().iter().for_each(|note| ui.note(note));
+    Ok((args.scaled(checkpoint)?, download))
 }
 
 /// Opens a checkpoint and its mirrors, or the built-in one.
@@ -177,6 +213,20 @@ fn built_in(cache: Option<&Path>, ui: Ui) -> anyhow::Result<Checkpoint> {
 /// The model cannot be opened, or the budget is too small.
 pub(crate) fn engine(args: &EngineArgs, needs: Needs, ui: Ui) -> anyhow::Result<Engine> {
     engine_from(checkpoint(&args.model, &args.reads.mirror, ui)?, args, needs, ui)
+}
+
+/// Loads a model, of the Hub while it is downloaded.
+///
+/// # Errors
+/// As [`engine`].
+pub(crate) fn streamed_engine(
+    args: &EngineArgs,
+    mut needs: Needs,
+    ui: Ui,
+) -> anyhow::Result<(Engine, Option<ModelDownload>)> {
+    let (checkpoint, download) = streamed(&args.model, &args.reads.mirror, ui)?;
+    needs.hold(download.as_ref());
+    Ok((engine_from(checkpoint, args, needs, ui)?, download))
 }
 
 /// Loads a model from an open checkpoint.

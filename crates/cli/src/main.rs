@@ -5,6 +5,7 @@ mod args;
 mod atomic_file;
 mod commands;
 mod counted_alloc;
+mod defaults;
 mod folders;
 mod hub;
 mod interrupt;

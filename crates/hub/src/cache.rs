@@ -14,7 +14,7 @@ use std::{
 
 use crate::{
     digest::Digest, error::HubError, file_path::FilePath, listing::Listing, model_name::ModelName,
-    selection::Selection,
+    partial_file::PART, selection::Selection,
 };
 
 /// The cache folder.
@@ -36,6 +36,8 @@ pub struct CachedModel {
     pub references: Vec<String>,
     /// The files, sorted by path.
     pub files: Vec<CachedFile>,
+    /// Number of the repository's files whose download was begun and not finished.
+    pub unfinished: usize,
 }
 
 /// A file of a snapshot.
@@ -96,7 +98,8 @@ impl Cache {
         }
     }
 
-    /// All snapshots, sorted by name.
+    /// All snapshots, sorted by name. A repository of which nothing is complete has one without a
+    /// commit.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -105,8 +108,20 @@ impl Cache {
         for folder in names(&self.root)? {
             let Some(name) = ModelName::from_folder(&folder) else { continue };
             let repository = self.repository(&name);
+            let before = models.len();
             for commit in names(&repository.folder.join("snapshots"))? {
                 models.extend(repository.snapshot(name.clone(), commit)?);
+            }
+            let unfinished = repository.unfinished()?;
+            if models.len() == before && unfinished > 0 {
+                models.push(CachedModel {
+                    name,
+                    folder: repository.folder,
+                    commit: String::new(),
+                    references: Vec::new(),
+                    files: Vec::new(),
+                    unfinished,
+                });
             }
         }
         models.sort_by_key(|model| (model.name.repository().to_lowercase(), model.commit.clone()));
@@ -157,7 +172,16 @@ impl RepositoryFolder {
             return Ok(None);
         }
         let references = self.references(&commit)?;
-        Ok(Some(CachedModel { name, folder, commit, references, files }))
+        let unfinished = self.unfinished()?;
+        Ok(Some(CachedModel { name, folder, commit, references, files, unfinished }))
+    }
+
+    /// Number of files that were begun, by this program or by the Hub's own tools.
+    fn unfinished(&self) -> Result<usize, HubError> {
+        let blobs = names(&self.folder.join("blobs"))?;
+        let is_part =
+            |name: &&String| [PART, ".incomplete"].iter().any(|ending| name.ends_with(ending));
+        Ok(blobs.iter().filter(is_part).count())
     }
 
     /// Branches and tags of a commit.

@@ -6,18 +6,22 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{self, Write},
+    io,
     ops::Range,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use crate::error::HubError;
 
-/// Bytes of a block.
-pub(crate) const BLOCK: u64 = 256 << 10;
+/// Bytes of a block: small beside a matrix of an expert, which may be all that is asked for.
+pub(crate) const BLOCK: u64 = 4 << 10;
+
+/// Ending of the file of the bytes.
+pub(crate) const PART: &str = "moeflux-part";
 
 /// First line of a file of blocks: the format's version and the block size.
-const HEADER: &[u8] = b"moeflux blocks 1 262144\n";
+const HEADER: &[u8] = b"moeflux blocks 2 4096\n";
 
 /// Bytes and blocks of one file.
 #[derive(Debug)]
@@ -25,10 +29,10 @@ pub(crate) struct PartialFile {
     size: u64,
     bytes_path: PathBuf,
     blocks_path: PathBuf,
-    bytes: File,
-    blocks: File,
-    /// A bit for each block that is there.
-    present: Vec<u8>,
+    bytes: Arc<File>,
+    present: BlockSet,
+    /// Blocks that are present, or that a connection fetches.
+    claimed: BlockSet,
     missing: u64,
 }
 
@@ -39,11 +43,6 @@ impl PartialFile {
     /// A file cannot be made, read or sized.
     pub(crate) fn open(blob: &Path, size: u64) -> Result<Self, HubError> {
         let [bytes_path, blocks_path] = paths(blob);
-        let open = |path: &Path| {
-            let mut options = OpenOptions::new();
-            let file = options.read(true).write(true).create(true).truncate(false).open(path);
-            file.map_err(HubError::file(path, "opening"))
-        };
         let len = size.div_ceil(BLOCK).div_ceil(8) as usize;
         // Without its bytes, a record of blocks says nothing; another size is another file.
         let has_bytes = fs::metadata(&bytes_path).is_ok_and(|bytes| bytes.len() == size);
@@ -52,22 +51,32 @@ impl PartialFile {
             false => Vec::new(),
         };
         let present = recorded.strip_prefix(HEADER).filter(|present| present.len() == len);
-        let present = present.map(<[u8]>::to_vec);
-        let (bytes, mut blocks) = (open(&bytes_path)?, open(&blocks_path)?);
-        bytes.set_len(size).map_err(HubError::file(&bytes_path, "sizing"))?;
         let present = match present {
-            Some(present) => present,
+            Some(present) => present.to_vec(),
             None => {
                 let empty = vec![0; len];
-                let written =
-                    blocks.set_len(0).and_then(|()| blocks.write_all(&[HEADER, &empty].concat()));
-                written.map_err(HubError::file(&blocks_path, "writing"))?;
+                fs::write(&blocks_path, [HEADER, &empty].concat())
+                    .map_err(HubError::file(&blocks_path, "writing"))?;
                 empty
             }
         };
-        let mut file = Self { size, bytes_path, blocks_path, bytes, blocks, present, missing: 0 };
+        let mut options = OpenOptions::new();
+        let bytes = options.read(true).write(true).create(true).truncate(false).open(&bytes_path);
+        let bytes = bytes.map_err(HubError::file(&bytes_path, "opening"))?;
+        bytes.set_len(size).map_err(HubError::file(&bytes_path, "sizing"))?;
+        let present = BlockSet(present);
+        let mut file = Self {
+            size,
+            bytes_path,
+            blocks_path,
+            bytes: Arc::new(bytes),
+            claimed: present.clone(),
+            present,
+            missing: 0,
+        };
         let blocks = 0..size.div_ceil(BLOCK);
-        file.missing = blocks.filter(|&block| !file.has(block)).map(|b| file.block_len(b)).sum();
+        let missing = blocks.filter(|&block| !file.present.has(block));
+        file.missing = missing.map(|block| file.block_len(block)).sum();
         Ok(file)
     }
 
@@ -81,35 +90,34 @@ impl PartialFile {
         &self.bytes_path
     }
 
-    /// A handle for writing bytes, from any thread.
-    ///
-    /// # Errors
-    /// The system gives none.
-    pub(crate) fn handle(&self) -> Result<File, HubError> {
-        self.bytes.try_clone().map_err(HubError::file(&self.bytes_path, "opening"))
-    }
-
-    fn has(&self, block: u64) -> bool {
-        let byte = self.present.get((block / 8) as usize);
-        byte.is_some_and(|byte| byte & (1 << (block % 8)) != 0)
+    /// The file of the bytes, which stays valid when the file is complete.
+    pub(crate) fn bytes(&self) -> &Arc<File> {
+        &self.bytes
     }
 
     fn block_len(&self, block: u64) -> u64 {
         BLOCK.min(self.size - block * BLOCK)
     }
 
-    /// Ranges of bytes that are missing, each of whole blocks and `max` bytes at most.
-    pub(crate) fn missing_ranges(&self, max: u64) -> Vec<Range<u64>> {
-        let mut ranges: Vec<Range<u64>> = Vec::new();
-        for block in (0..self.size.div_ceil(BLOCK)).filter(|&block| !self.has(block)) {
-            let start = block * BLOCK;
-            let end = start + self.block_len(block);
-            match ranges.last_mut() {
-                Some(last) if last.end == start && end - last.start <= max => last.end = end,
-                _ => ranges.push(start..end),
-            }
-        }
-        ranges
+    /// Blocks that a range of bytes touches.
+    fn blocks_of(&self, range: &Range<u64>) -> Range<u64> {
+        range.start / BLOCK..range.end.min(self.size).div_ceil(BLOCK)
+    }
+
+    /// Whether all bytes of a range are there.
+    pub(crate) fn has(&self, range: &Range<u64>) -> bool {
+        self.blocks_of(range).all(|block| self.present.has(block))
+    }
+
+    /// Claims the first missing bytes of a range that no connection fetches: whole blocks, of `max`
+    /// bytes at most. `None` if there are none.
+    pub(crate) fn claim(&mut self, range: &Range<u64>, max: u64) -> Option<Range<u64>> {
+        let blocks = self.blocks_of(range);
+        let first = self.claimed.first_absent(blocks.clone())?;
+        let most = first.saturating_add(max / BLOCK).min(blocks.end);
+        let end = (first..most).find(|&block| self.claimed.has(block)).unwrap_or(most);
+        (first..end).for_each(|block| self.claimed.insert(block));
+        Some(first * BLOCK..(end * BLOCK).min(self.size))
     }
 
     /// Records that the blocks within a range of bytes are there. Returns the bytes that are new.
@@ -121,14 +129,20 @@ impl PartialFile {
         let end =
             if range.end == self.size { range.end.div_ceil(BLOCK) } else { range.end / BLOCK };
         let mut recorded = 0;
-        for block in (first..end).filter(|&block| !self.has(block)).collect::<Vec<_>>() {
-            self.present[(block / 8) as usize] |= 1 << (block % 8);
-            recorded += self.block_len(block);
+        for block in first..end {
+            if !self.present.has(block) {
+                self.present.insert(block);
+                self.claimed.insert(block);
+                recorded += self.block_len(block);
+            }
         }
         if recorded > 0 {
             let bytes = (first / 8) as usize..end.div_ceil(8) as usize;
             let offset = (HEADER.len() + bytes.start) as u64;
-            write_at(&self.blocks, &self.present[bytes], offset)
+            // Not kept open: a model may have hundreds of files.
+            let blocks = OpenOptions::new().write(true).open(&self.blocks_path);
+            blocks
+                .and_then(|blocks| write_at(&blocks, &self.present.0[bytes], offset))
                 .map_err(HubError::file(&self.blocks_path, "writing"))?;
             self.missing -= recorded;
         }
@@ -143,16 +157,46 @@ impl PartialFile {
         self.bytes.sync_all().map_err(HubError::file(&self.bytes_path, "writing"))?;
         drop(self.bytes);
         fs::rename(&self.bytes_path, blob).map_err(HubError::file(blob, "renaming"))?;
-        drop(self.blocks);
         let _ = fs::remove_file(&self.blocks_path);
         Ok(())
     }
 
     /// Deletes bytes and record.
     pub(crate) fn delete(self) {
-        drop((self.bytes, self.blocks));
+        drop(self.bytes);
         let _ = fs::remove_file(&self.blocks_path);
         let _ = fs::remove_file(&self.bytes_path);
+    }
+}
+
+/// A bit for each block of a file.
+#[derive(Clone, Debug)]
+struct BlockSet(Vec<u8>);
+
+impl BlockSet {
+    fn has(&self, block: u64) -> bool {
+        let byte = self.0.get((block / 8) as usize);
+        byte.is_some_and(|byte| byte & (1 << (block % 8)) != 0)
+    }
+
+    fn insert(&mut self, block: u64) {
+        if let Some(byte) = self.0.get_mut((block / 8) as usize) {
+            *byte |= 1 << (block % 8);
+        }
+    }
+
+    /// The first of some blocks that is not in the set.
+    fn first_absent(&self, mut blocks: Range<u64>) -> Option<u64> {
+        while blocks.start < blocks.end {
+            if self.0.get((blocks.start / 8) as usize) == Some(&u8::MAX) {
+                blocks.start = (blocks.start / 8 + 1) * 8;
+            } else if self.has(blocks.start) {
+                blocks.start += 1;
+            } else {
+                return Some(blocks.start);
+            }
+        }
+        None
     }
 }
 
@@ -169,7 +213,15 @@ pub(crate) fn missing(blob: &Path, size: u64) -> u64 {
 }
 
 fn paths(blob: &Path) -> [PathBuf; 2] {
-    ["moeflux-part", "moeflux-blocks"].map(|extension| blob.with_extension(extension))
+    [PART, "moeflux-blocks"].map(|extension| blob.with_extension(extension))
+}
+
+/// Reads up to `buf.len()` bytes at an offset of a file; 0 at its end.
+pub(crate) fn read_at(file: &File, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+    #[cfg(unix)]
+    return std::os::unix::fs::FileExt::read_at(file, buf, offset);
+    #[cfg(windows)]
+    return std::os::windows::fs::FileExt::seek_read(file, buf, offset);
 }
 
 /// Writes bytes at an offset of a file.
@@ -204,20 +256,42 @@ mod tests {
         let blob = folder.path().join("tag");
         let mut file = PartialFile::open(&blob, SIZE).unwrap();
         assert_eq!(file.missing(), SIZE);
-        assert_eq!(file.missing_ranges(4 * BLOCK).len(), 3);
         // A range counts with its whole blocks, and with the file's end.
         assert_eq!(file.record(&(BLOCK - 1..3 * BLOCK + 5)).unwrap(), 2 * BLOCK);
         assert_eq!(file.record(&(10 * BLOCK..SIZE)).unwrap(), 7);
         assert_eq!(file.record(&(10 * BLOCK..SIZE)).unwrap(), 0);
         drop(file);
         assert_eq!(missing(&blob, SIZE), SIZE - 3 * BLOCK);
-        let file = PartialFile::open(&blob, SIZE).unwrap();
+        let mut file = PartialFile::open(&blob, SIZE).unwrap();
         assert_eq!(file.missing(), 8 * BLOCK);
-        assert_eq!(file.missing_ranges(u64::MAX), [0..BLOCK, 3 * BLOCK..10 * BLOCK]);
+        let whole = 0..SIZE;
+        let claims: Vec<_> = std::iter::from_fn(|| file.claim(&whole, u64::MAX)).collect();
+        assert_eq!(claims, [0..BLOCK, 3 * BLOCK..10 * BLOCK]);
         drop(file);
         // A file of another size begins anew.
         assert_eq!(PartialFile::open(&blob, SIZE + 1).unwrap().missing(), SIZE + 1);
-        assert_eq!(PartialFile::open(&blob, 0).unwrap().missing_ranges(1), []);
+        assert_eq!(PartialFile::open(&blob, 0).unwrap().claim(&(0..1), BLOCK), None);
+    }
+
+    #[test]
+    fn each_missing_block_is_claimed_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut file = PartialFile::open(&folder.path().join("tag"), SIZE).unwrap();
+        // Bytes in the middle of blocks, then what remains of a range around them.
+        assert_eq!(
+            file.claim(&(2 * BLOCK + 1..3 * BLOCK + 1), u64::MAX),
+            Some(2 * BLOCK..4 * BLOCK)
+        );
+        let around = BLOCK..6 * BLOCK;
+        assert_eq!(file.claim(&around, u64::MAX), Some(BLOCK..2 * BLOCK));
+        assert_eq!(file.claim(&around, BLOCK), Some(4 * BLOCK..5 * BLOCK));
+        assert_eq!(file.claim(&around, BLOCK), Some(5 * BLOCK..6 * BLOCK));
+        assert_eq!(file.claim(&around, BLOCK), None);
+        assert_eq!(file.claim(&(9 * BLOCK..u64::MAX), u64::MAX), Some(9 * BLOCK..SIZE));
+        // Claimed bytes are not there yet.
+        assert!(!file.has(&(2 * BLOCK..2 * BLOCK + 1)));
+        file.record(&(2 * BLOCK..4 * BLOCK)).unwrap();
+        assert!(file.has(&(2 * BLOCK..4 * BLOCK)) && !file.has(&(2 * BLOCK..4 * BLOCK + 1)));
     }
 
     #[test]

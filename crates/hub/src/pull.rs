@@ -1,11 +1,16 @@
 //! Downloads of models: the plan, and carrying it out.
 
 use std::{
-    fs,
+    fs::{self, File},
+    io,
     num::NonZeroUsize,
-    ops::ControlFlow,
-    path::PathBuf,
-    sync::{Arc, atomic::Ordering, mpsc},
+    ops::{ControlFlow, Range},
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+        mpsc,
+    },
     thread,
     time::Duration,
 };
@@ -17,7 +22,8 @@ use crate::{
     error::HubError,
     listing::{Listing, RemoteFile},
     model_name::ModelName,
-    partial_file,
+    partial_file::{self, BLOCK, read_at},
+    schedule::Schedule,
     selection::{Chosen, INDEX, Selection},
     settings::Settings,
     transfer::{FileToFetch, Transfer},
@@ -31,6 +37,12 @@ const REPORT: Duration = Duration::from_millis(100);
 
 /// Bytes of an index of shards, at most.
 const MAX_INDEX: u64 = 256 << 20;
+
+/// Stack of a connection's thread in bytes.
+const STACK: usize = 512 << 10;
+
+/// Bytes of a connection: the stack, and buffers for TLS, HTTP and the file.
+const CONNECTION_BYTES: u64 = 1 << 20;
 
 /// Bytes that stay free on the disk.
 const SPARE: u64 = 64 << 20;
@@ -133,7 +145,7 @@ impl Pull {
             files.push(FileToFetch { path: file.path.clone(), url, contents });
         }
         // Small files first: a configuration that is not read is found before its weights arrive.
-        files.sort_by_key(|file| (file.path.name().contains(".safetensors"), file.path.clone()));
+        files.sort_by_key(|file| (file.has_tensors(), file.path.clone()));
         let cache = cache.root().to_owned();
         Ok(PullPlan { client, repository, cache, revision, listing, chosen, files, connections })
     }
@@ -176,8 +188,30 @@ impl PullPlan {
     /// or `on_progress` breaks.
     pub fn run(
         self,
-        mut on_progress: impl FnMut(Progress) -> ControlFlow<()>,
+        on_progress: impl FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<PathBuf, HubError> {
+        let schedule = Schedule::whole(self.files.len());
+        self.start(schedule)?.finish(on_progress)
+    }
+
+    /// Downloads all but the tensors, and of these what is read, until
+    /// [`Download::fetch_rest`] is called.
+    ///
+    /// # Errors
+    /// As [`PullPlan::run`].
+    pub fn stream(
+        self,
+        on_progress: impl FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Download, HubError> {
+        let whole = self.files.iter().filter(|file| !file.has_tensors()).count();
+        let schedule = Schedule::on_demand(self.files.len(), whole);
+        let download = self.start(schedule)?;
+        download.wait(on_progress, |transfer| transfer.is_ready(whole))?;
+        Ok(download)
+    }
+
+    /// Starts the connections.
+    fn start(self, schedule: Schedule) -> Result<Download, HubError> {
         let (total, needed) = (self.total(), self.missing());
         self.repository.create()?;
         if let Some(free) = free_space(&self.cache)
@@ -189,7 +223,8 @@ impl PullPlan {
         let location = self.location();
         let Self { client, repository, revision, listing, files, connections, .. } = self;
         let commit = listing.commit.clone();
-        let transfer = Arc::new(Transfer::new(client, repository.clone(), commit, files));
+        let transfer = Transfer::new(client, repository.clone(), commit, files, schedule);
+        let transfer = Arc::new(transfer);
         // Threads that wait for a silent server are left behind by a stop; each ends in time.
         let (sender, ended) = mpsc::channel::<()>();
         for _ in 0..connections.get() {
@@ -198,36 +233,153 @@ impl PullPlan {
                 transfer.work();
                 drop(sender);
             };
-            let thread = thread::Builder::new().name("download".into()).spawn(work);
-            thread.map_err(HubError::file(&location, "starting a thread"))?;
+            let thread = thread::Builder::new().name("download".into()).stack_size(STACK);
+            thread.spawn(work).map_err(HubError::file(&location, "starting a thread"))?;
         }
-        drop(sender);
-        let counter = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-        let mut is_stopped = false;
-        while let Err(mpsc::RecvTimeoutError::Timeout) = ended.recv_timeout(REPORT) {
-            if transfer.has_failed() {
+        Ok(Download {
+            transfer,
+            ended,
+            repository,
+            listing,
+            revision,
+            location,
+            total,
+            connections,
+        })
+    }
+}
+
+/// A model whose files arrive. Dropping it stops the connections and fails the reads that wait.
+#[derive(Debug)]
+pub struct Download {
+    transfer: Arc<Transfer>,
+    ended: mpsc::Receiver<()>,
+    repository: RepositoryFolder,
+    listing: Listing,
+    revision: String,
+    location: PathBuf,
+    total: u64,
+    connections: NonZeroUsize,
+}
+
+impl Download {
+    /// Folder or GGUF file that `--model` takes.
+    pub fn location(&self) -> &Path {
+        &self.location
+    }
+
+    /// The files that are not complete.
+    pub fn arriving(&self) -> Vec<ArrivingFile> {
+        let snapshot = self.repository.snapshot_folder(&self.listing.commit);
+        let files = self.transfer.arriving().into_iter();
+        let files = files.map(|(index, file, bytes)| ArrivingFile {
+            path: file.path.below(&snapshot),
+            len: file.contents.size,
+            transfer: Arc::clone(&self.transfer),
+            index,
+            bytes,
+        });
+        files.collect()
+    }
+
+    /// Bytes of all files.
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Bytes that have arrived over the network.
+    pub fn received(&self) -> u64 {
+        self.transfer.counters.received.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of memory that the download holds at most.
+    pub fn memory(&self) -> u64 {
+        let blocks = self.total.div_ceil(BLOCK * 8).saturating_mul(2);
+        blocks.saturating_add(self.connections.get() as u64 * CONNECTION_BYTES)
+    }
+
+    /// Fetches the rest of the files too, while reads that wait go first.
+    pub fn fetch_rest(&self) {
+        let all = self.connections.get();
+        self.transfer.fetch_rest(all - all / 4);
+    }
+
+    /// Waits until all files are complete. `on_progress` is called several times in a second.
+    ///
+    /// # Errors
+    /// As [`PullPlan::run`].
+    pub fn finish(
+        self,
+        on_progress: impl FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<PathBuf, HubError> {
+        self.transfer.fetch_rest(usize::MAX);
+        self.wait(on_progress, |_| false)?;
+        self.repository.record(&self.revision, &self.listing)?;
+        Ok(self.location.clone())
+    }
+
+    /// Waits until the connections have ended, or `is_done` says so.
+    fn wait(
+        &self,
+        mut on_progress: impl FnMut(Progress) -> ControlFlow<()>,
+        is_done: impl Fn(&Transfer) -> bool,
+    ) -> Result<(), HubError> {
+        let counter = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        while let Err(mpsc::RecvTimeoutError::Timeout) = self.ended.recv_timeout(REPORT) {
+            if self.transfer.has_failed() || is_done(&self.transfer) {
                 break;
             }
-            let counters = &transfer.counters;
+            let counters = &self.transfer.counters;
             let progress = Progress {
-                present: counter(&counters.present).min(total),
-                total,
-                checked: counter(&counters.checked).min(total),
+                present: counter(&counters.present).min(self.total),
+                total: self.total,
+                checked: counter(&counters.checked).min(self.total),
                 waits: counters.waits.load(Ordering::Relaxed),
             };
             if on_progress(progress).is_break() {
-                is_stopped = true;
-                transfer.stop();
-                break;
+                self.transfer.stop();
+                return Err(self.transfer.take_error().unwrap_or(HubError::Cancelled));
             }
         }
-        if let Some(error) = transfer.take_error() {
-            return Err(error);
+        self.transfer.take_error().map_or(Ok(()), Err)
+    }
+}
+
+impl Drop for Download {
+    fn drop(&mut self) {
+        self.transfer.stop();
+    }
+}
+
+/// A file that is not complete. Reads wait for their bytes.
+#[derive(Clone, Debug)]
+pub struct ArrivingFile {
+    /// Path of the file once it is complete.
+    pub path: PathBuf,
+    /// Length of the complete file in bytes.
+    pub len: u64,
+    transfer: Arc<Transfer>,
+    index: usize,
+    bytes: Arc<File>,
+}
+
+impl ArrivingFile {
+    /// Waits until the bytes at `offset` have arrived, and reads up to `buf.len()` of them; 0 at
+    /// the end of the file. They are fetched before all that no read waits for.
+    ///
+    /// # Errors
+    /// The download fails or was stopped, or the disk fails.
+    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        let len = (buf.len() as u64).min(self.len.saturating_sub(offset));
+        if len == 0 {
+            return Ok(0);
         }
-        if is_stopped {
-            return Err(HubError::Cancelled);
-        }
-        repository.record(&revision, &listing)?;
-        Ok(location)
+        self.transfer.wait_for(self.index, &(offset..offset + len))?;
+        read_at(&self.bytes, &mut buf[..len as usize], offset)
+    }
+
+    /// Fetches ranges, in this order, before the rest of the files.
+    pub fn expect(&self, ranges: &[Range<u64>]) {
+        self.transfer.expect(self.index, ranges);
     }
 }

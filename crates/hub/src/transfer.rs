@@ -1,12 +1,11 @@
 //! Several connections that fetch ranges of several files.
 
 use std::{
-    collections::VecDeque,
     fs::{self, File, OpenOptions, TryLockError},
     io::{self, Read},
     ops::Range,
     sync::{
-        Condvar, Mutex, MutexGuard, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
@@ -21,10 +20,11 @@ use crate::{
     file_path::FilePath,
     listing::Contents,
     partial_file::{BLOCK, PartialFile, write_at},
+    schedule::{FileState, Next, OpenFile, Schedule},
 };
 
-/// Bytes of a request, the most that a connection loses when the process is killed.
-const REQUEST: u64 = 4 << 20;
+/// Bytes after which the blocks that have arrived are recorded.
+const RECORD: u64 = 256 << 10;
 
 /// Bytes that are read from a connection at once.
 const READ: usize = 128 << 10;
@@ -40,6 +40,13 @@ pub(crate) struct FileToFetch {
     pub(crate) contents: Contents,
 }
 
+impl FileToFetch {
+    /// Whether it holds tensors, of which parts may be of use before the whole is there.
+    pub(crate) fn has_tensors(&self) -> bool {
+        [".safetensors", ".gguf"].iter().any(|ending| self.path.name().ends_with(ending))
+    }
+}
+
 /// Counters of a transfer.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
@@ -47,50 +54,29 @@ pub(crate) struct Counters {
     pub(crate) present: AtomicU64,
     /// Bytes whose digest was computed.
     pub(crate) checked: AtomicU64,
+    /// Bytes that have arrived over the network.
+    pub(crate) received: AtomicU64,
     /// Whether another process downloads the same file.
     pub(crate) waits: AtomicBool,
 }
 
-/// Files on their way, and who fetches what.
+/// Files on their way, and the connections that fetch them.
 #[derive(Debug)]
 pub(crate) struct Transfer {
     client: Client,
     repository: RepositoryFolder,
     commit: String,
     files: Vec<FileToFetch>,
-    open: Vec<Mutex<Option<OpenFile>>>,
     /// Where the server redirects requests of a file to.
     locations: Vec<Mutex<Option<String>>>,
-    queue: Mutex<Queue>,
-    changed: Condvar,
+    schedule: Mutex<Schedule>,
+    /// Wakes connections that wait for a job.
+    work: Condvar,
+    /// Wakes readers that wait for bytes.
+    arrived: Condvar,
     pub(crate) counters: Counters,
     stopped: AtomicBool,
     error: Mutex<Option<HubError>>,
-}
-
-/// A file whose bytes arrive.
-#[derive(Debug)]
-struct OpenFile {
-    partial: PartialFile,
-    /// Held while the file is open.
-    _lock: File,
-    /// Whether one connection fetches all of it, as the server ignores ranges.
-    is_sequential: bool,
-}
-
-/// Work that no connection has taken.
-#[derive(Debug, Default)]
-struct Queue {
-    ranges: VecDeque<Job>,
-    next_file: usize,
-    is_opening: bool,
-}
-
-/// A range of a file for one connection.
-#[derive(Clone, Debug)]
-struct Job {
-    file: usize,
-    range: Range<u64>,
 }
 
 /// Outcome of a request.
@@ -107,37 +93,72 @@ impl Transfer {
         repository: RepositoryFolder,
         commit: String,
         files: Vec<FileToFetch>,
+        schedule: Schedule,
     ) -> Self {
         Self {
             client,
             repository,
             commit,
-            open: files.iter().map(|_| Mutex::new(None)).collect(),
             locations: files.iter().map(|_| Mutex::new(None)).collect(),
             files,
-            queue: Mutex::default(),
-            changed: Condvar::new(),
+            schedule: Mutex::new(schedule),
+            work: Condvar::new(),
+            arrived: Condvar::new(),
             counters: Counters::default(),
             stopped: AtomicBool::new(false),
             error: Mutex::new(None),
         }
     }
 
-    /// Fetches until no work is left, an error occurs or the transfer is stopped.
+    /// Fetches until all files are complete, an error occurs or the transfer is stopped.
     pub(crate) fn work(&self) {
-        while let Some(result) = self.next_job().map(|job| job.and_then(|job| self.fetch(job))) {
+        while let Some(next) = self.next() {
+            let result = match next {
+                Next::Open(file) => self.open(file),
+                Next::Fetch(job) => {
+                    let result = self.fetch(job.file, job.range.clone());
+                    self.schedule().end_job(&job);
+                    result
+                }
+                Next::Wait | Next::End => Ok(()),
+            };
             if let Err(error) = result {
                 // The first error is the cause; others follow from the stop.
                 lock(&self.error).get_or_insert(error);
                 self.stop();
             }
+            self.work.notify_all();
         }
     }
 
-    /// Makes all connections end soon.
+    /// The next action of a connection; `None` at the end.
+    fn next(&self) -> Option<Next> {
+        let mut schedule = self.schedule();
+        loop {
+            if self.is_stopped() {
+                return None;
+            }
+            match schedule.next() {
+                Next::Wait => {
+                    schedule = self.work.wait(schedule).unwrap_or_else(PoisonError::into_inner);
+                }
+                Next::End => return None,
+                next => return Some(next),
+            }
+        }
+    }
+
+    fn schedule(&self) -> MutexGuard<'_, Schedule> {
+        lock(&self.schedule)
+    }
+
+    /// Makes all connections end soon, and fails the reads that wait.
     pub(crate) fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
-        self.changed.notify_all();
+        // A thread that has just looked is waiting once its lock is free.
+        drop(self.schedule());
+        self.work.notify_all();
+        self.arrived.notify_all();
     }
 
     fn is_stopped(&self) -> bool {
@@ -154,49 +175,68 @@ impl Transfer {
         lock(&self.error).take()
     }
 
-    /// The next range; opens the next file when no range is left.
-    fn next_job(&self) -> Option<Result<Job, HubError>> {
-        let mut queue = lock(&self.queue);
-        loop {
-            if self.is_stopped() {
-                return None;
-            }
-            if let Some(job) = queue.ranges.pop_front() {
-                return Some(Ok(job));
-            }
-            if queue.is_opening {
-                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            }
-            let file = queue.next_file;
-            if file == self.files.len() {
-                return None;
-            }
-            queue.next_file += 1;
-            queue.is_opening = true;
-            drop(queue);
-            let ranges = self.open(file);
-            queue = lock(&self.queue);
-            queue.is_opening = false;
-            self.changed.notify_all();
-            match ranges {
-                Ok(ranges) => {
-                    queue.ranges.extend(ranges.into_iter().map(|range| Job { file, range }));
-                }
-                Err(error) => return Some(Err(error)),
-            }
-        }
+    /// Whether the first `count` files are complete, and all others are open.
+    pub(crate) fn is_ready(&self, count: usize) -> bool {
+        let schedule = self.schedule();
+        schedule.are_complete(count) && schedule.are_opened()
     }
 
-    /// Opens a file and returns its missing ranges; none if the cache has its contents.
-    fn open(&self, file: usize) -> Result<Vec<Range<u64>>, HubError> {
+    /// Fetches the rest of all files too, over `max_jobs` connections.
+    pub(crate) fn fetch_rest(&self, max_jobs: usize) {
+        self.schedule().fetch_rest(max_jobs);
+        self.work.notify_all();
+    }
+
+    /// Index, contents and bytes of each file that is not complete.
+    pub(crate) fn arriving(&self) -> Vec<(usize, &FileToFetch, Arc<File>)> {
+        let mut schedule = self.schedule();
+        let files = self.files.iter().enumerate();
+        let open = files.filter_map(|(i, file)| {
+            Some((i, file, Arc::clone(schedule.open_file(i)?.partial.bytes())))
+        });
+        open.collect()
+    }
+
+    /// Waits until a range of a file has arrived. It is fetched before all that no reader waits
+    /// for.
+    ///
+    /// # Errors
+    /// The transfer has failed or was stopped.
+    pub(crate) fn wait_for(&self, file: usize, range: &Range<u64>) -> io::Result<()> {
+        let mut schedule = self.schedule();
+        if schedule.has(file, range) {
+            return Ok(());
+        }
+        schedule.wait_for(file, range.clone());
+        self.work.notify_all();
+        while !schedule.has(file, range) {
+            if self.is_stopped() {
+                let error = lock(&self.error);
+                let problem = error.as_ref().map_or("it was stopped".into(), HubError::to_string);
+                return Err(io::Error::other(format!("the download ended: {problem}")));
+            }
+            schedule = self.arrived.wait(schedule).unwrap_or_else(PoisonError::into_inner);
+        }
+        Ok(())
+    }
+
+    /// Fetches ranges of a file before the rest.
+    pub(crate) fn expect(&self, file: usize, ranges: &[Range<u64>]) {
+        self.schedule().expect(file, ranges);
+        self.work.notify_all();
+    }
+
+    /// Opens a file, or finds that the cache has its contents.
+    fn open(&self, file: usize) -> Result<(), HubError> {
         let FileToFetch { path, contents, .. } = &self.files[file];
         let blob = self.repository.blob(&contents.tag);
         let has_contents = || fs::metadata(&blob).is_ok_and(|found| found.len() == contents.size);
         let complete = || {
             self.counters.present.fetch_add(contents.size, Ordering::Relaxed);
             self.counters.checked.fetch_add(contents.size, Ordering::Relaxed);
-            self.repository.link(&self.commit, path, &contents.tag).map(|()| Vec::new())
+            self.repository.link(&self.commit, path, &contents.tag)?;
+            self.schedule().set(file, FileState::Complete);
+            Ok(())
         };
         if has_contents() {
             return complete();
@@ -209,13 +249,13 @@ impl Transfer {
         }
         let partial = PartialFile::open(&blob, contents.size)?;
         self.counters.present.fetch_add(contents.size - partial.missing(), Ordering::Relaxed);
-        let ranges = partial.missing_ranges(REQUEST);
         let open = OpenFile { partial, _lock: lock_file, is_sequential: false };
-        match ranges.is_empty() {
-            true => self.complete(file, open)?,
-            false => *lock(&self.open[file]) = Some(open),
-        }
-        Ok(ranges)
+        let whole = {
+            let mut schedule = self.schedule();
+            schedule.set(file, FileState::Open(open));
+            schedule.take_whole(file)
+        };
+        whole.map_or(Ok(()), |open| self.complete(file, open))
     }
 
     /// Waits for the lock of contents, as the Hub's tools do.
@@ -247,8 +287,7 @@ impl Transfer {
     }
 
     /// Fetches a range, with repeated tries.
-    fn fetch(&self, job: Job) -> Result<(), HubError> {
-        let Job { file, mut range } = job;
+    fn fetch(&self, file: usize, mut range: Range<u64>) -> Result<(), HubError> {
         let is_stopped = || self.is_stopped();
         let mut tries = 0;
         while range.start < range.end {
@@ -306,12 +345,9 @@ impl Transfer {
             return Err(self.changed(file, format!("the server sends {length} bytes")));
         }
         if *range != (0..contents.size) {
-            let mut open = lock(&self.open[file]);
-            let Some(open) = open.as_mut() else { return Ok(Fetched::Elsewhere) };
-            if std::mem::replace(&mut open.is_sequential, true) {
+            if !self.schedule().claim_whole(file) {
                 return Ok(Fetched::Elsewhere);
             }
-            lock(&self.queue).ranges.retain(|job| job.file != file);
             *range = 0..contents.size;
         }
         let mut all = range.clone();
@@ -384,8 +420,8 @@ impl Transfer {
         range: &mut Range<u64>,
     ) -> Result<(), RequestError> {
         let url = &self.files[file].url;
-        let target = match &*lock(&self.open[file]) {
-            Some(open) => open.partial.handle().map_err(RequestError::Final)?,
+        let target = match self.schedule().open_file(file) {
+            Some(open) => Arc::clone(open.partial.bytes()),
             None => return Ok(()),
         };
         let mut reader = answer.reader();
@@ -406,7 +442,8 @@ impl Transfer {
             write_at(&target, &buffer[..count], position)
                 .map_err(|error| RequestError::Final(HubError::file(path, "writing")(error)))?;
             position += count as u64;
-            if position == range.end || position / BLOCK > range.start / BLOCK {
+            self.counters.received.fetch_add(count as u64, Ordering::Relaxed);
+            if position == range.end || position - range.start >= RECORD {
                 self.record(file, range.start..position).map_err(RequestError::Final)?;
                 range.start =
                     if position == range.end { position } else { position / BLOCK * BLOCK };
@@ -419,14 +456,15 @@ impl Transfer {
 
     /// Records bytes that have arrived; the last ones complete the file.
     fn record(&self, file: usize, range: Range<u64>) -> Result<(), HubError> {
-        let complete = {
-            let mut slot = lock(&self.open[file]);
-            let Some(open) = slot.as_mut() else { return Ok(()) };
+        let whole = {
+            let mut schedule = self.schedule();
+            let Some(open) = schedule.open_file(file) else { return Ok(()) };
             let recorded = open.partial.record(&range)?;
             self.counters.present.fetch_add(recorded, Ordering::Relaxed);
-            if open.partial.missing() == 0 { slot.take() } else { None }
+            schedule.take_whole(file)
         };
-        complete.map_or(Ok(()), |open| self.complete(file, open))
+        self.arrived.notify_all();
+        whole.map_or(Ok(()), |open| self.complete(file, open))
     }
 
     /// Checks the digest of a file that has all its bytes, and gives it its name.
@@ -449,7 +487,9 @@ impl Transfer {
             }
         }
         partial.finish(&self.repository.blob(&contents.tag))?;
-        self.repository.link(&self.commit, path, &contents.tag)
+        self.repository.link(&self.commit, path, &contents.tag)?;
+        self.schedule().set(file, FileState::Complete);
+        Ok(())
     }
 }
 

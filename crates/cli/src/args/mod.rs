@@ -11,6 +11,7 @@ use std::{num::NonZeroUsize, path::PathBuf};
 use clap::{
     Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum,
     builder::{NonEmptyStringValueParser, Resettable},
+    error::ErrorKind,
 };
 use clap_complete::Shell;
 use moeflux::{
@@ -20,7 +21,7 @@ use moeflux::{
     tools::synth,
 };
 
-use crate::progress;
+use crate::{defaults::Defaults, progress};
 pub(crate) use bench::{BenchArgs, BenchCommand, DoctorArgs, FigureArgs, KernelsArgs, PlanArgs};
 pub(crate) use hub::{ListArgs, PullArgs, RmArgs, ShowArgs};
 pub(crate) use persist::PersistArgs;
@@ -37,6 +38,13 @@ Examples:
 
 Without --model, the commands use tales-18m, a small model inside the program
 that knows some 300 fables by heart.
+
+Defaults of options are read from moeflux.toml in ~/.config/moeflux, on Windows in
+%LOCALAPPDATA%\\moeflux, or from the file that MOEFLUX_CONFIG names:
+
+  memory = \"8GiB\"      # of all commands with --memory
+  [serve]
+  port = 9000          # of one
 
 Exit codes: 0 done, 1 failed, 2 wrong use, 130 interrupted before a result.";
 
@@ -89,8 +97,29 @@ pub(crate) fn parse() -> Cli {
     if std::env::args_os().len() <= 1 {
         first_words();
     }
-    let command = without_empty_variables(Cli::command());
-    Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit())
+    let wrong = |error: anyhow::Error| -> ! {
+        progress::error_line(format_args!("error: {error:#}"));
+        std::process::exit(2)
+    };
+    let mut command = without_empty_variables(Cli::command());
+    let defaults = Defaults::read().unwrap_or_else(|error| wrong(error));
+    if let Some(defaults) = &defaults {
+        command = defaults.apply(command).unwrap_or_else(|error| wrong(error));
+    }
+    let parsed = command.try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    parsed.unwrap_or_else(|error| {
+        let is_value =
+            [ErrorKind::ValueValidation, ErrorKind::InvalidValue].contains(&error.kind());
+        match defaults.filter(|_| is_value) {
+            None => error.exit(),
+            Some(defaults) => {
+                let _ = error.print();
+                let path = defaults.path().display();
+                progress::error_line(format_args!("\nDefaults of options are read from {path}."));
+                std::process::exit(error.exit_code())
+            }
+        }
+    })
 }
 
 /// Commands to begin with, for a user who types the program's name alone.

@@ -19,6 +19,7 @@ use super::persist::{PrefixCacheReport, PromptCache};
 use crate::{
     WrongUse,
     args::{AnswerArgs, Switch},
+    hub::ModelDownload,
     interrupt, out,
     progress::Ui,
 };
@@ -81,7 +82,11 @@ fn random_seed() -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish() & 0xFFFF_FFFF
 }
 
-/// Answers `prompt`, reusing `cache`; `sink` receives thoughts and text as they are generated.
+/// Share of a prompt that is all of it, but for rounding.
+const WHOLE: f64 = 1.0 - 1e-9;
+
+/// Answers `prompt`, reusing `cache`; `sink` receives thoughts and text as they are generated. The
+/// rest of a `download` is fetched from the first token on.
 /// Ctrl-C ends the answer, and so does a closed stdout.
 ///
 /// # Errors
@@ -91,12 +96,20 @@ pub(crate) fn answer(
     prompt: &[u32],
     request: &GenerateRequest,
     cache: Option<&PromptCache>,
+    mut download: Option<&mut ModelDownload>,
     ui: Ui,
     sink: &mut dyn FnMut(Delta<'_>) -> anyhow::Result<()>,
 ) -> anyhow::Result<(Answer, Option<PrefixCacheReport>)> {
     let armed = interrupt::arm();
     let bar = ui.share(&format!("prefill, {}", units::plural(prompt.len() as u64, "token")));
-    let mut progress = |share: f64| bar.share(share);
+    let mut progress = |share: f64| {
+        bar.share(share);
+        if share >= WHOLE
+            && let Some(download) = download.as_deref_mut()
+        {
+            download.on_first_token();
+        }
+    };
     let mut control = StepControl::default().cancel(armed.flag()).progress(&mut progress);
     let prefilled =
         cache.map(|cache| cache.prefill(session, prompt, &mut control, ui)).transpose()?;

@@ -34,8 +34,11 @@ use crate::{
 /// conversation continues; if input is not interactive, they set the exit code.
 pub(crate) fn run(args: &ChatArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let cache = PromptCache::open(&args.generation.persist)?;
-    let engine =
-        load::engine(&args.generation.engine, Needs { marks: true, ..Needs::default() }, ui)?;
+    let needs = Needs { marks: true, ..Needs::default() };
+    let (engine, download) = load::streamed_engine(&args.generation.engine, needs, ui)?;
+    if let Some(download) = download {
+        download.finish_in_background(ui)?;
+    }
     engine.record_routing(args.generation.trace.trace.as_deref())?;
     let mut chat = Chat::new(args, &engine, cache, ui)?;
     let mut input = LineSource::open(ui)?;
@@ -280,10 +283,15 @@ impl<'a> Chat<'a> {
         let request = self.request.clone().ends(prompt.ends.clone());
         let (session, cache) = (&mut self.session, self.cache.as_ref());
         let mut printer = AnswerPrinter::new();
-        let (answer, _) =
-            answer::answer(session, &prompt.tokens, &request, cache, self.ui, &mut |delta| {
-                printer.print(delta)
-            })?;
+        let (answer, _) = answer::answer(
+            session,
+            &prompt.tokens,
+            &request,
+            cache,
+            None,
+            self.ui,
+            &mut |delta| printer.print(delta),
+        )?;
         self.cost.add(&answer);
         if answer.tokens.is_empty() {
             self.ui.note("interrupted before the answer started");

@@ -28,6 +28,8 @@ struct ModelReport {
     folder: PathBuf,
     /// Size of all files in bytes.
     bytes: u64,
+    /// Files whose download was begun and not finished.
+    unfinished: usize,
     files: Vec<FileReport>,
 }
 
@@ -39,11 +41,11 @@ struct FileReport {
 
 impl From<CachedModel> for ModelReport {
     fn from(model: CachedModel) -> Self {
-        let CachedModel { name, folder, commit, references, files } = model;
+        let CachedModel { name, folder, commit, references, files, unfinished } = model;
         let files = files.iter().map(|f| FileReport { path: f.path.to_string(), bytes: f.size });
         let files: Vec<_> = files.collect();
         let bytes = files.iter().map(|file| file.bytes).sum();
-        Self { name: name.repository(), commit, references, folder, bytes, files }
+        Self { name: name.repository(), commit, references, folder, bytes, unfinished, files }
     }
 }
 
@@ -79,10 +81,14 @@ pub(crate) fn list(args: &ListArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         let mut table = Table::new(2);
         for model in &models {
             let references = match model.references.is_empty() {
-                true => model.commit[..12].to_owned(),
+                true => model.commit.get(..12).unwrap_or_default().to_owned(),
                 false => model.references.join(", "),
             };
-            table.row([model.name.clone(), references, units::disk(model.bytes as f64)]);
+            let remark = match model.unfinished {
+                0 => String::new(),
+                _ => format!("unfinished: `moeflux pull {}` goes on", model.name),
+            };
+            table.row([model.name.clone(), references, units::disk(model.bytes as f64), remark]);
         }
         out::write(table)?;
     }
@@ -111,6 +117,9 @@ pub(crate) fn show(args: &ShowArgs) -> anyhow::Result<ExitCode> {
     }
     head.row(["folder", &model.folder.display().to_string()]);
     head.row(["size", &units::disk(model.bytes as f64)]);
+    if model.unfinished > 0 {
+        head.row(["unfinished", &units::plural(model.unfinished as u64, "file")]);
+    }
     let mut files = Table::new(1);
     for file in &model.files {
         files.row([file.path.clone(), units::disk(file.bytes as f64)]);

@@ -21,6 +21,7 @@ use super::{
 use crate::{
     WrongUse,
     args::{FormArgs, RunArgs},
+    hub::{DownloadCost, ModelDownload},
     interrupt,
     load::{self, Needs},
     out,
@@ -48,6 +49,9 @@ struct RunReport<'a> {
     sampling: &'a Sampling,
     device: &'a str,
     device_choice: &'a str,
+    /// Present if the model was downloaded meanwhile.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    download: Option<DownloadCost>,
     /// How experts were read.
     reader: &'a str,
     plan: &'a MemoryPlan,
@@ -66,7 +70,7 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let form = args.form.read()?;
     let needs = Needs { marks, grammars: form.is_some(), ..Needs::default() };
     let since = Instant::now();
-    let engine = load::engine(&args.generation.engine, needs, ui)?;
+    let (engine, mut download) = load::streamed_engine(&args.generation.engine, needs, ui)?;
     let load_seconds = since.elapsed().as_secs_f64();
     engine.record_routing(args.generation.trace.trace.as_deref())?;
     let (text, plan, device) = (engine.text()?, engine.plan(), engine.device());
@@ -85,6 +89,7 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         &tokens,
         &request,
         cache.as_ref(),
+        download.as_mut(),
         ui,
         &mut |delta| match args.json {
             true => Ok(()),
@@ -125,6 +130,7 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
             sampling: &request.sampling,
             device: &device.name,
             device_choice: &device.reason,
+            download: download.as_ref().map(ModelDownload::cost),
             reader: engine.reads(),
             plan,
         })?;
@@ -143,7 +149,11 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     if !lines.is_empty() {
         ui.line(lines.join("; "));
     }
-    ui.line(cost.line(&engine));
+    let downloaded = download.as_ref().map(|download| format!("; {}", download.cost()));
+    ui.line(format_args!("{}{}", cost.line(&engine), downloaded.unwrap_or_default()));
+    if let Some(download) = download.filter(|_| interrupt::ending().is_none()) {
+        download.finish(ui)?;
+    }
     saved.map(|_| interrupt::ending().map_or(ExitCode::SUCCESS, ExitCode::from))
 }
 

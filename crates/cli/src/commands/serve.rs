@@ -18,8 +18,10 @@ use moeflux_server::{
 
 use crate::{
     WrongUse,
-    args::ServeArgs,
-    folders, interrupt,
+    args::{EngineArgs, ServeArgs},
+    folders,
+    hub::{self, ModelDownload},
+    interrupt,
     load::{self, Needs},
     model_settings::{ModelSettings, SettingsFile},
     out,
@@ -47,12 +49,19 @@ pub(crate) fn run(args: &ServeArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         open @ ServerError::OpenWithoutKey { .. } => WrongUse(open.to_string()).into(),
         other => anyhow::Error::new(other),
     })?;
+    // A model that is downloaded gets its folder only now.
+    let name = name(args);
     let models = match &args.models {
         Some(folder) => several(args, folder, ui)?,
         None => {
-            let checkpoint = load::checkpoint(&args.engine.model, &args.engine.reads.mirror, ui)?;
-            let loaded = start(checkpoint, args, &ModelSettings::default(), ui)?;
-            Models::one(name(args), loaded)?
+            let EngineArgs { model, reads, .. } = &args.engine;
+            let (checkpoint, download) = load::streamed(model, &reads.mirror, ui)?;
+            let settings = ModelSettings::default();
+            let loaded = start(checkpoint, download.as_ref(), args, &settings, ui)?;
+            if let Some(download) = download {
+                download.finish_in_background(ui)?;
+            }
+            Models::one(name, loaded)?
         }
     };
     // The server ends at the first Ctrl-C, the program at the second.
@@ -108,24 +117,26 @@ impl ModelLoader for FolderLoader {
         let settings = self.settings.of_model(&model.name);
         let args = settings.args(&self.args, &model.path);
         let checkpoint = load::checkpoint(&args.engine.model, &[], ui).map_err(failed)?;
-        Ok(Box::new(move || start(checkpoint, &args, &settings, ui).map_err(failed)))
+        Ok(Box::new(move || start(checkpoint, None, &args, &settings, ui).map_err(failed)))
     }
 }
 
 /// Loads a model and starts its serving core.
 fn start(
     checkpoint: Checkpoint,
+    download: Option<&ModelDownload>,
     args: &ServeArgs,
     settings: &ModelSettings,
     ui: Ui,
 ) -> anyhow::Result<LoadedModel> {
-    let needs = Needs {
+    let mut needs = Needs {
         marks: true,
         sessions: Some(args.sessions.map_or(SESSIONS, Into::into)),
         reserved: Some(RESERVED_BYTES),
         grammars: true,
         ..Needs::default()
     };
+    needs.hold(download);
     let engine = load::engine_from(checkpoint, &args.engine, needs, ui)?;
     // As `plan` or `bench` measured it, if they did.
     let measured = folders::probes()
@@ -165,9 +176,12 @@ fn options(args: &ServeArgs, ui: Ui) -> anyhow::Result<ServerOptions> {
     Ok(options)
 }
 
-/// Name of the model in answers: that of its folder.
+/// Name of the model in answers: that of the Hub or of its folder.
 fn name(args: &ServeArgs) -> String {
     let folder = args.engine.model.model.as_deref();
+    if let Some(name) = folder.and_then(hub::name) {
+        return name.to_string();
+    }
     let name = folder.and_then(|folder| Some(folder.canonicalize().ok()?.file_name()?.to_owned()));
     name.map_or_else(|| BUILT_IN.to_owned(), |name| name.to_string_lossy().into_owned())
 }

@@ -56,8 +56,48 @@ fn a_model_is_run_by_its_name() {
     assert_eq!((first.code, second.code), (0, 0), "{first:?} {second:?}");
     assert_eq!(first.out, second.out);
     assert_eq!(first.out, succeed(&["run", "--memory", "256MiB", FOX]));
-    assert!(first.err.contains("downloaded in"), "{}", first.err);
+    assert!(first.err.contains("downloaded before the first token"), "{}", first.err);
     assert!(!second.err.contains("download"), "{}", second.err);
+    // All of it is there, and nothing came twice.
+    let size: usize = moeflux_tales::FILES.iter().map(|(_, bytes)| bytes.len()).sum();
+    assert_eq!(hub.sent(), size as u64);
+    let listed = run_with(&["list"], &hub, &folder);
+    assert!(listed.out.contains("org/model"), "{listed:?}");
+}
+
+#[test]
+fn a_model_answers_before_it_is_downloaded() {
+    let (hub, folder) = (tales(), tempfile::tempdir().unwrap());
+    hub.set(Faults { breaks_after: Some(1 << 20), ..Faults::default() });
+    let run = ["run", "--model", "org/model", "--yes", "--json", "--memory", "256MiB", FOX];
+    let said = run_with(&run, &hub, &folder);
+    assert_eq!(said.code, 0, "{said:?}");
+    let report: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+    let count = |name: &str| report["download"][name].as_u64().unwrap();
+    let size: usize = moeflux_tales::FILES.iter().map(|(_, bytes)| bytes.len()).sum();
+    let before = count("bytes_before_first_token");
+    assert!(before > 0 && before < size as u64, "{before} of {size}");
+    assert_eq!(count("bytes"), size as u64);
+    let whole: serde_json::Value =
+        serde_json::from_str(&succeed(&["run", "--json", "--memory", "256MiB", FOX])).unwrap();
+    assert_eq!(report["text"], whole["text"]);
+}
+
+#[test]
+fn a_server_that_fails_in_the_middle_is_the_cause_of_the_error() {
+    let (hub, folder) = (tales(), tempfile::tempdir().unwrap());
+    let gone =
+        Faults { status: Some((404, usize::MAX)), gone_after: Some(20), ..Faults::default() };
+    hub.set(gone);
+    let run = ["run", "--model", "org/model", "--yes", "--memory", "256MiB", FOX];
+    let said = run_with(&run, &hub, &folder);
+    assert_eq!(said.code, 1, "{said:?}");
+    assert!(said.err.contains("404") && said.err.contains("download"), "{}", said.err);
+    // What has arrived is kept.
+    hub.set(Faults::default());
+    let said = run_with(&run, &hub, &folder);
+    assert_eq!(said.code, 0, "{said:?}");
+    assert_eq!(said.out, succeed(&["run", "--memory", "256MiB", FOX]));
 }
 
 #[test]
@@ -108,10 +148,10 @@ fn faults_of_a_server_are_one_line() {
 }
 
 /// Kills of one pull.
-const KILLS: u64 = 15;
+const KILLS: u64 = 50;
 
 /// Bytes of the killed pull.
-const KILLED_BYTES: usize = 48 << 20;
+const KILLED_BYTES: usize = 160 << 20;
 
 /// Connections of the killed pull.
 const CONNECTIONS: u64 = 4;
@@ -130,12 +170,19 @@ fn a_pull_that_is_killed_goes_on() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        std::thread::sleep(Duration::from_millis(30 + 37 * kill % 100));
+        // At some time after the first bytes.
+        let until = hub.sent() + (1 + kill * 7 % 10) * (300 << 10);
+        while hub.sent() < until && child.try_wait().unwrap().is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         child.kill().unwrap();
         child.wait().unwrap();
     }
+    let list = run_with(&["list"], &hub, &folder);
+    assert!(list.out.contains("org/model") && list.out.contains("unfinished"), "{list:?}");
     let said = run_with(&pull, &hub, &folder);
     assert_eq!(said.code, 0, "{said:?}");
+    assert!(!run_with(&["list"], &hub, &folder).out.contains("unfinished"));
     let written = fs::read(Path::new(said.out.trim_end()).join("model.safetensors")).unwrap();
     assert_eq!(tag(&written), tag(&bytes));
     let most = KILLED_BYTES as u64 + KILLS * CONNECTIONS * (8 << 20);

@@ -40,6 +40,8 @@ fn moeflux<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> Comm
     for variable in ["MODEL", "MEMORY", "GPU_MEMORY", "THREADS"] {
         command.env_remove(format!("MOEFLUX_{variable}"));
     }
+    // Settings of the user who runs the tests.
+    command.env("MOEFLUX_CONFIG", "");
     // These tests assert bytes and bits of the CPU, whatever other devices exist.
     command.env("MOEFLUX_DEVICE", "cpu");
     command.env("XDG_CACHE_HOME", folder.join("cache")).env("XDG_STATE_HOME", folder.join("state"));

@@ -112,3 +112,33 @@ fn renamed_flags_are_accepted_under_their_old_names() {
     assert_error(&run(&["run", "--look-ahead", "maybe", FOX]), 2, &["--prefetch"]);
     assert!(!succeed(&["run", "--help"]).contains("look-ahead"));
 }
+
+#[test]
+fn defaults_of_options_are_read_from_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("moeflux.toml");
+    let run = |file: &str, args: &[&str]| {
+        std::fs::write(&path, file).unwrap();
+        said(moeflux(args).env("MOEFLUX_CONFIG", &path).output().unwrap())
+    };
+    let fable = ["run", FOX];
+    let four = run("quiet = true\n[run]\nmax-tokens = 4", &fable);
+    assert_eq!(four.code, 0, "{four:?}");
+    assert_eq!(four.out, succeed(&["run", "--max-tokens", "4", FOX]));
+    assert!(four.err.is_empty(), "{four:?}");
+    let six = run("max-tokens = 4", &["run", "--max-tokens", "6", FOX]);
+    assert_eq!(six.out, succeed(&["run", "--max-tokens", "6", FOX]));
+    for (file, words) in [
+        ("max-token = 4", "no option --max-token"),
+        ("max-tokens = \"few\"", "few"),
+        ("max-tokens", "moeflux.toml"),
+    ] {
+        let wrong = run(file, &fable);
+        assert_eq!(wrong.code, 2, "{wrong:?}");
+        let place = path.display().to_string();
+        assert!(wrong.err.contains(words) && wrong.err.contains(&place), "{}", wrong.err);
+    }
+    let missing = folder.path().join("missing.toml");
+    let said = said(moeflux(fable).env("MOEFLUX_CONFIG", &missing).output().unwrap());
+    assert!(said.code == 2 && said.err.contains("missing.toml"), "{said:?}");
+}

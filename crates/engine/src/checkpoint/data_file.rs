@@ -1,13 +1,18 @@
-//! Data files with positional reads: a file on disk, one embedded in the binary, or one in memory.
+//! Data files with positional reads: a file on disk, one embedded in the binary or in memory, or one
+//! whose bytes are still arriving.
 
 use std::{
     borrow::Cow,
     fs::{self, File},
     io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
-use super::foreign;
+use super::{
+    arriving::{ArrivingBytes, ArrivingFile},
+    foreign,
+};
 use crate::base::error::Error;
 
 /// U+FEFF in UTF-8.
@@ -25,6 +30,7 @@ pub(crate) struct DataFile {
 enum DataStorage {
     Disk(File),
     Memory(Cow<'static, [u8]>),
+    Arriving(Arc<dyn ArrivingBytes>),
 }
 
 impl DataFile {
@@ -62,6 +68,12 @@ impl DataFile {
         }))
     }
 
+    /// A file that is not complete: reads wait for their bytes.
+    pub(crate) fn arriving(file: &ArrivingFile) -> Self {
+        let storage = DataStorage::Arriving(Arc::clone(&file.bytes));
+        Self { path: file.path.clone(), len: file.len, storage }
+    }
+
     /// A file embedded in the binary.
     pub(crate) fn embedded(name: &str, bytes: &'static [u8]) -> Self {
         Self {
@@ -96,11 +108,11 @@ impl DataFile {
         self.len
     }
 
-    /// The operating system's handle; `None` for a file in memory.
+    /// The operating system's handle; `None` for a file in memory or one that is arriving.
     pub(crate) fn file(&self) -> Option<&File> {
         match &self.storage {
             DataStorage::Disk(file) => Some(file),
-            DataStorage::Memory(_) => None,
+            DataStorage::Memory(_) | DataStorage::Arriving(_) => None,
         }
     }
 
@@ -115,6 +127,7 @@ impl DataFile {
                 buf[..len].copy_from_slice(&bytes[start..start + len]);
                 Ok(len)
             }
+            DataStorage::Arriving(bytes) => bytes.read_at(buf, offset),
         }
     }
 

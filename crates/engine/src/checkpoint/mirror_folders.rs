@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::DataFile;
+use super::{DataFile, arriving::ArrivingFile};
 use crate::base::error::Error;
 
 /// File in a model's folder that lists mirrors, one per line; `#` starts a comment.
@@ -33,10 +33,11 @@ impl ListedFolder {
     }
 }
 
-/// A model's own folder and its mirrors.
+/// A model's own folder, its mirrors, and the files of the own folder that are arriving.
 pub(super) struct ModelFolders {
     own: ListedFolder,
     mirrors: Vec<ListedFolder>,
+    arriving: Vec<ArrivingFile>,
 }
 
 impl ModelFolders {
@@ -44,8 +45,12 @@ impl ModelFolders {
     ///
     /// # Errors
     /// A folder cannot be listed.
-    pub(super) fn open(folder: &Path, mirrors: &[PathBuf]) -> Result<Self, Error> {
-        let own = ListedFolder::open(
+    pub(super) fn open(
+        folder: &Path,
+        mirrors: &[PathBuf],
+        arriving: &[ArrivingFile],
+    ) -> Result<Self, Error> {
+        let mut own = ListedFolder::open(
             folder,
             "cannot open the model's folder; --model takes a folder with config.json and \
              model.safetensors",
@@ -58,7 +63,11 @@ impl ModelFolders {
                 opened.push(ListedFolder::open(mirror, doing)?);
             }
         }
-        Ok(Self { own, mirrors: opened })
+        let is_own = |file: &&ArrivingFile| file.path.parent() == Some(folder);
+        let arriving: Vec<_> = arriving.iter().filter(is_own).cloned().collect();
+        let names = arriving.iter().filter_map(|file| file.path.file_name()?.to_str());
+        own.names.extend(names.map(str::to_owned));
+        Ok(Self { own, mirrors: opened, arriving })
     }
 
     /// Names of the entries of the model's own folder.
@@ -75,9 +84,20 @@ impl ModelFolders {
         self.folders().flat_map(|folder| &folder.names).map(String::as_str)
     }
 
-    /// Path of a file in the first folder that has it.
-    pub(super) fn locate(&self, name: &str) -> Option<PathBuf> {
-        self.folders().find(|f| f.names.contains(name)).map(|f| f.path.join(name))
+    /// Opens a file in the first folder that has it; `None` if none has.
+    ///
+    /// # Errors
+    /// The file cannot be opened.
+    pub(super) fn open_file(&self, name: &str) -> Result<Option<DataFile>, Error> {
+        let Some(folder) = self.folders().find(|folder| folder.names.contains(name)) else {
+            return Ok(None);
+        };
+        let path = folder.path.join(name);
+        let file = match self.arriving.iter().find(|file| file.path == path) {
+            Some(file) => DataFile::arriving(file),
+            None => DataFile::open(&path)?,
+        };
+        Ok(Some(file))
     }
 
     /// Checks that each mirror has at least one of the tensor files.
@@ -98,8 +118,9 @@ impl ModelFolders {
         }
     }
 
-    pub(super) fn into_mirrors(self) -> Vec<PathBuf> {
-        self.mirrors.into_iter().map(|m| m.path).collect()
+    /// The mirrors, and the files that are arriving.
+    pub(super) fn into_sources(self) -> (Vec<PathBuf>, Vec<ArrivingFile>) {
+        (self.mirrors.into_iter().map(|mirror| mirror.path).collect(), self.arriving)
     }
 }
 

@@ -11,12 +11,14 @@
 //! - Which folder a path means: `model_path.rs`. Which models a folder has: `model_list.rs`. Which
 //!   files of it hold tensors: `shards.rs`. Files and layouts that are recognised but not read:
 //!   `foreign.rs`.
-//! - File handles and mirrors on other disks: `data_file.rs`, `mirror_folders.rs`.
+//! - File handles and mirrors on other disks: `data_file.rs`, `mirror_folders.rs`. Files that are
+//!   still being downloaded: `arriving.rs`.
 //! - The safetensors index, GGUF, packed models, the built-in model: `safetensors.rs`, `gguf`,
 //!   `packed`, `embedded.rs`.
 //!
 //! Knows: files, tensor names, dtypes, formats. Must not know: architectures, devices, sessions.
 
+mod arriving;
 mod block_scaled;
 mod compressed_tensors;
 mod data_file;
@@ -50,6 +52,7 @@ use std::{
     sync::Arc,
 };
 
+pub use arriving::{ArrivingBytes, ArrivingFile};
 pub(crate) use data_file::{DataFile, read_at};
 pub use embedded::unpack_embedded;
 pub(crate) use frame::digest;
@@ -103,6 +106,8 @@ pub struct Checkpoint {
     config: serde_json::Value,
     quantization: Quantization,
     files: Arc<Vec<DataFile>>,
+    /// Files among these that are not complete.
+    arriving: Vec<ArrivingFile>,
     tensors: HashMap<String, TensorInfo>,
     changes: SourceChanges,
     text_files: HashMap<&'static str, Vec<u8>>,
@@ -166,13 +171,26 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::open`]; a mirror cannot be opened or has none of the model's files.
     pub fn open_with(folder: &Path, mirrors: &[PathBuf]) -> Result<Self, Error> {
+        Self::open_arriving(folder, mirrors, &[])
+    }
+
+    /// As [`Checkpoint::open_with`], where some of the files of tensors are still arriving. Reads
+    /// wait for their bytes.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open_with`]; bytes cannot be fetched.
+    pub fn open_arriving(
+        folder: &Path,
+        mirrors: &[PathBuf],
+        arriving: &[ArrivingFile],
+    ) -> Result<Self, Error> {
         if gguf::is_gguf(folder) && !folder.is_dir() {
             let set = GgufSet::of_file(folder);
-            let folders = ModelFolders::open(&set.folder, mirrors)?;
+            let folders = ModelFolders::open(&set.folder, mirrors, arriving)?;
             return Self::open_gguf(&set, folders);
         }
         let folder = &model_path::model_folder(folder)?;
-        let folders = ModelFolders::open(folder, mirrors)?;
+        let folders = ModelFolders::open(folder, mirrors, arriving)?;
         let is_hub = folders.own_names().contains("config.json")
             && folders.names().any(|name| name.ends_with(".safetensors"));
         if !is_hub && let Some(set) = GgufSet::of_folder(folder, folders.own_names())? {
@@ -186,7 +204,7 @@ impl Checkpoint {
         let shards = Shards::choose(folder, &folders)?;
         let all = shards.names.iter().map(String::as_str).chain([packed::EXPERTS]);
         folders.check_mirrors(all.clone())?;
-        let files = all.filter_map(|name| folders.locate(name)).map(|path| DataFile::open(&path));
+        let files = all.filter_map(|name| folders.open_file(name).transpose());
         let files = files.collect::<Result<Vec<_>, _>>()?;
         let mut text_files = HashMap::new();
         for name in TEXT_FILES.into_iter().filter(|name| *name != TOKENIZER) {
@@ -203,7 +221,7 @@ impl Checkpoint {
             file.check_start()?;
             checkpoint.tokenizer = Some(file);
         }
-        checkpoint.mirrors = folders.into_mirrors();
+        (checkpoint.mirrors, checkpoint.arriving) = folders.into_sources();
         Ok(checkpoint)
     }
 
@@ -218,14 +236,16 @@ impl Checkpoint {
             ("chat_template.jinja", text.template),
         ];
         let path = set.first();
+        let (mirrors, arriving) = folders.into_sources();
         Ok(Self {
             tokenizer: Some(DataFile::made(&path, text.tokenizer)),
             folder: path,
-            mirrors: folders.into_mirrors(),
+            mirrors,
             quantization: Quantization::from_config(&config, &set.folder)?,
             changes: tensors::detect_changes(&config, &tensors),
             config,
             files: Arc::new(files),
+            arriving,
             tensors,
             text_files: made.into_iter().filter_map(|(name, text)| Some((name, text?))).collect(),
             packed: None,
@@ -273,6 +293,7 @@ impl Checkpoint {
             mirrors: Vec::new(),
             quantization,
             files: Arc::new(files),
+            arriving: Vec::new(),
             changes: tensors::detect_changes(&config, &tensors),
             findings: Findings {
                 foreign: foreign::quantization(&config, &tensors),
@@ -306,6 +327,7 @@ impl Checkpoint {
             changes: tensors::detect_changes(&config, &tensors),
             config,
             files: Arc::new(vec![DataFile::planned("(planned)/model.safetensors", bytes)]),
+            arriving: Vec::new(),
             tensors,
             text_files: HashMap::new(),
             tokenizer: None,

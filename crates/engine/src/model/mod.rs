@@ -2,8 +2,9 @@
 //! [`Blueprint`](blueprint::Blueprint).
 //!
 //! `arch` builds the blueprint, [`blueprint`] defines it, `packed_experts` points its experts to a
-//! packed copy, `identity` computes a model's id, `ngram` hashes tokens to rows of a table, and
-//! `blank_weights` finds weights that were never written.
+//! packed copy, `identity` computes a model's id, `ngram` hashes tokens to rows of a table,
+//! `blank_weights` finds weights that were never written, and `expected_reads` announces the dense
+//! weights of files that are still arriving.
 //!
 //! Knows: one file per `model_type`, tensor names of the Hub, layer shapes. Must not know: devices,
 //! slots, sessions.
@@ -11,6 +12,7 @@
 pub(crate) mod arch;
 pub(crate) mod blank_weights;
 pub mod blueprint;
+mod expected_reads;
 pub(crate) mod identity;
 pub mod ngram;
 pub(crate) mod packed_experts;

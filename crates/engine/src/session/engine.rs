@@ -7,6 +7,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use moeflux_compute::{BankPlace, Commit, Device, DeviceOptions, KernelTime, KvFormat};
@@ -19,11 +20,11 @@ use crate::{
         setters::setters,
         stats::{LayerStats, ReadCounters},
     },
-    checkpoint::{Checkpoint, MatrixSource, ModelId, ReadAhead, RopeScaling},
+    checkpoint::{ArrivingFile, Checkpoint, MatrixSource, ModelId, ReadAhead, RopeScaling},
     experts::{
         cache::{CacheTiers, ExpertCache, SlotAccess},
         counters::ExpertCounters,
-        io::{PageCache, ReadOptions, Reader, open as open_reader, open_rows},
+        io::{PageCache, ReadOptions, Reader, ReaderKind, open as open_reader, open_rows},
         placement::ExpertsOnHost,
         policy::PolicyKind,
         prefetch::PrefetchMode,
@@ -90,6 +91,21 @@ setters!(EngineOptions {
     wrap_device: WrapDevice,
 });
 
+impl EngineOptions {
+    /// Options for files that are still arriving: every read waits for the network, so no guess is
+    /// worth one, and none is too slow.
+    fn for_arriving(mut self) -> Self {
+        self.prefetch = PrefetchMode::Off;
+        self.reads.kind = ReaderKind::Threads;
+        self.reads.timeout = Some(ARRIVAL_TIMEOUT);
+        self
+    }
+}
+
+/// Timeout of a read whose bytes are still arriving. The download itself notices a server that has
+/// fallen silent.
+const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+
 /// Bytes of experts from which on kernels compile while they are loaded. Fewer are loaded before
 /// most kernels are compiled, and kernels that the prompt does not need would delay the others.
 const COMPILE_AHEAD_BYTES: u64 = 1 << 30;
@@ -153,7 +169,10 @@ impl Engine {
         options: EngineOptions,
         progress: &mut OpenProgress<'_>,
     ) -> Result<Self, Error> {
+        let is_arriving = !checkpoint.arriving().is_empty();
         let blueprint = Blueprint::for_checkpoint(&checkpoint)?;
+        checkpoint.expect_dense(&blueprint);
+        let options = if is_arriving { options.for_arriving() } else { options };
         let wrap = options.wrap_device.as_ref();
         let request = options.memory.with_reader(&checkpoint, &blueprint, &options.reads);
         let (mut text, OpenedDevice { mut device, mut plan, chosen }) =
@@ -163,7 +182,9 @@ impl Engine {
         text.set_grammar_room(plan.bytes(LineName::Grammars));
         let pages = plan.page_cache(options.reads.access, &checkpoint, &blueprint);
         let memory = device.memory();
-        let load_all = memory.is_some() && plan.holds_all;
+        // Experts that are still on their way are loaded when they are routed to.
+        let holds_all = plan.holds_all && !is_arriving;
+        let load_all = memory.is_some() && holds_all;
         device.split_layers(plan.card_of_layer()).map_err(Error::at(|| "opening the device"))?;
         device
             .reserve_scratch(scratch_shape(&blueprint, plan.chunk, device.kv_format()))
@@ -207,6 +228,7 @@ impl Engine {
         let reopen = ReopenArgs {
             folder: checkpoint.folder().into(),
             mirrors: checkpoint.mirrors().into(),
+            arriving: checkpoint.arriving().into(),
             rope_scaling: checkpoint.rope_scaling(),
             model: identity,
             reads: options.reads,
@@ -221,7 +243,7 @@ impl Engine {
         let access = SlotAccess {
             device_lookup: memory.is_some(),
             host_in_place: memory.is_none_or(|m| m.in_place),
-            holds_all: plan.holds_all,
+            holds_all,
         };
         let mut cache = ExpertCache::new(source, reader, CacheTiers { host, card }, access);
         cache.set_placement(plan.placement().cloned());
@@ -502,6 +524,7 @@ impl Engine {
 struct ReopenArgs {
     folder: PathBuf,
     mirrors: Vec<PathBuf>,
+    arriving: Vec<ArrivingFile>,
     rope_scaling: Option<RopeScaling>,
     model: ModelId,
     reads: ReadOptions,
@@ -547,7 +570,8 @@ impl ReopenArgs {
         previous: &ExpertSource,
         row_store: Option<&RowStore>,
     ) -> Result<Option<ReopenedFiles>, Error> {
-        let mut checkpoint = Checkpoint::open_with(&self.folder, &self.mirrors)?;
+        let Self { folder, mirrors, arriving, .. } = self;
+        let mut checkpoint = Checkpoint::open_arriving(folder, mirrors, arriving)?;
         if let Some(scaling) = self.rope_scaling {
             checkpoint.scale_rope(scaling)?;
         }

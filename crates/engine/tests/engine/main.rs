@@ -10,6 +10,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod arriving_files;
 mod composite_checkpoints;
 mod damaged_input;
 mod determinism;

@@ -24,6 +24,8 @@ pub(crate) struct Faults {
     pub(crate) pause: Option<Duration>,
     /// This many requests for files get the status first.
     pub(crate) status: Option<(u16, usize)>,
+    /// The status begins after this many requests for files.
+    pub(crate) gone_after: Option<usize>,
     /// `Retry-After` beside that status.
     pub(crate) retry_after: Option<u64>,
     /// Status of the list of files.
@@ -52,9 +54,29 @@ pub(crate) struct Faults {
     pub(crate) circle: bool,
 }
 
+/// Contents of a file, with their digest: computing it takes longer than many a request.
+#[derive(Clone, Debug)]
+struct ServedFile {
+    bytes: Arc<Vec<u8>>,
+    tag: String,
+}
+
+impl ServedFile {
+    fn new(bytes: Vec<u8>) -> Self {
+        Self { tag: tag(&bytes), bytes: Arc::new(bytes) }
+    }
+
+    /// The contents after a change.
+    fn changed(&self, change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+        let mut bytes = self.bytes.to_vec();
+        change(&mut bytes);
+        bytes
+    }
+}
+
 #[derive(Debug)]
 struct State {
-    files: Mutex<BTreeMap<String, Vec<u8>>>,
+    files: BTreeMap<String, ServedFile>,
     faults: Mutex<Faults>,
     requests: AtomicUsize,
     sent: AtomicU64,
@@ -76,9 +98,10 @@ impl FakeHub {
     pub(crate) fn start(files: &[(&str, Vec<u8>)]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let files = files.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.clone()));
+        let files = files.iter();
+        let files = files.map(|(name, bytes)| ((*name).to_owned(), ServedFile::new(bytes.clone())));
         let state = Arc::new(State {
-            files: Mutex::new(files.collect()),
+            files: files.collect(),
             faults: Mutex::default(),
             requests: AtomicUsize::new(0),
             sent: AtomicU64::new(0),
@@ -153,40 +176,41 @@ impl FakeHub {
         let count = self.state.requests.fetch_add(1, Ordering::Relaxed);
         if let Some((status, times)) = faults.status
             && count < times
+            && faults.gone_after.is_none_or(|after| count >= after)
         {
             let retry = faults.retry_after.map(|seconds| format!("Retry-After: {seconds}\r\n"));
             return plain(stream, status, &retry.unwrap_or_default(), b"later");
         }
-        let Some(mut bytes) = self.state.files.lock().unwrap().get(name).cloned() else {
+        let Some(mut file) = self.state.files.get(name).cloned() else {
             return plain(stream, 404, "", b"no such file");
         };
         if faults.changes_after.is_some_and(|after| count >= after) {
-            bytes.push(7);
+            file = ServedFile::new(file.changed(|bytes| bytes.push(7)));
         }
-        let tag = tag(&bytes);
         if faults.circle {
             return plain(stream, 302, &format!("Location: {}\r\n", request.path), b"");
         }
         if let Some(to) = faults.redirect {
             let head = format!(
-                "Location: http://{to}/cdn/{name}\r\nX-Linked-Etag: \"{tag}\"\r\n\
+                "Location: http://{to}/cdn/{name}\r\nX-Linked-Etag: \"{}\"\r\n\
                  X-Linked-Size: {}\r\nX-Repo-Commit: {COMMIT}\r\n",
-                bytes.len()
+                file.tag,
+                file.bytes.len()
             );
             return plain(stream, 302, &head, b"");
         }
         if faults.flips_bytes {
-            bytes.iter_mut().for_each(|byte| *byte ^= 1);
+            let flip = |bytes: &mut Vec<u8>| bytes.iter_mut().for_each(|byte| *byte ^= 1);
+            file.bytes = Arc::new(file.changed(flip));
         }
-        self.file(request, stream, &bytes, &tag, &faults)
+        self.file(request, stream, &file, &faults)
     }
 
     fn file(
         &self,
         request: &Request,
         stream: &mut TcpStream,
-        bytes: &[u8],
-        tag: &str,
+        ServedFile { bytes, tag }: &ServedFile,
         faults: &Faults,
     ) -> Option<()> {
         let size = bytes.len() as u64;
@@ -195,7 +219,7 @@ impl FakeHub {
             (first.parse::<u64>().unwrap(), last.parse::<u64>().unwrap().min(size - 1))
         });
         let (status, part, head) = match range {
-            None => (200, bytes, String::new()),
+            None => (200, &bytes[..], String::new()),
             Some((first, last)) => {
                 let total = size + faults.range_size_error;
                 let shown = first + faults.range_start_error;
@@ -230,8 +254,7 @@ impl FakeHub {
     }
 
     fn list(&self, faults: &Faults) -> String {
-        let files = self.state.files.lock().unwrap();
-        let entries = files.iter().map(|(name, bytes)| {
+        let entries = self.state.files.iter().map(|(name, ServedFile { bytes, tag })| {
             let name = faults.listed_name.as_ref().unwrap_or(name);
             let name = serde_json::to_string(name).unwrap();
             let size = bytes.len() as u64 + faults.list_size_error;
@@ -239,14 +262,10 @@ impl FakeHub {
                 (true, _) => format!(r#"{{"rfilename": {name}}}"#),
                 (false, true) => format!(
                     r#"{{"rfilename": {name}, "size": {size}, "blobId": "{COMMIT}",
-                         "lfs": {{"sha256": "{}", "size": {size}, "pointerSize": 134}}}}"#,
-                    tag(bytes)
+                         "lfs": {{"sha256": "{tag}", "size": {size}, "pointerSize": 134}}}}"#
                 ),
                 (false, false) => {
-                    format!(
-                        r#"{{"rfilename": {name}, "size": {size}, "blobId": "{}"}}"#,
-                        tag(bytes)
-                    )
+                    format!(r#"{{"rfilename": {name}, "size": {size}, "blobId": "{tag}"}}"#)
                 }
             }
         });

@@ -79,14 +79,13 @@ impl GgufModel {
     /// A file is missing, damaged or no model; the parts do not belong together; the architecture
     /// or the tokenizer is not read.
     pub(super) fn open(set: &GgufSet, folders: &ModelFolders) -> Result<Self, Error> {
-        let locate = |name: &String| {
-            folders.locate(name).ok_or_else(|| Error::Checkpoint {
+        let open = |name: &String| {
+            folders.open_file(name)?.ok_or_else(|| Error::Checkpoint {
                 path: set.folder.join(name),
                 problem: "this file of the model is missing: download it".into(),
             })
         };
-        let paths = set.names.iter().map(locate).collect::<Result<Vec<_>, _>>()?;
-        let files = paths.iter().map(|path| DataFile::open(path)).collect::<Result<Vec<_>, _>>()?;
+        let files = set.names.iter().map(open).collect::<Result<Vec<_>, _>>()?;
         let headers = files.iter().enumerate().map(|(i, file)| Header::read(file, i as u32));
         let headers = headers.collect::<Result<Vec<_>, _>>()?;
         let Some(first) = headers.first() else {

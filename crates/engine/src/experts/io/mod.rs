@@ -165,7 +165,7 @@ impl ReaderSetup {
             _ if storage.lacks_handles() => {
                 "buffered, as the limit on open files has no room for direct reads".into()
             }
-            (0, _) if pages != PageCache::Everything && !storage.is_embedded() => {
+            (0, _) if pages != PageCache::Everything && storage.has_handles() => {
                 "buffered, as the file system has no direct reads".into()
             }
             (0, _) => "buffered".into(),
@@ -253,8 +253,8 @@ impl ReaderSetup {
 
     #[cfg(all(target_os = "linux", feature = "io-uring"))]
     fn uring(&self) -> std::io::Result<QueueReader> {
-        if self.storage.is_embedded() {
-            return Err(std::io::Error::other("the model is in the program"));
+        if !self.storage.has_handles() {
+            return Err(std::io::Error::other("the model is in the program or being downloaded"));
         }
         if self.storage.is_on_fuse() {
             return Err(std::io::Error::other(

@@ -68,7 +68,8 @@ pub(super) struct ModelStorage {
     lacks_handles: bool,
 }
 
-/// Handles of one file, beside that of the checkpoint. Empty for files embedded in the binary.
+/// Handles of one file, beside that of the checkpoint. Empty for files that are embedded in the
+/// binary or arriving.
 #[derive(Default)]
 struct FileHandles {
     direct: Vec<File>,
@@ -123,7 +124,7 @@ impl ModelStorage {
         }
     }
 
-    /// Handle for an access; `None` for files embedded in the binary.
+    /// Handle for an access; `None` for files that are embedded in the binary or arriving.
     pub(super) fn file(&self, access: FileAccess) -> Option<&File> {
         let FileHandles { direct, buffered, .. } =
             self.copies[access.copy][access.file].as_ref()?;
@@ -161,9 +162,9 @@ impl ModelStorage {
         })
     }
 
-    /// Whether some file is embedded in the binary.
-    pub(super) fn is_embedded(&self) -> bool {
-        self.own.iter().any(|file| file.file().is_none())
+    /// Whether the system has all files: none is embedded in the binary or arriving.
+    pub(super) fn has_handles(&self) -> bool {
+        self.own.iter().all(|file| file.file().is_some())
     }
 }
 
