@@ -29,7 +29,7 @@ enum Found {
     /// Folder or file on the disk.
     Here(PathBuf),
     /// A model of the Hub, which the user wants downloaded.
-    Wanted(ModelName, PullPlan),
+    Wanted(ModelName, Box<PullPlan>),
 }
 
 /// Name of a model of the Hub, unless it is the path of a folder or a file.
@@ -46,7 +46,7 @@ pub(crate) fn name(model: &Path) -> Option<ModelName> {
 pub(crate) fn located(model: &Path, is_agreed: bool, ui: Ui) -> anyhow::Result<PathBuf> {
     match find(model, is_agreed)? {
         Found::Here(path) => Ok(path),
-        Found::Wanted(name, plan) => download(&name, plan, ui),
+        Found::Wanted(name, plan) => download(&name, *plan, ui),
     }
 }
 
@@ -60,7 +60,7 @@ pub(crate) fn streamed(model: &Path, is_agreed: bool, ui: Ui) -> anyhow::Result<
         Found::Wanted(name, plan) => (name, plan),
     };
     if plan.missing() == 0 {
-        return Ok(Located { path: download(&name, plan, ui)?, download: None });
+        return Ok(Located { path: download(&name, *plan, ui)?, download: None });
     }
     announce(&name, &plan, ui);
     let download = watched(ui, |report| plan.stream(report))?;
@@ -132,7 +132,7 @@ impl ModelDownload {
     /// Waits until the model is complete, with progress.
     ///
     /// # Errors
-    /// The download fails or is interrupted; what has arrived is kept.
+    /// The download fails or is interrupted. Bytes that have arrived are kept.
     pub(crate) fn finish(self, ui: Ui) -> anyhow::Result<PathBuf> {
         watched(ui, |report| self.download.finish(report))
     }
@@ -186,7 +186,7 @@ fn find(model: &Path, is_agreed: bool) -> anyhow::Result<Found> {
     if !is_agreed && !asked(&format!("{name} is not here. Download {size}?"))? {
         bail!("{name} is not downloaded");
     }
-    Ok(Found::Wanted(name, plan))
+    Ok(Found::Wanted(name, Box::new(plan)))
 }
 
 /// Asks a question on the terminal; the answer is no unless it says yes.

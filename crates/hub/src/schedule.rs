@@ -7,8 +7,8 @@ use crate::partial_file::PartialFile;
 /// Bytes of a request, the most that a connection loses when the process is killed.
 pub(crate) const REQUEST: u64 = 4 << 20;
 
-/// Files on their way, and the ranges to fetch. The first are ranges that a reader waits for, then
-/// those that are expected, then the rest of the files in their order.
+/// Files on their way, and the ranges to fetch: first the ones on which a reader waits, then
+/// expected ones, then the rest of the files in their order.
 #[derive(Debug)]
 pub(crate) struct Schedule {
     files: Vec<FileState>,

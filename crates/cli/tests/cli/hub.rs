@@ -93,7 +93,7 @@ fn a_server_that_fails_in_the_middle_is_the_cause_of_the_error() {
     let said = run_with(&run, &hub, &folder);
     assert_eq!(said.code, 1, "{said:?}");
     assert!(said.err.contains("404") && said.err.contains("download"), "{}", said.err);
-    // What has arrived is kept.
+    // Bytes that have arrived are kept.
     hub.set(Faults::default());
     let said = run_with(&run, &hub, &folder);
     assert_eq!(said.code, 0, "{said:?}");

@@ -13,8 +13,8 @@ pub trait ArrivingBytes: fmt::Debug + Send + Sync {
     /// The bytes cannot be fetched or read.
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
 
-    /// Asks for ranges that will be read soon, in this order: they are fetched after those that are
-    /// waited for, and before the rest of the file.
+    /// Asks for ranges that will be read soon, in this order. They are fetched before the rest of
+    /// the file, and after bytes on which a read waits.
     fn expect(&self, ranges: &[Range<u64>]) {
         let _ = ranges;
     }

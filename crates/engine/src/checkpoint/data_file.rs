@@ -1,5 +1,4 @@
-//! Data files with positional reads: a file on disk, one embedded in the binary or in memory, or one
-//! whose bytes are still arriving.
+//! Data files with positional reads: on disk, embedded in the binary, in memory, or still arriving.
 
 use std::{
     borrow::Cow,

@@ -24,7 +24,7 @@ impl Checkpoint {
     }
 }
 
-/// Ranges of a file's segments in ascending order; those that adjoin or overlap are one.
+/// Ranges of a file's segments in ascending order. Neighbours and overlapping ones are one.
 fn joined<'a>(segments: impl Iterator<Item = &'a Segment>) -> Vec<Range<u64>> {
     let mut ranges: Vec<_> = segments.map(|s| s.offset..s.offset + s.bytes as u64).collect();
     ranges.sort_by_key(|range| range.start);
