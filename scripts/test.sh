@@ -5,18 +5,18 @@
 # usage: scripts/test.sh [--full]
 #
 #   --full   also runs cargo-deny, cargo-fuzz and mlx-lm's fuzzer where they are installed, the page
-#            in a browser, lints for the foreign targets, all weight formats, the whole conformance
-#            table on every kind of GPU below, and the tests once more in release mode with more
-#            property cases
+#            in a browser, lints for the foreign targets, the tests of the Windows build under Wine,
+#            all weight formats, the whole conformance table on every kind of GPU below, and the
+#            tests once more in release mode with more property cases
 #
 # Kernels run on a software Vulkan driver in subgroups of 8. A sample of the conformance table also
 # runs in subgroups of 4 and 16, without subgroups, and as Metal: translated to its language and
 # compiled as C++ (crates/compute/tests/conformance/metal).
 #
-# Missing rustup components and targets are installed through rustup; the driver and the C++ compiler
-# through apt-get, where that needs no password. A tool that cannot be installed is skipped with a
-# line that says so; with CI=true that is a failure. The tests come last: their closing lines end the
-# output.
+# Missing rustup components and targets are installed through rustup; the driver, the C++ compiler,
+# MinGW and Wine through apt-get, where that needs no password. A tool that cannot be installed is
+# skipped with a line that says so; with CI=true that is a failure. The tests come last: their closing
+# lines end the output.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 exec </dev/null
@@ -51,6 +51,19 @@ section() {
 
 has_target() { [ -d "$(rustc --print sysroot)/lib/rustlib/$1/lib" ]; }
 
+# Installs a target through rustup if it is missing.
+add_target() { has_target "$1" || { command -v rustup >/dev/null && rustup target add "$1" && has_target "$1"; }; }
+
+# Installs Debian's packages where that needs no password; otherwise they stay missing.
+add_packages() {
+    [ $# -gt 0 ] && command -v apt-get >/dev/null || return 0
+    local root=()
+    [ "$(id -u)" = 0 ] || root=(sudo -n)
+    "${root[@]}" true 2>/dev/null || return 0
+    { "${root[@]}" apt-get -qq update && DEBIAN_FRONTEND=noninteractive "${root[@]}" apt-get -qq install -y \
+        --no-install-recommends "$@"; } >/dev/null || true
+}
+
 # Installs missing components through rustup; sets `targets` to the installed foreign targets.
 toolchain() {
     command -v cargo >/dev/null || { echo "cargo is missing: install Rust from https://rustup.rs" >&2; return 1; }
@@ -59,8 +72,7 @@ toolchain() {
     cargo clippy --version >/dev/null 2>&1 || rustup component add clippy
     targets=()
     for target in "${FOREIGN_TARGETS[@]}"; do
-        has_target "$target" || { command -v rustup >/dev/null && rustup target add "$target"; } || true
-        if has_target "$target"; then
+        if add_target "$target"; then
             targets+=("$target")
         elif [ "${CI-}" = true ]; then
             echo "the target $target is missing and cannot be installed" >&2
@@ -101,14 +113,7 @@ gpu_tools() {
     local missing=()
     [ "$(uname)" != Linux ] || [ -n "$(software_vulkan)" ] || missing+=(mesa-vulkan-drivers)
     command -v "${CXX:-g++}" >/dev/null || missing+=(g++)
-    if [ ${#missing[@]} -gt 0 ] && command -v apt-get >/dev/null; then
-        local root=()
-        [ "$(id -u)" = 0 ] || root=(sudo -n)
-        if "${root[@]}" true 2>/dev/null; then
-            { "${root[@]}" apt-get -qq update && DEBIAN_FRONTEND=noninteractive "${root[@]}" apt-get -qq install -y \
-                --no-install-recommends "${missing[@]}"; } >/dev/null || true
-        fi
-    fi
+    add_packages ${missing[@]+"${missing[@]}"}
     vulkan=$(software_vulkan)
     cxx=$(command -v "${CXX:-g++}" || true)
     if [ "${CI-}" = true ] && { [ -z "$cxx" ] || { [ "$(uname)" = Linux ] && [ -z "$vulkan" ]; }; }; then
@@ -206,6 +211,26 @@ dependencies() {
     fi
 }
 
+# Tests of the Windows build, where its tools are installed or can be.
+windows_under_wine() {
+    local missing=() packages=()
+    command -v x86_64-w64-mingw32-gcc >/dev/null || packages+=(gcc-mingw-w64-x86-64)
+    command -v wine >/dev/null || packages+=(wine wine64)
+    add_packages ${packages[@]+"${packages[@]}"}
+    add_target x86_64-pc-windows-gnu || missing+=(x86_64-pc-windows-gnu)
+    for tool in x86_64-w64-mingw32-gcc wine; do
+        command -v "$tool" >/dev/null || missing+=("$tool")
+    done
+    if [ ${#missing[@]} -eq 0 ]; then
+        scripts/test-windows.sh
+    elif [ "${CI-}" = true ]; then
+        echo "missing, and cannot be installed: ${missing[*]}" >&2
+        return 1
+    else
+        echo "skipped: ${missing[*]} cannot be installed"
+    fi
+}
+
 page_in_a_browser() {
     cargo build --locked --release
     scripts/test-page.sh target/release/moeflux
@@ -244,6 +269,7 @@ if $full; then
     else
         echo "skipped: fuzzing of parsers (rustup toolchain install nightly; cargo install cargo-fuzz)"
     fi
+    section "Windows, under Wine" windows_under_wine
     section "the page in a browser" page_in_a_browser
     if python3 -c 'import mlx_lm' 2>/dev/null; then
         section "random checkpoints against mlx-lm" fuzz

@@ -62,6 +62,9 @@ impl AnswerPrinter {
     /// Looks where standard output goes.
     pub(crate) fn new() -> Self {
         let is_dumb = env::var_os("TERM").is_some_and(|term| term == "dumb");
+        // Consoles of Windows print escape sequences as text until they are asked.
+        #[cfg(windows)]
+        anstyle_query::windows::enable_ansi_colors();
         Self { shows_thoughts: io::stdout().is_terminal() && !is_dumb, is_after_thoughts: false }
     }
 

@@ -298,13 +298,23 @@ impl Service<Request<Incoming>> for PlainPaths {
     }
 }
 
-/// Requests to stop.
+/// Requests to stop. Its listeners exist as long as the server: an event between two calls of
+/// [`next`](Self::next) is not lost.
 struct Signals {
     stopper: Stopper,
     #[cfg(unix)]
     terminate: tokio::signal::unix::Signal,
     #[cfg(unix)]
     interrupt: tokio::signal::unix::Signal,
+    #[cfg(windows)]
+    ctrl_c: tokio::signal::windows::CtrlC,
+    #[cfg(windows)]
+    ctrl_break: tokio::signal::windows::CtrlBreak,
+    /// The console window is closed: the system ends the process five seconds later.
+    #[cfg(windows)]
+    close: tokio::signal::windows::CtrlClose,
+    #[cfg(windows)]
+    shutdown: tokio::signal::windows::CtrlShutdown,
 }
 
 impl Signals {
@@ -316,9 +326,11 @@ impl Signals {
         Ok(Self { stopper, terminate, interrupt })
     }
 
-    #[cfg(not(unix))]
+    #[cfg(windows)]
     fn listen(stopper: Stopper) -> io::Result<Self> {
-        Ok(Self { stopper })
+        use tokio::signal::windows::{ctrl_break, ctrl_c, ctrl_close, ctrl_shutdown};
+        let (ctrl_c, ctrl_break) = (ctrl_c()?, ctrl_break()?);
+        Ok(Self { stopper, ctrl_c, ctrl_break, close: ctrl_close()?, shutdown: ctrl_shutdown()? })
     }
 
     /// Waits for the next one.
@@ -332,10 +344,13 @@ impl Signals {
     }
 
     /// Waits for the next one.
-    #[cfg(not(unix))]
+    #[cfg(windows)]
     async fn next(&mut self) {
         select! {
-            _ = tokio::signal::ctrl_c() => {}
+            _ = self.ctrl_c.recv() => {}
+            _ = self.ctrl_break.recv() => {}
+            _ = self.close.recv() => {}
+            _ = self.shutdown.recv() => {}
             () = self.stopper.0.notified() => {}
         }
     }

@@ -106,7 +106,7 @@ fn models_are_pulled_listed_shown_and_removed() {
     let empty = run_with(&["list"], &hub, &folder);
     assert!(empty.err.contains("moeflux pull"), "{empty:?}");
     let pulled = run_with(&["pull", "org/model"], &hub, &folder);
-    assert_eq!(pulled.out.trim_end(), snapshot(&folder).display().to_string(), "{pulled:?}");
+    assert_eq!(Path::new(pulled.out.trim_end()), snapshot(&folder), "{pulled:?}");
     let again = run_with(&["pull", "org/model", "--revision", COMMIT], &hub, &folder);
     assert!(again.err.contains("is in the cache"), "{again:?}");
     let list = run_with(&["list"], &hub, &folder);

@@ -6,6 +6,7 @@ use std::fs;
 use super::*;
 
 /// Copies the built-in model's tensors to a folder of `shards` shards.
+#[cfg(unix)]
 fn many_shards(folder: &Path, shards: usize) {
     let mut weight_map = serde_json::Map::new();
     for (name, bytes) in moeflux_tales::FILES {

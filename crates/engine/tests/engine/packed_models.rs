@@ -245,6 +245,7 @@ fn a_flipped_bit_is_an_error_that_names_the_expert() {
 }
 
 /// Set in the child process, which runs in a separate mount namespace.
+#[cfg(target_os = "linux")]
 const TINY_DISK: &str = "MOEFLUX_TEST_TINY_DISK";
 
 /// A really full disk: a small tmpfs in a separate mount namespace, which another file fills when
