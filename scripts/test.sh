@@ -4,10 +4,10 @@
 #
 # usage: scripts/test.sh [--full]
 #
-#   --full   also runs cargo-deny, cargo-fuzz and mlx-lm's fuzzer where they are installed, the page
-#            in a browser, lints for the foreign targets, all weight formats, the whole conformance
-#            table on every kind of GPU below, and the tests once more in release mode with more
-#            property cases
+#   --full   also runs cargo-deny, cargo-fuzz and mlx-lm's fuzzer where they are installed, builds and
+#            tries the packages, the page in a browser, lints for the foreign targets, all weight
+#            formats, the whole conformance table on every kind of GPU below, and the tests once more
+#            in release mode with more property cases
 #
 # Kernels run on a software Vulkan driver in subgroups of 8. A sample of the conformance table also
 # runs in subgroups of 4 and 16, without subgroups, and as Metal: translated to its language and
@@ -244,6 +244,7 @@ if $full; then
     else
         echo "skipped: fuzzing of parsers (rustup toolchain install nightly; cargo install cargo-fuzz)"
     fi
+    section "packages" scripts/test-packages.sh
     section "the page in a browser" page_in_a_browser
     if python3 -c 'import mlx_lm' 2>/dev/null; then
         section "random checkpoints against mlx-lm" fuzz
