@@ -80,6 +80,13 @@ library_without_features() {
         grep -E '^(io-uring|minijinja|tokenizers|wgpu)'
 }
 
+# No crate is built that needs a C toolchain. Unlike cargo-deny, which reads the lock file, `cargo
+# tree` resolves features.
+without_c() {
+    ! cargo tree --locked --workspace --all-features --target all --prefix none |
+        grep -E '^(bindgen|cc|cmake|onig_sys|openssl-sys|ring) '
+}
+
 # Type-checks all crates for the foreign targets, without a linker or an SDK; with --full also lints.
 foreign() {
     local arguments=()
@@ -221,6 +228,7 @@ section "GPU tools" gpu_tools
 section format cargo fmt --all --check
 section lints cargo clippy --locked --workspace --all-targets -- -D warnings
 section "library without features" library_without_features
+section "build without C" without_c
 section "foreign targets" foreign
 section documentation documentation
 # --full needs all formats and models from here on, also on the kinds of GPU.
