@@ -107,7 +107,8 @@ debian() {
 
 # Linters of the files that only run elsewhere.
 lint() {
-    if has shellcheck; then shellcheck --severity warning scripts/package.sh scripts/test-packages.sh; else skip "shellcheck"; fi
+    local scripts=(scripts/package.sh scripts/test-packages.sh)
+    if has shellcheck; then shellcheck --severity warning "${scripts[@]}"; else skip "shellcheck"; fi
     if has ruby; then ruby -wc contrib/homebrew/moeflux.rb; else skip "ruby, for the Homebrew formula"; fi
     if has nix-instantiate; then nix-instantiate --parse flake.nix >/dev/null; else skip "nix-instantiate"; fi
     if has hadolint; then hadolint contrib/Containerfile; else skip "hadolint"; fi
