@@ -4,10 +4,10 @@
 #
 # usage: scripts/test.sh [--full]
 #
-#   --full   also runs cargo-deny, cargo-fuzz and mlx-lm's fuzzer where they are installed, the page
-#            in a browser, lints for the foreign targets, the tests of the Windows build under Wine,
-#            all weight formats, the whole conformance table on every kind of GPU below, and the
-#            tests once more in release mode with more property cases
+#   --full   also runs cargo-deny, cargo-fuzz and mlx-lm's fuzzer where they are installed, builds and
+#            tries the packages, the page in a browser, lints for the foreign targets, the tests of
+#            the Windows build under Wine, all weight formats, the whole conformance table on every
+#            kind of GPU below, and the tests once more in release mode with more property cases
 #
 # Kernels run on a software Vulkan driver in subgroups of 8. A sample of the conformance table also
 # runs in subgroups of 4 and 16, without subgroups, and as Metal: translated to its language and
@@ -90,6 +90,13 @@ library_without_features() {
     cargo check --locked -p moeflux --lib --no-default-features
     ! cargo tree --locked -p moeflux --no-default-features --edges normal --prefix none |
         grep -E '^(io-uring|minijinja|tokenizers|wgpu)'
+}
+
+# No crate is built that needs a C toolchain. Unlike cargo-deny, which reads the lock file, `cargo
+# tree` resolves features.
+without_c() {
+    ! cargo tree --locked --workspace --all-features --target all --prefix none |
+        grep -E '^(bindgen|cc|cmake|onig_sys|openssl-sys|ring) '
 }
 
 # Type-checks all crates for the foreign targets, without a linker or an SDK; with --full also lints.
@@ -246,6 +253,7 @@ section "GPU tools" gpu_tools
 section format cargo fmt --all --check
 section lints cargo clippy --locked --workspace --all-targets -- -D warnings
 section "library without features" library_without_features
+section "build without C" without_c
 section "foreign targets" foreign
 section documentation documentation
 # --full needs all formats and models from here on, also on the kinds of GPU.
@@ -270,6 +278,7 @@ if $full; then
         echo "skipped: fuzzing of parsers (rustup toolchain install nightly; cargo install cargo-fuzz)"
     fi
     section "Windows, under Wine" windows_under_wine
+    section "packages" scripts/test-packages.sh
     section "the page in a browser" page_in_a_browser
     if python3 -c 'import mlx_lm' 2>/dev/null; then
         section "random checkpoints against mlx-lm" fuzz

@@ -3,6 +3,7 @@
 //! This crate knows nothing of files, tensor names, models or tokens. A caller loads [`Weight`]s,
 //! fills [`Slot`]s with bytes in a documented [`Format`], and runs [`Op`]s on a [`Device`].
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(
     not(feature = "gpu"),
     allow(dead_code, reason = "the GPU device is the only user of some helpers")

@@ -85,6 +85,7 @@
 //! - [`serve`]: the decode loop and the scheduler.
 //! - [`tools`]: packed copies, synthetic checkpoints, perplexity, replay of traces, the planner.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(
     not(feature = "tools"),
     allow(dead_code, unused_imports, reason = "the tools are the only users of some functions")

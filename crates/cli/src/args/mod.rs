@@ -84,6 +84,7 @@ pub(crate) enum Command {
     Pack(PackArgs),
     Synth(SynthArgs),
     Completions(CompletionsArgs),
+    Man(ManArgs),
 }
 
 const MODEL: &str = "Model and memory";
@@ -759,6 +760,21 @@ Examples:
 pub(crate) struct CompletionsArgs {
     /// The shell
     pub(crate) shell: Shell,
+}
+
+const MAN_EXAMPLES: &str = "\
+Examples:
+  moeflux man ~/.local/share/man/man1 && man moeflux-run";
+
+/// Write manual pages
+///
+/// A page for the program and one for each command: moeflux.1, moeflux-run.1, and the others.
+#[derive(Debug, Args)]
+#[command(after_help = MAN_EXAMPLES)]
+pub(crate) struct ManArgs {
+    /// Folder to write to; created if missing
+    #[arg(value_parser = path(), value_name = "DIR")]
+    pub(crate) dir: PathBuf,
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ mod doctor;
 mod hub;
 mod inspect;
 mod logits;
+mod man;
 mod pack;
 mod perplexity;
 mod persist;
@@ -63,6 +64,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             out::write(String::from_utf8_lossy(&script))?;
             Ok(ExitCode::SUCCESS)
         }
+        Command::Man(args) => man::run(&args),
     }
 }
 

@@ -107,6 +107,23 @@ fn completions_are_printed_for_every_shell() {
 }
 
 #[test]
+fn every_command_has_a_manual_page() {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("man1");
+    succeed(&["man", dir.to_str().unwrap()]);
+    let page = |name: &str| std::fs::read_to_string(dir.join(name)).unwrap();
+    assert!(page("moeflux.1").contains("moeflux\\-run(1)"));
+    assert!(page("moeflux-bench-kernels.1").contains("moeflux bench kernels"));
+    for command in commands(&succeed(&["--help"])) {
+        let page = page(&format!("moeflux-{command}.1"));
+        assert!(page.contains(".SH SYNOPSIS") && page.contains(env!("CARGO_PKG_VERSION")));
+    }
+    assert!(!dir.join("moeflux-help.1").exists());
+    let file = dir.join("moeflux.1");
+    assert_error(&run(&["man", file.to_str().unwrap()]), 1, &["cannot write manual pages"]);
+}
+
+#[test]
 fn renamed_flags_are_accepted_under_their_old_names() {
     assert_error(&run(&["run", "--session-keys", "q8", FOX]), 2, &["--session <FILE>"]);
     assert_error(&run(&["run", "--look-ahead", "maybe", FOX]), 2, &["--prefetch"]);
