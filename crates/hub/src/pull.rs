@@ -207,6 +207,11 @@ impl PullPlan {
         let schedule = Schedule::on_demand(self.files.len(), whole);
         let download = self.start(schedule)?;
         download.wait(on_progress, |transfer| transfer.is_ready(whole))?;
+        // A reader may list the folder of a file before the file has its name.
+        for file in download.arriving() {
+            let folder = file.path.parent().unwrap_or(&file.path);
+            fs::create_dir_all(folder).map_err(HubError::file(folder, "creating"))?;
+        }
         Ok(download)
     }
 

@@ -219,6 +219,12 @@ impl Schedule {
         }
     }
 
+    /// Closes the files that are not complete, and releases their locks.
+    pub(crate) fn close(&mut self) {
+        let is_open = |file: &&mut FileState| matches!(file, FileState::Open(_));
+        self.files.iter_mut().filter(is_open).for_each(|file| *file = FileState::Unopened);
+    }
+
     /// Adds a range that a reader waits for. It joins one that it adjoins: reads of one expert are
     /// often neighbours, and each request costs a round trip.
     pub(crate) fn wait_for(&mut self, file: usize, range: Range<u64>) {

@@ -6,7 +6,7 @@ use std::{
     ops::Range,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     thread,
     time::Duration,
@@ -75,6 +75,8 @@ pub(crate) struct Transfer {
     /// Wakes readers that wait for bytes.
     arrived: Condvar,
     pub(crate) counters: Counters,
+    /// Connections that have not ended.
+    running: AtomicUsize,
     stopped: AtomicBool,
     error: Mutex<Option<HubError>>,
 }
@@ -105,13 +107,16 @@ impl Transfer {
             work: Condvar::new(),
             arrived: Condvar::new(),
             counters: Counters::default(),
+            running: AtomicUsize::new(0),
             stopped: AtomicBool::new(false),
             error: Mutex::new(None),
         }
     }
 
-    /// Fetches until all files are complete, an error occurs or the transfer is stopped.
+    /// Fetches until all files are complete, an error occurs or the transfer is stopped. The last
+    /// connection to end lets another transfer open the files that are not complete.
     pub(crate) fn work(&self) {
+        self.running.fetch_add(1, Ordering::Relaxed);
         while let Some(next) = self.next() {
             let result = match next {
                 Next::Open(file) => self.open(file),
@@ -128,6 +133,9 @@ impl Transfer {
                 self.stop();
             }
             self.work.notify_all();
+        }
+        if self.running.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.schedule().close();
         }
     }
 
@@ -255,7 +263,11 @@ impl Transfer {
             schedule.set(file, FileState::Open(open));
             schedule.take_whole(file)
         };
-        whole.map_or(Ok(()), |open| self.complete(file, open))
+        match whole.map_or(Ok(()), |open| self.complete(file, open)) {
+            // Bytes of an earlier download, which had no time to check them, are deleted now.
+            Err(HubError::Digest { .. }) => self.open(file),
+            result => result,
+        }
     }
 
     /// Waits for the lock of contents, as the Hub's tools do.

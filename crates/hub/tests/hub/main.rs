@@ -157,7 +157,7 @@ fn a_pull_goes_on_after_every_break() {
 #[test]
 fn a_pull_goes_on_after_every_stop() {
     let fixture = Fixture::new(24 << 20);
-    let pause = Some(Duration::from_millis(1));
+    let pause = Some(Duration::from_millis(10));
     fixture.hub.set(Faults { pause, ..Faults::default() });
     let mut stops = 0;
     let mut limit = 2 << 20;
@@ -351,4 +351,112 @@ fn two_pulls_at_once_fetch_once() {
         }
     });
     assert_eq!(fixture.hub.sent(), plan_size(&fixture));
+}
+
+/// Waits for a condition that another thread brings about.
+fn eventually(is_true: impl Fn() -> bool) {
+    let since = Instant::now();
+    while !is_true() {
+        assert!(since.elapsed() < Duration::from_secs(30));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_model_is_read_while_it_arrives() {
+    let fixture = Fixture::new(40 << 20);
+    let plan = fixture.request().plan(&|| false).unwrap();
+    let download = plan.stream(|_| ControlFlow::Continue(())).unwrap();
+    // All but the tensors is there.
+    assert_eq!(fs::read(download.location().join("config.json")).unwrap(), b"{}");
+    assert_eq!((download.received(), fixture.hub.sent()), (50_002, 50_002));
+    let files = download.arriving();
+    let [file] = &files[..] else { panic!("{files:?}") };
+    assert_eq!((&file.path, file.len), (&download.location().join("model.safetensors"), 40 << 20));
+    assert!(!file.path.exists() && file.path.parent().unwrap().exists());
+    let read = |offset: usize, len: usize| {
+        let mut bytes = vec![0; len];
+        let read = file.read_at(&mut bytes, offset as u64).unwrap();
+        assert_eq!(bytes[..read], fixture.weights[offset..offset + read]);
+        read
+    };
+    // The blocks of 4 KiB around each range come, and nothing else.
+    std::thread::scope(|scope| {
+        for offset in [5 << 20, 9 << 20, (30 << 20) + 77] {
+            scope.spawn(move || assert_eq!(read(offset, 100_000), 100_000));
+        }
+    });
+    assert_eq!(read((40 << 20) - 10, 100), 10);
+    assert_eq!(file.read_at(&mut [0; 9], 40 << 20).unwrap(), 0);
+    let sent = fixture.hub.sent();
+    assert!((350_012..350_012 + 4 * (8 << 10)).contains(&sent), "{sent}");
+    // Expected ranges come without a reader.
+    file.expect(&[1 << 20..2 << 20, 20 << 20..21 << 20]);
+    eventually(|| fixture.hub.sent() >= sent + (2 << 20));
+    assert_eq!(fixture.hub.sent(), sent + (2 << 20));
+    assert_eq!(read(1 << 20, 1 << 20), 1 << 20);
+    download.fetch_rest();
+    eventually(|| file.path.exists());
+    assert_eq!(read(35 << 20, 5 << 20), 5 << 20);
+    let location = download.finish(|_| ControlFlow::Continue(())).unwrap();
+    fixture.assert_complete(&location);
+    assert_eq!(fixture.hub.sent(), plan_size(&fixture));
+}
+
+#[test]
+fn a_read_is_not_kept_waiting_by_the_rest() {
+    let fixture = Fixture::new(200 << 20);
+    let pause = Some(Duration::from_millis(5));
+    fixture.hub.set(Faults { pause, ..Faults::default() });
+    let plan = fixture.request().plan(&|| false).unwrap();
+    let download = plan.stream(|_| ControlFlow::Continue(())).unwrap();
+    download.fetch_rest();
+    eventually(|| download.received() > 4 << 20);
+    let since = download.received();
+    let mut bytes = [0; 100];
+    download.arriving()[0].read_at(&mut bytes, 190 << 20).unwrap();
+    assert_eq!(bytes, fixture.weights[190 << 20..][..100]);
+    // Two of eight connections are free for it.
+    assert!(download.received() - since < 4 << 20, "{}", download.received() - since);
+}
+
+#[test]
+fn reads_fail_with_the_download() {
+    let fixture = Fixture::new(20 << 20);
+    let stream = || {
+        let plan = fixture.request().plan(&|| false).unwrap();
+        plan.stream(|_| ControlFlow::Continue(())).unwrap()
+    };
+    let download = stream();
+    let file = download.arriving().remove(0);
+    let denied = Some((403, usize::MAX));
+    fixture.hub.set(Faults { status: denied, ..Faults::default() });
+    let error = file.read_at(&mut [0; 9], 1 << 20).unwrap_err().to_string();
+    assert!(error.contains("403") && error.contains("HF_TOKEN"), "{error}");
+    let error = download.finish(|_| ControlFlow::Continue(())).unwrap_err();
+    assert!(matches!(error, HubError::Denied { .. }), "{error}");
+    // A download that is dropped leaves no reader waiting.
+    fixture.hub.set(Faults::default());
+    let download = stream();
+    fixture.hub.set(Faults { pause: Some(Duration::from_secs(60)), ..Faults::default() });
+    let file = download.arriving().remove(0);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(move || file.read_at(&mut [0; 200_000], 1 << 20));
+        std::thread::sleep(Duration::from_millis(50));
+        drop(download);
+        let error = reader.join().unwrap().unwrap_err().to_string();
+        assert!(error.contains("stopped"), "{error}");
+    });
+}
+
+#[test]
+fn a_server_without_ranges_is_read_in_its_order() {
+    let fixture = Fixture::new(9 << 20);
+    fixture.hub.set(Faults { ignores_ranges: true, ..Faults::default() });
+    let plan = fixture.request().plan(&|| false).unwrap();
+    let download = plan.stream(|_| ControlFlow::Continue(())).unwrap();
+    let mut bytes = [0; 1000];
+    download.arriving()[0].read_at(&mut bytes, 8 << 20).unwrap();
+    assert_eq!(bytes, fixture.weights[8 << 20..][..1000]);
+    fixture.assert_complete(&download.finish(|_| ControlFlow::Continue(())).unwrap());
 }

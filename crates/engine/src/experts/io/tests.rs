@@ -572,7 +572,7 @@ fn missing_io_uring_is_reported() {
         let said = open(&source, &options, 1, PageCache::Everything).unwrap().describe();
         assert_eq!(
             said,
-            "16 threads, buffered (there is no io_uring: the model is in the program)"
+            "16 threads, buffered (there is no io_uring: the model is in the program or being downloaded)"
         );
     }
 }
