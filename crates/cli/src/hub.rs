@@ -114,6 +114,17 @@ impl ModelDownload {
         self.download.memory()
     }
 
+    /// A result of reading the model: where the download failed, its error.
+    pub(crate) fn cause<T, E: Into<anyhow::Error>>(
+        download: Option<&Self>,
+        result: Result<T, E>,
+    ) -> anyhow::Result<T> {
+        result.map_err(|other| match download.and_then(|this| this.download.take_error()) {
+            Some(failed) => error(failed),
+            None => other.into(),
+        })
+    }
+
     /// Fetches the rest too, as the first token is computed.
     pub(crate) fn on_first_token(&mut self) {
         if self.before_token.is_none() {

@@ -156,7 +156,8 @@ pub(crate) fn streamed(
     };
     let Located { path, download } = hub::streamed(model, args.yes, ui)?;
     let arriving = download.as_ref().map(ModelDownload::arriving).unwrap_or_default();
-    let checkpoint = Checkpoint::open_arriving(&path, &[], &arriving)?;
+    let checkpoint = Checkpoint::open_arriving(&path, &[], &arriving);
+    let checkpoint = ModelDownload::cause(download.as_ref(), checkpoint)?;
     checkpoint.notes().iter().for_each(|note| ui.note(note));
     Ok((args.scaled(checkpoint)?, download))
 }
@@ -226,7 +227,8 @@ pub(crate) fn streamed_engine(
 ) -> anyhow::Result<(Engine, Option<ModelDownload>)> {
     let (checkpoint, download) = streamed(&args.model, &args.reads.mirror, ui)?;
     needs.hold(download.as_ref());
-    Ok((engine_from(checkpoint, args, needs, ui)?, download))
+    let engine = engine_from(checkpoint, args, needs, ui);
+    Ok((ModelDownload::cause(download.as_ref(), engine)?, download))
 }
 
 /// Loads a model from an open checkpoint.

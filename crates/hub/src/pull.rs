@@ -303,6 +303,11 @@ impl Download {
         blocks.saturating_add(self.connections.get() as u64 * CONNECTION_BYTES)
     }
 
+    /// The error that ended the download, once.
+    pub fn take_error(&self) -> Option<HubError> {
+        self.transfer.take_error()
+    }
+
     /// Fetches the rest of the files too, while reads that wait go first.
     pub fn fetch_rest(&self) {
         let all = self.connections.get();

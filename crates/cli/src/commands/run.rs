@@ -84,7 +84,7 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     }
     let held = interrupt::hold();
     let mut printer = out::AnswerPrinter::new();
-    let (answer, prefilled) = answer::answer(
+    let answered = answer::answer(
         &mut session,
         &tokens,
         &request,
@@ -95,7 +95,8 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
             true => Ok(()),
             false => printer.print(delta),
         },
-    )?;
+    );
+    let (answer, prefilled) = ModelDownload::cause(download.as_ref(), answered)?;
     if answer.finish == Finish::Cancelled && answer.tokens.is_empty() {
         if let Some(file) = &file {
             ui.note(format_args!(
