@@ -7,7 +7,6 @@
 mod cache;
 mod client;
 mod digest;
-mod disk;
 mod error;
 mod file_path;
 mod listing;

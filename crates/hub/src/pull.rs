@@ -18,7 +18,6 @@ use std::{
 use crate::{
     cache::{Cache, RepositoryFolder},
     client::Client,
-    disk::free_space,
     error::HubError,
     listing::{Listing, RemoteFile},
     model_name::ModelName,
@@ -219,7 +218,8 @@ impl PullPlan {
     fn start(self, schedule: Schedule) -> Result<Download, HubError> {
         let (total, needed) = (self.total(), self.missing());
         self.repository.create()?;
-        if let Some(free) = free_space(&self.cache)
+        // A file system that does not say how much is free may have room.
+        if let Ok(free) = fs4::available_space(&self.cache)
             && needed > 0
             && needed.saturating_add(SPARE) > free
         {

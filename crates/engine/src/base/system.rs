@@ -65,15 +65,8 @@ pub(crate) fn has_graphics() -> bool {
 }
 
 /// Free bytes of the file system that holds an existing folder; `None` if unknown.
-#[cfg(unix)]
 pub(crate) fn free_space(folder: &std::path::Path) -> Option<u64> {
-    let stat = rustix::fs::statvfs(folder).ok()?;
-    stat.f_bavail.checked_mul(stat.f_frsize)
-}
-
-#[cfg(not(unix))]
-pub(crate) fn free_space(_folder: &std::path::Path) -> Option<u64> {
-    None
+    fs4::available_space(folder).ok()
 }
 
 /// Open files of this process, and the limit on them.

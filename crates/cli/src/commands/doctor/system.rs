@@ -119,7 +119,7 @@ pub(super) fn disk(folder: &Path) -> Option<Finding> {
     let folder = folder.ancestors().find_map(|folder| fs::canonicalize(folder).ok())?;
     let mount = mount_of(&kernel("/proc/self/mounts")?, &folder)?;
     let mut found = format!("{}, {}", folder.display(), mount.kind);
-    if let Some(free) = free_space(&folder) {
+    if let Ok(free) = fs4::available_space(&folder) {
         found += &format!(", {} free", units::disk(free as f64));
     }
     let finding = Finding::new("disk", found);
@@ -163,17 +163,6 @@ fn is_rotational(device: &str) -> bool {
     };
     let disks = folder.ancestors().take(2);
     disks.filter_map(|disk| kernel(disk.join("queue/rotational"))).any(|value| value == "1")
-}
-
-#[cfg(unix)]
-fn free_space(folder: &Path) -> Option<u64> {
-    let stat = rustix::fs::statvfs(folder).ok()?;
-    stat.f_bavail.checked_mul(stat.f_frsize)
-}
-
-#[cfg(not(unix))]
-fn free_space(_folder: &Path) -> Option<u64> {
-    None
 }
 
 #[cfg(test)]
