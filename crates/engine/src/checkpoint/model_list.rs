@@ -109,7 +109,7 @@ mod tests {
         let models = list_models(folder.path()).unwrap();
         let found = models.iter().map(|model| {
             let path = model.path.strip_prefix(folder.path()).unwrap();
-            (&*model.name, path.to_str().unwrap())
+            (&*model.name, path)
         });
         let expected = [
             ("a", "a-00001-of-00002.gguf"),
@@ -120,6 +120,7 @@ mod tests {
             ("two/a", "two/a.gguf"),
             ("two/b", "two/b.gguf"),
         ];
+        let expected = expected.map(|(name, path)| (name, Path::new(path)));
         assert_eq!(found.collect::<Vec<_>>(), expected);
         assert!(list_models(&folder.path().join("absent")).is_err());
     }
