@@ -21,6 +21,8 @@ WINE_GAPS=(
     snapshot::tests::concurrent_writers_do_not_interfere
     # File::unlock unlocks until ERROR_NOT_LOCKED, for which Wine has another error.
     snapshot::tests::only_stale_temporary_files_are_removed
+    # Waits of a millisecond, each of which is a request to a server of Wine's.
+    io::tests::bandwidth_of_a_parallel_disk_scales_with_the_depth
     # Runs cargo, which is a program of the host.
     the_package_fits_into_a_registry
     # Budgets near the size of the program. Wine reads the program into memory and touches half of

@@ -76,13 +76,16 @@ pub(super) fn pack_to<T: WriteTarget>(
         .filter(|(_, known)| known.is_some())
         .map(|(p, _)| p.padded_bytes)
         .sum();
-    folder.check_free_space(there).inspect_err(|_| {
+    if let Err(error) = folder.check_free_space(there) {
         // The journal of an earlier run stays: it identifies what that run left.
         if begun {
+            // Some file systems of Windows keep the name of an open file, and its folder with it.
+            drop(journal);
             let _ = fs::remove_file(out.join(JOURNAL));
             folder.remove_if_created(created);
         }
-    })?;
+        return Err(error);
+    }
     let dense = folder.part(DENSE, job.header.dense.bytes)?;
     let experts = folder.part(EXPERTS, job.experts_bytes())?;
     let file = |piece| if matches!(piece, PackedPart::Dense(_)) { &dense } else { &experts };

@@ -12,8 +12,17 @@ const CONFIG: &[u8] = include_bytes!("../../../../tests/data/tiktoken/tokenizer_
 
 static KIMI: LazyLock<Tokenizer> = LazyLock::new(|| read(RANKS, CONFIG).unwrap());
 
+fn path(name: &str) -> PathBuf {
+    PathBuf::from("model").join(name)
+}
+
+/// Asserts that an error begins with the file's path.
+fn assert_names(error: &str, name: &str) {
+    assert!(error.starts_with(&format!("{}: ", path(name).display())), "{error}");
+}
+
 fn read(ranks: &[u8], config: &[u8]) -> Result<Tokenizer, Error> {
-    let file = |bytes, name| TextFile { bytes, path: PathBuf::from("model").join(name) };
+    let file = |bytes, name| TextFile { bytes, path: path(name) };
     Tokenizer::from_tiktoken(&file(ranks, "tiktoken.model"), &file(config, "tokenizer_config.json"))
 }
 
@@ -151,7 +160,7 @@ fn damaged_ranks_are_named() {
         ("Q\n".repeat(MAX_RANKS + 1), &["1048577", "1048576"]),
     ] {
         let error = read(ranks.as_bytes(), CONFIG).unwrap_err().to_string();
-        assert!(error.starts_with("model/tiktoken.model: "), "{error}");
+        assert_names(&error, "tiktoken.model");
         assert!(parts.iter().all(|part| error.contains(part)), "{parts:?}: {error}");
     }
 }
@@ -188,7 +197,7 @@ fn configs_that_do_not_fit_are_named() {
         (token("611", "wxyz"), &["611", "wxyz"]),
     ] {
         let error = read(RANKS, config.as_bytes()).unwrap_err().to_string();
-        assert!(error.starts_with("model/tokenizer_config.json: "), "{error}");
+        assert_names(&error, "tokenizer_config.json");
         assert!(parts.iter().all(|part| error.contains(part)), "{parts:?}: {error}");
     }
     // Unnamed tokens are reserved ones.
