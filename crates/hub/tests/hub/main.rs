@@ -369,7 +369,7 @@ fn a_model_is_read_while_it_arrives() {
     let download = plan.stream(|_| ControlFlow::Continue(())).unwrap();
     // All but the tensors is there.
     assert_eq!(fs::read(download.location().join("config.json")).unwrap(), b"{}");
-    assert_eq!((download.received(), fixture.hub.sent()), (50_002, 50_002));
+    assert_eq!(download.received(), 50_002);
     let files = download.arriving();
     let [file] = &files[..] else { panic!("{files:?}") };
     assert_eq!((&file.path, file.len), (&download.location().join("model.safetensors"), 40 << 20));
@@ -388,19 +388,19 @@ fn a_model_is_read_while_it_arrives() {
     });
     assert_eq!(read((40 << 20) - 10, 100), 10);
     assert_eq!(file.read_at(&mut [0; 9], 40 << 20).unwrap(), 0);
-    let sent = fixture.hub.sent();
-    assert!((350_012..350_012 + 4 * (8 << 10)).contains(&sent), "{sent}");
+    let received = download.received();
+    assert!((350_012..350_012 + 4 * (8 << 10)).contains(&received), "{received}");
     // Expected ranges come without a reader.
     file.expect(&[1 << 20..2 << 20, 20 << 20..21 << 20]);
-    eventually(|| fixture.hub.sent() >= sent + (2 << 20));
-    assert_eq!(fixture.hub.sent(), sent + (2 << 20));
+    eventually(|| download.received() >= received + (2 << 20));
+    assert_eq!(download.received(), received + (2 << 20));
     assert_eq!(read(1 << 20, 1 << 20), 1 << 20);
     download.fetch_rest();
     eventually(|| file.path.exists());
     assert_eq!(read(35 << 20, 5 << 20), 5 << 20);
+    assert_eq!(download.received(), plan_size(&fixture));
     let location = download.finish(|_| ControlFlow::Continue(())).unwrap();
     fixture.assert_complete(&location);
-    assert_eq!(fixture.hub.sent(), plan_size(&fixture));
 }
 
 #[test]
