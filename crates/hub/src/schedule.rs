@@ -46,6 +46,8 @@ pub(crate) struct OpenFile {
     pub(crate) partial: PartialFile,
     /// Held while the file is open.
     pub(crate) _lock: File,
+    /// Whether some of its bytes are of an earlier download.
+    pub(crate) is_resumed: bool,
     /// Whether one connection fetches all of it, as the server ignores ranges.
     pub(crate) is_sequential: bool,
 }
@@ -173,6 +175,15 @@ impl Schedule {
         self.files[file] = state;
     }
 
+    /// Fetches a file from its start again. `false` if a reader may have some of its bytes.
+    pub(crate) fn fetch_again(&mut self, file: usize) -> bool {
+        if !self.opens_ahead && file <= self.rest.file {
+            self.files[file] = FileState::Unopened;
+            self.rest = RestCursor { file, offset: 0 };
+        }
+        !self.opens_ahead
+    }
+
     /// A file whose bytes arrive; `None` if it is in another state.
     pub(crate) fn open_file(&mut self, file: usize) -> Option<&mut OpenFile> {
         match &mut self.files[file] {
@@ -278,7 +289,8 @@ mod tests {
                         let blob = self.folder.path().join(file.to_string());
                         let partial = PartialFile::open(&blob, SIZE).unwrap();
                         let lock = File::create(self.folder.path().join("lock")).unwrap();
-                        let open = OpenFile { partial, _lock: lock, is_sequential: false };
+                        let (_lock, is_resumed) = (lock, false);
+                        let open = OpenFile { partial, _lock, is_resumed, is_sequential: false };
                         self.schedule.set(file, FileState::Open(open));
                     }
                     next => return next,

@@ -257,17 +257,14 @@ impl Transfer {
         }
         let partial = PartialFile::open(&blob, contents.size)?;
         self.counters.present.fetch_add(contents.size - partial.missing(), Ordering::Relaxed);
-        let open = OpenFile { partial, _lock: lock_file, is_sequential: false };
+        let is_resumed = partial.missing() < contents.size;
+        let open = OpenFile { partial, _lock: lock_file, is_resumed, is_sequential: false };
         let whole = {
             let mut schedule = self.schedule();
             schedule.set(file, FileState::Open(open));
             schedule.take_whole(file)
         };
-        match whole.map_or(Ok(()), |open| self.complete(file, open)) {
-            // Bytes of an earlier download, which had no time to check them, are deleted now.
-            Err(HubError::Digest { .. }) => self.open(file),
-            result => result,
-        }
+        whole.map_or(Ok(()), |open| self.complete(file, open))
     }
 
     /// Waits for the lock of contents, as the Hub's tools do.
@@ -482,7 +479,7 @@ impl Transfer {
     /// Checks the digest of a file that has all its bytes, and gives it its name.
     fn complete(&self, file: usize, open: OpenFile) -> Result<(), HubError> {
         let FileToFetch { path, contents, .. } = &self.files[file];
-        let OpenFile { partial, _lock, .. } = open;
+        let OpenFile { partial, _lock, is_resumed, .. } = open;
         if let Some(digest) = &contents.digest {
             let on_read = |count| {
                 self.counters.checked.fetch_add(count, Ordering::Relaxed);
@@ -494,6 +491,12 @@ impl Transfer {
                 .ok_or(HubError::Cancelled)?;
             if found != digest.hex() {
                 partial.delete();
+                // An earlier download that was stopped has not checked what it left.
+                if is_resumed && self.schedule().fetch_again(file) {
+                    self.counters.present.fetch_sub(contents.size, Ordering::Relaxed);
+                    self.counters.checked.fetch_sub(contents.size, Ordering::Relaxed);
+                    return Ok(());
+                }
                 let (kind, wanted) = (digest.kind(), digest.hex().to_owned());
                 return Err(HubError::Digest { file: path.to_string(), kind, found, wanted });
             }

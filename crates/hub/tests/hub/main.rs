@@ -278,6 +278,26 @@ fn wrong_bytes_are_deleted() {
 }
 
 #[test]
+fn wrong_bytes_of_a_stopped_pull_are_fetched_again() {
+    let fixture = Fixture::new(20 << 20);
+    let pause = Some(Duration::from_millis(10));
+    fixture.hub.set(Faults { pause, ..Faults::default() });
+    let stopped = fixture.pull_until(|progress| progress.present > 4 << 20);
+    assert!(matches!(stopped, Err(HubError::Cancelled)), "{stopped:?}");
+    let part = fixture.blobs().join(tag(&fixture.weights)).with_extension("moeflux-part");
+    let mut bytes = fs::read(&part).unwrap();
+    bytes.iter_mut().for_each(|byte| *byte ^= 1);
+    fixture.hub.set(Faults::default());
+    // The connections of the stopped pull may write until they end.
+    eventually(|| {
+        fs::write(&part, &bytes).unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        fs::read(&part).unwrap() == bytes
+    });
+    fixture.assert_complete(&fixture.pull().unwrap());
+}
+
+#[test]
 fn a_file_that_changes_is_not_mixed() {
     let fixture = Fixture::new(20 << 20);
     fixture.hub.set(Faults { changes_after: Some(4), ..Faults::default() });
