@@ -86,8 +86,8 @@ fn random_seed() -> u64 {
 const WHOLE: f64 = 1.0 - 1e-9;
 
 /// Answers `prompt`, reusing `cache`; `sink` receives thoughts and text as they are generated. The
-/// rest of a `download` is fetched from the first token on.
-/// Ctrl-C ends the answer, and so does a closed stdout.
+/// rest of a `download` is fetched from the first token on. Ctrl-C ends the answer, and so does a
+/// closed stdout.
 ///
 /// # Errors
 /// The engine or `sink` failed.

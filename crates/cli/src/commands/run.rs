@@ -152,7 +152,8 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     }
     let downloaded = download.as_ref().map(|download| format!("; {}", download.cost()));
     ui.line(format_args!("{}{}", cost.line(&engine), downloaded.unwrap_or_default()));
-    if let Some(download) = download.filter(|_| interrupt::ending().is_none()) {
+    let is_interrupted = answer.finish == Finish::Cancelled || interrupt::ending().is_some();
+    if let Some(download) = download.filter(|_| !is_interrupted) {
         download.finish(ui)?;
     }
     saved.map(|_| interrupt::ending().map_or(ExitCode::SUCCESS, ExitCode::from))
