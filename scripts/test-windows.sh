@@ -19,6 +19,7 @@ WINE_GAPS=(
     # A rename over a file that is open. Windows 10 has it on NTFS.
     injected_faults::an_engine_reopens_
     snapshot::tests::concurrent_writers_do_not_interfere
+    pipeline_folder::tests::of_two_writers_one_wins_and_readers_see_whole_contents
     # File::unlock unlocks until ERROR_NOT_LOCKED, for which Wine has another error.
     snapshot::tests::only_stale_temporary_files_are_removed
     # Waits of a millisecond, each of which is a request to a server of Wine's.
