@@ -96,7 +96,7 @@ archive() {
     fi
     if has groff; then
         # A warning of the formatter is a fault of a page.
-        [ -z "$(groff -man -Tutf8 -ww -z "$folder"/man/*.1 2>&1 | tee /dev/stderr)" ]
+        [ -z "$(groff -man -Tutf8 -ww -z "$folder"/man/*.1 2>&1 | tee -a /dev/stderr)" ]
     fi
 }
 
