@@ -90,6 +90,9 @@ if $deb; then
     rm -rf "$assets"
     cp -r "$folder" "$assets"
     gzip -9 --no-name "$assets"/man/*
+    mkdir "$assets/doc"
+    mv "$assets"/*.md "$assets/doc/"
+    if $licences; then mv "$assets"/THIRD-PARTY* "$assets/doc/"; fi
     package=$(cargo deb --locked --no-build -p moeflux-cli --target "$target" --output "$out/")
     results+=("$(basename "$package")")
 fi
