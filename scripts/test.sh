@@ -92,8 +92,7 @@ library_without_features() {
         grep -E '^(io-uring|minijinja|tokenizers|wgpu)'
 }
 
-# No crate is built that needs a C toolchain. Unlike cargo-deny, which reads the lock file, `cargo
-# tree` resolves features.
+# No crate is built that needs a C toolchain. cargo-deny bans the same ones, where it is installed.
 without_c() {
     ! cargo tree --locked --workspace --all-features --target all --prefix none |
         grep -E '^(bindgen|cc|cmake|onig_sys|openssl-sys|ring) '

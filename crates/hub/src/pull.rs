@@ -193,8 +193,8 @@ impl PullPlan {
         self.start(schedule)?.finish(on_progress)
     }
 
-    /// Downloads all but the tensors, and of these what is read, until
-    /// [`Download::fetch_rest`] is called.
+    /// Downloads all files without tensors, and returns. Ranges of the others are fetched when they
+    /// are read; [`Download::fetch_rest`] starts the download of the rest.
     ///
     /// # Errors
     /// As [`PullPlan::run`].

@@ -177,11 +177,12 @@ impl Schedule {
 
     /// Fetches a file from its start again. `false` if a reader may have some of its bytes.
     pub(crate) fn fetch_again(&mut self, file: usize) -> bool {
-        if !self.opens_ahead && file <= self.rest.file {
-            self.files[file] = FileState::Unopened;
-            self.rest = RestCursor { file, offset: 0 };
+        if self.opens_ahead {
+            return false;
         }
-        !self.opens_ahead
+        self.files[file] = FileState::Unopened;
+        self.rest = RestCursor { file, offset: 0 };
+        true
     }
 
     /// A file whose bytes arrive; `None` if it is in another state.

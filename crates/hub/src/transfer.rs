@@ -236,15 +236,13 @@ impl Transfer {
 
     /// Opens a file, or finds that the cache has its contents.
     fn open(&self, file: usize) -> Result<(), HubError> {
-        let FileToFetch { path, contents, .. } = &self.files[file];
+        let contents = &self.files[file].contents;
         let blob = self.repository.blob(&contents.tag);
         let has_contents = || fs::metadata(&blob).is_ok_and(|found| found.len() == contents.size);
         let complete = || {
             self.counters.present.fetch_add(contents.size, Ordering::Relaxed);
             self.counters.checked.fetch_add(contents.size, Ordering::Relaxed);
-            self.repository.link(&self.commit, path, &contents.tag)?;
-            self.schedule().set(file, FileState::Complete);
-            Ok(())
+            self.link(file)
         };
         if has_contents() {
             return complete();
@@ -502,6 +500,12 @@ impl Transfer {
             }
         }
         partial.finish(&self.repository.blob(&contents.tag))?;
+        self.link(file)
+    }
+
+    /// Gives the contents of a complete file their name in the snapshot.
+    fn link(&self, file: usize) -> Result<(), HubError> {
+        let FileToFetch { path, contents, .. } = &self.files[file];
         self.repository.link(&self.commit, path, &contents.tag)?;
         self.schedule().set(file, FileState::Complete);
         Ok(())
