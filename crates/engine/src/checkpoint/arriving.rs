@@ -2,7 +2,7 @@
 
 use std::{fmt, io, ops::Range, path::PathBuf, sync::Arc};
 
-use super::Checkpoint;
+use super::{Checkpoint, DataFile};
 
 /// Bytes of a file that arrive while it is read.
 pub trait ArrivingBytes: fmt::Debug + Send + Sync {
@@ -33,7 +33,7 @@ pub struct ArrivingFile {
 
 impl Checkpoint {
     /// Files that are not complete.
-    pub fn arriving(&self) -> &[ArrivingFile] {
-        &self.arriving
+    pub fn arriving(&self) -> Vec<ArrivingFile> {
+        self.files.iter().filter_map(DataFile::as_arriving).collect()
     }
 }

@@ -73,6 +73,12 @@ impl DataFile {
         Self { path: file.path.clone(), len: file.len, storage }
     }
 
+    /// A file that is not complete; `None` for others.
+    pub(crate) fn as_arriving(&self) -> Option<ArrivingFile> {
+        let DataStorage::Arriving(bytes) = &self.storage else { return None };
+        Some(ArrivingFile { path: self.path.clone(), len: self.len, bytes: Arc::clone(bytes) })
+    }
+
     /// A file embedded in the binary.
     pub(crate) fn embedded(name: &str, bytes: &'static [u8]) -> Self {
         Self {

@@ -118,9 +118,8 @@ impl ModelFolders {
         }
     }
 
-    /// The mirrors, and the files that are arriving.
-    pub(super) fn into_sources(self) -> (Vec<PathBuf>, Vec<ArrivingFile>) {
-        (self.mirrors.into_iter().map(|mirror| mirror.path).collect(), self.arriving)
+    pub(super) fn into_mirrors(self) -> Vec<PathBuf> {
+        self.mirrors.into_iter().map(|mirror| mirror.path).collect()
     }
 }
 

@@ -106,8 +106,6 @@ pub struct Checkpoint {
     config: serde_json::Value,
     quantization: Quantization,
     files: Arc<Vec<DataFile>>,
-    /// Files among these that are not complete.
-    arriving: Vec<ArrivingFile>,
     tensors: HashMap<String, TensorInfo>,
     changes: SourceChanges,
     text_files: HashMap<&'static str, Vec<u8>>,
@@ -221,7 +219,7 @@ impl Checkpoint {
             file.check_start()?;
             checkpoint.tokenizer = Some(file);
         }
-        (checkpoint.mirrors, checkpoint.arriving) = folders.into_sources();
+        checkpoint.mirrors = folders.into_mirrors();
         Ok(checkpoint)
     }
 
@@ -236,16 +234,14 @@ impl Checkpoint {
             ("chat_template.jinja", text.template),
         ];
         let path = set.first();
-        let (mirrors, arriving) = folders.into_sources();
         Ok(Self {
             tokenizer: Some(DataFile::made(&path, text.tokenizer)),
             folder: path,
-            mirrors,
+            mirrors: folders.into_mirrors(),
             quantization: Quantization::from_config(&config, &set.folder)?,
             changes: tensors::detect_changes(&config, &tensors),
             config,
             files: Arc::new(files),
-            arriving,
             tensors,
             text_files: made.into_iter().filter_map(|(name, text)| Some((name, text?))).collect(),
             packed: None,
@@ -293,7 +289,6 @@ impl Checkpoint {
             mirrors: Vec::new(),
             quantization,
             files: Arc::new(files),
-            arriving: Vec::new(),
             changes: tensors::detect_changes(&config, &tensors),
             findings: Findings {
                 foreign: foreign::quantization(&config, &tensors),
@@ -327,7 +322,6 @@ impl Checkpoint {
             changes: tensors::detect_changes(&config, &tensors),
             config,
             files: Arc::new(vec![DataFile::planned("(planned)/model.safetensors", bytes)]),
-            arriving: Vec::new(),
             tensors,
             text_files: HashMap::new(),
             tokenizer: None,

@@ -132,7 +132,6 @@ mod tests {
             config: serde_json::Value::Null,
             quantization: Quantization::default(),
             files: Arc::new(vec![DataFile::embedded("weights", bytes)]),
-            arriving: Vec::new(),
             tensors: HashMap::new(),
             changes: SourceChanges::default(),
             text_files: HashMap::new(),

@@ -9,16 +9,15 @@ impl Checkpoint {
     /// Asks for the dense weights of files that are not complete, before all experts. Ranges that
     /// adjoin are joined: thousands of norms and biases would be a request each.
     pub(crate) fn expect_dense(&self, blueprint: &Blueprint) {
-        if self.arriving().is_empty() {
-            return;
-        }
-        let matrices = blueprint.matrices().flat_map(|matrix| &matrix.segments);
-        let vectors = blueprint.vectors().map(|vector| &vector.segment);
-        let dense: Vec<_> = matrices.chain(vectors).chain(blueprint.integers()).copied().collect();
+        let dense = || {
+            let matrices = blueprint.matrices().flat_map(|matrix| &matrix.segments);
+            let vectors = blueprint.vectors().map(|vector| &vector.segment);
+            matrices.chain(vectors).chain(blueprint.integers())
+        };
         for (index, file) in self.files().iter().enumerate() {
-            let ranges = joined(dense.iter().filter(|segment| segment.file as usize == index));
-            if let Some(arriving) = self.arriving().iter().find(|found| found.path == file.path()) {
-                arriving.bytes.expect(&ranges);
+            if let Some(arriving) = file.as_arriving() {
+                let of_file = dense().filter(|segment| segment.file as usize == index);
+                arriving.bytes.expect(&joined(of_file));
             }
         }
     }

@@ -228,7 +228,7 @@ impl Engine {
         let reopen = ReopenArgs {
             folder: checkpoint.folder().into(),
             mirrors: checkpoint.mirrors().into(),
-            arriving: checkpoint.arriving().into(),
+            arriving: checkpoint.arriving(),
             rope_scaling: checkpoint.rope_scaling(),
             model: identity,
             reads: options.reads,

@@ -142,7 +142,6 @@ impl Checkpoint {
             config: self.config.clone(),
             quantization: self.quantization.clone(),
             files: Arc::clone(&self.files),
-            arriving: self.arriving.clone(),
             changes: self.changes,
             tensors: all,
             text_files: Default::default(),
