@@ -1,7 +1,7 @@
 //! `moeflux.toml` of the user: defaults of options.
 
 use std::{
-    env, fs, io,
+    env,
     path::{Path, PathBuf},
 };
 
@@ -9,16 +9,13 @@ use anyhow::{Context, anyhow, bail};
 use clap::{Arg, ArgAction, Command};
 use toml::{Table, Value};
 
-use crate::folders;
+use crate::{
+    folders,
+    settings_text::{self, FILE},
+};
 
 /// Variable that names another file; empty for none.
 const VARIABLE: &str = "MOEFLUX_CONFIG";
-
-/// Name of the file in the user's folder of settings.
-const FILE: &str = "moeflux.toml";
-
-/// Largest file that is read, in bytes.
-const MAX_BYTES: u64 = 1 << 20;
 
 /// Defaults of options, and the file that has them.
 #[derive(Debug)]
@@ -33,27 +30,21 @@ impl Defaults {
     /// # Errors
     /// The file cannot be read or is not TOML. One that [`VARIABLE`] names must exist.
     pub(crate) fn read() -> anyhow::Result<Option<Self>> {
-        match env::var_os(VARIABLE) {
-            Some(path) if path.is_empty() => Ok(None),
-            Some(path) => Self::read_from(path.into()).map(Some),
-            None => match folders::settings().map(|folder| folder.join(FILE)) {
-                Some(path) if exists(&path) => Self::read_from(path).map(Some),
-                _ => Ok(None),
-            },
+        let named = env::var_os(VARIABLE).map(PathBuf::from);
+        if named.as_ref().is_some_and(|path| path.as_os_str().is_empty()) {
+            return Ok(None);
         }
-    }
-
-    fn read_from(path: PathBuf) -> anyhow::Result<Self> {
-        let size = fs::metadata(&path).map(|file| file.len());
-        let text = size.and_then(|size| match size <= MAX_BYTES {
-            true => fs::read_to_string(&path),
-            false => Err(io::Error::other("it is too large")),
-        });
-        let text = text.with_context(|| format!("{}: cannot be read", path.display()))?;
+        let own = || folders::settings().map(|folder| folder.join(FILE));
+        let Some(path) = named.clone().or_else(own) else { return Ok(None) };
+        let text = match settings_text::read(&path)? {
+            Some(text) => text,
+            None if named.is_none() => return Ok(None),
+            None => bail!("{}: cannot be read: there is no such file", path.display()),
+        };
         let table = text.parse().map_err(|error: toml::de::Error| {
             anyhow!("{}: {}", path.display(), error.to_string().trim_end())
         })?;
-        Ok(Self { path, table })
+        Ok(Some(Self { path, table }))
     }
 
     /// Path of the file.
@@ -91,11 +82,6 @@ enum Depth {
     Here,
     /// The command and all below it.
     Below,
-}
-
-/// Whether there is such a file; one that cannot be looked at is reported when it is read.
-fn exists(path: &Path) -> bool {
-    !matches!(fs::metadata(path), Err(error) if error.kind() == io::ErrorKind::NotFound)
 }
 
 /// Applies the table of a command below `program`.

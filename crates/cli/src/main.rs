@@ -14,6 +14,7 @@ mod model_settings;
 mod out;
 mod printable;
 mod progress;
+mod settings_text;
 mod tensor_writer;
 
 use std::{fmt, process::ExitCode};

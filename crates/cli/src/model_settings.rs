@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    fmt, fs, io,
+    fmt,
     num::NonZeroUsize,
     path::{Path, PathBuf},
 };
@@ -20,13 +20,8 @@ use serde::{Deserialize, Deserializer, de};
 use crate::{
     args::{ServeArgs, parse_card_sizes, parse_size},
     folders,
+    settings_text::{self, FILE},
 };
-
-/// Name of the file in the folder of models.
-const FILE: &str = "moeflux.toml";
-
-/// Largest file that is read, in bytes.
-const MAX_BYTES: u64 = 1 << 20;
 
 /// Settings of all models.
 #[derive(Debug, Default, Deserialize)]
@@ -116,15 +111,7 @@ impl SettingsFile {
     /// The file cannot be read, has an unknown key or a wrong value, or names another model.
     pub(crate) fn read(folder: &Path, names: &[&str]) -> anyhow::Result<Self> {
         let path = folder.join(FILE);
-        let text = match fs::metadata(&path) {
-            Ok(file) if file.len() > MAX_BYTES => bail!("{}: it is too large", path.display()),
-            Ok(_) => fs::read_to_string(&path),
-            Err(error) => Err(error),
-        };
-        let text = match text {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
-            text => text.with_context(|| format!("{}: cannot be read", path.display()))?,
-        };
+        let Some(text) = settings_text::read(&path)? else { return Ok(Self::default()) };
         Self::parse(&text, names).with_context(|| path.display().to_string())
     }
 
