@@ -55,6 +55,16 @@ third_party() {
     cat crates/server/src/page/files/uplot/LICENSE
 }
 
+# The changelog of the Debian package, which refers to that of the program.
+debian_changelog() {
+    local version
+    version=$(cargo pkgid --locked -p moeflux-cli)
+    printf 'moeflux (%s-1) unstable; urgency=medium\n\n' "${version##*[#@]}"
+    printf '  * The changes of this version are in changelog.gz.\n\n'
+    printf ' -- The moeflux authors <moeflux@users.noreply.github.com>  %s\n' \
+        "$(git log -1 --format=%cD 2>/dev/null || date -R)"
+}
+
 rm -rf "$folder"
 mkdir -p "$folder/man" "$folder/completions"
 cp "$binary" LICENSE-MIT LICENSE-APACHE README.md CHANGELOG.md contrib/moeflux.service "$folder/"
@@ -91,7 +101,9 @@ if $deb; then
     cp -r "$folder" "$assets"
     gzip -9 --no-name "$assets"/man/*
     mkdir "$assets/doc"
-    mv "$assets"/*.md "$assets/doc/"
+    mv "$assets/README.md" "$assets/doc/"
+    mv "$assets/CHANGELOG.md" "$assets/doc/changelog"
+    debian_changelog >"$assets/changelog"
     if $licences; then mv "$assets"/THIRD-PARTY* "$assets/doc/"; fi
     package=$(cargo deb --locked --no-build -p moeflux-cli --target "$target" --output "$out/")
     results+=("$(basename "$package")")
