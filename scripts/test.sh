@@ -30,11 +30,8 @@ case "${1-}" in
     *) sed -n '/^# usage/,/^# output/s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac
 
-# Debug information and incremental state cost a cold build time and disk, and have no use in CI;
-# nor have small codegen units, which are optimized a second time together.
-if [ "${CI-}" = true ]; then
-    export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_CODEGEN_UNITS=4
-fi
+# Debug information and incremental state cost a cold build time and disk, and have no use in CI.
+if [ "${CI-}" = true ]; then export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0; fi
 
 heading() { printf '\n== %s\n' "$1"; }
 

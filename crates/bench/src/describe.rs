@@ -18,10 +18,14 @@ pub fn device(device: &ChosenDevice, dispatches: u64) -> String {
     }
 }
 
-/// Peak memory of the host and, with a discrete GPU, planned memory of the GPU.
+/// Peak memory of the host and, with a discrete GPU, planned memory of the GPU. A `peak` of 0 is
+/// unknown: a container without `/proc`.
 pub fn peak_memory(plan: &MemoryPlan, peak: u64) -> String {
-    let host =
-        format!("peak memory {} of {}", units::memory(peak), units::memory(plan.host().budget));
+    let budget = units::memory(plan.host().budget);
+    let host = match peak {
+        0 => format!("peak memory unknown, budget {budget}"),
+        peak => format!("peak memory {} of {budget}", units::memory(peak)),
+    };
     let of_card =
         |card: &Pool| format!("{} of {}", units::memory(card.total()), units::memory(card.budget));
     match plan.cards() {
