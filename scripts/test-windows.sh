@@ -65,5 +65,7 @@ export CARGO_TARGET_X86_64_PC_WINDOWS_GNU_RUNNER=wine
 export MOEFLUX_TEST_GPU=none
 # Formats and shapes beyond the usual tables differ by arithmetic, which is that of other systems.
 unset MOEFLUX_TEST_FULL
+# Tests run the examples, which `--tests` does not build.
+cargo build --locked --workspace --target "$target" --examples
 cargo test --locked --workspace --no-fail-fast --target "$target" --lib --bins --tests -- \
     "${skips[@]}" "$@"

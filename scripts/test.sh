@@ -2,12 +2,14 @@
 # Everything that must hold before a change lands: formatting, lints, documentation, the foreign
 # targets, the tests. Needs no weights and, where the tools are installed, no network.
 #
-# usage: scripts/test.sh [--full]
+# usage: scripts/test.sh [--full] [--only TEXT]
 #
-#   --full   also runs cargo-deny, cargo-fuzz and mlx-lm's fuzzer where they are installed, builds and
-#            tries the packages, the page in a browser, lints for the foreign targets, the tests of
-#            the Windows build under Wine, all weight formats, the whole conformance table on every
-#            kind of GPU below, and the tests once more in release mode with more property cases
+#   --full       also runs cargo-deny, cargo-fuzz and mlx-lm's fuzzer where they are installed,
+#                builds and tries the packages, the page in a browser, lints for the foreign
+#                targets, the tests of the Windows build under Wine, all weight formats, the whole
+#                conformance table on every kind of GPU below, and the tests once more in release
+#                mode with more property cases: some four hours on 2 cores
+#   --only TEXT  only sections whose names contain TEXT, such as --full --only Windows
 #
 # Kernels run on a software Vulkan driver in subgroups of 8. A sample of the conformance table also
 # runs in subgroups of 4 and 16, without subgroups, and as Metal: translated to its language and
@@ -23,20 +25,28 @@ exec </dev/null
 
 FOREIGN_TARGETS=(aarch64-apple-darwin x86_64-pc-windows-msvc)
 
-full=false
-case "${1-}" in
-    "") ;;
-    --full) full=true ;;
-    *) sed -n '/^# usage/,/^# output/s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
-esac
+full=false only='' any=false
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --full) full=true ;;
+        --only) only=${2:?"--only needs a part of a section's name"}; shift ;;
+        *) sed -n '/^# usage/,/^[^#]/s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+    esac
+    shift
+done
 
 # Debug information and incremental state cost a cold build time and disk, and have no use in CI.
 if [ "${CI-}" = true ]; then export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0; fi
 
 heading() { printf '\n== %s\n' "$1"; }
 
-# section NAME COMMAND...: runs the command under a heading; reports its duration, or its failure.
-section() {
+# Whether --only leaves a section in.
+selected() {
+    case $1 in *"$only"*) any=true ;; *) return 1 ;; esac
+}
+
+# step NAME COMMAND...: runs the command under a heading; reports its duration, or its failure.
+step() {
     local name=$1 start=$SECONDS
     shift
     heading "$name"
@@ -45,6 +55,9 @@ section() {
     trap - EXIT
     printf -- '-- %s: %d s\n' "$name" $((SECONDS - start))
 }
+
+# section NAME COMMAND...: the same for what --only can leave out.
+section() { if selected "$1"; then step "$@"; fi; }
 
 has_target() { [ -d "$(rustc --print sysroot)/lib/rustlib/$1/lib" ]; }
 
@@ -244,8 +257,9 @@ fuzz() {
     python3 scripts/fuzz-golden.py target/release/moeflux --seeds 0:40
 }
 
-section toolchain toolchain
-section "GPU tools" gpu_tools
+# The other sections need what these two find.
+step toolchain toolchain
+step "GPU tools" gpu_tools
 section format cargo fmt --all --check
 section lints cargo clippy --locked --workspace --all-targets -- -D warnings
 section "library without features" library_without_features
@@ -282,10 +296,14 @@ if $full; then
         echo "skipped: mlx-lm is not installed"
     fi
     section tests run_tests
-    export PROPTEST_CASES="${PROPTEST_CASES:-4096}"
-    heading "tests in release mode, $PROPTEST_CASES cases per property"
-    run_tests --release
-else
+    release="tests in release mode"
+    if selected "$release"; then
+        export PROPTEST_CASES="${PROPTEST_CASES:-4096}"
+        heading "$release, $PROPTEST_CASES cases per property"
+        run_tests --release
+    fi
+elif selected tests; then
     heading tests
     run_tests
 fi
+$any || { echo "no section's name contains \"$only\"" >&2; exit 2; }

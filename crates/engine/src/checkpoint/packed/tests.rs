@@ -74,7 +74,7 @@ fn open(folder: &Path, contents: &[u8]) -> Result<(), Error> {
             assert!(end <= contents.len() as u64);
         }
     }
-    let memory = MemoryRequest { budget: Some(256 << 20), ..MemoryRequest::default() };
+    let memory = MemoryRequest { budget: Some(1 << 30), ..MemoryRequest::default() };
     Engine::open(checkpoint, EngineOptions { memory, ..EngineOptions::default() }, &mut |_, _| {})?;
     Ok(())
 }
