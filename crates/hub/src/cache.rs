@@ -216,17 +216,24 @@ impl RepositoryFolder {
         Ok(())
     }
 
-    /// Gives contents their name in a snapshot. Where links cannot be made, they are copied.
+    /// Whether contents have their name in a snapshot, judged by their size.
+    pub(crate) fn is_linked(&self, commit: &str, path: &FilePath, tag: &str) -> bool {
+        let size = |path: &Path| fs::metadata(path).map(|metadata| metadata.len()).ok();
+        let linked = size(&path.below(&self.snapshot_folder(commit)));
+        linked.is_some() && linked == size(&self.blob(tag))
+    }
+
+    /// Gives contents their name in a snapshot. Where links cannot be made, they are copied. The
+    /// caller holds the lock of the contents.
     ///
     /// # Errors
     /// The link cannot be made.
     pub(crate) fn link(&self, commit: &str, path: &FilePath, tag: &str) -> Result<(), HubError> {
-        let link = path.below(&self.snapshot_folder(commit));
-        let blob = self.blob(tag);
-        let size = |path: &Path| fs::metadata(path).map(|metadata| metadata.len()).ok();
-        if size(&link).is_some() && size(&link) == size(&blob) {
+        if self.is_linked(commit, path, tag) {
             return Ok(());
         }
+        let link = path.below(&self.snapshot_folder(commit));
+        let blob = self.blob(tag);
         if let Some(folder) = link.parent() {
             fs::create_dir_all(folder).map_err(HubError::file(folder, "creating"))?;
         }

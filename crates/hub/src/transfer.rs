@@ -236,7 +236,7 @@ impl Transfer {
 
     /// Opens a file, or finds that the cache has its contents.
     fn open(&self, file: usize) -> Result<(), HubError> {
-        let contents = &self.files[file].contents;
+        let FileToFetch { path, contents, .. } = &self.files[file];
         let blob = self.repository.blob(&contents.tag);
         let has_contents = || fs::metadata(&blob).is_ok_and(|found| found.len() == contents.size);
         let complete = || {
@@ -244,10 +244,11 @@ impl Transfer {
             self.counters.checked.fetch_add(contents.size, Ordering::Relaxed);
             self.link(file)
         };
-        if has_contents() {
+        if has_contents() && self.repository.is_linked(&self.commit, path, &contents.tag) {
             return complete();
         }
         self.repository.create()?;
+        // Links are made under the lock too: two processes would remove each other's.
         let lock_file = self.lock_contents(&contents.tag)?;
         // The process that held the lock may have fetched it.
         if has_contents() {
