@@ -1,6 +1,8 @@
 //! Goldens: logits, hidden states and chosen experts against mlx-lm, layer by layer, for prefill at
 //! once, prefill in chunks, and decode.
 
+use std::ops::Range;
+
 use moeflux::{MemoryRequest, runtime::DeviceOptions};
 
 use crate::common::{
@@ -171,6 +173,32 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
     norm(&mut a.iter().zip(b).map(|(a, b)| a - b)) / norm(&mut b.iter().copied())
 }
 
+/// A choice in a golden's prompt that is nearly a tie, so that the rounding of the fast path decides
+/// it: a row, and the rows after it whose logits depend on it.
+struct NearTie {
+    golden: &'static str,
+    rows: Range<usize>,
+}
+
+/// In each of these the exact path has the same logits as the reference, and another choice after
+/// embeddings are changed by 0.5 % in a few of their elements.
+const NEAR_TIES: [NearTie; 2] = [
+    // An indexer in the last layer: in 0.2 % of the elements, which moves other rows by 3e-4, 6 of
+    // 20 draws move row 60 by more than 5e-2.
+    NearTie { golden: "glm5_next_shared_hub", rows: 60..61 },
+    // The router of layer 0, where the fast path has expert 1 in place of 4: in 1 % of the elements,
+    // which moves other rows by 2e-4, 4 of 20 draws move row 23 by more than 2e-2. The recurrent
+    // states of later layers forget it slowly.
+    NearTie { golden: "qwen4_exp_hub", rows: 23..38 },
+];
+
+/// Logits of a golden's prompt, rows of `width`, without near ties.
+fn without_near_ties(golden: &str, logits: &[f32], width: usize) -> Vec<f32> {
+    let is_tied = |row| NEAR_TIES.iter().any(|tie| tie.golden == golden && tie.rows.contains(&row));
+    let rows = logits.chunks(width).enumerate().filter(|(row, _)| !is_tied(*row));
+    rows.flat_map(|(_, logits)| logits).copied().collect()
+}
+
 /// Most weights in the Hub's layout are floats, so their products do not quantize activations to 8
 /// bits. Where activations are quantized, random weights may choose another expert; the fables test
 /// the effect on a whole model.
@@ -191,8 +219,10 @@ fn the_fast_path_of_the_gpu_is_near_mlx() {
         let engine = engine(&golden.folder, gpu.clone(), MemoryRequest::default());
         let mut session = engine.session().unwrap();
         let logits = feed(&mut session, &golden.prompt(), None);
-        let wanted = golden.floats("prefill_logits_f32").unwrap().numbers;
-        let prefill = distance(&logits[logits.len() - wanted.len()..], &wanted);
+        let wanted = golden.floats("prefill_logits_f32").unwrap();
+        let untied = |logits| without_near_ties(&golden.name, logits, wanted.width);
+        let computed = &logits[logits.len() - wanted.numbers.len()..];
+        let prefill = distance(&untied(computed), &untied(&wanted.numbers));
         let generated = golden.generated();
         let logits: Vec<f32> =
             generated.iter().flat_map(|token| feed(&mut session, &[*token], None)).collect();
