@@ -173,8 +173,8 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
     norm(&mut a.iter().zip(b).map(|(a, b)| a - b)) / norm(&mut b.iter().copied())
 }
 
-/// A choice in a golden's prompt that is nearly a tie, so that the rounding of the fast path decides
-/// it: a row, and the rows after it whose logits depend on it.
+/// A choice in a golden's prompt that is nearly a tie, so that the rounding of the fast path
+/// decides it: a row, and the rows after it whose logits depend on it.
 struct NearTie {
     golden: &'static str,
     rows: Range<usize>,
@@ -186,9 +186,9 @@ const NEAR_TIES: [NearTie; 2] = [
     // An indexer in the last layer: in 0.2 % of the elements, which moves other rows by 3e-4, 6 of
     // 20 draws move row 60 by more than 5e-2.
     NearTie { golden: "glm5_next_shared_hub", rows: 60..61 },
-    // The router of layer 0, where the fast path has expert 1 in place of 4: in 1 % of the elements,
-    // which moves other rows by 2e-4, 4 of 20 draws move row 23 by more than 2e-2. The recurrent
-    // states of later layers forget it slowly.
+    // The router of layer 0, where the fast path has expert 1 in place of 4: in 1 % of the
+    // elements, which moves other rows by 2e-4, 4 of 20 draws move row 23 by more than 2e-2. The
+    // recurrent states of later layers forget it slowly.
     NearTie { golden: "qwen4_exp_hub", rows: 23..38 },
 ];
 
