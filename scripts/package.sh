@@ -57,11 +57,12 @@ third_party() {
 
 # The changelog of the Debian package, which refers to that of the program.
 debian_changelog() {
-    local version
+    local version maintainer
     version=$(cargo pkgid --locked -p moeflux-cli)
+    maintainer=$(sed -n 's/^maintainer = "\(.*\)"$/\1/p' crates/cli/Cargo.toml)
     printf 'moeflux (%s-1) unstable; urgency=medium\n\n' "${version##*[#@]}"
     printf '  * The changes of this version are in changelog.gz.\n\n'
-    printf ' -- The moeflux authors <moeflux@users.noreply.github.com>  %s\n' \
+    printf ' -- %s  %s\n' "$maintainer" \
         "$(git log -1 --format=%cD 2>/dev/null || date -R)"
 }
 
