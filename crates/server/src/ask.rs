@@ -1,20 +1,18 @@
 //! A request for answers, whatever its API, and the fields that all APIs share.
 
-use std::collections::HashSet;
-
-use moeflux::{
-    ChatOptions, GenerateRequest, Message, Sampling,
-    text::{MAX_TOP_LOGPROBS, ToolSet},
-};
-use serde_json::Value;
+use std::{borrow::Cow, collections::HashSet};
 
 use crate::{
     error::ApiError,
     form::{AskedForm, RequiredCalls},
     ids,
-    json::{Fields, wrong_type},
+    json::{Fields, Json, Member, wrong_type},
     overflow::Overflow,
     turns::CallIds,
+};
+use moeflux::{
+    ChatOptions, GenerateRequest, Message, Sampling,
+    text::{MAX_TOP_LOGPROBS, ToolSet},
 };
 
 /// Most stop strings of a request.
@@ -203,20 +201,19 @@ pub(crate) fn sampling(fields: &Fields<'_>, recommended: &Sampling) -> Result<Sa
 /// The field has a wrong type; the strings are too many, or one is empty.
 pub(crate) fn stops(fields: &Fields<'_>, name: &str) -> Result<Vec<String>, ApiError> {
     let wrong = || wrong_type(name, "a string or a list of strings");
-    let stops = match fields.get(name) {
-        None => Vec::new(),
-        Some(Value::String(stop)) => vec![stop.clone()],
-        Some(Value::Array(list)) => {
-            let texts = list.iter().map(|stop| stop.as_str().map(str::to_owned));
-            texts.collect::<Option<Vec<_>>>().ok_or_else(wrong)?
-        }
-        Some(_) => return Err(wrong()),
-    };
-    if stops.len() > MAX_STOPS {
-        let count = stops.len();
+    let Some(value) = fields.get(name) else { return Ok(Vec::new()) };
+    let list = value.as_list();
+    let count = list.map_or(1, |list| list.iter().count());
+    if count > MAX_STOPS {
         let message = format!("{name} has {count} strings: at most {MAX_STOPS} are allowed");
         return Err(ApiError::invalid(name, message));
     }
+    let text = |value: Json<'_>| value.as_str().map(Cow::into_owned);
+    let stops: Option<Vec<String>> = match list {
+        Some(list) => list.iter().map(text).collect(),
+        None => text(value).map(|stop| vec![stop]),
+    };
+    let stops = stops.ok_or_else(wrong)?;
     if stops.iter().any(String::is_empty) {
         return Err(ApiError::invalid(name, format!("{name} has an empty string")));
     }
@@ -243,25 +240,25 @@ pub(crate) fn choices(fields: &Fields<'_>) -> Result<usize, ApiError> {
 /// # Errors
 /// An id is not in the vocabulary, or a bias is not from -100 to 100.
 pub(crate) fn logit_bias(fields: &Fields<'_>, vocab: usize) -> Result<Vec<(u32, f32)>, ApiError> {
-    let bias = |id: Option<u32>, bias: &Value| {
+    let Some(value) = fields.get("logit_bias") else { return Ok(Vec::new()) };
+    let bias = |id: Option<u32>, bias: Json<'_>| {
         let id = id.filter(|id| usize::try_from(*id).is_ok_and(|id| id < vocab))?;
         let bias = bias.as_f64().filter(|bias| (-100.0..=100.0).contains(bias))?;
         Some((id, bias as f32))
     };
-    let biases: Option<Vec<(u32, f32)>> = match fields.get("logit_bias") {
-        None => Some(Vec::new()),
-        Some(Value::Object(map)) => {
-            map.iter().map(|(id, value)| bias(id.parse().ok(), value)).collect()
-        }
-        Some(Value::Array(list)) => {
-            let pair = |pair: &Value| {
-                let id = pair.get(0)?.as_u64()?;
-                bias(u32::try_from(id).ok(), pair.get(1)?)
-            };
-            list.iter().map(pair).collect()
-        }
-        Some(_) => None,
+    let pair = |pair: Json<'_>| {
+        let mut pair = pair.as_list()?.iter();
+        let id = pair.next()?.as_integer()?;
+        bias(u32::try_from(id).ok(), pair.next()?)
     };
+    let member = |Member { name, value }: Member<'_>| bias(name.parse().ok(), value);
+    // Each token once at most.
+    let biases: Option<Vec<(u32, f32)>> = match (value.members(), value.as_list()) {
+        (Some(members), _) => members.take(vocab + 1).map(member).collect(),
+        (None, Some(list)) => list.iter().take(vocab + 1).map(pair).collect(),
+        (None, None) => None,
+    };
+    let biases = biases.filter(|biases| biases.len() <= vocab);
     let expected = format!("token ids below {vocab} with biases from -100 to 100");
     biases.ok_or_else(|| wrong_type("logit_bias", &expected))
 }
@@ -287,7 +284,7 @@ pub(crate) fn chat_options(fields: &Fields<'_>) -> Result<ChatOptions, ApiError>
     let mut options = ChatOptions::default();
     options.thinking = fields.flag("enable_thinking")?;
     if let Some(thinking) = fields.object("thinking")? {
-        options.thinking = match thinking.text("type")? {
+        options.thinking = match thinking.text("type")?.as_deref() {
             Some("enabled") => Some(true),
             Some("disabled") => Some(false),
             // The template decides.
@@ -300,7 +297,7 @@ pub(crate) fn chat_options(fields: &Fields<'_>) -> Result<ChatOptions, ApiError>
             }
         };
     }
-    match fields.text("reasoning_effort")? {
+    match fields.text("reasoning_effort")?.as_deref() {
         None => {}
         Some("none") => options.thinking = Some(false),
         Some(effort) => set_effort(&mut options, effort),
@@ -311,7 +308,6 @@ pub(crate) fn chat_options(fields: &Fields<'_>) -> Result<ChatOptions, ApiError>
             let message = format!("{path} is set by the messages and tools of the request");
             return Err(ApiError::invalid(path, message));
         }
-        let variables = variables.iter().map(|(name, value)| (name.clone(), value.clone()));
         options.variables.extend(variables);
     }
     Ok(options)
@@ -347,7 +343,7 @@ pub(crate) fn thinking_budget(fields: &Fields<'_>) -> Result<Option<usize>, ApiE
 /// # Errors
 /// The field is neither `auto` nor `disabled`.
 pub(crate) fn overflow(fields: &Fields<'_>) -> Result<Option<Overflow>, ApiError> {
-    match fields.text("truncation")? {
+    match fields.text("truncation")?.as_deref() {
         None => Ok(None),
         Some("auto") => Ok(Some(Overflow::DropOldestTurns)),
         Some("disabled") => Ok(Some(Overflow::Error)),

@@ -14,13 +14,12 @@ use axum::{
     http::{HeaderMap, header},
 };
 use http_body::{Frame, SizeHint};
-use serde_json::Value;
 use tokio::{sync::OwnedSemaphorePermit, task::spawn_blocking, time::timeout};
 
 use crate::{
     app::App,
     error::ApiError,
-    json::{self, Fields},
+    json::{Fields, Json, JsonText},
     models::{ModelLease, ServedModel},
 };
 
@@ -100,7 +99,7 @@ impl HttpBody for SharedBody {
 
 /// A JSON body. Its bytes are free again once it is dropped.
 pub(crate) struct JsonBody {
-    value: Value,
+    text: JsonText,
     _room: Option<OwnedSemaphorePermit>,
 }
 
@@ -114,7 +113,12 @@ impl JsonBody {
             return Err(ApiError::encoding());
         }
         let ReceivedBody { bytes, room } = receive(app, request.into_body()).await?;
-        blocking(move || Ok(Self { value: json::parse(&bytes)?, _room: room })).await
+        blocking(move || {
+            let text = JsonText::new(bytes);
+            let text = text.map_err(|e| ApiError::body(format!("the body is not JSON: {e}")))?;
+            Ok(Self { text, _room: room })
+        })
+        .await
     }
 
     /// Its fields.
@@ -122,7 +126,7 @@ impl JsonBody {
     /// # Errors
     /// It is not an object.
     pub(crate) fn fields(&self) -> Result<Fields<'_>, ApiError> {
-        Fields::of_body(&self.value)
+        Fields::of_body(self.text.value())
     }
 
     /// The model that it names, loaded. Waits for it.
@@ -130,8 +134,8 @@ impl JsonBody {
     /// # Errors
     /// There is no such model, it cannot be loaded, or too many requests wait.
     pub(crate) async fn model(&self, app: &App) -> Result<ModelLease, ApiError> {
-        let name = self.fields()?.get("model").and_then(Value::as_str);
-        app.models.lease(app.models.find(name)?).await
+        let name = self.fields()?.get("model").and_then(Json::as_str);
+        app.models.lease(app.models.find(name.as_deref())?).await
     }
 }
 

@@ -4,13 +4,12 @@ use moeflux::{
     GenerateRequest,
     serve::{Pooling, RequestEvent},
 };
-use serde_json::Value;
 use tokio::sync::mpsc;
 
 use crate::{
     answer::{ChannelSink, UNREAD},
     error::ApiError,
-    json::{Fields, wrong_type},
+    json::{Fields, Json, wrong_type},
     models::ServedModel,
     native,
 };
@@ -47,7 +46,7 @@ impl EmbeddingAsk {
     ) -> Result<Self, ApiError> {
         let inputs = inputs(model, fields, name, truncates)?;
         if inputs.len() > MAX_INPUTS {
-            let message = format!("{name} has {} texts: at most {MAX_INPUTS}", inputs.len());
+            let message = format!("{name} has more than {MAX_INPUTS} texts");
             return Err(ApiError::invalid(name, message));
         }
         if inputs.iter().any(Vec::is_empty) {
@@ -62,7 +61,7 @@ impl EmbeddingAsk {
             let message = format!("dimensions must be {hidden}: this model has no other size");
             return Err(ApiError::invalid("dimensions", message));
         }
-        let pooling = match fields.text("pooling")? {
+        let pooling = match fields.text("pooling")?.as_deref() {
             None | Some("last") => Pooling::Last,
             Some("mean") => Pooling::Mean,
             Some(_) => return Err(wrong_type("pooling", "last or mean")),
@@ -101,23 +100,24 @@ fn inputs(
         false => Ok::<_, ApiError>(text.encode(content)?),
     };
     let wrong = |path: &str| wrong_type(path, "a string, token ids, or a list of either");
-    let list = match fields.get(name).ok_or_else(|| fields.missing(name))? {
-        Value::String(content) => return Ok(vec![encode(content)?]),
-        Value::Array(list) => list,
-        _ => return Err(wrong(name)),
-    };
-    if list.first().is_some_and(Value::is_number) {
+    let value = fields.get(name).ok_or_else(|| fields.missing(name))?;
+    if let Some(content) = value.as_str() {
+        return Ok(vec![encode(&content)?]);
+    }
+    let list = value.as_list().ok_or_else(|| wrong(name))?;
+    if list.iter().next().is_some_and(Json::is_number) {
         return Ok(vec![native::token_ids(model, list, name)?]);
     }
-    let input = |(i, value): (usize, &Value)| {
+    let input = |(i, value): (usize, Json<'_>)| {
         let path = format!("{name}[{i}]");
-        match value {
-            Value::String(content) => encode(content),
-            Value::Array(ids) => native::token_ids(model, ids, &path),
-            _ => Err(wrong(&path)),
+        match (value.as_str(), value.as_list()) {
+            (Some(content), _) => encode(&content),
+            (None, Some(ids)) => native::token_ids(model, ids, &path),
+            (None, None) => Err(wrong(&path)),
         }
     };
-    let inputs: Vec<Vec<u32>> = list.iter().enumerate().map(input).collect::<Result<_, _>>()?;
+    let inputs = list.iter().take(MAX_INPUTS + 1).enumerate().map(input);
+    let inputs: Vec<Vec<u32>> = inputs.collect::<Result<_, _>>()?;
     match inputs.is_empty() {
         true => Err(ApiError::invalid(name, format!("{name} is empty"))),
         false => Ok(inputs),

@@ -2,17 +2,15 @@
 
 use std::sync::Arc;
 
+use crate::{
+    ask::Conversation,
+    error::ApiError,
+    json::{Fields, Json, JsonText, wrong_type},
+};
 use moeflux::{
     Error,
     base::GrammarError,
     text::{AnswerForm, CallConstraint, Constraint, Grammar, MaskSource, Text, ToolSet},
-};
-use serde_json::Value;
-
-use crate::{
-    ask::Conversation,
-    error::ApiError,
-    json::{Fields, wrong_type},
 };
 
 /// Form of an answer, and the field that asks for it.
@@ -42,25 +40,27 @@ impl AskedForm {
     fn schema(fields: &Fields<'_>, name: &str) -> Result<Self, ApiError> {
         let schema = fields.get(name).ok_or_else(|| fields.missing(name))?;
         let path = fields.path(name);
-        match schema {
-            Value::Object(_) | Value::Bool(_) => {
-                Ok(Self::new(AnswerForm::Json(schema.clone()), path))
-            }
+        let wrong = || wrong_type(&path, "a JSON schema");
+        let schema = match schema.as_str() {
             // Clients of vLLM send it as text, too.
-            Value::String(text) => {
-                let schema = serde_json::from_str(text);
-                let schema = schema.map_err(|_| wrong_type(&path, "a JSON schema"))?;
-                Ok(Self::new(AnswerForm::Json(schema), path))
+            Some(text) => {
+                let text = JsonText::new(text.into_owned().into()).map_err(|_| wrong())?;
+                text.value().to_value().map_err(|_| wrong())?
             }
-            _ => Err(wrong_type(&path, "a JSON schema")),
-        }
+            None if schema.is_object() || schema.as_bool().is_some() => {
+                fields.value(name)?.ok_or_else(wrong)?
+            }
+            None => return Err(wrong()),
+        };
+        Ok(Self::new(AnswerForm::Json(schema), path))
     }
 
     fn choice(fields: &Fields<'_>, name: &str) -> Result<Self, ApiError> {
         let path = fields.path(name);
         let wrong = || wrong_type(&path, "a list of strings, not empty");
         let list = fields.list(name)?.unwrap_or_default();
-        let texts = list.iter().map(|text| text.as_str().map(escaped)).collect::<Option<Vec<_>>>();
+        let texts = list.iter().map(|text| text.as_str().map(|text| escaped(&text)));
+        let texts = texts.collect::<Option<Vec<_>>>();
         let texts = texts.filter(|texts| !texts.is_empty()).ok_or_else(wrong)?;
         Ok(Self::new(AnswerForm::Regex(texts.join("|")), path))
     }
@@ -71,7 +71,7 @@ impl AskedForm {
         form: fn(String) -> AnswerForm,
     ) -> Result<Self, ApiError> {
         let text = fields.text(name)?.ok_or_else(|| fields.missing(name))?;
-        Ok(Self::new(form(text.to_owned()), fields.path(name)))
+        Ok(Self::new(form(text.into_owned()), fields.path(name)))
     }
 
     /// Form of one key of `structured_outputs`, or of the field `name` that stands for it.
@@ -113,12 +113,9 @@ impl AskedForm {
             forms.push(Self::schema(fields, "json_schema")?);
         }
         if let Some(outputs) = fields.object("structured_outputs")? {
-            let map = fields.map("structured_outputs")?;
-            for (key, value) in map.into_iter().flatten().filter(|(_, value)| !value.is_null()) {
-                // A neutral value asks for nothing.
-                if *value != Value::Bool(false) {
-                    forms.extend(Self::structured(&outputs, key, key)?);
-                }
+            // A neutral value asks for nothing.
+            for key in outputs.names().filter(|key| outputs.get(key).is_some_and(is_asked)) {
+                forms.extend(Self::structured(&outputs, key, key)?);
             }
         }
         for name in GUIDED.into_iter().filter(|name| fields.get(name).is_some()) {
@@ -138,7 +135,7 @@ impl AskedForm {
     /// # Errors
     /// A field has a wrong type, or the type is unknown.
     pub(crate) fn response_format(format: &Fields<'_>) -> Result<Option<Self>, ApiError> {
-        match format.text("type")?.ok_or_else(|| format.missing("type"))? {
+        match &*format.text("type")?.ok_or_else(|| format.missing("type"))? {
             "text" => Ok(None),
             // As llama.cpp's server has it.
             "json_object" if format.get("schema").is_some() => {
@@ -165,14 +162,12 @@ impl AskedForm {
     /// # Errors
     /// The field is neither.
     pub(crate) fn ollama(fields: &Fields<'_>) -> Result<Option<Self>, ApiError> {
-        match fields.get("format") {
-            None => Ok(None),
-            Some(Value::String(kind)) if kind.is_empty() => Ok(None),
-            Some(Value::String(kind)) if kind == "json" => {
-                Ok(Some(Self::new(AnswerForm::json_object(), "format")))
-            }
-            Some(Value::Object(_)) => Self::schema(fields, "format").map(Some),
-            Some(_) => Err(wrong_type("format", "json or a JSON schema")),
+        let Some(format) = fields.get("format") else { return Ok(None) };
+        match format.as_str().as_deref() {
+            Some("") => Ok(None),
+            Some("json") => Ok(Some(Self::new(AnswerForm::json_object(), "format"))),
+            None if format.is_object() => Self::schema(fields, "format").map(Some),
+            _ => Err(wrong_type("format", "json or a JSON schema")),
         }
     }
 
@@ -182,7 +177,7 @@ impl AskedForm {
     /// The field has a wrong type.
     pub(crate) fn anthropic(fields: &Fields<'_>, name: &str) -> Result<Option<Self>, ApiError> {
         let Some(format) = fields.object(name)? else { return Ok(None) };
-        match format.text("type")?.ok_or_else(|| format.missing("type"))? {
+        match &*format.text("type")?.ok_or_else(|| format.missing("type"))? {
             "json_schema" => Self::schema(&format, "schema").map(Some),
             other => {
                 let path = format.path("type");
@@ -191,6 +186,11 @@ impl AskedForm {
             }
         }
     }
+}
+
+/// Whether the value of a key asks for a form.
+fn is_asked(value: Json<'_>) -> bool {
+    value.as_bool() != Some(false)
 }
 
 /// A grammar in either notation that vLLM takes.

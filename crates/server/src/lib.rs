@@ -3,7 +3,7 @@
 //! - [`Server`] listens, limits connections and ends gracefully: `server.rs`, `timed_stream.rs`.
 //! - Hosts, origins and keys are checked before a body is read: `guard.rs`. Each request has an id
 //!   and a record: `access.rs`.
-//! - A body (`body.rs`, `json.rs`) becomes an `Ask`, whatever its API (`ask.rs`, and the readers in
+//! - A body (`body.rs`, `json/`) becomes an `Ask`, whatever its API (`ask.rs`, and the readers in
 //!   `openai/`, `responses/`, `anthropic/`, `ollama/` and `native/`), and the tokens of its prompts
 //!   (`prompt.rs`), which are submitted to the serving core of a model.
 //! - One of the server's models is loaded at a time; requests have leases of it: `models/`.

@@ -1,12 +1,13 @@
 //! Messages in the form of Anthropic's API.
 
+use std::borrow::Cow;
+
 use moeflux::{Message, text::ToolCall};
-use serde_json::Value;
 
 use crate::{
     ask::MessageList,
     error::ApiError,
-    json::{Fields, wrong_type},
+    json::{Fields, Json, wrong_type},
     openai::messages::no_text,
 };
 
@@ -27,7 +28,8 @@ const BETWEEN_RESULTS: &str = "\n";
 /// result of a call that was not made.
 pub(super) fn parse(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
     let mut messages = MessageList::default();
-    let system = texts(fields, "system")?.into_iter().map(without_billing);
+    let system = texts(fields, "system")?;
+    let system = system.iter().map(|text| without_billing(text));
     let system: Vec<&str> = system.filter(|text| !text.is_empty()).collect();
     if !system.is_empty() {
         messages.push(Message::system(system.join(BETWEEN_TEXTS)), "system")?;
@@ -38,7 +40,7 @@ pub(super) fn parse(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
     }
     for (i, value) in list.iter().enumerate() {
         let fields = Fields::at(value, &format!("messages[{i}]"))?;
-        match fields.text("role")?.ok_or_else(|| fields.missing("role"))? {
+        match &*fields.text("role")?.ok_or_else(|| fields.missing("role"))? {
             "user" => user(&fields, &mut messages)?,
             "assistant" => messages.push(assistant(&fields)?, &fields.path("content"))?,
             "system" => {
@@ -66,26 +68,26 @@ fn without_billing(text: &str) -> &str {
 
 /// Blocks of a content field; a string is one text.
 enum Blocks<'a> {
-    Text(&'a str),
+    Text(Cow<'a, str>),
     List(Vec<Block<'a>>),
 }
 
 /// A block, and its `type`.
 struct Block<'a> {
-    kind: &'a str,
+    kind: Cow<'a, str>,
     fields: Fields<'a>,
 }
 
 /// Blocks of the field `name`; no blocks if it is absent.
 fn blocks<'a>(fields: &Fields<'a>, name: &str) -> Result<Blocks<'a>, ApiError> {
     let path = fields.path(name);
-    let list = match fields.get(name) {
-        None => return Ok(Blocks::List(Vec::new())),
-        Some(Value::String(text)) => return Ok(Blocks::Text(text)),
-        Some(Value::Array(list)) => list,
-        Some(_) => return Err(wrong_type(&path, "a string or a list of blocks")),
-    };
-    let block = |(i, value): (usize, &'a Value)| {
+    let Some(value) = fields.get(name) else { return Ok(Blocks::List(Vec::new())) };
+    if let Some(text) = value.as_str() {
+        return Ok(Blocks::Text(text));
+    }
+    let list = value.as_list();
+    let list = list.ok_or_else(|| wrong_type(&path, "a string or a list of blocks"))?;
+    let block = |(i, value): (usize, Json<'a>)| {
         let fields = Fields::at(value, &format!("{path}[{i}]"))?;
         let kind = fields.text("type")?.ok_or_else(|| fields.missing("type"))?;
         Ok(Block { kind, fields })
@@ -94,7 +96,7 @@ fn blocks<'a>(fields: &Fields<'a>, name: &str) -> Result<Blocks<'a>, ApiError> {
 }
 
 /// Texts of the field `name`, which may have no other blocks.
-fn texts<'a>(fields: &Fields<'a>, name: &str) -> Result<Vec<&'a str>, ApiError> {
+fn texts<'a>(fields: &Fields<'a>, name: &str) -> Result<Vec<Cow<'a, str>>, ApiError> {
     match blocks(fields, name)? {
         Blocks::Text(text) => Ok(vec![text]),
         Blocks::List(list) => list.iter().map(Block::text).collect(),
@@ -103,18 +105,18 @@ fn texts<'a>(fields: &Fields<'a>, name: &str) -> Result<Vec<&'a str>, ApiError> 
 
 impl<'a> Block<'a> {
     /// Text of a block of text, or of a document that is text.
-    fn text(&self) -> Result<&'a str, ApiError> {
-        match self.kind {
+    fn text(&self) -> Result<Cow<'a, str>, ApiError> {
+        match &*self.kind {
             "text" => self.fields.text("text")?.ok_or_else(|| self.fields.missing("text")),
             "document" => {
                 let source = self.fields.object("source")?;
                 let source = source.ok_or_else(|| self.fields.missing("source"))?;
-                match source.text("type")? {
+                match source.text("type")?.as_deref() {
                     Some("text") => source.text("data")?.ok_or_else(|| source.missing("data")),
-                    _ => Err(no_text(&self.fields, self.kind)),
+                    _ => Err(no_text(&self.fields, &self.kind)),
                 }
             }
-            _ => Err(no_text(&self.fields, self.kind)),
+            _ => Err(no_text(&self.fields, &self.kind)),
         }
     }
 }
@@ -149,7 +151,7 @@ fn user(fields: &Fields<'_>, messages: &mut MessageList) -> Result<(), ApiError>
 fn result(block: &Fields<'_>) -> Result<Message, ApiError> {
     let id = block.text("tool_use_id")?.ok_or_else(|| block.missing("tool_use_id"))?;
     let mut message = Message::new("tool", texts(block, "content")?.join(BETWEEN_RESULTS));
-    message.tool_call_id = Some(id.to_owned());
+    message.tool_call_id = Some(id.into_owned());
     Ok(message)
 }
 
@@ -162,20 +164,22 @@ fn assistant(fields: &Fields<'_>) -> Result<Message, ApiError> {
     let (mut text, mut thoughts, mut calls) = (String::new(), String::new(), Vec::new());
     for block in list {
         let fields = &block.fields;
-        match block.kind {
-            "thinking" => thoughts.push_str(fields.text("thinking")?.unwrap_or_default()),
+        match &*block.kind {
+            "thinking" => thoughts.push_str(&fields.text("thinking")?.unwrap_or_default()),
             // Thoughts that only Anthropic's servers can read.
             "redacted_thinking" => {}
             "tool_use" => {
                 let id = fields.text("id")?.ok_or_else(|| fields.missing("id"))?;
                 let name = fields.text("name")?.ok_or_else(|| fields.missing("name"))?;
-                let arguments = match fields.map("input")? {
-                    Some(input) => Value::Object(input.clone()).to_string(),
+                let arguments = match fields.get("input") {
+                    Some(input) if input.is_object() => input.compact(),
+                    Some(_) => return Err(wrong_type(&fields.path("input"), "an object")),
                     None => "{}".to_owned(),
                 };
-                calls.push(ToolCall { id: id.to_owned(), name: name.to_owned(), arguments });
+                let (id, name) = (id.into_owned(), name.into_owned());
+                calls.push(ToolCall { id, name, arguments });
             }
-            _ => text.push_str(block.text()?),
+            _ => text.push_str(&block.text()?),
         }
     }
     let mut message = Message::assistant(text).reasoning(thoughts);

@@ -96,7 +96,7 @@ fn options(fields: &Fields<'_>) -> Result<ChatOptions, ApiError> {
     if let Some(config) = fields.object("output_config")?
         && let Some(effort) = config.text("effort")?
     {
-        ask::set_effort(&mut options, effort);
+        ask::set_effort(&mut options, &effort);
     }
     Ok(options)
 }
@@ -106,7 +106,7 @@ fn tool_set(fields: &Fields<'_>) -> Result<ToolSet, ApiError> {
     let mut set = ToolSet::default();
     for (i, value) in fields.list("tools")?.unwrap_or_default().iter().enumerate() {
         let entry = Fields::at(value, &format!("tools[{i}]"))?;
-        if entry.text("type")?.unwrap_or(CUSTOM) == CUSTOM {
+        if entry.text("type")?.is_none_or(|kind| kind == CUSTOM) {
             let tool = tools::tool(&entry, "input_schema")?;
             set.tools.push(tool.strict(entry.flag("strict")?.unwrap_or(false)));
         }
@@ -117,13 +117,13 @@ fn tool_set(fields: &Fields<'_>) -> Result<ToolSet, ApiError> {
 /// Whether the model may call tools, and the calls that it must make, by `tool_choice`.
 fn calls(fields: &Fields<'_>) -> Result<(bool, Option<RequiredCalls>), ApiError> {
     let Some(choice) = fields.object("tool_choice")? else { return Ok((true, None)) };
-    match choice.text("type")?.ok_or_else(|| choice.missing("type"))? {
+    match &*choice.text("type")?.ok_or_else(|| choice.missing("type"))? {
         "auto" => Ok((true, None)),
         "none" => Ok((false, None)),
         "any" => Ok((true, Some(RequiredCalls::Any))),
         "tool" => {
             let name = choice.text("name")?.ok_or_else(|| choice.missing("name"))?;
-            Ok((true, Some(RequiredCalls::Named(vec![name.to_owned()]))))
+            Ok((true, Some(RequiredCalls::Named(vec![name.into_owned()]))))
         }
         other => {
             let message =

@@ -15,7 +15,7 @@ use crate::{
     app::App,
     body::with_model,
     error::ApiError,
-    json::{self, wrong_type},
+    json::{self, Json, List, wrong_type},
     models::ServedModel,
     openai::chat,
     prompt,
@@ -39,7 +39,7 @@ pub(crate) async fn tokenize(
         let add_special = fields.flag("add_special")?.unwrap_or(false);
         let with_pieces = fields.flag("with_pieces")?.unwrap_or(false);
         let tokenizer = model.text()?.tokenizer();
-        let tokens = tokenizer.encode(content, add_special)?;
+        let tokens = tokenizer.encode(&content, add_special)?;
         if !with_pieces {
             return Ok(json!(tokens));
         }
@@ -72,12 +72,12 @@ pub(crate) async fn detokenize(
 /// An element is not a token of the vocabulary.
 pub(crate) fn token_ids(
     model: &ServedModel,
-    list: &[Value],
+    list: List<'_>,
     path: &str,
 ) -> Result<Vec<u32>, ApiError> {
     let vocab = model.text()?.tokenizer().vocab_size();
-    let id = |value: &Value| {
-        let id = u32::try_from(value.as_u64()?).ok()?;
+    let id = |value: Json<'_>| {
+        let id = u32::try_from(value.as_integer()?).ok()?;
         (usize::try_from(id).ok()? < vocab).then_some(id)
     };
     let tokens: Option<Vec<u32>> = list.iter().map(id).collect();

@@ -1,7 +1,8 @@
 //! Requests of Ollama's API.
 
+use std::borrow::Cow;
+
 use moeflux::{ChatOptions, GenerateRequest, Message, text::ToolCall};
-use serde_json::{Map, Value};
 
 use crate::{
     ask::{self, Ask, AskPrompt, AskedReports, Conversation, MessageList, RawPrompt},
@@ -48,14 +49,14 @@ pub(super) fn generate(model: &ServedModel, fields: &Fields<'_>) -> Result<Ask, 
     if let Some(suffix) = suffix(fields)? {
         let text = model.text()?;
         let fim = FimTokens::required(text)?;
-        let prompts = vec![fim.prompt(text, prompt, suffix)?];
+        let prompts = vec![fim.prompt(text, &prompt, &suffix)?];
         let mut ask = ask(model, fields, AskPrompt::Raw { prompts, echo: false, form })?;
         ask.request.end_tokens = fim.ends;
         return Ok(ask);
     }
     let prompt = match fields.flag("raw")?.unwrap_or(false) {
         true => {
-            let prompts = vec![RawPrompt::Text(prompt.to_owned())];
+            let prompts = vec![RawPrompt::Text(prompt.into_owned())];
             AskPrompt::Raw { prompts, echo: false, form }
         }
         false => {
@@ -71,7 +72,7 @@ pub(super) fn generate(model: &ServedModel, fields: &Fields<'_>) -> Result<Ask, 
 }
 
 /// Text behind the answer.
-fn suffix<'a>(fields: &Fields<'a>) -> Result<Option<&'a str>, ApiError> {
+fn suffix<'a>(fields: &Fields<'a>) -> Result<Option<Cow<'a, str>>, ApiError> {
     Ok(fields.text("suffix")?.filter(|suffix| !suffix.is_empty()))
 }
 
@@ -100,10 +101,10 @@ pub(super) fn is_empty_prompt(fields: &Fields<'_>) -> Result<bool, ApiError> {
 /// # Errors
 /// It is neither.
 pub(super) fn keep_alive(fields: &Fields<'_>) -> Result<Option<KeepAlive>, ApiError> {
-    let keep_alive = match fields.get("keep_alive") {
-        None => return Ok(None),
-        Some(Value::String(text)) => text.parse().ok(),
-        Some(value) => value.as_f64().map(KeepAlive::from_seconds),
+    let Some(value) = fields.get("keep_alive") else { return Ok(None) };
+    let keep_alive = match value.as_str() {
+        Some(text) => text.parse().ok(),
+        None => value.as_f64().map(KeepAlive::from_seconds),
     };
     let wrong = || wrong_type("keep_alive", "seconds, or a time such as 5m or 1h30m");
     keep_alive.map(Some).ok_or_else(wrong)
@@ -111,11 +112,7 @@ pub(super) fn keep_alive(fields: &Fields<'_>) -> Result<Option<KeepAlive>, ApiEr
 
 /// A request with `options`.
 fn ask(model: &ServedModel, fields: &Fields<'_>, prompt: AskPrompt) -> Result<Ask, ApiError> {
-    let none = Value::Object(Map::new());
-    let options = match fields.object("options")? {
-        Some(options) => options,
-        None => Fields::of_body(&none)?,
-    };
+    let options = fields.object("options")?.unwrap_or_default();
     // -1 and -2 are no limit but the context.
     let limit = options.integer("num_predict")?.and_then(|limit| usize::try_from(limit).ok());
     let request = GenerateRequest::default()
@@ -129,14 +126,14 @@ fn ask(model: &ServedModel, fields: &Fields<'_>, prompt: AskPrompt) -> Result<As
 /// Template variables: the field `think`, a boolean or an effort.
 fn options(fields: &Fields<'_>) -> Result<ChatOptions, ApiError> {
     let mut options = ask::chat_options(fields)?;
-    match fields.get("think") {
-        None => {}
-        Some(Value::Bool(thinks)) => options.thinking = Some(*thinks),
-        Some(Value::String(effort)) => {
+    let Some(think) = fields.get("think") else { return Ok(options) };
+    match (think.as_bool(), think.as_str()) {
+        (Some(thinks), _) => options.thinking = Some(thinks),
+        (None, Some(effort)) => {
             options.thinking = Some(true);
-            ask::set_effort(&mut options, effort);
+            ask::set_effort(&mut options, &effort);
         }
-        Some(_) => return Err(wrong_type("think", "true, false or an effort")),
+        (None, None) => return Err(wrong_type("think", "true, false or an effort")),
     }
     Ok(options)
 }
@@ -173,7 +170,7 @@ impl OllamaMessages {
     fn push(&mut self, fields: &Fields<'_>) -> Result<(), ApiError> {
         refuse_images(fields)?;
         let content = fields.text("content")?.unwrap_or_default();
-        let message = match fields.text("role")?.ok_or_else(|| fields.missing("role"))? {
+        let message = match &*fields.text("role")?.ok_or_else(|| fields.missing("role"))? {
             "system" => Message::system(content),
             "user" => Message::user(content),
             "assistant" => {
@@ -188,7 +185,7 @@ impl OllamaMessages {
                 let id = fields.text("tool_call_id")?.filter(|id| !id.is_empty());
                 let name = fields.text("tool_name")?.or(fields.text("name")?);
                 let mut message = Message::new("tool", content);
-                message.tool_call_id = self.result(id, name);
+                message.tool_call_id = self.result(id.as_deref(), name.as_deref());
                 message
             }
             other => {
@@ -210,10 +207,10 @@ impl OllamaMessages {
             let function = entry.object("function")?.ok_or_else(|| entry.missing("function"))?;
             let name = function.text("name")?.ok_or_else(|| function.missing("name"))?;
             let id = entry.text("id")?.filter(|id| !id.is_empty());
-            let id = id.map_or_else(|| format!("call_{}", self.calls), str::to_owned);
+            let id = id.map_or_else(|| format!("call_{}", self.calls), Cow::into_owned);
             self.calls += 1;
-            self.open.push(OpenCallName { id: id.clone(), name: name.to_owned() });
-            calls.push(tools::call(&id, name, &function)?);
+            self.open.push(OpenCallName { id: id.clone(), name: name.clone().into_owned() });
+            calls.push(tools::call(&id, &name, &function)?);
         }
         Ok(calls)
     }

@@ -12,14 +12,13 @@ use axum::{
     extract::{Request, State},
     response::Response,
 };
-use serde_json::Value;
 
 use crate::{
     app::App,
     ask::Ask,
     body::JsonBody,
     error::ApiError,
-    json::Fields,
+    json::{Fields, Json},
     models::{KeepAlive, ModelLease, ServedModel},
     respond::{self, Asked},
 };
@@ -74,7 +73,8 @@ async fn answer(app: &Arc<App>, request: Request, path: PromptPath) -> Result<Re
         return respond::answer_body(app, body, read).await;
     }
     if keep_alive == Some(KeepAlive::For(Duration::ZERO)) {
-        let index = app.models.find(fields.get("model").and_then(Value::as_str))?;
+        let name = fields.get("model").and_then(Json::as_str);
+        let index = app.models.find(name.as_deref())?;
         app.models.unload(index);
         return Ok(encoder::loaded(&app.models.offered()[index].name, place, "unload"));
     }

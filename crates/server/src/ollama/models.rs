@@ -17,7 +17,7 @@ use crate::{
     body::JsonBody,
     error::ApiError,
     fim::FimTokens,
-    json,
+    json::{self, Json},
     models::{Expiry, OfferedModel, ServedModel},
 };
 
@@ -78,8 +78,9 @@ pub(crate) async fn show(
     request: Request,
 ) -> Result<Response, ApiError> {
     let body = JsonBody::receive(&app, request).await?;
-    let name = body.fields()?.get("model").or(body.fields()?.get("name"));
-    let index = app.models.find(name.and_then(Value::as_str))?;
+    let fields = body.fields()?;
+    let name = fields.get("model").or(fields.get("name")).and_then(Json::as_str);
+    let index = app.models.find(name.as_deref())?;
     let shown = app.models.read(index, Shown::of_loaded);
     let unloaded = || Shown::of_unloaded(&app.models.offered()[index].name);
     let Shown { template, info, capabilities } = shown.unwrap_or_else(unloaded);

@@ -131,7 +131,7 @@ pub(crate) fn refuse_unsupported(
     unsupported: &[(&str, &[&str])],
 ) -> Result<(), ApiError> {
     for (name, neutral) in unsupported {
-        if fields.get(name).is_some_and(|value| !neutral.contains(&value.to_string().as_str())) {
+        if fields.get(name).is_some_and(|value| !neutral.contains(&value.raw())) {
             let message = format!("{name}: this value is not supported yet");
             return Err(ApiError::invalid(*name, message));
         }

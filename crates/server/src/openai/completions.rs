@@ -7,7 +7,6 @@ use axum::{
     response::Response,
 };
 use moeflux::GenerateRequest;
-use serde_json::Value;
 
 use super::{chat, completion_encoder::CompletionEncoder};
 use crate::{
@@ -16,7 +15,7 @@ use crate::{
     error::ApiError,
     fim::FimTokens,
     form::AskedForm,
-    json::{Fields, wrong_type},
+    json::{Fields, Json, wrong_type},
     models::{ModelLease, ServedModel},
     native,
     respond::{self, Asked},
@@ -66,7 +65,7 @@ fn read(model: &ServedModel, fields: &Fields<'_>) -> Result<Asked<CompletionEnco
             let RawPrompt::Text(prefix) = prompt else {
                 return Err(wrong_type("prompt", "a string or strings, as there is a suffix"));
             };
-            *prompt = fim.prompt(text, prefix, suffix)?;
+            *prompt = fim.prompt(text, prefix, &suffix)?;
         }
         request.end_tokens = fim.ends;
     }
@@ -91,23 +90,24 @@ pub(crate) fn prompts(
     model: &ServedModel,
     fields: &Fields<'_>,
 ) -> Result<Vec<RawPrompt>, ApiError> {
-    let list = match fields.get("prompt").ok_or_else(|| fields.missing("prompt"))? {
-        Value::String(text) => return Ok(vec![RawPrompt::Text(text.clone())]),
-        Value::Array(list) => list,
-        _ => return Err(wrong_type("prompt", "a string, token ids, or a list of either")),
-    };
+    let prompt = fields.get("prompt").ok_or_else(|| fields.missing("prompt"))?;
+    if let Some(text) = prompt.as_str() {
+        return Ok(vec![RawPrompt::Text(text.into_owned())]);
+    }
+    let wrong = || wrong_type("prompt", "a string, token ids, or a list of either");
+    let list = prompt.as_list().ok_or_else(wrong)?;
     if list.is_empty() {
         return Err(ApiError::invalid("prompt", "prompt is empty"));
     }
-    if list.iter().all(Value::is_number) {
+    if list.iter().all(Json::is_number) {
         return Ok(vec![RawPrompt::Tokens(native::token_ids(model, list, "prompt")?)]);
     }
-    let prompt = |(i, value): (usize, &Value)| match value {
-        Value::String(text) => Ok(RawPrompt::Text(text.clone())),
-        Value::Array(ids) => {
+    let prompt = |(i, value): (usize, Json<'_>)| match (value.as_str(), value.as_list()) {
+        (Some(text), _) => Ok(RawPrompt::Text(text.into_owned())),
+        (None, Some(ids)) => {
             Ok(RawPrompt::Tokens(native::token_ids(model, ids, &format!("prompt[{i}]"))?))
         }
-        _ => Err(wrong_type(&format!("prompt[{i}]"), "a string or a list of token ids")),
+        (None, None) => Err(wrong_type(&format!("prompt[{i}]"), "a string or a list of token ids")),
     };
-    list.iter().enumerate().map(prompt).collect()
+    list.iter().take(MAX_CHOICES + 1).enumerate().map(prompt).collect()
 }

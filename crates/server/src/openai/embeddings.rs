@@ -58,7 +58,7 @@ pub(crate) async fn embeddings(
     request: Request,
 ) -> Result<Response, ApiError> {
     let ModelResult { model, value } = with_model(&app, request, |model, fields| {
-        let is_base64 = match fields.text("encoding_format")? {
+        let is_base64 = match fields.text("encoding_format")?.as_deref() {
             None | Some("float") => false,
             Some("base64") => true,
             Some(_) => return Err(wrong_type("encoding_format", "float or base64")),

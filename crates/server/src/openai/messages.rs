@@ -1,14 +1,14 @@
 //! Messages in the form of OpenAI's API.
 
-use moeflux::Message;
-use serde_json::Value;
+use std::borrow::Cow;
 
 use super::tools;
 use crate::{
     ask::MessageList,
     error::ApiError,
-    json::{Fields, wrong_type},
+    json::{Fields, Json, wrong_type},
 };
+use moeflux::Message;
 
 /// Types of content parts that are text, and the field that has it.
 const TEXT_PARTS: [(&str, &str); 4] =
@@ -36,7 +36,7 @@ pub(super) fn parse(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
 }
 
 fn message(fields: &Fields<'_>) -> Result<Message, ApiError> {
-    let role = match fields.text("role")?.ok_or_else(|| fields.missing("role"))? {
+    let role = match &*fields.text("role")?.ok_or_else(|| fields.missing("role"))? {
         "system" | "developer" => "system",
         "user" => "user",
         "assistant" => "assistant",
@@ -61,8 +61,8 @@ fn message(fields: &Fields<'_>) -> Result<Message, ApiError> {
             message.tool_calls = tools::calls(fields)?;
         }
         "tool" => {
-            message.name = fields.text("name")?.map(str::to_owned);
-            let id = fields.text("tool_call_id")?.map(str::to_owned);
+            message.name = fields.text("name")?.map(Cow::into_owned);
+            let id = fields.text("tool_call_id")?.map(Cow::into_owned);
             // Results of the former functions have a name only.
             let id = id.or_else(|| message.name.clone());
             message.tool_call_id = Some(id.ok_or_else(|| fields.missing("tool_call_id"))?);
@@ -78,25 +78,26 @@ fn message(fields: &Fields<'_>) -> Result<Message, ApiError> {
 /// The field has a wrong type, or a part that is not text.
 pub(crate) fn content(fields: &Fields<'_>, name: &str) -> Result<String, ApiError> {
     let path = fields.path(name);
-    let parts = match fields.get(name) {
-        None => return Ok(String::new()),
-        Some(Value::String(text)) => return Ok(text.clone()),
-        Some(Value::Array(parts)) => parts,
-        Some(_) => return Err(wrong_type(&path, "a string, null or a list of parts")),
-    };
-    let texts: Result<Vec<&str>, _> = parts
-        .iter()
-        .enumerate()
-        .map(|(i, part)| text_part(part, &format!("{path}[{i}]")))
-        .collect();
-    Ok(texts?.join("\n"))
+    let Some(content) = fields.get(name) else { return Ok(String::new()) };
+    if let Some(text) = content.as_str() {
+        return Ok(text.into_owned());
+    }
+    let wrong = || wrong_type(&path, "a string, null or a list of parts");
+    let mut texts = String::new();
+    for (i, part) in content.as_list().ok_or_else(wrong)?.iter().enumerate() {
+        if i > 0 {
+            texts.push('\n');
+        }
+        texts += &text_part(part, &format!("{path}[{i}]"))?;
+    }
+    Ok(texts)
 }
 
-fn text_part<'a>(part: &'a Value, path: &str) -> Result<&'a str, ApiError> {
+fn text_part<'a>(part: Json<'a>, path: &str) -> Result<Cow<'a, str>, ApiError> {
     let fields = Fields::at(part, path)?;
     let kind = fields.text("type")?.ok_or_else(|| fields.missing("type"))?;
     let Some((_, field)) = TEXT_PARTS.iter().find(|(name, _)| *name == kind) else {
-        return Err(no_text(&fields, kind));
+        return Err(no_text(&fields, &kind));
     };
     fields.text(field)?.ok_or_else(|| fields.missing(field))
 }

@@ -110,7 +110,7 @@ pub(crate) async fn load(
     request: Request,
 ) -> Result<Response, ApiError> {
     let body = JsonBody::receive(&app, request).await?;
-    let index = app.models.find(body.fields()?.text("model")?)?;
+    let index = app.models.find(body.fields()?.text("model")?.as_deref())?;
     let models = Arc::clone(&app.models);
     // A load that fails is in the list of models.
     tokio::spawn(async move { drop(models.lease(index).await) });
@@ -126,7 +126,7 @@ pub(crate) async fn unload(
     request: Request,
 ) -> Result<Response, ApiError> {
     let body = JsonBody::receive(&app, request).await?;
-    app.models.unload(app.models.find(body.fields()?.text("model")?)?);
+    app.models.unload(app.models.find(body.fields()?.text("model")?.as_deref())?);
     Ok(json::response(&json!({"success": true})))
 }
 

@@ -1,12 +1,14 @@
 //! Tools and calls in the form of OpenAI's API.
 
+use std::borrow::Cow;
+
 use moeflux::text::{Tool, ToolCall, ToolSet};
 use serde_json::{Value, json};
 
 use crate::{
     error::ApiError,
     form::RequiredCalls,
-    json::{Fields, wrong_type},
+    json::{Fields, Json, mended, wrong_type},
 };
 
 /// Kind of tools that models call. Others are run by OpenAI's servers.
@@ -24,7 +26,7 @@ pub(crate) fn parse(fields: &Fields<'_>) -> Result<ToolSet, ApiError> {
     let mut tools = ToolSet::default();
     for (i, value) in fields.list("tools")?.unwrap_or_default().iter().enumerate() {
         let entry = Fields::at(value, &format!("tools[{i}]"))?;
-        if entry.text("type")?.unwrap_or(FUNCTION) != FUNCTION {
+        if entry.text("type")?.is_some_and(|kind| kind != FUNCTION) {
             continue;
         }
         let function = entry.object(FUNCTION)?.ok_or_else(|| entry.missing(FUNCTION))?;
@@ -41,13 +43,13 @@ pub(crate) fn parse(fields: &Fields<'_>) -> Result<ToolSet, ApiError> {
 pub(crate) fn tool(fields: &Fields<'_>, schema: &str) -> Result<Tool, ApiError> {
     let name = name(fields)?;
     let parameters = match fields.map(schema)? {
-        Some(schema) => Value::Object(schema.clone()),
+        Some(schema) => Value::Object(schema),
         None => json!({"type": "object", "properties": {}}),
     };
     Ok(Tool::new(name, parameters).description(fields.text("description")?.unwrap_or_default()))
 }
 
-fn name<'a>(fields: &Fields<'a>) -> Result<&'a str, ApiError> {
+fn name<'a>(fields: &Fields<'a>) -> Result<Cow<'a, str>, ApiError> {
     let name = fields.text("name")?.ok_or_else(|| fields.missing("name"))?;
     match name.is_empty() {
         true => Err(wrong_type(&fields.path("name"), "the name of a tool, not empty")),
@@ -61,7 +63,7 @@ fn name<'a>(fields: &Fields<'a>) -> Result<&'a str, ApiError> {
 /// The choice is unknown.
 pub(crate) fn allows_calls(fields: &Fields<'_>) -> Result<bool, ApiError> {
     Ok(required_calls(fields)?.is_some()
-        || fields.get("tool_choice").and_then(Value::as_str) != Some("none"))
+        || fields.get("tool_choice").and_then(Json::as_str).as_deref() != Some("none"))
 }
 
 /// Calls that the answer must make, by `tool_choice`.
@@ -70,29 +72,26 @@ pub(crate) fn allows_calls(fields: &Fields<'_>) -> Result<bool, ApiError> {
 /// The choice is unknown, or names no tool.
 pub(crate) fn required_calls(fields: &Fields<'_>) -> Result<Option<RequiredCalls>, ApiError> {
     let wrong = || wrong_type("tool_choice", "auto, none, required or a tool");
-    match fields.get("tool_choice") {
-        None => return Ok(None),
-        Some(Value::String(choice)) => match choice.as_str() {
-            "auto" | "none" => return Ok(None),
-            "required" | "any" => return Ok(Some(RequiredCalls::Any)),
-            _ => return Err(wrong()),
-        },
-        Some(Value::Object(_)) => {}
-        Some(_) => return Err(wrong()),
+    let Some(choice) = fields.get("tool_choice") else { return Ok(None) };
+    match choice.as_str().as_deref() {
+        Some("auto" | "none") => return Ok(None),
+        Some("required" | "any") => return Ok(Some(RequiredCalls::Any)),
+        None if choice.is_object() => {}
+        _ => return Err(wrong()),
     }
     let choice = fields.object("tool_choice")?.ok_or_else(wrong)?;
-    match choice.text("type")? {
+    match choice.text("type")?.as_deref() {
         Some("any") => Ok(Some(RequiredCalls::Any)),
         Some("allowed_tools") => allowed_tools(&choice).map(Some),
         Some(FUNCTION | "tool") | None => {
-            Ok(Some(RequiredCalls::Named(vec![chosen(&choice)?.to_owned()])))
+            Ok(Some(RequiredCalls::Named(vec![chosen(&choice)?.into_owned()])))
         }
         Some(_) => Err(wrong()),
     }
 }
 
 /// Name of a tool in the form of a choice.
-fn chosen<'a>(choice: &Fields<'a>) -> Result<&'a str, ApiError> {
+fn chosen<'a>(choice: &Fields<'a>) -> Result<Cow<'a, str>, ApiError> {
     match choice.object(FUNCTION)? {
         Some(function) => name(&function),
         None => name(choice),
@@ -103,12 +102,12 @@ fn chosen<'a>(choice: &Fields<'a>) -> Result<&'a str, ApiError> {
 fn allowed_tools(choice: &Fields<'_>) -> Result<RequiredCalls, ApiError> {
     let inner = choice.object("allowed_tools")?;
     let choice = inner.as_ref().unwrap_or(choice);
-    if choice.text("mode")? != Some("required") {
+    if choice.text("mode")?.as_deref() != Some("required") {
         return Err(wrong_type(&choice.path("mode"), "required"));
     }
     let list = choice.list("tools")?.ok_or_else(|| choice.missing("tools"))?;
     let path = choice.path("tools");
-    let tool = |(i, value)| Ok(chosen(&Fields::at(value, &format!("{path}[{i}]"))?)?.to_owned());
+    let tool = |(i, value)| Ok(chosen(&Fields::at(value, &format!("{path}[{i}]"))?)?.into_owned());
     let names = list.iter().enumerate().map(tool).collect::<Result<_, ApiError>>()?;
     Ok(RequiredCalls::Named(names))
 }
@@ -121,14 +120,14 @@ pub(super) fn calls(message: &Fields<'_>) -> Result<Vec<ToolCall>, ApiError> {
     let mut calls = Vec::new();
     if let Some(function) = message.object("function_call")? {
         let name = name(&function)?;
-        calls.push(call(name, name, &function)?);
+        calls.push(call(&name, &name, &function)?);
     }
     let path = message.path("tool_calls");
     for (i, value) in message.list("tool_calls")?.unwrap_or_default().iter().enumerate() {
         let entry = Fields::at(value, &format!("{path}[{i}]"))?;
         let id = entry.text("id")?.ok_or_else(|| entry.missing("id"))?;
         let function = entry.object(FUNCTION)?.ok_or_else(|| entry.missing(FUNCTION))?;
-        calls.push(call(id, name(&function)?, &function)?);
+        calls.push(call(&id, &name(&function)?, &function)?);
     }
     Ok(calls)
 }
@@ -138,11 +137,11 @@ pub(super) fn calls(message: &Fields<'_>) -> Result<Vec<ToolCall>, ApiError> {
 /// # Errors
 /// The arguments are something else.
 pub(crate) fn call(id: &str, name: &str, function: &Fields<'_>) -> Result<ToolCall, ApiError> {
-    let arguments = match function.get("arguments") {
+    let arguments = match function.get("arguments").map(|value| (value.as_str(), value)) {
         None => "{}".to_owned(),
-        Some(Value::String(text)) if text.trim().is_empty() => "{}".to_owned(),
-        Some(Value::String(text)) => text.clone(),
-        Some(object @ Value::Object(_)) => object.to_string(),
+        Some((Some(text), _)) if text.trim().is_empty() => "{}".to_owned(),
+        Some((Some(text), _)) => mended(text.into_owned()),
+        Some((None, object)) if object.is_object() => object.compact(),
         Some(_) => return Err(wrong_type(&function.path("arguments"), "JSON text")),
     };
     Ok(ToolCall { id: id.to_owned(), name: name.to_owned(), arguments })

@@ -4,7 +4,6 @@ use moeflux::{
     Message,
     text::{ToolCall, ToolSet},
 };
-use serde_json::Value;
 
 use super::items::decrypted;
 use crate::{
@@ -63,15 +62,15 @@ impl RequestTools {
         let mut tools = Self::default();
         for (i, value) in fields.list("tools")?.unwrap_or_default().iter().enumerate() {
             let entry = Fields::at(value, &format!("tools[{i}]"))?;
-            match entry.text("type")? {
+            match entry.text("type")?.as_deref() {
                 Some(FUNCTION) => tools.add(&entry, None)?,
                 Some(NAMESPACE) => {
                     let namespace = entry.text("name")?.ok_or_else(|| entry.missing("name"))?;
                     let path = entry.path("tools");
                     for (j, value) in entry.list("tools")?.unwrap_or_default().iter().enumerate() {
                         let inner = Fields::at(value, &format!("{path}[{j}]"))?;
-                        if inner.text("type")?.unwrap_or(FUNCTION) == FUNCTION {
-                            tools.add(&inner, Some(namespace))?;
+                        if inner.text("type")?.is_none_or(|kind| kind == FUNCTION) {
+                            tools.add(&inner, Some(&namespace))?;
                         }
                     }
                 }
@@ -111,14 +110,15 @@ pub(super) fn messages(
     for message in before {
         items.messages.push(message.clone(), "previous_response_id")?;
     }
-    match fields.get("input").ok_or_else(|| fields.missing("input"))? {
-        Value::String(text) => items.messages.push(Message::user(text.as_str()), "input")?,
-        Value::Array(list) => {
-            for (i, value) in list.iter().enumerate() {
-                items.push(&Fields::at(value, &format!("input[{i}]"))?)?;
-            }
-        }
-        _ => return Err(wrong_type("input", "a string or a list of items")),
+    let input = fields.get("input").ok_or_else(|| fields.missing("input"))?;
+    if let Some(text) = input.as_str() {
+        items.messages.push(Message::user(text), "input")?;
+        return items.finish();
+    }
+    let list = input.as_list();
+    let list = list.ok_or_else(|| wrong_type("input", "a string or a list of items"))?;
+    for (i, value) in list.iter().enumerate() {
+        items.push(&Fields::at(value, &format!("input[{i}]"))?)?;
     }
     items.finish()
 }
@@ -133,7 +133,7 @@ struct ItemList<'a> {
 
 impl ItemList<'_> {
     fn push(&mut self, item: &Fields<'_>) -> Result<(), ApiError> {
-        match item.text("type")?.unwrap_or("message") {
+        match item.text("type")?.as_deref().unwrap_or("message") {
             "message" => self.message(item),
             "reasoning" => {
                 let thoughts = thoughts(item)?;
@@ -169,7 +169,7 @@ impl ItemList<'_> {
     fn message(&mut self, item: &Fields<'_>) -> Result<(), ApiError> {
         let path = item.path("content");
         let content = messages::content(item, "content")?;
-        let role = match item.text("role")?.ok_or_else(|| item.missing("role"))? {
+        let role = match &*item.text("role")?.ok_or_else(|| item.missing("role"))? {
             "user" => "user",
             "system" | "developer" => "system",
             "assistant" => {
@@ -190,7 +190,8 @@ impl ItemList<'_> {
     fn call(&self, item: &Fields<'_>) -> Result<ToolCall, ApiError> {
         let id = item.text("call_id")?.ok_or_else(|| item.missing("call_id"))?;
         let name = item.text("name")?.ok_or_else(|| item.missing("name"))?;
-        tools::call(id, self.names.seen(item.text("namespace")?, name), item)
+        let namespace = item.text("namespace")?;
+        tools::call(&id, self.names.seen(namespace.as_deref(), &name), item)
     }
 
     fn answer(&mut self) -> &mut Message {
@@ -218,7 +219,7 @@ fn thoughts(item: &Fields<'_>) -> Result<String, ApiError> {
         let mut text = String::new();
         for (i, value) in item.list(name)?.unwrap_or_default().iter().enumerate() {
             let part = Fields::at(value, &format!("{}[{i}]", item.path(name)))?;
-            text += part.text("text")?.unwrap_or_default();
+            text += &part.text("text")?.unwrap_or_default();
         }
         Ok(text)
     };
@@ -226,7 +227,7 @@ fn thoughts(item: &Fields<'_>) -> Result<String, ApiError> {
     if !text.is_empty() {
         return Ok(text);
     }
-    match item.text("encrypted_content")?.and_then(decrypted) {
+    match item.text("encrypted_content")?.as_deref().and_then(decrypted) {
         Some(text) => Ok(text.to_owned()),
         None => texts("summary"),
     }

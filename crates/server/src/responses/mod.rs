@@ -134,7 +134,7 @@ impl ResponseAsk {
         let format = text.map(|text| text.object("format")).transpose()?.flatten();
         let form_of_text = format.map(|format| AskedForm::response_format(&format)).transpose()?;
         let previous = fields.text("previous_response_id")?;
-        let previous = previous.map(|id| store.get("previous_response_id", id));
+        let previous = previous.map(|id| store.get("previous_response_id", &id));
         let previous = previous.transpose()?;
         let before = previous.as_ref().map_or(&[][..], |previous| &previous.messages);
         let RequestTools { set, names } = RequestTools::parse(fields)?;
@@ -148,7 +148,7 @@ impl ResponseAsk {
             Ok::<_, ApiError>(word.flatten())
         };
         let mut options = ask::chat_options(fields)?;
-        set_effort(&mut options, word("effort")?);
+        set_effort(&mut options, word("effort")?.as_deref());
         options.tools = set;
         let all = instructions.into_iter().chain(messages.iter().cloned()).collect();
         let mut conversation = Conversation::new(all, options);
@@ -158,7 +158,8 @@ impl ResponseAsk {
         conversation.overflow = ask::overflow(fields)?;
 
         let include = fields.list("include")?.unwrap_or_default();
-        let includes = |name: &str| include.iter().any(|value| value.as_str() == Some(name));
+        let includes =
+            |name: &str| include.iter().any(|value| value.as_str().as_deref() == Some(name));
         let top_logprobs = ask::top_logprobs(fields, "top_logprobs")?;
         let form = ResponseForm {
             summary: word("summary")?.or(word("generate_summary")?).is_some(),
@@ -177,7 +178,7 @@ impl ResponseAsk {
             reports: AskedReports::default(),
         };
         let messages = is_stored.then_some(messages);
-        Ok(Self { ask, form, messages, request: repeated(fields) })
+        Ok(Self { ask, form, messages, request: repeated(fields)? })
     }
 }
 
@@ -191,7 +192,10 @@ fn set_effort(options: &mut ChatOptions, effort: Option<&str>) {
 }
 
 /// Fields that a response repeats: those of the request, or their defaults.
-fn repeated(fields: &Fields<'_>) -> Map<String, Value> {
+///
+/// # Errors
+/// A field cannot be held in memory.
+fn repeated(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
     let defaults = json!({
         "background": false, "instructions": null, "max_output_tokens": null,
         "max_tool_calls": null, "metadata": {}, "parallel_tool_calls": true,
@@ -201,11 +205,11 @@ fn repeated(fields: &Fields<'_>) -> Map<String, Value> {
         "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [],
         "top_logprobs": 0, "top_p": null, "truncation": "disabled", "user": null,
     });
-    let Value::Object(mut repeated) = defaults else { return Map::new() };
+    let Value::Object(mut repeated) = defaults else { return Ok(Map::new()) };
     for (name, value) in &mut repeated {
-        if let Some(given) = fields.get(name) {
-            *value = given.clone();
+        if let Some(given) = fields.value(name)? {
+            *value = given;
         }
     }
-    repeated
+    Ok(repeated)
 }

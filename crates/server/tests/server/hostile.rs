@@ -136,13 +136,11 @@ fn hostile_bodies_are_refused_while_a_stream_goes_on() {
         [start, json, b"}]}"].concat()
     };
     let roles = |roles: &str| format!(r#"{{"max_tokens": 1, "messages": {roles}}}"#).into_bytes();
-    let cases: [(&str, Vec<u8>); 16] = [
+    let cases: [(&str, Vec<u8>); 14] = [
         ("half an object", b"{\"messages\": [".to_vec()),
         ("two values", b"{} {}".to_vec()),
         ("10,000 lists", deep("[", "]")),
         ("10,000 objects", deep("{\"a\": ", "}")),
-        ("a high surrogate", content(br#""\ud800""#)),
-        ("a low surrogate", content(br#""\udc00 x""#)),
         ("a raw NUL", content(b"\"\0\"")),
         ("UTF-8 that is cut off", content(b"\"\xf0\x9f\"")),
         ("an overlong NUL", content(b"\"\xc0\x80\"")),

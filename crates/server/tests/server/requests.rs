@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{
     CONTEXT, TestServer,
-    client::{chat, get, post, receive, send},
+    client::{Reply, chat, get, post, receive, send},
 };
 
 /// Start of an answer in the template.
@@ -144,6 +144,53 @@ fn messages_of_every_form_are_taken() {
     let body = json!({"messages": messages, "add_generation_prompt": false});
     let shorter = post(&server, "/apply-template", &body).json();
     assert_eq!(prompt.strip_prefix(shorter["prompt"].as_str().unwrap()), Some(START));
+}
+
+fn send_raw(server: &TestServer, path: &str, body: &str) -> Reply {
+    receive(send(server, &format!("POST {path}"), &[], body.as_bytes()))
+}
+
+#[test]
+fn a_lone_surrogate_is_a_replacement_character() {
+    let server = TestServer::start(1, 8, "");
+    let call = r#"{"id": "call_1", "type": "function", "function":
+        {"name": "f", "arguments": "{\"\\ud83d\": \"\\udc00\"}"}}"#;
+    let tool = r#"{"type": "function", "function":
+        {"name": "f", "parameters": {"description": "\ud83d", "properties": {"\ud83d": {}}}}}"#;
+    for (path, body) in [
+        ("/v1/chat/completions", r#"{"messages": [{"role": "user", "content": "cut \ud83d"}]}"#),
+        (
+            "/v1/chat/completions",
+            &format!(
+                r#"{{"\udfff": 1, "tools": [{tool}], "messages": [
+                    {{"role": "user", "content": [{{"type": "text", "text": "\ud83d\\"}}]}},
+                    {{"role": "assistant", "tool_calls": [{call}]}},
+                    {{"role": "tool", "tool_call_id": "call_1", "content": "\ude00"}}]}}"#
+            ),
+        ),
+        ("/v1/completions", r#"{"prompt": "\ud83d\ud83d\ude00", "stop": "\ud83d"}"#),
+        ("/completion", r#"{"prompt": "\ud83d"}"#),
+        ("/tokenize", r#"{"content": "\ud83d"}"#),
+        ("/v1/responses", r#"{"input": "\ud83d", "metadata": {"a": "\ud83d"}}"#),
+        ("/api/chat", r#"{"messages": [{"role": "user", "content": "\ud83d"}]}"#),
+        ("/api/generate", r#"{"prompt": "\ud83d"}"#),
+        (
+            "/v1/messages",
+            r#"{"max_tokens": 1, "messages": [{"role": "user", "content": "\ud83d"}]}"#,
+        ),
+    ] {
+        let body = body.replacen(
+            '{',
+            r#"{"max_tokens": 1, "max_output_tokens": 1, "n_predict": 1,
+            "options": {"num_predict": 1}, "#,
+            1,
+        );
+        let reply = send_raw(&server, path, &body);
+        assert_eq!(reply.status, 200, "{path}: {}", reply.body);
+    }
+    let reply = send_raw(&server, "/tokenize", r#"{"content": "a\ud83d"}"#).json();
+    let expected = post(&server, "/tokenize", &json!({"content": "a\u{fffd}"})).json();
+    assert_eq!(reply, expected);
 }
 
 #[test]
