@@ -48,7 +48,7 @@ impl Needs {
 
 impl MemoryArgs {
     /// Memory request of a command that never goes back in a session.
-    fn request(&self) -> MemoryRequest {
+    pub(crate) fn request(&self) -> MemoryRequest {
         MemoryRequest::default()
             .budget(self.memory)
             .card_budgets(self.gpu_memory)

@@ -8,8 +8,8 @@ use std::{
 use tokio::sync::Semaphore;
 
 use crate::{
-    access::RequestLog, body::BODIES_BYTES, guard::Guard, models::ModelRegistry,
-    responses::ResponseStore, server::Timeouts,
+    access::RequestLog, body::BODY_BYTES, guard::Guard, models::ModelRegistry,
+    responses::ResponseStore, server::Timeouts, work::WorkQueue,
 };
 
 /// State of the server.
@@ -19,6 +19,10 @@ pub(crate) struct App {
     pub(crate) log: RequestLog,
     /// Start of the server, in seconds since 1970.
     pub(crate) created: u64,
+    /// Turns of the work on bodies.
+    pub(crate) work: WorkQueue,
+    /// Most bytes of a body.
+    pub(crate) body_bytes: usize,
     /// Bytes that bodies may still take.
     pub(crate) body_room: Arc<Semaphore>,
     /// Time in which a body must arrive.
@@ -28,13 +32,19 @@ pub(crate) struct App {
 }
 
 impl App {
-    pub(crate) fn new(models: Arc<ModelRegistry>, guard: Guard) -> Self {
+    /// The state of a server with `memory` for requests.
+    pub(crate) fn new(models: Arc<ModelRegistry>, guard: Guard, memory: RequestMemory) -> Self {
+        let RequestMemory { bytes, give_back } = memory;
+        // The rest is for their fields, prompts and schemas.
+        let bodies = (bytes / 4).min(Semaphore::MAX_PERMITS);
         Self {
             models,
             guard,
             log: RequestLog::default(),
             created: now(),
-            body_room: Arc::new(Semaphore::new(BODIES_BYTES)),
+            work: WorkQueue::new(bytes - bodies, give_back),
+            body_bytes: BODY_BYTES.min(bodies),
+            body_room: Arc::new(Semaphore::new(bodies)),
             body_time: Timeouts::default().body,
             responses: Arc::default(),
         }
@@ -49,6 +59,14 @@ impl App {
     pub(crate) fn body_time(self, body_time: Duration) -> Self {
         Self { body_time, ..self }
     }
+}
+
+/// Memory for requests that are being read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RequestMemory {
+    pub(crate) bytes: usize,
+    /// Returns freed memory to the system.
+    pub(crate) give_back: fn(),
 }
 
 /// Seconds since 1970.

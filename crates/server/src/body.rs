@@ -14,20 +14,79 @@ use axum::{
     http::{HeaderMap, header},
 };
 use http_body::{Frame, SizeHint};
-use tokio::{sync::OwnedSemaphorePermit, task::spawn_blocking, time::timeout};
+use tokio::{sync::OwnedSemaphorePermit, time::timeout};
 
 use crate::{
     app::App,
     error::ApiError,
-    json::{Fields, Json, JsonText},
+    json::{Fields, Json, JsonText, Member, ValueCounts},
     models::{ModelLease, ServedModel},
+    work::{ClientId, SMALL_BODY, WorkQueue, WorkSize},
 };
 
-/// Largest body in bytes.
-const BODY_BYTES: usize = 32 << 20;
+/// Largest body in bytes, where memory allows it.
+pub(crate) const BODY_BYTES: usize = 32 << 20;
 
-/// Most bytes of bodies that are being received and parsed at once.
-pub(crate) const BODIES_BYTES: usize = 256 << 20;
+/// Copies of a text while it becomes a prompt: the field, the message, the same in the template's
+/// form, rendered text, tokens.
+const TEXT_COPIES: usize = 8;
+
+/// A field that may be long, and the bytes of its values in all forms that they take.
+struct LongField {
+    name: &'static str,
+    /// Bytes of a member of an object, of a list and of an object.
+    member: usize,
+    /// Bytes of a further element of a list.
+    element: usize,
+}
+
+/// Fields whose length is not bounded, in all APIs.
+const LONG_FIELDS: [LongField; 27] = [
+    LongField::texts("messages"),
+    LongField::texts("input"),
+    LongField::texts("instructions"),
+    LongField::texts("system"),
+    LongField::texts("content"),
+    LongField::texts("suffix"),
+    LongField::texts("input_prefix"),
+    LongField::texts("input_suffix"),
+    LongField::texts("input_extra"),
+    LongField::values("tools"),
+    LongField::values("functions"),
+    LongField::values("text"),
+    LongField::values("format"),
+    LongField::values("output_config"),
+    LongField::values("output_format"),
+    LongField::values("response_format"),
+    LongField::values("json_schema"),
+    LongField::values("structured_outputs"),
+    LongField::values("guided_json"),
+    LongField::values("guided_regex"),
+    LongField::values("guided_choice"),
+    LongField::values("guided_grammar"),
+    LongField::values("grammar"),
+    LongField::values("chat_template_kwargs"),
+    LongField::numbers("prompt"),
+    LongField::numbers("tokens"),
+    LongField::numbers("context"),
+];
+
+impl LongField {
+    /// Objects that are read field by field.
+    const fn texts(name: &'static str) -> Self {
+        Self { name, member: 100, element: 60 }
+    }
+
+    /// Values that are kept whole, and that templates and grammars copy.
+    const fn values(name: &'static str) -> Self {
+        Self { name, member: 400, element: 120 }
+    }
+
+    /// Lists of numbers.
+    const fn numbers(name: &'static str) -> Self {
+        Self { name, member: 100, element: 24 }
+    }
+}
 
 /// Most bytes of a refused body that are discarded, and the time for it. A client that still sends
 /// when its connection is closed sees a reset in place of the refusal.
@@ -100,11 +159,14 @@ impl HttpBody for SharedBody {
 /// A JSON body. Its bytes are free again once it is dropped.
 pub(crate) struct JsonBody {
     text: JsonText,
+    /// Work of reading its fields.
+    size: WorkSize,
     _room: Option<OwnedSemaphorePermit>,
 }
 
 impl JsonBody {
-    /// Receives and reads the body of a request, off the threads that wait for clients.
+    /// Receives the body of a request and checks that it is JSON, off the threads that wait for
+    /// clients.
     ///
     /// # Errors
     /// The body is too large, too slow, compressed or not JSON.
@@ -112,13 +174,16 @@ impl JsonBody {
         if is_compressed(request.headers()) {
             return Err(ApiError::encoding());
         }
+        let client = ClientId::of(request.extensions());
         let ReceivedBody { bytes, room } = receive(app, request.into_body()).await?;
-        blocking(move || {
+        let size = WorkSize { client, bytes: bytes.len(), memory: 0 };
+        let check = move || {
             let text = JsonText::new(bytes);
             let text = text.map_err(|e| ApiError::body(format!("the body is not JSON: {e}")))?;
-            Ok(Self { text, _room: room })
-        })
-        .await
+            let size = reading(&text, client);
+            Ok(Self { text, size, _room: room })
+        };
+        app.work.run(size, check).await
     }
 
     /// Its fields.
@@ -137,6 +202,31 @@ impl JsonBody {
         let name = self.fields()?.get("model").and_then(Json::as_str);
         app.models.lease(app.models.find(name.as_deref())?).await
     }
+
+    /// Result of `compute` with the body, off the threads that wait for clients.
+    ///
+    /// # Errors
+    /// Those of `compute`; the fields take more memory than there is.
+    pub(crate) async fn read<T: Send + 'static>(
+        self,
+        work: &WorkQueue,
+        compute: impl FnOnce(Self) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        work.run(self.size, move || compute(self)).await
+    }
+}
+
+/// Work of reading the fields of a body. Unknown fields are never read, and others are short.
+fn reading(text: &JsonText, client: ClientId) -> WorkSize {
+    let mut size = WorkSize { client, ..WorkSize::default() };
+    for Member { name, value } in text.value().members().into_iter().flatten() {
+        let Some(field) = LONG_FIELDS.iter().find(|field| field.name == name) else { continue };
+        let ValueCounts { members, elements } = value.counts();
+        let values = members.saturating_mul(field.member) + elements.saturating_mul(field.element);
+        size.bytes += value.raw().len();
+        size.memory += value.raw().len().saturating_mul(TEXT_COPIES) + values;
+    }
+    size
 }
 
 /// Bytes of a body, and the room that they take.
@@ -147,23 +237,28 @@ struct ReceivedBody {
 
 /// Receives a body, within the limits of size and time.
 async fn receive(app: &App, mut body: Body) -> Result<ReceivedBody, ApiError> {
-    if body.size_hint().lower() > BODY_BYTES as u64 {
-        return Err(ApiError::too_large(BODY_BYTES));
-    }
+    let (announced, limit) = (body.size_hint().lower(), app.body_bytes);
+    let announced = usize::try_from(announced).ok().filter(|bytes| *bytes <= limit);
+    let announced = announced.ok_or_else(|| ApiError::too_large(limit))?;
     let receive = async {
         let (mut bytes, mut room) = (Vec::new(), None::<OwnedSemaphorePermit>);
+        if announced > SMALL_BODY {
+            room = Some(acquire(app, announced).await?);
+            bytes.reserve_exact(announced);
+        }
         while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
             let frame = frame.map_err(|e| ApiError::body(format!("the body ends early: {e}")))?;
             let Ok(data) = frame.into_data() else { continue };
-            if bytes.len() + data.len() > BODY_BYTES {
-                return Err(ApiError::too_large(BODY_BYTES));
+            let len = bytes.len() + data.len();
+            if len > limit {
+                return Err(ApiError::too_large(limit));
             }
-            let more = u32::try_from(data.len()).unwrap_or(u32::MAX);
-            let more = Arc::clone(&app.body_room).try_acquire_many_owned(more);
-            let more = more.map_err(|_| ApiError::overloaded())?;
-            match &mut room {
-                Some(room) => room.merge(more),
-                None => room = Some(more),
+            // A body of unknown length, which may exist twice while it grows.
+            if len > bytes.capacity().max(SMALL_BODY) {
+                let more = (2 * len).min(limit);
+                drop(room.take());
+                room = Some(try_acquire(app, bytes.capacity() + more)?);
+                bytes.reserve_exact(more - bytes.len());
             }
             bytes.extend_from_slice(&data);
         }
@@ -172,12 +267,18 @@ async fn receive(app: &App, mut body: Body) -> Result<ReceivedBody, ApiError> {
     timeout(app.body_time, receive).await.unwrap_or_else(|_| Err(ApiError::too_slow()))
 }
 
-/// Result of a computation, off the threads that wait for clients.
-pub(crate) async fn blocking<T: Send + 'static>(
-    compute: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    let computed = spawn_blocking(compute).await;
-    computed.unwrap_or_else(|_| Err(ApiError::internal("the request could not be read")))
+/// Room for a body, once others have left it.
+async fn acquire(app: &App, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
+    let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+    let room = Arc::clone(&app.body_room).acquire_many_owned(bytes).await;
+    room.map_err(|_| ApiError::overloaded())
+}
+
+/// Room for a body, if there is any now.
+fn try_acquire(app: &App, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
+    let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+    let room = Arc::clone(&app.body_room).try_acquire_many_owned(bytes);
+    room.map_err(|_| ApiError::overloaded())
 }
 
 /// Result of a computation with a body and the model that it names, and a lease of the model.
@@ -198,11 +299,11 @@ pub(crate) async fn with_model<T: Send + 'static>(
 ) -> Result<ModelResult<T>, ApiError> {
     let body = JsonBody::receive(app, request).await?;
     let model = body.model(app).await?;
-    blocking(move || {
+    let compute = move |body: JsonBody| {
         let value = compute(&model, &body.fields()?)?;
         Ok(ModelResult { model, value })
-    })
-    .await
+    };
+    body.read(&app.work, compute).await
 }
 
 fn is_compressed(headers: &HeaderMap) -> bool {

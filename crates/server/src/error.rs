@@ -201,6 +201,18 @@ impl ApiError {
         Self::new(ErrorKind::TooLarge, format!("the body has more than {limit} bytes"))
     }
 
+    /// Body whose fields take more memory than there is for a request.
+    pub(crate) fn too_much_memory(bytes: usize, limit: usize) -> Self {
+        let mib = |bytes: usize| bytes.div_ceil(1 << 20);
+        let message = format!(
+            "reading this request takes up to {} MiB, and the server has {} MiB for one: send less \
+             text, or give it more memory (--memory)",
+            mib(bytes),
+            mib(limit)
+        );
+        Self::new(ErrorKind::TooLarge, message)
+    }
+
     /// Body that did not arrive in time.
     pub(crate) fn too_slow() -> Self {
         Self::new(ErrorKind::TooSlow, "the body did not arrive in time")

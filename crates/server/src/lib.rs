@@ -6,6 +6,8 @@
 //! - A body (`body.rs`, `json/`) becomes an `Ask`, whatever its API (`ask.rs`, and the readers in
 //!   `openai/`, `responses/`, `anthropic/`, `ollama/` and `native/`), and the tokens of its prompts
 //!   (`prompt.rs`), which are submitted to the serving core of a model.
+//! - Bodies are read off the threads that wait for clients, large ones in turns and within the
+//!   memory of the plan: `work.rs`.
 //! - One of the server's models is loaded at a time; requests have leases of it: `models/`.
 //! - Events of the core become deltas, whatever the API (`answer.rs`, `answers.rs`). The encoder of
 //!   an API makes events of them: a stream sends them, a whole answer is their fold (`respond.rs`).
@@ -48,6 +50,7 @@ mod server;
 mod timed_stream;
 mod turn_folder;
 mod turns;
+mod work;
 
 pub use access::{RequestLog, RequestRecord};
 pub use guard::ApiKeys;
@@ -55,4 +58,6 @@ pub use models::{
     KeepAlive, LoadError, LoadedModel, ModelLoader, Models, ModelsError, OfferedModel, StartModel,
 };
 pub use overflow::Overflow;
-pub use server::{RESERVED_BYTES, Server, ServerError, ServerOptions, Stopper, Timeouts};
+pub use server::{
+    Server, ServerError, ServerOptions, Stopper, Timeouts, request_memory, reserved_bytes,
+};

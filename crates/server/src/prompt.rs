@@ -89,28 +89,29 @@ fn fitting(model: &ServedModel, conversation: &Conversation) -> Result<Prompt, A
     let parts = conversation.parts();
     let context = model.context();
     let recalled = model.turns.recall(parts.messages, conversation.call_ids);
-    let whole = chat(model, &parts, &recalled, context);
-    let drops =
-        conversation.overflow.unwrap_or(model.options.overflow) == Overflow::DropOldestTurns;
-    if !drops || !whole.as_ref().is_err_and(ApiError::is_overflow) {
-        return whole;
+    if conversation.overflow.unwrap_or(model.options.overflow) == Overflow::Error {
+        return chat(model, &parts, &recalled, context);
     }
-    // As few as possible: each try is a rendering.
+    // As few as possible. Each try renders the messages that are left.
     let droppable = overflow::droppable(&recalled.messages);
-    let (mut least, mut most, mut found) = (1_usize, droppable.len(), whole);
-    while least <= most {
-        let count = least.midpoint(most);
+    let tokenizer = model.text()?.tokenizer();
+    let count = |text: &str, limit: usize| -> Result<Option<usize>, ApiError> {
+        Ok(tokenizer.encode_within(text, false, limit)?.map(|tokens| tokens.len()))
+    };
+    let guess = overflow::about_dropped(&recalled.messages, &droppable, context, count)?;
+    let found = overflow::smallest(droppable.len(), guess, |count| {
         let rest = recalled.with(|messages| overflow::without(messages, &droppable[..count]));
-        match chat(model, &parts, &rest, overflow::room(context)) {
-            Err(error) if error.is_overflow() => least = count + 1,
-            Err(error) => return Err(error),
-            Ok(mut prompt) => {
+        let limit = if count == 0 { context } else { overflow::room(context) };
+        match chat(model, &parts, &rest, limit) {
+            Err(error) if error.is_overflow() => Ok(None),
+            tried => tried.map(|mut prompt| {
                 prompt.dropped_messages = parts.messages.len() - rest.messages.len();
-                (most, found) = (count - 1, Ok(prompt));
-            }
+                Some(prompt)
+            }),
         }
-    }
-    found
+    })?;
+    // The error is about the whole.
+    found.map_or_else(|| chat(model, &parts, &recalled, context), Ok)
 }
 
 /// Tokens of a conversation with its `recalled` messages: see [`render`]. Earlier answers have the

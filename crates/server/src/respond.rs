@@ -29,7 +29,7 @@ use crate::{
     answers::{Answers, ChoiceDeltas},
     app::App,
     ask::Ask,
-    body::{JsonBody, blocking},
+    body::JsonBody,
     error::{ApiError, ApiShape},
     json::{self, Fields},
     models::{ModelLease, ServedModel},
@@ -173,14 +173,14 @@ pub(crate) async fn answer_body<E: Encoder>(
     let app = Arc::clone(app);
     let submit = async move {
         let model = body.model(&app).await?;
-        blocking(move || {
+        let submit = move |body: JsonBody| {
             let Asked { ask, mut encoder, cancelled } = read(&model, &body.fields()?)?;
             let prompts = prompt::prompts(&model, &ask)?;
             encoder.prompts(&model, &prompts)?;
             let answers = model.submit(&ask, prompts)?.cancelled_by(cancelled).lease(model);
             Ok(Submitted { answers, encoder })
-        })
-        .await
+        };
+        body.read(&app.work, submit).await
     };
     if !is_stream {
         let submitted = submit.await?;

@@ -25,7 +25,7 @@ use tokio::{
 
 use crate::{
     access::RequestLog,
-    app::App,
+    app::{App, RequestMemory},
     guard::{ApiKeys, Guard},
     models::{AnswerOptions, ModelRegistry, Models},
     overflow::Overflow,
@@ -33,13 +33,11 @@ use crate::{
     routes,
     timed_stream::TimedStream,
     turns::TURNS_BYTES,
+    work::{self, PeerAddress},
 };
 
 /// Threads that wait for clients.
 const THREADS: usize = 2;
-
-/// Threads that read requests: JSON, templates, tokenizers.
-const BLOCKING_THREADS: usize = 4;
 
 /// Most connections at once. Further ones wait in the system's backlog.
 const CONNECTIONS: usize = 512;
@@ -56,11 +54,25 @@ const DRAIN: Duration = Duration::from_secs(30);
 /// Time that threads have to end.
 const THREADS_END: Duration = Duration::from_secs(1);
 
-/// Bytes that a server holds beside its engine, for the memory plan
-/// ([`MemoryRequest::reserved`](moeflux::MemoryRequest::reserved)): remembered turns and stored
-/// responses; stacks and queues; buffers of the connections that are likely at once. Bodies of
-/// requests, which are dropped once they are read, are not in it.
-pub const RESERVED_BYTES: u64 = (TURNS_BYTES + RESPONSES_BYTES) as u64 + (16 << 20);
+/// Bytes for requests that are being read: their bodies, fields and prompts. A sixteenth of the
+/// budget within these bounds.
+const REQUEST_BYTES: (u64, u64) = (80 << 20, 1 << 30);
+const REQUEST_SHARE: u64 = 16;
+
+/// Bytes of the memory plan for requests that are being read
+/// ([`ServerOptions::request_memory`]), with `budget` bytes for the process.
+pub fn request_memory(budget: u64) -> u64 {
+    let (least, most) = REQUEST_BYTES;
+    (budget / REQUEST_SHARE).clamp(least, most)
+}
+
+/// Bytes that a server with `request_memory` holds beside its engine, for the memory plan
+/// ([`MemoryRequest::reserved`](moeflux::MemoryRequest::reserved)): requests that are being read,
+/// remembered turns and stored responses; stacks and queues; buffers of the connections that are
+/// likely at once.
+pub fn reserved_bytes(request_memory: u64) -> u64 {
+    request_memory + (TURNS_BYTES + RESPONSES_BYTES) as u64 + (16 << 20)
+}
 
 /// Options of a [`Server`].
 #[derive(Clone, Debug)]
@@ -84,6 +96,10 @@ pub struct ServerOptions {
     pub overflow: Overflow,
     /// Times that clients have.
     pub timeouts: Timeouts,
+    /// Bytes for requests that are being read: see [`request_memory`]. Default 80 MiB.
+    pub request_memory: u64,
+    /// Returns freed memory to the system, after a large request. Default: does nothing.
+    pub give_back: fn(),
 }
 
 /// Times that clients have.
@@ -118,6 +134,8 @@ impl Default for ServerOptions {
             masks: Vec::new(),
             overflow: Overflow::default(),
             timeouts: Timeouts::default(),
+            request_memory: REQUEST_BYTES.0,
+            give_back: || {},
         }
     }
 }
@@ -214,9 +232,11 @@ impl Server {
     /// # Errors
     /// The folder of answers of a loaded model cannot be opened, or threads cannot be started.
     pub fn run(self, models: Models) -> Result<(), ServerError> {
+        let bytes = usize::try_from(self.options.request_memory).unwrap_or(usize::MAX);
+        let memory = RequestMemory { bytes, give_back: self.options.give_back };
         let runtime = Builder::new_multi_thread()
             .worker_threads(THREADS)
-            .max_blocking_threads(BLOCKING_THREADS)
+            .max_blocking_threads(work::threads())
             .thread_name("http")
             .enable_all()
             .build()
@@ -225,20 +245,24 @@ impl Server {
         let (masks, overflow) = (masks.clone(), *overflow);
         let options = AnswerOptions { masks, overflow, ..AnswerOptions::default() };
         let models = ModelRegistry::start(models, options)?;
-        let served = runtime.block_on(self.serve(Arc::clone(&models)));
+        let served = runtime.block_on(self.serve(Arc::clone(&models), memory));
         // Connections that are left end here, which cancels their requests.
         runtime.shutdown_timeout(THREADS_END);
         models.end();
         served
     }
 
-    async fn serve(self, models: Arc<ModelRegistry>) -> Result<(), ServerError> {
+    async fn serve(
+        self,
+        models: Arc<ModelRegistry>,
+        memory: RequestMemory,
+    ) -> Result<(), ServerError> {
         let Self { listener, guard, options, stopper, .. } = self;
         let ServerOptions { log, timeouts, .. } = options;
         let listener = tokio::net::TcpListener::from_std(listener).map_err(ServerError::Runtime)?;
         let mut signals = Signals::listen(stopper).map_err(ServerError::Runtime)?;
-        let app = App::new(Arc::clone(&models), guard).log(log).body_time(timeouts.body);
-        let service = PlainPaths(TowerToHyperService::new(routes::router(Arc::new(app))));
+        let app = App::new(Arc::clone(&models), guard, memory).log(log).body_time(timeouts.body);
+        let routes = TowerToHyperService::new(routes::router(Arc::new(app)));
         let mut http = http1::Builder::new();
         // Some clients look headers up by case.
         http.title_case_headers(true);
@@ -255,14 +279,15 @@ impl Server {
                 accepted = accept => accepted,
                 () = signals.next() => break,
             };
-            let Ok((stream, _)) = accepted else {
+            let Ok((stream, peer)) = accepted else {
                 sleep(ACCEPT_PAUSE).await;
                 continue;
             };
             // Tokens are small and must not wait for each other. Without it they are only later.
             let _ = stream.set_nodelay(true);
             let stream = TokioIo::new(TimedStream::new(stream, timeouts.write));
-            let connection = http.serve_connection(stream, service.clone());
+            let connection =
+                http.serve_connection(stream, PlainPaths { routes: routes.clone(), peer });
             let connection = connections.watch(connection);
             tokio::spawn(async move {
                 // A failed connection is its client's.
@@ -283,7 +308,10 @@ impl Server {
 
 /// The routes, for paths as clients write them.
 #[derive(Clone)]
-struct PlainPaths(TowerToHyperService<Router>);
+struct PlainPaths {
+    routes: TowerToHyperService<Router>,
+    peer: SocketAddr,
+}
 
 impl Service<Request<Incoming>> for PlainPaths {
     type Response = Response;
@@ -294,7 +322,8 @@ impl Service<Request<Incoming>> for PlainPaths {
         if let Some(plain) = routes::plain_path(request.uri()) {
             *request.uri_mut() = plain;
         }
-        self.0.call(request)
+        request.extensions_mut().insert(PeerAddress(self.peer));
+        self.routes.call(request)
     }
 }
 

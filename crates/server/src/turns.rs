@@ -22,7 +22,7 @@ use sha2::{Digest, Sha256};
 use crate::{answer::Delta, turn_folder::TurnFolder};
 
 /// Most bytes of remembered turns. The least recently used ones are forgotten.
-pub(crate) const TURNS_BYTES: usize = 64 << 20;
+pub(crate) const TURNS_BYTES: usize = 24 << 20;
 
 /// Bytes of an entry beside its text and tokens.
 const ENTRY_BYTES: usize = 256;

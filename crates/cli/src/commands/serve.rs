@@ -12,14 +12,14 @@ use moeflux::{
 };
 use moeflux_bench::units;
 use moeflux_server::{
-    ApiKeys, KeepAlive, LoadError, LoadedModel, ModelLoader, Models, OfferedModel, RESERVED_BYTES,
-    RequestLog, RequestRecord, Server, ServerError, ServerOptions, StartModel,
+    ApiKeys, KeepAlive, LoadError, LoadedModel, ModelLoader, Models, OfferedModel, RequestLog,
+    RequestRecord, Server, ServerError, ServerOptions, StartModel, request_memory, reserved_bytes,
 };
 
 use crate::{
     WrongUse,
     args::{EngineArgs, ServeArgs},
-    folders,
+    counted_alloc, folders,
     hub::{self, ModelDownload},
     interrupt,
     load::{self, Needs},
@@ -45,19 +45,22 @@ const SESSIONS: usize = 4;
 pub(crate) fn run(args: &ServeArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     // A folder that cannot be written is an error before a model is loaded.
     args.cache.open()?;
-    let server = Server::bind(options(args, ui)?).map_err(|error| match error {
+    let mut options = options(args, ui)?;
+    options.request_memory = request_memory(args.engine.memory.request().host_budget());
+    let reserved = reserved_bytes(options.request_memory);
+    let server = Server::bind(options).map_err(|error| match error {
         open @ ServerError::OpenWithoutKey { .. } => WrongUse(open.to_string()).into(),
         other => anyhow::Error::new(other),
     })?;
     // A model that is downloaded gets its folder only now.
     let name = name(args);
     let models = match &args.models {
-        Some(folder) => several(args, folder, ui)?,
+        Some(folder) => several(args, folder, reserved, ui)?,
         None => {
             let EngineArgs { model, reads, .. } = &args.engine;
             let (checkpoint, download) = load::streamed(model, &reads.mirror, ui)?;
             let settings = ModelSettings::default();
-            let loaded = start(checkpoint, download.as_ref(), args, &settings, ui)?;
+            let loaded = start(checkpoint, download.as_ref(), args, &settings, reserved, ui)?;
             if let Some(download) = download {
                 download.finish_in_background(ui)?;
             }
@@ -82,7 +85,7 @@ pub(crate) fn run(args: &ServeArgs, ui: Ui) -> anyhow::Result<ExitCode> {
 }
 
 /// Models of a folder, with their settings.
-fn several(args: &ServeArgs, folder: &Path, ui: Ui) -> anyhow::Result<Models> {
+fn several(args: &ServeArgs, folder: &Path, reserved: u64, ui: Ui) -> anyhow::Result<Models> {
     let listed = list_models(folder)?;
     let names: Vec<&str> = listed.iter().map(|model| &*model.name).collect();
     let settings = SettingsFile::read(folder, &names)?;
@@ -93,7 +96,7 @@ fn several(args: &ServeArgs, folder: &Path, ui: Ui) -> anyhow::Result<Models> {
         offered.aliases(of_model.aliases).ttl(ttl.and_then(KeepAlive::time))
     });
     let offered = offered.collect();
-    let loader = FolderLoader { args: args.clone(), settings, ui };
+    let loader = FolderLoader { args: args.clone(), settings, reserved, ui };
     let models = Models::several(offered, loader);
     Ok(models.with_context(|| folder.display().to_string())?.waiting(args.waiting))
 }
@@ -102,12 +105,14 @@ fn several(args: &ServeArgs, folder: &Path, ui: Ui) -> anyhow::Result<Models> {
 struct FolderLoader {
     args: ServeArgs,
     settings: SettingsFile,
+    /// Bytes of the server.
+    reserved: u64,
     ui: Ui,
 }
 
 impl ModelLoader for FolderLoader {
     fn open(&mut self, model: &OfferedModel) -> Result<StartModel, LoadError> {
-        let ui = self.ui;
+        let (reserved, ui) = (self.reserved, self.ui);
         let failed = move |error: anyhow::Error| {
             let error = format!("{error:#}");
             ui.line(format_args!("error: {error}"));
@@ -117,7 +122,9 @@ impl ModelLoader for FolderLoader {
         let settings = self.settings.of_model(&model.name);
         let args = settings.args(&self.args, &model.path);
         let checkpoint = load::checkpoint(&args.engine.model, &[], ui).map_err(failed)?;
-        Ok(Box::new(move || start(checkpoint, None, &args, &settings, ui).map_err(failed)))
+        Ok(Box::new(move || {
+            start(checkpoint, None, &args, &settings, reserved, ui).map_err(failed)
+        }))
     }
 }
 
@@ -127,12 +134,13 @@ fn start(
     download: Option<&ModelDownload>,
     args: &ServeArgs,
     settings: &ModelSettings,
+    reserved: u64,
     ui: Ui,
 ) -> anyhow::Result<LoadedModel> {
     let mut needs = Needs {
         marks: true,
         sessions: Some(args.sessions.map_or(SESSIONS, Into::into)),
-        reserved: Some(RESERVED_BYTES),
+        reserved: Some(reserved),
         grammars: true,
         ..Needs::default()
     };
@@ -161,6 +169,7 @@ fn start(
 fn options(args: &ServeArgs, ui: Ui) -> anyhow::Result<ServerOptions> {
     let mut options = ServerOptions::default();
     (options.host, options.port, options.no_key) = (args.host, args.port, args.no_key);
+    options.give_back = counted_alloc::give_back;
     options.overflow = args.overflow.into();
     options.allow_hosts.clone_from(&args.allow_host);
     options.log = RequestLog::new(move |record| {

@@ -1,5 +1,8 @@
 //! The memory plan holds: by the peak of the process, and under limits that the system enforces.
 
+#[cfg(target_os = "linux")]
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use super::*;
 
 /// A context whose KV cache is the largest part, and a long prompt that fills it.
@@ -65,29 +68,128 @@ fn a_run_survives_a_limit_that_is_its_budget() {
     assert!(!json(&said.out)["text"].as_str().unwrap().is_empty());
 }
 
-/// Runs in a memory cgroup whose limit is the budget. Where none can be created, a line says so.
+/// A memory cgroup, removed when it is dropped.
+#[cfg(target_os = "linux")]
+struct MemoryGroup(PathBuf);
+
+#[cfg(target_os = "linux")]
+impl MemoryGroup {
+    /// A group with a limit. Where none can be made, a line says so.
+    fn new(limit: u64, stand_in: &str) -> Option<Self> {
+        static GROUPS: AtomicUsize = AtomicUsize::new(0);
+        let number = GROUPS.fetch_add(1, Ordering::Relaxed);
+        let name = format!("moeflux-test-{}-{number}", std::process::id());
+        let (folder, file) = if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
+            (Path::new("/sys/fs/cgroup").join(name), "memory.max")
+        } else {
+            (Path::new("/sys/fs/cgroup/memory").join(name), "memory.limit_in_bytes")
+        };
+        let group = Self(folder);
+        let made = std::fs::create_dir(&group.0).and_then(|()| {
+            std::fs::write(group.0.join(file), limit.next_multiple_of(4096).to_string())
+        });
+        if let Err(error) = &made {
+            println!("no memory cgroup can be made here ({error}): {stand_in} stands in for it");
+        }
+        made.is_ok().then_some(group)
+    }
+
+    /// Shell command that moves the shell into the group.
+    fn enter(&self) -> String {
+        format!("echo $$ > {}/cgroup.procs", self.0.display())
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+/// Runs in a memory cgroup whose limit is the budget.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_run_survives_a_cgroup_whose_limit_is_its_budget() {
     let budget = budget(64);
-    let name = format!("moeflux-test-{}", std::process::id());
-    let (folder, limit) = if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
-        (Path::new("/sys/fs/cgroup").join(name), "memory.max")
-    } else {
-        (Path::new("/sys/fs/cgroup/memory").join(name), "memory.limit_in_bytes")
-    };
-    let made = std::fs::create_dir(&folder).and_then(|()| {
-        std::fs::write(folder.join(limit), budget.next_multiple_of(4096).to_string())
-    });
-    if let Err(error) = made {
-        let _ = std::fs::remove_dir(&folder);
-        println!("no memory cgroup can be made here ({error}): the limit on data stands in for it");
-        return;
-    }
-    let said = limited(&format!("echo $$ > {}/cgroup.procs", folder.display()), budget);
-    let _ = std::fs::remove_dir(&folder);
+    let Some(group) = MemoryGroup::new(budget, "the limit on data") else { return };
+    let said = limited(&group.enter(), budget);
     assert_eq!(said.code, 0, "{said:?}");
     assert!(json(&said.out)["statistics"]["peak_memory"].as_u64().unwrap() <= budget);
+}
+
+/// Sends several equal bodies at once. Returns the status of each.
+#[cfg(target_os = "linux")]
+fn at_once(address: &str, path: &str, body: &[u8], count: usize) -> Vec<u16> {
+    use std::{io::Read, io::Write, net::TcpStream};
+    let send = || -> u16 {
+        let mut client = TcpStream::connect(address).unwrap();
+        let head = format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n");
+        write!(client, "{head}Content-Length: {}\r\n\r\n", body.len()).unwrap();
+        client.write_all(body).unwrap();
+        let mut reply = String::new();
+        client.read_to_string(&mut reply).unwrap();
+        reply.split(' ').nth(1).unwrap_or_else(|| panic!("{reply:?}")).parse().unwrap()
+    };
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..count).map(|_| scope.spawn(send)).collect();
+        clients.into_iter().map(|client| client.join().unwrap()).collect()
+    })
+}
+
+/// A server keeps its budget whatever bodies it is sent.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_server_survives_a_cgroup_whose_limit_is_its_budget() {
+    use std::io::{BufRead, BufReader};
+    const MEMORY: u64 = 320 << 20;
+    let chat = |more: &str| {
+        let message = r#"{"role": "user", "content": "Hello"}"#;
+        format!(r#"{{"max_tokens": 1, "messages": [{message}], {more}}}"#).into_bytes()
+    };
+    let list = |value: &str, bytes: usize| vec![value; bytes / (value.len() + 1)].join(",");
+    let property = |i: usize| format!(r#""p{i}": {{"type": "string", "enum": ["a", "b"]}}"#);
+    let properties: Vec<String> = (0..100).map(property).collect();
+    let parameters = format!(r#"{{"type": "object", "properties": {{{}}}}}"#, properties.join(","));
+    let function = format!(r#"{{"name": "f", "parameters": {parameters}}}"#);
+    let tool = format!(r#"{{"type": "function", "function": {function}}}"#);
+    // Each kind of body, and how many at once.
+    let bodies = [
+        ("/v1/chat/completions", chat(&format!(r#""x": [{}]"#, list("0", 10 << 20))), 2),
+        ("/v1/chat/completions", chat(&format!(r#""tools": [{}]"#, list(&tool, 1_200_000))), 8),
+        ("/v1/completions", format!(r#"{{"prompt": [{}]}}"#, list("1", 2 << 20)).into(), 8),
+        ("/tokenize", format!(r#"{{"content": "{}"}}"#, "a 0 ".repeat(1 << 18)).into(), 8),
+        (
+            "/v1/chat/completions",
+            format!(r#"{{"messages": [{}]}}"#, list(r#"{"role": "user"}"#, 2 << 20)).into(),
+            8,
+        ),
+    ];
+    let memory = format!("{MEMORY}B");
+    let program = moeflux(["serve", "--quiet", "--port", "0", "--memory", &memory]);
+    let group = MemoryGroup::new(MEMORY, "the peak of the process");
+    let enter = group.as_ref().map_or_else(|| "true".to_owned(), MemoryGroup::enter);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &format!("{enter} && exec \"$@\""), "sh"]).arg(program.get_program());
+    shell.args(program.get_args());
+    shell.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let mut server = shell.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let address = line.split_once("http://").unwrap().1.split_once("/v1").unwrap().0;
+    for (path, body, count) in &bodies {
+        for status in at_once(address, path, body, *count) {
+            assert!([200, 400, 413, 503].contains(&status), "{path}: {status}");
+        }
+        // Others are answered.
+        assert_eq!(at_once(address, "/v1/chat/completions", &chat(r#""n": 1"#), 1), [200]);
+    }
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.id())).unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    let peak: u64 = peak.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(peak << 10 <= MEMORY, "{peak} KiB");
+    server.kill().unwrap();
+    server.wait().unwrap();
 }
 
 /// `tokenizer.json` of 262,144 tokens and twice as many merges, as the largest published ones.

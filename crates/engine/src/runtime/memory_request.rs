@@ -1,8 +1,8 @@
 //! Memory request: limits and sizes that a memory plan has to respect.
 
-use super::{card_budgets::CardBudgets, card_speeds::CardSpeeds};
+use super::{card_budgets::CardBudgets, card_speeds::CardSpeeds, plan::host_budget};
 use crate::{
-    base::setters::setters,
+    base::{setters::setters, system::SystemMemory},
     checkpoint::Checkpoint,
     experts::{
         division::ExpertTimes,
@@ -93,6 +93,12 @@ setters!(MemoryRequest {
 });
 
 impl MemoryRequest {
+    /// Bytes of host memory that a plan has now: the budget, or by default a safe share of what the
+    /// process may use.
+    pub fn host_budget(&self) -> u64 {
+        host_budget(self, &SystemMemory::now())
+    }
+
     /// A budget of the device's own memory that was requested.
     pub(crate) fn any_card_budget(&self) -> Option<u64> {
         self.device_budget.or(self.card_budgets.and_then(|budgets| budgets.of_card(0)))

@@ -39,6 +39,15 @@ pub(crate) struct Json<'a>(&'a str);
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct List<'a>(&'a str);
 
+/// Numbers of values in a value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ValueCounts {
+    /// Members of objects, lists and objects.
+    pub(crate) members: usize,
+    /// Elements and members after the first one of each list and object.
+    pub(crate) elements: usize,
+}
+
 /// A member of an object.
 #[derive(Clone, Debug)]
 pub(crate) struct Member<'a> {
@@ -154,6 +163,25 @@ impl<'a> Json<'a> {
         }
         compact
     }
+
+    /// What the value consists of.
+    pub(crate) fn counts(self) -> ValueCounts {
+        let (mut counts, mut rest) = (ValueCounts::default(), self.0.as_bytes());
+        let is_counted = |byte: &u8| matches!(byte, b'"' | b',' | b':' | b'[' | b'{');
+        while let Some(next) = rest.iter().position(is_counted) {
+            rest = &rest[next..];
+            match rest[0] {
+                b'"' => {
+                    rest = &rest[string_end(rest)..];
+                    continue;
+                }
+                b',' => counts.elements += 1,
+                _ => counts.members += 1,
+            }
+            rest = &rest[1..];
+        }
+        counts
+    }
 }
 
 impl<'a> List<'a> {
@@ -261,6 +289,8 @@ mod tests {
             }
         }
         check(json.value(), &expected);
+        let counts = ValueCounts { members: 14, elements: 8 };
+        assert_eq!(json.value().counts(), counts);
     }
 
     #[test]

@@ -3,13 +3,15 @@
 
 pub(crate) mod completion;
 
-use std::sync::Arc;
+use std::{ops::ControlFlow, sync::Arc};
 
 use axum::{
     extract::{Request, State},
     response::Response,
 };
-use serde_json::{Value, json};
+use moeflux::text::Tokenizer;
+use serde::Serialize;
+use serde_json::json;
 
 use crate::{
     app::App,
@@ -19,7 +21,28 @@ use crate::{
     models::ServedModel,
     openai::chat,
     prompt,
+    work::is_cancelled,
 };
+
+/// Tokens of a text.
+#[derive(Serialize)]
+struct TokenReply {
+    tokens: TokenList,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum TokenList {
+    Ids(Vec<u32>),
+    Pieces(Vec<TokenPiece>),
+}
+
+/// A token with its text.
+#[derive(Serialize)]
+struct TokenPiece {
+    id: u32,
+    piece: String,
+}
 
 /// Answers `GET /health`.
 pub(crate) async fn health() -> Response {
@@ -39,15 +62,28 @@ pub(crate) async fn tokenize(
         let add_special = fields.flag("add_special")?.unwrap_or(false);
         let with_pieces = fields.flag("with_pieces")?.unwrap_or(false);
         let tokenizer = model.text()?.tokenizer();
-        let tokens = tokenizer.encode(&content, add_special)?;
+        let tokens = encode(tokenizer, &content, add_special)?;
         if !with_pieces {
-            return Ok(json!(tokens));
+            return Ok(TokenList::Ids(tokens));
         }
-        let piece = |id: u32| Ok(json!({"id": id, "piece": tokenizer.decode(&[id], false)?}));
-        let pieces: Result<Vec<Value>, ApiError> = tokens.into_iter().map(piece).collect();
-        Ok(Value::Array(pieces?))
+        let piece = |id: u32| Ok(TokenPiece { id, piece: tokenizer.decode(&[id], false)? });
+        let pieces = tokens.into_iter().map(piece).collect::<Result<_, ApiError>>();
+        Ok(TokenList::Pieces(pieces?))
     });
-    Ok(json::response(&json!({"tokens": tokens.await?.value})))
+    Ok(json::response(&TokenReply { tokens: tokens.await?.value }))
+}
+
+/// Tokens of a text, as long as its client waits for them.
+fn encode(tokenizer: &Tokenizer, text: &str, add_special: bool) -> Result<Vec<u32>, ApiError> {
+    let mut tokens = Vec::new();
+    let whole = tokenizer.encode_pieces(text, add_special, &mut |piece| {
+        tokens.extend_from_slice(piece);
+        if is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    match whole? {
+        ControlFlow::Continue(()) => Ok(tokens),
+        ControlFlow::Break(()) => Err(ApiError::internal("the client is gone")),
+    }
 }
 
 /// Answers `POST /detokenize`: `tokens` to `content`.

@@ -151,6 +151,7 @@ mod tests {
     use super::*;
     use crate::{
         answer::UNREAD,
+        app::RequestMemory,
         guard::{ApiKeys, Guard},
         models::{AnswerOptions, LoadedModel, ModelRegistry, Models},
     };
@@ -176,7 +177,7 @@ mod tests {
         let models = ModelRegistry::start(models, AnswerOptions::default()).unwrap();
         let host = Ipv4Addr::LOCALHOST.into();
         let guard = Guard::new(host, ApiKeys::default(), false, &[]).unwrap();
-        Arc::new(App::new(models, guard))
+        Arc::new(App::new(models, guard, RequestMemory { bytes: 64 << 20, give_back: || {} }))
     }
 
     fn stats(app: &App) -> ServingStats {

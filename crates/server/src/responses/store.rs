@@ -18,7 +18,7 @@ use crate::{answer::Delta, error::ApiError, json, respond::Encoder};
 const RESPONSES: usize = 256;
 
 /// Most bytes of stored responses.
-pub(crate) const RESPONSES_BYTES: usize = 64 << 20;
+pub(crate) const RESPONSES_BYTES: usize = 24 << 20;
 
 /// Bytes of a message beside its texts.
 const MESSAGE_BYTES: usize = 128;
