@@ -209,7 +209,7 @@ pub(crate) struct MemoryArgs {
     /// that needs more than this ends with an error.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = MODEL)]
     pub(crate) state_memory: Option<u64>,
-    /// Memory for states of earlier prompts, or 0 [default: what slots and sessions leave]
+    /// Memory for states of earlier prompts, or 0 [default: all that slots leave]
     ///
     /// Later prompts go on from these states, in `serve` and `chat`. Where all experts have slots,
     /// they take the rest of the budget; elsewhere they have a part by the predicted time that they

@@ -76,7 +76,7 @@ pub trait StateStore {
     /// caches to let them grow may then give each all of its memory with the first write.
     fn reserve_whole_states(&mut self, _on: bool) {}
 
-    /// Tells how many bytes the states of all sessions take, of those that the limit allows. A
+    /// Tells how many bytes of the limit the states of all sessions take. A
     /// device that allocates memory for many states at a time then begins with as much.
     fn expect_states(&mut self, _bytes: u64) {}
 

@@ -497,8 +497,8 @@ impl MemoryPlan {
         &self.slot_classes
     }
 
-    /// Whether host memory has room for `files` bytes of page cache beside the plan. Where no expert
-    /// is read again, states of the prefix cache may take the place of files.
+    /// Whether host memory has room for `files` bytes of page cache beside the plan. Where no
+    /// expert is read again, states of the prefix cache may take the place of files.
     pub(crate) fn leaves_room_for(&self, files: u64, system: &SystemMemory) -> bool {
         let states = if self.holds_all { self.host().bytes(LineName::Marks) } else { 0 };
         (self.host().total() - states).saturating_add(files)

@@ -1,4 +1,4 @@
-//! Errors of a memory plan: what a budget lacks, part by part, and what helps.
+//! Errors of a memory plan: parts of the memory that a budget lacks, with advice.
 
 use super::{
     memory_request::MemoryRequest,

@@ -1,5 +1,5 @@
-//! Share of the prefix cache: how the memory that dense weights, states and scratch leave is divided
-//! between slots and states of earlier prompts.
+//! Share of the prefix cache: division between slots and states of earlier prompts of the memory
+//! that dense weights, sessions and scratch leave.
 //!
 //! Where all experts have slots, the prefix cache takes the rest. Elsewhere a byte goes where it is
 //! predicted to save more time of a turn, which computes a prompt and generates an answer:
@@ -8,8 +8,8 @@
 //!   answer with the share of experts that a token needs.
 //! - The states of a conversation save computing half a context again, experts that have no slot
 //!   read with each chunk, if the next turn is of this conversation. That is the one used j turns
-//!   ago with probability `s / ((s + j - 1) (s + j))`, with s sessions: those that `s` sessions hold
-//!   are as likely as all others together.
+//!   ago with probability `s / ((s + j - 1) (s + j))`, with s sessions: the `s` last ones are as
+//!   likely as all others together.
 //!
 //! The speeds are constants, so a plan does not depend on measurements. Slots for one token's
 //! experts come first, and states take at most a quarter.
@@ -105,7 +105,7 @@ fn chance(rank: usize, sessions: usize) -> f64 {
     sessions / ((sessions + rank - 1.0) * (sessions + rank))
 }
 
-/// Number of conversations, beside those that sessions hold, whose states save more than `least`
+/// Number of conversations, beside the ones in sessions, whose states save more than `least`
 /// seconds if they save `seconds` when they are needed.
 fn worth_keeping(first: usize, sessions: usize, seconds: f64, least: f64) -> usize {
     let ranks = first..first.saturating_add(MAX_CONVERSATIONS);

@@ -18,8 +18,15 @@ use crate::session::{
     timeline::{Timeline, common_prefix_len},
 };
 
-/// Distance in tokens of the indexed prefixes of a timeline that can be truncated anywhere.
+/// Distance in tokens of the indexed prefixes of a timeline that can be truncated anywhere, and
+/// length of the first one.
 const INDEX_STRIDE: usize = 64;
+const FIRST_INDEXED: usize = 16;
+
+/// Whether prefixes of this length are indexed.
+const fn is_indexed(len: usize) -> bool {
+    len == FIRST_INDEXED || len.is_multiple_of(INDEX_STRIDE)
+}
 
 /// Lookups after which an unused prefix is half as likely to be needed.
 const RECENT: f64 = 64.0;
@@ -71,7 +78,7 @@ type HashTable<T> = HashMap<u64, T, BuildHasherDefault<HashOfHash>>;
 
 /// A cached prefix that a prompt starts with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct FoundPrefix {
+pub(crate) struct PrefixMatch {
     /// Its entry.
     pub(crate) id: usize,
     /// Tokens of it that the prompt can use.
@@ -139,8 +146,8 @@ impl PrefixCache {
         Self { costs, ..Self::default() }
     }
 
-    /// Inserts a timeline and returns those that it replaces: an equal one; if `truncatable`, also
-    /// its prefixes.
+    /// Inserts a timeline and returns the ones that it replaces: an equal one; if `truncatable`,
+    /// also its prefixes.
     pub(crate) fn insert(&mut self, timeline: Timeline, truncatable: bool) -> Vec<Timeline> {
         let tokens = &timeline.tokens;
         let (mut hash, mut found) = (0, Vec::new());
@@ -178,7 +185,7 @@ impl PrefixCache {
         }
         if truncatable {
             for (len, prefix) in prefix_hashes(&timeline.tokens) {
-                if len % INDEX_STRIDE == 0 {
+                if is_indexed(len) {
                     self.blocks.entry(prefix).or_default().push(id);
                 }
             }
@@ -207,7 +214,7 @@ impl PrefixCache {
     /// Host memory of an entry beside its states, in bytes.
     pub(crate) fn host_bytes_of(&self, timeline: &Timeline, truncatable: bool) -> u64 {
         let Timeline { tokens, logits, .. } = timeline;
-        let blocks = if truncatable { tokens.len() / INDEX_STRIDE } else { 0 };
+        let blocks = if truncatable { 1 + tokens.len() / INDEX_STRIDE } else { 0 };
         let values = 4 * (tokens.len() + logits.len());
         (ENTRY_BYTES + values + blocks * BLOCK_BYTES) as u64 + self.costs.handle_bytes(tokens.len())
     }
@@ -320,10 +327,10 @@ impl PrefixCache {
 
     /// The entry with the longest usable prefix of `tokens`, which counts as a use. A timeline that
     /// is truncated or has no logits must leave at least one token to compute.
-    pub(crate) fn find(&mut self, tokens: &[u32], truncatable: bool) -> Option<FoundPrefix> {
+    pub(crate) fn find(&mut self, tokens: &[u32], truncatable: bool) -> Option<PrefixMatch> {
         let found = self.longest(tokens, truncatable);
         self.lookups += 1;
-        if let Some(FoundPrefix { id, .. }) = found {
+        if let Some(PrefixMatch { id, .. }) = found {
             self.changes += 1;
             (self.worths[id].used, self.worths[id].touched) = (self.lookups, self.changes);
             if let Some(entry) = self.entry_mut(id) {
@@ -335,13 +342,13 @@ impl PrefixCache {
     }
 
     /// Like [`PrefixCache::find`], without a use.
-    pub(crate) fn longest(&self, tokens: &[u32], truncatable: bool) -> Option<FoundPrefix> {
-        let is_indexed = |(len, hash): &(usize, u64)| {
+    pub(crate) fn longest(&self, tokens: &[u32], truncatable: bool) -> Option<PrefixMatch> {
+        let has_entries = |(len, hash): &(usize, u64)| {
             self.whole.contains_key(hash)
-                || truncatable && len % INDEX_STRIDE == 0 && self.blocks.contains_key(hash)
+                || truncatable && is_indexed(*len) && self.blocks.contains_key(hash)
         };
-        let indexed: Vec<(usize, u64)> = prefix_hashes(tokens).filter(is_indexed).collect();
-        let mut best: Option<FoundPrefix> = None;
+        let indexed: Vec<(usize, u64)> = prefix_hashes(tokens).filter(has_entries).collect();
+        let mut best: Option<PrefixMatch> = None;
         for (len, hash) in indexed.into_iter().rev() {
             let least = if truncatable { len + INDEX_STRIDE } else { 0 };
             if best.is_some_and(|best| best.len >= least) {
@@ -365,7 +372,7 @@ impl PrefixCache {
                     };
                 let is_better = usable > best.map_or(0, |best| best.len);
                 if is_better && cached[..len] == tokens[..len] {
-                    best = Some(FoundPrefix { id: *id, len: usable });
+                    best = Some(PrefixMatch { id: *id, len: usable });
                 }
             }
         }
@@ -413,7 +420,7 @@ impl PrefixCache {
             return Some(removed.timeline);
         }
         for (len, hash) in prefix_hashes(&removed.timeline.tokens) {
-            if len % INDEX_STRIDE == 0
+            if is_indexed(len)
                 && let Some(ids) = self.blocks.get_mut(&hash)
             {
                 ids.retain(|other| *other != id);

@@ -15,7 +15,7 @@ use crate::{
     session::{
         engine::{Engine, Runtime},
         mark::Mark,
-        prefix_cache::FoundPrefix,
+        prefix_cache::PrefixMatch,
         steps::{BatchResult, RowSink},
         timeline::{Timeline, common_prefix_len},
     },
@@ -276,7 +276,7 @@ impl Session {
         let own = runtime.usable_len(&self.timeline, same, tokens);
         let truncatable = runtime.rewind.any_length();
         let found = runtime.prefix_cache.find(tokens, truncatable);
-        if let Some(FoundPrefix { id, len }) = found.filter(|found| found.len > own)
+        if let Some(PrefixMatch { id, len }) = found.filter(|found| found.len > own)
             && let Some(cached) = runtime.prefix_cache.take(id)
         {
             let forked = runtime.fork(&cached, len);

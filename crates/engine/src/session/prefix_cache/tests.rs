@@ -16,7 +16,7 @@ fn plain() -> PrefixCosts {
     PrefixCosts { prefill, ..PrefixCosts::default() }
 }
 
-fn len(found: Option<FoundPrefix>) -> Option<usize> {
+fn len(found: Option<PrefixMatch>) -> Option<usize> {
     found.map(|found| found.len)
 }
 
@@ -63,7 +63,8 @@ fn truncatable_states_are_found_by_any_prefix() {
     assert_eq!(len(cache.find(&other, true)), Some(333));
     assert_eq!(len(cache.find(&all[..300], true)), Some(299), "a token is left to compute");
     assert_eq!(len(cache.find(&all[..600], true)), Some(600));
-    assert_eq!(len(cache.find(&all[..INDEX_STRIDE - 1], true)), None);
+    assert_eq!(len(cache.find(&all[..INDEX_STRIDE - 1], true)), Some(INDEX_STRIDE - 2));
+    assert_eq!(len(cache.find(&all[..FIRST_INDEXED - 1], true)), None);
     // Of several with the same beginning, the one that goes on as the prompt does.
     cache.insert(timeline(all[..100].iter().copied().chain([1; 100]), true), true);
     assert_eq!(len(cache.find(&all[..150], true)), Some(149));
