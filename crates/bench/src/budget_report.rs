@@ -8,7 +8,7 @@ use moeflux::{
     base::SystemMemory,
     experts::{DiskSpeed, PolicyKind, Trace},
     model::blueprint::Blueprint,
-    runtime::Pool,
+    runtime::{Pool, PrefixDivision},
     tools::{Planner, RooflineLimits, TokenCosts},
 };
 use serde::Serialize;
@@ -60,6 +60,26 @@ pub struct BudgetRow {
     /// Speedup from doubling the budget, up to the one that holds all experts.
     doubling_gives: f64,
     bound_by: BudgetBound,
+    /// Plan of a server, if there is one in this budget.
+    serving: Option<ServingRow>,
+}
+
+/// Slots and prefix cache of a server.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct ServingRow {
+    pub(crate) slots: usize,
+    /// Bytes for states of earlier prompts.
+    pub(crate) prefix_memory: u64,
+    /// Predicted savings by which both were divided; null where all experts have slots, or where
+    /// one of both was requested.
+    pub(crate) division: Option<PrefixDivision>,
+}
+
+impl ServingRow {
+    pub(crate) fn new(plan: &MemoryPlan) -> Self {
+        let division = plan.prefix_division().copied();
+        Self { slots: plan.slots(), prefix_memory: plan.prefix_bytes(), division }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -92,6 +112,8 @@ pub struct BudgetRequest<'a> {
     pub policy: PolicyKind,
     /// Memory request of each plan, without the budget.
     pub memory: MemoryRequest,
+    /// The same for a server, whose prefix cache shares memory with slots.
+    pub serving: Option<MemoryRequest>,
 }
 
 /// Bandwidth of the disk that experts are read from.
@@ -144,8 +166,10 @@ impl BudgetReport {
             let planned = plan(budget)?;
             let (hit_rate, least) = predict(&planned);
             let doubled = predict(&plan(budget.saturating_mul(2).min(everything.max(budget)))?).1;
+            let serving = request.serving.map(|serving| planner.plan(&serving.budget(budget)));
             budgets.push(BudgetRow {
                 budget,
+                serving: serving.and_then(Result::ok).as_ref().map(ServingRow::new),
                 slots: planned.slots(),
                 hit_rate,
                 missed_bytes_per_token: least.read * disk,
@@ -372,7 +396,36 @@ impl fmt::Display for BudgetReport {
                 },
             ]);
         }
-        writeln!(f, "{table}\nworth having: {}", self.why)
+        writeln!(f, "{table}\nworth having: {}", self.why)?;
+        self.write_serving(f)
+    }
+}
+
+impl BudgetReport {
+    /// How a server divides each budget between slots and prefix cache.
+    fn write_serving(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rows =
+            || self.budgets.iter().filter_map(|row| Some((row.budget, row.serving.as_ref()?)));
+        if rows().next().is_none() {
+            return Ok(());
+        }
+        writeln!(f, "\nserve shares memory between slots and states of earlier prompts\n")?;
+        let mut table = Table::new(0);
+        table.row(["budget", "slots", "prefix cache", "a GiB of slots", "a GiB of states"]);
+        for (budget, serving) in rows() {
+            let saved = |seconds: fn(&PrefixDivision) -> f64| match &serving.division {
+                Some(division) => format!("saves {:.3} s a turn", seconds(division)),
+                None => "-".to_owned(),
+            };
+            table.row([
+                units::memory(budget),
+                serving.slots.to_string(),
+                units::memory(serving.prefix_memory),
+                saved(|division| division.slot_seconds_per_gib),
+                saved(|division| division.prefix_seconds_per_gib),
+            ]);
+        }
+        write!(f, "{table}")
     }
 }
 
@@ -393,6 +446,7 @@ mod tests {
             ideal_tokens_per_second: 9.0,
             doubling_gives: 1.0,
             bound_by: BudgetBound::Disk,
+            serving: None,
         };
         speeds.iter().enumerate().map(row).collect()
     }

@@ -3,12 +3,13 @@
 use std::fmt;
 
 use moeflux::{
+    MemoryPlan,
     runtime::ChosenDevice,
     tools::{HostForecast, HostWay},
 };
 use serde::Serialize;
 
-use crate::{table::Table, units};
+use crate::{budget_report::ServingRow, table::Table, units};
 
 /// Predictions beside a card.
 #[derive(Debug, Serialize)]
@@ -19,6 +20,8 @@ pub struct HostReport {
     context: usize,
     #[serde(flatten)]
     forecast: HostForecast,
+    /// Plan of a server, if there is one.
+    serving: Option<ServingRow>,
 }
 
 impl HostReport {
@@ -29,13 +32,19 @@ impl HostReport {
         context: usize,
         forecast: HostForecast,
     ) -> Self {
-        Self { model, device: device.name.clone(), context, forecast }
+        Self { model, device: device.name.clone(), context, forecast, serving: None }
+    }
+
+    /// The report with the slots and the prefix cache of a server's plan.
+    #[must_use]
+    pub fn with_serving(self, plan: Option<&MemoryPlan>) -> Self {
+        Self { serving: plan.map(ServingRow::new), ..self }
     }
 }
 
 impl fmt::Display for HostReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { model, device, context, forecast } = self;
+        let Self { model, device, context, forecast, serving } = self;
         let HostForecast { times, experts, on_card, on_disk, ways, worth_having, .. } = forecast;
         writeln!(f, "{model} on {device}; decode after {context} tokens")?;
         writeln!(
@@ -61,7 +70,21 @@ impl fmt::Display for HostReport {
             table.row([(*experts_on_host).to_owned(), speed, computed.to_string()]);
         }
         writeln!(f, "{table}")?;
-        writeln!(f, "worth having: {worth_having}")
+        writeln!(f, "worth having: {worth_having}")?;
+        let Some(ServingRow { slots, prefix_memory, division }) = serving else { return Ok(()) };
+        let states = units::memory(*prefix_memory);
+        write!(
+            f,
+            "serve: {slots} slots in the GPU's memory, {states} of states of earlier prompts"
+        )?;
+        match division {
+            Some(division) => writeln!(
+                f,
+                "; a GiB of slots saves {:.3} s a turn, a GiB of more states {:.3} s",
+                division.slot_seconds_per_gib, division.prefix_seconds_per_gib
+            ),
+            None => writeln!(f),
+        }
     }
 }
 
@@ -98,6 +121,7 @@ mod tests {
             device: "a GPU".into(),
             context: 1024,
             forecast,
+            serving: None,
         };
         let expected = "\
 /models/m on a GPU; decode after 1024 tokens

@@ -47,7 +47,7 @@ impl Needs {
 }
 
 impl MemoryArgs {
-    /// Memory request of a command that never goes back in a session.
+    /// Memory request of a command that never goes back in a session, unless it is asked for.
     pub(crate) fn request(&self) -> MemoryRequest {
         MemoryRequest::default()
             .budget(self.memory)
@@ -57,7 +57,7 @@ impl MemoryArgs {
             .chunk(self.chunk.map(Into::into))
             .slots(self.slots.map(Into::into))
             .state(self.state_memory)
-            .marks(0)
+            .marks(self.prefix_memory.unwrap_or(0))
     }
 }
 
@@ -247,7 +247,7 @@ pub(crate) fn engine_from(
     memory.reserved = needs.reserved;
     memory.grammars = needs.grammars;
     if needs.marks {
-        memory.marks = None;
+        memory.marks = args.memory.prefix_memory;
     }
     let options = EngineOptions::default()
         .memory(memory)

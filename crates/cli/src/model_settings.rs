@@ -18,7 +18,7 @@ use moeflux_server::KeepAlive;
 use serde::{Deserialize, Deserializer, de};
 
 use crate::{
-    args::{ServeArgs, parse_card_sizes, parse_size},
+    args::{ServeArgs, parse_card_sizes, parse_size, parse_size_or_zero},
     folders,
     settings_text::{self, FILE},
 };
@@ -47,6 +47,8 @@ pub(crate) struct ModelSettings {
     gpu_memory: Option<CardBudgets>,
     #[serde(deserialize_with = "size")]
     state_memory: Option<u64>,
+    #[serde(deserialize_with = "size_or_zero")]
+    prefix_memory: Option<u64>,
     #[serde(deserialize_with = "experts_on_host")]
     experts_on_host: Option<ExpertsOnHost>,
     #[serde(deserialize_with = "kv_format")]
@@ -78,6 +80,10 @@ fn parsed<'de, D: Deserializer<'de>, T, E: fmt::Display>(
 
 fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     parsed(deserializer, parse_size)
+}
+
+fn size_or_zero<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    parsed(deserializer, parse_size_or_zero)
 }
 
 fn card_sizes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<CardBudgets>, D::Error> {
@@ -155,6 +161,7 @@ impl ModelSettings {
             memory: self.memory.or(defaults.memory),
             gpu_memory: self.gpu_memory.or(defaults.gpu_memory),
             state_memory: self.state_memory.or(defaults.state_memory),
+            prefix_memory: self.prefix_memory.or(defaults.prefix_memory),
             experts_on_host: self.experts_on_host.or(defaults.experts_on_host),
             kv: self.kv.or(defaults.kv),
             rope_scaling: self.rope_scaling.or(defaults.rope_scaling),
@@ -183,6 +190,7 @@ impl ModelSettings {
         memory.memory = memory.memory.or(self.memory);
         memory.gpu_memory = memory.gpu_memory.or(self.gpu_memory);
         memory.state_memory = memory.state_memory.or(self.state_memory);
+        memory.prefix_memory = memory.prefix_memory.or(self.prefix_memory);
         memory.experts_on_host = memory.experts_on_host.or(self.experts_on_host);
         args.engine.compute.kv = args.engine.compute.kv.or(self.kv);
         args.engine.model.rope_scaling = args.engine.model.rope_scaling.or(self.rope_scaling);
@@ -242,6 +250,7 @@ mod tests {
             aliases = ["big", "gpt-4o"]
             ctx = 65536
             memory = "24GiB"
+            prefix-memory = "2GiB"
             gpu-memory = "20GiB,10GiB"
             kv = "q8"
             rope-scaling = "yarn:4"
@@ -258,6 +267,9 @@ mod tests {
         let made = big.args(&args(&["--memory", "8GiB"]), Path::new("m/big-model"));
         assert_eq!(made.engine.model.model.as_deref(), Some(Path::new("m/big-model")));
         assert_eq!(made.engine.memory.memory, Some(8 << 30));
+        assert_eq!(made.engine.memory.prefix_memory, Some(2 << 30));
+        let none = big.args(&args(&["--prefix-memory", "0"]), Path::new("m/big-model"));
+        assert_eq!(none.engine.memory.prefix_memory, Some(0));
         let cards = made.engine.memory.gpu_memory.unwrap();
         assert_eq!(cards.as_slice(), [20 << 30, 10 << 30]);
         assert_eq!(made.engine.memory.ctx.map(usize::from), Some(65536));

@@ -27,7 +27,7 @@ pub(crate) use hub::{ListArgs, PullArgs, RmArgs, ShowArgs};
 pub(crate) use persist::PersistArgs;
 pub(crate) use serve::ServeArgs;
 use values::{device, kv_format, path, preset, within};
-pub(crate) use values::{parse_card_sizes, parse_size};
+pub(crate) use values::{parse_card_sizes, parse_size, parse_size_or_zero};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -209,6 +209,14 @@ pub(crate) struct MemoryArgs {
     /// that needs more than this ends with an error.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = MODEL)]
     pub(crate) state_memory: Option<u64>,
+    /// Memory for states of earlier prompts, or 0 [default: all that slots leave]
+    ///
+    /// Later prompts go on from these states, in `serve` and `chat`. Where all experts have slots,
+    /// they take the rest of the budget; elsewhere they have a part by the predicted time that they
+    /// save, which `moeflux plan` prints. On discrete GPUs it is a part of --gpu-memory, of several
+    /// of them together.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size_or_zero, help_heading = MODEL)]
+    pub(crate) prefix_memory: Option<u64>,
     /// Tokens per prefill chunk [default: 512, or 2048 on a discrete GPU]
     #[arg(long, value_name = "N", help_heading = MODEL)]
     pub(crate) chunk: Option<NonZeroUsize>,

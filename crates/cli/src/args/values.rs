@@ -54,6 +54,17 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     Ok(bytes as u64)
 }
 
+/// Parses a size, or 0 for no memory at all.
+///
+/// # Errors
+/// As [`parse_size`].
+pub(crate) fn parse_size_or_zero(text: &str) -> Result<u64, String> {
+    match text.trim() {
+        "0" => Ok(0),
+        size => parse_size(size),
+    }
+}
+
 /// Parses one size, or sizes of several cards with commas: `20GiB,10GiB`.
 ///
 /// # Errors

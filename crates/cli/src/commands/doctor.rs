@@ -160,6 +160,7 @@ fn model(
             trace: None,
             policy: PolicyKind::default(),
             memory: args.engine.request(checkpoint, &blueprint),
+            serving: None,
         };
         BudgetReport::new(&request, &planner, &blueprint, &costs)
     };

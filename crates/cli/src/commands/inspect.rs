@@ -583,7 +583,8 @@ fn write_plan(
         let is_used = |line: &&PoolLine| {
             !several || line.name != LineName::Slots || line.count > 0 || pool.slots() == 0
         };
-        for line in pool.lines.iter().filter(is_used) {
+        let lines = pool.lines.iter().filter(is_used);
+        for line in lines.filter(|line| line.name != LineName::Marks || line.bytes() > 0) {
             let label = match line.name {
                 LineName::Process => "program".to_owned(),
                 LineName::Staging => "logits, reads in flight".to_owned(),
@@ -600,7 +601,8 @@ fn write_plan(
                     format!("{} slots of {}", line.count, units::memory(line.each))
                 }
                 LineName::Slots => format!("{} slots, of {experts} experts", line.count),
-                LineName::Marks => continue,
+                LineName::Marks => "prefix cache".to_owned(),
+                LineName::PrefixIndex => "tokens of the prefix cache".to_owned(),
             };
             table.row([format!("  {label}"), units::memory(line.bytes())]);
         }

@@ -17,9 +17,10 @@ use moeflux_bench::{
     plot,
     speed::computing_share,
 };
-
+use moeflux_server::RESERVED_BYTES;
 use serde::Serialize;
 
+use super::serve::SESSIONS;
 use crate::{WrongUse, args::PlanArgs, atomic_file, folders, load, out, progress::Ui};
 
 /// Runs `moeflux plan`.
@@ -41,13 +42,17 @@ pub(crate) fn run(args: &PlanArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         (None, Some(folder)) => folder.display().to_string(),
         (None, None) => "built-in tales-18m".to_owned(),
     };
+    let serving = args.engine.request(&checkpoint, &blueprint);
+    let serving = serving.sessions(SESSIONS).reserved(RESERVED_BYTES).grammars(true);
+    let serving = serving.marks(args.engine.memory.prefix_memory);
     if args.engine.compute.device.starts_with("gpu") {
         let device = args.engine.compute.options();
         let mut planner = Planner::open(&checkpoint, &blueprint, &device, None)?;
         let request = args.engine.request(&checkpoint, &blueprint);
         let request = request.host_threads(args.engine.compute.threads.map(Into::into));
         if let Some(forecast) = planner.forecast_host(&request, context)? {
-            print(&HostReport::new(name, planner.device(), context, forecast), args.json)?;
+            let report = HostReport::new(name, planner.device(), context, forecast);
+            print(&report.with_serving(planner.plan(&serving).ok().as_ref()), args.json)?;
             return Ok(ExitCode::SUCCESS);
         }
     }
@@ -85,6 +90,7 @@ pub(crate) fn run(args: &PlanArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         trace: trace.as_ref(),
         policy: args.engine.memory.policy,
         memory: args.engine.request(&checkpoint, &blueprint),
+        serving: Some(serving),
     };
     let report = BudgetReport::new(&request, &planner, &blueprint, &costs)?;
     if let Some(path) = &args.plot {

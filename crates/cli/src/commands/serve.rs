@@ -35,7 +35,7 @@ const BUILT_IN: &str = "tales-18m";
 const TURNS: &str = "turns";
 
 /// Default of `--sessions`.
-const SESSIONS: usize = 4;
+pub(crate) const SESSIONS: usize = 4;
 
 /// Runs `moeflux serve`.
 ///
@@ -151,9 +151,10 @@ fn start(
         .and_then(|folder| DiskSpeed::remembered(&folder, engine.blueprint().slot_bytes()));
     let plan = engine.plan();
     ui.line(format_args!(
-        "memory plan: {}, of which {} are for the server",
+        "memory plan: {}, of which {} are for the server; prefix cache: {}",
         units::memory(plan.host().total()),
-        units::memory(plan.bytes(LineName::Reserved))
+        units::memory(plan.bytes(LineName::Reserved)),
+        units::memory(plan.prefix_bytes())
     ));
     let cache = args.cache.open()?;
     let serving = ServingOptions::default().waiting(args.waiting).prefix_cache(cache);

@@ -385,7 +385,20 @@ fn budgets_are_planned_from_the_floor_to_everything() {
         "{shown}"
     );
     let two = json(&succeed(&[&args[..], &["--json", "--budgets", "1GiB,2GiB"]].concat()));
-    assert_eq!(two["budgets"].as_array().unwrap().len(), 2);
+    let two = two["budgets"].as_array().unwrap();
+    assert_eq!(two.len(), 2);
+    // A server's prefix cache has what is left, and a part where experts lack slots.
+    let of_server = |row: &serde_json::Value| row["serving"]["prefix_memory"].as_u64().unwrap();
+    assert!(two.iter().all(|row| row["serving"]["division"].is_null()), "{two:?}");
+    assert!(of_server(&two[0]) > 512 << 20 && of_server(&two[1]) > 1536 << 20, "{two:?}");
+    let divided = rows.iter().find(|row| row["serving"]["division"].is_object()).unwrap();
+    let division = &divided["serving"]["division"];
+    assert!(division["slot_seconds_per_gib"].as_f64() > Some(0.0), "{divided}");
+    assert!(
+        of_server(divided) > 0 && divided["serving"]["slots"].as_u64() < Some(256),
+        "{divided}"
+    );
+    assert!(shown.contains("a GiB of slots") && shown.contains("prefix cache"), "{shown}");
     assert_error(&run(&[&args[..], &["--budgets", "1MiB"]].concat()), 1, &["floor"]);
     let beyond = run(&[&args[..5], &["--context", "2048"]].concat());
     assert_error(&beyond, 1, &["2048", "the model has 2048 positions", "--context"]);

@@ -566,6 +566,20 @@ fn a_session_file_saves_which_experts_are_in_memory() {
 }
 
 #[test]
+fn prefix_memory_is_a_line_of_the_plan() {
+    let asked = ["inspect", "--memory", "400MiB", "--prefix-memory"];
+    let plan =
+        |size: &str| json(&succeed(&[&asked[..], &[size, "--json"]].concat()))["plan"].clone();
+    assert_eq!(plan("64MiB")["marks"], 64 << 20);
+    assert_eq!(plan("0")["marks"], 0);
+    assert!(succeed(&[&asked[..], &["64MiB"]].concat()).contains("prefix cache"));
+    let refused = run(&["run", "--memory", "200MiB", "--prefix-memory", "1GiB", "x"]);
+    let words = ["below the floor", "1024 for the prefix cache", "lower --prefix-memory"];
+    assert_error(&refused, 1, &words);
+    assert_error(&run(&["run", "--prefix-memory", "much", "x"]), 2, &["--prefix-memory"]);
+}
+
+#[test]
 fn state_memory_limits_the_kv_cache() {
     let with = |state: &str| {
         run(&["run", "--raw", "-n", "2", "--state-memory", state, "Once upon a time"])

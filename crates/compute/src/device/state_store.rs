@@ -59,7 +59,8 @@ pub trait StateStore {
     }
 
     /// Limits the bytes that all states together may hold. Ops and calls that need more fail with
-    /// [`Error::StatesFull`]. There is no limit before the first call.
+    /// [`Error::StatesFull`]. There is no limit before the first call. A lower limit frees memory
+    /// that was kept for later states.
     fn limit_states(&mut self, bytes: u64);
 
     /// As [`StateStore::state`], for a layer of a model. A device may keep the states that its ops
@@ -74,6 +75,10 @@ pub trait StateStore {
     /// Sets whether the limit has room for all positions of all sessions. A device that copies KV
     /// caches to let them grow may then give each all of its memory with the first write.
     fn reserve_whole_states(&mut self, _on: bool) {}
+
+    /// Tells how many bytes of the limit the states of all sessions take. A
+    /// device that allocates memory for many states at a time then begins with as much.
+    fn expect_states(&mut self, _bytes: u64) {}
 
     /// Returns the bytes that all states hold. Memory that forks share counts once.
     fn states_held(&self) -> u64;

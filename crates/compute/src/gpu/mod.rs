@@ -476,6 +476,10 @@ impl StateStore for GpuDevice {
         self.store.states.reserves_whole = on;
     }
 
+    fn expect_states(&mut self, bytes: u64) {
+        self.store.states.expected = Some(bytes);
+    }
+
     fn states_held(&self) -> u64 {
         self.store.states.held
     }

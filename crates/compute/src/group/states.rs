@@ -143,6 +143,16 @@ impl StateStore for CardGroup {
         self.cards.iter_mut().for_each(|card| card.reserve_whole_states(on));
     }
 
+    /// Divides the bytes among the cards as their limits.
+    fn expect_states(&mut self, bytes: u64) {
+        let limits = &self.states.limits;
+        let of_all: u128 = limits.iter().map(|limit| u128::from(*limit)).sum();
+        for (card, limit) in self.cards.iter_mut().zip(limits) {
+            let share = u128::from(bytes) * u128::from(*limit) / of_all.max(1);
+            card.expect_states(u64::try_from(share).unwrap_or(bytes));
+        }
+    }
+
     fn states_held(&self) -> u64 {
         self.cards
             .iter()

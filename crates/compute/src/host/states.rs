@@ -1,6 +1,12 @@
 //! States in host memory: paged KV caches and recurrent states, shared copy on write.
 
-use std::{mem, ops::Range, sync::Arc};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BinaryHeap},
+    mem,
+    ops::Range,
+    sync::Arc,
+};
 
 use super::{HostValues, encode_kv};
 use crate::{
@@ -16,7 +22,8 @@ fn mapped(bytes: usize) -> u64 {
 /// Allocator of state memory, with a free list and a limit.
 #[derive(Debug, Default)]
 struct PagePool {
-    free: Vec<Bytes>,
+    /// Memory without a state, by its length.
+    free: BTreeMap<usize, Vec<Bytes>>,
     /// Bytes in `free`.
     idle: u64,
     /// Bytes in use.
@@ -33,21 +40,33 @@ impl PagePool {
         {
             return Err(Error::StatesFull { bytes, held: self.held, limit });
         }
-        let memory = match self.free.iter().position(|free| free.len() == len) {
-            Some(i) => {
+        let memory = match self.free.get_mut(&len).and_then(Vec::pop) {
+            Some(memory) => {
                 self.idle -= bytes;
-                self.free.swap_remove(i)
+                memory
             }
             None => {
-                if self.limit.is_some_and(|limit| self.held + self.idle + bytes > limit) {
-                    self.free.clear();
-                    self.idle = 0;
-                }
+                self.trim(bytes);
                 Bytes::zeroed(len)?
             }
         };
         self.held += bytes;
         Ok(memory)
+    }
+
+    /// Unmaps idle memory until `bytes` more fit the limit.
+    fn trim(&mut self, bytes: u64) {
+        let most = self.limit.map_or(u64::MAX, |limit| limit.saturating_sub(self.held + bytes));
+        while self.idle > most
+            && let Some(mut largest) = self.free.last_entry()
+        {
+            match largest.get_mut().pop() {
+                Some(memory) => self.idle -= mapped(memory.len()),
+                None => {
+                    largest.remove();
+                }
+            }
+        }
     }
 
     fn release(&mut self, memory: Bytes) {
@@ -59,7 +78,7 @@ impl PagePool {
         // Without a limit, the memory plan does not count idle memory: it is unmapped.
         if self.limit.is_some() {
             self.idle += bytes;
-            self.free.push(memory);
+            self.free.entry(memory.len()).or_default().push(memory);
         }
     }
 
@@ -272,12 +291,15 @@ pub(crate) struct HostStates {
     device: DeviceId,
     kv_format: KvFormat,
     states: Vec<Option<HostState>>,
+    /// Indices without a state, the lowest first.
+    vacant: BinaryHeap<Reverse<usize>>,
     pool: PagePool,
 }
 
 impl HostStates {
     pub(crate) fn new(device: DeviceId, kv_format: KvFormat) -> Self {
-        Self { device, kv_format, states: Vec::new(), pool: PagePool::default() }
+        let (states, vacant) = (Vec::new(), BinaryHeap::new());
+        Self { device, kv_format, states, vacant, pool: PagePool::default() }
     }
 
     pub(crate) fn kv_format(&self) -> KvFormat {
@@ -286,6 +308,7 @@ impl HostStates {
 
     pub(crate) fn limit(&mut self, bytes: u64) {
         self.pool.limit = Some(bytes);
+        self.pool.trim(0);
     }
 
     pub(crate) fn held(&self) -> u64 {
@@ -307,11 +330,13 @@ impl HostStates {
     }
 
     fn add(&mut self, state: HostState) -> State {
-        let free = self.states.iter().position(Option::is_none);
-        let index = free.unwrap_or(self.states.len());
-        if index == self.states.len() {
-            self.states.push(None);
-        }
+        let index = match self.vacant.pop() {
+            Some(Reverse(index)) => index,
+            None => {
+                self.states.push(None);
+                self.states.len() - 1
+            }
+        };
         self.states[index] = Some(state);
         State(self.device.handle(index))
     }
@@ -417,6 +442,7 @@ impl HostStates {
     pub(crate) fn free(&mut self, state: State) {
         let Ok(index) = self.index(state) else { return };
         let Some(freed) = self.states.get_mut(index).and_then(Option::take) else { return };
+        self.vacant.push(Reverse(index));
         match freed {
             HostState::KvCache(mut kv) => kv.truncate(&mut self.pool, 0),
             HostState::Recurrent(HostRecurrent { committed, next, .. }) => {

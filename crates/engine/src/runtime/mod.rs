@@ -2,10 +2,11 @@
 //!
 //! `forward` turns token ids into embeddings, runs the layers and reads logits back; `layer` builds
 //! each layer from ops; `control` cancels and observes steps; `plan` accounts for every byte before
-//! it is allocated, in the lines of `pools`, and `plan_record` has it as JSON; `device` opens the
-//! device that computes; `host_experts` computes experts on the processor beside a card, on
-//! `host_thread`, and `expert_probe` measures how fast both are; `pipeline_folder` keeps compiled
-//! kernels; `non_finite` finds the weight behind a NaN.
+//! it is allocated, in the lines of `pools`, and `plan_record` has it as JSON; `prefix_share`
+//! divides memory between slots and prefix cache, by `prefill_cost`; `device` opens the device that
+//! computes; `host_experts` computes experts on the processor beside a card, on `host_thread`, and
+//! `expert_probe` measures how fast both are; `pipeline_folder` keeps compiled kernels;
+//! `non_finite` finds the weight behind a NaN.
 //!
 //! Must not know: requests, sampling, text beyond the tokenizer's size.
 
@@ -25,8 +26,11 @@ pub(crate) mod non_finite;
 pub(crate) mod pipeline_folder;
 pub(crate) mod plan;
 mod plan_basis;
+mod plan_errors;
 mod plan_record;
 pub(crate) mod pools;
+pub(crate) mod prefill_cost;
+mod prefix_share;
 mod slot_counts;
 
 pub use card_budgets::{CardBudgets, MAX_CARDS};
@@ -41,3 +45,4 @@ pub use moeflux_compute::{
 pub use pipeline_folder::PipelineFolder;
 pub use plan::{CARD_CHUNK, DEFAULT_CHUNK, DEFAULT_CONTEXT};
 pub use pools::{LineName, Pool, PoolLine};
+pub use prefix_share::PrefixDivision;

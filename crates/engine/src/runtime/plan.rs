@@ -8,6 +8,7 @@ pub use super::memory_request::MemoryRequest;
 use super::{
     host_experts::HostExpertsShape,
     plan_basis::{PlanBasis, divide, matrix_bytes},
+    prefix_share::{LEAST_SHARE, PrefixDivision, PrefixShare, index_bytes},
     slot_counts::SlotCounts,
 };
 use crate::{
@@ -63,22 +64,16 @@ const GRAMMAR_BYTES: u64 = 16 << 20;
 const GRAMMAR_TOKEN_BYTES: u64 = 200;
 
 /// Variation of the process size at planning time between runs; an advised budget includes it.
-const PROCESS_VARIATION: u64 = 1 << 20;
+pub(super) const PROCESS_VARIATION: u64 = 1 << 20;
 
 /// Default budget as a share of the memory that the process may use: 3 / 4.
 const SAFE_SHARE: (u64, u64) = (3, 4);
-
-/// Default share of the prefix cache in the memory that everything else leaves: 1 / 16.
-const PREFIX_CACHE_SHARE: u64 = 16;
-
-/// Share of the floor from which on fewer threads are advised: 1 / 8.
-const THREADS_SHARE: u64 = 8;
 
 /// Smallest chunk when halving it to suit a device.
 pub(super) const MIN_CHUNK: usize = 64;
 
 /// Smallest context when shrinking it to the budget; below, planning fails.
-const MIN_CONTEXT: usize = 256;
+pub(super) const MIN_CONTEXT: usize = 256;
 
 /// Planned memory: pools in order of speed, each with a budget and named lines. All sizes are
 /// bytes.
@@ -119,6 +114,8 @@ pub struct MemoryPlan {
     states: Vec<u64>,
     /// By pool that holds dense weights: experts per token of its layers.
     working_sets: Vec<usize>,
+    /// Savings by which slots and prefix cache were divided, if they were.
+    prefix_division: Option<PrefixDivision>,
 }
 
 impl MemoryPlan {
@@ -263,6 +260,7 @@ impl MemoryPlan {
                 card_of_layer: basis.card_of_layer.clone(),
                 states,
                 working_sets: of_pools.iter().map(|cards| basis.working_set(cards)).collect(),
+                prefix_division: None,
             })
         };
         let experts = classes.experts();
@@ -298,11 +296,16 @@ impl MemoryPlan {
             1 => vec![marks],
             _ => divide(marks, &states),
         });
-        for (i, pool) in best.dense_pools_mut().iter_mut().enumerate() {
-            let share = page_align(pool.room() / PREFIX_CACHE_SHARE);
-            let usual = share.min(pool.bytes(LineName::State) / sessions as u64);
-            let marks = asked.as_ref().and_then(|asked| asked.get(i).copied());
-            pool.set_bytes(LineName::Marks, marks.unwrap_or(usual));
+        let marks = match asked {
+            Some(asked) => asked,
+            None => {
+                let share = PrefixShare::new(basis, &best, &classes, &shares);
+                best.prefix_division = share.division;
+                share.bytes
+            }
+        };
+        for (pool, bytes) in best.dense_pools_mut().iter_mut().zip(marks) {
+            pool.set_bytes(LineName::Marks, bytes);
         }
         let mut counts = SlotCounts::new(basis, &classes, &best, shares);
         let in_place = memory.is_none_or(|m| m.in_place);
@@ -323,6 +326,10 @@ impl MemoryPlan {
             best.host_mut().set_slots(&least);
             if best.host().total() > budget {
                 return Err(best.host_too_small(request).into());
+            }
+            let index = index_bytes(best.bytes(LineName::Marks), best.host());
+            if index > 0 {
+                best.host_mut().insert(LineName::PrefixIndex, index);
             }
             let on_host = counts.on_host(best.host().room(), &least, stays_on_host)?;
             best.host_mut().set_slots(&on_host);
@@ -355,6 +362,17 @@ impl MemoryPlan {
             pool.set_slots(slots);
         }
         Ok(best)
+    }
+
+    /// Bytes of the prefix cache and of marks, in all pools.
+    pub fn prefix_bytes(&self) -> u64 {
+        self.bytes(LineName::Marks)
+    }
+
+    /// Predicted savings by which slots and the states of the prefix cache were divided. `None`
+    /// where all experts have slots, or one of both sizes was requested.
+    pub fn prefix_division(&self) -> Option<&PrefixDivision> {
+        self.prefix_division.as_ref()
     }
 
     /// Places of experts beside a card, if the host computes any.
@@ -479,9 +497,11 @@ impl MemoryPlan {
         &self.slot_classes
     }
 
-    /// Whether host memory has room for `files` bytes of page cache beside the plan.
+    /// Whether host memory has room for `files` bytes of page cache beside the plan. Where no
+    /// expert is read again, states of the prefix cache may take the place of files.
     pub(crate) fn leaves_room_for(&self, files: u64, system: &SystemMemory) -> bool {
-        self.host().total().saturating_add(files)
+        let states = if self.holds_all { self.host().bytes(LineName::Marks) } else { 0 };
+        (self.host().total() - states).saturating_add(files)
             <= system.resident.saturating_add(system.available)
     }
 
@@ -496,7 +516,7 @@ impl MemoryPlan {
             let planned = pool.bytes(LineName::Marks);
             let marks = match planned {
                 0 => 0,
-                _ => page_align(slots / (PREFIX_CACHE_SHARE - 1) + 1)
+                _ => page_align(slots / (LEAST_SHARE - 1) + 1)
                     .min(pool.bytes(LineName::State) / self.sessions as u64)
                     .max(planned),
             };
@@ -523,93 +543,6 @@ impl MemoryPlan {
         }
     }
 
-    /// Advice for a budget below the floor.
-    fn advice(&self, given: Option<u64>, option: &str, floor: u64) -> String {
-        let mut advice = Vec::new();
-        if given.is_none() {
-            advice.push("free some memory".to_owned());
-        } else {
-            advice
-                .push(format!("give {option} {}MiB", mib(floor.saturating_add(PROCESS_VARIATION))));
-        }
-        if self.context > MIN_CONTEXT {
-            advice.push("lower --ctx".to_owned());
-        }
-        if self.chunk > MIN_CHUNK {
-            advice.push("lower --chunk".to_owned());
-        }
-        advice.join(", or ")
-    }
-
-    /// The error if the host's share does not fit beside a card with its own memory.
-    fn host_too_small(&self, request: &MemoryRequest) -> PlanError {
-        let host = self.host();
-        let parts = format!(
-            " beside the device's own memory: {} for the program, {} for logits and weights on \
-             their way, {} for {} experts on theirs",
-            mib(host.bytes(LineName::Process) + host.bytes(LineName::Reserved)),
-            mib(host.bytes(LineName::Staging)),
-            mib(host.bytes(LineName::Slots)),
-            host.slots(),
-        );
-        PlanError::BelowFloor {
-            name: "a budget",
-            budget: host.budget,
-            floor: host.total(),
-            parts,
-            advice: self.advice(request.budget, "--memory", host.total()),
-        }
-    }
-
-    /// The error if the fixed part and a layer's slots do not fit a pool. `threads` is the part of
-    /// the scratch that does not depend on rows.
-    fn too_small(
-        &self,
-        pool: usize,
-        need: usize,
-        request: &MemoryRequest,
-        threads: u64,
-    ) -> PlanError {
-        let of_card = match self.cards().len() {
-            0 | 1 => String::new(),
-            _ => format!(" of card {pool}"),
-        };
-        let pool = &self.pools[pool];
-        let slots = need as u64 * pool.slot_bytes();
-        let floor = pool.fixed().saturating_add(slots);
-        let (name, program, mut advice) = match self.card() {
-            Some(_) => (
-                "a budget of the device's own memory",
-                String::new(),
-                self.advice(request.any_card_budget(), "--gpu-memory", floor)
-                    + ", or give --device cpu",
-            ),
-            None => (
-                "a budget",
-                format!(
-                    "{} for the program, {} for logits and reads, ",
-                    mib(pool.bytes(LineName::Process) + pool.bytes(LineName::Reserved)),
-                    mib(pool.bytes(LineName::Staging))
-                ),
-                self.advice(request.budget, "--memory", floor),
-            ),
-        };
-        if threads > floor / THREADS_SHARE {
-            advice += &format!(", or lower --threads, which hold {} of it", mib(threads));
-        }
-        let parts = format!(
-            "{of_card}: {program}{} for dense weights, {} for the state of {} positions, {} for \
-             intermediate results of {} rows, {} for {need} slots of one layer",
-            mib(pool.bytes(LineName::Dense)),
-            mib(pool.bytes(LineName::State)),
-            self.context,
-            mib(pool.bytes(LineName::Scratch)),
-            self.chunk,
-            mib(slots),
-        );
-        PlanError::BelowFloor { name, budget: pool.budget, floor, parts, advice }
-    }
-
     /// Bytes of resident weights on a single card, including fused shared experts in slots.
     pub(crate) fn dense_bytes(blueprint: &Blueprint) -> u64 {
         let classes = SlotClasses::by_size(blueprint, &[]);
@@ -624,10 +557,6 @@ impl MemoryPlan {
 pub(crate) fn host_budget(request: &MemoryRequest, system: &SystemMemory) -> u64 {
     let may_use = system.resident + system.available;
     request.budget.unwrap_or(may_use / SAFE_SHARE.1 * SAFE_SHARE.0)
-}
-
-fn mib(bytes: u64) -> u64 {
-    bytes.div_ceil(1 << 20)
 }
 
 /// Shape of the device's scratch for steps of up to `rows` rows.
@@ -711,7 +640,7 @@ fn carried_bytes(blueprint: &Blueprint, rows: usize, cards: usize) -> u64 {
 mod tests {
     use moeflux_compute::{BankPlace, DeviceOptions};
 
-    use super::{MemoryPlan, MemoryRequest, PREFIX_CACHE_SHARE, page_align};
+    use super::{LEAST_SHARE, MemoryPlan, MemoryRequest, page_align};
     use crate::{
         checkpoint::Checkpoint,
         experts::slot_classes::SlotClasses,
@@ -762,12 +691,13 @@ mod tests {
             card_of_layer: vec![0],
             states: vec![64 << 20],
             working_sets: vec![384],
+            prefix_division: None,
         };
         for state in [2 << 20, 64 << 20, 1 << 30] {
             plan.dense_pools_mut()[0].set_bytes(LineName::State, state);
             let fixed = plan.fastest().fixed() - plan.bytes(LineName::Marks);
             let left = plan.budget_for_token() - fixed;
-            let marks = page_align(left / PREFIX_CACHE_SHARE).min(state / 2);
+            let marks = page_align(left / LEAST_SHARE).min(state / 2);
             let slots = (left - marks) / plan.slot_bytes();
             assert!((384..386).contains(&slots), "{slots} slots with a state of {state}");
         }

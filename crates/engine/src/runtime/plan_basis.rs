@@ -189,11 +189,15 @@ impl<'a> PlanBasis<'a> {
         Ok(scratch_bytes(self.blueprint, rows, context, self.sessions) + of_device)
     }
 
+    /// States of a session on a card, of a full context.
+    pub(super) fn session_state(&self, card: usize, context: usize, rows: usize) -> u64 {
+        let layers = self.layers_of(card).map(|l| layer_state(self.device, l, context, rows));
+        layers.fold(0, u64::saturating_add)
+    }
+
     /// States of all sessions on a card, each of a full context.
     fn full_state(&self, card: usize, context: usize, rows: usize) -> u64 {
-        let layers = self.layers_of(card).map(|l| layer_state(self.device, l, context, rows));
-        let of_session = layers.fold(0, u64::saturating_add);
-        of_session.saturating_mul(self.sessions as u64)
+        self.session_state(card, context, rows).saturating_mul(self.sessions as u64)
     }
 
     /// States of each card. A requested limit is divided among them.

@@ -5,6 +5,7 @@ use serde::{Serialize, Serializer};
 use super::{
     plan::MemoryPlan,
     pools::{LineName, Pool},
+    prefix_share::PrefixDivision,
 };
 use crate::experts::division::ExpertTimes;
 
@@ -20,6 +21,10 @@ struct PlanRecord {
     dense: u64,
     state: u64,
     marks: u64,
+    /// Tokens and index of the prefix cache, where its states are on a card.
+    prefix_index: u64,
+    /// Null unless slots and prefix cache were divided by savings.
+    prefix_division: Option<PrefixDivision>,
     scratch: u64,
     /// The mean, where experts differ in size.
     slot: u64,
@@ -82,6 +87,8 @@ impl Serialize for MemoryPlan {
             dense: self.bytes(LineName::Dense),
             state: self.bytes(LineName::State),
             marks: self.bytes(LineName::Marks),
+            prefix_index: self.bytes(LineName::PrefixIndex),
+            prefix_division: self.prefix_division().copied(),
             scratch: self.bytes(LineName::Scratch),
             slot: self.slot_bytes(),
             slots: self.slots(),

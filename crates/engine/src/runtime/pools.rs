@@ -22,6 +22,8 @@ pub enum LineName {
     State,
     /// States in the prefix cache and of marks, and pages of forks.
     Marks,
+    /// Tokens and index of the prefix cache on the host, where its states are on a card.
+    PrefixIndex,
     /// Scratch buffers of activations; of experts that the host computes beside a card.
     Scratch,
     /// Slots for experts.

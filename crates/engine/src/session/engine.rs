@@ -48,8 +48,9 @@ use crate::{
         non_finite::NonFiniteSearch,
         plan::{MemoryPlan, MemoryRequest, scratch_shape},
         pools::LineName,
+        prefill_cost::PrefillCost,
     },
-    session::{prefix_cache::PrefixCache, timeline::RewindLimits},
+    session::{prefix_cache::PrefixCache, prefix_costs::PrefixCosts, timeline::RewindLimits},
     text::{model_text::ModelText, sampling::EndTokens},
 };
 
@@ -110,6 +111,9 @@ const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 /// most kernels are compiled, and kernels that the prompt does not need would delay the others.
 const COMPILE_AHEAD_BYTES: u64 = 1 << 30;
 
+/// Bytes of the prefix cache on the host beside cards that the reserve of the process has room for.
+const MIN_INDEX: u64 = 1 << 20;
+
 /// A loaded model. A handle: clones share the model, and threads use it one at a time.
 #[derive(Clone)]
 pub struct Engine {
@@ -150,8 +154,10 @@ pub(crate) struct Runtime {
     pub(crate) layer_states: Vec<Vec<LayerState>>,
     /// Cached prefixes for later prompts.
     pub(crate) prefix_cache: PrefixCache,
-    /// Maximum bytes of sequence states.
+    /// Maximum bytes of sequence states; without cards, and of the prefix cache beside its states.
     pub(crate) state_limit: u64,
+    /// Maximum bytes of the prefix cache on the host, where its states are on cards.
+    pub(crate) index_limit: Option<u64>,
     /// Commits of the last step. Kept to reuse the allocation.
     pub(crate) step_commits: Vec<Commit>,
 }
@@ -277,6 +283,10 @@ impl Engine {
         // Memory that a GPU shares with the host is taken as tokens arrive.
         let has_room = plan.card().is_some() && of_all <= plan.bytes(LineName::State);
         device.reserve_whole_states(has_room);
+        device.expect_states(plan.bytes(LineName::State));
+        let prefill = PrefillCost::of_plan(&blueprint, &plan);
+        let costs = PrefixCosts::new(prefill, &layer_states, &*device);
+        let index = plan.bytes(LineName::PrefixIndex).max(MIN_INDEX);
         let mut runtime = Runtime {
             device,
             cache,
@@ -286,8 +296,9 @@ impl Engine {
             reopen,
             rewind,
             layer_states,
-            prefix_cache: PrefixCache::default(),
+            prefix_cache: PrefixCache::new(costs),
             state_limit,
+            index_limit: plan.card().map(|_| index),
             step_commits: Vec::new(),
         };
         let Runtime { device, cache, .. } = &mut runtime;
@@ -499,9 +510,11 @@ impl Engine {
     pub fn record_routing(&self, file: Option<&Path>) -> Result<(), Error> {
         let EngineShared { blueprint, plan, folder, .. } = &*self.shared;
         let recorder = file.map(|file| {
+            // The prefix cache could give its memory to slots.
+            let fixed = plan.fixed_bytes().saturating_sub(plan.prefix_bytes());
             TraceRecorder::create(
                 file,
-                &TraceHeader::new(blueprint, folder, plan.slot_bytes(), plan.fixed_bytes()),
+                &TraceHeader::new(blueprint, folder, plan.slot_bytes(), fixed),
             )
         });
         let recorder = recorder.transpose()?;

@@ -8,6 +8,7 @@ mod decode_probe;
 pub(crate) mod engine;
 pub(crate) mod mark;
 pub(crate) mod prefix_cache;
+pub(crate) mod prefix_costs;
 pub(crate) mod save_restore;
 #[allow(clippy::module_inception, reason = "the file of the type that names the floor")]
 pub(crate) mod session;

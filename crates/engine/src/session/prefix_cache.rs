@@ -1,13 +1,45 @@
 //! Prefix cache: states of finished sequences, found by hash of the token prefix.
+//!
+//! A full cache evicts the prefix that is predicted to save the least time per byte: the time to
+//! compute it again from the longest cached prefix of its tokens, over its bytes, times the chance
+//! that it is needed. Attention makes later tokens dearer, and recurrent states are of one size, so
+//! long conversations are worth more than short ones. The chance falls with the lookups since the
+//! last use ([`RECENT`]). It is larger for conversations that have gone on before, and smaller for
+//! states behind which longer ones are cached ([`TURN_STATES`]).
 
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    hash::{BuildHasherDefault, Hasher},
+    mem::size_of,
+};
 
-use crate::session::timeline::{Timeline, common_prefix_len};
+use crate::session::{
+    prefix_costs::PrefixCosts,
+    timeline::{Timeline, common_prefix_len},
+};
 
-/// Distance in tokens of the indexed prefixes of a timeline that can be truncated anywhere.
+/// Distance in tokens of the indexed prefixes of a timeline that can be truncated anywhere, and
+/// length of the first one.
 const INDEX_STRIDE: usize = 64;
-/// Maximum number of cached prefixes.
-const MAX_ENTRIES: usize = 256;
+const FIRST_INDEXED: usize = 16;
+
+/// Whether prefixes of this length are indexed.
+const fn is_indexed(len: usize) -> bool {
+    len == FIRST_INDEXED || len.is_multiple_of(INDEX_STRIDE)
+}
+
+/// Lookups after which an unused prefix is half as likely to be needed.
+const RECENT: f64 = 64.0;
+
+/// Number of cached prefixes at the end of a conversation that are equally likely to be needed: the
+/// next turn goes on from one of them. Each earlier one is half as likely, down to
+/// [`MAX_HALVINGS`] times.
+const TURN_STATES: u32 = 3;
+const MAX_HALVINGS: u32 = 6;
+
+/// Bytes of an entry in the tables, and of an indexed block.
+const ENTRY_BYTES: usize = 256 + size_of::<CachedPrefix>() + size_of::<Worth>();
+const BLOCK_BYTES: usize = 96;
 
 /// Extends the hash of a token prefix by one token. Hashes only find candidates; tokens are
 /// compared.
@@ -23,250 +55,388 @@ fn prefix_hashes(tokens: &[u32]) -> impl Iterator<Item = (usize, u64)> {
     })
 }
 
-/// Cost of evicting a cached prefix.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct EvictionCost {
-    /// Tokens to compute again without it.
-    pub(crate) recompute_tokens: usize,
-    /// Approximate bytes that it holds.
-    pub(crate) bytes: u64,
+/// Hasher of prefix hashes.
+#[derive(Default)]
+struct HashOfHash(u64);
+
+impl Hasher for HashOfHash {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.0 = extend_hash(self.0, u32::from(*byte)));
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        // The tables use high and low bits.
+        self.0 = hash ^ hash.rotate_left(32);
+    }
 }
 
+type HashTable<T> = HashMap<u64, T, BuildHasherDefault<HashOfHash>>;
+
+/// A cached prefix that a prompt starts with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PrefixMatch {
+    /// Its entry.
+    pub(crate) id: usize,
+    /// Tokens of it that the prompt can use.
+    pub(crate) len: usize,
+}
+
+#[derive(Debug)]
 struct CachedPrefix {
     timeline: Timeline,
-    /// Recomputed tokens per byte.
-    value: f64,
-    /// The lowest priority is evicted first. A use raises it above all evicted priorities
-    /// (GreedyDual-Size).
-    priority: f64,
+    /// Hash of all tokens.
+    hash: u64,
+    /// The entry of the longest proper prefix, of timelines that cannot be truncated.
+    parent: Option<usize>,
+    children: Vec<usize>,
+    /// Least number of entries below it, down to the end of a conversation.
+    height: u32,
+    /// Number of lookups that found it, or the states that it goes on from.
+    uses: u32,
+    /// Host memory beside the states.
+    host_bytes: u64,
+}
+
+/// Worth of an entry, apart from the table of entries so that a victim is found in little memory.
+#[derive(Clone, Copy, Debug)]
+struct Worth {
+    /// Predicted seconds saved per byte by the next lookup; infinite without an entry.
+    saving: f64,
+    /// Number of the lookup that used it last.
+    used: u64,
+    /// Number of the last change, to order entries of one lookup.
+    touched: u64,
+}
+
+impl Worth {
+    const VACANT: Self = Self { saving: f64::INFINITY, used: 0, touched: 0 };
+
+    /// Predicted saving per byte at a later lookup.
+    fn now(&self, lookups: u64) -> f64 {
+        self.saving * RECENT / (RECENT + lookups.saturating_sub(self.used) as f64)
+    }
 }
 
 /// Cached prefixes of an engine.
 #[derive(Default)]
 pub(crate) struct PrefixCache {
-    entries: HashMap<u64, CachedPrefix>,
-    /// Prefix hash -> ids of the entries with that prefix.
-    prefixes: HashMap<u64, Vec<u64>>,
-    next_id: u64,
-    /// Priority of the entry that was evicted last.
-    last_evicted: f64,
+    costs: PrefixCosts,
+    entries: Vec<Option<CachedPrefix>>,
+    /// By entry.
+    worths: Vec<Worth>,
+    /// Indices without an entry.
+    vacant: Vec<usize>,
+    /// Hash of all tokens -> entry.
+    whole: HashTable<usize>,
+    /// Hash of whole strides -> entries with that prefix, of timelines that can be truncated.
+    blocks: HashTable<Vec<usize>>,
+    /// Entries without a parent.
+    roots: Vec<usize>,
+    lookups: u64,
+    changes: u64,
+    host_bytes: u64,
 }
 
 impl PrefixCache {
-    /// Inserts a timeline and returns the entries that it replaces: equal ones; if `truncatable`,
-    /// also its prefixes; and the eviction victim if the cache is full.
-    pub(crate) fn insert(
-        &mut self,
-        timeline: Timeline,
-        truncatable: bool,
-        cost: EvictionCost,
-    ) -> Vec<Timeline> {
+    pub(crate) fn new(costs: PrefixCosts) -> Self {
+        Self { costs, ..Self::default() }
+    }
+
+    /// Inserts a timeline and returns the ones that it replaces: an equal one; if `truncatable`,
+    /// also its prefixes.
+    pub(crate) fn insert(&mut self, timeline: Timeline, truncatable: bool) -> Vec<Timeline> {
         let tokens = &timeline.tokens;
-        let same = |old: &CachedPrefix| match truncatable {
-            true => tokens.starts_with(&old.timeline.tokens),
-            false => *tokens == old.timeline.tokens,
-        };
-        let superseded: Vec<u64> =
-            self.entries.iter().filter(|(_, entry)| same(entry)).map(|(id, _)| *id).collect();
-        let mut replaced: Vec<Timeline> =
-            superseded.into_iter().filter_map(|id| self.remove(id)).collect();
-        if self.entries.len() >= MAX_ENTRIES {
-            replaced.extend(self.evict());
+        let (mut hash, mut found) = (0, Vec::new());
+        for (_, prefix) in prefix_hashes(tokens) {
+            hash = prefix;
+            found.extend(self.whole.get(&prefix).copied());
         }
-        let id = self.next_id;
-        self.next_id += 1;
-        for (len, hash) in prefix_hashes(&timeline.tokens) {
-            if len == timeline.tokens.len() || truncatable && len % INDEX_STRIDE == 0 {
-                self.prefixes.entry(hash).or_default().push(id);
+        let is_prefix =
+            |id: &usize| self.tokens(*id).is_some_and(|cached| tokens.starts_with(cached));
+        let is_equal = |id: &usize| self.tokens(*id) == Some(tokens);
+        let (mut replaced, mut uses, mut parent) = (Vec::new(), 0, None);
+        // The longest one is the last.
+        let equal = found.pop_if(|id| is_equal(id));
+        let superseded: Vec<usize> = match truncatable {
+            true => found.iter().copied().filter(is_prefix).collect(),
+            false => {
+                parent = found.iter().rev().copied().find(is_prefix);
+                Vec::new()
+            }
+        };
+        for id in equal.into_iter().chain(superseded) {
+            uses = uses.max(self.entry(id).map_or(0, |entry| entry.uses));
+            replaced.extend(self.remove(id));
+        }
+        // Tokens whose hash is that of others.
+        if let Some(other) = self.whole.get(&hash).copied() {
+            replaced.extend(self.remove(other));
+            parent = parent.filter(|id| *id != other);
+        }
+        let host_bytes = self.host_bytes_of(&timeline, truncatable);
+        let id = self.vacant.pop().unwrap_or(self.entries.len());
+        if id == self.entries.len() {
+            self.entries.push(None);
+            self.worths.push(Worth::VACANT);
+        }
+        if truncatable {
+            for (len, prefix) in prefix_hashes(&timeline.tokens) {
+                if is_indexed(len) {
+                    self.blocks.entry(prefix).or_default().push(id);
+                }
             }
         }
-        let value = cost.recompute_tokens as f64 / cost.bytes.max(1) as f64;
-        self.entries
-            .insert(id, CachedPrefix { timeline, value, priority: self.last_evicted + value });
+        self.whole.insert(hash, id);
+        self.host_bytes += host_bytes;
+        let entry = CachedPrefix {
+            timeline,
+            hash,
+            parent: None,
+            children: Vec::new(),
+            height: 0,
+            uses,
+            host_bytes,
+        };
+        self.entries[id] = Some(entry);
+        self.changes += 1;
+        self.worths[id] = Worth { saving: 0.0, used: self.lookups, touched: self.changes };
+        match truncatable {
+            true => self.update_worth(id),
+            false => self.link(id, parent),
+        }
         replaced
     }
 
-    /// The entry with the longest usable prefix of `tokens`, and the length of that prefix. A
-    /// timeline that is truncated or has no logits must leave at least one token to compute.
-    pub(crate) fn find(&mut self, tokens: &[u32], truncatable: bool) -> Option<(u64, usize)> {
-        let mut found: Option<(u64, usize)> = None;
-        for (len, hash) in prefix_hashes(tokens) {
-            for id in self.prefixes.get(&hash).into_iter().flatten() {
-                let Some(entry) = self.entries.get(id) else { continue };
-                let cached = &entry.timeline.tokens;
-                let whole = len == cached.len();
-                if found.is_some_and(|(_, best)| best >= len)
-                    || cached.get(..len) != Some(&tokens[..len])
-                {
-                    continue;
-                }
-                let usable = if whole && (len < tokens.len() || !entry.timeline.logits.is_empty()) {
-                    len
-                } else if truncatable {
-                    common_prefix_len(cached, tokens).min(tokens.len() - 1)
-                } else {
-                    continue;
-                };
-                if usable > found.map_or(0, |(_, best)| best) {
-                    found = Some((*id, usable));
-                }
+    /// Host memory of an entry beside its states, in bytes.
+    pub(crate) fn host_bytes_of(&self, timeline: &Timeline, truncatable: bool) -> u64 {
+        let Timeline { tokens, logits, .. } = timeline;
+        let blocks = if truncatable { 1 + tokens.len() / INDEX_STRIDE } else { 0 };
+        let values = 4 * (tokens.len() + logits.len());
+        (ENTRY_BYTES + values + blocks * BLOCK_BYTES) as u64 + self.costs.handle_bytes(tokens.len())
+    }
+
+    /// Puts an entry below `parent`, and the entries that start with its tokens below it.
+    fn link(&mut self, id: usize, parent: Option<usize>) {
+        let from = parent.and_then(|parent| self.tokens(parent)).map_or(0, Vec::len);
+        let siblings = match parent.and_then(|parent| self.entry_mut(parent)) {
+            Some(parent) => std::mem::take(&mut parent.children),
+            None => std::mem::take(&mut self.roots),
+        };
+        let continues = |other: &usize| {
+            let (Some(own), Some(tokens)) = (self.tokens(id), self.tokens(*other)) else {
+                return false;
+            };
+            tokens.get(from..own.len()).is_some_and(|part| part == &own[from..])
+        };
+        let (children, mut siblings): (Vec<usize>, Vec<usize>) =
+            siblings.into_iter().partition(continues);
+        // A conversation goes on: it has one state more.
+        let is_only = siblings.is_empty();
+        siblings.push(id);
+        let mut inherited = 0;
+        match parent.and_then(|parent| self.entry_mut(parent)) {
+            Some(parent) => {
+                parent.children = siblings;
+                inherited = parent.uses;
+            }
+            None => self.roots = siblings,
+        }
+        for child in &children {
+            if let Some(child) = self.entry_mut(*child) {
+                child.parent = Some(id);
+            }
+            self.update_worth(*child);
+        }
+        if let Some(entry) = self.entry_mut(id) {
+            entry.parent = parent;
+            entry.children = children;
+            if is_only {
+                entry.uses = entry.uses.max(inherited);
             }
         }
-        if let Some(entry) = found.and_then(|(id, _)| self.entries.get_mut(&id)) {
-            entry.priority = self.last_evicted + entry.value;
+        self.update_heights(id);
+        self.update_worth(id);
+    }
+
+    /// Removes an entry from its parent, which then has its children.
+    fn unlink(&mut self, id: usize, removed: &CachedPrefix) {
+        let siblings = match removed.parent.and_then(|parent| self.entry_mut(parent)) {
+            Some(parent) => &mut parent.children,
+            None => &mut self.roots,
+        };
+        siblings.retain(|sibling| *sibling != id);
+        siblings.extend(&removed.children);
+        for child in &removed.children {
+            if let Some(child) = self.entry_mut(*child) {
+                child.parent = removed.parent;
+            }
+            // More is to be computed without it.
+            self.update_worth(*child);
+        }
+        if let Some(parent) = removed.parent {
+            self.update_heights(parent);
+        }
+    }
+
+    /// Updates the heights of an entry and of those above it.
+    fn update_heights(&mut self, first: usize) {
+        let mut next = Some(first);
+        while let Some(entry) = next.and_then(|id| self.entry(id)) {
+            let below = entry.children.iter().filter_map(|child| self.entry(*child));
+            let height = below.map(|child| child.height + 1).min().unwrap_or(0);
+            let (Some(id), parent) = (next, entry.parent) else { return };
+            if height == entry.height && id != first {
+                return;
+            }
+            if let Some(entry) = self.entry_mut(id) {
+                entry.height = height;
+            }
+            self.update_worth(id);
+            next = parent;
+        }
+    }
+
+    /// Predicts anew what an entry saves.
+    fn update_worth(&mut self, id: usize) {
+        let Some(entry) = self.entry(id) else { return };
+        let from = entry.parent.and_then(|parent| self.tokens(parent)).map_or(0, Vec::len);
+        let len = entry.timeline.tokens.len();
+        let bytes = self.costs.state_bytes(len.saturating_sub(from)) + entry.host_bytes;
+        let seconds = self.costs.prefill.seconds(from, len);
+        let uses = f64::from(entry.uses);
+        let halvings = (entry.height + 1).saturating_sub(TURN_STATES).min(MAX_HALVINGS);
+        let chance = (1.0 + uses) / (2.0 + uses) * 0.5_f64.powi(halvings as i32);
+        self.worths[id].saving = chance * seconds / bytes.max(1) as f64;
+    }
+
+    fn entry(&self, id: usize) -> Option<&CachedPrefix> {
+        self.entries.get(id).and_then(Option::as_ref)
+    }
+
+    fn entry_mut(&mut self, id: usize) -> Option<&mut CachedPrefix> {
+        self.entries.get_mut(id).and_then(Option::as_mut)
+    }
+
+    fn tokens(&self, id: usize) -> Option<&Vec<u32>> {
+        self.entry(id).map(|entry| &entry.timeline.tokens)
+    }
+
+    /// The entry with the longest usable prefix of `tokens`, which counts as a use. A timeline that
+    /// is truncated or has no logits must leave at least one token to compute.
+    pub(crate) fn find(&mut self, tokens: &[u32], truncatable: bool) -> Option<PrefixMatch> {
+        let found = self.longest(tokens, truncatable);
+        self.lookups += 1;
+        if let Some(PrefixMatch { id, .. }) = found {
+            self.changes += 1;
+            (self.worths[id].used, self.worths[id].touched) = (self.lookups, self.changes);
+            if let Some(entry) = self.entry_mut(id) {
+                entry.uses = entry.uses.saturating_add(1);
+            }
+            self.update_worth(id);
         }
         found
     }
 
+    /// Like [`PrefixCache::find`], without a use.
+    pub(crate) fn longest(&self, tokens: &[u32], truncatable: bool) -> Option<PrefixMatch> {
+        let has_entries = |(len, hash): &(usize, u64)| {
+            self.whole.contains_key(hash)
+                || truncatable && is_indexed(*len) && self.blocks.contains_key(hash)
+        };
+        let indexed: Vec<(usize, u64)> = prefix_hashes(tokens).filter(has_entries).collect();
+        let mut best: Option<PrefixMatch> = None;
+        for (len, hash) in indexed.into_iter().rev() {
+            let least = if truncatable { len + INDEX_STRIDE } else { 0 };
+            if best.is_some_and(|best| best.len >= least) {
+                break;
+            }
+            let blocks = self.blocks.get(&hash).filter(|_| truncatable);
+            for id in self.whole.get(&hash).into_iter().chain(blocks.into_iter().flatten()) {
+                let Some(entry) = self.entry(*id) else { continue };
+                let cached = &entry.timeline.tokens;
+                // The rest first, as entries of an index have the same beginning.
+                let (Some(own), Some(asked)) = (cached.get(len..), tokens.get(len..)) else {
+                    continue;
+                };
+                let usable =
+                    if own.is_empty() && (!asked.is_empty() || !entry.timeline.logits.is_empty()) {
+                        len
+                    } else if truncatable {
+                        (len + common_prefix_len(own, asked)).min(tokens.len() - 1)
+                    } else {
+                        continue;
+                    };
+                let is_better = usable > best.map_or(0, |best| best.len);
+                if is_better && cached[..len] == tokens[..len] {
+                    best = Some(PrefixMatch { id: *id, len: usable });
+                }
+            }
+        }
+        best
+    }
+
     /// The entry of exactly these tokens.
-    pub(crate) fn find_whole(&self, tokens: &[u32]) -> Option<u64> {
-        let same = |(_, entry): &(&u64, &CachedPrefix)| entry.timeline.tokens == tokens;
-        self.entries.iter().find(same).map(|(id, _)| *id)
+    pub(crate) fn find_whole(&self, tokens: &[u32]) -> Option<usize> {
+        let (_, hash) = prefix_hashes(tokens).last()?;
+        let id = self.whole.get(&hash).copied()?;
+        self.tokens(id).is_some_and(|cached| cached == tokens).then_some(id)
     }
 
     /// Takes out the timeline of an entry that [`PrefixCache::find`] returned.
     /// [`PrefixCache::give_back`] returns it.
-    pub(crate) fn take(&mut self, id: u64) -> Option<Timeline> {
-        self.entries.get_mut(&id).map(|entry| std::mem::take(&mut entry.timeline))
+    pub(crate) fn take(&mut self, id: usize) -> Option<Timeline> {
+        self.entry_mut(id).map(|entry| std::mem::take(&mut entry.timeline))
     }
 
-    pub(crate) fn give_back(&mut self, id: u64, timeline: Timeline) {
-        if let Some(entry) = self.entries.get_mut(&id) {
+    pub(crate) fn give_back(&mut self, id: usize, timeline: Timeline) {
+        if let Some(entry) = self.entry_mut(id) {
             entry.timeline = timeline;
         }
     }
 
-    /// Length of the longest cached proper prefix of `tokens`.
-    pub(crate) fn longest_prefix_len(&self, tokens: &[u32]) -> usize {
-        let shorter = self.entries.values().map(|p| &p.timeline.tokens);
-        shorter
-            .filter(|t| t.len() < tokens.len() && tokens.starts_with(t))
-            .map(Vec::len)
-            .max()
-            .unwrap_or(0)
-    }
-
-    /// Evicts the entry of the lowest priority.
+    /// Evicts the entry that is predicted to save the least time per byte; of equal ones, that of
+    /// the oldest use.
     pub(crate) fn evict(&mut self) -> Option<Timeline> {
-        // Ties: the oldest entry.
-        let least = self
-            .entries
-            .iter()
-            .min_by(|(a, x), (b, y)| x.priority.total_cmp(&y.priority).then(a.cmp(b)));
-        let (id, priority) = least.map(|(id, entry)| (*id, entry.priority))?;
-        self.last_evicted = priority;
+        let lookups = self.lookups;
+        let worths = self.worths.iter().enumerate().filter(|(_, w)| w.saving.is_finite());
+        let (id, _) = worths.min_by(|(_, a), (_, b)| {
+            a.now(lookups).total_cmp(&b.now(lookups)).then(a.touched.cmp(&b.touched))
+        })?;
         self.remove(id)
     }
 
-    fn remove(&mut self, id: u64) -> Option<Timeline> {
-        let entry = self.entries.remove(&id)?;
-        for (_, hash) in prefix_hashes(&entry.timeline.tokens) {
-            if let Some(ids) = self.prefixes.get_mut(&hash) {
+    fn remove(&mut self, id: usize) -> Option<Timeline> {
+        let removed = self.entries.get_mut(id).and_then(Option::take)?;
+        self.worths[id] = Worth::VACANT;
+        self.vacant.push(id);
+        self.host_bytes -= removed.host_bytes;
+        self.whole.remove(&removed.hash);
+        if self.blocks.is_empty() {
+            self.unlink(id, &removed);
+            return Some(removed.timeline);
+        }
+        for (len, hash) in prefix_hashes(&removed.timeline.tokens) {
+            if is_indexed(len)
+                && let Some(ids) = self.blocks.get_mut(&hash)
+            {
                 ids.retain(|other| *other != id);
                 if ids.is_empty() {
-                    self.prefixes.remove(&hash);
+                    self.blocks.remove(&hash);
                 }
             }
         }
-        Some(entry.timeline)
+        Some(removed.timeline)
     }
 
-    /// Host memory of tokens and logits, in bytes.
+    /// Host memory beside the states, in bytes: tokens, logits, handles and tables.
     pub(crate) fn bytes(&self) -> u64 {
-        let values =
-            self.entries.values().map(|p| p.timeline.tokens.len() + p.timeline.logits.len());
-        values.sum::<usize>() as u64 * 4
-    }
-
-    #[cfg(test)]
-    fn len(&self) -> usize {
-        self.entries.len()
+        self.host_bytes
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn timeline(tokens: impl IntoIterator<Item = u32>, logits: bool) -> Timeline {
-        let logits = if logits { vec![0.0] } else { Vec::new() };
-        Timeline { tokens: tokens.into_iter().collect(), logits, ..Timeline::default() }
-    }
-
-    const COST: EvictionCost = EvictionCost { recompute_tokens: 1, bytes: 1 };
-
-    #[test]
-    fn the_longest_usable_prefix_is_found() {
-        let mut cache = PrefixCache::default();
-        let all: Vec<u32> = (0..500).collect();
-        for len in [100, 300, 400] {
-            cache.insert(timeline(all[..len].to_vec(), false), false, COST);
-        }
-        cache.insert(timeline((0..450).map(|t| t ^ (t / 449)), true), false, COST);
-        let found =
-            |cache: &mut PrefixCache, len: usize| cache.find(&all[..len], false).map(|(_, n)| n);
-        assert_eq!(found(&mut cache, 500), Some(400));
-        assert_eq!(found(&mut cache, 400), Some(300), "no logits for the whole prompt");
-        assert_eq!(found(&mut cache, 399), Some(300));
-        assert_eq!(found(&mut cache, 99), None);
-        cache.insert(timeline(all[..300].to_vec(), true), false, COST);
-        assert_eq!(
-            (found(&mut cache, 300), cache.len()),
-            (Some(300), 4),
-            "replaces the equal entry"
-        );
-    }
-
-    #[test]
-    fn truncatable_states_are_found_by_any_prefix() {
-        let mut cache = PrefixCache::default();
-        let all: Vec<u32> = (7..700).collect();
-        assert!(cache.insert(timeline(all[..200].to_vec(), true), true, COST).is_empty());
-        let replaced = cache.insert(timeline(all[..600].to_vec(), true), true, COST);
-        assert_eq!((replaced.len(), cache.len()), (1, 1), "the longer one covers both");
-        let mut other = all.clone();
-        other[333] = 1;
-        assert_eq!(cache.find(&other, true).map(|(_, n)| n), Some(333));
-        assert_eq!(
-            cache.find(&all[..300], true).map(|(_, n)| n),
-            Some(299),
-            "a token is left to compute"
-        );
-        assert_eq!(cache.find(&all[..600], true).map(|(_, n)| n), Some(600));
-        assert_eq!(cache.find(&all[..INDEX_STRIDE - 1], true), None);
-    }
-
-    #[test]
-    fn cheap_entries_are_evicted_first_and_uses_count() {
-        let mut cache = PrefixCache::default();
-        for (i, tokens) in [300, 20, 100].into_iter().enumerate() {
-            cache.insert(
-                timeline([i as u32; 5], true),
-                false,
-                EvictionCost { recompute_tokens: tokens, bytes: 10 },
-            );
-        }
-        assert_eq!(cache.evict().map(|t| t.tokens), Some(vec![1; 5]));
-        assert!(cache.find(&[2; 6], false).is_some());
-        for i in 10..15 {
-            cache.insert(
-                timeline([i; 5], true),
-                false,
-                EvictionCost { recompute_tokens: 50, bytes: 10 },
-            );
-            cache.evict();
-        }
-        assert!(cache.find(&[0; 6], false).is_some(), "expensive to recompute");
-        for i in 40..400 {
-            cache.insert(
-                timeline([i; 5], true),
-                false,
-                EvictionCost { recompute_tokens: 50, bytes: 10 },
-            );
-            cache.evict();
-        }
-        assert!(cache.find(&[2; 6], false).is_none(), "unused entries are evicted in the end");
-        while cache.evict().is_some() {}
-        assert!(cache.prefixes.is_empty());
-    }
-}
+mod tests;

@@ -394,9 +394,9 @@ fn describe_states(
 impl Engine {
     /// Length of the longest prefix of `tokens` that the prefix cache has.
     pub(crate) fn cached_prefix_len(&self, tokens: &[u32]) -> usize {
-        let mut runtime = self.lock();
+        let runtime = self.lock();
         let truncatable = runtime.rewind.any_length();
-        runtime.prefix_cache.find(tokens, truncatable).map_or(0, |(_, len)| len)
+        runtime.prefix_cache.longest(tokens, truncatable).map_or(0, |found| found.len)
     }
 
     /// Bytes of all states: of sessions and of the prefix cache. Memory that they share counts

@@ -15,7 +15,7 @@ use crate::{
     session::{
         engine::{Engine, Runtime},
         mark::Mark,
-        prefix_cache::EvictionCost,
+        prefix_cache::PrefixMatch,
         steps::{BatchResult, RowSink},
         timeline::{Timeline, common_prefix_len},
     },
@@ -275,8 +275,8 @@ impl Session {
         let mut runtime = self.engine.lock();
         let own = runtime.usable_len(&self.timeline, same, tokens);
         let truncatable = runtime.rewind.any_length();
-        let output = runtime.prefix_cache.find(tokens, truncatable).filter(|(_, len)| *len > own);
-        if let Some((id, len)) = output
+        let found = runtime.prefix_cache.find(tokens, truncatable);
+        if let Some(PrefixMatch { id, len }) = found.filter(|found| found.len > own)
             && let Some(cached) = runtime.prefix_cache.take(id)
         {
             let forked = runtime.fork(&cached, len);
@@ -376,17 +376,20 @@ impl Session {
         }
         let mut runtime = self.engine.lock();
         let truncatable = runtime.rewind.any_length();
+        let on_host = runtime.prefix_cache.host_bytes_of(&self.timeline, truncatable);
+        if runtime.evict_for(on_host, |_| Ok(0)).is_err() {
+            // Sessions and marks take all memory of states.
+            return Ok(());
+        }
         let mut prefix = runtime.fork(&self.timeline, len)?;
         if self.engine.plan().card().is_some() {
-            // The plan reserves device memory for cached prefixes, but no host memory.
+            // Beside a card the host has memory for tokens only.
             prefix.logits = Vec::new();
         }
-        let recompute_tokens = len - runtime.prefix_cache.longest_prefix_len(&prefix.tokens);
-        let bytes = runtime.prefix_bytes(recompute_tokens);
-        let cost = EvictionCost { recompute_tokens, bytes };
-        for replaced in runtime.prefix_cache.insert(prefix, truncatable, cost) {
+        for replaced in runtime.prefix_cache.insert(prefix, truncatable) {
             runtime.drop_timeline(replaced);
         }
+        runtime.limit_states();
         Ok(())
     }
 

@@ -231,16 +231,6 @@ impl Runtime {
         Ok(())
     }
 
-    /// Approximate bytes that a cached prefix adds, if `tokens` of its tokens are not shared with
-    /// another one.
-    pub(crate) fn prefix_bytes(&self, tokens: usize) -> u64 {
-        let bytes = self.layer_states.iter().flatten().map(|state| {
-            let entries = state.filled(tokens, tokens) as u64;
-            entries.saturating_mul(self.device.entry_bytes(state.shape) as u64)
-        });
-        bytes.fold(0, u64::saturating_add)
-    }
-
     /// Frees a timeline's states.
     pub(crate) fn drop_timeline(&mut self, timeline: Timeline) {
         for state in timeline.states.into_iter().flatten().flatten() {
@@ -289,11 +279,25 @@ impl Runtime {
         &mut self,
         needed: impl Fn(&mut dyn Device) -> Result<u64, Error>,
     ) -> Result<(), Error> {
+        self.evict_for(0, needed)
+    }
+
+    /// As [`Runtime::evict_until`], for `on_host` bytes of another entry beside its states. Beside
+    /// cards these have a limit of their own.
+    pub(crate) fn evict_for(
+        &mut self,
+        on_host: u64,
+        needed: impl Fn(&mut dyn Device) -> Result<u64, Error>,
+    ) -> Result<(), Error> {
         loop {
             let (bytes, held) = (needed(&mut *self.device)?, self.device.states_held());
-            if held.saturating_add(bytes).saturating_add(self.prefix_cache.bytes())
-                <= self.state_limit
-            {
+            let on_host = self.prefix_cache.bytes().saturating_add(on_host);
+            let (beside, has_index) = match self.index_limit {
+                Some(limit) => (0, on_host <= limit || self.prefix_cache.bytes() == 0),
+                None => (on_host, true),
+            };
+            let states = held.saturating_add(bytes).saturating_add(beside);
+            if states <= self.state_limit && has_index {
                 return Ok(());
             }
             let Some(evicted) = self.prefix_cache.evict() else {
@@ -304,6 +308,15 @@ impl Runtime {
                 }));
             };
             self.drop_timeline(evicted);
+            self.limit_states();
+        }
+    }
+
+    /// Limits states on the host to the memory that the prefix cache leaves beside its states.
+    pub(crate) fn limit_states(&mut self) {
+        if self.index_limit.is_none() && self.device.cards() <= 1 {
+            let limit = self.state_limit.saturating_sub(self.prefix_cache.bytes());
+            self.device.limit_states(limit);
         }
     }
 

@@ -391,6 +391,10 @@ impl StateStore for Wrapped {
         self.inner.reserve_whole_states(on);
     }
 
+    fn expect_states(&mut self, bytes: u64) {
+        self.inner.expect_states(bytes);
+    }
+
     fn states_held(&self) -> u64 {
         self.inner.states_held()
     }

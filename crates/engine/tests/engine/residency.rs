@@ -330,21 +330,24 @@ fn a_gpu_has_a_separate_budget() {
         assert_eq!(card.bytes(line), host.bytes(line), "{line:?}");
     }
     let marks = card.bytes(LineName::Marks);
-    let fixed = card.bytes(dense) + card.bytes(state) + marks + card.bytes(scratch);
     let slot = card.slot_bytes();
-    assert_eq!(card.fastest().total(), fixed + 256 * slot);
-    assert_eq!(marks, card.bytes(state), "one session's worth");
+    let others = card.bytes(dense) + card.bytes(state) + card.bytes(scratch) + 256 * slot;
+    assert_eq!(card.fastest().total(), others + marks);
+    let budget = card.fastest().budget;
+    assert_eq!(marks, (budget - others) / 4096 * 4096, "all that slots leave");
     // The host holds only experts in flight.
     assert_eq!((slots(&card), card.holds_all), (vec![256, MIN_HOST_SLOTS], true));
     let [process, staging] = [LineName::Process, LineName::Staging].map(|line| card.bytes(line));
-    assert_eq!(card.host().total(), process + staging + MIN_HOST_SLOTS as u64 * slot);
+    let index = card.bytes(LineName::PrefixIndex);
+    assert!((marks / 64..marks / 64 + 4096).contains(&index));
+    assert_eq!(card.host().total(), process + staging + index + MIN_HOST_SLOTS as u64 * slot);
     assert!(staging > host.bytes(LineName::Staging));
     assert!(card.host().total() <= card.host().budget);
 
     // The requested budget, and as many slots as fit.
-    let small = card.fastest().fixed() + 100 * slot + 5;
+    let marks = 1 << 20;
+    let small = others - 156 * slot + marks + 5;
     let context = Some(card.context);
-    let marks = Some(marks);
     let request =
         MemoryRequest::default().device_budget(small).context(context).chunk(chunk).marks(marks);
     let planned = of(own(Some(1 << 30)), request).unwrap();

@@ -199,3 +199,46 @@ fn requests_that_cannot_be_served_fail_by_themselves() {
     let (_handle, events) = submit(&core, prompt(1, 20), request(3), 256);
     assert_eq!(answer(&events).0, alone(&prompt(1, 20), 3));
 }
+
+/// Conversations in turn, more than there are sessions: states of attention can be cut, those of
+/// windows and of recurrent layers cannot.
+#[test]
+fn conversations_in_turn_go_on_from_their_states() {
+    const NEW: usize = 12;
+    for (golden, conversations) in [
+        ("qwen3_moe", 8),
+        ("qwen3_moe", 32),
+        ("gpt_oss", 8),
+        ("qwen3_5_moe", 8),
+        ("qwen3_5_moe", 32),
+    ] {
+        let memory = MemoryRequest::default().sessions(4).context(256).chunk(32);
+        let engine = common::engine(&moeflux_goldens::golden(golden), exact("cpu"), memory);
+        let core = ServingCore::start(&engine, ServingOptions::default()).unwrap();
+        let mut talks: Vec<Vec<u32>> = (0..conversations).map(|i| prompt(i, 40)).collect();
+        for turn in 0..3 {
+            for (i, tokens) in (0..).zip(&mut talks) {
+                let end = tokens.len() - 3;
+                let request = request(4).ends(vec![end]);
+                let (_handle, events) = submit(&core, tokens.clone(), request, 256);
+                let RequestEvent::Started(synced) = events.recv().unwrap() else {
+                    panic!("not started")
+                };
+                if turn > 0 {
+                    let computed = synced.computed;
+                    assert!(computed <= NEW + 1, "{golden}: {computed} in turn {turn} of {i}");
+                }
+                let (answered, _) = answer(&events);
+                // Answers come back as they were; or without, as templates drop thoughts; or what
+                // follows the question is another text.
+                match i % 3 {
+                    0 => tokens.extend(answered),
+                    1 => {}
+                    _ => tokens.truncate(end),
+                }
+                tokens.extend(prompt(100 + 40 * turn + i, NEW as u32));
+            }
+        }
+        core.join();
+    }
+}

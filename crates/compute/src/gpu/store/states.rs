@@ -2,8 +2,10 @@
 //!
 //! States are ranges of arenas, so that a kernel can address the states of all sequences of a step
 //! in one binding. Kernels of one sequence bind its range. An arena has the memory that the limit
-//! leaves, or as much as a binding can have; states of one layer are in one arena as far as it has
-//! room. Ranges are reused first fit, so fragments may make arenas exceed the limit.
+//! leaves, or as much as a binding can have; on a card that shares the host's memory, the first one
+//! has that of all sessions, and each further one doubles it. States of one layer are in one arena
+//! as far as it has room. Ranges are reused first fit, so fragments may make arenas exceed the
+//! limit.
 //!
 //! Kernels bind the KV cache of a state whole, so it is one allocation: the keys of all positions,
 //! then their values. Where the limit has room for all positions of all sessions, it has their
@@ -15,7 +17,7 @@
 //! the right contents. A step that is recorded ahead refers to allocations: none is replaced while
 //! it exists.
 
-use std::{mem, ops::Range, sync::Arc};
+use std::{cmp::Reverse, collections::BinaryHeap, mem, ops::Range, sync::Arc};
 
 use super::{
     ALIGN, DeviceBuffer, Store, align_up,
@@ -170,12 +172,16 @@ pub(in crate::gpu) struct GpuStates {
     device: DeviceId,
     pub(in crate::gpu) kv_format: KvFormat,
     all: Vec<Option<GpuState>>,
+    /// Indices without a state, the lowest first.
+    vacant: BinaryHeap<Reverse<usize>>,
     /// Bytes held by all states; shared allocations count once.
     pub(in crate::gpu) held: u64,
     /// Upper bound of `held`.
     pub(in crate::gpu) limit: Option<u64>,
     /// Whether the limit has room for whole KV caches of all sessions.
     pub(in crate::gpu) reserves_whole: bool,
+    /// Bytes of the states of all sessions, if they are known.
+    pub(in crate::gpu) expected: Option<u64>,
     /// Capacity of KV caches that grow, the same for all states of a step.
     capacity: KvCapacity,
     /// Ids of freed ranges whose bind groups are still cached.
@@ -191,9 +197,11 @@ impl GpuStates {
             device,
             kv_format,
             all: Vec::new(),
+            vacant: BinaryHeap::new(),
             held: 0,
             limit: None,
             reserves_whole: false,
+            expected: None,
             capacity: KvCapacity::Ample,
             freed: Vec::new(),
             arenas: Vec::new(),
@@ -257,10 +265,13 @@ impl GpuStates {
     }
 
     fn add(&mut self, state: GpuState) -> State {
-        let index = self.all.iter().position(Option::is_none).unwrap_or(self.all.len());
-        if index == self.all.len() {
-            self.all.push(None);
-        }
+        let index = match self.vacant.pop() {
+            Some(Reverse(index)) => index,
+            None => {
+                self.all.push(None);
+                self.all.len() - 1
+            }
+        };
         self.all[index] = Some(state);
         State(self.device.handle(index))
     }
@@ -401,7 +412,11 @@ impl GpuStates {
 
     pub(in crate::gpu) fn drop(&mut self, state: State) {
         let Ok(index) = self.index(state) else { return };
-        match self.all.get_mut(index).and_then(Option::take) {
+        let dropped = self.all.get_mut(index).and_then(Option::take);
+        if dropped.is_some() {
+            self.vacant.push(Reverse(index));
+        }
+        match dropped {
             Some(GpuState::Kv(kv)) => {
                 self.release(kv.allocation.map(|allocation| allocation.buffer));
             }
@@ -626,12 +641,15 @@ impl Store {
         Ok(range)
     }
 
-    /// Allocates an arena with room for `bytes`: with all that the limit leaves, otherwise as large
-    /// as all arenas together.
+    /// Allocates an arena with room for `bytes`: with all that the limit leaves, or as much as is
+    /// expected; otherwise as large as all arenas together.
     fn allocate_arena(&mut self, label: &str, bytes: u64) -> Result<DeviceBuffer, Error> {
         let total: u64 = self.states.arenas.iter().map(|arena| arena.buffer.size).sum();
         let wanted = match self.states.limit {
-            Some(limit) => limit.saturating_sub(total),
+            Some(limit) => {
+                let expected = self.states.expected.filter(|_| !self.states.reserves_whole);
+                limit.saturating_sub(total).min(expected.map_or(u64::MAX, |e| e.max(total)))
+            }
             None => total.max(MIN_ARENA),
         };
         let wanted = wanted.max(total / ARENA_SHARE);

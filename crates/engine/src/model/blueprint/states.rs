@@ -33,6 +33,16 @@ pub(crate) enum StateEntries {
     RingAndBlocks { ring: usize, ratio: usize },
 }
 
+impl StateEntries {
+    /// Whether a state of these entries can be cut at any length.
+    pub(crate) const fn are_truncatable(self) -> bool {
+        match self {
+            Self::Positions | Self::Blocks { .. } => true,
+            Self::Recurrent | Self::Ring | Self::RingAndBlocks { .. } => false,
+        }
+    }
+}
+
 impl LayerState {
     /// KV cache of one head without values.
     pub(crate) const fn keys(width: usize, positions: usize, entries: StateEntries) -> Self {
