@@ -138,6 +138,7 @@ impl AnswerSource {
         match self {
             Self::Parsed(text) => Ok(text.push(token)?),
             Self::Raw(raw) => {
+                raw.stops.count_token();
                 let found = raw.stops.push(raw.decoder.push(token)?);
                 raw.text = found.emit.to_owned();
                 Ok(found.stopped)
@@ -244,6 +245,11 @@ impl AnswerDeltas {
         Self { source, end_tokens, progress, tokenizer, echo, echoed, recorder, timer, reports }
     }
 
+    /// Tokens that end the answer.
+    pub(crate) fn end_tokens(self, end_tokens: EndTokens) -> Self {
+        Self { end_tokens, ..self }
+    }
+
     /// Tokens and times are reported as they change.
     pub(crate) fn reports(self, reports: bool) -> Self {
         Self { reports, ..self }
@@ -304,7 +310,7 @@ impl AnswerDeltas {
                 self.prefilled(self.progress.usage.prompt, &mut deltas);
                 self.progress.usage.generated += 1;
                 self.report(&mut deltas);
-                if self.end_tokens.contains(token) {
+                if self.end_tokens.contains(token) && !self.end_tokens.includes(token) {
                     self.source.end_token();
                     return Ok(deltas);
                 }

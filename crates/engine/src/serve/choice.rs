@@ -6,7 +6,7 @@ use super::decode::GenerateRequest;
 use crate::{
     base::error::Error,
     runtime::{control::StepControl, forward::Logits},
-    session::{session::Session, steps::RowSink},
+    session::{engine::Engine, session::Session, steps::RowSink},
     text::sampling::{Sampler, TokenLogprobs, TokenMask},
 };
 
@@ -35,12 +35,13 @@ impl TokenChoice {
     /// A sampling value, a bias or the number of log-probabilities is out of range; a mask does not
     /// start.
     pub(crate) fn for_request(
-        vocab: usize,
+        engine: &Engine,
         prompt: &[u32],
         request: &GenerateRequest,
     ) -> Result<Self, Error> {
-        let mut sampler = Sampler::new(request.sampling.clone(), vocab)?;
+        let mut sampler = Sampler::new(request.sampling.clone(), engine.blueprint().vocab)?;
         sampler.set_logit_bias(&request.logit_bias)?;
+        sampler.set_bans(request.bans(engine.end_tokens()));
         sampler.prompt(prompt);
         request.logprobs.map_or(Ok(()), TokenLogprobs::check_count)?;
         let masks = request.masks.iter().map(|source| source.start()).collect::<Result<_, _>>()?;

@@ -9,7 +9,7 @@ use super::{
     embedding::Pooling,
 };
 #[cfg(feature = "text")]
-use crate::text::{answer_text::AnswerText, chat::ToolSet};
+use crate::text::{answer_text::AnswerText, chat::ToolSet, sampling::StopStrings};
 use crate::{
     base::{error::Error, setters::setters},
     runtime::control::{CancelToken, StepControl},
@@ -17,7 +17,7 @@ use crate::{
         engine::Engine,
         session::{Session, Synced},
     },
-    text::sampling::{EndTokens, MaskSource, Sampling, TokenLogprobs},
+    text::sampling::{EndTokens, MaskSource, Sampling, TokenBans, TokenLogprobs},
 };
 
 /// A generation request.
@@ -27,15 +27,29 @@ pub struct GenerateRequest {
     /// Sampling parameters. The model's recommended ones are in
     /// [`Text::generation`](crate::text::Text::generation).
     pub sampling: Sampling,
-    /// Maximum tokens to generate. Default: up to the context length.
+    /// Maximum tokens to generate. With 0 only the prompt is computed. Default: up to the context
+    /// length.
     pub max_tokens: Option<usize>,
+    /// Tokens before which neither end tokens nor stop strings end the answer. End tokens are not
+    /// chosen before, unless a mask allows no others. Default 0.
+    pub min_tokens: usize,
+    /// Whether the model's own end tokens are not chosen, unless a mask allows no others, as a
+    /// grammar does at its end.
+    pub ignore_eos: bool,
     /// Tokens that end the answer, besides the model's own.
     pub end_tokens: Vec<u32>,
+    /// Sequences of tokens that the answer may not have, unless a mask forces them:
+    /// [`Text::word_tokens`](crate::text::Text::word_tokens) spells words.
+    pub bad_words: Vec<Vec<u32>>,
     /// Stop strings; not part of the text. A token stream includes the tokens up to the one that
     /// completes a stop string; [`StopStrings`](crate::text::StopStrings) removes it from the
     /// decoded text. They do not end thoughts.
     #[cfg(feature = "text")]
     pub stop: Vec<String>,
+    /// Whether the text includes the stop string that ends it, or the text of the token of
+    /// `end_tokens`.
+    #[cfg(feature = "text")]
+    pub include_stop: bool,
     /// Tools whose calls the answer may have. Stop strings do not end calls. Without tools the
     /// syntax of calls is text.
     #[cfg(feature = "text")]
@@ -67,12 +81,45 @@ impl GenerateRequest {
     pub(crate) fn computes_all(&self) -> bool {
         self.prompt_logprobs || self.embedding.is_some()
     }
+
+    /// End tokens of an answer: the model's `own` and those of the request.
+    pub fn all_end_tokens(&self, own: &EndTokens) -> EndTokens {
+        let (mut all, named) = (own.clone(), self.end_tokens.iter().copied());
+        #[cfg(feature = "text")]
+        if self.include_stop {
+            all.include(named);
+            return all;
+        }
+        all.extend(named);
+        all
+    }
+
+    /// Tokens that the answer may not have.
+    pub(crate) fn bans(&self, own: &EndTokens) -> TokenBans {
+        let is_ignored = |id: &u32| self.ignore_eos && !self.end_tokens.contains(id);
+        let always = own.ids().iter().copied().filter(is_ignored).collect();
+        let early = self.all_end_tokens(own).ids().to_vec();
+        TokenBans::new(always, early, self.min_tokens, self.bad_words.clone())
+    }
+
+    /// Matcher of the stop strings.
+    ///
+    /// # Errors
+    /// One is empty.
+    #[cfg(feature = "text")]
+    pub fn stop_strings(&self) -> Result<StopStrings, Error> {
+        let stops = StopStrings::new(self.stop.clone())?;
+        Ok(stops.included(self.include_stop).min_tokens(self.min_tokens))
+    }
 }
 
 setters!(GenerateRequest {
     sampling: Sampling,
     max_tokens: impl Into<Option<usize>>,
+    min_tokens: usize,
+    ignore_eos: bool,
     end_tokens: Vec<u32>,
+    bad_words: Vec<Vec<u32>>,
     ends: Vec<usize>,
     logit_bias: Vec<(u32, f32)>,
     masks: Vec<Arc<dyn MaskSource>>,
@@ -84,6 +131,7 @@ setters!(GenerateRequest {
 #[cfg(feature = "text")]
 setters!(GenerateRequest {
     stop: Vec<String>,
+    include_stop: bool,
     tools: ToolSet,
 });
 
@@ -118,10 +166,8 @@ pub(crate) struct AnswerEnd {
 impl AnswerEnd {
     /// End by a request's limits and the model's end tokens.
     fn by_ids(engine: &Engine, request: &GenerateRequest) -> Self {
-        let mut end_tokens = engine.end_tokens().clone();
-        end_tokens.extend(request.end_tokens.iter().copied());
         Self {
-            end_tokens,
+            end_tokens: request.all_end_tokens(engine.end_tokens()),
             #[cfg(feature = "text")]
             text: None,
             max_tokens: match request.embedding {
@@ -164,17 +210,21 @@ impl AnswerEnd {
         request: &GenerateRequest,
     ) -> Result<Self, Error> {
         let parser = engine.text()?.parser(prompt, &request.tools)?;
-        let text = AnswerText::new(parser, request.stop.clone())?;
+        let text = AnswerText::new(parser, request.stop_strings()?);
         Ok(Self { text: Some(text), ..Self::by_ids(engine, request) })
     }
 
-    /// Takes the next token. End tokens are no text.
+    /// Takes the next token. End tokens are no text, unless the request includes them.
     pub(crate) fn push(&mut self, token: u32) -> Result<(), Error> {
         self.generated += 1;
         if self.end_tokens.contains(token) {
             self.finish = Some(Finish::EndToken);
             #[cfg(feature = "text")]
-            self.text.iter_mut().for_each(AnswerText::end_token);
+            if !self.end_tokens.includes(token) {
+                self.text.iter_mut().for_each(AnswerText::end_token);
+            } else if let Some(text) = &mut self.text {
+                text.push(token)?;
+            }
             return Ok(());
         }
         #[cfg(feature = "text")]
@@ -239,8 +289,7 @@ impl<'a> Tokens<'a> {
         control: &mut StepControl<'w>,
     ) -> Result<Self, Error> {
         session.check_tokens(0, prompt)?;
-        let vocab = session.engine().blueprint().vocab;
-        let choice = TokenChoice::for_request(vocab, prompt, request)?;
+        let choice = TokenChoice::for_request(session.engine(), prompt, request)?;
         let mut of_prompt = PromptLogprobs::for_request(&prompt.into(), request);
         let synced = match &mut of_prompt {
             Some(sink) => session.sync_anew(prompt, &request.ends, control, sink)?,

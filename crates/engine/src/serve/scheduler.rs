@@ -204,6 +204,8 @@ struct Sequence {
     prompt_logprobs: Option<PromptLogprobs>,
     /// Set if the request asks for the embedding of the prompt, until it is complete.
     embedding: Option<PromptEmbedding>,
+    /// Whether the request is one for an embedding.
+    is_embedding: bool,
     /// Whether no part of the prompt is adopted from other sequences.
     computes_all: bool,
     /// Positions of the prompt at which prefill pauses to fill the prefix cache, ascending.
@@ -350,6 +352,7 @@ impl Scheduler {
             prompt,
             prompt_logprobs,
             embedding: request.embedding.map(PromptEmbedding::new),
+            is_embedding: request.embedding.is_some(),
             computes_all: request.computes_all(),
             pauses,
             synced,
@@ -372,8 +375,7 @@ impl Scheduler {
         }
         session.check_tokens(0, prompt)?;
         let end = AnswerEnd::for_request(&self.engine, prompt, request)?;
-        let vocab = self.engine.blueprint().vocab;
-        let choice = TokenChoice::for_request(vocab, prompt, request)?;
+        let choice = TokenChoice::for_request(&self.engine, prompt, request)?;
         let synced = match request.computes_all() {
             true => session.start_anew(prompt)?,
             false => session.reuse(prompt)?,
@@ -640,20 +642,18 @@ impl Scheduler {
     ) {
         let mut failed = Vec::new();
         for ((i, sequence), chosen) in self.sequences.iter_mut().enumerate().zip(chosen) {
-            if sequence.is_prefilling()
-                || !sequence.pending.is_empty()
-                || sequence.is_paused
-                || sequence.end.has_all_tokens()
-            {
+            if sequence.is_prefilling() || !sequence.pending.is_empty() || sequence.is_paused {
                 continue;
             }
             // A prompt that was fully reused has no tokens in this step.
             let prompt_done = sequence.session.tokens().len() == sequence.prompt.len();
-            let cached = match prompt_done && token_counts[i] > 0 {
-                true => sequence.session.cache_prefix(),
-                false => Ok(()),
+            let is_new = prompt_done && token_counts[i] > 0 && !sequence.is_embedding;
+            let cached = if is_new { sequence.session.cache_prefix() } else { Ok(()) };
+            let choose = || match sequence.end.has_all_tokens() {
+                true => Ok(()),
+                false => sequence.choose(chosen, events),
             };
-            if let Err(error) = cached.and_then(|()| sequence.choose(chosen, events)) {
+            if let Err(error) = cached.and_then(|()| choose()) {
                 failed.push((i, error));
             }
         }

@@ -16,15 +16,14 @@ pub struct AnswerText {
     stops: StopStrings,
     /// Parts that the last token completed.
     deltas: DeltaBuffer,
+    /// Whether the answer has text or calls.
+    has_body: bool,
 }
 
 impl AnswerText {
-    /// Empty answer, whose text is to end before the first of `stop`.
-    ///
-    /// # Errors
-    /// A stop string is empty.
-    pub fn new(parser: AnswerParser, stop: Vec<String>) -> Result<Self, Error> {
-        Ok(Self { parser, stops: StopStrings::new(stop)?, deltas: DeltaBuffer::default() })
+    /// Empty answer, whose text is to end by `stops`.
+    pub fn new(parser: AnswerParser, stops: StopStrings) -> Self {
+        Self { parser, stops, deltas: DeltaBuffer::default(), has_body: false }
     }
 
     /// Takes the next token. Returns whether it completes a stop string.
@@ -33,12 +32,16 @@ impl AnswerText {
     /// The tokenizer's decoder fails.
     pub fn push(&mut self, token: u32) -> Result<bool, Error> {
         self.deltas.clear();
+        self.stops.count_token();
+        let mut is_stopped = false;
         for delta in self.parser.push(token)? {
-            if add(&mut self.deltas, &mut self.stops, delta) {
-                return Ok(true);
+            is_stopped = add(&mut self.deltas, &mut self.stops, delta);
+            if is_stopped {
+                break;
             }
         }
-        Ok(false)
+        self.has_body |= has_body(&self.deltas);
+        Ok(is_stopped)
     }
 
     /// Takes an end token, which is no part of the answer.
@@ -59,7 +62,13 @@ impl AnswerText {
             }
         }
         self.deltas.add(Delta::Text(self.stops.finish()));
+        self.has_body |= has_body(&self.deltas);
         Ok(())
+    }
+
+    /// Whether the answer so far never left its thoughts: it has neither text nor calls.
+    pub fn is_all_thoughts(&self) -> bool {
+        self.parser.is_thinking() && !self.has_body
     }
 
     /// The stop string that ended the text.
@@ -71,6 +80,11 @@ impl AnswerText {
     pub fn deltas(&self) -> impl Iterator<Item = Delta<'_>> {
         self.deltas.iter()
     }
+}
+
+/// Whether there are parts that are no thoughts.
+fn has_body(deltas: &DeltaBuffer) -> bool {
+    deltas.iter().any(|delta| !matches!(delta, Delta::Reasoning(_)))
 }
 
 /// Adds a part up to a stop string. Returns whether there is one.

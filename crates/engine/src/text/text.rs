@@ -238,6 +238,25 @@ impl Text {
         self.encode_prompt(text, false)
     }
 
+    /// Tokens of a word wherever an answer may have it: at the start of a text, behind a space, and
+    /// behind a line end.
+    ///
+    /// # Errors
+    /// As [`Text::encode`].
+    pub fn word_tokens(&self, word: &str) -> Result<Vec<Vec<u32>>, Error> {
+        const LINE_END: &str = "\n";
+        let bare = if word.trim_start().is_empty() { word } else { word.trim_start() };
+        let mut spellings =
+            vec![self.encode_continuation(bare)?, self.encode_continuation(&format!(" {bare}"))?];
+        let line_end = self.encode_continuation(LINE_END)?;
+        let behind = self.encode_continuation(&format!("{LINE_END}{bare}"))?;
+        spellings.extend(behind.strip_prefix(line_end.as_slice()).map(<[u32]>::to_vec));
+        spellings.sort_unstable();
+        spellings.dedup();
+        spellings.retain(|tokens| !tokens.is_empty());
+        Ok(spellings)
+    }
+
     /// Special tokens before plain text, as [`Text::encode`] adds them.
     ///
     /// # Errors

@@ -290,6 +290,63 @@ fn a_bias_forbids_or_forces_a_token() {
     }
 }
 
+#[test]
+fn end_tokens_and_words_that_are_not_wanted_are_not_chosen() {
+    let engine = engine(exact("cpu"), 2);
+    let end = engine.end_tokens().ids()[0];
+    let asked = |tokens: usize, token: u32| {
+        request(tokens).sampling(Sampling::greedy()).logit_bias(vec![(token, 100.0)])
+    };
+    let script = || vec![Arc::new(ForcedTokens::new(vec![vec![4, 5]], end)) as Arc<dyn MaskSource>];
+    let cases = [
+        (asked(9, end), 1, Finish::EndToken),
+        (asked(9, end).ignore_eos(true), 9, Finish::MaxTokens),
+        // A token that the request names ends the answer all the same.
+        (asked(9, 7).ignore_eos(true).end_tokens(vec![7]), 1, Finish::EndToken),
+        (asked(9, end).ignore_eos(true).end_tokens(vec![end]), 1, Finish::EndToken),
+        (asked(9, end).min_tokens(4), 5, Finish::EndToken),
+        (asked(9, 7).min_tokens(4).end_tokens(vec![7]), 5, Finish::EndToken),
+        (asked(9, 7).min_tokens(20).end_tokens(vec![7]), 9, Finish::MaxTokens),
+        (asked(9, 7).bad_words(vec![vec![7]]), 9, Finish::MaxTokens),
+        // A mask that allows nothing else decides.
+        (request(9).ignore_eos(true).min_tokens(9).masks(script()), 3, Finish::EndToken),
+        (request(9).bad_words(vec![vec![4, 5]]).masks(script()), 3, Finish::EndToken),
+    ];
+    let core = ServingCore::start(&self::engine(exact("cpu"), 1), ServingOptions::default());
+    let core = core.unwrap();
+    for (i, (request, tokens, finish)) in cases.into_iter().enumerate() {
+        let made = served(&core, &prompt(1, 30), &request).unwrap();
+        assert_eq!((made.tokens.len(), made.finish), (tokens, Some(finish)), "{i}");
+        let is_banned = |token: &u32| *token == end || *token == 7;
+        let banned = made.tokens.iter().filter(|token| is_banned(token)).count();
+        assert_eq!(banned, usize::from(finish == Finish::EndToken), "{i}: {:?}", made.tokens);
+        let by_itself = alone(&mut engine.session().unwrap(), &prompt(1, 30), &request).unwrap();
+        assert_eq!(by_itself, made, "{i}");
+        let pair = [(prompt(1, 30), request.clone()), (prompt(2, 40), self::request(5))];
+        assert_eq!(batched(&engine, SchedulerOptions::default(), &pair)[0], made, "{i}");
+    }
+    core.join();
+}
+
+#[test]
+fn a_prompt_without_an_answer_is_computed_and_cached() {
+    let engine = engine(exact("cpu"), 1);
+    for (request, cached) in [
+        (request(0), 70),
+        (request(0).prompt_logprobs(true), 70),
+        (request(0).embedding(moeflux::serve::Pooling::Last), 0),
+    ] {
+        let made = batched(&engine, SchedulerOptions::default(), &[(prompt(1, 70), request)]);
+        assert_eq!((made[0].tokens.len(), made[0].finish), (0, Some(Finish::MaxTokens)));
+        // The session is gone; the prefix cache is not.
+        let mut session = engine.session().unwrap();
+        let synced = session.sync(&prompt(1, 70), &mut StepControl::default()).unwrap();
+        assert_eq!(synced.restored, cached);
+        session.reset().unwrap();
+        drop(session);
+    }
+}
+
 /// Forbids a set of tokens, and records the answers.
 #[derive(Clone, Debug, Default)]
 struct Forbidden {

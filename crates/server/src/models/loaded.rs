@@ -5,7 +5,7 @@ use std::{path::PathBuf, sync::Arc};
 use moeflux::{
     GenerateRequest, Sampling,
     serve::ServingCore,
-    text::{AnswerText, MaskSource, StopStrings, Text},
+    text::{AnswerText, MaskSource, Text},
 };
 use tokio::sync::mpsc;
 
@@ -137,16 +137,16 @@ impl ServedModel {
                 if !request.stop.is_empty() {
                     request.tools = tools.clone();
                 }
-                AnswerSource::Parsed(Box::new(AnswerText::new(parser, request.stop.clone())?))
+                AnswerSource::Parsed(Box::new(AnswerText::new(parser, request.stop_strings()?)))
             }
             AskPrompt::Raw { .. } => {
-                let stops = StopStrings::new(request.stop.clone())?;
-                AnswerSource::Raw(RawText::new(text.decoder(), stops))
+                AnswerSource::Raw(RawText::new(text.decoder(), request.stop_strings()?))
             }
         };
         let recorder = turn.map(|start| TurnRecorder::new(&self.turns, start));
         let timer = AnswerTimer::start(&self.options.latencies);
         let deltas = AnswerDeltas::new(source, text, tokens.len(), timer);
+        let deltas = deltas.end_tokens(request.all_end_tokens(text.end()));
         let deltas = deltas.one_call(ask.one_call).echo(echo).recorder(recorder);
         let deltas = deltas.reports(ask.reports.progress || ask.reports.timings);
         request.masks.extend(masks.into_iter().chain(self.options.masks.iter().cloned()));

@@ -165,6 +165,15 @@ impl Harmony {
         self.is_ended = true;
     }
 
+    /// Whether the answer so far ends in a message of thoughts, or behind one.
+    pub(super) fn is_thinking(&self) -> bool {
+        match self.place {
+            Place::Body(part) => part == Part::Reasoning,
+            Place::Call => false,
+            _ => self.has_thoughts && !self.has_text,
+        }
+    }
+
     /// Ends the answer. A header without its end is no text, and a call without its end is none.
     pub(super) fn finish(&mut self, out: &mut DeltaBuffer) {
         let is_cut = self.calls.as_ref().is_some_and(CallSink::is_open);

@@ -97,6 +97,15 @@ impl Machine {
         }
     }
 
+    /// Whether the answer so far ends in its thoughts.
+    pub(super) fn is_thinking(&self) -> bool {
+        match &self.syntax {
+            Syntax::Plain => false,
+            Syntax::Bracketed(bracketed) => bracketed.part() == Part::Reasoning,
+            Syntax::Harmony(harmony) => harmony.is_thinking(),
+        }
+    }
+
     /// Ends the answer.
     pub(super) fn finish(&mut self, out: &mut DeltaBuffer) {
         if self.calls.is_none() {

@@ -226,6 +226,11 @@ impl AnswerParser {
         self.machine.end_token();
     }
 
+    /// Whether the answer so far ends in its thoughts.
+    pub(crate) fn is_thinking(&self) -> bool {
+        self.machine.is_thinking()
+    }
+
     /// Returns what was held back, at the end of the answer. A call that is not complete has no
     /// [`Delta::CallEnd`].
     ///

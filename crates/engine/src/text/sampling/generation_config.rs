@@ -69,7 +69,11 @@ impl GenerationConfig {
 
 /// Tokens that end an answer (EOS).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct EndTokens(Vec<u32>);
+pub struct EndTokens {
+    ids: Vec<u32>,
+    /// Those that are text of the answer.
+    included: Vec<u32>,
+}
 
 impl EndTokens {
     /// End tokens of a checkpoint: all that generation_config.json names, all in `named`, which the
@@ -97,7 +101,7 @@ impl EndTokens {
         {
             ids.extend(JsonFields { map: text, path }.eos_token_ids()?);
         }
-        if !end.0.is_empty() {
+        if !end.ids.is_empty() {
             ids.retain(|id| is_special(*id));
         }
         end.extend(ids);
@@ -108,19 +112,34 @@ impl EndTokens {
     pub fn extend(&mut self, ids: impl IntoIterator<Item = u32>) {
         for id in ids {
             if !self.contains(id) {
-                self.0.push(id);
+                self.ids.push(id);
             }
         }
     }
 
     /// Whether `id` ends an answer.
     pub fn contains(&self, id: u32) -> bool {
-        self.0.contains(&id)
+        self.ids.contains(&id)
+    }
+
+    /// Adds ids that it lacks, whose text is part of the answer that they end.
+    pub fn include(&mut self, ids: impl IntoIterator<Item = u32>) {
+        for id in ids {
+            if !self.contains(id) {
+                self.ids.push(id);
+                self.included.push(id);
+            }
+        }
+    }
+
+    /// Whether the text of `id`, which ends an answer, is part of it.
+    pub fn includes(&self, id: u32) -> bool {
+        self.included.contains(&id)
     }
 
     /// Ids of all end tokens.
     pub fn ids(&self) -> &[u32] {
-        &self.0
+        &self.ids
     }
 }
 

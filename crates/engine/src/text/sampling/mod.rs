@@ -3,8 +3,9 @@
 //! [`Sampler::sample`] applies bias, penalties, temperature, top-k, top-p and min-p to all logits.
 //! [`Sampler::sample_candidates`] does the same on the top logits that a device selected, if they
 //! suffice. End tokens are in `generation_config.rs`, stop strings in `stop_strings.rs`, masks in
-//! `mask.rs`, log-probabilities in `logprobs.rs`.
+//! `mask.rs`, banned tokens in `bans.rs`, log-probabilities in `logprobs.rs`.
 
+mod bans;
 mod generation_config;
 mod logprobs;
 mod mask;
@@ -15,6 +16,7 @@ mod xoshiro;
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use bans::TokenBans;
 pub use generation_config::{EndTokens, GenerationConfig};
 pub(crate) use logprobs::LogSoftmax;
 pub use logprobs::{MAX_TOP_LOGPROBS, TokenLogprobs, TopLogprob};
@@ -49,7 +51,7 @@ const MAX_EXTRA_CANDIDATES: usize = 128;
 ///
 /// Applied in this order, as in `transformers` and vLLM: repetition penalty, presence and frequency
 /// penalty, temperature, top-k, top-p, min-p. Tokens are ranked by their logit; of equal logits the
-/// lower id comes first. A bias precedes all of them, masks follow the penalties.
+/// lower id comes first. A bias precedes all of them, masks follow the penalties, bans the masks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
@@ -59,8 +61,8 @@ pub struct Sampling {
     pub temperature: f32,
     /// Keeps the first `top_k` tokens in rank; 0 keeps all. Default 0.
     pub top_k: usize,
-    /// Keeps the shortest run of ranks, after top-k, whose probability reaches `top_p`; in (0, 1],
-    /// 1 keeps all. Default 1.
+    /// Keeps the shortest run of ranks, after top-k, whose probability reaches `top_p`; in [0, 1].
+    /// 0 keeps the first in rank, 1 keeps all. Default 1.
     pub top_p: f32,
     /// Keeps tokens at least `min_p` times as probable as the first in rank; in [0, 1], 0 keeps
     /// all. Default 0.
@@ -124,8 +126,8 @@ impl Sampling {
             (
                 "top_p",
                 self.top_p,
-                self.top_p > 0.0 && self.top_p <= 1.0,
-                "must be above 0 and at most 1 (off)",
+                (0.0..=1.0).contains(&self.top_p),
+                "must be from 0 (the first in rank) to 1 (off)",
             ),
             ("min_p", self.min_p, (0.0..=1.0).contains(&self.min_p), "must be from 0 (off) to 1"),
             (
@@ -153,6 +155,11 @@ impl Sampling {
             }
             None => Ok(()),
         }
+    }
+
+    /// Whether the first token in rank is chosen.
+    fn is_greedy(&self) -> bool {
+        self.temperature == 0.0 || self.top_p == 0.0
     }
 
     /// Whether a penalty may raise the rank of a token.
@@ -183,7 +190,8 @@ pub(crate) struct TokenPick {
     rng: Xoshiro256,
 }
 
-/// Sampler of one answer. Allocates only on creation, and for the first token with a bias or mask.
+/// Sampler of one answer. Allocates only on creation, and for the first token with a bias, mask or
+/// ban.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     sampling: Sampling,
@@ -191,10 +199,11 @@ pub struct Sampler {
     vocab: usize,
     /// Rank keys of individually ranked tokens, see [`rank_key`].
     keys: Vec<u64>,
-    /// All logits after bias, penalties and masks, if there are any.
+    /// All logits after bias, penalties, masks and bans, if there are any.
     adjusted: Vec<f32>,
     /// Added to the logits of tokens.
     bias: Vec<TokenBias>,
+    bans: TokenBans,
     /// Histogram of the weights of all tokens, by logit.
     tally: LogitTally,
     /// Occurrences of each id in the answer; empty without penalties.
@@ -222,6 +231,7 @@ impl Sampler {
             keys: Vec::with_capacity(vocab),
             adjusted: Vec::with_capacity(tracked),
             bias: Vec::new(),
+            bans: TokenBans::default(),
             tally: LogitTally::new(),
             counts: vec![0; tracked],
             seen: Vec::with_capacity(tracked),
@@ -249,6 +259,11 @@ impl Sampler {
         Ok(())
     }
 
+    /// Bans tokens of the answer, which has none yet.
+    pub(crate) fn set_bans(&mut self, bans: TokenBans) {
+        self.bans = bans;
+    }
+
     /// Records the prompt, for the repetition penalty. Ids outside the vocabulary are ignored.
     pub fn prompt(&mut self, ids: &[u32]) {
         ids.iter().for_each(|&id| self.record(id));
@@ -260,6 +275,7 @@ impl Sampler {
         if let Some(count) = self.counts.get_mut(id as usize) {
             *count = count.saturating_add(1);
         }
+        self.bans.accept(id);
     }
 
     /// Chooses the next token of the answer from `logits`, one per token of the vocabulary, and
@@ -283,14 +299,18 @@ impl Sampler {
         masks: &mut [Box<dyn TokenMask>],
     ) -> Result<u32, Error> {
         self.check_len(logits)?;
-        if self.seen.is_empty() && self.bias.is_empty() && masks.is_empty() {
+        let is_plain = self.seen.is_empty() && self.bias.is_empty() && self.bans.is_empty();
+        if is_plain && masks.is_empty() {
             let range = logit_range(logits, logits)?;
             return Ok(self.choose_from_all(logits, range));
         }
         let mut adjusted = std::mem::take(&mut self.adjusted);
         self.adjust(logits, &mut adjusted);
         let masked = masks.iter_mut().try_for_each(|mask| mask.mask(&mut adjusted));
-        let range = masked.and_then(|()| logit_range(&adjusted, logits));
+        let range = masked.and_then(|()| {
+            self.bans.apply(&mut adjusted);
+            logit_range(&adjusted, logits)
+        });
         let id = range.map(|range| self.choose_from_all(&adjusted, range));
         self.adjusted = adjusted;
         let id = id?;
@@ -303,13 +323,13 @@ impl Sampler {
     /// logits, or if `vocab` is not the sampler's vocabulary.
     ///
     /// Greedy and top-k need as many as they keep, and one more for each token that a penalty may
-    /// demote. min-p without top-k usually needs few. All logits are needed by top-p without top-k,
+    /// demote or that may be banned. min-p without top-k usually needs few. All logits are needed by top-p without top-k,
     /// which keeps a share of the total weight, by sampling without a filter, and if a bias or a
     /// negative penalty may promote any token.
     pub(crate) fn candidates(&self, vocab: usize) -> Option<usize> {
-        let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
+        let Sampling { top_k, top_p, min_p, .. } = self.sampling;
         let needed = match top_k {
-            _ if temperature == 0.0 => 1,
+            _ if self.sampling.is_greedy() => 1,
             0 if top_p == 1.0 && min_p > 0.0 => MIN_P_CANDIDATES,
             0 => return None,
             k => k,
@@ -317,7 +337,8 @@ impl Sampler {
         if self.can_promote() {
             return None;
         }
-        let asked = needed.saturating_add(self.seen.len().min(MAX_EXTRA_CANDIDATES));
+        let demoted = self.seen.len().min(MAX_EXTRA_CANDIDATES);
+        let asked = needed.saturating_add(demoted).saturating_add(self.bans.max_len());
         let size = CANDIDATES.into_iter().find(|n| *n >= asked).unwrap_or(MAX_TOP_LOGITS);
         Some(size).filter(|n| needed <= *n && *n < vocab && vocab == self.vocab)
     }
@@ -362,6 +383,9 @@ impl Sampler {
         let last = rank_key(logits[last], ids[last] as u32);
         for (&id, &logit) in ids.iter().zip(logits) {
             let index = id as usize;
+            if self.bans.contains(id as u32) {
+                continue;
+            }
             let seen = self.is_seen.get(index).is_some_and(|seen| *seen);
             let logit = if seen { self.penalised(logit, self.counts[index]) } else { logit };
             let key = rank_key(logit, id as u32);
@@ -382,13 +406,12 @@ impl Sampler {
     /// Picks among the tokens in `keys`; `None` if the choice depends on others.
     fn pick(&mut self) -> Option<TokenPick> {
         let mut rng = self.rng.clone();
-        let token = match self.sampling.temperature {
-            0.0 => key_id(self.keys.iter().copied().min()?),
-            _ => {
-                let uniform = rng.uniform();
-                let (mut ranked, mass) = self.filter()?;
-                ranked.draw(fraction(mass, uniform))
-            }
+        let token = if self.sampling.is_greedy() {
+            key_id(self.keys.iter().copied().min()?)
+        } else {
+            let uniform = rng.uniform();
+            let (mut ranked, mass) = self.filter()?;
+            ranked.draw(fraction(mass, uniform))
         };
         Some(TokenPick { token, rng })
     }
@@ -397,7 +420,7 @@ impl Sampler {
     /// largest and the smallest logit.
     fn choose_from_all(&mut self, logits: &[f32], range: [f32; 2]) -> u32 {
         let Sampling { temperature, top_k, .. } = self.sampling;
-        let id = if temperature == 0.0 {
+        let id = if self.sampling.is_greedy() {
             logits.iter().position(|logit| *logit == range[0]).unwrap_or_default() as u32
         } else if top_k > 0 {
             self.keys.clear();

@@ -356,6 +356,7 @@ fn the_number_of_candidates_follows_from_the_sampling() {
     for (sampling, seen, expected) in [
         (greedy(), 0, Some(1)),
         (greedy(), 5000, Some(1)),
+        (Sampling { top_p: 0.0, ..off() }, 0, Some(1)),
         (Sampling { top_p: 0.9, min_p: 0.5, top_k: 7, ..greedy() }, 0, Some(1)),
         (Sampling { repetition_penalty: 1.1, ..greedy() }, 63, Some(64)),
         (Sampling { repetition_penalty: 1.1, ..greedy() }, 64, Some(256)),
@@ -454,13 +455,25 @@ fn penalties_demote_seen_tokens() {
 }
 
 #[test]
+fn a_top_p_of_zero_chooses_the_first_in_rank() {
+    for top_k in [0, 3] {
+        let sampling = Sampling { top_p: 0.0, top_k, temperature: 2.0, ..Sampling::default() };
+        let mut sampler = Sampler::new(sampling, 5).unwrap();
+        let logits = [1.0, 3.0, 3.0, 2.9, 3.0];
+        assert_eq!([(); 8].map(|()| sampler.sample(&logits).unwrap()), [1; 8]);
+        let (ids, values) = first(3, &logits);
+        assert_eq!(sampler.sample_candidates(&ids, &values).unwrap(), Some(1));
+    }
+}
+
+#[test]
 fn values_out_of_range_are_named() {
     let off = Sampling::default;
     for (name, sampling) in [
         ("temperature", Sampling { temperature: -0.1, ..off() }),
         ("temperature", Sampling { temperature: f32::NAN, ..off() }),
         ("temperature", Sampling { temperature: f32::INFINITY, ..off() }),
-        ("top_p", Sampling { top_p: 0.0, ..off() }),
+        ("top_p", Sampling { top_p: -0.1, ..off() }),
         ("top_p", Sampling { top_p: 1.1, ..off() }),
         ("top_p", Sampling { top_p: f32::NAN, ..off() }),
         ("min_p", Sampling { min_p: 1.5, ..off() }),

@@ -129,7 +129,6 @@ fn push_bytes(piece: &str, bytes: &mut Vec<u8>) {
 }
 
 /// Bytes of a byte-level token.
-#[cfg(feature = "grammar")]
 pub(super) fn piece_bytes(piece: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     push_bytes(piece, &mut bytes);
@@ -137,7 +136,6 @@ pub(super) fn piece_bytes(piece: &str) -> Vec<u8> {
 }
 
 /// Bytes of a token of a vocabulary with byte fallback and a mark for spaces, as in SentencePiece.
-#[cfg(feature = "grammar")]
 pub(super) fn fallback_bytes(piece: &str) -> Vec<u8> {
     let hex = piece.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
     match hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {

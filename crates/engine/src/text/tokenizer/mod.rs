@@ -79,7 +79,6 @@ pub(crate) struct SpecialToken {
 }
 
 /// Text of a token.
-#[cfg(feature = "grammar")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TokenText {
     /// Bytes of text.
@@ -351,7 +350,6 @@ impl Tokenizer {
 
     /// Text of a token between others; `None` for an id without a token. An added token that spells
     /// a mark is one, special or not.
-    #[cfg(feature = "grammar")]
     pub(crate) fn token_text(&self, id: u32) -> Option<TokenText> {
         let piece = self.piece(id)?;
         let is_mark = || {
@@ -365,6 +363,15 @@ impl Tokenizer {
             true => decoder::piece_bytes(&piece),
             false => decoder::fallback_bytes(&piece),
         }))
+    }
+
+    /// Bytes of a token between others, a part of a character too; `None` for an id without a
+    /// token. A special token has those of its name.
+    pub fn token_bytes(&self, id: u32) -> Option<Vec<u8>> {
+        match self.token_text(id)? {
+            TokenText::Mark(text) => Some(text.into_bytes()),
+            TokenText::Bytes(bytes) => Some(bytes),
+        }
     }
 
     /// Whether the vocabulary is byte-level, as in GPT-2.

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use self::byte_tokenizer::tokenizer;
 use super::{CallSyntax, Delta, Dialect, harmony};
-use crate::text::{answer_text::AnswerText, chat::ToolSet};
+use crate::text::{answer_text::AnswerText, chat::ToolSet, sampling::StopStrings};
 
 /// A model: its template, as far as dialects look at it, and its added tokens.
 struct Model {
@@ -189,7 +189,8 @@ fn stop_strings_do_not_reach_over_calls() {
     let caller = callers::callers(CallSyntax::Kimi).next().unwrap();
     let callers::Parsing { tokenizer, parser, .. } = caller.parsing(&callers::tools());
     let call = caller.render(&[("write", json!({"content": "User:"}))], false);
-    let mut text = AnswerText::new(parser, vec!["\nUser:".into(), "User:".into()]).unwrap();
+    let stops = StopStrings::new(vec!["\nUser:".into(), "User:".into()]).unwrap();
+    let mut text = AnswerText::new(parser, stops);
     let mut answered = callers::Answered::default();
     for token in tokenizer.encode(&["Look\n", &call, "ser: no"].concat(), false).unwrap() {
         assert!(!text.push(token).unwrap());

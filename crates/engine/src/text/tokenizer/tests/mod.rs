@@ -206,6 +206,25 @@ fn a_character_waits_for_its_bytes() {
 }
 
 #[test]
+fn bytes_of_a_token_are_those_of_the_text() {
+    for text in TEXTS {
+        let ids = TALES.encode(text, false).unwrap();
+        let bytes: Vec<u8> = ids.iter().flat_map(|id| TALES.token_bytes(*id).unwrap()).collect();
+        assert_eq!(bytes, text.as_bytes());
+    }
+    assert_eq!(BYTES.token_bytes(0xF0).unwrap(), [0xF0]);
+    assert_eq!(BYTES.token_bytes(256).unwrap(), [0xF0, 0x9F]);
+    assert_eq!(BYTES.token_bytes(266).unwrap(), "｜特｜".as_bytes());
+    let byte = WORDS.len() as u32;
+    assert_eq!(FALLBACK.token_bytes(byte + 0xF0).unwrap(), [0xF0]);
+    assert_eq!(FALLBACK.token_bytes(1).unwrap(), b" a");
+    assert_eq!(FALLBACK.token_bytes(byte + 256).unwrap(), b"<s>");
+    let end = TALES.token_to_id("<|im_end|>").unwrap();
+    assert_eq!(TALES.token_bytes(end).unwrap(), b"<|im_end|>");
+    assert_eq!(TALES.token_bytes(5000), None);
+}
+
+#[test]
 fn special_tokens_are_parsed_and_skipped() {
     let end = TALES.token_to_id("<|im_end|>").unwrap();
     assert_eq!(end, 4095);
