@@ -1,6 +1,6 @@
 //! One answer: from the events of the serving core to deltas, whatever the API.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use moeflux::{
     Finish,
@@ -9,7 +9,14 @@ use moeflux::{
 };
 use tokio::sync::mpsc::{Sender, error::TrySendError};
 
-use crate::{error::ApiError, ids, latency::AnswerTimer, turns::TurnRecorder};
+use crate::{
+    ask::AskedReports,
+    error::ApiError,
+    ids,
+    latency::AnswerTimer,
+    line_limits::{LimitedLines, LineLimits},
+    turns::TurnRecorder,
+};
 
 /// Events of a request that its client has not read. More pause the request.
 pub(crate) const UNREAD: usize = 256;
@@ -34,6 +41,8 @@ pub(crate) enum Delta {
     Start(AnswerUsage),
     /// Tokens and times so far, if the request asks for reports.
     Usage(AnswerUsage),
+    /// A token of the answer, before the text that it completes, if the request asks for tokens.
+    Token(u32),
     /// Log-probabilities of the tokens of the next text.
     Logprobs(Vec<TokenEntry>),
     /// More of the thoughts before the answer: whole characters.
@@ -118,31 +127,37 @@ pub(crate) enum AnswerSource {
     Raw(RawText),
 }
 
-/// Text up to a stop string.
+/// Text up to a stop string, or a limit of its lines.
 pub(crate) struct RawText {
     decoder: Decoder,
     stops: StopStrings,
+    lines: LimitedLines,
     text: String,
 }
 
 impl RawText {
-    /// Text of `decoder`'s tokens that ends before the first of `stops`.
-    pub(crate) fn new(decoder: Decoder, stops: StopStrings) -> Self {
-        Self { decoder, stops, text: String::new() }
+    /// Text of `decoder`'s tokens that ends before the first of `stops`, within `limits`.
+    pub(crate) fn new(decoder: Decoder, stops: StopStrings, limits: LineLimits) -> Self {
+        Self { decoder, stops, lines: LimitedLines::new(limits), text: String::new() }
+    }
+
+    /// Takes the next token. Returns the reason for the end of the text, if it completes one.
+    fn push(&mut self, token: u32) -> Result<Option<Finish>, ApiError> {
+        self.stops.count_token();
+        let found = self.stops.push(self.decoder.push(token)?);
+        let limited = self.lines.push(found.emit, Instant::now());
+        self.text = limited.text.to_owned();
+        let limit = limited.is_end.then_some(Finish::MaxTokens);
+        Ok(limit.or(found.stopped.then_some(Finish::StopString)))
     }
 }
 
 impl AnswerSource {
-    /// Takes the next token. Returns whether it completes a stop string.
-    fn push(&mut self, token: u32) -> Result<bool, ApiError> {
+    /// Takes the next token. Returns the reason for the end of the text, if it completes one.
+    fn push(&mut self, token: u32) -> Result<Option<Finish>, ApiError> {
         match self {
-            Self::Parsed(text) => Ok(text.push(token)?),
-            Self::Raw(raw) => {
-                raw.stops.count_token();
-                let found = raw.stops.push(raw.decoder.push(token)?);
-                raw.text = found.emit.to_owned();
-                Ok(found.stopped)
-            }
+            Self::Parsed(text) => Ok(text.push(token)?.then_some(Finish::StopString)),
+            Self::Raw(raw) => raw.push(token),
         }
     }
 
@@ -195,8 +210,8 @@ pub(crate) struct AnswerDeltas {
     /// Set until the answer ends, if it is to be remembered.
     recorder: Option<TurnRecorder>,
     timer: AnswerTimer,
-    /// Whether tokens and times are reported as they change.
-    reports: bool,
+    /// Reports between the parts of the text.
+    reports: AskedReports,
 }
 
 /// A prompt before its answer.
@@ -241,7 +256,7 @@ impl AnswerDeltas {
         let progress = AnswerProgress { usage, ..AnswerProgress::default() };
         let (end_tokens, tokenizer) = (text.end().clone(), text.tokenizer().clone());
         let (echo, echoed, recorder) = (None, Vec::new(), None);
-        let reports = false;
+        let reports = AskedReports::default();
         Self { source, end_tokens, progress, tokenizer, echo, echoed, recorder, timer, reports }
     }
 
@@ -250,8 +265,8 @@ impl AnswerDeltas {
         Self { end_tokens, ..self }
     }
 
-    /// Tokens and times are reported as they change.
-    pub(crate) fn reports(self, reports: bool) -> Self {
+    /// Tokens and times are reported as they change, or each token with its text.
+    pub(crate) fn reports(self, reports: AskedReports) -> Self {
         Self { reports, ..self }
     }
 
@@ -315,8 +330,9 @@ impl AnswerDeltas {
                     return Ok(deltas);
                 }
                 self.recorder.iter_mut().for_each(|recorder| recorder.push(token));
-                let is_stopped = self.source.push(token)?;
+                let end = self.source.push(token)?;
                 let parts = self.source.deltas();
+                deltas.extend(self.reports.tokens.then_some(Delta::Token(token)));
                 if let Some(logprobs) = logprobs
                     && self.progress.is_text(&parts)
                 {
@@ -324,8 +340,8 @@ impl AnswerDeltas {
                 }
                 self.progress.take(parts, &mut deltas);
                 self.progress.usage.reasoning += usize::from(self.progress.is_thinking);
-                if is_stopped {
-                    self.progress.end(Finish::StopString, self.source.stop_string(), &mut deltas);
+                if let Some(end) = end {
+                    self.progress.end(end, self.source.stop_string(), &mut deltas);
                 }
             }
             Some(RequestEvent::Finished(finish)) => {
@@ -365,7 +381,8 @@ impl AnswerDeltas {
     fn report(&mut self, deltas: &mut Vec<Delta>) {
         let usage = &mut self.progress.usage;
         (usage.prefill, usage.decode) = (self.timer.prefill(), self.timer.decode());
-        deltas.extend(self.reports.then_some(Delta::Usage(*usage)));
+        let is_asked = self.reports.progress || self.reports.timings;
+        deltas.extend(is_asked.then_some(Delta::Usage(*usage)));
     }
 
     /// Ends the answer, as another request cancels it. It is not remembered.

@@ -1,25 +1,17 @@
 //! A request for answers, whatever its API, and the fields that all APIs share.
 
-use std::{borrow::Cow, collections::HashSet};
+use std::collections::HashSet;
+
+use moeflux::{ChatOptions, GenerateRequest, Message, text::ToolSet};
 
 use crate::{
     error::ApiError,
     form::{AskedForm, RequiredCalls},
-    ids,
-    json::{Fields, Json, Member, wrong_type},
+    json::{Fields, wrong_type},
+    line_limits::LineLimits,
     overflow::Overflow,
     turns::CallIds,
 };
-use moeflux::{
-    ChatOptions, GenerateRequest, Message, Sampling,
-    text::{MAX_TOP_LOGPROBS, ToolSet},
-};
-
-/// Most stop strings of a request.
-const MAX_STOPS: usize = 16;
-
-/// Most answers of a request. More than the waiting line has room for could never be served.
-pub(crate) const MAX_CHOICES: usize = 64;
 
 /// Separator of system messages that become one.
 const BETWEEN_SYSTEM: &str = "\n\n";
@@ -52,6 +44,8 @@ pub(crate) struct AskedReports {
     pub(crate) progress: bool,
     /// Times with every token.
     pub(crate) timings: bool,
+    /// Every token before its text.
+    pub(crate) tokens: bool,
 }
 
 impl AskedReports {
@@ -63,6 +57,7 @@ impl AskedReports {
         Ok(Self {
             progress: fields.flag("return_progress")?.unwrap_or(false),
             timings: fields.flag("timings_per_token")?.unwrap_or(false),
+            tokens: false,
         })
     }
 }
@@ -79,6 +74,8 @@ pub(crate) enum AskPrompt {
         echo: bool,
         /// Form of the answers.
         form: Option<AskedForm>,
+        /// Limits of the answers line by line.
+        lines: LineLimits,
     },
 }
 
@@ -108,6 +105,8 @@ pub(crate) struct Conversation {
     pub(crate) thinking_budget: Option<usize>,
     /// Whether its calls have the ids of remembered answers.
     pub(crate) call_ids: CallIds,
+    /// Tokens of a conversation that the last message continues, in place of earlier messages.
+    pub(crate) before: Vec<u32>,
 }
 
 /// Parts of a prompt.
@@ -118,6 +117,8 @@ pub(crate) struct ConversationParts<'a> {
     /// Text with which the answer starts, as the client has it already.
     pub(crate) start: &'a str,
     pub(crate) call_ids: CallIds,
+    /// Tokens before the last message, in place of earlier ones.
+    pub(crate) before: &'a [u32],
 }
 
 /// Messages as they are read.
@@ -157,131 +158,14 @@ impl MessageList {
     }
 }
 
-/// Sampling of a request. `recommended` is that of fields without a value.
-///
-/// # Errors
-/// A field has a wrong type or range.
-pub(crate) fn sampling(fields: &Fields<'_>, recommended: &Sampling) -> Result<Sampling, ApiError> {
-    let mut sampling = recommended.clone();
-    let numbers = [
-        ("temperature", &mut sampling.temperature),
-        ("top_p", &mut sampling.top_p),
-        ("min_p", &mut sampling.min_p),
-        ("repetition_penalty", &mut sampling.repetition_penalty),
-        ("presence_penalty", &mut sampling.presence_penalty),
-        ("frequency_penalty", &mut sampling.frequency_penalty),
-    ];
-    for (name, target) in numbers {
-        if let Some(number) = fields.number(name)? {
-            *target = number;
-        }
-    }
-    if let Some(penalty) = fields.number("repeat_penalty")? {
-        sampling.repetition_penalty = penalty;
-    }
-    if let Some(top_k) = fields.integer("top_k")? {
-        // Clients turn the filter off by 0 or -1.
-        sampling.top_k = match top_k {
-            -1 => 0,
-            k => usize::try_from(k)
-                .map_err(|_| wrong_type("top_k", "at least 0; 0 and -1 are off"))?,
-        };
-    }
-    sampling.seed = match fields.integer("seed")? {
-        Some(seed) => seed.cast_unsigned(),
-        None => ids::random_word(),
-    };
-    sampling.validate()?;
-    Ok(sampling)
-}
-
-/// Stop strings in the field `name`: a string or a list.
-///
-/// # Errors
-/// The field has a wrong type; the strings are too many, or one is empty.
-pub(crate) fn stops(fields: &Fields<'_>, name: &str) -> Result<Vec<String>, ApiError> {
-    let wrong = || wrong_type(name, "a string or a list of strings");
-    let Some(value) = fields.get(name) else { return Ok(Vec::new()) };
-    let list = value.as_list();
-    let count = list.map_or(1, |list| list.iter().count());
-    if count > MAX_STOPS {
-        let message = format!("{name} has {count} strings: at most {MAX_STOPS} are allowed");
-        return Err(ApiError::invalid(name, message));
-    }
-    let text = |value: Json<'_>| value.as_str().map(Cow::into_owned);
-    let stops: Option<Vec<String>> = match list {
-        Some(list) => list.iter().map(text).collect(),
-        None => text(value).map(|stop| vec![stop]),
-    };
-    let stops = stops.ok_or_else(wrong)?;
-    if stops.iter().any(String::is_empty) {
-        return Err(ApiError::invalid(name, format!("{name} has an empty string")));
-    }
-    Ok(stops)
-}
-
-/// Answers to each prompt: the field `n`.
-///
-/// # Errors
-/// It is not a number from 1 to the limit.
-pub(crate) fn choices(fields: &Fields<'_>) -> Result<usize, ApiError> {
-    let choices = fields.count("n")?.unwrap_or(1);
-    match (1..=MAX_CHOICES).contains(&choices) {
-        true => Ok(choices),
-        false => {
-            let message = format!("n is {choices}: it must be from 1 to {MAX_CHOICES}");
-            Err(ApiError::invalid("n", message))
-        }
-    }
-}
-
-/// Biases of tokens: an object from ids to numbers, or a list of pairs.
-///
-/// # Errors
-/// An id is not in the vocabulary, or a bias is not from -100 to 100.
-pub(crate) fn logit_bias(fields: &Fields<'_>, vocab: usize) -> Result<Vec<(u32, f32)>, ApiError> {
-    let Some(value) = fields.get("logit_bias") else { return Ok(Vec::new()) };
-    let bias = |id: Option<u32>, bias: Json<'_>| {
-        let id = id.filter(|id| usize::try_from(*id).is_ok_and(|id| id < vocab))?;
-        let bias = bias.as_f64().filter(|bias| (-100.0..=100.0).contains(bias))?;
-        Some((id, bias as f32))
-    };
-    let pair = |pair: Json<'_>| {
-        let mut pair = pair.as_list()?.iter();
-        let id = pair.next()?.as_integer()?;
-        bias(u32::try_from(id).ok(), pair.next()?)
-    };
-    let member = |Member { name, value }: Member<'_>| bias(name.parse().ok(), value);
-    // Each token once at most.
-    let biases: Option<Vec<(u32, f32)>> = match (value.members(), value.as_list()) {
-        (Some(members), _) => members.take(vocab + 1).map(member).collect(),
-        (None, Some(list)) => list.iter().take(vocab + 1).map(pair).collect(),
-        (None, None) => None,
-    };
-    let biases = biases.filter(|biases| biases.len() <= vocab);
-    let expected = format!("token ids below {vocab} with biases from -100 to 100");
-    biases.ok_or_else(|| wrong_type("logit_bias", &expected))
-}
-
-/// Number of the most probable tokens in the field `name`.
-///
-/// # Errors
-/// It is not a number up to the limit.
-pub(crate) fn top_logprobs(fields: &Fields<'_>, name: &str) -> Result<Option<usize>, ApiError> {
-    let count = fields.count(name)?;
-    match count.is_some_and(|count| count > MAX_TOP_LOGPROBS) {
-        true => Err(wrong_type(name, &format!("from 0 to {MAX_TOP_LOGPROBS}"))),
-        false => Ok(count),
-    }
-}
-
-/// Variables of the template: `enable_thinking`, `thinking.type`, `reasoning_effort` and
-/// `chat_template_kwargs`, of which the last one wins.
+/// Variables of the template: `enable_thinking`, `thinking.type`, `reasoning_effort`, `verbosity`
+/// and `chat_template_kwargs`, of which the last one wins.
 ///
 /// # Errors
 /// A field has a wrong type.
 pub(crate) fn chat_options(fields: &Fields<'_>) -> Result<ChatOptions, ApiError> {
     let mut options = ChatOptions::default();
+    set_verbosity(&mut options, fields)?;
     options.thinking = fields.flag("enable_thinking")?;
     if let Some(thinking) = fields.object("thinking")? {
         options.thinking = match thinking.text("type")?.as_deref() {
@@ -313,8 +197,23 @@ pub(crate) fn chat_options(fields: &Fields<'_>) -> Result<ChatOptions, ApiError>
     Ok(options)
 }
 
-/// Most tokens of thoughts: the fields `thinking.budget_tokens`, `thinking_budget` and
-/// `reasoning_budget`, of which the first one wins; -1 is no limit.
+/// Sets the variable of the template with the name of the field `verbosity`.
+///
+/// # Errors
+/// It is no string.
+pub(crate) fn set_verbosity(
+    options: &mut ChatOptions,
+    fields: &Fields<'_>,
+) -> Result<(), ApiError> {
+    const NAME: &str = "verbosity";
+    if let Some(verbosity) = fields.text(NAME)? {
+        options.variables.insert(NAME.to_owned(), (&*verbosity).into());
+    }
+    Ok(())
+}
+
+/// Most tokens of thoughts: the fields `thinking.budget_tokens`, `thinking_budget`,
+/// `thinking_token_budget` and `reasoning_budget`, of which the first one wins; -1 is no limit.
 ///
 /// # Errors
 /// A field is no whole number, or is below -1.
@@ -323,6 +222,7 @@ pub(crate) fn thinking_budget(fields: &Fields<'_>) -> Result<Option<usize>, ApiE
     let places = [
         thinking.as_ref().map(|thinking| (thinking, "budget_tokens")),
         Some((fields, "thinking_budget")),
+        Some((fields, "thinking_token_budget")),
         Some((fields, "reasoning_budget")),
     ];
     for (fields, name) in places.into_iter().flatten() {
@@ -380,6 +280,7 @@ impl Conversation {
             overflow: None,
             thinking_budget: None,
             call_ids: CallIds::Kept,
+            before: Vec::new(),
         }
     }
 
@@ -393,15 +294,16 @@ impl Conversation {
     /// thoughts before it.
     pub(crate) fn parts(&self) -> ConversationParts<'_> {
         let (messages, options) = (self.messages.as_slice(), self.options.clone());
-        let call_ids = self.call_ids;
+        let (call_ids, before) = (self.call_ids, self.before.as_slice());
         match messages.split_last() {
-            Some((last, before)) if self.continues => ConversationParts {
-                messages: before,
+            Some((last, earlier)) if self.continues => ConversationParts {
+                messages: earlier,
                 options: options.thinking(false),
                 start: last.content.trim_end(),
                 call_ids,
+                before,
             },
-            _ => ConversationParts { messages, options, start: "", call_ids },
+            _ => ConversationParts { messages, options, start: "", call_ids, before },
         }
     }
 }

@@ -12,6 +12,7 @@ use crate::{
     json::{Fields, Json, wrong_type},
     models::ServedModel,
     native,
+    unsupported::{self, EMBEDDINGS},
 };
 
 /// Most texts of a request.
@@ -44,6 +45,7 @@ impl EmbeddingAsk {
         name: &str,
         truncates: bool,
     ) -> Result<Self, ApiError> {
+        unsupported::refuse(fields, &[&EMBEDDINGS])?;
         let inputs = inputs(model, fields, name, truncates)?;
         if inputs.len() > MAX_INPUTS {
             let message = format!("{name} has more than {MAX_INPUTS} texts");

@@ -118,6 +118,9 @@ pub(crate) struct ApiError {
 struct ContextOverflow {
     n_prompt_tokens: usize,
     n_ctx: usize,
+    /// Whether the tokens were not counted to the end.
+    #[serde(skip)]
+    is_bound: bool,
 }
 
 /// Body of an error in OpenAI's API.
@@ -181,12 +184,24 @@ impl ApiError {
     /// Prompt of `tokens` for a context of `context` tokens. Agents know both phrases, and shorten
     /// their conversation.
     pub(crate) fn context(tokens: usize, context: usize) -> Self {
+        let overflow = ContextOverflow { n_prompt_tokens: tokens, n_ctx: context, is_bound: false };
+        Self::of_overflow(overflow)
+    }
+
+    /// Prompt of `tokens` or more, which were not counted to the end.
+    fn context_at_least(tokens: usize, context: usize) -> Self {
+        let overflow = ContextOverflow { n_prompt_tokens: tokens, n_ctx: context, is_bound: true };
+        Self::of_overflow(overflow)
+    }
+
+    fn of_overflow(overflow: ContextOverflow) -> Self {
+        let ContextOverflow { n_prompt_tokens: tokens, n_ctx: context, is_bound } = overflow;
+        let count = if is_bound { format!("at least {tokens}") } else { tokens.to_string() };
         let message = format!(
             "This model's maximum context length is {context} tokens. However, your messages \
-             resulted in {tokens} tokens: prompt is too long: {tokens} tokens > {context} \
+             resulted in {count} tokens: prompt is too long: {count} tokens > {context} \
              maximum; it exceeds the available context size"
         );
-        let overflow = ContextOverflow { n_prompt_tokens: tokens, n_ctx: context };
         let error = Self::invalid("messages", message).code("context_length_exceeded");
         Self { overflow: Some(overflow), ..error }
     }
@@ -194,6 +209,16 @@ impl ApiError {
     /// Whether a prompt is longer than the context.
     pub(crate) fn is_overflow(&self) -> bool {
         self.overflow.is_some()
+    }
+
+    /// Whether a prompt is longer than the context, by a number of tokens that is not known.
+    pub(crate) fn is_uncounted(&self) -> bool {
+        self.overflow.is_some_and(|overflow| overflow.is_bound)
+    }
+
+    /// No session that is free.
+    pub(crate) fn no_slot() -> Self {
+        Self::new(ErrorKind::Unavailable, "all sessions answer requests: try again later")
     }
 
     /// Body over the limit.
@@ -249,11 +274,15 @@ impl ApiError {
         Self { param: Some(param.to_owned()), ..error }
     }
 
-    /// Model that is not one of `names`, or that a request does not name.
+    /// Model that is not one of `names`, or that a request does not name. Clients of Ollama know
+    /// the words `not found`.
     pub(crate) fn no_model(name: Option<&str>, names: &[&str]) -> Self {
         let names = names.join(", ");
         let message = match name {
-            Some(name) => format!("there is no model {name:?}: the models are {names}"),
+            Some(name) => {
+                let name = name.escape_debug();
+                format!("model '{name}' not found: the models here are {names}")
+            }
             None => format!("the request names no model, and none is loaded: choose from {names}"),
         };
         let error = Self::new(ErrorKind::NotFound, message).code("model_not_found");
@@ -357,7 +386,7 @@ impl From<&Error> for ApiError {
             Error::Sampling(SamplingError::Parameter { name, .. }) => Self::invalid(*name, message),
             Error::Sampling(SamplingError::EmptyStopString) => Self::invalid("stop", message),
             Error::Session(SessionError::PromptTooLong { tokens, context }) => {
-                Self::context(*tokens, *context)
+                Self::context_at_least(*tokens, *context)
             }
             Error::Grammar(GrammarError::Busy) => Self::new(ErrorKind::Busy, message),
             Error::Grammar(_) => Self::body(message),
@@ -400,6 +429,14 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+
+    #[test]
+    fn a_bound_is_no_number_of_tokens() {
+        let error = ApiError::context_at_least(101, 100);
+        assert!(error.is_uncounted() && !ApiError::context(101, 100).is_uncounted());
+        let text = error.to_json(ApiShape::Anthropic, None);
+        assert!(text.contains("prompt is too long: at least 101 tokens > 100 maximum"), "{text}");
+    }
 
     #[test]
     fn a_context_overflow_is_said_in_the_words_of_each_api() {

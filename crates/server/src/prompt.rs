@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use axum::{extract::Request, response::Response};
 use moeflux::{
-    Error,
+    ChatOptions, Error, Message,
     text::{MaskSource, Text},
 };
-use serde_json::json;
+use serde_json::{Map, Value};
 
 use crate::{
     answer::Echo,
@@ -21,6 +21,9 @@ use crate::{
     overflow::{self, Overflow},
     turns::{Recalled, TurnStart},
 };
+
+/// Most bytes of messages that are too long whose tokens are counted for the error.
+const COUNTED_BYTES: usize = 1 << 20;
 
 /// Tokens of a prompt, and the lengths of prefixes that other prompts are likely to share.
 #[derive(Clone, Debug)]
@@ -37,6 +40,13 @@ pub(crate) struct Prompt {
     pub(crate) masks: Vec<Arc<dyn MaskSource>>,
 }
 
+impl Prompt {
+    fn new(tokens: Vec<u32>) -> Self {
+        let (ends, masks) = (Vec::new(), Vec::new());
+        Self { tokens, ends, echo: None, turn: None, dropped_messages: 0, masks }
+    }
+}
+
 /// Prompts of a request.
 ///
 /// # Errors
@@ -47,14 +57,15 @@ pub(crate) fn prompts(model: &ServedModel, ask: &Ask) -> Result<Vec<Prompt>, Api
     match &ask.prompt {
         AskPrompt::Conversation(conversation) => {
             let grammar = form::of_conversation(text, conversation, ask.one_call)?;
-            let mut prompt = fitting(model, conversation)?;
+            let fitting = fitting(model, conversation);
+            let mut prompt = fitting.map_err(|error| counted(model, conversation, error))?;
             if let Some(budget) = conversation.thinking_budget {
                 prompt.masks.extend(text.thinking_budget(&prompt.tokens, budget)?);
             }
             prompt.masks.extend(form::mask(grammar.as_ref(), text, &prompt.tokens)?);
             Ok(vec![prompt])
         }
-        AskPrompt::Raw { prompts, echo, form } => {
+        AskPrompt::Raw { prompts, echo, form, .. } => {
             let grammar = form::of_text(text, form.as_ref())?;
             let logprobs = ask.request.prompt_logprobs;
             let raw = |prompt| {
@@ -114,6 +125,41 @@ fn fitting(model: &ServedModel, conversation: &Conversation) -> Result<Prompt, A
     found.map_or_else(|| chat(model, &parts, &recalled, context), Ok)
 }
 
+/// The error with the true number of tokens, if it says a bound of it and the messages are short
+/// enough to count them.
+fn counted(model: &ServedModel, conversation: &Conversation, error: ApiError) -> ApiError {
+    let bytes: usize = conversation.messages.iter().map(|message| message.content.len()).sum();
+    if !error.is_uncounted() || bytes > COUNTED_BYTES {
+        return error;
+    }
+    count(model, conversation).map_or(error, |tokens| ApiError::context(tokens, model.context()))
+}
+
+/// Number of tokens of a conversation, also beyond the context.
+fn count(model: &ServedModel, conversation: &Conversation) -> Result<usize, ApiError> {
+    let Parts { messages, options, start, call_ids, before } = conversation.parts();
+    let text = model.text()?;
+    let start = text.tokenizer().encode(start, false)?.len();
+    if !before.is_empty() {
+        return Ok(follow_up(text, messages, &options, before)?.len() + start);
+    }
+    let recalled = model.turns.recall(messages, call_ids);
+    let tokens = text.count_after(&recalled.messages, &options, recalled.turns());
+    Ok(tokens.map_err(refused)? + start)
+}
+
+/// Tokens of a conversation of which `before` are known, and its last message.
+fn follow_up(
+    text: &Text,
+    messages: &[Message],
+    options: &ChatOptions,
+    before: &[u32],
+) -> Result<Vec<u32>, ApiError> {
+    let question = messages.last().map_or("", |message| &message.content);
+    let more = text.chat_follow_up(question, options).map_err(refused)?;
+    Ok([before, &more].concat())
+}
+
 /// Tokens of a conversation with its `recalled` messages: see [`render`]. Earlier answers have the
 /// tokens and thoughts that they were generated with, as far as the template renders them.
 ///
@@ -126,7 +172,14 @@ fn chat(
     limit: usize,
 ) -> Result<Prompt, ApiError> {
     let text = model.text()?;
-    let Parts { messages, options, start, call_ids } = parts;
+    let Parts { messages, options, start, call_ids, before } = parts;
+    if !before.is_empty() {
+        let tokens = follow_up(text, messages, options, before)?;
+        if tokens.len() > limit {
+            return Err(ApiError::context(tokens.len(), limit));
+        }
+        return Ok(Prompt { ends: vec![tokens.len()], ..Prompt::new(tokens) });
+    }
     let prompt = text.prompt_after(&recalled.messages, options, recalled.turns());
     let prompt = prompt.map_err(refused)?;
     let (mut tokens, ends) = (prompt.tokens.clone(), prompt.ends.clone());
@@ -139,7 +192,7 @@ fn chat(
     }
     // The start of an answer is not part of its message.
     let turn = start.is_empty().then(|| model.turns.start(prompt, messages, *call_ids));
-    Ok(Prompt { tokens, ends, echo: None, turn, dropped_messages: 0, masks: Vec::new() })
+    Ok(Prompt { ends, turn, ..Prompt::new(tokens) })
 }
 
 /// Error of a prompt: those of the template are the client's, without the path of its file.
@@ -150,30 +203,36 @@ fn refused(error: Error) -> ApiError {
     }
 }
 
-/// Answers a request for the number of tokens of the conversation that `read` finds in its fields.
+/// Answers a request for the number of tokens of the conversation that `read` finds in its fields,
+/// also beyond the context. `object` is the kind of the answer, if it has one.
 ///
 /// # Errors
 /// As for the prompt of an answer.
 pub(crate) async fn count_tokens(
     app: &Arc<App>,
     request: Request,
-    read: fn(&Fields<'_>) -> Result<Conversation, ApiError>,
+    object: Option<&'static str>,
+    read: impl FnOnce(&Fields<'_>) -> Result<Conversation, ApiError> + Send + 'static,
 ) -> Result<Response, ApiError> {
-    let count = with_model(app, request, move |model, fields| {
-        let conversation = read(fields)?;
-        let parts = conversation.parts();
-        let recalled = model.turns.recall(parts.messages, conversation.call_ids);
-        Ok(chat(model, &parts, &recalled, model.context())?.tokens.len())
-    });
-    Ok(json::response(&json!({"input_tokens": count.await?.value})))
+    let count = with_model(app, request, move |model, fields| count(model, &read(fields)?));
+    let mut answer = Map::new();
+    answer.extend(object.map(|object| ("object".to_owned(), Value::from(object))));
+    answer.insert("input_tokens".to_owned(), count.await?.value.into());
+    Ok(json::response(&answer))
 }
 
 fn raw(model: &ServedModel, prompt: &RawPrompt, echo: bool) -> Result<Prompt, ApiError> {
+    let context = model.context();
     let tokens = match prompt {
-        RawPrompt::Text(text) => model.text()?.encode(text)?,
+        RawPrompt::Text(text) => model.text()?.encode(text).or_else(|error| {
+            let error = ApiError::from(error);
+            match error.is_uncounted() && text.len() <= COUNTED_BYTES {
+                true => Err(ApiError::context(model.text()?.count(text)?, context)),
+                false => Err(error),
+            }
+        })?,
         RawPrompt::Tokens(tokens) => tokens.clone(),
     };
-    let context = model.context();
     if tokens.len() > context {
         return Err(ApiError::context(tokens.len(), context));
     }
@@ -186,6 +245,5 @@ fn raw(model: &ServedModel, prompt: &RawPrompt, echo: bool) -> Result<Prompt, Ap
         (RawPrompt::Tokens(tokens), true) => Some(model.text()?.tokenizer().decode(tokens, false)?),
     };
     let echo = echo.map(|text| Echo { text, logprobs: None });
-    let ends = Vec::new();
-    Ok(Prompt { tokens, ends, echo, turn: None, dropped_messages: 0, masks: Vec::new() })
+    Ok(Prompt { echo, ..Prompt::new(tokens) })
 }

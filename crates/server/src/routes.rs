@@ -8,7 +8,7 @@ use axum::{
     http::{HeaderValue, Method, Uri, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
-    routing::{get, post},
+    routing::{delete, get, post},
 };
 
 use crate::{
@@ -45,6 +45,8 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/responses", post(responses::create))
         .route("/responses/{id}", get(responses::retrieve).delete(responses::delete))
         .route("/responses/{id}/cancel", post(responses::cancel))
+        .route("/responses/{id}/input_items", get(responses::input_items))
+        .route("/responses/input_tokens", post(responses::input_tokens))
         .route("/models", get(models::list))
         .route("/models/load", post(models::load))
         .route("/models/unload", post(models::unload))
@@ -57,9 +59,18 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/api/show", post(ollama::models::show))
         .route("/api/ps", get(ollama::models::ps))
         .route("/api/version", get(ollama::models::version))
+        .route("/api/pull", post(ollama::manage::pull))
+        .route("/api/delete", delete(ollama::manage::delete))
+        .route("/api/create", post(ollama::manage::change))
+        .route("/api/copy", post(ollama::manage::change))
+        .route("/api/push", post(ollama::manage::change))
+        .route("/api/blobs/{digest}", post(ollama::manage::change))
         .route("/health", get(native::health))
         .route("/metrics", get(metrics))
         .route("/completion", post(native::completion::completion))
+        .route("/infill", post(native::infill::infill))
+        .route("/props", get(native::props::props))
+        .route("/slots", get(native::props::slots))
         .route("/tokenize", post(native::tokenize))
         .route("/detokenize", post(native::detokenize))
         .route("/apply-template", post(native::apply_template))

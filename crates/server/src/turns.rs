@@ -318,6 +318,7 @@ impl TurnRecorder {
             }
             Delta::Start(_)
             | Delta::Usage(_)
+            | Delta::Token(_)
             | Delta::Logprobs(_)
             | Delta::CallEnd { .. }
             | Delta::End { .. } => {}

@@ -98,7 +98,7 @@ impl Text {
     /// # Errors
     /// There is no chat template, or it fails; a message has a result of a tool without a call.
     pub fn render(&self, messages: &[Message], options: &ChatOptions) -> Result<String, Error> {
-        let conversation = self.conversation(messages, options)?;
+        let conversation = self.conversation(messages, options, self.limit)?;
         let mut text = conversation.render(messages, true)?;
         text.retain(|c| c != conversation.literal.mark());
         Ok(text)
@@ -110,7 +110,7 @@ impl Text {
     /// # Errors
     /// As [`Text::render`]; the prompt is longer than the context.
     pub fn chat(&self, messages: &[Message], options: &ChatOptions) -> Result<Vec<u32>, Error> {
-        let conversation = self.conversation(messages, options)?;
+        let conversation = self.conversation(messages, options, self.limit)?;
         self.encode_rendered(&conversation.render(messages, true)?, conversation.literal.mark())
     }
 
@@ -136,7 +136,7 @@ impl Text {
         options: &ChatOptions,
         turns: impl IntoIterator<Item = &'a Turn>,
     ) -> Result<ChatPrompt, Error> {
-        let conversation = self.conversation(messages, options)?;
+        let conversation = self.conversation(messages, options, self.limit)?;
         let (rendered, mark) = (conversation.render(messages, true)?, conversation.literal.mark());
         let past = turns.into_iter().find_map(|turn| self.past_turn(turn, &rendered, mark));
         let PastTurn { mut tokens, text_bytes } = past.unwrap_or_default();
@@ -152,6 +152,27 @@ impl Text {
         ends.sort_unstable();
         ends.dedup();
         Ok(ChatPrompt { rendered, tokens, ends })
+    }
+
+    /// Number of tokens of [`Text::prompt_after`], also beyond the context.
+    ///
+    /// # Errors
+    /// As [`Text::render`].
+    pub fn count_after<'a>(
+        &self,
+        messages: &[Message],
+        options: &ChatOptions,
+        turns: impl IntoIterator<Item = &'a Turn>,
+    ) -> Result<usize, Error> {
+        let conversation = self.conversation(messages, options, usize::MAX)?;
+        let (rendered, mark) = (conversation.render(messages, true)?, conversation.literal.mark());
+        let past = turns.into_iter().find_map(|turn| self.past_turn(turn, &rendered, mark));
+        let PastTurn { tokens, text_bytes } = past.unwrap_or_default();
+        let mut count = tokens.len();
+        self.rendered_pieces(&rendered[text_bytes..], mark, usize::MAX, &mut |ids| {
+            count += ids.len();
+        })?;
+        Ok(count)
     }
 
     /// A turn with which a rendered conversation starts; `None` if it does not.
@@ -176,7 +197,8 @@ impl Text {
     /// As [`Text::chat`]; also if the template does not include answers verbatim.
     pub fn chat_follow_up(&self, question: &str, options: &ChatOptions) -> Result<Vec<u32>, Error> {
         let messages = [Message::user(question)];
-        let Conversation { template, literal, .. } = self.conversation(&messages, options)?;
+        let Conversation { template, literal, .. } =
+            self.conversation(&messages, options, self.limit)?;
         self.encode_rendered(
             &template.render_follow_up(question, options, &literal)?,
             literal.mark(),
@@ -184,15 +206,19 @@ impl Text {
     }
 
     /// # Errors
-    /// There is no chat template; the messages are certainly too long.
+    /// There is no chat template; the messages certainly have more than `limit` tokens.
     fn conversation<'a>(
         &'a self,
         messages: &[Message],
         options: &'a ChatOptions,
+        limit: usize,
     ) -> Result<Conversation<'a>, Error> {
         let template = self.template()?;
         // Before the template makes copies of it.
-        self.check_bytes(messages.iter().map(|message| message.content.len()).sum())?;
+        let bytes = messages.iter().map(|message| message.content.len()).sum();
+        if self.tokenizer().exceeds(bytes, limit) {
+            return Err(self.too_long(limit.saturating_add(1)));
+        }
         let given =
             [serde_json::to_string(&options.variables), serde_json::to_string(&options.tools)];
         let given = given.into_iter().flatten().map(Cow::Owned);
@@ -213,19 +239,36 @@ impl Text {
     /// # Errors
     /// The tokenizer cannot represent the text, or it has more tokens than the context.
     fn encode_rendered(&self, text: &str, mark: char) -> Result<Vec<u32>, Error> {
-        if !text.contains(mark) {
-            return self.encode_prompt(text, false);
-        }
         let mut tokens = Vec::new();
+        self.rendered_pieces(text, mark, self.limit, &mut |ids| tokens.extend_from_slice(ids))?;
+        Ok(tokens)
+    }
+
+    /// Gives the tokens of a rendered text to `take`, in order, up to `limit` of them.
+    ///
+    /// # Errors
+    /// The tokenizer cannot represent the text, or it has more tokens.
+    fn rendered_pieces(
+        &self,
+        text: &str,
+        mark: char,
+        limit: usize,
+        take: &mut dyn FnMut(&[u32]),
+    ) -> Result<(), Error> {
+        let mut room = limit;
         let mut add = |part: &str, is_literal: bool| -> Result<(), Error> {
-            let limit = self.limit.saturating_sub(tokens.len());
             let ids = match is_literal {
-                true => self.encode_literal(part, mark, limit)?,
-                false => self.tokenizer().encode_within(part, false, limit)?,
+                true => self.encode_literal(part, mark, room)?,
+                false => self.tokenizer().encode_within(part, false, room)?,
             };
-            tokens.extend(ids.ok_or_else(|| self.too_long(self.limit.saturating_add(1)))?);
+            let ids = ids.ok_or_else(|| self.too_long(limit.saturating_add(1)))?;
+            room -= ids.len();
+            take(&ids);
             Ok(())
         };
+        if !text.contains(mark) {
+            return add(text, false);
+        }
         // Everything before `done` is encoded. `start` is where the text between tokens begins.
         let (mut done, mut start) = (0, 0);
         let ends = self.controls.find(text).map(Some).chain([None]);
@@ -246,8 +289,7 @@ impl Text {
                 }
             }
         }
-        add(&text[done..], false)?;
-        Ok(tokens)
+        add(&text[done..], false)
     }
 
     /// Tokens of a text without special ones.

@@ -1,6 +1,9 @@
 //! Text side of a checkpoint: tokenizer, chat template, sampling defaults and end tokens.
 
-use std::path::{Path, PathBuf};
+use std::{
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+};
 
 #[cfg(feature = "grammar")]
 use crate::text::grammar::Grammars;
@@ -197,14 +200,6 @@ impl Text {
         ids.ok_or_else(|| self.too_long(self.limit.saturating_add(1)))
     }
 
-    /// Refuses a text with more bytes than fit the context.
-    pub(super) fn check_bytes(&self, bytes: usize) -> Result<(), Error> {
-        match self.tokenizer.exceeds(bytes, self.limit) {
-            true => Err(self.too_long(self.limit.saturating_add(1))),
-            false => Ok(()),
-        }
-    }
-
     pub(super) fn too_long(&self, tokens: usize) -> Error {
         SessionError::PromptTooLong { tokens, context: self.limit }.into()
     }
@@ -228,6 +223,20 @@ impl Text {
         };
         let ids = self.encode_prompt(text, false)?;
         Ok(bos.into_iter().chain(ids).chain(eos).collect())
+    }
+
+    /// Number of tokens of [`Text::encode`], also beyond the context.
+    ///
+    /// # Errors
+    /// The tokenizer cannot represent the text.
+    pub fn count(&self, text: &str) -> Result<usize, Error> {
+        let around = self.around.map(|AroundIds { bos, eos }| bos.into_iter().chain(eos).count());
+        let mut count = around.unwrap_or(0);
+        let counted = self.tokenizer.encode_pieces(text, around.is_none(), &mut |ids| {
+            count += ids.len();
+            ControlFlow::Continue(())
+        });
+        counted.map(|_| count)
     }
 
     /// Tokens of plain text that continues another one, without special tokens around it.

@@ -251,7 +251,7 @@ impl Encoder for MessageEncoder {
                 self.part(BlockDelta::Thinking { thinking });
             }
             // This API has none.
-            Delta::Usage(_) | Delta::Logprobs(_) => {}
+            Delta::Usage(_) | Delta::Token(_) | Delta::Logprobs(_) => {}
             Delta::Text(text) => self.text(text),
             Delta::CallStart { id, name, .. } => {
                 let input = Value::Object(serde_json::Map::new());

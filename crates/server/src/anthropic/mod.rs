@@ -9,18 +9,20 @@ use axum::{
     extract::{Request, State},
     response::Response,
 };
-use moeflux::{ChatOptions, GenerateRequest, text::ToolSet};
+use moeflux::{ChatOptions, text::ToolSet};
 
 use crate::{
     app::App,
     ask::{self, Ask, AskPrompt, AskedReports, Conversation},
     error::ApiError,
     form::{AskedForm, RequiredCalls},
+    generation::{self, FieldStyle},
     json::Fields,
     models::{ModelLease, ServedModel},
     openai::tools,
     prompt,
     respond::{self, Asked},
+    unsupported::{self, MESSAGES, SERVERS},
 };
 use encoder::MessageEncoder;
 
@@ -47,15 +49,14 @@ pub(crate) async fn count_tokens(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    prompt::count_tokens(&app, request, conversation).await
+    prompt::count_tokens(&app, request, None, conversation).await
 }
 
 /// Reads a request.
 fn read(model: &ServedModel, fields: &Fields<'_>) -> Result<Asked<MessageEncoder>, ApiError> {
-    let request = GenerateRequest::default()
-        .sampling(ask::sampling(fields, model.sampling()?)?)
-        .max_tokens(fields.count("max_tokens")?)
-        .stop(ask::stops(fields, "stop_sequences")?);
+    unsupported::refuse(fields, &[&MESSAGES, &SERVERS])?;
+    let mut request = generation::request(model, fields, FieldStyle::OpenAi, &["max_tokens"])?;
+    request.stop.extend(generation::stops(fields, "stop_sequences")?);
     let choice = fields.object("tool_choice")?;
     let one_call = choice.map(|choice| choice.flag("disable_parallel_tool_use")).transpose()?;
     let ask = Ask {

@@ -139,8 +139,9 @@ impl ServedModel {
                 }
                 AnswerSource::Parsed(Box::new(AnswerText::new(parser, request.stop_strings()?)))
             }
-            AskPrompt::Raw { .. } => {
-                AnswerSource::Raw(RawText::new(text.decoder(), request.stop_strings()?))
+            AskPrompt::Raw { lines, .. } => {
+                let stops = request.stop_strings()?;
+                AnswerSource::Raw(RawText::new(text.decoder(), stops, *lines))
             }
         };
         let recorder = turn.map(|start| TurnRecorder::new(&self.turns, start));
@@ -148,7 +149,7 @@ impl ServedModel {
         let deltas = AnswerDeltas::new(source, text, tokens.len(), timer);
         let deltas = deltas.end_tokens(request.all_end_tokens(text.end()));
         let deltas = deltas.one_call(ask.one_call).echo(echo).recorder(recorder);
-        let deltas = deltas.reports(ask.reports.progress || ask.reports.timings);
+        let deltas = deltas.reports(ask.reports);
         request.masks.extend(masks.into_iter().chain(self.options.masks.iter().cloned()));
         let (sink, events) = mpsc::channel(UNREAD);
         let handle = self.core.submit(tokens, request.ends(ends), Box::new(ChannelSink(sink)))?;

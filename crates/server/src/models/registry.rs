@@ -218,21 +218,30 @@ impl ModelRegistry {
         if self.offered.len() == 1 {
             return Ok(0);
         }
-        let index = match name {
-            None => {
-                let state = self.lock();
-                state.current.as_ref().map(|current| current.index).or(state.loading)
-            }
-            Some(name) => {
-                let is_called = |model: &OfferedModel, name: &str| {
-                    model.name == name || model.aliases.iter().any(|alias| alias == name)
-                };
-                let position = |name| self.offered.iter().position(|m| is_called(m, name));
-                position(name).or_else(|| position(name.strip_suffix(LATEST)?))
-            }
+        let Some(name) = name else {
+            let state = self.lock();
+            let index = state.current.as_ref().map(|current| current.index).or(state.loading);
+            return index.ok_or_else(|| self.no_model(None));
         };
-        let names = self.offered.iter().map(|model| &*model.name);
-        index.ok_or_else(|| ApiError::no_model(name, &names.collect::<Vec<_>>()))
+        self.find_exact(name)
+    }
+
+    /// Index of the model that is called `name`, also where there is a single model.
+    ///
+    /// # Errors
+    /// There is none. The error has the names of all models.
+    pub(crate) fn find_exact(&self, name: &str) -> Result<usize, ApiError> {
+        let is_called = |model: &OfferedModel, name: &str| {
+            model.name == name || model.aliases.iter().any(|alias| alias == name)
+        };
+        let position = |name| self.offered.iter().position(|m| is_called(m, name));
+        let index = position(name).or_else(|| position(name.strip_suffix(LATEST)?));
+        index.ok_or_else(|| self.no_model(Some(name)))
+    }
+
+    fn no_model(&self, name: Option<&str>) -> ApiError {
+        let names: Vec<&str> = self.offered.iter().map(|model| &*model.name).collect();
+        ApiError::no_model(name, &names)
     }
 
     /// The model with an index, loaded. Waits for the requests before it that need another one.

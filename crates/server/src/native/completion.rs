@@ -1,35 +1,31 @@
 //! `POST /completion`: answers to texts in the form of llama.cpp's server.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     extract::{Request, State},
     response::Response,
 };
-use moeflux::GenerateRequest;
-use serde::Serialize;
+use moeflux::{GenerateRequest, Sampling};
+use serde_json::{Map, Value, json};
 
+use super::{encoder::NativeEncoder, token_ids};
 use crate::{
-    answer::{AnswerFinish, AnswerUsage, Delta},
     app::App,
-    ask::{self, Ask, AskPrompt, AskedReports},
+    ask::{Ask, AskPrompt, AskedReports, RawPrompt},
     error::ApiError,
     form::AskedForm,
-    ids,
-    json::Fields,
+    generation::{self, FieldStyle, MAX_CHOICES},
+    json::{Fields, Json, wrong_type},
+    line_limits::LineLimits,
     models::{ModelLease, ServedModel},
-    openai::{
-        chat::refuse_unsupported, completions::prompts, logprobs::ContentToken,
-        usage::AnswerTimings,
-    },
-    respond::{self, Asked, Encoder, Fold},
+    openai::completions::too_many,
+    respond::{self, Asked},
+    unsupported::{self, NATIVE},
 };
 
-/// Fields that would change the answer and are not supported, with the values that have no effect.
-const UNSUPPORTED: [(&str, &[&str]); 1] = [("image_data", &["[]"])];
-
-/// Seed that stands for a random one.
-const RANDOM_SEED: i64 = -1;
+/// Names of the limit of an answer.
+const LIMITS: [&str; 2] = ["n_predict", "max_tokens"];
 
 /// Answers a request.
 ///
@@ -39,166 +35,125 @@ pub(crate) async fn completion(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let read = |model: &ModelLease, fields: &Fields<'_>| read(model, fields);
+    let read = |model: &ModelLease, fields: &Fields<'_>| {
+        let prompts = prompts(model, fields)?;
+        asked(model, fields, prompts, Vec::new())
+    };
     respond::answer(&app, request, read).await
 }
 
-/// Reads a request.
-fn read(model: &ServedModel, fields: &Fields<'_>) -> Result<Asked<NativeEncoder>, ApiError> {
-    refuse_unsupported(fields, &UNSUPPORTED)?;
-    let mut sampling = ask::sampling(fields, model.sampling()?)?;
-    if fields.integer("seed")? == Some(RANDOM_SEED) {
-        sampling.seed = ids::random_word();
+/// A request with these prompts, whose answers also end with `ends`.
+///
+/// # Errors
+/// A field has a wrong type or range, or is not supported.
+pub(super) fn asked(
+    model: &ServedModel,
+    fields: &Fields<'_>,
+    prompts: Vec<RawPrompt>,
+    ends: Vec<u32>,
+) -> Result<Asked<NativeEncoder>, ApiError> {
+    unsupported::refuse(fields, &[&NATIVE])?;
+    let probabilities = generation::top_logprobs(fields, "n_probs")?.filter(|count| *count > 0);
+    let mut request =
+        generation::request(model, fields, FieldStyle::LlamaCpp, &LIMITS)?.logprobs(probabilities);
+    request.end_tokens.extend(ends);
+    let choices = generation::choices(fields, &["n_cmpl", "n"])?;
+    let count = prompts.len() * choices;
+    if count > MAX_CHOICES {
+        return Err(too_many(prompts.len(), choices));
     }
-    // -1 is no limit but the context.
-    let limit = fields.integer("n_predict")?.and_then(|limit| usize::try_from(limit).ok());
-    let probabilities = ask::top_logprobs(fields, "n_probs")?.filter(|count| *count > 0);
-    let request = GenerateRequest::default()
-        .sampling(sampling)
-        .logprobs(probabilities)
-        .logit_bias(ask::logit_bias(fields, model.text()?.tokenizer().vocab_size())?)
-        .max_tokens(limit)
-        .stop(ask::stops(fields, "stop")?);
-    let prompts = prompts(model, fields)?;
-    if prompts.len() > 1 {
-        let message = "prompt has several texts: /v1/completions answers them";
-        return Err(ApiError::invalid("prompt", message));
+    let reports = AskedReports {
+        tokens: fields.flag("return_tokens")?.unwrap_or(false),
+        ..AskedReports::parse(fields)?
+    };
+    let settings = settings(model.context(), &request);
+    let encoder = NativeEncoder::new(&model.name, count, settings)
+        .fields(response_fields(fields)?)
+        .reports(reports);
+    let (form, lines) = (AskedForm::openai(fields)?, line_limits(fields)?);
+    let prompt = AskPrompt::Raw { prompts, echo: false, form, lines };
+    Ok(Asked::new(Ask { prompt, request, choices, one_call: false, reports }, encoder))
+}
+
+/// Prompts of a request: a text, token ids, a mix of both, or a list of these.
+fn prompts(model: &ServedModel, fields: &Fields<'_>) -> Result<Vec<RawPrompt>, ApiError> {
+    let value = fields.get("prompt").ok_or_else(|| fields.missing("prompt"))?;
+    let Some(list) = value.as_list() else { return Ok(vec![prompt(model, value, "prompt")?]) };
+    if list.is_empty() {
+        return Err(ApiError::invalid("prompt", "prompt is empty"));
     }
-    let prompt = AskPrompt::Raw { prompts, echo: false, form: AskedForm::openai(fields)? };
-    let ask =
-        Ask { prompt, request, choices: 1, one_call: false, reports: AskedReports::default() };
-    Ok(Asked::new(ask, NativeEncoder { model: model.name.clone(), probabilities: Vec::new() }))
+    let is_mixed = list.iter().any(Json::is_number) && !list.iter().any(Json::is_list);
+    if is_mixed {
+        return Ok(vec![prompt(model, value, "prompt")?]);
+    }
+    let prompt = |(i, value): (usize, Json<'_>)| prompt(model, value, &format!("prompt[{i}]"));
+    list.iter().take(MAX_CHOICES + 1).enumerate().map(prompt).collect()
 }
 
-/// Part of an answer, or the whole: they have the same form.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-struct NativeCompletion {
-    index: usize,
-    content: String,
-    /// Log-probabilities of the tokens of the text.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    completion_probabilities: Vec<ContentToken>,
-    /// Whether this is the end.
-    stop: bool,
-    #[serde(flatten)]
-    end: Option<NativeEnd>,
-}
-
-/// End of an answer.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-struct NativeEnd {
-    model: String,
-    stop_type: &'static str,
-    stopping_word: String,
-    tokens_predicted: usize,
-    /// Tokens of the prompt.
-    tokens_evaluated: usize,
-    /// Tokens of the prompt that were not computed.
-    tokens_cached: usize,
-    truncated: bool,
-    timings: AnswerTimings,
-}
-
-impl NativeEnd {
-    fn new(model: &str, finish: AnswerFinish, usage: AnswerUsage) -> Self {
-        let stop_type = match &finish {
-            AnswerFinish::Stop | AnswerFinish::Calls | AnswerFinish::Cancelled => "eos",
-            AnswerFinish::StopString(_) => "word",
-            AnswerFinish::Length | AnswerFinish::Context => "limit",
-        };
-        let truncated = finish == AnswerFinish::Context;
-        let stopping_word = match finish {
-            AnswerFinish::StopString(stop) => stop,
-            _ => String::new(),
-        };
-        Self {
-            model: model.to_owned(),
-            stop_type,
-            stopping_word,
-            tokens_predicted: usage.generated,
-            tokens_evaluated: usage.prompt,
-            tokens_cached: usage.cached,
-            truncated,
-            timings: usage.into(),
+/// A text, or a list of token ids and texts. Only a text at the start begins like others.
+fn prompt(model: &ServedModel, value: Json<'_>, path: &str) -> Result<RawPrompt, ApiError> {
+    let wrong = || wrong_type(path, "a string, or a list of token ids and strings");
+    if let Some(text) = value.as_str() {
+        return Ok(RawPrompt::Text(text.into_owned()));
+    }
+    let list = value.as_list().ok_or_else(wrong)?;
+    if list.iter().all(Json::is_number) {
+        return Ok(RawPrompt::Tokens(token_ids(model, list, path)?));
+    }
+    let text = model.text()?;
+    let vocab = text.tokenizer().vocab_size();
+    let mut tokens = Vec::new();
+    for (i, part) in list.iter().enumerate() {
+        match part.as_str() {
+            Some(part) if i == 0 => tokens.extend(text.encode(&part)?),
+            Some(part) => tokens.extend(text.encode_continuation(&part)?),
+            None => {
+                let id = part.as_integer().and_then(|id| u32::try_from(id).ok());
+                let id = id.filter(|id| usize::try_from(*id).is_ok_and(|id| id < vocab));
+                tokens.push(id.ok_or_else(wrong)?);
+            }
         }
     }
+    Ok(RawPrompt::Tokens(tokens))
 }
 
-/// Encoder of one answer.
-struct NativeEncoder {
-    model: String,
-    /// Log-probabilities for the next event.
-    probabilities: Vec<ContentToken>,
+/// Limits by lines: the fields `n_indent` and `t_max_predict_ms`, which is none up to 0.
+fn line_limits(fields: &Fields<'_>) -> Result<LineLimits, ApiError> {
+    let time = fields.integer("t_max_predict_ms")?.and_then(|time| u64::try_from(time).ok());
+    let time = time.filter(|time| *time > 0).map(Duration::from_millis);
+    Ok(LineLimits { indent: fields.count("n_indent")?.unwrap_or(0), time })
 }
 
-impl NativeEncoder {
-    fn part(&mut self, content: String, end: Option<NativeEnd>) -> Vec<NativeCompletion> {
-        let completion_probabilities = std::mem::take(&mut self.probabilities);
-        let stop = end.is_some();
-        vec![NativeCompletion { index: 0, content, completion_probabilities, stop, end }]
-    }
+/// Paths of the fields of the answer: the field `response_fields`; empty is all.
+fn response_fields(fields: &Fields<'_>) -> Result<Option<Vec<String>>, ApiError> {
+    let Some(list) = fields.list("response_fields")? else { return Ok(None) };
+    let paths = list.iter().map(|path| Some(path.as_str()?.into_owned()));
+    let paths: Option<Vec<String>> = paths.collect();
+    let paths = paths.ok_or_else(|| wrong_type("response_fields", "a list of strings"))?;
+    Ok((!paths.is_empty()).then_some(paths))
 }
 
-impl Encoder for NativeEncoder {
-    type Event = NativeCompletion;
-    type Whole = NativeCompletion;
-
-    fn on(&mut self, _choice: usize, delta: Delta) -> Vec<NativeCompletion> {
-        match delta {
-            Delta::Text(content) => self.part(content, None),
-            Delta::End { finish, usage } => {
-                let end = NativeEnd::new(&self.model, finish, usage);
-                self.part(String::new(), Some(end))
-            }
-            Delta::Logprobs(entries) => {
-                self.probabilities.extend(entries.into_iter().map(ContentToken::new));
-                Vec::new()
-            }
-            // Raw answers have text only.
-            _ => Vec::new(),
-        }
-    }
-}
-
-impl Fold<NativeCompletion> for NativeCompletion {
-    fn add(&mut self, part: NativeCompletion) {
-        self.content.push_str(&part.content);
-        self.completion_probabilities.extend(part.completion_probabilities);
-        (self.stop, self.end) = (part.stop, part.end);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::{Value, json};
-
-    use super::*;
-
-    #[test]
-    fn the_last_event_has_the_end() {
-        let usage = AnswerUsage { prompt: 7, cached: 3, generated: 2, ..AnswerUsage::default() };
-        let stop = AnswerFinish::StopString("END".into());
-        let deltas = [
-            Delta::Start(usage),
-            Delta::Text("a".into()),
-            Delta::Text("b".into()),
-            Delta::End { finish: stop, usage },
-        ];
-        let mut encoder = NativeEncoder { model: "m".into(), probabilities: Vec::new() };
-        let events: Vec<NativeCompletion> =
-            deltas.into_iter().flat_map(|delta| encoder.on(0, delta)).collect();
-        let end = json!({
-            "index": 0, "content": "", "stop": true, "model": "m", "stop_type": "word",
-            "stopping_word": "END", "tokens_predicted": 2, "tokens_evaluated": 7,
-            "tokens_cached": 3, "truncated": false, "timings": AnswerTimings::from(usage),
-        });
-        let part = |text: &str| json!({"index": 0, "content": text, "stop": false});
-        let found: Vec<Value> = events.iter().map(|event| json!(event)).collect();
-        assert_eq!(found, [part("a"), part("b"), end.clone()]);
-        let mut whole = NativeCompletion::default();
-        events.into_iter().for_each(|event| whole.add(event));
-        let mut expected = end;
-        expected["content"] = json!("ab");
-        assert_eq!(json!(whole), expected);
-    }
+/// Settings of an answer, in the words of llama.cpp's server.
+pub(super) fn settings(context: usize, request: &GenerateRequest) -> Map<String, Value> {
+    let Sampling {
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        repetition_penalty,
+        presence_penalty,
+        frequency_penalty,
+        seed,
+        ..
+    } = request.sampling;
+    let limit = request.max_tokens.map_or(json!(-1), |limit| json!(limit));
+    let settings = json!({
+        "n_ctx": context, "n_predict": limit, "max_tokens": limit, "seed": seed,
+        "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+        "repeat_penalty": repetition_penalty, "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty, "stop": request.stop,
+        "n_probs": request.logprobs.unwrap_or(0),
+    });
+    let Value::Object(settings) = settings else { return Map::new() };
+    settings
 }

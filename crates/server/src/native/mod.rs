@@ -1,7 +1,10 @@
 //! Paths of llama.cpp's server: tokens of a text and back, the prompt of a conversation, health;
-//! completions in `completion.rs`.
+//! completions in `completion.rs`, the middle of a text in `infill.rs`, settings in `props.rs`.
 
 pub(crate) mod completion;
+mod encoder;
+pub(crate) mod infill;
+pub(crate) mod props;
 
 use std::{ops::ControlFlow, sync::Arc};
 

@@ -12,7 +12,9 @@ use crate::{
     app::now,
     error::{ApiError, ApiShape},
     json,
-    openai::chat_encoder::AnswerHead,
+    models::ServedModel,
+    openai::{chat_encoder::AnswerHead, logprobs::ContentToken},
+    prompt::Prompt,
     respond::{Encoder, Fold},
 };
 
@@ -37,9 +39,15 @@ pub(super) struct AnswerLine {
     /// Thoughts beside `response`.
     #[serde(skip_serializing_if = "Option::is_none")]
     thinking: Option<String>,
+    /// Log-probabilities of the tokens of the text, if they are asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    logprobs: Vec<ContentToken>,
     done: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     done_reason: Option<&'static str>,
+    /// Tokens of prompt and answer beside `response`, which a later prompt continues.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    context: Option<Vec<u32>>,
     #[serde(flatten)]
     cost: Option<AnswerCost>,
 }
@@ -98,6 +106,10 @@ pub(super) struct OllamaEncoder<C = Instant> {
     call: Option<LineFunction>,
     call_id: String,
     arguments: String,
+    /// Log-probabilities for the next line.
+    logprobs: Vec<ContentToken>,
+    /// Tokens of prompt and answer, if the answer has them.
+    context: Option<Vec<u32>>,
 }
 
 /// Time since a request.
@@ -115,20 +127,28 @@ impl OllamaEncoder {
     pub(super) fn new(head: AnswerHead, form: TextPlace) -> Self {
         Self::timed(head, form, Instant::now())
     }
+
+    /// Encoder of an answer that ends with the tokens of prompt and answer, if `is_asked`.
+    pub(super) fn context(self, is_asked: bool) -> Self {
+        Self { context: is_asked.then(Vec::new), ..self }
+    }
 }
 
 impl<C: AnswerClock> OllamaEncoder<C> {
     fn timed(head: AnswerHead, form: TextPlace, clock: C) -> Self {
         let (times, call) = (AnswerTimes::default(), None);
         let (call_id, arguments) = (String::new(), String::new());
-        Self { head, form, clock, times, call, call_id, arguments }
+        let (logprobs, context) = (Vec::new(), None);
+        Self { head, form, clock, times, call, call_id, arguments, logprobs, context }
     }
 
-    fn line(&self, text: String, thoughts: Option<String>, calls: Vec<LineCall>) -> AnswerLine {
-        AnswerLine::new(&self.head, self.form, text).with(thoughts, calls)
+    fn line(&mut self, text: String, thoughts: Option<String>, calls: Vec<LineCall>) -> AnswerLine {
+        let logprobs = std::mem::take(&mut self.logprobs);
+        let line = AnswerLine::new(&self.head, self.form, text);
+        AnswerLine { logprobs, ..line.with(thoughts, calls) }
     }
 
-    fn end(&self, finish: &AnswerFinish, usage: AnswerUsage) -> AnswerLine {
+    fn end(&mut self, finish: &AnswerFinish, usage: AnswerUsage) -> AnswerLine {
         let AnswerTimes { started, first } = self.times;
         let end = self.clock.elapsed();
         let first = first.unwrap_or(end);
@@ -145,8 +165,9 @@ impl<C: AnswerClock> OllamaEncoder<C> {
             eval_count: usage.generated,
             eval_duration: nanos(end.saturating_sub(first)),
         };
-        let line = AnswerLine::new(&self.head, self.form, String::new());
-        AnswerLine { done: true, done_reason: Some(reason), cost: Some(cost), ..line }
+        let context = self.context.take();
+        let line = self.line(String::new(), None, Vec::new());
+        AnswerLine { done: true, done_reason: Some(reason), context, cost: Some(cost), ..line }
     }
 }
 
@@ -184,10 +205,17 @@ impl<C: AnswerClock> Encoder for OllamaEncoder<C> {
     const EARLY_PING: &'static str = " ";
     const IS_STREAM: bool = true;
 
+    fn prompts(&mut self, _model: &ServedModel, prompts: &[Prompt]) -> Result<(), ApiError> {
+        if let (Some(context), Some(prompt)) = (&mut self.context, prompts.first()) {
+            context.extend_from_slice(&prompt.tokens);
+        }
+        Ok(())
+    }
+
     fn on(&mut self, _choice: usize, delta: Delta) -> Vec<AnswerLine> {
         match &delta {
             Delta::Start(_) => self.times.started = self.clock.elapsed(),
-            Delta::End { .. } => {}
+            Delta::End { .. } | Delta::Usage(_) => {}
             _ if self.times.first.is_none() => self.times.first = Some(self.clock.elapsed()),
             _ => {}
         }
@@ -213,8 +241,16 @@ impl<C: AnswerClock> Encoder for OllamaEncoder<C> {
                 vec![self.line(String::new(), None, vec![call])]
             }
             Delta::End { finish, usage } => vec![self.end(&finish, usage)],
+            Delta::Logprobs(entries) => {
+                self.logprobs.extend(entries.into_iter().map(ContentToken::new));
+                Vec::new()
+            }
+            Delta::Token(token) => {
+                self.context.iter_mut().for_each(|context| context.push(token));
+                Vec::new()
+            }
             // This API has none.
-            Delta::Start(_) | Delta::Usage(_) | Delta::Logprobs(_) => Vec::new(),
+            Delta::Start(_) | Delta::Usage(_) => Vec::new(),
         }
     }
 
@@ -247,6 +283,8 @@ impl Fold<AnswerLine> for AnswerLine {
         }
         add(&mut self.response, line.response);
         add(&mut self.thinking, line.thinking);
+        self.logprobs.extend(line.logprobs);
+        self.context = line.context;
         (self.model, self.created_at) = (line.model, line.created_at);
         (self.done, self.done_reason, self.cost) = (line.done, line.done_reason, line.cost);
     }

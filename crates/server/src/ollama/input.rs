@@ -2,28 +2,42 @@
 
 use std::borrow::Cow;
 
-use moeflux::{ChatOptions, GenerateRequest, Message, text::ToolCall};
+use moeflux::{ChatOptions, Message, text::ToolCall};
 
 use crate::{
     ask::{self, Ask, AskPrompt, AskedReports, Conversation, MessageList, RawPrompt},
     error::ApiError,
     fim::FimTokens,
     form::AskedForm,
+    generation::{self, FieldStyle},
     json::{Fields, wrong_type},
+    line_limits::LineLimits,
     models::{KeepAlive, ServedModel},
-    openai::{chat::refuse_unsupported, tools},
+    native,
+    openai::tools,
+    overflow::Overflow,
     turns::CallIds,
+    unsupported::{self, OLLAMA, OLLAMA_OPTIONS},
 };
 
-/// Fields of `/api/generate` that would change the answer and are not supported, with the values
-/// that have no effect.
-const UNSUPPORTED: [(&str, &[&str]); 2] = [("template", &["\"\""]), ("context", &["[]"])];
+/// An ask of Ollama's API.
+pub(super) struct OllamaAsk {
+    pub(super) ask: Ask,
+    /// Whether the answer ends with the tokens of prompt and answer.
+    pub(super) has_context: bool,
+}
+
+impl From<Ask> for OllamaAsk {
+    fn from(ask: Ask) -> Self {
+        Self { ask, has_context: false }
+    }
+}
 
 /// Reads a request of `/api/chat`.
 ///
 /// # Errors
 /// A field has a wrong type or range, or is not supported.
-pub(super) fn chat(model: &ServedModel, fields: &Fields<'_>) -> Result<Ask, ApiError> {
+pub(super) fn chat(model: &ServedModel, fields: &Fields<'_>) -> Result<OllamaAsk, ApiError> {
     let mut messages = OllamaMessages::default();
     for (i, value) in fields.list("messages")?.unwrap_or_default().iter().enumerate() {
         messages.push(&Fields::at(value, &format!("messages[{i}]"))?)?;
@@ -34,41 +48,91 @@ pub(super) fn chat(model: &ServedModel, fields: &Fields<'_>) -> Result<Ask, ApiE
     let mut conversation = Conversation::new(messages, options);
     conversation.call_ids = CallIds::Dropped;
     conversation.form = AskedForm::ollama(fields)?;
-    ask(model, fields, AskPrompt::Conversation(conversation))
+    conversation.overflow = overflow(fields)?;
+    Ok(ask(model, fields, AskPrompt::Conversation(conversation))?.into())
 }
 
 /// Reads a request of `/api/generate`.
 ///
 /// # Errors
 /// A field has a wrong type or range, or is not supported.
-pub(super) fn generate(model: &ServedModel, fields: &Fields<'_>) -> Result<Ask, ApiError> {
-    refuse_unsupported(fields, &UNSUPPORTED)?;
+pub(super) fn generate(model: &ServedModel, fields: &Fields<'_>) -> Result<OllamaAsk, ApiError> {
+    refuse_template(fields)?;
     refuse_images(fields)?;
     let prompt = fields.text("prompt")?.unwrap_or_default();
-    let form = AskedForm::ollama(fields)?;
-    if let Some(suffix) = suffix(fields)? {
+    let (form, lines) = (AskedForm::ollama(fields)?, LineLimits::default());
+    let before = context(model, fields)?;
+    let suffix = suffix(fields)?;
+    let is_raw = fields.flag("raw")?.unwrap_or(false);
+    if !before.is_empty() && (is_raw || suffix.is_some()) {
+        let other = if is_raw { "raw" } else { "suffix" };
+        let message = format!("context: this value is not supported with {other}");
+        return Err(ApiError::invalid("context", message));
+    }
+    if let Some(suffix) = suffix {
         let text = model.text()?;
         let fim = FimTokens::required(text)?;
         let prompts = vec![fim.prompt(text, &prompt, &suffix)?];
-        let mut ask = ask(model, fields, AskPrompt::Raw { prompts, echo: false, form })?;
-        ask.request.end_tokens = fim.ends;
-        return Ok(ask);
+        let prompt = AskPrompt::Raw { prompts, echo: false, form, lines };
+        let mut ask = ask(model, fields, prompt)?;
+        ask.request.end_tokens.extend(fim.ends);
+        return Ok(ask.into());
     }
-    let prompt = match fields.flag("raw")?.unwrap_or(false) {
-        true => {
-            let prompts = vec![RawPrompt::Text(prompt.into_owned())];
-            AskPrompt::Raw { prompts, echo: false, form }
-        }
-        false => {
-            let system = fields.text("system")?.filter(|system| !system.is_empty());
-            let system = system.map(Message::system).into_iter();
-            let messages = system.chain([Message::user(prompt)]).collect();
-            let mut conversation = Conversation::new(messages, options(fields)?);
-            conversation.form = form;
-            AskPrompt::Conversation(conversation)
-        }
+    if is_raw {
+        let prompts = vec![RawPrompt::Text(prompt.into_owned())];
+        let prompt = AskPrompt::Raw { prompts, echo: false, form, lines };
+        return Ok(ask(model, fields, prompt)?.into());
+    }
+    let system = fields.text("system")?.filter(|system| !system.is_empty());
+    if let Some(system) = &system {
+        check_system(model, &before, system)?;
+    }
+    let system = system.map(Message::system).into_iter();
+    let messages = system.chain([Message::user(prompt)]).collect();
+    let mut conversation = Conversation::new(messages, options(fields)?);
+    conversation.form = form;
+    conversation.before = before;
+    conversation.overflow = overflow(fields)?;
+    let mut ask = ask(model, fields, AskPrompt::Conversation(conversation))?;
+    ask.reports.tokens = true;
+    Ok(OllamaAsk { ask, has_context: true })
+}
+
+/// Tokens of an earlier prompt and answer: the field `context`.
+fn context(model: &ServedModel, fields: &Fields<'_>) -> Result<Vec<u32>, ApiError> {
+    match fields.list("context")? {
+        Some(list) => native::token_ids(model, list, "context"),
+        None => Ok(Vec::new()),
+    }
+}
+
+/// Checks that the tokens `before`, if there are any, begin with a system message, as a
+/// conversation has it at its start only.
+fn check_system(model: &ServedModel, before: &[u32], system: &str) -> Result<(), ApiError> {
+    let has_system = || -> Result<bool, ApiError> {
+        Ok(model.text()?.tokenizer().decode(before, false)?.contains(system.trim()))
     };
-    ask(model, fields, prompt)
+    if before.is_empty() || has_system()? {
+        return Ok(());
+    }
+    let message = "system: the context begins with another system message: leave one of them out";
+    Err(ApiError::invalid("system", message))
+}
+
+/// Rule for a prompt over the context: the field `truncate`.
+fn overflow(fields: &Fields<'_>) -> Result<Option<Overflow>, ApiError> {
+    let rule = |truncates| if truncates { Overflow::DropOldestTurns } else { Overflow::Error };
+    Ok(fields.flag("truncate")?.map(rule))
+}
+
+/// Refuses the field `template`, as templates of Ollama are in another language than the model's.
+fn refuse_template(fields: &Fields<'_>) -> Result<(), ApiError> {
+    if fields.text("template")?.is_none_or(|template| template.is_empty()) {
+        return Ok(());
+    }
+    let message = "template: templates of requests are not supported: leave it out for that of \
+                   the model, or send a prompt as the model shall read it, with raw";
+    Err(ApiError::invalid("template", message))
 }
 
 /// Text behind the answer.
@@ -89,7 +153,7 @@ pub(super) fn is_empty_chat(fields: &Fields<'_>) -> Result<bool, ApiError> {
 /// # Errors
 /// A field has a wrong type, or is not supported.
 pub(super) fn is_empty_prompt(fields: &Fields<'_>) -> Result<bool, ApiError> {
-    refuse_unsupported(fields, &UNSUPPORTED)?;
+    refuse_template(fields)?;
     refuse_images(fields)?;
     let prompt = fields.text("prompt")?.unwrap_or_default();
     Ok(prompt.is_empty() && suffix(fields)?.is_none())
@@ -113,12 +177,10 @@ pub(super) fn keep_alive(fields: &Fields<'_>) -> Result<Option<KeepAlive>, ApiEr
 /// A request with `options`.
 fn ask(model: &ServedModel, fields: &Fields<'_>, prompt: AskPrompt) -> Result<Ask, ApiError> {
     let options = fields.object("options")?.unwrap_or_default();
-    // -1 and -2 are no limit but the context.
-    let limit = options.integer("num_predict")?.and_then(|limit| usize::try_from(limit).ok());
-    let request = GenerateRequest::default()
-        .sampling(ask::sampling(&options, model.sampling()?)?)
-        .max_tokens(limit)
-        .stop(ask::stops(&options, "stop")?);
+    unsupported::refuse(fields, &[&OLLAMA])?;
+    unsupported::refuse(&options, &[&OLLAMA_OPTIONS])?;
+    let request = generation::request(model, &options, FieldStyle::LlamaCpp, &["num_predict"])?
+        .logprobs(generation::logprobs(fields)?);
     let reports = AskedReports::default();
     Ok(Ask { prompt, request, choices: 1, one_call: false, reports })
 }

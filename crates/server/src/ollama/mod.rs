@@ -1,9 +1,11 @@
-//! API of Ollama: answers. Models and version are in `models.rs`, embeddings
-//! in `embed.rs`.
+//! API of Ollama: answers. Models and version are in `models.rs`, paths that change models in
+//! `manage.rs`, embeddings in `embed.rs`.
 
+pub(crate) mod details;
 pub(crate) mod embed;
 mod encoder;
 mod input;
+pub(crate) mod manage;
 pub(crate) mod models;
 
 use std::{sync::Arc, time::Duration};
@@ -15,7 +17,6 @@ use axum::{
 
 use crate::{
     app::App,
-    ask::Ask,
     body::JsonBody,
     error::ApiError,
     json::{Fields, Json},
@@ -23,13 +24,14 @@ use crate::{
     respond::{self, Asked},
 };
 use encoder::{OllamaEncoder, TextPlace};
+use input::OllamaAsk;
 
 /// Path of requests with a prompt.
 struct PromptPath {
     place: TextPlace,
     /// Whether a request has no prompt.
     is_empty: fn(&Fields<'_>) -> Result<bool, ApiError>,
-    read: fn(&ServedModel, &Fields<'_>) -> Result<Ask, ApiError>,
+    read: fn(&ServedModel, &Fields<'_>) -> Result<OllamaAsk, ApiError>,
 }
 
 /// Answers `POST /api/chat`.
@@ -67,8 +69,9 @@ async fn answer(app: &Arc<App>, request: Request, path: PromptPath) -> Result<Re
             if let Some(keep_alive) = keep_alive {
                 model.set_ttl(keep_alive.time());
             }
-            let ask = read(model, fields)?;
-            Ok(Asked::new(ask, OllamaEncoder::new(model.head(""), place)))
+            let OllamaAsk { ask, has_context } = read(model, fields)?;
+            let encoder = OllamaEncoder::new(model.head(""), place).context(has_context);
+            Ok(Asked::new(ask, encoder))
         };
         return respond::answer_body(app, body, read).await;
     }

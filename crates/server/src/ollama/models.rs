@@ -12,6 +12,7 @@ use moeflux::{
 };
 use serde_json::{Map, Value, json};
 
+use super::details;
 use crate::{
     app::{App, now},
     body::JsonBody,
@@ -24,7 +25,7 @@ use crate::{
 pub(super) use crate::openai::models::timestamp;
 
 /// Version of Ollama whose API this is. Clients refuse old ones.
-const VERSION: &str = "0.12.6";
+const VERSION: &str = "0.15.2";
 
 /// Time until a model is unloaded: never, in the words of clients.
 const NEVER: &str = "9999-12-31T23:59:59Z";
@@ -80,7 +81,10 @@ pub(crate) async fn show(
     let body = JsonBody::receive(&app, request).await?;
     let fields = body.fields()?;
     let name = fields.get("model").or(fields.get("name")).and_then(Json::as_str);
-    let index = app.models.find(name.as_deref())?;
+    let index = match name.as_deref() {
+        Some(name) => app.models.find_exact(name)?,
+        None => app.models.find(None)?,
+    };
     let shown = app.models.read(index, Shown::of_loaded);
     let unloaded = || Shown::of_unloaded(&app.models.offered()[index].name);
     let Shown { template, info, capabilities } = shown.unwrap_or_else(unloaded);
@@ -116,6 +120,7 @@ impl Shown {
         let family = &blueprint.model_type;
         let Self { mut info, .. } = Self::of_unloaded(&model.name);
         info.insert("general.architecture".to_owned(), family.as_str().into());
+        info.insert("general.parameter_count".to_owned(), details::parameters(blueprint).into());
         for (name, value) in [
             ("context_length", engine.plan().context),
             ("embedding_length", blueprint.hidden),
@@ -146,14 +151,24 @@ fn capabilities(text: &Text) -> Vec<&'static str> {
 }
 
 fn details(app: &App, index: usize) -> Value {
-    let family = app.models.read(index, |m| m.core.engine().blueprint().model_type.clone());
-    let ending = app.models.offered()[index].path.extension();
+    let path = &app.models.offered()[index].path;
+    let loaded = app.models.read(index, |model| {
+        let blueprint = model.core.engine().blueprint();
+        let size = details::parameter_size(Some(blueprint));
+        let level = details::quantization_level(path, Some(blueprint));
+        (blueprint.model_type.clone(), size, level)
+    });
+    let (family, size, level) = match loaded {
+        Some((family, size, level)) => (Some(family), size, level),
+        None => (None, details::parameter_size(None), details::quantization_level(path, None)),
+    };
+    let ending = path.extension();
     let is_gguf = ending.is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"));
     let format = if is_gguf { "gguf" } else { "safetensors" };
     json!({
         "parent_model": "", "format": format, "family": family.clone().unwrap_or_default(),
         "families": family.into_iter().collect::<Vec<_>>(),
-        "parameter_size": "", "quantization_level": "",
+        "parameter_size": size, "quantization_level": level,
     })
 }
 

@@ -6,7 +6,6 @@ use axum::{
     extract::{Request, State},
     response::Response,
 };
-use moeflux::GenerateRequest;
 
 use super::{chat_encoder::ChatEncoder, messages, tools};
 use crate::{
@@ -14,14 +13,16 @@ use crate::{
     ask::{self, Ask, AskPrompt, AskedReports, Conversation},
     error::ApiError,
     form::AskedForm,
+    generation::{self, FieldStyle},
     json::Fields,
     models::{ModelLease, ServedModel},
     prompt,
     respond::{self, Asked, Encoder},
+    unsupported::{self, CHAT, SERVERS},
 };
 
-/// Fields that would change the answer and are not supported, with the values that have no effect.
-const UNSUPPORTED: [(&str, &[&str]); 1] = [("audio", &[])];
+/// Names of the limit of an answer.
+const LIMITS: [&str; 3] = ["max_tokens", "max_completion_tokens", "n_predict"];
 
 /// Answers a request for a chat completion.
 ///
@@ -43,7 +44,7 @@ pub(crate) async fn input_tokens(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    prompt::count_tokens(&app, request, conversation).await
+    prompt::count_tokens(&app, request, None, conversation).await
 }
 
 /// Reads a request.
@@ -51,18 +52,13 @@ pub(crate) async fn input_tokens(
 /// # Errors
 /// A field has a wrong type or range, or is not supported.
 fn read(model: &ServedModel, fields: &Fields<'_>) -> Result<Asked<ChatEncoder>, ApiError> {
-    refuse_unsupported(fields, &UNSUPPORTED)?;
-    let max_tokens = [fields.count("max_tokens")?, fields.count("max_completion_tokens")?];
-    let request = GenerateRequest::default()
-        .sampling(ask::sampling(fields, model.sampling()?)?)
-        .logit_bias(ask::logit_bias(fields, model.text()?.tokenizer().vocab_size())?)
-        .logprobs(logprobs(fields)?)
-        .max_tokens(max_tokens.into_iter().flatten().min())
-        .stop(ask::stops(fields, "stop")?);
+    unsupported::refuse(fields, &[&CHAT, &SERVERS])?;
+    let request = generation::request(model, fields, FieldStyle::OpenAi, &LIMITS)?
+        .logprobs(generation::logprobs(fields)?);
     let ask = Ask {
         prompt: AskPrompt::Conversation(conversation(fields)?),
         request,
-        choices: ask::choices(fields)?,
+        choices: generation::choices(fields, &["n", "n_cmpl"])?,
         one_call: !fields.flag("parallel_tool_calls")?.unwrap_or(true),
         reports: AskedReports::parse(fields)?,
     };
@@ -71,16 +67,6 @@ fn read(model: &ServedModel, fields: &Fields<'_>) -> Result<Asked<ChatEncoder>, 
     let encoder = ChatEncoder::new(model.head("chatcmpl-"), ask.choices, include_usage)
         .reports(ask.reports, is_verbose);
     Ok(Asked::new(ask, encoder))
-}
-
-/// Number of the most probable tokens that come with each token, if log-probabilities are asked.
-fn logprobs(fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
-    let top = ask::top_logprobs(fields, "top_logprobs")?.unwrap_or(0);
-    match fields.flag("logprobs")?.unwrap_or(false) {
-        true => Ok(Some(top)),
-        false if top > 0 => Err(ApiError::invalid("top_logprobs", "top_logprobs needs logprobs")),
-        false => Ok(None),
-    }
 }
 
 /// Whether an answer has its usage: a whole one, or a stream that is asked for it.
@@ -120,23 +106,6 @@ pub(crate) fn conversation(fields: &Fields<'_>) -> Result<Conversation, ApiError
         conversation.options.variables.insert(ask::ADD_PROMPT.to_owned(), false.into());
     }
     Ok(conversation)
-}
-
-/// Refuses fields that would be dropped silently: each with the values that have no effect.
-///
-/// # Errors
-/// A field has another value.
-pub(crate) fn refuse_unsupported(
-    fields: &Fields<'_>,
-    unsupported: &[(&str, &[&str])],
-) -> Result<(), ApiError> {
-    for (name, neutral) in unsupported {
-        if fields.get(name).is_some_and(|value| !neutral.contains(&value.raw())) {
-            let message = format!("{name}: this value is not supported yet");
-            return Err(ApiError::invalid(*name, message));
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -216,7 +216,7 @@ impl Encoder for ChatEncoder {
                 self.logprobs[choice].extend(entries);
                 return Vec::new();
             }
-            Delta::CallEnd { .. } => return Vec::new(),
+            Delta::CallEnd { .. } | Delta::Token(_) => return Vec::new(),
             Delta::End { finish, usage } => {
                 self.reports.timings = Some(usage.into());
                 self.reports.verbose = self.verbose.clone();

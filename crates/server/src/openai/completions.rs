@@ -6,26 +6,25 @@ use axum::{
     extract::{Request, State},
     response::Response,
 };
-use moeflux::GenerateRequest;
 
 use super::{chat, completion_encoder::CompletionEncoder};
 use crate::{
     app::App,
-    ask::{self, Ask, AskPrompt, AskedReports, MAX_CHOICES, RawPrompt},
+    ask::{Ask, AskPrompt, AskedReports, RawPrompt},
     error::ApiError,
     fim::FimTokens,
     form::AskedForm,
+    generation::{self, FieldStyle, MAX_CHOICES},
     json::{Fields, Json, wrong_type},
+    line_limits::LineLimits,
     models::{ModelLease, ServedModel},
     native,
     respond::{self, Asked},
+    unsupported::{self, COMPLETIONS, SERVERS},
 };
 
-/// Tokens of an answer without `max_tokens`, as in OpenAI's API.
-const MAX_TOKENS: usize = 16;
-
-/// Fields that would change the answer and are not supported, with the values that have no effect.
-const UNSUPPORTED: [(&str, &[&str]); 1] = [("best_of", &["1"])];
+/// Names of the limit of an answer.
+const LIMITS: [&str; 2] = ["max_tokens", "n_predict"];
 
 /// Answers a request for completions.
 ///
@@ -44,18 +43,16 @@ pub(crate) async fn completions(
 /// # Errors
 /// A field has a wrong type or range, or is not supported.
 fn read(model: &ServedModel, fields: &Fields<'_>) -> Result<Asked<CompletionEncoder>, ApiError> {
-    chat::refuse_unsupported(fields, &UNSUPPORTED)?;
+    unsupported::refuse(fields, &[&COMPLETIONS, &SERVERS])?;
     let text = model.text()?;
-    let logprobs = ask::top_logprobs(fields, "logprobs")?;
+    let native = generation::top_logprobs(fields, "n_probs")?.filter(|count| *count > 0);
+    let logprobs = generation::top_logprobs(fields, "logprobs")?.or(native);
     let echo = fields.flag("echo")?.unwrap_or(false);
-    let mut request = GenerateRequest::default()
-        .sampling(ask::sampling(fields, model.sampling()?)?)
-        .logit_bias(ask::logit_bias(fields, text.tokenizer().vocab_size())?)
+    let mut request = generation::request(model, fields, FieldStyle::OpenAi, &LIMITS)?
         .logprobs(logprobs)
-        .prompt_logprobs(echo && logprobs.is_some())
-        .max_tokens(fields.count("max_tokens")?.unwrap_or(MAX_TOKENS))
-        .stop(ask::stops(fields, "stop")?);
-    let (mut prompts, choices) = (prompts(model, fields)?, ask::choices(fields)?);
+        .prompt_logprobs(echo && logprobs.is_some());
+    let mut prompts = prompts(model, fields)?;
+    let choices = generation::choices(fields, &["n", "n_cmpl"])?;
     if let Some(suffix) = fields.text("suffix")?.filter(|suffix| !suffix.is_empty()) {
         let fim = FimTokens::required(text)?;
         if echo {
@@ -67,29 +64,31 @@ fn read(model: &ServedModel, fields: &Fields<'_>) -> Result<Asked<CompletionEnco
             };
             *prompt = fim.prompt(text, prefix, &suffix)?;
         }
-        request.end_tokens = fim.ends;
+        request.end_tokens.extend(fim.ends);
     }
     if prompts.len() * choices > MAX_CHOICES {
-        let count = prompts.len();
-        let message = format!("{count} prompts x {choices}: at most {MAX_CHOICES} are answered");
-        return Err(ApiError::invalid("prompt", message));
+        return Err(too_many(prompts.len(), choices));
     }
     let include_usage = chat::include_usage::<CompletionEncoder>(fields)?;
     let encoder =
         CompletionEncoder::new(model.head("cmpl-"), prompts.len(), choices, include_usage);
-    let prompt = AskPrompt::Raw { prompts, echo, form: AskedForm::openai(fields)? };
+    let (form, lines) = (AskedForm::openai(fields)?, LineLimits::default());
+    let prompt = AskPrompt::Raw { prompts, echo, form, lines };
     let reports = AskedReports::default();
     Ok(Asked::new(Ask { prompt, request, choices, one_call: false, reports }, encoder))
+}
+
+/// Error of a request for too many answers.
+pub(crate) fn too_many(prompts: usize, choices: usize) -> ApiError {
+    let message = format!("{prompts} prompts x {choices}: at most {MAX_CHOICES} are answered");
+    ApiError::invalid("prompt", message)
 }
 
 /// Prompts of a request: a text, token ids, or a list of either.
 ///
 /// # Errors
 /// The field is absent or has a wrong type.
-pub(crate) fn prompts(
-    model: &ServedModel,
-    fields: &Fields<'_>,
-) -> Result<Vec<RawPrompt>, ApiError> {
+fn prompts(model: &ServedModel, fields: &Fields<'_>) -> Result<Vec<RawPrompt>, ApiError> {
     let prompt = fields.get("prompt").ok_or_else(|| fields.missing("prompt"))?;
     if let Some(text) = prompt.as_str() {
         return Ok(vec![RawPrompt::Text(text.into_owned())]);

@@ -9,7 +9,14 @@ use axum::{
 use serde::Serialize;
 use serde_json::json;
 
-use crate::{app::App, body::JsonBody, error::ApiError, json, models::ModelState};
+use crate::{
+    app::App,
+    body::JsonBody,
+    error::ApiError,
+    json,
+    models::{ModelState, ServedModel},
+    ollama::details::parameters,
+};
 
 /// A model with the fields of both APIs.
 #[derive(Serialize)]
@@ -27,6 +34,33 @@ struct ModelEntry<'a> {
     /// Tokens of a prompt and its answer, if it is loaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     context_length: Option<usize>,
+    /// Sizes as llama.cpp's server has them, if it is loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    meta: Option<ModelMeta>,
+}
+
+/// Sizes of a loaded model.
+#[derive(Serialize)]
+struct ModelMeta {
+    n_vocab: usize,
+    /// Tokens of a prompt and its answer.
+    n_ctx: usize,
+    n_ctx_train: usize,
+    n_embd: usize,
+    n_params: u64,
+}
+
+impl ModelMeta {
+    fn new(model: &ServedModel) -> Self {
+        let blueprint = model.core.engine().blueprint();
+        Self {
+            n_vocab: blueprint.vocab,
+            n_ctx: model.context(),
+            n_ctx_train: blueprint.max_positions,
+            n_embd: blueprint.hidden,
+            n_params: parameters(blueprint),
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -72,6 +106,7 @@ impl<'a> ModelEntry<'a> {
             aliases: &app.models.offered()[index].aliases,
             status: app.models.state(index).into(),
             context_length: app.models.read(index, |model| model.context()),
+            meta: app.models.read(index, ModelMeta::new),
         }
     }
 }

@@ -62,7 +62,7 @@ impl From<AnswerUsage> for AnswerTimings {
 
 /// Progress of a prompt, as llama.cpp's server reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct PromptProgress {
+pub(crate) struct PromptProgress {
     total: usize,
     cache: usize,
     /// Tokens that are in the session.

@@ -316,7 +316,7 @@ impl Encoder for ResponseEncoder {
                 self.state("response.created");
                 self.state("response.in_progress");
             }
-            Delta::Usage(_) => {}
+            Delta::Usage(_) | Delta::Token(_) => {}
             Delta::Reasoning(thoughts) => self.thoughts(thoughts),
             Delta::Logprobs(entries) => {
                 self.logprobs.extend(entries.into_iter().map(ContentToken::new));

@@ -2,6 +2,7 @@
 
 mod encoder;
 mod input;
+mod input_items;
 mod items;
 mod store;
 
@@ -11,7 +12,7 @@ use axum::{
     extract::{Path, Request, State},
     response::Response,
 };
-use moeflux::{ChatOptions, GenerateRequest, Message};
+use moeflux::{ChatOptions, Message};
 use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
@@ -20,21 +21,24 @@ use crate::{
     ask::{self, Ask, AskPrompt, AskedReports, Conversation},
     error::ApiError,
     form::AskedForm,
+    generation::{self, FieldStyle},
     json::{self, Fields},
     models::{ModelLease, ServedModel},
-    openai::{chat::refuse_unsupported, tools},
+    openai::tools,
+    prompt,
     respond::{self, Asked},
+    unsupported::{self, RESPONSES, SERVERS},
 };
 use encoder::{ID_PREFIX, ResponseEncoder, ResponseForm};
-use input::RequestTools;
+use input::{RequestTools, ToolNames};
 use items::ResponseObject;
 use store::{RunningResponse, StoringEncoder};
 
+pub(crate) use input_items::input_items;
 pub(crate) use store::{RESPONSES_BYTES, ResponseStore};
 
-/// Fields that would change the answer and are not supported, with the values that have no effect.
-const UNSUPPORTED: [(&str, &[&str]); 3] =
-    [("background", &["false"]), ("conversation", &[]), ("prompt", &[])];
+/// Name of the limit of an answer.
+const LIMIT: &str = "max_output_tokens";
 
 /// Time in which a response that is cancelled must end.
 const CANCEL_TIME: Duration = Duration::from_secs(5);
@@ -69,6 +73,19 @@ pub(crate) async fn create(
         Ok(Asked::new(ask, StoringEncoder::new(encoder, end, messages)).cancelled_by(cancelled))
     };
     respond::answer(&app, request, read).await
+}
+
+/// Answers `POST /v1/responses/input_tokens`: tokens of the prompt of a response.
+///
+/// # Errors
+/// The request is wrong.
+pub(crate) async fn input_tokens(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let store = Arc::clone(&app.responses);
+    let read = move |fields: &Fields<'_>| Ok(ResponsePrompt::parse(&store, fields)?.conversation);
+    prompt::count_tokens(&app, request, Some("response.input_tokens"), read).await
 }
 
 /// Answers `GET /v1/responses/ID`.
@@ -109,6 +126,50 @@ pub(crate) async fn cancel(
     Ok(json::text_response(text))
 }
 
+/// Conversation of a request for a response.
+struct ResponsePrompt {
+    conversation: Conversation,
+    /// Its messages without the instructions.
+    messages: Vec<Message>,
+    names: ToolNames,
+    /// Whether the thoughts are summarised.
+    has_summary: bool,
+}
+
+impl ResponsePrompt {
+    /// Reads the conversation of a request.
+    ///
+    /// # Errors
+    /// A field has a wrong type, or is not supported; the previous response is unknown.
+    fn parse(store: &ResponseStore, fields: &Fields<'_>) -> Result<Self, ApiError> {
+        unsupported::refuse(fields, &[&RESPONSES, &SERVERS])?;
+        let text = fields.object("text")?.unwrap_or_default();
+        let format = text.object("format")?;
+        let form_of_text = format.map(|format| AskedForm::response_format(&format)).transpose()?;
+        let previous = fields.text("previous_response_id")?;
+        let previous = previous.map(|id| store.get("previous_response_id", &id));
+        let previous = previous.transpose()?;
+        let before = previous.as_ref().map_or(&[][..], |previous| &previous.messages);
+        let RequestTools { set, names } = RequestTools::parse(fields)?;
+        let messages = input::messages(fields, &names, before)?;
+        let instructions = fields.text("instructions")?.map(Message::system);
+
+        let reasoning = fields.object("reasoning")?.unwrap_or_default();
+        let mut options = ask::chat_options(fields)?;
+        ask::set_verbosity(&mut options, &text)?;
+        set_effort(&mut options, reasoning.text("effort")?.as_deref());
+        options.tools = set;
+        let all = instructions.into_iter().chain(messages.iter().cloned()).collect();
+        let mut conversation = Conversation::new(all, options);
+        conversation.calls = tools::allows_calls(fields)?;
+        conversation.required = tools::required_calls(fields)?;
+        conversation.form = form_of_text.flatten();
+        conversation.overflow = ask::overflow(fields)?;
+        let summary = reasoning.text("summary")?.or(reasoning.text("generate_summary")?);
+        Ok(Self { conversation, messages, names, has_summary: summary.is_some() })
+    }
+}
+
 /// A request for a response.
 struct ResponseAsk {
     ask: Ask,
@@ -129,47 +190,16 @@ impl ResponseAsk {
         store: &ResponseStore,
         fields: &Fields<'_>,
     ) -> Result<Self, ApiError> {
-        refuse_unsupported(fields, &UNSUPPORTED)?;
-        let text = fields.object("text")?;
-        let format = text.map(|text| text.object("format")).transpose()?.flatten();
-        let form_of_text = format.map(|format| AskedForm::response_format(&format)).transpose()?;
-        let previous = fields.text("previous_response_id")?;
-        let previous = previous.map(|id| store.get("previous_response_id", &id));
-        let previous = previous.transpose()?;
-        let before = previous.as_ref().map_or(&[][..], |previous| &previous.messages);
-        let RequestTools { set, names } = RequestTools::parse(fields)?;
-        let messages = input::messages(fields, &names, before)?;
-        let instructions = fields.text("instructions")?.map(Message::system);
+        let ResponsePrompt { conversation, messages, names, has_summary } =
+            ResponsePrompt::parse(store, fields)?;
         let is_stored = fields.flag("store")?.unwrap_or(true);
-
-        let reasoning = fields.object("reasoning")?;
-        let word = |name: &str| {
-            let word = reasoning.as_ref().map(|reasoning| reasoning.text(name)).transpose()?;
-            Ok::<_, ApiError>(word.flatten())
-        };
-        let mut options = ask::chat_options(fields)?;
-        set_effort(&mut options, word("effort")?.as_deref());
-        options.tools = set;
-        let all = instructions.into_iter().chain(messages.iter().cloned()).collect();
-        let mut conversation = Conversation::new(all, options);
-        conversation.calls = tools::allows_calls(fields)?;
-        conversation.required = tools::required_calls(fields)?;
-        conversation.form = form_of_text.flatten();
-        conversation.overflow = ask::overflow(fields)?;
-
         let include = fields.list("include")?.unwrap_or_default();
         let includes =
             |name: &str| include.iter().any(|value| value.as_str().as_deref() == Some(name));
-        let top_logprobs = ask::top_logprobs(fields, "top_logprobs")?;
-        let form = ResponseForm {
-            summary: word("summary")?.or(word("generate_summary")?).is_some(),
-            encrypted: includes(ENCRYPTED),
-            names,
-        };
-        let request = GenerateRequest::default()
-            .sampling(ask::sampling(fields, model.sampling()?)?)
-            .logprobs(includes(LOGPROBS).then_some(top_logprobs.unwrap_or(0)))
-            .max_tokens(fields.count("max_output_tokens")?);
+        let top_logprobs = generation::top_logprobs(fields, "top_logprobs")?;
+        let form = ResponseForm { summary: has_summary, encrypted: includes(ENCRYPTED), names };
+        let request = generation::request(model, fields, FieldStyle::OpenAi, &[LIMIT])?
+            .logprobs(includes(LOGPROBS).then_some(top_logprobs.unwrap_or(0)));
         let ask = Ask {
             prompt: AskPrompt::Conversation(conversation),
             request,

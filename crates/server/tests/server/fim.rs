@@ -116,3 +116,69 @@ fn a_model_without_the_tokens_refuses_a_suffix() {
     assert_eq!(reply.status, 400);
     assert!(reply.json()["error"].as_str().unwrap().contains("fill in the middle"));
 }
+
+#[test]
+fn editors_fill_in_the_middle() {
+    let server = serve(tokenizer(built_in()));
+    let [prefix, suffix] = ["The Fox saw the ", " in a tree.\n"];
+    let ids = |text: &str| {
+        let reply = post(&server, "/tokenize", &json!({"content": text})).json();
+        reply["tokens"].as_array().unwrap().clone()
+    };
+    // As llama.vim sends it.
+    let infill = |more: Value| {
+        let mut body = json!({
+            "id_slot": 0, "input_prefix": prefix, "input_suffix": suffix, "input_extra": [],
+            "prompt": "", "n_predict": 8, "stop": [], "n_indent": 0, "top_k": 1, "top_p": 0.9,
+            "samplers": ["top_k", "top_p", "infill"], "stream": false, "cache_prompt": true,
+            "t_max_prompt_ms": 500, "t_max_predict_ms": 60_000,
+        });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let reply = post(&server, "/infill", &body);
+        assert_eq!(reply.status, 200, "{body}: {}", reply.body);
+        reply.json()
+    };
+    let alone = infill(json!({}));
+    let complete = |tokens: Vec<Value>| {
+        let body = json!({"prompt": tokens, "n_predict": 8, "temperature": 0});
+        post(&server, "/completion", &body).json()
+    };
+    let middle = |extra: [&str; 2], start: &str| {
+        let mut tokens = extra.map(ids).concat();
+        tokens.push(json!(FIRST));
+        tokens.extend(ids(prefix));
+        tokens.extend(ids(start));
+        tokens.push(json!(FIRST + 1));
+        tokens.extend(ids(suffix));
+        tokens.push(json!(FIRST + 2));
+        tokens
+    };
+    assert_eq!(alone["content"], complete(middle(["", ""], ""))["content"]);
+    let started = complete(middle(["", ""], "old"));
+    assert_eq!(infill(json!({"prompt": "old"}))["content"], started["content"]);
+    // This tokenizer has no marks of files.
+    let extra = json!([{"filename": "a.rs", "text": "The Crow has a cheese."}]);
+    let with_extra = infill(json!({"input_extra": extra}));
+    let mark = "\n\n--- snippet ---\n\n";
+    let snippet = complete(middle([mark, "The Crow has a cheese."], ""));
+    assert!(with_extra["tokens_evaluated"].as_u64() > alone["tokens_evaluated"].as_u64());
+    assert_eq!(with_extra["content"], snippet["content"]);
+    // Long texts are cut: the far end of the prefix, and the start of the others.
+    let long = "The Fox saw a Crow. ".repeat(2000);
+    let cut = infill(json!({
+        "input_prefix": long, "input_suffix": long, "input_extra": [{"text": long}],
+    }));
+    let tokens = cut["tokens_evaluated"].as_u64().unwrap();
+    assert!((1500..2048).contains(&tokens), "{tokens}");
+    // A prompt that only fills the cache, and the fields of an editor.
+    let warm = json!({
+        "n_predict": 0, "samplers": [], "temperature": 0.0, "t_max_predict_ms": 1,
+        "response_fields": [""], "input_prefix": "", "input_suffix": "",
+    });
+    assert_eq!(infill(warm), json!({}));
+    let several = infill(json!({"n_cmpl": 3, "top_k": 40}));
+    assert_eq!(several.as_array().unwrap().len(), 3);
+    let body = json!({"input_prefix": "a", "input_suffix": "b"});
+    let reply = post(&TestServer::start(1, 4, ""), "/infill", &body);
+    assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!("input_suffix")));
+}

@@ -9,6 +9,7 @@ mod chat;
 mod client;
 mod completions;
 mod embeddings;
+mod fields;
 mod fim;
 mod grammars;
 mod hostile;

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use crate::{
-    TestServer,
-    client::{chat, post},
+    CONTEXT, TestServer,
+    client::{chat, get, post},
 };
 
 fn body(more: Value) -> Value {
@@ -83,4 +83,132 @@ fn completions_have_the_log_probabilities_of_n_probs() {
     let openai = json!({"prompt": "The Fox", "max_tokens": 4, "temperature": 0});
     let openai = post(&server, "/v1/completions", &openai).json();
     assert_eq!((&openai["content"], &openai["choices"][0]["text"]), (&json!(text), &json!(text)));
+}
+
+#[test]
+fn several_prompts_have_a_list_of_answers() {
+    let server = TestServer::start(2, 8, "");
+    let ask = |prompt: Value, more: Value| {
+        let mut body = json!({"prompt": prompt, "n_predict": 4, "temperature": 0});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let reply = post(&server, "/completion", &body);
+        assert_eq!(reply.status, 200, "{body}: {}", reply.body);
+        reply
+    };
+    let texts = ["The Fox", "A Crow was sitting on a"];
+    let ids = |text: &str, special: bool| {
+        let body = json!({"content": text, "add_special": special});
+        post(&server, "/tokenize", &body).json()["tokens"].as_array().unwrap().clone()
+    };
+    let alone = texts.map(|text| ask(json!(text), json!({})).json()["content"].clone());
+    let list = ask(json!(texts), json!({})).json();
+    let contents = |list: &Value| -> Vec<Value> {
+        list.as_array().unwrap().iter().map(|result| result["content"].clone()).collect()
+    };
+    assert_eq!(contents(&list), alone);
+    assert_eq!((&list[0]["index"], &list[1]["index"]), (&json!(0), &json!(1)));
+    // Token ids, a mix of texts and ids, and a list of one.
+    let mut mixed = vec![json!("A Crow was")];
+    mixed.extend(ids(" sitting on", false));
+    mixed.push(json!(" a"));
+    let prompts = json!([ids(texts[0], true), mixed]);
+    assert_eq!(contents(&ask(prompts, json!({})).json()), alone);
+    assert_eq!(ask(json!(mixed), json!({})).json()["content"], alone[1]);
+    assert_eq!(ask(json!([texts[0]]), json!({})).json()["content"], alone[0]);
+    let twice = ask(json!(texts[0]), json!({"n_cmpl": 2})).json();
+    assert_eq!(contents(&twice), [alone[0].clone(), alone[0].clone()]);
+    let reply = ask(json!(texts), json!({"stream": true, "return_tokens": true}));
+    let mut streamed = [String::new(), String::new()];
+    for event in reply.events() {
+        let event: Value = serde_json::from_str(event).unwrap();
+        let index = event["index"].as_u64().unwrap() as usize;
+        streamed[index] += event["content"].as_str().unwrap();
+    }
+    assert_eq!(streamed.map(Value::from), alone);
+    let tokens = ask(json!(texts[0]), json!({"return_tokens": true})).json();
+    let text = post(&server, "/detokenize", &json!({"tokens": tokens["tokens"]})).json();
+    assert_eq!((&text["content"], tokens["tokens"].as_array().unwrap().len()), (&alone[0], 4));
+    for (prompt, param) in [
+        (json!([]), "prompt"),
+        (json!(["a", {}]), "prompt[1]"),
+        (json!([1, u32::MAX]), "prompt"),
+        (json!(["a", [1, {}]]), "prompt[1]"),
+        (json!(vec!["a"; 65]), "prompt"),
+    ] {
+        let reply = post(&server, "/completion", &json!({"prompt": prompt}));
+        assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!(param)));
+    }
+}
+
+#[test]
+fn words_may_have_a_bias() {
+    let server = TestServer::start(1, 4, "");
+    let ask = |bias: Value| {
+        let prompt = "A Crow was sitting on a";
+        let body = json!({"prompt": prompt, "n_predict": 1, "temperature": 0, "logit_bias": bias});
+        post(&server, "/completion", &body)
+    };
+    let text = |bias: Value| ask(bias).json()["content"].as_str().unwrap().to_owned();
+    assert_eq!(text(json!([])), " branch");
+    for forbidden in [
+        json!([[" branch", -100]]),
+        json!([[" branch", false]]),
+        json!({" branch": -100.0}),
+        json!({" branch": false}),
+    ] {
+        assert_ne!(text(forbidden.clone()), " branch", "{forbidden}");
+    }
+    let forced = text(json!([[" Fox", 100], [" tree", -1.5]]));
+    assert!(" Fox".contains(&*forced), "{forced}");
+    for wrong in [json!([["x"]]), json!([["x", true]]), json!({"x": 101}), json!("x")] {
+        let reply = ask(wrong.clone());
+        assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!("logit_bias")));
+    }
+}
+
+#[test]
+fn an_answer_has_the_fields_that_are_asked_for() {
+    let server = TestServer::start(1, 4, "");
+    let ask = |fields: Value, stream: bool| {
+        let body = json!({
+            "prompt": "The Fox", "n_predict": 2, "temperature": 0, "response_fields": fields,
+            "stream": stream,
+        });
+        post(&server, "/completion", &body)
+    };
+    let whole = ask(json!([]), false).json();
+    assert_eq!(whole["generation_settings"]["n_ctx"], CONTEXT);
+    let fields = ["content", "timings/predicted_n", "truncated", "x/y"];
+    let some = ask(json!(fields), false).json();
+    let expected =
+        json!({"content": whole["content"], "timings/predicted_n": 2, "truncated": false});
+    assert_eq!(some, expected);
+    assert_eq!(ask(json!([""]), false).json(), json!({}));
+    let reply = ask(json!(["stop"]), true);
+    let events = reply.events();
+    assert_eq!(events.last(), Some(&"{\"stop\":true}"));
+}
+
+#[test]
+fn editors_find_the_context_and_the_sessions() {
+    let server = TestServer::start(3, 4, "");
+    let props = get(&server, "/props").json();
+    assert_eq!(props["default_generation_settings"]["n_ctx"], CONTEXT);
+    assert_eq!((&props["total_slots"], &props["model_alias"]), (&json!(3), &json!("tales")));
+    assert!(props["chat_template"].as_str().unwrap().contains("messages"), "{props}");
+    assert_eq!(props["modalities"], json!({"vision": false, "audio": false}));
+    assert_eq!(get(&server, "/props?model=tales&autoload=false").json(), props);
+    let slots = get(&server, "/slots").json();
+    let slots = slots.as_array().unwrap();
+    assert_eq!(slots.len(), 3);
+    for (id, slot) in slots.iter().enumerate() {
+        assert_eq!(
+            (&slot["id"], &slot["n_ctx"], &slot["is_processing"]),
+            (&json!(id), &json!(CONTEXT), &json!(false))
+        );
+    }
+    assert_eq!(get(&server, "/slots?fail_on_no_slot=1").status, 200);
+    let model = &get(&server, "/v1/models").json()["data"][0];
+    assert_eq!(model["meta"]["n_ctx"], CONTEXT);
+    assert!(model["meta"]["n_params"].as_u64().unwrap() > 1_000_000, "{model}");
 }

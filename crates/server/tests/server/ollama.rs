@@ -121,9 +121,6 @@ fn clients_find_the_model_and_its_abilities() {
     let server = TestServer::start(1, 4, "");
     assert_eq!(get(&server, "/").body, "Ollama is running");
     assert_eq!(receive(send(&server, "HEAD /", &[], b"")).status, 200);
-    let version = get(&server, "/api/version").json();
-    let numbers = version["version"].as_str().unwrap().split('.').map(str::parse::<u32>);
-    assert!(numbers.collect::<Result<Vec<_>, _>>().unwrap() >= vec![0, 6, 4], "{version}");
     for path in ["/api/tags", "/api/ps"] {
         let models = get(&server, path).json();
         let model = &models["models"][0];
@@ -161,7 +158,11 @@ fn errors_are_a_text() {
         ("/api/chat", json!({"think": 3}), "think must be"),
         ("/api/chat", json!({"stream": 3}), "stream must be"),
         ("/api/generate", json!({"prompt": "x", "images": ["x"]}), "images: this model reads text"),
-        ("/api/generate", json!({"prompt": "x", "template": "y"}), "template: this value"),
+        (
+            "/api/generate",
+            json!({"prompt": "x", "template": "y"}),
+            "template: templates of requests",
+        ),
     ] {
         let reply = post(&server, path, &fable(more.clone()));
         assert_eq!(reply.status, 400, "{more}: {}", reply.body);
@@ -196,4 +197,119 @@ fn an_answer_has_the_form_of_its_format() {
     holds(&response["output"][0]["content"][0]["text"]);
     let reply = post(&server, "/api/chat", &fable(json!({"format": "xml"})));
     assert_eq!(reply.status, 400);
+}
+
+#[test]
+fn an_answer_has_the_tokens_that_continue_it() {
+    let server = TestServer::start(1, 4, "");
+    let generate = |more: Value| {
+        let mut body = fable(json!({"prompt": "Tell me the fable.", "stream": false}));
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        post(&server, "/api/generate", &body)
+    };
+    let system = "You know fables.";
+    let first = generate(json!({"system": system, "options": {"temperature": 0}})).json();
+    let context = first["context"].as_array().unwrap();
+    let tokens = &first["prompt_eval_count"].as_u64().unwrap();
+    assert!(context.len() as u64 > *tokens, "{first}");
+    // The same conversation, in messages.
+    let messages = json!([
+        {"role": "system", "content": system},
+        {"role": "user", "content": "Tell me the fable."},
+        {"role": "assistant", "content": first["response"]},
+        {"role": "user", "content": "Go on."},
+    ]);
+    let chat = fable(json!({"messages": messages, "stream": false}));
+    let chat = post(&server, "/api/chat", &chat).json();
+    for more in [json!({}), json!({"system": system})] {
+        let mut body = json!({"prompt": "Go on.", "context": context});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let second = generate(body).json();
+        assert_eq!(second["response"], chat["message"]["content"]);
+        assert_eq!(second["prompt_eval_count"], chat["prompt_eval_count"]);
+        let longer = second["context"].as_array().unwrap();
+        assert!(longer.starts_with(context), "{second}");
+    }
+    let lines = lines(&generate(json!({"stream": true, "options": {"num_predict": 3}})));
+    let (last, before) = lines.split_last().unwrap();
+    assert!(last["context"].is_array() && before.iter().all(|line| line["context"].is_null()));
+    let raw = generate(json!({"raw": true})).json();
+    assert!(raw.get("context").is_none(), "{raw}");
+    for (more, words) in [
+        (json!({"context": [u32::MAX]}), "context must be a list of token ids"),
+        (json!({"context": [5], "system": "Another one."}), "system: the context"),
+        (json!({"context": [5], "raw": true}), "context: this value is not supported with raw"),
+        (json!({"template": "{{ .Prompt }}"}), "template: templates of requests are not supported"),
+    ] {
+        let reply = generate(more.clone());
+        assert_eq!(reply.status, 400, "{more}: {}", reply.body);
+        assert!(reply.json()["error"].as_str().unwrap().contains(words), "{}", reply.body);
+    }
+}
+
+#[test]
+fn answers_have_log_probabilities() {
+    let server = TestServer::start(1, 4, "");
+    let prompt = json!({"prompt": "Tell me the fable.", "logprobs": true, "top_logprobs": 2,
+        "options": {"temperature": 0, "num_predict": 5}});
+    for (path, text) in [("/api/chat", "/message/content"), ("/api/generate", "/response")] {
+        let lines = lines(&post(&server, path, &fable(prompt.clone())));
+        let mut body = fable(prompt.clone());
+        body["stream"] = json!(false);
+        let whole = post(&server, path, &body).json();
+        let of_lines = lines.iter().filter_map(|line| line["logprobs"].as_array()).flatten();
+        let tokens = whole["logprobs"].as_array().unwrap();
+        assert!(of_lines.eq(tokens.iter()));
+        let joined: String = tokens.iter().map(|token| token["token"].as_str().unwrap()).collect();
+        assert_eq!(whole.pointer(text).unwrap(), &json!(joined));
+        for token in tokens {
+            assert!(token["logprob"].as_f64().unwrap() <= 0.0 && token["bytes"].is_array());
+            assert_eq!(token["top_logprobs"].as_array().unwrap().len(), 2);
+            assert_eq!(token["top_logprobs"][0]["token"], token["token"]);
+        }
+    }
+    let reply = post(&server, "/api/chat", &fable(json!({"top_logprobs": 2})));
+    assert_eq!(reply.status, 400);
+    let plain = post(&server, "/api/chat", &fable(json!({"stream": false}))).json();
+    assert!(plain.get("logprobs").is_none());
+}
+
+#[test]
+fn models_have_sizes_and_unknown_ones_are_not_found() {
+    let server = TestServer::start(1, 4, "");
+    let version = get(&server, "/api/version").json();
+    let numbers = version["version"].as_str().unwrap().split('.').map(str::parse::<u32>);
+    assert!(numbers.collect::<Result<Vec<_>, _>>().unwrap() >= vec![0, 13, 4], "{version}");
+    let details = &get(&server, "/api/tags").json()["models"][0]["details"];
+    let size = details["parameter_size"].as_str().unwrap();
+    assert!(size.ends_with('M') && size.trim_end_matches('M').parse::<f64>().is_ok(), "{details}");
+    assert!(!details["quantization_level"].as_str().unwrap().is_empty(), "{details}");
+    let shown = post(&server, "/api/show", &json!({"model": "tales:latest"})).json();
+    assert_eq!(shown["details"], *details);
+    assert_eq!(get(&server, "/api/ps").json()["models"][0]["details"], *details);
+    let delete = |name: &str| {
+        let body = json!({"model": name}).to_string();
+        receive(send(&server, "DELETE /api/delete", &[], body.as_bytes()))
+    };
+    let show = post(&server, "/api/show", &json!({"name": "gpt-oss:20b"}));
+    for reply in [show, delete("gpt-oss:20b")] {
+        assert_eq!(reply.status, 404, "{}", reply.body);
+        let error = reply.json()["error"].as_str().unwrap().to_owned();
+        assert!(error.starts_with("model 'gpt-oss:20b' not found"), "{error}");
+    }
+    let pull = |name: &str| post(&server, "/api/pull", &json!({"model": name}));
+    assert_eq!(pull("tales").json(), json!({"status": "success"}));
+    for (reply, words) in [
+        (pull("org/model"), "`moeflux pull org/model`"),
+        (pull("gpt-oss:20b"), "`moeflux pull ORG/NAME`"),
+        (delete("tales"), "`moeflux rm"),
+        (post(&server, "/api/create", &json!({"model": "x"})), "`moeflux pull`"),
+        (post(&server, "/api/copy", &json!({})), "`moeflux pull`"),
+        (post(&server, "/api/push", &json!({})), "`moeflux pull`"),
+    ] {
+        assert_eq!(reply.status, 400, "{}", reply.body);
+        assert!(reply.json()["error"].as_str().unwrap().contains(words), "{}", reply.body);
+    }
+    // A chat takes any name of a single model.
+    assert_eq!(post(&server, "/api/chat", &json!({"model": "gpt-oss:20b"})).status, 200);
 }

@@ -37,12 +37,11 @@ fn wrong_requests_are_errors_that_name_the_field() {
         (user(image), "messages[0].content[0].type", "reads text only"),
         (with("temperature", json!("hot")), "temperature", "a number"),
         (with("temperature", json!(-1)), "temperature", "0 (greedy) or more"),
-        (with("top_p", json!(0)), "top_p", "above 0"),
+        (with("top_p", json!(-0.1)), "top_p", "above 0"),
         (with("top_k", json!(-7)), "top_k", "at least 0"),
-        (with("max_tokens", json!(-1)), "max_tokens", "at least 0"),
+        (with("max_tokens", json!(-3)), "max_tokens", "at least 0"),
         (with("stop", json!([1])), "stop", "strings"),
         (with("stop", json!(vec!["x"; 17])), "stop", "at most 16"),
-        (with("stop", json!("")), "stop", "empty"),
         (with("stream", json!("yes")), "stream", "true or false"),
         (with("stream_options", json!(1)), "stream_options", "an object"),
         (with("tools", json!([{"function": {}}])), "tools[0].function.name", "missing"),
@@ -293,4 +292,37 @@ fn the_small_paths_answer() {
     ] {
         assert!(metrics.lines().any(|l| l == line), "{metrics}");
     }
+}
+
+#[test]
+fn prompts_beyond_the_context_are_counted() {
+    let server = TestServer::start(1, 4, "");
+    let long = |words: usize| user(json!("crow ".repeat(words)));
+    let count = |path: &str, body: &Value| {
+        let reply = post(&server, path, body);
+        assert_eq!(reply.status, 200, "{path}: {}", reply.body);
+        reply.json()["input_tokens"].as_u64().unwrap()
+    };
+    let paths = ["/v1/chat/completions/input_tokens", "/v1/messages/count_tokens"];
+    for path in paths {
+        let (short, tokens) = (count(path, &long(1)), count(path, &long(3000)));
+        assert!(tokens >= short + 2999, "{path}: {tokens}");
+    }
+    // The error has the same number.
+    let tokens = count(paths[0], &long(3000));
+    let error = chat(&server, &long(3000)).json()["error"].clone();
+    assert_eq!(error["n_prompt_tokens"], tokens);
+    let words = format!("prompt is too long: {tokens} tokens > {CONTEXT} maximum");
+    assert!(error["message"].as_str().unwrap().contains(&words), "{error}");
+    let text = "crow ".repeat(3000);
+    let tokens = post(&server, "/tokenize", &json!({"content": text, "add_special": true}));
+    let tokens = tokens.json()["tokens"].as_array().unwrap().len();
+    for path in ["/v1/completions", "/completion"] {
+        let error = post(&server, path, &json!({"prompt": text})).json()["error"].clone();
+        assert_eq!(error["n_prompt_tokens"], tokens, "{path}: {error}");
+    }
+    // A text that is much too long is not counted to its end.
+    let error = chat(&server, &user(json!("crow ".repeat(300_000)))).json()["error"].clone();
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("prompt is too long: at least "), "{message}");
 }

@@ -200,7 +200,7 @@ fn errors_name_the_field() {
         (json!({"background": true}), "background", "not supported"),
         (json!({"reasoning": "much"}), "reasoning", "an object"),
         (json!({"truncation": "some"}), "truncation", "auto or disabled"),
-        (json!({"max_output_tokens": -1}), "max_output_tokens", "at least 0"),
+        (json!({"max_output_tokens": -3}), "max_output_tokens", "at least 0"),
     ] {
         let reply = post(&server, "/v1/responses", &fable(more.clone()));
         assert_eq!(reply.status, 400, "{more}: {}", reply.body);
@@ -256,4 +256,40 @@ fn a_response_that_is_cancelled_ends_early() {
         assert!(!is_stored || again.json() == response);
     }
     assert_eq!(post(&server, "/v1/responses/resp_x/cancel", &json!({})).status, 404);
+}
+
+#[test]
+fn the_input_of_a_response_is_counted_and_listed() {
+    let server = TestServer::start(1, 4, "");
+    let first = ask(&server, &fable(json!({"instructions": "Be brief."})));
+    let count = |more: Value| post(&server, "/v1/responses/input_tokens", &fable(more));
+    let counted = count(json!({"instructions": "Be brief."})).json();
+    let tokens = &first["usage"]["input_tokens"];
+    assert_eq!(counted, json!({"object": "response.input_tokens", "input_tokens": tokens}));
+    let more = json!({"previous_response_id": first["id"], "input": "Go on."});
+    let second = ask(&server, &fable(more.clone()));
+    assert_eq!(count(more).json()["input_tokens"], second["usage"]["input_tokens"]);
+    let long = count(json!({"input": "crow ".repeat(2 * CONTEXT)})).json();
+    assert!(long["input_tokens"].as_u64().unwrap() > 2 * CONTEXT as u64, "{long}");
+    assert_eq!(count(json!({"previous_response_id": "resp_x"})).status, 404);
+    let path = format!("/v1/responses/{}/input_items", second["id"].as_str().unwrap());
+    let page = |query: &str| get(&server, &format!("{path}{query}"));
+    let list = page("?order=asc").json();
+    let data = list["data"].as_array().unwrap();
+    let texts: Vec<&Value> = data.iter().map(|item| &item["content"][0]["text"]).collect();
+    let told = &first["output"][0]["content"][0]["text"];
+    assert_eq!(texts, [&fable(json!({}))["input"], told, &json!("Go on.")]);
+    assert_eq!((&list["object"], &list["has_more"]), (&json!("list"), &json!(false)));
+    assert_eq!((&list["first_id"], &list["last_id"]), (&data[0]["id"], &data[2]["id"]));
+    // The newest one first, page by page.
+    let newest = page("?limit=2").json();
+    assert_eq!(newest["data"], json!([data[2], data[1]]));
+    assert_eq!(newest["has_more"], true);
+    let rest = page(&format!("?limit=2&after={}", newest["last_id"].as_str().unwrap())).json();
+    assert_eq!((&rest["data"], &rest["has_more"]), (&json!([data[0]]), &json!(false)));
+    for (query, param) in [("?limit=0", "limit"), ("?order=up", "order"), ("?after=x", "after")] {
+        let reply = page(query);
+        assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!(param)));
+    }
+    assert_eq!(get(&server, "/v1/responses/resp_x/input_items").status, 404);
 }

@@ -192,6 +192,27 @@ fn the_ends_of_all_templates_are_prefixes() {
     }
 }
 
+#[test]
+fn prompts_beyond_the_context_are_counted() {
+    let (whole, mut short) = (tales(), tales());
+    short.limit_prompts(10);
+    let options = ChatOptions::default();
+    let asked = [Message::system("Be brief."), Message::user("The Fox <|im_end|>. ".repeat(40))];
+    let tokens = whole.chat(&asked, &options).unwrap();
+    assert!(short.chat(&asked, &options).is_err());
+    assert_eq!(short.count_after(&asked, &options, []).unwrap(), tokens.len());
+    // An earlier turn counts with the tokens that it was generated with.
+    let made = split(&whole, ["The F", "ox.\n\n"]);
+    let turn = Turn::new(whole.prompt(&asked, &options).unwrap(), &made);
+    let more = [Message::assistant("The Fox."), Message::user("And then?")];
+    let next = [&asked[..], &more].concat();
+    let prompt = whole.prompt_after(&next, &options, [&turn]).unwrap();
+    assert_eq!(short.count_after(&next, &options, [&turn]).unwrap(), prompt.tokens.len());
+    let text = "The Fox <|im_end|>. ".repeat(40);
+    assert_eq!(short.count(&text).unwrap(), whole.encode(&text).unwrap().len());
+    assert!(short.encode(&text).is_err());
+}
+
 /// Tokens of a text in two parts: other ones than those of the whole.
 fn split(text: &Text, parts: [&str; 2]) -> Vec<u32> {
     let made = parts.map(|part| text.tokenizer().encode(part, false).unwrap()).concat();
