@@ -5,6 +5,7 @@ use std::{path::Path, process::ExitCode};
 use anyhow::{Context, ensure};
 use moeflux::{
     Checkpoint,
+    base::Notices,
     checkpoint::list_models,
     experts::DiskSpeed,
     runtime::LineName,
@@ -44,20 +45,24 @@ const SESSIONS: usize = 4;
 /// settings are wrong.
 pub(crate) fn run(args: &ServeArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     // A folder that cannot be written is an error before a model is loaded.
-    args.cache.open()?;
+    args.cache.open_for_server()?;
+    let notices = Notices::new(move |text| ui.note(text));
     let server = Server::bind(options(args, ui)?).map_err(|error| match error {
-        open @ ServerError::OpenWithoutKey { .. } => WrongUse(open.to_string()).into(),
+        open @ (ServerError::OpenWithoutKey { .. } | ServerError::OriginWithoutKey { .. }) => {
+            WrongUse(open.to_string()).into()
+        }
         other => anyhow::Error::new(other),
     })?;
     // A model that is downloaded gets its folder only now.
     let name = name(args);
     let models = match &args.models {
-        Some(folder) => several(args, folder, ui)?,
+        Some(folder) => several(args, folder, notices, ui)?,
         None => {
             let EngineArgs { model, reads, .. } = &args.engine;
             let (checkpoint, download) = load::streamed(model, &reads.mirror, ui)?;
             let settings = ModelSettings::default();
-            let loaded = start(checkpoint, download.as_ref(), args, &settings, ui)?;
+            let starting = Starting { args, settings: &settings, notices: &notices, ui };
+            let loaded = starting.start(checkpoint, download.as_ref())?;
             if let Some(download) = download {
                 download.finish_in_background(ui)?;
             }
@@ -82,7 +87,7 @@ pub(crate) fn run(args: &ServeArgs, ui: Ui) -> anyhow::Result<ExitCode> {
 }
 
 /// Models of a folder, with their settings.
-fn several(args: &ServeArgs, folder: &Path, ui: Ui) -> anyhow::Result<Models> {
+fn several(args: &ServeArgs, folder: &Path, notices: Notices, ui: Ui) -> anyhow::Result<Models> {
     let listed = list_models(folder)?;
     let names: Vec<&str> = listed.iter().map(|model| &*model.name).collect();
     let settings = SettingsFile::read(folder, &names)?;
@@ -93,7 +98,7 @@ fn several(args: &ServeArgs, folder: &Path, ui: Ui) -> anyhow::Result<Models> {
         offered.aliases(of_model.aliases).ttl(ttl.and_then(KeepAlive::time))
     });
     let offered = offered.collect();
-    let loader = FolderLoader { args: args.clone(), settings, ui };
+    let loader = FolderLoader { args: args.clone(), settings, notices, ui };
     let models = Models::several(offered, loader);
     Ok(models.with_context(|| folder.display().to_string())?.waiting(args.waiting))
 }
@@ -102,6 +107,7 @@ fn several(args: &ServeArgs, folder: &Path, ui: Ui) -> anyhow::Result<Models> {
 struct FolderLoader {
     args: ServeArgs,
     settings: SettingsFile,
+    notices: Notices,
     ui: Ui,
 }
 
@@ -117,45 +123,59 @@ impl ModelLoader for FolderLoader {
         let settings = self.settings.of_model(&model.name);
         let args = settings.args(&self.args, &model.path);
         let checkpoint = load::checkpoint(&args.engine.model, &[], ui).map_err(failed)?;
-        Ok(Box::new(move || start(checkpoint, None, &args, &settings, ui).map_err(failed)))
+        let notices = self.notices.clone();
+        Ok(Box::new(move || {
+            let starting = Starting { args: &args, settings: &settings, notices: &notices, ui };
+            starting.start(checkpoint, None).map_err(failed)
+        }))
     }
 }
 
-/// Loads a model and starts its serving core.
-fn start(
-    checkpoint: Checkpoint,
-    download: Option<&ModelDownload>,
-    args: &ServeArgs,
-    settings: &ModelSettings,
+/// What a model is started with.
+struct Starting<'a> {
+    args: &'a ServeArgs,
+    settings: &'a ModelSettings,
+    notices: &'a Notices,
     ui: Ui,
-) -> anyhow::Result<LoadedModel> {
-    let mut needs = Needs {
-        marks: true,
-        sessions: Some(args.sessions.map_or(SESSIONS, Into::into)),
-        reserved: Some(RESERVED_BYTES),
-        grammars: true,
-        ..Needs::default()
-    };
-    needs.hold(download);
-    let engine = load::engine_from(checkpoint, &args.engine, needs, ui)?;
-    // As `plan` or `bench` measured it, if they did.
-    let measured = folders::probes()
-        .and_then(|folder| DiskSpeed::remembered(&folder, engine.blueprint().slot_bytes()));
-    let plan = engine.plan();
-    ui.line(format_args!(
-        "memory plan: {}, of which {} are for the server",
-        units::memory(plan.host().total()),
-        units::memory(plan.bytes(LineName::Reserved))
-    ));
-    let cache = args.cache.open()?;
-    let serving = ServingOptions::default().waiting(args.waiting).prefix_cache(cache);
-    let core = ServingCore::start(&engine, serving)?;
-    // Wrong settings of generation are errors of requests.
-    let generation = engine.text().and_then(|text| text.generation()).ok();
-    let sampling = generation.and_then(|generation| settings.sampling(&generation.sampling));
-    let turns = args.cache.prefix_cache.as_ref().map(|folder| folder.join(TURNS));
-    let model = LoadedModel::new(core).sampling(sampling).turn_folder(turns);
-    Ok(model.disk_speed(measured.map(|speed| speed.ceiling())))
+}
+
+impl Starting<'_> {
+    /// Loads the model and starts its serving core.
+    fn start(
+        &self,
+        checkpoint: Checkpoint,
+        download: Option<&ModelDownload>,
+    ) -> anyhow::Result<LoadedModel> {
+        let Self { args, settings, notices, ui } = *self;
+        let mut needs = Needs {
+            marks: true,
+            sessions: Some(args.sessions.map_or(SESSIONS, Into::into)),
+            reserved: Some(RESERVED_BYTES),
+            grammars: true,
+            ..Needs::default()
+        };
+        needs.hold(download);
+        let engine = load::engine_from(checkpoint, &args.engine, needs, ui)?;
+        // As `plan` or `bench` measured it, if they did.
+        let measured = folders::probes()
+            .and_then(|folder| DiskSpeed::remembered(&folder, engine.blueprint().slot_bytes()));
+        let plan = engine.plan();
+        ui.line(format_args!(
+            "memory plan: {}, of which {} are for the server",
+            units::memory(plan.host().total()),
+            units::memory(plan.bytes(LineName::Reserved))
+        ));
+        let cache = args.cache.open_for_server()?.map(|folder| folder.notices(notices.clone()));
+        let serving = ServingOptions::default().waiting(args.waiting).prefix_cache(cache);
+        let core = ServingCore::start(&engine, serving)?;
+        // Wrong settings of generation are errors of requests.
+        let generation = engine.text().and_then(|text| text.generation()).ok();
+        let sampling = generation.and_then(|generation| settings.sampling(&generation.sampling));
+        let turns = args.cache.prefix_cache.as_ref().map(|folder| folder.join(TURNS));
+        let model = LoadedModel::new(core).sampling(sampling).turn_folder(turns);
+        let model = model.turn_bytes(args.cache.answers_size()).notices(notices.clone());
+        Ok(model.disk_speed(measured.map(|speed| speed.ceiling())))
+    }
 }
 
 fn options(args: &ServeArgs, ui: Ui) -> anyhow::Result<ServerOptions> {
@@ -163,6 +183,7 @@ fn options(args: &ServeArgs, ui: Ui) -> anyhow::Result<ServerOptions> {
     (options.host, options.port, options.no_key) = (args.host, args.port, args.no_key);
     options.overflow = args.overflow.into();
     options.allow_hosts.clone_from(&args.allow_host);
+    options.allow_origins.clone_from(&args.allow_origin);
     options.log = RequestLog::new(move |record| {
         let RequestRecord { id, method, path, status, time, .. } = record;
         ui.line(format_args!("{method} {path} {status} {:.3} s {id}", time.as_secs_f64()));
