@@ -56,7 +56,7 @@ const DISCARD_PIECE: usize = 8 << 10;
 /// The stream of a connection.
 type ClientStream = WatchedStream<TimedStream<TcpStream>>;
 
-/// What all connections share.
+/// Settings that all connections share.
 #[derive(Clone)]
 pub(crate) struct ConnectionOptions {
     http: Builder,

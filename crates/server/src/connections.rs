@@ -46,9 +46,9 @@ enum Place {
     Reserve,
 }
 
-/// What a connection does.
+/// Activity of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum ConnectionPhase {
     /// It waits for a request.
     Idle,
     /// A part of a head has arrived.
@@ -99,7 +99,7 @@ pub(crate) struct Connection {
 
 #[derive(Debug)]
 struct ConnectionState {
-    phase: Phase,
+    phase: ConnectionPhase,
     since: Instant,
     /// Since when bytes wait for the client to read.
     unread: Option<Instant>,
@@ -147,7 +147,7 @@ impl Connections {
         let id = places.next;
         places.next += 1;
         let state = ConnectionState {
-            phase: Phase::Idle,
+            phase: ConnectionPhase::Idle,
             since: Instant::now(),
             unread: None,
             start: Vec::new(),
@@ -210,7 +210,7 @@ impl Places {
 }
 
 impl ConnectionState {
-    fn enter(&mut self, phase: Phase) {
+    fn enter(&mut self, phase: ConnectionPhase) {
         if self.phase != phase {
             (self.phase, self.since) = (phase, Instant::now());
         }
@@ -222,9 +222,9 @@ impl ConnectionState {
             (_, Some(since)) => {
                 (now.saturating_duration_since(since) >= UNREAD).then_some(Rank::Unread)
             }
-            (Phase::Idle | Phase::Head, None) => Some(Rank::NoRequest),
-            (Phase::Body, None) => Some(Rank::NoBody),
-            (Phase::Answer, None) => None,
+            (ConnectionPhase::Idle | ConnectionPhase::Head, None) => Some(Rank::NoRequest),
+            (ConnectionPhase::Body, None) => Some(Rank::NoBody),
+            (ConnectionPhase::Answer, None) => None,
         }
     }
 }
@@ -242,16 +242,18 @@ impl Connection {
     /// Whether a whole request is being answered, or a part of an answer is still to be sent.
     pub(crate) fn is_answering(&self) -> bool {
         let state = self.lock();
-        state.phase == Phase::Answer || state.unread.is_some()
+        state.phase == ConnectionPhase::Answer || state.unread.is_some()
     }
 
     /// Takes note of received bytes.
     pub(crate) fn received(&self, bytes: &[u8]) {
         let mut state = self.lock();
-        if bytes.is_empty() || matches!(state.phase, Phase::Body | Phase::Answer) {
+        if bytes.is_empty()
+            || matches!(state.phase, ConnectionPhase::Body | ConnectionPhase::Answer)
+        {
             return;
         }
-        state.enter(Phase::Head);
+        state.enter(ConnectionPhase::Head);
         let kept = bytes.len().min(START_BYTES.saturating_sub(state.start.len()));
         state.start.extend_from_slice(&bytes[..kept]);
     }
@@ -273,24 +275,23 @@ impl Connection {
     /// Takes note of a head whose body follows.
     pub(crate) fn begin_body(&self) {
         let mut state = self.lock();
-        state.enter(Phase::Body);
+        state.enter(ConnectionPhase::Body);
         state.start.clear();
     }
 
     /// Takes note of the end of a request.
     pub(crate) fn begin_answer(&self) {
         let mut state = self.lock();
-        state.enter(Phase::Answer);
+        state.enter(ConnectionPhase::Answer);
         state.start.clear();
     }
 
     /// Takes note of the end of an answer.
     pub(crate) fn end_answer(&self) {
-        self.lock().enter(Phase::Idle);
+        self.lock().enter(ConnectionPhase::Idle);
     }
 
-    /// Whether the connection may have this answer: those that may take long need an ordinary
-    /// place.
+    /// Whether the connection may have this answer: a long one needs an ordinary place.
     pub(crate) fn may_answer(&self, method: &Method, path: &str) -> bool {
         let is_short = [Method::GET, Method::HEAD, Method::OPTIONS].contains(method);
         if is_short && path != page::feed::PATH {

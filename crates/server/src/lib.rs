@@ -1,8 +1,8 @@
 //! HTTP server of moeflux: the APIs of OpenAI, Anthropic and Ollama on a serving core.
 //!
 //! - [`Server`] listens and ends gracefully: `server.rs`. Connections have places, for which idle
-//!   ones end: `connections.rs`, `connection_task.rs`, `watched_stream.rs`, `timed_stream.rs`. What
-//!   is no valid HTTP gets an error in the shape of its API: `refusal.rs`.
+//!   ones end: `connections.rs`, `connection_task.rs`, `watched_stream.rs`, `timed_stream.rs`. A
+//!   request that is no valid HTTP gets an error in the shape of its API: `refusal.rs`.
 //! - Hosts, origins and keys are checked before a body is read: `guard.rs`, `allowed.rs`. Each
 //!   request has an id and a record: `access.rs`.
 //! - A body (`body.rs`, `json.rs`) becomes an `Ask`, whatever its API (`ask.rs`, and the readers in

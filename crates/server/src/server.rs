@@ -70,7 +70,7 @@ pub struct ServerOptions {
     /// Hosts that are allowed in the headers Host and Origin, beside the local machine's names.
     pub allow_hosts: Vec<AllowedHost>,
     /// Origins of pages and apps that may send requests and read responses, beside those of these
-    /// hosts. Those that anybody's pages have, such as `null`, need keys.
+    /// hosts. Origins of anybody's pages, such as `null`, need keys.
     pub allow_origins: Vec<AllowedOrigin>,
     /// Receiver of a record of each request. Default: none.
     pub log: RequestLog,

@@ -47,7 +47,7 @@ pub(crate) struct TurnFolder {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the folder and its thread share.
+/// State that the folder and its thread share.
 #[derive(Debug, Default)]
 struct FolderState {
     /// Bytes of the turns that wait.

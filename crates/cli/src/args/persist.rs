@@ -61,9 +61,10 @@ pub(crate) struct PrefixCacheArgs {
     /// the prompts.
     #[arg(long, value_parser = path(), value_name = "DIR")]
     pub(crate) prefix_cache: Option<PathBuf>,
-    /// Maximum size of --prefix-cache on its disk; the least recently used prompts are evicted [default: 4GiB]
+    /// Maximum size of --prefix-cache; the least recently used prompts are evicted [default: 4GiB]
     ///
-    /// With `serve` it includes the remembered answers, which have at most a quarter and 256 MiB.
+    /// In blocks of the disk. With `serve` it includes the remembered answers, which have at most a
+    /// quarter and 256 MiB.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "prefix_cache")]
     pub(crate) prefix_cache_size: Option<u64>,
 }

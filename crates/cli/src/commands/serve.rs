@@ -131,7 +131,7 @@ impl ModelLoader for FolderLoader {
     }
 }
 
-/// What a model is started with.
+/// Arguments of the start of a model.
 struct Starting<'a> {
     args: &'a ServeArgs,
     settings: &'a ModelSettings,

@@ -46,7 +46,7 @@ fn connect(server: &TestServer, bytes: &[u8]) -> TcpStream {
     stream
 }
 
-/// What the server answers to these bytes.
+/// The server's answer to these bytes.
 fn raw(server: &TestServer, bytes: &[u8]) -> Vec<u8> {
     let mut received = Vec::new();
     let _ = connect(server, bytes).read_to_end(&mut received);
