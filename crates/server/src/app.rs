@@ -8,7 +8,7 @@ use std::{
 use tokio::sync::Semaphore;
 
 use crate::{
-    access::RequestLog, body::BODY_BYTES, guard::Guard, models::ModelRegistry,
+    access::RequestLog, body::BODY_BYTES, guard::Guard, models::ModelRegistry, page::feed::FEEDS,
     responses::ResponseStore, server::Timeouts, work::WorkQueue,
 };
 
@@ -27,6 +27,8 @@ pub(crate) struct App {
     pub(crate) body_room: Arc<Semaphore>,
     /// Time in which a body must arrive.
     pub(crate) body_time: Duration,
+    /// Feeds that may still be opened.
+    pub(crate) feeds: Arc<Semaphore>,
     /// Responses that later requests continue.
     pub(crate) responses: Arc<ResponseStore>,
 }
@@ -46,6 +48,7 @@ impl App {
             body_bytes: BODY_BYTES.min(bodies),
             body_room: Arc::new(Semaphore::new(bodies)),
             body_time: Timeouts::default().body,
+            feeds: Arc::new(Semaphore::new(FEEDS)),
             responses: Arc::default(),
         }
     }

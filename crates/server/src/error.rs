@@ -1,5 +1,7 @@
 //! Errors of requests, and their shape in each API.
 
+use std::fmt;
+
 use axum::{
     body::Body,
     http::{HeaderMap, HeaderValue, StatusCode, header},
@@ -14,8 +16,8 @@ use serde::Serialize;
 
 use crate::json;
 
-/// Seconds after which a client may try again when the waiting line is full.
-const RETRY_AFTER: &str = "1";
+/// Seconds after which a client may try again when something is full.
+pub(crate) const RETRY_AFTER: &str = "1";
 
 /// Header by which clients of Anthropic's API name its version.
 const ANTHROPIC_VERSION: &str = "anthropic-version";
@@ -57,6 +59,7 @@ enum ErrorKind {
     Method,
     TooSlow,
     TooLarge,
+    HeadTooLarge,
     Encoding,
     Busy,
     Unavailable,
@@ -73,6 +76,7 @@ impl ErrorKind {
             (Self::Method, _) => StatusCode::METHOD_NOT_ALLOWED,
             (Self::TooSlow, _) => StatusCode::REQUEST_TIMEOUT,
             (Self::TooLarge, _) => StatusCode::PAYLOAD_TOO_LARGE,
+            (Self::HeadTooLarge, _) => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             (Self::Encoding, _) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             (Self::Busy | Self::Unavailable, ApiShape::Anthropic) => overloaded(),
             (Self::Busy, _) => StatusCode::TOO_MANY_REQUESTS,
@@ -87,7 +91,7 @@ impl ErrorKind {
             (Self::Unauthorized, _) => "authentication_error",
             (Self::Forbidden, _) => "permission_error",
             (Self::NotFound, ApiShape::Anthropic) => "not_found_error",
-            (Self::TooLarge, ApiShape::Anthropic) => "request_too_large",
+            (Self::TooLarge | Self::HeadTooLarge, ApiShape::Anthropic) => "request_too_large",
             (Self::Busy | Self::Unavailable, ApiShape::Anthropic) => "overloaded_error",
             (Self::Busy, _) => "rate_limit_error",
             (Self::Internal, ApiShape::Anthropic) => "api_error",
@@ -243,6 +247,26 @@ impl ApiError {
         Self::new(ErrorKind::TooSlow, "the body did not arrive in time")
     }
 
+    /// Request line and headers over the limits.
+    pub(crate) fn head_too_large(bytes: usize, headers: usize) -> Self {
+        let message = format!(
+            "the request line and headers have more than {bytes} bytes, or there are more than \
+             {headers} headers"
+        );
+        Self::new(ErrorKind::HeadTooLarge, message)
+    }
+
+    /// Headers that did not arrive in time.
+    pub(crate) fn head_too_slow() -> Self {
+        Self::new(ErrorKind::TooSlow, "the headers did not arrive in time")
+    }
+
+    /// Request that is not valid HTTP.
+    pub(crate) fn not_http(problem: impl fmt::Display) -> Self {
+        let message = format!("the request is not valid HTTP/1.1: {problem}");
+        Self::new(ErrorKind::Invalid, message)
+    }
+
     /// Compressed body.
     pub(crate) fn encoding() -> Self {
         Self::new(ErrorKind::Encoding, "compressed bodies are not supported: send plain JSON")
@@ -315,9 +339,26 @@ impl ApiError {
         Self::new(ErrorKind::Unavailable, "other requests have large bodies: try again later")
     }
 
+    /// Request that takes longer than a place in reserve is for, or that has no place at all.
+    pub(crate) fn no_place() -> Self {
+        let message = "all connections have running answers: try again later";
+        Self::new(ErrorKind::Unavailable, message)
+    }
+
+    /// Feed beyond the most that there may be.
+    pub(crate) fn no_feed(most: usize) -> Self {
+        let message = format!("{most} feeds are open already: close one, or try again later");
+        Self::new(ErrorKind::Unavailable, message)
+    }
+
     /// Failure that is not the client's.
     pub(crate) fn internal(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Internal, message)
+    }
+
+    /// Status of the error in an API.
+    pub(crate) fn status(&self, shape: ApiShape) -> StatusCode {
+        self.kind.status(shape)
     }
 
     pub(crate) fn message(&self) -> &str {
@@ -416,7 +457,7 @@ pub(crate) fn shaped(mut response: Response, shape: ApiShape, request_id: &str) 
     let mut response = json::text_response(error.to_json(shape, Some(request_id)));
     *response.status_mut() = error.kind.status(shape);
     let header = match error.kind {
-        ErrorKind::Busy => (header::RETRY_AFTER, RETRY_AFTER),
+        ErrorKind::Busy | ErrorKind::Unavailable => (header::RETRY_AFTER, RETRY_AFTER),
         ErrorKind::Unauthorized => (header::WWW_AUTHENTICATE, "Bearer"),
         _ => return response,
     };

@@ -1,8 +1,10 @@
 //! HTTP server of moeflux: the APIs of OpenAI, Anthropic and Ollama on a serving core.
 //!
-//! - [`Server`] listens, limits connections and ends gracefully: `server.rs`, `timed_stream.rs`.
-//! - Hosts, origins and keys are checked before a body is read: `guard.rs`. Each request has an id
-//!   and a record: `access.rs`.
+//! - [`Server`] listens and ends gracefully: `server.rs`. Connections have places, for which idle
+//!   ones end: `connections.rs`, `connection_task.rs`, `watched_stream.rs`, `timed_stream.rs`. A
+//!   request that is no valid HTTP gets an error in the shape of its API: `refusal.rs`.
+//! - Hosts, origins and keys are checked before a body is read: `guard.rs`, `allowed.rs`. Each
+//!   request has an id and a record: `access.rs`.
 //! - A body (`body.rs`, `json/`) becomes an `Ask`, whatever its API (`ask.rs`, and the readers in
 //!   `openai/`, `responses/`, `anthropic/`, `ollama/` and `native/`), and the tokens of its prompts
 //!   (`prompt.rs`), which are submitted to the serving core of a model.
@@ -13,7 +15,8 @@
 //!   an API makes events of them: a stream sends them, a whole answer is their fold (`respond.rs`).
 //! - Prompts with a text behind the answer: `fim.rs`.
 //! - Embeddings take no part in this: `embeddings.rs`.
-//! - Answers are remembered as they were generated, for the next turn: `turns.rs`.
+//! - Answers are remembered as they were generated, for the next turn: `turns.rs`; on disk
+//!   `turn_folder.rs`, `turn_index.rs`.
 //! - A prompt over the context is an error, or loses its oldest turns: `overflow.rs`.
 //! - The web page, its live feed and the memory plan: `page/`.
 //! - Small paths: `native/`, `metrics.rs` with `latency.rs`.
@@ -21,12 +24,15 @@
 //! Knows: HTTP, JSON, the APIs. Must not know: terminals, inference. Never logs a prompt or a key.
 
 mod access;
+mod allowed;
 mod answer;
 mod answers;
 mod anthropic;
 mod app;
 mod ask;
 mod body;
+mod connection_task;
+mod connections;
 mod embeddings;
 mod error;
 mod fim;
@@ -46,17 +52,21 @@ mod overflow;
 mod page;
 mod prompt;
 mod query;
+mod refusal;
 mod respond;
 mod responses;
 mod routes;
 mod server;
 mod timed_stream;
 mod turn_folder;
+mod turn_index;
 mod turns;
 mod unsupported;
+mod watched_stream;
 mod work;
 
 pub use access::{RequestLog, RequestRecord};
+pub use allowed::{AllowedHost, AllowedOrigin};
 pub use guard::ApiKeys;
 pub use models::{
     KeepAlive, LoadError, LoadedModel, ModelLoader, Models, ModelsError, OfferedModel, StartModel,

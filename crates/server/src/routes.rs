@@ -16,6 +16,7 @@ use crate::{
     anthropic,
     app::App,
     body::SharedBody,
+    connections::Connection,
     error::{self, ApiError, ApiShape},
     metrics::metrics,
     native, ollama,
@@ -34,7 +35,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
     Router::new()
         .route("/", get(page::root))
         .route("/page/{name}", get(page::file))
-        .route("/moeflux/experts", get(page::feed::experts))
+        .route(page::feed::PATH, get(page::feed::experts))
         .route("/moeflux/plan", get(page::plan::plan))
         .route("/chat/completions", post(chat::chat))
         .route("/chat/completions/input_tokens", post(chat::input_tokens))
@@ -114,8 +115,13 @@ async fn guarded(State(app): State<Arc<App>>, request: Request, next: Next) -> R
     let id = access::request_id(request.headers());
     let cors = app.guard.cors(request.headers());
     let waits = request.headers().contains_key(header::EXPECT);
+    let has_place = match request.extensions().get::<Arc<Connection>>() {
+        Some(connection) if !connection.may_answer(&method, &path) => Err(ApiError::no_place()),
+        _ => Ok(()),
+    };
     let (body, request) = SharedBody::share(request);
-    let response = match app.guard.check(&method, &path, request.headers()) {
+    let allowed = app.guard.check(&method, &path, request.headers());
+    let response = match allowed.and(has_place) {
         Err(error) => error.into_response(),
         Ok(()) if method == Method::OPTIONS => Response::default(),
         Ok(()) => next.run(request).await,

@@ -1,4 +1,4 @@
-//! Connections: listening, limits, the graceful end.
+//! Listening, and the graceful end.
 
 use std::{
     io,
@@ -8,42 +8,35 @@ use std::{
     time::Duration,
 };
 
-use axum::{Router, extract::Request, response::Response};
-use hyper::{body::Incoming, server::conn::http1, service::Service};
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    server::graceful::GracefulShutdown,
-    service::TowerToHyperService,
-};
 use moeflux::{Error, text::MaskSource};
 use tokio::{
     runtime::Builder,
     select,
-    sync::{Notify, Semaphore},
+    sync::{Notify, watch},
     time::sleep,
 };
 
 use crate::{
     access::RequestLog,
+    allowed::{AllowedHost, AllowedOrigin},
     app::{App, RequestMemory},
+    connection_task::ConnectionOptions,
+    connections::Connections,
     guard::{ApiKeys, Guard},
     models::{AnswerOptions, ModelRegistry, Models},
     overflow::Overflow,
+    refusal,
     responses::RESPONSES_BYTES,
     routes,
-    timed_stream::TimedStream,
     turns::TURNS_BYTES,
-    work::{self, PeerAddress},
+    work,
 };
 
 /// Threads that wait for clients.
 const THREADS: usize = 2;
 
-/// Most connections at once. Further ones wait in the system's backlog.
+/// Default connections at once.
 const CONNECTIONS: usize = 512;
-
-/// Most bytes of headers, and of a response that wait for a slow reader.
-const BUFFER_BYTES: usize = 64 << 10;
 
 /// Pause after a connection could not be accepted, such as for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -87,7 +80,10 @@ pub struct ServerOptions {
     /// Whether an address that other machines reach may be open without keys. Default: no.
     pub no_key: bool,
     /// Hosts that are allowed in the headers Host and Origin, beside the local machine's names.
-    pub allow_hosts: Vec<String>,
+    pub allow_hosts: Vec<AllowedHost>,
+    /// Origins of pages and apps that may send requests and read responses, beside those of these
+    /// hosts. Origins of anybody's pages, such as `null`, need keys.
+    pub allow_origins: Vec<AllowedOrigin>,
     /// Receiver of a record of each request. Default: none.
     pub log: RequestLog,
     /// Masks of all answers, applied last. Default: none.
@@ -100,6 +96,9 @@ pub struct ServerOptions {
     pub request_memory: u64,
     /// Returns freed memory to the system, after a large request. Default: does nothing.
     pub give_back: fn(),
+    /// Connections at once, beside a sixteenth in reserve for short requests; default 512. One
+    /// without a running answer ends when another needs its place.
+    pub connections: usize,
 }
 
 /// Times that clients have.
@@ -130,12 +129,14 @@ impl Default for ServerOptions {
             keys: ApiKeys::default(),
             no_key: false,
             allow_hosts: Vec::new(),
+            allow_origins: Vec::new(),
             log: RequestLog::default(),
             masks: Vec::new(),
             overflow: Overflow::default(),
             timeouts: Timeouts::default(),
             request_memory: REQUEST_BYTES.0,
             give_back: || {},
+            connections: CONNECTIONS,
         }
     }
 }
@@ -152,6 +153,15 @@ pub enum ServerError {
     OpenWithoutKey {
         /// The address.
         address: IpAddr,
+    },
+    /// Origin that pages of anybody have, without keys.
+    #[error(
+        "--allow-origin {origin} lets pages of anybody send requests, and there is no key: give \
+         --api-key-file FILE"
+    )]
+    OriginWithoutKey {
+        /// The origin.
+        origin: AllowedOrigin,
     },
     /// Address that cannot be listened at.
     #[error("cannot listen at {address}: {source}")]
@@ -182,8 +192,8 @@ pub enum ServerError {
 pub struct Stopper(Arc<Notify>);
 
 impl Stopper {
-    /// Ends the server: running answers are completed, for at most 30 seconds. A second call ends
-    /// it at once.
+    /// Ends the server: running answers are completed, for at most 30 seconds; connections without
+    /// one end at once. A second call ends all.
     pub fn stop(&self) {
         self.0.notify_one();
     }
@@ -203,10 +213,11 @@ impl Server {
     /// Starts to listen.
     ///
     /// # Errors
-    /// The address is open without a key, or cannot be listened at.
+    /// The address or an origin is open without a key, or the address cannot be listened at.
     pub fn bind(mut options: ServerOptions) -> Result<Self, ServerError> {
         let keys = std::mem::take(&mut options.keys);
         let guard = Guard::new(options.host, keys, options.no_key, &options.allow_hosts)?;
+        let guard = guard.origins(&options.allow_origins)?;
         let address = SocketAddr::new(options.host, options.port);
         let failed = |source| ServerError::Listen { address, source };
         let listener = TcpListener::bind(address).map_err(failed)?;
@@ -258,72 +269,38 @@ impl Server {
         memory: RequestMemory,
     ) -> Result<(), ServerError> {
         let Self { listener, guard, options, stopper, .. } = self;
-        let ServerOptions { log, timeouts, .. } = options;
+        let ServerOptions { log, timeouts, connections, .. } = options;
         let listener = tokio::net::TcpListener::from_std(listener).map_err(ServerError::Runtime)?;
         let mut signals = Signals::listen(stopper).map_err(ServerError::Runtime)?;
         let app = App::new(Arc::clone(&models), guard, memory).log(log).body_time(timeouts.body);
-        let routes = TowerToHyperService::new(routes::router(Arc::new(app)));
-        let mut http = http1::Builder::new();
-        // Some clients look headers up by case.
-        http.title_case_headers(true);
-        http.timer(TokioTimer::new()).header_read_timeout(timeouts.headers);
-        http.max_buf_size(BUFFER_BYTES);
-        let free = Arc::new(Semaphore::new(CONNECTIONS));
-        let connections = GracefulShutdown::new();
+        let (stop, stops) = watch::channel(false);
+        let options = ConnectionOptions::new(routes::router(Arc::new(app)), timeouts, stops);
+        let connections = Arc::new(Connections::new(connections));
         loop {
-            let accept = async {
-                let permit = Arc::clone(&free).acquire_owned().await;
-                (listener.accept().await, permit)
-            };
-            let (accepted, permit) = select! {
-                accepted = accept => accepted,
+            let accepted = select! {
+                accepted = listener.accept() => accepted,
                 () = signals.next() => break,
             };
             let Ok((stream, peer)) = accepted else {
                 sleep(ACCEPT_PAUSE).await;
                 continue;
             };
-            // Tokens are small and must not wait for each other. Without it they are only later.
-            let _ = stream.set_nodelay(true);
-            let stream = TokioIo::new(TimedStream::new(stream, timeouts.write));
-            let connection =
-                http.serve_connection(stream, PlainPaths { routes: routes.clone(), peer });
-            let connection = connections.watch(connection);
-            tokio::spawn(async move {
-                // A failed connection is its client's.
-                let _ = connection.await;
-                drop(permit);
-            });
+            match connections.admit(peer.ip()) {
+                Some(open) => drop(tokio::spawn(options.clone().serve(stream, open))),
+                // The buffer of a new connection has room.
+                None => drop(stream.try_write(&refusal::no_place())),
+            }
         }
-        drop(listener);
+        drop((listener, options));
         models.stop();
+        // An error says that there are no connections.
+        let _ = stop.send(true);
         select! {
-            () = connections.shutdown() => {}
+            () = stop.closed() => {}
             () = sleep(DRAIN) => {}
             () = signals.next() => {}
         }
         Ok(())
-    }
-}
-
-/// The routes, for paths as clients write them.
-#[derive(Clone)]
-struct PlainPaths {
-    routes: TowerToHyperService<Router>,
-    peer: SocketAddr,
-}
-
-impl Service<Request<Incoming>> for PlainPaths {
-    type Response = Response;
-    type Error = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Error;
-    type Future = <TowerToHyperService<Router> as Service<Request<Incoming>>>::Future;
-
-    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
-        if let Some(plain) = routes::plain_path(request.uri()) {
-            *request.uri_mut() = plain;
-        }
-        request.extensions_mut().insert(PeerAddress(self.peer));
-        self.routes.call(request)
     }
 }
 

@@ -67,7 +67,7 @@ struct Entry {
 pub(crate) struct TurnHash([u8; 32]);
 
 impl TurnHash {
-    fn of_model(model: impl Display) -> Self {
+    pub(crate) fn of_model(model: impl Display) -> Self {
         Self(Sha256::digest(model.to_string()).into())
     }
 
@@ -117,8 +117,8 @@ impl Display for TurnHash {
 /// A prompt and its answer.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct AnsweredTurn {
-    message: Message,
-    turn: Turn,
+    pub(crate) message: Message,
+    pub(crate) turn: Turn,
 }
 
 /// Messages with their thoughts, and remembered turns among them.
@@ -281,7 +281,8 @@ impl AnsweredTurn {
                 || thoughts(ours).trim() == thoughts(message).trim())
     }
 
-    fn bytes(&self) -> usize {
+    /// Bytes in memory.
+    pub(crate) fn bytes(&self) -> usize {
         let Message { content, reasoning_content, tool_calls, .. } = &self.message;
         let calls = tool_calls.iter().map(|c| c.id.len() + c.name.len() + c.arguments.len());
         let thoughts = reasoning_content.as_ref().map_or(0, String::len);
@@ -341,6 +342,8 @@ fn same_json(a: &str, b: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use moeflux::base::Notices;
+
     use super::*;
     use crate::answer::{AnswerFinish, AnswerUsage};
 
@@ -470,7 +473,8 @@ mod tests {
     fn turns_outlive_the_process_for_the_same_model() {
         let folder = tempfile::tempdir().unwrap();
         let open = |model: &str| {
-            let turns = TurnFolder::open(folder.path().to_owned()).unwrap();
+            let (path, notices) = (folder.path().to_owned(), Notices::default());
+            let turns = TurnFolder::open(path, 1 << 20, notices).unwrap();
             Arc::new(TurnMemory::new(model, Some(turns)))
         };
         let memory = open("a");

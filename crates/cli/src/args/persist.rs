@@ -12,6 +12,10 @@ const PERSIST: &str = "Sessions and prefix cache";
 /// Default maximum size of a prefix cache on disk.
 const PREFIX_CACHE_SIZE: u64 = 4 << 30;
 
+/// Most bytes of a server's answers in the folder, and their share of a small one.
+const ANSWERS_SIZE: u64 = 256 << 20;
+const ANSWERS_SHARE: u64 = 4;
+
 /// Session file and prefix cache.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = PERSIST)]
@@ -58,6 +62,9 @@ pub(crate) struct PrefixCacheArgs {
     #[arg(long, value_parser = path(), value_name = "DIR")]
     pub(crate) prefix_cache: Option<PathBuf>,
     /// Maximum size of --prefix-cache; the least recently used prompts are evicted [default: 4GiB]
+    ///
+    /// In blocks of the disk. With `serve` it includes the remembered answers, which have at most a
+    /// quarter and 256 MiB.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "prefix_cache")]
     pub(crate) prefix_cache_size: Option<u64>,
 }
@@ -68,8 +75,28 @@ impl PrefixCacheArgs {
     /// # Errors
     /// It cannot be created.
     pub(crate) fn open(&self) -> Result<Option<SnapshotFolder>, Error> {
-        let size = self.prefix_cache_size.unwrap_or(PREFIX_CACHE_SIZE);
-        let open = |path| SnapshotFolder::open(path, size);
+        self.open_beside(0)
+    }
+
+    /// Opens the folder for a server, whose answers take [a part](Self::answers_size) of its size.
+    ///
+    /// # Errors
+    /// It cannot be created.
+    pub(crate) fn open_for_server(&self) -> Result<Option<SnapshotFolder>, Error> {
+        self.open_beside(self.answers_size())
+    }
+
+    /// Most bytes of a server's answers in the folder.
+    pub(crate) fn answers_size(&self) -> u64 {
+        (self.size() / ANSWERS_SHARE).min(ANSWERS_SIZE)
+    }
+
+    fn size(&self) -> u64 {
+        self.prefix_cache_size.unwrap_or(PREFIX_CACHE_SIZE)
+    }
+
+    fn open_beside(&self, other_bytes: u64) -> Result<Option<SnapshotFolder>, Error> {
+        let open = |path| SnapshotFolder::open(path, self.size() - other_bytes);
         self.prefix_cache.as_ref().map(open).transpose()
     }
 }

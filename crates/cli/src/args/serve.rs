@@ -2,8 +2,8 @@
 
 use std::{net::IpAddr, num::NonZeroUsize, path::PathBuf};
 
-use clap::{Args, ValueEnum, builder::NonEmptyStringValueParser};
-use moeflux_server::{KeepAlive, Overflow};
+use clap::{Args, ValueEnum};
+use moeflux_server::{AllowedHost, AllowedOrigin, KeepAlive, Overflow};
 
 use super::{EngineArgs, persist::PrefixCacheArgs, values::path};
 
@@ -13,9 +13,10 @@ Examples:
   moeflux serve --port 9000 --sessions 2 --memory 8GiB
   moeflux serve --models ~/models --ttl 30m
   moeflux serve --host 0.0.0.0 --api-key-file ~/.config/moeflux.keys
+  moeflux serve --allow-origin https://app.example --allow-origin app://obsidian.md
 
-Ctrl-C and SIGTERM end the server once running answers are complete, after at most 30 seconds; a
-second Ctrl-C ends it at once.";
+Ctrl-C and SIGTERM end the server once running answers are complete, after at most 30 seconds.
+Connections without one end at once, and all with a second Ctrl-C.";
 
 /// Rule for conversations over the context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -77,8 +78,17 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub(crate) no_key: bool,
     /// Allow this name in the headers Host and Origin, beside localhost; may be repeated
-    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
-    pub(crate) allow_host: Vec<String>,
+    ///
+    /// A name or an address without a port, such as box.lan, 10.0.0.5 or [fd00::5].
+    #[arg(long, value_name = "NAME", value_parser = str::parse::<AllowedHost>)]
+    pub(crate) allow_host: Vec<AllowedHost>,
+    /// Allow pages and apps of this origin to send requests and read answers; may be repeated
+    ///
+    /// Scheme, host and port must be the same, as in https://app.example, http://10.0.0.5:3000,
+    /// app://obsidian.md or vscode-webview://ID. `null`, `file://` and `*` are what pages of
+    /// anybody have: they require --api-key-file.
+    #[arg(long, value_name = "ORIGIN", value_parser = str::parse::<AllowedOrigin>)]
+    pub(crate) allow_origin: Vec<AllowedOrigin>,
     /// Rule for a conversation over the context
     ///
     /// By default it is an error, which agents know: they shorten the conversation themselves. A

@@ -17,7 +17,7 @@ use moeflux_bench::{
     plot,
     speed::computing_share,
 };
-use moeflux_server::RESERVED_BYTES;
+use moeflux_server::{request_memory, reserved_bytes};
 use serde::Serialize;
 
 use super::serve::SESSIONS;
@@ -43,7 +43,8 @@ pub(crate) fn run(args: &PlanArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         (None, None) => "built-in tales-18m".to_owned(),
     };
     let serving = args.engine.request(&checkpoint, &blueprint);
-    let serving = serving.sessions(SESSIONS).reserved(RESERVED_BYTES).grammars(true);
+    let reserved = reserved_bytes(request_memory(serving.host_budget()));
+    let serving = serving.sessions(SESSIONS).reserved(reserved).grammars(true);
     let serving = serving.marks(args.engine.memory.prefix_memory);
     if args.engine.compute.device.starts_with("gpu") {
         let device = args.engine.compute.options();

@@ -5,6 +5,7 @@ use std::{path::Path, process::ExitCode};
 use anyhow::{Context, ensure};
 use moeflux::{
     Checkpoint,
+    base::Notices,
     checkpoint::list_models,
     experts::DiskSpeed,
     runtime::LineName,
@@ -44,23 +45,27 @@ pub(crate) const SESSIONS: usize = 4;
 /// settings are wrong.
 pub(crate) fn run(args: &ServeArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     // A folder that cannot be written is an error before a model is loaded.
-    args.cache.open()?;
+    args.cache.open_for_server()?;
+    let notices = Notices::new(move |text| ui.note(text));
     let mut options = options(args, ui)?;
     options.request_memory = request_memory(args.engine.memory.request().host_budget());
-    let reserved = reserved_bytes(options.request_memory);
+    let shared = SharedServer { reserved: reserved_bytes(options.request_memory), notices, ui };
     let server = Server::bind(options).map_err(|error| match error {
-        open @ ServerError::OpenWithoutKey { .. } => WrongUse(open.to_string()).into(),
+        open @ (ServerError::OpenWithoutKey { .. } | ServerError::OriginWithoutKey { .. }) => {
+            WrongUse(open.to_string()).into()
+        }
         other => anyhow::Error::new(other),
     })?;
     // A model that is downloaded gets its folder only now.
     let name = name(args);
     let models = match &args.models {
-        Some(folder) => several(args, folder, reserved, ui)?,
+        Some(folder) => several(args, folder, shared)?,
         None => {
             let EngineArgs { model, reads, .. } = &args.engine;
             let (checkpoint, download) = load::streamed(model, &reads.mirror, ui)?;
             let settings = ModelSettings::default();
-            let loaded = start(checkpoint, download.as_ref(), args, &settings, reserved, ui)?;
+            let starting = Starting { args, settings: &settings, shared: &shared };
+            let loaded = starting.start(checkpoint, download.as_ref())?;
             if let Some(download) = download {
                 download.finish_in_background(ui)?;
             }
@@ -85,7 +90,7 @@ pub(crate) fn run(args: &ServeArgs, ui: Ui) -> anyhow::Result<ExitCode> {
 }
 
 /// Models of a folder, with their settings.
-fn several(args: &ServeArgs, folder: &Path, reserved: u64, ui: Ui) -> anyhow::Result<Models> {
+fn several(args: &ServeArgs, folder: &Path, shared: SharedServer) -> anyhow::Result<Models> {
     let listed = list_models(folder)?;
     let names: Vec<&str> = listed.iter().map(|model| &*model.name).collect();
     let settings = SettingsFile::read(folder, &names)?;
@@ -96,7 +101,7 @@ fn several(args: &ServeArgs, folder: &Path, reserved: u64, ui: Ui) -> anyhow::Re
         offered.aliases(of_model.aliases).ttl(ttl.and_then(KeepAlive::time))
     });
     let offered = offered.collect();
-    let loader = FolderLoader { args: args.clone(), settings, reserved, ui };
+    let loader = FolderLoader { args: args.clone(), settings, shared };
     let models = Models::several(offered, loader);
     Ok(models.with_context(|| folder.display().to_string())?.waiting(args.waiting))
 }
@@ -105,14 +110,12 @@ fn several(args: &ServeArgs, folder: &Path, reserved: u64, ui: Ui) -> anyhow::Re
 struct FolderLoader {
     args: ServeArgs,
     settings: SettingsFile,
-    /// Bytes of the server.
-    reserved: u64,
-    ui: Ui,
+    shared: SharedServer,
 }
 
 impl ModelLoader for FolderLoader {
     fn open(&mut self, model: &OfferedModel) -> Result<StartModel, LoadError> {
-        let (reserved, ui) = (self.reserved, self.ui);
+        let ui = self.shared.ui;
         let failed = move |error: anyhow::Error| {
             let error = format!("{error:#}");
             ui.line(format_args!("error: {error}"));
@@ -122,49 +125,69 @@ impl ModelLoader for FolderLoader {
         let settings = self.settings.of_model(&model.name);
         let args = settings.args(&self.args, &model.path);
         let checkpoint = load::checkpoint(&args.engine.model, &[], ui).map_err(failed)?;
+        let shared = self.shared.clone();
         Ok(Box::new(move || {
-            start(checkpoint, None, &args, &settings, reserved, ui).map_err(failed)
+            let starting = Starting { args: &args, settings: &settings, shared: &shared };
+            starting.start(checkpoint, None).map_err(failed)
         }))
     }
 }
 
-/// Loads a model and starts its serving core.
-fn start(
-    checkpoint: Checkpoint,
-    download: Option<&ModelDownload>,
-    args: &ServeArgs,
-    settings: &ModelSettings,
+/// What all models of a server share.
+#[derive(Clone)]
+struct SharedServer {
+    /// Bytes that the server holds beside its engine.
     reserved: u64,
+    notices: Notices,
     ui: Ui,
-) -> anyhow::Result<LoadedModel> {
-    let mut needs = Needs {
-        marks: true,
-        sessions: Some(args.sessions.map_or(SESSIONS, Into::into)),
-        reserved: Some(reserved),
-        grammars: true,
-        ..Needs::default()
-    };
-    needs.hold(download);
-    let engine = load::engine_from(checkpoint, &args.engine, needs, ui)?;
-    // As `plan` or `bench` measured it, if they did.
-    let measured = folders::probes()
-        .and_then(|folder| DiskSpeed::remembered(&folder, engine.blueprint().slot_bytes()));
-    let plan = engine.plan();
-    ui.line(format_args!(
-        "memory plan: {}, of which {} are for the server; prefix cache: {}",
-        units::memory(plan.host().total()),
-        units::memory(plan.bytes(LineName::Reserved)),
-        units::memory(plan.prefix_bytes())
-    ));
-    let cache = args.cache.open()?;
-    let serving = ServingOptions::default().waiting(args.waiting).prefix_cache(cache);
-    let core = ServingCore::start(&engine, serving)?;
-    // Wrong settings of generation are errors of requests.
-    let generation = engine.text().and_then(|text| text.generation()).ok();
-    let sampling = generation.and_then(|generation| settings.sampling(&generation.sampling));
-    let turns = args.cache.prefix_cache.as_ref().map(|folder| folder.join(TURNS));
-    let model = LoadedModel::new(core).sampling(sampling).turn_folder(turns);
-    Ok(model.disk_speed(measured.map(|speed| speed.ceiling())))
+}
+
+/// Arguments of the start of a model.
+struct Starting<'a> {
+    args: &'a ServeArgs,
+    settings: &'a ModelSettings,
+    shared: &'a SharedServer,
+}
+
+impl Starting<'_> {
+    /// Loads the model and starts its serving core.
+    fn start(
+        &self,
+        checkpoint: Checkpoint,
+        download: Option<&ModelDownload>,
+    ) -> anyhow::Result<LoadedModel> {
+        let Self { args, settings, shared } = *self;
+        let SharedServer { reserved, notices, ui } = shared;
+        let mut needs = Needs {
+            marks: true,
+            sessions: Some(args.sessions.map_or(SESSIONS, Into::into)),
+            reserved: Some(*reserved),
+            grammars: true,
+            ..Needs::default()
+        };
+        needs.hold(download);
+        let engine = load::engine_from(checkpoint, &args.engine, needs, *ui)?;
+        // As `plan` or `bench` measured it, if they did.
+        let measured = folders::probes()
+            .and_then(|folder| DiskSpeed::remembered(&folder, engine.blueprint().slot_bytes()));
+        let plan = engine.plan();
+        ui.line(format_args!(
+            "memory plan: {}, of which {} are for the server; prefix cache: {}",
+            units::memory(plan.host().total()),
+            units::memory(plan.bytes(LineName::Reserved)),
+            units::memory(plan.prefix_bytes())
+        ));
+        let cache = args.cache.open_for_server()?.map(|folder| folder.notices(notices.clone()));
+        let serving = ServingOptions::default().waiting(args.waiting).prefix_cache(cache);
+        let core = ServingCore::start(&engine, serving)?;
+        // Wrong settings of generation are errors of requests.
+        let generation = engine.text().and_then(|text| text.generation()).ok();
+        let sampling = generation.and_then(|generation| settings.sampling(&generation.sampling));
+        let turns = args.cache.prefix_cache.as_ref().map(|folder| folder.join(TURNS));
+        let model = LoadedModel::new(core).sampling(sampling).turn_folder(turns);
+        let model = model.turn_bytes(args.cache.answers_size()).notices(notices.clone());
+        Ok(model.disk_speed(measured.map(|speed| speed.ceiling())))
+    }
 }
 
 fn options(args: &ServeArgs, ui: Ui) -> anyhow::Result<ServerOptions> {
@@ -173,6 +196,7 @@ fn options(args: &ServeArgs, ui: Ui) -> anyhow::Result<ServerOptions> {
     options.give_back = counted_alloc::give_back;
     options.overflow = args.overflow.into();
     options.allow_hosts.clone_from(&args.allow_host);
+    options.allow_origins.clone_from(&args.allow_origin);
     options.log = RequestLog::new(move |record| {
         let RequestRecord { id, method, path, status, time, .. } = record;
         ui.line(format_args!("{method} {path} {status} {:.3} s {id}", time.as_secs_f64()));

@@ -44,7 +44,7 @@ fn help_shows_every_command_with_examples() {
 
 #[test]
 fn wrong_use_is_exit_code_2_and_names_the_choices() {
-    let wrong: [(&[&str], &str); 23] = [
+    let wrong: [(&[&str], &str); 30] = [
         (&["nonsense"], "unrecognized subcommand"),
         (&["run", "--nonsense", "x"], "unexpected argument"),
         (&["run", "--memory", "lots", "x"], "8GiB"),
@@ -67,6 +67,13 @@ fn wrong_use_is_exit_code_2_and_names_the_choices() {
         (&["synth", "gpt-5", "--out", "x"], "qwen3-30b-a3b"),
         (&["completions", "ksh"], "bash"),
         (&["serve", "--host", "0.0.0.0"], "--no-key"),
+        (&["serve", "--allow-origin", "app.example"], "https://app.example"),
+        (&["serve", "--allow-origin", "https://app.example/"], "write https://app.example"),
+        (&["serve", "--allow-origin", "https://app.example:99999"], "from 1 to 65535"),
+        (&["serve", "--allow-origin", "null"], "--api-key-file"),
+        (&["serve", "--allow-origin", "*"], "--api-key-file"),
+        (&["serve", "--allow-host", "box.lan:80"], "write box.lan"),
+        (&["serve", "--allow-host", ""], "such as box.lan"),
         (&["run", "--mirror", "x", "x"], "the built-in model has no mirrors"),
     ];
     for (args, part) in wrong {

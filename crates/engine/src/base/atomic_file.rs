@@ -21,6 +21,8 @@ const TRIES: usize = 100;
 const SUFFIX: &str = ".partial";
 /// Random hexadecimal digits in the name.
 const DIGITS: usize = 16;
+/// Bytes of a block of most file systems.
+pub(crate) const BLOCK_BYTES: u64 = 4096;
 /// Maximum symbolic links from a path to its file, as in Linux.
 const MAX_LINKS: usize = 40;
 
@@ -51,8 +53,18 @@ impl AtomicFile {
     pub fn create(target: &Path, readers: Readers) -> io::Result<Self> {
         let target = follow_links(target)?;
         let name = target.file_name().ok_or(io::ErrorKind::InvalidFilename)?;
+        remove_stale(folder_of(&target), |target| target == name.as_encoded_bytes());
+        Self::create_among(target, readers)
+    }
+
+    /// Creates a temporary file for `target`, which is no link, in a folder of many files: stale
+    /// ones are not looked for.
+    ///
+    /// # Errors
+    /// The folder cannot be written, or `target` names no file.
+    pub fn create_among(target: PathBuf, readers: Readers) -> io::Result<Self> {
+        let name = target.file_name().ok_or(io::ErrorKind::InvalidFilename)?;
         let folder = folder_of(&target);
-        remove_stale(folder, |target| target == name.as_encoded_bytes());
         for _ in 0..TRIES {
             // The standard library seeds a hasher from the system's random generator.
             let random = RandomState::new().build_hasher().finish();
@@ -160,6 +172,33 @@ pub fn create_private_folder(path: &Path) -> io::Result<()> {
     builder.recursive(true).create(path)
 }
 
+/// Whether a disk, or the share of it that a user may have, is full.
+pub fn is_disk_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+/// Bytes that a file takes on its disk: whole blocks, without holes.
+pub fn allocated(meta: &fs::Metadata) -> u64 {
+    #[cfg(unix)]
+    let blocks = std::os::unix::fs::MetadataExt::blocks(meta).saturating_mul(512);
+    #[cfg(not(unix))]
+    let blocks = 0;
+    // Some file systems do not count blocks.
+    if blocks > 0 {
+        return blocks;
+    }
+    meta.len().checked_next_multiple_of(BLOCK_BYTES).unwrap_or(u64::MAX)
+}
+
+/// Limits of a folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FolderLimits {
+    /// Bytes on the disk of all files.
+    pub(crate) bytes: u64,
+    /// Number of files.
+    pub(crate) files: usize,
+}
+
 /// A file of a folder with a size limit.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct UsedFile {
@@ -176,26 +215,38 @@ pub(crate) fn files_with_extension(folder: &Path, ext: &str) -> impl Iterator<It
     files.map(|entry| entry.path()).filter(move |path| path.extension() == Some(OsStr::new(ext)))
 }
 
-/// Deletes the temporary files of killed writers of files with the extension `ext`. Then deletes
-/// the least recently used ones of these files until the rest has at most `limit` bytes. A file
-/// that another process has deleted counts as freed. One that cannot be deleted still counts. Files
-/// for which `is_ours` is false stay and do not count.
-pub fn shrink_folder(folder: &Path, ext: &str, limit: u64, is_ours: impl Fn(&Path) -> bool) {
+/// Deletes the temporary files of killed writers of files with the extension `ext`.
+pub fn remove_stale_files(folder: &Path, ext: &str) {
     let suffix = format!(".{ext}");
     remove_stale(folder, |target| target.ends_with(suffix.as_bytes()));
+}
+
+/// Deletes the temporary files of killed writers of files with the extension `ext`. Then deletes
+/// the least recently used ones of these files until the rest is within `limits`. A file that
+/// another process has deleted counts as freed. One that cannot be deleted still counts. Files for
+/// which `is_ours` is false stay and do not count.
+pub(crate) fn shrink_folder(
+    folder: &Path,
+    ext: &str,
+    limits: FolderLimits,
+    is_ours: impl Fn(&Path) -> bool,
+) {
+    remove_stale_files(folder, ext);
     let usage = |path: PathBuf| {
         let meta = fs::metadata(&path).ok().filter(|_| is_ours(&path))?;
-        Some(UsedFile { used: meta.modified().ok()?, path, bytes: meta.len() })
+        Some(UsedFile { used: meta.modified().ok()?, path, bytes: allocated(&meta) })
     };
     let mut files: Vec<UsedFile> = files_with_extension(folder, ext).filter_map(usage).collect();
     files.sort();
     let mut total = files.iter().fold(0u64, |total, file| total.saturating_add(file.bytes));
+    let mut count = files.len();
     for UsedFile { path, bytes, .. } in files {
-        if total <= limit {
+        if total <= limits.bytes && count <= limits.files {
             break;
         }
         if fs::remove_file(path).map_or_else(|e| e.kind() == io::ErrorKind::NotFound, |()| true) {
-            total -= bytes;
+            total = total.saturating_sub(bytes);
+            count -= 1;
         }
     }
 }
@@ -410,7 +461,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(format!("{name}.turn"));
         for (i, name) in ["b", "a", "c", "foreign"].into_iter().enumerate() {
-            fs::write(path(name), [0; 10]).unwrap();
+            fs::write(path(name), [1; 10]).unwrap();
             let file = File::options().write(true).open(path(name)).unwrap();
             let time = SystemTime::UNIX_EPOCH + Duration::from_secs(i as u64);
             file.set_times(fs::FileTimes::new().set_modified(time)).unwrap();
@@ -419,14 +470,19 @@ mod tests {
         fs::write(&killed, "").unwrap();
         let running = AtomicFile::create(&path("e"), Readers::Owner).unwrap();
         fs::write(folder.path().join("other"), [0; 100]).unwrap();
-        let shrink = |limit| {
-            shrink_folder(folder.path(), "turn", limit, |file| file != path("foreign"));
+        let shrink = |bytes, files| {
+            let limits = FolderLimits { bytes, files };
+            shrink_folder(folder.path(), "turn", limits, |file| file != path("foreign"));
         };
-        shrink(20);
+        let block = allocated(&fs::metadata(path("a")).unwrap());
+        assert!(block > 10, "whole blocks count");
+        shrink(2 * block, 3);
         assert!(!path("b").exists() && path("a").exists() && path("c").exists());
         assert!(!killed.exists() && running.path().exists());
-        shrink(9);
-        assert!(!path("a").exists() && !path("c").exists());
+        shrink(2 * block, 1);
+        assert!(!path("a").exists() && path("c").exists());
+        shrink(9, 1);
+        assert!(!path("c").exists());
         assert!(path("foreign").exists() && folder.path().join("other").exists());
     }
 

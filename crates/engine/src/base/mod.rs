@@ -6,13 +6,15 @@ pub(crate) mod atomic_file;
 pub(crate) mod error;
 pub(crate) mod faulty_disk;
 pub(crate) mod guard;
+pub(crate) mod notices;
 pub(crate) mod setters;
 pub(crate) mod stats;
 pub(crate) mod system;
 
 #[doc(hidden)]
 pub use atomic_file::{
-    AtomicFile, Readers, WriterLock, create_private_folder, follow_links, shrink_folder,
+    AtomicFile, Readers, WriterLock, allocated, create_private_folder, follow_links, is_disk_full,
+    remove_stale_files,
 };
 pub use error::{
     GrammarError, OpenError, PlanError, SamplingError, SessionError, SnapshotProblem, ToolError,
@@ -20,5 +22,6 @@ pub use error::{
 pub use guard::is_panic_guarded;
 #[doc(hidden)]
 pub use moeflux_compute::SplitMix64;
+pub use notices::Notices;
 pub use stats::{LayerStats, ReadCounters, Stats};
 pub use system::SystemMemory;

@@ -58,7 +58,9 @@ impl Saver {
         let search = PrefixSearch::start(engine, folder.clone(), MIN_SAVED)?;
         let save = move || {
             for mark in received {
-                let is_saved = matches!(mark.save_to(&folder), Ok(Some(_)));
+                let saved = mark.save_to(&folder);
+                folder.note_save(&saved);
+                let is_saved = matches!(saved, Ok(Some(_)));
                 drop(mark);
                 if sender.send(is_saved).is_err() {
                     return;

@@ -283,6 +283,7 @@ impl Mark {
         }
         let expected = engine.expectation(engine.kv_format());
         let path = folder.path_for(&expected, self.tokens());
+        folder.make_anew();
         let bytes = match self.equivalent_file_bytes(&path, &expected) {
             Some(bytes) => bytes,
             None => self.save(&path, SnapshotOptions::default(), folder.limit())?,

@@ -62,11 +62,11 @@ impl ServedModel {
         loaded: LoadedModel,
         options: AnswerOptions,
     ) -> Result<Self, ServerError> {
-        let LoadedModel { core, sampling, turn_folder, disk_speed } = loaded;
+        let LoadedModel { core, sampling, turn_folder, turn_bytes, disk_speed, notices } = loaded;
         core.engine().text()?;
         let open = |path: PathBuf| {
             let failed = |source| ServerError::TurnFolder { path: path.clone(), source };
-            TurnFolder::open(path.clone()).map_err(failed)
+            TurnFolder::open(path.clone(), turn_bytes, notices).map_err(failed)
         };
         let turn_folder = turn_folder.map(open).transpose()?;
         let turns = Arc::new(TurnMemory::new(core.engine().model(), turn_folder));
@@ -141,7 +141,7 @@ impl ServedModel {
             }
             AskPrompt::Raw { lines, .. } => {
                 let stops = request.stop_strings()?;
-                AnswerSource::Raw(RawText::new(text.decoder(), stops, *lines))
+                AnswerSource::Raw(Box::new(RawText::new(text.decoder(), stops, *lines)))
             }
         };
         let recorder = turn.map(|start| TurnRecorder::new(&self.turns, start));

@@ -14,11 +14,13 @@ mod switch;
 
 use std::{error::Error as StdError, fmt, path::PathBuf, time::Duration};
 
-use moeflux::{Error, Sampling, serve::ServingCore};
+use moeflux::{Error, Sampling, base::Notices, serve::ServingCore};
 
 pub use keep_alive::KeepAlive;
 pub(crate) use loaded::{AnswerOptions, ServedModel};
 pub(crate) use registry::{Expiry, ModelLease, ModelRegistry, ModelState};
+
+use crate::turn_folder::FOLDER_BYTES;
 
 /// Default requests that wait for a model.
 const WAITING: usize = 64;
@@ -65,6 +67,10 @@ pub struct LoadedModel {
     /// Folder of answers with their thoughts and tokens, so that a restarted server continues
     /// conversations with its prefix cache. Default: none.
     pub turn_folder: Option<PathBuf>,
+    /// Most bytes on the disk of this folder; default 256 MiB.
+    pub turn_bytes: u64,
+    /// Receiver of troubles with this folder. Default: none.
+    pub notices: Notices,
     /// Speed of the disk in bytes per second, as a probe measured it, for the page and metrics.
     pub disk_speed: Option<f64>,
 }
@@ -72,7 +78,14 @@ pub struct LoadedModel {
 impl LoadedModel {
     /// A model with the defaults.
     pub fn new(core: ServingCore) -> Self {
-        Self { core, sampling: None, turn_folder: None, disk_speed: None }
+        Self {
+            core,
+            sampling: None,
+            turn_folder: None,
+            turn_bytes: FOLDER_BYTES,
+            notices: Notices::default(),
+            disk_speed: None,
+        }
     }
 
     /// The model with a sampling of requests that do not say theirs.
@@ -83,6 +96,16 @@ impl LoadedModel {
     /// The model with a folder of answers.
     pub fn turn_folder(self, turn_folder: Option<PathBuf>) -> Self {
         Self { turn_folder, ..self }
+    }
+
+    /// The model with the most bytes of its folder of answers.
+    pub fn turn_bytes(self, turn_bytes: u64) -> Self {
+        Self { turn_bytes, ..self }
+    }
+
+    /// The model with a receiver of troubles.
+    pub fn notices(self, notices: Notices) -> Self {
+        Self { notices, ..self }
     }
 
     /// The model with the speed of its disk.

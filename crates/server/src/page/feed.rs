@@ -35,9 +35,18 @@ use moeflux::{
     experts::{ExpertCount, ExpertCounters},
     serve::ServingStats,
 };
-use tokio::time::{Interval, MissedTickBehavior, interval};
+use tokio::{
+    sync::OwnedSemaphorePermit,
+    time::{Interval, MissedTickBehavior, interval},
+};
 
-use crate::{app::App, models::ServedModel};
+use crate::{app::App, error::ApiError, models::ServedModel};
+
+/// Path of the feed.
+pub(crate) const PATH: &str = "/moeflux/experts";
+
+/// Most feeds at once. One that is not read would hold its connection for a minute.
+pub(crate) const FEEDS: usize = 16;
 
 /// Time between frames.
 const PERIOD: Duration = Duration::from_millis(250);
@@ -157,17 +166,23 @@ fn frame(model: Option<&ServedModel>, time: Duration) -> Bytes {
 }
 
 /// Answers `GET /moeflux/experts`.
-pub(crate) async fn experts(State(app): State<Arc<App>>) -> Response {
+///
+/// # Errors
+/// There are [`FEEDS`] already.
+pub(crate) async fn experts(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    let permit = Arc::clone(&app.feeds).try_acquire_owned();
+    let permit = permit.map_err(|_| ApiError::no_feed(FEEDS))?;
     let mut tick = interval(PERIOD);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (changes, since) = (app.models.changes(), Instant::now());
-    let mut response = Response::new(Body::new(LiveFeed { app, changes, since, tick }));
+    let mut response =
+        Response::new(Body::new(LiveFeed { app, changes, since, tick, _permit: permit }));
     let headers =
         [(header::CONTENT_TYPE, "application/octet-stream"), (header::CACHE_CONTROL, "no-store")];
     for (name, value) in headers {
         response.headers_mut().insert(name, HeaderValue::from_static(value));
     }
-    response
+    Ok(response)
 }
 
 /// Body of the feed. A client that does not read gets no frames. Ends when the server stops, or
@@ -178,6 +193,7 @@ struct LiveFeed {
     changes: u64,
     since: Instant,
     tick: Interval,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl http_body::Body for LiveFeed {

@@ -8,6 +8,7 @@ mod anthropic;
 mod chat;
 mod client;
 mod completions;
+mod connections;
 mod embeddings;
 mod fields;
 mod fim;

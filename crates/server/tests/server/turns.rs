@@ -1,9 +1,14 @@
 //! Second turns: they compute their new tokens only, on models with recurrent states too.
 
-use std::{path::Path, sync::Arc};
+use std::{
+    fs,
+    path::Path,
+    sync::{Arc, Mutex},
+};
 
 use moeflux::{
     Checkpoint, Engine, EngineOptions, MemoryRequest,
+    base::Notices,
     runtime::DeviceOptions,
     serve::{ForcedTokens, ServingCore, ServingOptions},
     session::SnapshotFolder,
@@ -103,6 +108,18 @@ fn scripted_with(
     script: &[&str],
     folder: Option<&Path>,
 ) -> TestServer {
+    scripted_saying(files, script, SavedIn { sessions, folder, notices: Notices::default() })
+}
+
+/// Sessions of a server, and where it saves prompts.
+struct SavedIn<'a> {
+    sessions: usize,
+    folder: Option<&'a Path>,
+    notices: Notices,
+}
+
+fn scripted_saying(files: &Files, script: &[&str], saved: SavedIn<'_>) -> TestServer {
+    let SavedIn { sessions, folder, notices } = saved;
     let engine = engine(files, sessions);
     let tokenizer = engine.text().unwrap().tokenizer();
     let answers = script.iter().map(|answer| tokenizer.encode(answer, false).unwrap()).collect();
@@ -110,10 +127,11 @@ fn scripted_with(
     let end = engine.end_tokens().ids()[0];
     options.masks = vec![Arc::new(ForcedTokens::new(answers, end))];
     let turns = folder.map(|path| path.join("turns"));
-    let folder = folder.map(|path| SnapshotFolder::open(path, 1 << 30).unwrap());
+    let open = |path| SnapshotFolder::open(path, 1 << 30).unwrap().notices(notices.clone());
+    let folder = folder.map(open);
     let serving = ServingOptions::default().prefix_cache(folder);
     let core = ServingCore::start(&engine, serving).unwrap();
-    TestServer::run(LoadedModel::new(core).turn_folder(turns), options)
+    TestServer::run(LoadedModel::new(core).turn_folder(turns).notices(notices), options)
 }
 
 /// A conversation with a long system prompt and a tool.
@@ -285,6 +303,38 @@ fn a_round_of_tools_after_a_restart_computes_its_new_tokens_only() {
         let (computed, most) = (talk.ask(&server), tokens(&server, "It has letters.") + EXTRA);
         assert!(computed <= most, "{computed} of at most {most}");
     }
+}
+
+#[test]
+fn a_folder_that_vanishes_fails_nothing_and_is_said_once() {
+    let temp = tempfile::tempdir().unwrap();
+    let folder = temp.path().join("cache");
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let written = Arc::clone(&lines);
+    let notices = Notices::new(move |text| written.lock().unwrap().push(text.to_owned()));
+    let saved = SavedIn { sessions: 1, folder: Some(&folder), notices };
+    let mut server = scripted_saying(&attention(), &[ANSWER], saved);
+    let ask = |question: &str| drop(Talk::new(question).ask(&server));
+    ask("Is it there?");
+    server.wait_for(|core| core.stats().saved_prefixes > 0);
+    let before = server.core.stats().saved_prefixes;
+    fs::remove_dir_all(&folder).unwrap();
+    ask("Where is it?");
+    server.wait_for(|core| core.stats().saved_prefixes > before);
+    crate::wait_until(|| folder.join("turns").is_dir());
+    let anew = lines.lock().unwrap().len();
+    // Who comes first makes the folder for both.
+    assert!((1..=2).contains(&anew), "{lines:?}");
+    assert!(lines.lock().unwrap().iter().all(|line| line.contains("made anew")), "{lines:?}");
+    // Something else is in its place.
+    fs::remove_dir_all(&folder).unwrap();
+    fs::write(&folder, "").unwrap();
+    ["Who has it?", "When was it there?", "Why is it there?"].into_iter().for_each(ask);
+    server.end();
+    let lines = lines.lock().unwrap();
+    assert_eq!(lines.len(), anew + 2, "{lines:?}");
+    let said = |words: &str| lines[anew..].iter().filter(|line| line.contains(words)).count();
+    assert_eq!((said("prompts are not saved"), said("answers are not saved")), (1, 1), "{lines:?}");
 }
 
 /// The script goes on with its thoughts behind a budget, which the mask does not let it.

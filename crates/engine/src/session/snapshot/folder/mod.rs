@@ -14,8 +14,12 @@ use std::{
 use super::{SavedState, Snapshot, SnapshotRequirements, snapshot_header::FRAME};
 use crate::{
     base::{
-        atomic_file::{create_private_folder, files_with_extension, shrink_folder},
+        atomic_file::{
+            BLOCK_BYTES, FolderLimits, create_private_folder, files_with_extension, is_disk_full,
+            shrink_folder,
+        },
         error::Error,
+        notices::Notices,
     },
     checkpoint::digest,
 };
@@ -23,33 +27,64 @@ use crate::{
 /// File extension of snapshots in a folder.
 const SUFFIX: &str = "moeflux-session";
 
+/// Most snapshots in a folder. Each search reads the start of all.
+const MAX_FILES: usize = 16 << 10;
+
 /// A folder of snapshots with a size limit. Several processes may share it.
 #[derive(Clone, Debug)]
 pub struct SnapshotFolder {
     path: PathBuf,
     limit: u64,
+    notices: Notices,
 }
 
 impl SnapshotFolder {
     /// Opens a folder, creating it for its owner alone if needed, and [shrinks](Self::shrink) it to
-    /// `limit` bytes of snapshots.
+    /// `limit` bytes of snapshots. Where the disk is full, it may be missing until it is written.
     ///
     /// # Errors
     /// The folder cannot be created or read.
     pub fn open(path: impl Into<PathBuf>, limit: u64) -> Result<Self, Error> {
-        let path = path.into();
-        create_private_folder(&path).map_err(Error::file(
-            &path,
-            "cannot make the folder of saved sessions; choose a folder that can be written",
-        ))?;
-        let folder = Self { path, limit };
+        let folder = Self { path: path.into(), limit, notices: Notices::default() };
+        match create_private_folder(&folder.path) {
+            Err(error) if is_disk_full(&error) => return Ok(folder),
+            made => made.map_err(Error::file(
+                &folder.path,
+                "cannot make the folder of saved sessions; choose a folder that can be written",
+            ))?,
+        }
         folder.shrink()?;
         Ok(folder)
     }
 
-    /// Maximum bytes of all snapshots.
+    /// The folder with a receiver of troubles while prompts are served.
+    #[must_use]
+    pub fn notices(self, notices: Notices) -> Self {
+        Self { notices, ..self }
+    }
+
+    /// Maximum length of a snapshot, which takes whole blocks of the disk.
     pub(crate) fn limit(&self) -> u64 {
-        self.limit
+        self.limit - self.limit % BLOCK_BYTES
+    }
+
+    /// Makes the folder anew if it was removed. One that cannot be made is an error of the writer.
+    pub(crate) fn make_anew(&self) {
+        if !self.path.exists() && create_private_folder(&self.path).is_ok() {
+            let path = self.path.display();
+            self.notices.say(format_args!("{path}: the folder was removed, and is made anew"));
+        }
+    }
+
+    /// Takes note of whether a prompt was saved. Requests do not fail of it.
+    pub(crate) fn note_save<T>(&self, saved: &Result<T, Error>) {
+        match saved {
+            Ok(_) => self.notices.well(&self.path),
+            Err(error) => {
+                let text = format_args!("prompts are not saved for later: {error}");
+                self.notices.trouble(&self.path, text);
+            }
+        }
     }
 
     /// The snapshot with the longest usable prefix of `tokens`, and the length of that prefix. If
@@ -96,8 +131,8 @@ impl SnapshotFolder {
         let _ = OpenOptions::new().write(true).open(path).and_then(|file| file.set_times(times));
     }
 
-    /// Deletes the least recently used snapshots until the rest is within the limit, and the
-    /// temporary files of killed writers. Other files stay.
+    /// Deletes the least recently used snapshots until the rest is within the limit, in blocks of
+    /// the disk, and the temporary files of killed writers. Other files stay.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -109,7 +144,8 @@ impl SnapshotFolder {
             let read = File::open(path).and_then(|mut file| file.read_exact(&mut magic));
             read.is_ok() && magic == FRAME.magic
         };
-        shrink_folder(&self.path, SUFFIX, self.limit, is_snapshot);
+        let limits = FolderLimits { bytes: self.limit, files: MAX_FILES };
+        shrink_folder(&self.path, SUFFIX, limits, is_snapshot);
         Ok(())
     }
 

@@ -1,7 +1,13 @@
-use std::{ffi::OsStr, time::Duration};
+use std::{
+    ffi::OsStr,
+    io,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use super::*;
 use crate::{
+    base::atomic_file::allocated,
     checkpoint::ModelId,
     session::snapshot::tests::{Saved, names},
 };
@@ -111,7 +117,7 @@ fn equal_sessions_have_equal_paths() {
 fn the_least_recently_used_snapshot_is_evicted() {
     let (_temp, folder) = open(u64::MAX);
     let all: Vec<_> = (1..6).map(|n| save(&folder, &[n])).collect();
-    let bytes = fs::metadata(&all[0]).unwrap().len();
+    let bytes = allocated(&fs::metadata(&all[0]).unwrap());
     all.iter().zip([50, 10, 40, 20, 30]).for_each(|(path, seconds)| used(path, seconds));
     // Files that are not snapshots stay, whatever their names.
     let stays = ["notes.txt", "0.moeflux-session", "1.moeflux-session", ".x.partial"];
@@ -143,4 +149,27 @@ fn the_least_recently_used_snapshot_is_evicted() {
     assert!(!all[0].exists());
     fs::remove_dir_all(&folder.path).unwrap();
     assert!(matches!(folder.shrink(), Err(Error::File { .. })));
+    folder.make_anew();
+    folder.shrink().unwrap();
+}
+
+#[test]
+fn a_full_disk_is_said_once_and_a_removed_folder_is_made_anew() {
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let written = Arc::clone(&lines);
+    let notices = Notices::new(move |text| written.lock().unwrap().push(text.to_owned()));
+    let (_temp, folder) = open(u64::MAX);
+    let folder = folder.notices(notices);
+    let failed = || -> Result<(), Error> {
+        Err(Error::file(&folder.path, "cannot write")(io::ErrorKind::StorageFull.into()))
+    };
+    (0..10).for_each(|_| folder.note_save(&failed()));
+    folder.note_save(&Ok(()));
+    folder.note_save(&failed());
+    assert_eq!(lines.lock().unwrap().len(), 1, "{lines:?}");
+    fs::remove_dir_all(&folder.path).unwrap();
+    (0..3).for_each(|_| folder.make_anew());
+    let path = save(&folder, &[1, 2]);
+    assert_eq!(folder.find(&expected(), &[1, 2], false), Some((path, 2)));
+    assert_eq!(lines.lock().unwrap().len(), 2, "{lines:?}");
 }
