@@ -21,6 +21,9 @@ use crate::page;
 /// Time after which an answer whose client does not read may end for another connection.
 const UNREAD: Duration = Duration::from_secs(5);
 
+/// Time in which the next bytes of a client are likely to arrive.
+const YOUNG: Duration = Duration::from_secs(1);
+
 /// Bytes of a head that are kept, to tell the API of a request that cannot be read.
 const START_BYTES: usize = 256;
 
@@ -64,6 +67,8 @@ enum ConnectionPhase {
 enum Rank {
     NoRequest,
     NoBody,
+    /// Its request may be on its way.
+    Young,
     Unread,
 }
 
@@ -218,13 +223,13 @@ impl ConnectionState {
 
     /// Rank of a connection that may end for another one.
     fn rank(&self, now: Instant) -> Option<Rank> {
+        let age = |since| now.saturating_duration_since(since);
         match (self.phase, self.unread) {
-            (_, Some(since)) => {
-                (now.saturating_duration_since(since) >= UNREAD).then_some(Rank::Unread)
-            }
+            (_, Some(since)) => (age(since) >= UNREAD).then_some(Rank::Unread),
+            (ConnectionPhase::Answer, None) => None,
+            _ if age(self.since) < YOUNG => Some(Rank::Young),
             (ConnectionPhase::Idle | ConnectionPhase::Head, None) => Some(Rank::NoRequest),
             (ConnectionPhase::Body, None) => Some(Rank::NoBody),
-            (ConnectionPhase::Answer, None) => None,
         }
     }
 }
@@ -357,12 +362,17 @@ mod tests {
         // It is idle for the shortest time.
         idle.0.begin_answer();
         idle.0.end_answer();
+        for open in [&idle, &head, &body] {
+            open.0.lock().since -= YOUNG;
+        }
+        let young = connections.admit(A).unwrap();
+        assert_eq!([&idle, &head, &body, &young].map(is_open), [true, false, true, true]);
         let fourth = answering(&connections, A);
-        assert_eq!([&idle, &head, &body].map(is_open), [true, false, true]);
+        assert_eq!([&idle, &body, &young].map(is_open), [false, true, true]);
         let fifth = answering(&connections, A);
-        assert_eq!([&idle, &body].map(is_open), [false, true]);
+        assert_eq!([&body, &young].map(is_open), [false, true]);
         let sixth = answering(&connections, A);
-        assert!(!is_open(&body));
+        assert!(!is_open(&young));
         assert!([&fourth, &fifth, &sixth].into_iter().all(is_open));
     }
 

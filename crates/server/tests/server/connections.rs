@@ -60,10 +60,10 @@ fn is_healthy(server: &TestServer) {
 }
 
 /// A long stream that has begun.
-fn begun_stream(server: &TestServer) -> TcpStream {
+fn begun_stream(server: &TestServer, max_tokens: usize) -> TcpStream {
     let messages = json!([{"role": "user", "content": "Tell me a fable."}]);
     let body = json!({
-        "messages": messages, "temperature": 3, "seed": 1, "max_tokens": CONTEXT, "stream": true,
+        "messages": messages, "temperature": 3, "seed": 1, "max_tokens": max_tokens, "stream": true,
     });
     let mut stream = send_chat(server, &body);
     stream.read_exact(&mut [0; 300]).unwrap();
@@ -88,11 +88,11 @@ fn requests_that_are_no_http_get_errors_in_the_shape_of_their_api() {
         ("a wrong length", "POST {} HTTP/1.1\r\n{host}Content-Length: x\r\n\r\n", 400),
         ("a wrong coding", "POST {} HTTP/1.1\r\n{host}Transfer-Encoding: gzip\r\n\r\n", 400),
         ("an old coding", "POST {} HTTP/1.0\r\n{host}Transfer-Encoding: chunked\r\n\r\n", 400),
-        ("two hosts", "POST {} HTTP/1.1\r\n{host}{host}\r\n", 400),
-        ("other hosts", "POST {} HTTP/1.1\r\n{host}Host: evil.example\r\n\r\n", 400),
+        ("two hosts", "POST {} HTTP/1.1\r\n{host}{host}Connection: close\r\n\r\n", 400),
+        ("other hosts", "POST {} HTTP/1.1\r\n{host}Host: x\r\nConnection: close\r\n\r\n", 400),
         ("many headers", "POST {} HTTP/1.1\r\n{host}{many}\r\n", 431),
         ("a long header", "POST {} HTTP/1.1\r\n{host}{long}\r\n", 431),
-        ("a long target", "POST {}?{long}", 431),
+        ("a long target", "POST {}?{target}", 431),
         ("half a head", "POST {} HTTP/1.1\r\nX: x", 400),
         (
             "a wrong chunk",
@@ -104,8 +104,11 @@ fn requests_that_are_no_http_get_errors_in_the_shape_of_their_api() {
         for (path, api) in
             [(CHAT, "openai"), ("/v1/messages", "anthropic"), ("/api/chat", "ollama")]
         {
+            // A line without a path tells no API.
+            let api = if text.contains("{}") { api } else { "openai" };
             let text = text.replace("{}", path).replace("{host}", &host);
             let text = text.replace("{many}", &many).replace("{long}", &long);
+            let text = text.replace("{target}", &"x".repeat(HEAD_BYTES));
             let mut stream = connect(&server, text.as_bytes());
             if what == "half a head" {
                 stream.shutdown(std::net::Shutdown::Write).unwrap();
@@ -162,7 +165,7 @@ fn a_head_has_at_most_64_kib() {
 fn connections_without_an_answer_do_not_stop_health() {
     let server = server(32);
     let head = format!("POST {CHAT} HTTP/1.1\r\nHost: {}\r\n", server.address);
-    let mut answer = begun_stream(&server);
+    let mut answer = begun_stream(&server, 300);
     for bytes in [
         String::new(),
         head.clone(),
@@ -238,7 +241,7 @@ fn a_reserve_answers_short_requests_while_all_others_have_answers() {
 fn only_running_answers_hold_up_the_end() {
     let mut server = server(64);
     let head = format!("POST {CHAT} HTTP/1.1\r\nHost: {}\r\n", server.address);
-    let mut answer = begun_stream(&server);
+    let mut answer = begun_stream(&server, 300);
     let mut others = vec![connect(&server, b""), connect(&server, head.as_bytes())];
     let asks = format!("{head}Expect: 100-continue\r\nContent-Length: 1000\r\n\r\n");
     let mut body = connect(&server, asks.as_bytes());
@@ -261,7 +264,7 @@ fn only_running_answers_hold_up_the_end() {
     answer.read_to_string(&mut rest).unwrap();
     assert!(rest.contains("data: [DONE]"), "{rest}");
     server.end();
-    assert!(since.elapsed() < Duration::from_secs(20), "{:?}", since.elapsed());
+    assert!(since.elapsed() < Duration::from_secs(30), "{:?}", since.elapsed());
 }
 
 /// A mask that allows all tokens, one in some time.
@@ -290,7 +293,7 @@ fn a_second_signal_ends_running_answers() {
     let mut options = ServerOptions::default();
     options.masks = vec![Arc::new(Slow)];
     let mut server = TestServer::serve(&engine(&moeflux_tales::FILES, 2), 8, options);
-    let mut answer = begun_stream(&server);
+    let mut answer = begun_stream(&server, CONTEXT);
     server.stopper.stop();
     server.wait_for(ServingCore::is_stopping);
     std::thread::sleep(Duration::from_millis(300));
