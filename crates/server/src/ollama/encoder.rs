@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::models::timestamp;
 use crate::{
-    answer::{AnswerFinish, AnswerUsage, Delta},
+    answer::{AnswerFinish, AnswerNote, AnswerUsage, Delta},
     app::now,
     error::{ApiError, ApiShape},
     json,
@@ -42,6 +42,8 @@ pub(super) struct AnswerLine {
     done_reason: Option<&'static str>,
     #[serde(flatten)]
     cost: Option<AnswerCost>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    moeflux: Option<AnswerNote>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -146,7 +148,8 @@ impl<C: AnswerClock> OllamaEncoder<C> {
             eval_duration: nanos(end.saturating_sub(first)),
         };
         let line = AnswerLine::new(&self.head, self.form, String::new());
-        AnswerLine { done: true, done_reason: Some(reason), cost: Some(cost), ..line }
+        let (done_reason, cost) = (Some(reason), Some(cost));
+        AnswerLine { done: true, done_reason, cost, moeflux: AnswerNote::new(&usage), ..line }
     }
 }
 
@@ -207,8 +210,10 @@ impl<C: AnswerClock> Encoder for OllamaEncoder<C> {
             }
             Delta::CallEnd { .. } => {
                 let Some(mut function) = self.call.take() else { return Vec::new() };
+                // A call is complete only with an object.
                 let object = serde_json::from_str::<Map<String, Value>>(&self.arguments);
-                function.arguments = Value::Object(object.unwrap_or_default());
+                let Ok(object) = object else { return Vec::new() };
+                function.arguments = Value::Object(object);
                 let call = LineCall { id: std::mem::take(&mut self.call_id), function };
                 vec![self.line(String::new(), None, vec![call])]
             }
@@ -249,6 +254,7 @@ impl Fold<AnswerLine> for AnswerLine {
         add(&mut self.thinking, line.thinking);
         (self.model, self.created_at) = (line.model, line.created_at);
         (self.done, self.done_reason, self.cost) = (line.done, line.done_reason, line.cost);
+        self.moeflux = line.moeflux;
     }
 }
 

@@ -152,9 +152,9 @@ impl ItemList<'_> {
             }
             "function_call_output" => {
                 self.end_answer()?;
-                let id = item.text("call_id")?.ok_or_else(|| item.missing("call_id"))?;
-                let output = messages::content(item, "output")?;
-                self.messages.push(Message::tool(id, output), &item.path("call_id"))
+                let mut message = Message::new("tool", messages::content(item, "output")?);
+                message.tool_call_id = item.text("call_id")?.map(str::to_owned);
+                self.messages.push(message, &item.path("call_id"))
             }
             "item_reference" => {
                 let path = item.path("type");
@@ -188,7 +188,7 @@ impl ItemList<'_> {
     }
 
     fn call(&self, item: &Fields<'_>) -> Result<ToolCall, ApiError> {
-        let id = item.text("call_id")?.ok_or_else(|| item.missing("call_id"))?;
+        let id = item.text("call_id")?.unwrap_or_default();
         let name = item.text("name")?.ok_or_else(|| item.missing("name"))?;
         tools::call(id, self.names.seen(item.text("namespace")?, name), item)
     }
