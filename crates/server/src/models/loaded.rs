@@ -142,7 +142,7 @@ impl ServedModel {
                 AnswerSource::Parsed(Box::new(AnswerText::new(parser, request.stop_strings()?)))
             }
             AskPrompt::Raw { .. } => {
-                AnswerSource::Raw(RawText::new(text.decoder(), request.stop_strings()?))
+                AnswerSource::Raw(Box::new(RawText::new(text.decoder(), request.stop_strings()?)))
             }
         };
         let recorder = turn.map(|start| TurnRecorder::new(&self.turns, start));
