@@ -5,7 +5,7 @@ use std::{
     io::{self, IsTerminal, Write},
 };
 
-use moeflux::text::Delta;
+use moeflux::{Answer, text::Delta};
 
 use crate::printable::Printable;
 
@@ -51,7 +51,8 @@ pub(crate) fn json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     line(serde_json::to_string_pretty(value)?)
 }
 
-/// Prints an answer as it comes: its text, and on a terminal its thoughts too, dim.
+/// Prints an answer as it comes: its text, and on a terminal its thoughts too, dim. Elsewhere
+/// thoughts are printed only if no text follows them.
 pub(crate) struct AnswerPrinter {
     shows_thoughts: bool,
     /// Whether thoughts were printed after which no text came yet.
@@ -76,6 +77,18 @@ impl AnswerPrinter {
         match self.styled(delta) {
             Some(text) => write(text),
             None => Ok(()),
+        }
+    }
+
+    /// Prints the thoughts of an answer that never left them, if they were not printed as they
+    /// came: the model has said nothing else.
+    ///
+    /// # Errors
+    /// As [`write()`].
+    pub(crate) fn finish(&self, answer: &Answer) -> anyhow::Result<()> {
+        match self.shows_thoughts || !answer.unfinished_reasoning {
+            true => Ok(()),
+            false => write(&answer.reasoning),
         }
     }
 

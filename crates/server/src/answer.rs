@@ -7,6 +7,7 @@ use moeflux::{
     serve::{EventSink, RequestEvent, SinkState},
     text::{self, AnswerText, Decoder, EndTokens, StopStrings, TokenLogprobs, Tokenizer},
 };
+use serde::Serialize;
 use tokio::sync::mpsc::{Sender, error::TrySendError};
 
 use crate::{
@@ -72,6 +73,8 @@ pub(crate) enum Delta {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TokenEntry {
     pub(crate) text: String,
+    /// Its bytes, which may be a part of a character; `None` for an id without a token.
+    pub(crate) bytes: Option<Vec<u8>>,
     /// `None` for the first token of a prompt.
     pub(crate) logprob: Option<f64>,
     /// The most probable tokens in its place, in their order.
@@ -82,6 +85,7 @@ pub(crate) struct TokenEntry {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TopEntry {
     pub(crate) text: String,
+    pub(crate) bytes: Option<Vec<u8>>,
     pub(crate) logprob: f64,
 }
 
@@ -117,6 +121,22 @@ pub(crate) struct AnswerUsage {
     pub(crate) prefill: Duration,
     /// Time from the first token to the last one.
     pub(crate) decode: Duration,
+    /// Whether the answer ended in its thoughts, without text and calls. Set at the end.
+    pub(crate) is_all_thoughts: bool,
+}
+
+/// The field `moeflux` of an answer, for what the APIs have no field for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct AnswerNote {
+    /// Whether the answer never left its thoughts.
+    unfinished_reasoning: bool,
+}
+
+impl AnswerNote {
+    /// The field of an answer; `None` if there is nothing to say.
+    pub(crate) fn new(usage: &AnswerUsage) -> Option<Self> {
+        usage.is_all_thoughts.then_some(Self { unfinished_reasoning: true })
+    }
 }
 
 /// Text of an answer.
@@ -195,6 +215,11 @@ impl AnswerSource {
             Self::Raw(raw) => raw.stops.found(),
         }
     }
+
+    /// Whether the answer so far never left its thoughts.
+    fn is_all_thoughts(&self) -> bool {
+        matches!(self, Self::Parsed(text) if text.is_all_thoughts())
+    }
 }
 
 /// Deltas of one answer.
@@ -233,6 +258,8 @@ struct AnswerProgress {
     has_broken_call: bool,
     /// Whether the answer ends with its first complete call.
     one_call: bool,
+    /// Whether the answer is calls only: text is the part of a call that was cut off.
+    calls_only: bool,
     is_thinking: bool,
     is_ended: bool,
 }
@@ -276,6 +303,12 @@ impl AnswerDeltas {
         self
     }
 
+    /// The answer behind its thoughts is calls only, by its grammar.
+    pub(crate) fn calls_only(mut self, calls_only: bool) -> Self {
+        self.progress.calls_only = calls_only;
+        self
+    }
+
     /// The answer starts with its prompt.
     pub(crate) fn echo(self, echo: Option<Echo>) -> Self {
         Self { echo, ..self }
@@ -307,8 +340,8 @@ impl AnswerDeltas {
                 if let Some(Echo { text, logprobs }) = self.echo.take() {
                     self.echoed = logprobs.unwrap_or_default();
                     if let Some(first) = self.echoed.first() {
-                        let text = self.tokenizer.decode(&[*first], false)?;
-                        let entry = TokenEntry { text, logprob: None, top: Vec::new() };
+                        let (text, bytes) = self.spelled(*first);
+                        let entry = TokenEntry { text, bytes, logprob: None, top: Vec::new() };
                         deltas.push(Delta::Logprobs(vec![entry]));
                     }
                     deltas.push(Delta::Text(text));
@@ -318,7 +351,7 @@ impl AnswerDeltas {
             Some(RequestEvent::PromptLogprobs { first, logprobs }) => {
                 let tokens = self.echoed.iter().skip(first).zip(&logprobs);
                 let entries = tokens.map(|(token, logprobs)| self.entry(*token, logprobs));
-                deltas.push(Delta::Logprobs(entries.collect::<Result<_, _>>()?));
+                deltas.push(Delta::Logprobs(entries.collect()));
             }
             Some(RequestEvent::Token { token, logprobs }) => {
                 self.timer.token();
@@ -336,7 +369,7 @@ impl AnswerDeltas {
                 if let Some(logprobs) = logprobs
                     && self.progress.is_text(&parts)
                 {
-                    deltas.push(Delta::Logprobs(vec![self.entry(token, &logprobs)?]));
+                    deltas.push(Delta::Logprobs(vec![self.entry(token, &logprobs)]));
                 }
                 self.progress.take(parts, &mut deltas);
                 self.progress.usage.reasoning += usize::from(self.progress.is_thinking);
@@ -349,6 +382,7 @@ impl AnswerDeltas {
                     self.source.finish()?;
                     self.progress.take(self.source.deltas(), &mut deltas);
                 }
+                self.progress.usage.is_all_thoughts = self.source.is_all_thoughts();
                 self.progress.end(finish, self.source.stop_string(), &mut deltas);
             }
             Some(RequestEvent::Failed(error)) => {
@@ -390,19 +424,27 @@ impl AnswerDeltas {
         let mut deltas = Vec::new();
         self.recorder = None;
         self.timer.ended();
+        self.progress.usage.is_all_thoughts = self.source.is_all_thoughts();
         self.progress.close(AnswerFinish::Cancelled, &mut deltas);
         deltas
     }
 
     /// A token and its log-probabilities, with the texts of tokens.
-    fn entry(&self, token: u32, logprobs: &TokenLogprobs) -> Result<TokenEntry, ApiError> {
-        let text = |token| self.tokenizer.decode(&[token], false);
+    fn entry(&self, token: u32, logprobs: &TokenLogprobs) -> TokenEntry {
         let TokenLogprobs { logprob, top } = logprobs;
-        let top = top
-            .iter()
-            .map(|top| Ok(TopEntry { text: text(top.token)?, logprob: top.logprob.into() }));
-        let top = top.collect::<Result<_, ApiError>>()?;
-        Ok(TokenEntry { text: text(token)?, logprob: Some(f64::from(*logprob)), top })
+        let top = top.iter().map(|top| {
+            let (text, bytes) = self.spelled(top.token);
+            TopEntry { text, bytes, logprob: top.logprob.into() }
+        });
+        let (text, bytes) = self.spelled(token);
+        TokenEntry { text, bytes, logprob: Some(f64::from(*logprob)), top: top.collect() }
+    }
+
+    /// Text and bytes of a token. The text of a part of a character has U+FFFD in its place.
+    fn spelled(&self, token: u32) -> (String, Option<Vec<u8>>) {
+        let bytes = self.tokenizer.token_bytes(token);
+        let text = bytes.as_deref().map(String::from_utf8_lossy).unwrap_or_default();
+        (text.into_owned(), bytes)
     }
 }
 
@@ -422,6 +464,9 @@ impl AnswerProgress {
                 return;
             }
             self.is_thinking = matches!(part, Delta::Reasoning(_));
+            if self.calls_only && matches!(part, Delta::Text(_)) {
+                continue;
+            }
             let is_call_end = matches!(part, Delta::CallEnd { .. });
             match &part {
                 Delta::CallStart { index, .. } => {

@@ -121,12 +121,23 @@ pub(crate) struct ConversationParts<'a> {
     pub(crate) before: &'a [u32],
 }
 
-/// Messages as they are read.
+/// Messages as they are read. Calls without an id get one, so that their results have it.
 #[derive(Debug, Default)]
 pub(crate) struct MessageList {
     messages: Vec<Message>,
     /// Ids of the calls so far.
     calls: HashSet<String>,
+    /// Calls of the last answer that are without a result.
+    open: Vec<UnansweredCall>,
+}
+
+/// A call without a result.
+#[derive(Debug)]
+struct UnansweredCall {
+    id: String,
+    name: String,
+    /// Whether the client sent the id.
+    is_given: bool,
 }
 
 impl MessageList {
@@ -134,14 +145,24 @@ impl MessageList {
     ///
     /// # Errors
     /// It is the result of a call that was not made. `path` has the id of the call.
-    pub(crate) fn push(&mut self, message: Message, path: &str) -> Result<(), ApiError> {
-        if let Some(id) = &message.tool_call_id
-            && !self.calls.contains(id)
-        {
-            let message = format!("{path} is {id:?}: no earlier message has this call");
-            return Err(ApiError::invalid(path, message));
+    pub(crate) fn push(&mut self, mut message: Message, path: &str) -> Result<(), ApiError> {
+        if message.role == "tool" {
+            message.tool_call_id = Some(self.result(&message, path)?);
         }
-        self.calls.extend(message.tool_calls.iter().map(|call| call.id.clone()));
+        if !message.tool_calls.is_empty() {
+            self.open.clear();
+        }
+        for call in &mut message.tool_calls {
+            let is_given = !call.id.is_empty();
+            if !is_given {
+                let numbers = self.calls.len()..;
+                let mut ids = numbers.map(|number| format!("call_{number}"));
+                call.id = ids.find(|id| !self.calls.contains(id)).unwrap_or_default();
+            }
+            self.calls.insert(call.id.clone());
+            let (id, name) = (call.id.clone(), call.name.clone());
+            self.open.push(UnansweredCall { id, name, is_given });
+        }
         match self.messages.as_mut_slice() {
             [first] if first.role == "system" && message.role == "system" => {
                 first.content.push_str(BETWEEN_SYSTEM);
@@ -150,6 +171,35 @@ impl MessageList {
             _ => self.messages.push(message),
         }
         Ok(())
+    }
+
+    /// Id of the call to which a result belongs: the given one, or that of the first call without
+    /// a result, of the tool that the result names, if there is one.
+    fn result(&mut self, result: &Message, path: &str) -> Result<String, ApiError> {
+        let id = result.tool_call_id.as_deref().filter(|id| !id.is_empty());
+        let is_known = id.is_some_and(|id| self.calls.contains(id));
+        let find = |is_it: &dyn Fn(&UnansweredCall) -> bool| self.open.iter().position(is_it);
+        let open = match id {
+            Some(id) if is_known => find(&|call| call.id == id),
+            // The client has sent the id with the result only.
+            Some(_) => find(&|call| !call.is_given),
+            None => {
+                let is_named = |call: &UnansweredCall| Some(&call.name) == result.name.as_ref();
+                find(&is_named).or_else(|| find(&|_| true))
+            }
+        };
+        match (open, id) {
+            (Some(index), _) => Ok(self.open.remove(index).id),
+            (None, Some(id)) if is_known => Ok(id.to_owned()),
+            (None, Some(id)) => {
+                let message = format!("{path} is {id:?}: no earlier message has this call");
+                Err(ApiError::invalid(path, message))
+            }
+            (None, None) => {
+                let message = format!("{path} is missing, and no earlier call is without a result");
+                Err(ApiError::invalid(path, message))
+            }
+        }
     }
 
     /// The messages.

@@ -272,7 +272,7 @@ pub(crate) fn ending(answer: &Answer, plan: &MemoryPlan) -> Option<String> {
         Finish::Cancelled => Some("the answer was interrupted".to_owned()),
         Finish::EndToken | Finish::StopString | Finish::MaxTokens => {
             let has_only_thoughts = answer.text.is_empty() && !answer.reasoning.is_empty();
-            has_only_thoughts.then(|| ONLY_THOUGHTS.to_owned())
+            (has_only_thoughts || answer.unfinished_reasoning).then(|| ONLY_THOUGHTS.to_owned())
         }
     }
 }

@@ -297,7 +297,10 @@ impl<'a> Chat<'a> {
             self.ui.note("interrupted before the answer started");
             return Ok(());
         }
-        let printed = if answer.text.ends_with('\n') { Ok(()) } else { out::line("") };
+        let printed = printer.finish(&answer).and_then(|()| match answer.text.ends_with('\n') {
+            true => Ok(()),
+            false => out::line(""),
+        });
         match answer.finish {
             Finish::Context => {
                 self.ui.note(format_args!(

@@ -34,6 +34,8 @@ struct RunReport<'a> {
     text: &'a str,
     /// Thoughts before the text; empty without.
     reasoning: &'a str,
+    /// Whether the answer ended in its thoughts, before its text began.
+    unfinished_reasoning: bool,
     tokens: &'a [u32],
     finish: Finish,
     /// Loading of the model, before the prompt.
@@ -107,7 +109,8 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(interrupt::exit_code()));
     }
     let needs_newline = !args.json && !answer.text.ends_with('\n');
-    let printed = if needs_newline { out::line("") } else { Ok(()) };
+    let thoughts = if args.json { Ok(()) } else { printer.finish(&answer) };
+    let printed = thoughts.and_then(|()| if needs_newline { out::line("") } else { Ok(()) });
     let history = persist::session_tokens(text, &tokens, &answer, plan)?;
     let saved = file.as_ref().map(|file| file.save(&mut session, &history)).transpose();
     drop(held);
@@ -120,6 +123,7 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         out::json(&RunReport {
             text: &answer.text,
             reasoning: &answer.reasoning,
+            unfinished_reasoning: answer.unfinished_reasoning,
             tokens: &answer.tokens,
             finish: answer.finish,
             load_seconds,

@@ -65,10 +65,12 @@ fn channels_are_told_apart_and_their_names_are_no_text() {
     let script = ["<|channel|>", "analysis", "<|message|>", "Polite.", "<|end|>", "<|start|>", "x"];
     let model = harmony(&script);
     let said = answer(&model, &["-n", "13", "q"]);
-    assert_eq!((said.code, &*said.out), (0, "\n"), "{said:?}");
+    // Nothing else was said.
+    assert_eq!((said.code, &*said.out), (0, "Polite.\n"), "{said:?}");
     assert!(said.err.contains("note: the answer ended in its thoughts"), "{said:?}");
     let report = json(&answer(&model, &["-q", "--json", "-n", "13", "q"]).out);
     assert_eq!((&report["text"], &report["reasoning"]), (&"".into(), &"Polite.".into()));
+    assert_eq!(report["unfinished_reasoning"], true);
 }
 
 #[test]
@@ -78,6 +80,11 @@ fn thoughts_are_in_reports_and_saved_conversations() {
     assert_eq!((said.code, &*said.out), (0, "Yes!\n"), "{said:?}");
     let report = json(&answer(&model, &["-q", "--json", "q"]).out);
     assert_eq!((&report["text"], &report["reasoning"]), (&"Yes!".into(), &"Hm.".into()));
+    assert_eq!(report["unfinished_reasoning"], false);
+    let args = ["chat", "-q", "--temperature", "0", "-n", "5"];
+    let args = [&args[..], &["--model", model.path().to_str().unwrap()]].concat();
+    let said = with_stdin(&args, b"q\n");
+    assert_eq!((said.code, &*said.out), (0, "Hm.\n"), "{said:?}");
 
     let folder = temp();
     let saved = folder.path().join("saved.json");
@@ -120,7 +127,7 @@ fn templates_that_take_all_memory_are_errors() {
 fn an_end_token_of_the_user_ends_answers() {
     let model = think(THINK_TEMPLATE);
     let said = answer(&model, &["-q", "--end-token", "</think>", "q"]);
-    assert_eq!((said.code, &*said.out), (0, "\n"), "{said:?}");
+    assert_eq!((said.code, &*said.out), (0, "Hm.\n"), "{said:?}");
     let report = json(&answer(&model, &["-q", "--json", "--end-token", "</think>", "q"]).out);
     assert_eq!((&report["finish"], &report["reasoning"]), (&"end_token".into(), &"Hm.".into()));
     // The tokens of the model's files still end answers.

@@ -52,6 +52,8 @@ impl Phase {
 pub struct Answer {
     /// Thoughts before the text, if the model has them; otherwise empty.
     pub reasoning: String,
+    /// Whether the answer ended in its thoughts, before its text began.
+    pub unfinished_reasoning: bool,
     /// Text without thoughts, end token and stop string.
     pub text: String,
     /// Generated tokens, including the end token if one occurred.
@@ -90,6 +92,7 @@ pub fn generate(
     let end = AnswerEnd::with_text(session.engine(), prompt, request)?;
     let mut answer = Answer {
         reasoning: String::new(),
+        unfinished_reasoning: false,
         text: String::new(),
         tokens: Vec::new(),
         logprobs: Vec::new(),
@@ -129,6 +132,7 @@ pub fn generate(
         tokens.text().map_or(Ok(()), AnswerText::finish)?;
         let _ = emit(&mut tokens, &mut answer, on_delta);
     }
+    answer.unfinished_reasoning = tokens.text().is_some_and(|text| text.is_all_thoughts());
     answer.decode = timer.lap(tokens.session());
     Ok(answer)
 }

@@ -12,7 +12,7 @@ use crate::{
     checkpoint::{Checkpoint, TextFile},
     text::{
         chat::{ChatOptions, ChatTemplate, ControlTokens, Message, ToolSet},
-        dialect::{AnswerParser, CallSyntax, Delta, Dialect},
+        dialect::{AnswerParser, AnswerTools, CallSyntax, Delta, Dialect},
         sampling::{EndTokens, GenerationConfig},
         tokenizer::{AroundText, Decoder, Tokenizer, TokenizerConfig},
     },
@@ -299,12 +299,16 @@ impl Text {
     /// # Errors
     /// [`Error::Text`] if the tokenizer's decoder fails.
     pub fn parser(&self, prompt: &[u32], tools: &ToolSet) -> Result<AnswerParser, Error> {
-        self.dialect.parser(&self.tokenizer, prompt, tools)
+        // Without tools the syntax does not matter.
+        let calls = if tools.is_empty() { None } else { self.call_syntax() };
+        self.dialect.parser(&self.tokenizer, prompt, AnswerTools { tools, calls })
     }
 
-    /// Syntax of the model's calls; `None` if its template has none that is known.
+    /// Syntax of the model's calls: that of its template, or the one in which prompts describe
+    /// calls where the template has no tools. `None` if the template has one that is not known.
     pub fn call_syntax(&self) -> Option<CallSyntax> {
-        self.dialect.call_syntax()
+        let described = || self.template.as_ref().ok()?.described_calls();
+        self.dialect.call_syntax().or_else(described)
     }
 
     /// Message that the tokens of an answer to `prompt` make, without an end token.

@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::{
-    answer::{AnswerFinish, AnswerUsage, Delta},
+    answer::{AnswerFinish, AnswerNote, AnswerUsage, Delta},
     error::{ApiError, ApiShape},
     respond::{Encoder, Fold},
 };
@@ -13,12 +13,27 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(crate) enum MessageEvent {
-    MessageStart { message: AnswerBlocks },
-    ContentBlockStart { index: usize, content_block: ContentBlock },
-    ContentBlockDelta { index: usize, delta: BlockDelta },
-    ContentBlockStop { index: usize },
+    MessageStart {
+        message: AnswerBlocks,
+    },
+    ContentBlockStart {
+        index: usize,
+        content_block: ContentBlock,
+    },
+    ContentBlockDelta {
+        index: usize,
+        delta: BlockDelta,
+    },
+    ContentBlockStop {
+        index: usize,
+    },
     Ping,
-    MessageDelta { delta: MessageEnd, usage: MessageUsage },
+    MessageDelta {
+        delta: MessageEnd,
+        usage: MessageUsage,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        moeflux: Option<AnswerNote>,
+    },
     MessageStop,
 }
 
@@ -86,6 +101,8 @@ pub(crate) struct AnswerBlocks {
     #[serde(flatten)]
     end: MessageEnd,
     usage: MessageUsage,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    moeflux: Option<AnswerNote>,
     /// Arguments so far of the last call.
     #[serde(skip)]
     arguments: String,
@@ -124,7 +141,9 @@ impl Fold<MessageEvent> for AnswerBlocks {
                     *input = object;
                 }
             }
-            MessageEvent::MessageDelta { delta, usage } => (self.end, self.usage) = (delta, usage),
+            MessageEvent::MessageDelta { delta, usage, moeflux } => {
+                (self.end, self.usage, self.moeflux) = (delta, usage, moeflux);
+            }
             MessageEvent::Ping | MessageEvent::MessageStop => {}
         }
     }
@@ -221,7 +240,8 @@ impl MessageEncoder {
             _ => None,
         };
         let delta = MessageEnd { stop_reason: Some(stop_reason), stop_sequence };
-        self.events.push(MessageEvent::MessageDelta { delta, usage: usage.into() });
+        let moeflux = AnswerNote::new(&usage);
+        self.events.push(MessageEvent::MessageDelta { delta, usage: usage.into(), moeflux });
         self.events.push(MessageEvent::MessageStop);
     }
 }

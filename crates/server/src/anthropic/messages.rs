@@ -149,9 +149,8 @@ fn user(fields: &Fields<'_>, messages: &mut MessageList) -> Result<(), ApiError>
 
 /// Message with the result of a call.
 fn result(block: &Fields<'_>) -> Result<Message, ApiError> {
-    let id = block.text("tool_use_id")?.ok_or_else(|| block.missing("tool_use_id"))?;
     let mut message = Message::new("tool", texts(block, "content")?.join(BETWEEN_RESULTS));
-    message.tool_call_id = Some(id.into_owned());
+    message.tool_call_id = block.text("tool_use_id")?.map(Cow::into_owned);
     Ok(message)
 }
 
@@ -169,7 +168,7 @@ fn assistant(fields: &Fields<'_>) -> Result<Message, ApiError> {
             // Thoughts that only Anthropic's servers can read.
             "redacted_thinking" => {}
             "tool_use" => {
-                let id = fields.text("id")?.ok_or_else(|| fields.missing("id"))?;
+                let id = fields.text("id")?.unwrap_or_default();
                 let name = fields.text("name")?.ok_or_else(|| fields.missing("name"))?;
                 let arguments = match fields.get("input") {
                     Some(input) if input.is_object() => input.compact(),

@@ -129,8 +129,10 @@ impl ServedModel {
     ) -> Result<Accepted, ApiError> {
         let text = self.text()?;
         let Prompt { tokens, ends, echo, turn, masks, .. } = prompt;
+        let mut calls_only = false;
         let source = match &ask.prompt {
             AskPrompt::Conversation(conversation) => {
+                calls_only = conversation.required.is_some();
                 let tools = conversation.callable();
                 let parser = text.parser(&tokens, tools)?;
                 // The core needs them to find the step with which a stop string ends the answer.
@@ -148,7 +150,8 @@ impl ServedModel {
         let timer = AnswerTimer::start(&self.options.latencies);
         let deltas = AnswerDeltas::new(source, text, tokens.len(), timer);
         let deltas = deltas.end_tokens(request.all_end_tokens(text.end()));
-        let deltas = deltas.one_call(ask.one_call).echo(echo).recorder(recorder);
+        let deltas = deltas.one_call(ask.one_call).calls_only(calls_only);
+        let deltas = deltas.echo(echo).recorder(recorder);
         let deltas = deltas.reports(ask.reports);
         request.masks.extend(masks.into_iter().chain(self.options.masks.iter().cloned()));
         let (sink, events) = mpsc::channel(UNREAD);

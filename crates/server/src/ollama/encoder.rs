@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::models::timestamp;
 use crate::{
-    answer::{AnswerFinish, AnswerUsage, Delta},
+    answer::{AnswerFinish, AnswerNote, AnswerUsage, Delta},
     app::now,
     error::{ApiError, ApiShape},
     json,
@@ -50,6 +50,8 @@ pub(super) struct AnswerLine {
     context: Option<Vec<u32>>,
     #[serde(flatten)]
     cost: Option<AnswerCost>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    moeflux: Option<AnswerNote>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -167,7 +169,8 @@ impl<C: AnswerClock> OllamaEncoder<C> {
         };
         let context = self.context.take();
         let line = self.line(String::new(), None, Vec::new());
-        AnswerLine { done: true, done_reason: Some(reason), context, cost: Some(cost), ..line }
+        let (done_reason, cost, moeflux) = (Some(reason), Some(cost), AnswerNote::new(&usage));
+        AnswerLine { done: true, done_reason, context, cost, moeflux, ..line }
     }
 }
 
@@ -235,8 +238,10 @@ impl<C: AnswerClock> Encoder for OllamaEncoder<C> {
             }
             Delta::CallEnd { .. } => {
                 let Some(mut function) = self.call.take() else { return Vec::new() };
+                // A call is complete only with an object.
                 let object = serde_json::from_str::<Map<String, Value>>(&self.arguments);
-                function.arguments = Value::Object(object.unwrap_or_default());
+                let Ok(object) = object else { return Vec::new() };
+                function.arguments = Value::Object(object);
                 let call = LineCall { id: std::mem::take(&mut self.call_id), function };
                 vec![self.line(String::new(), None, vec![call])]
             }
@@ -287,6 +292,7 @@ impl Fold<AnswerLine> for AnswerLine {
         self.context = line.context;
         (self.model, self.created_at) = (line.model, line.created_at);
         (self.done, self.done_reason, self.cost) = (line.done, line.done_reason, line.cost);
+        self.moeflux = line.moeflux;
     }
 }
 

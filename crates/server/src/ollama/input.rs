@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use moeflux::{ChatOptions, Message, text::ToolCall};
+use moeflux::{ChatOptions, Message};
 
 use crate::{
     ask::{self, Ask, AskPrompt, AskedReports, Conversation, MessageList, RawPrompt},
@@ -38,14 +38,13 @@ impl From<Ask> for OllamaAsk {
 /// # Errors
 /// A field has a wrong type or range, or is not supported.
 pub(super) fn chat(model: &ServedModel, fields: &Fields<'_>) -> Result<OllamaAsk, ApiError> {
-    let mut messages = OllamaMessages::default();
+    let mut list = MessageList::default();
     for (i, value) in fields.list("messages")?.unwrap_or_default().iter().enumerate() {
-        messages.push(&Fields::at(value, &format!("messages[{i}]"))?)?;
+        push(&mut list, &Fields::at(value, &format!("messages[{i}]"))?)?;
     }
     let mut options = options(fields)?;
     options.tools = tools::parse(fields)?;
-    let messages = messages.list.into_messages();
-    let mut conversation = Conversation::new(messages, options);
+    let mut conversation = Conversation::new(list.into_messages(), options);
     conversation.call_ids = CallIds::Dropped;
     conversation.form = AskedForm::ollama(fields)?;
     conversation.overflow = overflow(fields)?;
@@ -212,80 +211,34 @@ fn refuse_images(fields: &Fields<'_>) -> Result<(), ApiError> {
     }
 }
 
-/// Messages as they are read. Most clients send no ids of calls.
-#[derive(Default)]
-struct OllamaMessages {
-    list: MessageList,
-    /// Calls without a result.
-    open: Vec<OpenCallName>,
-    /// Calls so far.
-    calls: usize,
-}
-
-/// A call without a result.
-struct OpenCallName {
-    id: String,
-    name: String,
-}
-
-impl OllamaMessages {
-    fn push(&mut self, fields: &Fields<'_>) -> Result<(), ApiError> {
-        refuse_images(fields)?;
-        let content = fields.text("content")?.unwrap_or_default();
-        let message = match &*fields.text("role")?.ok_or_else(|| fields.missing("role"))? {
-            "system" => Message::system(content),
-            "user" => Message::user(content),
-            "assistant" => {
-                let mut message = Message::assistant(content);
-                if let Some(thoughts) = fields.text("thinking")? {
-                    message = message.reasoning(thoughts);
-                }
-                message.tool_calls = self.calls(fields)?;
-                message
+/// Appends a message. Most clients send no ids of calls.
+fn push(messages: &mut MessageList, fields: &Fields<'_>) -> Result<(), ApiError> {
+    refuse_images(fields)?;
+    let content = fields.text("content")?.unwrap_or_default();
+    let message = match &*fields.text("role")?.ok_or_else(|| fields.missing("role"))? {
+        "system" => Message::system(content),
+        "user" => Message::user(content),
+        "assistant" => {
+            let mut message = Message::assistant(content);
+            if let Some(thoughts) = fields.text("thinking")? {
+                message = message.reasoning(thoughts);
             }
-            "tool" => {
-                let id = fields.text("tool_call_id")?.filter(|id| !id.is_empty());
-                let name = fields.text("tool_name")?.or(fields.text("name")?);
-                let mut message = Message::new("tool", content);
-                message.tool_call_id = self.result(id.as_deref(), name.as_deref());
-                message
-            }
-            other => {
-                let path = fields.path("role");
-                let roles = "system, user, assistant or tool";
-                let message = format!("{path} is {other:?}: it must be {roles}");
-                return Err(ApiError::invalid(path, message));
-            }
-        };
-        self.list.push(message, &fields.path("tool_call_id"))
-    }
-
-    /// Calls of an earlier answer.
-    fn calls(&mut self, message: &Fields<'_>) -> Result<Vec<ToolCall>, ApiError> {
-        let mut calls = Vec::new();
-        let path = message.path("tool_calls");
-        for (i, value) in message.list("tool_calls")?.unwrap_or_default().iter().enumerate() {
-            let entry = Fields::at(value, &format!("{path}[{i}]"))?;
-            let function = entry.object("function")?.ok_or_else(|| entry.missing("function"))?;
-            let name = function.text("name")?.ok_or_else(|| function.missing("name"))?;
-            let id = entry.text("id")?.filter(|id| !id.is_empty());
-            let id = id.map_or_else(|| format!("call_{}", self.calls), Cow::into_owned);
-            self.calls += 1;
-            self.open.push(OpenCallName { id: id.clone(), name: name.clone().into_owned() });
-            calls.push(tools::call(&id, &name, &function)?);
+            message.tool_calls = tools::calls(fields)?;
+            message
         }
-        Ok(calls)
-    }
-
-    /// Id of the call to which a result belongs: the given one, or the first open one, of that name
-    /// if there is one.
-    fn result(&mut self, id: Option<&str>, name: Option<&str>) -> Option<String> {
-        let of = |is_it: &dyn Fn(&OpenCallName) -> bool| self.open.iter().position(is_it);
-        let index = match id {
-            Some(id) => of(&|call| call.id == id),
-            None => of(&|call| Some(&*call.name) == name).or_else(|| of(&|_| true)),
-        };
-        let open = index.map(|index| self.open.remove(index).id);
-        id.map(str::to_owned).or(open)
-    }
+        "tool" => {
+            let mut message = Message::new("tool", content);
+            message.tool_call_id = fields.text("tool_call_id")?.map(Cow::into_owned);
+            let name = fields.text("tool_name")?.or(fields.text("name")?);
+            message.name = name.map(Cow::into_owned);
+            message
+        }
+        other => {
+            let path = fields.path("role");
+            let roles = "system, user, assistant or tool";
+            let message = format!("{path} is {other:?}: it must be {roles}");
+            return Err(ApiError::invalid(path, message));
+        }
+    };
+    messages.push(message, &fields.path("tool_call_id"))
 }

@@ -7,7 +7,7 @@ use super::{
     usage::{AnswerTimings, PromptProgress, TokenUsage, UsageSum},
 };
 use crate::{
-    answer::{AnswerFinish, Delta, TokenEntry},
+    answer::{AnswerFinish, AnswerNote, Delta, TokenEntry},
     ask::AskedReports,
     error::ApiError,
     models::ServedModel,
@@ -50,7 +50,7 @@ pub(crate) struct ChatChunk {
     reports: ChunkReports,
 }
 
-/// Fields of llama.cpp's server in a chunk or a whole answer.
+/// Fields of llama.cpp's server, and our own, in a chunk or a whole answer.
 #[derive(Clone, Debug, Default, Serialize)]
 struct ChunkReports {
     /// In the last chunk, or as the request asks for them.
@@ -60,6 +60,9 @@ struct ChunkReports {
     prompt_progress: Option<PromptProgress>,
     #[serde(rename = "__verbose", skip_serializing_if = "Option::is_none")]
     verbose: Option<VerbosePrompt>,
+    /// At the end of an answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    moeflux: Option<AnswerNote>,
 }
 
 /// Text of the prompt as the model read it.
@@ -220,6 +223,7 @@ impl Encoder for ChatEncoder {
             Delta::End { finish, usage } => {
                 self.reports.timings = Some(usage.into());
                 self.reports.verbose = self.verbose.clone();
+                self.reports.moeflux = AnswerNote::new(&usage);
                 let end = self.chunk(choice, ChunkDelta::default(), Some(finish_reason(&finish)));
                 let sum = self.sum.add(choice, usage).filter(|_| self.include_usage);
                 let usage = sum.map(|sum| ChatChunk {
@@ -293,7 +297,8 @@ impl Fold<ChatChunk> for ChatCompletion {
     fn add(&mut self, chunk: ChatChunk) {
         (self.object, self.head) = ("chat.completion", chunk.head);
         // The last chunk has the end of the answer.
-        self.reports = ChunkReports { prompt_progress: None, ..chunk.reports };
+        let moeflux = chunk.reports.moeflux.or(self.reports.moeflux);
+        self.reports = ChunkReports { prompt_progress: None, moeflux, ..chunk.reports };
         for choice in chunk.choices {
             while self.choices.len() <= choice.index {
                 let index = self.choices.len();

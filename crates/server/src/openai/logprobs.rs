@@ -26,22 +26,21 @@ pub(crate) struct ContentToken {
 struct ContentTop {
     token: String,
     logprob: f64,
-    /// Bytes of the token; `null` if it is a part of a character.
+    /// Bytes of the token; `null` for an id without a token.
     bytes: Option<Vec<u8>>,
 }
 
 impl ContentTop {
-    fn new(token: String, logprob: f64) -> Self {
-        let bytes = (!token.contains(char::REPLACEMENT_CHARACTER)).then(|| token.clone().into());
+    fn new(token: String, bytes: Option<Vec<u8>>, logprob: f64) -> Self {
         Self { token, logprob: logprob.max(NEVER), bytes }
     }
 }
 
 impl ContentToken {
-    pub(crate) fn new(TokenEntry { text, logprob, top }: TokenEntry) -> Self {
-        let entry = |TopEntry { text, logprob }| ContentTop::new(text, logprob);
+    pub(crate) fn new(TokenEntry { text, bytes, logprob, top }: TokenEntry) -> Self {
+        let entry = |TopEntry { text, bytes, logprob }| ContentTop::new(text, bytes, logprob);
         Self {
-            token: ContentTop::new(text, logprob.unwrap_or_default()),
+            token: ContentTop::new(text, bytes, logprob.unwrap_or_default()),
             top_logprobs: top.into_iter().map(entry).collect(),
         }
     }
@@ -64,6 +63,16 @@ impl ContentLogprobs {
     }
 }
 
+/// Text of a token in a completion: of a part of a character its bytes, as OpenAI's API spells
+/// them, so that different tokens have different texts.
+fn spelled(text: String, bytes: Option<&[u8]>) -> String {
+    let Some(bytes) = bytes.filter(|bytes| std::str::from_utf8(bytes).is_err()) else {
+        return text;
+    };
+    let hex = bytes.iter().map(|byte| format!("\\x{byte:02x}"));
+    ["bytes:".to_owned()].into_iter().chain(hex).collect()
+}
+
 /// Log-probabilities of a completion's tokens.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct TextLogprobs {
@@ -80,14 +89,19 @@ impl TextLogprobs {
     /// Of these tokens, behind `offset` characters, which are counted on; `None` without tokens.
     pub(super) fn new(entries: Vec<TokenEntry>, offset: &mut usize) -> Option<Self> {
         let mut logprobs = Self::default();
-        for TokenEntry { text, logprob, top } in entries {
+        for TokenEntry { text, bytes, logprob, top } in entries {
             logprobs.text_offset.push(*offset);
-            *offset += text.chars().count();
+            // A character counts with the token in which it begins.
+            let begins = |byte: &&u8| !(0x80..0xC0).contains(*byte);
+            *offset += bytes.iter().flatten().filter(begins).count();
+            let text = spelled(text, bytes.as_deref());
             logprobs.token_logprobs.push(logprob.map(|logprob| logprob.max(NEVER)));
             logprobs.top_logprobs.push(logprob.map(|logprob| {
                 let mut map = Map::new();
-                let chosen = TopEntry { text: text.clone(), logprob };
-                for TopEntry { text, logprob } in top.into_iter().chain([chosen]) {
+                let top = top.into_iter().map(|TopEntry { text, bytes, logprob }| {
+                    (spelled(text, bytes.as_deref()), logprob)
+                });
+                for (text, logprob) in top.chain([(text.clone(), logprob)]) {
                     // Of tokens with the same text the first is the most probable one.
                     map.entry(text).or_insert_with(|| Value::from(logprob.max(NEVER)));
                 }
@@ -106,5 +120,35 @@ impl TextLogprobs {
         whole.token_logprobs.extend(part.token_logprobs);
         whole.top_logprobs.extend(part.top_logprobs);
         whole.text_offset.extend(part.text_offset);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn entry(bytes: &[u8]) -> TokenEntry {
+        let text = String::from_utf8_lossy(bytes).into_owned();
+        let top = TopEntry { text: text.clone(), bytes: Some(bytes.to_vec()), logprob: -0.5 };
+        TokenEntry { text, bytes: Some(bytes.to_vec()), logprob: Some(-0.5), top: vec![top] }
+    }
+
+    #[test]
+    fn parts_of_a_character_have_their_bytes() {
+        let parts = ["A".as_bytes(), b"\xF0\x9F", b"\x98", b"\x80", "é ".as_bytes(), b"B"];
+        let content = json!(ContentLogprobs::new(parts.map(entry).to_vec()));
+        for (part, token) in parts.iter().zip(content["content"].as_array().unwrap()) {
+            assert_eq!(token["bytes"], json!(part));
+            assert_eq!(token["top_logprobs"][0]["bytes"], json!(part));
+        }
+        let text = json!(TextLogprobs::new(parts.map(entry).to_vec(), &mut 3));
+        let tokens = ["A", r"bytes:\xf0\x9f", r"bytes:\x98", r"bytes:\x80", "é ", "B"];
+        assert_eq!(text["tokens"], json!(tokens));
+        assert_eq!(text["text_offset"], json!([3, 4, 5, 5, 5, 7]));
+        assert_eq!(text["top_logprobs"][2], json!({r"bytes:\x98": -0.5}));
+        let none = TokenEntry { text: String::new(), bytes: None, logprob: None, top: vec![] };
+        assert_eq!(json!(ContentToken::new(none))["bytes"], json!(null));
     }
 }

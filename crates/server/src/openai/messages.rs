@@ -62,10 +62,8 @@ fn message(fields: &Fields<'_>) -> Result<Message, ApiError> {
         }
         "tool" => {
             message.name = fields.text("name")?.map(Cow::into_owned);
-            let id = fields.text("tool_call_id")?.map(Cow::into_owned);
             // Results of the former functions have a name only.
-            let id = id.or_else(|| message.name.clone());
-            message.tool_call_id = Some(id.ok_or_else(|| fields.missing("tool_call_id"))?);
+            message.tool_call_id = fields.text("tool_call_id")?.map(Cow::into_owned);
         }
         _ => {}
     }

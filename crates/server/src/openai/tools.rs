@@ -42,9 +42,13 @@ pub(crate) fn parse(fields: &Fields<'_>) -> Result<ToolSet, ApiError> {
 /// A field has a wrong type, or there is no name.
 pub(crate) fn tool(fields: &Fields<'_>, schema: &str) -> Result<Tool, ApiError> {
     let name = name(fields)?;
-    let parameters = match fields.map(schema)? {
-        Some(schema) => Value::Object(schema),
-        None => json!({"type": "object", "properties": {}}),
+    let parameters = match fields.get(schema).and_then(Json::as_bool) {
+        // A schema that allows everything.
+        Some(true) => json!({"type": "object"}),
+        _ => match fields.map(schema)? {
+            Some(schema) => Value::Object(schema),
+            None => json!({"type": "object", "properties": {}}),
+        },
     };
     Ok(Tool::new(name, parameters).description(fields.text("description")?.unwrap_or_default()))
 }
@@ -112,11 +116,12 @@ fn allowed_tools(choice: &Fields<'_>) -> Result<RequiredCalls, ApiError> {
     Ok(RequiredCalls::Named(names))
 }
 
-/// Calls of an earlier answer. The former `function_call` is one whose id is its name.
+/// Calls of an earlier answer. The former `function_call` is one whose id is its name. The id of a
+/// call without one is empty.
 ///
 /// # Errors
-/// A call has no id or name, or a wrong type.
-pub(super) fn calls(message: &Fields<'_>) -> Result<Vec<ToolCall>, ApiError> {
+/// A call has no name, or a wrong type.
+pub(crate) fn calls(message: &Fields<'_>) -> Result<Vec<ToolCall>, ApiError> {
     let mut calls = Vec::new();
     if let Some(function) = message.object("function_call")? {
         let name = name(&function)?;
@@ -125,7 +130,7 @@ pub(super) fn calls(message: &Fields<'_>) -> Result<Vec<ToolCall>, ApiError> {
     let path = message.path("tool_calls");
     for (i, value) in message.list("tool_calls")?.unwrap_or_default().iter().enumerate() {
         let entry = Fields::at(value, &format!("{path}[{i}]"))?;
-        let id = entry.text("id")?.ok_or_else(|| entry.missing("id"))?;
+        let id = entry.text("id")?.unwrap_or_default();
         let function = entry.object(FUNCTION)?.ok_or_else(|| entry.missing(FUNCTION))?;
         calls.push(call(&id, &name(&function)?, &function)?);
     }

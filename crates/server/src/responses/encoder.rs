@@ -8,7 +8,7 @@ use super::{
     },
 };
 use crate::{
-    answer::{AnswerFinish, AnswerUsage, Delta},
+    answer::{AnswerFinish, AnswerNote, AnswerUsage, Delta},
     app::now,
     error::ApiError,
     ids,
@@ -301,6 +301,7 @@ impl ResponseEncoder {
         // Clients know no other event of a response that ended early.
         let kind = if is_whole { "response.completed" } else { "response.incomplete" };
         self.response.incomplete_details = reason.map(|reason| IncompleteReason { reason });
+        self.response.moeflux = AnswerNote::new(&usage);
         self.response.usage = Some(usage.into());
         self.state(kind);
     }
@@ -519,7 +520,8 @@ mod tests {
         let arguments = Delta::CallArguments { index: 0, json: "{}".into() };
         let end = |finish| Delta::End { finish, usage: usage(3) };
         let start = || Delta::Start(usage(0));
-        let entry = TokenEntry { text: "a".into(), logprob: Some(-1.0), top: Vec::new() };
+        let bytes = Some(b"a".to_vec());
+        let entry = TokenEntry { text: "a".into(), bytes, logprob: Some(-1.0), top: Vec::new() };
         let logprobs = Delta::Logprobs(vec![entry]);
         let deltas = vec![start(), text("\n"), logprobs, text("a"), call, arguments];
         let deltas = deltas.into_iter().chain([end(AnswerFinish::Length)]).collect();

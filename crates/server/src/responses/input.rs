@@ -1,5 +1,7 @@
 //! Input of a response: items to messages, tools.
 
+use std::borrow::Cow;
+
 use moeflux::{
     Message,
     text::{ToolCall, ToolSet},
@@ -152,9 +154,9 @@ impl ItemList<'_> {
             }
             "function_call_output" => {
                 self.end_answer()?;
-                let id = item.text("call_id")?.ok_or_else(|| item.missing("call_id"))?;
-                let output = messages::content(item, "output")?;
-                self.messages.push(Message::tool(id, output), &item.path("call_id"))
+                let mut message = Message::new("tool", messages::content(item, "output")?);
+                message.tool_call_id = item.text("call_id")?.map(Cow::into_owned);
+                self.messages.push(message, &item.path("call_id"))
             }
             "item_reference" => {
                 let path = item.path("type");
@@ -188,7 +190,7 @@ impl ItemList<'_> {
     }
 
     fn call(&self, item: &Fields<'_>) -> Result<ToolCall, ApiError> {
-        let id = item.text("call_id")?.ok_or_else(|| item.missing("call_id"))?;
+        let id = item.text("call_id")?.unwrap_or_default();
         let name = item.text("name")?.ok_or_else(|| item.missing("name"))?;
         let namespace = item.text("namespace")?;
         tools::call(&id, self.names.seen(namespace.as_deref(), &name), item)

@@ -4,7 +4,10 @@ use moeflux::{Message, text::ToolCall};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::{answer::AnswerUsage, openai::logprobs::ContentToken};
+use crate::{
+    answer::{AnswerNote, AnswerUsage},
+    openai::logprobs::ContentToken,
+};
 
 /// Start of encrypted thoughts. They are text, as the client may read it anyway.
 const ENCRYPTED: &str = "moeflux:";
@@ -74,6 +77,8 @@ pub(super) struct ResponseObject {
     pub(super) model: String,
     pub(super) output: Vec<OutputItem>,
     pub(super) usage: Option<ResponseUsage>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) moeflux: Option<AnswerNote>,
     /// Fields of the request.
     #[serde(flatten)]
     pub(super) request: Map<String, Value>,

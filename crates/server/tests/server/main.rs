@@ -5,6 +5,7 @@
 #![recursion_limit = "256"]
 
 mod anthropic;
+mod call_forms;
 mod chat;
 mod client;
 mod completions;

@@ -193,7 +193,7 @@ fn errors_name_the_field() {
         (json!({"input": [{"role": "king", "content": "x"}]}), "input[0].role", "king"),
         (json!({"input": image}), "input[0].content[0].type", "reads text only"),
         (json!({"input": output}), "input[0].call_id", "no earlier message"),
-        (json!({"input": [{"type": "function_call"}]}), "input[0].call_id", "missing"),
+        (json!({"input": [{"type": "function_call"}]}), "input[0].name", "missing"),
         (json!({"input": [{"type": "item_reference"}]}), "input[0].type", "send the item"),
         (json!({"tools": [{"type": "function"}]}), "tools[0].name", "missing"),
         (json!({"tools": [{"type": "namespace"}]}), "tools[0].name", "missing"),

@@ -26,10 +26,10 @@ use serde::{Deserialize, Serialize};
 use crate::{
     base::{error::Error, setters::setters},
     checkpoint::{Checkpoint, TextFile, json},
-    text::tokenizer::TokenizerConfig,
+    text::{dialect::CallSyntax, tokenizer::TokenizerConfig},
 };
 
-use caps::TemplateCaps;
+use caps::{TemplateCaps, ToolsText};
 pub(crate) use literal::{ControlTokens, Literal};
 pub use message::Message;
 use normal_form::NormalForm;
@@ -245,6 +245,16 @@ impl ChatTemplate {
             }
             _ => rendered,
         }
+    }
+
+    /// Syntax in which prompts describe calls, as the template shows no tools. `None` if it shows
+    /// them itself.
+    pub(crate) fn described_calls(&self) -> Option<CallSyntax> {
+        let caps = self.caps().ok().filter(|caps| !caps.tools)?;
+        Some(match caps.tools_text {
+            ToolsText::Tags => CallSyntax::Json,
+            ToolsText::Headings => CallSyntax::Deepseek,
+        })
     }
 
     /// Capabilities of the template.

@@ -72,9 +72,22 @@ impl Tool {
         self.types(name).is_some_and(|types| types.contains(&ParameterType::Null))
     }
 
+    /// Properties of the arguments, behind references.
+    fn properties(&self) -> Option<&Value> {
+        let mut schema = &self.parameters;
+        for _ in 0..MAX_STEPS {
+            if let Some(properties) = schema.get("properties") {
+                return Some(properties);
+            }
+            let target = schema.get("$ref").and_then(Value::as_str)?.strip_prefix('#')?;
+            schema = self.parameters.pointer(target)?;
+        }
+        None
+    }
+
     /// All types of a parameter.
     fn types(&self, name: &str) -> Option<Vec<ParameterType>> {
-        let schema = self.parameters.get("properties")?.get(name)?;
+        let schema = self.properties()?.get(name)?;
         let mut types = Vec::new();
         self.add_types(schema, MAX_STEPS, &mut types);
         Some(types)

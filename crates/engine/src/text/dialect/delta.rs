@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Delta<'a> {
-    /// Thoughts before the answer, and work that is not for the user.
+    /// Thoughts before the answer, and work that is not for the user: calls that cannot be read.
     Reasoning(&'a str),
     /// The answer.
     Text(&'a str),
@@ -26,8 +26,8 @@ pub enum Delta<'a> {
     CallEnd {
         /// Place of the call.
         index: usize,
-        /// Whether a part of the call could not be read. It follows as text, and the arguments
-        /// were closed before it.
+        /// Whether a part of the call could not be read. It follows as thoughts, and the
+        /// arguments were closed before it.
         is_broken: bool,
     },
 }

@@ -6,7 +6,7 @@
 //! such as a tool, are thoughts.
 //!
 //! With tools, a message to `functions.f` is a call. The recipient may be in any part of the
-//! header. A message to a tool that is no JSON object is text.
+//! header. A message to a tool that is no JSON object is no call: it counts as thoughts.
 
 use super::{
     calls::{CallSink, JsonStep, JsonStream},
@@ -57,6 +57,8 @@ pub(super) struct Harmony {
     has_text: bool,
     calls: Option<CallSink>,
     call: MessageCall,
+    /// Whether the message is to a tool, but no call.
+    is_broken_call: bool,
     /// Whether an end token ended the answer.
     is_ended: bool,
 }
@@ -168,7 +170,7 @@ impl Harmony {
     /// Whether the answer so far ends in a message of thoughts, or behind one.
     pub(super) fn is_thinking(&self) -> bool {
         match self.place {
-            Place::Body(part) => part == Part::Reasoning,
+            Place::Body(part) => part == Part::Reasoning && !self.is_broken_call,
             Place::Call => false,
             _ => self.has_thoughts && !self.has_text,
         }
@@ -193,7 +195,7 @@ impl Harmony {
     fn begin_header(&mut self) {
         self.header.clear();
         self.channel.clear();
-        self.is_empty = true;
+        (self.is_empty, self.is_broken_call) = (true, false);
     }
 
     /// Place in the message whose header ends.
@@ -210,7 +212,10 @@ impl Harmony {
             // The word that follows the name may stick to it.
             let joined = name.and_then(|name| name.strip_suffix("json"));
             match joined.filter(|short| is_known(short)).or(name) {
-                Some("") => return Place::Body(Part::Text),
+                Some("") => {
+                    self.is_broken_call = true;
+                    return Place::Body(Part::Reasoning);
+                }
                 Some(name) => {
                     self.call = MessageCall { name: name.to_owned(), ..MessageCall::default() };
                     return Place::Call;
@@ -241,8 +246,9 @@ impl Harmony {
                 }
                 if c != '{' {
                     let text = [std::mem::take(&mut call.space).as_str(), &text[at..]].concat();
-                    self.place = Place::Body(Part::Text);
-                    return self.push(Part::Text, &text, out);
+                    self.is_broken_call = true;
+                    self.place = Place::Body(Part::Reasoning);
+                    return self.push(Part::Reasoning, &text, out);
                 }
                 calls.start(&call.name);
             }

@@ -202,7 +202,14 @@ impl Machine {
     fn unit_of_parts(&mut self, unit: AnswerUnit, out: &mut DeltaBuffer) -> Vec<AnswerUnit> {
         let mut parts = std::mem::take(&mut self.parts);
         let mut opening = None;
+        let ends_broken = match (unit, &mut self.calls) {
+            (AnswerUnit::Mark(mark), Some(calls)) => {
+                mark.checked_sub(self.marks.len()).is_some_and(|mark| calls.end_broken(mark, out))
+            }
+            _ => false,
+        };
         match unit {
+            _ if ends_broken => {}
             AnswerUnit::Char(c) => {
                 self.part_text(c.encode_utf8(&mut [0; 4]), &mut parts);
             }

@@ -83,6 +83,14 @@ enum DialectKind {
     Harmony,
 }
 
+/// Tools that an answer may call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AnswerTools<'a> {
+    pub(crate) tools: &'a ToolSet,
+    /// Syntax of the calls.
+    pub(crate) calls: Option<CallSyntax>,
+}
+
 impl Dialect {
     /// Dialect of a model, by the source of its template, if it has one, and its tokens.
     pub(crate) fn detect(template: Option<&str>, tokenizer: &Tokenizer) -> Dialect {
@@ -130,7 +138,7 @@ impl Dialect {
     }
 
     /// Parser of an answer to `prompt`, which may open thoughts or a message. The answer may call
-    /// `tools`; without tools, the syntax of calls is text.
+    /// tools; without tools, the syntax of calls is text.
     ///
     /// # Errors
     /// [`Error::Text`] if the tokenizer's decoder fails.
@@ -138,7 +146,7 @@ impl Dialect {
         &self,
         tokenizer: &Tokenizer,
         prompt: &[u32],
-        tools: &ToolSet,
+        tools: AnswerTools<'_>,
     ) -> Result<AnswerParser, Error> {
         let syntax = match self.kind {
             DialectKind::Plain => Syntax::Plain,
@@ -161,8 +169,9 @@ impl Dialect {
     }
 
     /// Calls that an answer may have.
-    fn answer_calls(&self, tokenizer: &Tokenizer, tools: &ToolSet) -> Option<AnswerCalls> {
-        let syntax = self.calls.filter(|_| !tools.is_empty())?;
+    fn answer_calls(&self, tokenizer: &Tokenizer, tools: AnswerTools<'_>) -> Option<AnswerCalls> {
+        let AnswerTools { tools, calls } = tools;
+        let syntax = calls.filter(|_| !tools.is_empty())?;
         if syntax == CallSyntax::Harmony {
             return Some(AnswerCalls::InMessages(CallSink::new(tools.clone())));
         }

@@ -262,15 +262,14 @@ fn argument_json(
     let object = json!({"type": "object"});
     let schema = match rule(rules, tool) {
         ArgumentRule::Strict => {
-            let checked = rules.compiler.check_schema(&tool.parameters);
+            let strict = object_schema(&tool.parameters);
+            let checked = rules.compiler.check_schema(&strict);
             checked.map_err(|error| of_tool(&tool.name, error))?;
-            tool.parameters.clone()
+            strict
         }
         ArgumentRule::Lenient => {
-            let mut lenient = tool.parameters.clone();
-            if let Value::Object(map) = &mut lenient {
-                map.insert("x-guidance".to_owned(), json!({"lenient": true}));
-            }
+            let mut lenient = object_schema(&tool.parameters);
+            lenient["x-guidance"] = json!({"lenient": true});
             match rules.compiler.check_schema(&lenient) {
                 Ok(()) => lenient,
                 Err(error) => {
@@ -282,6 +281,13 @@ fn argument_json(
         ArgumentRule::Free => object,
     };
     Ok(lark.json(json_schema(&schema)?))
+}
+
+/// Schema of a tool's arguments, which are an object whatever the schema of its parameters says.
+fn object_schema(parameters: &Value) -> Value {
+    let mut map = parameters.as_object().cloned().unwrap_or_default();
+    map.insert("type".to_owned(), "object".into());
+    Value::Object(map)
 }
 
 /// An error of the schema of a tool, with its name in the path.

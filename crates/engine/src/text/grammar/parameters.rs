@@ -259,7 +259,7 @@ fn parameters(tool: &Tool, rule: ArgumentRule) -> Result<Option<Vec<Parameter<'_
     if rule == ArgumentRule::Free {
         return Ok(None);
     }
-    let schema = &tool.parameters;
+    let schema = resolved(tool, &tool.parameters);
     if is_strict && let Some(map) = schema.as_object() {
         let is_known = |key: &str| {
             matches!(
@@ -279,10 +279,7 @@ fn parameters(tool: &Tool, rule: ArgumentRule) -> Result<Option<Vec<Parameter<'_
         }
     }
     let Some(properties) = schema.get("properties").and_then(Value::as_object) else {
-        let has_others = schema
-            .get("additionalProperties")
-            .is_some_and(|more| !matches!(more, Value::Bool(false)));
-        return Ok(if has_others { None } else { Some(Vec::new()) });
+        return Ok(if has_others(schema) { None } else { Some(Vec::new()) });
     };
     let required: Vec<&str> = schema
         .get("required")
@@ -297,6 +294,16 @@ fn parameters(tool: &Tool, rule: ArgumentRule) -> Result<Option<Vec<Parameter<'_
         is_strict,
     });
     Ok(Some(list.collect()))
+}
+
+/// Whether an object without properties may have some: its schema names them elsewhere.
+fn has_others(schema: &Value) -> bool {
+    let has = |key: &str| schema.get(key).is_some_and(|value| *value != Value::Bool(false));
+    let names = schema.get("required").and_then(Value::as_array);
+    names.is_some_and(|names| !names.is_empty())
+        || ["additionalProperties", "patternProperties", "anyOf", "oneOf", "allOf"]
+            .iter()
+            .any(|key| has(key))
 }
 
 /// Expression for the arguments of a tool in Gemma's notation.
@@ -349,7 +356,7 @@ impl NotationWriter<'_> {
         let schema = resolved(self.tool, schema);
         let empty = Map::new();
         let properties = schema.get("properties").and_then(Value::as_object);
-        if properties.is_none() && depth > 0 {
+        if properties.is_none() && (depth > 0 || has_others(schema)) {
             let any = self.any();
             return Ok(self.object_of(&any));
         }

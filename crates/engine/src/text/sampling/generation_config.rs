@@ -71,7 +71,7 @@ impl GenerationConfig {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EndTokens {
     ids: Vec<u32>,
-    /// Those that are text of the answer.
+    /// Ids of tokens whose text is part of the answer.
     included: Vec<u32>,
 }
 

@@ -323,9 +323,9 @@ impl Sampler {
     /// logits, or if `vocab` is not the sampler's vocabulary.
     ///
     /// Greedy and top-k need as many as they keep, and one more for each token that a penalty may
-    /// demote or that may be banned. min-p without top-k usually needs few. All logits are needed by top-p without top-k,
-    /// which keeps a share of the total weight, by sampling without a filter, and if a bias or a
-    /// negative penalty may promote any token.
+    /// demote or that may be banned. min-p without top-k usually needs few. All logits are needed
+    /// by top-p without top-k, which keeps a share of the total weight, by sampling without a
+    /// filter, and if a bias or a negative penalty may promote any token.
     pub(crate) fn candidates(&self, vocab: usize) -> Option<usize> {
         let Sampling { top_k, top_p, min_p, .. } = self.sampling;
         let needed = match top_k {

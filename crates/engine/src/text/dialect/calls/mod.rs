@@ -8,9 +8,12 @@
 //! - `sections.rs`: JSON arguments between marks, in `deepseek.rs` and `kimi.rs`.
 //! - `gemma4.rs`: a notation of arguments without quotes.
 //!
+//! Calls that cannot be read are in `broken.rs`.
+//!
 //! `json_text.rs` and `arguments.rs` write arguments as JSON text that is valid wherever it ends.
 
 mod arguments;
+mod broken;
 mod deepseek;
 mod dsml;
 mod elements;
@@ -28,6 +31,7 @@ mod xml;
 use std::fmt;
 
 use self::{
+    broken::BrokenCall,
     elements::ElementReader,
     gemma4::GemmaReader,
     glm::GlmReader,
@@ -146,6 +150,39 @@ impl CallSyntax {
         }
     }
 
+    /// Marks that close calls, and a call where its own mark opened it.
+    fn closings(self, opening: usize) -> &'static [&'static str] {
+        match self {
+            CallSyntax::Json | CallSyntax::Glm => &["</tool_call>"],
+            CallSyntax::Xml if opening == xml::BARE => &["</function>"],
+            CallSyntax::Xml => &["</tool_call>"],
+            CallSyntax::Deepseek => &["<｜tool▁calls▁end｜>", "<｜tool▁call▁end｜>"],
+            CallSyntax::Dsml => &["</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"],
+            CallSyntax::Kimi => {
+                &["<|tool_calls_section_end|>", "<|tool_call_section_end|>", "<|tool_call_end|>"]
+            }
+            CallSyntax::Harmony => &[],
+            CallSyntax::Minimax => &["</minimax:tool_call>"],
+            CallSyntax::Gemma4 => &["<tool_call|>"],
+        }
+    }
+
+    /// Text with which a call begins behind the mark that opens it; `None` if the marks are tokens
+    /// that no text has.
+    fn beginning(self) -> Option<&'static str> {
+        match self {
+            CallSyntax::Json => Some("{"),
+            CallSyntax::Xml => Some("<function="),
+            CallSyntax::Dsml => Some("<｜DSML｜invoke"),
+            CallSyntax::Minimax => Some("<invoke"),
+            // The name of the tool.
+            CallSyntax::Glm => Some(""),
+            CallSyntax::Deepseek | CallSyntax::Kimi | CallSyntax::Gemma4 | CallSyntax::Harmony => {
+                None
+            }
+        }
+    }
+
     fn reader(self, opening: usize) -> CallReader {
         match self {
             CallSyntax::Json | CallSyntax::Harmony => CallReader::Json(JsonReader::default()),
@@ -236,10 +273,14 @@ pub(super) enum AnswerUnit {
 #[derive(Clone, Debug)]
 struct OpenCalls {
     reader: CallReader,
+    /// Index of the mark in the list of marks that open.
+    opening: usize,
     /// The mark, if it came as a token.
     token: Option<usize>,
     /// Units behind the mark, without those of a call that is certain.
     raw: Vec<RawUnit>,
+    /// Text of these units.
+    text: String,
     /// Part of the answer in which they began.
     part: Part,
     /// Whether the answer has them.
@@ -311,6 +352,8 @@ pub(super) struct CallFinder {
     thoughts_end: Option<String>,
     sink: CallSink,
     open: Option<OpenCalls>,
+    /// Text that may be a call that cannot be read.
+    broken: Option<BrokenCall>,
     /// Text that may be white space before a call, and the start of a mark.
     held: String,
     part: Part,
@@ -342,6 +385,7 @@ impl CallFinder {
             thoughts_end,
             sink: CallSink::new(tools),
             open: None,
+            broken: None,
             held: String::new(),
             part: Part::Text,
             is_blank: true,
@@ -406,8 +450,8 @@ impl CallFinder {
                 Match::Partial => return false,
                 Match::Absent => {
                     let first = self.held[body..].chars().next().map_or(0, char::len_utf8);
-                    out.push(self.part, &self.held[..body + first]);
-                    self.held.drain(..body + first);
+                    let text: String = self.held.drain(..body + first).collect();
+                    self.put(&text, out);
                     self.is_blank = false;
                 }
             }
@@ -423,18 +467,42 @@ impl CallFinder {
         self.begin_calls(mark, Some(mark));
     }
 
+    /// Ends a call that cannot be read, if a mark that came as a token closes it. Returns whether
+    /// it does.
+    pub(super) fn end_broken(&mut self, mark: usize, out: &mut DeltaBuffer) -> bool {
+        let Some(mark) = self.marks.get(mark).map(|mark| mark.text.clone()) else { return false };
+        match self.broken.take_if(|broken| broken.is_closed_by(&mark)) {
+            Some(broken) => {
+                let behind = std::mem::take(&mut self.held) + &mark;
+                broken.end_at_mark(&behind, out);
+                self.is_blank = true;
+                true
+            }
+            None => false,
+        }
+    }
+
     /// Takes text that is no call, in a part.
     pub(super) fn plain_text(&mut self, part: Part, text: &str, out: &mut DeltaBuffer) {
         self.begin_part(part, out);
         self.release(out);
         self.is_blank &= text.trim().is_empty();
-        out.push(part, text);
+        self.put(text, out);
+    }
+
+    /// Adds text of the current part.
+    fn put(&mut self, text: &str, out: &mut DeltaBuffer) {
+        match self.part {
+            Part::Text => BrokenCall::push(&mut self.broken, text, out),
+            Part::Reasoning => out.push(self.part, text),
+        }
     }
 
     /// Takes a unit inside calls, with its text.
     pub(super) fn push(&mut self, unit: AnswerUnit, text: &str, out: &mut DeltaBuffer) -> CallStep {
         let Some(open) = &mut self.open else { return CallStep::Going };
         open.raw.push(RawUnit { unit, chars: text.chars().count() });
+        open.text.push_str(text);
         let mut chars = text.chars();
         let mut step = ReadStep::Going;
         for c in chars.by_ref() {
@@ -460,6 +528,8 @@ impl CallFinder {
         }
         if is_new {
             open.is_certain = true;
+            // Marks before that opened calls in vain.
+            self.broken.take().into_iter().for_each(|broken| broken.end_at_mark("", out));
             self.end_gap(out);
         }
         let Some(open) = &mut self.open else { return CallStep::Going };
@@ -467,6 +537,7 @@ impl CallFinder {
             self.sink.flush(out);
             if self.sink.is_open() {
                 open.raw.clear();
+                open.text.clear();
             }
         }
         if step != ReadStep::Done {
@@ -485,20 +556,56 @@ impl CallFinder {
         if self.is_blank && self.sink.count() > 0 && self.body() == self.held.len() {
             self.held.clear();
         }
+        let body = self.body();
+        let begins_line = self.is_blank || self.held[..body].contains('\n');
+        if body < self.held.len() && begins_line && self.part == Part::Text {
+            // The answer is cut off inside a mark that opens calls.
+            self.broken.get_or_insert_with(|| BrokenCall::new(&[], true));
+        }
         self.release(out);
         self.sink.end_stray();
         self.sink.flush(out);
         if let Some(open) = self.open.take().filter(|_| !self.sink.is_open()) {
-            out.push(Part::Text, open.reader.cut_text());
+            out.push(Part::Reasoning, open.reader.cut_text());
         }
+        self.broken.take().into_iter().for_each(|broken| broken.end(out));
     }
 
     /// Gives up calls that are not certain.
     pub(super) fn fail(&mut self) -> CallStep {
         let Some(open) = self.open.take() else { return CallStep::Going };
         self.sink.discard(open.count);
+        if open.part == Part::Text
+            && let Some(broken) = self.broken_call(&open)
+        {
+            match &mut self.broken {
+                Some(before) => before.join(broken),
+                None => self.broken = Some(broken),
+            }
+        }
         let units = open.raw.iter().map(|raw| raw.unit).collect();
         CallStep::Failed { token: open.token, units }
+    }
+
+    /// The text behind a mark as a call that cannot be read; `None` if it only mentions the mark.
+    fn broken_call(&self, open: &OpenCalls) -> Option<BrokenCall> {
+        let broken = |is_certain| BrokenCall::new(self.syntax.closings(open.opening), is_certain);
+        let mut tools = self.sink.tools().iter();
+        if self.syntax == CallSyntax::Xml && open.opening == xml::BARE {
+            // A function of this name; text may mention it.
+            let is_known = tools.any(|tool| open.text.starts_with(&format!("{}>\n", tool.name)));
+            return is_known.then(|| broken(true));
+        }
+        let body = open.text.trim_start();
+        let begins = |text: &str| body.starts_with(text) || text.starts_with(body);
+        let is_certain = match self.syntax.beginning() {
+            None => true,
+            Some("") => body.is_empty() || tools.any(|tool| begins(&tool.name)),
+            Some(text) => begins(text),
+        };
+        let first = open.text.chars().next();
+        let is_like = first.is_none_or(|c| matches!(c, '\n' | '<') || c.is_alphanumeric());
+        (is_certain || is_like).then(|| broken(is_certain))
     }
 
     fn openings(&self) -> impl Iterator<Item = (usize, &AnswerMark)> {
@@ -508,8 +615,10 @@ impl CallFinder {
     fn begin_calls(&mut self, opening: usize, token: Option<usize>) {
         self.open = Some(OpenCalls {
             reader: self.syntax.reader(opening),
+            opening,
             token,
             raw: Vec::new(),
+            text: String::new(),
             part: self.part,
             is_certain: false,
             count: self.sink.count(),
@@ -519,6 +628,7 @@ impl CallFinder {
     fn begin_part(&mut self, part: Part, out: &mut DeltaBuffer) {
         if part != self.part {
             self.release(out);
+            self.broken.take().into_iter().for_each(|broken| broken.end(out));
             (self.part, self.is_blank) = (part, true);
         }
     }
@@ -532,15 +642,15 @@ impl CallFinder {
     /// Releases the text before calls, without the white space that is syntax.
     fn end_gap(&mut self, out: &mut DeltaBuffer) {
         let body = self.body();
+        let held = std::mem::take(&mut self.held);
         if !self.is_blank && self.part == Part::Text {
-            out.push(self.part, &self.held[..body.saturating_sub(self.syntax.gap())]);
+            self.put(&held[..body.saturating_sub(self.syntax.gap())], out);
         }
-        self.held.clear();
     }
 
     pub(super) fn release(&mut self, out: &mut DeltaBuffer) {
         let held = std::mem::take(&mut self.held);
         self.is_blank &= held.trim().is_empty();
-        out.push(self.part, &held);
+        self.put(&held, out);
     }
 }

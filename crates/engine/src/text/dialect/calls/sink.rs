@@ -116,11 +116,11 @@ impl CallSink {
         self.stray.push_str(text);
     }
 
-    /// Passes on text that is no part of a call.
+    /// Passes on text that is no part of a call. It is not for the user.
     pub(in crate::text::dialect) fn end_stray(&mut self) {
         let stray = std::mem::take(&mut self.stray);
         if !stray.trim().is_empty() {
-            self.draft.push(Part::Text, stray.trim());
+            self.draft.push(Part::Reasoning, stray.trim());
         }
     }
 

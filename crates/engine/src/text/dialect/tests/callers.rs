@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::byte_tokenizer::tokenizer;
 use crate::text::{
     chat::{Tool, ToolSet},
-    dialect::{AnswerParser, CallSyntax, Delta, Dialect, harmony},
+    dialect::{AnswerParser, AnswerTools, CallSyntax, Delta, Dialect, harmony},
     tokenizer::Tokenizer,
 };
 
@@ -248,6 +248,7 @@ impl Caller {
         let dialect = Dialect::detect(Some(self.template), &tokenizer);
         assert_eq!(dialect.call_syntax(), Some(self.syntax));
         let prompt = tokenizer.encode(self.prompt, false).unwrap();
+        let tools = AnswerTools { tools, calls: dialect.call_syntax() };
         let parser = dialect.parser(&tokenizer, &prompt, tools).unwrap();
         Parsing { tokenizer, parser, answered: Answered::default() }
     }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{
     byte_tokenizer::tokenizer,
-    callers::{CALLERS, callers},
+    callers::{Answered, CALLERS, callers},
 };
 use crate::text::{
     chat::ToolSet,
@@ -154,24 +154,47 @@ fn json_calls() {
         "",
         &f(json!({"b": true, "z": null, "s": "a\nb\\d\u{fffd}"})),
     );
-    // Broken JSON ends the arguments; the rest is text.
-    check(
+    // Broken JSON ends the arguments; the rest is no text.
+    let broken = |answer: &str, thoughts: &str, text: &str, calls: &[(&str, Value)]| {
+        check(answer, text, calls);
+        for caller in callers(CallSyntax::Json) {
+            assert_eq!(caller.parse(answer).reasoning, thoughts, "{answer:?}");
+        }
+    };
+    broken(
         "<tool_call>{\"name\": \"f\", \"arguments\": {\"n\": 1 ; 2}}</tool_call>A",
-        "; 2}}A",
+        "; 2}}",
+        "A",
         &f(n()),
     );
-    for broken in [
+    // Nor is a call that cannot be read, or that is cut off.
+    for call in [
         "<tool_call>{\"name\": \"\", \"arguments\": {}}</tool_call>",
         "<tool_call>{\"arguments\": {}}</tool_call>",
+        "<tool_call>{\"name\": \"f\", \"arguments\": [1]}</tool_call>",
+        "<tool_call>\n{name: f}\n</tool_call>",
+        "<tool_call>f(1)</tool_call>",
         "<tool_call>nothing</tool_call>",
-        "Use <tool_call> for it.",
-        "<tool_call>{\"name\": \"f\"",
     ] {
-        check(broken, broken, &[]);
+        broken(&["A", call, "B"].concat(), call, "AB", &[]);
+    }
+    for cut in ["<tool_call>", "<tool_call>\n", "<tool_call>\n{\"na", "<tool_call>{\"name\": \"f\""]
+    {
+        broken(&["A", cut].concat(), cut, "A", &[]);
+    }
+    // In a model without tokens for the marks they may be cut off themselves.
+    let spelled = CALLERS.iter().find(|caller| caller.added.len() == 1).unwrap();
+    let answered = spelled.parse("A\n<tool_");
+    assert_eq!((&*answered.text, &*answered.reasoning), ("A", "\n<tool_"));
+    assert_eq!(spelled.parse("A <tool_").text, "A <tool_");
+    // A text that mentions the mark is one.
+    for text in ["Use <tool_call> for it.", "`<tool_call>` and\n`</tool_call>`", "<tool_call>word"]
+    {
+        broken(text, "", text, &[]);
     }
     // A mark that opens twice; calls without the mark that closes.
     let call = "{\"name\": \"f\", \"arguments\": {\"n\": 1}}";
-    check(&format!("<tool_call>\n<tool_call>{call}</tool_call>"), "<tool_call>", &f(n()));
+    check(&format!("<tool_call>\n<tool_call>{call}</tool_call>"), "", &f(n()));
     check(&format!("<tool_call>{call}<tool_call>{call}"), "", &[("f", n()), ("f", n())]);
     check(&format!("A\n\n<tool_call>{call}</tool_call>\n\n B\n"), "A\n\n\n B\n", &f(n()));
     check(&format!("\n\n<tool_call>{call}</tool_call>\n"), "", &f(n()));
@@ -211,19 +234,16 @@ fn xml_calls() {
     }
     // Broken parameters, and one that comes twice.
     let s = "<parameter=s>\na\n</parameter>\n";
-    check(&call(&format!("<parameter=n\n{s}")), "<parameter=n", &f(json!({"s": "a"})));
-    check(&call(&format!("<parameter={s}")), "<parameter=", &f(json!({"s": "a"})));
-    check(
-        &call(&[s, "<parameter=s>\nb\n</parameter>\n"].concat()),
-        "<parameter=s>\nb\n</parameter>",
-        &f(json!({"s": "a"})),
-    );
+    check(&call(&format!("<parameter=n\n{s}")), "", &f(json!({"s": "a"})));
+    check(&call(&format!("<parameter={s}")), "", &f(json!({"s": "a"})));
+    check(&call(&[s, "<parameter=s>\nb\n</parameter>\n"].concat()), "", &f(json!({"s": "a"})));
     for broken in [
         "<tool_call>\n<function=>\n</function>\n</tool_call>",
         "<tool_call>\n<function=f>\nHm.</function>\n</tool_call>",
         "<tool_call>\n<function=f>\n",
+        "<function=f>\nHm.</function>",
     ] {
-        check(broken, broken, &[]);
+        check(broken, "", &[]);
     }
     check(
         "<tool_call>\n<function=now>\n</function>\n<function=f>\n</function>\n</tool_call>B",
@@ -291,14 +311,15 @@ fn glm_gemma_and_dsml_calls() {
                <arg_value>7</arg_value></tool_call><tool_call>now</tool_call>";
     let calls = [("f", json!({"s": "007", "n": 7})), ("now", json!({}))];
     assert_answer(CallSyntax::Glm, glm, "", &calls);
-    assert_answer(CallSyntax::Glm, "<tool_call></tool_call>", "<tool_call></tool_call>", &[]);
+    assert_answer(CallSyntax::Glm, "A<tool_call></tool_call>B", "AB", &[]);
+    assert_answer(CallSyntax::Glm, "A<tool_call>f", "A", &[]);
     let gemma = "<|tool_call>call:f{s:007,n:7}<tool_call|><|tool_call>call:now{}<tool_call|>";
     assert_answer(CallSyntax::Gemma4, gemma, "", &calls);
     let nested = "<|tool_call>call:f{o:{<|\"|>a:b<|\"|>:{c:[1,{},[]]}},l:[]}<tool_call|>";
     let arguments = json!({"o": {"a:b": {"c": [1, {}, []]}}, "l": []});
     assert_answer(CallSyntax::Gemma4, nested, "", &[("f", arguments)]);
     let broken = "<|tool_call>call:f{n:1,s}<tool_call|>A";
-    assert_answer(CallSyntax::Gemma4, broken, "s}A", &[("f", json!({"n": 1}))]);
+    assert_answer(CallSyntax::Gemma4, broken, "A", &[("f", json!({"n": 1}))]);
     let dsml = "A\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"s\" \
                 string=\"true\">007</｜DSML｜parameter>\n<｜DSML｜parameter name=\"n\" \
                 string=\"false\">7</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name=\"now\">\n\
@@ -322,11 +343,11 @@ fn harmony_calls() {
     ] {
         check(&[header, "{\"n\": 1}<|call|>"].concat(), "", &f());
         check(&[header, "{\"n\": 1}"].concat(), "", &f());
-        check(&[header, "{\"n\": 1} done<|end|>"].concat(), "done", &f());
+        check(&[header, "{\"n\": 1} done<|end|>"].concat(), "", &f());
     }
     check("<|channel|>commentary to=functions.now<|message|><|call|>", "", &[("now", json!({}))]);
-    check("<|channel|>commentary to=functions.f<|message|>print(1)<|call|>", "print(1)", &[]);
-    check("<|channel|>commentary to=functions. <|message|>{}<|call|>", "{}", &[]);
+    check("<|channel|>commentary to=functions.f<|message|>print(1)<|call|>", "", &[]);
+    check("<|channel|>commentary to=functions. <|message|>{}<|call|>", "", &[]);
     let answer = "<|channel|>commentary to=functions.a-b.c<|message|>{}<|call|>";
     check(answer, "", &[("a-b.c", json!({}))]);
 }
@@ -425,7 +446,13 @@ fn random_answers_have_the_same_parts_in_every_split() {
                 CallSyntax::Json | CallSyntax::Xml | CallSyntax::Glm | CallSyntax::Minimax
             );
             if is_shown && whole.calls.is_empty() {
-                assert_eq!(whole, caller.without_tools(&answer), "{answer:?}");
+                // Text of calls that cannot be read counts as thoughts.
+                let text = |answered: &Answered| {
+                    let all = answered.log.concat();
+                    all.replace("text:", "").replace("reasoning:", "")
+                };
+                let without = caller.without_tools(&answer);
+                assert_eq!(text(&whole), text(&without), "{answer:?}");
             }
             // Headers of harmony are no text, and arguments that are cut off hold text back.
             let is_cut = whole.calls.iter().any(|call| !call.is_complete);

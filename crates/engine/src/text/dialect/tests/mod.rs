@@ -10,8 +10,13 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use self::byte_tokenizer::tokenizer;
-use super::{CallSyntax, Delta, Dialect, harmony};
+use super::{AnswerTools, CallSyntax, Delta, Dialect, harmony};
 use crate::text::{answer_text::AnswerText, chat::ToolSet, sampling::StopStrings};
+
+fn no_tools() -> AnswerTools<'static> {
+    const NONE: &ToolSet = &ToolSet { tools: Vec::new() };
+    AnswerTools { tools: NONE, calls: None }
+}
 
 /// A model: its template, as far as dialects look at it, and its added tokens.
 struct Model {
@@ -64,7 +69,7 @@ impl Model {
         let tokenizer = tokenizer(self.added, self.special);
         let dialect = Dialect::detect(Some(self.template), &tokenizer);
         let ids = |text: &str| tokenizer.encode(text, false).unwrap();
-        let mut parser = dialect.parser(&tokenizer, &ids(prompt), &ToolSet::default()).unwrap();
+        let mut parser = dialect.parser(&tokenizer, &ids(prompt), no_tools()).unwrap();
         let mut parsed = Parsed::default();
         for token in ids(answer) {
             parser.push(token).unwrap().for_each(|delta| parsed.add(delta));
@@ -243,7 +248,7 @@ proptest! {
             let tokenizer = tokenizer(model.added, model.special);
             let dialect = Dialect::detect(Some(model.template), &tokenizer);
             let prompt = tokenizer.encode(prompt, false).unwrap();
-            let mut parser = dialect.parser(&tokenizer, &prompt, &ToolSet::default()).unwrap();
+            let mut parser = dialect.parser(&tokenizer, &prompt, no_tools()).unwrap();
             let mut parsed = Parsed::default();
             let mut text = Vec::new();
             let flush = |parser: &mut super::AnswerParser, text: &mut Vec<u32>| {
