@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Measures the third turn of conversations that take turns on a server with fewer sessions, against
-that of conversations that never leave their session: prints rows of docs/measured/server.md.
+that of conversations that never leave their session.
 
     moeflux synth qwen3.6-35b-a3b --layers 8 --out MODEL
     scripts/server-turns.py target/release/moeflux MODEL --memory 8GiB --ctx 4096

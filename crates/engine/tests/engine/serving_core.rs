@@ -205,13 +205,9 @@ fn requests_that_cannot_be_served_fail_by_themselves() {
 #[test]
 fn conversations_in_turn_go_on_from_their_states() {
     const NEW: usize = 12;
-    for (golden, conversations) in [
-        ("qwen3_moe", 8),
-        ("qwen3_moe", 32),
-        ("gpt_oss", 8),
-        ("qwen3_5_moe", 8),
-        ("qwen3_5_moe", 32),
-    ] {
+    for (golden, conversations) in
+        [("qwen3_moe", 8), ("gpt_oss", 8), ("qwen3_5_moe", 8), ("qwen3_5_moe", 32)]
+    {
         let memory = MemoryRequest::default().sessions(4).context(256).chunk(32);
         let engine = common::engine(&moeflux_goldens::golden(golden), exact("cpu"), memory);
         let core = ServingCore::start(&engine, ServingOptions::default()).unwrap();
