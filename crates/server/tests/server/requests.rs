@@ -37,7 +37,7 @@ fn wrong_requests_are_errors_that_name_the_field() {
         (user(image), "messages[0].content[0].type", "reads text only"),
         (with("temperature", json!("hot")), "temperature", "a number"),
         (with("temperature", json!(-1)), "temperature", "0 (greedy) or more"),
-        (with("top_p", json!(-0.1)), "top_p", "above 0"),
+        (with("top_p", json!(-0.1)), "top_p", "from 0"),
         (with("top_k", json!(-7)), "top_k", "at least 0"),
         (with("max_tokens", json!(-3)), "max_tokens", "at least 0"),
         (with("stop", json!([1])), "stop", "strings"),
