@@ -124,7 +124,7 @@ pub(crate) enum AnswerSource {
     /// Thoughts, text and calls, as the model's dialect marks them.
     Parsed(Box<AnswerText>),
     /// Text only, as the tokens spell it.
-    Raw(RawText),
+    Raw(Box<RawText>),
 }
 
 /// Text up to a stop string, or a limit of its lines.

@@ -141,7 +141,7 @@ impl ServedModel {
             }
             AskPrompt::Raw { lines, .. } => {
                 let stops = request.stop_strings()?;
-                AnswerSource::Raw(RawText::new(text.decoder(), stops, *lines))
+                AnswerSource::Raw(Box::new(RawText::new(text.decoder(), stops, *lines)))
             }
         };
         let recorder = turn.map(|start| TurnRecorder::new(&self.turns, start));
