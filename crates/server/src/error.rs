@@ -305,7 +305,7 @@ impl ApiError {
         let message = match name {
             Some(name) => {
                 let name = name.escape_debug();
-                format!("model '{name}' not found: the models here are {names}")
+                format!("model '{name}' not found: the models are {names}")
             }
             None => format!("the request names no model, and none is loaded: choose from {names}"),
         };

@@ -169,7 +169,7 @@ fn errors_have_the_shape_of_the_api() {
         (json!({"tool_choice": {"type": "tool", "name": "f"}}), "none of the tools"),
         (json!({"tool_choice": "auto"}), "tool_choice must be an object"),
         (json!({"thinking": {"type": "much"}}), "thinking.type"),
-        (json!({"stop_sequences": [""]}), "empty string"),
+        (json!({"stop_sequences": [1]}), "stop_sequences must be"),
         (json!({"max_tokens": "1"}), "max_tokens must be"),
     ] {
         let reply = post(&server, "/v1/messages", &fable(more.clone()));

@@ -137,7 +137,9 @@ fn limits_of_all_apis_have_the_same_values() {
         assert!(!whole.is_cut && whole.tokens > 16, "{}: {whole:?}", api.path);
         for name in api.limits {
             let limited = |value: Value| api.answer(&server, &with(&greedy, name, value));
-            for none in [json!(null), json!(-1), json!(-1.0), json!(1_000_000)] {
+            let others = [json!(null), json!(-1.0), json!(1_000_000)];
+            let others = others.into_iter().take(if *name == api.limits[0] { 3 } else { 1 });
+            for none in others.chain([json!(-1)]) {
                 assert_eq!(limited(none), whole, "{} {name}", api.path);
             }
             let empty = Answer { text: String::new(), tokens: 0, is_cut: true };
@@ -488,4 +490,48 @@ fn fields_of_other_servers_are_refused_unless_they_change_nothing() {
         "mirostat_tau": 5, "xtc_threshold": 0.1, "dry_base": 1.75, "verbosity": "low",
     });
     APIS[0].answer(&server, &harmless);
+}
+
+#[test]
+fn the_end_of_an_answer_is_the_requests() {
+    let server = TestServer::start(1, 4, "");
+    let ends = server.core.engine().end_tokens().ids().to_vec();
+    let token = |text: &str| {
+        let reply = post(&server, "/tokenize", &json!({"content": text})).json();
+        reply["tokens"][0].clone()
+    };
+    for api in APIS {
+        let limit = api.limits[0];
+        let ask = |more: Value| {
+            let mut fields = json!({"temperature": 0, limit: 12});
+            fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            api.answer(&server, &fields)
+        };
+        let plain = ask(json!({}));
+        // A bias forces the end.
+        let bias: Vec<Value> = ends.iter().map(|id| json!([id, 100])).collect();
+        let ended = ask(json!({"logit_bias": bias}));
+        assert!(ended.tokens == 1 && !ended.is_cut, "{}: {ended:?}", api.path);
+        let ignored = ask(json!({"logit_bias": bias, "ignore_eos": true}));
+        assert!(ignored.tokens == 12 && ignored.is_cut, "{}: {ignored:?}", api.path);
+        let late = ask(json!({"logit_bias": bias, "min_tokens": 4}));
+        assert!(late.tokens == 5 && !late.is_cut, "{}: {late:?}", api.path);
+        // A word of the answer ends it, or is not in it.
+        let word = plain.text.split_whitespace().nth(2).unwrap();
+        let stopped = ask(json!({"stop_token_ids": [token(&format!(" {word}"))]}));
+        assert!(stopped.tokens < 12 && !stopped.is_cut, "{}: {stopped:?}", api.path);
+        assert!(plain.text.starts_with(&stopped.text), "{}: {stopped:?}", api.path);
+        let included = ask(json!({"stop": word, "include_stop_str_in_output": true}));
+        assert!(included.text.ends_with(word), "{}: {included:?}", api.path);
+        let without = ask(json!({"bad_words": [word]}));
+        assert!(!without.text.contains(word), "{}: {without:?}", api.path);
+        for (name, value) in [
+            ("min_tokens", json!(13)),
+            ("stop_token_ids", json!([u32::MAX])),
+            ("bad_words", json!("x")),
+            ("ignore_eos", json!(1)),
+        ] {
+            api.refuses(&server, &json!({name: value, limit: 12}), name);
+        }
+    }
 }
