@@ -75,6 +75,7 @@ struct MemoryGroup(PathBuf);
 #[cfg(target_os = "linux")]
 impl MemoryGroup {
     /// A group with a limit. Where none can be made, a line says so.
+    #[allow(clippy::print_stdout, reason = "a skipped limit is told")]
     fn new(limit: u64, stand_in: &str) -> Option<Self> {
         static GROUPS: AtomicUsize = AtomicUsize::new(0);
         let number = GROUPS.fetch_add(1, Ordering::Relaxed);
