@@ -1,7 +1,10 @@
 //! JSON-Schema-Test-Suite through the grammars of answers: sampled answers of every schema that is
 //! accepted must validate, and every schema that is refused must name its keyword.
 //!
-//! usage: moeflux-schema-suite FOLDER     the suite's folder `tests`
+//! usage: moeflux-schema-suite FOLDER [--refused]
+//!
+//! FOLDER is the suite's folder `tests`; `--refused` prints every refusal. Objects keep the
+//! specification's meaning: they may have properties that they do not list.
 
 use std::{error::Error, fs, path::Path, process::ExitCode};
 
@@ -13,8 +16,12 @@ use moeflux::{
 };
 use serde_json::Value;
 
-/// Folders of the suite with the keywords that models are asked for.
-const DRAFTS: [&str; 3] = ["draft2020-12", "draft2019-09", "draft7"];
+/// Folders of the suite with the keywords that models are asked for, and their dialects.
+const DRAFTS: [(&str, &str); 3] = [
+    ("draft2020-12", "https://json-schema.org/draft/2020-12/schema"),
+    ("draft2019-09", "https://json-schema.org/draft/2019-09/schema"),
+    ("draft7", "http://json-schema.org/draft-07/schema#"),
+];
 
 /// Answers to each schema.
 const ANSWERS: u64 = 8;
@@ -43,17 +50,19 @@ struct Summary {
 struct Tester<'a> {
     text: &'a Text,
     closing: Vec<bool>,
+    /// Whether refusals are printed.
+    prints: bool,
 }
 
 impl<'a> Tester<'a> {
-    fn new(text: &'a Text) -> Result<Self, Box<dyn Error>> {
+    fn new(text: &'a Text, prints: bool) -> Result<Self, Box<dyn Error>> {
         let mut closing = Vec::new();
         for token in 0..text.tokenizer().vocab_size() as u32 {
             let spelled = text.tokenizer().decode(&[token], false)?;
             let closes = ["\"", "}", "]", "\"}", "\"]"].contains(&spelled.trim());
             closing.push(closes || text.end().contains(token));
         }
-        Ok(Self { text, closing })
+        Ok(Self { text, closing, prints })
     }
 
     /// A random answer; `None` if it does not end.
@@ -77,7 +86,8 @@ impl<'a> Tester<'a> {
     fn check(&self, schema: &Value, name: &str, summary: &mut Summary) {
         summary.schemas += 1;
         let form = AnswerForm::Json(schema.clone());
-        match self.text.grammar(&Constraint::default().form(form).raw(true)) {
+        let constraint = Constraint::default().form(form).raw(true).open_objects(true);
+        match self.text.grammar(&constraint) {
             Ok(Some(grammar)) => {
                 summary.accepted += 1;
                 self.check_answers(&grammar, schema, name, summary);
@@ -85,6 +95,9 @@ impl<'a> Tester<'a> {
             Ok(None) => summary.problems.push(format!("{name}: no grammar")),
             Err(error) => {
                 summary.refused += 1;
+                if self.prints {
+                    println!("{name}: {error}");
+                }
                 if !names_keyword(&error, schema) {
                     summary.problems.push(format!("{name}: refused without a keyword: {error}"));
                 }
@@ -93,9 +106,7 @@ impl<'a> Tester<'a> {
     }
 
     fn check_answers(&self, grammar: &Grammar, schema: &Value, name: &str, summary: &mut Summary) {
-        // A list as `items` is of earlier drafts.
-        let validator = jsonschema::validator_for(schema);
-        let validator = match validator.or_else(|_| jsonschema::draft7::new(schema)) {
+        let validator = match jsonschema::validator_for(schema) {
             Ok(validator) => validator,
             Err(error) => {
                 return summary.problems.push(format!("{name}: accepted, but invalid: {error}"));
@@ -135,7 +146,7 @@ fn has_key(value: &Value, key: &str) -> bool {
     }
 }
 
-fn draft(folder: &Path, tester: &Tester<'_>) -> Result<Summary, Box<dyn Error>> {
+fn draft(folder: &Path, dialect: &str, tester: &Tester<'_>) -> Result<Summary, Box<dyn Error>> {
     let mut summary = Summary::default();
     let mut files: Vec<_> = fs::read_dir(folder)?.collect::<Result<_, _>>()?;
     files.sort_by_key(fs::DirEntry::path);
@@ -144,24 +155,29 @@ fn draft(folder: &Path, tester: &Tester<'_>) -> Result<Summary, Box<dyn Error>> 
         let stem = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         for group in groups {
             let name = format!("{stem}: {}", group["description"].as_str().unwrap_or_default());
-            tester.check(&group["schema"], &name, &mut summary);
+            let mut schema = group["schema"].clone();
+            if let Value::Object(map) = &mut schema {
+                map.entry("$schema").or_insert_with(|| dialect.into());
+            }
+            tester.check(&schema, &name, &mut summary);
         }
     }
     Ok(summary)
 }
 
 fn main() -> Result<ExitCode, Box<dyn Error>> {
-    let folder = std::env::args_os().nth(1).ok_or("usage: moeflux-schema-suite FOLDER")?;
+    let folder = std::env::args_os().nth(1).ok_or("usage: moeflux-schema-suite FOLDER [--refused]")?;
     let memory = MemoryRequest::default().grammars(true);
     let device = DeviceOptions::default().name("cpu").threads(1);
     let options = EngineOptions::default().memory(memory).device(device);
     let checkpoint = Checkpoint::embedded(&moeflux_tales::FILES)?;
     let engine = Engine::open(checkpoint, options, &mut |_, _| {})?;
-    let tester = Tester::new(engine.text()?)?;
+    let prints = std::env::args_os().nth(2).is_some_and(|option| option == "--refused");
+    let tester = Tester::new(engine.text()?, prints)?;
     let mut has_problems = false;
-    for name in DRAFTS {
+    for (name, dialect) in DRAFTS {
         let Summary { schemas, accepted, refused, answers, problems } =
-            draft(&Path::new(&folder).join(name), &tester)?;
+            draft(&Path::new(&folder).join(name), dialect, &tester)?;
         println!(
             "{name}: {schemas} schemas, {accepted} accepted with {answers} complete answers, \
              {refused} refused, {} problems",

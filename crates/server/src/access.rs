@@ -15,7 +15,7 @@ use axum::{
 };
 use http_body::{Frame, SizeHint};
 
-use crate::ids;
+use crate::{ids, notes::NOTES};
 
 /// Header with the id of a request, in requests and responses.
 pub(crate) const REQUEST_ID: &str = "x-request-id";
@@ -37,6 +37,8 @@ pub struct RequestRecord {
     pub status: u16,
     /// Time from the request's head to the end of the response.
     pub time: Duration,
+    /// What of the request was not enforced, as the header `x-moeflux-notes` has it.
+    pub notes: Option<String>,
 }
 
 /// Function that takes a record.
@@ -82,7 +84,8 @@ pub(crate) fn logged(response: Response, request: OpenRequest, log: &RequestLog)
     let (parts, body) = response.into_parts();
     let status = parts.status.as_u16();
     let time = Duration::ZERO;
-    let record = RequestRecord { id, method: method.to_string(), path, status, time };
+    let notes = parts.headers.get(NOTES).and_then(|notes| notes.to_str().ok()).map(str::to_owned);
+    let record = RequestRecord { id, method: method.to_string(), path, status, time, notes };
     let body = Body::new(LoggedBody { body, record, since, log: log.clone() });
     Response::from_parts(parts, body)
 }

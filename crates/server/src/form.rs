@@ -18,6 +18,24 @@ use moeflux::{
 pub(crate) struct AskedForm {
     form: AnswerForm,
     path: String,
+    /// Whether keywords of a schema that cannot be enforced are left out.
+    lenient: bool,
+}
+
+/// Rules of all schemas of a server.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct FormRules {
+    /// Whether keywords that cannot be enforced are left out.
+    pub(crate) lenient: bool,
+    /// Whether objects may have properties that they do not list, if they do not say.
+    pub(crate) open_objects: bool,
+}
+
+/// Grammar of an answer, and what it does not enforce.
+#[derive(Default)]
+pub(crate) struct AskedGrammar {
+    pub(crate) grammar: Option<Grammar>,
+    pub(crate) notes: Vec<String>,
 }
 
 /// Calls that an answer must make.
@@ -34,7 +52,12 @@ const GUIDED: [&str; 4] = ["guided_json", "guided_regex", "guided_choice", "guid
 
 impl AskedForm {
     fn new(form: AnswerForm, path: impl Into<String>) -> Self {
-        Self { form, path: path.into() }
+        Self { form, path: path.into(), lenient: false }
+    }
+
+    /// The form, whose keywords may be left out if the field `strict` is false.
+    fn unless_strict(self, fields: &Fields<'_>) -> Result<Self, ApiError> {
+        Ok(Self { lenient: fields.flag("strict")? == Some(false), ..self })
     }
 
     fn schema(fields: &Fields<'_>, name: &str) -> Result<Self, ApiError> {
@@ -143,8 +166,8 @@ impl AskedForm {
             }
             "json_object" => Ok(Some(Self::new(AnswerForm::json_object(), format.path("type")))),
             "json_schema" => match format.object("json_schema")? {
-                Some(named) => Self::schema(&named, "schema").map(Some),
-                None => Self::schema(format, "schema").map(Some),
+                Some(named) => Self::schema(&named, "schema")?.unless_strict(&named).map(Some),
+                None => Self::schema(format, "schema")?.unless_strict(format).map(Some),
             },
             "regex" => Self::text(format, "regex", AnswerForm::Regex).map(Some),
             "lark" => Self::text(format, "lark", AnswerForm::Lark).map(Some),
@@ -166,7 +189,9 @@ impl AskedForm {
         match format.as_str().as_deref() {
             Some("") => Ok(None),
             Some("json") => Ok(Some(Self::new(AnswerForm::json_object(), "format"))),
-            None if format.is_object() => Self::schema(fields, "format").map(Some),
+            None if format.is_object() => {
+                Ok(Some(Self { lenient: true, ..Self::schema(fields, "format")? }))
+            }
             _ => Err(wrong_type("format", "json or a JSON schema")),
         }
     }
@@ -216,15 +241,37 @@ struct AskedConstraint<'a> {
     form: Option<&'a AskedForm>,
     calls: Option<CallConstraint>,
     raw: bool,
+    rules: FormRules,
 }
 
 impl AskedConstraint<'_> {
-    fn grammar(&self, text: &Text) -> Result<Option<Grammar>, ApiError> {
+    fn grammar(&self, text: &Text) -> Result<AskedGrammar, ApiError> {
+        let lenient = self.rules.lenient || self.form.is_some_and(|asked| asked.lenient);
+        let calls = self.calls.clone().map(|calls| calls.lenient(self.rules.lenient));
         let constraint = Constraint::default()
             .form(self.form.map(|asked| asked.form.clone()))
-            .calls(self.calls.clone())
-            .raw(self.raw);
-        text.grammar(&constraint).map_err(|error| self.error(error))
+            .calls(calls)
+            .raw(self.raw)
+            .lenient(lenient)
+            .open_objects(self.rules.open_objects);
+        let grammar = text.grammar(&constraint).map_err(|error| self.error(error))?;
+        let notes = grammar.as_ref().map_or(&[][..], Grammar::notes).iter();
+        let notes = notes.map(|note| format!("{} {}", self.path(&note.path), note.text)).collect();
+        Ok(AskedGrammar { grammar, notes })
+    }
+
+    /// Path of a keyword, with its field.
+    fn path(&self, inner: &str) -> String {
+        let is_tool = self.calls.as_ref().is_some_and(|calls| {
+            let mut tools = calls.tools.iter();
+            tools.any(|tool| inner == tool.name || inner.starts_with(&format!("{}.", tool.name)))
+        });
+        let field = match (self.form, is_tool) {
+            (_, true) => "tools",
+            (Some(asked), false) => &asked.path,
+            (None, false) => "tool_choice",
+        };
+        if inner.is_empty() { field.to_owned() } else { format!("{field}.{inner}") }
     }
 
     /// An error with the path of its field.
@@ -241,16 +288,7 @@ impl AskedConstraint<'_> {
             GrammarError::Invalid { path, .. } => path.as_str(),
             _ => "",
         };
-        let is_tool = self.calls.as_ref().is_some_and(|calls| {
-            let mut tools = calls.tools.iter();
-            tools.any(|tool| inner == tool.name || inner.starts_with(&format!("{}.", tool.name)))
-        });
-        let field = match (self.form, is_tool) {
-            (_, true) => "tools",
-            (Some(asked), false) => &asked.path,
-            (None, false) => "tool_choice",
-        };
-        let path = if inner.is_empty() { field.to_owned() } else { format!("{field}.{inner}") };
+        let path = self.path(inner);
         let problem = match grammar {
             GrammarError::Invalid { problem, .. } => problem.clone(),
             other => other.to_string(),
@@ -268,7 +306,8 @@ pub(crate) fn of_conversation(
     text: &Text,
     conversation: &Conversation,
     single: bool,
-) -> Result<Option<Grammar>, ApiError> {
+    rules: FormRules,
+) -> Result<AskedGrammar, ApiError> {
     let mut tools = conversation.callable().clone();
     let required = conversation.required.as_ref();
     if let Some(RequiredCalls::Named(names)) = required {
@@ -289,9 +328,10 @@ pub(crate) fn of_conversation(
         has_calls.then(|| CallConstraint::new(tools).required(required.is_some()).single(single));
     // A required call leaves no place for the form.
     let form = conversation.form.as_ref().filter(|_| required.is_none());
-    let asked = AskedConstraint { form, calls, raw: false };
+    let asked = AskedConstraint { form, calls, raw: false, rules };
     let grammar = asked.grammar(text)?;
-    if grammar.is_some() && conversation.continues && (form.is_some() || required.is_some()) {
+    if grammar.grammar.is_some() && conversation.continues && (form.is_some() || required.is_some())
+    {
         let message = "an answer that continues a message cannot be constrained";
         return Err(ApiError::invalid("messages", message));
     }
@@ -302,8 +342,12 @@ pub(crate) fn of_conversation(
 ///
 /// # Errors
 /// The form cannot be enforced.
-pub(crate) fn of_text(text: &Text, form: Option<&AskedForm>) -> Result<Option<Grammar>, ApiError> {
-    AskedConstraint { form, calls: None, raw: true }.grammar(text)
+pub(crate) fn of_text(
+    text: &Text,
+    form: Option<&AskedForm>,
+    rules: FormRules,
+) -> Result<AskedGrammar, ApiError> {
+    AskedConstraint { form, calls: None, raw: true, rules }.grammar(text)
 }
 
 /// Mask of the answer to a prompt.

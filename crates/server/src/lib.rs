@@ -13,6 +13,7 @@
 //! - One of the server's models is loaded at a time; requests have leases of it: `models/`.
 //! - Events of the core become deltas, whatever the API (`answer.rs`, `answers.rs`). The encoder of
 //!   an API makes events of them: a stream sends them, a whole answer is their fold (`respond.rs`).
+//! - What of a request is not enforced is named in a header: `notes.rs`.
 //! - Prompts with a text behind the answer: `fim.rs`.
 //! - Embeddings take no part in this: `embeddings.rs`.
 //! - Answers are remembered as they were generated, for the next turn: `turns.rs`; on disk
@@ -46,6 +47,7 @@ mod line_limits;
 mod metrics;
 mod models;
 mod native;
+mod notes;
 mod ollama;
 mod openai;
 mod overflow;

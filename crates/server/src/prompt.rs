@@ -15,7 +15,7 @@ use crate::{
     ask::{Ask, AskPrompt, Conversation, ConversationParts as Parts, RawPrompt},
     body::with_model,
     error::ApiError,
-    form,
+    form::{self, AskedGrammar},
     json::{self, Fields},
     models::ServedModel,
     overflow::{self, Overflow},
@@ -38,12 +38,14 @@ pub(crate) struct Prompt {
     pub(crate) dropped_messages: usize,
     /// Budget of the answer's thoughts, and its grammar.
     pub(crate) masks: Vec<Arc<dyn MaskSource>>,
+    /// What the grammar does not enforce.
+    pub(crate) notes: Vec<String>,
 }
 
 impl Prompt {
     fn new(tokens: Vec<u32>) -> Self {
-        let (ends, masks) = (Vec::new(), Vec::new());
-        Self { tokens, ends, echo: None, turn: None, dropped_messages: 0, masks }
+        let (ends, masks, notes) = (Vec::new(), Vec::new(), Vec::new());
+        Self { tokens, ends, echo: None, turn: None, dropped_messages: 0, masks, notes }
     }
 }
 
@@ -56,21 +58,26 @@ pub(crate) fn prompts(model: &ServedModel, ask: &Ask) -> Result<Vec<Prompt>, Api
     let text = model.text()?;
     match &ask.prompt {
         AskPrompt::Conversation(conversation) => {
-            let grammar = form::of_conversation(text, conversation, ask.one_call)?;
+            let rules = model.options.forms;
+            let AskedGrammar { grammar, notes } =
+                form::of_conversation(text, conversation, ask.one_call, rules)?;
             let fitting = fitting(model, conversation);
             let mut prompt = fitting.map_err(|error| counted(model, conversation, error))?;
             if let Some(budget) = conversation.thinking_budget {
                 prompt.masks.extend(text.thinking_budget(&prompt.tokens, budget)?);
             }
             prompt.masks.extend(form::mask(grammar.as_ref(), text, &prompt.tokens)?);
+            prompt.notes = notes;
             Ok(vec![prompt])
         }
         AskPrompt::Raw { prompts, echo, form, .. } => {
-            let grammar = form::of_text(text, form.as_ref())?;
+            let AskedGrammar { grammar, notes } =
+                form::of_text(text, form.as_ref(), model.options.forms)?;
             let logprobs = ask.request.prompt_logprobs;
             let raw = |prompt| {
                 let mut raw = raw(model, prompt, *echo)?;
                 raw.masks.extend(form::mask(grammar.as_ref(), text, &raw.tokens)?);
+                raw.notes.clone_from(&notes);
                 if let Some(echo) = &mut raw.echo {
                     echo.logprobs = logprobs.then(|| raw.tokens.clone());
                 }

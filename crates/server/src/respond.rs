@@ -14,7 +14,7 @@ use std::{
 use axum::{
     body::{Body, Bytes},
     extract::Request,
-    http::{HeaderValue, header},
+    http::{HeaderName, HeaderValue, header},
     response::Response,
 };
 use http_body::Frame;
@@ -33,6 +33,7 @@ use crate::{
     error::{ApiError, ApiShape},
     json::{self, Fields},
     models::{ModelLease, ServedModel},
+    notes::{self, NOTES},
     prompt::{self, Prompt},
 };
 
@@ -43,13 +44,11 @@ const PING: Duration = Duration::from_secs(4);
 const FRAME_BYTES: usize = 16 << 10;
 
 /// Headers of a stream of events, besides its type.
-const HEADERS: [(header::HeaderName, &str); 2] = [
-    (header::CACHE_CONTROL, "no-cache"),
-    (header::HeaderName::from_static("x-accel-buffering"), "no"),
-];
+const HEADERS: [(HeaderName, &str); 2] =
+    [(header::CACHE_CONTROL, "no-cache"), (HeaderName::from_static("x-accel-buffering"), "no")];
 
 /// Header with the number of messages that were dropped from the prompt.
-const DROPPED: header::HeaderName = header::HeaderName::from_static("x-moeflux-dropped-messages");
+const DROPPED: HeaderName = HeaderName::from_static("x-moeflux-dropped-messages");
 
 /// Encoder of one answer in an API: deltas in, events of a stream out. Pure.
 pub(crate) trait Encoder: Send + Unpin + 'static {
@@ -136,6 +135,7 @@ impl<E> Asked<E> {
 struct Submitted<E> {
     answers: Answers,
     encoder: E,
+    notes: Option<HeaderValue>,
 }
 
 /// Future of a submitted answer.
@@ -177,32 +177,47 @@ pub(crate) async fn answer_body<E: Encoder>(
             let Asked { ask, mut encoder, cancelled } = read(&model, &body.fields()?)?;
             let prompts = prompt::prompts(&model, &ask)?;
             encoder.prompts(&model, &prompts)?;
+            let notes = notes::header(&prompts);
             let answers = model.submit(&ask, prompts)?.cancelled_by(cancelled).lease(model);
-            Ok(Submitted { answers, encoder })
+            Ok(Submitted { answers, encoder, notes })
         };
         body.read(&app.work, submit).await
     };
     if !is_stream {
         let submitted = submit.await?;
-        let dropped = submitted.answers.dropped_messages;
-        return Ok(with_dropped(json::response(&whole(submitted).await?), dropped));
+        let headers = submitted.headers();
+        return Ok(with_headers(json::response(&whole(submitted).await?), headers));
     }
     let mut submit: Submission<E> = Box::pin(submit);
     // Errors within the time of a ping have their status.
     match timeout(PING, &mut submit).await {
         Ok(submitted) => {
             let submitted = submitted?;
-            let dropped = submitted.answers.dropped_messages;
-            Ok(with_dropped(stream(StreamPart::Answer(submitted)), dropped))
+            let headers = submitted.headers();
+            Ok(with_headers(stream(StreamPart::Answer(submitted)), headers))
         }
         Err(_) => Ok(stream(StreamPart::Early(submit))),
     }
 }
 
-/// The response with the number of messages that were dropped.
-fn with_dropped(mut response: Response, dropped: usize) -> Response {
-    if dropped > 0 {
-        response.headers_mut().insert(DROPPED, HeaderValue::from(dropped));
+impl<E> Submitted<E> {
+    /// Headers of the response that say what was done to the request: messages that were dropped,
+    /// and what is not enforced.
+    fn headers(&self) -> [(HeaderName, Option<HeaderValue>); 2] {
+        let dropped = self.answers.dropped_messages;
+        let dropped = (dropped > 0).then(|| HeaderValue::from(dropped));
+        [(DROPPED, dropped), (NOTES, self.notes.clone())]
+    }
+}
+
+fn with_headers(
+    mut response: Response,
+    headers: [(HeaderName, Option<HeaderValue>); 2],
+) -> Response {
+    for (name, value) in headers {
+        if let Some(value) = value {
+            response.headers_mut().insert(name, value);
+        }
     }
     response
 }
@@ -217,7 +232,7 @@ pub(crate) fn is_stream<E: Encoder>(fields: &Fields<'_>) -> Result<bool, ApiErro
 
 /// The whole answer. Dropped with the connection, which cancels the request.
 async fn whole<E: Encoder>(submitted: Submitted<E>) -> Result<E::Whole, ApiError> {
-    let Submitted { mut answers, mut encoder } = submitted;
+    let Submitted { mut answers, mut encoder, .. } = submitted;
     let mut whole = E::Whole::default();
     while let Some(ChoiceDeltas { choice, deltas }) = poll_fn(|cx| answers.poll(cx)).await? {
         for delta in deltas {
@@ -282,7 +297,7 @@ impl<E: Encoder> EventStream<E> {
         {
             self.part = StreamPart::Answer(submitted?);
         }
-        let StreamPart::Answer(Submitted { answers, encoder }) = &mut self.part else {
+        let StreamPart::Answer(Submitted { answers, encoder, .. }) = &mut self.part else {
             return Ok(());
         };
         while out.len() < FRAME_BYTES

@@ -22,6 +22,7 @@ use crate::{
     app::{App, RequestMemory},
     connection_task::ConnectionOptions,
     connections::Connections,
+    form::FormRules,
     guard::{ApiKeys, Guard},
     models::{AnswerOptions, ModelRegistry, Models},
     overflow::Overflow,
@@ -90,6 +91,12 @@ pub struct ServerOptions {
     pub masks: Vec<Arc<dyn MaskSource>>,
     /// Rule for a prompt over the context, unless its request says it.
     pub overflow: Overflow,
+    /// Whether keywords of schemas that cannot be enforced are left out and named in the header
+    /// `x-moeflux-notes`, instead of an error. Default: no.
+    pub lenient_schemas: bool,
+    /// Whether an object may have properties that its schema does not list, if it says nothing of
+    /// them. Default: no.
+    pub open_objects: bool,
     /// Times that clients have.
     pub timeouts: Timeouts,
     /// Bytes for requests that are being read: see [`request_memory`]. Default 80 MiB.
@@ -133,6 +140,8 @@ impl Default for ServerOptions {
             log: RequestLog::default(),
             masks: Vec::new(),
             overflow: Overflow::default(),
+            lenient_schemas: false,
+            open_objects: false,
             timeouts: Timeouts::default(),
             request_memory: REQUEST_BYTES.0,
             give_back: || {},
@@ -252,9 +261,10 @@ impl Server {
             .enable_all()
             .build()
             .map_err(ServerError::Runtime)?;
-        let ServerOptions { masks, overflow, .. } = &self.options;
+        let ServerOptions { masks, overflow, lenient_schemas, open_objects, .. } = &self.options;
         let (masks, overflow) = (masks.clone(), *overflow);
-        let options = AnswerOptions { masks, overflow, ..AnswerOptions::default() };
+        let forms = FormRules { lenient: *lenient_schemas, open_objects: *open_objects };
+        let options = AnswerOptions { masks, overflow, forms, ..AnswerOptions::default() };
         let models = ModelRegistry::start(models, options)?;
         let served = runtime.block_on(self.serve(Arc::clone(&models), memory));
         // Connections that are left end here, which cancels their requests.

@@ -96,6 +96,19 @@ pub(crate) struct ServeArgs {
     /// x-moeflux-dropped-messages and in /metrics.
     #[arg(long, value_name = "RULE", value_enum, default_value_t = OverflowRule::Error)]
     pub(crate) overflow: OverflowRule,
+    /// Leave out keywords of JSON schemas that cannot be enforced
+    ///
+    /// By default such a schema is an error that names the keyword, unless the request says
+    /// `strict: false`. What is left out is named in the header x-moeflux-notes and in the
+    /// request's line on stderr.
+    #[arg(long)]
+    pub(crate) lenient_schemas: bool,
+    /// Let objects have properties that their schema does not list
+    ///
+    /// The specification allows them where a schema says nothing of them. By default an object
+    /// that lists its properties has no others.
+    #[arg(long)]
+    pub(crate) open_objects: bool,
     #[command(flatten)]
     pub(crate) cache: PrefixCacheArgs,
     #[command(flatten)]

@@ -195,11 +195,14 @@ fn options(args: &ServeArgs, ui: Ui) -> anyhow::Result<ServerOptions> {
     (options.host, options.port, options.no_key) = (args.host, args.port, args.no_key);
     options.give_back = counted_alloc::give_back;
     options.overflow = args.overflow.into();
+    options.lenient_schemas = args.lenient_schemas;
+    options.open_objects = args.open_objects;
     options.allow_hosts.clone_from(&args.allow_host);
     options.allow_origins.clone_from(&args.allow_origin);
     options.log = RequestLog::new(move |record| {
-        let RequestRecord { id, method, path, status, time, .. } = record;
-        ui.line(format_args!("{method} {path} {status} {:.3} s {id}", time.as_secs_f64()));
+        let RequestRecord { id, method, path, status, time, notes, .. } = record;
+        let notes = notes.as_ref().map(|notes| format!(" ({notes})")).unwrap_or_default();
+        ui.line(format_args!("{method} {path} {status} {:.3} s {id}{notes}", time.as_secs_f64()));
     });
     if let Some(path) = &args.api_key_file {
         let text = std::fs::read_to_string(path)

@@ -39,7 +39,7 @@ pub use chat::{
 #[cfg(feature = "text")]
 pub use dialect::{AnswerParser, CallSyntax, Delta};
 #[cfg(feature = "grammar")]
-pub use grammar::{AnswerForm, CallConstraint, Constraint, Grammar};
+pub use grammar::{AnswerForm, CallConstraint, Constraint, Grammar, GrammarNote};
 #[cfg(feature = "text")]
 pub use prompt::{ChatPrompt, Turn};
 pub use sampling::{

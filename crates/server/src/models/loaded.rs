@@ -16,6 +16,7 @@ use crate::{
     app::now,
     ask::{Ask, AskPrompt},
     error::ApiError,
+    form::FormRules,
     ids,
     latency::{AnswerTimer, Latencies},
     metrics::RequestCounters,
@@ -34,6 +35,8 @@ pub(crate) struct AnswerOptions {
     pub(crate) masks: Vec<Arc<dyn MaskSource>>,
     /// Rule for a prompt over the context, unless its request says it.
     pub(crate) overflow: Overflow,
+    /// Rules of schemas.
+    pub(crate) forms: FormRules,
     pub(crate) latencies: Arc<Latencies>,
     pub(crate) counters: Arc<RequestCounters>,
 }

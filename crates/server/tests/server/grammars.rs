@@ -295,3 +295,42 @@ fn a_form_that_cannot_be_enforced_is_refused_with_its_path() {
     let cut = chat(&server, &fox(0, json!({"max_tokens": 3, "json_schema": animal()}))).json();
     assert_eq!(cut["choices"][0]["finish_reason"], "length");
 }
+
+/// Notes of a reply, in lower case.
+fn notes(reply: &Reply) -> &str {
+    let line = reply.head.lines().find_map(|line| line.strip_prefix("x-moeflux-notes: "));
+    line.unwrap_or_default()
+}
+
+#[test]
+fn what_is_not_enforced_is_named_in_a_header() {
+    let server = TestServer::start(1, 4, "");
+    let schema = json!({"type": "object", "properties": {
+        "a": {"type": "array", "items": {"type": "boolean"}, "maxItems": 1, "uniqueItems": false},
+        "b": {"type": "string", "maxLength": 3, "format": "path"},
+    }, "required": ["a", "b"]});
+    let reply = chat(&server, &fox(0, format(&schema)));
+    let value: Value = serde_json::from_str(&content(&reply)).unwrap();
+    assert_eq!(value.as_object().unwrap().len(), 2, "{value}");
+    let path = "response_format.json_schema.schema.properties";
+    let expected = format!(
+        "{path}.b.format \"path\" is not enforced; {path}.a.uniqueItems constrains nothing here"
+    );
+    assert_eq!(notes(&reply), expected.to_lowercase());
+    assert_eq!(notes(&chat(&server, &fox(0, format(&animal())))), "");
+}
+
+#[test]
+fn strict_false_leaves_out_what_cannot_be_enforced() {
+    let server = TestServer::start(1, 4, "");
+    let word = json!({"type": "string", "pattern": "^(?!x)[a-z]{1,3}$"});
+    let list = json!({"type": "array", "items": word, "maxItems": 1});
+    let refused = chat(&server, &fox(0, format(&list)));
+    assert_eq!(refused.status, 400);
+    assert!(refused.body.contains("look-ahead"), "{}", refused.body);
+    let named = json!({"name": "answer", "strict": false, "schema": list});
+    let form = json!({"response_format": {"type": "json_schema", "json_schema": named}});
+    let reply = chat(&server, &fox(0, form));
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    assert!(notes(&reply).contains("items.pattern is not enforced: the pattern has a look-ahead"));
+}

@@ -1,13 +1,16 @@
 //! Grammars of calls, in each syntax.
 
+use std::cell::RefCell;
+
 use serde_json::{Value, json};
 
 use super::{
-    CallConstraint,
+    CallConstraint, GrammarNote,
     compile::Compiler,
     invalid,
     lark::{LarkWriter, json_schema, quoted},
     parameters::{ElementSyntax, ParameterTag, notation},
+    schema::{self, SchemaRules},
 };
 use crate::{
     base::error::{Error, GrammarError},
@@ -23,6 +26,10 @@ pub(super) struct ToolRules<'a> {
     /// Source of the model's template, which tells variants of a syntax apart.
     pub(super) template: &'a str,
     pub(super) compiler: &'a Compiler,
+    /// Rules of the schemas of strict tools.
+    pub(super) schemas: SchemaRules,
+    /// Keywords that are not enforced.
+    pub(super) notes: RefCell<Vec<GrammarNote>>,
 }
 
 /// Arguments of a tool.
@@ -147,6 +154,7 @@ impl CallGrammar {
             }
             CallSyntax::Gemma4 => {
                 let calls = each_tool(rules, |tool| {
+                    let tool = &plain_tool(rules, tool);
                     let arguments = notation(lark, tool, rule(rules, tool))?;
                     Ok(format!("{} {arguments}", quoted(&format!("call:{}", tool.name))))
                 })?;
@@ -213,9 +221,20 @@ const GLM: ElementSyntax = ElementSyntax {
     close: "</tool_call>",
 };
 
+/// A tool whose parameters have no keywords that constrain nothing.
+fn plain_tool(rules: &ToolRules<'_>, tool: &Tool) -> Tool {
+    let mut plain = tool.clone();
+    if rule(rules, tool) != ArgumentRule::Free {
+        note(rules, tool, schema::notes(&tool.parameters));
+        plain.parameters = schema::without_annotations(&tool.parameters);
+    }
+    plain
+}
+
 /// Rule of a tool's arguments.
-fn rule(rules: &ToolRules<'_>, tool: &Tool) -> ArgumentRule {
+pub(super) fn rule(rules: &ToolRules<'_>, tool: &Tool) -> ArgumentRule {
     match (tool.strict, rules.form.required) {
+        (true, _) if rules.schemas.lenient => ArgumentRule::Lenient,
         (true, _) => ArgumentRule::Strict,
         (false, true) => ArgumentRule::Lenient,
         (false, false) => ArgumentRule::Free,
@@ -250,7 +269,10 @@ fn element_calls(
     lark: &mut LarkWriter,
     syntax: &ElementSyntax,
 ) -> Result<String, Error> {
-    each_tool(rules, |tool| Ok(syntax.call(lark, tool, rule(rules, tool))?))
+    each_tool(rules, |tool| {
+        let tool = plain_tool(rules, tool);
+        syntax.call(lark, &tool, rules)
+    })
 }
 
 /// Expression for the arguments of a tool as JSON.
@@ -259,26 +281,22 @@ fn argument_json(
     lark: &mut LarkWriter,
     tool: &Tool,
 ) -> Result<String, Error> {
-    let object = json!({"type": "object"});
-    let schema = match rule(rules, tool) {
-        ArgumentRule::Strict => {
-            let strict = object_schema(&tool.parameters);
-            let checked = rules.compiler.check_schema(&strict);
-            checked.map_err(|error| of_tool(&tool.name, error))?;
-            strict
+    let rule = rule(rules, tool);
+    if rule == ArgumentRule::Free {
+        return Ok(lark.json(json_schema(&json!({"type": "object"}))?));
+    }
+    let lenient = rule == ArgumentRule::Lenient;
+    let schemas = SchemaRules { lenient, ..rules.schemas };
+    let schema = match rules.compiler.schema(&object_schema(&tool.parameters), schemas, true) {
+        Ok(normal) => {
+            note(rules, tool, normal.notes);
+            normal.schema
         }
-        ArgumentRule::Lenient => {
-            let mut lenient = object_schema(&tool.parameters);
-            lenient["x-guidance"] = json!({"lenient": true});
-            match rules.compiler.check_schema(&lenient) {
-                Ok(()) => lenient,
-                Err(error) => {
-                    tracing::warn!(tool = tool.name, %error, "arguments are not constrained");
-                    object
-                }
-            }
+        Err(error) if lenient => {
+            tracing::warn!(tool = tool.name, %error, "arguments are not constrained");
+            json!({"type": "object"})
         }
-        ArgumentRule::Free => object,
+        Err(error) => return Err(of_tool(&tool.name, error)),
     };
     Ok(lark.json(json_schema(&schema)?))
 }
@@ -288,6 +306,16 @@ fn object_schema(parameters: &Value) -> Value {
     let mut map = parameters.as_object().cloned().unwrap_or_default();
     map.insert("type".to_owned(), "object".into());
     Value::Object(map)
+}
+
+/// Keeps notes of a tool's schema, with its name.
+fn note(rules: &ToolRules<'_>, tool: &Tool, notes: Vec<GrammarNote>) {
+    let named = notes.into_iter().map(|GrammarNote { path, text }| {
+        let path =
+            if path.is_empty() { tool.name.clone() } else { format!("{}.{path}", tool.name) };
+        GrammarNote { path, text }
+    });
+    rules.notes.borrow_mut().extend(named);
 }
 
 /// An error of the schema of a tool, with its name in the path.

@@ -1,6 +1,7 @@
 //! Compilation of grammars within limits of time and memory.
 
 use std::{
+    collections::VecDeque,
     sync::{
         Arc, Condvar, Mutex, PoisonError,
         mpsc::{self, RecvTimeoutError},
@@ -16,7 +17,12 @@ use llguidance::{
 use serde_json::Value;
 
 use super::{
-    AnswerForm, ahead::MaskThread, invalid, lark::json_schema, vocabulary::GrammarVocabulary,
+    GrammarNote,
+    ahead::MaskThread,
+    invalid,
+    lark::json_schema,
+    schema::{self, SchemaPlace, SchemaRules},
+    vocabulary::GrammarVocabulary,
 };
 use crate::{
     base::error::{Error, GrammarError},
@@ -26,9 +32,15 @@ use crate::{
 /// Longest time of a compilation. Usual schemas take milliseconds.
 const COMPILE_TIME: Duration = Duration::from_millis(900);
 
-/// Most compilations at once, for which others wait as long as one may take. One that takes too
-/// long goes on until the library ends it.
+/// Most compilations at once. One that takes too long goes on until the library ends it.
 const MAX_COMPILING: usize = 4;
+
+/// Most bytes of schemas that are compiled at once, over all threads. A longer one is compiled
+/// alone.
+const MAX_COMPILED_BYTES: usize = 128 << 10;
+
+/// Longest wait for other compilations, in the order of arrival.
+const QUEUE_TIME: Duration = Duration::from_secs(20);
 
 /// Stack of the thread that compiles. Rules nest as deep as the schema.
 const COMPILE_STACK: usize = 64 << 20;
@@ -39,27 +51,11 @@ const LEXER_STATES: usize = 20_000;
 /// Most schemas that are tried to find the keyword that cannot be enforced.
 const MAX_TRIES: usize = 64;
 
+/// Most keywords of a schema that lenient rules leave out.
+const MAX_RELAXED: usize = 64;
+
 /// Longest problem in characters.
 const MAX_PROBLEM: usize = 300;
-
-/// Keywords whose value is a schema, a list of schemas, or a map of names to schemas.
-const SUBSCHEMAS: [&str; 12] = [
-    "properties",
-    "patternProperties",
-    "additionalProperties",
-    "items",
-    "prefixItems",
-    "additionalItems",
-    "anyOf",
-    "oneOf",
-    "allOf",
-    "$defs",
-    "definitions",
-    "not",
-];
-
-/// Keyword that names the dialect of a whole schema. All parts have it while they are tried.
-const DIALECT: &str = "$schema";
 
 /// Keywords that hold schemas for references, or only describe.
 const NOT_ENFORCED: [&str; 9] = [
@@ -99,6 +95,12 @@ impl TokenizerEnv for TrieTokenizer {
     }
 }
 
+/// A schema with the keywords that the library takes.
+pub(super) struct NormalSchema {
+    pub(super) schema: Value,
+    pub(super) notes: Vec<GrammarNote>,
+}
+
 /// Compiler of grammars over a vocabulary.
 pub(super) struct Compiler {
     factory: Arc<ParserFactory>,
@@ -133,44 +135,74 @@ impl Compiler {
         &self.vocabulary
     }
 
-    /// Compiles a grammar. `form` is the part that the client wrote, in which the problem is looked
-    /// for.
+    /// Compiles a grammar. `schema` is the part that the client wrote, in which the problem is
+    /// looked for. `bytes` is the length of all schemas in the grammar.
     ///
     /// # Errors
     /// The grammar is not valid, has a keyword that cannot be enforced, or takes too long.
     pub(super) fn compile(
         &self,
         grammar: TopLevelGrammar,
-        form: Option<&AnswerForm>,
+        schema: Option<&Value>,
+        rules: SchemaRules,
+        bytes: usize,
     ) -> Result<Matcher, Error> {
-        let form = form.cloned();
-        self.limited(move |factory| {
+        let schema = schema.cloned();
+        self.limited(bytes, move |factory| {
             let problem = match started(factory, grammar) {
                 Ok(matcher) => return Ok(matcher),
                 Err(problem) => problem,
             };
-            Err(match form {
-                Some(AnswerForm::Json(schema)) => blame(factory, &schema, problem),
-                _ => invalid("", problem),
+            Err(match schema {
+                Some(schema) => blame(factory, &schema, rules, problem),
+                None => invalid("", problem),
             })
         })
     }
 
-    /// Compiles a schema to find out whether it can be enforced.
+    /// The schema with the keywords that the library takes, and notes of those that were left out.
+    /// Lenient rules, and `checks`, compile it to find out whether it can be enforced.
     ///
     /// # Errors
     /// As [`Compiler::compile`].
-    pub(super) fn check_schema(&self, schema: &Value) -> Result<(), Error> {
-        let grammar = TopLevelGrammar::from_json_schema(json_schema(schema)?);
-        self.compile(grammar, Some(&AnswerForm::Json(schema.clone()))).map(|_| ())
+    pub(super) fn schema(
+        &self,
+        schema: &Value,
+        rules: SchemaRules,
+        checks: bool,
+    ) -> Result<NormalSchema, Error> {
+        let bytes = schema.to_string().len();
+        let mut schema = schema.clone();
+        self.limited(bytes, move |factory| {
+            let mut notes = schema::notes(&schema);
+            for _ in 0..MAX_RELAXED {
+                let problem = match enforced(factory, &schema, rules, checks || rules.lenient) {
+                    Ok(schema) => return Ok(NormalSchema { schema, notes }),
+                    Err(problem) => problem,
+                };
+                let GrammarError::Invalid { path, problem: reason } = &problem else {
+                    return Err(problem);
+                };
+                let place = SchemaPlace::find(&schema, path).filter(|_| rules.lenient);
+                if place.and_then(|place| place.remove(&mut schema)).is_none() {
+                    return Err(problem);
+                }
+                let text = reason.trim_start_matches("cannot be enforced: ");
+                let text = format!("is not enforced: {text}");
+                notes.insert(0, GrammarNote { path: path.clone(), text });
+            }
+            Err(invalid("", "the schema has too many keywords that cannot be enforced"))
+        })
     }
 
     /// Runs a compilation on a thread with a large stack, within the time limit.
     fn limited<T: Send + 'static>(
         &self,
+        bytes: usize,
         compile: impl FnOnce(&ParserFactory) -> Result<T, GrammarError> + Send + 'static,
     ) -> Result<T, Error> {
-        let slot = CompileSlot::take(&self.compiling).ok_or(GrammarError::Busy)?;
+        let slot =
+            CompileSlot::take(&self.compiling, bytes, QUEUE_TIME).ok_or(GrammarError::Busy)?;
         let factory = Arc::clone(&self.factory);
         let (result, results) = mpsc::sync_channel(1);
         std::thread::Builder::new()
@@ -194,35 +226,61 @@ impl Compiler {
     }
 }
 
-/// Number of the compilations that run.
+/// The compilations that run, and those that wait.
 #[derive(Default)]
 struct Compiling {
-    running: Mutex<usize>,
-    ended: Condvar,
+    queue: Mutex<CompileQueue>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct CompileQueue {
+    running: usize,
+    /// Bytes of the schemas that are being compiled.
+    bytes: usize,
+    /// Numbers of those that wait, in the order of arrival.
+    waiting: VecDeque<u64>,
+    next: u64,
 }
 
 /// Place among the compilations. Given back when it is dropped.
-struct CompileSlot(Arc<Compiling>);
+struct CompileSlot {
+    compiling: Arc<Compiling>,
+    bytes: usize,
+}
 
 impl CompileSlot {
-    /// Waits for a place; `None` if none is free in time.
-    fn take(compiling: &Arc<Compiling>) -> Option<Self> {
-        let running = compiling.running.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_full = |running: &mut usize| *running >= MAX_COMPILING;
-        let waited = compiling.ended.wait_timeout_while(running, COMPILE_TIME, is_full);
-        let (mut running, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+    /// Waits for a place, behind those that came before; `None` if none is free in time.
+    fn take(compiling: &Arc<Compiling>, bytes: usize, longest: Duration) -> Option<Self> {
+        let bytes = bytes.min(MAX_COMPILED_BYTES);
+        let mut queue = compiling.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = queue.next;
+        queue.next += 1;
+        queue.waiting.push_back(own);
+        let must_wait = |queue: &mut CompileQueue| {
+            queue.waiting.front() != Some(&own)
+                || queue.running >= MAX_COMPILING
+                || queue.bytes + bytes > MAX_COMPILED_BYTES
+        };
+        let waited = compiling.changed.wait_timeout_while(queue, longest, must_wait);
+        let (mut queue, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        queue.waiting.retain(|waiting| *waiting != own);
+        compiling.changed.notify_all();
         if waited.timed_out() {
             return None;
         }
-        *running += 1;
-        Some(Self(Arc::clone(compiling)))
+        queue.running += 1;
+        queue.bytes += bytes;
+        Some(Self { compiling: Arc::clone(compiling), bytes })
     }
 }
 
 impl Drop for CompileSlot {
     fn drop(&mut self) {
-        *self.0.running.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
-        self.0.ended.notify_one();
+        let mut queue = self.compiling.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.running -= 1;
+        queue.bytes -= self.bytes;
+        self.compiling.changed.notify_all();
     }
 }
 
@@ -243,35 +301,56 @@ fn started(factory: &ParserFactory, grammar: TopLevelGrammar) -> Result<Matcher,
 
 /// The first line of a problem, at a bearable length.
 fn one_line(problem: &str) -> String {
-    let line = problem.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("invalid");
+    let mut lines = problem.lines().map(str::trim).filter(|line| !line.is_empty());
+    let first = lines.next().unwrap_or("invalid");
+    // The parser of regular expressions says the cause last.
+    let line = match first.contains("regex parse error") {
+        true => lines.next_back().map_or(first, |line| line.trim_start_matches("error: ")),
+        false => first,
+    };
     line.chars().take(MAX_PROBLEM).collect()
 }
 
+/// The schema with the keywords that the library takes; compiled, if it is to be checked.
+fn enforced(
+    factory: &ParserFactory,
+    schema: &Value,
+    rules: SchemaRules,
+    is_checked: bool,
+) -> Result<Value, GrammarError> {
+    let normal = schema::normal(schema, rules)?;
+    if is_checked {
+        let whole = TopLevelGrammar::from_json_schema(json_schema(&normal)?);
+        started(factory, whole).map_err(|problem| blame(factory, schema, rules, problem))?;
+    }
+    Ok(normal)
+}
+
 /// The error of a schema that does not compile, with the path of the keyword.
-fn blame(factory: &ParserFactory, schema: &Value, problem: String) -> GrammarError {
-    let mut bare = schema.clone();
-    let had_dialect = bare.as_object_mut().is_some_and(|map| map.shift_remove(DIALECT).is_some());
-    let mut search = KeywordSearch { factory, root: &bare, tries: 1 };
-    let found = match had_dialect && search.problem(&bare).is_none() {
-        true => FailedSchema::keyword("", DIALECT, &problem),
-        false => {
-            KeywordSearch { factory, root: schema, tries: MAX_TRIES }.descend(schema, "", problem)
-        }
-    };
+fn blame(
+    factory: &ParserFactory,
+    schema: &Value,
+    rules: SchemaRules,
+    problem: String,
+) -> GrammarError {
+    let mut search = KeywordSearch { factory, root: schema, rules, tries: MAX_TRIES };
+    let found = search.descend(FailedSchema { steps: Vec::new(), path: String::new(), problem });
     invalid(found.path, found.problem)
 }
 
 /// A schema that does not compile alone.
 struct FailedSchema {
+    /// Names and indices from the root.
+    steps: Vec<String>,
     path: String,
     problem: String,
 }
 
 impl FailedSchema {
-    /// A schema at `path` whose keyword cannot be enforced.
-    fn keyword(path: &str, keyword: &str, problem: &str) -> Self {
+    /// The schema whose keyword cannot be enforced.
+    fn keyword(&self, keyword: &str, problem: &str) -> Self {
         let problem = format!("cannot be enforced: {problem}");
-        Self { path: join(path, keyword), problem }
+        Self { path: join(&self.path, keyword), problem, steps: self.steps.clone() }
     }
 }
 
@@ -279,73 +358,52 @@ impl FailedSchema {
 struct KeywordSearch<'a> {
     factory: &'a ParserFactory,
     root: &'a Value,
+    rules: SchemaRules,
     tries: usize,
 }
 
 impl KeywordSearch<'_> {
-    fn descend(&mut self, schema: &Value, path: &str, problem: String) -> FailedSchema {
-        let Some(map) = schema.as_object() else {
-            return FailedSchema { path: path.to_owned(), problem };
-        };
-        for keyword in SUBSCHEMAS {
-            let Some(value) = map.get(keyword) else { continue };
-            for (name, child) in children(keyword, value) {
-                let path = join(path, &name);
-                if let Some(problem) = self.problem(child) {
-                    return self.descend(child, &path, problem);
-                }
+    fn descend(&mut self, failed: FailedSchema) -> FailedSchema {
+        let value = schema::value(self.root, &failed.steps);
+        let Some(map) = value.and_then(Value::as_object) else { return failed };
+        for part in schema::parts(map) {
+            let steps = [&failed.steps[..], &part.entry].concat();
+            if let Some(problem) = self.problem(self.root, &steps) {
+                let path = join(&failed.path, &part.step);
+                return self.descend(FailedSchema { steps, path, problem });
             }
         }
         // Without the keyword the rest compiles; or of several the first one alone does not.
-        let keywords = map.iter().filter(|(key, _)| !NOT_ENFORCED.contains(&key.as_str()));
+        let keywords = map.keys().map(String::as_str).filter(|key| !NOT_ENFORCED.contains(key));
         let keywords: Vec<_> = keywords.collect();
-        for (keyword, _) in &keywords {
-            if self.compiles_without(schema, keyword) {
-                return FailedSchema::keyword(path, keyword, &problem);
+        for keyword in &keywords {
+            if self.compiles(&failed.steps, |key| key != *keyword) {
+                return failed.keyword(keyword, &failed.problem);
             }
         }
-        for (keyword, value) in keywords {
-            let alone = serde_json::Map::from_iter([(keyword.clone(), value.clone())]);
-            if let Some(problem) = self.problem(&Value::Object(alone)) {
-                return FailedSchema::keyword(path, keyword, &problem);
+        for keyword in keywords {
+            if !self.compiles(&failed.steps, |key| key == keyword) {
+                return failed.keyword(keyword, &failed.problem);
             }
         }
-        FailedSchema { path: path.to_owned(), problem }
+        failed
     }
 
-    /// Whether a part has this keyword, and compiles without it.
-    fn compiles_without(&mut self, schema: &Value, keyword: &str) -> bool {
-        let mut rest = schema.as_object().cloned().unwrap_or_default();
-        let has_keyword = rest.shift_remove(keyword).is_some() && self.tries > 0;
-        has_keyword && self.problem(&Value::Object(rest)).is_none()
+    /// Whether a part compiles with these keywords only.
+    fn compiles(&mut self, steps: &[String], keep: impl Fn(&str) -> bool) -> bool {
+        let mut root = self.root.clone();
+        let part = schema::value_at(&mut root, steps).and_then(Value::as_object_mut);
+        let Some(map) = part.filter(|_| self.tries > 0) else { return true };
+        map.retain(|key, _| keep(key) || NOT_ENFORCED.contains(&key.as_str()));
+        self.problem(&root, steps).is_none()
     }
 
     /// Problem of a part alone, with the definitions of the whole.
-    fn problem(&mut self, schema: &Value) -> Option<String> {
+    fn problem(&mut self, root: &Value, steps: &[String]) -> Option<String> {
         self.tries = self.tries.checked_sub(1)?;
-        let mut alone = schema.as_object()?.clone();
-        for keyword in ["$defs", "definitions", "$schema"] {
-            if let Some(definitions) = self.root.get(keyword) {
-                alone.entry(keyword).or_insert_with(|| definitions.clone());
-            }
-        }
-        let alone = json_schema(&Value::Object(alone)).ok()?;
-        started(self.factory, TopLevelGrammar::from_json_schema(alone)).err()
-    }
-}
-
-/// Schemas in the value of a keyword, with their paths.
-fn children<'a>(keyword: &str, value: &'a Value) -> Vec<(String, &'a Value)> {
-    match value {
-        Value::Array(list) => {
-            list.iter().enumerate().map(|(i, child)| (format!("{keyword}[{i}]"), child)).collect()
-        }
-        Value::Object(map)
-            if matches!(keyword, "properties" | "patternProperties" | "$defs" | "definitions") =>
-        {
-            map.iter().map(|(name, child)| (format!("{keyword}.{name}"), child)).collect()
-        }
-        child => vec![(keyword.to_owned(), child)],
+        let part = schema::normal_part(root, steps, self.rules)?;
+        let part = json_schema(&part).ok()?;
+        started(self.factory, TopLevelGrammar::from_json_schema(part)).err()
     }
 }
 
@@ -358,16 +416,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn compilations_beyond_the_limit_wait_for_others() {
-        let compiling = Arc::new(Compiling::default());
-        let mut slots: Vec<_> = (0..MAX_COMPILING).map(|_| CompileSlot::take(&compiling)).collect();
+    fn compilations_beyond_the_limits_wait_for_others() {
+        let (compiling, soon) = (Arc::new(Compiling::default()), Duration::from_millis(20));
+        let take = |bytes, time| CompileSlot::take(&compiling, bytes, time);
+        let mut slots: Vec<_> = (0..MAX_COMPILING).map(|_| take(10, soon)).collect();
         assert!(slots.iter().all(Option::is_some));
-        assert!(CompileSlot::take(&compiling).is_none());
+        assert!(take(0, soon).is_none());
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| CompileSlot::take(&compiling).is_some());
+            let waiting = scope.spawn(|| take(0, QUEUE_TIME).is_some());
             slots.pop();
             assert!(waiting.join().unwrap());
         });
-        assert_eq!(*compiling.running.lock().unwrap(), MAX_COMPILING - 1);
+        // A long schema is compiled alone.
+        assert!(take(MAX_COMPILED_BYTES * 4, soon).is_none());
+        slots.clear();
+        let alone = take(MAX_COMPILED_BYTES * 4, soon);
+        assert!(alone.is_some() && take(1, soon).is_none());
+        drop(alone);
+        assert!(take(1, soon).is_some());
+        let queue = compiling.queue.lock().unwrap();
+        assert_eq!((queue.running, queue.bytes, queue.waiting.len()), (0, 0, 0));
     }
 }

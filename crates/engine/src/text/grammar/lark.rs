@@ -17,7 +17,7 @@ const JSON_SPACE: &str = r"(?: |\r?\n[ \t]{0,64})";
 const MAX_TEXT: usize = 256 << 10;
 
 /// Longest schema in bytes of JSON.
-const MAX_SCHEMA: usize = 4 << 20;
+const MAX_SCHEMA: usize = 1 << 20;
 
 /// Deepest nesting of brackets in a regular expression or grammar.
 const MAX_NESTING: usize = 200;
@@ -27,12 +27,20 @@ pub(super) struct LarkWriter {
     vocabulary: GrammarVocabulary,
     rules: String,
     rule_count: usize,
+    /// Length of all schemas as JSON.
+    schema_bytes: usize,
     grammars: Vec<GrammarWithLexer>,
 }
 
 impl LarkWriter {
     pub(super) fn new(vocabulary: GrammarVocabulary) -> Self {
-        Self { vocabulary, rules: String::new(), rule_count: 0, grammars: Vec::new() }
+        Self {
+            vocabulary,
+            rules: String::new(),
+            rule_count: 0,
+            schema_bytes: 0,
+            grammars: Vec::new(),
+        }
     }
 
     /// Expression for the form of an answer.
@@ -41,10 +49,7 @@ impl LarkWriter {
     /// The form is too long or too deep, or the schema allows nothing.
     pub(super) fn form(&mut self, form: &AnswerForm) -> Result<String, GrammarError> {
         match form {
-            AnswerForm::Json(schema) => {
-                let schema = json_schema(schema)?;
-                Ok(self.json(schema))
-            }
+            AnswerForm::Json(schema) => Ok(self.json(json_schema(schema)?)),
             AnswerForm::Regex(regex) => {
                 check_text(regex)?;
                 Ok(self.grammar(GrammarWithLexer::from_regex(regex)))
@@ -62,7 +67,13 @@ impl LarkWriter {
 
     /// Expression for JSON of a schema that [`json_schema`] has prepared.
     pub(super) fn json(&mut self, schema: Value) -> String {
+        self.schema_bytes += schema.to_string().len();
         self.grammar(GrammarWithLexer::from_json_schema(schema))
+    }
+
+    /// Length of all schemas as JSON.
+    pub(super) fn schema_bytes(&self) -> usize {
+        self.schema_bytes
     }
 
     fn grammar(&mut self, grammar: GrammarWithLexer) -> String {

@@ -1,6 +1,7 @@
 //! Grammars: answers that follow a JSON schema, a regular expression, a grammar, or the syntax of
 //! calls of tools.
 //!
+//! - JSON schemas with the keywords that the compiler takes: `schema/`.
 //! - Compilation within limits, and the place of a keyword that cannot be enforced: `compile.rs`;
 //!   results for the next request: `compiled_cache.rs`.
 //! - The vocabulary as a trie of bytes: `vocabulary.rs`.
@@ -20,11 +21,13 @@ mod gbnf;
 mod lark;
 mod mask;
 mod parameters;
+mod schema;
 #[cfg(test)]
 mod tests;
 mod vocabulary;
 
 use std::{
+    cell::RefCell,
     fmt,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
@@ -36,8 +39,9 @@ use self::{
     calls::{CallGrammar, ToolRules},
     compile::Compiler,
     compiled_cache::CompiledCache,
-    lark::LarkWriter,
+    lark::{LarkWriter, json_schema},
     mask::{AnswerPhase, GrammarMask},
+    schema::SchemaRules,
 };
 use crate::{
     base::{
@@ -56,7 +60,9 @@ use crate::{
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum AnswerForm {
-    /// JSON that this schema accepts. Every keyword is enforced, or refused.
+    /// JSON that this schema accepts. Every keyword is enforced, or refused, unless
+    /// [`Constraint::lenient`] says otherwise. An object that lists properties has no others, if
+    /// the schema says nothing of them and [`Constraint::open_objects`] is not set.
     Json(Value),
     /// Text that this regular expression matches as a whole, in the syntax of Rust's `regex`.
     Regex(String),
@@ -72,6 +78,13 @@ impl AnswerForm {
     pub fn json_object() -> Self {
         Self::Json(json!({"type": "object"}))
     }
+
+    fn schema(&self) -> Option<&Value> {
+        match self {
+            Self::Json(schema) => Some(schema),
+            _ => None,
+        }
+    }
 }
 
 /// Calls of tools that an answer makes.
@@ -85,9 +98,11 @@ pub struct CallConstraint {
     pub required: bool,
     /// Whether there is at most one call.
     pub single: bool,
+    /// Whether keywords of strict tools that cannot be enforced are left out, with a note.
+    pub lenient: bool,
 }
 
-setters!(CallConstraint { required: bool, single: bool });
+setters!(CallConstraint { required: bool, single: bool, lenient: bool });
 
 impl CallConstraint {
     /// Calls of `tools`, which may be none.
@@ -106,12 +121,41 @@ pub struct Constraint {
     pub calls: Option<CallConstraint>,
     /// Whether the answer is text as it is, without the thoughts and marks of the model's dialect.
     pub raw: bool,
+    /// Whether keywords of the form's schema that cannot be enforced are left out, with a note.
+    pub lenient: bool,
+    /// Whether an object may have properties that its schema does not list, if it says nothing of
+    /// them, as the specification has it.
+    pub open_objects: bool,
+}
+
+/// A keyword of a schema that is not enforced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GrammarNote {
+    /// Path of the keyword in the schema; for a tool it begins with the tool's name.
+    pub path: String,
+    /// What follows, such as `is not enforced`.
+    pub text: String,
+}
+
+impl GrammarNote {
+    /// Most notes of each kind for a schema.
+    pub(crate) const MOST: usize = 8;
+}
+
+impl fmt::Display for GrammarNote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { path, text } = self;
+        if path.is_empty() { f.write_str(text) } else { write!(f, "{path} {text}") }
+    }
 }
 
 setters!(Constraint {
     form: impl Into<Option<AnswerForm>>,
     calls: impl Into<Option<CallConstraint>>,
     raw: bool,
+    lenient: bool,
+    open_objects: bool,
 });
 
 /// Grammars of a model: their memory, and the trie of its vocabulary, made at the first use.
@@ -163,6 +207,7 @@ struct CompiledGrammar {
     free_channels: &'static [&'static str],
     end_tokens: EndTokens,
     raw: bool,
+    notes: Vec<GrammarNote>,
 }
 
 impl fmt::Debug for Grammar {
@@ -199,13 +244,32 @@ impl Text {
             })?),
             None => None,
         };
+        let rules =
+            SchemaRules { lenient: constraint.lenient, open_objects: constraint.open_objects };
         let mut lark = LarkWriter::new(compiler.vocabulary().clone());
-        let answer = constraint.form.as_ref().map(|form| lark.form(form)).transpose()?;
+        let mut notes = Vec::new();
+        let schema = constraint.form.as_ref().and_then(AnswerForm::schema);
+        let answer = match (schema, &constraint.form) {
+            (Some(schema), _) => {
+                json_schema(schema)?;
+                let normal = compiler.schema(schema, rules, false)?;
+                notes = normal.notes;
+                Some(lark.json(json_schema(&normal.schema)?))
+            }
+            (None, Some(form)) => Some(lark.form(form)?),
+            (None, None) => None,
+        };
         let has_channels = !constraint.raw && self.dialect().has_channels();
+        let mut notes_of_calls = Vec::new();
         let calls = match (calls, syntax) {
             (Some(form), Some(syntax)) => {
-                let rules = ToolRules { form, template: self.template_source(), compiler };
-                Some(CallGrammar::write(syntax, &rules, &mut lark)?)
+                let template = self.template_source();
+                let notes = RefCell::new(Vec::new());
+                let schemas = SchemaRules { lenient: form.lenient, ..rules };
+                let rules = ToolRules { form, template, compiler, schemas, notes };
+                let calls = CallGrammar::write(syntax, &rules, &mut lark)?;
+                notes_of_calls = rules.notes.into_inner();
+                Some(calls)
             }
             _ => None,
         };
@@ -233,7 +297,9 @@ impl Text {
             (false, None, None) => return Ok(None),
         };
         let main = GrammarWithLexer::from_lark(lark.text(&start));
-        let matcher = compiler.compile(lark.with_main(main), constraint.form.as_ref())?;
+        let bytes = lark.schema_bytes();
+        let matcher = compiler.compile(lark.with_main(main), schema, rules, bytes)?;
+        notes.append(&mut notes_of_calls);
         let grammar = Grammar(Arc::new(CompiledGrammar {
             matcher: Mutex::new(matcher),
             compiler: Arc::clone(compiler),
@@ -242,6 +308,7 @@ impl Text {
             free_channels,
             end_tokens: self.end().clone(),
             raw: constraint.raw,
+            notes,
         }));
         if let Some(key) = key {
             self.grammars().compiled().insert(key, grammar.clone());
@@ -261,6 +328,12 @@ impl Grammar {
             false => text.dialect().frame(text.tokenizer(), prompt)?,
         };
         Ok(Arc::new(AnswerGrammar { grammar: self.clone(), frame }))
+    }
+
+    /// Keywords of schemas that are not enforced: formats that are not known, keywords that
+    /// constrain nothing where they stand, and those that lenient rules leave out.
+    pub fn notes(&self) -> &[GrammarNote] {
+        &self.0.notes
     }
 
     fn matcher(&self) -> Matcher {

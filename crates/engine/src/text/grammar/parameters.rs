@@ -3,12 +3,14 @@
 use serde_json::{Map, Value};
 
 use super::{
-    calls::ArgumentRule,
+    GrammarNote,
+    calls::{ArgumentRule, ToolRules, rule},
     invalid,
     lark::{LarkWriter, json_schema, quoted},
+    schema::{self, SchemaRules},
 };
 use crate::{
-    base::error::GrammarError,
+    base::error::{Error, GrammarError},
     text::chat::{ParameterType, Tool},
 };
 
@@ -75,12 +77,12 @@ impl ElementSyntax {
         &self,
         lark: &mut LarkWriter,
         tool: &Tool,
-        rule: ArgumentRule,
-    ) -> Result<String, GrammarError> {
+        rules: &ToolRules<'_>,
+    ) -> Result<String, Error> {
         let [before, behind] = self.open;
         let mut parts = vec![lark.spell(&format!("{before}{}{behind}", tool.name))];
         let tag = &self.tag;
-        match parameters(tool, rule)? {
+        match parameters(tool, rule(rules, tool))? {
             None => {
                 let value = lark.text_until(ANY_TEXT, tag.close);
                 let (open, text) = (lark.spell(tag.open), lark.spell(tag.text));
@@ -88,7 +90,7 @@ impl ElementSyntax {
             }
             Some(list) => {
                 for parameter in list {
-                    let element = tag.element(lark, &parameter)?;
+                    let element = tag.element(lark, &parameter, rules)?;
                     let name = lark.rule(&element);
                     parts.push(if parameter.is_required { name } else { format!("{name}?") });
                 }
@@ -105,7 +107,8 @@ impl ParameterTag {
         &self,
         lark: &mut LarkWriter,
         parameter: &Parameter<'_>,
-    ) -> Result<String, GrammarError> {
+        rules: &ToolRules<'_>,
+    ) -> Result<String, Error> {
         let open = |behind| format!("{}{}{behind}", self.open, parameter.name);
         let kind = parameter.tool.parameter_type(parameter.name);
         match kind.unwrap_or(ParameterType::Any) {
@@ -114,14 +117,15 @@ impl ParameterTag {
                 Ok(format!("{} {value}", lark.spell(&open(self.text))))
             }
             ParameterType::Any if parameter.is_strict && !is_free(parameter.schema) => {
-                Err(parameter.problem("", "a value of several types has no form in these calls"))
+                let problem = "a value of several types has no form in these calls";
+                Err(parameter.problem("", problem).into())
             }
             ParameterType::Any => {
                 let value = lark.text_until(ANY_TEXT, self.close);
                 Ok(format!("{} {value}", lark.spell(&open(self.text))))
             }
             _ => {
-                let schema = parameter.whole_schema()?;
+                let schema = parameter.whole_schema(rules)?;
                 let (open, close) = (lark.spell(&open(self.json)), lark.spell(self.close));
                 Ok(format!("{open} {} {close}", lark.json(schema)))
             }
@@ -160,7 +164,7 @@ impl Parameter<'_> {
     }
 
     /// The schema with the definitions to which it may refer.
-    fn whole_schema(&self) -> Result<Value, GrammarError> {
+    fn whole_schema(&self, rules: &ToolRules<'_>) -> Result<Value, Error> {
         let mut schema = self.schema.clone();
         if let Value::Object(map) = &mut schema {
             for keyword in ["$defs", "definitions"] {
@@ -168,11 +172,25 @@ impl Parameter<'_> {
                     map.entry(keyword).or_insert_with(|| definitions.clone());
                 }
             }
-            if !self.is_strict {
-                map.insert("x-guidance".to_owned(), serde_json::json!({"lenient": true}));
-            }
         }
-        json_schema(&schema)
+        let schemas = SchemaRules { lenient: !self.is_strict, ..rules.schemas };
+        let normal = match rules.compiler.schema(&schema, schemas, true) {
+            Err(Error::Grammar(GrammarError::Invalid { path, problem })) if self.is_strict => {
+                let own = format!("{}.properties.{}", self.tool.name, self.name);
+                let path = if path.is_empty() { own } else { format!("{own}.{path}") };
+                return Err(invalid(path, problem).into());
+            }
+            Err(Error::Grammar(GrammarError::Invalid { .. })) => {
+                return Ok(json_schema(&Value::Bool(true))?);
+            }
+            normal => normal?,
+        };
+        let named = normal.notes.into_iter().map(|note| {
+            let path = format!("{}.properties.{}.{}", self.tool.name, self.name, note.path);
+            GrammarNote { path, ..note }
+        });
+        rules.notes.borrow_mut().extend(named);
+        Ok(json_schema(&normal.schema)?)
     }
 
     fn text_form(&self) -> Result<TextForm, GrammarError> {
@@ -197,6 +215,7 @@ impl Parameter<'_> {
             let is_enforced = match keyword {
                 "minLength" | "maxLength" => true,
                 "pattern" => !has_length && !allows_null,
+                "format" => !has_length && !allows_null && !map.contains_key("pattern"),
                 "$defs" | "definitions" => true,
                 // Only null is the other alternative.
                 "anyOf" => map.len() == 1 || !has_length,
@@ -206,8 +225,13 @@ impl Parameter<'_> {
                 return Err(self.problem(keyword, "this text has no quotes in these calls"));
             }
         }
-        if let Some(pattern) = map.get("pattern").and_then(Value::as_str) {
-            return Ok(TextForm::Regex(unanchored(pattern)));
+        let format = map.get("format").and_then(Value::as_str).and_then(schema::format_pattern);
+        if let Some(pattern) = map.get("pattern").and_then(Value::as_str).or(format) {
+            let parts = schema::plain_pattern(pattern);
+            return match parts.map_err(|problem| self.problem("pattern", &problem))?.as_slice() {
+                [pattern] => Ok(TextForm::Regex(unanchored(pattern))),
+                _ => Err(self.problem("pattern", "a look-ahead has no form in these calls")),
+            };
         }
         let most = most.map(|most| most.to_string()).unwrap_or_default();
         Ok(TextForm::Regex(match has_length {
