@@ -37,7 +37,7 @@ pub struct RequestRecord {
     pub status: u16,
     /// Time from the request's head to the end of the response.
     pub time: Duration,
-    /// What of the request was not enforced, as the header `x-moeflux-notes` has it.
+    /// Parts of the request that were not enforced, as the header `x-moeflux-notes` has it.
     pub notes: Option<String>,
 }
 

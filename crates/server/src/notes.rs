@@ -1,5 +1,5 @@
-//! Notes of a response: what of a request was not enforced. They are in a header and in the
-//! request's record, never in the answer.
+//! Notes of a response: parts of a request that were not enforced. They are in a header and in
+//! the request's record, never in the answer.
 
 use axum::http::{HeaderName, HeaderValue};
 

@@ -38,7 +38,7 @@ pub(crate) struct Prompt {
     pub(crate) dropped_messages: usize,
     /// Budget of the answer's thoughts, and its grammar.
     pub(crate) masks: Vec<Arc<dyn MaskSource>>,
-    /// What the grammar does not enforce.
+    /// Keywords that the grammar does not enforce.
     pub(crate) notes: Vec<String>,
 }
 

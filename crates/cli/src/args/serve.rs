@@ -99,7 +99,7 @@ pub(crate) struct ServeArgs {
     /// Leave out keywords of JSON schemas that cannot be enforced
     ///
     /// By default such a schema is an error that names the keyword, unless the request says
-    /// `strict: false`. What is left out is named in the header x-moeflux-notes and in the
+    /// `strict: false`. The keyword is named in the header x-moeflux-notes and in the
     /// request's line on stderr.
     #[arg(long)]
     pub(crate) lenient_schemas: bool,

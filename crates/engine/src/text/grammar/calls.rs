@@ -288,6 +288,11 @@ fn argument_json(
     let lenient = rule == ArgumentRule::Lenient;
     let schemas = SchemaRules { lenient, ..rules.schemas };
     let schema = match rules.compiler.schema(&object_schema(&tool.parameters), schemas, true) {
+        Ok(normal) if lenient && lark.has_no_room(&normal.schema) => {
+            let text = "is not enforced: the tools' schemas are too long together".to_owned();
+            note(rules, tool, vec![GrammarNote { path: String::new(), text }]);
+            json!({"type": "object"})
+        }
         Ok(normal) => {
             note(rules, tool, normal.notes);
             normal.schema

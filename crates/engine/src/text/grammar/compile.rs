@@ -35,9 +35,13 @@ const COMPILE_TIME: Duration = Duration::from_millis(900);
 /// Most compilations at once. One that takes too long goes on until the library ends it.
 const MAX_COMPILING: usize = 4;
 
-/// Most bytes of schemas that are compiled at once, over all threads. A longer one is compiled
-/// alone.
-const MAX_COMPILED_BYTES: usize = 128 << 10;
+/// Most bytes of schemas that are compiled at once, over all threads. A longer one is taken apart
+/// alone. A byte of a schema without descriptions takes some 400 bytes to compile, so that all
+/// compilations together stay within the plan's line for grammars.
+const MAX_COMPILED_BYTES: usize = 40 << 10;
+
+/// Most bytes of the schemas of one grammar, without descriptions.
+pub(super) const MAX_GRAMMAR_BYTES: usize = 48 << 10;
 
 /// Longest wait for other compilations, in the order of arrival.
 const QUEUE_TIME: Duration = Duration::from_secs(20);
@@ -147,6 +151,7 @@ impl Compiler {
         rules: SchemaRules,
         bytes: usize,
     ) -> Result<Matcher, Error> {
+        check_length(bytes)?;
         let schema = schema.cloned();
         self.limited(bytes, move |factory| {
             let problem = match started(factory, grammar) {
@@ -160,7 +165,7 @@ impl Compiler {
         })
     }
 
-    /// The schema with the keywords that the library takes, and notes of those that were left out.
+    /// The schema with the keywords that the library takes, and notes of the others.
     /// Lenient rules, and `checks`, compile it to find out whether it can be enforced.
     ///
     /// # Errors
@@ -226,7 +231,7 @@ impl Compiler {
     }
 }
 
-/// The compilations that run, and those that wait.
+/// The compilations that run, and the ones that wait.
 #[derive(Default)]
 struct Compiling {
     queue: Mutex<CompileQueue>,
@@ -238,7 +243,7 @@ struct CompileQueue {
     running: usize,
     /// Bytes of the schemas that are being compiled.
     bytes: usize,
-    /// Numbers of those that wait, in the order of arrival.
+    /// Numbers of the waiting ones, in the order of arrival.
     waiting: VecDeque<u64>,
     next: u64,
 }
@@ -250,7 +255,7 @@ struct CompileSlot {
 }
 
 impl CompileSlot {
-    /// Waits for a place, behind those that came before; `None` if none is free in time.
+    /// Waits for a place, behind all that came before; `None` if none is free in time.
     fn take(compiling: &Arc<Compiling>, bytes: usize, longest: Duration) -> Option<Self> {
         let bytes = bytes.min(MAX_COMPILED_BYTES);
         let mut queue = compiling.queue.lock().unwrap_or_else(PoisonError::into_inner);
@@ -311,6 +316,18 @@ fn one_line(problem: &str) -> String {
     line.chars().take(MAX_PROBLEM).collect()
 }
 
+/// Refuses schemas that could not be compiled within the plan's line for grammars.
+fn check_length(bytes: usize) -> Result<(), GrammarError> {
+    if bytes <= MAX_GRAMMAR_BYTES {
+        return Ok(());
+    }
+    let problem = format!(
+        "the schema has {bytes} bytes without its descriptions: at most {MAX_GRAMMAR_BYTES} fit \
+         the memory plan's line for grammars"
+    );
+    Err(invalid("", problem))
+}
+
 /// The schema with the keywords that the library takes; compiled, if it is to be checked.
 fn enforced(
     factory: &ParserFactory,
@@ -320,6 +337,7 @@ fn enforced(
 ) -> Result<Value, GrammarError> {
     let normal = schema::normal(schema, rules)?;
     if is_checked {
+        check_length(normal.to_string().len())?;
         let whole = TopLevelGrammar::from_json_schema(json_schema(&normal)?);
         started(factory, whole).map_err(|problem| blame(factory, schema, rules, problem))?;
     }

@@ -4,10 +4,11 @@ use std::fmt::{self, Write};
 
 use super::{Constraint, Grammar};
 
-/// Most grammars that are kept. With [`MAX_KEY`] a small part of the plan's line for grammars.
+/// Most grammars that are kept. With [`MAX_KEY`] a part of the plan's line for grammars.
 const MAX_KEPT: usize = 8;
 
-/// Longest constraint in bytes, as text, that is kept.
+/// Most bytes of all constraints that are kept, as text. A compiled one takes some 100 times as
+/// many.
 const MAX_KEY: usize = 64 << 10;
 
 /// Compiled constraints, the most recently used one last.
@@ -38,7 +39,8 @@ impl CompiledCache {
     /// Keeps a grammar in place of the least recently used one.
     pub(super) fn insert(&mut self, key: String, grammar: Grammar) {
         self.0.retain(|kept| kept.key != key);
-        if self.0.len() == MAX_KEPT {
+        let length = |kept: &[KeptGrammar]| kept.iter().map(|kept| kept.key.len()).sum::<usize>();
+        while self.0.len() == MAX_KEPT || length(&self.0) + key.len() > MAX_KEY {
             self.0.remove(0);
         }
         self.0.push(KeptGrammar { key, grammar });

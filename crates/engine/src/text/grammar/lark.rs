@@ -4,7 +4,9 @@ use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::{Value, json};
 
 use super::{
-    AnswerForm, gbnf, invalid,
+    AnswerForm,
+    compile::MAX_GRAMMAR_BYTES,
+    gbnf, invalid,
     vocabulary::{GrammarVocabulary, SpelledPart},
 };
 use crate::base::error::GrammarError;
@@ -74,6 +76,11 @@ impl LarkWriter {
     /// Length of all schemas as JSON.
     pub(super) fn schema_bytes(&self) -> usize {
         self.schema_bytes
+    }
+
+    /// Whether one more schema would be too much for a grammar, with some for the tools behind it.
+    pub(super) fn has_no_room(&self, schema: &Value) -> bool {
+        self.schema_bytes + schema.to_string().len() > MAX_GRAMMAR_BYTES / 4 * 3
     }
 
     fn grammar(&mut self, grammar: GrammarWithLexer) -> String {

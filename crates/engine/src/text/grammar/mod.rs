@@ -134,7 +134,7 @@ pub struct Constraint {
 pub struct GrammarNote {
     /// Path of the keyword in the schema; for a tool it begins with the tool's name.
     pub path: String,
-    /// What follows, such as `is not enforced`.
+    /// The consequence, such as `is not enforced`.
     pub text: String,
 }
 
@@ -331,7 +331,7 @@ impl Grammar {
     }
 
     /// Keywords of schemas that are not enforced: formats that are not known, keywords that
-    /// constrain nothing where they stand, and those that lenient rules leave out.
+    /// constrain nothing where they stand, and all that lenient rules leave out.
     pub fn notes(&self) -> &[GrammarNote] {
         &self.0.notes
     }

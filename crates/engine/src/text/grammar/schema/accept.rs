@@ -16,7 +16,7 @@ use crate::{base::error::GrammarError, text::grammar::invalid};
 const MAX_COMPARED: usize = 2000;
 
 impl<'a> SchemaWriter<'a> {
-    /// Whether a value meets a goal.
+    /// Whether a value satisfies a goal.
     pub(super) fn meets(
         &mut self,
         goal: &[Condition],

@@ -34,7 +34,7 @@ pub(super) struct Blame {
     pub(super) keyword: &'static str,
 }
 
-/// Conditions that a value meets all; none allow every value.
+/// Conditions that a value satisfies all; none allow every value.
 pub(super) type Goal = Rc<[Condition]>;
 
 /// Constraints that hold together.
@@ -120,7 +120,7 @@ pub(super) struct ArrayLayer {
     pub(super) rest: Option<Goal>,
 }
 
-/// Number of items from an index on that meet a goal.
+/// Number of items from an index on that satisfy a goal.
 #[derive(Clone)]
 pub(super) struct ItemCount {
     pub(super) from: usize,
@@ -221,7 +221,7 @@ impl<'a> SchemaBranch<'a> {
         self.values.is_some() && !has_shape
     }
 
-    /// What both allow; `None` if that is nothing.
+    /// Values that both allow; `None` if there are none.
     pub(super) fn and(&self, other: &Self) -> Option<Self> {
         let mut types = self.types & other.types;
         let values = match (&self.values, &other.values) {

@@ -24,7 +24,7 @@ const MAX_WORK: usize = 1_000_000;
 /// Most schemas of `anyOf` whose subsets are taken apart.
 const MAX_SUBSETS: usize = 5;
 
-/// The schema that nothing meets.
+/// The schema that nothing satisfies.
 static NEVER: Value = Value::Bool(false);
 
 /// No keywords: those of a constant.
@@ -148,7 +148,7 @@ impl<'a> Expander<'a> {
         Ok(all.into())
     }
 
-    /// What a branch of both lists allows.
+    /// Values that a branch of both lists allows, as branches.
     pub(super) fn product(
         &mut self,
         own: &[SchemaBranch<'a>],
@@ -354,7 +354,7 @@ impl<'a> Expander<'a> {
             _ => return Ok(None),
         }))
         .map(|branches| match (holds, branches) {
-            // A negation that nothing meets is no alternative.
+            // A negation that nothing satisfies is no alternative.
             (false, Some(branches)) if branches.is_empty() => None,
             (_, branches) => branches,
         })
@@ -731,7 +731,7 @@ pub(super) fn is_constraint(keyword: &str) -> bool {
     !group(keyword).is_empty()
 }
 
-/// The keyword with which another one is expanded; empty for those that only describe.
+/// The keyword with which another one is expanded; empty if it only describes.
 fn group(keyword: &str) -> &'static str {
     const GROUPS: [&str; 29] = [
         "$ref",

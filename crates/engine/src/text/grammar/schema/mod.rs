@@ -2,7 +2,7 @@
 //!
 //! The compiler enforces some keywords, one by one. Here a schema becomes alternatives without
 //! choices (`branch.rs`, `expand.rs`, `keywords.rs`, `one_of.rs`), which are written as a schema
-//! with those keywords only (`write.rs`). What has no form is refused by name.
+//! with those keywords only (`write.rs`). A keyword without a form is refused by name.
 //!
 //! - Parts of a schema and their references: `document.rs`, `uri.rs`.
 //! - Keywords that say nothing where they stand: `annotations.rs`.
@@ -48,7 +48,7 @@ pub(super) const OPTIONS: &str = "x-guidance";
 /// A schema with the keywords that the compiler takes.
 ///
 /// # Errors
-/// A keyword is wrong or cannot be enforced, or nothing meets the schema.
+/// A keyword is wrong or cannot be enforced, or nothing satisfies the schema.
 pub(super) fn normal(schema: &Value, rules: SchemaRules) -> Result<Value, GrammarError> {
     let document = SchemaDocument::new(schema)?;
     let root = document.root();

@@ -20,8 +20,8 @@ const MAX_DEPTH: usize = 4;
 type Tags<'a> = Vec<(&'a str, Rc<[&'a Value]>)>;
 
 impl<'a> Expander<'a> {
-    /// Exactly one of the schemas of a part. Those that exclude each other are alternatives; of
-    /// the others the negation is added.
+    /// Exactly one of the schemas of a part. If two exclude each other, they are alternatives;
+    /// otherwise the negation of the other one is added.
     pub(super) fn one_of(
         &mut self,
         part: &OpenPart<'a>,
@@ -69,7 +69,7 @@ impl<'a> Expander<'a> {
         Ok(tags)
     }
 
-    /// Whether surely nothing meets a goal.
+    /// Whether surely nothing satisfies a goal.
     fn is_never(&mut self, goal: &[Condition], depth: usize) -> Result<bool, GrammarError> {
         for branch in self.branches(goal)?.iter() {
             if !self.is_empty(branch, depth)? {

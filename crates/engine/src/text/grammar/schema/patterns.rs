@@ -1,4 +1,4 @@
-//! Patterns of strings: what the compiler of grammars can take, and tests of single strings.
+//! Patterns of strings, as the compiler of grammars takes them, and tests of single strings.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -46,7 +46,7 @@ pub(super) fn plain(pattern: &str) -> Result<Vec<String>, String> {
         return Ok(vec![(*same).to_owned()]);
     }
     let (mut parts, mut rest) = (Vec::new(), pattern.to_owned());
-    // What a look-ahead at the start demands is one more pattern.
+    // A look-ahead at the start is one more pattern.
     while let Some(ahead) = rest.strip_prefix("^(?=") {
         let Some(end) = group_end(ahead) else { break };
         if ahead[..end].contains("(?") && feature(&ahead[..end]).is_some() {

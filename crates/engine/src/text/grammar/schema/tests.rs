@@ -143,7 +143,9 @@ fn objects_that_list_properties_are_closed_after_all_is_merged() {
 #[test]
 fn names_of_properties_are_expressed() {
     let value = json!({"type": "integer"});
-    let object = |names: Value| json!({"type": "object", "propertyNames": names, "additionalProperties": value});
+    let object = |names: Value| -> Value {
+        json!({"type": "object", "propertyNames": names, "additionalProperties": value})
+    };
     let listed = json!({"type": "object", "properties": {"x": value, "y": value},
         "additionalProperties": false});
     let matched = |pattern: &str| {

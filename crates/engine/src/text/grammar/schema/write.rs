@@ -29,7 +29,11 @@ const MAX_PARTS: usize = 200_000;
 /// Most alternatives by which the number of properties is counted.
 const MAX_COUNTED: usize = 256;
 
-/// What is known of a goal that was written.
+/// Farthest limit of numbers with decimals. The compiler takes no range up to a limit that is
+/// farther, so that numbers end here.
+const FARTHEST: f64 = 1e15;
+
+/// State of a goal that was written.
 #[derive(Clone, Copy)]
 enum Written {
     /// It is being written; with the number of its definition if it is inside itself.
@@ -38,7 +42,7 @@ enum Written {
     Once,
     /// It has a definition.
     Defined(usize),
-    /// Nothing meets it.
+    /// Nothing satisfies it.
     Never,
 }
 
@@ -73,7 +77,7 @@ impl<'a> SchemaWriter<'a> {
     /// Writes a part and its definitions.
     ///
     /// # Errors
-    /// A keyword cannot be enforced, or nothing meets the schema.
+    /// A keyword cannot be enforced, or nothing satisfies the schema.
     pub(super) fn whole(mut self, node: NodeId) -> Result<Map<String, Value>, GrammarError> {
         let goal = self.expander.goal(Condition { node, holds: true, blame: None })?;
         let Some(root) = self.goal(&goal)? else {
@@ -102,7 +106,7 @@ impl<'a> SchemaWriter<'a> {
         json!({"$ref": format!("#/$defs/g{index}")})
     }
 
-    /// Schema of a goal; `None` if nothing meets it.
+    /// Schema of a goal; `None` if nothing satisfies it.
     fn goal(&mut self, goal: &Goal) -> WrittenValue {
         let Some(first) = goal.first().copied() else { return Ok(Some(Value::Bool(true))) };
         let is_shared = match self.written.get(goal).copied() {
@@ -680,10 +684,18 @@ fn number_piece(shape: &NumberShape) -> Value {
         (&shape.most, "maximum", "exclusiveMaximum"),
     ];
     for (limit, keyword, exclusive) in limits {
-        if let Some(limit) = limit {
-            let keyword = if limit.is_exclusive { exclusive } else { keyword };
-            map.insert(keyword.to_owned(), Value::Number(limit.number.clone()));
-        }
+        let Some(limit) = limit else { continue };
+        let is_far = match keyword {
+            "minimum" => limit.value() < -FARTHEST,
+            _ => limit.value() > FARTHEST,
+        };
+        let far = if keyword == "minimum" { -FARTHEST } else { FARTHEST };
+        let (keyword, number) = match (is_far && !shape.is_integer, limit.is_exclusive) {
+            (true, _) => (keyword, Value::from(far)),
+            (false, true) => (exclusive, Value::Number(limit.number.clone())),
+            (false, false) => (keyword, Value::Number(limit.number.clone())),
+        };
+        map.insert(keyword.to_owned(), number);
     }
     let mut multiples = shape.multiples.iter();
     if let Some(first) = multiples.next() {
