@@ -177,7 +177,7 @@ thread_local! {
     static GONE: RefCell<Arc<AtomicBool>> = RefCell::default();
 }
 
-/// Whether the client of the work on this thread is gone: then nobody needs its result.
+/// Whether the client of the work on this thread is gone, so that its result is not needed.
 pub(crate) fn is_cancelled() -> bool {
     GONE.with_borrow(|gone| gone.load(Ordering::Relaxed))
 }

@@ -133,7 +133,7 @@ impl ModelLoader for FolderLoader {
     }
 }
 
-/// What all models of a server share.
+/// State of a server that all its models share.
 #[derive(Clone)]
 struct SharedServer {
     /// Bytes that the server holds beside its engine.

@@ -1,5 +1,5 @@
-//! Values in the text of a request. The text is checked once as a whole; of a value only what is
-//! asked for is read, so that fields that nobody asks for cost no memory.
+//! Values in the text of a request. The text is checked once as a whole; of a value only the parts
+//! are read that a reader asks for, so that unknown fields cost no memory.
 
 use std::borrow::Cow;
 
@@ -164,7 +164,7 @@ impl<'a> Json<'a> {
         compact
     }
 
-    /// What the value consists of.
+    /// Numbers of the values in it.
     pub(crate) fn counts(self) -> ValueCounts {
         let (mut counts, mut rest) = (ValueCounts::default(), self.0.as_bytes());
         let is_counted = |byte: &u8| matches!(byte, b'"' | b',' | b':' | b'[' | b'{');
