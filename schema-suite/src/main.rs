@@ -166,7 +166,8 @@ fn draft(folder: &Path, dialect: &str, tester: &Tester<'_>) -> Result<Summary, B
 }
 
 fn main() -> Result<ExitCode, Box<dyn Error>> {
-    let folder = std::env::args_os().nth(1).ok_or("usage: moeflux-schema-suite FOLDER [--refused]")?;
+    let folder =
+        std::env::args_os().nth(1).ok_or("usage: moeflux-schema-suite FOLDER [--refused]")?;
     let memory = MemoryRequest::default().grammars(true);
     let device = DeviceOptions::default().name("cpu").threads(1);
     let options = EngineOptions::default().memory(memory).device(device);
