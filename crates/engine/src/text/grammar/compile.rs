@@ -61,6 +61,9 @@ const MAX_RELAXED: usize = 64;
 /// Longest problem in characters.
 const MAX_PROBLEM: usize = 300;
 
+/// Keywords that only describe.
+const DESCRIPTIONS: [&str; 5] = ["title", "description", "default", "examples", "$comment"];
+
 /// Keywords that hold schemas for references, or only describe.
 const NOT_ENFORCED: [&str; 9] = [
     "$defs",
@@ -176,7 +179,11 @@ impl Compiler {
         rules: SchemaRules,
         checks: bool,
     ) -> Result<NormalSchema, Error> {
-        let bytes = schema.to_string().len();
+        let bytes = bare_length(schema);
+        // Far more than could be left, before it is copied.
+        if bytes > 4 * MAX_GRAMMAR_BYTES {
+            check_length(bytes)?;
+        }
         let mut schema = schema.clone();
         self.limited(bytes, move |factory| {
             let mut notes = schema::notes(&schema);
@@ -326,6 +333,19 @@ fn check_length(bytes: usize) -> Result<(), GrammarError> {
          the memory plan's line for grammars"
     );
     Err(invalid("", problem))
+}
+
+/// Length of a schema as JSON without its descriptions, about.
+fn bare_length(schema: &Value) -> usize {
+    match schema {
+        Value::Object(map) => {
+            let enforced = map.iter().filter(|(key, _)| !DESCRIPTIONS.contains(&key.as_str()));
+            enforced.map(|(key, value)| key.len() + 4 + bare_length(value)).sum()
+        }
+        Value::Array(list) => list.iter().map(|value| 1 + bare_length(value)).sum(),
+        Value::String(text) => text.len() + 2,
+        _ => 4,
+    }
 }
 
 /// The schema with the keywords that the library takes; compiled, if it is to be checked.
