@@ -253,11 +253,11 @@ async fn receive(app: &App, mut body: Body) -> Result<ReceivedBody, ApiError> {
             if len > limit {
                 return Err(ApiError::too_large(limit));
             }
-            // A body of unknown length, which may exist twice while it grows.
+            // A body of unknown length.
             if len > bytes.capacity().max(SMALL_BODY) {
                 let more = (2 * len).min(limit);
                 drop(room.take());
-                room = Some(try_acquire(app, bytes.capacity() + more)?);
+                room = Some(try_acquire(app, more)?);
                 bytes.reserve_exact(more - bytes.len());
             }
             bytes.extend_from_slice(&data);
