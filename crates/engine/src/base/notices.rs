@@ -86,6 +86,6 @@ mod tests {
             notices.well(Path::new("a"));
         }
         assert_eq!(*lines.lock().unwrap(), ["a is full", "b is full"]);
-        Notices::default().trouble(Path::new("a"), "nobody hears it");
+        Notices::default().trouble(Path::new("a"), "without a listener");
     }
 }

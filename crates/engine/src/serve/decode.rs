@@ -82,7 +82,7 @@ impl GenerateRequest {
         self.prompt_logprobs || self.embedding.is_some()
     }
 
-    /// End tokens of an answer: the model's `own` and those of the request.
+    /// End tokens of an answer: the model's end tokens, `own`, and the request's end tokens.
     pub fn all_end_tokens(&self, own: &EndTokens) -> EndTokens {
         let (mut all, named) = (own.clone(), self.end_tokens.iter().copied());
         #[cfg(feature = "text")]

@@ -172,7 +172,7 @@ impl PrefixCache {
             uses = uses.max(self.entry(id).map_or(0, |entry| entry.uses));
             replaced.extend(self.remove(id));
         }
-        // Tokens whose hash is that of others.
+        // Other tokens have the same hash.
         if let Some(other) = self.whole.get(&hash).copied() {
             replaced.extend(self.remove(other));
             parent = parent.filter(|id| *id != other);
@@ -398,8 +398,8 @@ impl PrefixCache {
         }
     }
 
-    /// Evicts the entry that is predicted to save the least time per byte; of equal ones, that of
-    /// the oldest use.
+    /// Evicts the entry that is predicted to save the least time per byte. Among equal entries, the
+    /// least recently used one goes.
     pub(crate) fn evict(&mut self) -> Option<Timeline> {
         let lookups = self.lookups;
         let worths = self.worths.iter().enumerate().filter(|(_, w)| w.saving.is_finite());

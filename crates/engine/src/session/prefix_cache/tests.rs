@@ -41,7 +41,7 @@ fn the_longest_usable_prefix_is_found() {
         let parent = entry.parent.and_then(|parent| cache.tokens(parent)).map(Vec::len);
         (parent, entry.children.len(), entry.height)
     };
-    // The one of 450 tokens is below that of 400.
+    // The entry of 450 tokens is a child of the entry of 400.
     assert_eq!(links(&cache, 100), (None, 1, 3));
     assert_eq!(links(&cache, 300), (Some(100), 1, 2));
     assert_eq!(links(&cache, 400), (Some(300), 1, 1));
@@ -105,7 +105,7 @@ fn model(per_token: usize, fixed: usize, even: usize) -> PrefixCosts {
     PrefixCosts { prefill: PrefillCost { token: 0.01, attention }, states, layers: 1 }
 }
 
-/// A cache whose states have a limit, as that of an engine.
+/// A prefix cache with a limit on the bytes of its states, as an engine has one.
 struct Limited {
     cache: PrefixCache,
     truncatable: bool,
@@ -202,7 +202,7 @@ fn checkpoints_of_a_long_prompt_go_before_other_conversations() {
 #[test]
 fn new_conversations_find_room_beside_old_ones_of_their_size() {
     for costs in models() {
-        // Room for 60 conversations, whose states are those of two ends.
+        // Room for 60 conversations with the states of two prefixes each.
         let limit = 60 * (2 * costs.state_bytes(3000) + 24_000);
         let mut cache = Limited::new(costs, limit);
         for old in 0..200 {

@@ -17,7 +17,7 @@ const MAX_COMPARED: usize = 2000;
 
 impl<'a> SchemaWriter<'a> {
     /// Whether a value satisfies a goal.
-    pub(super) fn meets(
+    pub(super) fn satisfies(
         &mut self,
         goal: &[Condition],
         value: &Value,
@@ -96,7 +96,7 @@ impl<'a> SchemaWriter<'a> {
         for layer in &shape.layers {
             for (index, item) in items.iter().enumerate() {
                 if let Some(goal) = layer.first.get(index).or(layer.rest.as_ref())
-                    && !self.meets(goal, item)?
+                    && !self.satisfies(goal, item)?
                 {
                     return Ok(false);
                 }
@@ -105,7 +105,7 @@ impl<'a> SchemaWriter<'a> {
         for counted in &shape.counts {
             let mut count = 0;
             for item in items.iter().skip(counted.from) {
-                count += u64::from(self.meets(&[counted.item], item)?);
+                count += u64::from(self.satisfies(&[counted.item], item)?);
             }
             if count < counted.least || counted.most.is_some_and(|most| count > most) {
                 return Ok(false);
@@ -139,7 +139,7 @@ impl<'a> SchemaWriter<'a> {
         }
         for (name, value) in map {
             let goal: Goal = self.property(shape, name)?;
-            if !self.meets(&goal, value)? {
+            if !self.satisfies(&goal, value)? {
                 return Ok(false);
             }
             if !shape.names.is_empty() && !self.name_holds(shape, name)? {
@@ -160,7 +160,7 @@ impl<'a> SchemaWriter<'a> {
                             && !patterns.any(|(p, _)| matches(&mut self.expander, p))
                     }
                 };
-                is_found |= is_there && self.meets(&[some.value], value)?;
+                is_found |= is_there && self.satisfies(&[some.value], value)?;
             }
             if !is_found {
                 return Ok(false);

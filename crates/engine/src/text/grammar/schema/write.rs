@@ -553,7 +553,7 @@ impl<'a> SchemaWriter<'a> {
     ) -> Result<bool, GrammarError> {
         let name = Value::from(name);
         let goals = shape.names.iter().map(|(condition, _)| *condition);
-        self.meets(&goals.collect::<Vec<_>>(), &name)
+        self.satisfies(&goals.collect::<Vec<_>>(), &name)
     }
 
     /// Objects with the number of properties that is allowed. Optional ones are taken apart where
