@@ -2,10 +2,10 @@
 //!
 //! States are ranges of arenas, so that a kernel can address the states of all sequences of a step
 //! in one binding. Kernels of one sequence bind its range. An arena has the memory that the limit
-//! leaves, or as much as a binding can have. On a card that shares the host's memory, the first arena
-//! holds the states of all sessions, and each further arena has twice the bytes of the one before.
-//! States of one layer are in one arena as far as it has room. Ranges are reused first fit, so fragments may make arenas exceed the
-//! limit.
+//! leaves, or as much as a binding can have. On a card that shares the host's memory, the first
+//! arena holds the states of all sessions, and each further arena has twice the bytes of the one
+//! before. States of one layer are in one arena as far as it has room. Ranges are reused first fit,
+//! so fragments may make arenas exceed the limit.
 //!
 //! Kernels bind the KV cache of a state whole, so it is one allocation: the keys of all positions,
 //! then their values. Where the limit has room for all positions of all sessions, it has their
