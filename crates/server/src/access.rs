@@ -2,20 +2,16 @@
 
 use std::{
     fmt,
-    pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
     time::{Duration, Instant},
 };
 
 use axum::{
-    body::{Body, Bytes, HttpBody},
     http::{HeaderMap, Method},
     response::Response,
 };
-use http_body::{Frame, SizeHint};
 
-use crate::{ids, notes::NOTES};
+use crate::{guarded_body::GuardedBody, ids, notes::NOTES};
 
 /// Header with the id of a request, in requests and responses.
 pub(crate) const REQUEST_ID: &str = "x-request-id";
@@ -86,43 +82,22 @@ pub(crate) fn logged(response: Response, request: OpenRequest, log: &RequestLog)
     let time = Duration::ZERO;
     let notes = parts.headers.get(NOTES).and_then(|notes| notes.to_str().ok()).map(str::to_owned);
     let record = RequestRecord { id, method: method.to_string(), path, status, time, notes };
-    let body = Body::new(LoggedBody { body, record, since, log: log.clone() });
+    let body = GuardedBody::guard(body, OpenRecord { record, since, log: log.clone() });
     Response::from_parts(parts, body)
 }
 
-/// Body whose end is the end of its request.
-struct LoggedBody {
-    body: Body,
+/// Record of a request, which is logged at the end of its response.
+struct OpenRecord {
     record: RequestRecord,
     since: Instant,
     log: RequestLog,
 }
 
-impl Drop for LoggedBody {
+impl Drop for OpenRecord {
     fn drop(&mut self) {
         if let Some(write) = &self.log.0 {
             self.record.time = self.since.elapsed();
             write(&self.record);
         }
-    }
-}
-
-impl HttpBody for LoggedBody {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }

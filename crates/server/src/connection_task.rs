@@ -12,7 +12,7 @@ use std::{
 
 use axum::{
     Router,
-    body::{Body, Bytes, HttpBody},
+    body::{Bytes, HttpBody},
     extract::Request,
     response::Response,
 };
@@ -36,6 +36,7 @@ use tokio::{
 
 use crate::{
     connections::{Connection, OpenConnection},
+    guarded_body::GuardedBody,
     refusal::{HEAD_BYTES, UnreadHead},
     routes,
     server::Timeouts,
@@ -185,7 +186,7 @@ impl Service<Request<Incoming>> for ConnectionService {
         Box::pin(async move {
             let response = response.await?;
             connection.begin_answer();
-            Ok(response.map(|body| Body::new(WatchedAnswer { body, connection })))
+            Ok(response.map(|body| GuardedBody::guard(body, RunningAnswer(connection))))
         })
     }
 }
@@ -220,34 +221,11 @@ impl HttpBody for WatchedRequest {
     }
 }
 
-/// Body of a response, whose end the connection notes.
-struct WatchedAnswer {
-    body: Body,
-    connection: Arc<Connection>,
-}
+/// A running answer, whose end the connection notes.
+struct RunningAnswer(Arc<Connection>);
 
-impl Drop for WatchedAnswer {
+impl Drop for RunningAnswer {
     fn drop(&mut self) {
-        self.connection.end_answer();
-    }
-}
-
-impl HttpBody for WatchedAnswer {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        self.0.end_answer();
     }
 }

@@ -40,6 +40,7 @@ mod fim;
 mod form;
 mod generation;
 mod guard;
+mod guarded_body;
 mod ids;
 mod json;
 mod latency;
