@@ -113,7 +113,23 @@ pub struct BudgetRequest<'a> {
     /// Memory request of each plan, without the budget.
     pub memory: MemoryRequest,
     /// The same for a server, whose prefix cache shares memory with slots.
-    pub serving: Option<MemoryRequest>,
+    pub serving: Option<ServingRequest>,
+}
+
+/// Memory request of a server.
+#[derive(Clone, Copy, Debug)]
+pub struct ServingRequest {
+    /// The request, without the budget and without the bytes of the server.
+    pub memory: MemoryRequest,
+    /// Bytes that a server holds beside its engine, by its budget.
+    pub reserved: fn(u64) -> u64,
+}
+
+impl ServingRequest {
+    /// Memory request of a server with a budget.
+    pub fn with_budget(&self, budget: u64) -> MemoryRequest {
+        self.memory.budget(budget).reserved((self.reserved)(budget))
+    }
 }
 
 /// Bandwidth of the disk that experts are read from.
@@ -166,7 +182,7 @@ impl BudgetReport {
             let planned = plan(budget)?;
             let (hit_rate, least) = predict(&planned);
             let doubled = predict(&plan(budget.saturating_mul(2).min(everything.max(budget)))?).1;
-            let serving = request.serving.map(|serving| planner.plan(&serving.budget(budget)));
+            let serving = request.serving.map(|serving| planner.plan(&serving.with_budget(budget)));
             budgets.push(BudgetRow {
                 budget,
                 serving: serving.and_then(Result::ok).as_ref().map(ServingRow::new),

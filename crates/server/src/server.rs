@@ -60,12 +60,12 @@ pub fn request_memory(budget: u64) -> u64 {
     (budget / REQUEST_SHARE).clamp(least, most)
 }
 
-/// Bytes that a server with `request_memory` holds beside its engine, for the memory plan
-/// ([`MemoryRequest::reserved`](moeflux::MemoryRequest::reserved)): requests that are being read,
-/// remembered turns and stored responses; stacks and queues; buffers of the connections that are
-/// likely at once.
-pub fn reserved_bytes(request_memory: u64) -> u64 {
-    request_memory + (TURNS_BYTES + RESPONSES_BYTES) as u64 + (16 << 20)
+/// Bytes that a server holds beside its engine, for the memory plan
+/// ([`MemoryRequest::reserved`](moeflux::MemoryRequest::reserved)), with `budget` bytes for the
+/// process: requests that are being read ([`request_memory`]), remembered turns and stored
+/// responses; stacks and queues; buffers of the connections that are likely at once.
+pub fn reserved_bytes(budget: u64) -> u64 {
+    request_memory(budget) + (TURNS_BYTES + RESPONSES_BYTES) as u64 + (16 << 20)
 }
 
 /// Options of a [`Server`].

@@ -11,13 +11,13 @@ use moeflux::{
     tools::{Planner, TokenCosts},
 };
 use moeflux_bench::{
-    budget_report::{self, BudgetReport, BudgetRequest, DiskBandwidth},
+    budget_report::{self, BudgetReport, BudgetRequest, DiskBandwidth, ServingRequest},
     comparison::SavedRun,
     host_report::HostReport,
     plot,
     speed::computing_share,
 };
-use moeflux_server::{request_memory, reserved_bytes};
+use moeflux_server::reserved_bytes;
 use serde::Serialize;
 
 use super::serve::SESSIONS;
@@ -42,10 +42,9 @@ pub(crate) fn run(args: &PlanArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         (None, Some(folder)) => folder.display().to_string(),
         (None, None) => "built-in tales-18m".to_owned(),
     };
-    let serving = args.engine.request(&checkpoint, &blueprint);
-    let reserved = reserved_bytes(request_memory(serving.host_budget()));
-    let serving = serving.sessions(SESSIONS).reserved(reserved).grammars(true);
-    let serving = serving.marks(args.engine.memory.prefix_memory);
+    let memory = args.engine.request(&checkpoint, &blueprint);
+    let memory = memory.sessions(SESSIONS).grammars(true).marks(args.engine.memory.prefix_memory);
+    let serving = ServingRequest { memory, reserved: reserved_bytes };
     if args.engine.compute.device.starts_with("gpu") {
         let device = args.engine.compute.options();
         let mut planner = Planner::open(&checkpoint, &blueprint, &device, None)?;
@@ -53,7 +52,8 @@ pub(crate) fn run(args: &PlanArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         let request = request.host_threads(args.engine.compute.threads.map(Into::into));
         if let Some(forecast) = planner.forecast_host(&request, context)? {
             let report = HostReport::new(name, planner.device(), context, forecast);
-            print(&report.with_serving(planner.plan(&serving).ok().as_ref()), args.json)?;
+            let serving = planner.plan(&serving.with_budget(memory.host_budget()));
+            print(&report.with_serving(serving.ok().as_ref()), args.json)?;
             return Ok(ExitCode::SUCCESS);
         }
     }

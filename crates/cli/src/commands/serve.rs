@@ -48,8 +48,9 @@ pub(crate) fn run(args: &ServeArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     args.cache.open_for_server()?;
     let notices = Notices::new(move |text| ui.note(text));
     let mut options = options(args, ui)?;
-    options.request_memory = request_memory(args.engine.memory.request().host_budget());
-    let shared = SharedServer { reserved: reserved_bytes(options.request_memory), notices, ui };
+    let budget = args.engine.memory.request().host_budget();
+    options.request_memory = request_memory(budget);
+    let shared = SharedServer { reserved: reserved_bytes(budget), notices, ui };
     let server = Server::bind(options).map_err(|error| match error {
         open @ (ServerError::OpenWithoutKey { .. } | ServerError::OriginWithoutKey { .. }) => {
             WrongUse(open.to_string()).into()
