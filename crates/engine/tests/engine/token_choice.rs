@@ -330,12 +330,13 @@ fn end_tokens_and_words_that_are_not_wanted_are_not_chosen() {
 
 #[test]
 fn a_prompt_without_an_answer_is_computed_and_cached() {
-    let engine = engine(exact("cpu"), 1);
     for (request, cached) in [
         (request(0), 70),
         (request(0).prompt_logprobs(true), 70),
         (request(0).embedding(moeflux::serve::Pooling::Last), 0),
     ] {
+        // An engine each, as its prefix cache would have the prompt of the case before.
+        let engine = engine(exact("cpu"), 1);
         let made = batched(&engine, SchedulerOptions::default(), &[(prompt(1, 70), request)]);
         assert_eq!((made[0].tokens.len(), made[0].finish), (0, Some(Finish::MaxTokens)));
         // The session is gone; the prefix cache is not.

@@ -289,7 +289,7 @@ mod tests {
             }
         }
         check(json.value(), &expected);
-        let counts = ValueCounts { members: 14, elements: 8 };
+        let counts = ValueCounts { members: 16, elements: 9 };
         assert_eq!(json.value().counts(), counts);
     }
 
