@@ -391,6 +391,10 @@ fn budgets_are_planned_from_the_floor_to_everything() {
     let of_server = |row: &serde_json::Value| row["serving"]["prefix_memory"].as_u64().unwrap();
     assert!(two.iter().all(|row| row["serving"]["division"].is_null()), "{two:?}");
     assert!(of_server(&two[0]) > 512 << 20 && of_server(&two[1]) > 1536 << 20, "{two:?}");
+    // Where the server and its grammars leave room for some of the experts.
+    let budgets: Vec<String> = (200..260).step_by(4).map(|mib| format!("{mib}MiB")).collect();
+    let rows = json(&succeed(&[&args[..], &["--json", "--budgets", &budgets.join(",")]].concat()));
+    let rows = rows["budgets"].as_array().unwrap();
     let divided = rows.iter().find(|row| row["serving"]["division"].is_object()).unwrap();
     let division = &divided["serving"]["division"];
     assert!(division["slot_seconds_per_gib"].as_f64() > Some(0.0), "{divided}");
@@ -398,6 +402,7 @@ fn budgets_are_planned_from_the_floor_to_everything() {
         of_server(divided) > 0 && divided["serving"]["slots"].as_u64() < Some(256),
         "{divided}"
     );
+    let shown = succeed(&[&args[..], &["--budgets", &budgets.join(",")]].concat());
     assert!(shown.contains("a GiB of slots") && shown.contains("prefix cache"), "{shown}");
     assert_error(&run(&[&args[..], &["--budgets", "1MiB"]].concat()), 1, &["floor"]);
     let beyond = run(&[&args[..5], &["--context", "2048"]].concat());
