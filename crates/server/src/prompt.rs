@@ -22,8 +22,10 @@ use crate::{
     turns::{Recalled, TurnStart},
 };
 
-/// Most bytes of messages that are too long whose tokens are counted for the error.
+/// Most bytes of messages that are too long whose tokens are counted for the error, with those that
+/// a template writes around each.
 const COUNTED_BYTES: usize = 1 << 20;
+const MESSAGE_BYTES: usize = 64;
 
 /// Tokens of a prompt, and the lengths of prefixes that other prompts are likely to share.
 #[derive(Clone, Debug)]
@@ -135,7 +137,8 @@ fn fitting(model: &ServedModel, conversation: &Conversation) -> Result<Prompt, A
 /// The error with the true number of tokens, if it says a bound of it and the messages are short
 /// enough to count them.
 fn counted(model: &ServedModel, conversation: &Conversation, error: ApiError) -> ApiError {
-    let bytes: usize = conversation.messages.iter().map(|message| message.content.len()).sum();
+    let messages = conversation.messages.iter();
+    let bytes: usize = messages.map(|message| message.content.len() + MESSAGE_BYTES).sum();
     if !error.is_uncounted() || bytes > COUNTED_BYTES {
         return error;
     }
