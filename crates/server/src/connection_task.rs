@@ -94,6 +94,8 @@ impl ConnectionOptions {
         let mut is_stopping = false;
         let end = loop {
             select! {
+                // A request that has arrived is answered before the server stops.
+                biased;
                 end = poll_fn(|cx| served.poll_without_shutdown(cx)) => break end,
                 () = open.0.ended() => return,
                 _ = stops.wait_for(|stops| *stops), if !is_stopping => {

@@ -22,9 +22,10 @@ use crate::{
     turns::{Recalled, TurnStart},
 };
 
-/// Most bytes of messages that are too long whose tokens are counted for the error, with those that
-/// a template writes around each.
+/// Maximum bytes of messages that are too long whose tokens are counted for the error.
 const COUNTED_BYTES: usize = 1 << 20;
+
+/// Bytes that a template writes around a message, for the same.
 const MESSAGE_BYTES: usize = 64;
 
 /// Tokens of a prompt, and the lengths of prefixes that other prompts are likely to share.

@@ -307,7 +307,7 @@ fn the_end_of_a_server_does_not_wait_for_a_load() {
     let mut server = loader.serve(&["a", "slow"]);
     let waiting = [json!({}), json!({"stream": true})]
         .map(|more| send_chat(&server, &question("slow", more)));
-    wait_until(|| states(&server)[1] == "loading");
+    wait_until(|| get(&server, "/metrics").body.contains("moeflux_requests_queued 2\n"));
     let since = Instant::now();
     server.end();
     assert!(since.elapsed() < Duration::from_secs(20));

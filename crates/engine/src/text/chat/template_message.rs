@@ -130,7 +130,7 @@ pub(super) fn tool_values(tools: &ToolSet, literal: &Literal<'_>) -> Vec<Json> {
 }
 
 fn tool_value(tool: &Tool) -> Json {
-    let mut parameters = match &tool.parameters {
+    let mut parameters = match &*tool.parameters {
         Json::Object(parameters) => parameters.clone(),
         _ => serde_json::Map::new(),
     };

@@ -1,5 +1,7 @@
 //! Tools that a model may call, and calls of earlier answers.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -17,8 +19,8 @@ pub struct Tool {
     pub name: String,
     /// Purpose of the function, for the model.
     pub description: String,
-    /// JSON schema of the arguments, an object.
-    pub parameters: Value,
+    /// JSON schema of the arguments, an object. Clones of the tool share it.
+    pub parameters: Arc<Value>,
     /// Whether arguments must follow the schema exactly.
     pub strict: bool,
 }
@@ -48,8 +50,8 @@ pub enum ParameterType {
 
 impl Tool {
     /// A tool with the JSON schema of its arguments.
-    pub fn new(name: impl Into<String>, parameters: Value) -> Tool {
-        Tool { name: name.into(), parameters, ..Tool::default() }
+    pub fn new(name: impl Into<String>, parameters: impl Into<Arc<Value>>) -> Tool {
+        Tool { name: name.into(), parameters: parameters.into(), ..Tool::default() }
     }
 
     /// Type of a parameter; `None` for one that the schema does not name. A type that may also be
@@ -74,7 +76,7 @@ impl Tool {
 
     /// Properties of the arguments, behind references.
     fn properties(&self) -> Option<&Value> {
-        let mut schema = &self.parameters;
+        let mut schema = &*self.parameters;
         for _ in 0..MAX_STEPS {
             if let Some(properties) = schema.get("properties") {
                 return Some(properties);

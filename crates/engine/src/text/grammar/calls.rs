@@ -226,7 +226,7 @@ fn plain_tool(rules: &ToolRules<'_>, tool: &Tool) -> Tool {
     let mut plain = tool.clone();
     if rule(rules, tool) != ArgumentRule::Free {
         note(rules, tool, schema::notes(&tool.parameters));
-        plain.parameters = schema::without_annotations(&tool.parameters);
+        plain.parameters = schema::without_annotations(&tool.parameters).into();
     }
     plain
 }
