@@ -217,6 +217,7 @@ impl WorkQueue {
         let computed = spawn_blocking(move || {
             GONE.set(gone);
             let result = compute();
+            GONE.take();
             if size.memory.max(size.bytes) >= GIVE_BACK {
                 give_back();
             }

@@ -26,6 +26,7 @@ use crate::{
     server::ServerError,
     turn_folder::TurnFolder,
     turns::{TurnMemory, TurnRecorder},
+    work::is_cancelled,
 };
 
 /// State of the server that answers of all models share.
@@ -66,7 +67,7 @@ impl ServedModel {
         options: AnswerOptions,
     ) -> Result<Self, ServerError> {
         let LoadedModel { core, sampling, turn_folder, turn_bytes, disk_speed, notices } = loaded;
-        core.engine().text()?;
+        core.engine().text()?.tokenizer().cancel_when(is_cancelled);
         let open = |path: PathBuf| {
             let failed = |source| ServerError::TurnFolder { path: path.clone(), source };
             TurnFolder::open(path.clone(), turn_bytes, notices).map_err(failed)

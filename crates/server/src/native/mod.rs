@@ -6,13 +6,12 @@ mod encoder;
 pub(crate) mod infill;
 pub(crate) mod props;
 
-use std::{ops::ControlFlow, sync::Arc};
+use std::sync::Arc;
 
 use axum::{
     extract::{Request, State},
     response::Response,
 };
-use moeflux::text::Tokenizer;
 use serde::Serialize;
 use serde_json::json;
 
@@ -24,7 +23,6 @@ use crate::{
     models::ServedModel,
     openai::chat,
     prompt,
-    work::is_cancelled,
 };
 
 /// Tokens of a text.
@@ -65,7 +63,7 @@ pub(crate) async fn tokenize(
         let add_special = fields.flag("add_special")?.unwrap_or(false);
         let with_pieces = fields.flag("with_pieces")?.unwrap_or(false);
         let tokenizer = model.text()?.tokenizer();
-        let tokens = encode(tokenizer, &content, add_special)?;
+        let tokens = tokenizer.encode(&content, add_special)?;
         if !with_pieces {
             return Ok(TokenList::Ids(tokens));
         }
@@ -74,19 +72,6 @@ pub(crate) async fn tokenize(
         Ok(TokenList::Pieces(pieces?))
     });
     Ok(json::response(&TokenReply { tokens: tokens.await?.value }))
-}
-
-/// Tokens of a text, as long as its client waits for them.
-fn encode(tokenizer: &Tokenizer, text: &str, add_special: bool) -> Result<Vec<u32>, ApiError> {
-    let mut tokens = Vec::new();
-    let whole = tokenizer.encode_pieces(text, add_special, &mut |piece| {
-        tokens.extend_from_slice(piece);
-        if is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    });
-    match whole? {
-        ControlFlow::Continue(()) => Ok(tokens),
-        ControlFlow::Break(()) => Err(ApiError::internal("the client is gone")),
-    }
 }
 
 /// Answers `POST /detokenize`: `tokens` to `content`.

@@ -571,11 +571,12 @@ fn wrong_values_are_never_the_servers_error() {
         let reply = post(&server, path, body);
         let start: String = body.to_string().chars().take(2000).collect();
         assert!(reply.status < 500, "{path} {start}: {} {}", reply.status, reply.body);
-        assert!(since.elapsed() < REFUSAL, "{path} {start}: {:?}", since.elapsed());
         // A stream has errors after its head.
         let fails = ["\"server_error\"", "\"api_error\""].iter().any(|e| reply.body.contains(e));
         assert!(!fails, "{path} {start}: {}", reply.body);
+        // The time of a long prompt is the machine's.
         if reply.status != 200 {
+            assert!(since.elapsed() < REFUSAL, "{path} {start}: {:?}", since.elapsed());
             refused(path, &reply, &start);
         }
         reply.status

@@ -1,6 +1,6 @@
 //! Text in which special tokens stay text.
 
-use std::ops::ControlFlow;
+use std::{mem, ops::ControlFlow};
 
 use tokenizers::{AddedToken, AddedVocabulary};
 
@@ -33,26 +33,24 @@ impl LiteralText {
         Self { added }
     }
 
-    /// Token ids of a text that continues another one.
+    /// Gives the token ids of a text that continues another one to `take`, as long as it goes on.
     ///
     /// # Errors
-    /// Those of the library.
-    pub(super) fn encode(&self, tokenizer: &Inner, text: &str) -> tokenizers::Result<Vec<u32>> {
+    /// Errors of the library.
+    pub(super) fn encode(
+        &self,
+        tokenizer: &Inner,
+        text: &str,
+        take: &mut dyn FnMut(&[u32]) -> ControlFlow<()>,
+    ) -> tokenizers::Result<ControlFlow<()>> {
         let splitter = Splitter::with_added(tokenizer, &self.added);
         let has_before = !text.contains(BEFORE);
         let text = if has_before { format!("{BEFORE}{text}") } else { text.to_owned() };
-        let mut ids = Vec::new();
-        if text.len() < LONG_TEXT {
-            ids = splitter.ids(&text)?;
-        } else {
-            let _ = pieces::encode(&splitter, &text, &mut |piece| {
-                ids.extend_from_slice(piece);
-                ControlFlow::Continue(())
-            })?;
+        let mut skipped = usize::from(has_before);
+        let mut take = |ids: &[u32]| take(&ids[mem::take(&mut skipped).min(ids.len())..]);
+        match text.len() {
+            ..LONG_TEXT => Ok(take(&splitter.ids(&text)?)),
+            _ => pieces::encode(&splitter, &text, &mut take),
         }
-        if has_before {
-            ids.remove(0);
-        }
-        Ok(ids)
     }
 }

@@ -65,6 +65,8 @@ struct TokenizerInner {
     around: SpecialAround,
     /// Made at the first text with special tokens that stay text.
     literal: OnceLock<LiteralText>,
+    /// Whether the tokens of this thread's text are needed no more.
+    is_cancelled: OnceLock<fn() -> bool>,
     path: PathBuf,
 }
 
@@ -179,6 +181,7 @@ impl Tokenizer {
             longest,
             around,
             literal: OnceLock::new(),
+            is_cancelled: OnceLock::new(),
             path,
         }));
         // A text of unknown characters is an error of that text alone.
@@ -243,9 +246,13 @@ impl Tokenizer {
         if add_special && !around.before.is_empty() && take(&around.before).is_break() {
             return Ok(ControlFlow::Break(()));
         }
+        let mut take = |ids: &[u32]| match self.is_cancelled() {
+            true => ControlFlow::Break(()),
+            false => take(ids),
+        };
         let encoded = guarded(|| match text.len() {
             ..LONG_TEXT => Ok(take(inner.encode_fast(text, false)?.get_ids())),
-            _ => pieces::encode(&Splitter::new(inner), text, take),
+            _ => pieces::encode(&Splitter::new(inner), text, &mut take),
         });
         let encoded = self.encoded(encoded)?;
         if encoded.is_continue() && add_special && !around.after.is_empty() {
@@ -268,17 +275,42 @@ impl Tokenizer {
             return Ok(None);
         }
         let TokenizerInner { inner, literal, .. } = &*self.0;
-        let encoded =
-            guarded(|| literal.get_or_init(|| LiteralText::new(inner)).encode(inner, text));
-        let ids = self.encoded(encoded)?;
-        Ok((ids.len() <= limit).then_some(ids))
+        let mut ids = Vec::new();
+        let encoded = guarded(|| {
+            let literal = literal.get_or_init(|| LiteralText::new(inner));
+            literal.encode(inner, text, &mut |piece| {
+                ids.extend_from_slice(piece);
+                let is_enough = ids.len() > limit || self.is_cancelled();
+                if is_enough { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            })
+        });
+        Ok(self.encoded(encoded)?.is_continue().then_some(ids))
     }
 
-    /// Result of the library.
-    fn encoded<T>(&self, encoded: Result<tokenizers::Result<T>, String>) -> Result<T, Error> {
-        encoded
+    /// Ends the encoding of a long text early, with [`Error::Cancelled`], where `is_cancelled` says
+    /// on its thread that the tokens are needed no more. Clones share the function, which is set
+    /// once.
+    pub fn cancel_when(&self, is_cancelled: fn() -> bool) {
+        // A server has one rule.
+        let _ = self.0.is_cancelled.set(is_cancelled);
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.0.is_cancelled.get().is_some_and(|is_cancelled| is_cancelled())
+    }
+
+    /// Result of the library, unless it was cancelled.
+    fn encoded(
+        &self,
+        encoded: Result<tokenizers::Result<ControlFlow<()>>, String>,
+    ) -> Result<ControlFlow<()>, Error> {
+        let encoded = encoded
             .unwrap_or_else(|panic| Err(library_failed(&panic).into()))
-            .map_err(|e| self.problem(format!("cannot encode the text: {e}")))
+            .map_err(|e| self.problem(format!("cannot encode the text: {e}")))?;
+        if encoded.is_break() && self.is_cancelled() {
+            return Err(Error::Cancelled);
+        }
+        Ok(encoded)
     }
 
     /// Special tokens as they are spelled in a text.

@@ -10,7 +10,7 @@ use proptest::{
 use serde_json::{Value, json};
 
 use super::{super::Tokenizer, TALES, TEXTS, read};
-use crate::base::guard::guarded;
+use crate::base::{error::Error, guard::guarded};
 
 /// A BPE tokenizer of these tokens, with settings of its model and of the pipeline.
 fn bpe(tokens: &[&str], merges: &[[&str; 2]], model: &Value, pipeline: &Value) -> Value {
@@ -169,6 +169,17 @@ fn has_the_tokens_of_the_library(parts: &[String]) -> Result<(), TestCaseError> 
         prop_assert!(ids == library(&json, &text), "{pipeline:?}");
     }
     Ok(())
+}
+
+#[test]
+fn a_text_that_nobody_needs_is_not_encoded() {
+    let ours = read(&words(&pipelines()[0])).unwrap();
+    let fox = "The Fox. ".repeat(1 << 14);
+    let encoded = ours.encode(&fox, false).unwrap();
+    assert_eq!(ours.encode_literal(&fox, usize::MAX).unwrap().unwrap().len(), encoded.len());
+    ours.cancel_when(|| true);
+    assert!(matches!(ours.encode(&fox, false), Err(Error::Cancelled)));
+    assert!(matches!(ours.encode_literal(&fox, usize::MAX), Err(Error::Cancelled)));
 }
 
 #[test]
