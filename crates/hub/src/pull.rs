@@ -1,6 +1,7 @@
 //! Downloads of models: the plan, and carrying it out.
 
 use std::{
+    collections::{HashMap, hash_map::Entry},
     fs::{self, File},
     io,
     num::NonZeroUsize,
@@ -19,7 +20,8 @@ use crate::{
     cache::{Cache, RepositoryFolder},
     client::Client,
     error::HubError,
-    listing::{Listing, RemoteFile},
+    file_path::FilePath,
+    listing::{Contents, Listing, RemoteFile},
     model_name::ModelName,
     partial_file::{self, BLOCK, read_at},
     schedule::Schedule,
@@ -137,14 +139,27 @@ impl Pull {
             };
             chosen.keep_indexed(&text);
         }
-        let mut files = Vec::new();
+        let (mut files, mut places) = (Vec::new(), HashMap::new());
         for file in listing.files.iter().filter(|file| chosen.files.contains(&file.path)) {
             let url = url(file);
             let contents = file.contents(&client, &url, is_cancelled)?;
-            files.push(FileToFetch { path: file.path.clone(), url, contents });
+            let path = file.path.clone();
+            match places.entry(contents.tag.clone()) {
+                Entry::Vacant(place) => {
+                    place.insert(files.len());
+                    files.push(FileToFetch { paths: vec![path], url, contents });
+                }
+                Entry::Occupied(place) => {
+                    let other: &mut FileToFetch = &mut files[*place.get()];
+                    if other.contents.size != contents.size {
+                        return Err(two_sizes(&path, &url, &contents, other));
+                    }
+                    other.paths.push(path);
+                }
+            }
         }
         // Small files first: a configuration that is not read is found before its weights arrive.
-        files.sort_by_key(|file| (file.has_tensors(), file.path.clone()));
+        files.sort_by_key(|file| (file.has_tensors(), file.paths.clone()));
         let cache = cache.root().to_owned();
         Ok(PullPlan { client, repository, cache, revision, listing, chosen, files, connections })
     }
@@ -153,10 +168,10 @@ impl Pull {
 impl PullPlan {
     /// Number of files.
     pub fn file_count(&self) -> usize {
-        self.files.len()
+        self.files.iter().map(|file| file.paths.len()).sum()
     }
 
-    /// Bytes of all files.
+    /// Bytes of all files; files of equal contents count once.
     pub fn total(&self) -> u64 {
         self.files.iter().fold(0, |sum, file| sum.saturating_add(file.contents.size))
     }
@@ -254,6 +269,16 @@ impl PullPlan {
     }
 }
 
+/// Error of a list in which contents of one name have two sizes.
+fn two_sizes(path: &FilePath, url: &str, contents: &Contents, other: &FileToFetch) -> HubError {
+    let problem = format!(
+        "the server says that {path} has {} bytes and other files with the same contents, {}, \
+         have {}",
+        contents.size, contents.tag, other.contents.size
+    );
+    HubError::Answer { url: url.to_owned(), problem }
+}
+
 /// A model whose files arrive. Dropping it stops the connections and fails the reads that wait.
 #[derive(Debug)]
 pub struct Download {
@@ -276,15 +301,17 @@ impl Download {
     /// The files that are not complete.
     pub fn arriving(&self) -> Vec<ArrivingFile> {
         let snapshot = self.repository.snapshot_folder(&self.listing.commit);
-        let files = self.transfer.arriving().into_iter();
-        let files = files.map(|(index, file, bytes)| ArrivingFile {
-            path: file.path.below(&snapshot),
-            len: file.contents.size,
-            transfer: Arc::clone(&self.transfer),
-            index,
-            bytes,
-        });
-        files.collect()
+        let mut arriving = Vec::new();
+        for (index, file, bytes) in self.transfer.arriving() {
+            arriving.extend(file.paths.iter().map(|path| ArrivingFile {
+                path: path.below(&snapshot),
+                len: file.contents.size,
+                transfer: Arc::clone(&self.transfer),
+                index,
+                bytes: Arc::clone(&bytes),
+            }));
+        }
+        arriving
     }
 
     /// Bytes of all files.

@@ -32,10 +32,11 @@ const READ: usize = 128 << 10;
 /// Pause between two looks at a lock that another process holds.
 const LOCK_PAUSE: Duration = Duration::from_millis(100);
 
-/// A file to fetch.
+/// Contents to fetch, once for all files that have them.
 #[derive(Debug)]
 pub(crate) struct FileToFetch {
-    pub(crate) path: FilePath,
+    /// Paths of the files, at least one.
+    pub(crate) paths: Vec<FilePath>,
     pub(crate) url: String,
     pub(crate) contents: Contents,
 }
@@ -43,7 +44,14 @@ pub(crate) struct FileToFetch {
 impl FileToFetch {
     /// Whether it holds tensors, of which parts may be of use before the whole is there.
     pub(crate) fn has_tensors(&self) -> bool {
-        [".safetensors", ".gguf"].iter().any(|ending| self.path.name().ends_with(ending))
+        let is_one =
+            |path: &FilePath| [".safetensors", ".gguf"].iter().any(|e| path.name().ends_with(e));
+        self.paths.iter().any(is_one)
+    }
+
+    /// Name in errors.
+    fn name(&self) -> String {
+        self.paths.first().map(FilePath::to_string).unwrap_or_default()
     }
 }
 
@@ -236,7 +244,7 @@ impl Transfer {
 
     /// Opens a file, or finds that the cache has its contents.
     fn open(&self, file: usize) -> Result<(), HubError> {
-        let FileToFetch { path, contents, .. } = &self.files[file];
+        let FileToFetch { paths, contents, .. } = &self.files[file];
         let blob = self.repository.blob(&contents.tag);
         let has_contents = || fs::metadata(&blob).is_ok_and(|found| found.len() == contents.size);
         let complete = || {
@@ -244,7 +252,9 @@ impl Transfer {
             self.counters.checked.fetch_add(contents.size, Ordering::Relaxed);
             self.link(file)
         };
-        if has_contents() && self.repository.is_linked(&self.commit, path, &contents.tag) {
+        let is_linked =
+            |path: &FilePath| self.repository.is_linked(&self.commit, path, &contents.tag);
+        if has_contents() && paths.iter().all(is_linked) {
             return complete();
         }
         self.repository.create()?;
@@ -415,9 +425,10 @@ impl Transfer {
     }
 
     fn changed(&self, file: usize, problem: String) -> RequestError {
-        let FileToFetch { path, contents, .. } = &self.files[file];
-        let problem = format!("{problem}; it had {} bytes as {}", contents.size, contents.tag);
-        RequestError::Final(HubError::Changed { file: path.to_string(), problem })
+        let changed = &self.files[file];
+        let Contents { size, tag, .. } = &changed.contents;
+        let problem = format!("{problem}; it had {size} bytes as {tag}");
+        RequestError::Final(HubError::Changed { file: changed.name(), problem })
     }
 
     /// Writes an answer's bytes to their places. `range` then starts behind the last whole block.
@@ -477,7 +488,7 @@ impl Transfer {
 
     /// Checks the digest of a file that has all its bytes, and gives it its name.
     fn complete(&self, file: usize, open: OpenFile) -> Result<(), HubError> {
-        let FileToFetch { path, contents, .. } = &self.files[file];
+        let contents = &self.files[file].contents;
         let OpenFile { partial, _lock, is_resumed, .. } = open;
         if let Some(digest) = &contents.digest {
             let on_read = |count| {
@@ -497,17 +508,20 @@ impl Transfer {
                     return Ok(());
                 }
                 let (kind, wanted) = (digest.kind(), digest.hex().to_owned());
-                return Err(HubError::Digest { file: path.to_string(), kind, found, wanted });
+                let file = self.files[file].name();
+                return Err(HubError::Digest { file, kind, found, wanted });
             }
         }
         partial.finish(&self.repository.blob(&contents.tag))?;
         self.link(file)
     }
 
-    /// Gives the contents of a complete file their name in the snapshot.
+    /// Gives the contents of a complete file their names in the snapshot.
     fn link(&self, file: usize) -> Result<(), HubError> {
-        let FileToFetch { path, contents, .. } = &self.files[file];
-        self.repository.link(&self.commit, path, &contents.tag)?;
+        let FileToFetch { paths, contents, .. } = &self.files[file];
+        for path in paths {
+            self.repository.link(&self.commit, path, &contents.tag)?;
+        }
         self.schedule().set(file, FileState::Complete);
         Ok(())
     }

@@ -424,6 +424,39 @@ fn a_model_is_read_while_it_arrives() {
 }
 
 #[test]
+fn files_of_equal_contents_are_fetched_once() {
+    let weights = bytes(1 << 20, 1);
+    let names = ["config.json", "generation_config.json", "a.safetensors", "b.safetensors"];
+    let files = names.map(|name| match name.ends_with("json") {
+        true => (name, b"{}".to_vec()),
+        false => (name, weights.clone()),
+    });
+    let hub = FakeHub::start(&files);
+    let fixture = Fixture { hub, folder: tempfile::tempdir().unwrap(), weights };
+    let plan = || fixture.request().plan(&|| false).unwrap();
+    assert_eq!((plan().file_count(), plan().total()), (4, (1 << 20) + 2));
+    let download = plan().stream(|progress| {
+        assert!(!progress.waits);
+        ControlFlow::Continue(())
+    });
+    let download = download.unwrap();
+    let arriving = download.arriving();
+    let mut paths = arriving.iter().map(|file| file.path.file_name().unwrap().to_owned());
+    assert!(paths.by_ref().eq(["a.safetensors", "b.safetensors"]));
+    for file in &arriving {
+        let mut read = vec![0; 100];
+        file.read_at(&mut read, 5000).unwrap();
+        assert_eq!(read, fixture.weights[5000..5100]);
+    }
+    let folder = download.finish(|_| ControlFlow::Continue(())).unwrap();
+    for (name, bytes) in files {
+        assert_eq!(fs::read(folder.join(name)).unwrap(), bytes, "{name}");
+    }
+    assert_eq!(plan().missing(), 0);
+    assert_eq!(fixture.hub.sent(), (1 << 20) + 2);
+}
+
+#[test]
 fn a_read_is_not_kept_waiting_by_the_rest() {
     let fixture = Fixture::new(200 << 20);
     let pause = Some(Duration::from_millis(5));
