@@ -128,16 +128,24 @@ impl Cache {
         Ok(models)
     }
 
+    /// Checks that a model, or a part of it, is in the cache.
+    ///
+    /// # Errors
+    /// It is not.
+    pub fn check(&self, model: &ModelName) -> Result<(), HubError> {
+        if self.repository(model).folder.is_dir() {
+            return Ok(());
+        }
+        Err(HubError::NotCached { name: model.repository(), folder: self.root.clone() })
+    }
+
     /// Removes all snapshots of a model. Returns the bytes that are freed.
     ///
     /// # Errors
     /// It is not in the cache, or a file cannot be removed.
     pub fn remove(&self, model: &ModelName) -> Result<u64, HubError> {
+        self.check(model)?;
         let RepositoryFolder { folder, locks } = self.repository(model);
-        if !folder.is_dir() {
-            let name = model.repository();
-            return Err(HubError::NotCached { name, folder: self.root.clone() });
-        }
         let freed = size_of_tree(&folder.join("blobs"));
         fs::remove_dir_all(&folder).map_err(HubError::file(&folder, "removing"))?;
         match fs::remove_dir_all(&locks) {

@@ -45,6 +45,15 @@ pub enum HubError {
         /// `ORG/NAME`.
         repository: String,
     },
+    /// `HF_HUB_OFFLINE` is set.
+    #[error(
+        "HF_HUB_OFFLINE is set, so the server is not asked for {repository}: unset it, or set it \
+         to 0"
+    )]
+    Offline {
+        /// `ORG/NAME`.
+        repository: String,
+    },
     /// No folder for the cache is known.
     #[error("no folder for downloads is known: set HF_HOME")]
     NoCache,

@@ -17,7 +17,7 @@ const MAX_PATH: usize = 1024;
 const DEVICES: [&str; 4] = ["con", "prn", "aux", "nul"];
 
 /// Path of a file within a repository, with `/` between its components. It stays within the folder
-/// that it is joined to, on every system.
+/// that it is joined to, and can be the name of a file on this system.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct FilePath(String);
 
@@ -25,9 +25,10 @@ impl FilePath {
     /// Checks a path of a server.
     ///
     /// # Errors
-    /// The path could leave its folder, or is no file name on some system.
+    /// The path could leave its folder, or is no file name on this system.
     pub fn new(path: &str) -> Result<Self, HubError> {
-        match path.len() <= MAX_PATH && path.split('/').all(is_component) {
+        let is_name = |part: &str| is_component(part) && (!cfg!(windows) || is_windows_name(part));
+        match path.len() <= MAX_PATH && path.split('/').all(is_name) {
             true => Ok(Self(path.to_owned())),
             false => Err(HubError::FilePath { path: path.to_owned() }),
         }
@@ -73,17 +74,23 @@ impl fmt::Display for FilePath {
     }
 }
 
-/// Whether a component is a plain file name on every system.
+/// Whether a component is the name of a file. A backslash is a separator of Windows, with which a
+/// cache may be shared.
 fn is_component(component: &str) -> bool {
+    !component.is_empty()
+        && ![".", ".."].contains(&component)
+        && component.len() <= MAX_COMPONENT
+        && !component.contains(|c: char| c.is_control() || c == '\\')
+}
+
+/// Whether Windows, too, takes a component for the name of a file.
+fn is_windows_name(component: &str) -> bool {
     let stem = component.split('.').next().unwrap_or_default().trim_end().to_ascii_lowercase();
     let is_port = |stem: &str| {
         let number = stem.strip_prefix("com").or_else(|| stem.strip_prefix("lpt"));
         number.is_some_and(|number| number.chars().count() == 1)
     };
-    let is_forbidden = |c: char| c.is_control() || "\\:*?\"<>|".contains(c);
-    !component.is_empty()
-        && component.len() <= MAX_COMPONENT
-        && !component.contains(is_forbidden)
+    !component.contains(|c: char| ":*?\"<>|".contains(c))
         && !component.ends_with(['.', ' '])
         && !DEVICES.contains(&stem.as_str())
         && !is_port(&stem)
@@ -109,21 +116,19 @@ mod tests {
             ".",
             "..",
             "C:\\x",
-            "c:x",
             "a\\b",
             "a\0b",
-            "nul",
-            "NUL.txt",
-            "aux",
-            "con.json",
-            "com1",
-            "LPT9.x",
-            "a.",
-            "a ",
             "a\nb",
         ] {
             assert!(FilePath::new(wrong).is_err(), "{wrong:?}");
         }
+        let of_windows =
+            ["c:x", "nul", "NUL.txt", "aux", "con.json", "com1", "LPT9.x", "a.", "a ", "what?.md"];
+        for name in of_windows {
+            assert!(!is_windows_name(name), "{name:?}");
+            assert_eq!(FilePath::new(name).is_err(), cfg!(windows), "{name:?}");
+        }
+        assert!(is_windows_name("console.json"));
         assert!(FilePath::new(&"a".repeat(256)).is_err());
         assert!(FilePath::new(".gitattributes").is_ok());
         assert!(FilePath::new("console.json").is_ok());

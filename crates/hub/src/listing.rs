@@ -29,6 +29,8 @@ pub struct Listing {
     pub commit: String,
     /// The files, in the order of the server.
     pub files: Vec<RemoteFile>,
+    /// Names of files that are no names on this system, or could leave the cache.
+    pub(crate) refused: Vec<String>,
 }
 
 /// A file on the server.
@@ -66,10 +68,7 @@ impl Listing {
         let path = format!("api/models/{}/revision/{revision}?blobs=true", model.repository());
         let url = client.address(&path);
         let text = client.text(&url, MAX_LIST, is_cancelled)?;
-        parse(&text).map_err(|problem| match problem {
-            Problem::Form(problem) => HubError::Answer { url, problem },
-            Problem::Path(error) => error,
-        })
+        parse(&text).map_err(|problem| HubError::Answer { url, problem })
     }
 }
 
@@ -126,16 +125,11 @@ fn encoded(revision: &str) -> Result<String, HubError> {
     }
 }
 
-/// Why a list is not taken.
-enum Problem {
-    Form(String),
-    Path(HubError),
-}
-
-fn parse(text: &str) -> Result<Listing, Problem> {
-    let form = |problem: &str| Problem::Form(problem.to_owned());
-    let list: Value =
-        serde_json::from_str(text).map_err(|error| Problem::Form(format!("no JSON: {error}")))?;
+/// # Errors
+/// The list has another form.
+fn parse(text: &str) -> Result<Listing, String> {
+    let form = |problem: &str| problem.to_owned();
+    let list: Value = serde_json::from_str(text).map_err(|error| format!("no JSON: {error}"))?;
     let commit = list.get("sha").and_then(Value::as_str).ok_or_else(|| form("no commit `sha`"))?;
     if !matches!(Digest::from_tag(commit), Some(Digest::GitBlob(_))) {
         return Err(form("the commit `sha` has other than 40 hexadecimal digits"));
@@ -143,24 +137,29 @@ fn parse(text: &str) -> Result<Listing, Problem> {
     let files = list.get("siblings").and_then(Value::as_array);
     let files = files.ok_or_else(|| form("no list of files, `siblings`"))?;
     if files.len() > MAX_FILES {
-        return Err(Problem::Form(format!("more than {MAX_FILES} files")));
+        return Err(format!("more than {MAX_FILES} files"));
     }
-    let files = files.iter().map(|file| {
+    let mut listing = Listing { commit: commit.to_owned(), files: vec![], refused: vec![] };
+    for file in files {
         let path = file.get("rfilename").and_then(Value::as_str);
         let path = path.ok_or_else(|| form("a file without its name, `rfilename`"))?;
+        let Ok(path) = FilePath::new(path) else {
+            listing.refused.push(path.to_owned());
+            continue;
+        };
         let lfs = file.get("lfs").filter(|lfs| lfs.is_object());
         let size = |of: &Value| of.get("size").and_then(Value::as_u64);
         let digest = |of: &Value, key| Digest::from_tag(of.get(key)?.as_str()?);
-        Ok(RemoteFile {
-            path: FilePath::new(path).map_err(Problem::Path)?,
+        listing.files.push(RemoteFile {
+            path,
             size: lfs.and_then(size).or_else(|| size(file)),
             digest: match lfs {
                 Some(lfs) => digest(lfs, "sha256").or_else(|| digest(lfs, "oid")),
                 None => digest(file, "blobId"),
             },
-        })
-    });
-    Ok(Listing { commit: commit.to_owned(), files: files.collect::<Result<_, _>>()? })
+        });
+    }
+    Ok(listing)
 }
 
 #[cfg(test)]
@@ -172,8 +171,7 @@ mod tests {
     fn problem(text: &str) -> String {
         match parse(text) {
             Ok(listing) => panic!("{listing:?}"),
-            Err(Problem::Form(problem)) => problem,
-            Err(Problem::Path(error)) => error.to_string(),
+            Err(problem) => problem,
         }
     }
 
@@ -201,10 +199,13 @@ mod tests {
         assert!(problem("{}").contains("sha"));
         assert!(problem(r#"{"sha": "../../x", "siblings": []}"#).contains("40"));
         assert!(problem(&format!(r#"{{"sha": "{COMMIT}"}}"#)).contains("siblings"));
-        let list = |file| format!(r#"{{"sha": "{COMMIT}", "siblings": [{file}]}}"#);
+        let list = |file: &str| format!(r#"{{"sha": "{COMMIT}", "siblings": [{file}]}}"#);
         assert!(problem(&list("{}")).contains("rfilename"));
-        assert!(problem(&list(r#"{"rfilename": "../x"}"#)).contains("../x"));
-        assert!(problem(&list(r#"{"rfilename": "C:\\x"}"#)).contains("C:"));
+        for name in ["../x", r"C:\\x"] {
+            let file = format!(r#"{{"rfilename": "{name}"}}"#);
+            let listing = parse(&list(&file)).unwrap();
+            assert_eq!((listing.files.len(), listing.refused.len()), (0, 1), "{name}");
+        }
     }
 
     #[test]

@@ -117,9 +117,13 @@ impl Pull {
     /// Asks the server for the files and their sizes.
     ///
     /// # Errors
-    /// The server does not answer, does not know the model, or has no file that fits.
+    /// The server is not to be asked, does not answer, does not know the model, or has no file that
+    /// fits.
     pub fn plan(self, is_cancelled: &dyn Fn() -> bool) -> Result<PullPlan, HubError> {
         let Self { settings, model, revision, selection, connections } = self;
+        if settings.offline {
+            return Err(HubError::Offline { repository: model.repository() });
+        }
         let client = Client::new(&settings, &model.repository())?;
         let listing = Listing::request(&client, &model, &revision, is_cancelled)?;
         let (commit, name) = (&listing.commit, model.repository());
@@ -129,6 +133,14 @@ impl Pull {
         let cache = Cache::new(settings.cache);
         let repository = cache.repository(&model);
         let paths: Vec<_> = listing.files.iter().map(|file| &file.path).collect();
+        let mut refused = listing.refused.iter();
+        let refused = refused.clone().find(|name| selection.may_choose(name)).or_else(|| {
+            // Perhaps a file that the model needs.
+            refused.next().filter(|_| selection.select(&model, &paths).is_err())
+        });
+        if let Some(path) = refused {
+            return Err(HubError::FilePath { path: path.clone() });
+        }
         let mut chosen = selection.select(&model, &paths)?;
         let index = listing.files.iter().find(|file| file.path.as_str() == INDEX);
         if let Some(index) = index.filter(|index| chosen.files.contains(&index.path)) {

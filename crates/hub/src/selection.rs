@@ -82,6 +82,16 @@ impl Selection {
         Self { include }
     }
 
+    /// Whether a file of this name, which is no path of the cache, might be chosen.
+    pub(crate) fn may_choose(&self, name: &str) -> bool {
+        if !self.include.is_empty() {
+            return self.include.iter().any(|pattern| matches_pattern(pattern, name));
+        }
+        let name = name.rsplit(['/', '\\']).next().unwrap_or(name).to_ascii_lowercase();
+        let mut patterns = COMPANIONS.iter().chain(&["*.safetensors", "*.gguf"]);
+        patterns.any(|pattern| matches_pattern(pattern, &name))
+    }
+
     /// Chooses from a repository's files.
     ///
     /// # Errors

@@ -10,6 +10,9 @@ use crate::error::HubError;
 /// The Hub.
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 
+/// Values of a variable that is set.
+const TRUE: [&str; 4] = ["1", "ON", "YES", "TRUE"];
+
 /// Server, token and cache folder.
 #[derive(Clone)]
 pub struct Settings {
@@ -19,6 +22,8 @@ pub struct Settings {
     pub token: Option<String>,
     /// Cache folder: `hub` in `HF_HOME`.
     pub cache: PathBuf,
+    /// Whether no server is asked.
+    pub offline: bool,
 }
 
 impl fmt::Debug for Settings {
@@ -28,13 +33,14 @@ impl fmt::Debug for Settings {
             .field("endpoint", &self.endpoint)
             .field("token", &token)
             .field("cache", &self.cache)
+            .field("offline", &self.offline)
             .finish()
     }
 }
 
 impl Settings {
     /// Settings by the environment variables of `huggingface_hub`: `HF_ENDPOINT`, `HF_TOKEN` or the
-    /// token that `hf auth login` has saved, `HF_HUB_CACHE`, `HF_HOME`.
+    /// token that `hf auth login` has saved, `HF_HUB_CACHE`, `HF_HOME`, `HF_HUB_OFFLINE`.
     ///
     /// # Errors
     /// A variable has a value that cannot be used, or no cache folder is known.
@@ -52,6 +58,7 @@ impl Settings {
             endpoint,
             token: token(home.as_deref())?,
             cache: cache.ok_or(HubError::NoCache)?,
+            offline: ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"].into_iter().any(is_true),
         })
     }
 }
@@ -59,6 +66,10 @@ impl Settings {
 /// A variable's text, unless it is empty.
 fn text(variable: &str) -> Option<String> {
     env::var(variable).ok().map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
+}
+
+fn is_true(variable: &str) -> bool {
+    text(variable).is_some_and(|value| TRUE.contains(&value.to_ascii_uppercase().as_str()))
 }
 
 /// A variable's folder, with the home folder for `~`.

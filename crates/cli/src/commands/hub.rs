@@ -139,6 +139,7 @@ pub(crate) fn rm(args: &RmArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         let problem = format!("a model is removed with all its files: moeflux rm {name}");
         return Err(WrongUse(problem).into());
     }
+    cache.check(&args.model)?;
     let models = cache.models()?.into_iter().filter(|model| model.name == args.model);
     let bytes: u64 = models.map(|model| ModelReport::from(model).bytes).sum();
     let question = format!("Remove {name}, {}, from {}?", units::disk(bytes as f64), {
