@@ -320,3 +320,30 @@ fn goldens_on_the_exact_path_of_a_gpu() {
 fn goldens_on_the_fast_path_of_a_gpu() {
     gpu(false).into_iter().for_each(on_a_gpu);
 }
+
+/// Contexts shorter than windows, blocks and convolutions.
+const SHORT: [usize; 5] = [1, 2, 3, 5, 11];
+
+#[test]
+fn every_golden_in_a_short_context() {
+    for name in moeflux_goldens::names() {
+        let folder = moeflux_goldens::golden(&name);
+        let engine = |context: usize| {
+            let memory = MemoryRequest::default().context(context).chunk(CHUNK);
+            let options = EngineOptions::default().memory(memory).device(exact("cpu"));
+            Engine::open(Checkpoint::open(&folder).unwrap(), options, &mut |_, _| {})
+        };
+        let usual = engine(2 * KV_BLOCK).unwrap();
+        let tokens = Text::new(usual.blueprint(), 0, false).tokens;
+        for context in SHORT {
+            let short = engine(context).unwrap_or_else(|e| panic!("{name}, {context}: {e}"));
+            let mut sessions = [&short, &usual].map(|engine| engine.session().unwrap());
+            // A prompt, and a token that fills the context.
+            let (prompt, last) = tokens[..context].split_at(context - 1);
+            for part in [prompt, last].into_iter().filter(|part| !part.is_empty()) {
+                let [got, expected] = sessions.each_mut().map(|s| append(s, part));
+                assert!(got == expected, "{name}: other bits in a context of {context}");
+            }
+        }
+    }
+}

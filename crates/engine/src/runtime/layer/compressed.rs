@@ -74,7 +74,10 @@ impl Compressed {
         blueprint: &CompressedBlueprint,
         loader: &mut Loader<'_>,
     ) -> Result<Self, Error> {
-        let shape = blueprint.shape;
+        let ring = blueprint.ring(loader.context, loader.chunk);
+        // No position of a context that is shorter than the window has left it.
+        let window = blueprint.shape.window.min(ring);
+        let shape = CompressedShape { window, ..blueprint.shape };
         let count = shape.output_rank;
         Ok(Self {
             shape,
@@ -102,7 +105,7 @@ impl Compressed {
                         compressor: Compressor::load(compressor, false, loader)?,
                         indexer: indexer.map(|i| EntryIndexer::load(i, loader)).transpose()?,
                         ratio: compressor.ratio,
-                        ring: blueprint.ring(loader.context, loader.chunk),
+                        ring,
                     })
                 })
                 .transpose()?,
