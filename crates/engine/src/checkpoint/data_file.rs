@@ -6,6 +6,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::Arc,
+    time::SystemTime,
 };
 
 use super::{
@@ -22,7 +23,17 @@ const BYTE_ORDER_MARK: [u8; 3] = [0xef, 0xbb, 0xbf];
 pub(crate) struct DataFile {
     path: PathBuf,
     len: u64,
+    /// Time of modification when the file was opened, of a file on disk.
+    modified: Option<SystemTime>,
     storage: DataStorage,
+}
+
+/// Length and time of modification of a file when it was opened. Other contents have another stamp,
+/// unless the time is set back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FileStamp {
+    pub(crate) len: u64,
+    pub(crate) modified: Option<SystemTime>,
 }
 
 #[derive(Debug)]
@@ -63,6 +74,7 @@ impl DataFile {
         Ok(meta.is_file().then(|| Self {
             path: path.into(),
             len: meta.len(),
+            modified: meta.modified().ok(),
             storage: DataStorage::Disk(file),
         }))
     }
@@ -70,7 +82,7 @@ impl DataFile {
     /// A file that is not complete: reads wait for their bytes.
     pub(crate) fn arriving(file: &ArrivingFile) -> Self {
         let storage = DataStorage::Arriving(Arc::clone(&file.bytes));
-        Self { path: file.path.clone(), len: file.len, storage }
+        Self { path: file.path.clone(), len: file.len, modified: None, storage }
     }
 
     /// A file that is not complete; `None` for others.
@@ -84,6 +96,7 @@ impl DataFile {
         Self {
             path: format!("(in the binary)/{name}").into(),
             len: bytes.len() as u64,
+            modified: None,
             storage: DataStorage::Memory(bytes.into()),
         }
     }
@@ -91,12 +104,13 @@ impl DataFile {
     /// Contents that were made from the file at `path`.
     pub(crate) fn made(path: &Path, bytes: Vec<u8>) -> Self {
         let len = bytes.len() as u64;
-        Self { path: path.into(), len, storage: DataStorage::Memory(bytes.into()) }
+        Self { path: path.into(), len, modified: None, storage: DataStorage::Memory(bytes.into()) }
     }
 
     /// A file that does not exist yet: it has a length, and reading it fails.
     pub(crate) fn planned(name: &str, len: u64) -> Self {
-        Self { path: name.into(), len, storage: DataStorage::Memory(Cow::Borrowed(&[])) }
+        let storage = DataStorage::Memory(Cow::Borrowed(&[]));
+        Self { path: name.into(), len, modified: None, storage }
     }
 
     /// Whether it has a length and no contents.
@@ -111,6 +125,19 @@ impl DataFile {
     /// Length in bytes when the file was opened.
     pub(crate) fn len(&self) -> u64 {
         self.len
+    }
+
+    /// Length and time of modification when the file was opened.
+    pub(crate) fn stamp(&self) -> FileStamp {
+        FileStamp { len: self.len, modified: self.modified }
+    }
+
+    /// Whether a file on disk has another length or time of modification than when it was opened.
+    pub(crate) fn is_changed(&self) -> bool {
+        let meta = self.file().and_then(|file| file.metadata().ok());
+        meta.is_some_and(|meta| {
+            self.stamp() != FileStamp { len: meta.len(), modified: meta.modified().ok() }
+        })
     }
 
     /// The operating system's handle; `None` for a file in memory or one that is arriving.

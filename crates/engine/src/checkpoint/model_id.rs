@@ -6,9 +6,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// Identity of a model's weights: a SHA-256 digest, printed as 64 hexadecimal digits.
 ///
-/// It covers `config.json`, the name, type and shape of every tensor, and samples of every tensor
-/// that holds no routed experts. Models of one shape with different weights differ, and a packed
-/// copy is identical to its source.
+/// It covers `config.json`, the name, type and shape of every tensor, samples of every tensor, and
+/// samples of each part of the experts of each layer. Models of one shape with different weights
+/// differ, unless no sample is where they do; a packed copy is identical to its source.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ModelId(pub(crate) [u8; 32]);
 

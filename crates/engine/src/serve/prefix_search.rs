@@ -54,7 +54,7 @@ impl PrefixSearch {
     ) -> Result<Self, Error> {
         let (jobs, received): (Sender<SearchJob>, Receiver<SearchJob>) = mpsc::channel();
         let (sender, results) = mpsc::channel();
-        let expected = engine.expectation(engine.kv_format());
+        let expected = engine.expectation(engine.kv_format())?;
         let truncatable = engine.lock().rewind.any_length();
         let search = move || {
             for SearchJob { request, tokens } in received {

@@ -4,7 +4,7 @@
 use std::{
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -50,7 +50,10 @@ use crate::{
         pools::LineName,
         prefill_cost::PrefillCost,
     },
-    session::{prefix_cache::PrefixCache, prefix_costs::PrefixCosts, timeline::RewindLimits},
+    session::{
+        file_watch::FileWatch, prefix_cache::PrefixCache, prefix_costs::PrefixCosts,
+        timeline::RewindLimits,
+    },
     text::{model_text::ModelText, sampling::EndTokens},
 };
 
@@ -126,7 +129,7 @@ struct EngineShared {
     plan: MemoryPlan,
     text: ModelText,
     device: ChosenDevice,
-    model: ModelId,
+    origin: Arc<ModelOrigin>,
     kv_format: KvFormat,
     exact: bool,
     reads: String,
@@ -148,6 +151,7 @@ pub(crate) struct Runtime {
     pub(crate) model: Model,
     /// Arguments to reopen the model's files after a read error.
     reopen: ReopenArgs,
+    pub(crate) watch: FileWatch,
     /// Limits on truncating sessions.
     pub(crate) rewind: RewindLimits,
     /// Shapes of all states of a session, in layer order.
@@ -230,13 +234,19 @@ impl Engine {
         let card = plan.card().map(|pool| tier(pool.place, &plan.slots_by_class(), true));
         let card = card.transpose()?;
         let host = tier(BankPlace::Host, &plan.host().slots_by_size(), card.is_none())?;
-        let identity = checkpoint.identity()?;
-        let reopen = ReopenArgs {
+        let origin = Arc::new(ModelOrigin {
             folder: checkpoint.folder().into(),
             mirrors: checkpoint.mirrors().into(),
             arriving: checkpoint.arriving(),
             rope_scaling: checkpoint.rope_scaling(),
-            model: identity,
+            identity: OnceLock::new(),
+        });
+        // Samples of experts that are still arriving would delay the first token.
+        if origin.arriving.is_empty() {
+            origin.identify(&checkpoint)?;
+        }
+        let reopen = ReopenArgs {
+            origin: Arc::clone(&origin),
             reads: options.reads,
             slots: plan.host().slots(),
             pages,
@@ -294,6 +304,7 @@ impl Engine {
             row_store,
             model,
             reopen,
+            watch: FileWatch::new(Arc::clone(checkpoint.files())),
             rewind,
             layer_states,
             prefix_cache: PrefixCache::new(costs),
@@ -331,7 +342,7 @@ impl Engine {
             plan,
             text,
             device: chosen,
-            model: identity,
+            origin,
             kv_format,
             exact: options.device.exact,
             reads,
@@ -397,8 +408,16 @@ impl Engine {
     }
 
     /// Identity of the model: the same for every copy of the same weights, packed or not.
-    pub fn model(&self) -> ModelId {
-        self.shared.model
+    ///
+    /// # Errors
+    /// The weights that identify it cannot be read. They are read when it is opened, or here if
+    /// they were still arriving.
+    pub fn model(&self) -> Result<ModelId, Error> {
+        Ok(self.identity()?.model)
+    }
+
+    pub(crate) fn identity(&self) -> Result<ModelIdentity, Error> {
+        self.shared.origin.identity()
     }
 
     /// Element format of the KV cache.
@@ -532,14 +551,53 @@ impl Engine {
     }
 }
 
-/// Arguments to open the files of experts and of tables, and to reopen them after a disk was
-/// detached: it may return as another device.
-struct ReopenArgs {
+/// Identities of a model.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ModelIdentity {
+    pub(crate) model: ModelId,
+    /// Identity of the model in these very files.
+    pub(crate) files: ModelId,
+}
+
+/// Files of a model, and the identity that they had when the model was opened.
+struct ModelOrigin {
     folder: PathBuf,
     mirrors: Vec<PathBuf>,
     arriving: Vec<ArrivingFile>,
     rope_scaling: Option<RopeScaling>,
-    model: ModelId,
+    identity: OnceLock<ModelIdentity>,
+}
+
+impl ModelOrigin {
+    /// The files as they are now.
+    fn checkpoint(&self) -> Result<Checkpoint, Error> {
+        let mut checkpoint =
+            Checkpoint::open_arriving(&self.folder, &self.mirrors, &self.arriving)?;
+        if let Some(scaling) = self.rope_scaling {
+            checkpoint.scale_rope(scaling)?;
+        }
+        Ok(checkpoint)
+    }
+
+    fn identity(&self) -> Result<ModelIdentity, Error> {
+        match self.identity.get() {
+            Some(identity) => Ok(*identity),
+            None => self.identify(&self.checkpoint()?),
+        }
+    }
+
+    /// Reads the identity from an opened checkpoint, and keeps it.
+    fn identify(&self, checkpoint: &Checkpoint) -> Result<ModelIdentity, Error> {
+        let model = checkpoint.identity()?;
+        let files = checkpoint.identity_of_files(model);
+        Ok(*self.identity.get_or_init(|| ModelIdentity { model, files }))
+    }
+}
+
+/// Arguments to open the files of experts and of tables, and to reopen them after a disk was
+/// detached: it may return as another device.
+struct ReopenArgs {
+    origin: Arc<ModelOrigin>,
     reads: ReadOptions,
     slots: usize,
     pages: PageCache,
@@ -551,6 +609,7 @@ struct ReopenedFiles {
     source: Arc<ExpertSource>,
     reader: Box<dyn Reader>,
     rows: Option<ReopenedRows>,
+    watch: FileWatch,
 }
 
 impl ReopenArgs {
@@ -583,14 +642,14 @@ impl ReopenArgs {
         previous: &ExpertSource,
         row_store: Option<&RowStore>,
     ) -> Result<Option<ReopenedFiles>, Error> {
-        let Self { folder, mirrors, arriving, .. } = self;
-        let mut checkpoint = Checkpoint::open_arriving(folder, mirrors, arriving)?;
-        if let Some(scaling) = self.rope_scaling {
-            checkpoint.scale_rope(scaling)?;
-        }
+        let checkpoint = self.origin.checkpoint()?;
         let blueprint = Blueprint::for_checkpoint(&checkpoint)?;
         let source = ExpertSource::for_checkpoint(&checkpoint, &blueprint);
-        if checkpoint.identity()? != self.model || source.layers() != previous.layers() {
+        let is_other = match self.origin.identity.get() {
+            Some(identity) => checkpoint.identity()? != identity.model,
+            None => false,
+        };
+        if is_other || source.layers() != previous.layers() {
             return Ok(None);
         }
         let open_rows = |batches: &Arc<RowBatches>, slots| self.row_reader(batches, slots);
@@ -602,7 +661,8 @@ impl ReopenArgs {
             None => None,
         };
         let source = Arc::new(source);
-        Ok(Some(ReopenedFiles { reader: self.reader(&source)?, source, rows }))
+        let watch = FileWatch::new(Arc::clone(checkpoint.files()));
+        Ok(Some(ReopenedFiles { reader: self.reader(&source)?, source, rows, watch }))
     }
 }
 
@@ -634,7 +694,8 @@ impl Runtime {
             return;
         }
         let found = self.reopen.open(self.cache.source(), self.row_store.as_ref());
-        let Ok(Some(ReopenedFiles { source, reader, rows })) = found else { return };
+        let Ok(Some(ReopenedFiles { source, reader, rows, watch })) = found else { return };
+        self.watch = watch;
         self.cache.replace_reader(&mut *self.device, source, reader);
         if let (Some(store), Some(rows)) = (&mut self.row_store, rows) {
             store.replace_reader(rows);

@@ -6,6 +6,7 @@
 
 mod decode_probe;
 pub(crate) mod engine;
+mod file_watch;
 pub(crate) mod mark;
 pub(crate) mod prefix_cache;
 pub(crate) mod prefix_costs;

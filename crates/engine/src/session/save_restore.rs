@@ -12,10 +12,11 @@ use crate::{
         error::{Error, SessionError, SnapshotProblem},
         setters::setters,
     },
+    checkpoint::ModelId,
     model::blueprint::{LayerState, StateEntries},
     runtime::control::StepControl,
     session::{
-        engine::Engine,
+        engine::{Engine, ModelIdentity},
         mark::{Mark, MarkState},
         session::{Session, Synced},
         snapshot::{
@@ -57,7 +58,7 @@ impl Session {
     /// The file cannot be written, or the disk is full; an older file stays unchanged. Also if
     /// `options.kv_format` has more bits than the session.
     pub fn snapshot(&self, path: impl AsRef<Path>, options: SnapshotOptions) -> Result<u64, Error> {
-        self.mark()?.save(path.as_ref(), options, u64::MAX)
+        self.mark()?.save(path.as_ref(), options, None, u64::MAX)
     }
 
     /// Replaces the session's state by that of a file. The whole file is verified and read before
@@ -76,7 +77,7 @@ impl Session {
         let stored =
             snapshot.header().stored.as_deref().and_then(|name| KvFormat::by_name(name).ok());
         let kv_format = stored.filter(|kv_format| !kv_format.is_wider_than(own)).unwrap_or(own);
-        snapshot.fits(&self.engine.expectation(kv_format))?;
+        snapshot.fits(&self.engine.expectation(kv_format)?)?;
         snapshot.verify()?;
         let logits = snapshot.logits()?.unwrap_or_default();
         let hot = snapshot.hot()?;
@@ -180,7 +181,7 @@ impl Session {
             return false;
         }
         let truncatable = self.engine.lock().rewind.any_length();
-        let expected = self.engine.expectation(self.engine.kv_format());
+        let Ok(expected) = self.engine.expectation(self.engine.kv_format()) else { return false };
         let Some((path, len)) = folder.find(&expected, tokens, truncatable) else { return false };
         let is_restored = self.restore_found(&path, tokens, len, gain);
         if is_restored {
@@ -220,7 +221,14 @@ impl Session {
 impl Mark {
     /// Saves a file of at most `limit` bytes. Returns the bytes that the file has or would have.
     /// The mark does not change, so sessions can advance meanwhile.
-    fn save(&self, path: &Path, options: SnapshotOptions, limit: u64) -> Result<u64, Error> {
+    /// An entry of a prefix cache has the identity of the model's `files`.
+    fn save(
+        &self,
+        path: &Path,
+        options: SnapshotOptions,
+        files: Option<ModelId>,
+        limit: u64,
+    ) -> Result<u64, Error> {
         let MarkState { engine, timeline } = &*self.state;
         let (own, kv_format) =
             (engine.kv_format(), options.kv_format.unwrap_or(engine.kv_format()));
@@ -229,13 +237,14 @@ impl Mark {
         }
         let hot =
             if options.hot_experts { engine.lock().cache.experts_in_memory() } else { Vec::new() };
-        let expected = engine.expectation(kv_format);
+        let expected = engine.expectation(kv_format)?;
         let name = engine
             .folder()
             .file_name()
             .map_or_else(Default::default, |name| name.to_string_lossy());
         let contents = SnapshotContents {
             model: expected.model,
+            files,
             name: &name,
             kv_format: &expected.kv_format,
             stored: expected.stored.as_deref(),
@@ -281,12 +290,12 @@ impl Mark {
         if timeline.is_lossy {
             return Ok(None);
         }
-        let expected = engine.expectation(engine.kv_format());
+        let expected = engine.expectation(engine.kv_format())?;
         let path = folder.path_for(&expected, self.tokens());
         folder.make_anew();
         let bytes = match self.equivalent_file_bytes(&path, &expected) {
             Some(bytes) => bytes,
-            None => self.save(&path, SnapshotOptions::default(), folder.limit())?,
+            None => self.save(&path, SnapshotOptions::default(), expected.files, folder.limit())?,
         };
         if bytes > folder.limit() {
             return Ok(None);
@@ -419,15 +428,20 @@ impl Engine {
 
     /// Requirements on a snapshot that this engine can restore, with the KV cache stored in format
     /// `kv_format`.
-    pub(crate) fn expectation(&self, kv_format: KvFormat) -> SnapshotRequirements {
-        SnapshotRequirements {
-            model: self.model(),
+    ///
+    /// # Errors
+    /// The weights that identify the model cannot be read.
+    pub(crate) fn expectation(&self, kv_format: KvFormat) -> Result<SnapshotRequirements, Error> {
+        let ModelIdentity { model, files } = self.identity()?;
+        Ok(SnapshotRequirements {
+            model,
+            files: Some(files),
             kv_format: self.kv_format().name().into(),
             stored: (kv_format != self.kv_format()).then(|| kv_format.name().into()),
             exact: self.is_exact(),
             vocab: self.blueprint().vocab,
             context: self.plan().context,
             states: describe_states(self, kv_format, |state| state.shape.entries() as u64),
-        }
+        })
     }
 }

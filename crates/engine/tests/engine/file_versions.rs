@@ -21,9 +21,14 @@ use crate::common::{Golden, copy_folder, data, difference, engine, exact, feed, 
 /// `max |a - b| <= BAR * rms(b)`, as of goldens.
 const BAR: f64 = 1e-3;
 
-/// A file of `tests/data/versions`.
+/// A file of `tests/data/versions`, of the first version of its format.
 fn kept(name: &str) -> PathBuf {
     data().join("versions/1").join(name)
+}
+
+/// The same of the second version.
+fn kept_second(name: &str) -> PathBuf {
+    data().join("versions/2").join(name)
 }
 
 /// The model of all kept files.
@@ -55,7 +60,7 @@ fn a_packed_copy_is_read() {
     let report = verify_packed(&folder, Some(&source), &mut go).unwrap();
     assert_eq!((report.damages, report.experts), (vec![], 16));
     let engine = open(&folder);
-    assert_eq!(engine.model(), open(&golden.folder).model(), "one identity");
+    assert_eq!(engine.model().unwrap(), open(&golden.folder).model().unwrap(), "one identity");
     let mut session = engine.session().unwrap();
     let logits = feed(&mut session, &golden.prompt(), None);
     assert_near("prefill", &logits, &golden.floats("prefill_logits_f32").unwrap().numbers);
@@ -71,7 +76,7 @@ fn a_session_continues() {
     // A packed copy has the identity of its source.
     for folder in [golden.folder.clone(), kept("packed")] {
         let mut session = open(&folder).session().unwrap();
-        session.restore(kept("exact.session")).unwrap();
+        session.restore(kept_second("exact.session")).unwrap();
         assert_eq!((session.tokens(), session.is_lossy()), (&*golden.prompt(), false));
         assert_near("saved", session.logits(), &prefilled);
         assert_near("decode", &decode(&mut session, &golden.generated()), &decoded);
@@ -89,30 +94,13 @@ fn a_session_in_fewer_bits_continues() {
     feed(&mut session, &golden.prompt(), None);
     let options = SnapshotOptions::default().hot_experts(false).kv_format(KvFormat::Q8);
     session.snapshot(&now, options).unwrap();
-    let [now, before] = [now, kept("q8.session")].map(|file| {
+    let [now, before] = [now, kept_second("q8.session")].map(|file| {
         session.reset().unwrap();
         session.restore(file).unwrap();
         assert_eq!((session.tokens(), session.is_lossy()), (&*golden.prompt(), true));
         decode(&mut session, &golden.generated())
     });
     assert_near("decode", &before, &now);
-}
-
-#[test]
-fn a_prefix_cache_is_used() {
-    let golden = golden();
-    let temp = tempfile::tempdir().unwrap();
-    copy_folder(&kept("prefix-cache"), temp.path());
-    let folder = SnapshotFolder::open(temp.path(), u64::MAX).unwrap();
-    let prompt = golden.prompt();
-    let tokens = [&prompt[..], &golden.generated()[..1]].concat();
-    let mut session = open(&golden.folder).session().unwrap();
-    let synced = session.sync_from(&folder, &tokens, &mut StepControl::default()).unwrap();
-    assert_eq!((synced.restored, synced.computed), (prompt.len(), 1));
-    let decoded = golden.floats("decode_logits_f32").unwrap();
-    assert_near("the token after the prefix", session.logits(), decoded.row(0));
-    let logits = decode(&mut session, &golden.generated()[1..]);
-    assert_near("decode", &logits, &decoded.numbers);
 }
 
 #[test]
@@ -167,11 +155,11 @@ fn unknown_versions_are_refused_by_name() {
     let at = |name: &str| temp.path().join(name);
     let mut session = open(&golden.folder).session().unwrap();
     // Offset of the version, after the magic.
-    let mut refused = |from: PathBuf, to: PathBuf, offset: usize, help: &str| {
+    let mut refused = |from: PathBuf, to: PathBuf, offset: usize, known: u32, help: &str| {
         let whole = fs::read(from).unwrap();
-        for version in [0u32, 2, 9] {
+        for version in [0u32, 1, 2, 9].into_iter().filter(|version| *version != known) {
             let mut bytes = whole.clone();
-            assert_eq!(bytes[offset..offset + 4], 1u32.to_le_bytes());
+            assert_eq!(bytes[offset..offset + 4], known.to_le_bytes());
             bytes[offset..offset + 4].copy_from_slice(&version.to_le_bytes());
             fs::write(&to, bytes).unwrap();
             let error = match to.extension().and_then(|e| e.to_str()) {
@@ -186,26 +174,30 @@ fn unknown_versions_are_refused_by_name() {
         }
     };
     let experts = "experts.moeflux";
-    refused(kept("packed").join(experts), packed.join(experts), 8, "pack the model again");
-    refused(kept("routing.trace"), at("a.trace"), 16, "record the routing again with --trace");
-    refused(kept("exact.session"), at("a.session"), 8, "--session");
+    refused(kept("packed").join(experts), packed.join(experts), 8, 1, "pack the model again");
+    refused(kept("routing.trace"), at("a.trace"), 16, 1, "record the routing again with --trace");
+    refused(kept_second("exact.session"), at("a.session"), 8, 2, "--session");
+    // The first version identified a model by its dense weights alone.
+    for name in ["exact.session", "q8.session"] {
+        let said = session.restore(kept(name)).unwrap_err().to_string();
+        assert!(said.contains("version 1,") && said.contains("--session"), "{said}");
+    }
     assert!(session.tokens().is_empty(), "a refused file leaves the session as it was");
 }
 
 #[test]
-fn unknown_versions_in_a_prefix_cache_are_skipped() {
+fn other_versions_in_a_prefix_cache_are_skipped() {
     let golden = golden();
     let temp = tempfile::tempdir().unwrap();
     copy_folder(&kept("prefix-cache"), temp.path());
-    let entry = fs::read_dir(temp.path()).unwrap().next().unwrap().unwrap().path();
-    let mut bytes = fs::read(&entry).unwrap();
-    bytes[8] = 2;
-    fs::write(&entry, bytes).unwrap();
     let folder = SnapshotFolder::open(temp.path(), u64::MAX).unwrap();
     let mut session = open(&golden.folder).session().unwrap();
     let prompt = golden.prompt();
     let synced = session.sync_from(&folder, &prompt, &mut StepControl::default()).unwrap();
     assert_eq!((synced.restored, synced.computed), (0, prompt.len()));
     let saved = session.snapshot_to(&folder).unwrap().unwrap();
-    assert_eq!(fs::read(saved).unwrap()[8], 1);
+    assert_eq!(fs::read(saved).unwrap()[8], 2);
+    session.reset().unwrap();
+    let synced = session.sync_from(&folder, &prompt, &mut StepControl::default()).unwrap();
+    assert_eq!(synced.restored, prompt.len());
 }

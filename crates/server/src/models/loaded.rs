@@ -73,7 +73,12 @@ impl ServedModel {
             TurnFolder::open(path.clone(), turn_bytes, notices).map_err(failed)
         };
         let turn_folder = turn_folder.map(open).transpose()?;
-        let turns = Arc::new(TurnMemory::new(core.engine().model(), turn_folder));
+        // Without a folder, all turns are of this model.
+        let model = match &turn_folder {
+            Some(_) => core.engine().model()?.to_string(),
+            None => String::new(),
+        };
+        let turns = Arc::new(TurnMemory::new(model, turn_folder));
         Ok(Self { core, name: name.to_owned(), sampling, turns, disk_speed, options })
     }
 

@@ -68,6 +68,8 @@ const MAX_THREADS: usize = 8;
 #[derive(Clone, Debug)]
 pub(crate) struct SnapshotRequirements {
     pub(crate) model: ModelId,
+    /// Identity of the model in its files, which an entry of a prefix cache must have.
+    pub(crate) files: Option<ModelId>,
     /// Element format of the session's KV cache.
     pub(crate) kv_format: String,
     /// Element format of the KV cache in the file, if different.
@@ -178,7 +180,7 @@ impl Snapshot {
     /// [`SnapshotProblem::OtherModel`] or [`SnapshotProblem::OtherSettings`].
     pub(crate) fn fits(&self, expected: &SnapshotRequirements) -> Result<(), Error> {
         let h = &self.header;
-        if h.model != expected.model {
+        if h.model != expected.model || h.files.is_some() && h.files != expected.files {
             let problem = SnapshotProblem::OtherModel { of: h.name.clone() };
             return Err(Error::snapshot(self.path(), problem));
         }

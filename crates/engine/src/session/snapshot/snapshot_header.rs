@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Headers over 16 MiB are refused; thousands of layers need less.
-pub(super) const FRAME: Frame = Frame { magic: *b"MOEFLUXS", version: 1, max_header: 16 << 20 };
+pub(super) const FRAME: Frame = Frame { magic: *b"MOEFLUXS", version: 2, max_header: 16 << 20 };
 /// Maximum count of tokens, hot experts and vocabulary entries. Bounds the memory of one read, even
 /// from a huge sparse file.
 const MAX_COUNT: u64 = 1 << 26;
@@ -42,6 +42,9 @@ pub(crate) struct SavedState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SnapshotHeader {
     pub(crate) model: ModelId,
+    /// Identity of the model in its files, of an entry of a prefix cache.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) files: Option<ModelId>,
     /// Name of the model's folder, for messages.
     pub(crate) name: String,
     /// Element format of the session's KV cache: "f32", "f16", "q8".

@@ -62,6 +62,7 @@ impl Saved {
     fn contents(&self) -> SnapshotContents<'_> {
         SnapshotContents {
             model: ModelId([7; 32]),
+            files: None,
             name: "a-model",
             kv_format: "f16",
             stored: None,
@@ -84,6 +85,7 @@ impl Saved {
             .map(|(s, _)| SavedState { entries: s.entries.max(100), ..s.clone() });
         SnapshotRequirements {
             model: ModelId([7; 32]),
+            files: None,
             kv_format: "f16".into(),
             stored: None,
             exact: true,
@@ -286,7 +288,7 @@ fn every_flipped_bit_is_detected() {
         match at {
             0..8 => assert_eq!(problem(&path), SnapshotProblem::NotASnapshot),
             8..12 => match problem(&path) {
-                SnapshotProblem::OtherVersion { found, known: 1 } => assert_ne!(found, 1),
+                SnapshotProblem::OtherVersion { found, known: 2 } => assert_ne!(found, 2),
                 other => panic!("{other}"),
             },
             12..16 => is_damaged(&path, "its first bytes"),
@@ -470,7 +472,7 @@ fn hostile_header_values_are_refused() {
     let mut later = whole.clone();
     later[8..32].fill(2);
     fs::write(&path, &later[..40]).unwrap();
-    assert_eq!(problem(&path), SnapshotProblem::OtherVersion { found: 0x0202_0202, known: 1 });
+    assert_eq!(problem(&path), SnapshotProblem::OtherVersion { found: 0x0202_0202, known: 2 });
 }
 
 #[test]

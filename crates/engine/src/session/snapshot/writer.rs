@@ -22,6 +22,8 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(crate) struct SnapshotContents<'a> {
     pub(crate) model: ModelId,
+    /// Identity of the model in its files, of an entry of a prefix cache.
+    pub(crate) files: Option<ModelId>,
     /// Name of the model's folder, for messages; truncated if too long.
     pub(crate) name: &'a str,
     /// Element format of the session's KV cache: "f32", "f16", "q8".
@@ -59,6 +61,7 @@ impl SnapshotContents<'_> {
     fn header(&self) -> Result<SnapshotHeader, Error> {
         let header = SnapshotHeader {
             model: self.model,
+            files: self.files,
             name: self.name.chars().take(MAX_STRING_BYTES / 4).collect(),
             kv_format: self.kv_format.into(),
             stored: self.stored.map(Into::into),

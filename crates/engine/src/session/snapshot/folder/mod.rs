@@ -114,6 +114,7 @@ impl SnapshotFolder {
     pub(crate) fn path_for(&self, expected: &SnapshotRequirements, tokens: &[u32]) -> PathBuf {
         let mut settings =
             format!("{} {} {}\n", expected.model, expected.kv_format, expected.exact);
+        settings += &format!("{:?}\n", expected.files);
         // `entries` is left out: a longer context only has room for more entries.
         for SavedState { layer, index, entry_bytes, shape, .. } in &expected.states {
             settings += &format!("{layer} {index} {entry_bytes} {shape}\n");

@@ -1,0 +1,77 @@
+//! Files of a model that are overwritten in place while it is in use.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use crate::{base::error::Error, checkpoint::DataFile};
+
+/// Time between two looks at the files.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// The open files of a model. Experts that are read from a file with other contents would make
+/// another model of it, without an error. A file that another one replaces stays as it was.
+pub(crate) struct FileWatch {
+    files: Arc<Vec<DataFile>>,
+    period: Duration,
+    last: Instant,
+    /// Index of a file that was changed.
+    changed: Option<usize>,
+}
+
+impl FileWatch {
+    pub(crate) fn new(files: Arc<Vec<DataFile>>) -> Self {
+        Self { files, period: PERIOD, last: Instant::now(), changed: None }
+    }
+
+    /// Looks at the files, if the last look was a while ago.
+    ///
+    /// # Errors
+    /// A file has another length or time of modification than when it was opened.
+    pub(crate) fn check(&mut self) -> Result<(), Error> {
+        if self.changed.is_none() && self.last.elapsed() >= self.period {
+            self.last = Instant::now();
+            self.changed = self.files.iter().position(DataFile::is_changed);
+        }
+        match self.changed {
+            None => Ok(()),
+            Some(index) => Err(Error::Checkpoint {
+                path: self.files[index].path().into(),
+                problem:
+                    "the file was written to while the model is in use: its length or time of \
+                          modification is another one; open the model again"
+                        .into(),
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_overwritten_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        fs::write(&path, "weights").unwrap();
+        let files = Arc::new(vec![DataFile::made(&path, vec![1]), DataFile::open(&path).unwrap()]);
+        let mut watch = FileWatch { period: Duration::ZERO, ..FileWatch::new(files) };
+        watch.check().unwrap();
+        // Another file of the same name leaves the open one as it was.
+        fs::rename(&path, folder.path().join("moved")).unwrap();
+        fs::write(&path, "others").unwrap();
+        watch.check().unwrap();
+        let moved = fs::File::options().write(true).open(folder.path().join("moved")).unwrap();
+        let later = moved.metadata().unwrap().modified().unwrap() + Duration::from_secs(1);
+        moved.set_modified(later).unwrap();
+        let error = watch.check().unwrap_err().to_string();
+        assert!(error.contains("model.safetensors") && error.contains("again"), "{error}");
+        // It stays one.
+        watch.period = Duration::MAX;
+        assert!(watch.check().is_err());
+    }
+}
