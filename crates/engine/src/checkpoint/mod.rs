@@ -182,7 +182,7 @@ impl Checkpoint {
         mirrors: &[PathBuf],
         arriving: &[ArrivingFile],
     ) -> Result<Self, Error> {
-        if gguf::is_gguf(folder) && !folder.is_dir() {
+        if gguf::is_gguf_file(folder) {
             let set = GgufSet::of_file(folder);
             let folders = ModelFolders::open(&set.folder, mirrors, arriving)?;
             return Self::open_gguf(&set, folders);
@@ -389,7 +389,7 @@ impl Checkpoint {
 
 /// Name of the tensor that holds the byte at `offset` of a file of tensors.
 pub(crate) fn tensor_at(file: &DataFile, offset: u64) -> Option<String> {
-    let tensors = match gguf::is_gguf(file.path()) {
+    let tensors = match gguf::is_gguf_file(file.path()) {
         true => gguf::read_index(file),
         false => safetensors::read_index(file, 0),
     };

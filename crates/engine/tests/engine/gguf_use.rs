@@ -46,6 +46,20 @@ fn packed_copies_are_the_same_model() {
 }
 
 #[test]
+fn a_file_is_known_by_its_start() {
+    let golden = GgufGolden::read(&tiny());
+    let temp = tempfile::tempdir().unwrap();
+    for name in ["sha256-0123abcd", "model.bin", "Model.GGUF"] {
+        let file = temp.path().join(name);
+        write(&file, &base());
+        matches(&file, &golden, &exact("cpu"));
+    }
+    let other = temp.path().join("other.bin");
+    fs::write(&other, "text").unwrap();
+    assert!(Checkpoint::open(&other).is_err());
+}
+
+#[test]
 fn parts_may_be_on_mirrors() {
     let golden = GgufGolden::read(&tiny());
     let [first, second] = split(&base());

@@ -15,6 +15,8 @@ use super::{
 };
 use crate::{base::error::Error, checkpoint::TensorInfo};
 
+/// Start of a GGUF file.
+pub(super) const MAGIC: &[u8; 4] = b"GGUF";
 /// Bytes read at a time.
 const BLOCK: usize = 64 << 10;
 /// Maximum bytes of a key, as the specification says.
@@ -185,7 +187,7 @@ impl HeaderReader<'_> {
         if older.iter().any(|magic| start.starts_with(*magic)) {
             return Err(self.bad("this is a file of GGML's older formats: take a GGUF file"));
         }
-        if !start.starts_with(b"GGUF") {
+        if !start.starts_with(MAGIC) {
             return Err(self.bad("this is not a GGUF file: it does not begin with GGUF"));
         }
         self.at = 4;

@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde_json::{Value, json};
 
-pub(super) use self::parts::{GgufSet, cut_piece, is_gguf};
+pub(super) use self::parts::{GgufSet, cut_piece, is_gguf_file};
 use self::{
     architectures::GgufArchitecture, config::Keys, header::Header, metadata::Metadata,
     text::GgufText,

@@ -2,10 +2,15 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fs::File,
+    io::Read,
     path::{Path, PathBuf},
 };
 
-use super::super::shards::{MAX_SERIES, Series};
+use super::{
+    super::shards::{MAX_SERIES, Series},
+    header::MAGIC,
+};
 use crate::base::error::Error;
 
 const ENDING: &str = ".gguf";
@@ -20,6 +25,17 @@ pub(in crate::checkpoint) struct GgufSet {
 /// Whether a path has the name of a GGUF file.
 pub(in crate::checkpoint) fn is_gguf(path: &Path) -> bool {
     path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"))
+}
+
+/// Whether a path is that of a GGUF file: by its name, or by the start of the file. Other programs
+/// keep GGUF files by digests, and links have any name.
+pub(in crate::checkpoint) fn is_gguf_file(path: &Path) -> bool {
+    let has_magic = || {
+        let mut start = [0; MAGIC.len()];
+        let read = File::open(path).and_then(|mut file| file.read_exact(&mut start));
+        read.is_ok() && start == *MAGIC
+    };
+    !path.is_dir() && (is_gguf(path) || path.is_file() && has_magic())
 }
 
 /// Kind of a file that is beside a model, by its name.
@@ -106,7 +122,10 @@ impl GgufSet {
         let name = self.names.first().map_or("", String::as_str);
         match Series::of(name, ENDING).filter(|_| self.names.len() > 1) {
             Some(series) => series.prefix().to_owned(),
-            None => name.get(..name.len().saturating_sub(ENDING.len())).unwrap_or(name).to_owned(),
+            None => match is_gguf(Path::new(name)) {
+                true => name[..name.len() - ENDING.len()].to_owned(),
+                false => name.to_owned(),
+            },
         }
     }
 
