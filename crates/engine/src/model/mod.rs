@@ -3,8 +3,8 @@
 //!
 //! `arch` builds the blueprint, [`blueprint`] defines it, `packed_experts` points its experts to a
 //! packed copy, `identity` computes a model's id, `ngram` hashes tokens to rows of a table,
-//! `blank_weights` finds weights that were never written, and `expected_reads` announces the dense
-//! weights of files that are still arriving.
+//! `blank_weights` finds weights that were never written, `untied_head` a head that the config
+//! denies, and `expected_reads` announces the dense weights of files that are still arriving.
 //!
 //! Knows: one file per `model_type`, tensor names of the Hub, layer shapes. Must not know: devices,
 //! slots, sessions.
@@ -16,5 +16,6 @@ mod expected_reads;
 pub(crate) mod identity;
 pub mod ngram;
 pub(crate) mod packed_experts;
+pub(crate) mod untied_head;
 
 pub use arch::supported as supported_architectures;

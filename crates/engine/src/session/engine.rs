@@ -38,6 +38,7 @@ use crate::{
     model::{
         blank_weights::blank_weights,
         blueprint::{Blueprint, LayerState},
+        untied_head::untied_head,
     },
     runtime::{
         device::{ChosenDevice, OpenedDevice, WrapDevice, open_device},
@@ -335,7 +336,8 @@ impl Engine {
         }
         runtime.host = host.filter(|_| plan.computed_on_host() > 0);
         // Fills the page cache, on which the access to experts depends.
-        let notes = blank_weights(&checkpoint, &blueprint);
+        let mut notes = blank_weights(&checkpoint, &blueprint);
+        notes.extend(untied_head(&checkpoint, &blueprint));
         let shared = EngineShared {
             folder: checkpoint.folder().into(),
             blueprint,

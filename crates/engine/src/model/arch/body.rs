@@ -79,11 +79,11 @@ impl Body {
             format!("\"{key}\" is {eps}: a small number is needed")
         })?;
         let Prefixes { model, embedding, head, head_name } = Prefixes::find(source)?;
-        // Composite configs may tie the embeddings at their top level. Some do so by default
-        // although the checkpoint has a head.
+        // Composite configs may tie the embeddings at their top level. Some configs do so although
+        // the checkpoint has a head, which then is the one that was trained.
         let outer = source.config().get("tie_word_embeddings").is_some_and(|t| t == true);
-        let tied = self.tie_word_embeddings.unwrap_or(false)
-            || (outer && !source.has(&format!("{head}{head_name}.weight")));
+        let tied = (outer || self.tie_word_embeddings.unwrap_or(false))
+            && !source.has(&format!("{head}{head_name}.weight"));
         let bias = format!("{head}{head_name}.bias");
         let head_bias = self.lm_head_bias.then(|| source.vector(&bias, &[vocab])).transpose()?;
         let head = (!tied).then(|| source.matrix(&format!("{head}{head_name}"), vocab, hidden));

@@ -263,6 +263,10 @@ impl Export {
         if embeddings.iter().any(|embedding| tensor.ends_with(embedding)) {
             return tensor == format!("{}{}.{}.weight", self.prefix, self.model, self.embedding);
         }
+        // Only a config that ties the embeddings asks for it: such an export has none.
+        if tensor.ends_with("lm_head.weight") {
+            return false;
+        }
         if let Some(linear) = tensor.strip_suffix(".bias") {
             let is_attention = ["q_proj", "k_proj", "v_proj"].iter().any(|p| linear.ends_with(p));
             return match self.biases {
