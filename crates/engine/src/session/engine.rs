@@ -418,6 +418,11 @@ impl Engine {
         Ok(self.identity()?.model)
     }
 
+    /// Identity of the model, if it has been read. Does not wait.
+    pub fn known_model(&self) -> Option<ModelId> {
+        self.shared.origin.identity.get().map(|identity| identity.model)
+    }
+
     pub(crate) fn identity(&self) -> Result<ModelIdentity, Error> {
         self.shared.origin.identity()
     }

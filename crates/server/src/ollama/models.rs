@@ -175,11 +175,12 @@ fn details(app: &App, index: usize) -> Value {
 /// Entry of a model in a list.
 fn entry(app: &App, index: usize) -> Map<String, Value> {
     let OfferedModel { name, path, .. } = &app.models.offered()[index];
-    let digest =
-        app.models.read(index, |model| model.core.engine().model().ok().map(|id| id.to_string()));
+    // A list does not wait for weights that are still arriving.
+    let digest = app.models.read(index, |model| model.core.engine().known_model());
+    let digest = digest.flatten().map(|id| id.to_string()).unwrap_or_default();
     let entry = json!({
         "name": name, "model": name, "modified_at": timestamp(app.created),
-        "size": bytes(path), "digest": digest.flatten().unwrap_or_default(), "details": details(app, index),
+        "size": bytes(path), "digest": digest, "details": details(app, index),
     });
     let Value::Object(entry) = entry else { return Map::new() };
     entry

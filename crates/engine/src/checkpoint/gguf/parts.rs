@@ -27,8 +27,8 @@ pub(in crate::checkpoint) fn is_gguf(path: &Path) -> bool {
     path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"))
 }
 
-/// Whether a path is that of a GGUF file: by its name, or by the start of the file. Other programs
-/// keep GGUF files by digests, and links have any name.
+/// Whether a file is GGUF, by the ending of its name or by its magic number. Ollama names its blobs
+/// by digest, and a link may have any name.
 pub(in crate::checkpoint) fn is_gguf_file(path: &Path) -> bool {
     let has_magic = || {
         let mut start = [0; MAGIC.len()];
