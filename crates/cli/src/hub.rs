@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use anyhow::bail;
@@ -20,6 +20,10 @@ use crate::{
     interrupt,
     progress::{Ui, error_line},
 };
+
+/// Time between an error of a download in the background and the next try, at first and at last.
+const FIRST_PAUSE: Duration = Duration::from_secs(5);
+const LAST_PAUSE: Duration = Duration::from_secs(300);
 
 /// Revision of models whose name is all that is given.
 pub(crate) const REVISION: &str = "main";
@@ -92,6 +96,10 @@ impl ArrivingBytes for StreamedFile {
         self.0.read_at(buf, offset)
     }
 
+    fn check(&self) -> io::Result<bool> {
+        self.0.check()
+    }
+
     fn expect(&self, ranges: &[Range<u64>]) {
         self.0.expect(ranges);
     }
@@ -154,9 +162,23 @@ impl ModelDownload {
     /// The thread cannot be started.
     pub(crate) fn finish_in_background(self, ui: Ui) -> io::Result<()> {
         let Self { name, download, .. } = self;
-        let finish = move || match download.finish(|_| ControlFlow::Continue(())) {
-            Ok(_) => ui.line(format_args!("{name} is downloaded")),
-            Err(error) => error_line(format_args!("error: {name}: {error}")),
+        let finish = move || {
+            let (mut pause, mut is_broken) = (FIRST_PAUSE, false);
+            let path = download.finish_in_time(|error| {
+                is_broken |= matches!(error, HubError::Digest { .. });
+                let seconds = pause.as_secs();
+                error_line(format_args!("error: {name}: {error}; next try in {seconds} s"));
+                let after = pause;
+                pause = (pause * 2).min(LAST_PAUSE);
+                after
+            });
+            match path {
+                Ok(_) if is_broken => ui.line(format_args!(
+                    "{name} is downloaded, and must be started again: wrong bytes were read before"
+                )),
+                Ok(_) => ui.line(format_args!("{name} is downloaded")),
+                Err(error) => error_line(format_args!("error: {name}: {error}")),
+            }
         };
         thread::Builder::new().name("download".into()).spawn(finish).map(|_| ())
     }

@@ -35,6 +35,8 @@ pub(crate) struct Needs {
     pub(crate) reserved: Option<u64>,
     /// Whether answers may be constrained by grammars.
     pub(crate) grammars: bool,
+    /// Whether a session is saved, for which all weights must have arrived.
+    pub(crate) saves: bool,
 }
 
 impl Needs {
@@ -216,7 +218,7 @@ pub(crate) fn engine(args: &EngineArgs, needs: Needs, ui: Ui) -> anyhow::Result<
     engine_from(checkpoint(&args.model, &args.reads.mirror, ui)?, args, needs, ui)
 }
 
-/// Loads a model, of the Hub while it is downloaded.
+/// Loads a model, of the Hub while it is downloaded, unless a session is saved.
 ///
 /// # Errors
 /// As [`engine`].
@@ -225,6 +227,9 @@ pub(crate) fn streamed_engine(
     mut needs: Needs,
     ui: Ui,
 ) -> anyhow::Result<(Engine, Option<ModelDownload>)> {
+    if needs.saves {
+        return Ok((engine(args, needs, ui)?, None));
+    }
     let (checkpoint, download) = streamed(&args.model, &args.reads.mirror, ui)?;
     needs.hold(download.as_ref());
     let engine = engine_from(checkpoint, args, needs, ui);

@@ -1,8 +1,9 @@
 //! A file that is being downloaded: its bytes, and which blocks of it are there.
 //!
 //! Both are files of the cache: `TAG.moeflux-part` has the bytes at their places, and
-//! `TAG.moeflux-blocks` a bit for each block. A bit is written after its block, so that a process
-//! that is killed loses blocks in flight alone.
+//! `TAG.moeflux-blocks` a bit for each block. Bits are written every second or so, after the bytes
+//! of their blocks are durable. A process that is killed loses the blocks since then, and after a
+//! power failure no bit stands for bytes that were lost.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -10,6 +11,7 @@ use std::{
     ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use crate::error::HubError;
@@ -23,6 +25,12 @@ pub(crate) const PART: &str = "moeflux-part";
 /// First line of a file of blocks: the format's version and the block size.
 const HEADER: &[u8] = b"moeflux blocks 2 4096\n";
 
+/// Time after which blocks are written to the record: making bytes durable takes long.
+const RECORD_PERIOD: Duration = Duration::from_secs(1);
+
+/// Bytes after which they are, on a fast network.
+const RECORD_BYTES: u64 = 256 << 20;
+
 /// Bytes and blocks of one file.
 #[derive(Debug)]
 pub(crate) struct PartialFile {
@@ -34,6 +42,52 @@ pub(crate) struct PartialFile {
     /// Blocks that are present, or that a connection fetches.
     claimed: BlockSet,
     missing: u64,
+    unrecorded: Unrecorded,
+}
+
+/// Blocks that are present and not in the record.
+#[derive(Debug)]
+struct Unrecorded {
+    /// Range that has all of them.
+    blocks: Range<u64>,
+    bytes: u64,
+    /// Time of the last record.
+    since: Instant,
+    /// Whether a record is being written.
+    is_written: bool,
+}
+
+impl Default for Unrecorded {
+    fn default() -> Self {
+        Self { blocks: 0..0, bytes: 0, since: Instant::now(), is_written: false }
+    }
+}
+
+/// Part of the record of blocks, to be written once their bytes are durable.
+#[derive(Debug)]
+pub(crate) struct BlockRecord {
+    bytes: Arc<File>,
+    bytes_path: PathBuf,
+    blocks_path: PathBuf,
+    offset: u64,
+    bits: Vec<u8>,
+}
+
+impl BlockRecord {
+    /// Makes the bytes durable, then writes the blocks. Takes long on a slow disk.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub(crate) fn write(self) -> Result<(), HubError> {
+        self.bytes.sync_data().map_err(HubError::file(&self.bytes_path, "writing"))?;
+        // Not kept open: a model may have hundreds of files.
+        let blocks = OpenOptions::new().write(true).open(&self.blocks_path);
+        match blocks.and_then(|blocks| write_at(&blocks, &self.bits, self.offset)) {
+            // The file was completed meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            written => written.map_err(HubError::file(&self.blocks_path, "writing")),
+        }
+    }
 }
 
 impl PartialFile {
@@ -73,6 +127,7 @@ impl PartialFile {
             claimed: present.clone(),
             present,
             missing: 0,
+            unrecorded: Unrecorded::default(),
         };
         let blocks = 0..size.div_ceil(BLOCK);
         let missing = blocks.filter(|&block| !file.present.has(block));
@@ -120,33 +175,65 @@ impl PartialFile {
         Some(first * BLOCK..(end * BLOCK).min(self.size))
     }
 
-    /// Records that the blocks within a range of bytes are there. Returns the bytes that are new.
-    ///
-    /// # Errors
-    /// The record cannot be written.
-    pub(crate) fn record(&mut self, range: &Range<u64>) -> Result<u64, HubError> {
+    /// Marks the blocks within a range of bytes as present. Returns the bytes that are new.
+    pub(crate) fn add(&mut self, range: &Range<u64>) -> u64 {
         let first = range.start.div_ceil(BLOCK);
         let end =
             if range.end == self.size { range.end.div_ceil(BLOCK) } else { range.end / BLOCK };
-        let mut recorded = 0;
+        let mut added = 0;
         for block in first..end {
             if !self.present.has(block) {
                 self.present.insert(block);
                 self.claimed.insert(block);
-                recorded += self.block_len(block);
+                added += self.block_len(block);
             }
         }
-        if recorded > 0 {
-            let bytes = (first / 8) as usize..end.div_ceil(8) as usize;
-            let offset = (HEADER.len() + bytes.start) as u64;
-            // Not kept open: a model may have hundreds of files.
-            let blocks = OpenOptions::new().write(true).open(&self.blocks_path);
-            blocks
-                .and_then(|blocks| write_at(&blocks, &self.present.0[bytes], offset))
-                .map_err(HubError::file(&self.blocks_path, "writing"))?;
-            self.missing -= recorded;
+        if added > 0 {
+            let blocks = &mut self.unrecorded.blocks;
+            *blocks = match blocks.is_empty() {
+                true => first..end,
+                false => blocks.start.min(first)..blocks.end.max(end),
+            };
+            self.unrecorded.bytes += added;
+            self.missing -= added;
         }
-        Ok(recorded)
+        added
+    }
+
+    /// Blocks to write to the record, unless the last time was a moment ago. A call of
+    /// [`PartialFile::end_record`] follows.
+    pub(crate) fn begin_record(&mut self) -> Option<BlockRecord> {
+        let Unrecorded { bytes, since, .. } = self.unrecorded;
+        let is_due = since.elapsed() >= RECORD_PERIOD || bytes >= RECORD_BYTES;
+        if is_due { self.begin_record_now() } else { None }
+    }
+
+    /// As [`PartialFile::begin_record`], whenever the last time was. `None` if there is nothing to
+    /// write, or another thread writes.
+    pub(crate) fn begin_record_now(&mut self) -> Option<BlockRecord> {
+        let blocks = self.unrecorded.blocks.clone();
+        if blocks.is_empty() || self.unrecorded.is_written {
+            return None;
+        }
+        self.unrecorded = Unrecorded { is_written: true, ..Unrecorded::default() };
+        let bits = (blocks.start / 8) as usize..blocks.end.div_ceil(8) as usize;
+        Some(BlockRecord {
+            bytes: Arc::clone(&self.bytes),
+            bytes_path: self.bytes_path.clone(),
+            blocks_path: self.blocks_path.clone(),
+            offset: (HEADER.len() + bits.start) as u64,
+            bits: self.present.0[bits].to_vec(),
+        })
+    }
+
+    /// Lets the next record be written.
+    pub(crate) fn end_record(&mut self) {
+        self.unrecorded.is_written = false;
+    }
+
+    /// Gives up the claims of connections that have ended.
+    pub(crate) fn unclaim(&mut self) {
+        self.claimed = self.present.clone();
     }
 
     /// Makes the bytes durable and gives them their name.
@@ -257,9 +344,19 @@ mod tests {
         let mut file = PartialFile::open(&blob, SIZE).unwrap();
         assert_eq!(file.missing(), SIZE);
         // A range counts with its whole blocks, and with the file's end.
-        assert_eq!(file.record(&(BLOCK - 1..3 * BLOCK + 5)).unwrap(), 2 * BLOCK);
-        assert_eq!(file.record(&(10 * BLOCK..SIZE)).unwrap(), 7);
-        assert_eq!(file.record(&(10 * BLOCK..SIZE)).unwrap(), 0);
+        assert_eq!(file.add(&(BLOCK - 1..3 * BLOCK + 5)), 2 * BLOCK);
+        assert_eq!(file.add(&(10 * BLOCK..SIZE)), 7);
+        assert_eq!(file.add(&(10 * BLOCK..SIZE)), 0);
+        // Nothing of it is recorded before the bytes are durable.
+        assert!(file.begin_record().is_none());
+        assert_eq!(missing(&blob, SIZE), SIZE);
+        let record = file.begin_record_now().unwrap();
+        assert_eq!(file.add(&(5 * BLOCK..6 * BLOCK)), BLOCK);
+        assert!(file.begin_record_now().is_none());
+        record.write().unwrap();
+        file.end_record();
+        file.unclaim();
+        assert_eq!(file.claim(&(2 * BLOCK..6 * BLOCK), u64::MAX), Some(3 * BLOCK..5 * BLOCK));
         drop(file);
         assert_eq!(missing(&blob, SIZE), SIZE - 3 * BLOCK);
         let mut file = PartialFile::open(&blob, SIZE).unwrap();
@@ -290,7 +387,7 @@ mod tests {
         assert_eq!(file.claim(&(9 * BLOCK..u64::MAX), u64::MAX), Some(9 * BLOCK..SIZE));
         // Claimed bytes are not there yet.
         assert!(!file.has(&(2 * BLOCK..2 * BLOCK + 1)));
-        file.record(&(2 * BLOCK..4 * BLOCK)).unwrap();
+        file.add(&(2 * BLOCK..4 * BLOCK));
         assert!(file.has(&(2 * BLOCK..4 * BLOCK)) && !file.has(&(2 * BLOCK..4 * BLOCK + 1)));
     }
 
@@ -299,7 +396,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let blob = folder.path().join("tag");
         let mut file = PartialFile::open(&blob, SIZE).unwrap();
-        file.record(&(0..SIZE)).unwrap();
+        file.add(&(0..SIZE));
+        file.begin_record_now().unwrap().write().unwrap();
         assert_eq!(file.missing(), 0);
         let path = file.path().to_owned();
         drop(file);

@@ -257,17 +257,7 @@ impl PullPlan {
         let commit = listing.commit.clone();
         let transfer = Transfer::new(client, repository.clone(), commit, files, schedule);
         let transfer = Arc::new(transfer);
-        // Threads that wait for a silent server are left behind by a stop; each ends in time.
-        let (sender, ended) = mpsc::channel::<()>();
-        for _ in 0..connections.get() {
-            let (transfer, sender) = (transfer.clone(), sender.clone());
-            let work = move || {
-                transfer.work();
-                drop(sender);
-            };
-            let thread = thread::Builder::new().name("download".into()).stack_size(STACK);
-            thread.spawn(work).map_err(HubError::file(&location, "starting a thread"))?;
-        }
+        let ended = connect(&transfer, connections, &location)?;
         Ok(Download {
             transfer,
             ended,
@@ -279,6 +269,26 @@ impl PullPlan {
             connections,
         })
     }
+}
+
+/// Starts the connections of a transfer. The channel is closed when the last one has ended.
+fn connect(
+    transfer: &Arc<Transfer>,
+    connections: NonZeroUsize,
+    location: &Path,
+) -> Result<mpsc::Receiver<()>, HubError> {
+    // Threads that wait for a silent server are left behind by a stop; each ends in time.
+    let (sender, ended) = mpsc::channel::<()>();
+    for _ in 0..connections.get() {
+        let (transfer, sender) = (Arc::clone(transfer), sender.clone());
+        let work = move || {
+            transfer.work();
+            drop(sender);
+        };
+        let thread = thread::Builder::new().name("download".into()).stack_size(STACK);
+        thread.spawn(work).map_err(HubError::file(location, "starting a thread"))?;
+    }
+    Ok(ended)
 }
 
 /// Error of a list in which contents of one name have two sizes.
@@ -367,6 +377,30 @@ impl Download {
         Ok(self.location.clone())
     }
 
+    /// Waits until all files are complete, and begins again after each error: a server goes on
+    /// with what it has. `pause_after` is called with the error, and returns the time until then.
+    ///
+    /// # Errors
+    /// The model cannot be recorded in the cache.
+    pub fn finish_in_time(
+        mut self,
+        mut pause_after: impl FnMut(&HubError) -> Duration,
+    ) -> Result<PathBuf, HubError> {
+        self.transfer.is_persistent.store(true, Ordering::Relaxed);
+        self.fetch_rest();
+        while let Err(error) = self.wait(|_| ControlFlow::Continue(()), |_| false) {
+            thread::sleep(pause_after(&error));
+            while let Ok(()) = self.ended.recv() {}
+            self.transfer.restart();
+            match connect(&self.transfer, self.connections, &self.location) {
+                Ok(ended) => self.ended = ended,
+                Err(error) => self.transfer.fail(error),
+            }
+        }
+        self.repository.record(&self.revision, &self.listing)?;
+        Ok(self.location.clone())
+    }
+
     /// Waits until the connections have ended, or `is_done` says so.
     fn wait(
         &self,
@@ -425,6 +459,15 @@ impl ArrivingFile {
         }
         self.transfer.wait_for(self.index, &(offset..offset + len))?;
         read_at(&self.bytes, &mut buf[..len as usize], offset)
+    }
+
+    /// Whether the file is complete and has its digest.
+    ///
+    /// # Errors
+    /// The digest was wrong, perhaps after bytes had been read. The file is fetched again, for
+    /// readers that open it anew.
+    pub fn check(&self) -> io::Result<bool> {
+        self.transfer.check(self.index)
     }
 
     /// Fetches ranges, in this order, before the rest of the files.

@@ -175,14 +175,38 @@ impl Schedule {
         self.files[file] = state;
     }
 
-    /// Fetches a file from its start again. `false` if a reader may have some of its bytes.
-    pub(crate) fn fetch_again(&mut self, file: usize) -> bool {
-        if self.opens_ahead {
-            return false;
-        }
+    /// Fetches a file from its start again.
+    pub(crate) fn fetch_again(&mut self, file: usize) {
         self.files[file] = FileState::Unopened;
-        self.rest = RestCursor { file, offset: 0 };
-        true
+        if file <= self.rest.file {
+            self.rest = RestCursor { file, offset: 0 };
+        }
+    }
+
+    /// Lets new connections fetch what is missing, once all others have ended.
+    pub(crate) fn restart(&mut self) {
+        for file in &mut self.files {
+            match file {
+                FileState::Open(open) => {
+                    open.partial.unclaim();
+                    open.is_sequential = false;
+                }
+                // The connection that had it has failed.
+                FileState::Opening | FileState::Checking => *file = FileState::Unopened,
+                FileState::Unopened | FileState::Complete => {}
+            }
+        }
+        self.waited.clear();
+        self.rest = RestCursor::default();
+        self.rest_jobs = 0;
+    }
+
+    /// The files whose bytes arrive, with their indices.
+    pub(crate) fn open_files(&mut self) -> impl Iterator<Item = (usize, &mut OpenFile)> {
+        self.files.iter_mut().enumerate().filter_map(|(index, file)| match file {
+            FileState::Open(open) => Some((index, open)),
+            _ => None,
+        })
     }
 
     /// A file whose bytes arrive; `None` if it is in another state.
@@ -214,7 +238,17 @@ impl Schedule {
 
     /// Whether the first `count` files are complete.
     pub(crate) fn are_complete(&self, count: usize) -> bool {
-        self.files[..count].iter().all(|file| matches!(file, FileState::Complete))
+        (0..count).all(|file| self.is_complete(file))
+    }
+
+    /// Whether a file is complete.
+    pub(crate) fn is_complete(&self, file: usize) -> bool {
+        matches!(self.files[file], FileState::Complete)
+    }
+
+    /// Whether readers may have bytes of files that are not complete.
+    pub(crate) fn is_streamed(&self) -> bool {
+        self.opens_ahead
     }
 
     /// Whether all files have been opened.
@@ -301,7 +335,7 @@ mod tests {
 
         fn finish(&mut self, file: usize) {
             let open = self.schedule.open_file(file).unwrap();
-            open.partial.record(&(0..SIZE)).unwrap();
+            open.partial.add(&(0..SIZE));
             assert!(self.schedule.take_whole(file).is_some());
             self.schedule.set(file, FileState::Complete);
         }

@@ -5,7 +5,7 @@ use std::{
     io::{self, Read},
     ops::Range,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     thread,
@@ -19,11 +19,11 @@ use crate::{
     error::HubError,
     file_path::FilePath,
     listing::Contents,
-    partial_file::{BLOCK, PartialFile, write_at},
+    partial_file::{BLOCK, BlockRecord, PartialFile, write_at},
     schedule::{FileState, Next, OpenFile, Schedule},
 };
 
-/// Bytes after which the blocks that have arrived are recorded.
+/// Bytes after which readers learn of the blocks that have arrived.
 const RECORD: u64 = 256 << 10;
 
 /// Bytes that are read from a connection at once.
@@ -77,6 +77,8 @@ pub(crate) struct Transfer {
     files: Vec<FileToFetch>,
     /// Where the server redirects requests of a file to.
     locations: Vec<Mutex<Option<String>>>,
+    /// Of each file, why bytes that were read of it are wrong.
+    wrong: Vec<OnceLock<String>>,
     schedule: Mutex<Schedule>,
     /// Wakes connections that wait for a job.
     work: Condvar,
@@ -86,7 +88,11 @@ pub(crate) struct Transfer {
     /// Connections that have not ended.
     running: AtomicUsize,
     stopped: AtomicBool,
+    /// Whether the transfer begins again after an error, so that it keeps its files.
+    pub(crate) is_persistent: AtomicBool,
     error: Mutex<Option<HubError>>,
+    /// The last error, as text.
+    problem: Mutex<String>,
 }
 
 /// Outcome of a request.
@@ -110,6 +116,7 @@ impl Transfer {
             repository,
             commit,
             locations: files.iter().map(|_| Mutex::new(None)).collect(),
+            wrong: files.iter().map(|_| OnceLock::new()).collect(),
             files,
             schedule: Mutex::new(schedule),
             work: Condvar::new(),
@@ -117,7 +124,9 @@ impl Transfer {
             counters: Counters::default(),
             running: AtomicUsize::new(0),
             stopped: AtomicBool::new(false),
+            is_persistent: AtomicBool::new(false),
             error: Mutex::new(None),
+            problem: Mutex::new("it was stopped".into()),
         }
     }
 
@@ -136,15 +145,37 @@ impl Transfer {
                 Next::Wait | Next::End => Ok(()),
             };
             if let Err(error) = result {
-                // The first error is the cause; others follow from the stop.
-                lock(&self.error).get_or_insert(error);
-                self.stop();
+                self.fail(error);
             }
             self.work.notify_all();
         }
-        if self.running.fetch_sub(1, Ordering::Relaxed) == 1 {
+        if self.running.fetch_sub(1, Ordering::Relaxed) == 1
+            && !self.is_persistent.load(Ordering::Relaxed)
+        {
             self.schedule().close();
         }
+    }
+
+    /// Ends the transfer with an error.
+    pub(crate) fn fail(&self, error: HubError) {
+        {
+            // The first error is the cause; others follow from the stop.
+            let mut first = lock(&self.error);
+            if first.is_none() {
+                if !matches!(error, HubError::Cancelled) {
+                    *lock(&self.problem) = error.to_string();
+                }
+                *first = Some(error);
+            }
+        }
+        self.stop();
+    }
+
+    /// Prepares for new connections, once all others have ended.
+    pub(crate) fn restart(&self) {
+        self.schedule().restart();
+        *lock(&self.error) = None;
+        self.stopped.store(false, Ordering::Relaxed);
     }
 
     /// The next action of a connection; `None` at the end.
@@ -172,9 +203,16 @@ impl Transfer {
     pub(crate) fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
         // A thread that has just looked is waiting once its lock is free.
-        drop(self.schedule());
+        let records: Vec<_> = self
+            .schedule()
+            .open_files()
+            .filter_map(|(_, open)| open.partial.begin_record_now())
+            .collect();
         self.work.notify_all();
         self.arrived.notify_all();
+        // Blocks that are not recorded are fetched again.
+        let _ = records.into_iter().try_for_each(BlockRecord::write);
+        self.schedule().open_files().for_each(|(_, open)| open.partial.end_record());
     }
 
     fn is_stopped(&self) -> bool {
@@ -217,8 +255,9 @@ impl Transfer {
     /// for.
     ///
     /// # Errors
-    /// The transfer has failed or was stopped.
+    /// The transfer has failed or was stopped, or bytes of the file were wrong.
     pub(crate) fn wait_for(&self, file: usize, range: &Range<u64>) -> io::Result<()> {
+        self.check(file)?;
         let mut schedule = self.schedule();
         if schedule.has(file, range) {
             return Ok(());
@@ -227,13 +266,23 @@ impl Transfer {
         self.work.notify_all();
         while !schedule.has(file, range) {
             if self.is_stopped() {
-                let error = lock(&self.error);
-                let problem = error.as_ref().map_or("it was stopped".into(), HubError::to_string);
+                let problem = lock(&self.problem);
                 return Err(io::Error::other(format!("the download ended: {problem}")));
             }
             schedule = self.arrived.wait(schedule).unwrap_or_else(PoisonError::into_inner);
         }
         Ok(())
+    }
+
+    /// Whether a file is complete and has its digest.
+    ///
+    /// # Errors
+    /// Bytes were wrong that may have been read.
+    pub(crate) fn check(&self, file: usize) -> io::Result<bool> {
+        match self.wrong[file].get() {
+            Some(problem) => Err(io::Error::new(io::ErrorKind::InvalidData, problem.clone())),
+            None => Ok(self.schedule().is_complete(file)),
+        }
     }
 
     /// Fetches ranges of a file before the rest.
@@ -463,7 +512,7 @@ impl Transfer {
             position += count as u64;
             self.counters.received.fetch_add(count as u64, Ordering::Relaxed);
             if position == range.end || position - range.start >= RECORD {
-                self.record(file, range.start..position).map_err(RequestError::Final)?;
+                self.add(file, range.start..position).map_err(RequestError::Final)?;
                 range.start =
                     if position == range.end { position } else { position / BLOCK * BLOCK };
             }
@@ -473,17 +522,26 @@ impl Transfer {
         Ok(())
     }
 
-    /// Records bytes that have arrived; the last ones complete the file.
-    fn record(&self, file: usize, range: Range<u64>) -> Result<(), HubError> {
-        let whole = {
+    /// Lets readers have bytes that have arrived; the last ones complete the file.
+    fn add(&self, file: usize, range: Range<u64>) -> Result<(), HubError> {
+        let (whole, record) = {
             let mut schedule = self.schedule();
             let Some(open) = schedule.open_file(file) else { return Ok(()) };
-            let recorded = open.partial.record(&range)?;
-            self.counters.present.fetch_add(recorded, Ordering::Relaxed);
-            schedule.take_whole(file)
+            let added = open.partial.add(&range);
+            self.counters.present.fetch_add(added, Ordering::Relaxed);
+            let record = open.partial.begin_record();
+            (schedule.take_whole(file), record)
         };
         self.arrived.notify_all();
-        whole.map_or(Ok(()), |open| self.complete(file, open))
+        if let Some(open) = whole {
+            return self.complete(file, open);
+        }
+        let Some(record) = record else { return Ok(()) };
+        let written = record.write();
+        if let Some(open) = self.schedule().open_file(file) {
+            open.partial.end_record();
+        }
+        written
     }
 
     /// Checks the digest of a file that has all its bytes, and gives it its name.
@@ -501,15 +559,24 @@ impl Transfer {
                 .ok_or(HubError::Cancelled)?;
             if found != digest.hex() {
                 partial.delete();
+                self.counters.present.fetch_sub(contents.size, Ordering::Relaxed);
+                self.counters.checked.fetch_sub(contents.size, Ordering::Relaxed);
+                let is_streamed = {
+                    let mut schedule = self.schedule();
+                    schedule.fetch_again(file);
+                    schedule.is_streamed()
+                };
                 // An earlier download that was stopped has not checked what it left.
-                if is_resumed && self.schedule().fetch_again(file) {
-                    self.counters.present.fetch_sub(contents.size, Ordering::Relaxed);
-                    self.counters.checked.fetch_sub(contents.size, Ordering::Relaxed);
+                if is_resumed && !is_streamed {
                     return Ok(());
                 }
                 let (kind, wanted) = (digest.kind(), digest.hex().to_owned());
-                let file = self.files[file].name();
-                return Err(HubError::Digest { file, kind, found, wanted });
+                let name = self.files[file].name();
+                let error = HubError::Digest { file: name, kind, found, wanted };
+                if is_streamed {
+                    let _ = self.wrong[file].set(error.to_string());
+                }
+                return Err(error);
             }
         }
         partial.finish(&self.repository.blob(&contents.tag))?;

@@ -329,6 +329,11 @@ impl ApiError {
         Rejected::Stopping.into()
     }
 
+    /// Model whose files are not the ones that it was read from.
+    pub(crate) fn broken(error: &moeflux::Error) -> Self {
+        Self::new(ErrorKind::Unavailable, error.to_string())
+    }
+
     /// Known path with another method.
     pub(crate) fn no_method() -> Self {
         Self::new(ErrorKind::Method, "this path does not take this method")

@@ -34,7 +34,8 @@ use crate::{
 /// conversation continues; if input is not interactive, they set the exit code.
 pub(crate) fn run(args: &ChatArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let cache = PromptCache::open(&args.generation.persist)?;
-    let needs = Needs { marks: true, ..Needs::default() };
+    let saves = args.generation.persist.session.is_some();
+    let needs = Needs { marks: true, saves, ..Needs::default() };
     let (engine, download) = load::streamed_engine(&args.generation.engine, needs, ui)?;
     if let Some(download) = download {
         download.finish_in_background(ui)?;

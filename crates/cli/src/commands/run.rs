@@ -67,10 +67,10 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let prompt = prompt(args.prompt.as_deref())?;
     let cache = PromptCache::open(&args.generation.persist)?;
     // Only a stop string makes the session go back, to the end of the prompt.
-    let marks =
-        args.generation.persist.session.is_some() && !args.generation.answer.stop.is_empty();
+    let saves = args.generation.persist.session.is_some();
+    let marks = saves && !args.generation.answer.stop.is_empty();
     let form = args.form.read()?;
-    let needs = Needs { marks, grammars: form.is_some(), ..Needs::default() };
+    let needs = Needs { marks, grammars: form.is_some(), saves, ..Needs::default() };
     let since = Instant::now();
     let (engine, mut download) = load::streamed_engine(&args.generation.engine, needs, ui)?;
     let load_seconds = since.elapsed().as_secs_f64();

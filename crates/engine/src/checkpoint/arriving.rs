@@ -13,6 +13,12 @@ pub trait ArrivingBytes: fmt::Debug + Send + Sync {
     /// The bytes cannot be fetched or read.
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
 
+    /// Whether the whole file is there and has the digest of its publisher, if that is known.
+    ///
+    /// # Errors
+    /// It has another digest: bytes that were read are wrong.
+    fn check(&self) -> io::Result<bool>;
+
     /// Asks for ranges that will be read soon, in this order. They are fetched before the rest of
     /// the file, and after bytes on which a read waits.
     fn expect(&self, ranges: &[Range<u64>]) {

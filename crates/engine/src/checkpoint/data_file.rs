@@ -132,10 +132,27 @@ impl DataFile {
         FileStamp { len: self.len, modified: self.modified }
     }
 
-    /// Whether a file on disk has another length or time of modification than when it was opened.
-    pub(crate) fn is_changed(&self) -> bool {
-        let meta = self.file().and_then(|file| file.metadata().ok());
-        meta.is_some_and(|meta| {
+    /// Whether the file has all its bytes, and they are the ones that were opened.
+    ///
+    /// # Errors
+    /// A file on disk has another length or time of modification than when it was opened; one that
+    /// arrives has wrong bytes.
+    pub(crate) fn check(&self) -> Result<bool, String> {
+        match &self.storage {
+            DataStorage::Arriving(bytes) => bytes
+                .check()
+                .map_err(|error| format!("the model was read from wrong bytes: {error}")),
+            DataStorage::Disk(file) if self.is_changed(file) => {
+                Err("the file was written to while the model is in use: its length or time of \
+                     modification is another one; open the model again"
+                    .into())
+            }
+            DataStorage::Disk(_) | DataStorage::Memory(_) => Ok(true),
+        }
+    }
+
+    fn is_changed(&self, file: &File) -> bool {
+        file.metadata().is_ok_and(|meta| {
             self.stamp() != FileStamp { len: meta.len(), modified: meta.modified().ok() }
         })
     }

@@ -107,8 +107,9 @@ impl Saver {
     /// Takes the session of an answered prompt, of which `computed` tokens were computed. Saves its
     /// state, and those of prefixes from which other prompts go on: `ends` are their lengths.
     pub(super) fn take(&mut self, session: &mut Session, ends: &[usize], computed: usize) {
-        // A state that cannot be kept is not written.
-        if session.cache_prefix().is_err() {
+        // A state that cannot be kept is not written, and none of weights that are still arriving.
+        let are_complete = self.engine.check_files();
+        if session.cache_prefix().is_err() || !are_complete.unwrap_or(false) {
             return;
         }
         let tokens = session.tokens();

@@ -152,7 +152,6 @@ pub(crate) struct Runtime {
     pub(crate) model: Model,
     /// Arguments to reopen the model's files after a read error.
     reopen: ReopenArgs,
-    pub(crate) watch: FileWatch,
     /// Limits on truncating sessions.
     pub(crate) rewind: RewindLimits,
     /// Shapes of all states of a session, in layer order.
@@ -241,6 +240,7 @@ impl Engine {
             arriving: checkpoint.arriving(),
             rope_scaling: checkpoint.rope_scaling(),
             identity: OnceLock::new(),
+            watch: Mutex::new(FileWatch::new(Arc::clone(checkpoint.files()))),
         });
         // Samples of experts that are still arriving would delay the first token.
         if origin.arriving.is_empty() {
@@ -305,7 +305,6 @@ impl Engine {
             row_store,
             model,
             reopen,
-            watch: FileWatch::new(Arc::clone(checkpoint.files())),
             rewind,
             layer_states,
             prefix_cache: PrefixCache::new(costs),
@@ -425,6 +424,15 @@ impl Engine {
 
     pub(crate) fn identity(&self) -> Result<ModelIdentity, Error> {
         self.shared.origin.identity()
+    }
+
+    /// Whether all files of the weights have arrived, with the digests of their publisher.
+    ///
+    /// # Errors
+    /// A file was overwritten in place while the model is in use, or arrived with another digest.
+    /// Every step fails then, until the model is opened again.
+    pub fn check_files(&self) -> Result<bool, Error> {
+        self.shared.origin.watch().check_now()
     }
 
     /// Element format of the KV cache.
@@ -573,6 +581,7 @@ struct ModelOrigin {
     arriving: Vec<ArrivingFile>,
     rope_scaling: Option<RopeScaling>,
     identity: OnceLock<ModelIdentity>,
+    watch: Mutex<FileWatch>,
 }
 
 impl ModelOrigin {
@@ -584,6 +593,10 @@ impl ModelOrigin {
             checkpoint.scale_rope(scaling)?;
         }
         Ok(checkpoint)
+    }
+
+    fn watch(&self) -> MutexGuard<'_, FileWatch> {
+        self.watch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn identity(&self) -> Result<ModelIdentity, Error> {
@@ -693,6 +706,11 @@ impl Runtime {
         compiled
     }
 
+    /// As [`FileWatch::check`].
+    pub(crate) fn watch_files(&self) -> Result<(), Error> {
+        self.reopen.origin.watch().check()
+    }
+
     /// Reopens the files of experts and of tables after a failed read. If they are missing, the
     /// open ones stay: experts in memory need no file, and any other read reports the error.
     pub(crate) fn reopen_lost_files(&mut self) {
@@ -702,7 +720,7 @@ impl Runtime {
         }
         let found = self.reopen.open(self.cache.source(), self.row_store.as_ref());
         let Ok(Some(ReopenedFiles { source, reader, rows, watch })) = found else { return };
-        self.watch = watch;
+        *self.reopen.origin.watch() = watch;
         self.cache.replace_reader(&mut *self.device, source, reader);
         if let (Some(store), Some(rows)) = (&mut self.row_store, rows) {
             store.replace_reader(rows);

@@ -1,4 +1,4 @@
-//! Files of a model that are overwritten in place while it is in use.
+//! Files of a model that are overwritten in place while it is in use, or arrive with wrong bytes.
 
 use std::{
     sync::Arc,
@@ -12,37 +12,54 @@ const PERIOD: Duration = Duration::from_secs(1);
 
 /// The open files of a model. Experts that are read from a file with other contents would make
 /// another model of it, without an error. A file that another one replaces stays as it was.
-pub(crate) struct FileWatch {
+pub(super) struct FileWatch {
     files: Arc<Vec<DataFile>>,
     period: Duration,
     last: Instant,
-    /// Index of a file that was changed.
-    changed: Option<usize>,
+    /// Index of a file with other contents, and its problem.
+    changed: Option<(usize, String)>,
 }
 
 impl FileWatch {
-    pub(crate) fn new(files: Arc<Vec<DataFile>>) -> Self {
+    pub(super) fn new(files: Arc<Vec<DataFile>>) -> Self {
         Self { files, period: PERIOD, last: Instant::now(), changed: None }
     }
 
     /// Looks at the files, if the last look was a while ago.
     ///
     /// # Errors
-    /// A file has another length or time of modification than when it was opened.
-    pub(crate) fn check(&mut self) -> Result<(), Error> {
-        if self.changed.is_none() && self.last.elapsed() >= self.period {
-            self.last = Instant::now();
-            self.changed = self.files.iter().position(DataFile::is_changed);
+    /// As [`FileWatch::check_now`].
+    pub(super) fn check(&mut self) -> Result<(), Error> {
+        match self.changed.is_none() && self.last.elapsed() < self.period {
+            true => Ok(()),
+            false => self.check_now().map(|_| ()),
         }
-        match self.changed {
-            None => Ok(()),
-            Some(index) => Err(Error::Checkpoint {
-                path: self.files[index].path().into(),
-                problem:
-                    "the file was written to while the model is in use: its length or time of \
-                          modification is another one; open the model again"
-                        .into(),
-            }),
+    }
+
+    /// Looks at the files. Whether all of them have arrived, with their digests.
+    ///
+    /// # Errors
+    /// A file has another length or time of modification than when it was opened, or arrived with
+    /// another digest. Later calls return the error again.
+    pub(super) fn check_now(&mut self) -> Result<bool, Error> {
+        self.last = Instant::now();
+        let mut are_complete = true;
+        if self.changed.is_none() {
+            let mut check = |(index, file): (usize, &DataFile)| match file.check() {
+                Ok(is_complete) => {
+                    are_complete &= is_complete;
+                    None
+                }
+                Err(problem) => Some((index, problem)),
+            };
+            self.changed = self.files.iter().enumerate().find_map(&mut check);
+        }
+        match &self.changed {
+            None => Ok(are_complete),
+            Some((index, problem)) => {
+                let path = self.files[*index].path().into();
+                Err(Error::Checkpoint { path, problem: problem.clone() })
+            }
         }
     }
 }

@@ -237,6 +237,9 @@ impl Mark {
         }
         let hot =
             if options.hot_experts { engine.lock().cache.experts_in_memory() } else { Vec::new() };
+        if !engine.check_files()? {
+            return Err(SessionError::Arriving.into());
+        }
         let expected = engine.expectation(kv_format)?;
         let name = engine
             .folder()
@@ -287,7 +290,8 @@ impl Mark {
     /// As [`Session::snapshot`].
     pub(crate) fn save_to(&self, folder: &SnapshotFolder) -> Result<Option<PathBuf>, Error> {
         let MarkState { engine, timeline } = &*self.state;
-        if timeline.is_lossy {
+        // Weights that are still arriving may be found to be wrong.
+        if timeline.is_lossy || !engine.check_files()? {
             return Ok(None);
         }
         let expected = engine.expectation(engine.kv_format())?;

@@ -272,7 +272,7 @@ impl Runtime {
         sink: &mut LogitsSink<'_>,
     ) -> Result<(), Error> {
         self.reopen_lost_files();
-        self.watch.check()?;
+        self.watch_files()?;
         for entry in entries.iter_mut().filter(|entry| entry.timeline.is_stale) {
             self.reset(entry.timeline)?;
         }

@@ -6,7 +6,10 @@ use std::{
     io,
     ops::Range,
     path::Path,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU8, Ordering},
+    },
 };
 
 use moeflux::{
@@ -14,6 +17,7 @@ use moeflux::{
     checkpoint::{ArrivingBytes, ArrivingFile},
     model::blueprint::Blueprint,
     runtime::DeviceOptions,
+    session::SnapshotOptions,
 };
 
 use crate::common::{self, EXPERT_LAYERS, Golden, Seen, copy_golden, exact, feed, gpu, shards};
@@ -28,7 +32,12 @@ struct NotedFile {
     expected: Mutex<Vec<Range<u64>>>,
     read: Mutex<Vec<Range<u64>>>,
     fails: bool,
+    /// 0 while it is unknown.
+    digest: AtomicU8,
 }
+
+const RIGHT: u8 = 1;
+const WRONG: u8 = 2;
 
 impl ArrivingBytes for NotedFile {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
@@ -40,6 +49,13 @@ impl ArrivingBytes for NotedFile {
         return std::os::unix::fs::FileExt::read_at(&self.file, buf, offset);
         #[cfg(windows)]
         return std::os::windows::fs::FileExt::seek_read(&self.file, buf, offset);
+    }
+
+    fn check(&self) -> io::Result<bool> {
+        match self.digest.load(Ordering::Relaxed) {
+            WRONG => Err(io::Error::other("SHA-256 is 1, 2 was expected")),
+            digest => Ok(digest == RIGHT),
+        }
     }
 
     fn expect(&self, ranges: &[Range<u64>]) {
@@ -68,6 +84,7 @@ impl Arriving {
                 expected: Mutex::default(),
                 read: Mutex::default(),
                 fails,
+                digest: AtomicU8::new(0),
             });
             let len = noted.file.metadata().unwrap().len();
             arriving.push(ArrivingFile { path, len, bytes: noted.clone() });
@@ -163,6 +180,34 @@ fn dense_weights_are_expected_and_experts_read_as_they_are_routed_to() {
 fn a_gpu_loads_no_expert_ahead_of_its_router() {
     let Some(device) = gpu(true) else { return };
     assert_reads_what_is_needed("qwen3_5_moe", &device);
+}
+
+#[test]
+fn states_are_saved_once_the_digests_are_right() {
+    let arriving = Arriving::new("qwen3_5_moe", false);
+    let engine = arriving.engine(exact("cpu"));
+    let mut session = engine.session().unwrap();
+    feed(&mut session, &[1, 2, 3], None);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("session");
+    let set =
+        |digest| arriving.files.iter().for_each(|f| f.digest.store(digest, Ordering::Relaxed));
+    assert!(!engine.check_files().unwrap());
+    let error = session.snapshot(&path, SnapshotOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("still being downloaded"), "{error}");
+    set(RIGHT);
+    assert!(engine.check_files().unwrap());
+    session.snapshot(&path, SnapshotOptions::default()).unwrap();
+    // Wrong bytes fail everything, and stay wrong.
+    set(WRONG);
+    let error = engine.check_files().unwrap_err().to_string();
+    assert!(error.contains("model.safetensors: ") && error.contains("SHA-256 is 1"), "{error}");
+    set(RIGHT);
+    assert_eq!(engine.check_files().unwrap_err().to_string(), error);
+    assert_eq!(session.snapshot(&path, SnapshotOptions::default()).unwrap_err().to_string(), error);
+    // A step looks once a second.
+    let step = session.decode(4);
+    assert!(step.is_err_and(|step| step.to_string() == error));
 }
 
 #[test]

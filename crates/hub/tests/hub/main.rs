@@ -398,7 +398,7 @@ fn two_pulls_at_once_fetch_once() {
 }
 
 /// Waits for a condition that another thread brings about.
-fn eventually(is_true: impl Fn() -> bool) {
+fn eventually(mut is_true: impl FnMut() -> bool) {
     let since = Instant::now();
     while !is_true() {
         assert!(since.elapsed() < Duration::from_secs(30));
@@ -524,6 +524,60 @@ fn reads_fail_with_the_download() {
         let error = reader.join().unwrap().unwrap_err().to_string();
         assert!(error.contains("stopped"), "{error}");
     });
+}
+
+#[test]
+fn a_server_goes_on_after_errors_of_its_download() {
+    let fixture = Fixture::new(20 << 20);
+    let plan = fixture.request().plan(&|| false).unwrap();
+    let download = plan.stream(|_| ControlFlow::Continue(())).unwrap();
+    let file = download.arriving().remove(0);
+    fixture.hub.set(Faults { status: Some((403, usize::MAX)), ..Faults::default() });
+    let mut errors = 0;
+    let finish = move || {
+        let path = download.finish_in_time(|error| {
+            assert!(matches!(error, HubError::Denied { .. }), "{error}");
+            errors += 1;
+            Duration::from_millis(10)
+        });
+        (path, errors)
+    };
+    let finished = std::thread::spawn(finish);
+    let mut bytes = [0; 1000];
+    let error = file.read_at(&mut bytes, 8 << 20).unwrap_err().to_string();
+    assert!(error.contains("403"), "{error}");
+    fixture.hub.set(Faults::default());
+    eventually(|| file.read_at(&mut bytes, 8 << 20).is_ok());
+    assert_eq!(bytes, fixture.weights[8 << 20..][..1000]);
+    let (path, errors) = finished.join().unwrap();
+    assert!(errors > 0);
+    assert!(file.check().unwrap());
+    fixture.assert_complete(&path.unwrap());
+}
+
+#[test]
+fn bytes_without_their_digest_are_told_to_readers_and_fetched_again() {
+    let fixture = Fixture::new(9 << 20);
+    let plan = fixture.request().plan(&|| false).unwrap();
+    let download = plan.stream(|_| ControlFlow::Continue(())).unwrap();
+    let file = download.arriving().remove(0);
+    fixture.hub.set(Faults { flips_bytes: true, ..Faults::default() });
+    let mut bytes = [0; 1000];
+    file.read_at(&mut bytes, 8 << 20).unwrap();
+    assert!(!file.check().unwrap());
+    fixture.hub.set(Faults::default());
+    let mut errors = Vec::new();
+    let path = download.finish_in_time(|error| {
+        errors.push(error.to_string());
+        let read = file.read_at(&mut bytes, 8 << 20).unwrap_err().to_string();
+        assert_eq!(read, file.check().unwrap_err().to_string());
+        assert_eq!(read, error.to_string());
+        Duration::ZERO
+    });
+    assert!(errors.len() == 1 && errors[0].contains("model.safetensors"), "{errors:?}");
+    // Bytes that were read stay wrong, also when the file has come.
+    assert!(file.check().is_err() && file.read_at(&mut bytes, 8 << 20).is_err());
+    fixture.assert_complete(&path.unwrap());
 }
 
 #[test]

@@ -46,8 +46,17 @@ struct TokenPiece {
 }
 
 /// Answers `GET /health`.
-pub(crate) async fn health() -> Response {
-    json::response(&json!({"status": "ok"}))
+///
+/// # Errors
+/// The files of the loaded model are not the ones that it was read from.
+pub(crate) async fn health(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    let check = |model: Option<&ServedModel>| {
+        model.map_or(Ok(true), |model| model.core.engine().check_files())
+    };
+    match app.models.with_current(check) {
+        Ok(_) => Ok(json::response(&json!({"status": "ok"}))),
+        Err(error) => Err(ApiError::broken(&error)),
+    }
 }
 
 /// Answers `POST /tokenize`: `content` to `tokens`, with their text if `with_pieces` is set.

@@ -1,5 +1,9 @@
 //! Fields of llama.cpp's server: progress and times in a stream, the prompt, log-probabilities.
 
+use std::{fs, time::SystemTime};
+
+use moeflux::{Checkpoint, Engine, EngineOptions, MemoryRequest, runtime::DeviceOptions};
+use moeflux_server::ServerOptions;
 use serde_json::{Value, json};
 
 use crate::{
@@ -211,4 +215,24 @@ fn editors_find_the_context_and_the_sessions() {
     let model = &get(&server, "/v1/models").json()["data"][0];
     assert_eq!(model["meta"]["n_ctx"], CONTEXT);
     assert!(model["meta"]["n_params"].as_u64().unwrap() > 1_000_000, "{model}");
+}
+
+#[test]
+fn health_names_a_file_that_was_overwritten() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, bytes) in moeflux_tales::FILES {
+        fs::write(folder.path().join(name), bytes).unwrap();
+    }
+    let device = DeviceOptions::default().name("cpu").threads(1);
+    let options = EngineOptions::default().memory(MemoryRequest::default().context(CONTEXT));
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    let engine = Engine::open(checkpoint, options.device(device), &mut |_, _| {}).unwrap();
+    let server = TestServer::serve(&engine, 4, ServerOptions::default());
+    assert_eq!(get(&server, "/health").status, 200);
+    let weights = fs::File::options().write(true).open(folder.path().join("model.safetensors"));
+    weights.unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
+    let health = get(&server, "/health");
+    assert_eq!(health.status, 503);
+    assert!(health.body.contains("model.safetensors"), "{}", health.body);
+    assert_eq!(chat(&server, &body(json!({}))).status, 500);
 }

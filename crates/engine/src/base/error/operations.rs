@@ -182,6 +182,12 @@ pub enum SessionError {
     /// No tokens.
     #[error("there are no tokens: the prompt is empty")]
     NoTokens,
+    /// A state to save, of weights whose digests are not known to be right.
+    #[error(
+        "the model is still being downloaded, and its states are saved once all weights have \
+         their digests: save it later"
+    )]
+    Arriving,
     /// Token id outside the vocabulary.
     #[error("token id {id} is outside the vocabulary of {vocab}")]
     TokenId {
