@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use moeflux::{
     Checkpoint, Engine, EngineOptions, MemoryPlan, MemoryRequest,
+    checkpoint::CheckpointOptions,
     experts::{Access, PrefetchMode, ReadOptions, ReaderKind},
     model::blueprint::Blueprint,
     runtime::{DeviceOptions, KvFormat},
@@ -16,6 +17,7 @@ use crate::{
     WrongUse,
     args::{
         AutoSwitch, ComputeArgs, EngineArgs, IoMode, MemoryArgs, ModelArgs, ReadArgs, ReaderChoice,
+        TokenizerArgs,
     },
     folders,
     hub::{self, Located, ModelDownload},
@@ -130,16 +132,27 @@ pub(crate) fn checkpoint(
 ) -> anyhow::Result<Checkpoint> {
     let located =
         args.model.as_deref().map(|model| hub::located(model, args.yes, ui)).transpose()?;
-    args.scaled(checkpoint_in(located.as_deref(), mirrors, ui)?)
+    args.scaled(checkpoint_in(located.as_deref(), &args.open_options(mirrors), ui)?)
 }
 
 impl ModelArgs {
+    fn open_options(&self, mirrors: &[PathBuf]) -> CheckpointOptions {
+        self.tokenizer.open_options().mirrors(mirrors.to_vec())
+    }
+
     /// A checkpoint with the RoPE scaling that was asked for.
     fn scaled(&self, mut checkpoint: Checkpoint) -> anyhow::Result<Checkpoint> {
         if let Some(scaling) = self.rope_scaling {
             checkpoint.scale_rope(scaling)?;
         }
         Ok(checkpoint)
+    }
+}
+
+impl TokenizerArgs {
+    /// Options to open a checkpoint with.
+    pub(crate) fn open_options(&self) -> CheckpointOptions {
+        CheckpointOptions::default().tokenizer_pre(self.tokenizer_pre.clone())
     }
 }
 
@@ -158,29 +171,33 @@ pub(crate) fn streamed(
     };
     let Located { path, download } = hub::streamed(model, args.yes, ui)?;
     let arriving = download.as_ref().map(ModelDownload::arriving).unwrap_or_default();
-    let checkpoint = Checkpoint::open_arriving(&path, &[], &arriving);
+    let checkpoint = Checkpoint::open_with(&path, &args.open_options(&[]).arriving(arriving));
     let checkpoint = ModelDownload::cause(download.as_ref(), checkpoint)?;
     checkpoint.notes().iter().for_each(|note| ui.note(note));
     Ok((args.scaled(checkpoint)?, download))
 }
 
-/// Opens a checkpoint and its mirrors, or the built-in one.
+/// Opens a checkpoint with options, or the built-in one.
 ///
 /// # Errors
 /// It cannot be opened.
 pub(crate) fn checkpoint_in(
     folder: Option<&Path>,
-    mirrors: &[PathBuf],
+    options: &CheckpointOptions,
     ui: Ui,
 ) -> anyhow::Result<Checkpoint> {
     match folder {
         Some(folder) => {
-            let checkpoint = Checkpoint::open_with(folder, mirrors)?;
+            let checkpoint = Checkpoint::open_with(folder, options)?;
             checkpoint.notes().iter().for_each(|note| ui.note(note));
             Ok(checkpoint)
         }
-        None if !mirrors.is_empty() => {
+        None if !options.mirrors.is_empty() => {
             Err(WrongUse("the built-in model has no mirrors: give --model too".into()).into())
+        }
+        None if options.tokenizer_pre.is_some() => {
+            let problem = "--tokenizer-pre is for GGUF files: give --model too";
+            Err(WrongUse(problem.into()).into())
         }
         None => built_in(folders::cache().as_deref(), ui),
     }

@@ -55,6 +55,7 @@ pub(crate) struct ModelSettings {
     kv: Option<KvFormat>,
     #[serde(deserialize_with = "rope_scaling")]
     rope_scaling: Option<RopeScaling>,
+    tokenizer_pre: Option<String>,
     prefix_cache: Option<PathBuf>,
     #[serde(deserialize_with = "size")]
     prefix_cache_size: Option<u64>,
@@ -165,6 +166,7 @@ impl ModelSettings {
             experts_on_host: self.experts_on_host.or(defaults.experts_on_host),
             kv: self.kv.or(defaults.kv),
             rope_scaling: self.rope_scaling.or(defaults.rope_scaling),
+            tokenizer_pre: self.tokenizer_pre.clone().or_else(|| defaults.tokenizer_pre.clone()),
             prefix_cache: self.prefix_cache.clone().or_else(|| defaults.prefix_cache.clone()),
             prefix_cache_size: self.prefix_cache_size.or(defaults.prefix_cache_size),
             ttl: self.ttl.or(defaults.ttl),
@@ -193,7 +195,10 @@ impl ModelSettings {
         memory.prefix_memory = memory.prefix_memory.or(self.prefix_memory);
         memory.experts_on_host = memory.experts_on_host.or(self.experts_on_host);
         args.engine.compute.kv = args.engine.compute.kv.or(self.kv);
-        args.engine.model.rope_scaling = args.engine.model.rope_scaling.or(self.rope_scaling);
+        let model = &mut args.engine.model;
+        model.rope_scaling = model.rope_scaling.or(self.rope_scaling);
+        let pre = model.tokenizer.tokenizer_pre.take();
+        model.tokenizer.tokenizer_pre = pre.or_else(|| self.tokenizer_pre.clone());
         if args.cache.prefix_cache.is_none() {
             args.cache.prefix_cache = self.prefix_cache.as_deref().map(folders::below_home);
         }
@@ -254,6 +259,7 @@ mod tests {
             gpu-memory = "20GiB,10GiB"
             kv = "q8"
             rope-scaling = "yarn:4"
+            tokenizer-pre = "qwen2"
             prefix-cache = "/var/cache/big"
             prefix-cache-size = "1GB"
             top-k = 20
@@ -276,6 +282,7 @@ mod tests {
         assert_eq!(made.sessions.map(usize::from), Some(2));
         assert_eq!(made.engine.compute.kv, Some(KvFormat::Q8));
         assert!(made.engine.model.rope_scaling.is_some());
+        assert_eq!(made.engine.model.tokenizer.tokenizer_pre.as_deref(), Some("qwen2"));
         assert_eq!(made.cache.prefix_cache.as_deref(), Some(Path::new("/var/cache/big")));
         assert_eq!(made.cache.prefix_cache_size, Some(1_000_000_000));
         let sampling = big.sampling(&Sampling::default()).unwrap();

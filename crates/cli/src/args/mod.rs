@@ -2,6 +2,7 @@
 
 mod bench;
 mod hub;
+mod model;
 mod persist;
 mod serve;
 mod values;
@@ -15,7 +16,6 @@ use clap::{
 };
 use clap_complete::Shell;
 use moeflux::{
-    checkpoint::RopeScaling,
     experts::{ExpertsOnHost, PolicyKind},
     runtime::{CardBudgets, KvFormat},
     tools::synth,
@@ -24,6 +24,7 @@ use moeflux::{
 use crate::{defaults::Defaults, progress};
 pub(crate) use bench::{BenchArgs, BenchCommand, DoctorArgs, FigureArgs, KernelsArgs, PlanArgs};
 pub(crate) use hub::{ListArgs, PullArgs, RmArgs, ShowArgs};
+pub(crate) use model::{ModelArgs, TokenizerArgs};
 pub(crate) use persist::PersistArgs;
 pub(crate) use serve::ServeArgs;
 use values::{device, kv_format, path, preset, within};
@@ -143,30 +144,6 @@ fn without_empty_variables(command: clap::Command) -> clap::Command {
     command
         .mut_args(|arg| if is_empty(&arg) { arg.env(Resettable::Reset) } else { arg })
         .mut_subcommands(without_empty_variables)
-}
-
-/// Model.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct ModelArgs {
-    /// Folder of the model, or its name ORG/NAME on the Hub [default: the built-in tales-18m]
-    ///
-    /// A folder with config.json, tokenizer.json and model.safetensors (or shards with their
-    /// index), as downloaded from the Hub; or a GGUF file, or any part of a model in several. A
-    /// name (ORG/NAME, of GGUF ORG/NAME:Q4_K_M) that is not in the Hub's cache is downloaded once
-    /// you agree, as by `moeflux pull`. The built-in model is unpacked once into the user's cache
-    /// folder.
-    #[arg(short, long, value_parser = path(), value_name = "MODEL", env = "MOEFLUX_MODEL", hide_env_values = true, help_heading = MODEL)]
-    pub(crate) model: Option<PathBuf>,
-    /// Download a model that is not in the cache without asking
-    #[arg(long, help_heading = MODEL)]
-    pub(crate) yes: bool,
-    /// Scale RoPE for contexts that are longer than the model's: yarn:FACTOR
-    ///
-    /// The edit of config.json that model cards advise, without editing it. yarn:FACTOR:POSITIONS
-    /// also gives the positions that the model was trained for, where the card names fewer than
-    /// max_position_embeddings: yarn:4:32768 for Qwen3-30B-A3B. Scaling changes short texts too.
-    #[arg(long, value_name = "SCALING", value_parser = str::parse::<RopeScaling>, help_heading = MODEL)]
-    pub(crate) rope_scaling: Option<RopeScaling>,
 }
 
 /// Memory budgets and what is planned within them.
@@ -703,6 +680,8 @@ pub(crate) struct PackArgs {
     /// Read a packed folder again and list damage
     #[arg(long, value_parser = path(), value_name = "DIR", conflicts_with = "out")]
     pub(crate) verify: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) tokenizer: TokenizerArgs,
 }
 
 /// List of presets, and examples.

@@ -21,8 +21,15 @@ use crate::{
 pub(crate) fn run(args: &PackArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let model = args.model.as_deref().map(|model| hub::located(model, false, ui)).transpose()?;
     match (&args.verify, &args.out) {
-        (Some(folder), _) => verify(folder, model.as_deref(), ui),
-        (None, Some(out)) => write(model.as_deref(), out, ui),
+        (Some(folder), _) => {
+            let options = args.tokenizer.open_options();
+            let open = |model| Checkpoint::open_with(model, &options);
+            verify(folder, model.as_deref().map(open).transpose()?.as_ref(), ui)
+        }
+        (None, Some(out)) => {
+            let options = args.tokenizer.open_options();
+            write(&load::checkpoint_in(model.as_deref(), &options, ui)?, out, ui)
+        }
         // The parser requires one of the two.
         (None, None) => Ok(ExitCode::from(2)),
     }
@@ -42,12 +49,11 @@ fn progress_until_interrupt<'a>(
     }
 }
 
-fn write(model: Option<&Path>, out: &Path, ui: Ui) -> anyhow::Result<ExitCode> {
-    let checkpoint = load::checkpoint_in(model, &[], ui)?;
+fn write(checkpoint: &Checkpoint, out: &Path, ui: Ui) -> anyhow::Result<ExitCode> {
     let since = Instant::now();
     let packed = {
         let (bar, armed) = (ui.bytes("packing"), interrupt::arm());
-        pack(&checkpoint, out, &mut progress_until_interrupt(&bar, &armed))
+        pack(checkpoint, out, &mut progress_until_interrupt(&bar, &armed))
     };
     let report = match packed {
         Err(moeflux::Error::Cancelled) => {
@@ -74,12 +80,11 @@ fn write(model: Option<&Path>, out: &Path, ui: Ui) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn verify(folder: &Path, model: Option<&Path>, ui: Ui) -> anyhow::Result<ExitCode> {
-    let source = model.map(Checkpoint::open).transpose()?;
+fn verify(folder: &Path, source: Option<&Checkpoint>, ui: Ui) -> anyhow::Result<ExitCode> {
     let since = Instant::now();
     let report = {
         let (bar, armed) = (ui.bytes("comparing"), interrupt::arm());
-        verify_packed(folder, source.as_ref(), &mut progress_until_interrupt(&bar, &armed))?
+        verify_packed(folder, source, &mut progress_until_interrupt(&bar, &armed))?
     };
     for damage in &report.damages {
         out::line(describe(damage))?;

@@ -237,3 +237,26 @@ fn rope_is_scaled_without_an_edit_of_the_config() {
         assert_error(&said, 2, &["--rope-scaling", wrong]);
     }
 }
+
+#[test]
+fn a_pre_tokenizer_is_named_by_the_user() {
+    let gguf = engine_data().join("gguf/qwen3moe-tiny/model.gguf");
+    let gguf = gguf.to_str().unwrap();
+    let ids = |pre: &[&str]| {
+        let args = ["tokenize", "--ids", "--model", gguf, "1234"];
+        json(&succeed(&[&args[..], pre].concat())).as_array().unwrap().len()
+    };
+    assert_eq!((ids(&[]), ids(&["--tokenizer-pre", "gpt-2"])), (4, 2));
+    let said = run(&["inspect", "--model", gguf, "--tokenizer-pre", "qwen99"]);
+    assert_error(&said, 1, &[gguf, "--tokenizer-pre", "qwen99", "qwen2"]);
+    let golden = moeflux_goldens::golden("qwen3_moe");
+    let said = run(&["plan", "--tokenizer-pre", "qwen2", "--model", golden.to_str().unwrap()]);
+    assert_error(&said, 1, &["not a model in GGUF", "leave --tokenizer-pre out"]);
+    assert_error(&run(&["inspect", "--tokenizer-pre", "qwen2"]), 2, &["give --model too"]);
+    let temp = temp();
+    let out = temp.path().join("packed");
+    let out = out.to_str().unwrap();
+    succeed(&["pack", "--model", gguf, "--tokenizer-pre", "gpt-2", "--out", out]);
+    let packed = succeed(&["tokenize", "--ids", "--model", out, "1234"]);
+    assert_eq!(json(&packed).as_array().unwrap().len(), 2);
+}

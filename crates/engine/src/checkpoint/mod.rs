@@ -72,7 +72,7 @@ pub use row_table::{RowFormat, RowScale, RowShard, RowTable, ScaleBlocks};
 use shards::Shards;
 use source::SourceChanges;
 
-use crate::base::error::Error;
+use crate::base::{error::Error, setters::setters};
 
 /// Maximum size of a file of ours with a JSON header, and of an index of shards, in bytes.
 const MAX_JSON: u64 = 64 << 20;
@@ -117,6 +117,26 @@ pub struct Checkpoint {
     rope_scaling: Option<RopeScaling>,
 }
 
+/// Where else a model's files are, and what differs from them.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct CheckpointOptions {
+    /// Folders on other disks with copies of tensor files, beside those that the model's folder
+    /// lists in its `mirrors.txt`, one per line. Files in several folders must be copies of each
+    /// other. Mirrors are searched for tensor files only, also for those that the folder lacks.
+    pub mirrors: Vec<PathBuf>,
+    /// Files of tensors that are still arriving. Reads wait for their bytes.
+    pub arriving: Vec<ArrivingFile>,
+    /// Pre-tokenizer of a model in GGUF, in place of its `tokenizer.ggml.pre`.
+    pub tokenizer_pre: Option<String>,
+}
+
+setters!(CheckpointOptions {
+    mirrors: Vec<PathBuf>,
+    arriving: Vec<ArrivingFile>,
+    tokenizer_pre: impl Into<Option<String>>,
+});
+
 /// Findings beside the tensors, for errors and remarks.
 #[derive(Clone, Debug, Default)]
 struct Findings {
@@ -124,7 +144,7 @@ struct Findings {
     index: HashMap<String, String>,
     /// Description of a quantisation that is not read.
     foreign: Option<String>,
-    /// Remarks for users on the choice of files.
+    /// Remarks for users, see [`Checkpoint::notes`].
     notes: Vec<String>,
 }
 
@@ -155,44 +175,36 @@ impl Checkpoint {
     /// # Errors
     /// The folder or one of its files is missing, cannot be read, or contradicts itself.
     pub fn open(folder: &Path) -> Result<Self, Error> {
-        Self::open_with(folder, &[])
+        Self::open_with(folder, &CheckpointOptions::default())
     }
 
-    /// Opens a folder whose tensor files are also in mirrors, on other disks: the folders in
-    /// `mirrors`, and the folders named in its `mirrors.txt`, one per line. Files in several
-    /// folders must be copies of each other. Tensor files missing in the folder itself are read
-    /// from a mirror. Mirrors are searched for tensor files only.
+    /// Opens a model's folder or a GGUF file with options.
     ///
     /// A repository in the Hub's cache stands for its snapshot. A GGUF file stands for all parts of
     /// its model, and a folder without config or safetensors for its only model in GGUF.
     ///
     /// # Errors
-    /// As [`Checkpoint::open`]; a mirror cannot be opened or has none of the model's files.
-    pub fn open_with(folder: &Path, mirrors: &[PathBuf]) -> Result<Self, Error> {
-        Self::open_arriving(folder, mirrors, &[])
-    }
-
-    /// As [`Checkpoint::open_with`], where some of the files of tensors are still arriving. Reads
-    /// wait for their bytes.
-    ///
-    /// # Errors
-    /// As [`Checkpoint::open_with`]; bytes cannot be fetched.
-    pub fn open_arriving(
-        folder: &Path,
-        mirrors: &[PathBuf],
-        arriving: &[ArrivingFile],
-    ) -> Result<Self, Error> {
+    /// As [`Checkpoint::open`]; a mirror cannot be opened or has none of the model's files; bytes
+    /// that are arriving cannot be fetched; a pre-tokenizer is unknown, or the model has none.
+    pub fn open_with(folder: &Path, options: &CheckpointOptions) -> Result<Self, Error> {
+        let CheckpointOptions { mirrors, arriving, tokenizer_pre } = options;
+        let tokenizer_pre = tokenizer_pre.as_deref();
         if gguf::is_gguf_file(folder) {
             let set = GgufSet::of_file(folder);
             let folders = ModelFolders::open(&set.folder, mirrors, arriving)?;
-            return Self::open_gguf(&set, folders);
+            return Self::open_gguf(&set, folders, tokenizer_pre);
         }
         let folder = &model_path::model_folder(folder)?;
         let folders = ModelFolders::open(folder, mirrors, arriving)?;
         let is_hub = folders.own_names().contains("config.json")
             && folders.names().any(|name| name.ends_with(".safetensors"));
         if !is_hub && let Some(set) = GgufSet::of_folder(folder, folders.own_names())? {
-            return Self::open_gguf(&set, folders);
+            return Self::open_gguf(&set, folders, tokenizer_pre);
+        }
+        if tokenizer_pre.is_some() {
+            let problem = "this is not a model in GGUF, and its tokenizer says how texts are cut: \
+                           leave --tokenizer-pre out";
+            return Err(Error::Checkpoint { path: folder.clone(), problem: problem.into() });
         }
         let names = folders.own_names();
         if !names.contains("config.json") {
@@ -224,9 +236,14 @@ impl Checkpoint {
     }
 
     /// Opens a model in GGUF.
-    fn open_gguf(set: &GgufSet, folders: ModelFolders) -> Result<Self, Error> {
+    fn open_gguf(
+        set: &GgufSet,
+        folders: ModelFolders,
+        tokenizer_pre: Option<&str>,
+    ) -> Result<Self, Error> {
         folders.check_mirrors(set.names.iter().map(String::as_str))?;
-        let GgufModel { files, tensors, config, text, summary } = GgufModel::open(set, &folders)?;
+        let model = GgufModel::open(set, &folders, tokenizer_pre)?;
+        let GgufModel { files, tensors, config, text, summary } = model;
         let made = [
             ("config.json", Some(config.to_string().into_bytes())),
             ("tokenizer_config.json", Some(text.config)),
@@ -246,7 +263,7 @@ impl Checkpoint {
             text_files: made.into_iter().filter_map(|(name, text)| Some((name, text?))).collect(),
             packed: None,
             gguf: Some(summary),
-            findings: Findings::default(),
+            findings: Findings { notes: text.note.into_iter().collect(), ..Findings::default() },
             rope_scaling: None,
         })
     }
@@ -342,12 +359,22 @@ impl Checkpoint {
         self.gguf.as_ref()
     }
 
+    /// Options that open these files again.
+    pub fn options(&self) -> CheckpointOptions {
+        let tokenizer_pre = self.gguf.as_ref().and_then(|gguf| gguf.tokenizer_pre.clone());
+        CheckpointOptions {
+            mirrors: self.mirrors.clone(),
+            arriving: self.arriving(),
+            tokenizer_pre,
+        }
+    }
+
     /// Mirror folders, which hold some or all of the tensor files.
     pub fn mirrors(&self) -> &[PathBuf] {
         &self.mirrors
     }
 
-    /// Remarks for users on the choice of files.
+    /// Remarks for users on the choice of files, and on what they lack.
     pub fn notes(&self) -> &[String] {
         &self.findings.notes
     }

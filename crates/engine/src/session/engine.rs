@@ -20,7 +20,7 @@ use crate::{
         setters::setters,
         stats::{LayerStats, ReadCounters},
     },
-    checkpoint::{ArrivingFile, Checkpoint, MatrixSource, ModelId, ReadAhead, RopeScaling},
+    checkpoint::{Checkpoint, CheckpointOptions, MatrixSource, ModelId, ReadAhead, RopeScaling},
     experts::{
         cache::{CacheTiers, ExpertCache, SlotAccess},
         counters::ExpertCounters,
@@ -236,14 +236,13 @@ impl Engine {
         let host = tier(BankPlace::Host, &plan.host().slots_by_size(), card.is_none())?;
         let origin = Arc::new(ModelOrigin {
             folder: checkpoint.folder().into(),
-            mirrors: checkpoint.mirrors().into(),
-            arriving: checkpoint.arriving(),
+            options: checkpoint.options(),
             rope_scaling: checkpoint.rope_scaling(),
             identity: OnceLock::new(),
             watch: Mutex::new(FileWatch::new(Arc::clone(checkpoint.files()))),
         });
         // Samples of experts that are still arriving would delay the first token.
-        if origin.arriving.is_empty() {
+        if origin.options.arriving.is_empty() {
             origin.identify(&checkpoint)?;
         }
         let reopen = ReopenArgs {
@@ -577,8 +576,7 @@ pub(crate) struct ModelIdentity {
 /// Files of a model, and the identity that they had when the model was opened.
 struct ModelOrigin {
     folder: PathBuf,
-    mirrors: Vec<PathBuf>,
-    arriving: Vec<ArrivingFile>,
+    options: CheckpointOptions,
     rope_scaling: Option<RopeScaling>,
     identity: OnceLock<ModelIdentity>,
     watch: Mutex<FileWatch>,
@@ -587,8 +585,7 @@ struct ModelOrigin {
 impl ModelOrigin {
     /// The files as they are now.
     fn checkpoint(&self) -> Result<Checkpoint, Error> {
-        let mut checkpoint =
-            Checkpoint::open_arriving(&self.folder, &self.mirrors, &self.arriving)?;
+        let mut checkpoint = Checkpoint::open_with(&self.folder, &self.options)?;
         if let Some(scaling) = self.rope_scaling {
             checkpoint.scale_rope(scaling)?;
         }

@@ -13,8 +13,8 @@ use std::{
 };
 
 use moeflux::{
-    Checkpoint, Engine, EngineOptions, MemoryRequest,
-    checkpoint::{ArrivingBytes, ArrivingFile},
+    Checkpoint, Engine, EngineOptions, Error, MemoryRequest,
+    checkpoint::{ArrivingBytes, ArrivingFile, CheckpointOptions},
     model::blueprint::Blueprint,
     runtime::DeviceOptions,
     session::SnapshotOptions,
@@ -93,9 +93,13 @@ impl Arriving {
         Self { folder, files, arriving }
     }
 
+    fn open(&self) -> Result<Checkpoint, Error> {
+        let options = CheckpointOptions::default().arriving(self.arriving.clone());
+        Checkpoint::open_with(self.folder.path(), &options)
+    }
+
     fn engine(&self, device: DeviceOptions) -> Engine {
-        let checkpoint =
-            Checkpoint::open_arriving(self.folder.path(), &[], &self.arriving).unwrap();
+        let checkpoint = self.open().unwrap();
         let options =
             EngineOptions::default().device(device).memory(MemoryRequest::default().chunk(3));
         Engine::open(checkpoint, options, &mut |_, _| {}).unwrap()
@@ -213,8 +217,7 @@ fn states_are_saved_once_the_digests_are_right() {
 #[test]
 fn a_download_that_fails_is_the_cause_of_the_error() {
     let arriving = Arriving::new("qwen3_moe", true);
-    let opened = Checkpoint::open_arriving(arriving.folder.path(), &[], &arriving.arriving);
-    let error = opened.unwrap_err();
+    let error = arriving.open().unwrap_err();
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(&error);
     while let Some(error) = cause {

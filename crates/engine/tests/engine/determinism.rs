@@ -9,6 +9,7 @@ use std::{
 
 use moeflux::{
     Checkpoint, Engine, EngineOptions, MemoryRequest,
+    checkpoint::CheckpointOptions,
     experts::{Access, FilePages, PolicyKind, PrefetchMode, ReadOptions, ReaderKind},
     runtime::DeviceOptions,
     tools::pack,
@@ -62,7 +63,8 @@ fn bits(folder: &Path, prompt: &[u32], run: Run<'_>) -> (Vec<u32>, f64) {
         .prefetch(run.prefetch)
         .policy(run.policy);
     options.wrap_reader = run.shuffle.map(shuffled);
-    let checkpoint = Checkpoint::open_with(folder, run.mirrors).unwrap();
+    let mirrors = CheckpointOptions::default().mirrors(run.mirrors.to_vec());
+    let checkpoint = Checkpoint::open_with(folder, &mirrors).unwrap();
     let engine = Engine::open(checkpoint, options, &mut |_, _| {}).unwrap();
     let mut session = engine.session().unwrap();
     let (first, rest) = prompt.split_at(prompt.len() - 4);

@@ -310,8 +310,18 @@ impl GgufParts {
         [file, data].concat()
     }
 
+    /// The parts with this name of a pre-tokenizer.
+    pub(crate) fn with_pre(&self, name: &str) -> Self {
+        self.with(pair("tokenizer.ggml.pre", STRING, text(name.as_bytes())))
+    }
+
+    /// The parts with this kind of tokenizer.
+    pub(crate) fn with_tokenizer(&self, name: &str) -> Self {
+        self.with(pair("tokenizer.ggml.model", STRING, text(name.as_bytes())))
+    }
+
     /// The parts without a key.
-    fn without(&self, key: &str) -> Self {
+    pub(crate) fn without(&self, key: &str) -> Self {
         let mut parts = self.clone();
         parts.pairs.retain(|pair| pair.key != key.as_bytes());
         assert_eq!(parts.pairs.len() + 1, self.pairs.len(), "{key}");
@@ -670,8 +680,8 @@ fn wrong() -> Vec<(String, Vec<u8>, &'static str)> {
     add("types", base.with(types).write(), "token_type");
     add("eos", base.with(number("tokenizer.ggml.eos_token_id", 1 << 31)).write(), "eos_token_id");
     let named = |key: &str, name: &[u8]| base.with(pair(key, STRING, text(name))).write();
-    add("pre", named("tokenizer.ggml.pre", b"qwen99"), "qwen99");
-    add("tokenizer", named("tokenizer.ggml.model", b"rwkv9"), "rwkv9");
+    add("pre", base.with_pre("qwen99").write(), "qwen99");
+    add("tokenizer", base.with_tokenizer("rwkv9").write(), "rwkv9");
     add("adapter", named("general.type", b"adapter"), "adapter");
     add("projector", named("general.type", b"mmproj"), "projector");
     add("imatrix", named("general.type", b"imatrix"), "importance matrix");

@@ -4,6 +4,7 @@ use std::{fs, ops::ControlFlow, path::Path};
 
 use moeflux::{
     ChatOptions, Checkpoint, Engine, EngineOptions, MemoryRequest, Message,
+    checkpoint::CheckpointOptions,
     session::SnapshotOptions,
     tools::{pack, verify_packed},
 };
@@ -60,6 +61,60 @@ fn a_file_is_known_by_its_start() {
 }
 
 #[test]
+fn a_pre_tokenizer_is_that_of_the_file_or_the_one_asked_for() {
+    let temp = tempfile::tempdir().unwrap();
+    let path = temp.path().join("model.gguf");
+    let open = |parts: &GgufParts, asked: Option<&str>| {
+        write(&path, parts);
+        let options = CheckpointOptions::default().tokenizer_pre(asked.map(str::to_owned));
+        Checkpoint::open_with(&path, &options)
+    };
+    let key = "tokenizer.ggml.pre";
+    let bare = base().without(key);
+    let (qwen, default, empty) = (base(), base().with_pre("default"), base().with_pre(""));
+    let unknown = base().with_pre("qwen99");
+    // Tokens of 1, 2, 3 and 4, of 12 and 34, of 12, 3 and 4.
+    for (parts, asked, count, note) in [
+        (&qwen, None, 4, None),
+        (&qwen, Some("gpt-2"), 2, None),
+        (&qwen, Some("default"), 3, None),
+        (&default, None, 3, Some("names no model's")),
+        (&bare, None, 3, Some("is missing")),
+        (&empty, None, 3, Some("names no model's")),
+        (&bare, Some("qwen2"), 4, None),
+        (&unknown, Some("qwen2"), 4, None),
+    ] {
+        let checkpoint = open(parts, asked).unwrap();
+        let notes = checkpoint.notes().concat();
+        assert_eq!(notes.is_empty(), note.is_none(), "{notes}");
+        for word in note.iter().copied().chain(note.map(|_| key)) {
+            assert!(notes.contains(word), "{word}: {notes}");
+        }
+        let options = EngineOptions::default().device(exact("cpu"));
+        let engine = Engine::open(checkpoint, options, &mut |_, _| {}).unwrap();
+        assert_eq!(engine.text().unwrap().encode("1234").unwrap().len(), count, "{asked:?}");
+    }
+    for (parts, asked, named) in [(&unknown, None, key), (&qwen, Some("qwen99"), "--tokenizer-pre")]
+    {
+        let said = open(parts, asked).unwrap_err().to_string();
+        for word in [named, "qwen99", "default, qwen2, ", "sarvam-moe", "--tokenizer-pre NAME"] {
+            assert!(said.contains(word), "{word}: {said}");
+        }
+    }
+    // Other tokenizers have no pre-tokenizer, nor have folders a key for it.
+    let pieces = base().with_tokenizer("gemma4");
+    let said = open(&pieces, Some("qwen2")).unwrap_err().to_string();
+    assert!(said.contains("gemma4") && said.contains("leave --tokenizer-pre out"), "{said}");
+    let options = CheckpointOptions::default().tokenizer_pre("qwen2".to_owned());
+    let folder = moeflux_goldens::golden("qwen3_moe");
+    let said = Checkpoint::open_with(&folder, &options).unwrap_err().to_string();
+    assert!(said.contains("not a model in GGUF"), "{said}");
+    // A session may open the file again.
+    let again = open(&unknown, Some("qwen2")).unwrap().options();
+    assert_eq!(again.tokenizer_pre.as_deref(), Some("qwen2"));
+}
+
+#[test]
 fn parts_may_be_on_mirrors() {
     let golden = GgufGolden::read(&tiny());
     let [first, second] = split(&base());
@@ -71,8 +126,9 @@ fn parts_may_be_on_mirrors() {
     let path = folder.path().join(&names[0]);
     let missing = Checkpoint::open(&path).unwrap_err().to_string();
     assert!(missing.contains("missing") && missing.contains(&names[1]), "{missing}");
-    let mirrors = [mirror.path().to_owned()];
-    let checkpoint = Checkpoint::open_with(&path, &mirrors).unwrap();
+    let mirrors = vec![mirror.path().to_owned()];
+    let options = CheckpointOptions::default().mirrors(mirrors.clone());
+    let checkpoint = Checkpoint::open_with(&path, &options).unwrap();
     assert_eq!(checkpoint.mirrors(), mirrors);
     let options = EngineOptions::default().device(exact("cpu"));
     let opened = Engine::open(checkpoint, options, &mut |_, _| {}).unwrap();

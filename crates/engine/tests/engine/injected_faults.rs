@@ -13,6 +13,7 @@ use std::{
 use moeflux::{
     Checkpoint, Engine, EngineOptions, Error, MemoryRequest, StepControl,
     base::SessionError,
+    checkpoint::CheckpointOptions,
     experts::{Access, ReadOptions, ReaderKind},
     runtime::{CancelToken, Logits},
 };
@@ -203,7 +204,8 @@ fn an_engine_reopens_the_files_of_its_tables() {
 fn with_mirror(folder: &Path, mirror: &Path) -> Result<Engine, Error> {
     let memory = MemoryRequest::default().slots(4);
     let options = EngineOptions::default().memory(memory);
-    Engine::open(Checkpoint::open_with(folder, &[mirror.into()])?, options, &mut |_, _| {})
+    let mirrors = CheckpointOptions::default().mirrors(vec![mirror.into()]);
+    Engine::open(Checkpoint::open_with(folder, &mirrors)?, options, &mut |_, _| {})
 }
 
 #[test]

@@ -58,6 +58,8 @@ pub struct GgufSummary {
     pub recipe: Option<String>,
     /// Number of keys of the metadata.
     pub keys: usize,
+    /// Pre-tokenizer that was asked for in place of the file's.
+    pub tokenizer_pre: Option<String>,
     /// Types of the tensors of each file.
     pub parts: Vec<GgufPart>,
 }
@@ -78,7 +80,11 @@ impl GgufModel {
     /// # Errors
     /// A file is missing, damaged or no model; the parts do not belong together; the architecture
     /// or the tokenizer is not read.
-    pub(super) fn open(set: &GgufSet, folders: &ModelFolders) -> Result<Self, Error> {
+    pub(super) fn open(
+        set: &GgufSet,
+        folders: &ModelFolders,
+        tokenizer_pre: Option<&str>,
+    ) -> Result<Self, Error> {
         let open = |name: &String| {
             folders.open_file(name)?.ok_or_else(|| Error::Checkpoint {
                 path: set.folder.join(name),
@@ -98,6 +104,7 @@ impl GgufModel {
             name: first.metadata.text(&files, "general.name").unwrap_or_default(),
             recipe: first.metadata.integer("general.file_type")?.map(types::recipe),
             keys: first.metadata.keys().count(),
+            tokenizer_pre: tokenizer_pre.map(str::to_owned),
             parts: parts.collect(),
         };
         let architecture = GgufArchitecture::find(&first.metadata, &files)?;
@@ -118,7 +125,7 @@ impl GgufModel {
         if architecture.pairs_adjacent {
             config[GGUF][PAIRS_ADJACENT] = true.into();
         }
-        let text = text::text_files(&metadata, &files)?;
+        let text = text::text_files(&metadata, &files, tokenizer_pre)?;
         let mut tensors = HashMap::with_capacity(found.len());
         for (name, info) in &found {
             let has = |name: &str| found.contains_key(name);

@@ -2,9 +2,6 @@
 
 use serde_json::{Value, json};
 
-use super::{super::data_file::DataFile, metadata::Metadata};
-use crate::base::error::Error;
-
 /// How a text is cut before byte pair encoding.
 #[derive(Clone, Copy)]
 pub(super) struct PreTokenizer {
@@ -63,7 +60,21 @@ macro_rules! words {
     };
 }
 
-const PRE_TOKENIZERS: [PreTokenizer; 18] = [
+/// Name of the pre-tokenizer of files that name none.
+const DEFAULT: &str = "default";
+
+const PRE_TOKENIZERS: [PreTokenizer; 19] = [
+    // That of llama.cpp: no model was trained with it.
+    PreTokenizer {
+        names: &[DEFAULT],
+        patterns: &[
+            r"[\p{P}\$\+<=>\^~\|]+",
+            r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+            r"\p{N}+",
+            "[0-9][0-9][0-9]",
+        ],
+        ..PLAIN
+    },
     PreTokenizer {
         names: &["qwen2", "deepseek-r1-qwen", "megrez", "kormo", "f2llmv2"],
         patterns: &[QWEN2],
@@ -225,20 +236,20 @@ const LLAMA3: &str = concat!(
 const O200K: &str = concat!(words!(""), r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*", spaces!());
 
 impl PreTokenizer {
-    /// The pre-tokenizer that the value of `key` names.
-    ///
-    /// # Errors
-    /// It is missing or unknown.
-    pub(super) fn find(metadata: &Metadata, files: &[DataFile], key: &str) -> Result<Self, Error> {
-        let name = metadata.text(files, key)?.ok_or_else(|| metadata.missing(key))?;
-        let known = PRE_TOKENIZERS.iter().find(|known| known.names.contains(&name.as_str()));
-        known.copied().ok_or_else(|| {
-            let read: Vec<_> =
-                PRE_TOKENIZERS.iter().flat_map(|known| known.names).copied().collect();
-            let problem =
-                format!("is {name:?}, an unknown pre-tokenizer; known are: {}", read.join(", "));
-            metadata.problem(key, &problem)
-        })
+    /// The pre-tokenizer of a name, or the default one.
+    pub(super) fn by_name(name: Option<&str>) -> Option<Self> {
+        let name = name.unwrap_or(DEFAULT);
+        PRE_TOKENIZERS.into_iter().find(|known| known.names.contains(&name))
+    }
+
+    /// Names of all pre-tokenizers.
+    pub(super) fn names() -> impl Iterator<Item = &'static str> {
+        PRE_TOKENIZERS.into_iter().flat_map(|known| known.names).copied()
+    }
+
+    /// Whether it is that of files that name none.
+    pub(super) fn is_default(&self) -> bool {
+        self.names == [DEFAULT]
     }
 
     /// The pre-tokenizer of a `tokenizer.json`, with `byte_level` at the end.
@@ -284,6 +295,11 @@ mod tests {
     #[test]
     fn texts_are_cut_as_makers_cut_them() {
         for (name, expected) in [
+            (
+                "default",
+                "I|'|ll| pay| |123|456|7| €|12|,| don|'|t|\r\n\r\n | go|!|ÀB| λόγος| 你好한국x| \
+                 a|1|\t| x日本|.|Ⅷ|  ",
+            ),
             (
                 "deepseek-llm",
                 "I|'|ll| pay| |1|2|3|4|5|6|7| |€|1|2|,| don|'|t|\r|\n|\r|\n| | go|!|À|B| λόγος| \

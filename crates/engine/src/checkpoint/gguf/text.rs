@@ -45,6 +45,8 @@ pub(in crate::checkpoint) struct GgufText {
     pub(in crate::checkpoint) generation: Vec<u8>,
     /// `chat_template.jinja`.
     pub(in crate::checkpoint) template: Option<Vec<u8>>,
+    /// Remark on the pre-tokenizer.
+    pub(in crate::checkpoint) note: Option<String>,
 }
 
 /// Token with a role besides text.
@@ -85,14 +87,21 @@ enum TokenizerKind {
     },
 }
 
+/// Pre-tokenizer of a kind that has none of [`PreTokenizer`].
+const SPACE_MARK: &str = "sarvam-moe";
+
 impl TokenizerKind {
-    fn find(metadata: &Metadata, files: &[DataFile]) -> Result<Self, Error> {
+    /// Finds the kind, with the pre-tokenizer that is asked for or else that of the file.
+    fn find(metadata: &Metadata, files: &[DataFile], asked: Option<&str>) -> Result<Self, Error> {
         let model = key("model");
         match metadata.text(files, &model)?.as_deref() {
-            Some("gpt2") => match metadata.text(files, &key("pre"))?.as_deref() {
-                Some("sarvam-moe") => Ok(Self::SpaceMark { adds_bos: false }),
-                _ => Ok(Self::ByteLevel(PreTokenizer::find(metadata, files, &key("pre"))?)),
-            },
+            Some("gpt2") => Self::of_merges(metadata, files, asked),
+            Some(other) if asked.is_some() => {
+                let problem = format!(
+                    "is {other:?}; only \"gpt2\" has pre-tokenizers: leave --tokenizer-pre out"
+                );
+                Err(metadata.problem(&model, &problem))
+            }
             Some("gemma4") => Ok(Self::SpaceMark { adds_bos: true }),
             Some("llama") => {
                 let space_prefix = metadata.boolean(&key("add_space_prefix"))?.unwrap_or(true);
@@ -105,6 +114,45 @@ impl TokenizerKind {
             }
             None => Err(metadata.missing(&model)),
         }
+    }
+
+    /// The kind of a tokenizer with merges, by its pre-tokenizer.
+    fn of_merges(
+        metadata: &Metadata,
+        files: &[DataFile],
+        asked: Option<&str>,
+    ) -> Result<Self, Error> {
+        let pre = key("pre");
+        let named = metadata.text(files, &pre)?.filter(|name| !name.is_empty());
+        let name = asked.or(named.as_deref());
+        if name == Some(SPACE_MARK) {
+            return Ok(Self::SpaceMark { adds_bos: false });
+        }
+        PreTokenizer::by_name(name).map(Self::ByteLevel).ok_or_else(|| {
+            let known: Vec<_> = PreTokenizer::names().chain([SPACE_MARK]).collect();
+            let problem = format!(
+                "is {:?}, an unknown pre-tokenizer; known are {}: --tokenizer-pre NAME takes one \
+                 of them in its place",
+                name.unwrap_or_default(),
+                known.join(", ")
+            );
+            metadata.problem(if asked.is_some() { "--tokenizer-pre" } else { &pre }, &problem)
+        })
+    }
+
+    /// Note on a default pre-tokenizer that the file has or leaves to its reader.
+    fn note(&self, metadata: &Metadata) -> Option<String> {
+        let Self::ByteLevel(pre) = self else { return None };
+        let pre_key = key("pre");
+        let problem = match metadata.has(&pre_key) {
+            true => "names no model's pre-tokenizer",
+            false => "is missing",
+        };
+        let problem = format!(
+            "{problem}: texts are cut as llama.cpp cuts them by default, which makes answers \
+             worse; --tokenizer-pre NAME gives the model's pre-tokenizer"
+        );
+        pre.is_default().then(|| metadata.problem(&pre_key, &problem).to_string())
     }
 
     /// Whether texts begin with BOS where the file does not say.
@@ -186,12 +234,16 @@ fn spaces_and_bytes() -> [Value; 3] {
     [replace("▁", " "), json!({"type": "ByteFallback"}), json!({"type": "Fuse"})]
 }
 
-/// Makes text files of the metadata.
+/// Makes text files of the metadata, with another pre-tokenizer if one is asked for.
 ///
 /// # Errors
-/// A key is missing, or the kind of tokenizer is not read.
-pub(super) fn text_files(metadata: &Metadata, files: &[DataFile]) -> Result<GgufText, Error> {
-    let kind = TokenizerKind::find(metadata, files)?;
+/// A key is missing, or the kind of tokenizer or the pre-tokenizer is not read.
+pub(super) fn text_files(
+    metadata: &Metadata,
+    files: &[DataFile],
+    asked: Option<&str>,
+) -> Result<GgufText, Error> {
+    let kind = TokenizerKind::find(metadata, files, asked)?;
     let tokens = RoleTokens::read(metadata, files, &kind)?;
     let flag = |name: &str| metadata.boolean(&key(name));
     let bos = flag("add_bos_token")?.unwrap_or(kind.adds_bos()).then_some(&tokens.bos);
@@ -207,6 +259,7 @@ pub(super) fn text_files(metadata: &Metadata, files: &[DataFile]) -> Result<Gguf
         config: Value::Object(config).to_string().into_bytes(),
         generation: json!({ "eos_token_id": tokens.end }).to_string().into_bytes(),
         template: template.map(String::into_bytes),
+        note: kind.note(metadata).filter(|_| asked.is_none()),
     })
 }
 

@@ -15,7 +15,7 @@ use super::{
     *,
 };
 use crate::{
-    checkpoint::Checkpoint,
+    checkpoint::{Checkpoint, CheckpointOptions},
     model::blueprint::Blueprint,
     runtime::plan::MemoryRequest,
     session::engine::{Engine, EngineOptions},
@@ -213,7 +213,8 @@ fn experts_of_another_training_are_refused() {
     let said = open(&folder, &foreign).unwrap_err().to_string();
     assert!(said.contains("different models") && said.contains("pack the model again"), "{said}");
     let with_mirror = || {
-        let checkpoint = Checkpoint::open_with(&folder, std::slice::from_ref(&other))?;
+        let options = CheckpointOptions::default().mirrors(vec![other.clone()]);
+        let checkpoint = Checkpoint::open_with(&folder, &options)?;
         Engine::open(checkpoint, EngineOptions::default(), &mut |_, _| {}).map(|_| ())
     };
     // A folder whose experts are only in a mirror.
