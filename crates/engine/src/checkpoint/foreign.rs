@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::{json, location::TensorInfo, packed};
+use super::{gguf, json, location::TensorInfo, packed};
 
 /// Formats of weights that are read, for error messages.
 const READ: &str = "read are unquantised weights, MLX's affine, mxfp4, nvfp4 and mxfp8, FP8, MXFP4, \
@@ -79,8 +79,8 @@ pub(super) fn no_config(folder: &Path, names: &BTreeSet<String>) -> String {
                 finish it"
             .into();
     }
-    if let Some(adapter) = adapter(folder, names) {
-        return adapter;
+    if let Some(problem) = adapter(folder, names).or_else(|| cut_piece(names)) {
+        return problem;
     }
     if names.contains("params.json") {
         return "this model is in the format of its authors, without config.json: take its \
@@ -97,8 +97,8 @@ pub(super) fn no_config(folder: &Path, names: &BTreeSet<String>) -> String {
 
 /// Problem of a folder without safetensors.
 pub(super) fn no_tensors(folder: &Path, names: &BTreeSet<String>) -> String {
-    if let Some(adapter) = adapter(folder, names) {
-        return adapter;
+    if let Some(problem) = adapter(folder, names).or_else(|| cut_piece(names)) {
+        return problem;
     }
     let missing = "there is no model.safetensors and no model.safetensors.index.json: only the \
                    safetensors format is supported";
@@ -112,6 +112,11 @@ pub(super) fn no_tensors(folder: &Path, names: &BTreeSet<String>) -> String {
         ),
         None => missing.into(),
     }
+}
+
+/// Problem of a folder with pieces of a GGUF file.
+fn cut_piece(names: &BTreeSet<String>) -> Option<String> {
+    names.iter().find_map(|name| gguf::cut_piece(name))
 }
 
 /// Problem of a folder that holds an adapter.

@@ -17,7 +17,7 @@ use crate::base::error::Error;
 pub(super) fn model_folder(path: &Path) -> Result<PathBuf, Error> {
     let bad = |problem: String| Err(Error::Checkpoint { path: path.into(), problem });
     if path.is_file() {
-        if let Some(problem) = gguf::cut_piece(path) {
+        if let Some(problem) = path.file_name().and_then(|n| gguf::cut_piece(n.to_str()?)) {
             return bad(problem);
         }
         let folder = path.parent().filter(|folder| *folder != Path::new(""));

@@ -732,10 +732,29 @@ fn files_with_a_fault_are_refused_by_name() {
         let said = refusal(&path);
         assert!(said.contains(part), "{name}: {said}");
     }
-    let piece = folder.path().join("m.gguf.part1of2");
-    fs::write(&piece, "").unwrap();
-    let said = refusal(&piece);
-    assert!(said.contains("cat m.gguf.part*"), "{said}");
+}
+
+#[test]
+fn pieces_of_a_file_are_to_be_joined() {
+    let temp = tempfile::tempdir().unwrap();
+    for (name, command) in [
+        ("m.gguf.part1of2", "`cat m.gguf.part1of2 m.gguf.part2of2 > m.gguf`"),
+        ("m.gguf.part2of11", "m.gguf.part9of11 m.gguf.part10of11 m.gguf.part11of11 > m.gguf`"),
+        ("m.gguf.part1of4000000000", "`cat m.gguf.part* > m.gguf`"),
+        ("m.gguf.split-a", "`cat m.gguf.split* > m.gguf`"),
+        ("m.gguf-split-a", "`cat m.gguf-split* > m.gguf`"),
+    ] {
+        let folder = temp.path().join(name);
+        fs::create_dir(&folder).unwrap();
+        fs::write(folder.join(name), "").unwrap();
+        let (file, whole) = (refusal(&folder.join(name)), refusal(&folder));
+        // Repositories of GGUF files have configs, too.
+        fs::write(folder.join("config.json"), "{}").unwrap();
+        for said in [file, whole, refusal(&folder)] {
+            assert!(said.contains(&format!("{name} is a piece")), "{said}");
+            assert!(said.contains(command), "{said}");
+        }
+    }
 }
 
 #[test]

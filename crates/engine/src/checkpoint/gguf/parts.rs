@@ -15,6 +15,9 @@ use crate::base::error::Error;
 
 const ENDING: &str = ".gguf";
 
+/// Maximum pieces of a file cut by its bytes that an error lists.
+const MAX_PIECES: usize = 99;
+
 /// Names of a model's files, in order, and their folder.
 #[derive(Debug)]
 pub(in crate::checkpoint) struct GgufSet {
@@ -50,18 +53,24 @@ fn beside(name: &str) -> Option<&'static str> {
     })
 }
 
-/// Problem of a file that is a piece of a GGUF file cut by its bytes.
-pub(in crate::checkpoint) fn cut_piece(path: &Path) -> Option<String> {
-    let name = path.file_name()?.to_str()?;
-    let (whole, piece) = name.split_once(".gguf.")?;
-    let is_piece = ["part", "split"].iter().any(|start| piece.starts_with(start));
-    is_piece.then(|| {
-        format!(
-            "this is a piece of a file that was cut by its bytes: join all pieces in order, \
-             `cat {whole}.gguf.{}* > {whole}.gguf`, and give the result",
-            &piece[..4]
-        )
-    })
+/// Advice on a file that is a piece of a GGUF file cut by its bytes, by its name.
+pub(in crate::checkpoint) fn cut_piece(name: &str) -> Option<String> {
+    let (whole, piece) = name.split_once(".gguf")?;
+    let piece = piece.strip_prefix(['.', '-'])?;
+    let kind = ["part", "split"].into_iter().find(|start| piece.starts_with(start))?;
+    let stem = &name[..name.len() - piece.len() + kind.len()];
+    let count = piece[kind.len()..].split_once("of").and_then(|(_, count)| count.parse().ok());
+    let pieces = match count.filter(|count| (1..=MAX_PIECES).contains(count)) {
+        // A pattern would put the tenth piece before the second one.
+        Some(count) => {
+            (1..=count).map(|i| format!("{stem}{i}of{count}")).collect::<Vec<_>>().join(" ")
+        }
+        None => format!("{stem}*"),
+    };
+    Some(format!(
+        "{name} is a piece of a file that was cut by its bytes: join all pieces in order, \
+         `cat {pieces} > {whole}.gguf`, and give the result"
+    ))
 }
 
 impl GgufSet {
