@@ -576,7 +576,9 @@ fn wrong() -> Vec<(String, Vec<u8>, &'static str)> {
     for n in [7, 12, 20, 23, 40, 200, 3000] {
         add("cut", good[..n].into(), "short");
     }
-    add("cut data", good[..good.len() - 100].into(), "short");
+    let ends =
+        format!("it ends at byte {}, but the file has {} bytes", good.len(), good.len() - 100);
+    add("cut data", good[..good.len() - 100].into(), ends.leak());
     add("cut all data", good[..good.len() - all_data].into(), "short");
     let counted = |counts| GgufParts { counts: Some(counts), ..base.clone() }.write();
     let [tensors, keys] = [base.tensors.len() as u64, base.pairs.len() as u64];
@@ -625,16 +627,19 @@ fn wrong() -> Vec<(String, Vec<u8>, &'static str)> {
     add("dims overflow", bare(|t| t.dims = vec![1 << 32, 1 << 32]), "exceed");
     add("bytes overflow", bare(|t| t.dims = vec![1 << 62]), "exceed");
     add("padding", bare(|t| t.dims = vec![4, (1 << 30) - 1, (1 << 30) + 1]), "exceed");
-    add("dims 0", bare(|t| t.dims = vec![32, 0]), "one is 0");
+    add("dims 0", bare(|t| t.dims = vec![32, 0]), "dimensions is 0");
     for kind in [4, 5, 31, 36, 38, 43, 9999, 1 << 31] {
         add("type", bare(|t| (t.dims, t.kind) = (vec![256], kind)), "its type");
     }
     let experts = |change: &dyn Fn(&mut Tensor)| base.tensor(EXPERTS, change).write();
     add("rows", experts(&|t| t.kind = 12), "whole blocks");
     add("offset odd", experts(&|t| t.offset = Some(28420)), "multiple");
-    for offset in [1 << 40, u64::MAX - 31] {
-        add("offset beyond", experts(&|t| t.offset = Some(offset)), "beyond");
+    add("offset beyond", experts(&|t| t.offset = Some(1 << 40)), "it ends at byte 10995");
+    for offset in [1 << 63, u64::MAX - 31] {
+        add("offset huge", experts(&|t| t.offset = Some(offset)), "exceeds any file");
     }
+    add("offset odd and huge", experts(&|t| t.offset = Some(u64::MAX)), "2^63 or more");
+    add("dims odd and huge", experts(&|t| t.dims[0] = u64::MAX), "exceed any file");
     add("overlap", experts(&|t| t.offset = Some(0)), "overlap");
     let mut twice = base.clone();
     twice.tensors.push(twice.tensors[0].clone());
@@ -731,6 +736,9 @@ fn files_with_a_fault_are_refused_by_name() {
         fs::write(&path, file).unwrap();
         let said = refusal(&path);
         assert!(said.contains(part), "{name}: {said}");
+        // No number is one that was saturated or wrapped.
+        let mut numbers = said.split(|c: char| !c.is_ascii_digit()).filter(|n| !n.is_empty());
+        assert!(numbers.all(|n| n.parse::<i64>().is_ok()), "{name}: {said}");
     }
 }
 

@@ -33,6 +33,11 @@ const ALIGNMENT: u64 = 32;
 const LEAST_PAIR: u64 = 8 + 1 + 4 + 1;
 const LEAST_ENTRY: u64 = 8 + 4 + 4 + 8;
 
+/// Largest size of a file in bytes.
+const LARGEST: u64 = i64::MAX as u64;
+
+/// Advice in errors about files with wrong numbers.
+const DAMAGED: &str = "the file is damaged: download it again";
 /// Advice in errors about files that end early.
 const SHORT: &str = "the file is short or damaged: download it again";
 
@@ -75,15 +80,23 @@ impl Header {
         let metadata = Metadata::new(file.path(), index, values);
         let entries: Vec<_> = (0..tensors).map(|_| reader.entry()).collect::<Result<_, _>>()?;
         let alignment = alignment(&metadata)?;
-        let start = reader.at.checked_next_multiple_of(alignment);
-        let start = start.filter(|start| *start <= file.len() || entries.is_empty());
-        let start = start.ok_or_else(|| {
-            reader.bad(format!("its data would start beyond its end, at {}: {SHORT}", file.len()))
-        })?;
+        let start = reader.at.next_multiple_of(alignment);
         let place = |entry| reader.place(entry, start, alignment, index);
         let tensors = entries.into_iter().map(place).collect::<Result<Vec<_>, _>>()?;
         reader.check_apart(&tensors)?;
         Ok(Self { metadata, tensors })
+    }
+}
+
+/// A number of a header in errors. Larger ones than any file has bytes say nothing by their digits.
+struct ClaimedNumber(u64);
+
+impl fmt::Display for ClaimedNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            n @ ..=LARGEST => write!(f, "{n}"),
+            _ => f.write_str("2^63 or more"),
+        }
     }
 }
 
@@ -127,6 +140,7 @@ impl HeaderReader<'_> {
         if bytes <= self.left() {
             return Ok(());
         }
+        let bytes = ClaimedNumber(bytes);
         Err(self.beyond(format_args!("{what} at byte {} claims {bytes} bytes", self.at)))
     }
 
@@ -167,6 +181,7 @@ impl HeaderReader<'_> {
         match count.checked_mul(least).is_some_and(|bytes| bytes <= self.left()) {
             true => Ok(count),
             false => {
+                let count = ClaimedNumber(count);
                 Err(self.beyond(format_args!("the header at byte {at} claims {count} {what}")))
             }
         }
@@ -291,25 +306,24 @@ impl HeaderReader<'_> {
         let offset = self.u64()?;
         let kind = TensorType::from_number(number)
             .map_err(|problem| self.bad_tensor(&name, format!("its type {number} {problem}")))?;
+        if dims.contains(&0) {
+            return Err(self.bad_tensor(&name, "one of its dimensions is 0: the file is damaged"));
+        }
+        let elements = dims.iter().try_fold(1u64, |n, dim| n.checked_mul(*dim));
+        let bytes = elements.and_then(|n| n.div_ceil(kind.weights).checked_mul(kind.bytes));
+        // Whether outermost dimensions of one are written means nothing.
+        let core = dims.iter().rposition(|dim| *dim != 1).map_or(0, |last| last + 1);
+        let shape = dims.iter().take(core).rev().map(|dim| usize::try_from(*dim).ok()).collect();
+        let (Some(bytes), Some(shape)) = (bytes.filter(|n| *n <= LARGEST), shape) else {
+            let problem = format!("its dimensions exceed any file, of 2^63 bytes: {DAMAGED}");
+            return Err(self.bad_tensor(&name, problem));
+        };
         let row = dims.first().copied().unwrap_or(1);
         if !row.is_multiple_of(kind.weights) {
             let TensorType { name: kind, weights, .. } = kind;
             let problem = format!("its rows of {row} are not whole blocks of {weights} {kind}");
             return Err(self.bad_tensor(&name, problem));
         }
-        let elements = dims.iter().try_fold(1u64, |n, dim| n.checked_mul(*dim).filter(|n| *n > 0));
-        let bytes = elements.and_then(|n| (n / kind.weights).checked_mul(kind.bytes));
-        // Whether outermost dimensions of one are written means nothing.
-        let core = dims.iter().rposition(|dim| *dim != 1).map_or(0, |last| last + 1);
-        let shape = dims.iter().take(core).rev().map(|dim| usize::try_from(*dim).ok()).collect();
-        let (Some(bytes), Some(shape)) = (bytes.filter(|n| *n <= self.file.len()), shape) else {
-            let problem = format!(
-                "its dimensions {dims:?} of {} exceed the file of {} bytes, or one is 0: {SHORT}",
-                kind.name,
-                self.file.len()
-            );
-            return Err(self.bad_tensor(&name, problem));
-        };
         Ok(GgufEntry { name, kind, shape, bytes, offset })
     }
 
@@ -323,18 +337,21 @@ impl HeaderReader<'_> {
     ) -> Result<(String, TensorInfo), Error> {
         let GgufEntry { name, kind, shape, bytes, offset } = entry;
         if !offset.is_multiple_of(alignment) {
-            let problem = format!("it starts at {offset}, not at a multiple of {alignment}");
+            let offset = ClaimedNumber(offset);
+            let problem =
+                format!("it starts at byte {offset} of the data, not at a multiple of {alignment}");
             return Err(self.bad_tensor(&name, problem));
         }
         let (from, len) = (start.checked_add(offset), self.file.len());
-        let end = from.and_then(|from| from.checked_add(bytes)).filter(|end| *end <= len);
-        let (Some(offset), Some(_)) = (from, end) else {
-            let problem = format!(
-                "its {bytes} bytes at {offset} of the data end beyond the file of {len} \
-                 bytes: {SHORT}"
-            );
+        let end = from.and_then(|from| Some((from, from.checked_add(bytes)?)));
+        let Some((offset, end)) = end.filter(|(_, end)| *end <= LARGEST) else {
+            let problem = format!("its place exceeds any file, of 2^63 bytes: {DAMAGED}");
             return Err(self.bad_tensor(&name, problem));
         };
+        if end > len {
+            let problem = format!("it ends at byte {end}, but the file has {len} bytes: {SHORT}");
+            return Err(self.bad_tensor(&name, problem));
+        }
         Ok((name, TensorInfo { file, offset, bytes, dtype: kind.name.into(), shape }))
     }
 
