@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::{gguf, json, location::TensorInfo, packed};
+use super::{data_file::DataFile, gguf, json, location::TensorInfo, packed};
 
 /// Formats of weights that are read, for error messages.
 const READ: &str = "read are unquantised weights, MLX's affine, mxfp4, nvfp4 and mxfp8, FP8, MXFP4, \
@@ -46,6 +46,23 @@ const NAME_ENDINGS: [NameEnding; 7] = [
     NameEnding { ending: ".q_weight", method: "EXL2" },
     NameEnding { ending: ".codebooks", method: "AQLM" },
 ];
+
+/// Problem of a file that goes on with another file of tensors after its own, which end at `end`.
+pub(super) fn joined(file: &DataFile, end: u64) -> Option<String> {
+    let mut start = [0; 9];
+    let rest = file.len().checked_sub(end)?;
+    file.read_exact_at(&mut start, end).ok()?;
+    let (prefix, next) = start.split_at(8);
+    let header = u64::from_le_bytes(prefix.try_into().ok()?);
+    let is_safetensors = next == b"{" && header <= rest - 8;
+    (is_safetensors || start.starts_with(b"GGUF")).then(|| {
+        format!(
+            "another file of tensors begins at byte {end}: shards were joined to one file, which \
+             has the tensors of the first one only: keep them apart, by their published names, in \
+             one folder"
+        )
+    })
+}
 
 /// Problem of a file that begins with `start`, if it is a stand-in for the file itself.
 pub(super) fn stand_in(start: &[u8]) -> Option<String> {

@@ -109,7 +109,11 @@ pub(super) fn read_index(file: &DataFile, index: u32) -> Result<Vec<(String, Ten
             return Err(bad(format!("the tensors {a} and {b} overlap{DAMAGED}")));
         }
     }
-    Ok(tensors)
+    let end = tensors.last().map_or(8 + header, |(_, last)| last.offset + last.bytes);
+    match foreign::joined(file, end) {
+        Some(problem) => Err(bad(problem)),
+        None => Ok(tensors),
+    }
 }
 
 /// Entries of a header. Each becomes a location as it is read.

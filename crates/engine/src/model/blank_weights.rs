@@ -1,13 +1,14 @@
 //! Weights that were probably never written: holes in files, and blocks of zeros.
 //!
 //! An interrupted download or copy may have the right length and no data in between. Zeros may also
-//! be right, so these are notes, never errors.
+//! be right, so these are notes. A file that ends with zeros is an error, where no model has them.
 
 use std::fs::File;
 
 use super::blueprint::{Blueprint, LayerExperts};
-use crate::checkpoint::{
-    Checkpoint, DataFile, Segment, TensorInfo, location::ShardLocation, tensor_at,
+use crate::{
+    base::error::Error,
+    checkpoint::{Checkpoint, DataFile, Segment, TensorInfo, location::ShardLocation, tensor_at},
 };
 
 /// Bytes of a sample.
@@ -16,6 +17,95 @@ const SAMPLE: usize = 64 << 10;
 const SAMPLES: u64 = 64;
 /// Maximum holes of a file that are looked at.
 const MAX_HOLES: usize = 4096;
+
+/// Minimum bytes of zeros at the end of a file that are looked at.
+const TAIL: u64 = 1 << 20;
+/// Bytes of such a tail of which the first is looked for.
+const MAX_TAIL: u64 = 1 << 30;
+/// Bytes at the end of a tensor or a row that may be zeros by chance.
+const CHANCE: u64 = 64;
+/// Parts of the names of routed experts, attention and norms: trained ones are never all zeros.
+const TRAINED: [&str; 4] = ["exp", "att", "norm", "mixer"];
+/// Parts of the names of embeddings and heads. Rows of tokens that do not exist are often zeros.
+const ROWS_OF_TOKENS: [&str; 6] = ["embed", "embd", "lm_head", "wte", "output", "head"];
+
+/// Checks that no file ends with zeros in place of weights, as an interrupted download or copy
+/// leaves them in a file of the right length.
+///
+/// # Errors
+/// At least 1 MiB of zeros are all of an expert's tensor, of one of attention or of a norm, or
+/// begin in the middle of a tensor, but not at a row of the embedding or the head.
+pub(crate) fn check_tails(checkpoint: &Checkpoint) -> Result<(), Error> {
+    let mut tensors: Vec<_> = checkpoint.tensors().collect();
+    tensors.sort_by_key(|(_, tensor)| (tensor.file, tensor.offset));
+    for tensors in tensors.chunk_by(|(_, a), (_, b)| a.file == b.file) {
+        let file = tensors.first().and_then(|(_, t)| checkpoint.files().get(t.file as usize));
+        if let Some(file) = file.filter(|file| file.file().is_some()) {
+            check_tail(file, tensors)?;
+        }
+    }
+    Ok(())
+}
+
+fn check_tail(file: &DataFile, tensors: &[(&str, &TensorInfo)]) -> Result<(), Error> {
+    let end = tensors.last().map_or(0, |(_, tensor)| tensor.offset + tensor.bytes);
+    let start = zeros_before(file, end);
+    if end - start < TAIL {
+        return Ok(());
+    }
+    let tail = tensors.iter().filter(|(_, t)| t.bytes > 0 && t.offset + t.bytes > start);
+    let (whole, cut): (Vec<_>, Vec<_>) = tail.partition(|(_, tensor)| tensor.offset >= start);
+    let is_bias = |name: &str| name.ends_with("bias") || name.ends_with("biases");
+    let is_any = |name: &str, parts: &[&str]| parts.iter().any(|part| name.contains(part));
+    let is_missing = |name: &str| is_any(name, &TRAINED) && !is_bias(name);
+    let is_cut = |(name, tensor): &&&(&str, &TensorInfo)| {
+        let rows = tensor.shape.first().copied().unwrap_or(1).max(1) as u64;
+        let row = match is_any(name, &ROWS_OF_TOKENS) && !is_any(name, &TRAINED) {
+            true => (tensor.bytes / rows).max(1),
+            false => tensor.bytes,
+        };
+        let within = (start - tensor.offset) % row;
+        !is_bias(name) && within > 0 && row - within > CHANCE
+    };
+    let cut = cut.iter().find(is_cut).map(|(name, _)| *name);
+    if cut.is_none() && !whole.iter().any(|(name, _)| is_missing(name)) {
+        return Ok(());
+    }
+    let mut parts: Vec<String> = cut.map(|name| format!("the end of {name}")).into_iter().collect();
+    let names: Vec<&str> = whole.iter().map(|(name, _)| *name).take(2).collect();
+    parts.extend(match (whole.len(), names.join(", ")) {
+        (0, _) => None,
+        (1 | 2, names) => Some(format!("all of {names}")),
+        (count, names) => Some(format!("all of {names} and {} more tensors", count - 2)),
+    });
+    let parts = parts.join(" and ");
+    Err(Error::Checkpoint {
+        path: file.path().into(),
+        problem: format!(
+            "expected weights, got zeros from byte {start} to byte {end}: {parts}; the download or \
+             copy did not end: get the file again"
+        ),
+    })
+}
+
+/// Start of the zeros that end at `end`. A file that cannot be read is reported when its weights
+/// are.
+fn zeros_before(file: &DataFile, end: u64) -> u64 {
+    let (mut start, mut buffer) = (end, vec![0; 4 << 10]);
+    while start > end.saturating_sub(MAX_TAIL) {
+        let len = (buffer.len() as u64).min(start) as usize;
+        let block = &mut buffer[..len];
+        if file.read_exact_at(block, start - len as u64).is_err() {
+            return end;
+        }
+        if let Some(last) = block.iter().rposition(|byte| *byte != 0) {
+            return start - (len - 1 - last) as u64;
+        }
+        start -= len as u64;
+        buffer.resize(TAIL as usize, 0);
+    }
+    start
+}
 
 /// Notes on weights of a checkpoint that were probably never written, for users: at most one on
 /// holes and one on zeros. Reads up to 4 MiB.

@@ -36,7 +36,7 @@ use crate::{
         trace::{TraceHeader, TraceRecorder},
     },
     model::{
-        blank_weights::blank_weights,
+        blank_weights::{blank_weights, check_tails},
         blueprint::{Blueprint, LayerState},
         untied_head::untied_head,
     },
@@ -199,6 +199,7 @@ impl Engine {
         device
             .reserve_scratch(scratch_shape(&blueprint, plan.chunk, device.kv_format()))
             .map_err(Error::at(|| "reserving the device's memory"))?;
+        check_tails(&checkpoint)?;
         let source = Arc::new(ExpertSource::for_checkpoint(&checkpoint, &blueprint));
         let tied = blueprint.head.is_none() && !device.is_same_card(0, blueprint.layers.len());
         let again = tied.then_some(&blueprint.embed);

@@ -1,4 +1,5 @@
-//! NaN and infinity in weights, weights that were never written, and pipes in a model's folder.
+//! NaN and infinity in weights, weights that were never written, joined shards, and pipes in a
+//! model's folder.
 
 use std::{
     fs::{self, File},
@@ -14,7 +15,11 @@ use moeflux::{
     tools::perplexity,
 };
 
-use crate::common::{copy_golden, gpu};
+use safetensors::Dtype;
+
+use crate::common::{
+    TWO_SHARDS, TensorData, copy_golden, gpu, read_tensors, split_golden, write_tensors,
+};
 
 const GOLDEN: &str = "qwen3_moe";
 
@@ -153,6 +158,67 @@ fn weights_that_were_never_written_are_noted_and_do_not_prevent_a_run() {
         }
         assert!(noted.len() <= 1, "{noted:?}");
     }
+}
+
+#[test]
+fn zeros_at_the_end_of_a_file_are_an_error_where_no_model_has_them() {
+    const ROW: usize = 1024;
+    // Rows of a tensor after the tensors of the model, and how many at its end are zeros.
+    let opened = |tensors: &[(&str, usize, usize)]| {
+        let patched = Patched::new(GOLDEN);
+        let mut all = read_tensors(&patched.file());
+        for (name, rows, zeros) in tensors {
+            let mut bytes = vec![1; (rows * ROW).saturating_sub(*zeros)];
+            bytes.resize(rows * ROW, 0);
+            let tensor = TensorData { dtype: Dtype::U8, shape: vec![*rows, ROW], bytes };
+            all.insert((*name).to_owned(), tensor);
+        }
+        write_tensors(&patched.file(), &all);
+        open(patched.folder.path(), EngineOptions::default()).map(|_| ()).map_err(|error| {
+            let length = fs::metadata(patched.file()).unwrap().len();
+            (error.to_string(), length)
+        })
+    };
+    let all = 2048 * ROW;
+    for good in [
+        &[("x.attn.weight", 2048, 1)][..],
+        &[("x.attn.weight", 1000, 1000 * ROW)],
+        &[("x.attn.bias", 2048, all)],
+        &[("x.embed.weight", 3000, all)],
+        &[("x.embed.weight", 3000, all + 9)],
+        &[("x.experts.weight", 2048, 3), ("y.bias", 2048, all)],
+    ] {
+        assert_eq!(opened(good), Ok(()), "{good:?}");
+    }
+    let bad: [(&[(&str, usize, usize)], &str); 5] = [
+        (&[("x.attn.weight", 2048, all)], "all of x.attn.weight"),
+        (&[("x.weight", 2048, all - 99)], "the end of x.weight"),
+        (&[("x.embed.weight", 3000, all + ROW / 2)], "the end of x.embed.weight"),
+        (&[("x.norm.weight", 1, ROW), ("y.bias", 2048, all)], "all of x.norm.weight, y.bias"),
+        (
+            &[("x.q.weight", 1, 99), ("y.exps.weight", 2048, all), ("z", 1, ROW), ("zz", 1, ROW)],
+            "the end of x.q.weight and all of y.exps.weight, z and 1 more tensors",
+        ),
+    ];
+    for (tensors, parts) in bad {
+        let (error, length) = opened(tensors).unwrap_err();
+        let zeros: usize = tensors.iter().map(|(_, _, zeros)| zeros).sum();
+        let bytes = format!("byte {} to byte {length}: {parts};", length - zeros as u64);
+        assert!(error.contains("model.safetensors") && error.contains(&bytes), "{error}");
+    }
+}
+
+#[test]
+fn shards_that_were_joined_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    split_golden(GOLDEN, folder.path(), |name| name.contains("layers.0"));
+    let [first, second] = TWO_SHARDS.map(|name| fs::read(folder.path().join(name)).unwrap());
+    let joined = tempfile::tempdir().unwrap();
+    fs::copy(folder.path().join("config.json"), joined.path().join("config.json")).unwrap();
+    fs::write(joined.path().join("model.safetensors"), [&first[..], &second].concat()).unwrap();
+    let error = open(joined.path(), EngineOptions::default()).map(|_| ()).unwrap_err().to_string();
+    let place = format!("byte {}: shards were joined", first.len());
+    assert!(error.contains("model.safetensors") && error.contains(&place), "{error}");
 }
 
 #[cfg(unix)]

@@ -84,7 +84,12 @@ impl Header {
         let place = |entry| reader.place(entry, start, alignment, index);
         let tensors = entries.into_iter().map(place).collect::<Result<Vec<_>, _>>()?;
         reader.check_apart(&tensors)?;
-        Ok(Self { metadata, tensors })
+        let ends = tensors.iter().map(|(_, tensor)| tensor.offset + tensor.bytes);
+        let end = ends.max().unwrap_or(start).next_multiple_of(alignment);
+        match foreign::joined(file, end) {
+            Some(problem) => Err(reader.bad(problem)),
+            None => Ok(Self { metadata, tensors }),
+        }
     }
 }
 
