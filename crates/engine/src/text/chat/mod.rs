@@ -20,7 +20,12 @@ use std::{
     time::Duration,
 };
 
-use minijinja::{AutoEscape, Environment, Value, syntax::SyntaxConfig, value::Serde};
+use minijinja::{
+    AutoEscape, Environment, Value,
+    syntax::SyntaxConfig,
+    value::{Rest, Serde},
+};
+use minijinja_contrib::globals;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -423,6 +428,9 @@ fn environment() -> Result<Environment<'static>, minijinja::Error> {
     python::add_filters(&mut env);
     env.add_test("iterable", python::is_iterable);
     env.add_test("sequence", python::is_sequence);
+    env.add_function("range", python::range);
+    env.add_function("joiner", globals::joiner);
+    env.add_function("cycler", |items: Rest<Value>| globals::cycler(items.to_vec()));
     env.add_function("raise_exception", python::raise_exception);
     env.add_function("strftime_now", python::strftime_now);
     Ok(env)

@@ -2,13 +2,13 @@
 
 use minijinja::{
     Environment, Error, ErrorKind, State, Value, filters,
-    formatting::{self, FormatStyle},
     value::{Kwargs, Rest, ValueKind, ValueOrKwargs, from_args},
 };
 
 use super::{
-    charge_bytes, fits,
-    text::{charge_text, python_str},
+    charge_bytes, is_iterable,
+    printf::{format_filter, format_operator},
+    text::{charge_text, python_repr, python_str},
     tojson::tojson,
 };
 
@@ -29,10 +29,7 @@ pub(in crate::text::chat) fn add_filters(env: &mut Environment<'_>) {
         ("trim", Value::from_function(filters::trim)),
         ("split", Value::from_function(filters::split)),
         ("lines", Value::from_function(filters::lines)),
-        ("format", Value::from_function(filters::format)),
         ("safe", Value::from_function(filters::safe)),
-        ("escape", Value::from_function(filters::escape)),
-        ("e", Value::from_function(filters::escape)),
     ] {
         env.add_filter(name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
             let args = args.into_values();
@@ -44,7 +41,15 @@ pub(in crate::text::chat) fn add_filters(env: &mut Environment<'_>) {
     }
     env.add_filter("tojson", tojson);
     env.add_filter("string", python_str);
-    env.add_filter("pprint", python_str);
+    env.add_filter("pprint", python_repr);
+    env.add_filter("escape", escape);
+    env.add_filter("e", escape);
+    env.add_filter("format", format_filter);
+    env.add_filter("urlencode", urlencode);
+    env.add_filter("default", default);
+    env.add_filter("d", default);
+    env.add_filter("abs", |number: Value| filters::abs(without_bool(number)));
+    env.add_filter("round", round);
     env.add_filter("replace", replace_filter);
     env.add_filter("indent", indent);
     env.add_filter("join", join);
@@ -195,16 +200,110 @@ fn number(
     convert: Value,
     fallback: Value,
 ) -> Result<Value, Error> {
-    let given = args.get(1).filter(|value| !value.is_kwargs()).cloned();
-    let named = args.last().filter(|last| last.is_kwargs());
-    let named = named.and_then(|kwargs| kwargs.get_attr("default").ok());
-    let default = given.or(named.filter(|value| !value.is_undefined())).unwrap_or(fallback);
+    let default = argument(&args, 1, "default").unwrap_or(fallback);
     if let Some(first) = args.first_mut()
         && let Some(text) = first.as_str()
     {
         *first = Value::from(text.trim());
     }
     Ok(convert.call(state, &args).unwrap_or(default))
+}
+
+/// The argument at a position or with a name. It may be none.
+fn argument(args: &[Value], index: usize, name: &str) -> Option<Value> {
+    let given = args.get(index).filter(|value| !value.is_kwargs()).cloned();
+    let options = args.last().filter(|last| last.is_kwargs());
+    let named = options.and_then(|options| options.get_attr(name).ok());
+    given.or(named.filter(|value| !value.is_undefined()))
+}
+
+/// The integer of a bool. Other values are unchanged.
+fn without_bool(value: Value) -> Value {
+    match value.kind() {
+        ValueKind::Bool => Value::from(i64::from(value.is_true())),
+        _ => value,
+    }
+}
+
+/// `round(value, precision)`, or a float that is rounded up or down.
+fn round(state: &mut State, value: Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let mut args = args.into_values();
+    let method = argument(&args, 1, "method");
+    let is_common = method.is_none_or(|method| method.as_str() == Some("common"));
+    let value = without_bool(value);
+    let float = f64::try_from(value.clone()).ok().filter(|_| !is_common && value.is_integer());
+    args.insert(0, float.map_or(value, Value::from));
+    Value::from_function(filters::round).call(state, &args)
+}
+
+/// `other` if the value is undefined, or false with `boolean`.
+fn default(value: Value, args: Rest<ValueOrKwargs>) -> Value {
+    let args = args.into_values();
+    let is_lax = argument(&args, 1, "boolean").is_some_and(|boolean| boolean.is_true());
+    match value.is_undefined() || is_lax && !value.is_true() {
+        true => argument(&args, 0, "default_value").unwrap_or(Value::from("")),
+        false => value,
+    }
+}
+
+/// Text with its special characters as entities of HTML, unless that is done.
+fn escape(state: &State, value: Value) -> Result<Value, Error> {
+    if value.is_safe() {
+        return Ok(value);
+    }
+    let mut text = python_str(state, &value)?;
+    for (special, entity) in
+        [("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("'", "&#39;"), ("\"", "&#34;")]
+    {
+        text = replace(state, &text, special, entity, None)?;
+    }
+    Ok(Value::from_safe_string(text))
+}
+
+/// Percent-encoded text, or the query of a mapping or of pairs.
+fn urlencode(state: &State, value: &Value) -> Result<String, Error> {
+    let mut out = String::new();
+    if value.as_str().is_some() || !is_iterable(value) {
+        push_percent_encoded(state, &mut out, value, false)?;
+        return Ok(out);
+    }
+    let is_mapping = value.kind() == ValueKind::Map;
+    for item in value.try_iter()? {
+        let pair: Vec<Value> = match is_mapping {
+            true => vec![item.clone(), value.get_item(&item)?],
+            false => item.try_iter()?.take(3).collect(),
+        };
+        let [name, value] = &pair[..] else {
+            let problem = "urlencode: expected a text, a mapping or pairs";
+            return Err(Error::new(ErrorKind::InvalidOperation, problem));
+        };
+        out.push_str(if out.is_empty() { "" } else { "&" });
+        push_percent_encoded(state, &mut out, name, true)?;
+        out.push('=');
+        push_percent_encoded(state, &mut out, value, true)?;
+    }
+    Ok(out)
+}
+
+/// Appends `quote(value)`, or `quote_plus(value)` for a part of a query.
+fn push_percent_encoded(
+    state: &State,
+    out: &mut String,
+    value: &Value,
+    is_query: bool,
+) -> Result<(), Error> {
+    let text = python_str(state, value)?;
+    charge_bytes(state, text.len().saturating_mul(3))?;
+    for byte in text.bytes() {
+        match byte {
+            b'/' if !is_query => out.push('/'),
+            b' ' if is_query => out.push('+'),
+            b'_' | b'.' | b'-' | b'~' => out.push(char::from(byte)),
+            byte if byte.is_ascii_alphanumeric() => out.push(char::from(byte)),
+            byte => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    Ok(())
 }
 
 /// The first characters of a text, up to a word's end unless `killwords`, and `end`. A text that
@@ -256,14 +355,4 @@ pub(super) fn padded(state: &State, text: &str, padding: Padding) -> Result<Stri
     charge_bytes(state, left.saturating_add(right).saturating_mul(fill.len_utf8()))?;
     let fill = |count| std::iter::repeat_n(fill, count);
     Ok(fill(left).chain(text.chars()).chain(fill(right)).collect())
-}
-
-/// `text % values`: a tuple has several values, everything else is one.
-fn format_operator(state: &State, text: &str, values: Value) -> Result<String, Error> {
-    fits(state, text)?;
-    charge_text(state, &values)?;
-    let several = values.is_tuple() && values.kind() == ValueKind::Seq;
-    let values =
-        if several { values.try_iter()?.collect::<Vec<_>>() } else { vec![values.clone()] };
-    formatting::format(FormatStyle::Printf, text, &values)
 }

@@ -2,6 +2,8 @@
 
 mod filters;
 mod methods;
+mod printf;
+mod range;
 mod rewrite;
 mod strftime;
 mod text;
@@ -13,6 +15,7 @@ use minijinja::{Error, ErrorKind, State, Value, value::ValueKind};
 
 pub(super) use filters::add_filters;
 pub(super) use methods::call_method;
+pub(super) use range::range;
 pub(super) use rewrite::rewritten;
 pub(super) use text::python_str;
 

@@ -9,6 +9,7 @@ use super::filters::{FORMAT_OPERATOR, LOOP_ITEMS};
 /// - `{% generation %}` tags are no-ops. In `transformers` they mark the assistant's part for
 ///   training and have no effect on rendering.
 /// - `for x in ITEMS` becomes `for x in (ITEMS)|_loop_items`: loops over a text know its length.
+/// - A unary `+` becomes `- -`, which has the same precedence and is as strict.
 /// - `'...' % VALUES` becomes `'...' |_format_operator(VALUES)`, and so does `x % (a, b)`.
 pub(in crate::text::chat) fn rewritten(source: &str) -> String {
     let mut edits = Vec::new();
@@ -19,7 +20,8 @@ pub(in crate::text::chat) fn rewritten(source: &str) -> String {
             edit_tag(source, tag, &mut edits);
         }
     }
-    edits.sort_by_key(|edit: &Edit| edit.range.start);
+    // Insertions come before a replacement at the same place.
+    edits.sort_by_key(|edit: &Edit| (edit.range.start, edit.range.end));
     let mut out = String::with_capacity(source.len());
     let mut copied = 0;
     for Edit { range, text } in edits {
@@ -131,7 +133,10 @@ fn lexemes(source: &str, tag: &Range<usize>) -> Vec<Lexeme> {
             '\'' | '"' => (LexemeKind::Text, text_len(rest).unwrap_or(rest.len())),
             '(' | '[' | '{' => (LexemeKind::Open, 1),
             ')' | ']' | '}' => (LexemeKind::Close, 1),
-            c if is_word(c) => (LexemeKind::Word, rest.find(|c| !is_word(c)).unwrap_or(rest.len())),
+            c if is_word(c) => {
+                let len = rest.find(|c| !is_word(c)).unwrap_or(rest.len());
+                (LexemeKind::Word, len + exponent_len(&rest[..len], &rest[len..]))
+            }
             c => (LexemeKind::Operator, c.len_utf8()),
         };
         if !c.is_whitespace() {
@@ -140,6 +145,15 @@ fn lexemes(source: &str, tag: &Range<usize>) -> Vec<Lexeme> {
         at += len;
     }
     lexemes
+}
+
+/// Length of a signed exponent after a number that ends in `e`.
+fn exponent_len(number: &str, rest: &str) -> usize {
+    let is_float = number.starts_with(|c: char| c.is_ascii_digit()) && number.ends_with(['e', 'E']);
+    let digits = rest.strip_prefix(['-', '+']).filter(|_| is_float).map_or(0, |digits| {
+        digits.len() - digits.trim_start_matches(|c: char| c.is_ascii_digit()).len()
+    });
+    if digits > 0 { 1 + digits } else { 0 }
 }
 
 fn edit_tag(source: &str, tag: Range<usize>, edits: &mut Vec<Edit>) {
@@ -154,6 +168,9 @@ fn edit_tag(source: &str, tag: Range<usize>, edits: &mut Vec<Edit>) {
     let lexemes = lexemes(source, &tag);
     let text = |i: usize| lexemes.get(i).map_or("", |lexeme| &source[lexeme.range.clone()]);
     for i in 0..lexemes.len() {
+        if text(i) == "+" && is_unary(&lexemes, &text, i, tag.start + 2) {
+            edits.push(Edit { range: lexemes[i].range.clone(), text: "- -".to_owned() });
+        }
         let is_format = text(i) == "%" && is_format(&lexemes, &text, i);
         if let Some(end) = is_format.then(|| operand_end(&lexemes, &text, i + 1)).flatten() {
             let range = lexemes[i].range.clone();
@@ -201,6 +218,32 @@ fn edit_loop<'a>(lexemes: &[Lexeme], text: &dyn Fn(usize) -> &'a str, edits: &mu
     let items = lexemes[start].range.start..lexemes[end - 1].range.end;
     edits.push(Edit { range: items.start..items.start, text: "(".to_owned() });
     edits.push(Edit { range: items.end..items.end, text: format!(")|{LOOP_ITEMS}") });
+}
+
+/// Words after which an operand follows.
+const BEFORE_OPERAND: [&str; 10] =
+    ["and", "or", "not", "in", "is", "if", "elif", "else", "do", "print"];
+
+/// Whether the sign at `i` is unary. A sign at the delimiters, of which the first one ends at
+/// `start`, controls whitespace.
+fn is_unary<'a>(
+    lexemes: &[Lexeme],
+    text: &dyn Fn(usize) -> &'a str,
+    i: usize,
+    start: usize,
+) -> bool {
+    if lexemes[i].range.start == start || i + 1 == lexemes.len() {
+        return false;
+    }
+    let Some(left) = i.checked_sub(1) else { return true };
+    match lexemes[left].kind {
+        LexemeKind::Open | LexemeKind::Operator => true,
+        LexemeKind::Close | LexemeKind::Text => false,
+        LexemeKind::Word => {
+            let is_attribute = left > 0 && text(left - 1) == ".";
+            BEFORE_OPERAND.contains(&text(left)) && !is_attribute
+        }
+    }
 }
 
 /// Whether the `%` at `i` certainly formats a text: its left side is a quoted text, or its right
@@ -269,7 +312,7 @@ mod tests {
     use super::rewritten;
 
     #[test]
-    fn only_loops_formats_and_generation_tags_change() {
+    fn only_loops_formats_signs_and_generation_tags_change() {
         for (source, expected) in [
             ("a {{ b % 2 }} {% if x % (2) == 0 %}", "a {{ b % 2 }} {% if x % (2) == 0 %}"),
             ("{%- for a, b in c.items() -%}", "{%- for a, b in (c.items())|_loop_items -%}"),
@@ -298,6 +341,13 @@ mod tests {
                 "{% for x in 'a' % 'b' %}",
                 "{% for x in ('a' |_format_operator( 'b'))|_loop_items %}",
             ),
+            (
+                "{{ a + +b['+ +'] }}{%+ if x +%} + {{ +2 }}",
+                "{{ a + - -b['+ +'] }}{%+ if x +%} + {{ - -2 }}",
+            ),
+            ("{{+ a.if + 1e+5 ~ 'x'+y }}", "{{+ a.if + 1e+5 ~ 'x'+y }}"),
+            ("{% for x in +y %}", "{% for x in (- -y)|_loop_items %}"),
+            ("{{ '%g' % 1e-5 - 1 }}", "{{ '%g' |_format_operator( 1e-5) - 1 }}"),
             ("{{ 'unclosed }}", "{{ 'unclosed }}"),
             ("{% for é in ü", "{% for é in ü"),
         ] {

@@ -2,7 +2,7 @@
 
 use minijinja::{Error, ErrorKind, State, Value, value::ValueKind};
 
-use super::FUEL_BYTES;
+use super::{FUEL_BYTES, range::PythonRange};
 
 /// Maximum nesting of a value in text. A namespace may contain itself.
 pub(super) const MAX_DEPTH: usize = 100;
@@ -12,9 +12,23 @@ pub(super) const MAX_DEPTH: usize = 100;
 /// # Errors
 /// The text is longer than the fuel allows, or the value is nested too deeply.
 pub(in crate::text::chat) fn python_str(state: &State, value: &Value) -> Result<String, Error> {
-    let mut writer = TextWriter { state, out: Some(String::new()), uncharged: 0 };
-    writer.value(value, 0)?;
-    Ok(writer.out.unwrap_or_default())
+    TextWriter::new(state).text(value, 0)
+}
+
+/// `repr(value)`.
+///
+/// # Errors
+/// As [`python_str`].
+pub(super) fn python_repr(state: &State, value: &Value) -> Result<String, Error> {
+    TextWriter::new(state).text(value, 1)
+}
+
+/// `ascii(value)`.
+///
+/// # Errors
+/// As [`python_str`].
+pub(super) fn python_ascii(state: &State, value: &Value) -> Result<String, Error> {
+    TextWriter { ascii: true, ..TextWriter::new(state) }.text(value, 1)
 }
 
 /// Charges the fuel of `str(value)` without making it, for functions that make it themselves.
@@ -22,7 +36,7 @@ pub(in crate::text::chat) fn python_str(state: &State, value: &Value) -> Result<
 /// # Errors
 /// As [`python_str`].
 pub(super) fn charge_text(state: &State, value: &Value) -> Result<(), Error> {
-    TextWriter { state, out: None, uncharged: 0 }.value(value, 0)
+    TextWriter { out: None, ..TextWriter::new(state) }.value(value, 0)
 }
 
 /// `repr` of a float: the shortest digits, with an exponent below 1e-4 and from 1e16.
@@ -52,14 +66,31 @@ pub(super) fn number_text(value: &Value) -> String {
     }
 }
 
+/// Whether `repr` shows a character beyond ASCII as it is. The library of Rust has the same rule,
+/// but for combining marks at the start of a text.
+fn is_printable(c: char) -> bool {
+    String::from_iter(['a', c]).escape_debug().nth(1) == Some(c)
+}
+
 struct TextWriter<'a, 's, 'e> {
     state: &'a State<'s, 'e>,
     /// `None` if the text is only charged.
     out: Option<String>,
     uncharged: usize,
+    /// Whether to escape characters beyond ASCII in quoted texts.
+    ascii: bool,
 }
 
-impl TextWriter<'_, '_, '_> {
+impl<'a, 's, 'e> TextWriter<'a, 's, 'e> {
+    fn new(state: &'a State<'s, 'e>) -> TextWriter<'a, 's, 'e> {
+        TextWriter { state, out: Some(String::new()), uncharged: 0, ascii: false }
+    }
+
+    fn text(mut self, value: &Value, depth: usize) -> Result<String, Error> {
+        self.value(value, depth)?;
+        Ok(self.out.unwrap_or_default())
+    }
+
     fn push(&mut self, text: &str) -> Result<(), Error> {
         self.uncharged += text.len();
         if self.uncharged >= FUEL_BYTES {
@@ -72,11 +103,41 @@ impl TextWriter<'_, '_, '_> {
         Ok(())
     }
 
+    /// `repr` of a text.
+    fn quoted(&mut self, text: &str) -> Result<(), Error> {
+        let quote = if text.contains('\'') && !text.contains('"') { "\"" } else { "'" };
+        self.push(quote)?;
+        let mut copied = 0;
+        for (at, c) in text.char_indices() {
+            let escape = match c {
+                '\n' => "\\n".to_owned(),
+                '\r' => "\\r".to_owned(),
+                '\t' => "\\t".to_owned(),
+                _ if c == '\\' || quote.starts_with(c) => format!("\\{c}"),
+                ' '..='~' => continue,
+                _ if !self.ascii && (c.is_alphanumeric() || is_printable(c)) => continue,
+                _ => match u32::from(c) {
+                    code @ ..0x100 => format!("\\x{code:02x}"),
+                    code @ ..0x1_0000 => format!("\\u{code:04x}"),
+                    code => format!("\\U{code:08x}"),
+                },
+            };
+            self.push(&text[copied..at])?;
+            self.push(&escape)?;
+            copied = at + c.len_utf8();
+        }
+        self.push(&text[copied..])?;
+        self.push(quote)
+    }
+
     /// `str` of the outermost value, `repr` of those in it.
     fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         if depth > MAX_DEPTH {
             let problem = "the value is nested too deeply to become text";
             return Err(Error::new(ErrorKind::InvalidOperation, problem));
+        }
+        if let Some(range) = value.downcast_object_ref::<PythonRange>() {
+            return self.push(&range.to_string());
         }
         match value.kind() {
             ValueKind::Undefined if depth > 0 => self.push("Undefined"),
@@ -84,7 +145,7 @@ impl TextWriter<'_, '_, '_> {
             ValueKind::None => self.push("None"),
             ValueKind::Bool => self.push(if value.is_true() { "True" } else { "False" }),
             ValueKind::Number => self.push(&number_text(value)),
-            ValueKind::String if depth > 0 => self.push(&format!("{value:?}")),
+            ValueKind::String if depth > 0 => self.quoted(value.as_str().unwrap_or_default()),
             ValueKind::String => self.push(value.as_str().unwrap_or_default()),
             ValueKind::Map => {
                 self.push("{")?;

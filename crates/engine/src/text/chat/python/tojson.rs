@@ -2,7 +2,7 @@
 
 use minijinja::{
     Error, ErrorKind, State, Value,
-    value::{Kwargs, ValueKind},
+    value::{Kwargs, Rest, ValueKind, ValueOrKwargs, from_args},
 };
 
 use super::{
@@ -17,22 +17,26 @@ const MAX_INDENT: usize = 80;
 pub(super) fn tojson(
     state: &State,
     value: &Value,
-    indent: Option<usize>,
-    options: Kwargs,
+    args: Rest<ValueOrKwargs>,
 ) -> Result<String, Error> {
-    let indent = match indent {
-        Some(indent) => Some(indent),
-        None => options.get("indent")?,
-    };
-    let separators: Option<Vec<String>> = options.get("separators")?;
+    let args = args.into_values();
+    let (ascii, indent, separators, sort, options): (
+        Option<Value>,
+        Option<usize>,
+        Option<Vec<String>>,
+        Option<bool>,
+        Kwargs,
+    ) = from_args(&args)?;
+    let ascii = ascii.or(options.get("ensure_ascii")?).is_some_and(|ascii| ascii.is_true());
+    let indent = indent.or(options.get("indent")?);
+    let separators = separators.or(options.get("separators")?);
+    let sort = sort.or(options.get("sort_keys")?).unwrap_or(false);
+    options.assert_all_used()?;
     let (item, key) = match separators.as_deref() {
         None => (if indent.is_some() { "," } else { ", " }, ": "),
         Some([item, key]) => (item.as_str(), key.as_str()),
         Some(_) => return Err(failed("separators must be two strings")),
     };
-    let ascii = options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
-    let sort = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
-    options.assert_all_used()?;
     let indent = indent.map(|indent| indent.min(MAX_INDENT));
     let mut writer =
         JsonWriter { state, out: String::new(), charged: 0, item, key, indent, ascii, sort };
