@@ -9,6 +9,7 @@ use std::{
 use serde_json::Value;
 
 use super::{data_file::DataFile, gguf, json, location::TensorInfo, packed};
+use crate::base::error::Error;
 
 /// Formats of weights that are read, for error messages.
 const READ: &str = "read are unquantised weights, MLX's affine, mxfp4, nvfp4 and mxfp8, FP8, MXFP4, \
@@ -148,6 +149,20 @@ fn adapter(folder: &Path, names: &BTreeSet<String>) -> Option<String> {
             base.map_or("another model".into(), |base| format!("{base:?}"))
         )
     })
+}
+
+/// Checks that no tensor is of an adapter beside the weights that it changes.
+pub(super) fn check_adapter(
+    tensors: &HashMap<String, TensorInfo>,
+    files: &[DataFile],
+) -> Result<(), Error> {
+    let is_adapter =
+        |name: &&String| name.contains(".lora_A") || name.contains(".lora_embedding_A");
+    let Some(name) = tensors.keys().filter(is_adapter).min() else { return Ok(()) };
+    let problem = "it is of an adapter (LoRA) that is not merged into the weights: load it with \
+                   peft, and give what merge_and_unload and save_pretrained write";
+    let path = files[tensors[name].file as usize].path().to_owned();
+    Err(Error::Tensor { tensor: name.clone(), path, problem: problem.into() })
 }
 
 /// Description of a quantisation that is not read: by `quant_method` of the config, or by the names

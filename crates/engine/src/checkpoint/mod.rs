@@ -5,6 +5,7 @@
 //!
 //! - The interface to architectures: `source.rs`. A source without files: `recorder.rs`.
 //! - Which bytes make up a tensor, a matrix or an expert: `location.rs`.
+//! - Names without what training tools put into them: `tensor_names.rs`.
 //! - How a matrix or vector is found by name, and in which format: `tensors.rs`, for block-scaled
 //!   formats `block_scaled.rs`, for integers `compressed_tensors.rs` and `input_major.rs`.
 //! - RoPE scaling that a user asks for: `rope_scaling.rs`. How weights are read: `read.rs`.
@@ -44,6 +45,7 @@ pub(crate) mod row_table;
 mod safetensors;
 mod shards;
 pub(crate) mod source;
+pub(crate) mod tensor_names;
 mod tensors;
 
 use std::{
@@ -71,6 +73,7 @@ pub use rope_scaling::RopeScaling;
 pub use row_table::{RowFormat, RowScale, RowShard, RowTable, ScaleBlocks};
 use shards::Shards;
 use source::SourceChanges;
+use tensor_names::plain_name;
 
 use crate::base::{error::Error, setters::setters};
 
@@ -280,6 +283,8 @@ impl Checkpoint {
             .map_err(|e| Error::Checkpoint { path: path.clone(), problem: json::problem(&e) })?;
         let quantization = Quantization::from_config(&config, &path)?;
         let mut tensors = HashMap::new();
+        // Names in the files, by plain name, where they differ.
+        let mut renamed = HashMap::new();
         let mut packed = None;
         for (i, file) in files.iter().enumerate() {
             let index = match file.path().file_name() {
@@ -289,15 +294,26 @@ impl Checkpoint {
                 _ => safetensors::read_index(file, i as u32)?,
             };
             for (name, info) in index {
-                if let Some(first) = tensors.insert(name.clone(), info) {
-                    let problem = format!(
-                        "it is also in {}: remove one of them",
-                        files[first.file as usize].path().display()
-                    );
+                let plain = plain_name(&name);
+                if let Some(first) = tensors.insert(plain.clone(), info) {
+                    let first_path = files[first.file as usize].path().display();
+                    let problem = match renamed.get(&plain).unwrap_or(&plain) {
+                        other if *other == name => {
+                            format!("it is also in {first_path}: remove one of them")
+                        }
+                        other => format!(
+                            "without what training tools put into names it is {plain}, as {other} \
+                             in {first_path} is: remove one of them"
+                        ),
+                    };
                     return Err(Error::Tensor { tensor: name, path: file.path().into(), problem });
+                }
+                if plain != name {
+                    renamed.insert(plain, name);
                 }
             }
         }
+        foreign::check_adapter(&tensors, &files)?;
         if let Some(packed) = &packed {
             packed.check_dense(&files)?;
         }

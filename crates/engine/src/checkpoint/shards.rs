@@ -5,7 +5,9 @@ use std::{
     path::Path,
 };
 
-use super::{DataFile, MAX_JSON, foreign, json, mirror_folders::ModelFolders};
+use super::{
+    DataFile, MAX_JSON, foreign, json, mirror_folders::ModelFolders, tensor_names::plain_name,
+};
 use crate::base::error::Error;
 
 /// Index of a checkpoint in several files.
@@ -170,7 +172,7 @@ impl ShardIndex {
         })
     }
 
-    /// File of each tensor.
+    /// File of each tensor, by plain name.
     ///
     /// # Errors
     /// A file is outside the folder.
@@ -181,7 +183,10 @@ impl ShardIndex {
                 && shard != ".."
         };
         match self.weight_map.values().find(|shard| !is_plain(shard)) {
-            None => Ok(self.weight_map),
+            None => {
+                let shards = self.weight_map.into_iter();
+                Ok(shards.map(|(name, shard)| (plain_name(&name), shard)).collect())
+            }
             Some(shard) => {
                 let problem = format!(
                     "it names the shard {shard:?}, which is not a plain file name in this folder"

@@ -14,7 +14,7 @@ use moeflux::{
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
-use crate::common::{copy_folder, data, exact};
+use crate::common::{copy_folder, copy_golden, data, exact};
 
 const TENSORS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -78,7 +78,8 @@ fn rename_tensors(path: &Path, rename: impl Fn(&str) -> String) {
     let bytes = fs::read(path).unwrap();
     let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     let header: Map<String, Value> = serde_json::from_slice(&bytes[8..8 + n]).unwrap();
-    let header: Map<_, _> = header.into_iter().map(|(name, at)| (rename(&name), at)).collect();
+    let rename = |name: String| if name == "__metadata__" { name } else { rename(&name) };
+    let header: Map<_, _> = header.into_iter().map(|(name, at)| (rename(name), at)).collect();
     let header = Value::Object(header).to_string();
     let mut file = (header.len() as u64).to_le_bytes().to_vec();
     file.extend(header.as_bytes());
@@ -167,6 +168,47 @@ fn only_needed_tensors_matter() {
     fails(folder.path(), &["lm_head.weight", TENSORS, "lacks it"], true);
     fs::remove_file(folder.path().join(INDEX)).unwrap();
     fails(folder.path(), &["lm_head.weight", "no shard has it"], false);
+}
+
+#[test]
+fn what_training_tools_put_into_names_is_left_out() {
+    type Rename = fn(&str) -> String;
+    let renames: [Rename; 5] = [
+        |name| format!("base_model.model.{name}"),
+        |name| format!("module._orig_mod.{name}"),
+        |name| name.replacen("model.", "model._orig_mod.", 1),
+        |name| name.replace(".self_attn.", "._fsdp_wrapped_module.self_attn."),
+        // Some of the names.
+        |name| name.replace("lm_head", "module.lm_head"),
+    ];
+    for rename in renames {
+        let folder = case("base");
+        rename_tensors(&folder.path().join(TENSORS), rename);
+        says_hi(folder.path());
+        let map = json!({rename("lm_head.weight"): TENSORS});
+        write_json(folder.path(), INDEX, &json!({"weight_map": map}));
+        rename_tensors(&folder.path().join(TENSORS), |name| name.replace("lm_head", "head"));
+        fails(folder.path(), &["lm_head.weight", TENSORS, "lacks it"], true);
+    }
+    // Quantised weights, with names of scales.
+    let folder = tempfile::tempdir().unwrap();
+    copy_golden("qwen3_moe", folder.path());
+    let identity = |folder: &Path| Checkpoint::open(folder).unwrap().identity().unwrap();
+    let before = identity(folder.path());
+    rename_tensors(&folder.path().join(TENSORS), |name| format!("base_model.model.{name}"));
+    assert_eq!(identity(folder.path()), before);
+
+    let folder = case("base");
+    let path = folder.path().join(TENSORS);
+    rename_tensors(&path, |name| name.replace("lm_head", "module._orig_mod.model.norm"));
+    let both = ["model.norm.weight", "module._orig_mod.model.norm.weight", "remove one"];
+    fails(folder.path(), &both, false);
+    let adapter = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight";
+    rename_tensors(&path, |name| match name {
+        "module._orig_mod.model.norm.weight" => adapter.to_owned(),
+        name => format!("base_model.model.{name}"),
+    });
+    fails(folder.path(), &["q_proj.lora_A.default.weight", "LoRA", "merge_and_unload"], false);
 }
 
 #[test]
