@@ -24,6 +24,7 @@ use super::{
     quantization::WeightScheme,
     row_table::{RowShard, ShardRequest},
     source::{SourceChanges, StackLayout, StackRequest, TensorSource},
+    tensor_names,
 };
 use crate::base::error::Error;
 
@@ -237,9 +238,11 @@ impl Checkpoint {
                     "the index places it in {shard}, which is whole but lacks it: take both from \
                      one download"
                 ),
-                None => "no shard has it, and none is short or missing: config.json asks for a \
-                         tensor that this model does not have, or this layout is not supported"
-                    .into(),
+                None => format!(
+                    "no shard has it, and none is short or missing: config.json asks for a tensor \
+                     that this model does not have, or this layout is not supported{}",
+                    tensor_names::like(name, self.tensors.keys().map(String::as_str))
+                ),
             };
             Error::Tensor { tensor: name.into(), path: self.folder.clone(), problem }
         })

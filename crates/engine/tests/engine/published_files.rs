@@ -167,7 +167,13 @@ fn only_needed_tensors_matter() {
     rename_tensors(&folder.path().join(TENSORS), |name| name.replace("lm_head", "head"));
     fails(folder.path(), &["lm_head.weight", TENSORS, "lacks it"], true);
     fs::remove_file(folder.path().join(INDEX)).unwrap();
-    fails(folder.path(), &["lm_head.weight", "no shard has it"], false);
+    let parts = ["lm_head.weight", "no shard has it", "; the file has head.weight"];
+    fails(folder.path(), &parts, false);
+    let rename = |name: &str| name.replace("embed_tokens", "embedding");
+    rename_tensors(&folder.path().join(TENSORS), rename);
+    let parts =
+        ["known prefix", "model.embed_tokens.weight", "; the file has model.embedding.weight"];
+    fails(folder.path(), &parts, false);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     base::error::Error,
-    checkpoint::source::TensorSource,
+    checkpoint::{source::TensorSource, tensor_names},
     model::blueprint::{
         Blueprint, BodyBlueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape, LayerBlueprint,
         MixerBlueprint, RopeShape, SubBlockBlueprint, SubBlockInput,
@@ -157,8 +157,9 @@ impl Prefixes {
             source.has(&format!("{}{dot}{}.weight", p.model, p.embedding))
         };
         known.into_iter().find(uses).ok_or_else(|| {
-            source
-                .tensor_error("model.embed_tokens.weight", "no shard has it under any known prefix")
+            let name = "model.embed_tokens.weight";
+            let like = tensor_names::like(name, source.tensor_bytes().map(|(name, _)| name));
+            source.tensor_error(name, &format!("no shard has it under any known prefix{like}"))
         })
     }
 }
