@@ -47,6 +47,9 @@ impl FromStr for RopeScaling {
 /// Config keys that hold settings of RoPE, newest first.
 const KEYS: [&str; 2] = ["rope_parameters", "rope_scaling"];
 
+/// Key of the positions that a model was trained for, in these settings or beside them.
+const ORIGINAL: &str = "original_max_position_embeddings";
+
 impl Checkpoint {
     /// Scales the RoPE of the model as if `config.json` asked for it: the model has as many
     /// positions more, and another identity.
@@ -84,8 +87,8 @@ impl Checkpoint {
         rope.remove("type");
         rope.insert("rope_type".into(), json!("yarn"));
         rope.insert("factor".into(), json!(scaling.factor));
-        rope.insert("original_max_position_embeddings".into(), json!(original));
-        for key in KEYS {
+        rope.insert(ORIGINAL.into(), json!(original));
+        for key in KEYS.into_iter().chain([ORIGINAL]) {
             config.remove(key);
         }
         config.insert(key.into(), Value::Object(rope));

@@ -196,6 +196,9 @@ fn scaled_rope_is_the_edited_config() {
     let edit = json!({"rope_scaling": yarn(2.5, 1024), "max_position_embeddings": 2560});
     let edited = blueprint("qwen3_moe", &changed("qwen3_moe", edit)).unwrap();
     assert_eq!(scaled("qwen3_moe", &own, "yarn:2.5:1024").unwrap(), edited);
+    let key_beside = json!({"original_max_position_embeddings": 512});
+    let own = changed("qwen3_moe", key_beside);
+    assert_eq!(scaled("qwen3_moe", &own, "yarn:2.5:1024").unwrap(), edited);
     // A nested config that has rope_parameters keeps what they say of the rotated share.
     let own = changed("qwen3_5_moe", json!({}));
     let text = scaled("qwen3_5_moe", &own, "yarn:2").unwrap();

@@ -134,6 +134,13 @@ fn text_config(source: &dyn TensorSource) -> &Value {
     config.get("text_config").filter(|text| text.is_object()).unwrap_or(config)
 }
 
+/// Number of the language model's config, under any of its key's names.
+pub(super) fn config_number(source: &dyn TensorSource, key: &str) -> Option<f64> {
+    let names = KEY_NAMES.iter().find(|names| names.key == key);
+    let mut names = [key].into_iter().chain(names.into_iter().flat_map(|n| n.others).copied());
+    names.find_map(|name| text_config(source).get(name)?.as_f64())
+}
+
 /// Deserializes a config whose keys may have other names.
 fn deserialize<T: DeserializeOwned>(map: &Map<String, Value>) -> Result<T, serde_json::Error> {
     let mut map = map.clone();

@@ -4,7 +4,11 @@ use moeflux_compute::RopePairs;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::Value;
 
-use super::{Require, config::PerLayer, config_error};
+use super::{
+    Require,
+    config::{PerLayer, config_number},
+    config_error,
+};
 use crate::{
     base::error::Error,
     checkpoint::source::TensorSource,
@@ -39,6 +43,9 @@ pub(super) struct RopeConfig {
     long_mscale: Option<f64>,
     llama_4_scaling_beta: Option<f64>,
 }
+
+/// Key of the positions that a model was trained for.
+const ORIGINAL: &str = "original_max_position_embeddings";
 
 /// Config keys that hold RoPE settings.
 #[derive(Deserialize)]
@@ -158,6 +165,9 @@ impl RopeKeys {
         Ok(RopeConfig {
             rope_theta: found.rope_theta.or(self.rope_theta),
             partial_rotary_factor: found.partial_rotary_factor.or(self.partial_rotary_factor),
+            // As in transformers, the key of the whole config counts first.
+            original_max_position_embeddings: config_number(source, ORIGINAL)
+                .or(found.original_max_position_embeddings),
             ..found
         })
     }
@@ -284,11 +294,14 @@ impl RopeConfig {
             "default" => RopeShape::new(dims, theta, pairs),
             "linear" => RopeShape::interpolated(dims, theta, factor, pairs),
             // The base is scaled once, for all positions: bloc97, "NTK-Aware Scaled RoPE", 2023.
-            "dynamic" if dims > 2 => {
-                let alpha = needed("alpha", self.alpha)?;
-                let base = theta * alpha.powf(dims as f64 / (dims as f64 - 2.0));
-                RopeShape::new(dims, base, pairs)
-            }
+            // Without alpha it is scaled beyond the model's positions only, where no session is.
+            "dynamic" => match self.alpha.filter(|alpha| *alpha != 0.0) {
+                Some(alpha) if dims > 2 => {
+                    let base = theta * alpha.powf(dims as f64 / (dims as f64 - 2.0));
+                    RopeShape::new(dims, base, pairs)
+                }
+                _ => RopeShape::new(dims, theta, pairs),
+            },
             "proportional" => {
                 // Frequencies are those of the whole head; pairs after the rotated part get 0.
                 let rotated = (dims as f64 * self.share(source)?.unwrap_or(1.0)) as usize / 2;
@@ -298,10 +311,9 @@ impl RopeConfig {
             }
             "longrope" => self.long_rope(source, RopeShape::new(dims, theta, pairs))?,
             "yarn" => {
-                let name = "original_max_position_embeddings";
                 let yarn = Yarn {
                     factor,
-                    original_positions: needed(name, self.original_max_position_embeddings)?,
+                    original_positions: self.original_positions(source)?,
                     beta_fast: self.beta_fast.unwrap_or(32.0),
                     beta_slow: self.beta_slow.unwrap_or(1.0),
                     truncate: self.truncate.unwrap_or(true),
@@ -311,7 +323,7 @@ impl RopeConfig {
                     ) as f32,
                 };
                 for (name, number) in [
-                    (name, yarn.original_positions),
+                    (ORIGINAL, yarn.original_positions),
                     ("beta_fast", yarn.beta_fast),
                     ("beta_slow", yarn.beta_slow),
                 ] {
@@ -322,10 +334,9 @@ impl RopeConfig {
                 RopeShape::yarn(dims, theta, &yarn, pairs)
             }
             "llama3" => {
-                let name = "original_max_position_embeddings";
                 let scaling = Llama3Scaling {
                     factor,
-                    original_positions: needed(name, self.original_max_position_embeddings)?,
+                    original_positions: self.original_positions(source)?,
                     low_turns: needed("low_freq_factor", self.low_freq_factor)?,
                     high_turns: needed("high_freq_factor", self.high_freq_factor)?,
                 };
@@ -366,23 +377,36 @@ impl RopeConfig {
                 config_error(source, problem)
             })
         };
-        let number = |key: &str, number: Option<f64>| {
-            let purpose = "the values of RoPE of type longrope";
-            Require(source).named(key, number, purpose)
+        let original = self.original_positions(source)?;
+        let positions = original as usize;
+        Require(source).sizes(&[(ORIGINAL, positions)])?;
+        let extended = config_number(source, "max_position_embeddings").unwrap_or(original);
+        let factor = self.factor.unwrap_or(extended / original);
+        let scale = match self.attention_factor {
+            Some(scale) => scale,
+            None if factor <= 1.0 => 1.0,
+            // Ding et al., "LongRoPE", 2024, as microsoft/LongRoPE computes it.
+            None => (1.0 + factor.ln() / original.ln()).sqrt(),
         };
-        let key = "original_max_position_embeddings";
-        let positions = number(key, self.original_max_position_embeddings)? as usize;
-        Require(source).sizes(&[(key, positions)])?;
         Ok(RopeShape {
             frequencies: of("short_factor", self.short_factor.as_ref())?,
-            scale: number("short_mscale", self.short_mscale)? as f32,
+            scale: self.short_mscale.unwrap_or(scale) as f32,
             long: Some(LongRope {
                 original_positions: positions,
                 frequencies: of("long_factor", self.long_factor.as_ref())?,
-                scale: number("long_mscale", self.long_mscale)? as f32,
+                scale: self.long_mscale.unwrap_or(scale) as f32,
             }),
             pairs: rope.pairs,
         })
+    }
+
+    /// Positions that the model was trained for: all of them where the config does not say, as in
+    /// transformers.
+    fn original_positions(&self, source: &dyn TensorSource) -> Result<f64, Error> {
+        let positions = self
+            .original_max_position_embeddings
+            .or_else(|| config_number(source, "max_position_embeddings"));
+        Require(source).named(ORIGINAL, positions, "the scaling of RoPE")
     }
 
     /// Factor on the queries by position, if the config sets it.
@@ -391,9 +415,8 @@ impl RopeConfig {
         source: &dyn TensorSource,
     ) -> Result<Option<QueryTemperature>, Error> {
         let Some(beta) = self.llama_4_scaling_beta else { return Ok(None) };
-        let name = "original_max_position_embeddings";
-        let period = self.original_max_position_embeddings.unwrap_or(0.0) as usize;
-        Require(source).sizes(&[(name, period)])?;
+        let period = self.original_positions(source)? as usize;
+        Require(source).sizes(&[(ORIGINAL, period)])?;
         Require(source).that(beta.is_finite(), || format!("\"llama_4_scaling_beta\" is {beta}"))?;
         Ok(Some(QueryTemperature { beta, period }))
     }
@@ -407,6 +430,130 @@ impl RopeConfig {
                 attention_temperature(self.factor.unwrap_or(1.0), mscale).powi(2) as f32
             }
             _ => 1.0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::checkpoint::{recorder::Recorder, source::SourceChanges};
+
+    /// RoPE on 16 elements of a model with 4,096 positions, with these changes to its config.
+    fn shape(changes: Value) -> Result<RopeShape, Error> {
+        let mut config = json!({"rope_theta": 10000.0, "max_position_embeddings": 4096});
+        config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        let keys = RopeKeys::deserialize(&config).unwrap();
+        let (changes, has) = (SourceChanges::default(), |_: &str| false);
+        keys.whole(&Recorder::new(&config, changes, &has), 16, RopePairs::Halves)
+    }
+
+    fn assert_near(values: &[f32], expected: &[f32]) {
+        assert_eq!(values.len(), expected.len());
+        for (value, expected) in values.iter().zip(expected) {
+            assert!((value - expected).abs() <= 1e-6 * expected, "{values:?} {expected}");
+        }
+    }
+
+    /// Expected numbers are those of `ROPE_INIT_FUNCTIONS` of transformers 5.24, run with numpy in
+    /// place of torch.
+    #[test]
+    fn keys_that_a_config_leaves_out_are_those_of_transformers() {
+        let plain = [1.0, 0.31622776, 0.1, 0.03162278, 0.01, 0.0031622779, 0.001, 0.00031622779];
+        let yarn_1024 = [
+            1.0,
+            0.31622776,
+            0.081250004,
+            0.019764237,
+            0.004375,
+            0.00079056947,
+            0.00025,
+            7.9056947e-5,
+        ];
+        let yarn =
+            |original: Value| json!({"rope_type": "yarn", "factor": 4.0, ORIGINAL: original});
+        let llama3 = json!({
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0
+        });
+        for (changes, frequencies, scale) in [
+            (
+                json!({"rope_scaling": yarn(Value::Null)}),
+                [
+                    1.0,
+                    0.31622776,
+                    0.1,
+                    0.025693506,
+                    0.0062499996,
+                    0.0013834966,
+                    0.00025,
+                    7.9056947e-5,
+                ],
+                1.1386294,
+            ),
+            (json!({"rope_scaling": yarn(json!(1024))}), yarn_1024, 1.1386294),
+            (json!({"rope_scaling": yarn(Value::Null), ORIGINAL: 1024}), yarn_1024, 1.1386294),
+            (json!({"rope_scaling": yarn(json!(512)), ORIGINAL: 1024}), yarn_1024, 1.1386294),
+            (
+                json!({"rope_parameters": llama3}),
+                [1.0, 0.31622776, 0.1, 0.03162278, 0.01, 0.0013743249, 0.000125, 3.9528473e-5],
+                1.0,
+            ),
+            (json!({"rope_scaling": {"type": "dynamic", "factor": 2.0}}), plain, 1.0),
+            (json!({"rope_scaling": {"type": "dynamic"}}), plain, 1.0),
+            (json!({"rope_scaling": {"type": "dynamic", "alpha": 0, "factor": 2}}), plain, 1.0),
+        ] {
+            let rope = shape(changes).unwrap();
+            assert!(rope.long.is_none());
+            assert_near(&rope.frequencies, &frequencies);
+            assert_near(&[rope.scale], &[scale]);
+        }
+        let scaled = shape(json!({"rope_scaling": {"type": "dynamic", "alpha": 1000.0}})).unwrap();
+        let base = shape(json!({"rope_theta": 10000.0 * 1000f64.powf(16.0 / 14.0)})).unwrap();
+        assert_eq!(scaled.frequencies, base.frequencies);
+    }
+
+    /// As the test above.
+    #[test]
+    fn long_rope_without_scales_has_those_of_transformers() {
+        let short: Vec<f64> = (0..8).map(|i| 1.0 + f64::from(i) / 8.0).collect();
+        let long: Vec<f64> = (0..8).map(|i| 1.0 + f64::from(i)).collect();
+        let short_frequencies = [
+            1.0,
+            0.28109136,
+            0.08,
+            0.022998383,
+            0.0066666668,
+            0.001946017,
+            0.00057142857,
+            0.0001686548,
+        ];
+        let long_frequencies = [
+            1.0,
+            0.15811388,
+            0.033333335,
+            0.0079056947,
+            0.002,
+            0.0005270463,
+            0.00014285714,
+            3.9528473e-5,
+        ];
+        for (keys, positions, scale) in [
+            (json!({ORIGINAL: 1024}), 1024, 1.0954451),
+            (json!({}), 4096, 1.0),
+            (json!({"factor": 16.0}), 4096, 1.1547005),
+            (json!({"factor": 16.0, "attention_factor": 1.5}), 4096, 1.5),
+        ] {
+            let mut scaling =
+                json!({"rope_type": "longrope", "short_factor": short, "long_factor": long});
+            scaling.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+            let rope = shape(json!({"rope_scaling": scaling})).unwrap();
+            assert_near(&rope.frequencies, &short_frequencies);
+            let long = rope.long.unwrap();
+            assert_eq!(long.original_positions, positions);
+            assert_near(&long.frequencies, &long_frequencies);
+            assert_near(&[rope.scale, long.scale], &[scale, scale]);
         }
     }
 }
