@@ -15,6 +15,7 @@ mod out;
 mod printable;
 mod progress;
 mod settings_text;
+mod shell;
 mod tensor_writer;
 
 use std::{fmt, process::ExitCode};

@@ -26,6 +26,7 @@ use crate::{
     load::{self, Needs},
     out,
     progress::Ui,
+    shell,
 };
 
 /// JSON output of `--json`.
@@ -64,7 +65,7 @@ struct RunReport<'a> {
 /// # Errors
 /// There is no prompt, or the model cannot be loaded or run.
 pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
-    let prompt = prompt(args.prompt.as_deref())?;
+    let prompt = prompt(&args.prompt)?;
     let cache = PromptCache::open(&args.generation.persist)?;
     // Only a stop string makes the session go back, to the end of the prompt.
     let saves = args.generation.persist.session.is_some();
@@ -224,10 +225,10 @@ fn ask(
     Ok([history, &more].concat())
 }
 
-/// Prompt from the argument or from stdin.
-fn prompt(given: Option<&str>) -> anyhow::Result<String> {
-    let prompt = match given {
-        Some(prompt) if prompt != "-" => prompt.to_owned(),
+/// Prompt from the arguments or from stdin.
+fn prompt(words: &[String]) -> anyhow::Result<String> {
+    let prompt = match joined(words)? {
+        Some(prompt) if prompt != STDIN => prompt,
         None if io::stdin().is_terminal() => {
             let problem = "there is no prompt: give one, or pipe it to standard input";
             return Err(WrongUse(problem.to_owned()).into());
@@ -243,4 +244,36 @@ fn prompt(given: Option<&str>) -> anyhow::Result<String> {
     };
     ensure!(!prompt.is_empty(), "the prompt is empty: there is nothing to answer");
     Ok(prompt)
+}
+
+/// Argument that stands for standard input.
+const STDIN: &str = "-";
+
+/// The prompt that words on the command line are together.
+///
+/// # Errors
+/// The first of several words may be a model, or one of them stands for standard input; the message
+/// has the commands to choose from.
+fn joined(words: &[String]) -> Result<Option<String>, WrongUse> {
+    let [first, rest @ ..] = words else { return Ok(None) };
+    let prompt = words.join(" ");
+    if rest.is_empty() {
+        return Ok(Some(prompt));
+    }
+    let whole = shell::word(&prompt);
+    if words.iter().any(|word| word == STDIN) {
+        return Err(WrongUse(format!(
+            "`-` stands for standard input, and no other words go with it: write `moeflux run -`, \
+             or `moeflux run {whole}` if it belongs to the prompt"
+        )));
+    }
+    let path = Path::new(first);
+    if path.components().count() > 1 || path.exists() {
+        let (model, rest) = (shell::word(first), shell::word(&rest.join(" ")));
+        return Err(WrongUse(format!(
+            "{first} may be a model or belong to the prompt: write `moeflux run --model {model} \
+             {rest}`, or `moeflux run {whole}`"
+        )));
+    }
+    Ok(Some(prompt))
 }

@@ -101,6 +101,30 @@ fn sampling_options_and_stop_strings_apply() {
 }
 
 #[test]
+fn several_words_are_one_prompt() {
+    let quoted = succeed(&["run", "-n", "2", FOX]);
+    let words: Vec<&str> = FOX.split(' ').collect();
+    assert_eq!(succeed(&[&["run", "-n", "2"], &words[..]].concat()), quoted);
+    // Options may stand among them.
+    assert_eq!(succeed(&[&["run"], &words[..3], &["-n", "2"], &words[3..]].concat()), quoted);
+    let folder = temp();
+    let path = folder.path().to_str().unwrap();
+    for (words, commands) in [
+        (
+            &["org/Name-4bit", "What", "is this?"][..],
+            [
+                "`moeflux run --model org/Name-4bit \"What is this?\"`",
+                "`moeflux run \"org/Name-4bit What is this?\"`",
+            ],
+        ),
+        (&[path, "Why?"], [&format!("--model {path} \"Why?\"`"), "moeflux run"]),
+        (&["Sum", "up", "-"], ["`moeflux run -`", "`moeflux run \"Sum up -\"`"]),
+    ] {
+        assert_error(&run(&[&["run"], words].concat()), 2, &commands);
+    }
+}
+
+#[test]
 fn prompts_that_cannot_be_answered_are_errors() {
     for args in [&["run", ""][..], &["run", "-"], &["run", "--raw", ""]] {
         assert_error(&run(args), 1, &["the prompt is empty"]);
