@@ -540,9 +540,10 @@ fn synth_help() -> String {
     // "Name: layers, experts, size": the preset is called like the model.
     let short =
         |description: &'static str| description.split_once(": ").map_or(description, |(_, d)| d);
+    let width = synth::presets().iter().map(|p| p.name.len()).max().unwrap_or(0);
     let presets: String = synth::presets()
         .iter()
-        .map(|p| format!("  {:<18} {}\n", p.name, short(p.description)))
+        .map(|p| format!("  {:<width$} {}\n", p.name, short(p.description)))
         .collect();
     format!(
         "Presets:\n{presets}\nExamples:\n  moeflux synth qwen3-30b-a3b --out /data/random-30b\n  \
@@ -556,33 +557,34 @@ fn synth_help() -> String {
 /// For tests and benchmarks: weights quantized as mlx-lm publishes them, and a small working
 /// tokenizer. Weights are streamed, so any model size needs little memory. Files have names ending
 /// in .partial while they are written; after an error nothing is left.
+///
+/// Without arguments, lists the presets.
 #[derive(Debug, Args)]
 #[command(after_help = synth_help())]
 pub(crate) struct SynthArgs {
     /// Model whose shapes are used
-    #[arg(required_unless_present = "config", conflicts_with = "config",
-        value_parser = preset(), hide_possible_values = true)]
+    #[arg(group = "shapes", requires = "out", value_parser = preset(), hide_possible_values = true)]
     pub(crate) preset: Option<String>,
     /// config.json to take the shapes from
-    #[arg(long, value_parser = path(), value_name = "FILE")]
+    #[arg(long, group = "shapes", requires = "out", value_parser = path(), value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// Folder to write; created if missing, and must be empty
-    #[arg(short, long, value_parser = path(), value_name = "DIR")]
-    pub(crate) out: PathBuf,
+    #[arg(short, long, requires = "shapes", value_parser = path(), value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
     /// Only the first N layers
-    #[arg(long, value_name = "N")]
+    #[arg(long, requires = "out", value_name = "N")]
     pub(crate) layers: Option<NonZeroUsize>,
     /// Seed of the weights; the same seed writes the same bytes
-    #[arg(long, value_name = "S", default_value_t = 0)]
+    #[arg(long, requires = "out", value_name = "S", default_value_t = 0)]
     pub(crate) seed: u64,
     /// At most N rows of n-gram embeddings [default: 1000000]; the published table has 51 GB
-    #[arg(long, value_name = "N")]
+    #[arg(long, requires = "out", value_name = "N")]
     pub(crate) ngram_rows: Option<u64>,
     /// Write a GGUF file with blocks of TYPE (q8_0, q4_k_m, iq2_xxs), not safetensors
-    #[arg(long, value_name = "TYPE")]
+    #[arg(long, requires = "out", value_name = "TYPE")]
     pub(crate) gguf: Option<synth::GgufRecipe>,
     /// Skew of routing: 0 uniform, 1 like a trained model
-    #[arg(long, value_name = "Z", default_value_t = 0.0, long_help = synth::SKEW_HELP.replace('\n', " "))]
+    #[arg(long, requires = "out", value_name = "Z", default_value_t = 0.0, long_help = synth::SKEW_HELP.replace('\n', " "))]
     pub(crate) skew: f64,
 }
 

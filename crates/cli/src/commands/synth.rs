@@ -6,19 +6,20 @@ use std::{
 
 use anyhow::Context;
 use moeflux::tools::synth::{self, FewerRows, Options, Preset};
-use moeflux_bench::units;
+use moeflux_bench::{table::Table, units};
 
-use crate::{args::SynthArgs, interrupt, progress::Ui};
+use crate::{args::SynthArgs, interrupt, out, progress::Ui};
 
 /// Runs `moeflux synth`.
 ///
 /// # Errors
 /// The preset or config does not exist, or the folder cannot be written.
 pub(crate) fn run(args: &SynthArgs, ui: Ui) -> anyhow::Result<ExitCode> {
+    let Some(folder) = &args.out else { return list() };
     let config = match (&args.preset, &args.config) {
         (Some(preset), _) => Preset::by_name(preset)?.config(),
         (None, Some(path)) => read_config(path)?,
-        // The parser requires one of the two.
+        // The parser requires one of the two beside a folder.
         (None, None) => serde_json::Value::Null,
     };
     let options = Options::new(config)
@@ -38,8 +39,8 @@ pub(crate) fn run(args: &SynthArgs, ui: Ui) -> anyhow::Result<ExitCode> {
             }
         };
         let written = match args.gguf {
-            Some(recipe) => synth::write_gguf(&options, recipe, &args.out, progress),
-            None => synth::write(&options, &args.out, progress),
+            Some(recipe) => synth::write_gguf(&options, recipe, folder, progress),
+            None => synth::write(&options, folder, progress),
         };
         match written {
             // Partial output has been deleted.
@@ -53,7 +54,7 @@ pub(crate) fn run(args: &SynthArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         units::disk(summary.bytes as f64),
         units::plural(summary.tensors as u64, "tensor"),
         units::plural(summary.shards as u64, "file"),
-        args.out.display(),
+        folder.display(),
         units::disk(summary.bytes as f64 / seconds)
     ));
     if let Some(FewerRows { rows, published }) = summary.fewer_rows {
@@ -62,6 +63,23 @@ pub(crate) fn run(args: &SynthArgs, ui: Ui) -> anyhow::Result<ExitCode> {
              --ngram-rows N writes others"
         ));
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Lists the presets.
+fn list() -> anyhow::Result<ExitCode> {
+    let mut table = Table::new(1);
+    table.row(["preset", "parameters", "per token", "on disk"]);
+    for preset in synth::presets() {
+        let billions = |n: f64| units::count((n * 1e9) as u64);
+        let size = preset.description.rsplit("; ").next().unwrap_or_default();
+        let sizes = [billions(preset.sizes.parameters), billions(preset.sizes.active)];
+        table.row([preset.name].into_iter().chain(sizes.iter().map(|s| &**s)).chain([size]));
+    }
+    out::write(format_args!(
+        "{table}\n`moeflux synth PRESET --out DIR` writes one, with --layers N only N layers.\n\
+         `moeflux synth --help` describes them.\n"
+    ))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -131,6 +131,25 @@ fn every_command_has_a_manual_page() {
 }
 
 #[test]
+fn synth_alone_lists_its_presets() {
+    let listed = succeed(&["synth"]);
+    assert!(listed.lines().all(|line| line.chars().count() <= 80), "{listed}");
+    for preset in moeflux::tools::synth::presets() {
+        let row = listed.lines().find(|line| line.starts_with(&format!("{} ", preset.name)));
+        assert!(row.is_some_and(|row| row.ends_with(" GB")), "{}: {listed}", preset.name);
+    }
+    assert!(listed.contains("`moeflux synth PRESET --out DIR`"), "{listed}");
+    for (args, part) in [
+        (&["synth", "qwen3-30b-a3b"][..], "--out"),
+        (&["synth", "--out", "x"], "PRESET"),
+        (&["synth", "--layers", "4"], "--out"),
+        (&["synth", "qwen3-30b-a3b", "--config", "c", "--out", "x"], "cannot be used with"),
+    ] {
+        assert_error(&run(args), 2, &[part]);
+    }
+}
+
+#[test]
 fn renamed_flags_are_accepted_under_their_old_names() {
     assert_error(&run(&["run", "--session-keys", "q8", FOX]), 2, &["--session <FILE>"]);
     assert_error(&run(&["run", "--look-ahead", "maybe", FOX]), 2, &["--prefetch"]);
