@@ -425,8 +425,8 @@ pub(crate) struct TokenizeArgs {
 
 const PERPLEXITY_EXAMPLES: &str = "\
 Examples:
-  moeflux perplexity --model DIR --text wiki.test.raw --ctx 2048
-  moeflux perplexity --text fables.txt --json | jq .perplexity";
+  moeflux perplexity --model DIR wiki.test.raw --ctx 2048
+  moeflux perplexity fables.txt --json | jq .perplexity";
 
 /// Measure how well the model predicts a text
 ///
@@ -436,8 +436,11 @@ Examples:
 #[command(after_help = PERPLEXITY_EXAMPLES)]
 pub(crate) struct PerplexityArgs {
     /// The text: a file in UTF-8; `-` is stdin
-    #[arg(long, value_parser = path(), value_name = "FILE")]
-    pub(crate) text: PathBuf,
+    #[arg(value_parser = path(), value_name = "FILE", required_unless_present = "text")]
+    pub(crate) file: Option<PathBuf>,
+    /// The same as FILE
+    #[arg(long, value_parser = path(), value_name = "FILE", conflicts_with = "file")]
+    pub(crate) text: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,

@@ -1,6 +1,6 @@
 //! `perplexity`: how well a model predicts a text.
 
-use std::{process::ExitCode, time::Instant};
+use std::{path::Path, process::ExitCode, time::Instant};
 
 use anyhow::Context;
 use moeflux::{
@@ -34,7 +34,9 @@ struct PerplexityReport<'a> {
 /// # Errors
 /// The text cannot be read, or the model cannot be loaded or run.
 pub(crate) fn run(args: &PerplexityArgs, ui: Ui) -> anyhow::Result<ExitCode> {
-    let text = super::read_text(&args.text)?;
+    // The parser requires one of the two.
+    let path = args.file.as_deref().or(args.text.as_deref()).unwrap_or(Path::new("-"));
+    let text = super::read_text(path)?;
     let engine = load::engine(&args.engine, load::Needs::default(), ui)?;
     let mut session = engine.session()?;
     let since = Instant::now();
@@ -44,7 +46,7 @@ pub(crate) fn run(args: &PerplexityArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         let mut progress = |share: f64| bar.share(share);
         let mut control = StepControl::default().cancel(armed.flag()).progress(&mut progress);
         let measured = moeflux::tools::text_perplexity(&mut session, &text, &mut control);
-        measured.with_context(|| args.text.display().to_string())?
+        measured.with_context(|| path.display().to_string())?
     };
     let device = engine.device();
     let (seconds, stats, plan) = (since.elapsed().as_secs_f64(), session.stats(), engine.plan());

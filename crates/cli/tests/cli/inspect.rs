@@ -140,11 +140,15 @@ fn a_known_text_is_predicted_better_than_an_unknown_one() {
     let (known, unknown) = (perplexity(&known), perplexity(&backwards.join(" ")));
     assert!(1.0 < known && known * 10.0 < unknown, "{known} {unknown}");
 
-    let said =
-        with_stdin(&["perplexity", "--text", "-"], b"A Crow was sitting on a branch of a tree.");
+    let said = with_stdin(&["perplexity", "-"], b"A Crow was sitting on a branch of a tree.");
     assert!(said.code == 0 && said.out.starts_with("perplexity "), "{said:?}");
     assert_error(&with_stdin(&["perplexity", "--text", "-"], b""), 1, &["two tokens"]);
-    assert_error(&run(&["perplexity", "--text", "/no/such/text"]), 1, &["/no/such/text"]);
+    for flag in [&["--text"][..], &[]] {
+        let args = [&["perplexity"], flag, &["/no/such/text"]].concat();
+        assert_error(&run(&args), 1, &["/no/such/text"]);
+    }
+    assert_error(&run(&["perplexity", "a", "--text", "b"]), 2, &["cannot be used with"]);
+    assert_error(&run(&["perplexity"]), 2, &["<FILE>"]);
 }
 
 #[test]
