@@ -1,6 +1,10 @@
 //! `serve`: answers requests over HTTP.
 
-use std::{path::Path, process::ExitCode};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::Path,
+    process::ExitCode,
+};
 
 use anyhow::{Context, ensure};
 use moeflux::{
@@ -76,18 +80,34 @@ pub(crate) fn run(args: &ServeArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     // The server ends at the first Ctrl-C, the program at the second.
     let armed = interrupt::arm();
     let address = server.address();
+    let page = page(address);
     match models.offered() {
-        [model] => out::line(format_args!("{} is served at http://{address}/v1", model.name))?,
+        [model] => {
+            out::line(format_args!("{} is served at http://{address}/v1\n{page}", model.name))?
+        }
         several => {
             let names: Vec<&str> = several.iter().map(|model| &*model.name).collect();
             let (count, names) = (names.len(), names.join(", "));
-            out::line(format_args!("{count} models are served at http://{address}/v1: {names}"))?;
+            out::line(format_args!(
+                "{count} models are served at http://{address}/v1: {names}\n{page}"
+            ))?;
         }
     }
     server.run(models)?;
     // The signal that ended the server may reach the program's own handler only now.
     std::mem::forget(armed);
     Ok(ExitCode::SUCCESS)
+}
+
+/// Line with the URL of the web page. A server that listens at all addresses is reached at the
+/// machine's own.
+fn page(mut address: SocketAddr) -> String {
+    match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
+        IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
+        _ => {}
+    }
+    format!("chat in a browser: http://{address}/")
 }
 
 /// Models of a folder, with their settings.
@@ -222,4 +242,22 @@ fn name(args: &ServeArgs) -> String {
     }
     let name = folder.and_then(|folder| Some(folder.canonicalize().ok()?.file_name()?.to_owned()));
     name.map_or_else(|| BUILT_IN.to_owned(), |name| name.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_has_an_address_that_a_browser_reaches() {
+        for (address, url) in [
+            ("127.0.0.1:8080", "http://127.0.0.1:8080/"),
+            ("0.0.0.0:80", "http://127.0.0.1:80/"),
+            ("[::]:9000", "http://[::1]:9000/"),
+            ("192.168.0.2:8080", "http://192.168.0.2:8080/"),
+        ] {
+            let line = page(address.parse().unwrap());
+            assert!(line.ends_with(&format!(": {url}")), "{line}");
+        }
+    }
 }

@@ -13,8 +13,9 @@ use super::*;
 /// A server that a test ends by a signal.
 struct Served {
     child: Child,
-    /// The line that it prints.
+    /// The lines that it prints: the URL of the API, that of the page.
     line: String,
+    page: String,
 }
 
 impl Served {
@@ -22,15 +23,21 @@ impl Served {
         let serve = ["serve", "--quiet", "--port", "0"].iter().chain(args);
         let mut child = moeflux(serve).stdout(Stdio::piped()).spawn().unwrap();
         let mut out = BufReader::new(child.stdout.take().unwrap());
-        let mut line = String::new();
+        let (mut line, mut page) = (String::new(), String::new());
         out.read_line(&mut line).unwrap();
-        Self { child, line }
+        out.read_line(&mut page).unwrap();
+        Self { child, line, page }
+    }
+
+    /// Address and port.
+    fn address(&self) -> &str {
+        let url = self.line.split_once("http://").unwrap().1;
+        url.split_once("/v1").unwrap().0
     }
 
     /// Answer to a short request for a model.
     fn ask(&self, model: &str) -> String {
-        let url = self.line.split_once("http://").unwrap().1;
-        let mut client = TcpStream::connect(url.split_once("/v1").unwrap().0).unwrap();
+        let mut client = TcpStream::connect(self.address()).unwrap();
         let messages = r#""messages": [{"role": "user", "content": "Hello"}]"#;
         let body = format!(r#"{{"model": "{model}", {messages}, "max_tokens": 2}}"#);
         let head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close";
@@ -52,6 +59,8 @@ fn a_signal_ends_the_server_after_it_has_answered() {
     for signal in ["-TERM", "-INT"] {
         let server = Served::start(&["--sessions", "1", "--ctx", "512"]);
         assert!(server.line.starts_with("tales-18m is served at http://"), "{}", server.line);
+        let page = format!("http://{}/", server.address());
+        assert_eq!(server.page.trim_end().split(' ').next_back(), Some(&*page));
         let reply = server.ask("any");
         assert!(reply.starts_with("HTTP/1.1 200 ") && reply.contains("chat.completion"), "{reply}");
         server.end(signal);
