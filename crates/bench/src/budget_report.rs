@@ -383,7 +383,7 @@ impl fmt::Display for BudgetReport {
         };
         writeln!(f, "\n{hits}\n")?;
         let mut table = Table::new(0);
-        table.row([
+        table.head([
             "budget",
             "slots",
             "hit rate",
@@ -427,7 +427,7 @@ impl BudgetReport {
         }
         writeln!(f, "\nserve shares memory between slots and states of earlier prompts\n")?;
         let mut table = Table::new(0);
-        table.row(["budget", "slots", "prefix cache", "a GiB of slots", "a GiB of states"]);
+        table.head(["budget", "slots", "prefix cache", "a GiB of slots", "a GiB of states"]);
         for (budget, serving) in rows() {
             let saved = |seconds: fn(&PrefixDivision) -> f64| match &serving.division {
                 Some(division) => format!("saves {:.3} s a turn", seconds(division)),

@@ -105,7 +105,7 @@ pub(crate) fn speeds(
         now.iter().filter_map(|s| Some((s, *earlier.get(s.key.as_str())?))).collect();
     anyhow::ensure!(!both.is_empty(), "nothing can be compared: the runs have no figure in common");
     let mut table = Table::new(head.left);
-    table.row(["compared with before"].iter().chain(head.columns).chain(&["ratio", ""]).copied());
+    table.head(["compared with before"].iter().chain(head.columns).chain(&["ratio", ""]).copied());
     let mut slower = 0;
     for (now, before) in &both {
         let ratio = now.rate / before.rate;

@@ -64,7 +64,7 @@ impl fmt::Display for HostReport {
             units::speed(times.host_bytes_per_second())
         )?;
         let mut table = Table::new(1);
-        table.row(["--experts-on-host", "decode, predicted", "computed by the processor"]);
+        table.head(["--experts-on-host", "decode, predicted", "computed by the processor"]);
         for HostWay { experts_on_host, computed, tokens_per_second, .. } in ways {
             let speed = units::rate(*tokens_per_second);
             table.row([(*experts_on_host).to_owned(), speed, computed.to_string()]);

@@ -36,7 +36,7 @@ pub fn compare(a: &TensorFile, b: &TensorFile, tolerance: f32) -> anyhow::Result
         );
     }
     let mut table = Table::new(1);
-    table.row(["tensor", "rows", "max |a-b|", "/ rms(b)", "rms(a-b) / rms(b)", "first row"]);
+    table.head(["tensor", "rows", "max |a-b|", "/ rms(b)", "rms(a-b) / rms(b)", "first row"]);
     let mut first = None;
     let mut identical = true;
     let mut notes = Vec::new();

@@ -230,7 +230,7 @@ impl<'a> ReplayView<'a> {
     fn table(&self, figure: &dyn Fn(&ReplayCost) -> String) -> Table {
         let mut table = Table::new(0);
         let names = self.by_policy().filter_map(|rows| rows.first()).map(|row| row.policy);
-        table.row(["slots", "of all", "memory"].into_iter().chain(names));
+        table.head(["slots", "of all", "memory"].into_iter().chain(names));
         for (i, slots) in self.report.sizes.iter().enumerate() {
             let share = *slots as f64 / self.report.experts as f64;
             let memory = units::memory(self.report.trace.slot.saturating_mul(*slots as u64));

@@ -184,7 +184,7 @@ impl fmt::Display for KernelReport {
         }
         writeln!(f)?;
         let mut table = Table::new(3);
-        table.row(["", "shape", "format", "rows", "time", "rate", "of the best"]);
+        table.head(["", "shape", "format", "rows", "time", "rate", "of the best"]);
         for row in &self.figures {
             let share = row.share.map_or_else(|| "-".into(), units::percent);
             table.row(row.cells().into_iter().chain([units::time(row.seconds), row.rate(), share]));

@@ -26,7 +26,7 @@ use crate::{
 pub use measure::{PhaseMeasurement, RepeatMeasurement};
 use measure::{RepeatHooks, RooflineModel, TokenFeed, repeat};
 pub use report::{KernelProfile, MachineFigures, SpeedReport, TouchedMemory};
-pub use rows::{SpeedRow, chart, computing_share, csv, inversions, rows, saved_rows, table};
+pub use rows::{SpeedRow, chart, computing_share, csv, inversions, rows, saved_rows, tables};
 use summary::SummaryScale;
 pub use summary::{ContextSummary, PhaseSummary};
 

@@ -115,6 +115,9 @@ impl fmt::Display for SpeedReport<'_> {
         {
             write!(f, "\n{}", self.reads())?;
         }
+        if self.phases().any(|(_, s)| s.predicted_per_token > 0.0) {
+            write!(f, "\n{}", self.prefetches())?;
+        }
         write!(f, "\n{}", self.times())?;
         writeln!(f, "\n{}", self.machine)?;
         for (name, summary) in self.phases() {
@@ -177,7 +180,7 @@ impl SpeedReport<'_> {
 
     fn speeds(&self) -> Table {
         let mut table = Table::new(1);
-        table.row(["", "tokens", "tok/s", "min", "max", "read per token", "hit rate", "stalled"]);
+        table.head(["", "tokens", "tok/s", "min", "max", "read per token", "hit rate", "stalled"]);
         for (name, s) in self.phases() {
             let speed = units::bare_rate;
             table.row([
@@ -197,8 +200,8 @@ impl SpeedReport<'_> {
     /// Table of batched decode.
     fn steps(&self) -> Table {
         let mut table = Table::new(1);
-        table.row([
-            "sessions in a step",
+        table.head([
+            "sessions",
             "context",
             "step",
             "experts a layer",
@@ -230,18 +233,7 @@ impl SpeedReport<'_> {
 
     fn reads(&self) -> Table {
         let mut table = Table::new(1);
-        let head = [
-            "per token",
-            "needed",
-            "missed",
-            "read",
-            "predicted",
-            "prefetched",
-            "wasted",
-            "disk",
-            "of its best",
-        ];
-        table.row(head);
+        table.head(["per token", "needed", "missed", "read", "disk", "of its best"]);
         for (name, s) in self.phases() {
             let or_none = |shown: Option<String>| shown.unwrap_or_else(|| "-".into());
             table.row([
@@ -249,9 +241,6 @@ impl SpeedReport<'_> {
                 units::disk(s.needed_bytes_per_token),
                 units::disk(s.missed_bytes_per_token),
                 units::disk(s.file_bytes_per_token),
-                format!("{:.1}", s.predicted_per_token),
-                format!("{:.1}", s.prefetched_per_token),
-                format!("{:.1}", s.wasted_per_token),
                 or_none(s.disk_bytes_per_second.map(units::speed)),
                 or_none(s.disk_share.map(units::percent)),
             ]);
@@ -259,9 +248,20 @@ impl SpeedReport<'_> {
         table
     }
 
+    /// Table of experts that were read before they were asked for.
+    fn prefetches(&self) -> Table {
+        let mut table = Table::new(1);
+        table.head(["experts per token", "predicted", "prefetched", "wasted"]);
+        for (name, s) in self.phases() {
+            let counts = [s.predicted_per_token, s.prefetched_per_token, s.wasted_per_token];
+            table.row([name].into_iter().chain(counts.map(|count| format!("{count:.1}"))));
+        }
+        table
+    }
+
     fn times(&self) -> Table {
         let mut table = Table::new(1);
-        table.row(["per token", "compute", "", "stalled", "", "other", "", "slowest of 100"]);
+        table.head(["per token", "compute", "", "stalled", "", "other", "", "slowest of 100"]);
         for (name, s) in self.phases() {
             let ms = |ms: f64| format!("{ms:.2} ms");
             let t = &s.time;
@@ -281,7 +281,7 @@ impl SpeedReport<'_> {
 
     fn kernel_profile(&self) -> Table {
         let mut table = Table::new(2);
-        table.row(["", "kernel", "per token", "us per token", "us each"]);
+        table.head(["", "kernel", "per token", "us per token", "us each"]);
         for k in &self.kernels {
             table.row([
                 k.phase.to_owned(),

@@ -164,34 +164,38 @@ pub fn csv(rows: &[SpeedRow]) -> String {
     out
 }
 
-/// Table with one line per budget, context and phase.
-pub fn table(rows: &[SpeedRow]) -> Table {
-    let mut table = Table::new(1);
-    table.row([
-        "", "budget", "slots", "context", "tok/s", "min", "max", "missed", "hit rate", "stalled",
-        "roof", "of it",
-    ]);
+/// Tables of speeds and of reads, with one line per budget, context and phase.
+pub fn tables(rows: &[SpeedRow]) -> String {
+    let (mut speeds, mut reads) = (Table::new(1), Table::new(1));
+    speeds.head(["", "budget", "slots", "context", "tok/s", "min", "max", "roof", "of it"]);
+    reads.head(["", "budget", "context", "missed", "hit rate", "stalled"]);
     for row in rows {
         let (s, rate) = (&row.summary, units::bare_rate);
         let roof = |figure: &dyn Fn(RooflineReached) -> String| {
             row.roof().map_or_else(|| "-".into(), figure)
         };
-        table.row([
+        let (budget, context) = (units::memory(row.budget), row.context.to_string());
+        speeds.row([
             row.name(),
-            units::memory(row.budget),
+            budget.clone(),
             row.slots.to_string(),
-            row.context.to_string(),
+            context.clone(),
             rate(s.tokens_per_second.median),
             rate(s.tokens_per_second.min),
             rate(s.tokens_per_second.max),
-            units::disk(s.missed_bytes_per_token),
-            units::percent(s.hit_rate),
-            units::percent(s.stalled),
             roof(&|r| rate(r.tokens_per_second)),
             roof(&|r| units::percent(r.share)),
         ]);
+        reads.row([
+            row.name(),
+            budget,
+            context,
+            units::disk(s.missed_bytes_per_token),
+            units::percent(s.hit_rate),
+            units::percent(s.stalled),
+        ]);
     }
-    table
+    format!("{speeds}\n{reads}")
 }
 
 /// Chart of tokens per second over budgets if there are several, else over contexts. It shows

@@ -79,18 +79,20 @@ pub(crate) fn list(args: &ListArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         ));
     } else {
         let mut table = Table::new(2);
+        table.head(["model", "revision", "size", ""]);
         for model in &models {
             let references = match model.references.is_empty() {
                 true => model.commit.get(..12).unwrap_or_default().to_owned(),
                 false => model.references.join(", "),
             };
-            let remark = match model.unfinished {
-                0 => String::new(),
-                _ => format!("unfinished: `moeflux pull {}` goes on", model.name),
-            };
-            table.row([model.name.clone(), references, units::disk(model.bytes as f64), remark]);
+            let remark = if model.unfinished > 0 { "unfinished" } else { "" };
+            let size = units::disk(model.bytes as f64);
+            table.row([&model.name, &references, &size, remark]);
         }
         out::write(table)?;
+        if models.iter().any(|model| model.unfinished > 0) {
+            ui.line("`moeflux pull ORG/NAME` goes on with one that is unfinished");
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -115,7 +117,6 @@ pub(crate) fn show(args: &ShowArgs) -> anyhow::Result<ExitCode> {
     if !model.references.is_empty() {
         head.row(["revisions", &model.references.join(", ")]);
     }
-    head.row(["folder", &model.folder.display().to_string()]);
     head.row(["size", &units::disk(model.bytes as f64)]);
     if model.unfinished > 0 {
         head.row(["unfinished", &units::plural(model.unfinished as u64, "file")]);
@@ -124,7 +125,9 @@ pub(crate) fn show(args: &ShowArgs) -> anyhow::Result<ExitCode> {
     for file in &model.files {
         files.row([file.path.clone(), units::disk(file.bytes as f64)]);
     }
-    out::write(format_args!("{head}\n{files}"))?;
+    // Whole, as users copy it.
+    let folder = model.folder.display();
+    out::write(format_args!("{head}\n{files}\nin {folder}\n"))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -515,7 +515,7 @@ impl std::fmt::Display for InspectReport {
         writeln!(f, "{head}")?;
 
         let mut tensors = Table::new(2);
-        tensors.row(["tensors", "format", "bits/weight", "parameters", "size"]);
+        tensors.head(["tensors", "format", "bits per weight", "parameters", "size"]);
         for k in &self.tensors {
             let bits = format!("{:.2}", k.bits);
             tensors.row([k.kind, &k.format, &bits, &units::count(k.parameters), &disk(k.bytes)]);

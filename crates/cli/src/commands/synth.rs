@@ -69,7 +69,7 @@ pub(crate) fn run(args: &SynthArgs, ui: Ui) -> anyhow::Result<ExitCode> {
 /// Lists the presets.
 fn list() -> anyhow::Result<ExitCode> {
     let mut table = Table::new(1);
-    table.row(["preset", "parameters", "per token", "on disk"]);
+    table.head(["preset", "parameters", "per token", "on disk"]);
     for preset in synth::presets() {
         let billions = |n: f64| units::count((n * 1e9) as u64);
         let size = preset.description.rsplit("; ").next().unwrap_or_default();

@@ -163,6 +163,7 @@ fn contexts_are_measured_one_after_another() {
 
     let table = succeed(&args);
     assert!(table.contains("decode after 40") && table.contains("prefill 16"), "{table}");
+    tables::assert_narrow(&table);
     let nothing = [&SHORT[..], &["--tokens", "0", "--context", "0,8"]].concat();
     assert_eq!(run(&nothing).code, 2);
 }
@@ -217,7 +218,8 @@ fn sessions_decode_together() {
     );
 
     let table = succeed(&args);
-    assert!(table.contains("decode of 5") && table.contains("sessions in a step"), "{table}");
+    assert!(table.contains("decode of 5") && table.contains("experts a layer"), "{table}");
+    tables::assert_narrow(&table);
     let csv = succeed(&[&args[..], &["--csv"]].concat());
     let lines: Vec<Vec<&str>> = csv.lines().map(|l| l.split(',').collect()).collect();
     let column = lines[0].iter().position(|name| *name == "sessions").unwrap();
@@ -243,7 +245,7 @@ fn batched_decode_in_budgets_is_compared_with_a_saved_run() {
     let args =
         [&SHORT[..], &["--prompt", "8", "--sessions", "1,3", "--budgets", &budgets]].concat();
     let said = run(&[&args[..], &["--save", &saved]].concat());
-    assert!(said.code == 0 && said.out.matches("decode of 3").count() == 2, "{said:?}");
+    assert!(said.code == 0 && said.out.matches("decode of 3").count() == 4, "{said:?}");
     let mut before = json(&std::fs::read_to_string(&saved).unwrap());
     before["budgets"][1]["contexts"][1]["decode"]["tokens_per_second"]["median"] = 1e9.into();
     std::fs::write(&saved, before.to_string()).unwrap();
@@ -253,6 +255,7 @@ fn batched_decode_in_budgets_is_compared_with_a_saved_run() {
         said.code == 1 && slower.len() == 1 && slower[0].starts_with("decode of 3"),
         "{said:?}"
     );
+    tables::assert_narrow(&said.out);
 }
 
 #[test]
@@ -265,7 +268,8 @@ fn budgets_are_measured_in_separate_processes_and_compared_with_a_saved_run() {
     let args = [&SHORT[..], &["--prompt", "8", "--budgets", &budgets]].concat();
     let said = run(&[&args[..], &["--save", &saved, "--plot", &plot]].concat());
     assert_eq!(said.code, 0, "{said:?}");
-    assert_eq!(said.out.lines().filter(|l| l.starts_with("decode ")).count(), 2, "{said:?}");
+    // A line for each budget in both tables.
+    assert_eq!(said.out.lines().filter(|l| l.starts_with("decode ")).count(), 4, "{said:?}");
     assert!(well_formed(Path::new(&plot)).contains("memory budget in GiB"));
 
     let before = json(&std::fs::read_to_string(&saved).unwrap());
@@ -296,7 +300,7 @@ fn budgets_are_measured_in_separate_processes_and_compared_with_a_saved_run() {
     let said =
         run(&[&SHORT[..], &["--prompt", "8", "--save", &saved, "--budgets", &some]].concat());
     assert!(said.code == 1 && said.err.contains("the run in 1 MiB failed"), "{said:?}");
-    assert_eq!(said.out.lines().filter(|l| l.starts_with("decode ")).count(), 1, "{said:?}");
+    assert_eq!(said.out.lines().filter(|l| l.starts_with("decode ")).count(), 2, "{said:?}");
     let kept = json(&std::fs::read_to_string(&saved).unwrap());
     assert_eq!(kept["budgets"].as_array().map(Vec::len), Some(1), "{kept}");
     let said = run(&[&SHORT[..], &["--budgets", "1MiB"]].concat());
@@ -404,6 +408,7 @@ fn budgets_are_planned_from_the_floor_to_everything() {
     );
     let shown = succeed(&[&args[..], &["--budgets", &budgets.join(",")]].concat());
     assert!(shown.contains("a GiB of slots") && shown.contains("prefix cache"), "{shown}");
+    tables::assert_narrow(&shown);
     assert_error(&run(&[&args[..], &["--budgets", "1MiB"]].concat()), 1, &["floor"]);
     let beyond = run(&[&args[..5], &["--context", "2048"]].concat());
     assert_error(&beyond, 1, &["2048", "the model has 2048 positions", "--context"]);

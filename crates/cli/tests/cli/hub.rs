@@ -112,11 +112,15 @@ fn models_are_pulled_listed_shown_and_removed() {
     assert!(again.err.contains("is in the cache"), "{again:?}");
     let list = run_with(&["list"], &hub, &folder);
     assert!(list.out.contains("org/model") && list.out.contains("main"), "{list:?}");
+    tables::assert_narrow(&list.out);
     let list: serde_json::Value =
         serde_json::from_str(&run_with(&["list", "--json"], &hub, &folder).out).unwrap();
     assert_eq!(list[0]["commit"], COMMIT);
     let shown = run_with(&["show", "org/model"], &hub, &folder);
     assert!(shown.out.contains("model.safetensors") && shown.out.contains(COMMIT), "{shown:?}");
+    tables::assert_narrow(&shown.out);
+    let folder_line = format!("in {}", snapshot(&folder).display());
+    assert_eq!(shown.out.lines().last(), Some(&*folder_line));
     let kept = run_with(&["rm", "org/model"], &hub, &folder);
     assert_eq!((kept.code, snapshot(&folder).exists()), (2, true), "{kept:?}");
     let removed = run_with(&["rm", "org/model", "--yes"], &hub, &folder);

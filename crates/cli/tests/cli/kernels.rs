@@ -50,6 +50,7 @@ fn ops_are_measured_in_formats_and_rows() {
 #[test]
 fn figures_are_printed_as_table_and_csv() {
     let table = succeed(&NORM);
+    tables::assert_narrow(&table);
     assert!(table.contains("from memory") && table.contains("of the best"), "{table}");
     assert_eq!(table.lines().filter(|l| l.starts_with("RmsNorm  2048")).count(), 2, "{table}");
     let csv = succeed(&[&NORM[..], &["--csv"]].concat());
@@ -97,6 +98,7 @@ fn a_run_is_compared_with_a_saved_one() {
     std::fs::write(&other, faster.to_string()).unwrap();
     let said = compare(&other, "90%");
     assert!(said.code == 1 && said.out.contains("  slower\n"), "{said:?}");
+    tables::assert_narrow(&said.out);
     assert!(said.out.contains("1 of 2 figures slower by more than 90.0 %"), "{said:?}");
     assert!(
         said.out.contains(", before an abacus\n") && said.out.contains("quick: true, before false"),

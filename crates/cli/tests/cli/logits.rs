@@ -113,6 +113,7 @@ fn the_first_layer_and_row_that_differ_are_found() {
         "{said:?}"
     );
     assert!(said.out.contains(", row 4: "), "{said:?}");
+    tables::assert_narrow(&said.out);
     assert!(said.out.contains("logits: mean KL"), "{said:?}");
     // Two files, without a model.
     let again = run(&["logits", "--out", &b, "--compare", &a, "--model", "/no/such/model"]);

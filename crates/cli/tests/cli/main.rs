@@ -21,6 +21,7 @@ mod replay;
 mod scripted;
 mod serve;
 mod sessions;
+mod tables;
 mod usage;
 
 use std::{

@@ -55,6 +55,7 @@ fn tracing_changes_no_output_and_a_replay_is_printed_and_plotted() {
     assert_eq!(text.trim_end(), fable("The Fox and the Crow").trim_end());
     let plot = folder.path().join("fox.svg");
     let table = succeed(&["replay", &file, "--plot", plot.to_str().unwrap()]);
+    tables::assert_narrow(&table);
     for part in
         ["tales-18m", "hit rate of decode", "read per token of decode", "lru", "optimum", "100.0 %"]
     {

@@ -133,7 +133,7 @@ fn every_command_has_a_manual_page() {
 #[test]
 fn synth_alone_lists_its_presets() {
     let listed = succeed(&["synth"]);
-    assert!(listed.lines().all(|line| line.chars().count() <= 80), "{listed}");
+    tables::assert_narrow(&listed);
     for preset in moeflux::tools::synth::presets() {
         let row = listed.lines().find(|line| line.starts_with(&format!("{} ", preset.name)));
         assert!(row.is_some_and(|row| row.ends_with(" GB")), "{}: {listed}", preset.name);

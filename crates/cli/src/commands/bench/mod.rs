@@ -68,7 +68,7 @@ pub(crate) fn run(args: &BenchArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         deprecated_keys::add(&mut measured);
         written = write_files(args, &measured);
         if !json && !csv {
-            printed = out::write(speed::table(&speed::rows(&measured)?));
+            printed = out::write(speed::tables(&speed::rows(&measured)?));
         }
     } else {
         measure(args, settings, None, ui, &mut |report| {
