@@ -345,15 +345,15 @@ fn worth(rows: &[BudgetRow], available: u64) -> (Option<u64>, String) {
     let mut why = match row.budget == most.budget {
         true => format!("{budget}, for {speed}: up to there, more memory pays"),
         false => format!(
-            "{budget}, for {speed}: {} would give {:.2} times as much",
+            "{budget}, for {speed}: {} would give {} times as much",
             units::memory(doubled(at).budget),
-            gives(at)
+            units::figure(gives(at))
         ),
     };
     if row.budget == most.budget && most.doubling_gives >= WORTH {
         why += &format!(
-            "; twice as much would give {:.2} times the speed, but this machine can give {}",
-            most.doubling_gives,
+            "; twice as much would give {} times the speed, but this machine can give {}",
+            units::figure(most.doubling_gives),
             units::memory(available)
         );
     }
@@ -400,7 +400,7 @@ impl fmt::Display for BudgetReport {
                 units::percent(row.hit_rate),
                 units::disk(row.missed_bytes_per_token),
                 units::bare_rate(row.tokens_per_second),
-                format!("{:.2} x", row.doubling_gives),
+                format!("{} x", units::figure(row.doubling_gives)),
                 match row.bound_by {
                     BudgetBound::Disk => "disk".to_owned(),
                     BudgetBound::Memory => "memory".to_owned(),
@@ -430,7 +430,7 @@ impl BudgetReport {
         table.head(["budget", "slots", "prefix cache", "a GiB of slots", "a GiB of states"]);
         for (budget, serving) in rows() {
             let saved = |seconds: fn(&PrefixDivision) -> f64| match &serving.division {
-                Some(division) => format!("saves {:.3} s a turn", seconds(division)),
+                Some(division) => format!("saves {} a turn", units::time(seconds(division))),
                 None => "-".to_owned(),
             };
             table.row([

@@ -121,7 +121,7 @@ pub(crate) fn speeds(
         let figures = [
             now.shown.clone(),
             before.shown.clone(),
-            format!("{ratio:.3}"),
+            units::figure(ratio),
             if is_slower { "slower" } else { "" }.to_owned(),
         ];
         table.row(now.cells.iter().cloned().chain(figures));
@@ -196,7 +196,7 @@ mod tests {
         let head = Head { left: 1, columns: &["now", "then"] };
         let Comparison { text: said, passed: right, .. } =
             speeds(head, &now, &[speed("b", 10.0), speed("a", 10.0)], 0.1).unwrap();
-        assert!(!right && said.contains("0.800  slower") && said.contains("0.950\n"), "{said}");
+        assert!(!right && said.contains("0.80  slower") && said.contains("0.95\n"), "{said}");
         assert!(
             said.contains("1 of 2 figures slower by more than 10.0 %") && !said.contains("\nc"),
             "{said}"

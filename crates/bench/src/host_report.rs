@@ -80,8 +80,9 @@ impl fmt::Display for HostReport {
         match division {
             Some(division) => writeln!(
                 f,
-                "; a GiB of slots saves {:.3} s a turn, a GiB of more states {:.3} s",
-                division.slot_seconds_per_gib, division.prefix_seconds_per_gib
+                "; a GiB of slots saves {} a turn, a GiB of more states {}",
+                units::time(division.slot_seconds_per_gib),
+                units::time(division.prefix_seconds_per_gib)
             ),
             None => writeln!(f),
         }
@@ -127,7 +128,7 @@ mod tests {
 /models/m on a GPU; decode after 1024 tokens
 2048 of 6144 experts in the GPU's memory, 4000 in the host's
 96 stay on the disk; their reads are not predicted
-the GPU reads experts over the bus at 24.20 GB/s, the processor computes them at 60.49 GB/s (measured)
+the GPU reads experts over the bus at 24.2 GB/s, the processor computes them at 60.5 GB/s (measured)
 
 --experts-on-host  decode, predicted  computed by the processor
 read                      39.4 tok/s                          0

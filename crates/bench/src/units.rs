@@ -27,23 +27,40 @@ fn scaled(mut value: f64, step: f64, units: &[&str]) -> String {
     format!("{} {}", number.strip_suffix(".0").unwrap_or(&number), units[unit])
 }
 
-/// Bandwidth of a disk or of memory, with two decimals in the GB/s range: `1.18 GB/s`.
+/// Measurement with three digits, below 1 with two: `1190`, `45.6`, `0.89`. More do not repeat.
+pub fn figure(value: f64) -> String {
+    let size = value.abs();
+    let decimals = match size {
+        _ if size == 0.0 || !size.is_finite() => 0,
+        // Rounded to a multiple of a power of ten.
+        _ if size >= 999.5 => {
+            let step = 10f64.powi(size.log10().floor() as i32 - 2);
+            return format!("{:.0}", (value / step).round() * step);
+        }
+        _ if size >= 99.95 => 0,
+        _ if size >= 9.995 => 1,
+        _ if size >= 0.0995 => 2,
+        _ => (1.0 - size.log10().floor()).min(9.0) as usize,
+    };
+    format!("{value:.decimals$}")
+}
+
+/// Bandwidth of a disk or of memory: `1.18 GB/s`, `950 MB/s`.
 pub fn speed(bytes_per_second: f64) -> String {
     match bytes_per_second {
-        b if (0.995e9..99.5e9).contains(&b) => format!("{:.2} GB/s", b / 1e9),
+        b if (0.995e9..99.5e9).contains(&b) => format!("{} GB/s", figure(b / 1e9)),
         b => format!("{}/s", disk(b)),
     }
 }
 
-/// Time with three or four digits: `1.23 us`, `45.6 ms`.
+/// Time: `1.23 us`, `45.6 ms`.
 pub fn time(seconds: f64) -> String {
     let (number, unit) = match seconds {
-        s if s < 1e-3 => (s * 1e6, "us"),
-        s if s < 1.0 => (s * 1e3, "ms"),
+        s if s < 0.9995e-3 => (s * 1e6, "us"),
+        s if s < 0.9995 => (s * 1e3, "ms"),
         s => (s, "s"),
     };
-    let digits = if number < 9.995 { 2 } else { usize::from(number < 99.95) };
-    format!("{number:.digits$} {unit}")
+    format!("{} {unit}", figure(number))
 }
 
 /// Age: `just now`, `3 hours ago`.
@@ -56,21 +73,17 @@ pub fn ago(age: std::time::Duration) -> String {
     }
 }
 
-/// Rate in tokens per second, with three digits: `12.3 tok/s`.
+/// Rate in tokens per second: `12.3 tok/s`.
 pub fn rate(per_second: f64) -> String {
     match per_second.is_finite() {
-        true => format!("{} tok/s", bare_rate(per_second)),
+        true => format!("{} tok/s", figure(per_second)),
         false => bare_rate(per_second),
     }
 }
 
 /// Rate in tokens per second without the unit, for table columns.
 pub fn bare_rate(per_second: f64) -> String {
-    if !per_second.is_finite() {
-        return "-".to_owned();
-    }
-    let digits = if per_second < 9.995 { 2 } else { 1 };
-    format!("{per_second:.digits$}")
+    if per_second.is_finite() { figure(per_second) } else { "-".to_owned() }
 }
 
 /// Fraction from 0 to 1 in per cent.
@@ -78,7 +91,10 @@ pub fn percent(share: f64) -> String {
     // Below 1, at most 99.9 % is shown: a single miss stays visible.
     let tenths = (share * 1000.0).round() / 10.0;
     let shown = if share < 1.0 { tenths.min(99.9) } else { tenths };
-    format!("{shown:.1} %")
+    match shown {
+        100.0.. => format!("{shown:.0} %"),
+        _ => format!("{shown:.1} %"),
+    }
 }
 
 /// Count with its noun: `1 token`, `2 tokens`, `2 dispatches`.
@@ -113,7 +129,7 @@ mod tests {
     fn speeds_and_ages_are_shown_with_the_digits_that_matter() {
         assert_eq!(
             [1.183e9, 28.1e9, 9.5e8, 4e11].map(speed),
-            ["1.18 GB/s", "28.10 GB/s", "950 MB/s", "400 GB/s"]
+            ["1.18 GB/s", "28.1 GB/s", "950 MB/s", "400 GB/s"]
         );
         let ages = [5, 90, 7200, 200_000].map(|s| ago(std::time::Duration::from_secs(s)));
         assert_eq!(ages, ["just now", "1 minute ago", "2 hours ago", "2 days ago"]);
@@ -123,13 +139,24 @@ mod tests {
     fn times_are_shown_with_the_digits_that_matter() {
         assert_eq!(
             [1.234e-6, 45.67e-6, 0.000_999_9, 0.0123, 2.5].map(time),
-            ["1.23 us", "45.7 us", "1000 us", "12.3 ms", "2.50 s"]
+            ["1.23 us", "45.7 us", "1.00 ms", "12.3 ms", "2.50 s"]
         );
     }
 
     #[test]
+    fn measurements_have_three_digits_at_most() {
+        let shown = [123_456.7, 1187.3, 999.6, 123.4567, 45.67, 9.996, 1.0, 0.894, 0.004_321, 0.0];
+        assert_eq!(
+            shown.map(figure),
+            ["123000", "1190", "1000", "123", "45.7", "10.0", "1.00", "0.89", "0.0043", "0"]
+        );
+        assert_eq!(rate(123.4567), "123 tok/s");
+        assert_eq!([1187.3, f64::NAN].map(bare_rate), ["1190", "-"]);
+    }
+
+    #[test]
     fn a_miss_never_rounds_away() {
-        assert_eq!(percent(1.0), "100.0 %");
+        assert_eq!(percent(1.0), "100 %");
         assert_eq!(percent(0.99999), "99.9 %");
         assert_eq!(percent(0.873), "87.3 %");
     }

@@ -258,8 +258,9 @@ pub(crate) fn download(name: &ModelName, plan: PullPlan, ui: Ui) -> anyhow::Resu
     let location = watched(ui, |report| plan.run(report))?;
     let seconds = since.elapsed().as_secs_f64();
     ui.line(format_args!(
-        "{} downloaded in {seconds:.1} s, {}/s",
+        "{} downloaded in {}, {}/s",
         units::disk(missing as f64),
+        units::time(seconds),
         units::disk(missing as f64 / seconds)
     ));
     Ok(location)

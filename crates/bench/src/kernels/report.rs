@@ -125,8 +125,7 @@ impl KernelFigure {
 
 /// Formats operations per second: `310 GFLOP/s`, for f32 and int8 alike.
 fn operations(per_second: f64) -> String {
-    let digits = if per_second < 9.95e9 { 1 } else { 0 };
-    format!("{:.digits$} GFLOP/s", per_second / 1e9)
+    format!("{} GFLOP/s", units::figure(per_second / 1e9))
 }
 
 /// Figures of all kernels. docs/bench.md describes the fields.
@@ -264,6 +263,6 @@ mod tests {
 
     #[test]
     fn rates_are_shown_with_the_digits_that_matter() {
-        assert_eq!([2.34e9, 3.1e11].map(operations), ["2.3 GFLOP/s", "310 GFLOP/s"]);
+        assert_eq!([2.34e9, 3.1e11].map(operations), ["2.34 GFLOP/s", "310 GFLOP/s"]);
     }
 }

@@ -90,7 +90,13 @@ impl fmt::Display for SpeedReport<'_> {
         } else {
             format!("; reads by {}", self.reader)
         };
-        writeln!(f, "{}; {}{reader}; loaded in {:.2} s", self.model, self.on, self.load_seconds)?;
+        writeln!(
+            f,
+            "{}; {}{reader}; loaded in {}",
+            self.model,
+            self.on,
+            units::time(self.load_seconds)
+        )?;
         writeln!(
             f,
             "budget {}, {}{}, chunks of {} tokens; {}\n",
@@ -139,9 +145,9 @@ impl fmt::Display for SpeedReport<'_> {
             if let Some(hidden) = s.rows_hidden {
                 writeln!(
                     f,
-                    "{name}: {:.1} rows of tables and {} per token; {} of the time of their reads \
+                    "{name}: {} rows of tables and {} per token; {} of the time of their reads \
                      is hidden",
-                    s.rows_per_token,
+                    units::figure(s.rows_per_token),
                     units::disk(s.row_bytes_per_token),
                     units::percent(hidden)
                 )?;
@@ -150,9 +156,9 @@ impl fmt::Display for SpeedReport<'_> {
         if let Some(decode) = self.decode.as_ref().filter(|d| d.dispatches_per_token > 0.0) {
             writeln!(
                 f,
-                "decode: {:.0} dispatches and {:.0} waits per token; the host waits for the GPU {} of the time",
-                decode.dispatches_per_token,
-                decode.waits_per_token,
+                "decode: {} dispatches and {} waits per token; the host waits for the GPU {} of the time",
+                units::figure(decode.dispatches_per_token),
+                units::figure(decode.waits_per_token),
                 units::percent(decode.waited)
             )?;
         }
@@ -220,10 +226,10 @@ impl SpeedReport<'_> {
             table.row([
                 together.sessions.to_string(),
                 context.context.to_string(),
-                decode.token_ms.map_or_else(|| "-".into(), |t| format!("{:.2} ms", t.median)),
-                format!("{:.1}", together.experts_per_layer),
+                decode.token_ms.map_or_else(|| "-".into(), |t| ms(t.median)),
+                units::figure(together.experts_per_layer),
                 units::disk(together.bytes_per_step),
-                or_none(times.map(|times| format!("{times:.2}"))),
+                or_none(times.map(units::figure)),
                 or_none(roof.map(|r| units::bare_rate(r.tokens_per_second))),
                 or_none(roof.map(|r| units::percent(r.share))),
             ]);
@@ -254,7 +260,7 @@ impl SpeedReport<'_> {
         table.head(["experts per token", "predicted", "prefetched", "wasted"]);
         for (name, s) in self.phases() {
             let counts = [s.predicted_per_token, s.prefetched_per_token, s.wasted_per_token];
-            table.row([name].into_iter().chain(counts.map(|count| format!("{count:.1}"))));
+            table.row([name].into_iter().chain(counts.map(units::figure)));
         }
         table
     }
@@ -263,7 +269,6 @@ impl SpeedReport<'_> {
         let mut table = Table::new(1);
         table.head(["per token", "compute", "", "stalled", "", "other", "", "slowest of 100"]);
         for (name, s) in self.phases() {
-            let ms = |ms: f64| format!("{ms:.2} ms");
             let t = &s.time;
             table.row([
                 name,
@@ -286,13 +291,17 @@ impl SpeedReport<'_> {
             table.row([
                 k.phase.to_owned(),
                 k.kernel.to_owned(),
-                format!("{:.2}", k.dispatches_per_token),
-                format!("{:.1}", k.microseconds_per_token),
-                format!("{:.1}", k.microseconds_each),
+                units::figure(k.dispatches_per_token),
+                units::figure(k.microseconds_per_token),
+                units::figure(k.microseconds_each),
             ]);
         }
         table
     }
+}
+
+fn ms(milliseconds: f64) -> String {
+    units::time(milliseconds / 1e3)
 }
 
 impl fmt::Display for MachineFigures {

@@ -343,7 +343,7 @@ mod tests {
         };
         assert!(compare(&[(4, 0.91)], &[(4, 1.0)]).1);
         let (table, right) = compare(&[(4, 0.89), (8, 3.0)], &[(4, 1.0), (8, 2.0)]);
-        assert!(!right && table.contains("0.890  slower") && table.contains("1.500\n"), "{table}");
+        assert!(!right && table.contains("0.89  slower") && table.contains("1.50\n"), "{table}");
         // A single budget, chosen by the machine, need not be equal; several budgets, chosen by
         // the user, must be.
         assert!(compare(&[(5, 1.0)], &[(4, 1.0)]).1);

@@ -469,9 +469,9 @@ impl std::fmt::Display for InspectReport {
         head.row([
             "weights",
             &format!(
-                "{files}, {}, opened in {:.1} ms",
+                "{files}, {}, opened in {}",
                 disk(self.sizes.files),
-                self.open_seconds * 1e3
+                units::time(self.open_seconds)
             ),
         ]);
         if let Some(gguf) = &self.gguf {

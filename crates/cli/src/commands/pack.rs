@@ -71,10 +71,11 @@ fn write(checkpoint: &Checkpoint, out: &Path, ui: Ui) -> anyhow::Result<ExitCode
         kept => format!(", {} of which an earlier run had written", units::disk(kept as f64)),
     };
     ui.line(format_args!(
-        "{} packed to {}: {} in {seconds:.1} s, {}/s{resumed}",
+        "{} packed to {}: {} in {}, {}/s{resumed}",
         units::plural(report.experts as u64, "expert"),
         out.display(),
         units::disk(report.bytes as f64),
+        units::time(seconds),
         units::disk(report.bytes as f64 / seconds)
     ));
     Ok(ExitCode::SUCCESS)
@@ -92,9 +93,10 @@ fn verify(folder: &Path, source: Option<&Checkpoint>, ui: Ui) -> anyhow::Result<
     let seconds = since.elapsed().as_secs_f64();
     let with = if source.is_some() { "in the source" } else { "packed" };
     let read = format!(
-        "{} and {} read in {seconds:.1} s, {}/s",
+        "{} and {} read in {}, {}/s",
         units::plural(report.experts as u64, "expert"),
         units::disk(report.bytes as f64),
+        units::time(seconds),
         units::disk(report.bytes as f64 / seconds)
     );
     if report.damages.is_empty() {

@@ -223,7 +223,10 @@ fn options(args: &ServeArgs, ui: Ui) -> anyhow::Result<ServerOptions> {
     options.log = RequestLog::new(move |record| {
         let RequestRecord { id, method, path, status, time, notes, .. } = record;
         let notes = notes.as_ref().map(|notes| format!(" ({notes})")).unwrap_or_default();
-        ui.line(format_args!("{method} {path} {status} {:.3} s {id}{notes}", time.as_secs_f64()));
+        ui.line(format_args!(
+            "{method} {path} {status} {} s {id}{notes}",
+            units::figure(time.as_secs_f64())
+        ));
     });
     if let Some(path) = &args.api_key_file {
         let text = std::fs::read_to_string(path)

@@ -50,11 +50,12 @@ pub(crate) fn run(args: &SynthArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     };
     let seconds = since.elapsed().as_secs_f64();
     ui.line(format_args!(
-        "{} in {} and {} written to {} in {seconds:.1} s, {}/s",
+        "{} in {} and {} written to {} in {}, {}/s",
         units::disk(summary.bytes as f64),
         units::plural(summary.tensors as u64, "tensor"),
         units::plural(summary.shards as u64, "file"),
         folder.display(),
+        units::time(seconds),
         units::disk(summary.bytes as f64 / seconds)
     ));
     if let Some(FewerRows { rows, published }) = summary.fewer_rows {

@@ -57,7 +57,7 @@ fn tracing_changes_no_output_and_a_replay_is_printed_and_plotted() {
     let table = succeed(&["replay", &file, "--plot", plot.to_str().unwrap()]);
     tables::assert_narrow(&table);
     for part in
-        ["tales-18m", "hit rate of decode", "read per token of decode", "lru", "optimum", "100.0 %"]
+        ["tales-18m", "hit rate of decode", "read per token of decode", "lru", "optimum", "100 %"]
     {
         assert!(table.contains(part), "{part:?} is not in {table}");
     }
