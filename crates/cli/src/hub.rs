@@ -17,16 +17,13 @@ use moeflux_hub::{Cache, Download, HubError, ModelName, Progress, Pull, PullPlan
 use serde::Serialize;
 
 use crate::{
-    interrupt,
+    WrongUse, interrupt,
     progress::{Ui, error_line},
 };
 
 /// Time between an error of a download in the background and the next try, at first and at last.
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
 const LAST_PAUSE: Duration = Duration::from_secs(300);
-
-/// Revision of models whose name is all that is given.
-pub(crate) const REVISION: &str = "main";
 
 /// A model that `--model` names.
 enum Found {
@@ -37,9 +34,32 @@ enum Found {
 }
 
 /// Name of a model of the Hub, unless it is the path of a folder or a file.
-pub(crate) fn name(model: &Path) -> Option<ModelName> {
-    let name = model.to_str().and_then(|text| text.parse::<ModelName>().ok());
-    name.filter(|_| !model.exists())
+///
+/// # Errors
+/// It is an address of the Hub that names no model.
+pub(crate) fn name(model: &Path) -> Result<Option<ModelName>, HubError> {
+    let Some(text) = model.to_str().filter(|_| !model.exists()) else { return Ok(None) };
+    match text.parse() {
+        Ok(name) => Ok(Some(name)),
+        Err(error) if ModelName::is_address(text) => Err(error),
+        Err(error @ HubError::NotAModel { .. }) => Err(error),
+        Err(_) => Ok(None),
+    }
+}
+
+/// A model at the revision that an option names, if any.
+///
+/// # Errors
+/// The name has another revision.
+pub(crate) fn at(model: &ModelName, option: Option<&str>) -> anyhow::Result<ModelName> {
+    match (model.revision(), option) {
+        (Some(own), Some(option)) if own != option => {
+            let problem = format!("{model} has the revision {own}, --revision {option}: give one");
+            Err(WrongUse(problem).into())
+        }
+        (None, Some(option)) => Ok(model.clone().at(option)?),
+        _ => Ok(model.clone()),
+    }
 }
 
 /// Folder or file of `--model`: a path, or the place of a name's files, which are downloaded if
@@ -202,9 +222,9 @@ impl fmt::Display for DownloadCost {
 
 /// Finds a model on the disk, or asks whether to download it.
 fn find(model: &Path, is_agreed: bool) -> anyhow::Result<Found> {
-    let Some(name) = name(model) else { return Ok(Found::Here(model.to_owned())) };
+    let Some(name) = name(model)? else { return Ok(Found::Here(model.to_owned())) };
     let settings = Settings::from_environment()?;
-    if let Some(found) = Cache::new(&settings.cache).locate(&name, REVISION)? {
+    if let Some(found) = Cache::new(&settings.cache).locate(&name)? {
         return Ok(Found::Here(found));
     }
     let can_ask = io::stdin().is_terminal() && io::stderr().is_terminal();

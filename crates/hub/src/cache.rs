@@ -13,8 +13,13 @@ use std::{
 };
 
 use crate::{
-    digest::Digest, error::HubError, file_path::FilePath, listing::Listing, model_name::ModelName,
-    partial_file::PART, selection::Selection,
+    digest::Digest,
+    error::HubError,
+    file_path::FilePath,
+    listing::Listing,
+    model_name::{HEAD, ModelName},
+    partial_file::PART,
+    selection::{Chosen, Selection},
 };
 
 /// The cache folder.
@@ -74,28 +79,30 @@ impl Cache {
         }
     }
 
-    /// The snapshot of a revision: a branch, a tag, or a commit. `None` if it is not in the cache.
+    /// The snapshot of a model's revision, of a variant its files alone. `None` if it is not in the
+    /// cache.
     ///
     /// # Errors
     /// The folder cannot be read.
-    pub fn find(&self, model: &ModelName, revision: &str) -> Result<Option<CachedModel>, HubError> {
+    pub fn find(&self, model: &ModelName) -> Result<Option<CachedModel>, HubError> {
         let repository = self.repository(model);
+        let revision = model.revision().unwrap_or(HEAD);
         let Some(commit) = repository.commit(revision) else { return Ok(None) };
-        repository.snapshot(model.clone(), commit)
+        let Some(mut cached) = repository.snapshot(model.clone(), commit)? else { return Ok(None) };
+        if model.variant().is_some() {
+            let Some(chosen) = cached.chosen()? else { return Ok(None) };
+            cached.files.retain(|file| chosen.files.contains(&file.path));
+        }
+        Ok(Some(cached))
     }
 
     /// File or folder of a model that `--model` takes: the snapshot, or the chosen GGUF file.
     ///
     /// # Errors
     /// The model is not in the cache, or has no such file.
-    pub fn locate(&self, model: &ModelName, revision: &str) -> Result<Option<PathBuf>, HubError> {
-        let Some(cached) = self.find(model, revision)? else { return Ok(None) };
-        let paths: Vec<_> = cached.files.iter().map(|file| &file.path).collect();
-        match Selection::default().select(model, &paths) {
-            Ok(chosen) => Ok(Some(chosen.location(&cached.folder))),
-            Err(HubError::NothingSelected { .. }) => Ok(None),
-            Err(error) => Err(error),
-        }
+    pub fn locate(&self, model: &ModelName) -> Result<Option<PathBuf>, HubError> {
+        let Some(cached) = self.find(model)? else { return Ok(None) };
+        Ok(cached.chosen()?.map(|chosen| chosen.location(&cached.folder)))
     }
 
     /// All snapshots, sorted by name. A repository of which nothing is complete has one without a
@@ -153,6 +160,18 @@ impl Cache {
                 Err(HubError::file(locks, "removing")(error))
             }
             _ => Ok(freed),
+        }
+    }
+}
+
+impl CachedModel {
+    /// The files that the model needs; `None` if they are not there.
+    fn chosen(&self) -> Result<Option<Chosen>, HubError> {
+        let paths: Vec<_> = self.files.iter().map(|file| &file.path).collect();
+        match Selection::default().select(&self.name, &paths) {
+            Ok(chosen) => Ok(Some(chosen)),
+            Err(HubError::NothingSelected { .. }) => Ok(None),
+            Err(error) => Err(error),
         }
     }
 }

@@ -7,10 +7,21 @@ use std::{io, path::PathBuf};
 #[non_exhaustive]
 pub enum HubError {
     /// The name of a model has another form.
-    #[error("{name:?} is not the name of a model: write ORG/NAME, or ORG/NAME:Q4_K_M for GGUF")]
+    #[error(
+        "{name:?} is not the name of a model: write ORG/NAME, ORG/NAME:Q4_K_M for GGUF, \
+         ORG/NAME@REVISION, or the address of its page, https://huggingface.co/ORG/NAME"
+    )]
     ModelName {
         /// The name.
         name: String,
+    },
+    /// The name is that of another kind of repository.
+    #[error("{name:?} is {kind}, not a model")]
+    NotAModel {
+        /// The name.
+        name: String,
+        /// The other kind.
+        kind: &'static str,
     },
     /// A server names a file that could leave the cache.
     #[error("the server names a file {path:?}, which is not a path within a repository")]

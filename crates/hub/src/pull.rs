@@ -22,7 +22,7 @@ use crate::{
     error::HubError,
     file_path::FilePath,
     listing::{Contents, Listing, RemoteFile},
-    model_name::ModelName,
+    model_name::{HEAD, ModelName},
     partial_file::{self, BLOCK, read_at},
     schedule::Schedule,
     selection::{Chosen, INDEX, Selection},
@@ -53,7 +53,6 @@ const SPARE: u64 = 64 << 20;
 pub struct Pull {
     settings: Settings,
     model: ModelName,
-    revision: String,
     selection: Selection,
     connections: NonZeroUsize,
 }
@@ -85,21 +84,9 @@ pub struct Progress {
 }
 
 impl Pull {
-    /// A model's files at the head of `main`.
+    /// The files that a model needs.
     pub fn new(settings: Settings, model: ModelName) -> Self {
-        Self {
-            settings,
-            model,
-            revision: "main".into(),
-            selection: Selection::default(),
-            connections: CONNECTIONS,
-        }
-    }
-
-    /// Takes the files of another branch, tag or commit.
-    #[must_use]
-    pub fn revision(self, revision: impl Into<String>) -> Self {
-        Self { revision: revision.into(), ..self }
+        Self { settings, model, selection: Selection::default(), connections: CONNECTIONS }
     }
 
     /// Takes other files than those the model needs.
@@ -120,12 +107,12 @@ impl Pull {
     /// The server is not to be asked, does not answer, does not know the model, or has no file that
     /// fits.
     pub fn plan(self, is_cancelled: &dyn Fn() -> bool) -> Result<PullPlan, HubError> {
-        let Self { settings, model, revision, selection, connections } = self;
+        let Self { settings, model, selection, connections } = self;
         if settings.offline {
             return Err(HubError::Offline { repository: model.repository() });
         }
         let client = Client::new(&settings, &model.repository())?;
-        let listing = Listing::request(&client, &model, &revision, is_cancelled)?;
+        let listing = Listing::request(&client, &model, is_cancelled)?;
         let (commit, name) = (&listing.commit, model.repository());
         let url = |file: &RemoteFile| {
             client.address(&format!("{name}/resolve/{commit}/{}", file.path.encoded()))
@@ -173,6 +160,7 @@ impl Pull {
         // Small files first: a configuration that is not read is found before its weights arrive.
         files.sort_by_key(|file| (file.has_tensors(), file.paths.clone()));
         let cache = cache.root().to_owned();
+        let revision = model.revision().unwrap_or(HEAD).to_owned();
         Ok(PullPlan { client, repository, cache, revision, listing, chosen, files, connections })
     }
 }

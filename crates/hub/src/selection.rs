@@ -186,10 +186,12 @@ fn without_part(stem: &str) -> &str {
     parts.unwrap_or(stem)
 }
 
-/// Whether a name such as `Q4_K_M` or `sub/model.gguf` means the variant with this common name.
+/// Whether a name such as `Q4_K_M`, `sub` or `sub/model.gguf` means the variant with this common
+/// name.
 fn fits(wanted: &str, name: &str, files: &[&FilePath]) -> bool {
     let is_file = files.iter().any(|path| path.as_str() == wanted || path.name() == wanted);
-    is_file || label(name).is_some_and(|label| label.eq_ignore_ascii_case(wanted))
+    let is_folder = name.rsplit_once('/').is_some_and(|(folder, _)| folder == wanted);
+    is_file || is_folder || label(name).is_some_and(|label| label.eq_ignore_ascii_case(wanted))
 }
 
 /// Quantization in the name of a GGUF model: `UD-Q4_K_XL` of `sub/GLM-4.6-UD-Q4_K_XL`.
@@ -330,6 +332,8 @@ mod tests {
             Path::new("s/UD-Q2_K_XL/M-UD-Q2_K_XL-00001-of-00002.gguf")
         );
         assert_eq!(names(&chosen("a/b:Q2_K", &all, &GGUF).unwrap()), ["M-Q2_K.gguf"]);
+        let folder = ["M-Q4_K_M.gguf", "small/M.gguf"];
+        assert_eq!(names(&chosen("a/b:small", &all, &folder).unwrap()), ["small/M.gguf"]);
         assert_eq!(names(&chosen("a/b:M-Q8_0.gguf", &all, &GGUF).unwrap()), ["M-Q8_0.gguf"]);
         let error = chosen("a/b:Q3_K_M", &all, &GGUF).unwrap_err().to_string();
         assert!(error.contains("Q3_K_M") && error.contains("Q8_0, UD-Q2_K_XL"), "{error}");

@@ -45,8 +45,7 @@ impl Settings {
     /// # Errors
     /// A variable has a value that cannot be used, or no cache folder is known.
     pub fn from_environment() -> Result<Self, HubError> {
-        let endpoint = text("HF_ENDPOINT").unwrap_or_else(|| DEFAULT_ENDPOINT.into());
-        let endpoint = endpoint.trim_end_matches('/').to_owned();
+        let endpoint = endpoint();
         if !["http://", "https://"].iter().any(|scheme| endpoint.starts_with(scheme)) {
             let problem = "an address begins with http:// or https://";
             return Err(HubError::Setting { variable: "HF_ENDPOINT", value: endpoint, problem });
@@ -61,6 +60,12 @@ impl Settings {
             offline: ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"].into_iter().any(is_true),
         })
     }
+}
+
+/// Address of the server, without a slash at its end.
+pub(crate) fn endpoint() -> String {
+    let endpoint = text("HF_ENDPOINT").unwrap_or_else(|| DEFAULT_ENDPOINT.into());
+    endpoint.trim_end_matches('/').to_owned()
 }
 
 /// A variable's text, unless it is empty.

@@ -9,7 +9,8 @@ const PULL_EXAMPLES: &str = "\
 Examples:
   moeflux pull mlx-community/Qwen3-30B-A3B-4bit
   moeflux pull unsloth/Qwen3-30B-A3B-GGUF:Q4_K_M
-  moeflux pull openai/gpt-oss-20b --revision main
+  moeflux pull openai/gpt-oss-20b@main
+  moeflux pull https://huggingface.co/openai/gpt-oss-20b
   moeflux run --model mlx-community/Qwen3-30B-A3B-4bit \"Why is the sky blue?\"
 
 Environment: HF_TOKEN for private models and those with a licence to accept, HF_HOME for the folder,
@@ -28,11 +29,14 @@ Exit codes: 0 done, 1 failed, 2 wrong use, 130 interrupted; the same command res
 #[command(after_help = PULL_EXAMPLES)]
 pub(crate) struct PullArgs {
     /// ORG/NAME; of a repository with several GGUF files ORG/NAME:Q4_K_M, or ORG/NAME:FILE.gguf
+    ///
+    /// Also ORG/NAME@REVISION, hf.co/ORG/NAME:Q4_K_M, or the address of the model's page, of its
+    /// branch or of its file, as copied from a browser.
     #[arg(value_name = "MODEL", value_parser = str::parse::<ModelName>)]
     pub(crate) model: ModelName,
-    /// Branch, tag or commit
-    #[arg(long, value_name = "REVISION", default_value = "main")]
-    pub(crate) revision: String,
+    /// Branch, tag or commit, as ORG/NAME@REVISION [default: main]
+    #[arg(long, value_name = "REVISION")]
+    pub(crate) revision: Option<String>,
     /// Only files whose paths match, such as '*.json'; may be repeated
     #[arg(long, value_name = "PATTERN")]
     pub(crate) include: Vec<String>,
@@ -66,9 +70,9 @@ pub(crate) struct ShowArgs {
     /// ORG/NAME
     #[arg(value_name = "MODEL", value_parser = str::parse::<ModelName>)]
     pub(crate) model: ModelName,
-    /// Branch, tag or commit
-    #[arg(long, value_name = "REVISION", default_value = "main")]
-    pub(crate) revision: String,
+    /// Branch, tag or commit, as ORG/NAME@REVISION [default: main]
+    #[arg(long, value_name = "REVISION")]
+    pub(crate) revision: Option<String>,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,

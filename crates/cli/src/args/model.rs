@@ -14,9 +14,9 @@ pub(crate) struct ModelArgs {
     ///
     /// A folder with config.json, tokenizer.json and model.safetensors (or shards with their
     /// index), as downloaded from the Hub; or a GGUF file, or any part of a model in several. A
-    /// name (ORG/NAME, of GGUF ORG/NAME:Q4_K_M) that is not in the Hub's cache is downloaded once
-    /// you agree, as by `moeflux pull`. The built-in model is unpacked once into the user's cache
-    /// folder.
+    /// name (ORG/NAME, of GGUF ORG/NAME:Q4_K_M, or as `moeflux pull` takes it) that is not in the
+    /// Hub's cache is downloaded once you agree. The built-in model is unpacked once into the
+    /// user's cache folder.
     #[arg(short, long, value_parser = path(), value_name = "MODEL", env = "MOEFLUX_MODEL", hide_env_values = true, help_heading = MODEL)]
     pub(crate) model: Option<PathBuf>,
     /// Download a model that is not in the cache without asking
@@ -33,7 +33,7 @@ pub(crate) struct ModelArgs {
     pub(crate) tokenizer: TokenizerArgs,
 }
 
-/// What a model's tokenizer lacks.
+/// Parts of a tokenizer that its model lacks.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct TokenizerArgs {
     /// Pre-tokenizer of a GGUF file, in place of its tokenizer.ggml.pre

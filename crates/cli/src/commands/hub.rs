@@ -54,11 +54,15 @@ impl From<CachedModel> for ModelReport {
 /// # Errors
 /// The model cannot be downloaded.
 pub(crate) fn pull(args: &PullArgs, ui: Ui) -> anyhow::Result<ExitCode> {
-    let request = Pull::new(Settings::from_environment()?, args.model.clone())
-        .revision(&*args.revision)
+    let model = hub::at(&args.model, args.revision.as_deref())?;
+    if let (Some(variant), Some(include)) = (model.variant(), args.include.first()) {
+        let problem = format!("{model} chooses {variant}, --include {include}: give one");
+        return Err(WrongUse(problem).into());
+    }
+    let request = Pull::new(Settings::from_environment()?, model.clone())
         .selection(Selection::patterns(args.include.clone()))
         .connections(args.connections);
-    let location = hub::download(&args.model, hub::plan(request)?, ui)?;
+    let location = hub::download(&model, hub::plan(request)?, ui)?;
     out::line(location.display())?;
     Ok(ExitCode::SUCCESS)
 }
@@ -103,9 +107,10 @@ pub(crate) fn list(args: &ListArgs, ui: Ui) -> anyhow::Result<ExitCode> {
 /// The model is not in the cache.
 pub(crate) fn show(args: &ShowArgs) -> anyhow::Result<ExitCode> {
     let cache = Cache::new(Settings::from_environment()?.cache);
+    let name = hub::at(&args.model, args.revision.as_deref())?;
     let missing =
-        || HubError::NotCached { name: args.model.to_string(), folder: cache.root().to_owned() };
-    let model = cache.find(&args.model, &args.revision)?.ok_or_else(missing)?;
+        || HubError::NotCached { name: name.to_string(), folder: cache.root().to_owned() };
+    let model = cache.find(&name)?.ok_or_else(missing)?;
     let model = ModelReport::from(model);
     if args.json {
         out::json(&model)?;
@@ -138,8 +143,11 @@ pub(crate) fn show(args: &ShowArgs) -> anyhow::Result<ExitCode> {
 pub(crate) fn rm(args: &RmArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let cache = Cache::new(Settings::from_environment()?.cache);
     let name = args.model.repository();
-    if args.model.variant().is_some() {
-        let problem = format!("a model is removed with all its files: moeflux rm {name}");
+    if args.model.variant().is_some() || args.model.revision().is_some() {
+        let problem = format!(
+            "a model is removed with all its revisions and files, not {} alone: moeflux rm {name}",
+            args.model
+        );
         return Err(WrongUse(problem).into());
     }
     cache.check(&args.model)?;

@@ -240,7 +240,7 @@ fn options(args: &ServeArgs, ui: Ui) -> anyhow::Result<ServerOptions> {
 /// Name of the model in answers: that of the Hub or of its folder.
 fn name(args: &ServeArgs) -> String {
     let folder = args.engine.model.model.as_deref();
-    if let Some(name) = folder.and_then(hub::name) {
+    if let Some(name) = folder.and_then(|folder| hub::name(folder).ok()?) {
         return name.to_string();
     }
     let name = folder.and_then(|folder| Some(folder.canonicalize().ok()?.file_name()?.to_owned()));

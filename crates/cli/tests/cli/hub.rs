@@ -130,6 +130,42 @@ fn models_are_pulled_listed_shown_and_removed() {
 }
 
 #[test]
+fn addresses_and_revisions_are_names() {
+    let hub =
+        FakeHub::start(&[("M-Q4_K_M.gguf", b"four".to_vec()), ("M-Q8_0.gguf", b"eight".to_vec())]);
+    let folder = tempfile::tempdir().unwrap();
+    let run = |args: &[&str]| run_with(args, &hub, &folder);
+    let page = format!("http://{}/org/model/tree/v1", hub.address);
+    let pulled = run(&["pull", &page]);
+    let path = |name: &str| format!("{}\n", snapshot(&folder).join(name).display());
+    assert_eq!(pulled.out, path("M-Q4_K_M.gguf"), "{pulled:?}");
+    let file = format!("{}/org/model/blob/v1/M-Q8_0.gguf", hub.address);
+    for name in ["hf.co/org/model@v1:q8_0", &file] {
+        assert_eq!(run(&["pull", name]).out, path("M-Q8_0.gguf"), "{name}");
+    }
+    // The cache is asked for the same revision and variant.
+    for (name, code) in [("org/model@v1:Q8_0", 0), (&*page, 0), ("org/model", 1)] {
+        assert_eq!(run(&["show", name]).code, code, "{name}");
+    }
+    assert!(!run(&["show", "org/model@v1:Q8_0"]).out.contains("Q4_K_M"));
+    for (args, words) in [
+        (&["pull", "org/model@v1", "--revision", "v2"][..], ["org/model@v1", "--revision v2"]),
+        (&["show", "org/model@v1", "--revision", "v2"], ["org/model@v1", "--revision v2"]),
+        (&["pull", "org/model:Q8_0", "--include", "*.md"], ["Q8_0", "--include *.md"]),
+        (&["rm", "org/model@v1", "--yes"], ["org/model@v1", "moeflux rm org/model"]),
+        (&["pull", "https://huggingface.co/datasets/a/b"], ["datasets/a/b", "a data set"]),
+    ] {
+        let said = run(args);
+        assert!(said.code == 2 && words.iter().all(|word| said.err.contains(word)), "{said:?}");
+    }
+    for name in ["https://huggingface.co/spaces/a/b", "https://example.com/a/b"] {
+        let said = run(&["run", "--model", name, "--yes", FOX]);
+        assert!(said.code == 1 && said.err.contains("not "), "{said:?}");
+        assert!(!said.err.contains("folder"), "{}", said.err);
+    }
+}
+
+#[test]
 fn faults_of_a_server_are_one_line() {
     let (hub, folder) = (tales(), tempfile::tempdir().unwrap());
     let pull = ["pull", "org/model"];
