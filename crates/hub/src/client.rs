@@ -10,7 +10,7 @@ use std::{
 
 use ureq::{Agent, http};
 
-use crate::{error::HubError, settings::Settings, tls};
+use crate::{error::HubError, json, settings::Settings, tls};
 
 /// Redirects of a request, at most.
 const MAX_REDIRECTS: usize = 8;
@@ -105,28 +105,31 @@ impl Client {
         format!("{}/{path}", self.endpoint)
     }
 
-    /// Text of an answer, with repeated tries. `limit` bounds its bytes.
+    /// JSON of an answer, which `read` reads as it arrives, with repeated tries.
     ///
     /// # Errors
-    /// All tries fail, the answer is longer, or `is_cancelled` says so.
-    pub(crate) fn text(
+    /// All tries fail, the answer is too long or of another form, or `is_cancelled` says so.
+    pub(crate) fn json<T>(
         &self,
         url: &str,
-        limit: u64,
+        read: impl Fn(&mut dyn Read) -> serde_json::Result<T>,
         is_cancelled: &dyn Fn() -> bool,
-    ) -> Result<String, HubError> {
+    ) -> Result<T, HubError> {
+        let wrong = |problem| RequestError::Final(HubError::Answer { url: url.into(), problem });
+        let too_long = |found: &str| {
+            let limit = json::MAX_BYTES;
+            wrong(format!("expected at most {limit} bytes of JSON, got {found}"))
+        };
         repeat(is_cancelled, || {
             let mut answer = self.get(url, None)?;
-            let mut text = Vec::new();
-            let read = answer.reader().take(limit + 1).read_to_end(&mut text);
-            read.map_err(|error| connection(url, &error))?;
-            if text.len() as u64 > limit {
-                let problem = format!("the answer is longer than {limit} bytes");
-                return Err(RequestError::Final(HubError::Answer { url: url.into(), problem }));
+            if let Some(length) = answer.length.filter(|&length| length > json::MAX_BYTES) {
+                return Err(too_long(&length.to_string()));
             }
-            String::from_utf8(text).map_err(|_| {
-                let problem = "the answer is not UTF-8".into();
-                RequestError::Final(HubError::Answer { url: url.into(), problem })
+            read(&mut answer.reader()).map_err(|error| match error.io_error_kind() {
+                Some(io::ErrorKind::FileTooLarge) => too_long("more"),
+                Some(_) => connection(url, &error),
+                None if error.is_data() => wrong(error.to_string()),
+                None => wrong(format!("expected JSON: {error}")),
             })
         })
     }

@@ -9,6 +9,7 @@ mod client;
 mod digest;
 mod error;
 mod file_path;
+mod json;
 mod listing;
 mod model_name;
 mod partial_file;

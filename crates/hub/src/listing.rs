@@ -1,20 +1,20 @@
 //! Files of a repository at a revision, as the server lists them.
 
-use serde_json::Value;
+use std::fmt;
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error, SeqAccess, Visitor},
+};
 
 use crate::{
     client::{Client, repeat},
     digest::Digest,
     error::HubError,
     file_path::FilePath,
+    json,
     model_name::{HEAD, ModelName},
 };
-
-/// Bytes of a list, at most.
-const MAX_LIST: u64 = 64 << 20;
-
-/// Files of a repository, at most: the Hub's own limit is lower.
-const MAX_FILES: usize = 200_000;
 
 /// Bytes of a file, at most: bounds what is kept in memory for each block of it.
 const MAX_FILE: u64 = 1 << 44;
@@ -63,8 +63,7 @@ impl Listing {
         let revision = model.revision().unwrap_or(HEAD).replace('/', "%2F").replace('+', "%2B");
         let path = format!("api/models/{}/revision/{revision}?blobs=true", model.repository());
         let url = client.address(&path);
-        let text = client.text(&url, MAX_LIST, is_cancelled)?;
-        parse(&text).map_err(|problem| HubError::Answer { url, problem })
+        client.json(&url, |body| json::read(body), is_cancelled)
     }
 }
 
@@ -109,48 +108,98 @@ fn is_tag(tag: &str) -> bool {
     (8..=128).contains(&tag.len()) && tag.bytes().all(is_plain)
 }
 
-/// # Errors
-/// The list has another form.
-fn parse(text: &str) -> Result<Listing, String> {
-    let form = |problem: &str| problem.to_owned();
-    let list: Value = serde_json::from_str(text).map_err(|error| format!("no JSON: {error}"))?;
-    let commit = list.get("sha").and_then(Value::as_str).ok_or_else(|| form("no commit `sha`"))?;
-    if !matches!(Digest::from_tag(commit), Some(Digest::GitBlob(_))) {
-        return Err(form("the commit `sha` has other than 40 hexadecimal digits"));
+/// The server's answer.
+#[derive(Deserialize)]
+struct ModelInfo {
+    sha: String,
+    siblings: Siblings,
+}
+
+/// A list of files.
+#[derive(Default)]
+struct Siblings {
+    files: Vec<RemoteFile>,
+    refused: Vec<String>,
+}
+
+/// A file of the list.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Sibling {
+    rfilename: String,
+    size: Option<u64>,
+    blob_id: Option<String>,
+    lfs: Option<LargeFile>,
+}
+
+/// The pointer of a file that git does not have.
+#[derive(Deserialize)]
+struct LargeFile {
+    size: Option<u64>,
+    sha256: Option<String>,
+    oid: Option<String>,
+}
+
+impl<'de> Deserialize<'de> for Listing {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let ModelInfo { sha, siblings: Siblings { files, refused } } =
+            ModelInfo::deserialize(deserializer)?;
+        match Digest::from_tag(&sha) {
+            Some(Digest::GitBlob(commit)) => Ok(Self { commit, files, refused }),
+            _ => Err(D::Error::custom("the commit `sha` has other than 40 hexadecimal digits")),
+        }
     }
-    let files = list.get("siblings").and_then(Value::as_array);
-    let files = files.ok_or_else(|| form("no list of files, `siblings`"))?;
-    if files.len() > MAX_FILES {
-        return Err(format!("more than {MAX_FILES} files"));
+}
+
+impl<'de> Deserialize<'de> for Siblings {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(SiblingsVisitor)
     }
-    let mut listing = Listing { commit: commit.to_owned(), files: vec![], refused: vec![] };
-    for file in files {
-        let path = file.get("rfilename").and_then(Value::as_str);
-        let path = path.ok_or_else(|| form("a file without its name, `rfilename`"))?;
-        let Ok(path) = FilePath::new(path) else {
-            listing.refused.push(path.to_owned());
-            continue;
-        };
-        let lfs = file.get("lfs").filter(|lfs| lfs.is_object());
-        let size = |of: &Value| of.get("size").and_then(Value::as_u64);
-        let digest = |of: &Value, key| Digest::from_tag(of.get(key)?.as_str()?);
-        listing.files.push(RemoteFile {
-            path,
-            size: lfs.and_then(size).or_else(|| size(file)),
-            digest: match lfs {
-                Some(lfs) => digest(lfs, "sha256").or_else(|| digest(lfs, "oid")),
-                None => digest(file, "blobId"),
-            },
-        });
+}
+
+struct SiblingsVisitor;
+
+impl<'de> Visitor<'de> for SiblingsVisitor {
+    type Value = Siblings;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of files")
     }
-    Ok(listing)
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Siblings, A::Error> {
+        let mut siblings = Siblings::default();
+        let mut count = 0;
+        while let Some(Sibling { rfilename, size, blob_id, lfs }) = list.next_element()? {
+            count += 1;
+            json::check_file(count, &rfilename)?;
+            let Ok(path) = FilePath::new(&rfilename) else {
+                siblings.refused.push(rfilename);
+                continue;
+            };
+            let digest = |tag: Option<String>| Digest::from_tag(&tag?);
+            siblings.files.push(match lfs {
+                Some(lfs) => RemoteFile {
+                    path,
+                    size: lfs.size.or(size),
+                    digest: digest(lfs.sha256).or_else(|| digest(lfs.oid)),
+                },
+                None => RemoteFile { path, size, digest: digest(blob_id) },
+            });
+        }
+        Ok(siblings)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::json::{MAX_BYTES, MAX_FILES};
 
     const COMMIT: &str = "ce013625030ba8dba906f756967f9e9ca394464a";
+
+    fn parse(text: &str) -> Result<Listing, String> {
+        json::read(text.as_bytes()).map_err(|error| error.to_string())
+    }
 
     fn problem(text: &str) -> String {
         match parse(text) {
@@ -179,7 +228,7 @@ mod tests {
 
     #[test]
     fn lists_of_another_form_say_what_is_missing() {
-        assert!(problem("<html>").contains("no JSON"));
+        assert!(problem("<html>").contains("expected value"));
         assert!(problem("{}").contains("sha"));
         assert!(problem(r#"{"sha": "../../x", "siblings": []}"#).contains("40"));
         assert!(problem(&format!(r#"{{"sha": "{COMMIT}"}}"#)).contains("siblings"));
@@ -190,5 +239,20 @@ mod tests {
             let listing = parse(&list(&file)).unwrap();
             assert_eq!((listing.files.len(), listing.refused.len()), (0, 1), "{name}");
         }
+    }
+
+    #[test]
+    fn lists_are_bounded() {
+        let list = |files: &str| format!(r#"{{"sha": "{COMMIT}", "siblings": [{files}]}}"#);
+        let files = |count| vec![r#"{"rfilename": "x"}"#; count].join(",");
+        assert_eq!(parse(&list(&files(MAX_FILES))).unwrap().files.len(), MAX_FILES);
+        let error = problem(&list(&files(MAX_FILES + 1)));
+        assert!(error.contains("at most 100000 files"), "{error}");
+        let name = "x".repeat(5000);
+        let error = problem(&list(&format!(r#"{{"rfilename": "{name}"}}"#)));
+        assert!(error.contains("4096") && error.contains("5000"), "{error}");
+        let endless = serde_json::error::Category::Io;
+        let spaces = std::io::Read::take(std::io::repeat(b' '), MAX_BYTES + 1);
+        assert_eq!(json::read::<Listing>(spaces).unwrap_err().classify(), endless);
     }
 }

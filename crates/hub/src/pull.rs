@@ -25,7 +25,7 @@ use crate::{
     model_name::{HEAD, ModelName},
     partial_file::{self, BLOCK, read_at},
     schedule::Schedule,
-    selection::{Chosen, INDEX, Selection},
+    selection::{Chosen, INDEX, Selection, ShardIndex},
     settings::Settings,
     transfer::{FileToFetch, Transfer},
 };
@@ -35,9 +35,6 @@ const CONNECTIONS: NonZeroUsize = NonZeroUsize::new(8).unwrap();
 
 /// Time between two reports of progress.
 const REPORT: Duration = Duration::from_millis(100);
-
-/// Bytes of an index of shards, at most.
-const MAX_INDEX: u64 = 256 << 20;
 
 /// Stack of a connection's thread in bytes.
 const STACK: usize = 512 << 10;
@@ -112,7 +109,7 @@ impl Pull {
             return Err(HubError::Offline { repository: model.repository() });
         }
         let client = Client::new(&settings, &model.repository())?;
-        let listing = Listing::request(&client, &model, is_cancelled)?;
+        let mut listing = Listing::request(&client, &model, is_cancelled)?;
         let (commit, name) = (&listing.commit, model.repository());
         let url = |file: &RemoteFile| {
             client.address(&format!("{name}/resolve/{commit}/{}", file.path.encoded()))
@@ -132,17 +129,19 @@ impl Pull {
         let index = listing.files.iter().find(|file| file.path.as_str() == INDEX);
         if let Some(index) = index.filter(|index| chosen.files.contains(&index.path)) {
             let blob = index.digest.as_ref().map(|digest| repository.blob(digest.hex()));
-            let text = match blob.and_then(|blob| fs::read_to_string(blob).ok()) {
+            let cached = blob.and_then(|blob| ShardIndex::read(File::open(blob).ok()?).ok());
+            let index = match cached {
                 Some(cached) => cached,
-                None => client.text(&url(index), MAX_INDEX, is_cancelled)?,
+                None => client.json(&url(index), |body| ShardIndex::read(body), is_cancelled)?,
             };
-            chosen.keep_indexed(&text);
+            chosen.keep_indexed(&index);
         }
         let (mut files, mut places) = (Vec::new(), HashMap::new());
-        for file in listing.files.iter().filter(|file| chosen.files.contains(&file.path)) {
-            let url = url(file);
+        let listed = std::mem::take(&mut listing.files).into_iter();
+        for file in listed.filter(|file| chosen.files.contains(&file.path)) {
+            let url = url(&file);
             let contents = file.contents(&client, &url, is_cancelled)?;
-            let path = file.path.clone();
+            let path = file.path;
             match places.entry(contents.tag.clone()) {
                 Entry::Vacant(place) => {
                     place.insert(files.len());

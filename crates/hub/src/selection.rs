@@ -2,12 +2,17 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt,
+    io::Read,
     path::{Path, PathBuf},
 };
 
-use serde_json::Value;
+use serde::{
+    Deserialize, Deserializer,
+    de::{IgnoredAny, MapAccess, Visitor},
+};
 
-use crate::{error::HubError, file_path::FilePath, model_name::ModelName};
+use crate::{error::HubError, file_path::FilePath, json, model_name::ModelName};
 
 /// The index of a checkpoint's shards.
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
@@ -62,10 +67,7 @@ impl Chosen {
     }
 
     /// Leaves out weights that the index of shards does not name: other copies of the same weights.
-    pub(crate) fn keep_indexed(&mut self, index: &str) {
-        let index: Value = serde_json::from_str(index).unwrap_or_default();
-        let Some(map) = index.get("weight_map").and_then(Value::as_object) else { return };
-        let shards: BTreeSet<_> = map.values().filter_map(Value::as_str).collect();
+    pub(crate) fn keep_indexed(&mut self, ShardIndex { weight_map: Shards(shards) }: &ShardIndex) {
         let is_needed = |path: &FilePath| {
             !path.name().ends_with(".safetensors") || shards.contains(path.as_str())
         };
@@ -73,6 +75,54 @@ impl Chosen {
         if self.files.iter().any(|path| shards.contains(path.as_str())) {
             self.files.retain(is_needed);
         }
+    }
+}
+
+/// Names of shards, by the index.
+#[derive(Default, Deserialize)]
+pub(crate) struct ShardIndex {
+    weight_map: Shards,
+}
+
+impl ShardIndex {
+    /// Reads an index. One of another form names nothing, as the loader reports it.
+    ///
+    /// # Errors
+    /// The source fails or is too long.
+    pub(crate) fn read(source: impl Read) -> serde_json::Result<Self> {
+        match json::read(source) {
+            Err(error) if !error.is_io() => Ok(Self::default()),
+            result => result,
+        }
+    }
+}
+
+/// Names of files, each once.
+#[derive(Default)]
+struct Shards(BTreeSet<String>);
+
+impl<'de> Deserialize<'de> for Shards {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(ShardsVisitor)
+    }
+}
+
+struct ShardsVisitor;
+
+impl<'de> Visitor<'de> for ShardsVisitor {
+    type Value = Shards;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map from tensors to files")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Shards, A::Error> {
+        let mut shards = BTreeSet::new();
+        while let Some((IgnoredAny, name)) = map.next_entry::<_, String>()? {
+            json::check_file(shards.len(), &name)?;
+            shards.insert(name);
+        }
+        Ok(Shards(shards))
     }
 }
 
@@ -304,8 +354,12 @@ mod tests {
         let mut chosen = chosen("a/b", &Selection::default(), &files).unwrap();
         assert!(names(&chosen).contains(&"consolidated.safetensors"));
         chosen.keep_indexed(
-            r#"{"weight_map": {"x": "model-00001-of-00002.safetensors",
-                               "y": "model-00002-of-00002.safetensors"}}"#,
+            &ShardIndex::read(
+                r#"{"weight_map": {"x": "model-00001-of-00002.safetensors",
+                                   "y": "model-00002-of-00002.safetensors"}}"#
+                    .as_bytes(),
+            )
+            .unwrap(),
         );
         assert_eq!(
             names(&chosen),

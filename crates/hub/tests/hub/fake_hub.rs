@@ -30,6 +30,8 @@ pub(crate) struct Faults {
     pub(crate) retry_after: Option<u64>,
     /// Status of the list of files.
     pub(crate) list_status: Option<u16>,
+    /// Text of the list in place of the true one.
+    pub(crate) list: Option<Arc<Vec<u8>>>,
     /// Files are redirected to this server.
     pub(crate) redirect: Option<SocketAddr>,
     /// Ranges are ignored: the whole file is sent.
@@ -162,7 +164,10 @@ impl FakeHub {
         }
         if request.path.starts_with("/api/models/org/model/revision/") {
             let status = faults.list_status.unwrap_or(200);
-            return plain(stream, status, "", self.list(&faults).as_bytes());
+            return match &faults.list {
+                Some(list) => plain(stream, status, "", list),
+                None => plain(stream, status, "", self.list(&faults).as_bytes()),
+            };
         }
         let name = match self.state.serves_any_path.load(Ordering::Relaxed) {
             true => {
@@ -306,7 +311,8 @@ impl Request {
 
 fn plain(stream: &mut TcpStream, status: u16, head: &str, body: &[u8]) -> Option<()> {
     let head = format!("HTTP/1.1 {status} X\r\n{head}Content-Length: {}\r\n\r\n", body.len());
-    stream.write_all(&[head.as_bytes(), body].concat()).ok()
+    stream.write_all(head.as_bytes()).ok()?;
+    stream.write_all(body).ok()
 }
 
 /// Whether the Hub keeps such a file apart from git.

@@ -382,6 +382,26 @@ fn shards_are_those_of_the_index_which_is_read_from_the_cache() {
     let requests = fixture.hub.requests();
     assert_eq!(fixture.pull().unwrap(), location);
     assert_eq!(fixture.hub.requests(), requests);
+    // The loader says what is wrong with an index of another form.
+    let index = ("model.safetensors.index.json", b"[]".to_vec());
+    let hub = FakeHub::start(&[index, ("model-1.safetensors", bytes(20_000, 3))]);
+    let fixture = Fixture { hub, ..Fixture::new(0) };
+    let location = fixture.pull().unwrap();
+    assert!(location.join("model-1.safetensors").exists());
+}
+
+#[test]
+fn lists_beyond_their_bounds_are_refused() {
+    let fixture = Fixture::new(1000);
+    let list = |list: String| Faults { list: Some(list.into_bytes().into()), ..Faults::default() };
+    let files = vec![r#"{"rfilename": "x"}"#; 200_000].join(",");
+    fixture.assert_refused(&[
+        (
+            list(format!(r#"{{"sha": "{COMMIT}", "siblings": [{files}]}}"#)),
+            "/api/models/org/model/revision/main?blobs=true: expected at most 100000 files",
+        ),
+        (list(" ".repeat((64 << 20) + 1)), "expected at most 67108864 bytes of JSON, got 67108865"),
+    ]);
 }
 
 #[test]
