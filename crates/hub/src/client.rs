@@ -360,7 +360,10 @@ fn origin(address: &str) -> &str {
 
 /// The address that a redirect leads to from another.
 fn joined(address: &str, location: &str) -> String {
-    if location.contains("://") {
+    // A query may hold another address.
+    let is_scheme =
+        |text: &str| text.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b));
+    if location.split_once("://").is_some_and(|(scheme, _)| is_scheme(scheme)) {
         return location.to_owned();
     }
     let origin = origin(address);
@@ -372,6 +375,9 @@ fn joined(address: &str, location: &str) -> String {
         return format!("{origin}{location}");
     }
     let path = address.split(['?', '#']).next().unwrap_or(address);
+    if location.starts_with('?') {
+        return format!("{path}{location}");
+    }
     let folder = path.rfind('/').filter(|&at| at >= origin.len()).unwrap_or(path.len());
     format!("{}/{location}", &path[..folder])
 }
@@ -387,6 +393,9 @@ mod tests {
             ("https://cdn.example/x?y=z", "https://cdn.example/x?y=z"),
             ("//cdn.example/x", "https://cdn.example/x"),
             ("/x/y", "https://hub.example:8443/x/y"),
+            ("/x?y=https://z", "https://hub.example:8443/x?y=https://z"),
+            ("x?y=https://z", "https://hub.example:8443/a/x?y=https://z"),
+            ("?y=https://z", "https://hub.example:8443/a/b?y=https://z"),
             ("x", "https://hub.example:8443/a/x"),
         ] {
             assert_eq!(joined(from, location), joined_to);
