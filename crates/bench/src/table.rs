@@ -145,7 +145,7 @@ mod tests {
         let name = format!("an-organization/{}-4bit", "x".repeat(60));
         table.row([&name, "the first of them", "1.2 MB", "7"]);
         let lines = [
-            "                                                                     read",
+            "                                                                    read",
             "                                                                     per",
             "model                                          answers to          token  tokens",
             "an-organization/xxxxx...xxxxxxxxxxxxxxxx-4bit  the first of them  1.2 MB       7",

@@ -15,7 +15,7 @@ fn a_packed_model_is_used_like_any_other() {
     assert_eq!((&shown["packed"], &shown["experts"]["total"]), (&true.into(), &256.into()));
     assert_eq!(json(&succeed(&["inspect", "--json"]))["packed"], false);
     assert!(succeed(&["inspect", "--model", out]).contains("one aligned record per expert"));
-    let answer = ["run", "--memory", "52MiB", "--max-tokens", "24", FOX];
+    let answer = ["run", "--memory", "54MiB", "--max-tokens", "24", FOX];
     assert_eq!(succeed(&[&answer[..], &["--model", out]].concat()), succeed(&answer));
 
     let said = run(&["pack", "--verify", out]);

@@ -124,9 +124,9 @@ pub struct Checkpoint {
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct CheckpointOptions {
-    /// Folders on other disks with copies of tensor files, beside those that the model's folder
+    /// Folders on other disks with copies of tensor files, beside the ones that the model's folder
     /// lists in its `mirrors.txt`, one per line. Files in several folders must be copies of each
-    /// other. Mirrors are searched for tensor files only, also for those that the folder lacks.
+    /// other. Mirrors are searched for tensor files only, also for files that the folder lacks.
     pub mirrors: Vec<PathBuf>,
     /// Files of tensors that are still arriving. Reads wait for their bytes.
     pub arriving: Vec<ArrivingFile>,

@@ -1,4 +1,5 @@
-//! Names of tensors: what training tools put into them, and names like that of a missing one.
+//! Names of tensors: prefixes of training tools, and names that are like the name of a missing
+//! tensor.
 
 /// Modules that wrap others, anywhere in a name: those of torch.compile, of FSDP, and of PyTorch's
 /// activation checkpointing.

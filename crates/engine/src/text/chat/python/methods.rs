@@ -186,7 +186,7 @@ fn lines(text: &str, keepends: bool) -> Vec<&str> {
 /// Methods that look for a text between two indices.
 fn search(state: &mut State, text: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
     let (sought, start, end): (&Value, Option<i64>, Option<i64>) = from_args(args)?;
-    let part = Part::new(text, start, end);
+    let part = TextSlice::new(text, start, end);
     let sought = match (name, sought.as_str()) {
         ("find" | "rfind" | "index" | "rindex", Some(sought)) => sought,
         ("startswith" | "endswith", _) if part.is_none() => return Ok(false.into()),
@@ -195,7 +195,7 @@ fn search(state: &mut State, text: &str, name: &str, args: &[Value]) -> Result<V
             return pycompat::unknown_method_callback(state, &text.into(), name, &args[..1]);
         }
     };
-    let found = part.and_then(|Part { text, start }| {
+    let found = part.and_then(|TextSlice { text, start }| {
         let found = if name.starts_with('r') { text.rfind(sought) } else { text.find(sought) };
         found.map(|found| start + text[..found].chars().count())
     });
@@ -207,16 +207,16 @@ fn search(state: &mut State, text: &str, name: &str, args: &[Value]) -> Result<V
 }
 
 /// Part of a text, and the index of its first character.
-struct Part<'a> {
+struct TextSlice<'a> {
     text: &'a str,
     start: usize,
 }
 
-impl<'a> Part<'a> {
+impl<'a> TextSlice<'a> {
     /// `text[start:end]`. `None` if it starts after its end or after the text.
-    fn new(text: &'a str, start: Option<i64>, end: Option<i64>) -> Option<Part<'a>> {
+    fn new(text: &'a str, start: Option<i64>, end: Option<i64>) -> Option<TextSlice<'a>> {
         if start.is_none() && end.is_none() {
-            return Some(Part { text, start: 0 });
+            return Some(TextSlice { text, start: 0 });
         }
         let len = text.chars().count();
         let index = |index: i64| match usize::try_from(index) {
@@ -226,7 +226,7 @@ impl<'a> Part<'a> {
         let (start, end) = (start.map_or(0, index), end.map_or(len, index).min(len));
         let offset =
             |index: usize| text.char_indices().nth(index).map_or(text.len(), |(offset, _)| offset);
-        (start <= end).then(|| Part { text: &text[offset(start)..offset(end)], start })
+        (start <= end).then(|| TextSlice { text: &text[offset(start)..offset(end)], start })
     }
 }
 
