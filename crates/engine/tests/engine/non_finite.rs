@@ -190,8 +190,8 @@ fn zeros_at_the_end_of_a_file_are_an_error_where_no_model_has_them() {
     ] {
         assert_eq!(opened(good), Ok(()), "{good:?}");
     }
-    let bad: [(&[(&str, usize, usize)], &str); 5] = [
-        (&[("x.attn.weight", 2048, all)], "all of x.attn.weight"),
+    let bad = [
+        (&[("x.attn.weight", 2048, all)][..], "all of x.attn.weight"),
         (&[("x.weight", 2048, all - 99)], "the end of x.weight"),
         (&[("x.embed.weight", 3000, all + ROW / 2)], "the end of x.embed.weight"),
         (&[("x.norm.weight", 1, ROW), ("y.bias", 2048, all)], "all of x.norm.weight, y.bias"),

@@ -12,6 +12,9 @@ use super::{
 
 const MAX_INDENT: usize = 80;
 
+/// Positional arguments of [`tojson`], and the others.
+type DumpsArgs = (Option<Value>, Option<usize>, Option<Vec<String>>, Option<bool>, Kwargs);
+
 /// `json.dumps(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`, as
 /// `transformers` provides it to templates. Nothing is escaped for HTML.
 pub(super) fn tojson(
@@ -20,13 +23,7 @@ pub(super) fn tojson(
     args: Rest<ValueOrKwargs>,
 ) -> Result<String, Error> {
     let args = args.into_values();
-    let (ascii, indent, separators, sort, options): (
-        Option<Value>,
-        Option<usize>,
-        Option<Vec<String>>,
-        Option<bool>,
-        Kwargs,
-    ) = from_args(&args)?;
+    let (ascii, indent, separators, sort, options): DumpsArgs = from_args(&args)?;
     let ascii = ascii.or(options.get("ensure_ascii")?).is_some_and(|ascii| ascii.is_true());
     let indent = indent.or(options.get("indent")?);
     let separators = separators.or(options.get("separators")?);
