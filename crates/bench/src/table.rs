@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Columns of text that the lines of tables have at most: those of the usual terminal.
+/// Maximum width of a table's lines in columns of text: the width of the usual terminal.
 const WIDTH: usize = 80;
 /// Spaces between two columns.
 const GAP: usize = 2;

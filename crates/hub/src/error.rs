@@ -15,7 +15,7 @@ pub enum HubError {
         /// The name.
         name: String,
     },
-    /// The name is that of another kind of repository.
+    /// Name of another kind of repository.
     #[error("{name:?} is {kind}, not a model")]
     NotAModel {
         /// The name.

@@ -13,8 +13,8 @@ pub(crate) const MAX_FILES: usize = 100_000;
 /// Bytes of a file's name, at most.
 const MAX_NAME: usize = 4096;
 
-/// Reads a value. An error of kind [`io::ErrorKind::FileTooLarge`] is that of a text beyond
-/// [`MAX_BYTES`].
+/// Reads a value. The error of a text beyond [`MAX_BYTES`] is of kind
+/// [`io::ErrorKind::FileTooLarge`].
 ///
 /// # Errors
 /// The source fails or is too long, or its text is not such a value.

@@ -201,20 +201,14 @@ impl Schedule {
         self.rest_jobs = 0;
     }
 
-    /// The files whose bytes arrive, with their indices.
-    pub(crate) fn open_files(&mut self) -> impl Iterator<Item = (usize, &mut OpenFile)> {
-        self.files.iter_mut().enumerate().filter_map(|(index, file)| match file {
-            FileState::Open(open) => Some((index, open)),
-            _ => None,
-        })
+    /// The files whose bytes arrive.
+    pub(crate) fn open_files(&mut self) -> impl Iterator<Item = &mut OpenFile> {
+        self.files.iter_mut().filter_map(FileState::as_open)
     }
 
     /// A file whose bytes arrive; `None` if it is in another state.
     pub(crate) fn open_file(&mut self, file: usize) -> Option<&mut OpenFile> {
-        match &mut self.files[file] {
-            FileState::Open(open) => Some(open),
-            _ => None,
-        }
+        self.files[file].as_open()
     }
 
     /// Takes a file that has all its bytes, to be checked.
@@ -292,6 +286,13 @@ impl Schedule {
 }
 
 impl FileState {
+    fn as_open(&mut self) -> Option<&mut OpenFile> {
+        match self {
+            Self::Open(open) => Some(open),
+            _ => None,
+        }
+    }
+
     fn is_unopened(&self) -> bool {
         matches!(self, Self::Unopened)
     }

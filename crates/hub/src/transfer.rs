@@ -203,16 +203,15 @@ impl Transfer {
     pub(crate) fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
         // A thread that has just looked is waiting once its lock is free.
-        let records: Vec<_> = self
-            .schedule()
-            .open_files()
-            .filter_map(|(_, open)| open.partial.begin_record_now())
-            .collect();
+        let records: Vec<_> = {
+            let mut schedule = self.schedule();
+            schedule.open_files().filter_map(|open| open.partial.begin_record_now()).collect()
+        };
         self.work.notify_all();
         self.arrived.notify_all();
         // Blocks that are not recorded are fetched again.
         let _ = records.into_iter().try_for_each(BlockRecord::write);
-        self.schedule().open_files().for_each(|(_, open)| open.partial.end_record());
+        self.schedule().open_files().for_each(|open| open.partial.end_record());
     }
 
     fn is_stopped(&self) -> bool {

@@ -13,8 +13,9 @@ use super::*;
 /// A server that a test ends by a signal.
 struct Served {
     child: Child,
-    /// The lines that it prints: the URL of the API, that of the page.
+    /// Printed line with the URL of the API.
     line: String,
+    /// Printed line with the URL of the page.
     page: String,
 }
 

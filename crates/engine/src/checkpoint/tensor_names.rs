@@ -1,11 +1,11 @@
 //! Names of tensors: prefixes of training tools, and names that are like the name of a missing
 //! tensor.
 
-/// Modules that wrap others, anywhere in a name: those of torch.compile, of FSDP, and of PyTorch's
-/// activation checkpointing.
+/// Names that torch.compile, FSDP and PyTorch's activation checkpointing give to the modules with
+/// which they wrap others. They stand anywhere in a tensor's name.
 const WRAPPERS: [&str; 3] = ["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"];
 
-/// Starts of names: those of data parallelism and of PEFT.
+/// Prefixes of data parallelism and of PEFT.
 const STARTS: [&str; 2] = ["module.", "base_model.model."];
 
 /// Maximum length of a name that is compared with a missing one, in bytes.

@@ -27,7 +27,7 @@ const CHANCE: u64 = 64;
 /// Parts of the names of routed experts, attention and norms: trained ones are never all zeros.
 const TRAINED: [&str; 4] = ["exp", "att", "norm", "mixer"];
 /// Parts of the names of embeddings and heads. Rows of tokens that do not exist are often zeros.
-const ROWS_OF_TOKENS: [&str; 6] = ["embed", "embd", "lm_head", "wte", "output", "head"];
+const ROWS_OF_TOKENS: [&str; 5] = ["embed", "embd", "wte", "output", "head"];
 
 /// Checks that no file ends with zeros in place of weights, as an interrupted download or copy
 /// leaves them in a file of the right length.

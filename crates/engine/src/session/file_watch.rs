@@ -44,15 +44,14 @@ impl FileWatch {
     pub(super) fn check_now(&mut self) -> Result<bool, Error> {
         self.last = Instant::now();
         let mut are_complete = true;
-        if self.changed.is_none() {
-            let mut check = |(index, file): (usize, &DataFile)| match file.check() {
-                Ok(is_complete) => {
-                    are_complete &= is_complete;
-                    None
-                }
-                Err(problem) => Some((index, problem)),
-            };
-            self.changed = self.files.iter().enumerate().find_map(&mut check);
+        for (index, file) in self.files.iter().enumerate() {
+            if self.changed.is_some() {
+                break;
+            }
+            match file.check() {
+                Ok(is_complete) => are_complete &= is_complete,
+                Err(problem) => self.changed = Some((index, problem)),
+            }
         }
         match &self.changed {
             None => Ok(are_complete),

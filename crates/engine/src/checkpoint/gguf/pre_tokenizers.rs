@@ -64,7 +64,7 @@ macro_rules! words {
 const DEFAULT: &str = "default";
 
 const PRE_TOKENIZERS: [PreTokenizer; 19] = [
-    // That of llama.cpp: no model was trained with it.
+    // The default of llama.cpp: no model was trained with it.
     PreTokenizer {
         names: &[DEFAULT],
         patterns: &[
@@ -247,7 +247,7 @@ impl PreTokenizer {
         PRE_TOKENIZERS.into_iter().flat_map(|known| known.names).copied()
     }
 
-    /// Whether it is that of files that name none.
+    /// Whether it is the pre-tokenizer of files that name none.
     pub(super) fn is_default(&self) -> bool {
         self.names == [DEFAULT]
     }

@@ -91,7 +91,7 @@ enum TokenizerKind {
 const SPACE_MARK: &str = "sarvam-moe";
 
 impl TokenizerKind {
-    /// Finds the kind, with the pre-tokenizer that is asked for or else that of the file.
+    /// Finds the kind, with the pre-tokenizer that is asked for, or else the file's.
     fn find(metadata: &Metadata, files: &[DataFile], asked: Option<&str>) -> Result<Self, Error> {
         let model = key("model");
         match metadata.text(files, &model)?.as_deref() {

@@ -457,7 +457,7 @@ mod tests {
         }
     }
 
-    /// Expected numbers are those of `ROPE_INIT_FUNCTIONS` of transformers 5.24, run with numpy in
+    /// Expected numbers were computed by `ROPE_INIT_FUNCTIONS` of transformers 5.24, with numpy in
     /// place of torch.
     #[test]
     #[allow(clippy::excessive_precision, reason = "numbers as numpy prints them")]
