@@ -17,6 +17,7 @@ mod progress;
 mod settings_text;
 mod shell;
 mod tensor_writer;
+mod wrap;
 
 use std::{fmt, process::ExitCode};
 

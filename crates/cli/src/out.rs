@@ -7,7 +7,10 @@ use std::{
 
 use moeflux::{Answer, text::Delta};
 
-use crate::printable::Printable;
+use crate::{
+    printable::Printable,
+    wrap::{self, Wrapper, wrapped},
+};
 
 /// Standard output was closed by its reader. Not a failure; the program ends quietly.
 #[derive(Debug)]
@@ -21,18 +24,33 @@ impl fmt::Display for Closed {
 
 impl std::error::Error for Closed {}
 
-/// Writes and flushes, so that a reader sees text as it is generated. On a terminal, control
-/// characters are escaped.
+/// Writes text for people, with its control characters escaped and wrapped at words on a terminal.
+///
+/// # Errors
+/// As [`exact`].
+pub(crate) fn write(text: impl fmt::Display) -> anyhow::Result<()> {
+    match wrap::stdout_columns() {
+        Some(columns) => exact(wrapped(&Printable(text).to_string(), columns)),
+        None => exact(text),
+    }
+}
+
+/// Writes text for programs, which has its own lines. On a terminal, control characters are
+/// escaped.
 ///
 /// # Errors
 /// [`Closed`] if the reader closed the pipe; otherwise the I/O error.
-pub(crate) fn write(text: impl fmt::Display) -> anyhow::Result<()> {
+pub(crate) fn exact(text: impl fmt::Display) -> anyhow::Result<()> {
+    match io::stdout().is_terminal() {
+        true => flushed(format_args!("{}", Printable(text))),
+        false => flushed(format_args!("{text}")),
+    }
+}
+
+/// Writes and flushes, so that a reader sees text as it is generated.
+fn flushed(text: fmt::Arguments<'_>) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
-    let written = match out.is_terminal() {
-        true => write!(out, "{}", Printable(text)),
-        false => write!(out, "{text}"),
-    };
-    written.and_then(|()| out.flush()).map_err(failed)
+    out.write_fmt(text).and_then(|()| out.flush()).map_err(failed)
 }
 
 /// Writes text and a line end.
@@ -48,12 +66,15 @@ pub(crate) fn line(text: impl fmt::Display) -> anyhow::Result<()> {
 /// # Errors
 /// As [`write()`].
 pub(crate) fn json(value: &impl serde::Serialize) -> anyhow::Result<()> {
-    line(serde_json::to_string_pretty(value)?)
+    exact(serde_json::to_string_pretty(value)? + "\n")
 }
 
 /// Prints an answer as it comes: its text, and on a terminal its thoughts too, dim. Elsewhere
-/// thoughts are printed only if no text follows them.
+/// thoughts are printed only if no text follows them. A terminal gets lines that end at words.
 pub(crate) struct AnswerPrinter {
+    is_terminal: bool,
+    /// Present on a terminal of a known width.
+    wrapper: Option<Wrapper>,
     shows_thoughts: bool,
     /// Whether thoughts were printed after which no text came yet.
     is_after_thoughts: bool,
@@ -66,26 +87,36 @@ impl AnswerPrinter {
         // Consoles of Windows print escape sequences as text until they are asked.
         #[cfg(windows)]
         anstyle_query::windows::enable_ansi_colors();
-        Self { shows_thoughts: io::stdout().is_terminal() && !is_dumb, is_after_thoughts: false }
+        let is_terminal = io::stdout().is_terminal();
+        Self {
+            is_terminal,
+            wrapper: wrap::stdout_columns().map(Wrapper::new),
+            shows_thoughts: is_terminal && !is_dumb,
+            is_after_thoughts: false,
+        }
     }
 
     /// Prints a part.
     ///
     /// # Errors
-    /// As [`write()`].
+    /// As [`exact`].
     pub(crate) fn print(&mut self, delta: Delta<'_>) -> anyhow::Result<()> {
+        if let (Some(wrapper), Some(columns)) = (&mut self.wrapper, wrap::stdout_columns()) {
+            wrapper.resize(columns);
+        }
         match self.styled(delta) {
-            Some(text) => write(text),
+            Some(text) => flushed(format_args!("{text}")),
             None => Ok(()),
         }
     }
 
-    /// Prints the thoughts of an answer that never left them, if they were not printed as they
-    /// came: the model has said nothing else.
+    /// Prints what is held back, and the thoughts of an answer that never left them, if they were
+    /// not printed as they came: the model has said nothing else.
     ///
     /// # Errors
-    /// As [`write()`].
-    pub(crate) fn finish(&self, answer: &Answer) -> anyhow::Result<()> {
+    /// As [`exact`].
+    pub(crate) fn finish(&mut self, answer: &Answer) -> anyhow::Result<()> {
+        self.release()?;
         match self.shows_thoughts || !answer.unfinished_reasoning {
             true => Ok(()),
             false => write(&answer.reasoning),
@@ -98,15 +129,51 @@ impl AnswerPrinter {
         match delta {
             Delta::Reasoning(piece) if self.shows_thoughts => {
                 self.is_after_thoughts = true;
-                Some(format!("\x1b[2m{piece}\x1b[0m"))
+                Some(dim(&self.wrapped(piece)))
             }
-            Delta::Text(piece) => {
-                let gap = if std::mem::take(&mut self.is_after_thoughts) { "\n\n" } else { "" };
-                Some(format!("{gap}{piece}"))
+            Delta::Text(piece) if self.is_after_thoughts => {
+                let thoughts = self.held();
+                self.is_after_thoughts = false;
+                Some(thoughts + &self.wrapped(&format!("\n\n{piece}")))
             }
+            Delta::Text(piece) => Some(self.wrapped(piece)),
             _ => None,
         }
     }
+
+    /// Text to print for a piece.
+    fn wrapped(&mut self, piece: &str) -> String {
+        match &mut self.wrapper {
+            Some(wrapper) => wrapper.push(&Printable(piece).to_string()),
+            None if self.is_terminal => Printable(piece).to_string(),
+            None => piece.to_owned(),
+        }
+    }
+
+    /// Prints what is held back.
+    fn release(&mut self) -> anyhow::Result<()> {
+        match self.held() {
+            held if held.is_empty() => Ok(()),
+            held => flushed(format_args!("{held}")),
+        }
+    }
+
+    /// Text that is held back, with its style.
+    fn held(&mut self) -> String {
+        let held = self.wrapper.as_mut().map(Wrapper::finish).unwrap_or_default();
+        if self.is_after_thoughts { dim(&held) } else { held }
+    }
+}
+
+impl Drop for AnswerPrinter {
+    /// Prints what an answer that failed held back.
+    fn drop(&mut self) {
+        let _ = self.release();
+    }
+}
+
+fn dim(text: &str) -> String {
+    if text.is_empty() { String::new() } else { format!("\x1b[2m{text}\x1b[0m") }
 }
 
 fn failed(error: io::Error) -> anyhow::Error {
@@ -124,11 +191,30 @@ mod tests {
     fn thoughts_are_dim_on_a_terminal_and_absent_elsewhere() {
         let deltas =
             [Delta::Reasoning("H"), Delta::Reasoning("m."), Delta::Text("Y"), Delta::Text("es")];
-        let printed = |shows_thoughts| {
-            let mut printer = AnswerPrinter { shows_thoughts, is_after_thoughts: false };
+        let printed = |is_terminal: bool| {
+            let mut printer = AnswerPrinter {
+                is_terminal,
+                wrapper: is_terminal.then(|| Wrapper::new(80)),
+                shows_thoughts: is_terminal,
+                is_after_thoughts: false,
+            };
             deltas.iter().filter_map(|delta| printer.styled(*delta)).collect::<String>()
         };
         assert_eq!(printed(true), "\x1b[2mH\x1b[0m\x1b[2mm.\x1b[0m\n\nYes");
         assert_eq!(printed(false), "Yes");
+    }
+
+    #[test]
+    fn an_answer_is_wrapped_and_has_no_control_characters_on_a_terminal() {
+        let mut printer = AnswerPrinter {
+            is_terminal: true,
+            wrapper: Some(Wrapper::new(12)),
+            shows_thoughts: true,
+            is_after_thoughts: false,
+        };
+        let deltas = [Delta::Reasoning("one two "), Delta::Reasoning("three"), Delta::Text("\x1b")];
+        let mut said: String = deltas.iter().filter_map(|d| printer.styled(*d)).collect();
+        said += &printer.held();
+        assert_eq!(said, "\x1b[2mone two\x1b[0m\x1b[2m\nthree\x1b[0m\n\n\\u{1b}");
     }
 }

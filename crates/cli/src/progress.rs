@@ -9,7 +9,10 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::printable::Printable;
+use crate::{
+    printable::Printable,
+    wrap::{self, wrapped},
+};
 
 /// Verbosity of stderr.
 #[derive(Clone, Copy, Debug)]
@@ -63,9 +66,14 @@ impl Ui {
     }
 }
 
-/// Prints a line on stderr, even if `quiet`. Control characters are escaped.
+/// Prints a line on stderr, even if `quiet`. Control characters are escaped. A terminal gets it
+/// wrapped at words.
 pub(crate) fn error_line(text: impl fmt::Display) {
-    let _ = writeln!(io::stderr().lock(), "{}", Printable(text));
+    let mut text = Printable(text).to_string();
+    if let Some(columns) = wrap::stderr_columns() {
+        text = wrapped(&text, columns);
+    }
+    let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
 /// Steps of a bar over a fraction.

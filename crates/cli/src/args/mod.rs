@@ -20,8 +20,9 @@ use moeflux::{
     runtime::{CardBudgets, KvFormat},
     tools::synth,
 };
+use unicode_width::UnicodeWidthStr;
 
-use crate::{defaults::Defaults, progress};
+use crate::{defaults::Defaults, progress, wrap};
 pub(crate) use answer::{AnswerArgs, CHAT_COMMANDS, ChatArgs, FormArgs, RunArgs, Switch};
 pub(crate) use bench::{BenchArgs, BenchCommand, DoctorArgs, FigureArgs, KernelsArgs, PlanArgs};
 pub(crate) use hub::{ListArgs, PullArgs, RmArgs, ShowArgs};
@@ -111,18 +112,25 @@ pub(crate) fn parse() -> Cli {
     }
     let parsed = command.try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
     parsed.unwrap_or_else(|error| {
+        say(&error);
         let is_value =
             [ErrorKind::ValueValidation, ErrorKind::InvalidValue].contains(&error.kind());
-        match defaults.filter(|_| is_value) {
-            None => error.exit(),
-            Some(defaults) => {
-                let _ = error.print();
-                let path = defaults.path().display();
-                progress::error_line(format_args!("\nDefaults of options are read from {path}."));
-                std::process::exit(error.exit_code())
-            }
+        if let Some(defaults) = defaults.filter(|_| is_value) {
+            let path = defaults.path().display();
+            progress::error_line(format_args!("\nDefaults of options are read from {path}."));
         }
+        std::process::exit(error.exit_code())
     })
+}
+
+/// Prints help or an error of the parser, in colours unless lines of an error must be wrapped.
+fn say(error: &clap::Error) {
+    let text = error.render().to_string();
+    let is_wide = |columns| text.lines().any(|line| line.width() > columns);
+    match error.use_stderr() && wrap::stderr_columns().is_some_and(is_wide) {
+        true => progress::error_line(text.trim_end()),
+        false => drop(error.print()),
+    }
 }
 
 /// Commands to begin with, for a user who types the program's name alone.

@@ -61,7 +61,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Completions(args) => {
             let mut script = Vec::new();
             clap_complete::generate(args.shell, &mut Cli::command(), "moeflux", &mut script);
-            out::write(String::from_utf8_lossy(&script))?;
+            out::exact(String::from_utf8_lossy(&script))?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Man(args) => man::run(&args),

@@ -33,7 +33,7 @@ pub(crate) fn run(args: &ReplayArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     }
     match (args.json, args.csv) {
         (true, _) => out::json(&report)?,
-        (_, true) => out::write(report.csv()?)?,
+        (_, true) => out::exact(report.csv()?)?,
         _ => out::write(report.text()?)?,
     }
     Ok(ExitCode::SUCCESS)

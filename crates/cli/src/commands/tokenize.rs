@@ -25,7 +25,7 @@ pub(crate) fn run(args: &TokenizeArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         false => tokenizer.encode(&text)?,
     };
     if args.ids {
-        out::line(serde_json::to_string(&ids)?)?;
+        out::exact(serde_json::to_string(&ids)? + "\n")?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut lines = String::new();
@@ -33,6 +33,6 @@ pub(crate) fn run(args: &TokenizeArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         let piece = tokenizer.tokenizer().decode(&[id], false)?;
         lines += &format!("{id:>7}\t{}\n", serde_json::to_string(&piece)?);
     }
-    out::write(lines)?;
+    out::exact(lines)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -145,20 +145,23 @@ fn a_byte_order_mark_is_skipped_and_other_bytes_end_one_turn() {
     assert!(said.out.starts_with("A Crow\n"), "{said:?}");
 }
 
-/// Runs `chat` on a pseudo-terminal and returns the screen. Each step types keys when a text has
-/// appeared.
+/// Runs the program on a pseudo-terminal and returns the screen. Each step types keys when a text
+/// has appeared.
 #[cfg(target_os = "linux")]
-fn on_a_terminal(args: &[&str], steps: &[(&str, &[u8])]) -> String {
+fn on_a_terminal(columns: u16, args: &[&str], steps: &[(&str, &[u8])]) -> String {
     use std::io::Read;
 
     use rustix::{
         fs::{Mode, OFlags, open},
         pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
+        termios::{Winsize, tcsetwinsize},
     };
 
     let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&master).unwrap();
     unlockpt(&master).unwrap();
+    let size = Winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+    tcsetwinsize(&master, size).unwrap();
     let name = ptsname(&master, Vec::new()).unwrap();
     let mut master = fs::File::from(master);
     // As a controlling terminal, it would end this process when it closes.
@@ -192,9 +195,24 @@ const READY: &str = "Ctrl-D leaves";
 
 #[cfg(target_os = "linux")]
 #[test]
+fn answers_and_notes_are_wrapped_at_words_on_a_terminal() {
+    let screen = on_a_terminal(80, &["run", "-n", "40", "--slots", "8", FOX], &[]);
+    // Progress bars are erased before the text.
+    let line = |line: &'_ str| line.rsplit("\x1b[2K").next().unwrap_or(line).trim().to_owned();
+    let lines: Vec<String> = screen.lines().map(line).collect();
+    assert!(lines.len() > 4 && lines.iter().all(|line| line.len() <= 80), "{lines:?}");
+    let (whole, answer) = (lines.join(" "), succeed(&["run", "-n", "40", FOX]));
+    assert!(
+        whole.contains(answer.trim()) && whole.contains("but one token needs 32"),
+        "{screen:?}"
+    );
+}
+
+#[cfg(target_os = "linux")]
+#[test]
 fn lines_typed_at_once_are_answered_in_turn() {
     let keys = format!("{FOX}\r/help\r/reset\r{FOX}\r/quit\r");
-    let screen = on_a_terminal(&["chat", "-n", "3"], &[(READY, keys.as_bytes())]);
+    let screen = on_a_terminal(80, &["chat", "-n", "3"], &[(READY, keys.as_bytes())]);
     assert_eq!(screen.matches("A Crow").count(), 2, "{screen:?}");
     assert!(screen.contains("/stats"), "{screen:?}");
 }
@@ -203,6 +221,7 @@ fn lines_typed_at_once_are_answered_in_turn() {
 #[test]
 fn a_line_that_is_no_text_does_not_end_a_conversation_on_a_terminal() {
     let steps = [("> ", &b"caf\xe9x"[..]), ("not UTF-8 text", b"/help\r/quit\r")];
-    let screen = on_a_terminal(&["chat", "-n", "3"], &[&[(READY, &b""[..])], &steps[..]].concat());
+    let screen =
+        on_a_terminal(80, &["chat", "-n", "3"], &[&[(READY, &b""[..])], &steps[..]].concat());
     assert!(screen.contains("/stats"), "{screen:?}");
 }

@@ -40,7 +40,7 @@ pub(super) fn run(args: &KernelsArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let printed = if args.figures.json {
         out::json(&measured)
     } else if args.figures.csv {
-        out::write(report.csv())
+        out::exact(report.csv())
     } else {
         out::write(&report)
     };

@@ -83,7 +83,7 @@ pub(crate) fn run(args: &BenchArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     if json {
         printed = out::json(&measured);
     } else if csv {
-        printed = out::write(speed::csv(&rows));
+        printed = out::exact(speed::csv(&rows));
     }
     speed::inversions(&rows).iter().for_each(|note| ui.note(note));
     written.and(failed.map_or(Ok(()), Err)).and(printed)?;
