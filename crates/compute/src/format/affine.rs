@@ -8,13 +8,15 @@ use crate::Error;
 /// MLX affine quantization: `w = scale * q + bias` per group of `group` consecutive inputs.
 ///
 /// `q` has `bits` bits. The quants of a row are one little-endian bit stream, lowest bits first:
-/// quant `i` occupies bits `i * bits ..` of the row. The planes are quants, scales and biases; the
-/// latter two are `[rows, cols / group]` of type `scale`.
+/// quant `i` occupies bits `i * bits ..` of the row, which has whole words of 32 bits.
+///
+/// The planes are quants, scales and biases; the latter two are `[rows, cols / group]` of type
+/// `scale`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Affine {
     /// Bits of one quant: 2, 3, 4, 5, 6 or 8.
     pub bits: u8,
-    /// Inputs that share a scale and a bias: 32, 64 or 128.
+    /// Inputs that share a scale and a bias: 16, 32, 64 or 128.
     pub group: u16,
     /// Element type of scales and biases.
     pub scale: Scalar,
@@ -26,7 +28,7 @@ pub(super) fn formats() -> Vec<Format> {
     for scale in [Scalar::BF16, Scalar::F16, Scalar::F32] {
         for bits in [2, 3, 4, 5, 6, 8] {
             let affine = |group| Format::Affine(Affine { bits, group, scale });
-            formats.extend([32, 64, 128].map(affine));
+            formats.extend([16, 32, 64, 128].map(affine));
         }
     }
     formats
@@ -68,14 +70,19 @@ impl Codec for Affine {
                 "affine weights of {bits} bits are not supported: 2, 3, 4, 5, 6 and 8 are"
             )));
         }
-        if !matches!(group, 32 | 64 | 128) {
+        if !matches!(group, 16 | 32 | 64 | 128) {
             return Err(Error::Shape(format!(
-                "affine groups of {group} are not supported: 32, 64 and 128 are"
+                "affine groups of {group} are not supported: 16, 32, 64 and 128 are"
             )));
         }
         if !cols.is_multiple_of(group as usize) {
             return Err(Error::Shape(format!(
                 "{cols} inputs are not a whole number of groups of {group}"
+            )));
+        }
+        if !(cols % 32 * usize::from(bits)).is_multiple_of(32) {
+            return Err(Error::Shape(format!(
+                "{cols} inputs of {bits} bits are not whole words of 32 bits"
             )));
         }
         Ok(())

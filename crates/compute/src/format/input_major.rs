@@ -314,8 +314,14 @@ mod tests {
 
     #[test]
     fn quants_stored_by_inputs_land_by_outputs() {
-        let shapes = [(64, 32, 32, 32), (32, 64, 64, 64), (48, 640, 128, 128), (40, 512, 64, 256)];
-        for (rows, cols, group, file_group) in shapes.into_iter().chain([(1032, 1536, 32, 32)]) {
+        for (rows, cols, group, file_group) in [
+            (64, 32, 32, 32),
+            (32, 64, 64, 64),
+            (48, 640, 128, 128),
+            (40, 512, 64, 256),
+            (40, 80, 16, 16),
+            (1032, 1536, 32, 32),
+        ] {
             for (words, zero_offset) in
                 [(WordAxis::Outputs, 0), (WordAxis::Inputs, 1), (WordAxis::Inputs, 0)]
             {

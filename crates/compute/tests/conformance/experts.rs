@@ -7,7 +7,8 @@ use moeflux_compute::{
 };
 
 use crate::harness::{
-    AFFINE4, DevicePair, ROW_COUNTS, Random, bits, device, encode, is_full, sample_formats,
+    AFFINE4, DevicePair, ROW_COUNTS, Random, affine_unit, bits, device, encode, is_full,
+    sample_formats,
 };
 
 fn shape(hidden: usize, intermediate: usize, [gate, up, down]: [Format; 3]) -> ExpertShape {
@@ -527,9 +528,7 @@ fn many_rows_of_every_format() {
         for (i, format) in sample_formats().into_iter().enumerate() {
             // Widths as odd as the format allows, so that the next matrix of the slot is unaligned.
             let (hidden, intermediate) = match format {
-                Format::Affine(Affine { group, .. }) => {
-                    (2 * usize::from(group), 3 * usize::from(group))
-                }
+                Format::Affine(affine) => (2 * affine_unit(affine), 3 * affine_unit(affine)),
                 Format::Plain(_) => (67, 45),
                 Format::Blocks(kind) | Format::ScaledBlocks(ScaledBlocks(kind)) => {
                     (kind.block_weights(), kind.block_weights())

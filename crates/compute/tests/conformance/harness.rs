@@ -103,8 +103,8 @@ pub(crate) fn tests_cpu() -> bool {
     std::env::var("MOEFLUX_TEST_CPU").map_or(true, |value| value != "none")
 }
 
-/// Affine formats of the table: all 54 triples of bits, group and scale type in the full table,
-/// otherwise a pairwise covering array of 18. Each pair of two properties occurs: bits choose the
+/// Affine formats of the table: all 72 triples of bits, group and scale type in the full table,
+/// otherwise a pairwise covering array of 24. Each pair of two properties occurs: bits choose the
 /// unpacking, the scale type the load, and no code depends on a triple.
 pub(crate) fn affine_formats(full: bool) -> Vec<Affine> {
     let affine = |format| match format {
@@ -126,6 +126,13 @@ pub(crate) fn affine_formats(full: bool) -> Vec<Affine> {
         (i + j) % values[2].len() == k
     };
     all.iter().copied().filter(|format| full || is_covering(format)).collect()
+}
+
+/// Fewest inputs of a row of affine weights: whole groups in whole words.
+pub(crate) fn affine_unit(affine: Affine) -> usize {
+    let group = usize::from(affine.group);
+    let fills_words = (group * usize::from(affine.bits)).is_multiple_of(32);
+    if fills_words { group } else { 2 * group }
 }
 
 /// Every format of the table, affine ones pairwise unless the complete table is requested; and
@@ -158,6 +165,8 @@ pub(crate) fn sample_formats() -> Vec<Format> {
     let mut formats: Vec<Format> = SCALARS.into_iter().map(Format::Plain).collect();
     formats.extend([2, 3, 5, 6].map(|bits| affine(bits, 64, Scalar::BF16)));
     formats.extend([AFFINE4, affine(4, 32, Scalar::F32), affine(8, 128, Scalar::F16)]);
+    formats.extend([affine(4, 16, Scalar::F16), affine(8, 16, Scalar::F32)]);
+    formats.push(affine(5, 16, Scalar::BF16));
     formats.extend(
         self::formats().into_iter().filter(|format| matches!(format, Format::BlockScaled(_))),
     );
@@ -501,7 +510,7 @@ pub(crate) fn row_chunks(rows: usize, sizes: &[usize]) -> impl Iterator<Item = R
 fn affine_formats_cover_all_pairs() {
     let sample = affine_formats(false);
     let full = affine_formats(true);
-    assert_eq!((sample.len(), full.len()), (18, 54));
+    assert_eq!((sample.len(), full.len()), (24, 72));
     let properties = |format: &Affine| {
         let Affine { bits, group, scale } = format;
         [format!("{bits} bits"), format!("groups of {group}"), format!("{scale:?}")]

@@ -5,7 +5,7 @@ use moeflux_compute::{
     View,
 };
 
-use crate::harness::{AFFINE4, DevicePair, Random, bits, bytes, device, read};
+use crate::harness::{AFFINE4, DevicePair, Random, affine_unit, bits, bytes, device, read};
 
 #[test]
 fn every_format_in_both_directions() {
@@ -13,7 +13,7 @@ fn every_format_in_both_directions() {
     DevicePair::for_each(|pair, _| {
         for (i, format) in pair.formats().into_iter().enumerate() {
             let cols = match format {
-                Format::Affine(Affine { group, .. }) => group as usize * (1 + i % 3),
+                Format::Affine(affine) => affine_unit(affine) * (1 + i % 3),
                 Format::BlockScaled(BlockScaled { block_cols, .. }) => {
                     block_cols as usize * (1 + i % 3)
                 }

@@ -1,11 +1,13 @@
 //! LatentAttention: formats, plain and transposed matrices, chunks, sequences, threads.
 
 use moeflux_compute::{
-    Affine, BlockScaled, Format, HeadMatrix, HeadRows, Isa, KV_BLOCK, MatrixShape, Op, Scalar,
+    BlockScaled, Format, HeadMatrix, HeadRows, Isa, KV_BLOCK, MatrixShape, Op, Scalar,
     ScaledBlocks, Span, State, StateShape, View,
 };
 
-use crate::harness::{AFFINE4, DevicePair, Random, bits, bytes, device, read, row_chunks};
+use crate::harness::{
+    AFFINE4, DevicePair, Random, affine_unit, bits, bytes, device, read, row_chunks,
+};
 
 /// Number of heads, and widths as DeepSeek-V3 names them: latent, key without and with RoPE, value.
 #[derive(Clone, Copy, Debug)]
@@ -136,7 +138,7 @@ fn every_format_in_both_directions() {
     DevicePair::for_each(|pair, _| {
         for (i, format) in pair.formats().into_iter().enumerate() {
             let unit = match format {
-                Format::Affine(Affine { group, .. }) => group as usize,
+                Format::Affine(affine) => affine_unit(affine),
                 Format::BlockScaled(BlockScaled { block_cols, .. }) => block_cols as usize,
                 Format::Plain(_) => [1, 7, 64][i % 3],
                 Format::Blocks(kind) | Format::ScaledBlocks(ScaledBlocks(kind)) => {

@@ -6,7 +6,8 @@ use moeflux_compute::{
 };
 
 use crate::harness::{
-    AFFINE4, DevicePair, Random, bits, bytes, device, formats, read, sample_formats, tests_cpu,
+    AFFINE4, DevicePair, Random, affine_unit, bits, bytes, device, formats, read, sample_formats,
+    tests_cpu,
 };
 
 /// Columns that a format allows; some are not a multiple of a SIMD vector.
@@ -16,9 +17,7 @@ fn widths(format: Format) -> Vec<usize> {
         Format::Blocks(kind) | Format::ScaledBlocks(ScaledBlocks(kind)) => {
             [1, 3, 5].map(|n| n * kind.block_weights()).into()
         }
-        Format::Affine(Affine { group, .. }) => {
-            vec![group as usize, 3 * group as usize, 5 * group as usize]
-        }
+        Format::Affine(affine) => [1, 3, 5].map(|n| n * affine_unit(affine)).into(),
         Format::BlockScaled(BlockScaled { element, block_cols, .. }) => {
             let block = block_cols as usize;
             let odd =
@@ -227,7 +226,7 @@ fn many_rows_of_whole_blocks() {
                 Format::Blocks(kind) | Format::ScaledBlocks(ScaledBlocks(kind)) => {
                     3 * kind.block_weights()
                 }
-                Format::Affine(Affine { group, .. }) => 3 * group as usize,
+                Format::Affine(affine) => 3 * affine_unit(affine),
                 Format::BlockScaled(BlockScaled { block_cols, .. }) => {
                     3 * (block_cols as usize).max(32)
                 }

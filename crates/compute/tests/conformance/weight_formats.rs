@@ -158,7 +158,9 @@ fn impossible_matrix_shapes_are_errors() {
     for (format, rows, cols) in [
         (affine(7, 64), 1, 64),
         (affine(0, 64), 1, 64),
-        (affine(4, 16), 1, 64),
+        (affine(4, 8), 1, 64),
+        (affine(4, 16), 1, 40),
+        (affine(5, 16), 1, 48),
         (affine(4, 64), 1, 96),
         (affine(4, 64), usize::MAX / 64, 64),
         (affine(8, 64), 0, usize::MAX / 64 * 64),

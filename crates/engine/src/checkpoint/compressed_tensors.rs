@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn bits_and_groups_follow_from_the_shapes() {
         for (words, groups, bits, group, zero) in
-            [(24, 6, 4, 32, 8), (24, 3, 4, 64, 8), (48, 6, 8, 32, 128)]
+            [(24, 12, 4, 16, 8), (24, 6, 4, 32, 8), (24, 3, 4, 64, 8), (48, 6, 8, 32, 128)]
         {
             let settings = json!({"num_bits": bits, "group_size": group, "symmetric": true});
             let m = matrix(&weights(&settings), words, groups, &[]).unwrap();
@@ -114,6 +114,7 @@ mod tests {
     #[test]
     fn what_is_not_symmetric_integers_is_refused() {
         let none = json!({});
+        says(matrix(&none, 24, 24, &[]), &["a.weight_packed", "groups of 8", "16, 32, 64 and 128"]);
         says(matrix(&none, 24, 5, &[]), &["a.weight_packed", "[5, 5]", "5 x 192"]);
         says(matrix(&none, 23, 6, &[]), &["a.weight_packed", "[5, 23]"]);
         says(matrix(&none, 12, 6, &[]), &["a.weight_packed", "4 or 8 bits"]);

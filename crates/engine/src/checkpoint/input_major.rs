@@ -74,11 +74,13 @@ impl Checkpoint {
         let groups = scales.shape.first().copied().unwrap_or(0);
         let group = cols.checked_div(groups).unwrap_or(0);
         let in_memory = group.min(MAX_GROUP);
-        let is_read = matches!(in_memory, 32 | 64 | MAX_GROUP) && group.is_multiple_of(in_memory);
+        let is_read =
+            matches!(in_memory, 16 | 32 | 64 | MAX_GROUP) && group.is_multiple_of(in_memory);
         if scale == Scalar::F32 || !is_read || group * groups != cols {
             let problem = format!(
-                "it is {} {:?} for {cols} inputs: {method} is read with scales of 16 bits for \
-                 groups of 32, 64 or a multiple of 128; take a quantisation with such groups",
+                "it is {} {:?} for {cols} inputs, in groups of {group}: {method} is read with \
+                 scales of 16 bits for groups of 16, 32, 64 or a multiple of 128; take a \
+                 quantisation with such groups",
                 scales.dtype, scales.shape
             );
             return Err(self.tensor_error(&scales_name, &problem));
@@ -147,7 +149,7 @@ mod tests {
             ([32, 64], WordAxis::Inputs, 4),
             ([64, 64], WordAxis::Inputs, 8),
         ] {
-            for (groups, group) in [(8, 32), (4, 64), (2, 128), (1, 128)] {
+            for (groups, group) in [(16, 16), (8, 32), (4, 64), (2, 128), (1, 128)] {
                 let m = matrix(&json!({}), qweight, groups, &[]).unwrap();
                 let affine = Affine { bits, group, scale: Scalar::F32 };
                 let layout = InputMajor {
@@ -193,8 +195,8 @@ mod tests {
     fn other_layouts_are_refused() {
         let none = json!({});
         says(matrix(&none, [24, 64], 4, &[]), &["a.qweight", "[24, 64]", "64 x 256", "4 or 8"]);
-        let parts = ["a.scales", "[16, 64]", "gptq", "groups of 32", "take a quantisation"];
-        says(matrix(&none, [32, 64], 16, &[]), &parts);
+        let parts = ["a.scales", "[32, 64]", "groups of 8", "gptq", "groups of 16, 32, 64"];
+        says(matrix(&none, [32, 64], 32, &[]), &parts);
         says(matrix(&none, [32, 64], 0, &[]), &["a.scales", "[0, 64]"]);
         // The indexes in the file are zeros.
         let order: [(&str, &str, &[usize]); 1] = [("a.g_idx", "I32", &[256])];

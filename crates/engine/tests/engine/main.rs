@@ -38,4 +38,5 @@ mod scheduler;
 mod serving_core;
 mod sessions;
 mod several_cards;
+mod small_groups;
 mod token_choice;

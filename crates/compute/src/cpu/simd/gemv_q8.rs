@@ -174,6 +174,24 @@ impl<S: Simd, P: Packing> GemvBlock<S, P> {
     const SCALES: usize = if Self::SPLITS == 1 { Self::VECTORS } else { 1 };
     /// Bytes of a block of packed activations: vectors of int8, then vectors of scales.
     const ACTIVATION_BYTES: usize = (Self::VECTORS + Self::SCALES) * 4 * S::LANES;
+
+    /// Loads the `N` scales of a block of weights, in the order of its activation scales: a vector
+    /// for each of theirs. Where they have one, the second vector is the first.
+    ///
+    /// # Safety
+    /// The Simd contract; `N` values can be read.
+    #[inline(always)]
+    unsafe fn load_scales<E: GemvScale, const N: usize>(p: *const u8) -> [S::F32; 2] {
+        const { assert!(Self::SCALES <= 2) };
+        // SAFETY: as this function.
+        unsafe {
+            if Self::SCALES == 2 && N == 2 {
+                let second = p.add(E::SCALAR.bytes());
+                return [E::load_repeated::<S>(p, 1), E::load_repeated::<S>(second, 1)];
+            }
+            [E::load_repeated::<S>(p, N); 2]
+        }
+    }
 }
 
 /// Packs a row of activations into the blocks that the GEMV reads: see
@@ -303,16 +321,17 @@ unsafe fn add_rows<
                 let q = w.q.add(u * size);
                 S::prefetch_l1(q.wrapping_add(ahead));
                 let g = if SCALES == 1 { u >> shift } else { u * SCALES };
-                let scale = E::load_repeated::<S>(w.scales.add(g * E::SCALAR.bytes()), SCALES);
-                add_block::<S, P, X>(&mut sums[r], q, scale, x, u);
+                let scales = w.scales.add(g * E::SCALAR.bytes());
+                let scales = GemvBlock::<S, P>::load_scales::<E, SCALES>(scales);
+                add_block::<S, P, X>(&mut sums[r], q, scales, x, u);
             }
         }
         for u in inside..blocks {
             let g = if SCALES == 1 { u >> shift } else { u * SCALES };
             for r in 0..R {
                 let w = rows[first + r];
-                let scale = end_scales::<S, E, SCALES>(w.scales, g, groups);
-                add_block::<S, P, X>(&mut sums[r], w.end.add((u - inside) * size), scale, x, u);
+                let scales = end_scales::<S, P, E, SCALES>(w.scales, g, groups);
+                add_block::<S, P, X>(&mut sums[r], w.end.add((u - inside) * size), scales, x, u);
             }
         }
         for r in 0..R {
@@ -395,23 +414,23 @@ unsafe fn bias_products<S: Simd, E: GemvScale, const X: usize>(
 /// # Safety
 /// The Simd contract; `first < groups`, and the row has `groups` scales.
 #[inline(always)]
-unsafe fn end_scales<S: Simd, E: GemvScale, const SCALES: usize>(
+unsafe fn end_scales<S: Simd, P: Packing, E: GemvScale, const SCALES: usize>(
     scales: *const u8,
     first: usize,
     groups: usize,
-) -> S::F32 {
+) -> [S::F32; 2] {
     // SAFETY: as this function.
     unsafe {
         let scales = scales.add(first * E::SCALAR.bytes());
         match groups - first {
-            1 => S::splat(E::get(scales)),
-            have if have >= SCALES => E::load_repeated::<S>(scales, SCALES),
+            1 => [S::splat(E::get(scales)); 2],
+            have if have >= SCALES => GemvBlock::<S, P>::load_scales::<E, SCALES>(scales),
             have => {
                 let mut padded = [0.0; MAX_LANES];
                 for i in 0..have {
                     padded[i] = E::get(scales.add(i * E::SCALAR.bytes()));
                 }
-                S::load_repeated(padded.as_ptr(), SCALES)
+                GemvBlock::<S, P>::load_scales::<F32Type, SCALES>(padded.as_ptr().cast())
             }
         }
     }
@@ -425,7 +444,7 @@ unsafe fn end_scales<S: Simd, E: GemvScale, const SCALES: usize>(
 unsafe fn add_block<S: Simd, P: Packing, const X: usize>(
     acc: &mut [S::F32; X],
     q: *const u8,
-    scale: S::F32,
+    scales: [S::F32; 2],
     x: &GemvInput<X>,
     u: usize,
 ) {
@@ -446,7 +465,7 @@ unsafe fn add_block<S: Simd, P: Packing, const X: usize>(
                     _ => S::dot::<P, 4>(S::zero_i32(), w, x),
                 };
                 let x_scale = S::load(src.add((vectors + v) * 4 * S::LANES).cast());
-                acc[c] = S::fma(S::from_i32(sums), S::mul(scale, x_scale), acc[c]);
+                acc[c] = S::fma(S::from_i32(sums), S::mul(scales[v], x_scale), acc[c]);
             }
         }
     }
@@ -486,7 +505,7 @@ pub(super) struct TileRange {
 
 /// Most scales of a block.
 pub(super) const fn most_scales<S: Simd, P: Packing>() -> usize {
-    GemvBlock::<S, P>::QUANTS / P::MIN_GROUP
+    GemvBlock::<S, P>::QUANTS / Q8_GROUP
 }
 
 /// Most rows of activations for which the GEMV reads scales of a type in place, without widening

@@ -49,8 +49,6 @@ pub(super) trait Packing: Copy {
     /// Bits of a packed quant. Unpacked quants are below 64 if `BITS < 8`, and below 32 if
     /// `BITS <= 4`.
     const BITS: usize;
-    /// Fewest columns that share a scale.
-    const MIN_GROUP: usize;
     /// Whether there are biases, of the type of the scales.
     const BIASES: bool;
     /// Quants of packed codes, one per byte.
@@ -72,7 +70,6 @@ pub(super) struct E2m1;
 
 impl<const BITS: usize> Packing for Bits<BITS> {
     const BITS: usize = BITS;
-    const MIN_GROUP: usize = 32;
     const BIASES: bool = true;
     #[inline(always)]
     unsafe fn decode<S: Simd>(x: S::Dwords) -> S::Dwords {
@@ -81,7 +78,6 @@ impl<const BITS: usize> Packing for Bits<BITS> {
 }
 impl Packing for E2m1 {
     const BITS: usize = 4;
-    const MIN_GROUP: usize = 16;
     const BIASES: bool = false;
     #[inline(always)]
     unsafe fn decode<S: Simd>(x: S::Dwords) -> S::Dwords {

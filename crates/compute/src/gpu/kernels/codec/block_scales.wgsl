@@ -13,7 +13,7 @@
 const TWO_SCALES = BLOCK_COLS < 32u || PAIR_COLS > 0u || ELEMENT == Q2_K || ELEMENT == Q3_K || ELEMENT == Q6_K
     || ELEMENT == IQ2_XS || ELEMENT == IQ2_S || ELEMENT == IQ1_M || ELEMENT == NVFP4;
 const HAS_BIAS = ELEMENT == 3u || ELEMENT == Q4_1 || ELEMENT == Q5_1 || TWO_BIASES || ELEMENT == Q4_K || ELEMENT == Q5_K;
-const TWO_BIASES = ELEMENT == Q2_K || PAIR_COLS > 0u && (ELEMENT == Q4_K || ELEMENT == Q5_K);
+const TWO_BIASES = ELEMENT == 3u && BLOCK_COLS < 32u || ELEMENT == Q2_K || PAIR_COLS > 0u && (ELEMENT == Q4_K || ELEMENT == Q5_K);
 // Inputs among which the halves of a block are one half apart; 0 if blocks are 32 neighbours, as in
 // kernels with X_IN_ORDER.
 const PAIR_COLS = select(

@@ -3,19 +3,23 @@
 // needs: codec/block_scales, codec/load_blocks
 // constants: BLOCK_COLS, ELEMENT
 
-// Words of scales and biases; the wanted bits start at `shifts`. Scales of second halves that take
-// a word are in `seconds`.
-struct FourScales { scales: vec4<u32>, seconds: vec4<u32>, biases: vec4<u32>, shifts: vec4<u32> }
+// Words of scales and biases; the wanted bits start at `shifts`. Those of second halves that take
+// a word are in `seconds` and `second_biases`.
+struct FourScales {
+    scales: vec4<u32>, seconds: vec4<u32>, biases: vec4<u32>, second_biases: vec4<u32>, shifts: vec4<u32>,
+}
 
 fn load_scales(rows: RowOffsets, block: vec4<u32>) -> FourScales {
     let scale_byte = block * 32u / BLOCK_COLS * SCALE_BYTES;
     var scales: vec4<u32>;
     var seconds: vec4<u32>;
     var biases: vec4<u32>;
+    var second_biases: vec4<u32>;
     if (ELEMENT > 2u) { scales = load_words(rows.scales + scale_byte); }
     if (TWO_SCALES && SCALE_BYTES == 4u) { seconds = load_words(rows.scales + scale_byte + 4u); }
     if (HAS_BIAS) { biases = load_words(rows.biases + scale_byte); }
-    return FourScales(scales, seconds, biases, (rows.scales + scale_byte & vec4<u32>(3u)) * 8u);
+    if (TWO_BIASES && SCALE_BYTES == 4u) { second_biases = load_words(rows.biases + scale_byte + 4u); }
+    return FourScales(scales, seconds, biases, second_biases, (rows.scales + scale_byte & vec4<u32>(3u)) * 8u);
 }
 
 // The words that contain four byte addresses.
@@ -34,7 +38,12 @@ fn block_scales(blocks: FourBlocks) -> BlockScales {
     all.first = decode_scales(words);
     if (TWO_SCALES && SCALE_BYTES == 4u) { all.second = decode_scales(blocks.scales.seconds); }
     if (TWO_SCALES && SCALE_BYTES < 4u) { all.second = decode_scales(words >> vec4<u32>(SCALE_BYTES * 8u & 31u)); }
-    if (HAS_BIAS) { all.bias = decode_scales(blocks.scales.biases >> blocks.scales.shifts); }
+    let bias_words = blocks.scales.biases >> blocks.scales.shifts;
+    if (HAS_BIAS) { all.bias = decode_scales(bias_words); }
+    if (TWO_BIASES && SCALE_BYTES == 4u) { all.second_bias = decode_scales(blocks.scales.second_biases); }
+    if (TWO_BIASES && SCALE_BYTES < 4u) {
+        all.second_bias = decode_scales(bias_words >> vec4<u32>(SCALE_BYTES * 8u & 31u));
+    }
     return all;
 }
 

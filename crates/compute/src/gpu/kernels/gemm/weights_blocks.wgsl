@@ -7,6 +7,7 @@ const X_IN_ORDER = true;
 // Blocks of an output in a step, and blocks that a thread loads.
 const STEP_BLOCKS = TILE_K / 32u;
 const BLOCK_LOADS = (TILE_N * STEP_BLOCKS + WG - 1u) / WG;
+const QUANT_HALVES = ELEMENT == 3u && TWO_BIASES;
 // Scales in a word.
 const SCALES_PER_WORD = 4u / SCALE_BYTES;
 
@@ -14,9 +15,11 @@ const SCALES_PER_WORD = 4u / SCALE_BYTES;
 
 // Row offsets of a thread's loads: weights in load units, scales and biases in elements.
 var<private> w_offsets: array<vec3<u32>, BLOCK_LOADS>;
-// Loaded blocks, and their scale and bias, or the scales of both halves.
+// Loaded blocks, and their scale and bias, or the scales of both halves. Quants whose halves have a
+// scale and a bias each have those of the second half in `second_scales`.
 var<private> loaded_blocks: array<Block32, BLOCK_LOADS>;
 var<private> loaded_scales: array<vec2<f32>, BLOCK_LOADS>;
+var<private> second_scales: array<vec2<f32>, BLOCK_LOADS>;
 
 fn weight_offsets(tile: Tile, index: u32) {
     // @unroll
@@ -41,10 +44,8 @@ fn load_weights(k: u32, index: u32) {
             let col = min(k + i % STEP_BLOCKS * 32u, p.cols - 32u);
             loaded_blocks[j] = load_block(w_offsets[j].x, col / 32u);
             if (ELEMENT == 3u) {
-                loaded_scales[j] = vec2<f32>(
-                    decode_scale(scale_bits(w_offsets[j].y + col / BLOCK_COLS)),
-                    decode_scale(scale_bits(w_offsets[j].z + col / BLOCK_COLS)),
-                );
+                loaded_scales[j] = scale_and_bias(w_offsets[j], col / BLOCK_COLS);
+                if (QUANT_HALVES) { second_scales[j] = scale_and_bias(w_offsets[j], col / BLOCK_COLS + 1u); }
             } else if (ELEMENT > 3u && ELEMENT < Q4_0) {
                 let bits = scale_bits(w_offsets[j].y + col / BLOCK_COLS);
                 var second = bits;
@@ -54,6 +55,11 @@ fn load_weights(k: u32, index: u32) {
             }
         }
     }
+}
+
+// Scale and bias `i` of a row.
+fn scale_and_bias(offsets: vec3<u32>, i: u32) -> vec2<f32> {
+    return vec2<f32>(decode_scale(scale_bits(offsets.y + i)), decode_scale(scale_bits(offsets.z + i)));
 }
 
 // Scale or bias `i` in the low bits of a word.
@@ -70,7 +76,9 @@ fn store_weights(tile: Tile, k: u32, index: u32) {
             let inside = k + i % STEP_BLOCKS * 32u < p.cols;
             let dst = i / STEP_BLOCKS * PITCH + i % STEP_BLOCKS * 8u;
             // Past the end of a row, quants with scale and bias 0 give zeros.
-            if (ELEMENT == 3u) {
+            if (QUANT_HALVES) {
+                dequantize_halves(loaded_blocks[j], loaded_scales[j], second_scales[j], inside, dst);
+            } else if (ELEMENT == 3u) {
                 dequantize_block(loaded_blocks[j], select(vec2<f32>(0.0), loaded_scales[j], inside), true, dst);
             } else {
                 dequantize_block(loaded_blocks[j], loaded_scales[j], inside, dst);
@@ -89,6 +97,17 @@ fn dequantize_any(q: Block32, scale: vec2<f32>, inside: bool, dst: u32) {
         } else if (ELEMENT > 3u) {
             values *= select(scale.y, scale.x, j < 4u);
         }
+        w_tile[dst + j] = w_vec4(select(vec4<f32>(0.0), values, inside));
+    }
+}
+
+// Dequantizes a block of quants in f32, with a scale and a bias for each half; zeros past the end
+// of the row.
+fn dequantize_halves(q: Block32, first: vec2<f32>, second: vec2<f32>, inside: bool, dst: u32) {
+    // @unroll
+    for (var j = 0u; j < 8u; j++) {
+        let scale = select(second, first, j < 4u);
+        let values = fma(block_values(q, j), vec4<f32>(scale.x), vec4<f32>(scale.y));
         w_tile[dst + j] = w_vec4(select(vec4<f32>(0.0), values, inside));
     }
 }
