@@ -2,15 +2,21 @@
 
 use std::{
     fmt,
-    io::{self, Read},
+    io::{self, BufRead, BufReader, Read},
     ops::Range,
     thread,
     time::Duration,
 };
 
-use ureq::{Agent, http};
+use ureq::{Agent, http, unversioned::resolver::DefaultResolver};
 
-use crate::{error::HubError, json, settings::Settings, tls};
+use crate::{
+    error::HubError,
+    json,
+    proxies::{NamedProxy, Proxies, ProxyConnector},
+    settings::Settings,
+    tls,
+};
 
 /// Redirects of a request, at most.
 const MAX_REDIRECTS: usize = 8;
@@ -33,12 +39,25 @@ const MAX_PAUSE: Duration = Duration::from_secs(120);
 /// Steps in which a pause looks for a cancellation.
 const PAUSE_STEP: Duration = Duration::from_millis(50);
 
+/// The answer that a list or an index is, in errors.
+const JSON: &str = "JSON";
+
+/// The answer that a file is, in errors.
+const FILE: &str = "a file";
+
 /// Client of one server.
-#[derive(Debug)]
 pub(crate) struct Client {
     agent: Agent,
+    proxies: Proxies,
     endpoint: String,
     token: Option<String>,
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Tokens and passwords are not for logs.
+        f.debug_struct("Client").field("endpoint", &self.endpoint).finish_non_exhaustive()
+    }
 }
 
 /// Headers of an answer of the server itself, and the body of the last redirect's.
@@ -54,6 +73,7 @@ pub(crate) struct Answer {
     pub(crate) range: Option<String>,
     /// Where the last redirect led, if there was one.
     pub(crate) location: Option<String>,
+    is_html: bool,
     body: ureq::Body,
 }
 
@@ -74,6 +94,7 @@ impl Client {
     pub(crate) fn new(settings: &Settings, repository: &str) -> Result<Self, HubError> {
         let is_secure = settings.endpoint.starts_with("https:");
         let mut config = Agent::config_builder()
+            .proxy(None)
             .http_status_as_error(false)
             .max_redirects(0)
             .max_redirects_will_error(false)
@@ -94,7 +115,12 @@ impl Client {
             Some(_) => {}
         }
         Ok(Self {
-            agent: config.build().new_agent(),
+            agent: Agent::with_parts(
+                config.build(),
+                ProxyConnector::default(),
+                DefaultResolver::default(),
+            ),
+            proxies: settings.proxies.clone(),
             endpoint: settings.endpoint.clone(),
             token: settings.token.clone(),
         })
@@ -121,11 +147,22 @@ impl Client {
             wrong(format!("expected at most {limit} bytes of JSON, got {found}"))
         };
         repeat(is_cancelled, || {
-            let mut answer = self.get(url, None)?;
+            let answer = self.request("GET", url, None);
+            let mut answer = answer.map_err(|error| elsewhere(url, error))?;
+            let page = html_page(&answer);
+            let page = || RequestError::Final(portal(url, JSON, page.clone()));
+            if answer.is_html {
+                return Err(page());
+            }
             if let Some(length) = answer.length.filter(|&length| length > json::MAX_BYTES) {
                 return Err(too_long(&length.to_string()));
             }
-            read(&mut answer.reader()).map_err(|error| match error.io_error_kind() {
+            let mut body = BufReader::new(answer.reader());
+            let start = body.fill_buf().map_err(|error| connection(url, &error))?;
+            if start.trim_ascii_start().starts_with(b"<") {
+                return Err(page());
+            }
+            read(&mut body).map_err(|error| match error.io_error_kind() {
                 Some(io::ErrorKind::FileTooLarge) => too_long("more"),
                 Some(_) => connection(url, &error),
                 None if error.is_data() => wrong(error.to_string()),
@@ -139,7 +176,7 @@ impl Client {
     /// # Errors
     /// The request fails.
     pub(crate) fn head(&self, url: &str) -> Result<Answer, RequestError> {
-        self.request("HEAD", url, None)
+        self.file("HEAD", url, None)
     }
 
     /// A file's contents, or a range of them.
@@ -151,7 +188,23 @@ impl Client {
         url: &str,
         range: Option<&Range<u64>>,
     ) -> Result<Answer, RequestError> {
-        self.request("GET", url, range)
+        self.file("GET", url, range)
+    }
+
+    /// A request for a file.
+    fn file(
+        &self,
+        method: &str,
+        url: &str,
+        range: Option<&Range<u64>>,
+    ) -> Result<Answer, RequestError> {
+        let answer = self.request(method, url, range)?;
+        // A file of a model is a page only if its name says so.
+        let path = url.split('?').next().unwrap_or(url);
+        match answer.is_html && ![".html", ".htm"].iter().any(|ending| path.ends_with(ending)) {
+            true => Err(RequestError::Final(portal(url, FILE, html_page(&answer)))),
+            false => Ok(answer),
+        }
     }
 
     fn request(
@@ -163,7 +216,7 @@ impl Client {
         let mut address = url.to_owned();
         let mut first: Option<Answer> = None;
         for _ in 0..=MAX_REDIRECTS {
-            let mut request = http::Request::builder().method(method).uri(&address);
+            let mut request = http::Request::builder().method(method);
             if let Some(range) = range {
                 let (start, last) = (range.start, range.end.saturating_sub(1));
                 request = request.header("range", format!("bytes={start}-{last}"));
@@ -174,11 +227,20 @@ impl Client {
             {
                 request = request.header("authorization", format!("Bearer {token}"));
             }
-            let request = request.body(()).map_err(|error| {
+            let unusable = |error: &dyn fmt::Display| {
                 let problem = format!("the address cannot be used: {error}");
                 RequestError::Final(HubError::Answer { url: address.clone(), problem })
-            })?;
-            let response = self.agent.run(request).map_err(|error| failed(&address, error))?;
+            };
+            let uri: http::Uri = address.parse().map_err(|error| unusable(&error))?;
+            let proxy = self.proxies.find(&uri).map_err(RequestError::Final)?;
+            if let Some(value) = proxy.as_ref().and_then(|proxy| proxy.authorization(&uri)) {
+                request = request.header("proxy-authorization", value);
+            }
+            let request = request.uri(uri).body(()).map_err(|error| unusable(&error))?;
+            let request = self.agent.configure_request(request);
+            let request = request.proxy(proxy.as_ref().map(|named| named.proxy.clone())).build();
+            let response = self.agent.run(request);
+            let response = response.map_err(|error| failed(&address, error, proxy.as_ref()))?;
             let header = |name| response.headers().get(name)?.to_str().ok();
             let location = header("location").map(|location| joined(&address, location));
             let pause = header("retry-after").and_then(|value| value.trim().parse().ok());
@@ -191,6 +253,7 @@ impl Client {
                 length: number("content-length"),
                 range: header("content-range").map(str::to_owned),
                 location: first.is_some().then(|| address.clone()),
+                is_html: header("content-type").is_some_and(|kind| kind.starts_with("text/html")),
                 body: response.into_body(),
             };
             match answer.status {
@@ -203,13 +266,17 @@ impl Client {
                     });
                 }
                 301 | 302 | 303 | 307 | 308 => {
-                    let Some(location) = location else { return Err(unusable(&address, &answer)) };
+                    let Some(location) = location else { return Err(nowhere(&address, &answer)) };
                     // The server that was asked has told everything; others need no question.
                     if method == "HEAD" && answer.linked_size.is_some() {
                         return Ok(answer);
                     }
                     address = location;
                     first.get_or_insert(answer);
+                }
+                407 if proxy.is_some() => {
+                    let error = ureq::Error::ConnectProxyFailed("407".into());
+                    return Err(failed(&address, error, proxy.as_ref()));
                 }
                 status => {
                     return Err(refused(&address, status, pause.map(Duration::from_secs), self));
@@ -229,7 +296,7 @@ impl Answer {
 }
 
 /// Error of a redirect that leads nowhere.
-fn unusable(url: &str, answer: &Answer) -> RequestError {
+fn nowhere(url: &str, answer: &Answer) -> RequestError {
     let problem = format!("status {} without a location", answer.status);
     RequestError::Final(HubError::Answer { url: url.to_owned(), problem })
 }
@@ -245,6 +312,7 @@ fn refused(url: &str, status: u16, pause: Option<Duration>, client: &Client) -> 
             };
             RequestError::Final(HubError::Denied { url, status, advice })
         }
+        511 => RequestError::Final(portal(&url, FILE, "status 511".into())),
         404 | 410 => RequestError::Final(HubError::NotFound { url, status }),
         408 | 425 | 429 | 500..=599 => RequestError::Transient {
             error: HubError::Status { url, status, tries: String::new() },
@@ -255,8 +323,19 @@ fn refused(url: &str, status: u16, pause: Option<Duration>, client: &Client) -> 
 }
 
 /// Error of a request without an answer.
-fn failed(url: &str, error: ureq::Error) -> RequestError {
+fn failed(url: &str, error: ureq::Error, proxy: Option<&NamedProxy>) -> RequestError {
     let url = url.to_owned();
+    if let Some((proxy, problem)) = proxy.zip(of_proxy(&error)) {
+        let proxy = proxy.to_string();
+        let error = HubError::Proxy { url, proxy, problem, tries: String::new() };
+        // One that refuses does not think better of it.
+        return match error {
+            HubError::Proxy { ref problem, .. } if problem.starts_with("refuses") => {
+                RequestError::Final(error)
+            }
+            _ => RequestError::Transient { error, pause: None },
+        };
+    }
     match error {
         ureq::Error::BadUri(_) | ureq::Error::Http(_) | ureq::Error::RequireHttpsOnly(_) => {
             let problem = format!("the address cannot be used: {error}");
@@ -267,11 +346,61 @@ fn failed(url: &str, error: ureq::Error) -> RequestError {
         ureq::Error::Io(ref cause) if cause.kind() == io::ErrorKind::InvalidData => {
             RequestError::Final(untrusted(url, cause))
         }
-        error => {
-            let problem = error.to_string();
-            let error = HubError::Connection { url, problem, tries: String::new() };
-            RequestError::Transient { error, pause: None }
+        error => connection(&url, &error),
+    }
+}
+
+/// Problem of a proxy, if an error is one: it is asked before all servers.
+fn of_proxy(error: &ureq::Error) -> Option<String> {
+    use io::ErrorKind::*;
+
+    let is_connecting = |kind| {
+        [ConnectionRefused, HostUnreachable, NetworkUnreachable, AddrNotAvailable, TimedOut]
+            .contains(&kind)
+    };
+    match error {
+        ureq::Error::ConnectProxyFailed(reason) => {
+            Some(match reason.rsplit('/').next().filter(|status| status.starts_with('4')) {
+                Some("407") => "refuses the name and the password, or wants them (407)".into(),
+                Some(status) => format!("refuses the connection ({status})"),
+                None => format!("does not connect ({reason})"),
+            })
         }
+        ureq::Error::HostNotFound | ureq::Error::Timeout(ureq::Timeout::Connect) => {
+            Some(format!("does not answer ({error})"))
+        }
+        ureq::Error::Io(cause) if is_connecting(cause.kind()) => {
+            Some(format!("does not answer ({cause})"))
+        }
+        _ => None,
+    }
+}
+
+/// Error of an answer that is not the server's.
+fn portal(url: &str, expected: &'static str, found: String) -> HubError {
+    HubError::Portal { url: url.to_owned(), expected, found }
+}
+
+/// A page in an error, with its address if a redirect led there.
+fn html_page(answer: &Answer) -> String {
+    match &answer.location {
+        Some(location) => format!("an HTML page of {location}"),
+        None => "an HTML page".into(),
+    }
+}
+
+/// Error of a request for JSON, which no server redirects to another.
+fn elsewhere(url: &str, error: RequestError) -> RequestError {
+    match error {
+        RequestError::Final(
+            HubError::NotFound { url: place, status }
+            | HubError::Denied { url: place, status, .. }
+            | HubError::Status { url: place, status, .. },
+        ) if origin(&place) != origin(url) => {
+            let found = format!("status {status} of {place}");
+            RequestError::Final(portal(url, JSON, found))
+        }
+        other => other,
     }
 }
 
@@ -342,6 +471,9 @@ fn with_tries(error: HubError, count: u32) -> HubError {
     match error {
         HubError::Connection { url, problem, .. } => HubError::Connection { url, problem, tries },
         HubError::Status { url, status, .. } => HubError::Status { url, status, tries },
+        HubError::Proxy { url, proxy, problem, .. } => {
+            HubError::Proxy { url, proxy, problem, tries }
+        }
         other => other,
     }
 }
@@ -384,7 +516,30 @@ fn joined(address: &str, location: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
     use super::*;
+
+    #[test]
+    fn a_dead_proxy_is_named_without_its_password() {
+        let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let value =
+            |name: &str| (name == "ALL_PROXY").then(|| format!("http://user:secret@{closed}"));
+        let settings = Settings {
+            endpoint: "http://hub.invalid".into(),
+            token: None,
+            cache: "none".into(),
+            offline: false,
+            proxies: Proxies::new(value),
+        };
+        let client = Client::new(&settings, "a/b").unwrap();
+        for url in ["http://hub.invalid/x", "https://hub.invalid/x"] {
+            let Err(RequestError::Transient { error, .. }) = client.head(url) else { panic!() };
+            let error = error.to_string();
+            let named = format!("{url}: the proxy {closed} of ALL_PROXY does not answer");
+            assert!(error.starts_with(&named) && !error.contains("secret"), "{error}");
+        }
+    }
 
     #[test]
     fn redirects_are_joined_as_browsers_do() {

@@ -106,6 +106,34 @@ pub enum HubError {
         /// How often it was tried, if more than once.
         tries: String,
     },
+    /// A proxy does not answer, or lets nothing through.
+    #[error(
+        "{url}: the proxy {proxy} {problem}{tries}: correct the variable, or name the server's host \
+         in NO_PROXY"
+    )]
+    Proxy {
+        /// The address.
+        url: String,
+        /// Host and port of the proxy, and the variable that names it.
+        proxy: String,
+        /// Problem.
+        problem: String,
+        /// How often it was tried, if more than once.
+        tries: String,
+    },
+    /// Another program answers in the server's place.
+    #[error(
+        "expected {expected} from {url}, got {found}: a captive portal or a proxy may have \
+         answered; open a page in a browser to log in, or correct HF_ENDPOINT"
+    )]
+    Portal {
+        /// The address.
+        url: String,
+        /// Kind of the answer that was expected.
+        expected: &'static str,
+        /// The answer.
+        found: String,
+    },
     /// The server's answer has another form than the API's.
     #[error("{url}: {problem}")]
     Answer {

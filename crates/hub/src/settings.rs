@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::error::HubError;
+use crate::{error::HubError, proxies::Proxies};
 
 /// The Hub.
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
@@ -24,6 +24,8 @@ pub struct Settings {
     pub cache: PathBuf,
     /// Whether no server is asked.
     pub offline: bool,
+    /// Proxies between here and the servers.
+    pub proxies: Proxies,
 }
 
 impl fmt::Debug for Settings {
@@ -34,13 +36,14 @@ impl fmt::Debug for Settings {
             .field("token", &token)
             .field("cache", &self.cache)
             .field("offline", &self.offline)
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 
 impl Settings {
     /// Settings by the environment variables of `huggingface_hub`: `HF_ENDPOINT`, `HF_TOKEN` or the
-    /// token that `hf auth login` has saved, `HF_HUB_CACHE`, `HF_HOME`, `HF_HUB_OFFLINE`.
+    /// token that `hf auth login` has saved, `HF_HUB_CACHE`, `HF_HOME`, `HF_HUB_OFFLINE`; proxies by
+    /// those of other programs.
     ///
     /// # Errors
     /// A variable has a value that cannot be used, or no cache folder is known.
@@ -58,6 +61,7 @@ impl Settings {
             token: token(home.as_deref())?,
             cache: cache.ok_or(HubError::NoCache)?,
             offline: ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"].into_iter().any(is_true),
+            proxies: Proxies::new(text),
         })
     }
 }

@@ -14,7 +14,8 @@ Examples:
   moeflux run --model mlx-community/Qwen3-30B-A3B-4bit \"Why is the sky blue?\"
 
 Environment: HF_TOKEN for private models and those with a licence to accept, HF_HOME for the folder,
-HF_ENDPOINT for another server, HF_HUB_OFFLINE=1 for none, HTTPS_PROXY, SSL_CERT_FILE.
+HF_ENDPOINT for another server, HF_HUB_OFFLINE=1 for none, HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and
+NO_PROXY, SSL_CERT_FILE.
 
 Exit codes: 0 done, 1 failed, 2 wrong use, 130 interrupted; the same command resumes.";
 

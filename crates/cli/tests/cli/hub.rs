@@ -19,7 +19,10 @@ use super::*;
 /// A command with the server and an empty cache.
 fn with_hub(args: &[&str], hub: &FakeHub, folder: &TempDir) -> Command {
     let mut command = moeflux(args);
-    for variable in ["HF_TOKEN", "HF_HUB_CACHE", "HF_TOKEN_PATH", "HTTP_PROXY", "http_proxy"] {
+    for variable in ["HF_TOKEN", "HF_HUB_CACHE", "HF_TOKEN_PATH"] {
+        command.env_remove(variable);
+    }
+    for variable in ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"] {
         command.env_remove(variable);
     }
     command.env("HF_HOME", folder.path()).env("HF_ENDPOINT", format!("http://{}", hub.address));

@@ -30,6 +30,12 @@ pub(crate) struct Faults {
     pub(crate) retry_after: Option<u64>,
     /// Status of the list of files.
     pub(crate) list_status: Option<u16>,
+    /// Paths with this start get an HTML page.
+    pub(crate) pages: Option<&'static str>,
+    /// Where the list is redirected to, once.
+    pub(crate) list_location: Option<String>,
+    /// Header without which nothing is asked of the server as a proxy.
+    pub(crate) proxy_authorization: Option<&'static str>,
     /// Text of the list in place of the true one.
     pub(crate) list: Option<Arc<Vec<u8>>>,
     /// Files are redirected to this server.
@@ -81,6 +87,8 @@ struct State {
     files: BTreeMap<String, ServedFile>,
     faults: Mutex<Faults>,
     requests: AtomicUsize,
+    /// Requests to it as a proxy.
+    proxied: AtomicUsize,
     sent: AtomicU64,
     /// Whether a server of another origin was shown a token.
     leaked: AtomicBool,
@@ -106,6 +114,7 @@ impl FakeHub {
             files: files.collect(),
             faults: Mutex::default(),
             requests: AtomicUsize::new(0),
+            proxied: AtomicUsize::new(0),
             sent: AtomicU64::new(0),
             leaked: AtomicBool::new(false),
             serves_any_path: AtomicBool::new(false),
@@ -140,6 +149,11 @@ impl FakeHub {
         self.state.requests.load(Ordering::Relaxed)
     }
 
+    /// Requests to the server as a proxy.
+    pub(crate) fn proxied(&self) -> usize {
+        self.state.proxied.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn has_leaked_token(&self) -> bool {
         self.state.leaked.load(Ordering::Relaxed)
     }
@@ -148,7 +162,13 @@ impl FakeHub {
         stream.set_nodelay(true).unwrap();
         let mut reader = BufReader::new(stream.try_clone().unwrap());
         let mut stream = stream;
-        while let Some(request) = Request::read(&mut reader) {
+        while let Some(mut request) = Request::read(&mut reader) {
+            if let Some(path) = request.path.strip_prefix("http://hub.invalid") {
+                assert_eq!(request.header("host"), Some("hub.invalid"));
+                request.path = path.to_owned();
+                request.is_proxied = true;
+                self.state.proxied.fetch_add(1, Ordering::Relaxed);
+            }
             if self.answer(&request, &mut stream).is_none() {
                 return;
             }
@@ -158,12 +178,26 @@ impl FakeHub {
     /// `None` ends the connection.
     fn answer(&self, request: &Request, stream: &mut TcpStream) -> Option<()> {
         let faults = self.state.faults.lock().unwrap().clone();
+        if request.method == "CONNECT" {
+            return plain(stream, 405, "", b"plain HTTP has no tunnel");
+        }
+        if request.is_proxied && request.header("proxy-authorization") != faults.proxy_authorization
+        {
+            return plain(stream, 407, "", b"who?");
+        }
+        if faults.pages.is_some_and(|start| request.path.starts_with(start)) {
+            return plain(stream, 200, "Content-Type: text/html; charset=utf-8\r\n", b"<html>");
+        }
         let token = faults.token.as_ref().map(|token| format!("Bearer {token}"));
         if token.is_some() && request.header("authorization") != token.as_deref() {
             return plain(stream, 401, "", b"denied");
         }
         if request.path.starts_with("/api/models/org/model/revision/") {
             let status = faults.list_status.unwrap_or(200);
+            let location = faults.list_location.as_ref();
+            if let Some(location) = location.filter(|to| !to.ends_with(&request.path)) {
+                return plain(stream, 302, &format!("Location: {location}\r\n"), b"");
+            }
             return match &faults.list {
                 Some(list) => plain(stream, status, "", list),
                 None => plain(stream, status, "", self.list(&faults).as_bytes()),
@@ -283,6 +317,7 @@ impl FakeHub {
 struct Request {
     method: String,
     path: String,
+    is_proxied: bool,
     headers: Vec<(String, String)>,
 }
 
@@ -301,7 +336,7 @@ impl Request {
             let Some((name, value)) = line.trim_end().split_once(':') else { break };
             headers.push((name.to_ascii_lowercase(), value.trim().to_owned()));
         }
-        Some(Self { method, path, headers })
+        Some(Self { method, path, is_proxied: false, headers })
     }
 
     fn header(&self, name: &str) -> Option<&str> {

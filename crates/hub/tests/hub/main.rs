@@ -12,7 +12,7 @@ use std::{
 };
 
 use fake_hub::{COMMIT, FakeHub, Faults, tag};
-use moeflux_hub::{Cache, HubError, ModelName, Progress, Pull, Selection, Settings};
+use moeflux_hub::{Cache, HubError, ModelName, Progress, Proxies, Pull, Selection, Settings};
 use tempfile::TempDir;
 
 /// Bytes without a pattern that a wrong offset would keep.
@@ -51,6 +51,7 @@ impl Fixture {
             token: None,
             cache: self.folder.path().join("hub"),
             offline: false,
+            proxies: Proxies::default(),
         }
     }
 
@@ -249,6 +250,61 @@ fn redirects_are_followed_without_the_token() {
     assert!(!cdn.has_leaked_token());
     // The hub is asked for the place of a file, not for each of its ranges.
     assert!(fixture.hub.requests() <= 2 + 8, "{}", fixture.hub.requests());
+}
+
+#[test]
+fn pages_in_the_place_of_answers_are_told() {
+    let fixture = Fixture::new(5 << 20);
+    let portal = FakeHub::start(&[]);
+    portal.set(Faults { pages: Some("/login"), ..Faults::default() });
+    let page = |start| Faults { pages: Some(start), ..Faults::default() };
+    let list =
+        |text: &str| Faults { list: Some(text.as_bytes().to_vec().into()), ..Faults::default() };
+    let redirect = |path: &str| {
+        let location = format!("http://{}{path}", portal.address);
+        (Faults { list_location: Some(location.clone()), ..Faults::default() }, location)
+    };
+    let ((to_page, login), (to_nothing, gone)) = (redirect("/login?to=x"), redirect("/gone"));
+    fixture.assert_refused(&[
+        (page("/api/"), "?blobs=true, got an HTML page: a captive portal"),
+        (page("/org/"), "expected a file from http://"),
+        (list("\n<!DOCTYPE html>"), "expected JSON from http://"),
+        (list("{"), "expected JSON: EOF"),
+        (to_page, &format!("got an HTML page of {login}: a captive portal")),
+        (to_nothing, &format!("got status 404 of {gone}: a captive portal")),
+        (Faults { list_status: Some(511), ..Faults::default() }, "a captive portal"),
+    ]);
+}
+
+#[test]
+fn a_relative_redirect_with_an_address_in_its_query_stays_at_the_server() {
+    let fixture = Fixture::new(1000);
+    let moved = "/api/models/org/model/revision/main?from=https://other.invalid/x";
+    fixture.hub.set(Faults { list_location: Some(moved.into()), ..Faults::default() });
+    fixture.assert_complete(&fixture.pull().unwrap());
+}
+
+#[test]
+fn plain_http_goes_through_a_proxy() {
+    let fixture = Fixture::new(9 << 20);
+    let proxy = format!("http://us%65r:secret@{}", fixture.hub.address);
+    let value = |name: &str| (name == "HTTP_PROXY").then(|| proxy.clone());
+    let settings = Settings {
+        endpoint: "http://hub.invalid".into(),
+        proxies: Proxies::new(value),
+        ..fixture.settings()
+    };
+    let plan = || Pull::new(settings.clone(), "org/model".parse().unwrap()).plan(&|| false);
+    fixture
+        .hub
+        .set(Faults { proxy_authorization: Some("Basic dXNlcjpzZWNyZXQ="), ..Faults::default() });
+    fixture.assert_complete(&plan().unwrap().run(|_| ControlFlow::Continue(())).unwrap());
+    assert_eq!(fixture.hub.proxied(), fixture.hub.requests() + 1);
+    fixture.hub.set(Faults { proxy_authorization: Some("Basic other"), ..Faults::default() });
+    let error = plan().unwrap_err().to_string();
+    let named = format!("the proxy {} of HTTP_PROXY refuses", fixture.hub.address);
+    assert!(error.contains(&named) && error.contains("407"), "{error}");
+    assert!(!error.contains("secret"), "{error}");
 }
 
 #[test]

@@ -15,7 +15,7 @@ use std::{
 };
 
 use fake_hub::{COMMIT, FakeHub, Faults};
-use moeflux_hub::{Pull, Settings};
+use moeflux_hub::{Proxies, Pull, Settings};
 
 /// Files of the list.
 const FILES: usize = 10_000;
@@ -66,6 +66,7 @@ fn a_list_takes_less_memory_than_four_times_its_useful_text() {
         token: None,
         cache: tempfile::tempdir().unwrap().path().join("hub"),
         offline: false,
+        proxies: Proxies::default(),
     };
     drop((files, unneeded));
     let before = LIVE.load(Ordering::Relaxed);
