@@ -68,7 +68,7 @@ pub(crate) fn at(model: &ModelName, option: Option<&str>) -> anyhow::Result<Mode
 /// # Errors
 /// The model is not in the cache, and is not or cannot be downloaded.
 pub(crate) fn located(model: &Path, is_agreed: bool, ui: Ui) -> anyhow::Result<PathBuf> {
-    match find(model, is_agreed)? {
+    match find(model, is_agreed, ui)? {
         Found::Here(path) => Ok(path),
         Found::Wanted(name, plan) => download(&name, *plan, ui),
     }
@@ -79,7 +79,7 @@ pub(crate) fn located(model: &Path, is_agreed: bool, ui: Ui) -> anyhow::Result<P
 /// # Errors
 /// As [`located`].
 pub(crate) fn streamed(model: &Path, is_agreed: bool, ui: Ui) -> anyhow::Result<Located> {
-    let (name, plan) = match find(model, is_agreed)? {
+    let (name, plan) = match find(model, is_agreed, ui)? {
         Found::Here(path) => return Ok(Located { path, download: None }),
         Found::Wanted(name, plan) => (name, plan),
     };
@@ -221,7 +221,7 @@ impl fmt::Display for DownloadCost {
 }
 
 /// Finds a model on the disk, or asks whether to download it.
-fn find(model: &Path, is_agreed: bool) -> anyhow::Result<Found> {
+fn find(model: &Path, is_agreed: bool, ui: Ui) -> anyhow::Result<Found> {
     let Some(name) = name(model)? else { return Ok(Found::Here(model.to_owned())) };
     let settings = Settings::from_environment()?;
     if let Some(found) = Cache::new(&settings.cache).locate(&name)? {
@@ -234,7 +234,7 @@ fn find(model: &Path, is_agreed: bool) -> anyhow::Result<Found> {
             settings.cache.display()
         );
     }
-    let plan = plan(Pull::new(settings, name.clone()))?;
+    let plan = plan(Pull::new(settings, name.clone()), ui)?;
     let size = units::disk(plan.missing() as f64);
     if !is_agreed && !asked(&format!("{name} is not here. Download {size}?"))? {
         bail!("{name} is not downloaded");
@@ -255,12 +255,13 @@ pub(crate) fn asked(question: &str) -> anyhow::Result<bool> {
     Ok(matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
 }
 
-/// Asks the server for the files of a download; Ctrl-C ends the wait.
+/// Asks the server for the files of a download, and says what it waits for; Ctrl-C ends the wait.
 ///
 /// # Errors
 /// As [`Pull::plan`].
-pub(crate) fn plan(request: Pull) -> anyhow::Result<PullPlan> {
+pub(crate) fn plan(request: Pull, ui: Ui) -> anyhow::Result<PullPlan> {
     let armed = interrupt::arm();
+    let request = request.on_wait(move |wait| ui.line(wait));
     request.plan(&|| armed.flag().is_cancelled()).map_err(error)
 }
 

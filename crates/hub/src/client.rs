@@ -4,7 +4,6 @@ use std::{
     fmt,
     io::{self, BufRead, BufReader, Read},
     ops::Range,
-    thread,
     time::Duration,
 };
 
@@ -16,6 +15,7 @@ use crate::{
     proxies::{NamedProxy, Proxies, ProxyConnector},
     settings::Settings,
     tls,
+    waits::{Received, Waits},
 };
 
 /// Redirects of a request, at most.
@@ -27,18 +27,6 @@ const MAX_IDLE: usize = 64;
 /// Time for a connection to be made, and for a silent one to send a byte.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// Tries of a request that makes no progress.
-pub(crate) const TRIES: u32 = 6;
-
-/// Pause after the first failed try; each further one is twice as long.
-const FIRST_PAUSE: Duration = Duration::from_millis(500);
-
-/// Pause that a server may ask for by `Retry-After`, at most.
-const MAX_PAUSE: Duration = Duration::from_secs(120);
-
-/// Steps in which a pause looks for a cancellation.
-const PAUSE_STEP: Duration = Duration::from_millis(50);
-
 /// The answer that a list or an index is, in errors.
 const JSON: &str = "JSON";
 
@@ -46,11 +34,13 @@ const JSON: &str = "JSON";
 const FILE: &str = "a file";
 
 /// Client of one server.
+#[derive(Clone)]
 pub(crate) struct Client {
     agent: Agent,
     proxies: Proxies,
     endpoint: String,
     token: Option<String>,
+    pub(crate) waits: Waits,
 }
 
 impl fmt::Debug for Client {
@@ -91,7 +81,11 @@ impl Client {
     ///
     /// # Errors
     /// The server is reached by TLS, for which the processor lacks instructions.
-    pub(crate) fn new(settings: &Settings, repository: &str) -> Result<Self, HubError> {
+    pub(crate) fn new(
+        settings: &Settings,
+        repository: &str,
+        waits: Waits,
+    ) -> Result<Self, HubError> {
         let is_secure = settings.endpoint.starts_with("https:");
         let mut config = Agent::config_builder()
             .proxy(None)
@@ -123,6 +117,7 @@ impl Client {
             proxies: settings.proxies.clone(),
             endpoint: settings.endpoint.clone(),
             token: settings.token.clone(),
+            waits,
         })
     }
 
@@ -135,48 +130,67 @@ impl Client {
     ///
     /// # Errors
     /// All tries fail, the answer is too long or of another form, or `is_cancelled` says so.
-    pub(crate) fn json<T>(
+    pub(crate) fn json<T: Send + 'static>(
         &self,
         url: &str,
-        read: impl Fn(&mut dyn Read) -> serde_json::Result<T>,
+        read: fn(&mut dyn Read) -> serde_json::Result<T>,
         is_cancelled: &dyn Fn() -> bool,
     ) -> Result<T, HubError> {
+        self.waits.repeat(is_cancelled, || {
+            let (client, address) = (self.clone(), url.to_owned());
+            let request = move |received| client.json_once(&address, read, received);
+            self.waits.attend(url, is_cancelled, request)
+        })
+    }
+
+    fn json_once<T>(
+        &self,
+        url: &str,
+        read: fn(&mut dyn Read) -> serde_json::Result<T>,
+        received: Received,
+    ) -> Result<T, RequestError> {
         let wrong = |problem| RequestError::Final(HubError::Answer { url: url.into(), problem });
         let too_long = |found: &str| {
             let limit = json::MAX_BYTES;
             wrong(format!("expected at most {limit} bytes of JSON, got {found}"))
         };
-        repeat(is_cancelled, || {
-            let answer = self.request("GET", url, None);
-            let mut answer = answer.map_err(|error| elsewhere(url, error))?;
-            let page = html_page(&answer);
-            let page = || RequestError::Final(portal(url, JSON, page.clone()));
-            if answer.is_html {
-                return Err(page());
-            }
-            if let Some(length) = answer.length.filter(|&length| length > json::MAX_BYTES) {
-                return Err(too_long(&length.to_string()));
-            }
-            let mut body = BufReader::new(answer.reader());
-            let start = body.fill_buf().map_err(|error| connection(url, &error))?;
-            if start.trim_ascii_start().starts_with(b"<") {
-                return Err(page());
-            }
-            read(&mut body).map_err(|error| match error.io_error_kind() {
-                Some(io::ErrorKind::FileTooLarge) => too_long("more"),
-                Some(_) => connection(url, &error),
-                None if error.is_data() => wrong(error.to_string()),
-                None => wrong(format!("expected JSON: {error}")),
-            })
+        let answer = self.request("GET", url, None);
+        let mut answer = answer.map_err(|error| elsewhere(url, error))?;
+        let page = html_page(&answer);
+        let page = || RequestError::Final(portal(url, JSON, page.clone()));
+        if answer.is_html {
+            return Err(page());
+        }
+        if let Some(length) = answer.length.filter(|&length| length > json::MAX_BYTES) {
+            return Err(too_long(&length.to_string()));
+        }
+        let mut body = BufReader::new(received.count(answer.reader()));
+        let start = body.fill_buf().map_err(|error| connection(url, &error))?;
+        if start.trim_ascii_start().starts_with(b"<") {
+            return Err(page());
+        }
+        read(&mut body).map_err(|error| match error.io_error_kind() {
+            Some(io::ErrorKind::FileTooLarge) => too_long("more"),
+            Some(_) => connection(url, &error),
+            None if error.is_data() => wrong(error.to_string()),
+            None => wrong(format!("expected JSON: {error}")),
         })
     }
 
-    /// Size and entity tag of a file, without its contents.
+    /// Size and entity tag of a file, without its contents, with repeated tries.
     ///
     /// # Errors
-    /// The request fails.
-    pub(crate) fn head(&self, url: &str) -> Result<Answer, RequestError> {
-        self.file("HEAD", url, None)
+    /// All tries fail, or `is_cancelled` says so.
+    pub(crate) fn head(
+        &self,
+        url: &str,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<Answer, HubError> {
+        self.waits.repeat(is_cancelled, || {
+            let (client, address) = (self.clone(), url.to_owned());
+            let request = move |_| client.file("HEAD", &address, None);
+            self.waits.attend(url, is_cancelled, request)
+        })
     }
 
     /// A file's contents, or a range of them.
@@ -244,6 +258,8 @@ impl Client {
             let header = |name| response.headers().get(name)?.to_str().ok();
             let location = header("location").map(|location| joined(&address, location));
             let pause = header("retry-after").and_then(|value| value.trim().parse().ok());
+            let limit = header("ratelimit").filter(|_| response.status() == 429);
+            let pause = pause.or_else(|| limit.and_then(window_end));
             let tag = header("x-linked-etag").or_else(|| header("etag"));
             let number = |name| header(name)?.trim().parse().ok();
             let answer = Answer {
@@ -346,6 +362,9 @@ fn failed(url: &str, error: ureq::Error, proxy: Option<&NamedProxy>) -> RequestE
         ureq::Error::Io(ref cause) if cause.kind() == io::ErrorKind::InvalidData => {
             RequestError::Final(untrusted(url, cause))
         }
+        ureq::Error::Timeout(_) => {
+            connection(&url, &format_args!("no answer for {} s", SILENCE.as_secs()))
+        }
         error => connection(&url, &error),
     }
 }
@@ -422,60 +441,9 @@ pub(crate) fn connection(url: &str, error: &dyn fmt::Display) -> RequestError {
     RequestError::Transient { error, pause: None }
 }
 
-/// Result of an operation, tried again after a pause while errors are transient.
-pub(crate) fn repeat<T>(
-    is_cancelled: &dyn Fn() -> bool,
-    mut operation: impl FnMut() -> Result<T, RequestError>,
-) -> Result<T, HubError> {
-    let mut tries = 0;
-    loop {
-        match operation() {
-            Ok(value) => return Ok(value),
-            Err(RequestError::Final(error)) => return Err(error),
-            Err(RequestError::Transient { error, pause }) => {
-                tries += 1;
-                pause_after(tries, error, pause, is_cancelled)?;
-            }
-        }
-    }
-}
-
-/// Waits after a failed try.
-///
-/// # Errors
-/// It was the last one, or `is_cancelled` says so.
-pub(crate) fn pause_after(
-    tries: u32,
-    error: HubError,
-    asked: Option<Duration>,
-    is_cancelled: &dyn Fn() -> bool,
-) -> Result<(), HubError> {
-    if tries >= TRIES {
-        return Err(with_tries(error, tries));
-    }
-    let pause = asked.unwrap_or(FIRST_PAUSE * 2_u32.pow(tries - 1)).min(MAX_PAUSE);
-    let mut waited = Duration::ZERO;
-    while waited < pause {
-        if is_cancelled() {
-            return Err(HubError::Cancelled);
-        }
-        thread::sleep(PAUSE_STEP);
-        waited += PAUSE_STEP;
-    }
-    Ok(())
-}
-
-/// The error with the number of tries in its message.
-fn with_tries(error: HubError, count: u32) -> HubError {
-    let tries = format!(", {count} times");
-    match error {
-        HubError::Connection { url, problem, .. } => HubError::Connection { url, problem, tries },
-        HubError::Status { url, status, .. } => HubError::Status { url, status, tries },
-        HubError::Proxy { url, proxy, problem, .. } => {
-            HubError::Proxy { url, proxy, problem, tries }
-        }
-        other => other,
-    }
+/// Seconds to the end of the Hub's window of requests: 55 in `"api";r=0;t=55`.
+fn window_end(limit: &str) -> Option<u64> {
+    limit.split(';').find_map(|part| part.trim().strip_prefix("t=")?.parse().ok())
 }
 
 /// An entity tag without its quotes.
@@ -484,7 +452,7 @@ fn plain_tag(tag: &str) -> String {
 }
 
 /// Scheme, host and port of an address.
-fn origin(address: &str) -> &str {
+pub(crate) fn origin(address: &str) -> &str {
     let start = address.find("://").map_or(0, |at| at + 3);
     let end = address[start..].find(['/', '?', '#']).map_or(address.len(), |at| start + at);
     &address[..end]
@@ -532,9 +500,11 @@ mod tests {
             offline: false,
             proxies: Proxies::new(value),
         };
-        let client = Client::new(&settings, "a/b").unwrap();
+        let mut waits = Waits::default();
+        waits.patience.tries = 1;
+        let client = Client::new(&settings, "a/b", waits).unwrap();
         for url in ["http://hub.invalid/x", "https://hub.invalid/x"] {
-            let Err(RequestError::Transient { error, .. }) = client.head(url) else { panic!() };
+            let Err(error) = client.head(url, &|| false) else { panic!("an answer of {url}") };
             let error = error.to_string();
             let named = format!("{url}: the proxy {closed} of ALL_PROXY does not answer");
             assert!(error.starts_with(&named) && !error.contains("secret"), "{error}");
@@ -556,6 +526,12 @@ mod tests {
             assert_eq!(joined(from, location), joined_to);
         }
         assert_eq!(joined("http://host", "x"), "http://host/x");
+    }
+
+    #[test]
+    fn the_end_of_a_window_is_read() {
+        assert_eq!(window_end(r#""api";r=0;t=55"#), Some(55));
+        assert_eq!(window_end(r#""api";r=0"#), None);
     }
 
     #[test]

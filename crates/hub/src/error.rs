@@ -87,7 +87,7 @@ pub enum HubError {
         advice: &'static str,
     },
     /// The server answers with a status that does not help.
-    #[error("{url}: the server answers with status {status}{tries}")]
+    #[error("{url}: the server answers with status {status}{tries}{}", advice(*status))]
     Status {
         /// The address.
         url: String,
@@ -211,6 +211,14 @@ pub enum HubError {
     Cancelled,
 }
 
+/// Remedy for a status, after the message.
+fn advice(status: u16) -> &'static str {
+    match status {
+        429 => ": too many requests; wait some minutes, or set HF_TOKEN for higher limits",
+        _ => "",
+    }
+}
+
 impl HubError {
     /// Wraps an error of the file system.
     pub(crate) fn file(
@@ -219,5 +227,29 @@ impl HubError {
     ) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::File { path, doing, source }
+    }
+
+    /// The error with the number of tries in its message.
+    pub(crate) fn with_tries(mut self, number: String) -> Self {
+        if let Self::Connection { tries, .. }
+        | Self::Status { tries, .. }
+        | Self::Proxy { tries, .. } = &mut self
+        {
+            *tries = number;
+        }
+        self
+    }
+
+    /// The address and the reason of a wait, if another try may help.
+    pub(crate) fn wait(&self) -> Option<(&str, String)> {
+        match self {
+            Self::Status { url, status: 429, .. } => Some((url, "too many requests".into())),
+            Self::Status { url, status, .. } => Some((url, format!("status {status}"))),
+            Self::Connection { url, problem, .. } => Some((url, problem.clone())),
+            Self::Proxy { url, proxy, problem, .. } => {
+                Some((url, format!("the proxy {proxy} {problem}")))
+            }
+            _ => None,
+        }
     }
 }

@@ -55,3 +55,15 @@ impl<R: Read> Read for Bounded<R> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_fails_after_its_last_byte() {
+        let mut source = Bounded { source: io::repeat(b' '), count: MAX_BYTES - 1 };
+        assert_eq!(source.read(&mut [0]).unwrap(), 1);
+        assert_eq!(source.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+    }
+}

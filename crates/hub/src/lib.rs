@@ -20,6 +20,7 @@ mod selection;
 mod settings;
 mod tls;
 mod transfer;
+mod waits;
 
 pub use cache::{Cache, CachedFile, CachedModel};
 pub use error::HubError;
@@ -30,3 +31,4 @@ pub use proxies::Proxies;
 pub use pull::{ArrivingFile, Download, Progress, Pull, PullPlan};
 pub use selection::Selection;
 pub use settings::Settings;
+pub use waits::{Patience, Wait};

@@ -28,6 +28,7 @@ use crate::{
     selection::{Chosen, INDEX, Selection, ShardIndex},
     settings::Settings,
     transfer::{FileToFetch, Transfer},
+    waits::{Patience, Wait, Waits},
 };
 
 /// Connections at once.
@@ -52,6 +53,7 @@ pub struct Pull {
     model: ModelName,
     selection: Selection,
     connections: NonZeroUsize,
+    waits: Waits,
 }
 
 /// Files of a download, with their sizes.
@@ -83,7 +85,13 @@ pub struct Progress {
 impl Pull {
     /// The files that a model needs.
     pub fn new(settings: Settings, model: ModelName) -> Self {
-        Self { settings, model, selection: Selection::default(), connections: CONNECTIONS }
+        Self {
+            settings,
+            model,
+            selection: Selection::default(),
+            connections: CONNECTIONS,
+            waits: Waits::default(),
+        }
     }
 
     /// Takes other files than those the model needs.
@@ -98,17 +106,31 @@ impl Pull {
         Self { connections: connections.unwrap_or(CONNECTIONS), ..self }
     }
 
+    /// Uses other times and tries.
+    #[must_use]
+    pub fn patience(mut self, patience: Patience) -> Self {
+        self.waits.patience = patience;
+        self
+    }
+
+    /// Calls a function before each pause for a server, also from other threads.
+    #[must_use]
+    pub fn on_wait(mut self, on_wait: impl Fn(&Wait) + Send + Sync + 'static) -> Self {
+        self.waits.on_wait = Arc::new(on_wait);
+        self
+    }
+
     /// Asks the server for the files and their sizes.
     ///
     /// # Errors
     /// The server is not to be asked, does not answer, does not know the model, or has no file that
     /// fits.
     pub fn plan(self, is_cancelled: &dyn Fn() -> bool) -> Result<PullPlan, HubError> {
-        let Self { settings, model, selection, connections } = self;
+        let Self { settings, model, selection, connections, waits } = self;
         if settings.offline {
             return Err(HubError::Offline { repository: model.repository() });
         }
-        let client = Client::new(&settings, &model.repository())?;
+        let client = Client::new(&settings, &model.repository(), waits)?;
         let mut listing = Listing::request(&client, &model, is_cancelled)?;
         let (commit, name) = (&listing.commit, model.repository());
         let url = |file: &RemoteFile| {

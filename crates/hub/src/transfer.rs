@@ -14,7 +14,7 @@ use std::{
 
 use crate::{
     cache::RepositoryFolder,
-    client::{Answer, Client, RequestError, connection, pause_after},
+    client::{Answer, Client, RequestError, connection},
     digest::Digest,
     error::HubError,
     file_path::FilePath,
@@ -372,7 +372,7 @@ impl Transfer {
                         continue;
                     }
                     tries += 1;
-                    pause_after(tries, error, pause, &is_stopped)?;
+                    self.client.waits.pause_after(tries, error, pause, &is_stopped)?;
                 }
             }
         }

@@ -62,7 +62,7 @@ pub(crate) fn pull(args: &PullArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let request = Pull::new(Settings::from_environment()?, model.clone())
         .selection(Selection::patterns(args.include.clone()))
         .connections(args.connections);
-    let location = hub::download(&model, hub::plan(request)?, ui)?;
+    let location = hub::download(&model, hub::plan(request, ui)?, ui)?;
     out::line(location.display())?;
     Ok(ExitCode::SUCCESS)
 }

@@ -184,6 +184,11 @@ fn faults_of_a_server_are_one_line() {
         assert_eq!((said.code, errors.count()), (1, 1), "{said:?}");
         assert!(said.err.contains(words), "{}", said.err);
     }
+    hub.set(Faults { status: Some((503, hub.requests() + 1)), ..Faults::default() });
+    let waited = run_with(&pull, &hub, &folder);
+    let line = format!("waiting for {}: status 503; next try (2 of 5)", hub.address);
+    assert!(waited.code == 0 && waited.err.contains(&line), "{waited:?}");
+    fs::remove_dir_all(folder.path().join("hub")).unwrap();
     hub.set(Faults { token: Some("hf_x".into()), ..Faults::default() });
     let said = said(with_hub(&pull, &hub, &folder).env("HF_TOKEN", "hf_x").output().unwrap());
     assert_eq!(said.code, 0, "{said:?}");

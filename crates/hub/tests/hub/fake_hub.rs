@@ -26,8 +26,10 @@ pub(crate) struct Faults {
     pub(crate) status: Option<(u16, usize)>,
     /// The status begins after this many requests for files.
     pub(crate) gone_after: Option<usize>,
-    /// `Retry-After` beside that status.
+    /// `Retry-After` beside that status, and beside that of the list.
     pub(crate) retry_after: Option<u64>,
+    /// A byte of the list comes after each such pause.
+    pub(crate) list_pause: Option<Duration>,
     /// Status of the list of files.
     pub(crate) list_status: Option<u16>,
     /// Paths with this start get an HTML page.
@@ -198,10 +200,23 @@ impl FakeHub {
             if let Some(location) = location.filter(|to| !to.ends_with(&request.path)) {
                 return plain(stream, 302, &format!("Location: {location}\r\n"), b"");
             }
-            return match &faults.list {
-                Some(list) => plain(stream, status, "", list),
-                None => plain(stream, status, "", self.list(&faults).as_bytes()),
-            };
+            let retry = faults.retry_after.map(|seconds| format!("Retry-After: {seconds}\r\n"));
+            let retry = retry.unwrap_or_default();
+            let list = self.list(&faults);
+            let list = faults.list.as_ref().map_or(list.as_bytes(), |list| list);
+            let Some(pause) = faults.list_pause else { return plain(stream, status, &retry, list) };
+            for byte in format!("HTTP/1.1 200 X\r\nContent-Length: {}\r\n\r\n", 9999).bytes() {
+                // The head comes at once, unless nothing does.
+                if pause > Duration::from_secs(1) {
+                    thread::sleep(pause);
+                }
+                stream.write_all(&[byte]).ok()?;
+            }
+            for &byte in list {
+                thread::sleep(pause);
+                stream.write_all(&[byte]).ok()?;
+            }
+            return None;
         }
         let name = match self.state.serves_any_path.load(Ordering::Relaxed) {
             true => {

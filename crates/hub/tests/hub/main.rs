@@ -8,11 +8,14 @@ use std::{
     fs,
     ops::ControlFlow,
     path::{Path, PathBuf},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
 use fake_hub::{COMMIT, FakeHub, Faults, tag};
-use moeflux_hub::{Cache, HubError, ModelName, Progress, Proxies, Pull, Selection, Settings};
+use moeflux_hub::{
+    Cache, HubError, ModelName, Patience, Progress, Proxies, Pull, Selection, Settings,
+};
 use tempfile::TempDir;
 
 /// Bytes without a pattern that a wrong offset would keep.
@@ -206,7 +209,7 @@ fn statuses_that_stay_end_with_one_line() {
     fixture.assert_refused(&[
         (file_status(404), "404"),
         (file_status(403), "HF_TOKEN"),
-        (file_status(503), "503, 6 times"),
+        (file_status(503), "503, 5 times"),
         (file_status(418), "418"),
         (Faults { list_status: Some(404), ..Faults::default() }, "no such model or revision"),
         (Faults { list_status: Some(401), ..Faults::default() }, "HF_TOKEN"),
@@ -224,6 +227,61 @@ fn a_server_that_is_not_there_is_named() {
     // A cancellation ends the tries.
     let error = pull.plan(&|| since.elapsed() > Duration::from_millis(600)).unwrap_err();
     assert!(matches!(error, HubError::Cancelled), "{error}");
+    assert!(since.elapsed() < Duration::from_secs(5));
+}
+
+/// Short times.
+const IMPATIENCE: Patience = Patience {
+    tries: 3,
+    answer: Duration::from_millis(200),
+    first_pause: Duration::from_millis(10),
+    max_pause: Duration::from_secs(1),
+};
+
+#[test]
+fn waits_are_told_and_end() {
+    let fixture = Fixture::new(1000);
+    let status = |status, retry_after| Faults {
+        list_status: Some(status),
+        retry_after,
+        ..Faults::default()
+    };
+    let paused =
+        |millis| Faults { list_pause: Some(Duration::from_millis(millis)), ..Faults::default() };
+    let host = fixture.hub.address;
+    for (faults, problem, words) in [
+        (paused(60_000), "no answer for 0.2 s", "no answer for 0.2 s, 3 times; run"),
+        (paused(20), "only ", " bytes in 0.2 s, 3 times; run"),
+        (status(503, None), "status 503", "status 503, 3 times"),
+        (status(429, Some(0)), "too many requests", "status 429, 3 times: too many requests;"),
+    ] {
+        fixture.hub.set(faults);
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let teller = Arc::clone(&told);
+        let pull = fixture.request().patience(IMPATIENCE);
+        let pull = pull.on_wait(move |wait| teller.lock().unwrap().push(wait.to_string()));
+        let error = pull.plan(&|| false).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+        let told = told.lock().unwrap();
+        let start = format!("waiting for {host}: {problem}");
+        assert!(told.iter().all(|line| line.starts_with(&start)), "{told:?}");
+        let tries = told.iter().map(|line| line.split_once("; ").unwrap().1);
+        let tries: Vec<_> = tries.map(|line| &line[.."next try (2 of 3) in ".len()]).collect();
+        assert_eq!(tries, ["next try (2 of 3) in ", "next try (3 of 3) in "]);
+    }
+    // It is not asked before the time that it names.
+    fixture.hub.set(status(429, Some(3600)));
+    let error = fixture.request().plan(&|| false).unwrap_err().to_string();
+    assert!(error.contains("asks for a pause of 3600 s: too many requests"), "{error}");
+}
+
+#[test]
+fn a_wait_for_an_answer_can_be_cancelled() {
+    let fixture = Fixture::new(1000);
+    fixture.hub.set(Faults { list_pause: Some(Duration::from_secs(60)), ..Faults::default() });
+    let since = Instant::now();
+    let cancelled = fixture.request().plan(&|| since.elapsed() > Duration::from_millis(100));
+    assert!(matches!(cancelled, Err(HubError::Cancelled)), "{cancelled:?}");
     assert!(since.elapsed() < Duration::from_secs(5));
 }
 
