@@ -185,7 +185,7 @@ impl ModelDownload {
         let finish = move || {
             let (mut pause, mut is_broken) = (FIRST_PAUSE, false);
             let path = download.finish_in_time(|error| {
-                is_broken |= matches!(error, HubError::Digest { .. });
+                is_broken |= matches!(error, HubError::Digest { .. } | HubError::OtherBytes { .. });
                 let seconds = pause.as_secs();
                 error_line(format_args!("error: {name}: {error}; next try in {seconds} s"));
                 let after = pause;
@@ -309,10 +309,14 @@ fn watched<T>(
 ) -> anyhow::Result<T> {
     let result = {
         let (bar, armed) = (ui.bytes("downloading"), interrupt::arm());
-        let mut has_waited = false;
+        let mut has_noted = false;
         run(&mut |progress: Progress| {
-            if progress.waits && !std::mem::replace(&mut has_waited, true) {
-                ui.note("another process downloads the same model; this one waits for it");
+            let Progress { waits, joins, .. } = progress;
+            if (waits || joins) && !std::mem::replace(&mut has_noted, true) {
+                ui.note(match joins {
+                    true => "another process downloads the same model; this one joins it",
+                    false => "another program downloads the same model; this one waits for it",
+                });
             }
             match progress.present < progress.total {
                 true => bar.bytes(progress.present, progress.total),

@@ -168,6 +168,15 @@ pub enum HubError {
         /// Digest in the server's list.
         wanted: String,
     },
+    /// Bytes that were read while another process downloaded a file are not those of the file.
+    #[error(
+        "{file}: bytes that were read while another process downloaded it are not those of the \
+         complete file: run the command again"
+    )]
+    OtherBytes {
+        /// The file.
+        file: String,
+    },
     /// The disk has too little room.
     #[error("{folder}: {needed} bytes are needed and {free} are free; set HF_HOME to another disk")]
     NoRoom {

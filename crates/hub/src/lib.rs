@@ -4,11 +4,13 @@
 //! the files that another has downloaded. A file arrives in ranges over several connections, is
 //! resumed after any break, and has its size and digest checked before it gets its name.
 
+mod blocks;
 mod cache;
 mod client;
 mod digest;
 mod error;
 mod file_path;
+mod guest_file;
 mod json;
 mod listing;
 mod model_name;

@@ -14,10 +14,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::error::HubError;
-
-/// Bytes of a block: small beside a matrix of an expert, which may be all that is asked for.
-pub(crate) const BLOCK: u64 = 4 << 10;
+use crate::{
+    blocks::{BlockSet, Blocks},
+    error::HubError,
+};
 
 /// Ending of the file of the bytes.
 pub(crate) const PART: &str = "moeflux-part";
@@ -34,14 +34,10 @@ const RECORD_BYTES: u64 = 256 << 20;
 /// Bytes and blocks of one file.
 #[derive(Debug)]
 pub(crate) struct PartialFile {
-    size: u64,
     bytes_path: PathBuf,
     blocks_path: PathBuf,
     bytes: Arc<File>,
-    present: BlockSet,
-    /// Blocks that are present, or that a connection fetches.
-    claimed: BlockSet,
-    missing: u64,
+    blocks: Blocks,
     unrecorded: Unrecorded,
 }
 
@@ -97,19 +93,11 @@ impl PartialFile {
     /// A file cannot be made, read or sized.
     pub(crate) fn open(blob: &Path, size: u64) -> Result<Self, HubError> {
         let [bytes_path, blocks_path] = paths(blob);
-        let len = size.div_ceil(BLOCK).div_ceil(8) as usize;
-        // Without its bytes, a record of blocks says nothing; another size is another file.
-        let has_bytes = fs::metadata(&bytes_path).is_ok_and(|bytes| bytes.len() == size);
-        let recorded = match has_bytes {
-            true => fs::read(&blocks_path).unwrap_or_default(),
-            false => Vec::new(),
-        };
-        let present = recorded.strip_prefix(HEADER).filter(|present| present.len() == len);
-        let present = match present {
-            Some(present) => present.to_vec(),
+        let present = match recorded(blob, size) {
+            Some(present) => present,
             None => {
-                let empty = vec![0; len];
-                fs::write(&blocks_path, [HEADER, &empty].concat())
+                let empty = BlockSet::empty(size);
+                fs::write(&blocks_path, [HEADER, empty.bits()].concat())
                     .map_err(HubError::file(&blocks_path, "writing"))?;
                 empty
             }
@@ -118,26 +106,23 @@ impl PartialFile {
         let bytes = options.read(true).write(true).create(true).truncate(false).open(&bytes_path);
         let bytes = bytes.map_err(HubError::file(&bytes_path, "opening"))?;
         bytes.set_len(size).map_err(HubError::file(&bytes_path, "sizing"))?;
-        let present = BlockSet(present);
-        let mut file = Self {
-            size,
+        Ok(Self {
             bytes_path,
             blocks_path,
             bytes: Arc::new(bytes),
-            claimed: present.clone(),
-            present,
-            missing: 0,
+            blocks: Blocks::new(size, present),
             unrecorded: Unrecorded::default(),
-        };
-        let blocks = 0..size.div_ceil(BLOCK);
-        let missing = blocks.filter(|&block| !file.present.has(block));
-        file.missing = missing.map(|block| file.block_len(block)).sum();
-        Ok(file)
+        })
     }
 
-    /// Bytes that are missing.
-    pub(crate) fn missing(&self) -> u64 {
-        self.missing
+    /// The blocks, of which [`PartialFile::add`] adds some.
+    pub(crate) fn blocks(&self) -> &Blocks {
+        &self.blocks
+    }
+
+    /// The blocks, to claim some.
+    pub(crate) fn blocks_mut(&mut self) -> &mut Blocks {
+        &mut self.blocks
     }
 
     /// Path of the bytes.
@@ -150,53 +135,16 @@ impl PartialFile {
         &self.bytes
     }
 
-    fn block_len(&self, block: u64) -> u64 {
-        BLOCK.min(self.size - block * BLOCK)
-    }
-
-    /// Blocks that a range of bytes touches.
-    fn blocks_of(&self, range: &Range<u64>) -> Range<u64> {
-        range.start / BLOCK..range.end.min(self.size).div_ceil(BLOCK)
-    }
-
-    /// Whether all bytes of a range are there.
-    pub(crate) fn has(&self, range: &Range<u64>) -> bool {
-        self.blocks_of(range).all(|block| self.present.has(block))
-    }
-
-    /// Claims the first missing bytes of a range that no connection fetches: whole blocks, of `max`
-    /// bytes at most. `None` if there are none.
-    pub(crate) fn claim(&mut self, range: &Range<u64>, max: u64) -> Option<Range<u64>> {
-        let blocks = self.blocks_of(range);
-        let first = self.claimed.first_absent(blocks.clone())?;
-        let most = first.saturating_add(max / BLOCK).min(blocks.end);
-        let end = (first..most).find(|&block| self.claimed.has(block)).unwrap_or(most);
-        (first..end).for_each(|block| self.claimed.insert(block));
-        Some(first * BLOCK..(end * BLOCK).min(self.size))
-    }
-
     /// Marks the blocks within a range of bytes as present. Returns the bytes that are new.
     pub(crate) fn add(&mut self, range: &Range<u64>) -> u64 {
-        let first = range.start.div_ceil(BLOCK);
-        let end =
-            if range.end == self.size { range.end.div_ceil(BLOCK) } else { range.end / BLOCK };
-        let mut added = 0;
-        for block in first..end {
-            if !self.present.has(block) {
-                self.present.insert(block);
-                self.claimed.insert(block);
-                added += self.block_len(block);
-            }
-        }
-        if added > 0 {
-            let blocks = &mut self.unrecorded.blocks;
+        let blocks = &mut self.unrecorded.blocks;
+        let added = self.blocks.add(range, |block| {
             *blocks = match blocks.is_empty() {
-                true => first..end,
-                false => blocks.start.min(first)..blocks.end.max(end),
+                true => block..block + 1,
+                false => blocks.start.min(block)..blocks.end.max(block + 1),
             };
-            self.unrecorded.bytes += added;
-            self.missing -= added;
-        }
+        });
+        self.unrecorded.bytes += added;
         added
     }
 
@@ -222,18 +170,13 @@ impl PartialFile {
             bytes_path: self.bytes_path.clone(),
             blocks_path: self.blocks_path.clone(),
             offset: (HEADER.len() + bits.start) as u64,
-            bits: self.present.0[bits].to_vec(),
+            bits: self.blocks.present().bits()[bits].to_vec(),
         })
     }
 
     /// Lets the next record be written.
     pub(crate) fn end_record(&mut self) {
         self.unrecorded.is_written = false;
-    }
-
-    /// Gives up the claims of connections that have ended.
-    pub(crate) fn unclaim(&mut self) {
-        self.claimed = self.present.clone();
     }
 
     /// Makes the bytes durable and gives them their name.
@@ -256,51 +199,29 @@ impl PartialFile {
     }
 }
 
-/// A bit for each block of a file.
-#[derive(Clone, Debug)]
-struct BlockSet(Vec<u8>);
-
-impl BlockSet {
-    fn has(&self, block: u64) -> bool {
-        let byte = self.0.get((block / 8) as usize);
-        byte.is_some_and(|byte| byte & (1 << (block % 8)) != 0)
-    }
-
-    fn insert(&mut self, block: u64) {
-        if let Some(byte) = self.0.get_mut((block / 8) as usize) {
-            *byte |= 1 << (block % 8);
-        }
-    }
-
-    /// The first of some blocks that is not in the set.
-    fn first_absent(&self, mut blocks: Range<u64>) -> Option<u64> {
-        while blocks.start < blocks.end {
-            if self.0.get((blocks.start / 8) as usize) == Some(&u8::MAX) {
-                blocks.start = (blocks.start / 8 + 1) * 8;
-            } else if self.has(blocks.start) {
-                blocks.start += 1;
-            } else {
-                return Some(blocks.start);
-            }
-        }
-        None
-    }
-}
-
 /// Bytes that are missing of a file that may have been begun, without opening it for writing.
 pub(crate) fn missing(blob: &Path, size: u64) -> u64 {
+    recorded(blob, size).map_or(size, |present| Blocks::new(size, present).missing())
+}
+
+/// The recorded blocks of contents, given the path of the complete file; `None` if they were not
+/// begun.
+pub(crate) fn recorded(blob: &Path, size: u64) -> Option<BlockSet> {
     let [bytes, blocks] = paths(blob);
-    if !fs::metadata(bytes).is_ok_and(|bytes| bytes.len() == size) {
-        return size;
+    // Without its bytes, a record of blocks says nothing; another size is another file.
+    if fs::metadata(bytes).ok()?.len() != size {
+        return None;
     }
-    let recorded = fs::read(blocks).unwrap_or_default();
-    let Some(present) = recorded.strip_prefix(HEADER) else { return size };
-    let count: u64 = present.iter().map(|byte| u64::from(byte.count_ones())).sum();
-    size.saturating_sub(count * BLOCK)
+    BlockSet::from_bits(fs::read(blocks).ok()?.strip_prefix(HEADER)?, size)
+}
+
+/// Path of the bytes of contents that are not complete.
+pub(crate) fn bytes_path(blob: &Path) -> PathBuf {
+    blob.with_extension(PART)
 }
 
 fn paths(blob: &Path) -> [PathBuf; 2] {
-    [PART, "moeflux-blocks"].map(|extension| blob.with_extension(extension))
+    [bytes_path(blob), blob.with_extension("moeflux-blocks")]
 }
 
 /// Reads up to `buf.len()` bytes at an offset of a file; 0 at its end.
@@ -334,6 +255,7 @@ pub(crate) fn write_at(file: &File, mut bytes: &[u8], mut offset: u64) -> io::Re
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::blocks::BLOCK;
 
     const SIZE: u64 = 10 * BLOCK + 7;
 
@@ -342,7 +264,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let blob = folder.path().join("tag");
         let mut file = PartialFile::open(&blob, SIZE).unwrap();
-        assert_eq!(file.missing(), SIZE);
+        assert_eq!(file.blocks().missing(), SIZE);
         // A range counts with its whole blocks, and with the file's end.
         assert_eq!(file.add(&(BLOCK - 1..3 * BLOCK + 5)), 2 * BLOCK);
         assert_eq!(file.add(&(10 * BLOCK..SIZE)), 7);
@@ -355,19 +277,23 @@ mod tests {
         assert!(file.begin_record_now().is_none());
         record.write().unwrap();
         file.end_record();
-        file.unclaim();
-        assert_eq!(file.claim(&(2 * BLOCK..6 * BLOCK), u64::MAX), Some(3 * BLOCK..5 * BLOCK));
+        file.blocks_mut().unclaim();
+        assert_eq!(
+            file.blocks_mut().claim(&(2 * BLOCK..6 * BLOCK), u64::MAX),
+            Some(3 * BLOCK..5 * BLOCK)
+        );
         drop(file);
-        assert_eq!(missing(&blob, SIZE), SIZE - 3 * BLOCK);
+        assert_eq!(missing(&blob, SIZE), 8 * BLOCK);
         let mut file = PartialFile::open(&blob, SIZE).unwrap();
-        assert_eq!(file.missing(), 8 * BLOCK);
+        assert_eq!(file.blocks().missing(), 8 * BLOCK);
         let whole = 0..SIZE;
-        let claims: Vec<_> = std::iter::from_fn(|| file.claim(&whole, u64::MAX)).collect();
+        let claims: Vec<_> =
+            std::iter::from_fn(|| file.blocks_mut().claim(&whole, u64::MAX)).collect();
         assert_eq!(claims, [0..BLOCK, 3 * BLOCK..10 * BLOCK]);
         drop(file);
         // A file of another size begins anew.
-        assert_eq!(PartialFile::open(&blob, SIZE + 1).unwrap().missing(), SIZE + 1);
-        assert_eq!(PartialFile::open(&blob, 0).unwrap().claim(&(0..1), BLOCK), None);
+        assert_eq!(PartialFile::open(&blob, SIZE + 1).unwrap().blocks().missing(), SIZE + 1);
+        assert_eq!(PartialFile::open(&blob, 0).unwrap().blocks_mut().claim(&(0..1), BLOCK), None);
     }
 
     #[test]
@@ -376,19 +302,25 @@ mod tests {
         let mut file = PartialFile::open(&folder.path().join("tag"), SIZE).unwrap();
         // Bytes in the middle of blocks, then what remains of a range around them.
         assert_eq!(
-            file.claim(&(2 * BLOCK + 1..3 * BLOCK + 1), u64::MAX),
+            file.blocks_mut().claim(&(2 * BLOCK + 1..3 * BLOCK + 1), u64::MAX),
             Some(2 * BLOCK..4 * BLOCK)
         );
         let around = BLOCK..6 * BLOCK;
-        assert_eq!(file.claim(&around, u64::MAX), Some(BLOCK..2 * BLOCK));
-        assert_eq!(file.claim(&around, BLOCK), Some(4 * BLOCK..5 * BLOCK));
-        assert_eq!(file.claim(&around, BLOCK), Some(5 * BLOCK..6 * BLOCK));
-        assert_eq!(file.claim(&around, BLOCK), None);
-        assert_eq!(file.claim(&(9 * BLOCK..u64::MAX), u64::MAX), Some(9 * BLOCK..SIZE));
+        assert_eq!(file.blocks_mut().claim(&around, u64::MAX), Some(BLOCK..2 * BLOCK));
+        assert_eq!(file.blocks_mut().claim(&around, BLOCK), Some(4 * BLOCK..5 * BLOCK));
+        assert_eq!(file.blocks_mut().claim(&around, BLOCK), Some(5 * BLOCK..6 * BLOCK));
+        assert_eq!(file.blocks_mut().claim(&around, BLOCK), None);
+        assert_eq!(
+            file.blocks_mut().claim(&(9 * BLOCK..u64::MAX), u64::MAX),
+            Some(9 * BLOCK..SIZE)
+        );
         // Claimed bytes are not there yet.
-        assert!(!file.has(&(2 * BLOCK..2 * BLOCK + 1)));
+        assert!(!file.blocks().has(&(2 * BLOCK..2 * BLOCK + 1)));
         file.add(&(2 * BLOCK..4 * BLOCK));
-        assert!(file.has(&(2 * BLOCK..4 * BLOCK)) && !file.has(&(2 * BLOCK..4 * BLOCK + 1)));
+        assert!(
+            file.blocks().has(&(2 * BLOCK..4 * BLOCK))
+                && !file.blocks().has(&(2 * BLOCK..4 * BLOCK + 1))
+        );
     }
 
     #[test]
@@ -398,11 +330,11 @@ mod tests {
         let mut file = PartialFile::open(&blob, SIZE).unwrap();
         file.add(&(0..SIZE));
         file.begin_record_now().unwrap().write().unwrap();
-        assert_eq!(file.missing(), 0);
+        assert_eq!(file.blocks().missing(), 0);
         let path = file.path().to_owned();
         drop(file);
         fs::remove_file(path).unwrap();
-        assert_eq!(PartialFile::open(&blob, SIZE).unwrap().missing(), SIZE);
+        assert_eq!(PartialFile::open(&blob, SIZE).unwrap().blocks().missing(), SIZE);
         assert_eq!(missing(&blob, SIZE), SIZE);
     }
 }

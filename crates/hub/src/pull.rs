@@ -17,13 +17,14 @@ use std::{
 };
 
 use crate::{
+    blocks::BLOCK,
     cache::{Cache, RepositoryFolder},
     client::Client,
     error::HubError,
     file_path::FilePath,
     listing::{Contents, Listing, RemoteFile},
     model_name::{HEAD, ModelName},
-    partial_file::{self, BLOCK, read_at},
+    partial_file::{self, read_at},
     schedule::Schedule,
     selection::{Chosen, INDEX, Selection, ShardIndex},
     settings::Settings,
@@ -78,8 +79,10 @@ pub struct Progress {
     pub total: u64,
     /// Bytes whose digest was checked.
     pub checked: u64,
-    /// Whether another process downloads the same file, so that this one waits.
+    /// Whether another program downloads the same file, so that this one waits.
     pub waits: bool,
+    /// Whether another process downloads the same file, and what has arrived is used at once.
+    pub joins: bool,
 }
 
 impl Pull {
@@ -357,7 +360,8 @@ impl Download {
 
     /// Bytes of memory that the download holds at most.
     pub fn memory(&self) -> u64 {
-        let blocks = self.total.div_ceil(BLOCK * 8).saturating_mul(2);
+        // Those that are present, claimed, a guest's own, and those of a record.
+        let blocks = self.total.div_ceil(BLOCK * 8).saturating_mul(4);
         blocks.saturating_add(self.connections.get() as u64 * CONNECTION_BYTES)
     }
 
@@ -427,6 +431,7 @@ impl Download {
                 total: self.total,
                 checked: counter(&counters.checked).min(self.total),
                 waits: counters.waits.load(Ordering::Relaxed),
+                joins: self.transfer.is_guest(),
             };
             if on_progress(progress).is_break() {
                 self.transfer.stop();
@@ -466,8 +471,9 @@ impl ArrivingFile {
         if len == 0 {
             return Ok(0);
         }
-        self.transfer.wait_for(self.index, &(offset..offset + len))?;
-        read_at(&self.bytes, &mut buf[..len as usize], offset)
+        let piece = self.transfer.wait_for(self.index, &(offset..offset + len))?;
+        let bytes = piece.own.as_ref().unwrap_or(&self.bytes);
+        read_at(bytes, &mut buf[..piece.len], offset)
     }
 
     /// Whether the file is complete and has its digest.

@@ -1,8 +1,12 @@
 //! Order in which the ranges of several files are fetched.
 
-use std::{collections::VecDeque, fs::File, ops::Range};
+use std::{collections::VecDeque, fs::File, ops::Range, sync::Arc};
 
-use crate::partial_file::PartialFile;
+use crate::{
+    blocks::Blocks,
+    guest_file::{GuestFile, Piece},
+    partial_file::PartialFile,
+};
 
 /// Bytes of a request, the most that a connection loses when the process is killed.
 pub(crate) const REQUEST: u64 = 4 << 20;
@@ -34,6 +38,8 @@ pub(crate) enum FileState {
     Opening,
     /// Its bytes arrive.
     Open(OpenFile),
+    /// Its bytes arrive in another process, which has its lock.
+    Guest(GuestFile),
     /// All bytes are there; their digest is computed.
     Checking,
     /// It has its name in the cache.
@@ -82,6 +88,8 @@ pub(crate) enum Next {
     Fetch(Job),
     /// Opens a file.
     Open(usize),
+    /// Looks how much of a file another process has downloaded.
+    Look(usize),
     /// Waits for a change.
     Wait,
     /// All files are complete.
@@ -118,10 +126,14 @@ impl Schedule {
     /// Claims the next action.
     pub(crate) fn next(&mut self) -> Next {
         let Self { files, waited, expected, .. } = self;
+        let is_due = |file: &mut FileState| file.guest().is_some_and(GuestFile::begin_look);
+        if let Some(file) = files.iter_mut().position(is_due) {
+            return Next::Look(file);
+        }
         for queue in [waited, expected] {
             while let Some(Wanted { file, range }) = queue.front() {
-                if let FileState::Open(open) = &mut files[*file]
-                    && let Some(range) = open.partial.claim(range, REQUEST)
+                if let Some(blocks) = files[*file].blocks_mut()
+                    && let Some(range) = blocks.claim(range, REQUEST)
                 {
                     return Next::Fetch(Job { file: *file, range, is_rest: false });
                 }
@@ -139,14 +151,15 @@ impl Schedule {
                 FileState::Opening => return Next::Wait,
                 FileState::Open(_) if self.rest_jobs >= self.max_rest_jobs => return Next::Wait,
                 FileState::Open(open) => {
-                    if let Some(range) = open.partial.claim(&(self.rest.offset..u64::MAX), REQUEST)
-                    {
+                    let rest = self.rest.offset..u64::MAX;
+                    if let Some(range) = open.partial.blocks_mut().claim(&rest, REQUEST) {
                         self.rest.offset = range.end;
                         self.rest_jobs += 1;
                         return Next::Fetch(Job { file: self.rest.file, range, is_rest: true });
                     }
                 }
-                FileState::Checking | FileState::Complete => {}
+                // The other process fetches the rest of it.
+                FileState::Guest(_) | FileState::Checking | FileState::Complete => {}
             }
             self.rest = RestCursor { file: self.rest.file + 1, offset: 0 };
         }
@@ -178,6 +191,21 @@ impl Schedule {
     /// Fetches a file from its start again.
     pub(crate) fn fetch_again(&mut self, file: usize) {
         self.files[file] = FileState::Unopened;
+        self.rewind(file);
+    }
+
+    /// Goes on with a file of another process, which has ended.
+    pub(crate) fn take_over(&mut self, file: usize, open: OpenFile) {
+        if let Some(guest) = self.guest(file) {
+            let unfinished: Vec<_> = guest.blocks().claims().collect();
+            unfinished.into_iter().for_each(|range| self.wait_for(file, range));
+        }
+        self.files[file] = FileState::Open(open);
+        self.rewind(file);
+    }
+
+    /// Lets the rest begin with a file, unless it has not come so far.
+    fn rewind(&mut self, file: usize) {
         if file <= self.rest.file {
             self.rest = RestCursor { file, offset: 0 };
         }
@@ -188,9 +216,10 @@ impl Schedule {
         for file in &mut self.files {
             match file {
                 FileState::Open(open) => {
-                    open.partial.unclaim();
+                    open.partial.blocks_mut().unclaim();
                     open.is_sequential = false;
                 }
+                FileState::Guest(guest) => guest.restart(),
                 // The connection that had it has failed.
                 FileState::Opening | FileState::Checking => *file = FileState::Unopened,
                 FileState::Unopened | FileState::Complete => {}
@@ -211,9 +240,46 @@ impl Schedule {
         self.files[file].as_open()
     }
 
+    /// A file of another process; `None` if it is in another state.
+    pub(crate) fn guest(&mut self, file: usize) -> Option<&mut GuestFile> {
+        self.files[file].guest()
+    }
+
+    /// Whether another process downloads one of the files.
+    pub(crate) fn has_guests(&self) -> bool {
+        self.files.iter().any(|file| matches!(file, FileState::Guest(_)))
+    }
+
+    /// Takes a file that another process has completed, to be checked.
+    pub(crate) fn take_guest(&mut self, file: usize) -> Option<GuestFile> {
+        self.guest(file)?;
+        match std::mem::replace(&mut self.files[file], FileState::Checking) {
+            FileState::Guest(guest) => Some(guest),
+            _ => None,
+        }
+    }
+
+    /// Bytes of a file, for readers; `None` if they are not arriving.
+    pub(crate) fn bytes(&self, file: usize) -> Option<&Arc<File>> {
+        match &self.files[file] {
+            FileState::Open(open) => Some(open.partial.bytes()),
+            FileState::Guest(guest) => Some(guest.bytes()),
+            _ => None,
+        }
+    }
+
+    /// Where bytes of a file are written to; `None` if no more are.
+    pub(crate) fn target(&self, file: usize) -> Option<&Arc<File>> {
+        match &self.files[file] {
+            FileState::Open(open) => Some(open.partial.bytes()),
+            FileState::Guest(guest) => Some(guest.own_bytes()),
+            _ => None,
+        }
+    }
+
     /// Takes a file that has all its bytes, to be checked.
     pub(crate) fn take_whole(&mut self, file: usize) -> Option<OpenFile> {
-        if self.open_file(file).is_none_or(|open| open.partial.missing() > 0) {
+        if self.open_file(file).is_none_or(|open| open.partial.blocks().missing() > 0) {
             return None;
         }
         match std::mem::replace(&mut self.files[file], FileState::Checking) {
@@ -223,10 +289,10 @@ impl Schedule {
     }
 
     /// Claims a whole file for a connection to which the server sends all of it. `false` if another
-    /// one has it.
+    /// one has it, or another process.
     pub(crate) fn claim_whole(&mut self, file: usize) -> bool {
         let Some(open) = self.open_file(file) else { return false };
-        while open.partial.claim(&(0..u64::MAX), u64::MAX).is_some() {}
+        while open.partial.blocks_mut().claim(&(0..u64::MAX), u64::MAX).is_some() {}
         !std::mem::replace(&mut open.is_sequential, true)
     }
 
@@ -253,15 +319,25 @@ impl Schedule {
     /// Whether all bytes of a range are on the disk.
     pub(crate) fn has(&self, file: usize, range: &Range<u64>) -> bool {
         match &self.files[file] {
-            FileState::Open(open) => open.partial.has(range),
+            FileState::Open(open) => open.partial.blocks().has(range),
+            FileState::Guest(guest) => guest.blocks().has(range),
             FileState::Checking | FileState::Complete => true,
             FileState::Unopened | FileState::Opening => false,
         }
     }
 
+    /// Where a range is that is on the disk.
+    pub(crate) fn piece(&self, file: usize, range: &Range<u64>) -> Piece {
+        match &self.files[file] {
+            FileState::Guest(guest) => guest.piece(range),
+            _ => Piece { len: (range.end - range.start) as usize, own: None },
+        }
+    }
+
     /// Closes the files that are not complete, and releases their locks.
     pub(crate) fn close(&mut self) {
-        let is_open = |file: &&mut FileState| matches!(file, FileState::Open(_));
+        let is_open =
+            |file: &&mut FileState| matches!(file, FileState::Open(_) | FileState::Guest(_));
         self.files.iter_mut().filter(is_open).for_each(|file| *file = FileState::Unopened);
     }
 
@@ -296,6 +372,22 @@ impl FileState {
     fn is_unopened(&self) -> bool {
         matches!(self, Self::Unopened)
     }
+
+    fn guest(&mut self) -> Option<&mut GuestFile> {
+        match self {
+            Self::Guest(guest) => Some(guest),
+            _ => None,
+        }
+    }
+
+    /// Blocks of a file whose bytes arrive.
+    fn blocks_mut(&mut self) -> Option<&mut Blocks> {
+        match self {
+            Self::Open(open) => Some(open.partial.blocks_mut()),
+            Self::Guest(guest) => Some(guest.blocks_mut()),
+            _ => None,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -303,7 +395,7 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
-    use crate::partial_file::BLOCK;
+    use crate::blocks::BLOCK;
 
     const SIZE: u64 = 3 * REQUEST;
 

@@ -1,5 +1,7 @@
 //! Several connections that fetch ranges of several files.
 
+mod guest;
+
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
     io::{self, Read},
@@ -13,13 +15,15 @@ use std::{
 };
 
 use crate::{
+    blocks::{BLOCK, Blocks},
     cache::RepositoryFolder,
     client::{Answer, Client, RequestError, connection},
     digest::Digest,
     error::HubError,
     file_path::FilePath,
+    guest_file::{GuestFile, LOOK_PERIOD, Piece},
     listing::Contents,
-    partial_file::{BLOCK, BlockRecord, PartialFile, write_at},
+    partial_file::{BlockRecord, PartialFile, write_at},
     schedule::{FileState, Next, OpenFile, Schedule},
 };
 
@@ -64,7 +68,7 @@ pub(crate) struct Counters {
     pub(crate) checked: AtomicU64,
     /// Bytes that have arrived over the network.
     pub(crate) received: AtomicU64,
-    /// Whether another process downloads the same file.
+    /// Whether another process holds the lock of a file, and lets this one not join it.
     pub(crate) waits: AtomicBool,
 }
 
@@ -99,7 +103,7 @@ pub(crate) struct Transfer {
 enum Fetched {
     /// The range has arrived up to its new start.
     Range,
-    /// Another connection fetches the whole file.
+    /// Another connection or process fetches it.
     Elsewhere,
 }
 
@@ -137,6 +141,7 @@ impl Transfer {
         while let Some(next) = self.next() {
             let result = match next {
                 Next::Open(file) => self.open(file),
+                Next::Look(file) => self.look(file),
                 Next::Fetch(job) => {
                     let result = self.fetch(job.file, job.range.clone());
                     self.schedule().end_job(&job);
@@ -186,6 +191,10 @@ impl Transfer {
                 return None;
             }
             match schedule.next() {
+                Next::Wait if schedule.has_guests() => {
+                    let waited = self.work.wait_timeout(schedule, LOOK_PERIOD);
+                    schedule = waited.unwrap_or_else(PoisonError::into_inner).0;
+                }
                 Next::Wait => {
                     schedule = self.work.wait(schedule).unwrap_or_else(PoisonError::into_inner);
                 }
@@ -234,6 +243,11 @@ impl Transfer {
         schedule.are_complete(count) && schedule.are_opened()
     }
 
+    /// Whether another process downloads a file, of which this one has what has arrived.
+    pub(crate) fn is_guest(&self) -> bool {
+        self.schedule().has_guests()
+    }
+
     /// Fetches the rest of all files too, over `max_jobs` connections.
     pub(crate) fn fetch_rest(&self, max_jobs: usize) {
         self.schedule().fetch_rest(max_jobs);
@@ -242,27 +256,24 @@ impl Transfer {
 
     /// Index, contents and bytes of each file that is not complete.
     pub(crate) fn arriving(&self) -> Vec<(usize, &FileToFetch, Arc<File>)> {
-        let mut schedule = self.schedule();
+        let schedule = self.schedule();
         let files = self.files.iter().enumerate();
-        let open = files.filter_map(|(i, file)| {
-            Some((i, file, Arc::clone(schedule.open_file(i)?.partial.bytes())))
-        });
+        let open = files.filter_map(|(i, file)| Some((i, file, Arc::clone(schedule.bytes(i)?))));
         open.collect()
     }
 
-    /// Waits until a range of a file has arrived. It is fetched before all that no reader waits
-    /// for.
+    /// Waits until a range of a file has arrived, and says where its first bytes are. It is fetched
+    /// before all that no reader waits for.
     ///
     /// # Errors
     /// The transfer has failed or was stopped, or bytes of the file were wrong.
-    pub(crate) fn wait_for(&self, file: usize, range: &Range<u64>) -> io::Result<()> {
+    pub(crate) fn wait_for(&self, file: usize, range: &Range<u64>) -> io::Result<Piece> {
         self.check(file)?;
         let mut schedule = self.schedule();
-        if schedule.has(file, range) {
-            return Ok(());
+        if !schedule.has(file, range) {
+            schedule.wait_for(file, range.clone());
+            self.work.notify_all();
         }
-        schedule.wait_for(file, range.clone());
-        self.work.notify_all();
         while !schedule.has(file, range) {
             if self.is_stopped() {
                 let problem = lock(&self.problem);
@@ -270,7 +281,7 @@ impl Transfer {
             }
             schedule = self.arrived.wait(schedule).unwrap_or_else(PoisonError::into_inner);
         }
-        Ok(())
+        Ok(schedule.piece(file, range))
     }
 
     /// Whether a file is complete and has its digest.
@@ -290,11 +301,15 @@ impl Transfer {
         self.work.notify_all();
     }
 
-    /// Opens a file, or finds that the cache has its contents.
+    /// Whether the cache has the contents of a file, judged by their size.
+    fn has_contents(&self, file: usize) -> bool {
+        let Contents { tag, size, .. } = &self.files[file].contents;
+        fs::metadata(self.repository.blob(tag)).is_ok_and(|found| found.len() == *size)
+    }
+
+    /// Opens a file, alone or as a guest, or finds that the cache has its contents.
     fn open(&self, file: usize) -> Result<(), HubError> {
         let FileToFetch { paths, contents, .. } = &self.files[file];
-        let blob = self.repository.blob(&contents.tag);
-        let has_contents = || fs::metadata(&blob).is_ok_and(|found| found.len() == contents.size);
         let complete = || {
             self.counters.present.fetch_add(contents.size, Ordering::Relaxed);
             self.counters.checked.fetch_add(contents.size, Ordering::Relaxed);
@@ -302,20 +317,37 @@ impl Transfer {
         };
         let is_linked =
             |path: &FilePath| self.repository.is_linked(&self.commit, path, &contents.tag);
-        if has_contents() && paths.iter().all(is_linked) {
+        if self.has_contents(file) && paths.iter().all(is_linked) {
             return complete();
         }
         self.repository.create()?;
+        let blob = self.repository.blob(&contents.tag);
         // Links are made under the lock too: two processes would remove each other's.
-        let lock_file = self.lock_contents(&contents.tag)?;
+        let lock = loop {
+            if let Some(lock) = self.try_lock(file)? {
+                break lock;
+            }
+            if self.is_stopped() {
+                return Err(HubError::Cancelled);
+            }
+            if let Some(guest) = GuestFile::open(&blob, contents.size)? {
+                self.counters.waits.store(false, Ordering::Relaxed);
+                self.count_present(guest.blocks());
+                self.schedule().set(file, FileState::Guest(guest));
+                return Ok(());
+            }
+            thread::sleep(LOCK_PAUSE);
+            self.counters.waits.store(true, Ordering::Relaxed);
+        };
+        self.counters.waits.store(false, Ordering::Relaxed);
         // The process that held the lock may have fetched it.
-        if has_contents() {
+        if self.has_contents(file) {
             return complete();
         }
         let partial = PartialFile::open(&blob, contents.size)?;
-        self.counters.present.fetch_add(contents.size - partial.missing(), Ordering::Relaxed);
-        let is_resumed = partial.missing() < contents.size;
-        let open = OpenFile { partial, _lock: lock_file, is_resumed, is_sequential: false };
+        self.count_present(partial.blocks());
+        let is_resumed = partial.blocks().missing() < contents.size;
+        let open = OpenFile { partial, _lock: lock, is_resumed, is_sequential: false };
         let whole = {
             let mut schedule = self.schedule();
             schedule.set(file, FileState::Open(open));
@@ -324,32 +356,20 @@ impl Transfer {
         whole.map_or(Ok(()), |open| self.complete(file, open))
     }
 
-    /// Waits for the lock of contents, as the Hub's tools do.
-    fn lock_contents(&self, tag: &str) -> Result<File, HubError> {
-        let path = self.repository.lock(tag);
-        let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path);
-        let file = file.map_err(HubError::file(&path, "opening"))?;
-        loop {
-            match file.try_lock() {
-                Ok(()) => break,
-                Err(TryLockError::WouldBlock) if self.is_stopped() => {
-                    return Err(HubError::Cancelled);
-                }
-                Err(TryLockError::WouldBlock) => {
-                    self.counters.waits.store(true, Ordering::Relaxed);
-                    thread::sleep(LOCK_PAUSE);
-                }
-                // Some network file systems have no locks: the digest is checked in any case.
-                Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {
-                    break;
-                }
-                Err(TryLockError::Error(error)) => {
-                    return Err(HubError::file(path, "locking")(error));
-                }
+    /// The lock of a file's contents, as the Hub's tools take it; `None` if another process has it.
+    fn try_lock(&self, file: usize) -> Result<Option<File>, HubError> {
+        let path = self.repository.lock(&self.files[file].contents.tag);
+        let lock = OpenOptions::new().write(true).create(true).truncate(false).open(&path);
+        let lock = lock.map_err(HubError::file(&path, "opening"))?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Some(lock)),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            // Some network file systems have no locks: the digest is checked in any case.
+            Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {
+                Ok(Some(lock))
             }
+            Err(TryLockError::Error(error)) => Err(HubError::file(path, "locking")(error)),
         }
-        self.counters.waits.store(false, Ordering::Relaxed);
-        Ok(file)
     }
 
     /// Fetches a range, with repeated tries.
@@ -403,7 +423,7 @@ impl Transfer {
             let mut part = range.start..end;
             let result = self.receive(file, &mut answer, &mut part);
             range.start = part.start;
-            return result.map(|()| Fetched::Range);
+            return result;
         }
         // The whole file comes.
         if answer.length.is_some_and(|length| length != contents.size) {
@@ -422,7 +442,7 @@ impl Transfer {
         if result.is_ok() {
             range.start = range.end;
         }
-        result.map(|()| Fetched::Range)
+        result
     }
 
     /// Checks that the server still has the same contents.
@@ -485,12 +505,10 @@ impl Transfer {
         file: usize,
         answer: &mut Answer,
         range: &mut Range<u64>,
-    ) -> Result<(), RequestError> {
+    ) -> Result<Fetched, RequestError> {
         let url = &self.files[file].url;
-        let target = match self.schedule().open_file(file) {
-            Some(open) => Arc::clone(open.partial.bytes()),
-            None => return Ok(()),
-        };
+        let target = self.schedule().target(file).map(Arc::clone);
+        let Some(target) = target else { return Ok(Fetched::Elsewhere) };
         let mut reader = answer.reader();
         let mut buffer = vec![0; READ];
         let mut position = range.start;
@@ -511,42 +529,56 @@ impl Transfer {
             position += count as u64;
             self.counters.received.fetch_add(count as u64, Ordering::Relaxed);
             if position == range.end || position - range.start >= RECORD {
-                self.add(file, range.start..position).map_err(RequestError::Final)?;
+                let added = self.add(file, &target, range.start..position);
+                if !added.map_err(RequestError::Final)? {
+                    return Ok(Fetched::Elsewhere);
+                }
                 range.start =
                     if position == range.end { position } else { position / BLOCK * BLOCK };
             }
         }
         // Reading the end gives the connection back for the next request.
         let _ = reader.read(&mut buffer[..1]);
-        Ok(())
+        Ok(Fetched::Range)
     }
 
-    /// Lets readers have bytes that have arrived; the last ones complete the file.
-    fn add(&self, file: usize, range: Range<u64>) -> Result<(), HubError> {
+    /// Lets readers have bytes that have arrived; the last ones complete the file. `false` if the
+    /// file they were written to is no longer that of readers.
+    fn add(&self, file: usize, target: &Arc<File>, range: Range<u64>) -> Result<bool, HubError> {
         let (whole, record) = {
             let mut schedule = self.schedule();
-            let Some(open) = schedule.open_file(file) else { return Ok(()) };
-            let added = open.partial.add(&range);
+            if !schedule.target(file).is_some_and(|current| Arc::ptr_eq(current, target)) {
+                return Ok(false);
+            }
+            let (added, record) = match schedule.open_file(file) {
+                Some(open) => (open.partial.add(&range), open.partial.begin_record()),
+                None => (schedule.guest(file).map_or(0, |guest| guest.add(&range)), None),
+            };
             self.counters.present.fetch_add(added, Ordering::Relaxed);
-            let record = open.partial.begin_record();
             (schedule.take_whole(file), record)
         };
         self.arrived.notify_all();
         if let Some(open) = whole {
-            return self.complete(file, open);
+            return self.complete(file, open).map(|()| true);
         }
-        let Some(record) = record else { return Ok(()) };
+        let Some(record) = record else { return Ok(true) };
         let written = record.write();
         if let Some(open) = self.schedule().open_file(file) {
             open.partial.end_record();
         }
-        written
+        written.map(|()| true)
+    }
+
+    fn count_present(&self, blocks: &Blocks) {
+        self.counters.present.fetch_add(blocks.size() - blocks.missing(), Ordering::Relaxed);
     }
 
     /// Checks the digest of a file that has all its bytes, and gives it its name.
     fn complete(&self, file: usize, open: OpenFile) -> Result<(), HubError> {
         let contents = &self.files[file].contents;
-        let OpenFile { partial, _lock, is_resumed, .. } = open;
+        let OpenFile { mut partial, _lock, is_resumed, .. } = open;
+        // Guests need not wait for the digest.
+        partial.begin_record_now().map_or(Ok(()), BlockRecord::write)?;
         if let Some(digest) = &contents.digest {
             let on_read = |count| {
                 self.counters.checked.fetch_add(count, Ordering::Relaxed);
@@ -558,28 +590,33 @@ impl Transfer {
                 .ok_or(HubError::Cancelled)?;
             if found != digest.hex() {
                 partial.delete();
-                self.counters.present.fetch_sub(contents.size, Ordering::Relaxed);
                 self.counters.checked.fetch_sub(contents.size, Ordering::Relaxed);
-                let is_streamed = {
-                    let mut schedule = self.schedule();
-                    schedule.fetch_again(file);
-                    schedule.is_streamed()
-                };
-                // An earlier download that was stopped has not checked what it left.
-                if is_resumed && !is_streamed {
-                    return Ok(());
-                }
                 let (kind, wanted) = (digest.kind(), digest.hex().to_owned());
                 let name = self.files[file].name();
                 let error = HubError::Digest { file: name, kind, found, wanted };
-                if is_streamed {
-                    let _ = self.wrong[file].set(error.to_string());
-                }
-                return Err(error);
+                // An earlier download that was stopped has not checked what it left.
+                return match self.fetch_again(file, &error) || !is_resumed {
+                    true => Err(error),
+                    false => Ok(()),
+                };
             }
         }
         partial.finish(&self.repository.blob(&contents.tag))?;
         self.link(file)
+    }
+
+    /// Fetches a file again of which bytes were wrong. Returns whether it may have readers, which
+    /// are told.
+    fn fetch_again(&self, file: usize, error: &HubError) -> bool {
+        let mut schedule = self.schedule();
+        let missing = schedule.guest(file).map_or(0, |guest| guest.blocks().missing());
+        let present = self.files[file].contents.size - missing;
+        self.counters.present.fetch_sub(present, Ordering::Relaxed);
+        schedule.fetch_again(file);
+        if schedule.is_streamed() {
+            let _ = self.wrong[file].set(error.to_string());
+        }
+        schedule.is_streamed()
     }
 
     /// Gives the contents of a complete file their names in the snapshot.
