@@ -76,8 +76,8 @@ impl Blocks {
         self.claimed.without(&self.present).map(|block| self.bytes_of(block))
     }
 
-    /// Marks the blocks within a range of bytes as present. `on_new` is called with those that are
-    /// new. Returns their bytes.
+    /// Marks the blocks within a range of bytes as present. `on_new` is called with each new one.
+    /// Returns the bytes of the new ones.
     pub(crate) fn add(&mut self, range: &Range<u64>, mut on_new: impl FnMut(u64)) -> u64 {
         let first = range.start.div_ceil(BLOCK);
         let end =
@@ -125,7 +125,7 @@ impl BlockSet {
             return None;
         }
         let mut set = Self(bits.to_vec());
-        if let Some(last) = set.0.last_mut().filter(|_| blocks % 8 != 0) {
+        if let Some(last) = set.0.last_mut().filter(|_| !blocks.is_multiple_of(8)) {
             *last &= (1 << (blocks % 8)) - 1;
         }
         Some(set)

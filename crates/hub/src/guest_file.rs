@@ -138,8 +138,8 @@ impl GuestFile {
         Piece { len: (end - range.start) as usize, own }
     }
 
-    /// Whether the owner's bytes, which are complete and have their digest, are those that the
-    /// guest has fetched.
+    /// Whether the guest has fetched the same bytes as the owner, whose file is complete and has
+    /// its digest.
     pub(crate) fn agrees(&self) -> bool {
         self.own.blocks.iter().all(|block| {
             let range = self.blocks.bytes_of(block);

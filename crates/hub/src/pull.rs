@@ -360,7 +360,7 @@ impl Download {
 
     /// Bytes of memory that the download holds at most.
     pub fn memory(&self) -> u64 {
-        // Those that are present, claimed, a guest's own, and those of a record.
+        // Sets of blocks: present, claimed, a guest's own, and a record.
         let blocks = self.total.div_ceil(BLOCK * 8).saturating_mul(4);
         blocks.saturating_add(self.connections.get() as u64 * CONNECTION_BYTES)
     }
