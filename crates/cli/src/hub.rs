@@ -307,11 +307,13 @@ fn watched<T>(
     ui: Ui,
     run: impl FnOnce(&mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<T, HubError>,
 ) -> anyhow::Result<T> {
+    let mut is_joined = false;
     let result = {
         let (bar, armed) = (ui.bytes("downloading"), interrupt::arm());
         let mut has_noted = false;
         run(&mut |progress: Progress| {
             let Progress { waits, joins, .. } = progress;
+            is_joined = joins;
             if (waits || joins) && !std::mem::replace(&mut has_noted, true) {
                 ui.note(match joins {
                     true => "another process downloads the same model; this one joins it",
@@ -332,7 +334,10 @@ fn watched<T>(
         })
     };
     if matches!(result, Err(HubError::Cancelled)) {
-        error_line("interrupted: what has arrived is kept, and the same command resumes");
+        error_line(match is_joined {
+            true => "interrupted: the other process goes on with the download",
+            false => "interrupted: what has arrived is kept, and the same command resumes",
+        });
     }
     result.map_err(error)
 }

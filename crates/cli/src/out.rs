@@ -47,10 +47,11 @@ pub(crate) fn exact(text: impl fmt::Display) -> anyhow::Result<()> {
     }
 }
 
-/// Writes and flushes, so that a reader sees text as it is generated.
+/// Writes and flushes, so that a reader sees text as it is generated. The text is written at once:
+/// a reader that closes the pipe after the first line does not end the program.
 fn flushed(text: fmt::Arguments<'_>) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
-    out.write_fmt(text).and_then(|()| out.flush()).map_err(failed)
+    out.write_all(text.to_string().as_bytes()).and_then(|()| out.flush()).map_err(failed)
 }
 
 /// Writes text and a line end.

@@ -42,8 +42,8 @@ impl fmt::Debug for Settings {
 
 impl Settings {
     /// Settings by the environment variables of `huggingface_hub`: `HF_ENDPOINT`, `HF_TOKEN` or the
-    /// token that `hf auth login` has saved, `HF_HUB_CACHE`, `HF_HOME`, `HF_HUB_OFFLINE`; proxies by
-    /// those of other programs.
+    /// token that `hf auth login` has saved, `HF_HUB_CACHE`, `HF_HOME`, `HF_HUB_OFFLINE`; and of
+    /// proxies by the variables of other programs.
     ///
     /// # Errors
     /// A variable has a value that cannot be used, or no cache folder is known.
