@@ -83,6 +83,9 @@ pub enum Op<'a> {
     /// activation, else `|a - b| <= 1e-2 |b|` as vectors, for weights of mean zero. Plain weights
     /// are multiplied by f32 activations on both paths.
     ///
+    /// A CPU adds the terms of a row in one of two orders. Rows of answers have the bits that each
+    /// has alone, and other rows the bits that they have among any number of others.
+    ///
     /// For many rows a GPU may round activations and weights of any format to f16. Each row has its
     /// own power-of-two scale so that it does not overflow; weights beyond 65,504 saturate. The
     /// tolerance is then `|a - b| <= 1e-2 |b|` as vectors, row by row.
@@ -95,6 +98,8 @@ pub enum Op<'a> {
         bias: Option<Buffer>,
         /// Whether activations stay f32 on the fast path too, as for routers.
         exact: bool,
+        /// Number of leading rows that belong to answers.
+        answers: usize,
         /// `(rows, outputs)`; another buffer than `x`.
         out: View,
     },
@@ -596,6 +601,8 @@ pub enum Op<'a> {
         /// the rows of `x` and `out`, but not by `uses`: the uses of a step may be split over any
         /// number of ops.
         experts: usize,
+        /// Number of leading rows of `x` that belong to answers: see [`Op::MatMul`].
+        answers: usize,
         /// Assignments of rows to experts.
         uses: ExpertUses<'a>,
         /// Scratch, `(at least uses.len(), intermediate)`. The contents are undefined afterwards.

@@ -391,7 +391,7 @@ impl Op<'_> {
     }
 
     fn check_experts(&self, c: OpCheck<'_>) -> Result<(), Error> {
-        let &Op::Experts { x, shape, activation, experts, uses, inner, out } = self else {
+        let &Op::Experts { x, shape, activation, experts, uses, inner, out, .. } = self else {
             return Ok(());
         };
         c.activation(activation)?;

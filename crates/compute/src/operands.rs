@@ -4,6 +4,9 @@ use std::ops::Range;
 
 use crate::{Buffer, Slot, SlotTable, State, Weight};
 
+/// Maximum rows of answers that a CPU multiplies in one pass over the weights.
+pub(crate) const MAX_ANSWER_PASS: usize = 4;
+
 /// Strided view of a buffer, `(rows, heads, width)`. Vectors of `width` elements are contiguous.
 ///
 /// A view of one head is a matrix `(rows, width)`.
@@ -68,6 +71,11 @@ impl View {
     pub const fn merge_heads(self) -> Self {
         let width = self.heads * self.width;
         Self { heads: 1, width, head_stride: width, ..self }
+    }
+
+    /// Rows to be taken for rows of answers where that is not known: all if they are few.
+    pub const fn few(&self) -> usize {
+        if self.rows <= MAX_ANSWER_PASS { self.rows } else { 0 }
     }
 
     /// Buffer index of the first element of vector `head` of row `row`.

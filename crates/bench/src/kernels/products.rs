@@ -31,7 +31,14 @@ pub(super) fn mat_mul(
         };
         bench.time(work, out, &mut |device, i| {
             let weight = weights[i % weights.len()];
-            Ok(device.run(&Op::MatMul { x, weight, bias: None, exact: false, out })?)
+            Ok(device.run(&Op::MatMul {
+                x,
+                weight,
+                bias: None,
+                exact: false,
+                answers: x.few(),
+                out,
+            })?)
         })?;
     }
     Ok(())
@@ -135,6 +142,7 @@ pub(super) fn experts(
             shape: &shape,
             activation,
             experts: distinct,
+            answers: x.few(),
             uses,
             inner,
             out,
@@ -167,6 +175,7 @@ pub(super) fn experts(
             shape: &shape,
             activation,
             experts: distinct,
+            answers: x.few(),
             uses,
             inner,
             out,

@@ -6,7 +6,7 @@ use moeflux::{
     Engine, Sampling, Session, StepControl,
     base::{LayerStats, ReadCounters, SplitMix64, Stats},
     runtime::CancelToken,
-    session::BatchEntry,
+    session::{BatchEntry, EntryKind},
     text::Sampler,
     tools::{ExpertDemand, MinimumTime, RooflineLimits, TokenCosts},
 };
@@ -147,7 +147,8 @@ fn batched(
             room -= tokens.len();
             if !tokens.is_empty() {
                 let sampler = (tokens.len() == rest.len()).then_some(sampler);
-                entries.push(BatchEntry::new(session, tokens).sampler(sampler));
+                let kind = EntryKind::Prompt { tokens: prompt.len() };
+                entries.push(BatchEntry::new(session, tokens).kind(kind).sampler(sampler));
             }
         }
         if entries.is_empty() {

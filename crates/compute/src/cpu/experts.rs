@@ -4,11 +4,13 @@
 //! the weights in memory. Scratch has room for a limited number of rows, so a large batch takes
 //! several rounds.
 
+use std::ops::Range;
+
 use super::{
     Cpu,
     aligned_vec::grow,
     elementwise::{glu_of, relu2},
-    matmul::{CpuGemm, JOINED, QuantizeShape, RowMap, outputs, quantize},
+    matmul::{CpuGemm, JOINED, QuantizeShape, RowKind, RowMap, RowRun, outputs, quantize},
     pool::{Grid, RowOrder},
     simd::ActivationRows,
 };
@@ -65,10 +67,10 @@ impl ExpertRuns {
 
 /// Runs [`Op::Experts`].
 pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), Error> {
-    let &Op::Experts { x, shape, activation, uses: ExpertUses::Listed(uses), inner, out, .. } = op
-    else {
+    let &Op::Experts { x, shape, activation, answers, uses, inner, out, .. } = op else {
         return Ok(());
     };
+    let ExpertUses::Listed(uses) = uses else { return Ok(()) };
     let layout = shape.layout()?;
     cpu.reserve(1, x.width.max(inner.width))?;
     let room = cpu.reserved.rows;
@@ -118,27 +120,32 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                     let Ok(slot) = host.slot(uses[run.start].slot) else { return };
                     let ExpertMatrices { gate, up, .. } = layout.matrices(slot);
                     let up = CpuGemm { kernels, matrix: up, activations: up_rows };
-                    let Some(gate) = gate else {
-                        let rows = |i: usize| map(&up_rows, run.start + i);
-                        up.tile(run.len(), rows, &mut tile, scratch, |inner, ups| {
-                            inner.iter_mut().zip(ups).for_each(|(inner, up)| *inner = relu2(*up));
-                        });
-                        return;
-                    };
-                    let gate = CpuGemm { kernels, matrix: gate, activations: gate_rows };
-                    let rows = |i: usize| map(&gate_rows, run.start + i);
-                    gate.tile(run.len(), rows, &mut tile, scratch, <[f32]>::copy_from_slice);
-                    let rows = |i: usize| map(&up_rows, run.start + i);
-                    if activation == Activation::SwiGlu {
-                        run.clone().for_each(|i| kernels.silu(tile.row(i)));
-                        up.tile(run.len(), rows, &mut tile, scratch, |gates, ups| {
-                            gates.iter_mut().zip(ups).for_each(|(gate, up)| *gate *= up);
-                        });
-                    } else {
-                        up.tile(run.len(), rows, &mut tile, scratch, |gates, ups| {
-                            let both = gates.iter_mut().zip(ups);
-                            both.for_each(|(gate, up)| *gate = glu_of(activation, *gate, *up));
-                        });
+                    let gate = gate.map(|matrix| {
+                        let activations = gate_rows;
+                        CpuGemm { kernels, matrix, activations }
+                    });
+                    for (run, start) in row_runs(uses, run, answers) {
+                        let rows = |i: usize| map(&up_rows, start + i);
+                        let Some(gate) = &gate else {
+                            up.tile(run, rows, &mut tile, scratch, |inner, ups| {
+                                let both = inner.iter_mut().zip(ups);
+                                both.for_each(|(inner, up)| *inner = relu2(*up));
+                            });
+                            continue;
+                        };
+                        let gate_rows = |i: usize| map(&gate_rows, start + i);
+                        gate.tile(run, gate_rows, &mut tile, scratch, <[f32]>::copy_from_slice);
+                        if activation == Activation::SwiGlu {
+                            (start..start + run.count).for_each(|i| kernels.silu(tile.row(i)));
+                            up.tile(run, rows, &mut tile, scratch, |gates, ups| {
+                                gates.iter_mut().zip(ups).for_each(|(gate, up)| *gate *= up);
+                            });
+                        } else {
+                            up.tile(run, rows, &mut tile, scratch, |gates, ups| {
+                                let both = gates.iter_mut().zip(ups);
+                                both.for_each(|(gate, up)| *gate = glu_of(activation, *gate, *up));
+                            });
+                        }
                     }
                 });
                 let inner_values = &*inner_values;
@@ -158,8 +165,10 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                     let Ok(slot) = host.slot(uses[run.start].slot) else { return };
                     let down = layout.matrices(slot).down;
                     let gemm = CpuGemm { kernels, matrix: down, activations };
-                    let rows = |i: usize| RowMap::same(run.start + i);
-                    gemm.tile(run.len(), rows, &mut tile, scratch, <[f32]>::copy_from_slice);
+                    for (run, start) in row_runs(uses, run, answers) {
+                        let rows = |i: usize| RowMap::same(start + i);
+                        gemm.tile(run, rows, &mut tile, scratch, <[f32]>::copy_from_slice);
+                    }
                 });
             }
             Ok(())
@@ -167,8 +176,23 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
     })
 }
 
-/// Number of uses of the next round. Keeps runs whole if possible: on the fast path, GEMV and GEMM
-/// add in different orders, and the order of uses depends on which expert was loaded first.
+/// Runs of one kind of rows among some uses of an expert, with the index of their first use.
+fn row_runs(
+    uses: &[ExpertUse],
+    range: Range<usize>,
+    answers: usize,
+) -> impl Iterator<Item = (RowRun, usize)> {
+    let is_answer = move |of_expert: &ExpertUse| of_expert.row < answers;
+    let runs = uses[range.clone()].chunk_by(move |a, b| is_answer(a) == is_answer(b));
+    runs.scan(range.start, move |next, run| {
+        let start = *next;
+        *next += run.len();
+        let kind = if is_answer(&run[0]) { RowKind::Answer } else { RowKind::Prompt };
+        Some((RowRun { kind, count: run.len() }, start))
+    })
+}
+
+/// Number of uses of the next round. Keeps runs whole if possible: their weights are unpacked once.
 fn round_len(uses: &[ExpertUse], room: usize) -> usize {
     if uses.len() <= room {
         return uses.len();

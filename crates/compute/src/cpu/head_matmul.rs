@@ -4,7 +4,7 @@ use std::mem;
 
 use super::{
     Cpu,
-    matmul::{CpuGemm, RowMap, outputs},
+    matmul::{CpuGemm, RowKind, RowMap, RowRun, outputs},
     pool::Grid,
     scratch::{MAX_DEQUANTIZED_ROWS, WorkerScratch},
     simd::{ActivationRows, FloatRows, MergeFactors, TILE_ROWS, split_rows},
@@ -37,7 +37,9 @@ pub(super) fn head_mat_mul(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Resul
                     activations: ActivationRows::f32(input, x.head(head)),
                 };
                 let map = |i: usize| RowMap::same(rows.start + i);
-                gemm.tile(rows.len(), map, &mut tile, scratch, <[f32]>::copy_from_slice);
+                // Sums of f32 have one order.
+                let run = RowRun { kind: RowKind::Prompt, count: rows.len() };
+                gemm.tile(run, map, &mut tile, scratch, <[f32]>::copy_from_slice);
             });
             return Ok(());
         }

@@ -36,7 +36,7 @@ pub(super) fn outputs(shape: MatrixShape, count: usize, threads: usize) -> usize
 
 /// Runs [`Op::MatMul`].
 pub(super) fn mat_mul(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), Error> {
-    let &Op::MatMul { x, weight, bias, exact, out } = op else { return Ok(()) };
+    let &Op::MatMul { x, weight, bias, exact, answers, out } = op else { return Ok(()) };
     host.with(&out, |host, values| {
         let matrix = host.weight(weight)?;
         let bias = bias.map(|bias| host.values(bias)).transpose()?;
@@ -53,8 +53,7 @@ pub(super) fn mat_mul(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
             None => ActivationRows::f32(input, x),
         };
         let gemm = CpuGemm { kernels, matrix, activations };
-        // Blocks of rows of about equal size: a small last block would take the GEMV, which adds in
-        // another order on the fast path.
+        // Blocks of rows of about equal size.
         let block = x.rows.div_ceil(x.rows.div_ceil(ROWS).max(1));
         let cols = outputs(matrix.shape, 1, pool.threads());
         pool.tiles(
@@ -62,13 +61,14 @@ pub(super) fn mat_mul(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
             Grid::new(&out, block, 1, cols).merge_rows(JOINED),
             |mut tile, scratch| {
                 let (rows, outputs) = (tile.rows(), tile.cols());
-                gemm.tile(
-                    rows.len(),
-                    |i| RowMap::same(rows.start + i),
-                    &mut tile,
-                    scratch,
-                    <[f32]>::copy_from_slice,
-                );
+                let answers = answers.clamp(rows.start, rows.end);
+                let kinds =
+                    [(RowKind::Answer, rows.start..answers), (RowKind::Prompt, answers..rows.end)];
+                for (kind, rows) in kinds.into_iter().filter(|(_, rows)| !rows.is_empty()) {
+                    let run = RowRun { kind, count: rows.len() };
+                    let map = |i: usize| RowMap::same(rows.start + i);
+                    gemm.tile(run, map, &mut tile, scratch, <[f32]>::copy_from_slice);
+                }
                 if let Some(bias) = bias {
                     for i in rows {
                         tile.row(i)
@@ -81,6 +81,23 @@ pub(super) fn mat_mul(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
         );
         Ok(())
     })
+}
+
+/// Kind of a row of activations. It chooses the kernel, so that no row's order of sums depends on
+/// other rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RowKind {
+    /// Summed by the GEMV.
+    Answer,
+    /// Summed by the GEMM.
+    Prompt,
+}
+
+/// Rows of one kind.
+#[derive(Clone, Copy)]
+pub(super) struct RowRun {
+    pub(super) kind: RowKind,
+    pub(super) count: usize,
 }
 
 /// Rows that a row of a product is read from and written to.
@@ -107,11 +124,11 @@ pub(super) struct CpuGemm<'a> {
 }
 
 impl CpuGemm<'_> {
-    /// Computes the outputs of a tile for `count` rows; `map(i)` has the source and destination of
+    /// Computes the outputs of a tile for some rows; `map(i)` has the source and destination of
     /// row `i`. `write` gets a part of a row of the tile and its products, with biases added.
     pub(super) fn tile(
         &self,
-        count: usize,
+        run: RowRun,
         map: impl Fn(usize) -> RowMap,
         tile: &mut Tile<'_, f32>,
         scratch: &mut WorkerScratch,
@@ -121,9 +138,10 @@ impl CpuGemm<'_> {
         let activations = match activations {
             ActivationRows::F32(rows) => rows,
             ActivationRows::Q8(rows) => {
-                return self.q8_tile(rows, count, map, tile, scratch, write);
+                return self.q8_tile(rows, run, map, tile, scratch, write);
             }
         };
+        let count = run.count;
         let (outputs, mut sums) = (tile.cols(), F32TileSums::default());
         for first in outputs.clone().step_by(TILE_ROWS) {
             let range = first..outputs.end.min(first + TILE_ROWS);
@@ -143,11 +161,11 @@ impl CpuGemm<'_> {
         }
     }
 
-    /// [`CpuGemm::tile`] with int8 activations: GEMV for few rows, else GEMM.
+    /// [`CpuGemm::tile`] with int8 activations.
     fn q8_tile(
         &self,
         rows: &Q8Rows<'_>,
-        count: usize,
+        RowRun { kind, count }: RowRun,
         map: impl Fn(usize) -> RowMap,
         tile: &mut Tile<'_, f32>,
         scratch: &mut WorkerScratch,
@@ -159,13 +177,16 @@ impl CpuGemm<'_> {
             let dst = &mut tile.row(map(i).dst)[first - outputs.start..];
             write(&mut dst[..products.len()], products);
         };
-        if count <= GEMV_ROWS {
-            let src: [usize; GEMV_ROWS] = std::array::from_fn(|i| map(i.min(count - 1)).src);
-            for first in outputs.clone().step_by(MAX_GEMV_OUTPUTS) {
-                let range = first..outputs.end.min(first + MAX_GEMV_OUTPUTS);
-                kernels.gemv_q8(matrix, range, rows, &src[..count], scratch, |i, products| {
-                    add(i, first, products)
-                });
+        if kind == RowKind::Answer {
+            for pass in (0..count).step_by(GEMV_ROWS) {
+                let n = GEMV_ROWS.min(count - pass);
+                let src: [usize; GEMV_ROWS] = std::array::from_fn(|i| map(pass + i.min(n - 1)).src);
+                for first in outputs.clone().step_by(MAX_GEMV_OUTPUTS) {
+                    let range = first..outputs.end.min(first + MAX_GEMV_OUTPUTS);
+                    kernels.gemv_q8(matrix, range, rows, &src[..n], scratch, |i, products| {
+                        add(pass + i, first, products)
+                    });
+                }
             }
             return;
         }

@@ -239,6 +239,7 @@ impl Device for CpuDevice {
             shape,
             activation,
             experts,
+            answers,
             uses: ExpertUses::Routed { ids, table },
             inner,
             out,
@@ -248,7 +249,7 @@ impl Device for CpuDevice {
             let resolved = self.host.routed(ids, table, &mut routed);
             let uses = ExpertUses::Listed(&routed);
             let result = resolved.and_then(|()| {
-                self.run(&Op::Experts { x, shape, activation, experts, uses, inner, out })
+                self.run(&Op::Experts { x, shape, activation, experts, answers, uses, inner, out })
             });
             self.routed = routed;
             return result;

@@ -104,7 +104,9 @@ fn layers_are_on_the_cards_that_the_split_names() {
     group.write(x.buffer, &[1.0]).unwrap();
     let product = |group: &mut dyn Device, layer, weight| {
         group.enter_layer(layer, None).unwrap();
-        group.run(&Op::MatMul { x, weight, bias: None, exact: true, out }).unwrap();
+        group
+            .run(&Op::MatMul { x, weight, bias: None, exact: true, answers: x.few(), out })
+            .unwrap();
         let mut value = [9.0];
         group.read(out, &mut value).unwrap();
         value[0]
@@ -172,7 +174,7 @@ fn ops_on_the_wrong_card_are_refused() {
         let (weight, slots) = model.objects(3);
         let [x, out, result] =
             [64, 128, 64].map(|width| View::rows(group.buffer(width).unwrap(), 1, width));
-        let op = Op::MatMul { x, weight, bias: None, exact: true, out };
+        let op = Op::MatMul { x, weight, bias: None, exact: true, answers: x.few(), out };
         group.enter_layer(3, None).unwrap();
         group.run(&op).unwrap();
         group.enter_layer(1, None).unwrap();
@@ -187,6 +189,7 @@ fn ops_on_the_wrong_card_are_refused() {
             shape: &expert_shape(),
             activation: Activation::SwiGlu,
             experts: 4,
+            answers: x.few(),
             uses: ExpertUses::Listed(uses),
             inner: out.columns(0, 32),
             out: result,

@@ -198,7 +198,14 @@ impl Model {
         let vocab = View::rows(self.vocab, rows, VOCAB);
         device.run(&Op::RmsNorm { x, weight: None, per_head: false, eps: 1e-6, out: normed })?;
         let (weight, bias, exact) = (self.head, None, false);
-        device.run(&Op::MatMul { x: normed, weight, bias, exact, out: vocab })?;
+        device.run(&Op::MatMul {
+            x: normed,
+            weight,
+            bias,
+            exact,
+            answers: normed.few(),
+            out: vocab,
+        })?;
         let mut logits = vec![0.0; rows * VOCAB];
         device.read_while(vocab, &mut logits, &mut |_| ())?;
         Ok(logits)
@@ -233,7 +240,14 @@ impl Model {
         let out = View::rows(self.logits, rows, HIDDEN);
         let (bias, exact) = (None, false);
         let weight = layer.projections;
-        device.run(&Op::MatMul { x: normed, weight, bias, exact, out: projected })?;
+        device.run(&Op::MatMul {
+            x: normed,
+            weight,
+            bias,
+            exact,
+            answers: normed.few(),
+            out: projected,
+        })?;
         device.run(&Op::Attention {
             q: projected.columns(0, HIDDEN).split(4),
             k: projected.columns(HIDDEN, 32).split(2),
@@ -247,7 +261,7 @@ impl Model {
             out: mixed.split(4),
         })?;
         let weight = layer.output;
-        device.run(&Op::MatMul { x: mixed, weight, bias, exact, out })?;
+        device.run(&Op::MatMul { x: mixed, weight, bias, exact, answers: mixed.few(), out })?;
         device.run(&Op::Add { x, y: out })?;
         let (weight, width) = (layer.taps, TAPS);
         let spans = &[convolution];
@@ -276,7 +290,14 @@ impl Model {
         let logits = View::rows(self.expert_logits, rows, EXPERTS);
         let (ids, weights) = (View::rows(self.ids, rows, K), View::rows(self.shares, rows, K));
         let (weight, bias) = (layer.router, None);
-        device.run(&Op::MatMul { x: normed, weight, bias, exact: true, out: logits })?;
+        device.run(&Op::MatMul {
+            x: normed,
+            weight,
+            bias,
+            exact: true,
+            answers: normed.few(),
+            out: logits,
+        })?;
         device.run(&Op::TopK { logits, router: Router::softmax(true), ids, weights })?;
         let mut listed = Vec::new();
         if !on_device {
@@ -295,6 +316,7 @@ impl Model {
             shape: &expert_shape(),
             activation: Activation::SwiGlu,
             experts: EXPERTS,
+            answers: normed.few(),
             uses: match on_device {
                 true => ExpertUses::Routed { ids, table: layer.table },
                 false => ExpertUses::Listed(&listed),

@@ -492,6 +492,56 @@ fn results_do_not_depend_on_threads_or_batching() {
     assert!(outs.windows(2).all(|pair| pair[0] == pair[1]));
 }
 
+/// Steps of answers and prompts: each row has the bits that its sequence has alone.
+#[test]
+fn sequences_of_a_step_have_the_bits_of_each_alone() {
+    const LENS: [[usize; 2]; 5] = [[40, 1], [3, 1], [0, 17], [290, 5], [64, 1]];
+    let rows: usize = LENS.iter().map(|[before, now]| before + now).sum();
+    let mut random = Random::new(80);
+    DevicePair::for_each(|pair, is_exact| {
+        // Kernels of a card depend on the rows of a step.
+        if pair.is_gpu() {
+            return;
+        }
+        for (shape, n, window) in [
+            (latent(16, 40, 33), None, None),
+            (latent(16, 40, 33), Some(9), None),
+            (grouped(8, 2, 32, 16), None, None),
+            (grouped(8, 2, 32, 16), Some(30), None),
+            (grouped(6, 1, 16, 20), None, Some(20)),
+        ] {
+            let case = Case::new(pair, &mut random, rows, shape).with_sinks(pair, &mut random);
+            let lists: Option<Vec<f32>> = n.map(|n| {
+                let all = |[before, now]: [usize; 2]| [(0, before), (before, now)];
+                let lens = LENS.iter().copied().map(all);
+                let [earlier, later] =
+                    [0, 1].map(|i| lens.clone().map(move |parts| parts[i]).collect::<Vec<_>>());
+                let parts = [earlier, later].concat().into_iter();
+                parts.flat_map(|(at, rows)| position_lists(&mut random, at, rows, n)).collect()
+            });
+            let positions = lists.map(|lists| pair.dense(rows, &lists));
+            let case = Case { window, positions, ..case };
+            let (mut first, mut spans) = (0, Vec::new());
+            for [before, now] in LENS {
+                let state = case.state(pair, before + now);
+                if before > 0 {
+                    case.run(pair, first, &[Span { state, position: 0, rows: before }]);
+                }
+                first += before;
+                spans.push(Span { state, position: before, rows: now });
+            }
+            case.run(pair, first, &spans);
+            let together = bits(&pair.read(case.out));
+            let mut row = first;
+            for span in spans {
+                case.run(pair, row, &[span]);
+                row += span.rows;
+            }
+            assert!(bits(&pair.read(case.out)) == together, "{shape:?}, {n:?}, exact: {is_exact}");
+        }
+    });
+}
+
 #[test]
 fn long_contexts_with_split_kv() {
     let mut random = Random::new(79);

@@ -78,7 +78,7 @@ fn mismatched_matrix_shapes_are_rejected() {
         let weight = pair.weight(&mut random, MatrixShape { rows: 6, cols: 64, format: AFFINE4 });
         let (x, out) = (pair.random(&mut random, 2, 64), pair.nan_filled(2, 6));
         let short = pair.buffer(&[0.0; 5]);
-        let op = |x, out, bias| Op::MatMul { x, weight, bias, exact: false, out };
+        let op = |x, out, bias| Op::MatMul { x, weight, bias, exact: false, answers: x.few(), out };
         refused(pair, "inputs", &op(x.columns(0, 32), out, None));
         refused(pair, "outputs", &op(x, out.columns(0, 5), None));
         refused(pair, "rows", &op(x.slice(0, 1), out, None));
@@ -639,6 +639,7 @@ fn mismatched_experts_and_slots_are_rejected() {
             shape: &shape,
             activation: Activation::SwiGlu,
             experts: 2,
+            answers: x.few(),
             uses: listed(uses),
             inner,
             out,
@@ -659,14 +660,32 @@ fn mismatched_experts_and_slots_are_rejected() {
         refused(
             pair,
             "up",
-            &Op::Experts { x, shape: &bad, activation, experts: 2, uses, inner, out },
+            &Op::Experts {
+                x,
+                shape: &bad,
+                activation,
+                experts: 2,
+                answers: x.few(),
+                uses,
+                inner,
+                out,
+            },
         );
         let up = MatrixShape { format: Format::Plain(Scalar::BF16), ..wide };
         let bad = ExpertShape { up, interleaved: true, ..shape };
         refused(
             pair,
             "interleaved",
-            &Op::Experts { x, shape: &bad, activation, experts: 2, uses, inner, out },
+            &Op::Experts {
+                x,
+                shape: &bad,
+                activation,
+                experts: 2,
+                answers: x.few(),
+                uses,
+                inner,
+                out,
+            },
         );
         for (what, shape, activation) in [
             ("a missing gate", &ExpertShape { gate: None, ..shape }, Activation::SwiGlu),
@@ -675,14 +694,32 @@ fn mismatched_experts_and_slots_are_rejected() {
             refused(
                 pair,
                 what,
-                &Op::Experts { x, shape, activation, experts: 2, uses, inner, out },
+                &Op::Experts {
+                    x,
+                    shape,
+                    activation,
+                    experts: 2,
+                    answers: x.few(),
+                    uses,
+                    inner,
+                    out,
+                },
             );
         }
         let bad = ExpertShape { output_bias: Some(Scalar::F32), ..shape };
         refused(
             pair,
             "no room for biases",
-            &Op::Experts { x, shape: &bad, activation, experts: 2, uses, inner, out },
+            &Op::Experts {
+                x,
+                shape: &bad,
+                activation,
+                experts: 2,
+                answers: x.few(),
+                uses,
+                inner,
+                out,
+            },
         );
         let taken = [&mut pair.reference, &mut pair.device]
             .map(|device| device.take_slot(slot(2, 0)).unwrap());

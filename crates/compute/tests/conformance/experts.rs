@@ -86,6 +86,7 @@ fn every_format() {
                 shape: &shape,
                 activation: Activation::SwiGlu,
                 experts: 3,
+                answers: x.few(),
                 uses: ExpertUses::Listed(&uses),
                 inner,
                 out,
@@ -126,7 +127,16 @@ fn experts_without_a_gate() {
                         (pair.nan_filled(rows * 2, 128), pair.nan_filled(rows * 2, 64));
                     let activation = Activation::Relu2;
                     let shape = &shape;
-                    pair.run(&Op::Experts { x, shape, activation, experts: 4, uses, inner, out });
+                    pair.run(&Op::Experts {
+                        x,
+                        shape,
+                        activation,
+                        experts: 4,
+                        answers: x.few(),
+                        uses,
+                        inner,
+                        out,
+                    });
                     let what = format!("{format}, {rows} rows, {output_bias:?}");
                     pair.agree_in_norm(&what, out, if exact { 1e-5 } else { 2e-2 });
                 }
@@ -164,6 +174,7 @@ fn gate_up_and_down_of_different_formats() {
                 shape: &shape,
                 activation: Activation::SwiGlu,
                 experts: 4,
+                answers: x.few(),
                 uses: ExpertUses::Listed(&uses),
                 inner,
                 out,
@@ -189,6 +200,7 @@ fn any_number_of_experts_per_row() {
                 shape: &shape,
                 activation: Activation::SwiGlu,
                 experts: 32,
+                answers: x.few(),
                 uses: ExpertUses::Listed(&uses),
                 inner,
                 out,
@@ -230,6 +242,7 @@ fn interleaved_gate_up_with_biases_and_each_activation() {
                         shape: &shape,
                         activation,
                         experts: 3,
+                        answers: x.few(),
                         uses: ExpertUses::Listed(&uses),
                         inner,
                         out,
@@ -268,6 +281,7 @@ fn inner_rows_longer_than_workgroup_memory() {
                 shape: &shape,
                 activation: Activation::SwiGlu,
                 experts: 1,
+                answers: x.few(),
                 uses: ExpertUses::Listed(&uses),
                 inner,
                 out,
@@ -291,6 +305,7 @@ fn output_rows_without_an_assignment_are_unchanged() {
             shape: &shape,
             activation: Activation::SwiGlu,
             experts: 1,
+            answers: x.few(),
             uses: ExpertUses::Listed(&uses),
             inner,
             out,
@@ -301,6 +316,7 @@ fn output_rows_without_an_assignment_are_unchanged() {
             shape: &shape,
             activation: Activation::SwiGlu,
             experts: 1,
+            answers: x.few(),
             uses: ExpertUses::Listed(&[]),
             inner,
             out,
@@ -311,8 +327,6 @@ fn output_rows_without_an_assignment_are_unchanged() {
 
 #[test]
 fn results_do_not_depend_on_threads_or_other_assignments() {
-    // On the fast path, an expert with more than four rows sums quantized products in another
-    // order.
     for (exact, rows) in [(true, 8), (true, 30), (false, 4), (false, 30)] {
         let mut outs = Vec::new();
         for threads in 1..4 {
@@ -323,7 +337,7 @@ fn results_do_not_depend_on_threads_or_other_assignments() {
             let uses = uses(&mut random, bank, rows, 4, 6);
             let x = pair.random(&mut random, rows, 128);
             let (inner, out) = (pair.nan_filled(4 * rows, 192), pair.nan_filled(4 * rows, 128));
-            let run = |pair: &mut DevicePair, x: View, lists: &[&[ExpertUse]]| {
+            let run = |pair: &mut DevicePair, x: View, answers, lists: &[&[ExpertUse]]| {
                 pair.device.write(out.buffer, &vec![f32::NAN; 4 * rows * 128]).unwrap();
                 for uses in lists {
                     let (shape, uses) = (&shape, ExpertUses::Listed(uses));
@@ -332,6 +346,7 @@ fn results_do_not_depend_on_threads_or_other_assignments() {
                         shape,
                         activation: Activation::SwiGlu,
                         experts: 6,
+                        answers,
                         uses,
                         inner,
                         out,
@@ -342,21 +357,19 @@ fn results_do_not_depend_on_threads_or_other_assignments() {
                 pair.device.read(out, &mut values).unwrap();
                 bits(&values)
             };
-            let together = run(&mut pair, x, &[&uses]);
+            let together = run(&mut pair, x, x.few(), &[&uses]);
             let by_slot: Vec<_> = uses.chunk_by(|a, b| a.slot == b.slot).collect();
-            assert!(run(&mut pair, x, &by_slot) == together, "one expert per op");
+            assert!(run(&mut pair, x, x.few(), &by_slot) == together, "one expert per op");
             let each: Vec<_> = uses.chunks(1).collect();
-            let each = run(&mut pair, x, &each);
-            if exact || rows <= 4 {
-                let threes: Vec<_> = uses.chunks(3).collect();
-                assert!(each == together && run(&mut pair, x, &threes) == together);
-            }
-            // One row, as in decode.
+            let each = run(&mut pair, x, x.few(), &each);
+            let threes: Vec<_> = uses.chunks(3).collect();
+            assert!(each == together && run(&mut pair, x, x.few(), &threes) == together);
+            // One row of the same kind.
             let row = pair.read(x.slice(3, 1));
             let alone = pair.dense(1, &row);
             let row_uses: Vec<ExpertUse> =
                 uses.iter().filter(|u| u.row == 3).map(|u| ExpertUse { row: 0, ..*u }).collect();
-            let got = run(&mut pair, alone, &[&row_uses]);
+            let got = run(&mut pair, alone, x.few().min(1), &[&row_uses]);
             assert!(got[12 * 128..16 * 128] == each[12 * 128..16 * 128]);
             outs.push(together);
         }
@@ -388,6 +401,7 @@ fn routed_and_listed_experts_give_the_same_bits() {
                 shape: &shape,
                 activation: Activation::SwiGlu,
                 experts: 7,
+                answers: x.few(),
                 uses,
                 inner,
                 out,
@@ -408,6 +422,7 @@ fn routed_and_listed_experts_give_the_same_bits() {
                 shape: &shape,
                 activation: Activation::SwiGlu,
                 experts: 7,
+                answers: x.few(),
                 uses,
                 inner,
                 out,
@@ -475,6 +490,7 @@ fn router_top_k_experts_and_combine() {
                         shape: &shape,
                         activation,
                         experts: count,
+                        answers: x.few(),
                         uses,
                         inner,
                         out: parts,
@@ -505,6 +521,7 @@ fn router_top_k_experts_and_combine() {
                             shape: &shape,
                             activation: Activation::SwiGlu,
                             experts: count,
+                            answers: x.few(),
                             uses,
                             inner,
                             out,
@@ -551,6 +568,7 @@ fn many_rows_of_every_format() {
                 shape: &shape,
                 activation: Activation::SwiGlu,
                 experts: 5,
+                answers: x.few(),
                 uses: ExpertUses::Listed(&uses),
                 inner,
                 out,
@@ -588,7 +606,16 @@ fn experts_with_many_rows_and_with_none() {
         let routed_ids = pair.dense(rows, &ids.iter().map(|id| *id as f32).collect::<Vec<_>>());
         let (inner, out) = (pair.nan_filled(rows * k, 64), pair.nan_filled(rows * k, 128));
         let uses = ExpertUses::Routed { ids: routed_ids, table };
-        pair.run(&Op::Experts { x, shape: &shape, activation, experts: 11, uses, inner, out });
+        pair.run(&Op::Experts {
+            x,
+            shape: &shape,
+            activation,
+            experts: 11,
+            answers: x.few(),
+            uses,
+            inner,
+            out,
+        });
         let tolerance = if exact { 1e-5 } else { 2e-2 };
         pair.agree_in_norm("routed", out, tolerance);
         // The bits do not depend on the order and the grouping of assignments.
@@ -615,6 +642,7 @@ fn experts_with_many_rows_and_with_none() {
                         shape: &shape,
                         activation,
                         experts: 11,
+                        answers: x.few(),
                         uses,
                         inner,
                         out,

@@ -66,7 +66,7 @@ fn refused_buffers_and_weights(device: &mut dyn Device, own: &Objects, foreign: 
     refused("buffer", device.run(&add(own.buffer, foreign.buffer)));
     refused("buffer", device.run(&add(foreign.buffer, own.buffer)));
     let (x, out) = (view(own.buffer), own.out);
-    let product = |weight, bias| Op::MatMul { x, weight, bias, exact: true, out };
+    let product = |weight, bias| Op::MatMul { x, weight, bias, exact: true, answers: x.few(), out };
     refused("weight", device.run(&product(foreign.weight, None)));
     refused("buffer", device.run(&product(own.weight, Some(foreign.buffer))));
     let embed = Op::Embed { table: foreign.weight, tokens: &[0], out };
@@ -129,6 +129,7 @@ fn refused_slots(device: &mut dyn Device, own: &Objects, foreign: &Objects) {
         shape: &EXPERT,
         activation: Activation::SwiGlu,
         experts: 1,
+        answers: x.few(),
         uses,
         inner,
         out,

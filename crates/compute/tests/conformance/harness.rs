@@ -309,15 +309,17 @@ impl DevicePair {
     /// Every format for a CPU. For a GPU, whose driver compiles kernels for each, a sample that
     /// covers every way of unpacking, unless the complete table is requested.
     pub(crate) fn formats(&self) -> Vec<Format> {
-        let is_gpu = self.device.describe().starts_with("gpu");
-        if is_gpu && !is_full() { sample_formats() } else { formats() }
+        if self.is_gpu() && !is_full() { sample_formats() } else { formats() }
+    }
+
+    pub(crate) fn is_gpu(&self) -> bool {
+        self.device.describe().starts_with("gpu")
     }
 
     /// Whether the device is a GPU on the fast path: the KV cache is f16, and many rows run as
     /// tiles of f16.
     pub(crate) fn is_fast_gpu(&self) -> bool {
-        let name = self.device.describe();
-        name.starts_with("gpu") && name.ends_with("fast")
+        self.is_gpu() && self.device.describe().ends_with("fast")
     }
 
     /// Whether the KV cache is f16.

@@ -188,16 +188,18 @@ fn published_shape_with_several_sequences() {
         let case = Case::whole(pair, &mut random, shape, 12, AFFINE4);
         let [one, other, third] = [(); 3].map(|()| pair.state(shape.state(12)));
         case.run(pair, 0, &[Span { state: one, position: 0, rows: 4 }]);
-        case.run(
-            pair,
-            4,
-            &[
-                Span { state: other, position: 0, rows: 3 },
-                Span { state: one, position: 4, rows: 4 },
-                Span { state: third, position: 0, rows: 1 },
-            ],
-        );
+        let spans = [
+            Span { state: other, position: 0, rows: 3 },
+            Span { state: one, position: 4, rows: 4 },
+            Span { state: third, position: 0, rows: 1 },
+        ];
+        case.run(pair, 4, &spans);
         pair.agree("several sequences", case.out, 1e-5);
+        let together = bits(&pair.read(case.out));
+        for (span, first) in spans.into_iter().zip([4, 7, 11]) {
+            case.run(pair, first, &[span]);
+        }
+        assert!(pair.is_gpu() || bits(&pair.read(case.out)) == together);
     });
 }
 

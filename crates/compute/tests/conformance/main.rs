@@ -10,6 +10,7 @@
     reason = "tests"
 )]
 
+mod answers;
 mod attention;
 mod attention_kinds;
 mod compress;

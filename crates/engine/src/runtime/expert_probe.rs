@@ -316,6 +316,7 @@ impl SpeedProbe<'_> {
             shape,
             activation: self.moe.activation,
             experts: self.moe.experts.count,
+            answers: 1,
             uses: ExpertUses::Listed(uses),
             inner: View::rows(self.inner, uses.len(), shape.up.rows),
             out: self.parts(),
@@ -344,6 +345,7 @@ impl SpeedProbe<'_> {
         let op = HostExpertsOp {
             uses: on_host,
             input_rows: 1,
+            answers: 1,
             shape: &self.moe.experts.shape,
             activation: self.moe.activation,
             experts: self.moe.experts.count,

@@ -26,7 +26,10 @@ use crate::{
     runtime::{
         control::StepControl,
         host_experts::HostExperts,
-        layer::{Input, Layer, Loader, MoeState, NextExperts, Scratch, Step},
+        layer::{
+            EXPANDED_ROWS, Input, Layer, Loader, MoeState, NextExperts, ResidualRows, RowKinds,
+            Scratch, Step,
+        },
         plan::MemoryPlan,
     },
     text::sampling::USUAL_CANDIDATES,
@@ -99,6 +102,34 @@ pub(crate) struct SeqSpan<'a> {
     pub(crate) before: &'a [u32],
     pub(crate) tokens: &'a [u32],
     pub(crate) logits: LogitsRequest,
+    pub(crate) kind: SpanKind,
+}
+
+/// Whether tokens belong to an answer or to a prompt. It chooses kernels on the fast path, so that
+/// the bits of a row depend on no other row of its step. The spans of a step are sorted by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum SpanKind {
+    Answer,
+    Prompt,
+    /// A prompt that is long enough for the expanded form of latent attention.
+    LongPrompt,
+}
+
+impl SpanKind {
+    /// Kind of a prompt of which `tokens` are computed, `chunk` in a step at most.
+    pub(crate) fn of_prompt(tokens: usize, chunk: usize) -> Self {
+        if tokens.min(chunk) >= EXPANDED_ROWS { Self::LongPrompt } else { Self::Prompt }
+    }
+}
+
+impl RowKinds {
+    fn of(spans: &[SeqSpan<'_>]) -> Self {
+        let rows = |kind| {
+            let spans = spans.iter().filter(|span| span.kind == kind);
+            spans.map(|span| span.tokens.len()).sum()
+        };
+        Self { answers: rows(SpanKind::Answer), long: rows(SpanKind::LongPrompt) }
+    }
 }
 
 /// Rows of a step and the position of the first one.
@@ -268,15 +299,20 @@ impl Model {
     ) -> Result<(), Error> {
         let tokens = vec![0; rows];
         let logits = LogitsRequest::None;
-        let span = SeqSpan { states, position, before: &[], tokens: &tokens, logits };
+        let kind = match rows {
+            1 => SpanKind::Answer,
+            _ => SpanKind::of_prompt(rows, rows),
+        };
+        let span = SeqSpan { states, position, before: &[], tokens: &tokens, logits, kind };
         self.tokens.clone_from(&tokens);
         let mut stats = Stats::default();
         let mut ctx = StepContext { device, cache, host: None, row_store: None, stats: &mut stats };
         let has_head = parts.contains(&self.layers.len());
         self.run_layers(&mut ctx, &[span], &mut StepControl::default(), parts)?;
         for n in USUAL_CANDIDATES.iter().filter(|_| has_head) {
-            let rows: Vec<_> = LogitsRow::for_span(LogitsRequest::TopK(*n), 0..rows).collect();
-            self.run_head(device, &rows).map_err(Error::at(|| "head"))?;
+            let wanted: Vec<_> = LogitsRow::for_span(LogitsRequest::TopK(*n), 0..rows).collect();
+            let answers = usize::from(kind == SpanKind::Answer);
+            self.run_head(device, &wanted, answers).map_err(Error::at(|| "head"))?;
         }
         Ok(())
     }
@@ -366,7 +402,9 @@ impl Model {
         let result = runs.try_for_each(|logit_rows| {
             let since = Instant::now();
             if !rest.is_empty() {
-                self.run_head(&mut *ctx.device, logit_rows).map_err(Error::at(|| "head"))?;
+                let RowKinds { answers, .. } = RowKinds::of(spans);
+                let run = self.run_head(&mut *ctx.device, logit_rows, answers);
+                run.map_err(Error::at(|| "head"))?;
             }
             ctx.stats.computing_ns += since.elapsed().as_nanos() as u64;
             // A request for all tokens evaluates a given text, so no decode step follows. Between
@@ -468,6 +506,7 @@ impl Model {
                 layer: i,
                 next,
                 rows,
+                kinds: RowKinds::of(spans),
                 hidden: self.hidden,
                 streams: self.streams,
                 eps: self.eps,
@@ -502,7 +541,10 @@ impl Model {
         &self,
         device: &mut dyn Device,
         logit_rows: &[LogitsRow],
+        answers: usize,
     ) -> Result<(), moeflux_compute::Error> {
+        // Of the requested rows.
+        let answers = logit_rows.partition_point(|wanted| wanted.row < answers);
         let rows = logit_rows.iter().map(|wanted| wanted.row + 1).max().unwrap_or(0);
         let x = self.residual(rows);
         let normed = self.normed(logit_rows.len());
@@ -510,7 +552,9 @@ impl Model {
         for run in logit_rows.chunk_by(|a, b| a.row + 1 == b.row) {
             let (x, out) = (x.slice(run[0].row, run.len()), normed.slice(row, run.len()));
             let buffers = self.scratch.shared();
-            self.output.read(buffers, x, self.eps, out, &mut |op| device.run(op))?;
+            let answers = answers.saturating_sub(row).min(run.len());
+            let rows = ResidualRows { x, answers, eps: self.eps };
+            self.output.read(buffers, rows, out, &mut |op| device.run(op))?;
             row += run.len();
         }
         if logit_rows.iter().all(|wanted| wanted.is_hidden) {
@@ -522,6 +566,7 @@ impl Model {
             weight: self.head,
             bias: self.head_bias,
             exact: false,
+            answers,
             out: logits,
         })?;
         if self.logit_scale != 1.0 {
@@ -655,7 +700,11 @@ impl Model {
             let control = &mut StepControl::default();
             let recorded = self.run_layers(&mut ctx, &next, control, parts.clone());
             let recorded = recorded.and_then(|()| match parts.contains(&self.layers.len()) {
-                true => self.run_head(device, &logit_rows).map_err(Error::at(|| "head")),
+                true => {
+                    let RowKinds { answers, .. } = RowKinds::of(&next);
+                    let run = self.run_head(device, &logit_rows, answers);
+                    run.map_err(Error::at(|| "head"))
+                }
                 false => Ok(()),
             });
             recorded.is_ok()

@@ -92,6 +92,8 @@ pub(crate) struct HostExpertsOp<'a> {
     pub(crate) uses: &'a [ExpertUse],
     /// Rows of the inputs, which were read to [`HostExperts::input`].
     pub(crate) input_rows: usize,
+    /// Leading ones that belong to answers.
+    pub(crate) answers: usize,
     pub(crate) shape: &'a ExpertShape,
     pub(crate) activation: Activation,
     /// Number of experts of the layer.
@@ -104,6 +106,7 @@ pub(crate) struct HostExpertsOp<'a> {
 #[derive(Clone, Copy)]
 struct HostLayer {
     input_rows: usize,
+    answers: usize,
     shape: ExpertShape,
     activation: Activation,
     experts: usize,
@@ -144,7 +147,7 @@ impl HostJob {
     }
 
     fn compute(&mut self) -> Outcome {
-        let Some(HostLayer { input_rows, shape, activation, experts }) = self.layer else {
+        let Some(HostLayer { input_rows, answers, shape, activation, experts }) = self.layer else {
             return Ok(());
         };
         let (count, hidden) = (self.uses.len(), shape.up.cols);
@@ -156,6 +159,7 @@ impl HostJob {
             shape: &shape,
             activation,
             experts,
+            answers,
             uses: ExpertUses::Listed(&self.uses),
             inner: View::rows(self.inner, count, shape.up.rows),
             out,
@@ -299,7 +303,7 @@ impl HostExperts {
         pins: impl IntoIterator<Item = Pin>,
     ) -> Outcome {
         debug_assert!(!self.is_running, "experts of another layer are being computed");
-        let &HostExpertsOp { uses, input_rows, shape, activation, experts, parts } = op;
+        let &HostExpertsOp { uses, input_rows, answers, shape, activation, experts, parts } = op;
         let mut job = self.thread.finish();
         self.is_running = true;
         self.pins.extend(pins);
@@ -307,7 +311,8 @@ impl HostExperts {
         if std::mem::take(&mut self.input_is_new) {
             std::mem::swap(&mut job.input, &mut self.input);
         }
-        job.layer = Some(HostLayer { input_rows, shape: *shape, activation, experts });
+        let shape = *shape;
+        job.layer = Some(HostLayer { input_rows, answers, shape, activation, experts });
         job.uses.clear();
         for run in uses.chunk_by(|a, b| a.slot == b.slot) {
             let from = run[0].slot;

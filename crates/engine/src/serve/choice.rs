@@ -5,8 +5,12 @@ use std::{collections::VecDeque, sync::Arc};
 use super::decode::GenerateRequest;
 use crate::{
     base::error::Error,
-    runtime::{control::StepControl, forward::Logits},
-    session::{engine::Engine, session::Session, steps::RowSink},
+    runtime::control::StepControl,
+    session::{
+        engine::Engine,
+        session::{Session, SessionFeed},
+        steps::RowSink,
+    },
     text::sampling::{Sampler, TokenLogprobs, TokenMask},
 };
 
@@ -90,8 +94,8 @@ impl TokenChoice {
         alone.then_some(&mut self.sampler)
     }
 
-    /// Appends tokens to the session and chooses the next one, from candidates that the device
-    /// selects where they suffice.
+    /// Appends tokens of the answer to the session and chooses the next one, from candidates that
+    /// the device selects where they suffice.
     ///
     /// # Errors
     /// As [`Session::feed`] and [`TokenChoice::choose`].
@@ -102,10 +106,10 @@ impl TokenChoice {
         control: &mut StepControl<'_>,
     ) -> Result<ChosenToken, Error> {
         if let Some(sampler) = self.sampler_alone() {
-            let token = session.next(tokens, sampler, control)?;
+            let token = session.next_after(SessionFeed::answer(tokens), sampler, control)?;
             return Ok(ChosenToken { token, logprobs: None });
         }
-        session.feed(tokens, Logits::Last, control, &mut |_, _| {})?;
+        session.feed_answer(tokens, control)?;
         self.choose(session.logits())
     }
 }

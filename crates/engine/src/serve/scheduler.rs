@@ -17,7 +17,7 @@ use crate::{
     session::{
         engine::Engine,
         session::{MIN_CACHED_PREFIX, Session, Synced},
-        steps::BatchEntry,
+        steps::{BatchEntry, EntryKind},
         timeline::common_prefix_len,
     },
     text::sampling::TokenLogprobs,
@@ -200,6 +200,8 @@ struct Sequence {
     choice: TokenChoice,
     end: AnswerEnd,
     prompt: Arc<[u32]>,
+    /// Kind of the prompt's tokens, whatever other sequences compute of them.
+    prompt_kind: EntryKind,
     /// Set if the request asks for log-probabilities of the prompt.
     prompt_logprobs: Option<PromptLogprobs>,
     /// Set if the request asks for the embedding of the prompt, until it is complete.
@@ -220,19 +222,24 @@ struct Sequence {
 impl Sequence {
     /// Entry of a step that feeds the next `count` tokens.
     fn entry(&mut self, count: usize) -> BatchEntry<'_> {
-        let Self { session, prompt, pending, choice, prompt_logprobs, embedding, .. } = self;
-        let fed = session.tokens().len();
+        let Self {
+            session, prompt, prompt_kind, pending, choice, prompt_logprobs, embedding, ..
+        } = self;
+        let (fed, kind) = (session.tokens().len(), *prompt_kind);
         match pending.get(..count) {
-            // Nothing is chosen before all pending tokens are fed.
-            Some(tokens) if count < pending.len() => BatchEntry::new(session, tokens),
-            Some(tokens) => match choice.sampler_alone() {
-                Some(sampler) => BatchEntry::new(session, tokens).sampler(sampler),
-                None => BatchEntry::new(session, tokens).logits(true),
-            },
+            Some(tokens) => {
+                let entry = BatchEntry::new(session, tokens).kind(EntryKind::Answer);
+                match choice.sampler_alone() {
+                    // Nothing is chosen before all pending tokens are fed.
+                    _ if count < pending.len() => entry,
+                    Some(sampler) => entry.sampler(sampler),
+                    None => entry.logits(true),
+                }
+            }
             None => {
                 let tokens = &prompt[fed..fed + count];
                 let logits = fed + count == prompt.len();
-                let entry = BatchEntry::new(session, tokens).logits(logits);
+                let entry = BatchEntry::new(session, tokens).kind(kind).logits(logits);
                 match (prompt_logprobs, embedding) {
                     (Some(of_prompt), _) => entry.each_row(of_prompt.start_at(fed)),
                     (None, Some(embedding)) => entry.each_row(embedding.start()).hidden(true),
@@ -350,6 +357,7 @@ impl Scheduler {
             choice,
             end,
             prompt,
+            prompt_kind: EntryKind::Prompt { tokens: synced.computed },
             prompt_logprobs,
             embedding: request.embedding.map(PromptEmbedding::new),
             is_embedding: request.embedding.is_some(),

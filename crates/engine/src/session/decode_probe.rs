@@ -14,7 +14,10 @@ use crate::{
     },
     model::blueprint::Blueprint,
     runtime::{
-        control::StepControl, forward::LogitsRequest, host_experts::HostExperts, plan::MemoryPlan,
+        control::StepControl,
+        forward::{LogitsRequest, SpanKind},
+        host_experts::HostExperts,
+        plan::MemoryPlan,
     },
 };
 
@@ -92,7 +95,8 @@ impl Runtime {
             let token = (step * 7919 + 13) % blueprint.vocab.max(1);
             let since = Instant::now();
             let wanted = LogitsRequest::TopK(1);
-            let mut entry = [BatchResult { timeline, tokens: &[token as u32], wanted }];
+            let tokens = &[token as u32];
+            let mut entry = [BatchResult { timeline, tokens, wanted, kind: SpanKind::Answer }];
             let mut control = StepControl::default();
             self.step(&mut entry, &mut Stats::default(), &mut control, &mut |_, _| true)?;
             if step >= WARM_STEPS {

@@ -22,4 +22,4 @@ pub use mark::Mark;
 pub use save_restore::SnapshotOptions;
 pub use session::Synced;
 pub use snapshot::SnapshotFolder;
-pub use steps::{BatchEntry, RowSink};
+pub use steps::{BatchEntry, EntryKind, RowSink};

@@ -16,7 +16,7 @@ use crate::{
         engine::{Engine, Runtime},
         mark::Mark,
         prefix_cache::PrefixMatch,
-        steps::{BatchResult, RowSink},
+        steps::{BatchResult, EntryKind, RowSink},
         timeline::{Timeline, common_prefix_len},
     },
     text::sampling::Sampler,
@@ -190,6 +190,7 @@ impl Session {
         }
         let mut done = synced.reused;
         let total = synced.computed as f64;
+        let kind = EntryKind::Prompt { tokens: synced.computed };
         for end in self.cache_positions(done..tokens.len(), ends) {
             let (before, share) =
                 ((done - synced.reused) as f64 / total, (end - done) as f64 / total);
@@ -201,7 +202,8 @@ impl Session {
                 LogitsRequest::None
             };
             control.part(before, share, |control| {
-                self.steps(&tokens[done..end], wanted, control, &mut |row, output| {
+                let part = SessionFeed { tokens: &tokens[done..end], kind };
+                self.steps(part, wanted, control, &mut |row, output| {
                     if let (LogitsOutput::Logits(logits), Some(sink)) = (output, &mut sink) {
                         sink.row(done + row, logits);
                     }
@@ -415,13 +417,23 @@ impl Session {
         sampler: &mut Sampler,
         control: &mut StepControl<'_>,
     ) -> Result<u32, Error> {
+        self.next_after(SessionFeed::new(tokens), sampler, control)
+    }
+
+    /// [`Session::next`] after tokens of a known kind.
+    pub(crate) fn next_after(
+        &mut self,
+        feed: SessionFeed<'_>,
+        sampler: &mut Sampler,
+        control: &mut StepControl<'_>,
+    ) -> Result<u32, Error> {
         let vocab = self.engine.blueprint().vocab;
         let wanted = match sampler.candidates(vocab) {
             Some(n) => LogitsRequest::TopK(n),
             None => LogitsRequest::Logits(Logits::Last),
         };
         let mut chosen = Ok(None);
-        self.steps(tokens, wanted, control, &mut |_, output| {
+        self.steps(feed, wanted, control, &mut |_, output| {
             if let LogitsOutput::TopK { ids, logits } = output {
                 chosen = sampler.sample_candidates(ids, logits);
             }
@@ -447,7 +459,8 @@ impl Session {
         control: &mut StepControl<'_>,
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), Error> {
-        self.steps(tokens, LogitsRequest::Logits(logits), control, &mut |row, output| {
+        let (feed, wanted) = (SessionFeed::new(tokens), LogitsRequest::Logits(logits));
+        self.steps(feed, wanted, control, &mut |row, output| {
             if let LogitsOutput::Logits(logits) = output {
                 sink(row, logits);
             }
@@ -455,17 +468,31 @@ impl Session {
         })
     }
 
+    /// Appends tokens of an answer, and keeps the logits of the last one.
+    ///
+    /// # Errors
+    /// As [`Session::feed`].
+    pub(crate) fn feed_answer(
+        &mut self,
+        tokens: &[u32],
+        control: &mut StepControl<'_>,
+    ) -> Result<(), Error> {
+        let wanted = LogitsRequest::Logits(Logits::Last);
+        self.steps(SessionFeed::answer(tokens), wanted, control, &mut |_, _| true)
+    }
+
     /// Appends tokens, in chunks. `sink` receives the requested output: index into `tokens`, and
     /// the output of that row. The last token's logits are stored if they were read.
     fn steps(
         &mut self,
-        tokens: &[u32],
+        SessionFeed { tokens, kind }: SessionFeed<'_>,
         wanted: LogitsRequest,
         control: &mut StepControl<'_>,
         sink: &mut LogitsSink<'_>,
     ) -> Result<(), Error> {
         self.check_tokens(self.timeline.tokens.len(), tokens)?;
         let chunk_len = self.engine.plan().chunk;
+        let kind = kind.of_span(chunk_len);
         let (total, mut done) = (tokens.len(), 0);
         for chunk in tokens.chunks(chunk_len) {
             let last = done + chunk.len() == total;
@@ -479,7 +506,8 @@ impl Session {
             };
             let Self { engine, timeline, stats } = &mut *self;
             let (mut last_logits, mut was_read) = (std::mem::take(&mut timeline.logits), false);
-            let entry = BatchResult { timeline: &mut *timeline, tokens: chunk, wanted };
+            let timeline = &mut *timeline;
+            let entry = BatchResult { timeline, tokens: chunk, wanted, kind };
             let mut sink = |row, output: LogitsOutput<'_>| {
                 if let LogitsOutput::Logits(logits) = output
                     && last
@@ -525,6 +553,22 @@ impl Session {
             return Err(SessionError::ContextFull { tokens: end, context, advice }.into());
         }
         Ok(())
+    }
+}
+
+/// Tokens that are appended to a session.
+pub(crate) struct SessionFeed<'a> {
+    tokens: &'a [u32],
+    kind: EntryKind,
+}
+
+impl<'a> SessionFeed<'a> {
+    const fn new(tokens: &'a [u32]) -> Self {
+        Self { tokens, kind: EntryKind::of_count(tokens.len()) }
+    }
+
+    pub(crate) const fn answer(tokens: &'a [u32]) -> Self {
+        Self { tokens, kind: EntryKind::Answer }
     }
 }
 

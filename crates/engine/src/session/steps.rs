@@ -11,7 +11,9 @@ use crate::{
     },
     runtime::{
         control::StepControl,
-        forward::{Logits, LogitsOutput, LogitsRequest, LogitsSink, SeqSpan, StepContext},
+        forward::{
+            Logits, LogitsOutput, LogitsRequest, LogitsSink, SeqSpan, SpanKind, StepContext,
+        },
     },
     session::{
         engine::{Engine, Runtime},
@@ -41,6 +43,40 @@ pub struct BatchEntry<'a> {
     /// Whether `each_row` receives hidden states after the final norm in place of logits. The
     /// output head does not run then, and the session has no logits.
     pub hidden: bool,
+    /// Kind of the tokens.
+    pub kind: EntryKind,
+}
+
+/// Kind of the tokens of a [`BatchEntry`]. On the fast path of a processor the logits of an answer
+/// and of a prompt differ by rounding, and neither depends on the other entries of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EntryKind {
+    /// An answer: a chosen token, or tokens that are forced.
+    Answer,
+    /// A prompt.
+    Prompt {
+        /// Number of its tokens that are computed, in this step and others. It chooses the form of
+        /// latent attention.
+        tokens: usize,
+    },
+}
+
+impl EntryKind {
+    /// Kind of tokens of which no more is known: one goes on with an answer, several are a prompt.
+    pub(super) const fn of_count(tokens: usize) -> Self {
+        match tokens {
+            1 => Self::Answer,
+            _ => Self::Prompt { tokens },
+        }
+    }
+
+    /// Kind of the entry's span, in an engine whose steps have `chunk` tokens at most.
+    pub(crate) fn of_span(self, chunk: usize) -> SpanKind {
+        match self {
+            Self::Answer => SpanKind::Answer,
+            Self::Prompt { tokens } => SpanKind::of_prompt(tokens, chunk),
+        }
+    }
 }
 
 /// Receiver of logits or hidden states, token by token.
@@ -51,7 +87,7 @@ pub trait RowSink: Send {
 }
 
 impl<'a> BatchEntry<'a> {
-    /// Appends tokens without logits.
+    /// Appends tokens without logits: to an answer if it is one, else to a prompt.
     pub fn new(session: &'a mut Session, tokens: &'a [u32]) -> Self {
         Self {
             session,
@@ -61,6 +97,7 @@ impl<'a> BatchEntry<'a> {
             logits: false,
             each_row: None,
             hidden: false,
+            kind: EntryKind::of_count(tokens.len()),
         }
     }
 
@@ -91,12 +128,19 @@ impl<'a> BatchEntry<'a> {
         self.hidden = hidden;
         self
     }
+
+    /// Sets `kind`.
+    #[must_use]
+    pub fn kind(mut self, kind: EntryKind) -> Self {
+        self.kind = kind;
+        self
+    }
 }
 
 impl Engine {
     /// Appends tokens to several sessions in one step. Each expert is read once for all of them. On
-    /// the exact path the logits equal those of separate steps bit for bit; on the fast path they
-    /// differ by rounding.
+    /// the exact path and on a processor the logits equal those of separate steps bit for bit; on
+    /// the fast path of a card they may differ by rounding, from five rows on.
     ///
     /// Atomic: if the step fails or is cancelled, no session advances.
     ///
@@ -112,8 +156,8 @@ impl Engine {
         if entries.is_empty() {
             return Ok(Stats::default());
         }
-        if rows > self.plan().chunk {
-            let chunk = self.plan().chunk;
+        let chunk = self.plan().chunk;
+        if rows > chunk {
             return Err(SessionError::StepTooLarge { rows, chunk }.into());
         }
         for entry in &*entries {
@@ -122,8 +166,10 @@ impl Engine {
             }
             entry.session.check_tokens(entry.session.tokens().len(), entry.tokens)?;
         }
+        let mut entries: Vec<_> = entries.iter_mut().collect();
+        entries.sort_by_key(|entry| entry.kind.of_span(chunk));
         let mut outputs: Vec<EntryOutput<'_>> = Vec::with_capacity(entries.len());
-        for entry in &mut *entries {
+        for entry in &mut entries {
             let start = outputs.last().map_or(0, |output| output.rows.end);
             outputs.push(EntryOutput {
                 rows: start..start + entry.tokens.len(),
@@ -144,6 +190,7 @@ impl Engine {
                 timeline: &mut entry.session.timeline,
                 tokens: entry.tokens,
                 wanted: output.wanted(vocab),
+                kind: entry.kind.of_span(chunk),
             })
             .collect();
         let mut stats = Stats::default();
@@ -239,13 +286,14 @@ pub(crate) struct BatchResult<'a> {
     pub(crate) timeline: &'a mut Timeline,
     pub(crate) tokens: &'a [u32],
     pub(crate) wanted: LogitsRequest,
+    pub(crate) kind: SpanKind,
 }
 
 impl BatchResult<'_> {
     fn span(&self) -> SeqSpan<'_> {
         let Timeline { states, tokens, .. } = &*self.timeline;
-        let (position, logits) = (tokens.len(), self.wanted);
-        SeqSpan { states, position, before: tokens, tokens: self.tokens, logits }
+        let (position, logits, kind) = (tokens.len(), self.wanted, self.kind);
+        SeqSpan { states, position, before: tokens, tokens: self.tokens, logits, kind }
     }
 
     /// Commits of all rows, one for each state.

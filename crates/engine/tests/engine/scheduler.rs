@@ -9,7 +9,7 @@ use moeflux::{
     generate,
     runtime::{CancelToken, DeviceOptions},
     serve::{Event, Pooling, RequestId, Scheduler, SchedulerOptions},
-    session::BatchEntry,
+    session::{BatchEntry, EntryKind},
 };
 
 use crate::common::{self, Golden, exact, gpu, tales};
@@ -396,10 +396,9 @@ fn a_failed_step_loses_no_finished_sequence() {
     assert_eq!((made.finish.len(), made.finish[&done].0), (2, Finish::MaxTokens));
 }
 
-/// On the fast path, batches of up to four rows give the bits of single rows. Larger ones sum in
-/// another order, with a small effect.
+/// Answers beside seven others and a prompt, on the fast path.
 #[test]
-fn on_the_fast_path_batching_changes_little() {
+fn on_the_fast_path_of_a_processor_batching_changes_nothing() {
     let memory = MemoryRequest::default().sessions(18).context(256);
     let engine = common::engine(&tales(), DeviceOptions::default(), memory);
     let text = engine.text().unwrap();
@@ -410,27 +409,58 @@ fn on_the_fast_path_batching_changes_little() {
     alone.sync(lead, &mut StepControl::default()).unwrap();
     let fork = |n: usize| (0..n).map(|_| alone.fork().unwrap()).collect::<Vec<_>>();
     let (mut few, mut many) = (fork(4), fork(8));
-    let (mut sum, mut most) = (0.0, 0.0f64);
-    let next = &tokens[32..224];
-    for token in next {
+    let mut prompt = engine.session().unwrap();
+    for (token, part) in tokens[32..96].iter().zip(tokens.chunks(3)) {
         alone.decode(*token).unwrap();
-        for company in [&mut few, &mut many] {
-            let mut turns: Vec<BatchEntry<'_>> = company
-                .iter_mut()
+        for (company, part) in [(&mut few, &part[..1]), (&mut many, part)] {
+            let answers = company.iter_mut();
+            let mut turns: Vec<BatchEntry<'_>> = answers
                 .map(|session| BatchEntry::new(session, std::slice::from_ref(token)).logits(true))
                 .collect();
+            // Entries of prompts may come before entries of answers.
+            let kind = EntryKind::Prompt { tokens: part.len() };
+            turns.insert(1, BatchEntry::new(&mut prompt, part).kind(kind));
             engine.step(&mut turns, &mut StepControl::default()).unwrap();
             for session in &*company {
-                assert!(session.logits() == company[0].logits(), "rows of one step are alike");
+                assert!(session.logits() == alone.logits(), "of {} sessions", company.len());
             }
         }
-        assert!(few[0].logits() == alone.logits(), "four are as one");
-        let kl = divergence(alone.logits(), many[0].logits());
-        sum += kl;
-        most = most.max(kl);
     }
-    let mean = sum / next.len() as f64;
-    assert!(sum > 0.0 && mean < 5e-3, "mean {mean:.2e}, most {most:.2e}");
+}
+
+/// A prompt in pieces, beside an answer and another prompt, on the fast path. Latent attention has
+/// two forms, of which a prompt takes one for all its pieces.
+#[test]
+fn on_the_fast_path_of_a_processor_pieces_of_a_prompt_have_its_bits() {
+    for (name, len) in [("deepseek_v3", 300), ("deepseek_v3", 40), ("gpt_oss", 300)] {
+        let memory = MemoryRequest::default().sessions(4).context(512);
+        let device = DeviceOptions::default();
+        let engine = common::engine(&moeflux_goldens::golden(name), device, memory);
+        let tokens = prompt(3, len);
+        let (mut whole, mut pieces) = (engine.session().unwrap(), engine.session().unwrap());
+        whole.sync(&tokens, &mut StepControl::default()).unwrap();
+        let (mut answer, mut beside) = (engine.session().unwrap(), engine.session().unwrap());
+        let others = prompt(5, 16);
+        let kind = EntryKind::Prompt { tokens: len };
+        let (first, rest) = tokens.split_at(1);
+        for (piece, other) in [first].into_iter().chain(rest.chunks(len * 2 / 3)).zip(&others) {
+            let other = std::slice::from_ref(other);
+            let mut turns = [
+                BatchEntry::new(&mut pieces, piece).kind(kind).logits(true),
+                BatchEntry::new(&mut beside, &others[..3]),
+                BatchEntry::new(&mut answer, other),
+            ];
+            engine.step(&mut turns, &mut StepControl::default()).unwrap();
+        }
+        assert!(pieces.logits() == whole.logits(), "{name}, {len} tokens");
+        whole.decode(7).unwrap();
+        let mut turns = [
+            BatchEntry::new(&mut beside, &tokens),
+            BatchEntry::new(&mut pieces, &[7]).logits(true),
+        ];
+        engine.step(&mut turns, &mut StepControl::default()).unwrap();
+        assert!(pieces.logits() == whole.logits(), "{name}, an answer after {len} tokens");
+    }
 }
 
 /// On the fast path of a GPU, too, steps of up to four rows have the bits of steps of one.
@@ -468,17 +498,6 @@ fn few_sessions_have_the_bits_of_each_alone_on_a_gpu() {
             }
         }
     }
-}
-
-/// KL divergence of two softmax distributions.
-fn divergence(p: &[f32], q: &[f32]) -> f64 {
-    let log_softmax = |x: &[f32]| -> Vec<f64> {
-        let max = f64::from(x.iter().copied().fold(f32::MIN, f32::max));
-        let sum: f64 = x.iter().map(|x| (f64::from(*x) - max).exp()).sum();
-        x.iter().map(|x| f64::from(*x) - max - sum.ln()).collect()
-    };
-    let (p, q) = (log_softmax(p), log_softmax(q));
-    p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum()
 }
 
 #[test]

@@ -26,10 +26,10 @@ use super::{
     unpack_mx::block_scales,
     vector::{CACHE_LINE, L1_PREFETCH, MAX_LANES, MAX_VECTOR_BYTES, Q8_GROUP, Simd, prefetch_rows},
 };
-use crate::Scalar;
+use crate::{Scalar, operands::MAX_ANSWER_PASS};
 
 /// Most rows of activations of a GEMV. Each is summed as if it were alone.
-pub(crate) const GEMV_ROWS: usize = 4;
+pub(crate) const GEMV_ROWS: usize = MAX_ANSWER_PASS;
 
 /// Columns of a section. Longer rows are summed in sections, whose sums are then added: keeps the
 /// small parts of long sums, and cancels large sums against their biases early. A multiple of the

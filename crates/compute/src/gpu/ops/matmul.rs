@@ -85,7 +85,7 @@ pub(in crate::gpu) fn gemv_product(
     op: &Op<'_>,
 ) -> Result<Option<GemvProduct>, Error> {
     match *op {
-        Op::MatMul { x, weight, bias, exact, out } => {
+        Op::MatMul { x, weight, bias, exact, out, .. } => {
             let exact = exact || ctx.exact;
             let product = GemvProduct::new(ctx, MatMulOperands { x, weight, bias, exact, out })?;
             Ok(product.filter(|product| !product.is_gemm(ctx)))
@@ -98,7 +98,7 @@ pub(in crate::gpu) fn gemv_product(
 pub(super) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
     match *op {
         Op::Embed { table, tokens, out } => encode_embed(ctx, table, tokens, out),
-        Op::MatMul { x, weight, bias, exact, out } => {
+        Op::MatMul { x, weight, bias, exact, out, .. } => {
             let exact = exact || ctx.exact;
             let operands = MatMulOperands { x, weight, bias, exact, out };
             if (!exact && gemm::encode_matmul(ctx, operands)?)

@@ -22,10 +22,10 @@ use crate::{
 /// Epsilon of the norms of index keys. Fixed in the reference codes, independent of `rms_norm_eps`.
 pub(super) const INDEX_EPS: f32 = 1e-6;
 
-/// Rows of a span from which on the expanded form is faster: docs/measured/latent-attention.md. It
+/// Rows of a step from which on the expanded form is faster: docs/measured/latent-attention.md. It
 /// recomputes K and V of all positions for each span, and then multiplies 320 instead of 1088
 /// values per row, head and position.
-const EXPANDED_ROWS: usize = 256;
+pub(crate) const EXPANDED_ROWS: usize = 256;
 
 #[derive(Debug)]
 pub(crate) struct Mla {
@@ -42,8 +42,8 @@ pub(crate) struct Mla {
     gate: Option<HeadGates>,
     o_proj: Linear,
     sparse: Option<Sparse>,
-    /// Whether steps of many rows use the expanded form. Not on the exact path, where a row's bits
-    /// must not depend on the number of rows in its step.
+    /// Whether long prompts use the expanded form. Not on the exact path, where the bits of a row
+    /// must not depend on the length of its prompt.
     expands: bool,
 }
 
@@ -271,13 +271,28 @@ impl Mla {
         let rotated_key = k.columns(kv_lora_rank, rotated);
         step.rope(&self.rope, rotated_key, rotated_key, spans)?;
         let q_rotated = q.slice_width(nope, rotated);
-        if self.expands && spans.iter().all(|span| span.rows >= EXPANDED_ROWS) {
-            step.rope(&self.rope, q_rotated, q_rotated, spans)?;
+        // Spans of long prompts come last.
+        let first = step.rows - if self.expands { step.kinds.long } else { 0 };
+        let mut rows = 0;
+        let few = spans.iter().take_while(|span| {
+            rows += span.rows;
+            rows <= first
+        });
+        let (spans, long_spans) = spans.split_at(few.count());
+        let heads_y = y.split(heads);
+        if !long_spans.is_empty() {
+            let [q, q_rotated, k, out] =
+                [q, q_rotated, k, heads_y].map(|view| view.slice(first, step.kinds.long));
+            step.rope(&self.rope, q_rotated, q_rotated, long_spans)?;
             let (keys, values) = (self.embed_q.transpose(), self.unembed_out);
-            let (scale, out) = (self.shape.scale, y.split(heads));
+            let (scale, spans) = (self.shape.scale, long_spans);
             step.run(&Op::LatentAttention { q, k, keys, values, scale, spans, out })?;
+        }
+        if spans.is_empty() {
             return self.project(step, y);
         }
+        let [q, q_rotated, k, absorbed, latent_out, heads_y] =
+            [q, q_rotated, k, absorbed, latent_out, heads_y].map(|view| view.slice(0, first));
         step.run(&Op::HeadMatMul {
             x: q.slice_width(0, nope),
             matrix: self.embed_q,
@@ -315,7 +330,7 @@ impl Mla {
             spans,
             out: latent_out,
         })?;
-        step.run(&Op::HeadMatMul { x: latent_out, matrix: self.unembed_out, out: y.split(heads) })?;
+        step.run(&Op::HeadMatMul { x: latent_out, matrix: self.unembed_out, out: heads_y })?;
         self.project(step, y)
     }
 

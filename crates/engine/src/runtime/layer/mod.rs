@@ -31,7 +31,7 @@ pub(crate) use compressed::Compressed;
 pub(crate) use delta_net::DeltaNet;
 pub(crate) use gqa::Gqa;
 pub(crate) use mamba2::Mamba2;
-pub(crate) use mla::Mla;
+pub(crate) use mla::{EXPANDED_ROWS, Mla};
 pub(crate) use mlp::{Mlp, MlpScratch};
 pub(crate) use moe::Moe;
 pub(crate) use moe_state::MoeState;
@@ -281,12 +281,22 @@ pub(crate) struct Step<'a> {
     /// The next layer with routed experts, if it is on the same card.
     pub(crate) next: Option<NextExperts<'a>>,
     pub(crate) rows: usize,
+    pub(crate) kinds: RowKinds,
     pub(crate) hidden: usize,
     /// Residual streams.
     pub(crate) streams: usize,
     pub(crate) eps: f32,
     /// Contents of [`GATHERED`]. A sub-block writes each input of its projections once.
     pub(crate) gathered: Option<GatheredInput>,
+}
+
+/// Rows of a step by their kind.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RowKinds {
+    /// Leading rows that belong to answers.
+    pub(crate) answers: usize,
+    /// Trailing rows that belong to long prompts.
+    pub(crate) long: usize,
 }
 
 /// A later layer with routed experts.
@@ -329,6 +339,10 @@ impl Step<'_> {
         View::rows(self.scratch.normed, self.rows, self.hidden)
     }
 
+    pub(crate) fn residual(&self) -> ResidualRows {
+        ResidualRows { x: self.x(), answers: self.kinds.answers, eps: self.eps }
+    }
+
     /// Output of the current sub-block.
     pub(crate) fn mixed(&self) -> View {
         View::rows(self.scratch.mixed, self.rows, self.hidden)
@@ -358,13 +372,27 @@ impl Step<'_> {
 
     fn mat_mul(&mut self, x: View, linear: Linear, out: View) -> Result<(), Error> {
         let x = self.in_order(x, linear.order)?;
-        self.run(&Op::MatMul { x, weight: linear.weight, bias: linear.bias, exact: false, out })
+        self.run(&Op::MatMul {
+            x,
+            weight: linear.weight,
+            bias: linear.bias,
+            exact: false,
+            answers: self.kinds.answers,
+            out,
+        })
     }
 
     /// Uses f32 activations on the fast path, too.
     fn exact_mat_mul(&mut self, x: View, linear: Linear, out: View) -> Result<(), Error> {
         let x = self.in_order(x, linear.order)?;
-        self.run(&Op::MatMul { x, weight: linear.weight, bias: linear.bias, exact: true, out })
+        self.run(&Op::MatMul {
+            x,
+            weight: linear.weight,
+            bias: linear.bias,
+            exact: true,
+            answers: self.kinds.answers,
+            out,
+        })
     }
 
     /// `x` with its columns in an order.
@@ -452,6 +480,16 @@ impl SubBlockBody {
     }
 }
 
+/// Rows of the residual, from which a sub-block or the head reads.
+#[derive(Clone, Copy)]
+pub(crate) struct ResidualRows {
+    /// `(rows, streams * hidden)`.
+    pub(crate) x: View,
+    /// Leading rows that belong to answers.
+    pub(crate) answers: usize,
+    pub(crate) eps: f32,
+}
+
 /// A loaded [`SubBlockInput`].
 #[derive(Debug)]
 pub(crate) enum Input {
@@ -473,18 +511,17 @@ impl Input {
         })
     }
 
-    /// Writes the input for the residual `x` to `out`, `(rows, hidden)`.
+    /// Writes the input for rows of the residual to `out`, `(rows, hidden)`.
     pub(crate) fn read<E>(
         &self,
         buffers: SharedBuffers<'_>,
-        x: View,
-        eps: f32,
+        rows: ResidualRows,
         out: View,
         run: &mut dyn FnMut(&Op<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
         match self {
-            Self::Residual(norm) => run(&norm.op(x, eps, out)),
-            Self::Streams(streams) => streams.read(buffers, x, eps, out, run),
+            Self::Residual(norm) => run(&norm.op(rows.x, rows.eps, out)),
+            Self::Streams(streams) => streams.read(buffers, rows, out, run),
             Self::Previous => Ok(()),
         }
     }
@@ -518,7 +555,7 @@ impl SubBlock {
         let (x, mixed, eps) = (step.x(), step.mixed(), step.eps);
         step.gathered = None;
         let (buffers, normed) = (step.scratch.shared(), step.normed());
-        self.input.read(buffers, x, eps, normed, &mut |op| step.run(op))?;
+        self.input.read(buffers, step.residual(), normed, &mut |op| step.run(op))?;
         let is_added = self.post_norm.is_none() && !matches!(self.input, Input::Streams(_));
         let mut output = Some(mixed);
         match &self.body {

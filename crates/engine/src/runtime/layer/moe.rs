@@ -412,7 +412,7 @@ impl Moe {
         let (buffers, eps) = (step.scratch.prediction.shared(), step.eps);
         match self.router_norm {
             Some(norm) => step.run(&StreamNorm::Rms(norm).op(x, eps, input))?,
-            None => of_input.read(buffers, x, eps, input, &mut |op| step.run(op))?,
+            None => of_input.read(buffers, step.residual(), input, &mut |op| step.run(op))?,
         }
         step.exact_mat_mul(input, self.router_weight, logits)?;
         match step.run(&Op::TopK { logits, router: self.router, ids, weights }) {
@@ -662,7 +662,7 @@ impl Moe {
             return Ok(false);
         }
         step.collect_from_host()?;
-        let Step { device, moe_state, stats, layer, .. } = step;
+        let Step { device, moe_state, stats, layer, rows, kinds, .. } = step;
         let Some(host) = &mut step.host else { return Ok(false) };
         let MoeState { host_uses: uses, host_pinned, .. } = &mut **moe_state;
         uses.sort_unstable_by_key(|u| (u.slot, u.out_row));
@@ -670,6 +670,7 @@ impl Moe {
         let op = HostExpertsOp {
             uses,
             input_rows: x.rows,
+            answers: kinds.answers * (x.rows / *rows),
             shape: &self.shape,
             activation: self.activation,
             experts: self.n_experts,
@@ -694,6 +695,7 @@ impl Moe {
             shape: &self.shape,
             activation: self.activation,
             experts: self.n_experts + (self.experts_per_row - self.top_k),
+            answers: step.kinds.answers * (x.rows / step.rows),
             uses,
             inner,
             out: parts,

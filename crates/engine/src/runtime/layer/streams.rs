@@ -3,7 +3,8 @@
 use moeflux_compute::{Buffer, GateFunction, Op, View, Weight};
 
 use super::{
-    Loader, SCRATCH_BUFFERS, ScratchId, ScratchWidths, StreamNorm, scratch::SharedBuffers,
+    Loader, ResidualRows, SCRATCH_BUFFERS, ScratchId, ScratchWidths, StreamNorm,
+    scratch::SharedBuffers,
 };
 use crate::{
     base::error::Error,
@@ -102,8 +103,7 @@ impl Streams {
     pub(crate) fn read<E>(
         &self,
         buffers: SharedBuffers<'_>,
-        x: View,
-        eps: f32,
+        ResidualRows { x, answers, eps }: ResidualRows,
         out: View,
         run: &mut dyn FnMut(&Op<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
@@ -117,7 +117,7 @@ impl Streams {
                 run(&Op::RmsNorm { x, weight: None, per_head: false, eps, out: normed })?;
                 // Exact, as for routers: all that follows depends on it.
                 let (x, exact) = (normed, true);
-                run(&Op::MatMul { x, weight, bias: None, exact, out: logits })?;
+                run(&Op::MatMul { x, weight, bias: None, exact, answers, out: logits })?;
                 run(&Op::StreamWeights {
                     logits,
                     streams: self.count,
@@ -137,8 +137,14 @@ impl Streams {
                 run(&norm)?;
                 let latent = buffers.view(LATENT, x.rows, rank);
                 let weights = buffers.view(ELEMENT_WEIGHTS, x.rows, x.width);
-                let mat_mul =
-                    |x, weight, exact, out| Op::MatMul { x, weight, bias: None, exact, out };
+                let mat_mul = |x, weight, exact, out| Op::MatMul {
+                    x,
+                    weight,
+                    bias: None,
+                    exact,
+                    answers,
+                    out,
+                };
                 run(&mat_mul(normed, down, false, latent))?;
                 if let Some(inject) = inject {
                     run(&mat_mul(normed, inject, true, self.gates(buffers, x.rows)))?;

@@ -127,6 +127,7 @@ fn run(x: &[f32], sub_blocks: impl FnOnce(Parts) -> Vec<SubBlockBlueprint>) -> L
         layer: 0,
         next: None,
         rows: ROWS,
+        kinds: RowKinds::default(),
         hidden: blueprint.hidden,
         streams: blueprint.streams,
         eps: blueprint.eps,

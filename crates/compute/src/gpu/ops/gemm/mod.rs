@@ -290,7 +290,7 @@ pub(super) fn encode_matmul(
 /// Encodes [`Op::Experts`]. Returns false if it has too few rows for GEMM, or gate and up differ in
 /// shape.
 pub(super) fn encode_experts(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<bool, Error> {
-    let &Op::Experts { x, shape, activation, experts, uses, inner, out } = op else {
+    let &Op::Experts { x, shape, activation, experts, uses, inner, out, .. } = op else {
         return Ok(false);
     };
     let [x_words, inner_words] = [x.width, inner.width].map(row_words);
