@@ -43,7 +43,7 @@ mod tests {
         let named = |prefix| all().iter().filter(|f| has_prefix(**f, prefix)).count();
         assert_eq!(
             ["affine", "affine4", "AFFINE4/64", "fp8", "f", ""].map(named),
-            [18, 3, 1, 1, 3, 0]
+            [24, 4, 1, 1, 3, 0]
         );
         assert!(COMMON.iter().all(|f| all().contains(f)));
     }
