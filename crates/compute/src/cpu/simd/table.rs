@@ -601,7 +601,7 @@ macro_rules! kernels {
             scratch: TileScratch<'_>,
             out: &mut GemmOut,
         ) {
-            kernels! { @unpack_rows $feature $simd; $packing; four 4, six 6, eight 8 }
+            kernels! { @unpack_rows $feature $simd; $packing; two 2, four 4, six 6, eight 8 }
             let last = x.len() - 1;
             // SAFETY: as the kernel.
             unsafe {
@@ -612,7 +612,8 @@ macro_rules! kernels {
                     5.. if TABLE.unpack_batch >= 8 => {
                         six(w, &std::array::from_fn(|c| x[c.min(last)]), shape, scratch, out);
                     }
-                    _ => four(w, &std::array::from_fn(|c| x[c.min(last)]), shape, scratch, out),
+                    3.. => four(w, &std::array::from_fn(|c| x[c.min(last)]), shape, scratch, out),
+                    _ => two(w, &std::array::from_fn(|c| x[c.min(last)]), shape, scratch, out),
                 }
             }
         }
