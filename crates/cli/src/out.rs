@@ -111,8 +111,8 @@ impl AnswerPrinter {
         }
     }
 
-    /// Prints what is held back, and the thoughts of an answer that never left them, if they were
-    /// not printed as they came: the model has said nothing else.
+    /// Prints the rest of the text. Thoughts that were not printed as they came are printed if the
+    /// answer has no text.
     ///
     /// # Errors
     /// As [`exact`].
@@ -151,7 +151,7 @@ impl AnswerPrinter {
         }
     }
 
-    /// Prints what is held back.
+    /// Prints the text that is held back.
     fn release(&mut self) -> anyhow::Result<()> {
         match self.held() {
             held if held.is_empty() => Ok(()),
@@ -167,7 +167,7 @@ impl AnswerPrinter {
 }
 
 impl Drop for AnswerPrinter {
-    /// Prints what an answer that failed held back.
+    /// Prints the text that is held back when an answer fails.
     fn drop(&mut self) {
         let _ = self.release();
     }

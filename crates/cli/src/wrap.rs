@@ -169,8 +169,8 @@ impl Wrapper {
 /// Characters of a line that begins or ends a code block.
 const FENCE: usize = 3;
 
-/// Whether a line may end between two characters that no space divides: beside those of scripts
-/// without spaces, and beside emoji.
+/// Whether a line may end between two characters without a space: beside emoji, and beside
+/// characters of scripts that write no spaces.
 fn may_break(before: char, after: char) -> bool {
     let is_wide = |c: char| c.width() == Some(2);
     let joins = |c: char| c.width() == Some(0) || matches!(c, '\u{1f3fb}'..='\u{1f3ff}');

@@ -118,7 +118,8 @@ impl BlockSet {
         Self(vec![0; size.div_ceil(BLOCK).div_ceil(8) as usize])
     }
 
-    /// The set of these bits; `None` if they are those of a file of another size.
+    /// The set with a bit for each block; `None` if a file of `size` bytes has another number of
+    /// blocks.
     pub(crate) fn from_bits(bits: &[u8], size: u64) -> Option<Self> {
         let blocks = size.div_ceil(BLOCK);
         if bits.len() as u64 != blocks.div_ceil(8) {

@@ -168,10 +168,10 @@ pub enum HubError {
         /// Digest in the server's list.
         wanted: String,
     },
-    /// Bytes that were read while another process downloaded a file are not those of the file.
+    /// A file's bytes differ from the bytes that were read while another process downloaded it.
     #[error(
-        "{file}: bytes that were read while another process downloaded it are not those of the \
-         complete file: run the command again"
+        "{file}: the complete file differs from bytes that were read while another process \
+         downloaded it: run the command again"
     )]
     OtherBytes {
         /// The file.

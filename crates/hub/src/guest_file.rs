@@ -237,7 +237,7 @@ mod tests {
         assert!(guest.piece(&(4 * BLOCK..5 * BLOCK)).own.is_some());
         assert!(guest.piece(&(5 * BLOCK..6 * BLOCK)).own.is_none());
         assert_eq!(guest.blocks_mut().claim(&(0..size), u64::MAX), Some(6 * BLOCK..size));
-        // Another record is that of other bytes.
+        // A record that loses blocks belongs to another download.
         assert_eq!(guest.end_look(Some(&BlockSet::empty(size))), None);
     }
 }

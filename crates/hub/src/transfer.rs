@@ -542,8 +542,8 @@ impl Transfer {
         Ok(Fetched::Range)
     }
 
-    /// Lets readers have bytes that have arrived; the last ones complete the file. `false` if the
-    /// file they were written to is no longer that of readers.
+    /// Lets readers have bytes that have arrived; the last ones complete the file. `false` if
+    /// readers no longer use the file to which the bytes were written.
     fn add(&self, file: usize, target: &Arc<File>, range: Range<u64>) -> Result<bool, HubError> {
         let (whole, record) = {
             let mut schedule = self.schedule();

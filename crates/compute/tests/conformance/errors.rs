@@ -603,6 +603,17 @@ fn invalid_blocks_are_rejected() {
     });
 }
 
+/// Two experts, with views of the inputs, inner rows and outputs.
+fn experts_of_two<'a>(
+    [x, inner, out]: [View; 3],
+    shape: &'a ExpertShape,
+    activation: Activation,
+    uses: &'a [ExpertUse],
+) -> Op<'a> {
+    let (answers, uses) = (x.few(), ExpertUses::Listed(uses));
+    Op::Experts { x, shape, activation, experts: 2, answers, uses, inner, out }
+}
+
 #[test]
 fn mismatched_experts_and_slots_are_rejected() {
     let mut random = Random::new(65);
@@ -633,17 +644,8 @@ fn mismatched_experts_and_slots_are_rejected() {
         let x = pair.random(&mut random, 2, 4);
         let (inner, out) = (pair.nan_filled(1, 8), pair.nan_filled(2, 4));
         let assigned = |slot, row, out_row| &*vec![ExpertUse { slot, row, out_row }].leak();
-        let listed = ExpertUses::Listed;
-        let op = |uses| Op::Experts {
-            x,
-            shape: &shape,
-            activation: Activation::SwiGlu,
-            experts: 2,
-            answers: x.few(),
-            uses: listed(uses),
-            inner,
-            out,
-        };
+        let views = [x, inner, out];
+        let op = |uses| experts_of_two(views, &shape, Activation::SwiGlu, uses);
         refused(pair, "row", &op(assigned(slot(0, 0), 2, 0)));
         refused(pair, "part", &op(assigned(slot(0, 0), 0, 2)));
         refused(pair, "slot", &op(assigned(slot(0, 2), 0, 0)));
@@ -656,71 +658,19 @@ fn mismatched_experts_and_slots_are_rejected() {
         );
         let bad = ExpertShape { up: MatrixShape { rows: 7, ..wide }, ..shape };
         let activation = Activation::SwiGlu;
-        let uses = listed(assigned(slot(0, 0), 0, 0));
-        refused(
-            pair,
-            "up",
-            &Op::Experts {
-                x,
-                shape: &bad,
-                activation,
-                experts: 2,
-                answers: x.few(),
-                uses,
-                inner,
-                out,
-            },
-        );
+        let uses = assigned(slot(0, 0), 0, 0);
+        refused(pair, "up", &experts_of_two(views, &bad, activation, uses));
         let up = MatrixShape { format: Format::Plain(Scalar::BF16), ..wide };
         let bad = ExpertShape { up, interleaved: true, ..shape };
-        refused(
-            pair,
-            "interleaved",
-            &Op::Experts {
-                x,
-                shape: &bad,
-                activation,
-                experts: 2,
-                answers: x.few(),
-                uses,
-                inner,
-                out,
-            },
-        );
+        refused(pair, "interleaved", &experts_of_two(views, &bad, activation, uses));
         for (what, shape, activation) in [
             ("a missing gate", &ExpertShape { gate: None, ..shape }, Activation::SwiGlu),
             ("an unused gate", &shape, Activation::Relu2),
         ] {
-            refused(
-                pair,
-                what,
-                &Op::Experts {
-                    x,
-                    shape,
-                    activation,
-                    experts: 2,
-                    answers: x.few(),
-                    uses,
-                    inner,
-                    out,
-                },
-            );
+            refused(pair, what, &experts_of_two(views, shape, activation, uses));
         }
         let bad = ExpertShape { output_bias: Some(Scalar::F32), ..shape };
-        refused(
-            pair,
-            "no room for biases",
-            &Op::Experts {
-                x,
-                shape: &bad,
-                activation,
-                experts: 2,
-                answers: x.few(),
-                uses,
-                inner,
-                out,
-            },
-        );
+        refused(pair, "no room for biases", &experts_of_two(views, &bad, activation, uses));
         let taken = [&mut pair.reference, &mut pair.device]
             .map(|device| device.take_slot(slot(2, 0)).unwrap());
         refused(pair, "taken", &op(assigned(slot(2, 0), 0, 0)));

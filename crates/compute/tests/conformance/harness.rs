@@ -20,6 +20,11 @@ struct DeviceLoop {
     device: usize,
 }
 
+/// Product without a bias, of which few rows belong to answers.
+pub(crate) fn mat_mul(x: View, weight: Weight, exact: bool, out: View) -> Op<'static> {
+    Op::MatMul { x, weight, bias: None, exact, answers: x.few(), out }
+}
+
 /// Random values of a test, the same on every platform.
 ///
 /// Within one loop over the devices, each device gets the values of the first one. So the inputs do

@@ -6,8 +6,8 @@ use moeflux_compute::{
 };
 
 use crate::harness::{
-    AFFINE4, DevicePair, Random, affine_unit, bits, bytes, device, formats, read, sample_formats,
-    tests_cpu,
+    AFFINE4, DevicePair, Random, affine_unit, bits, bytes, device, formats, mat_mul, read,
+    sample_formats, tests_cpu,
 };
 
 /// Columns that a format allows; some are not a multiple of a SIMD vector.
@@ -74,24 +74,10 @@ fn every_format_on_the_fast_path() {
                     let what = format!("{rows} rows, {cols} inputs, {format}");
                     // Activations that quantization leaves exact isolate the error of the kernels.
                     let x = pair.dense(rows, &random.int8_values(rows * cols));
-                    pair.run(&Op::MatMul {
-                        x,
-                        weight,
-                        bias: None,
-                        exact: false,
-                        answers: x.few(),
-                        out,
-                    });
+                    pair.run(&mat_mul(x, weight, false, out));
                     pair.agree(&what, out, 1e-5);
                     let x = pair.random(&mut random, rows, cols);
-                    pair.run(&Op::MatMul {
-                        x,
-                        weight,
-                        bias: None,
-                        exact: false,
-                        answers: x.few(),
-                        out,
-                    });
+                    pair.run(&mat_mul(x, weight, false, out));
                     pair.agree_in_norm(&what, out, 1e-2);
                 }
             }
@@ -108,7 +94,7 @@ fn every_block_type() {
             let weight = pair.weight(&mut random, MatrixShape { rows: 21, cols, format });
             let x = pair.dense(2, &random.int8_values(2 * cols));
             let out = pair.nan_filled(2, 21);
-            pair.run(&Op::MatMul { x, weight, bias: None, exact, answers: x.few(), out });
+            pair.run(&mat_mul(x, weight, exact, out));
             pair.agree(&format!("{format}"), out, 1e-5);
         }
     });
@@ -132,24 +118,10 @@ fn gemv_of_few_rows_with_many_outputs() {
             let weight = pair.weight(&mut random, MatrixShape { rows: 1100, cols: 192, format });
             for rows in [1, 3] {
                 let (x, out) = (pair.random(&mut random, rows, 192), pair.nan_filled(rows, 1100));
-                pair.run(&Op::MatMul {
-                    x,
-                    weight,
-                    bias: None,
-                    exact: false,
-                    answers: x.few(),
-                    out,
-                });
+                pair.run(&mat_mul(x, weight, false, out));
                 pair.agree_in_norm(&format!("{rows} rows, {format}"), out, 1e-2);
                 let x = pair.dense(rows, &random.int8_values(rows * 192));
-                pair.run(&Op::MatMul {
-                    x,
-                    weight,
-                    bias: None,
-                    exact: false,
-                    answers: x.few(),
-                    out,
-                });
+                pair.run(&mat_mul(x, weight, false, out));
                 pair.agree(&format!("{rows} rows, {format}"), out, 1e-5);
             }
         }
@@ -165,7 +137,7 @@ fn gemm_of_many_rows_and_outputs() {
             let weight = pair.weight(&mut random, MatrixShape { rows: 70, cols: 320, format });
             let x = pair.random(&mut random, 131, 320);
             let out = pair.nan_filled(131, 70);
-            pair.run(&Op::MatMul { x, weight, bias: None, exact: false, answers: x.few(), out });
+            pair.run(&mat_mul(x, weight, false, out));
             let rounds = !exact && pair.rounds_gemm_activations(format);
             pair.agree(&format!("{format}"), out, if rounds { 3e-2 } else { 1e-5 });
             pair.agree_in_norm(&format!("{format}"), out, if rounds { 6e-3 } else { 1e-6 });
@@ -216,7 +188,7 @@ fn many_rows_of_every_block_type() {
             let weight = pair.weight(&mut random, MatrixShape { rows: outputs, cols, format });
             let x = pair.random(&mut random, rows, cols);
             let out = pair.nan_filled(rows, outputs);
-            pair.run(&Op::MatMul { x, weight, bias: None, exact: false, answers: x.few(), out });
+            pair.run(&mat_mul(x, weight, false, out));
             let what = format!("{rows} rows, {cols} inputs, {outputs} outputs, {format}");
             let rounds = !exact && pair.rounds_gemm_activations(format);
             pair.agree_in_norm(&what, out, if rounds { 1e-2 } else { 1e-6 });
@@ -236,14 +208,7 @@ fn few_rows_of_long_blocks() {
             for rows in [1, 3] {
                 let x = pair.dense(rows, &random.int8_values(rows * cols));
                 let out = pair.nan_filled(rows, 37);
-                pair.run(&Op::MatMul {
-                    x,
-                    weight,
-                    bias: None,
-                    exact: false,
-                    answers: x.few(),
-                    out,
-                });
+                pair.run(&mat_mul(x, weight, false, out));
                 pair.agree(&format!("{rows} rows, {format}"), out, 2e-5);
             }
         }
@@ -291,14 +256,7 @@ fn many_rows_of_whole_blocks() {
             for (contents, what) in [(&usual, "usual scales"), (&small, "small scales")] {
                 let weight = pair.weight_from_bytes(shape, contents);
                 let (x, out) = (pair.random(&mut random, 41, cols), pair.nan_filled(41, 67));
-                pair.run(&Op::MatMul {
-                    x,
-                    weight,
-                    bias: None,
-                    exact: false,
-                    answers: x.few(),
-                    out,
-                });
+                pair.run(&mat_mul(x, weight, false, out));
                 let rounds = !exact && pair.rounds_gemm_activations(format);
                 pair.agree_in_norm(
                     &format!("{format}, {what}"),
@@ -320,7 +278,7 @@ fn a_nan_weight_among_many_rows_affects_its_output_only() {
             contents[4 * 128 + 77] = 0xff;
             let weight = pair.weight_from_bytes(shape, &contents);
             let (x, out) = (pair.random(&mut random, 40, 128), pair.nan_filled(40, 9));
-            pair.run(&Op::MatMul { x, weight, bias: None, exact: false, answers: x.few(), out });
+            pair.run(&mat_mul(x, weight, false, out));
             for (i, y) in pair.read(out).iter().enumerate() {
                 assert_eq!(y.is_nan(), i % 9 == 4, "{format}, output {}", i % 9);
             }
@@ -393,14 +351,7 @@ fn products_of_small_floats_equal_those_of_their_values() {
                 let x = pair.dense(count, &x[..count * cols]);
                 let [ours, expected] = [weight, plain].map(|weight| {
                     let out = pair.nan_filled(count, rows);
-                    pair.run(&Op::MatMul {
-                        x,
-                        weight,
-                        bias: None,
-                        exact: true,
-                        answers: x.few(),
-                        out,
-                    });
+                    pair.run(&mat_mul(x, weight, true, out));
                     pair.read(out)
                 });
                 for (i, (ours, exact)) in ours.into_iter().zip(expected).enumerate() {
@@ -452,7 +403,7 @@ fn rows_of_any_magnitude() {
             values.iter_mut().enumerate().for_each(|(i, x)| *x *= magnitudes[i / 128 % 6]);
             values[5 * 128..6 * 128].fill(0.0);
             let (x, out) = (pair.dense(36, &values), pair.nan_filled(36, 33));
-            pair.run(&Op::MatMul { x, weight, bias: None, exact: false, answers: x.few(), out });
+            pair.run(&mat_mul(x, weight, false, out));
             for row in (0..36).filter(|row| *row != 5) {
                 let tolerance = if exact { 1e-5 } else { 2e-2 };
                 pair.agree_in_norm(&format!("{format}, row {row}"), out.slice(row, 1), tolerance);
@@ -470,7 +421,7 @@ fn strided_views() {
         let all = pair.random(&mut random, 5, 200);
         let wide_out = pair.nan_filled(5, 30);
         let (x, out) = (all.slice(1, 3).columns(101, 64), wide_out.slice(2, 3).columns(7, 9));
-        pair.run(&Op::MatMul { x, weight, bias: None, exact: false, answers: x.few(), out });
+        pair.run(&mat_mul(x, weight, false, out));
         pair.agree("strided views", out, if exact { 1e-5 } else { 3e-2 });
         let written = pair.read(wide_out).iter().filter(|x| !x.is_nan()).count();
         assert_eq!(written, 27, "elements outside the view are written");
@@ -504,16 +455,7 @@ fn results_do_not_depend_on_threads_or_other_rows() {
                     let x = View::rows(device.buffer(values.len()).unwrap(), 11, shape.cols);
                     let out = View::rows(device.buffer(11 * 37).unwrap(), 11, 37);
                     device.write(x.buffer, &values).unwrap();
-                    device
-                        .run(&Op::MatMul {
-                            x,
-                            weight,
-                            bias: None,
-                            exact: false,
-                            answers: x.few(),
-                            out,
-                        })
-                        .unwrap();
+                    device.run(&mat_mul(x, weight, false, out)).unwrap();
                     let together = read(&mut *device, out);
                     let mut alone = Vec::new();
                     for rows in [1, 2, 3, 4, 5, 8, 11] {
@@ -521,16 +463,7 @@ fn results_do_not_depend_on_threads_or_other_rows() {
                         for first in (0..11).step_by(rows) {
                             let rows = rows.min(11 - first);
                             let (x, out) = (x.slice(first, rows), out.slice(first, rows));
-                            device
-                                .run(&Op::MatMul {
-                                    x,
-                                    weight,
-                                    bias: None,
-                                    exact: false,
-                                    answers: x.few(),
-                                    out,
-                                })
-                                .unwrap();
+                            device.run(&mat_mul(x, weight, false, out)).unwrap();
                         }
                         let got = read(&mut *device, out);
                         if rows == 1 {
@@ -571,14 +504,7 @@ fn up_to_four_rows_have_the_bits_of_each_alone() {
             let (x, out) = (pair.random(&mut random, 4, 768), pair.nan_filled(4, 70));
             let product = |pair: &mut DevicePair, first: usize, rows: usize| {
                 let (x, out) = (x.slice(first, rows), out.slice(first, rows));
-                pair.run(&Op::MatMul {
-                    x,
-                    weight,
-                    bias: None,
-                    exact: false,
-                    answers: x.few(),
-                    out,
-                });
+                pair.run(&mat_mul(x, weight, false, out));
                 bits(&pair.read(out))
             };
             let alone: Vec<_> = (0..4).map(|row| product(pair, row, 1)).collect();
@@ -603,7 +529,7 @@ fn non_finite_activations_stay_in_their_rows() {
             let mut values = random.values(128);
             values[70] = bad;
             let (x, out) = (pair.dense(2, &values), pair.nan_filled(2, 5));
-            pair.run(&Op::MatMul { x, weight, bias: None, exact: false, answers: x.few(), out });
+            pair.run(&mat_mul(x, weight, false, out));
             let got = pair.read(out);
             assert!(
                 got[..5].iter().all(|x| x.is_finite()) && got[5..].iter().all(|x| !x.is_finite()),
@@ -613,7 +539,7 @@ fn non_finite_activations_stay_in_their_rows() {
             let mut values = random.values(40 * 64);
             values[19 * 64 + 3] = bad;
             let (x, out) = (pair.dense(40, &values), pair.nan_filled(40, 5));
-            pair.run(&Op::MatMul { x, weight, bias: None, exact: false, answers: x.few(), out });
+            pair.run(&mat_mul(x, weight, false, out));
             for (i, x) in pair.read(out).iter().enumerate() {
                 assert_eq!(x.is_finite(), i / 5 != 19, "row {}", i / 5);
             }
@@ -627,7 +553,7 @@ fn rows_of_zeros_give_zero() {
     DevicePair::for_each(|pair, _| {
         let weight = pair.weight(&mut random, MatrixShape { rows: 5, cols: 64, format: AFFINE4 });
         let (x, out) = (pair.dense(1, &[0.0; 64]), pair.nan_filled(1, 5));
-        pair.run(&Op::MatMul { x, weight, bias: None, exact: false, answers: x.few(), out });
+        pair.run(&mat_mul(x, weight, false, out));
         assert_eq!(pair.read(out), [0.0; 5]);
     });
 }

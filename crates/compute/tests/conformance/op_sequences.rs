@@ -8,7 +8,7 @@ use moeflux_compute::{
     Scalar, Shared, Span, StateShape, View,
 };
 
-use crate::harness::{AFFINE4, DevicePair, ROW_COUNTS, Random, bits};
+use crate::harness::{AFFINE4, DevicePair, ROW_COUNTS, Random, bits, mat_mul};
 
 const AFFINE8: Format = Format::Affine(Affine { bits: 8, group: 32, scale: Scalar::F16 });
 
@@ -84,35 +84,14 @@ fn near_misses_of_fusable_sequences() {
         pair.agree("another norm", normed, 1e-5);
         pair.run(&Op::Add { x, y });
         pair.run(&Op::RmsNorm { x, weight: Some(norm), per_head: false, eps: 1e-6, out: normed });
-        pair.run(&Op::MatMul {
-            x: normed,
-            weight,
-            bias: None,
-            exact: false,
-            answers: normed.few(),
-            out: other,
-        });
-        pair.run(&Op::MatMul {
-            x: z,
-            weight,
-            bias: None,
-            exact: true,
-            answers: z.few(),
-            out: logits,
-        });
+        pair.run(&mat_mul(normed, weight, false, other));
+        pair.run(&mat_mul(z, weight, true, logits));
         pair.run(&Op::TopK { logits, router: Router::softmax(false), ids, weights });
         pair.agree("ids", ids, 0.0);
         pair.agree_in_norm("another projection", other, if exact { 1e-5 } else { 1e-2 });
         pair.run(&Op::Add { x, y });
         pair.run(&Op::RmsNorm { x, weight: Some(norm), per_head: false, eps: 1e-6, out: normed });
-        pair.run(&Op::MatMul {
-            x: normed,
-            weight,
-            bias: None,
-            exact: true,
-            answers: normed.few(),
-            out: other,
-        });
+        pair.run(&mat_mul(normed, weight, true, other));
         pair.run(&Op::TopK { logits, router: Router::softmax(false), ids, weights });
         pair.agree("ids of other logits", ids, 0.0);
         pair.agree("unranked logits", other, 1e-5);
@@ -156,14 +135,7 @@ fn qkv_projection_norm_rope_and_attention() {
                 let [q, k, v] = widths.map(|n| pair.nan_filled(rows, n));
                 let out = pair.nan_filled(rows, heads * width).split(heads);
                 for (weight, out) in [(wq, q), (wk, k), (wv, v)] {
-                    pair.run(&Op::MatMul {
-                        x,
-                        weight,
-                        bias: None,
-                        exact: true,
-                        answers: x.few(),
-                        out,
-                    });
+                    pair.run(&mat_mul(x, weight, true, out));
                 }
                 let (q, k, v) = (q.split(heads), k.split(kv_heads), v.split(kv_heads));
                 if normed {
@@ -377,31 +349,10 @@ fn shared_expert_then_combine_and_norm() {
                 let x = pair.random(&mut random, rows, hidden);
                 let [g, u] = [0; 2].map(|_| pair.nan_filled(rows, inner));
                 let shared = pair.nan_filled(rows, hidden);
-                pair.run(&Op::MatMul {
-                    x,
-                    weight: gate,
-                    bias: None,
-                    exact: true,
-                    answers: x.few(),
-                    out: g,
-                });
-                pair.run(&Op::MatMul {
-                    x,
-                    weight: up,
-                    bias: None,
-                    exact: true,
-                    answers: x.few(),
-                    out: u,
-                });
+                pair.run(&mat_mul(x, gate, true, g));
+                pair.run(&mat_mul(x, up, true, u));
                 pair.run(&Op::Glu { activation, gate: g, up: u, out: g });
-                pair.run(&Op::MatMul {
-                    x: g,
-                    weight: down,
-                    bias: None,
-                    exact: true,
-                    answers: g.few(),
-                    out: shared,
-                });
+                pair.run(&mat_mul(g, down, true, shared));
                 let parts = pair.random(&mut random, rows * k, hidden);
                 let weights = pair.random(&mut random, rows, k);
                 let logit = pair.random(&mut random, rows, 1);
@@ -513,14 +464,7 @@ fn conv1d_delta_rule_gated_norm_projection_and_residual_add() {
                 if step == 2 {
                     pair.agree(&format!("{what}: the norm"), normed, 5e-5);
                 }
-                pair.run(&Op::MatMul {
-                    x: normed,
-                    weight,
-                    bias: None,
-                    exact: false,
-                    answers: normed.few(),
-                    out: mixed,
-                });
+                pair.run(&mat_mul(normed, weight, false, mixed));
                 pair.run(&Op::Add { x: stream, y: mixed });
                 pair.agree_in_norm(&format!("{what}: the residual stream"), stream, tolerance);
                 pair.agree_in_norm(&format!("{what}: the projection"), mixed, tolerance);
@@ -554,22 +498,8 @@ fn norm_followed_by_projections() {
                     eps: 1e-6,
                     out: normed,
                 });
-                pair.run(&Op::MatMul {
-                    x: normed,
-                    weight: first,
-                    bias: None,
-                    exact: false,
-                    answers: normed.few(),
-                    out: one,
-                });
-                pair.run(&Op::MatMul {
-                    x: normed,
-                    weight: second,
-                    bias: None,
-                    exact: false,
-                    answers: normed.few(),
-                    out: other,
-                });
+                pair.run(&mat_mul(normed, first, false, one));
+                pair.run(&mat_mul(normed, second, false, other));
                 pair.agree_in_norm(&format!("{what}: the first"), one, tolerance);
                 pair.agree_in_norm(&format!("{what}: the second"), other, tolerance);
                 pair.agree(&format!("{what}: the norm"), normed, 1e-5);
@@ -580,14 +510,7 @@ fn norm_followed_by_projections() {
                     eps: 1e-6,
                     out: normed,
                 });
-                pair.run(&Op::MatMul {
-                    x: normed,
-                    weight: second,
-                    bias: None,
-                    exact: true,
-                    answers: normed.few(),
-                    out: other,
-                });
+                pair.run(&mat_mul(normed, second, true, other));
                 pair.run(&Op::Add { x: stream, y: other });
                 pair.agree_in_norm(&format!("{what}: the residual stream"), stream, 1e-5);
                 pair.agree(&format!("{what}: the norm again"), normed, 1e-5);
@@ -604,13 +527,13 @@ fn reads_and_writes_flush_pending_ops() {
         let weight = pair.weight(&mut random, MatrixShape { rows: 8, cols: 64, format: AFFINE4 });
         let (x, y) = (pair.random(&mut random, 1, 64), pair.random(&mut random, 1, 64));
         let out = pair.nan_filled(1, 8);
-        pair.run(&Op::MatMul { x, weight, bias: None, exact: true, answers: x.few(), out });
+        pair.run(&mat_mul(x, weight, true, out));
         pair.agree("a projection", out, 1e-5);
         pair.run(&Op::Add { x, y });
         pair.agree("a sum", x, 0.0);
         pair.run(&Op::RmsNorm { x, weight: None, per_head: false, eps: 1e-6, out: x });
         pair.agree("a norm", x, 1e-5);
-        pair.run(&Op::MatMul { x, weight, bias: None, exact: true, answers: x.few(), out });
+        pair.run(&mat_mul(x, weight, true, out));
         // A later write does not change the input of the pending projection.
         for device in [&mut pair.reference, &mut pair.device] {
             device.write(x.buffer, &[1.0; 64]).unwrap();

@@ -26,11 +26,9 @@ use crate::{
     runtime::{
         control::StepControl,
         host_experts::HostExperts,
-        layer::{
-            EXPANDED_ROWS, Input, Layer, Loader, MoeState, NextExperts, ResidualRows, RowKinds,
-            Scratch, Step,
-        },
+        layer::{Input, Layer, Loader, MoeState, NextExperts, ResidualRows, Scratch, Step},
         plan::MemoryPlan,
+        spans::{LayerStates, RowKinds, SeqSpan, SpanKind},
     },
     text::sampling::USUAL_CANDIDATES,
 };
@@ -89,48 +87,6 @@ pub(crate) type LogitsSink<'a> = dyn FnMut(usize, LogitsOutput<'_>) -> bool + 'a
 
 /// f32 values in the buffer for the top k: ids, then logits.
 pub(crate) const TOP_CANDIDATES: usize = 2 * MAX_TOP_LOGITS;
-
-/// States of one session for one layer.
-pub(crate) type LayerStates = [Option<State>; MAX_STATES];
-
-/// Consecutive tokens of one session in a step.
-#[derive(Clone, Copy)]
-pub(crate) struct SeqSpan<'a> {
-    pub(crate) states: &'a [LayerStates],
-    pub(crate) position: usize,
-    /// The tokens before them, as many as `position`.
-    pub(crate) before: &'a [u32],
-    pub(crate) tokens: &'a [u32],
-    pub(crate) logits: LogitsRequest,
-    pub(crate) kind: SpanKind,
-}
-
-/// Whether tokens belong to an answer or to a prompt. It chooses kernels on the fast path, so that
-/// the bits of a row depend on no other row of its step. The spans of a step are sorted by it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum SpanKind {
-    Answer,
-    Prompt,
-    /// A prompt that is long enough for the expanded form of latent attention.
-    LongPrompt,
-}
-
-impl SpanKind {
-    /// Kind of a prompt of which `tokens` are computed, `chunk` in a step at most.
-    pub(crate) fn of_prompt(tokens: usize, chunk: usize) -> Self {
-        if tokens.min(chunk) >= EXPANDED_ROWS { Self::LongPrompt } else { Self::Prompt }
-    }
-}
-
-impl RowKinds {
-    fn of(spans: &[SeqSpan<'_>]) -> Self {
-        let rows = |kind| {
-            let spans = spans.iter().filter(|span| span.kind == kind);
-            spans.map(|span| span.tokens.len()).sum()
-        };
-        Self { answers: rows(SpanKind::Answer), long: rows(SpanKind::LongPrompt) }
-    }
-}
 
 /// Rows of a step and the position of the first one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -465,7 +421,7 @@ impl Model {
     ) -> Result<(), Error> {
         let StepContext { device, cache, host, row_store, stats } = ctx;
         let rows = spans.iter().map(|s| s.tokens.len()).sum();
-        let x = self.residual(rows);
+        let (x, kinds) = (self.residual(rows), RowKinds::of(spans));
         if parts.start == 0 {
             self.run_embed(&mut **device, x)?;
         }
@@ -506,7 +462,7 @@ impl Model {
                 layer: i,
                 next,
                 rows,
-                kinds: RowKinds::of(spans),
+                kinds,
                 hidden: self.hidden,
                 streams: self.streams,
                 eps: self.eps,

@@ -1,12 +1,12 @@
 //! Runtime floor: the memory plan, the devices and the forward pass.
 //!
-//! `forward` turns token ids into embeddings, runs the layers and reads logits back; `layer` builds
-//! each layer from ops; `control` cancels and observes steps; `plan` accounts for every byte before
-//! it is allocated, in the lines of `pools`, and `plan_record` has it as JSON; `prefix_share`
-//! divides memory between slots and prefix cache, by `prefill_cost`; `device` opens the device that
-//! computes; `host_experts` computes experts on the processor beside a card, on `host_thread`, and
-//! `expert_probe` measures how fast both are; `pipeline_folder` keeps compiled kernels;
-//! `non_finite` finds the weight behind a NaN.
+//! `forward` turns token ids into embeddings, runs the layers and reads logits back; `spans` has
+//! the tokens of each session in a step; `layer` builds each layer from ops; `control` cancels and
+//! observes steps; `plan` accounts for every byte before it is allocated, in the lines of `pools`,
+//! and `plan_record` has it as JSON; `prefix_share` divides memory between slots and prefix cache,
+//! by `prefill_cost`; `device` opens the device that computes; `host_experts` computes experts on
+//! the processor beside a card, on `host_thread`, and `expert_probe` measures how fast both are;
+//! `pipeline_folder` keeps compiled kernels; `non_finite` finds the weight behind a NaN.
 //!
 //! Must not know: requests, sampling, text beyond the tokenizer's size.
 
@@ -32,6 +32,7 @@ pub(crate) mod pools;
 pub(crate) mod prefill_cost;
 mod prefix_share;
 mod slot_counts;
+pub(crate) mod spans;
 
 pub use card_budgets::{CardBudgets, MAX_CARDS};
 pub use card_speeds::CardSpeeds;

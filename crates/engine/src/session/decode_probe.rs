@@ -14,10 +14,8 @@ use crate::{
     },
     model::blueprint::Blueprint,
     runtime::{
-        control::StepControl,
-        forward::{LogitsRequest, SpanKind},
-        host_experts::HostExperts,
-        plan::MemoryPlan,
+        control::StepControl, forward::LogitsRequest, host_experts::HostExperts, plan::MemoryPlan,
+        spans::SpanKind,
     },
 };
 

@@ -6,7 +6,7 @@ use moeflux_compute::{Device, KV_BLOCK, StateShape};
 
 use crate::{
     model::blueprint::LayerState,
-    runtime::{forward::LayerStates, prefill_cost::PrefillCost},
+    runtime::{prefill_cost::PrefillCost, spans::LayerStates},
 };
 
 /// Bytes of a state's handle and of its allocation.

@@ -11,9 +11,8 @@ use crate::{
     },
     runtime::{
         control::StepControl,
-        forward::{
-            Logits, LogitsOutput, LogitsRequest, LogitsSink, SeqSpan, SpanKind, StepContext,
-        },
+        forward::{Logits, LogitsOutput, LogitsRequest, LogitsSink, StepContext},
+        spans::{SeqSpan, SpanKind},
     },
     session::{
         engine::{Engine, Runtime},
@@ -139,8 +138,8 @@ impl<'a> BatchEntry<'a> {
 
 impl Engine {
     /// Appends tokens to several sessions in one step. Each expert is read once for all of them. On
-    /// the exact path and on a processor the logits equal those of separate steps bit for bit; on
-    /// the fast path of a card they may differ by rounding, from five rows on.
+    /// the exact path and on a processor, separate steps give the same logits bit for bit. On the
+    /// fast path of a card, steps of five rows and more may differ by rounding.
     ///
     /// Atomic: if the step fails or is cancelled, no session advances.
     ///

@@ -7,7 +7,7 @@ use moeflux_compute::{Device, Error as ComputeError, Span, StateShape};
 use crate::{
     base::error::{Error, SessionError},
     model::blueprint::{Blueprint, StateEntries, WrittenEntries},
-    runtime::{forward::LayerStates, plan::MemoryPlan},
+    runtime::{plan::MemoryPlan, spans::LayerStates},
     session::engine::Runtime,
 };
 

@@ -26,7 +26,7 @@ pub(crate) struct Faults {
     pub(crate) status: Option<(u16, usize)>,
     /// The status begins after this many requests for files.
     pub(crate) gone_after: Option<usize>,
-    /// `Retry-After` beside that status, and beside that of the list.
+    /// `Retry-After` of answers with `status`, and of the list with `list_status`.
     pub(crate) retry_after: Option<u64>,
     /// A byte of the list comes after each such pause.
     pub(crate) list_pause: Option<Duration>,

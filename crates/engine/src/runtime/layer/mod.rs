@@ -52,7 +52,7 @@ use crate::{
         BodyBlueprint, FeedForwardBlueprint, LayerBlueprint, LinearSource, MAX_STATES,
         MixerBlueprint, NormKind, NormSource, RopeShape, SubBlockBlueprint, SubBlockInput,
     },
-    runtime::host_experts::HostExperts,
+    runtime::{host_experts::HostExperts, spans::RowKinds},
 };
 
 /// Loads weights onto a device.
@@ -288,15 +288,6 @@ pub(crate) struct Step<'a> {
     pub(crate) eps: f32,
     /// Contents of [`GATHERED`]. A sub-block writes each input of its projections once.
     pub(crate) gathered: Option<GatheredInput>,
-}
-
-/// Rows of a step by their kind.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct RowKinds {
-    /// Leading rows that belong to answers.
-    pub(crate) answers: usize,
-    /// Trailing rows that belong to long prompts.
-    pub(crate) long: usize,
 }
 
 /// A later layer with routed experts.

@@ -3,8 +3,8 @@
 // needs: codec/block_scales, codec/load_blocks
 // constants: BLOCK_COLS, ELEMENT
 
-// Words of scales and biases; the wanted bits start at `shifts`. Those of second halves that take
-// a word are in `seconds` and `second_biases`.
+// Words of scales and biases, of which the bits from `shifts` on are used. Scales and biases of a
+// block's second half are in `seconds` and `second_biases` where each takes a word.
 struct FourScales {
     scales: vec4<u32>, seconds: vec4<u32>, biases: vec4<u32>, second_biases: vec4<u32>, shifts: vec4<u32>,
 }

@@ -15,8 +15,8 @@ const SCALES_PER_WORD = 4u / SCALE_BYTES;
 
 // Row offsets of a thread's loads: weights in load units, scales and biases in elements.
 var<private> w_offsets: array<vec3<u32>, BLOCK_LOADS>;
-// Loaded blocks, and their scale and bias, or the scales of both halves. Quants whose halves have a
-// scale and a bias each have those of the second half in `second_scales`.
+// Loaded blocks, and their scale and bias, or the scales of both halves. Where halves have a
+// scale and a bias each, `second_scales` has the pair of the second half.
 var<private> loaded_blocks: array<Block32, BLOCK_LOADS>;
 var<private> loaded_scales: array<vec2<f32>, BLOCK_LOADS>;
 var<private> second_scales: array<vec2<f32>, BLOCK_LOADS>;
