@@ -178,8 +178,8 @@ fn sampling_of_all_apis_has_the_same_values() {
             assert_eq!(random(seed.clone()), random(seed), "{}", api.path);
         }
         assert_eq!(random(json!(20)), random(json!(20.0)), "{}", api.path);
-        // Two random seeds; six tokens at this temperature are hardly the same.
-        let is_random = random(json!(-1)) != random(json!(-1));
+        // One pair of random seeds in forty gives the same six tokens.
+        let is_random = (0..8).any(|_| random(json!(-1)) != random(json!(-1)));
         let is_native = api.has_options || api.path == "/completion";
         assert_eq!(is_random, is_native, "{}", api.path);
         for seed in [json!(20.5), json!(1e30), json!("1"), json!(true)] {
