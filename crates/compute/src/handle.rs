@@ -5,7 +5,7 @@ use std::{
     sync::atomic::{AtomicU16, Ordering::Relaxed},
 };
 
-use crate::Error;
+use crate::error::Error;
 
 /// Identity of an open device. Its handles carry the id, and a device refuses all others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

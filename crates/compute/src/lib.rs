@@ -22,6 +22,7 @@ mod host;
 mod matrix;
 mod op;
 mod op_check;
+mod open;
 mod operands;
 mod random;
 mod reference;
@@ -37,7 +38,7 @@ pub use cpu::{
 pub use device::{
     BankPlace, Commit, Counters, Device, DeviceMemory, DeviceOptions, KernelTime, LateFailure,
     LateRead, LateValues, LayerSplit, PipelineStore, PlannedMemory, Profiler, RecordAhead,
-    ScratchShape, SlotStore, StateStore, Ticket, ViewRead, open,
+    ScratchShape, SlotStore, StateStore, Ticket, ViewRead,
 };
 pub use error::Error;
 pub use format::{
@@ -57,6 +58,7 @@ pub use matrix::{
 };
 pub use op::Op;
 pub use op_check::{MAX_STREAMS, MAX_TOP_LOGITS};
+pub use open::open;
 pub use operands::{
     Activation, ExpertUse, ExpertUses, GateFunction, HeadMatrix, HeadRows, IndexList, IndexQueries,
     KeySharing, LogDecay, NormGate, RopePairs, Shared, Span, StepLimits, View,

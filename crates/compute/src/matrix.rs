@@ -3,8 +3,8 @@
 use memmap2::MmapMut;
 
 use crate::{
-    Error, Format, Scalar,
-    format::{FileLayout, MatrixOrders, PerPlane, PlaneBytes},
+    error::Error,
+    format::{FileLayout, Format, MatrixOrders, PerPlane, PlaneBytes, Scalar},
 };
 
 /// Rows (outputs), columns (inputs) and format of a weight matrix.
@@ -511,7 +511,7 @@ impl std::ops::DerefMut for Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Affine;
+    use crate::format::Affine;
 
     /// A slot has the same bytes whether the file has the biases or lacks them.
     #[test]

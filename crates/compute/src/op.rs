@@ -10,9 +10,13 @@
 //! anything.
 
 use crate::{
-    Activation, Buffer, ExpertUses, GateFunction, HeadMatrix, IndexList, IndexQueries, KeySharing,
-    LogDecay, NormGate, RopePairs, Router, Shared, Span, StepLimits, View, Weight,
+    handle::{Buffer, Weight},
     matrix::ExpertShape,
+    operands::{
+        Activation, ExpertUses, GateFunction, HeadMatrix, IndexList, IndexQueries, KeySharing,
+        LogDecay, NormGate, RopePairs, Shared, Span, StepLimits, View,
+    },
+    router::Router,
 };
 
 /// One operation of a device.

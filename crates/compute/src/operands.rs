@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::{Buffer, Slot, SlotTable, State, Weight};
+use crate::handle::{Buffer, Slot, SlotTable, State, Weight};
 
 /// Maximum rows of answers that a CPU multiplies in one pass over the weights.
 pub(crate) const MAX_ANSWER_PASS: usize = 4;

@@ -1,6 +1,6 @@
 //! Parameters of top-k expert routing.
 
-use crate::{Buffer, View};
+use crate::{handle::Buffer, operands::View};
 
 /// Scoring function of a router.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::{DeviceOptions, Error, Scalar};
+use crate::{device::DeviceOptions, error::Error, format::Scalar};
 
 /// Positions that are contiguous in a KV cache: the page size.
 pub const KV_BLOCK: usize = 256;

@@ -5,7 +5,7 @@ use std::{
     ops::{Deref, DerefMut},
 };
 
-use crate::Error;
+use crate::error::Error;
 
 /// Bytes of a cache line, and of the widest SIMD vector.
 const CACHE_LINE: usize = 64;

@@ -8,16 +8,20 @@
 use std::{mem, ops::Range};
 
 use super::{
-    Cpu,
+    cpu::{Cpu, row, vector},
     pool::{Grid, Tile},
-    row,
     scratch::WorkerScratch,
     simd::{FloatRows, Kernels, MergeFactors, PrefetchRows, split_rows},
-    vector,
 };
 use crate::{
-    Buffer, Error, KV_BLOCK, Op, Scalar, ScratchShape, Span, View,
+    device::ScratchShape,
+    error::Error,
+    format::Scalar,
+    handle::Buffer,
     host::{Host, HostKvCache, KvKind},
+    op::Op,
+    operands::{Span, View},
+    state::KV_BLOCK,
 };
 
 /// Positions of a block, which are contiguous in the KV cache. Blocks start at multiples of it, so

@@ -1,14 +1,16 @@
 //! Weighted means of blocks of positions.
 
 use super::{
-    Cpu,
+    cpu::{Cpu, row},
     pool::{Grid, Tile},
-    row,
     simd::Kernels,
 };
 use crate::{
-    Buffer, Error, Op, Span, View,
+    error::Error,
+    handle::Buffer,
     host::{Host, HostRecurrent},
+    op::Op,
+    operands::{Span, View},
 };
 
 /// Columns of a tile of entries.

@@ -1,9 +1,14 @@
 //! Causal depthwise 1-D convolution over time.
 
-use super::{Cpu, pool::Grid, row};
+use super::{
+    cpu::{Cpu, row},
+    pool::Grid,
+};
 use crate::{
-    Error, Op, Span,
+    error::Error,
     host::{Host, HostRecurrent},
+    op::Op,
+    operands::Span,
 };
 
 /// Channels of a tile.

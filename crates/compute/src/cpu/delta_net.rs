@@ -1,15 +1,15 @@
 //! Gated delta rule.
 
 use super::{
-    Cpu,
+    cpu::{Cpu, row, vector},
     pool::Grid,
-    row,
     simd::{DeltaRuleFactors, Kernels},
-    vector,
 };
 use crate::{
-    Error, KeySharing, LogDecay, Op, Span, View,
+    error::Error,
     host::{Host, HostRecurrent},
+    op::Op,
+    operands::{KeySharing, LogDecay, Span, View},
 };
 
 /// Elements of a value head in a tile. Each has its own row of the state.

@@ -1,8 +1,18 @@
 //! Elementwise ops: embedding lookup, gated linear units, residual addition, columns in another
 //! order, and the weighted sum of expert outputs.
 
-use super::{Cpu, pool::Grid, row};
-use crate::{Activation, Error, Format, Op, Shared, View, Weight, host::Host};
+use super::{
+    cpu::{Cpu, row},
+    pool::Grid,
+};
+use crate::{
+    error::Error,
+    format::Format,
+    handle::Weight,
+    host::Host,
+    op::Op,
+    operands::{Activation, Shared, View},
+};
 
 /// Columns of a tile. Smaller tiles do not pay for their scheduling.
 const TILE_COLS: usize = 4096;

@@ -7,14 +7,20 @@
 use std::ops::Range;
 
 use super::{
-    Cpu,
     aligned_vec::grow,
+    cpu::Cpu,
     elementwise::{glu_of, relu2},
     matmul::{CpuGemm, JOINED, QuantizeShape, RowKind, RowMap, RowRun, outputs, quantize},
     pool::{Grid, RowOrder},
     simd::ActivationRows,
 };
-use crate::{Activation, Error, ExpertMatrices, ExpertUse, ExpertUses, Op, host::Host};
+use crate::{
+    error::Error,
+    host::Host,
+    matrix::ExpertMatrices,
+    op::Op,
+    operands::{Activation, ExpertUse, ExpertUses},
+};
 
 /// Runs of consecutive uses of one expert.
 #[derive(Default)]
@@ -89,7 +95,7 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                 let by_row = x.rows <= uses.len();
                 let count = if by_row { x.rows } else { uses.len() };
                 let input =
-                    |i: usize| super::row(x_values, &x, if by_row { i } else { uses[i].row });
+                    |i: usize| super::cpu::row(x_values, &x, if by_row { i } else { uses[i].row });
                 let gate_rows = match layouts[0] {
                     Some(layout) => {
                         let shape = QuantizeShape { layout, cols: x.width, count };
@@ -154,7 +160,7 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                         let count = uses.len();
                         let shape = QuantizeShape { layout, cols: inner.width, count };
                         quantize(kernels, pool, inner_q8, shape, |i| {
-                            super::row(inner_values, &inner, i)
+                            super::cpu::row(inner_values, &inner, i)
                         })
                     }
                     None => ActivationRows::f32(inner_values, inner),

@@ -1,7 +1,10 @@
 //! Gate per head or per element.
 
-use super::{Cpu, norm::vector_tiles, vector};
-use crate::{Error, GateFunction, Op, host::Host};
+use super::{
+    cpu::{Cpu, vector},
+    norm::vector_tiles,
+};
+use crate::{error::Error, host::Host, op::Op, operands::GateFunction};
 
 /// Value of a gate's function.
 pub(super) fn factor(function: GateFunction, gate: f32) -> f32 {

@@ -3,14 +3,13 @@
 use std::mem;
 
 use super::{
-    Cpu,
+    cpu::{Cpu, vector},
     matmul::{CpuGemm, RowKind, RowMap, RowRun, outputs},
     pool::Grid,
     scratch::{MAX_DEQUANTIZED_ROWS, WorkerScratch},
     simd::{ActivationRows, FloatRows, MergeFactors, TILE_ROWS, split_rows},
-    vector,
 };
-use crate::{Error, HeadMatrix, Op, host::Host};
+use crate::{error::Error, host::Host, op::Op, operands::HeadMatrix};
 
 /// Rows of a tile, which share the unpacked weights.
 const ROWS: usize = 128;

@@ -1,7 +1,11 @@
 //! Values gated by the agreement of queries and keys.
 
-use super::{Cpu, head_gate::factor, norm::vector_tiles, row, vector};
-use crate::{Error, GateFunction, Op, host::Host};
+use super::{
+    cpu::{Cpu, row, vector},
+    head_gate::factor,
+    norm::vector_tiles,
+};
+use crate::{error::Error, host::Host, op::Op, operands::GateFunction};
 
 /// Sums of a dot product that are independent of each other.
 const LANES: usize = 16;

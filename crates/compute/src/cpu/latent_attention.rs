@@ -3,16 +3,21 @@
 use std::mem;
 
 use super::{
-    Cpu,
     attention::{OnlineSoftmax, SpanCache, append_kv, span_caches},
+    cpu::{Cpu, vector},
     pool::Grid,
     scratch::{MAX_DEQUANTIZED_ROWS, WorkerScratch},
     simd::{FloatRows, Kernels, MergeFactors, TILE_ROWS, split_rows},
-    vector,
 };
 use crate::{
-    Buffer, Error, HeadMatrix, KV_BLOCK, Matrix, Op, ScratchShape, View,
+    device::ScratchShape,
+    error::Error,
+    handle::Buffer,
     host::{Host, KvKind},
+    matrix::Matrix,
+    op::Op,
+    operands::{HeadMatrix, View},
+    state::KV_BLOCK,
 };
 
 /// Maximum rows of a tile. They share the keys and values that are expanded from the latents.

@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use super::simd::{BINS, Isa, LogitScale, MAX_TALLIED, SamplingKernels, exp2_neg, weight_units};
-use crate::Error;
+use crate::error::Error;
 
 /// Distance from the largest logit, in octaves, beyond which a weight is 0.
 const OCTAVES: f64 = 1000.0;

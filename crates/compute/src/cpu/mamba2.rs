@@ -1,9 +1,15 @@
 //! State-space recurrence of Mamba-2.
 
-use super::{Cpu, pool::Grid, row, simd::StateSpaceFactors, vector};
+use super::{
+    cpu::{Cpu, row, vector},
+    pool::Grid,
+    simd::StateSpaceFactors,
+};
 use crate::{
-    Error, Op, Span, View,
+    error::Error,
     host::{Host, HostRecurrent},
+    op::Op,
+    operands::{Span, View},
 };
 
 /// Elements of a head in a tile. Each has its own row of the state.

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::{
-    Activations, Cpu,
+    cpu::{Activations, Cpu},
     pool::{Grid, ThreadPool, Tile},
     scratch::WorkerScratch,
     simd::{
@@ -11,7 +11,12 @@ use super::{
         Q8Batch, Q8Rows, QuantLayout, TILE_ROWS, padded,
     },
 };
-use crate::{Error, Matrix, MatrixShape, Op, host::Host};
+use crate::{
+    error::Error,
+    host::Host,
+    matrix::{Matrix, MatrixShape},
+    op::Op,
+};
 
 /// Bytes of packed weights of a tile, unless [`MAX_LANES`] outputs have more: they stay in L1 while
 /// several rows of activations use them.
@@ -48,7 +53,7 @@ pub(super) fn mat_mul(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
         let activations = match layout {
             Some(layout) => {
                 let shape = QuantizeShape { layout, cols: x.width, count: x.rows };
-                quantize(kernels, pool, rounded, shape, |i| super::row(input, &x, i))
+                quantize(kernels, pool, rounded, shape, |i| super::cpu::row(input, &x, i))
             }
             None => ActivationRows::f32(input, x),
         };

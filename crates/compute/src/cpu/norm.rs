@@ -1,7 +1,16 @@
 //! RMS norm and layer norm.
 
-use super::{Cpu, pool::Grid, vector};
-use crate::{Buffer, Error, NormGate, Op, View, host::Host};
+use super::{
+    cpu::{Cpu, vector},
+    pool::Grid,
+};
+use crate::{
+    error::Error,
+    handle::Buffer,
+    host::Host,
+    op::Op,
+    operands::{NormGate, View},
+};
 
 /// Rows of a tile.
 const TILE_ROWS: usize = 4;

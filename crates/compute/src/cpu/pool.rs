@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{Buffer, Error, View};
+use crate::{error::Error, handle::Buffer, operands::View};
 
 /// Default time that an idle worker spins before it parks: longer than the gap between two ops of a
 /// step, and short compared with a disk read. A worker that spins longer yields to other threads.

@@ -1,7 +1,15 @@
 //! Rotary position embedding (RoPE).
 
-use super::{Cpu, pool::Grid, vector};
-use crate::{Error, Op, RopePairs, Span, host::Host};
+use super::{
+    cpu::{Cpu, vector},
+    pool::Grid,
+};
+use crate::{
+    error::Error,
+    host::Host,
+    op::Op,
+    operands::{RopePairs, Span},
+};
 
 /// Angles computed at a time, for all heads of a row.
 const ANGLE_BLOCK: usize = 64;

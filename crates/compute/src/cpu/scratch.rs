@@ -7,7 +7,7 @@ use super::{
         tile_scale_len,
     },
 };
-use crate::Error;
+use crate::error::Error;
 
 /// Least number of f32 in the room for dequantized rows.
 const DEQUANTIZED: usize = 1 << 14;

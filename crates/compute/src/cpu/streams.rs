@@ -1,7 +1,11 @@
 //! Residuals of several streams: mixing weights, weighted sum, addition of a sub-block's output.
 
-use super::{Cpu, head_gate::factor, pool::Grid, row, vector};
-use crate::{Error, GateFunction, MAX_STREAMS, Op, host::Host};
+use super::{
+    cpu::{Cpu, row, vector},
+    head_gate::factor,
+    pool::Grid,
+};
+use crate::{error::Error, host::Host, op::Op, op_check::MAX_STREAMS, operands::GateFunction};
 
 /// Rows of a tile of mixing weights.
 const WEIGHT_ROWS: usize = 4;

@@ -4,17 +4,17 @@
 use std::mem;
 
 use super::{
-    Cpu,
     attention::{SpanCache, dequantized_scratch, readable_vectors, with_scores},
+    cpu::{Cpu, row, vector},
     pool::Grid,
-    row,
     simd::FloatRows,
     top_positions::select_largest,
-    vector,
 };
 use crate::{
-    Error, KV_BLOCK, Op,
+    error::Error,
     host::{Host, KvKind},
+    op::Op,
+    state::KV_BLOCK,
 };
 
 /// Rows of a tile of scores, which are pairs of a row and a head. They share the keys that they

@@ -1,7 +1,11 @@
 //! Top-n logits of each row.
 
-use super::{Cpu, pool::Grid, row, topk::select_top};
-use crate::{Error, View, host::Host};
+use super::{
+    cpu::{Cpu, row},
+    pool::Grid,
+    topk::select_top,
+};
+use crate::{error::Error, host::Host, operands::View};
 
 /// Runs [`Op::TopLogits`](crate::Op::TopLogits).
 pub(super) fn top_logits(

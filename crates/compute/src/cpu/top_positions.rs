@@ -3,16 +3,17 @@
 use std::{cmp::Ordering, mem};
 
 use super::{
-    Cpu,
     attention::{SpanCache, dequantized_scratch, readable_vectors, with_scores},
+    cpu::{Cpu, row, vector},
     pool::Grid,
-    row,
     simd::FloatRows,
-    vector,
 };
 use crate::{
-    Error, IndexList, IndexQueries, KV_BLOCK, Op,
+    error::Error,
     host::{Host, KvKind},
+    op::Op,
+    operands::{IndexList, IndexQueries},
+    state::KV_BLOCK,
 };
 
 /// Entries of a tile of scores.

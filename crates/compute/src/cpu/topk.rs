@@ -1,7 +1,16 @@
 //! Top-k expert routing.
 
-use super::{Cpu, pool::Grid, row};
-use crate::{Error, ExpertGroups, GroupScore, Op, Router, Scoring, View, host::Host};
+use super::{
+    cpu::{Cpu, row},
+    pool::Grid,
+};
+use crate::{
+    error::Error,
+    host::Host,
+    op::Op,
+    operands::View,
+    router::{ExpertGroups, GroupScore, Router, Scoring},
+};
 
 /// Rows of a tile.
 const TILE_ROWS: usize = 4;

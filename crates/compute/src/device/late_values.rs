@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::Error;
+use crate::error::Error;
 
 /// Waits for values and passes all of them to its argument, once. Does not call it if they could
 /// not be computed: the caller of [`Device::write_late`](crate::Device::write_late) reports that.

@@ -1,6 +1,7 @@
 //! Layers of a model divided among several cards.
 
-use crate::{Device, Error, StateStore, View};
+use super::{device::Device, state_store::StateStore};
+use crate::{error::Error, operands::View};
 
 /// Divides the layers of a model among the cards of a device: a pipeline with one residual stream.
 /// The defaults suit a device that is a single card.

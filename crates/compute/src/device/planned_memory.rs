@@ -1,6 +1,6 @@
 //! Memory as the memory plan sees it: kind, limits, and scratch of ops.
 
-use crate::Error;
+use crate::error::Error;
 
 /// Upper bounds of the ops that a device reserves scratch memory for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

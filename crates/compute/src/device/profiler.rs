@@ -1,6 +1,6 @@
 //! Measurements: command counters, kernel times and memory bandwidth.
 
-use crate::Error;
+use crate::error::Error;
 
 /// Commands that a device has executed since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,7 +1,8 @@
 //! Recording ahead: commands of the next step, recorded while the current one runs. Kernels that
 //! compile before the first step.
 
-use crate::{Device, Error, State};
+use super::device::Device;
+use crate::{error::Error, handle::State};
 
 /// Prepares steps before they run. The defaults suit synchronous devices without kernels.
 pub trait RecordAhead {

@@ -1,6 +1,10 @@
 //! Slots: memory for streamed experts.
 
-use crate::{Bank, Error, Slot, SlotTable, matrix::Bytes};
+use crate::{
+    error::Error,
+    handle::{Bank, Slot, SlotTable},
+    matrix::Bytes,
+};
 
 /// Memory in which the slots of a bank are allocated. Without device memory the two are the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

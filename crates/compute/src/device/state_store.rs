@@ -2,7 +2,12 @@
 
 use std::ops::Range;
 
-use crate::{Error, KvFormat, Span, State, StateShape};
+use crate::{
+    error::Error,
+    handle::State,
+    operands::Span,
+    state::{KvFormat, StateShape},
+};
 
 /// Outcome of a step for one state: how many rows of its span are accepted.
 ///

@@ -1,9 +1,11 @@
 //! MLX affine quantization.
 
 use super::{
-    ActivationType, BlockSize, Codec, Format, PerPlane, PlaneLayout, Scalar, plain::random_value,
+    codec::{ActivationType, BlockSize, Codec, PerPlane, PlaneLayout},
+    format::Format,
+    plain::{Scalar, random_value},
 };
-use crate::Error;
+use crate::error::Error;
 
 /// MLX affine quantization: `w = scale * q + bias` per group of `group` consecutive inputs.
 ///

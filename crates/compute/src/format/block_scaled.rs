@@ -1,9 +1,11 @@
 //! Small floats with block scales: MXFP4, MXFP8, NVFP4, FP8.
 
 use super::{
-    ActivationType, BlockSize, Codec, Format, PerPlane, PlaneLayout, Scalar, plain::random_value,
+    codec::{ActivationType, BlockSize, Codec, PerPlane, PlaneLayout},
+    format::Format,
+    plain::{Scalar, random_value},
 };
-use crate::Error;
+use crate::error::Error;
 
 /// Small floating-point element type of quantized weights.
 ///

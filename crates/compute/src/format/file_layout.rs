@@ -1,10 +1,14 @@
 //! Layout of a matrix in a file, and the re-layout hook where bytes leave the I/O buffer.
 
 use super::{
-    BlockScale, BlockScaled, Format, InputMajor, OutputOrder, PerPlane, PlaneBytes, PlaneLayout,
-    Scalar,
+    block_scaled::{BlockScale, BlockScaled},
+    codec::{PerPlane, PlaneBytes, PlaneLayout},
+    format::Format,
+    input_major::InputMajor,
+    plain::Scalar,
+    transposed::OutputOrder,
 };
-use crate::{Error, MatrixShape};
+use crate::{error::Error, matrix::MatrixShape};
 
 /// Layout of a matrix in a file: as in memory, or in planes that are computed or laid out anew
 /// where they land. A file is never larger than memory.
@@ -161,8 +165,8 @@ fn land_factored(factor: MatrixFactor, count: usize, scales: &mut [u8]) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::block_scaled::Element;
     use super::*;
-    use crate::Element;
 
     fn small_floats(element: Element, block_cols: u16) -> Format {
         let scale = BlockScale::Plain(Scalar::F32);

@@ -1,10 +1,12 @@
 //! Affine quants that are stored by inputs, as AWQ and GPTQ publish them, and their landing.
 
 use super::{
-    Affine, PlaneBytes, Scalar, quant,
+    affine::{Affine, quant},
+    codec::PlaneBytes,
+    plain::Scalar,
     transposed::{marks_bytes, permute_units},
 };
-use crate::{Error, MatrixShape};
+use crate::{error::Error, matrix::MatrixShape};
 
 /// Affine quants with zero points, stored by inputs: `w = scale * (q - zero)`.
 ///
@@ -266,8 +268,9 @@ fn land_run<const N: usize, const L: usize>(
 
 #[cfg(test)]
 mod tests {
+    use super::super::{file_layout::FileLayout, format::Format};
     use super::*;
-    use crate::{FileLayout, Format, random::SplitMix64};
+    use crate::random::SplitMix64;
 
     /// Planes in the file of quants `[cols][rows]` and zero points `[groups][rows]`.
     fn file(

@@ -2,8 +2,8 @@
 
 use std::cell::RefCell;
 
-use super::Format;
-use crate::{Error, MatrixShape};
+use super::format::Format;
+use crate::{error::Error, matrix::MatrixShape};
 
 /// Most inputs or outputs of a matrix with another order.
 pub const MAX_ORDERED: usize = 1 << 16;
@@ -97,8 +97,9 @@ fn permute_rows(plane: &mut [u8], row_bytes: usize, order: &[u16]) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{affine::Affine, plain::Scalar};
     use super::*;
-    use crate::{Affine, Scalar, random::SplitMix64};
+    use crate::random::SplitMix64;
 
     /// A permutation by random keys.
     fn permutation(len: usize, seed: u64) -> Vec<u16> {

@@ -1,11 +1,11 @@
 //! Plain weights: one floating-point value each.
 
-use super::{ActivationType, BlockSize, Codec, PerPlane, PlaneLayout};
-use crate::Error;
+use super::codec::{ActivationType, BlockSize, Codec, PerPlane, PlaneLayout};
+use crate::error::Error;
 
 /// The formats of this family.
-pub(super) fn formats() -> Vec<super::Format> {
-    [Scalar::BF16, Scalar::F16, Scalar::F32].map(super::Format::Plain).into()
+pub(super) fn formats() -> Vec<super::format::Format> {
+    [Scalar::BF16, Scalar::F16, Scalar::F32].map(super::format::Format::Plain).into()
 }
 
 /// Element type of unquantized values, little-endian.

@@ -1,10 +1,12 @@
 //! Blocks of ggml with a factor on the whole matrix, which GGUF files have beside the tensor.
 
 use super::{
-    ActivationType, BlockSize, BlockType, Codec, Format, PerPlane, PlaneLayout, Scalar,
-    plain::random_value,
+    blocks::BlockType,
+    codec::{ActivationType, BlockSize, Codec, PerPlane, PlaneLayout},
+    format::Format,
+    plain::{Scalar, random_value},
 };
-use crate::Error;
+use crate::error::Error;
 
 /// Blocks of a type times one f32: a plane of blocks, and a plane of one value for all rows.
 ///

@@ -2,8 +2,8 @@
 
 use std::cell::RefCell;
 
-use super::Scalar;
-use crate::MatrixShape;
+use super::plain::Scalar;
+use crate::matrix::MatrixShape;
 
 /// Order of the outputs of a matrix that is stored by inputs: `[inputs, outputs]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -153,8 +153,8 @@ pub(super) fn permute_units<const BYTES: usize>(
 
 #[cfg(test)]
 mod tests {
+    use super::super::{file_layout::FileLayout, format::Format};
     use super::*;
-    use crate::{FileLayout, Format};
 
     #[test]
     fn rows_of_a_transposed_matrix_are_its_columns_in_the_file() {

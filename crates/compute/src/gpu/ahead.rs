@@ -5,8 +5,8 @@
 //! card, which would wait for the first dispatch of each token. Only the token ids differ from one
 //! step to the next; they are uploaded when the step starts.
 
-use super::{GpuDevice, recorder::RecordedCommands};
-use crate::{Device, Error, State};
+use super::{device::GpuDevice, recorder::RecordedCommands};
+use crate::{device::Device, error::Error, handle::State};
 
 /// Words of the upload buffer that a recorded step may use.
 const STEP_UPLOAD_WORDS: usize = 1 << 16;

@@ -2,8 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Constants, Kernel, kernel, ops::OpContext, params::ReadBandwidthParams};
-use crate::Error;
+use super::{
+    kernel::{Constants, Kernel, kernel},
+    ops::OpContext,
+    params::ReadBandwidthParams,
+};
+use crate::error::Error;
 
 pub(in crate::gpu) static READ_BANDWIDTH: Kernel =
     kernel!("read_bandwidth", "probe/read_bandwidth", ReadBandwidthParams, [Read, Write]);

@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     params::ParamsLayout,
-    pipeline_cache::{CompilerCache, PipelineCache},
+    pipeline_cache::{COMPILER_STACK, CompilerCache, FastHasher, PipelineCache},
     store::DeviceBuffer,
     wgsl_files::{defined, file, header},
 };
@@ -113,32 +113,6 @@ pub(super) struct Key {
     values: [u32; MAX_CONSTANTS],
 }
 
-/// Fast hash of a few words: every dispatch looks up a pipeline and a bind group.
-#[derive(Clone, Copy, Default)]
-pub(super) struct FastHasher(u64);
-
-impl std::hash::Hasher for FastHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for word in bytes.chunks(8) {
-            let mut padded = [0; 8];
-            padded[..word.len()].copy_from_slice(word);
-            self.write_u64(u64::from_le_bytes(padded));
-        }
-    }
-
-    fn write_u64(&mut self, word: u64) {
-        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95);
-    }
-
-    fn write_usize(&mut self, word: usize) {
-        self.write_u64(word as u64);
-    }
-}
-
 type FastMap<K, V> = HashMap<K, V, std::hash::BuildHasherDefault<FastHasher>>;
 
 /// Features of the adapter that kernels are written for.
@@ -234,8 +208,6 @@ enum PipelineState {
 
 /// Maximum number of compiler threads: each takes about ten megabytes of driver memory.
 const MAX_COMPILERS: usize = 8;
-/// Stack of a compiler thread: the usual size of a main thread, which drivers rely on.
-pub(super) const COMPILER_STACK: usize = 8 << 20;
 
 type CompileJob = Box<dyn FnOnce() + Send>;
 
@@ -363,7 +335,7 @@ impl Pipelines {
         let layout = self.device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
             label: None,
             bind_group_layouts: &[Some(&group)],
-            immediate_size: super::adapter::IMMEDIATES,
+            immediate_size: super::card::adapter::IMMEDIATES,
         });
         self.layouts.push((bindings, group, layout));
         self.layouts.len() - 1
@@ -429,7 +401,7 @@ impl Pipelines {
         let cache = self.cache.as_ref().and_then(PipelineCache::for_compiler);
         self.compilers.run(Box::new(move || {
             let text = target.text(kernel, &constants);
-            let module = super::native::shader_module(&device, kernel.name, text);
+            let module = super::card::native::shader_module(&device, kernel.name, text);
             let raw = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
                 label: Some(kernel.name),
                 layout: Some(&layout),
@@ -500,23 +472,23 @@ pub(super) mod tests {
     fn kernels() -> Vec<&'static Kernel> {
         use crate::gpu::*;
         let families: [&[Kernel]; 8] = [
-            &ops::gemv::GEMV,
-            &ops::gemv::GEMV_FUSED,
-            &ops::gemv::EXPERTS_GEMV,
-            &ops::gemv::EXPERTS_GEMV_ROUTED,
-            &ops::gemv::EXPERTS_DOWN_SUM,
-            &ops::gemm::COOPERATIVE,
-            &ops::gemm::FEW_ROWS,
-            &ops::gemm::REGISTERS,
+            &ops::gemv::gemv::GEMV,
+            &ops::gemv::gemv::GEMV_FUSED,
+            &ops::gemv::gemv::EXPERTS_GEMV,
+            &ops::gemv::gemv::EXPERTS_GEMV_ROUTED,
+            &ops::gemv::gemv::EXPERTS_DOWN_SUM,
+            &ops::gemm::gemm::COOPERATIVE,
+            &ops::gemm::gemm::FEW_ROWS,
+            &ops::gemm::gemm::REGISTERS,
         ];
         let others = [
-            &SUBGROUP_PROBE,
-            &ops::attention::APPEND_KV,
-            &ops::attention::ATTENTION_SPLIT,
-            &ops::attention::ATTENTION_TILED,
-            &ops::attention::ATTENTION_COOPERATIVE,
-            &ops::attention::MERGE_SPLITS,
-            &ops::attention::MERGE_SPLITS_OF_ROWS,
+            &device::SUBGROUP_PROBE,
+            &ops::attention::attention::APPEND_KV,
+            &ops::attention::attention::ATTENTION_SPLIT,
+            &ops::attention::attention::ATTENTION_TILED,
+            &ops::attention::attention::ATTENTION_COOPERATIVE,
+            &ops::attention::attention::MERGE_SPLITS,
+            &ops::attention::attention::MERGE_SPLITS_OF_ROWS,
             &ops::attention::attention_decode::DECODE,
             &ops::attention::attention_decode::DECODE_MEMORY,
             &ops::attention::attention_decode::DECODE_ROWS,
@@ -543,8 +515,8 @@ pub(super) mod tests {
             &ops::recurrent::MAMBA2,
             &ops::recurrent::MAMBA2_SPANS,
             &bandwidth::READ_BANDWIDTH,
-            &ops::gemm::ACTIVATIONS_F16,
-            &ops::gemm::SORT_ASSIGNMENTS,
+            &ops::gemm::gemm::ACTIVATIONS_F16,
+            &ops::gemm::gemm::SORT_ASSIGNMENTS,
             &ops::streams::STREAM_WEIGHTS,
             &ops::streams::COLLAPSE,
             &ops::streams::EXPAND,

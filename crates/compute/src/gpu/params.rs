@@ -7,7 +7,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::store::Store;
-use crate::{Error, MatrixShape, PerPlane, View};
+use crate::{error::Error, format::PerPlane, matrix::MatrixShape, operands::View};
 
 /// Words of parameters: 128 bytes, the immediates that every adapter of WebGPU has.
 const MAX_WORDS: usize = 32;

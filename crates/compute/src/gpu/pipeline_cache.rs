@@ -11,11 +11,8 @@ use std::{
     time::Duration,
 };
 
-use super::{
-    card::{Card, native},
-    kernel::{COMPILER_STACK, FastHasher},
-};
-use crate::PipelineStore;
+use super::card::{Card, native};
+use crate::device::PipelineStore;
 
 /// Time without a new pipeline after which the cache is saved: a process that is killed later has
 /// lost nothing.
@@ -128,6 +125,34 @@ fn save_when_quiet(
     }
 }
 
+/// Fast hash of a few words: every dispatch looks up a pipeline and a bind group.
+#[derive(Clone, Copy, Default)]
+pub(super) struct FastHasher(u64);
+
+impl std::hash::Hasher for FastHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for word in bytes.chunks(8) {
+            let mut padded = [0; 8];
+            padded[..word.len()].copy_from_slice(word);
+            self.write_u64(u64::from_le_bytes(padded));
+        }
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95);
+    }
+
+    fn write_usize(&mut self, word: usize) {
+        self.write_u64(word as u64);
+    }
+}
+/// Stack of a compiler thread: the usual size of a main thread, which drivers rely on.
+pub(super) const COMPILER_STACK: usize = 8 << 20;
+
 #[cfg(test)]
 mod tests {
     use std::{
@@ -137,8 +162,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        Device, DeviceOptions, Op, Profiler, RecordAhead, View,
-        gpu::{GpuDevice, store::tests::gpu_with},
+        device::{Device, DeviceOptions, Profiler, RecordAhead},
+        gpu::{device::GpuDevice, store::store::tests::gpu_with},
+        op::Op,
+        operands::View,
     };
 
     /// Store in memory for one adapter.

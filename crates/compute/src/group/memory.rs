@@ -1,9 +1,12 @@
 //! Memory and measurements of a group: sums over its cards, or bounds that hold for each of them.
 
-use super::{CardGroup, on_card};
+use super::{card_group::CardGroup, on_card::on_card};
 use crate::{
-    Counters, Device, DeviceMemory, Error, KernelTime, PlannedMemory, Profiler, RecordAhead,
-    ScratchShape,
+    device::{
+        Counters, Device, DeviceMemory, KernelTime, PlannedMemory, Profiler, RecordAhead,
+        ScratchShape,
+    },
+    error::Error,
 };
 
 #[deny(clippy::missing_trait_methods, reason = "a default would be that of a single card")]

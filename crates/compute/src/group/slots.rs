@@ -1,8 +1,12 @@
 //! Slots of a group: each bank and each table is on one card.
 
-use super::{CardGroup, on_card};
+use super::{card_group::CardGroup, on_card::on_card};
 use crate::{
-    Bank, BankPlace, Device, Error, Slot, SlotStore, SlotTable, matrix::Bytes, op_check::stale,
+    device::{BankPlace, Device, SlotStore},
+    error::Error,
+    handle::{Bank, Slot, SlotTable},
+    matrix::Bytes,
+    op_check::stale,
 };
 
 /// Bytes of the only slot of a placeholder.

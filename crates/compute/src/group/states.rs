@@ -3,13 +3,17 @@
 use std::ops::Range;
 
 use super::{
-    CardGroup,
+    card_group::CardGroup,
     objects::{CardObject, diverged},
-    on_card,
+    on_card::on_card,
 };
 use crate::{
-    Commit, Device, DeviceId, Error, KvFormat, LayerSplit, Span, State, StateShape, StateStore,
-    Ticket, op_check::stale,
+    device::{Commit, Device, LayerSplit, StateStore, Ticket},
+    error::Error,
+    handle::{DeviceId, State},
+    op_check::stale,
+    operands::Span,
+    state::{KvFormat, StateShape},
 };
 
 /// Shape of placeholders: a KV cache, which holds no memory until it is written.

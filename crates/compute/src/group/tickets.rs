@@ -2,8 +2,11 @@
 
 use std::{collections::VecDeque, ops::Range};
 
-use super::on_card;
-use crate::{Device, Error, Ticket};
+use super::on_card::on_card;
+use crate::{
+    device::{Device, Ticket},
+    error::Error,
+};
 
 /// Number of pending submissions from which on completed ones are looked for.
 const MAX_PENDING: usize = 64;

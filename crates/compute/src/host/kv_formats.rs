@@ -2,7 +2,10 @@
 
 use half::{f16, slice::HalfFloatSliceExt};
 
-use crate::{Error, KvFormat, StateShape, state::KV_GROUP};
+use crate::{
+    error::Error,
+    state::{KV_GROUP, KvFormat, StateShape},
+};
 
 /// Largest finite f16. Larger values saturate.
 const MAX_F16: f32 = 65_504.0;

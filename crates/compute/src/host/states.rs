@@ -8,10 +8,15 @@ use std::{
     sync::Arc,
 };
 
-use super::{HostValues, encode_kv};
+use super::{kv_formats::encode_kv, values::HostValues};
 use crate::{
-    Commit, DeviceId, Error, KV_BLOCK, KvFormat, Span, State, StateShape, matrix::Bytes,
+    device::Commit,
+    error::Error,
+    handle::{DeviceId, State},
+    matrix::Bytes,
     op_check::stale,
+    operands::Span,
+    state::{KV_BLOCK, KvFormat, StateShape},
 };
 
 /// Bytes of a mapping: `bytes` rounded up to whole pages of 4096.

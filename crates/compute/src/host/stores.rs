@@ -2,10 +2,14 @@
 
 use std::ops::Range;
 
-use super::Host;
+use super::host::Host;
 use crate::{
-    Bank, BankPlace, Commit, Error, KvFormat, LayerSplit, Profiler, RecordAhead, Slot, SlotStore,
-    SlotTable, Span, State, StateShape, StateStore, matrix::Bytes,
+    device::{BankPlace, Commit, LayerSplit, Profiler, RecordAhead, SlotStore, StateStore},
+    error::Error,
+    handle::{Bank, Slot, SlotTable, State},
+    matrix::Bytes,
+    operands::Span,
+    state::{KvFormat, StateShape},
 };
 
 /// A device whose objects are all in a [`Host`].

@@ -1,7 +1,12 @@
 //! Validation of attention, its indexers, and recurrent ops.
 
-use super::{EXACT_IDS, KvShape, OpCheck};
-use crate::{Error, IndexList, IndexQueries, KV_BLOCK, LogDecay, Op};
+use super::op_check::{EXACT_IDS, KvShape, OpCheck};
+use crate::{
+    error::Error,
+    op::Op,
+    operands::{IndexList, IndexQueries, LogDecay},
+    state::KV_BLOCK,
+};
 
 impl Op<'_> {
     pub(super) fn check_attention(&self, c: OpCheck<'_>) -> Result<(), Error> {

@@ -1,9 +1,12 @@
 //! Reference attention: GQA, expanded latent attention and the sparse-attention indexer.
 
-use super::{ReferenceDevice, descending, dot, sigmoid};
+use super::device::{ReferenceDevice, descending, dot, sigmoid};
 use crate::{
-    Error, IndexList, IndexQueries, Op, Span, State, View,
+    error::Error,
+    handle::State,
     host::{HostKvCache, KvKind},
+    op::Op,
+    operands::{IndexList, IndexQueries, Span, View},
 };
 
 /// Elements of a key or value; the KV cache of this device is f32.

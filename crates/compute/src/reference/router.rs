@@ -1,7 +1,12 @@
 //! Top-k expert routing.
 
-use super::{ReferenceDevice, descending, sigmoid, softplus};
-use crate::{Buffer, Error, ExpertGroups, GroupScore, Router, Scoring, View};
+use super::device::{ReferenceDevice, descending, sigmoid, softplus};
+use crate::{
+    error::Error,
+    handle::Buffer,
+    operands::View,
+    router::{ExpertGroups, GroupScore, Router, Scoring},
+};
 
 impl ReferenceDevice {
     pub(super) fn top_k(

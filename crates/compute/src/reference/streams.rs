@@ -1,7 +1,7 @@
 //! Residuals of several streams.
 
-use super::{ReferenceDevice, gate_function, sigmoid};
-use crate::{Error, Op};
+use super::device::{ReferenceDevice, gate_function, sigmoid};
+use crate::{error::Error, op::Op};
 
 impl ReferenceDevice {
     pub(super) fn stream_weights(&mut self, op: &Op<'_>) -> Result<(), Error> {

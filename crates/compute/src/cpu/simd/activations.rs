@@ -4,13 +4,17 @@
 //! The sums per group of the weights serve the weights' biases.
 
 use super::{
-    Kernels,
     dispatch::cpu_codec,
+    kernels::Kernels,
     quant_rows::{GroupShape, ScaleType},
     unpack_affine::{QuantKind, quants_per_byte},
     vector::{Q8_GROUP, Simd},
 };
-use crate::{BlockType, Matrix, MatrixShape, View};
+use crate::{
+    format::BlockType,
+    matrix::{Matrix, MatrixShape},
+    operands::View,
+};
 
 /// Padding of rows in activations: the largest block of any format on any instruction set.
 const PAD: usize = 256;

@@ -7,7 +7,7 @@ use super::{
     gemm_f32::add_products,
     vector::{CACHE_LINE, Simd},
 };
-use crate::Scalar;
+use crate::format::Scalar;
 
 /// Factors that merge a partial sum of an online softmax with the running sum:
 /// `keep` on the running sum, `add` on the partial sum.

@@ -502,7 +502,7 @@ impl<const VNNI: bool> Int8Dot for Avx2<VNNI> {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{Isa, unpack_affine::Bits},
+        super::{isa::Isa, unpack_affine::Bits},
         *,
     };
 

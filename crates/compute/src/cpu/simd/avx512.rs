@@ -14,7 +14,7 @@ use super::{
     unpack_mx::{self, BlockScaledRow, E4m3},
     vector::{Float, Int8Dot, Load, MAX_LANES, Q8_GROUP, RowPointers, Transpose, VectorTypes},
 };
-use crate::{Element, format::E4M3 as E4M3_VALUES};
+use crate::format::{E4M3 as E4M3_VALUES, Element};
 
 /// AVX-512 F, BW, VL, DQ and VNNI, and VBMI if `VBMI`.
 #[derive(Clone, Copy)]

@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use super::{
-    Kernels,
     activations::{F32Rows, Q8Row, Q8Rows, QuantLayout, QuantStorage, padded},
     gemm_f32::{F32TileSums, FloatTile, TILE_ROWS},
     gemm_q8::{GEMM_BATCH, TileChunk, TileScratch, UnpackedTile, tile_bytes, tile_scale_len},
@@ -11,6 +10,7 @@ use super::{
     gemv_q8::{
         GEMV_ROWS, GemvActivations, GemvOut, packed_activation_bytes, rows_widened_together,
     },
+    kernels::Kernels,
     quant_rows::{GroupShape, PlaneRows, QuantRows, ScaleType},
     transcode::{BlockRows, CHUNK, TranscodedRoom, range_bits},
     unpack_affine::{AffineRow, AffineRows, AffineTile, QuantKind},
@@ -19,9 +19,9 @@ use super::{
     vector::{MAX_LANES, Q8_GROUP},
 };
 use crate::{
-    BlockType, Codec, Element, Format, Matrix, Scalar,
     cpu::scratch::{PackedKey, WorkerScratch},
-    format::PerPlane,
+    format::{BlockType, Codec, Element, Format, PerPlane, Scalar},
+    matrix::Matrix,
 };
 
 /// Bytes of a row of a matrix in each plane.

@@ -4,7 +4,7 @@
 //! Plain loops, which the compiler vectorizes for the instruction set that they are inlined into.
 
 use super::vector::Simd;
-use crate::LogDecay;
+use crate::operands::LogDecay;
 
 /// `a * b + c`, rounded once where the instruction set has a fused multiply-add.
 #[inline(always)]

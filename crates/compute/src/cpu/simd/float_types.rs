@@ -1,7 +1,7 @@
 //! Plain float types (f32, f16, bf16) as type parameters, and their conversion to f32.
 
 use super::vector::Simd;
-use crate::Scalar;
+use crate::format::Scalar;
 
 /// A float type in memory.
 ///

@@ -25,7 +25,7 @@ use super::{
     unpack_mx::block_scales,
     vector::{CACHE_LINE, MAX_LANES, MAX_VECTOR_BYTES, Q8_GROUP, RowPointers, Simd, copy_row_ends},
 };
-use crate::Scalar;
+use crate::format::Scalar;
 
 /// Most rows of activations per call of [`gemm`].
 pub(crate) const GEMM_BATCH: usize = 8;

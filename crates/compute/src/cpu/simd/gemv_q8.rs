@@ -26,7 +26,7 @@ use super::{
     unpack_mx::block_scales,
     vector::{CACHE_LINE, L1_PREFETCH, MAX_LANES, MAX_VECTOR_BYTES, Q8_GROUP, Simd, prefetch_rows},
 };
-use crate::{Scalar, operands::MAX_ANSWER_PASS};
+use crate::{format::Scalar, operands::MAX_ANSWER_PASS};
 
 /// Most rows of activations of a GEMV. Each is summed as if it were alone.
 pub(crate) const GEMV_ROWS: usize = MAX_ANSWER_PASS;

@@ -8,7 +8,7 @@ use super::{
     unpack_affine::{MAX_UNPACKED, Packing},
     vector::{Float, Int8Dot, Load, MAX_LANES, Q8_GROUP, RowPointers, Transpose, VectorTypes},
 };
-use crate::Element;
+use crate::format::Element;
 
 /// Portable vectors of 8 lanes.
 #[derive(Clone, Copy)]

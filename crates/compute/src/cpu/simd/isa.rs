@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::table::{self, KernelTable, SamplingTable};
-use crate::Error;
+use crate::error::Error;
 
 /// Instruction set with kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,15 +4,17 @@
 use std::fmt;
 
 use super::{
-    Isa,
     activations::QuantLayout,
     attention::{FloatRows, MergeFactors, PrefetchRows},
     delta_rule::DeltaRuleFactors,
+    isa::Isa,
     sampling::{BINS, LogitScale},
     state_space::StateSpaceFactors,
     table::{KernelTable, SamplingTable, on_generic},
 };
-use crate::{Error, KvFormat, LogDecay, Scalar, host::dequantize_q8};
+use crate::{
+    error::Error, format::Scalar, host::dequantize_q8, operands::LogDecay, state::KvFormat,
+};
 
 /// Kernels of an instruction set that this machine has. Methods are safe: they check lengths.
 #[derive(Clone, Copy)]

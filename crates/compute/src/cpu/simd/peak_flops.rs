@@ -4,8 +4,8 @@ use std::{hint::black_box, thread, time::Instant};
 
 use wide::{i16x8, i32x4};
 
-use super::Isa;
-use crate::{Error, MatrixShape};
+use super::isa::Isa;
+use crate::{error::Error, matrix::MatrixShape};
 
 /// Independent accumulators: enough to hide the latency of any instruction, and few enough for 16
 /// registers.
@@ -37,7 +37,7 @@ impl CpuPeak {
 
     /// Peak for products with weights of a shape: int8 where the fast path quantizes activations.
     pub fn for_shape(&self, shape: MatrixShape, exact: bool) -> f64 {
-        let quantized = !exact && super::QuantLayout::new(shape).is_some();
+        let quantized = !exact && super::activations::QuantLayout::new(shape).is_some();
         self.int8.filter(|_| quantized).unwrap_or(self.f32)
     }
 }
@@ -252,7 +252,7 @@ mod arm {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Format, Scalar};
+    use crate::format::{Format, Scalar};
 
     #[test]
     fn every_instruction_set_has_a_peak() {

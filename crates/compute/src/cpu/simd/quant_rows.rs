@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::{BlockScale, Scalar};
+use crate::format::{BlockScale, Scalar};
 
 /// Columns of a row, and columns that share a scale.
 #[derive(Clone, Copy)]

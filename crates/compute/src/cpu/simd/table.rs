@@ -19,7 +19,10 @@ use super::{
     unpack_mx::BlockScaledRow,
     vector::MAX_LANES,
 };
-use crate::{Element, LogDecay, Scalar};
+use crate::{
+    format::{Element, Scalar},
+    operands::LogDecay,
+};
 
 /// Kernels of one instruction set.
 ///
@@ -134,7 +137,7 @@ macro_rules! kernels {
                 },
                 KernelTable, SamplingTable,
             };
-            use crate::{Element, LogDecay, Scalar};
+            use crate::{format::{Element, Scalar}, operands::LogDecay};
 
             kernels! {
                 $simd $(, #[$feature])?;

@@ -10,14 +10,14 @@
 )]
 
 use super::{
-    Kernels,
     activations::{QuantLayout, QuantStorage},
     dispatch::{CpuCodec, RowFormat, RowPlanes},
     gemm_f32::{F32TileSums, TILE_ROWS, reduce_tile},
+    kernels::Kernels,
     quant_rows::ScaleType,
     vector::{L1_PREFETCH, MAX_LANES, MAX_VECTOR_BYTES, Q8_GROUP, Simd, prefetch_rows},
 };
-use crate::Affine;
+use crate::format::Affine;
 
 /// Most vectors that a vector of packed bytes unpacks to: 4, with 2-bit quants.
 pub(super) const MAX_UNPACKED: usize = 4;

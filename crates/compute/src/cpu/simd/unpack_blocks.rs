@@ -2,13 +2,13 @@
 //! [`transcode`](super::transcode). With f32 activations they are dequantized, a tile at a time.
 
 use super::{
-    Kernels,
     activations::{QuantLayout, QuantStorage},
     dispatch::{CpuCodec, RowFormat, RowPlanes},
     gemm_f32::TILE_ROWS,
+    kernels::Kernels,
     unpack_plain::PlainRows,
 };
-use crate::{BlockType, Codec, Scalar, ScaledBlocks};
+use crate::format::{BlockType, Codec, Scalar, ScaledBlocks};
 
 /// Columns of a row of blocks.
 fn columns(kind: BlockType, [blocks, ..]: RowPlanes<'_>) -> usize {

@@ -6,15 +6,15 @@
 )]
 
 use super::{
-    Kernels,
     activations::{QuantLayout, QuantStorage},
     dispatch::{CpuCodec, RowFormat, RowPlanes},
     gemm_f32::{F32TileSums, TILE_ROWS, reduce_tile},
+    kernels::Kernels,
     quant_rows::ScaleType,
     unpack_affine::{E2m1, QuantKind},
     vector::{CACHE_LINE, L1_PREFETCH, L2_PREFETCH, MAX_LANES, Simd, prefetch_rows},
 };
-use crate::{ActivationType, BlockScale, BlockScaled, Codec, Element, Scalar};
+use crate::format::{ActivationType, BlockScale, BlockScaled, Codec, Element, Scalar};
 
 /// Block scales as f32, times a power of two.
 ///

@@ -1,11 +1,11 @@
 //! Plain floats as operands of products.
 
 use super::{
-    Kernels,
     dispatch::{CpuCodec, RowFormat, RowPlanes},
     gemm_f32::TILE_ROWS,
+    kernels::Kernels,
 };
-use crate::Scalar;
+use crate::format::Scalar;
 
 /// Up to [`TILE_ROWS`] rows of plain floats.
 pub(super) struct PlainRows<'a> {

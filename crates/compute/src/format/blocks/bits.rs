@@ -1,6 +1,6 @@
 //! Block types without sub-blocks of several scales, and those of small floats and tables.
 
-use super::{f16, u16_at, u32_at};
+use super::bytes::{f16, u16_at, u32_at};
 
 /// Values of 4-bit codes of IQ4_NL and IQ4_XS.
 const IQ4: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];

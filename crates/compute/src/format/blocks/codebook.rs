@@ -1,9 +1,8 @@
 //! Codebook types: 4 or 8 weights at a time are an entry of a grid.
 
 use super::{
-    f16,
+    bytes::{f16, u16_at, u32_at},
     grids::{IQ1, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS},
-    u16_at, u32_at,
 };
 
 /// Eight signs of seven bits and their parity.

@@ -1,6 +1,6 @@
 //! K-quants: blocks of 256 weights in sub-blocks of 16 or 32 with integer scales.
 
-use super::f16;
+use super::bytes::f16;
 
 pub(super) fn q2_k(block: &[u8], out: &mut [f32]) {
     let (d, dmin) = (f16(block, 80), f16(block, 82));

@@ -5,8 +5,8 @@ use std::sync::LazyLock;
 use wgpu::{Backend, Backends, DeviceType, Features};
 
 use crate::{
-    Error,
     adapter::{Adapter, AdapterKind},
+    error::Error,
 };
 
 /// Bytes of immediates (push constants) that kernels take.

@@ -5,9 +5,8 @@ use std::{ptr::NonNull, slice};
 
 use wgpu::{Features, Limits};
 
-use super::STORAGE;
 use crate::{
-    Error,
+    error::Error,
     matrix::{Bytes, Lent},
 };
 
@@ -217,7 +216,7 @@ mod vulkan {
     use wgpu::hal::api::Vulkan;
 
     use super::{HostMapping, descriptor};
-    use crate::{Error, matrix::anonymous};
+    use crate::{error::Error, matrix::anonymous};
 
     /// Opens an adapter with the extension that imports host memory; `None` without it.
     pub(in crate::gpu) fn request(
@@ -441,7 +440,7 @@ mod metal {
     use wgpu::hal::api::Metal;
 
     use super::{HostMapping, descriptor};
-    use crate::Error;
+    use crate::error::Error;
 
     /// Reference to the buffer, which lives as long as any reference.
     #[derive(Clone)]
@@ -476,3 +475,8 @@ mod metal {
         )))
     }
 }
+
+/// Usage of every buffer that kernels bind.
+pub(in crate::gpu) const STORAGE: wgpu::BufferUsages = wgpu::BufferUsages::STORAGE
+    .union(wgpu::BufferUsages::COPY_DST)
+    .union(wgpu::BufferUsages::COPY_SRC);

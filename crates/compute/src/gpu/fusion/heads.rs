@@ -1,7 +1,7 @@
 //! Fusing rules of query and key heads: norm, RoPE, KV append and attention.
 
 use crate::{
-    Buffer, Error, Op, RopePairs, View,
+    error::Error,
     gpu::ops::{
         OpContext,
         attention::{
@@ -11,6 +11,9 @@ use crate::{
         },
         qk_norm_rope::{HeadNorm, KvAppend, MAX_HEAD_WIDTH, QkHeads, RopeTable},
     },
+    handle::Buffer,
+    op::Op,
+    operands::{RopePairs, View},
 };
 
 /// Fuses an op with pending norms and RoPE; false if it must be encoded alone, after them.

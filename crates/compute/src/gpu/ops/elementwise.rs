@@ -1,14 +1,21 @@
 //! Element-wise ops, RoPE, and the weighted sum of expert outputs.
 
 use super::{
-    Constants, Kernel, OpContext, ViewParams, kernel,
-    operands::{GluCode, gate_code},
-    params::{
-        CombineParams, GatherColumnsParams, GluParams, HeadGateParams, KeyedGateParams, MapParams,
-        RopeParams,
+    super::{
+        kernel::{Constants, Kernel, kernel},
+        params::{
+            CombineParams, GatherColumnsParams, GluParams, HeadGateParams, KeyedGateParams,
+            MapParams, RopeParams, ViewParams,
+        },
     },
+    context::OpContext,
+    operands::{GluCode, gate_code},
 };
-use crate::{Activation, Error, GateFunction, Op, RopePairs, View};
+use crate::{
+    error::Error,
+    op::Op,
+    operands::{Activation, GateFunction, RopePairs, View},
+};
 
 pub(in crate::gpu) static GLU: Kernel = kernel!("glu", "elementwise/glu", GluParams, [Write]);
 pub(in crate::gpu) static HEAD_GATE: Kernel =

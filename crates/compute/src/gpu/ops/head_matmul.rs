@@ -1,15 +1,23 @@
 //! Product of each head with its own matrix (MLA projections), with f32 activations.
 
 use super::{
-    Constants, Kernel, MatrixParams, OpContext, ViewParams,
+    super::{
+        kernel::{Constants, Kernel, kernel},
+        params::{
+            GemvAnyParams, HeadGemvParams, HeadGemvTransposedAnyParams, MatrixParams, ViewParams,
+        },
+    },
+    context::OpContext,
     gemv::{ActivationFormat, row_groups, section_cols},
-    kernel,
     matmul::GEMV_ANY,
     operands::WeightShards,
-    params::{GemvAnyParams, HeadGemvParams, HeadGemvTransposedAnyParams},
     weight_format::Block32,
 };
-use crate::{Error, HeadMatrix, MatrixShape, View};
+use crate::{
+    error::Error,
+    matrix::MatrixShape,
+    operands::{HeadMatrix, View},
+};
 
 pub(in crate::gpu) static HEAD_GEMV_TRANSPOSED_ANY: Kernel = kernel!(
     "head_gemv_transposed_any",

@@ -5,14 +5,19 @@
 //! latents.
 
 use super::{
-    OpContext,
     attention::{
         self, TiledKernel,
         rows::{SpanRows, encode_rows},
     },
+    context::OpContext,
     elementwise, head_matmul,
 };
-use crate::{Error, Op, RopePairs, View, gpu::store::OP_BUFFER};
+use crate::{
+    error::Error,
+    gpu::store::OP_BUFFER,
+    op::Op,
+    operands::{RopePairs, View},
+};
 
 /// f32 values of intermediate results for all rows. Rows that need more are encoded in turn.
 const MAX_INTERMEDIATE: usize = 4 << 20;

@@ -1,13 +1,17 @@
 //! Products with resident weights: choice of GEMM, GEMV or the general kernel; embedding lookup.
 
 use super::{
-    Constants, Kernel, MatrixParams, OpContext, ViewParams, gemm,
+    super::{
+        kernel::{Constants, Kernel, kernel},
+        params::{EmbedParams, GemvAnyParams, MatrixParams, ViewParams},
+    },
+    context::OpContext,
+    gemm,
     gemv::{self, GemvProduct, MatMulOperands},
-    head_matmul, kernel,
+    head_matmul,
     operands::WeightShards,
-    params::{EmbedParams, GemvAnyParams},
 };
-use crate::{Error, Op, View, Weight};
+use crate::{error::Error, handle::Weight, op::Op, operands::View};
 
 pub(in crate::gpu) static EMBED: Kernel =
     kernel!("embed", "elementwise/embed", EmbedParams, [Write, Read, Read]);

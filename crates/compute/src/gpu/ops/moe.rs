@@ -1,18 +1,26 @@
 //! Routed experts of a layer: choice of GEMM, GEMV or the general kernel, and uses by bank.
 
 use super::{
-    Constants, Kernel, MatrixParams, OpContext, ViewParams, gemm,
+    super::{
+        kernel::{Constants, Kernel, kernel},
+        params::{AssignmentParams, ExpertsGemvAnyParams, MatrixParams, ViewParams},
+    },
+    context::OpContext,
+    gemm,
     gemv::{
         DownProjection,
         experts::{ExpertStage, StageKind, can_fuse_router, encode_experts},
     },
-    kernel,
     operands::{BankUses, GluCode, UsesKind},
-    params::{AssignmentParams, ExpertsGemvAnyParams},
     topk::RouterTopK,
     weight_format::BiasSource,
 };
-use crate::{Error, ExpertMatrices, ExpertUses, Op, View, matrix::MatrixLocation};
+use crate::{
+    error::Error,
+    matrix::{ExpertMatrices, MatrixLocation},
+    op::Op,
+    operands::{ExpertUses, View},
+};
 
 pub(in crate::gpu) static EXPERTS_GEMV_ANY: Kernel = kernel!(
     "experts_gemv_any",

@@ -1,7 +1,18 @@
 //! Norms: RMSNorm, gated RMSNorm, LayerNorm, residual addition fused with RMSNorm.
 
-use super::{Constants, Kernel, OpContext, ViewParams, kernel, params::NormParams};
-use crate::{Buffer, Error, NormGate, Op, View};
+use super::{
+    super::{
+        kernel::{Constants, Kernel, kernel},
+        params::{NormParams, ViewParams},
+    },
+    context::OpContext,
+};
+use crate::{
+    error::Error,
+    handle::Buffer,
+    op::Op,
+    operands::{NormGate, View},
+};
 
 pub(in crate::gpu) static NORM: Kernel = kernel!("norm", "elementwise/norm", NormParams, [Write]);
 

@@ -1,8 +1,15 @@
 //! Operands of weight kernels: shards of resident matrices, expert uses by bank, GLU activations.
 
-use super::{DeviceBuffer, Store, params::AssignmentParams};
+use super::super::{
+    params::AssignmentParams,
+    store::{DeviceBuffer, Store},
+};
 use crate::{
-    Activation, Error, GateFunction, MatrixShape, Weight, gpu::store::weights::WeightShard,
+    error::Error,
+    gpu::store::weights::WeightShard,
+    handle::Weight,
+    matrix::MatrixShape,
+    operands::{Activation, GateFunction},
 };
 
 /// Shards of a weight matrix, each with its arena.

@@ -1,10 +1,19 @@
 //! Norm and RoPE of query and key heads in place, with an optional append to the KV cache.
 
 use super::{
-    Constants, Kernel, OpContext, Store, ViewParams, attention, kernel,
-    params::{HeadSetParams, QkNormRopeParams},
+    super::{
+        kernel::{Constants, Kernel, kernel},
+        params::{HeadSetParams, QkNormRopeParams, ViewParams},
+        store::Store,
+    },
+    attention,
+    context::OpContext,
 };
-use crate::{Buffer, Error, Span, View};
+use crate::{
+    error::Error,
+    handle::Buffer,
+    operands::{Span, View},
+};
 
 pub(in crate::gpu) static QK_NORM_ROPE: Kernel =
     kernel!("qk_norm_rope", "attention/qk_norm_rope", QkNormRopeParams, [Write, Read, Write]);

@@ -2,14 +2,20 @@
 //! Mamba-2. They read the committed state and write the next one.
 
 use super::{
-    Constants, Kernel, OpContext, ViewParams,
+    super::{
+        kernel::{Constants, Kernel, kernel},
+        params::{CompressParams, Conv1dParams, DeltaNetParams, Mamba2Params, ViewParams},
+    },
+    context::OpContext,
     gemv::HeadNormPrologue,
-    kernel,
     norm::{NormDispatch, NormKind},
-    params::{CompressParams, Conv1dParams, DeltaNetParams, Mamba2Params},
 };
 use crate::{
-    Buffer, Error, KeySharing, LogDecay, NormGate, Op, Span, View, gpu::store::DeviceBuffer,
+    error::Error,
+    gpu::store::DeviceBuffer,
+    handle::Buffer,
+    op::Op,
+    operands::{KeySharing, LogDecay, NormGate, Span, View},
 };
 
 pub(in crate::gpu) static CONV1D: Kernel =

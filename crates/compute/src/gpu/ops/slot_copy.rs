@@ -1,12 +1,13 @@
 //! Slot copy: an expert's weights from one bank to another, ordered among the ops.
 
-use super::{Recorder, Store};
+use super::super::{recorder::Recorder, store::Store};
 use crate::{
-    Error, Slot,
+    error::Error,
     gpu::{
         card::native::Sharing,
         store::{slots::SlotSource, write_padded},
     },
+    handle::Slot,
 };
 
 /// Copies a slot. Waits if too many copied bytes are staged.

@@ -2,8 +2,11 @@
 
 use std::{ops::Range, sync::Arc};
 
-use super::{BufferRef, DeviceBuffer, Recorder, Store};
-use crate::{Error, State, StateShape, gpu::store::states::GpuState};
+use super::super::{
+    recorder::{BufferRef, Recorder},
+    store::{DeviceBuffer, Store},
+};
+use crate::{error::Error, gpu::store::states::GpuState, handle::State, state::StateShape};
 
 /// Bytes that are saved or loaded at a time.
 const CHUNK_BYTES: usize = 16 << 20;

@@ -1,13 +1,15 @@
 //! Residuals of several streams: mixing weights, weighted sum, addition of a sub-block's output.
 
 use super::{
-    Constants, Kernel, OpContext, ViewParams,
+    super::{
+        kernel::{Constants, Kernel, kernel},
+        params::{CollapseParams, ExpandParams, StreamWeightsParams, ViewParams},
+    },
+    context::OpContext,
     elementwise::{THREADS, groups},
-    kernel,
     operands::gate_code,
-    params::{CollapseParams, ExpandParams, StreamWeightsParams},
 };
-use crate::{Error, Op};
+use crate::{error::Error, op::Op};
 
 pub(in crate::gpu) static STREAM_WEIGHTS: Kernel =
     kernel!("stream_weights", "streams/stream_weights", StreamWeightsParams, [Write]);

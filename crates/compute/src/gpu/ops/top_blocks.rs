@@ -2,15 +2,17 @@
 //! of the top blocks of each row and head.
 
 use super::{
-    Constants, Kernel, OpContext, ViewParams,
+    super::{
+        kernel::{Constants, Kernel, kernel},
+        params::{BlockIndexerScoresParams, BlockIndexerTopParams, ViewParams},
+    },
     attention::{
         self, MAX_HEADS,
         rows::{ArenaRun, SpanRows, upload_rows},
     },
-    kernel,
-    params::{BlockIndexerScoresParams, BlockIndexerTopParams},
+    context::OpContext,
 };
-use crate::{Error, Op};
+use crate::{error::Error, op::Op};
 
 pub(in crate::gpu) static BLOCK_INDEXER_SCORES: Kernel = kernel!(
     "block_indexer_scores",

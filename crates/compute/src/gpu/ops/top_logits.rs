@@ -1,7 +1,13 @@
 //! Top-n logits of each row, by repeated selection within segments.
 
-use super::{Constants, Kernel, OpContext, ViewParams, kernel, params::TopLogitsParams};
-use crate::{Error, Op};
+use super::{
+    super::{
+        kernel::{Constants, Kernel, kernel},
+        params::{TopLogitsParams, ViewParams},
+    },
+    context::OpContext,
+};
+use crate::{error::Error, op::Op};
 
 pub(in crate::gpu) static TOP_LOGITS: Kernel =
     kernel!("top_logits", "sampling/top_logits", TopLogitsParams, [Write, Write, Write]);

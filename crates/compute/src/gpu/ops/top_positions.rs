@@ -1,15 +1,21 @@
 //! Lightning indexer of sparse attention: scores of all entries, and lists of the best of each row.
 
 use super::{
-    Constants, Kernel, OpContext, ViewParams,
+    super::{
+        kernel::{Constants, Kernel, kernel},
+        params::{IndexerScoresParams, IndexerTopPositionsParams, ViewParams},
+    },
     attention::{
         self, MAX_HEADS,
         rows::{ArenaRun, SpanRows, upload_rows},
     },
-    kernel,
-    params::{IndexerScoresParams, IndexerTopPositionsParams},
+    context::OpContext,
 };
-use crate::{Error, IndexList, IndexQueries, Op, View};
+use crate::{
+    error::Error,
+    op::Op,
+    operands::{IndexList, IndexQueries, View},
+};
 
 pub(in crate::gpu) static INDEXER_SCORES: Kernel =
     kernel!("indexer_scores", "attention/indexer_scores", IndexerScoresParams, [Write, Read, Read]);

@@ -1,10 +1,19 @@
 //! Router top-k: the experts of each row and their weights.
 
 use super::{
-    Constants, Kernel, OpContext, Store, ViewParams, kernel,
-    params::{RouterTopKParams, RoutingParams},
+    super::{
+        kernel::{Constants, Kernel, kernel},
+        params::{RouterTopKParams, RoutingParams, ViewParams},
+        store::Store,
+    },
+    context::OpContext,
 };
-use crate::{Error, ExpertGroups, GroupScore, Op, Router, Scoring, View};
+use crate::{
+    error::Error,
+    op::Op,
+    operands::View,
+    router::{ExpertGroups, GroupScore, Router, Scoring},
+};
 
 pub(in crate::gpu) static ROUTER_TOP_K: Kernel = kernel!("router_topk", "router/router_topk", RouterTopKParams, { scratch: "router/scratch_workgroup" }, [Write, Write]);
 pub(in crate::gpu) static ROUTER_TOP_K_STORAGE: Kernel = kernel!("router_topk_storage", "router/router_topk", RouterTopKParams, { scratch: "router/scratch_storage" }, [Write, Write, Write]);

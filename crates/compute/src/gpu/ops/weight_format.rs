@@ -1,9 +1,11 @@
 //! Weight formats as kernels take them: constants, bias codes, dispatch by blocks of 32 inputs.
 
-use super::Constants;
+use super::super::kernel::Constants;
 use crate::{
-    Affine, BlockScale, BlockScaled, BlockType, Element, Format, MatrixShape, Scalar, ScaledBlocks,
-    format::PerPlane,
+    format::{
+        Affine, BlockScale, BlockScaled, BlockType, Element, Format, PerPlane, Scalar, ScaledBlocks,
+    },
+    matrix::MatrixShape,
 };
 
 /// Code of a scalar type in kernels.

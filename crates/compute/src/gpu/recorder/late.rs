@@ -6,10 +6,10 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use super::{FIRST_BATCH, Recorder};
+use super::recorder::{FIRST_BATCH, Recorder};
 use crate::{
-    Error, Ticket,
-    device::{LateFailure, LateRead, LateValues},
+    device::{LateFailure, LateRead, LateValues, Ticket},
+    error::Error,
 };
 
 /// Values for ranges of a buffer, to be written before the next submission.

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{Recorder, open_encoder};
-use crate::{Error, KernelTime};
+use super::recorder::{Recorder, open_encoder};
+use crate::{device::KernelTime, error::Error};
 
 /// Dispatches per readback of timestamps.
 const MAX_OPEN: u32 = 2048;

@@ -1,7 +1,7 @@
 //! Recording of a whole step, to be submitted later.
 
-use super::{Recorder, UploadOffset, encode_thread::PendingCommands};
-use crate::Error;
+use super::{encode_thread::PendingCommands, recorder::Recorder, upload::UploadOffset};
+use crate::error::Error;
 
 /// Step that is being recorded.
 pub(super) struct StepRecording {

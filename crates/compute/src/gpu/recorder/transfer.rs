@@ -1,7 +1,7 @@
 //! Transfers: readback of words with errors that kernels reported, byte writes, buffer copies.
 
-use super::Recorder;
-use crate::{Error, gpu::store::DeviceBuffer};
+use super::recorder::Recorder;
+use crate::{error::Error, gpu::store::DeviceBuffer};
 
 /// Minimum bytes of a readback, as far as the buffer has them. With shorter ones a driver was
 /// measured to run the preceding work 25 % slower.

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use super::Recorder;
-use crate::{Error, Span, gpu::store::DeviceBuffer};
+use super::recorder::Recorder;
+use crate::{error::Error, gpu::store::DeviceBuffer, operands::Span};
 
 /// Words of the upload buffer.
 pub(in crate::gpu) const UPLOAD_WORDS: usize = 1 << 20;

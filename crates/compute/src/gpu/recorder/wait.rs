@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{AdapterKind, Error, gpu::card::Card};
+use crate::{adapter::AdapterKind, error::Error, gpu::card::Card};
 
 /// Time for which a waiting host polls a discrete card before it sleeps: more than a wait within a
 /// decode step takes. A sleeping thread wakes some 50 us after the card is done.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::DeviceBuffer;
+use super::buffer::DeviceBuffer;
 
 /// Buffer whose ranges are states.
 #[derive(Debug)]

@@ -2,8 +2,18 @@
 //!
 //! Every kernel sees all activations through one binding, whichever buffers an op reads and writes.
 
-use super::{DeviceBuffer, STORAGE, Store, align_up, stale, write_padded};
-use crate::{Buffer, Error, View, format::GRIDS, op_check::HandleTable};
+use super::{
+    super::card::STORAGE,
+    buffer::{DeviceBuffer, align_up, write_padded},
+    store::Store,
+};
+use crate::{
+    error::Error,
+    format::GRIDS,
+    handle::Buffer,
+    op_check::{HandleTable, stale},
+    operands::View,
+};
 
 /// Initial length of the arena in f32 values.
 const INITIAL_LEN: u64 = 1 << 18;

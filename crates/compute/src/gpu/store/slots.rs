@@ -1,8 +1,16 @@
 //! Expert slots: banks of slots, and the tables that map expert ids to slots.
 
-use super::{DeviceBuffer, Store, align_up, stale, write_padded};
+use super::{
+    buffer::{DeviceBuffer, align_up, write_padded},
+    store::Store,
+};
 use crate::{
-    Bank, BankPlace, DeviceId, Error, Slot, SlotTable, gpu::card::native::Sharing, matrix::Bytes,
+    device::BankPlace,
+    error::Error,
+    gpu::card::native::Sharing,
+    handle::{Bank, DeviceId, Slot, SlotTable},
+    matrix::Bytes,
+    op_check::stale,
 };
 
 /// Host side of a slot in a bank that the host writes.

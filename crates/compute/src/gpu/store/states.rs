@@ -20,11 +20,17 @@
 use std::{cmp::Reverse, collections::BinaryHeap, mem, ops::Range, sync::Arc};
 
 use super::{
-    ALIGN, DeviceBuffer, Store, align_up,
     arenas::{ArenaEnd, StateArena},
-    stale,
+    buffer::{ALIGN, DeviceBuffer, align_up},
+    store::Store,
 };
-use crate::{DeviceId, Error, KV_BLOCK, KvFormat, Span, State, StateShape};
+use crate::{
+    error::Error,
+    handle::{DeviceId, State},
+    op_check::stale,
+    operands::Span,
+    state::{KV_BLOCK, KvFormat, StateShape},
+};
 
 /// Minimum bytes of an arena without a limit.
 const MIN_ARENA: u64 = 1 << 20;

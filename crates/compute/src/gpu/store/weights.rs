@@ -1,7 +1,10 @@
 //! Weight arenas: resident matrices, split into shards that a kernel can bind.
 
-use super::{DeviceBuffer, Store, align_up, stale, write_padded};
-use crate::{Error, Weight, format::PerPlane, matrix::MatrixShape};
+use super::{
+    buffer::{DeviceBuffer, align_up, write_padded},
+    store::Store,
+};
+use crate::{error::Error, format::PerPlane, handle::Weight, matrix::MatrixShape, op_check::stale};
 
 /// Bytes of the first arena; later arenas double up to [`MAX_ARENA`].
 const FIRST_ARENA: u64 = 8 << 20;

@@ -2,10 +2,10 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Block, BlockQuants, MASKS, entry, splat};
-use crate::{
+use super::block::{Block, BlockQuants, MASKS, entry, splat};
+use crate::format::{
     BlockType,
-    format::blocks::grids::{IQ1, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS},
+    blocks::grids::{IQ1, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS},
 };
 
 /// [`MASKS`] of seven bits and their parity.

@@ -4,9 +4,9 @@ use bytemuck::{Pod, Zeroable};
 
 use super::{
     super::unpack_affine::{E2M1_BIAS, E2M1_QUANTS},
-    Block, BlockQuants, IQ4_QUANTS, IQ4_ZERO, MASKS, entry, fields, or, splat, words,
+    block::{Block, BlockQuants, IQ4_QUANTS, IQ4_ZERO, MASKS, entry, fields, or, splat, words},
 };
-use crate::{BlockType, format::blocks::e8m0_half};
+use crate::format::{BlockType, blocks::e8m0_half};
 
 /// The quant of 0 among those of E2M1 elements.
 const E2M1_ZERO: u8 = -E2M1_BIAS as u8;

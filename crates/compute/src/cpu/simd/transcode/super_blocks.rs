@@ -2,8 +2,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Block, BlockQuants, IQ4_QUANTS, IQ4_ZERO, fields, or, words};
-use crate::BlockType;
+use super::block::{Block, BlockQuants, IQ4_QUANTS, IQ4_ZERO, fields, or, words};
+use crate::format::BlockType;
 
 /// 32 bytes.
 type Bytes32 = [[u8; 8]; 4];

@@ -1,13 +1,19 @@
 //! Attention of a few rows to grouped heads: the decode kernel.
 
-use super::{KvBinding, KvSplits, THREADS};
+use super::attention::{KvBinding, KvSplits, THREADS};
 use crate::{
-    Error, Op, Span, View,
-    gpu::ops::{
-        Constants, DeviceBuffer, Kernel, OpContext, ViewParams, kernel,
-        params::AttentionDecodeParams,
-        qk_norm_rope::{HeadNorm, RopeTable},
+    error::Error,
+    gpu::{
+        kernel::{Constants, Kernel, kernel},
+        ops::{
+            context::OpContext,
+            qk_norm_rope::{HeadNorm, RopeTable},
+        },
+        params::{AttentionDecodeParams, ViewParams},
+        store::DeviceBuffer,
     },
+    op::Op,
+    operands::{Span, View},
 };
 
 /// Declares a kernel: its name, and its files for sums and for the KV cache.

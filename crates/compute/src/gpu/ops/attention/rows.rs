@@ -4,12 +4,23 @@
 use std::ops::Range;
 
 use super::{
-    DecodeKernel, DecodeKv, HeadTiling, KvBinding, KvSplits, MAX_SCRATCH, MERGE_SPLITS_OF_ROWS,
-    NONE, NewKv, SplitPolicy, bind_kv, encode_general, merge_splits, reduce_position,
+    attention::{
+        HeadTiling, KvBinding, KvSplits, MAX_SCRATCH, MERGE_SPLITS_OF_ROWS, NONE, SplitPolicy,
+        bind_kv, encode_general, merge_splits, reduce_position,
+    },
+    attention_decode::{DecodeKernel, DecodeKv, NewKv},
 };
 use crate::{
-    Error, Op, Span, View,
-    gpu::ops::{BATCH_INVARIANT_ROWS, DeviceBuffer, OpContext, qk_norm_rope::RopeTable},
+    error::Error,
+    gpu::{
+        ops::{
+            context::{BATCH_INVARIANT_ROWS, OpContext},
+            qk_norm_rope::RopeTable,
+        },
+        store::DeviceBuffer,
+    },
+    op::Op,
+    operands::{Span, View},
 };
 
 /// Workgroups on the fast path for more rows than [`BATCH_INVARIANT_ROWS`], which are split as if

@@ -1,12 +1,22 @@
 //! GEMM of few rows on cooperative matrices: batched decode.
 
 use super::{
-    BiasSource, COOPERATIVE_BYTES, Constants, DeviceBuffer, F16Rows, FEW_ROWS, GemmParams,
-    MatrixParams, MatrixShape, OpContext, ViewParams, convert_rows,
+    super::{
+        super::{
+            kernel::Constants,
+            params::{GemmParams, MatrixParams, ViewParams},
+            store::DeviceBuffer,
+        },
+        context::OpContext,
+        weight_format::BiasSource,
+    },
+    gemm::{COOPERATIVE_BYTES, F16Rows, FEW_ROWS, convert_rows},
 };
 use crate::{
-    Error, View,
-    gpu::ops::{BATCH_INVARIANT_ROWS, gemv::NormPrologue, weight_format::Block32},
+    error::Error,
+    gpu::ops::{context::BATCH_INVARIANT_ROWS, gemv::NormPrologue, weight_format::Block32},
+    matrix::MatrixShape,
+    operands::View,
 };
 
 /// Rows from which it is faster than GEMV: of weights whose activations GEMV quantizes, and of

@@ -1,19 +1,22 @@
 //! GEMV of routed experts: gate and up fused with the GLU, down, and down fused with the sum.
 
-use super::{
+use super::gemv::{
     ActivationFormat, EXPERTS_DOWN_SUM, EXPERTS_GEMV, EXPERTS_GEMV_ROUTED, FULL_GRID, GemvConfig,
     RowGrid, THREADS, plane_bytes, section_cols, x_bytes,
 };
 use crate::{
-    Error, Shared, View,
-    gpu::ops::{
-        OpContext,
-        operands::{BankUses, GluCode},
+    error::Error,
+    gpu::{
+        ops::{
+            context::OpContext,
+            operands::{BankUses, GluCode},
+            topk::RouterTopK,
+            weight_format::{BiasSource, Block32},
+        },
         params::{ExpertsDownSumParams, ExpertsGemvParams, RoutingParams, SlotMatrixParams},
-        topk::RouterTopK,
-        weight_format::{BiasSource, Block32},
     },
     matrix::MatrixLocation,
+    operands::{Shared, View},
 };
 
 /// Workgroup sizes of the kernel that sums experts, and the number of workgroups that makes each

@@ -2,10 +2,16 @@
 
 #![allow(clippy::unwrap_used)]
 
-use super::{GpuDevice, store::tests::gpu_with};
+use super::{super::store::store::tests::gpu_with, GpuDevice};
 use crate::{
-    BankPlace, Buffer, Commit, Device, DeviceOptions, Error, Format, MatrixShape, Op, RecordAhead,
-    Scalar, SlotStore, Span, State, StateShape, StateStore, View, Weight, matrix::Bytes,
+    device::{BankPlace, Commit, Device, DeviceOptions, RecordAhead, SlotStore, StateStore},
+    error::Error,
+    format::{Format, Scalar},
+    handle::{Buffer, State, Weight},
+    matrix::{Bytes, MatrixShape},
+    op::Op,
+    operands::{Span, View},
+    state::StateShape,
 };
 
 /// Point at which the device is lost.

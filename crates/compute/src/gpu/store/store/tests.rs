@@ -3,8 +3,10 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::{
-    BankPlace, DeviceOptions, Slot, SlotStore, StateShape, StateStore, gpu::GpuDevice,
-    gpu::card::native::Sharing,
+    device::{BankPlace, DeviceOptions, SlotStore, StateStore},
+    gpu::{card::native::Sharing, device::GpuDevice},
+    handle::Slot,
+    state::StateShape,
 };
 
 /// The best adapter, opened; `None` if there is none to test, or `MOEFLUX_TEST_GPU` is `none`.

@@ -1,10 +1,13 @@
-//! Validation of ops, the same on every device.
-
-mod mixers;
+//! Checks of an op before a device runs it.
 
 use crate::{
-    Activation, Buffer, Error, ExpertGroups, ExpertUses, HeadMatrix, HeadRows, KV_BLOCK,
-    MatrixShape, Op, RopePairs, Scoring, Slot, SlotTable, Span, State, StateShape, View, Weight,
+    error::Error,
+    handle::{Buffer, Slot, SlotTable, State, Weight},
+    matrix::MatrixShape,
+    op::Op,
+    operands::{Activation, ExpertUses, HeadMatrix, HeadRows, RopePairs, Span, View},
+    router::{ExpertGroups, Scoring},
+    state::{KV_BLOCK, StateShape},
 };
 
 /// Sizes and shapes of a device's objects, by handle. An unknown or dropped handle is an error.
@@ -31,7 +34,7 @@ pub(crate) fn stale(what: &str) -> Error {
 }
 
 /// Bound up to which all integers are exact in f32.
-const EXACT_IDS: usize = 1 << 24;
+pub(super) const EXACT_IDS: usize = 1 << 24;
 
 /// Maximum number of streams of a residual.
 pub const MAX_STREAMS: usize = 8;
@@ -41,22 +44,22 @@ pub const MAX_TOP_LOGITS: usize = 1024;
 
 /// Shape of an entry of a KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct KvShape {
-    kv_heads: usize,
-    key_width: usize,
-    value_width: usize,
+pub(super) struct KvShape {
+    pub(super) kv_heads: usize,
+    pub(super) key_width: usize,
+    pub(super) value_width: usize,
 }
 
 impl KvShape {
     /// One head of keys, without values.
-    const fn keys_only(key_width: usize) -> Self {
+    pub(super) const fn keys_only(key_width: usize) -> Self {
         Self { kv_heads: 1, key_width, value_width: 0 }
     }
 }
 
 /// Checks of one op. Error messages start with the op's name.
 #[derive(Clone, Copy)]
-struct OpCheck<'a> {
+pub(super) struct OpCheck<'a> {
     handles: &'a dyn HandleTable,
     op: &'static str,
 }
@@ -463,7 +466,7 @@ impl OpCheck<'_> {
     }
 
     #[cold]
-    fn wrong<T>(&self, what: String) -> Result<T, Error> {
+    pub(super) fn wrong<T>(&self, what: String) -> Result<T, Error> {
         Err(Error::Shape(format!("{}: {what}", self.op)))
     }
 
@@ -482,7 +485,7 @@ impl OpCheck<'_> {
     }
 
     /// Product of dimensions, checked for overflow.
-    fn product(&self, dimensions: &[usize]) -> Result<usize, Error> {
+    pub(super) fn product(&self, dimensions: &[usize]) -> Result<usize, Error> {
         match dimensions.iter().try_fold(1usize, |product, n| product.checked_mul(*n)) {
             Some(product) => Ok(product),
             None => self.wrong(format!("dimensions {dimensions:?} that overflow")),
@@ -490,7 +493,7 @@ impl OpCheck<'_> {
     }
 
     /// Checks that a view is not empty, is inside its buffer and has no overlapping vectors.
-    fn view(&self, what: &str, view: &View) -> Result<(), Error> {
+    pub(super) fn view(&self, what: &str, view: &View) -> Result<(), Error> {
         let len = self.handles.buffer_len(view.buffer)?;
         if view.heads == 0 || view.width == 0 {
             return self
@@ -507,7 +510,7 @@ impl OpCheck<'_> {
     }
 
     /// Checks a view and its rows, heads and width.
-    fn vectors(
+    pub(super) fn vectors(
         &self,
         what: &str,
         view: &View,
@@ -525,12 +528,18 @@ impl OpCheck<'_> {
     }
 
     /// Checks a view of one head.
-    fn matrix(&self, what: &str, view: &View, rows: usize, width: usize) -> Result<(), Error> {
+    pub(super) fn matrix(
+        &self,
+        what: &str,
+        view: &View,
+        rows: usize,
+        width: usize,
+    ) -> Result<(), Error> {
         self.vectors(what, view, rows, 1, width)
     }
 
     /// Checks that a view has the shape of another.
-    fn same_shape(&self, what: &str, view: &View, other: &View) -> Result<(), Error> {
+    pub(super) fn same_shape(&self, what: &str, view: &View, other: &View) -> Result<(), Error> {
         self.vectors(what, view, other.rows, other.heads, other.width)
     }
 
@@ -543,14 +552,19 @@ impl OpCheck<'_> {
     }
 
     /// Checks that an input is not in a buffer that the op writes.
-    fn not_written(&self, what: &str, input: Buffer, written: &View) -> Result<(), Error> {
+    pub(super) fn not_written(
+        &self,
+        what: &str,
+        input: Buffer,
+        written: &View,
+    ) -> Result<(), Error> {
         if input == written.buffer {
             return self.wrong(format!("{what} is in a buffer that the op writes"));
         }
         Ok(())
     }
 
-    fn divides(&self, what: &str, n: usize, other: &str, m: usize) -> Result<(), Error> {
+    pub(super) fn divides(&self, what: &str, n: usize, other: &str, m: usize) -> Result<(), Error> {
         if n == 0 || !m.is_multiple_of(n) {
             return self.wrong(format!("{n} {what} do not divide {m} {other}"));
         }
@@ -558,7 +572,7 @@ impl OpCheck<'_> {
     }
 
     /// Checks that a buffer has at least `len` values.
-    fn buffer(&self, what: &str, buffer: Buffer, len: usize) -> Result<(), Error> {
+    pub(super) fn buffer(&self, what: &str, buffer: Buffer, len: usize) -> Result<(), Error> {
         let has = self.handles.buffer_len(buffer)?;
         if has < len {
             return self.wrong(format!("{what} has {has} values where {len} belong"));
@@ -595,7 +609,7 @@ impl OpCheck<'_> {
     }
 
     /// Checks that spans cover `rows` rows and that no state occurs twice.
-    fn spans(&self, spans: &[Span], rows: usize) -> Result<(), Error> {
+    pub(super) fn spans(&self, spans: &[Span], rows: usize) -> Result<(), Error> {
         let covered = spans.iter().try_fold(0usize, |sum, span| {
             span.position.checked_add(span.rows)?;
             sum.checked_add(span.rows)
@@ -612,7 +626,7 @@ impl OpCheck<'_> {
     }
 
     /// Checks the shape of a span's KV cache. Returns its capacity in positions.
-    fn kv_positions(&self, span: &Span, shape: KvShape) -> Result<usize, Error> {
+    pub(super) fn kv_positions(&self, span: &Span, shape: KvShape) -> Result<usize, Error> {
         let StateShape::KeyValue { kv_heads, key_width, value_width, positions } =
             self.handles.state_shape(span.state)?
         else {
@@ -626,7 +640,7 @@ impl OpCheck<'_> {
     }
 
     /// Checks spans of KV caches: shape and capacity.
-    fn kv_spans(
+    pub(super) fn kv_spans(
         &self,
         spans: &[Span],
         rows: usize,
@@ -652,7 +666,12 @@ impl OpCheck<'_> {
     }
 
     /// Checks spans of recurrent states of `len` values.
-    fn recurrent_spans(&self, spans: &[Span], rows: usize, len: usize) -> Result<(), Error> {
+    pub(super) fn recurrent_spans(
+        &self,
+        spans: &[Span],
+        rows: usize,
+        len: usize,
+    ) -> Result<(), Error> {
         self.spans(spans, rows)?;
         for span in spans {
             let StateShape::Recurrent { len: has } = self.handles.state_shape(span.state)? else {
