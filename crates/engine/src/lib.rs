@@ -95,6 +95,8 @@ pub mod base;
 pub mod checkpoint;
 pub mod experts;
 pub mod model;
+#[cfg(doctest)]
+mod pages;
 pub mod runtime;
 pub mod serve;
 pub mod session;
@@ -118,12 +120,3 @@ pub use session::{
 #[cfg(feature = "text")]
 pub use text::chat::{ChatOptions, Message};
 pub use text::sampling::Sampling;
-
-// Code in these pages is compiled and run as documentation tests.
-#[cfg(doctest)]
-mod pages {
-    #[doc = include_str!("../../../docs/api.md")]
-    struct Api;
-    #[doc = include_str!("../../../docs/guide/library.md")]
-    struct Library;
-}

@@ -2,7 +2,7 @@
 
 use std::{fmt, io, ops::Range, path::PathBuf, sync::Arc};
 
-use super::{Checkpoint, DataFile};
+use super::{data_file::DataFile, folder::Checkpoint};
 
 /// Bytes of a file that arrive while it is read.
 pub trait ArrivingBytes: fmt::Debug + Send + Sync {

@@ -3,11 +3,11 @@
 use moeflux_compute::{BlockScale, BlockScaled, Element, FileLayout, Format, MatrixFactor};
 
 use super::{
-    Checkpoint,
+    folder::Checkpoint,
     location::{MatrixStack, TensorInfo},
+    matrix_request::MatrixRequest,
     quantization::{NumberKind, ScaledPart, WeightScheme},
     source::TensorSource,
-    tensors::MatrixRequest,
 };
 use crate::base::error::Error;
 

@@ -3,11 +3,11 @@
 use moeflux_compute::{Affine, FileLayout, Format};
 
 use super::{
-    Checkpoint,
+    folder::Checkpoint,
     location::{MatrixStack, TensorInfo},
+    matrix_request::{MatrixRequest, QuantSize},
     quantization::{NumberKind, ScaledPart, WeightScheme},
     source::TensorSource,
-    tensors::{MatrixRequest, QuantSize},
 };
 use crate::base::error::Error;
 

@@ -7,7 +7,11 @@ use std::{
     path::Path,
 };
 
-use super::{Checkpoint, DataFile, TEXT_FILES, TOKENIZER};
+use super::{
+    data_file::DataFile,
+    folder::Checkpoint,
+    limits::{TEXT_FILES, TOKENIZER},
+};
 use crate::base::{
     atomic_file::{AtomicFile, Readers, remove_stale},
     error::Error,

@@ -5,7 +5,7 @@ use std::io;
 use serde::{Serialize, de::DeserializeOwned};
 use twox_hash::XxHash3_64;
 
-use super::DataFile;
+use super::data_file::DataFile;
 
 /// Alignment of the data after the header, in bytes.
 pub(crate) const ALIGN: u64 = 4096;

@@ -4,10 +4,10 @@
 use moeflux_compute::{Affine, FileLayout, Format, InputMajor, Scalar, WordAxis};
 
 use super::{
-    Checkpoint,
+    folder::Checkpoint,
     location::{MatrixStack, TensorInfo},
+    matrix_request::MatrixRequest,
     source::TensorSource,
-    tensors::MatrixRequest,
 };
 use crate::base::error::Error;
 

@@ -3,7 +3,7 @@
 
 use moeflux_compute::MAX_ORDERED;
 
-use super::{Checkpoint, location::InputOrder, source::TensorSource};
+use super::{folder::Checkpoint, location::InputOrder, source::TensorSource};
 use crate::base::error::Error;
 
 impl Checkpoint {

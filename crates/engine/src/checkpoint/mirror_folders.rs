@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{DataFile, arriving::ArrivingFile};
+use super::{arriving::ArrivingFile, data_file::DataFile};
 use crate::base::error::Error;
 
 /// File in a model's folder that lists mirrors, one per line; `#` starts a comment.

@@ -6,7 +6,8 @@ use std::sync::{Mutex, PoisonError};
 use moeflux_compute::{Bytes, MatrixOrders};
 
 use super::{
-    Checkpoint, DataFile,
+    data_file::DataFile,
+    folder::Checkpoint,
     location::{MatrixSource, Segment, VectorSource},
 };
 use crate::base::{error::Error, system::IO_STACK};
@@ -120,7 +121,7 @@ mod tests {
     use moeflux_compute::{FileLayout, Format, MatrixShape, Scalar};
 
     use super::{
-        super::{Findings, quantization::Quantization, source::SourceChanges},
+        super::{folder::Findings, quantization::Quantization, source::SourceChanges},
         *,
     };
 

@@ -10,7 +10,7 @@ use std::{
 
 use moeflux_compute::Bytes;
 
-use super::{Checkpoint, READ_THREADS, location::MatrixSource};
+use super::{folder::Checkpoint, location::MatrixSource, read::READ_THREADS};
 use crate::base::error::Error;
 
 /// Stack of a thread in bytes: it also converts what it has read.

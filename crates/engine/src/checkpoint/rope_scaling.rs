@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde_json::{Map, Value, json};
 
-use super::Checkpoint;
+use super::folder::Checkpoint;
 use crate::base::error::Error;
 
 /// YaRN with a factor, written `yarn:FACTOR` or `yarn:FACTOR:POSITIONS`.

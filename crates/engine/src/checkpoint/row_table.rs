@@ -8,7 +8,9 @@ use std::ops::Range;
 
 use moeflux_compute::{BlockScale, BlockType, Element, Format, Scalar};
 
-use super::{Checkpoint, Segment, block_scaled::FP8_BLOCKS, source::TensorSource};
+use super::{
+    block_scaled::FP8_BLOCKS, folder::Checkpoint, location::Segment, source::TensorSource,
+};
 use crate::base::error::Error;
 
 /// Type of the elements of a row.

@@ -6,7 +6,8 @@ use std::{
 };
 
 use super::{
-    DataFile, MAX_JSON, foreign, json, mirror_folders::ModelFolders, tensor_names::plain_name,
+    data_file::DataFile, foreign, json, limits::MAX_JSON, mirror_folders::ModelFolders,
+    tensor_names::plain_name,
 };
 use crate::base::error::Error;
 

@@ -2,7 +2,7 @@
 
 use moeflux_compute::{Adapter, AdapterKind, Device, group_cards};
 
-use super::{card_budgets::MAX_CARDS, device::OpenDevice};
+use super::{card_budgets::MAX_CARDS, open_device::OpenDevice};
 use crate::base::error::{Error, PlanError};
 
 /// Names of the cards in the name of a device; `None` if it is a single one.

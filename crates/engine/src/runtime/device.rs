@@ -2,8 +2,9 @@
 
 use std::{panic::resume_unwind, sync::mpsc, thread};
 
-use moeflux_compute::{Adapter, AdapterKind, Device, DeviceId, DeviceOptions, Isa};
+use moeflux_compute::{Adapter, AdapterKind, Device, DeviceOptions, Isa};
 
+use super::open_device::OpenDevice;
 use crate::{
     base::{
         error::{Error, PlanError},
@@ -12,9 +13,11 @@ use crate::{
     checkpoint::Checkpoint,
     experts::placement::ExpertsOnHost,
     model::blueprint::Blueprint,
-    runtime::card_list::{card_names, open_cards},
-    runtime::card_speeds::measure_kinds,
-    runtime::plan::{MemoryPlan, MemoryRequest, host_budget},
+    runtime::{
+        card_list::{card_names, open_cards},
+        card_speeds::measure_kinds,
+        plan::{MemoryPlan, MemoryRequest, host_budget},
+    },
     text::model_text::ModelText,
 };
 
@@ -143,10 +146,6 @@ fn loads_driver(name: &str, request: &MemoryRequest) -> bool {
     let has_room = || host_budget(request, &system) >= system.resident + 4 * DRIVER;
     name.starts_with("gpu") || name == "auto" && has_graphics() && has_room()
 }
-
-/// Opens a device by name, with an id that the cards of a device share.
-pub(super) type OpenDevice<'a> =
-    dyn Fn(&str, Option<DeviceId>) -> Result<Box<dyn Device>, Error> + 'a;
 
 /// The machine that devices are selected on; tests provide their own.
 struct DeviceSelector<'a> {

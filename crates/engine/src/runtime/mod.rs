@@ -21,8 +21,10 @@ pub(crate) mod host_experts;
 pub(crate) mod host_thread;
 pub(crate) mod layer;
 mod layer_cards;
+pub(super) mod logits_request;
 pub(crate) mod memory_request;
 pub(crate) mod non_finite;
+mod open_device;
 pub(crate) mod pipeline_folder;
 pub(crate) mod plan;
 mod plan_basis;
@@ -38,8 +40,8 @@ pub use card_budgets::{CardBudgets, MAX_CARDS};
 pub use card_speeds::CardSpeeds;
 pub use control::CancelToken;
 pub use device::{ChosenDevice, Devices, WrapDevice};
-pub use forward::Logits;
 pub use layer::StepObserver;
+pub use logits_request::Logits;
 pub use moeflux_compute::{
     Adapter, AdapterKind, BankPlace, DeviceOptions, KernelTime, KvFormat, PipelineStore,
 };

@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use moeflux_compute::{BankPlace, Device, KvFormat, ScratchShape, StateShape, cpu_scratch_bytes};
 
-pub use super::memory_request::MemoryRequest;
 use super::{
     host_experts::HostExpertsShape,
     plan_basis::{PlanBasis, divide, matrix_bytes},
@@ -28,11 +27,14 @@ use crate::{
     },
     model::blueprint::{Blueprint, MixerBlueprint},
     runtime::{
-        forward::{TOP_CANDIDATES, host_values, logit_rows},
         layer::{Mla, MoeState, SCRATCH_BUFFERS, Scratch},
+        logits_request::{TOP_CANDIDATES, host_values, logit_rows},
         pools::{LineName, Pool, PoolLine},
     },
 };
+
+pub use super::memory_request::MemoryRequest;
+
 /// Default positions per session.
 pub const DEFAULT_CONTEXT: usize = 8192;
 

@@ -2,7 +2,7 @@
 
 use moeflux_compute::State;
 
-use super::{forward::LogitsRequest, layer::EXPANDED_ROWS};
+use super::{layer::EXPANDED_ROWS, logits_request::LogitsRequest};
 use crate::model::blueprint::MAX_STATES;
 
 /// States of one session for one layer.

@@ -14,8 +14,8 @@ use crate::{
     },
     model::blueprint::Blueprint,
     runtime::{
-        control::StepControl, forward::LogitsRequest, host_experts::HostExperts, plan::MemoryPlan,
-        spans::SpanKind,
+        control::StepControl, host_experts::HostExperts, logits_request::LogitsRequest,
+        plan::MemoryPlan, spans::SpanKind,
     },
 };
 

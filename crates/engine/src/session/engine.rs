@@ -12,8 +12,6 @@ use std::{
 
 use moeflux_compute::{BankPlace, Commit, Device, DeviceOptions, KernelTime, KvFormat};
 
-#[cfg(feature = "text")]
-use crate::text::text::Text;
 use crate::{
     base::{
         error::Error,
@@ -57,6 +55,9 @@ use crate::{
     },
     text::{model_text::ModelText, sampling::EndTokens},
 };
+
+#[cfg(feature = "text")]
+use crate::text::text::Text;
 
 /// Wraps each reader of experts or of rows of tables that is opened. For tests that shuffle, delay
 /// or fail reads.
@@ -729,7 +730,10 @@ impl Runtime {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Sampling, StepControl, runtime::device::Devices, text::sampling::Sampler};
+    use crate::{
+        runtime::{control::StepControl, device::Devices},
+        text::sampling::{Sampler, Sampling},
+    };
 
     #[test]
     fn the_first_steps_need_no_kernel_that_was_not_compiled_ahead() {

@@ -9,7 +9,7 @@ use crate::{
     },
     runtime::{
         control::StepControl,
-        forward::{Logits, LogitsOutput, LogitsRequest, LogitsSink},
+        logits_request::{Logits, LogitsOutput, LogitsRequest, LogitsSink},
         pools::LineName,
     },
     session::{

@@ -11,7 +11,8 @@ use crate::{
     },
     runtime::{
         control::StepControl,
-        forward::{Logits, LogitsOutput, LogitsRequest, LogitsSink, StepContext},
+        forward::StepContext,
+        logits_request::{Logits, LogitsOutput, LogitsRequest, LogitsSink},
         spans::{SeqSpan, SpanKind},
     },
     session::{

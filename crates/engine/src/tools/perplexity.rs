@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::{
     base::error::{Error, ToolError},
-    runtime::{control::StepControl, forward::Logits},
+    runtime::{control::StepControl, logits_request::Logits},
     session::session::Session,
     text::sampling::LogSoftmax,
 };

@@ -303,7 +303,7 @@ mod tests {
 
     #[test]
     fn the_built_in_model_reads_what_inspect_says() {
-        let checkpoint = crate::Checkpoint::embedded(&moeflux_tales::FILES).unwrap();
+        let checkpoint = crate::checkpoint::Checkpoint::embedded(&moeflux_tales::FILES).unwrap();
         let blueprint = Blueprint::for_checkpoint(&checkpoint).unwrap();
         let costs = TokenCosts::new(&blueprint, KvFormat::F16);
         let dense: u64 = blueprint.matrices().map(|m| m.file_bytes() as u64).sum();

@@ -6,7 +6,7 @@ use moeflux_compute::Scalar;
 use serde_json::{Map, Value, json};
 
 use super::{super::data_file::DataFile, metadata::Metadata};
-use crate::{base::error::Error, checkpoint::TensorInfo};
+use crate::{base::error::Error, checkpoint::location::TensorInfo};
 
 /// Maximum bytes of a vector that the config depends on.
 const MAX_VECTOR: u64 = 1 << 16;

@@ -13,7 +13,7 @@ use super::{
     metadata::{Metadata, Value},
     types::TensorType,
 };
-use crate::{base::error::Error, checkpoint::TensorInfo};
+use crate::{base::error::Error, checkpoint::location::TensorInfo};
 
 /// Start of a GGUF file.
 pub(super) const MAGIC: &[u8; 4] = b"GGUF";

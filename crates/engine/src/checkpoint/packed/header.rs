@@ -3,8 +3,9 @@
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use super::super::{
-    DataFile, MAX_JSON, TEXT_FILES,
+    data_file::DataFile,
     frame::{ALIGN, Frame, FrameError},
+    limits::{MAX_JSON, TEXT_FILES},
     safetensors,
 };
 use crate::base::error::Error;

@@ -2,7 +2,10 @@
 
 use moeflux_compute::{Device, Slot, SlotTable};
 
-use super::{ExpertCache, Lookup, NONE, Pin, wait};
+use super::{
+    super::tier::NONE,
+    expert_cache::{ExpertCache, Lookup, Pin, wait},
+};
 use crate::{
     base::{error::Error, stats::Stats},
     checkpoint::Checkpoint,

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use moeflux_compute::Bytes;
 
-use super::{ReadRequest, Reader, Urgency};
+use super::reader::{ReadRequest, Reader, Urgency};
 use crate::experts::source::ExpertSource;
 
 /// Bytes of experts below which a model is not worth the measurement.

@@ -6,7 +6,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Completion, ReadRequest, Reader, queue::ReadQueue, storage::Storage, waker::Waker};
+use super::{
+    queue::ReadQueue,
+    reader::{Completion, ReadRequest, Reader},
+    storage::Storage,
+    waker::Waker,
+};
 use crate::base::stats::ReadCounters;
 
 /// Maximum time that dropping a reader waits for reads in flight. A thread that hangs longer is

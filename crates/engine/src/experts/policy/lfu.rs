@@ -1,6 +1,6 @@
 //! LFU: evicts the least frequently used expert, with extra weight on recent tokens.
 
-use super::{Policy, queues::Queues};
+use super::{policy::Policy, queues::Queues};
 
 /// Number of levels; larger counts share the last one.
 const LEVELS: usize = 64;

@@ -1,6 +1,6 @@
 //! LRU: evicts the least recently used expert.
 
-use super::{Policy, queues::Queues};
+use super::{policy::Policy, queues::Queues};
 
 /// Queue of used experts, in order of last use.
 const USED: usize = 0;

@@ -1,99 +1,12 @@
 //! Eviction policies: LRU, LFU, S3-FIFO.
 
+mod kind;
 mod lfu;
 mod lru;
+mod policy;
 mod queues;
 mod s3_fifo;
 
-use std::{fmt, str::FromStr};
-
-use serde::Serialize;
-
-use self::{lfu::Lfu, lru::Lru, s3_fifo::S3Fifo};
-use crate::base::error::{Error, OpenError};
-
-/// Eviction policy over a fixed number of slots. It sees indices only, so that a simulator can run
-/// it without a model.
-///
-/// It tracks filled slots: an expert enters a slot (`insert`), is used again (`hit`), and leaves
-/// (`remove`). Nothing is allocated after construction, and every call takes amortized constant
-/// time.
-pub(crate) trait Policy: Send {
-    /// An expert entered an empty slot; `key` is its index among all experts of the model. With
-    /// `prefetched` it has not been needed yet: the next hit is its first use, and until then it is
-    /// evicted last.
-    fn insert(&mut self, slot: usize, key: usize, prefetched: bool);
-
-    /// The expert in a slot was used again.
-    fn hit(&mut self, slot: usize);
-
-    /// The expert in a slot was evicted or lost.
-    fn remove(&mut self, slot: usize);
-
-    /// Prefetched experts that have not been used were not needed, and lose their protection from
-    /// eviction.
-    fn expire_prefetched(&mut self);
-
-    /// The next slot to evict among the `evictable` ones; `None` if none is. It stays until
-    /// it is removed.
-    fn victim(&mut self, evictable: &dyn Fn(usize) -> bool) -> Option<usize>;
-}
-
-/// Name of an eviction policy.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum PolicyKind {
-    /// Least recently used.
-    Lru,
-    /// Yang et al., *FIFO queues are all you need for cache eviction*, SOSP 2023.
-    S3Fifo,
-    /// Least frequently used, by counts of all experts with extra weight on the last tokens.
-    #[default]
-    Lfu,
-}
-
-/// Maximum bytes that a policy keeps per slot and per expert of the model.
-pub(crate) const POLICY_BYTES: usize = queues::BYTES + s3_fifo::BYTES + lfu::BYTES;
-
-impl PolicyKind {
-    /// All policies.
-    pub const ALL: [Self; 3] = [Self::Lru, Self::S3Fifo, Self::Lfu];
-
-    /// Name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Lru => "lru",
-            Self::S3Fifo => "s3-fifo",
-            Self::Lfu => "lfu",
-        }
-    }
-
-    /// Creates the policy for `slots` slots of a model with `experts` experts.
-    pub(crate) fn create(self, slots: usize, experts: usize) -> Box<dyn Policy> {
-        match self {
-            Self::Lru => Box::new(Lru::new(slots)),
-            Self::S3Fifo => Box::new(S3Fifo::new(slots, experts)),
-            Self::Lfu => Box::new(Lfu::new(slots, experts)),
-        }
-    }
-}
-
-impl fmt::Display for PolicyKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for PolicyKind {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self, Error> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
-            let known = Self::ALL.map(Self::name).join(", ");
-            OpenError::UnknownPolicy { name: name.to_owned(), known }.into()
-        })
-    }
-}
-
-#[cfg(test)]
-mod tests;
+pub(crate) use kind::POLICY_BYTES;
+pub use kind::PolicyKind;
+pub(crate) use policy::Policy;

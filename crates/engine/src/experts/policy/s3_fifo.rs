@@ -3,7 +3,7 @@
 //!
 //! Yang, Zhang, Qiu, Yue, Rashmi: *FIFO queues are all you need for cache eviction*, SOSP 2023.
 
-use super::{Policy, queues::Queues};
+use super::{policy::Policy, queues::Queues};
 
 const SMALL: usize = 0;
 const MAIN: usize = 1;

@@ -10,7 +10,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::RandomOffsets;
+use super::random_offsets::RandomOffsets;
 use crate::{
     base::{
         atomic_file::{AtomicFile, Readers},

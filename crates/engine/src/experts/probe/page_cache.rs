@@ -76,7 +76,7 @@ mod os {
         io::{Errno, ReadWriteFlags, preadv2},
     };
 
-    use super::{super::RandomOffsets, PagedFile};
+    use super::{super::random_offsets::RandomOffsets, PagedFile};
     use crate::base::error::Error;
 
     /// Number of sampled offsets.

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{MAGIC, TraceHeader, VERSION};
+use super::trace::{MAGIC, TraceHeader, VERSION};
 use crate::base::{
     atomic_file,
     error::{Error, ToolError},

@@ -10,8 +10,8 @@ use serde::Deserialize;
 
 use super::{
     body::{Body, GqaParams, Heads, gqa},
+    config::parse_config,
     grouped_moe::{GroupedMoe, MoeStyle},
-    parse_config,
     rope::RopeKeys,
     scope::{NormWeights, Scope},
     windows::LayerWindows,

@@ -8,11 +8,10 @@ use moeflux_compute::LogDecay;
 use serde::Deserialize;
 
 use super::{
-    Require,
+    config::{Require, parse_config},
     deepseek_v3::{DeepseekV3Config, LatentStyle, attention},
     grouped_moe::MoeStyle,
     kda::{KdaKeys, KdaParams},
-    parse_config,
     scope::{NormWeights, Scope},
 };
 use crate::{

@@ -8,10 +8,9 @@ use moeflux_compute::Scoring;
 use serde::Deserialize;
 
 use super::{
-    Require,
     body::{Body, Heads},
+    config::{Require, parse_config},
     grouped_moe::{GroupedMoe, MoeStyle},
-    parse_config,
     rope::{RopeKeys, RotatedPart},
     scope::{NormWeights, Scope},
 };

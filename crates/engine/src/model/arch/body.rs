@@ -3,9 +3,9 @@
 use serde::Deserialize;
 
 use super::{
-    Require, model_type,
+    config::{Require, skipped},
+    registry::model_type,
     scope::{NormWeights, Scope},
-    skipped,
 };
 use crate::{
     base::error::Error,

@@ -8,11 +8,9 @@ use moeflux_compute::{RopePairs, Scoring};
 use serde::Deserialize;
 
 use super::{
-    Require,
     body::{Body, GqaParams, Heads, gqa},
-    config_error,
+    config::{Require, config_error, parse_config},
     grouped_moe::{GroupedMoe, MoeStyle},
-    parse_config,
     rope::RopeKeys,
     scope::{NormWeights, Scope},
     windows::LayerWindows,

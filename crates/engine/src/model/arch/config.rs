@@ -294,3 +294,36 @@ impl Require<'_> {
         if holds { Ok(()) } else { Err(config_error(self.0, problem())) }
     }
 }
+
+/// Parts of a checkpoint that are not executed, with their bytes.
+pub(super) fn skipped(source: &dyn TensorSource, layers: usize) -> Vec<(String, u64)> {
+    let vision = [
+        "vision",
+        "visual.",
+        "multi_modal_projector.",
+        "mm_projector.",
+        "audio_tower.",
+        "audio_encoder.",
+        "speech_embeddings.",
+        "vit_large_projector.",
+        "patch_merge_mlp.",
+        "embed_audio.",
+    ];
+    let is_vision = |name: &str| vision.iter().any(|p| name.contains(p));
+    let is_prediction =
+        |name: &str| name.contains("mtp.") || (!is_vision(name) && is_beyond(name, layers));
+    let bytes = |is: &dyn Fn(&str) -> bool| -> u64 {
+        source.tensor_bytes().filter(|(name, _)| is(name)).map(|(_, bytes)| bytes).sum()
+    };
+    let all = [("vision", bytes(&is_vision)), ("multi-token prediction", bytes(&is_prediction))];
+    all.into_iter()
+        .filter(|(_, bytes)| *bytes > 0)
+        .map(|(part, bytes)| (part.to_owned(), bytes))
+        .collect()
+}
+
+/// Whether a tensor belongs to a layer after the last one: multi-token prediction (MTP).
+pub(super) fn is_beyond(tensor: &str, layers: usize) -> bool {
+    let number = tensor.split_once("layers.").and_then(|(_, rest)| rest.split('.').next());
+    number.and_then(|n| n.parse::<usize>().ok()).is_some_and(|n| n >= layers)
+}

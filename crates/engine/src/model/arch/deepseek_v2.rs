@@ -7,9 +7,9 @@
 use moeflux_compute::{GroupScore, Scoring};
 
 use super::{
+    config::parse_config,
     deepseek_v3::{DeepseekV3Config, build},
     grouped_moe::MoeStyle,
-    parse_config,
 };
 use crate::{base::error::Error, checkpoint::source::TensorSource, model::blueprint::Blueprint};
 

@@ -8,9 +8,8 @@ use moeflux_compute::RopePairs;
 use serde::Deserialize;
 
 use super::{
-    Require, config_error,
+    config::{Require, config_error, parse_config},
     deepseek_v3::{DeepseekV3Config, build},
-    parse_config,
     scope::Scope,
 };
 use crate::{

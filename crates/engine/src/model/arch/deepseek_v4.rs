@@ -11,12 +11,11 @@ use moeflux_compute::{Activation, RopePairs, Scoring};
 use serde::Deserialize;
 
 use super::{
-    Require,
     body::Body,
+    config::{Require, parse_config},
     expert_tensors::W_PROJECTIONS,
     grouped_moe::{GroupedMoe, MoeStyle},
     hyper_connections::HyperConnections,
-    parse_config,
     rope::RopeConfig,
     scope::{NormWeights, Scope},
 };

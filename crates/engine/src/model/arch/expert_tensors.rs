@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use moeflux_compute::{ExpertShape, FileLayout, MatrixShape, OutputOrder, PlaneLayout, Scalar};
 
-use super::{Require, config_error, scope::Scope};
+use super::{
+    config::{Require, config_error},
+    scope::Scope,
+};
 use crate::{
     base::error::Error,
     checkpoint::{

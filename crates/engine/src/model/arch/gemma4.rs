@@ -11,10 +11,9 @@ use moeflux_compute::{Activation, RopePairs};
 use serde::Deserialize;
 
 use super::{
-    Require,
     body::{Body, GqaParams, gqa, gqa_shape},
+    config::{Require, parse_config},
     expert_tensors::{ExpertKeys, ExpertSizes, ExpertTensors, experts},
-    parse_config,
     rope::RopeByType,
     scope::{NormWeights, Scope},
     windows::LayerWindows,

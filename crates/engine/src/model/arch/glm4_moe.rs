@@ -8,8 +8,8 @@ use serde::Deserialize;
 
 use super::{
     body::{Body, GqaParams, Heads, gqa},
+    config::parse_config,
     grouped_moe::{GroupedMoe, MoeStyle},
-    parse_config,
     rope::{RopeKeys, RotatedPart},
     scope::{NormWeights, Scope},
 };

@@ -9,13 +9,12 @@ use moeflux_compute::{Activation, LogDecay};
 use serde::Deserialize;
 
 use super::{
-    Require,
+    config::{Require, parse_config},
     deepseek_v3::{DeepseekV3Config, LatentStyle, attention},
     deepseek_v32::IndexerSharing,
     grouped_moe::MoeStyle,
     hyper_connections::HyperConnections,
     kda::{KdaKeys, KdaParams},
-    parse_config,
     scope::{NormWeights, Scope},
 };
 use crate::{

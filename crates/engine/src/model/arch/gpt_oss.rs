@@ -9,13 +9,12 @@ use moeflux_compute::{Activation, OutputOrder, RopePairs};
 use serde::Deserialize;
 
 use super::{
-    Require,
     body::{Body, GqaParams, Heads, gqa},
+    config::{Require, parse_config},
     expert_tensors::{
         ExpertKeys, ExpertMatrix, ExpertSizes, ExpertTensors, InterleavedBiases,
         InterleavedExperts, expert_bias, experts,
     },
-    parse_config,
     rope::RopeKeys,
     scope::{NormWeights, Scope},
     windows::LayerWindows,

@@ -8,10 +8,9 @@ use moeflux_compute::RopePairs;
 use serde::Deserialize;
 
 use super::{
-    Require,
     body::{Body, GqaParams, Heads, gqa},
+    config::{Require, parse_config},
     expert_tensors::ExpertTensors,
-    parse_config,
     rope::RopeKeys,
     scope::{NormWeights, Scope},
     softmax_moe::{SoftmaxMoe, SoftmaxStyle},

@@ -9,10 +9,9 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    Require, config_error,
+    config::{Require, config_error, parse_config},
     granitemoe::GraniteMoeConfig,
     mamba2::{Mamba2Keys, Mamba2Params, step_limits},
-    parse_config,
     scope::Scope,
 };
 use crate::{

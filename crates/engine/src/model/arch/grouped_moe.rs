@@ -7,9 +7,7 @@ use moeflux_compute::{Activation, ExpertGroups, GroupScore, Scoring};
 use serde::Deserialize;
 
 use super::{
-    Require,
-    config::PerLayer,
-    config_error,
+    config::{PerLayer, Require, config_error},
     expert_tensors::{
         ExpertKeys, ExpertSizes, ExpertTensors, PROJECTIONS, experts, experts_without_gate,
     },

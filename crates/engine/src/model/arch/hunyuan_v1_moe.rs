@@ -8,10 +8,9 @@ use moeflux_compute::{Activation, RopePairs};
 use serde::Deserialize;
 
 use super::{
-    PerLayer, Require,
     body::{Body, GqaParams, Heads, gqa},
+    config::{PerLayer, Require, parse_config},
     expert_tensors::{ExpertKeys, ExpertSizes, ExpertTensors, experts},
-    parse_config,
     rope::RopeKeys,
     scope::{NormWeights, Scope},
 };

@@ -1,13 +1,13 @@
 //! Manifold-constrained hyper-connections (mHC) of DeepSeek-V4 and GLM-5.3: config keys, tensors.
 
+use moeflux_compute::MAX_STREAMS;
 use serde::Deserialize;
 
-use super::{Require, scope::Scope};
+use super::{config::Require, scope::Scope};
 use crate::{
     base::error::Error,
     model::blueprint::{MatrixMix, NormSource, StreamInput, StreamMix, SubBlockInput},
 };
-use moeflux_compute::MAX_STREAMS;
 
 /// Config keys.
 #[derive(Deserialize)]
@@ -79,7 +79,7 @@ impl HyperConnections {
     ) -> Result<StreamMix, Error> {
         let inputs = self.hc_mult.checked_mul(hidden);
         let inputs = inputs.ok_or_else(|| {
-            super::config_error(scope.source, format!("\"hidden_size\" is {hidden}"))
+            super::config::config_error(scope.source, format!("\"hidden_size\" is {hidden}"))
         })?;
         Ok(StreamMix::Matrix(Box::new(MatrixMix {
             weight: scope.bare_matrix(&format!("{name}_fn"), outputs, inputs)?,

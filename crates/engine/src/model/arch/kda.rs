@@ -6,7 +6,7 @@
 
 use moeflux_compute::{KeySharing, LogDecay, NormGate};
 
-use super::{Require, scope::Scope};
+use super::{config::Require, scope::Scope};
 use crate::{
     base::error::Error,
     checkpoint::VectorChange,

@@ -9,12 +9,11 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    Require, config_error,
+    config::{Require, config_error, parse_config},
     deepseek_v3::{DeepseekV3Config, LatentStyle, attention},
     expert_tensors::W_PROJECTIONS,
     grouped_moe::MoeStyle,
     kda::{KdaKeys, KdaParams},
-    parse_config,
     scope::{NormWeights, Scope},
 };
 use crate::{

@@ -9,11 +9,9 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    Require,
     body::{Body, GqaParams, gqa, gqa_shape},
-    config_error,
+    config::{Require, config_error, parse_config},
     grouped_moe::{GroupedMoe, MoeStyle},
-    parse_config,
     rope::{RopeByType, RotatedPart},
     scope::{NormWeights, Scope},
     windows::LayerWindows,

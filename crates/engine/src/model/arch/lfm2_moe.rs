@@ -9,12 +9,10 @@ use moeflux_compute::RopePairs;
 use serde::Deserialize;
 
 use super::{
-    Require,
     body::{Body, GqaParams, Heads, gqa_with},
-    config_error,
+    config::{Require, config_error, parse_config},
     expert_tensors::W_PROJECTIONS,
     grouped_moe::{GroupedMoe, MoeStyle},
-    parse_config,
     rope::RopeKeys,
     scope::{NormWeights, Scope},
 };

@@ -3,7 +3,7 @@
 use moeflux_compute::StepLimits;
 use serde_json::Value;
 
-use super::{Require, scope::Scope};
+use super::{config::Require, scope::Scope};
 use crate::{
     base::error::Error,
     checkpoint::{VectorChange, source::TensorSource},

@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::{
     body::{Body, GqaParams, Heads, gqa},
-    parse_config,
+    config::parse_config,
     rope::RopeByType,
     scope::{NormWeights, Scope},
     softmax_moe::SoftmaxMoe,

@@ -11,10 +11,9 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    Require,
     body::{Body, gqa_shape},
+    config::{Require, parse_config},
     grouped_moe::GroupedMoe,
-    parse_config,
     rope::{RopeByType, RotatedPart},
     scope::{NormWeights, Scope},
 };

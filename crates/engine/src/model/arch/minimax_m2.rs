@@ -8,10 +8,9 @@ use moeflux_compute::{Activation, Scoring};
 use serde::Deserialize;
 
 use super::{
-    Require,
     body::{Body, GqaParams, Heads, gqa},
+    config::{Require, parse_config},
     expert_tensors::{ExpertKeys, ExpertSizes, ExpertTensors, W_PROJECTIONS, experts},
-    parse_config,
     rope::{RopeKeys, RotatedPart},
     scope::{NormWeights, Scope},
 };

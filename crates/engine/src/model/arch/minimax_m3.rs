@@ -9,12 +9,10 @@ use moeflux_compute::{Activation, KV_BLOCK};
 use serde::Deserialize;
 
 use super::{
-    Require,
     body::{Body, GqaParams, Heads, gqa},
-    config::PerLayer,
+    config::{PerLayer, Require, parse_config},
     expert_tensors::W_PROJECTIONS,
     grouped_moe::{GroupedMoe, MoeStyle},
-    parse_config,
     rope::{RopeKeys, RotatedPart},
     scope::{NormWeights, Scope},
 };

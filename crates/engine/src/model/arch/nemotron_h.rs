@@ -10,12 +10,10 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    Require,
     body::{Body, GqaParams, Heads, gqa},
-    config_error,
+    config::{Require, config_error, parse_config},
     grouped_moe::{GroupedMoe, MoeStyle},
     mamba2::{Mamba2Keys, Mamba2Params, step_limits},
-    parse_config,
     scope::{NormWeights, Scope},
 };
 use crate::{

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    Require, config_error,
+    config::{Require, config_error},
     scope::{NormWeights, Scope},
 };
 use crate::{

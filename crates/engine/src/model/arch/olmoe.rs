@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::{
     body::{Body, GqaParams, Heads, gqa},
-    parse_config,
+    config::parse_config,
     rope::RopeKeys,
     scope::{NormWeights, Scope},
     softmax_moe::SoftmaxMoe,

@@ -8,9 +8,8 @@ use moeflux_compute::{GateFunction, KeySharing, LogDecay, NormGate};
 use serde::Deserialize;
 
 use super::{
-    Require,
     body::{Body, GqaParams, Heads, gqa},
-    parse_config,
+    config::{Require, parse_config},
     rope::{RopeKeys, RotatedPart},
     scope::{NormWeights, Scope},
     softmax_moe::SoftmaxMoe,

@@ -8,9 +8,8 @@ use moeflux_compute::{MAX_STREAMS, NormGate};
 use serde::Deserialize;
 
 use super::{
-    Require, config_error,
+    config::{Require, config_error, parse_config},
     ngram_memory::{NgramConfig, NgramModel},
-    parse_config,
     qwen3_5_moe::{Qwen35MoeConfig, attention, delta_shape, is_linear, projections},
     rope::RotatedPart,
     scope::{NormWeights, Scope},

@@ -4,11 +4,7 @@ use moeflux_compute::RopePairs;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::Value;
 
-use super::{
-    Require,
-    config::{PerLayer, config_number},
-    config_error,
-};
+use super::config::{PerLayer, Require, config_error, config_number};
 use crate::{
     base::error::Error,
     checkpoint::source::TensorSource,

@@ -5,7 +5,7 @@ use moeflux_compute::Activation;
 use serde::Deserialize;
 
 use super::{
-    Require,
+    config::Require,
     expert_tensors::{ExpertKeys, ExpertSizes, ExpertTensors, experts},
     scope::Scope,
 };

@@ -9,10 +9,9 @@ use moeflux_compute::{Activation, GateFunction};
 use serde::Deserialize;
 
 use super::{
-    Require,
     body::{Body, GqaParams, gqa, gqa_shape},
+    config::{Require, parse_config},
     grouped_moe::{GroupedMoe, MoeStyle},
-    parse_config,
     rope::RopeLists,
     scope::{NormWeights, Scope},
     windows::LayerWindows,

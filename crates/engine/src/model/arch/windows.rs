@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::Require;
+use super::config::Require;
 use crate::{base::error::Error, checkpoint::source::TensorSource};
 
 /// Config keys of layers with sliding windows among layers of full attention.

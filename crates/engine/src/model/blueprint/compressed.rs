@@ -1,7 +1,8 @@
 //! Attention to a window and to compressed entries of what precedes it.
 
 use super::{
-    LinearSource, RopeShape,
+    parts::LinearSource,
+    rope::RopeShape,
     states::{LayerState, StateEntries, ring_positions},
 };
 use crate::checkpoint::{MatrixSource, VectorSource};

@@ -2,7 +2,7 @@
 
 use moeflux_compute::{KeySharing, LogDecay, NormGate};
 
-use super::LinearSource;
+use super::parts::LinearSource;
 use crate::checkpoint::{MatrixSource, VectorSource};
 
 /// Shape of a gated delta-net.

@@ -3,10 +3,14 @@
 use moeflux_compute::StateShape;
 
 use super::{
-    CompressedBlueprint, DeltaNetBlueprint, GqaBlueprint, GqaIndexer, Mamba2Blueprint,
-    MlaBlueprint, MlaIndexer, MlpBlueprint, MoeBlueprint, NgramMemoryBlueprint, ShortConvBlueprint,
-    StreamInput,
+    compressed::CompressedBlueprint,
+    delta_net::DeltaNetBlueprint,
+    mamba2::Mamba2Blueprint,
+    ngram_memory::NgramMemoryBlueprint,
+    parts::{GqaBlueprint, GqaIndexer, MlaBlueprint, MlaIndexer, MlpBlueprint, MoeBlueprint},
+    short_conv::ShortConvBlueprint,
     states::{LayerState, StateEntries, ring_positions},
+    streams::StreamInput,
     weight_list::WeightList,
 };
 use crate::checkpoint::{MatrixSource, VectorSource};

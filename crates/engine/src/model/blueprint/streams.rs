@@ -1,6 +1,6 @@
 //! Residuals of several streams (hyper-connections).
 
-use super::NormSource;
+use super::layer::NormSource;
 use crate::checkpoint::{MatrixSource, VectorSource};
 
 /// Input of a sub-block, or of the head, that is read from the streams of the residual.

@@ -1,8 +1,10 @@
 //! Collects the matrices and vectors of a part of a blueprint.
 
 use super::{
-    BodyBlueprint, EntryIndexerBlueprint, FeedForwardBlueprint, GqaIndexer, LatentHeads,
-    LatentQuery, LinearSource, MixerBlueprint, MlaIndexer, ProjectionSource, SubBlockBlueprint,
+    compressed::EntryIndexerBlueprint,
+    delta_net::ProjectionSource,
+    layer::{BodyBlueprint, FeedForwardBlueprint, MixerBlueprint, SubBlockBlueprint},
+    parts::{GqaIndexer, LatentHeads, LatentQuery, LinearSource, MlaIndexer},
 };
 use crate::checkpoint::{MatrixSource, VectorSource};
 

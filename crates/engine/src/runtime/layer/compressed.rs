@@ -3,9 +3,11 @@
 use moeflux_compute::{Buffer, HeadMatrix, HeadRows, IndexList, Op, Span, View};
 
 use super::{
-    Linear, Loader, ScratchId, ScratchWidths, Step,
     compressor::{Compressor, CompressorStates},
     entry_indexer::{EntryIndexer, IndexStates, POSITIONS},
+    loader::Loader,
+    scratch::{ScratchId, ScratchWidths},
+    step::{Linear, Step},
 };
 use crate::{
     base::error::Error,

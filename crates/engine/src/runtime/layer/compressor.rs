@@ -2,7 +2,12 @@
 
 use moeflux_compute::{Buffer, Op, Span, View};
 
-use super::{Linear, Loader, ScratchId, ScratchWidths, Step, mla::INDEX_EPS};
+use super::{
+    loader::Loader,
+    mla::INDEX_EPS,
+    scratch::{ScratchId, ScratchWidths},
+    step::{Linear, Step},
+};
 use crate::{
     base::error::Error,
     model::blueprint::{CompressorBlueprint, PartialRope, RopeShape},

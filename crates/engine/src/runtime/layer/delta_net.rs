@@ -3,7 +3,11 @@
 
 use moeflux_compute::{Buffer, LogDecay, NormGate, Op, View};
 
-use super::{Linear, Loader, ScratchId, ScratchWidths, Step};
+use super::{
+    loader::Loader,
+    scratch::{ScratchId, ScratchWidths},
+    step::{Linear, Step},
+};
 use crate::{
     base::error::Error,
     model::blueprint::{DeltaNetBlueprint, DeltaNetShape, ProjectionSource},

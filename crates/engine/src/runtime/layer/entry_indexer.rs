@@ -3,8 +3,10 @@
 use moeflux_compute::{Buffer, IndexList, IndexQueries, Op, Span, View};
 
 use super::{
-    Linear, Loader, SCRATCH_BUFFERS, ScratchId, ScratchWidths, Step,
     compressor::{Compressor, CompressorStates},
+    loader::Loader,
+    scratch::{SCRATCH_BUFFERS, ScratchId, ScratchWidths},
+    step::{Linear, Step},
 };
 use crate::{
     base::error::Error,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use moeflux_compute::Weight;
 
-use super::Loader;
+use super::loader::Loader;
 use crate::{base::error::Error, model::blueprint::FixedRoutes};
 
 /// Table of the experts of each token, `(vocab, top_k)`, on the device and on the host.

@@ -4,9 +4,11 @@
 use moeflux_compute::{Buffer, GateFunction, IndexList, Op, View};
 
 use super::{
-    Linear, Loader, ScratchId, ScratchWidths, Step,
     block_indexer::BlockIndexer,
     entry_indexer::{EntryIndexer, IndexStates, POSITIONS},
+    loader::Loader,
+    scratch::{ScratchId, ScratchWidths},
+    step::{Linear, Step},
 };
 use crate::{
     base::error::Error,

@@ -9,8 +9,10 @@ use moeflux_compute::{
 };
 
 use super::{
-    Linear, Loader, ScratchId, ScratchWidths, Step,
     entry_indexer::{EntryIndexer, IndexStates, POSITIONS},
+    loader::Loader,
+    scratch::{ScratchId, ScratchWidths},
+    step::{Linear, Step},
 };
 use crate::{
     base::error::Error,

@@ -11,12 +11,14 @@ use moeflux_compute::{
 };
 
 use super::{
-    Input, Linear, Loader, Mlp, MlpScratch, NextExperts, ScratchId, ScratchWidths, Step,
-    StreamNorm,
     fixed_experts::FixedExperts,
+    layer::Input,
+    loader::Loader,
+    mlp::{Mlp, MlpScratch},
     moe_state::{MoeState, NeededExpert, RouterChoice},
     read_timer::ReadTimer,
-    scratch::PredictionBuffers,
+    scratch::{PredictionBuffers, ScratchId, ScratchWidths},
+    step::{Linear, NextExperts, Step, StreamNorm},
 };
 use crate::{
     base::error::{Error, SessionError},

@@ -3,7 +3,8 @@
 use moeflux_compute::{Buffer, Device, View};
 
 use super::{
-    Compressed, DeltaNet, GATHERED, Gqa, Mamba2, Mla, Mlp, Moe, NgramMemory, ShortConv, Streams,
+    compressed::Compressed, delta_net::DeltaNet, gqa::Gqa, mamba2::Mamba2, mla::Mla, mlp::Mlp,
+    moe::Moe, ngram_memory::NgramMemory, short_conv::ShortConv, step::GATHERED, streams::Streams,
 };
 use crate::{
     base::error::Error,

@@ -2,7 +2,11 @@
 
 use moeflux_compute::{Buffer, GateFunction, Op};
 
-use super::{Linear, Loader, ScratchId, ScratchWidths, Step};
+use super::{
+    loader::Loader,
+    scratch::{ScratchId, ScratchWidths},
+    step::{Linear, Step},
+};
 use crate::{base::error::Error, model::blueprint::ShortConvBlueprint};
 
 #[derive(Debug)]

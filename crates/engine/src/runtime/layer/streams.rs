@@ -3,8 +3,10 @@
 use moeflux_compute::{Buffer, GateFunction, Op, View, Weight};
 
 use super::{
-    Loader, ResidualRows, SCRATCH_BUFFERS, ScratchId, ScratchWidths, StreamNorm,
-    scratch::SharedBuffers,
+    layer::ResidualRows,
+    loader::Loader,
+    scratch::{SCRATCH_BUFFERS, ScratchId, ScratchWidths, SharedBuffers},
+    step::StreamNorm,
 };
 use crate::{
     base::error::Error,

@@ -1,6 +1,10 @@
 //! Where the text of an answer begins: behind thoughts, or in a channel.
 
-use super::{Dialect, DialectKind, PROMPT_TAIL, THOUGHT_NAME, bracketed, harmony};
+use super::{
+    bracketed,
+    dialect::{Dialect, DialectKind, PROMPT_TAIL, THOUGHT_NAME},
+    harmony,
+};
 use crate::{base::error::Error, text::tokenizer::Tokenizer};
 
 /// Parts of an answer by its dialect, and the part in which the prompt ends.

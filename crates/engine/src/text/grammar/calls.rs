@@ -5,9 +5,8 @@ use std::cell::RefCell;
 use serde_json::{Value, json};
 
 use super::{
-    CallConstraint, GrammarNote,
     compile::Compiler,
-    invalid,
+    form::{CallConstraint, GrammarNote, invalid},
     lark::{LarkWriter, json_schema, quoted},
     parameters::{ElementSyntax, ParameterTag, notation},
     schema::{self, SchemaRules},

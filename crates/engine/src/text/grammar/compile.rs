@@ -17,9 +17,8 @@ use llguidance::{
 use serde_json::Value;
 
 use super::{
-    GrammarNote,
     ahead::MaskThread,
-    invalid,
+    form::{GrammarNote, invalid},
     lark::json_schema,
     schema::{self, SchemaPlace, SchemaRules},
     vocabulary::GrammarVocabulary,

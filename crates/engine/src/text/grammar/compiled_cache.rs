@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-use super::{Constraint, Grammar};
+use super::{form::Constraint, grammar::Grammar};
 
 /// Most grammars that are kept. With [`MAX_KEY`] a part of the plan's line for grammars.
 const MAX_KEPT: usize = 8;

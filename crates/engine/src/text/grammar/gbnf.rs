@@ -6,7 +6,7 @@
 
 use std::{collections::HashMap, iter::Peekable, str::Chars};
 
-use super::{invalid, lark::quoted};
+use super::{form::invalid, lark::quoted};
 use crate::base::error::GrammarError;
 
 /// Rule with which answers begin.

@@ -4,9 +4,9 @@ use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::{Value, json};
 
 use super::{
-    AnswerForm,
     compile::MAX_GRAMMAR_BYTES,
-    gbnf, invalid,
+    form::{AnswerForm, invalid},
+    gbnf,
     vocabulary::{GrammarVocabulary, SpelledPart},
 };
 use crate::base::error::GrammarError;

@@ -3,8 +3,8 @@
 use llguidance::toktrie::SimpleVob;
 
 use super::{
-    Grammar,
     ahead::{NextMask, NextTokens},
+    grammar::Grammar,
 };
 use crate::{
     base::error::{Error, GrammarError},

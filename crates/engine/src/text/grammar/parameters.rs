@@ -3,9 +3,8 @@
 use serde_json::{Map, Value};
 
 use super::{
-    GrammarNote,
     calls::{ArgumentRule, ToolRules, rule},
-    invalid,
+    form::{GrammarNote, invalid},
     lark::{LarkWriter, json_schema, quoted},
     schema::{self, SchemaRules},
 };

@@ -112,7 +112,7 @@ impl TokenBans {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::sampling::{Sampler, Sampling};
+    use crate::text::sampling::{sampler::Sampler, sampling::Sampling};
 
     /// Tokens that a greedy sampler with these bans chooses, from the top `candidates` or from all.
     fn chosen(

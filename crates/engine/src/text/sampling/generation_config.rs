@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::Sampling;
+use super::sampling::Sampling;
 use crate::{
     base::error::Error,
     checkpoint::{Checkpoint, TextFile, json},

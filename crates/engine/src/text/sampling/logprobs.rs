@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-use super::{key_id, rank_key};
+use super::sampler::{key_id, rank_key};
 use crate::base::error::{Error, SamplingError};
 
 /// Maximum number of the most probable tokens that come with a token.

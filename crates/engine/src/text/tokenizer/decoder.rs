@@ -2,7 +2,7 @@
 
 use std::{mem, str};
 
-use super::Tokenizer;
+use super::tokenizer::Tokenizer;
 use crate::base::error::Error;
 
 /// Maximum number of tokens of an incomplete piece of text before it is emitted as is. No character

@@ -5,8 +5,8 @@ use std::{mem, ops::ControlFlow};
 use tokenizers::{AddedToken, AddedVocabulary};
 
 use super::{
-    Inner, LONG_TEXT,
     pieces::{self, Splitter},
+    tokenizer::{Inner, LONG_TEXT},
 };
 
 /// Token before a text, so that the tokenizer puts no space there. Texts with it do without.

@@ -8,7 +8,7 @@ use tokenizers::{
     PreTokenizer as _,
 };
 
-use super::{Inner, TokenModel, decoder::byte_for_char};
+use super::{decoder::byte_for_char, model::TokenModel, tokenizer::Inner};
 
 /// Bytes of a piece, where the text can be cut.
 const WINDOW: usize = 32 << 10;

@@ -1,10 +1,13 @@
 //! `tokenizer_config.json`: chat template and special tokens.
 
-use std::{collections::BTreeMap, path::Path, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use serde_json::{Map, Value};
 
-use super::Tokenizer;
+use super::tokenizer::Tokenizer;
 use crate::{base::error::Error, checkpoint::json};
 
 /// Settings of `tokenizer_config.json` that `tokenizer.json` lacks. Without the file: `default()`.

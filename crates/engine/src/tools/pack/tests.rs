@@ -8,7 +8,10 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use super::{pack, packer::pack_to, verify_packed};
+use super::{
+    packer::{pack, pack_to},
+    verify::verify_packed,
+};
 use crate::{
     base::{
         error::Error,

@@ -10,7 +10,12 @@ use std::{
 
 use serde_json::{Map, Value, json};
 
-use super::{FewerRows, Options, SHARD, SynthPlan, byte_tokenizer, module::SynthTensor, plan};
+use super::{
+    byte_tokenizer,
+    module::SynthTensor,
+    options::{FewerRows, Options},
+    plan::{SHARD, SynthPlan, plan},
+};
 use crate::base::{
     error::{Error, ToolError},
     system::{free_space, is_system_entry},
@@ -256,7 +261,7 @@ fn small_files(plan: &SynthPlan, shards: &[&[SynthTensor]]) -> Vec<(String, Vec<
     // Sampling without greedy decoding, which loops on random weights.
     let generation = json!({
         "do_sample": true,
-        "eos_token_id": super::eos_token_ids(),
+        "eos_token_id": super::plan::eos_token_ids(),
         "pad_token_id": byte_tokenizer::END_OF_TEXT,
         "temperature": 1.0,
         "top_p": 1.0

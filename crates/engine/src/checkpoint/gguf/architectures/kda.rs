@@ -9,7 +9,7 @@ use super::{
         config::{Config, Keys, add},
         names::{NameRow, row},
     },
-    GgufArchitecture, PLAIN, SHARED_EXPERTS,
+    architecture::{GgufArchitecture, PLAIN, SHARED_EXPERTS},
     experts::SIGMOID,
     latent::{PROJECTIONS, latent},
 };

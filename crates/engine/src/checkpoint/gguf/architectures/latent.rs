@@ -7,7 +7,7 @@ use super::{
         config::{Config, Keys, add},
         names::{NameRow, row},
     },
-    GgufArchitecture, PLAIN, SHARED_EXPERTS,
+    architecture::{GgufArchitecture, PLAIN, SHARED_EXPERTS},
     experts::{SIGMOID, SOFTMAX, grouped_experts},
 };
 use crate::base::error::Error;

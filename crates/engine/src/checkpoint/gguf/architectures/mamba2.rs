@@ -7,7 +7,7 @@ use super::{
         config::{Config, Keys, add},
         names::{NameRow, row},
     },
-    BLOCK_SPARSE, GgufArchitecture, PLAIN,
+    architecture::{BLOCK_SPARSE, GgufArchitecture, PLAIN},
     experts::grouped,
     uniform::{GRANITE, granite},
 };

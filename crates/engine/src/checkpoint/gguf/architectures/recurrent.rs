@@ -7,7 +7,7 @@ use super::{
         config::{Config, Keys, add},
         names::{NameRow, row},
     },
-    GgufArchitecture, PLAIN, POST_ATTENTION_NORM, SHARED_EXPERT,
+    architecture::{GgufArchitecture, PLAIN, POST_ATTENTION_NORM, SHARED_EXPERT},
     experts::{grouped, softmax_experts},
 };
 use crate::base::error::Error;

@@ -7,7 +7,9 @@ use super::{
         config::{Config, FullLayer, Keys, add},
         names::{NameRow, row},
     },
-    EXPERTS, GgufArchitecture, PLAIN, POST_ATTENTION_NORM, SHARED_EXPERT, SHARED_EXPERTS,
+    architecture::{
+        EXPERTS, GgufArchitecture, PLAIN, POST_ATTENTION_NORM, SHARED_EXPERT, SHARED_EXPERTS,
+    },
     experts::{SIGMOID, grouped, grouped_experts, scoring, softmax_experts},
 };
 use crate::base::error::Error;

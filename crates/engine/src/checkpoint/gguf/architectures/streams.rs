@@ -7,7 +7,7 @@ use super::{
         config::{Config, Keys, add},
         names::{NameRow, row},
     },
-    GgufArchitecture, PLAIN, SHARED_EXPERTS,
+    architecture::{GgufArchitecture, PLAIN, SHARED_EXPERTS},
     experts::{SIGMOID, SQRT_SOFTPLUS, grouped_experts},
     kda::{KDA, linear_layers, lower_bound},
     latent::{PROJECTIONS, latent},

@@ -7,8 +7,10 @@ use super::{
         config::{Config, Keys, add},
         names::{NameRow, row},
     },
-    BLOCK_SPARSE, EXPERTS, GgufArchitecture, PLAIN, POST_ATTENTION_NORM, SHARED_EXPERT,
-    SHARED_EXPERTS, SHARED_MLP,
+    architecture::{
+        BLOCK_SPARSE, EXPERTS, GgufArchitecture, PLAIN, POST_ATTENTION_NORM, SHARED_EXPERT,
+        SHARED_EXPERTS, SHARED_MLP,
+    },
     experts::{SIGMOID, SOFTMAX, grouped, grouped_experts, scoring, softmax_experts},
 };
 use crate::base::error::Error;

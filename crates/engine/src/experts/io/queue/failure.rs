@@ -2,7 +2,7 @@
 
 use std::{io, time::Duration};
 
-use super::{ReadOp, ReadQueue};
+use super::read_queue::{ReadOp, ReadQueue};
 use crate::base::error::Error;
 
 impl ReadQueue {

@@ -2,12 +2,12 @@
 
 use std::{io, path::Path, sync::Arc};
 
-use super::{PendingRequest, split::split};
+use super::{read_queue::PendingRequest, split::split};
 use crate::{
     base::error::Error,
     checkpoint::DataFile,
     experts::{
-        io::{ReadRequest, transfer::ReadRange},
+        io::{reader::ReadRequest, transfer::ReadRange},
         row_batches::RowBatches,
         source::ExpertSource,
     },

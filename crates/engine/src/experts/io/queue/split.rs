@@ -1,6 +1,6 @@
 //! Splitting of a request into reads.
 
-use super::PendingRequest;
+use super::read_queue::PendingRequest;
 use crate::{
     checkpoint::Segment,
     experts::io::{options::MAX_ALIGN, transfer::ReadRange},

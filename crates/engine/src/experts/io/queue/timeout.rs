@@ -4,7 +4,10 @@ use std::{io, time::Instant};
 
 use moeflux_compute::Bytes;
 
-use super::{ReadOp, ReadQueue, split::SplitCursor};
+use super::{
+    read_queue::{ReadOp, ReadQueue},
+    split::SplitCursor,
+};
 use crate::experts::io::transfer::BufferPtr;
 
 /// Divisor of the timeout that gives a late read its grace period. After the whole process was

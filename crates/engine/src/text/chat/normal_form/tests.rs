@@ -5,7 +5,12 @@ use std::path::Path;
 
 use serde_json::json;
 
-use crate::text::chat::{ChatOptions, ChatTemplate, Literal, Message, Tool, ToolCall, ToolSet};
+use crate::text::chat::{
+    literal::Literal,
+    message::Message,
+    template::{ChatOptions, ChatTemplate},
+    tools::{Tool, ToolCall, ToolSet},
+};
 
 /// Shows everything, as JSON.
 const WIDE: &str = "{% if tools %}[tools]{{ tools | tojson }}/{% endif %}\

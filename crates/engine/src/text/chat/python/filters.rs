@@ -6,7 +6,8 @@ use minijinja::{
 };
 
 use super::{
-    charge_bytes, is_iterable,
+    fuel::charge_bytes,
+    functions::is_iterable,
     printf::{format_filter, format_operator},
     text::{charge_text, python_repr, python_str},
     tojson::tojson,

@@ -8,7 +8,7 @@ use minijinja_contrib::pycompat;
 
 use super::{
     filters::{Padding, join_items, padded, replace},
-    fits,
+    fuel::fits,
     text::charge_text,
 };
 

@@ -6,8 +6,8 @@ use minijinja::{
 };
 
 use super::{
-    charge_bytes,
     filters::{Padding, padded},
+    fuel::charge_bytes,
     text::{python_ascii, python_repr, python_str},
 };
 

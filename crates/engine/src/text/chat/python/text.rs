@@ -2,7 +2,7 @@
 
 use minijinja::{Error, ErrorKind, State, Value, value::ValueKind};
 
-use super::{FUEL_BYTES, range::PythonRange};
+use super::{fuel::FUEL_BYTES, range::PythonRange};
 
 /// Maximum nesting of a value in text. A namespace may contain itself.
 pub(super) const MAX_DEPTH: usize = 100;

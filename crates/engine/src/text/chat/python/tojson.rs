@@ -6,7 +6,7 @@ use minijinja::{
 };
 
 use super::{
-    charge_bytes,
+    fuel::charge_bytes,
     text::{MAX_DEPTH, number_text},
 };
 

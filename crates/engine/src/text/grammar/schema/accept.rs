@@ -10,7 +10,7 @@ use super::{
     expand::Expander,
     write::SchemaWriter,
 };
-use crate::{base::error::GrammarError, text::grammar::invalid};
+use crate::{base::error::GrammarError, text::grammar::form::invalid};
 
 /// Longest list whose items are compared with each other.
 const MAX_COMPARED: usize = 2000;

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use serde_json::{Map, Value};
 
 use super::uri;
-use crate::{base::error::GrammarError, text::grammar::invalid};
+use crate::{base::error::GrammarError, text::grammar::form::invalid};
 
 /// Keywords whose value is a schema.
 const SINGLE: [&str; 12] = [

@@ -13,7 +13,7 @@ use super::{
     formats,
     patterns::PatternTests,
 };
-use crate::{base::error::GrammarError, text::grammar::invalid};
+use crate::{base::error::GrammarError, text::grammar::form::invalid};
 
 /// Most alternatives of a part.
 const MAX_BRANCHES: usize = 4096;

@@ -9,7 +9,6 @@ use std::{
 use serde_json::{Map, Value, json};
 
 use super::{
-    SchemaRules,
     branch::{
         ArrayLayer, ArrayShape, Condition, Goal, NumberLimit, NumberShape, ObjectShape,
         SchemaBranch, StringShape, types,
@@ -17,8 +16,9 @@ use super::{
     document::{NodeId, SchemaDocument},
     expand::Expander,
     patterns,
+    schema::SchemaRules,
 };
-use crate::{base::error::GrammarError, text::grammar::invalid};
+use crate::{base::error::GrammarError, text::grammar::form::invalid};
 
 /// Deepest nesting of parts.
 const MAX_DEPTH: usize = 128;

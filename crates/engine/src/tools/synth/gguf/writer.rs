@@ -4,16 +4,20 @@ use std::{ops::ControlFlow, path::Path};
 
 use super::{
     super::{
-        Options,
         checkpoint_writer::{Summary, write_file},
+        options::Options,
     },
-    GgufPlan, GgufRecipe,
     metadata::KeyValue,
-    plan_gguf,
+    plan::{GgufPlan, plan_gguf},
+    recipe::GgufRecipe,
 };
-#[cfg(test)]
-use super::{SynthTensor, TensorValues, metadata::KeyList};
 use crate::{base::error::Error, checkpoint::gguf::types::type_number};
+
+#[cfg(test)]
+use super::{
+    super::{module::SynthTensor, values::TensorValues},
+    metadata::KeyList,
+};
 
 /// Name of the file.
 const FILE: &str = "model.gguf";

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{super::KV_B_PROJ, with};
+use super::{super::plan::KV_B_PROJ, preset::with};
 
 /// Source: huggingface.co/deepseek-ai/DeepSeek-V3, config.json.
 pub(super) fn deepseek_v3() -> Value {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::with;
+use super::preset::with;
 
 /// Source: huggingface.co/zai-org/GLM-5, config.json.
 pub(super) fn glm_5() -> Value {

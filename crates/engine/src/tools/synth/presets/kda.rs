@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::with;
+use super::preset::with;
 
 /// The model of huggingface.co/moonshotai/Kimi-Linear-48B-A3B-Instruct, not compared with its
 /// config.json.

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::with;
+use super::preset::with;
 
 /// The model of huggingface.co/ibm-granite/granite-4.0-h-tiny, not compared with its config.json.
 pub(super) fn granite_4_0_h_tiny() -> Value {

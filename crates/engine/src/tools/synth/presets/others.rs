@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::{first_of, pattern, with};
+use super::preset::{first_of, pattern, with};
 
 /// Source: huggingface.co/rednote-hilab/dots.llm1.inst, config.json.
 pub(super) fn dots_llm1() -> Value {

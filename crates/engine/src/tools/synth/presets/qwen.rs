@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{pattern, with};
+use super::preset::{pattern, with};
 
 /// Source: huggingface.co/Qwen/Qwen2-57B-A14B, config.json.
 pub(super) fn qwen2_57b_a14b() -> Value {

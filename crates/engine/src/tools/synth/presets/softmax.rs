@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::pattern;
+use super::preset::pattern;
 
 /// Source: huggingface.co/allenai/OLMoE-1B-7B-0924, config.json.
 pub(super) fn olmoe_1b_7b() -> Value {

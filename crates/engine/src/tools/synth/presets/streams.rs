@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::with;
+use super::preset::with;
 
 /// The model of huggingface.co/deepseek-ai/DeepSeek-V4-Flash, not compared with its config.json.
 pub(super) fn deepseek_v4_flash() -> Value {

@@ -3,7 +3,10 @@
 use half::f16;
 use moeflux_compute::{BlockType, Codec};
 
-use super::{AFFINE_GROUP, LEAD_SHRINK, Lead, RandomStream, quantizer};
+use super::{
+    quantize::quantizer,
+    values::{AFFINE_GROUP, LEAD_SHRINK, Lead, RandomStream},
+};
 
 /// Maximum weights of a block.
 const MAX_WEIGHTS: usize = 256;

@@ -1,6 +1,6 @@
 //! MXFP4 values: power-of-two scales per block, and random bits for the elements.
 
-use super::RandomStream;
+use super::values::RandomStream;
 
 /// Mean square of E2M1 with four random bits: of 0, 0.5, 1, 1.5, 2, 3, 4 and 6 with either sign.
 const E2M1_SQUARE: f32 = 68.5 / 8.0;

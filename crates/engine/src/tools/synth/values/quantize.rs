@@ -115,7 +115,7 @@ mod tests {
     use moeflux_compute::Codec;
 
     use super::*;
-    use crate::tools::synth::values::RandomStream;
+    use crate::tools::synth::values::values::RandomStream;
 
     #[test]
     fn quantized_weights_are_close() {
