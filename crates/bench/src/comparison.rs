@@ -8,7 +8,7 @@ use std::{
 use anyhow::Context;
 use serde_json::Value;
 
-use crate::{VERSION, deprecated_keys, table::Table, units};
+use crate::{deprecated_keys, invalid_request::VERSION, table::Table, units};
 
 /// A report that an earlier run saved as JSON.
 #[derive(Clone, Debug)]

@@ -10,7 +10,7 @@ use moeflux::{
 use serde::Serialize;
 
 use crate::{
-    InvalidRequest,
+    invalid_request::InvalidRequest,
     plot::{Chart, ChartSeries},
     table::Table,
     units,

@@ -17,8 +17,9 @@ use moeflux_hub::{Cache, Download, HubError, ModelName, Progress, Pull, PullPlan
 use serde::Serialize;
 
 use crate::{
-    WrongUse, interrupt,
+    interrupt,
     progress::{Ui, error_line},
+    wrong_use::WrongUse,
 };
 
 /// Time between an error of a download in the background and the next try, at first and at last.

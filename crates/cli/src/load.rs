@@ -14,7 +14,6 @@ use moeflux::{
 use moeflux_bench::{describe, units};
 
 use crate::{
-    WrongUse,
     args::{
         AutoSwitch, ComputeArgs, EngineArgs, IoMode, MemoryArgs, ModelArgs, ReadArgs, ReaderChoice,
         TokenizerArgs,
@@ -22,6 +21,7 @@ use crate::{
     folders,
     hub::{self, Located, ModelDownload},
     progress::Ui,
+    wrong_use::WrongUse,
 };
 
 /// Requirements of a command beyond its options.

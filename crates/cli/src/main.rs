@@ -18,10 +18,13 @@ mod settings_text;
 mod shell;
 mod tensor_writer;
 mod wrap;
+mod wrong_use;
 
-use std::{fmt, process::ExitCode};
+use std::process::ExitCode;
 
 use moeflux_bench::InvalidRequest;
+
+use crate::wrong_use::WrongUse;
 
 /// Stack of the thread that runs commands, in bytes, as most systems give to a main thread. Where
 /// the limit is lower (`ulimit -s`), deep calls would overflow.
@@ -70,18 +73,6 @@ fn leave_guarded_panics_to_errors() {
 
 /// Exit code of a Rust program after a panic.
 const PANICKED: u8 = 101;
-
-/// Invalid combination of arguments, found after parsing.
-#[derive(Debug)]
-struct WrongUse(String);
-
-impl fmt::Display for WrongUse {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for WrongUse {}
 
 /// Prints an error and returns the exit code.
 fn report(error: &anyhow::Error) -> ExitCode {

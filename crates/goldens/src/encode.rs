@@ -45,6 +45,10 @@ impl Float {
     }
 }
 
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use moeflux_compute::SplitMix64;

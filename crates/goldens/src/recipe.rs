@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::{encode::Float, hex};
+use crate::encode::{Float, hex};
 
 const INDEX: &str = "model.safetensors.index.json";
 

@@ -12,7 +12,7 @@ use moeflux::{
 };
 use serde::Serialize;
 
-use super::BenchSetting;
+use super::setting::BenchSetting;
 
 /// One phase, prefill or decode, of one repeat.
 #[derive(Debug, Serialize)]

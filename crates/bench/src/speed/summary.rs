@@ -4,8 +4,8 @@ use moeflux::tools::MinimumTime;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BenchSetting,
     measure::{PhaseMeasurement, RepeatMeasurement},
+    setting::BenchSetting,
 };
 
 /// Median and range over all repeats.

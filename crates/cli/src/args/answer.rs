@@ -4,7 +4,12 @@ use std::{num::NonZeroUsize, path::PathBuf};
 
 use clap::{Args, ValueEnum, builder::NonEmptyStringValueParser};
 
-use super::{ANSWER, EngineArgs, PersistArgs, SAMPLING, TraceArgs, values::within};
+use super::{
+    engine::{EngineArgs, TraceArgs},
+    headings::{ANSWER, SAMPLING},
+    persist::PersistArgs,
+    values::within,
+};
 
 /// Sampling, and the end of an answer.
 #[derive(Debug, Args)]

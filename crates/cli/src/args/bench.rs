@@ -5,7 +5,7 @@ use std::{num::NonZeroUsize, path::PathBuf};
 use clap::{Args, Subcommand};
 
 use super::{
-    ComputeArgs, EngineArgs, TraceArgs,
+    engine::{ComputeArgs, EngineArgs, TraceArgs},
     values::{parse_percent, parse_size, parse_speed, path, preset},
 };
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, builder::NonEmptyStringValueParser};
 use moeflux::checkpoint::RopeScaling;
 
-use super::{MODEL, values::path};
+use super::{headings::MODEL, values::path};
 
 /// Model.
 #[derive(Clone, Debug, Args)]

@@ -5,7 +5,7 @@ use std::{net::IpAddr, num::NonZeroUsize, path::PathBuf};
 use clap::{Args, ValueEnum};
 use moeflux_server::{AllowedHost, AllowedOrigin, KeepAlive, Overflow};
 
-use super::{EngineArgs, persist::PrefixCacheArgs, values::path};
+use super::{engine::EngineArgs, persist::PrefixCacheArgs, values::path};
 
 const SERVE_EXAMPLES: &str = "\
 Examples:

@@ -17,11 +17,11 @@ use serde::Serialize;
 
 use super::persist::{PrefixCacheReport, PromptCache};
 use crate::{
-    WrongUse,
     args::{AnswerArgs, Switch},
     hub::ModelDownload,
     interrupt, out,
     progress::Ui,
+    wrong_use::WrongUse,
 };
 
 impl AnswerArgs {

@@ -149,7 +149,7 @@ impl LineSource {
                 if read.context("standard input cannot be read")? == 0 {
                     return Ok(None);
                 }
-                let text = super::decode(line, "the line");
+                let text = super::text::decode(line, "the line");
                 Ok(Some(text.map(|text| text.trim_end_matches(['\n', '\r']).to_owned())))
             }
         }
@@ -372,7 +372,7 @@ impl<'a> Chat<'a> {
     }
 
     fn load(&mut self, path: &Path) -> anyhow::Result<()> {
-        let json = super::read_text(path)?;
+        let json = super::text::read_text(path)?;
         let messages: Vec<Message> = serde_json::from_str(&json)
             .with_context(|| format!("{}: this is not a saved conversation", path.display()))?;
         // /load does not answer a pending question.

@@ -12,10 +12,10 @@ use moeflux_hub::{Cache, CachedModel, HubError, Pull, Selection, Settings};
 use serde::Serialize;
 
 use crate::{
-    WrongUse,
     args::{ListArgs, PullArgs, RmArgs, ShowArgs},
     hub, out,
     progress::Ui,
+    wrong_use::WrongUse,
 };
 
 /// A model of the cache.

@@ -17,13 +17,13 @@ use moeflux::{
 use moeflux_bench::{describe, logits_diff, tensor_file::TensorFile, units};
 
 use crate::{
-    WrongUse,
     args::LogitsArgs,
     interrupt,
     load::{self, Needs},
     out,
     progress::Ui,
     tensor_writer::{PlannedTensor, TensorWriter},
+    wrong_use::WrongUse,
 };
 
 /// Runs `moeflux logits`.
@@ -41,7 +41,7 @@ pub(crate) fn run(args: &LogitsArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         };
         return compare(&TensorFile::open(out)?, &other, args.tolerance);
     };
-    let text = super::read_text(tokens)?;
+    let text = super::text::read_text(tokens)?;
     let tokens: Vec<u32> = serde_json::from_str(&text)
         .with_context(|| format!("{}: this is not a JSON array of token ids", tokens.display()))?;
     ensure!(!tokens.is_empty(), "there are no tokens: the array is empty");

@@ -36,7 +36,7 @@ struct PerplexityReport<'a> {
 pub(crate) fn run(args: &PerplexityArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     // The parser requires one of the two.
     let path = args.file.as_deref().or(args.text.as_deref()).unwrap_or(Path::new("-"));
-    let text = super::read_text(path)?;
+    let text = super::text::read_text(path)?;
     let engine = load::engine(&args.engine, load::Needs::default(), ui)?;
     let mut session = engine.session()?;
     let since = Instant::now();

@@ -18,7 +18,7 @@ use moeflux::{
 use moeflux_bench::units;
 use serde::Serialize;
 
-use crate::{WrongUse, args::PersistArgs, progress::Ui};
+use crate::{args::PersistArgs, progress::Ui, wrong_use::WrongUse};
 
 /// Minimum number of computed tokens for a prompt to be cached. Finding, reading and checking a
 /// file costs as much as some tens of tokens, and every file slows down searches.

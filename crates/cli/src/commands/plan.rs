@@ -21,7 +21,7 @@ use moeflux_server::reserved_bytes;
 use serde::Serialize;
 
 use super::serve::SESSIONS;
-use crate::{WrongUse, args::PlanArgs, atomic_file, folders, load, out, progress::Ui};
+use crate::{args::PlanArgs, atomic_file, folders, load, out, progress::Ui, wrong_use::WrongUse};
 
 /// Runs `moeflux plan`.
 ///

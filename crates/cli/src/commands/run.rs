@@ -19,7 +19,6 @@ use super::{
     persist::{self, PrefixCacheReport, PromptCache, SessionFile, SessionReport},
 };
 use crate::{
-    WrongUse,
     args::{FormArgs, RunArgs},
     hub::{DownloadCost, ModelDownload},
     interrupt,
@@ -27,6 +26,7 @@ use crate::{
     out,
     progress::Ui,
     shell,
+    wrong_use::WrongUse,
 };
 
 /// JSON output of `--json`.
@@ -234,7 +234,7 @@ fn prompt(words: &[String]) -> anyhow::Result<String> {
             return Err(WrongUse(problem.to_owned()).into());
         }
         _ => {
-            let mut text = super::read_stdin()?;
+            let mut text = super::text::read_stdin()?;
             if text.ends_with('\n') {
                 text.pop();
                 text.truncate(text.strip_suffix('\r').unwrap_or(&text).len());

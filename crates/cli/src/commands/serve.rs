@@ -22,7 +22,6 @@ use moeflux_server::{
 };
 
 use crate::{
-    WrongUse,
     args::{EngineArgs, ServeArgs},
     counted_alloc, folders,
     hub::{self, ModelDownload},
@@ -31,6 +30,7 @@ use crate::{
     model_settings::{ModelSettings, SettingsFile},
     out,
     progress::Ui,
+    wrong_use::WrongUse,
 };
 
 /// Name of the built-in model.

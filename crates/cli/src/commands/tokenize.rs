@@ -13,7 +13,7 @@ use crate::{args::TokenizeArgs, load, out, progress::Ui};
 /// The text or the tokenizer cannot be read.
 pub(crate) fn run(args: &TokenizeArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let text = match args.text.as_str() {
-        "-" => super::read_stdin()?,
+        "-" => super::text::read_stdin()?,
         text => text.to_owned(),
     };
     let checkpoint = load::checkpoint(&args.model, &[], ui)?;

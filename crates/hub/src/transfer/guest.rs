@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-use super::Transfer;
+use super::transfer::Transfer;
 use crate::{
     blocks::BlockSet,
     error::HubError,

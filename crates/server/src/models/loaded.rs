@@ -9,7 +9,7 @@ use moeflux::{
 };
 use tokio::sync::mpsc;
 
-use super::LoadedModel;
+use super::models::LoadedModel;
 use crate::{
     answer::{AnswerDeltas, AnswerSource, ChannelSink, RawText, UNREAD},
     answers::{Accepted, Answers},

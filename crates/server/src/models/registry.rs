@@ -11,7 +11,9 @@ use std::{
 use tokio::sync::oneshot;
 
 use super::{
-    AnswerOptions, LoadError, ModelSource, Models, OfferedModel, ServedModel, switch::Switcher,
+    loaded::{AnswerOptions, ServedModel},
+    models::{LoadError, ModelSource, Models, OfferedModel},
+    switch::Switcher,
 };
 use crate::{error::ApiError, server::ServerError};
 

@@ -2,7 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{LoadError, ModelLoader, ModelRegistry, ServedModel, registry::SwitchStep};
+use super::{
+    loaded::ServedModel,
+    models::{LoadError, ModelLoader},
+    registry::{ModelRegistry, SwitchStep},
+};
 
 /// State of the thread.
 pub(super) struct Switcher {

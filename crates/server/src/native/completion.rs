@@ -9,7 +9,7 @@ use axum::{
 use moeflux::{GenerateRequest, Sampling};
 use serde_json::{Map, Value, json};
 
-use super::{encoder::NativeEncoder, token_ids};
+use super::{encoder::NativeEncoder, tokens::token_ids};
 use crate::{
     app::App,
     ask::{Ask, AskPrompt, AskedReports, RawPrompt},

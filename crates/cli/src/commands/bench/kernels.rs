@@ -7,7 +7,7 @@ use moeflux_bench::{
     kernels::{self, KernelBench, KernelRequest},
 };
 
-use super::{finish, save};
+use super::speed::{finish, save};
 use crate::{args::KernelsArgs, out, progress::Ui};
 
 /// Runs `moeflux bench kernels`.

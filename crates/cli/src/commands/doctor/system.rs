@@ -8,7 +8,7 @@ use std::{
 use moeflux::base::SystemMemory;
 use moeflux_bench::units;
 
-use super::Finding;
+use super::finding::Finding;
 
 /// Open files that a model in many shards, its mirrors and a server's connections need.
 #[cfg(unix)]

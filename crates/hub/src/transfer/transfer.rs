@@ -1,6 +1,4 @@
-//! Several connections that fetch ranges of several files.
-
-mod guest;
+//! The download of several files.
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
@@ -54,7 +52,7 @@ impl FileToFetch {
     }
 
     /// Name in errors.
-    fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         self.paths.first().map(FilePath::to_string).unwrap_or_default()
     }
 }
@@ -76,9 +74,9 @@ pub(crate) struct Counters {
 #[derive(Debug)]
 pub(crate) struct Transfer {
     client: Client,
-    repository: RepositoryFolder,
+    pub(super) repository: RepositoryFolder,
     commit: String,
-    files: Vec<FileToFetch>,
+    pub(super) files: Vec<FileToFetch>,
     /// Where the server redirects requests of a file to.
     locations: Vec<Mutex<Option<String>>>,
     /// Of each file, why bytes that were read of it are wrong.
@@ -87,7 +85,7 @@ pub(crate) struct Transfer {
     /// Wakes connections that wait for a job.
     work: Condvar,
     /// Wakes readers that wait for bytes.
-    arrived: Condvar,
+    pub(super) arrived: Condvar,
     pub(crate) counters: Counters,
     /// Connections that have not ended.
     running: AtomicUsize,
@@ -204,7 +202,7 @@ impl Transfer {
         }
     }
 
-    fn schedule(&self) -> MutexGuard<'_, Schedule> {
+    pub(super) fn schedule(&self) -> MutexGuard<'_, Schedule> {
         lock(&self.schedule)
     }
 
@@ -302,7 +300,7 @@ impl Transfer {
     }
 
     /// Whether the cache has the contents of a file, judged by their size.
-    fn has_contents(&self, file: usize) -> bool {
+    pub(super) fn has_contents(&self, file: usize) -> bool {
         let Contents { tag, size, .. } = &self.files[file].contents;
         fs::metadata(self.repository.blob(tag)).is_ok_and(|found| found.len() == *size)
     }
@@ -357,7 +355,7 @@ impl Transfer {
     }
 
     /// The lock of a file's contents, as the Hub's tools take it; `None` if another process has it.
-    fn try_lock(&self, file: usize) -> Result<Option<File>, HubError> {
+    pub(super) fn try_lock(&self, file: usize) -> Result<Option<File>, HubError> {
         let path = self.repository.lock(&self.files[file].contents.tag);
         let lock = OpenOptions::new().write(true).create(true).truncate(false).open(&path);
         let lock = lock.map_err(HubError::file(&path, "opening"))?;
@@ -574,7 +572,7 @@ impl Transfer {
     }
 
     /// Checks the digest of a file that has all its bytes, and gives it its name.
-    fn complete(&self, file: usize, open: OpenFile) -> Result<(), HubError> {
+    pub(super) fn complete(&self, file: usize, open: OpenFile) -> Result<(), HubError> {
         let contents = &self.files[file].contents;
         let OpenFile { mut partial, _lock, is_resumed, .. } = open;
         // Guests need not wait for the digest.
@@ -607,7 +605,7 @@ impl Transfer {
 
     /// Fetches a file again of which bytes were wrong. Returns whether it may have readers, which
     /// are told.
-    fn fetch_again(&self, file: usize, error: &HubError) -> bool {
+    pub(super) fn fetch_again(&self, file: usize, error: &HubError) -> bool {
         let mut schedule = self.schedule();
         let missing = schedule.guest(file).map_or(0, |guest| guest.blocks().missing());
         let present = self.files[file].contents.size - missing;
@@ -620,7 +618,7 @@ impl Transfer {
     }
 
     /// Gives the contents of a complete file their names in the snapshot.
-    fn link(&self, file: usize) -> Result<(), HubError> {
+    pub(super) fn link(&self, file: usize) -> Result<(), HubError> {
         let FileToFetch { paths, contents, .. } = &self.files[file];
         for path in paths {
             self.repository.link(&self.commit, path, &contents.tag)?;

@@ -1,6 +1,4 @@
-//! `doctor`: slow parts of this machine, and how to change them.
-
-mod system;
+//! `moeflux doctor`: the parts of this machine that slow a model down.
 
 use std::{path::Path, process::ExitCode};
 
@@ -20,6 +18,7 @@ use moeflux_bench::{
 use moeflux_hub::Settings;
 use serde::Serialize;
 
+use super::{finding::Finding, system};
 use crate::{args::DoctorArgs, folders, load, out, progress::Ui};
 
 /// Share of the available memory that is the budget by default.
@@ -29,27 +28,6 @@ const DEFAULT_SHARE: f64 = 0.75;
 #[derive(Serialize)]
 struct DoctorReport {
     findings: Vec<Finding>,
-}
-
-/// Result of a check.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-struct Finding {
-    /// Part of the machine.
-    about: &'static str,
-    /// Its state.
-    found: String,
-    /// Change that would help, if there is one.
-    advice: Option<String>,
-}
-
-impl Finding {
-    fn new(about: &'static str, found: impl Into<String>) -> Self {
-        Self { about, found: found.into(), advice: None }
-    }
-
-    fn advice(self, advice: impl Into<String>) -> Self {
-        Self { advice: Some(advice.into()), ..self }
-    }
 }
 
 /// Runs `moeflux doctor`.

@@ -1,0 +1,1 @@
+//! Version of the program and the system, as every report has them.
