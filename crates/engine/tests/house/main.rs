@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod arrows;
 mod prose;
+mod public_paths;
 mod surface;
 mod type_names;
 
@@ -29,7 +31,10 @@ const FLOORS: [&str; 9] =
 
 /// Code of a file, without comments and without the test module at its end.
 fn code(text: &str) -> String {
-    let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or("");
+    let is_test = |rest: &str| rest.lines().next().is_some_and(|l| l.ends_with("mod tests {"));
+    let mut tests = text.match_indices("#[cfg(test)]\n").map(|(at, mark)| (at, at + mark.len()));
+    let end = tests.find(|(_, next)| is_test(&text[*next..])).map_or(text.len(), |(at, _)| at);
+    let code = &text[..end];
     code.lines().filter(|l| !l.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
 }
 
@@ -172,7 +177,7 @@ fn no_floor_imports_from_a_higher_one() {
         let path = name.trim_start_matches("engine/src/");
         let floor = path.split('/').next().unwrap();
         let Some(own) = FLOORS.iter().position(|f| *f == floor) else {
-            assert_eq!(path, "lib.rs", "{name} is on no floor");
+            assert!(["lib.rs", "pages.rs"].contains(&path), "{name} is on no floor");
             continue;
         };
         if path.contains("/tests") {

@@ -1,0 +1,430 @@
+//! Imports inside a crate: doors only declare, and files and folders import each other in one
+//! direction.
+//!
+//! A door is a `mod.rs` or a `lib.rs`. A room is a file or a folder beside others in one folder.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{code, crates, sources};
+
+/// Crates whose sources are checked.
+const CRATES: [&str; 8] =
+    ["bench", "cli", "compute", "engine", "goldens", "hub", "server", "tales"];
+
+/// Imports that close a circle of rooms: the folder, the importing room and the imported one. This
+/// list only shrinks.
+const CIRCLES: [&str; 136] = [
+    "cli/commands/bench: speed -> kernels",
+    "cli: interrupt -> commands",
+    "compute/cpu/simd: activations -> dispatch",
+    "compute/cpu/simd: activations -> kernels",
+    "compute/cpu/simd: activations -> unpack_affine",
+    "compute/cpu/simd: avx512 -> table",
+    "compute/cpu/simd: float_types -> vector",
+    "compute/cpu/simd: isa -> avx512",
+    "compute/cpu/simd: isa -> table",
+    "compute/cpu/simd: kernels -> table",
+    "compute/cpu/simd: unpack_affine -> dispatch",
+    "compute/cpu/simd: unpack_mx -> dispatch",
+    "compute/cpu/simd: unpack_plain -> dispatch",
+    "compute/cpu/simd: vector -> unpack_affine",
+    "compute/cpu: cpu -> attention",
+    "compute/cpu: cpu -> experts",
+    "compute/cpu: cpu -> latent_attention",
+    "compute/cpu: simd -> scratch",
+    "compute/device: layer_split -> device",
+    "compute/device: record_ahead -> device",
+    "compute/format: affine -> format",
+    "compute/format: block_scaled -> format",
+    "compute/format: blocks -> format",
+    "compute/format: plain -> format",
+    "compute/format: scaled_blocks -> format",
+    "compute/gpu/ops/attention: attention -> rows",
+    "compute/gpu/ops/attention: attention_decode -> attention",
+    "compute/gpu/ops/gemv: gemv -> experts",
+    "compute/gpu/ops: gemm -> gemv",
+    "compute/gpu/ops: matmul -> head_matmul",
+    "compute/gpu/ops: qk_norm_rope -> attention",
+    "compute/gpu/recorder: recorder -> late",
+    "compute/gpu/recorder: recorder -> profile",
+    "compute/gpu/recorder: recorder -> step",
+    "compute/gpu/recorder: upload -> recorder",
+    "compute/gpu/store: store -> buffers",
+    "compute/gpu/store: store -> slots",
+    "compute/gpu/store: store -> states",
+    "compute/gpu/store: weights -> store",
+    "compute/gpu: device -> ahead",
+    "compute/group: states -> card_group",
+    "compute: format -> matrix",
+    "compute: state -> device",
+    "engine/checkpoint/gguf/architectures: architecture -> registry",
+    "engine/checkpoint/gguf/architectures: architecture -> uniform",
+    "engine/checkpoint/gguf: metadata -> header",
+    "engine/checkpoint/gguf: text -> scored_merges",
+    "engine/checkpoint: arriving -> folder",
+    "engine/checkpoint: compressed_tensors -> matrix_request",
+    "engine/checkpoint: data_file -> arriving",
+    "engine/checkpoint: folder -> tensors",
+    "engine/checkpoint: foreign -> data_file",
+    "engine/checkpoint: foreign -> gguf",
+    "engine/checkpoint: foreign -> packed",
+    "engine/checkpoint: input_major -> matrix_request",
+    "engine/checkpoint: packed -> folder",
+    "engine/checkpoint: rope_scaling -> folder",
+    "engine/checkpoint: source -> row_table",
+    "engine/experts/io/queue: read_queue -> timeout",
+    "engine/experts/io/queue: read_source -> read_queue",
+    "engine/experts/io/queue: split -> read_queue",
+    "engine/model/arch: body -> registry",
+    "engine/model/arch: scope -> expert_tensors",
+    "engine/model/blueprint: compressed -> parts",
+    "engine/model/blueprint: layer -> weight_list",
+    "engine/model/blueprint: parts -> layer",
+    "engine/model/blueprint: streams -> layer",
+    "engine/runtime/layer: compressor -> mla",
+    "engine/runtime/layer: loader -> step",
+    "engine/runtime/layer: moe -> layer",
+    "engine/runtime/layer: scratch -> compressed",
+    "engine/runtime/layer: scratch -> delta_net",
+    "engine/runtime/layer: scratch -> gqa",
+    "engine/runtime/layer: scratch -> mamba2",
+    "engine/runtime/layer: scratch -> mla",
+    "engine/runtime/layer: scratch -> mlp",
+    "engine/runtime/layer: scratch -> moe",
+    "engine/runtime/layer: scratch -> ngram_memory",
+    "engine/runtime/layer: scratch -> short_conv",
+    "engine/runtime/layer: scratch -> step",
+    "engine/runtime/layer: scratch -> streams",
+    "engine/runtime/layer: step -> layer",
+    "engine/runtime/layer: streams -> layer",
+    "engine/runtime: host_experts -> plan",
+    "engine/runtime: layer -> spans",
+    "engine/runtime: memory_request -> plan",
+    "engine/runtime: plan -> plan_basis",
+    "engine/runtime: plan -> prefix_share",
+    "engine/runtime: plan -> slot_counts",
+    "engine/serve: choice -> decode",
+    "engine/serve: core -> worker",
+    "engine/session: steps -> session",
+    "engine/session: timeline -> engine",
+    "engine/text/chat/python: printf -> filters",
+    "engine/text/dialect/calls: syntax -> finder",
+    "engine/text/dialect: calls -> machine",
+    "engine/text/grammar/schema: write -> schema",
+    "engine/text/grammar: ahead -> mask",
+    "engine/text/grammar: calls -> parameters",
+    "engine/text/grammar: compiled_cache -> grammar",
+    "engine/text/grammar: lark -> compile",
+    "engine/text/grammar: lark -> gbnf",
+    "engine/text/grammar: mask -> grammar",
+    "engine/text/tokenizer: decoder -> tokenizer",
+    "engine/text/tokenizer: pieces -> tokenizer",
+    "engine/text/tokenizer: tokenizer -> literal_text",
+    "engine/text: chat -> dialect",
+    "engine/text: text -> grammar",
+    "engine/tools/synth/presets: preset -> list",
+    "engine/tools/synth/values: values -> blocks",
+    "engine/tools/synth/values: values -> mxfp4",
+    "engine/tools/synth: byte_tokenizer -> gguf",
+    "hub: client -> waits",
+    "hub: selection -> model_name",
+    "server/models: registry -> switch",
+    "server: answers -> models",
+    "server: app -> body",
+    "server: app -> responses",
+    "server: app -> server",
+    "server: connection_task -> server",
+    "server: error -> json",
+    "server: form -> ask",
+    "server: generation -> native",
+    "server: guard -> server",
+    "server: models -> app",
+    "server: models -> metrics",
+    "server: models -> openai",
+    "server: models -> prompt",
+    "server: models -> server",
+    "server: native -> openai",
+    "server: notes -> prompt",
+    "server: openai -> ollama",
+    "server: page -> app",
+    "server: page -> ollama",
+    "server: turns -> answer",
+    "server: turns -> turn_folder",
+];
+
+/// Names of modules from the crate's root to a file.
+type Module = Vec<String>;
+
+/// A path of imports as it is written, with groups expanded.
+#[derive(Debug, PartialEq)]
+struct ImportPath {
+    segments: Vec<String>,
+    /// Modules inside the file that enclose the path.
+    inline: usize,
+}
+
+/// Reads the paths that begin with `crate`, `super` or `self`.
+struct PathReader<'a> {
+    tokens: Vec<&'a str>,
+    next: usize,
+    paths: Vec<ImportPath>,
+}
+
+impl<'a> PathReader<'a> {
+    fn read(code: &'a str) -> Vec<ImportPath> {
+        let is_name = |c: char| c.is_alphanumeric() || c == '_';
+        let mut tokens = Vec::new();
+        let mut rest = code;
+        while let Some(first) = rest.chars().next() {
+            let end = match first {
+                c if is_name(c) => rest.find(|c| !is_name(c)).unwrap_or(rest.len()),
+                ':' if rest.starts_with("::") => 2,
+                c => c.len_utf8(),
+            };
+            if !first.is_whitespace() {
+                tokens.push(&rest[..end]);
+            }
+            rest = &rest[end..];
+        }
+        let mut reader = Self { tokens, next: 0, paths: Vec::new() };
+        reader.read_all();
+        reader.paths
+    }
+
+    fn token(&self, at: usize) -> &'a str {
+        self.tokens.get(at).copied().unwrap_or_default()
+    }
+
+    fn read_all(&mut self) {
+        // Depths of braces at which modules inside the file begin.
+        let (mut depth, mut modules) = (0, Vec::new());
+        while self.next < self.tokens.len() {
+            let token = self.token(self.next);
+            let before = self.next.checked_sub(1).map_or("", |at| self.token(at));
+            let is_root = ["crate", "super", "self"].contains(&token)
+                && self.token(self.next + 1) == "::"
+                && !["::", ".", "$", "in"].contains(&before);
+            if is_root {
+                self.read_tree(&[], modules.len());
+                continue;
+            }
+            match token {
+                "{" => {
+                    depth += 1;
+                    let name = self.next.saturating_sub(1);
+                    let keyword = [1, 2].map(|n| self.token(name.saturating_sub(n)));
+                    if keyword[0] == "mod" || keyword == ["$", "mod"] {
+                        modules.push(depth);
+                    }
+                }
+                "}" => {
+                    modules.pop_if(|begin| *begin == depth);
+                    depth -= 1;
+                }
+                _ => {}
+            }
+            self.next += 1;
+        }
+    }
+
+    /// Reads a path, or a tree of paths with groups in braces, after its first segments.
+    fn read_tree(&mut self, first: &[String], inline: usize) {
+        let mut segments = first.to_vec();
+        loop {
+            let token = self.token(self.next);
+            self.next += 1;
+            if token == "{" {
+                while !["}", ""].contains(&self.token(self.next)) {
+                    self.read_tree(&segments, inline);
+                    if self.token(self.next) == "as" {
+                        self.next += 2;
+                    }
+                    if self.token(self.next) == "," {
+                        self.next += 1;
+                    }
+                }
+                self.next += 1;
+                return;
+            }
+            // `a::{self}` is the module `a`.
+            if token != "self" || segments.is_empty() {
+                segments.push(token.to_owned());
+            }
+            if self.token(self.next) != "::" {
+                self.paths.push(ImportPath { segments, inline });
+                return;
+            }
+            self.next += 1;
+        }
+    }
+}
+
+/// A source file of a crate, and the modules that it imports from.
+struct Room {
+    file: String,
+    module: Module,
+    is_door: bool,
+    paths: Vec<ImportPath>,
+}
+
+/// The source files of a crate without its tests.
+fn rooms(name: &str) -> Vec<Room> {
+    let folder = format!("{name}/src");
+    let files = sources(&folder).into_iter().filter(|(file, _)| !file.contains("/tests"));
+    let rooms = files.map(|(file, text)| {
+        let path = file[folder.len() + 1..].trim_end_matches(".rs");
+        let mut module: Module = path.split('/').map(str::to_owned).collect();
+        let is_door = ["mod", "lib", "main"].contains(&module[module.len() - 1].as_str());
+        if is_door {
+            module.pop();
+        }
+        Room { is_door, module, paths: PathReader::read(&code(&text)), file }
+    });
+    rooms.collect()
+}
+
+impl Room {
+    /// Names from the crate's root to an imported item.
+    fn absolute(&self, path: &ImportPath) -> Option<Module> {
+        let supers = path.segments.iter().take_while(|s| *s == "super").count();
+        let (base, rest) = match path.segments[0].as_str() {
+            "crate" => (&[][..], &path.segments[1..]),
+            "super" => {
+                let up = supers.checked_sub(path.inline)?;
+                (&self.module[..self.module.len().checked_sub(up)?], &path.segments[supers..])
+            }
+            _ => (&self.module[..], &path.segments[1..]),
+        };
+        Some([base, rest].concat())
+    }
+}
+
+/// Rooms that a room reaches by arrows.
+fn reached<'a>(arrows: &BTreeSet<(&'a str, &'a str)>, from: &'a str) -> BTreeSet<&'a str> {
+    let (mut seen, mut next) = (BTreeSet::new(), vec![from]);
+    while let Some(room) = next.pop() {
+        let targets = arrows.iter().filter(|(a, _)| *a == room).map(|(_, b)| *b);
+        next.extend(targets.filter(|b| seen.insert(*b)));
+    }
+    seen
+}
+
+#[test]
+fn paths_are_read_with_their_groups() {
+    let code = "use crate::{a::{self, B as C}, d};\nmod m {\n    use super::super::e::*;\n}\n\
+                pub(in crate::f) fn g() { self::h::i(); self.j::<u8>(); $crate::k::l() }";
+    let paths: Vec<_> = PathReader::read(code)
+        .into_iter()
+        .map(|path| (path.segments.join(" "), path.inline))
+        .collect();
+    let expected =
+        [("crate a", 0), ("crate a B", 0), ("crate d", 0), ("super super e *", 1), ("self h i", 0)];
+    assert_eq!(paths, expected.map(|(path, inline)| (path.to_owned(), inline)));
+}
+
+#[test]
+fn doors_only_declare() {
+    for name in CRATES {
+        for (file, text) in sources(&format!("{name}/src")) {
+            if !["/mod.rs", "/lib.rs"].iter().any(|door| file.ends_with(door))
+                || file.contains("/tests/")
+            {
+                continue;
+            }
+            let code = code(&text);
+            let mut statements = code.as_str();
+            while let Some(start) = statements.find(|c: char| !c.is_whitespace()) {
+                statements = &statements[start..];
+                let end = if statements.starts_with('#') { "]\n" } else { ";" };
+                let (statement, rest) = statements.split_once(end).unwrap_or((statements, ""));
+                statements = rest;
+                let words = statement.replace(')', ") ");
+                let is_public = words.starts_with("pub");
+                let keyword = words.split_whitespace().find(|w| ["mod", "use"].contains(w));
+                let declares = match keyword {
+                    Some("mod") => !statement.contains('{'),
+                    Some(_) => is_public,
+                    None => statement.starts_with('#'),
+                };
+                assert!(
+                    declares,
+                    "{file}: expected `mod` and `pub use` only, got {statement:?}: define it in a \
+                     file of its name"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn names_are_imported_from_their_files() {
+    let mut through = Vec::new();
+    for name in CRATES {
+        let rooms = rooms(name);
+        let modules: BTreeSet<&[String]> = rooms.iter().map(|r| &r.module[..]).collect();
+        for room in rooms.iter().filter(|room| !room.is_door) {
+            for path in &room.paths {
+                let Some(item) = room.absolute(path) else { continue };
+                let length = (0..=item.len()).rev().find(|n| modules.contains(&item[..*n]));
+                let door = &item[..length.unwrap_or(0)];
+                if door != &room.module[..] && room.module.starts_with(door) {
+                    through.push(format!("{}: {}", room.file, path.segments.join("::")));
+                }
+            }
+        }
+    }
+    assert!(through.is_empty(), "imports through the door of a folder above:\n{through:#?}");
+}
+
+#[test]
+fn no_rooms_import_each_other() {
+    let mut listed: BTreeSet<&str> = CIRCLES.into();
+    let mut circles = Vec::new();
+    for name in CRATES {
+        let rooms = rooms(name);
+        let modules: BTreeSet<&[String]> = rooms.iter().map(|r| &r.module[..]).collect();
+        let mut folders: BTreeMap<String, BTreeSet<(&str, String)>> = BTreeMap::new();
+        for room in rooms.iter().filter(|room| !room.is_door) {
+            for path in &room.paths {
+                let Some(item) = room.absolute(path) else { continue };
+                let Some(length) = (0..=item.len()).rev().find(|n| modules.contains(&item[..*n]))
+                else {
+                    continue;
+                };
+                let other = &item[..length];
+                let common = room.module.iter().zip(other).take_while(|(a, b)| a == b).count();
+                if let (Some(from), Some(to)) = (room.module.get(common), other.get(common)) {
+                    let folder = [&[name.to_owned()], &room.module[..common]].concat().join("/");
+                    folders.entry(folder).or_default().insert((from, to.clone()));
+                }
+            }
+        }
+        for (folder, arrows) in &folders {
+            let text = |(from, to): &(&str, &str)| format!("{folder}: {from} -> {to}");
+            let all: BTreeSet<(&str, &str)> =
+                arrows.iter().map(|(a, b)| (*a, b.as_str())).collect();
+            let (known, rest): (BTreeSet<_>, BTreeSet<_>) =
+                all.into_iter().partition(|arrow| CIRCLES.contains(&text(arrow).as_str()));
+            for arrow in &known {
+                if reached(&rest, arrow.1).contains(arrow.0) {
+                    listed.remove(text(arrow).as_str());
+                }
+            }
+            let closes = |(from, to): &&(&str, &str)| reached(&rest, to).contains(from);
+            circles.extend(rest.iter().filter(closes).map(text));
+        }
+    }
+    assert!(circles.is_empty(), "rooms that import each other:\n{}", circles.join("\n"));
+    assert!(listed.is_empty(), "in no circle by now, remove them from the list: {listed:#?}");
+}
+
+#[test]
+fn all_crates_are_checked() {
+    let folders = std::fs::read_dir(crates()).unwrap().map(|entry| entry.unwrap());
+    let mut names: Vec<String> = folders
+        .filter(|entry| entry.path().join("src").exists())
+        .map(|entry| entry.file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    assert_eq!(names, CRATES);
+}
