@@ -3,22 +3,20 @@
 use std::{cmp::Reverse, ops::Range};
 
 use super::{
-    super::{
-        super::{
-            kernel::{Constants, Kernel, kernel},
-            params::{
-                AppendKvParams, AttentionSplitParams, AttentionTiledParams, MergeSplitsParams,
-                SplitParams, ViewParams,
-            },
-            store::DeviceBuffer,
-        },
-        context::OpContext,
-    },
+    super::context::OpContext,
     attention_decode::{DecodeKernel, DecodeKv, NewKv},
     rows::{ArenaRun, SpanRows, encode_rows, kv_start},
 };
 use crate::{
     error::Error,
+    gpu::{
+        kernel::{Constants, Kernel, kernel},
+        params::{
+            AppendKvParams, AttentionSplitParams, AttentionTiledParams, MergeSplitsParams,
+            SplitParams, ViewParams,
+        },
+        store::DeviceBuffer,
+    },
     handle::State,
     op::Op,
     op_check::stale,

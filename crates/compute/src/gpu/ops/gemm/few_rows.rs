@@ -1,20 +1,17 @@
 //! GEMM of few rows on cooperative matrices: batched decode.
 
 use super::{
-    super::{
-        super::{
-            kernel::Constants,
-            params::{GemmParams, MatrixParams, ViewParams},
-            store::DeviceBuffer,
-        },
-        context::OpContext,
-        weight_format::BiasSource,
-    },
+    super::{context::OpContext, weight_format::BiasSource},
     gemm::{COOPERATIVE_BYTES, F16Rows, FEW_ROWS, convert_rows},
 };
 use crate::{
     error::Error,
-    gpu::ops::{context::BATCH_INVARIANT_ROWS, gemv::NormPrologue, weight_format::Block32},
+    gpu::{
+        kernel::Constants,
+        ops::{context::BATCH_INVARIANT_ROWS, gemv::NormPrologue, weight_format::Block32},
+        params::{GemmParams, MatrixParams, ViewParams},
+        store::DeviceBuffer,
+    },
     matrix::MatrixShape,
     operands::View,
 };

@@ -3,13 +3,6 @@
 use std::collections::BTreeMap;
 
 use super::super::{
-    super::{
-        kernel::{Constants, Kernel, kernel},
-        params::{
-            ActivationsF16Params, GemmParams, MatrixParams, SortAssignmentsParams, ViewParams,
-        },
-        store::DeviceBuffer,
-    },
     context::OpContext,
     gemv::{MatMulOperands, NormPrologue},
     operands::{GluCode, WeightShards},
@@ -19,6 +12,13 @@ use crate::{
     adapter::AdapterKind,
     error::Error,
     format::{Affine, Format},
+    gpu::{
+        kernel::{Constants, Kernel, kernel},
+        params::{
+            ActivationsF16Params, GemmParams, MatrixParams, SortAssignmentsParams, ViewParams,
+        },
+        store::DeviceBuffer,
+    },
     handle::SlotTable,
     matrix::{ExpertMatrices, MatrixLocation, MatrixShape},
     op::Op,

@@ -2,14 +2,6 @@
 
 use super::{
     super::{
-        super::{
-            kernel::{Constants, Kernel, kernel},
-            params::{
-                ExpertsDownSumParams, ExpertsGemvParams, GemvFusedMatrixParams, GemvFusedParams,
-                GemvMatrixParams, GemvParams,
-            },
-            store::DeviceBuffer,
-        },
         context::{BATCH_INVARIANT_ROWS, OpContext},
         gemm::{
             self,
@@ -24,7 +16,14 @@ use super::{
 use crate::{
     error::Error,
     format::PerPlane,
-    gpu::store::weights::WeightShard,
+    gpu::{
+        kernel::{Constants, Kernel, kernel},
+        params::{
+            ExpertsDownSumParams, ExpertsGemvParams, GemvFusedMatrixParams, GemvFusedParams,
+            GemvMatrixParams, GemvParams,
+        },
+        store::{DeviceBuffer, weights::WeightShard},
+    },
     handle::{Buffer, Weight},
     matrix::{MatrixLocation, MatrixShape},
     operands::{Activation, View},

@@ -2,7 +2,6 @@
 
 use super::{
     super::{
-        super::data_file::DataFile,
         config::{Config, Keys},
         metadata::Metadata,
         names::{self, NameRow, row},
@@ -10,7 +9,7 @@ use super::{
     registry::all,
     uniform,
 };
-use crate::base::error::Error;
+use crate::{base::error::Error, checkpoint::data_file::DataFile};
 
 /// An architecture as llama.cpp names it.
 pub(crate) struct GgufArchitecture {

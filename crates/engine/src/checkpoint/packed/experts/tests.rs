@@ -10,13 +10,11 @@ use proptest::{prelude::*, test_runner::TestRunner};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{
-    super::super::frame::{ALIGN, Frame},
-    *,
-};
+use super::*;
 use crate::{
     checkpoint::{
         folder::{Checkpoint, CheckpointOptions},
+        frame::{ALIGN, Frame},
         packed::header::EXPERTS,
     },
     model::blueprint::Blueprint,
