@@ -299,6 +299,22 @@ impl Room {
     }
 }
 
+/// Imports of all files but doors: the file, the path, and the module that the path names or whose
+/// item it names.
+fn imports(rooms: &[Room]) -> Vec<(&Room, &ImportPath, Module)> {
+    let modules: BTreeSet<&[String]> = rooms.iter().map(|room| &room.module[..]).collect();
+    let files = rooms.iter().filter(|room| !room.is_door);
+    let paths = files.flat_map(|room| room.paths.iter().map(move |path| (room, path)));
+    let imports = paths.filter_map(|(room, path)| {
+        let mut module = room.absolute(path)?;
+        while !modules.contains(&module[..]) {
+            module.pop()?;
+        }
+        Some((room, path, module))
+    });
+    imports.collect()
+}
+
 /// Rooms that a room reaches by arrows.
 fn reached<'a>(arrows: &BTreeSet<(&'a str, &'a str)>, from: &'a str) -> BTreeSet<&'a str> {
     let (mut seen, mut next) = (BTreeSet::new(), vec![from]);
@@ -361,15 +377,9 @@ fn names_are_imported_from_their_files() {
     let mut through = Vec::new();
     for name in CRATES {
         let rooms = rooms(name);
-        let modules: BTreeSet<&[String]> = rooms.iter().map(|r| &r.module[..]).collect();
-        for room in rooms.iter().filter(|room| !room.is_door) {
-            for path in &room.paths {
-                let Some(item) = room.absolute(path) else { continue };
-                let length = (0..=item.len()).rev().find(|n| modules.contains(&item[..*n]));
-                let door = &item[..length.unwrap_or(0)];
-                if door != &room.module[..] && room.module.starts_with(door) {
-                    through.push(format!("{}: {}", room.file, path.segments.join("::")));
-                }
+        for (room, path, door) in imports(&rooms) {
+            if door != room.module && room.module.starts_with(&door) {
+                through.push(format!("{}: {}", room.file, path.segments.join("::")));
             }
         }
     }
@@ -382,21 +392,12 @@ fn no_rooms_import_each_other() {
     let mut circles = Vec::new();
     for name in CRATES {
         let rooms = rooms(name);
-        let modules: BTreeSet<&[String]> = rooms.iter().map(|r| &r.module[..]).collect();
         let mut folders: BTreeMap<String, BTreeSet<(&str, String)>> = BTreeMap::new();
-        for room in rooms.iter().filter(|room| !room.is_door) {
-            for path in &room.paths {
-                let Some(item) = room.absolute(path) else { continue };
-                let Some(length) = (0..=item.len()).rev().find(|n| modules.contains(&item[..*n]))
-                else {
-                    continue;
-                };
-                let other = &item[..length];
-                let common = room.module.iter().zip(other).take_while(|(a, b)| a == b).count();
-                if let (Some(from), Some(to)) = (room.module.get(common), other.get(common)) {
-                    let folder = [&[name.to_owned()], &room.module[..common]].concat().join("/");
-                    folders.entry(folder).or_default().insert((from, to.clone()));
-                }
+        for (room, _, other) in imports(&rooms) {
+            let common = room.module.iter().zip(&other).take_while(|(a, b)| a == b).count();
+            if let (Some(from), Some(to)) = (room.module.get(common), other.get(common)) {
+                let folder = [&[name.to_owned()], &room.module[..common]].concat().join("/");
+                folders.entry(folder).or_default().insert((from, to.clone()));
             }
         }
         for (folder, arrows) in &folders {
