@@ -231,7 +231,7 @@ impl SpeedBench {
         note: &mut dyn FnMut(&str),
     ) -> anyhow::Result<()> {
         let StepHooks { cancel, progress } = hooks;
-        // The roofline is that of host memory; a GPU has its own.
+        // The roofline is for host memory; a GPU has its own.
         let disk = self.machine.disk.as_ref().map_or(f64::INFINITY, |d| d.ceiling());
         let limits = RooflineLimits { memory: self.machine.memory.bytes_per_second, disk };
         let threads = self.machine.memory.threads;
@@ -356,7 +356,7 @@ impl SpeedBench {
 /// One of them is not a report, or they have no figure in common.
 pub fn compare(now: &Value, saved: &SavedRun, tolerance: f64) -> anyhow::Result<Comparison> {
     let mut compared = rows::compare(&rows(now)?, &saved_rows(saved)?, tolerance)?;
-    // Settings are equal in all budgets of a run, so those of the first are compared.
+    // All budgets of a run have equal settings: the first budget's are compared.
     let [now, before] = [now, &saved.report].map(|run| run.pointer("/budgets/0").unwrap_or(run));
     let names = ["version", "system", "device", "model", "reader"];
     compared.differences = comparison::differences(&names, now, before);

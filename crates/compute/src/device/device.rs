@@ -42,7 +42,7 @@ pub trait Device:
     /// Allocates a zeroed buffer of `len` f32 values.
     fn buffer(&mut self, len: usize) -> Result<Buffer, Error>;
 
-    /// Loads a resident matrix. The layout of `bytes` is that of [`MatrixShape::view`].
+    /// Loads a resident matrix. `bytes` have the layout of [`MatrixShape::view`].
     fn weight(&mut self, shape: MatrixShape, bytes: Bytes) -> Result<Weight, Error>;
 
     /// Runs one op.

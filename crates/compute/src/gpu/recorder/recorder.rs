@@ -29,7 +29,7 @@ const MAX_BATCH: u32 = 96;
 /// Bytes of pending queue writes that the host may hold.
 const MAX_STAGED_BYTES: usize = 128 << 20;
 
-/// Dispatch whose pipeline, or that of an earlier dispatch, is still compiling.
+/// Dispatch that waits for its own pipeline, or an earlier dispatch's, to be compiled.
 struct QueuedDispatch {
     pipeline: Key,
     group: wgpu::BindGroup,

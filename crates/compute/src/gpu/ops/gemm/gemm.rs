@@ -533,7 +533,7 @@ struct GemmProduct<'a> {
     up: Option<&'a MatrixLocation>,
     bias: GemmBias,
     activation: GluCode,
-    /// Outputs; those of gate and up together.
+    /// Outputs; gate and up outputs are counted together.
     outputs: usize,
 }
 
