@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from gguf import GGMLQuantizationType, quants
 
-COMPUTE = Path(__file__).parent.parent / "crates/compute"
+OPS = Path(__file__).parent.parent / "crates/ops"
 
 # Name, bits of an index, values: in the order of `format/blocks/grids.rs`.
 GRIDS = [
@@ -60,7 +60,7 @@ def dequantize(name, blocks):
 
 def main():
     grids = b"".join(packed(*grid) for grid in GRIDS)
-    (COMPUTE / "src/format/blocks/grids.bin").write_bytes(grids)
+    (OPS / "src/format/blocks/grids.bin").write_bytes(grids)
     random = np.random.default_rng(5)
     vectors = b""
     for name in TYPES:
@@ -70,7 +70,7 @@ def main():
         with np.errstate(all="ignore"):
             out = dequantize(name, blocks).astype("<f4")
         vectors += name.ljust(8).encode() + bytes([count]) + blocks.tobytes() + out.tobytes()
-    (COMPUTE / "tests/data/block_types.bin").write_bytes(vectors)
+    (OPS / "tests/data/block_types.bin").write_bytes(vectors)
     print(len(grids), "bytes of codebooks,", len(vectors), "bytes of blocks")
 
 

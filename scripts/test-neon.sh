@@ -10,5 +10,6 @@ export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 for processor in max cortex-a53; do
     echo "== $processor"
     CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu $processor" \
-        cargo test -p moeflux-compute --target aarch64-unknown-linux-gnu -- --skip metal:: "$@"
+        cargo test -p moeflux-ops -p moeflux-compute-cpu -p moeflux-compute-gpu -p moeflux-compute \
+        --target aarch64-unknown-linux-gnu -- --skip metal:: "$@"
 done

@@ -2,67 +2,39 @@
 //!
 //! This crate knows nothing of files, tensor names, models or tokens. A caller loads [`Weight`]s,
 //! fills [`Slot`]s with bytes in a documented [`Format`], and runs [`Op`]s on a [`Device`].
+//!
+//! Formats, ops and the device trait are in `moeflux-ops`. Each device is a crate above it, and
+//! [`open()`] is the only function that names both.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
-#![cfg_attr(
-    not(feature = "gpu"),
-    allow(dead_code, reason = "the GPU device is the only user of some helpers")
-)]
-
-mod adapter;
-mod cpu;
-mod device;
-mod error;
-mod format;
-#[cfg(feature = "gpu")]
-mod gpu;
-mod group;
-mod handle;
-mod host;
-mod matrix;
-mod op;
-mod op_check;
-mod open;
-mod operands;
-mod random;
-mod reference;
-mod router;
-mod state;
 
 #[cfg(not(feature = "gpu"))]
-pub use adapter::adapters;
-pub use adapter::{Adapter, AdapterKind};
-pub use cpu::{
+mod adapters;
+mod group;
+pub mod open;
+
+#[cfg(not(feature = "gpu"))]
+pub use adapters::adapters;
+pub use group::group_cards;
+pub use moeflux_compute_cpu::{
     CpuPeak, Isa, LogitTally, LogitWeights, cpu_scratch_bytes, logits_between, logits_extent,
 };
-pub use device::{
-    BankPlace, Commit, Counters, Device, DeviceMemory, DeviceOptions, KernelTime, LateFailure,
-    LateRead, LateValues, LayerSplit, PipelineStore, PlannedMemory, Profiler, RecordAhead,
-    ScratchShape, SlotStore, StateStore, Ticket, ViewRead,
-};
-pub use error::Error;
-pub use format::{
-    ActivationType, Affine, BlockScale, BlockScaled, BlockSize, BlockType, Codec, Element,
-    FileLayout, Format, InputMajor, MAX_ORDERED, MatrixFactor, MatrixOrders, OutputOrder, PerPlane,
-    PlaneBytes, PlaneLayout, Scalar, ScaledBlocks, WordAxis, quant,
-};
 #[cfg(feature = "gpu")]
-pub use gpu::adapters;
+pub use moeflux_compute_gpu::adapters;
 #[cfg(feature = "gpu")]
 #[doc(hidden)]
-pub use gpu::open_gpu_of;
-pub use group::group_cards;
-pub use handle::{Bank, Buffer, DeviceId, Slot, SlotTable, State, Weight};
-pub use matrix::{
-    Bytes, ExpertMatrices, ExpertOrders, ExpertShape, FilePlane, Matrix, MatrixShape,
+pub use moeflux_compute_gpu::open_gpu_of;
+pub use moeflux_ops::{
+    Activation, ActivationType, Adapter, AdapterKind, Affine, Bank, BankPlace, BlockScale,
+    BlockScaled, BlockSize, BlockType, Buffer, Bytes, Codec, Commit, Counters, Device, DeviceId,
+    DeviceMemory, DeviceOptions, Element, Error, ExpertGroups, ExpertMatrices, ExpertOrders,
+    ExpertShape, ExpertUse, ExpertUses, FileLayout, FilePlane, Format, GateFunction, GroupScore,
+    HeadMatrix, HeadRows, IndexList, IndexQueries, InputMajor, KV_BLOCK, KernelTime, KeySharing,
+    KvFormat, LateFailure, LateRead, LateValues, LayerSplit, LogDecay, MAX_ORDERED, MAX_STREAMS,
+    MAX_TOP_LOGITS, Matrix, MatrixFactor, MatrixOrders, MatrixShape, NormGate, Op, OutputOrder,
+    PerPlane, PipelineStore, PlaneBytes, PlaneLayout, PlannedMemory, Profiler, RecordAhead,
+    RopePairs, Router, SPLITMIX_STEP, Scalar, ScaledBlocks, Scoring, ScratchShape, Shared,
+    SharedChoice, Slot, SlotStore, SlotTable, Span, SplitMix64, State, StateShape, StateStore,
+    StepLimits, Ticket, View, ViewRead, Weight, WordAxis, quant, splitmix_mix,
 };
-pub use op::Op;
-pub use op_check::{MAX_STREAMS, MAX_TOP_LOGITS};
 pub use open::open;
-pub use operands::{
-    Activation, ExpertUse, ExpertUses, GateFunction, HeadMatrix, HeadRows, IndexList, IndexQueries,
-    KeySharing, LogDecay, NormGate, RopePairs, Shared, Span, StepLimits, View,
-};
-pub use random::{SPLITMIX_STEP, SplitMix64, splitmix_mix};
-pub use router::{ExpertGroups, GroupScore, Router, Scoring, SharedChoice};
-pub use state::{KV_BLOCK, KvFormat, StateShape};

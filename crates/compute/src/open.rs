@@ -1,13 +1,7 @@
 //! Opens devices by their names.
 
-use crate::{
-    cpu::{CpuDevice, Isa},
-    device::{Device, DeviceOptions},
-    error::Error,
-    handle::DeviceId,
-    reference::ReferenceDevice,
-    state::KvFormat,
-};
+use moeflux_compute_cpu::{CpuDevice, Isa};
+use moeflux_ops::{Device, DeviceId, DeviceOptions, Error, KvFormat, ReferenceDevice};
 
 /// Opens a device.
 ///
@@ -44,7 +38,7 @@ pub fn open(options: &DeviceOptions) -> Result<Box<dyn Device>, Error> {
 
 #[cfg(feature = "gpu")]
 fn open_gpu(index: Option<usize>, options: &DeviceOptions) -> Result<Box<dyn Device>, Error> {
-    Ok(Box::new(crate::gpu::GpuDevice::new(index, options)?))
+    Ok(Box::new(moeflux_compute_gpu::GpuDevice::new(index, options)?))
 }
 
 #[cfg(not(feature = "gpu"))]

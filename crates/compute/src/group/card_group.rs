@@ -2,18 +2,12 @@
 
 use std::io;
 
-use super::{objects::ObjectCounts, on_card::on_card, states::GroupStates, tickets::GroupTickets};
-use crate::{
-    device::{
-        Device, LateFailure, LateRead, LateValues, LayerSplit, Ticket, ViewRead, check_cards,
-    },
-    error::Error,
-    format::{Format, Scalar},
-    handle::{Buffer, DeviceId, Weight},
-    matrix::{Bytes, MatrixShape},
-    op::Op,
-    operands::View,
+use moeflux_ops::{
+    Buffer, Bytes, Device, DeviceId, Error, Format, LateFailure, LateRead, LateValues, LayerSplit,
+    MatrixShape, Op, Scalar, Ticket, View, ViewRead, Weight, seam::check_cards,
 };
+
+use super::{objects::ObjectCounts, on_card::on_card, states::GroupStates, tickets::GroupTickets};
 
 /// Values that are carried from card to card at a time: 4 MiB of host memory. The cards wait for
 /// each other only where there are more.

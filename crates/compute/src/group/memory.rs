@@ -1,13 +1,11 @@
 //! Memory and measurements of a group: sums over its cards, or bounds that hold for each of them.
 
-use super::{card_group::CardGroup, on_card::on_card};
-use crate::{
-    device::{
-        Counters, Device, DeviceMemory, KernelTime, PlannedMemory, Profiler, RecordAhead,
-        ScratchShape,
-    },
-    error::Error,
+use moeflux_ops::{
+    Counters, Device, DeviceMemory, Error, KernelTime, PlannedMemory, Profiler, RecordAhead,
+    ScratchShape,
 };
+
+use super::{card_group::CardGroup, on_card::on_card};
 
 #[deny(clippy::missing_trait_methods, reason = "a default would be that of a single card")]
 impl PlannedMemory for CardGroup {

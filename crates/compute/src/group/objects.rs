@@ -1,11 +1,8 @@
 //! Objects that have one index on all cards.
 
+use moeflux_ops::{Bank, Buffer, Device, DeviceId, Error, SlotTable, State, Weight};
+
 use super::on_card::on_card;
-use crate::{
-    device::Device,
-    error::Error,
-    handle::{Bank, Buffer, DeviceId, SlotTable, State, Weight},
-};
 
 /// Handle of an object of a card.
 pub(super) trait CardObject: Copy {

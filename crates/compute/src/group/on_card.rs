@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::error::Error;
+use moeflux_ops::Error;
 
 /// Adds the number of the card to an error. Errors of a request keep their fields.
 pub(super) fn on_card(card: usize) -> impl Fn(Error) -> Error {

@@ -1,13 +1,8 @@
 //! Slots of a group: each bank and each table is on one card.
 
+use moeflux_ops::{Bank, BankPlace, Bytes, Device, Error, Slot, SlotStore, SlotTable, seam::stale};
+
 use super::{card_group::CardGroup, on_card::on_card};
-use crate::{
-    device::{BankPlace, Device, SlotStore},
-    error::Error,
-    handle::{Bank, Slot, SlotTable},
-    matrix::Bytes,
-    op_check::stale,
-};
 
 /// Bytes of the only slot of a placeholder.
 const PLACEHOLDER_BYTES: usize = 4;

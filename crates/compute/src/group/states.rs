@@ -2,18 +2,15 @@
 
 use std::ops::Range;
 
+use moeflux_ops::{
+    Commit, Device, DeviceId, Error, KvFormat, LayerSplit, Span, State, StateShape, StateStore,
+    Ticket, seam::stale,
+};
+
 use super::{
     card_group::CardGroup,
     objects::{CardObject, diverged},
     on_card::on_card,
-};
-use crate::{
-    device::{Commit, Device, LayerSplit, StateStore, Ticket},
-    error::Error,
-    handle::{DeviceId, State},
-    op_check::stale,
-    operands::Span,
-    state::{KvFormat, StateShape},
 };
 
 /// Shape of placeholders: a KV cache, which holds no memory until it is written.

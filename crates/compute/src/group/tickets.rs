@@ -2,11 +2,9 @@
 
 use std::{collections::VecDeque, ops::Range};
 
+use moeflux_ops::{Device, Error, Ticket};
+
 use super::on_card::on_card;
-use crate::{
-    device::{Device, Ticket},
-    error::Error,
-};
 
 /// Number of pending submissions from which on completed ones are looked for.
 const MAX_PENDING: usize = 64;

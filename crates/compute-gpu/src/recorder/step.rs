@@ -1,0 +1,93 @@
+//! Recording of a whole step, to be submitted later.
+
+use moeflux_ops::Error;
+
+use super::{encode_thread::PendingCommands, recorder::Recorder, upload::UploadOffset};
+
+/// Step that is being recorded.
+pub(super) struct StepRecording {
+    /// Offsets of its tokens in the upload buffer, by lookup.
+    tokens: Vec<UploadOffset>,
+    /// Number of tokens.
+    rows: usize,
+    /// Whether it needed something that cannot wait for the step's start.
+    pub(super) spoiled: bool,
+    /// Count of dispatches before the recording.
+    dispatches_before: u64,
+}
+
+/// Commands of a recorded step.
+pub(crate) struct RecordedCommands {
+    commands: PendingCommands,
+    /// Offsets of its tokens in the upload buffer, by lookup.
+    pub(crate) tokens: Vec<UploadOffset>,
+    dispatches: u64,
+}
+
+impl Recorder {
+    /// Starts the recording of a step of `rows` tokens. Until it stops, nothing is submitted.
+    pub(crate) fn start_recording(&mut self, rows: usize) {
+        self.recording = Some(StepRecording {
+            tokens: Vec::new(),
+            rows,
+            spoiled: false,
+            dispatches_before: self.counters.dispatches,
+        });
+    }
+
+    /// Stops the recording. `None` unless it is `complete`, not spoiled and has tokens. Its
+    /// dispatches count once they are submitted.
+    pub(crate) fn stop_recording(&mut self, complete: bool) -> Option<RecordedCommands> {
+        let recording = self.recording.take()?;
+        let dispatches = self.counters.dispatches - recording.dispatches_before;
+        self.counters.dispatches = recording.dispatches_before;
+        self.recorded = 0;
+        self.end_pass();
+        let encoder = self.encoder.take()?;
+        if !complete || recording.spoiled || recording.tokens.is_empty() {
+            return None;
+        }
+        let commands = self.encode_thread.encode(encoder);
+        Some(RecordedCommands { commands, tokens: recording.tokens, dispatches })
+    }
+
+    /// Submits a recorded step after everything recorded since.
+    pub(crate) fn submit_recorded(&mut self, step: RecordedCommands) {
+        self.submit();
+        match step.commands.wait() {
+            Some(commands) => self.submit_commands(commands),
+            None => self.fault.set("a recorded step could not be encoded".into()),
+        }
+        self.counters.dispatches += step.dispatches;
+    }
+
+    /// Whether a step is being recorded.
+    pub(crate) const fn is_recording(&self) -> bool {
+        self.recording.is_some()
+    }
+
+    /// Whether dispatches only compile their kernels, from now on.
+    pub(crate) const fn set_compile_only(&mut self, on: bool) {
+        self.compile_only = on;
+    }
+
+    /// Fails with `message` while a step is being recorded, and spoils the step.
+    pub(crate) fn refuse_while_recording(&mut self, message: &str) -> Result<(), Error> {
+        match &mut self.recording {
+            Some(recording) => {
+                recording.spoiled = true;
+                Err(Error::Device(message.into()))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Notes where the `count` tokens of a step are uploaded for a lookup. Another number spoils
+    /// the step.
+    pub(crate) fn note_tokens(&mut self, tokens: UploadOffset, count: usize) {
+        if let Some(recording) = &mut self.recording {
+            recording.tokens.push(tokens);
+            recording.spoiled |= count != recording.rows;
+        }
+    }
+}

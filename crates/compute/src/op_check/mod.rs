@@ -1,7 +1,0 @@
-//! Validation of ops, the same on every device.
-
-mod mixers;
-mod op_check;
-
-pub(crate) use op_check::{HandleTable, stale};
-pub use op_check::{MAX_STREAMS, MAX_TOP_LOGITS};

@@ -1,0 +1,7 @@
+//! Validation of ops, the same on every device.
+
+mod mixers;
+mod op_check;
+
+pub use op_check::{HandleTable, stale};
+pub use op_check::{MAX_STREAMS, MAX_TOP_LOGITS};

@@ -1,0 +1,376 @@
+//! Operands of ops: views, spans, activations and the parameters of routing and attention.
+
+use std::ops::Range;
+
+use crate::handle::{Buffer, Slot, SlotTable, State, Weight};
+
+/// Maximum rows of answers that a CPU multiplies in one pass over the weights.
+pub const MAX_ANSWER_PASS: usize = 4;
+
+/// Strided view of a buffer, `(rows, heads, width)`. Vectors of `width` elements are contiguous.
+///
+/// A view of one head is a matrix `(rows, width)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct View {
+    /// The buffer.
+    pub buffer: Buffer,
+    /// First element.
+    pub offset: usize,
+    /// Number of rows (tokens).
+    pub rows: usize,
+    /// Vectors per row.
+    pub heads: usize,
+    /// Elements per vector.
+    pub width: usize,
+    /// Elements from one row to the next.
+    pub row_stride: usize,
+    /// Elements from one vector of a row to the next.
+    pub head_stride: usize,
+}
+
+impl View {
+    /// View of the first `rows` rows of a buffer that holds a dense `(_, width)` matrix.
+    pub const fn rows(buffer: Buffer, rows: usize, width: usize) -> Self {
+        Self { buffer, offset: 0, rows, heads: 1, width, row_stride: width, head_stride: width }
+    }
+
+    /// Columns `first .. first + width` of every row. The view must have one head.
+    #[must_use]
+    pub const fn columns(self, first: usize, width: usize) -> Self {
+        Self { offset: self.offset + first, width, head_stride: width, ..self }
+    }
+
+    /// Splits every row into `heads` vectors. The view must have one head, and `heads` must divide
+    /// its width.
+    #[must_use]
+    pub const fn split(self, heads: usize) -> Self {
+        let width = self.width / heads;
+        Self { heads, width, head_stride: width, ..self }
+    }
+
+    /// Vector `head` of every row, as a view of one head.
+    #[must_use]
+    pub const fn head(self, head: usize) -> Self {
+        Self { offset: self.offset + head * self.head_stride, heads: 1, ..self }
+    }
+
+    /// Rows `first .. first + rows`.
+    #[must_use]
+    pub const fn slice(self, first: usize, rows: usize) -> Self {
+        Self { offset: self.offset + first * self.row_stride, rows, ..self }
+    }
+
+    /// Elements `first .. first + width` of every vector.
+    #[must_use]
+    pub const fn slice_width(self, first: usize, width: usize) -> Self {
+        Self { offset: self.offset + first, width, ..self }
+    }
+
+    /// Merges the vectors of every row into one. They must be contiguous.
+    #[must_use]
+    pub const fn merge_heads(self) -> Self {
+        let width = self.heads * self.width;
+        Self { heads: 1, width, head_stride: width, ..self }
+    }
+
+    /// Rows to be taken for rows of answers where that is not known: all if they are few.
+    pub const fn few(&self) -> usize {
+        if self.rows <= MAX_ANSWER_PASS { self.rows } else { 0 }
+    }
+
+    /// Buffer index of the first element of vector `head` of row `row`.
+    #[inline]
+    pub const fn index(&self, row: usize, head: usize) -> usize {
+        self.offset + row * self.row_stride + head * self.head_stride
+    }
+
+    /// Buffer index after the last element; zero for an empty view.
+    pub const fn end(&self) -> usize {
+        if self.rows == 0 || self.heads == 0 {
+            0
+        } else {
+            self.index(self.rows - 1, self.heads - 1) + self.width
+        }
+    }
+}
+
+/// Consecutive rows of an op that belong to one sequence.
+///
+/// The spans of an op cover its rows in order, without gaps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// State of the sequence for the current layer.
+    pub state: State,
+    /// Position of the span's first row in its sequence.
+    pub position: usize,
+    /// Number of rows.
+    pub rows: usize,
+}
+
+impl Span {
+    /// Blocks of `ratio` positions that the rows complete, by index. Empty without rows.
+    #[doc(hidden)]
+    pub const fn completed_blocks(&self, ratio: usize) -> Range<usize> {
+        self.position / ratio..(self.position + self.rows) / ratio
+    }
+}
+
+/// Layout of rotary pairs in a vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopePairs {
+    /// Pair `i` is `(x[i], x[i + n / 2])`: Qwen, GLM, gpt-oss. Also called NeoX style.
+    Halves,
+    /// Pair `i` is `(x[2 i], x[2 i + 1])`: DeepSeek. Also called GPT-J style.
+    Interleaved,
+}
+
+/// Activation of a gated linear unit: `out = activation(gate) * up`, or a variant; or of an MLP
+/// without a gate.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Activation {
+    /// `silu(gate) * up`. Shazeer, "GLU Variants Improve Transformer", 2020.
+    SwiGlu,
+    /// `gelu(gate) * up`, with the tanh approximation of GELU: Gemma.
+    GeGlu,
+    /// `g sigmoid(alpha g) (u + 1)` with `g = min(gate, limit)` and `u = clamp(up, -limit, limit)`:
+    /// gpt-oss.
+    ClampedSwiGlu {
+        /// Slope of the sigmoid: 1.702 in gpt-oss.
+        alpha: f32,
+        /// Upper bound of the gate, and bound of `|up|`: 7 in gpt-oss.
+        limit: f32,
+    },
+    /// `silu(min(gate, limit)) * clamp(up, -limit, limit)`: DeepSeek-V4.
+    ClippedSwiGlu {
+        /// Upper bound of the gate, and bound of `|up|`: 10 in DeepSeek-V4.
+        limit: f32,
+    },
+    /// `min(silu(gate), limit) * clamp(up, -limit, limit)`: Step-3.5.
+    LimitedSwiGlu {
+        /// Upper bound of the activated gate, and bound of `|up|`: 7 and 16 in Step-3.5.
+        limit: f32,
+    },
+    /// `max(up, 0)^2`, without a gate: Nemotron-3. So et al., "Primer", 2021.
+    Relu2,
+}
+
+impl Activation {
+    /// Whether it reads a gate.
+    pub const fn has_gate(self) -> bool {
+        !matches!(self, Self::Relu2)
+    }
+}
+
+/// Function of a gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GateFunction {
+    /// `1 / (1 + exp(-x))`.
+    Sigmoid,
+    /// `log(1 + exp(x))`.
+    Softplus,
+    /// `x`: the factor itself.
+    Identity,
+    /// `2 / (1 + exp(-x))`.
+    DoubleSigmoid,
+}
+
+/// Gate of [`Op::GatedRmsNorm`](crate::Op::GatedRmsNorm).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NormGate {
+    /// `rms_norm(x) * weight * silu(gate)`: Gated DeltaNet.
+    #[default]
+    Silu,
+    /// `rms_norm(x) * weight * sigmoid(gate)`: Kimi Delta Attention.
+    Sigmoid,
+    /// `rms_norm(x * silu(gate)) * weight`, with a weight per element of each head: Mamba-2.
+    SiluBeforeNorm,
+}
+
+impl NormGate {
+    /// Weights of a norm of `heads` vectors of `width` elements.
+    pub(crate) const fn weights(self, heads: usize, width: usize) -> Option<usize> {
+        match self {
+            Self::Silu | Self::Sigmoid => Some(width),
+            Self::SiluBeforeNorm => heads.checked_mul(width),
+        }
+    }
+}
+
+/// Bounds of the time steps of [`Op::Mamba2`](crate::Op::Mamba2).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepLimits {
+    /// Least time step.
+    pub min: f32,
+    /// Largest time step; may be infinite.
+    pub max: f32,
+}
+
+impl Default for StepLimits {
+    fn default() -> Self {
+        Self { min: 0.0, max: f32::INFINITY }
+    }
+}
+
+/// Logarithm of the decay of a delta rule, as a function of `x = a + dt_bias`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum LogDecay {
+    /// `-exp(a_log) * softplus(x)`: Gated DeltaNet, Kimi-Linear.
+    #[default]
+    Softplus,
+    /// `bound * sigmoid(exp(a_log) * x)`: the safe gate of Ling-3.0 and GLM-5.3.
+    Bounded {
+        /// Least logarithm, below 0: -5 in Ling-3.0.
+        bound: f32,
+    },
+}
+
+/// Rows of a stacked weight that form the matrices of a [`HeadMatrix`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadRows {
+    /// Stacked rows per head.
+    pub stride: usize,
+    /// First row used of each head.
+    pub first: usize,
+    /// Number of rows used of each head.
+    pub count: usize,
+}
+
+/// One matrix per head, stacked in one weight: `W[h]` is `weight[h * stride + first ..][.. count]`,
+/// or its transpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadMatrix {
+    /// `(heads * stride, cols)`.
+    pub weight: Weight,
+    /// Rows of the weight.
+    pub head_rows: HeadRows,
+    /// Whether the matrices are transposed: they map `count` inputs to `cols` outputs instead of
+    /// `cols` to `count`.
+    pub transposed: bool,
+}
+
+impl HeadMatrix {
+    /// The transposed matrices.
+    #[must_use]
+    pub const fn transpose(self) -> Self {
+        Self { transposed: !self.transposed, ..self }
+    }
+
+    /// Inputs and outputs of each matrix. `cols` is the columns of the weight.
+    #[doc(hidden)]
+    pub const fn inputs_outputs(self, cols: usize) -> (usize, usize) {
+        if self.transposed { (self.head_rows.count, cols) } else { (cols, self.head_rows.count) }
+    }
+}
+
+/// Assignment of one token row to one expert: slot, input row, output row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertUse {
+    /// Slot of the expert.
+    pub slot: Slot,
+    /// Input row of `x`: the token.
+    pub row: usize,
+    /// Output row of `out`; by convention `row * k + rank`.
+    pub out_row: usize,
+}
+
+/// Assignments of token rows to experts.
+#[derive(Clone, Copy, Debug)]
+pub enum ExpertUses<'a> {
+    /// Explicit list. Uses of one slot are consecutive.
+    Listed(&'a [ExpertUse]),
+    /// The router's choices, resolved on the device. Expert `ids[r][rank]`, in the slot that the
+    /// table gives, computes row `r`; the output row is `r * k + rank`.
+    Routed {
+        /// `(rows, k)`: ids from [`Op::TopK`](crate::Op::TopK).
+        ids: View,
+        /// Slots of all experts, all filled.
+        table: SlotTable,
+    },
+}
+
+impl ExpertUses<'_> {
+    /// Number of uses.
+    pub fn len(&self) -> usize {
+        match self {
+            ExpertUses::Listed(uses) => uses.len(),
+            ExpertUses::Routed { ids, .. } => ids.rows * ids.width,
+        }
+    }
+
+    /// Whether there are no uses.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Shared expert's contribution to [`Op::Combine`](crate::Op::Combine).
+#[derive(Clone, Copy, Debug)]
+pub struct Shared {
+    /// `(rows, hidden)`: output of the shared expert.
+    pub out: View,
+    /// `(rows, 1)`: logit of its gate; without a gate the output is added with weight 1.
+    pub gate: Option<View>,
+}
+
+/// Key head that a value head of a delta-net reads, where there are more value heads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum KeySharing {
+    /// Adjacent value heads share a key head: `h / (value heads / key heads)`.
+    #[default]
+    Adjacent,
+    /// Adjacent value heads read adjacent key heads: `h % key heads`.
+    Strided,
+}
+
+impl KeySharing {
+    /// Adjacent value heads that share a key head. Head `h` reads key head
+    /// `h / this % key heads`.
+    #[doc(hidden)]
+    pub const fn run(self, value_heads: usize, key_heads: usize) -> usize {
+        match self {
+            Self::Adjacent => value_heads / key_heads,
+            Self::Strided => 1,
+        }
+    }
+}
+
+/// Queries of [`Op::TopPositions`](crate::Op::TopPositions).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IndexQueries {
+    /// `(rows, heads, width)`.
+    pub q: View,
+    /// `(rows, heads)`.
+    pub weights: View,
+    /// Scratch, `(at least 1, maximum entries that a row sees)`. The contents are undefined
+    /// afterwards.
+    pub scores: View,
+}
+
+/// Form of a list of chosen entries of `ratio` positions each, for a row at position `p`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IndexList {
+    /// `n * ratio + ratio - 1` numbers, ascending: the positions of the chosen entries, then those
+    /// of the open block, `(p + 1) / ratio * ratio ..= p`.
+    Positions,
+    /// `window + n` numbers, entries of a KV cache that has a ring of the last positions and then
+    /// the entries: position `t % ring` for the last `window` positions `t <= p`, oldest first,
+    /// then `ring + t` for each chosen entry `t`.
+    Window {
+        /// Last positions: 1 to `ring`.
+        window: usize,
+        /// Length of the ring.
+        ring: usize,
+    },
+}
+
+impl IndexList {
+    /// Number of entries in a list of `width` numbers; `None` if there is no such list.
+    #[doc(hidden)]
+    pub fn entries(self, width: usize, ratio: usize) -> Option<usize> {
+        match self {
+            Self::Positions if (width + 1).is_multiple_of(ratio) => Some((width + 1) / ratio - 1),
+            Self::Positions => None,
+            Self::Window { window, .. } => width.checked_sub(window),
+        }
+    }
+}
