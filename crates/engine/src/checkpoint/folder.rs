@@ -11,8 +11,7 @@ use super::{
     data_file::DataFile,
     foreign,
     gguf::{self, GgufModel, GgufSet, GgufSummary},
-    json,
-    limits::{TEXT_FILES, TOKENIZER, TextFile, max_small},
+    limits::{TEXT_FILES, TOKENIZER, max_small},
     location::TensorInfo,
     mirror_folders::ModelFolders,
     model_path,
@@ -25,7 +24,12 @@ use super::{
     tensor_names::plain_name,
     tensors,
 };
-use crate::base::{error::Error, setters::setters};
+use crate::base::{
+    error::Error,
+    json,
+    setters::setters,
+    text_files::{TextFile, TextFiles, TokenizerFile},
+};
 
 /// An opened model: a folder, GGUF files, or the built-in model. Its JSON files and the locations
 /// of its tensors.
@@ -336,6 +340,22 @@ impl Checkpoint {
     /// Number of files that hold tensors.
     pub fn shards(&self) -> usize {
         self.files.len()
+    }
+}
+
+impl TextFiles for Checkpoint {
+    fn folder(&self) -> &Path {
+        Self::folder(self)
+    }
+
+    fn text_file(&self, name: &str) -> Option<TextFile<'_>> {
+        Self::text_file(self, name)
+    }
+
+    fn tokenizer(&self) -> Option<TokenizerFile<'_>> {
+        let file = self.tokenizer_file()?;
+        let reader = Box::new(file.reader_at(file.text_start()));
+        Some(TokenizerFile { reader, path: file.path() })
     }
 }
 

@@ -8,8 +8,8 @@ use std::{
 
 use serde_json::Value;
 
-use super::{data_file::DataFile, gguf, json, location::TensorInfo, packed};
-use crate::base::error::Error;
+use super::{data_file::DataFile, gguf, location::TensorInfo, packed};
+use crate::base::{error::Error, json};
 
 /// Formats of weights that are read, for error messages.
 const READ: &str = "read are unquantised weights, MLX's affine, mxfp4, nvfp4 and mxfp8, FP8, MXFP4, \

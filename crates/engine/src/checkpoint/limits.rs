@@ -1,7 +1,5 @@
 //! Limits on the sizes of a model's small files, and their names.
 
-use std::path::PathBuf;
-
 /// Maximum size of a file of ours with a JSON header, and of an index of shards, in bytes.
 pub(super) const MAX_JSON: u64 = 64 << 20;
 
@@ -14,10 +12,6 @@ pub(super) const fn max_small(name: &str) -> u64 {
         _ => 4 << 20,
     }
 }
-
-/// Maximum size of `tokenizer.json` in bytes: three times the largest published ones.
-#[cfg(any(feature = "text", feature = "tools"))]
-pub(crate) const MAX_TOKENIZER: u64 = 128 << 20;
 
 /// Name of the small file that is read as a stream.
 pub(super) const TOKENIZER: &str = "tokenizer.json";
@@ -33,12 +27,3 @@ pub(crate) const TEXT_FILES: [&str; 8] = [
     "chat_template.json",
     "generation_config.json",
 ];
-
-/// Contents of a small file of a checkpoint.
-#[derive(Clone, Debug, Default)]
-pub struct TextFile<'a> {
-    /// The whole contents.
-    pub bytes: &'a [u8],
-    /// The file, for error messages.
-    pub path: PathBuf,
-}

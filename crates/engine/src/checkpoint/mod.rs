@@ -30,7 +30,6 @@ pub(crate) mod frame;
 pub(crate) mod gguf;
 mod input_major;
 mod input_order;
-pub(crate) mod json;
 mod limits;
 pub(crate) mod location;
 mod matrix_request;
@@ -51,6 +50,7 @@ pub(crate) mod source;
 pub(crate) mod tensor_names;
 mod tensors;
 
+pub use crate::base::text_files::TextFile;
 pub use arriving::{ArrivingBytes, ArrivingFile};
 pub(crate) use data_file::{DataFile, read_at};
 pub use embedded::unpack_embedded;
@@ -58,10 +58,7 @@ pub(crate) use folder::tensor_at;
 pub use folder::{Checkpoint, CheckpointOptions};
 pub(crate) use frame::digest;
 pub use gguf::{GgufPart, GgufSummary};
-#[cfg(any(feature = "text", feature = "tools"))]
-pub(crate) use limits::MAX_TOKENIZER;
 pub(crate) use limits::TEXT_FILES;
-pub use limits::TextFile;
 pub use location::{InputOrder, Integers, MatrixSource, Segment, VectorChange, VectorSource};
 pub(crate) use location::{MatrixStack, TensorInfo};
 pub use model_id::ModelId;

@@ -6,10 +6,10 @@ use std::{
 };
 
 use super::{
-    data_file::DataFile, foreign, json, limits::MAX_JSON, mirror_folders::ModelFolders,
+    data_file::DataFile, foreign, limits::MAX_JSON, mirror_folders::ModelFolders,
     tensor_names::plain_name,
 };
-use crate::base::error::Error;
+use crate::base::{error::Error, json};
 
 /// Index of a checkpoint in several files.
 const INDEX: &str = "model.safetensors.index.json";

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{
-    base::stats::{LayerStats, Stats},
+    experts::stats::{LayerStats, Stats},
     model::blueprint::Blueprint,
 };
 

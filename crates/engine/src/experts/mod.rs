@@ -19,6 +19,7 @@ pub(crate) mod row_batches;
 pub(crate) mod row_store;
 pub(crate) mod slot_classes;
 pub(crate) mod source;
+pub(crate) mod stats;
 pub(crate) mod tier;
 pub(crate) mod trace;
 

@@ -18,11 +18,9 @@ use super::{
     row_batches::RowBatches,
 };
 use crate::{
-    base::{
-        error::Error,
-        stats::{ReadCounters, Stats},
-    },
+    base::error::Error,
     checkpoint::{Checkpoint, DataFile, RowTable, Segment},
+    experts::stats::{ReadCounters, Stats},
     model::{blueprint::Blueprint, ngram::NgramHash},
 };
 

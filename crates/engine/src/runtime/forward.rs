@@ -17,12 +17,13 @@ use super::logits_request::{
     Logits, LogitsOutput, LogitsRequest, LogitsSink, TOP_CANDIDATES, host_values, logit_rows,
 };
 use crate::{
-    base::{error::Error, stats::Stats},
+    base::error::Error,
     experts::{
         cache::ExpertCache,
         counters::ExpertCounters,
         prefetch::PrefetchMode,
         row_store::{NgramSpan, RowStore},
+        stats::Stats,
         trace::TraceRecorder,
     },
     model::blueprint::{Blueprint, MAX_STATES},

@@ -20,7 +20,8 @@ use super::{
     worker::Worker,
 };
 use crate::{
-    base::{error::Error, setters::setters, stats::Stats},
+    base::{error::Error, setters::setters},
+    experts::stats::Stats,
     runtime::control::CancelToken,
     session::{engine::Engine, session::Synced, snapshot::SnapshotFolder},
     text::sampling::TokenLogprobs,

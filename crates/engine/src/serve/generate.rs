@@ -5,7 +5,8 @@ use std::{ops::ControlFlow, time::Instant};
 use serde::Serialize;
 
 use crate::{
-    base::{error::Error, stats::Stats},
+    base::error::Error,
+    experts::stats::Stats,
     runtime::control::StepControl,
     serve::decode::{AnswerEnd, Finish, GenerateRequest, Tokens},
     session::session::Session,

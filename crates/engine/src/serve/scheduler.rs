@@ -6,8 +6,8 @@ use crate::{
     base::{
         error::{Error, SessionError},
         setters::setters,
-        stats::Stats,
     },
+    experts::stats::Stats,
     runtime::control::StepControl,
     serve::{
         choice::{ChosenToken, PromptLogprobs, TokenChoice},

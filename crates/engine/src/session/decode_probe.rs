@@ -7,10 +7,11 @@ use std::{
 
 use super::{engine::Runtime, steps::BatchResult, timeline::Timeline};
 use crate::{
-    base::{error::Error, stats::Stats},
+    base::error::Error,
     experts::{
         counters::ExpertCounters,
         division::{ExpertTimes, LayerExpertCounts},
+        stats::Stats,
     },
     model::blueprint::Blueprint,
     runtime::{

@@ -13,11 +13,7 @@ use std::{
 use moeflux_compute::{BankPlace, Commit, Device, DeviceOptions, KernelTime, KvFormat};
 
 use crate::{
-    base::{
-        error::Error,
-        setters::setters,
-        stats::{LayerStats, ReadCounters},
-    },
+    base::{error::Error, setters::setters},
     checkpoint::{Checkpoint, CheckpointOptions, MatrixSource, ModelId, ReadAhead, RopeScaling},
     experts::{
         cache::{CacheTiers, ExpertCache, SlotAccess},
@@ -30,6 +26,7 @@ use crate::{
         row_batches::RowBatches,
         row_store::{ReopenedRows, RowStore},
         source::ExpertSource,
+        stats::{LayerStats, ReadCounters},
         tier::{Tier, TierSize},
         trace::{TraceHeader, TraceRecorder},
     },

@@ -3,10 +3,8 @@
 use std::ops::Range;
 
 use crate::{
-    base::{
-        error::{Error, SessionError},
-        stats::Stats,
-    },
+    base::error::{Error, SessionError},
+    experts::stats::Stats,
     runtime::{
         control::StepControl,
         logits_request::{Logits, LogitsOutput, LogitsRequest, LogitsSink},

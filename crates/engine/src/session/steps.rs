@@ -5,10 +5,8 @@ use std::ops::Range;
 use moeflux_compute::{Commit, Span};
 
 use crate::{
-    base::{
-        error::{Error, SessionError},
-        stats::Stats,
-    },
+    base::error::{Error, SessionError},
+    experts::stats::Stats,
     runtime::{
         control::StepControl,
         forward::StepContext,

@@ -4,7 +4,10 @@
 use crate::text::sampling::GenerationConfig;
 #[cfg(feature = "text")]
 use crate::text::text::Text;
-use crate::{base::error::Error, checkpoint::Checkpoint, text::sampling::EndTokens};
+use crate::{
+    base::{error::Error, text_files::TextFiles},
+    text::sampling::EndTokens,
+};
 
 /// End tokens of a model; with the feature `text` also its tokenizer and chat template.
 pub(crate) struct ModelText {
@@ -17,7 +20,7 @@ impl ModelText {
     /// Reads a checkpoint's text files. Without a tokenizer there are no end tokens. `vocab` is the
     /// vocabulary size of the model.
     #[cfg(feature = "text")]
-    pub(crate) fn for_checkpoint(checkpoint: &Checkpoint, vocab: usize) -> Result<Self, Error> {
+    pub(crate) fn for_checkpoint(checkpoint: &dyn TextFiles, vocab: usize) -> Result<Self, Error> {
         let text = Text::for_checkpoint(checkpoint, vocab)?;
         let end_tokens = text.as_ref().map(|text| text.end().clone()).unwrap_or_default();
         Ok(Self { end_tokens, text })
@@ -26,9 +29,9 @@ impl ModelText {
     /// Reads the ids of the end tokens that a checkpoint's JSON files name. Without a tokenizer
     /// there are none, as with the feature `text`.
     #[cfg(not(feature = "text"))]
-    pub(crate) fn for_checkpoint(checkpoint: &Checkpoint, _vocab: usize) -> Result<Self, Error> {
+    pub(crate) fn for_checkpoint(checkpoint: &dyn TextFiles, _vocab: usize) -> Result<Self, Error> {
         let has_tiktoken = checkpoint.text_file("tiktoken.model").is_some();
-        if checkpoint.tokenizer_file().is_none() && !has_tiktoken {
+        if checkpoint.tokenizer().is_none() && !has_tiktoken {
             return Ok(Self { end_tokens: EndTokens::default() });
         }
         let generation = GenerationConfig::for_checkpoint(checkpoint)?;

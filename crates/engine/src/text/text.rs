@@ -5,11 +5,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-#[cfg(feature = "grammar")]
-use crate::text::grammar::Grammars;
 use crate::{
-    base::error::{Error, SessionError},
-    checkpoint::{Checkpoint, TextFile},
+    base::{
+        error::{Error, SessionError},
+        text_files::{TextFile, TextFiles},
+    },
     text::{
         chat::{ChatOptions, ChatTemplate, ControlTokens, Message, ToolSet},
         dialect::{AnswerParser, AnswerTools, CallSyntax, Delta, Dialect},
@@ -17,6 +17,9 @@ use crate::{
         tokenizer::{AroundText, Decoder, Tokenizer, TokenizerConfig},
     },
 };
+
+#[cfg(feature = "grammar")]
+use crate::text::grammar::Grammars;
 
 /// Tokenizer, chat template and recommended sampling of a model.
 #[derive(Debug)]
@@ -74,13 +77,10 @@ impl Text {
     ///
     /// # Errors
     /// A file is not read, or the tokenizer has tokens beyond the vocabulary.
-    pub fn for_checkpoint(checkpoint: &Checkpoint, vocab: usize) -> Result<Option<Self>, Error> {
+    pub fn for_checkpoint(checkpoint: &dyn TextFiles, vocab: usize) -> Result<Option<Self>, Error> {
         let config_file = checkpoint.text_file("tokenizer_config.json");
-        let (tokenizer, path) = if let Some(json) = checkpoint.tokenizer_file() {
-            (
-                Tokenizer::from_reader(json.reader_at(json.text_start()), json.path())?,
-                json.path().to_owned(),
-            )
+        let (tokenizer, path) = if let Some(json) = checkpoint.tokenizer() {
+            (Tokenizer::from_reader(json.reader, json.path)?, json.path.to_owned())
         } else if let Some(ranks) = checkpoint.text_file("tiktoken.model") {
             let Some(config) = &config_file else {
                 let problem = "it names no special tokens, and tokenizer_config.json, which does, \
@@ -352,7 +352,7 @@ impl Text {
 /// Chat template of a checkpoint: `chat_template.jinja`, `chat_template.json`, that of
 /// `tokenizer_config.json`, or a built-in one.
 fn template(
-    checkpoint: &Checkpoint,
+    checkpoint: &dyn TextFiles,
     config: Result<&TokenizerConfig, &TextProblem>,
 ) -> Result<ChatTemplate, TextProblem> {
     let config = config.map_err(Clone::clone)?;
@@ -406,6 +406,7 @@ fn around(config: &TokenizerConfig, tokenizer: &Tokenizer) -> Option<AroundIds> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checkpoint::Checkpoint;
 
     #[test]
     fn a_follow_up_has_the_tokens_of_the_whole_conversation() {

@@ -7,9 +7,10 @@ use crate::{
     base::error::Error, checkpoint::Checkpoint, experts::trace::Trace, model::blueprint::Blueprint,
     session::snapshot::Snapshot,
 };
+
 #[cfg(feature = "text")]
 use crate::{
-    checkpoint::TextFile,
+    base::text_files::TextFile,
     text::{
         chat::{ChatOptions, ChatTemplate, Message},
         sampling::GenerationConfig,

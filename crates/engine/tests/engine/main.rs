@@ -39,4 +39,5 @@ mod serving_core;
 mod sessions;
 mod several_cards;
 mod small_groups;
+mod synth_models;
 mod token_choice;

@@ -128,5 +128,3 @@ impl Checkpoint {
         }
     }
 }
-#[cfg(test)]
-mod tests;

@@ -11,9 +11,9 @@ use super::super::{
     source::{ExpertId, ExpertSource},
     tier::{NONE, SlotState, Tier},
 };
-use crate::base::{
-    error::Error,
-    stats::{ReadCounters, Stats},
+use crate::{
+    base::error::Error,
+    experts::stats::{ReadCounters, Stats},
 };
 
 /// Result of a request.

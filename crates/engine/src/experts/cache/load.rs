@@ -7,9 +7,7 @@ use super::{
     expert_cache::{ExpertCache, Lookup, Pin, wait},
 };
 use crate::{
-    base::{error::Error, stats::Stats},
-    checkpoint::Checkpoint,
-    model::blueprint::Blueprint,
+    base::error::Error, checkpoint::Checkpoint, experts::stats::Stats, model::blueprint::Blueprint,
 };
 
 /// Minimum page size of the supported systems.

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::base::stats::{MAX_COPIES, ReadCounters};
+use crate::experts::stats::{MAX_COPIES, ReadCounters};
 
 /// Weight of earlier measurements after each read (exponential decay).
 const DECAY: f64 = 0.95;

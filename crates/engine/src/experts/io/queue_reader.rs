@@ -12,7 +12,7 @@ use super::{
     storage::Storage,
     waker::Waker,
 };
-use crate::base::stats::ReadCounters;
+use crate::experts::stats::ReadCounters;
 
 /// Maximum time that dropping a reader waits for reads in flight. A thread that hangs longer is
 /// detached and keeps the memory that it uses.

@@ -2,7 +2,7 @@
 
 use moeflux_compute::Bytes;
 
-use crate::base::{error::Error, stats::ReadCounters};
+use crate::{base::error::Error, experts::stats::ReadCounters};
 
 /// Priority of a read. Demand reads are executed before all prefetches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -19,10 +19,10 @@ use super::{
 use crate::{
     base::{
         error::{Error, OpenError},
-        stats::MAX_COPIES,
         system::OpenFiles,
     },
     checkpoint::{DataFile, read_at},
+    experts::stats::MAX_COPIES,
 };
 
 /// File of one copy, and how a read accesses it.

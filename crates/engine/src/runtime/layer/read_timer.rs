@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::base::stats::Stats;
+use crate::experts::stats::Stats;
 
 /// Times of a layer's expert reads.
 pub(super) struct ReadTimer {

@@ -11,8 +11,8 @@ use super::{
     scratch::{SCRATCH_BUFFERS, ScoreBuffer, Scratch, ScratchId},
 };
 use crate::{
-    base::{error::Error, stats::Stats},
-    experts::{cache::ExpertCache, row_store::RowStore},
+    base::error::Error,
+    experts::{cache::ExpertCache, row_store::RowStore, stats::Stats},
     model::blueprint::{MAX_STATES, NormKind, NormSource, RopeShape},
     runtime::{host_experts::HostExperts, spans::RowKinds},
 };

@@ -28,8 +28,12 @@ use super::{
     tools::ToolSet,
 };
 use crate::{
-    base::{error::Error, setters::setters},
-    checkpoint::{Checkpoint, TextFile, json},
+    base::{
+        error::Error,
+        json,
+        setters::setters,
+        text_files::{TextFile, TextFiles},
+    },
     text::{dialect::CallSyntax, tokenizer::TokenizerConfig},
 };
 
@@ -162,7 +166,7 @@ impl ChatTemplate {
     /// # Errors
     /// As [`ChatTemplate::new`].
     pub(crate) fn built_in(
-        checkpoint: &Checkpoint,
+        checkpoint: &dyn TextFiles,
         config: &TokenizerConfig,
     ) -> Result<Option<ChatTemplate>, Error> {
         #[derive(Default, Deserialize)]

@@ -5,9 +5,10 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::sampling::Sampling;
-use crate::{
-    base::error::Error,
-    checkpoint::{Checkpoint, TextFile, json},
+use crate::base::{
+    error::Error,
+    json,
+    text_files::{TextFile, TextFiles},
 };
 
 /// Settings that a model's authors recommend, from `generation_config.json`. Without the file:
@@ -23,7 +24,7 @@ pub struct GenerationConfig {
 
 impl GenerationConfig {
     /// Settings of a checkpoint.
-    pub(crate) fn for_checkpoint(checkpoint: &Checkpoint) -> Result<Self, Error> {
+    pub(crate) fn for_checkpoint(checkpoint: &dyn TextFiles) -> Result<Self, Error> {
         match checkpoint.text_file("generation_config.json") {
             Some(file) => Self::from_bytes(file.bytes, &file.path),
             None => Ok(Self::default()),

@@ -8,7 +8,7 @@ use std::{
 use serde_json::{Map, Value};
 
 use super::tokenizer::Tokenizer;
-use crate::{base::error::Error, checkpoint::json};
+use crate::base::{error::Error, json};
 
 /// Settings of `tokenizer_config.json` that `tokenizer.json` lacks. Without the file: `default()`.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -17,7 +17,7 @@ use serde_json::{Map, Value};
 use tokenizers::{AddedToken, ModelWrapper};
 
 use super::byte_pairs::{BytePairSettings, BytePairs, MergeList, TokenList};
-use crate::checkpoint::MAX_TOKENIZER;
+use crate::base::text_files::MAX_TOKENIZER;
 
 /// Maximum bytes besides vocabulary and merges.
 const MAX_SETTINGS: usize = 8 << 20;

@@ -6,9 +6,9 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::{
-    base::error::Error,
+    base::{error::Error, text_files::MAX_TOKENIZER},
     checkpoint::{
-        Checkpoint, MAX_TOKENIZER, Segment, TEXT_FILES, digest,
+        Checkpoint, Segment, TEXT_FILES, digest,
         frame::ALIGN,
         packed::{
             DENSE, DENSE_PART, DenseFile, Digests, ExpertTensor, Origin, PackedExtent,

@@ -1,6 +1,9 @@
 //! Packing with a full disk, concurrent runs, damaged copies and unsuitable folders.
 
+mod packed_file;
+
 use std::{
+    collections::BTreeSet,
     fs::{self, File},
     io,
     ops::ControlFlow,
@@ -17,7 +20,7 @@ use crate::{
         error::Error,
         faulty_disk::{WriteTarget, write_all_at},
     },
-    checkpoint::{Checkpoint, packed::JOURNAL},
+    checkpoint::{Checkpoint, ModelId, packed::JOURNAL},
 };
 
 fn go(_: u64, _: u64) -> ControlFlow<()> {
@@ -264,4 +267,29 @@ fn a_source_with_other_weights_differs() {
         !damages.is_empty()
             && damages.iter().all(|d| d.problem.contains("differs from the source"))
     );
+}
+
+#[test]
+fn a_packed_copy_is_the_same_model() {
+    let names = [
+        "qwen3_moe",
+        "qwen3_moe_shards",
+        "deepseek_v3_hub",
+        "deepseek_v3_hub_fp8",
+        "gpt_oss_mxfp4",
+    ];
+    let mut all = BTreeSet::new();
+    for name in names {
+        let (source, temp) = (golden(name), tempfile::tempdir().unwrap());
+        let out = temp.path().join("out");
+        pack(&source, &out, &mut go).unwrap();
+        let id = source.identity().unwrap();
+        assert_eq!(Checkpoint::open(&out).unwrap().identity().unwrap(), id, "{name}");
+        assert_eq!(serde_json::from_str::<ModelId>(&format!("\"{id}\"")).unwrap(), id);
+        all.insert(id.to_string());
+    }
+    assert_eq!(all.len(), names.len(), "different models have different identities");
+    for text in ["", "0", "zz", "é0", &"0".repeat(63), &"0".repeat(66)] {
+        assert!(serde_json::from_value::<ModelId>(text.into()).is_err(), "{text}");
+    }
 }

@@ -19,9 +19,9 @@ use super::{
     split::SplitCursor,
     timeout::OrphanedBuffer,
 };
-use crate::base::{
-    error::Error,
-    stats::{MAX_COPIES, ReadCounters},
+use crate::{
+    base::error::Error,
+    experts::stats::{MAX_COPIES, ReadCounters},
 };
 
 /// Retries per read without mirrors; with mirrors, one per copy.

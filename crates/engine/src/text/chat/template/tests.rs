@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, path::Path};
 use serde::Deserialize;
 
 use super::{ChatOptions, ChatTemplate, Literal, Message};
-use crate::{base::error::Error, checkpoint::TextFile, text::tokenizer::TokenizerConfig};
+use crate::{
+    base::{error::Error, text_files::TextFile},
+    text::tokenizer::TokenizerConfig,
+};
 
 /// Messages and rendered texts of `fixtures/expected.json`.
 #[derive(Deserialize)]

@@ -9,8 +9,10 @@ use super::{
     super::xoshiro::Xoshiro256, Sampler, Sampling, key_id, key_logit, logit_range, rank_key,
 };
 use crate::{
-    base::error::{Error, SamplingError},
-    checkpoint::TextFile,
+    base::{
+        error::{Error, SamplingError},
+        text_files::TextFile,
+    },
     text::{
         sampling::{
             generation_config::{EndTokens, GenerationConfig},

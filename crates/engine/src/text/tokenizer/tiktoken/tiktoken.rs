@@ -23,7 +23,7 @@ use super::super::{
     model::TokenModel,
     tokenizer::{Inner, Tokenizer},
 };
-use crate::{base::error::Error, checkpoint::TextFile};
+use crate::base::{error::Error, text_files::TextFile};
 
 /// Class in tokenizer_config.json whose Python code contains [`KIMI_WORDS`].
 const KIMI_CLASS: &str = "TikTokenTokenizer";

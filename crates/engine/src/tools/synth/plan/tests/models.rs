@@ -1,7 +1,5 @@
 //! Presets: the written checkpoints match what the engine reads, and behave like a model.
 
-use moeflux_compute::DeviceOptions;
-
 use super::*;
 use crate::{
     checkpoint::{Checkpoint, source::TensorSource},
@@ -9,10 +7,6 @@ use crate::{
         arch::supported,
         blueprint::{Blueprint, MixerBlueprint, MoeBlueprint},
     },
-    runtime::{
-        control::StepControl, layer::StepObserver, logits_request::Logits, plan::MemoryRequest,
-    },
-    session::engine::{Engine, EngineOptions},
 };
 
 fn planned(config: Value) -> Checkpoint {
@@ -150,138 +144,6 @@ fn truncated_models_keep_the_kinds_of_the_first_layers() {
             assert_eq!(kept.len(), cut.tensors().count(), "{} with {layers} layers", preset.name);
             Blueprint::for_checkpoint(&cut.checkpoint().unwrap()).unwrap();
             assert!(cut.config().get(KV_B_PROJ).is_none());
-        }
-    }
-}
-
-/// A model of a preset's kind with a hidden size of a few hundred.
-fn small(name: &str) -> Value {
-    let mut config = preset(name);
-    let sizes = json!({
-        "global_head_dim": 128,
-        "head_dim": 64,
-        "hidden_size": 512,
-        "index_head_dim": 64,
-        "index_n_heads": 4,
-        "index_topk": 8,
-        "intermediate_size": 128,
-        "kv_lora_rank": 64,
-        "linear_key_head_dim": 32,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_value_head_dim": 32,
-        "attention_other_setting":
-            { "head_dim": 64, "num_attention_groups": 4, "num_attention_heads": 8 },
-        "dense_intermediate_size": 128,
-        "moe_intermediate_size": 64,
-        "moe_num_experts": 64,
-        "moe_shared_expert_intermediate_size": 64,
-        "n_routed_experts": 64,
-        "num_attention_groups": 4,
-        "num_attention_heads": 4,
-        "num_attention_heads_per_layer": [4, 8, 8, 8, 4, 8],
-        "num_experts": 64,
-        "num_key_value_heads": 4,
-        "num_local_experts": 64,
-        "partial_rotary_factor": 0.5,
-        "q_lora_rank": 128,
-        "qk_nope_head_dim": 32,
-        "qk_rope_head_dim": 32,
-        "rotary_dim": 32,
-        "shared_expert_intermediate_size": 64,
-        "share_expert_dim": 64,
-        "sliding_window": 8,
-        "sliding_window_size": 8,
-        "swa_head_dim": 64,
-        "swa_num_attention_heads": 4,
-        "swa_num_key_value_heads": 4,
-        "swa_v_head_dim": 32,
-        "v_head_dim": 64,
-        "vocab_size": 4096
-    });
-    let others = json!({
-        "mamba_n_heads": 16,
-        "mamba_num_heads": 8,
-        "o_groups": 2,
-        "o_lora_rank": 64,
-        "shared_intermediate_size": 64
-    });
-    let text = text(&mut config);
-    for (key, size) in [sizes, others].iter().flat_map(|sizes| sizes.as_object().unwrap()) {
-        // Zero means that there is no such part.
-        if text.get(key).is_some_and(|given| *given != 0) {
-            text[key] = size.clone();
-        }
-    }
-    config
-}
-
-/// Root mean squares of the residual stream after each layer, and the experts of each token.
-#[derive(Default)]
-struct Seen {
-    sizes: Vec<f32>,
-    experts: BTreeMap<usize, Vec<u32>>,
-}
-
-impl StepObserver for Seen {
-    fn experts(&mut self, layer: usize, _: usize, ids: &[u32]) {
-        self.experts.entry(layer).or_default().extend(ids);
-    }
-
-    fn hidden(&mut self, _: usize, rows: &[f32]) {
-        self.sizes.push((rows.iter().map(|x| x * x).sum::<f32>() / rows.len() as f32).sqrt());
-    }
-}
-
-#[test]
-fn small_models_of_all_kinds_run() {
-    const PROMPT: &[u8] = b"The quick brown fox jumps over the lazy dog, and 7 others watch it.\n";
-    let mut kinds = Vec::new();
-    for preset in presets() {
-        let name = preset.name;
-        // The first full-attention layer of the longest pattern is the sixth.
-        let options = Options { layers: Some(6), ..Options::new(small(name)) };
-        let kind = plan(&options).unwrap().config().clone();
-        // Presets that differ only in sizes are the same when small.
-        if kinds.contains(&kind) {
-            continue;
-        }
-        kinds.push(kind);
-        let folder = tempfile::tempdir().unwrap();
-        write(&options, folder.path(), |_, _| go_on()).unwrap();
-        let device = DeviceOptions::default().threads(2);
-        let memory = MemoryRequest { context: Some(128), ..MemoryRequest::default() };
-        let options = EngineOptions { memory, device, ..EngineOptions::default() };
-        let checkpoint = Checkpoint::open(folder.path()).unwrap();
-        let engine = Engine::open(checkpoint, options, &mut |_, _| {}).unwrap();
-        let tokens: Vec<u32> = PROMPT.iter().map(|b| u32::from(*b)).collect();
-        let (mut seen, mut logits) = (Seen::default(), Vec::new());
-        let mut watch = StepControl { observer: Some(&mut seen), ..StepControl::default() };
-        let mut session = engine.session().unwrap();
-        session
-            .feed(&tokens, Logits::Last, &mut watch, &mut |_, row| logits.extend_from_slice(row))
-            .unwrap();
-
-        assert_eq!(logits.len(), 4096);
-        let weights: Vec<f32> = logits.iter().map(|l| l.exp()).collect();
-        let printable = weights[0x20..0x7f].iter().sum::<f32>() / weights.iter().sum::<f32>();
-        assert!(printable > 0.9, "{name}: {printable} of the next token are printable");
-        assert!(
-            seen.sizes.iter().all(|size| (0.3..3.0).contains(size)),
-            "{name}: {:?}",
-            seen.sizes
-        );
-        assert!(!seen.experts.is_empty());
-        for (layer, experts) in &seen.experts {
-            let mut counts = vec![0; 64];
-            experts.iter().for_each(|e| counts[*e as usize] += 1);
-            let distinct = counts.iter().filter(|n| **n > 0).count();
-            let most = counts.into_iter().max().unwrap_or(0);
-            assert!(distinct > 32, "{name}: layer {layer} uses {distinct} experts");
-            assert!(
-                most < tokens.len() * 9 / 10,
-                "{name}: layer {layer} has an expert for {most} tokens"
-            );
         }
     }
 }

@@ -10,17 +10,17 @@ use proptest::{prelude::*, test_runner::TestRunner};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::*;
 use crate::{
+    base::error::Error,
     checkpoint::{
-        folder::{Checkpoint, CheckpointOptions},
-        frame::{ALIGN, Frame},
-        packed::header::EXPERTS,
+        Checkpoint, CheckpointOptions,
+        frame::{ALIGN, Frame, digest},
+        packed::{DENSE, EXPERTS},
     },
     model::blueprint::Blueprint,
     runtime::plan::MemoryRequest,
     session::engine::{Engine, EngineOptions},
-    tools::pack::pack,
+    tools::pack::packer::pack,
 };
 
 const PREFIX: usize = Frame::PREFIX as usize;
