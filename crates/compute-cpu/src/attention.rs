@@ -131,7 +131,8 @@ fn append_rows(
 
 /// Scratch for keys and values that are dequantized before use.
 pub(super) fn dequantized_scratch(kv: &HostKvCache) -> ScratchShape {
-    let wide_kv = if kv.format.scalar().is_none() { kv.key_width + kv.value_width } else { 0 };
+    let wide_kv =
+        if Scalar::of_kv_cache(kv.format).is_none() { kv.key_width + kv.value_width } else { 0 };
     ScratchShape { wide_kv, ..ScratchShape::default() }
 }
 
@@ -145,7 +146,7 @@ pub(super) fn readable_vectors<'a>(
     width: usize,
     dst: &mut [&'a [u8]],
 ) -> Scalar {
-    if let Some(scalar) = kv.format.scalar() {
+    if let Some(scalar) = Scalar::of_kv_cache(kv.format) {
         dst.iter_mut().zip(src).for_each(|(dst, vector)| *dst = vector);
         return scalar;
     }

@@ -72,7 +72,7 @@ impl GpuDevice {
         index: Option<usize>,
         options: &DeviceOptions,
     ) -> Result<Self, Error> {
-        let (exact, kv_format) = (options.exact, KvFormat::for_options(options)?);
+        let (exact, kv_format) = (options.exact, options.chosen_kv_format()?);
         if kv_format == KvFormat::Q8 {
             return Err(Error::Device(
                 "a GPU has a KV cache of f32 or f16, not q8: choose f16, or the device cpu".into(),

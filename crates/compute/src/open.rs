@@ -1,7 +1,7 @@
 //! Opens devices by their names.
 
 use moeflux_compute_cpu::{CpuDevice, Isa};
-use moeflux_ops::{Device, DeviceId, DeviceOptions, Error, KvFormat, ReferenceDevice};
+use moeflux_ops::{Device, DeviceId, DeviceOptions, Error, ReferenceDevice};
 
 /// Opens a device.
 ///
@@ -9,7 +9,7 @@ use moeflux_ops::{Device, DeviceId, DeviceOptions, Error, KvFormat, ReferenceDev
 /// The device, the instruction set or the number of threads is not available. The message lists the
 /// available ones.
 pub fn open(options: &DeviceOptions) -> Result<Box<dyn Device>, Error> {
-    let kv_format = KvFormat::for_options(options)?;
+    let kv_format = options.chosen_kv_format()?;
     let id = options.id.unwrap_or_else(DeviceId::next);
     match options.name.as_deref().unwrap_or("cpu") {
         "cpu" => {

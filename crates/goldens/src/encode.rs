@@ -51,7 +51,7 @@ pub(super) fn hex(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use moeflux_compute::SplitMix64;
+    use moeflux_base::SplitMix64;
 
     use super::*;
 

@@ -17,7 +17,7 @@ const TOKENIZER: &str = "tokenizer";
 
 /// The folder of all goldens in the repository, without weights that have a recipe.
 fn stored() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/data/goldens")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../moeflux/tests/data/goldens")
 }
 
 /// Names of all goldens, in order.

@@ -17,7 +17,6 @@ mod matrix;
 mod op;
 mod op_check;
 mod operands;
-mod random;
 mod reference;
 mod router;
 #[doc(hidden)]
@@ -40,13 +39,13 @@ pub use handle::{Bank, Buffer, DeviceId, Slot, SlotTable, State, Weight};
 pub use matrix::{
     Bytes, ExpertMatrices, ExpertOrders, ExpertShape, FilePlane, Matrix, MatrixShape,
 };
+pub use moeflux_base::{KvFormat, SPLITMIX_STEP, SplitMix64, splitmix_mix};
 pub use op::Op;
 pub use op_check::{MAX_STREAMS, MAX_TOP_LOGITS};
 pub use operands::{
     Activation, ExpertUse, ExpertUses, GateFunction, HeadMatrix, HeadRows, IndexList, IndexQueries,
     KeySharing, LogDecay, NormGate, RopePairs, Shared, Span, StepLimits, View,
 };
-pub use random::{SPLITMIX_STEP, SplitMix64, splitmix_mix};
 pub use reference::ReferenceDevice;
 pub use router::{ExpertGroups, GroupScore, Router, Scoring, SharedChoice};
-pub use state::{KV_BLOCK, KvFormat, StateShape};
+pub use state::{KV_BLOCK, StateShape};

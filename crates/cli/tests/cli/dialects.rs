@@ -109,11 +109,11 @@ fn templates_that_take_all_memory_are_errors() {
     let cases = [
         (grow.to_owned(), "it takes more than 64 MiB"),
         (
-            include_str!("../../../engine/src/text/chat/fixtures/hostile/doubling.txt").into(),
+            include_str!("../../../text/src/chat/fixtures/hostile/doubling.txt").into(),
             "it takes more than 64 MiB",
         ),
-        (include_str!("../../../engine/src/text/chat/fixtures/hostile/width.txt").into(), "fuel"),
-        (include_str!("../../../engine/src/text/chat/fixtures/hostile/loops.txt").into(), "fuel"),
+        (include_str!("../../../text/src/chat/fixtures/hostile/width.txt").into(), "fuel"),
+        (include_str!("../../../text/src/chat/fixtures/hostile/loops.txt").into(), "fuel"),
     ];
     for (template, problem) in cases {
         let since = Instant::now();

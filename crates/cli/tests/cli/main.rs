@@ -94,7 +94,7 @@ fn json(text: &str) -> serde_json::Value {
 }
 
 fn engine_data() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/data")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../moeflux/tests/data")
 }
 
 fn fable(title: &str) -> String {

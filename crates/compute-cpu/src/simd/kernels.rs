@@ -37,7 +37,7 @@ impl Kernels {
 
     /// Converts a vector of the KV cache to f32.
     pub(crate) fn widen_kv(self, format: KvFormat, bytes: &[u8], out: &mut [f32]) {
-        match format.scalar() {
+        match Scalar::of_kv_cache(format) {
             Some(scalar) => self.widen(scalar, bytes, out),
             None => dequantize_q8(bytes, out),
         }

@@ -3,10 +3,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::{
-    experts::stats::{LayerStats, Stats},
-    model::blueprint::Blueprint,
-};
+use moeflux_model::blueprint::Blueprint;
+
+use crate::experts::stats::{LayerStats, Stats};
 
 /// Counts of one expert since the model was loaded. Steps that a device computed without reporting
 /// its routing, with all experts resident, are not counted.

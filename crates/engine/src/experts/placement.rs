@@ -5,7 +5,7 @@
 
 use std::{fmt, str::FromStr};
 
-use crate::base::error::{Error, PlanError};
+use moeflux_base::{Error, PlanError};
 
 /// How experts that have no place on a card are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,9 +6,10 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use crate::{
-    base::error::Error,
-    checkpoint::{DataFile, RowTable, Segment},
+use moeflux_base::Error;
+use moeflux_model::{
+    checkpoint::{RowTable, Segment},
+    seam::DataFile,
 };
 
 /// Tables of rows, and the segments of the batches that are being read; shared by all threads.

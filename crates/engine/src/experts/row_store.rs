@@ -11,18 +11,20 @@ mod tests;
 
 use std::{path::PathBuf, sync::Arc, time::Instant};
 
+use moeflux_base::Error;
 use moeflux_compute::Bytes;
+use moeflux_model::{
+    blueprint::Blueprint,
+    checkpoint::{Checkpoint, RowTable, Segment},
+    ngram::NgramHash,
+    seam::DataFile,
+};
 
 use super::{
     io::{Completion, QUEUE_SLOT_BYTES, ReadRequest, Reader, Urgency},
     row_batches::RowBatches,
 };
-use crate::{
-    base::error::Error,
-    checkpoint::{Checkpoint, DataFile, RowTable, Segment},
-    experts::stats::{ReadCounters, Stats},
-    model::{blueprint::Blueprint, ngram::NgramHash},
-};
+use crate::experts::stats::{ReadCounters, Stats};
 
 /// Rows of a batch. A batch is one request and one allocation.
 const BATCH_ROWS: usize = 256;

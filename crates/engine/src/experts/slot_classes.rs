@@ -3,7 +3,8 @@
 //! Files mix weight formats, so that experts of some layers are larger than those of others. Slots
 //! for the largest would waste memory on all others.
 
-use crate::{base::system::page_align, model::blueprint::Blueprint};
+use moeflux_base::seam::page_align;
+use moeflux_model::blueprint::Blueprint;
 
 /// Maximum number of classes of a card: with more, each has fewer slots to choose victims from.
 const MAX_CLASSES: usize = 4;

@@ -2,12 +2,12 @@
 
 use std::{path::PathBuf, sync::Arc};
 
+use moeflux_base::Error;
 use moeflux_compute::FileLayout;
-
-use crate::{
-    base::error::Error,
-    checkpoint::{Checkpoint, DataFile, digest, location::ShardLocation},
-    model::blueprint::{Blueprint, LayerExperts},
+use moeflux_model::{
+    blueprint::{Blueprint, LayerExperts},
+    checkpoint::Checkpoint,
+    seam::{DataFile, ShardLocation, digest},
 };
 
 /// Layer and index of an expert.

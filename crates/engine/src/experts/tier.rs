@@ -1,5 +1,6 @@
 //! Tier: the slots in one kind of memory, and the experts in them.
 
+use moeflux_base::Error;
 use moeflux_compute::{Bank, BankPlace, Device, Slot, Ticket};
 
 use super::{
@@ -7,7 +8,6 @@ use super::{
     slot_classes::SlotClasses,
     source::{ExpertId, ExpertSource},
 };
-use crate::base::error::Error;
 
 /// No expert, or no slot.
 pub(super) const NONE: u32 = u32::MAX;

@@ -1,6 +1,6 @@
 //! Budgets of several cards, in a type that is copied.
 
-use crate::base::error::{Error, PlanError};
+use moeflux_base::{Error, PlanError};
 
 /// Maximum number of cards of a device.
 pub const MAX_CARDS: usize = 16;

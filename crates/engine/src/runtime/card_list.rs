@@ -1,9 +1,9 @@
 //! Card list: a device name such as `gpu:0,gpu:1`, whose cards compute together.
 
+use moeflux_base::{Error, PlanError};
 use moeflux_compute::{Adapter, AdapterKind, Device, group_cards};
 
 use super::{card_budgets::MAX_CARDS, open_device::OpenDevice};
-use crate::base::error::{Error, PlanError};
 
 /// Names of the cards in the name of a device; `None` if it is a single one.
 pub(super) fn card_names(name: &str) -> Option<Vec<&str>> {

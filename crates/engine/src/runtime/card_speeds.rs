@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
+use moeflux_base::Error;
 use moeflux_compute::{Adapter, Bytes, Device, Format, MatrixShape, Op, Scalar, View};
 
 use super::{card_budgets::MAX_CARDS, layer_cards::FULL_SPEED, open_device::OpenDevice};
-use crate::base::error::Error;
 
 /// Shape of the measured matrix, 128 MiB of bf16: more than the caches of most cards hold.
 const ROWS: usize = 1 << 14;

@@ -2,23 +2,22 @@
 
 use std::{panic::resume_unwind, sync::mpsc, thread};
 
+use moeflux_base::{
+    Error, PlanError, SystemMemory,
+    seam::{has_graphics, physical_cores},
+};
 use moeflux_compute::{Adapter, AdapterKind, Device, DeviceOptions, Isa};
+use moeflux_model::{blueprint::Blueprint, checkpoint::Checkpoint};
 
 use super::open_device::OpenDevice;
 use crate::{
-    base::{
-        error::{Error, PlanError},
-        system::{SystemMemory, has_graphics, physical_cores},
-    },
-    checkpoint::Checkpoint,
     experts::placement::ExpertsOnHost,
-    model::blueprint::Blueprint,
     runtime::{
         card_list::{card_names, open_cards},
         card_speeds::measure_kinds,
+        model_text::ModelText,
         plan::{MemoryPlan, MemoryRequest, host_budget},
     },
-    text::model_text::ModelText,
 };
 
 /// Host memory that has to be left before `auto` loads a graphics driver.
@@ -309,7 +308,7 @@ mod tests {
     use std::{cell::RefCell, path::Path};
 
     use super::*;
-    use crate::checkpoint::Checkpoint;
+    use moeflux_model::checkpoint::Checkpoint;
 
     fn tales() -> Blueprint {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tales/model");

@@ -4,17 +4,17 @@
 
 use std::time::Instant;
 
+use moeflux_base::Error;
 use moeflux_compute::{BankPlace, Buffer, Device, ExpertUse, ExpertUses, Op, Slot, View, ViewRead};
+use moeflux_model::blueprint::{Blueprint, MoeBlueprint};
 
 use super::host_experts::{HostExperts, HostExpertsOp};
 use crate::{
-    base::error::Error,
     experts::{
         cache::ExpertCache,
         division::{ExpertTime, ExpertTimes, LayerExpertCounts},
         placement::Placement,
     },
-    model::blueprint::{Blueprint, MoeBlueprint},
     runtime::plan::MemoryPlan,
 };
 

@@ -11,13 +11,15 @@ use std::{
     time::Instant,
 };
 
+use moeflux_base::Error;
 use moeflux_compute::{Buffer, Device, Op, Span, State, View, Weight};
+use moeflux_model::{blueprint::Blueprint, seam::MAX_STATES};
+use moeflux_sampling::seam::USUAL_CANDIDATES;
 
 use super::logits_request::{
     Logits, LogitsOutput, LogitsRequest, LogitsSink, TOP_CANDIDATES, host_values, logit_rows,
 };
 use crate::{
-    base::error::Error,
     experts::{
         cache::ExpertCache,
         counters::ExpertCounters,
@@ -26,7 +28,6 @@ use crate::{
         stats::Stats,
         trace::TraceRecorder,
     },
-    model::blueprint::{Blueprint, MAX_STATES},
     runtime::{
         control::StepControl,
         host_experts::HostExperts,
@@ -34,7 +35,6 @@ use crate::{
         plan::MemoryPlan,
         spans::{LayerStates, RowKinds, SeqSpan, SpanKind},
     },
-    text::sampling::USUAL_CANDIDATES,
 };
 
 /// Rows of a step and the position of the first one.

@@ -7,18 +7,18 @@
 
 use std::sync::Arc;
 
+use moeflux_base::{Error, seam::physical_cores};
 use moeflux_compute::{
     Activation, BankPlace, Buffer, Bytes, Device, DeviceOptions, ExpertShape, ExpertUse,
     ExpertUses, Op, ScratchShape, Slot, Ticket, View,
 };
+use moeflux_model::blueprint::Blueprint;
 
 use crate::{
-    base::{error::Error, system::physical_cores},
     experts::{
         cache::{ExpertCache, Pin},
         placement::Placement,
     },
-    model::blueprint::Blueprint,
     runtime::{
         host_thread::{HostThread, IDLE_SPIN},
         plan::MemoryPlan,

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::base::error::Error;
+use moeflux_base::Error;
 
 /// Time that the thread, and the processor's workers with it, spin for the next job before they
 /// sleep: longer than the pause between two layers of a decode step.

@@ -6,10 +6,8 @@
 
 use std::ops::Range;
 
-use crate::{
-    base::error::{Error, PlanError},
-    model::blueprint::{Blueprint, LayerBlueprint, MixerBlueprint},
-};
+use moeflux_base::{Error, PlanError};
+use moeflux_model::blueprint::{Blueprint, LayerBlueprint, MixerBlueprint};
 
 /// Relative speed of the fastest card.
 pub(super) const FULL_SPEED: u64 = 16;

@@ -1,15 +1,13 @@
 //! Memory request: limits and sizes that a memory plan has to respect.
 
+use moeflux_base::{SystemMemory, setters};
+use moeflux_model::{blueprint::Blueprint, checkpoint::Checkpoint};
+
 use super::{card_budgets::CardBudgets, card_speeds::CardSpeeds, plan::host_budget};
-use crate::{
-    base::{setters::setters, system::SystemMemory},
-    checkpoint::Checkpoint,
-    experts::{
-        division::ExpertTimes,
-        io::{ReadOptions, reader_memory},
-        placement::ExpertsOnHost,
-    },
-    model::blueprint::Blueprint,
+use crate::experts::{
+    division::ExpertTimes,
+    io::{ReadOptions, reader_memory},
+    placement::ExpertsOnHost,
 };
 
 /// Limits and sizes that the plan has to respect.
@@ -104,7 +102,7 @@ impl MemoryRequest {
         self.device_budget.or(self.card_budgets.and_then(|budgets| budgets.of_card(0)))
     }
 
-    /// Sets the memory of the reader that [`Engine::open`](crate::Engine::open) creates for a
+    /// Sets the memory of the reader that [`Engine::open`](crate::session::engine::Engine::open) creates for a
     /// checkpoint and its mirrors with these options, unless it is set already.
     #[must_use]
     pub fn with_reader(

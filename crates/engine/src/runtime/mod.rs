@@ -23,6 +23,7 @@ pub(crate) mod layer;
 mod layer_cards;
 pub(super) mod logits_request;
 pub(crate) mod memory_request;
+pub(crate) mod model_text;
 pub(crate) mod non_finite;
 mod open_device;
 pub(crate) mod pipeline_folder;

@@ -6,14 +6,15 @@
 
 use std::time::{Duration, Instant};
 
+use moeflux_base::Error;
 use moeflux_compute::{BlockScale, Element, FileLayout, Format, Scalar};
-
-use crate::{
-    base::error::Error,
-    checkpoint::{DataFile, MatrixSource, Segment, VectorSource, tensor_at},
-    experts::source::ExpertSource,
-    model::blueprint::Blueprint,
+use moeflux_model::{
+    blueprint::Blueprint,
+    checkpoint::{MatrixSource, Segment, VectorSource},
+    seam::{DataFile, tensor_at},
 };
+
+use crate::experts::source::ExpertSource;
 
 /// Time after which the search is given up. Experts of a large model may fill hundreds of GB.
 const TIMEOUT: Duration = Duration::from_secs(30);

@@ -1,8 +1,7 @@
 //! Function that opens a device.
 
+use moeflux_base::Error;
 use moeflux_compute::{Device, DeviceId};
-
-use crate::base::error::Error;
 
 /// Opens a device by name, with an id that the cards of a device share.
 pub(super) type OpenDevice<'a> =

@@ -6,9 +6,8 @@ use std::{
     path::PathBuf,
 };
 
+use moeflux_base::{AtomicFile, Readers, create_private_folder};
 use moeflux_compute::PipelineStore;
-
-use crate::base::atomic_file::{AtomicFile, Readers, create_private_folder};
 
 /// Compiled GPU kernels in files of a folder, one per kind of card, for
 /// [`DeviceOptions::pipelines`](crate::runtime::DeviceOptions).

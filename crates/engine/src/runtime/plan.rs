@@ -2,7 +2,16 @@
 
 use std::ops::Range;
 
+use moeflux_base::{
+    Error, PlanError, SystemMemory,
+    seam::{page_align, physical_cores},
+};
 use moeflux_compute::{BankPlace, Device, KvFormat, ScratchShape, StateShape, cpu_scratch_bytes};
+use moeflux_model::{
+    blueprint::{Blueprint, MixerBlueprint},
+    checkpoint::Checkpoint,
+    seam::READ_THREADS,
+};
 
 use super::{
     host_experts::HostExpertsShape,
@@ -11,11 +20,6 @@ use super::{
     slot_counts::SlotCounts,
 };
 use crate::{
-    base::{
-        error::{Error, PlanError},
-        system::{SystemMemory, page_align, physical_cores},
-    },
-    checkpoint::{Checkpoint, READ_THREADS},
     experts::{
         cache::BOOKKEEPING_BYTES,
         division::ExpertTimes,
@@ -25,7 +29,6 @@ use crate::{
         row_store::RowStore,
         slot_classes::{SlotClass, SlotClasses},
     },
-    model::blueprint::{Blueprint, MixerBlueprint},
     runtime::{
         layer::{Mla, MoeState, SCRATCH_BUFFERS, Scratch},
         logits_request::{TOP_CANDIDATES, host_values, logit_rows},
@@ -644,11 +647,10 @@ mod tests {
 
     use super::{LEAST_SHARE, MemoryPlan, MemoryRequest, page_align};
     use crate::{
-        checkpoint::Checkpoint,
         experts::slot_classes::SlotClasses,
-        model::blueprint::Blueprint,
         runtime::pools::{LineName, Pool, PoolLine},
     };
+    use moeflux_model::{blueprint::Blueprint, checkpoint::Checkpoint};
 
     #[test]
     fn the_page_cache_need_not_hold_tables() {

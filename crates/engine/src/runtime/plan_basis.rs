@@ -2,7 +2,12 @@
 
 use std::ops::Range;
 
+use moeflux_base::{Error, PlanError, SystemMemory, seam::page_align};
 use moeflux_compute::{Device, DeviceMemory};
+use moeflux_model::{
+    blueprint::{Blueprint, LayerBlueprint},
+    checkpoint::MatrixSource,
+};
 
 use super::{
     layer_cards::{CardRoom, FULL_SPEED, LayerLoad, ModelLoad, can_be_first},
@@ -12,17 +17,9 @@ use super::{
         host_budget, scratch_bytes, scratch_shape, vector_bytes,
     },
 };
-use crate::{
-    base::{
-        error::{Error, PlanError},
-        system::{SystemMemory, page_align},
-    },
-    checkpoint::MatrixSource,
-    experts::{
-        io::{ReadOptions, reader_memory},
-        slot_classes::SlotClasses,
-    },
-    model::blueprint::{Blueprint, LayerBlueprint},
+use crate::experts::{
+    io::{ReadOptions, reader_memory},
+    slot_classes::SlotClasses,
 };
 
 /// Budgets and sizes that a plan starts from.

@@ -1,11 +1,12 @@
 //! Errors of a memory plan: parts of the memory that a budget lacks, with advice.
 
+use moeflux_base::PlanError;
+
 use super::{
     memory_request::MemoryRequest,
     plan::{MIN_CHUNK, MIN_CONTEXT, MemoryPlan, PROCESS_VARIATION},
     pools::LineName,
 };
-use crate::base::error::PlanError;
 
 /// Share of the floor from which on fewer threads are advised: 1 / 8.
 const THREADS_SHARE: u64 = 8;

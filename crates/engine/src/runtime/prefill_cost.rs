@@ -1,7 +1,8 @@
 //! Prefill cost: predicted time to compute a prompt's tokens, from figures that a plan knows.
 
+use moeflux_model::blueprint::{Blueprint, GqaIndexer, LayerBlueprint, MixerBlueprint};
+
 use super::{plan::MemoryPlan, pools::LineName};
-use crate::model::blueprint::{Blueprint, GqaIndexer, LayerBlueprint, MixerBlueprint};
 
 /// Multiply-adds per second of a processor, and of a card. Only their ratio to reads matters.
 const PROCESSOR_SPEED: f64 = 150e9;
@@ -133,7 +134,7 @@ mod tests {
     #[test]
     fn a_models_cost_follows_from_its_layers() {
         let folder = moeflux_goldens::golden("qwen3_moe");
-        let checkpoint = crate::checkpoint::Checkpoint::open(&folder).unwrap();
+        let checkpoint = moeflux_model::checkpoint::Checkpoint::open(&folder).unwrap();
         let blueprint = Blueprint::for_checkpoint(&checkpoint).unwrap();
         let [host, card] = [false, true].map(|is_card| PrefillCost::new(&blueprint, is_card));
         assert!(host.token > 100.0 * card.token && card.token > 0.0);

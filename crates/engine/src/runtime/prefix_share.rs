@@ -14,6 +14,7 @@
 //! The speeds are constants, so a plan does not depend on measurements. Slots for one token's
 //! experts come first, and states take at most a quarter.
 
+use moeflux_base::seam::page_align;
 use moeflux_compute::BankPlace;
 use serde::Serialize;
 
@@ -23,7 +24,7 @@ use super::{
     pools::{LineName, Pool},
     prefill_cost::{BUS_SPEED, DISK_SPEED, PrefillCost},
 };
-use crate::{base::system::page_align, experts::slot_classes::SlotClasses};
+use crate::experts::slot_classes::SlotClasses;
 
 /// Least share of the prefix cache, unless it has the states of a session: 1 / 16.
 pub(super) const LEAST_SHARE: u64 = 16;

@@ -1,13 +1,12 @@
 //! Slot counts: how many slots each pool of a memory plan has, by size.
 
+use moeflux_base::{Error, PlanError};
+
 use super::{
     plan::{MIN_HOST_SLOTS, MemoryPlan},
     plan_basis::PlanBasis,
 };
-use crate::{
-    base::error::{Error, PlanError},
-    experts::slot_classes::{SlotClasses, split},
-};
+use crate::experts::slot_classes::{SlotClasses, split};
 
 /// Numbers of slots in the pools of a plan, those of the host apart.
 pub(super) struct SlotCounts<'a> {

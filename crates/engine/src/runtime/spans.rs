@@ -1,9 +1,9 @@
 //! Spans of a step: the tokens of each session, by the kind of their rows.
 
 use moeflux_compute::State;
+use moeflux_model::seam::MAX_STATES;
 
 use super::{layer::EXPANDED_ROWS, logits_request::LogitsRequest};
-use crate::model::blueprint::MAX_STATES;
 
 /// States of one session for one layer.
 pub(crate) type LayerStates = [Option<State>; MAX_STATES];

@@ -2,16 +2,17 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
+use moeflux_base::Error;
+use moeflux_sampling::{Sampler, TokenLogprobs, TokenMask};
+
 use super::decode::GenerateRequest;
 use crate::{
-    base::error::Error,
     runtime::control::StepControl,
     session::{
         engine::Engine,
         session::{Session, SessionFeed},
         steps::RowSink,
     },
-    text::sampling::{Sampler, TokenLogprobs, TokenMask},
 };
 
 /// A chosen token.

@@ -14,17 +14,18 @@ use std::{
     time::Duration,
 };
 
+use moeflux_base::{Error, setters};
+use moeflux_sampling::TokenLogprobs;
+
 use super::{
     decode::{Finish, GenerateRequest},
     scheduler::SchedulerOptions,
     worker::Worker,
 };
 use crate::{
-    base::{error::Error, setters::setters},
     experts::stats::Stats,
     runtime::control::CancelToken,
     session::{engine::Engine, session::Synced, snapshot::SnapshotFolder},
-    text::sampling::TokenLogprobs,
 };
 
 /// Default requests in the waiting line.

@@ -2,22 +2,23 @@
 
 use std::sync::Arc;
 
+use moeflux_base::{Error, setters};
+use moeflux_sampling::{
+    EndTokens, MaskSource, Sampling, StopStrings, TokenLogprobs, seam::TokenBans,
+};
 use serde::Serialize;
 
 use super::{
     choice::{ChosenToken, PromptLogprobs, TokenChoice},
     embedding::Pooling,
 };
-#[cfg(feature = "text")]
-use crate::text::{answer_text::AnswerText, chat::ToolSet, sampling::StopStrings};
 use crate::{
-    base::{error::Error, setters::setters},
     runtime::control::{CancelToken, StepControl},
     session::{
         engine::Engine,
         session::{Session, Synced},
     },
-    text::sampling::{EndTokens, MaskSource, Sampling, TokenBans, TokenLogprobs},
+    text::{AnswerText, ToolSet},
 };
 
 /// A generation request.
@@ -25,7 +26,7 @@ use crate::{
 #[non_exhaustive]
 pub struct GenerateRequest {
     /// Sampling parameters. The model's recommended ones are in
-    /// [`Text::generation`](crate::text::Text::generation).
+    /// [`Text::generation`](moeflux_text::Text::generation).
     pub sampling: Sampling,
     /// Maximum tokens to generate. With 0 only the prompt is computed. Default: up to the context
     /// length.
@@ -39,20 +40,17 @@ pub struct GenerateRequest {
     /// Tokens that end the answer, besides the model's own.
     pub end_tokens: Vec<u32>,
     /// Sequences of tokens that the answer may not have, unless a mask forces them:
-    /// [`Text::word_tokens`](crate::text::Text::word_tokens) spells words.
+    /// [`Text::word_tokens`](moeflux_text::Text::word_tokens) spells words.
     pub bad_words: Vec<Vec<u32>>,
     /// Stop strings; not part of the text. A token stream includes the tokens up to the one that
-    /// completes a stop string; [`StopStrings`](crate::text::StopStrings) removes it from the
+    /// completes a stop string; [`StopStrings`](moeflux_sampling::StopStrings) removes it from the
     /// decoded text. They do not end thoughts.
-    #[cfg(feature = "text")]
     pub stop: Vec<String>,
     /// Whether the text includes the stop string that ends it, or the text of the token of
     /// `end_tokens`.
-    #[cfg(feature = "text")]
     pub include_stop: bool,
     /// Tools whose calls the answer may have. Stop strings do not end calls. Without tools the
     /// syntax of calls is text.
-    #[cfg(feature = "text")]
     pub tools: ToolSet,
     /// Lengths of prompt prefixes that other prompts are likely to share, ascending: see
     /// [`Session::sync_with`].
@@ -64,7 +62,7 @@ pub struct GenerateRequest {
     pub masks: Vec<Arc<dyn MaskSource>>,
     /// Log-probabilities of the answer's tokens under the model's own distribution, before bias,
     /// penalties, temperature and masks. The value is the number of the most probable tokens that
-    /// come with each, up to [`MAX_TOP_LOGPROBS`](crate::text::MAX_TOP_LOGPROBS). Default: none.
+    /// come with each, up to [`MAX_TOP_LOGPROBS`](moeflux_sampling::MAX_TOP_LOGPROBS). Default: none.
     pub logprobs: Option<usize>,
     /// Whether each token of the prompt but the first gets log-probabilities, given the tokens
     /// before it, with as many of the most probable tokens as `logprobs` says. All of the prompt is
@@ -85,7 +83,6 @@ impl GenerateRequest {
     /// End tokens of an answer: the model's end tokens, `own`, and the request's end tokens.
     pub fn all_end_tokens(&self, own: &EndTokens) -> EndTokens {
         let (mut all, named) = (own.clone(), self.end_tokens.iter().copied());
-        #[cfg(feature = "text")]
         if self.include_stop {
             all.include(named);
             return all;
@@ -106,7 +103,6 @@ impl GenerateRequest {
     ///
     /// # Errors
     /// One is empty.
-    #[cfg(feature = "text")]
     pub fn stop_strings(&self) -> Result<StopStrings, Error> {
         let stops = StopStrings::new(self.stop.clone())?;
         Ok(stops.included(self.include_stop).min_tokens(self.min_tokens))
@@ -126,10 +122,6 @@ setters!(GenerateRequest {
     logprobs: impl Into<Option<usize>>,
     prompt_logprobs: bool,
     embedding: impl Into<Option<Pooling>>,
-});
-
-#[cfg(feature = "text")]
-setters!(GenerateRequest {
     stop: Vec<String>,
     include_stop: bool,
     tools: ToolSet,
@@ -155,7 +147,6 @@ pub enum Finish {
 /// [`Scheduler`](crate::serve::Scheduler).
 pub(crate) struct AnswerEnd {
     end_tokens: EndTokens,
-    #[cfg(feature = "text")]
     text: Option<AnswerText>,
     max_tokens: usize,
     generated: usize,
@@ -168,7 +159,6 @@ impl AnswerEnd {
     fn by_ids(engine: &Engine, request: &GenerateRequest) -> Self {
         Self {
             end_tokens: request.all_end_tokens(engine.end_tokens()),
-            #[cfg(feature = "text")]
             text: None,
             max_tokens: match request.embedding {
                 Some(_) => 0,
@@ -183,16 +173,11 @@ impl AnswerEnd {
     ///
     /// # Errors
     /// A stop string is empty, or there is no tokenizer for stop strings.
-    #[cfg_attr(
-        not(feature = "text"),
-        allow(unused_variables, reason = "only text depends on the prompt")
-    )]
     pub(crate) fn for_request(
         engine: &Engine,
         prompt: &[u32],
         request: &GenerateRequest,
     ) -> Result<Self, Error> {
-        #[cfg(feature = "text")]
         if !request.stop.is_empty() {
             return Self::with_text(engine, prompt, request);
         }
@@ -203,7 +188,6 @@ impl AnswerEnd {
     ///
     /// # Errors
     /// A stop string is empty, or there is no tokenizer.
-    #[cfg(feature = "text")]
     pub(crate) fn with_text(
         engine: &Engine,
         prompt: &[u32],
@@ -219,7 +203,6 @@ impl AnswerEnd {
         self.generated += 1;
         if self.end_tokens.contains(token) {
             self.finish = Some(Finish::EndToken);
-            #[cfg(feature = "text")]
             if !self.end_tokens.includes(token) {
                 self.text.iter_mut().for_each(AnswerText::end_token);
             } else if let Some(text) = &mut self.text {
@@ -227,7 +210,6 @@ impl AnswerEnd {
             }
             return Ok(());
         }
-        #[cfg(feature = "text")]
         if let Some(text) = &mut self.text
             && text.push(token)?
         {
@@ -259,7 +241,6 @@ impl AnswerEnd {
     }
 
     /// Text so far, if it is decoded.
-    #[cfg(feature = "text")]
     pub(crate) fn text(&mut self) -> Option<&mut AnswerText> {
         self.text.as_mut()
     }
@@ -337,7 +318,6 @@ impl<'a> Tokens<'a> {
     }
 
     /// Text so far, if it is decoded.
-    #[cfg(feature = "text")]
     pub(crate) fn text(&mut self) -> Option<&mut AnswerText> {
         self.end.text()
     }

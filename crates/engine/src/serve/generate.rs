@@ -2,15 +2,16 @@
 
 use std::{ops::ControlFlow, time::Instant};
 
+use moeflux_base::Error;
+use moeflux_sampling::TokenLogprobs;
+use moeflux_text::{AnswerText, Delta};
 use serde::Serialize;
 
 use crate::{
-    base::error::Error,
     experts::stats::Stats,
     runtime::control::StepControl,
     serve::decode::{AnswerEnd, Finish, GenerateRequest, Tokens},
     session::session::Session,
-    text::{answer_text::AnswerText, dialect::Delta, sampling::TokenLogprobs},
 };
 
 /// Prefill or decode, with its cost.
@@ -148,8 +149,8 @@ fn emit(
         match delta {
             Delta::Reasoning(piece) => answer.reasoning.push_str(piece),
             Delta::Text(piece) => answer.text.push_str(piece),
-            // No tools were offered.
-            Delta::CallStart { .. } | Delta::CallArguments { .. } | Delta::CallEnd { .. } => {}
+            // Calls: no tools were offered.
+            _ => {}
         }
         on_delta(delta)?;
     }

@@ -9,10 +9,9 @@ use std::{
     thread::JoinHandle,
 };
 
-use crate::{
-    base::error::Error,
-    session::{engine::Engine, snapshot::SnapshotFolder},
-};
+use moeflux_base::Error;
+
+use crate::session::{engine::Engine, snapshot::SnapshotFolder};
 
 /// A snapshot with a prefix of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]

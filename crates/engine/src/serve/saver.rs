@@ -8,11 +8,10 @@ use std::{
     thread::JoinHandle,
 };
 
+use moeflux_base::Error;
+
 use super::prefix_search::{FoundPrefix, PrefixSearch, SavedPrefix};
-use crate::{
-    base::error::Error,
-    session::{engine::Engine, mark::Mark, session::Session, snapshot::SnapshotFolder},
-};
+use crate::session::{engine::Engine, mark::Mark, session::Session, snapshot::SnapshotFolder};
 
 /// Minimum tokens of a saved prefix, and of a restored one beyond what is in memory. Finding,
 /// reading and checking a file costs as much as some tens of tokens.

@@ -2,11 +2,10 @@
 
 use std::{cmp::Reverse, fmt, sync::Arc};
 
+use moeflux_base::{Error, SessionError, setters};
+use moeflux_sampling::TokenLogprobs;
+
 use crate::{
-    base::{
-        error::{Error, SessionError},
-        setters::setters,
-    },
     experts::stats::Stats,
     runtime::control::StepControl,
     serve::{
@@ -20,7 +19,6 @@ use crate::{
         steps::{BatchEntry, EntryKind},
         timeline::common_prefix_len,
     },
-    text::sampling::TokenLogprobs,
 };
 
 /// Default prompt tokens in a step that also decodes. Bounds the latency of the decoding sequences.

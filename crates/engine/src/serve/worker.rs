@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use moeflux_base::Error;
 use moeflux_compute::Error as ComputeError;
 
 use super::{
@@ -22,7 +23,6 @@ use super::{
     scheduler::{Event, RequestId, Scheduler},
 };
 use crate::{
-    base::error::Error,
     runtime::control::StepControl,
     session::{
         engine::Engine,

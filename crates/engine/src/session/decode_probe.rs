@@ -5,15 +5,16 @@ use std::{
     time::{Duration, Instant},
 };
 
+use moeflux_base::Error;
+use moeflux_model::blueprint::Blueprint;
+
 use super::{engine::Runtime, steps::BatchResult, timeline::Timeline};
 use crate::{
-    base::error::Error,
     experts::{
         counters::ExpertCounters,
         division::{ExpertTimes, LayerExpertCounts},
         stats::Stats,
     },
-    model::blueprint::Blueprint,
     runtime::{
         control::StepControl, host_experts::HostExperts, logits_request::LogitsRequest,
         plan::MemoryPlan, spans::SpanKind,

@@ -10,11 +10,16 @@ use std::{
     time::Duration,
 };
 
+use moeflux_base::{Error, setters};
 use moeflux_compute::{BankPlace, Commit, Device, DeviceOptions, KernelTime, KvFormat};
+use moeflux_model::{
+    blueprint::Blueprint,
+    checkpoint::{Checkpoint, CheckpointOptions, MatrixSource, ModelId, RopeScaling},
+    seam::{LayerState, ReadAhead, blank_weights, check_tails, untied_head},
+};
+use moeflux_sampling::EndTokens;
 
 use crate::{
-    base::{error::Error, setters::setters},
-    checkpoint::{Checkpoint, CheckpointOptions, MatrixSource, ModelId, ReadAhead, RopeScaling},
     experts::{
         cache::{CacheTiers, ExpertCache, SlotAccess},
         counters::ExpertCounters,
@@ -30,17 +35,13 @@ use crate::{
         tier::{Tier, TierSize},
         trace::{TraceHeader, TraceRecorder},
     },
-    model::{
-        blank_weights::{blank_weights, check_tails},
-        blueprint::{Blueprint, LayerState},
-        untied_head::untied_head,
-    },
     runtime::{
         device::{ChosenDevice, OpenedDevice, WrapDevice, open_device},
         expert_probe::{ProbeSlots, measure},
         forward::{Model, StepSize},
         host_experts::HostExperts,
         layer::Loader,
+        model_text::ModelText,
         non_finite::NonFiniteSearch,
         plan::{MemoryPlan, MemoryRequest, scratch_shape},
         pools::LineName,
@@ -50,11 +51,8 @@ use crate::{
         file_watch::FileWatch, prefix_cache::PrefixCache, prefix_costs::PrefixCosts,
         timeline::RewindLimits,
     },
-    text::{model_text::ModelText, sampling::EndTokens},
+    text::{MISSING, Text},
 };
-
-#[cfg(feature = "text")]
-use crate::text::text::Text;
 
 /// Wraps each reader of experts or of rows of tables that is opened. For tests that shuffle, delay
 /// or fail reads.
@@ -186,7 +184,6 @@ impl Engine {
         let (mut text, OpenedDevice { mut device, mut plan, chosen }) =
             open_device(&checkpoint, &blueprint, &request, &options.device, wrap)?;
         text.limit_prompts(plan.context);
-        #[cfg(feature = "grammar")]
         text.set_grammar_room(plan.bytes(LineName::Grammars));
         let pages = plan.page_cache(options.reads.access, &checkpoint, &blueprint);
         let memory = device.memory();
@@ -387,12 +384,10 @@ impl Engine {
     ///
     /// # Errors
     /// The checkpoint has neither `tokenizer.json` nor `tiktoken.model`.
-    #[cfg(feature = "text")]
     pub fn text(&self) -> Result<&Text, Error> {
         self.shared.text.text().ok_or_else(|| Error::Text {
             path: self.shared.folder.join("tokenizer.json"),
-            problem: "there is no such file, so text cannot be turned into tokens: download it"
-                .into(),
+            problem: MISSING.into(),
         })
     }
 
@@ -727,10 +722,8 @@ impl Runtime {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        runtime::{control::StepControl, device::Devices},
-        text::sampling::{Sampler, Sampling},
-    };
+    use crate::runtime::{control::StepControl, device::Devices};
+    use moeflux_sampling::{Sampler, Sampling};
 
     #[test]
     fn the_first_steps_need_no_kernel_that_was_not_compiled_ahead() {

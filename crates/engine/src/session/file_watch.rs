@@ -5,7 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{base::error::Error, checkpoint::DataFile};
+use moeflux_base::Error;
+use moeflux_model::seam::DataFile;
 
 /// Time between two looks at the files.
 const PERIOD: Duration = Duration::from_secs(1);

@@ -3,11 +3,9 @@
 use std::mem::size_of;
 
 use moeflux_compute::{Device, KV_BLOCK, StateShape};
+use moeflux_model::seam::LayerState;
 
-use crate::{
-    model::blueprint::LayerState,
-    runtime::{prefill_cost::PrefillCost, spans::LayerStates},
-};
+use crate::runtime::{prefill_cost::PrefillCost, spans::LayerStates};
 
 /// Bytes of a state's handle and of its allocation.
 const STATE_HANDLE: u64 = 160;

@@ -5,15 +5,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use moeflux_base::{Error, SessionError, SnapshotProblem, setters};
 use moeflux_compute::{KvFormat, Span, State, StateShape};
+use moeflux_model::{
+    checkpoint::ModelId,
+    seam::{LayerState, StateEntries},
+};
 
 use crate::{
-    base::{
-        error::{Error, SessionError, SnapshotProblem},
-        setters::setters,
-    },
-    checkpoint::ModelId,
-    model::blueprint::{LayerState, StateEntries},
     runtime::control::StepControl,
     session::{
         engine::{Engine, ModelIdentity},

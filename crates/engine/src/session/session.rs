@@ -2,8 +2,10 @@
 
 use std::ops::Range;
 
+use moeflux_base::{Error, SessionError};
+use moeflux_sampling::Sampler;
+
 use crate::{
-    base::error::{Error, SessionError},
     experts::stats::Stats,
     runtime::{
         control::StepControl,
@@ -17,7 +19,6 @@ use crate::{
         steps::{BatchResult, EntryKind, RowSink},
         timeline::{Timeline, common_prefix_len},
     },
-    text::sampling::Sampler,
 };
 
 /// Tokens between cached prefixes during prefill, for models whose state cannot be truncated.

@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
+use moeflux_base::{Error, SessionError};
 use moeflux_compute::{Commit, Span};
+use moeflux_sampling::{Sampler, seam::TokenPick};
 
 use crate::{
-    base::error::{Error, SessionError},
     experts::stats::Stats,
     runtime::{
         control::StepControl,
@@ -18,7 +19,6 @@ use crate::{
         session::Session,
         timeline::{Timeline, explain_states_full},
     },
-    text::sampling::{Sampler, TokenPick},
 };
 
 /// One session's share of [`Engine::step`].

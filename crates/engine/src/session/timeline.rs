@@ -2,11 +2,14 @@
 
 use std::iter;
 
+use moeflux_base::{Error, SessionError};
 use moeflux_compute::{Device, Error as ComputeError, Span, StateShape};
+use moeflux_model::{
+    blueprint::Blueprint,
+    seam::{StateEntries, WrittenEntries},
+};
 
 use crate::{
-    base::error::{Error, SessionError},
-    model::blueprint::{Blueprint, StateEntries, WrittenEntries},
     runtime::{plan::MemoryPlan, spans::LayerStates},
     session::engine::Runtime,
 };

@@ -1,16 +1,16 @@
 //! Host forecast: decode speed beside a card with each way to compute experts in host memory.
 
+use moeflux_base::Error;
 use moeflux_compute::Device;
+use moeflux_model::blueprint::Blueprint;
 use serde::Serialize;
 
 use super::roofline::TokenCosts;
 use crate::{
-    base::error::Error,
     experts::{
         division::{ExpertTimes, LayerExpertCounts, MIN_GAIN},
         placement::ExpertsOnHost,
     },
-    model::blueprint::Blueprint,
     runtime::plan::{MemoryPlan, MemoryRequest},
 };
 

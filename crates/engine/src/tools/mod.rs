@@ -1,4 +1,4 @@
-//! Tools on top of the engine: packed copies, synthetic checkpoints, perplexity, trace replay and
+//! Tools on top of the engine: packed copies, perplexity, trace replay and
 //! the planner.
 //!
 //! Knows: everything below. Must not know: terminals.
@@ -11,7 +11,8 @@ pub(crate) mod perplexity;
 pub(crate) mod planner;
 pub(crate) mod replay;
 pub(crate) mod roofline;
-pub mod synth;
+#[cfg(feature = "text")]
+mod text_parsers;
 
 pub use host_forecast::{HostForecast, HostWay};
 pub use pack::{Damage, PackReport, VerifyReport, pack, verify_packed};

@@ -3,20 +3,13 @@
 
 use std::{fs, io, path::Path};
 
-use crate::{
-    base::error::Error, checkpoint::Checkpoint, experts::trace::Trace, model::blueprint::Blueprint,
-    session::snapshot::Snapshot,
-};
+use moeflux_base::Error;
+use moeflux_model::{blueprint::Blueprint, checkpoint::Checkpoint};
+
+use crate::{experts::trace::Trace, session::snapshot::Snapshot};
 
 #[cfg(feature = "text")]
-use crate::{
-    base::text_files::TextFile,
-    text::{
-        chat::{ChatOptions, ChatTemplate, Message},
-        sampling::GenerationConfig,
-        tokenizer::{Tokenizer, TokenizerConfig},
-    },
-};
+use super::text_parsers::text;
 
 /// Parser of one kind of file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,48 +129,12 @@ impl Parser {
                 write(&[("trace", bytes)])?;
                 Trace::open(&folder.join("trace")).map(drop)
             }
-            #[cfg(feature = "text")]
-            Self::Tokenizer => try_tokenizer(&Tokenizer::from_bytes(bytes, folder)?),
-            #[cfg(feature = "text")]
-            Self::Tiktoken => {
-                let file = |bytes| TextFile { bytes, path: folder.into() };
-                try_tokenizer(&Tokenizer::from_tiktoken(&file(bytes), &file(b"{}"))?)
-            }
-            #[cfg(feature = "text")]
-            Self::TokenizerConfig => {
-                let config = TokenizerConfig::from_bytes(bytes, folder)?;
-                try_template(ChatTemplate::from_files(None, &config)?)
-            }
-            #[cfg(feature = "text")]
-            Self::Template => {
-                let file = TextFile { bytes, path: folder.into() };
-                try_template(ChatTemplate::from_files(Some(&file), &TokenizerConfig::default())?)
-            }
-            #[cfg(feature = "text")]
-            Self::GenerationConfig => GenerationConfig::from_bytes(bytes, folder).map(drop),
-            #[cfg(not(feature = "text"))]
-            _ => Ok(()),
+            _ => text(self, bytes, folder),
         }
     }
 }
 
-/// Encodes a text, and decodes it and the first ids token by token.
-#[cfg(feature = "text")]
-fn try_tokenizer(tokenizer: &Tokenizer) -> Result<(), Error> {
-    let ids = tokenizer.encode("Ab ab, é狐 12\n", true)?;
-    tokenizer.decode(&ids, false)?;
-    let mut decoder = tokenizer.decoder();
-    for id in ids.into_iter().chain(0..tokenizer.vocab_size().min(64) as u32) {
-        decoder.push(id)?;
-    }
-    decoder.finish().map(drop)
-}
-
-/// Renders a conversation.
-#[cfg(feature = "text")]
-fn try_template(template: Option<ChatTemplate>) -> Result<(), Error> {
-    let messages = [Message::system("s"), Message::user("u"), Message::assistant("a")];
-    template
-        .map_or(Ok(String::new()), |t| t.render(&messages, true, &ChatOptions::default()))
-        .map(drop)
+#[cfg(not(feature = "text"))]
+fn text(_: Parser, _: &[u8], _: &Path) -> Result<(), Error> {
+    Ok(())
 }

@@ -1,12 +1,12 @@
 //! Perplexity of a text under a model.
 
+use moeflux_base::{Error, ToolError};
+use moeflux_sampling::seam::LogSoftmax;
 use serde::Serialize;
 
 use crate::{
-    base::error::{Error, ToolError},
     runtime::{control::StepControl, logits_request::Logits},
     session::session::Session,
-    text::sampling::LogSoftmax,
 };
 
 /// Perplexity of a text.

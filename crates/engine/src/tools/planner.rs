@@ -1,14 +1,14 @@
 //! Planner: memory plans of one model for several budgets.
 
+use moeflux_base::Error;
+use moeflux_model::{blueprint::Blueprint, checkpoint::Checkpoint};
+
 use crate::{
-    base::error::Error,
-    checkpoint::Checkpoint,
-    model::blueprint::Blueprint,
     runtime::{
         device::{ChosenDevice, OpenedDevice, WrapDevice, open_device},
+        model_text::ModelText,
         plan::{MemoryPlan, MemoryRequest},
     },
-    text::model_text::ModelText,
     tools::host_forecast::HostForecast,
 };
 

@@ -2,10 +2,9 @@
 //! disk and the bandwidth of both.
 
 use moeflux_compute::KvFormat;
-
-use crate::{
+use moeflux_model::{
+    blueprint::{Blueprint, GqaIndexer, LayerBlueprint, MixerBlueprint},
     checkpoint::MatrixSource,
-    model::blueprint::{Blueprint, GqaIndexer, LayerBlueprint, MixerBlueprint},
 };
 
 /// Peak bandwidth of a machine, in bytes per second.
@@ -303,7 +302,8 @@ mod tests {
 
     #[test]
     fn the_built_in_model_reads_what_inspect_says() {
-        let checkpoint = crate::checkpoint::Checkpoint::embedded(&moeflux_tales::FILES).unwrap();
+        let checkpoint =
+            moeflux_model::checkpoint::Checkpoint::embedded(&moeflux_tales::FILES).unwrap();
         let blueprint = Blueprint::for_checkpoint(&checkpoint).unwrap();
         let costs = TokenCosts::new(&blueprint, KvFormat::F16);
         let dense: u64 = blueprint.matrices().map(|m| m.file_bytes() as u64).sum();

@@ -2,6 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
+use moeflux_base::KvFormat;
+
 use super::{
     late_values::{LateFailure, LateRead, LateValues},
     layer_split::LayerSplit,
@@ -18,7 +20,6 @@ use crate::{
     matrix::{Bytes, MatrixShape},
     op::Op,
     operands::View,
-    state::KvFormat,
 };
 
 /// Submission index of a device's queue.
@@ -159,6 +160,23 @@ pub struct DeviceOptions {
 }
 
 impl DeviceOptions {
+    /// Format of KV caches of a device with these options.
+    #[doc(hidden)]
+    pub fn chosen_kv_format(&self) -> Result<KvFormat, Error> {
+        let reference = self.name.as_deref() == Some("reference");
+        match self.kv_format {
+            None if self.exact || reference => Ok(KvFormat::F32),
+            None => Ok(KvFormat::F16),
+            Some(format) if format != KvFormat::F32 && (self.exact || reference) => {
+                Err(Error::Device(format!(
+                    "the exact path keeps the KV cache as f32, not as {}: leave one of the two out",
+                    format.name()
+                )))
+            }
+            Some(format) => Ok(format),
+        }
+    }
+
     /// Sets `name`.
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {

@@ -2,12 +2,9 @@
 
 use std::ops::Range;
 
-use crate::{
-    error::Error,
-    handle::State,
-    operands::Span,
-    state::{KvFormat, StateShape},
-};
+use moeflux_base::KvFormat;
+
+use crate::{error::Error, handle::State, operands::Span, state::StateShape};
 
 /// Outcome of a step for one state: how many rows of its span are accepted.
 ///

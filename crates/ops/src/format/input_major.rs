@@ -270,7 +270,7 @@ fn land_run<const N: usize, const L: usize>(
 mod tests {
     use super::super::{file_layout::FileLayout, format::Format};
     use super::*;
-    use crate::random::SplitMix64;
+    use moeflux_base::SplitMix64;
 
     /// Planes in the file of quants `[cols][rows]` and zero points `[groups][rows]`.
     fn file(

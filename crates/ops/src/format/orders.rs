@@ -99,7 +99,7 @@ fn permute_rows(plane: &mut [u8], row_bytes: usize, order: &[u16]) {
 mod tests {
     use super::super::{affine::Affine, plain::Scalar};
     use super::*;
-    use crate::random::SplitMix64;
+    use moeflux_base::SplitMix64;
 
     /// A permutation by random keys.
     fn permutation(len: usize, seed: u64) -> Vec<u16> {

@@ -1,5 +1,7 @@
 //! Plain weights: one floating-point value each.
 
+use moeflux_base::KvFormat;
+
 use super::codec::{ActivationType, BlockSize, Codec, PerPlane, PlaneLayout};
 use crate::error::Error;
 
@@ -20,6 +22,16 @@ pub enum Scalar {
 }
 
 impl Scalar {
+    /// Type of the elements of a KV cache; `None` for quantized formats.
+    #[doc(hidden)]
+    pub const fn of_kv_cache(format: KvFormat) -> Option<Self> {
+        match format {
+            KvFormat::F32 => Some(Self::F32),
+            KvFormat::F16 => Some(Self::F16),
+            KvFormat::Q8 => None,
+        }
+    }
+
     /// Bytes of one element.
     pub const fn bytes(self) -> usize {
         match self {

@@ -1,5 +1,7 @@
 //! Buffers and banks in the host's memory by their handles.
 
+use moeflux_base::KvFormat;
+
 use super::{states::HostStates, values::HostValues};
 use crate::{
     error::Error,
@@ -7,7 +9,7 @@ use crate::{
     matrix::{Bytes, Matrix, MatrixShape},
     op_check::{HandleTable, stale},
     operands::{ExpertUse, View},
-    state::{KvFormat, StateShape},
+    state::StateShape,
 };
 
 /// A bank of slots. The memory of a slot is absent while a reader fills it.

@@ -1,11 +1,9 @@
 //! KV formats: encodes and decodes key and value vectors as f32, f16 and q8.
 
 use half::{f16, slice::HalfFloatSliceExt};
+use moeflux_base::{KV_GROUP, KvFormat};
 
-use crate::{
-    error::Error,
-    state::{KV_GROUP, KvFormat, StateShape},
-};
+use crate::{error::Error, state::StateShape};
 
 /// Largest finite f16. Larger values saturate.
 const MAX_F16: f32 = 65_504.0;

@@ -8,6 +8,8 @@ use std::{
     sync::Arc,
 };
 
+use moeflux_base::KvFormat;
+
 use super::{kv_formats::encode_kv, values::HostValues};
 use crate::{
     device::Commit,
@@ -16,7 +18,7 @@ use crate::{
     matrix::Bytes,
     op_check::stale,
     operands::Span,
-    state::{KV_BLOCK, KvFormat, StateShape},
+    state::{KV_BLOCK, StateShape},
 };
 
 /// Bytes of a mapping: `bytes` rounded up to whole pages of 4096.

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use moeflux_base::KvFormat;
+
 use super::host::Host;
 use crate::{
     device::{BankPlace, Commit, LayerSplit, Profiler, RecordAhead, SlotStore, StateStore},
@@ -9,7 +11,7 @@ use crate::{
     handle::{Bank, Slot, SlotTable, State},
     matrix::Bytes,
     operands::Span,
-    state::{KvFormat, StateShape},
+    state::StateShape,
 };
 
 /// A device whose objects are all in a [`Host`].

@@ -2,6 +2,8 @@
 
 use std::cmp::Ordering;
 
+use moeflux_base::KvFormat;
+
 use crate::{
     device::{Device, PlannedMemory, ScratchShape, Ticket},
     error::Error,
@@ -13,7 +15,6 @@ use crate::{
         Activation, ExpertUse, ExpertUses, GateFunction, HeadMatrix, LogDecay, NormGate, RopePairs,
         View,
     },
-    state::KvFormat,
 };
 
 /// Epsilon of the delta net's L2 norm, added to the sum of squares.

@@ -86,8 +86,8 @@ fn simdgroup_operations() {
         return;
     }
     let sums = run("a[at] = subgroupAdd(a[at]);");
-    assert_eq!(sums[0], (0..32).sum());
-    assert_eq!(sums[127], (96..128).sum());
+    assert_eq!(sums[0], (0..32).sum::<u32>());
+    assert_eq!(sums[127], (96..128).sum::<u32>());
     let swapped = run("a[at] = subgroupShuffleXor(a[at], 5u) + subgroupExclusiveAdd(1u) * 1000u;");
     assert_eq!(swapped[70], 67 + 6000);
     let all = run(

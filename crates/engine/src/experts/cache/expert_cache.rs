@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use moeflux_base::Error;
 use moeflux_compute::{Bytes, Device, Slot, SlotTable, Ticket};
 
 use super::super::{
@@ -11,10 +12,7 @@ use super::super::{
     source::{ExpertId, ExpertSource},
     tier::{NONE, SlotState, Tier},
 };
-use crate::{
-    base::error::Error,
-    experts::stats::{ReadCounters, Stats},
-};
+use crate::experts::stats::{ReadCounters, Stats};
 
 /// Result of a request.
 pub(crate) enum Lookup {
@@ -567,10 +565,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{
-        checkpoint::{DataFile, Segment, location::ShardLocation},
-        experts::{io::Completion, policy::PolicyKind, slot_classes::SlotClasses, tier::TierSize},
-        model::blueprint::LayerExperts,
+    use crate::experts::{
+        io::Completion, policy::PolicyKind, slot_classes::SlotClasses, tier::TierSize,
+    };
+    use moeflux_model::{
+        blueprint::LayerExperts,
+        checkpoint::Segment,
+        seam::{DataFile, ShardLocation},
     };
 
     const LAYERS: usize = 3;

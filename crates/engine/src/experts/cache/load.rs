@@ -1,14 +1,14 @@
 //! Loading before the first step: shared experts, all experts, hot experts of a saved session.
 
+use moeflux_base::Error;
 use moeflux_compute::{Device, Slot, SlotTable};
+use moeflux_model::{blueprint::Blueprint, checkpoint::Checkpoint};
 
 use super::{
     super::tier::NONE,
     expert_cache::{ExpertCache, Lookup, Pin, wait},
 };
-use crate::{
-    base::error::Error, checkpoint::Checkpoint, experts::stats::Stats, model::blueprint::Blueprint,
-};
+use crate::experts::stats::Stats;
 
 /// Minimum page size of the supported systems.
 const PAGE: usize = 4096;

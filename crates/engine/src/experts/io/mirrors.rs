@@ -2,13 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::{
-    base::error::{Error, OpenError},
-    checkpoint::{
-        DataFile,
-        packed::{EXPERTS, PackedHeader},
-    },
-};
+use moeflux_base::{Error, OpenError};
+use moeflux_model::seam::{DataFile, EXPERTS, PackedHeader};
 
 /// Bytes of the header compared per read.
 const HEADER_READ: u64 = 64 << 10;

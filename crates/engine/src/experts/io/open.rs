@@ -5,8 +5,8 @@ use std::{
     sync::{Arc, Condvar},
 };
 
-#[cfg(all(target_os = "linux", feature = "io-uring"))]
-use super::uring;
+use moeflux_base::Error;
+
 use super::{
     super::{row_batches::RowBatches, source::ExpertSource},
     calibrate::{self, ExpertSubset},
@@ -18,7 +18,9 @@ use super::{
     threads,
     waker::Waker,
 };
-use crate::base::error::Error;
+
+#[cfg(all(target_os = "linux", feature = "io-uring"))]
+use super::uring;
 
 /// Opens a reader for slots below `slots` that uses the page cache as `pages` says.
 ///

@@ -1,8 +1,9 @@
 //! The `Reader` trait, its requests and their completions.
 
+use moeflux_base::Error;
 use moeflux_compute::Bytes;
 
-use crate::{base::error::Error, experts::stats::ReadCounters};
+use crate::experts::stats::ReadCounters;
 
 /// Priority of a read. Demand reads are executed before all prefetches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -7,7 +7,9 @@ use std::{
     sync::Arc,
 };
 
+use moeflux_base::{Error, OpenError, seam::OpenFiles};
 use moeflux_compute::Bytes;
+use moeflux_model::seam::{DataFile, read_at};
 
 use super::{
     file::{self, HANDLES},
@@ -16,14 +18,7 @@ use super::{
     options::{MAX_ALIGN, PageCache},
     transfer::Alignment,
 };
-use crate::{
-    base::{
-        error::{Error, OpenError},
-        system::OpenFiles,
-    },
-    checkpoint::{DataFile, read_at},
-    experts::stats::MAX_COPIES,
-};
+use crate::experts::stats::MAX_COPIES;
 
 /// File of one copy, and how a read accesses it.
 #[derive(Clone, Copy)]

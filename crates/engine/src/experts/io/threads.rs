@@ -8,6 +8,7 @@ use std::{
     time::Instant,
 };
 
+use moeflux_base::{Error, seam::IO_STACK};
 use moeflux_compute::Bytes;
 
 use super::{
@@ -16,7 +17,6 @@ use super::{
     storage::{FileAccess, Storage},
     transfer::Transfer,
 };
-use crate::base::{error::Error, system::IO_STACK};
 
 /// Starts one thread per I/O slot, each with a bounce buffer of `bounce` bytes for direct reads.
 pub(super) fn start(

@@ -6,9 +6,10 @@
 
 use std::{io, slice, sync::Arc};
 
+use moeflux_base::Error;
 use moeflux_compute::Bytes;
 
-use crate::{base::error::Error, experts::source::ExpertSource};
+use crate::experts::source::ExpertSource;
 
 /// Address in a request's memory or in a bounce buffer.
 #[derive(Clone, Copy)]

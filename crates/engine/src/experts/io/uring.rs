@@ -12,6 +12,7 @@ use std::{
 };
 
 use io_uring::{IoUring, Probe, opcode, squeue::Entry, types::Fd};
+use moeflux_base::seam::IO_STACK;
 use moeflux_compute::Bytes;
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -22,7 +23,6 @@ use super::{
     transfer::Transfer,
     waker::Waker,
 };
-use crate::base::system::IO_STACK;
 
 /// User data of the eventfd's read; all other values are I/O slots.
 const WAKE: u64 = u64::MAX;

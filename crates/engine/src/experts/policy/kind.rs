@@ -2,6 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
+use moeflux_base::{Error, OpenError};
 use serde::Serialize;
 
 use super::{
@@ -11,7 +12,6 @@ use super::{
     queues,
     s3_fifo::{self, S3Fifo},
 };
-use crate::base::error::{Error, OpenError};
 
 /// Name of an eviction policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]

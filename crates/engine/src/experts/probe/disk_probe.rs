@@ -8,17 +8,12 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use moeflux_base::{AtomicFile, Error, Readers};
+use moeflux_model::checkpoint::Checkpoint;
 use serde::{Deserialize, Serialize};
 
 use super::random_offsets::RandomOffsets;
-use crate::{
-    base::{
-        atomic_file::{AtomicFile, Readers},
-        error::Error,
-    },
-    checkpoint::Checkpoint,
-    experts::io as expert_io,
-};
+use crate::experts::io as expert_io;
 
 /// Queue depths that are measured.
 const DEPTHS: [usize; 4] = [1, 4, 8, 16];

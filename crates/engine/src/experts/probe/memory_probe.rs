@@ -2,7 +2,7 @@
 
 use std::{hint::black_box, sync::RwLock, thread, time::Instant};
 
-use crate::base::{error::Error, system::physical_cores};
+use moeflux_base::{Error, seam::physical_cores};
 
 /// Maximum bytes to read.
 const MAX_BYTES: u64 = 256 << 20;

@@ -2,11 +2,8 @@
 
 use std::{ops::Range, path::PathBuf};
 
-use crate::{
-    base::error::{Error, ToolError},
-    checkpoint::Checkpoint,
-    model::blueprint::Blueprint,
-};
+use moeflux_base::{Error, ToolError};
+use moeflux_model::{blueprint::Blueprint, checkpoint::Checkpoint};
 
 /// Files of a checkpoint in the system's page cache.
 #[derive(Clone, Debug)]
@@ -77,7 +74,7 @@ mod os {
     };
 
     use super::{super::random_offsets::RandomOffsets, PagedFile};
-    use crate::base::error::Error;
+    use moeflux_base::Error;
 
     /// Number of sampled offsets.
     const SAMPLE: u64 = 256;
@@ -156,7 +153,7 @@ mod os {
     use std::path::Path;
 
     use super::PagedFile;
-    use crate::base::error::{Error, ToolError};
+    use moeflux_base::{Error, ToolError};
 
     pub(super) fn cached(_: &[PagedFile]) -> Option<f64> {
         None

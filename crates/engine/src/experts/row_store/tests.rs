@@ -3,13 +3,13 @@
 use std::{fs, path::Path};
 
 use moeflux_compute::Scalar;
+use moeflux_model::{
+    checkpoint::{RowFormat, RowScale, RowShard},
+    seam::NgramSettings,
+};
 
 use super::*;
-use crate::{
-    checkpoint::{RowFormat, RowScale, RowShard},
-    experts::io::{Access, PageCache, ReadOptions, ReaderKind, open_rows},
-    model::ngram::NgramSettings,
-};
+use crate::experts::io::{Access, PageCache, ReadOptions, ReaderKind, open_rows};
 
 const WIDTH: usize = 3;
 const CHUNK: usize = 100;

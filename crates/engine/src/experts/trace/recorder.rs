@@ -6,11 +6,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use moeflux_base::{Error, ToolError, seam::create};
+
 use super::trace::{MAGIC, TraceHeader, VERSION};
-use crate::base::{
-    atomic_file,
-    error::{Error, ToolError},
-};
 
 /// Writes finished steps. Buffers one step, and allocates nothing after construction.
 pub(crate) struct TraceRecorder {
@@ -35,7 +33,7 @@ impl TraceRecorder {
         start.extend((json.len() as u32).to_le_bytes());
         start.extend(json);
         let failed = || Error::file(path, "cannot write the routing trace");
-        let mut file = atomic_file::create(path).map_err(failed())?;
+        let mut file = create(path).map_err(failed())?;
         file.write_all(&start).map_err(failed())?;
         let max_bytes = 4 + header.layers.iter().map(|l| 2 + 2 * l.experts).sum::<usize>();
         Ok(Self {

@@ -6,9 +6,9 @@ use std::{
     path::Path,
 };
 
+use moeflux_base::Error;
+use moeflux_model::blueprint::Blueprint;
 use serde::{Deserialize, Serialize};
-
-use crate::{base::error::Error, model::blueprint::Blueprint};
 
 pub(super) const MAGIC: [u8; 16] = *b"moeflux routing\n";
 pub(super) const VERSION: u32 = 1;

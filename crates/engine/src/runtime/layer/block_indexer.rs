@@ -1,16 +1,14 @@
 //! Block indexer of sparse grouped-query attention: chooses the blocks of positions that each KV
 //! head reads.
 
+use moeflux_base::Error;
 use moeflux_compute::{Buffer, Op, View};
+use moeflux_model::blueprint::{BlockIndexerBlueprint, RopeShape};
 
 use super::{
     loader::Loader,
     scratch::{ScratchId, ScratchWidths},
     step::{Linear, Step},
-};
-use crate::{
-    base::error::Error,
-    model::blueprint::{BlockIndexerBlueprint, RopeShape},
 };
 
 #[derive(Debug)]

@@ -1,17 +1,15 @@
 //! Attention to a sliding window and to compressed entries.
 
+use moeflux_base::Error;
 use moeflux_compute::{Buffer, HeadMatrix, HeadRows, IndexList, Op, Span, View};
+use moeflux_model::blueprint::{CompressedBlueprint, CompressedShape, PartialRope};
 
 use super::{
-    compressor::{Compressor, CompressorStates},
+    compressor::{Compressor, CompressorStates, rotate},
     entry_indexer::{EntryIndexer, IndexStates, POSITIONS},
     loader::Loader,
     scratch::{ScratchId, ScratchWidths},
     step::{Linear, Step},
-};
-use crate::{
-    base::error::Error,
-    model::blueprint::{CompressedBlueprint, CompressedShape, PartialRope},
 };
 
 #[derive(Debug)]
@@ -134,14 +132,14 @@ impl Compressed {
         step.norm(q, None, eps)?;
         step.norm(k, Some(self.kv_norm), eps)?;
         for view in [q, k] {
-            self.rope.run(step, view, spans)?;
+            rotate(&self.rope, step, view, spans)?;
         }
         let attention = WindowAttention { q, k, window, scale, out: heads_out };
         match &self.entries {
             None => self.attend_to_window(step, &attention)?,
             Some(entries) => self.attend_to_entries(step, entries, latent, &attention)?,
         }
-        self.inverse_rope.run(step, heads_out, spans)?;
+        rotate(&self.inverse_rope, step, heads_out, spans)?;
         let (x, matrix) = (out.split(output_groups), self.o_a_proj);
         step.run(&Op::HeadMatMul { x, matrix, out: groups.split(output_groups) })?;
         let mixed = step.mixed();

@@ -1,16 +1,14 @@
 //! Compressor: entries of a KV cache that stand for blocks of positions.
 
+use moeflux_base::Error;
 use moeflux_compute::{Buffer, Op, Span, View};
+use moeflux_model::blueprint::{CompressorBlueprint, PartialRope};
 
 use super::{
     loader::Loader,
     mla::INDEX_EPS,
     scratch::{ScratchId, ScratchWidths},
     step::{Linear, Step},
-};
-use crate::{
-    base::error::Error,
-    model::blueprint::{CompressorBlueprint, PartialRope, RopeShape},
 };
 
 #[derive(Debug)]
@@ -47,32 +45,24 @@ pub(super) struct CompressorStates<'a> {
     pub(super) open_block: &'a [Span],
 }
 
-impl PartialRope {
-    /// The rotated part of each vector.
-    pub(super) fn part(&self, x: View) -> View {
-        let rotated = 2 * self.shape.frequencies.len();
-        x.slice_width(if self.of_last { x.width - rotated } else { 0 }, rotated)
-    }
+/// The rotated part of each vector.
+fn rotated_part(rope: &PartialRope, x: View) -> View {
+    let rotated = 2 * rope.shape.frequencies.len();
+    x.slice_width(if rope.of_last { x.width - rotated } else { 0 }, rotated)
+}
 
-    /// Rotates in place.
-    pub(super) fn run(&self, step: &mut Step<'_>, x: View, spans: &[Span]) -> Result<(), Error> {
-        if self.shape.frequencies.is_empty() {
-            return Ok(());
-        }
-        let part = self.part(x);
-        step.rope(&self.shape, part, part, spans)
+/// Rotates in place.
+pub(super) fn rotate(
+    rope: &PartialRope,
+    step: &mut Step<'_>,
+    x: View,
+    spans: &[Span],
+) -> Result<(), Error> {
+    if rope.shape.frequencies.is_empty() {
+        return Ok(());
     }
-
-    /// The same for sessions of `context` positions.
-    pub(super) fn for_context(&self, context: usize) -> Self {
-        Self { shape: self.shape.for_context(context), of_last: self.of_last }
-    }
-
-    /// The same with other frequencies: each times `factor`.
-    pub(super) fn scaled(&self, factor: f32) -> Self {
-        let frequencies = self.shape.frequencies.iter().map(|f| f * factor).collect();
-        Self { shape: RopeShape { frequencies, ..self.shape.clone() }, of_last: self.of_last }
-    }
+    let part = rotated_part(rope, x);
+    step.rope(&rope.shape, part, part, spans)
 }
 
 impl Compressor {
@@ -156,7 +146,7 @@ impl Compressor {
         if self.norm.is_some() {
             step.norm(out, self.norm, step.eps)?;
         }
-        self.rope.run(step, out, &completed)?;
+        rotate(&self.rope, step, out, &completed)?;
         let appended: Vec<Span> = completed
             .iter()
             .map(|blocks| Span { position: first_entry + blocks.position, ..*blocks })

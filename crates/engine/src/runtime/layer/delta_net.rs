@@ -1,16 +1,14 @@
 //! Gated DeltaNet and Kimi Delta Attention (KDA): projections, short convolution, delta rule, gated
 //! norm.
 
+use moeflux_base::Error;
 use moeflux_compute::{Buffer, LogDecay, NormGate, Op, View};
+use moeflux_model::blueprint::{DeltaNetBlueprint, DeltaNetShape, ProjectionSource};
 
 use super::{
     loader::Loader,
     scratch::{ScratchId, ScratchWidths},
     step::{Linear, Step},
-};
-use crate::{
-    base::error::Error,
-    model::blueprint::{DeltaNetBlueprint, DeltaNetShape, ProjectionSource},
 };
 
 #[derive(Debug)]

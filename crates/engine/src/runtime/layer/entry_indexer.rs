@@ -1,16 +1,14 @@
 //! Lightning indexer over compressed entries.
 
+use moeflux_base::Error;
 use moeflux_compute::{Buffer, IndexList, IndexQueries, Op, Span, View};
+use moeflux_model::blueprint::{EntryIndexerBlueprint, PartialRope};
 
 use super::{
-    compressor::{Compressor, CompressorStates},
+    compressor::{Compressor, CompressorStates, rotate},
     loader::Loader,
     scratch::{SCRATCH_BUFFERS, ScratchId, ScratchWidths},
     step::{Linear, Step},
-};
-use crate::{
-    base::error::Error,
-    model::blueprint::{EntryIndexerBlueprint, PartialRope},
 };
 
 #[derive(Debug)]
@@ -123,7 +121,7 @@ impl EntryIndexer {
         if self.q_norm.is_some() {
             step.norm(q, self.q_norm, step.eps)?;
         }
-        self.rope.run(step, q, spans)?;
+        rotate(&self.rope, step, q, spans)?;
         let queries = Some(IndexQueries { q, weights, scores: step.scores() });
         step.run(&Op::TopPositions { queries, k: None, ratio, list, spans, out })
     }

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use moeflux_base::Error;
 use moeflux_compute::Weight;
+use moeflux_model::blueprint::FixedRoutes;
 
 use super::loader::Loader;
-use crate::{base::error::Error, model::blueprint::FixedRoutes};
 
 /// Table of the experts of each token, `(vocab, top_k)`, on the device and on the host.
 #[derive(Debug)]

@@ -1,7 +1,12 @@
 //! Grouped-query attention (GQA): head norms, RoPE, sliding windows, attention sinks and an output
 //! gate where a model has them.
 
+use moeflux_base::Error;
 use moeflux_compute::{Buffer, GateFunction, IndexList, Op, View};
+use moeflux_model::{
+    blueprint::{GateSource, GqaBlueprint, GqaIndexer, GqaShape, OutputGate, RopeShape},
+    checkpoint::VectorSource,
+};
 
 use super::{
     block_indexer::BlockIndexer,
@@ -9,11 +14,6 @@ use super::{
     loader::Loader,
     scratch::{ScratchId, ScratchWidths},
     step::{Linear, Step},
-};
-use crate::{
-    base::error::Error,
-    checkpoint::VectorSource,
-    model::blueprint::{GateSource, GqaBlueprint, GqaIndexer, GqaShape, OutputGate, RopeShape},
 };
 
 #[derive(Debug)]

@@ -1,6 +1,11 @@
 //! A layer: its sub-blocks with their norms and residual additions.
 
+use moeflux_base::Error;
 use moeflux_compute::{Buffer, Op, View};
+use moeflux_model::blueprint::{
+    BodyBlueprint, FeedForwardBlueprint, LayerBlueprint, MixerBlueprint, SubBlockBlueprint,
+    SubBlockInput,
+};
 
 use super::{
     compressed::Compressed,
@@ -16,13 +21,6 @@ use super::{
     short_conv::ShortConv,
     step::{Step, StreamNorm},
     streams::Streams,
-};
-use crate::{
-    base::error::Error,
-    model::blueprint::{
-        BodyBlueprint, FeedForwardBlueprint, LayerBlueprint, MixerBlueprint, SubBlockBlueprint,
-        SubBlockInput,
-    },
 };
 
 /// Computation of a sub-block.

@@ -1,16 +1,14 @@
 //! Loads the weights of a layer to a device.
 
+use moeflux_base::Error;
 use moeflux_compute::{Buffer, Bytes, Device, Format, MatrixShape, Scalar, Weight};
+use moeflux_model::{
+    blueprint::LinearSource,
+    checkpoint::{Checkpoint, InputOrder, MatrixSource, VectorSource},
+    seam::{ReadAhead, ReadMatrix, TensorSource},
+};
 
 use super::step::Linear;
-use crate::{
-    base::error::Error,
-    checkpoint::{
-        Checkpoint, InputOrder, MatrixSource, ReadAhead, ReadMatrix, VectorSource,
-        source::TensorSource,
-    },
-    model::blueprint::LinearSource,
-};
 
 /// Loads weights onto a device.
 pub(crate) struct Loader<'a> {

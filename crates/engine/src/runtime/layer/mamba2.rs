@@ -1,15 +1,13 @@
 //! Mamba-2: projection, short convolution, state-space recurrence, gated norm.
 
+use moeflux_base::Error;
 use moeflux_compute::{Buffer, NormGate, Op, StepLimits};
+use moeflux_model::blueprint::{Mamba2Blueprint, Mamba2Shape};
 
 use super::{
     loader::Loader,
     scratch::{ScratchId, ScratchWidths},
     step::{Linear, Step},
-};
-use crate::{
-    base::error::Error,
-    model::blueprint::{Mamba2Blueprint, Mamba2Shape},
 };
 
 #[derive(Debug)]

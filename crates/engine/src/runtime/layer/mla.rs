@@ -4,8 +4,12 @@
 //! The absorbed form projects queries to the latent space, attends there, and projects the result
 //! to values. The expanded form projects latents to the heads' keys and values.
 
+use moeflux_base::Error;
 use moeflux_compute::{
     Buffer, GateFunction, HeadMatrix, HeadRows, IndexList, IndexQueries, Op, Span, View,
+};
+use moeflux_model::blueprint::{
+    IndexerBlueprint, LatentHeads, LatentQuery, MlaBlueprint, MlaIndexer, MlaShape, RopeShape,
 };
 
 use super::{
@@ -13,12 +17,6 @@ use super::{
     loader::Loader,
     scratch::{ScratchId, ScratchWidths},
     step::{Linear, Step},
-};
-use crate::{
-    base::error::Error,
-    model::blueprint::{
-        IndexerBlueprint, LatentHeads, LatentQuery, MlaBlueprint, MlaIndexer, MlaShape, RopeShape,
-    },
 };
 
 /// Epsilon of the norms of index keys. Fixed in the reference codes, independent of `rms_norm_eps`.

@@ -1,13 +1,14 @@
 //! MLP, gated (GLU) or not: dense feed-forward block and separate shared expert.
 
+use moeflux_base::Error;
 use moeflux_compute::{Activation, Op, View};
+use moeflux_model::blueprint::MlpBlueprint;
 
 use super::{
     loader::Loader,
     scratch::{ScratchId, ScratchWidths},
     step::{Linear, Step},
 };
-use crate::{base::error::Error, model::blueprint::MlpBlueprint};
 
 #[derive(Debug)]
 pub(crate) struct Mlp {

@@ -5,10 +5,12 @@
 
 use std::time::{Duration, Instant};
 
+use moeflux_base::{Error, SessionError};
 use moeflux_compute::{
     Activation, Buffer, ExpertShape, ExpertUse, ExpertUses, Op, Router, Shared, SharedChoice,
     SlotTable, View, ViewRead,
 };
+use moeflux_model::blueprint::MoeBlueprint;
 
 use super::{
     fixed_experts::FixedExperts,
@@ -21,13 +23,11 @@ use super::{
     step::{Linear, NextExperts, Step, StreamNorm},
 };
 use crate::{
-    base::error::{Error, SessionError},
     experts::{
         cache::{Lookup, Pin},
         counters::FoundExpert,
         prefetch::{MAX_PREFETCH_ROWS, PrefetchAction},
     },
-    model::blueprint::MoeBlueprint,
     runtime::host_experts::HostExpertsOp,
 };
 

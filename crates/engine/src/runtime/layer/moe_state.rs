@@ -3,15 +3,13 @@
 use std::{ops::Range, sync::Arc};
 
 use moeflux_compute::ExpertUse;
+use moeflux_model::blueprint::Blueprint;
 
-use crate::{
-    experts::{
-        cache::Pin,
-        counters::ExpertCounters,
-        prefetch::{MAX_PREFETCH_ROWS, PrefetchMode, Prefetcher},
-        trace::TraceRecorder,
-    },
-    model::blueprint::Blueprint,
+use crate::experts::{
+    cache::Pin,
+    counters::ExpertCounters,
+    prefetch::{MAX_PREFETCH_ROWS, PrefetchMode, Prefetcher},
+    trace::TraceRecorder,
 };
 
 /// One choice of the router: expert, row, rank in the row.

@@ -1,15 +1,13 @@
 //! N-gram memory: projections of a token's rows, a gate by stream, a dilated convolution.
 
+use moeflux_base::Error;
 use moeflux_compute::{Buffer, Op, View};
+use moeflux_model::blueprint::{LayerBlueprint, NgramMemoryBlueprint};
 
 use super::{
     loader::Loader,
     scratch::{ScratchId, ScratchWidths},
     step::{Linear, Step},
-};
-use crate::{
-    base::error::Error,
-    model::blueprint::{LayerBlueprint, NgramMemoryBlueprint},
 };
 
 #[derive(Debug)]

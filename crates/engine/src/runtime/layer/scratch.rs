@@ -1,18 +1,16 @@
 //! Scratch buffers of a step: activations that every layer overwrites.
 
+use moeflux_base::Error;
 use moeflux_compute::{Buffer, Device, View};
+use moeflux_model::blueprint::{
+    Blueprint, BodyBlueprint, FeedForwardBlueprint, MixerBlueprint, SubBlockInput,
+};
 
 use super::{
     compressed::Compressed, delta_net::DeltaNet, gqa::Gqa, mamba2::Mamba2, mla::Mla, mlp::Mlp,
     moe::Moe, ngram_memory::NgramMemory, short_conv::ShortConv, step::GATHERED, streams::Streams,
 };
-use crate::{
-    base::error::Error,
-    experts::prefetch::MAX_PREFETCH_ROWS,
-    model::blueprint::{
-        Blueprint, BodyBlueprint, FeedForwardBlueprint, MixerBlueprint, SubBlockInput,
-    },
-};
+use crate::experts::prefetch::MAX_PREFETCH_ROWS;
 
 /// Number of buffers that layers share.
 pub(crate) const SCRATCH_BUFFERS: usize = 16;

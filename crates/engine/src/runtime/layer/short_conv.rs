@@ -1,13 +1,14 @@
 //! Gated short convolution: projections, a convolution between two gates, output.
 
+use moeflux_base::Error;
 use moeflux_compute::{Buffer, GateFunction, Op};
+use moeflux_model::blueprint::ShortConvBlueprint;
 
 use super::{
     loader::Loader,
     scratch::{ScratchId, ScratchWidths},
     step::{Linear, Step},
 };
-use crate::{base::error::Error, model::blueprint::ShortConvBlueprint};
 
 #[derive(Debug)]
 pub(crate) struct ShortConv {

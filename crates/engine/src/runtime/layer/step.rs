@@ -2,7 +2,12 @@
 
 use std::time::Instant;
 
+use moeflux_base::Error;
 use moeflux_compute::{Buffer, Device, Op, Span, View, Weight};
+use moeflux_model::{
+    blueprint::{NormKind, NormSource, RopeShape},
+    seam::MAX_STATES,
+};
 
 use super::{
     layer::{Layer, ResidualRows},
@@ -11,9 +16,7 @@ use super::{
     scratch::{SCRATCH_BUFFERS, ScoreBuffer, Scratch, ScratchId},
 };
 use crate::{
-    base::error::Error,
     experts::{cache::ExpertCache, row_store::RowStore, stats::Stats},
-    model::blueprint::{MAX_STATES, NormKind, NormSource, RopeShape},
     runtime::{host_experts::HostExperts, spans::RowKinds},
 };
 

@@ -1,16 +1,14 @@
 //! Input and output of sub-blocks whose residual has several streams (hyper-connections).
 
+use moeflux_base::Error;
 use moeflux_compute::{Buffer, GateFunction, Op, View, Weight};
+use moeflux_model::blueprint::{StreamInput, StreamMix, SubBlockInput};
 
 use super::{
     layer::ResidualRows,
     loader::Loader,
     scratch::{SCRATCH_BUFFERS, ScratchId, ScratchWidths, SharedBuffers},
     step::StreamNorm,
-};
-use crate::{
-    base::error::Error,
-    model::blueprint::{StreamInput, StreamMix, SubBlockInput},
 };
 
 /// Scratch buffers, which bodies of sub-blocks use too: the normed streams, a latent of low rank,

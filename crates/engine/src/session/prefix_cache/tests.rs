@@ -1,6 +1,7 @@
+use moeflux_model::seam::{LayerState, StateEntries};
+
 use super::*;
 use crate::{
-    model::blueprint::{LayerState, StateEntries},
     runtime::prefill_cost::{AttentionCost, PrefillCost},
     session::prefix_costs::StateSize,
 };

@@ -12,16 +12,14 @@ use std::{
     thread,
 };
 
+use moeflux_base::{Error, SnapshotProblem, seam::IO_STACK};
+use moeflux_model::{
+    checkpoint::ModelId,
+    seam::{DataFile, digest},
+};
 use twox_hash::XxHash3_64;
 
 use super::snapshot_header::{SavedState, Section, SnapshotHeader, aligned};
-use crate::{
-    base::{
-        error::{Error, SnapshotProblem},
-        system::IO_STACK,
-    },
-    checkpoint::{DataFile, ModelId, digest},
-};
 
 /// Bytes that a thread reads at once.
 const READ_BYTES: usize = 256 << 10;

@@ -1,16 +1,11 @@
 //! Header of a snapshot: encoding, decoding, and validation of every field.
 
-use serde::{Deserialize, Serialize};
-
-use crate::{
-    base::error::{Error, SnapshotProblem},
-    checkpoint::{
-        DataFile, ModelId,
-        frame::{ALIGN, Frame, FrameError},
-        packed::Digests,
-    },
-    model::blueprint::MAX_STATES,
+use moeflux_base::{Error, SnapshotProblem};
+use moeflux_model::{
+    checkpoint::ModelId,
+    seam::{ALIGN, DataFile, Digests, Frame, FrameError, MAX_STATES},
 };
+use serde::{Deserialize, Serialize};
 
 /// Headers over 16 MiB are refused; thousands of layers need less.
 pub(super) const FRAME: Frame = Frame { magic: *b"MOEFLUXS", version: 2, max_header: 16 << 20 };

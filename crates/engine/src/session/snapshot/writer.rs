@@ -6,17 +6,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use moeflux_base::{
+    AtomicFile, Error, Readers, SnapshotProblem,
+    seam::{SystemDisk, WriteTarget, gb},
+};
+use moeflux_model::{checkpoint::ModelId, seam::Digests};
 use twox_hash::XxHash3_64;
 
 use super::snapshot_header::{MAX_STRING_BYTES, SavedState, Section, SnapshotHeader};
-use crate::{
-    base::{
-        atomic_file::{AtomicFile, Readers},
-        error::{Error, SnapshotProblem},
-        faulty_disk::{SystemDisk, WriteTarget, gb},
-    },
-    checkpoint::{ModelId, packed::Digests},
-};
 
 /// Contents of a snapshot, except the bytes of the states.
 #[derive(Clone, Debug)]

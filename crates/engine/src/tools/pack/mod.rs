@@ -1,5 +1,5 @@
 //! Pack: writes a copy of a checkpoint with one aligned record per expert. The format is described
-//! in [`checkpoint::packed`](crate::checkpoint::packed).
+//! in `checkpoint::packed` of `moeflux-model`.
 
 mod pack_job;
 mod packer;

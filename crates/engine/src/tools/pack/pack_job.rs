@@ -2,22 +2,20 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
+use moeflux_base::{Error, seam::MAX_TOKENIZER};
+use moeflux_model::{
+    blueprint::Blueprint,
+    checkpoint::{Checkpoint, Segment},
+    seam::{
+        ALIGN, DENSE, DENSE_PART, DenseFile, Digests, ExpertTensor, Origin, PackedExtent,
+        PackedHeader, PackedLayer, PackedPart, SmallFile, TEXT_FILES, describe_matrices, digest,
+        layout_digest,
+    },
+};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::{
-    base::{error::Error, text_files::MAX_TOKENIZER},
-    checkpoint::{
-        Checkpoint, Segment, TEXT_FILES, digest,
-        frame::ALIGN,
-        packed::{
-            DENSE, DENSE_PART, DenseFile, Digests, ExpertTensor, Origin, PackedExtent,
-            PackedHeader, PackedLayer, PackedPart, SmallFile, describe_matrices,
-        },
-    },
-    experts::source::ExpertSource,
-    model::{blueprint::Blueprint, packed_experts::layout_digest},
-};
+use crate::experts::source::ExpertSource;
 
 /// A checkpoint to pack, with the layout of the packed files.
 pub(super) struct PackJob<'a> {
@@ -175,7 +173,7 @@ fn blank(count: u64) -> Digests {
 
 /// Header entries for the layers of a blueprint whose experts are located in the packed file.
 fn layers(blueprint: &Blueprint) -> Vec<PackedLayer> {
-    let layer = |(layer, moe): (usize, &crate::model::blueprint::MoeBlueprint)| PackedLayer {
+    let layer = |(layer, moe): (usize, &moeflux_model::blueprint::MoeBlueprint)| PackedLayer {
         layer,
         experts: moe.experts.count,
         bytes: moe.experts.file_bytes as u64,
@@ -205,7 +203,7 @@ fn dense(checkpoint: &Checkpoint, experts: &BTreeSet<&str>) -> (Vec<u8>, Vec<Den
     let begin = (8 + json.len() as u64).next_multiple_of(ALIGN);
     json.resize(begin as usize - 8, b' ');
     let mut start = begin;
-    let run = |(name, t): (&str, &crate::checkpoint::TensorInfo)| {
+    let run = |(name, t): (&str, &moeflux_model::seam::TensorInfo)| {
         let segment = Segment { file: t.file, offset: t.offset, bytes: t.bytes as usize };
         let run = DenseTensor { start, name: name.into(), segment };
         start += t.bytes;
@@ -239,6 +237,6 @@ fn origin(checkpoint: &Checkpoint) -> Origin {
 pub(super) fn file_name(piece: PackedPart) -> &'static str {
     match piece {
         PackedPart::Dense(_) => DENSE,
-        PackedPart::Expert { .. } => crate::checkpoint::packed::EXPERTS,
+        PackedPart::Expert { .. } => moeflux_model::seam::EXPERTS,
     }
 }

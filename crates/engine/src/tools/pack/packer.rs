@@ -7,20 +7,18 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use moeflux_base::{
+    Error, ToolError,
+    seam::{SystemDisk, WriteTarget, gb, is_system_entry, sync_folder},
+};
+use moeflux_model::{
+    checkpoint::Checkpoint,
+    seam::{DENSE, DataFile, EXPERTS, JOURNAL, PackedPart},
+};
+
 use super::{
     pack_job::{PackJob, file_name},
     workers::{for_each_piece, piece_digest},
-};
-use crate::{
-    base::{
-        error::{Error, ToolError},
-        faulty_disk::{SystemDisk, WriteTarget, gb, sync_folder},
-        system::is_system_entry,
-    },
-    checkpoint::{
-        Checkpoint, DataFile,
-        packed::{DENSE, EXPERTS, JOURNAL, PackedPart},
-    },
 };
 
 /// Result of a packing run.

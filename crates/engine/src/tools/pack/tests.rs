@@ -11,16 +11,18 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
+use moeflux_base::{
+    Error,
+    seam::{WriteTarget, write_all_at},
+};
+use moeflux_model::{
+    checkpoint::{Checkpoint, ModelId},
+    seam::JOURNAL,
+};
+
 use super::{
     packer::{pack, pack_to},
     verify::verify_packed,
-};
-use crate::{
-    base::{
-        error::Error,
-        faulty_disk::{WriteTarget, write_all_at},
-    },
-    checkpoint::{Checkpoint, ModelId, packed::JOURNAL},
 };
 
 fn go(_: u64, _: u64) -> ControlFlow<()> {
@@ -211,13 +213,13 @@ fn all_damage_is_listed() {
     };
     let place = |layer: usize, expert: usize| {
         let blueprint =
-            crate::model::blueprint::Blueprint::for_checkpoint(&Checkpoint::open(&out).unwrap())
+            moeflux_model::blueprint::Blueprint::for_checkpoint(&Checkpoint::open(&out).unwrap())
                 .unwrap();
         let moe = blueprint.layers[layer].moe().unwrap();
         moe.experts.segments(expert).next().unwrap()
     };
     let last = golden("deepseek_v3_hub");
-    let last = crate::model::blueprint::Blueprint::for_checkpoint(&last).unwrap().layers.len() - 1;
+    let last = moeflux_model::blueprint::Blueprint::for_checkpoint(&last).unwrap().layers.len() - 1;
     let [a, b] = [place(last, 0), place(last, 2)];
     change("experts.moeflux", b.offset as usize + b.bytes - 1);
     change("experts.moeflux", a.offset as usize);

@@ -5,16 +5,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use moeflux_base::Error;
+use moeflux_model::{
+    checkpoint::Checkpoint,
+    seam::{DENSE, DataFile, Digests, EXPERTS, PackedHeader, PackedPart, digest},
+};
+
 use super::{
     pack_job::{PackJob, file_name},
     workers::{for_each_piece, piece_digest},
-};
-use crate::{
-    base::error::Error,
-    checkpoint::{
-        Checkpoint, DataFile, digest,
-        packed::{DENSE, Digests, EXPERTS, PackedHeader, PackedPart},
-    },
 };
 
 /// A difference from the packed contents.

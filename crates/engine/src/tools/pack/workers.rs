@@ -8,13 +8,8 @@ use std::{
     },
 };
 
-use crate::{
-    base::{
-        error::{Error, ToolError},
-        system::IO_STACK,
-    },
-    checkpoint::{digest, packed::PackedExtent},
-};
+use moeflux_base::{Error, ToolError, seam::IO_STACK};
+use moeflux_model::seam::{PackedExtent, digest};
 
 /// Worker threads. Each holds one piece in memory, or two when two files are compared.
 const THREADS: usize = 4;

@@ -2,8 +2,9 @@
 
 use std::{io, time::Duration};
 
+use moeflux_base::Error;
+
 use super::read_queue::{ReadOp, ReadQueue};
-use crate::base::error::Error;
 
 impl ReadQueue {
     /// The error of a read, with layer and expert or tensor and row, file and offset.

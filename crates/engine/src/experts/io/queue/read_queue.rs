@@ -7,6 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use moeflux_base::Error;
+
 use super::{
     super::{
         load_balance::{CopyMask, LoadBalancer},
@@ -19,10 +21,7 @@ use super::{
     split::SplitCursor,
     timeout::OrphanedBuffer,
 };
-use crate::{
-    base::error::Error,
-    experts::stats::{MAX_COPIES, ReadCounters},
-};
+use crate::experts::stats::{MAX_COPIES, ReadCounters};
 
 /// Retries per read without mirrors; with mirrors, one per copy.
 const RETRIES: u32 = 2;

@@ -2,15 +2,14 @@
 
 use std::{io, path::Path, sync::Arc};
 
+use moeflux_base::Error;
+use moeflux_model::seam::DataFile;
+
 use super::{read_queue::PendingRequest, split::split};
-use crate::{
-    base::error::Error,
-    checkpoint::DataFile,
-    experts::{
-        io::{reader::ReadRequest, transfer::ReadRange},
-        row_batches::RowBatches,
-        source::ExpertSource,
-    },
+use crate::experts::{
+    io::{reader::ReadRequest, transfer::ReadRange},
+    row_batches::RowBatches,
+    source::ExpertSource,
 };
 
 /// Locations of what a read queue reads. A request names a record by a layer and an index: an

@@ -1,10 +1,9 @@
 //! Splitting of a request into reads.
 
+use moeflux_model::checkpoint::Segment;
+
 use super::read_queue::PendingRequest;
-use crate::{
-    checkpoint::Segment,
-    experts::io::{options::MAX_ALIGN, transfer::ReadRange},
-};
+use crate::experts::io::{options::MAX_ALIGN, transfer::ReadRange};
 
 /// Position up to which a request has been split into reads.
 #[derive(Clone, Copy, Default)]

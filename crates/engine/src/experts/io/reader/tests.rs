@@ -7,6 +7,11 @@ use std::{
 };
 
 use moeflux_compute::{Bytes, ExpertShape, FileLayout, Format, MatrixShape, Scalar};
+use moeflux_model::{
+    blueprint::LayerExperts,
+    checkpoint::Segment,
+    seam::{DataFile, ShardLocation},
+};
 use proptest::prelude::*;
 
 use super::{
@@ -23,17 +28,13 @@ use super::{
     },
     *,
 };
-use crate::{
-    checkpoint::{DataFile, Segment, location::ShardLocation},
-    experts::{
-        io::{
-            calibrate::ExpertSubset,
-            options::{PageCache, ReadOptions, ReaderKind},
-            queue::ReadSource,
-        },
-        source::ExpertSource,
+use crate::experts::{
+    io::{
+        calibrate::ExpertSubset,
+        options::{PageCache, ReadOptions, ReaderKind},
+        queue::ReadSource,
     },
-    model::blueprint::LayerExperts,
+    source::ExpertSource,
 };
 
 /// One layer; each expert consists of segments of one or several files.

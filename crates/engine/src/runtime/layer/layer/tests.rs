@@ -1,21 +1,23 @@
 use std::sync::Arc;
 
 use moeflux_compute::{BankPlace, Device, DeviceOptions, Span, SplitMix64, open};
+use moeflux_model::{
+    blueprint::{Blueprint, NormSource},
+    checkpoint::Checkpoint,
+    seam::{MAX_STATES, ReadAhead},
+};
 
 use super::*;
 use crate::{
-    Checkpoint,
-    base::Stats,
-    checkpoint::ReadAhead,
     experts::{
         cache::{CacheTiers, ExpertCache, SlotAccess},
         io::{Completion, ReadRequest, Reader},
         policy::PolicyKind,
         slot_classes::SlotClasses,
         source::ExpertSource,
+        stats::Stats,
         tier::{Tier, TierSize},
     },
-    model::blueprint::{Blueprint, MAX_STATES, NormSource},
     runtime::{
         layer::{moe_state::MoeState, scratch::Scratch},
         spans::RowKinds,

@@ -8,20 +8,15 @@ use std::{
     time::SystemTime,
 };
 
+use moeflux_base::{
+    Error, Notices, create_private_folder, is_disk_full,
+    seam::{BLOCK_BYTES, FolderLimits, files_with_extension, shrink_folder},
+};
+use moeflux_model::seam::digest;
+
 use super::super::{
     snapshot::{Snapshot, SnapshotRequirements},
     snapshot_header::{FRAME, SavedState},
-};
-use crate::{
-    base::{
-        atomic_file::{
-            BLOCK_BYTES, FolderLimits, create_private_folder, files_with_extension, is_disk_full,
-            shrink_folder,
-        },
-        error::Error,
-        notices::Notices,
-    },
-    checkpoint::digest,
 };
 
 /// File extension of snapshots in a folder.

@@ -11,15 +11,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use moeflux_base::seam::{WriteTarget, gb, write_all_at};
+use moeflux_model::seam::Frame;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::*;
-use crate::{
-    base::faulty_disk::{WriteTarget, gb, write_all_at},
-    checkpoint::frame::Frame,
-    session::snapshot::writer::{SnapshotContents, SnapshotWriter},
-};
+use crate::session::snapshot::writer::{SnapshotContents, SnapshotWriter};
 
 const ALIGN: usize = 4096;
 

@@ -6,18 +6,17 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use moeflux_base::Error;
+use moeflux_model::{
+    blueprint::Blueprint,
+    checkpoint::{Checkpoint, CheckpointOptions},
+    seam::{ALIGN, DENSE, EXPERTS, Frame, digest},
+};
 use proptest::{prelude::*, test_runner::TestRunner};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::{
-    base::error::Error,
-    checkpoint::{
-        Checkpoint, CheckpointOptions,
-        frame::{ALIGN, Frame, digest},
-        packed::{DENSE, EXPERTS},
-    },
-    model::blueprint::Blueprint,
     runtime::plan::MemoryRequest,
     session::engine::{Engine, EngineOptions},
     tools::pack::packer::pack,

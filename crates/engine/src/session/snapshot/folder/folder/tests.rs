@@ -5,12 +5,11 @@ use std::{
     time::Duration,
 };
 
+use moeflux_base::allocated;
+use moeflux_model::checkpoint::ModelId;
+
 use super::*;
-use crate::{
-    base::atomic_file::allocated,
-    checkpoint::ModelId,
-    session::snapshot::snapshot::tests::{Saved, names},
-};
+use crate::session::snapshot::snapshot::tests::{Saved, names};
 
 fn open(limit: u64) -> (tempfile::TempDir, SnapshotFolder) {
     let temp = tempfile::tempdir().unwrap();

@@ -1,0 +1,24 @@
+//! Names for the crates above, which are no part of the public interface.
+
+pub use crate::arch::ngram_memory::{NgramBase, base_for_rows};
+pub use crate::arch::supported;
+pub use crate::blank_weights::{blank_weights, check_tails};
+pub use crate::blueprint::states::{LayerState, MAX_STATES, StateEntries, WrittenEntries};
+pub use crate::checkpoint::data_file::{DataFile, read_at};
+pub use crate::checkpoint::folder::tensor_at;
+pub use crate::checkpoint::frame::{ALIGN, Frame, FrameError, digest};
+pub use crate::checkpoint::gguf::architectures::GgufArchitecture;
+pub use crate::checkpoint::gguf::types::{recipe_number, type_number};
+pub use crate::checkpoint::limits::TEXT_FILES;
+pub use crate::checkpoint::location::{ShardLocation, TensorInfo};
+pub use crate::checkpoint::packed::{
+    DENSE, DENSE_PART, DenseFile, Digests, EXPERTS, ExpertTensor, JOURNAL, Origin, PackedExtent,
+    PackedHeader, PackedLayer, PackedPart, SmallFile, describe_matrices,
+};
+pub use crate::checkpoint::read::READ_THREADS;
+pub use crate::checkpoint::read_ahead::{ReadAhead, ReadMatrix};
+pub use crate::checkpoint::recorder::{RecordedTensor, Recorder};
+pub use crate::checkpoint::source::{SourceChanges, TensorSource};
+pub use crate::ngram::NgramSettings;
+pub use crate::packed_experts::layout_digest;
+pub use crate::untied_head::untied_head;

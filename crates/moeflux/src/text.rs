@@ -1,0 +1,9 @@
+//! Tokenizer, chat templates and sampling. Without the feature `text` there is sampling only.
+
+pub use moeflux_base::{TextFiles, TokenizerFile};
+pub use moeflux_sampling::{
+    EndTokens, GenerationConfig, MAX_TOP_LOGPROBS, MaskSource, Sampler, StopResult, StopStrings,
+    TokenLogprobs, TokenMask, TopLogprob,
+};
+#[cfg(feature = "text")]
+pub use moeflux_text::*;

@@ -1,0 +1,97 @@
+//! Public paths of the library: each compiles. A path that is missing here may be added; one that
+//! is listed is kept.
+
+#![allow(unused_imports, reason = "the paths are the test")]
+
+use moeflux::{
+    Answer as _, ChatOptions as _, Checkpoint as _, Engine as _, EngineOptions as _, Error as _,
+    Finish as _, GenerateRequest as _, MemoryPlan as _, MemoryRequest as _, Message as _,
+    Sampling as _, Session as _, StepControl as _, base as _,
+    base::{
+        GrammarError as _, LayerStats as _, Notices as _, OpenError as _, PlanError as _,
+        ReadCounters as _, SamplingError as _, SessionError as _, SnapshotProblem as _, Stats as _,
+        SystemMemory as _, ToolError as _, is_panic_guarded as _,
+    },
+    checkpoint as _,
+    checkpoint::{
+        ArrivingBytes as _, ArrivingFile as _, Checkpoint as _, CheckpointOptions as _,
+        GgufPart as _, GgufSummary as _, InputOrder as _, Integers as _, ListedModel as _,
+        MatrixSource as _, ModelId as _, RopeScaling as _, RowFormat as _, RowScale as _,
+        RowShard as _, RowTable as _, ScaleBlocks as _, Segment as _, TextFile as _,
+        VectorChange as _, VectorSource as _, list_models as _, unpack_embedded as _,
+    },
+    experts as _,
+    experts::{
+        Access as _, Completion as _, DepthSpeed as _, DiskSpeed as _, ExpertCount as _,
+        ExpertCounters as _, ExpertTime as _, ExpertTimes as _, ExpertsOnHost as _, FilePages as _,
+        MemorySpeed as _, PageCache as _, PolicyKind as _, PrefetchMode as _, ReadOptions as _,
+        ReadRequest as _, Reader as _, ReaderKind as _, Trace as _, TraceHeader as _,
+        TraceLayer as _, Urgency as _, correct_disk_speed as _, probe_disk as _, probe_memory as _,
+    },
+    generate as _, model as _,
+    model::{
+        blueprint as _,
+        blueprint::{
+            BlockIndexerBlueprint as _, Blueprint as _, BodyBlueprint as _,
+            CompressedBlueprint as _, CompressedShape as _, CompressorBlueprint as _,
+            DeltaNetBlueprint as _, DeltaNetShape as _, EntryIndexerBlueprint as _,
+            FeedForwardBlueprint as _, FixedRoutes as _, GateSource as _, GatedMix as _,
+            GqaBlueprint as _, GqaIndexer as _, GqaShape as _, IndexerBlueprint as _,
+            LatentExperts as _, LatentHeads as _, LatentQuery as _, LayerBlueprint as _,
+            LayerExperts as _, LinearSource as _, Llama3Scaling as _, LongRope as _,
+            Mamba2Blueprint as _, Mamba2Shape as _, MatrixMix as _, MixerBlueprint as _,
+            MlaBlueprint as _, MlaIndexer as _, MlaShape as _, MlpBlueprint as _,
+            MoeBlueprint as _, NgramMemoryBlueprint as _, NormKind as _, NormSource as _,
+            OutputGate as _, PartialRope as _, ProjectionSource as _, QueryTemperature as _,
+            RopeShape as _, RouterBlueprint as _, RouterNorm as _, SharedBlueprint as _,
+            ShortConvBlueprint as _, SparseBlueprint as _, StreamInput as _, StreamMix as _,
+            SubBlockBlueprint as _, SubBlockInput as _, Yarn as _,
+        },
+        ngram as _,
+        ngram::NgramHash as _,
+        supported_architectures as _,
+    },
+    runtime as _,
+    runtime::{
+        Adapter as _, AdapterKind as _, BankPlace as _, CARD_CHUNK as _, CancelToken as _,
+        CardBudgets as _, CardSpeeds as _, ChosenDevice as _, DEFAULT_CHUNK as _,
+        DEFAULT_CONTEXT as _, DeviceOptions as _, Devices as _, KernelTime as _, KvFormat as _,
+        LineName as _, Logits as _, MAX_CARDS as _, PipelineFolder as _, PipelineStore as _,
+        Pool as _, PoolLine as _, PrefixDivision as _, StepObserver as _, WrapDevice as _,
+    },
+    serve as _,
+    serve::{
+        Event as _, EventSink as _, ForcedTokens as _, Phase as _, Pooling as _, Rejected as _,
+        RequestEvent as _, RequestHandle as _, RequestId as _, Scheduler as _,
+        SchedulerOptions as _, ServingCore as _, ServingOptions as _, ServingStats as _,
+        SinkState as _, SubmitError as _, Tokens as _,
+    },
+    session as _,
+    session::{
+        BatchEntry as _, EntryKind as _, Mark as _, OpenProgress as _, RowSink as _,
+        SnapshotFolder as _, SnapshotOptions as _, Synced as _, WrapReader as _,
+    },
+    text as _,
+    text::{
+        AnswerForm as _, AnswerParser as _, AnswerText as _, AroundText as _, CallConstraint as _,
+        CallSyntax as _, ChatPrompt as _, ChatTemplate as _, Constraint as _, Decoder as _,
+        Delta as _, EndTokens as _, GenerationConfig as _, Grammar as _, GrammarNote as _,
+        MAX_TOP_LOGPROBS as _, MaskSource as _, ParameterType as _, Sampler as _, StopResult as _,
+        StopStrings as _, Text as _, TokenLogprobs as _, TokenMask as _, Tokenizer as _,
+        TokenizerConfig as _, Tool as _, ToolCall as _, ToolSet as _, TopLogprob as _, Turn as _,
+        count_allocation as _, count_deallocation as _,
+    },
+    tools as _,
+    tools::{
+        Damage as _, ExpertDemand as _, HostForecast as _, HostWay as _, MinimumTime as _,
+        PackReport as _, Perplexity as _, Planner as _, Replayed as _, ReplayedSteps as _,
+        RooflineLimits as _, TokenCosts as _, VerifyReport as _, negative_log_likelihood as _,
+        pack as _, perplexity as _, synth as _,
+        synth::{
+            FewerRows as _, GgufRecipe as _, Options as _, PlannedTensor as _, Preset as _,
+            PresetSizes as _, SKEW_HELP as _, Summary as _, SynthPlan as _, plan as _,
+            presets as _, write as _, write_gguf as _,
+        },
+        text_perplexity as _, verify_packed as _,
+    },
+};

@@ -1,0 +1,358 @@
+//! Prompts of conversations: tokens, and the prefixes that later prompts share.
+
+#[cfg(test)]
+mod tests;
+
+use std::borrow::Cow;
+
+use moeflux_base::Error;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    chat::{ChatOptions, ChatTemplate, Literal, Message},
+    text::Text,
+};
+
+/// Tokens of a conversation, and the lengths of prefixes that later prompts are likely to share.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ChatPrompt {
+    /// Rendered text, with the private character in special tokens that messages spell.
+    rendered: String,
+    /// Tokens up to the start of the answer.
+    pub tokens: Vec<u32>,
+    /// Lengths of prefixes, ascending: behind tools and system message, behind each of the last two
+    /// messages, where the next turn diverges, and the whole prompt.
+    pub ends: Vec<usize>,
+}
+
+/// A prompt and its answer, as the model saw and generated them.
+///
+/// The text of an answer may have other tokens when it is tokenized again, and templates write
+/// calls with other white space than models. With the tokens themselves the next prompt continues
+/// the session: see [`Text::prompt_after`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Turn {
+    /// Rendered text of the prompt, as in [`ChatPrompt`].
+    rendered: String,
+    /// Tokens of the prompt and of the answer.
+    tokens: Vec<u32>,
+    /// Number of tokens of the prompt.
+    start: usize,
+}
+
+impl Turn {
+    /// A prompt and the tokens of its answer, without an end token.
+    pub fn new(prompt: ChatPrompt, answer: &[u32]) -> Self {
+        let ChatPrompt { rendered, mut tokens, .. } = prompt;
+        let start = tokens.len();
+        tokens.reserve_exact(answer.len());
+        tokens.extend_from_slice(answer);
+        Self { rendered, tokens, start }
+    }
+
+    /// Tokens of the prompt and of the answer.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Bytes of text and tokens.
+    pub fn bytes(&self) -> usize {
+        self.rendered.len() + size_of_val(&*self.tokens)
+    }
+}
+
+/// Question and answer that no conversation has, to find where others diverge from it.
+const OTHER: &str = "~";
+
+/// Start of a conversation whose tokens are known.
+#[derive(Default)]
+struct PastTurn {
+    tokens: Vec<u32>,
+    /// Bytes of its rendered text.
+    text_bytes: usize,
+}
+
+/// A conversation to render.
+struct Conversation<'a> {
+    template: &'a ChatTemplate,
+    options: &'a ChatOptions,
+    literal: Literal<'a>,
+}
+
+impl Conversation<'_> {
+    fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, Error> {
+        let Self { template, options, literal } = self;
+        template.render_conversation(messages, add_generation_prompt, options, literal)
+    }
+}
+
+impl Text {
+    /// Text of a conversation, up to the start of the assistant's answer.
+    ///
+    /// Messages are brought into the form that the template takes, so that none of their text is
+    /// lost: see `chat/normal_form.rs`.
+    ///
+    /// # Errors
+    /// There is no chat template, or it fails; a message has a result of a tool without a call.
+    pub fn render(&self, messages: &[Message], options: &ChatOptions) -> Result<String, Error> {
+        let conversation = self.conversation(messages, options, self.limit)?;
+        let mut text = conversation.render(messages, true)?;
+        text.retain(|c| c != conversation.literal.mark());
+        Ok(text)
+    }
+
+    /// Tokens of a conversation, up to the start of the assistant's answer. Special tokens that the
+    /// messages spell are text.
+    ///
+    /// # Errors
+    /// As [`Text::render`]; the prompt is longer than the context.
+    pub fn chat(&self, messages: &[Message], options: &ChatOptions) -> Result<Vec<u32>, Error> {
+        let conversation = self.conversation(messages, options, self.limit)?;
+        self.encode_rendered(&conversation.render(messages, true)?, conversation.literal.mark())
+    }
+
+    /// Tokens of a conversation as [`Text::chat`], and the prefixes that later prompts are likely
+    /// to share.
+    ///
+    /// # Errors
+    /// As [`Text::chat`].
+    pub fn prompt(&self, messages: &[Message], options: &ChatOptions) -> Result<ChatPrompt, Error> {
+        self.prompt_after(messages, options, [])
+    }
+
+    /// Like [`Text::prompt`], with the tokens of an earlier turn as the model saw and generated
+    /// them: the first of `turns` whose prompt and answer the conversation starts with, up to white
+    /// space in the answer. A template that renders that answer otherwise, such as without its
+    /// thoughts, has the last word.
+    ///
+    /// # Errors
+    /// As [`Text::chat`].
+    pub fn prompt_after<'a>(
+        &self,
+        messages: &[Message],
+        options: &ChatOptions,
+        turns: impl IntoIterator<Item = &'a Turn>,
+    ) -> Result<ChatPrompt, Error> {
+        let conversation = self.conversation(messages, options, self.limit)?;
+        let (rendered, mark) = (conversation.render(messages, true)?, conversation.literal.mark());
+        let past = turns.into_iter().find_map(|turn| self.past_turn(turn, &rendered, mark));
+        let PastTurn { mut tokens, text_bytes } = past.unwrap_or_default();
+        tokens.extend(self.encode_rendered(&rendered[text_bytes..], mark)?);
+        if tokens.len() > self.limit {
+            return Err(self.too_long(tokens.len()));
+        }
+        let mut ends: Vec<usize> = likely(&conversation, messages)
+            .filter_map(|other| self.shared(&rendered, &tokens, &other, mark))
+            .chain([tokens.len()])
+            .filter(|end| *end > 0)
+            .collect();
+        ends.sort_unstable();
+        ends.dedup();
+        Ok(ChatPrompt { rendered, tokens, ends })
+    }
+
+    /// Number of tokens of [`Text::prompt_after`], also beyond the context.
+    ///
+    /// # Errors
+    /// As [`Text::render`].
+    pub fn count_after<'a>(
+        &self,
+        messages: &[Message],
+        options: &ChatOptions,
+        turns: impl IntoIterator<Item = &'a Turn>,
+    ) -> Result<usize, Error> {
+        let conversation = self.conversation(messages, options, usize::MAX)?;
+        let (rendered, mark) = (conversation.render(messages, true)?, conversation.literal.mark());
+        let past = turns.into_iter().find_map(|turn| self.past_turn(turn, &rendered, mark));
+        let PastTurn { tokens, text_bytes } = past.unwrap_or_default();
+        let mut count = tokens.len();
+        self.rendered_pieces(&rendered[text_bytes..], mark, usize::MAX, &mut |ids| {
+            count += ids.len();
+        })?;
+        Ok(count)
+    }
+
+    /// A turn with which a rendered conversation starts; `None` if it does not.
+    fn past_turn(&self, turn: &Turn, rendered: &str, mark: char) -> Option<PastTurn> {
+        let rest = rendered.strip_prefix(&*turn.rendered)?;
+        let is_end = |text: &str| {
+            self.tokenizer().token_to_id(text).is_some_and(|id| self.end().contains(id))
+        };
+        let end = self.controls.find(rest).find(|found| is_end(&found.token.text))?.start;
+        let made = self.tokenizer().decode(turn.tokens.get(turn.start..)?, false).ok()?;
+        let visible = |c: &char| !c.is_whitespace() && *c != mark;
+        let is_same = rest[..end].chars().filter(visible).eq(made.chars().filter(visible));
+        let text_bytes = turn.rendered.len() + end;
+        is_same.then(|| PastTurn { tokens: turn.tokens.clone(), text_bytes })
+    }
+
+    /// Tokens that continue after an answer without its end token: the end of the answer,
+    /// `question`, and the prompt for the next answer. Continues conversations of which only the
+    /// tokens are known, such as saved sessions.
+    ///
+    /// # Errors
+    /// As [`Text::chat`]; also if the template does not include answers verbatim.
+    pub fn chat_follow_up(&self, question: &str, options: &ChatOptions) -> Result<Vec<u32>, Error> {
+        let messages = [Message::user(question)];
+        let Conversation { template, literal, .. } =
+            self.conversation(&messages, options, self.limit)?;
+        self.encode_rendered(
+            &template.render_follow_up(question, options, &literal)?,
+            literal.mark(),
+        )
+    }
+
+    /// # Errors
+    /// There is no chat template; the messages certainly have more than `limit` tokens.
+    fn conversation<'a>(
+        &'a self,
+        messages: &[Message],
+        options: &'a ChatOptions,
+        limit: usize,
+    ) -> Result<Conversation<'a>, Error> {
+        let template = self.template()?;
+        // Before the template makes copies of it.
+        let bytes = messages.iter().map(|message| message.content.len()).sum();
+        if self.tokenizer().exceeds(bytes, limit) {
+            return Err(self.too_long(limit.saturating_add(1)));
+        }
+        let given =
+            [serde_json::to_string(&options.variables), serde_json::to_string(&options.tools)];
+        let given = given.into_iter().flatten().map(Cow::Owned);
+        // JSON may spell a character as an escape.
+        let escaped = messages.iter().flat_map(|m| &m.tool_calls).filter_map(|call| {
+            serde_json::from_str::<serde_json::Value>(&call.arguments).ok().map(|v| v.to_string())
+        });
+        let strings = messages.iter().flat_map(Message::strings).map(Cow::Borrowed);
+        let source = [Cow::Borrowed(template.source())];
+        let strings = strings.chain(given).chain(escaped.map(Cow::Owned)).chain(source);
+        let literal = Literal::new(&self.controls, strings)
+            .ok_or_else(|| template.problem("the messages have every private character".into()))?;
+        Ok(Conversation { template, options, literal })
+    }
+
+    /// Tokens of a rendered text. In the parts with `mark`, special tokens are text.
+    ///
+    /// # Errors
+    /// The tokenizer cannot represent the text, or it has more tokens than the context.
+    fn encode_rendered(&self, text: &str, mark: char) -> Result<Vec<u32>, Error> {
+        let mut tokens = Vec::new();
+        self.rendered_pieces(text, mark, self.limit, &mut |ids| tokens.extend_from_slice(ids))?;
+        Ok(tokens)
+    }
+
+    /// Gives the tokens of a rendered text to `take`, in order, up to `limit` of them.
+    ///
+    /// # Errors
+    /// The tokenizer cannot represent the text, or it has more tokens.
+    fn rendered_pieces(
+        &self,
+        text: &str,
+        mark: char,
+        limit: usize,
+        take: &mut dyn FnMut(&[u32]),
+    ) -> Result<(), Error> {
+        let mut room = limit;
+        let mut add = |part: &str, is_literal: bool| -> Result<(), Error> {
+            let ids = match is_literal {
+                true => self.encode_literal(part, mark, room)?,
+                false => self.tokenizer().encode_within(part, false, room)?,
+            };
+            let ids = ids.ok_or_else(|| self.too_long(limit.saturating_add(1)))?;
+            room -= ids.len();
+            take(&ids);
+            Ok(())
+        };
+        if !text.contains(mark) {
+            return add(text, false);
+        }
+        // Everything before `done` is encoded. `start` is where the text between tokens begins.
+        let (mut done, mut start) = (0, 0);
+        let ends = self.controls.find(text).map(Some).chain([None]);
+        for found in ends {
+            let mut end = found.map_or(text.len(), |found| found.start);
+            if text[start..end].contains(mark) {
+                if found.is_some_and(|found| found.token.takes_before) {
+                    end = start + text[start..end].trim_end().len();
+                }
+                add(&text[done..start], false)?;
+                add(&text[start..end], true)?;
+                done = end;
+            }
+            if let Some(found) = found {
+                start = found.end();
+                if found.token.takes_behind {
+                    start = text.len() - text[start..].trim_start().len();
+                }
+            }
+        }
+        add(&text[done..], false)
+    }
+
+    /// Tokens of a text without special ones.
+    fn encode_literal(
+        &self,
+        marked: &str,
+        mark: char,
+        limit: usize,
+    ) -> Result<Option<Vec<u32>>, Error> {
+        let has_special = |ids: &[u32]| ids.iter().any(|id| self.tokenizer().is_special(*id));
+        let ids = self.tokenizer().encode_literal(&marked.replace(mark, ""), limit)?;
+        if !ids.as_ref().is_some_and(|ids| has_special(ids)) {
+            return Ok(ids);
+        }
+        // Some models join a special token from its characters: no part has all of them.
+        let mut all = Vec::new();
+        for part in marked.split(mark) {
+            let limit = limit.saturating_sub(all.len());
+            let Some(ids) = self.tokenizer().encode_literal(part, limit)? else { return Ok(None) };
+            all.extend(ids);
+        }
+        Ok(Some(all))
+    }
+
+    /// Length of the prefix of `tokens`, those of `text`, that the tokens of another text share.
+    /// Only the text between the last shared special token and the first difference is encoded.
+    fn shared(&self, text: &str, tokens: &[u32], other: &str, mark: char) -> Option<usize> {
+        let same = text.bytes().zip(other.bytes()).take_while(|(a, b)| a == b).count();
+        let same = text.floor_char_boundary(same);
+        let specials = self.controls.find(text).take_while(|found| found.end() <= same);
+        let (count, from) = specials.fold((0, 0), |(count, _), found| (count + 1, found.end()));
+        // Special tokens in the text are those in the tokens, in the same order.
+        let mut places =
+            tokens.iter().enumerate().filter(|(_, id)| self.tokenizer().is_special(**id));
+        let at = match count {
+            0 => 0,
+            _ => places.nth(count - 1).map(|(place, _)| place + 1)?,
+        };
+        let between = self.encode_rendered(&text[from..same], mark).ok()?;
+        Some(at + tokens[at..].iter().zip(&between).take_while(|(a, b)| a == b).count())
+    }
+}
+
+/// Texts that share with a prompt what later prompts are likely to share.
+fn likely<'a>(
+    conversation: &'a Conversation<'_>,
+    messages: &'a [Message],
+) -> impl Iterator<Item = String> + 'a {
+    let is_system = |message: &&Message| ["system", "developer"].contains(&&*message.role);
+    let systems = messages.iter().take_while(is_system).count();
+    let before = messages.len().saturating_sub(1);
+    let (other, past) = (Message::user(OTHER), Message::assistant(OTHER));
+    let with = |start: &[Message], end: &[Message]| [start, end].concat();
+    let variants = [
+        // Another first question.
+        (with(&messages[..systems], std::slice::from_ref(&other)), true),
+        // Another last message.
+        (with(&messages[..before], std::slice::from_ref(&other)), true),
+        (messages[..before].to_vec(), false),
+        (messages.to_vec(), false),
+        // The next turn.
+        (with(messages, &[past, other]), true),
+    ];
+    // A template that rejects these messages gives no position.
+    variants
+        .into_iter()
+        .filter_map(move |(messages, generation)| conversation.render(&messages, generation).ok())
+}
