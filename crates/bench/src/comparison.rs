@@ -8,7 +8,7 @@ use std::{
 use anyhow::Context;
 use serde_json::Value;
 
-use crate::{deprecated_keys, invalid_request::VERSION, table::Table, units};
+use crate::{deprecated_keys, table::Table, units, version::VERSION};
 
 /// A report that an earlier run saved as JSON.
 #[derive(Clone, Debug)]

@@ -19,6 +19,6 @@ pub mod speed;
 pub mod table;
 pub mod tensor_file;
 pub mod units;
-mod version;
+pub mod version;
 
 pub use invalid_request::InvalidRequest;

@@ -132,8 +132,8 @@ impl KernelBench {
             self.cpu_peaks.unwrap_or_else(|| Peaks::best_seen(self.gpu_memory, &self.timings));
         let exact = self.options.exact;
         KernelReport {
-            version: crate::invalid_request::VERSION,
-            system: crate::invalid_request::system(),
+            version: crate::version::VERSION,
+            system: crate::version::system(),
             device: self.device,
             options: self.asked,
             figures: self.timings.into_iter().map(|t| t.relative_to(&peaks, exact)).collect(),
