@@ -40,7 +40,9 @@ impl Streams<'_> {
     /// Replaces the line of progress. A closed stderr is ignored.
     fn progress(&mut self, text: impl fmt::Display) {
         if self.shows_progress {
-            let _ = write!(self.err, "\r\x1b[K{text}").and_then(|()| self.err.flush());
+            // Spaces clear the earlier line, also on consoles without escape sequences.
+            let line = format!("\r{:<25}\r", text.to_string());
+            let _ = self.err.write_all(line.as_bytes()).and_then(|()| self.err.flush());
         }
     }
 }
