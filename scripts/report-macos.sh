@@ -38,6 +38,7 @@ export CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0 NO_C
 # These would change what is measured.
 unset MOEFLUX_MODEL MOEFLUX_MEMORY MOEFLUX_GPU_MEMORY MOEFLUX_THREADS MOEFLUX_DEVICE
 moeflux=${CARGO_TARGET_DIR:-target}/release/moeflux
+kernels=${CARGO_TARGET_DIR:-target}/release/examples/kernels
 
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
@@ -174,6 +175,7 @@ step system system
 step hardware hardware
 step toolchain toolchain
 step build cargo build --locked --release
+step "build of the benchmark of kernels" cargo build --locked --release -p moeflux-bench --example kernels
 step version "$moeflux" --version
 step devices "$moeflux" devices
 step doctor "$moeflux" doctor
@@ -190,7 +192,7 @@ if ! $quick; then
 fi
 
 for device in cpu gpu; do
-    step "bench of kernels, $device" "$moeflux" bench kernels --quick --device "$device"
+    step "bench of kernels, $device" "$kernels" --quick --device "$device"
     step "bench of the built-in model, $device" "$moeflux" bench --device "$device"
 done
 if ! $quick; then

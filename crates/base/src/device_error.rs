@@ -3,7 +3,7 @@
 /// An error of a device or an op.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum DeviceError {
     /// A shape, format or view is invalid.
     #[error("{0}")]
     Shape(String),

@@ -1,6 +1,6 @@
 //! Element formats of KV caches.
 
-use crate::device_error::Error;
+use crate::device_error::DeviceError;
 
 /// Elements of a key or value that share a scale in [`KvFormat::Q8`].
 pub const KV_GROUP: usize = 32;
@@ -34,10 +34,10 @@ impl KvFormat {
     ///
     /// # Errors
     /// The name is unknown. The message lists the known ones.
-    pub fn by_name(name: &str) -> Result<Self, Error> {
+    pub fn by_name(name: &str) -> Result<Self, DeviceError> {
         let known = Self::ALL.into_iter().find(|format| format.name() == name);
         known.ok_or_else(|| {
-            Error::Device(format!("{name:?} is not a KV cache format: choose f32, f16 or q8"))
+            DeviceError::Device(format!("{name:?} is not a KV cache format: choose f32, f16 or q8"))
         })
     }
 

@@ -24,7 +24,7 @@ pub use atomic_file::{
     AtomicFile, Readers, WriterLock, allocated, create_private_folder, follow_links, is_disk_full,
     remove_stale_files,
 };
-pub use device_error::Error as DeviceError;
+pub use device_error::DeviceError;
 pub use error::{
     Error, GrammarError, OpenError, PlanError, SamplingError, SessionError, SnapshotProblem,
     ToolError,

@@ -8,7 +8,7 @@ use std::{
 use anyhow::Context;
 use serde_json::Value;
 
-use crate::{deprecated_keys, invalid_request::VERSION, table::Table, units};
+use crate::{deprecated_keys, table::Table, units, version::VERSION};
 
 /// A report that an earlier run saved as JSON.
 #[derive(Clone, Debug)]
@@ -31,11 +31,16 @@ impl SavedRun {
         Ok(Self { path: path.into(), report })
     }
 
+    /// The report, with current keys.
+    pub fn report(&self) -> &Value {
+        &self.report
+    }
+
     /// Applies `read` to the report. `command` with `--save` writes such reports.
     ///
     /// # Errors
     /// `read` fails: another version saved the report, or it is none of `command`.
-    pub(crate) fn read<T>(
+    pub fn read<T>(
         &self,
         command: &str,
         read: impl FnOnce(&Value) -> anyhow::Result<T>,
@@ -68,24 +73,24 @@ pub struct Comparison {
 
 /// A speed as it takes part in a comparison.
 #[derive(Clone, Debug)]
-pub(crate) struct ComparedSpeed {
+pub struct ComparedSpeed {
     /// Identity of the figure, equal in both runs.
-    pub(crate) key: String,
+    pub key: String,
     /// The identity as table cells.
-    pub(crate) cells: Vec<String>,
+    pub cells: Vec<String>,
     /// Higher is faster.
-    pub(crate) rate: f64,
+    pub rate: f64,
     /// The figure as it is printed: a rate or a time.
-    pub(crate) shown: String,
+    pub shown: String,
 }
 
 /// Columns of the table of a comparison.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Head<'a> {
+pub struct Head<'a> {
     /// Columns that are aligned left, the first one included.
-    pub(crate) left: usize,
+    pub left: usize,
     /// Names of the columns after the first one, without the ratio.
-    pub(crate) columns: &'a [&'a str],
+    pub columns: &'a [&'a str],
 }
 
 /// Compares the speeds that both lists contain; a speed below `1 - tolerance` of the earlier one
@@ -93,7 +98,7 @@ pub(crate) struct Head<'a> {
 ///
 /// # Errors
 /// The lists have no figure in common, or a speed is not a positive number.
-pub(crate) fn speeds(
+pub fn speeds(
     head: Head<'_>,
     now: &[ComparedSpeed],
     before: &[ComparedSpeed],
@@ -138,7 +143,7 @@ pub(crate) fn speeds(
 
 /// Differences between the fields `names` and between all options of two reports. Keys missing in
 /// either report are skipped.
-pub(crate) fn differences(names: &[&str], now: &Value, before: &Value) -> Vec<String> {
+pub fn differences(names: &[&str], now: &Value, before: &Value) -> Vec<String> {
     let options = |report: &Value| report["options"].as_object().cloned().unwrap_or_default();
     let fields = names.iter().map(|name| (*name, &now[*name], &before[*name]));
     let (options, options_before) = (options(now), options(before));
@@ -171,11 +176,7 @@ pub(crate) fn differences(names: &[&str], now: &Value, before: &Value) -> Vec<St
 }
 
 /// Difference between two bandwidths beyond the tolerance; small ones are noise.
-pub(crate) fn different_rate(
-    name: &str,
-    [now, before]: [&Value; 2],
-    tolerance: f64,
-) -> Option<String> {
+pub fn different_rate(name: &str, [now, before]: [&Value; 2], tolerance: f64) -> Option<String> {
     let (now, before) = (now.as_f64()?, before.as_f64()?);
     let differs = (now - before).abs() > tolerance * before;
     differs.then(|| format!("{name}: {}, before {}", units::speed(now), units::speed(before)))

@@ -1,5 +1,4 @@
-//! Benchmarks of moeflux: models, single kernels, comparisons with saved runs, predictions and
-//! plots.
+//! Benchmarks of moeflux: models, comparisons with saved runs, predictions and plots.
 //!
 //! The crate knows benchmarks, comparing and plotting. It returns figures, texts and charts, and
 //! reports progress through callbacks; it knows nothing of command lines, terminals or output
@@ -11,7 +10,6 @@ pub mod deprecated_keys;
 pub mod describe;
 pub mod host_report;
 mod invalid_request;
-pub mod kernels;
 pub mod logits_diff;
 pub mod plot;
 pub mod replay_report;
@@ -19,6 +17,6 @@ pub mod speed;
 pub mod table;
 pub mod tensor_file;
 pub mod units;
-mod version;
+pub mod version;
 
 pub use invalid_request::InvalidRequest;

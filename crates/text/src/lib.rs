@@ -4,8 +4,8 @@
 //! template, `prompt` gives their tokens, `dialect` tells thoughts, text and calls of tools in an
 //! answer apart, `grammar` constrains an answer. `text` bundles them for a checkpoint.
 //!
-//! Knows: `tokenizer.json`, `chat_template.jinja`, `generation_config.json`. Must not know: tensors,
-//! devices, experts, sessions.
+//! Knows: `tokenizer.json`, `chat_template.jinja`, `generation_config.json`. Must not know:
+//! tensors, devices, sessions.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(

@@ -2,10 +2,12 @@
 
 /// No grammars.
 #[derive(Debug)]
-pub(crate) struct Grammars;
+pub(crate) struct NoGrammars;
 
-impl Grammars {
+impl NoGrammars {
     pub(crate) const fn new(_bytes: u64) -> Self {
         Self
     }
 }
+
+pub(crate) use NoGrammars as Grammars;

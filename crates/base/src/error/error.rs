@@ -7,6 +7,7 @@ use super::{
     operations::{GrammarError, OpenError, PlanError, SamplingError, SessionError, ToolError},
     snapshot_problem::SnapshotProblem,
 };
+use crate::device_error::DeviceError;
 
 /// Error of any call of this crate. Every message names the file, tensor, layer or expert, and the
 /// remedy.
@@ -130,7 +131,7 @@ pub enum Error {
         /// The layer or part of the model.
         at: String,
         /// Error of the device.
-        source: crate::device_error::Error,
+        source: DeviceError,
     },
     /// Failure to start a thread.
     #[error("cannot start a thread {purpose}: {source}")]
@@ -154,9 +155,7 @@ pub enum Error {
 impl Error {
     /// Wraps a device error with its location, for `map_err`. `at` runs only on failure.
     #[doc(hidden)]
-    pub fn at<S: Into<String>>(
-        at: impl FnOnce() -> S,
-    ) -> impl FnOnce(crate::device_error::Error) -> Error {
+    pub fn at<S: Into<String>>(at: impl FnOnce() -> S) -> impl FnOnce(DeviceError) -> Error {
         move |source| Error::Compute { at: at().into(), source }
     }
 

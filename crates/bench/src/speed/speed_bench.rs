@@ -327,8 +327,8 @@ impl SpeedBench {
         let dispatches = phases.map(|m| m.stats.dispatches).sum();
         let first = contexts.first();
         SpeedReport {
-            version: crate::invalid_request::VERSION,
-            system: crate::invalid_request::system(),
+            version: crate::version::VERSION,
+            system: crate::version::system(),
             options: texts.options,
             model: texts.model,
             device: &device.name,

@@ -2,10 +2,10 @@
 
 use std::{num::NonZeroUsize, path::PathBuf};
 
-use clap::{Args, Subcommand};
+use clap::Args;
 
 use super::{
-    engine::{ComputeArgs, EngineArgs, TraceArgs},
+    engine::{EngineArgs, TraceArgs},
     values::{parse_percent, parse_size, parse_speed, path, preset},
 };
 
@@ -18,7 +18,6 @@ Examples:
   moeflux bench --model DIR --budgets 4GiB,8GiB,12GiB --cold --plot budgets.svg
   moeflux bench --model DIR --memory 8GiB --sessions 1,2,4,8 --prompt 64
   moeflux bench --model DIR --save before.json; moeflux bench --model DIR --compare before.json
-  moeflux bench kernels
 
 Exit codes: 0 done, 1 failed, or with --compare something is slower, 2 wrong use.";
 
@@ -34,10 +33,8 @@ Exit codes: 0 done, 1 failed, or with --compare something is slower, 2 wrong use
 /// peak, while everything else is computed at the speed of reading memory. The disk is measured
 /// once, in about 1.5 seconds, and remembered; memory is measured each time.
 #[derive(Debug, Args)]
-#[command(after_help = BENCH_EXAMPLES, args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
+#[command(after_help = BENCH_EXAMPLES)]
 pub(crate) struct BenchArgs {
-    #[command(subcommand)]
-    pub(crate) command: Option<BenchCommand>,
     /// Tokens of the prompt
     #[arg(short, long, value_name = "N", default_value_t = 128)]
     pub(crate) prompt: usize,
@@ -121,52 +118,6 @@ pub(crate) struct FigureArgs {
     /// With --compare: how much slower a figure may be
     #[arg(long, value_name = "PERCENT", default_value = "10%", value_parser = parse_percent, requires = "compare")]
     pub(crate) tolerance: f64,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum BenchCommand {
-    Kernels(KernelsArgs),
-}
-
-const KERNELS_EXAMPLES: &str = "\
-Examples:
-  moeflux bench kernels
-  moeflux bench kernels --quick --threads 1
-  moeflux bench kernels --only matmul,experts --format affine4,mxfp4
-  moeflux bench kernels --device gpu --csv
-  moeflux bench kernels --save before.json; moeflux bench kernels --compare before.json
-
-Exit codes: 0 done, 1 failed, or with --compare something is slower, 2 wrong use.";
-
-/// Benchmark single ops in every weight format
-///
-/// Needs no model: weights are random, in shapes of Qwen3-30B-A3B and, for ops it lacks, of other
-/// models. Runs cycle through more weights than caches hold, so that a single row of activations
-/// reads them from memory.
-///
-/// Rates are GB/s for ops bound by memory and GFLOP/s for ops bound by arithmetic, with the share
-/// of the device's roofline. On a CPU both peaks are measured separately, with the same threads. On
-/// a GPU the memory peak is that of a simple copy kernel, the arithmetic peak that of the best op
-/// measured. Ops on few activations run from caches and have no share.
-///
-/// Takes one to two minutes and up to 700 MB of memory. --device auto is the adapter that `moeflux
-/// devices` prefers, else the processor.
-#[derive(Debug, Args)]
-#[command(after_help = KERNELS_EXAMPLES)]
-pub(crate) struct KernelsArgs {
-    /// Only these ops, such as matmul,experts
-    #[arg(long, value_name = "OP,...", value_delimiter = ',')]
-    pub(crate) only: Vec<String>,
-    /// Only weight formats with these prefixes, such as affine4,mxfp4 or affine4/64
-    #[arg(long, value_name = "FORMAT,...", value_delimiter = ',')]
-    pub(crate) format: Vec<String>,
-    /// The four most common formats, and less time per figure
-    #[arg(long)]
-    pub(crate) quick: bool,
-    #[command(flatten)]
-    pub(crate) figures: FigureArgs,
-    #[command(flatten)]
-    pub(crate) compute: ComputeArgs,
 }
 
 const PLAN_EXAMPLES: &str = "\

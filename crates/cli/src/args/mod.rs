@@ -13,7 +13,7 @@ mod tools;
 mod values;
 
 pub(crate) use answer::{AnswerArgs, CHAT_COMMANDS, ChatArgs, FormArgs, RunArgs, Switch};
-pub(crate) use bench::{BenchArgs, BenchCommand, DoctorArgs, FigureArgs, KernelsArgs, PlanArgs};
+pub(crate) use bench::{BenchArgs, DoctorArgs, FigureArgs, PlanArgs};
 pub(crate) use command::{Cli, Command, parse};
 pub(crate) use engine::{
     AutoSwitch, ComputeArgs, EngineArgs, IoMode, MemoryArgs, ReadArgs, ReaderChoice,

@@ -10,7 +10,6 @@ mod dialects;
 mod file_versions;
 mod hub;
 mod inspect;
-mod kernels;
 mod logits;
 mod machines;
 mod memory;

@@ -102,7 +102,7 @@ impl MemoryRequest {
         self.device_budget.or(self.card_budgets.and_then(|budgets| budgets.of_card(0)))
     }
 
-    /// Sets the memory of the reader that [`Engine::open`](crate::session::engine::Engine::open) creates for a
+    /// Sets the memory of the reader that [`Engine::open`](crate::Engine::open) creates for a
     /// checkpoint and its mirrors with these options, unless it is set already.
     #[must_use]
     pub fn with_reader(

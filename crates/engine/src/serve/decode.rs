@@ -62,7 +62,8 @@ pub struct GenerateRequest {
     pub masks: Vec<Arc<dyn MaskSource>>,
     /// Log-probabilities of the answer's tokens under the model's own distribution, before bias,
     /// penalties, temperature and masks. The value is the number of the most probable tokens that
-    /// come with each, up to [`MAX_TOP_LOGPROBS`](moeflux_sampling::MAX_TOP_LOGPROBS). Default: none.
+    /// come with each, up to [`MAX_TOP_LOGPROBS`](moeflux_sampling::MAX_TOP_LOGPROBS). Default:
+    /// none.
     pub logprobs: Option<usize>,
     /// Whether each token of the prompt but the first gets log-probabilities, given the tokens
     /// before it, with as many of the most probable tokens as `logprobs` says. All of the prompt is

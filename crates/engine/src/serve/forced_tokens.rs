@@ -11,7 +11,7 @@ use moeflux_sampling::{MaskSource, TokenMask};
 /// Forces the tokens of a script: for tests of tools without trained weights.
 ///
 /// As the last mask of every request
-/// ([`GenerateRequest::masks`](crate::serve::decode::GenerateRequest::masks)) it leaves one token to choose, so
+/// ([`GenerateRequest::masks`](crate::GenerateRequest::masks)) it leaves one token to choose, so
 /// that an answer of the script takes the way of any other through sampler, masks and scheduler.
 /// The first request that gets a session has the first answer, and so on; the last answer is
 /// repeated. An end token follows each. A scripted token that an earlier mask forbids fails its

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use crate::session::{engine::Engine, timeline::Timeline};
 
-/// A checkpoint of a session. [`Session::rewind`](crate::session::session::Session::rewind) returns to it,
+/// A checkpoint of a session. [`Session::rewind`](crate::Session::rewind) returns to it,
 /// independent of what the session did since. Clones share it.
 ///
 /// A mark shares all state memory with its session until either of them advances. Then the
 /// recurrent states are copied, and so is the last, partly filled allocation of the KV cache: a
 /// block of 256 positions on the CPU, a layer's whole allocation on a GPU. This memory counts as
 /// session state in the memory plan. Unlike the prefix cache of
-/// [`Session::sync`](crate::session::session::Session::sync), a mark is never evicted. It also holds the tokens, and
+/// [`Session::sync`](crate::Session::sync), a mark is never evicted. It also holds the tokens, and
 /// the logits if present.
 #[derive(Clone)]
 pub struct Mark {

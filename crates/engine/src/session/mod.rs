@@ -1,5 +1,5 @@
-//! Session floor: a loaded model ([`Engine`](crate::session::engine::Engine)), its token sequences
-//! ([`Session`](crate::session::session::Session)), marks, the prefix cache and snapshots.
+//! Session floor: a loaded model ([`Engine`](crate::Engine)), its token sequences
+//! ([`Session`](crate::Session)), marks, the prefix cache and snapshots.
 //!
 //! Knows: sequence states (KV cache and recurrent state), token prefixes, snapshot files.
 //! Must not know: scheduling, sampling loops, wire formats.

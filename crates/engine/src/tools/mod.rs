@@ -5,6 +5,7 @@
 
 pub(crate) mod host_forecast;
 pub(crate) mod pack;
+mod parser;
 #[doc(hidden)]
 pub mod parsers;
 pub(crate) mod perplexity;

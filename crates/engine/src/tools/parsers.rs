@@ -8,40 +8,9 @@ use moeflux_model::{blueprint::Blueprint, checkpoint::Checkpoint};
 
 use crate::{experts::trace::Trace, session::snapshot::Snapshot};
 
+pub use super::parser::Parser;
 #[cfg(feature = "text")]
 use super::text_parsers::text;
-
-/// Parser of one kind of file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Parser {
-    /// `config.json`, up to the blueprint.
-    Config,
-    /// `model.safetensors`.
-    Safetensors,
-    /// A GGUF file, up to the blueprint.
-    Gguf,
-    /// `model.safetensors.index.json`.
-    ShardIndex,
-    /// `experts.moeflux`.
-    Packed,
-    /// `mirrors.txt`.
-    Mirrors,
-    /// A saved session.
-    Snapshot,
-    /// A routing trace.
-    Trace,
-    /// `tokenizer.json`, with a text there and back.
-    Tokenizer,
-    /// `tiktoken.model`.
-    Tiktoken,
-    /// `tokenizer_config.json`, with its template.
-    TokenizerConfig,
-    /// `chat_template.jinja`, with a conversation.
-    Template,
-    /// `generation_config.json`.
-    GenerationConfig,
-}
 
 impl Parser {
     /// All parsers. Those of text need the feature `text`.

@@ -6,7 +6,7 @@ use moeflux_base::{Error, TextFile};
 use moeflux_sampling::GenerationConfig;
 use moeflux_text::{ChatOptions, ChatTemplate, Message, Tokenizer, TokenizerConfig};
 
-use super::parsers::Parser;
+use super::parser::Parser;
 
 /// Runs the parser of a text file.
 pub(super) fn text(parser: Parser, bytes: &[u8], folder: &Path) -> Result<(), Error> {

@@ -1,6 +1,5 @@
 //! `bench`: decode and prefill speed of a model.
 
-mod kernels;
 mod speed;
 mod sweep;
 

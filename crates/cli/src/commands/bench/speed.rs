@@ -14,9 +14,9 @@ use moeflux_bench::{
 };
 use serde_json::{Value, json};
 
-use super::{kernels, sweep};
+use super::sweep;
 use crate::{
-    args::{BenchArgs, BenchCommand, EngineArgs, FigureArgs},
+    args::{BenchArgs, EngineArgs, FigureArgs},
     atomic_file, folders, interrupt,
     load::{self, Needs},
     out,
@@ -29,9 +29,6 @@ use crate::{
 /// # Errors
 /// The model cannot be loaded or run, or a file cannot be read or written.
 pub(crate) fn run(args: &BenchArgs, ui: Ui) -> anyhow::Result<ExitCode> {
-    if let Some(BenchCommand::Kernels(args)) = &args.command {
-        return kernels::run(args, ui);
-    }
     let contexts = match args.context.as_slice() {
         [] => &[args.prompt],
         contexts => contexts,
@@ -109,17 +106,13 @@ fn write_files(args: &BenchArgs, measured: &Value) -> anyhow::Result<()> {
 }
 
 /// Writes the file of --save.
-pub(super) fn save(args: &FigureArgs, measured: &Value) -> anyhow::Result<()> {
+fn save(args: &FigureArgs, measured: &Value) -> anyhow::Result<()> {
     let Some(path) = &args.save else { return Ok(()) };
     atomic_file::write(path, Readers::Umask, &serde_json::to_vec_pretty(measured)?)
 }
 
 /// Prints a comparison with a saved run. The exit code is 1 if something is slower.
-pub(super) fn finish(
-    args: &FigureArgs,
-    compared: Option<Comparison>,
-    ui: Ui,
-) -> anyhow::Result<ExitCode> {
+fn finish(args: &FigureArgs, compared: Option<Comparison>, ui: Ui) -> anyhow::Result<ExitCode> {
     let Some(Comparison { differences, mut text, passed }) = compared else {
         return Ok(ExitCode::SUCCESS);
     };

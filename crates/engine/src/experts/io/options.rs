@@ -21,7 +21,7 @@ pub enum ReaderKind {
 /// Whether reads go through the system's page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Access {
-    /// Decided by [`MemoryPlan::page_cache`](crate::runtime::plan::MemoryPlan::page_cache).
+    /// Decided by [`MemoryPlan::page_cache`](crate::MemoryPlan::page_cache).
     #[default]
     Auto,
     /// Buffered: through the page cache.

@@ -1,14 +1,83 @@
-//! `bench kernels`.
+//! Runs of the benchmark, as a user sees them.
 
-use super::*;
+// clippy.toml allows these in functions marked as tests; their helpers are tests too.
+#![allow(clippy::unwrap_used, clippy::panic)]
 
-/// Arguments for a few figures of one op.
-const NORM: [&str; 7] = ["bench", "kernels", "--quick", "--only", "rmsnorm", "--threads", "1"];
+use std::path::Path;
+
+use super::{
+    args,
+    measure::{self, Streams},
+};
+
+/// Arguments for a few figures of one op. They name the device and the threads, so that no
+/// environment variable changes them.
+const NORM: [&str; 7] = ["--quick", "--only", "rmsnorm", "--threads", "1", "--device", "cpu"];
+
+/// Output and exit code of a run.
+#[derive(Debug)]
+struct Said {
+    out: String,
+    err: String,
+    code: i32,
+}
+
+fn run(args: &[&str]) -> Said {
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let args = match args::parse(["kernels"].iter().chain(args)) {
+        Ok(args) => args,
+        Err(error) => {
+            let err = error.render().to_string();
+            return Said { out: String::new(), err, code: error.exit_code() };
+        }
+    };
+    let mut streams = Streams { out: &mut out, err: &mut err, shows_progress: false };
+    let code = measure::run(&args, &mut streams).into();
+    let [out, err] = [out, err].map(|bytes| String::from_utf8(bytes).unwrap());
+    Said { out, err, code }
+}
+
+/// Runs, asserts success and returns the output.
+fn succeed(args: &[&str]) -> String {
+    let said = run(args);
+    assert_eq!(said.code, 0, "{args:?}: {said:?}");
+    said.out
+}
+
+fn json(text: &str) -> serde_json::Value {
+    serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"))
+}
+
+/// Asserts an error as users should see it: without Rust internals.
+fn assert_error(said: &Said, code: i32, parts: &[&str]) {
+    assert_eq!(said.code, code, "{said:?}");
+    assert!(said.err.starts_with("error: "), "{said:?}");
+    for part in parts {
+        assert!(said.err.contains(part), "{part:?} is not in {said:?}");
+    }
+    for inner in ["panicked", "RUST_BACKTRACE", "Os {", "Error(", "Some("] {
+        assert!(!said.err.contains(inner), "{said:?}");
+    }
+}
+
+/// Asserts that no line with columns is wider than 80.
+fn assert_narrow(out: &str) {
+    // Sentences have single spaces.
+    let wide = |line: &&str| line.trim().contains("  ") && line.chars().count() > 80;
+    let wide: Vec<&str> = out.lines().filter(wide).collect();
+    assert!(wide.is_empty(), "{}", wide.join("\n"));
+}
+
+/// A file that an earlier commit saved.
+fn kept(name: &str) -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/data/versions/1");
+    folder.join(name).to_str().unwrap().to_owned()
+}
 
 #[test]
 fn ops_are_measured_in_formats_and_rows() {
     let args = ["--only", "MatMul,Glu", "--format", "affine4/64", "--threads", "1", "--json"];
-    let measured = json(&succeed(&[&["bench", "kernels", "--quick"], &args[..]].concat()));
+    let measured = json(&succeed(&[&["--quick", "--device", "cpu"], &args[..]].concat()));
     let peak = |name: &str| measured["peaks"][name].as_f64().unwrap();
     assert!(
         peak("memory") > 0.0 && peak("f32") > 0.0 && measured["peaks"]["measured"] == true,
@@ -50,7 +119,7 @@ fn ops_are_measured_in_formats_and_rows() {
 #[test]
 fn figures_are_printed_as_table_and_csv() {
     let table = succeed(&NORM);
-    tables::assert_narrow(&table);
+    assert_narrow(&table);
     assert!(table.contains("from memory") && table.contains("of the best"), "{table}");
     assert_eq!(table.lines().filter(|l| l.starts_with("RmsNorm  2048")).count(), 2, "{table}");
     let csv = succeed(&[&NORM[..], &["--csv"]].concat());
@@ -59,20 +128,28 @@ fn figures_are_printed_as_table_and_csv() {
         csv.lines().count() == 3 && csv.lines().nth(1).unwrap().starts_with("RmsNorm,\"2048\",,1,"),
         "{csv}"
     );
+}
+
+#[test]
+fn wrong_use_is_exit_code_2_and_names_the_choices() {
     for (args, parts) in [
         (["--only", "nonsense"], ["no op \"nonsense\"", "matmul"]),
         (["--format", "q4_x"], ["no weight format", "affine4/64"]),
         (["--format", "mxfp4"], ["not measured in these formats", "--help"]),
-        (["--device", "abacus"], ["choose auto", "gpu:N"]),
     ] {
         assert_error(&run(&[&NORM[..], &args[..]].concat()), 2, &parts);
     }
-    assert_error(&run(&["bench", "--tokens", "3", "kernels"]), 2, &["kernels"]);
+    assert_error(&run(&["--device", "abacus"]), 2, &["choose auto", "gpu:N"]);
+    assert_error(&run(&["--kv", "f64"]), 2, &["possible values: f32, f16, q8"]);
+    assert_error(&run(&["--tolerance", "101%", "--compare", "x"]), 2, &["from 0 to 100"]);
+    assert_error(&run(&["--tolerance", "5%"]), 2, &["--compare"]);
+    let help = run(&["--help"]);
+    assert!(help.code == 0 && help.err.contains("--example kernels -- --quick"), "{help:?}");
 }
 
 #[test]
 fn a_run_is_compared_with_a_saved_one() {
-    let folder = temp();
+    let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (saved, other) = (path("saved.json"), path("other.json"));
     let measured = json(&succeed(&[&NORM[..], &["--json", "--save", &saved]].concat()));
@@ -98,7 +175,7 @@ fn a_run_is_compared_with_a_saved_one() {
     std::fs::write(&other, faster.to_string()).unwrap();
     let said = compare(&other, "90%");
     assert!(said.code == 1 && said.out.contains("  slower\n"), "{said:?}");
-    tables::assert_narrow(&said.out);
+    assert_narrow(&said.out);
     assert!(said.out.contains("1 of 2 figures slower by more than 90.0 %"), "{said:?}");
     assert!(
         said.out.contains(", before an abacus\n") && said.out.contains("quick: true, before false"),
@@ -118,6 +195,23 @@ fn a_run_is_compared_with_a_saved_one() {
     faster["figures"] = serde_json::json!([]);
     std::fs::write(&other, faster.to_string()).unwrap();
     assert_error(&compare(&other, "10%"), 1, &["nothing can be compared"]);
-    // The commands reject each other's files.
-    assert_error(&run(&["bench", "--compare", &saved]), 1, &[&saved, "bench --save"]);
+}
+
+#[test]
+fn saved_runs_of_earlier_versions_are_compared_or_refused_by_name() {
+    let compare =
+        |file: &str| run(&[&NORM[..], &["--compare", file, "--tolerance", "100%"]].concat());
+    let said = compare(&kept("bench-kernels.json"));
+    assert!(said.code == 0 && said.out.contains("nothing of 2 figures is slower"), "{said:?}");
+    let again = "`cargo run --release -p moeflux-bench --example kernels -- --save`";
+    // A benchmark of a model is no report of kernels.
+    let model = kept("bench.json");
+    assert_error(&compare(&model), 1, &[&model, again]);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("later.json").to_str().unwrap().to_owned();
+    for report in [r#"{"version": "9.8.7"}"#, r#"{"budgets": [{"version": "9.8.7"}]}"#] {
+        std::fs::write(&file, report).unwrap();
+        let version = "it has version 9.8.7, this program reads ";
+        assert_error(&compare(&file), 1, &[&file, version, again]);
+    }
 }

@@ -2,16 +2,16 @@
 
 use std::fmt::{self, Write};
 
+use moeflux_bench::{comparison::ComparedSpeed, table::Table, units};
 use moeflux_compute::CpuPeak;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::op_bench::OpTiming;
-use crate::{comparison::ComparedSpeed, table::Table, units};
 
 /// Peak rates of a device.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct Peaks {
+pub(crate) struct Peaks {
     /// Memory bandwidth in bytes per second.
     memory: f64,
     /// f32 operations per second.
@@ -54,7 +54,7 @@ impl Peaks {
 
 /// One timing as printed and saved. docs/bench.md describes the fields.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct KernelFigure {
+pub(crate) struct KernelFigure {
     op: String,
     shape: String,
     format: Option<String>,
@@ -69,7 +69,7 @@ pub struct KernelFigure {
 /// The resource that bounds an op by the roofline model.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum KernelBound {
+pub(crate) enum KernelBound {
     /// Memory bandwidth.
     Memory,
     /// Arithmetic throughput.
@@ -130,7 +130,7 @@ fn operations(per_second: f64) -> String {
 
 /// Figures of all kernels. docs/bench.md describes the fields.
 #[derive(Debug, Serialize)]
-pub struct KernelReport {
+pub(crate) struct KernelReport {
     pub(super) version: &'static str,
     pub(super) system: String,
     pub(super) device: String,
@@ -141,7 +141,7 @@ pub struct KernelReport {
 
 impl KernelReport {
     /// Comma-separated values with a header.
-    pub fn csv(&self) -> String {
+    pub(crate) fn csv(&self) -> String {
         let mut out = String::from(
             "op,shape,format,rows,seconds,bytes_per_second,operations_per_second,bound_by,share\n",
         );
@@ -195,7 +195,7 @@ impl fmt::Display for KernelReport {
 /// Speeds of a saved report, for comparison.
 ///
 /// # Errors
-/// The value is not a report of `bench kernels`.
+/// The value is not a report of this benchmark.
 pub(super) fn speeds(report: &Value) -> anyhow::Result<Vec<ComparedSpeed>> {
     let rows = Vec::<KernelFigure>::deserialize(&report["figures"])?;
     let speed = |row: KernelFigure| {
@@ -215,7 +215,7 @@ mod tests {
     use moeflux_compute::{Format, MatrixShape};
 
     use super::*;
-    use crate::kernels::op_bench::OpWork;
+    use crate::op_bench::OpWork;
 
     fn figure(bytes: f64, operations: f64, streamed: bool) -> OpTiming {
         let weights = Some(MatrixShape { rows: 64, cols: 64, format: Format::MXFP4 });

@@ -4,6 +4,11 @@ use std::time::Duration;
 
 use anyhow::Context;
 use moeflux::{experts::probe_memory, runtime::Devices};
+use moeflux_bench::{
+    InvalidRequest,
+    comparison::{self, ComparedSpeed, Comparison, SavedRun},
+    version,
+};
 use moeflux_compute::{CpuPeak, DeviceOptions, Isa, KvFormat, open};
 use serde_json::{Value, json};
 
@@ -13,10 +18,9 @@ use super::{
     op_bench::{CYCLE, OpBench, OpTiming},
     report::{self, KernelReport, Peaks},
 };
-use crate::{
-    comparison::{self, ComparedSpeed, Comparison, SavedRun},
-    invalid_request::InvalidRequest,
-};
+
+/// The command of this benchmark, before its options.
+const COMMAND: &str = "cargo run --release -p moeflux-bench --example kernels --";
 
 /// Minimum measuring time of a figure.
 const MIN_TIME: Duration = Duration::from_millis(150);
@@ -24,18 +28,18 @@ const QUICK_MIN_TIME: Duration = Duration::from_millis(30);
 
 /// Selection of benchmarks.
 #[derive(Clone, Copy, Debug)]
-pub struct KernelRequest<'a> {
+pub(crate) struct KernelRequest<'a> {
     /// Names of ops, in any case; empty for all.
-    pub ops: &'a [String],
+    pub(crate) ops: &'a [String],
     /// Prefixes of weight formats; empty for all.
-    pub formats: &'a [String],
+    pub(crate) formats: &'a [String],
     /// Only the common formats, and less time per figure.
-    pub quick: bool,
+    pub(crate) quick: bool,
 }
 
 /// Benchmarks of ops: [`probe`](Self::probe), [`run`](Self::run), `probe` again, then
 /// [`report`](Self::report).
-pub struct KernelBench {
+pub(crate) struct KernelBench {
     cases: Vec<KernelCase>,
     quick: bool,
     options: DeviceOptions,
@@ -54,7 +58,7 @@ impl KernelBench {
     ///
     /// # Errors
     /// An op or a format is unknown, or the ops do not exist in the formats.
-    pub fn new(request: KernelRequest<'_>) -> Result<Self, InvalidRequest> {
+    pub(crate) fn new(request: KernelRequest<'_>) -> Result<Self, InvalidRequest> {
         Ok(Self {
             cases: select(request)?,
             quick: request.quick,
@@ -69,7 +73,7 @@ impl KernelBench {
 
     /// Sets the device and the format of its KV cache. The name `auto` selects the preferred
     /// adapter, else the CPU.
-    pub fn on(mut self, options: DeviceOptions, kv_format: KvFormat) -> Self {
+    pub(crate) fn on(mut self, options: DeviceOptions, kv_format: KvFormat) -> Self {
         self.asked = json!({
             "threads": options.threads,
             "exact": options.exact,
@@ -95,7 +99,7 @@ impl KernelBench {
     ///
     /// # Errors
     /// The device cannot be opened or fails.
-    pub fn probe(&mut self) -> anyhow::Result<()> {
+    pub(crate) fn probe(&mut self) -> anyhow::Result<()> {
         if self.is_cpu() {
             let peaks = cpu_peaks(&mut self.options)?;
             self.cpu_peaks = Some(match self.cpu_peaks {
@@ -112,7 +116,7 @@ impl KernelBench {
     ///
     /// # Errors
     /// The device cannot be opened, or an op fails.
-    pub fn run(&mut self, progress: &mut dyn FnMut(f64)) -> anyhow::Result<()> {
+    pub(crate) fn run(&mut self, progress: &mut dyn FnMut(f64)) -> anyhow::Result<()> {
         let min_time = if self.quick { QUICK_MIN_TIME } else { MIN_TIME };
         for (i, case) in self.cases.iter().enumerate() {
             // Devices never free weights, so each case opens its own.
@@ -127,13 +131,13 @@ impl KernelBench {
     }
 
     /// The figures, as shares of the peaks.
-    pub fn report(self) -> KernelReport {
+    pub(crate) fn report(self) -> KernelReport {
         let peaks =
             self.cpu_peaks.unwrap_or_else(|| Peaks::best_seen(self.gpu_memory, &self.timings));
         let exact = self.options.exact;
         KernelReport {
-            version: crate::invalid_request::VERSION,
-            system: crate::invalid_request::system(),
+            version: version::VERSION,
+            system: version::system(),
             device: self.device,
             options: self.asked,
             figures: self.timings.into_iter().map(|t| t.relative_to(&peaks, exact)).collect(),
@@ -146,8 +150,8 @@ impl KernelBench {
 ///
 /// # Errors
 /// One of them is no report of this benchmark, or they have no figure in common.
-pub fn compare(now: &Value, saved: &SavedRun, tolerance: f64) -> anyhow::Result<Comparison> {
-    let before = &saved.report;
+pub(crate) fn compare(now: &Value, saved: &SavedRun, tolerance: f64) -> anyhow::Result<Comparison> {
+    let before = saved.report();
     let head =
         comparison::Head { left: 3, columns: &["shape", "format", "rows", "time", "before"] };
     let mut compared =
@@ -162,12 +166,12 @@ pub fn compare(now: &Value, saved: &SavedRun, tolerance: f64) -> anyhow::Result<
 ///
 /// # Errors
 /// It is not.
-pub fn check(saved: &SavedRun) -> anyhow::Result<()> {
+pub(crate) fn check(saved: &SavedRun) -> anyhow::Result<()> {
     saved_speeds(saved).map(|_| ())
 }
 
 fn saved_speeds(saved: &SavedRun) -> anyhow::Result<Vec<ComparedSpeed>> {
-    saved.read("moeflux bench kernels", report::speeds)
+    saved.read(COMMAND, report::speeds)
 }
 
 fn select(request: KernelRequest<'_>) -> Result<Vec<KernelCase>, InvalidRequest> {
