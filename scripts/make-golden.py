@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the golden checkpoints of crates/engine/tests/data/goldens: weights from seeds, logits by a reference.
+"""Makes the golden checkpoints of crates/moeflux/tests/data/goldens: weights from seeds, logits by a reference.
 
 usage: scripts/make-golden.py [CASE ...] [--out DIR]      cases of cases.py (none: all), by mlx-lm
        scripts/make-golden.py --like FOLDER [--out DIR]   the tensors of a checkpoint from elsewhere, with the prompt
@@ -44,7 +44,7 @@ import seeded
 from cases import CASES
 from golden import Reference, make_checkpoint, read_safetensors, rms, versions
 
-GOLDENS = Path(__file__).resolve().parent.parent / "crates/engine/tests/data/goldens"
+GOLDENS = Path(__file__).resolve().parent.parent / "crates/moeflux/tests/data/goldens"
 # More rows give smaller gaps and larger differences, so the limits are looser from LONG tokens on.
 SAME, LEAST_ROUTER_GAP, MOST_NOISE, NUDGE, LONG, VERY_LONG = 1e-4, 2e-3, 5e-5, 1e-6, 40, 1000
 # Models of which mlx-lm is a second opinion on goldens of transformers.

@@ -4,7 +4,7 @@
     pip install tiktoken regex && scripts/make-tiktoken-golden.py [FOLDER [RANDOM_TEXTS]]
 
 Writes tiktoken.model, tokenizer_config.json and golden.json to FOLDER
-(crates/engine/tests/data/tiktoken). The ranks are trained here; the ids are those of
+(crates/text/tests/data/tiktoken). The ranks are trained here; the ids are those of
 `tiktoken.Encoding`, as in Kimi's tokenization_kimi.py.
 """
 
@@ -19,7 +19,7 @@ import regex
 import tiktoken
 
 HERE = pathlib.Path(__file__).parent
-FOLDER = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "../crates/engine/tests/data/tiktoken"
+FOLDER = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "../crates/text/tests/data/tiktoken"
 RANDOM_TEXTS = int(sys.argv[2]) if len(sys.argv) > 2 else 60
 TOKENS, SPECIAL_TOKENS = 600, 256
 # tokenization_kimi.py, pat_str
@@ -48,7 +48,7 @@ ODD = ["wxyz", "aaaa", "aaa", "aa", "wx", "yz", "xyz", "zyx", "bcab", "bc", "ab"
 
 
 def train():
-    corpus = "\n".join(TEXTS * 3) + HERE.joinpath("../crates/engine/tests/data/fables.json").read_text()
+    corpus = "\n".join(TEXTS * 3) + HERE.joinpath("../crates/moeflux/tests/data/fables.json").read_text()
     words = collections.Counter(
         tuple(bytes([b]) for b in w.encode()) for w in regex.findall(PATTERN, corpus, regex.V1)
     )

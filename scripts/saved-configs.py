@@ -4,7 +4,7 @@
     pip install transformers==VERSION
     scripts/saved-configs.py
 
-Writes crates/engine/tests/data/saved_configs/transformers-VERSION.json: golden to config, one per line. Settings of
+Writes crates/moeflux/tests/data/saved_configs/transformers-VERSION.json: golden to config, one per line. Settings of
 quantisation are left out: transformers copies them. Goldens of architectures that this version does not have are too.
 """
 import json
@@ -12,7 +12,7 @@ import pathlib
 
 import transformers
 
-DATA = pathlib.Path(__file__).parent.parent / "crates/engine/tests/data"
+DATA = pathlib.Path(__file__).parent.parent / "crates/moeflux/tests/data"
 QUANTIZATION = ("quantization", "quantization_config")
 
 

@@ -35,7 +35,7 @@ import numpy as np
 
 RECIPE, INDEX = "weights.json", "model.safetensors.index.json"
 # The tokenizer of goldens without one: byte-level, 258 tokens.
-TOKENIZER = Path(__file__).resolve().parent.parent / "crates/engine/tests/data/goldens/tokenizer"
+TOKENIZER = Path(__file__).resolve().parent.parent / "crates/moeflux/tests/data/goldens/tokenizer"
 STEP = 0x9E3779B97F4A7C15
 SIZES = dict(F32=4, F16=2, BF16=2, F8_E4M3=1, F8_E8M0=1, U8=1, I8=1, U32=4, I32=4, I64=8)
 # Bits of exponent and mantissa.

@@ -99,7 +99,7 @@ documentation() { RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --li
 library_without_features() {
     cargo check --locked -p moeflux --lib --no-default-features
     ! cargo tree --locked -p moeflux --no-default-features --edges normal --prefix none |
-        grep -E '^(io-uring|minijinja|tokenizers|wgpu)'
+        grep -E '^(io-uring|llguidance|minijinja|tokenizers|wgpu)'
 }
 
 # No crate is built that needs a C toolchain. cargo-deny bans the same ones, where it is installed.

@@ -7,8 +7,8 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(
-    not(feature = "tools"),
-    allow(dead_code, unused_imports, reason = "the tools are the only users of some functions")
+    not(all(feature = "text", feature = "tools")),
+    allow(dead_code, unused_imports, reason = "text and tools are the only users of some functions")
 )]
 
 pub mod experts;

@@ -70,7 +70,7 @@ fn assert_narrow(out: &str) {
 
 /// A file that an earlier commit saved.
 fn kept(name: &str) -> String {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/data/versions/1");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../moeflux/tests/data/versions/1");
     folder.join(name).to_str().unwrap().to_owned()
 }
 

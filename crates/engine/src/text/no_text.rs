@@ -24,7 +24,7 @@ impl Text {
         match *self {}
     }
 
-    pub(crate) fn parser(&self, _prompt: &[u32], _tools: &ToolSet) -> Result<Self, Error> {
+    pub(crate) fn parser(&self, _prompt: &[u32], _tools: &ToolSet) -> Result<(), Error> {
         match *self {}
     }
 }
@@ -33,22 +33,20 @@ impl Text {
 #[derive(Clone, Debug, Default)]
 pub struct ToolSet;
 
-/// Text of an answer, of which there is none.
+/// Text of an answer, which is never made.
 #[derive(Debug)]
-pub enum AnswerText {}
+pub(crate) struct AnswerText;
 
 impl AnswerText {
-    pub(crate) fn new(parser: Text, _stops: StopStrings) -> Self {
-        match parser {}
+    pub(crate) fn new(_parser: (), _stops: StopStrings) -> Self {
+        Self
     }
 
     pub(crate) fn push(&mut self, _token: u32) -> Result<bool, Error> {
-        match *self {}
+        Ok(false)
     }
 
-    pub(crate) fn end_token(&mut self) {
-        match *self {}
-    }
+    pub(crate) fn end_token(&mut self) {}
 }
 
 /// End tokens that a checkpoint's JSON files name. Without a tokenizer there are none, as with the

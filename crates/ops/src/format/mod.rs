@@ -16,7 +16,6 @@ mod plain;
 mod scaled_blocks;
 mod transposed;
 
-#[cfg(target_arch = "x86_64")]
 pub use self::block_scaled::E4M3;
 pub use self::blocks::GRIDS;
 pub use self::{
