@@ -8,11 +8,7 @@ use std::{
 use moeflux::serve::{RequestEvent, RequestHandle};
 use tokio::sync::{mpsc::Receiver, oneshot};
 
-use crate::{
-    answer::{AnswerDeltas, Delta},
-    error::ApiError,
-    models::ModelLease,
-};
+use crate::{answer::AnswerDeltas, delta::Delta, error::ApiError, models::ModelLease};
 
 /// A request that the serving core accepted. Dropping it cancels the request.
 pub(crate) struct Accepted {

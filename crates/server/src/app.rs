@@ -1,78 +1,35 @@
-//! State of the server.
+//! State that the requests of a server share.
 
-use std::{
-    sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
-
-use tokio::sync::Semaphore;
+use std::sync::Arc;
 
 use crate::{
-    access::RequestLog, body::BODY_BYTES, guard::Guard, models::ModelRegistry, page::feed::FEEDS,
-    responses::ResponseStore, server::Timeouts, work::WorkQueue,
+    body::{BodyReader, JsonBody},
+    error::ApiError,
+    json::Json,
+    models::{ModelLease, ModelRegistry},
+    unix_time::now,
 };
 
-/// State of the server.
+/// State that the requests of a server share.
 pub(crate) struct App {
     pub(crate) models: Arc<ModelRegistry>,
-    pub(crate) guard: Guard,
-    pub(crate) log: RequestLog,
+    pub(crate) bodies: BodyReader,
     /// Start of the server, in seconds since 1970.
     pub(crate) created: u64,
-    /// Turns of the work on bodies.
-    pub(crate) work: WorkQueue,
-    /// Most bytes of a body.
-    pub(crate) body_bytes: usize,
-    /// Bytes that bodies may still take.
-    pub(crate) body_room: Arc<Semaphore>,
-    /// Time in which a body must arrive.
-    pub(crate) body_time: Duration,
-    /// Feeds that may still be opened.
-    pub(crate) feeds: Arc<Semaphore>,
-    /// Responses that later requests continue.
-    pub(crate) responses: Arc<ResponseStore>,
 }
 
 impl App {
-    /// The state of a server with `memory` for requests.
-    pub(crate) fn new(models: Arc<ModelRegistry>, guard: Guard, memory: RequestMemory) -> Self {
-        let RequestMemory { bytes, give_back } = memory;
-        // The rest is for their fields, prompts and schemas.
-        let bodies = (bytes / 4).min(Semaphore::MAX_PERMITS);
-        Self {
-            models,
-            guard,
-            log: RequestLog::default(),
-            created: now(),
-            work: WorkQueue::new(bytes - bodies, give_back),
-            body_bytes: BODY_BYTES.min(bodies),
-            body_room: Arc::new(Semaphore::new(bodies)),
-            body_time: Timeouts::default().body,
-            feeds: Arc::new(Semaphore::new(FEEDS)),
-            responses: Arc::default(),
-        }
+    /// The state of a server that starts now.
+    pub(crate) fn new(models: Arc<ModelRegistry>, bodies: BodyReader) -> Self {
+        Self { models, bodies, created: now() }
     }
 
-    /// The state with a receiver of records.
-    pub(crate) fn log(self, log: RequestLog) -> Self {
-        Self { log, ..self }
+    /// The model that a body names, loaded. Waits for it.
+    ///
+    /// # Errors
+    /// There is no such model, it cannot be loaded, or too many requests wait.
+    pub(crate) async fn model(&self, body: &JsonBody) -> Result<ModelLease, ApiError> {
+        let name = body.fields()?.get("model").and_then(Json::as_str);
+        self.models.lease(self.models.find(name.as_deref())?).await
     }
-
-    /// The state with a time in which a body must arrive.
-    pub(crate) fn body_time(self, body_time: Duration) -> Self {
-        Self { body_time, ..self }
-    }
-}
-
-/// Memory for requests that are being read.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RequestMemory {
-    pub(crate) bytes: usize,
-    /// Returns freed memory to the system.
-    pub(crate) give_back: fn(),
-}
-
-/// Seconds since 1970.
-pub(crate) fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }

@@ -5,12 +5,12 @@ use std::collections::HashSet;
 use moeflux::{ChatOptions, GenerateRequest, Message, text::ToolSet};
 
 use crate::{
+    answered_turn::CallIds,
     error::ApiError,
     form::{AskedForm, RequiredCalls},
     json::{Fields, wrong_type},
     line_limits::LineLimits,
     overflow::Overflow,
-    turns::CallIds,
 };
 
 /// Separator of system messages that become one.

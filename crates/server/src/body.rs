@@ -14,18 +14,20 @@ use axum::{
     http::{HeaderMap, header},
 };
 use http_body::{Frame, SizeHint};
-use tokio::{sync::OwnedSemaphorePermit, time::timeout};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
 
 use crate::{
-    app::App,
     error::ApiError,
-    json::{Fields, Json, JsonText, Member, ValueCounts},
-    models::{ModelLease, ServedModel},
+    json::{Fields, JsonText, Member, ValueCounts},
+    timeouts::Timeouts,
     work::{ClientId, SMALL_BODY, WorkQueue, WorkSize},
 };
 
 /// Largest body in bytes, where memory allows it.
-pub(crate) const BODY_BYTES: usize = 32 << 20;
+const BODY_BYTES: usize = 32 << 20;
 
 /// Copies of a text while it becomes a prompt: the field, the message, the same in the template's
 /// form, rendered text, tokens.
@@ -156,6 +158,94 @@ impl HttpBody for SharedBody {
     }
 }
 
+/// Memory for requests that are being read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RequestMemory {
+    pub(crate) bytes: usize,
+    /// Returns freed memory to the system.
+    pub(crate) give_back: fn(),
+}
+
+/// Reader of bodies, with the limits that they share.
+#[derive(Debug)]
+pub(crate) struct BodyReader {
+    /// Turns of the work on bodies.
+    work: WorkQueue,
+    /// Most bytes of a body.
+    bytes: usize,
+    /// Bytes that bodies may still take.
+    room: Arc<Semaphore>,
+    /// Time in which a body must arrive.
+    time: Duration,
+}
+
+impl BodyReader {
+    /// A reader with `memory` for requests.
+    pub(crate) fn new(memory: RequestMemory) -> Self {
+        let RequestMemory { bytes, give_back } = memory;
+        // The rest is for their fields, prompts and schemas.
+        let bodies = (bytes / 4).min(Semaphore::MAX_PERMITS);
+        Self {
+            work: WorkQueue::new(bytes - bodies, give_back),
+            bytes: BODY_BYTES.min(bodies),
+            room: Arc::new(Semaphore::new(bodies)),
+            time: Timeouts::default().body,
+        }
+    }
+
+    /// The reader with a time in which a body must arrive.
+    pub(crate) fn time(self, time: Duration) -> Self {
+        Self { time, ..self }
+    }
+
+    /// Receives a body, within the limits of size and time.
+    async fn receive(&self, mut body: Body) -> Result<ReceivedBody, ApiError> {
+        let (announced, limit) = (body.size_hint().lower(), self.bytes);
+        let announced = usize::try_from(announced).ok().filter(|bytes| *bytes <= limit);
+        let announced = announced.ok_or_else(|| ApiError::too_large(limit))?;
+        let receive = async {
+            let (mut bytes, mut room) = (Vec::new(), None::<OwnedSemaphorePermit>);
+            if announced > SMALL_BODY {
+                room = Some(self.acquire(announced).await?);
+                bytes.reserve_exact(announced);
+            }
+            while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+                let frame =
+                    frame.map_err(|e| ApiError::body(format!("the body ends early: {e}")))?;
+                let Ok(data) = frame.into_data() else { continue };
+                let len = bytes.len() + data.len();
+                if len > limit {
+                    return Err(ApiError::too_large(limit));
+                }
+                // A body of unknown length.
+                if len > bytes.capacity().max(SMALL_BODY) {
+                    let more = (2 * len).min(limit);
+                    drop(room.take());
+                    room = Some(self.try_acquire(more)?);
+                    bytes.reserve_exact(more - bytes.len());
+                }
+                bytes.extend_from_slice(&data);
+            }
+            Ok(ReceivedBody { bytes, room })
+        };
+        timeout(self.time, receive).await.unwrap_or_else(|_| Err(ApiError::too_slow()))
+    }
+
+    /// Room for a body, once others have left it.
+    async fn acquire(&self, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let room = Arc::clone(&self.room).acquire_many_owned(bytes).await;
+        room.map_err(|_| ApiError::overloaded())
+    }
+
+    /// Room for a body, if there is any now.
+    fn try_acquire(&self, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let room = Arc::clone(&self.room).try_acquire_many_owned(bytes);
+        room.map_err(|_| ApiError::overloaded())
+    }
+}
+
 /// A JSON body. Its bytes are free again once it is dropped.
 pub(crate) struct JsonBody {
     text: JsonText,
@@ -170,12 +260,12 @@ impl JsonBody {
     ///
     /// # Errors
     /// The body is too large, too slow, compressed or not JSON.
-    pub(crate) async fn receive(app: &App, request: Request) -> Result<Self, ApiError> {
+    pub(crate) async fn receive(bodies: &BodyReader, request: Request) -> Result<Self, ApiError> {
         if is_compressed(request.headers()) {
             return Err(ApiError::encoding());
         }
         let client = ClientId::of(request.extensions());
-        let ReceivedBody { bytes, room } = receive(app, request.into_body()).await?;
+        let ReceivedBody { bytes, room } = bodies.receive(request.into_body()).await?;
         let size = WorkSize { client, bytes: bytes.len(), memory: 0 };
         let check = move || {
             let text = JsonText::new(bytes);
@@ -183,7 +273,7 @@ impl JsonBody {
             let size = reading(&text, client);
             Ok(Self { text, size, _room: room })
         };
-        app.work.run(size, check).await
+        bodies.work.run(size, check).await
     }
 
     /// Its fields.
@@ -194,25 +284,16 @@ impl JsonBody {
         Fields::of_body(self.text.value())
     }
 
-    /// The model that it names, loaded. Waits for it.
-    ///
-    /// # Errors
-    /// There is no such model, it cannot be loaded, or too many requests wait.
-    pub(crate) async fn model(&self, app: &App) -> Result<ModelLease, ApiError> {
-        let name = self.fields()?.get("model").and_then(Json::as_str);
-        app.models.lease(app.models.find(name.as_deref())?).await
-    }
-
     /// Result of `compute` with the body, off the threads that wait for clients.
     ///
     /// # Errors
     /// Those of `compute`; the fields take more memory than there is.
     pub(crate) async fn read<T: Send + 'static>(
         self,
-        work: &WorkQueue,
+        bodies: &BodyReader,
         compute: impl FnOnce(Self) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        work.run(self.size, move || compute(self)).await
+        bodies.work.run(self.size, move || compute(self)).await
     }
 }
 
@@ -233,77 +314,6 @@ fn reading(text: &JsonText, client: ClientId) -> WorkSize {
 struct ReceivedBody {
     bytes: Vec<u8>,
     room: Option<OwnedSemaphorePermit>,
-}
-
-/// Receives a body, within the limits of size and time.
-async fn receive(app: &App, mut body: Body) -> Result<ReceivedBody, ApiError> {
-    let (announced, limit) = (body.size_hint().lower(), app.body_bytes);
-    let announced = usize::try_from(announced).ok().filter(|bytes| *bytes <= limit);
-    let announced = announced.ok_or_else(|| ApiError::too_large(limit))?;
-    let receive = async {
-        let (mut bytes, mut room) = (Vec::new(), None::<OwnedSemaphorePermit>);
-        if announced > SMALL_BODY {
-            room = Some(acquire(app, announced).await?);
-            bytes.reserve_exact(announced);
-        }
-        while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
-            let frame = frame.map_err(|e| ApiError::body(format!("the body ends early: {e}")))?;
-            let Ok(data) = frame.into_data() else { continue };
-            let len = bytes.len() + data.len();
-            if len > limit {
-                return Err(ApiError::too_large(limit));
-            }
-            // A body of unknown length.
-            if len > bytes.capacity().max(SMALL_BODY) {
-                let more = (2 * len).min(limit);
-                drop(room.take());
-                room = Some(try_acquire(app, more)?);
-                bytes.reserve_exact(more - bytes.len());
-            }
-            bytes.extend_from_slice(&data);
-        }
-        Ok(ReceivedBody { bytes, room })
-    };
-    timeout(app.body_time, receive).await.unwrap_or_else(|_| Err(ApiError::too_slow()))
-}
-
-/// Room for a body, once others have left it.
-async fn acquire(app: &App, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
-    let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-    let room = Arc::clone(&app.body_room).acquire_many_owned(bytes).await;
-    room.map_err(|_| ApiError::overloaded())
-}
-
-/// Room for a body, if there is any now.
-fn try_acquire(app: &App, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
-    let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-    let room = Arc::clone(&app.body_room).try_acquire_many_owned(bytes);
-    room.map_err(|_| ApiError::overloaded())
-}
-
-/// Result of a computation with a body and the model that it names, and a lease of the model.
-pub(crate) struct ModelResult<T> {
-    pub(crate) model: ModelLease,
-    pub(crate) value: T,
-}
-
-/// Reads a JSON body and computes with its fields and the model that it names, off the threads that
-/// wait for clients.
-///
-/// # Errors
-/// Those of [`JsonBody::receive`], [`JsonBody::model`] and `compute`.
-pub(crate) async fn with_model<T: Send + 'static>(
-    app: &App,
-    request: Request,
-    compute: impl FnOnce(&ServedModel, &Fields<'_>) -> Result<T, ApiError> + Send + 'static,
-) -> Result<ModelResult<T>, ApiError> {
-    let body = JsonBody::receive(app, request).await?;
-    let model = body.model(app).await?;
-    let compute = move |body: JsonBody| {
-        let value = compute(&model, &body.fields()?)?;
-        Ok(ModelResult { model, value })
-    };
-    body.read(&app.work, compute).await
 }
 
 fn is_compressed(headers: &HeaderMap) -> bool {

@@ -38,9 +38,8 @@ use crate::{
     connections::{Connection, OpenConnection},
     guarded_body::GuardedBody,
     refusal::{HEAD_BYTES, UnreadHead},
-    routes,
-    server::Timeouts,
     timed_stream::TimedStream,
+    timeouts::Timeouts,
     watched_stream::WatchedStream,
     work::PeerAddress,
 };
@@ -155,7 +154,7 @@ async fn discard(mut stream: ClientStream) {
     }
 }
 
-/// The routes, for paths as clients write them, with the connection in each request.
+/// The routes, with the connection in each request.
 #[derive(Clone)]
 struct ConnectionService {
     routes: TowerToHyperService<Router>,
@@ -170,9 +169,6 @@ impl Service<Request<Incoming>> for ConnectionService {
     type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
 
     fn call(&self, mut request: Request<Incoming>) -> Self::Future {
-        if let Some(plain) = routes::plain_path(request.uri()) {
-            *request.uri_mut() = plain;
-        }
         let connection = Arc::clone(&self.connection);
         match request.body().is_end_stream() {
             true => connection.begin_answer(),

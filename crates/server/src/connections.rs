@@ -13,10 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use axum::http::Method;
 use tokio::sync::Notify;
-
-use crate::page;
 
 /// Time after which an answer whose client does not read may end for another connection.
 const UNREAD: Duration = Duration::from_secs(5);
@@ -296,12 +293,8 @@ impl Connection {
         self.lock().enter(ConnectionPhase::Idle);
     }
 
-    /// Whether the connection may have this answer: a long one needs an ordinary place.
-    pub(crate) fn may_answer(&self, method: &Method, path: &str) -> bool {
-        let is_short = [Method::GET, Method::HEAD, Method::OPTIONS].contains(method);
-        if is_short && path != page::feed::PATH {
-            return true;
-        }
+    /// Whether the connection may have a long answer, which needs an ordinary place.
+    pub(crate) fn may_answer_long(&self) -> bool {
         let connections = &self.connections;
         let mut places = connections.lock();
         let ours = places.open.get(&self.id).map(|taken| taken.place);
@@ -381,18 +374,14 @@ mod tests {
         let connections = connections();
         let taken = [(); 3].map(|()| answering(&connections, A));
         let reserved = connections.admit(A).unwrap();
-        assert!(reserved.0.may_answer(&Method::GET, "/health"));
-        for (method, path) in [(Method::POST, "/chat/completions"), (Method::GET, page::feed::PATH)]
-        {
-            assert!(!reserved.0.may_answer(&method, path));
-        }
+        assert!(!reserved.0.may_answer_long());
         reserved.0.begin_answer();
         assert!(connections.admit(A).is_none());
         let other = answering(&connections, B);
-        assert!(other.0.may_answer(&Method::POST, "/chat/completions"));
+        assert!(other.0.may_answer_long());
         // A place that is free again is taken by the next long request.
         drop(taken);
-        assert!(reserved.0.may_answer(&Method::POST, "/chat/completions"));
+        assert!(reserved.0.may_answer_long());
     }
 
     #[test]

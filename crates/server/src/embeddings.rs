@@ -11,7 +11,7 @@ use crate::{
     error::ApiError,
     json::{Fields, Json, wrong_type},
     models::ServedModel,
-    native,
+    token_ids::token_ids,
     unsupported::{self, EMBEDDINGS},
 };
 
@@ -108,13 +108,13 @@ fn inputs(
     }
     let list = value.as_list().ok_or_else(|| wrong(name))?;
     if list.iter().next().is_some_and(Json::is_number) {
-        return Ok(vec![native::token_ids(model, list, name)?]);
+        return Ok(vec![token_ids(model, list, name)?]);
     }
     let input = |(i, value): (usize, Json<'_>)| {
         let path = format!("{name}[{i}]");
         match (value.as_str(), value.as_list()) {
             (Some(content), _) => encode(&content),
-            (None, Some(ids)) => native::token_ids(model, ids, &path),
+            (None, Some(ids)) => token_ids(model, ids, &path),
             (None, None) => Err(wrong(&path)),
         }
     };

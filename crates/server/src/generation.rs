@@ -7,7 +7,7 @@ use crate::{
     ids,
     json::{Fields, Json, wrong_type},
     models::ServedModel,
-    native,
+    token_ids::token_ids,
     unsupported::{self, SAMPLERS},
 };
 
@@ -103,7 +103,7 @@ fn stop_token_ids(model: &ServedModel, fields: &Fields<'_>) -> Result<Vec<u32>, 
     if list.iter().nth(MAX_STOP_TOKENS).is_some() {
         return Err(wrong_type(&path, &format!("a list of at most {MAX_STOP_TOKENS} token ids")));
     }
-    native::token_ids(model, list, &path)
+    token_ids(model, list, &path)
 }
 
 /// Tokens of words that the answer may not have: the field `bad_words`.

@@ -7,8 +7,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use crate::{
     allowed::{AllowedHost, AllowedOrigin},
     error::ApiError,
-    page,
-    server::ServerError,
+    server_error::ServerError,
 };
 
 /// Names of the local machine in the headers Host and Origin.
@@ -16,9 +15,6 @@ const LOCAL_HOSTS: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 
 /// Header with a key, beside `Authorization: Bearer`.
 const KEY_HEADER: &str = "x-api-key";
-
-/// Paths that need no key, beside the files of the page.
-const OPEN_PATHS: [&str; 2] = ["/", "/health"];
 
 /// Headers of responses that pages may read.
 const EXPOSED: &str =
@@ -79,11 +75,6 @@ fn is_equal(key: &[u8], given: &[u8]) -> bool {
     key.len() == given.len() && differences == 0
 }
 
-/// Whether a path needs no key.
-fn is_open(path: &str) -> bool {
-    OPEN_PATHS.contains(&path) || page::is_file(path)
-}
-
 /// Checks of a request's headers.
 #[derive(Debug)]
 pub(crate) struct Guard {
@@ -94,6 +85,8 @@ pub(crate) struct Guard {
     hosts: Vec<AllowedHost>,
     /// Origins that are allowed beside those of these hosts.
     origins: Vec<AllowedOrigin>,
+    /// Whether a path needs no key.
+    is_open: fn(&str) -> bool,
 }
 
 impl Guard {
@@ -112,7 +105,8 @@ impl Guard {
             return Err(ServerError::OpenWithoutKey { address });
         }
         let checks_host = is_local && keys.is_empty();
-        Ok(Self { keys, checks_host, hosts: hosts.to_vec(), origins: Vec::new() })
+        let hosts = hosts.to_vec();
+        Ok(Self { keys, checks_host, hosts, origins: Vec::new(), is_open: |_| false })
     }
 
     /// The checks with further origins that are allowed.
@@ -125,6 +119,11 @@ impl Guard {
             return Err(ServerError::OriginWithoutKey { origin: origin.clone() });
         }
         Ok(Self { origins: origins.to_vec(), ..self })
+    }
+
+    /// The checks with paths that need no key.
+    pub(crate) fn open_paths(self, is_open: fn(&str) -> bool) -> Self {
+        Self { is_open, ..self }
     }
 
     /// Checks a request before its body is read.
@@ -150,7 +149,7 @@ impl Guard {
         if !changes_nothing && headers.contains_key(header::ORIGIN) && !self.knows_origin(headers) {
             return Err(ApiError::forbidden(foreign(text(headers, header::ORIGIN.as_str()))));
         }
-        let needs_key = method != Method::OPTIONS && !is_open(path);
+        let needs_key = method != Method::OPTIONS && !(self.is_open)(path);
         match !needs_key || self.keys.is_empty() || self.has_key(headers) {
             true => Ok(()),
             false => Err(ApiError::unauthorized()),

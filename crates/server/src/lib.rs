@@ -1,5 +1,6 @@
 //! HTTP server of moeflux: the APIs of OpenAI, Anthropic and Ollama on a serving core.
 //!
+//! - [`ServerRouter`] answers requests without a socket: `server_router.rs`, `routes.rs`.
 //! - [`Server`] listens and ends gracefully: `server.rs`. Connections have places, for which idle
 //!   ones end: `connections.rs`, `connection_task.rs`, `watched_stream.rs`, `timed_stream.rs`. A
 //!   request that is no valid HTTP gets an error in the shape of its API: `refusal.rs`.
@@ -27,6 +28,9 @@
 mod access;
 mod allowed;
 mod answer;
+mod answer_grammar;
+mod answer_head;
+mod answered_turn;
 mod answers;
 mod anthropic;
 mod app;
@@ -34,8 +38,11 @@ mod ask;
 mod body;
 mod connection_task;
 mod connections;
+mod counters;
+mod delta;
 mod embeddings;
 mod error;
+mod error_shape;
 mod fim;
 mod form;
 mod generation;
@@ -53,6 +60,7 @@ mod ollama;
 mod openai;
 mod overflow;
 mod page;
+mod plain_path;
 mod prompt;
 mod query;
 mod refusal;
@@ -60,12 +68,20 @@ mod respond;
 mod responses;
 mod routes;
 mod server;
+mod server_error;
+mod server_options;
+mod server_router;
+mod submit;
 mod timed_stream;
+mod timeouts;
+mod token_ids;
 mod turn_folder;
 mod turn_index;
 mod turns;
+mod unix_time;
 mod unsupported;
 mod watched_stream;
+mod with_model;
 mod work;
 
 pub use access::{RequestLog, RequestRecord};
@@ -75,6 +91,8 @@ pub use models::{
     KeepAlive, LoadError, LoadedModel, ModelLoader, Models, ModelsError, OfferedModel, StartModel,
 };
 pub use overflow::Overflow;
-pub use server::{
-    Server, ServerError, ServerOptions, Stopper, Timeouts, request_memory, reserved_bytes,
-};
+pub use server::{Server, Stopper};
+pub use server_error::ServerError;
+pub use server_options::{ServerOptions, request_memory, reserved_bytes};
+pub use server_router::ServerRouter;
+pub use timeouts::Timeouts;

@@ -3,8 +3,6 @@
 
 use axum::http::{HeaderName, HeaderValue};
 
-use crate::prompt::Prompt;
-
 /// Header with the notes.
 pub(crate) const NOTES: HeaderName = HeaderName::from_static("x-moeflux-notes");
 
@@ -17,10 +15,8 @@ const MAX_BYTES: usize = 1024;
 /// Text between two notes.
 const SEPARATOR: &str = "; ";
 
-/// Value of the header for these prompts; `None` if there is nothing to note.
-pub(crate) fn header(prompts: &[Prompt]) -> Option<HeaderValue> {
-    // All prompts of a request have the same form.
-    let notes = prompts.first().map_or(&[][..], |prompt| &prompt.notes);
+/// Value of the header with these notes; `None` if there is nothing to note.
+pub(crate) fn header(notes: &[String]) -> Option<HeaderValue> {
     HeaderValue::from_str(&value(notes)?).ok()
 }
 

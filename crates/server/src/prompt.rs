@@ -11,15 +11,15 @@ use serde_json::{Map, Value};
 
 use crate::{
     answer::Echo,
+    answer_grammar::{self, AskedGrammar},
     app::App,
     ask::{Ask, AskPrompt, Conversation, ConversationParts as Parts, RawPrompt},
-    body::with_model,
     error::ApiError,
-    form::{self, AskedGrammar},
     json::{self, Fields},
     models::ServedModel,
     overflow::{self, Overflow},
     turns::{Recalled, TurnStart},
+    with_model::with_model,
 };
 
 /// Maximum bytes of messages that are too long whose tokens are counted for the error.
@@ -63,23 +63,23 @@ pub(crate) fn prompts(model: &ServedModel, ask: &Ask) -> Result<Vec<Prompt>, Api
         AskPrompt::Conversation(conversation) => {
             let rules = model.options.forms;
             let AskedGrammar { grammar, notes } =
-                form::of_conversation(text, conversation, ask.one_call, rules)?;
+                answer_grammar::of_conversation(text, conversation, ask.one_call, rules)?;
             let fitting = fitting(model, conversation);
             let mut prompt = fitting.map_err(|error| counted(model, conversation, error))?;
             if let Some(budget) = conversation.thinking_budget {
                 prompt.masks.extend(text.thinking_budget(&prompt.tokens, budget)?);
             }
-            prompt.masks.extend(form::mask(grammar.as_ref(), text, &prompt.tokens)?);
+            prompt.masks.extend(answer_grammar::mask(grammar.as_ref(), text, &prompt.tokens)?);
             prompt.notes = notes;
             Ok(vec![prompt])
         }
         AskPrompt::Raw { prompts, echo, form, .. } => {
             let AskedGrammar { grammar, notes } =
-                form::of_text(text, form.as_ref(), model.options.forms)?;
+                answer_grammar::of_text(text, form.as_ref(), model.options.forms)?;
             let logprobs = ask.request.prompt_logprobs;
             let raw = |prompt| {
                 let mut raw = raw(model, prompt, *echo)?;
-                raw.masks.extend(form::mask(grammar.as_ref(), text, &raw.tokens)?);
+                raw.masks.extend(answer_grammar::mask(grammar.as_ref(), text, &raw.tokens)?);
                 raw.notes.clone_from(&notes);
                 if let Some(echo) = &mut raw.echo {
                     echo.logprobs = logprobs.then(|| raw.tokens.clone());

@@ -3,8 +3,10 @@
 use axum::http::{HeaderMap, Uri};
 
 use crate::{
-    error::{ApiError, ApiShape, RETRY_AFTER},
-    ids, routes,
+    error::{ApiError, RETRY_AFTER},
+    error_shape::ApiShape,
+    ids,
+    plain_path::plain_path,
 };
 
 /// Most bytes of a request line and headers.
@@ -76,7 +78,7 @@ fn api(start: &[u8]) -> ApiShape {
     let target = line.trim_start().split(' ').nth(1).unwrap_or_default();
     let path = target.split(['?', '\r', '\n']).next().unwrap_or_default();
     let Ok(uri) = path.parse::<Uri>() else { return ApiShape::OpenAi };
-    let uri = routes::plain_path(&uri).unwrap_or(uri);
+    let uri = plain_path(&uri).unwrap_or(uri);
     ApiShape::of(uri.path(), &HeaderMap::new())
 }
 

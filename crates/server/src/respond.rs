@@ -25,16 +25,18 @@ use tokio::{
 };
 
 use crate::{
-    answer::Delta,
     answers::{Answers, ChoiceDeltas},
     app::App,
     ask::Ask,
     body::JsonBody,
-    error::{ApiError, ApiShape},
+    delta::Delta,
+    error::ApiError,
+    error_shape::ApiShape,
     json::{self, Fields},
     models::{ModelLease, ServedModel},
     notes::{self, NOTES},
     prompt::{self, Prompt},
+    submit,
 };
 
 /// Longest silence of a stream.
@@ -156,7 +158,7 @@ pub(crate) async fn answer<E: Encoder>(
     request: Request,
     read: impl FnOnce(&ModelLease, &Fields<'_>) -> Result<Asked<E>, ApiError> + Send + 'static,
 ) -> Result<Response, ApiError> {
-    let body = JsonBody::receive(app, request).await?;
+    let body = JsonBody::receive(&app.bodies, request).await?;
     answer_body(app, body, read).await
 }
 
@@ -172,16 +174,19 @@ pub(crate) async fn answer_body<E: Encoder>(
     let is_stream = is_stream::<E>(&body.fields()?)?;
     let app = Arc::clone(app);
     let submit = async move {
-        let model = body.model(&app).await?;
+        let model = app.model(&body).await?;
         let submit = move |body: JsonBody| {
             let Asked { ask, mut encoder, cancelled } = read(&model, &body.fields()?)?;
             let prompts = prompt::prompts(&model, &ask)?;
             encoder.prompts(&model, &prompts)?;
-            let notes = notes::header(&prompts);
-            let answers = model.submit(&ask, prompts)?.cancelled_by(cancelled).lease(model);
+            // All prompts of a request have the same form.
+            let notes = prompts.first().map_or(&[][..], |prompt| &prompt.notes);
+            let notes = notes::header(notes);
+            let answers =
+                submit::submit(&model, &ask, prompts)?.cancelled_by(cancelled).lease(model);
             Ok(Submitted { answers, encoder, notes })
         };
-        body.read(&app.work, submit).await
+        body.read(&app.bodies, submit).await
     };
     if !is_stream {
         let submitted = submit.await?;
@@ -347,7 +352,7 @@ impl<E: Encoder> http_body::Body for EventStream<E> {
 
 #[cfg(test)]
 pub(crate) mod testing {
-    use crate::answer::{AnswerFinish, AnswerUsage, Delta};
+    use crate::delta::{AnswerFinish, AnswerUsage, Delta};
 
     /// Thoughts, text and two calls.
     pub(crate) fn parallel_calls() -> Vec<Delta> {

@@ -18,8 +18,8 @@ use moeflux::base::{AtomicFile, Notices, Readers, create_private_folder, is_disk
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    answered_turn::{AnsweredTurn, TURNS_BYTES, TurnHash},
     turn_index::{SUFFIX, TurnIndex, TurnLimits},
-    turns::{AnsweredTurn, TURNS_BYTES, TurnHash},
 };
 
 /// Version of the files. Others are not read, and make room in their time.

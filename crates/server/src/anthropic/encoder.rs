@@ -4,8 +4,9 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::{
-    answer::{AnswerFinish, AnswerNote, AnswerUsage, Delta},
-    error::{ApiError, ApiShape},
+    delta::{AnswerFinish, AnswerNote, AnswerUsage, Delta},
+    error::ApiError,
+    error_shape::ApiShape,
     respond::{Encoder, Fold},
 };
 

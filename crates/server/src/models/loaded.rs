@@ -3,30 +3,16 @@
 use std::{path::PathBuf, sync::Arc};
 
 use moeflux::{
-    GenerateRequest, Sampling,
+    Sampling,
     serve::ServingCore,
-    text::{AnswerText, MaskSource, Text},
+    text::{MaskSource, Text},
 };
-use tokio::sync::mpsc;
 
 use super::models::LoadedModel;
 use crate::{
-    answer::{AnswerDeltas, AnswerSource, ChannelSink, RawText, UNREAD},
-    answers::{Accepted, Answers},
-    app::now,
-    ask::{Ask, AskPrompt},
-    error::ApiError,
-    form::FormRules,
-    ids,
-    latency::{AnswerTimer, Latencies},
-    metrics::RequestCounters,
-    openai::chat_encoder::AnswerHead,
-    overflow::Overflow,
-    prompt::Prompt,
-    server::ServerError,
-    turn_folder::TurnFolder,
-    turns::{TurnMemory, TurnRecorder},
-    work::is_cancelled,
+    answer_head::AnswerHead, counters::RequestCounters, error::ApiError, form::FormRules, ids,
+    latency::Latencies, overflow::Overflow, server_error::ServerError, turn_folder::TurnFolder,
+    turns::TurnMemory, unix_time::now, work::is_cancelled,
 };
 
 /// State of the server that answers of all models share.
@@ -110,61 +96,5 @@ impl ServedModel {
     pub(crate) fn head(&self, prefix: &str) -> AnswerHead {
         let (id, created, model) = (ids::random_id(prefix), now(), self.name.clone());
         AnswerHead { id, created, model, ..AnswerHead::default() }
-    }
-
-    /// Submits the prompts of a request, each for all of its choices.
-    ///
-    /// # Errors
-    /// The waiting line is full, or the server stops.
-    pub(crate) fn submit(&self, ask: &Ask, prompts: Vec<Prompt>) -> Result<Answers, ApiError> {
-        let dropped_messages = prompts.iter().map(|prompt| prompt.dropped_messages).sum();
-        self.options.counters.add_dropped(dropped_messages);
-        let mut choices = Vec::new();
-        for prompt in prompts {
-            for choice in 0..ask.choices {
-                let mut request = ask.request.clone();
-                request.sampling.seed = request.sampling.seed.wrapping_add(choice as u64);
-                choices.push(Some(self.accept(ask, prompt.clone(), request)?));
-            }
-        }
-        Ok(Answers::new(choices, dropped_messages))
-    }
-
-    fn accept(
-        &self,
-        ask: &Ask,
-        prompt: Prompt,
-        mut request: GenerateRequest,
-    ) -> Result<Accepted, ApiError> {
-        let text = self.text()?;
-        let Prompt { tokens, ends, echo, turn, masks, .. } = prompt;
-        let mut calls_only = false;
-        let source = match &ask.prompt {
-            AskPrompt::Conversation(conversation) => {
-                calls_only = conversation.required.is_some();
-                let tools = conversation.callable();
-                let parser = text.parser(&tokens, tools)?;
-                // The core needs them to find the step with which a stop string ends the answer.
-                if !request.stop.is_empty() {
-                    request.tools = tools.clone();
-                }
-                AnswerSource::Parsed(Box::new(AnswerText::new(parser, request.stop_strings()?)))
-            }
-            AskPrompt::Raw { lines, .. } => {
-                let stops = request.stop_strings()?;
-                AnswerSource::Raw(Box::new(RawText::new(text.decoder(), stops, *lines)))
-            }
-        };
-        let recorder = turn.map(|start| TurnRecorder::new(&self.turns, start));
-        let timer = AnswerTimer::start(&self.options.latencies);
-        let deltas = AnswerDeltas::new(source, text, tokens.len(), timer);
-        let deltas = deltas.end_tokens(request.all_end_tokens(text.end()));
-        let deltas = deltas.one_call(ask.one_call).calls_only(calls_only);
-        let deltas = deltas.echo(echo).recorder(recorder);
-        let deltas = deltas.reports(ask.reports);
-        request.masks.extend(masks.into_iter().chain(self.options.masks.iter().cloned()));
-        let (sink, events) = mpsc::channel(UNREAD);
-        let handle = self.core.submit(tokens, request.ends(ends), Box::new(ChannelSink(sink)))?;
-        Ok(Accepted::new(events, deltas, handle))
     }
 }

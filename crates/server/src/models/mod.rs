@@ -4,14 +4,16 @@
 //!   is loaded already. The rest of the server does not tell these apart.
 //! - `registry.rs` owns the loaded model. A request has a lease of it, and leases are given in the
 //!   order of requests.
-//! - `switch.rs` is the thread that loads and unloads, once no lease is left.
+//! - `switch.rs` is the thread that loads and unloads, once no lease is left. `start.rs` starts it.
 //! - `loaded.rs` is a model with the state of its answers, `keep_alive.rs` the time that it stays.
 
 mod keep_alive;
 mod loaded;
 mod models;
 mod registry;
+mod start;
 mod switch;
+pub(crate) mod weight_counts;
 
 pub use keep_alive::KeepAlive;
 pub(crate) use loaded::{AnswerOptions, ServedModel};
@@ -19,3 +21,4 @@ pub use models::{
     LoadError, LoadedModel, ModelLoader, Models, ModelsError, OfferedModel, StartModel,
 };
 pub(crate) use registry::{Expiry, ModelLease, ModelRegistry, ModelState};
+pub(crate) use start::start_registry;

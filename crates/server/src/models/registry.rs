@@ -4,7 +4,7 @@ use std::{
     collections::VecDeque,
     ops::Deref,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
-    thread::{self, JoinHandle},
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
@@ -12,10 +12,9 @@ use tokio::sync::oneshot;
 
 use super::{
     loaded::{AnswerOptions, ServedModel},
-    models::{LoadError, ModelSource, Models, OfferedModel},
-    switch::Switcher,
+    models::{LoadError, OfferedModel},
 };
-use crate::{error::ApiError, server::ServerError};
+use crate::error::ApiError;
 
 /// End of a name that Ollama's clients append.
 const LATEST: &str = ":latest";
@@ -164,34 +163,24 @@ impl CurrentModel {
 }
 
 impl ModelRegistry {
-    /// Registry of `models`. Starts the thread that loads them, unless the only one is loaded.
-    ///
-    /// # Errors
-    /// The loaded model cannot be served, or there is no thread.
-    pub(crate) fn start(models: Models, options: AnswerOptions) -> Result<Arc<Self>, ServerError> {
-        let Models { offered, source, waiting } = models;
-        let mut state =
-            RegistryState { failed: vec![false; offered.len()], ..RegistryState::default() };
-        let loader = match source {
-            ModelSource::Loaded(loaded) => {
-                let name = offered.first().map_or("", |model| &model.name);
-                let model = ServedModel::new(name, *loaded, options.clone())?;
-                state.current = Some(CurrentModel::new(0, model, None));
-                None
-            }
-            ModelSource::Loader(loader) => Some(loader),
-        };
-        let (state, changed) = (Mutex::new(state), Condvar::new());
-        let (has_thread, thread) = (loader.is_some(), Mutex::default());
-        let registry =
-            Arc::new(Self { offered, options, has_thread, waiting, state, changed, thread });
-        let start = |loader| {
-            let switcher = Switcher { registry: Arc::clone(&registry), loader };
-            thread::Builder::new().name("models".into()).spawn(|| switcher.run())
-        };
-        let thread = loader.map(start).transpose().map_err(ServerError::Runtime)?;
-        *registry.thread() = thread;
-        Ok(registry)
+    /// Registry of `offered`, of which the only one may be loaded. Otherwise a thread loads them.
+    pub(super) fn new(
+        offered: Vec<OfferedModel>,
+        loaded: Option<ServedModel>,
+        options: AnswerOptions,
+        waiting: usize,
+    ) -> Arc<Self> {
+        let has_thread = loaded.is_none();
+        let failed = vec![false; offered.len()];
+        let current = loaded.map(|model| CurrentModel::new(0, model, None));
+        let state = Mutex::new(RegistryState { failed, current, ..RegistryState::default() });
+        let (changed, thread) = (Condvar::new(), Mutex::default());
+        Arc::new(Self { offered, options, has_thread, waiting, state, changed, thread })
+    }
+
+    /// Sets the thread that loads models, for which the end waits.
+    pub(super) fn set_thread(&self, thread: JoinHandle<()>) {
+        *self.thread() = Some(thread);
     }
 
     fn lock(&self) -> MutexGuard<'_, RegistryState> {

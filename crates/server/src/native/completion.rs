@@ -9,7 +9,7 @@ use axum::{
 use moeflux::{GenerateRequest, Sampling};
 use serde_json::{Map, Value, json};
 
-use super::{encoder::NativeEncoder, tokens::token_ids};
+use super::encoder::NativeEncoder;
 use crate::{
     app::App,
     ask::{Ask, AskPrompt, AskedReports, RawPrompt},
@@ -21,6 +21,7 @@ use crate::{
     models::{ModelLease, ServedModel},
     openai::completions::too_many,
     respond::{self, Asked},
+    token_ids::token_ids,
     unsupported::{self, NATIVE},
 };
 

@@ -6,8 +6,8 @@ use serde::{Serialize, Serializer, ser::SerializeSeq};
 use serde_json::{Map, Value};
 
 use crate::{
-    answer::{AnswerFinish, AnswerUsage, Delta},
     ask::AskedReports,
+    delta::{AnswerFinish, AnswerUsage, Delta},
     openai::{
         logprobs::ContentToken,
         usage::{AnswerTimings, PromptProgress},

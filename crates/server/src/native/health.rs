@@ -5,12 +5,7 @@ use std::sync::Arc;
 use axum::{extract::State, response::Response};
 use serde_json::json;
 
-use crate::{
-    app::App,
-    error::ApiError,
-    json::{self},
-    models::ServedModel,
-};
+use crate::{app::App, error::ApiError, json, models::ServedModel};
 
 /// Answers `GET /health`.
 ///

@@ -9,4 +9,4 @@ pub(crate) mod props;
 mod tokens;
 
 pub(crate) use health::health;
-pub(crate) use tokens::{apply_template, detokenize, token_ids, tokenize};
+pub(crate) use tokens::{apply_template, detokenize, tokenize};

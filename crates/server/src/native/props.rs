@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 
 use super::completion::settings;
 use crate::{
+    answer_head::BuildFingerprint,
     app::App,
     error::ApiError,
     fim::FimTokens,
     json,
     models::{OfferedModel, ServedModel},
-    openai::chat_encoder::BuildFingerprint,
     query,
 };
 

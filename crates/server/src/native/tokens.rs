@@ -10,13 +10,8 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::{
-    app::App,
-    body::with_model,
-    error::ApiError,
-    json::{self, Json, List, wrong_type},
-    models::ServedModel,
-    openai::chat,
-    prompt,
+    app::App, error::ApiError, json, openai::chat, prompt, token_ids::token_ids,
+    with_model::with_model,
 };
 
 /// Tokens of a text.
@@ -77,24 +72,6 @@ pub(crate) async fn detokenize(
         Ok(model.text()?.tokenizer().decode(&tokens, false)?)
     });
     Ok(json::response(&json!({"content": content.await?.value})))
-}
-
-/// Token ids of a list at `path` in a request.
-///
-/// # Errors
-/// An element is not a token of the vocabulary.
-pub(crate) fn token_ids(
-    model: &ServedModel,
-    list: List<'_>,
-    path: &str,
-) -> Result<Vec<u32>, ApiError> {
-    let vocab = model.text()?.tokenizer().vocab_size();
-    let id = |value: Json<'_>| {
-        let id = u32::try_from(value.as_integer()?).ok()?;
-        (usize::try_from(id).ok()? < vocab).then_some(id)
-    };
-    let tokens: Option<Vec<u32>> = list.iter().map(id).collect();
-    tokens.ok_or_else(|| wrong_type(path, &format!("a list of token ids below {vocab}")))
 }
 
 /// Answers `POST /apply-template`: the fields of a chat completion to the text of its prompt.

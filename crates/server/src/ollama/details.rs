@@ -1,21 +1,16 @@
 //! Size and quantization of a model in Ollama's words.
 
-use std::{collections::BTreeMap, path::Path};
+use std::path::Path;
 
 use moeflux::model::blueprint::Blueprint;
+
+use crate::models::weight_counts::{formats, parameters};
 
 /// Facts about a model that is not loaded.
 const UNKNOWN: &str = "unknown";
 
 /// Most characters of a quantization in the name of a file.
 const MAX_NAME: usize = 16;
-
-/// Number of weights.
-pub(crate) fn parameters(blueprint: &Blueprint) -> u64 {
-    let tables = blueprint.memories().map(|(_, memory)| memory.table.parameters());
-    let vectors = blueprint.vectors().map(|vector| vector.len as u64);
-    formats(blueprint).into_values().chain(vectors).chain(tables).sum()
-}
 
 /// Number of weights in words, such as `35.1B`.
 pub(super) fn parameter_size(blueprint: Option<&Blueprint>) -> String {
@@ -34,25 +29,6 @@ pub(super) fn quantization_level(path: &Path, blueprint: Option<&Blueprint>) -> 
         Some(level_of_format(&most.0))
     };
     of_name.or_else(of_weights).unwrap_or_else(|| UNKNOWN.to_owned())
-}
-
-/// Weights of all matrices by the name of their format.
-fn formats(blueprint: &Blueprint) -> BTreeMap<String, u64> {
-    let size = |rows: usize, cols: usize| rows as u64 * cols as u64;
-    let dense = blueprint.matrices().map(|matrix| {
-        let shape = &matrix.shape;
-        (shape.format.name(), size(shape.rows, shape.cols))
-    });
-    let experts = blueprint.moe_layers().flat_map(|(_, moe)| {
-        let count = moe.experts.count as u64;
-        let matrices = moe.experts.shape.matrices();
-        matrices.map(move |m| (m.format.name(), count * size(m.rows, m.cols))).collect::<Vec<_>>()
-    });
-    let mut formats = BTreeMap::new();
-    for (name, parameters) in dense.chain(experts) {
-        *formats.entry(name).or_default() += parameters;
-    }
-    formats
 }
 
 /// A format in the words of clients: `4bit` as folders of mlx-lm are called, others in upper case.

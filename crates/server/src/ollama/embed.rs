@@ -10,10 +10,10 @@ use serde::Serialize;
 
 use crate::{
     app::App,
-    body::{ModelResult, with_model},
     embeddings::{EmbeddingAsk, Embeddings},
     error::ApiError,
     json,
+    with_model::{ModelResult, with_model},
 };
 
 /// Embeddings of the texts of a request.

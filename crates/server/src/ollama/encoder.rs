@@ -8,14 +8,16 @@ use serde_json::{Map, Value};
 
 use super::models::timestamp;
 use crate::{
-    answer::{AnswerFinish, AnswerNote, AnswerUsage, Delta},
-    app::now,
-    error::{ApiError, ApiShape},
+    answer_head::AnswerHead,
+    delta::{AnswerFinish, AnswerNote, AnswerUsage, Delta},
+    error::ApiError,
+    error_shape::ApiShape,
     json,
     models::ServedModel,
-    openai::{chat_encoder::AnswerHead, logprobs::ContentToken},
+    openai::logprobs::ContentToken,
     prompt::Prompt,
     respond::{Encoder, Fold},
+    unix_time::now,
 };
 
 /// Place of the text in a line.

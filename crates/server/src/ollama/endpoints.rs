@@ -55,7 +55,7 @@ pub(crate) async fn generate(
 /// Answers a request. One without a prompt loads or unloads the model only.
 async fn answer(app: &Arc<App>, request: Request, path: PromptPath) -> Result<Response, ApiError> {
     let PromptPath { place, is_empty, read } = path;
-    let body = JsonBody::receive(app, request).await?;
+    let body = JsonBody::receive(&app.bodies, request).await?;
     let fields = body.fields()?;
     let keep_alive = input::keep_alive(&fields)?;
     if !is_empty(&fields)? {
@@ -75,7 +75,7 @@ async fn answer(app: &Arc<App>, request: Request, path: PromptPath) -> Result<Re
         app.models.unload(index);
         return Ok(encoder::loaded(&app.models.offered()[index].name, place, "unload"));
     }
-    let model = body.model(app).await?;
+    let model = app.model(&body).await?;
     if let Some(keep_alive) = keep_alive {
         model.set_ttl(keep_alive.time());
     }

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use moeflux::{ChatOptions, Message};
 
 use crate::{
+    answered_turn::CallIds,
     ask::{self, Ask, AskPrompt, AskedReports, Conversation, MessageList, RawPrompt},
     error::ApiError,
     fim::FimTokens,
@@ -13,10 +14,9 @@ use crate::{
     json::{Fields, wrong_type},
     line_limits::LineLimits,
     models::{KeepAlive, ServedModel},
-    native,
     openai::tools,
     overflow::Overflow,
-    turns::CallIds,
+    token_ids::token_ids,
     unsupported::{self, OLLAMA, OLLAMA_OPTIONS},
 };
 
@@ -100,7 +100,7 @@ pub(super) fn generate(model: &ServedModel, fields: &Fields<'_>) -> Result<Ollam
 /// Tokens of an earlier prompt and answer: the field `context`.
 fn context(model: &ServedModel, fields: &Fields<'_>) -> Result<Vec<u32>, ApiError> {
     match fields.list("context")? {
-        Some(list) => native::token_ids(model, list, "context"),
+        Some(list) => token_ids(model, list, "context"),
         None => Ok(Vec::new()),
     }
 }

@@ -24,7 +24,7 @@ pub(crate) async fn pull(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let body = JsonBody::receive(&app, request).await?;
+    let body = JsonBody::receive(&app.bodies, request).await?;
     let name = name(&body.fields()?)?;
     match app.models.find_exact(&name) {
         Ok(_) => Ok(json::response(&json!({"status": "success"}))),
@@ -47,7 +47,7 @@ pub(crate) async fn delete(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let body = JsonBody::receive(&app, request).await?;
+    let body = JsonBody::receive(&app.bodies, request).await?;
     let name = name(&body.fields()?)?;
     app.models.find_exact(&name)?;
     let message = format!(

@@ -14,12 +14,13 @@ use serde_json::{Map, Value, json};
 
 use super::details;
 use crate::{
-    app::{App, now},
+    app::App,
     body::JsonBody,
     error::ApiError,
     fim::FimTokens,
     json::{self, Json},
-    models::{Expiry, OfferedModel, ServedModel},
+    models::{Expiry, OfferedModel, ServedModel, weight_counts::parameters},
+    unix_time::now,
 };
 
 pub(super) use crate::openai::models::timestamp;
@@ -78,7 +79,7 @@ pub(crate) async fn show(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let body = JsonBody::receive(&app, request).await?;
+    let body = JsonBody::receive(&app.bodies, request).await?;
     let fields = body.fields()?;
     let name = fields.get("model").or(fields.get("name")).and_then(Json::as_str);
     let index = match name.as_deref() {
@@ -120,7 +121,7 @@ impl Shown {
         let family = &blueprint.model_type;
         let Self { mut info, .. } = Self::of_unloaded(&model.name);
         info.insert("general.architecture".to_owned(), family.as_str().into());
-        info.insert("general.parameter_count".to_owned(), details::parameters(blueprint).into());
+        info.insert("general.parameter_count".to_owned(), parameters(blueprint).into());
         for (name, value) in [
             ("context_length", engine.plan().context),
             ("embedding_length", blueprint.hidden),

@@ -112,7 +112,6 @@ pub(crate) fn conversation(fields: &Fields<'_>) -> Result<Conversation, ApiError
 mod tests {
     use std::{
         future::poll_fn,
-        net::Ipv4Addr,
         pin::Pin,
         time::{Duration, Instant},
     };
@@ -120,9 +119,8 @@ mod tests {
     use super::*;
     use crate::{
         answer::UNREAD,
-        app::RequestMemory,
-        guard::{ApiKeys, Guard},
-        models::{AnswerOptions, LoadedModel, ModelRegistry, Models},
+        body::{BodyReader, RequestMemory},
+        models::{AnswerOptions, LoadedModel, Models, start_registry},
     };
     use axum::body::{Body, HttpBody};
     use moeflux::{
@@ -143,10 +141,9 @@ mod tests {
         let engine = Engine::open(checkpoint, options, &mut |_, _| {}).unwrap();
         let core = ServingCore::start(&engine, ServingOptions::default()).unwrap();
         let models = Models::one("tales", LoadedModel::new(core)).unwrap();
-        let models = ModelRegistry::start(models, AnswerOptions::default()).unwrap();
-        let host = Ipv4Addr::LOCALHOST.into();
-        let guard = Guard::new(host, ApiKeys::default(), false, &[]).unwrap();
-        Arc::new(App::new(models, guard, RequestMemory { bytes: 64 << 20, give_back: || {} }))
+        let models = start_registry(models, AnswerOptions::default()).unwrap();
+        let memory = RequestMemory { bytes: 64 << 20, give_back: || {} };
+        Arc::new(App::new(models, BodyReader::new(memory)))
     }
 
     fn stats(app: &App) -> ServingStats {

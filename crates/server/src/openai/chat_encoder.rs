@@ -1,39 +1,20 @@
 //! Chat completions: chunks of a stream, and the whole answer as their fold.
 
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 use super::{
     logprobs::ContentLogprobs,
     usage::{AnswerTimings, PromptProgress, TokenUsage, UsageSum},
 };
 use crate::{
-    answer::{AnswerFinish, AnswerNote, Delta, TokenEntry},
+    answer_head::AnswerHead,
     ask::AskedReports,
+    delta::{AnswerFinish, AnswerNote, Delta, TokenEntry},
     error::ApiError,
     models::ServedModel,
     prompt::Prompt,
     respond::{Encoder, Fold},
 };
-
-/// Fields that all chunks of an answer share.
-#[derive(Clone, Debug, Default, Serialize)]
-pub(crate) struct AnswerHead {
-    pub(crate) id: String,
-    /// Seconds since 1970.
-    pub(crate) created: u64,
-    pub(crate) model: String,
-    pub(crate) system_fingerprint: BuildFingerprint,
-}
-
-/// Name of the build that made an answer.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct BuildFingerprint;
-
-impl Serialize for BuildFingerprint {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(concat!("b", env!("CARGO_PKG_VERSION"), "-moeflux"))
-    }
-}
 
 /// Chunk of a stream.
 #[derive(Clone, Debug, Serialize)]
@@ -346,7 +327,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::{answer::AnswerUsage, respond::testing::parallel_calls};
+    use crate::{delta::AnswerUsage, respond::testing::parallel_calls};
 
     fn encoder(choices: usize) -> ChatEncoder {
         let head = AnswerHead { id: "chatcmpl-1".into(), ..AnswerHead::default() };

@@ -3,12 +3,13 @@
 use serde::Serialize;
 
 use super::{
-    chat_encoder::{AnswerHead, finish_reason},
+    chat_encoder::finish_reason,
     logprobs::TextLogprobs,
     usage::{AnswerTimings, TokenUsage, UsageSum},
 };
 use crate::{
-    answer::{Delta, TokenEntry},
+    answer_head::AnswerHead,
+    delta::{Delta, TokenEntry},
     respond::{Encoder, Fold},
 };
 

@@ -18,8 +18,8 @@ use crate::{
     json::{Fields, Json, wrong_type},
     line_limits::LineLimits,
     models::{ModelLease, ServedModel},
-    native,
     respond::{self, Asked},
+    token_ids::token_ids,
     unsupported::{self, COMPLETIONS, SERVERS},
 };
 
@@ -99,13 +99,11 @@ fn prompts(model: &ServedModel, fields: &Fields<'_>) -> Result<Vec<RawPrompt>, A
         return Err(ApiError::invalid("prompt", "prompt is empty"));
     }
     if list.iter().all(Json::is_number) {
-        return Ok(vec![RawPrompt::Tokens(native::token_ids(model, list, "prompt")?)]);
+        return Ok(vec![RawPrompt::Tokens(token_ids(model, list, "prompt")?)]);
     }
     let prompt = |(i, value): (usize, Json<'_>)| match (value.as_str(), value.as_list()) {
         (Some(text), _) => Ok(RawPrompt::Text(text.into_owned())),
-        (None, Some(ids)) => {
-            Ok(RawPrompt::Tokens(native::token_ids(model, ids, &format!("prompt[{i}]"))?))
-        }
+        (None, Some(ids)) => Ok(RawPrompt::Tokens(token_ids(model, ids, &format!("prompt[{i}]"))?)),
         (None, None) => Err(wrong_type(&format!("prompt[{i}]"), "a string or a list of token ids")),
     };
     list.iter().take(MAX_CHOICES + 1).enumerate().map(prompt).collect()

@@ -10,10 +10,10 @@ use serde::Serialize;
 
 use crate::{
     app::App,
-    body::{ModelResult, with_model},
     embeddings::{EmbeddingAsk, Embeddings},
     error::ApiError,
     json::{self, wrong_type},
+    with_model::{ModelResult, with_model},
 };
 
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::answer::{TokenEntry, TopEntry};
+use crate::delta::{TokenEntry, TopEntry};
 
 /// Log-probability of a token that cannot occur: JSON has no infinity.
 const NEVER: f64 = -9999.0;

@@ -14,8 +14,7 @@ use crate::{
     body::JsonBody,
     error::ApiError,
     json,
-    models::{ModelState, ServedModel},
-    ollama::details::parameters,
+    models::{ModelState, ServedModel, weight_counts::parameters},
 };
 
 /// A model with the fields of both APIs.
@@ -144,7 +143,7 @@ pub(crate) async fn load(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let body = JsonBody::receive(&app, request).await?;
+    let body = JsonBody::receive(&app.bodies, request).await?;
     let index = app.models.find(body.fields()?.text("model")?.as_deref())?;
     let models = Arc::clone(&app.models);
     // A load that fails is in the list of models.
@@ -160,7 +159,7 @@ pub(crate) async fn unload(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let body = JsonBody::receive(&app, request).await?;
+    let body = JsonBody::receive(&app.bodies, request).await?;
     app.models.unload(app.models.find(body.fields()?.text("model")?.as_deref())?);
     Ok(json::response(&json!({"success": true})))
 }

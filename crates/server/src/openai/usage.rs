@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::answer::AnswerUsage;
+use crate::delta::AnswerUsage;
 
 /// Tokens of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]

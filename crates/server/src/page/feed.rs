@@ -36,7 +36,7 @@ use moeflux::{
     serve::ServingStats,
 };
 use tokio::{
-    sync::OwnedSemaphorePermit,
+    sync::{OwnedSemaphorePermit, Semaphore},
     time::{Interval, MissedTickBehavior, interval},
 };
 
@@ -46,7 +46,7 @@ use crate::{app::App, error::ApiError, models::ServedModel};
 pub(crate) const PATH: &str = "/moeflux/experts";
 
 /// Most feeds at once. One that is not read would hold its connection for a minute.
-pub(crate) const FEEDS: usize = 16;
+const FEEDS: usize = 16;
 
 /// Time between frames.
 const PERIOD: Duration = Duration::from_millis(250);
@@ -165,12 +165,25 @@ fn frame(model: Option<&ServedModel>, time: Duration) -> Bytes {
     frame.into()
 }
 
+/// Feeds that may still be opened. Clones share them.
+#[derive(Clone, Debug)]
+pub(crate) struct Feeds(Arc<Semaphore>);
+
+impl Default for Feeds {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(FEEDS)))
+    }
+}
+
 /// Answers `GET /moeflux/experts`.
 ///
 /// # Errors
 /// There are [`FEEDS`] already.
-pub(crate) async fn experts(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
-    let permit = Arc::clone(&app.feeds).try_acquire_owned();
+pub(crate) async fn experts(
+    State(app): State<Arc<App>>,
+    State(Feeds(feeds)): State<Feeds>,
+) -> Result<Response, ApiError> {
+    let permit = feeds.try_acquire_owned();
     let permit = permit.map_err(|_| ApiError::no_feed(FEEDS))?;
     let mut tick = interval(PERIOD);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);

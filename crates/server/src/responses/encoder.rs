@@ -8,12 +8,12 @@ use super::{
     },
 };
 use crate::{
-    answer::{AnswerFinish, AnswerNote, AnswerUsage, Delta},
-    app::now,
+    delta::{AnswerFinish, AnswerNote, AnswerUsage, Delta},
     error::ApiError,
     ids,
     openai::logprobs::ContentToken,
     respond::{Encoder, Fold},
+    unix_time::now,
 };
 
 /// Start of a response's id. The rest is in the ids of its items.
@@ -379,7 +379,7 @@ mod tests {
     use serde_json::{Map, Value, json};
 
     use super::*;
-    use crate::{answer::TokenEntry, respond::testing::parallel_calls};
+    use crate::{delta::TokenEntry, respond::testing::parallel_calls};
 
     fn encoder(form: ResponseForm) -> ResponseEncoder {
         let mut request = Map::new();

@@ -46,9 +46,9 @@ const LOGPROBS: &str = "message.output_text.logprobs";
 /// The request is wrong, or cannot be served.
 pub(crate) async fn create(
     State(app): State<Arc<App>>,
+    State(store): State<Arc<ResponseStore>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let store = Arc::clone(&app.responses);
     let read = move |model: &ModelLease, fields: &Fields<'_>| {
         let asked = ResponseAsk::parse(model, &store, fields)?;
         let ResponseAsk { ask, form, messages, request } = asked;
@@ -74,9 +74,9 @@ pub(crate) async fn create(
 /// The request is wrong.
 pub(crate) async fn input_tokens(
     State(app): State<Arc<App>>,
+    State(store): State<Arc<ResponseStore>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let store = Arc::clone(&app.responses);
     let read = move |fields: &Fields<'_>| Ok(ResponsePrompt::parse(&store, fields)?.conversation);
     prompt::count_tokens(&app, request, Some("response.input_tokens"), read).await
 }
@@ -86,10 +86,10 @@ pub(crate) async fn input_tokens(
 /// # Errors
 /// There is no such response.
 pub(crate) async fn retrieve(
-    State(app): State<Arc<App>>,
+    State(store): State<Arc<ResponseStore>>,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    Ok(json::text_response(app.responses.get("response_id", &id)?.text.clone()))
+    Ok(json::text_response(store.get("response_id", &id)?.text.clone()))
 }
 
 /// Answers `DELETE /v1/responses/ID`.
@@ -97,10 +97,10 @@ pub(crate) async fn retrieve(
 /// # Errors
 /// There is no such response.
 pub(crate) async fn delete(
-    State(app): State<Arc<App>>,
+    State(store): State<Arc<ResponseStore>>,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    app.responses.delete(&id)?;
+    store.delete(&id)?;
     Ok(json::response(&json!({"id": id, "object": "response", "deleted": true})))
 }
 
@@ -110,10 +110,10 @@ pub(crate) async fn delete(
 /// # Errors
 /// There is no such response, or its client does not read it.
 pub(crate) async fn cancel(
-    State(app): State<Arc<App>>,
+    State(store): State<Arc<ResponseStore>>,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    let ended = timeout(CANCEL_TIME, app.responses.cancel(&id)?).await;
+    let ended = timeout(CANCEL_TIME, store.cancel(&id)?).await;
     let text = ended.ok().and_then(Result::ok);
     let text = text.ok_or_else(|| ApiError::no_response("response_id", &id))?;
     Ok(json::text_response(text))

@@ -10,9 +10,8 @@ use axum::{
 use moeflux::Message;
 use serde_json::{Value, json};
 
-use super::store::StoredResponse;
+use super::store::{ResponseStore, StoredResponse};
 use crate::{
-    app::App,
     error::ApiError,
     json::{self, wrong_type},
     query,
@@ -28,11 +27,11 @@ const MAX_PAGE: usize = 100;
 /// # Errors
 /// There is no such response or item, or a parameter has a wrong value.
 pub(crate) async fn input_items(
-    State(app): State<Arc<App>>,
+    State(store): State<Arc<ResponseStore>>,
     Path(id): Path<String>,
     uri: Uri,
 ) -> Result<Response, ApiError> {
-    let mut items = items(&*app.responses.get("response_id", &id)?);
+    let mut items = items(&*store.get("response_id", &id)?);
     match query::parameter(&uri, "order").as_deref() {
         None | Some("desc") => items.reverse(),
         Some("asc") => {}

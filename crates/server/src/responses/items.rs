@@ -5,7 +5,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::{
-    answer::{AnswerNote, AnswerUsage},
+    delta::{AnswerNote, AnswerUsage},
     openai::logprobs::ContentToken,
 };
 

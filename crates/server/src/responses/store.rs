@@ -12,7 +12,7 @@ use super::{
     encoder::ResponseEncoder,
     items::{ItemStatus, ResponseEvent, ResponseObject},
 };
-use crate::{answer::Delta, error::ApiError, json, respond::Encoder};
+use crate::{delta::Delta, error::ApiError, json, respond::Encoder};
 
 /// Most stored responses.
 const RESPONSES: usize = 256;
