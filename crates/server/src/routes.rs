@@ -12,21 +12,24 @@ use axum::{
 };
 
 use crate::{
-    access::{self, OpenRequest, REQUEST_ID, RequestLog},
-    anthropic,
-    app::App,
-    body::SharedBody,
-    connections::Connection,
-    counters::RequestCounters,
-    error::ApiError,
-    error_shape::{ApiShape, shaped},
-    guard::Guard,
-    metrics::metrics,
-    native, ollama,
-    openai::{chat, completions, embeddings, models},
-    page::{self, feed::Feeds},
-    plain_path::plain_path,
-    responses::{self, ResponseStore},
+    apis::{
+        anthropic,
+        metrics::metrics,
+        native, ollama,
+        openai::{chat, completions, embeddings, models},
+        page::{self, feed::Feeds},
+        responses::{self, ResponseStore},
+    },
+    requests::{app::App, counters::RequestCounters},
+    transport::{
+        access::{self, OpenRequest, REQUEST_ID, RequestLog},
+        body::SharedBody,
+        connections::Connection,
+        error::ApiError,
+        error_shape::{ApiShape, shaped},
+        guard::Guard,
+        plain_path::plain_path,
+    },
 };
 
 /// Header with the id of a request in Anthropic's API.

@@ -15,15 +15,13 @@ use tokio::{
 };
 
 use crate::{
-    connection_task::ConnectionOptions,
-    connections::Connections,
-    guard::Guard,
-    models::Models,
-    refusal,
-    server_error::ServerError,
+    requests::models::Models,
     server_options::ServerOptions,
     server_router::{self, ServerRouter},
-    work,
+    transport::{
+        connection_task::ConnectionOptions, connections::Connections, guard::Guard, refusal,
+        server_error::ServerError, work,
+    },
 };
 
 /// Threads that wait for clients.

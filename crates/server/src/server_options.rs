@@ -8,13 +8,14 @@ use std::{
 use moeflux::text::MaskSource;
 
 use crate::{
-    access::RequestLog,
-    allowed::{AllowedHost, AllowedOrigin},
-    answered_turn::TURNS_BYTES,
-    guard::ApiKeys,
-    overflow::Overflow,
-    responses::RESPONSES_BYTES,
-    timeouts::Timeouts,
+    apis::responses::RESPONSES_BYTES,
+    requests::{answered_turn::TURNS_BYTES, overflow::Overflow},
+    transport::{
+        access::RequestLog,
+        allowed::{AllowedHost, AllowedOrigin},
+        guard::ApiKeys,
+        timeouts::Timeouts,
+    },
 };
 
 /// Bytes for requests that are being read: their bodies, fields and prompts. A sixteenth of the

@@ -5,14 +5,18 @@ use std::sync::Arc;
 use axum::Router;
 
 use crate::{
-    app::App,
-    body::{BodyReader, RequestMemory},
-    form::FormRules,
-    guard::Guard,
-    models::{AnswerOptions, ModelRegistry, Models, start_registry},
+    requests::{
+        app::App,
+        form::FormRules,
+        models::{AnswerOptions, ModelRegistry, Models, start_registry},
+    },
     routes::{self, RequestGate},
-    server_error::ServerError,
     server_options::ServerOptions,
+    transport::{
+        body::{BodyReader, RequestMemory},
+        guard::Guard,
+        server_error::ServerError,
+    },
 };
 
 /// Router of a server with its models, without a socket, a runtime or signal handlers.
