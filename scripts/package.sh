@@ -52,7 +52,7 @@ cargo build --locked --release -p moeflux-cli --target "$target"
 third_party() {
     cargo about generate --frozen --fail --manifest-path crates/cli/Cargo.toml --target "$target" about.hbs
     printf '\n%s\nuPlot, in the page of moeflux serve\n\n' "$(printf '=%.0s' {1..80})"
-    cat crates/server/src/page/files/uplot/LICENSE
+    cat crates/server/src/apis/page/files/uplot/LICENSE
 }
 
 # The changelog of the Debian package, which refers to that of the program.

@@ -1,80 +1,39 @@
 //! HTTP server of moeflux: the APIs of OpenAI, Anthropic and Ollama on a serving core.
 //!
-//! - [`Server`] listens and ends gracefully: `server.rs`. Connections have places, for which idle
-//!   ones end: `connections.rs`, `connection_task.rs`, `watched_stream.rs`, `timed_stream.rs`. A
-//!   request that is no valid HTTP gets an error in the shape of its API: `refusal.rs`.
-//! - Hosts, origins and keys are checked before a body is read: `guard.rs`, `allowed.rs`. Each
-//!   request has an id and a record: `access.rs`.
-//! - A body (`body.rs`, `json/`) becomes an `Ask`, whatever its API (`ask.rs`, and the readers in
-//!   `openai/`, `responses/`, `anthropic/`, `ollama/` and `native/`), and the tokens of its prompts
-//!   (`prompt.rs`), which are submitted to the serving core of a model.
-//! - Bodies are read off the threads that wait for clients, large ones in turns and within the
-//!   memory of the plan: `work.rs`.
-//! - One of the server's models is loaded at a time; requests have leases of it: `models/`.
-//! - Events of the core become deltas, whatever the API (`answer.rs`, `answers.rs`). The encoder of
-//!   an API makes events of them: a stream sends them, a whole answer is their fold (`respond.rs`).
-//! - What of a request is not enforced is named in a header: `notes.rs`.
-//! - Prompts with a text behind the answer: `fim.rs`.
-//! - Embeddings take no part in this: `embeddings.rs`.
-//! - Answers are remembered as they were generated, for the next turn: `turns.rs`; on disk
-//!   `turn_folder.rs`, `turn_index.rs`.
-//! - A prompt over the context is an error, or loses its oldest turns: `overflow.rs`.
-//! - The web page, its live feed and the memory plan: `page/`.
-//! - Small paths: `native/`, `metrics.rs` with `latency.rs`.
+//! - [`Server`] listens and ends gracefully: `server.rs`, with the options of `server_options.rs`.
+//! - [`ServerRouter`] answers requests without a socket. `server_router.rs` builds it from models
+//!   and options; `routes.rs` has the paths, and the checks and records of all requests.
+//! - `apis/` has the handlers of the paths: readers of requests and encoders of answers.
+//! - `requests/` is the same for all APIs: from a request to the serving core of a model, and from
+//!   the core's events to a response.
+//! - `transport/` has connections, HTTP and JSON.
+//!
+//! Each of the three folders imports only from the ones after it.
 //!
 //! Knows: HTTP, JSON, the APIs. Must not know: terminals, inference. Never logs a prompt or a key.
 
-mod access;
-mod allowed;
-mod answer;
-mod answers;
-mod anthropic;
-mod app;
-mod ask;
-mod body;
-mod connection_task;
-mod connections;
-mod embeddings;
-mod error;
-mod fim;
-mod form;
-mod generation;
-mod guard;
-mod guarded_body;
-mod ids;
-mod json;
-mod latency;
-mod line_limits;
-mod metrics;
-mod models;
-mod native;
-mod notes;
-mod ollama;
-mod openai;
-mod overflow;
-mod page;
-mod prompt;
-mod query;
-mod refusal;
-mod respond;
-mod responses;
+mod apis;
+mod requests;
 mod routes;
 mod server;
-mod timed_stream;
-mod turn_folder;
-mod turn_index;
-mod turns;
-mod unsupported;
-mod watched_stream;
-mod work;
+mod server_options;
+mod server_router;
+mod transport;
 
-pub use access::{RequestLog, RequestRecord};
-pub use allowed::{AllowedHost, AllowedOrigin};
-pub use guard::ApiKeys;
-pub use models::{
-    KeepAlive, LoadError, LoadedModel, ModelLoader, Models, ModelsError, OfferedModel, StartModel,
+pub use requests::{
+    models::{
+        KeepAlive, LoadError, LoadedModel, ModelLoader, Models, ModelsError, OfferedModel,
+        StartModel,
+    },
+    overflow::Overflow,
 };
-pub use overflow::Overflow;
-pub use server::{
-    Server, ServerError, ServerOptions, Stopper, Timeouts, request_memory, reserved_bytes,
+pub use server::{Server, Stopper};
+pub use server_options::{ServerOptions, request_memory, reserved_bytes};
+pub use server_router::ServerRouter;
+pub use transport::{
+    access::{RequestLog, RequestRecord},
+    allowed::{AllowedHost, AllowedOrigin},
+    guard::ApiKeys,
+    server_error::ServerError,
+    timeouts::Timeouts,
 };

@@ -1,0 +1,128 @@
+//! `GET /v1/responses/ID/input_items`: the conversation of a stored response before its answer.
+
+use std::sync::Arc;
+
+use axum::{
+    extract::{Path, State},
+    http::Uri,
+    response::Response,
+};
+use moeflux::Message;
+use serde_json::{Value, json};
+
+use super::store::{ResponseStore, StoredResponse};
+use crate::transport::{
+    error::ApiError,
+    json::{self, wrong_type},
+    query,
+};
+
+/// Items of a page, unless the request says it, and at most.
+const PAGE: usize = 20;
+const MAX_PAGE: usize = 100;
+
+/// Answers a request. The parameters are `order`, by default the newest first, `after` and
+/// `before`, ids of items, and `limit`.
+///
+/// # Errors
+/// There is no such response or item, or a parameter has a wrong value.
+pub(crate) async fn input_items(
+    State(store): State<Arc<ResponseStore>>,
+    Path(id): Path<String>,
+    uri: Uri,
+) -> Result<Response, ApiError> {
+    let mut items = items(&*store.get("response_id", &id)?);
+    match query::parameter(&uri, "order").as_deref() {
+        None | Some("desc") => items.reverse(),
+        Some("asc") => {}
+        Some(_) => return Err(wrong_type("order", "asc or desc")),
+    }
+    let place = |name: &str| -> Result<Option<usize>, ApiError> {
+        let Some(id) = query::parameter(&uri, name) else { return Ok(None) };
+        let place = items.iter().position(|item| item["id"] == *id);
+        let missing =
+            || ApiError::invalid(name, format!("{name} is {id:?}: there is no such item"));
+        place.map(Some).ok_or_else(missing)
+    };
+    let (start, end) = (place("after")?.map_or(0, |i| i + 1), place("before")?);
+    let limit = query::count(&uri, "limit", 1, MAX_PAGE)?.unwrap_or(PAGE);
+    let items = items.get(start..end.unwrap_or(items.len())).unwrap_or_default();
+    let page = &items[..items.len().min(limit)];
+    let id = |item: Option<&Value>| item.map(|item| item["id"].clone());
+    Ok(json::response(&json!({
+        "object": "list", "data": page, "first_id": id(page.first()), "last_id": id(page.last()),
+        "has_more": page.len() < items.len(),
+    })))
+}
+
+/// Items of the messages before the answer, which is the last one.
+fn items(response: &StoredResponse) -> Vec<Value> {
+    let StoredResponse { id, messages, .. } = response;
+    let messages = messages.split_last().map_or(&[][..], |(_, before)| before);
+    let mut items: Vec<Value> = messages.iter().flat_map(of_message).collect();
+    let own = id.rsplit('_').next().unwrap_or_default();
+    for (i, item) in items.iter_mut().enumerate() {
+        let prefix = match item["type"].as_str() {
+            Some("reasoning") => "rs",
+            Some("function_call") => "fc",
+            Some("function_call_output") => "fco",
+            _ => "msg",
+        };
+        item["id"] = format!("{prefix}_{own}_{i}").into();
+        item["status"] = "completed".into();
+    }
+    items
+}
+
+/// Items of a message, in the order in which an answer has them.
+fn of_message(message: &Message) -> Vec<Value> {
+    let content = &message.content;
+    if message.role == "tool" {
+        let call = message.tool_call_id.as_deref().unwrap_or_default();
+        let item = json!({"type": "function_call_output", "call_id": call, "output": content});
+        return vec![item];
+    }
+    let mut items = Vec::new();
+    if let Some(thoughts) = message.reasoning_content.as_ref().filter(|text| !text.is_empty()) {
+        let part = json!({"type": "reasoning_text", "text": thoughts});
+        items.push(json!({"type": "reasoning", "summary": [], "content": [part]}));
+    }
+    if !content.is_empty() || message.tool_calls.is_empty() {
+        let part = match &*message.role {
+            "assistant" => json!({"type": "output_text", "text": content, "annotations": []}),
+            _ => json!({"type": "input_text", "text": content}),
+        };
+        items.push(json!({"type": "message", "role": message.role, "content": [part]}));
+    }
+    items.extend(message.tool_calls.iter().map(|call| {
+        json!({
+            "type": "function_call", "call_id": call.id, "name": call.name,
+            "arguments": call.arguments,
+        })
+    }));
+    items
+}
+
+#[cfg(test)]
+mod tests {
+    use moeflux::text::ToolCall;
+
+    use super::*;
+
+    #[test]
+    fn messages_become_items_with_ids_of_their_own() {
+        let call = ToolCall { id: "c".into(), name: "f".into(), arguments: "{}".into() };
+        let messages = vec![
+            Message::user("Hello"),
+            Message::assistant("").reasoning("Hm.").tool_calls(vec![call]),
+            Message::tool("c", "x"),
+            Message::assistant("Done."),
+        ];
+        let response = StoredResponse { id: "resp_1".into(), text: String::new(), messages };
+        let items = items(&response);
+        let ids: Vec<&str> = items.iter().map(|item| item["id"].as_str().unwrap()).collect();
+        assert_eq!(ids, ["msg_1_0", "rs_1_1", "fc_1_2", "fco_1_3"]);
+        assert_eq!(items[0]["content"][0], json!({"type": "input_text", "text": "Hello"}));
+        assert_eq!(items[3]["output"], "x");
+    }
+}

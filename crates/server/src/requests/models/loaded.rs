@@ -1,0 +1,104 @@
+//! A loaded model with the state of its answers.
+
+use std::{path::PathBuf, sync::Arc};
+
+use moeflux::{
+    Sampling,
+    serve::ServingCore,
+    text::{MaskSource, Text},
+};
+
+use super::models::LoadedModel;
+use crate::{
+    requests::{
+        answer_head::AnswerHead, counters::RequestCounters, form::FormRules, latency::Latencies,
+        overflow::Overflow, turn_folder::TurnFolder, turns::TurnMemory,
+    },
+    transport::{
+        error::ApiError, ids, server_error::ServerError, unix_time::now, work::is_cancelled,
+    },
+};
+
+/// State of the server that answers of all models share.
+#[derive(Clone, Default)]
+pub(crate) struct AnswerOptions {
+    /// Masks of all answers.
+    pub(crate) masks: Vec<Arc<dyn MaskSource>>,
+    /// Rule for a prompt over the context, unless its request says it.
+    pub(crate) overflow: Overflow,
+    /// Rules of schemas.
+    pub(crate) forms: FormRules,
+    pub(crate) latencies: Arc<Latencies>,
+    pub(crate) counters: Arc<RequestCounters>,
+}
+
+/// A model that answers.
+pub(crate) struct ServedModel {
+    pub(crate) core: ServingCore,
+    /// Its name in answers.
+    pub(crate) name: String,
+    /// Sampling of requests that do not say theirs, in place of the checkpoint's.
+    sampling: Option<Sampling>,
+    /// Answers for the next turns.
+    pub(crate) turns: Arc<TurnMemory>,
+    /// Speed of the disk as it was measured, in bytes per second.
+    pub(crate) disk_speed: Option<f64>,
+    pub(crate) options: AnswerOptions,
+}
+
+impl ServedModel {
+    /// The model with the state of its answers.
+    ///
+    /// # Errors
+    /// It has no tokenizer, or its folder of answers cannot be opened.
+    pub(super) fn new(
+        name: &str,
+        loaded: LoadedModel,
+        options: AnswerOptions,
+    ) -> Result<Self, ServerError> {
+        let LoadedModel { core, sampling, turn_folder, turn_bytes, disk_speed, notices } = loaded;
+        core.engine().text()?.tokenizer().cancel_when(is_cancelled);
+        let open = |path: PathBuf| {
+            let failed = |source| ServerError::TurnFolder { path: path.clone(), source };
+            TurnFolder::open(path.clone(), turn_bytes, notices).map_err(failed)
+        };
+        let turn_folder = turn_folder.map(open).transpose()?;
+        // Without a folder, all turns are of this model.
+        let model = match &turn_folder {
+            Some(_) => core.engine().model()?.to_string(),
+            None => String::new(),
+        };
+        let turns = Arc::new(TurnMemory::new(model, turn_folder));
+        Ok(Self { core, name: name.to_owned(), sampling, turns, disk_speed, options })
+    }
+
+    /// Tokenizer, template and dialect.
+    ///
+    /// # Errors
+    /// A file of the checkpoint is wrong.
+    pub(crate) fn text(&self) -> Result<&Text, ApiError> {
+        Ok(self.core.engine().text()?)
+    }
+
+    /// Sampling of requests that do not say theirs.
+    ///
+    /// # Errors
+    /// The checkpoint's settings of generation are wrong.
+    pub(crate) fn sampling(&self) -> Result<&Sampling, ApiError> {
+        match &self.sampling {
+            Some(sampling) => Ok(sampling),
+            None => Ok(&self.text()?.generation()?.sampling),
+        }
+    }
+
+    /// Tokens of a prompt and its answer.
+    pub(crate) fn context(&self) -> usize {
+        self.core.engine().plan().context
+    }
+
+    /// Fields that all parts of an answer share. `prefix` starts its id.
+    pub(crate) fn head(&self, prefix: &str) -> AnswerHead {
+        let (id, created, model) = (ids::random_id(prefix), now(), self.name.clone());
+        AnswerHead { id, created, model, ..AnswerHead::default() }
+    }
+}

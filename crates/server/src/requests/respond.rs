@@ -1,0 +1,383 @@
+//! Responses: the events of an answer as they come, or the whole answer as their fold.
+//!
+//! A stream whose model is not loaded yet begins before its answer: with pings.
+
+use std::{
+    convert::Infallible,
+    future::poll_fn,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::{
+    body::{Body, Bytes},
+    extract::Request,
+    http::{HeaderName, HeaderValue, header},
+    response::Response,
+};
+use http_body::Frame;
+use serde::Serialize;
+use tokio::{
+    sync::oneshot,
+    time::{Instant, Interval, MissedTickBehavior, interval_at, timeout},
+};
+
+use super::{
+    answers::{Answers, ChoiceDeltas},
+    app::App,
+    ask::Ask,
+    delta::Delta,
+    models::{ModelLease, ServedModel},
+    prompt::{self, Prompt},
+    submit,
+};
+use crate::transport::{
+    body::JsonBody,
+    error::ApiError,
+    error_shape::ApiShape,
+    json::{self, Fields},
+    notes::{self, NOTES},
+};
+
+/// Longest silence of a stream.
+const PING: Duration = Duration::from_secs(4);
+
+/// Bytes of events in one frame, from which the next event waits for the next frame.
+const FRAME_BYTES: usize = 16 << 10;
+
+/// Headers of a stream of events, besides its type.
+const HEADERS: [(HeaderName, &str); 2] =
+    [(header::CACHE_CONTROL, "no-cache"), (HeaderName::from_static("x-accel-buffering"), "no")];
+
+/// Header with the number of messages that were dropped from the prompt.
+const DROPPED: HeaderName = HeaderName::from_static("x-moeflux-dropped-messages");
+
+/// Encoder of one answer in an API: deltas in, events of a stream out. Pure.
+pub(crate) trait Encoder: Send + Unpin + 'static {
+    /// Event of a stream.
+    type Event: Serialize;
+    /// Whole answer.
+    type Whole: Fold<Self::Event> + Default + Serialize;
+
+    /// Type of a stream: by default server-sent events.
+    const STREAM_TYPE: &'static str = "text/event-stream; charset=utf-8";
+    /// Bytes after the last event.
+    const END: &'static str = "";
+    /// Bytes that a silent stream sends before its answer.
+    const EARLY_PING: &'static str = ": ping\n\n";
+    /// Whether an answer is a stream unless its request says otherwise.
+    const IS_STREAM: bool = false;
+
+    /// Takes the prompts of the request, before its answer.
+    ///
+    /// # Errors
+    /// Their tokens cannot be decoded.
+    fn prompts(&mut self, _model: &ServedModel, _prompts: &[Prompt]) -> Result<(), ApiError> {
+        Ok(())
+    }
+
+    /// Events of a delta of a choice.
+    fn on(&mut self, choice: usize, delta: Delta) -> Vec<Self::Event>;
+
+    /// Name of an event, if the API has names.
+    fn name(_: &Self::Event) -> Option<&'static str> {
+        None
+    }
+
+    /// Appends the bytes of an event.
+    ///
+    /// # Errors
+    /// The event has no JSON form.
+    fn write(event: &Self::Event, out: &mut String) -> Result<(), ApiError> {
+        let line = json::line(event)?;
+        if let Some(name) = Self::name(event) {
+            *out += &format!("event: {name}\n");
+        }
+        *out += &format!("data: {line}\n\n");
+        Ok(())
+    }
+
+    /// Bytes that a silent stream sends.
+    fn ping(&mut self) -> String {
+        Self::EARLY_PING.to_owned()
+    }
+
+    /// Bytes of an event that ends a stream with an error before its answer.
+    fn early_error(error: &ApiError) -> String {
+        format!("data: {}\n\n", error.to_json(ApiShape::OpenAi, None))
+    }
+
+    /// Bytes of an event that ends the stream with an error.
+    fn error(&mut self, error: &ApiError) -> String {
+        Self::early_error(error)
+    }
+}
+
+/// A request as it was read: the ask, and the encoder of its answer.
+pub(crate) struct Asked<E> {
+    ask: Ask,
+    encoder: E,
+    /// Resolves when another request cancels the answer.
+    cancelled: Option<oneshot::Receiver<()>>,
+}
+
+impl<E> Asked<E> {
+    /// A request that no other one cancels.
+    pub(crate) fn new(ask: Ask, encoder: E) -> Self {
+        Self { ask, encoder, cancelled: None }
+    }
+
+    /// The request, cancelled when `cancelled` resolves.
+    pub(crate) fn cancelled_by(self, cancelled: oneshot::Receiver<()>) -> Self {
+        Self { cancelled: Some(cancelled), ..self }
+    }
+}
+
+/// An answer that was submitted, and its encoder.
+struct Submitted<E> {
+    answers: Answers,
+    encoder: E,
+    notes: Option<HeaderValue>,
+}
+
+/// Future of a submitted answer.
+type Submission<E> = Pin<Box<dyn Future<Output = Result<Submitted<E>, ApiError>> + Send>>;
+
+/// A whole answer made of the events of its stream.
+pub(crate) trait Fold<Event> {
+    /// Adds the next event.
+    fn add(&mut self, event: Event);
+}
+
+/// Answers a request that `read` reads, with the model that it names.
+///
+/// # Errors
+/// The request is wrong, or cannot be served.
+pub(crate) async fn answer<E: Encoder>(
+    app: &Arc<App>,
+    request: Request,
+    read: impl FnOnce(&ModelLease, &Fields<'_>) -> Result<Asked<E>, ApiError> + Send + 'static,
+) -> Result<Response, ApiError> {
+    let body = JsonBody::receive(&app.bodies, request).await?;
+    answer_body(app, body, read).await
+}
+
+/// Answers a request with this body: see [`answer`].
+///
+/// # Errors
+/// The request is wrong, or cannot be served.
+pub(crate) async fn answer_body<E: Encoder>(
+    app: &Arc<App>,
+    body: JsonBody,
+    read: impl FnOnce(&ModelLease, &Fields<'_>) -> Result<Asked<E>, ApiError> + Send + 'static,
+) -> Result<Response, ApiError> {
+    let is_stream = is_stream::<E>(&body.fields()?)?;
+    let app = Arc::clone(app);
+    let submit = async move {
+        let model = app.model(&body).await?;
+        let submit = move |body: JsonBody| {
+            let Asked { ask, mut encoder, cancelled } = read(&model, &body.fields()?)?;
+            let prompts = prompt::prompts(&model, &ask)?;
+            encoder.prompts(&model, &prompts)?;
+            // All prompts of a request have the same form.
+            let notes = prompts.first().map_or(&[][..], |prompt| &prompt.notes);
+            let notes = notes::header(notes);
+            let answers =
+                submit::submit(&model, &ask, prompts)?.cancelled_by(cancelled).lease(model);
+            Ok(Submitted { answers, encoder, notes })
+        };
+        body.read(&app.bodies, submit).await
+    };
+    if !is_stream {
+        let submitted = submit.await?;
+        let headers = submitted.headers();
+        return Ok(with_headers(json::response(&whole(submitted).await?), headers));
+    }
+    let mut submit: Submission<E> = Box::pin(submit);
+    // Errors within the time of a ping have their status.
+    match timeout(PING, &mut submit).await {
+        Ok(submitted) => {
+            let submitted = submitted?;
+            let headers = submitted.headers();
+            Ok(with_headers(stream(StreamPart::Answer(submitted)), headers))
+        }
+        Err(_) => Ok(stream(StreamPart::Early(submit))),
+    }
+}
+
+impl<E> Submitted<E> {
+    /// Headers of the response that say what was done to the request: messages that were dropped,
+    /// and what is not enforced.
+    fn headers(&self) -> [(HeaderName, Option<HeaderValue>); 2] {
+        let dropped = self.answers.dropped_messages;
+        let dropped = (dropped > 0).then(|| HeaderValue::from(dropped));
+        [(DROPPED, dropped), (NOTES, self.notes.clone())]
+    }
+}
+
+fn with_headers(
+    mut response: Response,
+    headers: [(HeaderName, Option<HeaderValue>); 2],
+) -> Response {
+    for (name, value) in headers {
+        if let Some(value) = value {
+            response.headers_mut().insert(name, value);
+        }
+    }
+    response
+}
+
+/// Whether a request asks for a stream.
+///
+/// # Errors
+/// The field has a wrong type.
+pub(crate) fn is_stream<E: Encoder>(fields: &Fields<'_>) -> Result<bool, ApiError> {
+    Ok(fields.flag("stream")?.unwrap_or(E::IS_STREAM))
+}
+
+/// The whole answer. Dropped with the connection, which cancels the request.
+async fn whole<E: Encoder>(submitted: Submitted<E>) -> Result<E::Whole, ApiError> {
+    let Submitted { mut answers, mut encoder, .. } = submitted;
+    let mut whole = E::Whole::default();
+    while let Some(ChoiceDeltas { choice, deltas }) = poll_fn(|cx| answers.poll(cx)).await? {
+        for delta in deltas {
+            encoder.on(choice, delta).into_iter().for_each(|event| whole.add(event));
+        }
+    }
+    Ok(whole)
+}
+
+fn stream<E: Encoder>(part: StreamPart<E>) -> Response {
+    let mut ping = interval_at(Instant::now() + PING, PING);
+    ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    if matches!(part, StreamPart::Early(_)) {
+        // The client has waited already.
+        ping.reset_immediately();
+    }
+    let mut response = Response::new(Body::new(EventStream { part, ping }));
+    for (name, value) in HEADERS.into_iter().chain([(header::CONTENT_TYPE, E::STREAM_TYPE)]) {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+/// Part of a stream.
+enum StreamPart<E> {
+    /// Before the answer: its model is being loaded, or others are served first.
+    Early(Submission<E>),
+    Answer(Submitted<E>),
+    End,
+}
+
+impl<E: Encoder> StreamPart<E> {
+    /// Bytes of a silent stream.
+    fn ping(&mut self) -> String {
+        match self {
+            Self::Answer(Submitted { encoder, .. }) => encoder.ping(),
+            Self::Early(_) | Self::End => E::EARLY_PING.to_owned(),
+        }
+    }
+
+    /// Bytes of an event that ends the stream with an error.
+    fn error(&mut self, error: &ApiError) -> String {
+        match self {
+            Self::Answer(Submitted { encoder, .. }) => encoder.error(error),
+            Self::Early(_) | Self::End => E::early_error(error),
+        }
+    }
+}
+
+/// Body of a streamed answer. The connection polls it as its client reads. Dropping it cancels the
+/// request.
+struct EventStream<E> {
+    part: StreamPart<E>,
+    ping: Interval,
+}
+
+impl<E: Encoder> EventStream<E> {
+    /// Appends the events that are ready.
+    fn fill(&mut self, cx: &mut Context<'_>, out: &mut String) -> Result<(), ApiError> {
+        if let StreamPart::Early(submission) = &mut self.part
+            && let Poll::Ready(submitted) = submission.as_mut().poll(cx)
+        {
+            self.part = StreamPart::Answer(submitted?);
+        }
+        let StreamPart::Answer(Submitted { answers, encoder, .. }) = &mut self.part else {
+            return Ok(());
+        };
+        while out.len() < FRAME_BYTES
+            && let Poll::Ready(ready) = answers.poll(cx)
+        {
+            let Some(ChoiceDeltas { choice, deltas }) = ready? else {
+                *out += E::END;
+                self.part = StreamPart::End;
+                break;
+            };
+            for event in deltas.into_iter().flat_map(|delta| encoder.on(choice, delta)) {
+                E::write(&event, out)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<E: Encoder> http_body::Body for EventStream<E> {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if matches!(self.part, StreamPart::End) {
+            return Poll::Ready(None);
+        }
+        let mut out = String::new();
+        if let Err(error) = self.fill(cx, &mut out) {
+            out += &self.part.error(&error);
+            self.part = StreamPart::End;
+        }
+        if !out.is_empty() {
+            self.ping.reset();
+        } else if matches!(self.part, StreamPart::End) {
+            return Poll::Ready(None);
+        } else if self.ping.poll_tick(cx).is_ready() {
+            out += &self.part.ping();
+        } else {
+            return Poll::Pending;
+        }
+        Poll::Ready(Some(Ok(Frame::data(Bytes::from(out)))))
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    use crate::requests::delta::{AnswerFinish, AnswerUsage, Delta};
+
+    /// Thoughts, text and two calls.
+    pub(crate) fn parallel_calls() -> Vec<Delta> {
+        let start = AnswerUsage { prompt: 10, cached: 4, ..AnswerUsage::default() };
+        let usage = AnswerUsage { generated: 5, reasoning: 1, ..start };
+        let call = |index, id: &str, name: &str| Delta::CallStart {
+            index,
+            id: id.into(),
+            name: name.into(),
+        };
+        let arguments = |index, json: &str| Delta::CallArguments { index, json: json.into() };
+        vec![
+            Delta::Start(start),
+            Delta::Reasoning("Hm.".into()),
+            Delta::Text("Let me look.\n".into()),
+            call(0, "call_a", "list"),
+            arguments(0, "{\"path\": "),
+            arguments(0, "\".\"}"),
+            Delta::CallEnd { index: 0 },
+            call(1, "call_b", "read"),
+            arguments(1, "{}"),
+            Delta::CallEnd { index: 1 },
+            Delta::End { finish: AnswerFinish::Calls, usage },
+        ]
+    }
+}
