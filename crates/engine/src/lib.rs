@@ -8,7 +8,11 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(
     not(all(feature = "text", feature = "tools")),
-    allow(dead_code, unused_imports, reason = "text and tools are the only users of some functions")
+    allow(
+        dead_code,
+        unused_imports,
+        reason = "text and tools are the only users of some functions"
+    )
 )]
 
 pub mod experts;
