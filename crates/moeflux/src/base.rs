@@ -5,8 +5,10 @@ pub use moeflux_base::{
     AtomicFile, Readers, SplitMix64, WriterLock, allocated, create_private_folder, follow_links,
     is_disk_full, remove_stale_files,
 };
+#[doc(inline)]
 pub use moeflux_base::{
     GrammarError, Notices, OpenError, PlanError, SamplingError, SessionError, SnapshotProblem,
     SystemMemory, ToolError, is_panic_guarded,
 };
+#[doc(inline)]
 pub use moeflux_engine::{LayerStats, ReadCounters, Stats};

@@ -50,7 +50,7 @@
 //! - [`base::Stats`]: experts needed, hit and read, bytes, times.
 //! - [`Error`]: cause, location and remedy of a failure.
 //!
-//! The root has the names of first use. All others are in the module of their floor: see below.
+//! The root has the names of first use. All others are in the modules: see below.
 //!
 //! # Guarantees
 //!
@@ -69,10 +69,10 @@
 //! All are on by default: `gpu`, the GPU device; `io-uring`, a backend of expert reads; `text`,
 //! tokenizers, chat templates and [`generate`]; `tools`.
 //!
-//! # Floors
+//! # Modules
 //!
-//! Modules are ordered in floors, each of which imports only from itself and from floors before
-//! it:
+//! They are re-exported from crates of which each names only the ones below it: `moeflux-base`,
+//! `moeflux-model`, `moeflux-sampling`, `moeflux-text`, `moeflux-engine` and `moeflux-synth`.
 //!
 //! - [`base`]: errors, statistics, the system's memory.
 //! - [`checkpoint`]: files and the places of tensors.
@@ -95,17 +95,22 @@ pub mod text;
 #[cfg(feature = "tools")]
 pub mod tools;
 
+#[doc(inline)]
 pub use moeflux_base::Error;
 #[cfg(feature = "text")]
+#[doc(inline)]
 pub use moeflux_engine::{Answer, generate};
+#[doc(inline)]
 pub use moeflux_engine::{
-    Engine, EngineOptions, Finish, GenerateRequest, MemoryPlan, MemoryRequest, Session, StepControl,
+    Engine, EngineOptions, Finish, GenerateRequest, MemoryPlan, MemoryRequest, Session,
+    StepControl, experts, runtime, serve, session,
 };
 #[doc(inline)]
-pub use moeflux_engine::{experts, runtime, serve, session};
-#[doc(inline)]
 pub use moeflux_model::checkpoint;
+#[doc(inline)]
 pub use moeflux_model::checkpoint::Checkpoint;
+#[doc(inline)]
 pub use moeflux_sampling::Sampling;
 #[cfg(feature = "text")]
+#[doc(inline)]
 pub use moeflux_text::{ChatOptions, Message};
