@@ -55,8 +55,8 @@ pub struct ServerOptions {
     pub no_key: bool,
     /// Hosts that are allowed in the headers Host and Origin, beside the local machine's names.
     pub allow_hosts: Vec<AllowedHost>,
-    /// Origins of pages and apps that may send requests and read responses, beside those of these
-    /// hosts. Origins of anybody's pages, such as `null`, need keys.
+    /// Origins of pages and apps that may send requests and read responses, beside the origins
+    /// of these hosts. Origins of anybody's pages, such as `null`, need keys.
     pub allow_origins: Vec<AllowedOrigin>,
     /// Receiver of a record of each request. Default: none.
     pub log: RequestLog,

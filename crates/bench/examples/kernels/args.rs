@@ -30,8 +30,8 @@ Exit codes: 0 done, 1 failed, or with --compare something is slower, 2 wrong use
 ///
 /// Rates are GB/s for ops bound by memory and GFLOP/s for ops bound by arithmetic, with the share
 /// of the device's roofline. On a CPU both peaks are measured separately, with the same threads. On
-/// a GPU the memory peak is that of a simple copy kernel, the arithmetic peak that of the best op
-/// measured. Ops on few activations run from caches and have no share.
+/// a GPU the memory peak is the rate of a simple copy kernel, the arithmetic peak the rate of the
+/// best op measured. Ops on few activations run from caches and have no share.
 ///
 /// Takes one to two minutes and up to 700 MB of memory. --device auto is the adapter that `moeflux
 /// devices` prefers, else the processor.

@@ -1,7 +1,7 @@
 //! Requests and answers, whatever their API.
 //!
 //! - A body becomes an `Ask` (`ask.rs`). Fields that APIs share are read in `generation.rs` and
-//!   `form.rs`; `unsupported.rs` lists those of other servers that are refused.
+//!   `form.rs`; `unsupported.rs` lists the refused fields of other servers.
 //! - An `Ask` becomes the tokens of its prompts (`prompt.rs`, `answer_grammar.rs`), which are
 //!   submitted to the serving core of a model: `submit.rs`.
 //! - One of the server's models is loaded at a time; requests have leases of it: `models/`.

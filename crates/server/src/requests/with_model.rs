@@ -18,7 +18,7 @@ pub(crate) struct ModelResult<T> {
 /// wait for clients.
 ///
 /// # Errors
-/// Those of [`JsonBody::receive`], [`App::model`] and `compute`.
+/// The errors of [`JsonBody::receive`], [`App::model`] and `compute`.
 pub(crate) async fn with_model<T: Send + 'static>(
     app: &App,
     request: Request,

@@ -83,7 +83,7 @@ pub(crate) struct Guard {
     checks_host: bool,
     /// Further hosts that are allowed.
     hosts: Vec<AllowedHost>,
-    /// Origins that are allowed beside those of these hosts.
+    /// Origins that are allowed beside the origins of these hosts.
     origins: Vec<AllowedOrigin>,
     /// Whether a path needs no key.
     is_open: fn(&str) -> bool,
