@@ -17,6 +17,7 @@ impl DeviceId {
 
     /// Returns the id of a new device. Ids repeat after 65,534 devices.
     #[doc(hidden)]
+    #[inline]
     pub fn next() -> Self {
         static OPENED: AtomicU16 = AtomicU16::new(0);
         Self(NonZeroU16::MIN.saturating_add(OPENED.fetch_add(1, Relaxed) % (u16::MAX - 1)))
@@ -24,6 +25,7 @@ impl DeviceId {
 
     /// Handle of the object with this index.
     #[doc(hidden)]
+    #[inline]
     pub const fn handle(self, index: usize) -> Handle {
         Handle { device: self, index: index as u32 }
     }
@@ -46,6 +48,7 @@ impl Handle {
     ///
     /// # Errors
     /// The handle is one of another device.
+    #[inline]
     pub fn index_on(self, device: DeviceId, kind: &'static str) -> Result<usize, Error> {
         device.check_owner(kind, self.device)?;
         Ok(self.index as usize)
@@ -89,6 +92,7 @@ impl Bank {
     /// # Errors
     /// The device has too many banks.
     #[doc(hidden)]
+    #[inline]
     pub fn new(device: DeviceId, index: usize) -> Result<Self, Error> {
         let index = u16::try_from(index)
             .map_err(|_| Error::Shape("more than 65536 banks of slots".into()))?;
@@ -100,6 +104,7 @@ impl Bank {
     /// # Errors
     /// The bank is one of another device.
     #[doc(hidden)]
+    #[inline]
     pub fn index_on(self, device: DeviceId) -> Result<usize, Error> {
         device.check_owner("slot", self.device)?;
         Ok(self.index.into())

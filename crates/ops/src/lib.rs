@@ -4,6 +4,9 @@
 //! processor and for graphics adapters are the crates `moeflux-compute-cpu` and
 //! `moeflux-compute-gpu`, and `moeflux-compute` opens them by name.
 //!
+//! Small functions that devices call for each row or block are `#[inline]`: devices are other
+//! crates, and release builds have no link-time optimization.
+//!
 //! Knows: numbers, bytes in documented [`Format`]s, host memory. Must not know: files, names of
 //! tensors, models, instruction sets, graphics APIs.
 

@@ -20,6 +20,7 @@ pub struct MatrixShape {
 
 impl MatrixShape {
     /// Sizes of the planes; see [`Format::plane_bytes`] for the errors.
+    #[inline]
     pub fn plane_bytes(self) -> Result<PlaneBytes, Error> {
         self.format.plane_bytes(self.rows, self.cols)
     }
@@ -28,6 +29,7 @@ impl MatrixShape {
     ///
     /// # Errors
     /// The shape is invalid, or the length of `bytes` does not match it.
+    #[inline]
     pub fn view(self, bytes: &[u8]) -> Result<Matrix<'_>, Error> {
         let planes = self.plane_bytes()?;
         if bytes.len() != planes.total() {
@@ -95,12 +97,14 @@ impl<'a> Matrix<'a> {
 
     /// Index among the stored rows of row `row`, and the step to the next row.
     #[doc(hidden)]
+    #[inline]
     pub const fn stored(&self, row: usize) -> (usize, usize) {
         (self.row_stride.stored_row(row), self.row_stride.step)
     }
 
     /// Rows `first .. first + count`, which must exist.
     #[doc(hidden)]
+    #[inline]
     pub const fn rows(&self, first: usize, count: usize) -> Self {
         let row_stride =
             RowStride { first: self.row_stride.stored_row(first), step: self.row_stride.step };
@@ -108,6 +112,7 @@ impl<'a> Matrix<'a> {
     }
 
     /// Output bias of row `row`.
+    #[inline]
     pub(crate) fn bias(&self, row: usize) -> f32 {
         self.output_bias
             .map_or(0.0, |(scalar, bytes)| scalar.get(bytes, self.row_stride.stored_row(row)))
@@ -115,6 +120,7 @@ impl<'a> Matrix<'a> {
 
     /// Adds the output biases to the products of rows `first` onwards.
     #[doc(hidden)]
+    #[inline]
     pub fn add_biases(&self, first: usize, products: &mut [f32]) {
         if self.output_bias.is_some() {
             products.iter_mut().zip(first..).for_each(|(product, row)| *product += self.bias(row));
@@ -143,16 +149,19 @@ pub struct ExpertShape {
 
 impl ExpertShape {
     /// Three separate matrices without output biases.
+    #[inline]
     pub const fn new(gate: MatrixShape, up: MatrixShape, down: MatrixShape) -> Self {
         Self { gate: Some(gate), up, down, interleaved: false, output_bias: None }
     }
 
     /// Two separate matrices without output biases: an expert without a gate.
+    #[inline]
     pub const fn without_gate(up: MatrixShape, down: MatrixShape) -> Self {
         Self { gate: None, up, down, interleaved: false, output_bias: None }
     }
 
     /// The matrices in slot order.
+    #[inline]
     pub fn matrices(&self) -> impl Iterator<Item = MatrixShape> + use<> {
         self.gate.into_iter().chain([self.up, self.down])
     }
@@ -161,6 +170,7 @@ impl ExpertShape {
     ///
     /// # Errors
     /// A shape is invalid.
+    #[inline]
     pub fn bytes(&self) -> Result<usize, Error> {
         Ok(self.layout()?.bytes())
     }
@@ -169,6 +179,7 @@ impl ExpertShape {
     ///
     /// # Errors
     /// The slot is smaller than the expert.
+    #[inline]
     pub fn view<'a>(&self, slot: &'a [u8]) -> Result<ExpertMatrices<Matrix<'a>>, Error> {
         let layout = self.layout()?;
         if slot.len() < layout.bytes() {
@@ -182,6 +193,7 @@ impl ExpertShape {
     ///
     /// # Errors
     /// A shape is invalid, or a layout is not one of its format.
+    #[inline]
     pub fn file_bytes(&self, layouts: [FileLayout; 3]) -> Result<usize, Error> {
         self.layout()?.file_bytes(layouts)
     }
@@ -191,6 +203,7 @@ impl ExpertShape {
     ///
     /// # Errors
     /// As [`ExpertShape::file_bytes`].
+    #[inline]
     pub fn file_planes(&self, layouts: [FileLayout; 3]) -> Result<Vec<FilePlane>, Error> {
         let (mut planes, mut offset) = (Vec::new(), 0);
         for (matrix, file) in self.layout()?.stored(layouts) {
@@ -209,6 +222,7 @@ impl ExpertShape {
     ///
     /// # Errors
     /// As [`ExpertShape::file_bytes`]; or the slot is too small.
+    #[inline]
     pub fn land(&self, layouts: [FileLayout; 3], slot: &mut [u8]) -> Result<(), Error> {
         if layouts == [FileLayout::Planes; 3] {
             return Ok(());
@@ -236,6 +250,7 @@ impl ExpertShape {
     /// # Errors
     /// As [`MatrixOrders::apply`]; the slot is too small, or the rows have output biases or are
     /// interleaved.
+    #[inline]
     pub fn reorder(&self, orders: ExpertOrders<'_>, slot: &mut [u8]) -> Result<(), Error> {
         let ExpertOrders { inputs, inner } = orders;
         if self.interleaved || self.output_bias.is_some() {
@@ -262,6 +277,7 @@ impl ExpertShape {
     /// # Errors
     /// A shape is invalid.
     #[doc(hidden)]
+    #[inline]
     pub fn layout(&self) -> Result<ExpertLayout, Error> {
         let stored = |m: MatrixShape| -> Result<StoredMatrix, Error> {
             let bias = self.output_bias.map_or(0, |scalar| m.rows * scalar.bytes());
@@ -401,6 +417,7 @@ impl ExpertLayout {
     }
 
     /// Locations of the matrices.
+    #[inline]
     pub fn locations(&self) -> ExpertMatrices<MatrixLocation> {
         let mut start = 0;
         let mut locate = |stored: &StoredMatrix| {
@@ -426,6 +443,7 @@ impl ExpertLayout {
     }
 
     /// Matrices of the expert at the start of `slot`, which must be large enough.
+    #[inline]
     pub fn matrices<'a>(&self, slot: &'a [u8]) -> ExpertMatrices<Matrix<'a>> {
         let (bias, mut rest) = (self.shape.output_bias, slot);
         let mut split = |stored: &StoredMatrix| {
@@ -474,18 +492,21 @@ impl Bytes {
     ///
     /// # Errors
     /// The system refuses the mapping.
+    #[inline]
     pub fn zeroed(len: usize) -> Result<Self, Error> {
         Ok(Self(if len == 0 { BytesMemory::Empty } else { BytesMemory::Mapped(anonymous(len)?) }))
     }
 
     /// Wraps memory that a device lends.
     #[doc(hidden)]
+    #[inline]
     pub fn lent(memory: Box<dyn Lent>) -> Self {
         Self(BytesMemory::Lent(memory))
     }
 }
 
 /// Maps `len` zero bytes, page-aligned.
+#[inline]
 pub fn anonymous(len: usize) -> Result<MmapMut, Error> {
     let map =
         MmapMut::map_anon(len).map_err(|source| Error::Memory { bytes: len as u64, source })?;

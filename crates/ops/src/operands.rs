@@ -30,12 +30,14 @@ pub struct View {
 
 impl View {
     /// View of the first `rows` rows of a buffer that holds a dense `(_, width)` matrix.
+    #[inline]
     pub const fn rows(buffer: Buffer, rows: usize, width: usize) -> Self {
         Self { buffer, offset: 0, rows, heads: 1, width, row_stride: width, head_stride: width }
     }
 
     /// Columns `first .. first + width` of every row. The view must have one head.
     #[must_use]
+    #[inline]
     pub const fn columns(self, first: usize, width: usize) -> Self {
         Self { offset: self.offset + first, width, head_stride: width, ..self }
     }
@@ -43,6 +45,7 @@ impl View {
     /// Splits every row into `heads` vectors. The view must have one head, and `heads` must divide
     /// its width.
     #[must_use]
+    #[inline]
     pub const fn split(self, heads: usize) -> Self {
         let width = self.width / heads;
         Self { heads, width, head_stride: width, ..self }
@@ -50,30 +53,35 @@ impl View {
 
     /// Vector `head` of every row, as a view of one head.
     #[must_use]
+    #[inline]
     pub const fn head(self, head: usize) -> Self {
         Self { offset: self.offset + head * self.head_stride, heads: 1, ..self }
     }
 
     /// Rows `first .. first + rows`.
     #[must_use]
+    #[inline]
     pub const fn slice(self, first: usize, rows: usize) -> Self {
         Self { offset: self.offset + first * self.row_stride, rows, ..self }
     }
 
     /// Elements `first .. first + width` of every vector.
     #[must_use]
+    #[inline]
     pub const fn slice_width(self, first: usize, width: usize) -> Self {
         Self { offset: self.offset + first, width, ..self }
     }
 
     /// Merges the vectors of every row into one. They must be contiguous.
     #[must_use]
+    #[inline]
     pub const fn merge_heads(self) -> Self {
         let width = self.heads * self.width;
         Self { heads: 1, width, head_stride: width, ..self }
     }
 
     /// Rows to be taken for rows of answers where that is not known: all if they are few.
+    #[inline]
     pub const fn few(&self) -> usize {
         if self.rows <= MAX_ANSWER_PASS { self.rows } else { 0 }
     }
@@ -85,6 +93,7 @@ impl View {
     }
 
     /// Buffer index after the last element; zero for an empty view.
+    #[inline]
     pub const fn end(&self) -> usize {
         if self.rows == 0 || self.heads == 0 {
             0
@@ -110,6 +119,7 @@ pub struct Span {
 impl Span {
     /// Blocks of `ratio` positions that the rows complete, by index. Empty without rows.
     #[doc(hidden)]
+    #[inline]
     pub const fn completed_blocks(&self, ratio: usize) -> Range<usize> {
         self.position / ratio..(self.position + self.rows) / ratio
     }
@@ -156,6 +166,7 @@ pub enum Activation {
 
 impl Activation {
     /// Whether it reads a gate.
+    #[inline]
     pub const fn has_gate(self) -> bool {
         !matches!(self, Self::Relu2)
     }
@@ -188,6 +199,7 @@ pub enum NormGate {
 
 impl NormGate {
     /// Weights of a norm of `heads` vectors of `width` elements.
+    #[inline]
     pub(crate) const fn weights(self, heads: usize, width: usize) -> Option<usize> {
         match self {
             Self::Silu | Self::Sigmoid => Some(width),
@@ -251,12 +263,14 @@ pub struct HeadMatrix {
 impl HeadMatrix {
     /// The transposed matrices.
     #[must_use]
+    #[inline]
     pub const fn transpose(self) -> Self {
         Self { transposed: !self.transposed, ..self }
     }
 
     /// Inputs and outputs of each matrix. `cols` is the columns of the weight.
     #[doc(hidden)]
+    #[inline]
     pub const fn inputs_outputs(self, cols: usize) -> (usize, usize) {
         if self.transposed { (self.head_rows.count, cols) } else { (cols, self.head_rows.count) }
     }
@@ -290,6 +304,7 @@ pub enum ExpertUses<'a> {
 
 impl ExpertUses<'_> {
     /// Number of uses.
+    #[inline]
     pub fn len(&self) -> usize {
         match self {
             ExpertUses::Listed(uses) => uses.len(),
@@ -298,6 +313,7 @@ impl ExpertUses<'_> {
     }
 
     /// Whether there are no uses.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -326,6 +342,7 @@ impl KeySharing {
     /// Adjacent value heads that share a key head. Head `h` reads key head
     /// `h / this % key heads`.
     #[doc(hidden)]
+    #[inline]
     pub const fn run(self, value_heads: usize, key_heads: usize) -> usize {
         match self {
             Self::Adjacent => value_heads / key_heads,
@@ -366,6 +383,7 @@ pub enum IndexList {
 impl IndexList {
     /// Number of entries in a list of `width` numbers; `None` if there is no such list.
     #[doc(hidden)]
+    #[inline]
     pub fn entries(self, width: usize, ratio: usize) -> Option<usize> {
         match self {
             Self::Positions if (width + 1).is_multiple_of(ratio) => Some((width + 1) / ratio - 1),

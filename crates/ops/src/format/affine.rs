@@ -25,6 +25,7 @@ pub struct Affine {
 }
 
 /// The formats of this family: scales of bf16 first.
+#[inline]
 pub(super) fn formats() -> Vec<Format> {
     let mut formats = Vec::new();
     for scale in [Scalar::BF16, Scalar::F16, Scalar::F32] {

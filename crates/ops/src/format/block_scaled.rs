@@ -25,6 +25,7 @@ pub enum Element {
 
 impl Element {
     /// Bits of one element.
+    #[inline]
     pub const fn bits(self) -> usize {
         match self {
             Element::E2M1 => 4,
@@ -88,6 +89,7 @@ pub enum BlockScale {
 
 impl BlockScale {
     /// Bytes of one scale.
+    #[inline]
     pub const fn bytes(self) -> usize {
         match self {
             BlockScale::E8M0 | BlockScale::E4M3 => 1,
@@ -148,6 +150,7 @@ pub struct BlockScaled {
 }
 
 /// The formats of this family that have names.
+#[inline]
 pub(super) fn formats() -> Vec<Format> {
     [Format::MXFP4, Format::NVFP4, Format::MXFP8, Format::FP8].into()
 }

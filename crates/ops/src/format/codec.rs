@@ -30,16 +30,19 @@ impl PlaneLayout {
     pub(crate) const NONE: Self = Self { row_bytes: 0, block_rows: 1, align: 1 };
 
     /// Bytes of the plane of a matrix of `rows` rows.
+    #[inline]
     pub const fn bytes(&self, rows: usize) -> usize {
         rows.div_ceil(self.block_rows) * self.row_bytes
     }
 
     /// Whether all rows of a matrix share the only row of the plane.
+    #[inline]
     pub const fn is_per_matrix(&self) -> bool {
         self.block_rows == usize::MAX
     }
 
     /// Byte offset of the plane's row for row `row` of the matrix.
+    #[inline]
     pub const fn row_offset(&self, row: usize) -> usize {
         row / self.block_rows * self.row_bytes
     }
@@ -91,18 +94,21 @@ pub struct PlaneBytes(pub PerPlane<usize>);
 
 impl PlaneBytes {
     /// Total bytes.
+    #[inline]
     pub const fn total(self) -> usize {
         let [first, second, third] = self.0;
         first + second + third
     }
 
     /// Byte offsets of the planes, which follow each other without gaps.
+    #[inline]
     pub const fn offsets(self) -> PerPlane<usize> {
         let [first, second, _] = self.0;
         [0, first, first + second]
     }
 
     /// Splits the bytes of a matrix, at least [`PlaneBytes::total`], into its planes.
+    #[inline]
     pub fn split(self, bytes: &[u8]) -> PerPlane<&[u8]> {
         let mut rest = bytes;
         self.0.map(|len| {
@@ -113,6 +119,7 @@ impl PlaneBytes {
     }
 
     /// As [`PlaneBytes::split`], for writing.
+    #[inline]
     pub fn split_mut(self, bytes: &mut [u8]) -> PerPlane<&mut [u8]> {
         let mut rest = bytes;
         self.0.map(|len| {

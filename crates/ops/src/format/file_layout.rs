@@ -83,6 +83,7 @@ impl FileLayout {
     /// # Errors
     /// As [`Format::plane_bytes`]; the layout is not one of the format; or the matrix is too small
     /// for it.
+    #[inline]
     pub fn plane_bytes(self, shape: MatrixShape) -> Result<PlaneBytes, Error> {
         let memory = shape.plane_bytes()?;
         let file = match (self.planes(shape.format, shape.cols)?, self, shape.format) {

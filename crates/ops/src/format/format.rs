@@ -30,6 +30,7 @@ pub enum Format {
 impl Format {
     /// The table: every format that conformance tests and benchmarks walk, by family. Formats that
     /// differ only in the type of scales follow each other's family, bf16 first.
+    #[inline]
     pub fn all() -> Vec<Self> {
         [
             affine::formats(),
@@ -42,6 +43,7 @@ impl Format {
     }
 
     /// The format's row of the table.
+    #[inline]
     pub fn codec(&self) -> &dyn Codec {
         match self {
             Format::Plain(scalar) => scalar,
@@ -53,6 +55,7 @@ impl Format {
     }
 
     /// Short name: `affine4/64`, `mxfp4`, `bf16`. Types of scales are not named.
+    #[inline]
     pub fn name(&self) -> String {
         self.codec().name()
     }
@@ -62,6 +65,7 @@ impl Format {
     /// # Errors
     /// Bits, group or block size are not supported; a row is not a whole number of groups or bytes;
     /// or the size overflows.
+    #[inline]
     pub fn plane_bytes(self, rows: usize, cols: usize) -> Result<PlaneBytes, Error> {
         let fits =
             rows.max(1).checked_mul(cols.max(1)).is_some_and(|n| n <= isize::MAX as usize / 8);
@@ -75,16 +79,19 @@ impl Format {
     }
 
     /// Planes of a matrix of `cols` columns, in memory order.
+    #[inline]
     pub fn planes(self, cols: usize) -> PerPlane<PlaneLayout> {
         self.codec().planes(cols)
     }
 
     /// Bytes of the first plane, the weights themselves, per row of `cols` columns.
+    #[inline]
     pub fn row_bytes(self, cols: usize) -> usize {
         self.planes(cols)[0].row_bytes
     }
 
     /// Weights that share a scale.
+    #[inline]
     pub fn block(self) -> BlockSize {
         self.codec().block()
     }
@@ -92,6 +99,7 @@ impl Format {
     /// Dequantizes one row, given by its bytes of each plane as [`Matrix::row`](crate::Matrix::row)
     /// returns them, to f32. Every kernel is checked against this function. `out` has one element
     /// per column.
+    #[inline]
     pub fn dequantize(self, row: PerPlane<&[u8]>, out: &mut [f32]) {
         self.codec().dequantize(row, out);
     }

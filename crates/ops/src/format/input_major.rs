@@ -87,6 +87,7 @@ impl InputMajor {
 
     /// Turns the file's planes at the start of `matrix` into those in memory, in place. The shape
     /// was checked by [`InputMajor::plane_bytes`].
+    #[inline]
     pub(super) fn land(self, affine: Affine, shape: MatrixShape, matrix: &mut [u8]) {
         let MatrixShape { rows, cols, .. } = shape;
         let per_word = 32 / usize::from(affine.bits);

@@ -6,6 +6,7 @@ use super::codec::{ActivationType, BlockSize, Codec, PerPlane, PlaneLayout};
 use crate::error::Error;
 
 /// The formats of this family.
+#[inline]
 pub(super) fn formats() -> Vec<super::format::Format> {
     [Scalar::BF16, Scalar::F16, Scalar::F32].map(super::format::Format::Plain).into()
 }
@@ -24,6 +25,7 @@ pub enum Scalar {
 impl Scalar {
     /// Type of the elements of a KV cache; `None` for quantized formats.
     #[doc(hidden)]
+    #[inline]
     pub const fn of_kv_cache(format: KvFormat) -> Option<Self> {
         match format {
             KvFormat::F32 => Some(Self::F32),
@@ -33,6 +35,7 @@ impl Scalar {
     }
 
     /// Bytes of one element.
+    #[inline]
     pub const fn bytes(self) -> usize {
         match self {
             Scalar::F32 => 4,
@@ -60,6 +63,7 @@ impl Scalar {
     ///
     /// # Panics
     /// When `dst` is not one element long.
+    #[inline]
     pub fn put(self, value: f32, dst: &mut [u8]) {
         match self {
             Scalar::F32 => dst.copy_from_slice(&value.to_le_bytes()),
@@ -69,6 +73,7 @@ impl Scalar {
     }
 
     /// Name as in safetensors.
+    #[inline]
     pub const fn name(self) -> &'static str {
         match self {
             Scalar::F32 => "F32",
@@ -116,6 +121,7 @@ impl Codec for Scalar {
 }
 
 /// Uniform in -1 .. 1, from the low 24 bits of a random number.
+#[inline]
 pub(super) fn random_value(next: &mut dyn FnMut() -> u64) -> f32 {
     (next() & 0xff_ffff) as f32 / 8_388_608.0 - 1.0
 }

@@ -15,6 +15,7 @@ use crate::error::Error;
 pub struct ScaledBlocks(pub BlockType);
 
 /// The formats of this family.
+#[inline]
 pub(super) fn formats() -> Vec<Format> {
     vec![Format::ScaledBlocks(ScaledBlocks(BlockType::NVFP4))]
 }

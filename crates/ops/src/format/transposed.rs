@@ -25,11 +25,13 @@ impl OutputOrder {
     }
 
     /// Whether a matrix of `rows` outputs has this order.
+    #[inline]
     pub(super) const fn fits(self, rows: usize) -> bool {
         rows.is_multiple_of(self.parts())
     }
 
     /// Transposes a matrix of plain weights in place. The shape was checked.
+    #[inline]
     pub(super) fn land(self, scalar: Scalar, shape: MatrixShape, matrix: &mut [u8]) {
         let MatrixShape { rows, cols, .. } = shape;
         let sizes = Transposition { inputs: cols, parts: self.parts(), part: rows / self.parts() };
@@ -119,6 +121,7 @@ impl Transposition {
 }
 
 /// Bytes of a bit for each of `count` units.
+#[inline]
 pub(super) const fn marks_bytes(count: usize) -> usize {
     count.div_ceil(8)
 }

@@ -31,6 +31,7 @@ pub struct Host {
 
 impl Host {
     /// Creates a memory without objects, whose handles carry `id`.
+    #[inline]
     pub fn new(id: DeviceId, kv_format: KvFormat) -> Self {
         Self {
             id,
@@ -43,17 +44,20 @@ impl Host {
     }
 
     /// Id that handles of these objects carry.
+    #[inline]
     pub const fn id(&self) -> DeviceId {
         self.id
     }
 
     /// Allocates a zeroed buffer: see [`Device::buffer`](crate::Device::buffer).
+    #[inline]
     pub fn buffer(&mut self, len: usize) -> Result<Buffer, Error> {
         self.buffers.push(HostValues::zeroed(len)?);
         Ok(Buffer(self.id.handle(self.buffers.len() - 1)))
     }
 
     /// Keeps a matrix whose bytes have the layout of `shape`.
+    #[inline]
     pub fn add_weight(&mut self, shape: MatrixShape, bytes: Bytes) -> Result<Weight, Error> {
         shape.view(&bytes)?;
         self.weights.push((shape, bytes));
@@ -61,12 +65,14 @@ impl Host {
     }
 
     /// Matrix of a weight.
+    #[inline]
     pub fn weight(&self, weight: Weight) -> Result<Matrix<'_>, Error> {
         let index = weight.0.index_on(self.id, "weight")?;
         let (shape, bytes) = self.weights.get(index).ok_or_else(|| stale("weight"))?;
         shape.view(bytes)
     }
 
+    #[inline]
     pub(crate) fn bank(&mut self, count: usize, slot_bytes: usize) -> Result<Bank, Error> {
         let bank = Bank::new(self.id, self.banks.len())?;
         let slots =
@@ -75,6 +81,7 @@ impl Host {
         Ok(bank)
     }
 
+    #[inline]
     pub(crate) fn slot_table(&mut self, slots: &[Slot]) -> Result<SlotTable, Error> {
         slots.iter().try_for_each(|slot| slot.bank.index_on(self.id).map(drop))?;
         self.tables.push(slots.to_vec());
@@ -82,6 +89,7 @@ impl Host {
     }
 
     /// Resolves a router's ids to expert uses, sorted by slot.
+    #[inline]
     pub fn routed(
         &self,
         ids: View,
@@ -114,6 +122,7 @@ impl Host {
         Ok((memory, bank.slot_bytes))
     }
 
+    #[inline]
     pub(crate) fn take_slot(&mut self, slot: Slot) -> Result<Bytes, Error> {
         self.slot_mut(slot)?
             .0
@@ -121,6 +130,7 @@ impl Host {
             .ok_or_else(|| Error::Device("a slot that is being filled already".into()))
     }
 
+    #[inline]
     pub(crate) fn put_slot(&mut self, slot: Slot, bytes: Bytes) -> Result<(), Error> {
         let (memory, slot_bytes) = self.slot_mut(slot)?;
         if bytes.len() != slot_bytes || memory.is_some() {
@@ -130,6 +140,7 @@ impl Host {
         Ok(())
     }
 
+    #[inline]
     pub(crate) fn copy_slot(&mut self, src: Slot, dst: Slot) -> Result<(), Error> {
         if self.slot(src)?.len() != self.slot(dst)?.len() || src.bank == dst.bank {
             return Err(Error::Device(
@@ -142,6 +153,7 @@ impl Host {
     }
 
     /// Bytes of a slot.
+    #[inline]
     pub fn slot(&self, slot: Slot) -> Result<&[u8], Error> {
         let memory = self.bank_of(slot)?.slots.get(slot.index as usize);
         memory
@@ -151,12 +163,14 @@ impl Host {
     }
 
     /// All values of a buffer.
+    #[inline]
     pub fn values(&self, buffer: Buffer) -> Result<&[f32], Error> {
         let index = buffer.0.index_on(self.id, "buffer")?;
         self.buffers.get(index).map(|values| &**values).ok_or_else(|| stale("buffer"))
     }
 
     /// All values of a view's buffer, after checking that the view is inside it.
+    #[inline]
     pub fn get(&self, view: &View) -> Result<&[f32], Error> {
         let values = self.values(view.buffer)?;
         check_bounds(view, values.len())?;
@@ -165,6 +179,7 @@ impl Host {
 
     /// Moves a view's buffer out, so that it can be written while other buffers are read.
     /// [`Host::put`] returns it.
+    #[inline]
     pub(crate) fn take(&mut self, view: &View) -> Result<HostValues, Error> {
         let index = view.buffer.0.index_on(self.id, "buffer")?;
         let values = self.buffers.get_mut(index).ok_or_else(|| stale("buffer"))?;
@@ -172,6 +187,7 @@ impl Host {
         Ok(std::mem::take(values))
     }
 
+    #[inline]
     pub(crate) fn put(&mut self, view: &View, values: HostValues) {
         if let Ok(index) = view.buffer.0.index_on(self.id, "buffer")
             && let Some(buffer) = self.buffers.get_mut(index)
@@ -181,6 +197,7 @@ impl Host {
     }
 
     /// Runs `f` with a view's buffer moved out, and returns the buffer also after an error.
+    #[inline]
     pub fn with<T>(
         &mut self,
         view: &View,
@@ -193,11 +210,13 @@ impl Host {
     }
 
     /// Copies values to the start of a buffer.
+    #[inline]
     pub fn write(&mut self, buffer: Buffer, src: &[f32]) -> Result<(), Error> {
         self.write_view(View::rows(buffer, 1, src.len()), src)
     }
 
     /// Copies values to a view without gaps.
+    #[inline]
     pub fn write_view(&mut self, view: View, src: &[f32]) -> Result<(), Error> {
         view.check_dense(src.len())?;
         let mut values = self.take(&view)?;
@@ -207,6 +226,7 @@ impl Host {
     }
 
     /// Copies a view to `out`, row by row.
+    #[inline]
     pub fn read(&self, view: View, out: &mut [f32]) -> Result<(), Error> {
         let values = self.get(&view)?;
         let len = view.rows.checked_mul(view.heads).and_then(|n| n.checked_mul(view.width));

@@ -38,6 +38,7 @@ pub(crate) fn encode_kv(format: KvFormat, src: &[f32], dst: &mut [u8]) {
 }
 
 /// Dequantizes a vector of [`KvFormat::Q8`].
+#[inline]
 pub fn dequantize_q8(src: &[u8], dst: &mut [f32]) {
     let (quants, scales) = src.split_at(dst.len());
     let groups = dst.chunks_mut(KV_GROUP).zip(quants.chunks(KV_GROUP));

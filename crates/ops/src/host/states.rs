@@ -140,6 +140,7 @@ impl HostKvCache {
     }
 
     /// Elements of a head of a vector of this kind.
+    #[inline]
     pub fn width(&self, kind: KvKind) -> usize {
         match kind {
             KvKind::Key => self.key_width,
@@ -148,6 +149,7 @@ impl HostKvCache {
     }
 
     /// Bytes of one vector.
+    #[inline]
     pub fn bytes(&self, kind: KvKind) -> usize {
         self.format.bytes(self.width(kind))
     }
@@ -164,6 +166,7 @@ impl HostKvCache {
     }
 
     /// Vectors of a head from a position to the end of that position's page.
+    #[inline]
     pub fn vectors(
         &self,
         kind: KvKind,
@@ -174,6 +177,7 @@ impl HostKvCache {
     }
 
     /// Bytes of the same vectors, which are contiguous.
+    #[inline]
     pub fn contiguous(&self, kind: KvKind, position: usize, head: usize) -> &[u8] {
         let entry = position % self.positions;
         let (page, start) = self.locate(kind, entry, head);
@@ -183,11 +187,13 @@ impl HostKvCache {
     }
 
     /// Vector of a position and a head.
+    #[inline]
     pub fn vector(&self, kind: KvKind, position: usize, head: usize) -> &[u8] {
         self.vectors(kind, position, head).next().unwrap_or(&[])
     }
 
     /// Writes the vector of a position and a head. The position's page must not be shared.
+    #[inline]
     pub fn write(&mut self, kind: KvKind, position: usize, head: usize, src: &[f32]) {
         let (page, start) = self.locate(kind, position % self.positions, head);
         let (format, bytes) = (self.format, self.bytes(kind));
@@ -218,6 +224,7 @@ impl HostKvCache {
     }
 
     /// Whether the first `len` entries have memory.
+    #[inline]
     pub fn has_entries(&self, len: usize) -> bool {
         let pages = len.div_ceil(self.page_positions().max(1));
         self.pages.iter().take(pages).all(Option::is_some)
@@ -313,25 +320,30 @@ pub struct HostStates {
 }
 
 impl HostStates {
+    #[inline]
     pub(crate) fn new(device: DeviceId, kv_format: KvFormat) -> Self {
         let (states, vacant) = (Vec::new(), BinaryHeap::new());
         Self { device, kv_format, states, vacant, pool: PagePool::default() }
     }
 
+    #[inline]
     pub(crate) fn kv_format(&self) -> KvFormat {
         self.kv_format
     }
 
+    #[inline]
     pub(crate) fn limit(&mut self, bytes: u64) {
         self.pool.limit = Some(bytes);
         self.pool.trim(0);
     }
 
+    #[inline]
     pub(crate) fn held(&self) -> u64 {
         self.pool.held
     }
 
     /// Bytes of a full state.
+    #[inline]
     pub(crate) fn bytes(&self, shape: StateShape) -> u64 {
         match shape {
             StateShape::KeyValue { positions, .. } => {
@@ -416,6 +428,7 @@ impl HostStates {
         self.states.get_mut(index).and_then(Option::as_mut).ok_or_else(|| stale("state"))
     }
 
+    #[inline]
     pub(crate) fn shape(&self, state: State) -> Result<StateShape, Error> {
         match self.get(state)? {
             HostState::KvCache(kv) => Ok(kv.shape()),
@@ -425,6 +438,7 @@ impl HostStates {
     }
 
     /// Bytes to allocate before ops can run on the rows of `spans`.
+    #[inline]
     pub(crate) fn need(&self, spans: &mut dyn Iterator<Item = Span>) -> Result<u64, Error> {
         let mut needed = 0;
         for Span { state, position, rows } in spans {
@@ -438,6 +452,7 @@ impl HostStates {
         Ok(needed)
     }
 
+    #[inline]
     pub(crate) fn fork(&mut self, state: State, len: usize) -> Result<State, Error> {
         let fork = match self.get(state)? {
             HostState::KvCache(kv) => {
@@ -455,6 +470,7 @@ impl HostStates {
         Ok(self.add(fork))
     }
 
+    #[inline]
     pub(crate) fn free(&mut self, state: State) {
         let Ok(index) = self.index(state) else { return };
         let Some(freed) = self.states.get_mut(index).and_then(Option::take) else { return };
@@ -471,6 +487,7 @@ impl HostStates {
         }
     }
 
+    #[inline]
     pub(crate) fn reset(&mut self, state: State) -> Result<(), Error> {
         self.truncate(state, 0)?;
         if let StateShape::Recurrent { .. } = self.shape(state)? {
@@ -487,6 +504,7 @@ impl HostStates {
         Ok(())
     }
 
+    #[inline]
     pub(crate) fn truncate(&mut self, state: State, len: usize) -> Result<(), Error> {
         let index = self.index(state)?;
         let slot = self.states.get_mut(index).and_then(Option::as_mut);
@@ -497,6 +515,7 @@ impl HostStates {
     }
 
     /// See [`StateStore::commit`](crate::StateStore::commit).
+    #[inline]
     pub(crate) fn commit(&mut self, commits: &[Commit]) -> Result<(), Error> {
         // All commits are valid, or no state is changed.
         commits.iter().try_for_each(|commit| commit.check(self.shape(commit.span.state)?))?;
@@ -518,6 +537,7 @@ impl HostStates {
     }
 
     /// Moves a KV cache out while an op writes rows of it. [`HostStates::put_kv`] returns it.
+    #[inline]
     pub fn take_kv(
         &mut self,
         state: State,
@@ -538,6 +558,7 @@ impl HostStates {
     }
 
     /// KV cache of a state.
+    #[inline]
     pub fn kv_cache(&self, state: State) -> Result<&HostKvCache, Error> {
         match self.get(state)? {
             HostState::KvCache(kv) => Ok(kv),
@@ -545,12 +566,14 @@ impl HostStates {
         }
     }
 
+    #[inline]
     pub fn put_kv(&mut self, state: State, kv: HostKvCache) -> Result<(), Error> {
         *self.get_mut(state)? = HostState::KvCache(kv);
         Ok(())
     }
 
     /// Moves a recurrent state out while an op reads its committed values and writes the next ones.
+    #[inline]
     pub fn take_recurrent(&mut self, state: State) -> Result<HostRecurrent, Error> {
         let StateShape::Recurrent { len } = self.shape(state)? else {
             return Err(Error::Shape("a KV cache where a recurrent state belongs".into()));
@@ -569,6 +592,7 @@ impl HostStates {
     }
 
     /// Returns a recurrent state whose next values have been written.
+    #[inline]
     pub fn put_recurrent(&mut self, state: State, mut r: HostRecurrent) -> Result<(), Error> {
         r.written = true;
         *self.get_mut(state)? = HostState::Recurrent(r);

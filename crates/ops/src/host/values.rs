@@ -7,6 +7,7 @@ use crate::{error::Error, matrix::Bytes};
 pub struct HostValues(pub(super) Bytes);
 
 impl HostValues {
+    #[inline]
     pub(crate) fn zeroed(len: usize) -> Result<Self, Error> {
         let bytes =
             len.checked_mul(4).ok_or_else(|| Error::Shape(format!("{len} values are too many")))?;
@@ -16,6 +17,7 @@ impl HostValues {
 
 impl std::ops::Deref for HostValues {
     type Target = [f32];
+    #[inline]
     fn deref(&self) -> &[f32] {
         // Pages are aligned, so the cast fails only for memory of no bytes.
         bytemuck::try_cast_slice(&self.0).unwrap_or(&[])
@@ -23,6 +25,7 @@ impl std::ops::Deref for HostValues {
 }
 
 impl std::ops::DerefMut for HostValues {
+    #[inline]
     fn deref_mut(&mut self) -> &mut [f32] {
         bytemuck::try_cast_slice_mut(&mut self.0).unwrap_or(&mut [])
     }

@@ -25,36 +25,43 @@ fn five_bits(fifth: u32, bytes: &[u8], out: &mut [f32], value: impl Fn(u8) -> f3
     }
 }
 
+#[inline]
 pub(super) fn q4_0(block: &[u8], out: &mut [f32]) {
     let d = f16(block, 0);
     nibbles(&block[2..], out, |q| f32::from(q as i8 - 8) * d);
 }
 
+#[inline]
 pub(super) fn q4_1(block: &[u8], out: &mut [f32]) {
     let (d, m) = (f16(block, 0), f16(block, 2));
     nibbles(&block[4..], out, |q| f32::from(q) * d + m);
 }
 
+#[inline]
 pub(super) fn q5_0(block: &[u8], out: &mut [f32]) {
     let d = f16(block, 0);
     five_bits(u32_at(block, 2), &block[6..], out, |q| f32::from(q as i8 - 16) * d);
 }
 
+#[inline]
 pub(super) fn q5_1(block: &[u8], out: &mut [f32]) {
     let (d, m) = (f16(block, 0), f16(block, 2));
     five_bits(u32_at(block, 4), &block[8..], out, |q| f32::from(q) * d + m);
 }
 
+#[inline]
 pub(super) fn q8_0(block: &[u8], out: &mut [f32]) {
     let d = f16(block, 0);
     out.iter_mut().zip(&block[2..]).for_each(|(out, q)| *out = f32::from(*q as i8) * d);
 }
 
+#[inline]
 pub(super) fn iq4_nl(block: &[u8], out: &mut [f32]) {
     let d = f16(block, 0);
     nibbles(&block[2..], out, |q| d * f32::from(IQ4[usize::from(q)]));
 }
 
+#[inline]
 pub(super) fn iq4_xs(block: &[u8], out: &mut [f32]) {
     let (d, high) = (f16(block, 0), u16_at(block, 2));
     let groups = block[8..].chunks_exact(16).zip(out.chunks_exact_mut(32));
@@ -67,6 +74,7 @@ pub(super) fn iq4_xs(block: &[u8], out: &mut [f32]) {
 }
 
 /// Half of the value of an E8M0 code; exact also where that is subnormal.
+#[inline]
 pub fn e8m0_half(code: u8) -> f32 {
     f32::from_bits(match code {
         0 | 1 => 0x0020_0000 << code,
@@ -74,6 +82,7 @@ pub fn e8m0_half(code: u8) -> f32 {
     })
 }
 
+#[inline]
 pub(super) fn mxfp4(block: &[u8], out: &mut [f32]) {
     let d = e8m0_half(block[0]);
     nibbles(&block[1..], out, |q| f32::from(E2M1_DOUBLED[usize::from(q)]) * d);
@@ -91,6 +100,7 @@ fn ue4m3(code: u8) -> f32 {
     }
 }
 
+#[inline]
 pub(super) fn nvfp4(block: &[u8], out: &mut [f32]) {
     let (scales, codes) = block.split_at(4);
     let groups = codes.chunks_exact(8).zip(out.chunks_exact_mut(16));
@@ -100,6 +110,7 @@ pub(super) fn nvfp4(block: &[u8], out: &mut [f32]) {
     }
 }
 
+#[inline]
 pub(super) fn tq1_0(block: &[u8], out: &mut [f32]) {
     let d = f16(block, 52);
     // Bytes of five, five and four ternary digits.
@@ -115,6 +126,7 @@ pub(super) fn tq1_0(block: &[u8], out: &mut [f32]) {
     }
 }
 
+#[inline]
 pub(super) fn tq2_0(block: &[u8], out: &mut [f32]) {
     let d = f16(block, 64);
     for (bytes, out) in block[..64].chunks_exact(32).zip(out.chunks_exact_mut(128)) {
@@ -124,6 +136,7 @@ pub(super) fn tq2_0(block: &[u8], out: &mut [f32]) {
     }
 }
 
+#[inline]
 pub(super) fn q1_0(block: &[u8], out: &mut [f32]) {
     let d = f16(block, 0);
     for (i, out) in out.iter_mut().enumerate() {
@@ -131,6 +144,7 @@ pub(super) fn q1_0(block: &[u8], out: &mut [f32]) {
     }
 }
 
+#[inline]
 pub(super) fn q2_0(block: &[u8], out: &mut [f32]) {
     let d = f16(block, 0);
     for (i, out) in out.iter_mut().enumerate() {

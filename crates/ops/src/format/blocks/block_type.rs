@@ -170,21 +170,25 @@ impl BlockType {
     }
 
     /// Name as ggml spells it: `Q4_K`.
+    #[inline]
     pub const fn type_name(self) -> &'static str {
         self.layout().name
     }
 
     /// The type that ggml gives this name.
+    #[inline]
     pub fn from_type_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.type_name() == name)
     }
 
     /// Weights of a block.
+    #[inline]
     pub const fn block_weights(self) -> usize {
         self.layout().weights
     }
 
     /// Bytes of a block.
+    #[inline]
     pub const fn block_bytes(self) -> usize {
         self.layout().bytes
     }
@@ -192,6 +196,7 @@ impl BlockType {
     /// Weights that share a scale and an offset: 16 or 32. Blocks with one scale for more weights
     /// repeat it.
     #[doc(hidden)]
+    #[inline]
     pub const fn group(self) -> usize {
         match self {
             Self::Q2K | Self::Q3K | Self::Q6K | Self::IQ2XS | Self::IQ2S | Self::IQ1M => 16,

@@ -24,6 +24,7 @@ fn half_scale(d: f32, s: u8, factor: f32) -> f32 {
     d * (0.5 + f32::from(s)) * factor
 }
 
+#[inline]
 pub(super) fn iq2_xxs(block: &[u8], out: &mut [f32]) {
     let d = f16(block, 0);
     for (group, out) in block[2..].chunks_exact(8).zip(out.chunks_exact_mut(32)) {
@@ -35,6 +36,7 @@ pub(super) fn iq2_xxs(block: &[u8], out: &mut [f32]) {
     }
 }
 
+#[inline]
 pub(super) fn iq2_xs(block: &[u8], out: &mut [f32]) {
     let d = f16(block, 0);
     for (i, out) in out.chunks_exact_mut(8).enumerate() {
@@ -45,6 +47,7 @@ pub(super) fn iq2_xs(block: &[u8], out: &mut [f32]) {
     }
 }
 
+#[inline]
 pub(super) fn iq2_s(block: &[u8], out: &mut [f32]) {
     let d = f16(block, 0);
     for (i, out) in out.chunks_exact_mut(8).enumerate() {
@@ -54,6 +57,7 @@ pub(super) fn iq2_s(block: &[u8], out: &mut [f32]) {
     }
 }
 
+#[inline]
 pub(super) fn iq3_xxs(block: &[u8], out: &mut [f32]) {
     let d = f16(block, 0);
     for (i, out) in out.chunks_exact_mut(8).enumerate() {
@@ -66,6 +70,7 @@ pub(super) fn iq3_xxs(block: &[u8], out: &mut [f32]) {
     }
 }
 
+#[inline]
 pub(super) fn iq3_s(block: &[u8], out: &mut [f32]) {
     let d = f16(block, 0);
     for (i, out) in out.chunks_exact_mut(8).enumerate() {
@@ -88,6 +93,7 @@ fn shifted(entry: &[i8], down: bool, scale: f32, out: &mut [f32]) {
     out.iter_mut().zip(entry).for_each(|(out, g)| *out = scale * (f32::from(*g) + shift));
 }
 
+#[inline]
 pub(super) fn iq1_s(block: &[u8], out: &mut [f32]) {
     let d = f16(block, 0);
     for (i, out) in out.chunks_exact_mut(8).enumerate() {
@@ -98,6 +104,7 @@ pub(super) fn iq1_s(block: &[u8], out: &mut [f32]) {
     }
 }
 
+#[inline]
 pub(super) fn iq1_m(block: &[u8], out: &mut [f32]) {
     let words = [0, 1, 2, 3].map(|i| u16_at(block, 48 + 2 * i));
     let d = words.iter().enumerate().fold(0, |d, (i, word)| d | word >> 12 << (4 * i));

@@ -2,6 +2,7 @@
 
 use super::bytes::f16;
 
+#[inline]
 pub(super) fn q2_k(block: &[u8], out: &mut [f32]) {
     let (d, dmin) = (f16(block, 80), f16(block, 82));
     for (i, out) in out.iter_mut().enumerate() {
@@ -13,6 +14,7 @@ pub(super) fn q2_k(block: &[u8], out: &mut [f32]) {
     }
 }
 
+#[inline]
 pub(super) fn q3_k(block: &[u8], out: &mut [f32]) {
     let (high, rest) = block.split_at(32);
     let (quants, scales) = rest.split_at(64);
@@ -51,14 +53,17 @@ fn four_bits(block: &[u8], nibbles: &[u8], out: &mut [f32], fifth: impl Fn(usize
     }
 }
 
+#[inline]
 pub(super) fn q4_k(block: &[u8], out: &mut [f32]) {
     four_bits(block, &block[16..], out, |_| 0);
 }
 
+#[inline]
 pub(super) fn q5_k(block: &[u8], out: &mut [f32]) {
     four_bits(block, &block[48..], out, |i| block[16 + i % 32] >> (i / 32) & 1);
 }
 
+#[inline]
 pub(super) fn q6_k(block: &[u8], out: &mut [f32]) {
     let (low, rest) = block.split_at(128);
     let (high, scales) = rest.split_at(64);
