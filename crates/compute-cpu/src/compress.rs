@@ -2,7 +2,7 @@
 
 use moeflux_ops::{
     Buffer, Error, Op, Span, View,
-    seam::{Host, HostRecurrent},
+    seam::{Host, SpanPart},
 };
 
 use super::{
@@ -21,12 +21,12 @@ pub(super) fn compress(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<()
     let &Op::Compress { ratio, spans, out, .. } = op else { return Ok(()) };
     host.with(&out, |host, values| {
         let (mut first, mut entry) = (0, 0);
-        for span in spans {
+        for SpanPart { span, index } in spans.iter().flat_map(|span| span.parts()) {
             let entries = out.slice(entry, span.completed_blocks(ratio).len());
-            let mut state = host.states.take_recurrent(span.state)?;
+            let mut state = host.states.take_recurrent(span.state, index)?;
             let result = CompressedSpan::new(host, op, first, span)
-                .map(|inputs| inputs.run(cpu, &mut state, &entries, values));
-            host.states.put_recurrent(span.state, state)?;
+                .map(|inputs| inputs.run(cpu, state.part(index), &entries, values));
+            host.states.put_recurrent(span.state, index, state)?;
             result?;
             (first, entry) = (first + span.rows, entry + entries.rows);
         }
@@ -43,11 +43,11 @@ struct CompressedSpan<'a> {
     overlap: bool,
     /// Row of the op where the span starts.
     first: usize,
-    span: &'a Span,
+    span: Span,
 }
 
 impl<'a> CompressedSpan<'a> {
-    fn new(host: &'a Host, op: &Op<'_>, first: usize, span: &'a Span) -> Result<Self, Error> {
+    fn new(host: &'a Host, op: &Op<'_>, first: usize, span: Span) -> Result<Self, Error> {
         let &Op::Compress { x, gate, ape, ratio, overlap, .. } = op else {
             return Err(Error::Shape("another op than Compress".into()));
         };
@@ -82,8 +82,14 @@ impl<'a> CompressedSpan<'a> {
     }
 
     /// Computes the entries of the span and its next state.
-    fn run(&self, cpu: &mut Cpu, state: &mut HostRecurrent, entries: &View, values: &mut [f32]) {
-        let (kernels, committed) = (cpu.kernels, &state.committed[..]);
+    fn run(
+        &self,
+        cpu: &mut Cpu,
+        (committed, next): (&[f32], &mut [f32]),
+        entries: &View,
+        values: &mut [f32],
+    ) {
+        let kernels = cpu.kernels;
         let blocks = self.span.completed_blocks(self.ratio);
         cpu.pool.tiles(values, Grid::new(entries, 1, 1, TILE_COLS), |mut tile, _| {
             let entry = tile.rows().start;
@@ -92,7 +98,7 @@ impl<'a> CompressedSpan<'a> {
         let (slots, rows) = (self.slots(), self.span.rows);
         let slot_rows = View::rows(Buffer::INTERNAL, slots, committed.len() / slots);
         let grid = Grid::new(&slot_rows, TILE_SLOTS, 1, slot_rows.width);
-        cpu.pool.tiles(&mut state.next, grid, |mut tile, _| {
+        cpu.pool.tiles(next, grid, |mut tile, _| {
             for slot in tile.rows() {
                 // Positions from the one in this slot to the last one.
                 let age = (self.span.position + rows + slots - 1 - slot) % slots;

@@ -2,7 +2,7 @@
 
 use moeflux_ops::{
     Error, Op, Span,
-    seam::{Host, HostRecurrent},
+    seam::{Host, SpanPart},
 };
 
 use super::{
@@ -18,11 +18,12 @@ pub(super) fn conv1d(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), 
     let &Op::Conv1d { spans, out, .. } = op else { return Ok(()) };
     host.with(&out, |host, values| {
         let mut first = 0;
-        for span in spans {
-            let mut state = host.states.take_recurrent(span.state)?;
-            let input = ConvSpan { state: &mut state, first, span };
+        for SpanPart { span, index } in spans.iter().flat_map(|span| span.parts()) {
+            let mut state = host.states.take_recurrent(span.state, index)?;
+            let (history, next) = state.part(index);
+            let input = ConvSpan { history, next, first, span };
             let result = convolve(host, cpu, op, input, values);
-            host.states.put_recurrent(span.state, state)?;
+            host.states.put_recurrent(span.state, index, state)?;
             result?;
             first += span.rows;
         }
@@ -32,9 +33,11 @@ pub(super) fn conv1d(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), 
 
 /// A span, its state, and the row of the op where it starts.
 struct ConvSpan<'a> {
-    state: &'a mut HostRecurrent,
+    /// Values of the state before the span, and those to write.
+    history: &'a [f32],
+    next: &'a mut [f32],
     first: usize,
-    span: &'a Span,
+    span: Span,
 }
 
 /// Computes one span.
@@ -42,14 +45,13 @@ fn convolve(
     host: &Host,
     cpu: &mut Cpu,
     op: &Op<'_>,
-    ConvSpan { state, first, span }: ConvSpan<'_>,
+    ConvSpan { history, next, first, span }: ConvSpan<'_>,
     values: &mut [f32],
 ) -> Result<(), Error> {
     let &Op::Conv1d { x, weight, bias, width, dilation, silu, out, .. } = op else { return Ok(()) };
     let kernels = cpu.kernels;
     let (src, weight) = (host.get(&x)?, host.values(weight)?);
     let bias = bias.map(|bias| host.values(bias)).transpose()?;
-    let history = &state.committed;
     // Input `i` of the span: the rows of the state come first, then those of the span.
     let input = |i: usize| match i.checked_sub((width - 1) * dilation) {
         Some(i) => row(src, &x, first + i),
@@ -80,7 +82,7 @@ fn convolve(
             }
         }
     });
-    for (i, dst) in state.next.chunks_exact_mut(x.width).enumerate() {
+    for (i, dst) in next.chunks_exact_mut(x.width).enumerate() {
         dst.copy_from_slice(input(span.rows + i));
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use moeflux_ops::{
     Error, KeySharing, LogDecay, Op, Span, View,
-    seam::{Host, HostRecurrent},
+    seam::{Host, SpanPart},
 };
 
 use super::{
@@ -23,11 +23,11 @@ pub(super) fn delta_net(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(
     cpu.reserve(1, k.width)?;
     host.with(&out, |host, values| {
         let mut first = 0;
-        for span in spans {
-            let mut state = host.states.take_recurrent(span.state)?;
-            let result = DeltaInputs::new(host, op, first, span)
-                .map(|inputs| inputs.run(cpu, &mut state, &out, values));
-            host.states.put_recurrent(span.state, state)?;
+        for SpanPart { span, index } in spans.iter().flat_map(|span| span.parts()) {
+            let mut state = host.states.take_recurrent(span.state, index)?;
+            let result = DeltaInputs::new(host, op, first, &span)
+                .map(|inputs| inputs.run(cpu, state.part(index), &out, values));
+            host.states.put_recurrent(span.state, index, state)?;
             result?;
             first += span.rows;
         }
@@ -74,11 +74,16 @@ impl<'a> DeltaInputs<'a> {
     }
 
     /// Computes the span.
-    fn run(&self, cpu: &mut Cpu, state: &mut HostRecurrent, out: &View, values: &mut [f32]) {
+    fn run(
+        &self,
+        cpu: &mut Cpu,
+        (committed, next): (&[f32], &mut [f32]),
+        out: &View,
+        values: &mut [f32],
+    ) {
         let (kernels, first) = (cpu.kernels, self.first);
         let (width, heads) = (self.k.1.width, out.heads);
         let (key_heads, run) = (self.k.1.heads, self.sharing.run(heads, self.k.1.heads));
-        let (committed, next) = (&*state.committed, &mut *state.next);
         let rows = out.slice(first, self.rows);
         // The state `(value heads, value width, key width)` as a view: a row per head, and a vector
         // per element of a value.

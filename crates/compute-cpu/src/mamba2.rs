@@ -2,7 +2,7 @@
 
 use moeflux_ops::{
     Error, Op, Span, View,
-    seam::{Host, HostRecurrent},
+    seam::{Host, SpanPart},
 };
 
 use super::{
@@ -19,11 +19,12 @@ pub(super) fn mamba2(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), 
     let &Op::Mamba2 { spans, out, .. } = op else { return Ok(()) };
     host.with(&out, |host, values| {
         let mut first = 0;
-        for span in spans {
-            let mut state = host.states.take_recurrent(span.state)?;
-            let input = StateSpan { state: &mut state, first, span };
+        for SpanPart { span, index } in spans.iter().flat_map(|span| span.parts()) {
+            let mut state = host.states.take_recurrent(span.state, index)?;
+            let (committed, next) = state.part(index);
+            let input = StateSpan { committed, next, first, span };
             let result = recur(host, cpu, op, input, values);
-            host.states.put_recurrent(span.state, state)?;
+            host.states.put_recurrent(span.state, index, state)?;
             result?;
             first += span.rows;
         }
@@ -33,9 +34,11 @@ pub(super) fn mamba2(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), 
 
 /// A span, its state, and the row of the op where it starts.
 struct StateSpan<'a> {
-    state: &'a mut HostRecurrent,
+    /// Values of the state before the span, and those to write.
+    committed: &'a [f32],
+    next: &'a mut [f32],
     first: usize,
-    span: &'a Span,
+    span: Span,
 }
 
 /// Computes one span.
@@ -43,13 +46,12 @@ fn recur(
     host: &Host,
     cpu: &mut Cpu,
     op: &Op<'_>,
-    StateSpan { state, first, span }: StateSpan<'_>,
+    StateSpan { committed, next, first, span }: StateSpan<'_>,
     values: &mut [f32],
 ) -> Result<(), Error> {
     let &Op::Mamba2 { x, b, c, dt, a_log, d, dt_bias, limits, out, .. } = op else {
         return Ok(());
     };
-    let (committed, next) = (&*state.committed, &mut *state.next);
     if span.rows == 0 {
         next.copy_from_slice(committed);
         return Ok(());

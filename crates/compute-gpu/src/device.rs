@@ -529,8 +529,9 @@ impl StateStore for GpuDevice {
             let state = commit.span.state;
             if let Some(positions) = commit.kept_positions() {
                 self.store.states.truncate(state, positions)?;
-            } else if !self.accepts(state) {
-                self.store.states.commit(state)?;
+            }
+            if !self.accepts(state) {
+                self.store.states.commit(state, commit.kept_parts())?;
             }
         }
         self.forget_freed_states();

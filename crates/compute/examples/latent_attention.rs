@@ -86,7 +86,7 @@ fn latent(device: &mut dyn Device, rows: usize, positions: usize) -> Result<(), 
     let latents = random(device, rows, heads * latent)?.split(heads);
     let out = random(device, rows, heads * value)?.split(heads);
     let run = |device: &mut dyn Device, position, window| {
-        let spans = &[Span { state, position, rows }];
+        let spans = &[Span::new(state, position, rows)];
         let (scale, v, gate, sinks, positions) = (0.05, None, None, None, None);
         let op = Op::Attention {
             q: absorbed,
@@ -105,7 +105,7 @@ fn latent(device: &mut dyn Device, rows: usize, positions: usize) -> Result<(), 
     for position in (0..positions).step_by(rows) {
         run(device, position, Some(1))?;
     }
-    let spans = [Span { state, position: positions - rows, rows }];
+    let spans = [Span::new(state, positions - rows, rows)];
     let absorb = Op::HeadMatMul {
         x: q.slice_width(0, nope),
         matrix: keys.transpose(),

@@ -128,15 +128,15 @@ fn step(exact: bool, rows: usize) {
             .state(StateShape::KeyValue { kv_heads, key_width, value_width, positions })
             .unwrap()
     };
-    let span = |state| [Span { state, position: 290, rows }];
+    let span = |state| [Span::new(state, 290, rows)];
     let kv_spans = span(kv(2, 64, 64, 300));
     let (ring, latent, indexed) =
         (span(kv(2, 64, 64, 256)), span(kv(1, 128, 0, 300)), span(kv(1, 128, 0, 300)));
     let mut recurrent = |len| device.0.state(StateShape::Recurrent { len }).unwrap();
     let (conv, delta) = (recurrent(3 * HIDDEN), recurrent(4 * 64 * 64));
-    let conv_spans = [Span { state: conv, position: 0, rows }];
-    let pooled_spans = [Span { state: recurrent(2 * 2 * HIDDEN), position: 0, rows }];
-    let delta_spans = [Span { state: delta, position: 0, rows }];
+    let conv_spans = [Span::new(conv, 0, rows)];
+    let pooled_spans = [Span::new(recurrent(2 * 2 * HIDDEN), 0, rows)];
+    let delta_spans = [Span::new(delta, 0, rows)];
     let (x, y, z) =
         (device.view(rows, HIDDEN), device.view(rows, HIDDEN), device.view(rows, HIDDEN));
     let (k, v) = (device.view(rows, 128).split(2), device.view(rows, 128).split(2));

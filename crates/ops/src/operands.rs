@@ -114,9 +114,52 @@ pub struct Span {
     pub position: usize,
     /// Number of rows.
     pub rows: usize,
+    /// Number of the last rows that are drafted: their commit may reject some of them. Recurrent
+    /// states keep their values before each of them.
+    pub drafts: usize,
+}
+
+/// Rows of a span after which a recurrent state keeps its values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(hidden)]
+pub struct SpanPart {
+    /// The rows, none of them drafted.
+    pub span: Span,
+    /// Index among the parts of the span.
+    pub index: usize,
 }
 
 impl Span {
+    /// A span without drafted rows.
+    #[inline]
+    pub const fn new(state: State, position: usize, rows: usize) -> Self {
+        Self { state, position, rows, drafts: 0 }
+    }
+
+    /// The rows that are not drafted, then each drafted row alone. A span without rows is one part.
+    #[doc(hidden)]
+    #[inline]
+    pub fn parts(self) -> impl Iterator<Item = SpanPart> {
+        let drafts = self.drafts.min(self.rows);
+        let certain = self.rows - drafts;
+        let first =
+            (certain > 0 || drafts == 0).then_some(Self { rows: certain, drafts: 0, ..self });
+        let drafted =
+            (certain..self.rows).map(move |row| Self::new(self.state, self.position + row, 1));
+        first.into_iter().chain(drafted).enumerate().map(|(index, span)| SpanPart { span, index })
+    }
+
+    /// Number of parts that the first `rows` rows consist of; `None` if they end in a part.
+    #[doc(hidden)]
+    #[inline]
+    pub fn parts_of(self, rows: usize) -> Option<usize> {
+        let end = |part: &SpanPart| part.span.position + part.span.rows - self.position;
+        match rows {
+            0 => Some(0),
+            rows => self.parts().find(|part| end(part) == rows).map(|part| part.index + 1),
+        }
+    }
+
     /// Blocks of `ratio` positions that the rows complete, by index. Empty without rows.
     #[doc(hidden)]
     #[inline]

@@ -55,7 +55,7 @@ fn filled(bench: &mut OpBench, heads: HeadShape, positions: usize) -> anyhow::Re
                 window: Some(1),
                 sinks: None,
                 positions: None,
-                spans: &[Span { state, position, rows }],
+                spans: &[Span::new(state, position, rows)],
                 out,
             })?;
         }
@@ -93,8 +93,7 @@ pub(super) fn attention(
             weights: None,
         };
         bench.time(work, out, &mut |device, i| {
-            let spans =
-                &[Span { state: states[i % states.len()], position: positions - rows, rows }];
+            let spans = &[Span::new(states[i % states.len()], positions - rows, rows)];
             let (gate, scale, window, sinks, positions) = (None, 0.05, None, None, None);
             let v = (!latent).then_some(v);
             Ok(device.run(&Op::Attention {
@@ -153,7 +152,7 @@ pub(super) fn latent_attention(
             head_rows: HeadRows { stride: nope + value, first, count },
             transposed: false,
         };
-        let spans = &[Span { state: states[i % states.len()], position: positions - rows, rows }];
+        let spans = &[Span::new(states[i % states.len()], positions - rows, rows)];
         let (keys, values) = (matrix(0, nope), matrix(nope, value));
         Ok(device.run(&Op::LatentAttention { q, k, keys, values, scale: 0.05, spans, out })?)
     })
@@ -191,7 +190,7 @@ fn indexer(
         weights: None,
     };
     bench.time(work, out, &mut |device, i| {
-        let spans = &[Span { state: states[i % states.len()], position: positions - 1, rows: 1 }];
+        let spans = &[Span::new(states[i % states.len()], positions - 1, 1)];
         Ok(device.run(&make_op([q, k], spans))?)
     })
 }
@@ -266,7 +265,7 @@ pub(super) fn delta_net(bench: &mut OpBench, delta: DeltaShape, rows: usize) -> 
         weights: None,
     };
     let run = |device: &mut dyn Device, i: usize| {
-        let spans = &[Span { state: states[i % states.len()], position: 0, rows }];
+        let spans = &[Span::new(states[i % states.len()], 0, rows)];
         let sharing = KeySharing::Adjacent;
         Ok(device.run(&Op::DeltaNet {
             q,
@@ -313,7 +312,7 @@ pub(super) fn compress(bench: &mut OpBench, ratio: usize, rows: usize) -> anyhow
             ape: Some(ape),
             ratio,
             overlap,
-            spans: &[Span { state, position: 0, rows }],
+            spans: &[Span::new(state, 0, rows)],
             out: all.slice(0, entries),
         })?)
     })
@@ -340,7 +339,7 @@ pub(super) fn mamba2(bench: &mut OpBench, rows: usize) -> anyhow::Result<()> {
         weights: None,
     };
     let run = |device: &mut dyn Device, i: usize| {
-        let spans = &[Span { state: states[i % states.len()], position: 0, rows }];
+        let spans = &[Span::new(states[i % states.len()], 0, rows)];
         let limits = StepLimits::default();
         Ok(device.run(&Op::Mamba2 { x, b, c, dt, a_log, d, dt_bias, limits, spans, out })?)
     };
@@ -365,7 +364,7 @@ pub(super) fn conv1d(bench: &mut OpBench, rows: usize) -> anyhow::Result<()> {
         weights: None,
     };
     bench.time(work, out, &mut |device, _| {
-        let spans = &[Span { state, position: 0, rows }];
+        let spans = &[Span::new(state, 0, rows)];
         Ok(device.run(&Op::Conv1d {
             x,
             weight,
@@ -402,7 +401,7 @@ pub(super) fn rope(bench: &mut OpBench, rows: usize) -> anyhow::Result<()> {
         weights: None,
     };
     bench.time(work, out, &mut |device, _| {
-        let spans = &[Span { state, position: 5000, rows }];
+        let spans = &[Span::new(state, 5000, rows)];
         let (frequencies, pairs) = (&frequencies, RopePairs::Halves);
         Ok(device.run(&Op::Rope { x, frequencies, pairs, scale: 1.0, spans, out })?)
     })

@@ -55,7 +55,7 @@ impl Step {
     }
 
     fn spans(&self, position: usize) -> [Span; 2] {
-        self.states.map(|state| Span { state, position, rows: 1 })
+        self.states.map(|state| Span::new(state, position, 1))
     }
 
     fn run(&self, gpu: &mut dyn Device, position: usize) -> Result<(), Error> {

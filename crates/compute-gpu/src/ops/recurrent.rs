@@ -1,7 +1,7 @@
 //! Recurrent ops: causal convolution, means of blocks, gated delta rule and the recurrence of
 //! Mamba-2. They read the committed state and write the next one.
 
-use moeflux_ops::{Buffer, Error, KeySharing, LogDecay, NormGate, Op, Span, View};
+use moeflux_ops::{Buffer, Error, KeySharing, LogDecay, NormGate, Op, Span, View, seam::SpanPart};
 
 use super::{
     super::{
@@ -88,7 +88,7 @@ const ROWS_PER_THREAD: usize = 2;
 /// Bytes of queries and keys in workgroup memory, unless one row has more.
 const STAGED_BYTES: usize = 16 << 10;
 
-/// [`Op::Conv1d`] with SiLU, without a bias or dilation, and one row per state.
+/// [`Op::Conv1d`] with SiLU, without a bias or dilation, and one row per part of a span.
 pub(crate) struct DecodeConv {
     x: View,
     weight: Buffer,
@@ -98,7 +98,7 @@ pub(crate) struct DecodeConv {
 }
 
 impl DecodeConv {
-    /// `None` unless it has SiLU, no bias and no dilation, and every state has one row.
+    /// `None` unless it has SiLU, no bias and no dilation, and every part of a span has one row.
     pub(crate) fn from_op(op: &Op<'_>) -> Option<Box<Self>> {
         match *op {
             Op::Conv1d {
@@ -110,7 +110,7 @@ impl DecodeConv {
                 silu: true,
                 spans,
                 out,
-            } if spans.iter().all(|span| span.rows == 1) => {
+            } if has_single_rows(spans) => {
                 Some(Box::new(Self { x, weight, width, spans: spans.to_vec(), out }))
             }
             _ => None,
@@ -125,7 +125,7 @@ impl DecodeConv {
         let (keys, values) = (k.heads * k.width, v.heads * v.width);
         let columns = |first, width, heads| out.columns(first, width).split(heads);
         spans.len() == self.spans.len()
-            && spans.iter().all(|span| span.rows == 1)
+            && has_single_rows(spans)
             && out.width == 2 * keys + values
             && q == columns(0, keys, q.heads)
             && k == columns(keys, keys, k.heads)
@@ -141,6 +141,11 @@ impl DecodeConv {
         let op = Op::Conv1d { x, weight, bias, width, dilation: 1, silu: true, spans, out };
         encode_conv1d(ctx, &op)
     }
+}
+
+/// Whether every part of the spans has one row.
+fn has_single_rows(spans: &[Span]) -> bool {
+    spans.iter().flat_map(|span| span.parts()).all(|part| part.span.rows == 1)
 }
 
 /// Encodes [`Op::Conv1d`].
@@ -163,11 +168,12 @@ pub(super) fn encode_conv1d(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), 
         let mut groups = 0;
         for sequence in run {
             let [first_group, first_row, rows] =
-                [groups, sequence.first_row, sequence.rows].map(|value| value as u32);
+                [groups, sequence.first_row, sequence.span.rows].map(|value| value as u32);
             table.push(first_group);
             table.extend(sequence.starts());
             table.extend([first_row, rows]);
-            groups += ((sequence.rows + (width - 1) * dilation) * x.width).div_ceil(CONV_THREADS);
+            groups +=
+                ((sequence.span.rows + (width - 1) * dilation) * x.width).div_ceil(CONV_THREADS);
         }
         ctx.recorder.reserve_upload(table.len())?;
         let params = Conv1dParams {
@@ -201,13 +207,14 @@ pub(super) fn encode_compress(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<()
     let slots = if overlap { 2 * ratio } else { ratio };
     let state_len = slots * x.width * (1 + usize::from(gate.is_some()));
     let mut rest = &SequenceStates::of_spans(ctx, spans, None)?[..];
-    let (mut spans, mut entry) = (spans.iter(), 0);
+    let mut entry = 0;
     while let Some(first) = rest.first() {
         let (run, others) = rest.split_at(first.run(ctx, &rest[1..]));
         rest = others;
         let mut table = Vec::with_capacity(run.len() * COMPRESS_SEQUENCE_WORDS);
         let mut groups = 0;
-        for (sequence, span) in run.iter().zip(&mut spans) {
+        for sequence in run {
+            let span = sequence.span;
             // It still has a block before it.
             let position = match span.position < 2 * slots {
                 true => span.position,
@@ -216,7 +223,7 @@ pub(super) fn encode_compress(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<()
             let entries = span.completed_blocks(ratio).len();
             table.push(groups as u32);
             table.extend(sequence.starts());
-            let rows = [sequence.first_row, sequence.rows, position, entry, entries];
+            let rows = [sequence.first_row, span.rows, position, entry, entries];
             table.extend(rows.map(|value| value as u32));
             groups += (entries * out.width + state_len).div_ceil(CONV_THREADS);
             entry += entries;
@@ -432,7 +439,7 @@ pub(super) fn encode_delta_net(
         rest = others;
         let sequences = run.len();
         let first_row = first.first_row;
-        let rows = run.iter().map(|sequence| sequence.rows).sum();
+        let rows = run.iter().map(|sequence| sequence.span.rows).sum();
         let store = &*ctx.store;
         // Input of the convolution at the columns of a view of its output.
         let conv_input = |view: View| match convolution {
@@ -488,7 +495,7 @@ pub(super) fn encode_delta_net(
             for sequence in run {
                 table.extend(sequence.starts());
                 if convolution.is_none() {
-                    let rows = [sequence.first_row - first_row, sequence.rows];
+                    let rows = [sequence.first_row - first_row, sequence.span.rows];
                     table.extend(rows.map(|value| value as u32));
                 }
             }
@@ -540,7 +547,7 @@ pub(super) fn encode_mamba2(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), 
         let (run, others) = rest.split_at(first.run(ctx, &rest[1..]));
         rest = others;
         let (sequences, first_row) = (run.len(), first.first_row);
-        let rows = run.iter().map(|sequence| sequence.rows).sum();
+        let rows = run.iter().map(|sequence| sequence.span.rows).sum();
         let store = &*ctx.store;
         let view = |view: View| ViewParams::new(store, &view.slice(first_row, rows));
         let mut params = Mamba2Params {
@@ -563,7 +570,7 @@ pub(super) fn encode_mamba2(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), 
             let mut table = Vec::new();
             for sequence in run {
                 table.extend(sequence.starts());
-                let rows = [sequence.first_row - first_row, sequence.rows];
+                let rows = [sequence.first_row - first_row, sequence.span.rows];
                 table.extend(rows.map(|value| value as u32));
             }
             ctx.recorder.reserve_upload(table.len())?;
@@ -582,16 +589,19 @@ pub(super) fn encode_mamba2(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), 
     Ok(())
 }
 
-/// Recurrent states of a sequence, and its rows in an op.
+/// Recurrent states of a part of a span, and its rows in an op.
 struct SequenceStates {
     first_row: usize,
-    rows: usize,
+    span: Span,
+    /// Whether another part of the span comes before it.
+    follows: bool,
     /// Committed and next state; of a delta rule with a convolution, then those of the convolution.
     states: Vec<DeviceBuffer>,
 }
 
 impl SequenceStates {
-    /// Marks the states of spans as written. Spans of a fused convolution have the same indices.
+    /// Marks the states of spans as written. Parts of the spans of a fused convolution have the same
+    /// indices.
     fn of_spans(
         ctx: &mut OpContext<'_>,
         spans: &[Span],
@@ -600,12 +610,14 @@ impl SequenceStates {
         let mut all = Vec::with_capacity(spans.len());
         let mut first_row = 0;
         for (i, span) in spans.iter().enumerate() {
-            let mut states = ctx.store.write_recurrent(span.state)?.to_vec();
-            if let Some(span) = convolution.and_then(|convolution| convolution.spans.get(i)) {
-                states.extend(ctx.store.write_recurrent(span.state)?);
+            for SpanPart { span, index } in span.parts() {
+                let mut states = ctx.store.write_recurrent(span.state, index)?.to_vec();
+                if let Some(span) = convolution.and_then(|convolution| convolution.spans.get(i)) {
+                    states.extend(ctx.store.write_recurrent(span.state, index)?);
+                }
+                all.push(Self { first_row, span, follows: index > 0, states });
+                first_row += span.rows;
             }
-            all.push(Self { first_row, rows: span.rows, states });
-            first_row += span.rows;
         }
         Ok(all)
     }
@@ -616,15 +628,16 @@ impl SequenceStates {
         self.states.iter().map(arena).collect()
     }
 
-    /// Number of sequences that share a dispatch: this one, and those at the start of `others`
-    /// whose states are in the same arenas.
+    /// Number of parts that share a dispatch: this one, and those at the start of `others` that
+    /// follow no other part and whose states are in the same arenas.
     fn run(&self, ctx: &OpContext<'_>, others: &[Self]) -> usize {
         let shares = |other: &&Self| {
             let pairs = self.states.iter().zip(&other.states);
             pairs.into_iter().all(|(a, b)| a.raw == b.raw)
         };
         let in_arenas = self.states.iter().all(|state| ctx.store.states.arena(state).is_some());
-        1 + others.iter().take_while(|other| in_arenas && shares(other)).count()
+        let joins = |other: &&Self| in_arenas && !other.follows && shares(other);
+        1 + others.iter().take_while(joins).count()
     }
 
     /// Starts of the states in their arenas, in f32 values.

@@ -66,17 +66,17 @@ fn unshare_committed(
     state: State,
 ) -> Result<DeviceBuffer, Error> {
     if !store.states.recurrent(state)?.is_exclusive() {
-        let recurrent = store.writable(state)?;
-        recurrent.swap();
+        let recurrent = store.writable(state, 0)?;
+        recurrent.swap(0);
         let own = DeviceBuffer::clone(&recurrent.committed);
-        if let Some(shared) = recurrent.next.take() {
+        if let Some(shared) = recurrent.take_shared(0) {
             let src = BufferRef { buffer: &shared, offset: 0 };
             recorder.copy(src, BufferRef { buffer: &own, offset: 0 }, own.size);
             store.states.release([shared]);
         }
     }
     let recurrent = store.states.recurrent(state)?;
-    recurrent.written = false;
+    recurrent.written = 0;
     Ok(DeviceBuffer::clone(&recurrent.committed))
 }
 

@@ -139,10 +139,10 @@ pub(crate) struct GpuRecurrentState {
     /// Layer of the model, if it is known.
     layer: Option<usize>,
     pub(crate) committed: Arc<DeviceBuffer>,
-    /// Contents that ops write; allocated by the first write.
-    pub(crate) next: Option<Arc<DeviceBuffer>>,
-    /// Whether `next` was written since the last commit.
-    pub(crate) written: bool,
+    /// Contents after each part of a step's span; allocated by the first write.
+    pub(crate) next: Vec<Arc<DeviceBuffer>>,
+    /// Parts that were written since the last commit.
+    pub(crate) written: usize,
 }
 
 impl GpuRecurrentState {
@@ -151,11 +151,17 @@ impl GpuRecurrentState {
         Arc::strong_count(&self.committed) == 1
     }
 
-    /// Swaps committed and next contents.
-    pub(crate) fn swap(&mut self) {
-        if let Some(next) = &mut self.next {
+    /// Swaps committed contents and those after a part.
+    pub(crate) fn swap(&mut self, part: usize) {
+        if let Some(next) = self.next.get_mut(part) {
             mem::swap(&mut self.committed, next);
         }
+    }
+
+    /// Takes contents out that forks share.
+    pub(crate) fn take_shared(&mut self, part: usize) -> Option<Arc<DeviceBuffer>> {
+        let is_shared = self.next.get(part).is_some_and(|next| Arc::strong_count(next) > 1);
+        is_shared.then(|| self.next.swap_remove(part))
     }
 }
 
@@ -342,10 +348,10 @@ impl GpuStates {
         let mut all = [0u64; CAPACITIES.len()];
         // Shared allocations of which a span has taken the forks away.
         let mut unshared: Vec<*const DeviceBuffer> = Vec::new();
-        for Span { state, position, rows } in spans {
-            let bytes = match self.get(state)? {
+        for span in spans {
+            let bytes = match self.get(span.state)? {
                 GpuState::Kv(kv) => {
-                    let end = kv.end_after(position, rows);
+                    let end = kv.end_after(span.position, span.rows);
                     let shared = kv.allocation.as_ref().map(|shared| Arc::as_ptr(&shared.buffer));
                     let is_first = shared.is_none_or(|shared| !unshared.contains(&shared));
                     let growth = CAPACITIES.map(|capacity| match is_first {
@@ -357,10 +363,10 @@ impl GpuStates {
                     }
                     growth.map(|growth| growth.map_or(0, |growth| growth.added_bytes))
                 }
-                GpuState::Recurrent(GpuRecurrentState { len, next: None, .. }) => {
-                    [buffer_bytes(recurrent_bytes(*len)); CAPACITIES.len()]
+                GpuState::Recurrent(GpuRecurrentState { len, next, .. }) => {
+                    let missing = span.parts().count().saturating_sub(next.len()) as u64;
+                    [missing * buffer_bytes(recurrent_bytes(*len)); CAPACITIES.len()]
                 }
-                GpuState::Recurrent(_) => [0; CAPACITIES.len()],
             };
             all.iter_mut().zip(bytes).for_each(|(all, bytes)| *all = all.saturating_add(bytes));
         }
@@ -387,8 +393,8 @@ impl GpuStates {
                     len: *len,
                     layer: *layer,
                     committed: Arc::clone(committed),
-                    next: None,
-                    written: false,
+                    next: Vec::new(),
+                    written: 0,
                 })
             }
         };
@@ -422,14 +428,15 @@ impl GpuStates {
         }
     }
 
-    /// Makes the next contents of a recurrent state the committed ones, if ops wrote them.
-    pub(crate) fn commit(&mut self, state: State) -> Result<(), Error> {
+    /// Makes the contents of a recurrent state after some parts of the span the committed ones, if
+    /// ops wrote them.
+    pub(crate) fn commit(&mut self, state: State, parts: usize) -> Result<(), Error> {
         if let GpuState::Recurrent(recurrent) = self.get_mut(state)?
-            && mem::take(&mut recurrent.written)
+            && let Some(last) = parts.min(mem::take(&mut recurrent.written)).checked_sub(1)
         {
-            recurrent.swap();
+            recurrent.swap(last);
             // `next` now has the old contents; forks that share them keep the buffer.
-            let shared = recurrent.next.take_if(|next| Arc::strong_count(next) > 1);
+            let shared = recurrent.take_shared(last);
             self.release(shared);
         }
         Ok(())
@@ -442,15 +449,17 @@ impl GpuStates {
         let mut recurrent = Vec::with_capacity(states.len());
         for state in states {
             match self.get(*state)? {
-                GpuState::Recurrent(r) if r.written && r.is_exclusive() => recurrent.push(*state),
+                GpuState::Recurrent(r) if r.written == 1 && r.is_exclusive() => {
+                    recurrent.push(*state);
+                }
                 GpuState::Recurrent(_) => return Ok(None),
                 GpuState::Kv(_) => {}
             }
         }
         for state in &recurrent {
             let state = self.recurrent(*state)?;
-            state.swap();
-            state.written = false;
+            state.swap(0);
+            state.written = 0;
         }
         Ok(Some(recurrent))
     }
@@ -459,8 +468,8 @@ impl GpuStates {
     pub(crate) fn revert(&mut self, recurrent: &[State]) -> Result<(), Error> {
         recurrent.iter().try_for_each(|state| {
             let state = self.recurrent(*state)?;
-            state.swap();
-            state.written = true;
+            state.swap(0);
+            state.written = 1;
             Ok(())
         })
     }
@@ -468,7 +477,7 @@ impl GpuStates {
     /// Discards the writes of ops to recurrent states since their commit.
     pub(crate) fn discard_writes(&mut self, recurrent: &[State]) -> Result<(), Error> {
         recurrent.iter().try_for_each(|state| {
-            self.recurrent(*state)?.written = false;
+            self.recurrent(*state)?.written = 0;
             Ok(())
         })
     }
@@ -592,8 +601,8 @@ impl Store {
                     len,
                     layer,
                     committed,
-                    next: None,
-                    written: false,
+                    next: Vec::new(),
+                    written: 0,
                 })
             }
         };
@@ -686,22 +695,30 @@ impl Store {
         Ok(KvAllocation { buffer: Arc::new(buffer), capacity, values, is_zero })
     }
 
-    /// Recurrent state with memory for the next contents.
-    pub(crate) fn writable(&mut self, state: State) -> Result<&mut GpuRecurrentState, Error> {
-        let recurrent = self.states.recurrent(state)?;
-        if recurrent.next.is_none() {
-            let (len, layer) = (recurrent.len, recurrent.layer);
+    /// Recurrent state with memory for the contents after a part.
+    pub(crate) fn writable(
+        &mut self,
+        state: State,
+        part: usize,
+    ) -> Result<&mut GpuRecurrentState, Error> {
+        while self.states.recurrent(state)?.next.len() <= part {
+            let &mut GpuRecurrentState { len, layer, .. } = self.states.recurrent(state)?;
             let next = Arc::new(self.allocate_recurrent(len, layer)?);
-            self.states.recurrent(state)?.next = Some(next);
+            self.states.recurrent(state)?.next.push(next);
         }
         self.states.recurrent(state)
     }
 
-    /// Marks a recurrent state as written. Returns its committed and its next contents.
-    pub(crate) fn write_recurrent(&mut self, state: State) -> Result<[DeviceBuffer; 2], Error> {
-        let recurrent = self.writable(state)?;
-        recurrent.written = true;
-        let next = recurrent.next.as_ref().unwrap_or(&recurrent.committed);
-        Ok([&recurrent.committed, next].map(|buffer| DeviceBuffer::clone(buffer)))
+    /// Marks the contents of a recurrent state after a part as written. Returns those before it and
+    /// those after it.
+    pub(crate) fn write_recurrent(
+        &mut self,
+        state: State,
+        part: usize,
+    ) -> Result<[DeviceBuffer; 2], Error> {
+        let recurrent = self.writable(state, part)?;
+        recurrent.written = part + 1;
+        let before = part.checked_sub(1).map_or(&recurrent.committed, |i| &recurrent.next[i]);
+        Ok([before, &recurrent.next[part]].map(|buffer| DeviceBuffer::clone(buffer)))
     }
 }

@@ -176,7 +176,7 @@ fn a_lost_card_is_named_and_leaves_the_states_of_others() {
     lost(message(group.commit(&sequence.commits(1))));
     lost(message(group.buffer(1)));
     lost(message(group.scratch_bytes(Default::default())));
-    let span = Span { state: sequence.states[3][0], position: 3, rows: 1 };
+    let span = Span::new(sequence.states[3][0], 3, 1);
     lost(message(group.state_need(&mut [span].into_iter())));
     for [kv, _] in &sequence.states[..2] {
         group.truncate_state(*kv, 3).unwrap();

@@ -187,7 +187,7 @@ impl Model {
         for (i, layer) in self.layers.iter().enumerate() {
             device.enter_layer(i, Some(x))?;
             let [kv, convolution] =
-                sequence.states[i].map(|state| Span { state, position: sequence.position, rows });
+                sequence.states[i].map(|state| Span::new(state, sequence.position, rows));
             let weight = Some(layer.norm);
             device.run(&Op::RmsNorm { x, weight, per_head: false, eps: 1e-6, out: normed })?;
             self.mix(device, layer, kv, convolution)?;
@@ -337,7 +337,7 @@ impl Model {
 impl Sequence {
     /// Commits of all rows of a step.
     pub(crate) fn commits(&self, rows: usize) -> Vec<Commit> {
-        let span = |state| Span { state, position: self.position, rows };
+        let span = |state| Span::new(state, self.position, rows);
         self.states.iter().flatten().map(|state| Commit::all(span(*state))).collect()
     }
 }

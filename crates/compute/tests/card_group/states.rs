@@ -121,7 +121,7 @@ fn bytes_held_and_needed_are_those_of_the_fullest_card() {
         let unit = committed_bytes(&*group);
         assert_eq!(unit, group.card(1).unwrap().state_bytes(RECURRENT) / 2);
         let states = [0, 1, 1].map(|layer| group.layer_state(RECURRENT, layer).unwrap());
-        let span = |i: usize| Span { state: states[i], position: 0, rows: 1 };
+        let span = |i: usize| Span::new(states[i], 0, 1);
         let need = |group: &mut dyn Device, spans: &[Span]| {
             group.state_need(&mut spans.iter().copied()).unwrap()
         };
@@ -188,6 +188,6 @@ fn a_need_of_a_dropped_state_is_an_error() {
     let mut group = cpu_group();
     let state = group.state(KV).unwrap();
     group.drop_state(state);
-    let span = Span { state, position: 0, rows: 1 };
+    let span = Span::new(state, 0, 1);
     assert!(group.state_need(&mut [span].into_iter()).is_err());
 }

@@ -82,7 +82,7 @@ fn prefill_in_one_chunk() {
             for (rows, gated) in [(1, false), (3, true), (11, true)] {
                 let case = Case::new(pair, &mut random, rows, shape, gated);
                 let state = state(pair, shape, rows);
-                case.run(pair, 0, &[Span { state, position: 0, rows }]);
+                case.run(pair, 0, &[Span::new(state, 0, rows)]);
                 pair.agree(&format!("{shape:?}, {rows} rows"), case.out, 1e-5);
             }
         }
@@ -96,12 +96,12 @@ fn more_positions_than_a_kv_block() {
         let shape = (4, 2, 24, 20);
         let state = state(pair, shape, 600);
         let case = Case::new(pair, &mut random, 600, shape, false);
-        case.run(pair, 0, &[Span { state, position: 0, rows: 600 }]);
+        case.run(pair, 0, &[Span::new(state, 0, 600)]);
         pair.agree("600 rows", case.out, 1e-5);
         // Rows at KV block boundaries have the same bits when they run again in other chunks.
         let together = bits(&pair.read(case.out));
         for (first, rows) in [(254, 1), (255, 1), (256, 1), (255, 3), (509, 7)] {
-            case.run(pair, first, &[Span { state, position: first, rows }]);
+            case.run(pair, first, &[Span::new(state, first, rows)]);
         }
         assert!(bits(&pair.read(case.out)) == together);
     });
@@ -119,8 +119,8 @@ fn many_rows_with_head_widths_of_whole_tiles() {
         ] {
             let case = Case::new(pair, &mut random, 90, shape, gated);
             let state = state(pair, shape, 90);
-            case.run(pair, 0, &[Span { state, position: 0, rows: 40 }]);
-            case.run(pair, 40, &[Span { state, position: 40, rows: 50 }]);
+            case.run(pair, 0, &[Span::new(state, 0, 40)]);
+            case.run(pair, 40, &[Span::new(state, 40, 50)]);
             pair.agree(&format!("{shape:?}"), case.out, pair.attention_tolerance(50));
         }
     });
@@ -133,11 +133,11 @@ fn decode_gives_the_same_bits_as_prefill() {
         for shape in [(6, 3, 32, 32), NARROW_VALUES] {
             let case = Case::new(pair, &mut random, 9, shape, true);
             let (one, other) = (state(pair, shape, 9), state(pair, shape, 12));
-            case.run(pair, 0, &[Span { state: one, position: 0, rows: 9 }]);
+            case.run(pair, 0, &[Span::new(one, 0, 9)]);
             let at_once = bits(&pair.read(case.out));
-            case.run(pair, 0, &[Span { state: other, position: 0, rows: 4 }]);
+            case.run(pair, 0, &[Span::new(other, 0, 4)]);
             for row in 4..9 {
-                case.run(pair, row, &[Span { state: other, position: row, rows: 1 }]);
+                case.run(pair, row, &[Span::new(other, row, 1)]);
             }
             pair.agree(&format!("decode, {shape:?}"), case.out, 1e-5);
             assert!(bits(&pair.read(case.out)) == at_once, "{shape:?}");
@@ -152,19 +152,8 @@ fn several_sequences_in_one_op() {
         let shape = (4, 2, 16, 16);
         let case = Case::new(pair, &mut random, 8, shape, false);
         let (one, other) = (state(pair, shape, 8), state(pair, shape, 8));
-        case.run(
-            pair,
-            0,
-            &[
-                Span { state: one, position: 0, rows: 2 },
-                Span { state: other, position: 0, rows: 3 },
-            ],
-        );
-        let spans = [
-            Span { state: other, position: 3, rows: 1 },
-            Span { state: other, position: 4, rows: 0 },
-            Span { state: one, position: 1, rows: 2 },
-        ];
+        case.run(pair, 0, &[Span::new(one, 0, 2), Span::new(other, 0, 3)]);
+        let spans = [Span::new(other, 3, 1), Span::new(other, 4, 0), Span::new(one, 1, 2)];
         case.run(pair, 5, &spans[..1]);
         // As many spans as rows; one span is empty.
         case.run(pair, 6, &spans[1..]);
@@ -185,8 +174,8 @@ fn batched_decode_gives_the_same_bits_as_single_decode() {
             let mut spans = Vec::new();
             for &len in lens {
                 let state = state(pair, shape, len + 1);
-                case.run(pair, first, &[Span { state, position: 0, rows: len }]);
-                spans.push(Span { state, position: len, rows: 1 });
+                case.run(pair, first, &[Span::new(state, 0, len)]);
+                spans.push(Span::new(state, len, 1));
                 first += len;
             }
             case.run(pair, before, &spans);
@@ -212,7 +201,7 @@ fn large_scores_do_not_overflow() {
         let values: Vec<f32> = random.values(300 * 32).iter().map(large).collect();
         pair.reference.write(case.q.buffer, &values).unwrap();
         pair.device.write(case.q.buffer, &values).unwrap();
-        case.run(pair, 0, &[Span { state, position: 0, rows: 300 }]);
+        case.run(pair, 0, &[Span::new(state, 0, 300)]);
         // The rounding error of a score in the thousands reaches the softmax.
         pair.agree("large scores", case.out, pair.attention_tolerance(300).max(1e-3));
     });
@@ -234,7 +223,7 @@ fn results_do_not_depend_on_threads() {
             let shape =
                 StateShape::KeyValue { kv_heads: 2, key_width: 24, value_width: 24, positions: 40 };
             let state = device.state(shape).unwrap();
-            let spans = [Span { state, position: 0, rows: 40 }];
+            let spans = [Span::new(state, 0, 40)];
             let op = Op::Attention {
                 q,
                 k,
@@ -276,12 +265,8 @@ fn rope_at_any_position() {
                 let all = pair.random(&mut random, 5, 3 * (width + 3) + 1);
                 let x = View { offset: 1, heads: 3, width, head_stride: width + 3, ..all };
                 let spans = [
-                    Span { state, position: 1_000_003, rows: 2 },
-                    Span {
-                        state: pair.state(StateShape::Recurrent { len: 0 }),
-                        position: 0,
-                        rows: 3,
-                    },
+                    Span::new(state, 1_000_003, 2),
+                    Span::new(pair.state(StateShape::Recurrent { len: 0 }), 0, 3),
                 ];
                 let (frequencies, spans) = (&*frequencies, &spans);
                 let out = View { heads: 3, ..pair.nan_filled(5, 4 * width).split(4) };

@@ -90,7 +90,7 @@ impl Case {
         chunks: &[usize],
     ) -> Vec<u32> {
         for rows in row_chunks(self.q.rows, chunks) {
-            let span = Span { state, position: start + rows.start, rows: rows.len() };
+            let span = Span::new(state, start + rows.start, rows.len());
             self.run(pair, rows.start, &[span]);
         }
         let tolerance =
@@ -360,11 +360,11 @@ impl RingAndEntries {
         let (mut keys, mut entries) = (Vec::new(), Vec::new());
         for (sequence, rows) in sequences.iter().zip(rows) {
             let RingSequence { state, position, .. } = *sequence;
-            positions.push(Span { state, position, rows: *rows });
-            spans.push(Span { state, position: position % ring, rows: *rows });
+            positions.push(Span::new(state, position, *rows));
+            spans.push(Span::new(state, position % ring, *rows));
             keys.extend(&sequence.keys[position * width..(position + rows) * width]);
             let new = position / ratio..(position + rows) / ratio;
-            entry_spans.push(Span { state, position: ring + new.start, rows: new.len() });
+            entry_spans.push(Span::new(state, ring + new.start, new.len()));
             entries.extend(&sequence.entries[new.start * width..new.end * width]);
         }
         let all: usize = rows.iter().sum();
@@ -445,7 +445,7 @@ fn invalid_position_lists_do_not_panic() {
         let state = case.state(pair, 5);
         let wild = [f32::NAN, -1.0, 1e30, f32::INFINITY, 0.5, 7.0, -0.0, 3.0, -1.0, -1.0];
         let case = Case { positions: Some(pair.dense(5, &wild)), ..case };
-        case.run(pair, 0, &[Span { state, position: 0, rows: 5 }]);
+        case.run(pair, 0, &[Span::new(state, 0, 5)]);
         // A row with an empty list has a zero output.
         assert!(pair.read(case.out.slice(4, 1)).iter().all(|x| *x == 0.0));
     });
@@ -476,14 +476,11 @@ fn results_do_not_depend_on_threads_or_batching() {
                 }
             };
             let (one, other) = (case.state(&mut pair, 12), case.state(&mut pair, 12));
-            let spans = [
-                Span { state: one, position: 0, rows: 7 },
-                Span { state: other, position: 0, rows: 5 },
-            ];
+            let spans = [Span::new(one, 0, 7), Span::new(other, 0, 5)];
             case.run(&mut pair, 0, &spans);
             pair.agree(&format!("{shape:?}"), case.out, 1e-5);
             let together = bits(&pair.read(case.out));
-            case.run(&mut pair, 7, &[Span { state: one, position: 0, rows: 5 }]);
+            case.run(&mut pair, 7, &[Span::new(one, 0, 5)]);
             assert!(bits(&pair.read(case.out)) == together);
             shape_outputs.push(together);
         }
@@ -525,10 +522,10 @@ fn sequences_of_a_step_have_the_bits_of_each_alone() {
             for [before, now] in LENS {
                 let state = case.state(pair, before + now);
                 if before > 0 {
-                    case.run(pair, first, &[Span { state, position: 0, rows: before }]);
+                    case.run(pair, first, &[Span::new(state, 0, before)]);
                 }
                 first += before;
-                spans.push(Span { state, position: before, rows: now });
+                spans.push(Span::new(state, before, now));
             }
             case.run(pair, first, &spans);
             let together = bits(&pair.read(case.out));
@@ -560,10 +557,10 @@ fn long_contexts_with_split_kv() {
             for (state, last) in [(one, 3), (other, 3), (other, 1)] {
                 // A window of 1 fills the KV cache at little cost.
                 let prefill = Case { window: Some(1), sinks: None, gate: None, ..case };
-                prefill.run(pair, 0, &[Span { state, position: 0, rows: 327 }]);
+                prefill.run(pair, 0, &[Span::new(state, 0, 327)]);
                 let case = Case { window: Some(window), ..case };
                 for first in (327..330).step_by(last) {
-                    case.run(pair, first, &[Span { state, position: first, rows: last }]);
+                    case.run(pair, first, &[Span::new(state, first, last)]);
                 }
                 pair.agree(&format!("{shape:?}"), case.out.slice(327, 3), 1e-5);
                 outs.push(bits(&pair.read(case.out)));
@@ -582,7 +579,7 @@ fn values_beyond_f16_saturate() {
         let v = pair.dense(2, &[1e6, -1e6, 65_519.0, f32::INFINITY].repeat(2)).split(1);
         let case = Case { v: Some(v), ..case };
         let state = case.state(pair, 2);
-        case.run(pair, 0, &[Span { state, position: 0, rows: 2 }]);
+        case.run(pair, 0, &[Span::new(state, 0, 2)]);
         let expected = if exact { [1e6, -1e6, 65_519.0] } else { [65_504.0, -65_504.0, 65_504.0] };
         for row in pair.read(case.out).chunks(4) {
             crate::harness::close(&pair.device.describe(), &row[..3], &expected, 1e-5);
@@ -620,7 +617,7 @@ fn many_heads_with_wide_values_over_many_kv_blocks() {
                 };
                 let state = device.state(state).unwrap();
                 let mut run = |[q, k, v, out]: [View; 4], position, window| {
-                    let spans = &[Span { state, position, rows: q.rows }];
+                    let spans = &[Span::new(state, position, q.rows)];
                     let (v, gate, scale, sinks, positions) = (Some(v), None, 0.3, None, None);
                     let op = Op::Attention {
                         q,
@@ -664,7 +661,7 @@ fn kv_rounded_to_f16() {
                 .map(|v| pair.random(&mut random, 40, shape.kv_heads * shape.value).split(v.heads));
             let case = Case { k, v, ..case };
             let state = case.state(pair, 40);
-            case.run(pair, 0, &[Span { state, position: 0, rows: 40 }]);
+            case.run(pair, 0, &[Span::new(state, 0, 40)]);
             pair.agree("KV rounded to f16", case.out, tolerance);
         }
     });

@@ -74,7 +74,7 @@ fn entries_do_not_depend_on_the_steps() {
             for chunks in [&[31][..], &[1], &[2], &[3], &[5], &[7], &[4, 1, 9]] {
                 let state = pair.state(case.state());
                 for rows in row_chunks(31, chunks) {
-                    let span = Span { state, position: rows.start, rows: rows.len() };
+                    let span = Span::new(state, rows.start, rows.len());
                     case.run(pair, rows.start, &[span]);
                     pair.commit(span);
                 }
@@ -97,7 +97,7 @@ fn long_blocks() {
             for chunks in [&[400][..], &[127, 1, 2, 70]] {
                 let state = pair.state(case.state());
                 for rows in row_chunks(400, chunks) {
-                    let span = Span { state, position: rows.start, rows: rows.len() };
+                    let span = Span::new(state, rows.start, rows.len());
                     case.run(pair, rows.start, &[span]);
                     pair.commit(span);
                 }
@@ -118,9 +118,9 @@ fn an_overlap_is_part_a_of_the_block_before() {
         let case = Case { x, gate: None, ape: None, ratio: 2, overlap: true, out };
         let state = pair.state(case.state());
         // A state that is not zero: nothing is before position 0.
-        case.run(pair, 2, &[Span { state, position: 2, rows: 3 }]);
-        pair.commit(Span { state, position: 2, rows: 3 });
-        case.run(pair, 0, &[Span { state, position: 0, rows: 6 }]);
+        case.run(pair, 2, &[Span::new(state, 2, 3)]);
+        pair.commit(Span::new(state, 2, 3));
+        case.run(pair, 0, &[Span::new(state, 0, 6)]);
         // Positions 0 and 1 in part b; then the two before in part a, and two in part b.
         assert_eq!(pair.read(out), [0.5, 3.75, 14.75]);
     });
@@ -132,7 +132,7 @@ fn spans_that_complete_no_block() {
     DevicePair::for_each(|pair, _| {
         let case = Case::new(pair, &mut random, 8, (5, 4, true, [true, true]));
         let state = pair.state(case.state());
-        let span = |position, rows| Span { state, position, rows };
+        let span = |position, rows| Span::new(state, position, rows);
         // A step without rows keeps the state; one that is not committed is repeated.
         for (step, commits) in [((0, 3), true), ((3, 0), true), ((3, 4), false), ((3, 4), true)] {
             let (position, rows) = step;

@@ -144,7 +144,7 @@ fn mismatched_norm_rope_glu_and_router_shapes_are_rejected() {
             &Op::Glu { activation: Activation::GeGlu, gate: x, up: other.columns(0, 4), out: x },
         );
         let state = pair.state(StateShape::Recurrent { len: 1 });
-        let span = |position, rows| spans(&[Span { state, position, rows }]);
+        let span = |position, rows| spans(&[Span::new(state, position, rows)]);
         let rope = |frequencies, spans| Op::Rope {
             x,
             frequencies,
@@ -288,7 +288,7 @@ fn mismatched_states_are_rejected() {
         let three = pair.random(&mut random, 2, 12).split(3);
         let all = AttentionOptions { window: None, sinks: None, positions: None };
         let attention = |q, out, spans| all.op([q, k, out], Some(v), spans);
-        let span = |state, position| spans(&[Span { state, position, rows: 2 }]);
+        let span = |state, position| spans(&[Span::new(state, position, 2)]);
         refused(pair, "heads", &attention(three, out, span(kv, 0)));
         refused(pair, "aliasing", &attention(q, q, span(kv, 0)));
         refused(pair, "full", &attention(q, out, span(kv, 2)));
@@ -452,7 +452,7 @@ fn mismatched_latent_attention_is_rejected() {
             spans,
             out,
         };
-        let span = |state, position| spans(&[Span { state, position, rows: 3 }]);
+        let span = |state, position| spans(&[Span::new(state, position, 3)]);
         let (all, keys, values, at) = ([q, k, out], matrix(0, 4), matrix(4, 6), span(state, 0));
         refused(pair, "keys", &op(all, matrix(0, 5), values, at));
         refused(pair, "values", &op(all, keys, matrix(4, 5), at));
@@ -490,7 +490,7 @@ fn mismatched_blocks_of_positions_are_rejected() {
             out,
         };
         let (some_gate, some_ape) = (Some(gate), Some(ape));
-        let at = |position| spans(&[Span { state, position, rows: 5 }]);
+        let at = |position| spans(&[Span::new(state, position, 5)]);
         let small = Some(pair.buffer(&[0.0; 23]));
         refused(pair, "ratio", &op(1, some_gate, some_ape, out, at(3)));
         refused(pair, "length", &op(3, some_gate, some_ape, out, at(3)));
@@ -528,7 +528,7 @@ fn mismatched_indexer_shapes_are_rejected() {
             spans,
             out,
         };
-        let span = |state, position| spans(&[Span { state, position, rows: 3 }]);
+        let span = |state, position| spans(&[Span::new(state, position, 3)]);
         refused(pair, "keys", &op(k.columns(0, 7), weights, scores, span(state, 0), out));
         refused(pair, "key heads", &op(k.split(2), weights, scores, span(state, 0), out));
         refused(pair, "weights", &op(k, weights.columns(0, 3), scores, span(state, 0), out));
@@ -564,7 +564,7 @@ fn mismatched_indexer_shapes_are_rejected() {
         refused(pair, "narrow", &listed(queries, None, 2, window(5, 6), span, out));
         refused(pair, "all entries", &listed(None, None, 5, window(3, 6), span, out));
         pair.run(&listed(None, None, 6, window(3, 6), span, out));
-        let at = |position, rows| spans(&[Span { state, position, rows }]);
+        let at = |position, rows| spans(&[Span::new(state, position, rows)]);
         let append = |k, v, spans| Op::Append { k, v, spans };
         refused(pair, "appended rows", &append(k, None, at(0, 2)));
         refused(pair, "appended keys", &append(k.columns(0, 7), None, at(0, 3)));
@@ -589,7 +589,7 @@ fn invalid_blocks_are_rejected() {
             value_width: 0,
             positions: 9,
         });
-        let spans = spans(&[Span { state, position: 5, rows: 3 }]);
+        let spans = spans(&[Span::new(state, 5, 3)]);
         let op =
             |block, local, scores, out| Op::TopBlocks { q, k, block, local, spans, scores, out };
         refused(pair, "no power of two", &op(3, 1, scores, out));

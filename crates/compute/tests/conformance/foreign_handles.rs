@@ -75,7 +75,7 @@ fn refused_buffers_and_weights(device: &mut dyn Device, own: &Objects, foreign: 
 
 fn refused_states(device: &mut dyn Device, own: &Objects, foreign: &Objects) {
     let x = View::rows(own.buffer, 1, WIDTH);
-    let [recurrent, keys] = foreign.states.map(|state| [Span { state, position: 0, rows: 1 }]);
+    let [recurrent, keys] = foreign.states.map(|state| [Span::new(state, 0, 1)]);
     let convolution = Op::Conv1d {
         x,
         weight: own.buffer,
@@ -101,7 +101,7 @@ fn refused_states(device: &mut dyn Device, own: &Objects, foreign: &Objects) {
     };
     refused("state", device.run(&attention));
     for (state, shape) in foreign.states.into_iter().zip([RECURRENT, KEYS]) {
-        let span = Span { state, position: 0, rows: 1 };
+        let span = Span::new(state, 0, 1);
         let mut bytes = vec![0; device.entry_bytes(shape)];
         refused("state", device.state_need(&mut once(span)));
         refused("state", device.fork_state(state, 0));

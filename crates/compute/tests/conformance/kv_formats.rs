@@ -82,7 +82,7 @@ fn attention_error(pair: &mut DevicePair, kind: Kind, (key, value): (usize, usiz
             window: (kind == Kind::Ring).then_some(70),
             sinks: None,
             positions: position_list.map(slice),
-            spans: &[Span { state, position, rows }],
+            spans: &[Span::new(state, position, rows)],
             out: slice(out),
         });
         position += rows;
@@ -143,7 +143,7 @@ fn top_positions_with_a_q8_kv_cache_score_near_the_best() {
         let (scores, out) = (pair.nan_filled(3, rows), pair.nan_filled(rows, n));
         let shape =
             StateShape::KeyValue { kv_heads: 1, key_width: width, value_width: 0, positions: rows };
-        let spans = &[Span { state: pair.state(shape), position: 0, rows }];
+        let spans = &[Span::new(pair.state(shape), 0, rows)];
         pair.run(&Op::TopPositions {
             queries: Some(IndexQueries { q: q.split(heads), weights, scores }),
             k: Some(k),

@@ -124,7 +124,7 @@ impl Case {
     /// patterns.
     fn in_chunks(&self, pair: &mut DevicePair, state: State, chunks: &[usize]) -> Vec<u32> {
         for rows in row_chunks(self.q.rows, chunks) {
-            let span = Span { state, position: rows.start, rows: rows.len() };
+            let span = Span::new(state, rows.start, rows.len());
             self.run(pair, rows.start, &[span]);
         }
         pair.agree(&format!("{:?}, chunks of {chunks:?}", self.shape), self.out, 1e-5);
@@ -187,12 +187,8 @@ fn published_shape_with_several_sequences() {
         let shape = Shape { heads: 3, latent: 512, nope: 128, rope: 64, value: 128 };
         let case = Case::whole(pair, &mut random, shape, 12, AFFINE4);
         let [one, other, third] = [(); 3].map(|()| pair.state(shape.state(12)));
-        case.run(pair, 0, &[Span { state: one, position: 0, rows: 4 }]);
-        let spans = [
-            Span { state: other, position: 0, rows: 3 },
-            Span { state: one, position: 4, rows: 4 },
-            Span { state: third, position: 0, rows: 1 },
-        ];
+        case.run(pair, 0, &[Span::new(one, 0, 4)]);
+        let spans = [Span::new(other, 0, 3), Span::new(one, 4, 4), Span::new(third, 0, 1)];
         case.run(pair, 4, &spans);
         pair.agree("several sequences", case.out, 1e-5);
         let together = bits(&pair.read(case.out));
@@ -215,7 +211,7 @@ fn absorbed_form_agrees_with_the_expanded_form() {
         let Shape { heads, latent, nope, rope, .. } = shape;
         let q = pair.nan_filled(40, heads * (latent + rope)).split(heads);
         let latents = pair.nan_filled(40, heads * latent).split(heads);
-        let spans = [Span { state, position: 0, rows: 40 }];
+        let spans = [Span::new(state, 0, 40)];
         let (x, matrix) = (case.q.slice_width(0, nope), case.keys.transpose());
         pair.run(&Op::HeadMatMul { x, matrix, out: q.slice_width(0, latent) });
         let (x, out) = (case.q.slice_width(nope, rope), q.slice_width(latent, rope));
@@ -270,7 +266,7 @@ fn results_do_not_depend_on_threads() {
                     keys: matrix(key_rows),
                     values: matrix(value_rows),
                     scale: shape.scale(),
-                    spans: &[Span { state, position: 0, rows }],
+                    spans: &[Span::new(state, 0, rows)],
                     out,
                 };
                 device.run(&op).unwrap();

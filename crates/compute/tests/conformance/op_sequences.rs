@@ -149,7 +149,7 @@ fn qkv_projection_norm_rope_and_attention() {
                         });
                     }
                 }
-                let spans = &[Span { state, position, rows }];
+                let spans = &[Span::new(state, position, rows)];
                 for x in [q, k] {
                     pair.run(&Op::Rope {
                         x,
@@ -239,9 +239,9 @@ fn decode_of_several_sequences_has_the_bits_of_each() {
                 .map(|len| {
                     let state = pair.state(shape);
                     let values = inputs(&mut random, len);
-                    let span = Span { state, position: 0, rows: len };
+                    let span = Span::new(state, 0, len);
                     attend(pair, values.each_ref().map(Vec::as_slice), &[span]);
-                    Span { state, position: len, rows: 1 }
+                    Span::new(state, len, 1)
                 })
                 .collect();
             let values = inputs(&mut random, spans.len());
@@ -296,7 +296,7 @@ fn decode_after_a_long_prefix() {
             // A window of 1 fills the KV cache at little cost.
             for rows in [150, before - 150, 1, 1, 1] {
                 let [q, k, v, out] = [q, k, v, out].map(|view| view.slice(position, rows));
-                let spans = &[Span { state, position, rows }];
+                let spans = &[Span::new(state, position, rows)];
                 for (x, weight) in [(q, Some(norms[0])), (k, gated.then_some(norms[1]))] {
                     pair.run(&Op::RmsNorm { x, weight, per_head: false, eps: 1e-6, out: x });
                 }
@@ -431,7 +431,7 @@ fn conv1d_delta_rule_gated_norm_projection_and_residual_add() {
                     (pair.nan_filled(rows, hidden), pair.random(&mut random, rows, hidden));
                 let [conv_spans, rule_spans] = states.map(|states| -> Vec<Span> {
                     let spans = states.into_iter().zip(rows_per_state);
-                    spans.map(|(state, rows)| Span { state, position: step, rows: *rows }).collect()
+                    spans.map(|(state, rows)| Span::new(state, step, *rows)).collect()
                 });
                 pair.run(&Op::Conv1d {
                     x,

@@ -16,7 +16,7 @@ fn in_chunks(
 ) -> Vec<u32> {
     let mut first = 0;
     for rows in chunks {
-        let span = Span { state, position: first, rows: *rows };
+        let span = Span::new(state, first, *rows);
         run(pair, first, &[span]);
         pair.commit(span);
         first += rows;
@@ -224,7 +224,7 @@ fn a_bounded_decay_for_each_head() {
     DevicePair::for_each(|pair, _| {
         let delta = Delta { decay: BOUNDED, ..Delta::new(pair, &mut random, 6, (2, 4, 24, 40)) };
         let state = pair.state(StateShape::Recurrent { len: delta.len });
-        delta.run(pair, 0, &[Span { state, position: 0, rows: 6 }]);
+        delta.run(pair, 0, &[Span::new(state, 0, 6)]);
         pair.agree("bounded decays", delta.out, 1e-5);
     });
 }
@@ -319,7 +319,7 @@ fn mamba2_remembers_everything_or_nothing() {
             ..rule
         };
         let state = pair.state(StateShape::Recurrent { len: rule.len });
-        rule.run(pair, 0, &[Span { state, position: 0, rows: 6 }]);
+        rule.run(pair, 0, &[Span::new(state, 0, 6)]);
         for head in 0..4 {
             pair.agree(&format!("head {head}"), rule.out.head(head), 1e-5);
         }
@@ -334,7 +334,7 @@ fn mamba2_of_independent_sequences() {
         let spans = |pair: &mut DevicePair| {
             [(0, 3), (5, 4)].map(|(position, rows)| {
                 let state = pair.state(StateShape::Recurrent { len: rule.len });
-                Span { state, position, rows }
+                Span::new(state, position, rows)
             })
         };
         let together = spans(pair);
@@ -447,12 +447,7 @@ fn sequences_of_one_op_are_independent() {
             let states = |pair: &mut DevicePair, len: usize| {
                 [(); 2].map(|()| pair.state(StateShape::Recurrent { len }))
             };
-            let spans = |[one, other]: [State; 2]| {
-                [
-                    Span { state: one, position: 0, rows: 3 },
-                    Span { state: other, position: 0, rows: 4 },
-                ]
-            };
+            let spans = |[one, other]: [State; 2]| [Span::new(one, 0, 3), Span::new(other, 0, 4)];
             let (together, convs) = (spans(states(pair, delta.len)), spans(states(pair, 90)));
             run_ops(pair, 0, 7, &together, &convs);
             pair.agree("delta-net of two sequences", delta.out, 1e-5);
@@ -472,7 +467,7 @@ fn an_uncommitted_step_leaves_the_state_unchanged() {
     DevicePair::for_each(|pair, _| {
         let delta = Delta::new(pair, &mut random, 6, (1, 2, 8, 8));
         let state = pair.state(StateShape::Recurrent { len: delta.len });
-        let span = |position, rows| Span { state, position, rows };
+        let span = |position, rows| Span::new(state, position, rows);
         delta.run(pair, 0, &[span(0, 3)]);
         pair.commit(span(0, 3));
         delta.run(pair, 3, &[span(3, 3)]);
@@ -501,10 +496,7 @@ fn several_sequences_with_any_thread_count() {
         let delta = Delta::new(&mut pair, &mut random, 7, (2, 4, 24, 40));
         let one = pair.state(StateShape::Recurrent { len: delta.len });
         let other = pair.state(StateShape::Recurrent { len: delta.len });
-        let spans = [
-            Span { state: one, position: 0, rows: 3 },
-            Span { state: other, position: 0, rows: 4 },
-        ];
+        let spans = [Span::new(one, 0, 3), Span::new(other, 0, 4)];
         delta.run(&mut pair, 0, &spans);
         pair.agree("two sequences", delta.out, 1e-5);
         outs.push(bits(&pair.read(delta.out)));

@@ -153,9 +153,8 @@ impl Tested<'_> {
     /// Runs a step of a prefix of each sequence, then the step under test.
     fn after_prefixes(&mut self, shape: StateShape, mut step: impl FnMut(&mut Self, &[Span])) {
         let prefixes = PREFIXES.iter().cycle().take(self.lens.len());
-        let mut spans: Vec<Span> = prefixes
-            .map(|rows| Span { state: self.pair.state(shape), position: 0, rows: *rows })
-            .collect();
+        let mut spans: Vec<Span> =
+            prefixes.map(|rows| Span::new(self.pair.state(shape), 0, *rows)).collect();
         step(self, &spans);
         for (span, rows) in zip(&mut spans, self.lens) {
             self.pair.commit(*span);

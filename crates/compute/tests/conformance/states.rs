@@ -8,7 +8,7 @@ use std::{iter::once, ops::Range};
 
 use moeflux_compute::{
     Buffer, Commit, Device, Error, Isa, KeySharing, KvFormat, LogDecay, Op, Span, State,
-    StateShape, View,
+    StateShape, StepLimits, View,
 };
 
 use crate::harness::{
@@ -49,6 +49,12 @@ enum Kind {
     Conv(usize, usize),
     /// Key heads, heads, key width, value width.
     Delta(usize, usize, usize, usize),
+    /// The same with a decay for each element of a key.
+    Kda(usize, usize, usize, usize),
+    /// Groups, heads, head width, state width.
+    Mamba2(usize, usize, usize, usize),
+    /// Columns of an entry, positions of a block.
+    Compress(usize, usize),
 }
 
 const KINDS: [Kind; 7] = [
@@ -75,7 +81,15 @@ impl Kind {
             Kind::Attention(_, kv_heads, key, value, Some(_)) => kv(kv_heads, key, value, 512),
             Kind::Latent(_, key, _) => kv(1, key, 0, ROWS),
             Kind::Conv(channels, width) => StateShape::Recurrent { len: (width - 1) * channels },
-            Kind::Delta(_, heads, key, value) => StateShape::Recurrent { len: heads * key * value },
+            Kind::Delta(_, heads, key, value)
+            | Kind::Kda(_, heads, key, value)
+            | Kind::Mamba2(_, heads, key, value) => {
+                StateShape::Recurrent { len: heads * key * value }
+            }
+            // Blocks overlap: two parts of a row and of its gate, for two blocks.
+            Kind::Compress(width, ratio) => {
+                StateShape::Recurrent { len: 2 * ratio * 2 * 2 * width }
+            }
         }
     }
 
@@ -98,6 +112,13 @@ impl Kind {
             Kind::Delta(key_heads, heads, key, value) => {
                 [2 * key_heads * key + heads * (value + 2), heads * value]
             }
+            Kind::Kda(key_heads, heads, key, value) => {
+                [2 * key_heads * key + heads * (value + key + 1), heads * value]
+            }
+            Kind::Mamba2(groups, heads, width, state) => {
+                [2 * groups * state + heads * (width + 1), heads * width]
+            }
+            Kind::Compress(width, _) => [4 * width, width],
         }
     }
 }
@@ -149,7 +170,18 @@ impl Mixer {
     ) -> Result<Vec<f32>, Error> {
         let span = self.compute(device, input, state, rows.clone())?;
         device.commit(&[Commit::all(span)])?;
-        Ok(read(device, self.out.slice(rows.start, rows.len())))
+        Ok(read(device, self.outputs(&span)))
+    }
+
+    /// Rows of the output that a span writes.
+    fn outputs(&self, span: &Span) -> View {
+        match self.kind {
+            Kind::Compress(_, ratio) => {
+                let (first, end) = (span.position / ratio, (span.position + span.rows) / ratio);
+                self.out.slice(first, end - first)
+            }
+            _ => self.out.slice(span.position, span.rows),
+        }
     }
 
     /// Runs rows of the given input and commits none. Returns their span.
@@ -160,9 +192,19 @@ impl Mixer {
         state: State,
         rows: Range<usize>,
     ) -> Result<Span, Error> {
-        let spans = &[Span { state, position: rows.start, rows: rows.len() }];
-        let x = self.inputs[input].slice(rows.start, rows.len());
-        let out = self.out.slice(rows.start, rows.len());
+        self.compute_span(device, input, Span::new(state, rows.start, rows.len()))
+    }
+
+    /// Runs a span of the given input and commits none of its rows.
+    fn compute_span(
+        &self,
+        device: &mut dyn Device,
+        input: usize,
+        span: Span,
+    ) -> Result<Span, Error> {
+        let spans = &[span];
+        let x = self.inputs[input].slice(span.position, span.rows);
+        let out = self.outputs(&span);
         match self.kind {
             Kind::Attention(heads, kv_heads, key, value, window) => {
                 let keys = heads * key;
@@ -218,8 +260,48 @@ impl Mixer {
                     out: out.split(heads),
                 })?;
             }
+            Kind::Kda(key_heads, heads, key, value) => {
+                let (keys, values) = (key_heads * key, heads * value);
+                device.run(&Op::DeltaNet {
+                    q: x.columns(0, keys).split(key_heads),
+                    k: x.columns(keys, keys).split(key_heads),
+                    v: x.columns(2 * keys, values).split(heads),
+                    a: x.columns(2 * keys + values, heads * key).split(heads),
+                    b: x.columns(2 * keys + values + heads * key, heads),
+                    a_log: self.weight,
+                    dt_bias: self.weight,
+                    decay: LogDecay::Bounded { bound: -5.0 },
+                    sharing: KeySharing::Adjacent,
+                    spans,
+                    out: out.split(heads),
+                })?;
+            }
+            Kind::Mamba2(groups, heads, width, state) => {
+                let (states, values) = (groups * state, heads * width);
+                device.run(&Op::Mamba2 {
+                    x: x.columns(0, values).split(heads),
+                    b: x.columns(values, states).split(groups),
+                    c: x.columns(values + states, states).split(groups),
+                    dt: x.columns(values + 2 * states, heads),
+                    a_log: self.weight,
+                    d: self.weight,
+                    dt_bias: self.weight,
+                    limits: StepLimits::default(),
+                    spans,
+                    out: out.split(heads),
+                })?;
+            }
+            Kind::Compress(width, ratio) => device.run(&Op::Compress {
+                x: x.columns(0, 2 * width),
+                gate: Some(x.columns(2 * width, 2 * width)),
+                ape: None,
+                ratio,
+                overlap: true,
+                spans,
+                out,
+            })?,
         }
-        Ok(spans[0])
+        Ok(span)
     }
 
     fn state(&self, device: &mut dyn Device) -> State {
@@ -346,7 +428,7 @@ fn a_fork_has_the_committed_contents() {
             let mixer = Mixer::new(device, kind);
             let expected = mixer.unforked_output(device, 1, 5, 5..9);
             let state = mixer.prefilled(device, 5);
-            let spans = &[Span { state, position: 5, rows: 3 }];
+            let spans = &[Span::new(state, 5, 3)];
             if let Kind::Conv(_, width) = kind {
                 let (x, out) = (mixer.inputs[0].slice(5, 3), mixer.out.slice(5, 3));
                 device
@@ -383,7 +465,7 @@ fn commit_is_all_or_nothing() {
         let (state, dropped) = (mixer.prefilled(device, 5), mixer.state(device));
         device.drop_state(dropped);
         let before = mixer.save(device, state, mixer.entries(5));
-        let spans = &[Span { state, position: 5, rows: 3 }];
+        let spans = &[Span::new(state, 5, 3)];
         let (x, out) = (mixer.inputs[0].slice(5, 3), mixer.out.slice(5, 3));
         device
             .run(&Op::Conv1d {
@@ -553,7 +635,7 @@ fn invalid_state_accesses_are_rejected() {
             for (position, rows) in
                 [(usize::MAX, 1), (0, usize::MAX), (usize::MAX, usize::MAX), (usize::MAX, 0)]
             {
-                device.state_need(&mut once(Span { state, position, rows })).unwrap();
+                device.state_need(&mut once(Span::new(state, position, rows))).unwrap();
             }
             device.truncate_state(state, usize::MAX).unwrap();
             let fork = device.fork_state(state, usize::MAX).unwrap();
@@ -563,7 +645,7 @@ fn invalid_state_accesses_are_rejected() {
             assert!(mixer.advance(device, 0, fork, 20..23) == expected);
             let _ = [fork, fork].map(|state| device.drop_state(state));
             refused(device, fork, 0..1, bytes);
-            let dropped = Span { state: fork, position: 0, rows: 1 };
+            let dropped = Span::new(fork, 0, 1);
             assert!(device.state_need(&mut once(dropped)).is_err());
             assert!(device.fork_state(fork, 0).is_err());
             assert!(device.truncate_state(fork, 0).is_err());
@@ -593,8 +675,8 @@ fn empty_states() {
             device.save_state(fork, 0..shape.entries(), &mut bytes).unwrap();
             device.truncate_state(fork, 0).unwrap();
             device.reset(state).unwrap();
-            device.commit(&[Commit::all(Span { state: fork, position: 0, rows: 0 })]).unwrap();
-            device.state_need(&mut once(Span { state, position: 0, rows: 3 })).unwrap();
+            device.commit(&[Commit::all(Span::new(fork, 0, 0))]).unwrap();
+            device.state_need(&mut once(Span::new(state, 0, 3))).unwrap();
             device.drop_state(state);
             device.drop_state(fork);
         }

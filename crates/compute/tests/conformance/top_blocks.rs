@@ -58,7 +58,7 @@ impl Case {
     fn in_chunks(&self, pair: &mut DevicePair, chunks: &[usize]) -> Vec<u32> {
         let state = self.state(pair);
         for rows in row_chunks(self.q.rows, chunks) {
-            let span = Span { state, position: rows.start, rows: rows.len() };
+            let span = Span::new(state, rows.start, rows.len());
             self.run(pair, rows.start, &[span]);
         }
         pair.agree(&format!("{:?}, chunks of {chunks:?}", self.shape), self.out, 0.0);
@@ -94,10 +94,7 @@ fn several_sequences_and_the_own_block() {
         let shape = Shape { heads: 2, width: 8, block: 4, local: 1, chosen: 2 };
         let case = Case::new(pair, &mut random, 40, shape);
         let (one, other) = (case.state(pair), case.state(pair));
-        let spans = [
-            Span { state: one, position: 0, rows: 25 },
-            Span { state: other, position: 0, rows: 15 },
-        ];
+        let spans = [Span::new(one, 0, 25), Span::new(other, 0, 15)];
         case.run(pair, 0, &spans);
         pair.agree("two sequences", case.out, 0.0);
         // Row 24 is the first of its block, row 2 sees no other block.

@@ -60,7 +60,7 @@ impl Case {
     fn in_chunks(&self, pair: &mut DevicePair, chunks: &[usize]) -> Vec<u32> {
         let state = self.state(pair);
         for rows in row_chunks(self.q.rows, chunks) {
-            let span = Span { state, position: rows.start, rows: rows.len() };
+            let span = Span::new(state, rows.start, rows.len());
             self.run(pair, rows.start, &[span]);
         }
         pair.agree(&format!("{:?}, chunks of {chunks:?}", self.q), self.out, 0.0);
@@ -140,10 +140,7 @@ fn several_sequences_with_any_thread_count() {
         let mut pair = DevicePair::new(device(Isa::detect(), false, threads));
         let case = Case::with_values(&mut pair, (40, 20, 16), 6, |_| random.value());
         let (one, other) = (case.state(&mut pair), case.state(&mut pair));
-        let spans = [
-            Span { state: one, position: 0, rows: 25 },
-            Span { state: other, position: 0, rows: 15 },
-        ];
+        let spans = [Span::new(one, 0, 25), Span::new(other, 0, 15)];
         case.run(&mut pair, 0, &spans);
         pair.agree("two sequences", case.out, 0.0);
         outs.push(bits(&pair.read(case.out)));
@@ -157,7 +154,7 @@ fn non_finite_scores_still_give_valid_positions() {
         let bad = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1.0];
         let case = Case::with_values(pair, (20, 2, 3), 4, |i| bad[i % 4]);
         let state = case.state(pair);
-        case.run(pair, 0, &[Span { state, position: 0, rows: 20 }]);
+        case.run(pair, 0, &[Span::new(state, 0, 20)]);
         for row in pair.read(case.out).chunks(4).skip(3) {
             assert!(
                 row.windows(2).all(|pair| pair[0] < pair[1]) && (0.0..20.0).contains(&row[0]),
@@ -188,7 +185,7 @@ fn entry_lists(
     for rows in row_chunks(rows, chunks) {
         let slice = |view: View| view.slice(rows.start, rows.len());
         let entries = rows.start / ratio..rows.end / ratio;
-        let spans = &[Span { state, position: entries.start, rows: entries.len() }];
+        let spans = &[Span::new(state, entries.start, entries.len())];
         let k = case.k.slice(entries.start, entries.len());
         pair.run(&Op::Append { k, v: None, spans });
         let (q, weights, scores) = (slice(case.q), slice(case.weights), case.scores);
@@ -197,7 +194,7 @@ fn entry_lists(
             k: None,
             ratio,
             list,
-            spans: &[Span { state, position: rows.start, rows: rows.len() }],
+            spans: &[Span::new(state, rows.start, rows.len())],
             out: slice(out),
         });
     }
@@ -275,7 +272,7 @@ fn entries_that_were_never_appended_are_rejected() {
         k: None,
         ratio: 1,
         list: IndexList::Positions,
-        spans: &[Span { state, position: 0, rows: 9 }],
+        spans: &[Span::new(state, 0, 9)],
         out: case.out,
     });
     assert!(error.unwrap_err().to_string().contains("appended"));

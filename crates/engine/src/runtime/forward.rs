@@ -383,11 +383,7 @@ impl Model {
             for (which, layer_spans) in self.spans.iter_mut().enumerate() {
                 layer_spans.clear();
                 layer_spans.extend(spans.iter().filter_map(|s| {
-                    Some(Span {
-                        state: s.states[i][which]?,
-                        position: s.position,
-                        rows: s.tokens.len(),
-                    })
+                    Some(Span::new(s.states[i][which]?, s.position, s.tokens.len()))
                 }));
             }
             let before = **stats;

@@ -325,9 +325,7 @@ fn state_spans(engine: &Engine, timeline: &Timeline) -> Vec<Span> {
     let runtime = engine.lock();
     let states = timeline.states.iter().flatten().flatten();
     let filled_states = states.zip(runtime.layer_states.iter().flatten());
-    filled_states
-        .map(|(state, layout)| Span { state: *state, position: 0, rows: filled(layout) })
-        .collect()
+    filled_states.map(|(state, layout)| Span::new(*state, 0, filled(layout))).collect()
 }
 
 /// A range of entries of a state.

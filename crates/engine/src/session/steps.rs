@@ -298,11 +298,8 @@ impl BatchResult<'_> {
     fn commits(&self) -> impl Iterator<Item = Commit> {
         let SeqSpan { states, position, tokens, .. } = self.span();
         let rows = tokens.len();
-        let spans = states.iter().flatten().flatten().map(move |state| Span {
-            state: *state,
-            position,
-            rows,
-        });
+        let spans =
+            states.iter().flatten().flatten().map(move |state| Span::new(*state, position, rows));
         spans.map(Commit::all)
     }
 }

@@ -224,7 +224,7 @@ impl Runtime {
         }
         for state in timeline.states.iter().flatten().flatten() {
             // An unshared state may need less: the device decides whether it fits.
-            let span = iter::once(Span { state: *state, position: 0, rows: 0 });
+            let span = iter::once(Span::new(*state, 0, 0));
             let _ = self.evict_until(|device| {
                 device.state_need(&mut span.clone()).map_err(Error::at(doing))
             });
@@ -253,11 +253,8 @@ impl Runtime {
                 let position = timeline.tokens.len();
                 let states = timeline.states.iter().flatten().flatten();
                 states.zip(layer_states.iter().flatten()).flat_map(move |(state, layout)| {
-                    let span = |written: WrittenEntries| Span {
-                        state: *state,
-                        position: written.first,
-                        rows: written.count,
-                    };
+                    let span =
+                        |written: WrittenEntries| Span::new(*state, written.first, written.count);
                     layout.writes(position, rows).map(span)
                 })
             });

@@ -31,6 +31,12 @@ impl Commit {
         (accepted < span.rows).then(|| span.position.saturating_add(accepted))
     }
 
+    /// Parts of the span that a recurrent state keeps.
+    #[doc(hidden)]
+    pub fn kept_parts(&self) -> usize {
+        self.span.parts_of(self.accepted).unwrap_or(0)
+    }
+
     /// Checks the number of accepted rows for a state of this shape.
     #[doc(hidden)]
     pub fn check(&self, shape: StateShape) -> Result<(), Error> {
@@ -39,10 +45,13 @@ impl Commit {
             _ if accepted > rows => Err(Error::Shape(format!(
                 "{accepted} rows of a step are accepted that computed {rows}"
             ))),
-            StateShape::Recurrent { .. } if accepted < rows => Err(Error::Shape(format!(
-                "{accepted} of {rows} rows are accepted, but a recurrent state keeps only the last \
-                 position: fork it before the step, and compute the accepted rows again"
-            ))),
+            StateShape::Recurrent { .. } if self.span.parts_of(accepted).is_none() => {
+                Err(Error::Shape(format!(
+                    "{accepted} of {rows} rows are accepted, but a recurrent state keeps its values \
+                     before the last {} rows only: set `Span::drafts`",
+                    self.span.drafts
+                )))
+            }
             _ => Ok(()),
         }
     }
@@ -146,12 +155,12 @@ pub trait StateStore {
 
     /// Commits the accepted rows of a step: in all states or, on an error, in none.
     ///
-    /// A recurrent state gets the values that the ops since the last commit wrote. A KV cache has
-    /// them already, and is truncated if rows are rejected; a window of the step's ops before the
-    /// first rejected row is still there.
+    /// A recurrent state gets the values that the ops since the last commit wrote, after the last
+    /// accepted row. A KV cache has them already, and is truncated if rows are rejected; a window of
+    /// the step's ops before the first rejected row is still there.
     ///
     /// # Errors
-    /// A state does not exist; more rows are accepted than the span has; rows of a recurrent state
-    /// are rejected, which keeps only the last position; an earlier op has failed.
+    /// A state does not exist; more rows are accepted than the span has; some rows of a recurrent
+    /// state are rejected that are not [`Span::drafts`]; an earlier op has failed.
     fn commit(&mut self, commits: &[Commit]) -> Result<(), Error>;
 }

@@ -288,15 +288,25 @@ impl HostKvCache {
     }
 }
 
-/// Recurrent state, double-buffered: the committed values, which forks may share, and the values
-/// that the current step writes.
+/// Recurrent state: the committed values, which forks may share, and the values after each part of
+/// the current step's span.
 #[derive(Debug, Default)]
 pub struct HostRecurrent {
-    /// Values of the last committed step.
-    pub committed: Arc<HostValues>,
-    /// Values of the current step.
-    pub next: HostValues,
-    written: bool,
+    committed: Arc<HostValues>,
+    /// Values after each part; some may be of earlier steps.
+    next: Vec<HostValues>,
+    /// Parts that the current step has written.
+    written: usize,
+}
+
+impl HostRecurrent {
+    /// Values before a part of the span, and its values to write.
+    #[inline]
+    pub fn part(&mut self, index: usize) -> (&[f32], &mut [f32]) {
+        let (before, next) = self.next.split_at_mut(index);
+        let before = before.last().map_or(&self.committed[..], |values| values);
+        (before, next.first_mut().map_or(&mut [], |values| values))
+    }
 }
 
 #[derive(Debug)]
@@ -441,11 +451,13 @@ impl HostStates {
     #[inline]
     pub(crate) fn need(&self, spans: &mut dyn Iterator<Item = Span>) -> Result<u64, Error> {
         let mut needed = 0;
-        for Span { state, position, rows } in spans {
-            needed += match self.get(state)? {
-                HostState::KvCache(kv) => kv.missing_bytes(position, rows),
-                HostState::Recurrent(r) if r.next.is_empty() => mapped(r.committed.len() * 4),
-                HostState::Recurrent(_) => 0,
+        for span in spans {
+            needed += match self.get(span.state)? {
+                HostState::KvCache(kv) => kv.missing_bytes(span.position, span.rows),
+                HostState::Recurrent(r) => {
+                    let missing = span.parts().count().saturating_sub(r.next.len());
+                    missing as u64 * mapped(r.committed.len() * 4)
+                }
                 HostState::Busy => return Err(stale("state")),
             };
         }
@@ -478,7 +490,7 @@ impl HostStates {
         match freed {
             HostState::KvCache(mut kv) => kv.truncate(&mut self.pool, 0),
             HostState::Recurrent(HostRecurrent { committed, next, .. }) => {
-                self.pool.release(next.0);
+                next.into_iter().for_each(|values| self.pool.release(values.0));
                 if let Some(values) = Arc::into_inner(committed) {
                     self.pool.release(values.0);
                 }
@@ -491,14 +503,14 @@ impl HostStates {
     pub(crate) fn reset(&mut self, state: State) -> Result<(), Error> {
         self.truncate(state, 0)?;
         if let StateShape::Recurrent { .. } = self.shape(state)? {
-            let mut r = self.take_recurrent(state)?;
+            let mut r = self.take_recurrent(state, 0)?;
             if Arc::get_mut(&mut r.committed).is_none() {
-                r.committed = Arc::new(mem::take(&mut r.next));
+                r.committed = Arc::new(r.next.swap_remove(0));
             }
             if let Some(values) = Arc::get_mut(&mut r.committed) {
                 values.fill(0.0);
             }
-            r.written = false;
+            r.written = 0;
             *self.get_mut(state)? = HostState::Recurrent(r);
         }
         Ok(())
@@ -521,16 +533,17 @@ impl HostStates {
         commits.iter().try_for_each(|commit| commit.check(self.shape(commit.span.state)?))?;
         for commit in commits {
             let state = commit.span.state;
-            if let Some(positions) = commit.kept_positions() {
-                self.truncate(state, positions)?;
-            } else if let HostState::Recurrent(r) = self.get_mut(state)?
-                && mem::take(&mut r.written)
-            {
+            if let HostState::Recurrent(r) = self.get_mut(state)? {
+                // An op that has not run leaves the state as it is.
+                let parts = commit.kept_parts().min(mem::take(&mut r.written));
+                let Some(last) = parts.checked_sub(1) else { continue };
                 match Arc::get_mut(&mut r.committed) {
-                    Some(committed) => mem::swap(committed, &mut r.next),
+                    Some(committed) => mem::swap(committed, &mut r.next[last]),
                     // A fork shares the previously committed values.
-                    None => r.committed = Arc::new(mem::take(&mut r.next)),
+                    None => r.committed = Arc::new(r.next.swap_remove(last)),
                 }
+            } else if let Some(positions) = commit.kept_positions() {
+                self.truncate(state, positions)?;
             }
         }
         Ok(())
@@ -572,29 +585,35 @@ impl HostStates {
         Ok(())
     }
 
-    /// Moves a recurrent state out while an op reads its committed values and writes the next ones.
+    /// Moves a recurrent state out while an op computes a part of its span, by its index.
     #[inline]
-    pub fn take_recurrent(&mut self, state: State) -> Result<HostRecurrent, Error> {
+    pub fn take_recurrent(&mut self, state: State, part: usize) -> Result<HostRecurrent, Error> {
         let StateShape::Recurrent { len } = self.shape(state)? else {
             return Err(Error::Shape("a KV cache where a recurrent state belongs".into()));
         };
-        let lacks = matches!(self.get(state)?, HostState::Recurrent(r) if r.next.is_empty());
-        let fresh = if lacks { Some(self.take_values(len)?) } else { None };
-        match mem::replace(self.get_mut(state)?, HostState::Busy) {
-            HostState::Recurrent(mut r) => {
-                if let Some(fresh) = fresh {
-                    r.next = fresh;
-                }
-                Ok(r)
+        while let HostState::Recurrent(r) = self.get(state)?
+            && r.next.len() <= part
+        {
+            let values = self.take_values(len)?;
+            if let HostState::Recurrent(r) = self.get_mut(state)? {
+                r.next.push(values);
             }
+        }
+        match mem::replace(self.get_mut(state)?, HostState::Busy) {
+            HostState::Recurrent(r) => Ok(r),
             _ => Err(stale("state")),
         }
     }
 
-    /// Returns a recurrent state whose next values have been written.
+    /// Returns a recurrent state after the values of a part have been written.
     #[inline]
-    pub fn put_recurrent(&mut self, state: State, mut r: HostRecurrent) -> Result<(), Error> {
-        r.written = true;
+    pub fn put_recurrent(
+        &mut self,
+        state: State,
+        part: usize,
+        mut r: HostRecurrent,
+    ) -> Result<(), Error> {
+        r.written = part + 1;
         *self.get_mut(state)? = HostState::Recurrent(r);
         Ok(())
     }
@@ -652,9 +671,9 @@ impl HostStates {
             }
             return self.put_kv(state, kv);
         }
-        let mut r = self.take_recurrent(state)?;
+        let mut r = self.take_recurrent(state, 0)?;
         if Arc::get_mut(&mut r.committed).is_none() {
-            let mut copy = mem::take(&mut r.next);
+            let mut copy = r.next.swap_remove(0);
             copy.copy_from_slice(&r.committed);
             r.committed = Arc::new(copy);
         }
@@ -662,7 +681,7 @@ impl HostStates {
             let dst: &mut [u8] = bytemuck::cast_slice_mut(&mut committed[entries]);
             dst.copy_from_slice(bytes);
         }
-        r.written = false;
+        r.written = 0;
         *self.get_mut(state)? = HostState::Recurrent(r);
         Ok(())
     }

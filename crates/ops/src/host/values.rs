@@ -4,7 +4,7 @@ use crate::{error::Error, matrix::Bytes};
 
 /// f32 values in page-aligned anonymous memory. Untouched pages cost address space only.
 #[derive(Debug, Default)]
-pub struct HostValues(pub(super) Bytes);
+pub(crate) struct HostValues(pub(super) Bytes);
 
 impl HostValues {
     #[inline]

@@ -13,7 +13,7 @@ use crate::{
     op::Op,
     operands::{
         Activation, ExpertUse, ExpertUses, GateFunction, HeadMatrix, LogDecay, NormGate, RopePairs,
-        View,
+        SpanPart, View,
     },
 };
 
@@ -345,11 +345,12 @@ impl ReferenceDevice {
             None => vec![0.0; channels],
         };
         let mut first = 0;
-        for span in spans {
-            let mut state = self.host.states.take_recurrent(span.state)?;
+        for SpanPart { span, index } in spans.iter().flat_map(|span| span.parts()) {
+            let mut state = self.host.states.take_recurrent(span.state, index)?;
+            let (committed, next) = state.part(index);
             // The inputs before the span, then the rows of the span.
             let mut input: Vec<Vec<f32>> =
-                state.committed.chunks(channels).map(<[f32]>::to_vec).collect();
+                committed.chunks(channels).map(<[f32]>::to_vec).collect();
             input.extend((0..span.rows).map(|row| x.row(first + row).to_vec()));
             for row in 0..span.rows {
                 let y: Vec<f32> = (0..channels)
@@ -366,8 +367,8 @@ impl ReferenceDevice {
                     .collect();
                 self.store(out, first + row, 0, &y)?;
             }
-            state.next.copy_from_slice(&input[span.rows..].concat());
-            self.host.states.put_recurrent(span.state, state)?;
+            next.copy_from_slice(&input[span.rows..].concat());
+            self.host.states.put_recurrent(span.state, index, state)?;
             first += span.rows;
         }
         Ok(())
@@ -380,17 +381,18 @@ impl ReferenceDevice {
         let ape = ape.map(|ape| self.host.values(ape).map(<[f32]>::to_vec)).transpose()?;
         let slots = if overlap { 2 * ratio } else { ratio };
         let (mut first, mut entry) = (0, 0);
-        for span in spans {
-            let mut state = self.host.states.take_recurrent(span.state)?;
+        for SpanPart { span, index } in spans.iter().flat_map(|span| span.parts()) {
+            let mut state = self.host.states.take_recurrent(span.state, index)?;
+            let (committed, next) = state.part(index);
             let new_row = |i: usize| match &gate {
                 Some(gate) => [x.row(first + i), gate.row(first + i)].concat(),
                 None => x.row(first + i).to_vec(),
             };
-            let row_len = state.committed.len() / slots;
+            let row_len = committed.len() / slots;
             // Values, then logits, of a position.
             let row = |p: usize| match p.checked_sub(span.position) {
                 Some(i) => new_row(i),
-                None => state.committed[p % slots * row_len..][..row_len].to_vec(),
+                None => committed[p % slots * row_len..][..row_len].to_vec(),
             };
             for block in span.completed_blocks(ratio) {
                 let start = if overlap { block.saturating_sub(1) } else { block } * ratio;
@@ -415,12 +417,12 @@ impl ReferenceDevice {
                 self.store(out, entry, 0, &y)?;
                 entry += 1;
             }
-            state.next.copy_from_slice(&state.committed);
+            next.copy_from_slice(&committed);
             for i in 0..span.rows {
                 let slot = (span.position + i) % slots;
-                state.next[slot * row_len..][..row_len].copy_from_slice(&new_row(i));
+                next[slot * row_len..][..row_len].copy_from_slice(&new_row(i));
             }
-            self.host.states.put_recurrent(span.state, state)?;
+            self.host.states.put_recurrent(span.state, index, state)?;
             first += span.rows;
         }
         Ok(())
@@ -454,9 +456,10 @@ impl ReferenceDevice {
         let (heads, kw, vw) = (v.view.heads, k.view.width, v.view.width);
         let (run, decays) = (sharing.run(heads, k.view.heads), a.view.width);
         let mut first = 0;
-        for span in spans {
-            let mut state = self.host.states.take_recurrent(span.state)?;
-            let mut s = state.committed.to_vec();
+        for SpanPart { span, index } in spans.iter().flat_map(|span| span.parts()) {
+            let mut state = self.host.states.take_recurrent(span.state, index)?;
+            let (committed, next) = state.part(index);
+            let mut s = committed.to_vec();
             for row in first..first + span.rows {
                 for h in 0..heads {
                     let key = h / run % k.view.heads;
@@ -482,8 +485,8 @@ impl ReferenceDevice {
                     self.store(out, row, h, &y)?;
                 }
             }
-            state.next.copy_from_slice(&s);
-            self.host.states.put_recurrent(span.state, state)?;
+            next.copy_from_slice(&s);
+            self.host.states.put_recurrent(span.state, index, state)?;
             first += span.rows;
         }
         Ok(())
@@ -498,9 +501,10 @@ impl ReferenceDevice {
         let (a_log, d, dt_bias) = (values(a_log)?, values(d)?, values(dt_bias)?);
         let (heads, width, state_width) = (x.view.heads, x.view.width, b.view.width);
         let mut first = 0;
-        for span in spans {
-            let mut state = self.host.states.take_recurrent(span.state)?;
-            let mut s = state.committed.to_vec();
+        for SpanPart { span, index } in spans.iter().flat_map(|span| span.parts()) {
+            let mut state = self.host.states.take_recurrent(span.state, index)?;
+            let (committed, next) = state.part(index);
+            let mut s = committed.to_vec();
             for row in first..first + span.rows {
                 for h in 0..heads {
                     let group = h / (heads / b.view.heads);
@@ -516,8 +520,8 @@ impl ReferenceDevice {
                     self.store(out, row, h, &y)?;
                 }
             }
-            state.next.copy_from_slice(&s);
-            self.host.states.put_recurrent(span.state, state)?;
+            next.copy_from_slice(&s);
+            self.host.states.put_recurrent(span.state, index, state)?;
             first += span.rows;
         }
         Ok(())

@@ -44,7 +44,7 @@ fn states_share_an_arena_and_begin_with_zeros() {
     gpu.save_state(reused, 0..128, &mut bytes).unwrap();
     assert_eq!(bytes, [0; 512]);
     let raws = [reused, others[0], others[1]].map(|state| {
-        let [committed, next] = gpu.store.write_recurrent(state).unwrap();
+        let [committed, next] = gpu.store.write_recurrent(state, 0).unwrap();
         assert_eq!(committed.raw, next.raw);
         committed.raw
     });
@@ -65,7 +65,7 @@ fn states_of_a_layer_share_an_arena() {
     for _ in 0..4 {
         for (layer, arenas) in arenas.iter_mut().enumerate() {
             let state = gpu.layer_state(shape, layer).unwrap();
-            let contents = gpu.store.write_recurrent(state).unwrap();
+            let contents = gpu.store.write_recurrent(state, 0).unwrap();
             arenas.extend(contents.map(|contents| contents.raw));
         }
     }

@@ -16,7 +16,7 @@ fn state_bytes_are_counted_once_and_predicted() {
             let state = mixer.state(device);
             let step = |device: &mut dyn Device, state, rows: Range<usize>| {
                 let held = device.states_held();
-                let span = Span { state, position: rows.start, rows: rows.len() };
+                let span = Span::new(state, rows.start, rows.len());
                 let need = device.state_need(&mut once(span)).unwrap();
                 mixer.run(device, 0, state, rows.clone());
                 assert_eq!(device.states_held() - held, need, "{name}: {kind:?}, {rows:?}");
@@ -92,7 +92,7 @@ fn forks_of_whole_caches_keep_their_contents() {
             let expected = mixer.unforked_output(device, 1, 250, 250..400);
             let state = mixer.state(device);
             let predict = |device: &mut dyn Device, state: State, rows: &Range<usize>| {
-                let span = Span { state, position: rows.start, rows: rows.len() };
+                let span = Span::new(state, rows.start, rows.len());
                 device.states_held() + device.state_need(&mut [span].into_iter()).unwrap()
             };
             predict(device, state, &(0..250));
@@ -123,8 +123,7 @@ fn states_grow_while_the_step_fits_the_limit() {
 
         let states: Vec<State> = (0..4).map(|_| mixer.state(device)).collect();
         let need = |device: &mut dyn Device, rows: &Range<usize>| {
-            let span =
-                |state: &State| Span { state: *state, position: rows.start, rows: rows.len() };
+            let span = |state: &State| Span::new(*state, rows.start, rows.len());
             device.state_need(&mut states.iter().map(span)).unwrap()
         };
         let held = device.states_held();

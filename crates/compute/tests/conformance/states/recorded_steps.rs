@@ -57,7 +57,7 @@ impl Steps {
     }
 
     fn spans(&self, states: [State; 2], position: usize) -> [Span; 2] {
-        states.map(|state| Span { state, position, rows: self.rows })
+        states.map(|state| Span::new(state, position, self.rows))
     }
 
     fn run(

@@ -246,7 +246,7 @@ fn ring_runs(spans: &[Span], ring: usize) -> Vec<RingRun> {
         while position < end {
             let place = position % ring;
             let rows = (end - position).min(ring - place);
-            let part = Span { state: span.state, position: place, rows };
+            let part = Span::new(span.state, place, rows);
             match runs.last_mut().filter(|_| !starts) {
                 Some(run) => run.spans.push(part),
                 None => runs.push(RingRun { first_row: row, spans: vec![part] }),
@@ -273,7 +273,7 @@ mod tests {
     #[test]
     fn rows_are_divided_at_the_end_of_a_ring() {
         let [a, b] = states();
-        let span = |state, position, rows| Span { state, position, rows };
+        let span = |state, position, rows| Span::new(state, position, rows);
         let run = |first_row, spans: &[Span]| RingRun { first_row, spans: spans.to_vec() };
         assert_eq!(ring_runs(&[], 8), []);
         let whole = [span(a, 16, 3), span(b, 5, 3)];

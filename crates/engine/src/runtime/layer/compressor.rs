@@ -122,10 +122,12 @@ impl Compressor {
             let (bias, eps) = (Some(bias), INDEX_EPS);
             step.run(&Op::LayerNorm { x: values, weight, bias, eps, out: values })?;
         }
-        let blocks = |span: &Span| Span {
-            state: span.state,
-            position: span.position / ratio,
-            rows: (span.position + span.rows) / ratio - span.position / ratio,
+        let blocks = |span: &Span| {
+            Span::new(
+                span.state,
+                span.position / ratio,
+                (span.position + span.rows) / ratio - span.position / ratio,
+            )
         };
         let completed: Vec<Span> =
             entries.iter().map(blocks).filter(|blocks| blocks.rows > 0).collect();

@@ -118,7 +118,7 @@ fn run(x: &[f32], sub_blocks: impl FnOnce(Parts) -> Vec<SubBlockBlueprint>) -> L
     let mut cache = ExpertCache::new(source, Box::new(IdleReader), tiers, access);
     let mut spans: [_; MAX_STATES] = std::array::from_fn(|_| Vec::new());
     for (spans, shape) in spans.iter_mut().zip(blueprint.layers[0].states(CONTEXT, ROWS)) {
-        spans.push(Span { state: device.state(shape).unwrap(), position: 0, rows: ROWS });
+        spans.push(Span::new(device.state(shape).unwrap(), 0, ROWS));
     }
     let scratch = Scratch::new(&blueprint, ROWS, CONTEXT, device).unwrap();
     device.write(scratch.x, x).unwrap();
