@@ -31,9 +31,9 @@ pub enum StateShape {
     /// Recurrent state: a fixed number of f32 values that every step replaces. It cannot be
     /// truncated.
     ///
-    /// An op reads the committed values and writes the next ones, and those before each drafted row.
-    /// [`StateStore::commit`](crate::StateStore::commit) commits the values after the last accepted
-    /// row.
+    /// An op reads the committed values and writes the next ones, and those before each drafted
+    /// row. [`StateStore::commit`](crate::StateStore::commit) commits the values after the last
+    /// accepted row.
     Recurrent {
         /// Number of values.
         len: usize,

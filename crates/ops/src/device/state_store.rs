@@ -156,8 +156,8 @@ pub trait StateStore {
     /// Commits the accepted rows of a step: in all states or, on an error, in none.
     ///
     /// A recurrent state gets the values that the ops since the last commit wrote, after the last
-    /// accepted row. A KV cache has them already, and is truncated if rows are rejected; a window of
-    /// the step's ops before the first rejected row is still there.
+    /// accepted row. A KV cache has them already, and is truncated if rows are rejected; a window
+    /// of the step's ops before the first rejected row is still there.
     ///
     /// # Errors
     /// A state does not exist; more rows are accepted than the span has; some rows of a recurrent

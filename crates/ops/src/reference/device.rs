@@ -417,7 +417,7 @@ impl ReferenceDevice {
                 self.store(out, entry, 0, &y)?;
                 entry += 1;
             }
-            next.copy_from_slice(&committed);
+            next.copy_from_slice(committed);
             for i in 0..span.rows {
                 let slot = (span.position + i) % slots;
                 next[slot * row_len..][..row_len].copy_from_slice(&new_row(i));
