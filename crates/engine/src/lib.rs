@@ -28,9 +28,9 @@ pub use runtime::{
     control::StepControl,
     plan::{MemoryPlan, MemoryRequest},
 };
-pub use serve::decode::{Finish, GenerateRequest};
 #[cfg(feature = "text")]
 pub use serve::generate::{Answer, generate};
+pub use serve::request::{Finish, GenerateRequest};
 pub use session::{
     engine::{Engine, EngineOptions},
     session::Session,

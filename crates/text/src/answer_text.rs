@@ -11,8 +11,9 @@ use crate::dialect::{AnswerParser, Delta, DeltaBuffer};
 pub struct AnswerText {
     parser: AnswerParser,
     stops: StopStrings,
-    /// Parts that the last token completed.
+    /// Parts that the last token completed, or all that are not taken.
     deltas: DeltaBuffer,
+    keeps_deltas: bool,
     /// Whether the answer has text or calls.
     has_body: bool,
 }
@@ -20,7 +21,27 @@ pub struct AnswerText {
 impl AnswerText {
     /// Empty answer, whose text is to end by `stops`.
     pub fn new(parser: AnswerParser, stops: StopStrings) -> Self {
-        Self { parser, stops, deltas: DeltaBuffer::default(), has_body: false }
+        let deltas = DeltaBuffer::default();
+        Self { parser, stops, deltas, keeps_deltas: false, has_body: false }
+    }
+
+    /// Keeps parts until [`AnswerText::take_deltas`], where several tokens are taken before their
+    /// parts are read.
+    #[must_use]
+    pub fn keep_deltas(mut self) -> Self {
+        self.keeps_deltas = true;
+        self
+    }
+
+    /// Drops the parts of [`AnswerText::deltas`].
+    pub fn take_deltas(&mut self) {
+        self.deltas.clear();
+    }
+
+    fn start(&mut self) {
+        if !self.keeps_deltas {
+            self.deltas.clear();
+        }
     }
 
     /// Takes the next token. Returns whether it completes a stop string.
@@ -28,7 +49,7 @@ impl AnswerText {
     /// # Errors
     /// The tokenizer's decoder fails.
     pub fn push(&mut self, token: u32) -> Result<bool, Error> {
-        self.deltas.clear();
+        self.start();
         self.stops.count_token();
         let mut is_stopped = false;
         for delta in self.parser.push(token)? {
@@ -43,7 +64,7 @@ impl AnswerText {
 
     /// Takes an end token, which is no part of the answer.
     pub fn end_token(&mut self) {
-        self.deltas.clear();
+        self.start();
         self.parser.end_token();
     }
 
@@ -52,7 +73,7 @@ impl AnswerText {
     /// # Errors
     /// The tokenizer's decoder fails.
     pub fn finish(&mut self) -> Result<(), Error> {
-        self.deltas.clear();
+        self.start();
         for delta in self.parser.finish()? {
             if add(&mut self.deltas, &mut self.stops, delta) {
                 return Ok(());
@@ -73,7 +94,8 @@ impl AnswerText {
         self.stops.found()
     }
 
-    /// Parts that the last token, or the end, completed.
+    /// Parts that the last token, or the end, completed; all that are kept with
+    /// [`AnswerText::keep_deltas`].
     pub fn deltas(&self) -> impl Iterator<Item = Delta<'_>> {
         self.deltas.iter()
     }

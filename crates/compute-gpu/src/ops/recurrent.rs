@@ -600,8 +600,8 @@ struct SequenceStates {
 }
 
 impl SequenceStates {
-    /// Marks the states of spans as written. Parts of the spans of a fused convolution have the same
-    /// indices.
+    /// Marks the states of spans as written. Parts of the spans of a fused convolution have the
+    /// same indices.
     fn of_spans(
         ctx: &mut OpContext<'_>,
         spans: &[Span],

@@ -6,8 +6,12 @@ use serde::Serialize;
 /// Counters of a session, or of a part of its run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Stats {
-    /// Tokens computed.
+    /// Tokens computed, without rejected drafts.
     pub tokens: u64,
+    /// Drafted tokens that steps have checked.
+    pub drafted: u64,
+    /// Drafted tokens that were right.
+    pub accepted: u64,
     /// Distinct experts needed, summed over layers and steps. A device that looks experts up in its
     /// own slot table does not report them. Then `min(rows * k, experts of the layer)` is counted,
     /// which is exact for one row; all of these are hits.
@@ -121,6 +125,8 @@ impl Stats {
     fn combine(&self, other: &Stats, f: impl Fn(u64, u64) -> u64) -> Stats {
         Stats {
             tokens: f(self.tokens, other.tokens),
+            drafted: f(self.drafted, other.drafted),
+            accepted: f(self.accepted, other.accepted),
             experts_needed: f(self.experts_needed, other.experts_needed),
             experts_hit: f(self.experts_hit, other.experts_hit),
             experts_predicted: f(self.experts_predicted, other.experts_predicted),

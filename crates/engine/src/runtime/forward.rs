@@ -208,14 +208,16 @@ impl Model {
             1 => SpanKind::Answer,
             _ => SpanKind::of_prompt(rows, rows),
         };
-        let span = SeqSpan { states, position, before: &[], tokens: &tokens, logits, kind };
+        let (before, drafts) = (&[][..], 0);
+        let span = SeqSpan { states, position, before, tokens: &tokens, drafts, logits, kind };
         self.tokens.clone_from(&tokens);
         let mut stats = Stats::default();
         let mut ctx = StepContext { device, cache, host: None, row_store: None, stats: &mut stats };
         let has_head = parts.contains(&self.layers.len());
         self.run_layers(&mut ctx, &[span], &mut StepControl::default(), parts)?;
         for n in USUAL_CANDIDATES.iter().filter(|_| has_head) {
-            let wanted: Vec<_> = LogitsRow::for_span(LogitsRequest::TopK(*n), 0..rows).collect();
+            let wanted = LogitsRow::for_span(LogitsRequest::TopK(*n), 0..rows, 0);
+            let wanted: Vec<_> = wanted.collect();
             let answers = usize::from(kind == SpanKind::Answer);
             self.run_head(device, &wanted, answers).map_err(Error::at(|| "head"))?;
         }
@@ -296,7 +298,8 @@ impl Model {
                 .iter()
                 .scan(0, |end, span| {
                     *end += span.tokens.len();
-                    Some(LogitsRow::for_span(span.logits, *end - span.tokens.len()..*end))
+                    let rows = *end - span.tokens.len()..*end;
+                    Some(LogitsRow::for_span(span.logits, rows, span.drafts))
                 })
                 .flatten(),
         );
@@ -383,7 +386,8 @@ impl Model {
             for (which, layer_spans) in self.spans.iter_mut().enumerate() {
                 layer_spans.clear();
                 layer_spans.extend(spans.iter().filter_map(|s| {
-                    Some(Span::new(s.states[i][which]?, s.position, s.tokens.len()))
+                    let span = Span::new(s.states[i][which]?, s.position, s.tokens.len());
+                    Some(Span { drafts: s.drafts, ..span })
                 }));
             }
             let before = **stats;
@@ -532,7 +536,9 @@ impl Model {
             })?;
             for (i, (wanted, row)) in run.iter().zip(values.chunks_exact(view.width)).enumerate() {
                 let Some(n) = wanted.top_k else {
-                    check_logits(wanted.row, row)?;
+                    if !wanted.check(row)? {
+                        continue;
+                    }
                     let output = match wanted.is_hidden {
                         true => LogitsOutput::Hidden(row),
                         false => LogitsOutput::Logits(row),
@@ -541,7 +547,9 @@ impl Model {
                     continue;
                 };
                 let (ids, logits) = row.split_at(view.width / 2);
-                check_logits(wanted.row, &logits[..1])?;
+                if !wanted.check(&logits[..1])? {
+                    continue;
+                }
                 if !sink(wanted.row, LogitsOutput::TopK { ids: &ids[..n], logits: &logits[..n] }) {
                     let row = &mut rest[..self.vocab];
                     device.read(all.slice(first + i, 1), row)?;
@@ -587,7 +595,7 @@ impl Model {
             spans.iter().map(|span| SeqSpan { position: span.position + 1, ..*span }).collect();
         let logit_rows: Vec<_> = (0..)
             .zip(&next)
-            .flat_map(|(row, span)| LogitsRow::for_span(span.logits, row..row + 1))
+            .flat_map(|(row, span)| LogitsRow::for_span(span.logits, row..row + 1, 0))
             .collect();
         let mut stats = Stats::default();
         let recorded = device.record_ahead(&states, next.len(), &mut |device| {
@@ -620,34 +628,42 @@ impl Model {
     }
 }
 
-/// Checks that the logits of a row are finite.
-fn check_logits(row: usize, logits: &[f32]) -> Result<(), moeflux_compute::Error> {
-    // Without a branch, this is computed in vectors.
-    match logits.iter().fold(true, |finite, x| finite & x.is_finite()) {
-        true => Ok(()),
-        false => Err(moeflux_compute::Error::LogitsNan { row }),
-    }
-}
-
 /// A row of a step with requested logits: the top k, or all; or with its hidden state.
 #[derive(Clone, Copy)]
 struct LogitsRow {
     row: usize,
     top_k: Option<usize>,
     is_hidden: bool,
+    is_draft: bool,
 }
 
 impl LogitsRow {
-    /// Requested rows of a span.
-    fn for_span(request: LogitsRequest, rows: Range<usize>) -> impl Iterator<Item = Self> {
+    /// Requested rows of a span with `drafts` drafted tokens.
+    fn for_span(
+        request: LogitsRequest,
+        rows: Range<usize>,
+        drafts: usize,
+    ) -> impl Iterator<Item = Self> {
+        let drafted = rows.end - drafts;
         let (rows, top_k) = match request {
             LogitsRequest::None => (rows.end..rows.end, None),
             LogitsRequest::Logits(Logits::All) | LogitsRequest::Hidden => (rows, None),
-            LogitsRequest::Logits(Logits::Last) => (rows.end - 1..rows.end, None),
-            LogitsRequest::TopK(n) => (rows.end - 1..rows.end, Some(n)),
+            LogitsRequest::Logits(Logits::Last) => (drafted - 1..rows.end, None),
+            LogitsRequest::TopK(n) => (drafted - 1..rows.end, Some(n)),
         };
         let is_hidden = request == LogitsRequest::Hidden;
-        rows.map(move |row| Self { row, top_k, is_hidden })
+        rows.map(move |row| Self { row, top_k, is_hidden, is_draft: row >= drafted })
+    }
+
+    /// Checks that the logits are finite. Returns false for a drafted row that has others: it is
+    /// computed again as a row that is not drafted.
+    fn check(self, logits: &[f32]) -> Result<bool, moeflux_compute::Error> {
+        // Without a branch, this is computed in vectors.
+        match logits.iter().fold(true, |finite, x| finite & x.is_finite()) {
+            true => Ok(true),
+            false if self.is_draft => Ok(false),
+            false => Err(moeflux_compute::Error::LogitsNan { row: self.row }),
+        }
     }
 }
 

@@ -45,6 +45,10 @@ pub struct MemoryRequest {
     /// Bytes for states in the prefix cache; by default those of one session, or a sixteenth of
     /// what the dense weights leave, whichever is less.
     pub marks: Option<u64>,
+    /// Maximum drafted tokens of a session in a step, for which recurrent states have memory; none
+    /// by default. [`Engine::open`](crate::Engine::open) takes those of
+    /// [`EngineOptions::draft`](crate::EngineOptions::draft).
+    pub drafts: usize,
     /// Exact number of slots, instead of as many as the budget holds.
     pub slots: Option<usize>,
     /// Exact number of host slots beside a card's own, instead of as many as are useful and
@@ -80,6 +84,7 @@ setters!(MemoryRequest {
     sessions: impl Into<Option<usize>>,
     state: impl Into<Option<u64>>,
     marks: impl Into<Option<u64>>,
+    drafts: usize,
     slots: impl Into<Option<usize>>,
     host_slots: impl Into<Option<usize>>,
     experts_on_host: ExpertsOnHost,

@@ -99,6 +99,8 @@ pub struct MemoryPlan {
     pub holds_all: bool,
     /// Maximum concurrent sessions.
     pub sessions: usize,
+    /// Maximum drafted tokens of a session in a step.
+    pub drafts: usize,
     /// Positions per session.
     pub context: usize,
     /// Whether the default context was shrunk to the budget.
@@ -255,6 +257,7 @@ impl MemoryPlan {
                 pools,
                 holds_all: false,
                 sessions,
+                drafts: basis.request.drafts,
                 context,
                 context_shrunk: context < wanted,
                 chunk: rows,
@@ -685,6 +688,7 @@ mod tests {
             pools: vec![host],
             holds_all: false,
             sessions: 2,
+            drafts: 0,
             context: 256,
             context_shrunk: true,
             chunk: 256,

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use moeflux_base::{Error, PlanError, SystemMemory, seam::page_align};
-use moeflux_compute::{Device, DeviceMemory};
+use moeflux_compute::{Device, DeviceMemory, StateShape};
 use moeflux_model::{
     blueprint::{Blueprint, LayerBlueprint},
     checkpoint::MatrixSource,
@@ -134,7 +134,7 @@ impl<'a> PlanBasis<'a> {
         let sessions = self.sessions as u64;
         let layers = self.blueprint.layers.iter().enumerate().map(|(i, layer)| {
             let dense: u64 = layer.matrices().into_iter().map(matrix_bytes).sum();
-            let state = layer_state(self.device, layer, self.wanted, rows);
+            let state = self.layer_state(layer, self.wanted, rows);
             let bytes = classes.bytes_for(i);
             let uses = layer.moe().map_or(0, |moe| moe.router.top_k);
             let (slots, in_slots) = layer.moe().map_or((0, 0), |moe| {
@@ -186,9 +186,22 @@ impl<'a> PlanBasis<'a> {
         Ok(scratch_bytes(self.blueprint, rows, context, self.sessions) + of_device)
     }
 
+    /// States of a layer for a session.
+    fn layer_state(&self, layer: &LayerBlueprint, context: usize, rows: usize) -> u64 {
+        let bytes = |shape| {
+            let bytes = page_align(self.device.state_bytes(shape));
+            match shape {
+                // Committed values, those of a step, and those before each draft.
+                StateShape::Recurrent { .. } => bytes + bytes / 2 * self.request.drafts as u64,
+                StateShape::KeyValue { .. } => bytes,
+            }
+        };
+        layer.states(context, rows).into_iter().map(bytes).fold(0, u64::saturating_add)
+    }
+
     /// States of a session on a card, of a full context.
     pub(super) fn session_state(&self, card: usize, context: usize, rows: usize) -> u64 {
-        let layers = self.layers_of(card).map(|l| layer_state(self.device, l, context, rows));
+        let layers = self.layers_of(card).map(|layer| self.layer_state(layer, context, rows));
         layers.fold(0, u64::saturating_add)
     }
 
@@ -259,12 +272,6 @@ fn card_budget(
 /// Bytes of a matrix in memory: whole pages.
 pub(super) fn matrix_bytes(m: &MatrixSource) -> u64 {
     page_align(m.memory_bytes() as u64)
-}
-
-/// States of a layer for a session.
-fn layer_state(device: &dyn Device, layer: &LayerBlueprint, context: usize, rows: usize) -> u64 {
-    let states = layer.states(context, rows).into_iter();
-    states.map(|shape| page_align(device.state_bytes(shape))).fold(0, u64::saturating_add)
 }
 
 /// Divides bytes in proportion to shares.

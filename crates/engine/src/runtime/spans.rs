@@ -16,6 +16,9 @@ pub(crate) struct SeqSpan<'a> {
     /// The tokens before them, as many as `position`.
     pub(crate) before: &'a [u32],
     pub(crate) tokens: &'a [u32],
+    /// Number of the last tokens that are drafted. Logits are returned after the token before them,
+    /// too.
+    pub(crate) drafts: usize,
     pub(crate) logits: LogitsRequest,
     pub(crate) kind: SpanKind,
 }

@@ -5,15 +5,8 @@ use std::{collections::VecDeque, sync::Arc};
 use moeflux_base::Error;
 use moeflux_sampling::{Sampler, TokenLogprobs, TokenMask};
 
-use super::decode::GenerateRequest;
-use crate::{
-    runtime::control::StepControl,
-    session::{
-        engine::Engine,
-        session::{Session, SessionFeed},
-        steps::RowSink,
-    },
-};
+use super::request::GenerateRequest;
+use crate::session::{engine::Engine, steps::RowSink};
 
 /// A chosen token.
 #[derive(Debug)]
@@ -89,29 +82,28 @@ impl TokenChoice {
         Ok(Some(token))
     }
 
-    /// The sampler, if it alone decides and candidates may suffice for it.
-    pub(crate) fn sampler_alone(&mut self) -> Option<&mut Sampler> {
-        let alone = self.masks.is_empty() && self.logprobs.is_none() && self.forced.is_empty();
-        alone.then_some(&mut self.sampler)
+    /// Whether the sampler alone decides, so that candidates may suffice.
+    fn is_plain(&self) -> bool {
+        self.masks.is_empty() && self.logprobs.is_none() && self.forced.is_empty()
     }
 
-    /// Appends tokens of the answer to the session and chooses the next one, from candidates that
-    /// the device selects where they suffice.
+    /// Number of the highest logits that probably suffice; `None` if all are needed.
+    pub(crate) fn candidates(&self, vocab: usize) -> Option<usize> {
+        self.sampler.candidates(vocab).filter(|_| self.is_plain())
+    }
+
+    /// As [`TokenChoice::choose`], from the highest logits alone. `None`, without any change, if
+    /// the choice depends on others.
     ///
     /// # Errors
-    /// As [`Session::feed`] and [`TokenChoice::choose`].
-    pub(crate) fn next(
+    /// As [`TokenChoice::choose`].
+    pub(crate) fn choose_candidate(
         &mut self,
-        session: &mut Session,
-        tokens: &[u32],
-        control: &mut StepControl<'_>,
-    ) -> Result<ChosenToken, Error> {
-        if let Some(sampler) = self.sampler_alone() {
-            let token = session.next_after(SessionFeed::answer(tokens), sampler, control)?;
-            return Ok(ChosenToken { token, logprobs: None });
-        }
-        session.feed_answer(tokens, control)?;
-        self.choose(session.logits())
+        ids: &[f32],
+        logits: &[f32],
+    ) -> Result<Option<ChosenToken>, Error> {
+        let token = self.sampler.sample_candidates(ids, logits)?;
+        Ok(token.map(|token| ChosenToken { token, logprobs: None }))
     }
 }
 

@@ -18,7 +18,7 @@ use moeflux_base::{Error, setters};
 use moeflux_sampling::TokenLogprobs;
 
 use super::{
-    decode::{Finish, GenerateRequest},
+    request::{Finish, GenerateRequest},
     scheduler::SchedulerOptions,
     worker::Worker,
 };

@@ -1,264 +1,35 @@
 //! Decode loop: prompt ids in, token ids out, one after another until the answer ends.
 
-use std::sync::Arc;
+use std::time::Instant;
 
-use moeflux_base::{Error, setters};
-use moeflux_sampling::{
-    EndTokens, MaskSource, Sampling, StopStrings, TokenLogprobs, seam::TokenBans,
-};
-use serde::Serialize;
+use moeflux_base::Error;
+use moeflux_sampling::TokenLogprobs;
 
 use super::{
-    choice::{ChosenToken, PromptLogprobs, TokenChoice},
-    embedding::Pooling,
+    answer::{AnswerFeed, RunningAnswer},
+    choice::{ChosenToken, PromptLogprobs},
+    request::{AnswerEnd, Finish, GenerateRequest},
 };
 use crate::{
     runtime::control::{CancelToken, StepControl},
     session::{
-        engine::Engine,
-        session::{Session, Synced},
+        drafts::StepKind,
+        session::{CheckedFeed, Session, SessionFeed, Synced},
     },
-    text::{AnswerText, ToolSet},
+    text::AnswerText,
 };
-
-/// A generation request.
-#[derive(Clone, Debug, Default)]
-#[non_exhaustive]
-pub struct GenerateRequest {
-    /// Sampling parameters. The model's recommended ones are in
-    /// [`Text::generation`](moeflux_text::Text::generation).
-    pub sampling: Sampling,
-    /// Maximum tokens to generate. With 0 only the prompt is computed. Default: up to the context
-    /// length.
-    pub max_tokens: Option<usize>,
-    /// Tokens before which neither end tokens nor stop strings end the answer. End tokens are not
-    /// chosen before, unless a mask allows no others. Default 0.
-    pub min_tokens: usize,
-    /// Whether the model's own end tokens are not chosen, unless a mask allows no others, as a
-    /// grammar does at its end.
-    pub ignore_eos: bool,
-    /// Tokens that end the answer, besides the model's own.
-    pub end_tokens: Vec<u32>,
-    /// Sequences of tokens that the answer may not have, unless a mask forces them:
-    /// [`Text::word_tokens`](moeflux_text::Text::word_tokens) spells words.
-    pub bad_words: Vec<Vec<u32>>,
-    /// Stop strings; not part of the text. A token stream includes the tokens up to the one that
-    /// completes a stop string; [`StopStrings`](moeflux_sampling::StopStrings) removes it from the
-    /// decoded text. They do not end thoughts.
-    pub stop: Vec<String>,
-    /// Whether the text includes the stop string that ends it, or the text of the token of
-    /// `end_tokens`.
-    pub include_stop: bool,
-    /// Tools whose calls the answer may have. Stop strings do not end calls. Without tools the
-    /// syntax of calls is text.
-    pub tools: ToolSet,
-    /// Lengths of prompt prefixes that other prompts are likely to share, ascending: see
-    /// [`Session::sync_with`].
-    pub ends: Vec<usize>,
-    /// Biases of tokens' logits, from -100 to 100: pairs of token and bias. In effect -100 forbids
-    /// a token, and 100 forces it.
-    pub logit_bias: Vec<(u32, f32)>,
-    /// Masks of the answer's tokens, applied in order after bias and penalties.
-    pub masks: Vec<Arc<dyn MaskSource>>,
-    /// Log-probabilities of the answer's tokens under the model's own distribution, before bias,
-    /// penalties, temperature and masks. The value is the number of the most probable tokens that
-    /// come with each, up to [`MAX_TOP_LOGPROBS`](moeflux_sampling::MAX_TOP_LOGPROBS). Default:
-    /// none.
-    pub logprobs: Option<usize>,
-    /// Whether each token of the prompt but the first gets log-probabilities, given the tokens
-    /// before it, with as many of the most probable tokens as `logprobs` says. All of the prompt is
-    /// then computed, without reuse. With `max_tokens` of 0 the request ends there.
-    pub prompt_logprobs: bool,
-    /// Pooling of the prompt's hidden states after the final norm, for a request without an answer
-    /// in a [`Scheduler`](crate::serve::Scheduler): it ends with the embedding. All of the prompt
-    /// is computed, without reuse. Log-probabilities of the prompt exclude it.
-    pub embedding: Option<Pooling>,
-}
-
-impl GenerateRequest {
-    /// Whether all of the prompt must be computed, without reuse.
-    pub(crate) fn computes_all(&self) -> bool {
-        self.prompt_logprobs || self.embedding.is_some()
-    }
-
-    /// End tokens of an answer: the model's end tokens, `own`, and the request's end tokens.
-    pub fn all_end_tokens(&self, own: &EndTokens) -> EndTokens {
-        let (mut all, named) = (own.clone(), self.end_tokens.iter().copied());
-        if self.include_stop {
-            all.include(named);
-            return all;
-        }
-        all.extend(named);
-        all
-    }
-
-    /// Tokens that the answer may not have.
-    pub(crate) fn bans(&self, own: &EndTokens) -> TokenBans {
-        let is_ignored = |id: &u32| self.ignore_eos && !self.end_tokens.contains(id);
-        let always = own.ids().iter().copied().filter(is_ignored).collect();
-        let early = self.all_end_tokens(own).ids().to_vec();
-        TokenBans::new(always, early, self.min_tokens, self.bad_words.clone())
-    }
-
-    /// Matcher of the stop strings.
-    ///
-    /// # Errors
-    /// One is empty.
-    pub fn stop_strings(&self) -> Result<StopStrings, Error> {
-        let stops = StopStrings::new(self.stop.clone())?;
-        Ok(stops.included(self.include_stop).min_tokens(self.min_tokens))
-    }
-}
-
-setters!(GenerateRequest {
-    sampling: Sampling,
-    max_tokens: impl Into<Option<usize>>,
-    min_tokens: usize,
-    ignore_eos: bool,
-    end_tokens: Vec<u32>,
-    bad_words: Vec<Vec<u32>>,
-    ends: Vec<usize>,
-    logit_bias: Vec<(u32, f32)>,
-    masks: Vec<Arc<dyn MaskSource>>,
-    logprobs: impl Into<Option<usize>>,
-    prompt_logprobs: bool,
-    embedding: impl Into<Option<Pooling>>,
-    stop: Vec<String>,
-    include_stop: bool,
-    tools: ToolSet,
-});
-
-/// Reason for the end of a generation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Finish {
-    /// The model produced an end token.
-    EndToken,
-    /// A stop string occurred.
-    StopString,
-    /// The requested number of tokens is reached.
-    MaxTokens,
-    /// The context is full.
-    Context,
-    /// The caller cancelled.
-    Cancelled,
-}
-
-/// End of one answer by end tokens, stop strings and limits. Every answer ends here, alone or in a
-/// [`Scheduler`](crate::serve::Scheduler).
-pub(crate) struct AnswerEnd {
-    end_tokens: EndTokens,
-    text: Option<AnswerText>,
-    max_tokens: usize,
-    generated: usize,
-    /// Set by the last token: an end token, or one that completed a stop string.
-    finish: Option<Finish>,
-}
-
-impl AnswerEnd {
-    /// End by a request's limits and the model's end tokens.
-    fn by_ids(engine: &Engine, request: &GenerateRequest) -> Self {
-        Self {
-            end_tokens: request.all_end_tokens(engine.end_tokens()),
-            text: None,
-            max_tokens: match request.embedding {
-                Some(_) => 0,
-                None => request.max_tokens.unwrap_or(usize::MAX),
-            },
-            generated: 0,
-            finish: None,
-        }
-    }
-
-    /// End by all that a request names. Decodes the text only if there are stop strings.
-    ///
-    /// # Errors
-    /// A stop string is empty, or there is no tokenizer for stop strings.
-    pub(crate) fn for_request(
-        engine: &Engine,
-        prompt: &[u32],
-        request: &GenerateRequest,
-    ) -> Result<Self, Error> {
-        if !request.stop.is_empty() {
-            return Self::with_text(engine, prompt, request);
-        }
-        Ok(Self::by_ids(engine, request))
-    }
-
-    /// End by all that a request names. Decodes the text in any case: see [`AnswerEnd::text`].
-    ///
-    /// # Errors
-    /// A stop string is empty, or there is no tokenizer.
-    pub(crate) fn with_text(
-        engine: &Engine,
-        prompt: &[u32],
-        request: &GenerateRequest,
-    ) -> Result<Self, Error> {
-        let parser = engine.text()?.parser(prompt, &request.tools)?;
-        let text = AnswerText::new(parser, request.stop_strings()?);
-        Ok(Self { text: Some(text), ..Self::by_ids(engine, request) })
-    }
-
-    /// Takes the next token. End tokens are no text, unless the request includes them.
-    pub(crate) fn push(&mut self, token: u32) -> Result<(), Error> {
-        self.generated += 1;
-        if self.end_tokens.contains(token) {
-            self.finish = Some(Finish::EndToken);
-            if !self.end_tokens.includes(token) {
-                self.text.iter_mut().for_each(AnswerText::end_token);
-            } else if let Some(text) = &mut self.text {
-                text.push(token)?;
-            }
-            return Ok(());
-        }
-        if let Some(text) = &mut self.text
-            && text.push(token)?
-        {
-            self.finish = Some(Finish::StopString);
-        }
-        Ok(())
-    }
-
-    /// Reason for the end before the next token, if there is one. `session` holds all tokens but
-    /// the last one.
-    pub(crate) fn reached(&self, session: &Session) -> Option<Finish> {
-        let is_full = || session.tokens().len() == session.engine().plan().context;
-        match self.finish {
-            Some(finish) => Some(finish),
-            None if self.generated > 0 && is_full() => Some(Finish::Context),
-            None if self.has_all_tokens() => Some(Finish::MaxTokens),
-            None => None,
-        }
-    }
-
-    /// Whether no token follows, whatever the session has room for.
-    pub(crate) fn is_reached(&self) -> bool {
-        self.finish.is_some() || self.has_all_tokens()
-    }
-
-    /// Whether the requested number of tokens is reached.
-    pub(crate) fn has_all_tokens(&self) -> bool {
-        self.generated >= self.max_tokens
-    }
-
-    /// Text so far, if it is decoded.
-    pub(crate) fn text(&mut self) -> Option<&mut AnswerText> {
-        self.text.as_mut()
-    }
-}
 
 /// Iterator over generated tokens: see [`Session::generate`].
 pub struct Tokens<'a> {
     session: &'a mut Session,
-    choice: TokenChoice,
-    end: AnswerEnd,
+    answer: RunningAnswer,
     cancel: Option<&'a CancelToken>,
     synced: Synced,
     prompt_logprobs: Vec<TokenLogprobs>,
     last: Option<ChosenToken>,
-    /// Generated tokens that the session does not hold.
-    unfed: Vec<u32>,
     finish: Option<Finish>,
+    /// An error after the tokens that are chosen.
+    error: Option<Error>,
     failed: bool,
 }
 
@@ -271,7 +42,7 @@ impl<'a> Tokens<'a> {
         control: &mut StepControl<'w>,
     ) -> Result<Self, Error> {
         session.check_tokens(0, prompt)?;
-        let choice = TokenChoice::for_request(session.engine(), prompt, request)?;
+        let answer = RunningAnswer::start(session, prompt, request, end)?;
         let mut of_prompt = PromptLogprobs::for_request(&prompt.into(), request);
         let synced = match &mut of_prompt {
             Some(sink) => session.sync_anew(prompt, &request.ends, control, sink)?,
@@ -280,20 +51,20 @@ impl<'a> Tokens<'a> {
         let prompt_logprobs = of_prompt.map(|mut of_prompt| of_prompt.take()).unwrap_or_default();
         Ok(Self {
             session,
-            choice,
-            end,
+            answer,
             cancel: control.cancel,
             synced,
             prompt_logprobs,
             last: None,
-            unfed: Vec::new(),
             finish: None,
+            error: None,
             failed: false,
         })
     }
 
-    /// The session. It holds all tokens but the last one, or a run of forced ones, which are fed
-    /// together when a token is requested that depends on them.
+    /// The session. It holds all tokens that are chosen but the last one, or a run of forced ones,
+    /// which are fed together when a token is requested that depends on them. A step that checks
+    /// drafts chooses several tokens.
     pub fn session(&self) -> &Session {
         self.session
     }
@@ -318,26 +89,37 @@ impl<'a> Tokens<'a> {
         self.finish
     }
 
-    /// Text so far, if it is decoded.
+    /// Text so far, if it is decoded. It includes chosen tokens that the iterator has not returned.
     pub(crate) fn text(&mut self) -> Option<&mut AnswerText> {
-        self.end.text()
+        self.answer.text()
     }
 
-    /// The next token: a forced one, or one that the session's next step chooses.
-    fn choose(&mut self) -> Result<ChosenToken, Error> {
-        let Self { session, choice, cancel, unfed, .. } = self;
-        if unfed.is_empty() {
-            return choice.choose(session.logits());
+    /// Chosen tokens that the iterator has not returned.
+    pub(crate) fn take_rest(&mut self) -> impl Iterator<Item = ChosenToken> {
+        std::iter::from_fn(|| self.answer.take())
+    }
+
+    /// Chooses at least one token. Those before an error stay.
+    fn choose(&mut self) -> Result<(), Error> {
+        let Self { session, answer, cancel, .. } = self;
+        let count = answer.pending().len();
+        if count == 0 {
+            return answer.choose_first(session);
         }
-        if session.tokens().len() + unfed.len() < session.engine().plan().context
-            && let Some(forced) = choice.next_in_run()?
-        {
-            return Ok(forced);
-        }
+        let since = Instant::now();
+        let mut kind = StepKind { sequences: 1, drafts: 0 };
+        let max = answer.drafts().max().min(session.engine().plan().chunk.saturating_sub(count));
+        kind.drafts = answer.prepare(session, count, max, kind);
         let mut control = StepControl { cancel: *cancel, ..StepControl::default() };
-        let chosen = choice.next(session, unfed, &mut control)?;
-        unfed.clear();
-        Ok(chosen)
+        let AnswerFeed { tokens, drafts, choice } = answer.feed();
+        let Some(choice) = choice else { return Ok(()) };
+        let feed = SessionFeed::answer(tokens, drafts);
+        let CheckedFeed { accepted, chosen } = session.choose_after(feed, choice, &mut control)?;
+        let ended = answer.end_step(session, accepted, Some(chosen));
+        if count == 1 {
+            answer.record(kind, since.elapsed().as_secs_f64());
+        }
+        ended
     }
 }
 
@@ -346,29 +128,29 @@ impl Iterator for Tokens<'_> {
 
     /// The next token. Ends after an error; the session is then at its last good token.
     fn next(&mut self) -> Option<Self::Item> {
-        if self.failed || self.finish.is_some() {
-            return None;
-        }
-        let is_cancelled = self.cancel.is_some_and(CancelToken::is_cancelled);
-        let cancelled = is_cancelled.then_some(Finish::Cancelled);
-        self.finish = self.end.reached(self.session).or(cancelled);
-        if self.finish.is_some() {
-            return None;
-        }
-        match self.choose().and_then(|chosen| self.end.push(chosen.token).map(|()| chosen)) {
-            Ok(chosen) => {
+        loop {
+            if let Some(chosen) = self.answer.take() {
                 let token = chosen.token;
-                self.unfed.push(token);
                 self.last = Some(chosen);
-                Some(Ok(token))
+                return Some(Ok(token));
             }
-            Err(Error::Cancelled) => {
-                self.finish = Some(Finish::Cancelled);
-                None
+            if self.failed || self.finish.is_some() {
+                return None;
             }
-            Err(error) => {
+            if let Some(error) = self.error.take() {
                 self.failed = true;
-                Some(Err(error))
+                return Some(Err(error));
+            }
+            let is_cancelled = self.cancel.is_some_and(CancelToken::is_cancelled);
+            let cancelled = is_cancelled.then_some(Finish::Cancelled);
+            self.finish = self.answer.reached(self.session).or(cancelled);
+            if self.finish.is_some() {
+                return None;
+            }
+            match self.choose() {
+                Ok(()) => {}
+                Err(Error::Cancelled) => self.finish = Some(Finish::Cancelled),
+                Err(error) => self.error = Some(error),
             }
         }
     }

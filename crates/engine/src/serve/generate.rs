@@ -10,7 +10,10 @@ use serde::Serialize;
 use crate::{
     experts::stats::Stats,
     runtime::control::StepControl,
-    serve::decode::{AnswerEnd, Finish, GenerateRequest, Tokens},
+    serve::{
+        decode::Tokens,
+        request::{AnswerEnd, Finish, GenerateRequest},
+    },
     session::session::Session,
 };
 
@@ -126,6 +129,11 @@ pub fn generate(
             None => break tokens.finish().unwrap_or(Finish::Cancelled),
         }
         if emit(&mut tokens, &mut answer, on_delta).is_break() {
+            // The text has these, too.
+            for chosen in tokens.take_rest() {
+                answer.tokens.push(chosen.token);
+                answer.logprobs.extend(chosen.logprobs.map(|logprobs| *logprobs));
+            }
             break Finish::Cancelled;
         }
     };
@@ -154,6 +162,7 @@ fn emit(
         }
         on_delta(delta)?;
     }
+    tokens.text().into_iter().for_each(AnswerText::take_deltas);
     ControlFlow::Continue(())
 }
 

@@ -1,7 +1,9 @@
 //! Serving floor: the decode loop of one answer and the scheduler of many.
 //!
-//! - Requests, the end of an answer, and the decode loop over token ids: `decode.rs`. The choice of
-//!   the next token: `choice.rs`; scripts in place of it: `forced_tokens.rs`.
+//! - Requests and the end of an answer: `request.rs`; the decode loop over token ids: `decode.rs`;
+//!   drafts of an answer: `drafts.rs`. The choice of
+//!   the next token: `choice.rs`; scripts in place of it: `forced_tokens.rs`. Both and drafts
+//!   together: `answer.rs`.
 //! - Embeddings of prompts: `embedding.rs`.
 //! - Answers in text, on top of it: `generate.rs`. Needs the feature `text`.
 //! - Many answers that share steps: `scheduler.rs`.
@@ -11,14 +13,17 @@
 //! Knows: requests, sampling, stop conditions, how sequences share steps. Must not know: HTTP,
 //! async runtimes, terminals.
 
-pub(crate) mod choice;
+mod answer;
+mod choice;
 pub(crate) mod core;
-pub(crate) mod decode;
+mod decode;
+mod drafts;
 mod embedding;
 mod forced_tokens;
 #[cfg(feature = "text")]
 pub(crate) mod generate;
 mod prefix_search;
+pub(crate) mod request;
 mod saver;
 pub(crate) mod scheduler;
 mod worker;

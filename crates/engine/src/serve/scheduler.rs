@@ -1,6 +1,6 @@
 //! Scheduler: continuous batching of prefill and decode over many sequences, with prefix sharing.
 
-use std::{cmp::Reverse, fmt, sync::Arc};
+use std::{cmp::Reverse, fmt, sync::Arc, time::Instant};
 
 use moeflux_base::{Error, SessionError, setters};
 use moeflux_sampling::TokenLogprobs;
@@ -9,11 +9,13 @@ use crate::{
     experts::stats::Stats,
     runtime::control::StepControl,
     serve::{
-        choice::{ChosenToken, PromptLogprobs, TokenChoice},
-        decode::{AnswerEnd, Finish, GenerateRequest},
+        answer::{AnswerFeed, RunningAnswer},
+        choice::{ChosenToken, PromptLogprobs},
         embedding::PromptEmbedding,
+        request::{AnswerEnd, Finish, GenerateRequest},
     },
     session::{
+        drafts::{MAX_DRAFTS, StepKind},
         engine::Engine,
         session::{MIN_CACHED_PREFIX, Session, Synced},
         steps::{BatchEntry, EntryKind},
@@ -134,7 +136,8 @@ pub enum Event {
 
 /// Continuous batching: sequences in flight that share steps.
 ///
-/// A step decodes one token of every decoding sequence, or a run of tokens that a mask forces. The
+/// A step decodes one token of every decoding sequence, or a run of tokens that a mask forces, and
+/// checks their drafts. The
 /// rest of the step's token budget prefills prompts, round robin. An expert that several sequences
 /// need is read once.
 ///
@@ -185,18 +188,25 @@ struct PrefixLeader {
 
 /// A validated request, as parts of its sequence.
 struct PreparedRequest {
-    choice: TokenChoice,
-    end: AnswerEnd,
+    answer: RunningAnswer,
     pauses: Vec<usize>,
     synced: Synced,
+}
+
+/// Outcome of a step for an answer.
+#[derive(Default)]
+struct EntryOutcome {
+    /// Tokens that its session has taken.
+    accepted: usize,
+    /// The token after them.
+    chosen: Option<Result<u32, Error>>,
 }
 
 /// A request in flight: its session, choice of tokens and progress.
 struct Sequence {
     id: RequestId,
     session: Session,
-    choice: TokenChoice,
-    end: AnswerEnd,
+    answer: RunningAnswer,
     prompt: Arc<[u32]>,
     /// Kind of the prompt's tokens, whatever other sequences compute of them.
     prompt_kind: EntryKind,
@@ -211,39 +221,32 @@ struct Sequence {
     /// Positions of the prompt at which prefill pauses to fill the prefix cache, ascending.
     pauses: Vec<usize>,
     synced: Synced,
-    /// Tokens not yet fed to the session: the one sampled last, and forced ones behind it.
-    pending: Vec<u32>,
     /// Whether steps leave the sequence out.
     is_paused: bool,
 }
 
 impl Sequence {
-    /// Entry of a step that feeds the next `count` tokens.
+    /// Entry of a step that feeds the prepared tokens of the answer, or the next `count` ones of
+    /// the prompt.
     fn entry(&mut self, count: usize) -> BatchEntry<'_> {
-        let Self {
-            session, prompt, prompt_kind, pending, choice, prompt_logprobs, embedding, ..
-        } = self;
+        let is_prefilling = self.is_prefilling();
+        let Self { session, prompt, prompt_kind, answer, prompt_logprobs, embedding, .. } = self;
         let (fed, kind) = (session.tokens().len(), *prompt_kind);
-        match pending.get(..count) {
-            Some(tokens) => {
-                let entry = BatchEntry::new(session, tokens).kind(EntryKind::Answer);
-                match choice.sampler_alone() {
-                    // Nothing is chosen before all pending tokens are fed.
-                    _ if count < pending.len() => entry,
-                    Some(sampler) => entry.sampler(sampler),
-                    None => entry.logits(true),
-                }
-            }
-            None => {
-                let tokens = &prompt[fed..fed + count];
-                let logits = fed + count == prompt.len();
-                let entry = BatchEntry::new(session, tokens).kind(kind).logits(logits);
-                match (prompt_logprobs, embedding) {
-                    (Some(of_prompt), _) => entry.each_row(of_prompt.start_at(fed)),
-                    (None, Some(embedding)) => entry.each_row(embedding.start()).hidden(true),
-                    (None, None) => entry,
-                }
-            }
+        if !is_prefilling {
+            let AnswerFeed { tokens, drafts, choice } = answer.feed();
+            let entry = BatchEntry::new(session, tokens).kind(EntryKind::Answer).drafts(drafts);
+            return match choice {
+                Some(choice) => entry.choice(choice),
+                None => entry,
+            };
+        }
+        let tokens = &prompt[fed..fed + count];
+        let logits = fed + count == prompt.len();
+        let entry = BatchEntry::new(session, tokens).kind(kind).logits(logits);
+        match (prompt_logprobs, embedding) {
+            (Some(of_prompt), _) => entry.each_row(of_prompt.start_at(fed)),
+            (None, Some(embedding)) => entry.each_row(embedding.start()).hidden(true),
+            (None, None) => entry,
         }
     }
 
@@ -281,34 +284,24 @@ impl Sequence {
         self.prompt.len().saturating_sub(self.session.tokens().len())
     }
 
-    /// Chooses the next token, unless a step has `chosen` it, and the forced ones behind it as far
-    /// as the answer goes.
-    fn choose(
-        &mut self,
-        chosen: Option<Result<u32, Error>>,
-        events: &mut Vec<Event>,
-    ) -> Result<(), Error> {
-        let context = self.session.engine().plan().context;
-        let mut next = Some(match chosen {
-            Some(chosen) => ChosenToken { token: chosen?, logprobs: None },
-            None => self.choice.choose(self.session.logits())?,
-        });
-        while let Some(ChosenToken { token, logprobs }) = next {
-            self.end.push(token)?;
-            self.pending.push(token);
-            events.push(Event::Token { id: self.id, token, logprobs });
-            let has_room = self.session.tokens().len() + self.pending.len() < context;
-            next = match has_room && !self.end.is_reached() {
-                true => self.choice.next_in_run()?,
-                false => None,
-            };
+    /// Takes the outcome of a step for the answer, whose first token follows its prompt.
+    fn end_step(&mut self, outcome: EntryOutcome) -> Result<(), Error> {
+        let Self { session, answer, .. } = self;
+        match outcome {
+            EntryOutcome { accepted: 0, .. } if answer.pending().is_empty() => {
+                answer.choose_first(session)
+            }
+            EntryOutcome { accepted: 0, .. } => Ok(()),
+            EntryOutcome { accepted, chosen } => answer.end_step(session, accepted, chosen),
         }
-        Ok(())
     }
 
     /// Reason for the end, once the prompt is complete and nothing is left to generate.
     fn finish(&self) -> Option<Finish> {
-        if self.is_prefilling() { None } else { self.end.reached(&self.session) }
+        match self.is_prefilling() {
+            true => None,
+            false => self.answer.reached(&self.session),
+        }
     }
 }
 
@@ -340,7 +333,7 @@ impl Scheduler {
         prompt: &[u32],
         request: &GenerateRequest,
     ) -> Result<RequestId, SubmitError> {
-        let PreparedRequest { choice, end, pauses, synced } =
+        let PreparedRequest { answer, pauses, synced } =
             match self.prepare(&mut session, prompt, request) {
                 Ok(prepared) => prepared,
                 Err(error) => return Err(SubmitError { error, session: Box::new(session) }),
@@ -352,8 +345,7 @@ impl Scheduler {
         self.sequences.push(Sequence {
             id,
             session,
-            choice,
-            end,
+            answer,
             prompt,
             prompt_kind: EntryKind::Prompt { tokens: synced.computed },
             prompt_logprobs,
@@ -362,7 +354,6 @@ impl Scheduler {
             computes_all: request.computes_all(),
             pauses,
             synced,
-            pending: Vec::new(),
             is_paused: false,
         });
         self.adopt_shared_prefixes();
@@ -381,13 +372,13 @@ impl Scheduler {
         }
         session.check_tokens(0, prompt)?;
         let end = AnswerEnd::for_request(&self.engine, prompt, request)?;
-        let choice = TokenChoice::for_request(&self.engine, prompt, request)?;
+        let answer = RunningAnswer::start(session, prompt, request, end)?;
         let synced = match request.computes_all() {
             true => session.start_anew(prompt)?,
             false => session.reuse(prompt)?,
         };
         let pauses = session.cache_positions(synced.reused..prompt.len(), &request.ends);
-        Ok(PreparedRequest { choice, end, pauses, synced })
+        Ok(PreparedRequest { answer, pauses, synced })
     }
 
     /// Removes a sequence before its end and returns its session, at its last good token. `None` if
@@ -445,6 +436,8 @@ impl Scheduler {
     /// As [`Engine::step`]: all sessions are then unchanged, and the step can be retried.
     pub fn step(&mut self, control: &mut StepControl<'_>) -> Result<Vec<Event>, Error> {
         let token_counts = self.schedule();
+        let kind = self.prepare_answers(&token_counts);
+        let since = Instant::now();
         let mut fed: Vec<_> = self
             .sequences
             .iter_mut()
@@ -457,21 +450,24 @@ impl Scheduler {
         let (order, mut entries): (Vec<usize>, Vec<BatchEntry<'_>>) =
             fed.into_iter().map(|(i, (sequence, count))| (i, sequence.entry(*count))).unzip();
         let stats = self.engine.step(&mut entries, control)?;
-        let mut chosen: Vec<_> = token_counts.iter().map(|_| None).collect();
+        let mut outcomes: Vec<_> = token_counts.iter().map(|_| EntryOutcome::default()).collect();
         for (i, entry) in order.into_iter().zip(entries) {
-            chosen[i] = entry.chosen;
+            if entry.kind == EntryKind::Answer {
+                let BatchEntry { accepted, chosen, .. } = entry;
+                outcomes[i] = EntryOutcome { accepted, chosen };
+            }
         }
         self.stats = self.stats.plus(&stats);
-        for (sequence, count) in self.sequences.iter_mut().zip(&token_counts) {
-            // Of a prompt nothing is pending.
-            let fed = sequence.pending.len().min(*count);
-            sequence.pending.drain(..fed);
-        }
         self.adopt_shared_prefixes();
         let mut events = Vec::new();
         self.take_prompt_logprobs(&token_counts, &mut events);
         self.take_embeddings(&token_counts, &mut events);
-        self.sample(&token_counts, chosen, &mut events);
+        self.sample(&token_counts, outcomes, &mut events);
+        if let Some(kind) = kind {
+            let seconds = since.elapsed().as_secs_f64();
+            let fed = self.sequences.iter_mut().zip(&token_counts).filter(|(_, count)| **count > 0);
+            fed.for_each(|(sequence, _)| sequence.answer.record(kind, seconds));
+        }
         self.cache_prefixes(&mut events);
         self.retire(&mut events);
         Ok(events)
@@ -498,14 +494,14 @@ impl Scheduler {
         let mut decoding = 0;
         let decodes = |i: &usize| {
             let sequence = &self.sequences[*i];
-            !sequence.pending.is_empty() && !sequence.is_paused
+            !sequence.answer.pending().is_empty() && !sequence.is_paused
         };
         for i in round_robin(self.last_decoded).filter(decodes) {
             // With more decoding sequences than tokens they take turns.
             if budget == 0 {
                 break;
             }
-            let count = self.sequences[i].pending.len().min(budget);
+            let count = self.sequences[i].answer.pending().len().min(budget);
             (token_counts[i], budget, decoding) = (count, budget - count, decoding + count);
             self.last_decoded = self.sequences[i].id.0;
         }
@@ -534,6 +530,45 @@ impl Scheduler {
             self.last_prefilled = self.sequences[i].id.0;
         }
         token_counts
+    }
+
+    /// Prepares the answers that feed tokens, with their drafts. Returns the kind of the step if it
+    /// only decodes, one certain token of each sequence.
+    fn prepare_answers(&mut self, token_counts: &[usize]) -> Option<StepKind> {
+        let plan = self.engine.plan();
+        let is_fed = |count: &&usize| **count > 0;
+        let certain: usize = token_counts.iter().sum();
+        let sequences = token_counts.iter().filter(is_fed).count();
+        let is_plain = self
+            .sequences
+            .iter()
+            .zip(token_counts)
+            .all(|(sequence, count)| *count == 0 || (*count == 1 && !sequence.is_prefilling()));
+        // On the fast path of a card the bits of a row depend on the rows of its step from five on.
+        let on_card = self.engine.device().graphics && !self.engine.is_exact();
+        let mut room = plan.chunk.saturating_sub(certain);
+        let most =
+            if on_card { MAX_DRAFTS.saturating_sub(certain.saturating_sub(1)) } else { room };
+        let mut gated_room = if is_plain { room.min(most) } else { 0 };
+        let mut kind = StepKind { sequences, drafts: 0 };
+        let mut left = sequences;
+        for (sequence, count) in self.sequences.iter_mut().zip(token_counts) {
+            if *count == 0 || sequence.is_prefilling() {
+                continue;
+            }
+            let max = match sequence.answer.drafts().is_gated() {
+                // Each gets its share of what is left, rounded up.
+                true => gated_room.div_ceil(left.max(1)),
+                false => room,
+            };
+            let max = max.min(sequence.answer.drafts().max());
+            let drafts = sequence.answer.prepare(&sequence.session, *count, max, kind);
+            room -= drafts;
+            gated_room = gated_room.saturating_sub(drafts);
+            kind.drafts += drafts;
+            left = left.saturating_sub(1);
+        }
+        is_plain.then_some(kind)
     }
 
     /// The sequence that `i` waits for during prefill, and the length of their shared prefix: the
@@ -638,30 +673,36 @@ impl Scheduler {
         }
     }
 
-    /// Samples the next token of each sequence that has logits for it, unless the step has `chosen`
-    /// it.
+    /// Takes the outcomes of a step that fed `token_counts`, samples the first token of each answer
+    /// whose prompt is complete, and hands out the tokens.
     fn sample(
         &mut self,
         token_counts: &[usize],
-        chosen: Vec<Option<Result<u32, Error>>>,
+        outcomes: Vec<EntryOutcome>,
         events: &mut Vec<Event>,
     ) {
         let mut failed = Vec::new();
-        for ((i, sequence), chosen) in self.sequences.iter_mut().enumerate().zip(chosen) {
-            if sequence.is_prefilling() || !sequence.pending.is_empty() || sequence.is_paused {
+        for ((i, sequence), outcome) in self.sequences.iter_mut().enumerate().zip(outcomes) {
+            let is_fed = token_counts[i] > 0;
+            if sequence.is_prefilling() || (sequence.is_paused && !is_fed) {
                 continue;
             }
             // A prompt that was fully reused has no tokens in this step.
             let prompt_done = sequence.session.tokens().len() == sequence.prompt.len();
-            let is_new = prompt_done && token_counts[i] > 0 && !sequence.is_embedding;
+            let is_new = prompt_done && is_fed && !sequence.is_embedding;
             let cached = if is_new { sequence.session.cache_prefix() } else { Ok(()) };
-            let choose = || match sequence.end.has_all_tokens() {
+            let has_all = sequence.answer.has_all_tokens() && outcome.accepted == 0;
+            let ended = cached.and_then(|()| match has_all {
                 true => Ok(()),
-                false => sequence.choose(chosen, events),
-            };
-            if let Err(error) = cached.and_then(|()| choose()) {
-                failed.push((i, error));
-            }
+                false => sequence.end_step(outcome),
+            });
+            let tokens = std::iter::from_fn(|| sequence.answer.take());
+            events.extend(tokens.map(|ChosenToken { token, logprobs }| Event::Token {
+                id: sequence.id,
+                token,
+                logprobs,
+            }));
+            failed.extend(ended.err().map(|error| (i, error)));
         }
         self.fail(failed, events);
     }

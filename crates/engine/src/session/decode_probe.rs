@@ -1,6 +1,7 @@
 //! Decode probe: steps of a loaded model that correct the measured times of its experts.
 
 use std::{
+    cell::Cell,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -95,8 +96,9 @@ impl Runtime {
             let token = (step * 7919 + 13) % blueprint.vocab.max(1);
             let since = Instant::now();
             let wanted = LogitsRequest::TopK(1);
-            let tokens = &[token as u32];
-            let mut entry = [BatchResult { timeline, tokens, wanted, kind: SpanKind::Answer }];
+            let (tokens, accepted) = (&[token as u32], &Cell::new(1));
+            let (drafts, kind) = (0, SpanKind::Answer);
+            let mut entry = [BatchResult { timeline, tokens, drafts, accepted, wanted, kind }];
             let mut control = StepControl::default();
             self.step(&mut entry, &mut Stats::default(), &mut control, &mut |_, _| true)?;
             if step >= WARM_STEPS {

@@ -48,7 +48,10 @@ use crate::{
         prefill_cost::PrefillCost,
     },
     session::{
-        file_watch::FileWatch, prefix_cache::PrefixCache, prefix_costs::PrefixCosts,
+        drafts::{self, DraftMode, SharedTimes, StepTime},
+        file_watch::FileWatch,
+        prefix_cache::PrefixCache,
+        prefix_costs::PrefixCosts,
         timeline::RewindLimits,
     },
     text::{MISSING, Text},
@@ -76,6 +79,9 @@ pub struct EngineOptions {
     pub reads: ReadOptions,
     /// Prefetch of experts before their layer's router has run. Does not change results.
     pub prefetch: PrefetchMode,
+    /// Drafts of answers, unless a request says otherwise. With [`DraftMode::Off`] no request has
+    /// drafts, as states have no memory for them.
+    pub draft: DraftMode,
     /// Wraps the readers of experts and of rows of tables.
     pub wrap_reader: Option<WrapReader>,
     /// Wraps the compute device.
@@ -88,6 +94,7 @@ setters!(EngineOptions {
     policy: PolicyKind,
     reads: ReadOptions,
     prefetch: PrefetchMode,
+    draft: DraftMode,
     wrap_reader: WrapReader,
     wrap_device: WrapDevice,
 });
@@ -132,6 +139,8 @@ struct EngineShared {
     reads: String,
     notes: Vec<String>,
     expert_counters: Arc<ExpertCounters>,
+    draft: DraftMode,
+    step_times: Arc<Mutex<SharedTimes>>,
     runtime: Mutex<Runtime>,
     /// Live sessions.
     sessions: AtomicUsize,
@@ -180,7 +189,8 @@ impl Engine {
         checkpoint.expect_dense(&blueprint);
         let options = if is_arriving { options.for_arriving() } else { options };
         let wrap = options.wrap_device.as_ref();
-        let request = options.memory.with_reader(&checkpoint, &blueprint, &options.reads);
+        let memory = options.memory.drafts(options.draft.max());
+        let request = memory.with_reader(&checkpoint, &blueprint, &options.reads);
         let (mut text, OpenedDevice { mut device, mut plan, chosen }) =
             open_device(&checkpoint, &blueprint, &request, &options.device, wrap)?;
         text.limit_prompts(plan.context);
@@ -344,6 +354,8 @@ impl Engine {
             reads,
             notes,
             expert_counters: Arc::clone(runtime.model.expert_counters()),
+            draft: options.draft,
+            step_times: Arc::default(),
             runtime: Mutex::new(runtime),
             sessions: AtomicUsize::new(0),
         };
@@ -547,6 +559,22 @@ impl Engine {
         let recorder = recorder.transpose()?;
         self.lock().model.set_trace_recorder(recorder);
         Ok(())
+    }
+
+    /// Drafts of answers whose requests do not say.
+    pub(crate) fn draft_mode(&self) -> DraftMode {
+        self.shared.draft
+    }
+
+    /// Times of steps, by which drafts are chosen.
+    pub(crate) fn shared_times(&self) -> &Arc<Mutex<SharedTimes>> {
+        &self.shared.step_times
+    }
+
+    /// Mean times of decode steps, by their numbers of sequences and drafts, as far as a request
+    /// whose drafts are measured has run ([`DraftMode::Auto`]).
+    pub fn step_times(&self) -> Vec<StepTime> {
+        drafts::lock(&self.shared.step_times).measured()
     }
 
     /// Whether both handles refer to the same engine.

@@ -5,6 +5,7 @@
 //! Must not know: scheduling, sampling loops, wire formats.
 
 mod decode_probe;
+pub(crate) mod drafts;
 pub(crate) mod engine;
 mod file_watch;
 pub(crate) mod mark;
@@ -17,6 +18,10 @@ pub(crate) mod snapshot;
 pub(crate) mod steps;
 pub(crate) mod timeline;
 
+pub use drafts::{
+    DraftCounts, DraftMode, DraftModeError, DraftScript, Drafter, DrafterSource, MAX_DRAFTS,
+    StepTime,
+};
 pub use engine::{OpenProgress, WrapReader};
 pub use mark::Mark;
 pub use save_restore::SnapshotOptions;

@@ -1,6 +1,6 @@
 //! Session: one token sequence with its KV cache and recurrent state.
 
-use std::ops::Range;
+use std::{cell::Cell, ops::Range};
 
 use moeflux_base::{Error, SessionError};
 use moeflux_sampling::Sampler;
@@ -13,6 +13,7 @@ use crate::{
         pools::LineName,
     },
     session::{
+        drafts::{RowCheck, RowChoice},
         engine::{Engine, Runtime},
         mark::Mark,
         prefix_cache::PrefixMatch,
@@ -201,8 +202,8 @@ impl Session {
                 LogitsRequest::None
             };
             control.part(before, share, |control| {
-                let part = SessionFeed { tokens: &tokens[done..end], kind };
-                self.steps(part, wanted, control, &mut |row, output| {
+                let part = SessionFeed { tokens: &tokens[done..end], drafts: 0, kind };
+                self.steps(part, wanted, control, None, &mut |row, output| {
                     if let (LogitsOutput::Logits(logits), Some(sink)) = (output, &mut sink) {
                         sink.row(done + row, logits);
                     }
@@ -416,32 +417,27 @@ impl Session {
         sampler: &mut Sampler,
         control: &mut StepControl<'_>,
     ) -> Result<u32, Error> {
-        self.next_after(SessionFeed::new(tokens), sampler, control)
+        self.choose_after(SessionFeed::new(tokens), sampler, control)?.chosen
     }
 
-    /// [`Session::next`] after tokens of a known kind.
-    pub(crate) fn next_after(
+    /// Appends tokens, the drafted ones as far as they are right, and chooses the next one.
+    ///
+    /// # Errors
+    /// As [`Session::feed`]. The error of the choice is in the result.
+    pub(crate) fn choose_after(
         &mut self,
         feed: SessionFeed<'_>,
-        sampler: &mut Sampler,
+        choice: &mut dyn RowChoice,
         control: &mut StepControl<'_>,
-    ) -> Result<u32, Error> {
+    ) -> Result<CheckedFeed, Error> {
         let vocab = self.engine.blueprint().vocab;
-        let wanted = match sampler.candidates(vocab) {
-            Some(n) => LogitsRequest::TopK(n),
-            None => LogitsRequest::Logits(Logits::Last),
-        };
-        let mut chosen = Ok(None);
-        self.steps(feed, wanted, control, &mut |_, output| {
-            if let LogitsOutput::TopK { ids, logits } = output {
-                chosen = sampler.sample_candidates(ids, logits);
-            }
-            !matches!(chosen, Ok(None))
-        })?;
-        match chosen? {
-            Some(token) => Ok(token),
-            None => sampler.sample(&self.timeline.logits),
-        }
+        let last = LogitsRequest::Logits(Logits::Last);
+        let wanted = choice.candidates(vocab).map_or(last, LogitsRequest::TopK);
+        let before = self.timeline.tokens.len();
+        let chosen = self.steps(feed, wanted, control, Some(choice), &mut |_, _| true)?;
+        let accepted = self.timeline.tokens.len() - before;
+        let missing = || Err(SessionError::NoTokens.into());
+        Ok(CheckedFeed { accepted, chosen: chosen.unwrap_or_else(missing) })
     }
 
     /// Appends tokens, in chunks. `sink` receives the requested logits: index into `tokens`, and
@@ -459,37 +455,28 @@ impl Session {
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), Error> {
         let (feed, wanted) = (SessionFeed::new(tokens), LogitsRequest::Logits(logits));
-        self.steps(feed, wanted, control, &mut |row, output| {
+        self.steps(feed, wanted, control, None, &mut |row, output| {
             if let LogitsOutput::Logits(logits) = output {
                 sink(row, logits);
             }
             true
         })
+        .map(drop)
     }
 
-    /// Appends tokens of an answer, and keeps the logits of the last one.
-    ///
-    /// # Errors
-    /// As [`Session::feed`].
-    pub(crate) fn feed_answer(
-        &mut self,
-        tokens: &[u32],
-        control: &mut StepControl<'_>,
-    ) -> Result<(), Error> {
-        let wanted = LogitsRequest::Logits(Logits::Last);
-        self.steps(SessionFeed::answer(tokens), wanted, control, &mut |_, _| true)
-    }
-
-    /// Appends tokens, in chunks. `sink` receives the requested output: index into `tokens`, and
-    /// the output of that row. The last token's logits are stored if they were read.
+    /// Appends tokens, in chunks, and returns the choice after the last one that is right. `sink`
+    /// receives the requested output: index into `tokens`, and the output of that row. The last
+    /// token's logits are stored if they were read.
     fn steps(
         &mut self,
-        SessionFeed { tokens, kind }: SessionFeed<'_>,
+        SessionFeed { tokens, drafts, kind }: SessionFeed<'_>,
         wanted: LogitsRequest,
         control: &mut StepControl<'_>,
+        mut choice: Option<&mut dyn RowChoice>,
         sink: &mut LogitsSink<'_>,
-    ) -> Result<(), Error> {
+    ) -> Result<Option<Result<u32, Error>>, Error> {
         self.check_tokens(self.timeline.tokens.len(), tokens)?;
+        let mut chosen = None;
         let chunk_len = self.engine.plan().chunk;
         let kind = kind.of_span(chunk_len);
         let (total, mut done) = (tokens.len(), 0);
@@ -504,33 +491,44 @@ impl Session {
                 LogitsRequest::None
             };
             let Self { engine, timeline, stats } = &mut *self;
-            let (mut last_logits, mut was_read) = (std::mem::take(&mut timeline.logits), false);
-            let timeline = &mut *timeline;
-            let entry = BatchResult { timeline, tokens: chunk, wanted, kind };
+            let (mut last_logits, mut read) = (std::mem::take(&mut timeline.logits), None);
+            let (timeline, accepted) = (&mut *timeline, &Cell::new(chunk.len()));
+            let drafts = if last { drafts.min(chunk.len() - 1) } else { 0 };
+            let mut check = match &mut choice {
+                Some(choice) if last => Some(RowCheck::new(&mut **choice, chunk, drafts, accepted)),
+                _ => None,
+            };
+            let entry = BatchResult { timeline, tokens: chunk, drafts, accepted, wanted, kind };
             let mut sink = |row, output: LogitsOutput<'_>| {
+                let is_last =
+                    check.as_ref().map_or(row + 1 == chunk.len(), |check| check.awaits(row));
                 if let LogitsOutput::Logits(logits) = output
                     && last
-                    && row + 1 == chunk.len()
+                    && is_last
                 {
                     last_logits.clear();
                     last_logits.extend_from_slice(logits);
-                    was_read = true;
+                    read = Some(row);
                 }
-                sink(done + row, output)
+                match &mut check {
+                    Some(check) => check.take(row, &output),
+                    None => sink(done + row, output),
+                }
             };
             let stepped = control.part(before, share, |control| {
                 engine.lock().step(&mut [entry], stats, control, &mut sink)
             });
             let stepped = stepped.map_err(|error| engine.explain_non_finite(error));
             // Logits read by a step that failed belong to tokens that were dropped.
-            if was_read != stepped.is_ok() {
+            if (read == Some(accepted.get() - 1)) != stepped.is_ok() {
                 last_logits.clear();
             }
+            chosen = check.and_then(RowCheck::into_chosen);
             self.timeline.logits = last_logits;
             stepped?;
             done += chunk.len();
         }
-        Ok(())
+        Ok(chosen)
     }
 
     /// Checks that `tokens` are valid and fit the context at `position`.
@@ -558,17 +556,28 @@ impl Session {
 /// Tokens that are appended to a session.
 pub(crate) struct SessionFeed<'a> {
     tokens: &'a [u32],
+    /// Number of the last tokens that are drafted.
+    drafts: usize,
     kind: EntryKind,
 }
 
 impl<'a> SessionFeed<'a> {
     const fn new(tokens: &'a [u32]) -> Self {
-        Self { tokens, kind: EntryKind::of_count(tokens.len()) }
+        Self { tokens, drafts: 0, kind: EntryKind::of_count(tokens.len()) }
     }
 
-    pub(crate) const fn answer(tokens: &'a [u32]) -> Self {
-        Self { tokens, kind: EntryKind::Answer }
+    /// Tokens of an answer.
+    pub(crate) const fn answer(tokens: &'a [u32], drafts: usize) -> Self {
+        Self { tokens, drafts, kind: EntryKind::Answer }
     }
+}
+
+/// Result of [`Session::choose_after`].
+pub(crate) struct CheckedFeed {
+    /// Tokens that the session has taken.
+    pub(crate) accepted: usize,
+    /// The token after them.
+    pub(crate) chosen: Result<u32, Error>,
 }
 
 impl Drop for Session {

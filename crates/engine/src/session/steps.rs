@@ -1,10 +1,11 @@
 //! Steps: tokens appended to several sessions at once, as a transaction.
 
-use std::ops::Range;
+use std::{cell::Cell, ops::Range};
 
 use moeflux_base::{Error, SessionError};
-use moeflux_compute::{Commit, Span};
-use moeflux_sampling::{Sampler, seam::TokenPick};
+use moeflux_compute::{Commit, Span, StateShape};
+use moeflux_model::seam::LayerState;
+use moeflux_sampling::Sampler;
 
 use crate::{
     experts::stats::Stats,
@@ -15,9 +16,10 @@ use crate::{
         spans::{SeqSpan, SpanKind},
     },
     session::{
+        drafts::{MAX_DRAFTS, RowCheck, RowChoice},
         engine::{Engine, Runtime},
         session::Session,
-        timeline::{Timeline, explain_states_full},
+        timeline::{StateGrowth, Timeline, explain_states_full},
     },
 };
 
@@ -28,11 +30,20 @@ pub struct BatchEntry<'a> {
     pub session: &'a mut Session,
     /// Tokens to append: one or more.
     pub tokens: &'a [u32],
-    /// Chooses the token after the last one, from candidates that the device selects where they
-    /// suffice: [`Session::logits`] is then empty. Not used with `each_row`.
+    /// Number of the last of `tokens` that are drafts: guesses at the choices of `sampler`, at most
+    /// [`MAX_DRAFTS`] and fewer than `tokens`. The step accepts them up to the first wrong one, and
+    /// is the same as without them: tokens, logits and states. Not used without `sampler`, or with
+    /// `each_row`.
+    pub drafts: usize,
+    /// Number of `tokens` that the session has taken, after the step: all without drafts.
+    pub accepted: usize,
+    /// Chooses the token after the last accepted one, from candidates that the device selects where
+    /// they suffice: [`Session::logits`] is then empty. Not used with `each_row`.
     pub sampler: Option<&'a mut Sampler>,
     /// Its choice, after the step.
     pub chosen: Option<Result<u32, Error>>,
+    /// In place of `sampler`.
+    pub(crate) choice: Option<&'a mut dyn RowChoice>,
     /// Whether to compute [`Session::logits`] after the last token. Otherwise the output head does
     /// not run.
     pub logits: bool,
@@ -90,13 +101,30 @@ impl<'a> BatchEntry<'a> {
         Self {
             session,
             tokens,
+            drafts: 0,
+            accepted: 0,
             sampler: None,
             chosen: None,
+            choice: None,
             logits: false,
             each_row: None,
             hidden: false,
             kind: EntryKind::of_count(tokens.len()),
         }
+    }
+
+    /// Sets `drafts`.
+    #[must_use]
+    pub fn drafts(mut self, drafts: usize) -> Self {
+        self.drafts = drafts;
+        self
+    }
+
+    /// Sets `choice`.
+    #[must_use]
+    pub(crate) fn choice(mut self, choice: &'a mut dyn RowChoice) -> Self {
+        self.choice = Some(choice);
+        self
     }
 
     /// Sets `sampler`.
@@ -140,7 +168,8 @@ impl Engine {
     /// the exact path and on a processor, separate steps give the same logits bit for bit. On the
     /// fast path of a card, steps of five rows and more may differ by rounding.
     ///
-    /// Atomic: if the step fails or is cancelled, no session advances.
+    /// Atomic: if the step fails or is cancelled, no session advances. Only if the device fails at
+    /// the very end, samplers have recorded their choices.
     ///
     /// # Errors
     /// As [`Session::feed`]; also for a session of another engine, or more tokens in total than the
@@ -166,27 +195,35 @@ impl Engine {
         }
         let mut entries: Vec<_> = entries.iter_mut().collect();
         entries.sort_by_key(|entry| entry.kind.of_span(chunk));
-        let mut outputs: Vec<EntryOutput<'_>> = Vec::with_capacity(entries.len());
-        for entry in &mut entries {
+        let accepted: Vec<_> = entries.iter().map(|e| Cell::new(e.tokens.len())).collect();
+        let mut outputs: Vec<EntryOutput<'_, '_>> = Vec::with_capacity(entries.len());
+        for (entry, accepted) in entries.iter_mut().zip(&accepted) {
             let start = outputs.last().map_or(0, |output| output.rows.end);
+            let sampler = entry.sampler.take().map(|sampler| sampler as &mut dyn RowChoice);
+            let choice = entry.choice.take().or(sampler).filter(|_| entry.each_row.is_none());
+            let drafts = entry.drafts.min(MAX_DRAFTS).min(entry.tokens.len() - 1);
+            entry.drafts = if choice.is_some() { drafts } else { 0 };
+            let check =
+                choice.map(|choice| RowCheck::new(choice, entry.tokens, entry.drafts, accepted));
             outputs.push(EntryOutput {
                 rows: start..start + entry.tokens.len(),
                 keeps_last: entry.logits && !entry.hidden,
                 logits: std::mem::take(&mut entry.session.timeline.logits),
-                was_read: false,
+                read: None,
                 each_row: entry.each_row.take(),
                 hidden: entry.hidden,
-                sampler: entry.sampler.take(),
-                picked: None,
+                check,
             });
         }
         let vocab = self.blueprint().vocab;
         let mut batch: Vec<BatchResult<'_>> = entries
             .iter_mut()
-            .zip(&outputs)
-            .map(|(entry, output)| BatchResult {
+            .zip(outputs.iter().zip(&accepted))
+            .map(|(entry, (output, accepted))| BatchResult {
                 timeline: &mut entry.session.timeline,
                 tokens: entry.tokens,
+                drafts: entry.drafts,
+                accepted,
                 wanted: output.wanted(vocab),
                 kind: entry.kind.of_span(chunk),
             })
@@ -194,31 +231,20 @@ impl Engine {
         let mut stats = Stats::default();
         let stepped = self.lock().step(&mut batch, &mut stats, control, &mut |row, output| {
             let i = outputs.partition_point(|output| output.rows.end <= row);
-            let Some(of_entry) = outputs.get_mut(i) else { return true };
-            match output {
-                LogitsOutput::TopK { ids, logits } => of_entry.pick(ids, logits),
-                LogitsOutput::Logits(values) | LogitsOutput::Hidden(values) => {
-                    of_entry.take(row, values);
-                    true
-                }
-            }
+            outputs.get_mut(i).is_none_or(|of_entry| of_entry.take(row, &output))
         });
         let stepped = stepped.map_err(|error| self.explain_non_finite(error));
-        for (entry, output) in entries.iter_mut().zip(outputs) {
-            let EntryOutput { mut logits, was_read, sampler, picked, .. } = output;
-            if was_read != stepped.is_ok() {
+        for ((entry, output), accepted) in entries.iter_mut().zip(outputs).zip(&accepted) {
+            let EntryOutput { mut logits, read, check, .. } = output;
+            let is_complete = read == Some(accepted.get() - 1);
+            if is_complete != stepped.is_ok() {
                 logits.clear();
-            }
-            if let (Some(sampler), true) = (sampler, stepped.is_ok()) {
-                entry.chosen = match picked {
-                    Some(picked) => Some(picked.map(|pick| sampler.take(pick))),
-                    None if was_read => Some(sampler.sample(&logits)),
-                    None => None,
-                };
             }
             entry.session.timeline.logits = logits;
             if stepped.is_ok() {
-                entry.session.stats.tokens += entry.tokens.len() as u64;
+                entry.accepted = accepted.get();
+                entry.chosen = check.and_then(RowCheck::into_chosen);
+                entry.session.stats.tokens += entry.accepted as u64;
             }
         }
         stepped.map(|()| stats)
@@ -226,56 +252,51 @@ impl Engine {
 }
 
 /// Output of a step for one of its entries.
-struct EntryOutput<'a> {
+struct EntryOutput<'a, 's> {
     /// Rows of the step.
     rows: Range<usize>,
     /// Whether the session keeps the logits of the last row.
     keeps_last: bool,
     /// Logits of the session.
     logits: Vec<f32>,
-    /// Whether the step has read them.
-    was_read: bool,
+    /// Row of the entry whose logits the step has read.
+    read: Option<usize>,
     each_row: Option<&'a mut dyn RowSink>,
     hidden: bool,
-    sampler: Option<&'a mut Sampler>,
-    /// Choice of the sampler from candidates, recorded once the step has succeeded.
-    picked: Option<Result<TokenPick, Error>>,
+    check: Option<RowCheck<'a, 's>>,
 }
 
-impl EntryOutput<'_> {
+impl EntryOutput<'_, '_> {
     fn wanted(&self, vocab: usize) -> LogitsRequest {
-        match (&self.each_row, &self.sampler) {
+        match (&self.each_row, &self.check) {
             (Some(_), _) if self.hidden => LogitsRequest::Hidden,
             (Some(_), _) => LogitsRequest::Logits(Logits::All),
-            (None, Some(sampler)) if !self.keeps_last => match sampler.candidates(vocab) {
-                Some(n) => LogitsRequest::TopK(n),
-                None => LogitsRequest::Logits(Logits::Last),
-            },
-            (None, sampler) if self.keeps_last || sampler.is_some() => {
-                LogitsRequest::Logits(Logits::Last)
+            (None, Some(check)) if !self.keeps_last => {
+                let last = LogitsRequest::Logits(Logits::Last);
+                check.candidates(vocab).map_or(last, LogitsRequest::TopK)
             }
-            (None, _) => LogitsRequest::None,
+            (None, None) if !self.keeps_last => LogitsRequest::None,
+            (None, _) => LogitsRequest::Logits(Logits::Last),
         }
     }
 
-    /// Picks a token from candidates. Returns whether they suffice.
-    fn pick(&mut self, ids: &[f32], logits: &[f32]) -> bool {
-        let Some(sampler) = &mut self.sampler else { return true };
-        self.picked = sampler.pick_candidate(ids, logits).transpose();
-        self.picked.is_some()
-    }
-
-    /// Takes the values of a row of the step.
-    fn take(&mut self, row: usize, values: &[f32]) {
-        if let Some(sink) = &mut self.each_row {
-            sink.row(row - self.rows.start, values);
+    /// Takes the output of a row of the step. Returns whether it suffices.
+    fn take(&mut self, row: usize, output: &LogitsOutput<'_>) -> bool {
+        let row = row - self.rows.start;
+        if let (LogitsOutput::Logits(values) | LogitsOutput::Hidden(values), Some(sink)) =
+            (output, &mut self.each_row)
+        {
+            sink.row(row, values);
         }
-        let keeps = self.keeps_last || self.sampler.is_some();
-        if keeps && row + 1 == self.rows.end {
+        if let LogitsOutput::Logits(values) = output
+            && self.check.as_ref().map_or(row + 1 == self.rows.len(), |check| check.awaits(row))
+            && (self.keeps_last || self.check.is_some())
+        {
             self.logits.clear();
             self.logits.extend_from_slice(values);
-            self.was_read = true;
+            self.read = Some(row);
         }
+        self.check.as_mut().is_none_or(|check| check.take(row, output))
     }
 }
 
@@ -283,24 +304,43 @@ impl EntryOutput<'_> {
 pub(crate) struct BatchResult<'a> {
     pub(crate) timeline: &'a mut Timeline,
     pub(crate) tokens: &'a [u32],
+    /// Number of the last tokens that are drafted.
+    pub(crate) drafts: usize,
+    /// Tokens that are accepted, once the logits are read.
+    pub(crate) accepted: &'a Cell<usize>,
     pub(crate) wanted: LogitsRequest,
     pub(crate) kind: SpanKind,
 }
 
 impl BatchResult<'_> {
-    fn span(&self) -> SeqSpan<'_> {
-        let Timeline { states, tokens, .. } = &*self.timeline;
-        let (position, logits, kind) = (tokens.len(), self.wanted, self.kind);
-        SeqSpan { states, position, before: tokens, tokens: self.tokens, logits, kind }
+    /// Rows that the step appends to the timeline.
+    fn growth(&self) -> StateGrowth<'_> {
+        let Self { timeline, tokens, drafts, .. } = self;
+        StateGrowth { timeline, rows: tokens.len(), drafts: *drafts }
     }
 
-    /// Commits of all rows, one for each state.
-    fn commits(&self) -> impl Iterator<Item = Commit> {
-        let SeqSpan { states, position, tokens, .. } = self.span();
-        let rows = tokens.len();
-        let spans =
-            states.iter().flatten().flatten().map(move |state| Span::new(*state, position, rows));
-        spans.map(Commit::all)
+    fn span(&self) -> SeqSpan<'_> {
+        let Timeline { states, tokens, .. } = &*self.timeline;
+        let Self { drafts, wanted: logits, kind, .. } = *self;
+        let position = tokens.len();
+        SeqSpan { states, position, before: tokens, tokens: self.tokens, drafts, logits, kind }
+    }
+
+    /// Commits, one for each state.
+    ///
+    /// Entries of KV caches that rejected rows wrote stay: they are written again before they are
+    /// read.
+    fn commits(&self, layers: &[Vec<LayerState>]) -> impl Iterator<Item = Commit> {
+        let SeqSpan { states, position, tokens, drafts, .. } = self.span();
+        let accepted = self.accepted.get();
+        let states = states.iter().flatten().flatten().zip(layers.iter().flatten());
+        states.map(move |(state, layout)| {
+            let all = Commit::all(Span { drafts, ..Span::new(*state, position, tokens.len()) });
+            match layout.shape {
+                StateShape::Recurrent { .. } => Commit { accepted, ..all },
+                StateShape::KeyValue { .. } => all,
+            }
+        })
     }
 }
 
@@ -319,7 +359,7 @@ impl Runtime {
         for entry in entries.iter_mut().filter(|entry| entry.timeline.is_stale) {
             self.reset(entry.timeline)?;
         }
-        self.reserve_states(entries.iter().map(|entry| (&*entry.timeline, entry.tokens.len())))?;
+        self.reserve_states(entries.iter().map(|entry| entry.growth()))?;
         for entry in &mut *entries {
             let end = entry.timeline.tokens.len() + entry.tokens.len();
             entry.timeline.written = entry.timeline.written.max(end);
@@ -346,10 +386,15 @@ impl Runtime {
         stats.add_reads(reads, self.cache.read_counters());
         stepped.map_err(explain_states_full)?;
         self.step_commits.clear();
-        self.step_commits.extend(entries.iter().flat_map(BatchResult::commits));
+        let layers = &self.layer_states;
+        self.step_commits.extend(entries.iter().flat_map(|entry| entry.commits(layers)));
         self.device.commit(&self.step_commits).map_err(Error::at(|| "committing a step"))?;
         for entry in entries {
-            entry.timeline.tokens.extend_from_slice(entry.tokens);
+            let accepted = entry.accepted.get();
+            entry.timeline.tokens.extend_from_slice(&entry.tokens[..accepted]);
+            stats.tokens -= (entry.tokens.len() - accepted) as u64;
+            stats.drafted += entry.drafts as u64;
+            stats.accepted += (entry.drafts + accepted - entry.tokens.len()) as u64;
         }
         Ok(())
     }

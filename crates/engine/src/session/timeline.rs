@@ -35,6 +35,15 @@ pub(crate) struct Timeline {
     pub(crate) is_stale: bool,
 }
 
+/// Rows that a step appends to a timeline.
+#[derive(Clone, Copy)]
+pub(crate) struct StateGrowth<'a> {
+    pub(crate) timeline: &'a Timeline,
+    pub(crate) rows: usize,
+    /// Number of the last rows that are drafted.
+    pub(crate) drafts: usize,
+}
+
 /// Limits on truncating states, from the model's layers.
 #[derive(Debug)]
 pub(crate) struct RewindLimits {
@@ -241,20 +250,21 @@ impl Runtime {
         }
     }
 
-    /// Makes room for the state growth of a step: each timeline with its number of new rows. Evicts
-    /// cached prefixes.
+    /// Makes room for the state growth of a step. Evicts cached prefixes.
     pub(crate) fn reserve_states<'a>(
         &mut self,
-        spans: impl Iterator<Item = (&'a Timeline, usize)> + Clone,
+        spans: impl Iterator<Item = StateGrowth<'a>> + Clone,
     ) -> Result<(), Error> {
         let layer_states = std::mem::take(&mut self.layer_states);
         let room = self.evict_until(|device| {
-            let mut all = spans.clone().flat_map(|(timeline, rows)| {
+            let mut all = spans.clone().flat_map(|StateGrowth { timeline, rows, drafts }| {
                 let position = timeline.tokens.len();
                 let states = timeline.states.iter().flatten().flatten();
                 states.zip(layer_states.iter().flatten()).flat_map(move |(state, layout)| {
-                    let span =
-                        |written: WrittenEntries| Span::new(*state, written.first, written.count);
+                    let span = move |written: WrittenEntries| Span {
+                        drafts,
+                        ..Span::new(*state, written.first, written.count)
+                    };
                     layout.writes(position, rows).map(span)
                 })
             });

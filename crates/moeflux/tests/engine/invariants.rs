@@ -2,14 +2,15 @@
 //! snapshots, forks, marks and truncation, nor, on a processor and on the exact path, on the other
 //! rows of a step.
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 use moeflux::{
-    Checkpoint, Engine, EngineOptions, MemoryRequest, Session, StepControl,
+    Checkpoint, Engine, EngineOptions, GenerateRequest, MemoryRequest, Sampling, Session,
+    StepControl,
     experts::PrefetchMode,
     model::blueprint::Blueprint,
     runtime::{DeviceOptions, KvFormat, Logits},
-    session::{BatchEntry, EntryKind, SnapshotOptions},
+    session::{BatchEntry, DraftCounts, DraftMode, DraftScript, EntryKind, SnapshotOptions},
 };
 use moeflux_compute::{KV_BLOCK, StateShape};
 
@@ -95,22 +96,23 @@ impl<'a> Case<'a> {
         // Software drivers take long for hundreds of tokens.
         let wraps = is_full() || variant.device.name.as_deref() == Some("cpu");
         let texts = [0, 1].map(|i| Text::new(&model, i, wraps));
-        let engine = |memory: MemoryRequest, variant: &Variant| {
+        let engine = |memory: MemoryRequest, variant: &Variant, draft: DraftMode| {
             let context = 2 * KV_BLOCK;
             let memory = memory.context(context).chunk(CHUNK).sessions(3).marks(16 << 20);
             let mut options = EngineOptions::default()
                 .memory(memory)
                 .device(variant.device.clone())
-                .prefetch(variant.prefetch);
+                .prefetch(variant.prefetch)
+                .draft(draft);
             options.wrap_reader = variant.shuffle.map(shuffled);
             Engine::open(open(), options, &mut |_, _| {}).unwrap()
         };
         let one_thread = Variant::plain(variant.device.clone().threads(1));
-        let all = engine(MemoryRequest::default(), &one_thread);
+        let all = engine(MemoryRequest::default(), &one_thread, DraftMode::Off);
         // Prefetch needs slots that the layer does not use.
         let layers = if variant.prefetch == PrefetchMode::Off { 1 } else { 2 };
         let slots = (layers * model.max_top_k()).min(model.experts());
-        let few = engine(few_slots(slots), variant);
+        let few = engine(few_slots(slots), variant, DraftMode::Always(3));
         let mut session = all.session().unwrap();
         let expected = [0, 1].map(|i| {
             session.reset().unwrap();
@@ -241,6 +243,46 @@ impl<'a> Case<'a> {
         self.goes_on(&mut session, 2, "in small chunks");
     }
 
+    /// Answers whose drafts are right with several probabilities: tokens, session and the logits
+    /// after it are those of an answer without drafts.
+    fn checks_drafts(&self) {
+        const TOKENS: usize = 14;
+        let (prompt, vocab) = (self.texts[0].tokens(2), self.all.blueprint().vocab as u32);
+        let (mut plain, mut drafted) = (self.all.session().unwrap(), self.few.session().unwrap());
+        for (sampling, is_seeded) in
+            [(Sampling::greedy(), false), (Sampling::default().temperature(1.3).seed(5), true)]
+        {
+            let request =
+                GenerateRequest::default().sampling(sampling).max_tokens(TOKENS).ignore_eos(true);
+            let answer = |session: &mut Session, request: &GenerateRequest| {
+                let tokens = session.generate(prompt, request, &mut StepControl::default());
+                let tokens: Vec<u32> = tokens.unwrap().map(Result::unwrap).collect();
+                let held = session.tokens().to_vec();
+                let last = *tokens.last().unwrap();
+                (append(session, &[last, (last + 7) % vocab]), tokens, held)
+            };
+            let (logits, tokens, held) = answer(&mut plain, &request);
+            assert_eq!(tokens.len(), TOKENS);
+            let cases = [
+                (0.0, DraftCounts::All),
+                (0.5, DraftCounts::Random),
+                (1.0, DraftCounts::Random),
+                (1.0, DraftCounts::LastWrong),
+            ];
+            for (acceptance, counts) in cases {
+                let what = format!("of drafts ({acceptance}, {counts:?}, seeded: {is_seeded})");
+                let script = DraftScript::new(prompt.len(), &tokens[..], acceptance, 3);
+                let with = request.clone().drafter(Some(Arc::new(script.counts(counts)) as _));
+                let (got, chosen, got_held) = answer(&mut drafted, &with);
+                assert_eq!(chosen, tokens, "{} {what}", self.name);
+                assert_eq!(got_held, held, "{} {what}", self.name);
+                self.same(&what, &got, &logits);
+            }
+        }
+        let stats = drafted.stats();
+        assert!(0 < stats.accepted && stats.accepted < stats.drafted, "{}", self.name);
+    }
+
     /// Prompts with a common prefix, whose states are in the prefix cache.
     fn reuses_prefixes(&self) {
         let mut control = StepControl::default();
@@ -264,6 +306,7 @@ fn check(names: impl Iterator<Item = String>, variant: &Variant) {
         case.branches(files.path());
         case.is_restored(files.path());
         case.shares_steps();
+        case.checks_drafts();
         if variant.has_independent_rows() {
             case.reuses_prefixes();
         }

@@ -64,7 +64,6 @@ const CIRCLES: [&str; 108] = [
     "engine/runtime: plan -> plan_basis",
     "engine/runtime: plan -> prefix_share",
     "engine/runtime: plan -> slot_counts",
-    "engine/serve: choice -> decode",
     "engine/serve: core -> worker",
     "engine/session: steps -> session",
     "engine/session: timeline -> engine",

@@ -1,0 +1,345 @@
+//! The gate of drafts: how many a step may have so that it gets faster by them.
+//!
+//! A step with drafts takes longer than one without, and gives more tokens where they are right.
+//! Both are measured: the time of steps by their numbers of sequences and drafts, for all answers
+//! of an engine; the share of right drafts by their position, for each answer. Drafts are checked
+//! where the expected time per token falls by more than the measurements' spread. Where it does
+//! not, they are tried again now and then, for [`TRIAL_SHARE`] of the time.
+//!
+//! The gate reads no clock: callers pass times.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde::Serialize;
+
+use super::row_choice::MAX_DRAFTS;
+
+/// Share of the decode time that trials may cost.
+const TRIAL_SHARE: f64 = 0.01;
+/// Steps whose time the first trials may cost.
+const FIRST_TRIALS: f64 = 1.5;
+/// Maximum number of sequences, and of drafts of all of them, whose steps are told apart.
+const MAX_TIMED: usize = 8;
+/// Weight of the newest time of a step.
+const NEWEST: f64 = 0.1;
+/// Steps of a kind before their time is known.
+const MIN_STEPS: u32 = 3;
+/// Weight of the trials so far when a draft is checked.
+const REMEMBERED: f64 = 0.95;
+/// Trials that an answer begins with: the share that earlier answers had.
+const PRIOR_TRIALS: f64 = 2.0;
+/// Steps with drafts after which one without them is measured again.
+const PLAIN_INTERVAL: u32 = 64;
+
+/// Mean time of the steps of a kind.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct StepTime {
+    /// Sequences of a step, each of which decodes.
+    pub sequences: usize,
+    /// Drafts of all of them.
+    pub drafts: usize,
+    /// Seconds; newer steps weigh more.
+    pub seconds: f64,
+    /// Steps that were measured.
+    pub steps: u32,
+}
+
+/// Sequences of a step that all decode, and drafts of all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StepKind {
+    pub(crate) sequences: usize,
+    pub(crate) drafts: usize,
+}
+
+/// Running mean of the time of steps, in seconds, and its spread.
+#[derive(Clone, Copy, Debug, Default)]
+struct RunningTime {
+    mean: f64,
+    /// Mean distance from the mean.
+    spread: f64,
+    steps: u32,
+}
+
+impl RunningTime {
+    fn add(&mut self, seconds: f64) {
+        self.steps = self.steps.saturating_add(1);
+        let weight = NEWEST.max(1.0 / f64::from(self.steps));
+        // A step that waited for something else counts as one that took twice the time.
+        let seconds = if self.steps > MIN_STEPS { seconds.min(2.0 * self.mean) } else { seconds };
+        self.spread += weight * ((seconds - self.mean).abs() - self.spread);
+        self.mean += weight * (seconds - self.mean);
+        if self.steps == 1 {
+            self.spread = self.mean / 4.0;
+        }
+    }
+
+    /// Uncertainty of the mean.
+    fn error(&self) -> f64 {
+        self.spread / f64::from(self.steps).min(2.0 / NEWEST).sqrt()
+    }
+}
+
+/// Share of drafts that were right, by position in a step, of those whose predecessors were right.
+#[derive(Clone, Copy, Debug)]
+struct Acceptance {
+    right: [f64; MAX_DRAFTS],
+    tried: [f64; MAX_DRAFTS],
+}
+
+impl Acceptance {
+    /// Before the first trial.
+    const UNKNOWN: Self = Self { right: [1.2; MAX_DRAFTS], tried: [2.0; MAX_DRAFTS] };
+
+    /// The same shares, with the weight of a few trials.
+    fn as_prior(self) -> Self {
+        let shares = std::array::from_fn(|i| self.share(i) * PRIOR_TRIALS);
+        Self { right: shares, tried: [PRIOR_TRIALS; MAX_DRAFTS] }
+    }
+
+    fn share(&self, position: usize) -> f64 {
+        self.right[position] / self.tried[position]
+    }
+
+    fn add(&mut self, drafts: usize, accepted: usize) {
+        for position in 0..drafts.min(accepted + 1).min(MAX_DRAFTS) {
+            let is_right = f64::from(u8::from(position < accepted));
+            self.right[position] = self.right[position] * REMEMBERED + is_right;
+            self.tried[position] = self.tried[position] * REMEMBERED + 1.0;
+        }
+    }
+
+    /// Expected tokens of a step with this number of drafts.
+    fn expected_tokens(&self, drafts: usize) -> f64 {
+        let right = (0..drafts).scan(1.0, |all, i| {
+            *all *= self.share(i);
+            Some(*all)
+        });
+        1.0 + right.sum::<f64>()
+    }
+}
+
+/// Measurements of all answers of an engine.
+#[derive(Debug)]
+pub(crate) struct SharedTimes {
+    /// By sequences, then by drafts.
+    times: [[RunningTime; MAX_TIMED + 1]; MAX_TIMED],
+    acceptance: Acceptance,
+    /// Seconds that trials may cost; `None` before the first step.
+    credit: Option<f64>,
+}
+
+impl Default for SharedTimes {
+    fn default() -> Self {
+        let times = [[RunningTime::default(); MAX_TIMED + 1]; MAX_TIMED];
+        Self { times, acceptance: Acceptance::UNKNOWN, credit: None }
+    }
+}
+
+impl SharedTimes {
+    /// All times that were measured.
+    pub(crate) fn measured(&self) -> Vec<StepTime> {
+        let rows = self.times.iter().zip(1..);
+        let all = rows.flat_map(|(times, sequences)| {
+            times.iter().enumerate().map(move |(drafts, time)| {
+                let RunningTime { mean, steps, .. } = *time;
+                StepTime { sequences, drafts, seconds: mean, steps }
+            })
+        });
+        all.filter(|time| time.steps > 0).collect()
+    }
+
+    fn time(&self, kind: StepKind) -> Option<&RunningTime> {
+        self.times.get(kind.sequences.checked_sub(1)?)?.get(kind.drafts)
+    }
+
+    /// The time of steps of a kind, if it is known.
+    fn known(&self, kind: StepKind) -> Option<RunningTime> {
+        self.time(kind).copied().filter(|time| time.steps >= MIN_STEPS)
+    }
+
+    fn add(&mut self, kind: StepKind, seconds: f64) {
+        let of_kind = kind.sequences.checked_sub(1).and_then(|i| self.times.get_mut(i));
+        of_kind
+            .and_then(|times| times.get_mut(kind.drafts))
+            .into_iter()
+            .for_each(|t| t.add(seconds));
+    }
+}
+
+/// The gate of one answer.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    shared: Arc<Mutex<SharedTimes>>,
+    acceptance: Acceptance,
+    /// Steps with drafts since the last one without.
+    since_plain: u32,
+}
+
+impl Gate {
+    pub(crate) fn new(shared: &Arc<Mutex<SharedTimes>>) -> Self {
+        let acceptance = lock(shared).acceptance.as_prior();
+        let shared = Arc::clone(shared);
+        Self { shared, acceptance, since_plain: 0 }
+    }
+
+    /// Number of drafts for the next step, of the `available` ones; `kind` is the step without
+    /// them.
+    pub(crate) fn drafts(&mut self, kind: StepKind, available: usize) -> usize {
+        let available = available.min(MAX_DRAFTS).min(MAX_TIMED.saturating_sub(kind.drafts));
+        let shared = lock(&self.shared);
+        let Some(plain) = shared.known(kind).filter(|_| available > 0) else { return 0 };
+        let with = |drafts| StepKind { drafts: kind.drafts + drafts, ..kind };
+        let mut best = (0, plain.mean);
+        let mut unknown = None;
+        for drafts in 1..=available {
+            let Some(time) = shared.known(with(drafts)) else {
+                unknown = unknown.or(Some(drafts));
+                continue;
+            };
+            let tokens = self.acceptance.expected_tokens(drafts);
+            let per_token = time.mean / tokens;
+            if per_token + plain.error() + time.error() / tokens < best.1.min(plain.mean)
+                && per_token < best.1
+            {
+                best = (drafts, per_token);
+            }
+        }
+        let most = FIRST_TRIALS * plain.mean;
+        let credit = shared.credit.unwrap_or(most);
+        let cost = |drafts| {
+            let time = shared.known(with(drafts)).map_or(2.0 * plain.mean, |time| time.mean);
+            (time - plain.mean).max(0.0)
+        };
+        let chosen = match (best, unknown) {
+            // A time that is not known yet.
+            (_, Some(drafts)) if credit > 0.0 => drafts,
+            // A trial: as many as the credit can ever pay, once it does.
+            ((0, _), _) => {
+                let drafts = (1..=available).rev().find(|drafts| cost(*drafts) <= most);
+                drafts.filter(|drafts| cost(*drafts) <= credit).unwrap_or(0)
+            }
+            ((drafts, _), _) => drafts,
+        };
+        drop(shared);
+        if chosen > 0 && self.since_plain >= PLAIN_INTERVAL { 0 } else { chosen }
+    }
+
+    /// Takes the outcome of a step that only decoded: its kind, without and with the answer's own
+    /// drafts, how many of those were right, and its time.
+    pub(crate) fn record(&mut self, kind: StepKind, own: usize, accepted: usize, seconds: f64) {
+        let mut shared = lock(&self.shared);
+        shared.add(kind, seconds);
+        let plain = StepKind { drafts: kind.drafts - own, ..kind };
+        let plain = shared.known(plain).map(|time| time.mean);
+        if own > 0 {
+            self.acceptance.add(own, accepted);
+            shared.acceptance.add(own, accepted);
+        }
+        self.since_plain = if own > 0 { self.since_plain + 1 } else { 0 };
+        let Some(plain) = plain else { return };
+        let won = if own > 0 { plain * (accepted + 1) as f64 - seconds } else { 0.0 };
+        let credit = shared.credit.unwrap_or(FIRST_TRIALS * plain);
+        shared.credit = Some((credit + TRIAL_SHARE * seconds + won).min(FIRST_TRIALS * plain));
+    }
+}
+
+pub(crate) fn lock(shared: &Mutex<SharedTimes>) -> MutexGuard<'_, SharedTimes> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A machine: the time of a step with each number of drafts, and the drafts that are right.
+    struct Machine {
+        seconds: [f64; MAX_DRAFTS + 1],
+        acceptance: f64,
+        random: u64,
+    }
+
+    impl Machine {
+        fn new(seconds: [f64; MAX_DRAFTS + 1], acceptance: f64) -> Self {
+            Self { seconds, acceptance, random: 7 }
+        }
+
+        fn uniform(&mut self) -> f64 {
+            self.random =
+                self.random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (self.random >> 40) as f64 / (1u64 << 24) as f64
+        }
+
+        /// Decodes tokens; returns the time of a token beside that of a plain step, and the mean
+        /// number of drafts.
+        fn decode(&mut self, gate: &mut Gate, tokens: usize) -> (f64, f64) {
+            let (mut done, mut seconds, mut drafts, mut steps) = (0, 0.0, 0, 0);
+            while done < tokens {
+                let own = gate.drafts(StepKind { sequences: 1, drafts: 0 }, MAX_DRAFTS);
+                let accepted = (0..own).take_while(|_| self.uniform() < self.acceptance).count();
+                let noise = 0.95 + 0.1 * self.uniform();
+                let took = self.seconds[own] * noise;
+                gate.record(StepKind { sequences: 1, drafts: own }, own, accepted, took);
+                (done, seconds) = (done + 1 + accepted, seconds + took);
+                (drafts, steps) = (drafts + own, steps + 1);
+            }
+            (seconds / done as f64 / self.seconds[0], drafts as f64 / f64::from(steps))
+        }
+    }
+
+    #[test]
+    fn drafts_are_checked_where_they_pay() {
+        let shared = Arc::default();
+        let mut machine = Machine::new([1.0, 1.2, 1.4, 1.6], 0.9);
+        let (time, drafts) = machine.decode(&mut Gate::new(&shared), 400);
+        assert!(time < 0.52 && drafts > 1.8, "{time}, {drafts}");
+        // Where a row costs nearly a step, only the first draft pays.
+        let shared = Arc::default();
+        let mut machine = Machine::new([1.0, 1.5, 2.2, 3.2], 0.75);
+        let (time, drafts) = machine.decode(&mut Gate::new(&shared), 800);
+        assert!(time < 0.92 && (0.8..1.3).contains(&drafts), "{time}, {drafts}");
+    }
+
+    #[test]
+    fn drafts_that_do_not_pay_cost_less_than_two_percent() {
+        for (seconds, acceptance) in [
+            ([1.0, 1.9, 2.8, 3.7], 0.5),
+            ([1.0, 1.4, 1.8, 2.2], 0.0),
+            ([1.0, 1.05, 1.1, 1.15], 0.0),
+            ([1.0, 2.0, 3.0, 4.0], 0.95),
+        ] {
+            let shared = Arc::default();
+            let mut machine = Machine::new(seconds, acceptance);
+            let (time, _) = machine.decode(&mut Gate::new(&shared), 400);
+            assert!(time < 1.02, "{seconds:?}, {acceptance}: {time}");
+            // Later answers know the times.
+            let (time, _) = machine.decode(&mut Gate::new(&shared), 400);
+            assert!(time < 1.02, "{seconds:?}, {acceptance}: {time}");
+        }
+    }
+
+    #[test]
+    fn drafts_are_tried_again_when_the_text_changes() {
+        let shared = Arc::default();
+        let mut gate = Gate::new(&shared);
+        let mut machine = Machine::new([1.0, 1.2, 1.4, 1.6], 0.02);
+        assert!(machine.decode(&mut gate, 400).1 < 0.2);
+        machine.acceptance = 0.95;
+        machine.decode(&mut gate, 600);
+        let (time, drafts) = machine.decode(&mut gate, 300);
+        assert!(time < 0.6 && drafts > 2.0, "{time}, {drafts}");
+    }
+
+    #[test]
+    fn a_first_step_has_no_drafts() {
+        let mut gate = Gate::new(&Arc::default());
+        let alone = StepKind { sequences: 1, drafts: 0 };
+        assert_eq!(gate.drafts(alone, 3), 0);
+        for _ in 0..MIN_STEPS {
+            gate.record(alone, 0, 0, 1.0);
+        }
+        assert!(gate.drafts(alone, 3) > 0);
+        assert_eq!(gate.drafts(alone, 0), 0);
+        assert_eq!(gate.drafts(StepKind { sequences: 40, drafts: 0 }, 3), 0);
+    }
+}

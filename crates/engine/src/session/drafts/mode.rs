@@ -1,0 +1,69 @@
+//! Choice of drafters.
+
+use std::str::FromStr;
+
+use super::row_choice::MAX_DRAFTS;
+
+/// Whether and how an answer's next tokens are drafted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DraftMode {
+    /// Not at all.
+    #[default]
+    Off,
+    /// By all drafters, where measurements say that the answer gets faster.
+    Auto,
+    /// By what followed the last tokens before, where measurements say that the answer gets faster.
+    Lookup,
+    /// By all drafters, with this number of drafts in each step, whatever they cost. On the fast
+    /// path of a card, answers may then differ from those without drafts by rounding.
+    Always(usize),
+}
+
+/// Text that is no [`DraftMode`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected auto, off, lookup, or a number of drafts from 1 to {MAX_DRAFTS}")]
+pub struct DraftModeError;
+
+impl FromStr for DraftMode {
+    type Err = DraftModeError;
+
+    fn from_str(text: &str) -> Result<Self, DraftModeError> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "off" => Ok(Self::Off),
+            "lookup" => Ok(Self::Lookup),
+            number => match number.parse() {
+                Ok(drafts) if (1..=MAX_DRAFTS).contains(&drafts) => Ok(Self::Always(drafts)),
+                _ => Err(DraftModeError),
+            },
+        }
+    }
+}
+
+impl DraftMode {
+    /// Maximum number of drafts of a session in a step.
+    pub fn max(self) -> usize {
+        match self {
+            Self::Off => 0,
+            Self::Auto | Self::Lookup => MAX_DRAFTS,
+            Self::Always(drafts) => drafts.min(MAX_DRAFTS),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_have_names() {
+        let mode = |text: &str| text.parse::<DraftMode>();
+        assert_eq!(mode("auto"), Ok(DraftMode::Auto));
+        assert_eq!(mode("off").map(DraftMode::max), Ok(0));
+        assert_eq!(mode("3"), Ok(DraftMode::Always(3)));
+        for wrong in ["0", "4", "-1", "on", "", "99999999999999999999"] {
+            assert_eq!(mode(wrong), Err(DraftModeError), "{wrong}");
+        }
+    }
+}
