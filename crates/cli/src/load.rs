@@ -275,6 +275,7 @@ pub(crate) fn engine_from(
         .memory(memory)
         .device(args.compute.options())
         .prefetch(args.reads.prefetch.into())
+        .draft(args.draft.unwrap_or_default())
         .policy(args.memory.policy)
         .reads(args.reads.options());
     let engine = {

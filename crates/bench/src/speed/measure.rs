@@ -107,7 +107,7 @@ pub(super) fn repeat(
 
 impl TokenFeed {
     /// Random tokens of prompt and answer.
-    fn tokens(&self, vocab: usize) -> (Vec<u32>, Vec<u32>) {
+    pub(super) fn tokens(&self, vocab: usize) -> (Vec<u32>, Vec<u32>) {
         let mut random = SplitMix64::new(self.seed);
         let mut tokens = |n| (0..n).map(|_| (random.next_u64() % vocab as u64) as u32).collect();
         (tokens(self.setting.prompt), tokens(self.answer))

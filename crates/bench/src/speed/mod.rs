@@ -1,5 +1,6 @@
 //! Benchmark of a model: prefill and decode speed, held against the roofline of the machine.
 
+mod drafts;
 mod measure;
 mod report;
 mod rows;
@@ -7,6 +8,7 @@ mod setting;
 mod speed_bench;
 mod summary;
 
+pub use drafts::{DraftFigures, DraftRequest};
 pub use measure::{PhaseMeasurement, RepeatMeasurement};
 pub use report::{KernelProfile, MachineFigures, SpeedReport, TouchedMemory};
 pub use rows::{SpeedRow, chart, computing_share, csv, inversions, rows, saved_rows, tables};

@@ -10,6 +10,7 @@ use moeflux::{
 use serde::Serialize;
 
 use super::{
+    drafts::DraftFigures,
     measure::RepeatMeasurement,
     summary::{ContextSummary, PhaseSummary},
 };
@@ -42,6 +43,9 @@ pub struct SpeedReport<'a> {
     pub(super) layers: Vec<LayerStats>,
     pub(super) repeats: Vec<RepeatMeasurement>,
     pub(super) kernels: Vec<KernelProfile>,
+    /// Answers with drafts, if they were asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) drafts: Option<DraftFigures>,
 }
 
 /// Peak bandwidths of the machine, and the state of the page cache.
@@ -112,6 +116,9 @@ impl fmt::Display for SpeedReport<'_> {
             units::plural((self.repeats.len() / self.contexts.len().max(1)) as u64, "repeat")
         )?;
         write!(f, "{}", self.speeds())?;
+        if let Some(drafts) = &self.drafts {
+            write!(f, "\n{drafts}")?;
+        }
         let together = self.contexts.iter().any(|at| at.together.is_some());
         if together {
             write!(f, "\n{}", self.steps())?;

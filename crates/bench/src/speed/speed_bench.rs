@@ -14,6 +14,7 @@ use moeflux::{
 use serde_json::Value;
 
 use super::{
+    drafts::{DraftFigures, DraftRequest},
     measure::{RepeatHooks, RepeatMeasurement, RooflineModel, TokenFeed, repeat},
     report::{KernelProfile, MachineFigures, SpeedReport, TouchedMemory},
     rows::{self, rows, saved_rows},
@@ -75,6 +76,7 @@ pub struct SpeedBench {
     from_disk: bool,
     repeats: Vec<RepeatMeasurement>,
     kernels: Vec<KernelProfile>,
+    drafts: Option<DraftFigures>,
 }
 
 /// Longest context that a request needs, prompt and answer.
@@ -165,6 +167,7 @@ impl SpeedBench {
             from_disk: false,
             repeats: Vec::new(),
             kernels: Vec::new(),
+            drafts: None,
             request,
         })
     }
@@ -315,6 +318,25 @@ impl SpeedBench {
         Ok(())
     }
 
+    /// Measures answers with drafts beside the same answers without: the first setting, once for
+    /// each repeat.
+    ///
+    /// # Errors
+    /// A step fails, or is cancelled.
+    pub fn measure_drafts(
+        &mut self,
+        engine: &Engine,
+        request: DraftRequest,
+        cancel: Option<&CancelToken>,
+    ) -> anyhow::Result<()> {
+        let Some(setting) = self.request.settings.first().copied() else { return Ok(()) };
+        let feed = TokenFeed { setting, answer: self.request.tokens, seed: 0 };
+        let repeats = self.request.repeats as u64;
+        let figures = DraftFigures::measure(engine, request, feed, repeats, cancel)?;
+        self.drafts = Some(figures);
+        Ok(())
+    }
+
     /// Summarizes all repeats.
     pub fn report<'a>(self, engine: &'a Engine, texts: ReportTexts) -> SpeedReport<'a> {
         let mut scale = self.scale;
@@ -346,6 +368,7 @@ impl SpeedBench {
             layers: engine.layer_stats(),
             repeats: self.repeats,
             kernels: self.kernels,
+            drafts: self.drafts,
         }
     }
 }

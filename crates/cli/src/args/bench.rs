@@ -17,6 +17,7 @@ Examples:
   moeflux bench --model DIR --context 0,2048,8192 --plot context.svg
   moeflux bench --model DIR --budgets 4GiB,8GiB,12GiB --cold --plot budgets.svg
   moeflux bench --model DIR --memory 8GiB --sessions 1,2,4,8 --prompt 64
+  moeflux bench --model DIR --draft auto --accept 80%
   moeflux bench --model DIR --save before.json; moeflux bench --model DIR --compare before.json
 
 Exit codes: 0 done, 1 failed, or with --compare something is slower, 2 wrong use.";
@@ -83,6 +84,12 @@ pub(crate) struct BenchArgs {
     /// prompt, at its positions.
     #[arg(long)]
     pub(crate) profile: bool,
+    /// With --draft: share of drafts that are right, such as 80%
+    ///
+    /// Drafts are then those of a script, the answer that the model gives without them. By default
+    /// they are those of the drafters that --draft names.
+    #[arg(long, value_name = "PERCENT", value_parser = parse_percent, requires = "draft")]
+    pub(crate) accept: Option<f64>,
     /// Plot tokens per second, over budgets if there are several, else over contexts
     #[arg(long, value_parser = path(), value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,

@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 use moeflux::{
     experts::{ExpertsOnHost, PolicyKind},
     runtime::{CardBudgets, KvFormat},
+    session::DraftMode,
 };
 
 use super::{
@@ -99,6 +100,16 @@ pub(crate) struct EngineArgs {
     pub(crate) reads: ReadArgs,
     #[command(flatten)]
     pub(crate) compute: ComputeArgs,
+    /// Drafts of several tokens per step: auto, off, lookup or a number, 1 to 3 [default: off]
+    ///
+    /// Drafts are guesses at the next tokens, which one step checks together: where they are right,
+    /// an answer gets faster, and it is the same in any case. lookup guesses what followed the last
+    /// tokens where they occurred before, as in an edit of a long file. With auto and lookup,
+    /// measurements decide in each step whether drafts pay. With a number, each step has as many;
+    /// on a GPU, steps of five tokens and more then change answers by rounding, unless with
+    /// --exact.
+    #[arg(long, value_name = "HOW", env = "MOEFLUX_DRAFT", hide_env_values = true, help_heading = COMPUTE)]
+    pub(crate) draft: Option<DraftMode>,
 }
 
 /// Device and numeric formats.

@@ -167,6 +167,14 @@ impl AnswerCost {
         parts.push(format!("{} read per token", units::disk(per_token)));
         parts.push(format!("{} in all", units::disk(statistics.bytes_read as f64)));
         parts.push(format!("hit rate {}", units::percent(statistics.hit_rate)));
+        let DraftStatistics { drafted, accepted, .. } = statistics.drafts;
+        if drafted > 0 {
+            parts.push(format!(
+                "{} drafted, {} right",
+                units::plural(drafted, "token"),
+                units::percent(accepted as f64 / drafted as f64)
+            ));
+        }
         let on_host = statistics.prefill.experts_on_host + statistics.decode.experts_on_host;
         if on_host > 0 {
             let needed = statistics.prefill.experts_needed + statistics.decode.experts_needed;
@@ -190,9 +198,19 @@ pub(crate) struct AnswerStatistics {
     bytes_per_token: f64,
     /// Hit rate of the same tokens.
     hit_rate: f64,
+    drafts: DraftStatistics,
     peak_memory: u64,
     /// GPU dispatches; zero on the CPU.
     dispatches: u64,
+}
+
+/// Drafts of decoded tokens.
+#[derive(Clone, Copy, Serialize)]
+struct DraftStatistics {
+    /// Tokens that steps have checked.
+    drafted: u64,
+    /// Of these, tokens that were right.
+    accepted: u64,
 }
 
 #[derive(Serialize)]
@@ -254,6 +272,10 @@ impl AnswerStatistics {
             bytes_read: prefill.bytes_read + decode.bytes_read,
             bytes_per_token: main.bytes_per_token,
             hit_rate: main.hit_rate,
+            drafts: DraftStatistics {
+                drafted: cost.decode.stats.drafted,
+                accepted: cost.decode.stats.accepted,
+            },
             peak_memory: SystemMemory::now().peak,
             dispatches: prefill.dispatches + decode.dispatches,
             prefill,

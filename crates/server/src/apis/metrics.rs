@@ -50,6 +50,8 @@ fn write_model(model: Option<&ServedModel>, queued: usize, text: &mut String) {
         ("prompt_tokens_total", stats.prompt_tokens),
         ("cached_tokens_total", stats.reused_tokens),
         ("generated_tokens_total", stats.generated_tokens),
+        ("drafted_tokens_total", steps.drafted),
+        ("accepted_drafts_total", steps.accepted),
         ("prefix_disk_hits_total", stats.restored_prompts),
         ("prefix_disk_writes_total", stats.saved_prefixes),
         ("expert_bytes_read_total", steps.bytes_read),

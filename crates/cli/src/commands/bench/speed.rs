@@ -7,8 +7,8 @@ use moeflux_bench::{
     comparison::{Comparison, SavedRun},
     deprecated_keys, plot,
     speed::{
-        self, BenchSetting, ContradictingReads, DiskProbe, ReportTexts, SpeedBench, SpeedReport,
-        SpeedRequest,
+        self, BenchSetting, ContradictingReads, DiskProbe, DraftRequest, ReportTexts, SpeedBench,
+        SpeedReport, SpeedRequest,
     },
     units,
 };
@@ -140,7 +140,9 @@ fn measure(
     engine_args.memory.memory = budget.or(engine_args.memory.memory);
     let checkpoint = load::checkpoint(&engine_args.model, &engine_args.reads.mirror, ui)?;
     let blueprint = Blueprint::for_checkpoint(&checkpoint)?;
-    let needed = speed::needed_context(&settings, args.tokens);
+    // An answer with drafts has a token more, the first one.
+    let drafted = usize::from(engine_args.draft.is_some());
+    let needed = speed::needed_context(&settings, args.tokens.saturating_add(drafted));
     let positions = blueprint.max_positions;
     speed::check_context(needed, engine_args.memory.ctx.map_or(positions, Into::into), positions)?;
     let needs = Needs {
@@ -183,6 +185,12 @@ fn measure(
             bar.clear();
             ui.note(note);
         })?;
+    }
+    let mode = engine_args.draft.unwrap_or_default();
+    if mode.max() > 0 && args.tokens > 0 {
+        let (_bar, armed) = (ui.share("measuring drafts"), interrupt::arm());
+        let request = DraftRequest { mode, acceptance: args.accept };
+        bench.measure_drafts(&engine, request, Some(armed.flag()))?;
     }
     if args.profile {
         bench.profile(&engine, Some(interrupt::arm().flag()))?;
