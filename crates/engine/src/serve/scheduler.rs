@@ -193,6 +193,13 @@ struct PreparedRequest {
     synced: Synced,
 }
 
+/// Time of a step that only decodes.
+#[derive(Clone, Copy)]
+struct TimedStep {
+    kind: StepKind,
+    seconds: f64,
+}
+
 /// Outcome of a step for an answer.
 #[derive(Default)]
 struct EntryOutcome {
@@ -450,6 +457,7 @@ impl Scheduler {
         let (order, mut entries): (Vec<usize>, Vec<BatchEntry<'_>>) =
             fed.into_iter().map(|(i, (sequence, count))| (i, sequence.entry(*count))).unzip();
         let stats = self.engine.step(&mut entries, control)?;
+        let timed = kind.map(|kind| TimedStep { kind, seconds: since.elapsed().as_secs_f64() });
         let mut outcomes: Vec<_> = token_counts.iter().map(|_| EntryOutcome::default()).collect();
         for (i, entry) in order.into_iter().zip(entries) {
             if entry.kind == EntryKind::Answer {
@@ -462,12 +470,7 @@ impl Scheduler {
         let mut events = Vec::new();
         self.take_prompt_logprobs(&token_counts, &mut events);
         self.take_embeddings(&token_counts, &mut events);
-        self.sample(&token_counts, outcomes, &mut events);
-        if let Some(kind) = kind {
-            let seconds = since.elapsed().as_secs_f64();
-            let fed = self.sequences.iter_mut().zip(&token_counts).filter(|(_, count)| **count > 0);
-            fed.for_each(|(sequence, _)| sequence.answer.record(kind, seconds));
-        }
+        self.sample(&token_counts, outcomes, timed, &mut events);
         self.cache_prefixes(&mut events);
         self.retire(&mut events);
         Ok(events)
@@ -679,6 +682,7 @@ impl Scheduler {
         &mut self,
         token_counts: &[usize],
         outcomes: Vec<EntryOutcome>,
+        timed: Option<TimedStep>,
         events: &mut Vec<Event>,
     ) {
         let mut failed = Vec::new();
@@ -696,6 +700,9 @@ impl Scheduler {
                 true => Ok(()),
                 false => sequence.end_step(outcome),
             });
+            if let Some(TimedStep { kind, seconds }) = timed.filter(|_| is_fed) {
+                sequence.answer.record(kind, seconds);
+            }
             let tokens = std::iter::from_fn(|| sequence.answer.take());
             events.extend(tokens.map(|ChosenToken { token, logprobs }| Event::Token {
                 id: sequence.id,
