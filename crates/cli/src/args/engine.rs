@@ -106,8 +106,8 @@ pub(crate) struct EngineArgs {
     /// an answer gets faster, and it is the same in any case. lookup guesses what followed the last
     /// tokens where they occurred before, as in an edit of a long file. With auto and lookup,
     /// measurements decide in each step whether drafts pay. With a number, each step has as many;
-    /// on a GPU, steps of five tokens and more then change answers by rounding, unless with
-    /// --exact.
+    /// on a GPU they then change answers by rounding, unless with --exact, and auto and lookup
+    /// check none there.
     #[arg(long, value_name = "HOW", env = "MOEFLUX_DRAFT", hide_env_values = true, help_heading = COMPUTE)]
     pub(crate) draft: Option<DraftMode>,
 }

@@ -20,12 +20,15 @@ impl Drafts {
     pub(crate) fn for_request(engine: &Engine, request: &GenerateRequest) -> Self {
         let mode = request.draft.unwrap_or(engine.draft_mode());
         let max = mode.max().min(engine.plan().drafts);
-        let is_gated = max > 0 && !matches!(mode, DraftMode::Always(_));
+        let is_gated = !matches!(mode, DraftMode::Always(_));
+        // Rows of one sequence may round there in another way than single ones.
+        let on_fast_path = engine.device().graphics && !engine.is_exact();
+        let max = if is_gated && on_fast_path { 0 } else { max };
         let lookup = || -> Box<dyn Drafter> { Box::new(LookupDrafter) };
         let drafter = || request.drafter.as_ref().map_or_else(lookup, |source| source.start());
         Self {
             drafter: (max > 0).then(drafter),
-            gate: is_gated.then(|| Gate::new(engine.shared_times())),
+            gate: (is_gated && max > 0).then(|| Gate::new(engine.shared_times())),
             max,
             vocab: engine.blueprint().vocab,
             drafts: Vec::new(),

@@ -15,7 +15,7 @@ use crate::{
         request::{AnswerEnd, Finish, GenerateRequest},
     },
     session::{
-        drafts::{MAX_DRAFTS, StepKind},
+        drafts::StepKind,
         engine::Engine,
         session::{MIN_CACHED_PREFIX, Session, Synced},
         steps::{BatchEntry, EntryKind},
@@ -547,12 +547,8 @@ impl Scheduler {
             .iter()
             .zip(token_counts)
             .all(|(sequence, count)| *count == 0 || (*count == 1 && !sequence.is_prefilling()));
-        // On the fast path of a card the bits of a row depend on the rows of its step from five on.
-        let on_card = self.engine.device().graphics && !self.engine.is_exact();
         let mut room = plan.chunk.saturating_sub(certain);
-        let most =
-            if on_card { MAX_DRAFTS.saturating_sub(certain.saturating_sub(1)) } else { room };
-        let mut gated_room = if is_plain { room.min(most) } else { 0 };
+        let mut gated_room = if is_plain { room } else { 0 };
         let mut kind = StepKind { sequences, drafts: 0 };
         let mut left = sequences;
         for (sequence, count) in self.sequences.iter_mut().zip(token_counts) {

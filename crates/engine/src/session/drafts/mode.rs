@@ -11,7 +11,8 @@ pub enum DraftMode {
     /// Not at all.
     #[default]
     Off,
-    /// By all drafters, where measurements say that the answer gets faster.
+    /// By all drafters, where measurements say that the answer gets faster. Not on the fast path of
+    /// a card, where drafts may change answers by rounding; nor is `Lookup`.
     Auto,
     /// By what followed the last tokens before, where measurements say that the answer gets faster.
     Lookup,
