@@ -86,8 +86,8 @@ pub(crate) struct BenchArgs {
     pub(crate) profile: bool,
     /// With --draft: share of drafts that are right, such as 80%
     ///
-    /// Drafts are then those of a script, the answer that the model gives without them. By default
-    /// they are those of the drafters that --draft names.
+    /// A script then makes the drafts: the answer that the model gives without drafts. By default
+    /// the drafters that --draft names make them.
     #[arg(long, value_name = "PERCENT", value_parser = parse_percent, requires = "draft")]
     pub(crate) accept: Option<f64>,
     /// Plot tokens per second, over budgets if there are several, else over contexts

@@ -46,7 +46,7 @@ pub struct MemoryRequest {
     /// what the dense weights leave, whichever is less.
     pub marks: Option<u64>,
     /// Maximum drafted tokens of a session in a step, for which recurrent states have memory; none
-    /// by default. [`Engine::open`](crate::Engine::open) takes those of
+    /// by default. [`Engine::open`](crate::Engine::open) sets it by
     /// [`EngineOptions::draft`](crate::EngineOptions::draft).
     pub drafts: usize,
     /// Exact number of slots, instead of as many as the budget holds.

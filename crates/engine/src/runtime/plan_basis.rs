@@ -191,7 +191,7 @@ impl<'a> PlanBasis<'a> {
         let bytes = |shape| {
             let bytes = page_align(self.device.state_bytes(shape));
             match shape {
-                // Committed values, those of a step, and those before each draft.
+                // Committed values, values after a step, and values before each draft.
                 StateShape::Recurrent { .. } => bytes + bytes / 2 * self.request.drafts as u64,
                 StateShape::KeyValue { .. } => bytes,
             }

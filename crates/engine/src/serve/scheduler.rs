@@ -548,24 +548,17 @@ impl Scheduler {
             .zip(token_counts)
             .all(|(sequence, count)| *count == 0 || (*count == 1 && !sequence.is_prefilling()));
         let mut room = plan.chunk.saturating_sub(certain);
-        let mut gated_room = if is_plain { room } else { 0 };
         let mut kind = StepKind { sequences, drafts: 0 };
-        let mut left = sequences;
         for (sequence, count) in self.sequences.iter_mut().zip(token_counts) {
             if *count == 0 || sequence.is_prefilling() {
                 continue;
             }
-            let max = match sequence.answer.drafts().is_gated() {
-                // Each gets its share of what is left, rounded up.
-                true => gated_room.div_ceil(left.max(1)),
-                false => room,
-            };
-            let max = max.min(sequence.answer.drafts().max());
+            // Only steps that decode are timed.
+            let is_off = sequence.answer.drafts().is_gated() && !is_plain;
+            let max = if is_off { 0 } else { room };
             let drafts = sequence.answer.prepare(&sequence.session, *count, max, kind);
             room -= drafts;
-            gated_room = gated_room.saturating_sub(drafts);
             kind.drafts += drafts;
-            left = left.saturating_sub(1);
         }
         is_plain.then_some(kind)
     }

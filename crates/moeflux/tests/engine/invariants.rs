@@ -244,7 +244,7 @@ impl<'a> Case<'a> {
     }
 
     /// Answers whose drafts are right with several probabilities: tokens, session and the logits
-    /// after it are those of an answer without drafts.
+    /// after it equal the answer without drafts.
     fn checks_drafts(&self) {
         const TOKENS: usize = 14;
         let (prompt, vocab) = (self.texts[0].tokens(2), self.all.blueprint().vocab as u32);

@@ -270,8 +270,8 @@ mod tests {
             (self.random >> 40) as f64 / (1u64 << 24) as f64
         }
 
-        /// Decodes tokens; returns the time of a token beside that of a plain step, and the mean
-        /// number of drafts.
+        /// Decodes tokens. Returns the mean time of a token, in plain steps, and the mean number of
+        /// drafts.
         fn decode(&mut self, gate: &mut Gate, tokens: usize) -> (f64, f64) {
             let (mut done, mut seconds, mut drafts, mut steps) = (0, 0.0, 0, 0);
             while done < tokens {
