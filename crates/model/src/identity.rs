@@ -103,7 +103,7 @@ impl Checkpoint {
     pub fn identity_of_files(&self, model: ModelId) -> ModelId {
         let mut hash = FieldDigest::default();
         hash.field(&model.0);
-        for file in self.files().iter() {
+        for file in self.own_files() {
             hash.field(format!("{:?}", file.stamp()).as_bytes());
         }
         hash.finish()

@@ -6,6 +6,9 @@ use serde_json::Value;
 
 use super::module::WeightQuant;
 
+/// A key that is not written: whether the model has its head for multi-token prediction.
+pub(super) const HEAD: &str = "synth_head";
+
 /// Mean squares that the first layer adds to the residual stream, without the lead. Measured, or
 /// within a third of a measured value. Layer `l` adds them divided by `l + 1`, so that the stream
 /// of a deep model neither explodes nor loses the lead.
@@ -266,6 +269,13 @@ impl Export {
         // Only a config that ties the embeddings asks for it: such an export has none.
         if tensor.ends_with("lm_head.weight") {
             return false;
+        }
+        // Of heads, whose names do not say whether a config has one: see `HEAD`.
+        if tensor == "mtp.fc.weight" {
+            return text[HEAD] == true;
+        }
+        if tensor.ends_with(".eh_proj.weight") {
+            return text[HEAD] == true && text["num_nextn_predict_layers"].as_u64() > Some(0);
         }
         if let Some(linear) = tensor.strip_suffix(".bias") {
             let is_attention = ["q_proj", "k_proj", "v_proj"].iter().any(|p| linear.ends_with(p));

@@ -25,6 +25,8 @@ pub struct Options {
     pub skew: f64,
     /// Most rows of all tables of n-gram embeddings together; by default a million.
     pub ngram_rows: Option<u64>,
+    /// Whether the model has its head for multi-token prediction, which exports leave out.
+    pub head: bool,
 }
 
 /// Rows of tables of n-gram embeddings, unless more are asked for: published tables are the
@@ -43,6 +45,6 @@ pub struct FewerRows {
 impl Options {
     /// All layers, seed 0, no skew.
     pub fn new(config: Value) -> Self {
-        Options { config, layers: None, seed: 0, skew: 0.0, ngram_rows: None }
+        Options { config, layers: None, seed: 0, skew: 0.0, ngram_rows: None, head: false }
     }
 }

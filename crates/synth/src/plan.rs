@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     byte_tokenizer,
-    export::Export,
+    export::{Export, HEAD},
     module::{Module, SynthTensor, WeightQuant},
     options::{FewerRows, NGRAM_ROWS, Options},
     weights::{ModuleList, RouterParams},
@@ -59,6 +59,7 @@ setters!(Options {
     seed: u64,
     skew: f64,
     ngram_rows: impl Into<Option<u64>>,
+    head: bool,
 });
 
 /// The tensors and the config of a checkpoint to write.
@@ -136,7 +137,10 @@ impl SynthPlan {
 /// in 0 to 8.
 pub fn plan(options: &Options) -> Result<SynthPlan, Error> {
     checked_skew(options.skew)?;
-    let (config, fewer_rows) = shrink_tables(cut_config(options)?, options)?;
+    let (mut config, fewer_rows) = shrink_tables(cut_config(options)?, options)?;
+    if let Value::Object(config) = &mut config {
+        edit_text_config(config, |text| text.insert(HEAD.into(), options.head.into()));
+    }
     let routing = RouterParams { seed: options.seed, skew: options.skew };
     let SynthModel { modules, expert_quant: default, max_positions } = model(&config, routing)?;
     let mut quantization = default.setting();
@@ -239,6 +243,9 @@ fn model(config: &Value, routing: RouterParams) -> Result<SynthModel, Error> {
             byte_tokenizer::COUNT
         ));
     }
+    if text[HEAD] == true && blueprint.drafter.is_none() {
+        return wrong("no head for multi-token prediction of this model is written".into());
+    }
     let experts = blueprint.moe_layers().map(|(_, moe)| moe.experts.count).max().unwrap_or(0);
     if experts > MAX_EXPERTS {
         return wrong(format!("{experts} experts of a layer (num_experts) exceed {MAX_EXPERTS}"));
@@ -292,7 +299,7 @@ fn cut_layers(config: &mut Map<String, Value>, layers: usize) -> Result<(), Erro
 /// Writes the quantization as mlx-lm does, and the special token ids of the written tokenizer.
 fn finish_config(config: &mut Map<String, Value>, quantization: &Value) {
     let name_ids = |map: &mut Map<String, Value>| {
-        for key in ["quantization", "quantization_config", "bos_token_id", KV_B_PROJ] {
+        for key in ["quantization", "quantization_config", "bos_token_id", KV_B_PROJ, HEAD] {
             map.remove(key);
         }
         map.insert("eos_token_id".into(), eos_token_ids());

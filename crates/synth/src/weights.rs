@@ -6,11 +6,11 @@
 use moeflux_model::{
     blueprint::{
         Blueprint, BodyBlueprint, CompressedBlueprint, CompressorBlueprint, DeltaNetBlueprint,
-        EntryIndexerBlueprint, FeedForwardBlueprint, GqaBlueprint, GqaIndexer, IndexerBlueprint,
-        LatentHeads, LatentQuery, LayerBlueprint, LayerExperts, LinearSource, Mamba2Blueprint,
-        MixerBlueprint, MlaBlueprint, MlaIndexer, MlpBlueprint, MoeBlueprint, NgramMemoryBlueprint,
-        NormKind, NormSource, ProjectionSource, RouterBlueprint, ShortConvBlueprint, StreamInput,
-        StreamMix, SubBlockBlueprint, SubBlockInput,
+        DrafterBlueprint, EntryIndexerBlueprint, FeedForwardBlueprint, GqaBlueprint, GqaIndexer,
+        IndexerBlueprint, LatentHeads, LatentQuery, LayerBlueprint, LayerExperts, LinearSource,
+        Mamba2Blueprint, MixerBlueprint, MlaBlueprint, MlaIndexer, MlpBlueprint, MoeBlueprint,
+        NgramMemoryBlueprint, NormKind, NormSource, ProjectionSource, RouterBlueprint,
+        ShortConvBlueprint, StreamInput, StreamMix, SubBlockBlueprint, SubBlockInput,
     },
     checkpoint::{MatrixSource, Segment, VectorChange, VectorSource},
     seam::RecordedTensor,
@@ -148,7 +148,22 @@ impl<'a> ModuleList<'a> {
             self.output_norm(output, tied_norm(*hidden, *scale / self.blueprint.logit_scale));
         }
         self.bias(&self.blueprint.head_bias);
+        if let Some(drafter) = &self.blueprint.drafter {
+            self.drafter(drafter);
+        }
         self.modules
+    }
+
+    /// A head for multi-token prediction.
+    fn drafter(&mut self, drafter: &DrafterBlueprint) {
+        let DrafterBlueprint { embed_norm, hidden_norm, fuse, layer, norm } = drafter;
+        self.norm(embed_norm);
+        self.norm(hidden_norm);
+        self.matrix(fuse, 1.0);
+        if let Some(layer) = layer {
+            self.layer(self.blueprint.layers.len(), layer);
+        }
+        self.stream_norm(norm, uniform(0.9, 1.1));
     }
 
     /// Modules in the order of mlx-lm's files: with norms after the parts, the norm before the

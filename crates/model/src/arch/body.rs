@@ -5,6 +5,7 @@ use serde::Deserialize;
 
 use super::{
     config::{Require, skipped},
+    drafter::{self, HeadNames},
     registry::model_type,
     scope::{NormWeights, Scope},
 };
@@ -88,8 +89,12 @@ impl Body {
         let head_bias = self.lm_head_bias.then(|| source.vector(&bias, &[vocab])).transpose()?;
         let head = (!tied).then(|| source.matrix(&format!("{head}{head_name}"), vocab, hidden));
         let model = Scope::new(source, model.to_owned(), norms);
-        let layers =
-            (0..self.num_hidden_layers).map(|i| layer(i, &model.child(&format!("layers.{i}"))));
+        let module = |i| model.child(&format!("layers.{i}"));
+        let layers = (0..self.num_hidden_layers).map(|i| layer(i, &module(i)));
+        let next = module(self.num_hidden_layers);
+        let drafter = drafter::optional(&next, &HeadNames::DEEPSEEK, hidden, || {
+            layer(self.num_hidden_layers, &next)
+        });
         Ok(Blueprint {
             model_type: model_type(source)?.to_owned(),
             hidden,
@@ -105,6 +110,7 @@ impl Body {
             head: head.transpose()?,
             head_bias,
             logit_scale: 1.0,
+            drafter,
             skipped: skipped(source, self.num_hidden_layers),
         })
     }

@@ -296,6 +296,9 @@ impl Require<'_> {
     }
 }
 
+/// Name of the tensors for multi-token prediction among the parts that are not executed.
+pub(super) const PREDICTION: &str = "multi-token prediction";
+
 /// Parts of a checkpoint that are not executed, with their bytes.
 pub(super) fn skipped(source: &dyn TensorSource, layers: usize) -> Vec<(String, u64)> {
     let vision = [
@@ -316,7 +319,7 @@ pub(super) fn skipped(source: &dyn TensorSource, layers: usize) -> Vec<(String, 
     let bytes = |is: &dyn Fn(&str) -> bool| -> u64 {
         source.tensor_bytes().filter(|(name, _)| is(name)).map(|(_, bytes)| bytes).sum()
     };
-    let all = [("vision", bytes(&is_vision)), ("multi-token prediction", bytes(&is_prediction))];
+    let all = [("vision", bytes(&is_vision)), (PREDICTION, bytes(&is_prediction))];
     all.into_iter()
         .filter(|(_, bytes)| *bytes > 0)
         .map(|(part, bytes)| (part.to_owned(), bytes))

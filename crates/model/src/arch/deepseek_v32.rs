@@ -119,7 +119,8 @@ pub(super) fn sparse_blueprint(
     };
     let top_k = index.index_topk.min(config.body.max_position_embeddings);
     build(source, &config, &|layer, attention| {
-        let indexer = full[layer].then(|| {
+        // The layer of a head for multi-token prediction has its own.
+        let indexer = full.get(layer).copied().unwrap_or(true).then(|| {
             indexer(&config, &index, config.rope(source, pairs)?, &attention.child("indexer"))
         });
         let indexer = indexer.transpose()?.map(MlaIndexer::Positions);

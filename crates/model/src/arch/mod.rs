@@ -3,8 +3,8 @@
 //!
 //! Entry point is [`Blueprint::for_checkpoint`], which looks the `model_type` up in
 //! [`ARCHITECTURES`]. Shared parts are in `body.rs` (embedding, head, layers, attention),
-//! `rope.rs`, `windows.rs`, `kda.rs`, `mamba2.rs`, `softmax_moe.rs`, `grouped_moe.rs` and
-//! `expert_tensors.rs`; `config.rs` reads configs and checks their values, `scope.rs` looks tensors
+//! `rope.rs`, `windows.rs`, `kda.rs`, `mamba2.rs`, `softmax_moe.rs`, `grouped_moe.rs`,
+//! `expert_tensors.rs` and `drafter.rs` (heads for multi-token prediction); `config.rs` reads configs and checks their values, `scope.rs` looks tensors
 //! up by name.
 
 mod afmoe;
@@ -18,6 +18,7 @@ mod deepseek_v3;
 mod deepseek_v32;
 mod deepseek_v4;
 mod dots1;
+mod drafter;
 mod ernie4_5_moe;
 mod exaone_moe;
 mod expert_tensors;

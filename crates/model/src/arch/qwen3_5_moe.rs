@@ -11,14 +11,16 @@ use serde::Deserialize;
 use super::{
     body::{Body, GqaParams, Heads, gqa},
     config::{Require, parse_config},
+    drafter::{self, HeadNames},
     rope::{RopeKeys, RotatedPart},
     scope::{NormWeights, Scope},
     softmax_moe::SoftmaxMoe,
 };
 use crate::{
     blueprint::{
-        Blueprint, DeltaNetBlueprint, DeltaNetShape, FeedForwardBlueprint, GateSource,
-        GqaBlueprint, GqaShape, MixerBlueprint, OutputGate, ProjectionSource,
+        Blueprint, DeltaNetBlueprint, DeltaNetShape, DrafterBlueprint, FeedForwardBlueprint,
+        GateSource, GqaBlueprint, GqaShape, LayerBlueprint, MixerBlueprint, OutputGate,
+        ProjectionSource,
     },
     checkpoint::{MatrixSource, VectorChange, source::TensorSource},
 };
@@ -73,16 +75,39 @@ pub(super) fn build(
     let delta_shape = delta_shape(source, &config)?;
     // The Hub stores `w` of `1 + w`. The sum is taken in f32, as in the authors' code. mlx-lm takes
     // it in the checkpoint's type, so its logits of a bf16 Hub checkpoint differ by that rounding.
-    config.body.blueprint(source, NormWeights::OnePlus, |i, layer| {
-        let mixer = match is_linear(source, &config, i)? {
+    let mut blueprint = config.body.blueprint(source, NormWeights::OnePlus, |i, layer| {
+        // The layer of a head, which GGUF has after the others, is no delta-net.
+        let is_own = i < config.body.num_hidden_layers;
+        let mixer = match is_own && is_linear(source, &config, i)? {
             true => config.delta_net(layer, &delta_shape, projections)?.into(),
             false => MixerBlueprint::from(attention(&config, &layer.child("self_attn"))?),
         };
         config.body.layer(layer, mixer, config.feed_forward(i, layer)?)
-    })
+    })?;
+    let head = Scope::new(source, "mtp".into(), NormWeights::OnePlus);
+    let hidden = config.body.hidden_size;
+    let layer = || config.head_layer(&head);
+    let module = drafter::optional(&head, &HeadNames::QWEN, hidden, layer);
+    blueprint.drafter = module.or(blueprint.drafter);
+    Ok(blueprint)
+}
+
+/// The head of a folder of its own, as mlx-vlm splits it from the Hub's checkpoint.
+pub(super) fn split_drafter(source: &dyn TensorSource) -> Result<DrafterBlueprint, Error> {
+    let config: Qwen35MoeConfig = parse_config(source)?;
+    let head = Scope::new(source, String::new(), NormWeights::OnePlus);
+    let layer = config.head_layer(&head)?;
+    drafter::drafter(&head, &HeadNames::QWEN, config.body.hidden_size, layer)
 }
 
 impl Qwen35MoeConfig {
+    /// Decoder layer of a head: full attention, whatever `layer_types` says of layer 0.
+    fn head_layer(&self, head: &Scope<'_>) -> Result<LayerBlueprint, Error> {
+        let layer = head.child("layers.0");
+        let attention = attention(self, &layer.child("self_attn"))?;
+        self.body.layer(&layer, attention, self.feed_forward(0, &layer)?)
+    }
+
     /// Elements of a head of full attention.
     pub(super) fn head_dim(&self, source: &dyn TensorSource) -> Result<usize, Error> {
         Ok(self.heads.shape(source, self.body.hidden_size)?.head_dim)

@@ -1,10 +1,11 @@
 //! All architectures, by `model_type`.
 
 use moeflux_base::Error;
+use serde_json::Value;
 
 use super::{
     afmoe, bailing_hybrid, bailing_moe, cohere2_moe,
-    config::{check_keys, check_layers, config_error},
+    config::{PREDICTION, check_keys, check_layers, config_error},
     deepseek_v2, deepseek_v3, deepseek_v4, deepseek_v32, dots1, ernie4_5_moe, exaone_moe, gemma4,
     glm_moe_dsa, glm4_moe, glm5_next, gpt_oss, granitemoe, granitemoehybrid, hunyuan_v1_moe, hy_v3,
     kimi_linear, laguna, lfm2_moe, mellum, mimo_v2_flash, minimax_m2, minimax_m3, mistral4,
@@ -12,7 +13,7 @@ use super::{
     sarvam_moe, solar_open, step3p5,
 };
 use crate::{
-    blueprint::Blueprint,
+    blueprint::{Blueprint, DrafterBlueprint},
     checkpoint::{Checkpoint, source::TensorSource},
 };
 
@@ -205,6 +206,9 @@ impl Blueprint {
     pub fn for_checkpoint(checkpoint: &Checkpoint) -> Result<Self, Error> {
         let mut blueprint = Self::for_source(checkpoint)?;
         checkpoint.place_packed(&mut blueprint)?;
+        if let Some(folder) = checkpoint.drafter() {
+            blueprint.drafter = Some(split_drafter(folder, &blueprint)?);
+        }
         Ok(blueprint)
     }
 
@@ -223,8 +227,33 @@ impl Blueprint {
         };
         check_keys(source, architecture.harmless_keys)?;
         check_layers(source, architecture.layer_types, architecture.per_layer_keys)?;
-        (architecture.blueprint)(source)
+        let mut blueprint = (architecture.blueprint)(source)?;
+        if blueprint.drafter.is_some() {
+            blueprint.skipped.retain(|(part, _)| part != PREDICTION);
+        }
+        Ok(blueprint)
     }
+}
+
+/// The head for multi-token prediction in a folder of its own, for a model.
+fn split_drafter(folder: &Checkpoint, model: &Blueprint) -> Result<DrafterBlueprint, Error> {
+    const MODEL_TYPE: &str = "qwen3_5_mtp";
+    let found = folder.config().get("model_type").and_then(Value::as_str).unwrap_or("none");
+    if found != MODEL_TYPE {
+        let problem = format!("expected a drafter of model_type {MODEL_TYPE:?}, got {found:?}");
+        return Err(config_error(folder, problem));
+    }
+    let drafter = qwen3_5_moe::split_drafter(folder)?;
+    let width = drafter.fuse.shape.rows;
+    if width != model.hidden {
+        let hidden = model.hidden;
+        let problem = format!("expected \"hidden_size\" {hidden}, as the model has, got {width}");
+        return Err(config_error(folder, problem));
+    }
+    if !drafter.is_runnable() || model.streams != 1 {
+        return Err(config_error(folder, "its layer cannot be run on this model"));
+    }
+    Ok(drafter)
 }
 
 /// The architecture of a `model_type`.

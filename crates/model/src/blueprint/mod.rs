@@ -6,6 +6,7 @@
 
 mod compressed;
 mod delta_net;
+mod drafter;
 mod input_orders;
 mod layer;
 mod mamba2;
@@ -29,6 +30,7 @@ pub use self::{
 };
 pub use self::{
     delta_net::{DeltaNetBlueprint, DeltaNetShape, ProjectionSource},
+    drafter::DrafterBlueprint,
     layer::{
         BodyBlueprint, FeedForwardBlueprint, LayerBlueprint, MixerBlueprint, NormKind, NormSource,
         SubBlockBlueprint, SubBlockInput,

@@ -8,6 +8,7 @@ use moeflux_ops::{
 
 use super::{
     compressed::EntryIndexerBlueprint,
+    drafter::DrafterBlueprint,
     input_orders::InputOrders,
     layer::{LayerBlueprint, MixerBlueprint, SubBlockInput},
     ngram_memory::NgramMemoryBlueprint,
@@ -36,7 +37,7 @@ pub struct Blueprint {
     pub logit_cap: Option<f32>,
     /// Embedding, `(vocab, hidden)`.
     pub embed: MatrixSource,
-    /// Decoder layers, first to last.
+    /// Decoder layers, first to last, then the drafter's if it is attached.
     pub layers: Vec<LayerBlueprint>,
     /// Input of the head: [`SubBlockInput::Residual`] or [`SubBlockInput::Streams`].
     pub output: SubBlockInput,
@@ -46,6 +47,8 @@ pub struct Blueprint {
     pub head_bias: Option<VectorSource>,
     /// Factor on the logits.
     pub logit_scale: f32,
+    /// Head that drafts tokens.
+    pub drafter: Option<DrafterBlueprint>,
     /// Parts of the checkpoint that are not executed ("vision", "multi-token prediction"), in
     /// bytes.
     pub skipped: Vec<(String, u64)>,
@@ -573,18 +576,44 @@ impl Blueprint {
         self.hidden * self.streams
     }
 
+    /// Makes the drafter's layer the last one of the model, which then loads and plans for it as
+    /// for the others. Does nothing without a drafter.
+    pub fn attach_drafter(&mut self) {
+        let layer = self.drafter.as_mut().and_then(|drafter| drafter.layer.take());
+        self.layers.extend(layer);
+    }
+
+    /// Reverts [`Blueprint::attach_drafter`].
+    pub fn detach_drafter(&mut self) {
+        if let Some(drafter) = self.drafter.as_mut().filter(|drafter| drafter.layer.is_none()) {
+            drafter.layer = self.layers.pop();
+        }
+    }
+
+    /// The drafter, if it is attached.
+    pub fn attached_drafter(&self) -> Option<&DrafterBlueprint> {
+        self.drafter.as_ref().filter(|drafter| drafter.layer.is_none())
+    }
+
+    /// Number of layers without the drafter's.
+    pub fn own_layers(&self) -> usize {
+        self.layers.len() - usize::from(self.attached_drafter().is_some())
+    }
+
     /// All dense matrices of the model: embedding, layers, head.
     pub fn matrices(&self) -> impl Iterator<Item = &MatrixSource> {
         std::iter::once(&self.embed)
             .chain(self.layers.iter().flat_map(LayerBlueprint::matrices))
             .chain(self.output.matrices())
             .chain(&self.head)
+            .chain(self.attached_drafter().map(|drafter| &drafter.fuse))
     }
 
     /// All vectors of the model: norms, biases and the like.
     pub fn vectors(&self) -> impl Iterator<Item = &VectorSource> {
         let layers = self.layers.iter().flat_map(LayerBlueprint::vectors);
-        layers.chain(self.output.vectors()).chain(&self.head_bias)
+        let drafter = self.attached_drafter().into_iter().flat_map(DrafterBlueprint::vectors);
+        layers.chain(self.output.vectors()).chain(&self.head_bias).chain(drafter)
     }
 
     /// All tensors of integers: the experts of hash routers and the constants of n-gram hashes.

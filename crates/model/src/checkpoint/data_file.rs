@@ -27,6 +27,8 @@ pub struct DataFile {
     /// Time of modification when the file was opened, of a file on disk.
     modified: Option<SystemTime>,
     storage: DataStorage,
+    /// Whether a file of this name in a mirror is a copy of it.
+    has_mirrors: bool,
 }
 
 /// Length and time of modification of a file when it was opened. Other contents have another stamp,
@@ -78,13 +80,15 @@ impl DataFile {
             len: meta.len(),
             modified: meta.modified().ok(),
             storage: DataStorage::Disk(file),
+            has_mirrors: true,
         }))
     }
 
     /// A file that is not complete: reads wait for their bytes.
     pub(crate) fn arriving(file: &ArrivingFile) -> Self {
         let storage = DataStorage::Arriving(Arc::clone(&file.bytes));
-        Self { path: file.path.clone(), len: file.len, modified: None, storage }
+        let (path, len) = (file.path.clone(), file.len);
+        Self { path, len, modified: None, storage, has_mirrors: true }
     }
 
     /// A file that is not complete; `None` for others.
@@ -100,19 +104,31 @@ impl DataFile {
             len: bytes.len() as u64,
             modified: None,
             storage: DataStorage::Memory(bytes.into()),
+            has_mirrors: true,
         }
     }
 
     /// Contents that were made from the file at `path`.
     pub fn made(path: &Path, bytes: Vec<u8>) -> Self {
-        let len = bytes.len() as u64;
-        Self { path: path.into(), len, modified: None, storage: DataStorage::Memory(bytes.into()) }
+        let (path, len) = (path.into(), bytes.len() as u64);
+        let storage = DataStorage::Memory(bytes.into());
+        Self { path, len, modified: None, storage, has_mirrors: true }
     }
 
     /// A file that does not exist yet: it has a length, and reading it fails.
     pub fn planned(name: &str, len: u64) -> Self {
         let storage = DataStorage::Memory(Cow::Borrowed(&[]));
-        Self { path: name.into(), len, modified: None, storage }
+        Self { path: name.into(), len, modified: None, storage, has_mirrors: true }
+    }
+
+    /// The same file, of which mirrors have no copies.
+    pub(crate) fn without_mirrors(self) -> Self {
+        Self { has_mirrors: false, ..self }
+    }
+
+    /// Whether a file of this name in a mirror is a copy of it.
+    pub fn has_mirrors(&self) -> bool {
+        self.has_mirrors
     }
 
     /// Whether it has a length and no contents.

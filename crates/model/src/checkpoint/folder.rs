@@ -48,6 +48,16 @@ pub struct Checkpoint {
     pub(super) gguf: Option<GgufSummary>,
     pub(super) findings: Findings,
     pub(super) rope_scaling: Option<RopeScaling>,
+    pub(super) drafter: Option<Box<SplitDrafter>>,
+}
+
+/// A head for multi-token prediction in a folder of its own.
+#[derive(Debug)]
+pub(super) struct SplitDrafter {
+    /// Its files are those of the model, then its own.
+    checkpoint: Checkpoint,
+    /// Number of its own files.
+    files: usize,
 }
 
 /// Where else a model's files are, and what differs from them.
@@ -62,12 +72,15 @@ pub struct CheckpointOptions {
     pub arriving: Vec<ArrivingFile>,
     /// Pre-tokenizer of a model in GGUF, in place of its `tokenizer.ggml.pre`.
     pub tokenizer_pre: Option<String>,
+    /// Folder of a head for multi-token prediction that was split from the model.
+    pub drafter: Option<PathBuf>,
 }
 
 setters!(CheckpointOptions {
     mirrors: Vec<PathBuf>,
     arriving: Vec<ArrivingFile>,
     tokenizer_pre: impl Into<Option<String>>,
+    drafter: impl Into<Option<PathBuf>>,
 });
 
 /// Findings beside the tensors, for errors and remarks.
@@ -99,7 +112,40 @@ impl Checkpoint {
     /// As [`Checkpoint::open`]; a mirror cannot be opened or has none of the model's files; bytes
     /// that are arriving cannot be fetched; a pre-tokenizer is unknown, or the model has none.
     pub fn open_with(folder: &Path, options: &CheckpointOptions) -> Result<Self, Error> {
-        let CheckpointOptions { mirrors, arriving, tokenizer_pre } = options;
+        let opened = Self::open_model(folder, options)?;
+        match &options.drafter {
+            Some(drafter) => opened.with_drafter(Self::open(drafter)?),
+            None => Ok(opened),
+        }
+    }
+
+    /// The same with the tensors of `drafter`, a head for multi-token prediction that was split
+    /// from this model.
+    ///
+    /// # Errors
+    /// The drafter is a packed copy or in GGUF, or files of one of both are in use.
+    pub fn with_drafter(self, mut drafter: Self) -> Result<Self, Error> {
+        if drafter.packed.is_some() || drafter.gguf.is_some() {
+            let problem = "expected a drafter in safetensors, got a packed copy or GGUF";
+            return Err(Error::Checkpoint { path: drafter.folder, problem: problem.into() });
+        }
+        let take = |files: Arc<Vec<DataFile>>| {
+            Arc::into_inner(files)
+                .ok_or_else(|| Error::internal("a checkpoint in use has no drafter"))
+        };
+        let mut files = take(self.files)?;
+        let own = files.len();
+        files.extend(take(drafter.files)?.into_iter().map(DataFile::without_mirrors));
+        let files = Arc::new(files);
+        drafter.tensors.values_mut().for_each(|tensor| tensor.file += own as u32);
+        drafter.files = Arc::clone(&files);
+        let drafter = SplitDrafter { files: files.len() - own, checkpoint: drafter };
+        Ok(Self { files, drafter: Some(Box::new(drafter)), ..self })
+    }
+
+    /// Opens a model's folder or a GGUF file without a drafter.
+    fn open_model(folder: &Path, options: &CheckpointOptions) -> Result<Self, Error> {
+        let CheckpointOptions { mirrors, arriving, tokenizer_pre, drafter: _ } = options;
         let tokenizer_pre = tokenizer_pre.as_deref();
         if gguf::is_gguf_file(folder) {
             let set = GgufSet::of_file(folder);
@@ -177,6 +223,7 @@ impl Checkpoint {
             gguf: Some(summary),
             findings: Findings { notes: text.note.into_iter().collect(), ..Findings::default() },
             rope_scaling: None,
+            drafter: None,
         })
     }
 
@@ -237,6 +284,7 @@ impl Checkpoint {
                 ..Findings::default()
             },
             rope_scaling: None,
+            drafter: None,
             config,
             tensors,
             text_files,
@@ -272,6 +320,7 @@ impl Checkpoint {
             gguf: None,
             findings: Findings::default(),
             rope_scaling: None,
+            drafter: None,
         })
     }
 
@@ -292,6 +341,7 @@ impl Checkpoint {
             mirrors: self.mirrors.clone(),
             arriving: self.arriving(),
             tokenizer_pre,
+            drafter: self.drafter().map(|drafter| drafter.folder.clone()),
         }
     }
 
@@ -325,6 +375,18 @@ impl Checkpoint {
         self.tokenizer.as_ref()
     }
 
+    /// The head for multi-token prediction in a folder of its own.
+    pub fn drafter(&self) -> Option<&Self> {
+        self.drafter.as_ref().map(|drafter| &drafter.checkpoint)
+    }
+
+    /// The files that hold the model's tensors, without the drafter's, which are after them.
+    #[doc(hidden)]
+    pub fn own_files(&self) -> &[DataFile] {
+        let of_drafter = self.drafter.as_ref().map_or(0, |drafter| drafter.files);
+        &self.files[..self.files.len() - of_drafter]
+    }
+
     /// The files that hold tensors.
     #[doc(hidden)]
     pub fn files(&self) -> &Arc<Vec<DataFile>> {
@@ -333,12 +395,12 @@ impl Checkpoint {
 
     /// Bytes of all files that hold tensors.
     pub fn total_bytes(&self) -> u64 {
-        self.files.iter().map(DataFile::len).sum()
+        self.own_files().iter().map(DataFile::len).sum()
     }
 
     /// Number of files that hold tensors.
     pub fn shards(&self) -> usize {
-        self.files.len()
+        self.own_files().len()
     }
 }
 

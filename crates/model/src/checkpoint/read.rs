@@ -144,6 +144,7 @@ mod tests {
             gguf: None,
             findings: Findings::default(),
             rope_scaling: None,
+            drafter: None,
         }
     }
 

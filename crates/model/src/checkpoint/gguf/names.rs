@@ -22,7 +22,7 @@ const MODEL: [NameRow; 6] = [
 ];
 
 /// Tensors of layers that most architectures have.
-const LAYER: [NameRow; 19] = [
+const LAYER: [NameRow; 23] = [
     row("attn_norm", "input_layernorm"),
     row("attn_q", "self_attn.q_proj"),
     row("attn_k", "self_attn.k_proj"),
@@ -42,6 +42,10 @@ const LAYER: [NameRow; 19] = [
     row("ffn_down_exps", "mlp.switch_mlp.down_proj"),
     row("ffn_gate_up_exps.weight", FUSED),
     row("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
+    row("nextn.eh_proj", "eh_proj"),
+    row("nextn.enorm", "enorm"),
+    row("nextn.hnorm", "hnorm"),
+    row("nextn.shared_head_norm", "shared_head.norm"),
 ];
 
 /// Name of the experts' fused gate and up.

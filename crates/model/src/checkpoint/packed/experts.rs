@@ -126,6 +126,7 @@ impl Checkpoint {
             gguf: self.gguf.clone(),
             findings: Findings::default(),
             rope_scaling: self.rope_scaling,
+            drafter: None,
         }
     }
 }

@@ -1,0 +1,8 @@
+//! Head for multi-token prediction of tales-18m, the model of `moeflux-tales`: drafts its next
+//! tokens. A crate of its own, as both together are too large for a registry.
+//!
+//! Knows: bytes. Must not know: any other crate.
+
+mod drafter;
+
+pub use drafter::{FILES, FOLDER};
