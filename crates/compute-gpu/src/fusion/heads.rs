@@ -3,11 +3,11 @@
 use moeflux_ops::{Buffer, Error, Op, RopePairs, View};
 
 use crate::ops::{
-    OpContext,
+    BATCH_INVARIANT_ROWS, OpContext,
     attention::{
         self,
         attention_decode::{DecodeKernel, NewKv},
-        rows::{SpanRows, accepts_rows, encode_rows},
+        rows::{SpanRows, accepts_row, accepts_rows, encode_rows},
     },
     qk_norm_rope::{HeadNorm, KvAppend, MAX_HEAD_WIDTH, QkHeads, RopeTable},
 };
@@ -62,6 +62,16 @@ pub(super) fn fuse_heads(
             let in_attention = !ctx.exact && queries.view == q && queries.rope == keys.rope;
             if in_attention && accepts_rows(ctx, op, spans) {
                 encode_rows(ctx, op, &SpanRows::all(spans), Some(&new_kv))?;
+                return Ok(true);
+            }
+            // A few rows of a sequence have the bits of single ones: each reads the rows before it
+            // from the KV cache.
+            let single = SpanRows::single(spans);
+            let each_alone = |row: &SpanRows| accepts_row(ctx, op, row);
+            if in_attention && k.rows <= BATCH_INVARIANT_ROWS && single.iter().all(each_alone) {
+                for row in &single {
+                    encode_rows(ctx, op, std::slice::from_ref(row), Some(&new_kv))?;
+                }
                 return Ok(true);
             }
             let &[span] = spans else { return Ok(false) };

@@ -33,7 +33,8 @@ fn matches(golden: &Golden, device: &DeviceOptions, chunk: Option<usize>) {
     let d = difference(logits, &wanted.numbers);
     assert!(d <= bar, "{at}: prefill logits differ by {d:e} of the rms");
     for (layer, hidden) in seen.hidden.iter().enumerate() {
-        let wanted = golden.floats(&format!("hidden_f32.{layer}")).unwrap();
+        // Those of heads for multi-token prediction have none.
+        let Some(wanted) = golden.floats(&format!("hidden_f32.{layer}")) else { continue };
         let d = difference(&hidden[hidden.len() - wanted.numbers.len()..], &wanted.numbers);
         assert!(d <= bar, "{at}: hidden states of layer {layer} differ by {d:e} of the rms");
     }
@@ -85,7 +86,7 @@ fn the_cpu_device_matches_mlx() {
 }
 
 /// One golden for each kind of mixer and router, with integer weights where there is one.
-const KINDS: [&str; 28] = [
+pub(crate) const KINDS: [&str; 28] = [
     "qwen3_moe",
     "qwen3_5_moe",
     "qwen3_next",

@@ -3,16 +3,20 @@
 use std::{collections::HashMap, ops::ControlFlow, path::Path};
 
 use moeflux::{
-    ChatOptions, Engine, Error, Finish, GenerateRequest, MemoryRequest, Message, Sampling, Session,
-    StepControl,
+    ChatOptions, Checkpoint, Engine, EngineOptions, Error, Finish, GenerateRequest, MemoryRequest,
+    Message, Sampling, Session, StepControl,
     base::SessionError,
     generate,
     runtime::{CancelToken, DeviceOptions},
     serve::{Event, Pooling, RequestId, Scheduler, SchedulerOptions},
-    session::{BatchEntry, EntryKind},
+    session::{BatchEntry, DraftMode, EntryKind},
+    text::Sampler,
 };
 
-use crate::common::{self, Golden, exact, gpu, tales};
+use crate::{
+    common::{self, Golden, exact, gpu, is_full, tales},
+    goldens::KINDS,
+};
 
 const CHUNK: usize = 32;
 
@@ -588,6 +592,66 @@ fn the_mean_embedding_is_that_of_all_prefixes() {
         let found = embedding(&engine, &ids, Pooling::Mean);
         for (found, mean) in found.iter().zip(&mean) {
             assert!((f64::from(*found) - mean).abs() < 1e-5, "{golden}: {found} {mean}");
+        }
+    }
+}
+
+#[test]
+fn few_rows_of_a_session_have_the_bits_of_single_rows_on_a_gpu() {
+    // A mixer each: heads with norms, delta rule, latents, a delta rule with a decay per channel.
+    const FEW: [&str; 4] = ["qwen3_moe", "qwen3_5_moe_mtp_hub", "deepseek_v3", "kimi_linear_hub"];
+    let names = if is_full() { &KINDS[..] } else { &FEW };
+    for name in names {
+        let Some(device) = gpu(false) else { return };
+        let golden = Golden::read(name);
+        let memory = MemoryRequest::default().sessions(6).context(128);
+        let options = EngineOptions::default().memory(memory).device(device);
+        let options = options.draft(DraftMode::Always(3));
+        let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+        let engine = Engine::open(checkpoint, options, &mut |_, _| {}).unwrap();
+        let tokens: Vec<u32> = golden.prompt().into_iter().cycle().take(60).collect();
+        let prompts = [&tokens[..40], &tokens[3..19]];
+        let start = |prompt: &&[u32]| {
+            let mut session = engine.session().unwrap();
+            session.sync(prompt, &mut StepControl::default()).unwrap();
+            session
+        };
+        let best =
+            |logits: &[f32]| (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b]));
+        // Greedy tokens, and the logits after each.
+        let alone = prompts.each_ref().map(|prompt| {
+            let mut session = start(prompt);
+            let (mut fed, mut logits) = (vec![7], Vec::new());
+            for i in 0..4 {
+                logits.push(session.decode(fed[i]).unwrap().to_vec());
+                fed.push(best(&logits[i]).unwrap() as u32);
+            }
+            (fed, logits)
+        });
+        for counts in [&[2][..], &[3], &[4], &[1, 3], &[2, 2], &[3, 1]] {
+            let mut sessions: Vec<_> = prompts.iter().take(counts.len()).map(start).collect();
+            let vocab = engine.blueprint().vocab;
+            let sampler = || Sampler::new(Sampling::greedy(), vocab).unwrap();
+            let mut samplers = [sampler(), sampler()];
+            let mut entries: Vec<_> = sessions
+                .iter_mut()
+                .zip(&mut samplers)
+                .zip(counts.iter().zip(&alone))
+                .map(|((session, sampler), (rows, (fed, _)))| {
+                    let entry = BatchEntry::new(session, &fed[..*rows]).kind(EntryKind::Answer);
+                    entry.drafts(rows - 1).sampler(sampler).logits(true)
+                })
+                .collect();
+            engine.step(&mut entries, &mut StepControl::default()).unwrap();
+            let accepted: Vec<_> = entries.iter().map(|entry| entry.accepted).collect();
+            if accepted != *counts {
+                eprintln!("{name}: {counts:?} accepted {accepted:?}");
+            }
+            for (session, (rows, (_, logits))) in sessions.iter().zip(counts.iter().zip(&alone)) {
+                if session.logits() != logits[rows - 1] {
+                    eprintln!("{name}: {counts:?} differ");
+                }
+            }
         }
     }
 }

@@ -47,6 +47,18 @@ impl SpanRows {
         all.filter(|rows| rows.span.rows > 0).collect()
     }
 
+    /// Each row of an op as a span of its own.
+    pub(crate) fn single(spans: &[Span]) -> Vec<Self> {
+        let of_span = |all: Self| {
+            let row = move |i| {
+                let span = Span { position: all.span.position + i, rows: 1, ..all.span };
+                Self { span, first_row: all.first_row + i }
+            };
+            (0..all.span.rows).map(row)
+        };
+        Self::all(spans).into_iter().flat_map(of_span).collect()
+    }
+
     /// The rows of the op.
     pub(crate) const fn rows(&self) -> Range<usize> {
         self.first_row..self.first_row + self.span.rows
@@ -143,6 +155,12 @@ pub(crate) fn accepts_rows(ctx: &OpContext<'_>, op: &Op<'_>, spans: &[Span]) -> 
     spans.len() > 1
         && ctx.recorder.has_upload_room(spans.len() * ROW_WORDS)
         && spans.iter().all(|span| DecodeKernel::accepts_new_kv(ctx, op, span))
+}
+
+/// Whether a row can have a dispatch that appends it, and the upload buffer has room for it.
+pub(crate) fn accepts_row(ctx: &OpContext<'_>, op: &Op<'_>, row: &SpanRows) -> bool {
+    ctx.recorder.has_upload_room(BATCH_INVARIANT_ROWS * ROW_WORDS)
+        && DecodeKernel::accepts_new_kv(ctx, op, &row.span)
 }
 
 /// Encodes attention of the rows of consecutive spans, with positions split over workgroups.
