@@ -30,6 +30,7 @@ use crate::{
     },
     runtime::{
         control::StepControl,
+        draft_head::DraftHead,
         host_experts::HostExperts,
         layer::{Input, Layer, Loader, MoeState, NextExperts, ResidualRows, Scratch, Step},
         plan::MemoryPlan,
@@ -57,29 +58,32 @@ pub(crate) struct StepContext<'a> {
 
 /// A loaded model: dense weights, buffers, and the state of a step.
 pub(crate) struct Model {
-    hidden: usize,
+    pub(super) hidden: usize,
     /// Residual streams.
     streams: usize,
     vocab: usize,
-    eps: f32,
-    embed_scale: f32,
+    pub(super) eps: f32,
+    pub(super) embed_scale: f32,
     logit_cap: Option<f32>,
     embed: Weight,
+    /// Layers of the model, without the drafter's.
     layers: Vec<Layer>,
     /// Input of the head.
-    output: Input,
-    head: Weight,
-    head_bias: Option<Buffer>,
+    pub(super) output: Input,
+    pub(super) head: Weight,
+    pub(super) head_bias: Option<Buffer>,
     logit_scale: f32,
-    scratch: Scratch,
+    /// Drafts the tokens after a step.
+    pub(super) draft_head: Option<DraftHead>,
+    pub(super) scratch: Scratch,
     /// Rows per run of the head.
     head_rows: usize,
     /// `(head_rows, vocab)`.
     logits: Buffer,
     /// Up to `(head_rows, TOP_CANDIDATES)`: ids and values of the top k.
-    top_logits: Buffer,
+    pub(super) top_logits: Buffer,
     spans: [Vec<Span>; MAX_STATES],
-    moe_state: MoeState,
+    pub(super) moe_state: MoeState,
     /// Results on the host: [`host_values`].
     host_logits: Vec<f32>,
     /// Tokens of the current step, and its rows with requested logits.
@@ -100,19 +104,27 @@ impl Model {
     ) -> Result<Self, Error> {
         let &MemoryPlan { chunk: rows, context, sessions, .. } = plan;
         let head_rows = logit_rows(rows, sessions);
-        let last = blueprint.layers.len();
+        let last = blueprint.own_layers();
         loader.enter_layer(0)?;
         let embed = loader.matrix(&blueprint.embed)?;
         let first_parts = (0..=last)
             .filter(|part| *part == 0 || !loader.device.is_same_card(part - 1, *part))
             .chain([last + 1])
             .collect::<Vec<_>>();
-        let layers = blueprint.layers.iter().enumerate().map(|(i, layer)| {
+        let layers = blueprint.layers[..last].iter().enumerate().map(|(i, layer)| {
             loader.enter_layer(i)?;
             Layer::load(layer, blueprint.streams, loader)
         });
         let layers = layers.collect::<Result<_, _>>()?;
         loader.enter_layer(last)?;
+        let draft_head = DraftHead::of(blueprint);
+        let is_tied = blueprint.head.is_none();
+        let embed_at_end = match loader.device.is_same_card(0, last) {
+            false if is_tied || draft_head.is_some() => loader.matrix(&blueprint.embed)?,
+            _ => embed,
+        };
+        let draft_head = draft_head
+            .map(|(drafter, layer)| DraftHead::load(drafter, layer, embed_at_end, loader));
         Ok(Self {
             hidden: blueprint.hidden,
             streams: blueprint.streams,
@@ -125,9 +137,9 @@ impl Model {
             output: Input::load(&blueprint.output, blueprint.streams, loader)?,
             head: match &blueprint.head {
                 Some(head) => loader.matrix(head)?,
-                None if loader.device.is_same_card(0, last) => embed,
-                None => loader.matrix(&blueprint.embed)?,
+                None => embed_at_end,
             },
+            draft_head: draft_head.transpose()?,
             card_parts: first_parts.windows(2).map(|ends| ends[0]..ends[1]).collect(),
             head_bias: loader.optional_vector(blueprint.head_bias.as_ref())?,
             logit_scale: blueprint.logit_scale,
@@ -148,6 +160,11 @@ impl Model {
             logit_rows: Vec::with_capacity(head_rows),
             recorded: None,
         })
+    }
+
+    /// Number of layers without the drafter's.
+    pub(super) fn own_layers(&self) -> usize {
+        self.layers.len()
     }
 
     /// Uses and hits of experts, of all sessions together.
@@ -209,8 +226,11 @@ impl Model {
             _ => SpanKind::of_prompt(rows, rows),
         };
         let (before, drafts) = (&[][..], 0);
-        let span = SeqSpan { states, position, before, tokens: &tokens, drafts, logits, kind };
-        self.tokens.clone_from(&tokens);
+        let tokens = &tokens[..];
+        let next_drafts = 0;
+        let span = SeqSpan { states, position, before, tokens, drafts, next_drafts, logits, kind };
+        self.tokens.clear();
+        self.tokens.extend_from_slice(tokens);
         let mut stats = Stats::default();
         let mut ctx = StepContext { device, cache, host: None, row_store: None, stats: &mut stats };
         let has_head = parts.contains(&self.layers.len());
@@ -319,7 +339,7 @@ impl Model {
             // two runs of the head nothing can be recorded.
             let continues = logit_rows.len() == spans.len()
                 && control.observer.is_none()
-                && !spans.iter().any(|span| span.logits.is_of_all_tokens());
+                && !spans.iter().any(|span| span.logits.is_of_all_tokens() || span.next_drafts > 0);
             let next = if continues { spans } else { &[] };
             self.read_logits(ctx, logit_rows, next, sink).map_err(Error::at(|| "head"))
         });
@@ -411,6 +431,7 @@ impl Model {
                 layer: i,
                 next,
                 rows,
+                first_row: 0,
                 kinds,
                 hidden: self.hidden,
                 streams: self.streams,
@@ -487,17 +508,17 @@ impl Model {
     }
 
     /// The residual, `(rows, streams * hidden)`.
-    fn residual(&self, rows: usize) -> View {
+    pub(super) fn residual(&self, rows: usize) -> View {
         View::rows(self.scratch.x, rows, self.streams * self.hidden)
     }
 
     /// View of the first `n` requested rows after the final norm.
-    fn normed(&self, n: usize) -> View {
+    pub(super) fn normed(&self, n: usize) -> View {
         View::rows(self.scratch.normed, n, self.hidden)
     }
 
     /// View of the logits of the first `n` requested rows.
-    fn logits(&self, n: usize) -> View {
+    pub(super) fn logits(&self, n: usize) -> View {
         View::rows(self.logits, n, self.vocab)
     }
 

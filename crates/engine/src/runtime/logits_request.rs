@@ -38,6 +38,11 @@ impl LogitsRequest {
     pub(super) fn is_of_all_tokens(self) -> bool {
         matches!(self, Self::Logits(Logits::All) | Self::Hidden)
     }
+
+    /// Whether a token may be chosen by it.
+    pub(crate) fn is_after_last_token(self) -> bool {
+        matches!(self, Self::Logits(Logits::Last) | Self::TopK(_))
+    }
 }
 
 /// Result for one row of a step.

@@ -1,7 +1,7 @@
 //! Runtime floor: the memory plan, the devices and the forward pass.
 //!
 //! `forward` turns token ids into embeddings, runs the layers and reads logits back; `spans` has
-//! the tokens of each session in a step; `layer` builds each layer from ops; `control` cancels and
+//! the tokens of each session in a step; `draft_head` drafts the tokens after it; `layer` builds each layer from ops; `control` cancels and
 //! observes steps; `plan` accounts for every byte before it is allocated, in the lines of `pools`,
 //! and `plan_record` has it as JSON; `prefix_share` divides memory between slots and prefix cache,
 //! by `prefill_cost`; `device` opens the device that computes; `host_experts` computes experts on
@@ -15,6 +15,7 @@ mod card_list;
 mod card_speeds;
 pub(crate) mod control;
 pub(crate) mod device;
+pub(crate) mod draft_head;
 pub(crate) mod expert_probe;
 pub(crate) mod forward;
 pub(crate) mod host_experts;

@@ -19,6 +19,8 @@ pub(crate) struct SeqSpan<'a> {
     /// Number of the last tokens that are drafted. Logits are returned after the token before them,
     /// too.
     pub(crate) drafts: usize,
+    /// Number of drafts to make after the step.
+    pub(crate) next_drafts: usize,
     pub(crate) logits: LogitsRequest,
     pub(crate) kind: SpanKind,
 }

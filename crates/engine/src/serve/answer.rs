@@ -10,9 +10,10 @@ use super::{
     request::{AnswerEnd, Finish, GenerateRequest},
 };
 use crate::{
+    experts::stats::Stats,
     runtime::logits_request::LogitsOutput,
     session::{
-        drafts::{RowChoice, RowOutcome, StepKind},
+        drafts::{DraftList, DraftTotals, RowChoice, RowOutcome, StepKind},
         session::Session,
     },
     text::AnswerText,
@@ -29,6 +30,9 @@ pub(crate) struct RunningAnswer {
     /// Number of the last of them that are drafted, and of the drafts that were right.
     drafted: usize,
     right: usize,
+    totals: DraftTotals,
+    /// Number of drafts that the current step is to make for the next one.
+    next_drafts: usize,
 }
 
 /// Tokens of an answer, as far as they are chosen.
@@ -49,6 +53,8 @@ pub(crate) struct AnswerFeed<'a> {
     pub(crate) tokens: &'a [u32],
     /// Number of the last tokens that are drafted.
     pub(crate) drafts: usize,
+    /// Number of drafts to make for the next step.
+    pub(crate) next_drafts: usize,
     /// `None` before the last pending token.
     pub(crate) choice: Option<&'a mut dyn RowChoice>,
 }
@@ -72,6 +78,8 @@ impl RunningAnswer {
             fed: Vec::new(),
             drafted: 0,
             right: 0,
+            totals: DraftTotals::default(),
+            next_drafts: 0,
         })
     }
 
@@ -117,27 +125,32 @@ impl RunningAnswer {
     }
 
     /// Prepares to append the next `count` pending tokens to the session, and up to `drafts` drafts
-    /// if those are all, in a step of a kind. Returns the number of drafts.
+    /// if those are all, in a step of a kind. Returns the kind with the drafts of the answer.
     pub(crate) fn prepare(
         &mut self,
         session: &Session,
         count: usize,
         drafts: usize,
         kind: StepKind,
-    ) -> usize {
+    ) -> StepKind {
         let Self { tokens: AnswerTokens { end, ready, next, .. }, pending, fed, .. } = self;
         *next = *ready;
         fed.clear();
         fed.extend_from_slice(&pending[..count]);
+        self.next_drafts = 0;
         if count == pending.len() {
             // A draft that is right needs a row, and is not the last token.
             let context = session.engine().plan().context;
             let rows = context.saturating_sub(session.tokens().len() + count);
             let max = drafts.min(rows).min(end.remaining().saturating_sub(1));
             self.drafts.propose(session.tokens(), fed, max, kind);
+            // At least one token is chosen, and the last one is not drafted.
+            let max = drafts.min(end.remaining().saturating_sub(2));
+            self.next_drafts = self.drafts.wanted(max, kind);
         }
         self.drafted = fed.len() - count;
-        self.drafted
+        let (drafts, made) = (kind.drafts + self.drafted, kind.made + self.next_drafts);
+        StepKind { drafts, made, ..kind }
     }
 
     /// The prepared tokens.
@@ -145,10 +158,11 @@ impl RunningAnswer {
         let drafts = self.drafted;
         let is_last = self.fed.len() - drafts == self.pending.len();
         let choice = is_last.then_some(&mut self.tokens as &mut dyn RowChoice);
-        AnswerFeed { tokens: &self.fed, drafts, choice }
+        AnswerFeed { tokens: &self.fed, drafts, next_drafts: self.next_drafts, choice }
     }
 
-    /// Ends a step that has appended `accepted` of the prepared tokens and `chosen` the next one.
+    /// Ends a step that has appended `accepted` of the prepared tokens, `chosen` the next one and
+    /// `drafted` tokens after it.
     ///
     /// # Errors
     /// The choice failed, or a mask.
@@ -157,16 +171,27 @@ impl RunningAnswer {
         session: &Session,
         accepted: usize,
         chosen: Option<Result<u32, Error>>,
+        drafted: DraftList,
     ) -> Result<(), Error> {
         let certain = self.fed.len() - self.drafted;
         self.right = accepted.saturating_sub(certain);
+        self.totals.drafted += self.drafted as u64;
+        self.totals.accepted += self.right as u64;
         self.pending.drain(..certain);
         self.tokens.ready = self.tokens.next;
         match chosen {
             Some(chosen) => self.pending.push(chosen?),
             None => return Ok(()),
         }
-        self.extend_run(session)
+        self.extend_run(session)?;
+        // Forced tokens stand where they would.
+        self.drafts.take(if self.pending.len() == 1 { drafted } else { DraftList::default() });
+        Ok(())
+    }
+
+    /// Drafts so far.
+    pub(crate) fn draft_totals(&self) -> DraftTotals {
+        self.totals
     }
 
     /// The drafts of the answer.
@@ -174,10 +199,14 @@ impl RunningAnswer {
         &self.drafts
     }
 
-    /// Takes the time of the last step, which only decoded.
-    pub(crate) fn record(&mut self, kind: StepKind, seconds: f64) {
+    /// Takes the time of the last step, which only decoded, and adds its drafts to `stats`: of
+    /// several sequences each has a share of the step.
+    pub(crate) fn record(&mut self, kind: StepKind, seconds: f64, stats: &mut Stats) {
         let Self { drafts, drafted, right, .. } = self;
-        drafts.record(kind, *drafted, *right, seconds);
+        if let Some(undrafted) = drafts.record(kind, *drafted, *right, seconds) {
+            let sequences = kind.sequences.max(1) as f64;
+            stats.add_drafting(seconds / sequences, undrafted / sequences);
+        }
     }
 
     /// Chooses the forced tokens after the pending ones, as far as the answer goes.

@@ -25,7 +25,7 @@ use super::{
 use crate::{
     experts::stats::Stats,
     runtime::control::CancelToken,
-    session::{engine::Engine, session::Synced, snapshot::SnapshotFolder},
+    session::{drafts::DraftTotals, engine::Engine, session::Synced, snapshot::SnapshotFolder},
 };
 
 /// Default requests in the waiting line.
@@ -95,6 +95,8 @@ pub enum RequestEvent {
         token: u32,
         /// Its log-probabilities, if the request asks for them.
         logprobs: Option<Box<TokenLogprobs>>,
+        /// Drafts of the answer, up to the step that chose the token.
+        drafts: DraftTotals,
     },
     /// The last event: the answer is complete.
     Finished(Finish),

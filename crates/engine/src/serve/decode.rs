@@ -107,17 +107,21 @@ impl<'a> Tokens<'a> {
             return answer.choose_first(session);
         }
         let since = Instant::now();
-        let mut kind = StepKind { sequences: 1, drafts: 0 };
-        let max = answer.drafts().max().min(session.engine().plan().chunk.saturating_sub(count));
-        kind.drafts = answer.prepare(session, count, max, kind);
+        let kind = StepKind { sequences: 1, ..StepKind::default() };
+        // Only steps that decode are timed.
+        let is_off = answer.drafts().is_gated() && count > 1;
+        let room = session.engine().plan().chunk.saturating_sub(count);
+        let max = if is_off { 0 } else { answer.drafts().max().min(room) };
+        let kind = answer.prepare(session, count, max, kind);
         let mut control = StepControl { cancel: *cancel, ..StepControl::default() };
-        let AnswerFeed { tokens, drafts, choice } = answer.feed();
+        let AnswerFeed { tokens, drafts, next_drafts, choice } = answer.feed();
         let Some(choice) = choice else { return Ok(()) };
-        let feed = SessionFeed::answer(tokens, drafts);
-        let CheckedFeed { accepted, chosen } = session.choose_after(feed, choice, &mut control)?;
-        let ended = answer.end_step(session, accepted, Some(chosen));
+        let feed = SessionFeed::answer(tokens, drafts, next_drafts);
+        let CheckedFeed { accepted, chosen, drafted } =
+            session.choose_after(feed, choice, &mut control)?;
+        let ended = answer.end_step(session, accepted, Some(chosen), drafted);
         if count == 1 {
-            answer.record(kind, since.elapsed().as_secs_f64());
+            answer.record(kind, since.elapsed().as_secs_f64(), session.stats_mut());
         }
         ended
     }

@@ -2,18 +2,31 @@
 
 use super::request::GenerateRequest;
 use crate::session::{
-    drafts::{DraftMode, Drafter, Gate, LookupDrafter, StepKind},
+    drafts::{
+        CheckedDrafts, DraftList, DraftMode, DraftSource, Drafter, Gate, LookupDrafter, MAX_DRAFTS,
+        StepKind,
+    },
     engine::Engine,
 };
 
+/// Rows of a step up to which each has the bits on the fast path of a card that it has alone.
+const CARD_ROWS: usize = 4;
+
 /// Drafts of one answer.
 pub(crate) struct Drafts {
+    /// Proposes what followed the last tokens before.
     drafter: Option<Box<dyn Drafter>>,
+    /// What the model's head has drafted for the next step; `None` if it does not draft.
+    of_head: Option<DraftList>,
     /// `None` if the number of drafts is given.
     gate: Option<Gate>,
     max: usize,
+    /// Maximum rows of a step that has drafts.
+    max_rows: usize,
     vocab: usize,
-    drafts: Vec<u32>,
+    proposed: Vec<u32>,
+    /// Source of the drafts of the current step.
+    source: DraftSource,
 }
 
 impl Drafts {
@@ -21,17 +34,22 @@ impl Drafts {
         let mode = request.draft.unwrap_or(engine.draft_mode());
         let max = mode.max().min(engine.plan().drafts);
         let is_gated = !matches!(mode, DraftMode::Always(_));
-        // Rows of one sequence may round there in another way than single ones.
         let on_fast_path = engine.device().graphics && !engine.is_exact();
-        let max = if is_gated && on_fast_path { 0 } else { max };
+        let own = request.drafter.as_ref();
+        let has_head =
+            mode.uses_head() && own.is_none() && engine.blueprint().attached_drafter().is_some();
         let lookup = || -> Box<dyn Drafter> { Box::new(LookupDrafter) };
-        let drafter = || request.drafter.as_ref().map_or_else(lookup, |source| source.start());
+        let drafter = || own.map_or_else(lookup, |source| source.start());
+        let looks_up = mode.uses_lookup() || own.is_some();
         Self {
-            drafter: (max > 0).then(drafter),
-            gate: (is_gated && max > 0).then(|| Gate::new(engine.shared_times())),
+            drafter: (max > 0 && looks_up).then(drafter),
+            of_head: (max > 0 && has_head).then(DraftList::default),
+            gate: (is_gated && max > 0).then(|| Gate::new(engine.shared_times(), has_head)),
             max,
+            max_rows: if is_gated && on_fast_path { CARD_ROWS } else { usize::MAX },
             vocab: engine.blueprint().vocab,
-            drafts: Vec::new(),
+            proposed: Vec::with_capacity(MAX_DRAFTS),
+            source: DraftSource::Lookup,
         }
     }
 
@@ -53,20 +71,65 @@ impl Drafts {
         max: usize,
         kind: StepKind,
     ) {
-        let max = max.min(self.max);
-        let Some(drafter) = self.drafter.as_mut().filter(|_| max > 0) else { return };
-        self.drafts.clear();
-        drafter.draft(session, fed, max, &mut self.drafts);
+        let of_head = self.of_head.as_mut().map(std::mem::take).unwrap_or_default();
+        let max = max.min(self.max).min(self.room(kind));
+        if max == 0 {
+            return;
+        }
+        self.proposed.clear();
+        if let Some(drafter) = &mut self.drafter {
+            drafter.draft(session, fed, max, &mut self.proposed);
+        }
         let is_token = |draft: &&u32| (**draft as usize) < self.vocab;
-        let available = self.drafts.iter().take(max).take_while(is_token).count();
-        let count = self.gate.as_mut().map_or(available, |gate| gate.drafts(kind, available));
-        fed.extend_from_slice(&self.drafts[..count]);
+        let usable = |drafts: &[u32]| drafts.iter().take(max).take_while(is_token).count();
+        let (found, made) = (usable(&self.proposed), usable(of_head.as_slice()));
+        let gate = self.gate.as_ref();
+        // Without measurements the head is the better source.
+        let is_better = |gate: &Gate| {
+            gate.expected_tokens(DraftSource::Lookup, found)
+                > gate.expected_tokens(DraftSource::Head, made)
+        };
+        let (source, drafts) = match made == 0 || found > 0 && gate.is_some_and(is_better) {
+            true => (DraftSource::Lookup, &self.proposed[..found]),
+            false => (DraftSource::Head, &of_head.as_slice()[..made]),
+        };
+        let count = gate.map_or(drafts.len(), |gate| gate.drafts(kind, source, drafts.len()));
+        fed.extend_from_slice(&drafts[..count]);
+        self.source = source;
+    }
+
+    /// Number of drafts of one sequence that a step of a kind has room for: sequences share it.
+    fn room(&self, kind: StepKind) -> usize {
+        let all = self.max_rows.saturating_sub(kind.sequences);
+        all.saturating_sub(kind.drafts).min(all.div_ceil(kind.sequences.max(1)))
+    }
+
+    /// Number of drafts, `max` at most, that the model's head is to make in a step of a kind.
+    pub(crate) fn wanted(&self, max: usize, kind: StepKind) -> usize {
+        let max = max.min(self.max).min(self.room(kind));
+        match (&self.of_head, &self.gate) {
+            (None, _) => 0,
+            (Some(_), None) => max,
+            (Some(_), Some(gate)) => gate.drafts(kind, DraftSource::Head, max),
+        }
+    }
+
+    /// Takes what the model's head has drafted after the one token that the next step is to feed.
+    pub(crate) fn take(&mut self, drafts: DraftList) {
+        if let Some(of_head) = &mut self.of_head {
+            *of_head = drafts;
+        }
     }
 
     /// Takes the outcome of a step that only decoded: see [`Gate::record`].
-    pub(crate) fn record(&mut self, kind: StepKind, own: usize, accepted: usize, seconds: f64) {
-        if let Some(gate) = &mut self.gate {
-            gate.record(kind, own, accepted, seconds);
-        }
+    pub(crate) fn record(
+        &mut self,
+        kind: StepKind,
+        own: usize,
+        accepted: usize,
+        seconds: f64,
+    ) -> Option<f64> {
+        let drafts = CheckedDrafts { source: self.source, count: own, accepted };
+        self.gate.as_mut()?.record(kind, drafts, seconds)
     }
 }

@@ -15,7 +15,7 @@ use crate::{
         request::{AnswerEnd, Finish, GenerateRequest},
     },
     session::{
-        drafts::StepKind,
+        drafts::{DraftList, DraftTotals, StepKind},
         engine::Engine,
         session::{MIN_CACHED_PREFIX, Session, Synced},
         steps::{BatchEntry, EntryKind},
@@ -112,6 +112,8 @@ pub enum Event {
         token: u32,
         /// Its log-probabilities, if the request asks for them.
         logprobs: Option<Box<TokenLogprobs>>,
+        /// Drafts of the answer, up to the step that chose the token.
+        drafts: DraftTotals,
     },
     /// A sequence is complete.
     Finished {
@@ -207,6 +209,8 @@ struct EntryOutcome {
     accepted: usize,
     /// The token after them.
     chosen: Option<Result<u32, Error>>,
+    /// Drafts for the next step.
+    drafted: DraftList,
 }
 
 /// A request in flight: its session, choice of tokens and progress.
@@ -240,8 +244,9 @@ impl Sequence {
         let Self { session, prompt, prompt_kind, answer, prompt_logprobs, embedding, .. } = self;
         let (fed, kind) = (session.tokens().len(), *prompt_kind);
         if !is_prefilling {
-            let AnswerFeed { tokens, drafts, choice } = answer.feed();
-            let entry = BatchEntry::new(session, tokens).kind(EntryKind::Answer).drafts(drafts);
+            let AnswerFeed { tokens, drafts, next_drafts, choice } = answer.feed();
+            let entry = BatchEntry::new(session, tokens).kind(EntryKind::Answer);
+            let entry = entry.drafts(drafts).next_drafts(next_drafts);
             return match choice {
                 Some(choice) => entry.choice(choice),
                 None => entry,
@@ -299,7 +304,9 @@ impl Sequence {
                 answer.choose_first(session)
             }
             EntryOutcome { accepted: 0, .. } => Ok(()),
-            EntryOutcome { accepted, chosen } => answer.end_step(session, accepted, chosen),
+            EntryOutcome { accepted, chosen, drafted } => {
+                answer.end_step(session, accepted, chosen, drafted)
+            }
         }
     }
 
@@ -461,8 +468,8 @@ impl Scheduler {
         let mut outcomes: Vec<_> = token_counts.iter().map(|_| EntryOutcome::default()).collect();
         for (i, entry) in order.into_iter().zip(entries) {
             if entry.kind == EntryKind::Answer {
-                let BatchEntry { accepted, chosen, .. } = entry;
-                outcomes[i] = EntryOutcome { accepted, chosen };
+                let BatchEntry { accepted, chosen, drafted, .. } = entry;
+                outcomes[i] = EntryOutcome { accepted, chosen, drafted };
             }
         }
         self.stats = self.stats.plus(&stats);
@@ -548,7 +555,7 @@ impl Scheduler {
             .zip(token_counts)
             .all(|(sequence, count)| *count == 0 || (*count == 1 && !sequence.is_prefilling()));
         let mut room = plan.chunk.saturating_sub(certain);
-        let mut kind = StepKind { sequences, drafts: 0 };
+        let mut kind = StepKind { sequences, ..StepKind::default() };
         for (sequence, count) in self.sequences.iter_mut().zip(token_counts) {
             if *count == 0 || sequence.is_prefilling() {
                 continue;
@@ -556,9 +563,9 @@ impl Scheduler {
             // Only steps that decode are timed.
             let is_off = sequence.answer.drafts().is_gated() && !is_plain;
             let max = if is_off { 0 } else { room };
-            let drafts = sequence.answer.prepare(&sequence.session, *count, max, kind);
-            room -= drafts;
-            kind.drafts += drafts;
+            let before = kind.drafts;
+            kind = sequence.answer.prepare(&sequence.session, *count, max, kind);
+            room -= kind.drafts - before;
         }
         is_plain.then_some(kind)
     }
@@ -690,13 +697,15 @@ impl Scheduler {
                 false => sequence.end_step(outcome),
             });
             if let Some(TimedStep { kind, seconds }) = timed.filter(|_| is_fed) {
-                sequence.answer.record(kind, seconds);
+                sequence.answer.record(kind, seconds, &mut self.stats);
             }
+            let drafts = sequence.answer.draft_totals();
             let tokens = std::iter::from_fn(|| sequence.answer.take());
             events.extend(tokens.map(|ChosenToken { token, logprobs }| Event::Token {
                 id: sequence.id,
                 token,
                 logprobs,
+                drafts,
             }));
             failed.extend(ended.err().map(|error| (i, error)));
         }

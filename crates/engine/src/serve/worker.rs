@@ -418,9 +418,9 @@ impl Worker {
                 client.send(RequestEvent::PromptLogprobs { first, logprobs });
             }
             Event::Embedding { values, .. } => client.send(RequestEvent::Embedding(values)),
-            Event::Token { token, logprobs, .. } => {
+            Event::Token { token, logprobs, drafts, .. } => {
                 self.stats.generated_tokens += 1;
-                client.backlog.push_back(RequestEvent::Token { token, logprobs });
+                client.backlog.push_back(RequestEvent::Token { token, logprobs, drafts });
             }
             Event::Finished { finish, mut session, .. } => {
                 client.send(RequestEvent::Finished(finish));

@@ -1,7 +1,6 @@
 //! Decode probe: steps of a loaded model that correct the measured times of its experts.
 
 use std::{
-    cell::Cell,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -9,7 +8,7 @@ use std::{
 use moeflux_base::Error;
 use moeflux_model::blueprint::Blueprint;
 
-use super::{engine::Runtime, steps::BatchResult, timeline::Timeline};
+use super::{drafts::CheckOutcome, engine::Runtime, steps::BatchResult, timeline::Timeline};
 use crate::{
     experts::{
         counters::ExpertCounters,
@@ -96,9 +95,11 @@ impl Runtime {
             let token = (step * 7919 + 13) % blueprint.vocab.max(1);
             let since = Instant::now();
             let wanted = LogitsRequest::TopK(1);
-            let (tokens, accepted) = (&[token as u32], &Cell::new(1));
-            let (drafts, kind) = (0, SpanKind::Answer);
-            let mut entry = [BatchResult { timeline, tokens, drafts, accepted, wanted, kind }];
+            let (tokens, outcome) = (&[token as u32], &CheckOutcome::new(1));
+            let (drafts, next_drafts, kind) = (0, 0, SpanKind::Answer);
+            let timeline = &mut *timeline;
+            let mut entry =
+                [BatchResult { timeline, tokens, drafts, next_drafts, outcome, wanted, kind }];
             let mut control = StepControl::default();
             self.step(&mut entry, &mut Stats::default(), &mut control, &mut |_, _| true)?;
             if step >= WARM_STEPS {

@@ -19,8 +19,8 @@ pub(crate) mod steps;
 pub(crate) mod timeline;
 
 pub use drafts::{
-    DraftCounts, DraftMode, DraftModeError, DraftScript, Drafter, DrafterSource, MAX_DRAFTS,
-    StepTime,
+    DraftCounts, DraftList, DraftMode, DraftModeError, DraftScript, DraftTotals, Drafter,
+    DrafterSource, MAX_DRAFTS, StepTime,
 };
 pub use engine::{OpenProgress, WrapReader};
 pub use mark::Mark;

@@ -323,7 +323,7 @@ impl Mark {
 fn state_spans(engine: &Engine, timeline: &Timeline) -> Vec<Span> {
     let filled = |state: &LayerState| state.filled(timeline.tokens.len(), timeline.written);
     let runtime = engine.lock();
-    let states = timeline.states.iter().flatten().flatten();
+    let states = timeline.states.iter().take(runtime.own_layers).flatten().flatten();
     let filled_states = states.zip(runtime.layer_states.iter().flatten());
     filled_states.map(|(state, layout)| Span::new(*state, 0, filled(layout))).collect()
 }
@@ -346,7 +346,7 @@ fn for_each_piece(
 ) -> Result<(), Error> {
     let (layouts, sizes): (Vec<_>, Vec<_>) = {
         let runtime = engine.lock();
-        let states = runtime.layer_states.iter().flatten();
+        let states = runtime.layer_states.iter().take(runtime.own_layers).flatten();
         states.map(|state| (*state, runtime.device.entry_bytes(state.shape))).unzip()
     };
     let states = timeline.states.iter().flatten().flatten();
@@ -373,7 +373,9 @@ fn describe_states(
     entries: impl Fn(LayerState) -> u64,
 ) -> Vec<SavedState> {
     let context = engine.plan().context;
-    let layers = engine.blueprint().layers.iter().enumerate();
+    // The drafter's are computed anew.
+    let layers = engine.blueprint().layers.iter().take(engine.blueprint().own_layers());
+    let layers = layers.enumerate();
     let states = layers.flat_map(|(layer, blueprint)| {
         let states = blueprint.layer_states(context, engine.plan().chunk).into_iter().enumerate();
         states.map(move |(index, state)| (layer, index, state))

@@ -1,6 +1,6 @@
 //! Session: one token sequence with its KV cache and recurrent state.
 
-use std::{cell::Cell, ops::Range};
+use std::ops::Range;
 
 use moeflux_base::{Error, SessionError};
 use moeflux_sampling::Sampler;
@@ -9,11 +9,12 @@ use crate::{
     experts::stats::Stats,
     runtime::{
         control::StepControl,
+        draft_head::DraftList,
         logits_request::{Logits, LogitsOutput, LogitsRequest, LogitsSink},
         pools::LineName,
     },
     session::{
-        drafts::{RowCheck, RowChoice},
+        drafts::{CheckOutcome, RowCheck, RowChoice},
         engine::{Engine, Runtime},
         mark::Mark,
         prefix_cache::PrefixMatch,
@@ -124,6 +125,10 @@ impl Session {
         self.stats
     }
 
+    pub(crate) fn stats_mut(&mut self) -> &mut Stats {
+        &mut self.stats
+    }
+
     /// Drops all tokens.
     ///
     /// # Errors
@@ -202,7 +207,8 @@ impl Session {
                 LogitsRequest::None
             };
             control.part(before, share, |control| {
-                let part = SessionFeed { tokens: &tokens[done..end], drafts: 0, kind };
+                let part =
+                    SessionFeed { tokens: &tokens[done..end], drafts: 0, next_drafts: 0, kind };
                 self.steps(part, wanted, control, None, &mut |row, output| {
                     if let (LogitsOutput::Logits(logits), Some(sink)) = (output, &mut sink) {
                         sink.row(done + row, logits);
@@ -434,10 +440,10 @@ impl Session {
         let last = LogitsRequest::Logits(Logits::Last);
         let wanted = choice.candidates(vocab).map_or(last, LogitsRequest::TopK);
         let before = self.timeline.tokens.len();
-        let chosen = self.steps(feed, wanted, control, Some(choice), &mut |_, _| true)?;
+        let ended = self.steps(feed, wanted, control, Some(choice), &mut |_, _| true)?;
         let accepted = self.timeline.tokens.len() - before;
-        let missing = || Err(SessionError::NoTokens.into());
-        Ok(CheckedFeed { accepted, chosen: chosen.unwrap_or_else(missing) })
+        let chosen = ended.chosen.unwrap_or_else(|| Err(SessionError::NoTokens.into()));
+        Ok(CheckedFeed { accepted, chosen, drafted: ended.drafted })
     }
 
     /// Appends tokens, in chunks. `sink` receives the requested logits: index into `tokens`, and
@@ -469,14 +475,14 @@ impl Session {
     /// token's logits are stored if they were read.
     fn steps(
         &mut self,
-        SessionFeed { tokens, drafts, kind }: SessionFeed<'_>,
+        SessionFeed { tokens, drafts, next_drafts, kind }: SessionFeed<'_>,
         wanted: LogitsRequest,
         control: &mut StepControl<'_>,
         mut choice: Option<&mut dyn RowChoice>,
         sink: &mut LogitsSink<'_>,
-    ) -> Result<Option<Result<u32, Error>>, Error> {
+    ) -> Result<LastStep, Error> {
         self.check_tokens(self.timeline.tokens.len(), tokens)?;
-        let mut chosen = None;
+        let mut ended = LastStep::default();
         let chunk_len = self.engine.plan().chunk;
         let kind = kind.of_span(chunk_len);
         let (total, mut done) = (tokens.len(), 0);
@@ -492,13 +498,16 @@ impl Session {
             };
             let Self { engine, timeline, stats } = &mut *self;
             let (mut last_logits, mut read) = (std::mem::take(&mut timeline.logits), None);
-            let (timeline, accepted) = (&mut *timeline, &Cell::new(chunk.len()));
+            let (timeline, outcome) = (&mut *timeline, &CheckOutcome::new(chunk.len()));
             let drafts = if last { drafts.min(chunk.len() - 1) } else { 0 };
+            let next_drafts = if last { next_drafts } else { 0 };
             let mut check = match &mut choice {
-                Some(choice) if last => Some(RowCheck::new(&mut **choice, chunk, drafts, accepted)),
+                Some(choice) if last => Some(RowCheck::new(&mut **choice, chunk, drafts, outcome)),
                 _ => None,
             };
-            let entry = BatchResult { timeline, tokens: chunk, drafts, accepted, wanted, kind };
+            let tokens = chunk;
+            let entry =
+                BatchResult { timeline, tokens, drafts, next_drafts, outcome, wanted, kind };
             let mut sink = |row, output: LogitsOutput<'_>| {
                 let is_last =
                     check.as_ref().map_or(row + 1 == chunk.len(), |check| check.awaits(row));
@@ -520,15 +529,16 @@ impl Session {
             });
             let stepped = stepped.map_err(|error| engine.explain_non_finite(error));
             // Logits read by a step that failed belong to tokens that were dropped.
-            if (read == Some(accepted.get() - 1)) != stepped.is_ok() {
+            if (read == Some(outcome.accepted.get() - 1)) != stepped.is_ok() {
                 last_logits.clear();
             }
-            chosen = check.and_then(RowCheck::into_chosen);
+            let chosen = check.and_then(RowCheck::into_chosen);
+            ended = LastStep { chosen, drafted: outcome.drafts.get() };
             self.timeline.logits = last_logits;
             stepped?;
             done += chunk.len();
         }
-        Ok(chosen)
+        Ok(ended)
     }
 
     /// Checks that `tokens` are valid and fit the context at `position`.
@@ -558,17 +568,27 @@ pub(crate) struct SessionFeed<'a> {
     tokens: &'a [u32],
     /// Number of the last tokens that are drafted.
     drafts: usize,
+    /// Number of drafts to make for the next step.
+    next_drafts: usize,
     kind: EntryKind,
+}
+
+/// Result of the last step of a feed.
+#[derive(Default)]
+struct LastStep {
+    /// The token after the last accepted one, if one is to be chosen.
+    chosen: Option<Result<u32, Error>>,
+    drafted: DraftList,
 }
 
 impl<'a> SessionFeed<'a> {
     const fn new(tokens: &'a [u32]) -> Self {
-        Self { tokens, drafts: 0, kind: EntryKind::of_count(tokens.len()) }
+        Self { tokens, drafts: 0, next_drafts: 0, kind: EntryKind::of_count(tokens.len()) }
     }
 
     /// Tokens of an answer.
-    pub(crate) const fn answer(tokens: &'a [u32], drafts: usize) -> Self {
-        Self { tokens, drafts, kind: EntryKind::Answer }
+    pub(crate) const fn answer(tokens: &'a [u32], drafts: usize, next_drafts: usize) -> Self {
+        Self { tokens, drafts, next_drafts, kind: EntryKind::Answer }
     }
 }
 
@@ -578,6 +598,8 @@ pub(crate) struct CheckedFeed {
     pub(crate) accepted: usize,
     /// The token after them.
     pub(crate) chosen: Result<u32, Error>,
+    /// Drafts for the next step.
+    pub(crate) drafted: DraftList,
 }
 
 impl Drop for Session {

@@ -1,6 +1,6 @@
 //! Steps: tokens appended to several sessions at once, as a transaction.
 
-use std::{cell::Cell, ops::Range};
+use std::ops::Range;
 
 use moeflux_base::{Error, SessionError};
 use moeflux_compute::{Commit, Span, StateShape};
@@ -11,12 +11,14 @@ use crate::{
     experts::stats::Stats,
     runtime::{
         control::StepControl,
+        draft_head::{DraftList, DraftSpan, MAX_DRAFTS},
         forward::StepContext,
+        layer::StepObserver,
         logits_request::{Logits, LogitsOutput, LogitsRequest, LogitsSink},
         spans::{SeqSpan, SpanKind},
     },
     session::{
-        drafts::{MAX_DRAFTS, RowCheck, RowChoice},
+        drafts::{CheckOutcome, RowCheck, RowChoice},
         engine::{Engine, Runtime},
         session::Session,
         timeline::{StateGrowth, Timeline, explain_states_full},
@@ -37,6 +39,11 @@ pub struct BatchEntry<'a> {
     pub drafts: usize,
     /// Number of `tokens` that the session has taken, after the step: all without drafts.
     pub accepted: usize,
+    /// Number of drafts that the model's own head makes for the next step, at most [`MAX_DRAFTS`].
+    /// None without `sampler`, or if the model has no head.
+    pub next_drafts: usize,
+    /// These drafts, after the step.
+    pub drafted: DraftList,
     /// Chooses the token after the last accepted one, from candidates that the device selects where
     /// they suffice: [`Session::logits`] is then empty. Not used with `each_row`.
     pub sampler: Option<&'a mut Sampler>,
@@ -103,6 +110,8 @@ impl<'a> BatchEntry<'a> {
             tokens,
             drafts: 0,
             accepted: 0,
+            next_drafts: 0,
+            drafted: DraftList::default(),
             sampler: None,
             chosen: None,
             choice: None,
@@ -117,6 +126,13 @@ impl<'a> BatchEntry<'a> {
     #[must_use]
     pub fn drafts(mut self, drafts: usize) -> Self {
         self.drafts = drafts;
+        self
+    }
+
+    /// Sets `next_drafts`.
+    #[must_use]
+    pub fn next_drafts(mut self, drafts: usize) -> Self {
+        self.next_drafts = drafts;
         self
     }
 
@@ -195,16 +211,16 @@ impl Engine {
         }
         let mut entries: Vec<_> = entries.iter_mut().collect();
         entries.sort_by_key(|entry| entry.kind.of_span(chunk));
-        let accepted: Vec<_> = entries.iter().map(|e| Cell::new(e.tokens.len())).collect();
+        let outcomes: Vec<_> = entries.iter().map(|e| CheckOutcome::new(e.tokens.len())).collect();
         let mut outputs: Vec<EntryOutput<'_, '_>> = Vec::with_capacity(entries.len());
-        for (entry, accepted) in entries.iter_mut().zip(&accepted) {
+        for (entry, outcome) in entries.iter_mut().zip(&outcomes) {
             let start = outputs.last().map_or(0, |output| output.rows.end);
             let sampler = entry.sampler.take().map(|sampler| sampler as &mut dyn RowChoice);
             let choice = entry.choice.take().or(sampler).filter(|_| entry.each_row.is_none());
             let drafts = entry.drafts.min(MAX_DRAFTS).min(entry.tokens.len() - 1);
             entry.drafts = if choice.is_some() { drafts } else { 0 };
             let check =
-                choice.map(|choice| RowCheck::new(choice, entry.tokens, entry.drafts, accepted));
+                choice.map(|choice| RowCheck::new(choice, entry.tokens, entry.drafts, outcome));
             outputs.push(EntryOutput {
                 rows: start..start + entry.tokens.len(),
                 keeps_last: entry.logits && !entry.hidden,
@@ -218,12 +234,13 @@ impl Engine {
         let vocab = self.blueprint().vocab;
         let mut batch: Vec<BatchResult<'_>> = entries
             .iter_mut()
-            .zip(outputs.iter().zip(&accepted))
-            .map(|(entry, (output, accepted))| BatchResult {
+            .zip(outputs.iter().zip(&outcomes))
+            .map(|(entry, (output, outcome))| BatchResult {
                 timeline: &mut entry.session.timeline,
                 tokens: entry.tokens,
                 drafts: entry.drafts,
-                accepted,
+                next_drafts: entry.next_drafts.min(MAX_DRAFTS),
+                outcome,
                 wanted: output.wanted(vocab),
                 kind: entry.kind.of_span(chunk),
             })
@@ -234,15 +251,17 @@ impl Engine {
             outputs.get_mut(i).is_none_or(|of_entry| of_entry.take(row, &output))
         });
         let stepped = stepped.map_err(|error| self.explain_non_finite(error));
-        for ((entry, output), accepted) in entries.iter_mut().zip(outputs).zip(&accepted) {
+        for ((entry, output), outcome) in entries.iter_mut().zip(outputs).zip(&outcomes) {
             let EntryOutput { mut logits, read, check, .. } = output;
-            let is_complete = read == Some(accepted.get() - 1);
+            let accepted = outcome.accepted.get();
+            let is_complete = read == Some(accepted - 1);
             if is_complete != stepped.is_ok() {
                 logits.clear();
             }
             entry.session.timeline.logits = logits;
             if stepped.is_ok() {
-                entry.accepted = accepted.get();
+                entry.accepted = accepted;
+                entry.drafted = outcome.drafts.get();
                 entry.chosen = check.and_then(RowCheck::into_chosen);
                 entry.session.stats.tokens += entry.accepted as u64;
             }
@@ -306,8 +325,9 @@ pub(crate) struct BatchResult<'a> {
     pub(crate) tokens: &'a [u32],
     /// Number of the last tokens that are drafted.
     pub(crate) drafts: usize,
-    /// Tokens that are accepted, once the logits are read.
-    pub(crate) accepted: &'a Cell<usize>,
+    /// Number of drafts to make after the step.
+    pub(crate) next_drafts: usize,
+    pub(crate) outcome: &'a CheckOutcome,
     pub(crate) wanted: LogitsRequest,
     pub(crate) kind: SpanKind,
 }
@@ -316,14 +336,40 @@ impl BatchResult<'_> {
     /// Rows that the step appends to the timeline.
     fn growth(&self) -> StateGrowth<'_> {
         let Self { timeline, tokens, drafts, .. } = self;
-        StateGrowth { timeline, rows: tokens.len(), drafts: *drafts }
+        let drafter_rows = if self.feeds_drafter() { tokens.len() + MAX_DRAFTS } else { 0 };
+        StateGrowth { timeline, rows: tokens.len(), drafts: *drafts, drafter_rows }
     }
 
     fn span(&self) -> SeqSpan<'_> {
         let Timeline { states, tokens, .. } = &*self.timeline;
-        let Self { drafts, wanted: logits, kind, .. } = *self;
-        let position = tokens.len();
-        SeqSpan { states, position, before: tokens, tokens: self.tokens, drafts, logits, kind }
+        let Self { drafts, next_drafts, wanted: logits, kind, .. } = *self;
+        let (position, before, tokens) = (tokens.len(), &tokens[..], self.tokens);
+        SeqSpan { states, position, before, tokens, drafts, next_drafts, logits, kind }
+    }
+
+    /// Whether the drafter takes the tokens: of an answer if it is to draft, and the last ones of a
+    /// prompt, which are enough for drafts after it.
+    fn feeds_drafter(&self) -> bool {
+        match self.kind {
+            SpanKind::Answer => self.next_drafts > 0,
+            SpanKind::Prompt | SpanKind::LongPrompt => self.wanted.is_after_last_token(),
+        }
+    }
+
+    /// Rows of the drafter after the step, of which the entry's first one is `row`.
+    fn draft_span(&self, row: usize, layer: usize, context: usize) -> Option<DraftSpan<'_>> {
+        let Self { timeline, tokens, outcome, kind, .. } = self;
+        let accepted = outcome.accepted.get();
+        let next: Vec<u32> =
+            tokens[1..accepted].iter().copied().chain(outcome.next.get()).collect();
+        let position = timeline.drafter_rows.len();
+        let room = context.saturating_sub(position + next.len());
+        // Drafts follow a token that is chosen, and all of them but the last take a row.
+        let wanted = outcome.next.get().map_or(0, |_| self.next_drafts.min(room + 1));
+        (self.feeds_drafter() && !next.is_empty() && position + next.len() <= context).then(|| {
+            let (states, drafts) = (&timeline.states[layer], DraftList::default());
+            DraftSpan { states, position, row, next, kind: *kind, wanted, drafts }
+        })
     }
 
     /// Commits, one for each state.
@@ -332,9 +378,9 @@ impl BatchResult<'_> {
     /// read.
     fn commits(&self, layers: &[Vec<LayerState>]) -> impl Iterator<Item = Commit> {
         let SeqSpan { states, position, tokens, drafts, .. } = self.span();
-        let accepted = self.accepted.get();
-        let states = states.iter().flatten().flatten().zip(layers.iter().flatten());
-        states.map(move |(state, layout)| {
+        let accepted = self.outcome.accepted.get();
+        let states = states[..layers.len()].iter().flatten().flatten();
+        states.zip(layers.iter().flatten()).map(move |(state, layout)| {
             let all = Commit::all(Span { drafts, ..Span::new(*state, position, tokens.len()) });
             match layout.shape {
                 StateShape::Recurrent { .. } => Commit { accepted, ..all },
@@ -386,16 +432,71 @@ impl Runtime {
         stats.add_reads(reads, self.cache.read_counters());
         stepped.map_err(explain_states_full)?;
         self.step_commits.clear();
-        let layers = &self.layer_states;
+        let layers = &self.layer_states[..self.own_layers];
         self.step_commits.extend(entries.iter().flat_map(|entry| entry.commits(layers)));
         self.device.commit(&self.step_commits).map_err(Error::at(|| "committing a step"))?;
+        let observer = match &mut control.observer {
+            Some(observer) => Some(&mut **observer),
+            None => None,
+        };
+        self.draft(entries, stats, observer);
         for entry in entries {
-            let accepted = entry.accepted.get();
+            let accepted = entry.outcome.accepted.get();
             entry.timeline.tokens.extend_from_slice(&entry.tokens[..accepted]);
             stats.tokens -= (entry.tokens.len() - accepted) as u64;
             stats.drafted += entry.drafts as u64;
             stats.accepted += (entry.drafts + accepted - entry.tokens.len()) as u64;
         }
         Ok(())
+    }
+
+    /// Runs the drafter after a step that is committed. Entries have no drafts if it fails: the
+    /// answer goes on without them.
+    fn draft(
+        &mut self,
+        entries: &mut [BatchResult<'_>],
+        stats: &mut Stats,
+        observer: Option<&mut (dyn StepObserver + '_)>,
+    ) {
+        if !self.model.has_drafter() {
+            return;
+        }
+        let first_rows = entries.iter().scan(0, |end, entry| {
+            *end += entry.tokens.len();
+            Some(*end - entry.tokens.len())
+        });
+        let (layer, context) = (self.own_layers, self.context);
+        let of_entries = entries.iter().zip(first_rows).enumerate();
+        let (indexes, mut spans): (Vec<usize>, Vec<DraftSpan<'_>>) = of_entries
+            .filter_map(|(i, (entry, row))| Some((i, entry.draft_span(row, layer, context)?)))
+            .unzip();
+        if spans.is_empty() {
+            return;
+        }
+        let (before, reads) = (self.device.counters(), self.cache.read_counters());
+        let on = StepContext {
+            device: &mut *self.device,
+            cache: &mut self.cache,
+            host: self.host.as_mut(),
+            row_store: None,
+            stats,
+        };
+        let drafted = self.model.draft(on, &mut spans, observer).and_then(|()| {
+            self.step_commits.clear();
+            self.step_commits.extend(spans.iter().flat_map(DraftSpan::appended).map(Commit::all));
+            self.device.commit(&self.step_commits).map_err(Error::at(|| "committing drafts"))
+        });
+        stats.add_device(before, self.device.counters());
+        stats.add_reads(reads, self.cache.read_counters());
+        if drafted.is_err() {
+            return;
+        }
+        let results: Vec<_> = spans.into_iter().map(|s| (s.next.len(), s.drafts)).collect();
+        for (i, (rows, drafts)) in indexes.into_iter().zip(results) {
+            let BatchResult { timeline, outcome, .. } = &mut entries[i];
+            let first = timeline.tokens.len() as u32;
+            timeline.drafter_rows.extend(first..first + rows as u32);
+            outcome.drafts.set(drafts);
+        }
     }
 }

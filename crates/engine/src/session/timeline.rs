@@ -33,6 +33,20 @@ pub(crate) struct Timeline {
     /// Whether a reset failed: there are no tokens, but states still hold old contents. The next
     /// step completes the reset first.
     pub(crate) is_stale: bool,
+    /// Positions of the tokens that the drafter has taken, ascending: its states have a row for
+    /// each. They may lack any, as drafts change no result.
+    pub(crate) drafter_rows: Vec<u32>,
+}
+
+impl Timeline {
+    /// Rows of the drafter that belong to the first `len` tokens. A row includes the token after
+    /// its own.
+    fn drafter_len(&self, len: usize) -> usize {
+        match len < self.tokens.len() {
+            true => self.drafter_rows.partition_point(|row| (*row as usize) + 1 < len),
+            false => self.drafter_rows.len(),
+        }
+    }
 }
 
 /// Rows that a step appends to a timeline.
@@ -42,6 +56,8 @@ pub(crate) struct StateGrowth<'a> {
     pub(crate) rows: usize,
     /// Number of the last rows that are drafted.
     pub(crate) drafts: usize,
+    /// Maximum number of rows that the drafter takes.
+    pub(crate) drafter_rows: usize,
 }
 
 /// Limits on truncating states, from the model's layers.
@@ -175,9 +191,14 @@ impl Runtime {
             is_lossy: src.is_lossy && len > 0,
             has_other_placement: src.has_other_placement && len > 0,
             is_stale: false,
+            drafter_rows: src.drafter_rows[..src.drafter_len(len)].to_vec(),
         };
-        let entries = if self.rewind.rings.is_empty() { len } else { usize::MAX };
         for (layer, src_states) in src.states.iter().enumerate() {
+            let entries = match layer < self.own_layers {
+                true if self.rewind.rings.is_empty() => len,
+                true => usize::MAX,
+                false => fork.drafter_rows.len(),
+            };
             let mut states = LayerStates::default();
             for (dst, state) in states.iter_mut().zip(src_states) {
                 let Some(state) = state else { continue };
@@ -201,6 +222,7 @@ impl Runtime {
     /// Truncates a timeline to `len` tokens, at least [`RewindLimits::min_len`].
     pub(crate) fn truncate(&mut self, timeline: &mut Timeline, len: usize) -> Result<(), Error> {
         debug_assert!(len >= self.rewind.min_len(timeline));
+        timeline.drafter_rows.truncate(timeline.drafter_len(len));
         if len < timeline.tokens.len() {
             timeline.tokens.truncate(len);
             timeline.logits.clear();
@@ -209,7 +231,7 @@ impl Runtime {
         }
         if self.rewind.rings.is_empty() && timeline.written > len {
             let truncate = |device: &mut dyn Device, state| device.truncate_state(state, len);
-            for state in timeline.states.iter().flatten().flatten() {
+            for state in timeline.states.iter().take(self.own_layers).flatten().flatten() {
                 truncate(&mut *self.device, *state)
                     .map_err(Error::at(|| "truncating a session"))?;
             }
@@ -226,6 +248,7 @@ impl Runtime {
         timeline.written = 0;
         timeline.is_lossy = false;
         timeline.has_other_placement = false;
+        timeline.drafter_rows.clear();
         timeline.is_stale = true;
         let doing = || "resetting a session";
         for state in timeline.states.iter().flatten().flatten() {
@@ -255,17 +278,23 @@ impl Runtime {
         &mut self,
         spans: impl Iterator<Item = StateGrowth<'a>> + Clone,
     ) -> Result<(), Error> {
-        let layer_states = std::mem::take(&mut self.layer_states);
+        let (layer_states, own_layers) = (std::mem::take(&mut self.layer_states), self.own_layers);
         let room = self.evict_until(|device| {
-            let mut all = spans.clone().flat_map(|StateGrowth { timeline, rows, drafts }| {
-                let position = timeline.tokens.len();
-                let states = timeline.states.iter().flatten().flatten();
-                states.zip(layer_states.iter().flatten()).flat_map(move |(state, layout)| {
-                    let span = move |written: WrittenEntries| Span {
-                        drafts,
-                        ..Span::new(*state, written.first, written.count)
+            let mut all = spans.clone().flat_map(|growth| {
+                let StateGrowth { timeline, drafts, .. } = growth;
+                let layers = timeline.states.iter().zip(&layer_states).enumerate();
+                layers.flat_map(move |(i, (states, layouts))| {
+                    let (position, rows) = match i < own_layers {
+                        true => (timeline.tokens.len(), growth.rows),
+                        false => (timeline.drafter_rows.len(), growth.drafter_rows),
                     };
-                    layout.writes(position, rows).map(span)
+                    states.iter().flatten().zip(layouts).flat_map(move |(state, layout)| {
+                        let span = move |written: WrittenEntries| Span {
+                            drafts,
+                            ..Span::new(*state, written.first, written.count)
+                        };
+                        layout.writes(position, rows).map(span)
+                    })
                 })
             });
             device.state_need(&mut all).map_err(Error::at(|| "planning a step"))

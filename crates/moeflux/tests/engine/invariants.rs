@@ -269,10 +269,14 @@ impl<'a> Case<'a> {
                 (1.0, DraftCounts::Random),
                 (1.0, DraftCounts::LastWrong),
             ];
-            for (acceptance, counts) in cases {
-                let what = format!("of drafts ({acceptance}, {counts:?}, seeded: {is_seeded})");
+            let scripts = cases.map(|(acceptance, counts)| {
                 let script = DraftScript::new(prompt.len(), &tokens[..], acceptance, 3);
                 let with = request.clone().drafter(Some(Arc::new(script.counts(counts)) as _));
+                (format!("{acceptance}, {counts:?}"), with)
+            });
+            let own = ("by its own drafters".to_owned(), request.clone());
+            for (drafts, with) in scripts.into_iter().chain([own]) {
+                let what = format!("of drafts ({drafts}, seeded: {is_seeded})");
                 let (got, chosen, got_held) = answer(&mut drafted, &with);
                 assert_eq!(chosen, tokens, "{} {what}", self.name);
                 assert_eq!(got_held, held, "{} {what}", self.name);

@@ -15,6 +15,7 @@ mod composite_checkpoints;
 mod damaged_input;
 mod determinism;
 mod device_faults;
+mod drafter_heads;
 mod drafts;
 mod examples;
 mod fables;

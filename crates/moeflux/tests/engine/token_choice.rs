@@ -92,7 +92,7 @@ fn batched(
                 Event::PromptLogprobs { id, first, logprobs } => {
                     made.entry(id).or_default().add_prompt(first, logprobs);
                 }
-                Event::Token { id, token, logprobs } => {
+                Event::Token { id, token, logprobs, .. } => {
                     made.entry(id).or_default().add(token, logprobs);
                 }
                 Event::Finished { id, finish, .. } => {
@@ -118,7 +118,7 @@ fn served(
     for event in events {
         match event {
             RequestEvent::PromptLogprobs { first, logprobs } => made.add_prompt(first, logprobs),
-            RequestEvent::Token { token, logprobs } => made.add(token, logprobs),
+            RequestEvent::Token { token, logprobs, .. } => made.add(token, logprobs),
             RequestEvent::Finished(finish) => made.finish = Some(finish),
             RequestEvent::Failed(error) => return Err(error),
             _ => {}

@@ -62,6 +62,8 @@ fn write_model(model: Option<&ServedModel>, queued: usize, text: &mut String) {
         ("disk_seconds_total", steps.disk_ns),
         ("computing_seconds_total", steps.computing_ns),
         ("stalled_seconds_total", steps.stalled_ns),
+        ("drafting_seconds_total", steps.drafting_ns),
+        ("undrafted_seconds_total", steps.undrafted_ns),
     ];
     let times = times.map(|(name, ns)| (name, "counter", ns as f64 / 1e9));
     let speed = model.and_then(|model| model.disk_speed);

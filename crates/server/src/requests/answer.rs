@@ -248,8 +248,9 @@ impl AnswerDeltas {
                 let entries = tokens.map(|(token, logprobs)| self.entry(*token, logprobs));
                 deltas.push(Delta::Logprobs(entries.collect()));
             }
-            Some(RequestEvent::Token { token, logprobs }) => {
+            Some(RequestEvent::Token { token, logprobs, drafts }) => {
                 self.timer.token();
+                self.progress.usage.drafts = drafts;
                 self.prefilled(self.progress.usage.prompt, &mut deltas);
                 self.progress.usage.generated += 1;
                 self.report(&mut deltas);

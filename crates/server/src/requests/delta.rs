@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use moeflux::session::DraftTotals;
 use serde::Serialize;
 
 /// Part of an answer.
@@ -86,6 +87,7 @@ pub(crate) struct AnswerUsage {
     pub(crate) generated: usize,
     /// Generated tokens that are thoughts.
     pub(crate) reasoning: usize,
+    pub(crate) drafts: DraftTotals,
     /// Time from the session to the first token.
     pub(crate) prefill: Duration,
     /// Time from the first token to the last one.

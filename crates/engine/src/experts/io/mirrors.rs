@@ -42,6 +42,9 @@ pub(super) fn home_copy(own: &DataFile, folders: &[PathBuf]) -> usize {
 /// Opens a folder's copy of a file, if it has one, and compares its header and `samples` of its
 /// weights.
 fn open_copy(own: &DataFile, folder: &Path, samples: u64) -> Result<Option<DataFile>, Error> {
+    if !own.has_mirrors() {
+        return Ok(None);
+    }
     let Some(name) = own.path().file_name().filter(|_| own.file().is_some()) else {
         return Err(OpenError::BuiltInHasNoMirrors.into());
     };

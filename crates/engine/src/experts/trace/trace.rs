@@ -52,7 +52,9 @@ pub struct TraceLayer {
 
 impl TraceHeader {
     pub(crate) fn new(blueprint: &Blueprint, folder: &Path, slot: u64, fixed: u64) -> Self {
-        let layers = blueprint.moe_layers().map(|(layer, moe)| TraceLayer {
+        // Steps are of the model's own layers: drafts are not traced.
+        let own = blueprint.moe_layers().take_while(|(layer, _)| *layer < blueprint.own_layers());
+        let layers = own.map(|(layer, moe)| TraceLayer {
             layer,
             experts: moe.experts.count,
             k: moe.router.top_k,

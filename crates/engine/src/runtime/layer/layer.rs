@@ -1,5 +1,7 @@
 //! A layer: its sub-blocks with their norms and residual additions.
 
+use std::ops::Range;
+
 use moeflux_base::Error;
 use moeflux_compute::{Buffer, Op, View};
 use moeflux_model::blueprint::{
@@ -220,6 +222,24 @@ impl Layer {
             memory.run(step)?;
         }
         self.sub_blocks.iter().try_for_each(|sub_block| sub_block.run(step))
+    }
+
+    /// The same where the output of some rows is needed: other rows run as far as the mixer, whose
+    /// states they fill.
+    pub(crate) fn run_for(&self, step: &mut Step<'_>, needed: Range<usize>) -> Result<(), Error> {
+        let is_mixer = |sub_block: &SubBlock| {
+            !matches!(sub_block.body, SubBlockBody::Mlp(_) | SubBlockBody::Moe(_))
+        };
+        let mixed = self.sub_blocks.iter().position(is_mixer).map_or(0, |mixer| mixer + 1);
+        let (first, rest) = self.sub_blocks.split_at(mixed);
+        first.iter().try_for_each(|sub_block| sub_block.run(step))?;
+        if needed.is_empty() {
+            return Ok(());
+        }
+        if needed.len() < step.rows {
+            step.narrow(needed);
+        }
+        rest.iter().try_for_each(|sub_block| sub_block.run(step))
     }
 }
 #[cfg(test)]

@@ -28,6 +28,6 @@ pub(crate) use layer::{Input, Layer, ResidualRows};
 pub(crate) use loader::Loader;
 pub(crate) use mla::{EXPANDED_ROWS, Mla};
 pub(crate) use moe_state::MoeState;
-pub(crate) use scratch::{SCRATCH_BUFFERS, Scratch};
+pub(crate) use scratch::{FUSED_INPUT, SCRATCH_BUFFERS, Scratch};
 pub use step::StepObserver;
-pub(crate) use step::{NextExperts, Step};
+pub(crate) use step::{NextExperts, Step, StreamNorm};

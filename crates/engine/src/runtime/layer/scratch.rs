@@ -20,6 +20,9 @@ pub(crate) const SCRATCH_BUFFERS: usize = 16;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ScratchId(pub(crate) usize);
 
+/// Scratch buffer: input of the projection of a drafter, which reads it before any sub-block runs.
+pub(crate) const FUSED_INPUT: ScratchId = ScratchId(0);
+
 /// Widths of the shared buffers, in f32 values per row; zero for unused ones.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ScratchWidths([usize; SCRATCH_BUFFERS]);
@@ -68,6 +71,9 @@ impl ScratchWidths {
         let mut widths = widths.fold(Self::default(), Self::max);
         let ordered = blueprint.matrices().filter(|m| m.order.is_some()).map(|m| m.shape.cols);
         widths.set(GATHERED, ordered.max().unwrap_or(0));
+        if blueprint.attached_drafter().is_some() {
+            widths.raise(FUSED_INPUT, 2 * blueprint.hidden);
+        }
         widths
     }
 }
@@ -82,7 +88,7 @@ pub(crate) struct SharedBuffers<'a> {
 
 impl SharedBuffers<'_> {
     /// The first `width` values per row of a buffer.
-    pub(super) fn view(self, id: ScratchId, rows: usize, width: usize) -> View {
+    pub(crate) fn view(self, id: ScratchId, rows: usize, width: usize) -> View {
         // Widths come from the same blueprint, so the buffer exists. If not, the device would
         // refuse the other one as too small.
         View::rows(self.buffers[id.0].unwrap_or(self.missing), rows, width)

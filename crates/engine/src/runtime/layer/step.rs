@@ -1,6 +1,6 @@
 //! A forward pass through the layers: the device, its rows and its observers.
 
-use std::time::Instant;
+use std::{ops::Range, time::Instant};
 
 use moeflux_base::Error;
 use moeflux_compute::{Buffer, Device, Op, Span, View, Weight};
@@ -76,6 +76,9 @@ pub trait StepObserver {
     /// Output of a decoder layer, the residual: `(rows, hidden)`, or `(rows, streams * hidden)`.
     /// That of the last layer is the input of the final norm.
     fn hidden(&mut self, layer: usize, rows: &[f32]);
+    /// Logits of the drafter after each row that it takes, `(rows, vocab)`: first of the step's
+    /// rows, then of one row for each further draft. Ignored by default.
+    fn drafter(&mut self, _logits: &[f32]) {}
 }
 
 /// Context of a step in one layer.
@@ -99,6 +102,8 @@ pub(crate) struct Step<'a> {
     /// The next layer with routed experts, if it is on the same card.
     pub(crate) next: Option<NextExperts<'a>>,
     pub(crate) rows: usize,
+    /// Row of the residual that is the first one.
+    pub(crate) first_row: usize,
     pub(crate) kinds: RowKinds,
     pub(crate) hidden: usize,
     /// Residual streams.
@@ -140,12 +145,25 @@ impl Step<'_> {
 
     /// The residual, `(rows, streams * hidden)`.
     pub(crate) fn x(&self) -> View {
-        View::rows(self.scratch.x, self.rows, self.streams * self.hidden)
+        self.rows_of(self.scratch.x, self.streams * self.hidden)
     }
 
     /// Input of the current sub-block. No sub-block writes it, as the next one may read it too.
     pub(crate) fn normed(&self) -> View {
-        View::rows(self.scratch.normed, self.rows, self.hidden)
+        self.rows_of(self.scratch.normed, self.hidden)
+    }
+
+    fn rows_of(&self, buffer: Buffer, width: usize) -> View {
+        let all = View::rows(buffer, self.first_row + self.rows, width);
+        all.slice(self.first_row, self.rows)
+    }
+
+    /// Leaves out the rows outside of `rows`, which count as rows of one kind.
+    pub(super) fn narrow(&mut self, rows: Range<usize>) {
+        let is_answer = rows.start < self.kinds.answers;
+        self.kinds = RowKinds { answers: if is_answer { rows.len() } else { 0 }, long: 0 };
+        self.tokens = &self.tokens[rows.clone()];
+        (self.first_row, self.rows) = (self.first_row + rows.start, rows.len());
     }
 
     pub(crate) fn residual(&self) -> ResidualRows {

@@ -2,7 +2,9 @@
 //!
 //! A step with drafts takes longer than one without, and gives more tokens where they are right.
 //! Both are measured: the time of steps by their numbers of sequences and drafts, for all answers
-//! of an engine; the share of right drafts by their position, for each answer. Drafts are checked
+//! of an engine; the share of right drafts by their source and position, for each answer. The time
+//! of a step includes that of drafts that the model's head makes for the next one, so steps that
+//! make as many as they check are measured. Drafts are checked
 //! where the expected time per token falls by more than the measurements' spread. Where it does
 //! not, they are tried again now and then, for [`TRIAL_SHARE`] of the time.
 //!
@@ -12,12 +14,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::Serialize;
 
-use super::row_choice::MAX_DRAFTS;
+use crate::runtime::draft_head::MAX_DRAFTS;
 
 /// Share of the decode time that trials may cost.
 const TRIAL_SHARE: f64 = 0.01;
 /// Steps whose time the first trials may cost.
 const FIRST_TRIALS: f64 = 1.5;
+/// Maximum loss of a step that counts, in steps: a longer one waited for something else.
+const MAX_LOSS: f64 = 2.0;
+/// Steps in which the head runs for the first time, whose loss does not count: its weights and
+/// experts are on their way then.
+const COLD_STEPS: u32 = 2;
 /// Maximum number of sequences, and of drafts of all of them, whose steps are told apart.
 const MAX_TIMED: usize = 8;
 /// Weight of the newest time of a step.
@@ -46,10 +53,33 @@ pub struct StepTime {
 }
 
 /// Sequences of a step that all decode, and drafts of all of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StepKind {
     pub(crate) sequences: usize,
     pub(crate) drafts: usize,
+    /// Drafts that the model's head makes for the next step, of all sequences.
+    pub(crate) made: usize,
+}
+
+/// Source of the drafts of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DraftSource {
+    /// What followed the last tokens before.
+    Lookup,
+    /// The model's head for multi-token prediction.
+    Head,
+}
+
+/// Number of sources.
+const SOURCES: usize = 2;
+
+/// Drafts of an answer in a step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CheckedDrafts {
+    pub(crate) source: DraftSource,
+    pub(crate) count: usize,
+    /// Number of them that were right.
+    pub(crate) accepted: usize,
 }
 
 /// Running mean of the time of steps, in seconds, and its spread.
@@ -124,15 +154,17 @@ impl Acceptance {
 pub(crate) struct SharedTimes {
     /// By sequences, then by drafts.
     times: [[RunningTime; MAX_TIMED + 1]; MAX_TIMED],
-    acceptance: Acceptance,
+    acceptance: [Acceptance; SOURCES],
     /// Seconds that trials may cost; `None` before the first step.
     credit: Option<f64>,
+    /// Steps in which the head made drafts, up to [`COLD_STEPS`].
+    head_steps: u32,
 }
 
 impl Default for SharedTimes {
     fn default() -> Self {
         let times = [[RunningTime::default(); MAX_TIMED + 1]; MAX_TIMED];
-        Self { times, acceptance: Acceptance::UNKNOWN, credit: None }
+        Self { times, acceptance: [Acceptance::UNKNOWN; SOURCES], credit: None, head_steps: 0 }
     }
 }
 
@@ -171,21 +203,28 @@ impl SharedTimes {
 #[derive(Debug)]
 pub(crate) struct Gate {
     shared: Arc<Mutex<SharedTimes>>,
-    acceptance: Acceptance,
+    acceptance: [Acceptance; SOURCES],
     /// Steps with drafts since the last one without.
     since_plain: u32,
+    /// Whether the model's head drafts.
+    has_head: bool,
 }
 
 impl Gate {
-    pub(crate) fn new(shared: &Arc<Mutex<SharedTimes>>) -> Self {
-        let acceptance = lock(shared).acceptance.as_prior();
+    pub(crate) fn new(shared: &Arc<Mutex<SharedTimes>>, has_head: bool) -> Self {
+        let acceptance = lock(shared).acceptance.map(Acceptance::as_prior);
         let shared = Arc::clone(shared);
-        Self { shared, acceptance, since_plain: 0 }
+        Self { shared, acceptance, since_plain: 0, has_head }
     }
 
-    /// Number of drafts for the next step, of the `available` ones; `kind` is the step without
-    /// them.
-    pub(crate) fn drafts(&mut self, kind: StepKind, available: usize) -> usize {
+    /// Expected tokens of a step with this number of drafts.
+    pub(crate) fn expected_tokens(&self, source: DraftSource, drafts: usize) -> f64 {
+        self.acceptance[source as usize].expected_tokens(drafts)
+    }
+
+    /// Number of drafts for the next step, of the `available` ones of a source; `kind` is the step
+    /// without them.
+    pub(crate) fn drafts(&self, kind: StepKind, source: DraftSource, available: usize) -> usize {
         let available = available.min(MAX_DRAFTS).min(MAX_TIMED.saturating_sub(kind.drafts));
         let shared = lock(&self.shared);
         let Some(plain) = shared.known(kind).filter(|_| available > 0) else { return 0 };
@@ -197,7 +236,7 @@ impl Gate {
                 unknown = unknown.or(Some(drafts));
                 continue;
             };
-            let tokens = self.acceptance.expected_tokens(drafts);
+            let tokens = self.expected_tokens(source, drafts);
             let per_token = time.mean / tokens;
             if per_token + plain.error() + time.error() / tokens < best.1.min(plain.mean)
                 && per_token < best.1
@@ -225,22 +264,39 @@ impl Gate {
         if chosen > 0 && self.since_plain >= PLAIN_INTERVAL { 0 } else { chosen }
     }
 
-    /// Takes the outcome of a step that only decoded: its kind, without and with the answer's own
-    /// drafts, how many of those were right, and its time.
-    pub(crate) fn record(&mut self, kind: StepKind, own: usize, accepted: usize, seconds: f64) {
+    /// Takes the outcome of a step that only decoded: its kind, the answer's own drafts, and its
+    /// time. Returns the time that its tokens would have taken without drafts, if it had or made
+    /// some and that is known.
+    pub(crate) fn record(
+        &mut self,
+        kind: StepKind,
+        drafts: CheckedDrafts,
+        seconds: f64,
+    ) -> Option<f64> {
+        let CheckedDrafts { source, count: own, accepted } = drafts;
         let mut shared = lock(&self.shared);
-        shared.add(kind, seconds);
+        if kind.made == if self.has_head { kind.drafts } else { 0 } {
+            shared.add(kind, seconds);
+        }
         let plain = StepKind { drafts: kind.drafts - own, ..kind };
         let plain = shared.known(plain).map(|time| time.mean);
         if own > 0 {
-            self.acceptance.add(own, accepted);
-            shared.acceptance.add(own, accepted);
+            self.acceptance[source as usize].add(own, accepted);
+            shared.acceptance[source as usize].add(own, accepted);
         }
         self.since_plain = if own > 0 { self.since_plain + 1 } else { 0 };
-        let Some(plain) = plain else { return };
-        let won = if own > 0 { plain * (accepted + 1) as f64 - seconds } else { 0.0 };
+        let plain = plain?;
+        // A step that makes drafts for the next one begins a trial.
+        let is_plain = own == 0 && kind.made == 0;
+        let undrafted = (!is_plain).then_some(plain * (accepted + 1) as f64);
+        let mut won = undrafted.map_or(0.0, |undrafted| undrafted - seconds).max(-MAX_LOSS * plain);
+        if kind.made > 0 && shared.head_steps < COLD_STEPS {
+            shared.head_steps += 1;
+            won = won.max(0.0);
+        }
         let credit = shared.credit.unwrap_or(FIRST_TRIALS * plain);
         shared.credit = Some((credit + TRIAL_SHARE * seconds + won).min(FIRST_TRIALS * plain));
+        undrafted
     }
 }
 
@@ -259,6 +315,14 @@ mod tests {
         random: u64,
     }
 
+    fn alone(drafts: usize) -> StepKind {
+        StepKind { sequences: 1, drafts, made: 0 }
+    }
+
+    fn lookup(count: usize, accepted: usize) -> CheckedDrafts {
+        CheckedDrafts { source: DraftSource::Lookup, count, accepted }
+    }
+
     impl Machine {
         fn new(seconds: [f64; MAX_DRAFTS + 1], acceptance: f64) -> Self {
             Self { seconds, acceptance, random: 7 }
@@ -275,11 +339,11 @@ mod tests {
         fn decode(&mut self, gate: &mut Gate, tokens: usize) -> (f64, f64) {
             let (mut done, mut seconds, mut drafts, mut steps) = (0, 0.0, 0, 0);
             while done < tokens {
-                let own = gate.drafts(StepKind { sequences: 1, drafts: 0 }, MAX_DRAFTS);
+                let own = gate.drafts(alone(0), DraftSource::Lookup, MAX_DRAFTS);
                 let accepted = (0..own).take_while(|_| self.uniform() < self.acceptance).count();
                 let noise = 0.95 + 0.1 * self.uniform();
                 let took = self.seconds[own] * noise;
-                gate.record(StepKind { sequences: 1, drafts: own }, own, accepted, took);
+                gate.record(alone(own), lookup(own, accepted), took);
                 (done, seconds) = (done + 1 + accepted, seconds + took);
                 (drafts, steps) = (drafts + own, steps + 1);
             }
@@ -291,12 +355,12 @@ mod tests {
     fn drafts_are_checked_where_they_pay() {
         let shared = Arc::default();
         let mut machine = Machine::new([1.0, 1.2, 1.4, 1.6], 0.9);
-        let (time, drafts) = machine.decode(&mut Gate::new(&shared), 400);
+        let (time, drafts) = machine.decode(&mut Gate::new(&shared, false), 400);
         assert!(time < 0.52 && drafts > 1.8, "{time}, {drafts}");
         // Where a row costs nearly a step, only the first draft pays.
         let shared = Arc::default();
         let mut machine = Machine::new([1.0, 1.5, 2.2, 3.2], 0.75);
-        let (time, drafts) = machine.decode(&mut Gate::new(&shared), 800);
+        let (time, drafts) = machine.decode(&mut Gate::new(&shared, false), 800);
         assert!(time < 0.92 && (0.8..1.3).contains(&drafts), "{time}, {drafts}");
     }
 
@@ -310,18 +374,39 @@ mod tests {
         ] {
             let shared = Arc::default();
             let mut machine = Machine::new(seconds, acceptance);
-            let (time, _) = machine.decode(&mut Gate::new(&shared), 400);
+            let (time, _) = machine.decode(&mut Gate::new(&shared, false), 400);
             assert!(time < 1.02, "{seconds:?}, {acceptance}: {time}");
             // Later answers know the times.
-            let (time, _) = machine.decode(&mut Gate::new(&shared), 400);
+            let (time, _) = machine.decode(&mut Gate::new(&shared, false), 400);
             assert!(time < 1.02, "{seconds:?}, {acceptance}: {time}");
+        }
+    }
+
+    /// Drafts of a head are made in the step before the one that checks them, and take time there.
+    #[test]
+    fn drafts_of_a_head_are_made_where_they_pay() {
+        for (making, acceptance, limit) in [(0.1, 0.9, 0.7), (0.1, 0.0, 1.02), (0.9, 0.6, 1.02)] {
+            let mut machine = Machine::new([1.0, 1.1, 1.2, 1.3], acceptance);
+            let mut gate = Gate::new(&Arc::default(), true);
+            let (mut done, mut seconds, mut ready) = (0, 0.0, 0);
+            while done < 600 {
+                let own = gate.drafts(alone(0), DraftSource::Head, ready);
+                let made = gate.drafts(alone(0), DraftSource::Head, MAX_DRAFTS);
+                let accepted = (0..own).take_while(|_| machine.uniform() < acceptance).count();
+                let took = machine.seconds[own] + making * made as f64;
+                let drafts = CheckedDrafts { source: DraftSource::Head, count: own, accepted };
+                gate.record(StepKind { made, ..alone(own) }, drafts, took);
+                (done, seconds, ready) = (done + 1 + accepted, seconds + took, made);
+            }
+            let time = seconds / done as f64;
+            assert!(time < limit, "{making}, {acceptance}: {time}");
         }
     }
 
     #[test]
     fn drafts_are_tried_again_when_the_text_changes() {
         let shared = Arc::default();
-        let mut gate = Gate::new(&shared);
+        let mut gate = Gate::new(&shared, false);
         let mut machine = Machine::new([1.0, 1.2, 1.4, 1.6], 0.02);
         assert!(machine.decode(&mut gate, 400).1 < 0.2);
         machine.acceptance = 0.95;
@@ -332,14 +417,15 @@ mod tests {
 
     #[test]
     fn a_first_step_has_no_drafts() {
-        let mut gate = Gate::new(&Arc::default());
-        let alone = StepKind { sequences: 1, drafts: 0 };
-        assert_eq!(gate.drafts(alone, 3), 0);
+        let mut gate = Gate::new(&Arc::default(), false);
+        let drafts = |gate: &Gate, max| gate.drafts(alone(0), DraftSource::Lookup, max);
+        assert_eq!(drafts(&gate, 3), 0);
         for _ in 0..MIN_STEPS {
-            gate.record(alone, 0, 0, 1.0);
+            gate.record(alone(0), lookup(0, 0), 1.0);
         }
-        assert!(gate.drafts(alone, 3) > 0);
-        assert_eq!(gate.drafts(alone, 0), 0);
-        assert_eq!(gate.drafts(StepKind { sequences: 40, drafts: 0 }, 3), 0);
+        assert!(drafts(&gate, 3) > 0);
+        assert_eq!(drafts(&gate, 0), 0);
+        let many = StepKind { sequences: 40, ..alone(0) };
+        assert_eq!(gate.drafts(many, DraftSource::Lookup, 3), 0);
     }
 }

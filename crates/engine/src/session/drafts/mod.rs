@@ -7,11 +7,11 @@ mod mode;
 mod row_choice;
 mod script;
 
-pub use drafter::{Drafter, DrafterSource};
+pub use crate::runtime::draft_head::{DraftList, MAX_DRAFTS};
+pub use drafter::{DraftTotals, Drafter, DrafterSource};
 pub use gate::StepTime;
-pub(crate) use gate::{Gate, SharedTimes, StepKind, lock};
+pub(crate) use gate::{CheckedDrafts, DraftSource, Gate, SharedTimes, StepKind, lock};
 pub(crate) use lookup::LookupDrafter;
 pub use mode::{DraftMode, DraftModeError};
-pub use row_choice::MAX_DRAFTS;
-pub(crate) use row_choice::{RowCheck, RowChoice, RowOutcome};
+pub(crate) use row_choice::{CheckOutcome, RowCheck, RowChoice, RowOutcome};
 pub use script::{DraftCounts, DraftScript};

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use super::row_choice::MAX_DRAFTS;
+use crate::runtime::draft_head::MAX_DRAFTS;
 
 /// Whether and how an answer's next tokens are drafted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -11,9 +11,13 @@ pub enum DraftMode {
     /// Not at all.
     #[default]
     Off,
-    /// By all drafters, where measurements say that the answer gets faster. Not on the fast path of
-    /// a card, where drafts may change answers by rounding; nor is `Lookup`.
+    /// By all drafters, where measurements say that the answer gets faster. On the fast path of a
+    /// card steps with drafts have four rows at most, whose bits are those of single rows; the same
+    /// holds for `Mtp` and `Lookup`.
     Auto,
+    /// By the model's head for multi-token prediction, where measurements say that the answer gets
+    /// faster.
+    Mtp,
     /// By what followed the last tokens before, where measurements say that the answer gets faster.
     Lookup,
     /// By all drafters, with this number of drafts in each step, whatever they cost. On the fast
@@ -23,7 +27,7 @@ pub enum DraftMode {
 
 /// Text that is no [`DraftMode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("expected auto, off, lookup, or a number of drafts from 1 to {MAX_DRAFTS}")]
+#[error("expected auto, off, mtp, lookup, or a number of drafts from 1 to {MAX_DRAFTS}")]
 pub struct DraftModeError;
 
 impl FromStr for DraftMode {
@@ -33,6 +37,7 @@ impl FromStr for DraftMode {
         match text {
             "auto" => Ok(Self::Auto),
             "off" => Ok(Self::Off),
+            "mtp" => Ok(Self::Mtp),
             "lookup" => Ok(Self::Lookup),
             number => match number.parse() {
                 Ok(drafts) if (1..=MAX_DRAFTS).contains(&drafts) => Ok(Self::Always(drafts)),
@@ -47,9 +52,19 @@ impl DraftMode {
     pub fn max(self) -> usize {
         match self {
             Self::Off => 0,
-            Self::Auto | Self::Lookup => MAX_DRAFTS,
+            Self::Auto | Self::Mtp | Self::Lookup => MAX_DRAFTS,
             Self::Always(drafts) => drafts.min(MAX_DRAFTS),
         }
+    }
+
+    /// Whether the model's head drafts.
+    pub(crate) const fn uses_head(self) -> bool {
+        matches!(self, Self::Auto | Self::Mtp | Self::Always(_))
+    }
+
+    /// Whether tokens that followed the last ones before are drafts.
+    pub(crate) const fn uses_lookup(self) -> bool {
+        matches!(self, Self::Auto | Self::Lookup | Self::Always(_))
     }
 }
 
@@ -61,6 +76,7 @@ mod tests {
     fn modes_have_names() {
         let mode = |text: &str| text.parse::<DraftMode>();
         assert_eq!(mode("auto"), Ok(DraftMode::Auto));
+        assert_eq!(mode("mtp"), Ok(DraftMode::Mtp));
         assert_eq!(mode("off").map(DraftMode::max), Ok(0));
         assert_eq!(mode("3"), Ok(DraftMode::Always(3)));
         for wrong in ["0", "4", "-1", "on", "", "99999999999999999999"] {

@@ -5,10 +5,7 @@ use std::cell::Cell;
 use moeflux_base::Error;
 use moeflux_sampling::Sampler;
 
-use crate::runtime::logits_request::LogitsOutput;
-
-/// Maximum drafted tokens of a session in one step.
-pub const MAX_DRAFTS: usize = 3;
+use crate::runtime::{draft_head::DraftList, logits_request::LogitsOutput};
 
 /// Chooses the tokens of an answer.
 pub(crate) trait RowChoice: Send {
@@ -45,6 +42,24 @@ impl RowChoice for Sampler {
     }
 }
 
+/// Outcome of a step for one of its entries.
+#[derive(Debug)]
+pub(crate) struct CheckOutcome {
+    /// Rows that the session takes, once the logits are read.
+    pub(crate) accepted: Cell<usize>,
+    /// The token after them, if one is chosen with which the answer does not end.
+    pub(crate) next: Cell<Option<u32>>,
+    /// Drafts for the next step.
+    pub(crate) drafts: Cell<DraftList>,
+}
+
+impl CheckOutcome {
+    /// Before a step of `rows` rows, which are all accepted unless a [`RowCheck`] decides on them.
+    pub(crate) fn new(rows: usize) -> Self {
+        Self { accepted: Cell::new(rows), next: Cell::default(), drafts: Cell::default() }
+    }
+}
+
 /// Choices after the rows of one entry of a step, up to the first draft that differs from its
 /// choice.
 ///
@@ -55,8 +70,7 @@ pub(crate) struct RowCheck<'a, 's> {
     tokens: &'a [u32],
     /// Row after which a token is to be chosen, if there is one.
     next: Option<usize>,
-    /// Rows that the session takes.
-    accepted: &'s Cell<usize>,
+    outcome: &'s CheckOutcome,
     chosen: Option<Result<u32, Error>>,
 }
 
@@ -66,11 +80,11 @@ impl<'a, 's> RowCheck<'a, 's> {
         choice: &'a mut dyn RowChoice,
         tokens: &'a [u32],
         drafts: usize,
-        accepted: &'s Cell<usize>,
+        outcome: &'s CheckOutcome,
     ) -> Self {
         let certain = tokens.len() - drafts;
-        accepted.set(certain);
-        Self { choice, tokens, next: certain.checked_sub(1), accepted, chosen: None }
+        outcome.accepted.set(certain);
+        Self { choice, tokens, next: certain.checked_sub(1), outcome, chosen: None }
     }
 
     pub(crate) fn candidates(&self, vocab: usize) -> Option<usize> {
@@ -88,6 +102,7 @@ impl<'a, 's> RowCheck<'a, 's> {
             return true;
         }
         self.next = None;
+        self.outcome.next.set(None);
         self.chosen = Some(match self.choice.choose(output) {
             Ok(RowOutcome::NeedsAll) => {
                 self.next = Some(row);
@@ -96,11 +111,12 @@ impl<'a, 's> RowCheck<'a, 's> {
             Ok(RowOutcome::Chosen { token, ends }) => {
                 let is_drafted = self.tokens.get(row + 1) == Some(&token);
                 self.next = (is_drafted && !ends).then_some(row + 1);
+                self.outcome.next.set((!ends).then_some(token));
                 Ok(token)
             }
             Err(error) => Err(error),
         });
-        self.accepted.set(row + 1);
+        self.outcome.accepted.set(row + 1);
         true
     }
 

@@ -37,12 +37,18 @@ pub(crate) struct AnswerTimings {
     predicted_ms: f64,
     predicted_per_token_ms: f64,
     predicted_per_second: f64,
+    /// Drafted tokens that were checked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    draft_n: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    draft_n_accepted: Option<u64>,
 }
 
 impl From<AnswerUsage> for AnswerTimings {
     fn from(usage: AnswerUsage) -> Self {
         let ratio = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };
         let prompt_n = usage.prompt - usage.cached;
+        let drafts = Some(usage.drafts).filter(|drafts| drafts.drafted > 0);
         // The first token costs no step.
         let (computed, steps) = (prompt_n as f64, usage.generated.saturating_sub(1) as f64);
         let [prefill, decode] = [usage.prefill, usage.decode].map(|time| time.as_secs_f64());
@@ -56,6 +62,8 @@ impl From<AnswerUsage> for AnswerTimings {
             predicted_ms: decode * 1e3,
             predicted_per_token_ms: ratio(decode * 1e3, steps),
             predicted_per_second: ratio(steps, decode),
+            draft_n: drafts.map(|drafts| drafts.drafted),
+            draft_n_accepted: drafts.map(|drafts| drafts.accepted),
         }
     }
 }

@@ -136,6 +136,7 @@ fn run(x: &[f32], sub_blocks: impl FnOnce(Parts) -> Vec<SubBlockBlueprint>) -> L
         layer: 0,
         next: None,
         rows: ROWS,
+        first_row: 0,
         kinds: RowKinds::default(),
         hidden: blueprint.hidden,
         streams: blueprint.streams,

@@ -1,0 +1,341 @@
+//! Head for multi-token prediction: takes the tokens after the rows of a step, and drafts the
+//! tokens after them.
+
+use std::ops::Range;
+
+use moeflux_base::Error;
+use moeflux_compute::{Buffer, Device, Op, Span, State, View, Weight};
+use moeflux_model::{
+    blueprint::{Blueprint, DrafterBlueprint, LayerBlueprint},
+    seam::MAX_STATES,
+};
+
+use super::{
+    forward::{Model, StepContext},
+    layer::{FUSED_INPUT, Layer, Loader, ResidualRows, Step, StepObserver, StreamNorm},
+    spans::{LayerStates, RowKinds, SpanKind},
+};
+
+/// Maximum number of drafts of a session in one step.
+pub const MAX_DRAFTS: usize = 3;
+
+/// Drafted tokens, first to last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DraftList {
+    tokens: [u32; MAX_DRAFTS],
+    len: usize,
+}
+
+impl DraftList {
+    /// Appends a token, unless there are [`MAX_DRAFTS`].
+    pub(crate) fn push(&mut self, token: u32) {
+        if let Some(place) = self.tokens.get_mut(self.len) {
+            (*place, self.len) = (token, self.len + 1);
+        }
+    }
+
+    /// The tokens.
+    pub fn as_slice(&self) -> &[u32] {
+        &self.tokens[..self.len]
+    }
+}
+
+/// Rows of a step that the head takes, of one sequence, and its drafts.
+pub(crate) struct DraftSpan<'a> {
+    /// States of the head's layer.
+    pub(crate) states: &'a LayerStates,
+    /// Rows that the states hold. They need not be all of the sequence.
+    pub(crate) position: usize,
+    /// First row of the step.
+    pub(crate) row: usize,
+    /// Token after each row.
+    pub(crate) next: Vec<u32>,
+    pub(crate) kind: SpanKind,
+    /// Number of drafts to make after the last row.
+    pub(crate) wanted: usize,
+    pub(crate) drafts: DraftList,
+}
+
+impl DraftSpan<'_> {
+    /// Rows that the head appends to a state.
+    pub(crate) fn appended(&self) -> impl Iterator<Item = Span> {
+        let (position, rows) = (self.position, self.next.len());
+        self.states.iter().flatten().map(move |state| Span::new(*state, position, rows))
+    }
+}
+
+/// A loaded [`DrafterBlueprint`].
+pub(super) struct DraftHead {
+    /// Embedding of the model, on the card of the head.
+    embed: Weight,
+    embed_norm: Buffer,
+    hidden_norm: Buffer,
+    fuse: Weight,
+    layer: Layer,
+    norm: StreamNorm,
+    /// Spans with each state of the layer.
+    spans: [Vec<Span>; MAX_STATES],
+}
+
+impl DraftHead {
+    /// Loads the head of a model to the current card.
+    pub(super) fn load(
+        drafter: &DrafterBlueprint,
+        layer: &LayerBlueprint,
+        embed: Weight,
+        loader: &mut Loader<'_>,
+    ) -> Result<Self, Error> {
+        Ok(Self {
+            embed,
+            embed_norm: loader.vector(&drafter.embed_norm)?,
+            hidden_norm: loader.vector(&drafter.hidden_norm)?,
+            fuse: loader.matrix(&drafter.fuse)?,
+            layer: Layer::load(layer, 1, loader)?,
+            norm: StreamNorm::load(&drafter.norm, loader)?,
+            spans: std::array::from_fn(|_| Vec::new()),
+        })
+    }
+
+    /// The head of a blueprint to which it is attached.
+    pub(super) fn of(blueprint: &Blueprint) -> Option<(&DrafterBlueprint, &LayerBlueprint)> {
+        Some((blueprint.attached_drafter()?, blueprint.layers.last()?))
+    }
+}
+
+/// Rows of one run of the head.
+struct HeadRows {
+    /// Index of the span, and number of its rows.
+    spans: Vec<(usize, usize)>,
+    /// Number of earlier runs. Each but the first appended one row to the states of a span.
+    earlier: usize,
+    tokens: Vec<u32>,
+    kinds: RowKinds,
+}
+
+impl Model {
+    /// Whether a drafter is loaded.
+    pub(crate) fn has_drafter(&self) -> bool {
+        self.draft_head.is_some()
+    }
+
+    /// Runs the drafter over rows of the step that has just ended: appends them to the states of
+    /// its layer, and makes the drafts that are wanted. Rows of drafts after the first stay in the
+    /// states until the rows of the tokens themselves take their place.
+    pub(crate) fn draft(
+        &mut self,
+        mut ctx: StepContext<'_>,
+        spans: &mut [DraftSpan<'_>],
+        observer: Option<&mut (dyn StepObserver + '_)>,
+    ) -> Result<(), Error> {
+        let Some(mut head) = self.draft_head.take() else { return Ok(()) };
+        // Traces are of the model's own layers.
+        let recorder = self.moe_state.recorder.take();
+        let drafted = self.run_drafter(&mut head, &mut ctx, spans, observer);
+        self.moe_state.recorder = recorder;
+        self.draft_head = Some(head);
+        if drafted.is_err() {
+            if let Some(host) = &mut ctx.host {
+                host.abandon(ctx.device);
+            }
+            ctx.cache.recover(ctx.device);
+        }
+        drafted
+    }
+
+    fn run_drafter(
+        &mut self,
+        head: &mut DraftHead,
+        ctx: &mut StepContext<'_>,
+        spans: &mut [DraftSpan<'_>],
+        mut observer: Option<&mut (dyn StepObserver + '_)>,
+    ) -> Result<(), Error> {
+        let of_kind =
+            |kind| spans.iter().filter(|span| span.kind == kind).map(|span| span.next.len()).sum();
+        let kinds =
+            RowKinds { answers: of_kind(SpanKind::Answer), long: of_kind(SpanKind::LongPrompt) };
+        let rows: usize = spans.iter().map(|span| span.next.len()).sum();
+        let layer = self.own_layers();
+        ctx.device.enter_layer(layer, None).map_err(Error::at(|| "drafter"))?;
+        let mut done = 0;
+        for span in &*spans {
+            let count = span.next.len();
+            let x = self.residual(span.row + count).slice(span.row, count);
+            let answers = if span.kind == SpanKind::Answer { count } else { 0 };
+            let of_span = ResidualRows { x, answers, eps: self.eps };
+            let out = self.normed(rows).slice(done, count);
+            let device = &mut *ctx.device;
+            self.output
+                .read(self.scratch.shared(), of_span, out, &mut |op| device.run(op))
+                .map_err(Error::at(|| "drafter"))?;
+            done += count;
+        }
+        let wants =
+            |spans: &[DraftSpan<'_>], i: usize| spans[i].wanted > spans[i].drafts.as_slice().len();
+        let mut run = HeadRows {
+            spans: spans.iter().enumerate().map(|(i, span)| (i, span.next.len())).collect(),
+            earlier: 0,
+            tokens: spans.iter().flat_map(|span| span.next.iter().copied()).collect(),
+            kinds,
+        };
+        loop {
+            let last_rows = run.spans.iter().scan(0, |end, (i, count)| {
+                *end += count;
+                Some((*i, *end - 1))
+            });
+            let drafting: Vec<_> = last_rows.filter(|(i, _)| wants(spans, *i)).collect();
+            let needed = match (&observer, drafting.first(), drafting.last()) {
+                // Only answers draft, and they are before prompts.
+                (None, Some((_, first)), Some((_, last))) => *first..last + 1,
+                (None, ..) => 0..0,
+                (Some(_), ..) => 0..run.tokens.len(),
+            };
+            self.run_head_layer(head, ctx, spans, &run, needed)?;
+            if let Some(observer) = &mut observer {
+                let read = self.read_all_logits(head, &mut *ctx.device, run.tokens.len());
+                observer.drafter(&read.map_err(Error::at(|| "drafter"))?);
+            }
+            if drafting.is_empty() {
+                return Ok(());
+            }
+            let tokens = self.choose_drafts(head, &mut *ctx.device, &drafting);
+            let tokens = tokens.map_err(Error::at(|| "drafter"))?;
+            // All spans of later runs have one row.
+            (run.spans, run.tokens) = (Vec::new(), Vec::new());
+            for ((i, _), token) in drafting.into_iter().zip(tokens) {
+                spans[i].drafts.push(token);
+                if wants(spans, i) {
+                    run.spans.push((i, 1));
+                    run.tokens.push(token);
+                }
+            }
+            if run.spans.is_empty() {
+                return Ok(());
+            }
+            run.earlier += 1;
+            run.kinds = RowKinds { answers: run.tokens.len(), long: 0 };
+        }
+    }
+
+    /// Runs the head's layer over rows whose hidden states are [`Model::normed`]. Its output, of the
+    /// rows that need one, is the residual.
+    fn run_head_layer(
+        &mut self,
+        head: &mut DraftHead,
+        ctx: &mut StepContext<'_>,
+        spans: &[DraftSpan<'_>],
+        run: &HeadRows,
+        needed: Range<usize>,
+    ) -> Result<(), Error> {
+        let StepContext { device, cache, host, stats, .. } = ctx;
+        let (rows, hidden, eps) = (run.tokens.len(), self.hidden, self.eps);
+        let (x, normed, layer) = (self.residual(rows), self.normed(rows), self.own_layers());
+        let fused = self.scratch.shared().view(FUSED_INPUT, rows, 2 * hidden);
+        let [embedding, state] = [fused.columns(0, hidden), fused.columns(hidden, hidden)];
+        let norm =
+            |x, weight, out| Op::RmsNorm { x, weight: Some(weight), per_head: false, eps, out };
+        let fuse = |device: &mut dyn Device| {
+            device.run(&Op::Embed { table: head.embed, tokens: &run.tokens, out: x })?;
+            if self.embed_scale != 1.0 {
+                device.run(&Op::Scale { x, factor: self.embed_scale })?;
+            }
+            device.run(&norm(x, head.embed_norm, embedding))?;
+            device.run(&norm(normed, head.hidden_norm, state))?;
+            let answers = run.kinds.answers;
+            let (weight, bias) = (head.fuse, None);
+            device.run(&Op::MatMul { x: fused, weight, bias, exact: false, answers, out: x })
+        };
+        fuse(&mut **device).map_err(Error::at(|| "drafter"))?;
+        for (which, layer_spans) in head.spans.iter_mut().enumerate() {
+            let appended = |(i, count): &(usize, usize)| {
+                let DraftSpan { states, position, next, .. } = &spans[*i];
+                let state: State = states[which]?;
+                let before = run.earlier.checked_sub(1).map_or(0, |more| next.len() + more);
+                Some(Span::new(state, position + before, *count))
+            };
+            layer_spans.clear();
+            layer_spans.extend(run.spans.iter().filter_map(appended));
+        }
+        let before = **stats;
+        let mut step = Step {
+            device: &mut **device,
+            cache,
+            host: host.as_deref_mut(),
+            moe_state: &mut self.moe_state,
+            scratch: &self.scratch,
+            stats,
+            observer: None,
+            row_store: None,
+            spans: &head.spans,
+            tokens: &run.tokens,
+            layer,
+            next: None,
+            rows,
+            first_row: 0,
+            kinds: run.kinds,
+            hidden,
+            streams: 1,
+            eps,
+            gathered: None,
+        };
+        head.layer.run_for(&mut step, needed)?;
+        self.moe_state.counters.add_stats(layer, &stats.since(&before));
+        match host {
+            Some(host) => {
+                let collected = host.collect(&mut **device, cache);
+                collected.map(drop).map_err(Error::at(|| "experts on the host"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Chooses the most likely token after some rows of the residual, given with the index of their
+    /// span. Their hidden states are [`Model::normed`] then.
+    fn choose_drafts(
+        &self,
+        head: &DraftHead,
+        device: &mut dyn Device,
+        rows: &[(usize, usize)],
+    ) -> Result<Vec<u32>, moeflux_compute::Error> {
+        let rows: Vec<usize> = rows.iter().map(|(_, row)| *row).collect();
+        let logits = self.draft_logits(head, device, &rows)?;
+        let best = View::rows(self.top_logits, logits.rows, 2);
+        device.run(&Op::TopLogits { logits, best })?;
+        let mut values = vec![0.0; 2 * logits.rows];
+        device.read(best, &mut values)?;
+        Ok(values.chunks_exact(2).map(|id_and_logit| id_and_logit[0] as u32).collect())
+    }
+
+    /// Logits after some rows of the residual, whose hidden states are [`Model::normed`] then.
+    fn draft_logits(
+        &self,
+        head: &DraftHead,
+        device: &mut dyn Device,
+        rows: &[usize],
+    ) -> Result<View, moeflux_compute::Error> {
+        let (x, logits, answers) = (self.normed(rows.len()), self.logits(rows.len()), rows.len());
+        for (i, row) in rows.iter().enumerate() {
+            let row = self.residual(row + 1).slice(*row, 1);
+            device.run(&head.norm.op(row, self.eps, x.slice(i, 1)))?;
+        }
+        let (weight, bias) = (self.head, self.head_bias);
+        device.run(&Op::MatMul { x, weight, bias, exact: false, answers, out: logits })?;
+        Ok(logits)
+    }
+
+    /// The logits after the first `rows` rows of the residual, for an observer.
+    fn read_all_logits(
+        &self,
+        head: &DraftHead,
+        device: &mut dyn Device,
+        rows: usize,
+    ) -> Result<Vec<f32>, moeflux_compute::Error> {
+        let mut all = Vec::new();
+        for row in 0..rows {
+            let logits = self.draft_logits(head, device, &[row])?;
+            let done = all.len();
+            all.resize(done + logits.width, 0.0);
+            device.read(logits, &mut all[done..])?;
+        }
+        Ok(all)
+    }
+}
