@@ -9,6 +9,7 @@ use moeflux::{
     experts::{Access, PrefetchMode, ReadOptions, ReaderKind},
     model::blueprint::Blueprint,
     runtime::{DeviceOptions, KvFormat},
+    session::DraftMode,
     tools::synth,
 };
 use moeflux_bench::{describe, units};
@@ -227,6 +228,24 @@ fn built_in(cache: Option<&Path>, ui: Ui) -> anyhow::Result<Checkpoint> {
     })
 }
 
+/// A checkpoint with the drafter that was asked for, or with the built-in model's own one.
+fn with_drafter(checkpoint: Checkpoint, args: &EngineArgs) -> anyhow::Result<Checkpoint> {
+    let is_built_in = args.model.model.is_none() && args.draft() != DraftMode::Off;
+    let drafter = match &args.drafter {
+        Some(folder) => Checkpoint::open(folder)?,
+        None if is_built_in => {
+            let unpacked = folders::cache().context("no cache folder").and_then(|cache| {
+                let folder = cache.join(moeflux_tales_head::FOLDER);
+                moeflux::checkpoint::unpack_embedded(&moeflux_tales_head::FILES, &folder)?;
+                Ok(Checkpoint::open(&folder)?)
+            });
+            unpacked.or_else(|_| Checkpoint::embedded(&moeflux_tales_head::FILES))?
+        }
+        None => return Ok(checkpoint),
+    };
+    Ok(checkpoint.with_drafter(drafter)?)
+}
+
 /// Loads a model.
 ///
 /// # Errors
@@ -275,9 +294,10 @@ pub(crate) fn engine_from(
         .memory(memory)
         .device(args.compute.options())
         .prefetch(args.reads.prefetch.into())
-        .draft(args.draft.unwrap_or_default())
+        .draft(args.draft())
         .policy(args.memory.policy)
         .reads(args.reads.options());
+    let checkpoint = with_drafter(checkpoint, args)?;
     let engine = {
         let bar = ui.bytes("loading");
         Engine::open(checkpoint, options, &mut |done, total| bar.bytes(done, total))?

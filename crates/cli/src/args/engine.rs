@@ -100,16 +100,30 @@ pub(crate) struct EngineArgs {
     pub(crate) reads: ReadArgs,
     #[command(flatten)]
     pub(crate) compute: ComputeArgs,
-    /// Drafts of several tokens per step: auto, off, lookup or a number, 1 to 3 [default: off]
+    /// Drafts of several tokens per step: auto, off, mtp, lookup or 1 to 3 [default: off]
     ///
     /// Drafts are guesses at the next tokens, which one step checks together: where they are right,
-    /// an answer gets faster, and it is the same in any case. lookup guesses what followed the last
-    /// tokens where they occurred before, as in an edit of a long file. With auto and lookup,
-    /// measurements decide in each step whether drafts pay. With a number, each step has as many;
-    /// on a GPU they then change answers by rounding, unless with --exact, and auto and lookup
-    /// check none there.
+    /// an answer gets faster, and it is the same in any case. mtp takes the guesses of the model's
+    /// own head for multi-token prediction. lookup guesses what followed the last tokens where they
+    /// occurred before, as in an edit of a long file. auto has both. Measurements decide in each
+    /// step whether drafts pay. With a number, each step has as many; on a GPU they may then change
+    /// answers by rounding, unless with --exact.
     #[arg(long, value_name = "HOW", env = "MOEFLUX_DRAFT", hide_env_values = true, help_heading = COMPUTE)]
     pub(crate) draft: Option<DraftMode>,
+    /// Folder of a head for multi-token prediction that was split from the model
+    ///
+    /// As mlx-vlm writes it (model_type qwen3_5_mtp), for a model whose folder has none: exports
+    /// leave the head out. Implies --draft auto. The built-in model has one.
+    #[arg(long, value_name = "DIR", value_parser = path(), env = "MOEFLUX_DRAFTER", hide_env_values = true, help_heading = COMPUTE)]
+    pub(crate) drafter: Option<PathBuf>,
+}
+
+impl EngineArgs {
+    /// Drafts of answers.
+    pub(crate) fn draft(&self) -> DraftMode {
+        let default = if self.drafter.is_some() { DraftMode::Auto } else { DraftMode::default() };
+        self.draft.unwrap_or(default)
+    }
 }
 
 /// Device and numeric formats.

@@ -268,6 +268,9 @@ pub(crate) struct SynthArgs {
     /// Write a GGUF file with blocks of TYPE (q8_0, q4_k_m, iq2_xxs), not safetensors
     #[arg(long, requires = "out", value_name = "TYPE")]
     pub(crate) gguf: Option<synth::GgufRecipe>,
+    /// With the head for multi-token prediction, which exports leave out
+    #[arg(long, requires = "out", conflicts_with = "gguf")]
+    pub(crate) head: bool,
     /// Skew of routing: 0 uniform, 1 like a trained model
     #[arg(long, requires = "out", value_name = "Z", default_value_t = 0.0, long_help = synth::SKEW_HELP.replace('\n', " "))]
     pub(crate) skew: f64,

@@ -167,13 +167,18 @@ impl AnswerCost {
         parts.push(format!("{} read per token", units::disk(per_token)));
         parts.push(format!("{} in all", units::disk(statistics.bytes_read as f64)));
         parts.push(format!("hit rate {}", units::percent(statistics.hit_rate)));
-        let DraftStatistics { drafted, accepted, .. } = statistics.drafts;
+        let DraftStatistics { drafted, accepted, seconds_won } = statistics.drafts;
         if drafted > 0 {
             parts.push(format!(
                 "{} drafted, {} right",
                 units::plural(drafted, "token"),
                 units::percent(accepted as f64 / drafted as f64)
             ));
+            match seconds_won {
+                won if won > 0.0 => parts.push(format!("{} won by drafts", units::time(won))),
+                won if won < 0.0 => parts.push(format!("{} lost by drafts", units::time(-won))),
+                _ => {}
+            }
         }
         let on_host = statistics.prefill.experts_on_host + statistics.decode.experts_on_host;
         if on_host > 0 {
@@ -211,6 +216,8 @@ struct DraftStatistics {
     drafted: u64,
     /// Of these, tokens that were right.
     accepted: u64,
+    /// Negative if they have cost time.
+    seconds_won: f64,
 }
 
 #[derive(Serialize)]
@@ -275,6 +282,7 @@ impl AnswerStatistics {
             drafts: DraftStatistics {
                 drafted: cost.decode.stats.drafted,
                 accepted: cost.decode.stats.accepted,
+                seconds_won: cost.decode.stats.seconds_won(),
             },
             peak_memory: SystemMemory::now().peak,
             dispatches: prefill.dispatches + decode.dispatches,

@@ -9,7 +9,8 @@ use moeflux::{
     checkpoint::{GgufPart, GgufSummary, MatrixSource},
     experts::PageCache,
     model::blueprint::{
-        Blueprint, BodyBlueprint, FeedForwardBlueprint, LayerBlueprint, MixerBlueprint,
+        Blueprint, BodyBlueprint, DrafterBlueprint, FeedForwardBlueprint, LayerBlueprint,
+        MixerBlueprint,
     },
     runtime::{BankPlace, ChosenDevice, LineName, PoolLine},
 };
@@ -36,6 +37,8 @@ struct InspectReport {
     experts: Option<ExpertCounts>,
     tensors: Vec<TensorKind>,
     skipped: Vec<SkippedTensors>,
+    /// Bytes of the head for multi-token prediction in the files, if it is read.
+    drafter: Option<u64>,
     sizes: ByteSizes,
     token_reads: TokenReads,
     device: Option<String>,
@@ -268,6 +271,7 @@ impl InspectReport {
             layers: LayerCounts::new(&blueprint.layers),
             experts,
             tensors,
+            drafter: blueprint.drafter.as_ref().map(DrafterBlueprint::file_bytes),
             skipped: blueprint
                 .skipped
                 .iter()
@@ -509,6 +513,10 @@ impl std::fmt::Display for InspectReport {
             &format!("{} hidden, {} tokens in the vocabulary", self.hidden, self.vocab),
         ]);
         head.row(["positions", &self.max_positions.to_string()]);
+        if let Some(bytes) = self.drafter {
+            let what = format!("head for multi-token prediction, {}", disk(bytes));
+            head.row(["drafts", &what]);
+        }
         for s in &self.skipped {
             head.row(["skipped", &format!("{}, {}", s.what, disk(s.bytes))]);
         }

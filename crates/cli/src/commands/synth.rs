@@ -26,7 +26,8 @@ pub(crate) fn run(args: &SynthArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         .layers(args.layers.map(Into::into))
         .seed(args.seed)
         .skew(args.skew)
-        .ngram_rows(args.ngram_rows);
+        .ngram_rows(args.ngram_rows)
+        .head(args.head);
     let since = Instant::now();
     let summary = {
         let bar = ui.bytes("writing");

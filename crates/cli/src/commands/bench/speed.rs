@@ -141,7 +141,7 @@ fn measure(
     let checkpoint = load::checkpoint(&engine_args.model, &engine_args.reads.mirror, ui)?;
     let blueprint = Blueprint::for_checkpoint(&checkpoint)?;
     // An answer with drafts has a token more, the first one.
-    let drafted = usize::from(engine_args.draft.is_some());
+    let drafted = usize::from(engine_args.draft().max() > 0);
     let needed = speed::needed_context(&settings, args.tokens.saturating_add(drafted));
     let positions = blueprint.max_positions;
     speed::check_context(needed, engine_args.memory.ctx.map_or(positions, Into::into), positions)?;
@@ -186,7 +186,7 @@ fn measure(
             ui.note(note);
         })?;
     }
-    let mode = engine_args.draft.unwrap_or_default();
+    let mode = engine_args.draft();
     if mode.max() > 0 && args.tokens > 0 {
         let (_bar, armed) = (ui.share("measuring drafts"), interrupt::arm());
         let request = DraftRequest { mode, acceptance: args.accept };
