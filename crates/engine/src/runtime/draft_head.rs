@@ -46,9 +46,11 @@ pub(crate) struct DraftSpan<'a> {
     pub(crate) states: &'a LayerStates,
     /// Rows that the states hold. They need not be all of the sequence.
     pub(crate) position: usize,
+    /// Hidden states of rows of earlier steps, before the rows of this one.
+    pub(crate) held: &'a [f32],
     /// First row of the step.
     pub(crate) row: usize,
-    /// Token after each row.
+    /// Token after each row, held ones first.
     pub(crate) next: Vec<u32>,
     pub(crate) kind: SpanKind,
     /// Number of drafts to make after the last row.
@@ -158,16 +160,24 @@ impl Model {
         ctx.device.enter_layer(layer, None).map_err(Error::at(|| "drafter"))?;
         let mut done = 0;
         for span in &*spans {
-            let count = span.next.len();
-            let x = self.residual(span.row + count).slice(span.row, count);
-            let answers = if span.kind == SpanKind::Answer { count } else { 0 };
-            let of_span = ResidualRows { x, answers, eps: self.eps };
-            let out = self.normed(rows).slice(done, count);
+            let held = span.held.len() / self.hidden;
+            let count = span.next.len() - held;
+            let out = self.normed(rows);
             let device = &mut *ctx.device;
-            self.output
-                .read(self.scratch.shared(), of_span, out, &mut |op| device.run(op))
-                .map_err(Error::at(|| "drafter"))?;
-            done += count;
+            if held > 0 {
+                device
+                    .write_view(out.slice(done, held), span.held)
+                    .map_err(Error::at(|| "drafter"))?;
+            }
+            let answers = if span.kind == SpanKind::Answer { count } else { 0 };
+            self.hidden_states(
+                device,
+                span.row..span.row + count,
+                answers,
+                out.slice(done + held, count),
+            )
+            .map_err(Error::at(|| "drafter"))?;
+            done += held + count;
         }
         let wants =
             |spans: &[DraftSpan<'_>], i: usize| spans[i].wanted > spans[i].drafts.as_slice().len();
@@ -214,6 +224,36 @@ impl Model {
             run.earlier += 1;
             run.kinds = RowKinds { answers: run.tokens.len(), long: 0 };
         }
+    }
+
+    /// Hidden states after the final norm of rows of the step that has just ended, of which the
+    /// first `answers` belong to an answer.
+    fn hidden_states(
+        &self,
+        device: &mut dyn Device,
+        rows: Range<usize>,
+        answers: usize,
+        out: View,
+    ) -> Result<(), moeflux_compute::Error> {
+        let x = self.residual(rows.end).slice(rows.start, rows.len());
+        let of_rows = ResidualRows { x, answers, eps: self.eps };
+        self.output.read(self.scratch.shared(), of_rows, out, &mut |op| device.run(op))
+    }
+
+    /// Appends the hidden states of rows of the step that has just ended to `held`: the drafter
+    /// takes them with a later step.
+    pub(crate) fn hold(
+        &self,
+        device: &mut dyn Device,
+        rows: Range<usize>,
+        held: &mut Vec<f32>,
+    ) -> Result<(), Error> {
+        let (count, out) = (rows.len(), self.normed(rows.len()));
+        let first = held.len();
+        held.resize(first + count * self.hidden, 0.0);
+        self.hidden_states(device, rows, count, out)
+            .and_then(|()| device.read(out, &mut held[first..]))
+            .map_err(Error::at(|| "drafter"))
     }
 
     /// Runs the head's layer over rows whose hidden states are [`Model::normed`]. Its output, of the

@@ -162,6 +162,11 @@ impl Model {
         })
     }
 
+    /// Width of the hidden states.
+    pub(crate) fn hidden(&self) -> usize {
+        self.hidden
+    }
+
     /// Number of layers without the drafter's.
     pub(super) fn own_layers(&self) -> usize {
         self.layers.len()

@@ -25,6 +25,9 @@ pub(crate) struct Drafts {
     max_rows: usize,
     vocab: usize,
     proposed: Vec<u32>,
+    /// Whether the drafter's drafts take the place of those of the head, which makes them for the
+    /// sake of their time.
+    stands_for_head: bool,
     /// Source of the drafts of the current step.
     source: DraftSource,
 }
@@ -36,8 +39,7 @@ impl Drafts {
         let is_gated = !matches!(mode, DraftMode::Always(_));
         let on_fast_path = engine.device().graphics && !engine.is_exact();
         let own = request.drafter.as_ref();
-        let has_head =
-            mode.uses_head() && own.is_none() && engine.blueprint().attached_drafter().is_some();
+        let has_head = mode.uses_head() && engine.blueprint().attached_drafter().is_some();
         let lookup = || -> Box<dyn Drafter> { Box::new(LookupDrafter) };
         let drafter = || own.map_or_else(lookup, |source| source.start());
         let looks_up = mode.uses_lookup() || own.is_some();
@@ -49,6 +51,7 @@ impl Drafts {
             max_rows: if is_gated && on_fast_path { CARD_ROWS } else { usize::MAX },
             vocab: engine.blueprint().vocab,
             proposed: Vec::with_capacity(MAX_DRAFTS),
+            stands_for_head: own.is_some() && has_head,
             source: DraftSource::Lookup,
         }
     }
@@ -90,6 +93,7 @@ impl Drafts {
                 > gate.expected_tokens(DraftSource::Head, made)
         };
         let (source, drafts) = match made == 0 || found > 0 && gate.is_some_and(is_better) {
+            _ if self.stands_for_head => (DraftSource::Head, &self.proposed[..found.min(made)]),
             true => (DraftSource::Lookup, &self.proposed[..found]),
             false => (DraftSource::Head, &of_head.as_slice()[..made]),
         };

@@ -70,7 +70,8 @@ pub struct GenerateRequest {
     pub embedding: Option<Pooling>,
     /// Drafts of the answer. Default: [`EngineOptions::draft`](crate::EngineOptions::draft).
     pub draft: Option<DraftMode>,
-    /// Drafter in place of the drafters that the mode names.
+    /// Drafter in place of the drafters that the mode names. If the model's head is one of them, it
+    /// makes as many drafts, which are not used: for measurements.
     pub drafter: Option<Arc<dyn DrafterSource>>,
 }
 

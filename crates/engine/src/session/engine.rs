@@ -173,6 +173,8 @@ pub(crate) struct Runtime {
     pub(crate) own_layers: usize,
     /// Positions per session.
     pub(crate) context: usize,
+    /// Maximum rows of a step.
+    pub(crate) chunk: usize,
     /// Cached prefixes for later prompts.
     pub(crate) prefix_cache: PrefixCache,
     /// Maximum bytes of sequence states; without cards, and of the prefix cache beside its states.
@@ -343,6 +345,7 @@ impl Engine {
             layer_states,
             own_layers: blueprint.own_layers(),
             context: plan.context,
+            chunk: plan.chunk,
             prefix_cache: PrefixCache::new(costs),
             state_limit,
             index_limit: plan.card().map(|_| index),

@@ -21,7 +21,7 @@ use crate::{
         drafts::{CheckOutcome, RowCheck, RowChoice},
         engine::{Engine, Runtime},
         session::Session,
-        timeline::{StateGrowth, Timeline, explain_states_full},
+        timeline::{MAX_HELD, StateGrowth, Timeline, explain_states_full},
     },
 };
 
@@ -319,6 +319,18 @@ impl EntryOutput<'_, '_> {
     }
 }
 
+/// Limits of a run of the drafter.
+#[derive(Clone, Copy)]
+struct DraftLimits {
+    /// Index of the drafter's layer.
+    layer: usize,
+    /// Positions per session.
+    context: usize,
+    hidden: usize,
+    /// Held rows of a session.
+    held: usize,
+}
+
 /// A timeline and the tokens that a step appends to it.
 pub(crate) struct BatchResult<'a> {
     pub(crate) timeline: &'a mut Timeline,
@@ -336,7 +348,10 @@ impl BatchResult<'_> {
     /// Rows that the step appends to the timeline.
     fn growth(&self) -> StateGrowth<'_> {
         let Self { timeline, tokens, drafts, .. } = self;
-        let drafter_rows = if self.feeds_drafter() { tokens.len() + MAX_DRAFTS } else { 0 };
+        let drafter_rows = match self.feeds_drafter() {
+            true => tokens.len() + MAX_HELD + MAX_DRAFTS,
+            false => 0,
+        };
         StateGrowth { timeline, rows: tokens.len(), drafts: *drafts, drafter_rows }
     }
 
@@ -356,20 +371,40 @@ impl BatchResult<'_> {
         }
     }
 
-    /// Rows of the drafter after the step, of which the entry's first one is `row`.
-    fn draft_span(&self, row: usize, layer: usize, context: usize) -> Option<DraftSpan<'_>> {
+    /// Rows of the drafter after the step, of which the entry's first one is `row`, with at most
+    /// `max_held` held ones.
+    fn draft_span(&self, row: usize, limits: DraftLimits) -> Option<DraftSpan<'_>> {
         let Self { timeline, tokens, outcome, kind, .. } = self;
         let accepted = outcome.accepted.get();
-        let next: Vec<u32> =
-            tokens[1..accepted].iter().copied().chain(outcome.next.get()).collect();
+        let all = &timeline.held;
+        let count = all.values.len() / limits.hidden;
+        let is_next = all.first + count == timeline.tokens.len();
+        let count = if is_next { count.min(limits.held) } else { 0 };
+        let held = &all.values[all.values.len() - count * limits.hidden..];
+        let first = timeline.tokens.len() - count;
+        let known = timeline.tokens[first..].iter().skip(1).chain(&tokens[..accepted]);
+        // Without held rows the first token is that of the first row itself.
+        let known = known.skip(usize::from(count == 0)).copied();
+        let next: Vec<u32> = known.chain(outcome.next.get()).collect();
         let position = timeline.drafter_rows.len();
-        let room = context.saturating_sub(position + next.len());
+        let room = limits.context.saturating_sub(position + next.len());
         // Drafts follow a token that is chosen, and all of them but the last take a row.
         let wanted = outcome.next.get().map_or(0, |_| self.next_drafts.min(room + 1));
-        (self.feeds_drafter() && !next.is_empty() && position + next.len() <= context).then(|| {
-            let (states, drafts) = (&timeline.states[layer], DraftList::default());
-            DraftSpan { states, position, row, next, kind: *kind, wanted, drafts }
+        let fits = !next.is_empty() && position + next.len() <= limits.context;
+        (self.feeds_drafter() && fits).then(|| {
+            let (states, drafts) = (&timeline.states[limits.layer], DraftList::default());
+            DraftSpan { states, position, held, row, next, kind: *kind, wanted, drafts }
         })
+    }
+
+    /// Number of the last accepted rows that the drafter does not take after the step, but later:
+    /// all of a step of an answer that does not draft, and a row whose next token is not known.
+    fn held_rows(&self) -> usize {
+        match (self.feeds_drafter(), self.kind) {
+            (false, SpanKind::Answer) => self.outcome.accepted.get().min(MAX_HELD),
+            (true, _) => usize::from(self.outcome.next.get().is_none()),
+            (false, _) => 0,
+        }
     }
 
     /// Commits, one for each state.
@@ -465,13 +500,65 @@ impl Runtime {
             *end += entry.tokens.len();
             Some(*end - entry.tokens.len())
         });
-        let (layer, context) = (self.own_layers, self.context);
-        let of_entries = entries.iter().zip(first_rows).enumerate();
+        let first_rows: Vec<usize> = first_rows.collect();
+        let held = self.hold_rows(entries, &first_rows);
+        let rows: usize = entries.iter().map(|entry| entry.tokens.len()).sum();
+        let limits = DraftLimits {
+            layer: self.own_layers,
+            context: self.context,
+            hidden: self.model.hidden(),
+            held: self.chunk.saturating_sub(rows + entries.len()) / entries.len(),
+        };
+        let of_entries = entries.iter().zip(&first_rows).enumerate();
         let (indexes, mut spans): (Vec<usize>, Vec<DraftSpan<'_>>) = of_entries
-            .filter_map(|(i, (entry, row))| Some((i, entry.draft_span(row, layer, context)?)))
+            .filter_map(|(i, (entry, row))| Some((i, entry.draft_span(*row, limits)?)))
             .unzip();
+        let results = self.run_drafter(&mut spans, stats, observer);
+        drop(spans);
+        for (i, (rows, drafts)) in indexes.into_iter().zip(results) {
+            let BatchResult { timeline, outcome, .. } = &mut entries[i];
+            let taken = outcome.accepted.get() - usize::from(outcome.next.get().is_none());
+            let end = (timeline.tokens.len() + taken) as u32;
+            timeline.drafter_rows.extend(end - rows as u32..end);
+            timeline.held.values.clear();
+            outcome.drafts.set(drafts);
+        }
+        for (entry, held) in entries.iter_mut().zip(held) {
+            let BatchResult { timeline, outcome, .. } = entry;
+            let rows = held.len() / limits.hidden;
+            let position = timeline.tokens.len() + outcome.accepted.get() - rows;
+            if rows > 0 {
+                timeline.held.push(position, &held, limits.hidden);
+            }
+        }
+    }
+
+    /// Hidden states that the drafter takes later, of each entry. A card would wait for the copy,
+    /// so that its drafter goes without.
+    fn hold_rows(&mut self, entries: &[BatchResult<'_>], first_rows: &[usize]) -> Vec<Vec<f32>> {
+        let is_cpu = self.device.memory().is_none();
+        let held = entries.iter().zip(first_rows).map(|(entry, first)| {
+            let mut held = Vec::new();
+            let rows = if is_cpu { entry.held_rows() } else { 0 };
+            let end = first + entry.outcome.accepted.get();
+            if rows > 0 && self.model.hold(&mut *self.device, end - rows..end, &mut held).is_err() {
+                held.clear();
+            }
+            held
+        });
+        held.collect()
+    }
+
+    /// Runs the drafter. Returns the rows that it has taken and the drafts of each span; nothing if
+    /// it fails.
+    fn run_drafter(
+        &mut self,
+        spans: &mut [DraftSpan<'_>],
+        stats: &mut Stats,
+        observer: Option<&mut (dyn StepObserver + '_)>,
+    ) -> Vec<(usize, DraftList)> {
         if spans.is_empty() {
-            return;
+            return Vec::new();
         }
         let (before, reads) = (self.device.counters(), self.cache.read_counters());
         let on = StepContext {
@@ -481,22 +568,16 @@ impl Runtime {
             row_store: None,
             stats,
         };
-        let drafted = self.model.draft(on, &mut spans, observer).and_then(|()| {
+        let drafted = self.model.draft(on, spans, observer).and_then(|()| {
             self.step_commits.clear();
             self.step_commits.extend(spans.iter().flat_map(DraftSpan::appended).map(Commit::all));
             self.device.commit(&self.step_commits).map_err(Error::at(|| "committing drafts"))
         });
         stats.add_device(before, self.device.counters());
         stats.add_reads(reads, self.cache.read_counters());
-        if drafted.is_err() {
-            return;
-        }
-        let results: Vec<_> = spans.into_iter().map(|s| (s.next.len(), s.drafts)).collect();
-        for (i, (rows, drafts)) in indexes.into_iter().zip(results) {
-            let BatchResult { timeline, outcome, .. } = &mut entries[i];
-            let first = timeline.tokens.len() as u32;
-            timeline.drafter_rows.extend(first..first + rows as u32);
-            outcome.drafts.set(drafts);
+        match drafted {
+            Ok(()) => spans.iter().map(|span| (span.next.len(), span.drafts)).collect(),
+            Err(_) => Vec::new(),
         }
     }
 }

@@ -36,6 +36,36 @@ pub(crate) struct Timeline {
     /// Positions of the tokens that the drafter has taken, ascending: its states have a row for
     /// each. They may lack any, as drafts change no result.
     pub(crate) drafter_rows: Vec<u32>,
+    /// Rows that the drafter has yet to take.
+    pub(crate) held: HeldRows,
+}
+
+/// Maximum number of rows that wait for the drafter: older ones say little about the next token.
+pub(crate) const MAX_HELD: usize = 32;
+
+/// Hidden states of consecutive tokens, which wait until their session drafts again.
+#[derive(Debug, Default)]
+pub(crate) struct HeldRows {
+    /// Position of the first one.
+    pub(crate) first: usize,
+    /// `(tokens, hidden)`.
+    pub(crate) values: Vec<f32>,
+}
+
+impl HeldRows {
+    /// Appends the state of the tokens from `position` on, and keeps the last [`MAX_HELD`].
+    pub(crate) fn push(&mut self, position: usize, rows: &[f32], hidden: usize) {
+        if self.first + self.values.len() / hidden != position {
+            self.values.clear();
+        }
+        if self.values.is_empty() {
+            self.first = position;
+        }
+        self.values.extend_from_slice(rows);
+        let excess = (self.values.len() / hidden).saturating_sub(MAX_HELD);
+        self.values.drain(..excess * hidden);
+        self.first += excess;
+    }
 }
 
 impl Timeline {
@@ -192,6 +222,7 @@ impl Runtime {
             has_other_placement: src.has_other_placement && len > 0,
             is_stale: false,
             drafter_rows: src.drafter_rows[..src.drafter_len(len)].to_vec(),
+            held: HeldRows::default(),
         };
         for (layer, src_states) in src.states.iter().enumerate() {
             let entries = match layer < self.own_layers {
@@ -224,6 +255,7 @@ impl Runtime {
         debug_assert!(len >= self.rewind.min_len(timeline));
         timeline.drafter_rows.truncate(timeline.drafter_len(len));
         if len < timeline.tokens.len() {
+            timeline.held.values.clear();
             timeline.tokens.truncate(len);
             timeline.logits.clear();
             timeline.is_lossy &= len > 0;
@@ -249,6 +281,7 @@ impl Runtime {
         timeline.is_lossy = false;
         timeline.has_other_placement = false;
         timeline.drafter_rows.clear();
+        timeline.held.values.clear();
         timeline.is_stale = true;
         let doing = || "resetting a session";
         for state in timeline.states.iter().flatten().flatten() {

@@ -89,19 +89,34 @@ struct RunningTime {
     /// Mean distance from the mean.
     spread: f64,
     steps: u32,
+    /// The first times, ascending.
+    first: [f64; MIN_STEPS as usize],
 }
 
 impl RunningTime {
     fn add(&mut self, seconds: f64) {
         self.steps = self.steps.saturating_add(1);
+        if self.steps <= MIN_STEPS {
+            return self.begin(seconds);
+        }
         let weight = NEWEST.max(1.0 / f64::from(self.steps));
         // A step that waited for something else counts as one that took twice the time.
-        let seconds = if self.steps > MIN_STEPS { seconds.min(2.0 * self.mean) } else { seconds };
+        let seconds = seconds.min(2.0 * self.mean);
         self.spread += weight * ((seconds - self.mean).abs() - self.spread);
         self.mean += weight * (seconds - self.mean);
-        if self.steps == 1 {
-            self.spread = self.mean / 4.0;
-        }
+    }
+
+    /// Takes one of the first times. The first of all may include loads of weights, so the mean
+    /// begins as their median.
+    fn begin(&mut self, seconds: f64) {
+        let count = self.steps as usize;
+        self.first[count - 1] = seconds;
+        let times = &mut self.first[..count];
+        times.sort_by(f64::total_cmp);
+        self.mean = times[(count - 1) / 2];
+        let most = self.mean / 4.0;
+        self.spread =
+            if count > 1 { ((times[count - 1] - times[0]) / 2.0).min(most) } else { most };
     }
 
     /// Uncertainty of the mean.
@@ -204,8 +219,11 @@ impl SharedTimes {
 pub(crate) struct Gate {
     shared: Arc<Mutex<SharedTimes>>,
     acceptance: [Acceptance; SOURCES],
-    /// Steps with drafts since the last one without.
+    /// Steps with drafts since the time without them was measured.
     since_plain: u32,
+    /// Steps without drafts since the last one with some. The first of them may take longer: a card
+    /// records a plain step ahead of the next one.
+    plain_steps: u32,
     /// Whether the model's head drafts.
     has_head: bool,
 }
@@ -214,7 +232,7 @@ impl Gate {
     pub(crate) fn new(shared: &Arc<Mutex<SharedTimes>>, has_head: bool) -> Self {
         let acceptance = lock(shared).acceptance.map(Acceptance::as_prior);
         let shared = Arc::clone(shared);
-        Self { shared, acceptance, since_plain: 0, has_head }
+        Self { shared, acceptance, since_plain: 0, plain_steps: 0, has_head }
     }
 
     /// Expected tokens of a step with this number of drafts.
@@ -275,7 +293,14 @@ impl Gate {
     ) -> Option<f64> {
         let CheckedDrafts { source, count: own, accepted } = drafts;
         let mut shared = lock(&self.shared);
-        if kind.made == if self.has_head { kind.drafts } else { 0 } {
+        let is_plain = own == 0 && kind.made == 0;
+        self.plain_steps = if is_plain { self.plain_steps.saturating_add(1) } else { 0 };
+        let is_steady = match is_plain {
+            true => self.plain_steps > 1,
+            // As many are made as are checked.
+            false => !self.has_head || kind.made == kind.drafts,
+        };
+        if is_steady {
             shared.add(kind, seconds);
         }
         let plain = StepKind { drafts: kind.drafts - own, ..kind };
@@ -284,10 +309,12 @@ impl Gate {
             self.acceptance[source as usize].add(own, accepted);
             shared.acceptance[source as usize].add(own, accepted);
         }
-        self.since_plain = if own > 0 { self.since_plain + 1 } else { 0 };
+        self.since_plain = match is_plain && is_steady {
+            true => 0,
+            false => self.since_plain.saturating_add(1),
+        };
         let plain = plain?;
         // A step that makes drafts for the next one begins a trial.
-        let is_plain = own == 0 && kind.made == 0;
         let undrafted = (!is_plain).then_some(plain * (accepted + 1) as f64);
         let mut won = undrafted.map_or(0.0, |undrafted| undrafted - seconds).max(-MAX_LOSS * plain);
         if kind.made > 0 && shared.head_steps < COLD_STEPS {
@@ -420,7 +447,7 @@ mod tests {
         let mut gate = Gate::new(&Arc::default(), false);
         let drafts = |gate: &Gate, max| gate.drafts(alone(0), DraftSource::Lookup, max);
         assert_eq!(drafts(&gate, 3), 0);
-        for _ in 0..MIN_STEPS {
+        for _ in 0..MIN_STEPS + 1 {
             gate.record(alone(0), lookup(0, 0), 1.0);
         }
         assert!(drafts(&gate, 3) > 0);
