@@ -232,7 +232,7 @@ fn built_in(cache: Option<&Path>, ui: Ui) -> anyhow::Result<Checkpoint> {
 fn with_drafter(checkpoint: Checkpoint, args: &EngineArgs) -> anyhow::Result<Checkpoint> {
     let is_built_in = args.model.model.is_none() && args.draft() != DraftMode::Off;
     let drafter = match &args.drafter {
-        Some(folder) => Checkpoint::open(folder)?,
+        Some(folder) => Checkpoint::open(folder).context("--drafter")?,
         None if is_built_in => {
             let unpacked = folders::cache().context("no cache folder").and_then(|cache| {
                 let folder = cache.join(moeflux_tales_head::FOLDER);

@@ -117,12 +117,11 @@ impl Model {
         });
         let layers = layers.collect::<Result<_, _>>()?;
         loader.enter_layer(last)?;
-        let draft_head = DraftHead::of(blueprint);
-        let is_tied = blueprint.head.is_none();
         let embed_at_end = match loader.device.is_same_card(0, last) {
-            false if is_tied || draft_head.is_some() => loader.matrix(&blueprint.embed)?,
+            false if blueprint.reads_embed_at_end() => loader.matrix(&blueprint.embed)?,
             _ => embed,
         };
+        let draft_head = DraftHead::of(blueprint);
         let draft_head = draft_head
             .map(|(drafter, layer)| DraftHead::load(drafter, layer, embed_at_end, loader));
         Ok(Self {
@@ -160,11 +159,6 @@ impl Model {
             logit_rows: Vec::with_capacity(head_rows),
             recorded: None,
         })
-    }
-
-    /// Width of the hidden states.
-    pub(crate) fn hidden(&self) -> usize {
-        self.hidden
     }
 
     /// Number of layers without the drafter's.

@@ -1,12 +1,13 @@
 //! Runtime floor: the memory plan, the devices and the forward pass.
 //!
 //! `forward` turns token ids into embeddings, runs the layers and reads logits back; `spans` has
-//! the tokens of each session in a step; `draft_head` drafts the tokens after it; `layer` builds each layer from ops; `control` cancels and
-//! observes steps; `plan` accounts for every byte before it is allocated, in the lines of `pools`,
-//! and `plan_record` has it as JSON; `prefix_share` divides memory between slots and prefix cache,
-//! by `prefill_cost`; `device` opens the device that computes; `host_experts` computes experts on
-//! the processor beside a card, on `host_thread`, and `expert_probe` measures how fast both are;
-//! `pipeline_folder` keeps compiled kernels; `non_finite` finds the weight behind a NaN.
+//! the tokens of each session in a step; `draft_head` drafts the tokens after it, run by
+//! `drafting`; `layer` builds each layer from ops; `control` cancels and observes steps; `plan`
+//! accounts for every byte before it is allocated, in the lines of `pools`, and `plan_record` has
+//! it as JSON; `prefix_share` divides memory between slots and prefix cache, by `prefill_cost`;
+//! `device` opens the device that computes; `host_experts` computes experts on the processor beside
+//! a card, on `host_thread`, and `expert_probe` measures how fast both are; `pipeline_folder` keeps
+//! compiled kernels; `non_finite` finds the weight behind a NaN.
 //!
 //! Must not know: requests, sampling, text beyond the tokenizer's size.
 
@@ -16,6 +17,7 @@ mod card_speeds;
 pub(crate) mod control;
 pub(crate) mod device;
 pub(crate) mod draft_head;
+mod drafting;
 pub(crate) mod expert_probe;
 pub(crate) mod forward;
 pub(crate) mod host_experts;

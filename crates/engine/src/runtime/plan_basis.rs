@@ -152,7 +152,7 @@ impl<'a> PlanBasis<'a> {
             layers: layers.collect(),
             can_be_first: can_be_first(self.blueprint),
             first: matrix_bytes(&self.blueprint.embed),
-            last: matrix_bytes(self.blueprint.head.as_ref().unwrap_or(&self.blueprint.embed)),
+            last: self.matrices_at_end().map(matrix_bytes).sum(),
         };
         self.card_of_layer = load.split(&rooms)?;
         Ok(())
@@ -223,15 +223,23 @@ impl<'a> PlanBasis<'a> {
         }
     }
 
+    /// Matrices after the last layer, with a copy of the embedding where another card has it.
+    fn matrices_at_end(&self) -> impl Iterator<Item = &'a MatrixSource> {
+        let (head, drafter) = (self.blueprint.head.as_ref(), self.blueprint.attached_drafter());
+        let is_read = self.cards > 1 && self.blueprint.reads_embed_at_end();
+        let again = is_read.then_some(&self.blueprint.embed);
+        head.into_iter().chain(drafter.map(|drafter| &drafter.fuse)).chain(again)
+    }
+
     /// Resident weights of a card, including fused shared experts in slots. Vectors are on all
     /// cards.
     pub(super) fn dense(&self, card: usize, classes: &SlotClasses) -> u64 {
         let blueprint = self.blueprint;
         let embed = (card == 0).then_some(&blueprint.embed);
-        let tied = (self.cards > 1).then_some(&blueprint.embed);
-        let head = blueprint.head.as_ref().or(tied).filter(|_| card + 1 == self.cards);
+        let is_last = card + 1 == self.cards;
+        let at_end = self.matrices_at_end().filter(|_| is_last);
         let layers = self.layers_of(card).flat_map(LayerBlueprint::matrices);
-        let matrices: u64 = embed.into_iter().chain(layers).chain(head).map(matrix_bytes).sum();
+        let matrices: u64 = embed.into_iter().chain(layers).chain(at_end).map(matrix_bytes).sum();
         let in_slots = self.layers_of(card).filter_map(|l| l.moe()?.fused_shared()).flatten();
         let slots = classes.iter().filter(|class| class.card == card);
         let slots: u64 = slots.map(|class| class.bytes * class.shared as u64).sum();

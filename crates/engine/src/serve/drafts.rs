@@ -16,7 +16,7 @@ const CARD_ROWS: usize = 4;
 pub(crate) struct Drafts {
     /// Proposes what followed the last tokens before.
     drafter: Option<Box<dyn Drafter>>,
-    /// What the model's head has drafted for the next step; `None` if it does not draft.
+    /// Drafts of the model's head for the next step; `None` if it does not draft.
     of_head: Option<DraftList>,
     /// `None` if the number of drafts is given.
     gate: Option<Gate>,

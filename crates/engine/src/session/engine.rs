@@ -37,6 +37,7 @@ use crate::{
     },
     runtime::{
         device::{ChosenDevice, OpenedDevice, WrapDevice, open_device},
+        draft_head::DraftLimits,
         expert_probe::{ProbeSlots, measure},
         forward::{Model, StepSize},
         host_experts::HostExperts,
@@ -110,14 +111,6 @@ impl EngineOptions {
     }
 }
 
-/// The error of [`DraftMode::Mtp`] for a model without a head.
-fn no_head(checkpoint: &Checkpoint) -> Error {
-    let problem = "expected a head for multi-token prediction, got none that can be run: exports \
-                   to MLX leave it out; take the original checkpoint, or a folder with the head \
-                   (--drafter DIR)";
-    Error::Checkpoint { path: checkpoint.folder().into(), problem: problem.into() }
-}
-
 /// Timeout of a read whose bytes are still arriving. The download itself notices a server that has
 /// fallen silent.
 const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
@@ -169,12 +162,7 @@ pub(crate) struct Runtime {
     pub(crate) rewind: RewindLimits,
     /// Shapes of all states of a session, in layer order.
     pub(crate) layer_states: Vec<Vec<LayerState>>,
-    /// Number of layers without the drafter's, which is after them.
-    pub(crate) own_layers: usize,
-    /// Positions per session.
-    pub(crate) context: usize,
-    /// Maximum rows of a step.
-    pub(crate) chunk: usize,
+    pub(crate) draft_limits: DraftLimits,
     /// Cached prefixes for later prompts.
     pub(crate) prefix_cache: PrefixCache,
     /// Maximum bytes of sequence states; without cards, and of the prefix cache beside its states.
@@ -200,28 +188,19 @@ impl Engine {
     ) -> Result<Self, Error> {
         let is_arriving = !checkpoint.arriving().is_empty();
         let mut blueprint = Blueprint::for_checkpoint(&checkpoint)?;
-        if options.draft.uses_head() {
-            blueprint.attach_drafter();
-        }
-        if options.draft == DraftMode::Mtp && blueprint.attached_drafter().is_none() {
-            return Err(no_head(&checkpoint));
-        }
+        options.draft.attach_head(&checkpoint, &mut blueprint)?;
         checkpoint.expect_dense(&blueprint);
         let options = if is_arriving { options.for_arriving() } else { options };
         let wrap = options.wrap_device.as_ref();
         let memory = options.memory.drafts(options.draft.max());
         let request = memory.with_reader(&checkpoint, &blueprint, &options.reads);
-        let open = |blueprint: &Blueprint| {
-            open_device(&checkpoint, blueprint, &request, &options.device, wrap)
-        };
-        let opened = match open(&blueprint) {
-            // A head is not worth more memory than the budget has.
-            Err(Error::Plan(_)) if options.draft == DraftMode::Auto => {
-                blueprint.detach_drafter();
-                open(&blueprint)
-            }
-            opened => opened,
-        };
+        let open = |model: &_| open_device(&checkpoint, model, &request, &options.device, wrap);
+        let mut opened = open(&blueprint);
+        // A head is not worth more memory than the budget has.
+        if matches!(opened, Err(Error::Plan(_))) && options.draft == DraftMode::Auto {
+            blueprint.detach_drafter();
+            opened = open(&blueprint);
+        }
         let (mut text, OpenedDevice { mut device, mut plan, chosen }) = opened?;
         text.limit_prompts(plan.context);
         text.set_grammar_room(plan.bytes(LineName::Grammars));
@@ -236,8 +215,8 @@ impl Engine {
             .map_err(Error::at(|| "reserving the device's memory"))?;
         check_tails(&checkpoint)?;
         let source = Arc::new(ExpertSource::for_checkpoint(&checkpoint, &blueprint));
-        let reads_embed = blueprint.head.is_none() || blueprint.attached_drafter().is_some();
-        let tied = reads_embed && !device.is_same_card(0, blueprint.own_layers());
+        let at_end = blueprint.own_layers();
+        let tied = blueprint.reads_embed_at_end() && !device.is_same_card(0, at_end);
         let again = tied.then_some(&blueprint.embed);
         let dense = blueprint.matrices().chain(again).map(|m| m.file_bytes() as u64).sum::<u64>();
         let total = dense + if load_all { blueprint.experts_bytes() } else { 0 };
@@ -343,9 +322,7 @@ impl Engine {
             reopen,
             rewind,
             layer_states,
-            own_layers: blueprint.own_layers(),
-            context: plan.context,
-            chunk: plan.chunk,
+            draft_limits: DraftLimits::new(&blueprint, &plan),
             prefix_cache: PrefixCache::new(costs),
             state_limit,
             index_limit: plan.card().map(|_| index),

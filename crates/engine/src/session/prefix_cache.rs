@@ -213,9 +213,9 @@ impl PrefixCache {
 
     /// Host memory of an entry beside its states, in bytes.
     pub(crate) fn host_bytes_of(&self, timeline: &Timeline, truncatable: bool) -> u64 {
-        let Timeline { tokens, logits, .. } = timeline;
+        let Timeline { tokens, logits, drafter_rows, .. } = timeline;
         let blocks = if truncatable { 1 + tokens.len() / INDEX_STRIDE } else { 0 };
-        let values = 4 * (tokens.len() + logits.len());
+        let values = 4 * (tokens.len() + logits.len() + drafter_rows.len());
         (ENTRY_BYTES + values + blocks * BLOCK_BYTES) as u64 + self.costs.handle_bytes(tokens.len())
     }
 

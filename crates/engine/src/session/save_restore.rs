@@ -323,7 +323,7 @@ impl Mark {
 fn state_spans(engine: &Engine, timeline: &Timeline) -> Vec<Span> {
     let filled = |state: &LayerState| state.filled(timeline.tokens.len(), timeline.written);
     let runtime = engine.lock();
-    let states = timeline.states.iter().take(runtime.own_layers).flatten().flatten();
+    let states = timeline.states.iter().take(runtime.draft_limits.own_layers).flatten().flatten();
     let filled_states = states.zip(runtime.layer_states.iter().flatten());
     filled_states.map(|(state, layout)| Span::new(*state, 0, filled(layout))).collect()
 }
@@ -346,7 +346,7 @@ fn for_each_piece(
 ) -> Result<(), Error> {
     let (layouts, sizes): (Vec<_>, Vec<_>) = {
         let runtime = engine.lock();
-        let states = runtime.layer_states.iter().take(runtime.own_layers).flatten();
+        let states = runtime.layer_states.iter().take(runtime.draft_limits.own_layers).flatten();
         states.map(|state| (*state, runtime.device.entry_bytes(state.shape))).unzip()
     };
     let states = timeline.states.iter().flatten().flatten();

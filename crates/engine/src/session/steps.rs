@@ -11,7 +11,7 @@ use crate::{
     experts::stats::Stats,
     runtime::{
         control::StepControl,
-        draft_head::{DraftList, DraftSpan, MAX_DRAFTS},
+        draft_head::{DraftLimits, DraftList, DraftSpan, MAX_DRAFTS},
         forward::StepContext,
         layer::StepObserver,
         logits_request::{Logits, LogitsOutput, LogitsRequest, LogitsSink},
@@ -39,7 +39,7 @@ pub struct BatchEntry<'a> {
     pub drafts: usize,
     /// Number of `tokens` that the session has taken, after the step: all without drafts.
     pub accepted: usize,
-    /// Number of drafts that the model's own head makes for the next step, at most [`MAX_DRAFTS`].
+    /// Number of drafts that the model's own head makes for the next step, up to [`MAX_DRAFTS`].
     /// None without `sampler`, or if the model has no head.
     pub next_drafts: usize,
     /// These drafts, after the step.
@@ -319,18 +319,6 @@ impl EntryOutput<'_, '_> {
     }
 }
 
-/// Limits of a run of the drafter.
-#[derive(Clone, Copy)]
-struct DraftLimits {
-    /// Index of the drafter's layer.
-    layer: usize,
-    /// Positions per session.
-    context: usize,
-    hidden: usize,
-    /// Held rows of a session.
-    held: usize,
-}
-
 /// A timeline and the tokens that a step appends to it.
 pub(crate) struct BatchResult<'a> {
     pub(crate) timeline: &'a mut Timeline,
@@ -373,17 +361,22 @@ impl BatchResult<'_> {
 
     /// Rows of the drafter after the step, of which the entry's first one is `row`, with at most
     /// `max_held` held ones.
-    fn draft_span(&self, row: usize, limits: DraftLimits) -> Option<DraftSpan<'_>> {
+    fn draft_span(
+        &self,
+        row: usize,
+        max_held: usize,
+        limits: DraftLimits,
+    ) -> Option<DraftSpan<'_>> {
         let Self { timeline, tokens, outcome, kind, .. } = self;
         let accepted = outcome.accepted.get();
         let all = &timeline.held;
         let count = all.values.len() / limits.hidden;
         let is_next = all.first + count == timeline.tokens.len();
-        let count = if is_next { count.min(limits.held) } else { 0 };
+        let count = if is_next { count.min(max_held) } else { 0 };
         let held = &all.values[all.values.len() - count * limits.hidden..];
         let first = timeline.tokens.len() - count;
         let known = timeline.tokens[first..].iter().skip(1).chain(&tokens[..accepted]);
-        // Without held rows the first token is that of the first row itself.
+        // Without held rows the first token is the first row's own.
         let known = known.skip(usize::from(count == 0)).copied();
         let next: Vec<u32> = known.chain(outcome.next.get()).collect();
         let position = timeline.drafter_rows.len();
@@ -392,7 +385,7 @@ impl BatchResult<'_> {
         let wanted = outcome.next.get().map_or(0, |_| self.next_drafts.min(room + 1));
         let fits = !next.is_empty() && position + next.len() <= limits.context;
         (self.feeds_drafter() && fits).then(|| {
-            let (states, drafts) = (&timeline.states[limits.layer], DraftList::default());
+            let (states, drafts) = (&timeline.states[limits.own_layers], DraftList::default());
             DraftSpan { states, position, held, row, next, kind: *kind, wanted, drafts }
         })
     }
@@ -467,7 +460,7 @@ impl Runtime {
         stats.add_reads(reads, self.cache.read_counters());
         stepped.map_err(explain_states_full)?;
         self.step_commits.clear();
-        let layers = &self.layer_states[..self.own_layers];
+        let layers = &self.layer_states[..self.draft_limits.own_layers];
         self.step_commits.extend(entries.iter().flat_map(|entry| entry.commits(layers)));
         self.device.commit(&self.step_commits).map_err(Error::at(|| "committing a step"))?;
         let observer = match &mut control.observer {
@@ -503,15 +496,11 @@ impl Runtime {
         let first_rows: Vec<usize> = first_rows.collect();
         let held = self.hold_rows(entries, &first_rows);
         let rows: usize = entries.iter().map(|entry| entry.tokens.len()).sum();
-        let limits = DraftLimits {
-            layer: self.own_layers,
-            context: self.context,
-            hidden: self.model.hidden(),
-            held: self.chunk.saturating_sub(rows + entries.len()) / entries.len(),
-        };
+        let limits = self.draft_limits;
+        let max_held = limits.rows.saturating_sub(rows + entries.len()) / entries.len();
         let of_entries = entries.iter().zip(&first_rows).enumerate();
         let (indexes, mut spans): (Vec<usize>, Vec<DraftSpan<'_>>) = of_entries
-            .filter_map(|(i, (entry, row))| Some((i, entry.draft_span(*row, limits)?)))
+            .filter_map(|(i, (entry, row))| Some((i, entry.draft_span(*row, max_held, limits)?)))
             .unzip();
         let results = self.run_drafter(&mut spans, stats, observer);
         drop(spans);

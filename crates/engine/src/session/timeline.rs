@@ -225,7 +225,7 @@ impl Runtime {
             held: HeldRows::default(),
         };
         for (layer, src_states) in src.states.iter().enumerate() {
-            let entries = match layer < self.own_layers {
+            let entries = match layer < self.draft_limits.own_layers {
                 true if self.rewind.rings.is_empty() => len,
                 true => usize::MAX,
                 false => fork.drafter_rows.len(),
@@ -263,7 +263,9 @@ impl Runtime {
         }
         if self.rewind.rings.is_empty() && timeline.written > len {
             let truncate = |device: &mut dyn Device, state| device.truncate_state(state, len);
-            for state in timeline.states.iter().take(self.own_layers).flatten().flatten() {
+            for state in
+                timeline.states.iter().take(self.draft_limits.own_layers).flatten().flatten()
+            {
                 truncate(&mut *self.device, *state)
                     .map_err(Error::at(|| "truncating a session"))?;
             }
@@ -311,7 +313,8 @@ impl Runtime {
         &mut self,
         spans: impl Iterator<Item = StateGrowth<'a>> + Clone,
     ) -> Result<(), Error> {
-        let (layer_states, own_layers) = (std::mem::take(&mut self.layer_states), self.own_layers);
+        let (layer_states, own_layers) =
+            (std::mem::take(&mut self.layer_states), self.draft_limits.own_layers);
         let room = self.evict_until(|device| {
             let mut all = spans.clone().flat_map(|growth| {
                 let StateGrowth { timeline, drafts, .. } = growth;

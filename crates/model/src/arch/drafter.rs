@@ -1,4 +1,4 @@
-//! Heads for multi-token prediction: behind the last layer, or in a module or folder of their own.
+//! Heads for multi-token prediction: after the last layer, or in a module or folder of their own.
 
 use moeflux_base::Error;
 

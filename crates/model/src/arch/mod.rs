@@ -4,8 +4,8 @@
 //! Entry point is [`Blueprint::for_checkpoint`], which looks the `model_type` up in
 //! [`ARCHITECTURES`]. Shared parts are in `body.rs` (embedding, head, layers, attention),
 //! `rope.rs`, `windows.rs`, `kda.rs`, `mamba2.rs`, `softmax_moe.rs`, `grouped_moe.rs`,
-//! `expert_tensors.rs` and `drafter.rs` (heads for multi-token prediction); `config.rs` reads configs and checks their values, `scope.rs` looks tensors
-//! up by name.
+//! `expert_tensors.rs` and `drafter.rs` (heads for multi-token prediction); `config.rs` reads
+//! configs and checks their values, `scope.rs` looks tensors up by name.
 
 mod afmoe;
 mod bailing_hybrid;

@@ -92,7 +92,7 @@ pub(super) fn build(
     Ok(blueprint)
 }
 
-/// The head of a folder of its own, as mlx-vlm splits it from the Hub's checkpoint.
+/// The head of a separate folder, as mlx-vlm splits it from the Hub's checkpoint.
 pub(super) fn split_drafter(source: &dyn TensorSource) -> Result<DrafterBlueprint, Error> {
     let config: Qwen35MoeConfig = parse_config(source)?;
     let head = Scope::new(source, String::new(), NormWeights::OnePlus);

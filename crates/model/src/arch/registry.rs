@@ -235,7 +235,7 @@ impl Blueprint {
     }
 }
 
-/// The head for multi-token prediction in a folder of its own, for a model.
+/// The head for multi-token prediction in a separate folder, for a model.
 fn split_drafter(folder: &Checkpoint, model: &Blueprint) -> Result<DrafterBlueprint, Error> {
     const MODEL_TYPE: &str = "qwen3_5_mtp";
     let found = folder.config().get("model_type").and_then(Value::as_str).unwrap_or("none");

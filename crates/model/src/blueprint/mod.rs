@@ -6,7 +6,6 @@
 
 mod compressed;
 mod delta_net;
-mod drafter;
 mod input_orders;
 mod layer;
 mod mamba2;
@@ -30,7 +29,6 @@ pub use self::{
 };
 pub use self::{
     delta_net::{DeltaNetBlueprint, DeltaNetShape, ProjectionSource},
-    drafter::DrafterBlueprint,
     layer::{
         BodyBlueprint, FeedForwardBlueprint, LayerBlueprint, MixerBlueprint, NormKind, NormSource,
         SubBlockBlueprint, SubBlockInput,
@@ -39,8 +37,8 @@ pub use self::{
     rope::{Llama3Scaling, LongRope, RopeShape, Yarn},
 };
 pub use parts::{
-    BlockIndexerBlueprint, Blueprint, FixedRoutes, GateSource, GqaBlueprint, GqaIndexer, GqaShape,
-    IndexerBlueprint, LatentExperts, LatentHeads, LatentQuery, LayerExperts, LinearSource,
-    MlaBlueprint, MlaIndexer, MlaShape, MlpBlueprint, MoeBlueprint, OutputGate, QueryTemperature,
-    RouterBlueprint, RouterNorm, SharedBlueprint, SparseBlueprint,
+    BlockIndexerBlueprint, Blueprint, DrafterBlueprint, FixedRoutes, GateSource, GqaBlueprint,
+    GqaIndexer, GqaShape, IndexerBlueprint, LatentExperts, LatentHeads, LatentQuery, LayerExperts,
+    LinearSource, MlaBlueprint, MlaIndexer, MlaShape, MlpBlueprint, MoeBlueprint, OutputGate,
+    QueryTemperature, RouterBlueprint, RouterNorm, SharedBlueprint, SparseBlueprint,
 };

@@ -51,12 +51,12 @@ pub struct Checkpoint {
     pub(super) drafter: Option<Box<SplitDrafter>>,
 }
 
-/// A head for multi-token prediction in a folder of its own.
+/// A head for multi-token prediction in a separate folder.
 #[derive(Debug)]
 pub(super) struct SplitDrafter {
-    /// Its files are those of the model, then its own.
+    /// Its files are the model's, then its own.
     checkpoint: Checkpoint,
-    /// Number of its own files.
+    /// Number of the head's files.
     files: usize,
 }
 
@@ -375,7 +375,7 @@ impl Checkpoint {
         self.tokenizer.as_ref()
     }
 
-    /// The head for multi-token prediction in a folder of its own.
+    /// The head for multi-token prediction in a separate folder.
     pub fn drafter(&self) -> Option<&Self> {
         self.drafter.as_ref().map(|drafter| &drafter.checkpoint)
     }

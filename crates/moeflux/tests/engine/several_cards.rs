@@ -10,10 +10,10 @@ use std::{
 };
 
 use moeflux::{
-    Checkpoint, Engine, EngineOptions, Error, MemoryRequest, Session, StepControl,
+    Checkpoint, Engine, EngineOptions, Error, GenerateRequest, MemoryRequest, Session, StepControl,
     experts::ExpertsOnHost,
     runtime::{BankPlace, CardBudgets, DeviceOptions, LineName, Pool, WrapDevice},
-    session::{BatchEntry, SnapshotOptions},
+    session::{BatchEntry, DraftMode, SnapshotOptions},
 };
 use moeflux_compute::DeviceMemory;
 
@@ -442,4 +442,28 @@ fn a_plan_has_a_pool_for_each_card() {
     assert_eq!(json["slots"], small.plan().slots());
     let json = serde_json::to_value(one).unwrap();
     assert!(json.get("cards").is_none());
+}
+
+#[test]
+fn a_head_drafts_on_the_last_card() {
+    let folder = moeflux_goldens::golden("qwen3_5_moe_mtp_hub");
+    let answer = |engine: &Engine| {
+        let request = GenerateRequest::default().max_tokens(20).ignore_eos(true);
+        let mut session = engine.session().unwrap();
+        let prompt: Vec<u32> = (1..30).collect();
+        let tokens = session.generate(&prompt, &request, &mut StepControl::default()).unwrap();
+        let tokens: Vec<u32> = tokens.map(Result::unwrap).collect();
+        (tokens, session.stats().drafted)
+    };
+    let memory = MemoryRequest::default().context(96).chunk(24);
+    let single = engine(&folder, exact("cpu"), memory);
+    for card in [copies(), unified()] {
+        let (wrap, _) = wrap(&[card, card]);
+        let options = EngineOptions::default().memory(memory).device(exact("cpu,cpu"));
+        let options = options.wrap_device(wrap).draft(DraftMode::Always(2));
+        let checkpoint = Checkpoint::open(&folder).unwrap();
+        let cards = Engine::open(checkpoint, options, &mut |_, _| {}).unwrap();
+        let (tokens, drafted) = answer(&cards);
+        assert!(tokens == answer(&single).0 && drafted > 10, "{drafted} drafted: {tokens:?}");
+    }
 }

@@ -47,7 +47,7 @@ impl SpanRows {
         all.filter(|rows| rows.span.rows > 0).collect()
     }
 
-    /// Each row of an op as a span of its own.
+    /// Each row of an op as a separate span.
     pub(crate) fn single(spans: &[Span]) -> Vec<Self> {
         let of_span = |all: Self| {
             let row = move |i| {

@@ -3,10 +3,10 @@
 //! A step with drafts takes longer than one without, and gives more tokens where they are right.
 //! Both are measured: the time of steps by their numbers of sequences and drafts, for all answers
 //! of an engine; the share of right drafts by their source and position, for each answer. The time
-//! of a step includes that of drafts that the model's head makes for the next one, so steps that
-//! make as many as they check are measured. Drafts are checked
-//! where the expected time per token falls by more than the measurements' spread. Where it does
-//! not, they are tried again now and then, for [`TRIAL_SHARE`] of the time.
+//! of a step includes the time of drafts that the model's head makes for the next one, so steps
+//! that make as many as they check are measured. Drafts are checked where the expected time per
+//! token falls by more than the measurements' spread. Where it does not, they are tried again now
+//! and then, for [`TRIAL_SHARE`] of the time.
 //!
 //! The gate reads no clock: callers pass times.
 
@@ -64,7 +64,7 @@ pub(crate) struct StepKind {
 /// Source of the drafts of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DraftSource {
-    /// What followed the last tokens before.
+    /// Tokens that followed the last ones before.
     Lookup,
     /// The model's head for multi-token prediction.
     Head,

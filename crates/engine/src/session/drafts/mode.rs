@@ -2,6 +2,9 @@
 
 use std::str::FromStr;
 
+use moeflux_base::Error;
+use moeflux_model::{blueprint::Blueprint, checkpoint::Checkpoint};
+
 use crate::runtime::draft_head::MAX_DRAFTS;
 
 /// Whether and how an answer's next tokens are drafted.
@@ -12,7 +15,7 @@ pub enum DraftMode {
     #[default]
     Off,
     /// By all drafters, where measurements say that the answer gets faster. On the fast path of a
-    /// card steps with drafts have four rows at most, whose bits are those of single rows; the same
+    /// card steps with drafts have four rows at most, which have the bits of single rows; the same
     /// holds for `Mtp` and `Lookup`.
     Auto,
     /// By the model's head for multi-token prediction, where measurements say that the answer gets
@@ -55,6 +58,30 @@ impl DraftMode {
             Self::Auto | Self::Mtp | Self::Lookup => MAX_DRAFTS,
             Self::Always(drafts) => drafts.min(MAX_DRAFTS),
         }
+    }
+
+    /// Attaches the head to a model, if the mode uses it.
+    ///
+    /// # Errors
+    /// The mode is [`DraftMode::Mtp`], and the model has no head.
+    pub(crate) fn attach_head(
+        self,
+        checkpoint: &Checkpoint,
+        blueprint: &mut Blueprint,
+    ) -> Result<(), Error> {
+        if self.uses_head() {
+            blueprint.attach_drafter();
+        }
+        if self == Self::Mtp && blueprint.attached_drafter().is_none() {
+            let problem = "expected a head for multi-token prediction, got none that can be run: \
+                           exports to MLX leave it out; take the original checkpoint, or a folder \
+                           with the head (--drafter DIR)";
+            return Err(Error::Checkpoint {
+                path: checkpoint.folder().into(),
+                problem: problem.into(),
+            });
+        }
+        Ok(())
     }
 
     /// Whether the model's head drafts.
