@@ -463,11 +463,7 @@ impl Runtime {
         let layers = &self.layer_states[..self.draft_limits.own_layers];
         self.step_commits.extend(entries.iter().flat_map(|entry| entry.commits(layers)));
         self.device.commit(&self.step_commits).map_err(Error::at(|| "committing a step"))?;
-        let observer = match &mut control.observer {
-            Some(observer) => Some(&mut **observer),
-            None => None,
-        };
-        self.draft(entries, stats, observer);
+        self.draft(entries, stats, control.observer.as_deref_mut());
         for entry in entries {
             let accepted = entry.outcome.accepted.get();
             entry.timeline.tokens.extend_from_slice(&entry.tokens[..accepted]);
