@@ -311,3 +311,21 @@ fn an_answer_has_the_form_that_is_asked_for() {
     assert_error(&missing, 1, &["no/such/file", "cannot be read"]);
     assert_eq!(run(&["run", "--regex", "a", "--lark", &lark, FOX]).code, 2);
 }
+
+#[test]
+fn drafts_of_the_built_in_head_change_no_answer() {
+    let plain = succeed(&["run", FOX]);
+    for draft in ["mtp", "auto", "3"] {
+        assert_eq!(succeed(&["run", "--draft", draft, FOX]), plain, "{draft}");
+    }
+    let answer = json(&succeed(&["run", "--draft", "1", "--json", FOX]));
+    let drafts = &answer["statistics"]["drafts"];
+    assert!(drafts["drafted"].as_u64() > Some(50), "{drafts}");
+    assert!(drafts["accepted"].as_u64() > Some(50), "{drafts}");
+    // Under a grammar too.
+    let animal = ["run", "--regex", "(fox|crow|hare){4}", "--seed", "3", FOX];
+    let drafted = ["run", "--draft", "2", "--regex", "(fox|crow|hare){4}", "--seed", "3", FOX];
+    assert_eq!(succeed(&drafted), succeed(&animal));
+    assert_error(&run(&["run", "--drafter", "/no/such", FOX]), 1, &["--drafter", "/no/such"]);
+    assert_error(&run(&["run", "--draft", "4", FOX]), 2, &["1 to 3"]);
+}
