@@ -60,10 +60,7 @@ impl Model {
         spans: &mut [DraftSpan<'_>],
         mut observer: Option<&mut (dyn StepObserver + '_)>,
     ) -> Result<(), Error> {
-        let of_kind =
-            |kind| spans.iter().filter(|span| span.kind == kind).map(|span| span.next.len()).sum();
-        let kinds =
-            RowKinds { answers: of_kind(SpanKind::Answer), long: of_kind(SpanKind::LongPrompt) };
+        let kinds = RowKinds::count(spans.iter().map(|span| (span.kind, span.next.len())));
         let rows: usize = spans.iter().map(|span| span.next.len()).sum();
         let layer = self.own_layers();
         ctx.device.enter_layer(layer, None).map_err(Error::at(|| "drafter"))?;
@@ -264,14 +261,12 @@ impl Model {
         device: &mut dyn Device,
         rows: &[usize],
     ) -> Result<View, moeflux_compute::Error> {
-        let (x, logits, answers) = (self.normed(rows.len()), self.logits(rows.len()), rows.len());
+        let x = self.normed(rows.len());
         for (i, row) in rows.iter().enumerate() {
             let row = self.residual(row + 1).slice(*row, 1);
             device.run(&head.norm.op(row, self.eps, x.slice(i, 1)))?;
         }
-        let (weight, bias) = (self.head, self.head_bias);
-        device.run(&Op::MatMul { x, weight, bias, exact: false, answers, out: logits })?;
-        Ok(logits)
+        self.project_logits(device, rows.len(), rows.len())
     }
 
     /// The logits after the first `rows` rows of the residual, for an observer.

@@ -485,15 +485,7 @@ impl Model {
         if logit_rows.iter().all(|wanted| wanted.is_hidden) {
             return Ok(());
         }
-        let logits = self.logits(logit_rows.len());
-        device.run(&Op::MatMul {
-            x: normed,
-            weight: self.head,
-            bias: self.head_bias,
-            exact: false,
-            answers,
-            out: logits,
-        })?;
+        let logits = self.project_logits(device, logit_rows.len(), answers)?;
         if self.logit_scale != 1.0 {
             device.run(&Op::Scale { x: logits, factor: self.logit_scale })?;
         }
@@ -504,6 +496,20 @@ impl Model {
             Some(best) => device.run(&Op::TopLogits { logits, best }),
             None => Ok(()),
         }
+    }
+
+    /// Logits of the first `rows` rows of [`Model::normed`], neither scaled nor capped. The first
+    /// `answers` rows belong to answers.
+    pub(super) fn project_logits(
+        &self,
+        device: &mut dyn Device,
+        rows: usize,
+        answers: usize,
+    ) -> Result<View, moeflux_compute::Error> {
+        let (x, out) = (self.normed(rows), self.logits(rows));
+        let (weight, bias) = (self.head, self.head_bias);
+        device.run(&Op::MatMul { x, weight, bias, exact: false, answers, out })?;
+        Ok(out)
     }
 
     /// The residual, `(rows, streams * hidden)`.

@@ -53,10 +53,19 @@ pub(crate) struct RowKinds {
 
 impl RowKinds {
     pub(crate) fn of(spans: &[SeqSpan<'_>]) -> Self {
-        let rows = |kind| {
-            let spans = spans.iter().filter(|span| span.kind == kind);
-            spans.map(|span| span.tokens.len()).sum()
-        };
-        Self { answers: rows(SpanKind::Answer), long: rows(SpanKind::LongPrompt) }
+        Self::count(spans.iter().map(|span| (span.kind, span.tokens.len())))
+    }
+
+    /// Counts the rows of spans, each given by its kind and its number of rows.
+    pub(super) fn count(spans: impl Iterator<Item = (SpanKind, usize)>) -> Self {
+        let mut kinds = Self::default();
+        for (kind, rows) in spans {
+            match kind {
+                SpanKind::Answer => kinds.answers += rows,
+                SpanKind::Prompt => {}
+                SpanKind::LongPrompt => kinds.long += rows,
+            }
+        }
+        kinds
     }
 }

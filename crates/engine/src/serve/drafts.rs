@@ -25,8 +25,8 @@ pub(crate) struct Drafts {
     max_rows: usize,
     vocab: usize,
     proposed: Vec<u32>,
-    /// Whether the drafter's drafts take the place of those of the head, which makes them for the
-    /// sake of their time.
+    /// Whether the drafter's drafts are checked in place of the head's drafts. The head makes its
+    /// drafts all the same, so that their time is measured.
     stands_for_head: bool,
     /// Source of the drafts of the current step.
     source: DraftSource,

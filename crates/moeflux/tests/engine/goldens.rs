@@ -33,7 +33,7 @@ fn matches(golden: &Golden, device: &DeviceOptions, chunk: Option<usize>) {
     let d = difference(logits, &wanted.numbers);
     assert!(d <= bar, "{at}: prefill logits differ by {d:e} of the rms");
     for (layer, hidden) in seen.hidden.iter().enumerate() {
-        // Those of heads for multi-token prediction have none.
+        // Goldens of heads for multi-token prediction have no hidden states.
         let Some(wanted) = golden.floats(&format!("hidden_f32.{layer}")) else { continue };
         let d = difference(&hidden[hidden.len() - wanted.numbers.len()..], &wanted.numbers);
         assert!(d <= bar, "{at}: hidden states of layer {layer} differ by {d:e} of the rms");
