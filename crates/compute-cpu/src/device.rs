@@ -118,6 +118,9 @@ impl Device for CpuDevice {
         let (host, cpu) = (&mut self.host, &mut self.cpu);
         match *op {
             Op::Embed { table, tokens, out } => elementwise::embed(host, cpu, table, tokens, &out),
+            Op::EmbedChosen { table, ids, out } => {
+                elementwise::embed_chosen(host, cpu, table, &ids, &out)
+            }
             Op::RmsNorm { x, weight, per_head, eps, out } => {
                 let args = RmsNormArgs { x, gate: None, weight, per_head, eps, out };
                 norm::rms_norm(host, cpu, &args)

@@ -23,12 +23,38 @@ pub(super) fn embed(
     tokens: &[u32],
     out: &View,
 ) -> Result<(), Error> {
+    embed_rows(host, cpu, table, out, |i| tokens[i] as usize)
+}
+
+/// Runs [`Op::EmbedChosen`].
+pub(super) fn embed_chosen(
+    host: &mut Host,
+    cpu: &mut Cpu,
+    table: Weight,
+    ids: &View,
+    out: &View,
+) -> Result<(), Error> {
+    let last = host.weight(table)?.shape.rows - 1;
+    (0..ids.rows).try_for_each(|i| {
+        let id = row(host.get(ids)?, ids, i)[0] as usize;
+        embed_rows(host, cpu, table, &out.slice(i, 1), |_| id.min(last))
+    })
+}
+
+/// Looks a row of a table up for each row of `out`.
+fn embed_rows(
+    host: &mut Host,
+    cpu: &mut Cpu,
+    table: Weight,
+    out: &View,
+    row_of: impl Fn(usize) -> usize + Sync,
+) -> Result<(), Error> {
     let kernels = cpu.kernels;
     host.with(out, |host, values| {
         let table = host.weight(table)?;
         cpu.pool.tiles(values, Grid::new(out, 1, 1, out.width), |mut tile, _| {
             for (i, head) in tile.coords() {
-                let (row, y) = (table.row(tokens[i] as usize), tile.vector(i, head));
+                let (row, y) = (table.row(row_of(i)), tile.vector(i, head));
                 match table.shape.format {
                     Format::Plain(scalar) => kernels.widen(scalar, row[0], y),
                     format => format.dequantize(row, y),

@@ -1,13 +1,15 @@
-//! Step recorded ahead: recorded while the current step runs, submitted once its outcome is
-//! known.
+//! Steps recorded ahead: recorded while the current step runs, for some of its outcomes. One is
+//! submitted once the outcome is known.
 //!
 //! Recording the dispatches of a token takes the host about as long as computing them takes the
 //! card, which would wait for the first dispatch of each token. Only the token ids differ from one
-//! step to the next; they are uploaded when the step starts.
+//! step to the next; they are uploaded when the step starts. Its positions and the states that it
+//! reads depend on how many drafted tokens of the current step are right: each such outcome has a
+//! recording of its own.
 
-use moeflux_ops::{Device, Error, State};
+use moeflux_ops::{Commit, Device, Error, MAX_RECORDED_STEPS, RecordedStep, State};
 
-use super::{device::GpuDevice, recorder::RecordedCommands};
+use super::{device::GpuDevice, recorder::RecordedCommands, store::states::AdvancedState};
 
 /// Words of the upload buffer that a recorded step may use.
 const STEP_UPLOAD_WORDS: usize = 1 << 16;
@@ -17,77 +19,79 @@ pub(super) struct AheadStep {
     commands: RecordedCommands,
     /// Number of its tokens.
     rows: usize,
-    /// Recurrent states that it reads as the current step leaves them.
-    states: Vec<State>,
-    /// Whether the outcome of the current step has been accepted by a commit.
-    accepted: bool,
+    /// Recurrent states that it reads as an outcome of the current step leaves them.
+    states: Vec<AdvancedState>,
+}
+
+impl AheadStep {
+    /// Notes the number of parts of the current step that a commit of a state has kept.
+    pub(super) fn note_commit(&mut self, state: State, parts: usize) {
+        let of_state = self.states.iter_mut().filter(|advanced| advanced.state == state);
+        of_state.for_each(|advanced| advanced.committed = Some(parts));
+    }
+
+    /// Whether it follows what has been committed, and has as many tokens.
+    fn can_start(&self, tokens: &[u32]) -> bool {
+        let follows = |state: &AdvancedState| state.committed == Some(state.parts);
+        self.rows == tokens.len() && self.states.iter().all(follows)
+    }
 }
 
 impl GpuDevice {
-    /// Records the ops that `record` runs, unless it returns false. Returns whether the step is
-    /// recorded.
+    /// Records the ops that `record` runs, unless it returns false. Returns the number of the step
+    /// if it is recorded.
     pub(super) fn record_step(
         &mut self,
-        states: &[State],
+        outcome: &[Commit],
         rows: usize,
         record: &mut dyn FnMut(&mut dyn Device) -> bool,
-    ) -> Result<bool, Error> {
-        self.discard_ahead()?;
+    ) -> Result<Option<RecordedStep>, Error> {
         self.flush_fused()?;
         self.recorder.submit();
-        if self.recorder.is_profiling() {
-            return Ok(false);
+        if self.recorder.is_profiling() || self.ahead.len() >= MAX_RECORDED_STEPS {
+            return Ok(None);
         }
-        self.recorder.reserve_upload(STEP_UPLOAD_WORDS)?;
-        let Some(states) = self.store.states.advance(states)? else { return Ok(false) };
+        match self.ahead.is_empty() {
+            true => self.recorder.reserve_upload(MAX_RECORDED_STEPS * STEP_UPLOAD_WORDS)?,
+            // Starting the buffer over would overwrite what the other steps have in it.
+            false if !self.recorder.has_upload_room(STEP_UPLOAD_WORDS) => return Ok(None),
+            false => {}
+        }
+        let Some(mut states) = self.store.states.advance(outcome)? else { return Ok(None) };
         self.recorder.start_recording(rows);
         let complete = record(self) && self.flush_fused().is_ok();
         self.fuser.clear();
-        match self.recorder.stop_recording(complete) {
-            Some(commands) => {
-                self.ahead = Some(AheadStep { commands, rows, states, accepted: false });
-                Ok(true)
-            }
-            None => self.store.states.revert(&states).map(|()| false),
-        }
+        let commands = self.recorder.stop_recording(complete);
+        self.store.states.retreat(&mut states)?;
+        Ok(commands.map(|commands| {
+            self.ahead.push(AheadStep { commands, rows, states });
+            RecordedStep(self.ahead.len() - 1)
+        }))
     }
 
-    /// Submits the recorded step with these tokens, if the outcome of the step before was accepted.
-    /// Returns false if there is no such step with as many tokens.
-    pub(super) fn start_recorded(&mut self, tokens: &[u32]) -> Result<bool, Error> {
-        let can_start = |ahead: &AheadStep| {
-            ahead.rows == tokens.len() && (ahead.accepted || ahead.states.is_empty())
-        };
-        if !self.ahead.as_ref().is_some_and(can_start) {
-            self.discard_ahead()?;
+    /// Submits a recorded step with these tokens, if it follows what has been committed. Discards
+    /// the others.
+    pub(super) fn start_recorded(
+        &mut self,
+        step: RecordedStep,
+        tokens: &[u32],
+    ) -> Result<bool, Error> {
+        let step = std::mem::take(&mut self.ahead).into_iter().nth(step.0);
+        let Some(AheadStep { commands, states, .. }) = step.filter(|step| step.can_start(tokens))
+        else {
             return Ok(false);
-        }
-        let Some(AheadStep { commands, .. }) = self.ahead.take() else { return Ok(false) };
+        };
         if !commands.tokens.iter().all(|offset| self.recorder.replace_upload(*offset, tokens)) {
             return Ok(false);
         }
         self.flush_fused()?;
+        self.store.states.mark_written(&states, &commands.kv_ends)?;
         self.recorder.submit_recorded(commands);
         Ok(true)
     }
 
-    /// Whether a commit of `state` accepts the outcome of the step before the recorded one.
-    pub(super) fn accepts(&mut self, state: State) -> bool {
-        match &mut self.ahead {
-            Some(ahead) if ahead.states.contains(&state) => {
-                ahead.accepted = true;
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// Discards the recorded step.
-    pub(super) fn discard_ahead(&mut self) -> Result<(), Error> {
-        match self.ahead.take() {
-            Some(AheadStep { states, accepted: false, .. }) => self.store.states.revert(&states),
-            Some(AheadStep { states, .. }) => self.store.states.discard_writes(&states),
-            None => Ok(()),
-        }
+    /// Discards the recorded steps.
+    pub(super) fn discard_ahead(&mut self) {
+        self.ahead.clear();
     }
 }

@@ -5,8 +5,8 @@ use std::ops::Range;
 use moeflux_ops::{
     Bank, BankPlace, Buffer, Bytes, Commit, Counters, Device, DeviceId, DeviceMemory,
     DeviceOptions, Error, KernelTime, KvFormat, LateRead, LateValues, LayerSplit, MatrixShape, Op,
-    PlannedMemory, Profiler, RecordAhead, ScratchShape, Slot, SlotStore, SlotTable, Span, State,
-    StateShape, StateStore, Ticket, View, ViewRead, Weight, seam::HandleTable,
+    PlannedMemory, Profiler, RecordAhead, RecordedStep, ScratchShape, Slot, SlotStore, SlotTable,
+    Span, State, StateShape, StateStore, Ticket, View, ViewRead, Weight, seam::HandleTable,
 };
 
 use super::{
@@ -44,8 +44,8 @@ pub struct GpuDevice {
     pub(super) store: Store,
     pub(super) recorder: Recorder,
     pub(super) fuser: Fuser,
-    /// Step recorded ahead.
-    pub(super) ahead: Option<AheadStep>,
+    /// Steps recorded ahead, of which one can follow the current step.
+    pub(super) ahead: Vec<AheadStep>,
     /// Exact path: f32 activations, results independent of batching.
     exact: bool,
 }
@@ -102,7 +102,7 @@ impl GpuDevice {
         let cache = options.pipelines.as_ref().and_then(|store| PipelineCache::open(&card, store));
         let recorder = Recorder::new(&card, target, cache, upload, report);
         let mut device =
-            Self { card, store, recorder, fuser: Fuser::default(), ahead: None, exact };
+            Self { card, store, recorder, fuser: Fuser::default(), ahead: Vec::new(), exact };
         if !plain {
             let target = device.probe_target()?;
             device.recorder.set_target(target);
@@ -159,7 +159,7 @@ impl GpuDevice {
     fn prepare_state_change(&mut self) -> Result<(), Error> {
         self.recorder
             .refuse_while_recording("a step that is recorded ahead cannot change states")?;
-        self.discard_ahead()?;
+        self.discard_ahead();
         self.flush_fused()?;
         self.recorder.end_pass();
         Ok(())
@@ -214,7 +214,7 @@ impl Device for GpuDevice {
     fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {
         op.check(&self.store)?;
         if !self.recorder.is_recording() {
-            self.discard_ahead()?;
+            self.discard_ahead();
         }
         if let Op::Attention { spans, .. }
         | Op::LatentAttention { spans, .. }
@@ -278,54 +278,49 @@ impl Device for GpuDevice {
     }
 
     fn read(&mut self, view: View, out: &mut [f32]) -> Result<(), Error> {
-        self.read_while(view, out, &mut |_| ())
+        self.read_views(&mut [ViewRead { view, out }])
     }
 
     fn read_while(
         &mut self,
-        view: View,
-        out: &mut [f32],
+        reads: &mut [ViewRead<'_>],
         meanwhile: &mut dyn FnMut(&mut dyn Device),
     ) -> Result<(), Error> {
         self.flush_fused()?;
-        let len = self.store.buffer_len(view.buffer)?;
-        if !view.is_within(len) || view.rows * view.heads * view.width != out.len() {
-            return Err(Error::Shape(format!("{view:?} of {len} values read into {}", out.len())));
+        for ViewRead { view, out } in &*reads {
+            let len = self.store.buffer_len(view.buffer)?;
+            if !view.is_within(len) || view.rows * view.heads * view.width != out.len() {
+                let read = out.len();
+                return Err(Error::Shape(format!("{view:?} of {len} values read into {read}")));
+            }
         }
-        if out.is_empty() {
+        let mut ranges = Vec::with_capacity(reads.len());
+        for ViewRead { view, out } in &*reads {
+            let words = if view.is_dense() { out.len() } else { view.end() - view.offset };
+            if words > 0 {
+                ranges.push((u64::from(self.store.view_offset(view)?) * 4, words));
+            }
+        }
+        if ranges.is_empty() {
             return Ok(());
         }
-        let offset = u64::from(self.store.view_offset(&view)?) * 4;
-        let src = self.store.activations().raw.clone();
-        if view.is_dense() {
-            let words = bytemuck::cast_slice_mut(out);
-            let readback = self.recorder.start_readback(&src, &[(offset, words.len())])?;
-            meanwhile(self);
-            return self.recorder.finish_readback(&readback, [words]);
-        }
-        let mut words = vec![0u32; view.end() - view.offset];
-        self.recorder.read_words(&src, offset, &mut words)?;
-        for (i, dst) in out.chunks_exact_mut(view.width).enumerate() {
-            let first = view.index(i / view.heads, i % view.heads) - view.offset;
-            dst.copy_from_slice(bytemuck::cast_slice(&words[first..first + view.width]));
-        }
-        Ok(())
-    }
-
-    fn read_views(&mut self, reads: &mut [ViewRead<'_>]) -> Result<(), Error> {
-        self.flush_fused()?;
-        let is_dense = |read: &ViewRead<'_>| read.view.is_dense() && !read.out.is_empty();
-        if !reads.iter().all(is_dense) {
-            return reads.iter_mut().try_for_each(|read| self.read(read.view, read.out));
-        }
-        let range = |ViewRead { view, out }: &ViewRead<'_>| {
-            Ok((self.store.dense_offset(view, out.len())?, out.len()))
-        };
-        let ranges = reads.iter().map(range).collect::<Result<Vec<_>, Error>>()?;
         let src = self.store.activations().raw.clone();
         let readback = self.recorder.start_readback(&src, &ranges)?;
-        let words = reads.iter_mut().map(|read| bytemuck::cast_slice_mut(read.out));
-        self.recorder.finish_readback(&readback, words)
+        meanwhile(self);
+        if reads.iter().all(|read| read.view.is_dense()) {
+            let words = reads.iter_mut().map(|read| bytemuck::cast_slice_mut(read.out));
+            return self.recorder.finish_readback(&readback, words);
+        }
+        let mut words: Vec<_> = ranges.iter().map(|(_, words)| vec![0u32; *words]).collect();
+        self.recorder.finish_readback(&readback, words.iter_mut().map(Vec::as_mut_slice))?;
+        let filled = reads.iter_mut().filter(|read| !read.out.is_empty());
+        for (ViewRead { view, out }, words) in filled.zip(words) {
+            for (i, dst) in out.chunks_exact_mut(view.width).enumerate() {
+                let first = view.index(i / view.heads, i % view.heads) - view.offset;
+                dst.copy_from_slice(bytemuck::cast_slice(&words[first..first + view.width]));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -357,21 +352,25 @@ impl PlannedMemory for GpuDevice {
 }
 
 impl RecordAhead for GpuDevice {
-    fn record_ahead(
-        &mut self,
-        states: &[State],
-        rows: usize,
-        record: &mut dyn FnMut(&mut dyn Device) -> bool,
-    ) -> Result<bool, Error> {
-        self.record_step(states, rows, record)
+    fn records_steps(&self) -> bool {
+        true
     }
 
-    fn submit_recorded(&mut self, tokens: &[u32]) -> Result<bool, Error> {
-        self.start_recorded(tokens)
+    fn record_ahead(
+        &mut self,
+        outcome: &[Commit],
+        rows: usize,
+        record: &mut dyn FnMut(&mut dyn Device) -> bool,
+    ) -> Result<Option<RecordedStep>, Error> {
+        self.record_step(outcome, rows, record)
+    }
+
+    fn submit_recorded(&mut self, step: RecordedStep, tokens: &[u32]) -> Result<bool, Error> {
+        self.start_recorded(step, tokens)
     }
 
     fn compile_ahead(&mut self, record: &mut dyn FnMut(&mut dyn Device)) -> Result<(), Error> {
-        self.discard_ahead()?;
+        self.discard_ahead();
         self.flush_fused()?;
         self.recorder.set_compile_only(true);
         record(self);
@@ -390,7 +389,7 @@ impl Profiler for GpuDevice {
     }
 
     fn profile(&mut self, on: bool) -> Result<Vec<KernelTime>, Error> {
-        self.discard_ahead()?;
+        self.discard_ahead();
         self.flush_fused()?;
         let measured = self.recorder.take_profile()?;
         self.recorder.end_pass();
@@ -417,7 +416,7 @@ impl SlotStore for GpuDevice {
     }
 
     fn take_slot(&mut self, slot: Slot) -> Result<Bytes, Error> {
-        self.discard_ahead()?;
+        self.discard_ahead();
         self.store.take_slot(slot)
     }
 
@@ -426,7 +425,7 @@ impl SlotStore for GpuDevice {
     }
 
     fn copy_slot(&mut self, from: Slot, to: Slot) -> Result<(), Error> {
-        self.discard_ahead()?;
+        self.discard_ahead();
         self.flush_fused()?;
         slot_copy::encode(&mut self.recorder, &self.store, from, to)
     }
@@ -521,18 +520,17 @@ impl StateStore for GpuDevice {
         let states = &self.store.states;
         commits.iter().try_for_each(|commit| commit.check(states.shape(commit.span.state)?))?;
         self.flush_fused()?;
-        if commits.iter().any(|commit| commit.kept_positions().is_some()) {
-            // A step recorded ahead follows the rejected rows.
+        if commits.iter().any(|commit| commit.kept_positions() == Some(0)) {
+            // A KV cache without positions gives its memory back.
             self.prepare_state_change()?;
         }
         for commit in commits {
-            let state = commit.span.state;
+            let (state, parts) = (commit.span.state, commit.kept_parts());
             if let Some(positions) = commit.kept_positions() {
                 self.store.states.truncate(state, positions)?;
             }
-            if !self.accepts(state) {
-                self.store.states.commit(state, commit.kept_parts())?;
-            }
+            self.store.states.commit(state, parts)?;
+            self.ahead.iter_mut().for_each(|step| step.note_commit(state, parts));
         }
         self.forget_freed_states();
         Ok(())

@@ -555,8 +555,10 @@ params! {
     struct EmbedParams {
         out: ViewParams,
         m: MatrixParams,
-        tokens: u32,
+        first_id: u32,
+        id_stride: u32,
         count: u32,
+        last_id: u32,
         first_row: u32,
         rows: u32,
         zero: u32,

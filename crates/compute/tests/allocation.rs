@@ -160,6 +160,7 @@ fn step(exact: bool, rows: usize) {
     let (heads, ab) = (|view: View| view.split(4), device.view(rows, 8));
     let ops = [
         Op::Embed { table, tokens: &tokens, out: x },
+        Op::EmbedChosen { table, ids: y.columns(0, 1), out: x },
         Op::RmsNorm { x, weight: Some(taps), per_head: false, eps: 1e-6, out: y },
         Op::LayerNorm { x, weight: taps, bias: Some(taps), eps: 1e-6, out: y },
         Op::MatMul {

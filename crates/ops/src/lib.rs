@@ -29,8 +29,8 @@ mod state;
 pub use adapter::{Adapter, AdapterKind};
 pub use device::{
     BankPlace, Commit, Counters, Device, DeviceMemory, DeviceOptions, KernelTime, LateFailure,
-    LateRead, LateValues, LayerSplit, PipelineStore, PlannedMemory, Profiler, RecordAhead,
-    ScratchShape, SlotStore, StateStore, Ticket, ViewRead,
+    LateRead, LateValues, LayerSplit, MAX_RECORDED_STEPS, PipelineStore, PlannedMemory, Profiler,
+    RecordAhead, RecordedStep, ScratchShape, SlotStore, StateStore, Ticket, ViewRead,
 };
 pub use error::Error;
 pub use format::{

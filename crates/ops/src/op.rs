@@ -31,6 +31,16 @@ pub enum Op<'a> {
         /// `(rows, hidden)`, or `(rows, heads, hidden)`: every head receives the row.
         out: View,
     },
+    /// [`Op::Embed`] of tokens that an earlier op has chosen.
+    EmbedChosen {
+        /// `(vocab, hidden)`; `vocab` is at most 2^24.
+        table: Weight,
+        /// `(rows, 1)`: token ids as integers, such as the first column of [`Op::TopLogits`]. An id
+        /// outside the table counts as the nearest one.
+        ids: View,
+        /// `(rows, hidden)`.
+        out: View,
+    },
     /// RMS norm per vector: `out = x / sqrt(mean(x^2) + eps) * weight`. `out` may be `x`. Tolerance
     /// 1e-5.
     ///
@@ -636,6 +646,7 @@ impl Op<'_> {
     pub const fn name(&self) -> &'static str {
         match self {
             Op::Embed { .. } => "Embed",
+            Op::EmbedChosen { .. } => "EmbedChosen",
             Op::RmsNorm { .. } => "RmsNorm",
             Op::LayerNorm { .. } => "LayerNorm",
             Op::GatedRmsNorm { .. } => "GatedRmsNorm",

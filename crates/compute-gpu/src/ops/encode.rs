@@ -30,7 +30,9 @@ pub(crate) fn encode(
         Op::StreamWeights { .. } | Op::Collapse { .. } | Op::Expand { .. } => {
             streams::encode(ctx, op)?;
         }
-        Op::Embed { .. } | Op::MatMul { .. } | Op::HeadMatMul { .. } => matmul::encode(ctx, op)?,
+        Op::Embed { .. } | Op::EmbedChosen { .. } | Op::MatMul { .. } | Op::HeadMatMul { .. } => {
+            matmul::encode(ctx, op)?
+        }
         Op::Attention { .. } => attention::encode(ctx, op)?,
         Op::LatentAttention { .. } => latent_attention::encode(ctx, op)?,
         Op::Append { k, v, spans } => attention::encode_append(ctx, &k, v.as_ref(), spans)?,

@@ -20,31 +20,46 @@ pub(crate) static GEMV_ANY: Kernel =
     kernel!("gemv_any", "gemv/gemv_any", GemvAnyParams, [Write, Read]);
 const THREADS: u32 = 256;
 
-/// Encodes [`Op::Embed`].
+/// Token ids of a lookup.
+enum LookupIds<'a> {
+    Given(&'a [u32]),
+    Chosen(View),
+}
+
+/// Encodes [`Op::Embed`] or [`Op::EmbedChosen`].
 fn encode_embed(
     ctx: &mut OpContext<'_>,
     table: Weight,
-    tokens: &[u32],
+    ids: LookupIds<'_>,
     out: View,
 ) -> Result<(), Error> {
-    ctx.recorder.reserve_upload(tokens.len())?;
-    let offset = ctx.recorder.upload(tokens.iter().copied());
-    ctx.recorder.note_tokens(offset, tokens.len());
+    let (first_id, id_stride) = match ids {
+        LookupIds::Given(tokens) => {
+            ctx.recorder.reserve_upload(tokens.len())?;
+            let offset = ctx.recorder.upload(tokens.iter().copied());
+            ctx.recorder.note_tokens(offset, tokens.len());
+            (offset, 1)
+        }
+        LookupIds::Chosen(ids) => (ctx.store.view_offset(&ids)?, ids.row_stride as u32),
+    };
     let WeightShards { shape, shards } = WeightShards::new(ctx.store, table)?;
     let constants = Constants::new(&[
         ("WG", THREADS),
         ("COLS", shape.cols as u32),
         ("HEADS", out.heads as u32),
+        ("CHOSEN", matches!(ids, LookupIds::Chosen(_)).into()),
     ])
     .format(shape.format);
-    let groups = (tokens.len() * out.heads * shape.cols).div_ceil(THREADS as usize);
+    let groups = (out.rows * out.heads * shape.cols).div_ceil(THREADS as usize);
     let upload = ctx.recorder.upload_buffer().clone();
     for (arena, shard) in shards {
         let params = EmbedParams {
             out: ViewParams::new(ctx.store, &out)?,
             m: MatrixParams::new(shard.planes, shape),
-            tokens: offset,
-            count: tokens.len() as u32,
+            first_id,
+            id_stride,
+            count: out.rows as u32,
+            last_id: shape.rows as u32 - 1,
             first_row: shard.first_row as u32,
             rows: shard.rows as u32,
             // The shader compiler must not know it.
@@ -96,10 +111,13 @@ pub(crate) fn gemv_product(ctx: &OpContext<'_>, op: &Op<'_>) -> Result<Option<Ge
     }
 }
 
-/// Encodes [`Op::Embed`], [`Op::MatMul`] or [`Op::HeadMatMul`].
+/// Encodes [`Op::Embed`], [`Op::EmbedChosen`], [`Op::MatMul`] or [`Op::HeadMatMul`].
 pub(super) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
     match *op {
-        Op::Embed { table, tokens, out } => encode_embed(ctx, table, tokens, out),
+        Op::Embed { table, tokens, out } => encode_embed(ctx, table, LookupIds::Given(tokens), out),
+        Op::EmbedChosen { table, ids, out } => {
+            encode_embed(ctx, table, LookupIds::Chosen(ids), out)
+        }
         Op::MatMul { x, weight, bias, exact, out, .. } => {
             let exact = exact || ctx.exact;
             let operands = MatMulOperands { x, weight, bias, exact, out };

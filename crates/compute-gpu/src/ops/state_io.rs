@@ -8,7 +8,7 @@ use super::super::{
     recorder::{BufferRef, Recorder},
     store::{DeviceBuffer, Store},
 };
-use crate::store::states::GpuState;
+use crate::store::states::{GpuState, KvEnd};
 
 /// Bytes that are saved or loaded at a time.
 const CHUNK_BYTES: usize = 16 << 20;
@@ -53,8 +53,11 @@ pub(crate) fn reserve_kv(
         store.states.replace_kv(state, new, growth.of_forks.is_some())?;
         recorder.forget_bindings(store.states.take_freed());
     }
-    let kv = store.states.kv_mut(state)?;
-    kv.used = kv.used.max(end);
+    let written = KvEnd { state, end };
+    match recorder.recorded_kv_ends() {
+        Some(of_step) => of_step.push(written),
+        None => store.states.mark_written(&[], &[written])?,
+    }
     Ok(())
 }
 

@@ -6,7 +6,7 @@
 //!
 //! Knows kernels, buffers and the wgpu queue. Must not know of ops, handles, weights or states.
 
-mod encode_thread;
+mod encode_threads;
 mod late;
 mod profile;
 mod recorder;

@@ -12,7 +12,7 @@ use super::{
         pipeline_cache::PipelineCache,
         store::DeviceBuffer,
     },
-    encode_thread::EncodeThread,
+    encode_threads::EncodeThreads,
     late::{LateReads, LateWrite},
     profile::KernelProfile,
     step::StepRecording,
@@ -60,7 +60,7 @@ pub(crate) struct Recorder {
     pub(super) copy_buffer: Option<wgpu::Buffer>,
     /// The step that is being recorded ahead.
     pub(super) recording: Option<StepRecording>,
-    pub(super) encode_thread: EncodeThread,
+    pub(super) encode_threads: EncodeThreads,
     /// Values to wait for before the next submission.
     pub(super) late: Option<LateWrite>,
     pub(super) late_reads: LateReads,
@@ -133,7 +133,7 @@ impl Recorder {
             readback: None,
             copy_buffer: None,
             recording: None,
-            encode_thread: EncodeThread::default(),
+            encode_threads: EncodeThreads::default(),
             late: None,
             late_reads: LateReads::default(),
             compile_only: false,

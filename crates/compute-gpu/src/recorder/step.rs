@@ -2,7 +2,10 @@
 
 use moeflux_ops::Error;
 
-use super::{encode_thread::PendingCommands, recorder::Recorder, upload::UploadOffset};
+use super::{
+    super::store::states::KvEnd, encode_threads::PendingCommands, recorder::Recorder,
+    upload::UploadOffset,
+};
 
 /// Step that is being recorded.
 pub(super) struct StepRecording {
@@ -10,6 +13,7 @@ pub(super) struct StepRecording {
     tokens: Vec<UploadOffset>,
     /// Number of tokens.
     rows: usize,
+    kv_ends: Vec<KvEnd>,
     /// Whether it needed something that cannot wait for the step's start.
     pub(super) spoiled: bool,
     /// Count of dispatches before the recording.
@@ -21,6 +25,8 @@ pub(crate) struct RecordedCommands {
     commands: PendingCommands,
     /// Offsets of its tokens in the upload buffer, by lookup.
     pub(crate) tokens: Vec<UploadOffset>,
+    /// Ends of the positions of KV caches that it writes.
+    pub(crate) kv_ends: Vec<KvEnd>,
     dispatches: u64,
 }
 
@@ -30,6 +36,7 @@ impl Recorder {
         self.recording = Some(StepRecording {
             tokens: Vec::new(),
             rows,
+            kv_ends: Vec::new(),
             spoiled: false,
             dispatches_before: self.counters.dispatches,
         });
@@ -47,8 +54,9 @@ impl Recorder {
         if !complete || recording.spoiled || recording.tokens.is_empty() {
             return None;
         }
-        let commands = self.encode_thread.encode(encoder);
-        Some(RecordedCommands { commands, tokens: recording.tokens, dispatches })
+        let commands = self.encode_threads.encode(encoder);
+        let StepRecording { tokens, kv_ends, .. } = recording;
+        Some(RecordedCommands { commands, tokens, kv_ends, dispatches })
     }
 
     /// Submits a recorded step after everything recorded since.
@@ -59,6 +67,11 @@ impl Recorder {
             None => self.fault.set("a recorded step could not be encoded".into()),
         }
         self.counters.dispatches += step.dispatches;
+    }
+
+    /// Ends of the positions of KV caches that the step that is being recorded writes.
+    pub(crate) fn recorded_kv_ends(&mut self) -> Option<&mut Vec<KvEnd>> {
+        self.recording.as_mut().map(|recording| &mut recording.kv_ends)
     }
 
     /// Whether a step is being recorded.

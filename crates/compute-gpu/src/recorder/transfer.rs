@@ -79,11 +79,13 @@ impl Recorder {
             return Err(Error::Device("ops that only compile have no results to read".into()));
         }
         self.end_pass();
-        let copied = |&(offset, len): &(u64, usize)| match ranges.len() {
-            1 => (len as u64 * 4).max(MIN_READ_BYTES.min(src.size().saturating_sub(offset))),
-            _ => len as u64 * 4,
-        };
-        let size = REPORT_BYTES + ranges.iter().map(copied).sum::<u64>();
+        let bytes = |range: &(u64, usize)| range.1 as u64 * 4;
+        let all: u64 = ranges.iter().map(bytes).sum();
+        let padding = ranges.last().map_or(0, |last| {
+            let rest = src.size().saturating_sub(last.0 + bytes(last));
+            MIN_READ_BYTES.saturating_sub(all).min(rest)
+        });
+        let size = REPORT_BYTES + all + padding;
         let buffer = match &self.readback {
             Some(buffer) if buffer.size() >= size => buffer.clone(),
             _ => {
@@ -100,9 +102,10 @@ impl Recorder {
         let encoder = self.encoder();
         encoder.copy_buffer_to_buffer(&report, 0, &buffer, 0, REPORT_BYTES);
         let mut dst = REPORT_BYTES;
-        for range in ranges {
-            encoder.copy_buffer_to_buffer(src, range.0, &buffer, dst, copied(range));
-            dst += copied(range);
+        for (i, range) in ranges.iter().enumerate() {
+            let copied = bytes(range) + if i + 1 == ranges.len() { padding } else { 0 };
+            encoder.copy_buffer_to_buffer(src, range.0, &buffer, dst, copied);
+            dst += copied;
         }
         encoder.clear_buffer(&report, 0, None);
         self.submit();

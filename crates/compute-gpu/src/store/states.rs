@@ -19,7 +19,9 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap, mem, ops::Range, sync::Arc};
 
-use moeflux_ops::{DeviceId, Error, KV_BLOCK, KvFormat, Span, State, StateShape, seam::stale};
+use moeflux_ops::{
+    Commit, DeviceId, Error, KV_BLOCK, KvFormat, Span, State, StateShape, seam::stale,
+};
 
 use super::{
     arenas::{ArenaEnd, StateArena},
@@ -163,6 +165,25 @@ impl GpuRecurrentState {
         let is_shared = self.next.get(part).is_some_and(|next| Arc::strong_count(next) > 1);
         is_shared.then(|| self.next.swap_remove(part))
     }
+}
+
+/// Recurrent state that a recorded step reads as an outcome of the current step leaves it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AdvancedState {
+    pub(crate) state: State,
+    /// Parts of the current step that the outcome keeps.
+    pub(crate) parts: usize,
+    /// Parts that the recorded step writes.
+    pub(crate) written: usize,
+    /// Parts that a commit has kept.
+    pub(crate) committed: Option<usize>,
+}
+
+/// End of the positions of a KV cache that a recorded step writes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KvEnd {
+    pub(crate) state: State,
+    pub(crate) end: usize,
 }
 
 /// State on the card.
@@ -442,44 +463,57 @@ impl GpuStates {
         Ok(())
     }
 
-    /// Makes written contents of recurrent states the committed ones, before their commit. Returns
-    /// the recurrent states among `states`. `None`, without a change, if one was not written or is
-    /// shared with a fork.
-    pub(crate) fn advance(&mut self, states: &[State]) -> Result<Option<Vec<State>>, Error> {
-        let mut recurrent = Vec::with_capacity(states.len());
-        for state in states {
-            match self.get(*state)? {
-                GpuState::Recurrent(r) if r.written == 1 && r.is_exclusive() => {
-                    recurrent.push(*state);
+    /// Makes contents of recurrent states the committed ones that a commit of `outcome` will make
+    /// so. Returns the recurrent states of it. `None`, without a change, if one was not written or
+    /// is shared with a fork.
+    pub(crate) fn advance(
+        &mut self,
+        outcome: &[Commit],
+    ) -> Result<Option<Vec<AdvancedState>>, Error> {
+        let mut advanced = Vec::with_capacity(outcome.len());
+        for commit in outcome {
+            let (state, parts) = (commit.span.state, commit.kept_parts());
+            match self.get(state)? {
+                GpuState::Recurrent(r) if (1..=r.written).contains(&parts) && r.is_exclusive() => {
+                    advanced.push(AdvancedState { state, parts, written: 0, committed: None });
                 }
                 GpuState::Recurrent(_) => return Ok(None),
                 GpuState::Kv(_) => {}
             }
         }
-        for state in &recurrent {
+        self.exchange(&mut advanced)?;
+        Ok(Some(advanced))
+    }
+
+    /// Reverts [`GpuStates::advance`]. `advanced` keeps what ops have written in between.
+    pub(crate) fn retreat(&mut self, advanced: &mut [AdvancedState]) -> Result<(), Error> {
+        self.exchange(advanced)
+    }
+
+    fn exchange(&mut self, advanced: &mut [AdvancedState]) -> Result<(), Error> {
+        advanced.iter_mut().try_for_each(|AdvancedState { state, parts, written, .. }| {
             let state = self.recurrent(*state)?;
-            state.swap(0);
-            state.written = 0;
+            state.swap(*parts - 1);
+            mem::swap(&mut state.written, written);
+            Ok(())
+        })
+    }
+
+    /// Marks what the ops of a recorded step write, as it is submitted: parts of recurrent states,
+    /// and KV caches up to some positions.
+    pub(crate) fn mark_written(
+        &mut self,
+        advanced: &[AdvancedState],
+        kv_ends: &[KvEnd],
+    ) -> Result<(), Error> {
+        for AdvancedState { state, written, .. } in advanced {
+            self.recurrent(*state)?.written = *written;
         }
-        Ok(Some(recurrent))
-    }
-
-    /// Reverts [`GpuStates::advance`].
-    pub(crate) fn revert(&mut self, recurrent: &[State]) -> Result<(), Error> {
-        recurrent.iter().try_for_each(|state| {
-            let state = self.recurrent(*state)?;
-            state.swap(0);
-            state.written = 1;
-            Ok(())
-        })
-    }
-
-    /// Discards the writes of ops to recurrent states since their commit.
-    pub(crate) fn discard_writes(&mut self, recurrent: &[State]) -> Result<(), Error> {
-        recurrent.iter().try_for_each(|state| {
-            self.recurrent(*state)?.written = 0;
-            Ok(())
-        })
+        for KvEnd { state, end } in kv_ends {
+            let kv = self.kv_mut(*state)?;
+            kv.used = kv.used.max(*end);
+        }
+        Ok(())
     }
 
     /// Releases references to buffers; those without other references are freed.

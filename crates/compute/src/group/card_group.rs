@@ -227,29 +227,28 @@ impl Device for CardGroup {
     }
 
     fn read(&mut self, view: View, out: &mut [f32]) -> Result<(), Error> {
-        self.read_while(view, out, &mut |_| ())
+        self.read_while(&mut [ViewRead { view, out }], &mut |_| ())
     }
 
     /// Calls `meanwhile` with the card of layer 0, which may record its layers of the next step.
     fn read_while(
         &mut self,
-        view: View,
-        out: &mut [f32],
+        reads: &mut [ViewRead<'_>],
         meanwhile: &mut dyn FnMut(&mut dyn Device),
     ) -> Result<(), Error> {
         self.finish_carries_by(|group| {
             let (first, current) = (group.card_of(0), group.current);
             let read = match group.cards.get_disjoint_mut([first, current]) {
-                Ok([first, card]) => card.read_while(view, out, &mut |_| meanwhile(&mut **first)),
+                Ok([first, card]) => card.read_while(reads, &mut |_| meanwhile(&mut **first)),
                 // Layer 0 is on the current card.
-                Err(_) => group.cards[current].read(view, out),
+                Err(_) => group.cards[current].read_views(reads),
             };
             read.map_err(on_card(current))
         })
     }
 
     fn read_views(&mut self, reads: &mut [ViewRead<'_>]) -> Result<(), Error> {
-        self.finish_carries_by(|group| group.on_current(|card| card.read_views(reads)))
+        self.read_while(reads, &mut |_| ())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use moeflux_ops::{
     Counters, Device, DeviceMemory, Error, KernelTime, PlannedMemory, Profiler, RecordAhead,
-    ScratchShape,
+    RecordedStep, ScratchShape,
 };
 
 use super::{card_group::CardGroup, on_card::on_card};
@@ -48,10 +48,11 @@ impl PlannedMemory for CardGroup {
 /// [`Device::read_while`](crate::Device::read_while). No step of all cards is recorded.
 impl RecordAhead for CardGroup {
     /// Submits the recorded layers of the first card, which is then the current one.
-    fn submit_recorded(&mut self, tokens: &[u32]) -> Result<bool, Error> {
+    fn submit_recorded(&mut self, step: RecordedStep, tokens: &[u32]) -> Result<bool, Error> {
         self.finish_carries()?;
         let first = self.card_of(0);
-        let is_submitted = self.cards[first].submit_recorded(tokens).map_err(on_card(first))?;
+        let submitted = self.cards[first].submit_recorded(step, tokens);
+        let is_submitted = submitted.map_err(on_card(first))?;
         if is_submitted {
             self.current = first;
         }

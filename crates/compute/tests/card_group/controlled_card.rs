@@ -113,12 +113,11 @@ impl Device for ControlledCard {
 
     fn read_while(
         &mut self,
-        view: View,
-        out: &mut [f32],
+        reads: &mut [ViewRead<'_>],
         meanwhile: &mut dyn FnMut(&mut dyn Device),
     ) -> Result<(), Error> {
         meanwhile(&mut *self.inner);
-        self.read(view, out)
+        self.read_views(reads)
     }
 
     fallible! {

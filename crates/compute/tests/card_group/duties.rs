@@ -1,8 +1,8 @@
 //! Slots, tickets, planned memory and measurements of a group.
 
 use moeflux_compute::{
-    BankPlace, Counters, Device, DeviceMemory, KernelTime, ScratchShape, Slot, Ticket, View,
-    ViewRead,
+    BankPlace, Counters, Device, DeviceMemory, KernelTime, RecordedStep, ScratchShape, Slot,
+    Ticket, View, ViewRead,
 };
 
 use super::{controlled_card::controlled_group, cpu_group, message};
@@ -105,7 +105,7 @@ fn reads_and_writes_of_views_are_those_of_the_current_card() {
             card.read(view, &mut of_card).unwrap();
             calls.push(of_card);
         };
-        group.read_while(view, &mut values, meanwhile).unwrap();
+        group.read_while(&mut [ViewRead { view, out: &mut values }], meanwhile).unwrap();
         let (first, second) = values.split_at_mut(2);
         let mut parts = [[0.0; 2]; 2];
         let [a, b] = &mut parts;
@@ -123,12 +123,13 @@ fn reads_and_writes_of_views_are_those_of_the_current_card() {
     // While another card is read, the first one may record its layers.
     assert_eq!(calls, [[1.0, 2.0, 3.0, 4.0]]);
     let mut recorded = 0;
-    let is_recorded = group.record_ahead(&[], 1, &mut |_| {
+    let step = group.record_ahead(&[], 1, &mut |_| {
         recorded += 1;
         true
     });
     group.compile_ahead(&mut |_| recorded += 1).unwrap();
-    assert_eq!((is_recorded.unwrap(), group.submit_recorded(&[1]).unwrap()), (false, false));
+    assert_eq!(step.unwrap(), None);
+    assert!(!group.submit_recorded(RecordedStep(0), &[1]).unwrap());
     assert_eq!(recorded, 0);
 }
 

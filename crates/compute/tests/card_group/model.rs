@@ -207,7 +207,7 @@ impl Model {
             out: vocab,
         })?;
         let mut logits = vec![0.0; rows * VOCAB];
-        device.read_while(vocab, &mut logits, &mut |_| ())?;
+        device.read(vocab, &mut logits)?;
         Ok(logits)
     }
 

@@ -86,6 +86,9 @@ fn mismatched_matrix_shapes_are_rejected() {
         refused(pair, "aliasing", &op(x, x.columns(0, 6), None));
         let embedded = pair.nan_filled(2, 64);
         refused(pair, "token", &Op::Embed { table: weight, tokens: &[0, 6], out: embedded });
+        let chosen = |ids, out| Op::EmbedChosen { table: weight, ids, out };
+        refused(pair, "ids of a row", &chosen(x.columns(0, 2), embedded));
+        refused(pair, "ids in place", &chosen(embedded.columns(0, 1), embedded));
         pair.run(&op(x, out, None));
         assert!(pair.read(out).iter().all(|x| x.is_finite()));
     });

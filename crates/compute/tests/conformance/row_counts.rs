@@ -56,6 +56,7 @@ macro_rules! tests_of_ops {
 tests_of_ops! {
     without spans {
         Embed { out } => embed,
+        EmbedChosen { ids } => embed_chosen,
         RmsNorm { x } => rms_norm,
         LayerNorm { x } => layer_norm,
         GatedRmsNorm { x } => gated_rms_norm,
@@ -169,6 +170,16 @@ impl Tested<'_> {
         let tokens: Vec<u32> = (0..self.rows() as u32).map(|row| row * 7 % 11).collect();
         let out = self.pair.nan_filled(tokens.len(), shape.cols);
         self.run(&Op::Embed { table, tokens: &tokens, out });
+        self.agree(out, 0.0);
+    }
+
+    fn embed_chosen(&mut self) {
+        let shape = MatrixShape { rows: 11, cols: 64, format: AFFINE4 };
+        let table = self.pair.weight(self.random, shape);
+        let ids: Vec<f32> = (0..3 * self.rows()).map(|i| (i * 5 % 13) as f32 - 1.0).collect();
+        let ids = self.pair.dense(self.rows(), &ids).columns(1, 1);
+        let out = self.pair.nan_filled(self.rows(), shape.cols);
+        self.run(&Op::EmbedChosen { table, ids, out });
         self.agree(out, 0.0);
     }
 

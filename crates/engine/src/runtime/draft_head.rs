@@ -1,7 +1,7 @@
 //! Head for multi-token prediction, on a device; rows that it takes, and its drafts.
 
 use moeflux_base::Error;
-use moeflux_compute::{Buffer, Span, Weight};
+use moeflux_compute::{Buffer, Span, StateShape, Weight};
 use moeflux_model::{
     blueprint::{Blueprint, DrafterBlueprint, LayerBlueprint},
     seam::MAX_STATES,
@@ -91,6 +91,11 @@ pub(super) struct DraftHead {
     pub(super) fuse: Weight,
     pub(super) layer: Layer,
     pub(super) norm: StreamNorm,
+    /// Positions per session.
+    pub(super) context: usize,
+    /// Whether it may run in a step before the step's outcome is known: rows can be cut from its
+    /// states, and no run has failed.
+    pub(super) runs_in_step: bool,
     /// Spans with each state of the layer.
     pub(super) spans: [Vec<Span>; MAX_STATES],
 }
@@ -101,9 +106,14 @@ impl DraftHead {
         drafter: &DrafterBlueprint,
         layer: &LayerBlueprint,
         embed: Weight,
+        plan: &MemoryPlan,
         loader: &mut Loader<'_>,
     ) -> Result<Self, Error> {
+        let states = layer.states(plan.context, plan.chunk);
+        let can_cut = |shape: &StateShape| matches!(shape, StateShape::KeyValue { .. });
         Ok(Self {
+            context: plan.context,
+            runs_in_step: states.iter().all(can_cut),
             embed,
             embed_norm: loader.vector(&drafter.embed_norm)?,
             hidden_norm: loader.vector(&drafter.hidden_norm)?,

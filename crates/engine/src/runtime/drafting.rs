@@ -4,13 +4,14 @@
 use std::ops::Range;
 
 use moeflux_base::Error;
-use moeflux_compute::{Device, Op, Span, State, View};
+use moeflux_compute::{Device, Op, Span, View};
 
 use super::{
     draft_head::{DraftHead, DraftSpan},
+    drafting_in_step::MAX_ROWS,
     forward::{Model, StepContext},
     layer::{FUSED_INPUT, ResidualRows, Step, StepObserver},
-    spans::{RowKinds, SpanKind},
+    spans::{LayerStates, RowKinds, SpanKind},
 };
 
 /// Rows of one run of the head.
@@ -21,6 +22,33 @@ struct HeadRows {
     earlier: usize,
     tokens: Vec<u32>,
     kinds: RowKinds,
+}
+
+/// Rows of one sequence that the head's layer appends to its states.
+pub(super) struct HeadSpan {
+    pub(super) states: LayerStates,
+    pub(super) position: usize,
+    pub(super) rows: usize,
+}
+
+/// Token after each row of the head.
+#[derive(Clone, Copy)]
+pub(super) enum HeadTokens<'a> {
+    Given(&'a [u32]),
+    /// `(rows, 1)`: chosen by the device.
+    Chosen(View),
+}
+
+/// Rows that the head's layer runs over.
+pub(super) struct HeadRun<'a> {
+    pub(super) tokens: HeadTokens<'a>,
+    /// Hidden states of the rows, `(rows, hidden)`.
+    pub(super) hidden: View,
+    /// Row of the residual that is the first one.
+    pub(super) first_row: usize,
+    pub(super) kinds: RowKinds,
+    /// Rows whose output is needed.
+    pub(super) needed: Range<usize>,
 }
 
 impl Model {
@@ -108,7 +136,20 @@ impl Model {
                 (None, ..) => 0..0,
                 (Some(_), ..) => 0..run.tokens.len(),
             };
-            self.run_head_layer(head, ctx, spans, &run, needed)?;
+            let of_span = |(i, count): &(usize, usize)| {
+                let DraftSpan { states, position, next, .. } = &spans[*i];
+                let before = run.earlier.checked_sub(1).map_or(0, |more| next.len() + more);
+                HeadSpan { states: **states, position: position + before, rows: *count }
+            };
+            let head_spans: Vec<_> = run.spans.iter().map(of_span).collect();
+            let rows_of_head = HeadRun {
+                tokens: HeadTokens::Given(&run.tokens),
+                hidden: self.normed(run.tokens.len()),
+                first_row: 0,
+                kinds: run.kinds,
+                needed,
+            };
+            self.run_head_layer(head, ctx, &head_spans, rows_of_head)?;
             if let Some(observer) = &mut observer {
                 let read = self.read_all_logits(head, &mut *ctx.device, run.tokens.len());
                 observer.drafter(&read.map_err(Error::at(|| "drafter"))?);
@@ -165,46 +206,48 @@ impl Model {
             .map_err(Error::at(|| "drafter"))
     }
 
-    /// Runs the head's layer over rows whose hidden states are [`Model::normed`]. Its output, for
-    /// the rows that need one, is the residual.
-    fn run_head_layer(
+    /// Runs the head's layer over rows. Its output, for the rows that need one, is the residual.
+    pub(super) fn run_head_layer(
         &mut self,
         head: &mut DraftHead,
         ctx: &mut StepContext<'_>,
-        spans: &[DraftSpan<'_>],
-        run: &HeadRows,
-        needed: Range<usize>,
+        spans: &[HeadSpan],
+        run: HeadRun<'_>,
     ) -> Result<(), Error> {
         let StepContext { device, cache, host, stats, .. } = ctx;
-        let (rows, hidden, eps) = (run.tokens.len(), self.hidden, self.eps);
-        let (x, normed, layer) = (self.residual(rows), self.normed(rows), self.own_layers());
-        let fused = self.scratch.shared().view(FUSED_INPUT, rows, 2 * hidden);
-        let [embedding, state] = [fused.columns(0, hidden), fused.columns(hidden, hidden)];
+        let (eps, layer) = (self.eps, self.own_layers());
+        let (hidden, rows, first_row) = (run.hidden, run.hidden.rows, run.first_row);
+        let x = self.residual(first_row + rows).slice(first_row, rows);
+        let fused = self.scratch.shared().view(FUSED_INPUT, rows, 2 * self.hidden);
+        let [embedding, state] =
+            [fused.columns(0, self.hidden), fused.columns(self.hidden, self.hidden)];
         let norm =
             |x, weight, out| Op::RmsNorm { x, weight: Some(weight), per_head: false, eps, out };
+        let embed = match run.tokens {
+            HeadTokens::Given(tokens) => Op::Embed { table: head.embed, tokens, out: x },
+            HeadTokens::Chosen(ids) => Op::EmbedChosen { table: head.embed, ids, out: x },
+        };
         let fuse = |device: &mut dyn Device| {
-            device.run(&Op::Embed { table: head.embed, tokens: &run.tokens, out: x })?;
+            device.run(&embed)?;
             if self.embed_scale != 1.0 {
                 device.run(&Op::Scale { x, factor: self.embed_scale })?;
             }
             device.run(&norm(x, head.embed_norm, embedding))?;
-            device.run(&norm(normed, head.hidden_norm, state))?;
+            device.run(&norm(hidden, head.hidden_norm, state))?;
             let answers = run.kinds.answers;
             let (weight, bias) = (head.fuse, None);
             device.run(&Op::MatMul { x: fused, weight, bias, exact: false, answers, out: x })
         };
         fuse(&mut **device).map_err(Error::at(|| "drafter"))?;
         for (which, layer_spans) in head.spans.iter_mut().enumerate() {
-            let appended = |(i, count): &(usize, usize)| {
-                let DraftSpan { states, position, next, .. } = &spans[*i];
-                let state: State = states[which]?;
-                let before = run.earlier.checked_sub(1).map_or(0, |more| next.len() + more);
-                Some(Span::new(state, position + before, *count))
+            let appended = |HeadSpan { states, position, rows }: &HeadSpan| {
+                Some(Span::new(states[which]?, *position, *rows))
             };
             layer_spans.clear();
-            layer_spans.extend(run.spans.iter().filter_map(appended));
+            layer_spans.extend(spans.iter().filter_map(appended));
         }
         let before = **stats;
+        let unknown = [0; MAX_ROWS];
         let mut step = Step {
             device: &mut **device,
             cache,
@@ -215,18 +258,21 @@ impl Model {
             observer: None,
             row_store: None,
             spans: &head.spans,
-            tokens: &run.tokens,
+            tokens: match run.tokens {
+                HeadTokens::Given(tokens) => tokens,
+                HeadTokens::Chosen(_) => &unknown[..rows],
+            },
             layer,
             next: None,
             rows,
-            first_row: 0,
+            first_row,
             kinds: run.kinds,
-            hidden,
+            hidden: self.hidden,
             streams: 1,
             eps,
             gathered: None,
         };
-        head.layer.run_for(&mut step, needed)?;
+        head.layer.run_for(&mut step, run.needed)?;
         self.moe_state.counters.add_stats(layer, &stats.since(&before));
         match host {
             Some(host) => {
@@ -266,7 +312,8 @@ impl Model {
             let row = self.residual(row + 1).slice(*row, 1);
             device.run(&head.norm.op(row, self.eps, x.slice(i, 1)))?;
         }
-        self.project_logits(device, rows.len(), rows.len())
+        let logits = self.logits(rows.len());
+        self.project_logits(device, x, logits, rows.len()).map(|()| logits)
     }
 
     /// The logits after the first `rows` rows of the residual, for an observer.

@@ -12,7 +12,7 @@ use std::{
 };
 
 use moeflux_base::Error;
-use moeflux_compute::{Buffer, Device, Op, Span, State, View, Weight};
+use moeflux_compute::{Buffer, Device, Op, Span, View, ViewRead, Weight};
 use moeflux_model::{blueprint::Blueprint, seam::MAX_STATES};
 use moeflux_sampling::seam::USUAL_CANDIDATES;
 
@@ -31,10 +31,12 @@ use crate::{
     runtime::{
         control::StepControl,
         draft_head::DraftHead,
+        drafting_in_step::{DRAFTED_VALUES, StepDrafts},
         host_experts::HostExperts,
         layer::{Input, Layer, Loader, MoeState, NextExperts, ResidualRows, Scratch, Step},
         plan::MemoryPlan,
         spans::{LayerStates, RowKinds, SeqSpan, SpanKind},
+        steps_ahead::StepAhead,
     },
 };
 
@@ -77,7 +79,7 @@ pub(crate) struct Model {
     pub(super) draft_head: Option<DraftHead>,
     pub(super) scratch: Scratch,
     /// Rows per run of the head.
-    head_rows: usize,
+    pub(super) head_rows: usize,
     /// `(head_rows, vocab)`.
     logits: Buffer,
     /// Up to `(head_rows, TOP_CANDIDATES)`: ids and values of the top k.
@@ -87,9 +89,14 @@ pub(crate) struct Model {
     /// Results on the host: [`host_values`].
     host_logits: Vec<f32>,
     /// Tokens of the current step, and its rows with requested logits.
-    tokens: Vec<u32>,
+    pub(super) tokens: Vec<u32>,
     logit_rows: Vec<LogitsRow>,
-    recorded: Option<RecordedStep>,
+    /// Whether the current step drafts, too.
+    pub(super) drafts_in_step: bool,
+    /// Drafts that the current step has made.
+    pub(super) step_drafts: Option<StepDrafts>,
+    /// Steps that may follow the current one.
+    pub(super) ahead: Vec<StepAhead>,
     /// By card: parts of a step that it computes. The part after the last layer is the head.
     card_parts: Vec<Range<usize>>,
 }
@@ -123,7 +130,7 @@ impl Model {
         };
         let draft_head = DraftHead::of(blueprint);
         let draft_head = draft_head
-            .map(|(drafter, layer)| DraftHead::load(drafter, layer, embed_at_end, loader));
+            .map(|(drafter, layer)| DraftHead::load(drafter, layer, embed_at_end, plan, loader));
         Ok(Self {
             hidden: blueprint.hidden,
             streams: blueprint.streams,
@@ -157,8 +164,19 @@ impl Model {
             host_logits: vec![0.0; host_values(head_rows, blueprint.vocab, blueprint.hidden)],
             tokens: Vec::with_capacity(rows),
             logit_rows: Vec::with_capacity(head_rows),
-            recorded: None,
+            drafts_in_step: false,
+            step_drafts: None,
+            ahead: Vec::new(),
         })
+    }
+
+    /// Layers of the model, without the drafter's.
+    pub(super) fn layers(&self) -> &[Layer] {
+        &self.layers
+    }
+
+    pub(super) fn streams(&self) -> usize {
+        self.streams
     }
 
     /// Number of layers without the drafter's.
@@ -181,7 +199,7 @@ impl Model {
         self.moe_state.recorder = recorder;
         // A step recorded ahead looks experts up on the device, where the host cannot record their
         // ids.
-        self.recorded = None;
+        self.ahead.clear();
     }
 
     /// Starts to compile the kernels of steps of one session with these states, from each position
@@ -224,10 +242,19 @@ impl Model {
             1 => SpanKind::Answer,
             _ => SpanKind::of_prompt(rows, rows),
         };
-        let (before, drafts) = (&[][..], 0);
-        let tokens = &tokens[..];
-        let next_drafts = 0;
-        let span = SeqSpan { states, position, before, tokens, drafts, next_drafts, logits, kind };
+        let (before, tokens) = (&[][..], &tokens[..]);
+        let (drafts, next_drafts, drafter_rows) = (0, 0, 0);
+        let span = SeqSpan {
+            states,
+            position,
+            before,
+            tokens,
+            drafts,
+            next_drafts,
+            drafter_rows,
+            logits,
+            kind,
+        };
         self.tokens.clear();
         self.tokens.extend_from_slice(tokens);
         let mut stats = Stats::default();
@@ -260,7 +287,14 @@ impl Model {
         }
         // Callbacks may panic, but other sessions must be able to use the engine afterwards.
         let result = catch_unwind(AssertUnwindSafe(|| {
-            self.run(&mut ctx, spans, control, sink)?;
+            match self.run(&mut ctx, spans, control, sink) {
+                // The step is computed again without it.
+                Err(error) if self.is_of_drafter(&error) => {
+                    ctx.cache.recover(ctx.device);
+                    self.run(&mut ctx, spans, control, sink)?;
+                }
+                result => result?,
+            }
             self.moe_state.recorder.as_mut().map_or(Ok(()), TraceRecorder::finish_step)
         }));
         if !matches!(result, Ok(Ok(()))) {
@@ -281,29 +315,19 @@ impl Model {
         sink: &mut LogitsSink<'_>,
     ) -> Result<(), Error> {
         self.moe_state.ids_were_read = false;
+        (self.drafts_in_step, self.step_drafts) = (false, None);
         self.tokens.clear();
         spans.iter().for_each(|span| self.tokens.extend_from_slice(span.tokens));
         if let Some(store) = ctx.row_store.as_deref_mut() {
             let spans = spans.iter().map(|s| NgramSpan { before: s.before, tokens: s.tokens });
             store.start(spans, ctx.stats)?;
         }
-        let submitted = match self.recorded.take() {
-            Some(recorded)
-                if control.observer.is_none()
-                    && !control.is_cancelled()
-                    && recorded.matches(spans) =>
-            {
-                self.write_table_rows(ctx)?;
-                let submitted =
-                    ctx.device.submit_recorded(&self.tokens).map_err(Error::at(|| "embedding"))?;
-                submitted.then_some(recorded)
-            }
-            _ => None,
-        };
+        let ahead = std::mem::take(&mut self.ahead);
+        let can_submit = control.observer.is_none() && !control.is_cancelled();
+        let has_submitted = can_submit && self.submit_ahead(ctx, &ahead, spans)?;
         let parts = 0..self.layers.len() + 1;
         let mut rest = parts.clone();
-        if let Some(recorded) = &submitted {
-            ctx.stats.add_recorded(recorded.stats);
+        if has_submitted {
             rest.start = self.first_card_parts().end;
             if let Some(progress) = &mut control.progress {
                 progress(rest.start as f64 / parts.end as f64);
@@ -312,16 +336,7 @@ impl Model {
         self.run_layers(ctx, spans, control, rest.clone())?;
         let mut logit_rows = std::mem::take(&mut self.logit_rows);
         logit_rows.clear();
-        logit_rows.extend(
-            spans
-                .iter()
-                .scan(0, |end, span| {
-                    *end += span.tokens.len();
-                    let rows = *end - span.tokens.len()..*end;
-                    Some(LogitsRow::for_span(span.logits, rows, span.drafts))
-                })
-                .flatten(),
-        );
+        logit_rows.extend(LogitsRow::of_spans(spans));
         // The head does not run for hidden states.
         let head_rows = self.head_rows;
         let runs = logit_rows.chunk_by(|a, b| a.is_hidden == b.is_hidden);
@@ -336,18 +351,28 @@ impl Model {
             ctx.stats.computing_ns += since.elapsed().as_nanos() as u64;
             // A request for all tokens evaluates a given text, so no decode step follows. Between
             // two runs of the head nothing can be recorded.
-            let continues = logit_rows.len() == spans.len()
+            let rows: usize = spans.iter().map(|span| span.drafts + 1).sum();
+            let continues = logit_rows.len() == rows
                 && control.observer.is_none()
-                && !spans.iter().any(|span| span.logits.is_of_all_tokens() || span.next_drafts > 0);
-            let next = if continues { spans } else { &[] };
-            self.read_logits(ctx, logit_rows, next, sink).map_err(Error::at(|| "head"))
+                && !spans.iter().any(|span| span.logits.is_of_all_tokens());
+            let wants_drafts = continues && spans.iter().any(|span| span.next_drafts > 0);
+            let drafts = wants_drafts && (has_submitted || self.can_draft_in_step(ctx, spans));
+            self.drafts_in_step = drafts;
+            if drafts && !has_submitted {
+                self.draft_in_step(ctx, spans)?;
+            }
+            let outputs = StepOutputs {
+                drafted: drafts.then(|| self.drafted_view(spans)),
+                next: if continues && wants_drafts == drafts { spans } else { &[] },
+            };
+            self.read_logits(ctx, logit_rows, &outputs, sink).map_err(Error::at(|| "head"))
         });
         self.logit_rows = logit_rows;
         result
     }
 
     /// Writes the rows that layers of the first card read in a step that was recorded ahead.
-    fn write_table_rows(&self, ctx: &mut StepContext<'_>) -> Result<(), Error> {
+    pub(super) fn write_table_rows(&self, ctx: &mut StepContext<'_>) -> Result<(), Error> {
         let StepContext { device, row_store: Some(store), stats, .. } = ctx else { return Ok(()) };
         let layers = self.layers.iter().enumerate().take(self.first_card_parts().end);
         for (i, layer) in layers {
@@ -362,7 +387,7 @@ impl Model {
     }
 
     /// Parts of a step that can be recorded ahead: those of the first card.
-    fn first_card_parts(&self) -> Range<usize> {
+    pub(super) fn first_card_parts(&self) -> Range<usize> {
         self.card_parts.first().cloned().unwrap_or_default()
     }
 
@@ -383,7 +408,7 @@ impl Model {
 
     /// Records parts of a step, up to the residual stream after them. Layer 0 includes the
     /// embedding. The part after the last layer is what precedes the head.
-    fn run_layers(
+    pub(super) fn run_layers(
         &mut self,
         ctx: &mut StepContext<'_>,
         spans: &[SeqSpan<'_>],
@@ -462,7 +487,7 @@ impl Model {
     /// top k where requested. Results stay on the device, in [`Model::logits`] and
     /// [`Model::top_logits`].
     /// The head does not run for hidden states, which are [`Model::normed`].
-    fn run_head(
+    pub(super) fn run_head(
         &self,
         device: &mut dyn Device,
         logit_rows: &[LogitsRow],
@@ -485,7 +510,8 @@ impl Model {
         if logit_rows.iter().all(|wanted| wanted.is_hidden) {
             return Ok(());
         }
-        let logits = self.project_logits(device, logit_rows.len(), answers)?;
+        let logits = self.logits(logit_rows.len());
+        self.project_logits(device, normed, logits, answers)?;
         if self.logit_scale != 1.0 {
             device.run(&Op::Scale { x: logits, factor: self.logit_scale })?;
         }
@@ -498,18 +524,17 @@ impl Model {
         }
     }
 
-    /// Logits of the first `rows` rows of [`Model::normed`], neither scaled nor capped. The first
-    /// `answers` rows belong to answers.
+    /// Logits of rows after the final norm, neither scaled nor capped. The first `answers` rows
+    /// belong to answers.
     pub(super) fn project_logits(
         &self,
         device: &mut dyn Device,
-        rows: usize,
+        x: View,
+        out: View,
         answers: usize,
-    ) -> Result<View, moeflux_compute::Error> {
-        let (x, out) = (self.normed(rows), self.logits(rows));
+    ) -> Result<(), moeflux_compute::Error> {
         let (weight, bias) = (self.head, self.head_bias);
-        device.run(&Op::MatMul { x, weight, bias, exact: false, answers, out })?;
-        Ok(out)
+        device.run(&Op::MatMul { x, weight, bias, exact: false, answers, out })
     }
 
     /// The residual, `(rows, streams * hidden)`.
@@ -535,12 +560,13 @@ impl Model {
     }
 
     /// Reads requested logits back from the device: the top k, and full logits if those do not
-    /// suffice. While the device computes, records the next decode step for the spans in `next`.
+    /// suffice; also what the step has drafted. While the device computes, records the next decode
+    /// step.
     fn read_logits(
         &mut self,
         ctx: &mut StepContext<'_>,
         logit_rows: &[LogitsRow],
-        next: &[SeqSpan<'_>],
+        &StepOutputs { drafted, next }: &StepOutputs<'_>,
         sink: &mut LogitsSink<'_>,
     ) -> Result<(), moeflux_compute::Error> {
         let mut host_logits = std::mem::take(&mut self.host_logits);
@@ -555,11 +581,19 @@ impl Model {
             };
             let view = view.slice(first, run.len());
             let (values, rest) = host_logits.split_at_mut(view.rows * view.width);
-            device.read_while(view, values, &mut |device| {
+            let mut pairs = [0.0; DRAFTED_VALUES];
+            let drafted = drafted.filter(|_| first == 0);
+            let pairs = &mut pairs[..drafted.map_or(0, |view| view.rows * view.width)];
+            let mut reads = vec![ViewRead { view, out: &mut *values }];
+            reads.extend(drafted.map(|view| ViewRead { view, out: &mut *pairs }));
+            device.read_while(&mut reads, &mut |device| {
                 if first == 0 {
                     self.record_next(device, cache, host.as_deref(), next);
                 }
             })?;
+            if drafted.is_some() {
+                self.take_drafted(logit_rows.len(), pairs);
+            }
             for (i, (wanted, row)) in run.iter().zip(values.chunks_exact(view.width)).enumerate() {
                 let Some(n) = wanted.top_k else {
                     if !wanted.check(row)? {
@@ -593,70 +627,19 @@ impl Model {
         self.host_logits = host_logits;
         result
     }
+}
 
-    /// Records the decode step that follows a step with one token per span, unless some layer has
-    /// to read router ids back, or the host computes experts in it. Errors are ignored here, as the
-    /// actual step reports them.
-    fn record_next(
-        &mut self,
-        device: &mut dyn Device,
-        cache: &mut ExpertCache,
-        host: Option<&HostExperts>,
-        spans: &[SeqSpan<'_>],
-    ) {
-        if spans.is_empty()
-            || host.is_some_and(|host| host.computes(spans.len()))
-            || spans.iter().any(|span| span.tokens.len() != 1)
-            || self.moe_state.ids_were_read
-        {
-            return;
-        }
-        // On several cards, `device` is the first one.
-        let parts = self.first_card_parts();
-        let states: Vec<State> = spans
-            .iter()
-            .flat_map(|span| span.states.iter().take(parts.end).flatten().flatten().copied())
-            .collect();
-        let next: Vec<_> =
-            spans.iter().map(|span| SeqSpan { position: span.position + 1, ..*span }).collect();
-        let logit_rows: Vec<_> = (0..)
-            .zip(&next)
-            .flat_map(|(row, span)| LogitsRow::for_span(span.logits, row..row + 1, 0))
-            .collect();
-        let mut stats = Stats::default();
-        let recorded = device.record_ahead(&states, next.len(), &mut |device| {
-            let mut ctx = StepContext {
-                device: &mut *device,
-                cache,
-                host: None,
-                row_store: None,
-                stats: &mut stats,
-            };
-            let control = &mut StepControl::default();
-            let recorded = self.run_layers(&mut ctx, &next, control, parts.clone());
-            let recorded = recorded.and_then(|()| match parts.contains(&self.layers.len()) {
-                true => {
-                    let RowKinds { answers, .. } = RowKinds::of(&next);
-                    let run = self.run_head(device, &logit_rows, answers);
-                    run.map_err(Error::at(|| "head"))
-                }
-                false => Ok(()),
-            });
-            recorded.is_ok()
-        });
-        if matches!(recorded, Ok(true)) {
-            let spans = next
-                .iter()
-                .map(|span| (span.states.to_vec(), span.position, span.logits))
-                .collect();
-            self.recorded = Some(RecordedStep { spans, stats });
-        }
-    }
+/// What a step returns beside logits.
+struct StepOutputs<'a> {
+    /// Tokens that the step has drafted.
+    drafted: Option<View>,
+    /// Spans whose next step is recorded.
+    next: &'a [SeqSpan<'a>],
 }
 
 /// A row of a step with requested logits: the top k, or all; or with its hidden state.
 #[derive(Clone, Copy)]
-struct LogitsRow {
+pub(super) struct LogitsRow {
     row: usize,
     top_k: Option<usize>,
     is_hidden: bool,
@@ -664,6 +647,16 @@ struct LogitsRow {
 }
 
 impl LogitsRow {
+    /// Requested rows of a step.
+    pub(super) fn of_spans(spans: &[SeqSpan<'_>]) -> impl Iterator<Item = Self> {
+        let of_span = |end: &mut usize, span: &SeqSpan<'_>| {
+            *end += span.tokens.len();
+            let rows = *end - span.tokens.len()..*end;
+            Some(Self::for_span(span.logits, rows, span.drafts))
+        };
+        spans.iter().scan(0, of_span).flatten()
+    }
+
     /// Requested rows of a span with `drafts` drafted tokens.
     fn for_span(
         request: LogitsRequest,
@@ -690,23 +683,5 @@ impl LogitsRow {
             false if self.is_draft => Ok(false),
             false => Err(moeflux_compute::Error::LogitsNan { row: self.row }),
         }
-    }
-}
-
-/// A decode step whose first parts the device may have recorded ahead.
-struct RecordedStep {
-    /// States, position and request of each span.
-    spans: Vec<(Vec<LayerStates>, usize, LogitsRequest)>,
-    stats: Stats,
-}
-
-impl RecordedStep {
-    fn matches(&self, spans: &[SeqSpan<'_>]) -> bool {
-        let recorded = self
-            .spans
-            .iter()
-            .map(|(states, position, wanted)| (states.as_slice(), *position, *wanted));
-        recorded.eq(spans.iter().map(|span| (span.states, span.position, span.logits)))
-            && spans.iter().all(|span| span.tokens.len() == 1)
     }
 }

@@ -1,8 +1,9 @@
 //! Runtime floor: the memory plan, the devices and the forward pass.
 //!
 //! `forward` turns token ids into embeddings, runs the layers and reads logits back; `spans` has
-//! the tokens of each session in a step; `draft_head` drafts the tokens after it, run by
-//! `drafting`; `layer` builds each layer from ops; `control` cancels and observes steps; `plan`
+//! the tokens of each session in a step; `steps_ahead` has the device record the next one;
+//! `draft_head` drafts the tokens after it, run by
+//! `drafting` or `drafting_in_step`; `layer` builds each layer from ops; `control` cancels and observes steps; `plan`
 //! accounts for every byte before it is allocated, in the lines of `pools`, and `plan_record` has
 //! it as JSON; `prefix_share` divides memory between slots and prefix cache, by `prefill_cost`;
 //! `device` opens the device that computes; `host_experts` computes experts on the processor beside
@@ -18,6 +19,7 @@ pub(crate) mod control;
 pub(crate) mod device;
 pub(crate) mod draft_head;
 mod drafting;
+mod drafting_in_step;
 pub(crate) mod expert_probe;
 pub(crate) mod forward;
 pub(crate) mod host_experts;
@@ -39,6 +41,7 @@ pub(crate) mod prefill_cost;
 mod prefix_share;
 mod slot_counts;
 pub(crate) mod spans;
+mod steps_ahead;
 
 pub use card_budgets::{CardBudgets, MAX_CARDS};
 pub use card_speeds::CardSpeeds;

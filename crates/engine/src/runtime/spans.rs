@@ -21,6 +21,8 @@ pub(crate) struct SeqSpan<'a> {
     pub(crate) drafts: usize,
     /// Number of drafts to make after the step.
     pub(crate) next_drafts: usize,
+    /// Rows that the states of the drafter hold.
+    pub(crate) drafter_rows: usize,
     pub(crate) logits: LogitsRequest,
     pub(crate) kind: SpanKind,
 }

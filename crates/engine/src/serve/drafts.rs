@@ -3,8 +3,8 @@
 use super::request::GenerateRequest;
 use crate::session::{
     drafts::{
-        CheckedDrafts, DraftList, DraftMode, DraftSource, Drafter, Gate, LookupDrafter, MAX_DRAFTS,
-        StepKind,
+        CheckedDrafts, DraftList, DraftMode, DraftSource, Drafter, Gate, GateSteps, LookupDrafter,
+        MAX_DRAFTS, StepKind,
     },
     engine::Engine,
 };
@@ -42,11 +42,12 @@ impl Drafts {
         let has_head = mode.uses_head() && engine.blueprint().attached_drafter().is_some();
         let lookup = || -> Box<dyn Drafter> { Box::new(LookupDrafter) };
         let drafter = || own.map_or_else(lookup, |source| source.start());
+        let steps = GateSteps { has_head, first_is_slow: engine.device().graphics };
         let looks_up = mode.uses_lookup() || own.is_some();
         Self {
             drafter: (max > 0 && looks_up).then(drafter),
             of_head: (max > 0 && has_head).then(DraftList::default),
-            gate: (is_gated && max > 0).then(|| Gate::new(engine.shared_times(), has_head)),
+            gate: (is_gated && max > 0).then(|| Gate::new(engine.shared_times(), steps)),
             max,
             max_rows: if is_gated && on_fast_path { CARD_ROWS } else { usize::MAX },
             vocab: engine.blueprint().vocab,

@@ -344,10 +344,20 @@ impl BatchResult<'_> {
     }
 
     fn span(&self) -> SeqSpan<'_> {
-        let Timeline { states, tokens, .. } = &*self.timeline;
-        let Self { drafts, next_drafts, wanted: logits, kind, .. } = *self;
-        let (position, before, tokens) = (tokens.len(), &tokens[..], self.tokens);
-        SeqSpan { states, position, before, tokens, drafts, next_drafts, logits, kind }
+        let Timeline { states, tokens: before, drafter_rows, .. } = &*self.timeline;
+        let Self { tokens, drafts, next_drafts, wanted: logits, kind, .. } = *self;
+        let (position, drafter_rows) = (before.len(), drafter_rows.len());
+        SeqSpan {
+            states,
+            position,
+            before,
+            tokens,
+            drafts,
+            next_drafts,
+            drafter_rows,
+            logits,
+            kind,
+        }
     }
 
     /// Whether the drafter takes the tokens: of an answer if it is to draft, and the last ones of a
@@ -542,8 +552,19 @@ impl Runtime {
         stats: &mut Stats,
         observer: Option<&mut (dyn StepObserver + '_)>,
     ) -> Vec<(usize, DraftList)> {
+        let of_spans = |spans: &[DraftSpan<'_>]| -> Vec<(usize, DraftList)> {
+            spans.iter().map(|span| (span.next.len(), span.drafts)).collect()
+        };
+        let in_step = self.model.take_step_drafts();
         if spans.is_empty() {
             return Vec::new();
+        }
+        let made: Option<Vec<_>> =
+            spans.iter().map(|span| in_step.as_ref()?.of_span(span)).collect();
+        if let Some(made) = made {
+            spans.iter_mut().zip(made).for_each(|(span, drafts)| span.drafts = drafts);
+            let committed = self.commit_drafter(spans);
+            return committed.map_or(Vec::new(), |()| of_spans(spans));
         }
         let (before, reads) = (self.device.counters(), self.cache.read_counters());
         let on = StepContext {
@@ -553,16 +574,16 @@ impl Runtime {
             row_store: None,
             stats,
         };
-        let drafted = self.model.draft(on, spans, observer).and_then(|()| {
-            self.step_commits.clear();
-            self.step_commits.extend(spans.iter().flat_map(DraftSpan::appended).map(Commit::all));
-            self.device.commit(&self.step_commits).map_err(Error::at(|| "committing drafts"))
-        });
+        let drafted = self.model.draft(on, spans, observer);
+        let drafted = drafted.and_then(|()| self.commit_drafter(spans));
         stats.add_device(before, self.device.counters());
         stats.add_reads(reads, self.cache.read_counters());
-        match drafted {
-            Ok(()) => spans.iter().map(|span| (span.next.len(), span.drafts)).collect(),
-            Err(_) => Vec::new(),
-        }
+        drafted.map_or(Vec::new(), |()| of_spans(spans))
+    }
+
+    fn commit_drafter(&mut self, spans: &[DraftSpan<'_>]) -> Result<(), Error> {
+        self.step_commits.clear();
+        self.step_commits.extend(spans.iter().flat_map(DraftSpan::appended).map(Commit::all));
+        self.device.commit(&self.step_commits).map_err(Error::at(|| "committing drafts"))
     }
 }

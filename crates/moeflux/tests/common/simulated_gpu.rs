@@ -10,8 +10,8 @@ use moeflux::runtime::WrapDevice;
 use moeflux_compute::{
     Bank, BankPlace, Buffer, Bytes, Commit, Counters, Device, DeviceId, DeviceMemory, Error,
     ExpertUses, KvFormat, LateRead, LateValues, LayerSplit, MatrixShape, Op, PlannedMemory,
-    Profiler, RecordAhead, ScratchShape, Slot, SlotStore, SlotTable, Span, State, StateShape,
-    StateStore, Ticket, View, ViewRead, Weight,
+    Profiler, RecordAhead, RecordedStep, ScratchShape, Slot, SlotStore, SlotTable, Span, State,
+    StateShape, StateStore, Ticket, View, ViewRead, Weight,
 };
 
 /// Calls that the device received.
@@ -185,21 +185,20 @@ impl Device for Wrapped {
     }
 
     fn read(&mut self, view: View, out: &mut [f32]) -> Result<(), Error> {
-        self.read_while(view, out, &mut |_| ())
+        self.read_while(&mut [ViewRead { view, out }], &mut |_| ())
     }
 
     fn read_while(
         &mut self,
-        view: View,
-        out: &mut [f32],
+        reads: &mut [ViewRead<'_>],
         meanwhile: &mut dyn FnMut(&mut dyn Device),
     ) -> Result<(), Error> {
         self.check()?;
         self.note(|a| {
             a.reads += 1;
-            a.numbers += out.len();
+            a.numbers += reads.iter().map(|read| read.out.len()).sum::<usize>();
         });
-        self.inner.read_while(view, out, meanwhile)?;
+        self.inner.read_while(reads, meanwhile)?;
         self.check_call(Call::Read)
     }
 
@@ -254,16 +253,6 @@ impl Device for Wrapped {
         let read = self.inner.read_late(view)?;
         self.check_call(Call::Read).map(|()| read)
     }
-
-    fn read_views(&mut self, reads: &mut [ViewRead<'_>]) -> Result<(), Error> {
-        self.check()?;
-        self.note(|a| {
-            a.reads += 1;
-            a.numbers += reads.iter().map(|read| read.out.len()).sum::<usize>();
-        });
-        self.inner.read_views(reads)?;
-        self.check_call(Call::Read)
-    }
 }
 
 impl PlannedMemory for Wrapped {
@@ -289,20 +278,24 @@ impl PlannedMemory for Wrapped {
 }
 
 impl RecordAhead for Wrapped {
-    fn record_ahead(
-        &mut self,
-        states: &[State],
-        rows: usize,
-        record: &mut dyn FnMut(&mut dyn Device) -> bool,
-    ) -> Result<bool, Error> {
-        self.check()?;
-        self.inner.record_ahead(states, rows, record)
+    fn records_steps(&self) -> bool {
+        self.inner.records_steps()
     }
 
-    fn submit_recorded(&mut self, tokens: &[u32]) -> Result<bool, Error> {
+    fn record_ahead(
+        &mut self,
+        outcome: &[Commit],
+        rows: usize,
+        record: &mut dyn FnMut(&mut dyn Device) -> bool,
+    ) -> Result<Option<RecordedStep>, Error> {
+        self.check()?;
+        self.inner.record_ahead(outcome, rows, record)
+    }
+
+    fn submit_recorded(&mut self, step: RecordedStep, tokens: &[u32]) -> Result<bool, Error> {
         self.check()?;
         self.copy()?;
-        let is_submitted = self.inner.submit_recorded(tokens)?;
+        let is_submitted = self.inner.submit_recorded(step, tokens)?;
         if is_submitted {
             self.note(|a| a.recorded += 1);
             self.check_call(Call::SubmitRecorded)?;

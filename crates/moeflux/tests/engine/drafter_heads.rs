@@ -215,6 +215,57 @@ fn sessions_are_cut_forked_and_restored_between_drafts() {
     }
 }
 
+/// A card runs the head in the submission of a step, which it records ahead for each number of
+/// right drafts.
+#[test]
+fn a_card_drafts_in_the_submission_of_a_step() {
+    let prompt: Vec<u32> = {
+        let text = fs::read(data().join("fables-drafts.json")).unwrap();
+        let fables: BTreeMap<String, BTreeMap<String, Vec<u32>>> =
+            serde_json::from_slice(&text).unwrap();
+        fables["The Fox and the Crow"]["prompt"].clone()
+    };
+    let sampled = Sampling::default().temperature(1.0).seed(7);
+    let tell = |engine: &Engine, sampling: &Sampling, draft| {
+        let request = GenerateRequest::default().max_tokens(60).sampling(sampling.clone());
+        let (request, mut control) = (request.draft(draft), StepControl::default());
+        let mut session = engine.session().unwrap();
+        let told = generate(&mut session, &prompt, &request, &mut control, &mut |_| {
+            ControlFlow::Continue(())
+        });
+        told.unwrap()
+    };
+    let on_cpu = open(tales(), exact("cpu"), DraftMode::Mtp);
+    for device in [gpu(true), gpu(false)].into_iter().flatten() {
+        let is_exact = device.exact;
+        let engine = open(tales(), device, DraftMode::Mtp);
+        for sampling in [Sampling::greedy(), sampled.clone()] {
+            let plain = tell(&engine, &sampling, Some(DraftMode::Off));
+            for count in 1..=3 {
+                let draft = Some(DraftMode::Always(count));
+                let drafted = tell(&engine, &sampling, draft);
+                let what = format!("exact: {is_exact}, {sampling:?}, {count} drafts");
+                assert_eq!(drafted.tokens, plain.tokens, "{what}");
+                let stats = drafted.decode.stats;
+                if sampling == sampled {
+                    continue;
+                }
+                let steps = stats.tokens - stats.accepted;
+                // The first step is not recorded. Each has a submission for its results.
+                assert!(stats.submissions <= 2 * steps + 12, "{what}, {steps} steps: {stats:?}");
+                if is_exact && count == 1 {
+                    let expected = tell(&on_cpu, &sampling, draft).decode.stats;
+                    assert_eq!(
+                        (stats.drafted, stats.accepted),
+                        (expected.drafted, expected.accepted)
+                    );
+                }
+                assert!(stats.accepted * 3 > stats.tokens, "{what}: {stats:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn drafters_that_do_not_fit_are_refused() {
     let folder = tempfile::tempdir().unwrap();

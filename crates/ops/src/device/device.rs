@@ -99,20 +99,19 @@ pub trait Device:
         })
     }
 
-    /// Does the same as [`Device::read`]. An asynchronous device calls `meanwhile` before it waits,
-    /// so that host work overlaps with device work.
+    /// Does the same as [`Device::read`] for each view. An asynchronous device waits once.
+    fn read_views(&mut self, reads: &mut [ViewRead<'_>]) -> Result<(), Error> {
+        self.read_while(reads, &mut |_| ())
+    }
+
+    /// Does the same as [`Device::read_views`]. An asynchronous device calls `meanwhile` before it
+    /// waits, so that host work overlaps with device work.
     fn read_while(
         &mut self,
-        view: View,
-        out: &mut [f32],
+        reads: &mut [ViewRead<'_>],
         meanwhile: &mut dyn FnMut(&mut dyn Device),
     ) -> Result<(), Error> {
         let _ = meanwhile;
-        self.read(view, out)
-    }
-
-    /// Does the same as [`Device::read`] for each view. An asynchronous device waits once.
-    fn read_views(&mut self, reads: &mut [ViewRead<'_>]) -> Result<(), Error> {
         reads.iter_mut().try_for_each(|read| self.read(read.view, read.out))
     }
 }

@@ -17,6 +17,6 @@ pub use layer_split::check_cards;
 pub use pipeline_store::PipelineStore;
 pub use planned_memory::{DeviceMemory, PlannedMemory, ScratchShape};
 pub use profiler::{Counters, KernelTime, Profiler};
-pub use record_ahead::RecordAhead;
+pub use record_ahead::{MAX_RECORDED_STEPS, RecordAhead, RecordedStep};
 pub use slot_store::{BankPlace, SlotStore};
 pub use state_store::{Commit, StateStore};

@@ -1,39 +1,53 @@
 //! Recording ahead: commands of the next step, recorded while the current one runs. Kernels that
 //! compile before the first step.
 
-use super::device::Device;
-use crate::{error::Error, handle::State};
+use super::{device::Device, state_store::Commit};
+use crate::error::Error;
+
+/// Number of a recorded step, among the steps that may follow the current one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordedStep(pub usize);
+
+/// Maximum number of steps that a device records to follow the current one: one for each number of
+/// accepted rows of a step that checks three drafts.
+pub const MAX_RECORDED_STEPS: usize = 4;
 
 /// Prepares steps before they run. The defaults suit synchronous devices without kernels.
 pub trait RecordAhead {
-    /// Records the ops that `record` runs as the next step, to be submitted later by
-    /// [`RecordAhead::submit_recorded`] while the current step still runs. Returns whether the step
-    /// is recorded.
-    ///
-    /// The step has `rows` rows, of one or more sequences. It follows all rows of the current step:
-    /// the recorded ops read those of `states` that the current step has written as that step
-    /// leaves them. The tokens of each [`Op::Embed`](crate::Op::Embed) among the ops, one per row,
-    /// are set at submission. The ops read the values that buffers have then: see
-    /// [`Device::write_view`].
-    ///
-    /// Nothing is recorded where `record` returns false or reads a result back, or by a synchronous
-    /// device. The device discards the recording if rows of the current step are rejected, or
-    /// anything but values of buffers is run or changed before the submission.
-    fn record_ahead(
-        &mut self,
-        states: &[State],
-        rows: usize,
-        record: &mut dyn FnMut(&mut dyn Device) -> bool,
-    ) -> Result<bool, Error> {
-        let _ = (states, rows, record);
-        Ok(false)
+    /// Whether the device records steps of all layers: it computes while the host records.
+    fn records_steps(&self) -> bool {
+        false
     }
 
-    /// Submits the recorded step with its tokens. Returns false, and discards the recording, if
-    /// there is none or it has another number of rows. The states that it was recorded with have
-    /// been committed.
-    fn submit_recorded(&mut self, tokens: &[u32]) -> Result<bool, Error> {
-        let _ = tokens;
+    /// Records the ops that `record` runs as a step that may follow the current one, to be
+    /// submitted later by [`RecordAhead::submit_recorded`] while the current step still runs. Up
+    /// to [`MAX_RECORDED_STEPS`] are kept, of which one can be submitted. Returns the number of
+    /// the step if it is recorded.
+    ///
+    /// The step has `rows` rows, of one or more sequences. It follows an outcome of the current
+    /// step: the recorded ops read the recurrent states of `outcome` as the commit leaves them.
+    /// Other states are not needed there. The tokens of each [`Op::Embed`](crate::Op::Embed) among
+    /// the ops, one per row, are set at submission. The ops read the values that buffers have then:
+    /// see [`Device::write_view`].
+    ///
+    /// Nothing is recorded where `record` returns false or reads a result back, or by a synchronous
+    /// device. The device discards all recordings if anything but values of buffers is run or
+    /// changed before the submission, and never submits one whose outcome is not committed.
+    fn record_ahead(
+        &mut self,
+        outcome: &[Commit],
+        rows: usize,
+        record: &mut dyn FnMut(&mut dyn Device) -> bool,
+    ) -> Result<Option<RecordedStep>, Error> {
+        let _ = (outcome, rows, record);
+        Ok(None)
+    }
+
+    /// Submits a recorded step with its tokens, and discards the other ones. Returns false, and
+    /// discards all of them, if it has another number of rows or does not follow what has been
+    /// committed.
+    fn submit_recorded(&mut self, step: RecordedStep, tokens: &[u32]) -> Result<bool, Error> {
+        let _ = (step, tokens);
         Ok(false)
     }
 

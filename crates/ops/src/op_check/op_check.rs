@@ -79,6 +79,16 @@ impl Op<'_> {
                     None => Ok(()),
                 }
             }
+            Op::EmbedChosen { table, ids, out } => {
+                let table = handles.matrix_shape(table)?;
+                c.matrix("ids", &ids, out.rows, 1)?;
+                c.matrix("out", &out, ids.rows, table.cols)?;
+                c.not_written("ids", ids.buffer, &out)?;
+                match table.rows {
+                    1..=EXACT_IDS => Ok(()),
+                    rows => c.wrong(format!("a table of {rows} rows")),
+                }
+            }
             Op::RmsNorm { x, weight, per_head, out, .. } => {
                 c.view("x", &x)?;
                 c.same_shape("out", &out, &x)?;

@@ -685,6 +685,13 @@ impl Device for ReferenceDevice {
         op.check(&self.host)?;
         match *op {
             Op::Embed { table, tokens, out } => self.embed(table, tokens, out),
+            Op::EmbedChosen { table, ids, out } => {
+                let last = self.host.weight(table)?.shape.rows - 1;
+                let ids = self.dense(ids)?;
+                let tokens: Vec<u32> =
+                    (0..out.rows).map(|row| (ids.row(row)[0] as usize).min(last) as u32).collect();
+                self.embed(table, &tokens, out)
+            }
             Op::RmsNorm { x, weight, per_head, eps, out } => {
                 self.norm(x, None, (weight, per_head), eps, out)
             }

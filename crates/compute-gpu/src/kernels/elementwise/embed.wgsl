@@ -1,10 +1,13 @@
-// Embedding lookup: out[r] = table[tokens[r]] in each of HEADS heads, for the rows of the table in
-// this arena. COLS: width.
+// Embedding lookup: out[r] = table[id[r]] in each of HEADS heads, for the rows of the table in this
+// arena. COLS: width. CHOSEN: ids are activations, in f32.
 // Grid: a thread for each element of out.
 // needs: common/common, codec/any_format
-// constants: COLS, HEADS, WG
+// constants: CHOSEN, COLS, HEADS, WG
 
-struct Params { out: View, m: Matrix, tokens: u32, count: u32, first_row: u32, rows: u32, zero: u32 }
+struct Params {
+    out: View, m: Matrix,
+    first_id: u32, id_stride: u32, count: u32, last_id: u32, first_row: u32, rows: u32, zero: u32,
+}
 var<immediate> p: Params;
 @group(0) @binding(2) var<storage, read> words: array<u32>;
 
@@ -19,7 +22,10 @@ fn main(
     let r = i / COLS / HEADS;
     let head = i / COLS % HEADS;
     if (r >= p.count) { return; }
-    let row = words[p.tokens + r] - p.first_row;
+    let at = p.first_id + r * p.id_stride;
+    var token = 0u;
+    if (CHOSEN == 1u) { token = min(u32(max(act[at], 0.0)), p.last_id); } else { token = words[at]; }
+    let row = token - p.first_row;
     if (row >= p.rows) { return; }
     act[p.out.offset + r * p.out.row_stride + head * p.out.head_stride + i % COLS] = weight_at(p.m, row, i % COLS);
 }

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use moeflux_compute::{
-    Buffer, Commit, Device, Error, Format, MatrixShape, Op, Scalar, Span, State, StateShape, View,
-    Weight,
+    Buffer, Commit, Device, Error, Format, MatrixShape, Op, RecordedStep, Scalar, Span, State,
+    StateShape, View, Weight,
 };
 
 use super::for_each_device;
@@ -28,6 +28,8 @@ fn tokens(position: usize, rows: usize, token: impl Fn(usize) -> u32) -> Vec<u32
 /// Steps of one sequence: embedding, a convolution, attention.
 struct Steps {
     rows: usize,
+    /// Number of the last rows that are drafted.
+    drafts: usize,
     /// Whether there is a convolution, which has a recurrent state.
     convolves: bool,
     table: Weight,
@@ -46,7 +48,7 @@ impl Steps {
         device.write(taps, &random.values(4 * 48)).unwrap();
         let mut view = |width| View::rows(device.buffer(rows * width).unwrap(), rows, width);
         let (x, out, convolved) = (view(48), view(16), view(48));
-        Self { rows, convolves, table, taps, x, out, convolved }
+        Self { rows, drafts: 0, convolves, table, taps, x, out, convolved }
     }
 
     /// The KV cache, and the state of the convolution.
@@ -57,7 +59,7 @@ impl Steps {
     }
 
     fn spans(&self, states: [State; 2], position: usize) -> [Span; 2] {
-        states.map(|state| Span::new(state, position, self.rows))
+        states.map(|state| Span { drafts: self.drafts, ..Span::new(state, position, self.rows) })
     }
 
     fn run(
@@ -98,12 +100,25 @@ impl Steps {
         })
     }
 
-    /// Records the step at `position`. Returns whether it is recorded.
-    fn record(&self, device: &mut dyn Device, states: [State; 2], position: usize) -> bool {
+    /// The commit of the step at `position`, for the states that it uses.
+    fn outcome(&self, states: [State; 2], position: usize, accepted: usize) -> Vec<Commit> {
+        let spans = self.spans(states, position);
+        let used = if self.convolves { &spans[..] } else { &spans[..1] };
+        used.iter().map(|span| Commit { span: *span, accepted }).collect()
+    }
+
+    /// Records the step that follows as many accepted rows of the step at `position`.
+    fn record(
+        &self,
+        device: &mut dyn Device,
+        states: [State; 2],
+        position: usize,
+        accepted: usize,
+    ) -> Option<RecordedStep> {
         let placeholders = vec![0; self.rows];
-        let used = if self.convolves { &states[..] } else { &states[..1] };
-        let recorded = device.record_ahead(used, self.rows, &mut |device| {
-            self.run(device, states, position, &placeholders).is_ok()
+        let outcome = self.outcome(states, position, accepted);
+        let recorded = device.record_ahead(&outcome, self.rows, &mut |device| {
+            self.run(device, states, position + accepted, &placeholders).is_ok()
         });
         recorded.unwrap()
     }
@@ -152,17 +167,17 @@ fn check_recorded_steps(device: &mut dyn Device, rows: usize, between: Between) 
         if position < fork_at { token(position) } else { other_token(position) }
     });
     let states = steps.states(device);
-    let mut submitted = 0;
+    let (mut submitted, mut recorded) = (0, None);
     for (i, expected) in expected.iter().enumerate() {
         let position = START + i * rows;
         let what = format!("{name}: {rows} rows, {between:?}, {position}");
         let given = tokens(position, rows, token);
-        if i > 0 && device.submit_recorded(&given).unwrap() {
+        if recorded.is_some_and(|step| device.submit_recorded(step, &given).unwrap()) {
             submitted += 1;
         } else {
             steps.run(device, states, position, &given).unwrap();
         }
-        steps.record(device, states, position + rows);
+        recorded = steps.record(device, states, position, rows);
         assert!(bits(&read(device, steps.out)) == *expected, "{what}");
         steps.commit(device, states, position);
         let next = position + rows;
@@ -191,10 +206,9 @@ fn check_recorded_steps(device: &mut dyn Device, rows: usize, between: Between) 
             _ => {}
         }
     }
-    // Only a step that needs a new page cannot be recorded ahead. Steps of several rows need not be
-    // recorded.
-    let recorded = name.starts_with("gpu") && between == Between::Nothing && rows == 1;
-    let least = if recorded { 13 } else { 0 };
+    // Only a step that needs a new page cannot be recorded ahead.
+    let is_recorded = name.starts_with("gpu") && between == Between::Nothing;
+    let least = if is_recorded { count - 3 } else { 0 };
     assert!(submitted >= least, "{name}: {submitted} steps");
     let _ = states.map(|state| device.drop_state(state));
 }
@@ -220,46 +234,80 @@ fn a_recorded_step_of_another_size_is_discarded() {
             let expected = steps.outputs(device, 0..2 * rows, token);
             let states = steps.states(device);
             steps.run(device, states, 0, &tokens(0, rows, token)).unwrap();
-            steps.record(device, states, rows);
+            let recorded = steps.record(device, states, 0, rows);
             steps.commit(device, states, 0);
             for wrong in [rows - 1, rows + 1] {
-                assert!(!device.submit_recorded(&tokens(rows, wrong, token)).unwrap());
+                let given = tokens(rows, wrong, token);
+                assert!(recorded.is_none_or(|step| !device.submit_recorded(step, &given).unwrap()));
             }
             let given = tokens(rows, rows, token);
-            assert!(!device.submit_recorded(&given).unwrap());
+            assert!(recorded.is_none_or(|step| !device.submit_recorded(step, &given).unwrap()));
             steps.run(device, states, rows, &given).unwrap();
             assert!(bits(&read(device, steps.out)) == expected[1], "{}", device.describe());
             // Ops of another number of rows than the step is said to have.
-            let recorded = device.record_ahead(&states, rows + 1, &mut |device| {
+            let outcome = steps.outcome(states, rows, rows);
+            let recorded = device.record_ahead(&outcome, rows + 1, &mut |device| {
                 steps.run(device, states, 2 * rows, &given).is_ok()
             });
-            assert!(!recorded.unwrap());
+            assert_eq!(recorded.unwrap(), None);
             steps.commit(device, states, rows);
             let _ = states.map(|state| device.drop_state(state));
         }
     });
 }
 
+/// Drafts of which a step accepts 0 to all: the next step is recorded for each outcome, or for all
+/// but the one that comes, and is then not submitted.
 #[test]
-fn a_step_recorded_after_rejected_rows_is_discarded() {
+fn steps_are_recorded_for_each_outcome_of_drafts() {
+    const ROWS: usize = 4;
     for_each_device(|device| {
-        let steps = Steps::new(device, 2, false);
-        let (drafted, wrong) = (tokens(0, 2, token), tokens(2, 2, other_token));
-        // Row 0 is accepted, row 1 is another token than drafted.
-        let run = |device: &mut dyn Device, is_drafted: bool| {
-            let states = steps.states(device);
-            steps.run(device, states, 0, &drafted).unwrap();
-            if is_drafted {
-                steps.record(device, states, 2);
+        let name = device.describe();
+        for convolves in [false, true] {
+            let mut steps = Steps::new(device, ROWS, convolves);
+            let expected = steps.outputs(device, 0..2 * ROWS, token);
+            steps.drafts = ROWS - 1;
+            for accepted in 1..=ROWS {
+                for is_recorded in [true, false] {
+                    let what = format!("{name}: {accepted} rows, {convolves}, {is_recorded}");
+                    let states = steps.states(device);
+                    steps.run(device, states, 0, &tokens(0, ROWS, token)).unwrap();
+                    let outcomes = (1..=ROWS).filter(|rows| is_recorded || *rows != accepted);
+                    let recorded: Vec<_> = outcomes
+                        .map(|rows| (rows, steps.record(device, states, 0, rows)))
+                        .collect();
+                    assert!(bits(&read(device, steps.out)) == expected[0], "{what}");
+                    device.commit(&steps.outcome(states, 0, accepted)).unwrap();
+                    let given = tokens(accepted, ROWS, token);
+                    // Without a recurrent state the caller knows the positions.
+                    let chosen = recorded.iter().find(|(rows, _)| match convolves {
+                        true => is_recorded == (*rows == accepted),
+                        false => *rows == accepted,
+                    });
+                    let step = chosen.and_then(|(_, step)| *step);
+                    let was =
+                        step.is_some_and(|step| device.submit_recorded(step, &given).unwrap());
+                    assert_eq!(was, is_recorded && name.starts_with("gpu"), "{what}");
+                    if !was {
+                        steps.run(device, states, accepted, &given).unwrap();
+                    }
+                    let out = bits(&read(device, steps.out));
+                    let values =
+                        |all: &[Vec<u32>]| all.concat()[accepted * 16..][..ROWS * 16].to_vec();
+                    assert!(out == values(&expected), "{what}");
+                    // The states are the same, too.
+                    device.commit(&steps.outcome(states, accepted, 1)).unwrap();
+                    let position = accepted + 1;
+                    if position + ROWS <= 2 * ROWS {
+                        let given = tokens(position, ROWS, token);
+                        steps.run(device, states, position, &given).unwrap();
+                        let out = bits(&read(device, steps.out));
+                        assert!(out == expected.concat()[position * 16..][..ROWS * 16], "{what}");
+                    }
+                    let _ = states.map(|state| device.drop_state(state));
+                }
             }
-            let [span, _] = steps.spans(states, 0);
-            device.commit(&[Commit { span, accepted: 1 }]).unwrap();
-            assert!(!device.submit_recorded(&wrong).unwrap(), "{}", device.describe());
-            steps.run(device, states, 1, &wrong).unwrap();
-            let _ = states.map(|state| device.drop_state(state));
-            bits(&read(device, steps.out))
-        };
-        assert!(run(device, true) == run(device, false), "{}", device.describe());
+        }
     });
 }
 
@@ -274,14 +322,13 @@ fn a_recorded_step_reads_the_values_that_buffers_have_at_its_submission() {
             device.write(steps.taps, &taps[0]).unwrap();
             let states = steps.states(device);
             steps.run(device, states, START, &tokens(START, 1, token)).unwrap();
-            if is_recorded {
-                steps.record(device, states, START + 1);
-            }
+            let recorded = is_recorded.then(|| steps.record(device, states, START, 1)).flatten();
             read(device, steps.out);
             steps.commit(device, states, START);
             device.write_view(View::rows(steps.taps, 1, 4 * 48), &taps[1]).unwrap();
             let given = tokens(START + 1, 1, token);
-            let is_submitted = is_recorded && device.submit_recorded(&given).unwrap();
+            let is_submitted =
+                recorded.is_some_and(|step| device.submit_recorded(step, &given).unwrap());
             if !is_submitted {
                 steps.run(device, states, START + 1, &given).unwrap();
             }

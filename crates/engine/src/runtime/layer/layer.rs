@@ -198,7 +198,7 @@ impl Layer {
     }
 
     /// The layer's routed experts, and how their input is read from the residual.
-    pub(super) fn moe(&self) -> Option<(&Moe, &Input)> {
+    pub(crate) fn moe(&self) -> Option<(&Moe, &Input)> {
         let mut input = None;
         self.sub_blocks.iter().find_map(|sub_block| {
             if !matches!(sub_block.input, Input::Previous) {

@@ -293,6 +293,12 @@ impl Moe {
         Ok(out)
     }
 
+    /// Maximum number of experts that rows use together: all that is known of experts which the
+    /// device finds.
+    pub(crate) fn most_needed(&self, rows: usize) -> u64 {
+        (rows * self.top_k).min(self.n_experts) as u64
+    }
+
     /// Computes the experts, which the device finds by router ids in the slot table.
     fn run_resident(
         &self,
@@ -308,9 +314,9 @@ impl Moe {
             None => ids,
         };
         let uses = ExpertUses::Routed { ids, table };
-        let distinct = (step.rows * self.top_k).min(self.n_experts) as u64;
-        step.stats.experts_needed += distinct;
-        step.stats.experts_hit += distinct;
+        let needed = self.most_needed(step.rows);
+        step.stats.experts_needed += needed;
+        step.stats.experts_hit += needed;
         self.run_experts(step, x, uses, parts)
     }
 

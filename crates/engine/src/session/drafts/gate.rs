@@ -36,7 +36,7 @@ const REMEMBERED: f64 = 0.95;
 /// Trials that an answer begins with: the share that earlier answers had.
 const PRIOR_TRIALS: f64 = 2.0;
 /// Steps with drafts after which one without them is measured again.
-const PLAIN_INTERVAL: u32 = 64;
+const PLAIN_INTERVAL: u32 = 128;
 
 /// Mean time of the steps of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -221,18 +221,26 @@ pub(crate) struct Gate {
     acceptance: [Acceptance; SOURCES],
     /// Steps with drafts since the time without them was measured.
     since_plain: u32,
-    /// Steps without drafts since the last one with some. The first of them may take longer: a card
-    /// records a plain step ahead of the next one.
-    plain_steps: u32,
-    /// Whether the model's head drafts.
-    has_head: bool,
+    /// Kind of the last step.
+    last: Option<StepKind>,
+    steps: GateSteps,
+}
+
+/// Steps of an answer whose times a gate learns.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct GateSteps {
+    /// Whether the model's head drafts: in each step as many as are checked.
+    pub(crate) has_head: bool,
+    /// Whether the first step of a kind may take longer than the next ones: a card records a step
+    /// ahead that is like the current one.
+    pub(crate) first_is_slow: bool,
 }
 
 impl Gate {
-    pub(crate) fn new(shared: &Arc<Mutex<SharedTimes>>, has_head: bool) -> Self {
+    pub(crate) fn new(shared: &Arc<Mutex<SharedTimes>>, steps: GateSteps) -> Self {
         let acceptance = lock(shared).acceptance.map(Acceptance::as_prior);
         let shared = Arc::clone(shared);
-        Self { shared, acceptance, since_plain: 0, plain_steps: 0, has_head }
+        Self { shared, acceptance, since_plain: 0, last: None, steps }
     }
 
     /// Expected tokens of a step with this number of drafts.
@@ -294,12 +302,9 @@ impl Gate {
         let CheckedDrafts { source, count: own, accepted } = drafts;
         let mut shared = lock(&self.shared);
         let is_plain = own == 0 && kind.made == 0;
-        self.plain_steps = if is_plain { self.plain_steps.saturating_add(1) } else { 0 };
-        let is_steady = match is_plain {
-            true => self.plain_steps > 1,
-            // As many are made as are checked.
-            false => !self.has_head || kind.made == kind.drafts,
-        };
+        let is_repeated = self.last.replace(kind) == Some(kind) || !self.steps.first_is_slow;
+        let makes_as_many = is_plain || !self.steps.has_head || kind.made == kind.drafts;
+        let is_steady = is_repeated && makes_as_many;
         if is_steady {
             shared.add(kind, seconds);
         }
@@ -338,6 +343,8 @@ mod tests {
     /// A machine: the time of a step with each number of drafts, and the drafts that are right.
     struct Machine {
         seconds: [f64; MAX_DRAFTS + 1],
+        /// Added to the time of a step with another number of drafts than the last one.
+        change: f64,
         acceptance: f64,
         random: u64,
     }
@@ -352,7 +359,7 @@ mod tests {
 
     impl Machine {
         fn new(seconds: [f64; MAX_DRAFTS + 1], acceptance: f64) -> Self {
-            Self { seconds, acceptance, random: 7 }
+            Self { seconds, change: 0.0, acceptance, random: 7 }
         }
 
         fn uniform(&mut self) -> f64 {
@@ -365,11 +372,14 @@ mod tests {
         /// drafts.
         fn decode(&mut self, gate: &mut Gate, tokens: usize) -> (f64, f64) {
             let (mut done, mut seconds, mut drafts, mut steps) = (0, 0.0, 0, 0);
+            let mut last = 0;
             while done < tokens {
                 let own = gate.drafts(alone(0), DraftSource::Lookup, MAX_DRAFTS);
                 let accepted = (0..own).take_while(|_| self.uniform() < self.acceptance).count();
                 let noise = 0.95 + 0.1 * self.uniform();
-                let took = self.seconds[own] * noise;
+                let change = if own == last { 0.0 } else { self.change };
+                let took = (self.seconds[own] + change) * noise;
+                last = own;
                 gate.record(alone(own), lookup(own, accepted), took);
                 (done, seconds) = (done + 1 + accepted, seconds + took);
                 (drafts, steps) = (drafts + own, steps + 1);
@@ -382,12 +392,12 @@ mod tests {
     fn drafts_are_checked_where_they_pay() {
         let shared = Arc::default();
         let mut machine = Machine::new([1.0, 1.2, 1.4, 1.6], 0.9);
-        let (time, drafts) = machine.decode(&mut Gate::new(&shared, false), 400);
+        let (time, drafts) = machine.decode(&mut Gate::new(&shared, GateSteps::default()), 400);
         assert!(time < 0.52 && drafts > 1.8, "{time}, {drafts}");
         // Where a row costs nearly a step, only the first draft pays.
         let shared = Arc::default();
         let mut machine = Machine::new([1.0, 1.5, 2.2, 3.2], 0.75);
-        let (time, drafts) = machine.decode(&mut Gate::new(&shared, false), 800);
+        let (time, drafts) = machine.decode(&mut Gate::new(&shared, GateSteps::default()), 800);
         assert!(time < 0.92 && (0.8..1.3).contains(&drafts), "{time}, {drafts}");
     }
 
@@ -401,11 +411,24 @@ mod tests {
         ] {
             let shared = Arc::default();
             let mut machine = Machine::new(seconds, acceptance);
-            let (time, _) = machine.decode(&mut Gate::new(&shared, false), 400);
+            let (time, _) = machine.decode(&mut Gate::new(&shared, GateSteps::default()), 400);
             assert!(time < 1.02, "{seconds:?}, {acceptance}: {time}");
             // Later answers know the times.
-            let (time, _) = machine.decode(&mut Gate::new(&shared, false), 400);
+            let (time, _) = machine.decode(&mut Gate::new(&shared, GateSteps::default()), 400);
             assert!(time < 1.02, "{seconds:?}, {acceptance}: {time}");
+        }
+    }
+
+    /// A card records a step ahead that is like the current one; others take longer.
+    #[test]
+    fn slow_changes_between_kinds_of_steps_are_not_their_time() {
+        for (acceptance, limit) in [(0.8, 0.52), (0.0, 1.02)] {
+            let steps = GateSteps { first_is_slow: true, ..GateSteps::default() };
+            let mut gate = Gate::new(&Arc::default(), steps);
+            let mut machine = Machine::new([1.0, 1.1, 1.2, 1.3], acceptance);
+            machine.change = 0.4;
+            let (time, _) = machine.decode(&mut gate, 600);
+            assert!(time < limit, "{acceptance}: {time}");
         }
     }
 
@@ -414,7 +437,8 @@ mod tests {
     fn drafts_of_a_head_are_made_where_they_pay() {
         for (making, acceptance, limit) in [(0.1, 0.9, 0.7), (0.1, 0.0, 1.02), (0.9, 0.6, 1.02)] {
             let mut machine = Machine::new([1.0, 1.1, 1.2, 1.3], acceptance);
-            let mut gate = Gate::new(&Arc::default(), true);
+            let mut gate =
+                Gate::new(&Arc::default(), GateSteps { has_head: true, ..GateSteps::default() });
             let (mut done, mut seconds, mut ready) = (0, 0.0, 0);
             while done < 600 {
                 let own = gate.drafts(alone(0), DraftSource::Head, ready);
@@ -433,7 +457,7 @@ mod tests {
     #[test]
     fn drafts_are_tried_again_when_the_text_changes() {
         let shared = Arc::default();
-        let mut gate = Gate::new(&shared, false);
+        let mut gate = Gate::new(&shared, GateSteps::default());
         let mut machine = Machine::new([1.0, 1.2, 1.4, 1.6], 0.02);
         assert!(machine.decode(&mut gate, 400).1 < 0.2);
         machine.acceptance = 0.95;
@@ -444,7 +468,7 @@ mod tests {
 
     #[test]
     fn a_first_step_has_no_drafts() {
-        let mut gate = Gate::new(&Arc::default(), false);
+        let mut gate = Gate::new(&Arc::default(), GateSteps::default());
         let drafts = |gate: &Gate, max| gate.drafts(alone(0), DraftSource::Lookup, max);
         assert_eq!(drafts(&gate, 3), 0);
         for _ in 0..MIN_STEPS + 1 {
