@@ -18,7 +18,7 @@ const STEP_UPLOAD_WORDS: usize = 1 << 16;
 pub(super) struct AheadStep {
     commands: RecordedCommands,
     /// Number of its tokens.
-    rows: usize,
+    tokens: usize,
     /// Recurrent states that it reads as an outcome of the current step leaves them.
     states: Vec<AdvancedState>,
 }
@@ -33,7 +33,7 @@ impl AheadStep {
     /// Whether it follows what has been committed, and has as many tokens.
     fn can_start(&self, tokens: &[u32]) -> bool {
         let follows = |state: &AdvancedState| state.committed == Some(state.parts);
-        self.rows == tokens.len() && self.states.iter().all(follows)
+        self.tokens == tokens.len() && self.states.iter().all(follows)
     }
 }
 
@@ -43,7 +43,7 @@ impl GpuDevice {
     pub(super) fn record_step(
         &mut self,
         outcome: &[Commit],
-        rows: usize,
+        tokens: usize,
         record: &mut dyn FnMut(&mut dyn Device) -> bool,
     ) -> Result<Option<RecordedStep>, Error> {
         self.flush_fused()?;
@@ -58,13 +58,13 @@ impl GpuDevice {
             false => {}
         }
         let Some(mut states) = self.store.states.advance(outcome)? else { return Ok(None) };
-        self.recorder.start_recording(rows);
+        self.recorder.start_recording(tokens);
         let complete = record(self) && self.flush_fused().is_ok();
         self.fuser.clear();
         let commands = self.recorder.stop_recording(complete);
         self.store.states.retreat(&mut states)?;
         Ok(commands.map(|commands| {
-            self.ahead.push(AheadStep { commands, rows, states });
+            self.ahead.push(AheadStep { commands, tokens, states });
             RecordedStep(self.ahead.len() - 1)
         }))
     }
@@ -81,8 +81,11 @@ impl GpuDevice {
         else {
             return Ok(false);
         };
-        if !commands.tokens.iter().all(|offset| self.recorder.replace_upload(*offset, tokens)) {
-            return Ok(false);
+        for lookup in &commands.lookups {
+            let words: Vec<u32> = lookup.places.iter().map(|place| tokens[*place]).collect();
+            if !self.recorder.replace_upload(lookup.offset, &words) {
+                return Ok(false);
+            }
         }
         self.flush_fused()?;
         self.store.states.mark_written(&states, &commands.kv_ends)?;

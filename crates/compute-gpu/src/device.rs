@@ -352,17 +352,13 @@ impl PlannedMemory for GpuDevice {
 }
 
 impl RecordAhead for GpuDevice {
-    fn records_steps(&self) -> bool {
-        true
-    }
-
     fn record_ahead(
         &mut self,
         outcome: &[Commit],
-        rows: usize,
+        tokens: usize,
         record: &mut dyn FnMut(&mut dyn Device) -> bool,
     ) -> Result<Option<RecordedStep>, Error> {
-        self.record_step(outcome, rows, record)
+        self.record_step(outcome, tokens, record)
     }
 
     fn submit_recorded(&mut self, step: RecordedStep, tokens: &[u32]) -> Result<bool, Error> {

@@ -300,6 +300,13 @@ params! {
         shared_out: u32,
         gate: u32,
         out: u32,
+        rows: u32,
+        row_groups: u32,
+        x_stride: u32,
+        weights_stride: u32,
+        shared_stride: u32,
+        gate_stride: u32,
+        out_stride: u32,
     }
 
     /// `experts/combine.wgsl`.

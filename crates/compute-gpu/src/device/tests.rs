@@ -61,7 +61,7 @@ impl Step {
     fn run(&self, gpu: &mut dyn Device, position: usize) -> Result<(), Error> {
         let Self { table, taps, x, convolved, out, .. } = *self;
         let [kv, convolution] = self.spans(position);
-        gpu.run(&Op::Embed { table, tokens: &[1], out: x })?;
+        gpu.run(&Op::Embed { table, tokens: &[0], out: x })?;
         let spans = &[convolution];
         gpu.run(&Op::Conv1d {
             x,

@@ -4,7 +4,7 @@ use moeflux_ops::{Error, Op, View};
 
 use super::{
     super::ops::{
-        OpContext, elementwise,
+        BATCH_INVARIANT_ROWS, OpContext, elementwise,
         gemv::{self, DownProjection, ExpertSum, GemvProduct, NormPrologue, Prologue},
         matmul, moe,
         norm::{NormDispatch, NormKind},
@@ -27,7 +27,7 @@ enum PendingOp {
     Products(Option<Prologue>, Vec<GemvProduct>),
     /// `x += y`.
     Add { x: View, y: View },
-    /// Router top-k of one row.
+    /// Router top-k of a few rows.
     Router(Box<RouterTopK>),
     /// Down projection of experts.
     Down(Box<DownProjection>),
@@ -63,10 +63,12 @@ impl Fuser {
                 Some(convolution) => PendingOp::Conv(convolution),
                 None => return Ok(false),
             },
-            Op::TopK { logits, .. } if logits.rows == 1 => match RouterTopK::from_op(op) {
-                Some(router) => PendingOp::Router(Box::new(router)),
-                None => return Ok(false),
-            },
+            Op::TopK { logits, .. } if logits.rows <= BATCH_INVARIANT_ROWS => {
+                match RouterTopK::from_op(op) {
+                    Some(router) => PendingOp::Router(Box::new(router)),
+                    None => return Ok(false),
+                }
+            }
             Op::RmsNorm { x, weight: Some(weight), per_head: false, eps, out }
                 if !ctx.exact && x.heads == 1 && x.buffer != out.buffer =>
             {

@@ -37,7 +37,7 @@ fn encode_embed(
         LookupIds::Given(tokens) => {
             ctx.recorder.reserve_upload(tokens.len())?;
             let offset = ctx.recorder.upload(tokens.iter().copied());
-            ctx.recorder.note_tokens(offset, tokens.len());
+            ctx.recorder.note_lookup(offset, tokens);
             (offset, 1)
         }
         LookupIds::Chosen(ids) => (ctx.store.view_offset(&ids)?, ids.row_stride as u32),

@@ -7,7 +7,7 @@ use super::{
         kernel::{Constants, Kernel, kernel},
         params::{AssignmentParams, ExpertsGemvAnyParams, MatrixParams, ViewParams},
     },
-    context::OpContext,
+    context::{BATCH_INVARIANT_ROWS, OpContext},
     gemm,
     gemv::{
         DownProjection,
@@ -27,7 +27,7 @@ pub(crate) static EXPERTS_GEMV_ANY: Kernel = kernel!(
 
 const THREADS: u32 = 256;
 
-/// Encodes [`Op::Experts`]. `router` is the top-k of its row, encoded before or with it.
+/// Encodes [`Op::Experts`]. `router` is the top-k of its rows, encoded before or with it.
 ///
 /// Returns the down projection without encoding it if it may be fused with the sum that follows.
 pub(crate) fn encode(
@@ -44,7 +44,7 @@ pub(crate) fn encode(
         None => (StageKind::Up, &gate_up[1..]),
     };
     let can_fuse = |ctx: &OpContext<'_>, router: &RouterTopK| match uses {
-        ExpertUses::Routed { ids, table } if x.rows == 1 && ids == router.ids => {
+        ExpertUses::Routed { ids, table } if router.is_fusible() && ids == router.ids => {
             let banks = &ctx.store.gpu_table(table)?.banks;
             Ok(banks.len() == 1 && can_fuse_router(ctx, inward, router))
         }
@@ -63,8 +63,9 @@ pub(crate) fn encode(
     }
     let activation = GluCode::from(activation);
     let banks = uses_by_bank(ctx, uses)?;
-    // The next op may be the sum over the experts of the row.
-    let may_sum = x.rows == 1 && banks.len() == 1 && matches!(uses, ExpertUses::Routed { .. });
+    // The next op may be the sum over the experts of each row.
+    let few = x.rows <= BATCH_INVARIANT_ROWS;
+    let may_sum = few && banks.len() == 1 && matches!(uses, ExpertUses::Routed { .. });
     for uses in &banks {
         let inner = inner.slice(uses.first_row, uses.count);
         let inward_stage = ExpertStage {

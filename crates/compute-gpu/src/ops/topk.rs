@@ -8,7 +8,7 @@ use super::{
         params::{RouterTopKParams, RoutingParams, ViewParams},
         store::Store,
     },
-    context::OpContext,
+    context::{BATCH_INVARIANT_ROWS, OpContext},
 };
 
 pub(crate) static ROUTER_TOP_K: Kernel = kernel!("router_topk", "router/router_topk", RouterTopKParams, { scratch: "router/scratch_workgroup" }, [Write, Write]);
@@ -72,6 +72,20 @@ impl RouterTopK {
         }
     }
 
+    /// Whether it can be fused with experts: it has few rows, which follow one another.
+    pub(crate) fn is_fusible(&self) -> bool {
+        let Self { logits, ids, weights, .. } = self;
+        let is_dense = |view: &View| view.row_stride == view.width;
+        logits.rows == 1
+            || logits.rows <= BATCH_INVARIANT_ROWS
+                && [logits, ids, weights].into_iter().all(is_dense)
+                && self
+                    .router
+                    .shared
+                    .and_then(|shared| shared.gate)
+                    .is_none_or(|gate| is_dense(&gate))
+    }
+
     /// Constants of `rank_experts.wgsl`.
     pub(super) fn constants(&self) -> [(&'static str, u32); 8] {
         let Self { logits, router, ids, .. } = self;
@@ -120,7 +134,7 @@ impl RouterTopK {
         self.router.shared.and_then(|shared| shared.gate).unwrap_or(self.logits)
     }
 
-    /// Parameters of one row for a kernel that is fused with the router.
+    /// Parameters of the first row for a kernel that is fused with the router.
     pub(super) fn row_params(&self, store: &Store) -> Result<RoutingParams, Error> {
         let Self { logits, router, ids, weights, .. } = self;
         Ok(RoutingParams {

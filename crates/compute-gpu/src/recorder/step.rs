@@ -7,12 +7,19 @@ use super::{
     upload::UploadOffset,
 };
 
+/// Tokens of a lookup in a recorded step.
+pub(crate) struct RecordedLookup {
+    /// Offset in the upload buffer.
+    pub(crate) offset: UploadOffset,
+    /// Places in the list of tokens that is given at submission.
+    pub(crate) places: Vec<usize>,
+}
+
 /// Step that is being recorded.
 pub(super) struct StepRecording {
-    /// Offsets of its tokens in the upload buffer, by lookup.
-    tokens: Vec<UploadOffset>,
+    lookups: Vec<RecordedLookup>,
     /// Number of tokens.
-    rows: usize,
+    tokens: usize,
     kv_ends: Vec<KvEnd>,
     /// Whether it needed something that cannot wait for the step's start.
     pub(super) spoiled: bool,
@@ -23,19 +30,18 @@ pub(super) struct StepRecording {
 /// Commands of a recorded step.
 pub(crate) struct RecordedCommands {
     commands: PendingCommands,
-    /// Offsets of its tokens in the upload buffer, by lookup.
-    pub(crate) tokens: Vec<UploadOffset>,
+    pub(crate) lookups: Vec<RecordedLookup>,
     /// Ends of the positions of KV caches that it writes.
     pub(crate) kv_ends: Vec<KvEnd>,
     dispatches: u64,
 }
 
 impl Recorder {
-    /// Starts the recording of a step of `rows` tokens. Until it stops, nothing is submitted.
-    pub(crate) fn start_recording(&mut self, rows: usize) {
+    /// Starts the recording of a step with a number of tokens. Until it stops, nothing is submitted.
+    pub(crate) fn start_recording(&mut self, tokens: usize) {
         self.recording = Some(StepRecording {
-            tokens: Vec::new(),
-            rows,
+            lookups: Vec::new(),
+            tokens,
             kv_ends: Vec::new(),
             spoiled: false,
             dispatches_before: self.counters.dispatches,
@@ -51,12 +57,12 @@ impl Recorder {
         self.recorded = 0;
         self.end_pass();
         let encoder = self.encoder.take()?;
-        if !complete || recording.spoiled || recording.tokens.is_empty() {
+        if !complete || recording.spoiled || recording.lookups.is_empty() {
             return None;
         }
         let commands = self.encode_threads.encode(encoder);
-        let StepRecording { tokens, kv_ends, .. } = recording;
-        Some(RecordedCommands { commands, tokens, kv_ends, dispatches })
+        let StepRecording { lookups, kv_ends, .. } = recording;
+        Some(RecordedCommands { commands, lookups, kv_ends, dispatches })
     }
 
     /// Submits a recorded step after everything recorded since.
@@ -95,12 +101,13 @@ impl Recorder {
         }
     }
 
-    /// Notes where the `count` tokens of a step are uploaded for a lookup. Another number spoils
-    /// the step.
-    pub(crate) fn note_tokens(&mut self, tokens: UploadOffset, count: usize) {
+    /// Notes where the tokens of a lookup are uploaded. While a step is being recorded they are
+    /// places in its list of tokens; others spoil the step.
+    pub(crate) fn note_lookup(&mut self, offset: UploadOffset, tokens: &[u32]) {
         if let Some(recording) = &mut self.recording {
-            recording.tokens.push(tokens);
-            recording.spoiled |= count != recording.rows;
+            let places: Vec<usize> = tokens.iter().map(|place| *place as usize).collect();
+            recording.spoiled |= places.iter().any(|place| *place >= recording.tokens);
+            recording.lookups.push(RecordedLookup { offset, places });
         }
     }
 }

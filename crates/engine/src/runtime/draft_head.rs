@@ -1,7 +1,7 @@
 //! Head for multi-token prediction, on a device; rows that it takes, and its drafts.
 
 use moeflux_base::Error;
-use moeflux_compute::{Buffer, Span, StateShape, Weight};
+use moeflux_compute::{Buffer, Span, Weight};
 use moeflux_model::{
     blueprint::{Blueprint, DrafterBlueprint, LayerBlueprint},
     seam::MAX_STATES,
@@ -10,7 +10,6 @@ use moeflux_model::{
 use super::{
     layer::{Layer, Loader, StreamNorm},
     plan::MemoryPlan,
-    spans::{LayerStates, SpanKind},
 };
 
 /// Maximum number of drafts of a session in one step.
@@ -37,32 +36,6 @@ impl DraftList {
     }
 }
 
-/// Rows of a step that the head takes, of one sequence, and its drafts.
-pub(crate) struct DraftSpan<'a> {
-    /// States of the head's layer.
-    pub(crate) states: &'a LayerStates,
-    /// Rows that the states hold. They need not be all of the sequence.
-    pub(crate) position: usize,
-    /// Hidden states of rows of earlier steps, before the rows of this one.
-    pub(crate) held: &'a [f32],
-    /// First row of the step.
-    pub(crate) row: usize,
-    /// Token after each row, held ones first.
-    pub(crate) next: Vec<u32>,
-    pub(crate) kind: SpanKind,
-    /// Number of drafts to make after the last row.
-    pub(crate) wanted: usize,
-    pub(crate) drafts: DraftList,
-}
-
-impl DraftSpan<'_> {
-    /// Rows that the head appends to a state.
-    pub(crate) fn appended(&self) -> impl Iterator<Item = Span> {
-        let (position, rows) = (self.position, self.next.len());
-        self.states.iter().flatten().map(move |state| Span::new(*state, position, rows))
-    }
-}
-
 /// Limits of runs of a drafter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DraftLimits {
@@ -70,15 +43,13 @@ pub(crate) struct DraftLimits {
     pub(crate) own_layers: usize,
     /// Positions per session.
     pub(crate) context: usize,
-    pub(crate) hidden: usize,
-    /// Rows of a run.
+    /// Rows of a step.
     pub(crate) rows: usize,
 }
 
 impl DraftLimits {
     pub(crate) fn new(blueprint: &Blueprint, plan: &MemoryPlan) -> Self {
-        let (own_layers, hidden) = (blueprint.own_layers(), blueprint.hidden);
-        Self { own_layers, context: plan.context, hidden, rows: plan.chunk }
+        Self { own_layers: blueprint.own_layers(), context: plan.context, rows: plan.chunk }
     }
 }
 
@@ -91,29 +62,31 @@ pub(super) struct DraftHead {
     pub(super) fuse: Weight,
     pub(super) layer: Layer,
     pub(super) norm: StreamNorm,
-    /// Positions per session.
-    pub(super) context: usize,
-    /// Whether it may run in a step before the step's outcome is known: rows can be cut from its
-    /// states, and no run has failed.
-    pub(super) runs_in_step: bool,
+    /// Hidden states of rows that wait: see [`KeptRows`](super::kept_rows::KeptRows).
+    pub(super) kept: Buffer,
+    /// Drafts of the current step.
+    pub(super) drafts: Buffer,
     /// Spans with each state of the layer.
     pub(super) spans: [Vec<Span>; MAX_STATES],
+    /// Tokens after the rows of the current run, as far as the host knows them.
+    pub(super) tokens: Vec<u32>,
 }
 
 impl DraftHead {
     /// Loads the head of a model to the current card.
     pub(super) fn load(
-        drafter: &DrafterBlueprint,
-        layer: &LayerBlueprint,
+        blueprint: &Blueprint,
         embed: Weight,
         plan: &MemoryPlan,
         loader: &mut Loader<'_>,
-    ) -> Result<Self, Error> {
-        let states = layer.states(plan.context, plan.chunk);
-        let can_cut = |shape: &StateShape| matches!(shape, StateShape::KeyValue { .. });
-        Ok(Self {
-            context: plan.context,
-            runs_in_step: states.iter().all(can_cut),
+    ) -> Result<Option<Self>, Error> {
+        let Some((drafter, layer)) = Self::of(blueprint) else { return Ok(None) };
+        let [kept, drafts] = Self::buffer_lens(blueprint.hidden, plan.sessions)
+            .map(|len| loader.device.buffer(len).map_err(Error::at(|| "rows of the drafter")));
+        Ok(Some(Self {
+            kept: kept?,
+            drafts: drafts?,
+            tokens: Vec::new(),
             embed,
             embed_norm: loader.vector(&drafter.embed_norm)?,
             hidden_norm: loader.vector(&drafter.hidden_norm)?,
@@ -121,11 +94,11 @@ impl DraftHead {
             layer: Layer::load(layer, 1, loader)?,
             norm: StreamNorm::load(&drafter.norm, loader)?,
             spans: std::array::from_fn(|_| Vec::new()),
-        })
+        }))
     }
 
     /// The head of a blueprint to which it is attached.
-    pub(super) fn of(blueprint: &Blueprint) -> Option<(&DrafterBlueprint, &LayerBlueprint)> {
+    fn of(blueprint: &Blueprint) -> Option<(&DrafterBlueprint, &LayerBlueprint)> {
         Some((blueprint.attached_drafter()?, blueprint.layers.last()?))
     }
 }

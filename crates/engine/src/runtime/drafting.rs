@@ -1,5 +1,8 @@
-//! Runs of the drafter after a step: its rows enter the states of the head, and the drafts of the
-//! next step are made.
+//! Runs of the drafter: its drafts at the start of a step, from rows that wait for it, and the rows
+//! of prompts.
+//!
+//! Drafts stay on the device, where the step looks them up: a card computes drafts and step without
+//! a wait in between, and can record both ahead.
 
 use std::ops::Range;
 
@@ -7,48 +10,54 @@ use moeflux_base::Error;
 use moeflux_compute::{Device, Op, Span, View};
 
 use super::{
-    draft_head::{DraftHead, DraftSpan},
-    drafting_in_step::MAX_ROWS,
+    draft_head::{DraftHead, MAX_DRAFTS},
     forward::{Model, StepContext},
+    kept_rows::MAX_KEPT,
     layer::{FUSED_INPUT, ResidualRows, Step, StepObserver},
-    spans::{LayerStates, RowKinds, SpanKind},
+    spans::{LayerStates, RowKinds, SeqSpan, SpanKind},
 };
 
-/// Rows of one run of the head.
-struct HeadRows {
-    /// Index of the span, and number of its rows.
-    spans: Vec<(usize, usize)>,
-    /// Number of earlier runs. Each but the first appended one row to the states of a span.
-    earlier: usize,
-    tokens: Vec<u32>,
-    kinds: RowKinds,
-}
+/// Values of a draft on the device: the token and its logit.
+const DRAFT_VALUES: usize = 2;
+/// Values of the drafts of a sequence.
+pub(super) const SEQUENCE_DRAFTS: usize = MAX_DRAFTS * DRAFT_VALUES;
 
-/// Rows of one sequence that the head's layer appends to its states.
-pub(super) struct HeadSpan {
-    pub(super) states: LayerStates,
-    pub(super) position: usize,
-    pub(super) rows: usize,
-}
-
-/// Token after each row of the head.
+/// Token after each row of the drafter.
 #[derive(Clone, Copy)]
-pub(super) enum HeadTokens<'a> {
+enum NextTokens<'a> {
     Given(&'a [u32]),
     /// `(rows, 1)`: chosen by the device.
-    Chosen(View),
+    Drafted(View),
 }
 
-/// Rows that the head's layer runs over.
-pub(super) struct HeadRun<'a> {
-    pub(super) tokens: HeadTokens<'a>,
-    /// Hidden states of the rows, `(rows, hidden)`.
-    pub(super) hidden: View,
-    /// Row of the residual that is the first one.
-    pub(super) first_row: usize,
-    pub(super) kinds: RowKinds,
-    /// Rows whose output is needed.
-    pub(super) needed: Range<usize>,
+/// Rows of one sequence that the drafter takes.
+struct DrafterRows<'a> {
+    states: &'a LayerStates,
+    /// Rows that the states hold.
+    position: usize,
+    /// Hidden states, `(rows, hidden)`.
+    hidden: View,
+    next: NextTokens<'a>,
+}
+
+/// Rows of a prompt that the drafter takes after the step.
+pub(crate) struct PromptRows<'a> {
+    pub(crate) states: &'a LayerStates,
+    /// Rows that the states hold.
+    pub(crate) position: usize,
+    /// Rows of the step.
+    pub(crate) rows: Range<usize>,
+    /// Token after each row.
+    pub(crate) next: &'a [u32],
+    pub(crate) kind: SpanKind,
+}
+
+impl PromptRows<'_> {
+    /// Rows that are appended to states.
+    pub(crate) fn appended(&self) -> impl Iterator<Item = Span> {
+        let (position, rows) = (self.position, self.next.len());
+        self.states.iter().flatten().map(move |state| Span::new(*state, position, rows))
+    }
 }
 
 impl Model {
@@ -57,127 +66,159 @@ impl Model {
         self.draft_head.is_some()
     }
 
-    /// Runs the drafter over rows of the step that has just ended: appends them to the states of
-    /// its layer, and makes the drafts that are wanted. Rows of drafts after the first stay in the
-    /// states until the rows of the tokens themselves take their place.
-    pub(crate) fn draft(
+    /// Makes the drafts of a step from rows that wait, whose states they enter. Rows of drafts stay
+    /// in the states until the rows of the tokens themselves take their place.
+    pub(super) fn make_drafts(
         &mut self,
-        mut ctx: StepContext<'_>,
-        spans: &mut [DraftSpan<'_>],
+        ctx: &mut StepContext<'_>,
+        spans: &[SeqSpan<'_>],
         observer: Option<&mut (dyn StepObserver + '_)>,
     ) -> Result<(), Error> {
-        let Some(mut head) = self.draft_head.take() else { return Ok(()) };
-        // Traces are of the model's own layers.
-        let recorder = self.moe_state.recorder.take();
-        let drafted = self.run_drafter(&mut head, &mut ctx, spans, observer);
-        self.moe_state.recorder = recorder;
-        self.draft_head = Some(head);
-        if drafted.is_err() {
+        if spans.iter().all(|span| span.head.is_none()) {
+            return Ok(());
+        }
+        self.with_head(|model, head| model.run_drafts(head, ctx, spans, observer))
+    }
+
+    /// Has the drafter take rows of prompts of the step that has just ended.
+    pub(crate) fn take_prompts(
+        &mut self,
+        mut ctx: StepContext<'_>,
+        prompts: &[PromptRows<'_>],
+        observer: Option<&mut (dyn StepObserver + '_)>,
+    ) -> Result<(), Error> {
+        let taken =
+            self.with_head(|model, head| model.run_prompts(head, &mut ctx, prompts, observer));
+        if taken.is_err() {
             if let Some(host) = &mut ctx.host {
                 host.abandon(ctx.device);
             }
             ctx.cache.recover(ctx.device);
         }
-        drafted
+        taken
     }
 
-    fn run_drafter(
+    fn with_head(
+        &mut self,
+        run: impl FnOnce(&mut Self, &mut DraftHead) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let Some(mut head) = self.draft_head.take() else { return Ok(()) };
+        // Traces are of the model's own layers.
+        let recorder = self.moe_state.recorder.take();
+        let result = run(self, &mut head);
+        self.moe_state.recorder = recorder;
+        self.draft_head = Some(head);
+        result
+    }
+
+    fn run_drafts(
         &mut self,
         head: &mut DraftHead,
         ctx: &mut StepContext<'_>,
-        spans: &mut [DraftSpan<'_>],
+        spans: &[SeqSpan<'_>],
         mut observer: Option<&mut (dyn StepObserver + '_)>,
     ) -> Result<(), Error> {
-        let kinds = RowKinds::count(spans.iter().map(|span| (span.kind, span.next.len())));
-        let rows: usize = spans.iter().map(|span| span.next.len()).sum();
-        let layer = self.own_layers();
-        ctx.device.enter_layer(layer, None).map_err(Error::at(|| "drafter"))?;
-        let mut done = 0;
-        for span in &*spans {
-            let held = span.held.len() / self.hidden;
-            let count = span.next.len() - held;
-            let out = self.normed(rows);
-            let device = &mut *ctx.device;
-            if held > 0 {
-                device
-                    .write_view(out.slice(done, held), span.held)
-                    .map_err(Error::at(|| "drafter"))?;
-            }
-            let answers = if span.kind == SpanKind::Answer { count } else { 0 };
-            done += held + count;
-            if count == 0 {
-                continue;
-            }
-            self.hidden_states(
-                device,
-                span.row..span.row + count,
-                answers,
-                out.slice(done - count, count),
-            )
-            .map_err(Error::at(|| "drafter"))?;
-        }
-        let wants =
-            |spans: &[DraftSpan<'_>], i: usize| spans[i].wanted > spans[i].drafts.as_slice().len();
-        let mut run = HeadRows {
-            spans: spans.iter().enumerate().map(|(i, span)| (i, span.next.len())).collect(),
-            earlier: 0,
-            tokens: spans.iter().flat_map(|span| span.next.iter().copied()).collect(),
-            kinds,
-        };
-        loop {
-            let last_rows = run.spans.iter().scan(0, |end, (i, count)| {
-                *end += count;
-                Some((*i, *end - 1))
-            });
-            let drafting: Vec<_> = last_rows.filter(|(i, _)| wants(spans, *i)).collect();
-            let needed = match (&observer, drafting.first(), drafting.last()) {
-                // Only answers draft, and they are before prompts.
-                (None, Some((_, first)), Some((_, last))) => *first..last + 1,
-                (None, ..) => 0..0,
-                (Some(_), ..) => 0..run.tokens.len(),
-            };
-            let of_span = |(i, count): &(usize, usize)| {
-                let DraftSpan { states, position, next, .. } = &spans[*i];
-                let before = run.earlier.checked_sub(1).map_or(0, |more| next.len() + more);
-                HeadSpan { states: **states, position: position + before, rows: *count }
-            };
-            let head_spans: Vec<_> = run.spans.iter().map(of_span).collect();
-            let rows_of_head = HeadRun {
-                tokens: HeadTokens::Given(&run.tokens),
-                hidden: self.normed(run.tokens.len()),
-                first_row: 0,
-                kinds: run.kinds,
-                needed,
-            };
-            self.run_head_layer(head, ctx, &head_spans, rows_of_head)?;
-            if let Some(observer) = &mut observer {
-                let read = self.read_all_logits(head, &mut *ctx.device, run.tokens.len());
-                observer.drafter(&read.map_err(Error::at(|| "drafter"))?);
-            }
-            if drafting.is_empty() {
-                return Ok(());
-            }
-            let tokens = self.choose_drafts(head, &mut *ctx.device, &drafting);
-            let tokens = tokens.map_err(Error::at(|| "drafter"))?;
-            // All spans of later runs have one row.
-            (run.spans, run.tokens) = (Vec::new(), Vec::new());
-            for ((i, _), token) in drafting.into_iter().zip(tokens) {
-                spans[i].drafts.push(token);
-                if wants(spans, i) {
-                    run.spans.push((i, 1));
-                    run.tokens.push(token);
+        ctx.device.enter_layer(self.own_layers(), None).map_err(Error::at(|| "drafter"))?;
+        let all: Vec<_> = spans.iter().filter_map(|span| span.head.as_ref()).enumerate().collect();
+        // Index of each sequence that has drafted before, by the row of its hidden state.
+        let mut rows_before: Vec<usize> = Vec::new();
+        for draft in 0..MAX_DRAFTS {
+            let drafting = || all.iter().filter(|(_, span)| span.drafts > draft);
+            let rows = drafting().map(|(i, span)| match draft.checked_sub(1) {
+                None => DrafterRows {
+                    states: span.states,
+                    position: span.position,
+                    hidden: head.kept_view(span.kept.clone(), self.hidden),
+                    next: NextTokens::Given(span.next),
+                },
+                Some(before) => {
+                    let row = rows_before.iter().position(|of_row| of_row == i).unwrap_or(0);
+                    DrafterRows {
+                        states: span.states,
+                        position: span.position + span.next.len() + before,
+                        hidden: self.normed(row + 1).slice(row, 1),
+                        next: NextTokens::Drafted(head.drafts_view(*i, before..draft)),
+                    }
                 }
+            });
+            let rows: Vec<_> = rows.collect();
+            if rows.is_empty() {
+                break;
             }
-            if run.spans.is_empty() {
-                return Ok(());
+            let last_rows = rows.iter().scan(0, |end, rows| {
+                *end += rows.hidden.rows;
+                Some(*end - 1)
+            });
+            let last_rows: Vec<usize> = last_rows.collect();
+            let count = last_rows[last_rows.len() - 1] + 1;
+            let needed = if observer.is_some() { 0..count } else { last_rows[0]..count };
+            let kinds = RowKinds { answers: count, long: 0 };
+            self.run_head_layer(head, ctx, &rows, kinds, needed)?;
+            let device = &mut *ctx.device;
+            if let Some(observer) = &mut observer {
+                self.show_logits(head, device, count, &mut **observer)?;
             }
-            run.earlier += 1;
-            run.kinds = RowKinds { answers: run.tokens.len(), long: 0 };
+            rows_before = drafting().map(|(i, _)| *i).collect();
+            self.choose_drafts(head, device, &last_rows, &rows_before, draft)
+                .map_err(Error::at(|| "drafter"))?;
+        }
+        Ok(())
+    }
+
+    fn run_prompts(
+        &mut self,
+        head: &mut DraftHead,
+        ctx: &mut StepContext<'_>,
+        prompts: &[PromptRows<'_>],
+        observer: Option<&mut (dyn StepObserver + '_)>,
+    ) -> Result<(), Error> {
+        ctx.device.enter_layer(self.own_layers(), None).map_err(Error::at(|| "drafter"))?;
+        let count = prompts.iter().map(|prompt| prompt.next.len()).sum();
+        let mut rows = Vec::with_capacity(prompts.len());
+        let mut done = 0;
+        for PromptRows { states, position, rows: of_step, next, .. } in prompts {
+            let hidden = self.normed(count).slice(done, next.len());
+            done += next.len();
+            self.hidden_states(&mut *ctx.device, of_step.clone(), 0, hidden)
+                .map_err(Error::at(|| "drafter"))?;
+            rows.push(DrafterRows {
+                states,
+                position: *position,
+                hidden,
+                next: NextTokens::Given(next),
+            });
+        }
+        let of_prompt = |prompt: &PromptRows<'_>| (prompt.kind, prompt.next.len());
+        let kinds = RowKinds::count(prompts.iter().map(of_prompt));
+        let needed = if observer.is_some() { 0..count } else { 0..0 };
+        self.run_head_layer(head, ctx, &rows, kinds, needed)?;
+        match observer {
+            Some(observer) => self.show_logits(head, &mut *ctx.device, count, observer),
+            None => Ok(()),
         }
     }
 
-    /// Hidden states after the final norm of rows of the step that has just ended, of which the
-    /// first `answers` belong to an answer.
+    /// Keeps hidden states of rows of the step for the drafter.
+    pub(super) fn keep_rows(
+        &self,
+        device: &mut dyn Device,
+        spans: &[SeqSpan<'_>],
+    ) -> Result<(), Error> {
+        let Some(head) = &self.draft_head else { return Ok(()) };
+        let mut end = 0;
+        for span in spans {
+            end += span.rows();
+            let Some(keep) = span.keep else { continue };
+            let out = head.kept_view(keep.place(), self.hidden);
+            let answers = if span.kind == SpanKind::Answer { keep.rows } else { 0 };
+            self.hidden_states(device, end - keep.rows..end, answers, out)
+                .map_err(Error::at(|| "drafter"))?;
+        }
+        Ok(())
+    }
+
+    /// Hidden states after the final norm of rows of the step, of which the first `answers` belong
+    /// to an answer.
     fn hidden_states(
         &self,
         device: &mut dyn Device,
@@ -190,64 +231,57 @@ impl Model {
         self.output.read(self.scratch.shared(), of_rows, out, &mut |op| device.run(op))
     }
 
-    /// Appends the hidden states of rows of the step that has just ended to `held`: the drafter
-    /// takes them with a later step.
-    pub(crate) fn hold(
-        &self,
-        device: &mut dyn Device,
-        rows: Range<usize>,
-        held: &mut Vec<f32>,
-    ) -> Result<(), Error> {
-        let (count, out) = (rows.len(), self.normed(rows.len()));
-        let first = held.len();
-        held.resize(first + count * self.hidden, 0.0);
-        self.hidden_states(device, rows, count, out)
-            .and_then(|()| device.read(out, &mut held[first..]))
-            .map_err(Error::at(|| "drafter"))
-    }
-
     /// Runs the head's layer over rows. Its output, for the rows that need one, is the residual.
-    pub(super) fn run_head_layer(
+    fn run_head_layer(
         &mut self,
         head: &mut DraftHead,
         ctx: &mut StepContext<'_>,
-        spans: &[HeadSpan],
-        run: HeadRun<'_>,
+        sequences: &[DrafterRows<'_>],
+        kinds: RowKinds,
+        needed: Range<usize>,
     ) -> Result<(), Error> {
         let StepContext { device, cache, host, stats, .. } = ctx;
-        let (eps, layer) = (self.eps, self.own_layers());
-        let (hidden, rows, first_row) = (run.hidden, run.hidden.rows, run.first_row);
-        let x = self.residual(first_row + rows).slice(first_row, rows);
-        let fused = self.scratch.shared().view(FUSED_INPUT, rows, 2 * self.hidden);
-        let [embedding, state] =
-            [fused.columns(0, self.hidden), fused.columns(self.hidden, self.hidden)];
+        let (hidden, eps, layer) = (self.hidden, self.eps, self.own_layers());
+        let rows = sequences.iter().map(|sequence| sequence.hidden.rows).sum();
+        let x = self.residual(rows);
+        let fused = self.scratch.shared().view(FUSED_INPUT, rows, 2 * hidden);
+        let [embedding, state] = [fused.columns(0, hidden), fused.columns(hidden, hidden)];
         let norm =
             |x, weight, out| Op::RmsNorm { x, weight: Some(weight), per_head: false, eps, out };
-        let embed = match run.tokens {
-            HeadTokens::Given(tokens) => Op::Embed { table: head.embed, tokens, out: x },
-            HeadTokens::Chosen(ids) => Op::EmbedChosen { table: head.embed, ids, out: x },
-        };
-        let fuse = |device: &mut dyn Device| {
-            device.run(&embed)?;
+        let mut row = 0;
+        head.tokens.clear();
+        for spans in &mut head.spans {
+            spans.clear();
+        }
+        let mut inputs = |device: &mut dyn Device| {
+            for DrafterRows { states, position, hidden, next } in sequences {
+                let count = hidden.rows;
+                let (of_rows, table) = (x.slice(row, count), head.embed);
+                device.run(&norm(*hidden, head.hidden_norm, state.slice(row, count)))?;
+                match *next {
+                    NextTokens::Given(tokens) => {
+                        device.run(&Op::Embed { table, tokens, out: of_rows })?;
+                        head.tokens.extend_from_slice(tokens);
+                    }
+                    NextTokens::Drafted(ids) => {
+                        device.run(&Op::EmbedChosen { table, ids, out: of_rows })?;
+                        head.tokens.resize(head.tokens.len() + count, 0);
+                    }
+                }
+                for (spans, state) in head.spans.iter_mut().zip(*states) {
+                    spans.extend(state.map(|state| Span::new(state, *position, count)));
+                }
+                row += count;
+            }
             if self.embed_scale != 1.0 {
                 device.run(&Op::Scale { x, factor: self.embed_scale })?;
             }
             device.run(&norm(x, head.embed_norm, embedding))?;
-            device.run(&norm(hidden, head.hidden_norm, state))?;
-            let answers = run.kinds.answers;
-            let (weight, bias) = (head.fuse, None);
+            let (weight, bias, answers) = (head.fuse, None, kinds.answers);
             device.run(&Op::MatMul { x: fused, weight, bias, exact: false, answers, out: x })
         };
-        fuse(&mut **device).map_err(Error::at(|| "drafter"))?;
-        for (which, layer_spans) in head.spans.iter_mut().enumerate() {
-            let appended = |HeadSpan { states, position, rows }: &HeadSpan| {
-                Some(Span::new(states[which]?, *position, *rows))
-            };
-            layer_spans.clear();
-            layer_spans.extend(spans.iter().filter_map(appended));
-        }
+        inputs(&mut **device).map_err(Error::at(|| "drafter"))?;
         let before = **stats;
-        let unknown = [0; MAX_ROWS];
         let mut step = Step {
             device: &mut **device,
             cache,
@@ -258,21 +292,18 @@ impl Model {
             observer: None,
             row_store: None,
             spans: &head.spans,
-            tokens: match run.tokens {
-                HeadTokens::Given(tokens) => tokens,
-                HeadTokens::Chosen(_) => &unknown[..rows],
-            },
+            tokens: &head.tokens,
             layer,
             next: None,
             rows,
-            first_row,
-            kinds: run.kinds,
-            hidden: self.hidden,
+            first_row: 0,
+            kinds,
+            hidden,
             streams: 1,
             eps,
             gathered: None,
         };
-        head.layer.run_for(&mut step, run.needed)?;
+        head.layer.run_for(&mut step, needed)?;
         self.moe_state.counters.add_stats(layer, &stats.since(&before));
         match host {
             Some(host) => {
@@ -283,21 +314,29 @@ impl Model {
         }
     }
 
-    /// Chooses the most likely token after some rows of the residual, given with the index of their
-    /// span. Their hidden states are [`Model::normed`] then.
+    /// Chooses the likeliest token after each of some rows of the residual, as a draft of as many
+    /// sequences. Hidden states of the rows are [`Model::normed`] then.
     fn choose_drafts(
         &self,
         head: &DraftHead,
         device: &mut dyn Device,
-        rows: &[(usize, usize)],
-    ) -> Result<Vec<u32>, moeflux_compute::Error> {
-        let rows: Vec<usize> = rows.iter().map(|(_, row)| *row).collect();
-        let logits = self.draft_logits(head, device, &rows)?;
-        let best = View::rows(self.top_logits, logits.rows, 2);
-        device.run(&Op::TopLogits { logits, best })?;
-        let mut values = vec![0.0; 2 * logits.rows];
-        device.read(best, &mut values)?;
-        Ok(values.chunks_exact(2).map(|id_and_logit| id_and_logit[0] as u32).collect())
+        rows: &[usize],
+        sequences: &[usize],
+        draft: usize,
+    ) -> Result<(), moeflux_compute::Error> {
+        let logits = self.draft_logits(head, device, rows)?;
+        let mut first = 0;
+        for run in sequences.chunk_by(|a, b| a + 1 == *b) {
+            let best = View {
+                rows: run.len(),
+                row_stride: SEQUENCE_DRAFTS,
+                ..head.drafts_view(run[0], draft..draft + 1)
+            };
+            let best = View { width: DRAFT_VALUES, ..best };
+            device.run(&Op::TopLogits { logits: logits.slice(first, run.len()), best })?;
+            first += run.len();
+        }
+        Ok(())
     }
 
     /// Logits after some rows of the residual, whose hidden states are [`Model::normed`] then.
@@ -316,20 +355,55 @@ impl Model {
         self.project_logits(device, x, logits, rows.len()).map(|()| logits)
     }
 
-    /// The logits after the first `rows` rows of the residual, for an observer.
-    fn read_all_logits(
+    /// Shows an observer the logits after the first `rows` rows of the residual.
+    fn show_logits(
         &self,
         head: &DraftHead,
         device: &mut dyn Device,
         rows: usize,
-    ) -> Result<Vec<f32>, moeflux_compute::Error> {
+        observer: &mut (dyn StepObserver + '_),
+    ) -> Result<(), Error> {
         let mut all = Vec::new();
         for row in 0..rows {
-            let logits = self.draft_logits(head, device, &[row])?;
+            let logits =
+                self.draft_logits(head, device, &[row]).map_err(Error::at(|| "drafter"))?;
             let done = all.len();
             all.resize(done + logits.width, 0.0);
-            device.read(logits, &mut all[done..])?;
+            device.read(logits, &mut all[done..]).map_err(Error::at(|| "drafter"))?;
         }
-        Ok(all)
+        observer.drafter(&all);
+        Ok(())
     }
+}
+
+impl DraftHead {
+    /// Rows that wait, `(rows, hidden)`.
+    fn kept_view(&self, rows: Range<usize>, hidden: usize) -> View {
+        View::rows(self.kept, rows.end, hidden).slice(rows.start, rows.len())
+    }
+
+    /// Tokens of drafts of a sequence, the one of an index among those that draft: `(drafts, 1)`.
+    pub(super) fn drafts_view(&self, sequence: usize, drafts: Range<usize>) -> View {
+        let all = View::rows(self.drafts, (sequence + 1) * MAX_DRAFTS, DRAFT_VALUES);
+        all.slice(sequence * MAX_DRAFTS + drafts.start, drafts.len()).columns(0, 1)
+    }
+
+    /// Values of all drafts of some sequences.
+    pub(super) fn all_drafts(&self, sequences: usize) -> View {
+        View::rows(self.drafts, 1, sequences * SEQUENCE_DRAFTS)
+    }
+
+    /// Values of the buffers for rows that wait and for drafts, in an engine of some sessions.
+    pub(super) const fn buffer_lens(hidden: usize, sessions: usize) -> [usize; 2] {
+        [sessions * MAX_KEPT * hidden, sessions * SEQUENCE_DRAFTS]
+    }
+}
+
+/// Tokens of the drafts of a sequence among the values of [`DraftHead::all_drafts`].
+pub(super) fn drafts_of(values: &[f32], sequence: usize, drafts: usize) -> [u32; MAX_DRAFTS] {
+    let of_sequence = &values[sequence * SEQUENCE_DRAFTS..][..SEQUENCE_DRAFTS];
+    let mut tokens = [0; MAX_DRAFTS];
+    let pairs = of_sequence.chunks_exact(DRAFT_VALUES).take(drafts);
+    tokens.iter_mut().zip(pairs).for_each(|(token, pair)| *token = pair[0] as u32);
+    tokens
 }

@@ -31,11 +31,11 @@ use crate::{
     runtime::{
         control::StepControl,
         draft_head::DraftHead,
-        drafting_in_step::{DRAFTED_VALUES, StepDrafts},
+        drafting::drafts_of,
         host_experts::HostExperts,
         layer::{Input, Layer, Loader, MoeState, NextExperts, ResidualRows, Scratch, Step},
         plan::MemoryPlan,
-        spans::{LayerStates, RowKinds, SeqSpan, SpanKind},
+        spans::{HeadSpan, LayerStates, RowKinds, SeqSpan, SpanKind},
         steps_ahead::StepAhead,
     },
 };
@@ -91,10 +91,8 @@ pub(crate) struct Model {
     /// Tokens of the current step, and its rows with requested logits.
     pub(super) tokens: Vec<u32>,
     logit_rows: Vec<LogitsRow>,
-    /// Whether the current step drafts, too.
-    pub(super) drafts_in_step: bool,
-    /// Drafts that the current step has made.
-    pub(super) step_drafts: Option<StepDrafts>,
+    /// Whether results of the current step have been read.
+    has_results: bool,
     /// Steps that may follow the current one.
     pub(super) ahead: Vec<StepAhead>,
     /// By card: parts of a step that it computes. The part after the last layer is the head.
@@ -128,9 +126,7 @@ impl Model {
             false if blueprint.reads_embed_at_end() => loader.matrix(&blueprint.embed)?,
             _ => embed,
         };
-        let draft_head = DraftHead::of(blueprint);
-        let draft_head = draft_head
-            .map(|(drafter, layer)| DraftHead::load(drafter, layer, embed_at_end, plan, loader));
+        let draft_head = DraftHead::load(blueprint, embed_at_end, plan, loader)?;
         Ok(Self {
             hidden: blueprint.hidden,
             streams: blueprint.streams,
@@ -145,7 +141,7 @@ impl Model {
                 Some(head) => loader.matrix(head)?,
                 None => embed_at_end,
             },
-            draft_head: draft_head.transpose()?,
+            draft_head,
             card_parts: first_parts.windows(2).map(|ends| ends[0]..ends[1]).collect(),
             head_bias: loader.optional_vector(blueprint.head_bias.as_ref())?,
             logit_scale: blueprint.logit_scale,
@@ -164,8 +160,7 @@ impl Model {
             host_logits: vec![0.0; host_values(head_rows, blueprint.vocab, blueprint.hidden)],
             tokens: Vec::with_capacity(rows),
             logit_rows: Vec::with_capacity(head_rows),
-            drafts_in_step: false,
-            step_drafts: None,
+            has_results: false,
             ahead: Vec::new(),
         })
     }
@@ -175,8 +170,9 @@ impl Model {
         &self.layers
     }
 
-    pub(super) fn streams(&self) -> usize {
-        self.streams
+    /// Whether results of the current step have been read.
+    pub(crate) fn has_results(&self) -> bool {
+        self.has_results
     }
 
     /// Number of layers without the drafter's.
@@ -243,18 +239,8 @@ impl Model {
             _ => SpanKind::of_prompt(rows, rows),
         };
         let (before, tokens) = (&[][..], &tokens[..]);
-        let (drafts, next_drafts, drafter_rows) = (0, 0, 0);
-        let span = SeqSpan {
-            states,
-            position,
-            before,
-            tokens,
-            drafts,
-            next_drafts,
-            drafter_rows,
-            logits,
-            kind,
-        };
+        let (drafts, head, keep) = (0, None, None);
+        let span = SeqSpan { states, position, before, tokens, drafts, head, keep, logits, kind };
         self.tokens.clear();
         self.tokens.extend_from_slice(tokens);
         let mut stats = Stats::default();
@@ -283,18 +269,11 @@ impl Model {
         sink: &mut LogitsSink<'_>,
     ) -> Result<(), Error> {
         if let Some(recorder) = &mut self.moe_state.recorder {
-            recorder.start_step(spans.iter().map(|s| s.tokens.len()).sum());
+            recorder.start_step(spans.iter().map(SeqSpan::rows).sum());
         }
         // Callbacks may panic, but other sessions must be able to use the engine afterwards.
         let result = catch_unwind(AssertUnwindSafe(|| {
-            match self.run(&mut ctx, spans, control, sink) {
-                // The step is computed again without it.
-                Err(error) if self.is_of_drafter(&error) => {
-                    ctx.cache.recover(ctx.device);
-                    self.run(&mut ctx, spans, control, sink)?;
-                }
-                result => result?,
-            }
+            self.run(&mut ctx, spans, control, sink)?;
             self.moe_state.recorder.as_mut().map_or(Ok(()), TraceRecorder::finish_step)
         }));
         if !matches!(result, Ok(Ok(()))) {
@@ -315,9 +294,8 @@ impl Model {
         sink: &mut LogitsSink<'_>,
     ) -> Result<(), Error> {
         self.moe_state.ids_were_read = false;
-        (self.drafts_in_step, self.step_drafts) = (false, None);
-        self.tokens.clear();
-        spans.iter().for_each(|span| self.tokens.extend_from_slice(span.tokens));
+        self.has_results = false;
+        self.set_tokens(spans);
         if let Some(store) = ctx.row_store.as_deref_mut() {
             let spans = spans.iter().map(|s| NgramSpan { before: s.before, tokens: s.tokens });
             store.start(spans, ctx.stats)?;
@@ -333,7 +311,13 @@ impl Model {
                 progress(rest.start as f64 / parts.end as f64);
             }
         }
+        if !has_submitted {
+            self.make_drafts(ctx, spans, control.observer.as_deref_mut())?;
+        }
         self.run_layers(ctx, spans, control, rest.clone())?;
+        if !rest.is_empty() {
+            self.keep_rows(&mut *ctx.device, spans)?;
+        }
         let mut logit_rows = std::mem::take(&mut self.logit_rows);
         logit_rows.clear();
         logit_rows.extend(LogitsRow::of_spans(spans));
@@ -351,21 +335,10 @@ impl Model {
             ctx.stats.computing_ns += since.elapsed().as_nanos() as u64;
             // A request for all tokens evaluates a given text, so no decode step follows. Between
             // two runs of the head nothing can be recorded.
-            let rows: usize = spans.iter().map(|span| span.drafts + 1).sum();
-            let continues = logit_rows.len() == rows
+            let continues = logit_rows.len() == spans.iter().map(SeqSpan::rows).sum::<usize>()
                 && control.observer.is_none()
                 && !spans.iter().any(|span| span.logits.is_of_all_tokens());
-            let wants_drafts = continues && spans.iter().any(|span| span.next_drafts > 0);
-            let drafts = wants_drafts && (has_submitted || self.can_draft_in_step(ctx, spans));
-            self.drafts_in_step = drafts;
-            if drafts && !has_submitted {
-                self.draft_in_step(ctx, spans)?;
-            }
-            let outputs = StepOutputs {
-                drafted: drafts.then(|| self.drafted_view(spans)),
-                next: if continues && wants_drafts == drafts { spans } else { &[] },
-            };
-            self.read_logits(ctx, logit_rows, &outputs, sink).map_err(Error::at(|| "head"))
+            self.read_logits(ctx, logit_rows, spans, continues, sink).map_err(Error::at(|| "head"))
         });
         self.logit_rows = logit_rows;
         result
@@ -391,19 +364,67 @@ impl Model {
         self.card_parts.first().cloned().unwrap_or_default()
     }
 
-    /// Records the embedding of `self.tokens`, which are those of the current step, or placeholders
-    /// of the same number in a step recorded ahead.
-    fn run_embed(&mut self, device: &mut dyn Device, x: View) -> Result<(), Error> {
-        let out = x.split(self.streams);
-        let embed = Op::Embed { table: self.embed, tokens: &self.tokens, out };
-        device
-            .enter_layer(0, None)
-            .and_then(|()| device.run(&embed))
-            .and_then(|()| match self.embed_scale {
+    /// Sets [`Model::tokens`]. Drafts that the step makes have placeholders.
+    pub(super) fn set_tokens(&mut self, spans: &[SeqSpan<'_>]) {
+        self.tokens.clear();
+        for span in spans {
+            let end = self.tokens.len() + span.rows();
+            self.tokens.extend_from_slice(span.tokens);
+            self.tokens.resize(end, 0);
+        }
+    }
+
+    /// Records the embedding of the step's tokens, or of places in a list of tokens in a step
+    /// recorded ahead.
+    fn run_embed(
+        &mut self,
+        device: &mut dyn Device,
+        spans: &[SeqSpan<'_>],
+        x: View,
+    ) -> Result<(), Error> {
+        let embed = |device: &mut dyn Device| {
+            let drafts =
+                self.draft_head.as_ref().filter(|_| spans.iter().any(SeqSpan::drafts_rows));
+            match drafts {
+                Some(head) => {
+                    device.enter_layer(0, Some(head.all_drafts(spans.len())))?;
+                    self.embed_with_drafts(head, device, spans, x)?;
+                }
+                None => {
+                    device.enter_layer(0, None)?;
+                    let out = x.split(self.streams);
+                    device.run(&Op::Embed { table: self.embed, tokens: &self.tokens, out })?;
+                }
+            }
+            match self.embed_scale {
                 1.0 => Ok(()),
                 factor => device.run(&Op::Scale { x, factor }),
-            })
-            .map_err(Error::at(|| "embedding"))
+            }
+        };
+        embed(device).map_err(Error::at(|| "embedding"))
+    }
+
+    fn embed_with_drafts(
+        &self,
+        head: &DraftHead,
+        device: &mut dyn Device,
+        spans: &[SeqSpan<'_>],
+        x: View,
+    ) -> Result<(), moeflux_compute::Error> {
+        let (table, mut row, mut sequence) = (self.embed, 0, 0);
+        for span in spans {
+            let tokens = span.tokens;
+            let out = x.slice(row, tokens.len()).split(self.streams);
+            device.run(&Op::Embed { table, tokens, out })?;
+            if let Some(HeadSpan { drafts, .. }) = span.head.as_ref().filter(|head| head.are_rows) {
+                let ids = head.drafts_view(sequence, 0..*drafts);
+                let out = x.slice(row + tokens.len(), *drafts);
+                device.run(&Op::EmbedChosen { table, ids, out })?;
+            }
+            sequence += usize::from(span.head.is_some());
+            row += span.rows();
+        }
+        Ok(())
     }
 
     /// Records parts of a step, up to the residual stream after them. Layer 0 includes the
@@ -416,10 +437,10 @@ impl Model {
         parts: Range<usize>,
     ) -> Result<(), Error> {
         let StepContext { device, cache, host, row_store, stats } = ctx;
-        let rows = spans.iter().map(|s| s.tokens.len()).sum();
+        let rows = spans.iter().map(SeqSpan::rows).sum();
         let (x, kinds) = (self.residual(rows), RowKinds::of(spans));
         if parts.start == 0 {
-            self.run_embed(&mut **device, x)?;
+            self.run_embed(&mut **device, spans, x)?;
         }
         let layers = self.layers.iter().enumerate();
         for (i, layer) in layers.take(parts.end).skip(parts.start) {
@@ -430,7 +451,7 @@ impl Model {
             for (which, layer_spans) in self.spans.iter_mut().enumerate() {
                 layer_spans.clear();
                 layer_spans.extend(spans.iter().filter_map(|s| {
-                    let span = Span::new(s.states[i][which]?, s.position, s.tokens.len());
+                    let span = Span::new(s.states[i][which]?, s.position, s.rows());
                     Some(Span { drafts: s.drafts, ..span })
                 }));
             }
@@ -560,13 +581,14 @@ impl Model {
     }
 
     /// Reads requested logits back from the device: the top k, and full logits if those do not
-    /// suffice; also what the step has drafted. While the device computes, records the next decode
-    /// step.
+    /// suffice; before them, what the step has drafted. While the device computes, records the next
+    /// decode step where the answers continue.
     fn read_logits(
         &mut self,
         ctx: &mut StepContext<'_>,
         logit_rows: &[LogitsRow],
-        &StepOutputs { drafted, next }: &StepOutputs<'_>,
+        spans: &[SeqSpan<'_>],
+        continues: bool,
         sink: &mut LogitsSink<'_>,
     ) -> Result<(), moeflux_compute::Error> {
         let mut host_logits = std::mem::take(&mut self.host_logits);
@@ -581,18 +603,20 @@ impl Model {
             };
             let view = view.slice(first, run.len());
             let (values, rest) = host_logits.split_at_mut(view.rows * view.width);
-            let mut pairs = [0.0; DRAFTED_VALUES];
-            let drafted = drafted.filter(|_| first == 0);
-            let pairs = &mut pairs[..drafted.map_or(0, |view| view.rows * view.width)];
+            let is_first = !std::mem::replace(&mut self.has_results, true);
+            let drafting = spans.iter().filter(|span| span.head.is_some()).count();
+            let of_drafts = self.draft_head.as_ref().filter(|_| is_first && drafting > 0);
+            let of_drafts = of_drafts.map(|head| head.all_drafts(drafting));
+            let mut drafted = vec![0.0; of_drafts.map_or(0, |view| view.width)];
             let mut reads = vec![ViewRead { view, out: &mut *values }];
-            reads.extend(drafted.map(|view| ViewRead { view, out: &mut *pairs }));
+            reads.extend(of_drafts.map(|view| ViewRead { view, out: &mut drafted }));
             device.read_while(&mut reads, &mut |device| {
-                if first == 0 {
-                    self.record_next(device, cache, host.as_deref(), next);
+                if first == 0 && continues {
+                    self.record_next(device, cache, host.as_deref(), spans);
                 }
             })?;
-            if drafted.is_some() {
-                self.take_drafted(logit_rows.len(), pairs);
+            if of_drafts.is_some() {
+                show_drafts(spans, &drafted, sink);
             }
             for (i, (wanted, row)) in run.iter().zip(values.chunks_exact(view.width)).enumerate() {
                 let Some(n) = wanted.top_k else {
@@ -629,12 +653,19 @@ impl Model {
     }
 }
 
-/// What a step returns beside logits.
-struct StepOutputs<'a> {
-    /// Tokens that the step has drafted.
-    drafted: Option<View>,
-    /// Spans whose next step is recorded.
-    next: &'a [SeqSpan<'a>],
+/// Passes the drafts of a step on, with the first row of each sequence.
+fn show_drafts(spans: &[SeqSpan<'_>], values: &[f32], sink: &mut LogitsSink<'_>) {
+    let (mut row, mut sequence) = (0, 0);
+    for span in spans {
+        if let Some(HeadSpan { drafts, are_rows, .. }) = span.head {
+            if are_rows {
+                let tokens = drafts_of(values, sequence, drafts);
+                sink(row, LogitsOutput::Drafts(&tokens[..drafts]));
+            }
+            sequence += 1;
+        }
+        row += span.rows();
+    }
 }
 
 /// A row of a step with requested logits: the top k, or all; or with its hidden state.
@@ -650,8 +681,8 @@ impl LogitsRow {
     /// Requested rows of a step.
     pub(super) fn of_spans(spans: &[SeqSpan<'_>]) -> impl Iterator<Item = Self> {
         let of_span = |end: &mut usize, span: &SeqSpan<'_>| {
-            *end += span.tokens.len();
-            let rows = *end - span.tokens.len()..*end;
+            *end += span.rows();
+            let rows = *end - span.rows()..*end;
             Some(Self::for_span(span.logits, rows, span.drafts))
         };
         spans.iter().scan(0, of_span).flatten()

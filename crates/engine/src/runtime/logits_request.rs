@@ -53,6 +53,9 @@ pub(crate) enum LogitsOutput<'a> {
     TopK { ids: &'a [f32], logits: &'a [f32] },
     /// The hidden state after the final norm.
     Hidden(&'a [f32]),
+    /// Drafts that the step has made for the sequence of the row, its first one. They come before
+    /// other output of it.
+    Drafts(&'a [u32]),
 }
 
 /// Receives the result for a row of the step. After the top k it returns whether they suffice; if

@@ -3,7 +3,7 @@
 //! `forward` turns token ids into embeddings, runs the layers and reads logits back; `spans` has
 //! the tokens of each session in a step; `steps_ahead` has the device record the next one;
 //! `draft_head` drafts the tokens after it, run by
-//! `drafting` or `drafting_in_step`; `layer` builds each layer from ops; `control` cancels and observes steps; `plan`
+//! `drafting` from `kept_rows`; `layer` builds each layer from ops; `control` cancels and observes steps; `plan`
 //! accounts for every byte before it is allocated, in the lines of `pools`, and `plan_record` has
 //! it as JSON; `prefix_share` divides memory between slots and prefix cache, by `prefill_cost`;
 //! `device` opens the device that computes; `host_experts` computes experts on the processor beside
@@ -18,12 +18,12 @@ mod card_speeds;
 pub(crate) mod control;
 pub(crate) mod device;
 pub(crate) mod draft_head;
-mod drafting;
-mod drafting_in_step;
+pub(crate) mod drafting;
 pub(crate) mod expert_probe;
 pub(crate) mod forward;
 pub(crate) mod host_experts;
 pub(crate) mod host_thread;
+pub(crate) mod kept_rows;
 pub(crate) mod layer;
 mod layer_cards;
 pub(super) mod logits_request;

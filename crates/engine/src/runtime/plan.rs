@@ -30,6 +30,7 @@ use crate::{
         slot_classes::{SlotClass, SlotClasses},
     },
     runtime::{
+        draft_head::DraftHead,
         layer::{Mla, MoeState, SCRATCH_BUFFERS, Scratch},
         logits_request::{TOP_CANDIDATES, host_values, logit_rows},
         pools::{LineName, Pool, PoolLine},
@@ -618,7 +619,12 @@ pub(super) fn scratch_bytes(
     let logits = blueprint.vocab as u64 * 4 * head_rows as u64
         + page_align(4 * (head_rows * TOP_CANDIDATES) as u64);
     let buffers = 12 + SCRATCH_BUFFERS + blueprint.memories().count();
-    Scratch::bytes(blueprint, rows, context) + buffers as u64 * page_align(1) + logits
+    let of_drafter = match blueprint.attached_drafter() {
+        Some(_) => DraftHead::buffer_lens(blueprint.hidden, sessions).map(|len| len as u64 * 4),
+        None => [0; 2],
+    };
+    let of_drafter: u64 = of_drafter.into_iter().map(page_align).sum();
+    Scratch::bytes(blueprint, rows, context) + buffers as u64 * page_align(1) + logits + of_drafter
 }
 
 /// Bytes on the host besides process and slots. A device that copies weights holds the largest one

@@ -1,30 +1,62 @@
 //! Spans of a step: the tokens of each session, by the kind of their rows.
 
+use std::ops::Range;
+
 use moeflux_compute::State;
 use moeflux_model::seam::MAX_STATES;
 
-use super::{layer::EXPANDED_ROWS, logits_request::LogitsRequest};
+use super::{kept_rows::Keep, layer::EXPANDED_ROWS, logits_request::LogitsRequest};
 
 /// States of one session for one layer.
 pub(crate) type LayerStates = [Option<State>; MAX_STATES];
 
 /// Consecutive tokens of one session in a step.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(crate) struct SeqSpan<'a> {
     pub(crate) states: &'a [LayerStates],
     pub(crate) position: usize,
     /// The tokens before them, as many as `position`.
     pub(crate) before: &'a [u32],
     pub(crate) tokens: &'a [u32],
-    /// Number of the last tokens that are drafted. Logits are returned after the token before them,
+    /// Number of the last rows that are drafted. Logits are returned after the row before them,
     /// too.
     pub(crate) drafts: usize,
-    /// Number of drafts to make after the step.
-    pub(crate) next_drafts: usize,
-    /// Rows that the states of the drafter hold.
-    pub(crate) drafter_rows: usize,
+    /// Drafts that the drafter makes at the start of the step.
+    pub(crate) head: Option<HeadSpan<'a>>,
+    /// Rows that are kept for the drafter.
+    pub(crate) keep: Option<Keep>,
     pub(crate) logits: LogitsRequest,
     pub(crate) kind: SpanKind,
+}
+
+/// Rows that the drafter takes at the start of a step, and its drafts after the last one.
+#[derive(Clone, Debug)]
+pub(crate) struct HeadSpan<'a> {
+    /// States of the drafter.
+    pub(crate) states: &'a LayerStates,
+    /// Rows that they hold. They need not be all of the sequence.
+    pub(crate) position: usize,
+    /// Rows that wait.
+    pub(crate) kept: Range<usize>,
+    /// Token after each row.
+    pub(crate) next: &'a [u32],
+    /// Number of drafts, 1 to [`MAX_DRAFTS`](super::draft_head::MAX_DRAFTS).
+    pub(crate) drafts: usize,
+    /// Whether they are rows of the step. Otherwise other tokens stand in for them.
+    pub(crate) are_rows: bool,
+}
+
+impl SeqSpan<'_> {
+    /// Rows of the step.
+    pub(crate) fn rows(&self) -> usize {
+        let made = self.head.as_ref().filter(|head| head.are_rows).map_or(0, |head| head.drafts);
+        self.tokens.len() + made
+    }
+
+    /// Whether the step makes drafts that are rows of it.
+    pub(crate) fn drafts_rows(&self) -> bool {
+        self.head.as_ref().is_some_and(|head| head.are_rows)
+    }
 }
 
 /// Whether tokens belong to an answer or to a prompt. It chooses kernels on the fast path, so that
@@ -55,7 +87,7 @@ pub(crate) struct RowKinds {
 
 impl RowKinds {
     pub(crate) fn of(spans: &[SeqSpan<'_>]) -> Self {
-        Self::count(spans.iter().map(|span| (span.kind, span.tokens.len())))
+        Self::count(spans.iter().map(|span| (span.kind, span.rows())))
     }
 
     /// Counts the rows of spans, each given by its kind and its number of rows.

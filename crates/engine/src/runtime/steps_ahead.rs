@@ -4,20 +4,20 @@
 use std::ops::Range;
 
 use moeflux_base::Error;
-use moeflux_compute::{Commit, Device, MAX_RECORDED_STEPS, RecordedStep, Span};
+use moeflux_compute::{Commit, Device, MAX_RECORDED_STEPS, RecordedStep, Span, State};
 
 use super::{
     control::StepControl,
-    draft_head::MAX_DRAFTS,
     forward::{LogitsRow, Model, StepContext},
     host_experts::HostExperts,
+    kept_rows::{Keep, KeptRows, MAX_KEPT},
     logits_request::LogitsRequest,
-    spans::{LayerStates, RowKinds, SeqSpan},
+    spans::{HeadSpan, LayerStates, RowKinds, SeqSpan},
 };
 use crate::experts::{cache::ExpertCache, stats::Stats};
 
-/// Tokens of a step before they are known.
-const PLACEHOLDERS: [u32; MAX_DRAFTS + 1] = [0; MAX_DRAFTS + 1];
+/// Maximum number of tokens that the host gives to a step for a sequence.
+const MAX_PLACES: usize = 2 * MAX_KEPT;
 
 /// A decode step whose first parts the device has recorded ahead.
 pub(super) struct StepAhead {
@@ -26,42 +26,53 @@ pub(super) struct StepAhead {
 }
 
 /// Share of a sequence in a step recorded ahead.
+#[derive(PartialEq)]
 struct SpanAhead {
     states: Vec<LayerStates>,
     position: usize,
+    tokens: usize,
     drafts: usize,
-    next_drafts: usize,
-    /// Rows that the states of the drafter hold, if the step drafts.
-    drafter_rows: Option<usize>,
+    head: Option<HeadAhead>,
+    keep: Option<Keep>,
     logits: LogitsRequest,
+}
+
+/// Share of the drafter.
+#[derive(PartialEq)]
+struct HeadAhead {
+    position: usize,
+    kept: Range<usize>,
+    drafts: usize,
+    are_rows: bool,
 }
 
 impl SpanAhead {
     fn new(span: &SeqSpan<'_>) -> Self {
-        let SeqSpan { states, position, drafts, next_drafts, logits, .. } = *span;
-        let drafter_rows = (next_drafts > 0).then_some(span.drafter_rows);
-        Self { states: states.to_vec(), position, drafts, next_drafts, drafter_rows, logits }
-    }
-
-    fn matches(&self, span: &SeqSpan<'_>) -> bool {
-        (self.position, self.drafts, self.next_drafts, self.logits)
-            == (span.position, span.drafts, span.next_drafts, span.logits)
-            && self.drafter_rows.is_none_or(|rows| rows == span.drafter_rows)
-            && span.tokens.len() == self.drafts + 1
-            && self.states == span.states
+        let &SeqSpan { states, position, tokens, drafts, keep, logits, .. } = span;
+        let head = span.head.as_ref().map(|head| HeadAhead {
+            position: head.position,
+            kept: head.kept.clone(),
+            drafts: head.drafts,
+            are_rows: head.are_rows,
+        });
+        let (states, tokens) = (states.to_vec(), tokens.len());
+        Self { states, position, tokens, drafts, head, keep, logits }
     }
 }
 
-impl StepAhead {
-    fn matches(&self, spans: &[SeqSpan<'_>]) -> bool {
-        self.spans.len() == spans.len()
-            && self.spans.iter().zip(spans).all(|(ahead, span)| ahead.matches(span))
-    }
+/// Tokens that the host gives to a step, in the order of their spans: those after rows of the
+/// drafter, then those of the rows.
+fn given_tokens(spans: &[SeqSpan<'_>]) -> Vec<u32> {
+    let of_span = |span: &SeqSpan<'_>| {
+        let next = span.head.as_ref().map_or(&[][..], |head| head.next);
+        [next, span.tokens].concat()
+    };
+    spans.iter().flat_map(of_span).collect()
 }
 
 /// Numbers of accepted rows of each span after a step, all of them in the first outcome.
 fn outcomes(spans: &[SeqSpan<'_>]) -> impl Iterator<Item = Vec<usize>> {
-    let count = spans.iter().map(|span| span.drafts + 1).product();
+    let count = spans.iter().map(|span| span.drafts + 1).product::<usize>();
     let of_index = |mut index: usize| {
         let accepted = spans.iter().map(|span| {
             let rows = span.drafts + 1;
@@ -83,16 +94,18 @@ impl Model {
         ahead: &[StepAhead],
         spans: &[SeqSpan<'_>],
     ) -> Result<bool, Error> {
-        let Some(step) = ahead.iter().find(|step| step.matches(spans)) else { return Ok(false) };
+        if ahead.is_empty() {
+            return Ok(false);
+        }
+        let wanted: Vec<_> = spans.iter().map(SpanAhead::new).collect();
+        let Some(step) = ahead.iter().find(|step| step.spans == wanted) else { return Ok(false) };
         self.write_table_rows(ctx)?;
-        let submitted = ctx.device.submit_recorded(step.number, &self.tokens);
+        let submitted = ctx.device.submit_recorded(step.number, &given_tokens(spans));
         if !submitted.map_err(Error::at(|| "embedding"))? {
             return Ok(false);
         }
         let (parts, rows) = (self.first_card_parts(), self.tokens.len());
-        let head = self.draft_head.as_ref().filter(|_| spans[0].next_drafts > 0);
-        let layers = self.layers().iter().take(parts.end).chain(head.map(|head| &head.layer));
-        for (i, layer) in layers.enumerate() {
+        for (i, layer) in self.layers().iter().enumerate().take(parts.end) {
             let experts = layer.moe().map_or(0, |(moe, _)| moe.most_needed(rows));
             let of_layer =
                 Stats { experts_needed: experts, experts_hit: experts, ..Stats::default() };
@@ -113,10 +126,9 @@ impl Model {
         host: Option<&HostExperts>,
         spans: &[SeqSpan<'_>],
     ) {
-        let rows = spans.iter().map(|span| span.tokens.len()).sum();
-        if spans.is_empty()
-            || host.is_some_and(|host| host.computes(rows))
-            || spans.iter().any(|span| span.tokens.len() != span.drafts + 1)
+        let rows = spans.iter().map(SeqSpan::rows).sum();
+        if host.is_some_and(|host| host.computes(rows))
+            || spans.iter().any(|span| span.rows() != span.drafts + 1)
             || self.moe_state.ids_were_read
         {
             return;
@@ -131,7 +143,7 @@ impl Model {
         self.moe_state.counters = counters;
     }
 
-    /// Records the step after one outcome, with as many drafts as the current one has or makes. Returns whether
+    /// Records the step after one outcome, with as many drafts as the current one. Returns whether
     /// it is recorded.
     fn record_after(
         &mut self,
@@ -142,36 +154,47 @@ impl Model {
     ) -> bool {
         // On several cards, `device` is the first one.
         let parts = self.first_card_parts();
-        let of_spans = spans.iter().zip(accepted);
-        let outcome: Vec<Commit> = of_spans
-            .clone()
-            .flat_map(|(span, accepted)| {
-                let states = span.states.iter().take(parts.end).flatten().flatten();
-                states.map(|state| {
-                    let rows = Span::new(*state, span.position, span.tokens.len());
-                    Commit { span: Span { drafts: span.drafts, ..rows }, accepted: *accepted }
-                })
-            })
-            .collect();
-        let next: Vec<_> = of_spans
-            .map(|(span, accepted)| {
-                // After a wrong draft the head makes one.
-                let drafts = match span.next_drafts {
-                    0 => span.drafts,
-                    made if *accepted == span.tokens.len() => made,
-                    _ => 1,
-                };
-                SeqSpan {
-                    position: span.position + accepted,
-                    drafter_rows: span.drafter_rows + accepted,
-                    tokens: &PLACEHOLDERS[..drafts + 1],
-                    drafts,
-                    ..*span
+        let of_spans = || spans.iter().zip(accepted);
+        let commits = |(span, accepted): (&SeqSpan<'_>, &usize)| {
+            let (position, rows, drafts) = (span.position, span.rows(), span.drafts);
+            let accepted = *accepted;
+            let states = span.states.iter().take(parts.end).flatten().flatten();
+            let of_state = move |state: &State| Commit {
+                span: Span { drafts, ..Span::new(*state, position, rows) },
+                accepted,
+            };
+            states.map(of_state).collect::<Vec<_>>()
+        };
+        let outcome: Vec<Commit> = of_spans().flat_map(commits).collect();
+        // Tokens are places in the list that is given at submission.
+        let places: Vec<u32> = (0..).take(MAX_PLACES * spans.len()).collect();
+        let mut given = 0;
+        let mut take_places = |count: usize| {
+            given += count;
+            places.get(given - count..given)
+        };
+        let mut next = Vec::with_capacity(spans.len());
+        for (span, accepted) in of_spans() {
+            let position = span.position + accepted;
+            let kept = span.keep.map(|keep| keep.after(position, span.rows() - accepted));
+            let head = match &span.head {
+                None => None,
+                Some(head) => {
+                    let Some(kept) = kept.filter(|kept| kept.reach(position)) else { return false };
+                    let Some(next) = take_places(kept.count) else { return false };
+                    let position = head.position + head.next.len();
+                    Some(HeadSpan { position, kept: kept.rows(), next, ..head.clone() })
                 }
-            })
-            .collect();
-        let rows = next.iter().map(|span| span.tokens.len()).sum();
-        let recorded = device.record_ahead(&outcome, rows, &mut |device| {
+            };
+            let Some(tokens) = take_places(span.tokens.len()) else { return false };
+            let kept = match (&head, kept) {
+                (Some(_), Some(kept)) => Some(KeptRows { count: 0, ..kept }),
+                (_, kept) => kept,
+            };
+            let keep = kept.and_then(|kept| kept.keep(span.rows()));
+            next.push(SeqSpan { position, tokens, head, keep, ..span.clone() });
+        }
+        let recorded = device.record_ahead(&outcome, given, &mut |device| {
             self.record_step(device, cache, &next, parts.clone())
         });
         let Ok(Some(number)) = recorded else { return false };
@@ -188,30 +211,25 @@ impl Model {
         spans: &[SeqSpan<'_>],
         parts: Range<usize>,
     ) -> bool {
-        self.tokens.clear();
-        spans.iter().for_each(|span| self.tokens.extend_from_slice(span.tokens));
+        self.set_tokens(spans);
         let has_head = parts.contains(&self.own_layers());
-        let mut stats = Stats::default();
-        let mut ctx = StepContext {
-            device: &mut *device,
-            cache,
-            host: None,
-            row_store: None,
-            stats: &mut stats,
-        };
-        if self.run_layers(&mut ctx, spans, &mut StepControl::default(), parts).is_err() {
+        if !has_head && spans.iter().any(|span| span.head.is_some()) {
             return false;
         }
-        let logit_rows: Vec<_> = LogitsRow::of_spans(spans).collect();
-        let RowKinds { answers, .. } = RowKinds::of(spans);
-        let mut ctx = StepContext { device, cache, host: None, row_store: None, stats: &mut stats };
-        !has_head
-            || self.run_head(ctx.device, &logit_rows, answers).is_ok() && {
-                let drafts = spans.iter().any(|span| span.next_drafts > 0);
-                !drafts
-                    || self.can_draft_in_step(&mut ctx, spans)
-                        && self.draft_in_step(&mut ctx, spans).is_ok()
+        let (host, row_store, stats) = (None, None, &mut Stats::default());
+        let mut ctx = StepContext { device, cache, host, row_store, stats };
+        let run = || {
+            self.make_drafts(&mut ctx, spans, None)?;
+            self.run_layers(&mut ctx, spans, &mut StepControl::default(), parts)?;
+            if !has_head {
+                return Ok(());
             }
+            self.keep_rows(ctx.device, spans)?;
+            let logit_rows: Vec<_> = LogitsRow::of_spans(spans).collect();
+            let RowKinds { answers, .. } = RowKinds::of(spans);
+            self.run_head(ctx.device, &logit_rows, answers).map_err(Error::at(|| "head"))
+        };
+        run().is_ok()
     }
 }
 
@@ -222,14 +240,15 @@ mod tests {
 
     #[test]
     fn outcomes_begin_with_the_likeliest() {
+        let tokens = [0; 4];
         let span = |drafts| SeqSpan {
             states: &[],
             position: 0,
             before: &[],
-            tokens: &PLACEHOLDERS[..drafts + 1],
+            tokens: &tokens[..drafts + 1],
             drafts,
-            next_drafts: 0,
-            drafter_rows: 0,
+            head: None,
+            keep: None,
             logits: LogitsRequest::None,
             kind: SpanKind::Answer,
         };

@@ -31,8 +31,8 @@ pub(crate) struct RunningAnswer {
     drafted: usize,
     right: usize,
     totals: DraftTotals,
-    /// Number of drafts that the current step is to make for the next one.
-    next_drafts: usize,
+    /// Number of drafts that the model's head is to make in the current step.
+    head_drafts: usize,
 }
 
 /// Tokens of an answer, as far as they are chosen.
@@ -53,8 +53,8 @@ pub(crate) struct AnswerFeed<'a> {
     pub(crate) tokens: &'a [u32],
     /// Number of the last tokens that are drafted.
     pub(crate) drafts: usize,
-    /// Number of drafts to make for the next step.
-    pub(crate) next_drafts: usize,
+    /// Number of drafts that the model's head makes.
+    pub(crate) head_drafts: usize,
     /// `None` before the last pending token.
     pub(crate) choice: Option<&'a mut dyn RowChoice>,
 }
@@ -65,21 +65,23 @@ impl RunningAnswer {
     /// # Errors
     /// As [`TokenChoice::for_request`].
     pub(crate) fn start(
-        session: &Session,
+        session: &mut Session,
         prompt: &[u32],
         request: &GenerateRequest,
         end: AnswerEnd,
     ) -> Result<Self, Error> {
         let choice = TokenChoice::for_request(session.engine(), prompt, request)?;
+        let drafts = Drafts::for_request(session.engine(), request);
+        session.set_drafts_by_head(drafts.uses_head());
         Ok(Self {
             tokens: AnswerTokens { choice, end, new: VecDeque::new(), ready: 0, next: 0 },
             pending: Vec::new(),
-            drafts: Drafts::for_request(session.engine(), request),
+            drafts,
             fed: Vec::new(),
             drafted: 0,
             right: 0,
             totals: DraftTotals::default(),
-            next_drafts: 0,
+            head_drafts: 0,
         })
     }
 
@@ -137,20 +139,17 @@ impl RunningAnswer {
         *next = *ready;
         fed.clear();
         fed.extend_from_slice(&pending[..count]);
-        self.next_drafts = 0;
+        self.head_drafts = 0;
         if count == pending.len() {
             // A draft that is right needs a row, and is not the last token.
             let context = session.engine().plan().context;
             let rows = context.saturating_sub(session.tokens().len() + count);
             let max = drafts.min(rows).min(end.remaining().saturating_sub(1));
-            self.drafts.propose(session.tokens(), fed, max, kind);
-            // At least one token is chosen, and the last one is not drafted.
-            let max = drafts.min(end.remaining().saturating_sub(2));
-            self.next_drafts = self.drafts.wanted(max, kind);
+            let has_head = count == 1 && session.can_draft_by_head();
+            self.head_drafts = self.drafts.propose(session.tokens(), fed, max, kind, has_head);
         }
         self.drafted = fed.len() - count;
-        let (drafts, made) = (kind.drafts + self.drafted, kind.made + self.next_drafts);
-        StepKind { drafts, made, ..kind }
+        StepKind { drafts: kind.drafts + self.drafted.max(self.head_drafts), ..kind }
     }
 
     /// The prepared tokens.
@@ -158,11 +157,11 @@ impl RunningAnswer {
         let drafts = self.drafted;
         let is_last = self.fed.len() - drafts == self.pending.len();
         let choice = is_last.then_some(&mut self.tokens as &mut dyn RowChoice);
-        AnswerFeed { tokens: &self.fed, drafts, next_drafts: self.next_drafts, choice }
+        AnswerFeed { tokens: &self.fed, drafts, head_drafts: self.head_drafts, choice }
     }
 
-    /// Ends a step that has appended `accepted` of the prepared tokens, `chosen` the next one and
-    /// `drafted` tokens after it.
+    /// Ends a step that has appended `accepted` of the prepared tokens and of those that the head
+    /// has `drafted`, and `chosen` the next one.
     ///
     /// # Errors
     /// The choice failed, or a mask.
@@ -174,6 +173,7 @@ impl RunningAnswer {
         drafted: DraftList,
     ) -> Result<(), Error> {
         let certain = self.fed.len() - self.drafted;
+        self.drafted += drafted.as_slice().len();
         self.right = accepted.saturating_sub(certain);
         self.totals.drafted += self.drafted as u64;
         self.totals.accepted += self.right as u64;
@@ -183,10 +183,7 @@ impl RunningAnswer {
             Some(chosen) => self.pending.push(chosen?),
             None => return Ok(()),
         }
-        self.extend_run(session)?;
-        // Forced tokens stand where they would.
-        self.drafts.take(if self.pending.len() == 1 { drafted } else { DraftList::default() });
-        Ok(())
+        self.extend_run(session)
     }
 
     /// Drafts so far.
@@ -251,6 +248,7 @@ impl RowChoice for AnswerTokens {
             LogitsOutput::Logits(logits) | LogitsOutput::Hidden(logits) => {
                 Some(self.choice.choose(logits)?)
             }
+            LogitsOutput::Drafts(_) => None,
         };
         let Some(chosen) = chosen else { return Ok(RowOutcome::NeedsAll) };
         let token = chosen.token;

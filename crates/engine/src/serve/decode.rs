@@ -114,9 +114,9 @@ impl<'a> Tokens<'a> {
         let max = if is_off { 0 } else { answer.drafts().max().min(room) };
         let kind = answer.prepare(session, count, max, kind);
         let mut control = StepControl { cancel: *cancel, ..StepControl::default() };
-        let AnswerFeed { tokens, drafts, next_drafts, choice } = answer.feed();
+        let AnswerFeed { tokens, drafts, head_drafts, choice } = answer.feed();
         let Some(choice) = choice else { return Ok(()) };
-        let feed = SessionFeed::answer(tokens, drafts, next_drafts);
+        let feed = SessionFeed::answer(tokens, drafts, head_drafts);
         let CheckedFeed { accepted, chosen, drafted } =
             session.choose_after(feed, choice, &mut control)?;
         let ended = answer.end_step(session, accepted, Some(chosen), drafted);

@@ -3,8 +3,7 @@
 use super::request::GenerateRequest;
 use crate::session::{
     drafts::{
-        CheckedDrafts, DraftList, DraftMode, DraftSource, Drafter, Gate, GateSteps, LookupDrafter,
-        MAX_DRAFTS, StepKind,
+        CheckedDrafts, DraftMode, DraftSource, Drafter, Gate, LookupDrafter, MAX_DRAFTS, StepKind,
     },
     engine::Engine,
 };
@@ -16,8 +15,8 @@ const CARD_ROWS: usize = 4;
 pub(crate) struct Drafts {
     /// Proposes what followed the last tokens before.
     drafter: Option<Box<dyn Drafter>>,
-    /// Drafts of the model's head for the next step; `None` if it does not draft.
-    of_head: Option<DraftList>,
+    /// Whether the model's head drafts.
+    by_head: bool,
     /// `None` if the number of drafts is given.
     gate: Option<Gate>,
     max: usize,
@@ -37,17 +36,17 @@ impl Drafts {
         let mode = request.draft.unwrap_or(engine.draft_mode());
         let max = mode.max().min(engine.plan().drafts);
         let is_gated = !matches!(mode, DraftMode::Always(_));
-        let on_fast_path = engine.device().graphics && !engine.is_exact();
+        let on_card = engine.device().graphics;
+        let on_fast_path = on_card && !engine.is_exact();
         let own = request.drafter.as_ref();
         let has_head = mode.uses_head() && engine.blueprint().attached_drafter().is_some();
         let lookup = || -> Box<dyn Drafter> { Box::new(LookupDrafter) };
         let drafter = || own.map_or_else(lookup, |source| source.start());
-        let steps = GateSteps { has_head, first_is_slow: engine.device().graphics };
         let looks_up = mode.uses_lookup() || own.is_some();
         Self {
             drafter: (max > 0 && looks_up).then(drafter),
-            of_head: (max > 0 && has_head).then(DraftList::default),
-            gate: (is_gated && max > 0).then(|| Gate::new(engine.shared_times(), steps)),
+            by_head: max > 0 && has_head,
+            gate: (is_gated && max > 0).then(|| Gate::new(engine.shared_times(), on_card)),
             max,
             max_rows: if is_gated && on_fast_path { CARD_ROWS } else { usize::MAX },
             vocab: engine.blueprint().vocab,
@@ -67,63 +66,63 @@ impl Drafts {
         self.gate.is_some()
     }
 
-    /// Appends up to `max` drafts to `fed`, the certain tokens of a step of a kind.
+    /// Whether the model's head drafts.
+    pub(crate) fn uses_head(&self) -> bool {
+        self.by_head
+    }
+
+    /// Appends up to `max` drafts to `fed`, the certain tokens of a step of a kind. Returns the
+    /// number of drafts that the model's head is to make, if it can.
     pub(crate) fn propose(
         &mut self,
         session: &[u32],
         fed: &mut Vec<u32>,
         max: usize,
         kind: StepKind,
-    ) {
-        let of_head = self.of_head.as_mut().map(std::mem::take).unwrap_or_default();
+        has_head: bool,
+    ) -> usize {
         let max = max.min(self.max).min(self.room(kind));
         if max == 0 {
-            return;
+            return 0;
         }
         self.proposed.clear();
         if let Some(drafter) = &mut self.drafter {
             drafter.draft(session, fed, max, &mut self.proposed);
         }
         let is_token = |draft: &&u32| (**draft as usize) < self.vocab;
-        let usable = |drafts: &[u32]| drafts.iter().take(max).take_while(is_token).count();
-        let (found, made) = (usable(&self.proposed), usable(of_head.as_slice()));
-        let gate = self.gate.as_ref();
-        // Without measurements the head is the better source.
-        let is_better = |gate: &Gate| {
-            gate.expected_tokens(DraftSource::Lookup, found)
-                > gate.expected_tokens(DraftSource::Head, made)
+        let found = self.proposed.iter().take(max).take_while(is_token).count();
+        let by_head = if self.by_head && has_head { max } else { 0 };
+        let count = |source, available| match &self.gate {
+            Some(gate) => gate.drafts(kind, source, available),
+            None => available,
         };
-        let (source, drafts) = match made == 0 || found > 0 && gate.is_some_and(is_better) {
-            _ if self.stands_for_head => (DraftSource::Head, &self.proposed[..found.min(made)]),
-            true => (DraftSource::Lookup, &self.proposed[..found]),
-            false => (DraftSource::Head, &of_head.as_slice()[..made]),
+        if self.stands_for_head {
+            let drafts = count(DraftSource::Head, found.min(by_head));
+            fed.extend_from_slice(&self.proposed[..drafts]);
+            self.source = DraftSource::Head;
+            return drafts;
+        }
+        let expected = |source, drafts| match &self.gate {
+            Some(gate) => gate.expected_tokens(source, drafts),
+            // Without measurements the head is the better source.
+            None => f64::from(u8::from(drafts > 0 && source == DraftSource::Head)),
         };
-        let count = gate.map_or(drafts.len(), |gate| gate.drafts(kind, source, drafts.len()));
-        fed.extend_from_slice(&drafts[..count]);
-        self.source = source;
+        let looks_up = found > 0
+            && expected(DraftSource::Lookup, found) > expected(DraftSource::Head, by_head);
+        if looks_up || by_head == 0 {
+            let drafts = count(DraftSource::Lookup, found);
+            fed.extend_from_slice(&self.proposed[..drafts]);
+            self.source = DraftSource::Lookup;
+            return 0;
+        }
+        self.source = DraftSource::Head;
+        count(DraftSource::Head, by_head)
     }
 
     /// Number of drafts of one sequence that a step of a kind has room for: sequences share it.
     fn room(&self, kind: StepKind) -> usize {
         let all = self.max_rows.saturating_sub(kind.sequences);
         all.saturating_sub(kind.drafts).min(all.div_ceil(kind.sequences.max(1)))
-    }
-
-    /// Number of drafts, `max` at most, that the model's head is to make in a step of a kind.
-    pub(crate) fn wanted(&self, max: usize, kind: StepKind) -> usize {
-        let max = max.min(self.max).min(self.room(kind));
-        match (&self.of_head, &self.gate) {
-            (None, _) => 0,
-            (Some(_), None) => max,
-            (Some(_), Some(gate)) => gate.drafts(kind, DraftSource::Head, max),
-        }
-    }
-
-    /// Takes what the model's head has drafted after the one token that the next step is to feed.
-    pub(crate) fn take(&mut self, drafts: DraftList) {
-        if let Some(of_head) = &mut self.of_head {
-            *of_head = drafts;
-        }
     }
 
     /// Takes the outcome of a step that only decoded: see [`Gate::record`].

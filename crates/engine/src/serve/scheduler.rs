@@ -209,7 +209,7 @@ struct EntryOutcome {
     accepted: usize,
     /// The token after them.
     chosen: Option<Result<u32, Error>>,
-    /// Drafts for the next step.
+    /// Drafts of the model's head among them, and those that were wrong.
     drafted: DraftList,
 }
 
@@ -244,9 +244,9 @@ impl Sequence {
         let Self { session, prompt, prompt_kind, answer, prompt_logprobs, embedding, .. } = self;
         let (fed, kind) = (session.tokens().len(), *prompt_kind);
         if !is_prefilling {
-            let AnswerFeed { tokens, drafts, next_drafts, choice } = answer.feed();
+            let AnswerFeed { tokens, drafts, head_drafts, choice } = answer.feed();
             let entry = BatchEntry::new(session, tokens).kind(EntryKind::Answer);
-            let entry = entry.drafts(drafts).next_drafts(next_drafts);
+            let entry = entry.drafts(drafts).head_drafts(head_drafts);
             return match choice {
                 Some(choice) => entry.choice(choice),
                 None => entry,

@@ -96,12 +96,10 @@ impl Runtime {
             let since = Instant::now();
             let wanted = LogitsRequest::TopK(1);
             let (tokens, outcome) = (&[token as u32], &CheckOutcome::new(1));
-            let (drafts, next_drafts, kind) = (0, 0, SpanKind::Answer);
             let timeline = &mut *timeline;
-            let mut entry =
-                [BatchResult { timeline, tokens, drafts, next_drafts, outcome, wanted, kind }];
+            let mut entry = [BatchResult::new(timeline, tokens, outcome, wanted, SpanKind::Answer)];
             let mut control = StepControl::default();
-            self.step(&mut entry, &mut Stats::default(), &mut control, &mut |_, _| true)?;
+            self.step(&mut entry, &mut Stats::default(), &mut control, &mut |_, _, _| true)?;
             if step >= WARM_STEPS {
                 seconds.push(since.elapsed().as_secs_f64());
             }

@@ -76,6 +76,7 @@ pub struct Session {
     pub(super) engine: Engine,
     pub(crate) timeline: Timeline,
     pub(super) stats: Stats,
+    pub(super) drafts_by_head: bool,
 }
 
 impl Session {
@@ -84,7 +85,18 @@ impl Session {
         // Reserved once: decode steps do not allocate.
         timeline.tokens.reserve_exact(engine.plan().context);
         timeline.logits.reserve_exact(engine.blueprint().vocab);
-        Ok(Self { engine, timeline, stats: Stats::default() })
+        Ok(Self { engine, timeline, stats: Stats::default(), drafts_by_head: false })
+    }
+
+    /// Sets whether steps of the session may draft by the model's head, which then takes its tokens
+    /// from the next step on. A new session does not.
+    pub fn set_drafts_by_head(&mut self, on: bool) {
+        self.drafts_by_head = on;
+    }
+
+    /// Whether the model's head can draft in the next step: it knows the last token.
+    pub(crate) fn can_draft_by_head(&self) -> bool {
+        self.drafts_by_head && self.timeline.kept.reach(self.timeline.tokens.len())
     }
 
     /// The engine that the session belongs to.
@@ -208,7 +220,7 @@ impl Session {
             };
             control.part(before, share, |control| {
                 let part =
-                    SessionFeed { tokens: &tokens[done..end], drafts: 0, next_drafts: 0, kind };
+                    SessionFeed { tokens: &tokens[done..end], drafts: 0, head_drafts: 0, kind };
                 self.steps(part, wanted, control, None, &mut |row, output| {
                     if let (LogitsOutput::Logits(logits), Some(sink)) = (output, &mut sink) {
                         sink.row(done + row, logits);
@@ -475,7 +487,7 @@ impl Session {
     /// token's logits are stored if they were read.
     fn steps(
         &mut self,
-        SessionFeed { tokens, drafts, next_drafts, kind }: SessionFeed<'_>,
+        SessionFeed { tokens, drafts, head_drafts, kind }: SessionFeed<'_>,
         wanted: LogitsRequest,
         control: &mut StepControl<'_>,
         mut choice: Option<&mut dyn RowChoice>,
@@ -496,18 +508,21 @@ impl Session {
             } else {
                 LogitsRequest::None
             };
-            let Self { engine, timeline, stats } = &mut *self;
+            let Self { engine, timeline, stats, drafts_by_head } = &mut *self;
             let (mut last_logits, mut read) = (std::mem::take(&mut timeline.logits), None);
             let (timeline, outcome) = (&mut *timeline, &CheckOutcome::new(chunk.len()));
             let drafts = if last { drafts.min(chunk.len() - 1) } else { 0 };
-            let next_drafts = if last { next_drafts } else { 0 };
+            let head_drafts = if last { head_drafts } else { 0 };
             let mut check = match &mut choice {
                 Some(choice) if last => Some(RowCheck::new(&mut **choice, chunk, drafts, outcome)),
                 _ => None,
             };
-            let tokens = chunk;
-            let entry =
-                BatchResult { timeline, tokens, drafts, next_drafts, outcome, wanted, kind };
+            let entry = BatchResult {
+                drafts,
+                head_drafts,
+                drafts_by_head: *drafts_by_head,
+                ..BatchResult::new(timeline, chunk, outcome, wanted, kind)
+            };
             let mut sink = |row, output: LogitsOutput<'_>| {
                 let is_last =
                     check.as_ref().map_or(row + 1 == chunk.len(), |check| check.awaits(row));
@@ -525,7 +540,9 @@ impl Session {
                 }
             };
             let stepped = control.part(before, share, |control| {
-                engine.lock().step(&mut [entry], stats, control, &mut sink)
+                engine
+                    .lock()
+                    .step(&mut [entry], stats, control, &mut |_, row, output| sink(row, output))
             });
             let stepped = stepped.map_err(|error| engine.explain_non_finite(error));
             // Logits read by a step that failed belong to tokens that were dropped.
@@ -568,8 +585,8 @@ pub(crate) struct SessionFeed<'a> {
     tokens: &'a [u32],
     /// Number of the last tokens that are drafted.
     drafts: usize,
-    /// Number of drafts to make for the next step.
-    next_drafts: usize,
+    /// Number of drafts that the model's head makes.
+    head_drafts: usize,
     kind: EntryKind,
 }
 
@@ -583,12 +600,12 @@ struct LastStep {
 
 impl<'a> SessionFeed<'a> {
     const fn new(tokens: &'a [u32]) -> Self {
-        Self { tokens, drafts: 0, next_drafts: 0, kind: EntryKind::of_count(tokens.len()) }
+        Self { tokens, drafts: 0, head_drafts: 0, kind: EntryKind::of_count(tokens.len()) }
     }
 
     /// Tokens of an answer.
-    pub(crate) const fn answer(tokens: &'a [u32], drafts: usize, next_drafts: usize) -> Self {
-        Self { tokens, drafts, next_drafts, kind: EntryKind::Answer }
+    pub(crate) const fn answer(tokens: &'a [u32], drafts: usize, head_drafts: usize) -> Self {
+        Self { tokens, drafts, head_drafts, kind: EntryKind::Answer }
     }
 }
 
@@ -598,7 +615,7 @@ pub(crate) struct CheckedFeed {
     pub(crate) accepted: usize,
     /// The token after them.
     pub(crate) chosen: Result<u32, Error>,
-    /// Drafts for the next step.
+    /// Drafts that the model's head has made, and the step has checked.
     pub(crate) drafted: DraftList,
 }
 

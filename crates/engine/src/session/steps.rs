@@ -1,7 +1,5 @@
 //! Steps: tokens appended to several sessions at once, as a transaction.
 
-use std::ops::Range;
-
 use moeflux_base::{Error, SessionError};
 use moeflux_compute::{Commit, Span, StateShape};
 use moeflux_model::seam::LayerState;
@@ -11,17 +9,19 @@ use crate::{
     experts::stats::Stats,
     runtime::{
         control::StepControl,
-        draft_head::{DraftLimits, DraftList, DraftSpan, MAX_DRAFTS},
+        draft_head::{DraftLimits, DraftList, MAX_DRAFTS},
+        drafting::PromptRows,
         forward::StepContext,
+        kept_rows::{Keep, KeptRows},
         layer::StepObserver,
-        logits_request::{Logits, LogitsOutput, LogitsRequest, LogitsSink},
-        spans::{SeqSpan, SpanKind},
+        logits_request::{Logits, LogitsOutput, LogitsRequest},
+        spans::{HeadSpan, SeqSpan, SpanKind},
     },
     session::{
         drafts::{CheckOutcome, RowCheck, RowChoice},
         engine::{Engine, Runtime},
         session::Session,
-        timeline::{MAX_HELD, StateGrowth, Timeline, explain_states_full},
+        timeline::{StateGrowth, Timeline, explain_states_full},
     },
 };
 
@@ -39,10 +39,12 @@ pub struct BatchEntry<'a> {
     pub drafts: usize,
     /// Number of `tokens` that the session has taken, after the step: all without drafts.
     pub accepted: usize,
-    /// Number of drafts that the model's own head makes for the next step, up to [`MAX_DRAFTS`].
-    /// None without `sampler`, or if the model has no head.
-    pub next_drafts: usize,
-    /// These drafts, after the step.
+    /// Number of drafts that the model's own head makes at the start of the step, up to
+    /// [`MAX_DRAFTS`], after a single token. The step checks them as `drafts`; where there are
+    /// `drafts`, those are checked in their place. None without `sampler`, or unless the head has
+    /// taken the tokens before: see [`Session::set_drafts_by_head`].
+    pub head_drafts: usize,
+    /// These drafts, after the step. `accepted` counts the right ones.
     pub drafted: DraftList,
     /// Chooses the token after the last accepted one, from candidates that the device selects where
     /// they suffice: [`Session::logits`] is then empty. Not used with `each_row`.
@@ -110,7 +112,7 @@ impl<'a> BatchEntry<'a> {
             tokens,
             drafts: 0,
             accepted: 0,
-            next_drafts: 0,
+            head_drafts: 0,
             drafted: DraftList::default(),
             sampler: None,
             chosen: None,
@@ -129,10 +131,10 @@ impl<'a> BatchEntry<'a> {
         self
     }
 
-    /// Sets `next_drafts`.
+    /// Sets `head_drafts`.
     #[must_use]
-    pub fn next_drafts(mut self, drafts: usize) -> Self {
-        self.next_drafts = drafts;
+    pub fn head_drafts(mut self, drafts: usize) -> Self {
+        self.head_drafts = drafts;
         self
     }
 
@@ -214,15 +216,15 @@ impl Engine {
         let outcomes: Vec<_> = entries.iter().map(|e| CheckOutcome::new(e.tokens.len())).collect();
         let mut outputs: Vec<EntryOutput<'_, '_>> = Vec::with_capacity(entries.len());
         for (entry, outcome) in entries.iter_mut().zip(&outcomes) {
-            let start = outputs.last().map_or(0, |output| output.rows.end);
             let sampler = entry.sampler.take().map(|sampler| sampler as &mut dyn RowChoice);
             let choice = entry.choice.take().or(sampler).filter(|_| entry.each_row.is_none());
             let drafts = entry.drafts.min(MAX_DRAFTS).min(entry.tokens.len() - 1);
             entry.drafts = if choice.is_some() { drafts } else { 0 };
+            entry.head_drafts = if choice.is_some() { entry.head_drafts } else { 0 };
             let check =
                 choice.map(|choice| RowCheck::new(choice, entry.tokens, entry.drafts, outcome));
             outputs.push(EntryOutput {
-                rows: start..start + entry.tokens.len(),
+                tokens: entry.tokens.len(),
                 keeps_last: entry.logits && !entry.hidden,
                 logits: std::mem::take(&mut entry.session.timeline.logits),
                 read: None,
@@ -235,19 +237,20 @@ impl Engine {
         let mut batch: Vec<BatchResult<'_>> = entries
             .iter_mut()
             .zip(outputs.iter().zip(&outcomes))
-            .map(|(entry, (output, outcome))| BatchResult {
-                timeline: &mut entry.session.timeline,
-                tokens: entry.tokens,
-                drafts: entry.drafts,
-                next_drafts: entry.next_drafts.min(MAX_DRAFTS),
-                outcome,
-                wanted: output.wanted(vocab),
-                kind: entry.kind.of_span(chunk),
+            .map(|(entry, (output, outcome))| {
+                let kind = entry.kind.of_span(chunk);
+                let (session, wanted) = (&mut *entry.session, output.wanted(vocab));
+                let timeline = &mut session.timeline;
+                BatchResult {
+                    drafts: entry.drafts,
+                    head_drafts: entry.head_drafts.min(MAX_DRAFTS),
+                    drafts_by_head: session.drafts_by_head,
+                    ..BatchResult::new(timeline, entry.tokens, outcome, wanted, kind)
+                }
             })
             .collect();
         let mut stats = Stats::default();
-        let stepped = self.lock().step(&mut batch, &mut stats, control, &mut |row, output| {
-            let i = outputs.partition_point(|output| output.rows.end <= row);
+        let stepped = self.lock().step(&mut batch, &mut stats, control, &mut |i, row, output| {
             outputs.get_mut(i).is_none_or(|of_entry| of_entry.take(row, &output))
         });
         let stepped = stepped.map_err(|error| self.explain_non_finite(error));
@@ -272,8 +275,8 @@ impl Engine {
 
 /// Output of a step for one of its entries.
 struct EntryOutput<'a, 's> {
-    /// Rows of the step.
-    rows: Range<usize>,
+    /// Number of its tokens.
+    tokens: usize,
     /// Whether the session keeps the logits of the last row.
     keeps_last: bool,
     /// Logits of the session.
@@ -299,16 +302,15 @@ impl EntryOutput<'_, '_> {
         }
     }
 
-    /// Takes the output of a row of the step. Returns whether it suffices.
+    /// Takes the output of a row of the entry. Returns whether it suffices.
     fn take(&mut self, row: usize, output: &LogitsOutput<'_>) -> bool {
-        let row = row - self.rows.start;
         if let (LogitsOutput::Logits(values) | LogitsOutput::Hidden(values), Some(sink)) =
             (output, &mut self.each_row)
         {
             sink.row(row, values);
         }
         if let LogitsOutput::Logits(values) = output
-            && self.check.as_ref().map_or(row + 1 == self.rows.len(), |check| check.awaits(row))
+            && self.check.as_ref().map_or(row + 1 == self.tokens, |check| check.awaits(row))
             && (self.keeps_last || self.check.is_some())
         {
             self.logits.clear();
@@ -319,95 +321,99 @@ impl EntryOutput<'_, '_> {
     }
 }
 
+/// [`LogitsSink`](crate::runtime::logits_request::LogitsSink) of several entries: takes the index of
+/// the entry and the row in it.
+pub(crate) type EntrySink<'a> = dyn FnMut(usize, usize, LogitsOutput<'_>) -> bool + 'a;
+
 /// A timeline and the tokens that a step appends to it.
 pub(crate) struct BatchResult<'a> {
     pub(crate) timeline: &'a mut Timeline,
     pub(crate) tokens: &'a [u32],
     /// Number of the last tokens that are drafted.
     pub(crate) drafts: usize,
-    /// Number of drafts to make after the step.
-    pub(crate) next_drafts: usize,
+    /// Number of drafts that the model's head makes.
+    pub(crate) head_drafts: usize,
+    /// Whether the head takes the tokens.
+    pub(crate) drafts_by_head: bool,
     pub(crate) outcome: &'a CheckOutcome,
     pub(crate) wanted: LogitsRequest,
     pub(crate) kind: SpanKind,
+    /// Token after each row that waits for the head, if it drafts.
+    pub(super) next: Vec<u32>,
+    pub(super) keep: Option<Keep>,
 }
 
-impl BatchResult<'_> {
+impl<'a> BatchResult<'a> {
+    /// Tokens without drafts.
+    pub(crate) fn new(
+        timeline: &'a mut Timeline,
+        tokens: &'a [u32],
+        outcome: &'a CheckOutcome,
+        wanted: LogitsRequest,
+        kind: SpanKind,
+    ) -> Self {
+        Self {
+            timeline,
+            tokens,
+            drafts: 0,
+            head_drafts: 0,
+            drafts_by_head: false,
+            outcome,
+            wanted,
+            kind,
+            next: Vec::new(),
+            keep: None,
+        }
+    }
+
+    /// Rows of the step.
+    fn rows(&self) -> usize {
+        self.tokens.len() + if self.drafts == 0 { self.head_drafts } else { 0 }
+    }
+
+    /// Number of the last rows that are drafted.
+    fn drafted_rows(&self) -> usize {
+        self.rows() - self.tokens.len() + self.drafts
+    }
+
     /// Rows that the step appends to the timeline.
     fn growth(&self) -> StateGrowth<'_> {
-        let Self { timeline, tokens, drafts, .. } = self;
-        let drafter_rows = match self.feeds_drafter() {
-            true => tokens.len() + MAX_HELD + MAX_DRAFTS,
-            false => 0,
+        let drafter_rows = match self.head_drafts {
+            0 if self.is_filled() => self.tokens.len(),
+            0 => 0,
+            drafts => self.next.len() + drafts,
         };
-        StateGrowth { timeline, rows: tokens.len(), drafts: *drafts, drafter_rows }
+        let (timeline, rows, drafts) = (&*self.timeline, self.rows(), self.drafted_rows());
+        StateGrowth { timeline, rows, drafts, drafter_rows }
     }
 
-    fn span(&self) -> SeqSpan<'_> {
-        let Timeline { states, tokens: before, drafter_rows, .. } = &*self.timeline;
-        let Self { tokens, drafts, next_drafts, wanted: logits, kind, .. } = *self;
-        let (position, drafter_rows) = (before.len(), drafter_rows.len());
+    fn span<'s>(&'s self, own_layers: usize) -> SeqSpan<'s> {
+        let Timeline { states, tokens: before, drafter_rows, kept, .. } = &*self.timeline;
+        let head = (self.head_drafts > 0).then(|| HeadSpan {
+            states: &states[own_layers],
+            position: drafter_rows.len(),
+            kept: kept.rows(),
+            next: &self.next,
+            drafts: self.head_drafts,
+            are_rows: self.drafts == 0,
+        });
         SeqSpan {
             states,
-            position,
+            position: before.len(),
             before,
-            tokens,
-            drafts,
-            next_drafts,
-            drafter_rows,
-            logits,
-            kind,
+            tokens: self.tokens,
+            drafts: self.drafted_rows(),
+            head,
+            keep: self.keep,
+            logits: self.wanted,
+            kind: self.kind,
         }
     }
 
-    /// Whether the drafter takes the tokens: of an answer if it is to draft, and the last ones of a
-    /// prompt, which are enough for drafts after it.
-    fn feeds_drafter(&self) -> bool {
-        match self.kind {
-            SpanKind::Answer => self.next_drafts > 0,
-            SpanKind::Prompt | SpanKind::LongPrompt => self.wanted.is_after_last_token(),
-        }
-    }
-
-    /// Rows of the drafter after the step, of which the entry's first one is `row`, with at most
-    /// `max_held` held ones.
-    fn draft_span(
-        &self,
-        row: usize,
-        max_held: usize,
-        limits: DraftLimits,
-    ) -> Option<DraftSpan<'_>> {
-        let Self { timeline, tokens, outcome, kind, .. } = self;
-        let accepted = outcome.accepted.get();
-        let all = &timeline.held;
-        let count = all.values.len() / limits.hidden;
-        let is_next = all.first + count == timeline.tokens.len();
-        let count = if is_next { count.min(max_held) } else { 0 };
-        let held = &all.values[all.values.len() - count * limits.hidden..];
-        let first = timeline.tokens.len() - count;
-        let known = timeline.tokens[first..].iter().skip(1).chain(&tokens[..accepted]);
-        // Without held rows the first token is the first row's own.
-        let known = known.skip(usize::from(count == 0)).copied();
-        let next: Vec<u32> = known.chain(outcome.next.get()).collect();
-        let position = timeline.drafter_rows.len();
-        let room = limits.context.saturating_sub(position + next.len());
-        // Drafts follow a token that is chosen, and all of them but the last take a row.
-        let wanted = outcome.next.get().map_or(0, |_| self.next_drafts.min(room + 1));
-        let fits = !next.is_empty() && position + next.len() <= limits.context;
-        (self.feeds_drafter() && fits).then(|| {
-            let (states, drafts) = (&timeline.states[limits.own_layers], DraftList::default());
-            DraftSpan { states, position, held, row, next, kind: *kind, wanted, drafts }
-        })
-    }
-
-    /// Number of the last accepted rows that the drafter does not take after the step, but later:
-    /// all of a step of an answer that does not draft, and a row whose next token is not known.
-    fn held_rows(&self) -> usize {
-        match (self.feeds_drafter(), self.kind) {
-            (false, SpanKind::Answer) => self.outcome.accepted.get().min(MAX_HELD),
-            (true, _) => usize::from(self.outcome.next.get().is_none()),
-            (false, _) => 0,
-        }
+    /// Whether the drafter takes the rows after the step, but the last one: those of a prompt's
+    /// end, which are enough for drafts after it.
+    fn is_filled(&self) -> bool {
+        self.drafts_by_head && self.kind != SpanKind::Answer && self.wanted.is_after_last_token()
     }
 
     /// Commits, one for each state.
@@ -415,11 +421,12 @@ impl BatchResult<'_> {
     /// Entries of KV caches that rejected rows wrote stay: they are written again before they are
     /// read.
     fn commits(&self, layers: &[Vec<LayerState>]) -> impl Iterator<Item = Commit> {
-        let SeqSpan { states, position, tokens, drafts, .. } = self.span();
+        let (position, rows, drafts) =
+            (self.timeline.tokens.len(), self.rows(), self.drafted_rows());
         let accepted = self.outcome.accepted.get();
-        let states = states[..layers.len()].iter().flatten().flatten();
+        let states = self.timeline.states[..layers.len()].iter().flatten().flatten();
         states.zip(layers.iter().flatten()).map(move |(state, layout)| {
-            let all = Commit::all(Span { drafts, ..Span::new(*state, position, tokens.len()) });
+            let all = Commit::all(Span { drafts, ..Span::new(*state, position, rows) });
             match layout.shape {
                 StateShape::Recurrent { .. } => Commit { accepted, ..all },
                 StateShape::KeyValue { .. } => all,
@@ -429,6 +436,54 @@ impl BatchResult<'_> {
 }
 
 impl Runtime {
+    /// Prepares the drafter's part of a step: its drafts, where it can make them, and the rows that
+    /// wait for it after the step.
+    fn prepare_drafts(&mut self, entries: &mut [BatchResult<'_>]) {
+        let DraftLimits { context, rows, .. } = self.draft_limits;
+        let mut free = rows.saturating_sub(entries.iter().map(|entry| entry.tokens.len()).sum());
+        let can_draft = self.can_draft();
+        for entry in entries {
+            entry.drafts_by_head &= can_draft;
+            let (position, kept) = (entry.timeline.tokens.len(), entry.timeline.kept);
+            let (drafts, certain) = (entry.head_drafts, entry.tokens.len() - entry.drafts);
+            let rows = if entry.drafts == 0 { drafts } else { 0 };
+            let is_ready = entry.drafts_by_head
+                && entry.kind == SpanKind::Answer
+                && certain == 1
+                && kept.reach(position)
+                && entry.timeline.drafter_rows.len() + kept.count + drafts <= context
+                && position + certain + rows <= context
+                && rows <= free;
+            entry.next.clear();
+            if !is_ready {
+                entry.head_drafts = 0;
+            } else if drafts > 0 {
+                free -= rows;
+                let after = &entry.timeline.tokens[kept.first + 1..];
+                entry.next.extend(after.iter().chain(&entry.tokens[..1]));
+            }
+            let rows = match entry.kind {
+                SpanKind::Answer => entry.rows(),
+                _ if entry.is_filled() => 1,
+                _ => 0,
+            };
+            entry.keep = None;
+            if entry.drafts_by_head && rows > 0 {
+                let slot = kept.slot.or_else(|| self.free_kept.pop());
+                entry.timeline.kept.slot = slot;
+                // What waits goes to the head in this step, or stays.
+                let waits = kept.reach(position) && entry.head_drafts == 0;
+                let count = if waits { kept.count } else { 0 };
+                entry.keep = KeptRows { slot, count, ..kept }.keep(rows);
+            }
+        }
+    }
+
+    /// Whether the model's head can draft. Rows of tables are read before drafts are known.
+    fn can_draft(&self) -> bool {
+        self.model.has_drafter() && self.row_store.is_none()
+    }
+
     /// Runs a step as a transaction: recurrent states are committed and tokens appended only when
     /// all of it has succeeded.
     pub(super) fn step(
@@ -436,18 +491,85 @@ impl Runtime {
         entries: &mut [BatchResult<'_>],
         stats: &mut Stats,
         control: &mut StepControl<'_>,
-        sink: &mut LogitsSink<'_>,
+        sink: &mut EntrySink<'_>,
     ) -> Result<(), Error> {
         self.reopen_lost_files();
         self.watch_files()?;
         for entry in entries.iter_mut().filter(|entry| entry.timeline.is_stale) {
             self.reset(entry.timeline)?;
         }
+        self.prepare_drafts(entries);
         self.reserve_states(entries.iter().map(|entry| entry.growth()))?;
         for entry in &mut *entries {
-            let end = entry.timeline.tokens.len() + entry.tokens.len();
+            let end = entry.timeline.tokens.len() + entry.rows();
             entry.timeline.written = entry.timeline.written.max(end);
         }
+        let stepped = self.run_step(entries, stats, control, sink);
+        let has_head = entries.iter().any(|entry| entry.head_drafts > 0);
+        match stepped {
+            // An answer goes on without drafts where the head fails.
+            Err(error)
+                if has_head && !self.model.has_results() && !matches!(error, Error::Cancelled) =>
+            {
+                entries.iter_mut().for_each(|entry| entry.head_drafts = 0);
+                self.prepare_drafts(entries);
+                self.run_step(entries, stats, control, sink)?;
+            }
+            stepped => stepped?,
+        }
+        let own_layers = self.draft_limits.own_layers;
+        self.step_commits.clear();
+        let layers = &self.layer_states[..own_layers];
+        self.step_commits.extend(entries.iter().flat_map(|entry| entry.commits(layers)));
+        for entry in entries.iter() {
+            let rows = entry.next.len();
+            let position = entry.timeline.drafter_rows.len();
+            let states = entry.timeline.states.get(own_layers).filter(|_| rows > 0);
+            let states = states.into_iter().flatten().flatten();
+            let all = states.map(|state| Commit::all(Span::new(*state, position, rows)));
+            self.step_commits.extend(all);
+        }
+        self.device.commit(&self.step_commits).map_err(Error::at(|| "committing a step"))?;
+        self.fill_drafter(entries, stats, control.observer.as_deref_mut());
+        for entry in entries {
+            let (accepted, rows, drafted) =
+                (entry.outcome.accepted.get(), entry.rows(), entry.drafted_rows());
+            let Timeline { tokens, drafter_rows, kept, .. } = &mut *entry.timeline;
+            if !entry.next.is_empty() {
+                let first = kept.first as u32;
+                drafter_rows.extend(first..first + kept.count as u32);
+            }
+            let made = entry.outcome.drafts.get();
+            tokens.extend(entry.tokens.iter().chain(made.as_slice()).take(accepted));
+            *kept = match entry.keep {
+                Some(keep) => keep.after(tokens.len(), rows - accepted),
+                None => KeptRows { count: 0, ..*kept },
+            };
+            stats.tokens -= (rows - accepted) as u64;
+            stats.drafted += drafted as u64;
+            stats.accepted += (drafted + accepted - rows) as u64;
+        }
+        Ok(())
+    }
+
+    fn run_step(
+        &mut self,
+        entries: &[BatchResult<'_>],
+        stats: &mut Stats,
+        control: &mut StepControl<'_>,
+        sink: &mut EntrySink<'_>,
+    ) -> Result<(), Error> {
+        let mut of_row = |row: usize, output: LogitsOutput<'_>| {
+            let mut start = 0;
+            for (i, entry) in entries.iter().enumerate() {
+                if row < start + entry.rows() {
+                    return sink(i, row - start, output);
+                }
+                start += entry.rows();
+            }
+            true
+        };
+        let own_layers = self.draft_limits.own_layers;
         let (before, reads) = (self.device.counters(), self.cache.read_counters());
         let on = StepContext {
             device: &mut *self.device,
@@ -456,115 +578,46 @@ impl Runtime {
             row_store: self.row_store.as_mut(),
             stats,
         };
-        let stepped = match &*entries {
+        let stepped = match entries {
             // A step of one session does not allocate.
-            [entry] => self.model.step(on, &[entry.span()], control, sink),
-            entries => self.model.step(
-                on,
-                &entries.iter().map(BatchResult::span).collect::<Vec<_>>(),
-                control,
-                sink,
-            ),
+            [entry] => self.model.step(on, &[entry.span(own_layers)], control, &mut of_row),
+            entries => {
+                let spans: Vec<_> = entries.iter().map(|entry| entry.span(own_layers)).collect();
+                self.model.step(on, &spans, control, &mut of_row)
+            }
         };
         stats.add_device(before, self.device.counters());
         stats.add_reads(reads, self.cache.read_counters());
-        stepped.map_err(explain_states_full)?;
-        self.step_commits.clear();
-        let layers = &self.layer_states[..self.draft_limits.own_layers];
-        self.step_commits.extend(entries.iter().flat_map(|entry| entry.commits(layers)));
-        self.device.commit(&self.step_commits).map_err(Error::at(|| "committing a step"))?;
-        self.draft(entries, stats, control.observer.as_deref_mut());
-        for entry in entries {
-            let accepted = entry.outcome.accepted.get();
-            entry.timeline.tokens.extend_from_slice(&entry.tokens[..accepted]);
-            stats.tokens -= (entry.tokens.len() - accepted) as u64;
-            stats.drafted += entry.drafts as u64;
-            stats.accepted += (entry.drafts + accepted - entry.tokens.len()) as u64;
-        }
-        Ok(())
+        stepped.map_err(explain_states_full)
     }
 
-    /// Runs the drafter after a step that is committed. Entries have no drafts if it fails: the
-    /// answer goes on without them.
-    fn draft(
+    /// Has the drafter take the rows of prompts after a step that is committed. If that fails, the
+    /// answer begins without them.
+    fn fill_drafter(
         &mut self,
         entries: &mut [BatchResult<'_>],
         stats: &mut Stats,
         observer: Option<&mut (dyn StepObserver + '_)>,
     ) {
-        if !self.model.has_drafter() {
+        let own_layers = self.draft_limits.own_layers;
+        let mut end = 0;
+        let mut prompts = Vec::new();
+        for entry in &*entries {
+            end += entry.rows();
+            let (count, position) = (entry.rows() - 1, entry.timeline.drafter_rows.len());
+            let fits = position + count <= self.draft_limits.context;
+            if entry.keep.is_some() && entry.is_filled() && count > 0 && fits {
+                prompts.push(PromptRows {
+                    states: &entry.timeline.states[own_layers],
+                    position,
+                    rows: end - 1 - count..end - 1,
+                    next: &entry.tokens[1..],
+                    kind: entry.kind,
+                });
+            }
+        }
+        if prompts.is_empty() {
             return;
-        }
-        let first_rows = entries.iter().scan(0, |end, entry| {
-            *end += entry.tokens.len();
-            Some(*end - entry.tokens.len())
-        });
-        let first_rows: Vec<usize> = first_rows.collect();
-        let held = self.hold_rows(entries, &first_rows);
-        let rows: usize = entries.iter().map(|entry| entry.tokens.len()).sum();
-        let limits = self.draft_limits;
-        let max_held = limits.rows.saturating_sub(rows + entries.len()) / entries.len();
-        let of_entries = entries.iter().zip(&first_rows).enumerate();
-        let (indexes, mut spans): (Vec<usize>, Vec<DraftSpan<'_>>) = of_entries
-            .filter_map(|(i, (entry, row))| Some((i, entry.draft_span(*row, max_held, limits)?)))
-            .unzip();
-        let results = self.run_drafter(&mut spans, stats, observer);
-        drop(spans);
-        for (i, (rows, drafts)) in indexes.into_iter().zip(results) {
-            let BatchResult { timeline, outcome, .. } = &mut entries[i];
-            let taken = outcome.accepted.get() - usize::from(outcome.next.get().is_none());
-            let end = (timeline.tokens.len() + taken) as u32;
-            timeline.drafter_rows.extend(end - rows as u32..end);
-            timeline.held.values.clear();
-            outcome.drafts.set(drafts);
-        }
-        for (entry, held) in entries.iter_mut().zip(held) {
-            let BatchResult { timeline, outcome, .. } = entry;
-            let rows = held.len() / limits.hidden;
-            let position = timeline.tokens.len() + outcome.accepted.get() - rows;
-            if rows > 0 {
-                timeline.held.push(position, &held, limits.hidden);
-            }
-        }
-    }
-
-    /// Hidden states that the drafter takes later, of each entry. A card would wait for the copy,
-    /// so that its drafter goes without.
-    fn hold_rows(&mut self, entries: &[BatchResult<'_>], first_rows: &[usize]) -> Vec<Vec<f32>> {
-        let is_cpu = self.device.memory().is_none();
-        let held = entries.iter().zip(first_rows).map(|(entry, first)| {
-            let mut held = Vec::new();
-            let rows = if is_cpu { entry.held_rows() } else { 0 };
-            let end = first + entry.outcome.accepted.get();
-            if rows > 0 && self.model.hold(&mut *self.device, end - rows..end, &mut held).is_err() {
-                held.clear();
-            }
-            held
-        });
-        held.collect()
-    }
-
-    /// Runs the drafter. Returns the rows that it has taken and the drafts of each span; nothing if
-    /// it fails.
-    fn run_drafter(
-        &mut self,
-        spans: &mut [DraftSpan<'_>],
-        stats: &mut Stats,
-        observer: Option<&mut (dyn StepObserver + '_)>,
-    ) -> Vec<(usize, DraftList)> {
-        let of_spans = |spans: &[DraftSpan<'_>]| -> Vec<(usize, DraftList)> {
-            spans.iter().map(|span| (span.next.len(), span.drafts)).collect()
-        };
-        let in_step = self.model.take_step_drafts();
-        if spans.is_empty() {
-            return Vec::new();
-        }
-        let made: Option<Vec<_>> =
-            spans.iter().map(|span| in_step.as_ref()?.of_span(span)).collect();
-        if let Some(made) = made {
-            spans.iter_mut().zip(made).for_each(|(span, drafts)| span.drafts = drafts);
-            let committed = self.commit_drafter(spans);
-            return committed.map_or(Vec::new(), |()| of_spans(spans));
         }
         let (before, reads) = (self.device.counters(), self.cache.read_counters());
         let on = StepContext {
@@ -574,16 +627,20 @@ impl Runtime {
             row_store: None,
             stats,
         };
-        let drafted = self.model.draft(on, spans, observer);
-        let drafted = drafted.and_then(|()| self.commit_drafter(spans));
+        let taken = self.model.take_prompts(on, &prompts, observer).and_then(|()| {
+            let appended = prompts.iter().flat_map(PromptRows::appended).map(Commit::all);
+            self.step_commits.clear();
+            self.step_commits.extend(appended);
+            self.device.commit(&self.step_commits).map_err(Error::at(|| "committing a prompt"))
+        });
         stats.add_device(before, self.device.counters());
         stats.add_reads(reads, self.cache.read_counters());
-        drafted.map_or(Vec::new(), |()| of_spans(spans))
-    }
-
-    fn commit_drafter(&mut self, spans: &[DraftSpan<'_>]) -> Result<(), Error> {
-        self.step_commits.clear();
-        self.step_commits.extend(spans.iter().flat_map(DraftSpan::appended).map(Commit::all));
-        self.device.commit(&self.step_commits).map_err(Error::at(|| "committing drafts"))
+        let filled = entries.iter_mut().filter(|entry| entry.keep.is_some() && entry.is_filled());
+        for BatchResult { timeline, tokens, .. } in filled.filter(|_| taken.is_ok()) {
+            let (first, count) = (timeline.tokens.len() as u32, tokens.len() as u32 - 1);
+            if timeline.drafter_rows.len() + count as usize <= self.draft_limits.context {
+                timeline.drafter_rows.extend(first..first + count);
+            }
+        }
     }
 }

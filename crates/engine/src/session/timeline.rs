@@ -10,7 +10,7 @@ use moeflux_model::{
 };
 
 use crate::{
-    runtime::{plan::MemoryPlan, spans::LayerStates},
+    runtime::{kept_rows::KeptRows, plan::MemoryPlan, spans::LayerStates},
     session::engine::Runtime,
 };
 
@@ -37,35 +37,7 @@ pub(crate) struct Timeline {
     /// each. They may lack any, as drafts change no result.
     pub(crate) drafter_rows: Vec<u32>,
     /// Rows that the drafter has yet to take.
-    pub(crate) held: HeldRows,
-}
-
-/// Maximum number of rows that wait for the drafter: older ones say little about the next token.
-pub(crate) const MAX_HELD: usize = 32;
-
-/// Hidden states of consecutive tokens, which wait until their session drafts again.
-#[derive(Debug, Default)]
-pub(crate) struct HeldRows {
-    /// Position of the first one.
-    pub(crate) first: usize,
-    /// `(tokens, hidden)`.
-    pub(crate) values: Vec<f32>,
-}
-
-impl HeldRows {
-    /// Appends the state of the tokens from `position` on, and keeps the last [`MAX_HELD`].
-    pub(crate) fn push(&mut self, position: usize, rows: &[f32], hidden: usize) {
-        if self.first + self.values.len() / hidden != position {
-            self.values.clear();
-        }
-        if self.values.is_empty() {
-            self.first = position;
-        }
-        self.values.extend_from_slice(rows);
-        let excess = (self.values.len() / hidden).saturating_sub(MAX_HELD);
-        self.values.drain(..excess * hidden);
-        self.first += excess;
-    }
+    pub(crate) kept: KeptRows,
 }
 
 impl Timeline {
@@ -222,7 +194,7 @@ impl Runtime {
             has_other_placement: src.has_other_placement && len > 0,
             is_stale: false,
             drafter_rows: src.drafter_rows[..src.drafter_len(len)].to_vec(),
-            held: HeldRows::default(),
+            kept: KeptRows::default(),
         };
         for (layer, src_states) in src.states.iter().enumerate() {
             let entries = match layer < self.draft_limits.own_layers {
@@ -255,7 +227,7 @@ impl Runtime {
         debug_assert!(len >= self.rewind.min_len(timeline));
         timeline.drafter_rows.truncate(timeline.drafter_len(len));
         if len < timeline.tokens.len() {
-            timeline.held.values.clear();
+            timeline.kept.count = 0;
             timeline.tokens.truncate(len);
             timeline.logits.clear();
             timeline.is_lossy &= len > 0;
@@ -283,7 +255,7 @@ impl Runtime {
         timeline.is_lossy = false;
         timeline.has_other_placement = false;
         timeline.drafter_rows.clear();
-        timeline.held.values.clear();
+        timeline.kept.count = 0;
         timeline.is_stale = true;
         let doing = || "resetting a session";
         for state in timeline.states.iter().flatten().flatten() {
@@ -303,6 +275,7 @@ impl Runtime {
 
     /// Frees a timeline's states.
     pub(crate) fn drop_timeline(&mut self, timeline: Timeline) {
+        self.free_kept.extend(timeline.kept.slot);
         for state in timeline.states.into_iter().flatten().flatten() {
             self.device.drop_state(state);
         }

@@ -278,18 +278,14 @@ impl PlannedMemory for Wrapped {
 }
 
 impl RecordAhead for Wrapped {
-    fn records_steps(&self) -> bool {
-        self.inner.records_steps()
-    }
-
     fn record_ahead(
         &mut self,
         outcome: &[Commit],
-        rows: usize,
+        tokens: usize,
         record: &mut dyn FnMut(&mut dyn Device) -> bool,
     ) -> Result<Option<RecordedStep>, Error> {
         self.check()?;
-        self.inner.record_ahead(outcome, rows, record)
+        self.inner.record_ahead(outcome, tokens, record)
     }
 
     fn submit_recorded(&mut self, step: RecordedStep, tokens: &[u32]) -> Result<bool, Error> {

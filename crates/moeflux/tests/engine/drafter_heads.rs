@@ -46,17 +46,30 @@ fn tales() -> Checkpoint {
 /// one draft after another; and the drafts.
 fn head_logits(engine: &Engine, ids: &[u32], drafts: usize) -> (Vec<Vec<f32>>, Vec<u32>) {
     let mut session = engine.session().unwrap();
+    session.set_drafts_by_head(true);
     let mut greedy = Sampler::new(Sampling::greedy(), engine.blueprint().vocab).unwrap();
     let mut seen = HeadLogits::default();
     let mut control = StepControl::default();
     control.observer = Some(&mut seen);
     let (last, fed) = ids.split_last().unwrap();
-    let entry = BatchEntry::new(&mut session, fed).kind(EntryKind::Answer);
-    let mut entries = [entry.sampler(&mut greedy).next_drafts(drafts)];
+    let prompt = EntryKind::Prompt { tokens: fed.len() };
+    let mut entries = [BatchEntry::new(&mut session, fed).kind(prompt).sampler(&mut greedy)];
     engine.step(&mut entries, &mut control).unwrap();
     let [entry] = entries;
     assert_eq!(entry.chosen.unwrap().unwrap(), *last);
-    (seen.0, entry.drafted.as_slice().to_vec())
+    let next = std::slice::from_ref(last);
+    let entry = BatchEntry::new(&mut session, next).sampler(&mut greedy).head_drafts(drafts);
+    let mut entries = [entry];
+    engine.step(&mut entries, &mut control).unwrap();
+    let drafted = entries[0].drafted.as_slice().to_vec();
+    // The head takes the rows of the prompt but the last one first.
+    let logits = if fed.len() > 1 {
+        let [prompt, last, rest @ ..] = &seen.0[..] else { panic!("{} runs", seen.0.len()) };
+        [&[[&prompt[..], last].concat()][..], rest].concat()
+    } else {
+        seen.0
+    };
+    (logits, drafted)
 }
 
 #[test]
@@ -225,9 +238,9 @@ fn a_card_drafts_in_the_submission_of_a_step() {
             serde_json::from_slice(&text).unwrap();
         fables["The Fox and the Crow"]["prompt"].clone()
     };
-    let sampled = Sampling::default().temperature(1.0).seed(7);
+    let sampled = Sampling::default().temperature(0.7).seed(7);
     let tell = |engine: &Engine, sampling: &Sampling, draft| {
-        let request = GenerateRequest::default().max_tokens(60).sampling(sampling.clone());
+        let request = GenerateRequest::default().max_tokens(40).sampling(sampling.clone());
         let (request, mut control) = (request.draft(draft), StepControl::default());
         let mut session = engine.session().unwrap();
         let told = generate(&mut session, &prompt, &request, &mut control, &mut |_| {
@@ -236,31 +249,29 @@ fn a_card_drafts_in_the_submission_of_a_step() {
         told.unwrap()
     };
     let on_cpu = open(tales(), exact("cpu"), DraftMode::Mtp);
+    // The head sees little of a prompt that is in the prefix cache, on both devices.
+    tell(&on_cpu, &Sampling::greedy(), Some(DraftMode::Off));
     for device in [gpu(true), gpu(false)].into_iter().flatten() {
         let is_exact = device.exact;
         let engine = open(tales(), device, DraftMode::Mtp);
         for sampling in [Sampling::greedy(), sampled.clone()] {
             let plain = tell(&engine, &sampling, Some(DraftMode::Off));
-            for count in 1..=3 {
+            // To save time, not all.
+            for count in if is_exact { 1..=1 } else { 2..=3 } {
                 let draft = Some(DraftMode::Always(count));
                 let drafted = tell(&engine, &sampling, draft);
                 let what = format!("exact: {is_exact}, {sampling:?}, {count} drafts");
                 assert_eq!(drafted.tokens, plain.tokens, "{what}");
                 let stats = drafted.decode.stats;
-                if sampling == sampled {
-                    continue;
-                }
                 let steps = stats.tokens - stats.accepted;
                 // The first step is not recorded. Each has a submission for its results.
                 assert!(stats.submissions <= 2 * steps + 12, "{what}, {steps} steps: {stats:?}");
-                if is_exact && count == 1 {
-                    let expected = tell(&on_cpu, &sampling, draft).decode.stats;
-                    assert_eq!(
-                        (stats.drafted, stats.accepted),
-                        (expected.drafted, expected.accepted)
-                    );
-                }
                 assert!(stats.accepted * 3 > stats.tokens, "{what}: {stats:?}");
+                if is_exact {
+                    let expected = tell(&on_cpu, &sampling, draft).decode.stats;
+                    assert_eq!(stats.drafted, expected.drafted, "{what}");
+                    assert_eq!(stats.accepted, expected.accepted, "{what}");
+                }
             }
         }
     }

@@ -14,21 +14,16 @@ pub const MAX_RECORDED_STEPS: usize = 4;
 
 /// Prepares steps before they run. The defaults suit synchronous devices without kernels.
 pub trait RecordAhead {
-    /// Whether the device records steps of all layers: it computes while the host records.
-    fn records_steps(&self) -> bool {
-        false
-    }
-
     /// Records the ops that `record` runs as a step that may follow the current one, to be
     /// submitted later by [`RecordAhead::submit_recorded`] while the current step still runs. Up
     /// to [`MAX_RECORDED_STEPS`] are kept, of which one can be submitted. Returns the number of
     /// the step if it is recorded.
     ///
-    /// The step has `rows` rows, of one or more sequences. It follows an outcome of the current
-    /// step: the recorded ops read the recurrent states of `outcome` as the commit leaves them.
-    /// Other states are not needed there. The tokens of each [`Op::Embed`](crate::Op::Embed) among
-    /// the ops, one per row, are set at submission. The ops read the values that buffers have then:
-    /// see [`Device::write_view`].
+    /// The step follows an outcome of the current step: the recorded ops read the recurrent states
+    /// of `outcome` as the commit leaves them. Other states are not needed there. Tokens of an
+    /// [`Op::Embed`](crate::Op::Embed) among the ops are places in a list of `tokens` tokens, which
+    /// is given at submission. The ops read the values that buffers have then: see
+    /// [`Device::write_view`].
     ///
     /// Nothing is recorded where `record` returns false or reads a result back, or by a synchronous
     /// device. The device discards all recordings if anything but values of buffers is run or
@@ -36,15 +31,15 @@ pub trait RecordAhead {
     fn record_ahead(
         &mut self,
         outcome: &[Commit],
-        rows: usize,
+        tokens: usize,
         record: &mut dyn FnMut(&mut dyn Device) -> bool,
     ) -> Result<Option<RecordedStep>, Error> {
-        let _ = (outcome, rows, record);
+        let _ = (outcome, tokens, record);
         Ok(None)
     }
 
     /// Submits a recorded step with its tokens, and discards the other ones. Returns false, and
-    /// discards all of them, if it has another number of rows or does not follow what has been
+    /// discards all of them, if it has another number of tokens or does not follow what has been
     /// committed.
     fn submit_recorded(&mut self, step: RecordedStep, tokens: &[u32]) -> Result<bool, Error> {
         let _ = (step, tokens);

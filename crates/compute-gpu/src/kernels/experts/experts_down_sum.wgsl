@@ -1,10 +1,10 @@
-// GEMV of the down projections of the TOP_K experts of one row, fused with their weighted sum and
+// GEMV of the down projections of the TOP_K experts of each row, fused with their weighted sum and
 // the residual, as combine.wgsl computes it: expert_out[e][o] = down[e][o] . inner[e]; out[o] +=
 // sum over e, in rank order, of weights[e] expert_out[e][o], plus the shared expert (SHARED) times
 // sigmoid of its gate (GATED).
 // Threads per row, ROWS and blocks: as in row_products.wgsl. The threads of a workgroup share
 // ROW_GROUPS groups of ROWS outputs of all experts, and then sum them.
-// Grid: groups of ROW_GROUPS ROWS outputs.
+// Grid: groups of ROW_GROUPS ROWS outputs, `row_groups` of them for each row.
 // needs: common/common, @team, @row_sums, experts/assignments, experts/slot_matrix
 // needs: gemv/row_products, gemv/stage_x
 // constants: BLOCK_ROWS, GATED, ROWS, ROW_GROUPS, ROW_SCALES, ROW_THREADS, SHARED, TOP_K, WG
@@ -12,8 +12,12 @@
 struct Params {
     x: u32, assignments: Assignments, outputs: u32, down: SlotMatrix,
     expert_out: u32, expert_out_row_stride: u32, weights: u32, shared_out: u32, gate: u32, out: u32,
+    rows: u32, row_groups: u32, x_stride: u32, weights_stride: u32, shared_stride: u32, gate_stride: u32,
+    out_stride: u32,
 }
 var<immediate> p: Params;
+// Ids of the workgroup's row.
+var<private> assignments: Assignments;
 
 const X_ROWS = TOP_K;
 const NORM = 0u;
@@ -34,7 +38,7 @@ struct Item { item: u32, slot: u32, rows: RowOffsets }
 
 fn item_at(first_output: u32, item: u32) -> Item {
     let i = min(item, ITEMS - 1u);
-    let slot = assignment_at(p.assignments, i / ROW_GROUPS).slot;
+    let slot = assignment_at(assignments, i / ROW_GROUPS).slot;
     return Item(i, slot, row_offsets(slot, first_output + i % ROW_GROUPS * ROWS));
 }
 
@@ -51,19 +55,25 @@ fn main(
     @builtin(local_invocation_index) index: u32,
 ) {
     team_begin(index);
-    let first_output = group_index(id, count) * OUTPUTS;
-    if (first_output >= p.outputs) { return; }
+    let group = group_index(id, count);
+    let row = group / p.row_groups;
+    let first_output = group % p.row_groups * OUTPUTS;
+    if (row >= p.rows) { return; }
+    assignments = p.assignments;
+    assignments.list += row * p.assignments.row_stride;
+    let x = p.x + row * p.x_stride;
+    let out = p.out + row * p.out_stride;
     let row_thread = index % ROW_THREADS;
-    let loaded_x = load_x(p.x, 0u, 0u);
+    let loaded_x = load_x(x, 0u, 0u);
     var current = item_at(first_output, index / ROW_THREADS);
     var blocks = load_blocks(current.rows, row_thread);
     // Loaded after the weights, which must not wait for it.
     let o = first_output + index;
     var residual = 0.0;
-    if (index < OUTPUTS && o < p.outputs) { residual = act[p.out + o]; }
+    if (index < OUTPUTS && o < p.outputs) { residual = act[out + o]; }
     var weight = 0.0;
-    if (index < TOP_K) { weight = act[p.weights + index]; }
-    stage_activations(loaded_x, p.x, 0u);
+    if (index < TOP_K) { weight = act[p.weights + row * p.weights_stride + index]; }
+    stage_activations(loaded_x, x, 0u);
     if (index < TOP_K) { expert_weights[index] = weight; }
     for (var items = 0u; items < ITEMS; items += ITEMS_AT_ONCE) {
         if (items > 0u) {
@@ -85,14 +95,14 @@ fn main(
         // second one with their sum, which combine.wgsl does not.
         for (var rank = 0u; rank < p.assignments.k; rank++) {
             let product = products[rank * OUTPUTS + index];
-            act[p.expert_out + rank * p.expert_out_row_stride + o] = product;
+            act[p.expert_out + (row * p.assignments.k + rank) * p.expert_out_row_stride + o] = product;
             sum = fma(expert_weights[rank], product, sum);
         }
         if (SHARED == 1u) {
             var gate = 1.0;
-            if (GATED == 1u) { gate = sigmoid(act[p.gate]); }
-            sum = fma(gate, act[p.shared_out + o], sum);
+            if (GATED == 1u) { gate = sigmoid(act[p.gate + row * p.gate_stride]); }
+            sum = fma(gate, act[p.shared_out + row * p.shared_stride + o], sum);
         }
-        act[p.out + o] = residual + sum;
+        act[out + o] = residual + sum;
     }
 }

@@ -42,7 +42,7 @@ pub(crate) struct ExpertStage<'a> {
     /// Gate and up, or one of up and down.
     pub(crate) matrices: &'a [MatrixLocation],
     pub(crate) activation: GluCode,
-    /// Router top-k of the row, if fused with the stage.
+    /// Router top-k of the rows, if fused with the stage.
     pub(crate) router: Option<&'a RouterTopK>,
 }
 
@@ -199,7 +199,7 @@ pub(super) fn encode_stage(
     ctx.recorder.dispatch(&EXPERTS_GEMV_ROUTED[kernel], constants, &buffers, &params, groups)
 }
 
-/// Weights and shared expert of the sum over the experts of a row.
+/// Weights and shared expert of the sum over the experts of each row.
 #[derive(Clone, Copy)]
 pub(crate) struct ExpertSum {
     /// Router weights of the experts.
@@ -209,7 +209,8 @@ pub(crate) struct ExpertSum {
     pub(crate) out: View,
 }
 
-/// Down projection of the experts that a router chose for one row. It can be fused with their sum.
+/// Down projection of the experts that a router chose for a few rows. It can be fused with their
+/// sum.
 pub(crate) struct DownProjection {
     uses: BankUses,
     config: GemvConfig,
@@ -233,7 +234,7 @@ impl DownProjection {
     ) -> Option<Self> {
         let activations = ActivationFormat::default_for(ctx.exact);
         let config = GemvConfig::for_rows(ctx, matrix.shape, activations)?;
-        let (k, cols) = (uses.count, matrix.shape.cols);
+        let (k, cols) = (uses.params.k as usize, matrix.shape.cols);
         let max_threads = match config.activations {
             ActivationFormat::F32 => THREADS,
             ActivationFormat::I16 | ActivationFormat::I8 => ctx.max_threads(),
@@ -259,7 +260,7 @@ impl DownProjection {
     /// Whether the sum of `parts` into `out` can be fused.
     pub(crate) fn accepts_sum(&self, parts: View, out: View) -> bool {
         parts == self.parts
-            && out.rows == 1
+            && out.rows * self.uses.params.k as usize == self.uses.count
             && out.buffer != parts.buffer
             && out.buffer != self.inner.buffer
     }
@@ -290,6 +291,9 @@ impl DownProjection {
         let gate = shared.and_then(|s| s.gate);
         let store = &*ctx.store;
         let offset = |view: Option<View>| view.map_or(Ok(0), |view| store.view_offset(&view));
+        let stride = |view: Option<View>| view.map_or(0, |view| view.row_stride as u32);
+        let k = self.uses.params.k as usize;
+        let row_groups = shape.rows.div_ceil(self.blocks * rows);
         let params = ExpertsDownSumParams {
             x: store.view_offset(&self.inner)?,
             assignments: self.uses.params,
@@ -301,19 +305,26 @@ impl DownProjection {
             shared_out: offset(shared.map(|s| s.out))?,
             gate: offset(gate)?,
             out: store.view_offset(&out)?,
+            rows: out.rows as u32,
+            row_groups: row_groups as u32,
+            x_stride: (self.inner.row_stride * k) as u32,
+            weights_stride: weights.row_stride as u32,
+            shared_stride: stride(shared.map(|s| s.out)),
+            gate_stride: stride(gate),
+            out_stride: out.row_stride as u32,
         };
         let constants = constants
             .with("WG", self.threads)
             .with("ROW_THREADS", row_threads)
             .with("ROWS", rows as u32)
-            .with("TOP_K", self.uses.count as u32)
+            .with("TOP_K", k as u32)
             .with("ROW_GROUPS", self.blocks as u32)
             .with("BIAS_SCALAR", BiasSource::of_matrix(bias).code())
             .with("SHARED", shared.is_some().into())
             .with("GATED", gate.is_some().into());
         let BankUses { bank, words, .. } = &self.uses;
         let buffers = [store.activations(), bank, bank, words];
-        let groups = shape.rows.div_ceil(self.blocks * rows);
+        let groups = out.rows * row_groups;
         ctx.recorder.dispatch(&EXPERTS_DOWN_SUM[kernel], constants, &buffers, &params, groups)
     }
 }

@@ -115,10 +115,10 @@ impl Steps {
         position: usize,
         accepted: usize,
     ) -> Option<RecordedStep> {
-        let placeholders = vec![0; self.rows];
+        let places: Vec<u32> = (0..self.rows as u32).collect();
         let outcome = self.outcome(states, position, accepted);
         let recorded = device.record_ahead(&outcome, self.rows, &mut |device| {
-            self.run(device, states, position + accepted, &placeholders).is_ok()
+            self.run(device, states, position + accepted, &places).is_ok()
         });
         recorded.unwrap()
     }
@@ -244,10 +244,10 @@ fn a_recorded_step_of_another_size_is_discarded() {
             assert!(recorded.is_none_or(|step| !device.submit_recorded(step, &given).unwrap()));
             steps.run(device, states, rows, &given).unwrap();
             assert!(bits(&read(device, steps.out)) == expected[1], "{}", device.describe());
-            // Ops of another number of rows than the step is said to have.
+            // Ops that look up other tokens than the step is said to have.
             let outcome = steps.outcome(states, rows, rows);
-            let recorded = device.record_ahead(&outcome, rows + 1, &mut |device| {
-                steps.run(device, states, 2 * rows, &given).is_ok()
+            let recorded = device.record_ahead(&outcome, 1, &mut |device| {
+                steps.run(device, states, 2 * rows, &vec![1; rows]).is_ok()
             });
             assert_eq!(recorded.unwrap(), None);
             steps.commit(device, states, rows);

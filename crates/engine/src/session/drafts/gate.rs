@@ -3,10 +3,9 @@
 //! A step with drafts takes longer than one without, and gives more tokens where they are right.
 //! Both are measured: the time of steps by their numbers of sequences and drafts, for all answers
 //! of an engine; the share of right drafts by their source and position, for each answer. The time
-//! of a step includes the time of drafts that the model's head makes for the next one, so steps
-//! that make as many as they check are measured. Drafts are checked where the expected time per
-//! token falls by more than the measurements' spread. Where it does not, they are tried again now
-//! and then, for [`TRIAL_SHARE`] of the time.
+//! of a step includes the time in which the model's head makes its drafts. Drafts are checked where
+//! the expected time per token falls by more than the measurements' spread. Where it does not, they
+//! are tried again now and then, for [`TRIAL_SHARE`] of the time.
 //!
 //! The gate reads no clock: callers pass times.
 
@@ -57,8 +56,6 @@ pub struct StepTime {
 pub(crate) struct StepKind {
     pub(crate) sequences: usize,
     pub(crate) drafts: usize,
-    /// Drafts that the model's head makes for the next step, of all sequences.
-    pub(crate) made: usize,
 }
 
 /// Source of the drafts of a step.
@@ -223,24 +220,16 @@ pub(crate) struct Gate {
     since_plain: u32,
     /// Kind of the last step.
     last: Option<StepKind>,
-    steps: GateSteps,
-}
-
-/// Steps of an answer whose times a gate learns.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct GateSteps {
-    /// Whether the model's head drafts: in each step as many as are checked.
-    pub(crate) has_head: bool,
     /// Whether the first step of a kind may take longer than the next ones: a card records a step
     /// ahead that is like the current one.
-    pub(crate) first_is_slow: bool,
+    first_is_slow: bool,
 }
 
 impl Gate {
-    pub(crate) fn new(shared: &Arc<Mutex<SharedTimes>>, steps: GateSteps) -> Self {
+    pub(crate) fn new(shared: &Arc<Mutex<SharedTimes>>, first_is_slow: bool) -> Self {
         let acceptance = lock(shared).acceptance.map(Acceptance::as_prior);
         let shared = Arc::clone(shared);
-        Self { shared, acceptance, since_plain: 0, last: None, steps }
+        Self { shared, acceptance, since_plain: 0, last: None, first_is_slow }
     }
 
     /// Expected tokens of a step with this number of drafts.
@@ -301,10 +290,8 @@ impl Gate {
     ) -> Option<f64> {
         let CheckedDrafts { source, count: own, accepted } = drafts;
         let mut shared = lock(&self.shared);
-        let is_plain = own == 0 && kind.made == 0;
-        let is_repeated = self.last.replace(kind) == Some(kind) || !self.steps.first_is_slow;
-        let makes_as_many = is_plain || !self.steps.has_head || kind.made == kind.drafts;
-        let is_steady = is_repeated && makes_as_many;
+        let is_plain = own == 0;
+        let is_steady = self.last.replace(kind) == Some(kind) || !self.first_is_slow;
         if is_steady {
             shared.add(kind, seconds);
         }
@@ -319,10 +306,9 @@ impl Gate {
             false => self.since_plain.saturating_add(1),
         };
         let plain = plain?;
-        // A step that makes drafts for the next one begins a trial.
         let undrafted = (!is_plain).then_some(plain * (accepted + 1) as f64);
         let mut won = undrafted.map_or(0.0, |undrafted| undrafted - seconds).max(-MAX_LOSS * plain);
-        if kind.made > 0 && shared.head_steps < COLD_STEPS {
+        if own > 0 && source == DraftSource::Head && shared.head_steps < COLD_STEPS {
             shared.head_steps += 1;
             won = won.max(0.0);
         }
@@ -350,7 +336,7 @@ mod tests {
     }
 
     fn alone(drafts: usize) -> StepKind {
-        StepKind { sequences: 1, drafts, made: 0 }
+        StepKind { sequences: 1, drafts }
     }
 
     fn lookup(count: usize, accepted: usize) -> CheckedDrafts {
@@ -392,12 +378,12 @@ mod tests {
     fn drafts_are_checked_where_they_pay() {
         let shared = Arc::default();
         let mut machine = Machine::new([1.0, 1.2, 1.4, 1.6], 0.9);
-        let (time, drafts) = machine.decode(&mut Gate::new(&shared, GateSteps::default()), 400);
+        let (time, drafts) = machine.decode(&mut Gate::new(&shared, false), 400);
         assert!(time < 0.52 && drafts > 1.8, "{time}, {drafts}");
         // Where a row costs nearly a step, only the first draft pays.
         let shared = Arc::default();
         let mut machine = Machine::new([1.0, 1.5, 2.2, 3.2], 0.75);
-        let (time, drafts) = machine.decode(&mut Gate::new(&shared, GateSteps::default()), 800);
+        let (time, drafts) = machine.decode(&mut Gate::new(&shared, false), 800);
         assert!(time < 0.92 && (0.8..1.3).contains(&drafts), "{time}, {drafts}");
     }
 
@@ -411,10 +397,10 @@ mod tests {
         ] {
             let shared = Arc::default();
             let mut machine = Machine::new(seconds, acceptance);
-            let (time, _) = machine.decode(&mut Gate::new(&shared, GateSteps::default()), 400);
+            let (time, _) = machine.decode(&mut Gate::new(&shared, false), 400);
             assert!(time < 1.02, "{seconds:?}, {acceptance}: {time}");
             // Later answers know the times.
-            let (time, _) = machine.decode(&mut Gate::new(&shared, GateSteps::default()), 400);
+            let (time, _) = machine.decode(&mut Gate::new(&shared, false), 400);
             assert!(time < 1.02, "{seconds:?}, {acceptance}: {time}");
         }
     }
@@ -423,8 +409,7 @@ mod tests {
     #[test]
     fn slow_changes_between_kinds_of_steps_are_not_their_time() {
         for (acceptance, limit) in [(0.8, 0.52), (0.0, 1.02)] {
-            let steps = GateSteps { first_is_slow: true, ..GateSteps::default() };
-            let mut gate = Gate::new(&Arc::default(), steps);
+            let mut gate = Gate::new(&Arc::default(), true);
             let mut machine = Machine::new([1.0, 1.1, 1.2, 1.3], acceptance);
             machine.change = 0.4;
             let (time, _) = machine.decode(&mut gate, 600);
@@ -432,32 +417,10 @@ mod tests {
         }
     }
 
-    /// Drafts of a head are made in the step before the one that checks them, and take time there.
-    #[test]
-    fn drafts_of_a_head_are_made_where_they_pay() {
-        for (making, acceptance, limit) in [(0.1, 0.9, 0.7), (0.1, 0.0, 1.02), (0.9, 0.6, 1.02)] {
-            let mut machine = Machine::new([1.0, 1.1, 1.2, 1.3], acceptance);
-            let mut gate =
-                Gate::new(&Arc::default(), GateSteps { has_head: true, ..GateSteps::default() });
-            let (mut done, mut seconds, mut ready) = (0, 0.0, 0);
-            while done < 600 {
-                let own = gate.drafts(alone(0), DraftSource::Head, ready);
-                let made = gate.drafts(alone(0), DraftSource::Head, MAX_DRAFTS);
-                let accepted = (0..own).take_while(|_| machine.uniform() < acceptance).count();
-                let took = machine.seconds[own] + making * made as f64;
-                let drafts = CheckedDrafts { source: DraftSource::Head, count: own, accepted };
-                gate.record(StepKind { made, ..alone(own) }, drafts, took);
-                (done, seconds, ready) = (done + 1 + accepted, seconds + took, made);
-            }
-            let time = seconds / done as f64;
-            assert!(time < limit, "{making}, {acceptance}: {time}");
-        }
-    }
-
     #[test]
     fn drafts_are_tried_again_when_the_text_changes() {
         let shared = Arc::default();
-        let mut gate = Gate::new(&shared, GateSteps::default());
+        let mut gate = Gate::new(&shared, false);
         let mut machine = Machine::new([1.0, 1.2, 1.4, 1.6], 0.02);
         assert!(machine.decode(&mut gate, 400).1 < 0.2);
         machine.acceptance = 0.95;
@@ -468,7 +431,7 @@ mod tests {
 
     #[test]
     fn a_first_step_has_no_drafts() {
-        let mut gate = Gate::new(&Arc::default(), GateSteps::default());
+        let mut gate = Gate::new(&Arc::default(), false);
         let drafts = |gate: &Gate, max| gate.drafts(alone(0), DraftSource::Lookup, max);
         assert_eq!(drafts(&gate, 3), 0);
         for _ in 0..MIN_STEPS + 1 {

@@ -36,6 +36,7 @@ impl RowChoice for Sampler {
             LogitsOutput::Logits(logits) | LogitsOutput::Hidden(logits) => {
                 Some(self.sample(logits)?)
             }
+            LogitsOutput::Drafts(_) => None,
         };
         let chosen = |token| RowOutcome::Chosen { token, ends: false };
         Ok(token.map_or(RowOutcome::NeedsAll, chosen))
@@ -49,7 +50,7 @@ pub(crate) struct CheckOutcome {
     pub(crate) accepted: Cell<usize>,
     /// The token after them, if one is chosen with which the answer does not end.
     pub(crate) next: Cell<Option<u32>>,
-    /// Drafts for the next step.
+    /// Drafts that the step has made.
     pub(crate) drafts: Cell<DraftList>,
 }
 
@@ -75,7 +76,7 @@ pub(crate) struct RowCheck<'a, 's> {
 }
 
 impl<'a, 's> RowCheck<'a, 's> {
-    /// The check of the last `drafts` tokens.
+    /// The check of the last `drafts` tokens, and of drafts that the step makes.
     pub(crate) fn new(
         choice: &'a mut dyn RowChoice,
         tokens: &'a [u32],
@@ -98,6 +99,12 @@ impl<'a, 's> RowCheck<'a, 's> {
 
     /// Takes the output of a row. Returns whether it suffices.
     pub(crate) fn take(&mut self, row: usize, output: &LogitsOutput<'_>) -> bool {
+        if let LogitsOutput::Drafts(made) = output {
+            let mut drafts = DraftList::default();
+            made.iter().for_each(|token| drafts.push(*token));
+            self.outcome.drafts.set(drafts);
+            return true;
+        }
         if self.next != Some(row) {
             return true;
         }
@@ -109,7 +116,9 @@ impl<'a, 's> RowCheck<'a, 's> {
                 return false;
             }
             Ok(RowOutcome::Chosen { token, ends }) => {
-                let is_drafted = self.tokens.get(row + 1) == Some(&token);
+                let made = self.outcome.drafts.get();
+                let mut tokens = self.tokens.iter().chain(made.as_slice());
+                let is_drafted = tokens.nth(row + 1) == Some(&token);
                 self.next = (is_drafted && !ends).then_some(row + 1);
                 self.outcome.next.set((!ends).then_some(token));
                 Ok(token)
