@@ -36,7 +36,7 @@ use crate::{
         layer::{Input, Layer, Loader, MoeState, NextExperts, ResidualRows, Scratch, Step},
         plan::MemoryPlan,
         spans::{HeadSpan, LayerStates, RowKinds, SeqSpan, SpanKind},
-        steps_ahead::StepAhead,
+        steps_ahead::{RecordPace, StepAhead},
     },
 };
 
@@ -95,6 +95,7 @@ pub(crate) struct Model {
     has_results: bool,
     /// Steps that may follow the current one.
     pub(super) ahead: Vec<StepAhead>,
+    pub(super) pace: RecordPace,
     /// By card: parts of a step that it computes. The part after the last layer is the head.
     card_parts: Vec<Range<usize>>,
 }
@@ -162,6 +163,7 @@ impl Model {
             logit_rows: Vec::with_capacity(head_rows),
             has_results: false,
             ahead: Vec::new(),
+            pace: RecordPace::default(),
         })
     }
 
@@ -610,11 +612,18 @@ impl Model {
             let mut drafted = vec![0.0; of_drafts.map_or(0, |view| view.width)];
             let mut reads = vec![ViewRead { view, out: &mut *values }];
             reads.extend(of_drafts.map(|view| ViewRead { view, out: &mut drafted }));
+            let (waited, mut recording) = (device.counters().waited_ns, 0.0);
             device.read_while(&mut reads, &mut |device| {
                 if first == 0 && continues {
+                    let since = Instant::now();
                     self.record_next(device, cache, host.as_deref(), spans);
+                    recording = since.elapsed().as_secs_f64();
                 }
             })?;
+            let waited = (device.counters().waited_ns - waited) as f64 / 1e9;
+            if !self.ahead.is_empty() && first == 0 {
+                self.pace.note_times(self.ahead.len(), recording, waited);
+            }
             if of_drafts.is_some() {
                 show_drafts(spans, &drafted, sink);
             }

@@ -70,20 +70,64 @@ fn given_tokens(spans: &[SeqSpan<'_>]) -> Vec<u32> {
     spans.iter().flat_map(of_span).collect()
 }
 
-/// Numbers of accepted rows of each span after a step, all of them in the first outcome.
-fn outcomes(spans: &[SeqSpan<'_>]) -> impl Iterator<Item = Vec<usize>> {
-    let count = spans.iter().map(|span| span.drafts + 1).product::<usize>();
-    let of_index = |mut index: usize| {
-        let accepted = spans.iter().map(|span| {
-            let rows = span.drafts + 1;
-            let rejected = index % rows;
-            index /= rows;
-            // Rejected at the first draft, then at the second.
-            if rejected == 0 { rows } else { rejected }
-        });
-        accepted.collect()
-    };
-    (0..count).map(of_index)
+/// Which outcomes of a step are recorded: the likeliest, and as many as the host has time for while
+/// the device computes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RecordPace {
+    /// Maximum number of outcomes.
+    limit: usize,
+    /// Share of steps whose drafts were all right; newer ones weigh more.
+    all_right: f64,
+}
+
+impl Default for RecordPace {
+    fn default() -> Self {
+        Self { limit: MAX_RECORDED_STEPS, all_right: 1.0 }
+    }
+}
+
+impl RecordPace {
+    /// Weight of the newest step.
+    const NEWEST: f64 = 0.1;
+
+    /// Takes whether all drafts of a step were right.
+    pub(super) fn note_drafts(&mut self, were_right: bool) {
+        let newest = f64::from(u8::from(were_right));
+        self.all_right += Self::NEWEST * (newest - self.all_right);
+    }
+
+    /// Takes the time in which some of several outcomes were recorded, and the time in which the
+    /// host waited for the device afterwards.
+    pub(super) fn note_times(&mut self, recorded: usize, recording: f64, waited: f64) {
+        let each = recording / recorded.max(1) as f64;
+        if waited < each / 4.0 {
+            self.limit = recorded.saturating_sub(1).max(1);
+        } else if waited > each * 1.5 && recorded == self.limit {
+            self.limit = (self.limit + 1).min(MAX_RECORDED_STEPS);
+        }
+    }
+
+    /// Numbers of accepted rows of each span, the likeliest first.
+    fn outcomes<'s>(self, spans: &'s [SeqSpan<'_>]) -> impl Iterator<Item = Vec<usize>> + 's {
+        let count = spans.iter().map(|span| span.drafts + 1).product::<usize>();
+        let is_right = self.all_right >= 0.5;
+        let of_index = move |mut index: usize| {
+            let accepted = spans.iter().map(|span| {
+                let rows = span.drafts + 1;
+                let place = index % rows;
+                index /= rows;
+                match (is_right, place) {
+                    (true, 0) => rows,
+                    // Wrong at the first draft, then at the second.
+                    (true, place) => place,
+                    (false, 1) => rows,
+                    (false, place) => place.max(1),
+                }
+            });
+            accepted.collect()
+        };
+        (0..count).map(of_index).take(self.limit)
+    }
 }
 
 impl Model {
@@ -116,6 +160,11 @@ impl Model {
         Ok(true)
     }
 
+    /// Takes whether all drafts of a step were right.
+    pub(crate) fn note_drafts(&mut self, were_right: bool) {
+        self.pace.note_drafts(were_right);
+    }
+
     /// Records decode steps that may follow a step with one certain token per span, unless some
     /// layer has to read router ids back, or the host computes experts in it. Errors are ignored
     /// here, as the actual step reports them.
@@ -135,7 +184,7 @@ impl Model {
         }
         // Only a step that is submitted counts.
         let counters = std::mem::take(&mut self.moe_state.counters);
-        for accepted in outcomes(spans).take(MAX_RECORDED_STEPS) {
+        for accepted in self.pace.outcomes(spans) {
             if !self.record_after(device, cache, spans, &accepted) {
                 break;
             }
@@ -239,6 +288,22 @@ mod tests {
     use crate::runtime::spans::SpanKind;
 
     #[test]
+    fn as_many_outcomes_are_recorded_as_the_host_has_time_for() {
+        let mut pace = RecordPace::default();
+        // Recording each takes longer than the device computes.
+        pace.note_times(4, 8.0, 0.0);
+        pace.note_times(3, 6.0, 0.0);
+        pace.note_times(2, 4.0, 0.0);
+        pace.note_times(1, 2.0, 0.0);
+        assert_eq!(pace.limit, 1);
+        // Steps without drafts have one outcome.
+        pace.note_times(1, 2.0, 1.0);
+        assert_eq!(pace.limit, 1);
+        (0..9).for_each(|_| pace.note_times(pace.limit, 2.0, 40.0));
+        assert_eq!(pace.limit, MAX_RECORDED_STEPS);
+    }
+
+    #[test]
     fn outcomes_begin_with_the_likeliest() {
         let tokens = [0; 4];
         let span = |drafts| SeqSpan {
@@ -252,12 +317,16 @@ mod tests {
             logits: LogitsRequest::None,
             kind: SpanKind::Answer,
         };
-        let all = |drafts: &[usize]| -> Vec<Vec<usize>> {
+        let mut pace = RecordPace::default();
+        let all = |pace: RecordPace, drafts: &[usize]| -> Vec<Vec<usize>> {
             let spans: Vec<_> = drafts.iter().copied().map(span).collect();
-            outcomes(&spans).collect()
+            pace.outcomes(&spans).collect()
         };
-        assert_eq!(all(&[0, 0]), [[1, 1]]);
-        assert_eq!(all(&[3]), [[4], [1], [2], [3]]);
-        assert_eq!(all(&[1, 1]), [[2, 2], [1, 2], [2, 1], [1, 1]]);
+        assert_eq!(all(pace, &[0, 0]), [[1, 1]]);
+        assert_eq!(all(pace, &[3]), [[4], [1], [2], [3]]);
+        assert_eq!(all(pace, &[1, 1]), [[2, 2], [1, 2], [2, 1], [1, 1]]);
+        (0..9).for_each(|_| pace.note_drafts(false));
+        assert_eq!(all(pace, &[3]), [[1], [4], [2], [3]]);
+        assert_eq!(all(pace, &[0]), [[1]]);
     }
 }

@@ -530,6 +530,10 @@ impl Runtime {
             self.step_commits.extend(all);
         }
         self.device.commit(&self.step_commits).map_err(Error::at(|| "committing a step"))?;
+        if entries.iter().any(|entry| entry.drafted_rows() > 0) {
+            let is_right = |entry: &BatchResult<'_>| entry.outcome.accepted.get() == entry.rows();
+            self.model.note_drafts(entries.iter().all(is_right));
+        }
         self.fill_drafter(entries, stats, control.observer.as_deref_mut());
         for entry in entries {
             let (accepted, rows, drafted) =
