@@ -4,8 +4,8 @@
 //! Recording the dispatches of a token takes the host about as long as computing them takes the
 //! card, which would wait for the first dispatch of each token. Only the token ids differ from one
 //! step to the next; they are uploaded when the step starts. Its positions and the states that it
-//! reads depend on how many drafted tokens of the current step are right: each such outcome has a
-//! recording of its own.
+//! reads depend on how many drafted tokens of the current step are right: each such outcome has
+//! another recording.
 
 use moeflux_ops::{Commit, Device, Error, MAX_RECORDED_STEPS, RecordedStep, State};
 

@@ -88,6 +88,9 @@ pub(super) fn all() -> Vec<KernelCase> {
             products::embed(bench, format, [65_536, 2048], &[1, 512])
         })
     }));
+    all.push(KernelCase::new("EmbedChosen", Some(formats::AFFINE4), |bench| {
+        products::embed_chosen(bench, formats::AFFINE4, [65_536, 2048], 3)
+    }));
     let contexts = [(GROUPED, 100, [1, 100]), (GROUPED, 8000, [1, 128]), (LATENT, 8000, [1, 16])];
     all.extend(contexts.map(|(heads, positions, rows)| {
         KernelCase::new("Attention", None, move |bench| {

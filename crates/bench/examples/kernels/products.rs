@@ -250,3 +250,30 @@ pub(super) fn embed(
     }
     Ok(())
 }
+
+/// Embedding lookup of tokens that are on the device.
+pub(super) fn embed_chosen(
+    bench: &mut OpBench,
+    format: Format,
+    [vocab, hidden]: [usize; 2],
+    count: usize,
+) -> anyhow::Result<()> {
+    let shape = MatrixShape { rows: vocab, cols: hidden, format };
+    let tables = bench.weights(shape)?;
+    let ids = bench.device.buffer(count)?;
+    let values: Vec<f32> = (0..count).map(|i| (i * 48_271 % vocab) as f32).collect();
+    bench.device.write(ids, &values)?;
+    let (ids, out) = (View::rows(ids, count, 1), bench.matrix(count, hidden)?);
+    let work = OpWork {
+        op: "EmbedChosen",
+        shape: format!("{vocab} x {hidden}"),
+        rows: count,
+        bytes: shape.plane_bytes()?.total() as f64 / vocab as f64 * count as f64,
+        operations: 0.0,
+        streamed: true,
+        weights: None,
+    };
+    bench.time(work, out, &mut |device, i| {
+        Ok(device.run(&Op::EmbedChosen { table: tables[i % tables.len()], ids, out })?)
+    })
+}

@@ -4,7 +4,7 @@
 
 use moeflux_ops::{
     BankPlace, Buffer, Bytes, Commit, Device, DeviceOptions, Error, Format, MatrixShape, Op,
-    RecordAhead, Scalar, SlotStore, Span, State, StateShape, StateStore, View, Weight,
+    RecordAhead, Scalar, SlotStore, Span, State, StateShape, StateStore, View, ViewRead, Weight,
 };
 
 use super::{super::store::store::tests::gpu_with, GpuDevice};

@@ -37,7 +37,7 @@ pub(crate) struct RecordedCommands {
 }
 
 impl Recorder {
-    /// Starts the recording of a step with a number of tokens. Until it stops, nothing is submitted.
+    /// Starts the recording of a step with a number of tokens. Nothing is submitted until it stops.
     pub(crate) fn start_recording(&mut self, tokens: usize) {
         self.recording = Some(StepRecording {
             lookups: Vec::new(),

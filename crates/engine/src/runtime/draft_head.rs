@@ -1,19 +1,20 @@
 //! Head for multi-token prediction, on a device; rows that it takes, and its drafts.
 
+use std::ops::Range;
+
 use moeflux_base::Error;
-use moeflux_compute::{Buffer, Span, Weight};
+use moeflux_compute::{Buffer, Span, View, Weight};
 use moeflux_model::{
     blueprint::{Blueprint, DrafterBlueprint, LayerBlueprint},
     seam::MAX_STATES,
 };
 
+pub use super::kept_rows::MAX_DRAFTS;
 use super::{
+    kept_rows::{DRAFT_VALUES, SEQUENCE_DRAFTS, drafter_values},
     layer::{Layer, Loader, StreamNorm},
     plan::MemoryPlan,
 };
-
-/// Maximum number of drafts of a session in one step.
-pub const MAX_DRAFTS: usize = 3;
 
 /// Drafted tokens, first to last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -81,7 +82,7 @@ impl DraftHead {
         loader: &mut Loader<'_>,
     ) -> Result<Option<Self>, Error> {
         let Some((drafter, layer)) = Self::of(blueprint) else { return Ok(None) };
-        let [kept, drafts] = Self::buffer_lens(blueprint.hidden, plan.sessions)
+        let [kept, drafts] = drafter_values(blueprint.hidden, plan.sessions)
             .map(|len| loader.device.buffer(len).map_err(Error::at(|| "rows of the drafter")));
         Ok(Some(Self {
             kept: kept?,
@@ -101,4 +102,31 @@ impl DraftHead {
     fn of(blueprint: &Blueprint) -> Option<(&DrafterBlueprint, &LayerBlueprint)> {
         Some((blueprint.attached_drafter()?, blueprint.layers.last()?))
     }
+}
+
+impl DraftHead {
+    /// Rows that wait, `(rows, hidden)`.
+    pub(super) fn kept_view(&self, rows: Range<usize>, hidden: usize) -> View {
+        View::rows(self.kept, rows.end, hidden).slice(rows.start, rows.len())
+    }
+
+    /// Tokens of drafts of a sequence, given by its index among the drafting ones: `(drafts, 1)`.
+    pub(super) fn drafts_view(&self, sequence: usize, drafts: Range<usize>) -> View {
+        let all = View::rows(self.drafts, (sequence + 1) * MAX_DRAFTS, DRAFT_VALUES);
+        all.slice(sequence * MAX_DRAFTS + drafts.start, drafts.len()).columns(0, 1)
+    }
+
+    /// Values of all drafts of some sequences.
+    pub(super) fn all_drafts(&self, sequences: usize) -> View {
+        View::rows(self.drafts, 1, sequences * SEQUENCE_DRAFTS)
+    }
+}
+
+/// Tokens of the drafts of a sequence among the values of [`DraftHead::all_drafts`].
+pub(super) fn drafts_of(values: &[f32], sequence: usize, drafts: usize) -> [u32; MAX_DRAFTS] {
+    let of_sequence = &values[sequence * SEQUENCE_DRAFTS..][..SEQUENCE_DRAFTS];
+    let mut tokens = [0; MAX_DRAFTS];
+    let pairs = of_sequence.chunks_exact(DRAFT_VALUES).take(drafts);
+    tokens.iter_mut().zip(pairs).for_each(|(token, pair)| *token = pair[0] as u32);
+    tokens
 }

@@ -10,17 +10,12 @@ use moeflux_base::Error;
 use moeflux_compute::{Device, Op, Span, View};
 
 use super::{
-    draft_head::{DraftHead, MAX_DRAFTS},
+    draft_head::DraftHead,
     forward::{Model, StepContext},
-    kept_rows::MAX_KEPT,
+    kept_rows::{DRAFT_VALUES, MAX_DRAFTS, SEQUENCE_DRAFTS},
     layer::{FUSED_INPUT, ResidualRows, Step, StepObserver},
     spans::{LayerStates, RowKinds, SeqSpan, SpanKind},
 };
-
-/// Values of a draft on the device: the token and its logit.
-const DRAFT_VALUES: usize = 2;
-/// Values of the drafts of a sequence.
-pub(super) const SEQUENCE_DRAFTS: usize = MAX_DRAFTS * DRAFT_VALUES;
 
 /// Token after each row of the drafter.
 #[derive(Clone, Copy)]
@@ -374,36 +369,4 @@ impl Model {
         observer.drafter(&all);
         Ok(())
     }
-}
-
-impl DraftHead {
-    /// Rows that wait, `(rows, hidden)`.
-    fn kept_view(&self, rows: Range<usize>, hidden: usize) -> View {
-        View::rows(self.kept, rows.end, hidden).slice(rows.start, rows.len())
-    }
-
-    /// Tokens of drafts of a sequence, the one of an index among those that draft: `(drafts, 1)`.
-    pub(super) fn drafts_view(&self, sequence: usize, drafts: Range<usize>) -> View {
-        let all = View::rows(self.drafts, (sequence + 1) * MAX_DRAFTS, DRAFT_VALUES);
-        all.slice(sequence * MAX_DRAFTS + drafts.start, drafts.len()).columns(0, 1)
-    }
-
-    /// Values of all drafts of some sequences.
-    pub(super) fn all_drafts(&self, sequences: usize) -> View {
-        View::rows(self.drafts, 1, sequences * SEQUENCE_DRAFTS)
-    }
-
-    /// Values of the buffers for rows that wait and for drafts, in an engine of some sessions.
-    pub(super) const fn buffer_lens(hidden: usize, sessions: usize) -> [usize; 2] {
-        [sessions * MAX_KEPT * hidden, sessions * SEQUENCE_DRAFTS]
-    }
-}
-
-/// Tokens of the drafts of a sequence among the values of [`DraftHead::all_drafts`].
-pub(super) fn drafts_of(values: &[f32], sequence: usize, drafts: usize) -> [u32; MAX_DRAFTS] {
-    let of_sequence = &values[sequence * SEQUENCE_DRAFTS..][..SEQUENCE_DRAFTS];
-    let mut tokens = [0; MAX_DRAFTS];
-    let pairs = of_sequence.chunks_exact(DRAFT_VALUES).take(drafts);
-    tokens.iter_mut().zip(pairs).for_each(|(token, pair)| *token = pair[0] as u32);
-    tokens
 }

@@ -30,8 +30,7 @@ use crate::{
     },
     runtime::{
         control::StepControl,
-        draft_head::DraftHead,
-        drafting::drafts_of,
+        draft_head::{DraftHead, drafts_of},
         host_experts::HostExperts,
         layer::{Input, Layer, Loader, MoeState, NextExperts, ResidualRows, Scratch, Step},
         plan::MemoryPlan,

@@ -9,6 +9,20 @@ use std::ops::Range;
 /// next token.
 pub(crate) const MAX_KEPT: usize = 32;
 
+/// Maximum number of drafts of a session in one step.
+pub const MAX_DRAFTS: usize = 3;
+
+/// Values of a draft on the device: the token and its logit.
+pub(crate) const DRAFT_VALUES: usize = 2;
+/// Values of the drafts of a sequence.
+pub(crate) const SEQUENCE_DRAFTS: usize = MAX_DRAFTS * DRAFT_VALUES;
+
+/// Values of the drafter's buffers in an engine of some sessions: hidden states of rows that wait,
+/// and drafts.
+pub(crate) const fn drafter_values(hidden: usize, sessions: usize) -> [usize; 2] {
+    [sessions * MAX_KEPT * hidden, sessions * SEQUENCE_DRAFTS]
+}
+
 /// Consecutive rows of a session that wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct KeptRows {

@@ -1,9 +1,9 @@
 //! Runtime floor: the memory plan, the devices and the forward pass.
 //!
 //! `forward` turns token ids into embeddings, runs the layers and reads logits back; `spans` has
-//! the tokens of each session in a step; `steps_ahead` has the device record the next one;
-//! `draft_head` drafts the tokens after it, run by
-//! `drafting` from `kept_rows`; `layer` builds each layer from ops; `control` cancels and observes steps; `plan`
+//! the tokens of each session in a step; `draft_head` drafts the tokens after it, run by `drafting`
+//! from `kept_rows`; `recording` has the device record the `steps_ahead`; `layer` builds each layer
+//! from ops; `control` cancels and observes steps; `plan`
 //! accounts for every byte before it is allocated, in the lines of `pools`, and `plan_record` has
 //! it as JSON; `prefix_share` divides memory between slots and prefix cache, by `prefill_cost`;
 //! `device` opens the device that computes; `host_experts` computes experts on the processor beside
@@ -39,6 +39,7 @@ mod plan_record;
 pub(crate) mod pools;
 pub(crate) mod prefill_cost;
 mod prefix_share;
+mod recording;
 mod slot_counts;
 pub(crate) mod spans;
 mod steps_ahead;

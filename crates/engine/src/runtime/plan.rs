@@ -30,7 +30,7 @@ use crate::{
         slot_classes::{SlotClass, SlotClasses},
     },
     runtime::{
-        draft_head::DraftHead,
+        kept_rows::drafter_values,
         layer::{Mla, MoeState, SCRATCH_BUFFERS, Scratch},
         logits_request::{TOP_CANDIDATES, host_values, logit_rows},
         pools::{LineName, Pool, PoolLine},
@@ -620,7 +620,7 @@ pub(super) fn scratch_bytes(
         + page_align(4 * (head_rows * TOP_CANDIDATES) as u64);
     let buffers = 12 + SCRATCH_BUFFERS + blueprint.memories().count();
     let of_drafter = match blueprint.attached_drafter() {
-        Some(_) => DraftHead::buffer_lens(blueprint.hidden, sessions).map(|len| len as u64 * 4),
+        Some(_) => drafter_values(blueprint.hidden, sessions).map(|len| len as u64 * 4),
         None => [0; 2],
     };
     let of_drafter: u64 = of_drafter.into_iter().map(page_align).sum();

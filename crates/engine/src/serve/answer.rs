@@ -160,8 +160,8 @@ impl RunningAnswer {
         AnswerFeed { tokens: &self.fed, drafts, head_drafts: self.head_drafts, choice }
     }
 
-    /// Ends a step that has appended `accepted` of the prepared tokens and of those that the head
-    /// has `drafted`, and `chosen` the next one.
+    /// Ends a step that has appended `accepted` of the prepared tokens and of the head's `drafted`
+    /// ones, and `chosen` the next one.
     ///
     /// # Errors
     /// The choice failed, or a mask.

@@ -209,7 +209,7 @@ struct EntryOutcome {
     accepted: usize,
     /// The token after them.
     chosen: Option<Result<u32, Error>>,
-    /// Drafts of the model's head among them, and those that were wrong.
+    /// Drafts that the model's head has made in the step.
     drafted: DraftList,
 }
 

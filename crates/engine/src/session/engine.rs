@@ -163,8 +163,7 @@ pub(crate) struct Runtime {
     /// Shapes of all states of a session, in layer order.
     pub(crate) layer_states: Vec<Vec<LayerState>>,
     pub(crate) draft_limits: DraftLimits,
-    /// Places for rows that wait for the drafter, which no session has.
-    pub(crate) free_kept: Vec<usize>,
+    pub(crate) free_kept_rows: Vec<usize>,
     /// Cached prefixes for later prompts.
     pub(crate) prefix_cache: PrefixCache,
     /// Maximum bytes of sequence states; without cards, and of the prefix cache beside its states.
@@ -325,7 +324,7 @@ impl Engine {
             rewind,
             layer_states,
             draft_limits: DraftLimits::new(&blueprint, &plan),
-            free_kept: (0..plan.sessions).collect(),
+            free_kept_rows: (0..plan.sessions).collect(),
             prefix_cache: PrefixCache::new(costs),
             state_limit,
             index_limit: plan.card().map(|_| index),

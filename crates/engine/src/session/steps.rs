@@ -321,8 +321,8 @@ impl EntryOutput<'_, '_> {
     }
 }
 
-/// [`LogitsSink`](crate::runtime::logits_request::LogitsSink) of several entries: takes the index of
-/// the entry and the row in it.
+/// Receives the output of rows of several entries: takes the index of the entry and the row in it.
+/// See [`LogitsSink`](crate::runtime::logits_request::LogitsSink).
 pub(crate) type EntrySink<'a> = dyn FnMut(usize, usize, LogitsOutput<'_>) -> bool + 'a;
 
 /// A timeline and the tokens that a step appends to it.
@@ -469,9 +469,9 @@ impl Runtime {
             };
             entry.keep = None;
             if entry.drafts_by_head && rows > 0 {
-                let slot = kept.slot.or_else(|| self.free_kept.pop());
+                let slot = kept.slot.or_else(|| self.free_kept_rows.pop());
                 entry.timeline.kept.slot = slot;
-                // What waits goes to the head in this step, or stays.
+                // Rows that wait go to the head in this step, or stay.
                 let waits = kept.reach(position) && entry.head_drafts == 0;
                 let count = if waits { kept.count } else { 0 };
                 entry.keep = KeptRows { slot, count, ..kept }.keep(rows);

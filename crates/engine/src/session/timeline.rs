@@ -275,7 +275,7 @@ impl Runtime {
 
     /// Frees a timeline's states.
     pub(crate) fn drop_timeline(&mut self, timeline: Timeline) {
-        self.free_kept.extend(timeline.kept.slot);
+        self.free_kept_rows.extend(timeline.kept.slot);
         for state in timeline.states.into_iter().flatten().flatten() {
             self.device.drop_state(state);
         }
