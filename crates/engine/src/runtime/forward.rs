@@ -609,10 +609,11 @@ impl Model {
             let of_drafts = self.draft_head.as_ref().filter(|_| is_first && drafting > 0);
             let of_drafts = of_drafts.map(|head| head.all_drafts(drafting));
             let mut drafted = vec![0.0; of_drafts.map_or(0, |view| view.width)];
-            let mut reads = vec![ViewRead { view, out: &mut *values }];
-            reads.extend(of_drafts.map(|view| ViewRead { view, out: &mut drafted }));
+            let count = 1 + usize::from(of_drafts.is_some());
+            let drafts = ViewRead { view: of_drafts.unwrap_or(view), out: &mut drafted };
+            let mut reads = [ViewRead { view, out: &mut *values }, drafts];
             let (waited, mut recording) = (device.counters().waited_ns, 0.0);
-            device.read_while(&mut reads, &mut |device| {
+            device.read_while(&mut reads[..count], &mut |device| {
                 if first == 0 && continues {
                     let since = Instant::now();
                     self.record_next(device, cache, host.as_deref(), spans);
