@@ -102,9 +102,7 @@ impl DraftHead {
     fn of(blueprint: &Blueprint) -> Option<(&DrafterBlueprint, &LayerBlueprint)> {
         Some((blueprint.attached_drafter()?, blueprint.layers.last()?))
     }
-}
 
-impl DraftHead {
     /// Rows that wait, `(rows, hidden)`.
     pub(super) fn kept_view(&self, rows: Range<usize>, hidden: usize) -> View {
         View::rows(self.kept, rows.end, hidden).slice(rows.start, rows.len())

@@ -52,8 +52,8 @@ impl SpanAhead {
     }
 }
 
-/// Tokens that the host gives to a step, in the order of their spans: those after rows of the
-/// drafter, then those of the rows.
+/// Tokens that the host gives to a step. For each span: the token after each row of the drafter,
+/// then the tokens of the span.
 pub(super) fn given_tokens(spans: &[SeqSpan<'_>]) -> Vec<u32> {
     let of_span = |span: &SeqSpan<'_>| {
         let next = span.head.as_ref().map_or(&[][..], |head| head.next);

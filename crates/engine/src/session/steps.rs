@@ -410,8 +410,8 @@ impl<'a> BatchResult<'a> {
         }
     }
 
-    /// Whether the drafter takes the rows after the step, but the last one: those of a prompt's
-    /// end, which are enough for drafts after it.
+    /// Whether the drafter takes the rows after the step, except the last row: the last chunk of a
+    /// prompt, which is enough for drafts after it.
     fn is_filled(&self) -> bool {
         self.drafts_by_head && self.kind != SpanKind::Answer && self.wanted.is_after_last_token()
     }
