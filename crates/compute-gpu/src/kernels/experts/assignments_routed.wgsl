@@ -4,7 +4,7 @@
 // implements: @assignments
 // needs: @team, experts/assignments, experts/slot_matrix, router/rank_experts
 // needs: router/scratch_workgroup
-// constants: EXPERTS, SHARED_EXPERT, TOP_K, WG
+// constants: EXPERTS, ONE_ROW, SHARED_EXPERT, TOP_K, WG
 
 const ASSIGNMENTS = 2u;
 @group(0) @binding(4) var<storage, read_write> report: array<atomic<u32>>;
