@@ -6,7 +6,6 @@ pub use crate::blank_weights::{blank_weights, check_tails};
 pub use crate::blueprint::states::{LayerState, MAX_STATES, StateEntries, WrittenEntries};
 pub use crate::checkpoint::data_file::{DataFile, read_at};
 pub use crate::checkpoint::folder::tensor_at;
-pub use crate::checkpoint::frame::{ALIGN, Frame, FrameError, digest};
 pub use crate::checkpoint::gguf::architectures::GgufArchitecture;
 pub use crate::checkpoint::gguf::types::{recipe_number, type_number};
 pub use crate::checkpoint::limits::TEXT_FILES;
@@ -19,6 +18,10 @@ pub use crate::checkpoint::read::READ_THREADS;
 pub use crate::checkpoint::read_ahead::{ReadAhead, ReadMatrix};
 pub use crate::checkpoint::recorder::{RecordedTensor, Recorder};
 pub use crate::checkpoint::source::{SourceChanges, TensorSource};
+pub use crate::checkpoint::{
+    frame::{ALIGN, Frame, FrameError, digest},
+    model_id::hex_digest,
+};
 pub use crate::ngram::NgramSettings;
 pub use crate::packed_experts::layout_digest;
 pub use crate::untied_head::untied_head;

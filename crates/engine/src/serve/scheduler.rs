@@ -17,9 +17,9 @@ use crate::{
     session::{
         drafts::{DraftList, DraftTotals, StepKind},
         engine::Engine,
+        prefix_key::PrefixKey,
         session::{MIN_CACHED_PREFIX, Session, Synced},
         steps::{BatchEntry, EntryKind},
-        timeline::common_prefix_len,
     },
 };
 
@@ -275,7 +275,7 @@ impl Sequence {
     /// Length of the prefix that can be adopted from another sequence. To cover the whole prompt,
     /// the other session must have logits exactly there. Otherwise one token is left to compute.
     fn shared_prefix_len(&self, other: &Self) -> usize {
-        let same = common_prefix_len(&self.prompt, &other.prompt);
+        let same = PrefixKey::from(&self.prompt).common_len((&other.prompt).into());
         let there = other.session.tokens().len();
         let ends = match there == same {
             true => !other.session.logits().is_empty(),

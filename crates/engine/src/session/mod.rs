@@ -11,6 +11,7 @@ mod file_watch;
 pub(crate) mod mark;
 pub(crate) mod prefix_cache;
 pub(crate) mod prefix_costs;
+pub(crate) mod prefix_key;
 pub(crate) mod save_restore;
 #[allow(clippy::module_inception, reason = "the file of the type that names the floor")]
 pub(crate) mod session;

@@ -15,7 +15,8 @@ use std::{
 
 use crate::session::{
     prefix_costs::PrefixCosts,
-    timeline::{Timeline, common_prefix_len},
+    prefix_key::{PrefixKey, extend_hash},
+    timeline::Timeline,
 };
 
 /// Distance in tokens of the indexed prefixes of a timeline that can be truncated anywhere, and
@@ -40,20 +41,6 @@ const MAX_HALVINGS: u32 = 6;
 /// Bytes of an entry in the tables, and of an indexed block.
 const ENTRY_BYTES: usize = 256 + size_of::<CachedPrefix>() + size_of::<Worth>();
 const BLOCK_BYTES: usize = 96;
-
-/// Extends the hash of a token prefix by one token. Hashes only find candidates; tokens are
-/// compared.
-const fn extend_hash(hash: u64, token: u32) -> u64 {
-    (hash.rotate_left(5) ^ token as u64).wrapping_mul(0x517C_C1B7_2722_0A95)
-}
-
-/// Lengths and hashes of all prefixes of `tokens`, shortest first.
-fn prefix_hashes(tokens: &[u32]) -> impl Iterator<Item = (usize, u64)> {
-    tokens.iter().enumerate().scan(1, |hash, (i, token)| {
-        *hash = extend_hash(*hash, *token);
-        Some((i + 1, *hash))
-    })
-}
 
 /// Hasher of prefix hashes.
 #[derive(Default)]
@@ -149,15 +136,14 @@ impl PrefixCache {
     /// Inserts a timeline and returns the ones that it replaces: an equal one; if `truncatable`,
     /// also its prefixes.
     pub(crate) fn insert(&mut self, timeline: Timeline, truncatable: bool) -> Vec<Timeline> {
-        let tokens = &timeline.tokens;
+        let key = timeline.key();
         let (mut hash, mut found) = (0, Vec::new());
-        for (_, prefix) in prefix_hashes(tokens) {
+        for (_, prefix) in key.hashes() {
             hash = prefix;
             found.extend(self.whole.get(&prefix).copied());
         }
-        let is_prefix =
-            |id: &usize| self.tokens(*id).is_some_and(|cached| tokens.starts_with(cached));
-        let is_equal = |id: &usize| self.tokens(*id) == Some(tokens);
+        let is_prefix = |id: &usize| self.key(*id).is_some_and(|cached| key.starts_with(cached));
+        let is_equal = |id: &usize| self.key(*id) == Some(key);
         let (mut replaced, mut uses, mut parent) = (Vec::new(), 0, None);
         // The longest one is the last.
         let equal = found.pop_if(|id| is_equal(id));
@@ -184,7 +170,7 @@ impl PrefixCache {
             self.worths.push(Worth::VACANT);
         }
         if truncatable {
-            for (len, prefix) in prefix_hashes(&timeline.tokens) {
+            for (len, prefix) in timeline.key().hashes() {
                 if is_indexed(len) {
                     self.blocks.entry(prefix).or_default().push(id);
                 }
@@ -213,24 +199,23 @@ impl PrefixCache {
 
     /// Host memory of an entry beside its states, in bytes.
     pub(crate) fn host_bytes_of(&self, timeline: &Timeline, truncatable: bool) -> u64 {
-        let Timeline { tokens, logits, drafter_rows, .. } = timeline;
+        let Timeline { tokens, contents, logits, drafter_rows, .. } = timeline;
         let blocks = if truncatable { 1 + tokens.len() / INDEX_STRIDE } else { 0 };
         let values = 4 * (tokens.len() + logits.len() + drafter_rows.len());
-        (ENTRY_BYTES + values + blocks * BLOCK_BYTES) as u64 + self.costs.handle_bytes(tokens.len())
+        let digests = size_of_val(&contents[..]);
+        let bytes = ENTRY_BYTES + values + digests + blocks * BLOCK_BYTES;
+        bytes as u64 + self.costs.handle_bytes(tokens.len())
     }
 
     /// Puts an entry below `parent`, and the entries that start with its tokens below it.
     fn link(&mut self, id: usize, parent: Option<usize>) {
-        let from = parent.and_then(|parent| self.tokens(parent)).map_or(0, Vec::len);
         let siblings = match parent.and_then(|parent| self.entry_mut(parent)) {
             Some(parent) => std::mem::take(&mut parent.children),
             None => std::mem::take(&mut self.roots),
         };
         let continues = |other: &usize| {
-            let (Some(own), Some(tokens)) = (self.tokens(id), self.tokens(*other)) else {
-                return false;
-            };
-            tokens.get(from..own.len()).is_some_and(|part| part == &own[from..])
+            let (Some(own), Some(other)) = (self.key(id), self.key(*other)) else { return false };
+            other.starts_with(own)
         };
         let (children, mut siblings): (Vec<usize>, Vec<usize>) =
             siblings.into_iter().partition(continues);
@@ -303,7 +288,7 @@ impl PrefixCache {
     /// Predicts anew what an entry saves.
     fn update_worth(&mut self, id: usize) {
         let Some(entry) = self.entry(id) else { return };
-        let from = entry.parent.and_then(|parent| self.tokens(parent)).map_or(0, Vec::len);
+        let from = entry.parent.and_then(|parent| self.key(parent)).map_or(0, |key| key.len());
         let len = entry.timeline.tokens.len();
         let bytes = self.costs.state_bytes(len.saturating_sub(from)) + entry.host_bytes;
         let seconds = self.costs.prefill.seconds(from, len);
@@ -321,14 +306,18 @@ impl PrefixCache {
         self.entries.get_mut(id).and_then(Option::as_mut)
     }
 
-    fn tokens(&self, id: usize) -> Option<&Vec<u32>> {
-        self.entry(id).map(|entry| &entry.timeline.tokens)
+    fn key(&self, id: usize) -> Option<PrefixKey<'_>> {
+        self.entry(id).map(|entry| entry.timeline.key())
     }
 
-    /// The entry with the longest usable prefix of `tokens`, which counts as a use. A timeline that
+    /// The entry with the longest usable prefix of a prompt, which counts as a use. A timeline that
     /// is truncated or has no logits must leave at least one token to compute.
-    pub(crate) fn find(&mut self, tokens: &[u32], truncatable: bool) -> Option<PrefixMatch> {
-        let found = self.longest(tokens, truncatable);
+    pub(crate) fn find<'k>(
+        &mut self,
+        prompt: impl Into<PrefixKey<'k>>,
+        truncatable: bool,
+    ) -> Option<PrefixMatch> {
+        let found = self.longest(prompt, truncatable);
         self.lookups += 1;
         if let Some(PrefixMatch { id, .. }) = found {
             self.changes += 1;
@@ -342,12 +331,17 @@ impl PrefixCache {
     }
 
     /// Like [`PrefixCache::find`], without a use.
-    pub(crate) fn longest(&self, tokens: &[u32], truncatable: bool) -> Option<PrefixMatch> {
+    pub(crate) fn longest<'k>(
+        &self,
+        prompt: impl Into<PrefixKey<'k>>,
+        truncatable: bool,
+    ) -> Option<PrefixMatch> {
+        let prompt = prompt.into();
         let has_entries = |(len, hash): &(usize, u64)| {
             self.whole.contains_key(hash)
                 || truncatable && is_indexed(*len) && self.blocks.contains_key(hash)
         };
-        let indexed: Vec<(usize, u64)> = prefix_hashes(tokens).filter(has_entries).collect();
+        let indexed: Vec<(usize, u64)> = prompt.hashes().filter(has_entries).collect();
         let mut best: Option<PrefixMatch> = None;
         for (len, hash) in indexed.into_iter().rev() {
             let least = if truncatable { len + INDEX_STRIDE } else { 0 };
@@ -357,21 +351,22 @@ impl PrefixCache {
             let blocks = self.blocks.get(&hash).filter(|_| truncatable);
             for id in self.whole.get(&hash).into_iter().chain(blocks.into_iter().flatten()) {
                 let Some(entry) = self.entry(*id) else { continue };
-                let cached = &entry.timeline.tokens;
-                // The rest first, as entries of an index have the same beginning.
-                let (Some(own), Some(asked)) = (cached.get(len..), tokens.get(len..)) else {
+                let cached = entry.timeline.key();
+                if cached.len() < len {
                     continue;
-                };
+                }
+                let is_whole = cached.len() == len;
+                // The rest first, as entries of an index have the same beginning.
                 let usable =
-                    if own.is_empty() && (!asked.is_empty() || !entry.timeline.logits.is_empty()) {
+                    if is_whole && (len < prompt.len() || !entry.timeline.logits.is_empty()) {
                         len
                     } else if truncatable {
-                        (len + common_prefix_len(own, asked)).min(tokens.len() - 1)
+                        cached.common_len_after(len, prompt).min(prompt.len() - 1)
                     } else {
                         continue;
                     };
                 let is_better = usable > best.map_or(0, |best| best.len);
-                if is_better && cached[..len] == tokens[..len] {
+                if is_better && cached.first(len) == prompt.first(len) {
                     best = Some(PrefixMatch { id: *id, len: usable });
                 }
             }
@@ -379,11 +374,12 @@ impl PrefixCache {
         best
     }
 
-    /// The entry of exactly these tokens.
-    pub(crate) fn find_whole(&self, tokens: &[u32]) -> Option<usize> {
-        let (_, hash) = prefix_hashes(tokens).last()?;
+    /// The entry of exactly this key.
+    pub(crate) fn find_whole<'k>(&self, key: impl Into<PrefixKey<'k>>) -> Option<usize> {
+        let key = key.into();
+        let (_, hash) = key.hashes().last()?;
         let id = self.whole.get(&hash).copied()?;
-        self.tokens(id).is_some_and(|cached| cached == tokens).then_some(id)
+        self.key(id).is_some_and(|cached| cached == key).then_some(id)
     }
 
     /// Takes out the timeline of an entry that [`PrefixCache::find`] returned.
@@ -419,7 +415,7 @@ impl PrefixCache {
             self.unlink(id, &removed);
             return Some(removed.timeline);
         }
-        for (len, hash) in prefix_hashes(&removed.timeline.tokens) {
+        for (len, hash) in removed.timeline.key().hashes() {
             if is_indexed(len)
                 && let Some(ids) = self.blocks.get_mut(&hash)
             {

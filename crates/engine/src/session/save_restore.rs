@@ -17,12 +17,13 @@ use crate::{
     session::{
         engine::{Engine, ModelIdentity},
         mark::{Mark, MarkState},
+        prefix_key::PrefixKey,
         session::{Session, Synced},
         snapshot::{
             SavedState, Snapshot, SnapshotContents, SnapshotFolder, SnapshotRequirements,
             SnapshotWriter,
         },
-        timeline::{Timeline, common_prefix_len},
+        timeline::Timeline,
     },
 };
 
@@ -81,11 +82,13 @@ impl Session {
         let logits = snapshot.logits()?.unwrap_or_default();
         let hot = snapshot.hot()?;
         let written = usize::try_from(snapshot.header().written).unwrap_or(usize::MAX);
-        let tokens = snapshot.tokens().to_vec();
+        let PrefixKey { tokens, contents } = snapshot.key();
+        let (tokens, contents) = (tokens.to_vec(), contents.to_vec());
         let is_lossy = snapshot.header().lossy && !own.is_lossy();
         let computed_on_host = self.engine.plan().first_computed_on_host();
         let has_other_placement = snapshot.header().computed_on_host != computed_on_host;
-        let loaded = Timeline { tokens, logits, written, is_lossy, ..Timeline::default() };
+        let loaded =
+            Timeline { tokens, contents, logits, written, is_lossy, ..Timeline::default() };
         let saved: Vec<u64> = snapshot.header().states.iter().map(|s| s.entries).collect();
         if saved_states(&self.engine, &loaded, kv_format).iter().map(|s| s.entries).ne(saved) {
             let what = "its states, which do not match its tokens".into();
@@ -102,6 +105,7 @@ impl Session {
             false => engine.lock().new_timeline(engine.blueprint(), engine.plan())?,
         };
         timeline.tokens = loaded.tokens;
+        timeline.contents = loaded.contents;
         timeline.logits = loaded.logits;
         timeline.written = written;
         timeline.is_lossy = is_lossy;
@@ -164,7 +168,7 @@ impl Session {
     ) -> Result<Synced, Error> {
         self.check_tokens(0, tokens)?;
         let had = self.timeline.tokens.len();
-        let same = common_prefix_len(&self.timeline.tokens, tokens);
+        let same = self.timeline.key().common_len(tokens.into());
         let is_restored = self.restore_longer(folder, tokens, 1);
         let synced = self.sync(tokens, control)?;
         match is_restored {
@@ -255,7 +259,7 @@ impl Mark {
             computed_on_host: engine.plan().first_computed_on_host(),
             vocab: expected.vocab,
             written: timeline.written as u64,
-            tokens: &timeline.tokens,
+            key: timeline.key(),
             logits: Some(&timeline.logits[..]).filter(|logits| !logits.is_empty()),
             hot: &hot,
             states: saved_states(engine, timeline, kv_format),
@@ -294,7 +298,7 @@ impl Mark {
             return Ok(None);
         }
         let expected = engine.expectation(engine.kv_format())?;
-        let path = folder.path_for(&expected, self.tokens());
+        let path = folder.path_for(&expected, timeline.key());
         folder.make_anew();
         let bytes = match self.equivalent_file_bytes(&path, &expected) {
             Some(bytes) => bytes,
@@ -313,8 +317,9 @@ impl Mark {
     fn equivalent_file_bytes(&self, path: &Path, expected: &SnapshotRequirements) -> Option<u64> {
         let snapshot = Snapshot::open(path).ok()?;
         let has_logits = snapshot.header().logits || self.state.timeline.logits.is_empty();
-        let is_equivalent =
-            has_logits && snapshot.tokens() == self.tokens() && snapshot.fits(expected).is_ok();
+        let is_equivalent = has_logits
+            && snapshot.key() == self.state.timeline.key()
+            && snapshot.fits(expected).is_ok();
         (is_equivalent && snapshot.verify().is_ok()).then(|| snapshot.bytes())
     }
 }

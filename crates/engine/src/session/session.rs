@@ -18,8 +18,9 @@ use crate::{
         engine::{Engine, Runtime},
         mark::Mark,
         prefix_cache::PrefixMatch,
+        prefix_key::PrefixKey,
         steps::{BatchResult, EntryKind, RowSink},
-        timeline::{Timeline, common_prefix_len},
+        timeline::Timeline,
     },
 };
 
@@ -237,7 +238,7 @@ impl Session {
     /// Brings the session to the longest prefix of `tokens` that is available without computing.
     pub(crate) fn reuse(&mut self, tokens: &[u32]) -> Result<Synced, Error> {
         self.check_tokens(0, tokens)?;
-        let same = common_prefix_len(&self.timeline.tokens, tokens);
+        let same = self.timeline.key().common_len(tokens.into());
         let reused = match self.holds_exactly(tokens) {
             true => Synced { reused: same, ..Synced::default() },
             false => self.restore_prefix(same, tokens)?,
@@ -247,7 +248,7 @@ impl Session {
 
     /// Length of the prefix of `tokens` to which the session's own state can return.
     pub(crate) fn usable_prefix_len(&self, tokens: &[u32]) -> usize {
-        let same = common_prefix_len(&self.timeline.tokens, tokens);
+        let same = self.timeline.key().common_len(tokens.into());
         match self.holds_exactly(tokens) {
             true => same,
             false => self.engine.lock().usable_len(&self.timeline, same, tokens),
@@ -264,7 +265,7 @@ impl Session {
 
     /// Whether the session holds exactly these tokens and their logits.
     fn holds_exactly(&self, tokens: &[u32]) -> bool {
-        self.timeline.tokens == tokens && !self.timeline.logits.is_empty()
+        self.timeline.key() == PrefixKey::from(tokens) && !self.timeline.logits.is_empty()
     }
 
     /// Positions in `range` at which prefill pauses to fill the prefix cache. The last one is

@@ -11,7 +11,10 @@ use moeflux_model::{
 
 use crate::{
     runtime::{kept_rows::KeptRows, plan::MemoryPlan, spans::LayerStates},
-    session::engine::Runtime,
+    session::{
+        engine::Runtime,
+        prefix_key::{ContentDigest, PrefixKey},
+    },
 };
 
 /// A token sequence and its states on the device. The owner must pass it to
@@ -19,6 +22,8 @@ use crate::{
 #[derive(Debug, Default)]
 pub(crate) struct Timeline {
     pub(crate) tokens: Vec<u32>,
+    /// Contents that `tokens` do not tell, ascending by place.
+    pub(crate) contents: Vec<ContentDigest>,
     pub(crate) states: Vec<LayerStates>,
     /// Logits after the last token; empty if they were not requested.
     pub(crate) logits: Vec<f32>,
@@ -41,6 +46,11 @@ pub(crate) struct Timeline {
 }
 
 impl Timeline {
+    /// Its contents.
+    pub(crate) fn key(&self) -> PrefixKey<'_> {
+        PrefixKey { tokens: &self.tokens, contents: &self.contents }
+    }
+
     /// Rows of the drafter that belong to the first `len` tokens. A row includes the token after
     /// its own.
     fn drafter_len(&self, len: usize) -> usize {
@@ -115,16 +125,6 @@ impl RewindLimits {
     }
 }
 
-/// Length of the common prefix.
-pub(crate) fn common_prefix_len(a: &[u32], b: &[u32]) -> usize {
-    // Compares blocks first: each comparison is one memcmp.
-    const BLOCK: usize = 64;
-    let blocks =
-        a.chunks_exact(BLOCK).zip(b.chunks_exact(BLOCK)).take_while(|(a, b)| a == b).count();
-    let same = a.iter().zip(b).skip(blocks * BLOCK).take_while(|(a, b)| a == b).count();
-    blocks * BLOCK + same
-}
-
 /// The error for states that exceed the memory plan.
 fn states_full(full: ComputeError) -> Error {
     Error::at(
@@ -185,8 +185,10 @@ impl Runtime {
             return Err(SessionError::FailedReset.into());
         }
         let whole = len == src.tokens.len();
+        let key = src.key().first(len);
         let mut fork = Timeline {
-            tokens: src.tokens[..len].to_vec(),
+            tokens: key.tokens.to_vec(),
+            contents: key.contents.to_vec(),
             states: Vec::with_capacity(src.states.len()),
             logits: if whole { src.logits.clone() } else { Vec::new() },
             written: src.written,
@@ -229,6 +231,7 @@ impl Runtime {
         if len < timeline.tokens.len() {
             timeline.kept.count = 0;
             timeline.tokens.truncate(len);
+            timeline.contents.retain(|content| content.place < len);
             timeline.logits.clear();
             timeline.is_lossy &= len > 0;
             timeline.has_other_placement &= len > 0;
@@ -250,6 +253,7 @@ impl Runtime {
     /// prefixes for it.
     pub(crate) fn reset(&mut self, timeline: &mut Timeline) -> Result<(), Error> {
         timeline.tokens.clear();
+        timeline.contents.clear();
         timeline.logits.clear();
         timeline.written = 0;
         timeline.is_lossy = false;

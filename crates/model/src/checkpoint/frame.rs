@@ -19,8 +19,10 @@ pub fn digest(bytes: &[u8]) -> u64 {
 #[doc(hidden)]
 pub struct Frame {
     pub magic: [u8; 8],
-    /// Version that is written, and the only one that is read.
+    /// Version that is written.
     pub version: u32,
+    /// Oldest version that is read.
+    pub oldest: u32,
     /// Maximum size of the JSON header in bytes.
     pub max_header: u64,
 }
@@ -95,7 +97,7 @@ impl Frame {
             prefix[at..at + bytes].iter().rev().fold(0u64, |n, byte| n << 8 | u64::from(*byte))
         };
         let (version, align, json) = (number(8, 4) as u32, number(12, 4), number(16, 8));
-        if version != self.version {
+        if !(self.oldest..=self.version).contains(&version) {
             return Err(FrameError::Version(version));
         }
         if align != ALIGN || json > self.max_header {

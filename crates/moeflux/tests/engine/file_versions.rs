@@ -26,10 +26,13 @@ fn kept(name: &str) -> PathBuf {
     data().join("versions/1").join(name)
 }
 
-/// The same of the second version.
-fn kept_second(name: &str) -> PathBuf {
-    data().join("versions/2").join(name)
+/// The same of a later version.
+fn kept_of(version: u32, name: &str) -> PathBuf {
+    data().join(format!("versions/{version}")).join(name)
 }
+
+/// Versions of sessions that are read.
+const SESSIONS: [u32; 2] = [2, 3];
 
 /// The model of all kept files.
 fn golden() -> Golden {
@@ -74,9 +77,10 @@ fn a_session_continues() {
     let [prefilled, decoded] = ["prefill_logits_f32", "decode_logits_f32"]
         .map(|name| golden.floats(name).unwrap().numbers);
     // A packed copy has the identity of its source.
-    for folder in [golden.folder.clone(), kept("packed")] {
-        let mut session = open(&folder).session().unwrap();
-        session.restore(kept_second("exact.session")).unwrap();
+    let folders = [golden.folder.clone(), kept("packed")];
+    for (folder, version) in folders.iter().flat_map(|folder| SESSIONS.map(|v| (folder, v))) {
+        let mut session = open(folder).session().unwrap();
+        session.restore(kept_of(version, "exact.session")).unwrap();
         assert_eq!((session.tokens(), session.is_lossy()), (&*golden.prompt(), false));
         assert_near("saved", session.logits(), &prefilled);
         assert_near("decode", &decode(&mut session, &golden.generated()), &decoded);
@@ -94,13 +98,16 @@ fn a_session_in_fewer_bits_continues() {
     feed(&mut session, &golden.prompt(), None);
     let options = SnapshotOptions::default().hot_experts(false).kv_format(KvFormat::Q8);
     session.snapshot(&now, options).unwrap();
-    let [now, before] = [now, kept_second("q8.session")].map(|file| {
+    let mut restored = |file: PathBuf| {
         session.reset().unwrap();
         session.restore(file).unwrap();
         assert_eq!((session.tokens(), session.is_lossy()), (&*golden.prompt(), true));
         decode(&mut session, &golden.generated())
-    });
-    assert_near("decode", &before, &now);
+    };
+    let now = restored(now);
+    for version in SESSIONS {
+        assert_near("decode", &restored(kept_of(version, "q8.session")), &now);
+    }
 }
 
 #[test]
@@ -157,7 +164,8 @@ fn unknown_versions_are_refused_by_name() {
     // Offset of the version, after the magic.
     let mut refused = |from: PathBuf, to: PathBuf, offset: usize, known: u32, help: &str| {
         let whole = fs::read(from).unwrap();
-        for version in [0u32, 1, 2, 9].into_iter().filter(|version| *version != known) {
+        let read = if known == 3 { &SESSIONS[..] } else { &[known] };
+        for version in [0u32, 1, 2, 9].into_iter().filter(|version| !read.contains(version)) {
             let mut bytes = whole.clone();
             assert_eq!(bytes[offset..offset + 4], known.to_le_bytes());
             bytes[offset..offset + 4].copy_from_slice(&version.to_le_bytes());
@@ -176,7 +184,7 @@ fn unknown_versions_are_refused_by_name() {
     let experts = "experts.moeflux";
     refused(kept("packed").join(experts), packed.join(experts), 8, 1, "pack the model again");
     refused(kept("routing.trace"), at("a.trace"), 16, 1, "record the routing again with --trace");
-    refused(kept_second("exact.session"), at("a.session"), 8, 2, "--session");
+    refused(kept_of(3, "exact.session"), at("a.session"), 8, 3, "--session");
     // The first version identified a model by its dense weights alone.
     for name in ["exact.session", "q8.session"] {
         let said = session.restore(kept(name)).unwrap_err().to_string();
@@ -196,7 +204,7 @@ fn other_versions_in_a_prefix_cache_are_skipped() {
     let synced = session.sync_from(&folder, &prompt, &mut StepControl::default()).unwrap();
     assert_eq!((synced.restored, synced.computed), (0, prompt.len()));
     let saved = session.snapshot_to(&folder).unwrap().unwrap();
-    assert_eq!(fs::read(saved).unwrap()[8], 2);
+    assert_eq!(fs::read(saved).unwrap()[8], 3);
     session.reset().unwrap();
     let synced = session.sync_from(&folder, &prompt, &mut StepControl::default()).unwrap();
     assert_eq!(synced.restored, prompt.len());

@@ -3,7 +3,7 @@ use moeflux_model::seam::{LayerState, StateEntries};
 use super::*;
 use crate::{
     runtime::prefill_cost::{AttentionCost, PrefillCost},
-    session::prefix_costs::StateSize,
+    session::{prefix_costs::StateSize, prefix_key::ContentDigest},
 };
 
 fn timeline(tokens: impl IntoIterator<Item = u32>, logits: bool) -> Timeline {
@@ -39,7 +39,7 @@ fn the_longest_usable_prefix_is_found() {
     assert!(cache.find_whole(&all[..300]).is_some() && cache.find_whole(&all[..301]).is_none());
     let links = |cache: &PrefixCache, tokens: usize| {
         let entry = cache.entry(cache.find_whole(&all[..tokens]).unwrap()).unwrap();
-        let parent = entry.parent.and_then(|parent| cache.tokens(parent)).map(Vec::len);
+        let parent = entry.parent.and_then(|parent| cache.key(parent)).map(|key| key.len());
         (parent, entry.children.len(), entry.height)
     };
     // The entry of 450 tokens is a child of the entry of 400.
@@ -50,6 +50,34 @@ fn the_longest_usable_prefix_is_found() {
     assert_eq!(cache.remove(removed).unwrap().tokens.len(), 300);
     assert_eq!(links(&cache, 400), (Some(100), 1, 1));
     assert_eq!(links(&cache, 100), (None, 1, 2));
+}
+
+#[test]
+fn prefixes_with_other_images_are_not_found() {
+    let tokens: Vec<u32> = (0..300).collect();
+    let images = |digest| vec![ContentDigest { place: 130, digest: [digest; 32] }];
+    let entry = |digest| Timeline { contents: images(digest), ..timeline(tokens.clone(), true) };
+    for truncatable in [false, true] {
+        let mut cache = PrefixCache::new(plain());
+        assert!(cache.insert(entry(1), truncatable).is_empty());
+        assert!(cache.insert(entry(2), truncatable).is_empty(), "another sequence");
+        assert_eq!(cache.insert(entry(2), truncatable).len(), 1);
+        for digest in [1, 2, 3] {
+            let contents = &images(digest)[..];
+            let longest = cache.longest(PrefixKey { tokens: &tokens, contents }, truncatable);
+            let expected = match digest {
+                3 => truncatable.then_some(130),
+                _ => Some(300),
+            };
+            assert_eq!(len(longest), expected, "{digest}");
+            let whole = cache.find_whole(PrefixKey { tokens: &tokens, contents });
+            let found = whole.map(|id| cache.entry(id).unwrap().timeline.contents.clone());
+            assert_eq!(found, (digest < 3).then(|| images(digest)));
+        }
+        // Text alone.
+        assert_eq!(len(cache.longest(&tokens, truncatable)), truncatable.then_some(130));
+        assert_eq!(cache.find_whole(&tokens), None);
+    }
 }
 
 #[test]
@@ -123,7 +151,7 @@ impl Limited {
     fn bytes(&self) -> u64 {
         let entries = self.cache.entries.iter().flatten();
         let states = entries.map(|entry| {
-            let from = entry.parent.and_then(|id| self.cache.tokens(id)).map_or(0, Vec::len);
+            let from = entry.parent.and_then(|id| self.cache.key(id)).map_or(0, |key| key.len());
             self.cache.costs.state_bytes(entry.timeline.tokens.len() - from)
         });
         states.sum::<u64>() + self.cache.bytes()

@@ -1,7 +1,8 @@
 //! Snapshots: checkpoints of a session as files.
 //!
 //! A snapshot holds one token sequence and the states of each layer, so that another process can
-//! continue it. File format version 1, all integers and floats little-endian:
+//! continue it. File format version 3, all integers and floats little-endian; version 2 has no
+//! contents beside tokens:
 //!
 //! | at | what |
 //! |---|---|

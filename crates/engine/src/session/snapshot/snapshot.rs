@@ -20,6 +20,7 @@ use moeflux_model::{
 use twox_hash::XxHash3_64;
 
 use super::snapshot_header::{SavedState, Section, SnapshotHeader, aligned};
+use crate::session::prefix_key::PrefixKey;
 
 /// Bytes that a thread reads at once.
 const READ_BYTES: usize = 256 << 10;
@@ -93,9 +94,9 @@ impl Snapshot {
         &self.header
     }
 
-    /// Tokens, each below the header's `vocab`.
-    pub(crate) fn tokens(&self) -> &[u32] {
-        &self.tokens
+    /// Contents of the sequence. Tokens are below the header's `vocab`.
+    pub(crate) fn key(&self) -> PrefixKey<'_> {
+        PrefixKey { tokens: &self.tokens, contents: &self.header.contents }
     }
 
     /// Reads the logits after the last token, `vocab` values, if stored.

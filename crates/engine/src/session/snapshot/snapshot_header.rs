@@ -7,8 +7,11 @@ use moeflux_model::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::session::prefix_key::ContentDigest;
+
 /// Headers over 16 MiB are refused; thousands of layers need less.
-pub(super) const FRAME: Frame = Frame { magic: *b"MOEFLUXS", version: 2, max_header: 16 << 20 };
+pub(super) const FRAME: Frame =
+    Frame { magic: *b"MOEFLUXS", version: 3, oldest: 2, max_header: 16 << 20 };
 /// Maximum count of tokens, hot experts and vocabulary entries. Bounds the memory of one read, even
 /// from a huge sparse file.
 const MAX_COUNT: u64 = 1 << 26;
@@ -60,6 +63,13 @@ pub(crate) struct SnapshotHeader {
     pub(crate) vocab: u64,
     /// Number of tokens.
     pub(crate) tokens: u64,
+    /// Contents that token ids do not tell, ascending by place. Version 2 has none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) contents: Vec<ContentDigest>,
+    /// Position id of the next token, where images have moved it. Version 2 has none, and a
+    /// position other than `tokens` is not supported yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) next_position: Option<u64>,
     /// Number of positions ever written, truncated tokens included; at least `tokens`.
     pub(crate) written: u64,
     /// Whether logits are stored.
@@ -162,6 +172,18 @@ impl SnapshotHeader {
             return Err(format!(
                 "{} positions were written for {} tokens",
                 self.written, self.tokens
+            ));
+        }
+        let place = |content: &ContentDigest| content.place as u64;
+        if self.contents.windows(2).any(|pair| pair[0].place > pair[1].place)
+            || self.contents.last().is_some_and(|content| place(content) >= self.tokens)
+        {
+            return Err("its contents are not ordered by token".into());
+        }
+        if let Some(position) = self.next_position.filter(|position| *position != self.tokens) {
+            return Err(format!(
+                "expected position {} after its tokens, got {position}",
+                self.tokens
             ));
         }
         let counts = [

@@ -14,6 +14,7 @@ use moeflux_model::{checkpoint::ModelId, seam::Digests};
 use twox_hash::XxHash3_64;
 
 use super::snapshot_header::{MAX_STRING_BYTES, SavedState, Section, SnapshotHeader};
+use crate::session::prefix_key::PrefixKey;
 
 /// Contents of a snapshot, except the bytes of the states.
 #[derive(Clone, Debug)]
@@ -36,7 +37,7 @@ pub(crate) struct SnapshotContents<'a> {
     pub(crate) vocab: usize,
     /// Number of positions ever written.
     pub(crate) written: u64,
-    pub(crate) tokens: &'a [u32],
+    pub(crate) key: PrefixKey<'a>,
     /// Logits after the last token, `vocab` values.
     pub(crate) logits: Option<&'a [f32]>,
     /// Pairs of layer and expert.
@@ -66,7 +67,9 @@ impl SnapshotContents<'_> {
             exact: self.exact,
             computed_on_host: self.computed_on_host.clone(),
             vocab: self.vocab as u64,
-            tokens: self.tokens.len() as u64,
+            tokens: self.key.len() as u64,
+            contents: self.key.contents.to_vec(),
+            next_position: None,
             written: self.written,
             logits: self.logits.is_some(),
             hot: self.hot.len() as u64,
@@ -74,7 +77,7 @@ impl SnapshotContents<'_> {
             states: self.states.clone(),
         };
         let logits = self.logits.is_none_or(|logits| logits.len() == self.vocab);
-        if !logits || self.tokens.iter().any(|token| *token as usize >= self.vocab) {
+        if !logits || self.key.tokens.iter().any(|token| *token as usize >= self.vocab) {
             return Err(unwritable("its tokens and logits are not of its vocabulary"));
         }
         header.validate().map_err(|problem| unwritable(&problem))?;
@@ -149,7 +152,7 @@ impl<T: WriteTarget> SnapshotWriter<T> {
         writer.temporary.file().set_len(writer.bytes()).map_err(|e| writer.error(e))?;
         let bytes =
             |numbers: &mut dyn Iterator<Item = [u8; 4]>| numbers.flatten().collect::<Vec<_>>();
-        writer.write(&bytes(&mut contents.tokens.iter().map(|token| token.to_le_bytes())))?;
+        writer.write(&bytes(&mut contents.key.tokens.iter().map(|token| token.to_le_bytes())))?;
         let logits = contents.logits.unwrap_or_default();
         writer.write(&bytes(&mut logits.iter().map(|logit| logit.to_le_bytes())))?;
         let hot = contents.hot.iter().flat_map(|(layer, expert)| [*layer, *expert]);

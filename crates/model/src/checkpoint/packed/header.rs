@@ -20,7 +20,7 @@ pub const JOURNAL: &str = "pack.partial";
 /// Bytes of the file of dense tensors per digest.
 pub const DENSE_PART: u64 = 4 << 20;
 
-const FRAME: Frame = Frame { magic: *b"MOEFLUXE", version: 1, max_header: MAX_JSON };
+const FRAME: Frame = Frame { magic: *b"MOEFLUXE", version: 1, oldest: 1, max_header: MAX_JSON };
 
 /// Header of a file of packed experts.
 #[doc(hidden)]

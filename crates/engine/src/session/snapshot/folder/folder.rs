@@ -18,6 +18,7 @@ use super::super::{
     snapshot::{Snapshot, SnapshotRequirements},
     snapshot_header::{FRAME, SavedState},
 };
+use crate::session::prefix_key::PrefixKey;
 
 /// File extension of snapshots in a folder.
 const SUFFIX: &str = "moeflux-session";
@@ -82,21 +83,22 @@ impl SnapshotFolder {
         }
     }
 
-    /// The snapshot with the longest usable prefix of `tokens`, and the length of that prefix. If
+    /// The snapshot with the longest usable prefix of a prompt, and the length of that prefix. If
     /// sessions are `truncatable`, this is the common prefix. Otherwise all tokens of the snapshot
-    /// must match, and it needs logits if it covers all of `tokens`. Ties: the shortest snapshot.
+    /// must match, and it needs logits if it covers all of the prompt. Ties: the shortest snapshot.
     /// Reads headers and tokens only; damaged or mismatched files are skipped.
-    pub(crate) fn find(
+    pub(crate) fn find<'k>(
         &self,
         expected: &SnapshotRequirements,
-        tokens: &[u32],
+        prompt: impl Into<PrefixKey<'k>>,
         truncatable: bool,
     ) -> Option<(PathBuf, usize)> {
+        let prompt = prompt.into();
         let usable = |path: PathBuf| {
             let snapshot = Snapshot::open(&path).ok().filter(|s| s.fits(expected).is_ok())?;
-            let saved = snapshot.tokens();
-            let common = saved.iter().zip(tokens).take_while(|(a, b)| a == b).count();
-            let has_next = common < tokens.len() || snapshot.header().logits;
+            let saved = snapshot.key();
+            let common = saved.common_len(prompt);
+            let has_next = common < prompt.len() || snapshot.header().logits;
             let usable = common > 0 && (truncatable || common == saved.len() && has_next);
             usable.then_some((common, Reverse(saved.len()), path))
         };
@@ -104,9 +106,13 @@ impl SnapshotFolder {
         Some((found.2, found.0))
     }
 
-    /// Path for a session of `tokens`: the same for all sessions with these tokens and equal
-    /// settings.
-    pub(crate) fn path_for(&self, expected: &SnapshotRequirements, tokens: &[u32]) -> PathBuf {
+    /// Path for a session: the same for all sessions with an equal key and equal settings.
+    pub(crate) fn path_for<'k>(
+        &self,
+        expected: &SnapshotRequirements,
+        key: impl Into<PrefixKey<'k>>,
+    ) -> PathBuf {
+        let key = key.into();
         let mut settings =
             format!("{} {} {}\n", expected.model, expected.kv_format, expected.exact);
         settings += &format!("{:?}\n", expected.files);
@@ -114,10 +120,9 @@ impl SnapshotFolder {
         for SavedState { layer, index, entry_bytes, shape, .. } in &expected.states {
             settings += &format!("{layer} {index} {entry_bytes} {shape}\n");
         }
-        let bytes = tokens.iter().flat_map(|token| token.to_le_bytes());
-        let key: Vec<u8> = settings.into_bytes().into_iter().chain(bytes).collect();
+        let named: Vec<u8> = settings.into_bytes().into_iter().chain(key.bytes()).collect();
         let model = &expected.model.to_string()[..16];
-        self.path.join(format!("{model}-{}-{:016x}.{SUFFIX}", tokens.len(), digest(&key)))
+        self.path.join(format!("{model}-{}-{:016x}.{SUFFIX}", key.len(), digest(&named)))
     }
 
     /// Updates the time of last use. A file that cannot be updated is evicted earlier.

@@ -17,7 +17,10 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::*;
-use crate::session::snapshot::writer::{SnapshotContents, SnapshotWriter};
+use crate::session::{
+    prefix_key::ContentDigest,
+    snapshot::writer::{SnapshotContents, SnapshotWriter},
+};
 
 const ALIGN: usize = 4096;
 
@@ -25,6 +28,7 @@ const ALIGN: usize = 4096;
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::session::snapshot) struct Saved {
     pub(in crate::session::snapshot) tokens: Vec<u32>,
+    pub(in crate::session::snapshot) contents: Vec<ContentDigest>,
     pub(in crate::session::snapshot) logits: Option<Vec<f32>>,
     pub(in crate::session::snapshot) hot: Vec<(u32, u32)>,
     pub(in crate::session::snapshot) states: Vec<(SavedState, Vec<u8>)>,
@@ -38,11 +42,18 @@ fn state(layer: usize, index: u8, entries: u64, entry_bytes: u64) -> (SavedState
     (SavedState { layer, index, entries, entry_bytes, shape: format!("2 x {entry_bytes}") }, bytes)
 }
 
+/// Digests of images at some places.
+pub(in crate::session::snapshot) fn images(places: &[usize]) -> Vec<ContentDigest> {
+    let content = |place: usize| ContentDigest { place, digest: [place as u8 + 1; 32] };
+    places.iter().copied().map(content).collect()
+}
+
 impl Saved {
     pub(in crate::session::snapshot) fn new(tokens: &[u32]) -> Self {
         let entries = tokens.len() as u64;
         Self {
             tokens: tokens.into(),
+            contents: Vec::new(),
             logits: Some((0..VOCAB).map(|i| i as f32 / 3.0 - 5.0).collect()),
             hot: vec![(0, 3), (1, 7), (1, 2)],
             states: vec![state(0, 0, entries, 24), state(0, 1, entries, 9), state(3, 0, 1, 4096)],
@@ -69,7 +80,7 @@ impl Saved {
             exact: true,
             computed_on_host: vec![3, 8],
             vocab: VOCAB,
-            tokens: &self.tokens,
+            key: PrefixKey { tokens: &self.tokens, contents: &self.contents },
             written: self.tokens.len() as u64 + 3,
             logits: self.logits.as_deref(),
             hot: &self.hot,
@@ -120,7 +131,8 @@ impl Saved {
             Ok((shape.clone(), bytes))
         };
         Ok(Self {
-            tokens: snapshot.tokens().to_vec(),
+            tokens: snapshot.key().tokens.to_vec(),
+            contents: snapshot.key().contents.to_vec(),
             logits: snapshot.logits()?,
             hot: snapshot.hot()?,
             states: snapshot
@@ -182,6 +194,7 @@ fn snapshots_round_trip() {
     let all = [
         Saved { logits: None, ..whole.clone() },
         Saved { hot: vec![], ..whole.clone() },
+        Saved { contents: images(&[0, 2, 2]), ..whole.clone() },
         Saved { states: vec![], ..whole.clone() },
         Saved { logits: None, hot: vec![], states: vec![], ..Saved::new(&[]) },
         Saved::new(&(0..5000).map(|i| i % 50).collect::<Vec<_>>()),
@@ -286,8 +299,10 @@ fn every_flipped_bit_is_detected() {
         write_all_at(&file, &[whole[at] ^ bit], at as u64).unwrap();
         match at {
             0..8 => assert_eq!(problem(&path), SnapshotProblem::NotASnapshot),
-            8..12 => match problem(&path) {
-                SnapshotProblem::OtherVersion { found, known: 2 } => assert_ne!(found, 2),
+            // Version 2, which is read.
+            8 => is_damaged(&path, "its header"),
+            9..12 => match problem(&path) {
+                SnapshotProblem::OtherVersion { found, known: 3 } => assert!(found > 3),
                 other => panic!("{other}"),
             },
             12..16 => is_damaged(&path, "its first bytes"),
@@ -375,7 +390,7 @@ fn pointers(value: &Value, at: &str, all: &mut Vec<String>) {
 #[test]
 fn hostile_header_values_are_refused() {
     let (_temp, path) = folder();
-    let saved = Saved { logits: None, ..Saved::new(&[1, 49, 3]) };
+    let saved = Saved { logits: None, contents: images(&[0, 2]), ..Saved::new(&[1, 49, 3]) };
     saved.save(&path);
     let whole = fs::read(&path).unwrap();
     let len = u64::from_le_bytes(whole[16..24].try_into().unwrap()) as usize;
@@ -446,6 +461,10 @@ fn hostile_header_values_are_refused() {
         (says(&|h| h["written"] = json!(1)), "1 positions were written for"),
         (says(&|h| h["vocab"] = json!(49)), "token 49 of a vocabulary of 49"),
         (says(&|h| h["states"][0]["layer"] = json!(2)), "not ordered by layer"),
+        (says(&|h| h["contents"][1]["place"] = json!(3)), "contents are not ordered by token"),
+        (says(&|h| h["contents"][0]["place"] = json!(u64::MAX)), "contents are not ordered"),
+        (says(&|h| h["contents"][0]["digest"] = json!("7g")), "expected a digest of 64"),
+        (says(&|h| h["next_position"] = json!(4)), "expected position 3 after its tokens, got 4"),
         (says(&|h| h["states"][0]["which"] = json!(-1)), "its header: invalid value"),
     ] {
         assert!(
@@ -471,7 +490,7 @@ fn hostile_header_values_are_refused() {
     let mut later = whole.clone();
     later[8..32].fill(2);
     fs::write(&path, &later[..40]).unwrap();
-    assert_eq!(problem(&path), SnapshotProblem::OtherVersion { found: 0x0202_0202, known: 2 });
+    assert_eq!(problem(&path), SnapshotProblem::OtherVersion { found: 0x0202_0202, known: 3 });
 }
 
 #[test]
@@ -591,7 +610,10 @@ fn a_failed_write_keeps_the_previous_file() {
         unwritable(SnapshotWriter::create(&path, &contents).map(|_| ()), part);
     };
     refused(SnapshotContents { vocab: 49, ..new.contents() }, "not of its vocabulary");
-    refused(SnapshotContents { vocab: 49, tokens: &[], ..new.contents() }, "not of its vocabulary");
+    refused(
+        SnapshotContents { vocab: 49, key: (&[]).into(), ..new.contents() },
+        "not of its vocabulary",
+    );
     refused(SnapshotContents { kv_format: &"x".repeat(257), ..new.contents() }, "too long");
     let mut states = new.contents().states;
     states.reverse();

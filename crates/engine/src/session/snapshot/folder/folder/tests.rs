@@ -9,7 +9,7 @@ use moeflux_base::allocated;
 use moeflux_model::checkpoint::ModelId;
 
 use super::*;
-use crate::session::snapshot::snapshot::tests::{Saved, names};
+use crate::session::snapshot::snapshot::tests::{Saved, images, names};
 
 fn open(limit: u64) -> (tempfile::TempDir, SnapshotFolder) {
     let temp = tempfile::tempdir().unwrap();
@@ -63,6 +63,17 @@ fn the_longest_prefix_is_found() {
     assert_eq!(find(&[7, 8], false), None);
     assert_eq!(find(&[7, 8], true), wanted(&silent, 2));
     assert_eq!(find(&[7, 8, 9], false), wanted(&silent, 2));
+
+    // The same tokens with an image.
+    let tokens = vec![1, 2, 3, 4, 5];
+    let seen = Saved { contents: images(&[3]), ..Saved::new(&tokens) };
+    let key = PrefixKey { tokens: &tokens, contents: &seen.contents };
+    let path = folder.path_for(&expected(), key);
+    assert_ne!(path, folder.path_for(&expected(), &tokens));
+    seen.save(&path);
+    assert_eq!(folder.find(&expected(), key, false), wanted(&path, 5));
+    assert_eq!(find(&tokens, false), wanted(&two, 4));
+    fs::remove_file(&path).unwrap();
 
     // Damage to the header or tokens is skipped; states are not checked.
     let change = |path: &Path, at: usize| {
