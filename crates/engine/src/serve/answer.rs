@@ -191,12 +191,7 @@ impl RunningAnswer {
         self.totals
     }
 
-    /// The drafts of the answer.
-    pub(crate) fn drafts(&self) -> &Drafts {
-        &self.drafts
-    }
-
-    /// Takes the time of the last step, which only decoded, and adds its drafts to `stats`: of
+    /// Takes the time of the last step, and adds its drafts to `stats` if it only decoded: of
     /// several sequences each has a share of the step.
     pub(crate) fn record(&mut self, kind: StepKind, seconds: f64, stats: &mut Stats) {
         let Self { drafts, drafted, right, .. } = self;

@@ -107,12 +107,9 @@ impl<'a> Tokens<'a> {
             return answer.choose_first(session);
         }
         let since = Instant::now();
-        let kind = StepKind { sequences: 1, ..StepKind::default() };
-        // Only steps that decode are timed.
-        let is_off = answer.drafts().is_gated() && count > 1;
+        let kind = StepKind { sequences: 1, certain: count, ..StepKind::default() };
         let room = session.engine().plan().chunk.saturating_sub(count);
-        let max = if is_off { 0 } else { answer.drafts().max().min(room) };
-        let kind = answer.prepare(session, count, max, kind);
+        let kind = answer.prepare(session, count, room, kind);
         let mut control = StepControl { cancel: *cancel, ..StepControl::default() };
         let AnswerFeed { tokens, drafts, head_drafts, choice } = answer.feed();
         let Some(choice) = choice else { return Ok(()) };
@@ -120,9 +117,7 @@ impl<'a> Tokens<'a> {
         let CheckedFeed { accepted, chosen, drafted } =
             session.choose_after(feed, choice, &mut control)?;
         let ended = answer.end_step(session, accepted, Some(chosen), drafted);
-        if count == 1 {
-            answer.record(kind, since.elapsed().as_secs_f64(), session.stats_mut());
-        }
+        answer.record(kind, since.elapsed().as_secs_f64(), session.stats_mut());
         ended
     }
 }

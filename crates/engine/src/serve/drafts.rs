@@ -20,8 +20,8 @@ pub(crate) struct Drafts {
     /// `None` if the number of drafts is given.
     gate: Option<Gate>,
     max: usize,
-    /// Maximum rows of a step that has drafts.
-    max_rows: usize,
+    /// Maximum rows of a step that has drafts; such a step computes no prompt.
+    max_rows: Option<usize>,
     vocab: usize,
     proposed: Vec<u32>,
     /// Whether the drafter's drafts are checked in place of the head's drafts. The head makes its
@@ -48,22 +48,12 @@ impl Drafts {
             by_head: max > 0 && has_head,
             gate: (is_gated && max > 0).then(|| Gate::new(engine.shared_times(), on_card)),
             max,
-            max_rows: if is_gated && on_fast_path { CARD_ROWS } else { usize::MAX },
+            max_rows: (is_gated && on_fast_path).then_some(CARD_ROWS),
             vocab: engine.blueprint().vocab,
             proposed: Vec::with_capacity(MAX_DRAFTS),
             stands_for_head: own.is_some() && has_head,
             source: DraftSource::Lookup,
         }
-    }
-
-    /// Maximum number of drafts in a step.
-    pub(crate) fn max(&self) -> usize {
-        self.max
-    }
-
-    /// Whether measurements decide on the number of drafts.
-    pub(crate) fn is_gated(&self) -> bool {
-        self.gate.is_some()
     }
 
     /// Whether the model's head drafts.
@@ -121,11 +111,13 @@ impl Drafts {
 
     /// Number of drafts of one sequence that a step of a kind has room for: sequences share it.
     fn room(&self, kind: StepKind) -> usize {
-        let all = self.max_rows.saturating_sub(kind.sequences);
+        let Some(max_rows) = self.max_rows else { return usize::MAX };
+        let rows = if kind.has_prompt { 0 } else { max_rows };
+        let all = rows.saturating_sub(kind.certain);
         all.saturating_sub(kind.drafts).min(all.div_ceil(kind.sequences.max(1)))
     }
 
-    /// Takes the outcome of a step that only decoded: see [`Gate::record`].
+    /// Takes the outcome of a step: see [`Gate::record`].
     pub(crate) fn record(
         &mut self,
         kind: StepKind,

@@ -195,7 +195,7 @@ struct PreparedRequest {
     synced: Synced,
 }
 
-/// Time of a step that only decodes.
+/// Time of a step.
 #[derive(Clone, Copy)]
 struct TimedStep {
     kind: StepKind,
@@ -464,7 +464,7 @@ impl Scheduler {
         let (order, mut entries): (Vec<usize>, Vec<BatchEntry<'_>>) =
             fed.into_iter().map(|(i, (sequence, count))| (i, sequence.entry(*count))).unzip();
         let stats = self.engine.step(&mut entries, control)?;
-        let timed = kind.map(|kind| TimedStep { kind, seconds: since.elapsed().as_secs_f64() });
+        let timed = TimedStep { kind, seconds: since.elapsed().as_secs_f64() };
         let mut outcomes: Vec<_> = token_counts.iter().map(|_| EntryOutcome::default()).collect();
         for (i, entry) in order.into_iter().zip(entries) {
             if entry.kind == EntryKind::Answer {
@@ -542,32 +542,27 @@ impl Scheduler {
         token_counts
     }
 
-    /// Prepares the answers that feed tokens, with their drafts. Returns the kind of the step if it
-    /// only decodes, one certain token of each sequence.
-    fn prepare_answers(&mut self, token_counts: &[usize]) -> Option<StepKind> {
-        let plan = self.engine.plan();
-        let is_fed = |count: &&usize| **count > 0;
-        let certain: usize = token_counts.iter().sum();
-        let sequences = token_counts.iter().filter(is_fed).count();
-        let is_plain = self
-            .sequences
-            .iter()
-            .zip(token_counts)
-            .all(|(sequence, count)| *count == 0 || (*count == 1 && !sequence.is_prefilling()));
-        let mut room = plan.chunk.saturating_sub(certain);
-        let mut kind = StepKind { sequences, ..StepKind::default() };
-        for (sequence, count) in self.sequences.iter_mut().zip(token_counts) {
-            if *count == 0 || sequence.is_prefilling() {
-                continue;
+    /// Prepares the answers that feed tokens, with their drafts. Returns the kind of the step.
+    fn prepare_answers(&mut self, token_counts: &[usize]) -> StepKind {
+        let mut kind = StepKind::default();
+        for (sequence, count) in self.sequences.iter().zip(token_counts) {
+            match sequence.is_prefilling() {
+                true => kind.has_prompt |= *count > 0,
+                false => {
+                    kind.sequences += usize::from(*count > 0);
+                    kind.certain += *count;
+                }
             }
-            // Only steps that decode are timed.
-            let is_off = sequence.answer.drafts().is_gated() && !is_plain;
-            let max = if is_off { 0 } else { room };
-            let before = kind.drafts;
-            kind = sequence.answer.prepare(&sequence.session, *count, max, kind);
-            room -= kind.drafts - before;
         }
-        is_plain.then_some(kind)
+        let all: usize = token_counts.iter().sum();
+        let free = self.engine.plan().chunk.saturating_sub(all);
+        for (sequence, count) in self.sequences.iter_mut().zip(token_counts) {
+            if *count > 0 && !sequence.is_prefilling() {
+                let room = free - kind.drafts;
+                kind = sequence.answer.prepare(&sequence.session, *count, room, kind);
+            }
+        }
+        kind
     }
 
     /// The sequence that `i` waits for during prefill, and the length of their shared prefix: the
@@ -678,7 +673,7 @@ impl Scheduler {
         &mut self,
         token_counts: &[usize],
         outcomes: Vec<EntryOutcome>,
-        timed: Option<TimedStep>,
+        TimedStep { kind, seconds }: TimedStep,
         events: &mut Vec<Event>,
     ) {
         let mut failed = Vec::new();
@@ -691,12 +686,13 @@ impl Scheduler {
             let prompt_done = sequence.session.tokens().len() == sequence.prompt.len();
             let is_new = prompt_done && is_fed && !sequence.is_embedding;
             let cached = if is_new { sequence.session.cache_prefix() } else { Ok(()) };
-            let has_all = sequence.answer.has_all_tokens() && outcome.accepted == 0;
+            let is_decoded = outcome.accepted > 0;
+            let has_all = sequence.answer.has_all_tokens() && !is_decoded;
             let ended = cached.and_then(|()| match has_all {
                 true => Ok(()),
                 false => sequence.end_step(outcome),
             });
-            if let Some(TimedStep { kind, seconds }) = timed.filter(|_| is_fed) {
+            if is_decoded {
                 sequence.answer.record(kind, seconds, &mut self.stats);
             }
             let drafts = sequence.answer.draft_totals();

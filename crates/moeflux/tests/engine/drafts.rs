@@ -9,7 +9,10 @@ use moeflux::{
     session::{DraftCounts, DraftMode, DraftScript, Drafter, DrafterSource},
 };
 
-use crate::common::{exact, tales};
+use crate::{
+    common::{exact, tales},
+    token_choice::ForcedRuns,
+};
 
 const CHUNK: usize = 32;
 const CONTEXT: usize = 64;
@@ -133,6 +136,51 @@ fn batched_answers_with_drafts_equal_single_ones() {
                 }
             }
             assert!(batch.stats().accepted > 0, "{golden}");
+        }
+    }
+}
+
+/// Drafts of a known answer, after forced tokens only.
+#[derive(Clone, Debug)]
+struct AfterRuns {
+    answer: Vec<u32>,
+    /// Position of the answer's first token.
+    start: usize,
+}
+
+impl DrafterSource for AfterRuns {
+    fn start(&self) -> Box<dyn Drafter> {
+        Box::new(self.clone())
+    }
+}
+
+impl Drafter for AfterRuns {
+    fn draft(&mut self, session: &[u32], next: &[u32], max: usize, drafts: &mut Vec<u32>) {
+        let done = session.len() + next.len() - self.start;
+        if next.len() > 1 {
+            drafts.extend(self.answer[done..].iter().take(max));
+        }
+    }
+}
+
+#[test]
+fn drafts_share_steps_with_forced_tokens() {
+    let folder = moeflux_goldens::golden("qwen3_moe");
+    let prompt = prompt(3, 20);
+    let request = GenerateRequest::default().masks(vec![Arc::new(ForcedRuns::default())]);
+    let request = request.max_tokens(35).ignore_eos(true);
+    let expected =
+        alone(&mut engine(&folder, DraftMode::Off, 1).session().unwrap(), &prompt, &request);
+    let after_runs = AfterRuns { answer: expected.0.clone(), start: prompt.len() };
+    let after_runs: Arc<dyn DrafterSource> = Arc::new(after_runs);
+    for mode in [DraftMode::Always(2), DraftMode::Auto] {
+        let engine = engine(&folder, mode, 1);
+        for drafter in [right(&prompt, &expected.0), Some(Arc::clone(&after_runs))] {
+            let mut session = engine.session().unwrap();
+            let request = request.clone().drafter(drafter);
+            assert_eq!(alone(&mut session, &prompt, &request), expected, "{mode:?}");
+            let stats = session.stats();
+            assert!(mode == DraftMode::Auto || stats.accepted > 0, "{stats:?}");
         }
     }
 }

@@ -488,7 +488,7 @@ fn expert_counters_sum_to_the_choices_of_the_routers() {
 
 /// A mask that forces runs of tokens, and allows all others.
 #[derive(Clone, Debug, Default)]
-struct ForcedRuns {
+pub(crate) struct ForcedRuns {
     position: usize,
 }
 

@@ -51,11 +51,25 @@ pub struct StepTime {
     pub steps: u32,
 }
 
-/// Sequences of a step that all decode, and drafts of all of them.
+/// What a step computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StepKind {
+    /// Sequences that decode.
     pub(crate) sequences: usize,
+    /// Drafts of all of them.
     pub(crate) drafts: usize,
+    /// Certain tokens of all of them: more than `sequences` where a grammar forces some.
+    pub(crate) certain: usize,
+    /// Whether it computes a prompt, too.
+    pub(crate) has_prompt: bool,
+}
+
+impl StepKind {
+    /// Whether it decodes one certain token of each sequence and does nothing else. Only the times
+    /// of such steps are compared.
+    pub(crate) fn is_plain(&self) -> bool {
+        !self.has_prompt && self.certain == self.sequences
+    }
 }
 
 /// Source of the drafts of a step.
@@ -238,7 +252,8 @@ impl Gate {
     }
 
     /// Number of drafts for the next step, of the `available` ones of a source; `kind` is the step
-    /// without them.
+    /// without them. A step that computes more than one certain token of each sequence has as many
+    /// as if it did not: a further row costs no more there. It makes no trials.
     pub(crate) fn drafts(&self, kind: StepKind, source: DraftSource, available: usize) -> usize {
         let available = available.min(MAX_DRAFTS).min(MAX_TIMED.saturating_sub(kind.drafts));
         let shared = lock(&self.shared);
@@ -266,6 +281,7 @@ impl Gate {
             (time - plain.mean).max(0.0)
         };
         let chosen = match (best, unknown) {
+            ((drafts, _), _) if !kind.is_plain() => drafts,
             // A time that is not known yet.
             (_, Some(drafts)) if credit > 0.0 => drafts,
             // A trial: as many as the credit can ever pay, once it does.
@@ -276,12 +292,13 @@ impl Gate {
             ((drafts, _), _) => drafts,
         };
         drop(shared);
-        if chosen > 0 && self.since_plain >= PLAIN_INTERVAL { 0 } else { chosen }
+        let is_measured = kind.is_plain() && self.since_plain >= PLAIN_INTERVAL;
+        if is_measured { 0 } else { chosen }
     }
 
-    /// Takes the outcome of a step that only decoded: its kind, the answer's own drafts, and its
-    /// time. Returns the time that its tokens would have taken without drafts, if it had or made
-    /// some and that is known.
+    /// Takes the outcome of a step: its kind, the answer's own drafts, and its time. Returns the
+    /// time that its tokens would have taken without drafts, if it had or made some and that is
+    /// known.
     pub(crate) fn record(
         &mut self,
         kind: StepKind,
@@ -290,23 +307,25 @@ impl Gate {
     ) -> Option<f64> {
         let CheckedDrafts { source, count: own, accepted } = drafts;
         let mut shared = lock(&self.shared);
-        let is_plain = own == 0;
-        let is_steady = self.last.replace(kind) == Some(kind) || !self.first_is_slow;
-        if is_steady {
-            shared.add(kind, seconds);
-        }
-        let plain = StepKind { drafts: kind.drafts - own, ..kind };
-        let plain = shared.known(plain).map(|time| time.mean);
         if own > 0 {
             self.acceptance[source as usize].add(own, accepted);
             shared.acceptance[source as usize].add(own, accepted);
         }
-        self.since_plain = match is_plain && is_steady {
+        let is_steady = self.last.replace(kind) == Some(kind) || !self.first_is_slow;
+        if !kind.is_plain() {
+            return None;
+        }
+        if is_steady {
+            shared.add(kind, seconds);
+        }
+        let undrafted = StepKind { drafts: kind.drafts - own, ..kind };
+        let undrafted = shared.known(undrafted).map(|time| time.mean);
+        self.since_plain = match own == 0 && is_steady {
             true => 0,
             false => self.since_plain.saturating_add(1),
         };
-        let plain = plain?;
-        let undrafted = (!is_plain).then_some(plain * (accepted + 1) as f64);
+        let plain = undrafted?;
+        let undrafted = (own > 0).then_some(plain * (accepted + 1) as f64);
         let mut won = undrafted.map_or(0.0, |undrafted| undrafted - seconds).max(-MAX_LOSS * plain);
         if own > 0 && source == DraftSource::Head && shared.head_steps < COLD_STEPS {
             shared.head_steps += 1;
@@ -336,7 +355,7 @@ mod tests {
     }
 
     fn alone(drafts: usize) -> StepKind {
-        StepKind { sequences: 1, drafts }
+        StepKind { sequences: 1, drafts, certain: 1, has_prompt: false }
     }
 
     fn lookup(count: usize, accepted: usize) -> CheckedDrafts {
@@ -439,7 +458,30 @@ mod tests {
         }
         assert!(drafts(&gate, 3) > 0);
         assert_eq!(drafts(&gate, 0), 0);
-        let many = StepKind { sequences: 40, ..alone(0) };
+        let many = StepKind { sequences: 40, certain: 40, ..alone(0) };
         assert_eq!(gate.drafts(many, DraftSource::Lookup, 3), 0);
+    }
+
+    #[test]
+    fn steps_with_prompts_and_forced_tokens_draft_without_trials() {
+        let shared = Arc::default();
+        let mut gate = Gate::new(&shared, false);
+        let beside =
+            [StepKind { has_prompt: true, ..alone(0) }, StepKind { certain: 5, ..alone(0) }];
+        let drafts = |gate: &Gate| beside.map(|kind| gate.drafts(kind, DraftSource::Lookup, 3));
+        // No time is known, and they teach none.
+        for kind in beside.iter().cycle().take(20) {
+            assert_eq!(gate.record(*kind, lookup(0, 0), 9.0), None);
+        }
+        assert!(lock(&shared).measured().is_empty());
+        let mut machine = Machine::new([1.0, 1.2, 1.4, 1.6], 0.9);
+        machine.decode(&mut gate, 400);
+        assert!(drafts(&gate).iter().all(|drafts| *drafts > 1), "{:?}", drafts(&gate));
+        // Their drafts count.
+        for kind in beside.iter().cycle().take(60) {
+            let own = StepKind { drafts: 2, ..*kind };
+            assert_eq!(gate.record(own, lookup(2, 0), 9.0), None);
+        }
+        assert_eq!(drafts(&gate), [0, 0]);
     }
 }
