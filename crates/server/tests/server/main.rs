@@ -37,6 +37,7 @@ use moeflux::{
     Checkpoint, Engine, EngineOptions, MemoryRequest,
     runtime::DeviceOptions,
     serve::{ServingCore, ServingOptions},
+    session::DraftMode,
 };
 use moeflux_server::{ApiKeys, LoadedModel, Models, Server, ServerError, ServerOptions, Stopper};
 
@@ -48,9 +49,18 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The model in these files.
 fn engine(files: &[(&'static str, &'static [u8])], sessions: usize) -> Engine {
+    drafting_engine(files, sessions, DraftMode::Off)
+}
+
+/// The same, with drafts.
+fn drafting_engine(
+    files: &[(&'static str, &'static [u8])],
+    sessions: usize,
+    draft: DraftMode,
+) -> Engine {
     let memory = MemoryRequest::default().sessions(sessions).context(CONTEXT).grammars(true);
     let device = DeviceOptions::default().name("cpu").threads(1).exact(true);
-    let options = EngineOptions::default().memory(memory).device(device);
+    let options = EngineOptions::default().memory(memory).device(device).draft(draft);
     Engine::open(Checkpoint::embedded(files).unwrap(), options, &mut |_, _| {}).unwrap()
 }
 

@@ -6,13 +6,17 @@ use std::{
     net::TcpStream,
 };
 
-use moeflux::serve::{ServingCore, ServingOptions};
+use moeflux::{
+    serve::{ServingCore, ServingOptions},
+    session::DraftMode,
+};
 use moeflux_server::{LoadedModel, ServerOptions};
 use serde_json::json;
 
 use crate::{
     TestServer,
-    client::{Reply, chat, get, receive, send},
+    client::{Reply, chat, get, post, receive, send},
+    drafting_engine,
 };
 
 /// A decoded frame of the feed.
@@ -29,6 +33,8 @@ struct LiveFrame {
 const TIME: usize = 0;
 const ENDED: usize = 3;
 const GENERATED: usize = 6;
+const DRAFTED: usize = 14;
+const ACCEPTED: usize = 15;
 
 fn u32s(bytes: &[u8]) -> Vec<u32> {
     bytes.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b)).collect()
@@ -165,6 +171,31 @@ fn frames_of_the_feed_have_the_counters_and_end_with_the_server() {
     }
     server.end();
     while LiveFrame::read(&mut stream).is_some() {}
+}
+
+#[test]
+fn drafts_are_in_answers_metrics_and_the_feed() {
+    let engine = drafting_engine(&moeflux_tales::FILES, 1, DraftMode::Always(2));
+    let server = TestServer::serve(&engine, 4, ServerOptions::default());
+    // An answer that repeats its prompt.
+    let fable = "A Crow was sitting on a branch of a tree with a piece of cheese in her beak";
+    let text = format!("{fable}. {fable}. {fable}");
+    let body = json!({"prompt": text, "max_tokens": 24, "temperature": 0});
+    let answer = post(&server, "/v1/completions", &body).json();
+    let details = &answer["usage"]["completion_tokens_details"];
+    let count = |name: &str| details[name].as_u64().unwrap_or_else(|| panic!("{answer}"));
+    let (right, wrong) = (count("accepted_prediction_tokens"), count("rejected_prediction_tokens"));
+    assert!(right > 0, "{answer}");
+    let timings = &answer["timings"];
+    assert_eq!(timings["draft_n"], right + wrong, "{answer}");
+    assert_eq!(timings["draft_n_accepted"], right);
+    let metrics = get(&server, "/metrics").body;
+    for (name, value) in [("drafted_tokens", right + wrong), ("accepted_drafts", right)] {
+        let line = format!("\nmoeflux_{name}_total {value}\n");
+        assert!(metrics.contains(&line), "{line}{metrics}");
+    }
+    let frame = LiveFrame::read(&mut feed(&server)).unwrap();
+    assert_eq!(frame.values[DRAFTED..=ACCEPTED], [(right + wrong) as f64, right as f64]);
 }
 
 #[test]

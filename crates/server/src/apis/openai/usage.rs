@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use moeflux::session::DraftTotals;
+
 use crate::requests::delta::AnswerUsage;
 
 /// Tokens of a request.
@@ -23,6 +25,12 @@ struct PromptTokens {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 struct CompletionTokens {
     reasoning_tokens: usize,
+    /// Drafted tokens that were right.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    accepted_prediction_tokens: Option<u64>,
+    /// Drafted tokens that were wrong. They are not tokens of the answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rejected_prediction_tokens: Option<u64>,
 }
 
 /// Tokens and times of an answer, as llama.cpp's server reports them. A rate is 0 without a time.
@@ -108,7 +116,13 @@ impl UsageSum {
             self.usage.prompt_tokens_details.cached_tokens += usage.cached;
         }
         self.usage.completion_tokens += usage.generated;
-        self.usage.completion_tokens_details.reasoning_tokens += usage.reasoning;
+        let completion = &mut self.usage.completion_tokens_details;
+        completion.reasoning_tokens += usage.reasoning;
+        let DraftTotals { drafted, accepted, .. } = usage.drafts;
+        if drafted > 0 {
+            *completion.accepted_prediction_tokens.get_or_insert(0) += accepted;
+            *completion.rejected_prediction_tokens.get_or_insert(0) += drafted - accepted;
+        }
         self.usage.total_tokens = self.usage.prompt_tokens + self.usage.completion_tokens;
         self.choices_left -= 1;
         (self.choices_left == 0).then_some(self.usage)

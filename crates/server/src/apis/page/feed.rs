@@ -92,10 +92,16 @@ struct FeedValues {
     waited: f64,
     /// Speed of the disk in bytes per second as it was measured; 0 if it is unknown.
     disk_speed: f64,
+    /// Drafted tokens that were checked, and the right ones.
+    drafted: f64,
+    accepted: f64,
+    /// Time of steps with drafts, and the time of the same tokens without.
+    drafting: f64,
+    undrafted: f64,
 }
 
 /// Number of values.
-const VALUES: usize = 14;
+const VALUES: usize = 18;
 
 impl FeedValues {
     fn new(stats: &ServingStats, time: Duration, disk_speed: Option<f64>) -> Self {
@@ -116,6 +122,10 @@ impl FeedValues {
             stalled: seconds(steps.stalled_ns),
             waited: seconds(steps.waited_ns),
             disk_speed: disk_speed.unwrap_or(0.0),
+            drafted: steps.drafted as f64,
+            accepted: steps.accepted as f64,
+            drafting: seconds(steps.drafting_ns),
+            undrafted: seconds(steps.undrafted_ns),
         }
     }
 
@@ -135,6 +145,10 @@ impl FeedValues {
             self.stalled,
             self.waited,
             self.disk_speed,
+            self.drafted,
+            self.accepted,
+            self.drafting,
+            self.undrafted,
         ]
     }
 }

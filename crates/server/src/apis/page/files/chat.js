@@ -352,6 +352,9 @@ function endText({ finish, usage }) {
     const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
     parts.push(`${usage.completion_tokens} tokens`);
     parts.push(`prompt ${usage.prompt_tokens}, cached ${cached}`);
+    const answer = usage.completion_tokens_details ?? {};
+    const [right, wrong] = [answer.accepted_prediction_tokens, answer.rejected_prediction_tokens];
+    if (right + wrong > 0) parts.push(`${right} of ${right + wrong} drafts right`);
   }
   return parts.join("; ");
 }

@@ -71,6 +71,7 @@ function show(frame) {
   const seconds = Math.max(past("time"), 1e-3);
   const speed = past("generatedTokens") / seconds;
   showFigures(frame, speed, past("promptTokens") - past("cachedTokens"), seconds);
+  showDrafts(frame, past);
   showSpeed(speed);
   showDisk(frame, past);
   showTime(frame, past, seconds);
@@ -85,10 +86,23 @@ function showFigures(frame, speed, prompt, seconds) {
     "answered": frame.ended,
     "tokens in all": frame.generatedTokens.toLocaleString("en"),
   };
-  const pairs = Object.entries(figures).map(([name, value]) =>
-    element("div", {}, element("dt", {}, name), element("dd", {}, String(value))));
-  byId("figures").replaceChildren(...pairs);
+  byId("figures").replaceChildren(...pairs(figures));
 }
+
+// Drafts of the last seconds, once there are any; the time that all of them have won.
+function showDrafts(frame, past) {
+  if (!frame.drafted) return;
+  const drafted = past("drafted");
+  const won = frame.undrafted > 0 ? 1 - frame.drafting / frame.undrafted : 0;
+  const figures = {
+    "drafts right": drafted > 0 ? percent(past("accepted") / drafted) : "none now",
+    "time won by drafts": percent(won),
+  };
+  byId("figures").append(...pairs(figures));
+}
+
+const pairs = (figures) => Object.entries(figures).map(([name, value]) =>
+  element("div", {}, element("dt", {}, name), element("dd", {}, String(value))));
 
 function showSpeed(speed) {
   const [times, speeds] = series;
