@@ -44,7 +44,7 @@ pub(super) fn measure(ctx: &mut OpContext<'_>) -> Result<f64, Error> {
     let mut read = |blocks: u64, repeats: u64| {
         let (since, groups) = (Instant::now(), (repeats * blocks) as usize);
         let params = ReadBandwidthParams { blocks: blocks as u32, groups: groups as u32 };
-        ctx.recorder.dispatch(&READ_BANDWIDTH, constants, &[&x, &sums], &params, groups)?;
+        ctx.recorder.dispatch(&READ_BANDWIDTH, &constants, &[&x, &sums], &params, groups)?;
         let mut first = [0];
         ctx.recorder.read_words(&sums.raw, 0, &mut first)?;
         match first == [expected] {

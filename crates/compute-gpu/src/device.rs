@@ -122,7 +122,7 @@ impl GpuDevice {
         }
         let lanes = self.store.allocate("a probe", u64::from(THREADS) * 4)?;
         let constants = Constants::new(&[("WG", THREADS)]);
-        self.recorder.dispatch(&SUBGROUP_PROBE, constants, &[&lanes], &NoParams {}, 1)?;
+        self.recorder.dispatch(&SUBGROUP_PROBE, &constants, &[&lanes], &NoParams {}, 1)?;
         let mut words = vec![0u32; THREADS as usize];
         self.recorder.read_words(&lanes.raw, 0, &mut words)?;
         // Each thread writes the subgroup size and its index in the subgroup.

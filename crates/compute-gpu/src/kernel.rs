@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     params::ParamsLayout,
-    pipeline_cache::{COMPILER_STACK, CompilerCache, FastHasher, PipelineCache},
+    pipeline_cache::{COMPILER_STACK, CompilerCache, FastHasher, PipelineCache, extend_hash},
     store::DeviceBuffer,
     wgsl_files::{defined, file, header},
 };
@@ -68,50 +68,60 @@ macro_rules! kernel {
 }
 pub(super) use kernel;
 
-/// Maximum number of constants of a kernel.
-const MAX_CONSTANTS: usize = 32;
+/// Number of constants that few kernels exceed.
+const USUAL_CONSTANTS: usize = 32;
 
 /// Specialization constants of a kernel: `const NAME = value;` before its text. They are u32; f32
 /// values are parameters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) struct Constants {
-    names: [&'static str; MAX_CONSTANTS],
-    values: [u32; MAX_CONSTANTS],
-    len: usize,
+    all: Vec<(&'static str, u32)>,
+    /// Hash of the values.
+    hash: u64,
+}
+
+/// The clone has room for more constants.
+impl Clone for Constants {
+    fn clone(&self) -> Self {
+        let mut all = Vec::with_capacity(self.all.len().max(USUAL_CONSTANTS));
+        all.extend_from_slice(&self.all);
+        Self { all, hash: self.hash }
+    }
 }
 
 impl Constants {
     pub(super) fn new(constants: &[(&'static str, u32)]) -> Self {
-        let mut new = Self::default();
-        for constant in constants {
-            new = new.with(constant.0, constant.1);
-        }
-        new
+        let new = Self { all: Vec::with_capacity(USUAL_CONSTANTS), hash: 0 };
+        constants.iter().fold(new, |new, (name, value)| new.with(name, *value))
     }
 
     #[must_use]
-    #[inline(always)]
     pub(super) fn with(mut self, name: &'static str, value: u32) -> Self {
-        debug_assert!(self.len < MAX_CONSTANTS);
-        self.names[self.len] = name;
-        self.values[self.len] = value;
-        self.len += 1;
+        self.all.push((name, value));
+        self.hash = extend_hash(self.hash, value.into());
         self
     }
 
-    fn iter(&self) -> impl Iterator<Item = (&'static str, u32)> {
-        self.names.into_iter().zip(self.values).take(self.len)
+    fn values(&self) -> impl Iterator<Item = u32> {
+        self.all.iter().map(|(_, value)| *value)
     }
 }
 
-/// Key of a pipeline. A kernel passes its constants in one order, so their values identify them.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Key {
-    /// Address of the kernel, which is a static.
-    kernel: usize,
-    len: usize,
-    values: [u32; MAX_CONSTANTS],
+/// Compares values alone: a kernel passes its constants in one order.
+impl PartialEq for Constants {
+    fn eq(&self, other: &Self) -> bool {
+        self.hash == other.hash && self.values().eq(other.values())
+    }
 }
+
+impl Eq for Constants {}
+
+/// Address of a kernel, which is a static, and hash of its constants.
+type Key = (usize, u64);
+
+/// Index of a pipeline.
+#[derive(Clone, Copy)]
+pub(super) struct PipelineIndex(usize);
 
 type FastMap<K, V> = HashMap<K, V, std::hash::BuildHasherDefault<FastHasher>>;
 
@@ -183,7 +193,7 @@ impl Target {
         let mut text: String =
             all("enables").iter().map(|name| format!("enable {name};\n")).collect();
         let defined: Vec<_> = texts.iter().flat_map(|(_, text)| defined(text)).collect();
-        let passed = constants.with("TEAM", self.team);
+        let passed = constants.clone().with("TEAM", self.team).all;
         for name in all("constants").iter().filter(|name| !defined.contains(name)) {
             let value = passed.iter().find(|(passed, _)| passed == name);
             debug_assert!(value.is_some(), "{}: no constant {name}", kernel.name);
@@ -196,6 +206,7 @@ impl Target {
 
 /// A pipeline, compiled or in flight.
 struct Pipeline {
+    constants: Constants,
     state: PipelineState,
     /// Index of the layout of its buffers.
     layout: usize,
@@ -272,7 +283,9 @@ pub(super) struct Pipelines {
     device: wgpu::Device,
     target: Target,
     layouts: Vec<(&'static [Access], wgpu::BindGroupLayout, wgpu::PipelineLayout)>,
-    pipelines: FastMap<Key, Pipeline>,
+    pipelines: Vec<Pipeline>,
+    /// Pipelines of each key, of which more than one is unlikely.
+    indices: FastMap<Key, Vec<PipelineIndex>>,
     /// Dropped before the cache, which is then saved with what they compiled.
     compilers: Compilers,
     cache: Option<PipelineCache>,
@@ -289,7 +302,8 @@ impl Pipelines {
             device,
             target,
             layouts: Vec::new(),
-            pipelines: FastMap::default(),
+            pipelines: Vec::new(),
+            indices: FastMap::default(),
             compilers: Compilers::new(),
             cache,
             groups: FastMap::default(),
@@ -303,6 +317,7 @@ impl Pipelines {
     pub(super) fn set_target(&mut self, target: Target) {
         self.target = target;
         self.pipelines.clear();
+        self.indices.clear();
     }
 
     /// Number of pipelines, compiled or in flight.
@@ -342,15 +357,23 @@ impl Pipelines {
     }
 
     /// Starts to compile the pipeline of a kernel and its constants, unless there is one.
-    pub(super) fn start(&mut self, kernel: &'static Kernel, constants: Constants) -> Key {
-        let Constants { len, values, .. } = constants;
-        let key = Key { kernel: std::ptr::from_ref(kernel) as usize, len, values };
-        if !self.pipelines.contains_key(&key) {
-            let layout = self.layout(kernel.bindings);
-            let state = PipelineState::Compiling(self.compile(kernel, constants, layout));
-            self.pipelines.insert(key, Pipeline { state, layout });
+    pub(super) fn start(
+        &mut self,
+        kernel: &'static Kernel,
+        constants: &Constants,
+    ) -> PipelineIndex {
+        let key = (std::ptr::from_ref(kernel) as usize, constants.hash);
+        let with_key = self.indices.get(&key).into_iter().flatten();
+        let mut same = with_key.filter(|index| self.pipelines[index.0].constants == *constants);
+        if let Some(index) = same.next() {
+            return *index;
         }
-        key
+        let (layout, constants) = (self.layout(kernel.bindings), constants.clone());
+        let state = PipelineState::Compiling(self.compile(kernel, constants.clone(), layout));
+        let index = PipelineIndex(self.pipelines.len());
+        self.pipelines.push(Pipeline { constants, state, layout });
+        self.indices.entry(key).or_default().push(index);
+        index
     }
 
     /// The pipeline of a kernel and its constants, if it is compiled, and the bind group of its
@@ -359,11 +382,11 @@ impl Pipelines {
     pub(super) fn get(
         &mut self,
         kernel: &'static Kernel,
-        constants: Constants,
+        constants: &Constants,
         buffers: &[&DeviceBuffer],
-    ) -> (Key, Option<&wgpu::ComputePipeline>, &wgpu::BindGroup) {
-        let key = self.start(kernel, constants);
-        let pipeline = &self.pipelines[&key];
+    ) -> (PipelineIndex, Option<&wgpu::ComputePipeline>, &wgpu::BindGroup) {
+        let index = self.start(kernel, constants);
+        let pipeline = &self.pipelines[index.0];
         let mut ids = [u32::MAX; MAX_BINDINGS];
         ids.iter_mut().zip(buffers).for_each(|(dst, buffer)| *dst = buffer.id);
         let group = self.groups.entry((pipeline.layout, ids)).or_insert_with(|| {
@@ -385,7 +408,7 @@ impl Pipelines {
             PipelineState::Ready(raw) => Some(raw),
             PipelineState::Compiling(_) => None,
         };
-        (key, ready, group)
+        (index, ready, group)
     }
 
     /// Compiles a pipeline on a compiler thread.
@@ -421,8 +444,8 @@ impl Pipelines {
     }
 
     /// Waits for a pipeline to compile; `None` if that failed.
-    pub(super) fn finished(&mut self, key: Key) -> Option<&wgpu::ComputePipeline> {
-        let Pipeline { state, .. } = self.pipelines.get_mut(&key)?;
+    pub(super) fn finished(&mut self, index: PipelineIndex) -> Option<&wgpu::ComputePipeline> {
+        let Pipeline { state, .. } = self.pipelines.get_mut(index.0)?;
         if let PipelineState::Compiling(compiled) = state {
             *state = PipelineState::Ready(compiled.recv().ok()?);
         }
@@ -559,7 +582,7 @@ pub(super) mod tests {
         names.retain(|name| {
             *name != "TEAM" && !texts.iter().any(|(_, text)| defined(text).any(|n| n == *name))
         });
-        names.iter().fold(Constants::default(), |constants, name| {
+        names.iter().fold(Constants::new(&[]), |constants, name| {
             let value = match (*name, folder) {
                 ("ELEMENT", _) => element,
                 ("BITS", _) => bits,

@@ -130,21 +130,28 @@ fn save_when_quiet(
 #[derive(Clone, Copy, Default)]
 pub(super) struct FastHasher(u64);
 
+/// Extends a hash by a word.
+pub(super) const fn extend_hash(hash: u64, word: u64) -> u64 {
+    (hash.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95)
+}
+
 impl std::hash::Hasher for FastHasher {
     fn finish(&self) -> u64 {
         self.0
     }
 
     fn write(&mut self, bytes: &[u8]) {
-        for word in bytes.chunks(8) {
+        let (words, rest) = bytes.as_chunks();
+        words.iter().for_each(|word| self.write_u64(u64::from_le_bytes(*word)));
+        if !rest.is_empty() {
             let mut padded = [0; 8];
-            padded[..word.len()].copy_from_slice(word);
+            padded[..rest.len()].copy_from_slice(rest);
             self.write_u64(u64::from_le_bytes(padded));
         }
     }
 
     fn write_u64(&mut self, word: u64) {
-        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95);
+        self.0 = extend_hash(self.0, word);
     }
 
     fn write_usize(&mut self, word: usize) {

@@ -74,7 +74,7 @@ fn encode_glu(
     };
     let constants = Constants::new(&[("WG", THREADS), ("ACTIVATION", kind)]);
     let buffers = [store.activations()];
-    ctx.recorder.dispatch(&GLU, constants, &buffers, &params, groups(elements))
+    ctx.recorder.dispatch(&GLU, &constants, &buffers, &params, groups(elements))
 }
 
 fn encode_head_gate(
@@ -98,7 +98,7 @@ fn encode_head_gate(
         ("FUNCTION", gate_code(function)),
     ]);
     let buffers = [store.activations()];
-    ctx.recorder.dispatch(&HEAD_GATE, constants, &buffers, &params, groups(elements))
+    ctx.recorder.dispatch(&HEAD_GATE, &constants, &buffers, &params, groups(elements))
 }
 
 /// `KIND` of `map.wgsl`.
@@ -132,7 +132,7 @@ impl MapDispatch {
         };
         let constants = Constants::new(&[("WG", THREADS), ("KIND", kind as u32)]);
         let buffers = [store.activations()];
-        ctx.recorder.dispatch(&MAP, constants, &buffers, &params, groups(elements))
+        ctx.recorder.dispatch(&MAP, &constants, &buffers, &params, groups(elements))
     }
 }
 
@@ -152,7 +152,7 @@ fn encode_gather_columns(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Err
     };
     let constants = Constants::new(&[("WG", THREADS), ("IDS", ids.is_some().into())]);
     let buffers = [store.activations()];
-    ctx.recorder.dispatch(&GATHER_COLUMNS, constants, &buffers, &params, groups(elements))
+    ctx.recorder.dispatch(&GATHER_COLUMNS, &constants, &buffers, &params, groups(elements))
 }
 
 fn encode_keyed_gate(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
@@ -171,7 +171,7 @@ fn encode_keyed_gate(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> 
     };
     let constants = Constants::new(&[("WG", THREADS)]);
     let buffers = [store.activations()];
-    ctx.recorder.dispatch(&KEYED_GATE, constants, &buffers, &params, vectors)
+    ctx.recorder.dispatch(&KEYED_GATE, &constants, &buffers, &params, vectors)
 }
 
 fn encode_combine(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
@@ -198,7 +198,7 @@ fn encode_combine(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
         ("ADD", add.into()),
     ]);
     let buffers = [store.activations()];
-    ctx.recorder.dispatch(&COMBINE, constants, &buffers, &params, groups(elements))
+    ctx.recorder.dispatch(&COMBINE, &constants, &buffers, &params, groups(elements))
 }
 
 fn encode_rope(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
@@ -219,5 +219,5 @@ fn encode_rope(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
     let constants = Constants::new(&[("WG", THREADS)]);
     let upload = ctx.recorder.upload_buffer().clone();
     let buffers = [store.activations(), &upload];
-    ctx.recorder.dispatch(&ROPE, constants, &buffers, &params, groups(threads))
+    ctx.recorder.dispatch(&ROPE, &constants, &buffers, &params, groups(threads))
 }

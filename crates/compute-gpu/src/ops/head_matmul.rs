@@ -117,7 +117,7 @@ pub(super) fn encode(
         let kernel = &HEAD_GEMV[block.index()][usize::from(matrix.transposed)];
         let buffers = [store.activations(), arena, arena];
         let groups = groups * groups_per_head;
-        return ctx.recorder.dispatch(kernel, constants, &buffers, &params, groups);
+        return ctx.recorder.dispatch(kernel, &constants, &buffers, &params, groups);
     }
     let constants = Constants::new(&[("WG", THREADS_ANY)]).format(shape.format);
     let buffers = [store.activations(), arena];
@@ -137,7 +137,7 @@ pub(super) fn encode(
         let groups = groups * out.width.div_ceil(THREADS_ANY as usize);
         return ctx.recorder.dispatch(
             &HEAD_GEMV_TRANSPOSED_ANY,
-            constants,
+            &constants,
             &buffers,
             &params,
             groups,
@@ -157,5 +157,5 @@ pub(super) fn encode(
     };
     let constants = constants.with("BIASED", 0);
     let groups = groups * out.width.div_ceil((THREADS_ANY / ctx.target().team) as usize);
-    ctx.recorder.dispatch(&GEMV_ANY, constants, &buffers, &params, groups)
+    ctx.recorder.dispatch(&GEMV_ANY, &constants, &buffers, &params, groups)
 }

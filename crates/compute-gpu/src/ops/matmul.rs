@@ -66,7 +66,7 @@ fn encode_embed(
             zero: 0,
         };
         let buffers = [ctx.store.activations(), &arena, &upload];
-        ctx.recorder.dispatch(&EMBED, constants, &buffers, &params, groups)?;
+        ctx.recorder.dispatch(&EMBED, &constants, &buffers, &params, groups)?;
     }
     Ok(())
 }
@@ -94,7 +94,7 @@ fn encode_general(ctx: &mut OpContext<'_>, operands: MatMulOperands) -> Result<(
         let constants = constants.format(shape.format);
         let blocks = shard.rows.div_ceil((THREADS / ctx.target().team) as usize);
         let buffers = [ctx.store.activations(), &arena];
-        ctx.recorder.dispatch(&GEMV_ANY, constants, &buffers, &params, x.rows * blocks)?;
+        ctx.recorder.dispatch(&GEMV_ANY, &constants, &buffers, &params, x.rows * blocks)?;
     }
     Ok(())
 }

@@ -146,7 +146,7 @@ fn encode_general(
     .format(shape.format);
     let blocks = shape.rows.div_ceil((THREADS / ctx.target().team) as usize);
     let buffers = [ctx.store.activations(), &uses.bank, &uses.words];
-    ctx.recorder.dispatch(&EXPERTS_GEMV_ANY, constants, &buffers, &params, uses.count * blocks)
+    ctx.recorder.dispatch(&EXPERTS_GEMV_ANY, &constants, &buffers, &params, uses.count * blocks)
 }
 
 /// Groups expert uses by bank.

@@ -82,7 +82,7 @@ impl NormDispatch {
             ("ADD", (kind == NormKind::AddRms).into()),
         ]);
         let buffers = [store.activations()];
-        ctx.recorder.dispatch(&NORM, constants, &buffers, &params, vectors)
+        ctx.recorder.dispatch(&NORM, &constants, &buffers, &params, vectors)
     }
 }
 

@@ -153,6 +153,6 @@ impl QkHeads {
         // Without an append the state is not written; the report buffer is bound in its place.
         let state = kv.map_or_else(|| ctx.recorder.report().clone(), |kv| kv.buffer);
         let buffers = [store.activations(), &upload, &state];
-        ctx.recorder.dispatch(&QK_NORM_ROPE, constants, &buffers, &params, groups)
+        ctx.recorder.dispatch(&QK_NORM_ROPE, &constants, &buffers, &params, groups)
     }
 }

@@ -189,7 +189,7 @@ pub(super) fn encode_conv1d(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), 
         let arenas = first.arenas(ctx);
         let buffers: Vec<_> =
             [ctx.store.activations()].into_iter().chain(&arenas).chain([&upload]).collect();
-        ctx.recorder.dispatch(&CONV1D, constants, &buffers, &params, groups)?;
+        ctx.recorder.dispatch(&CONV1D, &constants, &buffers, &params, groups)?;
     }
     Ok(())
 }
@@ -242,7 +242,7 @@ pub(super) fn encode_compress(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<()
         let arenas = first.arenas(ctx);
         let buffers: Vec<_> =
             [ctx.store.activations()].into_iter().chain(&arenas).chain([&upload]).collect();
-        ctx.recorder.dispatch(&COMPRESS, constants, &buffers, &params, groups)?;
+        ctx.recorder.dispatch(&COMPRESS, &constants, &buffers, &params, groups)?;
     }
     Ok(())
 }
@@ -505,10 +505,10 @@ pub(super) fn encode_delta_net(
             let arenas = first.arenas(ctx);
             let buffers: Vec<_> =
                 [activations].into_iter().chain(&arenas).chain([&upload]).collect();
-            ctx.recorder.dispatch(kernel, constants, &buffers, &params, groups * sequences)?;
+            ctx.recorder.dispatch(kernel, &constants, &buffers, &params, groups * sequences)?;
         } else {
             let buffers: Vec<_> = [activations].into_iter().chain(&first.states).collect();
-            ctx.recorder.dispatch(kernel, constants, &buffers, &params, groups)?;
+            ctx.recorder.dispatch(kernel, &constants, &buffers, &params, groups)?;
         }
     }
     Ok(())
@@ -580,10 +580,10 @@ pub(super) fn encode_mamba2(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), 
             let buffers: Vec<_> =
                 [activations].into_iter().chain(&arenas).chain([&upload]).collect();
             let groups = groups * sequences;
-            ctx.recorder.dispatch(&MAMBA2_SPANS, constants, &buffers, &params, groups)?;
+            ctx.recorder.dispatch(&MAMBA2_SPANS, &constants, &buffers, &params, groups)?;
         } else {
             let buffers: Vec<_> = [activations].into_iter().chain(&first.states).collect();
-            ctx.recorder.dispatch(&MAMBA2, constants, &buffers, &params, groups)?;
+            ctx.recorder.dispatch(&MAMBA2, &constants, &buffers, &params, groups)?;
         }
     }
     Ok(())

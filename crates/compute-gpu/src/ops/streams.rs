@@ -49,7 +49,7 @@ fn encode_weights(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
         ("MATRIX", (logits.width > streams).into()),
     ]);
     let buffers = [store.activations()];
-    ctx.recorder.dispatch(&STREAM_WEIGHTS, constants, &buffers, &params, logits.rows)
+    ctx.recorder.dispatch(&STREAM_WEIGHTS, &constants, &buffers, &params, logits.rows)
 }
 
 fn encode_collapse(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
@@ -75,7 +75,7 @@ fn encode_collapse(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
         ("FUNCTION", gate_code(function)),
     ]);
     let buffers = [store.activations()];
-    ctx.recorder.dispatch(&COLLAPSE, constants, &buffers, &params, groups(elements))
+    ctx.recorder.dispatch(&COLLAPSE, &constants, &buffers, &params, groups(elements))
 }
 
 fn encode_expand(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
@@ -97,5 +97,5 @@ fn encode_expand(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
         ("FUNCTION", gate_code(function)),
     ]);
     let buffers = [store.activations()];
-    ctx.recorder.dispatch(&EXPAND, constants, &buffers, &params, groups(elements))
+    ctx.recorder.dispatch(&EXPAND, &constants, &buffers, &params, groups(elements))
 }

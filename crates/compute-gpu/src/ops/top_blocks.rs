@@ -40,6 +40,7 @@ pub(super) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> 
     let selection = [("WG", THREADS), ("KEY_BLOCK", block as u32), ("TOP_BLOCKS", n as u32)];
     let top_constants = Constants::new(&selection);
     let score_constants = top_constants
+        .clone()
         .with("KV_F16", ctx.kv_half())
         .with("TILE_HEADS", heads.next_power_of_two().min(MAX_HEADS) as u32)
         .with("K_WIDTH", k.width as u32);
@@ -71,7 +72,7 @@ pub(super) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> 
                 let groups = rows * tiles;
                 ctx.recorder.dispatch(
                     &BLOCK_INDEXER_SCORES,
-                    score_constants,
+                    &score_constants,
                     &buffers,
                     &params,
                     groups,
@@ -86,7 +87,7 @@ pub(super) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> 
             };
             let buffers = [store.activations(), &upload];
             let groups = rows * heads;
-            ctx.recorder.dispatch(&BLOCK_INDEXER_TOP, top_constants, &buffers, &params, groups)?;
+            ctx.recorder.dispatch(&BLOCK_INDEXER_TOP, &top_constants, &buffers, &params, groups)?;
         }
     }
     Ok(())

@@ -59,7 +59,7 @@ pub(super) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> 
             ("FIRST_LEVEL", (level == 0).into()),
             ("LAST_LEVEL", (segments == 1).into()),
         ]);
-        ctx.recorder.dispatch(kernel, constants, &buffers, &params, rows * segments)?;
+        ctx.recorder.dispatch(kernel, &constants, &buffers, &params, rows * segments)?;
         (src, dst) = (dst, dst + rows * segments * keep);
     }
     Ok(())

@@ -106,7 +106,13 @@ impl ListEncoder {
                     let upload = ctx.recorder.upload_buffer().clone();
                     let buffers = [store.activations(), &arena, &upload];
                     let groups = rows * blocks;
-                    ctx.recorder.dispatch(&INDEXER_SCORES, constants, &buffers, &params, groups)?;
+                    ctx.recorder.dispatch(
+                        &INDEXER_SCORES,
+                        &constants,
+                        &buffers,
+                        &params,
+                        groups,
+                    )?;
                 }
                 self.encode(ctx, &spans, Some(scores))?;
             }
@@ -143,6 +149,6 @@ impl ListEncoder {
         let constants = Constants::new(&[("WG", THREADS)]);
         let upload = ctx.recorder.upload_buffer().clone();
         let buffers = [ctx.store.activations(), &upload];
-        ctx.recorder.dispatch(&INDEXER_TOP_POSITIONS, constants, &buffers, &params, rows.len())
+        ctx.recorder.dispatch(&INDEXER_TOP_POSITIONS, &constants, &buffers, &params, rows.len())
     }
 }

@@ -169,10 +169,16 @@ impl RouterTopK {
         let report = ctx.recorder.report().clone();
         if words <= MAX_WORKGROUP_WORDS {
             let buffers = [ctx.store.activations(), &report];
-            return ctx.recorder.dispatch(&ROUTER_TOP_K, constants, &buffers, &params, logits.rows);
+            return ctx.recorder.dispatch(
+                &ROUTER_TOP_K,
+                &constants,
+                &buffers,
+                &params,
+                logits.rows,
+            );
         }
         let scratch = ctx.scratch(words * logits.rows)?;
         let buffers = [ctx.store.activations(), &report, &scratch];
-        ctx.recorder.dispatch(&ROUTER_TOP_K_STORAGE, constants, &buffers, &params, logits.rows)
+        ctx.recorder.dispatch(&ROUTER_TOP_K_STORAGE, &constants, &buffers, &params, logits.rows)
     }
 }

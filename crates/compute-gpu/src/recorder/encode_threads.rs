@@ -3,7 +3,7 @@
 //!
 //! wgpu keeps what a pass records and validates and encodes it when its encoder is finished, which
 //! takes longer than recording. Steps are not encoded in parts: each part costs a submission, and
-//! the GPU waits between them.
+//! the GPU waits between them. The pass itself is recorded on the thread, too.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -13,21 +13,34 @@ use std::{
 
 use moeflux_ops::MAX_RECORDED_STEPS;
 
+use super::recorder::ReadyDispatch;
+
 /// Recorded commands, to be encoded.
 struct EncodeJob {
-    encoder: wgpu::CommandEncoder,
+    device: wgpu::Device,
+    /// Commands before the dispatches.
+    encoder: Option<wgpu::CommandEncoder>,
+    dispatches: Vec<ReadyDispatch>,
     done: mpsc::Sender<wgpu::CommandBuffer>,
     wanted: Weak<()>,
 }
 
 impl EncodeJob {
     fn run(self) {
-        let Self { encoder, done, wanted } = self;
+        let Self { device, encoder, dispatches, done, wanted } = self;
         if wanted.strong_count() == 0 {
             return;
         }
+        let encode = || {
+            let mut encoder =
+                encoder.unwrap_or_else(|| device.create_command_encoder(&Default::default()));
+            let mut pass = encoder.begin_compute_pass(&Default::default());
+            dispatches.iter().for_each(|dispatch| dispatch.encode(&mut pass));
+            drop(pass);
+            encoder.finish()
+        };
         // The receiver notices a panic.
-        if let Ok(commands) = catch_unwind(AssertUnwindSafe(|| encoder.finish())) {
+        if let Ok(commands) = catch_unwind(AssertUnwindSafe(encode)) {
             // There is no receiver if the step was discarded.
             let _ = done.send(commands);
         }
@@ -56,11 +69,18 @@ pub(super) struct EncodeThreads {
 }
 
 impl EncodeThreads {
-    /// Encodes commands on a thread, or on this one if none can be spawned.
-    pub(super) fn encode(&mut self, encoder: wgpu::CommandEncoder) -> PendingCommands {
+    /// Encodes dispatches after the commands of `encoder`, on a thread, or on this one if none can
+    /// be spawned.
+    pub(super) fn encode(
+        &mut self,
+        device: &wgpu::Device,
+        encoder: Option<wgpu::CommandEncoder>,
+        dispatches: Vec<ReadyDispatch>,
+    ) -> PendingCommands {
         let (done, commands) = mpsc::channel();
-        let wanted = Arc::new(());
-        let job = EncodeJob { encoder, done, wanted: Arc::downgrade(&wanted) };
+        let (device, wanted) = (device.clone(), Arc::new(()));
+        let of_job = Arc::downgrade(&wanted);
+        let job = EncodeJob { device, encoder, dispatches, done, wanted: of_job };
         if self.threads.is_empty() {
             self.start();
         }

@@ -7,7 +7,7 @@ use moeflux_ops::{Counters, Error, Ticket};
 use super::{
     super::{
         card::{Card, DriverFault},
-        kernel::{Constants, Kernel, Key, Pipelines, Target},
+        kernel::{Constants, Kernel, PipelineIndex, Pipelines, Target},
         params::{KernelParams, PackedParams},
         pipeline_cache::PipelineCache,
         store::DeviceBuffer,
@@ -27,12 +27,29 @@ const MAX_BATCH: u32 = 96;
 /// Bytes of pending queue writes that the host may hold.
 const MAX_STAGED_BYTES: usize = 128 << 20;
 
-/// Dispatch that waits for its own pipeline, or an earlier dispatch's, to be compiled.
+/// Dispatch that waits for its own pipeline, or an earlier dispatch's, to be compiled, or for the
+/// thread that encodes its step.
 struct QueuedDispatch {
-    pipeline: Key,
+    index: PipelineIndex,
+    /// `None` while it compiles.
+    pipeline: Option<wgpu::ComputePipeline>,
     group: wgpu::BindGroup,
     params: PackedParams,
     workgroups: [u32; 2],
+}
+
+/// Dispatch whose pipeline is compiled.
+pub(super) struct ReadyDispatch {
+    pipeline: wgpu::ComputePipeline,
+    group: wgpu::BindGroup,
+    params: PackedParams,
+    workgroups: [u32; 2],
+}
+
+impl ReadyDispatch {
+    pub(super) fn encode(&self, pass: &mut wgpu::ComputePass<'_>) {
+        encode_dispatch(pass, &self.pipeline, &self.group, &self.params, self.workgroups);
+    }
 }
 
 /// Recorder of commands, and the queue that they are submitted to.
@@ -94,7 +111,7 @@ fn open_pass<'a>(
 }
 
 fn encode_dispatch(
-    pass: &mut wgpu::ComputePass<'static>,
+    pass: &mut wgpu::ComputePass<'_>,
     pipeline: &wgpu::ComputePipeline,
     group: &wgpu::BindGroup,
     params: &PackedParams,
@@ -166,7 +183,7 @@ impl Recorder {
     pub(crate) fn dispatch<P: KernelParams>(
         &mut self,
         kernel: &'static Kernel,
-        constants: Constants,
+        constants: &Constants,
         buffers: &[&DeviceBuffer],
         params: &P,
         groups: usize,
@@ -178,7 +195,7 @@ impl Recorder {
     fn dispatch_packed(
         &mut self,
         kernel: &'static Kernel,
-        constants: Constants,
+        constants: &Constants,
         buffers: &[&DeviceBuffer],
         params: PackedParams,
         groups: usize,
@@ -200,15 +217,16 @@ impl Recorder {
             let encoder = open_encoder(&mut self.encoder, &self.device);
             self.pass = Some(profile.pass(encoder, kernel.name));
         }
-        let (key, ready, group) = self.pipelines.get(kernel, constants, buffers);
+        let (index, ready, group) = self.pipelines.get(kernel, constants, buffers);
         let workgroups = [x as u32, y as u32];
         match ready {
-            Some(pipeline) if self.queued.is_empty() => {
+            Some(pipeline) if self.queued.is_empty() && self.recording.is_none() => {
                 let pass = open_pass(&mut self.pass, &mut self.encoder, &self.device);
                 encode_dispatch(pass, pipeline, group, &params, workgroups);
             }
             _ => self.queued.push(QueuedDispatch {
-                pipeline: key,
+                index,
+                pipeline: ready.cloned(),
                 group: group.clone(),
                 params,
                 workgroups,
@@ -239,18 +257,34 @@ impl Recorder {
 
     /// Encodes queued dispatches, and waits for their pipelines.
     fn encode_queued(&mut self) {
-        for QueuedDispatch { pipeline, group, params, workgroups } in
-            std::mem::take(&mut self.queued)
-        {
+        for dispatch in self.take_queued() {
             let pass = open_pass(&mut self.pass, &mut self.encoder, &self.device);
-            let since = Instant::now();
-            let pipeline = self.pipelines.finished(pipeline);
-            self.counters.compiling_ns += since.elapsed().as_nanos() as u64;
+            dispatch.encode(pass);
+        }
+    }
+
+    /// Takes the queued dispatches, and waits for their pipelines.
+    pub(super) fn take_queued(&mut self) -> Vec<ReadyDispatch> {
+        let mut all = Vec::with_capacity(self.queued.len());
+        for dispatch in std::mem::take(&mut self.queued) {
+            let QueuedDispatch { index, pipeline, group, params, workgroups } = dispatch;
+            let pipeline = pipeline.or_else(|| {
+                let since = Instant::now();
+                let finished = self.pipelines.finished(index).cloned();
+                self.counters.compiling_ns += since.elapsed().as_nanos() as u64;
+                finished
+            });
             match pipeline {
-                Some(pipeline) => encode_dispatch(pass, pipeline, &group, &params, workgroups),
+                Some(pipeline) => all.push(ReadyDispatch { pipeline, group, params, workgroups }),
                 None => self.fault.set("a kernel could not be compiled".into()),
             }
         }
+        all
+    }
+
+    /// Drops the open pass without the queued dispatches.
+    pub(super) fn close_pass(&mut self) {
+        drop(self.pass.take());
     }
 
     /// The open encoder. The open pass must have ended.

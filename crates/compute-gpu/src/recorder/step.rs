@@ -55,12 +55,13 @@ impl Recorder {
         let dispatches = self.counters.dispatches - recording.dispatches_before;
         self.counters.dispatches = recording.dispatches_before;
         self.recorded = 0;
-        self.end_pass();
-        let encoder = self.encoder.take()?;
+        let queued = self.take_queued();
+        self.close_pass();
+        let encoder = self.encoder.take();
         if !complete || recording.spoiled || recording.lookups.is_empty() {
             return None;
         }
-        let commands = self.encode_threads.encode(encoder);
+        let commands = self.encode_threads.encode(&self.device, encoder, queued);
         let StepRecording { lookups, kv_ends, .. } = recording;
         Some(RecordedCommands { commands, lookups, kv_ends, dispatches })
     }

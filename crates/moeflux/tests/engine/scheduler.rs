@@ -6,15 +6,17 @@ use moeflux::{
     ChatOptions, Checkpoint, Engine, EngineOptions, Error, Finish, GenerateRequest, MemoryRequest,
     Message, Sampling, Session, StepControl,
     base::SessionError,
+    experts::ExpertsOnHost,
     generate,
-    runtime::{CancelToken, DeviceOptions},
+    model::blueprint::Blueprint,
+    runtime::{CancelToken, DeviceOptions, KvFormat},
     serve::{Event, Pooling, RequestId, Scheduler, SchedulerOptions},
     session::{BatchEntry, DraftMode, EntryKind},
     text::Sampler,
 };
 
 use crate::{
-    common::{self, Golden, exact, gpu, is_full, tales},
+    common::{self, Golden, exact, gpu, is_full, simulated_gpu::Card, tales},
     goldens::KINDS,
 };
 
@@ -596,62 +598,106 @@ fn the_mean_embedding_is_that_of_all_prefixes() {
     }
 }
 
+/// Setting of an engine whose steps of few rows are compared with single rows.
+#[derive(Clone, Copy, Debug)]
+enum FewRows {
+    Usual,
+    Keys(KvFormat),
+    /// Slots for the experts of one token.
+    OneToken,
+    /// The host computes experts beside a card with a few slots.
+    ExpertsOnHost,
+}
+
+impl FewRows {
+    const ALL: [Self; 5] = [
+        Self::Usual,
+        Self::Keys(KvFormat::F32),
+        Self::Keys(KvFormat::F16),
+        Self::OneToken,
+        Self::ExpertsOnHost,
+    ];
+
+    fn open(self, golden: &Golden, device: DeviceOptions) -> Engine {
+        let checkpoint = Checkpoint::open(&golden.folder).unwrap();
+        let of_token = Blueprint::for_checkpoint(&checkpoint).unwrap().experts_per_token();
+        let memory = MemoryRequest::default().sessions(6).context(128);
+        let (device, memory) = match self {
+            Self::Usual => (device, memory),
+            Self::Keys(format) => (device.kv_format(format), memory),
+            Self::OneToken => (device, memory.slots(of_token).host_slots(of_token)),
+            Self::ExpertsOnHost => {
+                (device, memory.slots(of_token).experts_on_host(ExpertsOnHost::Compute))
+            }
+        };
+        let mut options = EngineOptions::default().memory(memory).device(device);
+        if matches!(self, Self::ExpertsOnHost) {
+            options = options.wrap_device(Card::OWN.wrap().0);
+        }
+        let options = options.draft(DraftMode::Always(3));
+        let engine = Engine::open(checkpoint, options, &mut |_, _| {}).unwrap();
+        let is_divided = engine.plan().computed_on_host() > 0;
+        assert_eq!(is_divided, matches!(self, Self::ExpertsOnHost), "{self:?}");
+        engine
+    }
+}
+
 #[test]
 fn few_rows_of_a_session_have_the_bits_of_single_rows_on_a_gpu() {
     // A mixer each: heads with norms, delta rule, latents, a delta rule with a decay per channel.
     const FEW: [&str; 4] = ["qwen3_moe", "qwen3_5_moe_mtp_hub", "deepseek_v3", "kimi_linear_hub"];
     let names = if is_full() { &KINDS[..] } else { &FEW };
-    for name in names {
-        let Some(device) = gpu(false) else { return };
-        let golden = Golden::read(name);
-        let memory = MemoryRequest::default().sessions(6).context(128);
-        let options = EngineOptions::default().memory(memory).device(device);
-        let options = options.draft(DraftMode::Always(3));
-        let checkpoint = Checkpoint::open(&golden.folder).unwrap();
-        let engine = Engine::open(checkpoint, options, &mut |_, _| {}).unwrap();
-        let tokens: Vec<u32> = golden.prompt().into_iter().cycle().take(60).collect();
-        let prompts = [&tokens[..40], &tokens[3..19]];
-        let start = |prompt: &&[u32]| {
-            let mut session = engine.session().unwrap();
-            session.sync(prompt, &mut StepControl::default()).unwrap();
-            session
-        };
-        let best =
-            |logits: &[f32]| (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b]));
-        // Greedy tokens, and the logits after each.
-        let alone = prompts.each_ref().map(|prompt| {
-            let mut session = start(prompt);
-            let (mut fed, mut logits) = (vec![7], Vec::new());
-            for i in 0..4 {
-                logits.push(session.decode(fed[i]).unwrap().to_vec());
-                fed.push(best(&logits[i]).unwrap() as u32);
-            }
-            (fed, logits)
-        });
-        for counts in [&[2][..], &[3], &[4], &[1, 3], &[2, 2], &[3, 1]] {
-            let mut sessions: Vec<_> = prompts.iter().take(counts.len()).map(start).collect();
-            let vocab = engine.blueprint().vocab;
-            let sampler = || Sampler::new(Sampling::greedy(), vocab).unwrap();
-            let mut samplers = [sampler(), sampler()];
-            let mut entries: Vec<_> = sessions
-                .iter_mut()
-                .zip(&mut samplers)
-                .zip(counts.iter().zip(&alone))
-                .map(|((session, sampler), (rows, (fed, _)))| {
-                    let entry = BatchEntry::new(session, &fed[..*rows]).kind(EntryKind::Answer);
-                    entry.drafts(rows - 1).sampler(sampler).logits(true)
-                })
-                .collect();
-            engine.step(&mut entries, &mut StepControl::default()).unwrap();
-            let accepted: Vec<_> = entries.iter().map(|entry| entry.accepted).collect();
-            if accepted != *counts {
-                eprintln!("{name}: {counts:?} accepted {accepted:?}");
-            }
-            for (session, (rows, (_, logits))) in sessions.iter().zip(counts.iter().zip(&alone)) {
-                if session.logits() != logits[rows - 1] {
-                    eprintln!("{name}: {counts:?} differ");
-                }
-            }
+    for (i, name) in names.iter().enumerate() {
+        let all = [FewRows::Usual, FewRows::ALL[1 + i % 4], FewRows::ALL[1 + (i + 2) % 4]];
+        for setting in if is_full() { &FewRows::ALL[..] } else { &all } {
+            let Some(device) = gpu(false) else { return };
+            let golden = Golden::read(name);
+            assert_bits_of_few_rows(&golden, &setting.open(&golden, device), *setting);
+        }
+    }
+}
+
+/// Compares steps of two to four rows, of one session and of two, with steps of single rows.
+fn assert_bits_of_few_rows(golden: &Golden, engine: &Engine, setting: FewRows) {
+    let name = &golden.name;
+    let tokens: Vec<u32> = golden.prompt().into_iter().cycle().take(60).collect();
+    let prompts = [&tokens[..40], &tokens[3..19]];
+    let start = |prompt: &&[u32]| {
+        let mut session = engine.session().unwrap();
+        session.sync(prompt, &mut StepControl::default()).unwrap();
+        session
+    };
+    let best = |logits: &[f32]| (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b]));
+    // Greedy tokens, and the logits after each.
+    let alone = prompts.each_ref().map(|prompt| {
+        let mut session = start(prompt);
+        let (mut fed, mut logits) = (vec![7], Vec::new());
+        for i in 0..4 {
+            logits.push(session.decode(fed[i]).unwrap().to_vec());
+            fed.push(best(&logits[i]).unwrap() as u32);
+        }
+        (fed, logits)
+    });
+    for counts in [&[2][..], &[3], &[4], &[1, 3], &[2, 2], &[3, 1]] {
+        let mut sessions: Vec<_> = prompts.iter().take(counts.len()).map(start).collect();
+        let vocab = engine.blueprint().vocab;
+        let sampler = || Sampler::new(Sampling::greedy(), vocab).unwrap();
+        let mut samplers = [sampler(), sampler()];
+        let mut entries: Vec<_> = sessions
+            .iter_mut()
+            .zip(&mut samplers)
+            .zip(counts.iter().zip(&alone))
+            .map(|((session, sampler), (rows, (fed, _)))| {
+                let entry = BatchEntry::new(session, &fed[..*rows]).kind(EntryKind::Answer);
+                entry.drafts(rows - 1).sampler(sampler).logits(true)
+            })
+            .collect();
+        engine.step(&mut entries, &mut StepControl::default()).unwrap();
+        let accepted: Vec<_> = entries.iter().map(|entry| entry.accepted).collect();
+        assert_eq!(accepted, counts, "{name}, {setting:?}");
+        for (session, (rows, (_, logits))) in sessions.iter().zip(counts.iter().zip(&alone)) {
+            let is_same = session.logits() == logits[rows - 1];
+            assert!(is_same, "{name}, {setting:?}: {counts:?} differ");
         }
     }
 }

@@ -11,11 +11,11 @@ use moeflux::{
     session::DraftMode,
 };
 use moeflux_server::{LoadedModel, ServerOptions};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
     TestServer,
-    client::{Reply, chat, get, post, receive, send},
+    client::{Reply, chat, get, receive, send},
     drafting_engine,
 };
 
@@ -178,10 +178,16 @@ fn drafts_are_in_answers_metrics_and_the_feed() {
     let engine = drafting_engine(&moeflux_tales::FILES, 1, DraftMode::Always(2));
     let server = TestServer::serve(&engine, 4, ServerOptions::default());
     // An answer that repeats its prompt.
-    let fable = "A Crow was sitting on a branch of a tree with a piece of cheese in her beak";
-    let text = format!("{fable}. {fable}. {fable}");
-    let body = json!({"prompt": text, "max_tokens": 24, "temperature": 0});
-    let answer = post(&server, "/v1/completions", &body).json();
+    let question = "Tell me the fable of The Fox and the Crow.";
+    let mut messages = vec![json!({"role": "user", "content": question})];
+    let ask = |messages: &[Value]| {
+        let body = json!({"messages": messages, "max_tokens": 40, "temperature": 0});
+        chat(&server, &body).json()
+    };
+    let fable = ask(&messages)["choices"][0]["message"]["content"].clone();
+    messages.push(json!({"role": "assistant", "content": fable}));
+    messages.push(json!({"role": "user", "content": question}));
+    let answer = ask(&messages);
     let details = &answer["usage"]["completion_tokens_details"];
     let count = |name: &str| details[name].as_u64().unwrap_or_else(|| panic!("{answer}"));
     let (right, wrong) = (count("accepted_prediction_tokens"), count("rejected_prediction_tokens"));
@@ -190,12 +196,16 @@ fn drafts_are_in_answers_metrics_and_the_feed() {
     assert_eq!(timings["draft_n"], right + wrong, "{answer}");
     assert_eq!(timings["draft_n_accepted"], right);
     let metrics = get(&server, "/metrics").body;
-    for (name, value) in [("drafted_tokens", right + wrong), ("accepted_drafts", right)] {
+    server.wait_for(|core| core.stats().ended == 2);
+    let stats = server.core.stats().steps;
+    assert!(stats.accepted >= right && stats.drafted >= right + wrong);
+    for (name, value) in [("drafted_tokens", stats.drafted), ("accepted_drafts", stats.accepted)] {
         let line = format!("\nmoeflux_{name}_total {value}\n");
         assert!(metrics.contains(&line), "{line}{metrics}");
     }
     let frame = LiveFrame::read(&mut feed(&server)).unwrap();
-    assert_eq!(frame.values[DRAFTED..=ACCEPTED], [(right + wrong) as f64, right as f64]);
+    let drafts = [stats.drafted as f64, stats.accepted as f64];
+    assert_eq!(frame.values[DRAFTED..=ACCEPTED], drafts);
 }
 
 #[test]

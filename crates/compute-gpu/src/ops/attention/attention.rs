@@ -185,7 +185,7 @@ pub(in crate::ops) fn append_kv(
         let constants = Constants::new(&[("WG", THREADS as u32), ("KV_F16", ctx.kv_half())]);
         let upload = ctx.recorder.upload_buffer().clone();
         let buffers = [ctx.store.activations(), &arena, &upload];
-        ctx.recorder.dispatch(&APPEND_KV, constants, &buffers, &params, groups)?;
+        ctx.recorder.dispatch(&APPEND_KV, &constants, &buffers, &params, groups)?;
     }
     Ok(())
 }
@@ -351,7 +351,7 @@ impl TiledKernel {
             let upload = ctx.recorder.upload_buffer().clone();
             let buffers = [store.activations(), &arena, &upload];
             let groups = tiles.len() * k.heads;
-            ctx.recorder.dispatch(self.kernel, constants, &buffers, &params, groups)?;
+            ctx.recorder.dispatch(self.kernel, &constants, &buffers, &params, groups)?;
         }
         Ok(())
     }
@@ -547,7 +547,7 @@ pub(super) fn encode_general(
     let upload = ctx.recorder.upload_buffer().clone();
     let buffers = [store.activations(), arena, &upload, &splits.scratch];
     let groups = rows * k.heads * tiling.tiles * splits.count;
-    ctx.recorder.dispatch(&ATTENTION_SPLIT, constants, &buffers, &params, groups)
+    ctx.recorder.dispatch(&ATTENTION_SPLIT, &constants, &buffers, &params, groups)
 }
 
 /// Merges the partial results of splits by one of the two kernels.
@@ -579,7 +579,7 @@ pub(super) fn merge_splits(
     let buffers = [store.activations(), &splits.scratch, &upload];
     let groups = out.rows * out.heads * columns;
     let buffers = &buffers[..kernel.bindings.len()];
-    ctx.recorder.dispatch(kernel, constants, buffers, &params, groups)
+    ctx.recorder.dispatch(kernel, &constants, buffers, &params, groups)
 }
 
 #[cfg(test)]

@@ -196,6 +196,6 @@ impl DecodeKernel {
         };
         let kernel = kernels[usize::from(self.subgroups)];
         let buffers = [activations, kv, &upload, scratch];
-        ctx.recorder.dispatch(kernel, constants, &buffers, &params, groups)
+        ctx.recorder.dispatch(kernel, &constants, &buffers, &params, groups)
     }
 }

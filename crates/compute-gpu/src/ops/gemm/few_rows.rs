@@ -110,7 +110,7 @@ pub(crate) fn encode(ctx: &mut OpContext<'_>, product: &FewRowsProduct<'_>) -> R
     let constants = constants(tile_rows, bias, residual.is_some()).format(shape.format);
     let groups = x.rows.div_ceil(tile_rows as usize) * (outputs / TILE_OUTPUTS);
     let buffers = [ctx.store.activations(), arena, &scratch, &scratch, &upload, arena];
-    ctx.recorder.dispatch(&FEW_ROWS[block.index()], constants, &buffers, &params, groups)
+    ctx.recorder.dispatch(&FEW_ROWS[block.index()], &constants, &buffers, &params, groups)
 }
 
 /// Constants of the kernels besides those of the format.

@@ -501,7 +501,7 @@ fn plan_routed_tiles(
     };
     let constants = Constants::new(&[("WG", THREADS), ("TILE_M", tile_rows)]);
     let buffers = [ctx.store.activations(), &table.buffer, scratch];
-    ctx.recorder.dispatch(&SORT_ASSIGNMENTS, constants, &buffers, &params, experts)?;
+    ctx.recorder.dispatch(&SORT_ASSIGNMENTS, &constants, &buffers, &params, experts)?;
     let bank_tiles = |bank: &u16| {
         let tiles = uses / tile_rows as usize + experts;
         let buffer = ctx.store.bank_buffer(*bank)?;
@@ -569,7 +569,7 @@ pub(super) fn convert_rows(
     let threads = if x.rows <= MIN_EXPERT_ROWS { ctx.max_threads().min(1024) } else { THREADS };
     let constants = Constants::new(&[("WG", threads), ("NORM", norm.is_some().into())]);
     let buffers = [store.activations(), scratch];
-    ctx.recorder.dispatch(&ACTIVATIONS_F16, constants, &buffers, &params, x.rows)
+    ctx.recorder.dispatch(&ACTIVATIONS_F16, &constants, &buffers, &params, x.rows)
 }
 
 /// Encodes one product of f16 rows.
@@ -631,7 +631,7 @@ fn encode_product(
     let groups = tiles * outputs.div_ceil(tile.outputs as usize);
     let GemmBuffers { weights, scratch, words } = buffers;
     let buffers = [ctx.store.activations(), weights, scratch, scratch, words, weights];
-    ctx.recorder.dispatch(&tile.kernels[kernel], constants, &buffers, &params, groups)
+    ctx.recorder.dispatch(&tile.kernels[kernel], &constants, &buffers, &params, groups)
 }
 
 #[cfg(test)]
@@ -712,7 +712,7 @@ mod tests {
                     ("ALIGNED", 1),
                 ]);
                 for kernel in [&COOPERATIVE[block.index()], &COOPERATIVE[ANY_LAYOUT]] {
-                    valid(&target.text(kernel, &constants.format(format)), memory);
+                    valid(&target.text(kernel, &constants.clone().format(format)), memory);
                 }
             }
         }

@@ -190,13 +190,13 @@ pub(super) fn encode_stage(
             .with("ASSIGNMENTS", stage.uses.kind as u32)
             .with("TABLE_ENTRIES", if fits { entries as u32 } else { 0 });
         let buffers = [store.activations(), bank, bank, words];
-        return ctx.recorder.dispatch(&EXPERTS_GEMV[kernel], constants, &buffers, &params, groups);
+        return ctx.recorder.dispatch(&EXPERTS_GEMV[kernel], &constants, &buffers, &params, groups);
     };
     let constants =
         router.constants().iter().fold(constants, |all, (name, value)| all.with(name, *value));
     let report = ctx.recorder.report().clone();
     let buffers = [store.activations(), bank, bank, words, &report];
-    ctx.recorder.dispatch(&EXPERTS_GEMV_ROUTED[kernel], constants, &buffers, &params, groups)
+    ctx.recorder.dispatch(&EXPERTS_GEMV_ROUTED[kernel], &constants, &buffers, &params, groups)
 }
 
 /// Weights and shared expert of the sum over the experts of each row.
@@ -276,7 +276,7 @@ impl DownProjection {
             activation: GluCode::default(),
             router: None,
         };
-        encode_stage(ctx, self.config, &stage, false)
+        encode_stage(ctx, self.config.clone(), &stage, false)
     }
 
     /// Encodes it fused with the sum, which is added to `out`.
@@ -286,7 +286,7 @@ impl DownProjection {
         sum: ExpertSum,
     ) -> Result<(), Error> {
         let ExpertSum { weights, shared, out } = sum;
-        let GemvConfig { kernel, block, row_threads, rows, constants, .. } = self.config;
+        let GemvConfig { kernel, block, row_threads, rows, ref constants, .. } = self.config;
         let MatrixLocation { shape, bias, .. } = self.matrix;
         let gate = shared.and_then(|s| s.gate);
         let store = &*ctx.store;
@@ -314,6 +314,7 @@ impl DownProjection {
             out_stride: out.row_stride as u32,
         };
         let constants = constants
+            .clone()
             .with("WG", self.threads)
             .with("ROW_THREADS", row_threads)
             .with("ROWS", rows as u32)
@@ -325,6 +326,6 @@ impl DownProjection {
         let BankUses { bank, words, .. } = &self.uses;
         let buffers = [store.activations(), bank, bank, words];
         let groups = out.rows * row_groups;
-        ctx.recorder.dispatch(&EXPERTS_DOWN_SUM[kernel], constants, &buffers, &params, groups)
+        ctx.recorder.dispatch(&EXPERTS_DOWN_SUM[kernel], &constants, &buffers, &params, groups)
     }
 }

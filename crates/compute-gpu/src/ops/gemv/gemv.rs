@@ -172,7 +172,7 @@ impl ActivationFormat {
 }
 
 /// Kernel for a matrix shape and its constants.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(super) struct GemvConfig {
     /// Index in arrays of kernels.
     pub(super) kernel: usize,
@@ -478,7 +478,7 @@ pub(crate) fn encode_products(
     {
         return encode_few_rows(ctx, prologue, products, residual);
     }
-    let GemvConfig { kernel, block, row_threads, constants, .. } = *config;
+    let &GemvConfig { kernel, block, row_threads, ref constants, .. } = config;
     let rows_at_once = products.iter().map(|p| p.config.rows).max().unwrap_or(4);
     let rows: usize = products.iter().map(|p| p.shard.rows).sum();
     let full = if rows < LARGE_MATRIX_ROWS { FULL_GRID } else { FULL_GRID_LARGE };
@@ -491,6 +491,7 @@ pub(crate) fn encode_products(
     debug_assert!(products.len() == 1 || (residual.is_none() && head_norm.is_none()));
     let store = &*ctx.store;
     let constants = constants
+        .clone()
         .with("WG", THREADS)
         .with("ROW_THREADS", row_threads)
         .with("ROWS", rows_at_once as u32)
@@ -537,7 +538,7 @@ pub(crate) fn encode_products(
             squares: offset(squares)?,
             squares_row_stride: row_stride(squares),
         };
-        return ctx.recorder.dispatch(&GEMV[kernel], constants, &buffers, &params, groups);
+        return ctx.recorder.dispatch(&GEMV[kernel], &constants, &buffers, &params, groups);
     }
     let mut matrices = [GemvFusedMatrixParams::default(); MAX_MATRICES];
     let mut end_row = 0;
@@ -568,7 +569,7 @@ pub(crate) fn encode_products(
         norm_weight,
         eps,
     };
-    ctx.recorder.dispatch(&GEMV_FUSED[kernel], constants, &buffers, &params, groups)
+    ctx.recorder.dispatch(&GEMV_FUSED[kernel], &constants, &buffers, &params, groups)
 }
 
 /// Encodes products as a GEMM of few rows. `residual` also receives the output of the only product.
@@ -632,5 +633,5 @@ pub(crate) fn encode_glu(
         activation: activation.into(),
         router: None,
     };
-    encode_stage(ctx, gate.config, &stage, false)
+    encode_stage(ctx, gate.config.clone(), &stage, false)
 }

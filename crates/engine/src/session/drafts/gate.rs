@@ -51,7 +51,7 @@ pub struct StepTime {
     pub steps: u32,
 }
 
-/// What a step computes.
+/// Kind of a step, by its rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StepKind {
     /// Sequences that decode.
