@@ -25,17 +25,17 @@ pub use moeflux_compute_gpu::adapters;
 #[doc(hidden)]
 pub use moeflux_compute_gpu::open_gpu_of;
 pub use moeflux_ops::{
-    Activation, ActivationType, Adapter, AdapterKind, Affine, Bank, BankPlace, BlockScale,
-    BlockScaled, BlockSize, BlockType, Buffer, Bytes, Codec, Commit, Counters, Device, DeviceId,
-    DeviceMemory, DeviceOptions, Element, Error, ExpertGroups, ExpertMatrices, ExpertOrders,
-    ExpertShape, ExpertUse, ExpertUses, FileLayout, FilePlane, Format, GateFunction, GroupScore,
-    HeadMatrix, HeadRows, IndexList, IndexQueries, InputMajor, KV_BLOCK, KernelTime, KeySharing,
-    KvFormat, LateFailure, LateRead, LateValues, LayerSplit, LogDecay, MAX_ORDERED,
-    MAX_RECORDED_STEPS, MAX_STREAMS, MAX_TOP_LOGITS, Matrix, MatrixFactor, MatrixOrders,
-    MatrixShape, NormGate, Op, OutputOrder, PerPlane, PipelineStore, PlaneBytes, PlaneLayout,
-    PlannedMemory, Profiler, RecordAhead, RecordedStep, RopePairs, Router, SPLITMIX_STEP, Scalar,
-    ScaledBlocks, Scoring, ScratchShape, Shared, SharedChoice, Slot, SlotStore, SlotTable, Span,
-    SplitMix64, State, StateShape, StateStore, StepLimits, Ticket, View, ViewRead, Weight,
-    WordAxis, quant, splitmix_mix,
+    Activation, ActivationType, Adapter, AdapterKind, Affine, BATCH_INVARIANT_ROWS, Bank,
+    BankPlace, BlockScale, BlockScaled, BlockSize, BlockType, Buffer, Bytes, Codec, Commit,
+    Counters, Device, DeviceId, DeviceMemory, DeviceOptions, Element, Error, ExpertGroups,
+    ExpertMatrices, ExpertOrders, ExpertShape, ExpertUse, ExpertUses, FileLayout, FilePlane,
+    Format, GateFunction, GroupScore, HeadMatrix, HeadRows, IndexList, IndexQueries, InputMajor,
+    KV_BLOCK, KernelTime, KeySharing, KvFormat, LateFailure, LateRead, LateValues, LayerSplit,
+    LogDecay, MAX_ORDERED, MAX_RECORDED_STEPS, MAX_STREAMS, MAX_TOP_LOGITS, Matrix, MatrixFactor,
+    MatrixOrders, MatrixShape, NormGate, Op, OutputOrder, PerPlane, PipelineStore, PlaneBytes,
+    PlaneLayout, PlannedMemory, Profiler, RecordAhead, RecordedStep, RopePairs, Router,
+    SPLITMIX_STEP, Scalar, ScaledBlocks, Scoring, ScratchShape, Shared, SharedChoice, Slot,
+    SlotStore, SlotTable, Span, SplitMix64, State, StateShape, StateStore, StepLimits, Ticket,
+    View, ViewRead, Weight, WordAxis, quant, splitmix_mix,
 };
 pub use open::open;

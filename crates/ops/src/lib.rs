@@ -46,8 +46,9 @@ pub use moeflux_base::{KvFormat, SPLITMIX_STEP, SplitMix64, splitmix_mix};
 pub use op::Op;
 pub use op_check::{MAX_STREAMS, MAX_TOP_LOGITS};
 pub use operands::{
-    Activation, ExpertUse, ExpertUses, GateFunction, HeadMatrix, HeadRows, IndexList, IndexQueries,
-    KeySharing, LogDecay, NormGate, RopePairs, Shared, Span, StepLimits, View,
+    Activation, BATCH_INVARIANT_ROWS, ExpertUse, ExpertUses, GateFunction, HeadMatrix, HeadRows,
+    IndexList, IndexQueries, KeySharing, LogDecay, NormGate, RopePairs, Shared, Span, StepLimits,
+    View,
 };
 pub use reference::ReferenceDevice;
 pub use router::{ExpertGroups, GroupScore, Router, Scoring, SharedChoice};

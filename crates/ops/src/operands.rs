@@ -4,8 +4,10 @@ use std::ops::Range;
 
 use crate::handle::{Buffer, Slot, SlotTable, State, Weight};
 
-/// Maximum rows of answers that a CPU multiplies in one pass over the weights.
-pub const MAX_ANSWER_PASS: usize = 4;
+/// Number of rows of a step, or of sequences with a row each, up to which every row has the bits
+/// on the fast path of a card that it has alone. A step that checks a few drafted tokens relies on
+/// it. A CPU multiplies as many rows of answers in one pass over the weights.
+pub const BATCH_INVARIANT_ROWS: usize = 4;
 
 /// Strided view of a buffer, `(rows, heads, width)`. Vectors of `width` elements are contiguous.
 ///
@@ -83,7 +85,7 @@ impl View {
     /// Rows to be taken for rows of answers where that is not known: all if they are few.
     #[inline]
     pub const fn few(&self) -> usize {
-        if self.rows <= MAX_ANSWER_PASS { self.rows } else { 0 }
+        if self.rows <= BATCH_INVARIANT_ROWS { self.rows } else { 0 }
     }
 
     /// Buffer index of the first element of vector `head` of row `row`.

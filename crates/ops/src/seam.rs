@@ -7,4 +7,4 @@ pub use crate::format::{E4M3, GRIDS};
 pub use crate::host::{Host, HostDevice, HostKvCache, HostRecurrent, KvKind, dequantize_q8};
 pub use crate::matrix::{Lent, MatrixLocation, anonymous};
 pub use crate::op_check::{HandleTable, stale};
-pub use crate::operands::{MAX_ANSWER_PASS, SpanPart};
+pub use crate::operands::SpanPart;

@@ -17,7 +17,7 @@
 
 use std::ops::Range;
 
-use moeflux_ops::{Scalar, seam::MAX_ANSWER_PASS};
+use moeflux_ops::{BATCH_INVARIANT_ROWS, Scalar};
 
 use super::{
     activations::Q8Row,
@@ -30,7 +30,7 @@ use super::{
 };
 
 /// Most rows of activations of a GEMV. Each is summed as if it were alone.
-pub(crate) const GEMV_ROWS: usize = MAX_ANSWER_PASS;
+pub(crate) const GEMV_ROWS: usize = BATCH_INVARIANT_ROWS;
 /// Most rows of weights of one [`Kernels::gemv_q8`](super::kernels::Kernels::gemv_q8) call.
 pub(crate) const MAX_GEMV_OUTPUTS: usize = 512;
 

@@ -1,10 +1,10 @@
 //! Ops that wait to be fused with the next one.
 
-use moeflux_ops::{Error, Op, View};
+use moeflux_ops::{BATCH_INVARIANT_ROWS, Error, Op, View};
 
 use super::{
     super::ops::{
-        BATCH_INVARIANT_ROWS, OpContext, elementwise,
+        OpContext, elementwise,
         gemv::{self, DownProjection, ExpertSum, GemvProduct, NormPrologue, Prologue},
         matmul, moe,
         norm::{NormDispatch, NormKind},

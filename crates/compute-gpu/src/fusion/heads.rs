@@ -1,9 +1,9 @@
 //! Fusing rules of query and key heads: norm, RoPE, KV append and attention.
 
-use moeflux_ops::{Buffer, Error, Op, RopePairs, View};
+use moeflux_ops::{BATCH_INVARIANT_ROWS, Buffer, Error, Op, RopePairs, View};
 
 use crate::ops::{
-    BATCH_INVARIANT_ROWS, OpContext,
+    OpContext,
     attention::{
         self,
         attention_decode::{DecodeKernel, NewKv},

@@ -9,10 +9,6 @@ use super::super::{
     store::{DeviceBuffer, Store},
 };
 
-/// Rows of an op, or sequences with a row each, up to which every row has the bits of that row
-/// alone on the fast path. A step that checks a few drafted tokens relies on it.
-pub(crate) const BATCH_INVARIANT_ROWS: usize = 4;
-
 /// Parts of the device that the encoding of an op uses.
 pub(crate) struct OpContext<'a> {
     pub(crate) card: &'a Card,

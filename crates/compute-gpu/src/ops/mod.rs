@@ -27,5 +27,5 @@ pub(crate) mod top_positions;
 pub(crate) mod topk;
 mod weight_format;
 
-pub(crate) use context::{BATCH_INVARIANT_ROWS, OpContext};
+pub(crate) use context::OpContext;
 pub(crate) use encode::encode;

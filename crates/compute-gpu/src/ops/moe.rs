@@ -1,13 +1,15 @@
 //! Routed experts of a layer: choice of GEMM, GEMV or the general kernel, and uses by bank.
 
-use moeflux_ops::{Error, ExpertMatrices, ExpertUses, Op, View, seam::MatrixLocation};
+use moeflux_ops::{
+    BATCH_INVARIANT_ROWS, Error, ExpertMatrices, ExpertUses, Op, View, seam::MatrixLocation,
+};
 
 use super::{
     super::{
         kernel::{Constants, Kernel, kernel},
         params::{AssignmentParams, ExpertsGemvAnyParams, MatrixParams, ViewParams},
     },
-    context::{BATCH_INVARIANT_ROWS, OpContext},
+    context::OpContext,
     gemm,
     gemv::{
         DownProjection,

@@ -1,6 +1,8 @@
 //! Router top-k: the experts of each row and their weights.
 
-use moeflux_ops::{Error, ExpertGroups, GroupScore, Op, Router, Scoring, View};
+use moeflux_ops::{
+    BATCH_INVARIANT_ROWS, Error, ExpertGroups, GroupScore, Op, Router, Scoring, View,
+};
 
 use super::{
     super::{
@@ -8,7 +10,7 @@ use super::{
         params::{RouterTopKParams, RoutingParams, ViewParams},
         store::Store,
     },
-    context::{BATCH_INVARIANT_ROWS, OpContext},
+    context::OpContext,
 };
 
 pub(crate) static ROUTER_TOP_K: Kernel = kernel!("router_topk", "router/router_topk", RouterTopKParams, { scratch: "router/scratch_workgroup" }, [Write, Write]);

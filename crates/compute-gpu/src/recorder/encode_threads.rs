@@ -13,7 +13,7 @@ use std::{
 
 use moeflux_ops::MAX_RECORDED_STEPS;
 
-use super::recorder::ReadyDispatch;
+use super::dispatch::ReadyDispatch;
 
 /// Recorded commands, to be encoded.
 struct EncodeJob {

@@ -6,6 +6,7 @@
 //!
 //! Knows kernels, buffers and the wgpu queue. Must not know of ops, handles, weights or states.
 
+mod dispatch;
 mod encode_threads;
 mod late;
 mod profile;

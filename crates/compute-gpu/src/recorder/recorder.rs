@@ -12,6 +12,7 @@ use super::{
         pipeline_cache::PipelineCache,
         store::DeviceBuffer,
     },
+    dispatch::{ReadyDispatch, encode_dispatch},
     encode_threads::EncodeThreads,
     late::{LateReads, LateWrite},
     profile::KernelProfile,
@@ -38,19 +39,6 @@ struct QueuedDispatch {
     workgroups: [u32; 2],
 }
 
-/// Dispatch whose pipeline is compiled.
-pub(super) struct ReadyDispatch {
-    pipeline: wgpu::ComputePipeline,
-    group: wgpu::BindGroup,
-    params: PackedParams,
-    workgroups: [u32; 2],
-}
-
-impl ReadyDispatch {
-    pub(super) fn encode(&self, pass: &mut wgpu::ComputePass<'_>) {
-        encode_dispatch(pass, &self.pipeline, &self.group, &self.params, self.workgroups);
-    }
-}
 
 /// Recorder of commands, and the queue that they are submitted to.
 pub(crate) struct Recorder {
@@ -108,19 +96,6 @@ fn open_pass<'a>(
     pass.get_or_insert_with(|| {
         open_encoder(encoder, device).begin_compute_pass(&Default::default()).forget_lifetime()
     })
-}
-
-fn encode_dispatch(
-    pass: &mut wgpu::ComputePass<'_>,
-    pipeline: &wgpu::ComputePipeline,
-    group: &wgpu::BindGroup,
-    params: &PackedParams,
-    [x, y]: [u32; 2],
-) {
-    pass.set_pipeline(pipeline);
-    pass.set_bind_group(0, group, &[]);
-    pass.set_immediates(0, params.bytes());
-    pass.dispatch_workgroups(x, y, 1);
 }
 
 impl Recorder {

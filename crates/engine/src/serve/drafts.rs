@@ -1,5 +1,7 @@
 //! Drafts of one answer.
 
+use moeflux_compute::BATCH_INVARIANT_ROWS;
+
 use super::request::GenerateRequest;
 use crate::session::{
     drafts::{
@@ -7,9 +9,6 @@ use crate::session::{
     },
     engine::Engine,
 };
-
-/// Rows of a step up to which each has the bits on the fast path of a card that it has alone.
-const CARD_ROWS: usize = 4;
 
 /// Drafts of one answer.
 pub(crate) struct Drafts {
@@ -48,7 +47,7 @@ impl Drafts {
             by_head: max > 0 && has_head,
             gate: (is_gated && max > 0).then(|| Gate::new(engine.shared_times(), on_card)),
             max,
-            max_rows: (is_gated && on_fast_path).then_some(CARD_ROWS),
+            max_rows: (is_gated && on_fast_path).then_some(BATCH_INVARIANT_ROWS),
             vocab: engine.blueprint().vocab,
             proposed: Vec::with_capacity(MAX_DRAFTS),
             stands_for_head: own.is_some() && has_head,

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use moeflux_ops::{Error, Op, Span, View};
+use moeflux_ops::{BATCH_INVARIANT_ROWS, Error, Op, Span, View};
 
 use super::{
     attention::{
@@ -13,10 +13,7 @@ use super::{
     attention_decode::{DecodeKernel, DecodeKv, NewKv},
 };
 use crate::{
-    ops::{
-        context::{BATCH_INVARIANT_ROWS, OpContext},
-        qk_norm_rope::RopeTable,
-    },
+    ops::{context::OpContext, qk_norm_rope::RopeTable},
     store::DeviceBuffer,
 };
 

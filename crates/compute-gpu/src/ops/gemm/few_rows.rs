@@ -1,6 +1,6 @@
 //! GEMM of few rows on cooperative matrices: batched decode.
 
-use moeflux_ops::{Error, MatrixShape, View};
+use moeflux_ops::{BATCH_INVARIANT_ROWS, Error, MatrixShape, View};
 
 use super::{
     super::{context::OpContext, weight_format::BiasSource},
@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     kernel::Constants,
-    ops::{context::BATCH_INVARIANT_ROWS, gemv::NormPrologue, weight_format::Block32},
+    ops::{gemv::NormPrologue, weight_format::Block32},
     params::{GemmParams, MatrixParams, ViewParams},
     store::DeviceBuffer,
 };

@@ -1,12 +1,13 @@
 //! GEMV: products of one to four rows.
 
 use moeflux_ops::{
-    Activation, Buffer, Error, MatrixShape, PerPlane, View, Weight, seam::MatrixLocation,
+    Activation, BATCH_INVARIANT_ROWS, Buffer, Error, MatrixShape, PerPlane, View, Weight,
+    seam::MatrixLocation,
 };
 
 use super::{
     super::{
-        context::{BATCH_INVARIANT_ROWS, OpContext},
+        context::OpContext,
         gemm::{
             self,
             few_rows::{self, FewRowsMatrix, FewRowsProduct},
