@@ -39,7 +39,6 @@ struct QueuedDispatch {
     workgroups: [u32; 2],
 }
 
-
 /// Recorder of commands, and the queue that they are submitted to.
 pub(crate) struct Recorder {
     pub(super) device: wgpu::Device,

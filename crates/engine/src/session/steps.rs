@@ -416,6 +416,13 @@ impl<'a> BatchResult<'a> {
         self.drafts_by_head && self.kind != SpanKind::Answer && self.wanted.is_after_last_token()
     }
 
+    /// Number of rows that the drafter takes after the step, if its states have room for them.
+    fn filled_rows(&self, limits: DraftLimits) -> usize {
+        let count = self.tokens.len() - 1;
+        let fits = self.timeline.drafter_rows.len() + count <= limits.context;
+        if self.keep.is_some() && self.is_filled() && fits { count } else { 0 }
+    }
+
     /// Commits, one for each state.
     ///
     /// Entries of KV caches that rejected rows wrote stay: they are written again before they are
@@ -603,17 +610,16 @@ impl Runtime {
         stats: &mut Stats,
         observer: Option<&mut (dyn StepObserver + '_)>,
     ) {
-        let own_layers = self.draft_limits.own_layers;
+        let limits = self.draft_limits;
         let mut end = 0;
         let mut prompts = Vec::new();
         for entry in &*entries {
             end += entry.rows();
-            let (count, position) = (entry.rows() - 1, entry.timeline.drafter_rows.len());
-            let fits = position + count <= self.draft_limits.context;
-            if entry.keep.is_some() && entry.is_filled() && count > 0 && fits {
+            let count = entry.filled_rows(limits);
+            if count > 0 {
                 prompts.push(PromptRows {
-                    states: &entry.timeline.states[own_layers],
-                    position,
+                    states: &entry.timeline.states[limits.own_layers],
+                    position: entry.timeline.drafter_rows.len(),
                     rows: end - 1 - count..end - 1,
                     next: &entry.tokens[1..],
                     kind: entry.kind,
@@ -639,12 +645,9 @@ impl Runtime {
         });
         stats.add_device(before, self.device.counters());
         stats.add_reads(reads, self.cache.read_counters());
-        let filled = entries.iter_mut().filter(|entry| entry.keep.is_some() && entry.is_filled());
-        for BatchResult { timeline, tokens, .. } in filled.filter(|_| taken.is_ok()) {
-            let (first, count) = (timeline.tokens.len() as u32, tokens.len() as u32 - 1);
-            if timeline.drafter_rows.len() + count as usize <= self.draft_limits.context {
-                timeline.drafter_rows.extend(first..first + count);
-            }
+        for entry in entries.iter_mut().filter(|_| taken.is_ok()) {
+            let (first, count) = (entry.timeline.tokens.len() as u32, entry.filled_rows(limits));
+            entry.timeline.drafter_rows.extend(first..first + count as u32);
         }
     }
 }
