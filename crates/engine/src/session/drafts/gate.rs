@@ -34,8 +34,14 @@ const MIN_STEPS: u32 = 3;
 const REMEMBERED: f64 = 0.95;
 /// Trials that an answer begins with: the share that earlier answers had.
 const PRIOR_TRIALS: f64 = 2.0;
-/// Steps with drafts after which one without them is measured again.
+/// Steps with drafts after which one without them is measured again, at first and at most: the
+/// interval doubles.
+const FIRST_PLAIN_INTERVAL: u32 = 4;
 const PLAIN_INTERVAL: u32 = 128;
+/// Steps of a kind that may be slower than later ones, as caches, clocks and threads warm up: a
+/// shorter time weighs [`QUICK`].
+const WARM_UP: u32 = 16;
+const QUICK: f64 = 0.6;
 
 /// Mean time of the steps of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -110,7 +116,10 @@ impl RunningTime {
         if self.steps <= MIN_STEPS {
             return self.begin(seconds);
         }
-        let weight = NEWEST.max(1.0 / f64::from(self.steps));
+        let weight = match self.steps <= WARM_UP && seconds < self.mean {
+            true => QUICK,
+            false => NEWEST.max(1.0 / f64::from(self.steps)),
+        };
         // A step that waited for something else counts as one that took twice the time.
         let seconds = seconds.min(2.0 * self.mean);
         self.spread += weight * ((seconds - self.mean).abs() - self.spread);
@@ -232,6 +241,8 @@ pub(crate) struct Gate {
     acceptance: [Acceptance; SOURCES],
     /// Steps with drafts since the time without them was measured.
     since_plain: u32,
+    /// Number of them after which it is measured again.
+    plain_interval: u32,
     /// Kind of the last step.
     last: Option<StepKind>,
     /// Whether the first step of a kind may take longer than the next ones: a card records a step
@@ -243,7 +254,8 @@ impl Gate {
     pub(crate) fn new(shared: &Arc<Mutex<SharedTimes>>, first_is_slow: bool) -> Self {
         let acceptance = lock(shared).acceptance.map(Acceptance::as_prior);
         let shared = Arc::clone(shared);
-        Self { shared, acceptance, since_plain: 0, last: None, first_is_slow }
+        let plain_interval = FIRST_PLAIN_INTERVAL;
+        Self { shared, acceptance, since_plain: 0, plain_interval, last: None, first_is_slow }
     }
 
     /// Expected tokens of a step with this number of drafts.
@@ -292,7 +304,7 @@ impl Gate {
             ((drafts, _), _) => drafts,
         };
         drop(shared);
-        let is_measured = kind.is_plain() && self.since_plain >= PLAIN_INTERVAL;
+        let is_measured = kind.is_plain() && self.since_plain >= self.plain_interval;
         if is_measured { 0 } else { chosen }
     }
 
@@ -320,10 +332,14 @@ impl Gate {
         }
         let undrafted = StepKind { drafts: kind.drafts - own, ..kind };
         let undrafted = shared.known(undrafted).map(|time| time.mean);
-        self.since_plain = match own == 0 && is_steady {
-            true => 0,
-            false => self.since_plain.saturating_add(1),
-        };
+        if own > 0 || !is_steady {
+            self.since_plain = self.since_plain.saturating_add(1);
+        } else {
+            if self.since_plain >= self.plain_interval {
+                self.plain_interval = (2 * self.plain_interval).min(PLAIN_INTERVAL);
+            }
+            self.since_plain = 0;
+        }
         let plain = undrafted?;
         let undrafted = (own > 0).then_some(plain * (accepted + 1) as f64);
         let mut won = undrafted.map_or(0.0, |undrafted| undrafted - seconds).max(-MAX_LOSS * plain);
@@ -350,6 +366,8 @@ mod tests {
         seconds: [f64; MAX_DRAFTS + 1],
         /// Added to the time of a step with another number of drafts than the last one.
         change: f64,
+        /// Share by which the next step takes longer than a later one.
+        cold: f64,
         acceptance: f64,
         random: u64,
     }
@@ -364,7 +382,7 @@ mod tests {
 
     impl Machine {
         fn new(seconds: [f64; MAX_DRAFTS + 1], acceptance: f64) -> Self {
-            Self { seconds, change: 0.0, acceptance, random: 7 }
+            Self { seconds, change: 0.0, cold: 0.0, acceptance, random: 7 }
         }
 
         fn uniform(&mut self) -> f64 {
@@ -383,7 +401,8 @@ mod tests {
                 let accepted = (0..own).take_while(|_| self.uniform() < self.acceptance).count();
                 let noise = 0.95 + 0.1 * self.uniform();
                 let change = if own == last { 0.0 } else { self.change };
-                let took = (self.seconds[own] + change) * noise;
+                let took = (self.seconds[own] + change) * noise * (1.0 + self.cold);
+                self.cold *= 0.8;
                 last = own;
                 gate.record(alone(own), lookup(own, accepted), took);
                 (done, seconds) = (done + 1 + accepted, seconds + took);
@@ -433,6 +452,19 @@ mod tests {
             machine.change = 0.4;
             let (time, _) = machine.decode(&mut gate, 600);
             assert!(time < limit, "{acceptance}: {time}");
+        }
+    }
+
+    /// Plain steps are measured first, while a process warms up.
+    #[test]
+    fn slow_first_steps_open_no_gate() {
+        for acceptance in [0.9, 0.5] {
+            let mut gate = Gate::new(&Arc::default(), false);
+            let mut machine = Machine::new([1.0, 2.1, 3.2, 4.3], acceptance);
+            machine.cold = 4.0;
+            machine.decode(&mut gate, 40);
+            let (time, drafts) = machine.decode(&mut gate, 200);
+            assert!(time < 1.03 && drafts < 0.1, "{acceptance}: {time}, {drafts}");
         }
     }
 
