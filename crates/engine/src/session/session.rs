@@ -97,7 +97,8 @@ impl Session {
 
     /// Whether the model's head can draft in the next step: it knows the last token.
     pub(crate) fn can_draft_by_head(&self) -> bool {
-        self.drafts_by_head && self.timeline.kept.reach(self.timeline.tokens.len())
+        let Timeline { kept, tokens, has_failed_drafter, .. } = &self.timeline;
+        self.drafts_by_head && !has_failed_drafter && kept.reach(tokens.len())
     }
 
     /// The engine that the session belongs to.

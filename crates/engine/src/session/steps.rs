@@ -450,7 +450,7 @@ impl Runtime {
         let mut free = rows.saturating_sub(entries.iter().map(|entry| entry.tokens.len()).sum());
         let can_draft = self.can_draft();
         for entry in entries {
-            entry.drafts_by_head &= can_draft;
+            entry.drafts_by_head &= can_draft && !entry.timeline.has_failed_drafter;
             let (position, kept) = (entry.timeline.tokens.len(), entry.timeline.kept);
             let (drafts, certain) = (entry.head_drafts, entry.tokens.len() - entry.drafts);
             let rows = if entry.drafts == 0 { drafts } else { 0 };
@@ -514,11 +514,14 @@ impl Runtime {
         let stepped = self.run_step(entries, stats, control, sink);
         let has_head = entries.iter().any(|entry| entry.head_drafts > 0);
         match stepped {
-            // An answer goes on without drafts where the head fails.
+            // Answers go on without the head where it may have failed.
             Err(error)
                 if has_head && !self.model.has_results() && !matches!(error, Error::Cancelled) =>
             {
-                entries.iter_mut().for_each(|entry| entry.head_drafts = 0);
+                for entry in entries.iter_mut().filter(|entry| entry.head_drafts > 0) {
+                    entry.head_drafts = 0;
+                    entry.timeline.has_failed_drafter = true;
+                }
                 self.prepare_drafts(entries);
                 self.run_step(entries, stats, control, sink)?;
             }

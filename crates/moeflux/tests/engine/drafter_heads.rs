@@ -13,7 +13,10 @@ use moeflux::{
     text::Sampler,
 };
 
-use crate::common::{Golden, data, difference, exact, gpu};
+use crate::common::{
+    Golden, data, difference, exact, gpu,
+    simulated_gpu::{Call, Card, Fault},
+};
 
 /// The goldens with heads, each of another family.
 const HEADS: [&str; 3] = ["qwen3_5_moe_mtp_hub", "deepseek_v3_mtp_hub", "glm4_moe_mtp_hub"];
@@ -278,6 +281,37 @@ fn a_card_drafts_in_the_submission_of_a_step() {
             }
         }
     }
+}
+
+/// A step whose head fails is computed without it, and the answer goes on without its drafts.
+#[test]
+fn an_answer_outlives_its_head() {
+    let (wrap, asked) = Card::REAL.wrap();
+    let options = EngineOptions::default().device(exact("cpu")).draft(DraftMode::Always(1));
+    let engine = Engine::open(tales(), options.wrap_device(wrap), &mut |_, _| {}).unwrap();
+    let (prompt, request) = (prompt(4, 20), GenerateRequest::default().max_tokens(30));
+    let request = request.ignore_eos(true);
+    let mut session = engine.session().unwrap();
+    let mut told = |fault: bool, draft: DraftMode| {
+        session.reset().unwrap();
+        let (request, mut control) = (request.clone().draft(draft), StepControl::default());
+        let before = session.stats().drafted;
+        let mut tokens = session.generate(&prompt, &request, &mut control).unwrap();
+        let mut all: Vec<u32> = tokens.by_ref().take(8).map(Result::unwrap).collect();
+        let at_fault = tokens.session().stats().drafted - before;
+        if fault {
+            let fault = Fault { call: Call::Run, after: 0, is_loss: false };
+            asked.lock().unwrap().fault = Some(fault);
+        }
+        all.extend(tokens.by_ref().map(Result::unwrap));
+        (all, at_fault, tokens.session().stats().drafted - before)
+    };
+    let (plain, ..) = told(false, DraftMode::Off);
+    let (failed, before, after) = told(true, DraftMode::Always(1));
+    assert!(failed == plain && before > 0 && after == before, "{before}, {after}");
+    // The next answer tries again.
+    let (whole, before, after) = told(false, DraftMode::Always(1));
+    assert!(whole == plain && after > before, "{before}, {after}");
 }
 
 #[test]
