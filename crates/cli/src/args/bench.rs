@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::{
     engine::{EngineArgs, TraceArgs},
-    values::{parse_percent, parse_size, parse_speed, path, preset},
+    values::{parse_percent, parse_share, parse_size, parse_speed, path, preset},
 };
 
 const BENCH_EXAMPLES: &str = "\
@@ -84,11 +84,11 @@ pub(crate) struct BenchArgs {
     /// prompt, at its positions.
     #[arg(long)]
     pub(crate) profile: bool,
-    /// With --draft: share of drafts that are right, such as 80%
+    /// With --draft: share of drafts that are right, such as 80% or 0.8
     ///
     /// A script then makes the drafts: the answer that the model gives without drafts. By default
     /// the drafters that --draft names make them.
-    #[arg(long, value_name = "PERCENT", value_parser = parse_percent, requires = "draft")]
+    #[arg(long, value_name = "SHARE", value_parser = parse_share, requires = "draft")]
     pub(crate) accept: Option<f64>,
     /// Plot tokens per second, over budgets if there are several, else over contexts
     #[arg(long, value_parser = path(), value_name = "FILE.svg")]

@@ -97,6 +97,15 @@ pub(super) fn parse_percent(text: &str) -> Result<f64, String> {
         .ok_or_else(|| "write a percentage from 0 to 100, such as 10%".to_owned())
 }
 
+/// Parses a share: a number from 0 to 1, or a percentage with its sign.
+pub(super) fn parse_share(text: &str) -> Result<f64, String> {
+    let share = match text.ends_with('%') {
+        true => parse_percent(text).ok(),
+        false => text.parse().ok().filter(|share| (0.0..=1.0).contains(share)),
+    };
+    share.ok_or_else(|| "expected a share from 0 to 1, or from 0% to 100%, such as 80%".to_owned())
+}
+
 /// Parser of paths. `~/` at the start is the home folder: shells expand it at the start of a word
 /// only, not after `=`, and service managers never do.
 pub(super) fn path() -> impl TypedValueParser<Value = PathBuf> {
@@ -185,5 +194,9 @@ mod tests {
         assert!(parse_speed("fast").unwrap_err().contains("GB/s"));
         assert_eq!((parse_percent("10%"), parse_percent("2.5")), (Ok(0.1), Ok(0.025)));
         assert!(["", "-1", "101%", "nan", "ten"].iter().all(|text| parse_percent(text).is_err()));
+        assert_eq!(["80%", "0.8", "1", "0"].map(parse_share), [Ok(0.8), Ok(0.8), Ok(1.0), Ok(0.0)]);
+        assert!(
+            ["", "-1", "101%", "1.5", "80", "nan"].iter().all(|text| parse_share(text).is_err())
+        );
     }
 }
