@@ -187,6 +187,8 @@ fn a_session_that_fills_its_context_stays_within_the_plan() {
     let folder = Folder::new();
     let file = folder.path("a.session");
     let small = ["run", "--raw", "--json", "--ctx", "640", "--chunk", "128", "--session", &file];
+    // Random text has no end token in a few tokens.
+    let random = ["--temperature", "3", "--seed", "7"];
     succeed(&["run", "-n", "1", FOX]);
     let plan = json(&succeed(&[
         "run", "--raw", "--json", "--ctx", "640", "--chunk", "128", "-n", "1", "x",
@@ -197,7 +199,7 @@ fn a_session_that_fills_its_context_stays_within_the_plan() {
     // With a stop string, the end of the prompt is a mark, which must be evicted.
     for more in [&[][..], &["--stop", "zebra"]] {
         let _ = std::fs::remove_file(&file);
-        let args = [&small[..], more, &["--memory", &budget]].concat();
+        let args = [&small[..], &random, more, &["--memory", &budget]].concat();
         for (prompt, n) in
             [(long_prompt(7).repeat(2).as_str(), "8"), (" and", "4"), (" so", "9999")]
         {

@@ -141,6 +141,7 @@ impl Recorder {
     }
 
     pub(crate) fn set_target(&mut self, target: Target) {
+        debug_assert!(self.queued.is_empty(), "indices of queued pipelines end here");
         self.pipelines.set_target(target);
     }
 

@@ -128,3 +128,60 @@ impl Drafts {
         self.gate.as_mut()?.record(kind, drafts, seconds)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::session::drafts::{DraftScript, DrafterSource, SharedTimes};
+
+    const ANSWER: [u32; 20] = [7; 20];
+
+    /// Drafts of a known answer, with a gate that knows that they pay.
+    fn gated(max_rows: Option<usize>) -> Drafts {
+        let shared: Arc<std::sync::Mutex<SharedTimes>> = Arc::default();
+        let mut gate = Gate::new(&shared, false);
+        let kind = |drafts| StepKind { sequences: 1, drafts, certain: 1, has_prompt: false };
+        for step in 0..60 {
+            let count = step % 4;
+            let checked = CheckedDrafts { source: DraftSource::Lookup, count, accepted: count };
+            gate.record(kind(count), checked, 1.0 + 0.1 * count as f64);
+        }
+        Drafts {
+            drafter: Some(DraftScript::new(0, &ANSWER[..], 1.0, 1).start()),
+            by_head: false,
+            gate: Some(gate),
+            max: MAX_DRAFTS,
+            max_rows,
+            vocab: 100,
+            proposed: Vec::new(),
+            stands_for_head: false,
+            source: DraftSource::Lookup,
+        }
+    }
+
+    /// Drafts after `certain` tokens of one sequence, in a step with a prompt or without.
+    fn drafts_after(drafts: &mut Drafts, certain: usize, has_prompt: bool) -> usize {
+        let mut fed = ANSWER[..certain].to_vec();
+        let kind = StepKind { sequences: 1, drafts: 0, certain, has_prompt };
+        assert_eq!(drafts.propose(&[], &mut fed, MAX_DRAFTS, kind, false), 0);
+        fed.len() - certain
+    }
+
+    #[test]
+    fn gated_drafts_follow_forced_tokens_and_stand_beside_prompts() {
+        let mut drafts = gated(None);
+        for (certain, has_prompt) in [(1, false), (5, false), (1, true), (5, true)] {
+            assert_eq!(drafts_after(&mut drafts, certain, has_prompt), MAX_DRAFTS);
+        }
+    }
+
+    #[test]
+    fn steps_of_a_card_have_few_rows_and_no_prompt() {
+        let mut drafts = gated(Some(BATCH_INVARIANT_ROWS));
+        let after = |drafts: &mut Drafts| [1, 2, 3, 4, 5].map(|n| drafts_after(drafts, n, false));
+        assert_eq!(after(&mut drafts), [3, 2, 1, 0, 0]);
+        assert_eq!(drafts_after(&mut drafts, 1, true), 0);
+    }
+}

@@ -332,7 +332,7 @@ impl Worker {
         let oldest = || (0..self.idle.len()).min_by_key(|i| self.idle[*i].used);
         let Some(index) = best.or_else(oldest) else { return self.engine.session() };
         let new = match best.map(|i| &self.idle[i].session) {
-            Some(session) if prompt.starts_with(session.tokens()) => None,
+            Some(session) if session.is_continued_by(prompt) => None,
             Some(session) => session.fork().ok(),
             None => self.engine.session().ok(),
         };
@@ -340,7 +340,7 @@ impl Worker {
             return Ok(new);
         }
         let mut taken = self.idle.swap_remove(index).session;
-        if !prompt.starts_with(taken.tokens()) {
+        if !taken.is_continued_by(prompt) {
             // Its conversation may go on. If its state cannot be kept, that turn computes it again.
             let _ = taken.cache_prefix();
         }

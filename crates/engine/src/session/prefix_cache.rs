@@ -209,13 +209,17 @@ impl PrefixCache {
 
     /// Puts an entry below `parent`, and the entries that start with its tokens below it.
     fn link(&mut self, id: usize, parent: Option<usize>) {
+        let from = parent.and_then(|parent| self.key(parent)).map_or(0, |key| key.len());
         let siblings = match parent.and_then(|parent| self.entry_mut(parent)) {
             Some(parent) => std::mem::take(&mut parent.children),
             None => std::mem::take(&mut self.roots),
         };
         let continues = |other: &usize| {
             let (Some(own), Some(other)) = (self.key(id), self.key(*other)) else { return false };
-            other.starts_with(own)
+            // They share the parent's tokens.
+            let (len, tokens) = (own.len(), own.tokens.get(from..));
+            other.tokens.get(from..len).is_some_and(|part| Some(part) == tokens)
+                && other.first(len).contents == own.contents
         };
         let (children, mut siblings): (Vec<usize>, Vec<usize>) =
             siblings.into_iter().partition(continues);

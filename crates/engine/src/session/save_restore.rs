@@ -17,7 +17,6 @@ use crate::{
     session::{
         engine::{Engine, ModelIdentity},
         mark::{Mark, MarkState},
-        prefix_key::PrefixKey,
         session::{Session, Synced},
         snapshot::{
             SavedState, Snapshot, SnapshotContents, SnapshotFolder, SnapshotRequirements,
@@ -78,17 +77,19 @@ impl Session {
             snapshot.header().stored.as_deref().and_then(|name| KvFormat::by_name(name).ok());
         let kv_format = stored.filter(|kv_format| !kv_format.is_wider_than(own)).unwrap_or(own);
         snapshot.fits(&self.engine.expectation(kv_format)?)?;
+        if let count @ 1.. = snapshot.key().contents.len() {
+            let problem = format!("it has {count} images or adapters, this session can have none");
+            return Err(Error::snapshot(path.as_ref(), SnapshotProblem::OtherSettings(problem)));
+        }
         snapshot.verify()?;
         let logits = snapshot.logits()?.unwrap_or_default();
         let hot = snapshot.hot()?;
         let written = usize::try_from(snapshot.header().written).unwrap_or(usize::MAX);
-        let PrefixKey { tokens, contents } = snapshot.key();
-        let (tokens, contents) = (tokens.to_vec(), contents.to_vec());
+        let tokens = snapshot.key().tokens.to_vec();
         let is_lossy = snapshot.header().lossy && !own.is_lossy();
         let computed_on_host = self.engine.plan().first_computed_on_host();
         let has_other_placement = snapshot.header().computed_on_host != computed_on_host;
-        let loaded =
-            Timeline { tokens, contents, logits, written, is_lossy, ..Timeline::default() };
+        let loaded = Timeline { tokens, logits, written, is_lossy, ..Timeline::default() };
         let saved: Vec<u64> = snapshot.header().states.iter().map(|s| s.entries).collect();
         if saved_states(&self.engine, &loaded, kv_format).iter().map(|s| s.entries).ne(saved) {
             let what = "its states, which do not match its tokens".into();
@@ -105,7 +106,6 @@ impl Session {
             false => engine.lock().new_timeline(engine.blueprint(), engine.plan())?,
         };
         timeline.tokens = loaded.tokens;
-        timeline.contents = loaded.contents;
         timeline.logits = loaded.logits;
         timeline.written = written;
         timeline.is_lossy = is_lossy;

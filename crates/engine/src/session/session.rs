@@ -90,9 +90,11 @@ impl Session {
     }
 
     /// Sets whether steps of the session may draft by the model's head, which then takes its tokens
-    /// from the next step on. A new session does not.
+    /// from the next step on. A new session does not. A head that fails drafts no more until the
+    /// next call.
     pub fn set_drafts_by_head(&mut self, on: bool) {
         self.drafts_by_head = on;
+        self.timeline.has_failed_drafter = false;
     }
 
     /// Whether the model's head can draft in the next step: it knows the last token.
@@ -254,6 +256,11 @@ impl Session {
             true => same,
             false => self.engine.lock().usable_len(&self.timeline, same, tokens),
         }
+    }
+
+    /// Whether `tokens` begin with all that the session holds.
+    pub(crate) fn is_continued_by(&self, tokens: &[u32]) -> bool {
+        PrefixKey::from(tokens).starts_with(self.timeline.key())
     }
 
     /// Drops all tokens, to compute `tokens` from the first one on.

@@ -514,16 +514,20 @@ impl Runtime {
         let stepped = self.run_step(entries, stats, control, sink);
         let has_head = entries.iter().any(|entry| entry.head_drafts > 0);
         match stepped {
-            // Answers go on without the head where it may have failed.
+            // Answers go on without the head where it fails.
             Err(error)
                 if has_head && !self.model.has_results() && !matches!(error, Error::Cancelled) =>
             {
-                for entry in entries.iter_mut().filter(|entry| entry.head_drafts > 0) {
-                    entry.head_drafts = 0;
-                    entry.timeline.has_failed_drafter = true;
-                }
+                let drafting: Vec<bool> = entries
+                    .iter_mut()
+                    .map(|entry| std::mem::take(&mut entry.head_drafts) > 0)
+                    .collect();
                 self.prepare_drafts(entries);
                 self.run_step(entries, stats, control, sink)?;
+                // The step was computed without the head, so that the head has failed.
+                for (entry, is_drafting) in entries.iter_mut().zip(drafting) {
+                    entry.timeline.has_failed_drafter |= is_drafting;
+                }
             }
             stepped => stepped?,
         }

@@ -43,7 +43,8 @@ pub(crate) struct Timeline {
     pub(crate) drafter_rows: Vec<u32>,
     /// Rows that the drafter has yet to take.
     pub(crate) kept: KeptRows,
-    /// Whether the drafter has failed: a step that fails with it is computed twice.
+    /// Whether the drafter has failed in the current answer: a step that fails with it is computed
+    /// twice.
     pub(crate) has_failed_drafter: bool,
 }
 
@@ -199,7 +200,7 @@ impl Runtime {
             is_stale: false,
             drafter_rows: src.drafter_rows[..src.drafter_len(len)].to_vec(),
             kept: KeptRows::default(),
-            has_failed_drafter: src.has_failed_drafter,
+            has_failed_drafter: false,
         };
         for (layer, src_states) in src.states.iter().enumerate() {
             let entries = match layer < self.draft_limits.own_layers {
@@ -263,7 +264,6 @@ impl Runtime {
         timeline.has_other_placement = false;
         timeline.drafter_rows.clear();
         timeline.kept.count = 0;
-        timeline.has_failed_drafter = false;
         timeline.is_stale = true;
         let doing = || "resetting a session";
         for state in timeline.states.iter().flatten().flatten() {

@@ -293,7 +293,6 @@ fn an_answer_outlives_its_head() {
     let request = request.ignore_eos(true);
     let mut session = engine.session().unwrap();
     let mut told = |fault: bool, draft: DraftMode| {
-        session.reset().unwrap();
         let (request, mut control) = (request.clone().draft(draft), StepControl::default());
         let before = session.stats().drafted;
         let mut tokens = session.generate(&prompt, &request, &mut control).unwrap();

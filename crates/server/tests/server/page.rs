@@ -195,9 +195,9 @@ fn drafts_are_in_answers_metrics_and_the_feed() {
     let timings = &answer["timings"];
     assert_eq!(timings["draft_n"], right + wrong, "{answer}");
     assert_eq!(timings["draft_n_accepted"], right);
-    let metrics = get(&server, "/metrics").body;
     server.wait_for(|core| core.stats().ended == 2);
     let stats = server.core.stats().steps;
+    let metrics = get(&server, "/metrics").body;
     assert!(stats.accepted >= right && stats.drafted >= right + wrong);
     for (name, value) in [("drafted_tokens", stats.drafted), ("accepted_drafts", stats.accepted)] {
         let line = format!("\nmoeflux_{name}_total {value}\n");

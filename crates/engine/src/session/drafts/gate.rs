@@ -35,12 +35,13 @@ const REMEMBERED: f64 = 0.95;
 /// Trials that an answer begins with: the share that earlier answers had.
 const PRIOR_TRIALS: f64 = 2.0;
 /// Steps with drafts after which one without them is measured again, at first and at most: the
-/// interval doubles.
+/// interval doubles, for all answers of an engine.
 const FIRST_PLAIN_INTERVAL: u32 = 4;
 const PLAIN_INTERVAL: u32 = 128;
 /// Steps of a kind that may be slower than later ones, as caches, clocks and threads warm up: a
-/// shorter time weighs [`QUICK`].
+/// time that is shorter by more than noise, as a share of the mean, weighs [`QUICK`].
 const WARM_UP: u32 = 16;
+const NOISE: f64 = 0.2;
 const QUICK: f64 = 0.6;
 
 /// Mean time of the steps of a kind.
@@ -116,7 +117,8 @@ impl RunningTime {
         if self.steps <= MIN_STEPS {
             return self.begin(seconds);
         }
-        let weight = match self.steps <= WARM_UP && seconds < self.mean {
+        let is_warmer = seconds < (1.0 - NOISE) * self.mean;
+        let weight = match self.steps <= WARM_UP && is_warmer {
             true => QUICK,
             false => NEWEST.max(1.0 / f64::from(self.steps)),
         };
@@ -194,12 +196,20 @@ pub(crate) struct SharedTimes {
     credit: Option<f64>,
     /// Steps in which the head made drafts, up to [`COLD_STEPS`].
     head_steps: u32,
+    /// Steps with drafts of an answer after which one without them is measured again.
+    plain_interval: u32,
 }
 
 impl Default for SharedTimes {
     fn default() -> Self {
         let times = [[RunningTime::default(); MAX_TIMED + 1]; MAX_TIMED];
-        Self { times, acceptance: [Acceptance::UNKNOWN; SOURCES], credit: None, head_steps: 0 }
+        Self {
+            times,
+            acceptance: [Acceptance::UNKNOWN; SOURCES],
+            credit: None,
+            head_steps: 0,
+            plain_interval: FIRST_PLAIN_INTERVAL,
+        }
     }
 }
 
@@ -241,8 +251,6 @@ pub(crate) struct Gate {
     acceptance: [Acceptance; SOURCES],
     /// Steps with drafts since the time without them was measured.
     since_plain: u32,
-    /// Number of them after which it is measured again.
-    plain_interval: u32,
     /// Kind of the last step.
     last: Option<StepKind>,
     /// Whether the first step of a kind may take longer than the next ones: a card records a step
@@ -254,8 +262,7 @@ impl Gate {
     pub(crate) fn new(shared: &Arc<Mutex<SharedTimes>>, first_is_slow: bool) -> Self {
         let acceptance = lock(shared).acceptance.map(Acceptance::as_prior);
         let shared = Arc::clone(shared);
-        let plain_interval = FIRST_PLAIN_INTERVAL;
-        Self { shared, acceptance, since_plain: 0, plain_interval, last: None, first_is_slow }
+        Self { shared, acceptance, since_plain: 0, last: None, first_is_slow }
     }
 
     /// Expected tokens of a step with this number of drafts.
@@ -303,8 +310,7 @@ impl Gate {
             }
             ((drafts, _), _) => drafts,
         };
-        drop(shared);
-        let is_measured = kind.is_plain() && self.since_plain >= self.plain_interval;
+        let is_measured = kind.is_plain() && self.since_plain >= shared.plain_interval;
         if is_measured { 0 } else { chosen }
     }
 
@@ -335,8 +341,8 @@ impl Gate {
         if own > 0 || !is_steady {
             self.since_plain = self.since_plain.saturating_add(1);
         } else {
-            if self.since_plain >= self.plain_interval {
-                self.plain_interval = (2 * self.plain_interval).min(PLAIN_INTERVAL);
+            if self.since_plain >= shared.plain_interval {
+                shared.plain_interval = (2 * shared.plain_interval).min(PLAIN_INTERVAL);
             }
             self.since_plain = 0;
         }
@@ -369,6 +375,8 @@ mod tests {
         /// Share by which the next step takes longer than a later one.
         cold: f64,
         acceptance: f64,
+        /// Largest distance of a step's time from the mean, as a share.
+        noise: f64,
         random: u64,
     }
 
@@ -382,7 +390,7 @@ mod tests {
 
     impl Machine {
         fn new(seconds: [f64; MAX_DRAFTS + 1], acceptance: f64) -> Self {
-            Self { seconds, change: 0.0, cold: 0.0, acceptance, random: 7 }
+            Self { seconds, change: 0.0, cold: 0.0, acceptance, noise: 0.05, random: 7 }
         }
 
         fn uniform(&mut self) -> f64 {
@@ -399,7 +407,7 @@ mod tests {
             while done < tokens {
                 let own = gate.drafts(alone(0), DraftSource::Lookup, MAX_DRAFTS);
                 let accepted = (0..own).take_while(|_| self.uniform() < self.acceptance).count();
-                let noise = 0.95 + 0.1 * self.uniform();
+                let noise = 1.0 + self.noise * (2.0 * self.uniform() - 1.0);
                 let change = if own == last { 0.0 } else { self.change };
                 let took = (self.seconds[own] + change) * noise * (1.0 + self.cold);
                 self.cold *= 0.8;
@@ -452,6 +460,17 @@ mod tests {
             machine.change = 0.4;
             let (time, _) = machine.decode(&mut gate, 600);
             assert!(time < limit, "{acceptance}: {time}");
+        }
+    }
+
+    #[test]
+    fn noise_keeps_no_gate_closed() {
+        let mut machine = Machine::new([1.0, 1.3, 1.6, 1.9], 0.9);
+        machine.noise = 0.15;
+        let shared = Arc::default();
+        for _ in 0..3 {
+            let (time, _) = machine.decode(&mut Gate::new(&shared, false), 120);
+            assert!(time < 0.75, "{time}");
         }
     }
 

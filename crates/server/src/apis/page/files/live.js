@@ -89,15 +89,17 @@ function showFigures(frame, speed, prompt, seconds) {
   byId("figures").replaceChildren(...pairs(figures));
 }
 
-// Drafts of the last seconds, once there are any; the time that all of them have won.
+// Drafts of the last seconds, once there are any, and the time that drafts have won in all steps
+// that only decode, where it is measured.
 function showDrafts(frame, past) {
   if (!frame.drafted) return;
   const drafted = past("drafted");
-  const won = frame.undrafted > 0 ? 1 - frame.drafting / frame.undrafted : 0;
   const figures = {
     "drafts right": drafted > 0 ? percent(past("accepted") / drafted) : "none now",
-    "time won by drafts": percent(won),
   };
+  if (frame.undrafted > 0) {
+    figures["time won by drafts"] = percent(1 - frame.drafting / frame.undrafted);
+  }
   byId("figures").append(...pairs(figures));
 }
 
