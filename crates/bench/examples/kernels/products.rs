@@ -217,6 +217,20 @@ pub(super) fn head_mat_mul(bench: &mut OpBench, format: Format) -> anyhow::Resul
     Ok(())
 }
 
+/// Work of an embedding lookup of `count` tokens in a table.
+fn embed_work(op: &'static str, shape: MatrixShape, count: usize) -> anyhow::Result<OpWork> {
+    let row_bytes = shape.plane_bytes()?.total() as f64 / shape.rows as f64;
+    Ok(OpWork {
+        op,
+        shape: format!("{} x {}", shape.rows, shape.cols),
+        rows: count,
+        bytes: row_bytes * count as f64,
+        operations: 0.0,
+        streamed: true,
+        weights: None,
+    })
+}
+
 /// Embedding lookup of `counts` tokens; each run reads other rows of the table.
 pub(super) fn embed(
     bench: &mut OpBench,
@@ -233,15 +247,7 @@ pub(super) fn embed(
     let tokens: Vec<u32> = (0..vocab).map(|i| (i * 48_271 % vocab) as u32).collect();
     for &count in counts {
         let out = out.slice(0, count);
-        let work = OpWork {
-            op: "Embed",
-            shape: format!("{vocab} x {hidden}"),
-            rows: count,
-            bytes: shape.plane_bytes()?.total() as f64 / vocab as f64 * count as f64,
-            operations: 0.0,
-            streamed: true,
-            weights: None,
-        };
+        let work = embed_work("Embed", shape, count)?;
         bench.time(work, out, &mut |device, i| {
             let first = i * count % (vocab - count);
             let tokens = &tokens[first..first + count];
@@ -264,15 +270,7 @@ pub(super) fn embed_chosen(
     let values: Vec<f32> = (0..count).map(|i| (i * 48_271 % vocab) as f32).collect();
     bench.device.write(ids, &values)?;
     let (ids, out) = (View::rows(ids, count, 1), bench.matrix(count, hidden)?);
-    let work = OpWork {
-        op: "EmbedChosen",
-        shape: format!("{vocab} x {hidden}"),
-        rows: count,
-        bytes: shape.plane_bytes()?.total() as f64 / vocab as f64 * count as f64,
-        operations: 0.0,
-        streamed: true,
-        weights: None,
-    };
+    let work = embed_work("EmbedChosen", shape, count)?;
     bench.time(work, out, &mut |device, i| {
         Ok(device.run(&Op::EmbedChosen { table: tables[i % tables.len()], ids, out })?)
     })
