@@ -2,10 +2,13 @@
 
 use std::{
     cell::Cell,
+    collections::BTreeMap,
     fs::{self, File},
     io::{self, Write},
     ops::ControlFlow,
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError, mpsc},
+    thread,
 };
 
 use moeflux_base::{
@@ -109,13 +112,13 @@ pub(super) fn write_to<T: FileSink>(
         cancelled.set(progress(done, total).is_break());
         if cancelled.get() { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
     };
-    let mut buffer = chunk_buffer(&plan.tensors);
     for (i, (tensors, header)) in shards.iter().zip(&headers).enumerate() {
         let written = folder.file(target, &shard_name(i, shards.len()), bytes, |file| {
             file.write_all(header)?;
-            tensors
-                .iter()
-                .try_for_each(|tensor| write_tensor(file, tensor, &mut buffer, &mut wrote))
+            fill_chunks(tensors, |_, bytes| {
+                file.write_all(bytes)?;
+                wrote(bytes.len() as u64)
+            })
         });
         match written {
             Err(_) if cancelled.get() => return Err(Error::Cancelled),
@@ -130,23 +133,82 @@ pub(super) fn write_to<T: FileSink>(
     Ok(Summary { tensors, shards: shards.len(), bytes, fewer_rows })
 }
 
-fn write_tensor(
-    file: &mut impl Write,
-    tensor: &SynthTensor,
-    buffer: &mut [u8],
-    wrote: &mut dyn FnMut(u64) -> io::Result<()>,
+/// Bytes of a tensor that are generated and written at once.
+#[derive(Clone, Copy)]
+struct Chunk<'a> {
+    tensor: &'a SynthTensor,
+    offset: u64,
+    bytes: usize,
+}
+
+/// All chunks of tensors, in the order of the file.
+fn chunks(tensors: &[SynthTensor]) -> impl Iterator<Item = Chunk<'_>> + Send {
+    tensors.iter().flat_map(|tensor| {
+        let unit = tensor.values.unit_bytes();
+        let step = (CHUNK / unit * unit).max(unit);
+        (0..tensor.bytes).step_by(step).map(move |offset| {
+            let bytes = (tensor.bytes - offset).min(step as u64) as usize;
+            Chunk { tensor, offset, bytes }
+        })
+    })
+}
+
+/// Generates the chunks of tensors on all cores, and passes them to `write` in their order.
+fn fill_chunks(
+    tensors: &[SynthTensor],
+    mut write: impl FnMut(&Chunk<'_>, &[u8]) -> io::Result<()>,
 ) -> io::Result<()> {
-    let mut offset = 0;
-    let unit = tensor.values.unit_bytes();
-    let chunk = (buffer.len() / unit * unit).max(unit.min(buffer.len())) as u64;
-    while offset < tensor.bytes {
-        let n = (tensor.bytes - offset).min(chunk) as usize;
-        tensor.values.fill(tensor.stream, offset, &mut buffer[..n]);
-        file.write_all(&buffer[..n])?;
-        offset += n as u64;
-        wrote(n as u64)?;
-    }
-    Ok(())
+    let fill = |chunk: &Chunk<'_>, buffer: &mut Vec<u8>| {
+        buffer.resize(chunk.bytes, 0);
+        chunk.tensor.values.fill(chunk.tensor.stream, chunk.offset, buffer);
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let (empty, empty_buffers) = mpsc::channel();
+    let (filled, filled_buffers) = mpsc::channel();
+    // A thread takes a buffer first: the first chunk that is missing always has one.
+    let queue = Mutex::new((empty_buffers, chunks(tensors).enumerate()));
+    let next = || {
+        let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let (buffers, chunks) = &mut *queue;
+        let buffer: Vec<u8> = buffers.recv().ok()?;
+        chunks.next().map(|(i, chunk)| (i, chunk, buffer))
+    };
+    let work = |filled: mpsc::Sender<(usize, Vec<u8>)>| {
+        while let Some((i, chunk, mut buffer)) = next() {
+            fill(&chunk, &mut buffer);
+            if filled.send((i, buffer)).is_err() {
+                return;
+            }
+        }
+    };
+    let (work, fill) = (&work, &fill);
+    thread::scope(move |scope| {
+        let mut spawned = 0;
+        for _ in 0..threads {
+            let filled = filled.clone();
+            let thread = thread::Builder::new().name("synth".into());
+            spawned += usize::from(thread.spawn_scoped(scope, move || work(filled)).is_ok());
+        }
+        drop(filled);
+        (0..2 * spawned).for_each(|_| drop(empty.send(Vec::new())));
+        let mut early = BTreeMap::new();
+        for (i, chunk) in chunks(tensors).enumerate() {
+            let mut buffer = Vec::new();
+            if spawned == 0 {
+                fill(&chunk, &mut buffer);
+            } else {
+                while !early.contains_key(&i) {
+                    let (i, buffer) = filled_buffers.recv().map_err(io::Error::other)?;
+                    early.insert(i, buffer);
+                }
+                buffer = early.remove(&i).unwrap_or_default();
+            }
+            write(&chunk, &buffer)?;
+            // There is no receiver once the last chunk is taken.
+            let _ = empty.send(buffer);
+        }
+        Ok(())
+    })
 }
 
 /// Writes one file of tensors: a header, then each tensor padded to `alignment`.
@@ -169,14 +231,14 @@ pub(super) fn write_file(
         cancelled.set(progress(done, total).is_break());
         if cancelled.get() { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
     };
-    let mut buffer = chunk_buffer(tensors);
     let written = folder.file(&RealDisk, name, bytes, |file| {
         file.write_all(header)?;
-        tensors.iter().try_for_each(|tensor| {
-            write_tensor(file, tensor, &mut buffer, &mut wrote)?;
-            let padding = vec![0; (padded(tensor) - tensor.bytes) as usize];
-            file.write_all(&padding)?;
-            wrote(padding.len() as u64)
+        fill_chunks(tensors, |chunk, bytes| {
+            file.write_all(bytes)?;
+            let is_last = chunk.offset + bytes.len() as u64 == chunk.tensor.bytes;
+            let padding = if is_last { padded(chunk.tensor) - chunk.tensor.bytes } else { 0 };
+            file.write_all(&vec![0; padding as usize])?;
+            wrote(bytes.len() as u64 + padding)
         })
     });
     match written {
@@ -185,11 +247,6 @@ pub(super) fn write_file(
     }
     folder.complete()?;
     Ok(Summary { tensors: tensors.len(), shards: 1, bytes, fewer_rows: None })
-}
-
-/// Buffer for chunks of tensors.
-fn chunk_buffer(tensors: &[SynthTensor]) -> Vec<u8> {
-    vec![0; CHUNK.min(tensors.iter().map(|t| t.bytes as usize).max().unwrap_or(0))]
 }
 
 /// Checks that a disk has room for `bytes` bytes.
