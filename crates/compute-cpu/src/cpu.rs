@@ -50,8 +50,8 @@ pub(super) struct Cpu {
     pub(super) kernels: Kernels,
     pub(super) pool: ThreadPool<WorkerScratch>,
     pub(super) exact: bool,
-    /// Whether inputs of experts' second matrices stay in f32 on the fast path.
-    pub(super) f32_expert_inputs: bool,
+    /// Whether inputs of experts' second matrices are quantized twice on the fast path.
+    pub(super) fine_expert_inputs: bool,
     /// Quantized inputs of a matrix.
     pub(super) rounded: Activations,
     /// Quantized inputs of the experts' down matrices.

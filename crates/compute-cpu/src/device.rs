@@ -43,14 +43,14 @@ impl CpuDevice {
         kv_format: KvFormat,
         options: &DeviceOptions,
     ) -> Result<Self, Error> {
-        let &DeviceOptions { threads, exact, f32_expert_inputs, idle_spin, .. } = options;
+        let &DeviceOptions { threads, exact, fine_expert_inputs, idle_spin, .. } = options;
         let threads =
             threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
         let cpu = Cpu {
             kernels: Kernels::new(isa)?,
             pool: ThreadPool::new(threads, idle_spin.unwrap_or(SPIN_TIME))?,
             exact,
-            f32_expert_inputs,
+            fine_expert_inputs,
             rounded: Activations::default(),
             inner: Activations::default(),
             runs: ExpertRuns::default(),

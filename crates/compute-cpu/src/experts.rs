@@ -11,7 +11,9 @@ use moeflux_ops::{Activation, Error, ExpertMatrices, ExpertUse, ExpertUses, Op, 
 use super::{
     cpu::Cpu,
     elementwise::{glu_of, relu2},
-    matmul::{CpuGemm, JOINED, QuantizeShape, RowKind, RowMap, RowRun, outputs, quantize},
+    matmul::{
+        CpuGemm, JOINED, QuantizeShape, RowKind, RowMap, RowRun, outputs, quantize, quantize_twice,
+    },
     pool::Grid,
     simd::ActivationRows,
 };
@@ -24,9 +26,10 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
     let ExpertUses::Listed(uses) = uses else { return Ok(()) };
     let layout = shape.layout()?;
     cpu.reserve(1, x.width.max(inner.width))?;
-    let room = cpu.reserved.rows;
-    let down = if cpu.f32_expert_inputs { None } else { cpu.rounds(shape.down) };
-    let layouts = [cpu.rounds(shape.gate.unwrap_or(shape.up)), cpu.rounds(shape.up), down];
+    let layouts = [shape.gate.unwrap_or(shape.up), shape.up, shape.down].map(|m| cpu.rounds(m));
+    // Rows of the second matrix' inputs for each use.
+    let levels = if cpu.fine_expert_inputs && layouts[2].is_some() { 2 } else { 1 };
+    let room = (cpu.reserved.rows / levels).max(1);
     let Cpu { kernels, pool, rounded, inner: inner_q8, runs, .. } = cpu;
     let kernels = *kernels;
     host.with(&inner, |host, inner_values| {
@@ -104,9 +107,11 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                     Some(layout) => {
                         let count = uses.len();
                         let shape = QuantizeShape { layout, cols: inner.width, count };
-                        quantize(kernels, pool, inner_q8, shape, |i| {
-                            super::cpu::row(inner_values, &inner, i)
-                        })
+                        let input = |i| super::cpu::row(inner_values, &inner, i);
+                        match levels {
+                            1 => quantize(kernels, pool, inner_q8, shape, input),
+                            _ => quantize_twice(kernels, pool, inner_q8, shape, input),
+                        }
                     }
                     None => ActivationRows::f32(inner_values, inner),
                 };
@@ -115,10 +120,23 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                     let run = tile.rows();
                     let Ok(slot) = host.slot(uses[run.start].slot) else { return };
                     let down = layout.matrices(slot).down;
-                    let gemm = CpuGemm { kernels, matrix: down, activations };
-                    for (run, start) in row_runs(uses, run, answers) {
-                        let rows = |i: usize| RowMap::same(start + i);
-                        gemm.tile(run, rows, &mut tile, scratch, <[f32]>::copy_from_slice);
+                    let matrix = if levels == 1 { down } else { down.without_biases() };
+                    let gemm = CpuGemm { kernels, matrix, activations };
+                    for (RowRun { kind, count }, start) in row_runs(uses, run, answers) {
+                        let run = RowRun { kind, count: count * levels };
+                        if levels == 1 {
+                            let rows = |i: usize| RowMap::same(start + i);
+                            gemm.tile(run, rows, &mut tile, scratch, <[f32]>::copy_from_slice);
+                            continue;
+                        }
+                        let rows =
+                            |i: usize| RowMap { src: levels * start + i, dst: start + i / levels };
+                        (start..start + count).for_each(|i| tile.row(i).fill(0.0));
+                        gemm.tile(run, rows, &mut tile, scratch, |sums, products| {
+                            sums.iter_mut().zip(products).for_each(|(sum, x)| *sum += x);
+                        });
+                        let first = tile.cols().start;
+                        (start..start + count).for_each(|i| down.add_biases(first, tile.row(i)));
                     }
                 });
             }

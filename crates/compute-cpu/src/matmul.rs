@@ -228,7 +228,36 @@ pub(super) fn quantize<'a, 'x>(
             }
         },
     );
+    q8_rows(dst, layout, cols)
+}
+
+/// Quantizes rows twice: row `i` becomes rows `2 i` and `2 i + 1`. See [`Q8Rows::quantize_twice`].
+pub(super) fn quantize_twice<'a, 'x>(
+    kernels: Kernels,
+    pool: &mut ThreadPool<WorkerScratch>,
+    dst: &'a mut Activations,
+    QuantizeShape { layout, cols, count }: QuantizeShape,
+    row: impl Fn(usize) -> &'x [f32] + Sync,
+) -> ActivationRows<'a> {
+    let (q, scales) = (2 * padded(cols), 2 * Q8Rows::scale_len(cols));
+    let rows = QUANTIZED.div_ceil(q.max(1));
+    pool.tiles2(
+        &mut dst.q,
+        Grid::dense(count, q, rows),
+        &mut dst.meta,
+        Grid::dense(count, scales, rows),
+        |mut q, mut scales, scratch| {
+            for i in q.rows() {
+                let missing = &mut scratch.dequantized[..cols];
+                Q8Rows::quantize_twice(kernels, row(i), layout, q.row(i), scales.row(i), missing);
+            }
+        },
+    );
+    q8_rows(dst, layout, cols)
+}
+
+fn q8_rows(rows: &Activations, layout: QuantLayout, cols: usize) -> ActivationRows<'_> {
     static ID: AtomicU64 = AtomicU64::new(0);
     let id = ID.fetch_add(1, Relaxed);
-    ActivationRows::Q8(Q8Rows { q: &dst.q, scales: &dst.meta, cols, layout, id })
+    ActivationRows::Q8(Q8Rows { q: &rows.q, scales: &rows.meta, cols, layout, id })
 }

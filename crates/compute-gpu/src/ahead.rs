@@ -48,6 +48,9 @@ impl GpuDevice {
     ) -> Result<Option<RecordedStep>, Error> {
         self.flush_fused()?;
         self.recorder.submit();
+        if outcome.is_empty() {
+            self.discard_ahead();
+        }
         if self.recorder.is_profiling() || self.ahead.len() >= MAX_RECORDED_STEPS {
             return Ok(None);
         }

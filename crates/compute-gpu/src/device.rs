@@ -4,21 +4,22 @@ use std::ops::Range;
 
 use moeflux_ops::{
     Bank, BankPlace, Buffer, Bytes, Commit, Counters, Device, DeviceId, DeviceMemory,
-    DeviceOptions, Error, KernelTime, KvFormat, LateRead, LateValues, LayerSplit, MatrixShape, Op,
-    PlannedMemory, Profiler, RecordAhead, RecordedStep, ScratchShape, Slot, SlotStore, SlotTable,
-    Span, State, StateShape, StateStore, Ticket, View, ViewRead, Weight, seam::HandleTable,
+    DeviceOptions, Error, HandOver, HandOverPort, HandOverShape, KernelTime, KvFormat, LateRead,
+    LateValues, LayerSplit, MatrixShape, Op, PlannedMemory, Profiler, RecordAhead, RecordedStep,
+    ScratchShape, Slot, SlotStore, SlotTable, Span, State, StateShape, StateStore, Ticket, View,
+    ViewRead, Weight, seam::HandleTable,
 };
 
 use super::{
     ahead::AheadStep,
     bandwidth,
-    card::{Card, adapter, native::Sharing},
+    card::{Card, HostTimeline, adapter, native::Sharing},
     fusion::Fuser,
     kernel::{Constants, Kernel, Target, kernel},
-    ops::{self, OpContext, slot_copy, state_io},
+    ops::{self, OpContext, hand_over, slot_copy, state_io},
     params::NoParams,
     pipeline_cache::PipelineCache,
-    recorder::{LateRange, REPORT_BYTES, Recorder, UPLOAD_WORDS},
+    recorder::{HandOvers, LateRange, REPORT_BYTES, Recorder, UPLOAD_WORDS},
     store::Store,
 };
 use crate::card::adapter::driver_bytes;
@@ -165,6 +166,13 @@ impl GpuDevice {
         Ok(())
     }
 
+    fn check_view(&self, view: &View) -> Result<(), Error> {
+        match self.store.buffer_len(view.buffer)? {
+            len if view.is_within(len) => Ok(()),
+            len => Err(Error::Shape(format!("{view:?} of {len} values"))),
+        }
+    }
+
     /// Removes cached bind groups of freed state memory.
     fn forget_freed_states(&mut self) {
         self.recorder.forget_bindings(self.store.states.take_freed());
@@ -288,8 +296,9 @@ impl Device for GpuDevice {
     ) -> Result<(), Error> {
         self.flush_fused()?;
         for ViewRead { view, out } in &*reads {
+            self.check_view(view)?;
             let len = self.store.buffer_len(view.buffer)?;
-            if !view.is_within(len) || view.rows * view.heads * view.width != out.len() {
+            if view.rows * view.heads * view.width != out.len() {
                 let read = out.len();
                 return Err(Error::Shape(format!("{view:?} of {len} values read into {read}")));
             }
@@ -377,6 +386,40 @@ impl RecordAhead for GpuDevice {
     }
 }
 
+impl HandOver for GpuDevice {
+    fn reserve_hand_overs(
+        &mut self,
+        shape: HandOverShape,
+    ) -> Result<Option<Box<dyn HandOverPort>>, Error> {
+        self.discard_ahead();
+        self.recorder.hand_overs = None;
+        let Some((buffer, memory)) = self.store.exchange(shape)? else { return Ok(None) };
+        let Card { device, queue, fault, .. } = &self.card;
+        let Some(timeline) = HostTimeline::new(device, queue) else { return Ok(None) };
+        let (hand_overs, port) = HandOvers::new(timeline, memory, buffer, shape, fault);
+        self.recorder.hand_overs = Some(hand_overs);
+        Ok(Some(Box::new(port)))
+    }
+
+    fn hand_over(&mut self, ids: View, input: View) -> Result<(), Error> {
+        self.check_view(&ids)?;
+        self.check_view(&input)?;
+        self.flush_fused()?;
+        hand_over::encode_hand_over(&mut self.split().1, ids, input)
+    }
+
+    fn take_results(&mut self, ids: View, table: SlotTable, out: View) -> Result<(), Error> {
+        self.check_view(&ids)?;
+        self.check_view(&out)?;
+        self.flush_fused()?;
+        hand_over::encode_take_results(&mut self.split().1, ids, table, out)
+    }
+
+    fn abandon_hand_overs(&mut self) {
+        self.recorder.abandon_hand_overs();
+    }
+}
+
 impl LayerSplit for GpuDevice {}
 
 impl Profiler for GpuDevice {
@@ -407,7 +450,7 @@ impl SlotStore for GpuDevice {
         self.store.bank(count, bytes, place)
     }
 
-    fn slot_table(&mut self, slots: &[Slot]) -> Result<SlotTable, Error> {
+    fn slot_table(&mut self, slots: &[Option<Slot>]) -> Result<SlotTable, Error> {
         self.store.slot_table(slots)
     }
 
@@ -454,6 +497,18 @@ impl StateStore for GpuDevice {
 
     fn state_need(&mut self, spans: &mut dyn Iterator<Item = Span>) -> Result<u64, Error> {
         self.store.states.need(spans)
+    }
+
+    fn grow_states(&mut self, spans: &mut dyn Iterator<Item = Span>) -> Result<(), Error> {
+        self.flush_fused()?;
+        let (recorder, store) = (&mut self.recorder, &mut self.store);
+        for span in spans {
+            if store.states.kv(span.state).is_err() {
+                continue;
+            }
+            state_io::reserve_kv(recorder, store, span.state, span.position, span.rows)?;
+        }
+        Ok(())
     }
 
     fn state(&mut self, shape: StateShape) -> Result<State, Error> {

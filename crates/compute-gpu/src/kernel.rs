@@ -523,6 +523,8 @@ pub(super) mod tests {
             &ops::elementwise::MAP,
             &ops::elementwise::COMBINE,
             &ops::elementwise::ROPE,
+            &ops::hand_over::HAND_OVER,
+            &ops::hand_over::TAKE_RESULTS,
             &ops::moe::EXPERTS_GEMV_ANY,
             &ops::head_matmul::HEAD_GEMV_TRANSPOSED_ANY,
             &ops::qk_norm_rope::QK_NORM_ROPE,

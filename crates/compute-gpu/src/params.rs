@@ -309,6 +309,27 @@ params! {
         out_stride: u32,
     }
 
+    /// `experts/hand_over.wgsl`.
+    struct HandOverParams {
+        ids: ViewParams,
+        input: ViewParams,
+        k: u32,
+        ids_count: u32,
+        width: u32,
+        count: u32,
+        input_at: u32,
+    }
+
+    /// `experts/take_results.wgsl`.
+    struct TakeResultsParams {
+        ids: ViewParams,
+        out: ViewParams,
+        k: u32,
+        width: u32,
+        count: u32,
+        results_at: u32,
+    }
+
     /// `experts/combine.wgsl`.
     struct CombineParams {
         expert_out: ViewParams,

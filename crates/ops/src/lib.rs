@@ -28,9 +28,10 @@ mod state;
 
 pub use adapter::{Adapter, AdapterKind};
 pub use device::{
-    BankPlace, Commit, Counters, Device, DeviceMemory, DeviceOptions, KernelTime, LateFailure,
-    LateRead, LateValues, LayerSplit, MAX_RECORDED_STEPS, PipelineStore, PlannedMemory, Profiler,
-    RecordAhead, RecordedStep, ScratchShape, SlotStore, StateStore, Ticket, ViewRead,
+    BankPlace, Commit, Counters, Device, DeviceMemory, DeviceOptions, HandOver, HandOverPort,
+    HandOverShape, KernelTime, LateFailure, LateRead, LateValues, LayerSplit, MAX_RECORDED_STEPS,
+    PipelineStore, PlannedMemory, Profiler, RecordAhead, RecordedStep, ScratchShape, SlotStore,
+    StateStore, Ticket, ViewRead,
 };
 pub use error::Error;
 pub use format::{

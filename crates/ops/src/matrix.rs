@@ -118,6 +118,13 @@ impl<'a> Matrix<'a> {
             .map_or(0.0, |(scalar, bytes)| scalar.get(bytes, self.row_stride.stored_row(row)))
     }
 
+    /// The same matrix without its output biases.
+    #[doc(hidden)]
+    #[inline]
+    pub fn without_biases(self) -> Self {
+        Self { output_bias: None, ..self }
+    }
+
     /// Adds the output biases to the products of rows `first` onwards.
     #[doc(hidden)]
     #[inline]

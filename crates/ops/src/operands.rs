@@ -342,7 +342,8 @@ pub enum ExpertUses<'a> {
     Routed {
         /// `(rows, k)`: ids from [`Op::TopK`](crate::Op::TopK).
         ids: View,
-        /// Slots of all experts, all filled.
+        /// Slots of the experts, all filled. The output rows of experts without a slot keep their
+        /// values.
         table: SlotTable,
     },
 }

@@ -115,7 +115,8 @@ pub(super) fn experts(
     // Each run uses other experts, until all have been used.
     let times = CYCLE.div_ceil(len * distinct).max(1);
     let slots = bench.experts(&shape, times * distinct)?;
-    let table = bench.device.slot_table(&slots)?;
+    let of_all: Vec<_> = slots.iter().copied().map(Some).collect();
+    let table = bench.device.slot_table(&of_all)?;
     let mut choices = Vec::with_capacity(times);
     for first in (0..slots.len()).step_by(distinct) {
         let ids: Vec<f32> = (0..rows * k).map(|i| (first + i % distinct) as f32).collect();

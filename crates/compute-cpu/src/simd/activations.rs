@@ -120,6 +120,33 @@ impl<'a> Q8Rows<'a> {
         kernels.quantize(x, layout, q, scales, sums);
     }
 
+    /// Quantizes a row twice: as [`Q8Rows::quantize`] does, then the rest. Products with both rows
+    /// add up to products with 15-bit activations. `q` and `scales` have both rows; `missing` is
+    /// scratch of the length of `x`.
+    pub(crate) fn quantize_twice(
+        kernels: Kernels,
+        x: &[f32],
+        layout: QuantLayout,
+        q: &mut [i8],
+        scales: &mut [f32],
+        missing: &mut [f32],
+    ) {
+        // 1.5 * 2^23: its sum with a small value is rounded to an integer, as all instruction sets
+        // round.
+        const MAGIC: f32 = 12_582_912.0;
+        let (q, second_q) = q.split_at_mut(q.len() / 2);
+        let (scales, second_scales) = scales.split_at_mut(scales.len() / 2);
+        Self::quantize(kernels, x, layout, q, scales);
+        for (x, missing) in x.chunks(Q8_GROUP).zip(missing.chunks_mut(Q8_GROUP)) {
+            let max = x.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+            let (scale, inverse) = (max / 127.0, if max > 1e-30 { 127.0 / max } else { 0.0 });
+            for (missing, x) in missing.iter_mut().zip(x) {
+                *missing = x - ((x * inverse + MAGIC) - MAGIC) * scale;
+            }
+        }
+        Self::quantize(kernels, missing, layout, second_q, second_scales);
+    }
+
     /// Columns and groups of a matrix that the rows were quantized for.
     pub(super) fn shape(&self, matrix: &Matrix<'_>) -> GroupShape {
         assert_eq!(QuantLayout::new(matrix.shape), Some(self.layout));

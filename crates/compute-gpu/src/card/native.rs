@@ -166,6 +166,60 @@ impl HostMapping {
     }
 }
 
+/// Memory that both host and device read and write, in turns.
+///
+/// The turns are those of a timeline: the device writes and signals; then the host reads, writes
+/// and signals; then the device reads.
+pub(crate) struct HostExchange {
+    start: NonNull<u8>,
+    len: usize,
+    _owner: MappingOwner,
+}
+
+// SAFETY: the host accesses the memory by copies through `&self` and `&mut self`, in its turns, and
+// any thread may drop its owner.
+unsafe impl Send for HostExchange {}
+
+impl HostExchange {
+    /// The memory of a mapping.
+    pub(crate) fn new(mapping: HostMapping) -> Self {
+        let HostMapping { start, len, owner } = mapping;
+        Self { start, len, _owner: owner }
+    }
+
+    /// Zeroes the memory, before the device uses it.
+    pub(crate) fn clear(&mut self) {
+        // SAFETY: the memory has `len` bytes.
+        unsafe { self.start.write_bytes(0, self.len) }
+    }
+
+    /// First byte of `count` values from value `first` on, if they are within the memory.
+    fn place(&self, first: usize, count: usize) -> Option<NonNull<u8>> {
+        let bytes = (first.checked_add(count)?).checked_mul(size_of::<f32>())?;
+        // SAFETY: the range is within the memory.
+        (bytes <= self.len).then(|| unsafe { self.start.add(first * size_of::<f32>()) })
+    }
+
+    /// Copies values that the device has written. False if they are not within the memory.
+    pub(crate) fn read(&self, first: usize, out: &mut [f32]) -> bool {
+        let Some(src) = self.place(first, out.len()) else { return false };
+        // SAFETY: `src` points to as many values, which the device does not write in the host's
+        // turn. Any bytes are valid values.
+        unsafe { out.as_mut_ptr().copy_from_nonoverlapping(src.cast().as_ptr(), out.len()) };
+        true
+    }
+
+    /// Copies values for the device to read. False if they are not within the memory.
+    pub(crate) fn write(&mut self, first: usize, values: &[f32]) -> bool {
+        let Some(dst) = self.place(first, values.len()) else { return false };
+        let src = NonNull::from(values).cast();
+        // SAFETY: `dst` points to as many values, which the device does not access in the host's
+        // turn.
+        unsafe { dst.cast::<f32>().copy_from_nonoverlapping(src, values.len()) };
+        true
+    }
+}
+
 /// Slice of a [`HostMapping`] that overlaps no other slice.
 struct HostSlice {
     start: NonNull<u8>,
@@ -211,8 +265,27 @@ mod vulkan {
     use memmap2::MmapMut;
     use wgpu::hal::api::Vulkan;
 
-    use super::{HostMapping, descriptor};
+    use super::{super::parts::with_replaced_functions, HostMapping, descriptor};
     use moeflux_ops::{Error, seam::anonymous};
+
+    /// Queue family that wgpu uses.
+    const FAMILY: u32 = 0;
+
+    /// Whether functions of Vulkan 1.2 for timeline semaphores can be used.
+    fn has_timelines(instance: &ash::Instance, physical: vk::PhysicalDevice) -> bool {
+        // SAFETY: the physical device belongs to the instance.
+        if unsafe { instance.get_physical_device_properties(physical) }.api_version
+            < vk::API_VERSION_1_2
+        {
+            return false;
+        }
+        let mut timelines = vk::PhysicalDeviceTimelineSemaphoreFeatures::default();
+        let mut features = vk::PhysicalDeviceFeatures2::default().push_next(&mut timelines);
+        // SAFETY: the instance has version 1.1, as the caller has checked.
+        unsafe { instance.get_physical_device_features2(physical, &mut features) };
+        // wgpu enables the feature where it is supported.
+        timelines.timeline_semaphore == vk::TRUE
+    }
 
     /// Opens an adapter with the extension that imports host memory; `None` without it.
     pub(crate) fn request(
@@ -227,19 +300,30 @@ mod vulkan {
             if !has || hal.shared_instance().instance_api_version() < vk::API_VERSION_1_1 {
                 return None;
             }
-            let more = Box::new(|args: wgpu::hal::vulkan::CreateDeviceCallbackArgs<'_, '_, '_>| {
-                if !args.extensions.contains(&external_memory_host::NAME) {
-                    args.extensions.push(external_memory_host::NAME);
-                }
-            });
-            // SAFETY: the callback only adds an extension that the adapter supports.
+            let (features, limits) = (descriptor.required_features, &descriptor.required_limits);
+            let mut extensions = hal.required_device_extensions(features);
+            if !extensions.contains(&external_memory_host::NAME) {
+                extensions.push(external_memory_host::NAME);
+            }
+            let names: Vec<_> = extensions.iter().map(|name| name.as_ptr()).collect();
+            let queue = vk::DeviceQueueCreateInfo::default()
+                .queue_family_index(FAMILY)
+                .queue_priorities(&[1.0]);
+            let mut enabled = hal.physical_device_features(&extensions, features);
+            let info = vk::DeviceCreateInfo::default()
+                .queue_create_infos(std::slice::from_ref(&queue))
+                .enabled_extension_names(&names);
+            let info = enabled.add_to_device_create(info);
+            let instance = hal.shared_instance().raw_instance();
+            let physical = hal.raw_physical_device();
+            // SAFETY: as wgpu opens devices, with one more extension that the adapter supports.
+            let raw = unsafe { instance.create_device(physical, &info, None) }.ok()?;
+            let replaced = with_replaced_functions(&raw, has_timelines(instance, physical));
+            let raw = replaced.unwrap_or(raw);
+            // SAFETY: the device was created on this adapter with these extensions and features.
             let opened = unsafe {
-                hal.open_with_callback(
-                    descriptor.required_features,
-                    &descriptor.required_limits,
-                    &descriptor.memory_hints,
-                    Some(more),
-                )
+                let hints = &descriptor.memory_hints;
+                hal.device_from_raw(raw, None, &extensions, features, limits, hints, FAMILY, 0)
             };
             opened.ok()?
         };

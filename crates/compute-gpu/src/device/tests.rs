@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod hand_over;
+
 use moeflux_ops::{
     BankPlace, Buffer, Bytes, Commit, Device, DeviceOptions, Error, Format, MatrixShape, Op,
     RecordAhead, Scalar, SlotStore, Span, State, StateShape, StateStore, View, ViewRead, Weight,

@@ -10,6 +10,7 @@ pub(crate) mod elementwise;
 mod encode;
 pub(crate) mod gemm;
 pub(crate) mod gemv;
+pub(crate) mod hand_over;
 pub(crate) mod head_matmul;
 mod latent_attention;
 pub(crate) mod matmul;

@@ -47,8 +47,8 @@ pub(crate) fn encode(
     };
     let can_fuse = |ctx: &OpContext<'_>, router: &RouterTopK| match uses {
         ExpertUses::Routed { ids, table } if router.is_fusible() && ids == router.ids => {
-            let banks = &ctx.store.gpu_table(table)?.banks;
-            Ok(banks.len() == 1 && can_fuse_router(ctx, inward, router))
+            let is_of_one_bank = ctx.store.gpu_table(table)?.is_of_one_bank();
+            Ok(is_of_one_bank && can_fuse_router(ctx, inward, router))
         }
         _ => Ok::<_, Error>(false),
     };
@@ -67,7 +67,10 @@ pub(crate) fn encode(
     let banks = uses_by_bank(ctx, uses)?;
     // The next op may be the sum over the experts of each row.
     let few = x.rows <= BATCH_INVARIANT_ROWS;
-    let may_sum = few && banks.len() == 1 && matches!(uses, ExpertUses::Routed { .. });
+    let may_sum = match uses {
+        ExpertUses::Routed { table, .. } => few && ctx.store.gpu_table(table)?.is_of_one_bank(),
+        ExpertUses::Listed(_) => false,
+    };
     for uses in &banks {
         let inner = inner.slice(uses.first_row, uses.count);
         let inward_stage = ExpertStage {
@@ -195,7 +198,7 @@ fn uses_by_bank(ctx: &mut OpContext<'_>, uses: ExpertUses<'_>) -> Result<Vec<Ban
                         k: ids.width as u32,
                         bank: (*bank).into(),
                     },
-                    table_entries: if table.banks.len() == 1 { table.slots.len() } else { 0 },
+                    table_entries: if table.is_of_one_bank() { table.slots.len() } else { 0 },
                     one_row: ids.rows == 1,
                 })
             };

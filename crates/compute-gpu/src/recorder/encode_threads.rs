@@ -13,7 +13,22 @@ use std::{
 
 use moeflux_ops::MAX_RECORDED_STEPS;
 
-use super::dispatch::ReadyDispatch;
+use super::{
+    super::card::{PartEncoder, PartEnd, StepParts},
+    dispatch::ReadyDispatch,
+};
+
+/// Division of a step into parts.
+pub(super) struct PartsOfStep {
+    pub(super) encoder: PartEncoder,
+    pub(super) ends: Vec<PartEnd>,
+}
+
+/// Encoded commands of a step.
+pub(super) enum EncodedStep {
+    Whole(wgpu::CommandBuffer),
+    Parts(StepParts),
+}
 
 /// Recorded commands, to be encoded.
 struct EncodeJob {
@@ -21,13 +36,14 @@ struct EncodeJob {
     /// Commands before the dispatches.
     encoder: Option<wgpu::CommandEncoder>,
     dispatches: Vec<ReadyDispatch>,
-    done: mpsc::Sender<wgpu::CommandBuffer>,
+    parts: Option<PartsOfStep>,
+    done: mpsc::Sender<EncodedStep>,
     wanted: Weak<()>,
 }
 
 impl EncodeJob {
     fn run(self) {
-        let Self { device, encoder, dispatches, done, wanted } = self;
+        let Self { device, encoder, dispatches, parts, done, wanted } = self;
         if wanted.strong_count() == 0 {
             return;
         }
@@ -37,10 +53,15 @@ impl EncodeJob {
             let mut pass = encoder.begin_compute_pass(&Default::default());
             dispatches.iter().for_each(|dispatch| dispatch.encode(&mut pass));
             drop(pass);
-            encoder.finish()
+            match parts {
+                None => Some(EncodedStep::Whole(encoder.finish())),
+                Some(PartsOfStep { encoder: of_parts, ends }) => {
+                    of_parts.finish(encoder, dispatches.len(), &ends).map(EncodedStep::Parts)
+                }
+            }
         };
         // The receiver notices a panic.
-        if let Ok(commands) = catch_unwind(AssertUnwindSafe(encode)) {
+        if let Ok(Some(commands)) = catch_unwind(AssertUnwindSafe(encode)) {
             // There is no receiver if the step was discarded.
             let _ = done.send(commands);
         }
@@ -49,14 +70,14 @@ impl EncodeJob {
 
 /// Commands that are being encoded.
 pub(super) struct PendingCommands {
-    commands: mpsc::Receiver<wgpu::CommandBuffer>,
+    commands: mpsc::Receiver<EncodedStep>,
     /// A job whose commands are dropped before it starts does nothing.
     _wanted: Arc<()>,
 }
 
 impl PendingCommands {
     /// Waits for the commands; `None` if encoding them failed.
-    pub(super) fn wait(self) -> Option<wgpu::CommandBuffer> {
+    pub(super) fn wait(self) -> Option<EncodedStep> {
         self.commands.recv().ok()
     }
 }
@@ -69,18 +90,19 @@ pub(super) struct EncodeThreads {
 }
 
 impl EncodeThreads {
-    /// Encodes dispatches after the commands of `encoder`, on a thread, or on this one if none can
-    /// be spawned.
+    /// Encodes dispatches after the commands of `encoder`, in parts if there are some: on a thread,
+    /// or on this one if none can be spawned.
     pub(super) fn encode(
         &mut self,
         device: &wgpu::Device,
         encoder: Option<wgpu::CommandEncoder>,
         dispatches: Vec<ReadyDispatch>,
+        parts: Option<PartsOfStep>,
     ) -> PendingCommands {
         let (done, commands) = mpsc::channel();
         let (device, wanted) = (device.clone(), Arc::new(()));
         let of_job = Arc::downgrade(&wanted);
-        let job = EncodeJob { device, encoder, dispatches, done, wanted: of_job };
+        let job = EncodeJob { device, encoder, dispatches, parts, done, wanted: of_job };
         if self.threads.is_empty() {
             self.start();
         }

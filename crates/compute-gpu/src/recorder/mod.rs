@@ -8,15 +8,18 @@
 
 mod dispatch;
 mod encode_threads;
+mod hand_over;
 mod late;
 mod profile;
 mod recorder;
 mod step;
+mod step_parts;
 mod transfer;
 mod upload;
 mod wait;
 
 pub(crate) use self::{
+    hand_over::{HandOverSize, HandOvers},
     late::LateRange,
     step::RecordedCommands,
     transfer::{BufferRef, REPORT_BYTES},

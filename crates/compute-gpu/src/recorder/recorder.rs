@@ -14,6 +14,7 @@ use super::{
     },
     dispatch::{ReadyDispatch, encode_dispatch},
     encode_threads::EncodeThreads,
+    hand_over::HandOvers,
     late::{LateReads, LateWrite},
     profile::KernelProfile,
     step::StepRecording,
@@ -30,7 +31,7 @@ const MAX_STAGED_BYTES: usize = 128 << 20;
 
 /// Dispatch that waits for its own pipeline, or an earlier dispatch's, to be compiled, or for the
 /// thread that encodes its step.
-struct QueuedDispatch {
+pub(super) struct QueuedDispatch {
     index: PipelineIndex,
     /// `None` while it compiles.
     pipeline: Option<wgpu::ComputePipeline>,
@@ -49,7 +50,7 @@ pub(crate) struct Recorder {
     pipelines: Pipelines,
     pub(super) encoder: Option<wgpu::CommandEncoder>,
     pass: Option<wgpu::ComputePass<'static>>,
-    queued: Vec<QueuedDispatch>,
+    pub(super) queued: Vec<QueuedDispatch>,
     /// Dispatches recorded since the last submission.
     pub(super) recorded: u32,
     /// Number of recorded dispatches that triggers a submission.
@@ -68,6 +69,8 @@ pub(crate) struct Recorder {
     /// Values to wait for before the next submission.
     pub(super) late: Option<LateWrite>,
     pub(super) late_reads: LateReads,
+    /// Memory and turns of hand-overs to the host, where there are any.
+    pub(crate) hand_overs: Option<HandOvers>,
     /// Whether dispatches only compile their kernels.
     pub(super) compile_only: bool,
     /// Submissions that may be running.
@@ -127,6 +130,7 @@ impl Recorder {
             encode_threads: EncodeThreads::default(),
             late: None,
             late_reads: LateReads::default(),
+            hand_overs: None,
             compile_only: false,
             running: VecDeque::new(),
             submitted: 0,
@@ -296,6 +300,10 @@ impl Recorder {
 
     pub(super) fn submit_commands(&mut self, commands: wgpu::CommandBuffer) {
         let index = self.queue.submit([commands]);
+        self.note_submission(index);
+    }
+
+    pub(super) fn note_submission(&mut self, index: wgpu::SubmissionIndex) {
         self.submitted += 1;
         self.counters.submissions += 1;
         self.running.push_back((Ticket(self.submitted), index));

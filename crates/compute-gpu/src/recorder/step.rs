@@ -3,7 +3,13 @@
 use moeflux_ops::Error;
 
 use super::{
-    super::store::states::KvEnd, encode_threads::PendingCommands, recorder::Recorder,
+    super::{
+        card::{PartEnd, PartEndKind},
+        store::states::KvEnd,
+    },
+    encode_threads::{EncodedStep, PartsOfStep, PendingCommands},
+    hand_over::HandOverSize,
+    recorder::Recorder,
     upload::UploadOffset,
 };
 
@@ -21,6 +27,9 @@ pub(super) struct StepRecording {
     /// Number of tokens.
     tokens: usize,
     kv_ends: Vec<KvEnd>,
+    /// Ends of its parts.
+    pub(super) ends: Vec<PartEnd>,
+    pub(super) hand_overs: Vec<HandOverSize>,
     /// Whether it needed something that cannot wait for the step's start.
     pub(super) spoiled: bool,
     /// Count of dispatches before the recording.
@@ -33,6 +42,7 @@ pub(crate) struct RecordedCommands {
     pub(crate) lookups: Vec<RecordedLookup>,
     /// Ends of the positions of KV caches that it writes.
     pub(crate) kv_ends: Vec<KvEnd>,
+    hand_overs: Vec<HandOverSize>,
     dispatches: u64,
 }
 
@@ -43,6 +53,8 @@ impl Recorder {
             lookups: Vec::new(),
             tokens,
             kv_ends: Vec::new(),
+            ends: Vec::new(),
+            hand_overs: Vec::new(),
             spoiled: false,
             dispatches_before: self.counters.dispatches,
         });
@@ -58,20 +70,32 @@ impl Recorder {
         let queued = self.take_queued();
         self.close_pass();
         let encoder = self.encoder.take();
-        if !complete || recording.spoiled || recording.lookups.is_empty() {
+        let order = [PartEndKind::Signal, PartEndKind::Wait].into_iter().cycle();
+        let alternate = recording.ends.len().is_multiple_of(2)
+            && recording.ends.iter().zip(order).all(|(end, kind)| end.kind == kind);
+        if !complete || recording.spoiled || recording.lookups.is_empty() || !alternate {
             return None;
         }
-        let commands = self.encode_threads.encode(&self.device, encoder, queued);
-        let StepRecording { lookups, kv_ends, .. } = recording;
-        Some(RecordedCommands { commands, lookups, kv_ends, dispatches })
+        let StepRecording { lookups, kv_ends, ends, hand_overs, .. } = recording;
+        let parts = match (ends.is_empty(), &self.hand_overs) {
+            (true, _) => None,
+            (false, Some(hand_overs)) => Some(PartsOfStep { encoder: hand_overs.encoder(), ends }),
+            (false, None) => return None,
+        };
+        let commands = self.encode_threads.encode(&self.device, encoder, queued, parts);
+        Some(RecordedCommands { commands, lookups, kv_ends, hand_overs, dispatches })
     }
 
     /// Submits a recorded step after everything recorded since.
     pub(crate) fn submit_recorded(&mut self, step: RecordedCommands) {
         self.submit();
-        match step.commands.wait() {
-            Some(commands) => self.submit_commands(commands),
-            None => self.fault.set("a recorded step could not be encoded".into()),
+        match (step.commands.wait(), &mut self.hand_overs) {
+            (Some(EncodedStep::Whole(commands)), _) => self.submit_commands(commands),
+            (Some(EncodedStep::Parts(parts)), Some(hand_overs)) => {
+                let submission = hand_overs.submit(parts, step.hand_overs);
+                self.note_submission(submission);
+            }
+            _ => self.fault.set("a recorded step could not be encoded".into()),
         }
         self.counters.dispatches += step.dispatches;
     }

@@ -41,12 +41,22 @@ impl GpuBank {
     }
 }
 
+/// Bank of experts without a slot.
+pub(crate) const NO_BANK: u32 = u32::MAX;
+
 /// Slots of a layer's experts by id. On the card an entry has two words: bank and byte offset.
 pub(crate) struct GpuSlotTable {
-    pub(crate) slots: Vec<Slot>,
+    pub(crate) slots: Vec<Option<Slot>>,
     pub(crate) buffer: DeviceBuffer,
     /// Indices of the slots' banks, sorted, without duplicates.
     pub(crate) banks: Vec<u16>,
+}
+
+impl GpuSlotTable {
+    /// Whether all experts have slots in one bank.
+    pub(crate) fn is_of_one_bank(&self) -> bool {
+        self.banks.len() == 1 && self.slots.iter().all(Option::is_some)
+    }
 }
 
 /// All banks and slot tables.
@@ -187,10 +197,14 @@ impl Store {
     }
 
     /// Uploads a table of slots.
-    pub(crate) fn slot_table(&mut self, slots: &[Slot]) -> Result<SlotTable, Error> {
+    pub(crate) fn slot_table(&mut self, slots: &[Option<Slot>]) -> Result<SlotTable, Error> {
         let mut words = Vec::with_capacity(slots.len() * 2);
         let mut banks = Vec::new();
         for slot in slots {
+            let Some(slot) = slot else {
+                words.extend([NO_BANK, 0]);
+                continue;
+            };
             self.slots.readable_bytes(*slot)?;
             words.extend([u32::from(slot.bank.index), self.slot_offset(*slot)]);
             banks.push(slot.bank.index);

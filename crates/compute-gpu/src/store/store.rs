@@ -1,12 +1,12 @@
 //! Buffers of the device by their handles.
 
 use moeflux_ops::{
-    Buffer, DeviceId, Error, KvFormat, MatrixShape, Slot, SlotTable, State, StateShape, Weight,
-    seam::HandleTable,
+    Buffer, DeviceId, Error, HandOverShape, KvFormat, MatrixShape, Slot, SlotTable, State,
+    StateShape, Weight, seam::HandleTable,
 };
 
 use super::{
-    super::card::{Card, STORAGE, native::Sharing},
+    super::card::{Card, HostExchange, STORAGE, native::Sharing},
     buffer::{ALIGN, DeviceBuffer, align_up},
     buffers::ActivationArena,
     slots::SlotBanks,
@@ -48,6 +48,20 @@ impl Store {
             states: GpuStates::new(id, kv_format),
             scratch: None,
         }
+    }
+
+    /// Allocates memory that card and host share for hand-overs: host memory that is imported, or
+    /// device memory that is mapped. `None` where the driver has neither.
+    pub(crate) fn exchange(
+        &mut self,
+        shape: HandOverShape,
+    ) -> Result<Option<(DeviceBuffer, HostExchange)>, Error> {
+        let bytes = align_up(shape.bytes().max(ALIGN));
+        self.check_bindable("values that card and host exchange", bytes)?;
+        let shared = [Sharing::Imported, Sharing::Mapped]
+            .into_iter()
+            .find_map(|sharing| sharing.buffer(&self.device, bytes).ok());
+        Ok(shared.map(|(raw, mapping)| (self.register(raw), HostExchange::new(mapping))))
     }
 
     /// Allocates a buffer that kernels can bind whole.
@@ -136,7 +150,7 @@ impl HandleTable for Store {
         self.slots.readable_bytes(slot)
     }
 
-    fn table(&self, table: SlotTable) -> Result<&[Slot], Error> {
+    fn table(&self, table: SlotTable) -> Result<&[Option<Slot>], Error> {
         Ok(&self.gpu_table(table)?.slots)
     }
 

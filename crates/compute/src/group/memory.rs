@@ -1,8 +1,8 @@
 //! Memory and measurements of a group: sums over its cards, or bounds that hold for each of them.
 
 use moeflux_ops::{
-    Counters, Device, DeviceMemory, Error, KernelTime, PlannedMemory, Profiler, RecordAhead,
-    RecordedStep, ScratchShape,
+    Counters, Device, DeviceMemory, Error, HandOver, KernelTime, PlannedMemory, Profiler,
+    RecordAhead, RecordedStep, ScratchShape,
 };
 
 use super::{card_group::CardGroup, on_card::on_card};
@@ -43,6 +43,9 @@ impl PlannedMemory for CardGroup {
         self.each_card(|card| card.reserve_scratch(shape))
     }
 }
+
+/// Layers of several cards hand nothing to the host.
+impl HandOver for CardGroup {}
 
 /// The card of layer 0 records its layers of the next step: see
 /// [`Device::read_while`](crate::Device::read_while). No step of all cards is recorded.

@@ -50,12 +50,12 @@ impl SlotStore for CardGroup {
         Ok(bank)
     }
 
-    fn slot_table(&mut self, slots: &[Slot]) -> Result<SlotTable, Error> {
-        let owner = match slots.first() {
+    fn slot_table(&mut self, slots: &[Option<Slot>]) -> Result<SlotTable, Error> {
+        let owner = match slots.iter().flatten().next() {
             Some(slot) => self.card_of_slot(*slot)?,
             None => self.current,
         };
-        for slot in slots {
+        for slot in slots.iter().flatten() {
             let card = self.card_of_slot(*slot)?;
             if card != owner {
                 return Err(Error::Device(format!(

@@ -180,6 +180,15 @@ impl StateStore for CardGroup {
         Ok(held_after - held_by_all)
     }
 
+    fn grow_states(&mut self, spans: &mut dyn Iterator<Item = Span>) -> Result<(), Error> {
+        for span in spans {
+            let OwnedState { card, .. } = self.states.get(self.id, span.state)?;
+            let grown = self.cards[card].grow_states(&mut std::iter::once(span));
+            grown.map_err(on_card(card))?;
+        }
+        Ok(())
+    }
+
     fn state(&mut self, shape: StateShape) -> Result<State, Error> {
         let owner = OwnedState { card: self.current, shape };
         self.create_state(owner, |card| card.state(shape))

@@ -7,9 +7,9 @@ use std::{
 
 use moeflux_compute::{
     Bank, BankPlace, Buffer, Bytes, Commit, Counters, Device, DeviceId, DeviceMemory,
-    DeviceOptions, Error, KernelTime, KvFormat, LayerSplit, MatrixShape, Op, PlannedMemory,
-    Profiler, RecordAhead, ScratchShape, Slot, SlotStore, SlotTable, Span, State, StateShape,
-    StateStore, Ticket, View, ViewRead, Weight, group_cards, open,
+    DeviceOptions, Error, HandOver, KernelTime, KvFormat, LayerSplit, MatrixShape, Op,
+    PlannedMemory, Profiler, RecordAhead, ScratchShape, Slot, SlotStore, SlotTable, Span, State,
+    StateShape, StateStore, Ticket, View, ViewRead, Weight, group_cards, open,
 };
 
 /// Requested behaviour.
@@ -176,7 +176,7 @@ impl SlotStore for ControlledCard {
 
     fallible! {
         bank(count: usize, bytes: usize, place: BankPlace) -> Bank;
-        slot_table(slots: &[Slot]) -> SlotTable;
+        slot_table(slots: &[Option<Slot>]) -> SlotTable;
         take_slot(slot: Slot) -> Bytes;
         put_slot(slot: Slot, bytes: Bytes) -> ();
         copy_slot(src: Slot, dst: Slot) -> ();
@@ -208,6 +208,8 @@ impl PlannedMemory for ControlledCard {
 }
 
 impl RecordAhead for ControlledCard {}
+
+impl HandOver for ControlledCard {}
 
 impl LayerSplit for ControlledCard {}
 

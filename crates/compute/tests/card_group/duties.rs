@@ -25,14 +25,15 @@ fn slots_of_several_cards_are_neither_copied_nor_in_one_table() {
     [first, second, third].into_iter().zip(1..).for_each(|(slot, value)| fill(slot, value));
     let error = message(group.copy_slot(first, second));
     assert_eq!(error, "a slot of card 0 was copied to card 1");
-    let error = message(group.slot_table(&[first, third, second]));
+    let error = message(group.slot_table(&[first, third, second].map(Some)));
     assert!(error.starts_with("a table has slots of cards 0 and 1"), "{error}");
     assert_eq!(*group.take_slot(second).unwrap(), [2; 8]);
     // The current card is another one than that of the slots.
     group.enter_layer(1, None).unwrap();
     group.copy_slot(first, third).unwrap();
     assert_eq!(*group.take_slot(third).unwrap(), [1; 8]);
-    let tables = [&[first][..], &[], &[first]].map(|slots| group.slot_table(slots).unwrap());
+    let tables =
+        [&[Some(first)][..], &[], &[Some(first)]].map(|slots| group.slot_table(slots).unwrap());
     assert!(tables[0] != tables[1] && tables[1] != tables[2]);
     let stranger = cpu_group().bank(1, 8, BankPlace::Host).unwrap();
     assert!(group.take_slot(Slot { bank: stranger, index: 0 }).is_err());

@@ -102,7 +102,7 @@ fn objects_that_one_card_cannot_create_leave_indexes_in_agreement() {
                 group.put_slot(src, memory).unwrap();
                 group.copy_slot(src, dst).unwrap();
                 assert_eq!(*group.take_slot(dst).unwrap(), [7; 4]);
-                let table = group.slot_table(&[src]).unwrap();
+                let table = group.slot_table(&[Some(src)]).unwrap();
                 assert!(!tables.contains(&table));
                 tables.push(table);
             }

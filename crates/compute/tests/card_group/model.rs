@@ -148,7 +148,8 @@ impl Model {
                 device.put_slot(src, memory).unwrap();
                 device.copy_slot(src, *slot).unwrap();
             }
-            let table = device.slot_table(&slots).unwrap();
+            let of_all: Vec<_> = slots.iter().copied().map(Some).collect();
+            let table = device.slot_table(&of_all).unwrap();
             layers.push(ModelLayer { norm, taps, projections, output, router, table, slots });
         }
         device.enter_layer(LAYERS, None).unwrap();

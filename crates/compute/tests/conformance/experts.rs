@@ -1,14 +1,14 @@
 //! Experts in slots: formats, activations, routed and listed assignments.
 
 use moeflux_compute::{
-    Activation, Affine, Bank, BlockScaled, BlockType, Error, ExpertGroups, ExpertShape, ExpertUse,
-    ExpertUses, Format, GroupScore, Isa, MatrixShape, Op, Router, Scalar, ScaledBlocks, Scoring,
-    SharedChoice, Slot, View,
+    Activation, Affine, Bank, BlockScaled, BlockType, DeviceOptions, Error, ExpertGroups,
+    ExpertShape, ExpertUse, ExpertUses, Format, GroupScore, Isa, MatrixShape, Op, Router, Scalar,
+    ScaledBlocks, Scoring, SharedChoice, Slot, View, open,
 };
 
 use crate::harness::{
     AFFINE4, DevicePair, ROW_COUNTS, Random, affine_unit, bits, device, encode, is_full,
-    sample_formats,
+    sample_formats, tests_cpu,
 };
 
 fn shape(hidden: usize, intermediate: usize, [gate, up, down]: [Format; 3]) -> ExpertShape {
@@ -98,6 +98,53 @@ fn every_format() {
             }
         }
     });
+}
+
+/// Beside a card, the processor quantizes the inputs of second matrices twice. Inputs of the first
+/// ones lose nothing here.
+#[test]
+fn inputs_of_second_matrices_have_15_bits() {
+    let mut random = Random::new(67);
+    for isa in Isa::available().into_iter().filter(|_| tests_cpu()) {
+        for is_fine in [true, false] {
+            let options = DeviceOptions::default().name("cpu").isa(isa.name().to_owned());
+            let options = options.threads(2).fine_expert_inputs(is_fine);
+            let pair = &mut DevicePair::new(open(&options).unwrap());
+            let eight = Format::Affine(Affine { bits: 8, group: 32, scale: Scalar::F16 });
+            let [q4_0, q8_0] = [BlockType::Q4_0, BlockType::Q8_0].map(Format::Blocks);
+            for (format, output_bias) in [
+                (AFFINE4, None),
+                (AFFINE4, Some(Scalar::F32)),
+                (eight, Some(Scalar::BF16)),
+                (Format::MXFP4, Some(Scalar::F32)),
+                (q4_0, None),
+                (q8_0, Some(Scalar::F32)),
+            ] {
+                let shape = ExpertShape { output_bias, ..shape(128, 256, [format; 3]) };
+                let bank = fill(pair, &mut random, &shape, 4);
+                for (rows, answers) in [(1, 1), (3, 3), (3, 1), (70, 0)] {
+                    let uses = uses(&mut random, bank, rows, 2, 4);
+                    let values = random.int8_values(rows * 128);
+                    let values: Vec<f32> = values.into_iter().map(|x| x / 4096.0).collect();
+                    let x = pair.dense(rows, &values);
+                    let (inner, out) =
+                        (pair.nan_filled(rows * 2, 256), pair.nan_filled(rows * 2, 128));
+                    pair.run(&Op::Experts {
+                        x,
+                        shape: &shape,
+                        activation: Activation::SwiGlu,
+                        experts: 4,
+                        answers,
+                        uses: ExpertUses::Listed(&uses),
+                        inner,
+                        out,
+                    });
+                    let what = format!("{format}, {rows} rows, {output_bias:?}, {is_fine}");
+                    pair.agree_in_norm(&what, out, if is_fine { 1e-4 } else { 2e-2 });
+                }
+            }
+        }
+    }
 }
 
 /// In few rows and in many, as GEMV and GEMM compute them; routed ones too.

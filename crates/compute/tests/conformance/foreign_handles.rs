@@ -41,7 +41,7 @@ impl Objects {
         });
         device.copy_slot(slots[0], slots[1]).unwrap();
         let states = [RECURRENT, KEYS].map(|shape| device.state(shape).unwrap());
-        let table = device.slot_table(&slots[1..]).unwrap();
+        let table = device.slot_table(&[Some(slots[1])]).unwrap();
         Self { buffer, out, weight, states, slots, table }
     }
 }
@@ -118,7 +118,7 @@ fn refused_slots(device: &mut dyn Device, own: &Objects, foreign: &Objects) {
     let memory = Bytes::zeroed(EXPERT.bytes().unwrap()).unwrap();
     refused("slot", device.take_slot(foreign.slots[0]));
     refused("slot", device.put_slot(foreign.slots[0], memory));
-    refused("slot", device.slot_table(&foreign.slots));
+    refused("slot", device.slot_table(&[Some(foreign.slots[0])]));
     refused("slot", device.copy_slot(own.slots[0], foreign.slots[1]));
     refused("slot", device.copy_slot(foreign.slots[0], own.slots[1]));
     let (x, out) = (View::rows(own.buffer, 1, WIDTH), own.out);

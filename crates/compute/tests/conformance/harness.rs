@@ -402,7 +402,8 @@ impl DevicePair {
     }
 
     pub(crate) fn slot_table(&mut self, slots: &[Slot]) -> SlotTable {
-        self.on_both(|device| device.slot_table(slots).unwrap())
+        let slots: Vec<_> = slots.iter().copied().map(Some).collect();
+        self.on_both(|device| device.slot_table(&slots).unwrap())
     }
 
     /// Commits all rows of a span.

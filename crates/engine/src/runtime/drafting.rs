@@ -235,7 +235,7 @@ impl Model {
         kinds: RowKinds,
         needed: Range<usize>,
     ) -> Result<(), Error> {
-        let StepContext { device, cache, host, stats, .. } = ctx;
+        let StepContext { device, cache, host, hands_over, stats, .. } = ctx;
         let (hidden, eps, layer) = (self.hidden, self.eps, self.own_layers());
         let rows = sequences.iter().map(|sequence| sequence.hidden.rows).sum();
         let x = self.residual(rows);
@@ -281,6 +281,7 @@ impl Model {
             device: &mut **device,
             cache,
             host: host.as_deref_mut(),
+            hands_over: *hands_over,
             moe_state: &mut self.moe_state,
             scratch: &self.scratch,
             stats,

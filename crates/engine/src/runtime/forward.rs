@@ -52,6 +52,8 @@ pub(crate) struct StepContext<'a> {
     pub(crate) cache: &'a mut ExpertCache,
     /// The processor as a second device for experts, beside a card.
     pub(crate) host: Option<&'a mut HostExperts>,
+    /// Whether the step is recorded as a whole, and the card hands the host's experts over.
+    pub(crate) hands_over: bool,
     /// Rows of tables on disk.
     pub(crate) row_store: Option<&'a mut RowStore>,
     pub(crate) stats: &'a mut Stats,
@@ -95,6 +97,8 @@ pub(crate) struct Model {
     /// Steps that may follow the current one.
     pub(super) ahead: Vec<StepAhead>,
     pub(super) pace: RecordPace,
+    /// Steps that hand nothing over.
+    pub(super) hand_over_pause: u32,
     /// By card: parts of a step that it computes. The part after the last layer is the head.
     card_parts: Vec<Range<usize>>,
 }
@@ -163,6 +167,7 @@ impl Model {
             has_results: false,
             ahead: Vec::new(),
             pace: RecordPace::default(),
+            hand_over_pause: 0,
         })
     }
 
@@ -245,7 +250,14 @@ impl Model {
         self.tokens.clear();
         self.tokens.extend_from_slice(tokens);
         let mut stats = Stats::default();
-        let mut ctx = StepContext { device, cache, host: None, row_store: None, stats: &mut stats };
+        let mut ctx = StepContext {
+            device,
+            cache,
+            host: None,
+            hands_over: false,
+            row_store: None,
+            stats: &mut stats,
+        };
         let has_head = parts.contains(&self.layers.len());
         self.run_layers(&mut ctx, &[span], &mut StepControl::default(), parts)?;
         for n in USUAL_CANDIDATES.iter().filter(|_| has_head) {
@@ -278,6 +290,7 @@ impl Model {
             self.moe_state.recorder.as_mut().map_or(Ok(()), TraceRecorder::finish_step)
         }));
         if !matches!(result, Ok(Ok(()))) {
+            ctx.device.abandon_hand_overs();
             if let Some(host) = &mut ctx.host {
                 host.abandon(ctx.device);
             }
@@ -303,7 +316,10 @@ impl Model {
         }
         let ahead = std::mem::take(&mut self.ahead);
         let can_submit = control.observer.is_none() && !control.is_cancelled();
-        let has_submitted = can_submit && self.submit_ahead(ctx, &ahead, spans)?;
+        let has_submitted = match can_submit && self.hands_over(ctx, spans) {
+            true => self.submit_handing_over(ctx, ahead, spans)?,
+            false => can_submit && self.submit_ahead(ctx, &ahead, spans)?,
+        };
         let parts = 0..self.layers.len() + 1;
         let mut rest = parts.clone();
         if has_submitted {
@@ -313,6 +329,9 @@ impl Model {
             }
         }
         if !has_submitted {
+            if let Some(host) = ctx.host.as_deref_mut() {
+                host.return_all(ctx.device)?;
+            }
             self.make_drafts(ctx, spans, control.observer.as_deref_mut())?;
         }
         self.run_layers(ctx, spans, control, rest.clone())?;
@@ -339,10 +358,15 @@ impl Model {
             let continues = logit_rows.len() == spans.iter().map(SeqSpan::rows).sum::<usize>()
                 && control.observer.is_none()
                 && !spans.iter().any(|span| span.logits.is_of_all_tokens());
-            self.read_logits(ctx, logit_rows, spans, continues, sink).map_err(Error::at(|| "head"))
+            self.read_logits(ctx, logit_rows, spans, continues, sink)
         });
         self.logit_rows = logit_rows;
-        result
+        result?;
+        // Without logits, nothing has waited for the host.
+        if let Some(host) = ctx.host.as_deref_mut() {
+            ctx.stats.experts_on_host += host.finish_serving()?;
+        }
+        Ok(())
     }
 
     /// Writes the rows that layers of the first card read in a step that was recorded ahead.
@@ -437,7 +461,7 @@ impl Model {
         control: &mut StepControl<'_>,
         parts: Range<usize>,
     ) -> Result<(), Error> {
-        let StepContext { device, cache, host, row_store, stats } = ctx;
+        let StepContext { device, cache, host, hands_over, row_store, stats } = ctx;
         let rows = spans.iter().map(SeqSpan::rows).sum();
         let (x, kinds) = (self.residual(rows), RowKinds::of(spans));
         if parts.start == 0 {
@@ -464,6 +488,7 @@ impl Model {
                 device: &mut **device,
                 cache,
                 host: host.as_deref_mut(),
+                hands_over: *hands_over,
                 moe_state: &mut self.moe_state,
                 scratch: &self.scratch,
                 stats,
@@ -591,9 +616,10 @@ impl Model {
         spans: &[SeqSpan<'_>],
         continues: bool,
         sink: &mut LogitsSink<'_>,
-    ) -> Result<(), moeflux_compute::Error> {
+    ) -> Result<(), Error> {
         let mut host_logits = std::mem::take(&mut self.host_logits);
-        let StepContext { device, cache, host, .. } = ctx;
+        let StepContext { device, cache, host, stats, .. } = ctx;
+        let at_head = || Error::at(|| "head");
         let all = self.logits(logit_rows.len());
         let top = self.top_logits(logit_rows);
         let mut read_run = |first: usize, run: &[LogitsRow]| {
@@ -613,13 +639,18 @@ impl Model {
             let drafts = ViewRead { view: of_drafts.unwrap_or(view), out: &mut drafted };
             let mut reads = [ViewRead { view, out: &mut *values }, drafts];
             let (waited, mut recording) = (device.counters().waited_ns, 0.0);
-            device.read_while(&mut reads[..count], &mut |device| {
+            let read = device.read_while(&mut reads[..count], &mut |device| {
                 if first == 0 && continues {
                     let since = Instant::now();
-                    self.record_next(device, cache, host.as_deref(), spans);
+                    self.record_next(device, cache, host.as_deref_mut(), spans);
                     recording = since.elapsed().as_secs_f64();
                 }
-            })?;
+            });
+            // The results are worth nothing if the host has failed.
+            if let Some(host) = host.as_deref_mut() {
+                stats.experts_on_host += host.finish_serving()?;
+            }
+            read.map_err(at_head())?;
             let waited = (device.counters().waited_ns - waited) as f64 / 1e9;
             if !self.ahead.is_empty() && first == 0 {
                 self.pace.note_times(self.ahead.len(), recording, waited);
@@ -629,7 +660,7 @@ impl Model {
             }
             for (i, (wanted, row)) in run.iter().zip(values.chunks_exact(view.width)).enumerate() {
                 let Some(n) = wanted.top_k else {
-                    if !wanted.check(row)? {
+                    if !wanted.check(row).map_err(at_head())? {
                         continue;
                     }
                     let output = match wanted.is_hidden {
@@ -640,12 +671,12 @@ impl Model {
                     continue;
                 };
                 let (ids, logits) = row.split_at(view.width / 2);
-                if !wanted.check(&logits[..1])? {
+                if !wanted.check(&logits[..1]).map_err(at_head())? {
                     continue;
                 }
                 if !sink(wanted.row, LogitsOutput::TopK { ids: &ids[..n], logits: &logits[..n] }) {
                     let row = &mut rest[..self.vocab];
-                    device.read(all.slice(first + i, 1), row)?;
+                    device.read(all.slice(first + i, 1), row).map_err(at_head())?;
                     sink(wanted.row, LogitsOutput::Logits(row));
                 }
             }
@@ -682,7 +713,7 @@ fn show_drafts(spans: &[SeqSpan<'_>], values: &[f32], sink: &mut LogitsSink<'_>)
 pub(super) struct LogitsRow {
     row: usize,
     top_k: Option<usize>,
-    is_hidden: bool,
+    pub(super) is_hidden: bool,
     is_draft: bool,
 }
 

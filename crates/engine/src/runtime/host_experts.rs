@@ -1,16 +1,22 @@
 //! Experts computed by the host's processor while a card computes the others.
 //!
 //! The processor is a second device, on a thread. It borrows the memory of the card's host slots
-//! for each op, so that experts are in memory once. A layer starts it as soon as the router's ids
-//! are read; the card waits for its results when the next ids are read, so the work up to there is
-//! recorded meanwhile.
+//! for each op, so that experts are in memory once.
+//!
+//! Where the card hands work over within a recorded step, the processor's thread serves the whole
+//! step (`served_step.rs`), while the next one is recorded. Otherwise a layer starts the thread as
+//! soon as the router's ids are read; the card waits for its results when the next ids are read, so
+//! the work up to there is recorded meanwhile.
 
-use std::sync::Arc;
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
 
 use moeflux_base::{Error, seam::physical_cores};
 use moeflux_compute::{
-    Activation, BankPlace, Buffer, Bytes, Device, DeviceOptions, ExpertShape, ExpertUse,
-    ExpertUses, Op, ScratchShape, Slot, Ticket, View,
+    Activation, BankPlace, Bytes, Device, DeviceOptions, ExpertShape, ExpertUse, HandOverShape,
+    ScratchShape, Slot, Ticket, View,
 };
 use moeflux_model::blueprint::Blueprint;
 
@@ -20,8 +26,10 @@ use crate::{
         placement::Placement,
     },
     runtime::{
+        host_processor::{HostLayer, HostProcessor, ProcessorSizes},
         host_thread::{HostThread, IDLE_SPIN},
         plan::MemoryPlan,
+        served_step::{HandOverServer, ServeFailure, Served, ServedLayer, ServedStep},
     },
 };
 
@@ -58,10 +66,17 @@ impl HostExpertsShape {
     /// Scratch of the processor's ops.
     pub(crate) fn scratch(&self) -> ScratchShape {
         ScratchShape {
-            rows: self.uses,
+            // Inputs of second matrices are quantized twice.
+            rows: 2 * self.uses,
             cols: self.hidden.max(self.inner),
             ..ScratchShape::default()
         }
+    }
+
+    /// Sizes of hand-overs.
+    pub(crate) fn hand_over(&self) -> HandOverShape {
+        let &Self { uses, input, hidden, .. } = self;
+        HandOverShape { ids: uses, input, results: uses * hidden }
     }
 
     /// Bytes of buffers and lists.
@@ -69,6 +84,8 @@ impl HostExpertsShape {
         let values = 3 * self.input + self.uses * (2 * self.hidden + self.inner);
         let lists = self.uses * (size_of::<ExpertUse>() + size_of::<Loan>());
         (values * size_of::<f32>() + lists) as u64
+            + self.hand_over().bytes()
+            + HandOverServer::bytes(self.uses)
     }
 }
 
@@ -98,73 +115,56 @@ pub(crate) struct HostExpertsOp<'a> {
     pub(crate) activation: Activation,
     /// Number of experts of the layer.
     pub(crate) experts: usize,
-    /// Results of all experts on the card, `(rows * k, hidden)`.
-    pub(crate) parts: View,
-}
-
-/// Layer that the processor computes.
-#[derive(Clone, Copy)]
-struct HostLayer {
-    input_rows: usize,
-    answers: usize,
-    shape: ExpertShape,
-    activation: Activation,
-    experts: usize,
-}
-
-/// The processor with its buffers, and the experts that it computes.
-struct HostJob {
-    device: Box<dyn Device>,
-    x: Buffer,
-    inner: Buffer,
-    out: Buffer,
-    layer: Option<HostLayer>,
-    /// Inputs of the layer's experts.
-    input: Vec<f32>,
-    loans: Vec<Loan>,
-    /// Uses of borrowed slots.
-    uses: Vec<ExpertUse>,
-    /// A row for each use.
-    results: Vec<f32>,
-    /// Outcome of the current layer, once it is computed.
-    outcome: Option<Outcome>,
 }
 
 type Outcome = Result<(), moeflux_compute::Error>;
 
+/// Work of the thread.
+enum HostWork {
+    None,
+    Layer(HostLayer),
+    Step(ServedStep),
+}
+
+/// The processor, and the experts that it computes.
+struct HostJob {
+    processor: HostProcessor,
+    work: HostWork,
+    loans: Vec<Loan>,
+    /// Values of the current layer's results.
+    results_len: usize,
+    /// Outcome of the current layer, once it is computed.
+    outcome: Option<Outcome>,
+    /// Serves hand-overs, if the card hands work over.
+    server: Option<HandOverServer>,
+    /// Outcome of the current step.
+    served: Option<Served>,
+}
+
 impl HostJob {
     fn run(&mut self) {
-        let lent = self.loans.iter_mut().try_for_each(|loan| match loan.bytes.take() {
-            Some(bytes) => self.device.put_slot(loan.to, bytes),
-            None => Ok(()),
-        });
-        let computed = lent.and_then(|()| self.compute());
-        // The memory goes back also after an error.
-        for loan in &mut self.loans {
-            loan.bytes = self.device.take_slot(loan.to).ok();
+        match std::mem::replace(&mut self.work, HostWork::None) {
+            HostWork::None => {}
+            HostWork::Layer(layer) => self.compute(&layer),
+            HostWork::Step(step) => {
+                let Self { server, processor, .. } = self;
+                self.served = server.as_mut().map(|server| server.serve(&step, processor));
+            }
         }
-        self.outcome = Some(computed);
     }
 
-    fn compute(&mut self) -> Outcome {
-        let Some(HostLayer { input_rows, answers, shape, activation, experts }) = self.layer else {
-            return Ok(());
-        };
-        let (count, hidden) = (self.uses.len(), shape.up.cols);
-        let x = View::rows(self.x, input_rows, hidden);
-        self.device.write(self.x, &self.input[..input_rows * hidden])?;
-        let out = View::rows(self.out, count, hidden);
-        self.device.run(&Op::Experts {
-            x,
-            shape: &shape,
-            activation,
-            experts,
-            answers,
-            uses: ExpertUses::Listed(&self.uses),
-            inner: View::rows(self.inner, count, shape.up.rows),
-            out,
-        })?;
-        self.device.read(out, &mut self.results[..count * hidden])
+    fn compute(&mut self, layer: &HostLayer) {
+        let device = &mut self.processor.device;
+        let lent = self.loans.iter_mut().try_for_each(|loan| match loan.bytes.take() {
+            Some(bytes) => device.put_slot(loan.to, bytes),
+            None => Ok(()),
+        });
+        let computed = lent.and_then(|()| self.processor.compute(layer));
+        // The memory goes back also after an error.
+        for loan in &mut self.loans {
+            loan.bytes = self.processor.device.take_slot(loan.to).ok();
+        }
+        self.outcome = Some(computed);
     }
 
     /// Returns the borrowed memory to the card's slots, and the outcome.
@@ -193,6 +193,11 @@ pub(crate) struct HostExperts {
     /// Pins of the experts that are computed.
     pins: Vec<Pin>,
     is_running: bool,
+    shape: HostExpertsShape,
+    /// Whether the card hands work over within recorded steps.
+    card_hands_over: bool,
+    /// Whether the thread serves a step whose outcome was not taken yet.
+    is_serving: bool,
 }
 
 impl HostExperts {
@@ -206,9 +211,24 @@ impl HostExperts {
         let Some(placement) = plan.placement() else { return Ok(None) };
         let threads = threads.unwrap_or_else(|| (physical_cores() - 1).max(1));
         let cpu =
-            DeviceOptions::default().threads(threads).f32_expert_inputs(true).idle_spin(IDLE_SPIN);
+            DeviceOptions::default().threads(threads).fine_expert_inputs(true).idle_spin(IDLE_SPIN);
         let cpu = moeflux_compute::open(&cpu).map_err(Error::at(|| "opening the processor"))?;
         Self::new(cpu, placement, blueprint, plan).map(Some)
+    }
+
+    /// Opens the processor with a card that hands work over, if it can and holds all experts
+    /// together with the host.
+    pub(crate) fn with(
+        card: &mut dyn Device,
+        plan: &MemoryPlan,
+        blueprint: &Blueprint,
+        threads: Option<usize>,
+    ) -> Result<Option<Self>, Error> {
+        let mut host = Self::open(plan, blueprint, threads)?;
+        if let Some(host) = host.as_mut().filter(|_| plan.holds_all) {
+            host.prepare_hand_overs(card)?;
+        }
+        Ok(host)
     }
 
     /// Allocates buffers and scratch on the processor.
@@ -223,8 +243,6 @@ impl HostExperts {
         let shape = HostExpertsShape::new(blueprint, max_rows);
         let &HostExpertsShape { uses, input, hidden, inner, .. } = &shape;
         device.reserve_scratch(shape.scratch()).map_err(Error::at(context))?;
-        let mut buffer = |len| device.buffer(len).map_err(Error::at(context));
-        let (x, inner, out) = (buffer(input)?, buffer(uses * inner)?, buffer(uses * hidden)?);
         let mut borrowed: Vec<BorrowedSlots> = Vec::new();
         for class in plan.slot_classes().iter().filter(|class| class.experts > 0) {
             // Cards have classes of the same size.
@@ -243,17 +261,16 @@ impl HostExperts {
                 .map_err(Error::at(context))?;
             borrowed.push(BorrowedSlots { bytes: class.bytes, slots });
         }
+        let sizes = ProcessorSizes { uses, input, inner: uses * inner, out: uses * hidden };
+        let processor = HostProcessor::new(device, sizes).map_err(Error::at(context))?;
         let job = HostJob {
-            device,
-            x,
-            inner,
-            out,
-            layer: None,
-            input: vec![0.0; input],
+            processor,
+            work: HostWork::None,
             loans: Vec::with_capacity(uses),
-            uses: Vec::with_capacity(uses),
-            results: vec![0.0; uses * hidden],
+            results_len: 0,
             outcome: None,
+            server: None,
+            served: None,
         };
         Ok(Self {
             thread: HostThread::new(job, HostJob::run)?,
@@ -264,12 +281,94 @@ impl HostExperts {
             result_views: Vec::with_capacity(uses),
             pins: Vec::with_capacity(uses),
             is_running: false,
+            shape,
+            card_hands_over: false,
+            is_serving: false,
+        })
+    }
+
+    /// Has the card hand work over within recorded steps, if it can.
+    fn prepare_hand_overs(&mut self, card: &mut dyn Device) -> Result<(), Error> {
+        let reserved = card.reserve_hand_overs(self.shape.hand_over());
+        let port = reserved.map_err(Error::at(|| "memory for experts that the host computes"))?;
+        self.card_hands_over = port.is_some();
+        self.thread.finish().server = port.map(|port| HandOverServer::new(port, self.shape.uses));
+        Ok(())
+    }
+
+    /// Whether the card hands work over in a step of `rows` rows.
+    pub(crate) fn hands_over(&self, rows: usize) -> bool {
+        self.card_hands_over && self.computes(rows)
+    }
+
+    /// Has the card lend the memory of all experts of `layers` that the host computes.
+    pub(crate) fn borrow_all(
+        &mut self,
+        card: &mut dyn Device,
+        cache: &ExpertCache,
+        layers: &[ServedLayer],
+    ) -> Outcome {
+        let mut job = self.thread.finish();
+        let HostJob { server: Some(server), processor, .. } = &mut *job else { return Ok(()) };
+        let (lent, processor) = (&mut server.lent, &mut *processor.device);
+        if !lent.is_empty() {
+            return Ok(());
+        }
+        let experts = layers.iter().flat_map(|layer| {
+            (layer.first_computed..layer.experts).map(|expert| (layer.layer, expert))
+        });
+        let mut all = experts.map(|(layer, expert)| {
+            let lost = || {
+                moeflux_compute::Error::Device(format!(
+                    "layer {layer}: expert {expert} is not in host memory"
+                ))
+            };
+            let from = cache.host_slot(layer, expert).ok_or_else(lost)?;
+            lent.lend(card, processor, (layer, expert), from)
+        });
+        let borrowed = all.try_for_each(|lent| lent);
+        borrowed.or_else(|error| lent.recall(card, processor).and(Err(error)))
+    }
+
+    /// Returns the memory of all experts to the card.
+    pub(crate) fn return_all(&mut self, card: &mut dyn Device) -> Result<(), Error> {
+        let mut job = self.thread.finish();
+        let HostJob { server: Some(server), processor, .. } = &mut *job else { return Ok(()) };
+        let returned = server.lent.recall(card, &mut *processor.device);
+        returned.map_err(Error::at(|| "experts on the host"))
+    }
+
+    /// Starts to serve the hand-overs of a step that is submitted next.
+    pub(crate) fn start_serving(&mut self, step: ServedStep) {
+        let mut job = self.thread.finish();
+        job.served = None;
+        job.work = HostWork::Step(step);
+        job.server.iter_mut().for_each(HandOverServer::begin);
+        drop(job);
+        self.is_serving = true;
+        self.thread.start();
+    }
+
+    /// Waits until the step has been served, if there is one. Returns the number of experts.
+    pub(crate) fn finish_serving(&mut self) -> Result<u64, Error> {
+        if !std::mem::take(&mut self.is_serving) {
+            return Ok(0);
+        }
+        let served = self.thread.finish().served.take().unwrap_or(Ok(0));
+        served.map_err(|ServeFailure { layer, source }| {
+            Error::at(|| format!("layer {layer}, experts on the host"))(source)
         })
     }
 
     /// Replaces the division of experts between card and host; the card keeps those it has.
-    pub(crate) fn set_placement(&mut self, placement: &Placement) {
-        self.placement.clone_from(placement);
+    pub(crate) fn set_placement(
+        &mut self,
+        card: &mut dyn Device,
+        placement: Option<&Placement>,
+    ) -> Result<(), Error> {
+        self.return_all(card)?;
+        placement.inspect(|placement| self.placement.clone_from(placement));
+        Ok(())
     }
 
     /// The first expert of a layer that the host computes in a step of `rows` rows.
@@ -296,46 +395,24 @@ impl HostExperts {
 
     /// Starts to compute experts, after the previous ones. [`HostExperts::announce_results`]
     /// follows.
+    ///
+    /// `parts`: results of all experts on the card, `(rows * k, hidden)`.
     pub(crate) fn start(
         &mut self,
         card: &mut dyn Device,
         op: &HostExpertsOp<'_>,
+        parts: View,
         pins: impl IntoIterator<Item = Pin>,
     ) -> Outcome {
         debug_assert!(!self.is_running, "experts of another layer are being computed");
-        let &HostExpertsOp { uses, input_rows, answers, shape, activation, experts, parts } = op;
-        let mut job = self.thread.finish();
         self.is_running = true;
         self.pins.extend(pins);
         // Experts of a layer that arrive later have the same inputs.
-        if std::mem::take(&mut self.input_is_new) {
-            std::mem::swap(&mut job.input, &mut self.input);
-        }
-        let shape = *shape;
-        job.layer = Some(HostLayer { input_rows, answers, shape, activation, experts });
-        job.uses.clear();
-        for run in uses.chunk_by(|a, b| a.slot == b.slot) {
-            let from = run[0].slot;
-            let bytes = card.take_slot(from)?;
-            let size = bytes.len() as u64;
-            let same_size = self.borrowed.iter().find(|slots| slots.bytes == size);
-            let place = same_size.and_then(|slots| slots.slots.get(job.loans.len()));
-            let Some(&to) = place else {
-                card.put_slot(from, bytes)?;
-                return Err(moeflux_compute::Error::Device(format!(
-                    "the host has no place for an expert of {size} bytes"
-                )));
-            };
-            job.loans.push(Loan { from, to, bytes: Some(bytes) });
-            let first = job.uses.len();
-            let borrowed =
-                (first..).zip(run).map(|(out_row, used)| ExpertUse { slot: to, out_row, ..*used });
-            job.uses.extend(borrowed);
-        }
-        drop(job);
+        let input = std::mem::take(&mut self.input_is_new).then_some(&mut self.input);
+        lend(&mut self.thread.finish(), &self.borrowed, card, op, input)?;
         // Results are in the order of the uses; those of consecutive rows are written together.
         self.result_views.clear();
-        let runs = uses.chunk_by(|a, b| a.out_row + 1 == b.out_row);
+        let runs = op.uses.chunk_by(|a, b| a.out_row + 1 == b.out_row);
         self.result_views.extend(runs.map(|run| parts.slice(run[0].out_row, run.len())));
         self.thread.start();
         Ok(())
@@ -348,8 +425,8 @@ impl HostExperts {
             shared.wait();
             let job = shared.lock();
             // An error is reported when the experts are collected.
-            if let (Some(Ok(())), Some(layer)) = (&job.outcome, &job.layer) {
-                write(&job.results[..job.uses.len() * layer.shape.down.rows]);
+            if let Some(Ok(())) = job.outcome {
+                write(&job.processor.results[..job.results_len]);
             }
         };
         card.write_late(&self.result_views, Box::new(values))
@@ -383,6 +460,48 @@ impl HostExperts {
     /// forgotten.
     pub(crate) fn abandon(&mut self, card: &mut dyn Device) {
         self.pins.clear();
-        let _ = self.finish(card);
+        // A panic of the thread has been passed on, or is worth less than the failure.
+        let _ = catch_unwind(AssertUnwindSafe(|| {
+            let _ = self.finish(card);
+        }));
+        let _ = catch_unwind(AssertUnwindSafe(|| self.finish_serving().map(drop)));
     }
+}
+
+/// Fills a job with experts whose memory the card's slots lend, and with their inputs unless they
+/// are those of the last job.
+fn lend(
+    job: &mut HostJob,
+    borrowed: &[BorrowedSlots],
+    card: &mut dyn Device,
+    op: &HostExpertsOp<'_>,
+    input: Option<&mut Vec<f32>>,
+) -> Outcome {
+    let &HostExpertsOp { uses, input_rows, answers, shape, activation, experts } = op;
+    if let Some(input) = input {
+        std::mem::swap(&mut job.processor.input, input);
+    }
+    job.work =
+        HostWork::Layer(HostLayer { input_rows, answers, shape: *shape, activation, experts });
+    job.results_len = uses.len() * shape.down.rows;
+    job.processor.uses.clear();
+    for run in uses.chunk_by(|a, b| a.slot == b.slot) {
+        let from = run[0].slot;
+        let bytes = card.take_slot(from)?;
+        let size = bytes.len() as u64;
+        let same_size = borrowed.iter().find(|slots| slots.bytes == size);
+        let place = same_size.and_then(|slots| slots.slots.get(job.loans.len()));
+        let Some(&to) = place else {
+            card.put_slot(from, bytes)?;
+            return Err(moeflux_compute::Error::Device(format!(
+                "the host has no place for an expert of {size} bytes"
+            )));
+        };
+        job.loans.push(Loan { from, to, bytes: Some(bytes) });
+        let first = job.processor.uses.len();
+        let borrowed =
+            (first..).zip(run).map(|(out_row, used)| ExpertUse { slot: to, out_row, ..*used });
+        job.processor.uses.extend(borrowed);
+    }
+    Ok(())
 }

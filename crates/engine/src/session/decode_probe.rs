@@ -72,9 +72,10 @@ impl Runtime {
         computed: &dyn Fn(&LayerExpertCounts) -> usize,
     ) -> Result<f64, Error> {
         plan.set_computed(blueprint, computed);
+        self.model.forget_recorded();
         self.cache.set_placement(plan.placement().cloned());
-        if let (Some(host), Some(placement)) = (&mut self.host, plan.placement()) {
-            host.set_placement(placement);
+        if let Some(host) = &mut self.host {
+            host.set_placement(&mut *self.device, plan.placement())?;
         }
         let mut timeline = self.new_timeline(blueprint, plan)?;
         let measured = self.measure_steps(blueprint, &mut timeline);

@@ -280,7 +280,7 @@ impl Engine {
         };
         let mut cache = ExpertCache::new(source, reader, CacheTiers { host, card }, access);
         cache.set_placement(plan.placement().cloned());
-        let mut host = HostExperts::open(&plan, &blueprint, options.device.threads)?;
+        let mut host = HostExperts::with(&mut *device, &plan, &blueprint, options.device.threads)?;
         // A card that cannot read host memory leaves all of these experts to the host.
         if request.experts_on_host == ExpertsOnHost::Auto
             && plan.divides_experts()
@@ -295,7 +295,7 @@ impl Engine {
             };
             plan.divide_experts(&blueprint, times);
             cache.set_placement(plan.placement().cloned());
-            plan.placement().inspect(|placement| processor.set_placement(placement));
+            processor.set_placement(&mut *device, plan.placement())?;
         }
         let kv_format = device.kv_format();
         let state_limit = plan.bytes(LineName::State).saturating_add(plan.bytes(LineName::Marks));
@@ -348,7 +348,7 @@ impl Engine {
             let (times, mut processor) = corrected?;
             plan.divide_experts(&blueprint, times);
             runtime.cache.set_placement(plan.placement().cloned());
-            plan.placement().inspect(|placement| processor.set_placement(placement));
+            processor.set_placement(&mut *runtime.device, plan.placement())?;
             host = Some(processor);
         }
         runtime.host = host.filter(|_| plan.computed_on_host() > 0);

@@ -593,6 +593,7 @@ impl Runtime {
             device: &mut *self.device,
             cache: &mut self.cache,
             host: self.host.as_mut(),
+            hands_over: false,
             row_store: self.row_store.as_mut(),
             stats,
         };
@@ -641,6 +642,7 @@ impl Runtime {
             device: &mut *self.device,
             cache: &mut self.cache,
             host: self.host.as_mut(),
+            hands_over: false,
             row_store: None,
             stats,
         };

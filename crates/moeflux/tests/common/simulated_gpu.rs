@@ -9,9 +9,9 @@ use std::{
 use moeflux::runtime::WrapDevice;
 use moeflux_compute::{
     Bank, BankPlace, Buffer, Bytes, Commit, Counters, Device, DeviceId, DeviceMemory, Error,
-    ExpertUses, KvFormat, LateRead, LateValues, LayerSplit, MatrixShape, Op, PlannedMemory,
-    Profiler, RecordAhead, RecordedStep, ScratchShape, Slot, SlotStore, SlotTable, Span, State,
-    StateShape, StateStore, Ticket, View, ViewRead, Weight,
+    ExpertUses, HandOver, HandOverPort, HandOverShape, KvFormat, LateRead, LateValues, LayerSplit,
+    MatrixShape, Op, PlannedMemory, Profiler, RecordAhead, RecordedStep, ScratchShape, Slot,
+    SlotStore, SlotTable, Span, State, StateShape, StateStore, Ticket, View, ViewRead, Weight,
 };
 
 /// Calls that the device received.
@@ -25,6 +25,8 @@ pub struct Asked {
     pub reads: usize,
     /// Recorded steps submitted.
     pub recorded: usize,
+    /// Layers handed over to the host.
+    pub handed_over: usize,
     /// Values in those views.
     pub numbers: usize,
     /// Views written by the host.
@@ -57,6 +59,8 @@ pub enum Call {
     SubmitRecorded,
     Read,
     Commit,
+    HandOver,
+    Results,
 }
 
 /// A call that fails, once.
@@ -79,6 +83,8 @@ pub struct Card {
     pub memory: Option<DeviceMemory>,
     /// Maximum bytes of its buffers.
     pub buffers: Option<u64>,
+    /// Whether it hands work over to the host, if the wrapped device does.
+    pub hands_over: bool,
 }
 
 impl Card {
@@ -88,6 +94,7 @@ impl Card {
         bank: 77,
         memory: Some(DeviceMemory { total: Some(1 << 30), unified: false, in_place: true }),
         buffers: None,
+        hands_over: true,
     };
 
     /// The wrapped device as it is.
@@ -103,6 +110,23 @@ impl Card {
         };
         (Box::new(wrap), seen)
     }
+}
+
+/// Fails if the device is lost, or it is this call's turn to fail.
+fn check_call(asked: &Mutex<Asked>, call: Call) -> Result<(), Error> {
+    let mut asked = asked.lock().unwrap();
+    if asked.is_lost {
+        return Err(Error::Device("the device was lost: injected".into()));
+    }
+    match &mut asked.fault {
+        Some(fault) if fault.call == call && fault.after > 0 => fault.after -= 1,
+        Some(Fault { call: failing, is_loss, .. }) if *failing == call => {
+            (asked.is_lost, asked.fault) = (*is_loss, None);
+            return Err(Error::Device("an injected fault".into()));
+        }
+        _ => {}
+    }
+    Ok(())
 }
 
 struct Wrapped {
@@ -130,17 +154,7 @@ impl Wrapped {
 
     /// Fails if the device is lost, or it is this call's turn to fail.
     fn check_call(&self, call: Call) -> Result<(), Error> {
-        self.check()?;
-        let mut asked = self.asked.lock().unwrap();
-        match &mut asked.fault {
-            Some(fault) if fault.call == call && fault.after > 0 => fault.after -= 1,
-            Some(Fault { call: failing, is_loss, .. }) if *failing == call => {
-                (asked.is_lost, asked.fault) = (*is_loss, None);
-                return Err(Error::Device("an injected fault".into()));
-            }
-            _ => {}
-        }
-        Ok(())
+        check_call(&self.asked, call)
     }
 
     fn has_own(&self) -> bool {
@@ -300,6 +314,62 @@ impl RecordAhead for Wrapped {
     }
 }
 
+impl HandOver for Wrapped {
+    fn reserve_hand_overs(
+        &mut self,
+        shape: HandOverShape,
+    ) -> Result<Option<Box<dyn HandOverPort>>, Error> {
+        self.check()?;
+        if !self.card.hands_over {
+            return Ok(None);
+        }
+        let asked = Arc::clone(&self.asked);
+        let port = self.inner.reserve_hand_overs(shape)?;
+        Ok(port.map(|inner| -> Box<dyn HandOverPort> { Box::new(WrappedPort { inner, asked }) }))
+    }
+
+    fn hand_over(&mut self, ids: View, input: View) -> Result<(), Error> {
+        self.inner.hand_over(ids, input)
+    }
+
+    fn take_results(&mut self, ids: View, table: SlotTable, out: View) -> Result<(), Error> {
+        self.inner.take_results(ids, table, out)
+    }
+
+    fn abandon_hand_overs(&mut self) {
+        self.inner.abandon_hand_overs();
+    }
+}
+
+/// The host's side of hand-overs.
+struct WrappedPort {
+    inner: Box<dyn HandOverPort>,
+    asked: Arc<Mutex<Asked>>,
+}
+
+impl HandOverPort for WrappedPort {
+    fn begin(&mut self) {
+        self.inner.begin();
+    }
+
+    fn next(&mut self, ids: &mut [f32], input: &mut [f32]) -> Result<(), Error> {
+        check_call(&self.asked, Call::HandOver)?;
+        self.inner.next(ids, input)?;
+        self.asked.lock().unwrap().handed_over += 1;
+        Ok(())
+    }
+
+    fn return_results(&mut self, rows: &[usize], values: &[f32]) -> Result<(), Error> {
+        check_call(&self.asked, Call::Results)?;
+        self.asked.lock().unwrap().written += rows.len();
+        self.inner.return_results(rows, values)
+    }
+
+    fn abandon(&mut self) {
+        self.inner.abandon();
+    }
+}
+
 impl SlotStore for Wrapped {
     fn bank_slots(&self, bytes: usize) -> usize {
         if self.card.is_real { self.inner.bank_slots(bytes) } else { self.card.bank }
@@ -326,13 +396,16 @@ impl SlotStore for Wrapped {
         Ok(())
     }
 
-    fn slot_table(&mut self, slots: &[Slot]) -> Result<SlotTable, Error> {
+    fn slot_table(&mut self, slots: &[Option<Slot>]) -> Result<SlotTable, Error> {
         self.check()?;
         self.note(|a| {
             a.tables += 1;
-            a.scattered += usize::from(slots.iter().any(|slot| slot.bank != slots[0].bank));
+            let mut banks = slots.iter().flatten().map(|slot| slot.bank);
+            let first = banks.next();
+            a.scattered += usize::from(banks.any(|bank| Some(bank) != first));
         });
-        let in_place = slots.iter().filter(|slot| self.on_host.contains(&slot.bank)).count();
+        let of_host = |slot: &&Slot| self.on_host.contains(&slot.bank);
+        let in_place = slots.iter().flatten().filter(of_host).count();
         self.use_in_place(in_place);
         self.inner.slot_table(slots)
     }
@@ -390,6 +463,11 @@ impl StateStore for Wrapped {
 
     fn state_need(&mut self, spans: &mut dyn Iterator<Item = Span>) -> Result<u64, Error> {
         self.inner.state_need(spans)
+    }
+
+    fn grow_states(&mut self, spans: &mut dyn Iterator<Item = Span>) -> Result<(), Error> {
+        self.check()?;
+        self.inner.grow_states(spans)
     }
 
     fn state(&mut self, shape: StateShape) -> Result<State, Error> {

@@ -30,6 +30,11 @@ fn request(slots: usize, host_slots: Option<usize>, how: ExpertsOnHost) -> Memor
     MemoryRequest::default().slots(slots).host_slots(host_slots).experts_on_host(how)
 }
 
+/// A card that the host reads ids from, and writes results to, layer by layer.
+fn card_without_hand_over() -> Card {
+    Card { hands_over: false, ..card(true) }
+}
+
 /// The fast path of a device, with its memory as a card's own.
 fn open(
     folder: &Path,
@@ -44,7 +49,7 @@ fn open(
 }
 
 fn cpu() -> DeviceOptions {
-    DeviceOptions::default().name("cpu").threads(2).f32_expert_inputs(true)
+    DeviceOptions::default().name("cpu").threads(2).fine_expert_inputs(true)
 }
 
 fn tokens(count: u32) -> Vec<u32> {
@@ -109,6 +114,62 @@ fn the_host_computes_the_same_experts_whatever_is_cached() {
     }
     // Another division rounds differently.
     assert!(on_gpu(32, None) != expected);
+}
+
+#[test]
+fn handed_over_layers_have_the_bits_of_layers_that_wait() {
+    let Some(gpu) = gpu(false) else { return };
+    // The last steps follow a recorded one, or have other numbers of rows.
+    let (prompt, steps) = (tokens(80), [12, 1, 1, 1, 1, 5, 1, 1, 40, 1, 1]);
+    for (folder, slots) in [(tales(), 96), (tales(), 4), (tales(), 250)] {
+        let memory = request(slots, None, ExpertsOnHost::Compute);
+        let run = |card: Card| {
+            let (engine, asked) = open(&folder, gpu.clone(), card, memory);
+            let bits = bits(&engine, &prompt, &steps);
+            (bits, *asked.lock().unwrap())
+        };
+        let (expected, waiting) = run(card_without_hand_over());
+        let (bits, asked) = run(card(true));
+        assert_eq!(waiting.handed_over, 0);
+        assert!(bits == expected, "{slots} slots: other bits");
+        // Of all steps but one, which has more than 32 rows.
+        let layers = (EXPERTS - slots).min(8);
+        assert_eq!(asked.handed_over, layers * (steps.len() - 1), "{slots} slots");
+    }
+}
+
+#[test]
+fn a_host_that_fails_leaves_sessions_at_their_last_token() {
+    let Some(gpu) = gpu(false) else { return };
+    let prompt = tokens(20);
+    let memory = request(60, None, ExpertsOnHost::Compute);
+    let (whole, _) = open(&tales(), gpu.clone(), card(true), memory);
+    let expected = bits(&whole, &prompt, &[16, 1, 1, 1, 1]);
+    let (engine, asked) = open(&tales(), gpu, card(true), memory);
+    let mut session = engine.session().unwrap();
+    let mut all = feed(&mut session, &prompt[..16], None);
+    all.extend(feed(&mut session, &prompt[16..17], None));
+    // At the first layer, in the middle, and at the last one.
+    for (call, after) in [
+        (Call::HandOver, 0),
+        (Call::Results, 0),
+        (Call::HandOver, 4),
+        (Call::Results, 4),
+        (Call::HandOver, 7),
+        (Call::Results, 7),
+        (Call::SubmitRecorded, 0),
+    ] {
+        asked.lock().unwrap().fault = Some(Fault { call, after, is_loss: false });
+        let mut control = moeflux::StepControl::default();
+        let failed = session.sync(&[&prompt[..17], &[7]].concat(), &mut control);
+        let error = failed.map(|_| (call, after)).unwrap_err().to_string();
+        assert!(error.contains("an injected fault"), "{call:?} {after}: {error}");
+        assert_eq!(session.tokens(), &prompt[..17], "{call:?} {after}");
+    }
+    prompt[17..].iter().for_each(|token| all.extend(feed(&mut session, &[*token], None)));
+    let all: Vec<_> = all.into_iter().map(f32::to_bits).collect();
+    let differs = all.iter().zip(&expected).position(|(a, b)| a != b);
+    assert!(all == expected, "other bits from {differs:?} of {} on", expected.len());
 }
 
 #[test]

@@ -259,7 +259,7 @@ fn a_real_card_computes_as_two() {
 #[test]
 fn the_host_computes_experts_beside_several_cards() {
     let prompt = prompt(40);
-    let cpu = |name: &str| DeviceOptions::default().name(name).threads(2).f32_expert_inputs(true);
+    let cpu = |name: &str| DeviceOptions::default().name(name).threads(2).fine_expert_inputs(true);
     let memory = |how| request().slots(100).experts_on_host(how);
     let open = |name: &str, cards: &[Card], memory| {
         let (engine, asked) = try_open(&tales(), cpu(name), cards, memory);

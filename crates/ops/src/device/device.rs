@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use moeflux_base::KvFormat;
 
 use super::{
+    hand_over::HandOver,
     late_values::{LateFailure, LateRead, LateValues},
     layer_split::LayerSplit,
     pipeline_store::PipelineStore,
@@ -27,12 +28,13 @@ use crate::{
 pub struct Ticket(pub u64);
 
 /// A compute device: holds buffers and weights, and runs [`Op`]s. States, slots, planned memory,
-/// recording ahead, measurements and layers on several cards are separate traits.
+/// recording ahead, hand-overs to the host, measurements and layers on several cards are separate
+/// traits.
 ///
 /// Ops run in call order. A handle of another device ([`Error::ForeignHandle`]) or of a dropped
 /// object and a view outside its buffer are errors, not panics.
 pub trait Device:
-    StateStore + SlotStore + PlannedMemory + RecordAhead + Profiler + LayerSplit + Send
+    StateStore + SlotStore + PlannedMemory + RecordAhead + HandOver + Profiler + LayerSplit + Send
 {
     /// Returns the id that the device's handles carry.
     fn id(&self) -> DeviceId;
@@ -146,9 +148,9 @@ pub struct DeviceOptions {
     /// `moeflux_compute::group_cards`, and for tests that run each op on two devices. The
     /// default is a new id.
     pub id: Option<DeviceId>,
-    /// Keeps the inputs of experts' second matrices in f32 on a CPU's fast path, where they make
-    /// most of its difference to the exact path.
-    pub f32_expert_inputs: bool,
+    /// Quantizes the inputs of experts' second matrices to 15 bits instead of 8 on a CPU's fast
+    /// path: they make most of its difference to the exact path.
+    pub fine_expert_inputs: bool,
     /// How long an idle worker of a CPU waits for the next op before it sleeps; by default 50 us.
     /// Beside another device the processor has longer pauses, and waking many threads takes longer
     /// than its ops.
@@ -218,10 +220,10 @@ impl DeviceOptions {
         self
     }
 
-    /// Sets `f32_expert_inputs`.
+    /// Sets `fine_expert_inputs`.
     #[must_use]
-    pub fn f32_expert_inputs(mut self, on: bool) -> Self {
-        self.f32_expert_inputs = on;
+    pub fn fine_expert_inputs(mut self, on: bool) -> Self {
+        self.fine_expert_inputs = on;
         self
     }
 

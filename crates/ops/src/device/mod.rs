@@ -1,6 +1,7 @@
 //! The device trait and its options. Each further duty of a device is a separate trait.
 
 mod device;
+mod hand_over;
 mod late_values;
 mod layer_split;
 mod pipeline_store;
@@ -11,6 +12,7 @@ mod slot_store;
 mod state_store;
 
 pub use device::{Device, DeviceOptions, Ticket, ViewRead};
+pub use hand_over::{HandOver, HandOverPort, HandOverShape};
 pub use late_values::{LateFailure, LateRead, LateValues};
 pub use layer_split::LayerSplit;
 pub use layer_split::check_cards;

@@ -19,7 +19,8 @@ pub trait RecordAhead {
     /// to [`MAX_RECORDED_STEPS`] are kept, of which one can be submitted. Returns the number of
     /// the step if it is recorded.
     ///
-    /// The step follows an outcome of the current step: the recorded ops read the recurrent states
+    /// The step follows an outcome of the current step, or, if `outcome` is empty, the committed
+    /// states; it then replaces all others. The recorded ops read the recurrent states
     /// of `outcome` as the commit leaves them. Other states are not needed there. Tokens of an
     /// [`Op::Embed`](crate::Op::Embed) among the ops are places in a list of `tokens` tokens, which
     /// is given at submission. The ops read the values that buffers have then: see

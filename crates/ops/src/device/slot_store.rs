@@ -25,8 +25,8 @@ pub trait SlotStore {
     fn bank(&mut self, count: usize, bytes: usize, place: BankPlace) -> Result<Bank, Error>;
 
     /// Creates the slot table of a layer, indexed by expert id, for
-    /// [`ExpertUses::Routed`](crate::ExpertUses::Routed).
-    fn slot_table(&mut self, slots: &[Slot]) -> Result<SlotTable, Error>;
+    /// [`ExpertUses::Routed`](crate::ExpertUses::Routed). Experts without a slot are not computed.
+    fn slot_table(&mut self, slots: &[Option<Slot>]) -> Result<SlotTable, Error>;
 
     /// Moves the memory of a slot of [`BankPlace::Host`] out, so that a reader can fill it. Ops
     /// that use the slot fail until [`SlotStore::put_slot`] returns it.

@@ -106,6 +106,13 @@ pub trait StateStore {
     /// A state does not exist.
     fn state_need(&mut self, spans: &mut dyn Iterator<Item = Span>) -> Result<u64, Error>;
 
+    /// Makes KV caches as large as ops on these spans need, which otherwise happens when the ops
+    /// run. Spans of recurrent states are ignored.
+    fn grow_states(&mut self, spans: &mut dyn Iterator<Item = Span>) -> Result<(), Error> {
+        let _ = spans;
+        Ok(())
+    }
+
     /// Creates a zeroed state. A device may allocate its memory when it is first written.
     ///
     /// A new state gets the lowest free index, so that devices of one id that create and drop

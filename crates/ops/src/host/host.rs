@@ -24,7 +24,7 @@ pub struct Host {
     buffers: Vec<HostValues>,
     weights: Vec<(MatrixShape, Bytes)>,
     banks: Vec<HostBank>,
-    tables: Vec<Vec<Slot>>,
+    tables: Vec<Vec<Option<Slot>>>,
     /// KV caches and recurrent states.
     pub states: HostStates,
 }
@@ -82,13 +82,13 @@ impl Host {
     }
 
     #[inline]
-    pub(crate) fn slot_table(&mut self, slots: &[Slot]) -> Result<SlotTable, Error> {
-        slots.iter().try_for_each(|slot| slot.bank.index_on(self.id).map(drop))?;
+    pub(crate) fn slot_table(&mut self, slots: &[Option<Slot>]) -> Result<SlotTable, Error> {
+        slots.iter().flatten().try_for_each(|slot| slot.bank.index_on(self.id).map(drop))?;
         self.tables.push(slots.to_vec());
         Ok(SlotTable(self.id.handle(self.tables.len() - 1)))
     }
 
-    /// Resolves a router's ids to expert uses, sorted by slot.
+    /// Resolves a router's ids to uses of experts that have a slot, sorted by slot.
     #[inline]
     pub fn routed(
         &self,
@@ -104,7 +104,8 @@ impl Host {
                 let Some(slot) = slots.get(id as usize).filter(|_| id >= 0.0) else {
                     return Err(Error::Shape(format!("Experts: expert {id} of {}", slots.len())));
                 };
-                uses.push(ExpertUse { slot: *slot, row, out_row: row * ids.width + rank });
+                let out_row = row * ids.width + rank;
+                uses.extend(slot.map(|slot| ExpertUse { slot, row, out_row }));
             }
         }
         uses.sort_unstable_by_key(|u| (u.slot, u.out_row));
@@ -254,7 +255,7 @@ impl HandleTable for Host {
         Ok(self.slot(slot)?.len())
     }
 
-    fn table(&self, table: SlotTable) -> Result<&[Slot], Error> {
+    fn table(&self, table: SlotTable) -> Result<&[Option<Slot>], Error> {
         let index = table.0.index_on(self.id, "slot table")?;
         self.tables.get(index).map(Vec::as_slice).ok_or_else(|| stale("slot table"))
     }

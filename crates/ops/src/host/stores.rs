@@ -6,7 +6,9 @@ use moeflux_base::KvFormat;
 
 use super::host::Host;
 use crate::{
-    device::{BankPlace, Commit, LayerSplit, Profiler, RecordAhead, SlotStore, StateStore},
+    device::{
+        BankPlace, Commit, HandOver, LayerSplit, Profiler, RecordAhead, SlotStore, StateStore,
+    },
     error::Error,
     handle::{Bank, Slot, SlotTable, State},
     matrix::Bytes,
@@ -24,6 +26,8 @@ pub trait HostDevice {
 
 impl<D: HostDevice> RecordAhead for D {}
 
+impl<D: HostDevice> HandOver for D {}
+
 impl<D: HostDevice> Profiler for D {}
 
 impl<D: HostDevice> LayerSplit for D {}
@@ -37,7 +41,7 @@ impl<D: HostDevice> SlotStore for D {
         self.host_mut().bank(count, bytes)
     }
 
-    fn slot_table(&mut self, slots: &[Slot]) -> Result<SlotTable, Error> {
+    fn slot_table(&mut self, slots: &[Option<Slot>]) -> Result<SlotTable, Error> {
         self.host_mut().slot_table(slots)
     }
 

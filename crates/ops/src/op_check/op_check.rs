@@ -22,7 +22,7 @@ pub trait HandleTable {
     fn slot_bytes(&self, slot: Slot) -> Result<usize, Error>;
 
     /// Slots of a table, by expert id.
-    fn table(&self, table: SlotTable) -> Result<&[Slot], Error>;
+    fn table(&self, table: SlotTable) -> Result<&[Option<Slot>], Error>;
 
     /// Shape of a state.
     fn state_shape(&self, state: State) -> Result<StateShape, Error>;
@@ -451,7 +451,13 @@ impl Op<'_> {
                         out.rows
                     ));
                 }
-                return c.handles.table(table)?.iter().try_for_each(|slot| large_enough(*slot));
+                return c
+                    .handles
+                    .table(table)?
+                    .iter()
+                    .flatten()
+                    .copied()
+                    .try_for_each(large_enough);
             }
         };
         for u in uses {

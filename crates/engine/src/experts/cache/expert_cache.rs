@@ -85,6 +85,8 @@ pub(crate) struct ExpertCache {
     /// Slot tables of resident layers for the device, the shared expert last. While a layer has a
     /// table, all of its experts are in their slots.
     pub(super) tables: Vec<Option<SlotTable>>,
+    /// The same without the experts that the host computes, where it computes some.
+    divided_tables: Vec<Option<SlotTable>>,
     /// Demand reads in flight.
     pub(super) reading: usize,
     /// Prefetches in flight.
@@ -106,16 +108,16 @@ impl ExpertCache {
         CacheTiers { host, card }: CacheTiers,
         access: SlotAccess,
     ) -> Self {
-        let (shared, tables) =
-            (vec![None; source.layers().len()], vec![None; source.layers().len()]);
+        let layers = source.layers().len();
         let earlier = ReadCounters::default();
         Self {
             source,
             reader,
             host,
             card,
-            shared,
-            tables,
+            shared: vec![None; layers],
+            tables: vec![None; layers],
+            divided_tables: vec![None; layers],
             reading: 0,
             prefetching: 0,
             access,
@@ -128,6 +130,7 @@ impl ExpertCache {
     /// Keeps experts in host memory away from the card.
     pub(crate) fn set_placement(&mut self, placement: Option<Placement>) {
         self.placement = placement;
+        self.divided_tables.fill(None);
     }
 
     /// Slot of a layer's fused shared expert.
@@ -182,24 +185,65 @@ impl ExpertCache {
             front.hit_layer(layer);
         }
         if self.tables[layer].is_none() {
-            let slot = |expert| {
-                let card =
-                    self.card.as_ref().and_then(|card| Some(card.slot(card.find(layer, expert)?)));
-                let host = || {
-                    let found = self.host.find(layer, expert).filter(|_| self.access.host_in_place);
-                    found.map(|slot| self.host.slot(slot))
-                };
-                card.or_else(host)
-            };
-            let shared = self.shared[layer].map(Some);
-            let slots: Option<Vec<Slot>> =
-                (0..self.host.slots[layer].len()).map(slot).chain(shared).collect();
-            let Some(slots) = slots else { return Ok(None) };
-            let table =
-                device.slot_table(&slots).map_err(Error::at(|| format!("layer {layer}, slots")))?;
-            self.tables[layer] = Some(table);
+            self.tables[layer] = self.new_table(device, layer, usize::MAX)?;
         }
         Ok(self.tables[layer])
+    }
+
+    /// Slot table of a layer for lookups on the device, without the experts that the host computes,
+    /// which begin with `first_computed`. `None` unless every expert has a slot for good, and the
+    /// device can read all others.
+    pub(crate) fn divided_table(
+        &mut self,
+        device: &mut dyn Device,
+        layer: usize,
+        first_computed: usize,
+    ) -> Result<Option<SlotTable>, Error> {
+        if !self.access.device_lookup || !self.access.holds_all {
+            return Ok(None);
+        }
+        if self.divided_tables[layer].is_none() {
+            self.divided_tables[layer] = self.new_table(device, layer, first_computed)?;
+        }
+        Ok(self.divided_tables[layer])
+    }
+
+    /// Creates a slot table of the experts before `end`, which all must be in slots.
+    fn new_table(
+        &self,
+        device: &mut dyn Device,
+        layer: usize,
+        end: usize,
+    ) -> Result<Option<SlotTable>, Error> {
+        let slot = |expert| {
+            let card =
+                self.card.as_ref().and_then(|card| Some(card.slot(card.find(layer, expert)?)));
+            let host = || {
+                let found = self.host.find(layer, expert).filter(|_| self.access.host_in_place);
+                found.map(|slot| self.host.slot(slot))
+            };
+            card.or_else(host)
+        };
+        let count = self.host.slots[layer].len();
+        let mut slots: Vec<Option<Slot>> = (0..count.min(end)).map(slot).collect();
+        if slots.contains(&None) {
+            return Ok(None);
+        }
+        slots.resize(count, None);
+        slots.extend(self.shared[layer].map(Some));
+        let table =
+            device.slot_table(&slots).map_err(Error::at(|| format!("layer {layer}, slots")))?;
+        Ok(Some(table))
+    }
+
+    /// Host slot of an expert, if it is in one.
+    pub(crate) fn host_slot(&self, layer: usize, expert: usize) -> Option<Slot> {
+        self.host.find(layer, expert).map(|slot| self.host.slot(slot))
+    }
+
+    /// Whether every expert has a slot for good, and the device looks experts up.
+    pub(crate) fn has_fixed_slots(&self) -> bool {
+        self.access.device_lookup && self.access.holds_all
     }
 
     /// Experts in memory, as (layer, expert).

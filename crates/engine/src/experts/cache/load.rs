@@ -87,7 +87,7 @@ impl ExpertCache {
                 Some(made) => made.table,
                 None => {
                     let table = device
-                        .slot_table(&vec![slot; len])
+                        .slot_table(&vec![Some(slot); len])
                         .map_err(Error::at(|| format!("layer {layer}, slots")))?;
                     made.push(Placeholder { slot, len, table });
                     table

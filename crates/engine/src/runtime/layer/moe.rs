@@ -28,7 +28,7 @@ use crate::{
         counters::FoundExpert,
         prefetch::{MAX_PREFETCH_ROWS, PrefetchAction},
     },
-    runtime::host_experts::HostExpertsOp,
+    runtime::{host_experts::HostExpertsOp, served_step::ServedLayer},
 };
 
 #[derive(Debug)]
@@ -219,12 +219,21 @@ impl Moe {
         // Observers, traces and experts that the host computes need the ids on the host.
         let computed_from = self.computed_from(step);
         let is_observed = step.observer.is_some() || step.moe_state.recorder.is_some();
+        let divided = match computed_from.filter(|_| step.hands_over) {
+            Some(first) => step.cache.divided_table(step.device, step.layer, first)?,
+            None => None,
+        };
         let resident = match is_observed || computed_from.is_some() {
             false => step.cache.resident_table(step.device, step.layer)?,
             true => None,
         };
-        let shared = match resident {
-            Some(table) => {
+        let shared = match (divided, resident) {
+            (Some(table), _) => {
+                let ids = self.select_experts(step, logits, weights)?;
+                let input = self.expert_input(step, ids)?;
+                self.run_divided(step, input, ids, table, parts)?
+            }
+            (None, Some(table)) => {
                 // Router, experts and sum are recorded consecutively, so that a device can fuse
                 // them.
                 let shared = self.run_shared(step)?;
@@ -233,7 +242,7 @@ impl Moe {
                 self.run_resident(step, input, ids, table, parts)?;
                 shared
             }
-            None => {
+            (None, None) => {
                 let ids = self.select_experts(step, logits, weights)?;
                 let input = self.expert_input(step, ids)?;
                 self.read_ids(step, ids, computed_from.map(|_| input))?;
@@ -318,6 +327,40 @@ impl Moe {
         step.stats.experts_needed += needed;
         step.stats.experts_hit += needed;
         self.run_experts(step, x, uses, parts)
+    }
+
+    /// Hands the layer over to the host, which computes the experts without a slot in the table,
+    /// and computes the others and the shared expert meanwhile.
+    fn run_divided(
+        &self,
+        step: &mut Step<'_>,
+        x: View,
+        ids: View,
+        table: SlotTable,
+        parts: View,
+    ) -> Result<Option<Shared>, Error> {
+        let layer = step.layer;
+        let context = move || format!("layer {layer}, experts on the host");
+        let handed = step.device.hand_over(ids.columns(0, self.top_k), x);
+        handed.map_err(Error::at(context))?;
+        let shared = self.run_shared(step)?;
+        self.run_resident(step, x, ids, table, parts)?;
+        step.device.take_results(ids, table, parts).map_err(Error::at(context))?;
+        Ok(shared)
+    }
+
+    /// The layer for a host that serves its hand-overs.
+    pub(crate) fn served_layer(&self, layer: usize, first_computed: usize) -> ServedLayer {
+        ServedLayer {
+            layer,
+            shape: self.shape,
+            activation: self.activation,
+            experts: self.n_experts,
+            top_k: self.top_k,
+            experts_per_row: self.experts_per_row,
+            has_row_per_choice: self.orders.is_some(),
+            first_computed,
+        }
     }
 
     /// Computes the experts in `step.moe_state` as they arrive, and the shared expert.
@@ -682,9 +725,8 @@ impl Moe {
             shape: &self.shape,
             activation: self.activation,
             experts: self.n_experts,
-            parts,
         };
-        let started = host.start(&mut **device, &op, host_pinned.drain(..));
+        let started = host.start(&mut **device, &op, parts, host_pinned.drain(..));
         uses.clear();
         started.map_err(Error::at(|| format!("layer {layer}, experts on the host")))?;
         Ok(true)

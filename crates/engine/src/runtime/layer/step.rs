@@ -87,6 +87,8 @@ pub(crate) struct Step<'a> {
     pub(crate) cache: &'a mut ExpertCache,
     /// The processor as a second device for experts, beside a card.
     pub(crate) host: Option<&'a mut HostExperts>,
+    /// Whether the card hands the host's experts over, instead of waiting for it.
+    pub(crate) hands_over: bool,
     pub(crate) moe_state: &'a mut MoeState,
     pub(crate) scratch: &'a Scratch,
     pub(crate) stats: &'a mut Stats,

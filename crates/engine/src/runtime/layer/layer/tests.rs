@@ -126,6 +126,7 @@ fn run(x: &[f32], sub_blocks: impl FnOnce(Parts) -> Vec<SubBlockBlueprint>) -> L
         device,
         cache: &mut cache,
         host: None,
+        hands_over: false,
         row_store: None,
         moe_state: &mut MoeState::default(),
         scratch: &scratch,
