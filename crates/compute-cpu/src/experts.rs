@@ -11,9 +11,7 @@ use moeflux_ops::{Activation, Error, ExpertMatrices, ExpertUse, ExpertUses, Op, 
 use super::{
     cpu::Cpu,
     elementwise::{glu_of, relu2},
-    matmul::{
-        CpuGemm, JOINED, QuantizeShape, RowKind, RowMap, RowRun, outputs, quantize, quantize_twice,
-    },
+    matmul::{CpuGemm, JOINED, QuantizeShape, RowKind, RowMap, RowRun, outputs, quantize},
     pool::Grid,
     simd::ActivationRows,
 };
@@ -46,7 +44,7 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                     |i: usize| super::cpu::row(x_values, &x, if by_row { i } else { uses[i].row });
                 let gate_rows = match layouts[0] {
                     Some(layout) => {
-                        let shape = QuantizeShape { layout, cols: x.width, count };
+                        let shape = QuantizeShape { layout, cols: x.width, count, levels: 1 };
                         quantize(kernels, pool, rounded, shape, input)
                     }
                     None => ActivationRows::f32(x_values, x),
@@ -54,7 +52,7 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                 let up_rows = match layouts[1] {
                     layout if layout == layouts[0] => gate_rows,
                     Some(layout) => {
-                        let shape = QuantizeShape { layout, cols: x.width, count };
+                        let shape = QuantizeShape { layout, cols: x.width, count, levels: 1 };
                         quantize(kernels, pool, inner_q8, shape, input)
                     }
                     None => ActivationRows::f32(x_values, x),
@@ -106,12 +104,10 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                 let activations = match layouts[2] {
                     Some(layout) => {
                         let count = uses.len();
-                        let shape = QuantizeShape { layout, cols: inner.width, count };
-                        let input = |i| super::cpu::row(inner_values, &inner, i);
-                        match levels {
-                            1 => quantize(kernels, pool, inner_q8, shape, input),
-                            _ => quantize_twice(kernels, pool, inner_q8, shape, input),
-                        }
+                        let shape = QuantizeShape { layout, cols: inner.width, count, levels };
+                        quantize(kernels, pool, inner_q8, shape, |i| {
+                            super::cpu::row(inner_values, &inner, i)
+                        })
                     }
                     None => ActivationRows::f32(inner_values, inner),
                 };

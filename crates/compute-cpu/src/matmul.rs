@@ -47,7 +47,7 @@ pub(super) fn mat_mul(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
         let kernels = *kernels;
         let activations = match layout {
             Some(layout) => {
-                let shape = QuantizeShape { layout, cols: x.width, count: x.rows };
+                let shape = QuantizeShape { layout, cols: x.width, count: x.rows, levels: 1 };
                 quantize(kernels, pool, rounded, shape, |i| super::cpu::row(input, &x, i))
             }
             None => ActivationRows::f32(input, x),
@@ -205,41 +205,20 @@ pub(super) struct QuantizeShape {
     pub(super) cols: usize,
     /// Rows.
     pub(super) count: usize,
+    /// 1, or 2 for rows that are quantized twice.
+    pub(super) levels: usize,
 }
 
-/// Quantizes rows of activations to int8 on the thread pool. `dst` has room for them.
+/// Quantizes rows of activations to int8 on the thread pool. `dst` has room for them. With two
+/// levels, row `i` becomes rows `2 i` and `2 i + 1`: see [`Q8Rows::quantize_twice`].
 pub(super) fn quantize<'a, 'x>(
     kernels: Kernels,
     pool: &mut ThreadPool<WorkerScratch>,
     dst: &'a mut Activations,
-    QuantizeShape { layout, cols, count }: QuantizeShape,
+    QuantizeShape { layout, cols, count, levels }: QuantizeShape,
     row: impl Fn(usize) -> &'x [f32] + Sync,
 ) -> ActivationRows<'a> {
-    let (q, scales) = (padded(cols), Q8Rows::scale_len(cols));
-    let rows = QUANTIZED.div_ceil(q.max(1));
-    pool.tiles2(
-        &mut dst.q,
-        Grid::dense(count, q, rows),
-        &mut dst.meta,
-        Grid::dense(count, scales, rows),
-        |mut q, mut scales, _| {
-            for i in q.rows() {
-                Q8Rows::quantize(kernels, row(i), layout, q.row(i), scales.row(i));
-            }
-        },
-    );
-    q8_rows(dst, layout, cols)
-}
-
-/// Quantizes rows twice: row `i` becomes rows `2 i` and `2 i + 1`. See [`Q8Rows::quantize_twice`].
-pub(super) fn quantize_twice<'a, 'x>(
-    kernels: Kernels,
-    pool: &mut ThreadPool<WorkerScratch>,
-    dst: &'a mut Activations,
-    QuantizeShape { layout, cols, count }: QuantizeShape,
-    row: impl Fn(usize) -> &'x [f32] + Sync,
-) -> ActivationRows<'a> {
-    let (q, scales) = (2 * padded(cols), 2 * Q8Rows::scale_len(cols));
+    let (q, scales) = (levels * padded(cols), levels * Q8Rows::scale_len(cols));
     let rows = QUANTIZED.div_ceil(q.max(1));
     pool.tiles2(
         &mut dst.q,
@@ -248,16 +227,18 @@ pub(super) fn quantize_twice<'a, 'x>(
         Grid::dense(count, scales, rows),
         |mut q, mut scales, scratch| {
             for i in q.rows() {
-                let missing = &mut scratch.dequantized[..cols];
-                Q8Rows::quantize_twice(kernels, row(i), layout, q.row(i), scales.row(i), missing);
+                let (x, q, scales) = (row(i), q.row(i), scales.row(i));
+                match levels {
+                    1 => Q8Rows::quantize(kernels, x, layout, q, scales),
+                    _ => {
+                        let missing = &mut scratch.dequantized[..cols];
+                        Q8Rows::quantize_twice(kernels, x, layout, q, scales, missing);
+                    }
+                }
             }
         },
     );
-    q8_rows(dst, layout, cols)
-}
-
-fn q8_rows(rows: &Activations, layout: QuantLayout, cols: usize) -> ActivationRows<'_> {
     static ID: AtomicU64 = AtomicU64::new(0);
     let id = ID.fetch_add(1, Relaxed);
-    ActivationRows::Q8(Q8Rows { q: &rows.q, scales: &rows.meta, cols, layout, id })
+    ActivationRows::Q8(Q8Rows { q: &dst.q, scales: &dst.meta, cols, layout, id })
 }

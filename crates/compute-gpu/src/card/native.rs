@@ -168,8 +168,8 @@ impl HostMapping {
 
 /// Memory that both host and device read and write, in turns.
 ///
-/// The turns are those of a timeline: the device writes and signals; then the host reads, writes
-/// and signals; then the device reads.
+/// A pair of timeline semaphores orders the accesses: the device writes and signals. Then the host
+/// reads, writes and signals. Then the device reads.
 pub(crate) struct HostExchange {
     start: NonNull<u8>,
     len: usize,

@@ -349,9 +349,9 @@ impl SpeedProbe<'_> {
             shape: &self.moe.experts.shape,
             activation: self.moe.activation,
             experts: self.moe.experts.count,
+            parts: self.parts(),
         };
-        let parts = self.parts();
-        host.start(self.card, &op, parts, [])?;
+        host.start(self.card, &op, [])?;
         if !on_card.is_empty() {
             self.run_on_card(on_card)?;
         }

@@ -115,6 +115,8 @@ pub(crate) struct HostExpertsOp<'a> {
     pub(crate) activation: Activation,
     /// Number of experts of the layer.
     pub(crate) experts: usize,
+    /// Results of all experts on the card, `(rows * k, hidden)`.
+    pub(crate) parts: View,
 }
 
 type Outcome = Result<(), moeflux_compute::Error>;
@@ -395,24 +397,47 @@ impl HostExperts {
 
     /// Starts to compute experts, after the previous ones. [`HostExperts::announce_results`]
     /// follows.
-    ///
-    /// `parts`: results of all experts on the card, `(rows * k, hidden)`.
     pub(crate) fn start(
         &mut self,
         card: &mut dyn Device,
         op: &HostExpertsOp<'_>,
-        parts: View,
         pins: impl IntoIterator<Item = Pin>,
     ) -> Outcome {
         debug_assert!(!self.is_running, "experts of another layer are being computed");
+        let &HostExpertsOp { uses, input_rows, answers, shape, activation, experts, parts } = op;
+        let mut job = self.thread.finish();
         self.is_running = true;
         self.pins.extend(pins);
         // Experts of a layer that arrive later have the same inputs.
-        let input = std::mem::take(&mut self.input_is_new).then_some(&mut self.input);
-        lend(&mut self.thread.finish(), &self.borrowed, card, op, input)?;
+        if std::mem::take(&mut self.input_is_new) {
+            std::mem::swap(&mut job.processor.input, &mut self.input);
+        }
+        job.work =
+            HostWork::Layer(HostLayer { input_rows, answers, shape: *shape, activation, experts });
+        job.results_len = uses.len() * shape.down.rows;
+        job.processor.uses.clear();
+        for run in uses.chunk_by(|a, b| a.slot == b.slot) {
+            let from = run[0].slot;
+            let bytes = card.take_slot(from)?;
+            let size = bytes.len() as u64;
+            let same_size = self.borrowed.iter().find(|slots| slots.bytes == size);
+            let place = same_size.and_then(|slots| slots.slots.get(job.loans.len()));
+            let Some(&to) = place else {
+                card.put_slot(from, bytes)?;
+                return Err(moeflux_compute::Error::Device(format!(
+                    "the host has no place for an expert of {size} bytes"
+                )));
+            };
+            job.loans.push(Loan { from, to, bytes: Some(bytes) });
+            let first = job.processor.uses.len();
+            let borrowed =
+                (first..).zip(run).map(|(out_row, used)| ExpertUse { slot: to, out_row, ..*used });
+            job.processor.uses.extend(borrowed);
+        }
+        drop(job);
         // Results are in the order of the uses; those of consecutive rows are written together.
         self.result_views.clear();
-        let runs = op.uses.chunk_by(|a, b| a.out_row + 1 == b.out_row);
+        let runs = uses.chunk_by(|a, b| a.out_row + 1 == b.out_row);
         self.result_views.extend(runs.map(|run| parts.slice(run[0].out_row, run.len())));
         self.thread.start();
         Ok(())
@@ -466,42 +491,4 @@ impl HostExperts {
         }));
         let _ = catch_unwind(AssertUnwindSafe(|| self.finish_serving().map(drop)));
     }
-}
-
-/// Fills a job with experts whose memory the card's slots lend, and with their inputs unless they
-/// are those of the last job.
-fn lend(
-    job: &mut HostJob,
-    borrowed: &[BorrowedSlots],
-    card: &mut dyn Device,
-    op: &HostExpertsOp<'_>,
-    input: Option<&mut Vec<f32>>,
-) -> Outcome {
-    let &HostExpertsOp { uses, input_rows, answers, shape, activation, experts } = op;
-    if let Some(input) = input {
-        std::mem::swap(&mut job.processor.input, input);
-    }
-    job.work =
-        HostWork::Layer(HostLayer { input_rows, answers, shape: *shape, activation, experts });
-    job.results_len = uses.len() * shape.down.rows;
-    job.processor.uses.clear();
-    for run in uses.chunk_by(|a, b| a.slot == b.slot) {
-        let from = run[0].slot;
-        let bytes = card.take_slot(from)?;
-        let size = bytes.len() as u64;
-        let same_size = borrowed.iter().find(|slots| slots.bytes == size);
-        let place = same_size.and_then(|slots| slots.slots.get(job.loans.len()));
-        let Some(&to) = place else {
-            card.put_slot(from, bytes)?;
-            return Err(moeflux_compute::Error::Device(format!(
-                "the host has no place for an expert of {size} bytes"
-            )));
-        };
-        job.loans.push(Loan { from, to, bytes: Some(bytes) });
-        let first = job.processor.uses.len();
-        let borrowed =
-            (first..).zip(run).map(|(out_row, used)| ExpertUse { slot: to, out_row, ..*used });
-        job.processor.uses.extend(borrowed);
-    }
-    Ok(())
 }

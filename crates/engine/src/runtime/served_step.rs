@@ -151,8 +151,8 @@ impl LentExperts {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Choice {
     expert: usize,
-    /// Index among the row's choices, and the row.
     row: usize,
+    /// Index among the row's choices.
     rank: usize,
 }
 

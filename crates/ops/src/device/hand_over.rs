@@ -67,8 +67,8 @@ pub trait HandOverPort: Send {
     /// The device fails, or [`HandOver::abandon_hand_overs`] was called.
     fn next(&mut self, ids: &mut [f32], input: &mut [f32]) -> Result<(), Error>;
 
-    /// Gives the device the results of the current hand-over: row `i` of `values` is that of id
-    /// `rows[i]`. The device goes on.
+    /// Gives the device the results of the current hand-over. `rows[i]` is the index of the router
+    /// id whose expert computed row `i` of `values`. The device goes on.
     fn return_results(&mut self, rows: &[usize], values: &[f32]) -> Result<(), Error>;
 
     /// Lets the step run to its end without the host, after a failure.

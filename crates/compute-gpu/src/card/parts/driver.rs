@@ -54,7 +54,7 @@ impl DriverFunctions {
         )
     }
 
-    /// Their addresses: those of one driver are the same for all devices.
+    /// Addresses of the functions. All devices of a driver have the same addresses.
     fn addresses(&self) -> [usize; 6] {
         [
             self.queue_submit as usize,
@@ -71,7 +71,7 @@ impl DriverFunctions {
 /// stay until a handle recurs.
 static DEVICES: Mutex<Vec<(vk::Device, usize)>> = Mutex::new(Vec::new());
 
-/// Drivers whose functions are replaced: those of driver `N` by `replaced::<N>`.
+/// Drivers whose functions are replaced. `replaced::<N>` has the replacements for driver `N`.
 static DRIVERS: [OnceLock<DriverFunctions>; MAX_DRIVERS] = [const { OnceLock::new() }; MAX_DRIVERS];
 
 /// A device whose functions are replaced. `None` without timeline semaphores.
@@ -99,7 +99,7 @@ pub(in super::super) fn with_replaced_functions(
     Some(new.put(device))
 }
 
-/// Functions that replace those of driver `N`.
+/// Replacements for the functions of driver `N`.
 fn replaced<const N: usize>() -> DriverFunctions {
     DriverFunctions {
         queue_submit: submit::<N>,
@@ -111,7 +111,7 @@ fn replaced<const N: usize>() -> DriverFunctions {
     }
 }
 
-/// Functions of driver `N`: the replaced ones exist only after they were noted.
+/// Original functions of driver `N`. `None` if no device of such a driver was opened.
 fn driver<const N: usize>() -> Option<&'static DriverFunctions> {
     DRIVERS[N].get()
 }

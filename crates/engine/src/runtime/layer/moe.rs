@@ -725,8 +725,9 @@ impl Moe {
             shape: &self.shape,
             activation: self.activation,
             experts: self.n_experts,
+            parts,
         };
-        let started = host.start(&mut **device, &op, parts, host_pinned.drain(..));
+        let started = host.start(&mut **device, &op, host_pinned.drain(..));
         uses.clear();
         started.map_err(Error::at(|| format!("layer {layer}, experts on the host")))?;
         Ok(true)
