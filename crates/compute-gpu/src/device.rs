@@ -393,10 +393,10 @@ impl HandOver for GpuDevice {
     ) -> Result<Option<Box<dyn HandOverPort>>, Error> {
         self.discard_ahead();
         self.recorder.hand_overs = None;
-        let Some((buffer, memory)) = self.store.exchange(shape)? else { return Ok(None) };
+        let Some(memory) = self.store.exchange(shape)? else { return Ok(None) };
         let Card { device, queue, fault, .. } = &self.card;
         let Some(timeline) = HostTimeline::new(device, queue) else { return Ok(None) };
-        let (hand_overs, port) = HandOvers::new(timeline, memory, buffer, shape, fault);
+        let (hand_overs, port) = HandOvers::new(timeline, memory, shape, fault);
         self.recorder.hand_overs = Some(hand_overs);
         Ok(Some(Box::new(port)))
     }

@@ -327,7 +327,6 @@ params! {
         k: u32,
         width: u32,
         count: u32,
-        results_at: u32,
     }
 
     /// `experts/combine.wgsl`.

@@ -14,7 +14,7 @@ mod part_end;
 mod parts;
 
 pub(crate) use card::{Card, DriverFault};
-pub(crate) use native::{HostExchange, STORAGE};
+pub(crate) use native::{HostExchange, STORAGE, device_buffer};
 #[cfg(target_vendor = "apple")]
 pub(crate) use no_parts::{
     NoParts as HostTimeline, NoParts as PartEncoder, NoParts as StepParts,

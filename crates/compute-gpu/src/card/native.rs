@@ -122,7 +122,8 @@ impl Sharing {
         #[cfg(not(target_vendor = "apple"))]
         let shared = match self {
             Self::Refused => None,
-            _ => vulkan::buffer(device, bytes, self == Self::Imported)?,
+            Self::Imported => vulkan::buffer(device, bytes, SharedPlace::Host)?,
+            Self::Mapped => vulkan::buffer(device, bytes, SharedPlace::Near)?,
         };
         #[cfg(target_vendor = "apple")]
         let shared = match self {
@@ -132,6 +133,30 @@ impl Sharing {
         shared
             .ok_or_else(|| Error::Device("this GPU cannot use memory that the host writes".into()))
     }
+}
+
+/// Place of memory that Vulkan maps for the host.
+#[cfg(not(target_vendor = "apple"))]
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SharedPlace {
+    /// Host memory that is imported.
+    Host,
+    /// The device's memory, or else host memory of the driver.
+    Near,
+    /// The device's own memory.
+    Device,
+}
+
+/// Allocates a buffer of `bytes`, which must not be zero, in the device's own memory, and maps it
+/// for the host. `None` if the driver maps none.
+pub(crate) fn device_buffer(
+    device: &wgpu::Device,
+    bytes: u64,
+) -> Result<Option<(wgpu::Buffer, HostMapping)>, Error> {
+    #[cfg(not(target_vendor = "apple"))]
+    return vulkan::buffer(device, bytes, SharedPlace::Device);
+    #[cfg(target_vendor = "apple")]
+    return metal::buffer(device, bytes);
 }
 
 /// Descriptor of a shared buffer.
@@ -265,7 +290,7 @@ mod vulkan {
     use memmap2::MmapMut;
     use wgpu::hal::api::Vulkan;
 
-    use super::{super::parts::with_replaced_functions, HostMapping, descriptor};
+    use super::{super::parts::with_replaced_functions, HostMapping, SharedPlace, descriptor};
     use moeflux_ops::{Error, seam::anonymous};
 
     /// Queue family that wgpu uses.
@@ -373,8 +398,9 @@ mod vulkan {
     pub(crate) fn buffer(
         device: &wgpu::Device,
         bytes: u64,
-        import: bool,
+        place: SharedPlace,
     ) -> Result<Option<(wgpu::Buffer, HostMapping)>, Error> {
+        let import = place == SharedPlace::Host;
         const HOST: vk::ExternalMemoryHandleTypeFlags =
             vk::ExternalMemoryHandleTypeFlags::HOST_ALLOCATION_EXT;
         let failed = failed(bytes, import);
@@ -446,9 +472,8 @@ mod vulkan {
                     && types.memory_types[*i as usize].property_flags.contains(flags)
             })
         };
-        let Some(memory_type) = find_type(near).or_else(|| find_type(wanted)) else {
-            return Ok(None);
-        };
+        let other = || find_type(wanted).filter(|_| place != SharedPlace::Device);
+        let Some(memory_type) = find_type(near).or_else(other) else { return Ok(None) };
         let imported = map.as_mut().map(|map| map.as_mut_ptr());
         let mut source = vk::ImportMemoryHostPointerInfoEXT::default().handle_type(HOST);
         let mut info =

@@ -40,7 +40,7 @@ pub(crate) fn encode_hand_over(
         input_at: exchange.input_at as u32,
     };
     let constants = Constants::new(&[("WG", THREADS)]);
-    let buffers = [ctx.store.activations(), &exchange.buffer];
+    let buffers = [ctx.store.activations(), &exchange.inputs];
     let groups = groups(size.ids + size.input);
     ctx.recorder.dispatch(&HAND_OVER, &constants, &buffers, &params, groups)?;
     ctx.recorder.end_part_for_host(size)
@@ -67,9 +67,8 @@ pub(crate) fn encode_take_results(
         k: ids.width as u32,
         width: out.width as u32,
         count: results as u32,
-        results_at: exchange.results_at as u32,
     };
     let constants = Constants::new(&[("WG", THREADS)]);
-    let buffers = [ctx.store.activations(), &table, &exchange.buffer];
+    let buffers = [ctx.store.activations(), &table, &exchange.results];
     ctx.recorder.dispatch(&TAKE_RESULTS, &constants, &buffers, &params, groups(results))
 }

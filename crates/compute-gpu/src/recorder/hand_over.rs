@@ -14,7 +14,7 @@ use super::super::{
         DriverFault, HostExchange, HostTimeline, PartEncoder, StepParts, TimelineHandle,
         TimelineValues,
     },
-    store::DeviceBuffer,
+    store::{DeviceBuffer, ExchangeMemory},
 };
 
 /// Time for which a waiting host spins. Then it sleeps between polls.
@@ -34,13 +34,14 @@ pub(crate) struct HandOverSize {
     pub(crate) width: usize,
 }
 
-/// Memory that card and host share: ids, inputs, results.
+/// Buffers that card and host share.
 #[derive(Clone)]
 pub(crate) struct Exchange {
-    pub(crate) buffer: DeviceBuffer,
-    /// Offsets in values.
+    /// Ids, then inputs.
+    pub(crate) inputs: DeviceBuffer,
+    pub(crate) results: DeviceBuffer,
+    /// Offset of inputs, in values.
     pub(crate) input_at: usize,
-    pub(crate) results_at: usize,
 }
 
 /// Hand-over of a submitted step.
@@ -108,30 +109,29 @@ pub(crate) struct HandOvers {
 }
 
 impl HandOvers {
-    /// Both sides of hand-overs. `buffer` is the device's side of `memory`, of
-    /// [`HandOverShape::bytes`].
+    /// Both sides of hand-overs of up to this shape.
     pub(crate) fn new(
         timeline: HostTimeline,
-        mut memory: HostExchange,
-        buffer: DeviceBuffer,
+        ExchangeMemory { mut inputs, mut results }: ExchangeMemory,
         shape: HandOverShape,
         fault: &DriverFault,
     ) -> (Self, GpuHandOverPort) {
-        memory.clear();
-        let (input_at, results_at) = (shape.ids, shape.ids + shape.input);
+        inputs.memory.clear();
+        results.memory.clear();
+        let input_at = shape.ids;
         let TimelineValues { host: last, .. } = timeline.values();
         let turns = Turns { last, signalled: last, ..Turns::default() };
         let shared = SharedTurns { turns: Mutex::new(turns), timeline: timeline.handle() };
         let shared = Arc::new(shared);
         let port = GpuHandOverPort {
             shared: Arc::clone(&shared),
-            memory,
+            inputs: inputs.memory,
+            results: results.memory,
             input_at,
-            results_at,
             current: None,
             fault: fault.clone(),
         };
-        let exchange = Exchange { buffer, input_at, results_at };
+        let exchange = Exchange { inputs: inputs.buffer, results: results.buffer, input_at };
         (Self { timeline, shared, exchange, shape }, port)
     }
 
@@ -177,10 +177,10 @@ impl Drop for HandOvers {
 /// The host's side of hand-overs.
 pub(crate) struct GpuHandOverPort {
     shared: Arc<SharedTurns>,
-    memory: HostExchange,
-    /// Offsets in the memory, in values.
+    inputs: HostExchange,
+    results: HostExchange,
+    /// Offset of inputs, in values.
     input_at: usize,
-    results_at: usize,
     /// The hand-over whose turn is the host's.
     current: Option<PendingHandOver>,
     fault: DriverFault,
@@ -247,7 +247,7 @@ impl HandOverPort for GpuHandOverPort {
                 "a hand-over: expected {ids_count} ids and {input_count} inputs, got {got:?}"
             )));
         }
-        if !(self.memory.read(0, ids) && self.memory.read(self.input_at, input)) {
+        if !(self.inputs.read(0, ids) && self.inputs.read(self.input_at, input)) {
             return Err(unsupported());
         }
         self.current = Some(next);
@@ -265,7 +265,7 @@ impl HandOverPort for GpuHandOverPort {
         }
         for (row, values) in rows.iter().zip(values.chunks_exact(width.max(1))) {
             let is_within = (row + 1) * width <= results;
-            if !is_within || !self.memory.write(self.results_at + row * width, values) {
+            if !is_within || !self.results.write(row * width, values) {
                 return Err(Error::Shape(format!("row {row} of {results} results of {width}")));
             }
         }

@@ -14,4 +14,4 @@ pub(crate) mod weights;
 
 pub(crate) use self::buffers::OP_BUFFER;
 pub(crate) use buffer::{DeviceBuffer, write_padded};
-pub(crate) use store::Store;
+pub(crate) use store::{ExchangeMemory, Store};

@@ -6,7 +6,7 @@ use moeflux_ops::{
 };
 
 use super::{
-    super::card::{Card, HostExchange, STORAGE, native::Sharing},
+    super::card::{Card, HostExchange, STORAGE, device_buffer, native::Sharing},
     buffer::{ALIGN, DeviceBuffer, align_up},
     buffers::ActivationArena,
     slots::SlotBanks,
@@ -32,6 +32,18 @@ pub(crate) struct Store {
     scratch: Option<(DeviceBuffer, u64)>,
 }
 
+/// Values that card and host share.
+pub(crate) struct SharedValues {
+    pub(crate) buffer: DeviceBuffer,
+    pub(crate) memory: HostExchange,
+}
+
+/// Memory of hand-overs: ids and inputs for the host, and its results.
+pub(crate) struct ExchangeMemory {
+    pub(crate) inputs: SharedValues,
+    pub(crate) results: SharedValues,
+}
+
 impl Store {
     pub(crate) fn new(card: &Card, id: DeviceId, kv_format: KvFormat) -> Self {
         let max_binding = card.limits.max_storage_buffer_binding_size & !(ALIGN - 1);
@@ -50,18 +62,30 @@ impl Store {
         }
     }
 
-    /// Allocates memory that card and host share for hand-overs: host memory that is imported, or
-    /// device memory that is mapped. `None` where the driver has neither.
+    /// Allocates memory that card and host share for hand-overs. `None` where the driver has none.
+    ///
+    /// Inputs are in host memory, if it can be imported: the host reads mapped memory of a card
+    /// slowly. Results are in memory of the card: it may read host memory from a cache that writes
+    /// of the host during a submission do not reach.
     pub(crate) fn exchange(
         &mut self,
         shape: HandOverShape,
-    ) -> Result<Option<(DeviceBuffer, HostExchange)>, Error> {
-        let bytes = align_up(shape.bytes().max(ALIGN));
-        self.check_bindable("values that card and host exchange", bytes)?;
-        let shared = [Sharing::Imported, Sharing::Mapped]
+    ) -> Result<Option<ExchangeMemory>, Error> {
+        let HandOverShape { ids, input, results } = shape;
+        let [inputs, results] = [ids + input, results]
+            .map(|values| align_up((values * size_of::<f32>()).max(1) as u64).max(ALIGN));
+        self.check_bindable("values for the host", inputs)?;
+        self.check_bindable("results of the host", results)?;
+        let Some(results) = device_buffer(&self.device, results)? else { return Ok(None) };
+        let inputs = [Sharing::Imported, Sharing::Mapped]
             .into_iter()
-            .find_map(|sharing| sharing.buffer(&self.device, bytes).ok());
-        Ok(shared.map(|(raw, mapping)| (self.register(raw), HostExchange::new(mapping))))
+            .find_map(|sharing| sharing.buffer(&self.device, inputs).ok());
+        let Some(inputs) = inputs else { return Ok(None) };
+        let [inputs, results] = [inputs, results].map(|(raw, mapping)| SharedValues {
+            buffer: self.register(raw),
+            memory: HostExchange::new(mapping),
+        });
+        Ok(Some(ExchangeMemory { inputs, results }))
     }
 
     /// Allocates a buffer that kernels can bind whole.

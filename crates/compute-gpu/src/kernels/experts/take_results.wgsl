@@ -1,14 +1,14 @@
 // Results of experts that the host computed, copied from the memory that card and host share: rows
-// of experts without a slot, from element `results_at` on, a row for each id.
+// of experts without a slot, of a row for each id.
 // Grid: a thread for each element of out.
 // needs: common/common
 // constants: WG
 
-struct Params { ids: View, out: View, k: u32, width: u32, count: u32, results_at: u32 }
+struct Params { ids: View, out: View, k: u32, width: u32, count: u32 }
 var<immediate> p: Params;
 // Slot table: bank and first byte of each expert.
 @group(0) @binding(1) var<storage, read> words: array<u32>;
-@group(0) @binding(2) var<storage, read> exchange: array<f32>;
+@group(0) @binding(2) var<storage, read> results: array<f32>;
 
 const NO_BANK = 0xffffffffu;
 
@@ -24,5 +24,5 @@ fn main(
     let col = i % p.width;
     let expert = u32(act[p.ids.offset + row / p.k * p.ids.row_stride + row % p.k]);
     if (words[2u * expert] != NO_BANK) { return; }
-    act[p.out.offset + row * p.out.row_stride + col] = exchange[p.results_at + i];
+    act[p.out.offset + row * p.out.row_stride + col] = results[i];
 }
