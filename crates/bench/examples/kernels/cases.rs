@@ -45,6 +45,15 @@ const DECODE_LARGE: Routing = Routing { rows: 1, k: 10, distinct: 10 };
 /// Short prompt: eight rows per expert.
 const SHORT_PROMPT: Routing = Routing { rows: 16, k: 8, distinct: 16 };
 const LONG_PROMPT: Routing = Routing { rows: 128, k: 8, distinct: 16 };
+/// Decode of as many sessions.
+const BATCHES: [Routing; 8] =
+    [batch(2), batch(4), batch(8), batch(16), batch(24), batch(32), batch(48), batch(64)];
+
+/// Rows that spread over all 128 experts.
+const fn batch(rows: usize) -> Routing {
+    let distinct = if rows * 8 < 128 { rows * 8 } else { 128 };
+    Routing { rows, k: 8, distinct }
+}
 
 /// Attention heads of Qwen3-30B-A3B (GQA).
 const GROUPED: HeadShape =
@@ -64,9 +73,9 @@ const KIMI_DELTA_ATTENTION: DeltaShape =
 pub(super) fn all() -> Vec<KernelCase> {
     let mut all = Vec::new();
     all.extend(
-        formats::all()
-            .into_iter()
-            .map(|format| mat_mul(format, [2048, 4096], &[1, 2, 4, 8, 16, 128, 512])),
+        formats::all().into_iter().map(|format| {
+            mat_mul(format, [2048, 4096], &[1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 512])
+        }),
     );
     all.extend(formats::COMMON.map(|format| mat_mul(format, [512, 2048], &[1, 8, 512])));
     let long = std::iter::once(formats::AFFINE4).chain(formats::GGUF);
@@ -74,10 +83,11 @@ pub(super) fn all() -> Vec<KernelCase> {
     let heads = formats::COMMON.into_iter().chain(formats::GGUF);
     all.extend(heads.map(|format| mat_mul(format, [151_936, 2048], &[1])));
     all.push(mat_mul(formats::AFFINE4, [248_320, 2048], &[1]));
-    all.extend(formats::all().into_iter().map(|format| experts(format, EXPERT, DECODE)));
-    all.push(experts(formats::AFFINE4, LARGE_EXPERT, DECODE_LARGE));
-    all.extend(formats::all().into_iter().map(|format| experts(format, EXPERT, SHORT_PROMPT)));
-    all.extend(formats::COMMON.map(|format| experts(format, EXPERT, LONG_PROMPT)));
+    all.extend(formats::all().into_iter().map(|format| experts(format, EXPERT, &[DECODE])));
+    all.push(experts(formats::AFFINE4, LARGE_EXPERT, &[DECODE_LARGE]));
+    all.extend(formats::all().into_iter().map(|format| experts(format, EXPERT, &[SHORT_PROMPT])));
+    all.extend(formats::COMMON.map(|format| experts(format, EXPERT, &[LONG_PROMPT])));
+    all.extend(formats::all().into_iter().map(|format| experts(format, EXPERT, &BATCHES)));
     all.extend(formats::COMMON.map(|format| {
         KernelCase::new("HeadMatMul", Some(format), move |bench| {
             products::head_mat_mul(bench, format)
@@ -166,9 +176,9 @@ fn mat_mul(format: Format, shape: [usize; 2], rows: &'static [usize]) -> KernelC
     })
 }
 
-fn experts(format: Format, shape: [usize; 2], choice: Routing) -> KernelCase {
+fn experts(format: Format, shape: [usize; 2], routings: &'static [Routing]) -> KernelCase {
     KernelCase::new("Experts", Some(format), move |bench| {
-        products::experts(bench, format, shape, choice)
+        products::experts(bench, format, shape, routings)
     })
 }
 

@@ -100,89 +100,84 @@ pub(super) struct Routing {
     pub(super) distinct: usize,
 }
 
+/// Experts for each of some routings; one of one row is also timed as in a layer.
 pub(super) fn experts(
     bench: &mut OpBench,
     format: Format,
     [hidden, intermediate]: [usize; 2],
-    Routing { rows, k, distinct }: Routing,
+    routings: &[Routing],
 ) -> anyhow::Result<()> {
-    let (inward, outward) = (
-        MatrixShape { rows: intermediate, cols: hidden, format },
-        MatrixShape { rows: hidden, cols: intermediate, format },
-    );
+    let inward = MatrixShape { rows: intermediate, cols: hidden, format };
+    let outward = MatrixShape { rows: hidden, cols: intermediate, format };
     let shape = ExpertShape::new(inward, inward, outward);
     let len = shape.bytes()?;
-    // Each run uses other experts, until all have been used.
-    let times = CYCLE.div_ceil(len * distinct).max(1);
-    let slots = bench.experts(&shape, times * distinct)?;
+    let most = routings.iter().map(|routing| routing.distinct).max().unwrap_or(1);
+    let slots = bench.experts(&shape, CYCLE.div_ceil(len * most).max(1) * most)?;
     let of_all: Vec<_> = slots.iter().copied().map(Some).collect();
     let table = bench.device.slot_table(&of_all)?;
-    let mut choices = Vec::with_capacity(times);
-    for first in (0..slots.len()).step_by(distinct) {
-        let ids: Vec<f32> = (0..rows * k).map(|i| (first + i % distinct) as f32).collect();
-        let view = View::rows(bench.device.buffer(ids.len())?, rows, k);
-        bench.device.write(view.buffer, &ids)?;
-        choices.push(view);
-    }
-    let (x, out) = (bench.matrix(rows, hidden)?, bench.matrix(rows * k, hidden)?);
-    let inner = bench.matrix(rows * k, intermediate)?;
-    let work = OpWork {
-        op: "Experts",
-        shape: format!("{distinct} of {hidden} x {intermediate}"),
-        rows,
-        bytes: (len * distinct) as f64,
-        operations: 6.0 * (rows * k * hidden * intermediate) as f64,
-        streamed: true,
-        weights: Some(inward),
-    };
-    let activation = Activation::SwiGlu;
-    bench.time(work.clone(), out, &mut |device, i| {
-        let uses = ExpertUses::Routed { ids: choices[i % times], table };
-        Ok(device.run(&Op::Experts {
+    for &Routing { rows, k, distinct } in routings {
+        // Each run uses other experts, until all have been used.
+        let times = slots.len() / distinct;
+        let mut choices = Vec::with_capacity(times);
+        for first in (0..times).map(|set| set * distinct) {
+            let ids: Vec<f32> = (0..rows * k).map(|i| (first + i % distinct) as f32).collect();
+            let view = View::rows(bench.device.buffer(ids.len())?, rows, k);
+            bench.device.write(view.buffer, &ids)?;
+            choices.push(view);
+        }
+        let (x, out) = (bench.matrix(rows, hidden)?, bench.matrix(rows * k, hidden)?);
+        let inner = bench.matrix(rows * k, intermediate)?;
+        let work = OpWork {
+            op: "Experts",
+            shape: format!("{distinct} of {hidden} x {intermediate}"),
+            rows,
+            bytes: (len * distinct) as f64,
+            operations: 6.0 * (rows * k * hidden * intermediate) as f64,
+            streamed: true,
+            weights: Some(inward),
+        };
+        let op = |uses| Op::Experts {
             x,
             shape: &shape,
-            activation,
-            experts: distinct,
+            activation: Activation::SwiGlu,
+            experts: most,
             answers: x.few(),
             uses,
             inner,
             out,
-        })?)
-    })?;
-    if rows > 1 {
-        return Ok(());
-    }
-    // Decode as in a layer: top-k of the router, experts, weighted sum.
-    let mut router_logits = Vec::with_capacity(times);
-    for first in (0..slots.len()).step_by(distinct) {
-        let logits: Vec<f32> =
-            (0..slots.len()).map(|i| f32::from((first..first + distinct).contains(&i))).collect();
-        let view = View::rows(bench.device.buffer(logits.len())?, 1, logits.len());
-        bench.device.write(view.buffer, &logits)?;
-        router_logits.push(view);
-    }
-    let (ids, weights, sum) = (bench.matrix(1, k)?, bench.matrix(1, k)?, bench.matrix(1, hidden)?);
-    let work = OpWork { shape: format!("{}, chosen and summed", work.shape), ..work };
-    bench.time(work, sum, &mut |device, i| {
-        device.run(&Op::TopK {
-            logits: router_logits[i % times],
-            router: Router::softmax(true),
-            ids,
-            weights,
+        };
+        bench.time(work.clone(), out, &mut |device, i| {
+            Ok(device.run(&op(ExpertUses::Routed { ids: choices[i % times], table }))?)
         })?;
-        let uses = ExpertUses::Routed { ids, table };
-        device.run(&Op::Experts {
-            x,
-            shape: &shape,
-            activation,
-            experts: distinct,
-            answers: x.few(),
-            uses,
-            inner,
-            out,
+        if rows > 1 {
+            continue;
+        }
+        // Decode as in a layer: top-k of the router, experts, weighted sum.
+        let mut router_logits = Vec::with_capacity(times);
+        for first in (0..times).map(|set| set * distinct) {
+            let chosen = first..first + distinct;
+            let logits: Vec<f32> =
+                (0..slots.len()).map(|i| f32::from(chosen.contains(&i))).collect();
+            let view = View::rows(bench.device.buffer(logits.len())?, 1, logits.len());
+            bench.device.write(view.buffer, &logits)?;
+            router_logits.push(view);
+        }
+        let (ids, weights) = (bench.matrix(1, k)?, bench.matrix(1, k)?);
+        let sum = bench.matrix(1, hidden)?;
+        let work = OpWork { shape: format!("{}, chosen and summed", work.shape), ..work };
+        bench.time(work, sum, &mut |device, i| {
+            device.run(&Op::TopK {
+                logits: router_logits[i % times],
+                router: Router::softmax(true),
+                ids,
+                weights,
+            })?;
+            device.run(&op(ExpertUses::Routed { ids, table }))?;
+            let parts = out;
+            Ok(device.run(&Op::Combine { parts, weights, shared: None, add: true, out: sum })?)
         })?;
-        Ok(device.run(&Op::Combine { parts: out, weights, shared: None, add: true, out: sum })?)
-    })
+    }
+    Ok(())
 }
 
 /// The two halves of `kv_b_proj` of DeepSeek-V3: 128 heads, latents of 512 values, 128 values per

@@ -117,7 +117,7 @@ impl Fuser {
             (PendingOp::Products(prologue, mut products), Op::MatMul { .. }) => {
                 let fused = match matmul::gemv_product(ctx, op)? {
                     Some(product)
-                        if product.can_share(&products)
+                        if product.can_share(ctx, &products)
                             && !matches!(prologue, Some(Prologue::HeadNorm(_))) =>
                     {
                         products.push(product);

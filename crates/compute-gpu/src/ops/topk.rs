@@ -165,7 +165,8 @@ impl RouterTopK {
             rows: logits.rows as u32,
             scale: router.scale,
         };
-        let threads = logits.width.next_power_of_two().clamp(64, 512) as u32;
+        // At most as many as in a fused dispatch, so that sums over scores have the same order.
+        let threads = logits.width.next_power_of_two().clamp(64, 256) as u32;
         let constants = Constants::new(&self.constants()).with("WG", threads);
         let words = self.layout.words;
         let report = ctx.recorder.report().clone();

@@ -1,5 +1,7 @@
 //! GEMM of few rows on cooperative matrices: batched decode.
 
+use std::ops::RangeInclusive;
+
 use moeflux_ops::{BATCH_INVARIANT_ROWS, Error, MatrixShape, View};
 
 use super::{
@@ -20,6 +22,10 @@ const _: () = assert!(MIN_ROWS > BATCH_INVARIANT_ROWS);
 const MIN_ROWS_OF_FLOATS: usize = 16;
 /// Rows up to which its tiles are faster than those of many rows.
 const MAX_ROWS: usize = 32;
+/// The same for matrices with as many outputs: larger ones keep a card busy with tiles of many
+/// rows, smaller ones are a GEMV.
+const MAX_ROWS_OF_SOME: usize = 64;
+const SOME_OUTPUTS: RangeInclusive<usize> = 1024..=6144;
 /// Tile of a workgroup: outputs, inputs of a step, threads.
 const TILE_OUTPUTS: usize = 32;
 const TILE_STEP: usize = 256;
@@ -50,14 +56,15 @@ pub(crate) struct FewRowsProduct<'a> {
 
 /// Whether products of `rows` rows are computed here, on the fast path. `integers`: whether GEMV
 /// would quantize activations.
-pub(crate) fn accepts(ctx: &OpContext<'_>, rows: usize, integers: bool) -> bool {
+pub(crate) fn accepts(ctx: &OpContext<'_>, rows: usize, outputs: usize, integers: bool) -> bool {
     let min_rows = if integers { MIN_ROWS } else { MIN_ROWS_OF_FLOATS };
+    let max_rows = if SOME_OUTPUTS.contains(&outputs) { MAX_ROWS_OF_SOME } else { MAX_ROWS };
     let target = ctx.target();
     target.cooperative
         && target.team == 32
         && ctx.max_threads() >= THREADS
         && ctx.workgroup_bytes() as usize >= COOPERATIVE_BYTES
-        && (min_rows..=MAX_ROWS).contains(&rows)
+        && (min_rows..=max_rows).contains(&rows)
 }
 
 /// Encodes products that [`accepts`] accepts.

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use moeflux_ops::{
-    AdapterKind, Affine, Error, ExpertMatrices, ExpertUse, ExpertUses, Format, MatrixShape, Op,
-    SlotTable, View, seam::MatrixLocation,
+    AdapterKind, Affine, BlockScaled, BlockType, Element, Error, ExpertMatrices, ExpertUse,
+    ExpertUses, Format, MatrixShape, Op, SlotTable, View, seam::MatrixLocation,
 };
 
 use super::super::{
@@ -119,22 +119,36 @@ const FULL_GRID: usize = 264;
 /// Mean rows of an expert up to which tiles are wide instead of large.
 const MAX_WIDE_ROWS: usize = 40;
 
-/// Work from which GEMM beats GEMV.
-#[derive(Clone, Copy)]
-struct GemmThreshold {
-    /// Rows times outputs of a matrix.
-    outputs: usize,
-    /// Mean uses of an expert.
-    uses: usize,
+/// Rows times outputs of a matrix from which GEMM beats GEMV on a card with cooperative matrices.
+/// GEMM is slower the longer a weight takes to dequantize.
+const fn min_outputs(block: Option<Block32>) -> usize {
+    match block {
+        Some(Block32::Q4 | Block32::Q8) => 64 << 10,
+        Some(Block32::E2m1) => 44 << 10,
+        _ => 36 << 10,
+    }
 }
 
-/// Threshold on a card with cooperative matrices. Below it GEMV of all rows is faster; it is slower
-/// the longer a weight takes to dequantize.
-const fn gemm_threshold(block: Option<Block32>) -> GemmThreshold {
-    match block {
-        Some(Block32::Q4 | Block32::Q8) => GemmThreshold { outputs: 64 << 10, uses: 5 },
-        Some(Block32::E2m1) => GemmThreshold { outputs: 44 << 10, uses: 3 },
-        _ => GemmThreshold { outputs: 36 << 10, uses: 2 },
+/// Mean uses of an expert from which GEMM beats GEMV on such a card, as the kernel benchmark shows
+/// for 16 to 64 rows with 128 experts on an H200: fewest for formats whose GEMV is bound by
+/// arithmetic.
+fn min_uses(format: Format) -> f64 {
+    match format {
+        Format::Blocks(kind) => match kind {
+            BlockType::Q4_0
+            | BlockType::Q4_1
+            | BlockType::Q5_0
+            | BlockType::Q5_1
+            | BlockType::Q8_0 => 7.5,
+            BlockType::Q2K | BlockType::Q4K => 6.0,
+            BlockType::Q5K => 5.0,
+            _ => 3.5,
+        },
+        Format::Affine(Affine { bits: 4, .. }) => 8.0,
+        Format::Affine(Affine { bits: 8, .. }) => 6.0,
+        Format::Affine(_) => 5.5,
+        Format::BlockScaled(BlockScaled { element: Element::E2M1, .. }) | Format::Plain(_) => 4.0,
+        Format::BlockScaled(_) | Format::ScaledBlocks(_) => 3.5,
     }
 }
 
@@ -145,15 +159,14 @@ pub(crate) fn pays(ctx: &OpContext<'_>, shape: MatrixShape, rows: usize) -> bool
 
 /// Whether GEMM with cooperative matrices is faster for `rows` rows of a matrix.
 fn pays_for_rows(shape: MatrixShape, rows: usize) -> bool {
-    rows * shape.rows >= gemm_threshold(Block32::for_shape(shape)).outputs
+    rows * shape.rows >= min_outputs(Block32::for_shape(shape))
 }
 
 /// Whether GEMM with cooperative matrices is faster for `uses` uses of experts. `inward`: shape of
 /// gate and up together, or of up alone.
 fn pays_for_uses(inward: MatrixShape, uses: usize, experts: usize) -> bool {
     let tiles_per_expert = inward.rows.div_ceil(WIDE.outputs as usize).max(1);
-    let min_uses = gemm_threshold(Block32::for_shape(inward)).uses;
-    uses >= experts.max(FULL_GRID / tiles_per_expert).saturating_mul(min_uses)
+    uses as f64 >= experts.max(FULL_GRID / tiles_per_expert) as f64 * min_uses(inward.format)
 }
 
 /// Size of a tile: rows by outputs, `step` inputs at a time.
@@ -638,7 +651,7 @@ fn encode_product(
 mod tests {
     use super::{super::few_rows, *};
     use crate::kernel::{Target, tests::valid};
-    use moeflux_ops::{BlockType, Scalar};
+    use moeflux_ops::Scalar;
 
     /// Cases from measurements.
     #[test]
@@ -653,6 +666,10 @@ mod tests {
             (gate_up(512, 2048, affine(4)), 256 * 8, 256, true),
             (gate_up(2880, 2880, Format::MXFP4), 16 * 4, 32, false),
             (gate_up(2880, 2880, Format::MXFP4), 32 * 4, 32, true),
+            (gate_up(768, 2048, Format::Blocks(BlockType::Q4_0)), 64 * 8, 128, false),
+            (gate_up(768, 2048, Format::Blocks(BlockType::Q4K)), 64 * 8, 128, false),
+            (gate_up(768, 2048, Format::Blocks(BlockType::Q6K)), 48 * 8, 128, false),
+            (gate_up(768, 2048, Format::Blocks(BlockType::Q6K)), 64 * 8, 128, true),
             // Too few experts to fill a card.
             (qwen3, 16 * 8, 16, false),
             (qwen3, 128 * 8, 16, true),

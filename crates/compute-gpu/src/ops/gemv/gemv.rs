@@ -416,7 +416,7 @@ impl GemvProduct {
     fn is_few_rows(&self, ctx: &OpContext<'_>) -> bool {
         let whole = self.x.width == self.shape.cols && !self.accumulate;
         let integers = self.config.activations != ActivationFormat::F32;
-        !self.exact && whole && few_rows::accepts(ctx, self.x.rows, integers)
+        !self.exact && whole && few_rows::accepts(ctx, self.x.rows, self.shard.rows, integers)
     }
 
     /// Whether `norm` can be its prologue.
@@ -448,8 +448,9 @@ impl GemvProduct {
     }
 
     /// Whether it can share a dispatch with others.
-    pub(crate) fn can_share(&self, others: &[Self]) -> bool {
+    pub(crate) fn can_share(&self, ctx: &OpContext<'_>, others: &[Self]) -> bool {
         others.len() < MAX_MATRICES
+            && others.iter().all(|other| self.is_few_rows(ctx) == other.is_few_rows(ctx))
             && others.iter().all(|other| {
                 self.x == other.x
                     && self.config.kernel == other.config.kernel
