@@ -9,7 +9,7 @@ use std::{
     ffi::{OsStr, OsString},
     fs::{self, File, OpenOptions, TryLockError},
     hash::{BuildHasher, Hasher, RandomState},
-    io,
+    io::{self, Read},
     path::{Path, PathBuf},
     time::SystemTime,
 };
@@ -251,6 +251,20 @@ pub fn shrink_folder(
             count -= 1;
         }
     }
+}
+
+/// Text of a regular file of at most `max` bytes: opening a pipe would block.
+///
+/// # Errors
+/// It cannot be read, is no regular file, is longer, or is not UTF-8.
+pub fn read_text(path: &Path, max: u64) -> io::Result<String> {
+    let meta = fs::metadata(path)?;
+    if !meta.is_file() || meta.len() > max {
+        return Err(io::Error::other(format!("expected a file of at most {max} bytes")));
+    }
+    let mut text = String::new();
+    File::open(path)?.take(max).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 /// Path to the file that `path` names: symbolic links are followed, to a missing file too. A link

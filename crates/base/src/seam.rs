@@ -1,7 +1,7 @@
 //! Names for the crates above, which are no part of the public interface.
 
 pub use crate::atomic_file::{
-    BLOCK_BYTES, FolderLimits, create, files_with_extension, remove_stale, shrink_folder,
+    BLOCK_BYTES, FolderLimits, create, files_with_extension, read_text, remove_stale, shrink_folder,
 };
 pub use crate::faulty_disk::{SystemDisk, WriteTarget, gb, sync_folder, write_all_at};
 pub use crate::guard::guarded;

@@ -41,12 +41,17 @@ pub fn peak_memory(plan: &MemoryPlan, peak: u64) -> String {
 /// Division of the experts in host memory beside a discrete GPU, and the speeds that it follows
 /// from.
 pub fn division(plan: &MemoryPlan, times: &ExpertTimes) -> String {
-    format!(
-        "of the experts in host memory, the processor computes {}, at {}, and the GPU reads the others, at {}",
-        plan.computed_on_host(),
-        units::speed(times.host_bytes_per_second()),
-        units::speed(times.bus_bytes_per_second()),
-    )
+    let [host, bus] = [times.host_bytes_per_second(), times.bus_bytes_per_second()];
+    let (host, bus) = (units::speed(host), units::speed(bus));
+    match plan.experts_number() {
+        Some(number) => format!(
+            "of the experts in host memory, the processor computes {}, at {host}, and the GPU reads the others, at {bus}: plan {number}",
+            plan.computed_on_host(),
+        ),
+        None => format!(
+            "the GPU reads all experts in host memory, at {bus}: the processor, which computes them at {host}, would not make a token 10 % faster"
+        ),
+    }
 }
 
 /// Peak of a disk: `1.18 GB/s in blocks of 2.7 MB, 8 at once (measured 2 days ago)`.

@@ -64,10 +64,11 @@ impl fmt::Display for HostReport {
             units::speed(times.host_bytes_per_second())
         )?;
         let mut table = Table::new(1);
-        table.head(["--experts-on-host", "decode, predicted", "computed by the processor"]);
-        for HostWay { experts_on_host, computed, tokens_per_second, .. } in ways {
+        table.head(["--experts-on-host", "decode, predicted", "computed on the host", "plan"]);
+        for HostWay { experts_on_host, computed, number, tokens_per_second, .. } in ways {
             let speed = units::rate(*tokens_per_second);
-            table.row([(*experts_on_host).to_owned(), speed, computed.to_string()]);
+            let number = number.clone().unwrap_or_else(|| "none".into());
+            table.row([(*experts_on_host).to_owned(), speed, computed.to_string(), number]);
         }
         writeln!(f, "{table}")?;
         writeln!(f, "worth having: {worth_having}")?;
@@ -107,6 +108,7 @@ mod tests {
         let way = |experts_on_host, computed, tokens_per_second| HostWay {
             experts_on_host,
             computed,
+            number: (computed > 0).then(|| format!("{computed:016x}")),
             tokens_per_second,
         };
         let forecast = HostForecast {
@@ -116,6 +118,7 @@ mod tests {
             on_disk: 96,
             ways: vec![way("read", 0, 39.4), way("compute", 4000, 61.0), way("auto", 2750, 84.9)],
             worth_having: "auto",
+            plan: None,
         };
         let report = HostReport {
             model: "/models/m".into(),
@@ -130,10 +133,10 @@ mod tests {
 96 stay on the disk; their reads are not predicted
 the GPU reads experts over the bus at 24.2 GB/s, the processor computes them at 60.5 GB/s (measured)
 
---experts-on-host  decode, predicted  computed by the processor
-read                      39.4 tok/s                          0
-compute                   61.0 tok/s                       4000
-auto                      84.9 tok/s                       2750
+--experts-on-host  decode, predicted  computed on the host              plan
+read                      39.4 tok/s                     0              none
+compute                   61.0 tok/s                  4000  0000000000000fa0
+auto                      84.9 tok/s                  2750  0000000000000abe
 
 worth having: auto
 ";

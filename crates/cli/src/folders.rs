@@ -23,6 +23,11 @@ pub(crate) fn pipelines() -> Option<Arc<dyn PipelineStore>> {
     Some(Arc::new(PipelineFolder::new(cache()?.join("pipelines"))))
 }
 
+/// Uses of experts in earlier runs.
+pub(crate) fn use_counts() -> Option<PathBuf> {
+    Some(cache()?.join("uses"))
+}
+
 /// State folder, for data that should persist: the chat history.
 pub(crate) fn state() -> Option<PathBuf> {
     let below_home =

@@ -16,8 +16,8 @@ use moeflux_bench::{describe, units};
 
 use crate::{
     args::{
-        AutoSwitch, ComputeArgs, EngineArgs, IoMode, MemoryArgs, ModelArgs, ReadArgs, ReaderChoice,
-        TokenizerArgs,
+        AutoSwitch, ComputeArgs, EngineArgs, HostExpertsArg, IoMode, MemoryArgs, ModelArgs,
+        ReadArgs, ReaderChoice, TokenizerArgs,
     },
     folders,
     hub::{self, Located, ModelDownload},
@@ -40,6 +40,8 @@ pub(crate) struct Needs {
     pub(crate) grammars: bool,
     /// Whether a session is saved, for which all weights must have arrived.
     pub(crate) saves: bool,
+    /// Whether uses of experts in other runs are left out, so that runs are alike.
+    pub(crate) ignores_uses: bool,
 }
 
 impl Needs {
@@ -57,7 +59,7 @@ impl MemoryArgs {
         MemoryRequest::default()
             .budget(self.memory)
             .card_budgets(self.gpu_memory)
-            .experts_on_host(self.experts_on_host.unwrap_or_default())
+            .experts_on_host(self.experts_on_host.clone().unwrap_or_default().how)
             .context(self.ctx.map(Into::into))
             .chunk(self.chunk.map(Into::into))
             .slots(self.slots.map(Into::into))
@@ -81,6 +83,7 @@ impl ComputeArgs {
             .exact(self.exact)
             .kv_format(self.kv)
             .isa(self.isa.clone())
+            .host_reads(self.bus_reads.map(Into::into))
             .pipelines(folders::pipelines())
     }
 
@@ -290,9 +293,13 @@ pub(crate) fn engine_from(
     if needs.marks {
         memory.marks = args.memory.prefix_memory;
     }
+    let experts_on_host = args.memory.experts_on_host.as_ref();
+    let mut placement = HostExpertsArg::placement(experts_on_host)?;
+    placement.use_counts = placement.use_counts.filter(|_| !needs.ignores_uses);
     let options = EngineOptions::default()
         .memory(memory)
         .device(args.compute.options())
+        .placement(placement.clone())
         .prefetch(args.reads.prefetch.into())
         .draft(args.draft())
         .policy(args.memory.policy)
@@ -311,6 +318,7 @@ pub(crate) fn engine_from(
     for note in plan_notes(engine.plan(), &args.memory) {
         ui.note(note);
     }
+    HostExpertsArg::record_of(experts_on_host, &placement, &engine, ui)?;
     Ok(engine)
 }
 

@@ -11,14 +11,13 @@ use anyhow::{Context, anyhow, bail};
 use moeflux::{
     Sampling,
     checkpoint::RopeScaling,
-    experts::ExpertsOnHost,
     runtime::{CardBudgets, KvFormat},
 };
 use moeflux_server::KeepAlive;
 use serde::{Deserialize, Deserializer, de};
 
 use crate::{
-    args::{ServeArgs, parse_card_sizes, parse_size, parse_size_or_zero},
+    args::{HostExpertsArg, ServeArgs, parse_card_sizes, parse_size, parse_size_or_zero},
     folders,
     settings_text::{self, FILE},
 };
@@ -50,7 +49,7 @@ pub(crate) struct ModelSettings {
     #[serde(deserialize_with = "size_or_zero")]
     prefix_memory: Option<u64>,
     #[serde(deserialize_with = "experts_on_host")]
-    experts_on_host: Option<ExpertsOnHost>,
+    experts_on_host: Option<HostExpertsArg>,
     #[serde(deserialize_with = "kv_format")]
     kv: Option<KvFormat>,
     #[serde(deserialize_with = "rope_scaling")]
@@ -97,7 +96,7 @@ fn kv_format<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<KvForm
 
 fn experts_on_host<'de, D: Deserializer<'de>>(
     deserializer: D,
-) -> Result<Option<ExpertsOnHost>, D::Error> {
+) -> Result<Option<HostExpertsArg>, D::Error> {
     parsed(deserializer, str::parse)
 }
 
@@ -163,7 +162,10 @@ impl ModelSettings {
             gpu_memory: self.gpu_memory.or(defaults.gpu_memory),
             state_memory: self.state_memory.or(defaults.state_memory),
             prefix_memory: self.prefix_memory.or(defaults.prefix_memory),
-            experts_on_host: self.experts_on_host.or(defaults.experts_on_host),
+            experts_on_host: self
+                .experts_on_host
+                .clone()
+                .or_else(|| defaults.experts_on_host.clone()),
             kv: self.kv.or(defaults.kv),
             rope_scaling: self.rope_scaling.or(defaults.rope_scaling),
             tokenizer_pre: self.tokenizer_pre.clone().or_else(|| defaults.tokenizer_pre.clone()),
@@ -193,7 +195,8 @@ impl ModelSettings {
         memory.gpu_memory = memory.gpu_memory.or(self.gpu_memory);
         memory.state_memory = memory.state_memory.or(self.state_memory);
         memory.prefix_memory = memory.prefix_memory.or(self.prefix_memory);
-        memory.experts_on_host = memory.experts_on_host.or(self.experts_on_host);
+        let experts_on_host = memory.experts_on_host.take();
+        memory.experts_on_host = experts_on_host.or_else(|| self.experts_on_host.clone());
         args.engine.compute.kv = args.engine.compute.kv.or(self.kv);
         let model = &mut args.engine.model;
         model.rope_scaling = model.rope_scaling.or(self.rope_scaling);

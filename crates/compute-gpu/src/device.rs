@@ -91,6 +91,7 @@ impl GpuDevice {
         };
         let id = options.id.unwrap_or_else(DeviceId::next);
         let mut store = Store::new(&card, id, kv_format);
+        store.set_host_reads(options.host_reads.unwrap_or(1));
         let upload = store.allocate("uploads", UPLOAD_WORDS as u64 * 4)?;
         let report = store.allocate("reports", REPORT_BYTES)?;
         let target = Target {
@@ -452,6 +453,11 @@ impl SlotStore for GpuDevice {
 
     fn slot_table(&mut self, slots: &[Option<Slot>]) -> Result<SlotTable, Error> {
         self.store.slot_table(slots)
+    }
+
+    fn release_table(&mut self, table: SlotTable) {
+        self.discard_ahead();
+        self.recorder.forget_bindings(self.store.release_table(table));
     }
 
     fn take_slot(&mut self, slot: Slot) -> Result<Bytes, Error> {

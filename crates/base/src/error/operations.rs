@@ -63,6 +63,14 @@ pub enum PlanError {
         /// Names of all ways.
         known: String,
     },
+    /// A recorded plan of experts that cannot be read or followed.
+    #[error("{}: not a usable plan of experts: {problem}", path.display())]
+    Recorded {
+        /// Its file.
+        path: PathBuf,
+        /// The problem with it.
+        problem: String,
+    },
     /// Budget of a device's own memory above its size.
     #[error(
         "a budget of the device's own memory of {} MiB is more than the {} MiB that it has: give a smaller \

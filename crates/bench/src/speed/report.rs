@@ -160,6 +160,15 @@ impl fmt::Display for SpeedReport<'_> {
                 )?;
             }
         }
+        for (name, s) in self.phases() {
+            if let Some(share) = s.card_hit_rate {
+                let share = units::percent(share);
+                writeln!(f, "{name}: {share} of the experts used were on the card")?;
+            }
+        }
+        if let Some(number) = plan.experts_number() {
+            writeln!(f, "experts divided between card and processor by plan {number}")?;
+        }
         if let Some(decode) = self.decode.as_ref().filter(|d| d.dispatches_per_token > 0.0) {
             writeln!(
                 f,

@@ -50,6 +50,8 @@ pub struct PhaseSummary {
     pub(super) row_bytes_per_token: f64,
     /// Share of the time of these reads that was not waited for.
     pub(super) rows_hidden: Option<f64>,
+    /// Share of uses of experts that a GPU's own memory had, where it lacks slots for some.
+    pub(super) card_hit_rate: Option<f64>,
     pub(super) token_ms: Option<TokenLatency>,
     /// Memory bandwidth, measured between tokens.
     pub(super) memory_bytes_per_second: Option<f64>,
@@ -281,6 +283,9 @@ impl PhaseSummary {
             rows_hidden: spread(&|m| m.stats.rows_hidden().unwrap_or(f64::NAN))
                 .map(|share| share.median)
                 .filter(|share| share.is_finite()),
+            card_hit_rate: spread(&|m| m.stats.card_hit_rate().unwrap_or(f64::NAN))
+                .map(|share| share.median)
+                .filter(|share| *share > 0.0 && *share < 1.0),
             token_ms: TokenLatency::new(all),
             memory_bytes_per_second: memory,
             roof: RooflineSummary::new(all),

@@ -45,6 +45,11 @@ pub(crate) struct BenchArgs {
     /// Number of repeats
     #[arg(short, long, value_name = "R", default_value = "3")]
     pub(crate) repeat: NonZeroUsize,
+    /// Place experts by their uses in earlier runs, and keep those of this one
+    ///
+    /// As other commands do. Without it, runs are alike.
+    #[arg(long)]
+    pub(crate) use_counts: bool,
     /// Several prompt lengths instead of one, such as 0,2048,8192
     #[arg(long, value_name = "N,...", value_delimiter = ',', conflicts_with = "prompt")]
     pub(crate) context: Vec<usize>,

@@ -4,12 +4,13 @@ use std::{num::NonZeroUsize, path::PathBuf};
 
 use clap::{Args, ValueEnum};
 use moeflux::{
-    experts::{ExpertsOnHost, PolicyKind},
+    experts::PolicyKind,
     runtime::{CardBudgets, KvFormat},
     session::DraftMode,
 };
 
 use super::{
+    experts_on_host::HostExpertsArg,
     headings::{COMPUTE, MODEL, READING},
     model::ModelArgs,
     values::{device, kv_format, parse_card_sizes, parse_size, parse_size_or_zero, path},
@@ -38,11 +39,13 @@ pub(crate) struct MemoryArgs {
     /// read: the GPU computes them, and reads them over the bus. compute: the processor computes
     /// them while the GPU computes its own, in steps of few tokens; faster where memory is faster
     /// than the bus. auto: both, as many each as makes them end together, by speeds that are
-    /// measured when the model is opened. Each layer has the same share of its experts on the GPU.
-    /// With compute and auto, answers depend on that division, by rounding; neither goes with
-    /// --exact. `moeflux plan --device gpu` predicts the three.
+    /// measured when the model is opened; read where that gains less than 10 %, and with --exact.
+    /// With compute and auto, answers depend by rounding on which experts the processor computes,
+    /// so on memory, speeds and the uses of earlier runs. auto:FILE takes the division that an
+    /// earlier run has recorded in FILE, and answers as that run did; a missing FILE is written.
+    /// compute does not go with --exact. `moeflux plan --device gpu` predicts the three.
     #[arg(long, value_name = "HOW", help_heading = MODEL)]
-    pub(crate) experts_on_host: Option<ExpertsOnHost>,
+    pub(crate) experts_on_host: Option<HostExpertsArg>,
     /// Context: maximum tokens of prompt and answer [default: 8192 or the model's]
     ///
     /// By default the smaller of the model's own and 8192, reduced if the budget requires it; a
@@ -158,6 +161,9 @@ pub(crate) struct ComputeArgs {
     /// Instruction set, instead of the best one: generic, avx2, avxvnni, avx512, avx512vbmi, neon
     #[arg(long, value_name = "NAME", hide = true, help_heading = COMPUTE)]
     pub(crate) isa: Option<String>,
+    /// Experts in host memory that a GPU reads for each that it needs, to measure a slower bus
+    #[arg(long, value_name = "N", hide = true, help_heading = COMPUTE)]
+    pub(crate) bus_reads: Option<NonZeroUsize>,
 }
 
 /// Automatic, on or off.

@@ -4,6 +4,7 @@ mod answer;
 mod bench;
 mod command;
 mod engine;
+mod experts_on_host;
 mod headings;
 mod hub;
 mod model;
@@ -18,6 +19,7 @@ pub(crate) use command::{Cli, Command, parse};
 pub(crate) use engine::{
     AutoSwitch, ComputeArgs, EngineArgs, IoMode, MemoryArgs, ReadArgs, ReaderChoice,
 };
+pub(crate) use experts_on_host::HostExpertsArg;
 pub(crate) use hub::{ListArgs, PullArgs, RmArgs, ShowArgs};
 pub(crate) use model::{ModelArgs, TokenizerArgs};
 pub(crate) use persist::PersistArgs;

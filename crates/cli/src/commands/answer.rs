@@ -167,6 +167,14 @@ impl AnswerCost {
         parts.push(format!("{} read per token", units::disk(per_token)));
         parts.push(format!("{} in all", units::disk(statistics.bytes_read as f64)));
         parts.push(format!("hit rate {}", units::percent(statistics.hit_rate)));
+        let plan = engine.plan();
+        // A card that holds every expert has all hits.
+        if let Some(rate) = statistics.card_hit_rate
+            && plan.card().is_some()
+            && plan.slots() < engine.blueprint().experts()
+        {
+            parts.push(format!("on the card {} of the experts used", units::percent(rate)));
+        }
         let DraftStatistics { drafted, accepted, seconds_won } = statistics.drafts;
         if drafted > 0 {
             parts.push(format!(
@@ -186,7 +194,10 @@ impl AnswerCost {
             let share = units::percent(on_host as f64 / needed as f64);
             parts.push(format!("{share} of the experts computed on the host"));
         }
-        parts.push(describe::peak_memory(engine.plan(), statistics.peak_memory));
+        if let Some(number) = plan.experts_number() {
+            parts.push(format!("experts divided by plan {number}"));
+        }
+        parts.push(describe::peak_memory(plan, statistics.peak_memory));
         parts.push(describe::device(engine.device(), statistics.dispatches));
         parts.join("; ")
     }
@@ -203,6 +214,8 @@ pub(crate) struct AnswerStatistics {
     bytes_per_token: f64,
     /// Hit rate of the same tokens.
     hit_rate: f64,
+    /// Share of their uses of experts that a card's own memory had; null if none was counted.
+    card_hit_rate: Option<f64>,
     drafts: DraftStatistics,
     peak_memory: u64,
     /// GPU dispatches; zero on the CPU.
@@ -232,6 +245,10 @@ struct PhaseStatistics {
     /// Computed by the processor beside a GPU.
     experts_on_host: u64,
     hit_rate: f64,
+    /// Share of uses of experts that a GPU's own memory had; null if none was counted.
+    card_hit_rate: Option<f64>,
+    /// Experts on a GPU that were exchanged for ones in host memory that are used more.
+    experts_exchanged: u64,
     stalled_seconds: f64,
     /// Rows read from tables on disk, their bytes, and the share of the time of their reads that
     /// was not waited for.
@@ -258,6 +275,8 @@ impl PhaseStatistics {
             experts_read: s.experts_read,
             experts_on_host: s.experts_on_host,
             hit_rate: s.hit_rate(),
+            card_hit_rate: s.card_hit_rate(),
+            experts_exchanged: s.experts_exchanged,
             stalled_seconds: s.stalled_ns as f64 / 1e9,
             rows_read: s.rows_read,
             row_bytes_read: s.row_bytes_read,
@@ -279,6 +298,7 @@ impl AnswerStatistics {
             bytes_read: prefill.bytes_read + decode.bytes_read,
             bytes_per_token: main.bytes_per_token,
             hit_rate: main.hit_rate,
+            card_hit_rate: main.card_hit_rate,
             drafts: DraftStatistics {
                 drafted: cost.decode.stats.drafted,
                 accepted: cost.decode.stats.accepted,

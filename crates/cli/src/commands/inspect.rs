@@ -17,7 +17,11 @@ use moeflux::{
 use moeflux_bench::{table::Table, units};
 use serde::Serialize;
 
-use crate::{args::InspectArgs, load, out, progress::Ui};
+use crate::{
+    args::{HostExpertsArg, InspectArgs},
+    load, out,
+    progress::Ui,
+};
 
 /// Report of a checkpoint. Sizes are bytes.
 #[derive(Serialize)]
@@ -185,6 +189,7 @@ pub(crate) fn run(args: &InspectArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         &blueprint,
         &request,
         &args.engine.compute.options(),
+        &HostExpertsArg::placement(args.engine.memory.experts_on_host.as_ref())?,
     );
     // A model that is too large for the machine is inspected all the same.
     let is_too_large = matches!(

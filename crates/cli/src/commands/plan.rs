@@ -21,7 +21,12 @@ use moeflux_server::reserved_bytes;
 use serde::Serialize;
 
 use super::serve::SESSIONS;
-use crate::{args::PlanArgs, atomic_file, folders, load, out, progress::Ui, wrong_use::WrongUse};
+use crate::{
+    args::{HostExpertsArg, PlanArgs},
+    atomic_file, folders, load, out,
+    progress::Ui,
+    wrong_use::WrongUse,
+};
 
 /// Runs `moeflux plan`.
 ///
@@ -50,7 +55,11 @@ pub(crate) fn run(args: &PlanArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         let mut planner = Planner::open(&checkpoint, &blueprint, &device, None)?;
         let request = args.engine.request(&checkpoint, &blueprint);
         let request = request.host_threads(args.engine.compute.threads.map(Into::into));
-        if let Some(forecast) = planner.forecast_host(&request, context)? {
+        let given = args.engine.memory.experts_on_host.as_ref();
+        let placement = HostExpertsArg::placement(given)?;
+        let model = args.preset.is_none().then(|| checkpoint.identity()).transpose()?;
+        if let Some(forecast) = planner.forecast_host(&request, context, &placement, model)? {
+            HostExpertsArg::record(given, &placement, forecast.plan.as_ref(), ui)?;
             let report = HostReport::new(name, planner.device(), context, forecast);
             let serving = planner.plan(&serving.with_budget(memory.host_budget()));
             print(&report.with_serving(serving.ok().as_ref()), args.json)?;

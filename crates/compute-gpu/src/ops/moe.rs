@@ -71,6 +71,7 @@ pub(crate) fn encode(
         ExpertUses::Routed { table, .. } => few && ctx.store.gpu_table(table)?.is_of_one_bank(),
         ExpertUses::Listed(_) => false,
     };
+    let may_sum = may_sum && banks.len() == 1;
     for uses in &banks {
         let inner = inner.slice(uses.first_row, uses.count);
         let inward_stage = ExpertStage {
@@ -159,25 +160,31 @@ fn uses_by_bank(ctx: &mut OpContext<'_>, uses: ExpertUses<'_>) -> Result<Vec<Ban
     let (store, recorder) = (&*ctx.store, &mut *ctx.recorder);
     match uses {
         ExpertUses::Listed(uses) => {
-            recorder.reserve_upload(uses.len() * 3)?;
+            recorder.reserve_upload(uses.len() * 3 * store.host_reads())?;
             let mut banks = Vec::new();
             let mut first_row = 0;
             for run in uses.chunk_by(|a, b| a.slot.bank == b.slot.bank) {
-                let words: Vec<u32> = run
-                    .iter()
-                    .flat_map(|u| [store.slot_offset(u.slot), u.row as u32, u.out_row as u32])
-                    .collect();
-                let list = recorder.upload(words);
-                banks.push(BankUses {
-                    bank: store.bank_buffer(run[0].slot.bank.index)?,
-                    count: run.len(),
-                    first_row,
-                    kind: UsesKind::Listed,
-                    words: recorder.upload_buffer().clone(),
-                    params: AssignmentParams { list, row_stride: 0, k: 1, bank: 0 },
-                    table_entries: 0,
-                    one_row: false,
-                });
+                let bank = run[0].slot.bank.index;
+                let reads = if store.is_on_host(bank) { store.host_reads() } else { 1 };
+                // Other experts first, whose results are overwritten.
+                for shift in (0..reads).rev() {
+                    let mut words = Vec::with_capacity(run.len() * 3);
+                    for used in run {
+                        let offset = store.slot_offset(store.other_slot(used.slot, shift)?);
+                        words.extend([offset, used.row as u32, used.out_row as u32]);
+                    }
+                    let list = recorder.upload(words);
+                    banks.push(BankUses {
+                        bank: store.bank_buffer(bank)?,
+                        count: run.len(),
+                        first_row,
+                        kind: UsesKind::Listed,
+                        words: recorder.upload_buffer().clone(),
+                        params: AssignmentParams { list, row_stride: 0, k: 1, bank: 0 },
+                        table_entries: 0,
+                        one_row: false,
+                    });
+                }
                 first_row += run.len();
             }
             Ok(banks)
@@ -202,7 +209,15 @@ fn uses_by_bank(ctx: &mut OpContext<'_>, uses: ExpertUses<'_>) -> Result<Vec<Ban
                     one_row: ids.rows == 1,
                 })
             };
-            table.banks.iter().map(bank_uses).collect()
+            // Other experts first, whose results are overwritten.
+            let slowed = table.other_slots.iter().flat_map(|words| {
+                let on_host = table.banks.iter().filter(|bank| store.is_on_host(**bank));
+                on_host.map(move |bank| (bank, words))
+            });
+            let slowed = slowed.map(|(bank, words)| {
+                Ok(BankUses { words: words.clone(), table_entries: 0, ..bank_uses(bank)? })
+            });
+            slowed.chain(table.banks.iter().map(bank_uses)).collect()
         }
     }
 }

@@ -50,6 +50,8 @@ pub(crate) struct GpuSlotTable {
     pub(crate) buffer: DeviceBuffer,
     /// Indices of the slots' banks, sorted, without duplicates.
     pub(crate) banks: Vec<u16>,
+    /// Tables with other slots of the host, which are read before, to measure a slower bus.
+    pub(crate) other_slots: Vec<DeviceBuffer>,
 }
 
 impl GpuSlotTable {
@@ -64,13 +66,16 @@ pub(super) struct SlotBanks {
     /// Device of the handles.
     device: DeviceId,
     banks: Vec<GpuBank>,
-    tables: Vec<GpuSlotTable>,
+    /// `None` for released ones.
+    tables: Vec<Option<GpuSlotTable>>,
     sharing: Sharing,
+    /// How often experts in host memory are read.
+    host_reads: usize,
 }
 
 impl SlotBanks {
     pub(super) const fn new(device: DeviceId, sharing: Sharing) -> Self {
-        Self { device, banks: Vec::new(), tables: Vec::new(), sharing }
+        Self { device, banks: Vec::new(), tables: Vec::new(), sharing, host_reads: 1 }
     }
 
     fn bank(&self, slot: Slot) -> Result<&GpuBank, Error> {
@@ -109,6 +114,31 @@ impl Store {
     #[cfg(test)]
     pub(super) fn set_sharing(&mut self, sharing: Sharing) {
         self.slots.sharing = sharing;
+    }
+
+    /// Sets how often experts in host memory are read.
+    pub(crate) fn set_host_reads(&mut self, reads: usize) {
+        self.slots.host_reads = reads.max(1);
+    }
+
+    /// Number of slots of the host that are read for each that is needed.
+    pub(crate) fn host_reads(&self) -> usize {
+        self.slots.host_reads
+    }
+
+    /// A slot that is read before `slot`, to measure a slower bus: some shifts further in its bank.
+    /// The same slot on the card.
+    pub(crate) fn other_slot(&self, slot: Slot, shift: usize) -> Result<Slot, Error> {
+        let bank = self.slots.bank(slot)?;
+        let shift = if bank.host_slots.is_empty() { 0 } else { shift * bank.count };
+        let index = (slot.index as usize + shift / self.slots.host_reads) % bank.count;
+        Ok(Slot { index: index as u32, ..slot })
+    }
+
+    /// Whether the host writes the slots of a bank.
+    pub(crate) fn is_on_host(&self, bank: u16) -> bool {
+        let bank = self.slots.banks.get(usize::from(bank));
+        bank.is_some_and(|bank| !bank.host_slots.is_empty())
     }
 
     /// Maximum number of slots of `bytes` in a bank.
@@ -198,29 +228,64 @@ impl Store {
 
     /// Uploads a table of slots.
     pub(crate) fn slot_table(&mut self, slots: &[Option<Slot>]) -> Result<SlotTable, Error> {
-        let mut words = Vec::with_capacity(slots.len() * 2);
         let mut banks = Vec::new();
+        for slot in slots.iter().flatten() {
+            self.slots.readable_bytes(*slot)?;
+            banks.push(slot.bank.index);
+        }
+        banks.sort_unstable();
+        banks.dedup();
+        let buffer = self.table_buffer(slots, 0)?;
+        let reads = 1..self.slots.host_reads;
+        let other_slots = reads.map(|i| self.table_buffer(slots, i)).collect::<Result<_, _>>()?;
+        let table = Some(GpuSlotTable { slots: slots.to_vec(), buffer, banks, other_slots });
+        let tables = &mut self.slots.tables;
+        let index = tables.iter().position(Option::is_none).unwrap_or(tables.len());
+        match tables.get_mut(index) {
+            Some(released) => *released = table,
+            None => tables.push(table),
+        }
+        Ok(SlotTable(self.id.handle(index)))
+    }
+
+    /// Uploads the words of a table, with each slot of the host in place of another one, which is
+    /// some `shift`s further in its bank.
+    fn table_buffer(
+        &mut self,
+        slots: &[Option<Slot>],
+        shift: usize,
+    ) -> Result<DeviceBuffer, Error> {
+        let mut words = Vec::with_capacity(slots.len() * 2);
         for slot in slots {
             let Some(slot) = slot else {
                 words.extend([NO_BANK, 0]);
                 continue;
             };
-            self.slots.readable_bytes(*slot)?;
-            words.extend([u32::from(slot.bank.index), self.slot_offset(*slot)]);
-            banks.push(slot.bank.index);
+            let read = self.other_slot(*slot, shift)?;
+            words.extend([u32::from(slot.bank.index), self.slot_offset(read)]);
         }
-        banks.sort_unstable();
-        banks.dedup();
         let buffer = self.allocate("a table of slots", words.len() as u64 * 4)?;
         write_padded(&self.queue, &buffer.raw, 0, bytemuck::cast_slice(&words));
-        self.slots.tables.push(GpuSlotTable { slots: slots.to_vec(), buffer, banks });
-        Ok(SlotTable(self.id.handle(self.slots.tables.len() - 1)))
+        Ok(buffer)
+    }
+
+    /// Releases a table of slots; its place is taken by another one. Returns the ids of its
+    /// buffers.
+    pub(crate) fn release_table(&mut self, table: SlotTable) -> Vec<u32> {
+        let index = table.0.index_on(self.id, "slot table").ok();
+        let released = index.and_then(|index| self.slots.tables.get_mut(index)?.take());
+        let buffers =
+            released.into_iter().flat_map(|GpuSlotTable { buffer, other_slots, .. }| {
+                std::iter::once(buffer.id).chain(other_slots.into_iter().map(|buffer| buffer.id))
+            });
+        buffers.collect()
     }
 
     /// Table of slots by handle.
     pub(crate) fn gpu_table(&self, table: SlotTable) -> Result<&GpuSlotTable, Error> {
         let index = table.0.index_on(self.id, "slot table")?;
-        self.slots.tables.get(index).ok_or_else(|| stale("slot table"))
+        let table = self.slots.tables.get(index).and_then(Option::as_ref);
+        table.ok_or_else(|| stale("slot table"))
     }
 
     /// Byte offset of a slot in its bank.

@@ -174,6 +174,10 @@ impl SlotStore for ControlledCard {
         self.control.get().bank_slots
     }
 
+    fn release_table(&mut self, table: SlotTable) {
+        self.inner.release_table(table);
+    }
+
     fallible! {
         bank(count: usize, bytes: usize, place: BankPlace) -> Bank;
         slot_table(slots: &[Option<Slot>]) -> SlotTable;

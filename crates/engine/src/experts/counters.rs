@@ -3,12 +3,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use moeflux_model::blueprint::Blueprint;
+use moeflux_model::blueprint::{Blueprint, LayerBlueprint};
 
 use crate::experts::stats::{LayerStats, Stats};
 
 /// Counts of one expert since the model was loaded. Steps that a device computed without reporting
-/// its routing, with all experts resident, are not counted.
+/// its routing, with all experts in its own memory or of many rows, are not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExpertCount {
@@ -55,12 +55,18 @@ struct ExpertCells {
 impl ExpertCounters {
     /// Counters at zero.
     pub(crate) fn new(blueprint: &Blueprint) -> Self {
-        let mut layers = Vec::new();
-        layers.resize_with(blueprint.layers.len(), LayerCounters::default);
-        for (layer, moe) in blueprint.moe_layers() {
-            layers[layer].experts.resize_with(moe.experts.count, ExpertCells::default);
-        }
-        Self { layers }
+        let experts = |layer: &LayerBlueprint| layer.moe().map_or(0, |moe| moe.experts.count);
+        Self::of_experts(&blueprint.layers.iter().map(experts).collect::<Vec<_>>())
+    }
+
+    /// Counters at zero for layers with as many experts.
+    pub(crate) fn of_experts(experts: &[usize]) -> Self {
+        let of_layer = |count: &usize| {
+            let mut layer = LayerCounters::default();
+            layer.experts.resize_with(*count, ExpertCells::default);
+            layer
+        };
+        Self { layers: experts.iter().map(of_layer).collect() }
     }
 
     /// Bytes of the counters.

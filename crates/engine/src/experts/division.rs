@@ -3,7 +3,7 @@
 //!
 //! It follows from measured times alone, and is fixed when a model is opened.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Shares of a layer's experts in host memory that a division tries: multiples of 1 / 16. They are
 /// coarse, so that two measurements of one machine mostly give the same division.
@@ -14,7 +14,7 @@ const SHARES: usize = 16;
 pub(crate) const MIN_GAIN: f64 = 1.1;
 
 /// Time of `n` experts of one layer, in seconds: `fixed + n * each`, and zero for none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ExpertTime {
     /// Seconds that do not depend on the number of experts.
     pub fixed: f64,
@@ -44,7 +44,7 @@ impl ExpertTime {
 }
 
 /// Measured times of one row through the experts of a layer, in seconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ExpertTimes {
     /// Bytes of the experts that were measured.
     pub bytes: u64,
@@ -78,6 +78,11 @@ impl ExpertTimes {
     /// Bytes per second of experts in the card's own memory.
     pub fn card_bytes_per_second(&self) -> f64 {
         self.bytes as f64 / self.card.each
+    }
+
+    /// Seconds of an expert in host memory where card and host share such experts.
+    pub(crate) fn of_expert_on_both_sides(&self) -> f64 {
+        self.contention.max(1.0) / (1.0 / self.bus.each + 1.0 / self.host.each)
     }
 
     /// Expected seconds of one row through a layer's experts if the host computes `computed` of
@@ -230,6 +235,71 @@ mod tests {
                     "{bus} {host} {on_card}"
                 );
             }
+        }
+    }
+
+    /// Times that a machine measured, places of its experts, and the speeds of both ways to compute
+    /// the ones in host memory.
+    struct RecordedMachine {
+        times: ExpertTimes,
+        /// Layers with as many experts on the card, of 128.
+        layers: [(usize, usize); 2],
+        /// Measured tokens per second.
+        read: f64,
+        compute: f64,
+    }
+
+    const fn us(fixed: f64, each: f64) -> ExpertTime {
+        ExpertTime { fixed: fixed * 1e-6, each: each * 1e-6 }
+    }
+
+    /// An H200 with 16 cores on 2026-11-30: Qwen3-30B-A3B with 10 and 3 GiB of the card, then 24
+    /// layers whose experts are used unevenly, with 5 GiB.
+    fn recorded_machines() -> [RecordedMachine; 3] {
+        let times = |card, bus, host, wait: f64, contention| {
+            let (op, wait) = (5e-6, wait * 1e-6);
+            ExpertTimes { bytes: 2_654_208, card, bus, host, wait, op, contention }
+        };
+        [
+            RecordedMachine {
+                times: times(us(0.0, 1.7), us(10.1, 56.0), us(0.0, 22.8), 73.8, 1.17),
+                layers: [(25, 128), (23, 0)],
+                read: 81.8,
+                compute: 120.6,
+            },
+            RecordedMachine {
+                times: times(us(9.7, 1.0), us(7.9, 58.2), us(0.0, 22.5), 111.5, 1.06),
+                layers: [(5, 128), (43, 0)],
+                read: 47.6,
+                compute: 74.8,
+            },
+            RecordedMachine {
+                times: times(us(11.5, 0.8), us(10.9, 55.6), us(0.0, 24.5), 105.4, 1.0),
+                layers: [(24, 115), (0, 0)],
+                read: 370.1,
+                compute: 341.6,
+            },
+        ]
+    }
+
+    #[test]
+    fn divisions_of_recorded_machines_are_no_slower_than_either_side() {
+        for machine in recorded_machines() {
+            let RecordedMachine { times, layers, read, compute } = machine;
+            let seconds = |computed: &dyn Fn(&LayerExpertCounts) -> usize| -> f64 {
+                let of_layers = layers.iter().map(|(count, on_card)| {
+                    let layer =
+                        LayerExpertCounts { on_card: *on_card, bytes: times.bytes, ..LAYER };
+                    *count as f64 * times.of_layer(&layer, computed(&layer))
+                });
+                of_layers.sum()
+            };
+            let [reads, computes] = [seconds(&|_| 0), seconds(&LayerExpertCounts::on_host)];
+            let divided = seconds(&|layer| times.computed(layer));
+            assert!(divided <= reads && divided <= computes * MIN_GAIN, "{times:?}");
+            // The faster way is the one that was measured to be.
+            assert_eq!(computes < reads, compute > read, "{times:?}");
+            assert_eq!(divided < reads, compute > read, "{times:?}");
         }
     }
 }

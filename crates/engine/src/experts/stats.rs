@@ -27,6 +27,12 @@ pub struct Stats {
     pub experts_predicted: u64,
     /// Needed experts that the host's processor computed beside a card.
     pub experts_on_host: u64,
+    /// Uses of experts whose places were known when they were counted: choices of routers.
+    pub expert_uses: u64,
+    /// Of these, uses of experts in a card's own memory.
+    pub card_uses: u64,
+    /// Experts on a card that were exchanged for ones in host memory that are used more.
+    pub experts_exchanged: u64,
     /// Experts requested by prefetches.
     pub experts_prefetched: u64,
     /// Prefetched experts that were cancelled, or evicted unused.
@@ -100,6 +106,17 @@ impl Stats {
         self.experts_hit += recorded.experts_hit;
     }
 
+    /// Adds uses of an expert.
+    pub(crate) fn add_uses(&mut self, uses: usize, is_on_card: bool) {
+        self.expert_uses += uses as u64;
+        self.card_uses += if is_on_card { uses as u64 } else { 0 };
+    }
+
+    /// Share of uses of experts in a card's own memory; `None` if none was counted.
+    pub fn card_hit_rate(&self) -> Option<f64> {
+        (self.expert_uses > 0).then(|| self.card_uses as f64 / self.expert_uses as f64)
+    }
+
     /// Seconds that drafts have won; negative if they have cost time. 0 where a number of drafts is
     /// given, as steps without them are not measured then.
     pub fn seconds_won(&self) -> f64 {
@@ -150,6 +167,9 @@ impl Stats {
             experts_hit: f(self.experts_hit, other.experts_hit),
             experts_predicted: f(self.experts_predicted, other.experts_predicted),
             experts_on_host: f(self.experts_on_host, other.experts_on_host),
+            expert_uses: f(self.expert_uses, other.expert_uses),
+            card_uses: f(self.card_uses, other.card_uses),
+            experts_exchanged: f(self.experts_exchanged, other.experts_exchanged),
             experts_prefetched: f(self.experts_prefetched, other.experts_prefetched),
             experts_wasted: f(self.experts_wasted, other.experts_wasted),
             experts_read: f(self.experts_read, other.experts_read),

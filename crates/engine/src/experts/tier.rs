@@ -148,7 +148,7 @@ impl ClassSlots {
 pub(crate) struct Tier {
     classes: Vec<ClassSlots>,
     /// By layer: index of its class.
-    class_of: Vec<usize>,
+    pub(super) class_of: Vec<usize>,
     pub(super) states: Vec<SlotState>,
     /// By layer and expert: the slot, or [`NONE`].
     pub(super) slots: Vec<Vec<u32>>,

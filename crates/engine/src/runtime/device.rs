@@ -11,7 +11,7 @@ use moeflux_model::{blueprint::Blueprint, checkpoint::Checkpoint};
 
 use super::open_device::OpenDevice;
 use crate::{
-    experts::placement::ExpertsOnHost,
+    experts::{PlacementOptions, placement::ExpertsOnHost},
     runtime::{
         card_list::{card_names, open_cards},
         card_speeds::measure_kinds,
@@ -93,9 +93,10 @@ pub(crate) fn open_device(
     wrap: Option<&WrapDevice>,
 ) -> Result<(ModelText, OpenedDevice), Error> {
     let name = options.name.as_deref().unwrap_or("cpu");
-    if options.exact && request.experts_on_host != ExpertsOnHost::Read {
+    if options.exact && request.experts_on_host == ExpertsOnHost::Compute {
         return Err(PlanError::HostExpertsExact.into());
     }
+    let request = request.on_path(options.exact);
     let request = &request.host_threads(request.host_threads.or(options.threads));
     let load = || ModelText::for_checkpoint(checkpoint, blueprint.vocab);
     let open = |text_loaded: &dyn Fn()| {
@@ -279,7 +280,7 @@ fn by_preference(adapters: &[Adapter]) -> impl Iterator<Item = &Adapter> {
 impl MemoryPlan {
     /// The plan that an engine would make for this checkpoint now. Opens tokenizer and device, as
     /// they occupy memory, but loads no weights. Measures card and processor where experts in host
-    /// memory are divided by their speeds.
+    /// memory are divided by their speeds, unless `placement` has a recorded division.
     ///
     /// # Errors
     /// There is no such device, the tokenizer is broken, or the budget is below the floor; the
@@ -289,15 +290,18 @@ impl MemoryPlan {
         blueprint: &Blueprint,
         request: &MemoryRequest,
         device: &DeviceOptions,
+        placement: &PlacementOptions,
     ) -> Result<(Self, ChosenDevice), Error> {
+        let request = &request.on_path(device.exact);
         let (_text, opened) = open_device(checkpoint, blueprint, request, device, None)?;
         let OpenedDevice { device: mut opened, mut plan, chosen } = opened;
-        if request.experts_on_host == ExpertsOnHost::Auto {
-            let times = match request.expert_times {
-                Some(times) => Some(times),
-                None => plan.measure_experts(&mut *opened, blueprint, device.threads)?,
-            };
-            times.into_iter().for_each(|times| plan.divide_experts(blueprint, times));
+        let placement = &placement.followed(request.experts_on_host);
+        if plan.placement().is_some() || placement.recorded.is_some() {
+            let model = checkpoint.identity().ok();
+            plan.place_unloaded(blueprint, model, placement, |plan| match request.expert_times {
+                Some(times) => Ok(Some(times)),
+                None => plan.measure_experts(&mut *opened, blueprint, device.threads),
+            })?;
         }
         Ok((plan, chosen))
     }

@@ -12,8 +12,7 @@ use super::host_experts::{HostExperts, HostExpertsOp};
 use crate::{
     experts::{
         cache::ExpertCache,
-        division::{ExpertTime, ExpertTimes, LayerExpertCounts},
-        placement::Placement,
+        division::{ExpertTime, ExpertTimes},
     },
     runtime::plan::MemoryPlan,
 };
@@ -146,60 +145,6 @@ impl MemoryPlan {
         let slots =
             ProbeSlots::allocate(device, layer, self.slot_classes().bytes_for(layer) as usize)?;
         measure(device, &mut host, &slots, blueprint).map(Some)
-    }
-
-    /// Whether measured times can divide experts: some are in host memory, and the card can read
-    /// them.
-    pub(crate) fn divides_experts(&self) -> bool {
-        self.placement().is_some_and(Placement::card_reads)
-    }
-
-    /// Divides the experts in host memory between card and processor by measured times.
-    pub(crate) fn divide_experts(&mut self, blueprint: &Blueprint, times: ExpertTimes) {
-        if self.divides_experts() {
-            self.set_expert_times(times);
-            self.set_computed(blueprint, &|layer| times.computed(layer));
-        }
-    }
-
-    /// Leaves to the processor as many of each layer's experts in host memory as `computed` says.
-    pub(crate) fn set_computed(
-        &mut self,
-        blueprint: &Blueprint,
-        computed: &dyn Fn(&LayerExpertCounts) -> usize,
-    ) {
-        let Some(placement) = self.placement_mut() else { return };
-        for (layer, moe) in blueprint.moe_layers() {
-            let experts = LayerExpertCounts::new(moe, placement.on_card(layer));
-            placement.set_computed(layer, computed(&experts));
-        }
-    }
-
-    /// Seconds of all layers' experts for one row, by measured times.
-    pub(crate) fn seconds_of_experts(
-        &self,
-        blueprint: &Blueprint,
-        times: &ExpertTimes,
-        computed: &dyn Fn(&LayerExpertCounts) -> usize,
-    ) -> f64 {
-        let Some(placement) = self.placement() else { return 0.0 };
-        let layers = blueprint.moe_layers().map(|(layer, moe)| {
-            let experts = LayerExpertCounts::new(moe, placement.on_card(layer));
-            times.of_layer(&experts, computed(&experts))
-        });
-        layers.sum()
-    }
-}
-
-impl LayerExpertCounts {
-    /// Experts of a layer of which the first `on_card` are in the card's own memory.
-    pub(crate) fn new(moe: &MoeBlueprint, on_card: usize) -> Self {
-        Self {
-            count: moe.experts.count,
-            on_card,
-            top_k: moe.router.top_k,
-            bytes: moe.experts.slot_bytes as u64,
-        }
     }
 }
 

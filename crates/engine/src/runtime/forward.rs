@@ -131,6 +131,9 @@ impl Model {
             _ => embed,
         };
         let draft_head = DraftHead::load(blueprint, embed_at_end, plan, loader)?;
+        let mut scratch = Scratch::new(blueprint, rows, context, loader.device)?;
+        // Uses of experts that all have a place on the card decide nothing.
+        scratch.routed.take_if(|_| plan.slots() >= blueprint.experts());
         Ok(Self {
             hidden: blueprint.hidden,
             streams: blueprint.streams,
@@ -149,7 +152,7 @@ impl Model {
             card_parts: first_parts.windows(2).map(|ends| ends[0]..ends[1]).collect(),
             head_bias: loader.optional_vector(blueprint.head_bias.as_ref())?,
             logit_scale: blueprint.logit_scale,
-            scratch: Scratch::new(blueprint, rows, context, loader.device)?,
+            scratch,
             head_rows,
             logits: loader
                 .device
@@ -307,7 +310,7 @@ impl Model {
         control: &mut StepControl<'_>,
         sink: &mut LogitsSink<'_>,
     ) -> Result<(), Error> {
-        self.moe_state.ids_were_read = false;
+        self.moe_state.start_step();
         self.has_results = false;
         self.set_tokens(spans);
         if let Some(store) = ctx.row_store.as_deref_mut() {
@@ -364,7 +367,7 @@ impl Model {
         result?;
         // Without logits, nothing has waited for the host.
         if let Some(host) = ctx.host.as_deref_mut() {
-            ctx.stats.experts_on_host += host.finish_serving()?;
+            *ctx.stats = ctx.stats.plus(&host.finish_serving()?);
         }
         Ok(())
     }
@@ -620,6 +623,8 @@ impl Model {
         let mut host_logits = std::mem::take(&mut self.host_logits);
         let StepContext { device, cache, host, stats, .. } = ctx;
         let at_head = || Error::at(|| "head");
+        let rows = spans.iter().map(SeqSpan::rows).sum();
+        let is_one_card = self.first_card_parts().contains(&self.layers.len());
         let all = self.logits(logit_rows.len());
         let top = self.top_logits(logit_rows);
         let mut read_run = |first: usize, run: &[LogitsRow]| {
@@ -635,9 +640,18 @@ impl Model {
             let of_drafts = self.draft_head.as_ref().filter(|_| is_first && drafting > 0);
             let of_drafts = of_drafts.map(|head| head.all_drafts(drafting));
             let mut drafted = vec![0.0; of_drafts.map_or(0, |view| view.width)];
-            let count = 1 + usize::from(of_drafts.is_some());
+            let routed = self.scratch.routed.as_ref().filter(|_| is_first && is_one_card);
+            let of_routers = routed.and_then(|routed| routed.all(rows));
+            let mut ids = std::mem::take(&mut self.moe_state.routed_ids);
+            ids.resize(of_routers.map_or(0, |view| view.width), 0.0);
+            let count = 1 + usize::from(of_drafts.is_some()) + usize::from(of_routers.is_some());
             let drafts = ViewRead { view: of_drafts.unwrap_or(view), out: &mut drafted };
-            let mut reads = [ViewRead { view, out: &mut *values }, drafts];
+            let routers = ViewRead { view: of_routers.unwrap_or(view), out: &mut ids };
+            let logits = ViewRead { view, out: &mut *values };
+            let mut reads = match of_drafts {
+                Some(_) => [logits, drafts, routers],
+                None => [logits, routers, drafts],
+            };
             let (waited, mut recording) = (device.counters().waited_ns, 0.0);
             let read = device.read_while(&mut reads[..count], &mut |device| {
                 if first == 0 && continues {
@@ -648,9 +662,13 @@ impl Model {
             });
             // The results are worth nothing if the host has failed.
             if let Some(host) = host.as_deref_mut() {
-                stats.experts_on_host += host.finish_serving()?;
+                **stats = stats.plus(&host.finish_serving()?);
             }
             read.map_err(at_head())?;
+            if let Some(routed) = self.scratch.routed.as_ref().filter(|_| of_routers.is_some()) {
+                routed.count(&ids, rows, &self.moe_state, cache, stats);
+            }
+            self.moe_state.routed_ids = ids;
             let waited = (device.counters().waited_ns - waited) as f64 / 1e9;
             if !self.ahead.is_empty() && first == 0 {
                 self.pace.note_times(self.ahead.len(), recording, waited);

@@ -23,7 +23,8 @@ use moeflux_model::blueprint::Blueprint;
 use crate::{
     experts::{
         cache::{ExpertCache, Pin},
-        placement::Placement,
+        placement::{ExpertsOnHost, Placement},
+        stats::Stats,
     },
     runtime::{
         host_processor::{HostLayer, HostProcessor, ProcessorSizes},
@@ -184,7 +185,7 @@ impl HostJob {
 /// The host's processor as a second device for experts.
 pub(crate) struct HostExperts {
     thread: HostThread<HostJob>,
-    placement: Placement,
+    placement: Arc<Placement>,
     borrowed: Vec<BorrowedSlots>,
     /// Inputs of the next layer's experts.
     input: Vec<f32>,
@@ -211,6 +212,9 @@ impl HostExperts {
         threads: Option<usize>,
     ) -> Result<Option<Self>, Error> {
         let Some(placement) = plan.placement() else { return Ok(None) };
+        if plan.experts_on_host() == ExpertsOnHost::Read {
+            return Ok(None);
+        }
         let threads = threads.unwrap_or_else(|| (physical_cores() - 1).max(1));
         let cpu =
             DeviceOptions::default().threads(threads).fine_expert_inputs(true).idle_spin(IDLE_SPIN);
@@ -276,7 +280,7 @@ impl HostExperts {
         };
         Ok(Self {
             thread: HostThread::new(job, HostJob::run)?,
-            placement: placement.clone(),
+            placement: Arc::new(placement.clone()),
             borrowed,
             input: vec![0.0; input],
             input_is_new: false,
@@ -316,8 +320,9 @@ impl HostExperts {
         if !lent.is_empty() {
             return Ok(());
         }
+        let placement = Arc::clone(&self.placement);
         let experts = layers.iter().flat_map(|layer| {
-            (layer.first_computed..layer.experts).map(|expert| (layer.layer, expert))
+            placement.computed_in(layer.layer).map(|expert| (layer.layer, expert))
         });
         let mut all = experts.map(|(layer, expert)| {
             let lost = || {
@@ -351,12 +356,12 @@ impl HostExperts {
         self.thread.start();
     }
 
-    /// Waits until the step has been served, if there is one. Returns the number of experts.
-    pub(crate) fn finish_serving(&mut self) -> Result<u64, Error> {
+    /// Waits until the step has been served, if there is one.
+    pub(crate) fn finish_serving(&mut self) -> Result<Stats, Error> {
         if !std::mem::take(&mut self.is_serving) {
-            return Ok(0);
+            return Ok(Stats::default());
         }
-        let served = self.thread.finish().served.take().unwrap_or(Ok(0));
+        let served = self.thread.finish().served.take().unwrap_or(Ok(Stats::default()));
         served.map_err(|ServeFailure { layer, source }| {
             Error::at(|| format!("layer {layer}, experts on the host"))(source)
         })
@@ -369,13 +374,13 @@ impl HostExperts {
         placement: Option<&Placement>,
     ) -> Result<(), Error> {
         self.return_all(card)?;
-        placement.inspect(|placement| self.placement.clone_from(placement));
+        placement.inspect(|placement| self.placement = Arc::new((*placement).clone()));
         Ok(())
     }
 
-    /// The first expert of a layer that the host computes in a step of `rows` rows.
-    pub(crate) fn computed_from(&self, layer: usize, rows: usize) -> Option<usize> {
-        self.placement.computed_from(layer, rows)
+    /// Places of experts.
+    pub(crate) fn placement(&self) -> &Arc<Placement> {
+        &self.placement
     }
 
     /// Whether the host computes experts of any layer in a step of `rows` rows.

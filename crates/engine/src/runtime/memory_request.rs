@@ -102,6 +102,16 @@ impl MemoryRequest {
         host_budget(self, &SystemMemory::now())
     }
 
+    /// The same request, on the exact path if `exact`: there the card computes all experts, unless
+    /// the host is asked to.
+    pub(crate) fn on_path(self, exact: bool) -> Self {
+        let experts_on_host = match self.experts_on_host {
+            ExpertsOnHost::Auto if exact => ExpertsOnHost::Read,
+            asked => asked,
+        };
+        Self { experts_on_host, ..self }
+    }
+
     /// A budget of the device's own memory that was requested.
     pub(crate) fn any_card_budget(&self) -> Option<u64> {
         self.device_budget.or(self.card_budgets.and_then(|budgets| budgets.of_card(0)))

@@ -7,8 +7,9 @@
 //! accounts for every byte before it is allocated, in the lines of `pools`, and `plan_record` has
 //! it as JSON; `prefix_share` divides memory between slots and prefix cache, by `prefill_cost`;
 //! `device` opens the device that computes; `host_experts` computes experts on the processor beside
-//! a card, on `host_thread`, and `expert_probe` measures how fast both are; `pipeline_folder` keeps
-//! compiled kernels; `non_finite` finds the weight behind a NaN.
+//! a card, on `host_thread`, `expert_probe` measures how fast both are, and `expert_places` gives
+//! experts their places in a plan by that, `expert_placing` when a model is opened;
+//! `pipeline_folder` keeps compiled kernels; `non_finite` finds the weight behind a NaN.
 //!
 //! Must not know: requests, sampling, text beyond the tokenizer's size.
 
@@ -19,6 +20,8 @@ pub(crate) mod control;
 pub(crate) mod device;
 pub(crate) mod draft_head;
 pub(crate) mod drafting;
+mod expert_places;
+pub(crate) mod expert_placing;
 pub(crate) mod expert_probe;
 pub(crate) mod forward;
 pub(crate) mod host_experts;

@@ -112,10 +112,14 @@ pub struct MemoryPlan {
     pub working_set: usize,
     /// Sizes of slots.
     slot_classes: SlotClasses,
-    /// Places of experts beside a card, if the host computes any.
+    /// How experts without a place on a card are computed.
+    experts_on_host: ExpertsOnHost,
+    /// Places of experts beside a card, if they are fixed.
     placement: Option<Placement>,
     /// Measured times by which experts in host memory are divided.
     expert_times: Option<ExpertTimes>,
+    /// Whether they are divided as recorded.
+    follows_recorded: bool,
     /// By layer: its card.
     card_of_layer: Vec<usize>,
     /// By card: states of all sessions.
@@ -264,8 +268,10 @@ impl MemoryPlan {
                 chunk: rows,
                 working_set: blueprint.experts_per_token(),
                 slot_classes: classes.clone(),
+                experts_on_host: ExpertsOnHost::Read,
                 placement: None,
                 expert_times: None,
+                follows_recorded: false,
                 card_of_layer: basis.card_of_layer.clone(),
                 states,
                 working_sets: of_pools.iter().map(|cards| basis.working_set(cards)).collect(),
@@ -362,13 +368,15 @@ impl MemoryPlan {
         }
         counts.check(best.holds_all)?;
         let on_card = counts.on_cards();
-        if computes {
-            let experts = blueprint.layers.iter().map(|l| l.moe().map_or(0, |m| m.experts.count));
-            let layers = experts.zip(best.slot_classes.of_layers().iter().copied());
-            best.placement = Some(Placement::new(layers, &counts.sums(&on_card), in_place));
-        }
         for (pool, slots) in best.dense_pools_mut().iter_mut().zip(&on_card) {
             pool.set_slots(slots);
+        }
+        if computes {
+            best.experts_on_host = request.experts_on_host;
+        }
+        // Otherwise the card is a cache of all experts.
+        if computes || has_cards && in_place && best.holds_all && counts.lacks_experts() {
+            best.place_experts(blueprint, in_place, None, None);
         }
         Ok(best)
     }
@@ -384,7 +392,7 @@ impl MemoryPlan {
         self.prefix_division.as_ref()
     }
 
-    /// Places of experts beside a card, if the host computes any.
+    /// Places of experts beside a card, unless it is a cache of all experts.
     pub(crate) fn placement(&self) -> Option<&Placement> {
         self.placement.as_ref()
     }
@@ -398,14 +406,33 @@ impl MemoryPlan {
         self.expert_times.as_ref()
     }
 
+    pub(super) fn set_placement(&mut self, placement: Placement) {
+        self.placement = Some(placement);
+    }
+
     pub(crate) fn set_expert_times(&mut self, times: ExpertTimes) {
         self.expert_times = Some(times);
     }
 
-    /// By layer: the first expert that the host computes; empty if it computes none.
-    pub(crate) fn first_computed_on_host(&self) -> Vec<u32> {
-        let placement = self.placement.as_ref().filter(|placement| placement.computed() > 0);
-        placement.map_or_else(Vec::new, Placement::first_computed)
+    /// Number of the division of experts between card and processor. Answers are the same bit for
+    /// bit with the same number. `None` if the processor computes none.
+    pub fn experts_number(&self) -> Option<String> {
+        self.placement.as_ref().and_then(Placement::number)
+    }
+
+    /// How experts without a place on a card are computed; [`ExpertsOnHost::Read`] if there are
+    /// none.
+    pub fn experts_on_host(&self) -> ExpertsOnHost {
+        self.experts_on_host
+    }
+
+    /// Whether experts are divided as recorded.
+    pub(crate) fn follows_recorded(&self) -> bool {
+        self.follows_recorded
+    }
+
+    pub(super) fn set_follows_recorded(&mut self) {
+        self.follows_recorded = true;
     }
 
     /// Number of experts that the host computes in steps of few rows.
@@ -458,6 +485,11 @@ impl MemoryPlan {
     pub(crate) fn slots_by_class(&self) -> Vec<usize> {
         let of_pools: Vec<_> = self.dense_pools().iter().map(Pool::slots_by_size).collect();
         (0..self.slot_classes.iter().len()).map(|i| of_pools.iter().map(|p| p[i]).sum()).collect()
+    }
+
+    /// By class: slots in host memory.
+    pub(crate) fn host_slots_by_class(&self) -> Vec<usize> {
+        self.host().slots_by_size()
     }
 
     /// By layer: its card; zeros for a device that is a single card.
@@ -654,9 +686,9 @@ fn carried_bytes(blueprint: &Blueprint, rows: usize, cards: usize) -> u64 {
 mod tests {
     use moeflux_compute::{BankPlace, DeviceOptions};
 
-    use super::{LEAST_SHARE, MemoryPlan, MemoryRequest, page_align};
+    use super::{ExpertsOnHost, LEAST_SHARE, MemoryPlan, MemoryRequest, page_align};
     use crate::{
-        experts::slot_classes::SlotClasses,
+        experts::{PlacementOptions, slot_classes::SlotClasses},
         runtime::pools::{LineName, Pool, PoolLine},
     };
     use moeflux_model::{blueprint::Blueprint, checkpoint::Checkpoint};
@@ -668,7 +700,15 @@ mod tests {
         let device = DeviceOptions::default().name("cpu");
         let plan = |slots: Option<usize>| {
             let request = MemoryRequest::default().slots(slots);
-            MemoryPlan::for_checkpoint(&checkpoint, &blueprint, &request, &device).unwrap().0
+            MemoryPlan::for_checkpoint(
+                &checkpoint,
+                &blueprint,
+                &request,
+                &device,
+                &PlacementOptions::default(),
+            )
+            .unwrap()
+            .0
         };
         let (all, few) = (plan(None), plan(Some(6)));
         assert!(all.holds_all && !few.holds_all);
@@ -700,8 +740,10 @@ mod tests {
             chunk: 256,
             working_set: 384,
             slot_classes: SlotClasses::uniform(1, 2_654_208),
+            experts_on_host: ExpertsOnHost::Read,
             placement: None,
             expert_times: None,
+            follows_recorded: false,
             card_of_layer: vec![0],
             states: vec![64 << 20],
             working_sets: vec![384],

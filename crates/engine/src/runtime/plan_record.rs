@@ -33,6 +33,8 @@ struct PlanRecord {
     host_slots: usize,
     /// Experts that the host computes beside a card.
     computed_on_host: usize,
+    /// Number of their division; null if there are none.
+    experts_number: Option<String>,
     /// Null unless experts in host memory were divided by measured times.
     expert_times: Option<ExpertTimes>,
     holds_all: bool,
@@ -94,6 +96,7 @@ impl Serialize for MemoryPlan {
             slots: self.slots(),
             host_slots: card.map_or(0, |_| self.host().slots()),
             computed_on_host: self.computed_on_host(),
+            experts_number: self.experts_number(),
             expert_times: self.expert_times().copied(),
             holds_all: self.holds_all,
             sessions: self.sessions,

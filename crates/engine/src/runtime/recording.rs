@@ -72,6 +72,11 @@ impl Model {
         self.ahead.clear();
     }
 
+    /// Lets the next step hand work over, also after one that could not be recorded.
+    pub(crate) fn retry_hand_overs(&mut self) {
+        self.hand_over_pause = 0;
+    }
+
     /// Takes whether all drafts of a step were right.
     pub(crate) fn note_drafts(&mut self, were_right: bool) {
         self.pace.note_drafts(were_right);
@@ -256,7 +261,10 @@ impl Model {
         let rows = self.tokens.len();
         let Some(host) = ctx.host.as_deref_mut() else { return Ok(false) };
         let layers = self.layers().iter().enumerate().filter_map(|(i, layer)| {
-            Some(layer.moe()?.0.served_layer(i, host.computed_from(i, rows)?))
+            host.placement()
+                .computes_in(i, rows)
+                .then(|| layer.moe())?
+                .map(|(moe, _)| moe.served_layer(i))
         });
         let layers: Vec<_> = layers.collect();
         // Without memory for that, layers wait for the host.
@@ -274,8 +282,10 @@ impl Model {
         }
         let RowKinds { answers, .. } = RowKinds::of(spans);
         let counters = Arc::clone(&self.moe_state.counters);
+        layers.iter().for_each(|layer| self.moe_state.see_ids(layer.layer));
         if let Some(host) = ctx.host.as_deref_mut() {
-            host.start_serving(ServedStep { layers, rows, answers, counters });
+            let placement = Arc::clone(host.placement());
+            host.start_serving(ServedStep { layers, rows, answers, counters, placement });
         }
         let submitted = self.submit_ahead(ctx, &steps, spans);
         if !matches!(submitted, Ok(true)) {

@@ -11,7 +11,7 @@ use moeflux_compute::{
 };
 
 use super::host_processor::{HostLayer, HostProcessor};
-use crate::experts::counters::ExpertCounters;
+use crate::experts::{counters::ExpertCounters, placement::Placement, stats::Stats};
 
 /// Layer whose hand-over the host serves.
 #[derive(Clone, Copy)]
@@ -26,8 +26,6 @@ pub(crate) struct ServedLayer {
     pub(crate) experts_per_row: usize,
     /// Whether each choice has an input row.
     pub(crate) has_row_per_choice: bool,
-    /// The first expert that the host computes.
-    pub(crate) first_computed: usize,
 }
 
 /// Step whose hand-overs the host serves.
@@ -37,6 +35,7 @@ pub(crate) struct ServedStep {
     /// Leading rows that belong to answers.
     pub(crate) answers: usize,
     pub(crate) counters: Arc<ExpertCounters>,
+    pub(crate) placement: Arc<Placement>,
 }
 
 /// Failure of a served step.
@@ -45,8 +44,8 @@ pub(crate) struct ServeFailure {
     pub(crate) source: Error,
 }
 
-/// Experts that the host has computed, or its failure.
-pub(crate) type Served = Result<u64, ServeFailure>;
+/// Counts of the experts of a served step, or its failure.
+pub(crate) type Served = Result<Stats, ServeFailure>;
 
 /// An expert whose memory a card's host slot lends.
 struct LentExpert {
@@ -66,8 +65,8 @@ struct EmptySlots {
 pub(crate) struct LentExperts {
     experts: Vec<LentExpert>,
     empty: Vec<EmptySlots>,
-    /// By layer: the first lent expert, and the slots from it on.
-    layers: Vec<(usize, Vec<Slot>)>,
+    /// By layer and expert: the slot, if it is lent.
+    layers: Vec<Vec<Option<Slot>>>,
 }
 
 impl LentExperts {
@@ -75,8 +74,7 @@ impl LentExperts {
         self.experts.is_empty()
     }
 
-    /// Moves an expert's memory from a slot of `card` to one of the processor. The experts of a
-    /// layer follow each other.
+    /// Moves an expert's memory from a slot of `card` to one of the processor.
     pub(crate) fn lend(
         &mut self,
         card: &mut dyn Device,
@@ -94,11 +92,11 @@ impl LentExperts {
         if self.layers.len() <= layer {
             self.layers.resize_with(layer + 1, Default::default);
         }
-        let (first, slots) = &mut self.layers[layer];
-        if slots.is_empty() {
-            *first = expert;
+        let slots = &mut self.layers[layer];
+        if slots.len() <= expert {
+            slots.resize(expert + 1, None);
         }
-        slots.push(to);
+        slots[expert] = Some(to);
         Ok(())
     }
 
@@ -142,8 +140,7 @@ impl LentExperts {
 
     /// Slot of an expert.
     fn slot(&self, layer: usize, expert: usize) -> Option<Slot> {
-        let (first, slots) = self.layers.get(layer)?;
-        slots.get(expert.checked_sub(*first)?).copied()
+        *self.layers.get(layer)?.get(expert)?
     }
 }
 
@@ -199,22 +196,22 @@ impl HandOverServer {
     }
 
     fn serve_layers(&mut self, step: &ServedStep, processor: &mut HostProcessor) -> Served {
-        let mut experts = 0;
+        let mut stats = Stats::default();
         for layer in &step.layers {
-            let served = self.serve_layer(step, layer, processor);
-            let failure = |source| ServeFailure { layer: layer.layer, source };
-            experts += served.map_err(failure)?;
+            let served = self.serve_layer(step, layer, processor, &mut stats);
+            served.map_err(|source| ServeFailure { layer: layer.layer, source })?;
         }
-        Ok(experts)
+        Ok(stats)
     }
 
-    /// Serves the hand-over of a layer. Returns the number of experts.
+    /// Serves the hand-over of a layer, and counts its experts.
     fn serve_layer(
         &mut self,
         step: &ServedStep,
         layer: &ServedLayer,
         processor: &mut HostProcessor,
-    ) -> Result<u64, Error> {
+        stats: &mut Stats,
+    ) -> Result<(), Error> {
         let &ServedLayer { layer: index, shape, activation, experts, top_k, .. } = layer;
         let rows_per_row = if layer.has_row_per_choice { layer.experts_per_row } else { 1 };
         let input_rows = step.rows * rows_per_row;
@@ -239,7 +236,8 @@ impl HandOverServer {
         for run in self.choices.chunk_by(|a, b| a.expert == b.expert) {
             let expert = run[0].expert;
             step.counters.add_uses(index, expert, run.len());
-            if expert < layer.first_computed {
+            stats.add_uses(run.len(), step.placement.is_on_card(index, expert));
+            if !step.placement.is_computed(index, expert) {
                 continue;
             }
             let Some(slot) = self.lent.slot(index, expert) else {
@@ -260,6 +258,7 @@ impl HandOverServer {
         }
         let values = &processor.results[..self.result_rows.len() * shape.down.rows];
         self.port.return_results(&self.result_rows, values)?;
-        Ok(computed)
+        stats.experts_on_host += computed;
+        Ok(())
     }
 }

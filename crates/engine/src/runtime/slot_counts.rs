@@ -141,7 +141,13 @@ impl<'a> SlotCounts<'a> {
         }
         if !self.is_group {
             let count = host_slots(sum(&missing), sum(least), most, stays);
-            return Ok(split(count, shares));
+            let counts = split(count, shares);
+            // Experts are exchanged with those on the card by way of an empty slot of their class.
+            let with_empty = counts.iter().zip(&missing);
+            let with_empty: Vec<_> =
+                with_empty.map(|(count, missing)| count + usize::from(*missing > 0)).collect();
+            let holds = stays && count == sum(&missing) && self.classes.bytes(&with_empty) <= room;
+            return Ok(if holds { with_empty } else { counts });
         }
         let fixed = || missing.iter().zip(least).map(|(missing, least)| *missing.max(least));
         let fixed: Vec<usize> = fixed().collect();

@@ -16,8 +16,8 @@ use crate::{
         stats::Stats,
     },
     runtime::{
-        control::StepControl, host_experts::HostExperts, logits_request::LogitsRequest,
-        plan::MemoryPlan, spans::SpanKind,
+        control::StepControl, expert_placing::ExpertPlacing, host_experts::HostExperts,
+        logits_request::LogitsRequest, plan::MemoryPlan, spans::SpanKind,
     },
 };
 
@@ -31,20 +31,46 @@ const STEPS: usize = 9;
 const TIME: Duration = Duration::from_millis(400);
 
 impl Runtime {
+    /// Corrects measured times by steps of the loaded model, and divides experts again.
+    pub(super) fn correct_division(
+        &mut self,
+        placing: &ExpertPlacing<'_>,
+        plan: &mut MemoryPlan,
+        host: Option<HostExperts>,
+    ) -> Result<Option<HostExperts>, Error> {
+        let is_given = placing.request.expert_times.is_some() || placing.recorded().is_some();
+        let times = plan.expert_times().copied().filter(|_| !is_given && plan.divides_experts());
+        let (times, processor) = match (times, host) {
+            (Some(times), Some(processor)) => (times, processor),
+            (_, host) => return Ok(host),
+        };
+        let blueprint = placing.blueprint;
+        let corrected = self.correct_expert_times(blueprint, plan, times, processor);
+        let (times, mut processor) = corrected?;
+        plan.divide_experts(blueprint, times);
+        self.cache.set_placement(plan.placement().cloned());
+        processor.set_placement(&mut *self.device, plan.placement())?;
+        Ok(Some(processor))
+    }
+
     /// Corrects the time that a layer takes longer where the host computes experts, by decode steps
     /// with and without a division. The parts of a layer that the measurement of experts leaves out
     /// make it longer: recording, launches, queues of the driver.
     ///
     /// All experts are in memory. The division of the plan and of the cache is undefined after the
     /// call.
-    pub(super) fn correct_expert_times(
+    fn correct_expert_times(
         &mut self,
         blueprint: &Blueprint,
         plan: &mut MemoryPlan,
         times: ExpertTimes,
         processor: HostExperts,
     ) -> Result<(ExpertTimes, HostExperts), Error> {
-        let layers = blueprint.moe_layers().count();
+        let Some(placement) = plan.placement() else { return Ok((times, processor)) };
+        let layers = blueprint
+            .moe_layers()
+            .filter(|(layer, moe)| placement.on_card(*layer).count() < moe.experts.count)
+            .count();
         if plan.context < WARM_STEPS + STEPS || layers == 0 {
             return Ok((times, processor));
         }
@@ -94,6 +120,8 @@ impl Runtime {
         for step in 0..WARM_STEPS + STEPS {
             // Any tokens, so that routers choose different experts.
             let token = (step * 7919 + 13) % blueprint.vocab.max(1);
+            // A step that waits layer by layer is no measure of later ones.
+            self.model.retry_hand_overs();
             let since = Instant::now();
             let wanted = LogitsRequest::TopK(1);
             let (tokens, outcome) = (&[token as u32], &CheckOutcome::new(1));

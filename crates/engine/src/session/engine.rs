@@ -4,17 +4,17 @@
 use std::{
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use moeflux_base::{Error, setters};
 use moeflux_compute::{BankPlace, Commit, Device, DeviceOptions, KernelTime, KvFormat};
 use moeflux_model::{
     blueprint::Blueprint,
-    checkpoint::{Checkpoint, CheckpointOptions, MatrixSource, ModelId, RopeScaling},
+    checkpoint::{Checkpoint, MatrixSource, ModelId},
     seam::{LayerState, ReadAhead, blank_weights, check_tails, untied_head},
 };
 use moeflux_sampling::EndTokens;
@@ -23,22 +23,25 @@ use crate::{
     experts::{
         cache::{CacheTiers, ExpertCache, SlotAccess},
         counters::ExpertCounters,
-        io::{PageCache, ReadOptions, Reader, ReaderKind, open as open_reader, open_rows},
-        placement::ExpertsOnHost,
+        expert_plan::ExpertPlan,
+        io::{PageCache, ReadOptions, ReaderKind},
+        placement_options::PlacementOptions,
         policy::PolicyKind,
         prefetch::PrefetchMode,
         probe::{MemorySpeed, read_once},
         row_batches::RowBatches,
-        row_store::{ReopenedRows, RowStore},
+        row_store::RowStore,
         source::ExpertSource,
         stats::{LayerStats, ReadCounters},
         tier::{Tier, TierSize},
         trace::{TraceHeader, TraceRecorder},
+        use_counts::{UseCounts, UseHistory},
+        use_window::UseWindow,
     },
     runtime::{
         device::{ChosenDevice, OpenedDevice, WrapDevice, open_device},
         draft_head::DraftLimits,
-        expert_probe::{ProbeSlots, measure},
+        expert_placing::ExpertPlacing,
         forward::{Model, StepSize},
         host_experts::HostExperts,
         layer::Loader,
@@ -50,17 +53,14 @@ use crate::{
     },
     session::{
         drafts::{self, DraftMode, SharedTimes, StepTime},
-        file_watch::FileWatch,
+        model_files::{ModelIdentity, ModelOrigin, ReopenArgs, ReopenedFiles, WrapReader},
         prefix_cache::PrefixCache,
         prefix_costs::PrefixCosts,
         timeline::RewindLimits,
+        use_keeper::UseKeeper,
     },
     text::{MISSING, Text},
 };
-
-/// Wraps each reader of experts or of rows of tables that is opened. For tests that shuffle, delay
-/// or fail reads.
-pub type WrapReader = Box<dyn Fn(Box<dyn Reader>) -> Box<dyn Reader> + Send>;
 
 /// Progress callback of [`Engine::open`] and [`Engine::touch_slots`]: bytes done, total bytes.
 pub type OpenProgress<'a> = dyn FnMut(u64, u64) + 'a;
@@ -74,6 +74,8 @@ pub struct EngineOptions {
     /// Device, threads and exactness. Besides the names of devices, `auto` selects the faster
     /// device for the model, and `gpu` selects the best adapter.
     pub device: DeviceOptions,
+    /// Uses of earlier runs and a recorded division, which experts beside a card are placed by.
+    pub placement: PlacementOptions,
     /// Eviction policy of the expert cache.
     pub policy: PolicyKind,
     /// How experts are read: backend, queue depth, page cache.
@@ -92,6 +94,7 @@ pub struct EngineOptions {
 setters!(EngineOptions {
     memory: MemoryRequest,
     device: DeviceOptions,
+    placement: PlacementOptions,
     policy: PolicyKind,
     reads: ReadOptions,
     prefetch: PrefetchMode,
@@ -140,9 +143,11 @@ struct EngineShared {
     reads: String,
     notes: Vec<String>,
     expert_counters: Arc<ExpertCounters>,
+    /// Keeps uses of experts over all runs, if they are kept.
+    _uses: Option<UseKeeper>,
     draft: DraftMode,
     step_times: Arc<Mutex<SharedTimes>>,
-    runtime: Mutex<Runtime>,
+    runtime: Arc<Mutex<Runtime>>,
     /// Live sessions.
     sessions: AtomicUsize,
 }
@@ -153,6 +158,10 @@ pub(crate) struct Runtime {
     pub(crate) cache: ExpertCache,
     /// The processor as a second device for experts, beside a card.
     pub(crate) host: Option<HostExperts>,
+    /// When a step ran last, or the model was loaded.
+    pub(crate) last_step: Instant,
+    /// Recent uses of experts, where those on the card are exchanged by them.
+    pub(crate) window: Option<UseWindow>,
     /// Rows of tables on disk.
     pub(crate) row_store: Option<RowStore>,
     pub(crate) model: Model,
@@ -193,7 +202,7 @@ impl Engine {
         checkpoint.expect_dense(&blueprint);
         let options = if is_arriving { options.for_arriving() } else { options };
         let wrap = options.wrap_device.as_ref();
-        let memory = options.memory.drafts(options.draft.max());
+        let memory = options.memory.drafts(options.draft.max()).on_path(options.device.exact);
         let request = memory.with_reader(&checkpoint, &blueprint, &options.reads);
         let open = |model: &_| open_device(&checkpoint, model, &request, &options.device, wrap);
         let mut opened = open(&blueprint);
@@ -251,17 +260,7 @@ impl Engine {
         let card = plan.card().map(|pool| tier(pool.place, &plan.slots_by_class(), true));
         let card = card.transpose()?;
         let host = tier(BankPlace::Host, &plan.host().slots_by_size(), card.is_none())?;
-        let origin = Arc::new(ModelOrigin {
-            folder: checkpoint.folder().into(),
-            options: checkpoint.options(),
-            rope_scaling: checkpoint.rope_scaling(),
-            identity: OnceLock::new(),
-            watch: Mutex::new(FileWatch::new(Arc::clone(checkpoint.files()))),
-        });
-        // Samples of experts that are still arriving would delay the first token.
-        if origin.options.arriving.is_empty() {
-            origin.identify(&checkpoint)?;
-        }
+        let origin = Arc::new(ModelOrigin::of(&checkpoint)?);
         let reopen = ReopenArgs {
             origin: Arc::clone(&origin),
             reads: options.reads,
@@ -279,24 +278,21 @@ impl Engine {
             holds_all,
         };
         let mut cache = ExpertCache::new(source, reader, CacheTiers { host, card }, access);
-        cache.set_placement(plan.placement().cloned());
-        let mut host = HostExperts::with(&mut *device, &plan, &blueprint, options.device.threads)?;
-        // A card that cannot read host memory leaves all of these experts to the host.
-        if request.experts_on_host == ExpertsOnHost::Auto
-            && plan.divides_experts()
-            && let Some(processor) = &mut host
-        {
-            let times = match request.expert_times {
-                Some(times) => times,
-                None => {
-                    let slots = ProbeSlots::of_cache(&cache, &blueprint);
-                    measure(&mut *device, processor, &slots, &blueprint)?
-                }
-            };
-            plan.divide_experts(&blueprint, times);
-            cache.set_placement(plan.placement().cloned());
-            processor.set_placement(&mut *device, plan.placement())?;
-        }
+        let counted = UseCounts::of_counters(model.expert_counters(), blueprint.own_layers());
+        let known = origin.known_identity().map(|identity| identity.model);
+        let mut notes = Vec::new();
+        let uses = known.zip(options.placement.use_counts.clone());
+        let uses = uses.map(|(model, folder)| UseHistory::open(folder, model, counted, &mut notes));
+        let followed = options.placement.followed(request.experts_on_host);
+        let placing = ExpertPlacing {
+            blueprint: &blueprint,
+            request: &request,
+            options: &followed,
+            model: known,
+            uses: uses.as_ref().map(UseHistory::earlier),
+            threads: options.device.threads,
+        };
+        let host = placing.place(&mut *device, &mut plan, &mut cache)?;
         let kv_format = device.kv_format();
         let state_limit = plan.bytes(LineName::State).saturating_add(plan.bytes(LineName::Marks));
         device.limit_card_states(&plan.state_limits());
@@ -318,6 +314,8 @@ impl Engine {
             device,
             cache,
             host: None,
+            last_step: Instant::now(),
+            window: None,
             row_store,
             model,
             reopen,
@@ -339,22 +337,25 @@ impl Engine {
             let Runtime { device, cache, .. } = &mut runtime;
             cache.load_all(&mut **device, &mut progress)?;
         }
-        if load_all
-            && request.expert_times.is_none()
-            && let Some(times) = plan.expert_times().copied()
-            && let Some(processor) = host.take()
-        {
-            let corrected = runtime.correct_expert_times(&blueprint, &mut plan, times, processor);
-            let (times, mut processor) = corrected?;
-            plan.divide_experts(&blueprint, times);
-            runtime.cache.set_placement(plan.placement().cloned());
-            processor.set_placement(&mut *runtime.device, plan.placement())?;
-            host = Some(processor);
-        }
+        let host = match load_all {
+            true => runtime.correct_division(&placing, &mut plan, host)?,
+            false => host,
+        };
         runtime.host = host.filter(|_| plan.computed_on_host() > 0);
+        runtime.watch_uses(&blueprint, &plan);
+        let counters = Arc::clone(runtime.model.expert_counters());
         // Fills the page cache, on which the access to experts depends.
-        let mut notes = blank_weights(&checkpoint, &blueprint);
+        notes.extend(blank_weights(&checkpoint, &blueprint));
         notes.extend(untied_head(&checkpoint, &blueprint));
+        let runtime = Arc::new(Mutex::new(runtime));
+        // Experts that all have a slot are loaded already.
+        let hottest = uses.as_ref().filter(|_| !plan.holds_all);
+        let hottest = hottest.map_or_else(Vec::new, |uses| uses.earlier().hottest());
+        let use_keeper = uses.and_then(|uses| {
+            let runtime = Arc::downgrade(&runtime);
+            let warm = move |experts: &[_]| Runtime::warm_while_idle(&runtime, experts);
+            UseKeeper::start(uses, Arc::clone(&counters), hottest, Box::new(warm))
+        });
         let shared = EngineShared {
             folder: checkpoint.folder().into(),
             blueprint,
@@ -366,10 +367,11 @@ impl Engine {
             exact: options.device.exact,
             reads,
             notes,
-            expert_counters: Arc::clone(runtime.model.expert_counters()),
+            expert_counters: counters,
+            _uses: use_keeper,
             draft: options.draft,
             step_times: Arc::default(),
-            runtime: Mutex::new(runtime),
+            runtime,
             sessions: AtomicUsize::new(0),
         };
         Ok(Self { shared: Arc::new(shared) })
@@ -437,7 +439,7 @@ impl Engine {
 
     /// Identity of the model, if it has been read. Does not wait.
     pub fn known_model(&self) -> Option<ModelId> {
-        self.shared.origin.identity.get().map(|identity| identity.model)
+        self.shared.origin.known_identity().map(|identity| identity.model)
     }
 
     pub(crate) fn identity(&self) -> Result<ModelIdentity, Error> {
@@ -471,6 +473,12 @@ impl Engine {
     /// Memory plan: pools of named lines.
     pub fn plan(&self) -> &MemoryPlan {
         &self.shared.plan
+    }
+
+    /// The division of experts between card and processor, to be recorded for other runs. `None` if
+    /// they divide none, or files are still arriving.
+    pub fn expert_plan(&self) -> Option<ExpertPlan> {
+        self.plan().expert_plan(self.known_model()?)
     }
 
     /// The device that computes, and the reason for its choice.
@@ -597,124 +605,6 @@ impl Engine {
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Runtime> {
         self.shared.runtime.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Identities of a model.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ModelIdentity {
-    pub(crate) model: ModelId,
-    /// Identity of the model in these very files.
-    pub(crate) files: ModelId,
-}
-
-/// Files of a model, and the identity that they had when the model was opened.
-struct ModelOrigin {
-    folder: PathBuf,
-    options: CheckpointOptions,
-    rope_scaling: Option<RopeScaling>,
-    identity: OnceLock<ModelIdentity>,
-    watch: Mutex<FileWatch>,
-}
-
-impl ModelOrigin {
-    /// The files as they are now.
-    fn checkpoint(&self) -> Result<Checkpoint, Error> {
-        let mut checkpoint = Checkpoint::open_with(&self.folder, &self.options)?;
-        if let Some(scaling) = self.rope_scaling {
-            checkpoint.scale_rope(scaling)?;
-        }
-        Ok(checkpoint)
-    }
-
-    fn watch(&self) -> MutexGuard<'_, FileWatch> {
-        self.watch.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn identity(&self) -> Result<ModelIdentity, Error> {
-        match self.identity.get() {
-            Some(identity) => Ok(*identity),
-            None => self.identify(&self.checkpoint()?),
-        }
-    }
-
-    /// Reads the identity from an opened checkpoint, and keeps it.
-    fn identify(&self, checkpoint: &Checkpoint) -> Result<ModelIdentity, Error> {
-        let model = checkpoint.identity()?;
-        let files = checkpoint.identity_of_files(model);
-        Ok(*self.identity.get_or_init(|| ModelIdentity { model, files }))
-    }
-}
-
-/// Arguments to open the files of experts and of tables, and to reopen them after a disk was
-/// detached: it may return as another device.
-struct ReopenArgs {
-    origin: Arc<ModelOrigin>,
-    reads: ReadOptions,
-    slots: usize,
-    pages: PageCache,
-    wrap_reader: Option<WrapReader>,
-}
-
-/// Files that were opened again, and their readers.
-struct ReopenedFiles {
-    source: Arc<ExpertSource>,
-    reader: Box<dyn Reader>,
-    rows: Option<ReopenedRows>,
-    watch: FileWatch,
-}
-
-impl ReopenArgs {
-    /// Reader of experts.
-    fn reader(&self, source: &Arc<ExpertSource>) -> Result<Box<dyn Reader>, Error> {
-        let reader = open_reader(source, &self.reads, self.slots, self.pages)?;
-        Ok(self.wrap(reader))
-    }
-
-    /// Reader of batches of rows, for this number of slots.
-    fn row_reader(
-        &self,
-        batches: &Arc<RowBatches>,
-        slots: usize,
-    ) -> Result<Box<dyn Reader>, Error> {
-        Ok(self.wrap(open_rows(batches, &self.reads, slots, self.pages)?))
-    }
-
-    fn wrap(&self, reader: Box<dyn Reader>) -> Box<dyn Reader> {
-        match &self.wrap_reader {
-            Some(wrap) => wrap(reader),
-            None => reader,
-        }
-    }
-
-    /// The files as they are now. `None` if they belong to another model, or an expert or a row has
-    /// moved.
-    fn open(
-        &self,
-        previous: &ExpertSource,
-        row_store: Option<&RowStore>,
-    ) -> Result<Option<ReopenedFiles>, Error> {
-        let checkpoint = self.origin.checkpoint()?;
-        let blueprint = Blueprint::for_checkpoint(&checkpoint)?;
-        let source = ExpertSource::for_checkpoint(&checkpoint, &blueprint);
-        let is_other = match self.origin.identity.get() {
-            Some(identity) => checkpoint.identity()? != identity.model,
-            None => false,
-        };
-        if is_other || source.layers() != previous.layers() {
-            return Ok(None);
-        }
-        let open_rows = |batches: &Arc<RowBatches>, slots| self.row_reader(batches, slots);
-        let rows = match row_store {
-            Some(store) => match store.reopen(&checkpoint, &blueprint, &open_rows)? {
-                Some(rows) => Some(rows),
-                None => return Ok(None),
-            },
-            None => None,
-        };
-        let source = Arc::new(source);
-        let watch = FileWatch::new(Arc::clone(checkpoint.files()));
-        Ok(Some(ReopenedFiles { reader: self.reader(&source)?, source, rows, watch }))
     }
 }
 

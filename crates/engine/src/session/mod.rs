@@ -7,8 +7,10 @@
 mod decode_probe;
 pub(crate) mod drafts;
 pub(crate) mod engine;
+mod exchange;
 mod file_watch;
 pub(crate) mod mark;
+pub(crate) mod model_files;
 pub(crate) mod prefix_cache;
 pub(crate) mod prefix_costs;
 pub(crate) mod prefix_key;
@@ -18,13 +20,15 @@ pub(crate) mod session;
 pub(crate) mod snapshot;
 pub(crate) mod steps;
 pub(crate) mod timeline;
+mod use_keeper;
 
 pub use drafts::{
     DraftCounts, DraftList, DraftMode, DraftModeError, DraftScript, DraftTotals, Drafter,
     DrafterSource, MAX_DRAFTS, StepTime,
 };
-pub use engine::{OpenProgress, WrapReader};
+pub use engine::OpenProgress;
 pub use mark::Mark;
+pub use model_files::WrapReader;
 pub use save_restore::SnapshotOptions;
 pub use session::Synced;
 pub use snapshot::SnapshotFolder;

@@ -15,8 +15,9 @@ use moeflux_model::{
 use crate::{
     runtime::control::StepControl,
     session::{
-        engine::{Engine, ModelIdentity},
+        engine::Engine,
         mark::{Mark, MarkState},
+        model_files::ModelIdentity,
         session::{Session, Synced},
         snapshot::{
             SavedState, Snapshot, SnapshotContents, SnapshotFolder, SnapshotRequirements,
@@ -87,8 +88,8 @@ impl Session {
         let written = usize::try_from(snapshot.header().written).unwrap_or(usize::MAX);
         let tokens = snapshot.key().tokens.to_vec();
         let is_lossy = snapshot.header().lossy && !own.is_lossy();
-        let computed_on_host = self.engine.plan().first_computed_on_host();
-        let has_other_placement = snapshot.header().computed_on_host != computed_on_host;
+        let has_other_placement =
+            snapshot.header().has_other_placement(self.engine.plan().experts_number().as_deref());
         let loaded = Timeline { tokens, logits, written, is_lossy, ..Timeline::default() };
         let saved: Vec<u64> = snapshot.header().states.iter().map(|s| s.entries).collect();
         if saved_states(&self.engine, &loaded, kv_format).iter().map(|s| s.entries).ne(saved) {
@@ -256,7 +257,7 @@ impl Mark {
             stored: expected.stored.as_deref(),
             lossy: own.is_lossy() || kv_format != own || timeline.is_lossy,
             exact: expected.exact,
-            computed_on_host: engine.plan().first_computed_on_host(),
+            experts: engine.plan().experts_number(),
             vocab: expected.vocab,
             written: timeline.written as u64,
             key: timeline.key(),
@@ -447,6 +448,8 @@ impl Engine {
             kv_format: self.kv_format().name().into(),
             stored: (kv_format != self.kv_format()).then(|| kv_format.name().into()),
             exact: self.is_exact(),
+            experts: self.plan().experts_number(),
+            needs_division: self.plan().follows_recorded(),
             vocab: self.blueprint().vocab,
             context: self.plan().context,
             states: describe_states(self, kv_format, |state| state.shape.entries() as u64),

@@ -1,5 +1,7 @@
 //! Steps: tokens appended to several sessions at once, as a transaction.
 
+use std::time::Instant;
+
 use moeflux_base::{Error, SessionError};
 use moeflux_compute::{Commit, Span, StateShape};
 use moeflux_model::seam::LayerState;
@@ -512,6 +514,7 @@ impl Runtime {
             entry.timeline.written = entry.timeline.written.max(end);
         }
         let stepped = self.run_step(entries, stats, control, sink);
+        self.last_step = Instant::now();
         let has_head = entries.iter().any(|entry| entry.head_drafts > 0);
         match stepped {
             // Answers go on without the head where it fails.
@@ -549,6 +552,7 @@ impl Runtime {
             self.model.note_drafts(entries.iter().all(is_right));
         }
         self.fill_drafter(entries, stats, control.observer.as_deref_mut());
+        self.exchange_experts(stats);
         for entry in entries {
             let (accepted, rows, drafted) =
                 (entry.outcome.accepted.get(), entry.rows(), entry.drafted_rows());

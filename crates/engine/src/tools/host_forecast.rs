@@ -2,12 +2,13 @@
 
 use moeflux_base::Error;
 use moeflux_compute::Device;
-use moeflux_model::blueprint::Blueprint;
+use moeflux_model::{blueprint::Blueprint, checkpoint::ModelId};
 use serde::Serialize;
 
 use super::roofline::TokenCosts;
 use crate::{
     experts::{
+        ExpertPlan, PlacementOptions,
         division::{ExpertTimes, LayerExpertCounts, MIN_GAIN},
         placement::ExpertsOnHost,
     },
@@ -32,6 +33,10 @@ pub struct HostForecast {
     pub ways: Vec<HostWay>,
     /// The fastest of them, or reading where nothing gains 10 %.
     pub worth_having: &'static str,
+    /// The division of [`ExpertsOnHost::Auto`], to be recorded. `None` without an identity of the
+    /// model, such as that of a preset.
+    #[serde(skip)]
+    pub plan: Option<ExpertPlan>,
 }
 
 /// Prediction for one way to compute experts in host memory.
@@ -41,8 +46,17 @@ pub struct HostWay {
     pub experts_on_host: &'static str,
     /// Experts that the host computes.
     pub computed: usize,
+    /// Number of the division; `None` if the host computes no expert.
+    pub number: Option<String>,
     /// Predicted decoded tokens per second.
     pub tokens_per_second: f64,
+}
+
+/// A model whose experts are placed.
+pub(super) struct PlacedModel<'a> {
+    pub(super) blueprint: &'a Blueprint,
+    pub(super) model: Option<ModelId>,
+    pub(super) placement: &'a PlacementOptions,
 }
 
 impl HostForecast {
@@ -53,39 +67,55 @@ impl HostForecast {
     /// There is no plan, or a device failed.
     pub(super) fn new(
         device: &mut dyn Device,
-        blueprint: &Blueprint,
+        PlacedModel { blueprint, model, placement }: PlacedModel<'_>,
         request: &MemoryRequest,
         position: usize,
     ) -> Result<Option<Self>, Error> {
         let request = request.experts_on_host(ExpertsOnHost::Auto);
-        let plan = MemoryPlan::new(blueprint, &request, device)?;
-        let Some(times) = plan.measure_experts(device, blueprint, request.host_threads)? else {
+        let mut plan = MemoryPlan::new(blueprint, &request, device)?;
+        if !plan.divides_experts() {
             return Ok(None);
-        };
+        }
+        plan.place_unloaded(blueprint, model, placement, |plan| {
+            plan.measure_experts(device, blueprint, request.host_threads)
+        })?;
+        let Some(times) = plan.expert_times().copied() else { return Ok(None) };
+        let divided = plan.computed_on_host();
+        let recorded = model.and_then(|model| plan.expert_plan(model));
+        let compute = request.experts_on_host(ExpertsOnHost::Compute);
+        let mut all = MemoryPlan::new(blueprint, &compute, device)?;
+        let options = placement.followed(ExpertsOnHost::Compute);
+        all.place_unloaded(blueprint, model, &options, |_| Ok(None))?;
         let costs = TokenCosts::new(blueprint, device.kv_format());
         let dense = costs.resident_bytes(position) as f64 / times.card_bytes_per_second()
             + (blueprint.layers.len() * OPS_PER_LAYER) as f64 * times.op;
         let counts: Vec<_> = blueprint
             .moe_layers()
-            .map(|(layer, moe)| {
-                let on_card = plan.placement().map_or(0, |placement| placement.on_card(layer));
-                LayerExpertCounts::new(moe, on_card)
-            })
+            .filter_map(|(layer, moe)| Some(LayerExpertCounts::new(moe, plan.placement()?, layer)))
             .collect();
-        let predict = |name: ExpertsOnHost, computed: &dyn Fn(&LayerExpertCounts) -> usize| {
-            let layers = counts.iter().map(|layer| (layer, computed(layer)));
+        let number_of_auto = plan.experts_number();
+        let predict = |way: ExpertsOnHost, computed: &dyn Fn(&LayerExpertCounts) -> usize| {
             let experts: f64 =
-                layers.clone().map(|(layer, computed)| times.of_layer(layer, computed)).sum();
+                counts.iter().map(|layer| times.of_layer(layer, computed(layer))).sum();
             HostWay {
-                experts_on_host: name.name(),
-                computed: layers.map(|(_, computed)| computed).sum(),
+                experts_on_host: way.name(),
+                computed: 0,
+                number: None,
                 tokens_per_second: 1.0 / (dense + experts),
             }
         };
         let ways = ExpertsOnHost::ALL.map(|way| match way {
             ExpertsOnHost::Read => predict(way, &|_| 0),
-            ExpertsOnHost::Compute => predict(way, &LayerExpertCounts::on_host),
-            ExpertsOnHost::Auto => predict(way, &|layer| times.computed(layer)),
+            ExpertsOnHost::Compute => {
+                let predicted = predict(way, &LayerExpertCounts::on_host);
+                let (computed, number) = (all.computed_on_host(), all.experts_number());
+                HostWay { computed, number, ..predicted }
+            }
+            ExpertsOnHost::Auto => {
+                let predicted = predict(way, &|layer| times.computed(layer));
+                let (computed, number) = (divided, number_of_auto.clone());
+                HostWay { computed, number, ..predicted }
+            }
         });
         let experts = blueprint.experts();
         let on_card = plan.slots();
@@ -96,6 +126,7 @@ impl HostForecast {
             on_disk: experts.saturating_sub(on_card + plan.host().slots()),
             worth_having: worth_having(&ways),
             ways: ways.into(),
+            plan: recorded,
         }))
     }
 }
@@ -119,6 +150,7 @@ mod tests {
             ExpertsOnHost::ALL.into_iter().zip(speeds).map(|(way, tokens_per_second)| HostWay {
                 experts_on_host: way.name(),
                 computed: 0,
+                number: None,
                 tokens_per_second,
             })
         };

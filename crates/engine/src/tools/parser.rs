@@ -20,6 +20,8 @@ pub enum Parser {
     Snapshot,
     /// A routing trace.
     Trace,
+    /// A recorded division of experts.
+    ExpertPlan,
     /// `tokenizer.json`, with a text there and back.
     Tokenizer,
     /// `tiktoken.model`.

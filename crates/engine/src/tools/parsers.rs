@@ -6,7 +6,10 @@ use std::{fs, io, path::Path};
 use moeflux_base::Error;
 use moeflux_model::{blueprint::Blueprint, checkpoint::Checkpoint};
 
-use crate::{experts::trace::Trace, session::snapshot::Snapshot};
+use crate::{
+    experts::{ExpertPlan, trace::Trace},
+    session::snapshot::Snapshot,
+};
 
 pub use super::parser::Parser;
 #[cfg(feature = "text")]
@@ -14,7 +17,7 @@ use super::text_parsers::text;
 
 impl Parser {
     /// All parsers. Those of text need the feature `text`.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Config,
         Self::Safetensors,
         Self::Gguf,
@@ -23,6 +26,7 @@ impl Parser {
         Self::Mirrors,
         Self::Snapshot,
         Self::Trace,
+        Self::ExpertPlan,
         Self::Tokenizer,
         Self::Tiktoken,
         Self::TokenizerConfig,
@@ -41,6 +45,7 @@ impl Parser {
             Self::Mirrors => "mirrors",
             Self::Snapshot => "snapshot",
             Self::Trace => "trace",
+            Self::ExpertPlan => "expert_plan",
             Self::Tokenizer => "tokenizer",
             Self::Tiktoken => "tiktoken",
             Self::TokenizerConfig => "tokenizer_config",
@@ -97,6 +102,10 @@ impl Parser {
             Self::Trace => {
                 write(&[("trace", bytes)])?;
                 Trace::open(&folder.join("trace")).map(drop)
+            }
+            Self::ExpertPlan => {
+                write(&[("plan.json", bytes)])?;
+                ExpertPlan::read(&folder.join("plan.json")).map(drop)
             }
             _ => text(self, bytes, folder),
         }

@@ -1,15 +1,19 @@
 //! Planner: memory plans of one model for several budgets.
 
 use moeflux_base::Error;
-use moeflux_model::{blueprint::Blueprint, checkpoint::Checkpoint};
+use moeflux_model::{
+    blueprint::Blueprint,
+    checkpoint::{Checkpoint, ModelId},
+};
 
 use crate::{
+    experts::PlacementOptions,
     runtime::{
         device::{ChosenDevice, OpenedDevice, WrapDevice, open_device},
         model_text::ModelText,
         plan::{MemoryPlan, MemoryRequest},
     },
-    tools::host_forecast::HostForecast,
+    tools::host_forecast::{HostForecast, PlacedModel},
 };
 
 /// Computes memory plans as an engine would, one after another. Opens the tokenizer and the device,
@@ -45,7 +49,8 @@ impl<'a> Planner<'a> {
         MemoryPlan::new(self.blueprint, request, &*self.opened.device)
     }
 
-    /// Predicted speeds of the ways to compute experts in host memory, for a token at `position`.
+    /// Predicted speeds of the ways to compute experts in host memory, for a token at `position`,
+    /// with the places of experts that `placement` tells of the model with this identity.
     /// Measures card and processor, on slots that stay allocated. `None` if the device
     /// has no separate memory, cannot read host memory, or holds every expert.
     ///
@@ -55,8 +60,11 @@ impl<'a> Planner<'a> {
         &mut self,
         request: &MemoryRequest,
         position: usize,
+        placement: &PlacementOptions,
+        model: Option<ModelId>,
     ) -> Result<Option<HostForecast>, Error> {
-        HostForecast::new(&mut *self.opened.device, self.blueprint, request, position)
+        let of_model = PlacedModel { blueprint: self.blueprint, model, placement };
+        HostForecast::new(&mut *self.opened.device, of_model, request, position)
     }
 
     /// The device that would compute, and the reason for its choice.

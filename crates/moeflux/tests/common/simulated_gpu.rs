@@ -390,10 +390,14 @@ impl SlotStore for Wrapped {
 
     fn copy_slot(&mut self, from: Slot, to: Slot) -> Result<(), Error> {
         self.check()?;
-        assert!(self.on_host.contains(&from.bank) && !self.on_host.contains(&to.bank));
+        assert!(self.on_host.contains(&from.bank) != self.on_host.contains(&to.bank));
         self.note(|a| a.copies += 1);
         self.copies.push((from, to));
         Ok(())
+    }
+
+    fn release_table(&mut self, table: SlotTable) {
+        self.inner.release_table(table);
     }
 
     fn slot_table(&mut self, slots: &[Option<Slot>]) -> Result<SlotTable, Error> {

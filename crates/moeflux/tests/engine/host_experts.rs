@@ -1,10 +1,17 @@
 //! Experts that the host's processor computes beside a card.
 
-use std::path::Path;
+use std::{
+    path::Path,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
 
 use moeflux::{
     Checkpoint, Engine, EngineOptions, Error, MemoryRequest,
-    experts::{ExpertTime, ExpertTimes, ExpertsOnHost},
+    base::Stats,
+    experts::{
+        ExpertPlan, ExpertTime, ExpertTimes, ExpertsOnHost, PlacementOptions, UseCountsFolder,
+    },
     model::blueprint::Blueprint,
     runtime::{DeviceOptions, LineName},
     session::SnapshotOptions,
@@ -14,6 +21,7 @@ use moeflux_compute::DeviceMemory;
 
 use crate::common::{
     EXPERT_LAYERS, Golden, exact, feed, gpu,
+    readers::faulty,
     simulated_gpu::{Asked, Call, Card, Fault},
     tales,
 };
@@ -41,11 +49,22 @@ fn open(
     device: DeviceOptions,
     card: Card,
     memory: MemoryRequest,
-) -> (Engine, std::sync::Arc<std::sync::Mutex<Asked>>) {
+) -> (Engine, Arc<Mutex<Asked>>) {
+    let (engine, asked) = try_open(folder, device, card, memory, PlacementOptions::default());
+    (engine.unwrap(), asked)
+}
+
+fn try_open(
+    folder: &Path,
+    device: DeviceOptions,
+    card: Card,
+    memory: MemoryRequest,
+    placement: PlacementOptions,
+) -> (Result<Engine, Error>, Arc<Mutex<Asked>>) {
     let (wrap, asked) = card.wrap();
     let options = EngineOptions::default().memory(memory).device(device).wrap_device(wrap);
-    let engine = Engine::open(Checkpoint::open(folder).unwrap(), options, &mut |_, _| {});
-    (engine.unwrap(), asked)
+    let checkpoint = Checkpoint::open(folder).unwrap();
+    (Engine::open(checkpoint, options.placement(placement), &mut |_, _| {}), asked)
 }
 
 fn cpu() -> DeviceOptions {
@@ -121,10 +140,11 @@ fn handed_over_layers_have_the_bits_of_layers_that_wait() {
     let Some(gpu) = gpu(false) else { return };
     // The last steps follow a recorded one, or have other numbers of rows.
     let (prompt, steps) = (tokens(80), [12, 1, 1, 1, 1, 5, 1, 1, 40, 1, 1]);
-    for (folder, slots) in [(tales(), 96), (tales(), 4), (tales(), 250)] {
-        let memory = request(slots, None, ExpertsOnHost::Compute);
+    let compute = |slots| (slots, request(slots, None, ExpertsOnHost::Compute));
+    let divided = |slots| (slots, auto(slots, None, times(1.0, 1.0)));
+    for (slots, memory) in [compute(96), compute(4), compute(250), divided(96), divided(4)] {
         let run = |card: Card| {
-            let (engine, asked) = open(&folder, gpu.clone(), card, memory);
+            let (engine, asked) = open(&tales(), gpu.clone(), card, memory);
             let bits = bits(&engine, &prompt, &steps);
             (bits, *asked.lock().unwrap())
         };
@@ -132,8 +152,8 @@ fn handed_over_layers_have_the_bits_of_layers_that_wait() {
         let (bits, asked) = run(card(true));
         assert_eq!(waiting.handed_over, 0);
         assert!(bits == expected, "{slots} slots: other bits");
-        // Of all steps but one, which has more than 32 rows.
-        let layers = (EXPERTS - slots).min(8);
+        // Layers with experts on the host, of all steps but one, which has more than 32 rows.
+        let layers = 8 - slots / 32;
         assert_eq!(asked.handed_over, layers * (steps.len() - 1), "{slots} slots");
     }
 }
@@ -142,6 +162,7 @@ fn handed_over_layers_have_the_bits_of_layers_that_wait() {
 fn a_host_that_fails_leaves_sessions_at_their_last_token() {
     let Some(gpu) = gpu(false) else { return };
     let prompt = tokens(20);
+    // The card has one of eight layers, and some experts of another one.
     let memory = request(60, None, ExpertsOnHost::Compute);
     let (whole, _) = open(&tales(), gpu.clone(), card(true), memory);
     let expected = bits(&whole, &prompt, &[16, 1, 1, 1, 1]);
@@ -155,8 +176,8 @@ fn a_host_that_fails_leaves_sessions_at_their_last_token() {
         (Call::Results, 0),
         (Call::HandOver, 4),
         (Call::Results, 4),
-        (Call::HandOver, 7),
-        (Call::Results, 7),
+        (Call::HandOver, 6),
+        (Call::Results, 6),
         (Call::SubmitRecorded, 0),
     ] {
         asked.lock().unwrap().fault = Some(Fault { call, after, is_loss: false });
@@ -303,13 +324,20 @@ fn all_ways_to_compute_experts_in_host_memory_are_predicted() {
     let forecast = |in_place, slots| {
         let (wrap, _) = card(in_place).wrap();
         let mut planner = Planner::open(&checkpoint, &blueprint, &cpu(), Some(&wrap)).unwrap();
-        planner.forecast_host(&MemoryRequest::default().slots(slots), 100).unwrap()
+        let request = MemoryRequest::default().slots(slots);
+        let placement = PlacementOptions::default();
+        let model = Some(checkpoint.identity().unwrap());
+        planner.forecast_host(&request, 100, &placement, model).unwrap()
     };
     let of_100 = forecast(true, 100).unwrap();
     let computed: Vec<_> = of_100.ways.iter().map(|way| way.computed).collect();
     let speed = |way: usize| of_100.ways[way].tokens_per_second;
     assert_eq!((of_100.on_card, of_100.on_disk), (100, 0));
     assert_eq!(computed[..2], [0, EXPERTS - 100]);
+    let numbers: Vec<_> = of_100.ways.iter().map(|way| way.number.is_some()).collect();
+    assert_eq!(numbers, [false, true, computed[2] > 0]);
+    let plan = of_100.plan.as_ref().filter(|_| computed[2] > 0);
+    assert_eq!(plan.map(ExpertPlan::number), of_100.ways[2].number.as_deref());
     assert!(computed[2] <= EXPERTS - 100);
     assert!((0..3).all(|way| speed(way) > 1.0), "{of_100:?}");
     assert!(speed(2) >= speed(0), "{of_100:?}");
@@ -341,4 +369,178 @@ fn a_saved_session_knows_the_experts_that_the_host_computed() {
         session.reset().unwrap();
         assert!(!session.has_other_placement());
     }
+}
+
+/// Two engines with one recorded plan, but other caches, speeds, uses and histories.
+#[test]
+fn a_recorded_plan_gives_the_same_bits_in_another_engine() {
+    let Some(gpu) = gpu(false) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan.json");
+    let (prompt, steps) = (tokens(40), [16, 1, 1, 2, 1, 1]);
+    let run = |memory, placement: PlacementOptions, history: u32| {
+        let (engine, _) = try_open(&tales(), gpu.clone(), card(true), memory, placement);
+        let engine = engine.unwrap();
+        (history > 0).then(|| bits(&engine, &tokens(history), &[history as usize]));
+        (bits(&engine, &prompt, &steps), engine)
+    };
+    let first = auto(96, None, times(1.0, 1.0));
+    let (expected, engine) = run(first, PlacementOptions::default(), 0);
+    let plan = engine.expert_plan().unwrap();
+    assert_eq!(Some(plan.number()), engine.plan().experts_number().as_deref());
+    plan.write(&file).unwrap();
+    let recorded = || Arc::new(ExpertPlan::read(&file).unwrap().unwrap());
+    let uses = UseCountsFolder::new(folder.path().join("uses"));
+    for (memory, history) in [
+        (auto(96, None, times(1.0, 3.0)), 30),
+        (request(60, None, ExpertsOnHost::Auto), 7),
+        (auto(96, Some(100), times(3.0, 1.0)), 50),
+    ] {
+        let placement = PlacementOptions::default().recorded(recorded()).use_counts(uses.clone());
+        let (bits, engine) = run(memory, placement, history);
+        assert!(bits == expected, "{memory:?}: other bits");
+        assert_eq!(engine.plan().experts_number().as_deref(), Some(plan.number()));
+        assert_eq!(engine.expert_plan().unwrap().number(), plan.number());
+    }
+    // Another plan rounds differently.
+    assert!(run(auto(96, None, times(1.0, 2.0)), PlacementOptions::default(), 0).0 != expected);
+}
+
+#[test]
+fn a_recorded_plan_is_an_error_where_it_cannot_be_followed() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan.json");
+    let (engine, _) = open(&tales(), cpu(), card(true), auto(96, None, times(1.0, 1.0)));
+    engine.expert_plan().unwrap().write(&file).unwrap();
+    let recorded = || Arc::new(ExpertPlan::read(&file).unwrap().unwrap());
+    // On a card that cannot follow it, it is an error.
+    let placement = || PlacementOptions::default().recorded(recorded());
+    for (card, slots, problem) in [
+        (card(true), 256, "holds every expert"),
+        (card(false), 96, "cannot read"),
+        (Card { memory: None, ..Card::OWN }, 96, "no own memory"),
+    ] {
+        let memory = request(slots, None, ExpertsOnHost::Auto);
+        let (opened, _) = try_open(&tales(), cpu(), card, memory, placement());
+        let error = opened.err().unwrap().to_string();
+        assert!(error.contains("plan.json") && error.contains(problem), "{error}");
+    }
+    // The exact path has the same bits with any plan, and takes none.
+    let memory = request(96, None, ExpertsOnHost::Auto);
+    for placement in [placement(), PlacementOptions::default()] {
+        let device = DeviceOptions::default().name("cpu").exact(true);
+        let (opened, _) = try_open(&tales(), device, card(true), memory, placement);
+        let engine = opened.unwrap();
+        assert_eq!(engine.plan().experts_on_host(), ExpertsOnHost::Read);
+        assert_eq!((engine.plan().experts_number(), engine.expert_plan()), (None, None));
+    }
+}
+
+/// Bits of all logits and statistics of a text of three tokens, `rows` at a time.
+fn bits_of_few_tokens(engine: &Engine, tokens: usize, rows: usize) -> (Vec<u32>, Stats) {
+    let prompt: Vec<u32> = (0..tokens).map(|i| [7, 900, 31][i % 3]).collect();
+    let mut session = engine.session().unwrap();
+    let logits = prompt.chunks(rows).flat_map(|now| feed(&mut session, now, None));
+    (logits.map(f32::to_bits).collect(), session.stats())
+}
+
+#[test]
+fn a_card_gets_the_experts_that_earlier_runs_used_most() {
+    let folder = tempfile::tempdir().unwrap();
+    let uses = || UseCountsFolder::new(folder.path().join("uses"));
+    let memory = request(100, None, ExpertsOnHost::Read);
+    let run = |placement: PlacementOptions| {
+        let (engine, _) = try_open(&tales(), cpu(), card(true), memory, placement);
+        let (bits, stats) = bits_of_few_tokens(&engine.unwrap(), 400, 20);
+        (bits, stats.card_hit_rate().unwrap())
+    };
+    let (expected, first) = run(PlacementOptions::default().use_counts(uses()));
+    let (bits, later) = run(PlacementOptions::default().use_counts(uses()));
+    assert!(bits == expected, "other bits");
+    // The card has 100 of 256 experts. Experts are small, so that it has whole layers, too.
+    assert!((0.3..0.5).contains(&first) && later > first + 0.05, "{first} {later}");
+    let (_, without) = run(PlacementOptions::default());
+    assert_eq!(without, first);
+}
+
+#[test]
+fn experts_that_are_used_more_come_to_the_card_and_change_no_bit() {
+    let devices = [(Some(cpu()), 900), (gpu(false), 210)];
+    for (device, tokens) in devices.into_iter().filter_map(|(d, tokens)| Some((d?, tokens))) {
+        let run = |slots| {
+            let memory = request(slots, None, ExpertsOnHost::Read).context(1024);
+            let (engine, _) = open(&tales(), device.clone(), card(true), memory);
+            bits_of_few_tokens(&engine, tokens, 3)
+        };
+        let (expected, all) = run(EXPERTS);
+        assert_eq!(all.experts_exchanged, 0);
+        let (bits, stats) = run(100);
+        assert!(bits == expected, "{device:?}: other bits");
+        assert!(stats.experts_exchanged >= 4, "{device:?}: {stats:?}");
+        // 100 of 256 experts have 39 % of uses at first.
+        let rate = stats.card_hit_rate().unwrap();
+        assert!(tokens < 900 || rate > 0.45, "{rate} {stats:?}");
+    }
+}
+
+/// Answers do not wait for it: a fresh process reads the experts that earlier runs used most while
+/// no step runs.
+#[test]
+fn the_hottest_experts_are_read_while_no_step_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = || {
+        let placement = PlacementOptions::default().use_counts(UseCountsFolder::new(folder.path()));
+        let memory = MemoryRequest::default().slots(60);
+        let options = EngineOptions::default().memory(memory).placement(placement);
+        Engine::open(Checkpoint::open(&tales()).unwrap(), options, &mut |_, _| {}).unwrap()
+    };
+    let prompt: Vec<u32> = (0..60).map(|i| [7, 900, 31][i % 3]).collect();
+    let first_hits = |engine: &Engine| {
+        let mut session = engine.session().unwrap();
+        feed(&mut session, &prompt[..1], None);
+        session.stats().experts_hit
+    };
+    let engine = open();
+    std::thread::sleep(Duration::from_millis(120));
+    assert_eq!(engine.read_counters().bytes, 0, "nothing is known of uses");
+    assert_eq!(first_hits(&engine), 0);
+    bits(&engine, &prompt, &[20, 20, 20]);
+    drop(engine);
+    let engine = open();
+    let since = Instant::now();
+    while engine.read_counters().bytes == 0 && since.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let hits = first_hits(&engine);
+    assert!(hits > 4, "{hits} hits");
+}
+
+/// A layer waits for the disk, then the host computes; nothing times out.
+#[test]
+fn a_slow_disk_delays_experts_on_the_host() {
+    let Some(gpu) = gpu(false) else { return };
+    let (prompt, steps) = (tokens(14), [12, 1, 1]);
+    let run = |host_slots, delay: Option<Duration>| {
+        let (wrap, _) = card(true).wrap();
+        // The first read takes so long.
+        let delay = Arc::new(Mutex::new(delay));
+        let wrap_reader = faulty(move || {
+            delay.lock().unwrap().take().into_iter().for_each(std::thread::sleep);
+            false
+        });
+        let options = EngineOptions::default()
+            .memory(request(60, host_slots, ExpertsOnHost::Compute))
+            .device(gpu.clone())
+            .wrap_device(wrap)
+            .wrap_reader(wrap_reader);
+        let checkpoint = Checkpoint::open(&tales()).unwrap();
+        let engine = Engine::open(checkpoint, options, &mut |_, _| {}).unwrap();
+        let since = Instant::now();
+        (bits(&engine, &prompt, &steps), since.elapsed())
+    };
+    let (expected, _) = run(None, None);
+    let delay = Duration::from_secs(5);
+    let (bits, took) = run(Some(40), Some(delay));
+    assert!(bits == expected, "other bits");
+    assert!(took >= delay, "{took:?}");
 }

@@ -352,8 +352,9 @@ fn a_gpu_has_a_separate_budget() {
         MemoryRequest::default().device_budget(small).context(context).chunk(chunk).marks(marks);
     let planned = of(own(Some(1 << 30)), request).unwrap();
     assert_eq!(card_budget(&planned), Some(small));
-    // The host holds the rest, or as much as its budget allows.
-    assert_eq!((slots(&planned), planned.holds_all), (vec![100, 156], true));
+    // The host holds the rest, or as much as its budget allows, and has an empty slot for
+    // exchanges.
+    assert_eq!((slots(&planned), planned.holds_all), (vec![100, 157], true));
     // A GPU that cannot read host memory uses its slots as a cache.
     let copies = Some(DeviceMemory { total: Some(1 << 30), unified: false, in_place: false });
     let planned = of(copies, request).unwrap();

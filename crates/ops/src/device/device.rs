@@ -155,6 +155,9 @@ pub struct DeviceOptions {
     /// Beside another device the processor has longer pauses, and waking many threads takes longer
     /// than its ops.
     pub idle_spin: Option<Duration>,
+    /// How many experts in host memory kernels of a GPU read for each that they need, in steps that
+    /// look experts up, as if the bus were that much slower; by default one. For measurements.
+    pub host_reads: Option<usize>,
     /// Where a GPU keeps its compiled kernels between processes. Without it, the default, each
     /// process compiles them.
     pub pipelines: Option<Arc<dyn PipelineStore>>,
@@ -231,6 +234,13 @@ impl DeviceOptions {
     #[must_use]
     pub fn idle_spin(mut self, time: impl Into<Option<Duration>>) -> Self {
         self.idle_spin = time.into();
+        self
+    }
+
+    /// Sets `host_reads`.
+    #[must_use]
+    pub fn host_reads(mut self, reads: impl Into<Option<usize>>) -> Self {
+        self.host_reads = reads.into();
         self
     }
 

@@ -28,6 +28,9 @@ pub trait SlotStore {
     /// [`ExpertUses::Routed`](crate::ExpertUses::Routed). Experts without a slot are not computed.
     fn slot_table(&mut self, slots: &[Option<Slot>]) -> Result<SlotTable, Error>;
 
+    /// Releases a slot table that no later op uses.
+    fn release_table(&mut self, table: SlotTable);
+
     /// Moves the memory of a slot of [`BankPlace::Host`] out, so that a reader can fill it. Ops
     /// that use the slot fail until [`SlotStore::put_slot`] returns it.
     ///

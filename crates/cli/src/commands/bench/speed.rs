@@ -148,6 +148,7 @@ fn measure(
     let needs = Needs {
         positions: (needed > moeflux::runtime::DEFAULT_CONTEXT).then_some(needed),
         sessions: settings.iter().filter_map(|s| s.sessions).max(),
+        ignores_uses: !args.use_counts,
         ..Needs::default()
     };
     let request = SpeedRequest {

@@ -92,8 +92,11 @@ pub(crate) struct ExpertCache {
     /// Prefetches in flight.
     prefetching: usize,
     pub(super) access: SlotAccess,
-    /// Experts that the card never gets: those with a fixed place on the host, or that it computes.
-    placement: Option<Placement>,
+    /// Places of experts, if they are fixed.
+    pub(super) placement: Option<Placement>,
+    /// Whether experts are read before they are needed: then a card is filled, but none is evicted
+    /// from it.
+    pub(super) is_warming: bool,
     /// Whether a read has failed.
     failed: bool,
     /// Counters of earlier readers.
@@ -122,9 +125,20 @@ impl ExpertCache {
             prefetching: 0,
             access,
             placement: None,
+            is_warming: false,
             failed: false,
             earlier,
         }
+    }
+
+    /// Places of experts, if they are fixed.
+    pub(crate) fn placement(&self) -> Option<&Placement> {
+        self.placement.as_ref()
+    }
+
+    /// Class of slots that a layer's experts take.
+    pub(crate) fn class_of(&self, layer: usize) -> usize {
+        self.host.class_of[layer]
     }
 
     /// Keeps experts in host memory away from the card.
@@ -185,35 +199,34 @@ impl ExpertCache {
             front.hit_layer(layer);
         }
         if self.tables[layer].is_none() {
-            self.tables[layer] = self.new_table(device, layer, usize::MAX)?;
+            self.tables[layer] = self.new_table(device, layer, None)?;
         }
         Ok(self.tables[layer])
     }
 
-    /// Slot table of a layer for lookups on the device, without the experts that the host computes,
-    /// which begin with `first_computed`. `None` unless every expert has a slot for good, and the
-    /// device can read all others.
+    /// Slot table of a layer for lookups on the device, without the experts that the host computes.
+    /// `None` unless every expert has a slot for good, and the device can read all others.
     pub(crate) fn divided_table(
         &mut self,
         device: &mut dyn Device,
         layer: usize,
-        first_computed: usize,
     ) -> Result<Option<SlotTable>, Error> {
         if !self.access.device_lookup || !self.access.holds_all {
             return Ok(None);
         }
         if self.divided_tables[layer].is_none() {
-            self.divided_tables[layer] = self.new_table(device, layer, first_computed)?;
+            self.divided_tables[layer] = self.new_table(device, layer, self.placement.as_ref())?;
         }
         Ok(self.divided_tables[layer])
     }
 
-    /// Creates a slot table of the experts before `end`, which all must be in slots.
+    /// Creates a slot table of a layer's experts without the ones that the host computes by
+    /// `divided`. All others must be in slots.
     fn new_table(
         &self,
         device: &mut dyn Device,
         layer: usize,
-        end: usize,
+        divided: Option<&Placement>,
     ) -> Result<Option<SlotTable>, Error> {
         let slot = |expert| {
             let card =
@@ -225,15 +238,29 @@ impl ExpertCache {
             card.or_else(host)
         };
         let count = self.host.slots[layer].len();
-        let mut slots: Vec<Option<Slot>> = (0..count.min(end)).map(slot).collect();
-        if slots.contains(&None) {
-            return Ok(None);
+        let is_computed =
+            |expert| divided.is_some_and(|placement| placement.is_computed(layer, expert));
+        let mut slots = Vec::with_capacity(count + 1);
+        for expert in 0..count {
+            match slot(expert) {
+                _ if is_computed(expert) => slots.push(None),
+                None => return Ok(None),
+                found => slots.push(found),
+            }
         }
-        slots.resize(count, None);
         slots.extend(self.shared[layer].map(Some));
         let table =
             device.slot_table(&slots).map_err(Error::at(|| format!("layer {layer}, slots")))?;
         Ok(Some(table))
+    }
+
+    /// Whether an expert is in the card's memory.
+    pub(crate) fn is_on_card(&self, layer: usize, expert: usize) -> bool {
+        let has = |card: &Tier| {
+            let experts = card.slots.get(layer).map_or(0, Vec::len);
+            expert < experts && card.find(layer, expert).is_some()
+        };
+        self.card.as_ref().is_some_and(has)
     }
 
     /// Host slot of an expert, if it is in one.
@@ -334,9 +361,9 @@ impl ExpertCache {
     /// Whether an expert in a host slot is copied to the card: while it has empty slots for those
     /// of its layer, and always if it is a cache.
     fn fills_card(&self, layer: usize, expert: usize) -> bool {
-        let holds_all = self.access.holds_all;
+        let keeps = self.access.holds_all || self.is_warming && self.access.host_in_place;
         self.belongs_on_card(layer, expert)
-            && self.card.as_ref().is_some_and(|card| card.has_empty(layer) || !holds_all)
+            && self.card.as_ref().is_some_and(|card| card.has_empty(layer) || !keeps)
     }
 
     /// Whether the plan lets an expert be copied to the card. Where experts come from the disk, the
@@ -344,7 +371,7 @@ impl ExpertCache {
     pub(super) fn belongs_on_card(&self, layer: usize, expert: usize) -> bool {
         self.placement.as_ref().is_none_or(|placement| match self.access.holds_all {
             true => placement.is_on_card(layer, expert),
-            false => placement.is_computed_by_card(layer, expert),
+            false => !placement.is_computed(layer, expert),
         })
     }
 
@@ -610,7 +637,11 @@ mod tests {
 
     use super::*;
     use crate::experts::{
-        io::Completion, policy::PolicyKind, slot_classes::SlotClasses, tier::TierSize,
+        io::Completion,
+        placement::{PlacedLayer, PlacementRule},
+        policy::PolicyKind,
+        slot_classes::SlotClasses,
+        tier::TierSize,
     };
     use moeflux_model::{
         blueprint::LayerExperts,
@@ -679,17 +710,18 @@ mod tests {
         ExpertCache::new(source, reader, CacheTiers { host, card }, access)
     }
 
-    /// The last layer is whole on the card, so that no host slot is left when it is read last.
+    /// With as few host slots as experts that stay there.
     #[test]
     fn every_expert_is_loaded_to_its_place() {
         let mut device = reference();
         let mut cache = tiers(&mut *device, 2, Some(16));
-        let placement = Placement::new([(EXPERTS, 0); LAYERS].into_iter(), &[16], true);
-        assert_eq!([0, 1, 2].map(|layer| placement.on_card(layer)), [5, 5, 6]);
+        let layers = [PlacedLayer { experts: EXPERTS, top_k: 2, class: 0, is_own: true }; LAYERS];
+        let rule = PlacementRule { uses: None, ways: &[] };
+        let placement = Placement::new(&layers, &[16], true, rule);
         cache.set_placement(Some(placement));
         cache.load_all(&mut *device, &mut |_| ()).unwrap();
         assert_eq!(cache.experts_in_memory().len(), LAYERS * EXPERTS);
-        for (layer, on_card) in [5, 5, 6].into_iter().enumerate() {
+        for (layer, on_card) in [6, 6, 4].into_iter().enumerate() {
             for expert in 0..EXPERTS {
                 let pin = cache.pin(layer, expert).unwrap();
                 assert_eq!(pin.card != NONE, expert < on_card, "layer {layer}, expert {expert}");

@@ -111,8 +111,14 @@ impl ExpertCache {
     ) -> Result<(), Error> {
         let mut stats = Stats::default();
         let mut order = self.source.experts_in_file_order();
-        // Once every host slot has its own expert, none is left to copy to the card from.
-        order.sort_by_key(|(layer, expert)| !self.belongs_on_card(*layer, *expert));
+        // Once every host slot has its own expert, none is left to copy to the card from. Layers of
+        // which the card has a part come after whole ones, so that each of these is in one bank.
+        let is_part =
+            |layer| self.placement.as_ref().is_some_and(|places| places.has_part_on_card(layer));
+        let is_part: Vec<bool> = (0..self.source.layers().len()).map(is_part).collect();
+        order.sort_by_key(|(layer, expert)| {
+            (!self.belongs_on_card(*layer, *expert), is_part[*layer])
+        });
         let mut order = order.into_iter().peekable();
         let mut pinned = Vec::with_capacity(self.host.states.len());
         let mut fixed = Vec::new();
@@ -147,6 +153,11 @@ impl ExpertCache {
         }
     }
 
+    /// Whether any host slot is empty.
+    pub(crate) fn has_empty_slots(&self) -> bool {
+        self.host.has_any_empty()
+    }
+
     /// Reads experts into empty slots; ignores ids that the model does not have. Failed reads are
     /// reported to the steps that need the experts.
     pub(crate) fn warm(
@@ -154,6 +165,13 @@ impl ExpertCache {
         device: &mut dyn Device,
         experts: &[(u32, u32)],
     ) -> Result<(), Error> {
+        self.is_warming = true;
+        let warmed = self.read_hot(device, experts);
+        self.is_warming = false;
+        warmed
+    }
+
+    fn read_hot(&mut self, device: &mut dyn Device, experts: &[(u32, u32)]) -> Result<(), Error> {
         let mut stats = Stats::default();
         let mut left = experts
             .iter()

@@ -5,6 +5,7 @@
 //! the host never waits for a free one. The tiers evict separately: an expert evicted from the card
 //! is not copied back, as it is still in a host slot or else on disk.
 
+mod exchange;
 mod expert_cache;
 mod load;
 

@@ -19,6 +19,7 @@ mod moe;
 mod moe_state;
 mod ngram_memory;
 mod read_timer;
+mod routed_ids;
 mod scratch;
 mod short_conv;
 mod step;

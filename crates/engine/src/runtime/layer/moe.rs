@@ -217,13 +217,13 @@ impl Moe {
             self.shape.down.rows,
         );
         // Observers, traces and experts that the host computes need the ids on the host.
-        let computed_from = self.computed_from(step);
+        let is_divided = self.is_divided(step);
         let is_observed = step.observer.is_some() || step.moe_state.recorder.is_some();
-        let divided = match computed_from.filter(|_| step.hands_over) {
-            Some(first) => step.cache.divided_table(step.device, step.layer, first)?,
-            None => None,
+        let divided = match is_divided && step.hands_over {
+            true => step.cache.divided_table(step.device, step.layer)?,
+            false => None,
         };
-        let resident = match is_observed || computed_from.is_some() {
+        let resident = match is_observed || is_divided {
             false => step.cache.resident_table(step.device, step.layer)?,
             true => None,
         };
@@ -245,7 +245,7 @@ impl Moe {
             (None, None) => {
                 let ids = self.select_experts(step, logits, weights)?;
                 let input = self.expert_input(step, ids)?;
-                self.read_ids(step, ids, computed_from.map(|_| input))?;
+                self.read_ids(step, ids, is_divided.then_some(input))?;
                 self.run_streamed(step, input, parts)?
             }
         };
@@ -319,7 +319,7 @@ impl Moe {
     ) -> Result<(), Error> {
         let ids = match self.orders {
             // Each row of `x` is that of one choice.
-            Some(_) => View::rows(ids.buffer, x.rows, 1),
+            Some(_) => View { offset: ids.offset, ..View::rows(ids.buffer, x.rows, 1) },
             None => ids,
         };
         let uses = ExpertUses::Routed { ids, table };
@@ -350,7 +350,7 @@ impl Moe {
     }
 
     /// The layer for a host that serves its hand-overs.
-    pub(crate) fn served_layer(&self, layer: usize, first_computed: usize) -> ServedLayer {
+    pub(crate) fn served_layer(&self, layer: usize) -> ServedLayer {
         ServedLayer {
             layer,
             shape: self.shape,
@@ -359,7 +359,6 @@ impl Moe {
             top_k: self.top_k,
             experts_per_row: self.experts_per_row,
             has_row_per_choice: self.orders.is_some(),
-            first_computed,
         }
     }
 
@@ -513,7 +512,10 @@ impl Moe {
         logits: View,
         weights: View,
     ) -> Result<View, Error> {
-        let ids = step.buffer(IDS, self.experts_per_row);
+        let width = self.experts_per_row;
+        let routed = step.scratch.routed.as_ref();
+        let kept = routed.and_then(|routed| routed.of_layer(step.layer, step.rows, width));
+        let ids = kept.unwrap_or_else(|| step.buffer(IDS, width));
         let shared = match self.shared {
             SharedExpert::Fused => Some(SharedChoice { gate: self.shared_gate_logit(step) }),
             SharedExpert::None | SharedExpert::Separate { .. } => None,
@@ -526,9 +528,10 @@ impl Moe {
         Ok(ids)
     }
 
-    /// The first expert of the layer that the host computes in this step, if it computes any.
-    fn computed_from(&self, step: &Step<'_>) -> Option<usize> {
-        step.host.as_ref()?.computed_from(step.layer, step.rows)
+    /// Whether the host computes some of the layer's experts in this step.
+    fn is_divided(&self, step: &Step<'_>) -> bool {
+        let Step { host, layer, rows, .. } = step;
+        host.as_ref().is_some_and(|host| host.placement().computes_in(*layer, *rows))
     }
 
     /// Reads the ids back and groups them in `step.moe_state`, and `input` for the host's experts
@@ -548,6 +551,7 @@ impl Moe {
             _ => step.device.read(chosen, &mut moe_state.ids_as_f32),
         };
         read.map_err(Error::at(|| format!("layer {layer}, router")))?;
+        moe_state.see_ids(layer);
         step.collect_from_host()?;
         let moe_state = &mut *step.moe_state;
         moe_state.ids.clear();
@@ -561,7 +565,9 @@ impl Moe {
         moe_state.group_by_expert(self.top_k);
         let MoeState { needed, prefetcher, counters, recorder, .. } = moe_state;
         for used in &*needed {
-            counters.add_uses(layer, used.expert, used.choices.len());
+            let uses = used.choices.len();
+            counters.add_uses(layer, used.expert, uses);
+            step.stats.add_uses(uses, step.cache.is_on_card(layer, used.expert));
         }
         if let Some(recorder) = recorder {
             recorder.record_layer(needed.iter().map(|n| n.expert));
@@ -611,13 +617,15 @@ impl Moe {
 
     /// Adds the expert uses of a needed expert that is in a slot.
     fn add_uses(&self, step: &mut Step<'_>, needed: usize, pin: Pin) {
-        let computed_from = self.computed_from(step).unwrap_or(usize::MAX);
+        let host = step.host.as_ref().filter(|host| host.computes(step.rows));
+        let is_computed =
+            |expert| host.is_some_and(|host| host.placement().is_computed(step.layer, expert));
         let MoeState { needed: experts, choices, uses, host_uses, pinned, host_pinned, .. } =
             &mut *step.moe_state;
         let needed = &mut experts[needed];
-        let (uses, pinned) = match needed.expert < computed_from {
-            true => (uses, pinned),
-            false => (host_uses, host_pinned),
+        let (uses, pinned) = match is_computed(needed.expert) {
+            true => (host_uses, host_pinned),
+            false => (uses, pinned),
         };
         needed.taken = true;
         pinned.push(pin);

@@ -10,6 +10,7 @@ use crate::experts::{
     counters::ExpertCounters,
     prefetch::{MAX_PREFETCH_ROWS, PrefetchMode, Prefetcher},
     trace::TraceRecorder,
+    use_window::UseWindow,
 };
 
 /// One choice of the router: expert, row, rank in the row.
@@ -36,6 +37,10 @@ pub(super) struct NeededExpert {
 pub(crate) struct MoeState {
     /// Whether router ids were read back since this was last cleared.
     pub(crate) ids_were_read: bool,
+    /// Ids of all layers, read at the end of a step.
+    pub(crate) routed_ids: Vec<f32>,
+    /// By layer: whether the host sees the ids in this step before the step ends.
+    seen: Vec<bool>,
     pub(super) ids_as_f32: Vec<f32>,
     pub(super) ids: Vec<u32>,
     pub(super) choices: Vec<RouterChoice>,
@@ -60,6 +65,8 @@ impl MoeState {
         let n = rows.max(MAX_PREFETCH_ROWS) * k;
         Self {
             ids_were_read: false,
+            routed_ids: Vec::new(),
+            seen: vec![false; blueprint.layers.len()],
             ids_as_f32: Vec::with_capacity(n),
             ids: Vec::with_capacity(n),
             choices: Vec::with_capacity(n),
@@ -83,9 +90,26 @@ impl MoeState {
             + size_of::<NeededExpert>()
             + 2 * size_of::<ExpertUse>()
             + 2 * size_of::<Pin>();
-        (rows.max(MAX_PREFETCH_ROWS) * k * bytes) as u64
+        (rows.max(MAX_PREFETCH_ROWS) * k * bytes + blueprint.layers.len()) as u64
             + Prefetcher::bytes(blueprint.layers.len(), k)
             + ExpertCounters::bytes(blueprint)
+            + UseWindow::bytes(blueprint.experts())
+    }
+
+    /// Starts a step.
+    pub(crate) fn start_step(&mut self) {
+        self.ids_were_read = false;
+        self.seen.fill(false);
+    }
+
+    /// Notes that the host sees a layer's ids before the step ends.
+    pub(crate) fn see_ids(&mut self, layer: usize) {
+        self.seen.get_mut(layer).into_iter().for_each(|seen| *seen = true);
+    }
+
+    /// Whether the host has seen a layer's ids in this step.
+    pub(super) fn has_seen_ids(&self, layer: usize) -> bool {
+        self.seen.get(layer) == Some(&true)
     }
 
     /// Groups the ids by expert.

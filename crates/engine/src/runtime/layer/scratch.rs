@@ -8,7 +8,8 @@ use moeflux_model::blueprint::{
 
 use super::{
     compressed::Compressed, delta_net::DeltaNet, gqa::Gqa, mamba2::Mamba2, mla::Mla, mlp::Mlp,
-    moe::Moe, ngram_memory::NgramMemory, short_conv::ShortConv, step::GATHERED, streams::Streams,
+    moe::Moe, ngram_memory::NgramMemory, routed_ids::RoutedIds, short_conv::ShortConv,
+    step::GATHERED, streams::Streams,
 };
 use crate::experts::prefetch::MAX_PREFETCH_ROWS;
 
@@ -169,6 +170,8 @@ pub(crate) struct Scratch {
     pub(super) shared: [Option<Buffer>; SCRATCH_BUFFERS],
     pub(super) scores: Option<ScoreBuffer>,
     pub(super) prediction: PredictionBuffers,
+    /// `None` where the host reads the ids of each layer anyway.
+    pub(crate) routed: Option<RoutedIds>,
 }
 
 impl Scratch {
@@ -180,7 +183,8 @@ impl Scratch {
         let width = blueprint.residual() + 2 * blueprint.hidden + shared + memories;
         let scores = score_rows(blueprint) as u64 * context as u64;
         let prediction = MAX_PREFETCH_ROWS * PredictionWidths::for_model(blueprint).total();
-        (rows as u64 * width as u64 + scores + prediction as u64) * 4
+        let routed = RoutedIds::values(blueprint);
+        (rows as u64 * width as u64 + scores + (prediction + routed) as u64) * 4
     }
 
     /// The shared buffers.
@@ -194,6 +198,7 @@ impl Scratch {
         context: usize,
         device: &mut dyn Device,
     ) -> Result<Self, Error> {
+        let routed = RoutedIds::new(blueprint, device)?;
         let score_rows = score_rows(blueprint);
         let scores = (score_rows > 0).then(|| device.buffer(score_rows * context));
         let scores = scores.transpose().map_err(Error::at(|| "scores of a step"))?;
@@ -224,6 +229,6 @@ impl Scratch {
         };
         let scores =
             scores.map(|buffer| ScoreBuffer { buffer, rows: score_rows, positions: context });
-        Ok(Self { x, normed, mixed, shared, scores, prediction })
+        Ok(Self { x, normed, mixed, shared, scores, prediction, routed })
     }
 }

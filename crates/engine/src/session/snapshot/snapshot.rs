@@ -38,6 +38,10 @@ pub(crate) struct SnapshotRequirements {
     /// Element format of the KV cache in the file, if different.
     pub(crate) stored: Option<String>,
     pub(crate) exact: bool,
+    /// Number of the division of experts between a card and the host's processor.
+    pub(crate) experts: Option<String>,
+    /// Whether an entry of a prefix cache must have that division.
+    pub(crate) needs_division: bool,
     /// Vocabulary size.
     pub(crate) vocab: usize,
     /// Maximum tokens of a session.
@@ -161,6 +165,13 @@ impl Snapshot {
             format!("its KV cache was saved as {theirs:?}, {ours:?} is expected")
         } else if h.exact != expected.exact {
             format!("it was saved {}, this session runs {}", path(h.exact), path(expected.exact))
+        } else if expected.needs_division
+            && h.files.is_some()
+            && h.has_other_placement(expected.experts.as_deref())
+        {
+            let plan = |number: &Option<String>| number.clone().unwrap_or_else(|| "none".into());
+            let [own, expected] = [&h.experts, &expected.experts].map(plan);
+            format!("its experts were divided by plan {own}, expected plan {expected}")
         } else if h.vocab != expected.vocab as u64 {
             format!("it has a vocabulary of {}, this session one of {}", h.vocab, expected.vocab)
         } else if tokens > expected.context {

@@ -55,9 +55,12 @@ pub(crate) struct SnapshotHeader {
     pub(crate) lossy: bool,
     /// Whether it was computed on the exact path.
     pub(crate) exact: bool,
-    /// By layer: the first expert that the host's processor computed beside a card; empty if it
-    /// computed none. Another division rounds differently.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// Number of the division of experts between a card and the host's processor, if they divided
+    /// any. Another division rounds differently.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) experts: Option<String>,
+    /// The same in files of earlier versions: by layer, the first expert that the host computed.
+    #[serde(default, skip_serializing)]
     pub(crate) computed_on_host: Vec<u32>,
     /// Vocabulary size.
     pub(crate) vocab: u64,
@@ -115,6 +118,11 @@ fn damaged(what: impl Into<String>) -> SnapshotProblem {
 }
 
 impl SnapshotHeader {
+    /// Whether experts were divided otherwise than by the division with this number.
+    pub(crate) fn has_other_placement(&self, own: Option<&str>) -> bool {
+        self.experts.as_deref() != own || !self.computed_on_host.is_empty()
+    }
+
     /// Encodes the start of the file, up to the first section. Its length does not depend on the
     /// digests.
     pub(super) fn encode(&self) -> Result<Vec<u8>, Error> {

@@ -31,8 +31,9 @@ pub(crate) struct SnapshotContents<'a> {
     /// Whether precision was lost.
     pub(crate) lossy: bool,
     pub(crate) exact: bool,
-    /// By layer: the first expert that the host's processor computes; empty if it computes none.
-    pub(crate) computed_on_host: Vec<u32>,
+    /// Number of the division of experts between a card and the host's processor, if they divide
+    /// any.
+    pub(crate) experts: Option<String>,
     /// Vocabulary size.
     pub(crate) vocab: usize,
     /// Number of positions ever written.
@@ -65,7 +66,8 @@ impl SnapshotContents<'_> {
             stored: self.stored.map(Into::into),
             lossy: self.lossy,
             exact: self.exact,
-            computed_on_host: self.computed_on_host.clone(),
+            experts: self.experts.clone(),
+            computed_on_host: Vec::new(),
             vocab: self.vocab as u64,
             tokens: self.key.len() as u64,
             contents: self.key.contents.to_vec(),

@@ -98,13 +98,23 @@ struct FeedValues {
     /// Time of steps with drafts, and the time of the same tokens without.
     drafting: f64,
     undrafted: f64,
+    /// Uses of experts that were counted, and the ones of experts in a card's own memory; zeros
+    /// without a card, or if it holds every expert.
+    expert_uses: f64,
+    card_uses: f64,
 }
 
 /// Number of values.
-const VALUES: usize = 18;
+const VALUES: usize = 20;
 
 impl FeedValues {
-    fn new(stats: &ServingStats, time: Duration, disk_speed: Option<f64>) -> Self {
+    /// `has_small_card`: whether a card lacks slots for some experts.
+    fn new(
+        stats: &ServingStats,
+        time: Duration,
+        disk_speed: Option<f64>,
+        has_small_card: bool,
+    ) -> Self {
         let steps = &stats.steps;
         let seconds = |ns: u64| ns as f64 / 1e9;
         Self {
@@ -126,6 +136,8 @@ impl FeedValues {
             accepted: steps.accepted as f64,
             drafting: seconds(steps.drafting_ns),
             undrafted: seconds(steps.undrafted_ns),
+            expert_uses: if has_small_card { steps.expert_uses as f64 } else { 0.0 },
+            card_uses: if has_small_card { steps.card_uses as f64 } else { 0.0 },
         }
     }
 
@@ -149,6 +161,8 @@ impl FeedValues {
             self.accepted,
             self.drafting,
             self.undrafted,
+            self.expert_uses,
+            self.card_uses,
         ]
     }
 }
@@ -168,7 +182,11 @@ fn frame(model: Option<&ServedModel>, time: Duration) -> Bytes {
     }
     let stats = model.map(|model| model.core.stats()).unwrap_or_default();
     let disk_speed = model.and_then(|model| model.disk_speed);
-    for value in FeedValues::new(&stats, time, disk_speed).in_order() {
+    let has_small_card = model.is_some_and(|model| {
+        let (plan, blueprint) = (model.core.engine().plan(), model.core.engine().blueprint());
+        plan.card().is_some() && plan.slots() < blueprint.experts()
+    });
+    for value in FeedValues::new(&stats, time, disk_speed, has_small_card).in_order() {
         frame.extend(value.to_le_bytes());
     }
     for layer in layers.clone() {

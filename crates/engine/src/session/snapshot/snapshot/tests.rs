@@ -78,7 +78,7 @@ impl Saved {
             stored: None,
             lossy: false,
             exact: true,
-            computed_on_host: vec![3, 8],
+            experts: Some("00ff".into()),
             vocab: VOCAB,
             key: PrefixKey { tokens: &self.tokens, contents: &self.contents },
             written: self.tokens.len() as u64 + 3,
@@ -99,6 +99,8 @@ impl Saved {
             kv_format: "f16".into(),
             stored: None,
             exact: true,
+            experts: None,
+            needs_division: false,
             vocab: VOCAB,
             context: 100,
             states: states.collect(),
@@ -523,6 +525,8 @@ fn other_models_and_settings_are_distinguished() {
     };
     other(&|e| e.kv_format = "q8".into(), "its KV cache is \"f16\", that of this session \"q8\"");
     other(&|e| e.exact = false, "it was saved with --exact, this session runs without --exact");
+    // Sessions of another division go on.
+    assert_eq!(fits(&|e| e.needs_division = true), None);
     other(&|e| e.vocab = 51, "vocabulary of 50");
     other(&|e| e.context = 2, "it has 3 tokens, the context of this session is 2");
     other(&|e| e.states[0].entries = 2, "3 entries of 24 bytes");
@@ -530,6 +534,30 @@ fn other_models_and_settings_are_distinguished() {
     other(&|e| e.states[2].shape = "other".into(), "state 0 of layer 3");
     other(&|e| e.states[2].layer = 4, "room for state 0 of layer 4");
     other(&|e| e.states.truncate(2), "it has 3 states, this session has 2");
+}
+
+#[test]
+fn entries_of_a_prefix_cache_have_a_recorded_division() {
+    let (_temp, path) = folder();
+    let saved = Saved::new(&[1, 49, 3]);
+    let files = Some(ModelId([9; 32]));
+    let entry = SnapshotContents { files, ..saved.contents() };
+    saved.write_states(SnapshotWriter::create(&path, &entry).unwrap(), 5).unwrap();
+    let snapshot = Snapshot::open(&path).unwrap();
+    let fits = |experts: Option<&str>, needs_division| {
+        let experts = experts.map(Into::into);
+        let expected =
+            SnapshotRequirements { files, experts, needs_division, ..saved.expectation() };
+        snapshot.fits(&expected).map_err(|error| error.to_string())
+    };
+    assert_eq!(fits(Some("00ff"), true), Ok(()));
+    assert_eq!(fits(Some("11"), false), Ok(()));
+    for (experts, part) in
+        [(Some("11"), "plan 00ff, expected plan 11"), (None, "expected plan none")]
+    {
+        let error = fits(experts, true).unwrap_err();
+        assert!(error.contains(part), "{error}");
+    }
 }
 
 /// A disk that fails after some bytes, and optionally reports its free space.

@@ -10,7 +10,7 @@ const MAX_FRAME = 64 << 20;
 const VALUES = [
   "time", "running", "waiting", "ended", "promptTokens", "cachedTokens", "generatedTokens",
   "computedTokens", "bytesRead", "disk", "computing", "stalled", "waited", "diskSpeed",
-  "drafted", "accepted", "drafting", "undrafted",
+  "drafted", "accepted", "drafting", "undrafted", "expertUses", "cardUses",
 ];
 
 // A frame: values by name, `sizes` (experts of each layer), `counts` (three per expert).

@@ -72,6 +72,7 @@ function show(frame) {
   const speed = past("generatedTokens") / seconds;
   showFigures(frame, speed, past("promptTokens") - past("cachedTokens"), seconds);
   showDrafts(frame, past);
+  showCard(past);
   showSpeed(speed);
   showDisk(frame, past);
   showTime(frame, past, seconds);
@@ -101,6 +102,14 @@ function showDrafts(frame, past) {
     figures["time won by drafts"] = percent(1 - frame.drafting / frame.undrafted);
   }
   byId("figures").append(...pairs(figures));
+}
+
+// Share of the experts used in the last seconds that the graphics card's own memory had.
+function showCard(past) {
+  const uses = past("expertUses");
+  if (uses > 0) {
+    byId("figures").append(...pairs({ "experts on the card": percent(past("cardUses") / uses) }));
+  }
 }
 
 const pairs = (figures) => Object.entries(figures).map(([name, value]) =>
