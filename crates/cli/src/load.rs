@@ -318,7 +318,7 @@ pub(crate) fn engine_from(
     for note in plan_notes(engine.plan(), &args.memory) {
         ui.note(note);
     }
-    HostExpertsArg::record_of(experts_on_host, &placement, &engine, ui)?;
+    HostExpertsArg::record(experts_on_host, &placement, engine.expert_plan().as_ref(), ui)?;
     Ok(engine)
 }
 

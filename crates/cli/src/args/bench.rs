@@ -45,9 +45,9 @@ pub(crate) struct BenchArgs {
     /// Number of repeats
     #[arg(short, long, value_name = "R", default_value = "3")]
     pub(crate) repeat: NonZeroUsize,
-    /// Place experts by their uses in earlier runs, and keep those of this one
+    /// Place experts by the use counts of earlier runs, and add this run's uses to them
     ///
-    /// As other commands do. Without it, runs are alike.
+    /// Other commands always do so. Without it, every run has the same placement.
     #[arg(long)]
     pub(crate) use_counts: bool,
     /// Several prompt lengths instead of one, such as 0,2048,8192

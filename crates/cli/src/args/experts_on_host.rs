@@ -3,7 +3,7 @@
 use std::{path::PathBuf, str::FromStr, sync::Arc};
 
 use moeflux::{
-    Engine, Error,
+    Error,
     experts::{ExpertPlan, ExpertsOnHost, PlacementOptions, UseCountsFolder},
 };
 
@@ -70,19 +70,6 @@ impl HostExpertsArg {
             )),
         }
         Ok(())
-    }
-
-    /// As [`HostExpertsArg::record`], of a loaded model.
-    ///
-    /// # Errors
-    /// The file cannot be written.
-    pub(crate) fn record_of(
-        given: Option<&Self>,
-        used: &PlacementOptions,
-        engine: &Engine,
-        ui: Ui,
-    ) -> Result<(), Error> {
-        Self::record(given, used, engine.expert_plan().as_ref(), ui)
     }
 }
 

@@ -195,7 +195,7 @@ impl ExpertPlan {
             self.layers.iter().map(|layer| layer.experts).collect(),
         ];
         if own != recorded {
-            let text = "its numbers of experts are not those of the model's layers".into();
+            let text = "its layers have other numbers of experts than the model's layers".into();
             return Err(problem(&self.path, text));
         }
         let [computed, on_card] = [

@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 
 use super::counters::ExpertCounters;
 
-/// Variance of counts that is chance, in that of independent choices: tokens that follow each other
-/// choose alike.
+/// Variance of counts of equally likely experts, as a multiple of their mean. It is 1 for
+/// independent choices; consecutive tokens often choose the same experts.
 const CHANCE: f64 = 2.0;
 
 /// Maximum count of an expert. All counts of a layer are halved beyond it, so that later uses weigh
@@ -46,8 +46,8 @@ impl UseCounts {
         Self { layers: experts.iter().map(|count| vec![0; *count]).collect() }
     }
 
-    /// Uses that counters have counted in the first `layers` layers: those of the model without a
-    /// drafter, which may be attached or not.
+    /// Uses in the first `layers` layers, from counters. Callers leave out the layer of a drafter,
+    /// which is not always attached.
     pub(crate) fn of_counters(counters: &ExpertCounters, layers: usize) -> Self {
         let layers = (0..layers).map(|layer| {
             let uses = counters.experts(layer).map(|expert| expert.uses);
@@ -160,10 +160,9 @@ impl UseCountsFolder {
         let path = self.file(model);
         let text = match read_text(&path, MAX_BYTES) {
             Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::Other => {
-                return Err(ignored(&path, &error.to_string()));
-            }
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::Other | io::ErrorKind::InvalidData) =>
+            {
                 return Err(ignored(&path, &error.to_string()));
             }
             // Missing, or in a folder that cannot be read.
@@ -331,7 +330,7 @@ mod tests {
 
     #[test]
     fn few_uses_say_little() {
-        // The second layer's counts are as spread as those of equally likely experts.
+        // Counts of the second layer vary no more than by chance.
         let uses = counts(&[&[1, 0, 0, 0], &[90, 110, 106, 94], &[15_000, 14_990, 10, 0]]);
         let [few, chance, many] = [0, 1, 2].map(|layer| uses.expected(layer, 4, 2));
         assert!((many.iter().sum::<f64>() - 2.0).abs() < 1e-12);

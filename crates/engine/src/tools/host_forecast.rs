@@ -33,8 +33,8 @@ pub struct HostForecast {
     pub ways: Vec<HostWay>,
     /// The fastest of them, or reading where nothing gains 10 %.
     pub worth_having: &'static str,
-    /// The division of [`ExpertsOnHost::Auto`], to be recorded. `None` without an identity of the
-    /// model, such as that of a preset.
+    /// The division of [`ExpertsOnHost::Auto`], to be recorded. `None` for a preset, which has no
+    /// model digest.
     #[serde(skip)]
     pub plan: Option<ExpertPlan>,
 }
@@ -80,7 +80,6 @@ impl HostForecast {
             plan.measure_experts(device, blueprint, request.host_threads)
         })?;
         let Some(times) = plan.expert_times().copied() else { return Ok(None) };
-        let divided = plan.computed_on_host();
         let recorded = model.and_then(|model| plan.expert_plan(model));
         let compute = request.experts_on_host(ExpertsOnHost::Compute);
         let mut all = MemoryPlan::new(blueprint, &compute, device)?;
@@ -93,29 +92,22 @@ impl HostForecast {
             .moe_layers()
             .filter_map(|(layer, moe)| Some(LayerExpertCounts::new(moe, plan.placement()?, layer)))
             .collect();
-        let number_of_auto = plan.experts_number();
-        let predict = |way: ExpertsOnHost, computed: &dyn Fn(&LayerExpertCounts) -> usize| {
+        let predict = |way: ExpertsOnHost,
+                       placed: Option<&MemoryPlan>,
+                       computed: &dyn Fn(&LayerExpertCounts) -> usize| {
             let experts: f64 =
                 counts.iter().map(|layer| times.of_layer(layer, computed(layer))).sum();
             HostWay {
                 experts_on_host: way.name(),
-                computed: 0,
-                number: None,
+                computed: placed.map_or(0, MemoryPlan::computed_on_host),
+                number: placed.and_then(MemoryPlan::experts_number),
                 tokens_per_second: 1.0 / (dense + experts),
             }
         };
         let ways = ExpertsOnHost::ALL.map(|way| match way {
-            ExpertsOnHost::Read => predict(way, &|_| 0),
-            ExpertsOnHost::Compute => {
-                let predicted = predict(way, &LayerExpertCounts::on_host);
-                let (computed, number) = (all.computed_on_host(), all.experts_number());
-                HostWay { computed, number, ..predicted }
-            }
-            ExpertsOnHost::Auto => {
-                let predicted = predict(way, &|layer| times.computed(layer));
-                let (computed, number) = (divided, number_of_auto.clone());
-                HostWay { computed, number, ..predicted }
-            }
+            ExpertsOnHost::Read => predict(way, None, &|_| 0),
+            ExpertsOnHost::Compute => predict(way, Some(&all), &LayerExpertCounts::on_host),
+            ExpertsOnHost::Auto => predict(way, Some(&plan), &|layer| times.computed(layer)),
         });
         let experts = blueprint.experts();
         let on_card = plan.slots();
