@@ -315,7 +315,7 @@ pub(crate) fn engine_from(
     if args.reads.any_given() {
         ui.note(format_args!("experts are read by {}", engine.reads()));
     }
-    for note in plan_notes(engine.plan(), &args.memory) {
+    for note in plan_notes(&engine.plan(), &args.memory) {
         ui.note(note);
     }
     HostExpertsArg::record(experts_on_host, &placement, engine.expert_plan().as_ref(), ui)?;

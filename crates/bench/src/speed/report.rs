@@ -1,6 +1,6 @@
 //! SpeedReport of one memory budget, as JSON and as text.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use moeflux::{
     MemoryPlan,
@@ -39,7 +39,7 @@ pub struct SpeedReport<'a> {
     pub(super) decode: Option<PhaseSummary>,
     pub(super) contexts: Vec<ContextSummary>,
     pub(super) peak_memory: u64,
-    pub(super) plan: &'a MemoryPlan,
+    pub(super) plan: Arc<MemoryPlan>,
     pub(super) layers: Vec<LayerStats>,
     pub(super) repeats: Vec<RepeatMeasurement>,
     pub(super) kernels: Vec<KernelProfile>,
@@ -88,7 +88,7 @@ pub struct KernelProfile {
 
 impl fmt::Display for SpeedReport<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let plan = self.plan;
+        let plan = &*self.plan;
         let reader = if self.reader.is_empty() {
             String::new()
         } else {

@@ -40,7 +40,8 @@ impl HostExpertsArg {
         let file = given.and_then(|given| given.file.as_deref());
         let recorded = file.map(ExpertPlan::read).transpose()?.flatten();
         let folder = folders::use_counts().map(UseCountsFolder::new);
-        Ok(PlacementOptions::default().recorded(recorded.map(Arc::new)).use_counts(folder))
+        let options = PlacementOptions::default().use_counts(folder).is_fixed(file.is_some());
+        Ok(options.recorded(recorded.map(Arc::new)))
     }
 
     /// Writes a new division to its file, unless it is there already.

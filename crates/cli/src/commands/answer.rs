@@ -197,7 +197,7 @@ impl AnswerCost {
         if let Some(number) = plan.experts_number() {
             parts.push(format!("experts divided by plan {number}"));
         }
-        parts.push(describe::peak_memory(plan, statistics.peak_memory));
+        parts.push(describe::peak_memory(&plan, statistics.peak_memory));
         parts.push(describe::device(engine.device(), statistics.dispatches));
         parts.join("; ")
     }

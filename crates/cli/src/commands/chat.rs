@@ -312,19 +312,20 @@ impl<'a> Chat<'a> {
                 self.ui.note("interrupted; the answer so far counts as the answer")
             }
             Finish::EndToken | Finish::StopString | Finish::MaxTokens => {
-                if let Some(ending) = answer::ending(&answer, self.engine.plan()) {
+                if let Some(ending) = answer::ending(&answer, &self.engine.plan()) {
                     self.ui.note(ending);
                 }
             }
         }
         let conversation =
-            persist::session_tokens(self.text, &prompt.tokens, &answer, self.engine.plan())?;
+            persist::session_tokens(self.text, &prompt.tokens, &answer, &self.engine.plan())?;
         self.messages.push(Message::assistant(answer.text).reasoning(answer.reasoning));
         let saved =
             self.file.as_ref().map(|file| file.save(&mut self.session, &conversation)).transpose();
         let start = prompt.tokens.len();
         self.last = Some(Turn::new(prompt, &conversation[start..]));
         self.saved = saved?.or(self.saved);
+        self.engine.correct_plan()?;
         printed
     }
 

@@ -77,7 +77,7 @@ pub(crate) fn run(args: &PerplexityArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         units::rate(report.tokens_per_second),
         units::disk(stats.bytes_read as f64 / stats.tokens.max(1) as f64),
         units::percent(report.hit_rate),
-        describe::peak_memory(plan, report.peak_memory),
+        describe::peak_memory(&plan, report.peak_memory),
         describe::device(device, stats.dispatches)
     ));
     Ok(ExitCode::SUCCESS)

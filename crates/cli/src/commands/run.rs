@@ -112,7 +112,7 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let needs_newline = !args.json && !answer.text.ends_with('\n');
     let thoughts = if args.json { Ok(()) } else { printer.finish(&answer) };
     let printed = thoughts.and_then(|()| if needs_newline { out::line("") } else { Ok(()) });
-    let history = persist::session_tokens(text, &tokens, &answer, plan)?;
+    let history = persist::session_tokens(text, &tokens, &answer, &plan)?;
     let saved = file.as_ref().map(|file| file.save(&mut session, &history)).transpose();
     drop(held);
     if printed.is_err() {
@@ -138,10 +138,10 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
             device_choice: &device.reason,
             download: download.as_ref().map(ModelDownload::cost),
             reader: engine.reads(),
-            plan,
+            plan: &plan,
         })?;
     }
-    if let Some(ending) = answer::ending(&answer, plan) {
+    if let Some(ending) = answer::ending(&answer, &plan) {
         ui.note(ending);
     }
     if answer.finish == Finish::Cancelled && is_saved.is_some() {

@@ -1,7 +1,7 @@
 //! Division of a layer's experts in host memory: some are read over the bus by the card, the others
 //! computed by the host's processor, so that both sides end together.
 //!
-//! It follows from measured times alone, and is fixed when a model is opened.
+//! It follows from measured times and expected uses, and is fixed while an answer is computed.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,8 +1,9 @@
 //! Placement: which experts are in a card's memory, which of the others it reads over the bus, and
 //! which the host's processor computes.
 //!
-//! Which experts the processor computes is fixed when a model is opened, never by the contents of a
-//! cache: it changes the rounding of results. Which of the others are on the card does not.
+//! Which experts the processor computes is fixed when a model is opened, or between answers, never by
+//! the contents of a cache: it changes the rounding of results. Which of the others are on the card
+//! does not.
 
 use std::{fmt, str::FromStr};
 
@@ -78,6 +79,14 @@ pub(crate) struct PlacementRule<'a> {
 }
 
 impl PlacementRule<'_> {
+    /// Expected uses of each of a layer's experts by a row.
+    fn expected(&self, index: usize, layer: &PlacedLayer) -> Vec<f64> {
+        match self.uses {
+            Some(uses) => uses.expected(index, layer.experts, layer.top_k),
+            None => vec![layer.top_k as f64 / layer.experts.max(1) as f64; layer.experts],
+        }
+    }
+
     /// Seconds of a layer's experts in host memory with this many expected uses.
     fn seconds(&self, uses: f64) -> f64 {
         let ways = self.ways.iter().map(|way| way.fixed + way.each * uses);
@@ -156,11 +165,8 @@ impl Placement {
         card_reads: bool,
         rule: PlacementRule<'_>,
     ) -> Self {
-        let expected = layers.iter().enumerate().map(|(i, layer)| match rule.uses {
-            Some(uses) => uses.expected(i, layer.experts, layer.top_k),
-            None => vec![layer.top_k as f64 / layer.experts.max(1) as f64; layer.experts],
-        });
-        let expected: Vec<Vec<f64>> = expected.collect();
+        let expected: Vec<_> =
+            (0..).zip(layers).map(|(i, layer)| rule.expected(i, layer)).collect();
         let mut on_card: Vec<_> = layers.iter().map(|layer| vec![false; layer.experts]).collect();
         for (class, slots) in slots.iter().enumerate() {
             let is_of_class = |i: &usize| layers[*i].class == class && layers[*i].experts > 0;
@@ -301,16 +307,25 @@ impl Placement {
         rows == Self::max_rows(self.card_reads, rows)
     }
 
-    /// Exchanges the places of an expert on the card and of one that the card reads.
+    /// Expected seconds of a row through the experts in host memory, by a rule.
+    pub(crate) fn seconds_on_host(&self, layers: &[PlacedLayer], rule: &PlacementRule<'_>) -> f64 {
+        let of_layers = self.layers.iter().zip(layers).enumerate().map(|(i, (placed, layer))| {
+            let expected = rule.expected(i, layer);
+            let uses: f64 = placed.on_host.iter().map(|expert| expected[*expert as usize]).sum();
+            if placed.on_host.is_empty() { 0.0 } else { rule.seconds(uses) }
+        });
+        of_layers.sum()
+    }
+
+    /// Exchanges the places of an expert on the card and of one in host memory.
     pub(crate) fn exchange(&mut self, leaves: ExpertId, comes: ExpertId) {
-        let has = |id: ExpertId, place| {
-            self.layers.get(id.layer).is_some_and(|layer| layer.is(id.expert, place))
-        };
-        if !has(leaves, Place::Card) || !has(comes, Place::Read) {
+        let place = |id: ExpertId| self.layers.get(id.layer)?.places.get(id.expert).copied();
+        let (Some(Place::Card), Some(left)) = (place(leaves), place(comes)) else { return };
+        if left == Place::Card {
             return;
         }
         let layer = &mut self.layers[leaves.layer];
-        layer.places[leaves.expert] = Place::Read;
+        layer.places[leaves.expert] = left;
         layer.on_host.push(leaves.expert as u32);
         let layer = &mut self.layers[comes.layer];
         layer.places[comes.expert] = Place::Card;

@@ -15,6 +15,9 @@ pub struct PlacementOptions {
     ///
     /// [`ExpertsOnHost::Auto`]: crate::experts::ExpertsOnHost::Auto
     pub recorded: Option<Arc<ExpertPlan>>,
+    /// Whether a division that is made when the model is opened stays, because it is recorded.
+    /// Otherwise [`Engine::correct_plan`](crate::Engine::correct_plan) corrects it.
+    pub is_fixed: bool,
     /// Files with the uses of experts in earlier runs, by which a card has the experts that are
     /// used most. They are kept up to date. None by default.
     pub use_counts: Option<UseCountsFolder>,
@@ -30,5 +33,6 @@ impl PlacementOptions {
 
 setters!(PlacementOptions {
     recorded: impl Into<Option<Arc<ExpertPlan>>>,
+    is_fixed: bool,
     use_counts: impl Into<Option<UseCountsFolder>>,
 });

@@ -62,6 +62,16 @@ impl UseCounts {
         self.layers[layer][expert] += uses;
     }
 
+    /// The sum of both, in the shape of these.
+    pub(crate) fn plus(&self, other: &Self) -> Self {
+        let mut sum = self.clone();
+        for (layer, other) in sum.layers.iter_mut().zip(&other.layers) {
+            let counts = layer.iter_mut().zip(other);
+            counts.for_each(|(count, other)| *count = count.saturating_add(*other));
+        }
+        sum
+    }
+
     /// Adds the uses in `now` that are not in `before`.
     fn add_since(&mut self, now: &Self, before: &Self) {
         for ((layer, now), before) in self.layers.iter_mut().zip(&now.layers).zip(&before.layers) {

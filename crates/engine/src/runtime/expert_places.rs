@@ -11,7 +11,7 @@ use super::plan::MemoryPlan;
 use crate::experts::{
     PlacementOptions,
     counters::ExpertCounters,
-    division::{ExpertTime, ExpertTimes, LayerExpertCounts},
+    division::{ExpertTime, ExpertTimes, LayerExpertCounts, MIN_GAIN},
     expert_plan::ExpertPlan,
     placement::{ExpertsOnHost, PlacedLayer, Placement, PlacementRule},
     use_counts::UseCounts,
@@ -46,7 +46,18 @@ impl MemoryPlan {
         uses: Option<&UseCounts>,
         times: Option<&ExpertTimes>,
     ) {
-        let way = self.experts_on_host();
+        let ways = self.ways(times);
+        let rule = PlacementRule { uses, ways: &ways };
+        let layers = self.placed_layers(blueprint);
+        let mut placement = Placement::new(&layers, &self.slots_by_class(), card_reads, rule);
+        if self.experts_on_host() == ExpertsOnHost::Read {
+            (0..layers.len()).for_each(|layer| placement.set_computed(layer, 0));
+        }
+        self.set_placement(placement);
+    }
+
+    /// Times of the experts of a layer in host memory, for each way to compute them.
+    fn ways(&self, times: Option<&ExpertTimes>) -> Vec<ExpertTime> {
         let each = self.slot_bytes() as f64 / HOST_SPEED;
         let [read, handed_over] = match times {
             Some(times) => [
@@ -55,18 +66,27 @@ impl MemoryPlan {
             ],
             None => [READ_LAYER, HAND_OVER].map(|fixed| ExpertTime { fixed, each }),
         };
-        let ways: &[_] = match way {
-            ExpertsOnHost::Read => &[read],
-            ExpertsOnHost::Compute => &[handed_over],
-            ExpertsOnHost::Auto => &[read, handed_over],
-        };
-        let rule = PlacementRule { uses, ways };
-        let layers = self.placed_layers(blueprint);
-        let mut placement = Placement::new(&layers, &self.slots_by_class(), card_reads, rule);
-        if way == ExpertsOnHost::Read {
-            (0..layers.len()).for_each(|layer| placement.set_computed(layer, 0));
+        match self.experts_on_host() {
+            ExpertsOnHost::Read => vec![read],
+            ExpertsOnHost::Compute => vec![handed_over],
+            ExpertsOnHost::Auto => vec![read, handed_over],
         }
-        self.set_placement(placement);
+    }
+
+    /// The plan with experts placed and divided again by `uses`, if the ones in host memory then
+    /// take a shorter time: [`MIN_GAIN`].
+    pub(crate) fn corrected(&self, blueprint: &Blueprint, uses: &UseCounts) -> Option<Self> {
+        let mut corrected = self.clone();
+        let times = self.expert_times().copied();
+        corrected.replace_experts(blueprint, Some(uses), times.as_ref());
+        if let Some(times) = times {
+            corrected.divide_experts(blueprint, times);
+        }
+        let (ways, layers) = (self.ways(times.as_ref()), self.placed_layers(blueprint));
+        let rule = PlacementRule { uses: Some(uses), ways: &ways };
+        let seconds = |plan: &Self| plan.placement().map(|p| p.seconds_on_host(&layers, &rule));
+        let gains = seconds(self) > seconds(&corrected).map(|seconds| seconds * MIN_GAIN);
+        gains.then_some(corrected)
     }
 
     /// Places experts again, by what became known after the plan was made.

@@ -11,7 +11,8 @@ use super::{
     plan::MemoryPlan,
 };
 use crate::experts::{
-    PlacementOptions, cache::ExpertCache, expert_plan::ExpertPlan, use_counts::UseCounts,
+    PlacementOptions, cache::ExpertCache, expert_plan::ExpertPlan, placement::Placement,
+    use_counts::UseCounts,
 };
 
 /// Knowledge by which a model's experts are placed.
@@ -46,7 +47,7 @@ impl ExpertPlacing<'_> {
             let unknown = || recorded.does_not_fit("the model's files are still arriving");
             plan.follow(blueprint, self.model.ok_or_else(unknown)?, recorded)?;
         }
-        cache.set_placement(plan.placement().cloned());
+        cache.set_placement(device, plan.placement().cloned());
         let mut host = HostExperts::with(device, plan, blueprint, self.threads)?;
         if let Some(processor) = &mut host
             && plan.divides_experts()
@@ -61,9 +62,19 @@ impl ExpertPlacing<'_> {
             };
             plan.replace_experts(blueprint, uses, Some(&times));
             plan.divide_experts(blueprint, times);
-            cache.set_placement(plan.placement().cloned());
-            processor.set_placement(device, plan.placement())?;
+            set_placement(device, cache, Some(processor), plan.placement())?;
         }
         Ok(host)
     }
+}
+
+/// Sets the places of experts for the card and for the processor. Experts are not moved.
+pub(crate) fn set_placement(
+    device: &mut dyn Device,
+    cache: &mut ExpertCache,
+    host: Option<&mut HostExperts>,
+    placement: Option<&Placement>,
+) -> Result<(), Error> {
+    cache.set_placement(device, placement.cloned());
+    host.map_or(Ok(()), |host| host.set_placement(device, placement))
 }

@@ -406,7 +406,7 @@ impl MemoryPlan {
         self.expert_times.as_ref()
     }
 
-    pub(super) fn set_placement(&mut self, placement: Placement) {
+    pub(crate) fn set_placement(&mut self, placement: Placement) {
         self.placement = Some(placement);
     }
 

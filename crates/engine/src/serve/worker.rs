@@ -178,6 +178,10 @@ impl Worker {
             if self.scheduler.has_work() {
                 self.step();
             }
+            if self.running.is_empty() && self.waiting.is_empty() {
+                // An error of the device recurs in the next step.
+                let _ = self.engine.correct_plan();
+            }
             self.stats.state_bytes = self.engine.states_held();
             if let Some(saver) = &mut self.saver {
                 saver.advance(!self.scheduler.has_work());

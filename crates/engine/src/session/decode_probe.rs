@@ -16,8 +16,12 @@ use crate::{
         stats::Stats,
     },
     runtime::{
-        control::StepControl, expert_placing::ExpertPlacing, host_experts::HostExperts,
-        logits_request::LogitsRequest, plan::MemoryPlan, spans::SpanKind,
+        control::StepControl,
+        expert_placing::{ExpertPlacing, set_placement},
+        host_experts::HostExperts,
+        logits_request::LogitsRequest,
+        plan::MemoryPlan,
+        spans::SpanKind,
     },
 };
 
@@ -48,8 +52,8 @@ impl Runtime {
         let corrected = self.correct_expert_times(blueprint, plan, times, processor);
         let (times, mut processor) = corrected?;
         plan.divide_experts(blueprint, times);
-        self.cache.set_placement(plan.placement().cloned());
-        processor.set_placement(&mut *self.device, plan.placement())?;
+        let Self { device, cache, .. } = self;
+        set_placement(&mut **device, cache, Some(&mut processor), plan.placement())?;
         Ok(Some(processor))
     }
 
@@ -99,10 +103,8 @@ impl Runtime {
     ) -> Result<f64, Error> {
         plan.set_computed(blueprint, computed);
         self.model.forget_recorded();
-        self.cache.set_placement(plan.placement().cloned());
-        if let Some(host) = &mut self.host {
-            host.set_placement(&mut *self.device, plan.placement())?;
-        }
+        let Self { device, cache, host, .. } = self;
+        set_placement(&mut **device, cache, host.as_mut(), plan.placement())?;
         let mut timeline = self.new_timeline(blueprint, plan)?;
         let measured = self.measure_steps(blueprint, &mut timeline);
         self.drop_timeline(timeline);

@@ -4,7 +4,7 @@
 use std::{
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -53,6 +53,7 @@ use crate::{
     },
     session::{
         drafts::{self, DraftMode, SharedTimes, StepTime},
+        exchange::PlanCorrection,
         model_files::{ModelIdentity, ModelOrigin, ReopenArgs, ReopenedFiles, WrapReader},
         prefix_cache::PrefixCache,
         prefix_costs::PrefixCosts,
@@ -134,7 +135,8 @@ pub struct Engine {
 struct EngineShared {
     folder: PathBuf,
     blueprint: Blueprint,
-    plan: MemoryPlan,
+    /// Replaced between answers.
+    plan: RwLock<Arc<MemoryPlan>>,
     text: ModelText,
     device: ChosenDevice,
     origin: Arc<ModelOrigin>,
@@ -162,6 +164,8 @@ pub(crate) struct Runtime {
     pub(crate) last_step: Instant,
     /// Recent uses of experts, where those on the card are exchanged by them.
     pub(crate) window: Option<UseWindow>,
+    /// Uses by which the division of experts is corrected between answers, unless it is fixed.
+    pub(super) correction: Option<PlanCorrection>,
     /// Rows of tables on disk.
     pub(crate) row_store: Option<RowStore>,
     pub(crate) model: Model,
@@ -316,6 +320,7 @@ impl Engine {
             host: None,
             last_step: Instant::now(),
             window: None,
+            correction: None,
             row_store,
             model,
             reopen,
@@ -342,7 +347,9 @@ impl Engine {
             false => host,
         };
         runtime.host = host.filter(|_| plan.computed_on_host() > 0);
-        runtime.watch_uses(&blueprint, &plan);
+        let is_fixed = plan.follows_recorded() || followed.is_fixed;
+        let earlier = uses.as_ref().map(UseHistory::earlier);
+        runtime.watch_uses(&blueprint, &plan, earlier, is_fixed);
         let counters = Arc::clone(runtime.model.expert_counters());
         // Fills the page cache, on which the access to experts depends.
         notes.extend(blank_weights(&checkpoint, &blueprint));
@@ -359,7 +366,7 @@ impl Engine {
         let shared = EngineShared {
             folder: checkpoint.folder().into(),
             blueprint,
-            plan,
+            plan: RwLock::new(Arc::new(plan)),
             text,
             device: chosen,
             origin,
@@ -470,9 +477,31 @@ impl Engine {
         &self.shared.folder
     }
 
-    /// Memory plan: pools of named lines.
-    pub fn plan(&self) -> &MemoryPlan {
-        &self.shared.plan
+    /// Memory plan: pools of named lines, and the division of experts.
+    pub fn plan(&self) -> Arc<MemoryPlan> {
+        Arc::clone(&self.shared.plan.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Corrects the division of experts between card and processor by their uses up to now, if
+    /// experts in host memory then take a tenth less time. Returns whether it did; the plan has
+    /// another number then.
+    ///
+    /// Call it between answers: an answer that goes on after a correction is rounded as no plan
+    /// alone rounds it. Sessions keep their state. Takes as long as the card needs to read the
+    /// experts that come to it, or, mostly, microseconds. A recorded plan stays as it is, see
+    /// [`PlacementOptions`].
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn correct_plan(&self) -> Result<bool, Error> {
+        let mut runtime = self.lock();
+        let corrected = runtime.correct_plan(self.blueprint(), &self.plan())?;
+        let is_corrected = corrected.is_some();
+        if let Some(corrected) = corrected {
+            let mut plan = self.shared.plan.write().unwrap_or_else(PoisonError::into_inner);
+            *plan = Arc::new(corrected);
+        }
+        Ok(is_corrected)
     }
 
     /// The division of experts between card and processor, to be recorded for other runs. `None` if
@@ -568,7 +597,7 @@ impl Engine {
     /// The file cannot be written, or the model has no routed experts. A later step fails if its
     /// record cannot be written.
     pub fn record_routing(&self, file: Option<&Path>) -> Result<(), Error> {
-        let EngineShared { blueprint, plan, folder, .. } = &*self.shared;
+        let (EngineShared { blueprint, folder, .. }, plan) = (&*self.shared, self.plan());
         let recorder = file.map(|file| {
             // The prefix cache could give its memory to slots.
             let fixed = plan.fixed_bytes().saturating_sub(plan.prefix_bytes());
@@ -679,7 +708,7 @@ mod tests {
             [first, next(&[first])]
         };
         let (ahead, plain) = (engine(), engine());
-        ahead.lock().compile_ahead(ahead.blueprint(), ahead.plan()).unwrap();
+        ahead.lock().compile_ahead(ahead.blueprint(), &ahead.plan()).unwrap();
         let kernels = || ahead.lock().device.counters().kernels;
         let compiled = kernels();
         assert!(compiled > 10, "{compiled} kernels");

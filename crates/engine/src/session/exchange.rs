@@ -1,8 +1,9 @@
 //! Experts that are moved or read by their uses: exchanges between a card and host memory while a
-//! model runs, reads while it does not.
+//! model runs or between answers, reads while it does not.
 
 use std::sync::{Mutex, TryLockError, Weak};
 
+use moeflux_base::Error;
 use moeflux_model::blueprint::Blueprint;
 
 use super::{
@@ -10,9 +11,20 @@ use super::{
     use_keeper::{IDLE, WarmUp},
 };
 use crate::{
-    experts::{stats::Stats, use_window::UseWindow},
+    experts::{stats::Stats, use_counts::UseCounts, use_window::UseWindow},
     runtime::plan::MemoryPlan,
 };
+
+/// Rows between two looks at the uses by which a plan is corrected.
+const ROWS: u64 = 256;
+
+/// Uses of experts by which the division between card and processor is corrected between answers.
+pub(crate) struct PlanCorrection {
+    /// Uses in earlier runs.
+    earlier: UseCounts,
+    /// Uses in this run at the last look.
+    seen: u64,
+}
 
 impl Runtime {
     /// Reads experts to empty slots, unless a step runs or ran just now.
@@ -33,18 +45,67 @@ impl Runtime {
         }
     }
 
-    /// Has experts on the card exchanged by their uses, where the card computes all experts and
-    /// reads the others from host memory.
-    pub(super) fn watch_uses(&mut self, blueprint: &Blueprint, plan: &MemoryPlan) {
-        let is_fixed = plan.placement().is_none_or(|placement| !placement.card_reads());
-        if is_fixed || plan.computed_on_host() > 0 {
+    /// Has experts on the card exchanged by their uses. Where the card computes all experts, they
+    /// are exchanged while it does. Where the processor computes some, they are exchanged between
+    /// answers, unless the plan `is_fixed`. `earlier`: uses in earlier runs.
+    pub(super) fn watch_uses(
+        &mut self,
+        blueprint: &Blueprint,
+        plan: &MemoryPlan,
+        earlier: Option<&UseCounts>,
+        is_fixed: bool,
+    ) {
+        if plan.placement().is_none_or(|placement| !placement.card_reads()) {
             return;
         }
         self.cache.drop_copies();
-        if blueprint.moe_layers().any(|(layer, _)| self.cache.can_exchange(layer)) {
+        if !blueprint.moe_layers().any(|(layer, _)| self.cache.can_exchange(layer)) {
+            return;
+        }
+        if plan.computed_on_host() == 0 {
             let counters = self.model.expert_counters();
             self.window = Some(UseWindow::new(counters, blueprint.own_layers()));
+        } else if !is_fixed {
+            let earlier = earlier.cloned().unwrap_or_default();
+            self.correction = Some(PlanCorrection { earlier, seen: 0 });
         }
+    }
+
+    /// Places and divides experts again by their uses up to now, if that gains enough. Returns the
+    /// new plan.
+    pub(super) fn correct_plan(
+        &mut self,
+        blueprint: &Blueprint,
+        plan: &MemoryPlan,
+    ) -> Result<Option<MemoryPlan>, Error> {
+        let Self { correction: Some(correction), device, cache, host, model, .. } = self else {
+            return Ok(None);
+        };
+        let own = UseCounts::of_counters(model.expert_counters(), blueprint.own_layers());
+        let of_row: usize = blueprint.moe_layers().map(|(_, moe)| moe.router.top_k).sum();
+        if own.total() - correction.seen < ROWS * of_row as u64 {
+            return Ok(None);
+        }
+        correction.seen = own.total();
+        let corrected = plan.corrected(blueprint, &own.plus(&correction.earlier));
+        let Some(mut corrected) = corrected else { return Ok(None) };
+        // A step recorded ahead has the slots of before, and the processor the memory of experts.
+        model.forget_recorded();
+        host.as_mut().map_or(Ok(()), |host| host.return_all(&mut **device))?;
+        // An error of the device recurs in the next step.
+        if let Some(target) = corrected.placement() {
+            let _ = cache.move_experts(&mut **device, target);
+        }
+        if let Some(reached) = cache.placement() {
+            corrected.set_placement(reached.clone());
+        }
+        let placement = corrected.placement();
+        host.as_mut().map_or(Ok(()), |host| host.set_placement(&mut **device, placement))?;
+        if corrected.computed_on_host() == 0 {
+            (self.host, self.correction) = (None, None);
+            self.watch_uses(blueprint, &corrected, None, true);
+        }
+        Ok(Some(corrected))
     }
 
     /// Exchanges experts of which others are used more, after some steps.

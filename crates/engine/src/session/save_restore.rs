@@ -104,7 +104,7 @@ impl Session {
                 states: std::mem::take(&mut self.timeline.states),
                 ..Timeline::default()
             },
-            false => engine.lock().new_timeline(engine.blueprint(), engine.plan())?,
+            false => engine.lock().new_timeline(engine.blueprint(), &engine.plan())?,
         };
         timeline.tokens = loaded.tokens;
         timeline.logits = loaded.logits;

@@ -82,7 +82,7 @@ pub struct Session {
 
 impl Session {
     pub(crate) fn new(engine: Engine) -> Result<Self, Error> {
-        let mut timeline = engine.lock().new_timeline(engine.blueprint(), engine.plan())?;
+        let mut timeline = engine.lock().new_timeline(engine.blueprint(), &engine.plan())?;
         // Reserved once: decode steps do not allocate.
         timeline.tokens.reserve_exact(engine.plan().context);
         timeline.logits.reserve_exact(engine.blueprint().vocab);

@@ -293,7 +293,7 @@ fn speeds_are_measured_when_a_model_is_opened() {
     for host_slots in [None, Some(40)] {
         let memory = request(100, host_slots, ExpertsOnHost::Auto);
         let (engine, _) = open(&tales(), cpu(), card(true), memory);
-        let times = engine.plan().expert_times().unwrap();
+        let times = *engine.plan().expert_times().unwrap();
         let measured = [times.card, times.bus, times.host];
         assert!(measured.iter().all(|time| time.each > 0.0), "{times:?}");
         assert!(engine.plan().computed_on_host() <= EXPERTS - 100);
@@ -438,7 +438,17 @@ fn a_recorded_plan_is_an_error_where_it_cannot_be_followed() {
 
 /// Bits of all logits and statistics of a text of three tokens, `rows` at a time.
 fn bits_of_few_tokens(engine: &Engine, tokens: usize, rows: usize) -> (Vec<u32>, Stats) {
-    let prompt: Vec<u32> = (0..tokens).map(|i| [7, 900, 31][i % 3]).collect();
+    bits_of_repeated(engine, &[7, 900, 31], tokens, rows)
+}
+
+/// The same for a text of other tokens.
+fn bits_of_repeated(
+    engine: &Engine,
+    words: &[u32],
+    tokens: usize,
+    rows: usize,
+) -> (Vec<u32>, Stats) {
+    let prompt: Vec<u32> = words.iter().copied().cycle().take(tokens).collect();
     let mut session = engine.session().unwrap();
     let logits = prompt.chunks(rows).flat_map(|now| feed(&mut session, now, None));
     (logits.map(f32::to_bits).collect(), session.stats())
@@ -481,6 +491,56 @@ fn experts_that_are_used_more_come_to_the_card_and_change_no_bit() {
         let rate = stats.card_hit_rate().unwrap();
         assert!(tokens < 900 || rate > 0.45, "{rate} {stats:?}");
     }
+}
+
+/// A plan that is made without known uses is corrected between answers. The new one is as any other: an engine that follows it from the start has the same bits.
+#[test]
+fn a_plan_is_corrected_between_answers_by_uses() {
+    let divided = || auto(100, None, times(1.0, 1.0)).context(1024).sessions(2);
+    for device in [Some(cpu()), gpu(false)].into_iter().flatten() {
+        let open = |placement| {
+            let (engine, _) = try_open(&tales(), device.clone(), card(true), divided(), placement);
+            engine.unwrap()
+        };
+        let answer = |engine: &Engine| bits_of_repeated(engine, &tokens(15), 18, 6);
+        let hit_rate = |stats: &Stats| stats.card_hit_rate().unwrap();
+        let engine = open(PlacementOptions::default());
+        let mut session = engine.session().unwrap();
+        feed(&mut session, &[7, 900], None);
+        assert!(!engine.correct_plan().unwrap(), "few uses are no reason");
+        let first = engine.plan().experts_number().unwrap();
+        let (before, stats) = answer(&engine);
+        bits_of_repeated(&engine, &tokens(15), 260, 26);
+        assert!(engine.correct_plan().unwrap());
+        let corrected = engine.plan().experts_number().unwrap();
+        assert_ne!(corrected, first);
+        assert_eq!(engine.plan().slots(), 100);
+        let (after, later) = answer(&engine);
+        assert!(hit_rate(&later) > hit_rate(&stats) + 0.1, "{stats:?} {later:?}");
+        assert!(later.experts_on_host > 0, "{later:?}");
+        // The same uses again are no reason, and a session goes on.
+        assert!(!engine.correct_plan().unwrap());
+        feed(&mut session, &[31], None);
+        // Other experts are on the processor; its kernels are those of the simulated card.
+        assert_eq!(before == after, device.name == cpu().name);
+        let plan = engine.expert_plan().unwrap();
+        assert_eq!(plan.number(), corrected);
+        let fixed = open(PlacementOptions::default().recorded(Arc::new(plan)));
+        assert!(answer(&fixed).0 == after, "{device:?}: other bits");
+        assert!(!fixed.correct_plan().unwrap(), "a recorded plan stays");
+    }
+    let fixed = PlacementOptions::default().is_fixed(true);
+    let (engine, _) = try_open(&tales(), cpu(), card(true), divided(), fixed);
+    let engine = engine.unwrap();
+    bits_of_few_tokens(&engine, 300, 3);
+    assert!(!engine.correct_plan().unwrap());
+    // The card reads the few other experts of such a text, and the processor computes none.
+    let (engine, _) = open(&tales(), cpu(), card(true), divided());
+    let (before, _) = bits_of_few_tokens(&engine, 300, 3);
+    assert!(engine.correct_plan().unwrap());
+    assert_eq!((engine.plan().experts_number(), engine.plan().computed_on_host()), (None, 0));
+    let (after, stats) = bits_of_few_tokens(&engine, 300, 3);
+    assert!(after == before && stats.experts_on_host == 0, "{stats:?}");
 }
 
 /// Answers do not wait for it: a fresh process reads the experts that earlier runs used most while

@@ -298,7 +298,7 @@ fn few_slots_leave_experts_on_disk_beside_a_card() {
 
 /// The plan of tales-18m for a simulated GPU.
 fn plan(card: Card, memory: MemoryRequest) -> Result<MemoryPlan, String> {
-    open(&tales(), card, memory).0.map(|e| e.plan().clone()).map_err(|e| e.to_string())
+    open(&tales(), card, memory).0.map(|e| MemoryPlan::clone(&e.plan())).map_err(|e| e.to_string())
 }
 
 /// Budget of the card's own memory.

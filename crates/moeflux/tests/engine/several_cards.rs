@@ -117,7 +117,8 @@ fn expected(folder: &Path, prompt: &[u32]) -> Vec<u32> {
 
 /// Number of layers of each card.
 fn layers(engine: &Engine) -> Vec<usize> {
-    let cards = engine.plan().card_of_layer();
+    let plan = engine.plan();
+    let cards = plan.card_of_layer();
     assert!(cards.is_sorted(), "{cards:?}");
     let last = cards.last().unwrap();
     (0..=*last).map(|card| cards.iter().filter(|of_layer| **of_layer == card).count()).collect()

@@ -1,10 +1,22 @@
 //! Exchange of experts between a card and host memory, where both hold them for good: experts that
-//! are used more come to the card. The card computes all of them, so results do not change.
+//! are used more come to the card.
+
+use std::{collections::BTreeMap, iter::zip};
 
 use moeflux_base::Error;
 use moeflux_compute::{Device, Ticket};
 
-use super::{super::use_window::Exchange, expert_cache::ExpertCache};
+use super::{
+    super::{placement::Placement, source::ExpertId, use_window::Exchange},
+    expert_cache::{ExpertCache, wait},
+};
+
+/// Experts of one size that leave a card, and others that come to it.
+#[derive(Default)]
+struct ClassMoves {
+    leave: Vec<ExpertId>,
+    come: Vec<ExpertId>,
+}
 
 impl ExpertCache {
     /// Whether experts of a layer can be exchanged: the card reads host memory, every expert has a
@@ -31,8 +43,45 @@ impl ExpertCache {
         }
     }
 
-    /// Exchanges an expert on the card and one that it reads from host memory, of layers whose
-    /// experts have the same size. Copies are ordered with ops. Returns whether it did.
+    /// Moves experts to the places of `target`, by exchanges. Returns whether all are there. If not,
+    /// also after an error, [`ExpertCache::placement`] has the places that they have.
+    pub(crate) fn move_experts(
+        &mut self,
+        device: &mut dyn Device,
+        target: &Placement,
+    ) -> Result<bool, Error> {
+        let Some(now) = &self.placement else { return Ok(false) };
+        let mut classes: BTreeMap<usize, ClassMoves> = BTreeMap::new();
+        for layer in 0..self.tables.len() {
+            let moves = classes.entry(self.class_of(layer)).or_default();
+            for expert in 0..now.experts(layer) {
+                let id = ExpertId { layer, expert };
+                match (now.is_on_card(layer, expert), target.is_on_card(layer, expert)) {
+                    (true, false) => moves.leave.push(id),
+                    (false, true) => moves.come.push(id),
+                    _ => {}
+                }
+            }
+        }
+        if classes.values().any(|moves| moves.leave.len() != moves.come.len()) {
+            return Ok(false);
+        }
+        let mut are_moved = true;
+        for (leaves, comes) in classes.into_values().flat_map(|moves| zip(moves.leave, moves.come))
+        {
+            are_moved &= self.exchange(device, Exchange { leaves, comes })?;
+        }
+        // The processor may take slots that were copied.
+        let moved = device.submit().and_then(|ticket| wait(device, ticket));
+        moved.map_err(Error::at(|| "exchanging experts"))?;
+        if are_moved {
+            self.set_placement(device, Some(target.clone()));
+        }
+        Ok(are_moved)
+    }
+
+    /// Exchanges an expert on the card and one in host memory, of layers whose experts have the same
+    /// size. Copies are ordered with ops. Returns whether it did.
     pub(crate) fn exchange(
         &mut self,
         device: &mut dyn Device,
@@ -64,7 +113,8 @@ impl ExpertCache {
             tier.unpin(slot, Ticket(0));
         }
         for layer in [leaves.layer, comes.layer] {
-            if let Some(table) = self.tables[layer].take() {
+            let tables = [&mut self.tables[layer], &mut self.divided_tables[layer]];
+            for table in tables.into_iter().filter_map(Option::take) {
                 device.release_table(table);
             }
         }

@@ -8,6 +8,7 @@
 mod exchange;
 mod expert_cache;
 mod load;
+mod slot_tables;
 
 pub(crate) use expert_cache::{
     BOOKKEEPING_BYTES, CacheTiers, ExpertCache, Lookup, Pin, SlotAccess,

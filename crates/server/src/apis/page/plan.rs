@@ -98,7 +98,7 @@ impl<'a> PlanReport<'a> {
             sessions: plan.sessions,
             holds_all: plan.holds_all,
             disk_speed: model.disk_speed,
-            pools: PoolReport::all(plan),
+            pools: PoolReport::all(&plan),
         }
     }
 }
