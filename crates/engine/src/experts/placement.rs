@@ -1,9 +1,9 @@
 //! Placement: which experts are in a card's memory, which of the others it reads over the bus, and
 //! which the host's processor computes.
 //!
-//! Which experts the processor computes is fixed when a model is opened, or between answers, never by
-//! the contents of a cache: it changes the rounding of results. Which of the others are on the card
-//! does not.
+//! Which experts the processor computes is fixed when a model is opened, or between answers, never
+//! by the contents of a cache: it changes the rounding of results. Which of the others are on the
+//! card does not.
 
 use std::{fmt, str::FromStr};
 
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn experts_that_the_card_computes_exchange_their_places() {
+    fn experts_exchange_their_places() {
         let mut placement = Placement::new(&[layer(4, 0), layer(4, 0)], &[6], true, UNIFORM);
         placement.set_computed(1, 1);
         let computed = placement.computed_in(1).next().unwrap();
@@ -466,13 +466,34 @@ mod tests {
         placement.exchange(id(0, 1), id(1, read));
         assert_eq!(on_card(&placement), [3, 3]);
         assert!(placement.is_on_card(1, read) && !placement.is_on_card(0, 1));
-        // Experts that the host computes stay.
+        // No exchange: one is not on the card, or the other is.
         let before = placement.clone();
-        placement.exchange(id(0, 0), id(1, computed));
-        placement.exchange(id(0, 1), id(1, read));
+        placement.exchange(id(0, 1), id(1, computed));
+        placement.exchange(id(0, 0), id(1, read));
         assert_eq!(placement, before);
-        placement.set_computed(0, 1);
-        assert!(placement.is_computed(0, 1));
+        placement.exchange(id(0, 0), id(1, computed));
+        assert!(placement.is_computed(0, 0) && placement.is_on_card(1, computed));
+        placement.set_computed(0, 2);
+        assert!(placement.is_computed(0, 0) && placement.is_computed(0, 1));
+    }
+
+    #[test]
+    fn time_in_host_memory_follows_from_uses() {
+        let layers = [layer(4, 0), layer(4, 0)];
+        let ways = [ExpertTime { fixed: 1.0, each: 2.0 }, ExpertTime { fixed: 2.0, each: 1.0 }];
+        let rule = PlacementRule { uses: None, ways: &ways };
+        let seconds = |slots, rule: &PlacementRule<'_>| {
+            Placement::new(&layers, &[slots], true, *rule).seconds_on_host(&layers, rule)
+        };
+        // Two experts of four a row: the faster way for two uses, for a half, and for none.
+        assert_eq!([0, 4, 7, 8].map(|slots| seconds(slots, &rule)), [8.0, 4.0, 2.0, 0.0]);
+        let mut uses = UseCounts::new(&[4, 4]);
+        (0..4).for_each(|expert| uses.add(0, expert, 1000));
+        uses.add(1, 3, 4000);
+        let known = PlacementRule { uses: Some(&uses), ways: &ways };
+        let blind = Placement::new(&layers, &[5], true, rule);
+        assert!(blind.seconds_on_host(&layers, &known) > 3.9);
+        assert!(seconds(5, &known) < 1.1);
     }
 
     #[test]

@@ -53,8 +53,8 @@ use crate::{
     },
     session::{
         drafts::{self, DraftMode, SharedTimes, StepTime},
-        exchange::PlanCorrection,
         model_files::{ModelIdentity, ModelOrigin, ReopenArgs, ReopenedFiles, WrapReader},
+        plan_correction::PlanCorrection,
         prefix_cache::PrefixCache,
         prefix_costs::PrefixCosts,
         timeline::RewindLimits,

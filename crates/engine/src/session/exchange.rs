@@ -8,23 +8,13 @@ use moeflux_model::blueprint::Blueprint;
 
 use super::{
     engine::Runtime,
+    plan_correction::PlanCorrection,
     use_keeper::{IDLE, WarmUp},
 };
 use crate::{
     experts::{stats::Stats, use_counts::UseCounts, use_window::UseWindow},
     runtime::plan::MemoryPlan,
 };
-
-/// Rows between two looks at the uses by which a plan is corrected.
-const ROWS: u64 = 256;
-
-/// Uses of experts by which the division between card and processor is corrected between answers.
-pub(crate) struct PlanCorrection {
-    /// Uses in earlier runs.
-    earlier: UseCounts,
-    /// Uses in this run at the last look.
-    seen: u64,
-}
 
 impl Runtime {
     /// Reads experts to empty slots, unless a step runs or ran just now.
@@ -66,8 +56,7 @@ impl Runtime {
             let counters = self.model.expert_counters();
             self.window = Some(UseWindow::new(counters, blueprint.own_layers()));
         } else if !is_fixed {
-            let earlier = earlier.cloned().unwrap_or_default();
-            self.correction = Some(PlanCorrection { earlier, seen: 0 });
+            self.correction = Some(PlanCorrection::new(earlier.cloned().unwrap_or_default()));
         }
     }
 
@@ -83,11 +72,8 @@ impl Runtime {
         };
         let own = UseCounts::of_counters(model.expert_counters(), blueprint.own_layers());
         let of_row: usize = blueprint.moe_layers().map(|(_, moe)| moe.router.top_k).sum();
-        if own.total() - correction.seen < ROWS * of_row as u64 {
-            return Ok(None);
-        }
-        correction.seen = own.total();
-        let corrected = plan.corrected(blueprint, &own.plus(&correction.earlier));
+        let uses = correction.all_uses(&own, of_row);
+        let corrected = uses.and_then(|uses| plan.corrected(blueprint, &uses));
         let Some(mut corrected) = corrected else { return Ok(None) };
         // A step recorded ahead has the slots of before, and the processor the memory of experts.
         model.forget_recorded();

@@ -11,6 +11,7 @@ mod exchange;
 mod file_watch;
 pub(crate) mod mark;
 pub(crate) mod model_files;
+mod plan_correction;
 pub(crate) mod prefix_cache;
 pub(crate) mod prefix_costs;
 pub(crate) mod prefix_key;

@@ -493,7 +493,8 @@ fn experts_that_are_used_more_come_to_the_card_and_change_no_bit() {
     }
 }
 
-/// A plan that is made without known uses is corrected between answers. The new one is as any other: an engine that follows it from the start has the same bits.
+/// A plan that is made without known uses is corrected between answers. The new one is as any
+/// other: an engine that follows it from the start has the same bits.
 #[test]
 fn a_plan_is_corrected_between_answers_by_uses() {
     let divided = || auto(100, None, times(1.0, 1.0)).context(1024).sessions(2);

@@ -43,8 +43,8 @@ impl ExpertCache {
         }
     }
 
-    /// Moves experts to the places of `target`, by exchanges. Returns whether all are there. If not,
-    /// also after an error, [`ExpertCache::placement`] has the places that they have.
+    /// Moves experts to the places of `target`, by exchanges. Returns whether all are there. If
+    /// not, also after an error, [`ExpertCache::placement`] has the places that they have.
     pub(crate) fn move_experts(
         &mut self,
         device: &mut dyn Device,
@@ -80,8 +80,8 @@ impl ExpertCache {
         Ok(are_moved)
     }
 
-    /// Exchanges an expert on the card and one in host memory, of layers whose experts have the same
-    /// size. Copies are ordered with ops. Returns whether it did.
+    /// Exchanges an expert on the card and one in host memory, of layers whose experts have the
+    /// same size. Copies are ordered with ops. Returns whether it did.
     pub(crate) fn exchange(
         &mut self,
         device: &mut dyn Device,
