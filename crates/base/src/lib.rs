@@ -26,8 +26,8 @@ pub use atomic_file::{
 };
 pub use device_error::DeviceError;
 pub use error::{
-    Error, GrammarError, OpenError, PlanError, SamplingError, SessionError, SnapshotProblem,
-    ToolError,
+    Error, GrammarError, ImageError, OpenError, PlanError, SamplingError, SessionError,
+    SnapshotProblem, ToolError,
 };
 pub use guard::is_panic_guarded;
 pub use kv_format::{KV_GROUP, KvFormat};

@@ -4,7 +4,9 @@ use std::{io, path::PathBuf};
 
 use super::{
     super::system::limit_reached,
-    operations::{GrammarError, OpenError, PlanError, SamplingError, SessionError, ToolError},
+    operations::{
+        GrammarError, ImageError, OpenError, PlanError, SamplingError, SessionError, ToolError,
+    },
     snapshot_problem::SnapshotProblem,
 };
 use crate::device_error::DeviceError;
@@ -98,6 +100,9 @@ pub enum Error {
     /// Constraints of answers that cannot be compiled or followed.
     #[error(transparent)]
     Grammar(#[from] GrammarError),
+    /// Image that cannot be decoded, or that a model cannot take.
+    #[error(transparent)]
+    Image(#[from] ImageError),
     /// Options or folders that a tool cannot use.
     #[error(transparent)]
     Tool(#[from] ToolError),

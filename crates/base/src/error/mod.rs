@@ -5,5 +5,7 @@ mod operations;
 mod snapshot_problem;
 
 pub use error::Error;
-pub use operations::{GrammarError, OpenError, PlanError, SamplingError, SessionError, ToolError};
+pub use operations::{
+    GrammarError, ImageError, OpenError, PlanError, SamplingError, SessionError, ToolError,
+};
 pub use snapshot_problem::SnapshotProblem;

@@ -1,5 +1,5 @@
 //! Causes that belong to one operation: opening a model, planning memory, sessions, sampling,
-//! tools.
+//! images, tools.
 
 use std::path::PathBuf;
 
@@ -371,6 +371,79 @@ pub enum GrammarError {
 /// A path before a problem.
 fn at(path: &str) -> String {
     if path.is_empty() { String::new() } else { format!("{path}: ") }
+}
+
+/// Images that cannot be decoded, or that a model cannot take. Sizes are pixels after rotation by
+/// the file's orientation, except in limits of the decoder.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ImageError {
+    /// File above the limit of bytes.
+    #[error(
+        "expected an image file of at most {most} bytes, got {bytes}: scale the image down, or save it \
+         with more compression"
+    )]
+    TooManyBytes {
+        /// Size of the file.
+        bytes: usize,
+        /// The limit.
+        most: usize,
+    },
+    /// Bytes of a format, or of a kind of it, that is not read.
+    #[error(
+        "expected a PNG, JPEG, GIF, WebP, BMP or TIFF image, got {found}: convert it, for example to PNG \
+         with 8 bits a sample"
+    )]
+    Format {
+        /// The bytes, as far as they are recognised: "an AVIF image".
+        found: String,
+    },
+    /// Size in the file's header above the limit of pixels.
+    #[error(
+        "expected an image of at most {most_pixels} pixels, and of {most_side} a side, got {width} x \
+         {height}: scale it down"
+    )]
+    TooLarge {
+        /// Width in the header.
+        width: u32,
+        /// Height in the header.
+        height: u32,
+        /// Maximum width times height.
+        most_pixels: u64,
+        /// Maximum width, and maximum height.
+        most_side: u32,
+    },
+    /// Image whose decoder would hold more memory than the limit.
+    #[error(
+        "expected an image that is decoded within {most} bytes, got a {format} image that takes more: \
+         scale it down, or save it with 8 bits a sample, JPEG as baseline"
+    )]
+    Memory {
+        /// Name of the format: "PNG".
+        format: &'static str,
+        /// The limit in bytes.
+        most: u64,
+    },
+    /// Bytes that are cut short or contradict themselves.
+    #[error("expected a whole {format} image, got a damaged or cut one ({problem}): save it again")]
+    Damaged {
+        /// Name of the format: "PNG".
+        format: &'static str,
+        /// The decoder's complaint.
+        problem: String,
+    },
+    /// Size that the model's processor cannot take.
+    #[error("expected {expected}, got an image of {width} x {height}: {remedy}")]
+    Size {
+        /// The rule of the processor.
+        expected: String,
+        /// Width of the image.
+        width: u32,
+        /// Height of the image.
+        height: u32,
+        /// The remedy.
+        remedy: &'static str,
+    },
 }
 
 /// Options or folders that a tool cannot use: probes, traces, packing, synthetic checkpoints,
