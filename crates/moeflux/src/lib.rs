@@ -67,12 +67,13 @@
 //! # Cargo features
 //!
 //! All are on by default: `gpu`, the GPU device; `io-uring`, a backend of expert reads; `text`,
-//! tokenizers, chat templates and [`generate`]; `tools`.
+//! tokenizers, chat templates and [`generate`]; `tools`; `vision`, images.
 //!
 //! # Modules
 //!
 //! They are re-exported from crates of which each names only the ones below it: `moeflux-base`,
-//! `moeflux-model`, `moeflux-sampling`, `moeflux-text`, `moeflux-engine` and `moeflux-synth`.
+//! `moeflux-model`, `moeflux-sampling`, `moeflux-text`, `moeflux-vision`, `moeflux-engine` and
+//! `moeflux-synth`.
 //!
 //! - [`base`]: errors, statistics, the system's memory.
 //! - [`checkpoint`]: files and the places of tensors.
@@ -84,6 +85,7 @@
 //! - [`session`]: a loaded model and its sequences.
 //! - [`serve`]: the decode loop and the scheduler.
 //! - [`tools`]: packed copies, synthetic checkpoints, perplexity, replay of traces, the planner.
+//! - [`vision`]: from a file to the pixel values of a vision tower.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -94,6 +96,8 @@ mod pages;
 pub mod text;
 #[cfg(feature = "tools")]
 pub mod tools;
+#[cfg(feature = "vision")]
+pub mod vision;
 
 #[doc(inline)]
 pub use moeflux_base::Error;

@@ -12,7 +12,7 @@ use super::{
     serve::ServeArgs,
     tools::{
         CompletionsArgs, DevicesArgs, InspectArgs, LogitsArgs, ManArgs, PackArgs, PerplexityArgs,
-        ReplayArgs, SynthArgs, TokenizeArgs,
+        ReplayArgs, SynthArgs, TokenizeArgs, VisionArgs,
     },
 };
 use crate::{defaults::Defaults, progress, wrap};
@@ -62,6 +62,7 @@ pub(crate) enum Command {
     Rm(RmArgs),
     Inspect(InspectArgs),
     Tokenize(TokenizeArgs),
+    Vision(VisionArgs),
     Logits(LogitsArgs),
     Perplexity(PerplexityArgs),
     Bench(Box<BenchArgs>),

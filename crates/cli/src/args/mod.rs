@@ -26,6 +26,6 @@ pub(crate) use persist::PersistArgs;
 pub(crate) use serve::ServeArgs;
 pub(crate) use tools::{
     DevicesArgs, InspectArgs, LogitsArgs, ManArgs, PackArgs, PerplexityArgs, ReplayArgs, SynthArgs,
-    TokenizeArgs,
+    TokenizeArgs, VisionArgs,
 };
 pub(crate) use values::{parse_card_sizes, parse_size, parse_size_or_zero};

@@ -105,6 +105,41 @@ pub(crate) struct TokenizeArgs {
     pub(crate) model: ModelArgs,
 }
 
+const VISION_EXAMPLES: &str = "\
+Examples:
+  moeflux vision --model DIR --image screenshot.png --processor-only
+  moeflux vision --model DIR --image a.jpg --processor-only --out a.safetensors";
+
+/// Show an image as a model's processor sees it: its size, patches and tokens
+///
+/// PNG, JPEG, GIF, WebP, BMP and TIFF, told apart by their bytes. FILE.safetensors gets
+/// `decoded_rgb` u8 [height, width, 3], upright and on white, `pixel_values` f32 [patches, values]
+/// and `grid_thw` i32 [3]: frames, rows and columns of patches.
+#[derive(Debug, Args)]
+#[command(after_help = VISION_EXAMPLES)]
+pub(crate) struct VisionArgs {
+    /// Folder of the model, or its name ORG/NAME on the Hub
+    #[arg(short, long, value_parser = path(), value_name = "MODEL", env = "MOEFLUX_MODEL", hide_env_values = true)]
+    pub(crate) model: PathBuf,
+    /// Download a model that is not in the cache without asking
+    #[arg(long)]
+    pub(crate) yes: bool,
+    /// The image
+    #[arg(long, value_parser = path(), value_name = "FILE")]
+    pub(crate) image: PathBuf,
+    /// Stop before the vision tower: needs config.json and the processor's file, no weights
+    ///
+    /// Towers are not computed yet, so this must be given.
+    #[arg(long, required = true)]
+    pub(crate) processor_only: bool,
+    /// Lower the maximum size of an image to N tokens [default: the model's]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) image_max_tokens: Option<u32>,
+    /// File to write
+    #[arg(long, value_parser = path(), value_name = "FILE.safetensors")]
+    pub(crate) out: Option<PathBuf>,
+}
+
 const PERPLEXITY_EXAMPLES: &str = "\
 Examples:
   moeflux perplexity --model DIR wiki.test.raw --ctx 2048

@@ -7,7 +7,7 @@ use clap::CommandFactory;
 
 use super::{
     bench, chat, devices, doctor, hub, inspect, logits, man, pack, perplexity, plan, replay, serve,
-    synth, tokenize,
+    synth, tokenize, vision,
 };
 use crate::{
     args::{Cli, Command},
@@ -37,6 +37,7 @@ pub(crate) fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Pack(args) => pack::run(&args, ui),
         Command::Synth(args) => synth::run(&args, ui),
         Command::Tokenize(args) => tokenize::run(&args, ui),
+        Command::Vision(args) => vision::run(&args, ui),
         Command::Pull(args) => hub::pull(&args, ui),
         Command::List(args) => hub::list(&args, ui),
         Command::Show(args) => hub::show(&args),

@@ -20,6 +20,7 @@ mod serve;
 mod synth;
 mod text;
 mod tokenize;
+mod vision;
 
 pub(crate) use dispatch::run;
 pub(crate) use persist::release_session;

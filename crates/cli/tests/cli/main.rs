@@ -22,6 +22,7 @@ mod serve;
 mod sessions;
 mod tables;
 mod usage;
+mod vision;
 
 use std::{
     collections::BTreeMap,

@@ -32,4 +32,8 @@ pub enum Parser {
     Template,
     /// `generation_config.json`.
     GenerationConfig,
+    /// An image in any format that is read.
+    Image,
+    /// `preprocessor_config.json` that also names the model, with an image.
+    ImageProcessor,
 }

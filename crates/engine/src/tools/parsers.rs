@@ -15,9 +15,32 @@ pub use super::parser::Parser;
 #[cfg(feature = "text")]
 use super::text_parsers::text;
 
+#[cfg(feature = "vision")]
+fn image(parser: Parser, bytes: &[u8], folder: &Path) -> Result<(), Error> {
+    use moeflux_base::TextFile;
+    use moeflux_vision::{ImageData, ImageLimits, ImageSize, Processor};
+
+    if parser == Parser::Image {
+        // Small enough for a fuzzer that runs many at once.
+        let limits = ImageLimits::default().max_pixels(1 << 20).max_alloc(16 << 20);
+        return ImageData::decode(bytes, &limits).map(drop);
+    }
+    // One file stands for both, so that it chooses the family, too.
+    let file = TextFile { bytes, path: folder.into() };
+    let processor = Processor::from_files(&file, Some(&file))?;
+    let size = ImageSize { width: 40, height: 30 };
+    let image = ImageData::from_rgb(size, vec![128; 40 * 30 * 3])?;
+    processor.with_max_tokens(256).process(&image).map(drop)
+}
+
+#[cfg(not(feature = "vision"))]
+fn image(_: Parser, _: &[u8], _: &Path) -> Result<(), Error> {
+    Ok(())
+}
+
 impl Parser {
-    /// All parsers. Those of text need the feature `text`.
-    pub const ALL: [Self; 14] = [
+    /// All parsers. Those of text need the feature `text`, those of images `vision`.
+    pub const ALL: [Self; 16] = [
         Self::Config,
         Self::Safetensors,
         Self::Gguf,
@@ -32,6 +55,8 @@ impl Parser {
         Self::TokenizerConfig,
         Self::Template,
         Self::GenerationConfig,
+        Self::Image,
+        Self::ImageProcessor,
     ];
 
     /// Name of its fuzzing target and of the folder of its corpus.
@@ -51,6 +76,8 @@ impl Parser {
             Self::TokenizerConfig => "tokenizer_config",
             Self::Template => "template",
             Self::GenerationConfig => "generation_config",
+            Self::Image => "image",
+            Self::ImageProcessor => "image_processor",
         }
     }
 
@@ -107,6 +134,7 @@ impl Parser {
                 write(&[("plan.json", bytes)])?;
                 ExpertPlan::read(&folder.join("plan.json")).map(drop)
             }
+            Self::Image | Self::ImageProcessor => image(self, bytes, folder),
             _ => text(self, bytes, folder),
         }
     }

@@ -24,8 +24,18 @@ const ROOT: [&str; 15] = [
 ];
 
 /// Modules of the crate's root.
-const MODULES: [&str; 9] =
-    ["base", "checkpoint", "experts", "model", "runtime", "serve", "session", "text", "tools"];
+const MODULES: [&str; 10] = [
+    "base",
+    "checkpoint",
+    "experts",
+    "model",
+    "runtime",
+    "serve",
+    "session",
+    "text",
+    "tools",
+    "vision",
+];
 
 /// Names that a file re-exports, sorted.
 fn exported(code: &str) -> Vec<&str> {
