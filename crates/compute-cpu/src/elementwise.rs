@@ -68,7 +68,8 @@ fn embed_rows(
 /// `sqrt(2 / pi)`.
 const GELU_FACTOR: f32 = 0.797_884_6;
 
-/// Gated activation of one element. SwiGLU has SIMD kernels besides.
+/// Gated activation of one element. SwiGLU has SIMD kernels besides; activations without a gate
+/// have those of [`Kernels::activate_up`](super::simd::Kernels::activate_up) only.
 pub(super) fn glu_of(activation: Activation, gate: f32, up: f32) -> f32 {
     let sigmoid = |x: f32| 1.0 / (1.0 + (-x).exp());
     match activation {
@@ -89,14 +90,8 @@ pub(super) fn glu_of(activation: Activation, gate: f32, up: f32) -> f32 {
         Activation::LimitedSwiGlu { limit } => {
             (gate * sigmoid(gate)).clamp(f32::NEG_INFINITY, limit) * up.clamp(-limit, limit)
         }
-        Activation::Relu2 => relu2(up),
+        Activation::Relu2 | Activation::Gelu | Activation::GeluTanh | Activation::QuickGelu => up,
     }
-}
-
-/// `max(x, 0)^2`; a NaN stays one.
-pub(super) fn relu2(x: f32) -> f32 {
-    let positive = x.clamp(0.0, f32::INFINITY);
-    positive * positive
 }
 
 /// Runs [`Op::Glu`].
@@ -113,6 +108,13 @@ pub(super) fn glu(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), Err
                 let y = tile.row(i);
                 let gate = gates.map(|values| &row(values, &gate, i)[cols.clone()]);
                 let up = ups.map(|values| &row(values, &up, i)[cols.clone()]);
+                if !activation.has_gate() {
+                    if let Some(up) = up {
+                        y.copy_from_slice(up);
+                    }
+                    kernels.activate_up(activation, y);
+                    continue;
+                }
                 if activation != Activation::SwiGlu {
                     for (i, y) in y.iter_mut().enumerate() {
                         *y = glu_of(activation, gate.map_or(*y, |g| g[i]), up.map_or(*y, |u| u[i]));

@@ -10,7 +10,7 @@ use moeflux_ops::{Activation, Error, ExpertMatrices, ExpertUse, ExpertUses, Op, 
 
 use super::{
     cpu::Cpu,
-    elementwise::{glu_of, relu2},
+    elementwise::glu_of,
     matmul::{CpuGemm, JOINED, QuantizeShape, RowKind, RowMap, RowRun, outputs, quantize},
     pool::Grid,
     simd::ActivationRows,
@@ -79,10 +79,9 @@ pub(super) fn experts(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(),
                     for (run, start) in row_runs(uses, run, answers) {
                         let rows = |i: usize| map(&up_rows, start + i);
                         let Some(gate) = &gate else {
-                            up.tile(run, rows, &mut tile, scratch, |inner, ups| {
-                                let both = inner.iter_mut().zip(ups);
-                                both.for_each(|(inner, up)| *inner = relu2(*up));
-                            });
+                            up.tile(run, rows, &mut tile, scratch, <[f32]>::copy_from_slice);
+                            (start..start + run.count)
+                                .for_each(|i| kernels.activate_up(activation, tile.row(i)));
                             continue;
                         };
                         let gate_rows = |i: usize| map(&gate_rows, start + i);

@@ -207,13 +207,21 @@ pub enum Activation {
     },
     /// `max(up, 0)^2`, without a gate: Nemotron-3. So et al., "Primer", 2021.
     Relu2,
+    /// `up (1 + erf(up / sqrt(2))) / 2`, without a gate. Hendrycks and Gimpel, "Gaussian Error
+    /// Linear Units", 2016.
+    Gelu,
+    /// `up (1 + tanh(sqrt(2 / pi) (up + 0.044715 up^3))) / 2`, without a gate: the approximation of
+    /// the same paper.
+    GeluTanh,
+    /// `up sigmoid(1.702 up)`, without a gate: CLIP.
+    QuickGelu,
 }
 
 impl Activation {
     /// Whether it reads a gate.
     #[inline]
     pub const fn has_gate(self) -> bool {
-        !matches!(self, Self::Relu2)
+        !matches!(self, Self::Relu2 | Self::Gelu | Self::GeluTanh | Self::QuickGelu)
     }
 }
 

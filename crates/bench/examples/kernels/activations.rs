@@ -62,6 +62,14 @@ pub(super) fn elementwise(
     time(bench, work(op, width.to_string(), rows, views * rows * width), written, &elementwise)
 }
 
+/// GELU by the error function of Qwen3-VL's tower, without a gate.
+pub(super) fn gelu(bench: &mut OpBench, rows: usize) -> anyhow::Result<()> {
+    let width = 4304;
+    let (up, out) = (bench.matrix(rows, width)?, bench.matrix(rows, width)?);
+    let op = Op::Glu { activation: Activation::Gelu, gate: up, up, out };
+    time(bench, work("Glu", format!("GELU of {width}"), rows, 2 * rows * width), out, &op)
+}
+
 /// Four streams of DeepSeek-V4-Flash: mixing weights, sum, addition of an output.
 pub(super) fn streams(bench: &mut OpBench, op: &'static str, rows: usize) -> anyhow::Result<()> {
     let (streams, width, function) = (4, 4096, GateFunction::Identity);

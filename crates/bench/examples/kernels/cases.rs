@@ -133,6 +133,7 @@ pub(super) fn all() -> Vec<KernelCase> {
             activations::elementwise(bench, op, rows)
         }));
     }
+    all.extend(decode_and_prefill("Glu", activations::gelu));
     for op in ["StreamWeights", "Collapse", "Expand"] {
         all.extend(decode_and_prefill(op, move |bench, rows| {
             activations::streams(bench, op, rows)

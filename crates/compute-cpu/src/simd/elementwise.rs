@@ -3,7 +3,7 @@
 //!
 //! Plain loops, which the compiler vectorizes for the instruction set that they are inlined into.
 
-use moeflux_ops::LogDecay;
+use moeflux_ops::{Activation, LogDecay};
 
 use super::vector::Simd;
 
@@ -93,6 +93,64 @@ pub(super) fn mul_silu<S: Simd>(y: &mut [f32], x: &[f32]) {
 pub(super) fn silu<S: Simd>(y: &mut [f32]) {
     for y in y {
         *y *= sigmoid::<S>(*y);
+    }
+}
+
+/// Slope of erfcx's argument in [`erfcx`].
+const ERFCX_SLOPE: f32 = 0.4;
+
+/// `exp(x^2) erfc(x)` for `x >= 0`, to 3e-7 of it: `t P(2 t - 1)` with `t = 1 / (1 + 0.4 x)`, where
+/// `P` interpolates at the Chebyshev nodes of degree 8.
+#[inline(always)]
+fn erfcx<S: Simd>(x: f32) -> f32 {
+    let t = 1.0 / fma::<S>(ERFCX_SLOPE, x, 1.0);
+    let u = fma::<S>(2.0, t, -1.0);
+    let mut sum = 2.005_722e-4;
+    for c in [
+        1.410_971_5e-4,
+        -1.871_655_5e-3,
+        -3.334_728e-3,
+        1.132_961_9e-2,
+        6.849_458e-2,
+        1.815_667_6e-1,
+        3.218_611_8e-1,
+        4.216_127_4e-1,
+    ] {
+        sum = fma::<S>(sum, u, c);
+    }
+    sum * t
+}
+
+/// `x P(X <= x)` for a standard normal `X`, as `max(x, 0) - |x| P(X <= -|x|)`: far below zero the
+/// difference of 1 and erf would lose all digits.
+#[inline(always)]
+fn gelu<S: Simd>(x: f32) -> f32 {
+    let (positive, size) = (if x > 0.0 { x } else { 0.0 }, x.abs());
+    let tail = exp::<S>(-0.5 * x * x) * erfcx::<S>(size * std::f32::consts::FRAC_1_SQRT_2);
+    fma::<S>(-0.5 * size, tail, positive)
+}
+
+/// `y = activation(y)`, for an activation without a gate.
+#[inline(always)]
+pub(super) fn activate_up<S: Simd>(activation: Activation, y: &mut [f32]) {
+    // 2 sqrt(2 / pi): (1 + tanh(x)) / 2 is sigmoid(2 x).
+    const FACTOR: f32 = 1.595_769;
+    match activation {
+        // `max` would drop a NaN.
+        Activation::Relu2 => y.iter_mut().for_each(|y| {
+            let positive = y.clamp(0.0, f32::INFINITY);
+            *y = positive * positive;
+        }),
+        Activation::Gelu => y.iter_mut().for_each(|y| *y = gelu::<S>(*y)),
+        Activation::GeluTanh => y.iter_mut().for_each(|y| {
+            *y *= sigmoid::<S>(FACTOR * (*y + 0.044_715 * *y * *y * *y));
+        }),
+        Activation::QuickGelu => y.iter_mut().for_each(|y| *y *= sigmoid::<S>(1.702 * *y)),
+        Activation::SwiGlu
+        | Activation::GeGlu
+        | Activation::ClampedSwiGlu { .. }
+        | Activation::ClippedSwiGlu { .. }
+        | Activation::LimitedSwiGlu { .. } => {}
     }
 }
 

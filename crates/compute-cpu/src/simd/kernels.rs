@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use moeflux_ops::{Error, KvFormat, LogDecay, Scalar, seam::dequantize_q8};
+use moeflux_ops::{Activation, Error, KvFormat, LogDecay, Scalar, seam::dequantize_q8};
 
 use super::{
     activations::QuantLayout,
@@ -78,6 +78,12 @@ impl Kernels {
     pub(crate) fn silu(self, y: &mut [f32]) {
         // SAFETY: Simd contract: the table's ISA was detected.
         unsafe { (self.0.silu)(y) }
+    }
+
+    /// `y = activation(y)`, for an activation without a gate; `y` stays as it is for others.
+    pub(crate) fn activate_up(self, activation: Activation, y: &mut [f32]) {
+        // SAFETY: Simd contract: the table's ISA was detected.
+        unsafe { (self.0.activate_up)(activation, y) }
     }
 
     /// `x = exp(x - max)`; returns the sum of `x`.

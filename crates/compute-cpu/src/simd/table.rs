@@ -4,7 +4,7 @@
 //! (`#[target_feature]`), into which the kernel is inlined, and collects them in a
 //! [`KernelTable`].
 
-use moeflux_ops::{Element, LogDecay, Scalar};
+use moeflux_ops::{Activation, Element, LogDecay, Scalar};
 
 use super::{
     activations::{Q8Row, QuantLayout},
@@ -77,6 +77,7 @@ pub(super) struct KernelTable {
     pub(super) mul_silu: unsafe fn(&mut [f32], &[f32]),
     pub(super) mul_sigmoid: unsafe fn(&mut [f32], &[f32]),
     pub(super) silu: unsafe fn(&mut [f32]),
+    pub(super) activate_up: unsafe fn(Activation, &mut [f32]),
     pub(super) exp_sum: unsafe fn(&mut [f32], f32) -> f32,
     pub(super) max: unsafe fn(&[f32]) -> f32,
     pub(super) axpy: unsafe fn(&mut [f32], f32, &[f32]),
@@ -135,7 +136,7 @@ macro_rules! kernels {
                 },
                 KernelTable, SamplingTable,
             };
-            use moeflux_ops::{Element, Scalar, LogDecay};
+            use moeflux_ops::{Activation, Element, Scalar, LogDecay};
 
             kernels! {
                 $simd $(, #[$feature])?;
@@ -145,6 +146,8 @@ macro_rules! kernels {
                 mul_silu(y: &mut [f32], x: &[f32]) = elementwise::mul_silu::<$simd>;
                 mul_sigmoid(y: &mut [f32], x: &[f32]) = elementwise::mul_sigmoid::<$simd>;
                 silu(y: &mut [f32]) = elementwise::silu::<$simd>;
+                activate_up(activation: Activation, y: &mut [f32])
+                    = elementwise::activate_up::<$simd>;
                 exp_sum(x: &mut [f32], max: f32) -> f32 = elementwise::exp_sum::<$simd>;
                 max(x: &[f32]) -> f32 = elementwise::max;
                 axpy(y: &mut [f32], a: f32, x: &[f32]) = elementwise::axpy::<$simd>;
@@ -442,6 +445,7 @@ macro_rules! kernels {
                 mul_silu,
                 mul_sigmoid,
                 silu,
+                activate_up,
                 exp_sum,
                 max,
                 axpy,

@@ -94,6 +94,9 @@ impl From<Activation> for GluCode {
             Activation::ClippedSwiGlu { limit } => Self { kind: 3, alpha: 0.0, limit },
             Activation::LimitedSwiGlu { limit } => Self { kind: 4, alpha: 0.0, limit },
             Activation::Relu2 => Self { kind: 5, alpha: 0.0, limit: 0.0 },
+            Activation::Gelu => Self { kind: 6, alpha: 0.0, limit: 0.0 },
+            Activation::GeluTanh => Self { kind: 7, alpha: 0.0, limit: 0.0 },
+            Activation::QuickGelu => Self { kind: 8, alpha: 0.0, limit: 0.0 },
         }
     }
 }

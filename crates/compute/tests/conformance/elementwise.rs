@@ -9,6 +9,10 @@ const WIDTHS: [usize; 7] = [1, 3, 16, 33, 128, 257, 1500];
 
 const NORM_GATES: [NormGate; 3] = [NormGate::Silu, NormGate::Sigmoid, NormGate::SiluBeforeNorm];
 
+/// Activations without a gate.
+pub(crate) const WITHOUT_GATE: [Activation; 4] =
+    [Activation::Relu2, Activation::Gelu, Activation::GeluTanh, Activation::QuickGelu];
+
 #[test]
 fn rms_norm_and_gated_rms_norm() {
     let mut random = Random::new(31);
@@ -116,15 +120,46 @@ fn glu_out_of_place_and_in_place() {
             pair.agree(&format!("{what} over gate"), gate, 1e-5);
             assert!(result.iter().all(|x| x.is_finite()));
         }
-        for width in WIDTHS {
-            let values: Vec<f32> = random.values(5 * width).iter().map(|x| x * 30.0).collect();
-            let up = pair.dense(5, &values);
-            let out = pair.nan_filled(5, width);
-            let activation = Activation::Relu2;
-            for out in [out, up] {
-                pair.run(&Op::Glu { activation, gate: up, up, out });
-                pair.agree(&format!("{activation:?} of {width}"), out, 1e-5);
+    });
+}
+
+#[test]
+fn activations_without_a_gate_out_of_place_and_in_place() {
+    let mut random = Random::new(41);
+    DevicePair::for_each(|pair, _| {
+        for (width, activation) in
+            WIDTHS.into_iter().flat_map(|width| WITHOUT_GATE.map(|kind| (width, kind)))
+        {
+            // Large ones, such as biases saturate them with; usual ones; and those of the left
+            // tail, whose results are small.
+            for [scale, first] in [[30.0, 0.0], [3.0, 0.0], [1.0, -4.0]] {
+                let what = format!("{activation:?} of {width}, {scale} x + {first}");
+                let values = random.values(5 * (width + 2));
+                let values: Vec<f32> = values.iter().map(|x| x * scale + first).collect();
+                let up = pair.dense(5, &values).columns(1, width);
+                let out = pair.nan_filled(5, width);
+                for out in [out, up] {
+                    pair.run(&Op::Glu { activation, gate: up, up, out });
+                    pair.agree(&what, out, 1e-5);
+                }
+                assert!(pair.read(out).iter().all(|x| x.is_finite()));
             }
+        }
+    });
+}
+
+#[test]
+fn activations_without_a_gate_at_their_extremes() {
+    DevicePair::for_each(|pair, _| {
+        for activation in WITHOUT_GATE {
+            let up = pair.dense(1, &[0.0, 1e-30, -1e-30, 15.0, -15.0, 1e4, -1e4]);
+            let out = pair.nan_filled(1, up.width);
+            pair.run(&Op::Glu { activation, gate: up, up, out });
+            let y = pair.read(out);
+            assert!(y[..3].iter().all(|y| y.abs() <= 1e-30), "{activation:?}: {y:?}");
+            assert!(y[4].abs() < 1e-9 && y[6].abs() < 1e-9, "{activation:?}: {y:?}");
+            let expected = if activation == Activation::Relu2 { [225.0, 1e8] } else { [15.0, 1e4] };
+            assert_eq!([y[3], y[5]], expected, "{activation:?}");
         }
     });
 }

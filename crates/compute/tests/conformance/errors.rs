@@ -7,7 +7,10 @@ use moeflux_compute::{
     Scoring, ScratchShape, Shared, SharedChoice, Slot, Span, StateShape, StepLimits, View, open,
 };
 
-use crate::harness::{AFFINE4, DevicePair, Random, reference};
+use crate::{
+    elementwise::WITHOUT_GATE,
+    harness::{AFFINE4, DevicePair, Random, reference},
+};
 
 /// Checks that the two devices reject an op with the same error.
 fn refused(pair: &mut DevicePair, what: &str, op: &Op<'_>) {
@@ -136,11 +139,10 @@ fn mismatched_norm_rope_glu_and_router_shapes_are_rejected() {
             "one buffer",
             &Op::Glu { activation: Activation::GeGlu, gate: x, up: x, out: x },
         );
-        refused(
-            pair,
-            "unused gate",
-            &Op::Glu { activation: Activation::Relu2, gate: other, up: x, out: x },
-        );
+        for activation in WITHOUT_GATE {
+            let op = Op::Glu { activation, gate: other, up: x, out: x };
+            refused(pair, &format!("gate of {activation:?}"), &op);
+        }
         refused(
             pair,
             "widths",
@@ -669,6 +671,7 @@ fn mismatched_experts_and_slots_are_rejected() {
         for (what, shape, activation) in [
             ("a missing gate", &ExpertShape { gate: None, ..shape }, Activation::SwiGlu),
             ("an unused gate", &shape, Activation::Relu2),
+            ("a gate of GELU", &shape, Activation::Gelu),
         ] {
             refused(pair, what, &experts_of_two(views, shape, activation, uses));
         }

@@ -153,9 +153,13 @@ fn experts_without_a_gate() {
     let mut random = Random::new(59);
     DevicePair::for_each(|pair, exact| {
         let plain = Format::Plain(Scalar::BF16);
-        for (format, output_bias) in
-            [(AFFINE4, None), (AFFINE4, Some(Scalar::F32)), (plain, None), (Format::MXFP4, None)]
-        {
+        for (format, output_bias, activation) in [
+            (AFFINE4, None, Activation::Relu2),
+            (AFFINE4, Some(Scalar::F32), Activation::GeluTanh),
+            (plain, None, Activation::Relu2),
+            (plain, None, Activation::Gelu),
+            (Format::MXFP4, None, Activation::QuickGelu),
+        ] {
             let ExpertShape { up, down, .. } = shape(64, 128, [format; 3]);
             let shape = ExpertShape { output_bias, ..ExpertShape::without_gate(up, down) };
             let bank = fill(pair, &mut random, &shape, 4);
@@ -172,7 +176,6 @@ fn experts_without_a_gate() {
                     let x = pair.random(&mut random, rows, 64);
                     let (inner, out) =
                         (pair.nan_filled(rows * 2, 128), pair.nan_filled(rows * 2, 64));
-                    let activation = Activation::Relu2;
                     let shape = &shape;
                     pair.run(&Op::Experts {
                         x,
@@ -184,7 +187,7 @@ fn experts_without_a_gate() {
                         inner,
                         out,
                     });
-                    let what = format!("{format}, {rows} rows, {output_bias:?}");
+                    let what = format!("{format}, {activation:?}, {rows} rows, {output_bias:?}");
                     pair.agree_in_norm(&what, out, if exact { 1e-5 } else { 2e-2 });
                 }
             }

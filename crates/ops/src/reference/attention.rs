@@ -1,6 +1,9 @@
 //! Reference attention: GQA, expanded latent attention and the sparse-attention indexer.
 
-use super::device::{ReferenceDevice, descending, dot, sigmoid};
+use super::{
+    activations::sigmoid,
+    device::{ReferenceDevice, descending, dot},
+};
 use crate::{
     error::Error,
     handle::State,

@@ -4,6 +4,7 @@ use std::cmp::Ordering;
 
 use moeflux_base::KvFormat;
 
+use super::activations::{glu, sigmoid, silu};
 use crate::{
     device::{Device, PlannedMemory, ScratchShape, Ticket},
     error::Error,
@@ -23,16 +24,6 @@ const L2_EPS: f64 = 1e-6;
 /// The reference device: exact path only, single-threaded.
 pub struct ReferenceDevice {
     pub(super) host: Host,
-}
-
-/// `1 / (1 + exp(-x))`.
-pub(super) fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + (-x).exp())
-}
-
-/// `x * sigmoid(x)`.
-fn silu(x: f32) -> f32 {
-    x * sigmoid(x)
 }
 
 /// `log(1 + exp(x))` without overflow.
@@ -58,29 +49,6 @@ fn log_decay(function: LogDecay, x: f32, a_log: f32) -> f32 {
 
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
-}
-
-/// `sqrt(2 / pi)`.
-const GELU_FACTOR: f32 = 0.797_884_6;
-
-fn glu(activation: Activation, gate: f32, up: f32) -> f32 {
-    match activation {
-        Activation::SwiGlu => silu(gate) * up,
-        Activation::GeGlu => {
-            0.5 * gate * (1.0 + (GELU_FACTOR * (gate + 0.044_715 * gate.powi(3))).tanh()) * up
-        }
-        Activation::ClampedSwiGlu { alpha, limit } => {
-            let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
-            gate * sigmoid(alpha * gate) * (up + 1.0)
-        }
-        Activation::ClippedSwiGlu { limit } => {
-            silu(gate.clamp(f32::NEG_INFINITY, limit)) * up.clamp(-limit, limit)
-        }
-        Activation::LimitedSwiGlu { limit } => {
-            silu(gate).clamp(f32::NEG_INFINITY, limit) * up.clamp(-limit, limit)
-        }
-        Activation::Relu2 => up.clamp(0.0, f32::INFINITY).powi(2),
-    }
 }
 
 /// Matrix-vector product with output bias.

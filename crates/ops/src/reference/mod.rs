@@ -3,6 +3,7 @@
 //! Inputs are copied, sums are f64, and nothing is fused or optimized. Other devices are compared
 //! with this one, op by op.
 
+mod activations;
 mod attention;
 mod device;
 mod router;

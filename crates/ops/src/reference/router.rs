@@ -1,6 +1,9 @@
 //! Top-k expert routing.
 
-use super::device::{ReferenceDevice, descending, sigmoid, softplus};
+use super::{
+    activations::sigmoid,
+    device::{ReferenceDevice, descending, softplus},
+};
 use crate::{
     error::Error,
     handle::Buffer,

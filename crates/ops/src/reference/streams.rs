@@ -1,6 +1,9 @@
 //! Residuals of several streams.
 
-use super::device::{ReferenceDevice, gate_function, sigmoid};
+use super::{
+    activations::sigmoid,
+    device::{ReferenceDevice, gate_function},
+};
 use crate::{error::Error, op::Op};
 
 impl ReferenceDevice {
