@@ -1,6 +1,6 @@
 //! Rotary position embedding (RoPE).
 
-use moeflux_ops::{Error, Op, RopePairs, Span, seam::Host};
+use moeflux_ops::{Error, Op, RopePairs, seam::Host};
 
 use super::{
     cpu::{Cpu, vector},
@@ -12,8 +12,10 @@ const ANGLE_BLOCK: usize = 64;
 
 /// Runs [`Op::Rope`].
 pub(super) fn rope(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), Error> {
-    let &Op::Rope { x, frequencies, pairs, scale, spans, out } = op else { return Ok(()) };
-    let half = frequencies.len();
+    let &Op::Rope { x, frequencies, pairs, scale, positions, out } = op else { return Ok(()) };
+    let count = frequencies.len();
+    // Pairs whose elements are halves of the same part of a vector.
+    let half = if pairs == RopePairs::SplitHalves { count / 2 } else { count };
     host.with(&out, |host, values| {
         let src = if x.buffer == out.buffer { None } else { Some(host.get(&x)?) };
         cpu.pool.tiles(values, Grid::new(&out, 1, out.heads, out.width), |mut tile, _| {
@@ -23,22 +25,28 @@ pub(super) fn rope(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), Er
                     tile.vector(row, head).copy_from_slice(vector(src, &x, row, head));
                 }
             }
-            let position = position(spans, row) as f32;
-            for (block, frequencies) in frequencies.chunks(ANGLE_BLOCK).enumerate() {
+            let ids = positions.ids(row);
+            let starts = (0..count).step_by(half.max(1)).flat_map(|part| {
+                let end = count.min(part + half);
+                (part..end).step_by(ANGLE_BLOCK).map(move |first| (part, first, end))
+            });
+            for (part, first, end) in starts {
+                let n = ANGLE_BLOCK.min(end - first);
                 let (mut sin, mut cos) = ([0.0; ANGLE_BLOCK], [0.0; ANGLE_BLOCK]);
-                for ((sin, cos), f) in sin.iter_mut().zip(&mut cos).zip(frequencies) {
-                    let (s, c) = f64::from(position * f).sin_cos();
+                for (i, (sin, cos)) in sin.iter_mut().zip(&mut cos).take(n).enumerate() {
+                    let pair = first + i;
+                    let angle = ids[positions.axis(pair)] * frequencies[pair];
+                    let (s, c) = f64::from(angle).sin_cos();
                     (*sin, *cos) = (s as f32 * scale, c as f32 * scale);
                 }
-                let (first, n) = (block * ANGLE_BLOCK, frequencies.len());
                 let angles = sin[..n].iter().zip(&cos[..n]);
                 for head in tile.heads() {
                     let y = tile.vector(row, head);
                     match pairs {
-                        RopePairs::Halves => {
-                            let (a, b) = y.split_at_mut(half);
-                            let pairs =
-                                a[first..first + n].iter_mut().zip(&mut b[first..first + n]);
+                        RopePairs::Halves | RopePairs::SplitHalves => {
+                            let (a, b) = y[2 * part..].split_at_mut(half);
+                            let range = first - part..first - part + n;
+                            let pairs = a[range.clone()].iter_mut().zip(&mut b[range]);
                             pairs
                                 .zip(angles.clone())
                                 .for_each(|((a, b), angle)| rotate(a, b, angle));
@@ -56,18 +64,6 @@ pub(super) fn rope(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), Er
         });
         Ok(())
     })
-}
-
-/// Position of a row of an op.
-fn position(spans: &[Span], row: usize) -> usize {
-    let mut first = 0;
-    for span in spans {
-        if row < first + span.rows {
-            return span.position + row - first;
-        }
-        first += span.rows;
-    }
-    0
 }
 
 fn rotate(a: &mut f32, b: &mut f32, (sin, cos): (&f32, &f32)) {

@@ -500,7 +500,7 @@ params! {
         width: u32,
         pairs: u32,
         table: u32,
-        interleaved: u32,
+        pair_layout: u32,
     }
 
     /// `attention/indexer_scores.wgsl`.

@@ -33,9 +33,10 @@ pub use moeflux_ops::{
     IndexList, IndexQueries, InputMajor, KV_BLOCK, KernelTime, KeySharing, KvFormat, LateFailure,
     LateRead, LateValues, LayerSplit, LogDecay, MAX_ORDERED, MAX_RECORDED_STEPS, MAX_STREAMS,
     MAX_TOP_LOGITS, Matrix, MatrixFactor, MatrixOrders, MatrixShape, NormGate, Op, OutputOrder,
-    PerPlane, PipelineStore, PlaneBytes, PlaneLayout, PlannedMemory, Profiler, RecordAhead,
-    RecordedStep, RopePairs, Router, SPLITMIX_STEP, Scalar, ScaledBlocks, Scoring, ScratchShape,
-    Shared, SharedChoice, Slot, SlotStore, SlotTable, Span, SplitMix64, State, StateShape,
-    StateStore, StepLimits, Ticket, View, ViewRead, Weight, WordAxis, quant, splitmix_mix,
+    PerPlane, PipelineStore, PlaneBytes, PlaneLayout, PlannedMemory, Profiler, ROPE_AXES,
+    RecordAhead, RecordedStep, RopePairs, RopePositions, Router, SPLITMIX_STEP, Scalar,
+    ScaledBlocks, Scoring, ScratchShape, Shared, SharedChoice, Slot, SlotStore, SlotTable, Span,
+    SplitMix64, State, StateShape, StateStore, StepLimits, Ticket, View, ViewRead, Weight,
+    WordAxis, quant, splitmix_mix,
 };
 pub use open::open;

@@ -15,9 +15,9 @@ use std::{
 use moeflux_compute::{
     Activation, Affine, BankPlace, Buffer, Bytes, Commit, Device, DeviceOptions, ExpertGroups,
     ExpertShape, ExpertUse, ExpertUses, Format, GateFunction, GroupScore, HeadMatrix, HeadRows,
-    IndexList, IndexQueries, KeySharing, LogDecay, MatrixShape, NormGate, Op, RopePairs, Router,
-    Scalar, Scoring, ScratchShape, Shared, SharedChoice, Slot, Span, StateShape, StepLimits, View,
-    open,
+    IndexList, IndexQueries, KeySharing, LogDecay, MatrixShape, NormGate, Op, RopePairs,
+    RopePositions, Router, Scalar, Scoring, ScratchShape, Shared, SharedChoice, Slot, Span,
+    StateShape, StepLimits, View, open,
 };
 
 /// The system allocator with a counter.
@@ -177,7 +177,7 @@ fn step(exact: bool, rows: usize) {
             frequencies: &[0.1; 8],
             pairs: RopePairs::Halves,
             scale: 1.0,
-            spans: &kv_spans,
+            positions: RopePositions::Spans(&kv_spans),
             out: heads(z),
         },
         Op::Attention {

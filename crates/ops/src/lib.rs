@@ -48,8 +48,8 @@ pub use op::Op;
 pub use op_check::{MAX_STREAMS, MAX_TOP_LOGITS};
 pub use operands::{
     Activation, BATCH_INVARIANT_ROWS, ExpertUse, ExpertUses, GateFunction, HeadMatrix, HeadRows,
-    IndexList, IndexQueries, KeySharing, LogDecay, NormGate, RopePairs, Shared, Span, StepLimits,
-    View,
+    IndexList, IndexQueries, KeySharing, LogDecay, NormGate, ROPE_AXES, RopePairs, RopePositions,
+    Shared, Span, StepLimits, View,
 };
 pub use reference::ReferenceDevice;
 pub use router::{ExpertGroups, GroupScore, Router, Scoring, SharedChoice};

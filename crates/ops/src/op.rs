@@ -14,7 +14,7 @@ use crate::{
     matrix::ExpertShape,
     operands::{
         Activation, ExpertUses, GateFunction, HeadMatrix, IndexList, IndexQueries, KeySharing,
-        LogDecay, NormGate, RopePairs, Shared, Span, StepLimits, View,
+        LogDecay, NormGate, RopePairs, RopePositions, Shared, Span, StepLimits, View,
     },
     router::Router,
 };
@@ -129,7 +129,8 @@ pub enum Op<'a> {
     },
     /// Rotary position embedding. Rotates the first `2 * frequencies.len()` elements of each
     /// vector, pair `i` by the angle `position * frequencies[i]`, and multiplies them by `scale`.
-    /// The other elements are copied. `out` may be `x`.
+    /// The other elements are copied. `out` may be `x`. A row has one position, or several, of
+    /// which each pair takes one.
     ///
     /// The angle is rounded to f32, as in the models' own code: at position 5,000 this rounding
     /// changes logits more than all other differences between correct implementations. Tolerance
@@ -146,7 +147,7 @@ pub enum Op<'a> {
         /// 1, or the attention factor of YaRN.
         scale: f32,
         /// Positions of the rows.
-        spans: &'a [Span],
+        positions: RopePositions<'a>,
         /// `(rows, heads, width)`.
         out: View,
     },

@@ -177,6 +177,65 @@ pub enum RopePairs {
     Halves,
     /// Pair `i` is `(x[2 i], x[2 i + 1])`: DeepSeek. Also called GPT-J style.
     Interleaved,
+    /// [`RopePairs::Halves`] in each half of the rotated elements: the first `n / 4` pairs are
+    /// those of the first half. The number of pairs is even. Gemma 4's tower of images.
+    SplitHalves,
+}
+
+/// Position ids of a row of [`RopePositions::Axes`].
+pub const ROPE_AXES: usize = 3;
+
+/// Positions of the rows of [`Op::Rope`](crate::Op::Rope).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopePositions<'a> {
+    /// One for each row: its position in its sequence. The states are not used.
+    Spans(&'a [Span]),
+    /// Three for each row; a pair turns by one of them. With equal ids in a row it has the bits of
+    /// the other form.
+    ///
+    /// Patches of an image have two, row and column. Multimodal RoPE (M-RoPE) also has the time;
+    /// whether its sections are consecutive or interleaved is in `axes`. Bai et al., "Qwen2.5-VL",
+    /// 2025.
+    Axes {
+        /// Index of the position id for each pair, below [`ROPE_AXES`].
+        axes: &'a [u8],
+        /// Position ids of each row.
+        ids: &'a [[u32; ROPE_AXES]],
+    },
+}
+
+impl RopePositions<'_> {
+    /// Index of the position id that a pair turns by.
+    #[doc(hidden)]
+    #[inline]
+    pub fn axis(&self, pair: usize) -> usize {
+        match self {
+            Self::Spans(_) => 0,
+            Self::Axes { axes, .. } => usize::from(axes[pair]),
+        }
+    }
+
+    /// Position ids of a row of the op.
+    #[doc(hidden)]
+    #[inline]
+    pub fn ids(&self, row: usize) -> [f32; ROPE_AXES] {
+        match self {
+            Self::Spans(spans) => [position_of(spans, row) as f32; ROPE_AXES],
+            Self::Axes { ids, .. } => ids[row].map(|id| id as f32),
+        }
+    }
+}
+
+/// Position of a row of an op.
+fn position_of(spans: &[Span], row: usize) -> usize {
+    let mut first = 0;
+    for span in spans {
+        if row < first + span.rows {
+            return span.position + row - first;
+        }
+        first += span.rows;
+    }
+    0
 }
 
 /// Activation of a gated linear unit: `out = activation(gate) * up`, or a variant; or of an MLP

@@ -2,7 +2,8 @@
 
 use moeflux_compute::{
     Device, Format, HeadMatrix, HeadRows, IndexList, IndexQueries, KeySharing, LogDecay,
-    MatrixShape, Op, RopePairs, ScratchShape, Span, State, StateShape, StepLimits, View,
+    MatrixShape, Op, RopePairs, RopePositions, ScratchShape, Span, State, StateShape, StepLimits,
+    View,
 };
 
 use super::op_bench::{OpBench, OpWork};
@@ -401,8 +402,8 @@ pub(super) fn rope(bench: &mut OpBench, rows: usize) -> anyhow::Result<()> {
         weights: None,
     };
     bench.time(work, out, &mut |device, _| {
-        let spans = &[Span::new(state, 5000, rows)];
+        let positions = RopePositions::Spans(&[Span::new(state, 5000, rows)]);
         let (frequencies, pairs) = (&frequencies, RopePairs::Halves);
-        Ok(device.run(&Op::Rope { x, frequencies, pairs, scale: 1.0, spans, out })?)
+        Ok(device.run(&Op::Rope { x, frequencies, pairs, scale: 1.0, positions, out })?)
     })
 }

@@ -2,14 +2,17 @@
 
 use moeflux_ops::{BATCH_INVARIANT_ROWS, Buffer, Error, Op, RopePairs, View};
 
-use crate::ops::{
-    OpContext,
-    attention::{
-        self,
-        attention_decode::{DecodeKernel, NewKv},
-        rows::{SpanRows, accepts_row, accepts_rows, encode_rows},
+use crate::{
+    ops::{
+        OpContext,
+        attention::{
+            self,
+            attention_decode::{DecodeKernel, NewKv},
+            rows::{SpanRows, accepts_row, accepts_rows, encode_rows},
+        },
+        qk_norm_rope::{HeadNorm, KvAppend, MAX_HEAD_WIDTH, QkHeads, RopeTable},
     },
-    qk_norm_rope::{HeadNorm, KvAppend, MAX_HEAD_WIDTH, QkHeads, RopeTable},
+    recorder::UPLOAD_WORDS,
 };
 
 /// Fuses an op with pending norms and RoPE; false if it must be encoded alone, after them.
@@ -23,8 +26,8 @@ pub(super) fn fuse_heads(
         Op::RmsNorm { x, weight, per_head: false, eps, out } if x == out => {
             Ok(fuse_norm(heads, x, weight, eps))
         }
-        Op::Rope { x, frequencies, pairs, scale, spans, out }
-            if x == out && x.width <= MAX_HEAD_WIDTH =>
+        Op::Rope { x, frequencies, pairs, scale, positions, out }
+            if x == out && x.width <= MAX_HEAD_WIDTH && pairs != RopePairs::SplitHalves =>
         {
             let interleaved = pairs == RopePairs::Interleaved;
             let even = x.width.is_multiple_of(2);
@@ -33,6 +36,10 @@ pub(super) fn fuse_heads(
             }
             // Reserving upload space may submit the tables that pending heads use.
             let table_words = frequencies.len() * x.rows * 2;
+            // Alone it takes several tables.
+            if table_words > UPLOAD_WORDS {
+                return Ok(false);
+            }
             if heads.sets.iter().any(|set| set.rope.is_some())
                 && !ctx.recorder.has_upload_room(table_words)
             {
@@ -41,7 +48,7 @@ pub(super) fn fuse_heads(
             let Some(set) = heads.entry(x).filter(|set| set.rope.is_none()) else {
                 return Ok(false);
             };
-            let offset = ctx.recorder.angle_table(frequencies, scale, spans)?;
+            let offset = ctx.recorder.angle_table(frequencies, scale, positions)?;
             set.rope = Some(RopeTable { pairs: frequencies.len(), offset });
             heads.interleaved = Some(interleaved);
             Ok(true)

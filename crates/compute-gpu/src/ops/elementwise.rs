@@ -1,6 +1,6 @@
 //! Element-wise ops, RoPE, and the weighted sum of expert outputs.
 
-use moeflux_ops::{Activation, Error, GateFunction, Op, RopePairs, View};
+use moeflux_ops::{Activation, Error, GateFunction, Op, RopePairs, RopePositions, View};
 
 use super::{
     super::{
@@ -9,6 +9,7 @@ use super::{
             CombineParams, GatherColumnsParams, GluParams, HeadGateParams, KeyedGateParams,
             MapParams, RopeParams, ViewParams,
         },
+        recorder::UPLOAD_WORDS,
     },
     context::OpContext,
     operands::{GluCode, gate_code},
@@ -27,6 +28,8 @@ pub(crate) static ROPE: Kernel = kernel!("rope", "attention/rope", RopeParams, [
 
 /// Threads of a workgroup.
 pub(super) const THREADS: u32 = 256;
+/// Angles in a table for rows with positions of several axes: half of the upload buffer.
+const MAX_ANGLES: usize = UPLOAD_WORDS / 4;
 
 /// Encodes an op of this family.
 pub(crate) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
@@ -202,8 +205,21 @@ fn encode_combine(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
 }
 
 fn encode_rope(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
-    let &Op::Rope { x, frequencies, pairs, scale, spans, out } = op else { return Ok(()) };
-    let table = ctx.recorder.angle_table(frequencies, scale, spans)?;
+    let &Op::Rope { x, frequencies, pairs, scale, positions, out } = op else { return Ok(()) };
+    let RopePositions::Axes { axes, ids } = positions else { return encode_rope_rows(ctx, op) };
+    // The rows of an image's patches may be too many for one table.
+    let part = (MAX_ANGLES / frequencies.len().max(1)).max(1);
+    ids.chunks(part).enumerate().try_for_each(|(i, ids)| {
+        let [x, out] = [x, out].map(|view| view.slice(i * part, ids.len()));
+        let positions = RopePositions::Axes { axes, ids };
+        encode_rope_rows(ctx, &Op::Rope { x, frequencies, pairs, scale, positions, out })
+    })
+}
+
+/// Encodes RoPE of rows whose angles are in one table.
+fn encode_rope_rows(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
+    let &Op::Rope { x, frequencies, pairs, scale, positions, out } = op else { return Ok(()) };
+    let table = ctx.recorder.angle_table(frequencies, scale, positions)?;
     let store = &*ctx.store;
     let params = RopeParams {
         x: ViewParams::new(store, &x)?,
@@ -213,7 +229,11 @@ fn encode_rope(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
         width: x.width as u32,
         pairs: frequencies.len() as u32,
         table,
-        interleaved: (pairs == RopePairs::Interleaved).into(),
+        pair_layout: match pairs {
+            RopePairs::Halves => 0,
+            RopePairs::Interleaved => 1,
+            RopePairs::SplitHalves => 2,
+        },
     };
     let threads = x.rows * x.heads * (x.width - frequencies.len());
     let constants = Constants::new(&[("WG", THREADS)]);

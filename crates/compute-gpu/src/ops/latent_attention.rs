@@ -4,7 +4,7 @@
 //! Keys and values of heads are never computed. It is the same sum in another order, and reads only
 //! latents.
 
-use moeflux_ops::{Error, Op, RopePairs, View};
+use moeflux_ops::{Error, Op, RopePairs, RopePositions, View};
 
 use super::{
     attention::{
@@ -66,8 +66,8 @@ pub(super) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> 
 
 /// Copies a view: RoPE without pairs.
 fn copy(ctx: &mut OpContext<'_>, x: View, out: View) -> Result<(), Error> {
-    let pairs = RopePairs::Halves;
-    elementwise::encode(ctx, &Op::Rope { x, frequencies: &[], pairs, scale: 1.0, spans: &[], out })
+    let (pairs, positions) = (RopePairs::Halves, RopePositions::Spans(&[]));
+    elementwise::encode(ctx, &Op::Rope { x, frequencies: &[], pairs, scale: 1.0, positions, out })
 }
 
 /// Reserves [`OP_BUFFER`] for `len` f32 values.

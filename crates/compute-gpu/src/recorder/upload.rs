@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use moeflux_ops::{Error, Span};
+use moeflux_ops::{Error, ROPE_AXES, RopePositions};
 
 use super::recorder::Recorder;
 use crate::store::DeviceBuffer;
@@ -19,9 +19,38 @@ pub(crate) type UploadOffset = u32;
 struct AngleTable {
     frequencies: Vec<f32>,
     scale: f32,
-    /// Position and rows of each span.
-    spans: Vec<(usize, usize)>,
+    positions: TablePositions,
     offset: UploadOffset,
+}
+
+/// Positions of the rows of a table.
+enum TablePositions {
+    /// First position and rows of each span.
+    Spans(Vec<(usize, usize)>),
+    Axes(Vec<u8>, Vec<[u32; ROPE_AXES]>),
+}
+
+impl TablePositions {
+    fn new(positions: RopePositions<'_>) -> Self {
+        match positions {
+            RopePositions::Spans(spans) => {
+                Self::Spans(spans.iter().map(|s| (s.position, s.rows)).collect())
+            }
+            RopePositions::Axes { axes, ids } => Self::Axes(axes.to_vec(), ids.to_vec()),
+        }
+    }
+
+    fn is_same(&self, positions: RopePositions<'_>) -> bool {
+        match (self, positions) {
+            (Self::Spans(own), RopePositions::Spans(spans)) => {
+                own.iter().copied().eq(spans.iter().map(|s| (s.position, s.rows)))
+            }
+            (Self::Axes(own, rows), RopePositions::Axes { axes, ids }) => {
+                own == axes && rows == ids
+            }
+            _ => false,
+        }
+    }
 }
 
 /// Upload buffer and its contents on the host.
@@ -118,24 +147,27 @@ impl Recorder {
         &mut self,
         frequencies: &[f32],
         scale: f32,
-        spans: &[Span],
+        positions: RopePositions<'_>,
     ) -> Result<UploadOffset, Error> {
         let same = |table: &AngleTable| {
-            table.spans.iter().copied().eq(spans.iter().map(|s| (s.position, s.rows)))
+            table.positions.is_same(positions)
                 && table.scale == scale
                 && table.frequencies == frequencies
         };
         if let Some(found) = self.upload.angle_tables.iter().rev().find(|table| same(table)) {
             return Ok(found.offset);
         }
-        let rows: usize = spans.iter().map(|s| s.rows).sum();
-        let words =
-            spans.iter().flat_map(|s| s.position..s.position + s.rows).flat_map(|position| {
-                frequencies.iter().flat_map(move |f| {
-                    let (sin, cos) = f64::from(position as f32 * f).sin_cos();
-                    [(cos as f32 * scale).to_bits(), (sin as f32 * scale).to_bits()]
-                })
-            });
+        let rows = match positions {
+            RopePositions::Spans(spans) => spans.iter().map(|s| s.rows).sum(),
+            RopePositions::Axes { ids, .. } => ids.len(),
+        };
+        let words = (0..rows).flat_map(|row| {
+            let ids = positions.ids(row);
+            frequencies.iter().enumerate().flat_map(move |(pair, f)| {
+                let (sin, cos) = f64::from(ids[positions.axis(pair)] * f).sin_cos();
+                [(cos as f32 * scale).to_bits(), (sin as f32 * scale).to_bits()]
+            })
+        });
         self.reserve_upload(rows * frequencies.len() * 2)?;
         let offset = self.upload(words);
         if self.upload.angle_tables.len() >= MAX_ANGLE_TABLES {
@@ -144,7 +176,7 @@ impl Recorder {
         self.upload.angle_tables.push_back(AngleTable {
             frequencies: frequencies.to_vec(),
             scale,
-            spans: spans.iter().map(|s| (s.position, s.rows)).collect(),
+            positions: TablePositions::new(positions),
             offset,
         });
         Ok(offset)

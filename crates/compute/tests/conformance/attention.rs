@@ -1,6 +1,6 @@
 //! Attention with a full KV cache, and Rope.
 
-use moeflux_compute::{Isa, Op, RopePairs, Span, State, StateShape, View};
+use moeflux_compute::{Isa, Op, RopePairs, RopePositions, Span, State, StateShape, View};
 
 use crate::harness::{DevicePair, Random, bits, device, read};
 
@@ -268,11 +268,11 @@ fn rope_at_any_position() {
                     Span::new(state, 1_000_003, 2),
                     Span::new(pair.state(StateShape::Recurrent { len: 0 }), 0, 3),
                 ];
-                let (frequencies, spans) = (&*frequencies, &spans);
+                let (frequencies, positions) = (&*frequencies, RopePositions::Spans(&spans));
                 let out = View { heads: 3, ..pair.nan_filled(5, 4 * width).split(4) };
-                pair.run(&Op::Rope { x, frequencies, pairs, scale: 1.2, spans, out });
+                pair.run(&Op::Rope { x, frequencies, pairs, scale: 1.2, positions, out });
                 pair.agree(&format!("{width}, {rotated}, {pairs:?}"), out, 1e-5);
-                pair.run(&Op::Rope { x, frequencies, pairs, scale: 1.2, spans, out: x });
+                pair.run(&Op::Rope { x, frequencies, pairs, scale: 1.2, positions, out: x });
                 pair.agree(&format!("{width}, {rotated}, {pairs:?}, in place"), all, 1e-5);
             }
         }

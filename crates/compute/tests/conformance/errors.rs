@@ -3,8 +3,9 @@
 use moeflux_compute::{
     Activation, BankPlace, Buffer, Bytes, Device, DeviceOptions, Error, ExpertGroups, ExpertShape,
     ExpertUse, ExpertUses, Format, GateFunction, GroupScore, HeadMatrix, HeadRows, IndexList,
-    IndexQueries, KeySharing, LogDecay, MatrixShape, NormGate, Op, RopePairs, Router, Scalar,
-    Scoring, ScratchShape, Shared, SharedChoice, Slot, Span, StateShape, StepLimits, View, open,
+    IndexQueries, KeySharing, LogDecay, MatrixShape, NormGate, Op, ROPE_AXES, RopePairs,
+    RopePositions, Router, Scalar, Scoring, ScratchShape, Shared, SharedChoice, Slot, Span,
+    StateShape, StepLimits, View, open,
 };
 
 use crate::{
@@ -150,14 +151,30 @@ fn mismatched_norm_rope_glu_and_router_shapes_are_rejected() {
         );
         let state = pair.state(StateShape::Recurrent { len: 1 });
         let span = |position, rows| spans(&[Span::new(state, position, rows)]);
-        let rope = |frequencies, spans| Op::Rope {
+        let rope_at = |frequencies, pairs, positions| Op::Rope {
             x,
             frequencies,
-            pairs: RopePairs::Halves,
+            pairs,
             scale: 1.0,
-            spans,
+            positions,
             out: x,
         };
+        let rope = |frequencies, spans| {
+            rope_at(frequencies, RopePairs::Halves, RopePositions::Spans(spans))
+        };
+        let ids = &[[0; ROPE_AXES]; 3];
+        let axes = |axes, rows| RopePositions::Axes { axes, ids: &ids[..rows] };
+        for (what, pairs, positions) in [
+            ("too few axes", RopePairs::Halves, axes(&[0; 2], 2)),
+            ("too many axes", RopePairs::Halves, axes(&[0; 4], 2)),
+            ("an unknown axis", RopePairs::Halves, axes(&[0, 3, 0], 2)),
+            ("ids of one row", RopePairs::Halves, axes(&[0; 3], 1)),
+            ("ids of three rows", RopePairs::Interleaved, axes(&[0; 3], 3)),
+            ("an odd number of split pairs", RopePairs::SplitHalves, axes(&[0; 3], 2)),
+        ] {
+            refused(pair, what, &rope_at(&[1.0; 3], pairs, positions));
+        }
+        pair.run(&rope_at(&[1.0; 3], RopePairs::Halves, axes(&[0, 1, 2], 2)));
         refused(pair, "frequencies", &rope(&[1.0; 5], span(0, 2)));
         refused(pair, "spans", &rope(&[1.0; 4], span(0, 1)));
         refused(pair, "positions", &rope(&[1.0; 4], span(usize::MAX, 2)));

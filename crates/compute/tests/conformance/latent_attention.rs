@@ -216,7 +216,8 @@ fn absorbed_form_agrees_with_the_expanded_form() {
         pair.run(&Op::HeadMatMul { x, matrix, out: q.slice_width(0, latent) });
         let (x, out) = (case.q.slice_width(nope, rope), q.slice_width(latent, rope));
         let (frequencies, pairs, scale) = (&[][..], moeflux_compute::RopePairs::Halves, 1.0);
-        pair.run(&Op::Rope { x, frequencies, pairs, scale, spans: &spans, out });
+        let positions = moeflux_compute::RopePositions::Spans(&spans);
+        pair.run(&Op::Rope { x, frequencies, pairs, scale, positions, out });
         pair.run(&Op::Attention {
             q,
             k: case.k,

@@ -27,6 +27,7 @@ mod matmul;
 mod metal;
 mod op_sequences;
 mod recurrent;
+mod rope_axes;
 mod router;
 mod row_counts;
 mod states;

@@ -4,8 +4,8 @@
 use std::{thread, time::Duration};
 
 use moeflux_compute::{
-    Activation, Affine, Format, KeySharing, LogDecay, MatrixShape, NormGate, Op, RopePairs, Router,
-    Scalar, Shared, Span, StateShape, View,
+    Activation, Affine, Format, KeySharing, LogDecay, MatrixShape, NormGate, Op, RopePairs,
+    RopePositions, Router, Scalar, Shared, Span, StateShape, View,
 };
 
 use crate::harness::{AFFINE4, DevicePair, ROW_COUNTS, Random, bits, mat_mul};
@@ -156,7 +156,7 @@ fn qkv_projection_norm_rope_and_attention() {
                         frequencies: &frequencies,
                         pairs,
                         scale: 1.25,
-                        spans,
+                        positions: RopePositions::Spans(spans),
                         out: x,
                     });
                 }
@@ -213,8 +213,15 @@ fn decode_of_several_sequences_has_the_bits_of_each() {
                     });
                 }
                 for x in [q, k] {
-                    let (frequencies, pairs) = (&frequencies[..], rope);
-                    pair.run(&Op::Rope { x, frequencies, pairs, scale: 1.0, spans, out: x });
+                    let (frequencies, positions) = (&frequencies[..], RopePositions::Spans(spans));
+                    pair.run(&Op::Rope {
+                        x,
+                        frequencies,
+                        pairs: rope,
+                        scale: 1.0,
+                        positions,
+                        out: x,
+                    });
                 }
                 let out = pair.nan_filled(rows, heads * width).split(heads);
                 pair.run(&Op::Attention {
@@ -307,7 +314,7 @@ fn decode_after_a_long_prefix() {
                         frequencies: &frequencies,
                         pairs,
                         scale: 1.0,
-                        spans,
+                        positions: RopePositions::Spans(spans),
                         out: x,
                     });
                 }

@@ -5,8 +5,8 @@ use std::iter::zip;
 
 use moeflux_compute::{
     Activation, BlockType, ExpertShape, ExpertUses, Format, GateFunction, HeadMatrix, HeadRows,
-    IndexList, IndexQueries, KeySharing, LogDecay, MatrixShape, NormGate, Op, RopePairs, Router,
-    Shared, Slot, Span, StateShape, StepLimits, View,
+    IndexList, IndexQueries, KeySharing, LogDecay, MatrixShape, NormGate, Op, RopePairs,
+    RopePositions, Router, Shared, Slot, Span, StateShape, StepLimits, View,
 };
 
 use crate::{
@@ -33,7 +33,7 @@ macro_rules! tests_of_ops {
         fn row_counts(op: &Op<'_>) -> Vec<usize> {
             match op {
                 $(Op::$op { $view, .. } => vec![$view.rows],)*
-                $(Op::$span_op { $spans, .. } => $spans.iter().map(|span| span.rows).collect(),)*
+                $(Op::$span_op { $spans, .. } => $spans.sequence_rows(),)*
             }
         }
 
@@ -51,6 +51,26 @@ macro_rules! tests_of_ops {
             run(stringify!($span_op), &steps, |tested| tested.$span_test());
         })*
     };
+}
+
+/// Rows of each sequence, by spans or by positions of RoPE.
+trait SequenceRows {
+    fn sequence_rows(&self) -> Vec<usize>;
+}
+
+impl SequenceRows for &[Span] {
+    fn sequence_rows(&self) -> Vec<usize> {
+        self.iter().map(|span| span.rows).collect()
+    }
+}
+
+impl SequenceRows for RopePositions<'_> {
+    fn sequence_rows(&self) -> Vec<usize> {
+        match self {
+            RopePositions::Spans(spans) => spans.sequence_rows(),
+            RopePositions::Axes { ids, .. } => vec![ids.len()],
+        }
+    }
 }
 
 tests_of_ops! {
@@ -79,7 +99,7 @@ tests_of_ops! {
         Combine { out } => combine,
     }
     with spans {
-        Rope { spans } => rope,
+        Rope { positions } => rope,
         Attention { spans } => attention,
         LatentAttention { spans } => latent_attention,
         Append { spans } => append,
@@ -406,12 +426,18 @@ impl Tested<'_> {
 
     fn rope(&mut self) {
         let frequencies = &[1.0, 0.3, 0.1, 0.03];
-        for pairs in [RopePairs::Halves, RopePairs::Interleaved] {
+        for pairs in [RopePairs::Halves, RopePairs::Interleaved, RopePairs::SplitHalves] {
             self.after_prefixes(StateShape::Recurrent { len: 0 }, |tested, spans| {
                 let rows = row_sum(spans);
                 let x = tested.random(rows, 3 * 16).split(3);
                 let out = tested.pair.nan_filled(rows, 3 * 16).split(3);
-                tested.run(&Op::Rope { x, frequencies, pairs, scale: 1.2, spans, out });
+                let positions = RopePositions::Spans(spans);
+                tested.run(&Op::Rope { x, frequencies, pairs, scale: 1.2, positions, out });
+                tested.agree(out, 1e-5);
+                let ids: Vec<[u32; 3]> =
+                    (0..rows as u32).map(|row| [7, row / 3, row % 3]).collect();
+                let positions = RopePositions::Axes { axes: &[1, 2, 0, 1], ids: &ids };
+                tested.run(&Op::Rope { x, frequencies, pairs, scale: 1.2, positions, out });
                 tested.agree(out, 1e-5);
             });
         }

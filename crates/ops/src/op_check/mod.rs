@@ -2,6 +2,7 @@
 
 mod mixers;
 mod op_check;
+mod positions;
 
 pub use op_check::{HandleTable, stale};
 pub use op_check::{MAX_STREAMS, MAX_TOP_LOGITS};

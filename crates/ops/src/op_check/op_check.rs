@@ -5,7 +5,7 @@ use crate::{
     handle::{Buffer, Slot, SlotTable, State, Weight},
     matrix::MatrixShape,
     op::Op,
-    operands::{Activation, ExpertUses, HeadMatrix, HeadRows, RopePairs, Span, View},
+    operands::{Activation, ExpertUses, HeadMatrix, HeadRows, Span, View},
     router::{ExpertGroups, Scoring},
     state::{KV_BLOCK, StateShape},
 };
@@ -128,23 +128,7 @@ impl Op<'_> {
                 }
                 c.not_written("x", x.buffer, &out)
             }
-            Op::Rope { x, frequencies, pairs, spans, out, .. } => {
-                c.view("x", &x)?;
-                c.same_shape("out", &out, &x)?;
-                c.in_place("x", &x, &out)?;
-                if frequencies.len() > x.width / 2 {
-                    let pairs = match pairs {
-                        RopePairs::Halves => "halves",
-                        RopePairs::Interleaved => "interleaved",
-                    };
-                    return c.wrong(format!(
-                        "{} frequencies ({pairs}) for vectors of {}",
-                        frequencies.len(),
-                        x.width
-                    ));
-                }
-                c.spans(spans, x.rows)
-            }
+            Op::Rope { .. } => self.check_rope(c),
             Op::HeadMatMul { x, matrix, out } => {
                 let (inputs, outputs) = c.head_matrix(matrix, x.heads)?;
                 c.vectors("x", &x, x.rows, x.heads, inputs)?;
@@ -561,7 +545,7 @@ impl OpCheck<'_> {
     }
 
     /// Checks an input that may alias the output: the same view, or another buffer.
-    fn in_place(&self, what: &str, input: &View, out: &View) -> Result<(), Error> {
+    pub(super) fn in_place(&self, what: &str, input: &View, out: &View) -> Result<(), Error> {
         if input.buffer == out.buffer && input != out {
             return self.wrong(format!("{what} and out are different windows of one buffer"));
         }

@@ -276,21 +276,23 @@ impl ReferenceDevice {
     }
 
     fn rope(&mut self, op: &Op<'_>) -> Result<(), Error> {
-        let &Op::Rope { x: view, frequencies, pairs, scale, spans, out } = op else {
+        let &Op::Rope { x: view, frequencies, pairs, scale, positions, out } = op else {
             return Ok(());
         };
         let x = self.dense(view)?;
         let half = frequencies.len();
-        let positions = spans.iter().flat_map(|s| s.position..s.position + s.rows);
-        for (row, position) in positions.enumerate() {
+        for row in 0..view.rows {
+            let ids = positions.ids(row);
             for head in 0..view.heads {
                 let mut y = x.vector(row, head).to_vec();
                 for (i, f) in frequencies.iter().enumerate() {
-                    let (sin, cos) = f64::from(position as f32 * f).sin_cos();
+                    let (sin, cos) = f64::from(ids[positions.axis(i)] * f).sin_cos();
                     let (sin, cos) = (sin as f32 * scale, cos as f32 * scale);
                     let (a, b) = match pairs {
                         RopePairs::Halves => (i, i + half),
                         RopePairs::Interleaved => (2 * i, 2 * i + 1),
+                        RopePairs::SplitHalves if i < half / 2 => (i, i + half / 2),
+                        RopePairs::SplitHalves => (i + half / 2, i + half),
                     };
                     (y[a], y[b]) = (y[a] * cos - y[b] * sin, y[b] * cos + y[a] * sin);
                 }

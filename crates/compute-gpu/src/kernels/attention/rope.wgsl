@@ -1,12 +1,13 @@
 // RoPE: rotates pair i of each vector by the angle whose cosine and sine (times the op's scale)
-// are in a table, by row and pair. Elements after the pairs are copied.
+// are in a table, by row and pair. Elements after the pairs are copied. Layout of the pairs: 0
+// halves, 1 neighbours, 2 halves of each half.
 // Grid: a thread for each pair and for each element after the pairs.
 // needs: common/common
 // constants: WG
 
 struct Params {
     x: View, out: View,
-    vectors: u32, heads: u32, width: u32, pairs: u32, table: u32, interleaved: u32,
+    vectors: u32, heads: u32, width: u32, pairs: u32, table: u32, pair_layout: u32,
 }
 var<immediate> p: Params;
 @group(0) @binding(1) var<storage, read> words: array<u32>;
@@ -33,8 +34,9 @@ fn main(
     let angle = p.table + (row * p.pairs + i) * 2u;
     let c = bitcast<f32>(words[angle]);
     let s = bitcast<f32>(words[angle + 1u]);
-    let first = select(i, 2u * i, p.interleaved == 1u);
-    let second = select(i + p.pairs, 2u * i + 1u, p.interleaved == 1u);
+    let half = select(p.pairs, p.pairs / 2u, p.pair_layout == 2u);
+    let first = select(i + i / half * half, 2u * i, p.pair_layout == 1u);
+    let second = first + select(half, 1u, p.pair_layout == 1u);
     let y = act[x + first];
     let z = act[x + second];
     act[out + first] = y * c - z * s;

@@ -3,7 +3,7 @@
 use std::{ops::Range, time::Instant};
 
 use moeflux_base::Error;
-use moeflux_compute::{Buffer, Device, Op, Span, View, Weight};
+use moeflux_compute::{Buffer, Device, Op, RopePositions, Span, View, Weight};
 use moeflux_model::{
     blueprint::{NormKind, NormSource, RopeShape},
     seam::MAX_STATES,
@@ -257,7 +257,8 @@ impl Step<'_> {
             return Ok(());
         }
         let RopeShape { frequencies, pairs, scale, .. } = rope;
-        self.run(&Op::Rope { x, frequencies, pairs: *pairs, scale: *scale, spans, out })
+        let positions = RopePositions::Spans(spans);
+        self.run(&Op::Rope { x, frequencies, pairs: *pairs, scale: *scale, positions, out })
     }
 
     /// Scratch of indexers: scores of some tokens at a time, one row each.
