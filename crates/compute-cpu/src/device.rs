@@ -153,6 +153,7 @@ impl Device for CpuDevice {
             Op::Expand { .. } => streams::expand(host, cpu, op),
             Op::GatherColumns { .. } => elementwise::gather_columns(host, cpu, op),
             Op::SoftCap { x, cap } => elementwise::map(host, cpu, &x, |x| cap * (x / cap).tanh()),
+            Op::ScatterRows { .. } => elementwise::scatter_rows(host, cpu, op),
             Op::Add { x, y } => elementwise::add(host, cpu, &x, &y),
             Op::TopK { .. } => topk::top_k(host, cpu, op),
             Op::TopLogits { logits, best } => top_logits::top_logits(host, cpu, &logits, &best),

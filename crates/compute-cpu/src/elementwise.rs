@@ -1,5 +1,5 @@
-//! Elementwise ops: embedding lookup, gated linear units, residual addition, columns in another
-//! order, and the weighted sum of expert outputs.
+//! Elementwise ops: embedding lookup, gated linear units, residual addition, rows into given rows,
+//! columns in another order, and the weighted sum of expert outputs.
 
 use moeflux_ops::{Activation, Error, Format, Op, Shared, View, Weight, seam::Host};
 
@@ -10,6 +10,8 @@ use super::{
 
 /// Columns of a tile. Smaller tiles do not pay for their scheduling.
 const TILE_COLS: usize = 4096;
+/// Columns of a tile of [`scatter_rows`].
+const SCATTER_COLS: usize = 512;
 /// Elements that [`combine`] sums in a local array before it adds them to the output.
 const SUM_BLOCK: usize = 256;
 /// Rows of a tile.
@@ -147,6 +149,28 @@ pub(super) fn add(host: &mut Host, cpu: &mut Cpu, x: &View, y: &View) -> Result<
             for i in tile.rows() {
                 let y = &row(addends, y, i)[cols.clone()];
                 tile.row(i).iter_mut().zip(y).for_each(|(x, y)| *x += y);
+            }
+        });
+        Ok(())
+    })
+}
+
+/// Runs [`Op::ScatterRows`].
+pub(super) fn scatter_rows(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> Result<(), Error> {
+    let &Op::ScatterRows { x, rows, add, out } = op else { return Ok(()) };
+    host.with(&out, |host, values| {
+        let inputs = host.get(&x)?;
+        // Tiles of all rows: which of them are written is in a list.
+        cpu.pool.tiles(values, Grid::new(&out, out.rows, 1, SCATTER_COLS), |mut tile, _| {
+            let cols = tile.cols();
+            for (i, dst) in rows.iter().enumerate() {
+                let x = &row(inputs, &x, i)[cols.clone()];
+                let y = tile.row(*dst as usize);
+                if add {
+                    y.iter_mut().zip(x).for_each(|(y, x)| *y += x);
+                } else {
+                    y.copy_from_slice(x);
+                }
             }
         });
         Ok(())

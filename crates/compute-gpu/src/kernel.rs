@@ -523,6 +523,7 @@ pub(super) mod tests {
             &ops::elementwise::MAP,
             &ops::elementwise::COMBINE,
             &ops::elementwise::ROPE,
+            &ops::elementwise::SCATTER_ROWS,
             &ops::hand_over::HAND_OVER,
             &ops::hand_over::TAKE_RESULTS,
             &ops::moe::EXPERTS_GEMV_ANY,

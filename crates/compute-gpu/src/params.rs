@@ -591,6 +591,15 @@ params! {
         zero: u32,
     }
 
+    /// `elementwise/scatter_rows.wgsl`.
+    struct ScatterRowsParams {
+        x: ViewParams,
+        out: ViewParams,
+        count: u32,
+        width: u32,
+        list: u32,
+    }
+
     /// `elementwise/glu.wgsl`.
     struct GluParams {
         gate: ViewParams,

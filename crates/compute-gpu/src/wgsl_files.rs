@@ -67,6 +67,7 @@ pub(super) const FILES: &[(&str, &str)] = files![
     "elementwise/keyed_gate",
     "elementwise/map",
     "elementwise/norm",
+    "elementwise/scatter_rows",
     "experts/assignments",
     "experts/assignments_given",
     "experts/assignments_routed",

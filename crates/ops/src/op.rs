@@ -483,6 +483,21 @@ pub enum Op<'a> {
         /// `(rows, width)`; another buffer than `x`.
         y: View,
     },
+    /// Rows copied into given rows of another buffer, or added to them: `out[rows[i]] = x[i]` or
+    /// `out[rows[i]] += x[i]`. Other rows of `out` keep their contents. Exact.
+    ///
+    /// Embeddings of images in the residual stream, and the features that DeepStack adds to it:
+    /// Meng et al., "DeepStack", 2024.
+    ScatterRows {
+        /// `(n, width)`.
+        x: View,
+        /// Rows of `out`, ascending, each at most once.
+        rows: &'a [u32],
+        /// Whether rows are added.
+        add: bool,
+        /// `(rows, width)`; another buffer than `x`.
+        out: View,
+    },
     /// Scaling: `x *= factor`. Exact.
     Scale {
         /// `(rows, width)`.
@@ -667,6 +682,7 @@ impl Op<'_> {
             Op::HeadGate { .. } => "HeadGate",
             Op::KeyedGate { .. } => "KeyedGate",
             Op::Add { .. } => "Add",
+            Op::ScatterRows { .. } => "ScatterRows",
             Op::Scale { .. } => "Scale",
             Op::Silu { .. } => "Silu",
             Op::StreamWeights { .. } => "StreamWeights",

@@ -146,6 +146,14 @@ pub(super) fn gather_columns(bench: &mut OpBench, rows: usize) -> anyhow::Result
     time(bench, work, out, &Op::GatherColumns { x, orders, ids, out })
 }
 
+/// Embeddings of an image in the residual stream, beside as many rows of text.
+pub(super) fn scatter_rows(bench: &mut OpBench, rows: usize) -> anyhow::Result<()> {
+    let (x, out) = (bench.matrix(rows, HIDDEN)?, bench.matrix(2 * rows, HIDDEN)?);
+    let list: Vec<u32> = (rows as u32 / 2..).take(rows).collect();
+    let op = Op::ScatterRows { x, rows: &list, add: false, out };
+    time(bench, work("ScatterRows", HIDDEN.to_string(), rows, 2 * rows * HIDDEN), out, &op)
+}
+
 pub(super) fn top_k(bench: &mut OpBench, rows: usize) -> anyhow::Result<()> {
     let logits = bench.matrix(rows, EXPERTS)?;
     let (ids, weights) = (bench.matrix(rows, TOP_K)?, bench.matrix(rows, TOP_K)?);

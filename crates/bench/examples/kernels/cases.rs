@@ -142,6 +142,7 @@ pub(super) fn all() -> Vec<KernelCase> {
     all.extend(decode_and_prefill("HeadGate", activations::head_gate));
     all.extend(decode_and_prefill("KeyedGate", activations::keyed_gate));
     all.extend(decode_and_prefill("GatherColumns", activations::gather_columns));
+    all.extend(decode_and_prefill("ScatterRows", activations::scatter_rows));
     all.extend(decode_and_prefill("TopK", activations::top_k));
     all.extend(decode_and_prefill("Combine", activations::combine));
     all.extend([1, 64].map(|n| {

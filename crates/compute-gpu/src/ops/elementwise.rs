@@ -7,7 +7,7 @@ use super::{
         kernel::{Constants, Kernel, kernel},
         params::{
             CombineParams, GatherColumnsParams, GluParams, HeadGateParams, KeyedGateParams,
-            MapParams, RopeParams, ViewParams,
+            MapParams, RopeParams, ScatterRowsParams, ViewParams,
         },
         recorder::UPLOAD_WORDS,
     },
@@ -25,6 +25,9 @@ pub(crate) static KEYED_GATE: Kernel =
 pub(crate) static MAP: Kernel = kernel!("map", "elementwise/map", MapParams, [Write]);
 pub(crate) static COMBINE: Kernel = kernel!("combine", "experts/combine", CombineParams, [Write]);
 pub(crate) static ROPE: Kernel = kernel!("rope", "attention/rope", RopeParams, [Write, Read]);
+
+pub(crate) static SCATTER_ROWS: Kernel =
+    kernel!("scatter_rows", "elementwise/scatter_rows", ScatterRowsParams, [Write, Read]);
 
 /// Threads of a workgroup.
 pub(super) const THREADS: u32 = 256;
@@ -48,6 +51,7 @@ pub(crate) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> 
         Op::KeyedGate { .. } => encode_keyed_gate(ctx, op),
         Op::Combine { .. } => encode_combine(ctx, op),
         Op::Rope { .. } => encode_rope(ctx, op),
+        Op::ScatterRows { .. } => encode_scatter_rows(ctx, op),
         _ => Ok(()),
     }
 }
@@ -156,6 +160,24 @@ fn encode_gather_columns(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Err
     let constants = Constants::new(&[("WG", THREADS), ("IDS", ids.is_some().into())]);
     let buffers = [store.activations()];
     ctx.recorder.dispatch(&GATHER_COLUMNS, &constants, &buffers, &params, groups(elements))
+}
+
+fn encode_scatter_rows(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
+    let &Op::ScatterRows { x, rows, add, out } = op else { return Ok(()) };
+    ctx.recorder.reserve_upload(rows.len())?;
+    let store = &*ctx.store;
+    let elements = x.rows * x.width;
+    let params = ScatterRowsParams {
+        x: ViewParams::new(store, &x)?,
+        out: ViewParams::new(store, &out)?,
+        count: elements as u32,
+        width: x.width as u32,
+        list: ctx.recorder.upload(rows.iter().copied()),
+    };
+    let constants = Constants::new(&[("WG", THREADS), ("ADD", add.into())]);
+    let upload = ctx.recorder.upload_buffer().clone();
+    let buffers = [store.activations(), &upload];
+    ctx.recorder.dispatch(&SCATTER_ROWS, &constants, &buffers, &params, groups(elements))
 }
 
 fn encode_keyed_gate(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {

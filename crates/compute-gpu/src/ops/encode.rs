@@ -26,6 +26,7 @@ pub(crate) fn encode(
         | Op::SoftCap { .. }
         | Op::KeyedGate { .. }
         | Op::Combine { .. }
+        | Op::ScatterRows { .. }
         | Op::Rope { .. } => elementwise::encode(ctx, op)?,
         Op::StreamWeights { .. } | Op::Collapse { .. } | Op::Expand { .. } => {
             streams::encode(ctx, op)?;

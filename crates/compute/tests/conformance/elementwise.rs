@@ -249,6 +249,26 @@ fn columns_are_gathered_in_an_order_per_row_and_expert() {
 }
 
 #[test]
+fn rows_are_copied_or_added_to_given_rows() {
+    let mut random = Random::new(42);
+    DevicePair::for_each(|pair, _| {
+        for width in WIDTHS {
+            // Rows and columns beside the given ones keep their contents.
+            let all = pair.random(&mut random, 11, width + 3);
+            let out = all.columns(2, width);
+            for (rows, add) in
+                [(&[0, 3, 4, 10][..], false), (&[1, 3, 9], true), (&[10], true), (&[], false)]
+            {
+                let x = pair.random(&mut random, 4, width + 1).columns(1, width);
+                let x = x.slice(0, rows.len());
+                pair.run(&Op::ScatterRows { x, rows, add, out });
+                pair.agree(&format!("{rows:?} of {width}, {add}"), all, 0.0);
+            }
+        }
+    });
+}
+
+#[test]
 fn add_is_exact() {
     let mut random = Random::new(33);
     DevicePair::for_each(|pair, _| {

@@ -183,6 +183,19 @@ fn mismatched_norm_rope_glu_and_router_shapes_are_rejected() {
             "one state twice",
             &rope(&[1.0; 4], spans(&[span(0, 1), span(1, 1)].concat())),
         );
+        let scatter = |rows, out| Op::ScatterRows { x, rows, add: true, out };
+        for (what, rows, out) in [
+            ("a row twice", &[1, 1][..], other),
+            ("descending rows", &[1, 0], other),
+            ("a row outside", &[0, 2], other),
+            ("fewer rows", &[0], other),
+            ("more rows", &[0, 1, 2], other),
+            ("another width", &[0, 1], other.columns(0, 4)),
+            ("the same buffer", &[0, 1], x),
+        ] {
+            refused(pair, what, &scatter(rows, out));
+        }
+        pair.run(&scatter(&[0, 1], other));
         let (ids, weights) = (pair.nan_filled(2, 9), pair.nan_filled(2, 9));
         let router = Router::softmax(true);
         let sparse = |band| Scoring::SparseMixer { band };

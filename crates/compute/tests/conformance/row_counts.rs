@@ -86,6 +86,7 @@ tests_of_ops! {
         HeadGate { x } => head_gate,
         KeyedGate { v } => keyed_gate,
         Add { x } => add,
+        ScatterRows { x } => scatter_rows,
         Scale { x } => scale,
         Silu { x } => silu,
         StreamWeights { logits } => stream_weights,
@@ -288,6 +289,15 @@ impl Tested<'_> {
         let [x, y] = [0; 2].map(|_| self.random(rows, 33));
         self.run(&Op::Add { x, y });
         self.agree(x, 0.0);
+    }
+
+    fn scatter_rows(&mut self) {
+        for add in [false, true] {
+            let rows: Vec<u32> = (0..self.rows() as u32).map(|row| row / 3 * 5 + row % 3).collect();
+            let (x, out) = (self.random(rows.len(), 33), self.random(5 * rows.len() + 1, 33));
+            self.run(&Op::ScatterRows { x, rows: &rows, add, out });
+            self.agree(out, 0.0);
+        }
     }
 
     fn scale(&mut self) {

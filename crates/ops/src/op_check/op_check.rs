@@ -245,6 +245,7 @@ impl Op<'_> {
                 c.same_shape("y", &y, &x)?;
                 c.not_written("y", y.buffer, &x)
             }
+            Op::ScatterRows { .. } => self.check_scatter_rows(c),
             Op::Scale { x, .. } | Op::Silu { x } => c.matrix("x", &x, x.rows, x.width),
             Op::StreamWeights { logits, streams, scale, base, iterations, .. } => {
                 c.streams(streams)?;

@@ -1,4 +1,4 @@
-//! Validation of ops on rows with positions of several axes.
+//! Validation of ops for images: positions of several axes, and rows among those of text.
 
 use super::op_check::OpCheck;
 use crate::{
@@ -33,6 +33,22 @@ impl Op<'_> {
                     false => c.wrong(format!("position ids of {} rows for {}", ids.len(), x.rows)),
                 }
             }
+        }
+    }
+
+    pub(super) fn check_scatter_rows(&self, c: OpCheck<'_>) -> Result<(), Error> {
+        let &Op::ScatterRows { x, rows, out, .. } = self else { return Ok(()) };
+        c.matrix("x", &x, rows.len(), out.width)?;
+        c.matrix("out", &out, out.rows, out.width)?;
+        c.not_written("x", x.buffer, &out)?;
+        if let Some(pair) = rows.windows(2).find(|pair| pair[0] >= pair[1]) {
+            return c.wrong(format!("row {} after row {}", pair[1], pair[0]));
+        }
+        match rows.last() {
+            Some(last) if *last as usize >= out.rows => {
+                c.wrong(format!("row {last} of {} rows", out.rows))
+            }
+            _ => Ok(()),
         }
     }
 }

@@ -693,6 +693,15 @@ impl Device for ReferenceDevice {
             Op::Expand { .. } => self.expand(op),
             Op::GatherColumns { x, orders, ids, out } => self.gather_columns(x, orders, ids, out),
             Op::SoftCap { x, cap } => self.map(x, |x| cap * (x / cap).tanh()),
+            Op::ScatterRows { x, rows, add, out } => {
+                let (x, old) = (self.dense(x)?, self.dense(out)?);
+                for (i, row) in rows.iter().map(|row| *row as usize).enumerate() {
+                    let both = old.row(row).iter().zip(x.row(i));
+                    let y: Vec<f32> = both.map(|(old, x)| if add { old + x } else { *x }).collect();
+                    self.store(out, row, 0, &y)?;
+                }
+                Ok(())
+            }
             Op::Add { x, y } => {
                 let (a, b) = (self.dense(x)?, self.dense(y)?);
                 for row in 0..x.rows {
