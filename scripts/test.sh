@@ -173,6 +173,7 @@ SAMPLE=(
     experts::any_number experts::routed_and_listed experts::experts_with_many_rows
     elementwise:: head_matmul::many_rows latent_attention::absorbed_form
     op_sequences:: recurrent::conv1d recurrent::delta_net_in router::ties router::strided
+    segment_attention::scores_of
     top_logits:: top_positions::n_below
 )
 # Products and attention, for cooperative matrices.

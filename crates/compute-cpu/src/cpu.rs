@@ -6,7 +6,7 @@ use super::{
     aligned_vec::AlignedVec,
     expert_runs::ExpertRuns,
     pool::{self, ThreadPool},
-    simd::{Kernels, Q8Rows, QuantLayout, padded, scratch::WorkerScratch},
+    simd::{Kernels, Q8Rows, QuantLayout, padded, scratch::WorkerScratch, segment_scratch_len},
 };
 
 /// Minimum rows of scratch for activations, so that all experts of a token are computed in one
@@ -80,7 +80,7 @@ impl Cpu {
     pub(super) fn reserve_all(&mut self, shape: ScratchShape) -> Result<(), Error> {
         let (shape, _) = self.scratch_for(shape)?;
         if shape != self.reserved {
-            let ScratchShape { rows, cols, latent_head, wide_kv } = shape;
+            let ScratchShape { rows, cols, latent_head, wide_kv, segment_head } = shape;
             self.kv_splits.grow(SPLIT_SCRATCH_LEN)?;
             self.rounded.reserve(rows, cols)?;
             self.inner.reserve(rows, cols)?;
@@ -88,6 +88,7 @@ impl Cpu {
             self.pool.scratch().try_for_each(|scratch| {
                 scratch.latent_head.grow(latent_scratch_len(latent_head))?;
                 scratch.kv.grow(KV_BLOCK * wide_kv)?;
+                scratch.segment.grow(segment_scratch_len(segment_head))?;
                 scratch.reserve(cols)
             })?;
             self.reserved = shape;
@@ -119,20 +120,22 @@ fn scratch_for(
     let cols = shape.cols.max(reserved.cols);
     let latent_head = shape.latent_head.max(reserved.latent_head);
     let wide_kv = shape.wide_kv.max(reserved.wide_kv);
+    let segment_head = shape.segment_head.max(reserved.segment_head);
     let limit = isize::MAX as usize / 64;
-    let max_width = latent_head.max(wide_kv);
+    let max_width = latent_head.max(wide_kv).max(segment_head);
     if rows.checked_mul(cols).is_none_or(|n| n > limit) || max_width > limit / (2 * KV_BLOCK) {
         return Err(Error::Shape(format!(
             "scratch for {rows} rows of {cols} inputs and heads of {latent_head} is too large"
         )));
     }
-    let kv_blocks = [latent_scratch_len(latent_head), KV_BLOCK * wide_kv];
+    let kv_blocks =
+        [latent_scratch_len(latent_head), KV_BLOCK * wide_kv, segment_scratch_len(segment_head)];
     let kv_blocks: usize = kv_blocks.map(AlignedVec::<f32>::memory).iter().sum();
     let per_thread = WorkerScratch::memory(cols) + kv_blocks + pool::STACK_BYTES;
     let kv_splits = AlignedVec::<f32>::memory(SPLIT_SCRATCH_LEN);
     let activations = 2 * Activations::memory(rows, cols) + ExpertRuns::memory(rows);
     let bytes = kv_splits + activations + threads * per_thread;
-    Ok((ScratchShape { rows, cols, latent_head, wide_kv }, bytes))
+    Ok((ScratchShape { rows, cols, latent_head, wide_kv, segment_head }, bytes))
 }
 
 /// Row of a view of one head.

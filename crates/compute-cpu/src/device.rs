@@ -17,7 +17,7 @@ use super::{
     experts, head_gate, head_matmul, keyed_gate, latent_attention, mamba2, matmul,
     norm::{self, RmsNormArgs},
     pool::{SPIN_TIME, ThreadPool},
-    rope,
+    rope, segment_attention,
     simd::{Isa, Kernels},
     streams, top_blocks, top_logits, top_positions, topk,
 };
@@ -136,6 +136,7 @@ impl Device for CpuDevice {
             Op::Rope { .. } => rope::rope(host, cpu, op),
             Op::Attention { .. } => attention::attention(host, cpu, op),
             Op::LatentAttention { .. } => latent_attention::latent_attention(host, cpu, op),
+            Op::SegmentAttention { .. } => segment_attention::segment_attention(host, cpu, op),
             Op::Append { k, v, spans } => attention::append_kv(host, spans, &k, v.as_ref()),
             Op::TopPositions { .. } => top_positions::top_positions(host, cpu, op),
             Op::TopBlocks { .. } => top_blocks::top_blocks(host, cpu, op),

@@ -30,7 +30,7 @@ pub(super) fn latent_attention(host: &mut Host, cpu: &mut Cpu, op: &Op<'_>) -> R
             rows: 1,
             cols,
             latent_head: k.width + q.width + out.width,
-            wide_kv: 0,
+            ..ScratchShape::default()
         })?;
         append_kv(host, spans, &k, None)?;
         span_caches(host, spans).try_for_each(|cache| attend(host, cpu, cache?, op, output))

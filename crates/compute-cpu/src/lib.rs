@@ -29,6 +29,7 @@ mod matmul;
 mod norm;
 mod pool;
 mod rope;
+mod segment_attention;
 mod simd;
 mod streams;
 mod top_blocks;

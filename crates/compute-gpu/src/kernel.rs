@@ -529,6 +529,7 @@ pub(super) mod tests {
             &ops::moe::EXPERTS_GEMV_ANY,
             &ops::head_matmul::HEAD_GEMV_TRANSPOSED_ANY,
             &ops::qk_norm_rope::QK_NORM_ROPE,
+            &ops::segment_attention::SEGMENT_ATTENTION,
             &ops::matmul::EMBED,
             &ops::matmul::GEMV_ANY,
             &ops::norm::NORM,

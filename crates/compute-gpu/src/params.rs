@@ -591,6 +591,19 @@ params! {
         zero: u32,
     }
 
+    /// `attention/segment_attention.wgsl`.
+    struct SegmentAttentionParams {
+        q: ViewParams,
+        k: ViewParams,
+        v: ViewParams,
+        out: ViewParams,
+        table: u32,
+        tiles: u32,
+        heads: u32,
+        group: u32,
+        scale: f32,
+    }
+
     /// `elementwise/scatter_rows.wgsl`.
     struct ScatterRowsParams {
         x: ViewParams,

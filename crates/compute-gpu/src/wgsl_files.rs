@@ -27,6 +27,7 @@ pub(super) const FILES: &[(&str, &str)] = files![
     "attention/qk_norm_rope",
     "attention/rope",
     "attention/row_table",
+    "attention/segment_attention",
     "attention/softmax",
     "attention/span_tiles",
     "attention/sum8_memory",

@@ -90,7 +90,8 @@ fn ops_allocate_nothing() {
 fn step(exact: bool, rows: usize) {
     let options = DeviceOptions::default().name("cpu").threads(2).exact(exact);
     let mut device = Allocator(open(&options).unwrap());
-    let scratch = ScratchShape { rows, cols: INNER, latent_head: 2 * HIDDEN + 64, wide_kv: 0 };
+    let scratch =
+        ScratchShape { rows, cols: INNER, latent_head: 2 * HIDDEN + 64, ..ScratchShape::default() };
     assert!(device.0.scratch_bytes(scratch).unwrap() > 0);
     device.0.reserve_scratch(scratch).unwrap();
     let matrix = |rows, cols, format| MatrixShape { rows, cols, format };

@@ -45,7 +45,7 @@ pub use matrix::{
 };
 pub use moeflux_base::{KvFormat, SPLITMIX_STEP, SplitMix64, splitmix_mix};
 pub use op::Op;
-pub use op_check::{MAX_STREAMS, MAX_TOP_LOGITS};
+pub use op_check::{MAX_SEGMENT_WIDTH, MAX_STREAMS, MAX_TOP_LOGITS};
 pub use operands::{
     Activation, BATCH_INVARIANT_ROWS, ExpertUse, ExpertUses, GateFunction, HeadMatrix, HeadRows,
     IndexList, IndexQueries, KeySharing, LogDecay, NormGate, ROPE_AXES, RopePairs, RopePositions,

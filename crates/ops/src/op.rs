@@ -232,6 +232,30 @@ pub enum Op<'a> {
         /// `(rows, heads, value width)`; another buffer than the inputs.
         out: View,
     },
+    /// Bidirectional attention within segments of rows, without a state. For every row of a segment
+    /// and every query head `h`: `out[h] = sum_t softmax_t(scale * q[h] . k[t][h / g]) v[t][h / g]`
+    /// over all rows `t` of the segment, where `g = q.heads / k.heads`.
+    ///
+    /// Scores are f32 on both paths, and computed block by block: no device holds all of a segment.
+    /// The result of a row is bit-identical whatever other segments the op has. Tolerance 1e-5.
+    ///
+    /// A segment is an image, or a window of one. Dosovitskiy et al., "An Image is Worth 16x16
+    /// Words", 2020; in blocks: Dao et al., "FlashAttention", 2022.
+    SegmentAttention {
+        /// `(rows, heads, key width)`; widths are at most
+        /// [`MAX_SEGMENT_WIDTH`](crate::MAX_SEGMENT_WIDTH).
+        q: View,
+        /// `(rows, kv heads, key width)`.
+        k: View,
+        /// `(rows, kv heads, value width)`.
+        v: View,
+        /// Usually `1 / sqrt(key width)`; 1 in Gemma 4's tower.
+        scale: f32,
+        /// Rows of each segment, at least 1. The segments cover the rows in order.
+        segments: &'a [usize],
+        /// `(rows, heads, value width)`; another buffer than the inputs.
+        out: View,
+    },
     /// Appends the rows of `k` and `v` to the KV caches of the spans, at the rows' positions, as
     /// [`Op::Attention`] does before it attends. A span without rows leaves its cache as it is; its
     /// position must not be beyond the capacity either.
@@ -671,6 +695,7 @@ impl Op<'_> {
             Op::Rope { .. } => "Rope",
             Op::Attention { .. } => "Attention",
             Op::LatentAttention { .. } => "LatentAttention",
+            Op::SegmentAttention { .. } => "SegmentAttention",
             Op::Append { .. } => "Append",
             Op::TopPositions { .. } => "TopPositions",
             Op::TopBlocks { .. } => "TopBlocks",

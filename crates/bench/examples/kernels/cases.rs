@@ -110,6 +110,11 @@ pub(super) fn all() -> Vec<KernelCase> {
     all.push(KernelCase::new("LatentAttention", Some(formats::AFFINE4), |bench| {
         mixers::latent_attention(bench, formats::AFFINE4, 2048, 64)
     }));
+    all.extend([256, 4096].map(|rows| {
+        KernelCase::new("SegmentAttention", None, move |bench| {
+            mixers::segment_attention(bench, rows)
+        })
+    }));
     all.push(KernelCase::new("TopPositions", None, |bench| mixers::top_positions(bench, 8000)));
     all.push(KernelCase::new("TopBlocks", None, |bench| mixers::top_blocks(bench, 8000)));
     for delta in [GATED_DELTA_NET, KIMI_DELTA_ATTENTION] {

@@ -114,6 +114,30 @@ pub(super) fn attention(
     Ok(())
 }
 
+/// Attention of the patches of an image to each other: heads of Qwen3-VL's tower.
+pub(super) fn segment_attention(bench: &mut OpBench, rows: usize) -> anyhow::Result<()> {
+    let (heads, width) = (16, 72);
+    bench
+        .device
+        .reserve_scratch(ScratchShape { segment_head: 2 * width, ..ScratchShape::default() })?;
+    // Queries, keys and values of one product.
+    let all = bench.matrix(rows, 3 * heads * width)?;
+    let [q, k, v] = [0, 1, 2].map(|i| all.columns(i * heads * width, heads * width).split(heads));
+    let out = bench.matrix(rows, heads * width)?.split(heads);
+    let work = OpWork {
+        op: "SegmentAttention",
+        shape: format!("{heads} of {width}"),
+        rows,
+        bytes: (4 * rows * heads * width * 4) as f64,
+        operations: 4.0 * (rows * rows * heads * width) as f64,
+        streamed: false,
+        weights: None,
+    };
+    bench.time(work, out, &mut |device, _| {
+        Ok(device.run(&Op::SegmentAttention { q, k, v, scale: 0.12, segments: &[rows], out })?)
+    })
+}
+
 /// MLA in the expanded form for the last rows of a context, heads of DeepSeek-V2-Lite.
 pub(super) fn latent_attention(
     bench: &mut OpBench,
@@ -130,7 +154,7 @@ pub(super) fn latent_attention(
         rows,
         cols: latent,
         latent_head: nope + rope + value,
-        wide_kv: 0,
+        ..ScratchShape::default()
     })?;
     let q = bench.matrix(rows, heads * (nope + rope))?.split(heads);
     let k = bench.matrix(rows, latent + rope)?;

@@ -15,7 +15,7 @@ pub(super) fn fma<S: Simd>(a: f32, b: f32, c: f32) -> f32 {
 
 /// `exp(x)` to 2 ulp, with `x` clamped to -87..=88. NaN stays NaN.
 #[inline(always)]
-fn exp<S: Simd>(x: f32) -> f32 {
+pub(super) fn exp<S: Simd>(x: f32) -> f32 {
     // 1.5 * 2^23: its sum with a small value has the nearest integer in the low bits.
     const MAGIC: f32 = 12_582_912.0;
     let x = if x < -87.0 { -87.0 } else { x };

@@ -11,6 +11,7 @@ use super::{
     delta_rule::DeltaRuleFactors,
     isa::Isa,
     sampling::{BINS, LogitScale},
+    segment_attention::SegmentTile,
     state_space::StateSpaceFactors,
     table::{KernelTable, SamplingTable, on_generic},
 };
@@ -174,6 +175,19 @@ impl Kernels {
         );
         // SAFETY: Simd contract: the table's ISA was detected; types and lengths were checked.
         unsafe { (self.0.weighted_sum)(p, values, factors, acc, next) }
+    }
+
+    /// Attention of the queries of a tile to all keys of its segment. Returns a row of results for
+    /// each query, whose first values are those of the head.
+    pub(crate) fn segment_attention<'a>(
+        self,
+        tile: &SegmentTile<'_>,
+        scratch: &'a mut [f32],
+    ) -> impl Iterator<Item = &'a [f32]> {
+        tile.check(scratch.len());
+        // SAFETY: Simd contract: the table's ISA was detected; the sizes were checked.
+        unsafe { (self.0.segment_attention)(tile, scratch) }
+        scratch.chunks_exact(tile.stride()).take(tile.queries())
     }
 
     /// Decays of the delta rule, `exp(log_decay(a + bias))`; `rate` is `exp(a_log)`.

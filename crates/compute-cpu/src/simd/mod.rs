@@ -110,6 +110,21 @@
 //!     acc[i]     = acc[i] * keep + add * sum_t p[i][t] * v[t]     // weighted_sum
 //! ```
 //!
+//! [`segment_attention`] has no cache. It packs each block of keys and values for all queries of a
+//! tile; `X` is 6, `V` 4 vectors on AVX-512, else 2.
+//!
+//! ```text
+//! for block of 128 keys:
+//!     k = transpose(keys), v = pad(values)
+//!     for batch of X queries:
+//!         for V vectors of keys, for d in 0..width:
+//!             s[i][t..] += q[i][d] * k[d][t..]                    // lanes along keys
+//!         m[i], p[i][t], keep[i] = new maximum, exp(s[i][t] - m[i]), exp(old m[i] - m[i])
+//!         for V vectors of columns, for t in block:
+//!             sum[i][c..] += p[i][t] * v[t][c..]                  // lanes along columns
+//!         acc[i] = acc[i] * keep[i] + sum[i]
+//! ```
+//!
 //! # Reproducibility
 //!
 //! A product does not depend on the number of threads, on the tile that it is computed in, nor on
@@ -139,6 +154,7 @@ mod peak_flops;
 mod quant_rows;
 mod sampling;
 pub(super) mod scratch;
+mod segment_attention;
 mod state_space;
 mod table;
 mod transcode;
@@ -158,5 +174,8 @@ pub use isa::Isa;
 pub(crate) use kernels::{Kernels, SamplingKernels};
 pub use peak_flops::CpuPeak;
 pub(crate) use sampling::{BINS, LogitScale, MAX_TALLIED, exp2_neg, weight_units};
+pub(crate) use segment_attention::{
+    HeadRows, MAX_SEGMENT_QUERIES, SegmentTile, segment_scratch_len,
+};
 pub(crate) use state_space::StateSpaceFactors;
 pub(crate) use vector::MAX_LANES;

@@ -35,6 +35,8 @@ pub(crate) struct WorkerScratch {
     pub(crate) latent_head: AlignedVec<f32>,
     /// Keys and values of a block as f32.
     pub(crate) kv: AlignedVec<f32>,
+    /// Packed keys and values, scores and results of attention in segments.
+    pub(crate) segment: AlignedVec<f32>,
 }
 
 /// Rows of activations that are packed for the GEMV.

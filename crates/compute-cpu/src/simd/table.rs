@@ -15,6 +15,7 @@ use super::{
     gemv_q8::{GemvActivations, GemvOut},
     quant_rows::{GroupShape, QuantRows},
     sampling::{BINS, LogitScale},
+    segment_attention::SegmentTile,
     state_space::StateSpaceFactors,
     transcode::{BlockRows, TranscodedRoom, TranscodedRows},
     unpack_affine::{AffineRow, AffineTile, QuantKind},
@@ -88,6 +89,7 @@ pub(super) struct KernelTable {
     pub(super) weighted_sum:
         unsafe fn(&[&[f32]], FloatRows<'_>, &[MergeFactors], &mut [&mut [f32]], &[u8]),
     pub(super) merge: unsafe fn(&mut [f32], MergeFactors, &[f32]),
+    pub(super) segment_attention: unsafe fn(&SegmentTile<'_>, &mut [f32]),
     pub(super) delta_rule:
         unsafe fn(&mut [f32], &[f32], &[f32], &[f32], &mut [f32], DeltaRuleFactors<'_>),
     pub(super) decays: unsafe fn(&[f32], &[f32], f32, LogDecay, &mut [f32]),
@@ -128,6 +130,7 @@ macro_rules! kernels {
                     },
                     quant_rows::{GroupShape, QuantRows, ScaleType},
                     sampling::{self, BINS, LogitScale},
+                    segment_attention::{self, SegmentTile},
                     state_space::{self, StateSpaceFactors},
                     transcode::{self, BlockRows, TranscodedRoom, TranscodedRows},
                     unpack_affine::{self, AffineRow, AffineTile, Bits, E2m1, Packing, QuantKind},
@@ -154,6 +157,8 @@ macro_rules! kernels {
                 conv4(weight: &[f32], inputs: [&[f32]; 4], out: &mut [f32])
                     = elementwise::conv4::<$simd>;
                 merge(y: &mut [f32], factors: MergeFactors, x: &[f32]) = attention::merge::<$simd>;
+                segment_attention(tile: &SegmentTile<'_>, scratch: &mut [f32])
+                    = segment_attention::segment_attention::<$simd>;
                 delta_rule(
                     state: &mut [f32], k: &[f32], q: &[f32], v: &[f32], y: &mut [f32],
                     d: DeltaRuleFactors<'_>
@@ -453,6 +458,7 @@ macro_rules! kernels {
                 scores,
                 weighted_sum,
                 merge,
+                segment_attention,
                 delta_rule,
                 decays,
                 state_space,

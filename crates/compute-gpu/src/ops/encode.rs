@@ -4,7 +4,7 @@ use moeflux_ops::{Error, Op};
 
 use super::{
     attention, context::OpContext, elementwise, gemv, latent_attention, matmul, moe, norm,
-    recurrent, streams, top_blocks, top_logits, top_positions, topk,
+    recurrent, segment_attention, streams, top_blocks, top_logits, top_positions, topk,
 };
 
 /// Encodes an op that is not fused with another one. Returns the down projection of routed experts
@@ -36,6 +36,7 @@ pub(crate) fn encode(
         }
         Op::Attention { .. } => attention::encode(ctx, op)?,
         Op::LatentAttention { .. } => latent_attention::encode(ctx, op)?,
+        Op::SegmentAttention { .. } => segment_attention::encode(ctx, op)?,
         Op::Append { k, v, spans } => attention::encode_append(ctx, &k, v.as_ref(), spans)?,
         Op::TopPositions { .. } => top_positions::encode(ctx, op)?,
         Op::TopBlocks { .. } => top_blocks::encode(ctx, op)?,

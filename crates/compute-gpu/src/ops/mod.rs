@@ -19,6 +19,7 @@ pub(crate) mod norm;
 mod operands;
 pub(crate) mod qk_norm_rope;
 pub(crate) mod recurrent;
+pub(crate) mod segment_attention;
 pub(crate) mod slot_copy;
 pub(crate) mod state_io;
 pub(crate) mod streams;

@@ -38,7 +38,7 @@ impl AttentionOptions {
 }
 
 fn scratch(rows: usize, cols: usize, latent_head: usize) -> ScratchShape {
-    ScratchShape { rows, cols, latent_head, wide_kv: 0 }
+    ScratchShape { rows, cols, latent_head, ..ScratchShape::default() }
 }
 
 /// Leaks a copy of the spans, so that closures can return them.
@@ -183,6 +183,32 @@ fn mismatched_norm_rope_glu_and_router_shapes_are_rejected() {
             "one state twice",
             &rope(&[1.0; 4], spans(&[span(0, 1), span(1, 1)].concat())),
         );
+        let halves = x.split(2);
+        let attend = |k, v, segments, out| {
+            let q = halves;
+            Op::SegmentAttention { q, k, v, scale: 1.0, segments, out }
+        };
+        let whole = &[2][..];
+        for (what, k, v, segments, out) in [
+            ("missing rows", halves, halves, &[1][..], other.split(2)),
+            ("too many rows", halves, halves, &[2, 1], other.split(2)),
+            ("an empty segment", halves, halves, &[2, 0], other.split(2)),
+            ("an overflow", halves, halves, &[usize::MAX, 3], other.split(2)),
+            ("keys of another width", halves.slice_width(0, 3), halves, whole, other.split(2)),
+            ("values of another width", halves, halves.slice_width(0, 3), whole, other.split(2)),
+            ("values of one head", halves, halves.head(0), whole, other.split(2)),
+            ("keys of one row", halves.slice(0, 1), halves, whole, other.split(2)),
+            ("four key heads", x.split(4), x.split(4), whole, other.split(2)),
+            ("the same buffer", halves, halves, whole, halves),
+        ] {
+            refused(pair, what, &attend(k, v, segments, out));
+        }
+        pair.run(&attend(halves.head(1), halves.head(0), &[1, 1], other.split(2)));
+        let wide = pair.nan_filled(1, 3 * 513);
+        let [q, k, v] = [0, 1, 2].map(|i| wide.columns(i * 513, 513));
+        let out = pair.nan_filled(1, 513);
+        let segments = &[1];
+        refused(pair, "wide heads", &Op::SegmentAttention { q, k, v, scale: 1.0, segments, out });
         let scatter = |rows, out| Op::ScatterRows { x, rows, add: true, out };
         for (what, rows, out) in [
             ("a row twice", &[1, 1][..], other),

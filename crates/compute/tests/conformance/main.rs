@@ -30,6 +30,7 @@ mod recurrent;
 mod rope_axes;
 mod router;
 mod row_counts;
+mod segment_attention;
 mod states;
 mod streams;
 mod top_blocks;

@@ -64,6 +64,12 @@ impl SequenceRows for &[Span] {
     }
 }
 
+impl SequenceRows for &[usize] {
+    fn sequence_rows(&self) -> Vec<usize> {
+        self.to_vec()
+    }
+}
+
 impl SequenceRows for RopePositions<'_> {
     fn sequence_rows(&self) -> Vec<usize> {
         match self {
@@ -103,6 +109,7 @@ tests_of_ops! {
         Rope { positions } => rope,
         Attention { spans } => attention,
         LatentAttention { spans } => latent_attention,
+        SegmentAttention { segments } => segment_attention,
         Append { spans } => append,
         TopPositions { spans } => top_positions,
         TopBlocks { spans } => top_blocks,
@@ -513,6 +520,18 @@ impl Tested<'_> {
             tested.run(&Op::LatentAttention { q, k, keys, values, scale: 0.03, spans, out });
             tested.agree(out, 1e-5);
         });
+    }
+
+    fn segment_attention(&mut self) {
+        for (heads, kv_heads, width) in [(2, 2, 18), (4, 2, 16)] {
+            let rows = self.rows();
+            let q = self.random(rows, heads * width).split(heads);
+            let [k, v] = [0; 2].map(|_| self.random(rows, kv_heads * width).split(kv_heads));
+            let out = self.pair.nan_filled(rows, heads * width).split(heads);
+            let segments = self.lens;
+            self.run(&Op::SegmentAttention { q, k, v, scale: 0.7, segments, out });
+            self.agree(out, 1e-5);
+        }
     }
 
     fn top_positions(&mut self) {

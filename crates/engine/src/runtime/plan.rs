@@ -621,6 +621,7 @@ pub(crate) fn scratch_shape(blueprint: &Blueprint, rows: usize, kv: KvFormat) ->
         cols: blueprint.max_inputs(),
         latent_head: latent_head.max().unwrap_or(0),
         wide_kv: wide_kv.max().unwrap_or(0),
+        segment_head: 0,
     }
 }
 

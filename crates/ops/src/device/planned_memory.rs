@@ -16,6 +16,10 @@ pub struct ScratchShape {
     /// Maximum width of a key and a value together in [`KvFormat::Q8`](crate::KvFormat::Q8); zero
     /// for other formats.
     pub wide_kv: usize,
+    /// Maximum width of a key and a value of one head of
+    /// [`Op::SegmentAttention`](crate::Op::SegmentAttention) together. Zero where the op is not
+    /// used.
+    pub segment_head: usize,
 }
 
 /// Kind and size of a device's memory.

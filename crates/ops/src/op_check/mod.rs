@@ -5,4 +5,4 @@ mod op_check;
 mod positions;
 
 pub use op_check::{HandleTable, stale};
-pub use op_check::{MAX_STREAMS, MAX_TOP_LOGITS};
+pub use op_check::{MAX_SEGMENT_WIDTH, MAX_STREAMS, MAX_TOP_LOGITS};

@@ -39,6 +39,9 @@ pub(super) const EXACT_IDS: usize = 1 << 24;
 /// Maximum number of streams of a residual.
 pub const MAX_STREAMS: usize = 8;
 
+/// Maximum width of a head of [`Op::SegmentAttention`].
+pub const MAX_SEGMENT_WIDTH: usize = 512;
+
 /// Maximum `n` of [`Op::TopLogits`].
 pub const MAX_TOP_LOGITS: usize = 1024;
 
@@ -157,6 +160,7 @@ impl Op<'_> {
                 c.kv_spans(spans, q.rows, KvShape::keys_only(k.width), None)
             }
             Op::Attention { .. } => self.check_attention(c),
+            Op::SegmentAttention { .. } => self.check_segment_attention(c),
             Op::Append { k, v, spans } => {
                 c.view("k", &k)?;
                 if let Some(v) = v {

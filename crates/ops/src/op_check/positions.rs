@@ -1,6 +1,7 @@
-//! Validation of ops for images: positions of several axes, and rows among those of text.
+//! Validation of ops for images: positions of several axes, attention in segments, and rows among
+//! those of text.
 
-use super::op_check::OpCheck;
+use super::op_check::{MAX_SEGMENT_WIDTH, OpCheck};
 use crate::{
     error::Error,
     op::Op,
@@ -34,6 +35,27 @@ impl Op<'_> {
                 }
             }
         }
+    }
+
+    pub(super) fn check_segment_attention(&self, c: OpCheck<'_>) -> Result<(), Error> {
+        let &Op::SegmentAttention { q, k, v, segments, out, .. } = self else { return Ok(()) };
+        c.view("q", &q)?;
+        c.vectors("k", &k, q.rows, k.heads, q.width)?;
+        c.vectors("v", &v, q.rows, k.heads, v.width)?;
+        c.vectors("out", &out, q.rows, q.heads, v.width)?;
+        c.divides("key heads", k.heads, "query heads", q.heads)?;
+        for (what, input) in [("q", &q), ("k", &k), ("v", &v)] {
+            c.not_written(what, input.buffer, &out)?;
+        }
+        let width = q.width.max(v.width);
+        if width > MAX_SEGMENT_WIDTH {
+            return c.wrong(format!("heads of {width}, more than {MAX_SEGMENT_WIDTH}"));
+        }
+        let covered = segments.iter().try_fold(0usize, |sum, rows| sum.checked_add(*rows));
+        if covered != Some(q.rows) || segments.contains(&0) {
+            return c.wrong(format!("segments that do not cover the {} rows", q.rows));
+        }
+        Ok(())
     }
 
     pub(super) fn check_scatter_rows(&self, c: OpCheck<'_>) -> Result<(), Error> {

@@ -158,6 +158,35 @@ impl ReferenceDevice {
         Ok(())
     }
 
+    pub(super) fn segment_attention(&mut self, op: &Op<'_>) -> Result<(), Error> {
+        let &Op::SegmentAttention { q, k, v, scale, segments, out } = op else { return Ok(()) };
+        let (q, k, v) = (self.dense(q)?, self.dense(k)?, self.dense(v)?);
+        let group = q.view.heads / k.view.heads;
+        let mut first = 0;
+        for rows in segments {
+            let segment = first..first + rows;
+            first = segment.end;
+            for (row, head) in
+                segment.clone().flat_map(|row| (0..q.view.heads).map(move |head| (row, head)))
+            {
+                let score =
+                    |t| f64::from(scale) * dot(q.vector(row, head), k.vector(t, head / group));
+                let scores: Vec<f64> = segment.clone().map(score).collect();
+                let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
+                let sum: f64 = weights.iter().sum();
+                let mut y = vec![0.0f64; out.width];
+                for (t, weight) in segment.clone().zip(&weights) {
+                    let values = y.iter_mut().zip(v.vector(t, head / group));
+                    values.for_each(|(y, v)| *y += weight / sum * f64::from(*v));
+                }
+                let y: Vec<f32> = y.into_iter().map(|y| y as f32).collect();
+                self.store(out, row, head, &y)?;
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn top_positions(&mut self, op: &Op<'_>) -> Result<(), Error> {
         let &Op::TopPositions { queries, k, ratio, list, spans, out } = op else { return Ok(()) };
         if let Some(k) = k {

@@ -676,6 +676,7 @@ impl Device for ReferenceDevice {
             Op::HeadMatMul { x, matrix, out } => self.head_mat_mul(x, matrix, out),
             Op::Attention { .. } => self.attention(op),
             Op::LatentAttention { .. } => self.latent_attention(op),
+            Op::SegmentAttention { .. } => self.segment_attention(op),
             Op::Append { k, v, spans } => self.append_rows(k, v, spans),
             Op::TopPositions { .. } => self.top_positions(op),
             Op::TopBlocks { .. } => self.top_blocks(op),
