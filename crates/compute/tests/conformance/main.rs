@@ -36,4 +36,5 @@ mod streams;
 mod top_blocks;
 mod top_logits;
 mod top_positions;
+mod towers;
 mod weight_formats;
