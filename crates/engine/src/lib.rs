@@ -1,7 +1,8 @@
 //! The engine of moeflux: experts, the forward pass, sessions, serving, tools.
 //!
 //! Modules are ordered in floors, each of which imports only from itself and from floors before
-//! it: [`experts`], [`runtime`], [`session`], [`serve`], [`tools`]. `moeflux` re-exports them.
+//! it: [`experts`], [`runtime`], `vision`, [`session`], [`serve`], [`tools`]. `moeflux` re-exports
+//! them.
 //!
 //! Knows: blueprints, devices, token ids, requests. Must not know: HTTP, async runtimes, terminals.
 
@@ -22,6 +23,8 @@ pub mod session;
 mod text;
 #[cfg(feature = "tools")]
 pub mod tools;
+#[cfg(feature = "vision")]
+pub mod vision;
 
 pub use experts::stats::{LayerStats, ReadCounters, Stats};
 pub use runtime::{

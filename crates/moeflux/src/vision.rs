@@ -1,4 +1,6 @@
-//! Images: from a file to the pixel values of a vision tower.
+//! Images: from a file to the pixel values of a vision tower, and to the rows that it makes of them.
 
+#[doc(inline)]
+pub use moeflux_engine::vision::{ImageRows, VisionTower};
 #[doc(inline)]
 pub use moeflux_vision::{ImageData, ImageLayout, ImageLimits, ImageSize, PixelValues, Processor};

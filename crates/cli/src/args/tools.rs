@@ -108,13 +108,15 @@ pub(crate) struct TokenizeArgs {
 const VISION_EXAMPLES: &str = "\
 Examples:
   moeflux vision --model DIR --image screenshot.png --processor-only
-  moeflux vision --model DIR --image a.jpg --processor-only --out a.safetensors";
+  moeflux vision --model DIR --image a.jpg --out a.safetensors";
 
-/// Show an image as a model's processor sees it: its size, patches and tokens
+/// Show an image as a model sees it: its size, patches and tokens, and the tower's rows
 ///
 /// PNG, JPEG, GIF, WebP, BMP and TIFF, told apart by their bytes. FILE.safetensors gets
 /// `decoded_rgb` u8 [height, width, 3], upright and on white, `pixel_values` f32 [patches, values]
-/// and `grid_thw` i32 [3]: frames, rows and columns of patches.
+/// and `grid_thw` i32 [3]: frames, rows and columns of patches. With the vision tower also `embeds`
+/// f32 [tokens, hidden], the rows that replace placeholders, and `deepstack.I` of the same shape,
+/// the rows that are added after decoder layer I.
 #[derive(Debug, Args)]
 #[command(after_help = VISION_EXAMPLES)]
 pub(crate) struct VisionArgs {
@@ -128,10 +130,17 @@ pub(crate) struct VisionArgs {
     #[arg(long, value_parser = path(), value_name = "FILE")]
     pub(crate) image: PathBuf,
     /// Stop before the vision tower: needs config.json and the processor's file, no weights
-    ///
-    /// Towers are not computed yet, so this must be given.
-    #[arg(long, required = true)]
+    #[arg(long)]
     pub(crate) processor_only: bool,
+    /// Device of the vision tower: cpu, gpu or gpu:N
+    #[arg(long, value_name = "NAME", default_value = "cpu", conflicts_with = "processor_only")]
+    pub(crate) device: String,
+    /// Compute in f32 throughout
+    #[arg(long, conflicts_with = "processor_only")]
+    pub(crate) exact: bool,
+    /// Worker threads [default: one per physical core]
+    #[arg(short, long, value_name = "N", conflicts_with = "processor_only")]
+    pub(crate) threads: Option<NonZeroUsize>,
     /// Lower the maximum size of an image to N tokens [default: the model's]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) image_max_tokens: Option<u32>,

@@ -42,6 +42,32 @@ fn an_image_is_shown_as_a_processor_sees_it() {
 }
 
 #[test]
+fn a_tower_writes_its_rows() {
+    let case = Path::new(env!("CARGO_MANIFEST_DIR")).join("../moeflux/tests/data/vision");
+    let model = case.join("qwen3_vl_moe");
+    let out = tempfile::tempdir().unwrap();
+    let out = out.path().join("o.safetensors");
+    let (page, model) = (image("gradient.png"), model.to_str().unwrap());
+    let args = ["vision", "--model", model, "--image", &page, "--out", out.to_str().unwrap()];
+    assert!(succeed(&[&args[..], &["--threads", "2"]].concat()).ends_with("12 tokens\n"));
+    let bytes = std::fs::read(&out).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let mut names = file.names();
+    names.sort();
+    let expected =
+        ["decoded_rgb", "deepstack.0", "deepstack.1", "embeds", "grid_thw", "pixel_values"];
+    assert_eq!(names, expected);
+    assert_eq!(file.tensor("embeds").unwrap().shape(), [12, 64]);
+    // A model of text alone.
+    let none = self::model();
+    let none = none.path().to_str().unwrap();
+    let said = run(&["vision", "--model", none, "--image", &page]);
+    assert_error(&said, 1, &["model.safetensors"]);
+    let said = run(&["vision", "--model", model, "--image", &page, "--device", "abacus"]);
+    assert_error(&said, 1, &["abacus"]);
+}
+
+#[test]
 fn files_that_are_no_images_are_one_error() {
     let model = model();
     let folder = model.path().to_str().unwrap();

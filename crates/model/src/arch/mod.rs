@@ -60,6 +60,7 @@ mod scope;
 mod softmax_moe;
 mod solar_open;
 mod step3p5;
+mod vision;
 mod windows;
 
 pub use registry::supported;

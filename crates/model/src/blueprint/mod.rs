@@ -15,6 +15,7 @@ mod rope;
 mod short_conv;
 pub(crate) mod states;
 mod streams;
+mod vision;
 mod weight_list;
 
 pub(crate) use self::{compressed::entry_positions, input_orders::InputOrders};
@@ -41,4 +42,8 @@ pub use parts::{
     GqaIndexer, GqaShape, IndexerBlueprint, LatentExperts, LatentHeads, LatentQuery, LayerExperts,
     LinearSource, MlaBlueprint, MlaIndexer, MlaShape, MlpBlueprint, MoeBlueprint, OutputGate,
     QueryTemperature, RouterBlueprint, RouterNorm, SharedBlueprint, SparseBlueprint,
+};
+pub use vision::{
+    DeepstackMerger, LayerNormSource, PatchEmbedding, PatchLayout, PositionTable, VisionBlock,
+    VisionBlueprint, VisionMerger,
 };

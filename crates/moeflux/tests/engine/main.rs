@@ -43,3 +43,4 @@ mod several_cards;
 mod small_groups;
 mod synth_models;
 mod token_choice;
+mod vision;

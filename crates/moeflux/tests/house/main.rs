@@ -27,7 +27,7 @@ const UNSAFE: [&str; 9] = [
 ];
 
 /// The engine's floors, lowest first. A floor imports from itself and from lower ones.
-const FLOORS: [&str; 6] = ["text", "experts", "runtime", "session", "serve", "tools"];
+const FLOORS: [&str; 7] = ["text", "experts", "runtime", "vision", "session", "serve", "tools"];
 
 /// Crates that make up the library, besides ops and devices.
 const LIBRARY: [&str; 8] = [

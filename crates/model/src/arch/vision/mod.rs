@@ -1,0 +1,4 @@
+//! Vision towers: one file per family.
+
+mod qwen3_vl;
+mod tower;
