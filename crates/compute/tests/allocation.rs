@@ -90,8 +90,13 @@ fn ops_allocate_nothing() {
 fn step(exact: bool, rows: usize) {
     let options = DeviceOptions::default().name("cpu").threads(2).exact(exact);
     let mut device = Allocator(open(&options).unwrap());
-    let scratch =
-        ScratchShape { rows, cols: INNER, latent_head: 2 * HIDDEN + 64, ..ScratchShape::default() };
+    let scratch = ScratchShape {
+        rows,
+        cols: INNER,
+        latent_head: 2 * HIDDEN + 64,
+        wide_kv: 0,
+        segment_head: 128,
+    };
     assert!(device.0.scratch_bytes(scratch).unwrap() > 0);
     device.0.reserve_scratch(scratch).unwrap();
     let matrix = |rows, cols, format| MatrixShape { rows, cols, format };
@@ -159,6 +164,7 @@ fn step(exact: bool, rows: usize) {
         ..Router::softmax(true)
     };
     let (heads, ab) = (|view: View| view.split(4), device.view(rows, 8));
+    let (all_rows, places): (Vec<u32>, _) = ((0..rows as u32).collect(), vec![[3, 5, 7]; rows]);
     let ops = [
         Op::Embed { table, tokens: &tokens, out: x },
         Op::EmbedChosen { table, ids: y.columns(0, 1), out: x },
@@ -181,6 +187,17 @@ fn step(exact: bool, rows: usize) {
             positions: RopePositions::Spans(&kv_spans),
             out: heads(z),
         },
+        Op::Rope {
+            x: heads(z),
+            frequencies: &[0.1; 8],
+            pairs: RopePairs::Halves,
+            scale: 1.0,
+            positions: RopePositions::Axes { axes: &[0, 1, 2, 0, 1, 2, 0, 1], ids: &places },
+            out: heads(z),
+        },
+        Op::SegmentAttention { q: heads(z), k, v, scale: 0.1, segments: &[rows], out: heads(y) },
+        Op::ScatterRows { x: z, rows: &all_rows, add: true, out: y },
+        Op::Glu { activation: Activation::Gelu, gate: up, up, out: up },
         Op::Attention {
             q: heads(z),
             k,

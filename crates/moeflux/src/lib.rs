@@ -85,7 +85,7 @@
 //! - [`session`]: a loaded model and its sequences.
 //! - [`serve`]: the decode loop and the scheduler.
 //! - [`tools`]: packed copies, synthetic checkpoints, perplexity, replay of traces, the planner.
-//! - [`vision`]: from a file to the pixel values of a vision tower.
+//! - [`vision`]: from an image file to the rows of a vision tower.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -325,8 +325,10 @@ impl<'a> Chat<'a> {
         let start = prompt.tokens.len();
         self.last = Some(Turn::new(prompt, &conversation[start..]));
         self.saved = saved?.or(self.saved);
-        self.engine.correct_plan()?;
-        printed
+        printed?;
+        // An error of the device recurs in the next step.
+        let _ = self.engine.correct_plan();
+        Ok(())
     }
 
     fn system(&mut self, text: &str) -> anyhow::Result<()> {

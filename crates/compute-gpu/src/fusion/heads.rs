@@ -36,7 +36,7 @@ pub(super) fn fuse_heads(
             }
             // Reserving upload space may submit the tables that pending heads use.
             let table_words = frequencies.len() * x.rows * 2;
-            // Alone it takes several tables.
+            // Alone, positions of several axes take several tables.
             if table_words > UPLOAD_WORDS {
                 return Ok(false);
             }

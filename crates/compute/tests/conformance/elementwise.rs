@@ -152,7 +152,7 @@ fn activations_without_a_gate_out_of_place_and_in_place() {
 fn activations_without_a_gate_at_their_extremes() {
     DevicePair::for_each(|pair, _| {
         for activation in WITHOUT_GATE {
-            let up = pair.dense(1, &[0.0, 1e-30, -1e-30, 15.0, -15.0, 1e4, -1e4]);
+            let up = pair.dense(1, &[0.0, 1e-30, -1e-30, 15.0, -15.0, 1e4, -1e4, f32::INFINITY]);
             let out = pair.nan_filled(1, up.width);
             pair.run(&Op::Glu { activation, gate: up, up, out });
             let y = pair.read(out);
@@ -160,6 +160,7 @@ fn activations_without_a_gate_at_their_extremes() {
             assert!(y[4].abs() < 1e-9 && y[6].abs() < 1e-9, "{activation:?}: {y:?}");
             let expected = if activation == Activation::Relu2 { [225.0, 1e8] } else { [15.0, 1e4] };
             assert_eq!([y[3], y[5]], expected, "{activation:?}");
+            assert_eq!(y[7], f32::INFINITY, "{activation:?}");
         }
     });
 }

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 /// coarse, so that two measurements of one machine mostly give the same division.
 const SHARES: usize = 16;
 
-/// Minimum gain of computing any of a layer's experts on the host over reading all of them.
-/// Measurements of one machine differ by as much.
+/// Minimum gain in speed of computing any of a layer's experts on the host over reading all of
+/// them, and of another plan over the current one. Measurements of one machine differ by as much.
 pub(crate) const MIN_GAIN: f64 = 1.1;
 
 /// Time of `n` experts of one layer, in seconds: `fixed + n * each`, and zero for none.

@@ -15,8 +15,8 @@ pub struct PlacementOptions {
     ///
     /// [`ExpertsOnHost::Auto`]: crate::experts::ExpertsOnHost::Auto
     pub recorded: Option<Arc<ExpertPlan>>,
-    /// Whether a division that is made when the model is opened stays, because it is recorded.
-    /// Otherwise [`Engine::correct_plan`](crate::Engine::correct_plan) corrects it.
+    /// Whether [`Engine::correct_plan`](crate::Engine::correct_plan) leaves the division as it is
+    /// made when the model is opened.
     pub is_fixed: bool,
     /// Files with the uses of experts in earlier runs, by which a card has the experts that are
     /// used most. They are kept up to date. None by default.

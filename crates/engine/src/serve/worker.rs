@@ -178,18 +178,23 @@ impl Worker {
             if self.scheduler.has_work() {
                 self.step();
             }
-            if self.running.is_empty() && self.waiting.is_empty() {
-                // An error of the device recurs in the next step.
-                let _ = self.engine.correct_plan();
-            }
             self.stats.state_bytes = self.engine.states_held();
             if let Some(saver) = &mut self.saver {
                 saver.advance(!self.scheduler.has_work());
                 self.stats.saved_prefixes = saver.saved;
             }
             self.shared.publish(self.stats);
+            if self.is_between_answers() {
+                // An error of the device recurs in the next step.
+                let _ = self.engine.correct_plan();
+            }
         }
         self.saver.into_iter().for_each(Saver::finish);
+    }
+
+    fn is_between_answers(&self) -> bool {
+        let is_idle = self.running.is_empty() && self.waiting.is_empty() && self.ending.is_empty();
+        is_idle && !self.is_stopping
     }
 
     /// Takes commands; waits for one if there is nothing else to do. Returns whether to go on.

@@ -166,6 +166,8 @@ pub(crate) struct Runtime {
     pub(crate) window: Option<UseWindow>,
     /// Uses by which the division of experts is corrected between answers, unless it is fixed.
     pub(super) correction: Option<PlanCorrection>,
+    /// How often it was corrected.
+    pub(super) corrections: u64,
     /// Rows of tables on disk.
     pub(crate) row_store: Option<RowStore>,
     pub(crate) model: Model,
@@ -321,6 +323,7 @@ impl Engine {
             last_step: Instant::now(),
             window: None,
             correction: None,
+            corrections: 0,
             row_store,
             model,
             reopen,
@@ -482,13 +485,14 @@ impl Engine {
         Arc::clone(&self.shared.plan.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Corrects the division of experts between card and processor by their uses up to now, if
-    /// experts in host memory then take a tenth less time. Returns whether it did; the plan has
-    /// another number then.
+    /// Corrects the division of experts between a card and the processor by their uses up to now,
+    /// if that makes the experts in host memory a tenth faster. Returns whether it did; the plan
+    /// has another number then.
     ///
     /// Call it between answers: an answer that goes on after a correction is rounded as no plan
-    /// alone rounds it. Sessions keep their state. Takes as long as the card needs to read the
-    /// experts that come to it, or, mostly, microseconds. A recorded plan stays as it is, see
+    /// alone rounds it. Sessions keep their state, and their snapshots say that they are of another
+    /// division. Takes as long as the card needs to exchange experts, or, mostly, microseconds.
+    /// Does nothing on several cards, where experts come from disk, and to a recorded plan, see
     /// [`PlacementOptions`].
     ///
     /// # Errors

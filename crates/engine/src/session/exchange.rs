@@ -71,7 +71,8 @@ impl Runtime {
             return Ok(None);
         };
         let own = UseCounts::of_counters(model.expert_counters(), blueprint.own_layers());
-        let of_row: usize = blueprint.moe_layers().map(|(_, moe)| moe.router.top_k).sum();
+        let layers = blueprint.moe_layers().take_while(|(i, _)| *i < blueprint.own_layers());
+        let of_row: usize = layers.map(|(_, moe)| moe.router.top_k).sum();
         let uses = correction.all_uses(&own, of_row);
         let corrected = uses.and_then(|uses| plan.corrected(blueprint, &uses));
         let Some(mut corrected) = corrected else { return Ok(None) };
@@ -86,6 +87,10 @@ impl Runtime {
             corrected.set_placement(reached.clone());
         }
         let placement = corrected.placement();
+        if placement == plan.placement() {
+            return Ok(None);
+        }
+        self.corrections += 1;
         host.as_mut().map_or(Ok(()), |host| host.set_placement(&mut **device, placement))?;
         if corrected.computed_on_host() == 0 {
             (self.host, self.correction) = (None, None);

@@ -2,14 +2,14 @@
 
 use crate::experts::use_counts::UseCounts;
 
-/// Rows between two corrections.
+/// Rows between two looks at the uses.
 const ROWS: u64 = 256;
 
-/// Uses of experts, and how many of them the last correction knew.
+/// Uses of experts, and how many of them the last look found.
 pub(crate) struct PlanCorrection {
     /// Uses in earlier runs.
     earlier: UseCounts,
-    /// Uses in this run up to the last correction.
+    /// Uses in this run up to the last look.
     seen: u64,
 }
 

@@ -30,6 +30,10 @@ use crate::{
 /// Bytes copied at once while a session is saved or restored.
 const COPY_BYTES: usize = 4 << 20;
 
+/// Number that no division of experts has: for states that were computed by several, or by an
+/// earlier one than the engine's.
+const OTHER_DIVISION: &str = "other";
+
 /// Options of a snapshot, besides the tokens, logits and states that it always holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -102,6 +106,7 @@ impl Session {
         let mut timeline = match is_empty {
             true => Timeline {
                 states: std::mem::take(&mut self.timeline.states),
+                corrections: engine.lock().corrections,
                 ..Timeline::default()
             },
             false => engine.lock().new_timeline(engine.blueprint(), &engine.plan())?,
@@ -257,7 +262,7 @@ impl Mark {
             stored: expected.stored.as_deref(),
             lossy: own.is_lossy() || kv_format != own || timeline.is_lossy,
             exact: expected.exact,
-            experts: engine.plan().experts_number(),
+            experts: engine.division_of(timeline),
             vocab: expected.vocab,
             written: timeline.written as u64,
             key: timeline.key(),
@@ -433,6 +438,14 @@ impl Engine {
         runtime.prefix_cache.give_back(id, cached);
         drop(runtime);
         Some(Mark::new(self.clone(), forked.ok()?))
+    }
+
+    /// Number of the division of experts by which all rows of a timeline were computed, or
+    /// [`OTHER_DIVISION`].
+    fn division_of(&self, timeline: &Timeline) -> Option<String> {
+        let is_other =
+            timeline.has_other_placement || timeline.corrections != self.lock().corrections;
+        if is_other { Some(OTHER_DIVISION.into()) } else { self.plan().experts_number() }
     }
 
     /// Requirements on a snapshot that this engine can restore, with the KV cache stored in format

@@ -35,6 +35,8 @@ pub(crate) struct Timeline {
     /// Whether it comes from a file of an engine with another division of experts between card and
     /// host.
     pub(crate) has_other_placement: bool,
+    /// Corrections of the plan before its first row was computed.
+    pub(crate) corrections: u64,
     /// Whether a reset failed: there are no tokens, but states still hold old contents. The next
     /// step completes the reset first.
     pub(crate) is_stale: bool,
@@ -162,7 +164,7 @@ impl Runtime {
         }
         let bytes = plan.state_need(&of_cards);
         self.evict_until(|_| Ok(bytes))?;
-        let mut timeline = Timeline::default();
+        let mut timeline = Timeline { corrections: self.corrections, ..Timeline::default() };
         for (i, layer) in blueprint.layers.iter().enumerate() {
             let mut states = LayerStates::default();
             for (state, shape) in states.iter_mut().zip(layer.states(plan.context, plan.chunk)) {
@@ -197,6 +199,7 @@ impl Runtime {
             written: src.written,
             is_lossy: src.is_lossy && len > 0,
             has_other_placement: src.has_other_placement && len > 0,
+            corrections: if len > 0 { src.corrections } else { self.corrections },
             is_stale: false,
             drafter_rows: src.drafter_rows[..src.drafter_len(len)].to_vec(),
             kept: KeptRows::default(),
@@ -239,6 +242,9 @@ impl Runtime {
             timeline.logits.clear();
             timeline.is_lossy &= len > 0;
             timeline.has_other_placement &= len > 0;
+            if len == 0 {
+                timeline.corrections = self.corrections;
+            }
         }
         if self.rewind.rings.is_empty() && timeline.written > len {
             let truncate = |device: &mut dyn Device, state| device.truncate_state(state, len);
@@ -262,6 +268,7 @@ impl Runtime {
         timeline.written = 0;
         timeline.is_lossy = false;
         timeline.has_other_placement = false;
+        timeline.corrections = self.corrections;
         timeline.drafter_rows.clear();
         timeline.kept.count = 0;
         timeline.is_stale = true;

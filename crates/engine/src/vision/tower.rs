@@ -1,9 +1,11 @@
 //! Vision tower on a separate device, which is dropped with all of its memory.
 
+use std::path::PathBuf;
+
 use moeflux_base::Error;
 use moeflux_compute::{
-    Activation, Buffer, Device, DeviceOptions, Op, RopePairs, RopePositions, ScratchShape, View,
-    ViewRead,
+    Activation, Buffer, Device, DeviceOptions, Op, RopePairs, RopePositions, ScratchShape, Ticket,
+    View, ViewRead,
 };
 use moeflux_model::{
     blueprint::{DeepstackMerger, VisionBlueprint},
@@ -13,13 +15,13 @@ use moeflux_model::{
 use moeflux_vision::PixelValues;
 
 use super::{
-    patch_grid::PatchGrid,
-    tower_weights::{LoadedBlock, LoadedMerger, LoadedNorm, TowerWeights},
+    patch_positions::{embeddings, rope_ids},
+    tower_weights::{LoadedBlock, LoadedLinear, LoadedMerger, LoadedNorm, TowerWeights},
 };
-use crate::runtime::{
-    control::StepControl,
-    layer::{Linear, Loader},
-};
+use crate::runtime::{control::StepControl, layer::Loader};
+
+/// Name in errors.
+const TOWER: &str = "the vision tower";
 
 /// Base of the frequencies of 2-D RoPE.
 const ROPE_BASE: f64 = 10_000.0;
@@ -48,6 +50,8 @@ pub struct VisionTower {
     frequencies: Vec<f32>,
     axes: Vec<u8>,
     buffers: Option<TowerBuffers>,
+    /// Folder of the checkpoint, for messages.
+    folder: PathBuf,
 }
 
 /// Buffers for images of up to some patches.
@@ -71,7 +75,7 @@ struct TowerBuffers {
 
 impl VisionTower {
     /// Loads the tower of a checkpoint to a new device. `None` if the checkpoint has none.
-    /// `progress` receives the bytes of each loaded weight.
+    /// `progress` receives the bytes of each loaded matrix.
     ///
     /// # Errors
     /// The tower is not supported or damaged, a file cannot be read, or the device failed.
@@ -107,7 +111,8 @@ impl VisionTower {
             |i: usize| ROPE_BASE.powf(-4.0 * (i % of_axis) as f64 / width as f64) as f32;
         let frequencies = (0..2 * of_axis).map(frequency).collect();
         let axes = (0..2 * of_axis).map(|i| (i / of_axis) as u8).collect();
-        Ok(Some(Self { device, blueprint, weights, frequencies, axes, buffers: None }))
+        let folder = checkpoint.folder().to_owned();
+        Ok(Some(Self { device, blueprint, weights, frequencies, axes, buffers: None, folder }))
     }
 
     /// The tower as data.
@@ -124,95 +129,70 @@ impl VisionTower {
         image: &PixelValues,
         control: &mut StepControl<'_>,
     ) -> Result<ImageRows, Error> {
-        let VisionBlueprint { hidden, heads, patch, merge, out, .. } = self.blueprint;
-        let grid = self.grid(image)?;
+        self.check(image)?;
         let buffers = self.buffers(image.rows)?;
-        let patches = image.rows;
-        let view = |buffer, width| View::rows(buffer, patches, width);
-        let (x, normed) = (view(buffers.x, hidden), view(buffers.normed, hidden));
-        let part = view(buffers.part, hidden);
-        let pixels = view(buffers.pixels, 3 * patch * patch);
-        let frames = self.blueprint.embedding.frames;
-        let written = self.device.write_view(pixels, &first_frames(image, frames));
-        written.map_err(Error::at(|| "pixels of an image"))?;
-        let embedding = self.weights.embedding;
-        self.mat_mul(pixels, embedding, x)?;
-        let positions = grid.embeddings(&self.blueprint.positions, &self.weights.positions);
-        let written = self.device.write_view(part, &positions);
-        written.map_err(Error::at(|| "positions of an image"))?;
-        self.run(&Op::Add { x, y: part })?;
-        let (ids, depth) = (grid.rope_ids(), self.weights.blocks.len());
-        let mut deepstack = Vec::with_capacity(self.weights.deepstack.len());
-        for index in 0..depth {
+        let Self { device, blueprint, weights, frequencies, axes, .. } = self;
+        let mut run = TowerRun { device: &mut **device, blueprint, buffers, patches: image.rows };
+        run.embed(image, weights)?;
+        let ids = rope_ids(image);
+        let turns = RopePositions::Axes { axes, ids: &ids };
+        let mut deepstack = Vec::with_capacity(weights.deepstack.len());
+        let mut submitted = None;
+        for (index, block) in weights.blocks.iter().enumerate() {
             if control.is_cancelled() {
                 return Err(Error::Cancelled);
             }
-            let LoadedBlock { attention_norm, qkv: into_qkv, proj, mlp_norm, up, down } =
-                self.weights.blocks[index];
-            let qkv = view(buffers.qkv, 3 * hidden);
-            self.norm(x, attention_norm, normed)?;
-            self.mat_mul(normed, into_qkv, qkv)?;
-            let [q, k, v] = [0, 1, 2].map(|i| qkv.columns(i * hidden, hidden).split(heads));
-            for turned in [q, k] {
-                self.run(&Op::Rope {
-                    x: turned,
-                    frequencies: &self.frequencies.clone(),
-                    pairs: RopePairs::Halves,
-                    scale: 1.0,
-                    positions: RopePositions::Axes { axes: &self.axes.clone(), ids: &ids },
-                    out: turned,
-                })?;
+            run.block(block, frequencies, turns)?;
+            let of_block = |deepstack: &DeepstackMerger| deepstack.after == index;
+            if let Some(found) = blueprint.deepstack.iter().position(of_block) {
+                deepstack.push(run.merged(&weights.deepstack[found])?);
             }
-            let scale = 1.0 / ((hidden / heads) as f32).sqrt();
-            let attended = normed.split(heads);
-            let segments = &[patches];
-            self.run(&Op::SegmentAttention { q, k, v, scale, segments, out: attended })?;
-            self.mat_mul(normed, proj, part)?;
-            self.run(&Op::Add { x, y: part })?;
-            self.norm(x, mlp_norm, normed)?;
-            let inner = view(buffers.inner, self.blueprint.inner);
-            self.mlp(normed, [up, down], Activation::GeluTanh, inner, part)?;
-            self.run(&Op::Add { x, y: part })?;
-            let of_layer = |d: &DeepstackMerger| d.after == index;
-            if let Some(found) = self.blueprint.deepstack.iter().position(of_layer) {
-                let merger = self.weights.deepstack[found];
-                deepstack.push(self.merged(merger, patches, buffers)?);
+            if control.progress.is_some() || control.cancel.is_some() {
+                // The block before is complete, while this one is computed.
+                let ticket = run.device.submit().map_err(Error::at(|| TOWER))?;
+                if let Some(before) = submitted.replace(ticket) {
+                    wait(run.device, before).map_err(Error::at(|| TOWER))?;
+                }
             }
             if let Some(progress) = &mut control.progress {
-                self.device.submit().map_err(Error::at(|| "the vision tower"))?;
-                progress((index + 1) as f64 / depth as f64);
+                progress(index as f64 / weights.blocks.len() as f64);
             }
         }
-        let merger = self.weights.merger;
-        let values = self.merged(merger, patches, buffers)?;
-        Ok(ImageRows { rows: patches / (merge * merge), width: out, values, deepstack })
+        let values = run.merged(&weights.merger)?;
+        let merged = blueprint.merge * blueprint.merge;
+        Ok(ImageRows { rows: image.rows / merged, width: blueprint.out, values, deepstack })
     }
 
-    /// Grid of the image's patches, if they fit the tower.
-    fn grid(&self, image: &PixelValues) -> Result<PatchGrid, Error> {
+    /// Checks that the pixel values are of this tower's processor.
+    fn check(&self, image: &PixelValues) -> Result<(), Error> {
         let VisionBlueprint { patch, merge, ref embedding, .. } = self.blueprint;
-        let [_, rows, columns] = image.grid.map(|side| side as usize);
+        let [frames, rows, columns] = image.grid.map(|side| side as usize);
         let width = 3 * embedding.frames * patch * patch;
+        let is_grid =
+            frames == 1 && image.rows > 0 && rows.checked_mul(columns) == Some(image.rows);
         let is_whole = rows.is_multiple_of(merge) && columns.is_multiple_of(merge);
-        let is_filled = image.rows > 0 && image.rows.checked_mul(width) == Some(image.values.len());
-        if image.width != width || image.rows != rows * columns || !is_whole || !is_filled {
-            return Err(Error::internal(format!(
-                "expected patches of {width} values in blocks of {merge} x {merge}, got {} patches \
-                 of {} values in a grid of {rows} x {columns}: the processor is of another model",
-                image.rows, image.width
-            )));
+        let is_filled = image.rows.checked_mul(width) == Some(image.values.len());
+        if image.width == width && image.block == merge && is_grid && is_whole && is_filled {
+            return Ok(());
         }
-        Ok(PatchGrid { rows, columns, merge })
+        let problem = format!(
+            "its images have {rows} x {columns} patches of {} values in blocks of {}, the vision \
+             tower of config.json takes patches of {width} values in blocks of {merge}: take both \
+             files from one model",
+            image.width, image.block
+        );
+        Err(Error::Checkpoint { path: self.folder.join("preprocessor_config.json"), problem })
     }
 
-    /// Buffers for an image of `patches` patches. Those of a smaller image are kept until the tower
-    /// is dropped.
+    /// Buffers for an image of `patches` patches. Buffers of a smaller image are kept until the
+    /// tower is dropped.
     fn buffers(&mut self, patches: usize) -> Result<TowerBuffers, Error> {
         if let Some(buffers) = self.buffers.filter(|buffers| buffers.patches >= patches) {
             return Ok(buffers);
         }
         let VisionBlueprint { hidden, heads, patch, merge, inner, out, .. } = self.blueprint;
-        let context = || format!("memory for an image of {patches} patches");
+        let context =
+            || format!("memory for an image of {patches} patches; smaller ones take less");
         let merged = hidden * merge * merge;
         let cols = inner.max(merged).max(3 * patch * patch);
         let segment_head = 2 * hidden / heads;
@@ -234,53 +214,110 @@ impl VisionTower {
         self.buffers = Some(buffers);
         Ok(buffers)
     }
+}
 
-    /// Rows of the residual stream after a merger.
-    fn merged(
+/// Computation of one image.
+struct TowerRun<'a> {
+    device: &'a mut dyn Device,
+    blueprint: &'a VisionBlueprint,
+    buffers: TowerBuffers,
+    patches: usize,
+}
+
+impl TowerRun<'_> {
+    fn view(&self, buffer: Buffer, width: usize) -> View {
+        View::rows(buffer, self.patches, width)
+    }
+
+    /// Starts the residual stream: embeddings of patches and of their positions.
+    fn embed(&mut self, image: &PixelValues, weights: &TowerWeights) -> Result<(), Error> {
+        let VisionBlueprint { hidden, patch, ref embedding, ref positions, .. } = *self.blueprint;
+        let pixels = self.view(self.buffers.pixels, 3 * patch * patch);
+        let [x, part] = [self.buffers.x, self.buffers.part].map(|b| self.view(b, hidden));
+        let written = self.device.write_view(pixels, &first_frames(image, embedding.frames));
+        written.map_err(Error::at(|| "pixels of an image"))?;
+        self.mat_mul(pixels, weights.embedding, x)?;
+        let positions = embeddings(image, positions, &weights.positions);
+        let written = self.device.write_view(part, &positions);
+        written.map_err(Error::at(|| "positions of an image"))?;
+        self.run(&Op::Add { x, y: part })
+    }
+
+    /// Adds attention, then an MLP, to the residual stream.
+    fn block(
         &mut self,
-        LoadedMerger { norm, up, down }: LoadedMerger,
-        patches: usize,
-        buffers: TowerBuffers,
-    ) -> Result<Vec<f32>, Error> {
-        let VisionBlueprint { hidden, merge, out, .. } = self.blueprint;
-        let (rows, merged) = (patches / (merge * merge), hidden * merge * merge);
-        let view = |buffer| View::rows(buffer, patches * hidden / norm.width, norm.width);
-        self.norm(view(buffers.x), norm, view(buffers.normed))?;
-        let [joined, inner] = [buffers.normed, buffers.inner].map(|b| View::rows(b, rows, merged));
-        let result = View::rows(buffers.out, rows, out);
-        self.mlp(joined, [up, down], Activation::Gelu, inner, result)?;
+        block: &LoadedBlock,
+        frequencies: &[f32],
+        positions: RopePositions<'_>,
+    ) -> Result<(), Error> {
+        let VisionBlueprint { hidden, heads, inner, .. } = *self.blueprint;
+        let TowerBuffers { x, normed, part, qkv, inner: inner_buffer, .. } = self.buffers;
+        let [x, normed, part] = [x, normed, part].map(|buffer| self.view(buffer, hidden));
+        let qkv = self.view(qkv, 3 * hidden);
+        self.norm(x, &block.attention_norm, normed)?;
+        self.mat_mul(normed, block.qkv, qkv)?;
+        let [q, k, v] = [0, 1, 2].map(|i| qkv.columns(i * hidden, hidden).split(heads));
+        for turned in [q, k] {
+            let (x, out, pairs, scale) = (turned, turned, RopePairs::Halves, 1.0);
+            self.run(&Op::Rope { x, frequencies, pairs, scale, positions, out })?;
+        }
+        let scale = 1.0 / ((hidden / heads) as f32).sqrt();
+        let (segments, out) = (&[self.patches], normed.split(heads));
+        self.run(&Op::SegmentAttention { q, k, v, scale, segments, out })?;
+        self.mat_mul(normed, block.proj, part)?;
+        self.run(&Op::Add { x, y: part })?;
+        self.norm(x, &block.mlp_norm, normed)?;
+        let inner = self.view(inner_buffer, inner);
+        self.mat_mul(normed, block.up, inner)?;
+        self.activate(Activation::GeluTanh, inner)?;
+        self.mat_mul(inner, block.down, part)?;
+        self.run(&Op::Add { x, y: part })
+    }
+
+    /// Rows of a merger of the residual stream.
+    fn merged(&mut self, merger: &LoadedMerger) -> Result<Vec<f32>, Error> {
+        let VisionBlueprint { hidden, merge, out, .. } = *self.blueprint;
+        let TowerBuffers { x, normed, inner, out: out_buffer, .. } = self.buffers;
+        let (rows, merged) = (self.patches / (merge * merge), hidden * merge * merge);
+        let width = merger.norm.width;
+        let [x, of_norm] = [x, normed].map(|b| View::rows(b, self.patches * hidden / width, width));
+        self.norm(x, &merger.norm, of_norm)?;
+        let [joined, inner] = [normed, inner].map(|buffer| View::rows(buffer, rows, merged));
+        let view = View::rows(out_buffer, rows, out);
+        self.mat_mul(joined, merger.up, inner)?;
+        self.activate(Activation::Gelu, inner)?;
+        self.mat_mul(inner, merger.down, view)?;
         let mut values = vec![0.0; rows * out];
-        let read = ViewRead { view: result, out: &mut values };
+        let read = ViewRead { view, out: &mut values };
         self.device.read_views(&mut [read]).map_err(Error::at(|| "rows of an image"))?;
         Ok(values)
     }
 
-    fn mlp(
-        &mut self,
-        x: View,
-        [up, down]: [Linear; 2],
-        activation: Activation,
-        inner: View,
-        out: View,
-    ) -> Result<(), Error> {
-        self.mat_mul(x, up, inner)?;
-        self.run(&Op::Glu { activation, gate: inner, up: inner, out: inner })?;
-        self.mat_mul(inner, down, out)
+    fn activate(&mut self, activation: Activation, x: View) -> Result<(), Error> {
+        self.run(&Op::Glu { activation, gate: x, up: x, out: x })
     }
 
-    fn norm(&mut self, x: View, norm: LoadedNorm, out: View) -> Result<(), Error> {
-        let eps = self.blueprint.eps;
-        self.run(&Op::LayerNorm { x, weight: norm.weight, bias: Some(norm.bias), eps, out })
+    fn norm(&mut self, x: View, norm: &LoadedNorm, out: View) -> Result<(), Error> {
+        let (weight, bias, eps) = (norm.weight, Some(norm.bias), self.blueprint.eps);
+        self.run(&Op::LayerNorm { x, weight, bias, eps, out })
     }
 
-    fn mat_mul(&mut self, x: View, linear: Linear, out: View) -> Result<(), Error> {
-        let Linear { weight, bias, .. } = linear;
+    fn mat_mul(&mut self, x: View, linear: LoadedLinear, out: View) -> Result<(), Error> {
+        let LoadedLinear { weight, bias } = linear;
         self.run(&Op::MatMul { x, weight, bias, exact: false, answers: 0, out })
     }
 
     fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {
-        self.device.run(op).map_err(Error::at(|| format!("the vision tower, {}", op.name())))
+        self.device.run(op).map_err(Error::at(|| format!("{TOWER}, {}", op.name())))
     }
+}
+
+/// Waits for a submission.
+fn wait(device: &mut dyn Device, ticket: Ticket) -> Result<(), moeflux_compute::Error> {
+    while !device.done(ticket)? {
+        std::thread::yield_now();
+    }
+    Ok(())
 }
 
 /// Values of the first frame of each patch: one image stands for all frames.

@@ -1,13 +1,22 @@
 //! Weights of a vision tower on a device.
 
 use moeflux_base::Error;
-use moeflux_compute::{Buffer, Bytes, Format, MatrixShape, Scalar};
+use moeflux_compute::{Buffer, Bytes, Format, MatrixShape, Scalar, Weight};
 use moeflux_model::{
-    blueprint::{LayerNormSource, PatchLayout, VisionBlock, VisionBlueprint, VisionMerger},
+    blueprint::{
+        LayerNormSource, LinearSource, PatchLayout, VisionBlock, VisionBlueprint, VisionMerger,
+    },
     checkpoint::Checkpoint,
 };
 
-use crate::runtime::layer::{Linear, Loader};
+use crate::runtime::layer::Loader;
+
+/// Matrix with an optional bias. Its inputs are in the file's order.
+#[derive(Clone, Copy)]
+pub(super) struct LoadedLinear {
+    pub(super) weight: Weight,
+    pub(super) bias: Option<Buffer>,
+}
 
 /// Weight and bias of a LayerNorm.
 #[derive(Clone, Copy)]
@@ -21,24 +30,24 @@ pub(super) struct LoadedNorm {
 #[derive(Clone, Copy)]
 pub(super) struct LoadedBlock {
     pub(super) attention_norm: LoadedNorm,
-    pub(super) qkv: Linear,
-    pub(super) proj: Linear,
+    pub(super) qkv: LoadedLinear,
+    pub(super) proj: LoadedLinear,
     pub(super) mlp_norm: LoadedNorm,
-    pub(super) up: Linear,
-    pub(super) down: Linear,
+    pub(super) up: LoadedLinear,
+    pub(super) down: LoadedLinear,
 }
 
 /// Weights of a [`VisionMerger`].
 #[derive(Clone, Copy)]
 pub(super) struct LoadedMerger {
     pub(super) norm: LoadedNorm,
-    pub(super) up: Linear,
-    pub(super) down: Linear,
+    pub(super) up: LoadedLinear,
+    pub(super) down: LoadedLinear,
 }
 
 /// Weights of a tower.
 pub(super) struct TowerWeights {
-    pub(super) embedding: Linear,
+    pub(super) embedding: LoadedLinear,
     /// Embeddings of positions, on the host.
     pub(super) positions: Vec<f32>,
     pub(super) blocks: Vec<LoadedBlock>,
@@ -77,7 +86,7 @@ fn embedding(
     blueprint: &VisionBlueprint,
     checkpoint: &Checkpoint,
     loader: &mut Loader<'_>,
-) -> Result<Linear, Error> {
+) -> Result<LoadedLinear, Error> {
     let source = &blueprint.embedding;
     let values = checkpoint.read_vector(&source.weight)?;
     let (frames, pixels) = (source.frames, blueprint.patch * blueprint.patch);
@@ -101,25 +110,25 @@ fn embedding(
     let shape = MatrixShape { rows: blueprint.hidden, cols, format: Format::Plain(Scalar::F32) };
     let weight = loader.device.weight(shape, bytes).map_err(Error::at(|| name))?;
     let bias = loader.optional_vector(source.bias.as_ref())?;
-    Ok(Linear { weight, bias, order: None })
+    Ok(LoadedLinear { weight, bias })
 }
 
 fn block(source: &VisionBlock, loader: &mut Loader<'_>) -> Result<LoadedBlock, Error> {
     Ok(LoadedBlock {
         attention_norm: norm(&source.attention_norm, loader)?,
-        qkv: loader.linear(&source.qkv)?,
-        proj: loader.linear(&source.proj)?,
+        qkv: linear(&source.qkv, loader)?,
+        proj: linear(&source.proj, loader)?,
         mlp_norm: norm(&source.mlp_norm, loader)?,
-        up: loader.linear(&source.up)?,
-        down: loader.linear(&source.down)?,
+        up: linear(&source.up, loader)?,
+        down: linear(&source.down, loader)?,
     })
 }
 
 fn merger(source: &VisionMerger, loader: &mut Loader<'_>) -> Result<LoadedMerger, Error> {
     Ok(LoadedMerger {
         norm: norm(&source.norm, loader)?,
-        up: loader.linear(&source.up)?,
-        down: loader.linear(&source.down)?,
+        up: linear(&source.up, loader)?,
+        down: linear(&source.down, loader)?,
     })
 }
 
@@ -129,4 +138,9 @@ fn norm(source: &LayerNormSource, loader: &mut Loader<'_>) -> Result<LoadedNorm,
         bias: loader.vector(&source.bias)?,
         width: source.weight.len,
     })
+}
+
+fn linear(source: &LinearSource, loader: &mut Loader<'_>) -> Result<LoadedLinear, Error> {
+    let weight = loader.matrix(&source.weight)?;
+    Ok(LoadedLinear { weight, bias: loader.optional_vector(source.bias.as_ref())? })
 }

@@ -522,6 +522,18 @@ fn a_plan_is_corrected_between_answers_by_uses() {
         // The same uses again are no reason, and a session goes on.
         assert!(!engine.correct_plan().unwrap());
         feed(&mut session, &[31], None);
+        // Its rows are of two divisions, and a snapshot says so.
+        let (saved, mut fresh) = (tempfile::tempdir().unwrap(), engine.session().unwrap());
+        let saved = saved.path().join("a.moeflux-session");
+        for (own, is_other) in [(true, true), (false, false)] {
+            let session = if own { &session } else { &fresh };
+            session.snapshot(&saved, SnapshotOptions::default()).unwrap();
+            let mut restored = engine.session().unwrap();
+            restored.restore(&saved).unwrap();
+            assert_eq!(restored.has_other_placement(), is_other);
+            drop(restored);
+            feed(&mut fresh, &[7], None);
+        }
         // Other experts are on the processor; its kernels are those of the simulated card.
         assert_eq!(before == after, device.name == cpu().name);
         let plan = engine.expert_plan().unwrap();

@@ -44,7 +44,7 @@ fn rows(tower: &mut VisionTower, image: &PixelValues) -> ImageRows {
 }
 
 /// Asserts that the rows of both prompts are those of the golden.
-fn assert_golden(case: &str, tower: &mut VisionTower) {
+fn assert_golden(case: &str, tower: &mut VisionTower, tolerance: f64) {
     let golden = fs::read(folder(case).join("golden.safetensors")).unwrap();
     let golden = SafeTensors::deserialize(&golden).unwrap();
     let expected = |name: &str| -> Vec<f32> {
@@ -55,7 +55,7 @@ fn assert_golden(case: &str, tower: &mut VisionTower) {
         let images: Vec<_> = pixels(case, prompt).iter().map(|image| rows(tower, image)).collect();
         let close = |name: &str, values: Vec<&[f32]>| {
             let off = difference(&values.concat(), &expected(&format!("{prompt}.{name}")));
-            assert!(off < 1e-4, "{case}, {prompt}.{name}: {off:e} of the rms");
+            assert!(off < tolerance, "{case}, {prompt}.{name}: {off:e} of the rms");
         };
         close("embeds", images.iter().map(|image| &image.values[..]).collect());
         for i in 0..images[0].deepstack.len() {
@@ -69,9 +69,17 @@ fn assert_golden(case: &str, tower: &mut VisionTower) {
 #[test]
 fn towers_are_those_of_transformers() {
     for case in CASES {
-        for device in [Some(exact("cpu")), Some(exact("reference")), gpu(true)] {
+        // Plain weights are multiplied by f32 activations on a processor's fast path, too.
+        let fast = DeviceOptions::default().name("cpu");
+        for (device, tolerance) in [
+            (Some(exact("cpu")), 1e-4),
+            (Some(exact("reference")), 1e-4),
+            (Some(fast), 1e-4),
+            (gpu(true), 1e-4),
+            (gpu(false), 2e-2),
+        ] {
             let Some(device) = device else { continue };
-            assert_golden(case, &mut open(&folder(case), &device).unwrap().unwrap());
+            assert_golden(case, &mut open(&folder(case), &device).unwrap().unwrap(), tolerance);
         }
     }
 }
@@ -91,8 +99,8 @@ fn a_tower_in_the_layout_of_mlx_is_the_same() {
             let pixels = side * side;
             for row in tensor.data().chunks_exact(2 * channels * frames * pixels) {
                 for i in 0..frames * pixels {
-                    let at = |c: usize| 2 * (c * frames * pixels + i);
-                    (0..channels).for_each(|c| data.extend(&row[at(c)..at(c) + 2]));
+                    let first = |c: usize| 2 * (c * frames * pixels + i);
+                    (0..channels).for_each(|c| data.extend(&row[first(c)..first(c) + 2]));
                 }
             }
             shape = vec![rows, frames, side, side, channels];
@@ -104,7 +112,7 @@ fn a_tower_in_the_layout_of_mlx_is_the_same() {
         (name, TensorView::new(Dtype::BF16, shape.clone(), data).unwrap())
     });
     fs::write(copy.path().join("model.safetensors"), serialize(views, None).unwrap()).unwrap();
-    assert_golden(case, &mut open(copy.path(), &exact("cpu")).unwrap().unwrap());
+    assert_golden(case, &mut open(copy.path(), &exact("cpu")).unwrap().unwrap(), 1e-4);
 }
 
 #[test]
@@ -137,13 +145,13 @@ fn a_tower_that_is_cancelled_computes_the_next_image() {
     let mut control = StepControl::default().cancel(&cancel).progress(&mut progress);
     let cancelled = tower.rows(&image, &mut control);
     assert!(matches!(cancelled, Err(Error::Cancelled)), "{cancelled:?}");
-    assert_eq!(shares, [1.0 / 3.0]);
+    assert_eq!(shares, [0.0]);
     assert!(rows(&mut tower, &image) == expected);
     // Patches of another processor are an error.
     let mut other = image.clone();
-    other.width -= 1;
+    other.block = 1;
     let error = tower.rows(&other, &mut StepControl::default()).unwrap_err().to_string();
-    assert!(error.contains("another model"), "{error}");
+    assert!(error.contains("preprocessor_config.json") && error.contains("blocks of 1"), "{error}");
 }
 
 #[test]
@@ -161,7 +169,7 @@ fn towers_that_are_missing_or_damaged_are_told_apart() {
     };
     assert!(opened(&|_| ()).unwrap());
     assert!(!opened(&|config| config["vision_config"] = serde_json::Value::Null).unwrap());
-    let cases: [(&str, serde_json::Value, &str); 9] = [
+    let cases: [(&str, serde_json::Value, &str); 11] = [
         ("depth", 5.into(), "blocks.4.norm1.weight"),
         ("depth", 0.into(), "\"depth\": expected 1 to"),
         ("hidden_size", 72.into(), "patch_embed.proj.weight"),
@@ -169,7 +177,9 @@ fn towers_that_are_missing_or_damaged_are_told_apart() {
         ("num_heads", (1_u64 << 40).into(), "\"num_heads\": expected 1 to"),
         ("num_position_embeddings", 35.into(), "expected a square, got 35"),
         ("hidden_act", "silu".into(), "expected \"gelu_pytorch_tanh\", got \"silu\""),
-        ("deepstack_visual_indexes", vec![0, 4].into(), "expected indexes below 4, got 4"),
+        ("deepstack_visual_indexes", vec![0, 4].into(), "indexes below 4, got [0, 4]"),
+        ("deepstack_visual_indexes", vec![2, 2].into(), "expected ascending indexes"),
+        ("hidden_size", (1 << 12).into(), "heads of at most 512 elements, got 2048"),
         ("patch_size", "8".into(), "invalid type"),
     ];
     for (key, value, problem) in cases {

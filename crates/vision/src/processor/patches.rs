@@ -37,7 +37,7 @@ impl PatchOrder {
         let (pixels, _) = rgb.as_chunks::<3>();
         let mut values = vec![0.0; rows * columns * self.width()];
         for (index, patch) in values.chunks_exact_mut(self.width()).enumerate() {
-            let [row, column] = self.position(index, columns);
+            let [row, column] = place(index, columns, self.block);
             for y in 0..self.patch {
                 let top = row * self.patch + y;
                 let left = column * self.patch;
@@ -58,17 +58,6 @@ impl PatchOrder {
         values
     }
 
-    /// Row and column of a patch by its place in the order.
-    fn position(&self, index: usize, columns: usize) -> [usize; 2] {
-        let (block, inside) =
-            (index / (self.block * self.block), index % (self.block * self.block));
-        let blocks = columns / self.block;
-        [
-            block / blocks * self.block + inside / self.block,
-            block % blocks * self.block + inside % self.block,
-        ]
-    }
-
     /// Place of a value in its patch, in the first frame.
     fn index(&self, [c, y, x]: [usize; 3]) -> usize {
         let pixel = y * self.patch + x;
@@ -87,6 +76,13 @@ impl PatchOrder {
             }
         }
     }
+}
+
+/// Row and column of a patch by its place in the order: blocks of `side` x `side` patches.
+pub(super) fn place(index: usize, columns: usize, side: usize) -> [usize; 2] {
+    let (block, inside) = (index / (side * side), index % (side * side));
+    let blocks = columns / side;
+    [block / blocks * side + inside / side, block % blocks * side + inside % side]
 }
 
 #[cfg(test)]

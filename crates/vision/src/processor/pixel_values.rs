@@ -1,5 +1,7 @@
 //! Rows that a vision tower reads.
 
+use super::patches::place;
+
 /// Values of an image, as its tower reads them.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
@@ -15,9 +17,19 @@ pub struct PixelValues {
     pub width: usize,
     /// Frames, rows and columns of patches.
     pub grid: [u32; 3],
+    /// Side in patches of the blocks that follow each other; 1 for patches row by row.
+    pub block: usize,
     /// Tokens of the image in a prompt, without the ones around it.
     pub tokens: u32,
     /// SHA-256 of all that the values follow from: scaled pixels, grid, and the processor's
     /// constants. Two files of the same pixels have the same digest.
     pub digest: [u8; 32],
+}
+
+impl PixelValues {
+    /// Returns row and column of each patch, in the order of the rows.
+    pub fn places(&self) -> impl Iterator<Item = [usize; 2]> {
+        let (columns, block) = (self.grid[2] as usize, self.block);
+        (0..self.rows).map(move |index| place(index, columns, block))
+    }
 }

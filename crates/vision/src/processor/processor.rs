@@ -101,6 +101,7 @@ impl Processor {
             rows: rows * columns,
             width: self.patches.width(),
             grid,
+            block: self.patches.block,
             tokens,
             digest: self.digest(&rgb, resized, grid),
         })

@@ -26,8 +26,10 @@ fn activate_up(x: f32) -> f32 {
     if (ACTIVATION == 5u) { return max(x, 0.0) * max(x, 0.0); }
     if (ACTIVATION == 6u) {
         // x P(X <= x) for a standard normal X. Far below zero 1 + erf would lose all digits.
-        let tail = exp_of(-0.5 * x * x) * erfcx_of(abs(x) * 0.70710678);
-        return max(x, 0.0) - 0.5 * abs(x) * tail;
+        // The tail is zero long before the bound, which keeps infinity from a product with zero.
+        let size = min(abs(x), 64.0);
+        let tail = exp_of(-0.5 * x * x) * erfcx_of(size * 0.70710678);
+        return max(x, 0.0) - 0.5 * size * tail;
     }
     if (ACTIVATION == 7u) { return x * sigmoid(1.5957691 * (x + 0.044715 * x * x * x)); }
     if (ACTIVATION == 8u) { return x * sigmoid(1.702 * x); }

@@ -11,6 +11,9 @@ use super::{
     expert_cache::{ExpertCache, wait},
 };
 
+/// Exchanges that a card copies in one submission: some hundred megabytes.
+const AT_ONCE: usize = 64;
+
 /// Experts of one size that leave a card, and others that come to it.
 #[derive(Default)]
 struct ClassMoves {
@@ -66,18 +69,23 @@ impl ExpertCache {
         if classes.values().any(|moves| moves.leave.len() != moves.come.len()) {
             return Ok(false);
         }
-        let mut are_moved = true;
-        for (leaves, comes) in classes.into_values().flat_map(|moves| zip(moves.leave, moves.come))
-        {
-            are_moved &= self.exchange(device, Exchange { leaves, comes })?;
+        let pairs = classes.into_values().flat_map(|moves| zip(moves.leave, moves.come));
+        let pairs: Vec<_> = pairs.collect();
+        let mut moved = Ok(true);
+        for some in pairs.chunks(AT_ONCE) {
+            for (leaves, comes) in some.iter().copied() {
+                moved = moved.and_then(|are_moved| {
+                    Ok(self.exchange(device, Exchange { leaves, comes })? && are_moved)
+                });
+            }
+            // Also after an error: the processor may take slots that were copied.
+            let copied = device.submit().and_then(|ticket| wait(device, ticket));
+            copied.map_err(Error::at(|| "exchanging experts"))?;
         }
-        // The processor may take slots that were copied.
-        let moved = device.submit().and_then(|ticket| wait(device, ticket));
-        moved.map_err(Error::at(|| "exchanging experts"))?;
-        if are_moved {
+        if let Ok(true) = moved {
             self.set_placement(device, Some(target.clone()));
         }
-        Ok(are_moved)
+        moved
     }
 
     /// Exchanges an expert on the card and one in host memory, of layers whose experts have the

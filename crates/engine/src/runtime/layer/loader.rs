@@ -117,7 +117,7 @@ impl Loader<'_> {
         Ok(self.checkpoint.read_vector(v)?.first().copied().unwrap_or(1.0))
     }
 
-    pub(crate) fn linear(&mut self, l: &LinearSource) -> Result<Linear, Error> {
+    pub(super) fn linear(&mut self, l: &LinearSource) -> Result<Linear, Error> {
         let bias = self.optional_vector(l.bias.as_ref())?;
         Ok(Linear { bias, ..self.projection(&l.weight)? })
     }

@@ -50,11 +50,11 @@ impl StreamNorm {
 
 /// Matrix with an optional bias, on a device.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Linear {
-    pub(crate) weight: Weight,
-    pub(crate) bias: Option<Buffer>,
+pub(super) struct Linear {
+    pub(super) weight: Weight,
+    pub(super) bias: Option<Buffer>,
     /// Order of the inputs in the matrix, where it is another one.
-    pub(crate) order: Option<Buffer>,
+    pub(super) order: Option<Buffer>,
 }
 
 /// Input of a projection that was gathered.

@@ -4,6 +4,7 @@
 //! Source: Bai et al., "Qwen3-VL Technical Report", 2025; the published `config.json`s.
 
 use moeflux_base::Error;
+use moeflux_ops::MAX_SEGMENT_WIDTH;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -26,7 +27,7 @@ const MLX_MODULE: &str = "vision_tower";
 /// Activation of the blocks' MLPs. Mergers have the exact GELU.
 const ACTIVATION: &str = "gelu_pytorch_tanh";
 
-/// Maximum of any size. Products of three fit 64 bits.
+/// Maximum of any size.
 const MAX_SIZE: usize = 1 << 20;
 
 #[derive(Deserialize)]
@@ -68,7 +69,9 @@ impl QwenVisionConfig {
             ("num_position_embeddings", self.num_position_embeddings),
         ];
         let wrong = sizes.into_iter().find(|(_, size)| !(1..=MAX_SIZE).contains(size));
-        let last = self.deepstack_visual_indexes.iter().find(|index| **index >= self.depth);
+        let indexes = &self.deepstack_visual_indexes;
+        let is_ascending = indexes.windows(2).all(|pair| pair[0] < pair[1]);
+        let width = self.hidden_size / self.num_heads.max(1);
         match (self.hidden_act.as_deref(), self.in_channels) {
             _ if let Some((key, size)) = wrong => {
                 Some(format!("\"{key}\": expected 1 to {MAX_SIZE}, got {size}"))
@@ -88,10 +91,18 @@ impl QwenVisionConfig {
                 "\"num_position_embeddings\": expected a square, got {}",
                 self.num_position_embeddings
             )),
-            _ => last.map(|index| {
+            _ if width > MAX_SEGMENT_WIDTH => Some(format!(
+                "\"hidden_size\": expected heads of at most {MAX_SEGMENT_WIDTH} elements, got \
+                 {width}"
+            )),
+            _ if !is_ascending || indexes.last().is_some_and(|index| *index >= self.depth) => {
                 let depth = self.depth;
-                format!("\"deepstack_visual_indexes\": expected indexes below {depth}, got {index}")
-            }),
+                Some(format!(
+                    "\"deepstack_visual_indexes\": expected ascending indexes below {depth}, got \
+                     {indexes:?}"
+                ))
+            }
+            _ => None,
         }
     }
 
@@ -107,13 +118,13 @@ pub(super) fn tower(
     config: &Value,
 ) -> Result<Option<VisionBlueprint>, Error> {
     const EMBEDDING: &str = "patch_embed.proj.weight";
+    let has_tower = |module: &&&str| source.has(&format!("{module}.{EMBEDDING}"));
+    let Some(name) = MODULES.iter().find(has_tower) else { return Ok(None) };
     let wrong = |problem: String| config_error(source, format!("vision_config: {problem}"));
     let config = QwenVisionConfig::deserialize(config).map_err(|e| wrong(e.to_string()))?;
     if let Some(problem) = config.problem() {
         return Err(wrong(problem));
     }
-    let has_tower = |module: &&&str| source.has(&format!("{module}.{EMBEDDING}"));
-    let Some(name) = MODULES.iter().find(has_tower) else { return Ok(None) };
     let module = Scope::new(source, (*name).to_owned(), NormWeights::Plain);
     let (hidden, merge) = (config.hidden_size, config.spatial_merge_size);
     let (patch, frames) = (config.patch_size, config.temporal_patch_size);

@@ -14,8 +14,8 @@ impl VisionBlueprint {
     /// without the tower's tensors.
     ///
     /// # Errors
-    /// The tower is of a family that is not supported, its config is incomplete or invalid, or a
-    /// tensor is missing or has another shape than the config asks for.
+    /// The config has a tower of a family that is not supported. Or it is incomplete or invalid, or
+    /// a tensor is missing or has another size than it asks for.
     pub fn for_checkpoint(checkpoint: &Checkpoint) -> Result<Option<Self>, Error> {
         let source: &dyn TensorSource = checkpoint;
         let Some(config) = source.config().get("vision_config").filter(|c| c.is_object()) else {
@@ -23,7 +23,7 @@ impl VisionBlueprint {
         };
         let outer = source.config().get("model_type").and_then(|name| name.as_str());
         match outer {
-            Some("qwen3_vl_moe" | "qwen3_5_moe" | "qwen4_exp") => qwen3_vl::tower(source, config),
+            Some("qwen3_vl_moe" | "qwen3_5_moe") => qwen3_vl::tower(source, config),
             _ => {
                 let name = outer.map_or_else(|| model_type(source), Ok)?;
                 let problem = format!(
