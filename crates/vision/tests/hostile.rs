@@ -13,6 +13,9 @@ use std::{
 use moeflux_base::{Error, ImageError, SplitMix64};
 use moeflux_vision::{ImageData, ImageLimits, ImageSize, Processor};
 
+/// Text of an error that was a panic of a decoder.
+const PANIC: &str = "the decoder failed: ";
+
 /// Counts the bytes of this thread, and their peak.
 struct Counting;
 
@@ -77,6 +80,11 @@ fn image_error(bytes: &[u8], limits: &ImageLimits) -> ImageError {
     }
 }
 
+fn check_error(name: &str, error: &Error) {
+    let error = error.to_string();
+    assert!(error.starts_with("expected ") && !error.contains(PANIC), "{name}: {error}");
+}
+
 #[test]
 fn each_cut_of_a_file_is_an_error_or_keeps_all_pixels() {
     let names = [
@@ -100,7 +108,7 @@ fn each_cut_of_a_file_is_an_error_or_keeps_all_pixels() {
         let whole = decode(&bytes).unwrap();
         for length in 0..bytes.len() {
             match decode(&bytes[..length]) {
-                Err(error) => assert!(error.to_string().starts_with("expected "), "{error}"),
+                Err(error) => check_error(name, &error),
                 Ok(image) => {
                     assert_eq!(image, whole, "{name}, {length} bytes");
                     assert!(!name.ends_with(".jpg"), "{name} without its end");
@@ -132,8 +140,7 @@ fn flipped_bits_neither_panic_nor_claim_memory() {
             let (decoded, peak) = peak(|| ImageData::decode(&bytes, &limits));
             assert!(peak < 32 << 20, "{}: {peak} bytes", path.display());
             if let Err(error) = decoded {
-                let error = error.to_string();
-                assert!(error.starts_with("expected "), "{}: {error}", path.display());
+                check_error(&path.display().to_string(), &error);
             }
         }
     }
@@ -195,13 +202,39 @@ fn tiff(side: u32) -> Vec<u8> {
     bytes
 }
 
-/// A WebP of the given size with a header alone.
-fn webp(side: u32) -> Vec<u8> {
-    let mut bytes = b"RIFF\x16\0\0\0WEBPVP8X\x0a\0\0\0\0\0\0\0".to_vec();
+/// A WebP whose canvas has the given side, with more chunks.
+fn webp(side: u32, chunks: &[u8]) -> Vec<u8> {
+    let mut bytes = b"RIFF\0\0\0\0WEBPVP8X\x0a\0\0\0\0\0\0\0".to_vec();
     for _ in 0..2 {
         bytes.extend(&(side - 1).to_le_bytes()[..3]);
     }
-    bytes.extend(b"VP8L\0\0\0\0");
+    bytes.extend(chunks);
+    let length = bytes.len() as u32 - 8;
+    bytes[4..8].copy_from_slice(&length.to_le_bytes());
+    bytes
+}
+
+/// A VP8L chunk of the given side with a header alone.
+fn vp8l(side: u32) -> Vec<u8> {
+    let mut bytes = b"VP8L\x05\0\0\0\x2f".to_vec();
+    bytes.extend(((side - 1) | ((side - 1) << 14)).to_le_bytes());
+    bytes.push(0);
+    bytes
+}
+
+/// A VP8 chunk of the given side with a frame header alone.
+fn vp8(side: u16) -> Vec<u8> {
+    let mut bytes = b"VP8 \x0a\0\0\0\0\0\0\x9d\x01\x2a".to_vec();
+    bytes.extend([side.to_le_bytes(); 2].as_flattened());
+    bytes
+}
+
+/// An animation's frame of 1 x 1 with more chunks.
+fn frame(chunks: &[u8]) -> Vec<u8> {
+    let mut bytes = b"ANIM\x06\0\0\0\0\0\0\0\0\0ANMF".to_vec();
+    bytes.extend((16 + chunks.len() as u32).to_le_bytes());
+    bytes.extend([0; 16]);
+    bytes.extend(chunks);
     bytes
 }
 
@@ -219,7 +252,7 @@ fn sizes_of_headers_are_refused_before_they_are_allocated() {
         ("GIF", patched("animated.gif", 6, &both)),
         ("BMP", patched("plain.bmp", 18, &[0xff, 0xff, 0, 0, 0xff, 0xff, 0, 0])),
         ("TIFF", tiff(side)),
-        ("WebP", webp(side)),
+        ("WebP", webp(16_383, &vp8l(16_383))),
     ];
     for (format, bytes) in files {
         let (error, peak) = peak(|| image_error(&bytes, &ImageLimits::default()));
@@ -231,6 +264,42 @@ fn sizes_of_headers_are_refused_before_they_are_allocated() {
     let (error, peak) = peak(|| image_error(&png(i32::MAX as u32, 1), &ImageLimits::default()));
     assert!(error.to_string().starts_with("expected "), "{error}");
     assert!(peak < 1 << 20, "{peak} bytes");
+}
+
+#[test]
+fn bitstreams_of_webp_are_as_large_as_their_canvas() {
+    let vast = vp8(16_383);
+    let mut animated = webp(1, &frame(&vast));
+    animated[20] = 2;
+    let alpha = [&b"ALPH\x02\0\0\0\0\xff"[..], &vast].concat();
+    let mut transparent = webp(1, &frame(&alpha));
+    transparent[20] = 0x12;
+    // The decoder reads a chunk's header after the end that the file states.
+    let mut trailing = webp(1, &[]);
+    trailing.extend(&vast);
+    for bytes in [webp(1, &vast), animated, transparent, trailing] {
+        let (error, peak) = peak(|| image_error(&bytes, &ImageLimits::default()));
+        assert!(matches!(error, ImageError::Damaged { format: "WebP", .. }), "{error}");
+        assert!(!error.to_string().contains(PANIC), "{error}");
+        assert!(peak < 1 << 20, "{peak} bytes");
+    }
+    // One byte beside the three of each pixel is less than the decoder holds.
+    for name in ["lossless.webp", "lossy.webp"] {
+        let bytes = file(name);
+        let pixels = decode(&bytes).unwrap().size().pixels();
+        let limits = ImageLimits::default();
+        let (error, peak) = peak(|| image_error(&bytes, &limits.max_alloc(pixels * 4)));
+        assert!(matches!(error, ImageError::Memory { .. }), "{name}: {error}");
+        assert!(peak < 100_000, "{name}: {peak} bytes");
+    }
+}
+
+#[test]
+fn the_conversion_of_grey_is_counted() {
+    let grey = file("grey16.png");
+    let pixels = decode(&grey).unwrap().size().pixels();
+    let error = image_error(&grey, &ImageLimits::default().max_alloc(pixels * 5 - 1));
+    assert!(matches!(error, ImageError::Memory { format: "PNG", .. }), "{error}");
 }
 
 #[test]
@@ -247,12 +316,17 @@ fn memory_of_decoders_is_limited() {
     assert_eq!(image.size().pixels(), 640 * 360);
     // The coefficients of a progressive file take twice the bytes of its pixels.
     let progressive = file("progressive.jpg");
-    image_error(&progressive, &ImageLimits::default().max_alloc(90 * 71 * 3 * 2_u64));
+    let low = ImageLimits::default().max_alloc(90 * 71 * 3 * 2_u64);
+    image_error(&progressive, &low);
+    // The decoder skips an unknown marker by its length: its contents hide no frame.
+    let mut hidden = progressive.clone();
+    hidden.splice(2..2, [0xff, 0x02, 0, 6, 0xff, 0xe0, 0, 0x40]);
+    assert_eq!(decode(&hidden).unwrap(), decode(&progressive).unwrap());
+    assert!(matches!(image_error(&hidden, &low), ImageError::Memory { .. }));
     ImageData::decode(&progressive, &ImageLimits::default().max_alloc(96 * 80 * 3 * 3_u64))
         .unwrap();
     // A chunk that claims more than the file has is not allocated.
-    let mut bytes = webp(10);
-    bytes.extend(b"EXIF\xf0\xff\xff\xff");
+    let bytes = webp(10, &[&vp8l(10), &b"EXIF\xf0\xff\xff\xff"[..]].concat());
     let (error, peak_bytes) = peak(|| image_error(&bytes, &ImageLimits::default()));
     assert!(error.to_string().contains("chunk \"EXIF\" has 0 bytes of 4294967280"), "{error}");
     assert!(peak_bytes < 1 << 20, "{peak_bytes}");

@@ -11,8 +11,8 @@ use moeflux_base::{Error, ImageError, seam::guarded};
 use super::{
     image_format::{format_name, image_format},
     image_limits::ImageLimits,
-    on_white::rgb_on_white,
-    outline::buffered_bytes,
+    on_white::{conversion_bytes, rgb_on_white},
+    outline::Outline,
 };
 use crate::image_size::ImageSize;
 
@@ -41,7 +41,8 @@ impl ImageData {
         let decoding = Decoding { format, bytes, limits };
         // Decoders read a stranger's file; the server must survive their faults.
         let decoded = guarded(|| decoding.run());
-        Ok(decoded.unwrap_or_else(|panic| Err(decoding.damaged(panic)))?)
+        let failed = |panic| Err(decoding.damaged(format!("the decoder failed: {panic}")));
+        Ok(decoded.unwrap_or_else(failed)?)
     }
 
     /// Image of `rgb`: three bytes a pixel, row by row.
@@ -78,20 +79,23 @@ struct Decoding<'a> {
 
 impl Decoding<'_> {
     fn run(&self) -> Result<ImageData, ImageError> {
-        let buffered = buffered_bytes(self.format, self.bytes).map_err(|e| self.damaged(e))?;
-        let mut reader = ImageReader::with_format(Cursor::new(self.bytes), self.format);
+        let outline = Outline::read(self.format, self.bytes).map_err(|e| self.damaged(e))?;
+        let mut reader = ImageReader::with_format(Cursor::new(outline.file), self.format);
         reader.limits(decoder_limits(self.limits.max_alloc));
         let mut decoder = reader.into_decoder().map_err(|e| self.failed(e))?;
         let (width, height) = decoder.dimensions();
-        self.limits.check_size(ImageSize { width, height })?;
-        let held = decoder.total_bytes().saturating_add(buffered);
+        let size = ImageSize { width, height };
+        self.limits.check_size(size)?;
+        let color = decoder.color_type();
+        // The decoder and its buffers are gone when its samples are converted.
+        let beside = outline.buffered.max(conversion_bytes(size.pixels(), color));
+        let held = decoder.total_bytes().saturating_add(beside);
         let rest = self.limits.max_alloc.checked_sub(held).ok_or_else(|| self.too_greedy())?;
         // A second header must not give a larger size than the first.
         let mut strict = decoder_limits(rest);
         (strict.max_image_width, strict.max_image_height) = (Some(width), Some(height));
         decoder.set_limits(strict).map_err(|e| self.failed(e))?;
         let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
-        let color = decoder.color_type();
         let mut samples = vec![0; usize::try_from(decoder.total_bytes()).unwrap_or(0)];
         decoder.read_image(&mut samples).map_err(|e| self.failed(e))?;
         let rgb = rgb_on_white(samples, color).ok_or_else(|| ImageError::Format {

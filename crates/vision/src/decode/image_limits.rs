@@ -15,7 +15,8 @@ pub struct ImageLimits {
     /// Maximum width, and maximum height. Default: 32,768.
     pub max_side: u32,
     /// Maximum memory of the decoder with its result, in bytes. Best effort: small buffers of
-    /// decoders are not counted, nor is the copy of 3 bytes a pixel by which a photo is rotated.
+    /// decoders are not counted, nor is the copy of 3 bytes a pixel by which a photo is rotated,
+    /// nor are the Huffman tables of lossless WebP: 20 KB a group, of up to 65,536 groups.
     /// Default: 256 MiB.
     pub max_alloc: u64,
 }

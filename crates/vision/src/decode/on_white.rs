@@ -19,6 +19,11 @@ pub(super) fn rgb_on_white(samples: Vec<u8>, color: ColorType) -> Option<Vec<u8>
     })
 }
 
+/// Bytes that the conversion of an image holds beside its samples.
+pub(super) fn conversion_bytes(pixels: u64, color: ColorType) -> u64 {
+    if color.channel_count() < 3 { pixels.saturating_mul(3) } else { 0 }
+}
+
 /// High bytes of 16-bit samples in the machine's byte order, in place. Pillow takes them too,
 /// except that it clips 16-bit grey at 255, which turns a scan white.
 fn high_bytes(mut samples: Vec<u8>) -> Vec<u8> {

@@ -3,35 +3,57 @@
 
 use image::ImageFormat;
 
+use super::webp_outline::{riff_file, webp_buffer};
+
 /// Maximum number of scans of a JPEG. Encoders write about ten; each costs a pass over the image,
 /// and a file has room for hundreds of thousands.
 const MAX_SCANS: usize = 100;
 
-/// Bytes that the decoder of a file holds beside its result.
-///
-/// # Errors
-/// The problem of a file that is cut or hostile.
-pub(super) fn buffered_bytes(format: ImageFormat, bytes: &[u8]) -> Result<u64, String> {
-    match format {
-        ImageFormat::Jpeg => jpeg_buffer(bytes),
-        ImageFormat::WebP => check_chunks(bytes).map(|()| 0),
-        ImageFormat::Tiff => check_tags(bytes).map(|()| 0),
-        _ => Ok(0),
+/// Maximum number of values of a tag of TIFF 6.0. The decoder holds 32 bytes for each.
+const MAX_VALUES: usize = 65_536;
+
+/// Tags from this one on are later additions, such as profiles, which the decoder does not read.
+const FIRST_ADDED_TAG: usize = 700;
+
+/// Outline of a file.
+pub(super) struct Outline<'a> {
+    /// The bytes that the decoder may read.
+    pub(super) file: &'a [u8],
+    /// Bytes that the decoder holds beside its result.
+    pub(super) buffered: u64,
+}
+
+impl<'a> Outline<'a> {
+    /// Reads the outline of a file of a format.
+    ///
+    /// # Errors
+    /// The problem of a file that is cut or hostile.
+    pub(super) fn read(format: ImageFormat, bytes: &'a [u8]) -> Result<Self, String> {
+        let file = if format == ImageFormat::WebP { riff_file(bytes)? } else { bytes };
+        let buffered = match format {
+            ImageFormat::Jpeg => jpeg_buffer(file)?,
+            ImageFormat::WebP => webp_buffer(file)?,
+            ImageFormat::Tiff => check_tags(file).map(|()| 0)?,
+            _ => 0,
+        };
+        Ok(Self { file, buffered })
     }
 }
 
 /// Bytes of the DCT coefficients of a JPEG, if its decoder keeps them all: it is progressive, or
-/// its first scan has some components only. Reads the markers of ISO/IEC 10918-1, annex B.
+/// its first scan has some components only. Reads the markers of ISO/IEC 10918-1, annex B, and
+/// before the first scan skips the others by their length, as the decoder does.
 fn jpeg_buffer(bytes: &[u8]) -> Result<u64, String> {
     let (mut scans, mut coefficients, mut components, mut is_buffered) = (0, 0, 0, false);
-    let mut rest = bytes;
+    let mut rest = bytes.get(2..).unwrap_or_default();
     loop {
-        let next = rest.windows(2).position(|pair| pair[0] == 0xff && is_marker(pair[1]));
+        let begins = |byte| if scans == 0 { !matches!(byte, 0 | 0xff) } else { is_marker(byte) };
+        let next = rest.windows(2).position(|pair| pair[0] == 0xff && begins(pair[1]));
         let start = next.ok_or_else(|| "it has no end marker".to_owned())?;
         let marker = rest[start + 1];
         rest = &rest[start + 2..];
         match marker {
-            0xd8 => continue,
+            0xd8 if scans > 0 => continue,
             0xd9 => break,
             _ => {}
         }
@@ -79,24 +101,8 @@ fn coefficient_bytes(frame: &[u8]) -> Option<u64> {
     Some(samples.div_ceil(widest * highest) * 2)
 }
 
-/// Checks that the chunks of a RIFF file are inside it. Each is a name of four bytes, a length, and
-/// contents padded to an even length.
-fn check_chunks(bytes: &[u8]) -> Result<(), String> {
-    let mut rest = bytes.get(12..).unwrap_or_default();
-    while let Some(([name @ .., a, b, c, d], contents)) = rest.split_first_chunk::<8>() {
-        let length = u32::from_le_bytes([*a, *b, *c, *d]) as usize;
-        if length > contents.len() {
-            let name = String::from_utf8_lossy(name);
-            let present = contents.len();
-            return Err(format!("chunk {name:?} has {present} bytes of {length}"));
-        }
-        rest = contents.get(length.next_multiple_of(2)..).unwrap_or_default();
-    }
-    Ok(())
-}
-
-/// Checks that the values of each tag of a TIFF's first image fit into the file. An entry has a
-/// tag, a type, a number of values, and where these are.
+/// Checks that the values of each tag of a TIFF's first image are inside the file, and few. An
+/// entry has a tag, a type, a number of values, and these or where they are.
 fn check_tags(bytes: &[u8]) -> Result<(), String> {
     let is_little = bytes.starts_with(b"II");
     let number = |start: usize, length: usize| -> Option<usize> {
@@ -108,13 +114,30 @@ fn check_tags(bytes: &[u8]) -> Result<(), String> {
     let start = number(4, 4).ok_or_else(cut)?;
     for entry in 0..number(start, 2).ok_or_else(cut)? {
         let entry = start + 2 + 12 * entry;
-        let values = number(entry + 4, 4).ok_or_else(cut)?;
-        if values > bytes.len() {
-            let tag = number(entry, 2).ok_or_else(cut)?;
-            return Err(format!("tag {tag} has {values} values, more than the file has bytes"));
+        let field = |start, length| number(entry + start, length).ok_or_else(cut);
+        let (tag, kind, values, place) = (field(0, 2)?, field(2, 2)?, field(4, 4)?, field(8, 4)?);
+        let length = values.saturating_mul(value_bytes(kind));
+        if length > 4 && place.saturating_add(length) > bytes.len() {
+            return Err(format!("tag {tag} has {values} values, which are not inside the file"));
+        }
+        if values > MAX_VALUES && tag < FIRST_ADDED_TAG && kind != TEXT {
+            return Err(format!("tag {tag} has {values} values, at most {MAX_VALUES} are read"));
         }
     }
     Ok(())
+}
+
+/// Type of a TIFF's text, which the decoder does not split into values.
+const TEXT: usize = 2;
+
+/// Bytes of a value of a TIFF's type. One for unknown types, which the decoder does not read.
+fn value_bytes(kind: usize) -> usize {
+    match kind {
+        3 | 8 => 2,
+        4 | 9 | 11 | 13 => 4,
+        5 | 10 | 12 | 16..=18 => 8,
+        _ => 1,
+    }
 }
 
 #[cfg(test)]
@@ -155,23 +178,52 @@ mod tests {
     }
 
     #[test]
+    fn contents_of_other_markers_hide_no_frame() {
+        // Contents of four bytes that look like a segment, one that reaches beyond the frame.
+        let hidden = [0xff, 0xe0, 0, 0x40];
+        for marker in [0x02, 0xbf, 0xd0, 0xd7, 0xd8] {
+            let mut bytes = jpeg(0xc2, &[3, 1]);
+            let plain = jpeg_buffer(&bytes);
+            assert_ne!(plain, Ok(0));
+            bytes.splice(2..2, [&[0xff, marker, 0, 6], &hidden[..]].concat());
+            assert_eq!(jpeg_buffer(&bytes), plain, "{marker:02x}");
+        }
+        let ends_early = [&[0xff, 0xd8, 0xff, 0xd9], &jpeg(0xc0, &[3])[2..]].concat();
+        assert_eq!(jpeg_buffer(&ends_early).unwrap_err(), "it has no scan");
+    }
+
+    #[test]
+    fn tags_with_many_values_are_refused() {
+        let tiff = |tag: u16, kind: u8| {
+            let mut bytes = b"II*\0\x08\0\0\0\x01\0".to_vec();
+            bytes.extend(tag.to_le_bytes());
+            bytes.extend([kind, 0, 1, 0, 1, 0, 22, 0, 0, 0]);
+            bytes.extend([0; 65_537 * 4]);
+            check_tags(&bytes)
+        };
+        for tag in [258, 273, 279, 324, 325] {
+            let problem = format!("tag {tag} has 65537 values, at most 65536 are read");
+            assert_eq!(tiff(tag, 4), Err(problem));
+        }
+        assert_eq!(tiff(270, 2), Ok(()));
+        assert_eq!(tiff(34_675, 7), Ok(()));
+    }
+
+    #[test]
     fn tags_beyond_the_file_are_refused() {
         let little = b"II*\0\x08\0\0\0\x01\0\x00\x01\x04\0\x01\0\0\0\x05\0\0\0";
         assert_eq!(check_tags(little), Ok(()));
         let big = b"MM\0*\0\0\0\x08\0\x01\x01\x11\0\x04\0\x10\0\0\0\0\0\x05";
-        let problem = "tag 273 has 1048576 values, more than the file has bytes";
+        let problem = "tag 273 has 1048576 values, which are not inside the file";
         assert_eq!(check_tags(big).unwrap_err(), problem);
+        // Two values of 4 bytes, of which the second is beyond the file.
+        let mut pair = b"II*\0\x08\0\0\0\x01\0\x11\x01\x04\0\x02\0\0\0\x16\0\0\0".to_vec();
+        pair.extend([0; 7]);
+        check_tags(&pair).unwrap_err();
+        pair.push(0);
+        assert_eq!(check_tags(&pair), Ok(()));
         for cut in ["II*\0", "II*\0\u{8}\0\0\0", "II*\0\u{7f}\u{7f}\u{7f}\u{7f}"] {
             assert_eq!(check_tags(cut.as_bytes()).unwrap_err(), "its list of tags is cut");
         }
-    }
-
-    #[test]
-    fn chunks_beyond_the_file_are_refused() {
-        let mut file = b"RIFF\0\0\0\0WEBPVP8 \x03\0\0\0abc\0EXIF\x02\0\0\0ab".to_vec();
-        assert_eq!(check_chunks(&file), Ok(()));
-        file.pop();
-        assert_eq!(check_chunks(&file).unwrap_err(), "chunk \"EXIF\" has 1 bytes of 2");
-        assert_eq!(check_chunks(b"RIFF"), Ok(()));
     }
 }
