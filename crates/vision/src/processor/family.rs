@@ -72,6 +72,10 @@ impl Family {
     pub(super) fn read(self, fields: &Fields<'_>) -> Result<(SizeRule, PatchOrder), Error> {
         fields.refuse_unless("resample", json!(3))?;
         fields.refuse_unless("fixed_output_tokens", Value::Null)?;
+        fields.refuse_unless("do_center_crop", json!(false))?;
+        if self != Self::Kimi {
+            fields.refuse_unless("do_pad", json!(false))?;
+        }
         let whole = |name, most, default| {
             Ok::<u64, Error>(fields.whole(name, 1..=most)?.unwrap_or(default))
         };
@@ -113,7 +117,7 @@ impl Family {
             frames: frames as usize,
             channels_last: self == Self::Gemma,
         };
-        Ok((SizeRule { patch, merge, resizes, fit }, patches))
+        Ok((SizeRule { patch, merge, frames, resizes, fit }, patches))
     }
 }
 

@@ -7,9 +7,12 @@ use moeflux_base::ImageError;
 
 use crate::image_size::ImageSize;
 
-/// Maximum width times height after scaling. Published limits are half of it; it bounds the memory
-/// that a hostile file can ask for.
+/// Maximum width times height after scaling, times the frames. Published limits are up to it; it
+/// bounds the memory that a hostile file can ask for.
 pub(super) const MAX_PIXELS: u64 = 1 << 25;
+
+/// Maximum pixels of the rows that scaling holds between its two axes: new width times old height.
+const MAX_INTERMEDIATE: u64 = 1 << 26;
 
 /// Maximum ratio of the sides, by Qwen's and GLM's processors.
 const MAX_RATIO: f64 = 200.0;
@@ -33,6 +36,8 @@ pub(super) struct SizeRule {
     pub(super) patch: u64,
     /// Side of a token in patches.
     pub(super) merge: u64,
+    /// Frames of an image in the values, all the same.
+    pub(super) frames: u64,
     /// Whether images are scaled at all.
     pub(super) resizes: bool,
     pub(super) fit: Fit,
@@ -110,9 +115,19 @@ impl SizeRule {
         let [rows, columns] =
             [resized.height, resized.width].map(|side| u64::from(side).div_ceil(token_side));
         let pixels = (rows * token_side).saturating_mul(columns * token_side);
-        if pixels > MAX_PIXELS {
-            let expected = format!("at most {MAX_PIXELS} pixels after scaling");
-            return Err(refused(size, expected, "scale it down, or give --image-max-tokens"));
+        let remedy = "scale it down, or give --image-max-tokens";
+        if pixels.saturating_mul(self.frames) > MAX_PIXELS {
+            let most = MAX_PIXELS / self.frames;
+            let expected = format!("at most {most} pixels after scaling");
+            return Err(refused(size, expected, remedy));
+        }
+        let intermediate = ImageSize { width: resized.width, height: size.height };
+        if resized.width != size.width && intermediate.pixels() > MAX_INTERMEDIATE {
+            let expected = format!(
+                "at most {MAX_INTERMEDIATE} pixels while it is scaled to {} x {}",
+                resized.width, resized.height
+            );
+            return Err(refused(size, expected, remedy));
         }
         let patches = |tokens: u64| (tokens * self.merge) as u32;
         let grid = [1, patches(rows), patches(columns)];

@@ -118,6 +118,11 @@ fn numbers_of_files_are_not_trusted() {
         ("kimi_k25", "patch_limit_on_one_side", json!(1_u64 << 60)),
         ("kimi_k25", "merge_kernel_size", json!([2, 2])),
         ("kimi_k25", "fixed_output_tokens", json!(256)),
+        ("kimi_k25", "do_center_crop", json!(true)),
+        ("qwen3_5_moe", "do_center_crop", json!(true)),
+        ("qwen3_5_moe", "do_pad", json!(true)),
+        ("glm4v_moe", "do_pad", json!(true)),
+        ("gemma4", "do_pad", json!(true)),
     ];
     for (model_type, field, value) in cases {
         let contents = json!({ field.split('.').next().unwrap(): value });
@@ -126,6 +131,17 @@ fn numbers_of_files_are_not_trusted() {
         assert!(error.contains(&format!(" {field}: expected ")), "{field}: {error}");
         assert!(error.contains(", got ") && error.contains("; take this file from"), "{error}");
     }
+}
+
+#[test]
+fn computations_that_are_off_are_no_other_computations() {
+    for model_type in TYPES {
+        for value in [json!(false), Value::Null] {
+            let contents = json!({ "do_center_crop": value, "do_pad": value });
+            with(model_type, &contents).unwrap();
+        }
+    }
+    with("kimi_k25", &json!({ "do_pad": true })).unwrap();
 }
 
 #[test]
@@ -156,8 +172,8 @@ fn unusual_numbers_give_a_size_or_an_error() {
         for (width, height) in sides.iter().flat_map(|w| sides.map(|h| (*w, h))) {
             if let Ok(layout) = processor.layout(ImageSize { width, height }) {
                 let [_, rows, columns] = layout.grid.map(u64::from);
-                let PatchOrder { patch, .. } = processor.patches;
-                let pixels = rows * columns * (patch * patch) as u64;
+                let PatchOrder { patch, frames, .. } = processor.patches;
+                let pixels = rows * columns * (patch * patch * frames) as u64;
                 assert!(layout.tokens > 0 && pixels <= 1 << 25, "{contents}: {layout:?}");
             }
         }

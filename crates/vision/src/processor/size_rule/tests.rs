@@ -5,19 +5,26 @@ use super::*;
 const QWEN: SizeRule = SizeRule {
     patch: 16,
     merge: 2,
+    frames: 2,
     resizes: true,
     fit: Fit::Pixels { min: 65_536, max: 16_777_216, frames: 1, widens: false },
 };
 const GLM: SizeRule = SizeRule {
     patch: 14,
     merge: 2,
+    frames: 2,
     resizes: true,
     fit: Fit::Pixels { min: 12_544, max: 9_633_792, frames: 2, widens: true },
 };
 const GEMMA: SizeRule =
-    SizeRule { patch: 16, merge: 3, resizes: true, fit: Fit::Tokens { most: 280 } };
-const KIMI: SizeRule =
-    SizeRule { patch: 14, merge: 2, resizes: true, fit: Fit::Patches { most: 16_384, side: 512 } };
+    SizeRule { patch: 16, merge: 3, frames: 1, resizes: true, fit: Fit::Tokens { most: 280 } };
+const KIMI: SizeRule = SizeRule {
+    patch: 14,
+    merge: 2,
+    frames: 1,
+    resizes: true,
+    fit: Fit::Patches { most: 16_384, side: 512 },
+};
 const ALL: [&SizeRule; 4] = [&QWEN, &GLM, &GEMMA, &KIMI];
 
 fn size(width: u32, height: u32) -> ImageSize {
@@ -107,6 +114,14 @@ fn refusals_say_what_is_expected_and_what_helps() {
     let vast = Fit::Pixels { min: 1, max: 1 << 40, frames: 1, widens: false };
     let vast = SizeRule { fit: vast, ..QWEN };
     assert!(error(&vast, u32::MAX, u32::MAX, None).contains("after scaling"));
+    // Frames count: two of 4,096 x 4,096 are the most.
+    vast.layout(size(4_096, 4_096), None).unwrap();
+    let error_of_frames = error(&vast, 4_096, 4_128, None);
+    assert!(error_of_frames.contains("at most 16777216 pixels after scaling"), "{error_of_frames}");
+    // The width of one token is 48 pixels, which all rows of the image have for a while.
+    GEMMA.layout(size(1, 1_000_000), None).unwrap();
+    let error_between = error(&GEMMA, 1, 2_000_000, None);
+    assert!(error_between.contains("at most 67108864 pixels while"), "{error_between}");
 }
 
 #[test]
