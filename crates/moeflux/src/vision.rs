@@ -1,4 +1,4 @@
-//! Images: from a file to the pixel values of a vision tower, and to the rows that it makes of them.
+//! Images: from a file to the pixel values of a vision tower, and to the rows that it computes.
 
 #[doc(inline)]
 pub use moeflux_engine::vision::{ImageRows, VisionTower};

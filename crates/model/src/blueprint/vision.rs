@@ -1,4 +1,4 @@
-//! Vision tower: what turns the patches of an image into rows that replace its placeholders.
+//! Vision tower: from the patches of an image to the rows that replace its placeholders.
 
 use super::parts::LinearSource;
 use crate::checkpoint::{MatrixSource, VectorSource};

@@ -497,7 +497,7 @@ fn experts_that_are_used_more_come_to_the_card_and_change_no_bit() {
 /// other: an engine that follows it from the start has the same bits.
 #[test]
 fn a_plan_is_corrected_between_answers_by_uses() {
-    let divided = || auto(100, None, times(1.0, 1.0)).context(1024).sessions(2);
+    let divided = || auto(100, None, times(1.0, 1.0)).context(1024).sessions(3);
     for device in [Some(cpu()), gpu(false)].into_iter().flatten() {
         let open = |placement| {
             let (engine, _) = try_open(&tales(), device.clone(), card(true), divided(), placement);
