@@ -2,18 +2,19 @@
 
 use std::{
     path::Path,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, mpsc::sync_channel},
     time::{Duration, Instant},
 };
 
 use moeflux::{
-    Checkpoint, Engine, EngineOptions, Error, MemoryRequest,
+    Checkpoint, Engine, EngineOptions, Error, GenerateRequest, MemoryRequest,
     base::Stats,
     experts::{
         ExpertPlan, ExpertTime, ExpertTimes, ExpertsOnHost, PlacementOptions, UseCountsFolder,
     },
     model::blueprint::Blueprint,
     runtime::{DeviceOptions, LineName},
+    serve::{RequestEvent, ServingCore, ServingOptions},
     session::SnapshotOptions,
     tools::Planner,
 };
@@ -554,6 +555,23 @@ fn a_plan_is_corrected_between_answers_by_uses() {
     assert_eq!((engine.plan().experts_number(), engine.plan().computed_on_host()), (None, 0));
     let (after, stats) = bits_of_few_tokens(&engine, 300, 3);
     assert!(after == before && stats.experts_on_host == 0, "{stats:?}");
+}
+
+#[test]
+fn a_serving_core_corrects_the_plan_between_answers() {
+    let memory = auto(100, None, times(1.0, 1.0)).context(256);
+    let (engine, _) = open(&tales(), cpu(), card(true), memory);
+    let core = ServingCore::start(&engine, ServingOptions::default()).unwrap();
+    let number = || engine.plan().experts_number();
+    let (first, since) = (number(), Instant::now());
+    while number() == first {
+        assert!(since.elapsed() < Duration::from_secs(60), "{:?}", core.stats());
+        let (sink, events) = sync_channel(256);
+        let request = GenerateRequest::default().max_tokens(100);
+        let _handle = core.submit(tokens(5), request, Box::new(sink)).unwrap();
+        while !matches!(events.recv().unwrap(), RequestEvent::Finished(_)) {}
+    }
+    core.join();
 }
 
 /// Answers do not wait for it: a fresh process reads the experts that earlier runs used most while
