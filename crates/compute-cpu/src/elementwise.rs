@@ -70,8 +70,8 @@ fn embed_rows(
 /// `sqrt(2 / pi)`.
 const GELU_FACTOR: f32 = 0.797_884_6;
 
-/// Gated activation of one element. SwiGLU has SIMD kernels besides; activations without a gate
-/// have those of [`Kernels::activate_up`](super::simd::Kernels::activate_up) only.
+/// Gated activation of one element. SwiGLU has SIMD kernels besides. Activations without a gate
+/// have no other implementation than [`Kernels::activate_up`](super::simd::Kernels::activate_up).
 pub(super) fn glu_of(activation: Activation, gate: f32, up: f32) -> f32 {
     let sigmoid = |x: f32| 1.0 / (1.0 + (-x).exp());
     match activation {

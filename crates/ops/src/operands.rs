@@ -177,8 +177,8 @@ pub enum RopePairs {
     Halves,
     /// Pair `i` is `(x[2 i], x[2 i + 1])`: DeepSeek. Also called GPT-J style.
     Interleaved,
-    /// [`RopePairs::Halves`] in each half of the rotated elements: the first `n / 4` pairs are
-    /// those of the first half. The number of pairs is even. Gemma 4's tower of images.
+    /// [`RopePairs::Halves`] in each half of the rotated elements: the first `n / 4` pairs are in
+    /// the first half. The number of pairs is even. Gemma 4's vision tower.
     SplitHalves,
 }
 

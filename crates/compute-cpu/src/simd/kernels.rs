@@ -178,7 +178,7 @@ impl Kernels {
     }
 
     /// Attention of the queries of a tile to all keys of its segment. Returns a row of results for
-    /// each query, whose first values are those of the head.
+    /// each query: the head's values, then padding.
     pub(crate) fn segment_attention<'a>(
         self,
         tile: &SegmentTile<'_>,

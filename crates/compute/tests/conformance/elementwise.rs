@@ -130,8 +130,8 @@ fn activations_without_a_gate_out_of_place_and_in_place() {
         for (width, activation) in
             WIDTHS.into_iter().flat_map(|width| WITHOUT_GATE.map(|kind| (width, kind)))
         {
-            // Large ones, such as biases saturate them with; usual ones; and those of the left
-            // tail, whose results are small.
+            // Large inputs, as biases give, which saturate; usual inputs; inputs in the left tail,
+            // whose results are small.
             for [scale, first] in [[30.0, 0.0], [3.0, 0.0], [1.0, -4.0]] {
                 let what = format!("{activation:?} of {width}, {scale} x + {first}");
                 let values = random.values(5 * (width + 2));

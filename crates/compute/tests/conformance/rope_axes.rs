@@ -17,7 +17,7 @@ fn ids(random: &mut Random, rows: usize, bound: usize) -> Vec<[u32; ROPE_AXES]> 
     (0..rows).map(|_| [0; ROPE_AXES].map(|_| random.below(bound) as u32)).collect()
 }
 
-/// Axes of pairs: those of Qwen3-VL's and Kimi's towers, and of M-RoPE, interleaved and in
+/// Axes of pairs in Qwen3-VL's tower, in Kimi's tower, in interleaved M-RoPE and in M-RoPE by
 /// sections.
 fn axes(count: usize) -> [Vec<u8>; 4] {
     [

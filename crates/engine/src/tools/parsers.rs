@@ -39,7 +39,7 @@ fn image(_: Parser, _: &[u8], _: &Path) -> Result<(), Error> {
 }
 
 impl Parser {
-    /// All parsers. Those of text need the feature `text`, those of images `vision`.
+    /// All parsers. Text parsers need the feature `text`, image parsers `vision`.
     pub const ALL: [Self; 16] = [
         Self::Config,
         Self::Safetensors,

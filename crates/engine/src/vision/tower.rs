@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use moeflux_base::Error;
 use moeflux_compute::{
-    Activation, Buffer, Device, DeviceOptions, Op, RopePairs, RopePositions, ScratchShape, Ticket,
-    View, ViewRead,
+    Activation, Buffer, Device, DeviceOptions, Op, RopePairs, RopePositions, ScratchShape, View,
+    ViewRead,
 };
 use moeflux_model::{
     blueprint::{DeepstackMerger, VisionBlueprint},
@@ -18,7 +18,10 @@ use super::{
     patch_positions::{embeddings, rope_ids},
     tower_weights::{LoadedBlock, LoadedLinear, LoadedMerger, LoadedNorm, TowerWeights},
 };
-use crate::runtime::{control::StepControl, layer::Loader};
+use crate::{
+    experts::cache::wait,
+    runtime::{control::StepControl, layer::Loader},
+};
 
 /// Name in errors.
 const TOWER: &str = "the vision tower";
@@ -310,14 +313,6 @@ impl TowerRun<'_> {
     fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {
         self.device.run(op).map_err(Error::at(|| format!("{TOWER}, {}", op.name())))
     }
-}
-
-/// Waits for a submission.
-fn wait(device: &mut dyn Device, ticket: Ticket) -> Result<(), moeflux_compute::Error> {
-    while !device.done(ticket)? {
-        std::thread::yield_now();
-    }
-    Ok(())
 }
 
 /// Values of the first frame of each patch: one image stands for all frames.

@@ -19,7 +19,7 @@ pub struct VisionBlueprint {
     pub eps: f32,
     /// Width of the MLPs.
     pub inner: usize,
-    /// Width of the result: that of the language model's residual stream.
+    /// Width of the result, and of the language model's residual stream.
     pub out: usize,
     /// Embedding of patches.
     pub embedding: PatchEmbedding,

@@ -535,7 +535,7 @@ fn a_plan_is_corrected_between_answers_by_uses() {
             drop(restored);
             feed(&mut fresh, &[7], None);
         }
-        // Other experts are on the processor; its kernels are those of the simulated card.
+        // Other experts are on the processor, which has the same kernels as the simulated card.
         assert_eq!(before == after, device.name == cpu().name);
         let plan = engine.expert_plan().unwrap();
         assert_eq!(plan.number(), corrected);

@@ -43,7 +43,7 @@ fn rows(tower: &mut VisionTower, image: &PixelValues) -> ImageRows {
     tower.rows(image, &mut StepControl::default()).unwrap()
 }
 
-/// Asserts that the rows of both prompts are those of the golden.
+/// Asserts that the rows of both prompts equal the golden's rows.
 fn assert_golden(case: &str, tower: &mut VisionTower, tolerance: f64) {
     let golden = fs::read(folder(case).join("golden.safetensors")).unwrap();
     let golden = SafeTensors::deserialize(&golden).unwrap();

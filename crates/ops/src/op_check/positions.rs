@@ -1,5 +1,5 @@
-//! Validation of ops for images: positions of several axes, attention in segments, and rows among
-//! those of text.
+//! Validation of ops for images: positions of several axes, attention in segments, and image rows
+//! among text rows.
 
 use super::op_check::{MAX_SEGMENT_WIDTH, OpCheck};
 use crate::{

@@ -19,8 +19,8 @@ const MAX_STATED: u64 = 1 << 40;
 /// Largest limit of tokens or patches that a file may state.
 const MAX_TOKENS: u64 = 1 << 20;
 
-/// Processor of several models. Defaults are those of transformers 5.24, and of the authors' code
-/// for Kimi.
+/// Processor of several models. Missing fields have the defaults of transformers 5.24, Kimi's the
+/// defaults of the authors' code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
     /// Qwen2-VL's processor with the constants of Qwen3-VL.

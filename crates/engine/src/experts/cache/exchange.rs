@@ -46,14 +46,14 @@ impl ExpertCache {
         }
     }
 
-    /// Moves experts to the places of `target`, by exchanges. Returns whether all are there. If
-    /// not, also after an error, [`ExpertCache::placement`] has the places that they have.
+    /// Moves experts to the places of `target`, by exchanges. If some cannot be moved, also after
+    /// an error, [`ExpertCache::placement`] has the places that they have.
     pub(crate) fn move_experts(
         &mut self,
         device: &mut dyn Device,
         target: &Placement,
-    ) -> Result<bool, Error> {
-        let Some(now) = &self.placement else { return Ok(false) };
+    ) -> Result<(), Error> {
+        let Some(now) = &self.placement else { return Ok(()) };
         let mut classes: BTreeMap<usize, ClassMoves> = BTreeMap::new();
         for layer in 0..self.tables.len() {
             let moves = classes.entry(self.class_of(layer)).or_default();
@@ -67,25 +67,26 @@ impl ExpertCache {
             }
         }
         if classes.values().any(|moves| moves.leave.len() != moves.come.len()) {
-            return Ok(false);
+            return Ok(());
         }
         let pairs = classes.into_values().flat_map(|moves| zip(moves.leave, moves.come));
         let pairs: Vec<_> = pairs.collect();
-        let mut moved = Ok(true);
+        let mut are_moved = true;
         for some in pairs.chunks(AT_ONCE) {
-            for (leaves, comes) in some.iter().copied() {
-                moved = moved.and_then(|are_moved| {
-                    Ok(self.exchange(device, Exchange { leaves, comes })? && are_moved)
-                });
-            }
+            let exchanged = some.iter().try_for_each(|(leaves, comes)| {
+                let exchange = Exchange { leaves: *leaves, comes: *comes };
+                are_moved &= self.exchange(device, exchange)?;
+                Ok::<(), Error>(())
+            });
             // Also after an error: the processor may take slots that were copied.
             let copied = device.submit().and_then(|ticket| wait(device, ticket));
             copied.map_err(Error::at(|| "exchanging experts"))?;
+            exchanged?;
         }
-        if let Ok(true) = moved {
+        if are_moved {
             self.set_placement(device, Some(target.clone()));
         }
-        moved
+        Ok(())
     }
 
     /// Exchanges an expert on the card and one in host memory, of layers whose experts have the

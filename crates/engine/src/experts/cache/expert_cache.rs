@@ -541,7 +541,7 @@ impl ExpertCache {
 }
 
 /// Waits until the work up to `ticket` is done.
-pub(super) fn wait(device: &mut dyn Device, ticket: Ticket) -> Result<(), moeflux_compute::Error> {
+pub(crate) fn wait(device: &mut dyn Device, ticket: Ticket) -> Result<(), moeflux_compute::Error> {
     while !device.done(ticket)? {
         std::hint::spin_loop();
     }

@@ -11,5 +11,5 @@ mod load;
 mod slot_tables;
 
 pub(crate) use expert_cache::{
-    BOOKKEEPING_BYTES, CacheTiers, ExpertCache, Lookup, Pin, SlotAccess,
+    BOOKKEEPING_BYTES, CacheTiers, ExpertCache, Lookup, Pin, SlotAccess, wait,
 };

@@ -3,6 +3,8 @@
 //!
 //! Source: Bai et al., "Qwen3-VL Technical Report", 2025; the published `config.json`s.
 
+use std::fmt::Debug;
+
 use moeflux_base::Error;
 use moeflux_ops::MAX_SEGMENT_WIDTH;
 use serde::Deserialize;
@@ -54,10 +56,16 @@ impl QwenVisionConfig {
         2
     }
 
-    /// Why the config is not that of a tower.
-    fn problem(&self) -> Option<String> {
-        let side = self.side();
-        let sizes = [
+    /// Checks the values.
+    ///
+    /// # Errors
+    /// The first key with a wrong value, the expected and the found one.
+    fn check(&self) -> Result<(), String> {
+        let expect = |key: &str, is_right: bool, expected: &str, found: &dyn Debug| match is_right {
+            true => Ok(()),
+            false => Err(format!("\"{key}\": expected {expected}, got {found:?}")),
+        };
+        for (key, size) in [
             ("depth", self.depth),
             ("hidden_size", self.hidden_size),
             ("intermediate_size", self.intermediate_size),
@@ -67,43 +75,27 @@ impl QwenVisionConfig {
             ("spatial_merge_size", self.spatial_merge_size),
             ("temporal_patch_size", self.temporal_patch_size),
             ("num_position_embeddings", self.num_position_embeddings),
-        ];
-        let wrong = sizes.into_iter().find(|(_, size)| !(1..=MAX_SIZE).contains(size));
+        ] {
+            expect(key, (1..=MAX_SIZE).contains(&size), &format!("1 to {MAX_SIZE}"), &size)?;
+        }
+        let act = self.hidden_act.as_deref().unwrap_or(ACTIVATION);
+        expect("hidden_act", act == ACTIVATION, &format!("{ACTIVATION:?}"), &act)?;
+        let channels = self.in_channels.unwrap_or(3);
+        expect("in_channels", channels == 3, "3", &channels)?;
+        let (hidden, unit) = (self.hidden_size, 4 * self.num_heads);
+        let multiple = format!("a multiple of 4 * \"num_heads\" = {unit}");
+        expect("hidden_size", hidden.is_multiple_of(unit), &multiple, &hidden)?;
+        let count = self.num_position_embeddings;
+        let is_square = self.side() * self.side() == count;
+        expect("num_position_embeddings", is_square, "a square", &count)?;
+        let width = hidden / self.num_heads;
+        let narrow = format!("heads of at most {MAX_SEGMENT_WIDTH} elements");
+        expect("hidden_size", width <= MAX_SEGMENT_WIDTH, &narrow, &width)?;
         let indexes = &self.deepstack_visual_indexes;
         let is_ascending = indexes.windows(2).all(|pair| pair[0] < pair[1]);
-        let width = self.hidden_size / self.num_heads.max(1);
-        match (self.hidden_act.as_deref(), self.in_channels) {
-            _ if let Some((key, size)) = wrong => {
-                Some(format!("\"{key}\": expected 1 to {MAX_SIZE}, got {size}"))
-            }
-            (Some(name), _) if name != ACTIVATION => {
-                Some(format!("\"hidden_act\": expected {ACTIVATION:?}, got {name:?}"))
-            }
-            (_, Some(channels)) if channels != 3 => {
-                Some(format!("\"in_channels\": expected 3, got {channels}"))
-            }
-            _ if !self.hidden_size.is_multiple_of(4 * self.num_heads) => Some(format!(
-                "\"hidden_size\": expected a multiple of 4 * \"num_heads\" = {}, got {}",
-                4 * self.num_heads,
-                self.hidden_size
-            )),
-            _ if side * side != self.num_position_embeddings => Some(format!(
-                "\"num_position_embeddings\": expected a square, got {}",
-                self.num_position_embeddings
-            )),
-            _ if width > MAX_SEGMENT_WIDTH => Some(format!(
-                "\"hidden_size\": expected heads of at most {MAX_SEGMENT_WIDTH} elements, got \
-                 {width}"
-            )),
-            _ if !is_ascending || indexes.last().is_some_and(|index| *index >= self.depth) => {
-                let depth = self.depth;
-                Some(format!(
-                    "\"deepstack_visual_indexes\": expected ascending indexes below {depth}, got \
-                     {indexes:?}"
-                ))
-            }
-            _ => None,
-        }
+        let is_inside = indexes.last().is_none_or(|last| *last < self.depth);
+        let ascending = format!("ascending indexes below {}", self.depth);
+        expect("deepstack_visual_indexes", is_ascending && is_inside, &ascending, indexes)
     }
 
     /// Side of the square of position embeddings.
@@ -122,9 +114,7 @@ pub(super) fn tower(
     let Some(name) = MODULES.iter().find(has_tower) else { return Ok(None) };
     let wrong = |problem: String| config_error(source, format!("vision_config: {problem}"));
     let config = QwenVisionConfig::deserialize(config).map_err(|e| wrong(e.to_string()))?;
-    if let Some(problem) = config.problem() {
-        return Err(wrong(problem));
-    }
+    config.check().map_err(wrong)?;
     let module = Scope::new(source, (*name).to_owned(), NormWeights::Plain);
     let (hidden, merge) = (config.hidden_size, config.spatial_merge_size);
     let (patch, frames) = (config.patch_size, config.temporal_patch_size);
