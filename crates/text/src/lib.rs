@@ -28,12 +28,12 @@ mod tokenizer;
 
 pub use answer_text::AnswerText;
 pub use chat::{
-    ChatOptions, ChatTemplate, Message, ParameterType, Tool, ToolCall, ToolSet, count_allocation,
-    count_deallocation,
+    ChatOptions, ChatTemplate, Message, MessageImage, ParameterType, Tool, ToolCall, ToolSet,
+    count_allocation, count_deallocation,
 };
 pub use dialect::{AnswerParser, CallSyntax, Delta};
 #[cfg(feature = "grammar")]
 pub use grammar::{AnswerForm, CallConstraint, Constraint, Grammar, GrammarNote};
-pub use prompt::{ChatPrompt, Turn};
+pub use prompt::{ChatPrompt, PlacedImage, Turn};
 pub use text::Text;
 pub use tokenizer::{AroundText, Decoder, Tokenizer, TokenizerConfig};

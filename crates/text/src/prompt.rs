@@ -13,6 +13,17 @@ use crate::{
     text::Text,
 };
 
+/// Image among the tokens of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlacedImage {
+    /// Index of its first token.
+    pub place: usize,
+    /// Number of its tokens, all of which are the model's placeholder.
+    pub tokens: usize,
+    /// SHA-256 of its pixels as the model sees them.
+    pub digest: [u8; 32],
+}
+
 /// Tokens of a conversation, and the lengths of prefixes that later prompts are likely to share.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -21,6 +32,8 @@ pub struct ChatPrompt {
     rendered: String,
     /// Tokens up to the start of the answer.
     pub tokens: Vec<u32>,
+    /// Images among them, ascending by place.
+    pub images: Vec<PlacedImage>,
     /// Lengths of prefixes, ascending: behind tools and system message, behind each of the last two
     /// messages, where the next turn diverges, and the whole prompt.
     pub ends: Vec<usize>,
@@ -149,7 +162,7 @@ impl Text {
             .collect();
         ends.sort_unstable();
         ends.dedup();
-        Ok(ChatPrompt { rendered, tokens, ends })
+        Ok(ChatPrompt { rendered, tokens, images: Vec::new(), ends })
     }
 
     /// Number of tokens of [`Text::prompt_after`], also beyond the context.

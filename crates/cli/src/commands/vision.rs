@@ -104,7 +104,7 @@ fn tensors(
     let mut floats =
         vec![("pixel_values".to_owned(), [pixels.rows, pixels.width], le_bytes(&pixels.values))];
     if let Some(rows) = rows {
-        let shape = [rows.rows, rows.width];
+        let shape = [rows.tokens(), rows.width];
         floats.push(("embeds".to_owned(), shape, le_bytes(&rows.values)));
         let deepstack = rows.deepstack.iter().enumerate();
         floats.extend(deepstack.map(|(i, d)| (format!("deepstack.{i}"), shape, le_bytes(d))));

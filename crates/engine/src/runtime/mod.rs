@@ -9,7 +9,8 @@
 //! `device` opens the device that computes; `host_experts` computes experts on the processor beside
 //! a card, on `host_thread`, `expert_probe` measures how fast both are, and `expert_places` gives
 //! experts their places in a plan by that, `expert_placing` when a model is opened;
-//! `pipeline_folder` keeps compiled kernels; `non_finite` finds the weight behind a NaN.
+//! `image_rows` has what replaces an image's placeholders; `pipeline_folder` keeps compiled
+//! kernels; `non_finite` finds the weight behind a NaN.
 //!
 //! Must not know: requests, sampling, text beyond the tokenizer's size.
 
@@ -27,6 +28,7 @@ pub(crate) mod forward;
 pub(crate) mod host_experts;
 mod host_processor;
 pub(crate) mod host_thread;
+mod image_rows;
 pub(crate) mod kept_rows;
 pub(crate) mod layer;
 mod layer_cards;
@@ -53,6 +55,7 @@ pub use card_budgets::{CardBudgets, MAX_CARDS};
 pub use card_speeds::CardSpeeds;
 pub use control::CancelToken;
 pub use device::{ChosenDevice, Devices, WrapDevice};
+pub use image_rows::ImageRows;
 pub use layer::StepObserver;
 pub use logits_request::Logits;
 pub use moeflux_compute::{

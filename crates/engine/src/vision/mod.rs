@@ -7,4 +7,4 @@ mod patch_positions;
 mod tower;
 mod tower_weights;
 
-pub use tower::{ImageRows, VisionTower};
+pub use tower::VisionTower;

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     experts::cache::wait,
-    runtime::{control::StepControl, layer::Loader},
+    runtime::{ImageRows, control::StepControl, layer::Loader},
 };
 
 /// Name in errors.
@@ -28,20 +28,6 @@ const TOWER: &str = "the vision tower";
 
 /// Base of the frequencies of 2-D RoPE.
 const ROPE_BASE: f64 = 10_000.0;
-
-/// Rows that replace the placeholders of an image.
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct ImageRows {
-    /// Number of rows: the tokens of the image.
-    pub rows: usize,
-    /// Values of a row.
-    pub width: usize,
-    /// `[rows, width]`.
-    pub values: Vec<f32>,
-    /// Rows that are added after the language model's first layers, by layer: `[rows, width]` each.
-    pub deepstack: Vec<Vec<f32>>,
-}
 
 /// A loaded vision tower. Images are computed one by one, so that the rows of one do not depend on
 /// others.
@@ -162,8 +148,8 @@ impl VisionTower {
             }
         }
         let values = run.merged(&weights.merger)?;
-        let merged = blueprint.merge * blueprint.merge;
-        Ok(ImageRows { rows: image.rows / merged, width: blueprint.out, values, deepstack })
+        let [_, rows, columns] = image.grid.map(|side| side as usize / blueprint.merge);
+        Ok(ImageRows::new([rows, columns], blueprint.out, values, deepstack))
     }
 
     /// Checks that the pixel values are of this tower's processor.

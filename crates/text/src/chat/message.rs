@@ -4,6 +4,17 @@ use serde::{Deserialize, Serialize};
 
 use super::tools::ToolCall;
 
+/// Image in the content of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MessageImage {
+    /// Byte offset in the content before which the image is.
+    pub at: usize,
+    /// Tokens that stand for it in a prompt.
+    pub tokens: usize,
+    /// SHA-256 of its pixels as the model sees them.
+    pub digest: [u8; 32],
+}
+
 /// One message of a conversation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -12,6 +23,9 @@ pub struct Message {
     pub role: String,
     /// Text of the message.
     pub content: String,
+    /// Images in the content, ascending by offset.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub images: Vec<MessageImage>,
     /// Thoughts before the text of an answer, if it has any. Templates decide which of them the
     /// next prompt repeats.
     #[serde(
@@ -70,6 +84,13 @@ impl Message {
     #[must_use]
     pub fn tool_calls(mut self, tool_calls: Vec<ToolCall>) -> Message {
         self.tool_calls = tool_calls;
+        self
+    }
+
+    /// The message with images in its content.
+    #[must_use]
+    pub fn images(mut self, images: Vec<MessageImage>) -> Message {
+        self.images = images;
         self
     }
 

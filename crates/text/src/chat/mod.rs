@@ -11,7 +11,7 @@ mod template_message;
 mod tools;
 
 pub(crate) use literal::{ControlTokens, Literal};
-pub use message::Message;
+pub use message::{Message, MessageImage};
 pub use render::{count_allocation, count_deallocation};
 pub use template::{ChatOptions, ChatTemplate};
 pub use tools::{ParameterType, Tool, ToolCall, ToolSet};
