@@ -87,6 +87,13 @@ impl ComputeArgs {
             .pipelines(folders::pipelines())
     }
 
+    /// Device of a vision tower: the first card where cards are asked for, else the processor.
+    pub(crate) fn tower_options(&self) -> DeviceOptions {
+        let first = self.device.split(',').next().unwrap_or_default();
+        let name = if self.device == "auto" { "cpu" } else { first };
+        self.options().name(name.to_owned()).host_reads(None)
+    }
+
     /// Format of the KV cache on the CPU.
     pub(crate) fn kv_format(&self) -> KvFormat {
         let exact = self.exact || self.device == "reference";

@@ -20,13 +20,12 @@ struct HeaderEntry {
     data_offsets: (u64, u64),
 }
 
-/// Tensor that the header announces: rows of 4-byte elements.
+/// Tensor that the header announces, of 4-byte elements. Rows are along its first dimension.
 pub(crate) struct PlannedTensor {
     pub(crate) name: String,
     /// `F32` or `I32`.
     pub(crate) dtype: &'static str,
-    pub(crate) rows: usize,
-    pub(crate) width: usize,
+    pub(crate) shape: Vec<usize>,
 }
 
 /// Location of a tensor in the file.
@@ -66,11 +65,11 @@ impl TensorWriter {
         let mut entries = serde_json::Map::new();
         let mut end = 0;
         for t in tensors {
-            let row = t.width as u64 * 4;
+            let shape: Vec<u64> = t.shape.iter().map(|side| *side as u64).collect();
+            let row = shape.iter().skip(1).product::<u64>() * 4;
             let from = end;
-            end += t.rows as u64 * row;
+            end += shape.first().unwrap_or(&0) * row;
             self.locations.insert(t.name.clone(), TensorLocation { offset: from, row_bytes: row });
-            let shape = vec![t.rows as u64, t.width as u64];
             let entry = HeaderEntry { dtype: t.dtype.into(), shape, data_offsets: (from, end) };
             entries.insert(t.name.clone(), serde_json::to_value(entry)?);
         }

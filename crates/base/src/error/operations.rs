@@ -250,6 +250,37 @@ pub enum SessionError {
         /// Requested tokens.
         len: usize,
     },
+    /// Images for a model of text alone.
+    #[error("expected text, got images: the model takes none, or its checkpoint lacks the tower")]
+    NoImages,
+    /// Image that does not fit the model or the prompt.
+    #[error("image at token {place}: {problem}")]
+    WrongImage {
+        /// Index of its first token.
+        place: usize,
+        /// Expected and found values.
+        problem: String,
+    },
+    /// Tokens with another number of placeholders than images.
+    #[error("expected {images} placeholders of images among the tokens, got {found}")]
+    Placeholders {
+        /// Placeholders among the tokens.
+        found: usize,
+        /// Images given.
+        images: usize,
+    },
+    /// Images before the tokens of a step that are not the session's own.
+    #[error("the images before token {position} are not the session's: give all of its images")]
+    OtherImages {
+        /// Index of the first token of the step.
+        position: usize,
+    },
+    /// Truncation of a recurrent state that would have to compute images again.
+    #[error("truncating to {len} tokens computes images again: use sync with the images")]
+    TruncatedImages {
+        /// Requested tokens.
+        len: usize,
+    },
     /// Session whose states do not match its tokens, because resetting it failed.
     #[error("a session whose reset failed cannot be marked, forked or saved: reset it first")]
     FailedReset,

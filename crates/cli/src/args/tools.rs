@@ -64,6 +64,12 @@ pub(crate) struct LogitsArgs {
     /// Prefill the first N tokens, decode the others one by one [default: prefill all]
     #[arg(long, value_name = "N", requires = "tokens")]
     pub(crate) prefill: Option<usize>,
+    /// Image of the tokens, which have one placeholder for each; repeatable
+    ///
+    /// The file also gets the `tokens` as expanded, i32 [tokens], and their `position_ids`, i32 [3,
+    /// tokens]: time, row and column. --prefill counts the tokens as given.
+    #[arg(long, value_parser = path(), value_name = "FILE", requires = "tokens")]
+    pub(crate) image: Vec<PathBuf>,
     /// File to write; without --tokens, the file to compare
     #[arg(long, value_parser = path(), value_name = "FILE.safetensors", required_unless_present = "compare")]
     pub(crate) out: Option<PathBuf>,

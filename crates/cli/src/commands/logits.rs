@@ -10,12 +10,14 @@ use std::{
 
 use anyhow::{Context, ensure};
 use moeflux::{
-    StepControl,
+    Checkpoint, StepControl,
     model::blueprint::Blueprint,
-    runtime::{Logits, StepObserver},
+    runtime::{Logits, PromptImages, StepObserver},
+    session::Prompt,
 };
 use moeflux_bench::{describe, logits_diff, tensor_file::TensorFile, units};
 
+use super::images;
 use crate::{
     args::LogitsArgs,
     interrupt,
@@ -52,16 +54,24 @@ pub(crate) fn run(args: &LogitsArgs, ui: Ui) -> anyhow::Result<ExitCode> {
             WrongUse(format!("--prefill {prefill} asks for more than the {given} given")).into()
         );
     }
+    let checkpoint = load::checkpoint(&args.engine.model, &args.engine.reads.mirror, ui)?;
+    let ExpandedTokens { tokens, prefill, images } = match &args.image[..] {
+        [] => ExpandedTokens { tokens, prefill, images: PromptImages::default() },
+        files => ExpandedTokens::of_images(files, &checkpoint, &tokens, prefill, args, ui)?,
+    };
 
     // Without --out, the file exists only for the comparison.
     let target = args.out.clone().unwrap_or_else(scratch_file);
     let writer = TensorWriter::create(&target)?;
-    let engine = load::engine(
-        &args.engine,
-        Needs { positions: Some(tokens.len()), ..Needs::default() },
-        ui,
-    )?;
-    let recorder = Recorder::new(writer, engine.blueprint(), tokens.len(), args.trace)?;
+    let needs = Needs { positions: Some(tokens.len()), ..Needs::default() };
+    let engine = load::engine_from(checkpoint, &args.engine, needs, ui)?;
+    let recorder = Recorder::new(writer, engine.blueprint(), tokens.len(), args)?;
+    if !images.is_empty() {
+        recorder.record("tokens", 0, tokens.iter().map(|id| id.to_le_bytes()));
+        let axis = |axis: usize| (0..tokens.len()).map(move |index| (index, axis));
+        let ids = (0..3).flat_map(axis).map(|(index, axis)| images.position_ids(index)[axis]);
+        recorder.record("position_ids", 0, ids.map(u32::to_le_bytes));
+    }
     let hidden = engine.blueprint().residual();
     let mut session = engine.session()?;
     let armed = interrupt::arm();
@@ -80,7 +90,8 @@ pub(crate) fn run(args: &LogitsArgs, ui: Ui) -> anyhow::Result<ExitCode> {
             };
             let mut control = StepControl::default().cancel(armed.flag()).progress(&mut progress);
             control.observer = args.trace.then_some(&mut tracer as &mut dyn StepObserver);
-            let fed = session.feed(step, Logits::All, &mut control, &mut |row, logits| {
+            let step_prompt = Prompt::new(step, &images);
+            let fed = session.feed(step_prompt, Logits::All, &mut control, &mut |row, logits| {
                 recorder.record("logits", first + row, logits.iter().map(|x| x.to_le_bytes()));
             });
             recorder.check()?;
@@ -117,6 +128,40 @@ pub(crate) fn run(args: &LogitsArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     Ok(code)
 }
 
+/// Tokens with all rows of their images.
+struct ExpandedTokens {
+    tokens: Vec<u32>,
+    /// Number of the first tokens that are prefilled.
+    prefill: usize,
+    images: PromptImages,
+}
+
+impl ExpandedTokens {
+    /// Tokens of which `prefill` are prefilled, with the images of `files`.
+    ///
+    /// # Errors
+    /// A file is no image, the model takes none, or there are not as many placeholders.
+    fn of_images(
+        files: &[PathBuf],
+        checkpoint: &Checkpoint,
+        tokens: &[u32],
+        prefill: usize,
+        args: &LogitsArgs,
+        ui: Ui,
+    ) -> anyhow::Result<Self> {
+        let pixels = images::pixels(files, checkpoint.folder())?;
+        let inputs = Blueprint::for_checkpoint(checkpoint)?.images;
+        let placeholder = inputs.context("the model takes no images")?.placeholder;
+        let rows = images::rows(&pixels, checkpoint, &args.engine.compute.tower_options(), ui)?;
+        let mut expanded = tokens.to_vec();
+        let images = pixels.iter().zip(rows).map(|(image, rows)| (image.digest, rows));
+        let images = PromptImages::expand(&mut expanded, placeholder, images)?;
+        let count = tokens[..prefill].iter().filter(|token| **token == placeholder).count();
+        let prefill = prefill + images.expansion(count);
+        Ok(Self { tokens: expanded, prefill, images })
+    }
+}
+
 /// Prints a comparison; the exit code is 1 if the files differ.
 fn compare(a: &TensorFile, b: &TensorFile, tolerance: f32) -> anyhow::Result<ExitCode> {
     let diff = logits_diff::compare(a, b, tolerance)?;
@@ -142,11 +187,16 @@ impl Recorder {
         mut writer: TensorWriter,
         blueprint: &Blueprint,
         rows: usize,
-        trace: bool,
+        args: &LogitsArgs,
     ) -> anyhow::Result<Self> {
-        let planned = |name, dtype, width| PlannedTensor { name, dtype, rows, width };
+        let shaped = |name, dtype, shape| PlannedTensor { name, dtype, shape };
+        let planned = |name, dtype, width| shaped(name, dtype, vec![rows, width]);
         let mut tensors = vec![planned("logits".to_owned(), "F32", blueprint.vocab)];
-        if trace {
+        if !args.image.is_empty() {
+            tensors.push(shaped("tokens".to_owned(), "I32", vec![rows]));
+            tensors.push(shaped("position_ids".to_owned(), "I32", vec![3, rows]));
+        }
+        if args.trace {
             for (layer, layer_blueprint) in blueprint.layers.iter().enumerate() {
                 if let Some(moe) = layer_blueprint.moe() {
                     tensors.push(planned(format!("experts.{layer}"), "I32", moe.router.top_k));

@@ -7,6 +7,7 @@ mod devices;
 mod dispatch;
 mod doctor;
 mod hub;
+mod images;
 mod inspect;
 mod logits;
 mod man;

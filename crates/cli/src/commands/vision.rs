@@ -1,23 +1,18 @@
 //! `vision`: an image as a model sees it.
 
-use std::{
-    fs::File,
-    io::{self, Read},
-    path::Path,
-    process::ExitCode,
-};
+use std::{process::ExitCode, slice};
 
-use anyhow::Context;
 use moeflux::{
-    Checkpoint, StepControl,
+    Checkpoint,
     base::Readers,
-    runtime::DeviceOptions,
-    vision::{ImageData, ImageLimits, ImageRows, ImageSize, PixelValues, Processor, VisionTower},
+    runtime::{DeviceOptions, ImageRows},
+    vision::{ImageData, ImageSize, PixelValues, Processor},
 };
 use moeflux_bench::units;
 use safetensors::{Dtype, serialize, tensor::TensorView};
 
-use crate::{args::VisionArgs, atomic_file, hub, interrupt, out, progress::Ui};
+use super::images;
+use crate::{args::VisionArgs, atomic_file, hub, out, progress::Ui};
 
 /// Runs `moeflux vision`.
 ///
@@ -26,15 +21,22 @@ use crate::{args::VisionArgs, atomic_file, hub, interrupt, out, progress::Ui};
 pub(crate) fn run(args: &VisionArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let folder = hub::located(&args.model, args.yes, ui)?;
     let processor = Processor::open(&folder)?.with_max_tokens(args.image_max_tokens);
-    let image = image(&args.image)?;
+    let image = images::image(&args.image)?;
     let layout = processor.layout(image.size())?;
     let pixels = processor.process(&image)?;
     let rows = match args.processor_only {
         true => None,
-        false => Some(rows(args, &folder, &pixels, ui)?),
+        false => {
+            let options = DeviceOptions::default()
+                .name(args.device.clone())
+                .threads(args.threads.map(usize::from))
+                .exact(args.exact);
+            let checkpoint = Checkpoint::open(&folder)?;
+            images::rows(slice::from_ref(&pixels), &checkpoint, &options, ui)?.pop()
+        }
     };
     if let Some(target) = &args.out {
-        let file = tensors(&image, &pixels, rows.as_ref())?;
+        let file = tensors(&image, &pixels, rows.as_deref())?;
         atomic_file::write(target, Readers::Umask, &file)?;
         ui.line(format_args!("written to {}", target.display()));
     }
@@ -47,46 +49,6 @@ pub(crate) fn run(args: &VisionArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         units::plural(pixels.tokens.into(), "token"),
     ))?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Image of a file.
-///
-/// # Errors
-/// The file cannot be read, or is no image.
-fn image(path: &Path) -> anyhow::Result<ImageData> {
-    let limits = ImageLimits::default();
-    let read = || -> io::Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        // A byte more shows that the file is too large.
-        File::open(path)?.take(limits.max_bytes as u64 + 1).read_to_end(&mut bytes)?;
-        Ok(bytes)
-    };
-    let bytes = read().with_context(|| format!("{}: cannot read the image", path.display()))?;
-    ImageData::decode(&bytes, &limits).with_context(|| path.display().to_string())
-}
-
-/// Rows of the model's vision tower.
-///
-/// # Errors
-/// The model has no tower, it cannot be loaded, or the user interrupted it.
-fn rows(
-    args: &VisionArgs,
-    folder: &Path,
-    pixels: &PixelValues,
-    ui: Ui,
-) -> anyhow::Result<ImageRows> {
-    let checkpoint = Checkpoint::open(folder)?;
-    let options = DeviceOptions::default()
-        .name(args.device.clone())
-        .threads(args.threads.map(usize::from))
-        .exact(args.exact);
-    let mut tower = VisionTower::open(&checkpoint, &options, &mut |_| ())?
-        .with_context(|| format!("{}: the model has no vision tower", folder.display()))?;
-    let armed = interrupt::arm();
-    let bar = ui.share(&format!("computing {} patches", pixels.rows));
-    let mut progress = |share: f64| bar.share(share);
-    let mut control = StepControl::default().cancel(armed.flag()).progress(&mut progress);
-    Ok(tower.rows(pixels, &mut control)?)
 }
 
 /// A safetensors file of an image.

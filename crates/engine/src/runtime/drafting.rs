@@ -13,7 +13,7 @@ use super::{
     draft_head::DraftHead,
     forward::{Model, StepContext},
     kept_rows::{DRAFT_VALUES, MAX_DRAFTS, SEQUENCE_DRAFTS},
-    layer::{FUSED_INPUT, ResidualRows, Step, StepObserver},
+    layer::{FUSED_INPUT, ResidualRows, RowPositions, Step, StepObserver},
     spans::{LayerStates, RowKinds, SeqSpan, SpanKind},
 };
 
@@ -288,6 +288,8 @@ impl Model {
             observer: None,
             row_store: None,
             spans: &head.spans,
+            // Rows of the drafter have positions of their own.
+            positions: RowPositions::Indices,
             tokens: &head.tokens,
             layer,
             next: None,

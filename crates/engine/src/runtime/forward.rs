@@ -29,12 +29,16 @@ use crate::{
         trace::TraceRecorder,
     },
     runtime::{
+        contents::PromptImages,
         control::StepControl,
         draft_head::{DraftHead, drafts_of},
         host_experts::HostExperts,
-        layer::{Input, Layer, Loader, MoeState, NextExperts, ResidualRows, Scratch, Step},
+        layer::{
+            Input, Layer, Loader, MoeState, NextExperts, ResidualRows, RowPositions, Scratch, Step,
+        },
         plan::MemoryPlan,
         spans::{HeadSpan, LayerStates, RowKinds, SeqSpan, SpanKind},
+        step_images::StepImages,
         steps_ahead::{RecordPace, StepAhead},
     },
 };
@@ -79,6 +83,7 @@ pub(crate) struct Model {
     /// Drafts the tokens after a step.
     pub(super) draft_head: Option<DraftHead>,
     pub(super) scratch: Scratch,
+    images: Option<StepImages>,
     /// Rows per run of the head.
     pub(super) head_rows: usize,
     /// `(head_rows, vocab)`.
@@ -153,6 +158,7 @@ impl Model {
             head_bias: loader.optional_vector(blueprint.head_bias.as_ref())?,
             logit_scale: blueprint.logit_scale,
             scratch,
+            images: StepImages::new(blueprint, rows, loader.device)?,
             head_rows,
             logits: loader
                 .device
@@ -249,7 +255,20 @@ impl Model {
         };
         let (before, tokens) = (&[][..], &tokens[..]);
         let (drafts, head, keep) = (0, None, None);
-        let span = SeqSpan { states, position, before, tokens, drafts, head, keep, logits, kind };
+        let (contents, images) = (&[][..], PromptImages::NONE);
+        let span = SeqSpan {
+            states,
+            position,
+            before,
+            tokens,
+            contents,
+            images,
+            drafts,
+            head,
+            keep,
+            logits,
+            kind,
+        };
         self.tokens.clear();
         self.tokens.extend_from_slice(tokens);
         let mut stats = Stats::default();
@@ -318,7 +337,9 @@ impl Model {
             store.start(spans, ctx.stats)?;
         }
         let ahead = std::mem::take(&mut self.ahead);
-        let can_submit = control.observer.is_none() && !control.is_cancelled();
+        let can_submit = control.observer.is_none()
+            && !control.is_cancelled()
+            && !spans.iter().any(SeqSpan::has_images);
         let has_submitted = match can_submit && self.hands_over(ctx, spans) {
             true => self.submit_handing_over(ctx, ahead, spans)?,
             false => can_submit && self.submit_ahead(ctx, &ahead, spans)?,
@@ -467,9 +488,14 @@ impl Model {
         let StepContext { device, cache, host, hands_over, row_store, stats } = ctx;
         let rows = spans.iter().map(SeqSpan::rows).sum();
         let (x, kinds) = (self.residual(rows), RowKinds::of(spans));
+        if let Some(images) = &mut self.images {
+            images.start(spans);
+        }
         if parts.start == 0 {
             self.run_embed(&mut **device, spans, x)?;
+            self.images.as_ref().map_or(Ok(()), |images| images.insert(&mut **device, spans, x))?;
         }
+        let positions = self.images.as_ref().map_or(RowPositions::Indices, StepImages::positions);
         let layers = self.layers.iter().enumerate();
         for (i, layer) in layers.take(parts.end).skip(parts.start) {
             if control.is_cancelled() {
@@ -501,6 +527,7 @@ impl Model {
                 },
                 row_store: row_store.as_deref_mut(),
                 spans: &self.spans,
+                positions,
                 tokens: &self.tokens,
                 layer: i,
                 next,
@@ -513,6 +540,9 @@ impl Model {
                 gathered: None,
             };
             layer.run(&mut step)?;
+            if let Some(images) = &self.images {
+                images.add_after(i, &mut **device, spans, x)?;
+            }
             self.moe_state.counters.add_stats(i, &stats.since(&before));
             if let Some(observer) = &mut control.observer {
                 let mut hidden = vec![0.0; rows * x.width];

@@ -18,12 +18,7 @@ pub struct ImageRows {
 
 impl ImageRows {
     /// Rows of an image of `grid` tokens. The others are as the fields of [`ImageRows`].
-    pub fn new(
-        grid: [usize; 2],
-        width: usize,
-        values: Vec<f32>,
-        deepstack: Vec<Vec<f32>>,
-    ) -> Self {
+    pub fn new(grid: [usize; 2], width: usize, values: Vec<f32>, deepstack: Vec<Vec<f32>>) -> Self {
         Self { grid, width, values, deepstack }
     }
 

@@ -9,7 +9,7 @@
 //! `device` opens the device that computes; `host_experts` computes experts on the processor beside
 //! a card, on `host_thread`, `expert_probe` measures how fast both are, and `expert_places` gives
 //! experts their places in a plan by that, `expert_placing` when a model is opened;
-//! `image_rows` has what replaces an image's placeholders; `pipeline_folder` keeps compiled
+//! `contents` has the images among the tokens, `image_rows` what replaces an image's placeholders, `step_images` puts it there; `pipeline_folder` keeps compiled
 //! kernels; `non_finite` finds the weight behind a NaN.
 //!
 //! Must not know: requests, sampling, text beyond the tokenizer's size.
@@ -17,6 +17,7 @@
 mod card_budgets;
 mod card_list;
 mod card_speeds;
+pub(crate) mod contents;
 pub(crate) mod control;
 pub(crate) mod device;
 pub(crate) mod draft_head;
@@ -49,10 +50,12 @@ mod recording;
 mod served_step;
 mod slot_counts;
 pub(crate) mod spans;
+mod step_images;
 mod steps_ahead;
 
 pub use card_budgets::{CardBudgets, MAX_CARDS};
 pub use card_speeds::CardSpeeds;
+pub use contents::PromptImages;
 pub use control::CancelToken;
 pub use device::{ChosenDevice, Devices, WrapDevice};
 pub use image_rows::ImageRows;

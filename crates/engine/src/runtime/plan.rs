@@ -18,6 +18,7 @@ use super::{
     plan_basis::{PlanBasis, divide, matrix_bytes},
     prefix_share::{LEAST_SHARE, PrefixDivision, PrefixShare, index_bytes},
     slot_counts::SlotCounts,
+    step_images::StepImages,
 };
 use crate::{
     experts::{
@@ -657,7 +658,9 @@ pub(super) fn scratch_bytes(
         None => [0; 2],
     };
     let of_drafter: u64 = of_drafter.into_iter().map(page_align).sum();
-    Scratch::bytes(blueprint, rows, context) + buffers as u64 * page_align(1) + logits + of_drafter
+    let images = page_align(StepImages::bytes(blueprint, rows));
+    let scratch = Scratch::bytes(blueprint, rows, context) + buffers as u64 * page_align(1);
+    scratch + images + logits + of_drafter
 }
 
 /// Bytes on the host besides process and slots. A device that copies weights holds the largest one

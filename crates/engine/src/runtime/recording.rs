@@ -6,6 +6,7 @@ use moeflux_base::Error;
 use moeflux_compute::{Commit, Device, Span, State};
 
 use super::{
+    contents::PromptImages,
     control::StepControl,
     forward::{LogitsRow, Model, StepContext},
     host_experts::HostExperts,
@@ -162,7 +163,8 @@ impl Model {
                 (_, kept) => kept,
             };
             let keep = kept.and_then(|kept| kept.keep(span.rows()));
-            next.push(SeqSpan { position, tokens, head, keep, ..span.clone() });
+            let images = PromptImages::NONE;
+            next.push(SeqSpan { position, tokens, images, head, keep, ..span.clone() });
         }
         let recorded = self.record_spans(device, cache, host, &outcome, &next, places.given);
         let is_recorded = recorded.is_some();

@@ -5,7 +5,12 @@ use std::ops::Range;
 use moeflux_compute::State;
 use moeflux_model::seam::MAX_STATES;
 
-use super::{kept_rows::Keep, layer::EXPANDED_ROWS, logits_request::LogitsRequest};
+use super::{
+    contents::{ContentDigest, ImagePart, PromptImages, saved_positions},
+    kept_rows::Keep,
+    layer::EXPANDED_ROWS,
+    logits_request::LogitsRequest,
+};
 
 /// States of one session for one layer.
 pub(crate) type LayerStates = [Option<State>; MAX_STATES];
@@ -18,6 +23,10 @@ pub(crate) struct SeqSpan<'a> {
     /// The tokens before them, as many as `position`.
     pub(crate) before: &'a [u32],
     pub(crate) tokens: &'a [u32],
+    /// Contents of the sequence, including these tokens.
+    pub(crate) contents: &'a [ContentDigest],
+    /// Images of which parts may be among these tokens.
+    pub(crate) images: &'a PromptImages,
     /// Number of the last rows that are drafted. Logits are returned after the row before them,
     /// too.
     pub(crate) drafts: usize,
@@ -51,6 +60,21 @@ impl SeqSpan<'_> {
     pub(crate) fn rows(&self) -> usize {
         let made = self.head.as_ref().filter(|head| head.are_rows).map_or(0, |head| head.drafts);
         self.tokens.len() + made
+    }
+
+    /// Parts of images among the rows.
+    pub(crate) fn image_parts(&self) -> impl Iterator<Item = ImagePart<'_>> {
+        self.images.parts(self.position..self.position + self.tokens.len())
+    }
+
+    /// Whether there are parts of images among the rows.
+    pub(crate) fn has_images(&self) -> bool {
+        self.image_parts().next().is_some()
+    }
+
+    /// Positions that images before the span take less than their tokens.
+    pub(crate) fn saved_positions(&self) -> usize {
+        saved_positions(self.contents, self.position)
     }
 
     /// Whether the step makes drafts that are rows of it.

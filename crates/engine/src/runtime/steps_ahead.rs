@@ -22,6 +22,7 @@ pub(super) struct StepAhead {
 pub(super) struct SpanAhead {
     states: Vec<LayerStates>,
     position: usize,
+    saved_positions: usize,
     tokens: usize,
     drafts: usize,
     head: Option<HeadAhead>,
@@ -48,7 +49,8 @@ impl SpanAhead {
             are_rows: head.are_rows,
         });
         let (states, tokens) = (states.to_vec(), tokens.len());
-        Self { states, position, tokens, drafts, head, keep, logits }
+        let saved_positions = span.saved_positions();
+        Self { states, position, saved_positions, tokens, drafts, head, keep, logits }
     }
 }
 
@@ -128,7 +130,7 @@ impl RecordPace {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::spans::SpanKind;
+    use crate::runtime::{contents::PromptImages, spans::SpanKind};
 
     #[test]
     fn as_many_outcomes_are_recorded_as_the_host_has_time_for() {
@@ -154,6 +156,8 @@ mod tests {
             position: 0,
             before: &[],
             tokens: &tokens[..drafts + 1],
+            contents: &[],
+            images: PromptImages::NONE,
             drafts,
             head: None,
             keep: None,

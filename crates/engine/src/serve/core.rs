@@ -25,7 +25,13 @@ use super::{
 use crate::{
     experts::stats::Stats,
     runtime::control::CancelToken,
-    session::{drafts::DraftTotals, engine::Engine, session::Synced, snapshot::SnapshotFolder},
+    session::{
+        drafts::DraftTotals,
+        engine::Engine,
+        prefix_key::{PrefixKey, Prompt},
+        session::Synced,
+        snapshot::SnapshotFolder,
+    },
 };
 
 /// Default requests in the waiting line.
@@ -218,6 +224,13 @@ pub(super) struct Submission {
     pub(super) request: GenerateRequest,
     pub(super) sink: Box<dyn EventSink>,
     pub(super) flags: Arc<RequestFlags>,
+}
+
+impl Submission {
+    /// Contents of the prompt.
+    pub(super) fn key(&self) -> PrefixKey<'_> {
+        Prompt::new(&self.prompt, &self.request.images).key()
+    }
 }
 
 /// State that a request's handle and the worker share.

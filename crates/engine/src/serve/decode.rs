@@ -14,6 +14,7 @@ use crate::{
     runtime::control::{CancelToken, StepControl},
     session::{
         drafts::StepKind,
+        prefix_key::Prompt,
         session::{CheckedFeed, Session, SessionFeed, Synced},
     },
     text::AnswerText,
@@ -41,12 +42,13 @@ impl<'a> Tokens<'a> {
         end: AnswerEnd,
         control: &mut StepControl<'w>,
     ) -> Result<Self, Error> {
-        session.check_tokens(0, prompt)?;
+        let with_images = Prompt::new(prompt, &request.images);
+        session.check_prompt(with_images)?;
         let answer = RunningAnswer::start(session, prompt, request, end)?;
         let mut of_prompt = PromptLogprobs::for_request(&prompt.into(), request);
         let synced = match &mut of_prompt {
-            Some(sink) => session.sync_anew(prompt, &request.ends, control, sink)?,
-            None => session.sync_with(prompt, &request.ends, control)?,
+            Some(sink) => session.sync_anew(with_images, &request.ends, control, sink)?,
+            None => session.sync_with(with_images, &request.ends, control)?,
         };
         let prompt_logprobs = of_prompt.map(|mut of_prompt| of_prompt.take()).unwrap_or_default();
         Ok(Self {

@@ -22,6 +22,8 @@ pub(crate) struct Drafts {
     /// Maximum rows of a step that has drafts; such a step computes no prompt.
     max_rows: Option<usize>,
     vocab: usize,
+    /// Token in the place of an image's rows.
+    placeholder: Option<u32>,
     proposed: Vec<u32>,
     /// Whether the drafter's drafts are checked in place of the head's drafts. The head makes its
     /// drafts all the same, so that their time is measured.
@@ -49,6 +51,7 @@ impl Drafts {
             max,
             max_rows: (is_gated && on_fast_path).then_some(BATCH_INVARIANT_ROWS),
             vocab: engine.blueprint().vocab,
+            placeholder: engine.blueprint().images.map(|images| images.placeholder),
             proposed: Vec::with_capacity(MAX_DRAFTS),
             stands_for_head: own.is_some() && has_head,
             source: DraftSource::Lookup,
@@ -78,7 +81,9 @@ impl Drafts {
         if let Some(drafter) = &mut self.drafter {
             drafter.draft(session, fed, max, &mut self.proposed);
         }
-        let is_token = |draft: &&u32| (**draft as usize) < self.vocab;
+        // An image is never a guess.
+        let is_token =
+            |draft: &&u32| (**draft as usize) < self.vocab && Some(**draft) != self.placeholder;
         let found = self.proposed.iter().take(max).take_while(is_token).count();
         let by_head = if self.by_head && has_head { max } else { 0 };
         let count = |source, available| match &self.gate {
@@ -155,6 +160,7 @@ mod tests {
             max: MAX_DRAFTS,
             max_rows,
             vocab: 100,
+            placeholder: None,
             proposed: Vec::new(),
             stands_for_head: false,
             source: DraftSource::Lookup,

@@ -11,7 +11,11 @@ use std::{
 
 use moeflux_base::Error;
 
-use crate::session::{engine::Engine, snapshot::SnapshotFolder};
+use crate::session::{
+    engine::Engine,
+    prefix_key::{OwnedPrefixKey, PrefixKey},
+    snapshot::SnapshotFolder,
+};
 
 /// A snapshot with a prefix of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +35,7 @@ pub(super) struct FoundPrefix {
 /// A prompt whose prefixes are looked for.
 struct SearchJob {
     request: u64,
-    tokens: Vec<u32>,
+    prompt: OwnedPrefixKey,
 }
 
 /// The thread, and channels to it.
@@ -56,8 +60,8 @@ impl PrefixSearch {
         let expected = engine.expectation(engine.kv_format())?;
         let truncatable = engine.lock().rewind.any_length();
         let search = move || {
-            for SearchJob { request, tokens } in received {
-                let found = folder.find(&expected, &tokens, truncatable);
+            for SearchJob { request, prompt } in received {
+                let found = folder.find(&expected, prompt.key(), truncatable);
                 let prefix = found.map(|(path, len)| SavedPrefix { path, len });
                 let prefix = prefix.filter(|prefix| prefix.len >= min_len);
                 if let Some(SavedPrefix { path, .. }) = &prefix {
@@ -76,8 +80,8 @@ impl PrefixSearch {
     }
 
     /// Begins a search. Returns whether a result follows.
-    pub(super) fn begin(&self, request: u64, tokens: Vec<u32>) -> bool {
-        self.jobs.send(SearchJob { request, tokens }).is_ok()
+    pub(super) fn begin(&self, request: u64, prompt: PrefixKey<'_>) -> bool {
+        self.jobs.send(SearchJob { request, prompt: prompt.to_owned() }).is_ok()
     }
 
     /// Results since the last call.

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::embedding::Pooling;
 use crate::{
+    runtime::PromptImages,
     session::{
         drafts::{DraftMode, DrafterSource},
         engine::Engine,
@@ -47,6 +48,8 @@ pub struct GenerateRequest {
     /// Tools whose calls the answer may have. Stop strings do not end calls. Without tools the
     /// syntax of calls is text.
     pub tools: ToolSet,
+    /// Images of the prompt, by the places of their placeholders.
+    pub images: PromptImages,
     /// Lengths of prompt prefixes that other prompts are likely to share, ascending: see
     /// [`Session::sync_with`].
     pub ends: Vec<usize>,
@@ -117,6 +120,7 @@ setters!(GenerateRequest {
     ignore_eos: bool,
     end_tokens: Vec<u32>,
     bad_words: Vec<Vec<u32>>,
+    images: PromptImages,
     ends: Vec<usize>,
     logit_bias: Vec<(u32, f32)>,
     masks: Vec<Arc<dyn MaskSource>>,

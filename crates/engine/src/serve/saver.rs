@@ -11,7 +11,13 @@ use std::{
 use moeflux_base::Error;
 
 use super::prefix_search::{FoundPrefix, PrefixSearch, SavedPrefix};
-use crate::session::{engine::Engine, mark::Mark, session::Session, snapshot::SnapshotFolder};
+use crate::session::{
+    engine::Engine,
+    mark::Mark,
+    prefix_key::{OwnedPrefixKey, PrefixKey},
+    session::Session,
+    snapshot::SnapshotFolder,
+};
 
 /// Minimum tokens of a saved prefix, and of a restored one beyond what is in memory. Finding,
 /// reading and checking a file costs as much as some tens of tokens.
@@ -41,7 +47,7 @@ pub(super) struct Saver {
 
 /// A prefix whose state is to be written, if the prefix cache still has it.
 struct WaitingPrefix {
-    tokens: Vec<u32>,
+    key: OwnedPrefixKey,
     /// Whether it may be written while requests are served.
     is_long: bool,
 }
@@ -83,8 +89,13 @@ impl Saver {
 
     /// Begins to look for prefixes of a prompt in the folder, if they can have much more than the
     /// `in_memory` tokens that are in memory. Returns whether a result follows.
-    pub(super) fn begin_search(&self, request: u64, prompt: &[u32], in_memory: usize) -> bool {
-        prompt.len() >= in_memory + MIN_SAVED && self.search.begin(request, prompt.to_vec())
+    pub(super) fn begin_search(
+        &self,
+        request: u64,
+        prompt: PrefixKey<'_>,
+        in_memory: usize,
+    ) -> bool {
+        prompt.len() >= in_memory + MIN_SAVED && self.search.begin(request, prompt)
     }
 
     /// Results of searches since the last call.
@@ -99,7 +110,11 @@ impl Saver {
 
     /// Restores into `session` a prefix of `prompt` that was found, if that is much more than the
     /// session and the prefix cache have. Returns whether it did.
-    pub(super) fn restore(session: &mut Session, prompt: &[u32], found: &SavedPrefix) -> bool {
+    pub(super) fn restore(
+        session: &mut Session,
+        prompt: PrefixKey<'_>,
+        found: &SavedPrefix,
+    ) -> bool {
         session.restore_found(&found.path, prompt, found.len, MIN_SAVED)
     }
 
@@ -111,16 +126,16 @@ impl Saver {
         if session.cache_prefix().is_err() || !are_complete.unwrap_or(false) {
             return;
         }
-        let tokens = session.tokens();
+        let key = session.timeline.key();
         let is_any_length = self.engine.lock().rewind.any_length();
         // Behind tools and system message, and where the next question diverges.
         let (first, last) = (ends.first(), ends.iter().rev().nth(1));
         let shared = first.into_iter().chain(last).copied().filter(|_| !is_any_length);
-        for len in shared.chain([tokens.len()]).filter(|len| *len >= MIN_SAVED) {
-            let Some(prefix) = tokens.get(..len) else { continue };
+        for len in shared.chain([key.len()]).filter(|len| (MIN_SAVED..=key.len()).contains(len)) {
+            let prefix = key.first(len);
             if self.known.insert(hash(prefix)) {
                 let is_long = computed > LONG_PROMPT;
-                self.waiting.push_back(WaitingPrefix { tokens: prefix.to_vec(), is_long });
+                self.waiting.push_back(WaitingPrefix { key: prefix.to_owned(), is_long });
             }
         }
         while self.waiting.len() > MAX_WAITING {
@@ -131,7 +146,7 @@ impl Saver {
     /// Forgets the prefix that waits longest.
     fn give_up(&mut self) {
         if let Some(oldest) = self.waiting.pop_front() {
-            self.known.remove(&hash(&oldest.tokens));
+            self.known.remove(&hash(oldest.key.key()));
         }
     }
 
@@ -153,7 +168,7 @@ impl Saver {
             && let Some(prefix) = self.waiting.remove(next)
         {
             // An evicted state is not computed again.
-            if let Some(mark) = self.engine.cached_mark(&prefix.tokens) {
+            if let Some(mark) = self.engine.cached_mark(prefix.key.key()) {
                 self.is_writing = self.marks.send(mark).is_ok();
             }
         }
@@ -187,8 +202,8 @@ impl Saver {
     }
 }
 
-fn hash(tokens: &[u32]) -> u64 {
+fn hash(key: PrefixKey<'_>) -> u64 {
     let mut hasher = DefaultHasher::new();
-    tokens.hash(&mut hasher);
+    key.hash(&mut hasher);
     hasher.finish()
 }

@@ -7,7 +7,7 @@ use moeflux_sampling::TokenLogprobs;
 
 use crate::{
     experts::stats::Stats,
-    runtime::control::StepControl,
+    runtime::{PromptImages, control::StepControl},
     serve::{
         answer::{AnswerFeed, RunningAnswer},
         choice::{ChosenToken, PromptLogprobs},
@@ -17,7 +17,7 @@ use crate::{
     session::{
         drafts::{DraftList, DraftTotals, StepKind},
         engine::Engine,
-        prefix_key::PrefixKey,
+        prefix_key::{PrefixKey, Prompt},
         session::{MIN_CACHED_PREFIX, Session, Synced},
         steps::{BatchEntry, EntryKind},
     },
@@ -219,6 +219,7 @@ struct Sequence {
     session: Session,
     answer: RunningAnswer,
     prompt: Arc<[u32]>,
+    images: PromptImages,
     /// Kind of the prompt's tokens, whatever other sequences compute of them.
     prompt_kind: EntryKind,
     /// Set if the request asks for log-probabilities of the prompt.
@@ -241,7 +242,8 @@ impl Sequence {
     /// the prompt.
     fn entry(&mut self, count: usize) -> BatchEntry<'_> {
         let is_prefilling = self.is_prefilling();
-        let Self { session, prompt, prompt_kind, answer, prompt_logprobs, embedding, .. } = self;
+        let Self { session, prompt, images, prompt_kind, .. } = self;
+        let Self { answer, prompt_logprobs, embedding, .. } = self;
         let (fed, kind) = (session.tokens().len(), *prompt_kind);
         if !is_prefilling {
             let AnswerFeed { tokens, drafts, head_drafts, choice } = answer.feed();
@@ -254,12 +256,16 @@ impl Sequence {
         }
         let tokens = &prompt[fed..fed + count];
         let logits = fed + count == prompt.len();
-        let entry = BatchEntry::new(session, tokens).kind(kind).logits(logits);
+        let entry = BatchEntry::new(session, tokens).images(images).kind(kind).logits(logits);
         match (prompt_logprobs, embedding) {
             (Some(of_prompt), _) => entry.each_row(of_prompt.start_at(fed)),
             (None, Some(embedding)) => entry.each_row(embedding.start()).hidden(true),
             (None, None) => entry,
         }
+    }
+
+    fn key(&self) -> PrefixKey<'_> {
+        Prompt::new(&self.prompt, &self.images).key()
     }
 
     /// Whether part of the prompt is left to prefill.
@@ -275,7 +281,7 @@ impl Sequence {
     /// Length of the prefix that can be adopted from another sequence. To cover the whole prompt,
     /// the other session must have logits exactly there. Otherwise one token is left to compute.
     fn shared_prefix_len(&self, other: &Self) -> usize {
-        let same = PrefixKey::from(&self.prompt).common_len((&other.prompt).into());
+        let same = self.key().common_len(other.key());
         let there = other.session.tokens().len();
         let ends = match there == same {
             true => !other.session.logits().is_empty(),
@@ -361,6 +367,7 @@ impl Scheduler {
             session,
             answer,
             prompt,
+            images: request.images.clone(),
             prompt_kind: EntryKind::Prompt { tokens: synced.computed },
             prompt_logprobs,
             embedding: request.embedding.map(PromptEmbedding::new),
@@ -384,14 +391,15 @@ impl Scheduler {
         if !self.engine.same_engine(session.engine()) {
             return Err(SessionError::OtherEngineInBatch.into());
         }
-        session.check_tokens(0, prompt)?;
+        let with_images = Prompt::new(prompt, &request.images);
+        session.check_prompt(with_images)?;
         let end = AnswerEnd::for_request(&self.engine, prompt, request)?;
         let answer = RunningAnswer::start(session, prompt, request, end)?;
         let synced = match request.computes_all() {
-            true => session.start_anew(prompt)?,
-            false => session.reuse(prompt)?,
+            true => session.start_anew(with_images)?,
+            false => session.reuse(with_images)?,
         };
-        let pauses = session.cache_positions(synced.reused..prompt.len(), &request.ends);
+        let pauses = session.cache_positions(with_images, synced.reused, &request.ends);
         Ok(PreparedRequest { answer, pauses, synced })
     }
 

@@ -26,6 +26,7 @@ use crate::{
     runtime::control::StepControl,
     session::{
         engine::Engine,
+        prefix_key::PrefixKey,
         session::{MIN_CACHED_PREFIX, Session, Synced},
     },
 };
@@ -229,11 +230,11 @@ impl Worker {
     fn enqueue(&mut self, submission: Box<Submission>) {
         self.received += 1;
         let number = self.received;
-        let Submission { prompt, request, .. } = &*submission;
+        let key = submission.key();
         let is_searched = self.saver.as_ref().is_some_and(|saver| {
-            let of_idle = self.idle.iter().map(|idle| idle.session.usable_prefix_len(prompt));
-            let in_memory = of_idle.max().unwrap_or(0).max(self.engine.cached_prefix_len(prompt));
-            !request.computes_all() && saver.begin_search(number, prompt, in_memory)
+            let of_idle = self.idle.iter().map(|idle| idle.session.usable_prefix_len(key));
+            let in_memory = of_idle.max().unwrap_or(0).max(self.engine.cached_prefix_len(key));
+            !submission.request.computes_all() && saver.begin_search(number, key, in_memory)
         });
         self.waiting.push_back(WaitingRequest { number, submission, is_searched, found: None });
     }
@@ -282,8 +283,8 @@ impl Worker {
             }
             let submission = &waiting.submission;
             let reusable = match submission.request.computes_all() {
-                true => &[],
-                false => &submission.prompt[..],
+                true => PrefixKey::from(&[]),
+                false => submission.key(),
             };
             let mut session = match self.take_session(reusable) {
                 Ok(session) => session,
@@ -328,20 +329,19 @@ impl Worker {
         self.ending.push(client);
     }
 
-    /// A session for a request that may reuse a prefix of `prompt`: the idle one that the prompt
-    /// continues; else a copy of the idle one with the longest usable prefix, or a new one; without
+    /// A session for a request that may reuse a prefix of `key`: the idle one that it continues; else a copy of the idle one with the longest usable prefix, or a new one; without
     /// room for it, an idle one, rather the one with that prefix than the least recently used.
     ///
     /// # Errors
     /// No session is idle, and the engine makes none.
-    fn take_session(&mut self, prompt: &[u32]) -> Result<Session, Error> {
-        let usable = |idle: &IdleSession| idle.session.usable_prefix_len(prompt);
+    fn take_session(&mut self, key: PrefixKey<'_>) -> Result<Session, Error> {
+        let usable = |idle: &IdleSession| idle.session.usable_prefix_len(key);
         let best = (0..self.idle.len()).max_by_key(|i| usable(&self.idle[*i]));
         let best = best.filter(|i| usable(&self.idle[*i]) >= MIN_CACHED_PREFIX);
         let oldest = || (0..self.idle.len()).min_by_key(|i| self.idle[*i].used);
         let Some(index) = best.or_else(oldest) else { return self.engine.session() };
         let new = match best.map(|i| &self.idle[i].session) {
-            Some(session) if session.is_continued_by(prompt) => None,
+            Some(session) if session.is_continued_by(key) => None,
             Some(session) => session.fork().ok(),
             None => self.engine.session().ok(),
         };
@@ -349,7 +349,7 @@ impl Worker {
             return Ok(new);
         }
         let mut taken = self.idle.swap_remove(index).session;
-        if !taken.is_continued_by(prompt) {
+        if !taken.is_continued_by(key) {
             // Its conversation may go on. If its state cannot be kept, that turn computes it again.
             let _ = taken.cache_prefix();
         }

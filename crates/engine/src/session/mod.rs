@@ -30,6 +30,7 @@ pub use drafts::{
 pub use engine::OpenProgress;
 pub use mark::Mark;
 pub use model_files::WrapReader;
+pub use prefix_key::Prompt;
 pub use save_restore::SnapshotOptions;
 pub use session::Synced;
 pub use snapshot::SnapshotFolder;

@@ -3,25 +3,54 @@
 //! Token ids do not tell all of it. All images have the same placeholders, and an adapter changes
 //! the states of every token. Such contents are in the key by their digests.
 
-use moeflux_model::seam::hex_digest;
-use serde::{Deserialize, Serialize};
+use crate::runtime::contents::{ContentDigest, PromptImages, image_around};
 
-/// Content of a sequence that its token ids do not tell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ContentDigest {
-    /// Index of the first token whose states depend on it.
-    pub(crate) place: usize,
-    /// SHA-256 of the content.
-    #[serde(with = "hex_digest")]
-    pub(crate) digest: [u8; 32],
+/// Tokens of a sequence, with the images among them.
+#[derive(Clone, Copy, Debug)]
+pub struct Prompt<'a> {
+    /// Token ids, with a placeholder for each row of an image.
+    pub tokens: &'a [u32],
+    /// Images. Their places are indices into the whole sequence.
+    pub images: &'a PromptImages,
+}
+
+impl<'a> Prompt<'a> {
+    /// Tokens with images among them.
+    pub fn new(tokens: &'a [u32], images: &'a PromptImages) -> Self {
+        Self { tokens, images }
+    }
+
+    pub(crate) fn key(self) -> PrefixKey<'a> {
+        PrefixKey { tokens: self.tokens, contents: self.images.contents() }
+    }
+}
+
+impl<'a, T: AsRef<[u32]> + ?Sized> From<&'a T> for Prompt<'a> {
+    /// Text alone.
+    fn from(tokens: &'a T) -> Self {
+        Self { tokens: tokens.as_ref(), images: PromptImages::NONE }
+    }
 }
 
 /// Contents of a sequence. Sequences with equal keys have equal states.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PrefixKey<'a> {
     pub(crate) tokens: &'a [u32],
     /// Ascending by place; each place is the index of a token.
     pub(crate) contents: &'a [ContentDigest],
+}
+
+/// A key that lives on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OwnedPrefixKey {
+    tokens: Vec<u32>,
+    contents: Vec<ContentDigest>,
+}
+
+impl OwnedPrefixKey {
+    pub(crate) fn key(&self) -> PrefixKey<'_> {
+        PrefixKey { tokens: &self.tokens, contents: &self.contents }
+    }
 }
 
 impl<'a, T: AsRef<[u32]> + ?Sized> From<&'a T> for PrefixKey<'a> {
@@ -37,6 +66,11 @@ impl<'a> PrefixKey<'a> {
         self.tokens.len()
     }
 
+    /// A copy that lives on.
+    pub(crate) fn to_owned(self) -> OwnedPrefixKey {
+        OwnedPrefixKey { tokens: self.tokens.to_vec(), contents: self.contents.to_vec() }
+    }
+
     /// Key of the first `len` tokens.
     pub(crate) fn first(&self, len: usize) -> Self {
         let count = self.contents.partition_point(|content| content.place < len);
@@ -46,6 +80,11 @@ impl<'a> PrefixKey<'a> {
     /// Whether `prefix` is the key of its first tokens.
     pub(crate) fn starts_with(&self, prefix: PrefixKey<'_>) -> bool {
         prefix.len() <= self.len() && self.first(prefix.len()) == prefix
+    }
+
+    /// The largest length up to `len` that does not end inside an image.
+    pub(crate) fn outside_images(&self, len: usize) -> usize {
+        image_around(self.contents, len).map_or(len, |image| image.place)
     }
 
     /// Number of the first tokens that are the same in both keys.
@@ -113,7 +152,7 @@ mod tests {
     const OTHER: [u8; 32] = [8; 32];
 
     fn content(place: usize, digest: [u8; 32]) -> ContentDigest {
-        ContentDigest { place, digest }
+        ContentDigest { place, digest, grid: None }
     }
 
     #[test]

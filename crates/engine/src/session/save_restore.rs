@@ -13,11 +13,12 @@ use moeflux_model::{
 };
 
 use crate::{
-    runtime::control::StepControl,
+    runtime::{contents::ContentDigest, control::StepControl},
     session::{
         engine::Engine,
         mark::{Mark, MarkState},
         model_files::ModelIdentity,
+        prefix_key::{PrefixKey, Prompt},
         session::{Session, Synced},
         snapshot::{
             SavedState, Snapshot, SnapshotContents, SnapshotFolder, SnapshotRequirements,
@@ -82,19 +83,27 @@ impl Session {
             snapshot.header().stored.as_deref().and_then(|name| KvFormat::by_name(name).ok());
         let kv_format = stored.filter(|kv_format| !kv_format.is_wider_than(own)).unwrap_or(own);
         snapshot.fits(&self.engine.expectation(kv_format)?)?;
-        if let count @ 1.. = snapshot.key().contents.len() {
-            let problem = format!("it has {count} images or adapters, this session can have none");
+        let PrefixKey { tokens, contents } = snapshot.key();
+        let takes_images = self.engine.blueprint().images.is_some();
+        let is_known = |content: &ContentDigest| takes_images && content.grid.is_some();
+        if !contents.iter().all(is_known) {
+            let problem = match takes_images {
+                true => "it has contents other than images, this session can have none",
+                false => "it has images, the model of this session takes none",
+            };
+            let problem = problem.to_owned();
             return Err(Error::snapshot(path.as_ref(), SnapshotProblem::OtherSettings(problem)));
         }
         snapshot.verify()?;
         let logits = snapshot.logits()?.unwrap_or_default();
         let hot = snapshot.hot()?;
         let written = usize::try_from(snapshot.header().written).unwrap_or(usize::MAX);
-        let tokens = snapshot.key().tokens.to_vec();
+        let (tokens, contents) = (tokens.to_vec(), contents.to_vec());
         let is_lossy = snapshot.header().lossy && !own.is_lossy();
         let has_other_placement =
             snapshot.header().has_other_placement(self.engine.plan().experts_number().as_deref());
-        let loaded = Timeline { tokens, logits, written, is_lossy, ..Timeline::default() };
+        let loaded =
+            Timeline { tokens, contents, logits, written, is_lossy, ..Timeline::default() };
         let saved: Vec<u64> = snapshot.header().states.iter().map(|s| s.entries).collect();
         if saved_states(&self.engine, &loaded, kv_format).iter().map(|s| s.entries).ne(saved) {
             let what = "its states, which do not match its tokens".into();
@@ -112,6 +121,7 @@ impl Session {
             false => engine.lock().new_timeline(engine.blueprint(), &engine.plan())?,
         };
         timeline.tokens = loaded.tokens;
+        timeline.contents = loaded.contents;
         timeline.logits = loaded.logits;
         timeline.written = written;
         timeline.is_lossy = is_lossy;
@@ -166,54 +176,55 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::sync`]. A snapshot that cannot be used is skipped.
-    pub fn sync_from(
+    pub fn sync_from<'a>(
         &mut self,
         folder: &SnapshotFolder,
-        tokens: &[u32],
+        prompt: impl Into<Prompt<'a>>,
         control: &mut StepControl<'_>,
     ) -> Result<Synced, Error> {
-        self.check_tokens(0, tokens)?;
+        let prompt = prompt.into();
+        self.check_prompt(prompt)?;
         let had = self.timeline.tokens.len();
-        let same = self.timeline.key().common_len(tokens.into());
-        let is_restored = self.restore_longer(folder, tokens, 1);
-        let synced = self.sync(tokens, control)?;
+        let same = self.timeline.key().common_len(prompt.key());
+        let is_restored = self.restore_longer(folder, prompt.key(), 1);
+        let synced = self.sync(prompt, control)?;
         match is_restored {
             true => Ok(Synced { restored: synced.reused, rewound: had - same, ..synced }),
             false => Ok(synced),
         }
     }
 
-    /// Restores the snapshot in `folder` with the longest prefix of `tokens`, if that has at least
+    /// Restores the snapshot in `folder` with the longest prefix of `key`, if that has at least
     /// `gain` tokens more than the session and the prefix cache have. Returns whether it did.
-    fn restore_longer(&mut self, folder: &SnapshotFolder, tokens: &[u32], gain: usize) -> bool {
-        if tokens.len() < self.len_in_memory(tokens) + gain {
+    fn restore_longer(&mut self, folder: &SnapshotFolder, key: PrefixKey<'_>, gain: usize) -> bool {
+        if key.len() < self.len_in_memory(key) + gain {
             return false;
         }
         let truncatable = self.engine.lock().rewind.any_length();
         let Ok(expected) = self.engine.expectation(self.engine.kv_format()) else { return false };
-        let Some((path, len)) = folder.find(&expected, tokens, truncatable) else { return false };
-        let is_restored = self.restore_found(&path, tokens, len, gain);
+        let Some((path, len)) = folder.find(&expected, key, truncatable) else { return false };
+        let is_restored = self.restore_found(&path, key, len, gain);
         if is_restored {
             folder.touch(&path);
         }
         is_restored
     }
 
-    /// Restores a snapshot that has the first `len` of `tokens`, if those are at least `gain` more
+    /// Restores a snapshot that has the first `len` tokens of `key`, if those are at least `gain` more
     /// than the session and the prefix cache have. Returns whether it did.
     pub(crate) fn restore_found(
         &mut self,
         path: &Path,
-        tokens: &[u32],
+        key: PrefixKey<'_>,
         len: usize,
         gain: usize,
     ) -> bool {
-        len >= self.len_in_memory(tokens) + gain && self.restore(path).is_ok()
+        len >= self.len_in_memory(key) + gain && self.restore(path).is_ok()
     }
 
-    /// Length of the prefix of `tokens` that the session or the prefix cache has.
-    fn len_in_memory(&self, tokens: &[u32]) -> usize {
-        self.usable_prefix_len(tokens).max(self.engine.cached_prefix_len(tokens))
+    /// Length of the prefix of `key` that the session or the prefix cache has.
+    fn len_in_memory(&self, key: PrefixKey<'_>) -> usize {
+        self.usable_prefix_len(key).max(self.engine.cached_prefix_len(key))
     }
 
     /// Saves the session to a snapshot folder for [`Session::sync_from`] and keeps the folder
@@ -416,11 +427,11 @@ fn describe_states(
 }
 
 impl Engine {
-    /// Length of the longest prefix of `tokens` that the prefix cache has.
-    pub(crate) fn cached_prefix_len(&self, tokens: &[u32]) -> usize {
+    /// Length of the longest prefix of `key` that the prefix cache has.
+    pub(crate) fn cached_prefix_len(&self, key: PrefixKey<'_>) -> usize {
         let runtime = self.lock();
         let truncatable = runtime.rewind.any_length();
-        runtime.prefix_cache.longest(tokens, truncatable).map_or(0, |found| found.len)
+        runtime.prefix_cache.longest(key, truncatable).map_or(0, |found| found.len)
     }
 
     /// Bytes of all states: of sessions and of the prefix cache. Memory that they share counts
@@ -429,12 +440,12 @@ impl Engine {
         self.lock().device.states_held()
     }
 
-    /// A mark of exactly these tokens, if the prefix cache has their state.
-    pub(crate) fn cached_mark(&self, tokens: &[u32]) -> Option<Mark> {
+    /// A mark of exactly these contents, if the prefix cache has their state.
+    pub(crate) fn cached_mark(&self, key: PrefixKey<'_>) -> Option<Mark> {
         let mut runtime = self.lock();
-        let id = runtime.prefix_cache.find_whole(tokens)?;
+        let id = runtime.prefix_cache.find_whole(key)?;
         let cached = runtime.prefix_cache.take(id)?;
-        let forked = runtime.fork(&cached, tokens.len());
+        let forked = runtime.fork(&cached, key.len());
         runtime.prefix_cache.give_back(id, cached);
         drop(runtime);
         Some(Mark::new(self.clone(), forked.ok()?))

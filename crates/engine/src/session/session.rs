@@ -1,13 +1,12 @@
 //! Session: one token sequence with its KV cache and recurrent state.
 
-use std::ops::Range;
-
 use moeflux_base::{Error, SessionError};
 use moeflux_sampling::Sampler;
 
 use crate::{
     experts::stats::Stats,
     runtime::{
+        contents::PromptImages,
         control::StepControl,
         draft_head::DraftList,
         logits_request::{Logits, LogitsOutput, LogitsRequest, LogitsSink},
@@ -18,7 +17,7 @@ use crate::{
         engine::{Engine, Runtime},
         mark::Mark,
         prefix_cache::PrefixMatch,
-        prefix_key::PrefixKey,
+        prefix_key::{PrefixKey, Prompt},
         steps::{BatchResult, EntryKind, RowSink},
         timeline::Timeline,
     },
@@ -113,6 +112,11 @@ impl Session {
         &self.timeline.tokens
     }
 
+    /// Images so far, without their rows: for prompts that go on with the session's tokens.
+    pub fn images(&self) -> PromptImages {
+        PromptImages::without_rows(&self.timeline.contents)
+    }
+
     /// Logits after the last token, one per vocabulary entry. Empty before the first token, after
     /// [`Session::next`] that left them on the device, after [`Session::truncate`] that computed
     /// nothing, and after a step that failed at its very end.
@@ -154,17 +158,21 @@ impl Session {
         self.engine.lock().reset(&mut self.timeline)
     }
 
-    /// Brings the session to exactly `tokens` and computes the logits after them. The common prefix
-    /// is reused. If the session has diverged, the KV cache is truncated. A recurrent state, or a
+    /// Brings the session to exactly `prompt` and computes the logits after it. The common prefix
+    /// is reused, as far as it has the same images. If the session has diverged, the KV cache is truncated. A recurrent state, or a
     /// sliding window that has moved on, is taken from the longest matching entry of the prefix
     /// cache, which other sessions fill too. The rest is computed.
     ///
     /// # Errors
-    /// As [`Session::feed`]; also if `tokens` is empty. After a failed step the session holds a
-    /// prefix of `tokens`, and the same call continues from there. The previous sequence is lost
+    /// As [`Session::feed`]; also if `prompt` is empty. After a failed step the session holds a
+    /// prefix of it, and the same call continues from there. The previous sequence is lost
     /// unless a [`Mark`] holds it.
-    pub fn sync(&mut self, tokens: &[u32], control: &mut StepControl<'_>) -> Result<Synced, Error> {
-        self.sync_with(tokens, &[], control)
+    pub fn sync<'a>(
+        &mut self,
+        prompt: impl Into<Prompt<'a>>,
+        control: &mut StepControl<'_>,
+    ) -> Result<Synced, Error> {
+        self.sync_with(prompt, &[], control)
     }
 
     /// Like [`Session::sync`], with hints: `ends` are lengths of prefixes that other prompts are
@@ -173,34 +181,35 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::sync`].
-    pub fn sync_with(
+    pub fn sync_with<'a>(
         &mut self,
-        tokens: &[u32],
+        prompt: impl Into<Prompt<'a>>,
         ends: &[usize],
         control: &mut StepControl<'_>,
     ) -> Result<Synced, Error> {
-        let synced = self.reuse(tokens)?;
-        self.prefill(tokens, synced, ends, control, None)
+        let prompt = prompt.into();
+        let synced = self.reuse(prompt)?;
+        self.prefill(prompt, synced, ends, control, None)
     }
 
     /// Like [`Session::sync_with`], without reuse: computes all tokens. `sink` receives the logits
-    /// of each, by its index into `tokens`.
+    /// of each, by its index into the prompt.
     pub(crate) fn sync_anew(
         &mut self,
-        tokens: &[u32],
+        prompt: Prompt<'_>,
         ends: &[usize],
         control: &mut StepControl<'_>,
         sink: &mut dyn RowSink,
     ) -> Result<Synced, Error> {
-        let synced = self.start_anew(tokens)?;
-        self.prefill(tokens, synced, ends, control, Some(sink))
+        let synced = self.start_anew(prompt)?;
+        self.prefill(prompt, synced, ends, control, Some(sink))
     }
 
     /// Computes the tokens that are not reused, and fills the prefix cache at `ends`. `sink`
     /// receives the logits of each computed token.
     fn prefill(
         &mut self,
-        tokens: &[u32],
+        prompt: Prompt<'_>,
         synced: Synced,
         ends: &[usize],
         control: &mut StepControl<'_>,
@@ -209,10 +218,11 @@ impl Session {
         if synced.computed == 0 {
             return Ok(synced);
         }
+        let Prompt { tokens, images } = prompt;
         let mut done = synced.reused;
         let total = synced.computed as f64;
         let kind = EntryKind::Prompt { tokens: synced.computed };
-        for end in self.cache_positions(done..tokens.len(), ends) {
+        for end in self.cache_positions(prompt, done, ends) {
             let (before, share) =
                 ((done - synced.reused) as f64 / total, (end - done) as f64 / total);
             let wanted = if sink.is_some() {
@@ -223,8 +233,8 @@ impl Session {
                 LogitsRequest::None
             };
             control.part(before, share, |control| {
-                let part =
-                    SessionFeed { tokens: &tokens[done..end], drafts: 0, head_drafts: 0, kind };
+                let part = Prompt::new(&tokens[done..end], images);
+                let part = SessionFeed { prompt: part, drafts: 0, head_drafts: 0, kind };
                 self.steps(part, wanted, control, None, &mut |row, output| {
                     if let (LogitsOutput::Logits(logits), Some(sink)) = (output, &mut sink) {
                         sink.row(done + row, logits);
@@ -238,47 +248,54 @@ impl Session {
         Ok(synced)
     }
 
-    /// Brings the session to the longest prefix of `tokens` that is available without computing.
-    pub(crate) fn reuse(&mut self, tokens: &[u32]) -> Result<Synced, Error> {
-        self.check_tokens(0, tokens)?;
-        let same = self.timeline.key().common_len(tokens.into());
-        let reused = match self.holds_exactly(tokens) {
+    /// Brings the session to the longest prefix of `prompt` that is available without computing.
+    pub(crate) fn reuse(&mut self, prompt: Prompt<'_>) -> Result<Synced, Error> {
+        self.check_prompt(prompt)?;
+        let key = prompt.key();
+        let same = self.timeline.key().common_len(key);
+        let reused = match self.holds_exactly(key) {
             true => Synced { reused: same, ..Synced::default() },
-            false => self.restore_prefix(same, tokens)?,
+            false => self.restore_prefix(same, key)?,
         };
-        Ok(Synced { computed: tokens.len() - reused.reused, ..reused })
+        Ok(Synced { computed: key.len() - reused.reused, ..reused })
     }
 
-    /// Length of the prefix of `tokens` to which the session's own state can return.
-    pub(crate) fn usable_prefix_len(&self, tokens: &[u32]) -> usize {
-        let same = self.timeline.key().common_len(tokens.into());
-        match self.holds_exactly(tokens) {
+    /// Length of the prefix of `key` to which the session's own state can return.
+    pub(crate) fn usable_prefix_len(&self, key: PrefixKey<'_>) -> usize {
+        let same = self.timeline.key().common_len(key);
+        match self.holds_exactly(key) {
             true => same,
-            false => self.engine.lock().usable_len(&self.timeline, same, tokens),
+            false => self.engine.lock().usable_len(&self.timeline, same, key),
         }
     }
 
-    /// Whether `tokens` begin with all that the session holds.
-    pub(crate) fn is_continued_by(&self, tokens: &[u32]) -> bool {
-        PrefixKey::from(tokens).starts_with(self.timeline.key())
+    /// Whether `key` begins with all that the session holds.
+    pub(crate) fn is_continued_by(&self, key: PrefixKey<'_>) -> bool {
+        key.starts_with(self.timeline.key())
     }
 
-    /// Drops all tokens, to compute `tokens` from the first one on.
-    pub(crate) fn start_anew(&mut self, tokens: &[u32]) -> Result<Synced, Error> {
-        self.check_tokens(0, tokens)?;
+    /// Drops all tokens, to compute `prompt` from its first token on.
+    pub(crate) fn start_anew(&mut self, prompt: Prompt<'_>) -> Result<Synced, Error> {
+        self.check_prompt(prompt)?;
         let rewound = self.timeline.tokens.len();
         self.reset()?;
-        Ok(Synced { rewound, computed: tokens.len(), ..Synced::default() })
+        Ok(Synced { rewound, computed: prompt.tokens.len(), ..Synced::default() })
     }
 
-    /// Whether the session holds exactly these tokens and their logits.
-    fn holds_exactly(&self, tokens: &[u32]) -> bool {
-        self.timeline.key() == PrefixKey::from(tokens) && !self.timeline.logits.is_empty()
+    /// Whether the session holds exactly these contents and their logits.
+    fn holds_exactly(&self, key: PrefixKey<'_>) -> bool {
+        self.timeline.key() == key && !self.timeline.logits.is_empty()
     }
 
-    /// Positions in `range` at which prefill pauses to fill the prefix cache. The last one is
-    /// its end.
-    pub(crate) fn cache_positions(&self, range: Range<usize>, ends: &[usize]) -> Vec<usize> {
+    /// Lengths above `done` at which the prefill of a prompt pauses to fill the prefix cache, never
+    /// inside an image. The last one is its end.
+    pub(crate) fn cache_positions(
+        &self,
+        prompt: Prompt<'_>,
+        done: usize,
+        ends: &[usize],
+    ) -> Vec<usize> {
+        let range = done..prompt.tokens.len();
         let truncatable = self.engine.lock().rewind.any_length();
         let regular = if truncatable {
             0..0
@@ -291,20 +308,30 @@ impl Session {
             // No pause where nothing would be cached.
             !truncatable && range.start < *end && *end < range.end && *end >= MIN_CACHED_PREFIX
         }));
+        for position in &mut positions {
+            *position = prompt.key().outside_images(*position);
+        }
+        positions.retain(|position| *position > done);
         positions.push(range.end);
         positions.sort_unstable();
         positions.dedup();
         positions
     }
 
-    /// Returns to the longest available common prefix with `tokens`, of which `same` tokens match
-    /// the session.
-    fn restore_prefix(&mut self, same: usize, tokens: &[u32]) -> Result<Synced, Error> {
+    /// Returns to the longest available common prefix with `key`, of which `same` tokens match the
+    /// session.
+    fn restore_prefix(&mut self, same: usize, key: PrefixKey<'_>) -> Result<Synced, Error> {
         let had = self.timeline.tokens.len();
         let mut runtime = self.engine.lock();
-        let own = runtime.usable_len(&self.timeline, same, tokens);
+        let own = runtime.usable_len(&self.timeline, same, key);
         let truncatable = runtime.rewind.any_length();
-        let found = runtime.prefix_cache.find(tokens, truncatable);
+        let found = runtime.prefix_cache.find(key, truncatable);
+        // Half an image would need all of its rows.
+        let whole = |found: PrefixMatch| match truncatable {
+            true => PrefixMatch { len: key.outside_images(found.len), ..found },
+            false => found,
+        };
+        let found = found.map(whole);
         if let Some(PrefixMatch { id, len }) = found.filter(|found| found.len > own)
             && let Some(cached) = runtime.prefix_cache.take(id)
         {
@@ -326,19 +353,22 @@ impl Session {
         Ok(Synced { reused: own, restored: 0, rewound: had - own, computed: 0 })
     }
 
-    /// Truncates the session to its first `len` tokens. The KV cache is truncated in place. A
+    /// Truncates the session to its first `len` tokens, or to the start of the image around them,
+    /// as the rows of images are not kept. The KV cache is truncated in place. A
     /// recurrent state, or a sliding window that has moved on, is taken from the longest matching
     /// entry of the prefix cache, and the rest is computed. Afterwards [`Session::logits`] are
     /// empty, unless a cached prefix ended there or tokens were computed.
     ///
     /// # Errors
-    /// The session has fewer tokens (it stays unchanged); else as [`Session::feed`], and the
-    /// session holds a prefix of the requested tokens.
+    /// The session has fewer tokens, or images that would have to be computed again (it stays
+    /// unchanged); else as [`Session::feed`], and the session holds a prefix of the requested
+    /// tokens.
     pub fn truncate(&mut self, len: usize, control: &mut StepControl<'_>) -> Result<Synced, Error> {
         let had = self.timeline.tokens.len();
         if len > had {
             return Err(SessionError::TruncatedToMore { had, len }.into());
         }
+        let len = self.timeline.key().outside_images(len);
         if len == had {
             return Ok(Synced { reused: len, ..Synced::default() });
         }
@@ -353,7 +383,11 @@ impl Session {
                 return Ok(Synced { reused: len, rewound: had - len, ..Synced::default() });
             }
         }
-        let tokens = self.timeline.tokens[..len].to_vec();
+        let key = self.timeline.key().first(len);
+        if key.contents.iter().any(|content| content.grid.is_some()) {
+            return Err(SessionError::TruncatedImages { len }.into());
+        }
+        let tokens = key.tokens.to_vec();
         self.sync(&tokens, control)
     }
 
@@ -444,7 +478,7 @@ impl Session {
         sampler: &mut Sampler,
         control: &mut StepControl<'_>,
     ) -> Result<u32, Error> {
-        self.choose_after(SessionFeed::new(tokens), sampler, control)?.chosen
+        self.choose_after(SessionFeed::new(tokens.into()), sampler, control)?.chosen
     }
 
     /// Appends tokens, the drafted ones as far as they are right, and chooses the next one.
@@ -467,21 +501,22 @@ impl Session {
         Ok(CheckedFeed { accepted, chosen, drafted: ended.drafted })
     }
 
-    /// Appends tokens, in chunks. `sink` receives the requested logits: index into `tokens`, and
+    /// Appends tokens, in chunks. `sink` receives the requested logits: index into the tokens, and
     /// one f32 per vocabulary entry. [`Session::logits`] holds those of the last token.
     ///
     /// # Errors
-    /// No tokens, ids outside the vocabulary, more tokens than the context, no room for their state
-    /// in the memory plan, an expert that cannot be read, or cancellation. Chunks before the failed
+    /// No tokens, ids outside the vocabulary, more tokens than the context, images that the model
+    /// does not take or that are not the session's own, no room for their state in the memory plan,
+    /// an expert that cannot be read, or cancellation. Chunks before the failed
     /// one stay: see [`Session::tokens`].
-    pub fn feed(
+    pub fn feed<'a>(
         &mut self,
-        tokens: &[u32],
+        prompt: impl Into<Prompt<'a>>,
         logits: Logits,
         control: &mut StepControl<'_>,
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), Error> {
-        let (feed, wanted) = (SessionFeed::new(tokens), LogitsRequest::Logits(logits));
+        let (feed, wanted) = (SessionFeed::new(prompt.into()), LogitsRequest::Logits(logits));
         self.steps(feed, wanted, control, None, &mut |row, output| {
             if let LogitsOutput::Logits(logits) = output {
                 sink(row, logits);
@@ -496,13 +531,14 @@ impl Session {
     /// token's logits are stored if they were read.
     fn steps(
         &mut self,
-        SessionFeed { tokens, drafts, head_drafts, kind }: SessionFeed<'_>,
+        SessionFeed { prompt, drafts, head_drafts, kind }: SessionFeed<'_>,
         wanted: LogitsRequest,
         control: &mut StepControl<'_>,
         mut choice: Option<&mut dyn RowChoice>,
         sink: &mut LogitsSink<'_>,
     ) -> Result<LastStep, Error> {
-        self.check_tokens(self.timeline.tokens.len(), tokens)?;
+        self.check_step(prompt)?;
+        let Prompt { tokens, images } = prompt;
         let mut ended = LastStep::default();
         let chunk_len = self.engine.plan().chunk;
         let kind = kind.of_span(chunk_len);
@@ -527,6 +563,7 @@ impl Session {
                 _ => None,
             };
             let entry = BatchResult {
+                images,
                 drafts,
                 head_drafts,
                 drafts_by_head: *drafts_by_head,
@@ -567,8 +604,35 @@ impl Session {
         Ok(ended)
     }
 
+    /// Checks that a whole prompt is valid and fits the context. Images whose states may be in
+    /// memory need no rows.
+    pub(crate) fn check_prompt(&self, prompt: Prompt<'_>) -> Result<(), Error> {
+        self.check_tokens(0, prompt.tokens)?;
+        match prompt.images.is_empty() {
+            true => Ok(()),
+            false => prompt.images.check(self.engine.blueprint(), usize::MAX),
+        }
+    }
+
+    /// Checks that tokens are valid and fit the context after the session's own, and that their
+    /// images are the model's and the session's.
+    pub(crate) fn check_step(&self, prompt: Prompt<'_>) -> Result<(), Error> {
+        let Prompt { tokens, images } = prompt;
+        let position = self.timeline.tokens.len();
+        self.check_tokens(position, tokens)?;
+        if images.is_empty() {
+            return Ok(());
+        }
+        images.check(self.engine.blueprint(), position)?;
+        let before = images.contents().iter().filter(|content| content.place < position);
+        match before.eq(self.timeline.key().first(position).contents) {
+            true => Ok(()),
+            false => Err(SessionError::OtherImages { position }.into()),
+        }
+    }
+
     /// Checks that `tokens` are valid and fit the context at `position`.
-    pub(crate) fn check_tokens(&self, position: usize, tokens: &[u32]) -> Result<(), Error> {
+    fn check_tokens(&self, position: usize, tokens: &[u32]) -> Result<(), Error> {
         if tokens.is_empty() {
             return Err(SessionError::NoTokens.into());
         }
@@ -591,7 +655,7 @@ impl Session {
 
 /// Tokens that are appended to a session.
 pub(crate) struct SessionFeed<'a> {
-    tokens: &'a [u32],
+    prompt: Prompt<'a>,
     /// Number of the last tokens that are drafted.
     drafts: usize,
     /// Number of drafts that the model's head makes.
@@ -608,13 +672,14 @@ struct LastStep {
 }
 
 impl<'a> SessionFeed<'a> {
-    const fn new(tokens: &'a [u32]) -> Self {
-        Self { tokens, drafts: 0, head_drafts: 0, kind: EntryKind::of_count(tokens.len()) }
+    const fn new(prompt: Prompt<'a>) -> Self {
+        let kind = EntryKind::of_count(prompt.tokens.len());
+        Self { prompt, drafts: 0, head_drafts: 0, kind }
     }
 
     /// Tokens of an answer.
-    pub(crate) const fn answer(tokens: &'a [u32], drafts: usize, head_drafts: usize) -> Self {
-        Self { tokens, drafts, head_drafts, kind: EntryKind::Answer }
+    pub(crate) fn answer(tokens: &'a [u32], drafts: usize, head_drafts: usize) -> Self {
+        Self { prompt: tokens.into(), drafts, head_drafts, kind: EntryKind::Answer }
     }
 }
 
@@ -650,11 +715,15 @@ impl Engine {
 }
 
 impl Runtime {
-    /// Length to which a timeline that shares `same` tokens with `tokens` can be truncated for
-    /// them; zero if it can only be reset.
-    fn usable_len(&self, timeline: &Timeline, same: usize, tokens: &[u32]) -> usize {
+    /// Length to which a timeline that shares `same` tokens with `key` can be truncated for it;
+    /// zero if it can only be reset.
+    fn usable_len(&self, timeline: &Timeline, same: usize, key: PrefixKey<'_>) -> usize {
         // At least one token must be computed to have logits.
-        let usable = same.min(tokens.len().saturating_sub(1));
+        let usable = same.min(key.len().saturating_sub(1));
+        let usable = match usable < timeline.tokens.len() {
+            true => key.outside_images(usable),
+            false => usable,
+        };
         if usable >= self.rewind.min_len(timeline) { usable } else { 0 }
     }
 

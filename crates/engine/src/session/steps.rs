@@ -10,6 +10,7 @@ use moeflux_sampling::Sampler;
 use crate::{
     experts::stats::Stats,
     runtime::{
+        contents::PromptImages,
         control::StepControl,
         draft_head::{DraftLimits, DraftList, MAX_DRAFTS},
         drafting::PromptRows,
@@ -22,6 +23,7 @@ use crate::{
     session::{
         drafts::{CheckOutcome, RowCheck, RowChoice},
         engine::{Engine, Runtime},
+        prefix_key::Prompt,
         session::Session,
         timeline::{StateGrowth, Timeline, explain_states_full},
     },
@@ -34,6 +36,9 @@ pub struct BatchEntry<'a> {
     pub session: &'a mut Session,
     /// Tokens to append: one or more.
     pub tokens: &'a [u32],
+    /// Images among the session's tokens and these, by their places in the whole sequence. Without
+    /// any, these tokens are text.
+    pub images: &'a PromptImages,
     /// Number of the last of `tokens` that are drafts: guesses at the choices of `sampler`, at most
     /// [`MAX_DRAFTS`] and fewer than `tokens`. The step accepts them up to the first wrong one, and
     /// is the same as without them: tokens, logits and states. Not used without `sampler`, or with
@@ -112,6 +117,7 @@ impl<'a> BatchEntry<'a> {
         Self {
             session,
             tokens,
+            images: PromptImages::NONE,
             drafts: 0,
             accepted: 0,
             head_drafts: 0,
@@ -124,6 +130,13 @@ impl<'a> BatchEntry<'a> {
             hidden: false,
             kind: EntryKind::of_count(tokens.len()),
         }
+    }
+
+    /// Sets `images`.
+    #[must_use]
+    pub fn images(mut self, images: &'a PromptImages) -> Self {
+        self.images = images;
+        self
     }
 
     /// Sets `drafts`.
@@ -211,7 +224,7 @@ impl Engine {
             if !self.same_engine(entry.session.engine()) {
                 return Err(SessionError::OtherEngineInStep.into());
             }
-            entry.session.check_tokens(entry.session.tokens().len(), entry.tokens)?;
+            entry.session.check_step(Prompt::new(entry.tokens, entry.images))?;
         }
         let mut entries: Vec<_> = entries.iter_mut().collect();
         entries.sort_by_key(|entry| entry.kind.of_span(chunk));
@@ -244,6 +257,7 @@ impl Engine {
                 let (session, wanted) = (&mut *entry.session, output.wanted(vocab));
                 let timeline = &mut session.timeline;
                 BatchResult {
+                    images: entry.images,
                     drafts: entry.drafts,
                     head_drafts: entry.head_drafts.min(MAX_DRAFTS),
                     drafts_by_head: session.drafts_by_head,
@@ -331,6 +345,8 @@ pub(crate) type EntrySink<'a> = dyn FnMut(usize, usize, LogitsOutput<'_>) -> boo
 pub(crate) struct BatchResult<'a> {
     pub(crate) timeline: &'a mut Timeline,
     pub(crate) tokens: &'a [u32],
+    /// Images of which parts may be among these tokens.
+    pub(crate) images: &'a PromptImages,
     /// Number of the last tokens that are drafted.
     pub(crate) drafts: usize,
     /// Number of drafts that the model's head makes.
@@ -357,6 +373,7 @@ impl<'a> BatchResult<'a> {
         Self {
             timeline,
             tokens,
+            images: PromptImages::NONE,
             drafts: 0,
             head_drafts: 0,
             drafts_by_head: false,
@@ -390,7 +407,7 @@ impl<'a> BatchResult<'a> {
     }
 
     fn span<'s>(&'s self, own_layers: usize) -> SeqSpan<'s> {
-        let Timeline { states, tokens: before, drafter_rows, kept, .. } = &*self.timeline;
+        let Timeline { states, tokens: before, contents, drafter_rows, kept, .. } = &*self.timeline;
         let head = (self.head_drafts > 0).then(|| HeadSpan {
             states: &states[own_layers],
             position: drafter_rows.len(),
@@ -404,6 +421,8 @@ impl<'a> BatchResult<'a> {
             position: before.len(),
             before,
             tokens: self.tokens,
+            contents: if self.images.is_empty() { contents } else { self.images.contents() },
+            images: self.images,
             drafts: self.drafted_rows(),
             head,
             keep: self.keep,
@@ -556,13 +575,16 @@ impl Runtime {
         for entry in entries {
             let (accepted, rows, drafted) =
                 (entry.outcome.accepted.get(), entry.rows(), entry.drafted_rows());
-            let Timeline { tokens, drafter_rows, kept, .. } = &mut *entry.timeline;
+            let Timeline { tokens, contents, drafter_rows, kept, .. } = &mut *entry.timeline;
             if !entry.next.is_empty() {
                 let first = kept.first as u32;
                 drafter_rows.extend(first..first + kept.count as u32);
             }
             let made = entry.outcome.drafts.get();
+            let before = tokens.len();
             tokens.extend(entry.tokens.iter().chain(made.as_slice()).take(accepted));
+            let new = entry.images.contents().iter().copied();
+            contents.extend(new.filter(|content| (before..tokens.len()).contains(&content.place)));
             *kept = match entry.keep {
                 Some(keep) => keep.after(tokens.len(), rows - accepted),
                 None => KeptRows { count: 0, ..*kept },

@@ -10,11 +10,8 @@ use moeflux_model::{
 };
 
 use crate::{
-    runtime::{kept_rows::KeptRows, plan::MemoryPlan, spans::LayerStates},
-    session::{
-        engine::Runtime,
-        prefix_key::{ContentDigest, PrefixKey},
-    },
+    runtime::{contents::ContentDigest, kept_rows::KeptRows, plan::MemoryPlan, spans::LayerStates},
+    session::{engine::Runtime, prefix_key::PrefixKey},
 };
 
 /// A token sequence and its states on the device. The owner must pass it to

@@ -111,6 +111,7 @@ impl Body {
             head_bias,
             logit_scale: 1.0,
             drafter,
+            images: None,
             skipped: skipped(source, self.num_hidden_layers),
         })
     }

@@ -296,6 +296,9 @@ impl Require<'_> {
     }
 }
 
+/// Name of the tensors for images and sound among the parts that are not executed.
+pub(super) const VISION: &str = "vision";
+
 /// Name of the tensors for multi-token prediction among the parts that are not executed.
 pub(super) const PREDICTION: &str = "multi-token prediction";
 
@@ -319,7 +322,7 @@ pub(super) fn skipped(source: &dyn TensorSource, layers: usize) -> Vec<(String, 
     let bytes = |is: &dyn Fn(&str) -> bool| -> u64 {
         source.tensor_bytes().filter(|(name, _)| is(name)).map(|(_, bytes)| bytes).sum()
     };
-    let all = [("vision", bytes(&is_vision)), (PREDICTION, bytes(&is_prediction))];
+    let all = [(VISION, bytes(&is_vision)), (PREDICTION, bytes(&is_prediction))];
     all.into_iter()
         .filter(|(_, bytes)| *bytes > 0)
         .map(|(part, bytes)| (part.to_owned(), bytes))

@@ -5,12 +5,13 @@ use serde_json::Value;
 
 use super::{
     afmoe, bailing_hybrid, bailing_moe, cohere2_moe,
-    config::{PREDICTION, check_keys, check_layers, config_error},
+    config::{PREDICTION, VISION, check_keys, check_layers, config_error},
     deepseek_v2, deepseek_v3, deepseek_v4, deepseek_v32, dots1, ernie4_5_moe, exaone_moe, gemma4,
     glm_moe_dsa, glm4_moe, glm5_next, gpt_oss, granitemoe, granitemoehybrid, hunyuan_v1_moe, hy_v3,
     kimi_linear, laguna, lfm2_moe, mellum, mimo_v2_flash, minimax_m2, minimax_m3, mistral4,
     mixtral, nemotron_h, olmoe, phimoe, qwen2_moe, qwen3_5_moe, qwen3_moe, qwen3_next, qwen4_exp,
     sarvam_moe, solar_open, step3p5,
+    vision::image_inputs,
 };
 use crate::{
     blueprint::{Blueprint, DrafterBlueprint},
@@ -228,6 +229,10 @@ impl Blueprint {
         check_keys(source, architecture.harmless_keys)?;
         check_layers(source, architecture.layer_types, architecture.per_layer_keys)?;
         let mut blueprint = (architecture.blueprint)(source)?;
+        blueprint.images = image_inputs(source, &blueprint)?;
+        if blueprint.images.is_some() {
+            blueprint.skipped.retain(|(part, _)| part != VISION);
+        }
         if blueprint.drafter.is_some() {
             blueprint.skipped.retain(|(part, _)| part != PREDICTION);
         }

@@ -38,6 +38,9 @@ pub(super) struct RopeConfig {
     short_mscale: Option<f64>,
     long_mscale: Option<f64>,
     llama_4_scaling_beta: Option<f64>,
+    /// Pairs that turn by time, row and column of images.
+    mrope_section: Option<Vec<usize>>,
+    mrope_interleaved: Option<bool>,
 }
 
 /// Key of the positions that a model was trained for.
@@ -348,6 +351,7 @@ impl RopeConfig {
                 ));
             }
         };
+        let axes = self.axes(source, rope.frequencies.len())?;
         let long = rope.long.iter().flat_map(|long| long.frequencies.iter().chain([&long.scale]));
         let values = rope.frequencies.iter().chain([&rope.scale]).chain(long);
         require.that(values.copied().all(f32::is_finite), || {
@@ -356,7 +360,28 @@ impl RopeConfig {
                  values that are not finite"
             )
         })?;
-        Ok(rope)
+        Ok(RopeShape { axes, ..rope })
+    }
+
+    /// Axis of each of `pairs` pairs; empty without sections. Bai et al., "Qwen2.5-VL", 2025, has
+    /// consecutive sections, "Qwen3-VL", 2025, interleaved ones.
+    fn axes(&self, source: &dyn TensorSource, pairs: usize) -> Result<Vec<u8>, Error> {
+        let Some(sections) = &self.mrope_section else { return Ok(Vec::new()) };
+        let total = sections.iter().try_fold(0usize, |sum, section| sum.checked_add(*section));
+        let &[time, rows, columns] = &sections[..] else {
+            let problem = format!("\"mrope_section\": expected three sections, got {sections:?}");
+            return Err(config_error(source, problem));
+        };
+        Require(source).that(total == Some(pairs), || {
+            format!("\"mrope_section\": expected {pairs} pairs in all, got {sections:?}")
+        })?;
+        let axis = |pair: usize| match self.mrope_interleaved.unwrap_or(false) {
+            true if pair % 3 == 1 && pair < 3 * rows => 1,
+            true if pair % 3 == 2 && pair < 3 * columns => 2,
+            true => 0,
+            false => u8::from(pair >= time) + u8::from(pair >= time + rows),
+        };
+        Ok((0..pairs).map(axis).collect())
     }
 
     /// LongRoPE of the frequencies of `rope`.
@@ -392,7 +417,7 @@ impl RopeConfig {
                 frequencies: of("long_factor", self.long_factor.as_ref())?,
                 scale: self.long_mscale.unwrap_or(scale) as f32,
             }),
-            pairs: rope.pairs,
+            ..rope
         })
     }
 

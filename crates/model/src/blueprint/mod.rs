@@ -39,9 +39,9 @@ pub use self::{
 };
 pub use parts::{
     BlockIndexerBlueprint, Blueprint, DrafterBlueprint, FixedRoutes, GateSource, GqaBlueprint,
-    GqaIndexer, GqaShape, IndexerBlueprint, LatentExperts, LatentHeads, LatentQuery, LayerExperts,
-    LinearSource, MlaBlueprint, MlaIndexer, MlaShape, MlpBlueprint, MoeBlueprint, OutputGate,
-    QueryTemperature, RouterBlueprint, RouterNorm, SharedBlueprint, SparseBlueprint,
+    GqaIndexer, GqaShape, ImageInputs, IndexerBlueprint, LatentExperts, LatentHeads, LatentQuery,
+    LayerExperts, LinearSource, MlaBlueprint, MlaIndexer, MlaShape, MlpBlueprint, MoeBlueprint,
+    OutputGate, QueryTemperature, RouterBlueprint, RouterNorm, SharedBlueprint, SparseBlueprint,
 };
 pub use vision::{
     DeepstackMerger, LayerNormSource, PatchEmbedding, PatchLayout, PositionTable, VisionBlock,

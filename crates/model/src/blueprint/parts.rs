@@ -49,9 +49,20 @@ pub struct Blueprint {
     pub logit_scale: f32,
     /// Head that drafts tokens.
     pub drafter: Option<DrafterBlueprint>,
+    /// Images among the tokens; `None` for a model of text alone.
+    pub images: Option<ImageInputs>,
     /// Parts of the checkpoint that are not executed ("vision", "multi-token prediction"), in
     /// bytes.
     pub skipped: Vec<(String, u64)>,
+}
+
+/// Images among the tokens of a language model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageInputs {
+    /// Token in the place of each row of an image.
+    pub placeholder: u32,
+    /// Number of the first layers after which further rows are added (DeepStack).
+    pub deepstack: usize,
 }
 
 /// A matrix with an optional bias.
@@ -624,6 +635,16 @@ impl DrafterBlueprint {
 }
 
 impl Blueprint {
+    /// Whether positions have time, row and column (M-RoPE).
+    #[doc(hidden)]
+    pub fn has_position_axes(&self) -> bool {
+        let mixers = self.layers.iter().filter_map(|layer| layer.mixer());
+        mixers.into_iter().any(|mixer| match mixer {
+            MixerBlueprint::Gqa(gqa) => !gqa.rope.axes.is_empty(),
+            _ => false,
+        })
+    }
+
     /// Elements of a row of the residual: all streams.
     pub fn residual(&self) -> usize {
         self.hidden * self.streams

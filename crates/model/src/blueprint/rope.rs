@@ -13,6 +13,9 @@ pub struct RopeShape {
     pub scale: f32,
     /// Values for contexts that are longer than the original one.
     pub long: Option<LongRope>,
+    /// Axis of the position by which each pair turns, in models whose images have time, row and
+    /// column (M-RoPE); empty in others. The three are equal in text.
+    pub axes: Vec<u8>,
 }
 
 /// RoPE of a long context. Ding et al., "LongRoPE", 2024.
@@ -29,8 +32,13 @@ pub struct LongRope {
 
 impl RopeShape {
     /// No rotation: a layer without positions (NoPE).
-    pub const NONE: Self =
-        Self { frequencies: Vec::new(), pairs: RopePairs::Halves, scale: 1.0, long: None };
+    pub const NONE: Self = Self {
+        frequencies: Vec::new(),
+        pairs: RopePairs::Halves,
+        scale: 1.0,
+        long: None,
+        axes: Vec::new(),
+    };
 
     /// The shape of sessions of `context` positions.
     #[doc(hidden)]
@@ -41,6 +49,7 @@ impl RopeShape {
                 scale: long.scale,
                 pairs: self.pairs,
                 long: None,
+                axes: self.axes.clone(),
             },
             _ => self.clone(),
         }
@@ -56,7 +65,7 @@ impl RopeShape {
     pub fn interpolated(dims: usize, base: f64, factor: f64, pairs: RopePairs) -> Self {
         let frequency = |i: usize| (base.powf(-2.0 * i as f64 / dims as f64) / factor) as f32;
         let frequencies = (0..dims / 2).map(frequency).collect();
-        Self { frequencies, pairs, scale: 1.0, long: None }
+        Self { frequencies, pairs, ..Self::NONE }
     }
 
     /// YaRN: fast frequencies are kept, slow ones divided by the factor. Between `beta_fast` and
@@ -84,7 +93,7 @@ impl RopeShape {
             (unscaled / yarn.factor * interpolated + unscaled * (1.0 - interpolated)) as f32
         };
         let frequencies = (0..dims / 2).map(frequency).collect();
-        Self { frequencies, pairs, scale: yarn.scale, long: None }
+        Self { frequencies, pairs, scale: yarn.scale, ..Self::NONE }
     }
 
     /// Scaling of Llama 3.1: slow frequencies are divided by the factor, fast ones kept. Between
@@ -99,7 +108,7 @@ impl RopeShape {
             let kept = ((turns - low_turns) / (high_turns - low_turns)).clamp(0.0, 1.0);
             (unscaled * kept + unscaled / factor * (1.0 - kept)) as f32
         };
-        Self { frequencies: (0..dims / 2).map(frequency).collect(), pairs, scale: 1.0, long: None }
+        Self { frequencies: (0..dims / 2).map(frequency).collect(), pairs, ..Self::NONE }
     }
 }
 

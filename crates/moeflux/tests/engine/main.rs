@@ -25,6 +25,7 @@ mod gguf_use;
 mod goldens;
 mod host_experts;
 mod hostile_configs;
+mod images;
 mod injected_faults;
 mod invariants;
 mod non_finite;

@@ -31,4 +31,4 @@ pub(crate) use mla::{EXPANDED_ROWS, Mla};
 pub(crate) use moe_state::MoeState;
 pub(crate) use scratch::{FUSED_INPUT, SCRATCH_BUFFERS, Scratch};
 pub use step::StepObserver;
-pub(crate) use step::{NextExperts, Step, StreamNorm};
+pub(crate) use step::{NextExperts, RowPositions, Step, StreamNorm};

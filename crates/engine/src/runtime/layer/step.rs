@@ -3,7 +3,7 @@
 use std::{ops::Range, time::Instant};
 
 use moeflux_base::Error;
-use moeflux_compute::{Buffer, Device, Op, RopePositions, Span, View, Weight};
+use moeflux_compute::{Buffer, Device, Op, ROPE_AXES, RopePositions, Span, View, Weight};
 use moeflux_model::{
     blueprint::{NormKind, NormSource, RopeShape},
     seam::MAX_STATES,
@@ -81,6 +81,17 @@ pub trait StepObserver {
     fn drafter(&mut self, _logits: &[f32]) {}
 }
 
+/// Positions of a step's rows for RoPE. Attention itself goes by indices.
+#[derive(Clone, Copy)]
+pub(crate) enum RowPositions<'a> {
+    /// Indices in the sequence.
+    Indices,
+    /// Indices less the positions that images before each span have saved.
+    Text { saved: &'a [usize] },
+    /// Time, row and column of each row.
+    Images { ids: &'a [[u32; ROPE_AXES]] },
+}
+
 /// Context of a step in one layer.
 pub(crate) struct Step<'a> {
     pub(crate) device: &'a mut dyn Device,
@@ -98,6 +109,7 @@ pub(crate) struct Step<'a> {
     pub(crate) row_store: Option<&'a mut RowStore>,
     /// Spans with each state of the current layer.
     pub(crate) spans: &'a [Vec<Span>; MAX_STATES],
+    pub(crate) positions: RowPositions<'a>,
     /// Tokens of the rows.
     pub(crate) tokens: &'a [u32],
     pub(crate) layer: usize,
@@ -256,8 +268,21 @@ impl Step<'_> {
         if rope.frequencies.is_empty() && x == out {
             return Ok(());
         }
-        let RopeShape { frequencies, pairs, scale, .. } = rope;
-        let positions = RopePositions::Spans(spans);
+        let RopeShape { frequencies, pairs, scale, axes, .. } = rope;
+        let shifted: Vec<Span>;
+        let positions = match self.positions {
+            RowPositions::Indices => RopePositions::Spans(spans),
+            RowPositions::Text { saved } => {
+                let spans = spans.iter().zip(saved);
+                let shift = |(span, saved): (&Span, &usize)| Span {
+                    position: span.position - saved,
+                    ..*span
+                };
+                shifted = spans.map(shift).collect();
+                RopePositions::Spans(&shifted)
+            }
+            RowPositions::Images { ids } => RopePositions::Axes { axes, ids },
+        };
         self.run(&Op::Rope { x, frequencies, pairs: *pairs, scale: *scale, positions, out })
     }
 

@@ -2,8 +2,11 @@ use moeflux_model::seam::{LayerState, StateEntries};
 
 use super::*;
 use crate::{
-    runtime::prefill_cost::{AttentionCost, PrefillCost},
-    session::{prefix_costs::StateSize, prefix_key::ContentDigest},
+    runtime::{
+        contents::ContentDigest,
+        prefill_cost::{AttentionCost, PrefillCost},
+    },
+    session::prefix_costs::StateSize,
 };
 
 fn timeline(tokens: impl IntoIterator<Item = u32>, logits: bool) -> Timeline {
@@ -55,7 +58,7 @@ fn the_longest_usable_prefix_is_found() {
 #[test]
 fn prefixes_with_other_images_are_not_found() {
     let tokens: Vec<u32> = (0..300).collect();
-    let images = |digest| vec![ContentDigest { place: 130, digest: [digest; 32] }];
+    let images = |digest| vec![ContentDigest { place: 130, digest: [digest; 32], grid: None }];
     let entry = |digest| Timeline { contents: images(digest), ..timeline(tokens.clone(), true) };
     for truncatable in [false, true] {
         let mut cache = PrefixCache::new(plain());

@@ -7,7 +7,7 @@ use moeflux_model::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::session::prefix_key::ContentDigest;
+use crate::runtime::contents::ContentDigest;
 
 /// Headers over 16 MiB are refused; thousands of layers need less.
 pub(super) const FRAME: Frame =
@@ -15,6 +15,8 @@ pub(super) const FRAME: Frame =
 /// Maximum count of tokens, hot experts and vocabulary entries. Bounds the memory of one read, even
 /// from a huge sparse file.
 const MAX_COUNT: u64 = 1 << 26;
+/// Maximum side of an image in tokens.
+const MAX_SIDE: usize = 1 << 16;
 /// Maximum bytes of a string.
 pub(super) const MAX_STRING_BYTES: usize = 256;
 
@@ -69,10 +71,6 @@ pub(crate) struct SnapshotHeader {
     /// Contents that token ids do not tell, ascending by place. Version 2 has none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) contents: Vec<ContentDigest>,
-    /// Position id of the next token, where images have moved it. Version 2 has none, and a
-    /// position other than `tokens` is not supported yet.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) next_position: Option<u64>,
     /// Number of positions ever written, truncated tokens included; at least `tokens`.
     pub(crate) written: u64,
     /// Whether logits are stored.
@@ -182,17 +180,20 @@ impl SnapshotHeader {
                 self.written, self.tokens
             ));
         }
+        let mut grids = self.contents.iter().filter_map(|content| content.grid);
+        if let Some(grid) =
+            grids.find(|grid| !grid.iter().all(|side| (1..=MAX_SIDE).contains(side)))
+        {
+            return Err(format!("expected sides of an image from 1 to {MAX_SIDE}, got {grid:?}"));
+        }
         let place = |content: &ContentDigest| content.place as u64;
-        if self.contents.windows(2).any(|pair| pair[0].place > pair[1].place)
+        let ends_before = |content: &ContentDigest, next: &ContentDigest| {
+            content.place <= next.place && content.tokens().end <= next.place
+        };
+        if self.contents.windows(2).any(|pair| !ends_before(&pair[0], &pair[1]))
             || self.contents.last().is_some_and(|content| place(content) >= self.tokens)
         {
             return Err("its contents are not ordered by token".into());
-        }
-        if let Some(position) = self.next_position.filter(|position| *position != self.tokens) {
-            return Err(format!(
-                "expected position {} after its tokens, got {position}",
-                self.tokens
-            ));
         }
         let counts = [
             ("tokens", self.tokens),

@@ -71,7 +71,6 @@ impl SnapshotContents<'_> {
             vocab: self.vocab as u64,
             tokens: self.key.len() as u64,
             contents: self.key.contents.to_vec(),
-            next_position: None,
             written: self.written,
             logits: self.logits.is_some(),
             hot: self.hot.len() as u64,

@@ -2,3 +2,5 @@
 
 mod qwen3_vl;
 mod tower;
+
+pub(super) use tower::image_inputs;

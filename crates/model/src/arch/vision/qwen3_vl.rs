@@ -104,21 +104,32 @@ impl QwenVisionConfig {
     }
 }
 
+/// Name of the first tensor in the tower's module.
+const EMBEDDING: &str = "patch_embed.proj.weight";
+
+/// Name of the tower's module, if the checkpoint has one.
+fn module(source: &dyn TensorSource) -> Option<&'static str> {
+    MODULES.into_iter().find(|module| source.has(&format!("{module}.{EMBEDDING}")))
+}
+
+/// Whether a checkpoint has the tower's tensors.
+pub(super) fn has_tower(source: &dyn TensorSource) -> bool {
+    module(source).is_some()
+}
+
 /// The tower of a checkpoint; `None` if its tensors are missing.
 pub(super) fn tower(
     source: &dyn TensorSource,
     config: &Value,
 ) -> Result<Option<VisionBlueprint>, Error> {
-    const EMBEDDING: &str = "patch_embed.proj.weight";
-    let has_tower = |module: &&&str| source.has(&format!("{module}.{EMBEDDING}"));
-    let Some(name) = MODULES.iter().find(has_tower) else { return Ok(None) };
+    let Some(name) = module(source) else { return Ok(None) };
     let wrong = |problem: String| config_error(source, format!("vision_config: {problem}"));
     let config = QwenVisionConfig::deserialize(config).map_err(|e| wrong(e.to_string()))?;
     config.check().map_err(wrong)?;
-    let module = Scope::new(source, (*name).to_owned(), NormWeights::Plain);
+    let module = Scope::new(source, name.to_owned(), NormWeights::Plain);
     let (hidden, merge) = (config.hidden_size, config.spatial_merge_size);
     let (patch, frames) = (config.patch_size, config.temporal_patch_size);
-    let (layout, shape) = match *name == MLX_MODULE {
+    let (layout, shape) = match name == MLX_MODULE {
         true => (PatchLayout::ChannelsLast, [hidden, frames, patch, patch, 3]),
         false => (PatchLayout::ChannelsFirst, [hidden, 3, frames, patch, patch]),
     };

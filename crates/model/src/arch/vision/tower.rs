@@ -2,10 +2,15 @@
 
 use moeflux_base::Error;
 
+use serde_json::Value;
+
 use super::qwen3_vl;
 use crate::{
-    arch::{config::config_error, registry::model_type},
-    blueprint::VisionBlueprint,
+    arch::{
+        config::{Require, config_error},
+        registry::model_type,
+    },
+    blueprint::{Blueprint, ImageInputs, VisionBlueprint},
     checkpoint::{Checkpoint, source::TensorSource},
 };
 
@@ -18,13 +23,11 @@ impl VisionBlueprint {
     /// a tensor is missing or has another size than it asks for.
     pub fn for_checkpoint(checkpoint: &Checkpoint) -> Result<Option<Self>, Error> {
         let source: &dyn TensorSource = checkpoint;
-        let Some(config) = source.config().get("vision_config").filter(|c| c.is_object()) else {
-            return Ok(None);
-        };
-        let outer = source.config().get("model_type").and_then(|name| name.as_str());
-        match outer {
-            Some("qwen3_vl_moe" | "qwen3_5_moe") => qwen3_vl::tower(source, config),
-            _ => {
+        let Some(config) = vision_config(source) else { return Ok(None) };
+        match is_supported(source) {
+            true => qwen3_vl::tower(source, config),
+            false => {
+                let outer = outer_type(source);
                 let name = outer.map_or_else(|| model_type(source), Ok)?;
                 let problem = format!(
                     "the vision tower of {name:?} is not supported; supported are: qwen3_vl_moe, \
@@ -34,4 +37,43 @@ impl VisionBlueprint {
             }
         }
     }
+}
+
+fn vision_config(source: &dyn TensorSource) -> Option<&Value> {
+    source.config().get("vision_config").filter(|config| config.is_object())
+}
+
+fn outer_type(source: &dyn TensorSource) -> Option<&str> {
+    source.config().get("model_type").and_then(Value::as_str)
+}
+
+/// Whether the tower is of a family that is read.
+fn is_supported(source: &dyn TensorSource) -> bool {
+    matches!(outer_type(source), Some("qwen3_vl_moe" | "qwen3_5_moe"))
+}
+
+/// Images of a language model; `None` without a tower that is read.
+///
+/// # Errors
+/// The config does not say what stands for an image, or the model has fewer layers than DeepStack.
+pub(in crate::arch) fn image_inputs(
+    source: &dyn TensorSource,
+    model: &Blueprint,
+) -> Result<Option<ImageInputs>, Error> {
+    let has_tower = is_supported(source) && qwen3_vl::has_tower(source);
+    let Some(config) = vision_config(source).filter(|_| has_tower) else { return Ok(None) };
+    let require = Require(source);
+    let id = source.config().get("image_token_id").and_then(Value::as_u64);
+    let id = require.named("image_token_id", id, "the tokens of images")?;
+    let placeholder = u32::try_from(id).ok().filter(|id| (*id as usize) < model.vocab);
+    let placeholder = placeholder.ok_or_else(|| {
+        let problem = format!("\"image_token_id\": expected an id below {}, got {id}", model.vocab);
+        config_error(source, problem)
+    })?;
+    let indexes = config.get("deepstack_visual_indexes").and_then(Value::as_array);
+    let (deepstack, layers) = (indexes.map_or(0, Vec::len), model.layers.len());
+    require.that(deepstack <= layers, || {
+        format!("\"deepstack_visual_indexes\": expected at most {layers}, got {deepstack}")
+    })?;
+    Ok(Some(ImageInputs { placeholder, deepstack }))
 }

@@ -19,7 +19,7 @@ use crate::{
         tier::{Tier, TierSize},
     },
     runtime::{
-        layer::{moe_state::MoeState, scratch::Scratch},
+        layer::{RowPositions, moe_state::MoeState, scratch::Scratch},
         spans::RowKinds,
     },
 };
@@ -133,6 +133,7 @@ fn run(x: &[f32], sub_blocks: impl FnOnce(Parts) -> Vec<SubBlockBlueprint>) -> L
         stats: &mut Stats::default(),
         observer: None,
         spans: &spans,
+        positions: RowPositions::Indices,
         tokens: &[0; ROWS],
         layer: 0,
         next: None,

@@ -17,9 +17,9 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::*;
-use crate::session::{
-    prefix_key::ContentDigest,
-    snapshot::writer::{SnapshotContents, SnapshotWriter},
+use crate::{
+    runtime::contents::ContentDigest,
+    session::snapshot::writer::{SnapshotContents, SnapshotWriter},
 };
 
 const ALIGN: usize = 4096;
@@ -44,7 +44,7 @@ fn state(layer: usize, index: u8, entries: u64, entry_bytes: u64) -> (SavedState
 
 /// Digests of images at some places.
 pub(in crate::session::snapshot) fn images(places: &[usize]) -> Vec<ContentDigest> {
-    let content = |place: usize| ContentDigest { place, digest: [place as u8 + 1; 32] };
+    let content = |place: usize| ContentDigest { place, digest: [place as u8 + 1; 32], grid: None };
     places.iter().copied().map(content).collect()
 }
 
@@ -466,7 +466,8 @@ fn hostile_header_values_are_refused() {
         (says(&|h| h["contents"][1]["place"] = json!(3)), "contents are not ordered by token"),
         (says(&|h| h["contents"][0]["place"] = json!(u64::MAX)), "contents are not ordered"),
         (says(&|h| h["contents"][0]["digest"] = json!("7g")), "expected a digest of 64"),
-        (says(&|h| h["next_position"] = json!(4)), "expected position 3 after its tokens, got 4"),
+        (says(&|h| h["contents"][0]["grid"] = json!([0, 2])), "expected sides of an image"),
+        (says(&|h| h["contents"][0]["grid"] = json!([2, 2])), "contents are not ordered"),
         (says(&|h| h["states"][0]["which"] = json!(-1)), "its header: invalid value"),
     ] {
         assert!(

@@ -1,0 +1,305 @@
+//! Prompts with images against transformers 5.24.0 (torch 2.15.0, f32): logits, positions, experts,
+//! and states that are forked, truncated, saved and found again.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use moeflux::{
+    Checkpoint, Engine, EngineOptions, Error, MemoryRequest, Session, StepControl,
+    base::SessionError,
+    runtime::{DeviceOptions, Logits, PromptImages},
+    session::{BatchEntry, Prompt, RowSink, SnapshotOptions, Synced},
+    vision::{ImageData, ImageLimits, Processor, VisionTower},
+};
+use safetensors::SafeTensors;
+
+use crate::common::{Seen, data, difference, exact, gpu, sets};
+
+/// `max |a - b| <= BAR * rms(b)`.
+const BAR: f64 = 1e-4;
+
+const CASES: [&str; 2] = ["qwen3_5_moe", "qwen3_vl_moe"];
+const PROMPTS: [&str; 5] = ["none", "one", "between", "two", "other"];
+
+fn folder(case: &str) -> PathBuf {
+    data().join("vision").join(case)
+}
+
+/// A prompt with its images and what transformers makes of it.
+struct PromptCase {
+    tokens: Vec<u32>,
+    images: PromptImages,
+    /// Greedy tokens that follow.
+    answer: Vec<u32>,
+    golden: Vec<u8>,
+    name: &'static str,
+}
+
+impl PromptCase {
+    fn tensor(&self, name: &str) -> Vec<[u8; 4]> {
+        let golden = SafeTensors::deserialize(&self.golden).unwrap();
+        let tensor = golden.tensor(&format!("{}.{name}", self.name)).unwrap();
+        tensor.data().as_chunks().0.to_vec()
+    }
+
+    fn ints(&self, name: &str) -> Vec<u32> {
+        self.tensor(name).into_iter().map(u32::from_le_bytes).collect()
+    }
+
+    fn logits(&self) -> Vec<f32> {
+        self.tensor("logits").into_iter().map(f32::from_le_bytes).collect()
+    }
+
+    fn prompt(&self) -> Prompt<'_> {
+        Prompt::new(&self.tokens, &self.images)
+    }
+}
+
+/// The prompts of a case, with rows of the exact tower.
+fn prompts(case: &str) -> Vec<PromptCase> {
+    let folder = folder(case);
+    let checkpoint = Checkpoint::open(&folder).unwrap();
+    let placeholder = checkpoint.config()["image_token_id"].as_u64().unwrap() as u32;
+    let processor = Processor::open(&folder).unwrap();
+    let mut tower = VisionTower::open(&checkpoint, &exact("cpu"), &mut |_| ()).unwrap().unwrap();
+    let names = fs::read(folder.join("images.json")).unwrap();
+    let names: serde_json::Value = serde_json::from_slice(&names).unwrap();
+    let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vision/tests/data/images");
+    let mut of_file = |name: &serde_json::Value| {
+        let bytes = fs::read(files.join(name.as_str().unwrap())).unwrap();
+        let image = ImageData::decode(&bytes, &ImageLimits::default()).unwrap();
+        let pixels = processor.process(&image).unwrap();
+        (pixels.digest, Arc::new(tower.rows(&pixels, &mut StepControl::default()).unwrap()))
+    };
+    let golden = fs::read(folder.join("golden.safetensors")).unwrap();
+    let of_prompt = |name: &'static str| {
+        let mut case = PromptCase {
+            tokens: Vec::new(),
+            images: PromptImages::default(),
+            answer: Vec::new(),
+            golden: golden.clone(),
+            name,
+        };
+        case.tokens = case.ints("short_ids");
+        let images: Vec<_> = names[name].as_array().unwrap().iter().map(&mut of_file).collect();
+        case.images = PromptImages::expand(&mut case.tokens, placeholder, images).unwrap();
+        case.answer = case.ints("gen_ids");
+        case
+    };
+    PROMPTS.map(of_prompt).into()
+}
+
+fn engine(case: &str, device: DeviceOptions, chunk: Option<usize>) -> Engine {
+    let memory = MemoryRequest::default().context(256).chunk(chunk).sessions(3).marks(8 << 20);
+    let options = EngineOptions::default().memory(memory).device(device);
+    Engine::open(Checkpoint::open(folder(case)).unwrap(), options, &mut |_, _| {}).unwrap()
+}
+
+/// Feeds a prompt and returns all its logits.
+fn feed(session: &mut Session, prompt: Prompt<'_>, seen: &mut Seen) -> Vec<f32> {
+    let (mut all, mut control) = (Vec::new(), StepControl::default());
+    control.observer = Some(seen);
+    let mut sink = |_: usize, row: &[f32]| all.extend_from_slice(row);
+    session.feed(prompt, Logits::All, &mut control, &mut sink).unwrap();
+    all
+}
+
+fn sync(session: &mut Session, prompt: Prompt<'_>) -> Synced {
+    session.sync(prompt, &mut StepControl::default()).unwrap()
+}
+
+/// Logits of the answer's tokens, decoded one by one.
+fn decode(session: &mut Session, answer: &[u32]) -> Vec<f32> {
+    answer.iter().flat_map(|token| session.decode(*token).unwrap().to_vec()).collect()
+}
+
+fn assert_golden(engine: &Engine, case: &PromptCase, bar: f64, at: &str) {
+    let mut session = engine.session().unwrap();
+    let mut seen = Seen::default();
+    let mut logits = feed(&mut session, case.prompt(), &mut seen);
+    for token in &case.answer {
+        logits.extend(feed(&mut session, (&[*token]).into(), &mut seen));
+    }
+    let d = difference(&logits, &case.logits());
+    assert!(d <= bar, "{at}, {}: logits differ by {d:e} of the rms", case.name);
+    for (layer, experts) in seen.experts.iter().enumerate().filter(|_| bar <= BAR) {
+        let wanted = case.ints(&format!("experts.{layer}"));
+        assert_eq!(sets(seen.k, experts), sets(seen.k, &wanted), "{at}, layer {layer}");
+    }
+}
+
+#[test]
+fn prompts_with_images_have_the_logits_of_transformers() {
+    for case in CASES {
+        let prompts = prompts(case);
+        for chunk in [None, Some(1), Some(2), Some(3), Some(5), Some(7)] {
+            let engine = engine(case, exact("cpu"), chunk);
+            for prompt in &prompts {
+                assert_golden(&engine, prompt, BAR, &format!("{case}, chunk {chunk:?}"));
+            }
+        }
+        for (device, bar) in [
+            (Some(exact("reference")), BAR),
+            (Some(DeviceOptions::default().name("cpu")), 0.2),
+            (gpu(true), BAR),
+            (gpu(false), 0.2),
+        ] {
+            let Some(device) = device else { continue };
+            let at = format!("{case} on {device:?}");
+            let engine = engine(case, device, Some(16));
+            prompts.iter().for_each(|prompt| assert_golden(&engine, prompt, bar, &at));
+        }
+    }
+}
+
+#[test]
+fn position_ids_are_those_of_transformers() {
+    for case in CASES.iter().flat_map(|case| prompts(case)) {
+        let len = case.tokens.len() + case.answer.len();
+        let axis = |axis: usize| (0..len).map(move |index| (index, axis));
+        let ids = (0..3).flat_map(axis).map(|(index, axis)| case.images.position_ids(index)[axis]);
+        assert_eq!(ids.collect::<Vec<_>>(), case.ints("position_ids"), "{}", case.name);
+        assert_eq!(case.tokens, case.ints("ids"), "{}", case.name);
+    }
+}
+
+/// Collects logits.
+#[derive(Default)]
+struct Rows(Vec<f32>);
+
+impl RowSink for Rows {
+    fn row(&mut self, _: usize, values: &[f32]) {
+        self.0.extend_from_slice(values);
+    }
+}
+
+#[test]
+fn two_sequences_with_images_in_one_step_equal_each_alone() {
+    for case in CASES {
+        let prompts = prompts(case);
+        let engine = engine(case, exact("cpu"), None);
+        let [text, between, two] = [0, 2, 3].map(|i| &prompts[i]);
+        let mut sessions = [(); 3].map(|()| engine.session().unwrap());
+        let mut rows = [(); 3].map(|()| Rows::default());
+        let all = sessions.iter_mut().zip([between, text, two]).zip(&mut rows);
+        let mut entries: Vec<_> = all
+            .map(|((session, case), rows)| {
+                let entry = BatchEntry::new(session, &case.tokens).images(&case.images);
+                entry.each_row(rows as &mut dyn RowSink)
+            })
+            .collect();
+        engine.step(&mut entries, &mut StepControl::default()).unwrap();
+        drop(sessions);
+        for (case, rows) in [between, text, two].into_iter().zip(&rows) {
+            let mut alone = engine.session().unwrap();
+            let expected = feed(&mut alone, case.prompt(), &mut Seen::default());
+            assert!(rows.0 == expected, "{}", case.name);
+        }
+    }
+}
+
+#[test]
+fn a_session_goes_on_with_its_images_after_forks_marks_and_snapshots() {
+    for case in CASES {
+        let prompts = prompts(case);
+        let engine = engine(case, exact("cpu"), Some(7));
+        let case = &prompts[2];
+        let mut session = engine.session().unwrap();
+        sync(&mut session, case.prompt());
+        let mark = session.mark().unwrap();
+        let expected = decode(&mut session, &case.answer);
+        let mut fork = engine.session().unwrap();
+        fork.rewind(&mark).unwrap();
+        assert!(decode(&mut fork, &case.answer) == expected);
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("session");
+        session.rewind(&mark).unwrap();
+        session.snapshot(&file, SnapshotOptions::default()).unwrap();
+        drop(session);
+        fork.reset().unwrap();
+        fork.restore(&file).unwrap();
+        assert!(decode(&mut fork, &case.answer) == expected);
+        // The next turn has the same images.
+        let longer = [&case.tokens[..], &case.answer[..1], &[5, 6]].concat();
+        let prompt = Prompt::new(&longer, &case.images);
+        fork.restore(&file).unwrap();
+        let synced = sync(&mut fork, prompt);
+        assert_eq!((synced.reused, synced.computed), (case.tokens.len(), 3));
+        let continued = fork.logits().to_vec();
+        fork.reset().unwrap();
+        sync(&mut fork, prompt);
+        assert!(fork.logits() == continued);
+    }
+}
+
+#[test]
+fn another_picture_is_another_prompt() {
+    for name in CASES {
+        let prompts = prompts(name);
+        let engine = engine(name, exact("cpu"), Some(5));
+        let [one, other] = [1, 4].map(|i| &prompts[i]);
+        let fresh = |case: &PromptCase| {
+            let mut session = engine.session().unwrap();
+            session
+                .feed(case.prompt(), Logits::Last, &mut StepControl::default(), &mut |_, _| {})
+                .unwrap();
+            session.logits().to_vec()
+        };
+        let mut session = engine.session().unwrap();
+        sync(&mut session, one.prompt());
+        // Texts are the same up to the image, whose placeholders are, too.
+        let start = one.tokens.iter().zip(&other.tokens).position(|(a, b)| *a == 262 && a == b);
+        let synced = sync(&mut session, other.prompt());
+        assert!(synced.reused <= start.unwrap(), "{synced:?}");
+        assert!(session.logits() == fresh(other));
+        // The first picture is found again, whole.
+        let synced = sync(&mut session, one.prompt());
+        assert_eq!((synced.reused, synced.computed), (one.tokens.len(), 0), "{synced:?}");
+        assert!(session.logits() == fresh(one));
+    }
+}
+
+#[test]
+fn truncation_never_ends_inside_an_image() {
+    let prompts = prompts("qwen3_vl_moe");
+    let engine = engine("qwen3_vl_moe", exact("cpu"), None);
+    let case = &prompts[1];
+    let start = case.tokens.iter().position(|token| *token == 262).unwrap();
+    let mut session = engine.session().unwrap();
+    sync(&mut session, case.prompt());
+    let expected = session.logits().to_vec();
+    session.truncate(start + 3, &mut StepControl::default()).unwrap();
+    assert_eq!(session.tokens().len(), start);
+    let synced = sync(&mut session, case.prompt());
+    assert_eq!(synced.reused, start);
+    assert!(session.logits() == expected);
+}
+
+#[test]
+fn images_that_do_not_fit_are_refused() {
+    let prompts = prompts("qwen3_vl_moe");
+    let case = &prompts[1];
+    let engine = engine("qwen3_5_moe", exact("cpu"), None);
+    let mut session = engine.session().unwrap();
+    let refused = |session: &mut Session, prompt: Prompt<'_>| {
+        session.sync(prompt, &mut StepControl::default()).unwrap_err().to_string()
+    };
+    let error = refused(&mut session, case.prompt());
+    assert!(error.contains("0 rows for DeepStack, got 64 and 2"), "{error}");
+    let text = crate::common::engine(
+        &data().join("goldens/qwen3_moe_hub"),
+        exact("cpu"),
+        MemoryRequest::default(),
+    );
+    let error = refused(&mut text.session().unwrap(), case.prompt());
+    assert!(error.contains("the model takes none"), "{error}");
+    let mut tokens = case.ints("short_ids");
+    let missing = PromptImages::expand(&mut tokens, 262, []).unwrap_err();
+    assert!(
+        matches!(missing, Error::Session(SessionError::Placeholders { found: 1, images: 0 })),
+        "{missing}"
+    );
+}
