@@ -34,6 +34,6 @@ pub use chat::{
 pub use dialect::{AnswerParser, CallSyntax, Delta};
 #[cfg(feature = "grammar")]
 pub use grammar::{AnswerForm, CallConstraint, Constraint, Grammar, GrammarNote};
-pub use prompt::{ChatPrompt, PlacedImage, Turn};
+pub use prompt::{ChatPrompt, ExpandedTokens, PlacedImage, Turn};
 pub use text::Text;
 pub use tokenizer::{AroundText, Decoder, Tokenizer, TokenizerConfig};

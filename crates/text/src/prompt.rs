@@ -1,5 +1,6 @@
 //! Prompts of conversations: tokens, and the prefixes that later prompts share.
 
+mod images;
 #[cfg(test)]
 mod tests;
 
@@ -9,20 +10,10 @@ use moeflux_base::Error;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    chat::{ChatOptions, ChatTemplate, Literal, Message},
+    chat::{ChatOptions, ChatTemplate, Literal, Message, RenderedChat},
     text::Text,
 };
-
-/// Image among the tokens of a prompt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PlacedImage {
-    /// Index of its first token.
-    pub place: usize,
-    /// Number of its tokens, all of which are the model's placeholder.
-    pub tokens: usize,
-    /// SHA-256 of its pixels as the model sees them.
-    pub digest: [u8; 32],
-}
+pub use images::{ExpandedTokens, PlacedImage};
 
 /// Tokens of a conversation, and the lengths of prefixes that later prompts are likely to share.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,7 +26,7 @@ pub struct ChatPrompt {
     /// Images among them, ascending by place.
     pub images: Vec<PlacedImage>,
     /// Lengths of prefixes, ascending: behind tools and system message, behind each of the last two
-    /// messages, where the next turn diverges, and the whole prompt.
+    /// messages, where the next turn diverges, and the whole prompt. None is inside an image.
     pub ends: Vec<usize>,
 }
 
@@ -52,16 +43,19 @@ pub struct Turn {
     tokens: Vec<u32>,
     /// Number of tokens of the prompt.
     start: usize,
+    /// Images of the prompt, ascending by place.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    images: Vec<PlacedImage>,
 }
 
 impl Turn {
     /// A prompt and the tokens of its answer, without an end token.
     pub fn new(prompt: ChatPrompt, answer: &[u32]) -> Self {
-        let ChatPrompt { rendered, mut tokens, .. } = prompt;
+        let ChatPrompt { rendered, mut tokens, images, .. } = prompt;
         let start = tokens.len();
         tokens.reserve_exact(answer.len());
         tokens.extend_from_slice(answer);
-        Self { rendered, tokens, start }
+        Self { rendered, tokens, start, images }
     }
 
     /// Tokens of the prompt and of the answer.
@@ -69,9 +63,9 @@ impl Turn {
         &self.tokens
     }
 
-    /// Bytes of text and tokens.
+    /// Bytes of text, tokens and places of images.
     pub fn bytes(&self) -> usize {
-        self.rendered.len() + size_of_val(&*self.tokens)
+        self.rendered.len() + size_of_val(&*self.tokens) + size_of_val(&*self.images)
     }
 }
 
@@ -81,7 +75,7 @@ const OTHER: &str = "~";
 /// Start of a conversation whose tokens are known.
 #[derive(Default)]
 struct PastTurn {
-    tokens: Vec<u32>,
+    prompt: ExpandedTokens,
     /// Bytes of its rendered text.
     text_bytes: usize,
 }
@@ -94,7 +88,11 @@ struct Conversation<'a> {
 }
 
 impl Conversation<'_> {
-    fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, Error> {
+    fn render(
+        &self,
+        messages: &[Message],
+        add_generation_prompt: bool,
+    ) -> Result<RenderedChat, Error> {
         let Self { template, options, literal } = self;
         template.render_conversation(messages, add_generation_prompt, options, literal)
     }
@@ -104,25 +102,29 @@ impl Text {
     /// Text of a conversation, up to the start of the assistant's answer.
     ///
     /// Messages are brought into the form that the template takes, so that none of their text is
-    /// lost: see `chat/normal_form.rs`.
+    /// lost: see `chat/normal_form.rs`. Each image has one placeholder.
     ///
     /// # Errors
-    /// There is no chat template, or it fails; a message has a result of a tool without a call.
+    /// There is no chat template, or it fails; a message has a result of a tool without a call, or
+    /// images that the template does not take.
     pub fn render(&self, messages: &[Message], options: &ChatOptions) -> Result<String, Error> {
         let conversation = self.conversation(messages, options, self.limit)?;
-        let mut text = conversation.render(messages, true)?;
+        let mut text = conversation.render(messages, true)?.text;
         text.retain(|c| c != conversation.literal.mark());
         Ok(text)
     }
 
     /// Tokens of a conversation, up to the start of the assistant's answer. Special tokens that the
-    /// messages spell are text.
+    /// messages spell are text. Each image has as many placeholders as tokens.
     ///
     /// # Errors
-    /// As [`Text::render`]; the prompt is longer than the context.
+    /// As [`Text::render`]; the prompt is longer than the context, or has another number of images
+    /// than the messages.
     pub fn chat(&self, messages: &[Message], options: &ChatOptions) -> Result<Vec<u32>, Error> {
         let conversation = self.conversation(messages, options, self.limit)?;
-        self.encode_rendered(&conversation.render(messages, true)?, conversation.literal.mark())
+        let RenderedChat { text, images } = conversation.render(messages, true)?;
+        let tokens = self.encode_rendered(&text, conversation.literal.mark())?;
+        Ok(self.expand_images(&tokens, &images)?.tokens)
     }
 
     /// Tokens of a conversation as [`Text::chat`], and the prefixes that later prompts are likely
@@ -136,7 +138,7 @@ impl Text {
 
     /// Like [`Text::prompt`], with the tokens of an earlier turn as the model saw and generated
     /// them: the first of `turns` whose prompt and answer the conversation starts with, up to white
-    /// space in the answer. A template that renders that answer otherwise, such as without its
+    /// space in the answer, with the same images. A template that renders that answer otherwise, such as without its
     /// thoughts, has the last word.
     ///
     /// # Errors
@@ -148,27 +150,30 @@ impl Text {
         turns: impl IntoIterator<Item = &'a Turn>,
     ) -> Result<ChatPrompt, Error> {
         let conversation = self.conversation(messages, options, self.limit)?;
-        let (rendered, mark) = (conversation.render(messages, true)?, conversation.literal.mark());
-        let past = turns.into_iter().find_map(|turn| self.past_turn(turn, &rendered, mark));
-        let PastTurn { mut tokens, text_bytes } = past.unwrap_or_default();
-        tokens.extend(self.encode_rendered(&rendered[text_bytes..], mark)?);
-        if tokens.len() > self.limit {
-            return Err(self.too_long(tokens.len()));
+        let (chat, mark) = (conversation.render(messages, true)?, conversation.literal.mark());
+        let past = turns.into_iter().find_map(|turn| self.past_turn(turn, &chat, mark));
+        let PastTurn { mut prompt, text_bytes } = past.unwrap_or_default();
+        let rest = self.encode_rendered(&chat.text[text_bytes..], mark)?;
+        prompt.append(self.expand_images(&rest, &chat.images[prompt.images.len()..])?);
+        let length = prompt.tokens.len();
+        if length > self.limit {
+            return Err(self.too_long(length));
         }
         let mut ends: Vec<usize> = likely(&conversation, messages)
-            .filter_map(|other| self.shared(&rendered, &tokens, &other, mark))
-            .chain([tokens.len()])
+            .filter_map(|other| self.shared(&chat.text, &prompt, &other, mark))
+            .chain([length])
             .filter(|end| *end > 0)
             .collect();
         ends.sort_unstable();
         ends.dedup();
-        Ok(ChatPrompt { rendered, tokens, images: Vec::new(), ends })
+        let ExpandedTokens { tokens, images } = prompt;
+        Ok(ChatPrompt { rendered: chat.text, tokens, images, ends })
     }
 
     /// Number of tokens of [`Text::prompt_after`], also beyond the context.
     ///
     /// # Errors
-    /// As [`Text::render`].
+    /// As [`Text::render`]; the prompt has another number of images than the messages.
     pub fn count_after<'a>(
         &self,
         messages: &[Message],
@@ -176,28 +181,38 @@ impl Text {
         turns: impl IntoIterator<Item = &'a Turn>,
     ) -> Result<usize, Error> {
         let conversation = self.conversation(messages, options, usize::MAX)?;
-        let (rendered, mark) = (conversation.render(messages, true)?, conversation.literal.mark());
-        let past = turns.into_iter().find_map(|turn| self.past_turn(turn, &rendered, mark));
-        let PastTurn { tokens, text_bytes } = past.unwrap_or_default();
-        let mut count = tokens.len();
-        self.rendered_pieces(&rendered[text_bytes..], mark, usize::MAX, &mut |ids| {
+        let (chat, mark) = (conversation.render(messages, true)?, conversation.literal.mark());
+        let past = turns.into_iter().find_map(|turn| self.past_turn(turn, &chat, mark));
+        let PastTurn { prompt, text_bytes } = past.unwrap_or_default();
+        let (mut count, mut placeholders) = (prompt.tokens.len(), 0);
+        self.rendered_pieces(&chat.text[text_bytes..], mark, usize::MAX, &mut |ids| {
             count += ids.len();
+            placeholders += self.placeholders(ids);
         })?;
-        Ok(count)
+        let added = self.added_by_images(placeholders, &chat.images[prompt.images.len()..])?;
+        Ok(count.saturating_add(added))
     }
 
     /// A turn with which a rendered conversation starts; `None` if it does not.
-    fn past_turn(&self, turn: &Turn, rendered: &str, mark: char) -> Option<PastTurn> {
-        let rest = rendered.strip_prefix(&*turn.rendered)?;
+    fn past_turn(&self, turn: &Turn, chat: &RenderedChat, mark: char) -> Option<PastTurn> {
+        let rest = chat.text.strip_prefix(&*turn.rendered)?;
         let is_end = |text: &str| {
             self.tokenizer().token_to_id(text).is_some_and(|id| self.end().contains(id))
         };
         let end = self.controls.find(rest).find(|found| is_end(&found.token.text))?.start;
         let made = self.tokenizer().decode(turn.tokens.get(turn.start..)?, false).ok()?;
+        // An image in the answer was not generated.
+        let is_image = |text: &str| self.tokenizer().token_to_id(text) == self.image_token();
+        let has_image = self.image_token().is_some()
+            && self.controls.find(&rest[..end]).any(|found| is_image(&found.token.text));
         let visible = |c: &char| !c.is_whitespace() && *c != mark;
         let is_same = rest[..end].chars().filter(visible).eq(made.chars().filter(visible));
         let text_bytes = turn.rendered.len() + end;
-        is_same.then(|| PastTurn { tokens: turn.tokens.clone(), text_bytes })
+        let is_turn = is_same && !has_image && self.has_images_of(turn, &chat.images);
+        is_turn.then(|| PastTurn {
+            prompt: ExpandedTokens { tokens: turn.tokens.clone(), images: turn.images.clone() },
+            text_bytes,
+        })
     }
 
     /// Tokens that continue after an answer without its end token: the end of the answer,
@@ -310,7 +325,7 @@ impl Text {
         mark: char,
         limit: usize,
     ) -> Result<Option<Vec<u32>>, Error> {
-        let has_special = |ids: &[u32]| ids.iter().any(|id| self.tokenizer().is_special(*id));
+        let has_special = |ids: &[u32]| ids.iter().any(|id| self.is_control(*id));
         let ids = self.tokenizer().encode_literal(&marked.replace(mark, ""), limit)?;
         if !ids.as_ref().is_some_and(|ids| has_special(ids)) {
             return Ok(ids);
@@ -325,22 +340,27 @@ impl Text {
         Ok(Some(all))
     }
 
-    /// Length of the prefix of `tokens`, those of `text`, that the tokens of another text share.
-    /// Only the text between the last shared special token and the first difference is encoded.
-    fn shared(&self, text: &str, tokens: &[u32], other: &str, mark: char) -> Option<usize> {
+    /// Length of the prefix of `prompt`, whose text is `text`, that the tokens of another text
+    /// share. Only the text between the last shared special token and the first difference is
+    /// encoded.
+    fn shared(
+        &self,
+        text: &str,
+        prompt: &ExpandedTokens,
+        other: &str,
+        mark: char,
+    ) -> Option<usize> {
         let same = text.bytes().zip(other.bytes()).take_while(|(a, b)| a == b).count();
         let same = text.floor_char_boundary(same);
         let specials = self.controls.find(text).take_while(|found| found.end() <= same);
         let (count, from) = specials.fold((0, 0), |(count, _), found| (count + 1, found.end()));
-        // Special tokens in the text are those in the tokens, in the same order.
-        let mut places =
-            tokens.iter().enumerate().filter(|(_, id)| self.tokenizer().is_special(**id));
+        // Special tokens in the text are those in the tokens, in the same order: one per image.
         let at = match count {
             0 => 0,
-            _ => places.nth(count - 1).map(|(place, _)| place + 1)?,
+            _ => self.special_ends(prompt).nth(count - 1)?,
         };
         let between = self.encode_rendered(&text[from..same], mark).ok()?;
-        Some(at + tokens[at..].iter().zip(&between).take_while(|(a, b)| a == b).count())
+        Some(at + prompt.tokens[at..].iter().zip(&between).take_while(|(a, b)| a == b).count())
     }
 }
 
@@ -368,4 +388,5 @@ fn likely<'a>(
     variants
         .into_iter()
         .filter_map(move |(messages, generation)| conversation.render(&messages, generation).ok())
+        .map(|chat| chat.text)
 }

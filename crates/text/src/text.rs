@@ -28,6 +28,8 @@ pub struct Text {
     generation: Result<GenerationConfig, TextProblem>,
     end: EndTokens,
     around: Option<AroundIds>,
+    /// Placeholder of an image.
+    image_token: Option<u32>,
     /// Maximum tokens of a text, so that a prompt that cannot fit takes no memory.
     pub(super) limit: usize,
     grammars: Grammars,
@@ -123,13 +125,14 @@ impl Text {
         end.extend(dialect.end_tokens(source, &tokenizer));
         let around = config.as_ref().ok().and_then(|config| around(config, &tokenizer));
         Ok(Some(Self {
-            controls: ControlTokens::new(tokenizer.special_tokens()),
+            controls: ControlTokens::new(tokenizer.special_tokens(None)),
             tokenizer,
             template,
             dialect,
             generation,
             end,
             around,
+            image_token: None,
             limit: usize::MAX,
             grammars: Grammars::new(0),
         }))
@@ -139,13 +142,14 @@ impl Text {
     #[cfg(test)]
     pub(super) fn for_template(template: ChatTemplate, tokenizer: Tokenizer) -> Self {
         Self {
-            controls: ControlTokens::new(tokenizer.special_tokens()),
+            controls: ControlTokens::new(tokenizer.special_tokens(None)),
             dialect: Dialect::detect(Some(template.source()), &tokenizer),
             tokenizer,
             template: Ok(template),
             generation: Ok(GenerationConfig::default()),
             end: EndTokens::default(),
             around: None,
+            image_token: None,
             limit: usize::MAX,
             grammars: Grammars::new(0),
         }
@@ -163,6 +167,23 @@ impl Text {
     #[doc(hidden)]
     pub fn limit_prompts(&mut self, context: usize) {
         self.limit = context;
+    }
+
+    /// Sets the placeholder of an image. An id without an added token is none.
+    #[doc(hidden)]
+    pub fn set_image_token(&mut self, id: Option<u32>) {
+        self.image_token = id.filter(|id| self.tokenizer.is_added(*id));
+        self.controls = ControlTokens::new(self.tokenizer.special_tokens(self.image_token));
+    }
+
+    /// Placeholder of an image in prompts; `None` for a model that takes no images.
+    pub fn image_token(&self) -> Option<u32> {
+        self.image_token
+    }
+
+    /// Whether `id` is a special token, or the placeholder of an image.
+    pub(super) fn is_control(&self, id: u32) -> bool {
+        self.tokenizer.is_special(id) || self.image_token == Some(id)
     }
 
     /// Gives grammars these bytes of the memory plan.

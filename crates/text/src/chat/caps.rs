@@ -3,8 +3,11 @@
 
 use serde_json::{Value as Json, json};
 
-use super::template_message::{
-    ASSISTANT, ArgumentForm, SYSTEM, TOOL, TemplateCall, TemplateMessage, USER,
+use super::{
+    content::Content,
+    template_message::{
+        ASSISTANT, ArgumentForm, SYSTEM, TOOL, TemplateCall, TemplateMessage, USER,
+    },
 };
 
 /// Mark of calls of which templates render the id verbatim, and the model copies it.
@@ -36,6 +39,8 @@ pub(super) struct CallForm {
     pub(super) thoughts: bool,
     /// Whether the user may speak after a result.
     pub(super) then_user: bool,
+    /// Whether a result may have images.
+    pub(super) result_images: bool,
 }
 
 /// Form in which a model is told of its tools where the template does not.
@@ -65,6 +70,8 @@ pub(super) struct TemplateCaps {
     /// The list of tools.
     pub(super) tools: bool,
     pub(super) tools_text: ToolsText,
+    /// Images in a question.
+    pub(super) images: bool,
     /// Calls and their results; `None` if they must be text.
     pub(super) calls: Option<CallForm>,
 }
@@ -83,6 +90,7 @@ impl TemplateCaps {
         no_user: true,
         tools: true,
         tools_text: ToolsText::Tags,
+        images: true,
         calls: Some(CallForm {
             arguments: ArgumentForm::Mapping,
             ids: CallIds::Given,
@@ -90,6 +98,7 @@ impl TemplateCaps {
             text: true,
             thoughts: true,
             then_user: true,
+            result_images: true,
         }),
     };
 
@@ -142,6 +151,7 @@ impl TemplateCaps {
                 && probe.shows(&[system(RULE), answer(REPLY)], &[RULE, REPLY]),
             tools: probe.shows_tools(&[user(ASK)], &[ASK]),
             tools_text: if is_separated { ToolsText::Headings } else { ToolsText::Tags },
+            images: probe.shows_image(&[], user("")),
             calls,
         }
     }
@@ -218,6 +228,20 @@ impl Probe<'_> {
         self.text(messages).is_some_and(|text| has_in_order(&text, words))
     }
 
+    /// Whether the template shows an image in the content of the last message.
+    fn shows_image(&self, before: &[TemplateMessage], last: TemplateMessage) -> bool {
+        let content = Content::around_image(THEN, MORE);
+        let messages = [before, &[TemplateMessage { content, ..last }]].concat();
+        self.text(&messages).is_some_and(|text| {
+            let after = text.split_once(THEN).map_or("", |(_, after)| after);
+            let image = after.split_once(MORE).map_or("", |(image, _)| image);
+            // A list of parts that is printed as it is has their keys.
+            has_in_order(&text, &[THEN, MORE])
+                && !image.trim().is_empty()
+                && !image.contains("type")
+        })
+    }
+
     /// Whether the template shows a tool, and `words` once each, in this order.
     fn shows_tools(&self, messages: &[TemplateMessage], words: &[&str]) -> bool {
         let tool = json!({"type": "function", "function": {
@@ -269,7 +293,7 @@ impl Probe<'_> {
     fn call_form(&self, call: &dyn Fn(&[usize]) -> TemplateMessage, ids: [&str; 2]) -> CallForm {
         let [[_, _, value, text], [_, _, other, end]] = CALLS;
         let with = |content: &str, reasoning: &str| TemplateMessage {
-            content: content.to_owned(),
+            content: content.into(),
             reasoning: (!reasoning.is_empty()).then(|| reasoning.to_owned()),
             ..call(&[0])
         };
@@ -289,6 +313,7 @@ impl Probe<'_> {
                 .shows(&[user(ASK), with("", THOUGHT), result(0)], &[ASK, THOUGHT, value, text]),
             then_user: self
                 .shows(&[user(ASK), call(&[0]), result(0), user(MORE)], &[ASK, value, text, MORE]),
+            result_images: self.shows_image(&[user(ASK), call(&[0])], result(0)),
             arguments: ArgumentForm::Mapping,
             ids: CallIds::Given,
         }

@@ -1,6 +1,7 @@
 //! Chat templates: messages to prompt text, by the checkpoint's Jinja template.
 
 mod caps;
+mod content;
 mod literal;
 mod message;
 pub(super) mod normal_form;
@@ -13,5 +14,6 @@ mod tools;
 pub(crate) use literal::{ControlTokens, Literal};
 pub use message::{Message, MessageImage};
 pub use render::{count_allocation, count_deallocation};
+pub(crate) use template::RenderedChat;
 pub use template::{ChatOptions, ChatTemplate};
 pub use tools::{ParameterType, Tool, ToolCall, ToolSet};

@@ -7,8 +7,9 @@ use serde_json::Value as Json;
 
 use super::{
     caps::{CallForm, CallIds, TemplateCaps, ToolsText},
+    content::Content,
     literal::Literal,
-    message::Message,
+    message::{Message, MessageImage},
     template_message::{
         ASSISTANT, ArgumentForm, SYSTEM, TOOL, TemplateCall, TemplateMessage, USER, tool_values,
     },
@@ -19,6 +20,8 @@ use super::{
 const NO_RESULT: &str = "(no result)";
 /// Answer between a result and a question, where a template asks for one.
 const NO_ANSWER: &str = "(no answer)";
+/// Image of a result, where a template takes it only from the user.
+const IMAGE_BELOW: &str = "(image below)";
 
 /// Messages and tools as a template takes them.
 #[derive(Debug, Default)]
@@ -30,19 +33,20 @@ pub(super) struct NormalForm {
 
 impl NormalForm {
     /// Messages as they are.
-    pub(super) fn as_is(messages: &[Message], tools: &ToolSet) -> Self {
+    ///
+    /// # Errors
+    /// The images of a message are not in its content.
+    pub(super) fn as_is(messages: &[Message], tools: &ToolSet) -> Result<Self, String> {
         let literal = Literal::AS_IS;
-        let message = |m| TemplateMessage::new(m, ArgumentForm::Mapping, &literal);
-        Self {
-            messages: messages.iter().map(message).collect(),
-            tools: tool_values(tools, &literal),
-        }
+        let messages = template_messages(messages, ArgumentForm::Mapping, &literal)?;
+        Ok(Self { messages, tools: tool_values(tools, &literal) })
     }
 
     /// Brings a conversation into the form that a template with `caps` takes.
     ///
     /// # Errors
-    /// A message has a result without a call.
+    /// A message has a result without a call; a message has images, and the template takes none, or
+    /// they are not in its content.
     pub(super) fn new(
         messages: &[Message],
         tools: &ToolSet,
@@ -50,8 +54,15 @@ impl NormalForm {
         literal: &Literal<'_>,
     ) -> Result<Self, String> {
         let form = caps.calls.map_or(ArgumentForm::Text, |form| form.arguments);
-        let message = |m| TemplateMessage::new(m, form, literal);
-        let mut messages = with_results(messages.iter().map(message).collect())?;
+        let messages = template_messages(messages, form, literal)?;
+        if !caps.images && messages.iter().any(|m| !m.content.images().is_empty()) {
+            return Err(
+                "the model's chat template takes no images: expected messages of text alone, \
+                        got one with an image"
+                    .into(),
+            );
+        }
+        let mut messages = with_results(messages)?;
         for message in messages.iter_mut().filter(|m| m.is("developer")) {
             message.role = SYSTEM.to_owned();
         }
@@ -59,7 +70,7 @@ impl NormalForm {
         let mut start = leading_system(&mut messages);
         if !caps.tools && !tools.is_empty() {
             let text = tools_text(&tools, caps.tools_text);
-            start.get_or_insert_with(|| TemplateMessage::of(SYSTEM, "")).append(&text);
+            start.get_or_insert_with(|| TemplateMessage::of(SYSTEM, "")).content.append(text);
             tools.clear();
         }
         let mut messages = match &caps.calls {
@@ -73,12 +84,17 @@ impl NormalForm {
             if caps.system && (tools.is_empty() || caps.system_with_tools) {
                 messages.insert(0, system);
             } else {
-                put_before(&mut messages, &system.content);
+                put_before(&mut messages, system.content);
             }
         }
         let mut normal = Self { messages, tools };
         normal.take_turns(caps);
         Ok(normal)
+    }
+
+    /// Images of the conversation, in the order in which the template has them.
+    pub(super) fn images(&self) -> Vec<MessageImage> {
+        self.messages.iter().flat_map(|message| message.content.images()).copied().collect()
     }
 
     /// Bytes of the conversation.
@@ -95,7 +111,7 @@ impl NormalForm {
                 let is_same = next.role == message.role && [USER, ASSISTANT].contains(&&*next.role);
                 let merge = is_same && message.calls.is_empty() && next.calls.is_empty();
                 if merge {
-                    message.append(&next.content);
+                    message.content.append(std::mem::take(&mut next.content));
                     message.reasoning = next.reasoning.take().or(message.reasoning.take());
                 }
                 merge
@@ -118,6 +134,20 @@ impl NormalForm {
             messages.insert(first.unwrap_or(messages.len()), TemplateMessage::of(USER, ""));
         }
     }
+}
+
+/// # Errors
+/// The images of a message are not in its content; the error names the message.
+fn template_messages(
+    messages: &[Message],
+    form: ArgumentForm,
+    literal: &Literal<'_>,
+) -> Result<Vec<TemplateMessage>, String> {
+    let named = |(i, message)| {
+        TemplateMessage::new(message, form, literal)
+            .map_err(|problem| format!("messages[{i}].images: {problem}"))
+    };
+    messages.iter().enumerate().map(named).collect()
 }
 
 /// Puts the results of calls behind them, in the order of the calls, each with its tool's name.
@@ -166,7 +196,7 @@ fn with_results(messages: Vec<TemplateMessage>) -> Result<Vec<TemplateMessage>, 
             (None, None) => result.is_none(),
         });
         match (calls.next(), of) {
-            (Some((_, Some(result))), _) => result.append(&message.content),
+            (Some((_, Some(result))), _) => result.content.append(message.content),
             (Some((_, result)), _) => *result = Some(message),
             (None, Some(id)) => {
                 return Err(format!(
@@ -188,18 +218,18 @@ fn leading_system(messages: &mut Vec<TemplateMessage>) -> Option<TemplateMessage
     let count = messages.iter().take_while(|message| message.is(SYSTEM)).count();
     let mut leading = messages.drain(..count);
     let mut first = leading.next()?;
-    leading.for_each(|next| first.append(&next.content));
+    leading.for_each(|next| first.content.append(next.content));
     Some(first)
 }
 
-/// Puts a text at the start of the first question before any answer.
-fn put_before(messages: &mut Vec<TemplateMessage>, text: &str) {
+/// Puts a content at the start of the first question before any answer.
+fn put_before(messages: &mut Vec<TemplateMessage>, content: Content) {
     match messages.first_mut() {
         Some(first) if first.is(USER) => {
-            let question = std::mem::replace(&mut first.content, text.to_owned());
-            first.append(&question);
+            let question = std::mem::replace(&mut first.content, content);
+            first.content.append(question);
         }
-        _ => messages.insert(0, TemplateMessage::of(USER, text)),
+        _ => messages.insert(0, TemplateMessage::of(USER, content)),
     }
 }
 
@@ -211,15 +241,15 @@ fn with_reminders(messages: Vec<TemplateMessage>) -> Vec<TemplateMessage> {
     for mut message in messages {
         let is_reminder = message.is(SYSTEM);
         if is_reminder {
-            let text = format!("<system-reminder>\n{}\n</system-reminder>", message.content);
-            message = TemplateMessage::of(USER, text);
+            let reminder = message.content.within("<system-reminder>\n", "\n</system-reminder>");
+            message = TemplateMessage::of(USER, reminder);
         }
         match kept.last_mut() {
             Some(last) if is_reminder && (last.is(USER) || last.is(TOOL)) => {
-                last.append(&message.content);
+                last.content.append(message.content);
             }
             Some(last) if is_alone && message.is(USER) => {
-                last.append(&message.content);
+                last.content.append(message.content);
                 is_alone = false;
             }
             _ => {
@@ -243,14 +273,14 @@ fn with_calls(messages: Vec<TemplateMessage>, form: &CallForm) -> Vec<TemplateMe
             continue;
         }
         if !form.text && !message.content.is_empty() {
-            let text = std::mem::take(&mut message.content);
+            let content = std::mem::take(&mut message.content);
             // Such templates drop the thoughts of turns with an answer.
-            if last_answer > Some(i) || !form.thoughts {
-                kept.push(TemplateMessage::of(ASSISTANT, text));
+            if last_answer > Some(i) || !form.thoughts || !content.images().is_empty() {
+                kept.push(TemplateMessage::of(ASSISTANT, content));
             } else {
-                let mut thoughts = TemplateMessage::of("", message.reasoning.unwrap_or_default());
-                thoughts.append(&text);
-                message.reasoning = Some(thoughts.content);
+                let mut thoughts = Content::from(message.reasoning.unwrap_or_default());
+                thoughts.append(content);
+                message.reasoning = Some(thoughts.text);
             }
         }
         let mut results = Vec::new();
@@ -267,19 +297,32 @@ fn with_calls(messages: Vec<TemplateMessage>, form: &CallForm) -> Vec<TemplateMe
             }
             results.extend(result);
         }
+        let images = if form.result_images { None } else { images_of_results(&mut results) };
         if form.parallel {
             kept.push(message);
             kept.append(&mut results);
-            continue;
+        } else {
+            let calls = std::mem::take(&mut message.calls);
+            for (call, result) in calls.into_iter().zip(results) {
+                let one = TemplateMessage { calls: vec![call], ..message };
+                message = TemplateMessage::of(ASSISTANT, "");
+                kept.extend([one, result]);
+            }
         }
-        let calls = std::mem::take(&mut message.calls);
-        for (call, result) in calls.into_iter().zip(results) {
-            let one = TemplateMessage { calls: vec![call], ..message };
-            message = TemplateMessage::of(ASSISTANT, "");
-            kept.extend([one, result]);
-        }
+        kept.extend(images);
     }
     kept
+}
+
+/// Takes the images out of the results of calls, into a message of the user that follows them.
+fn images_of_results(results: &mut [TemplateMessage]) -> Option<TemplateMessage> {
+    let mut moved = Content::default();
+    for result in results.iter_mut().filter(|result| !result.content.images().is_empty()) {
+        let name = result.name.as_deref().unwrap_or_default();
+        moved.append(format!("From the result of {name}:\n"));
+        moved.join(result.content.take_images(IMAGE_BELOW));
+    }
+    (!moved.is_empty()).then(|| TemplateMessage::of(USER, moved))
 }
 
 /// Messages with calls and results as text of assistant and user.
@@ -288,15 +331,15 @@ fn with_calls_as_text(messages: Vec<TemplateMessage>) -> Vec<TemplateMessage> {
     let mut after_result = false;
     for mut message in messages {
         for call in std::mem::take(&mut message.calls) {
-            message.append(&format!("<tool_call>\n{}\n</tool_call>", call.json()));
+            message.content.append(format!("<tool_call>\n{}\n</tool_call>", call.json()));
         }
         let is_result = message.is(TOOL);
         if is_result {
-            let text = format!("<tool_response>\n{}\n</tool_response>", message.content);
-            message = TemplateMessage::of(USER, text);
+            let response = message.content.within("<tool_response>\n", "\n</tool_response>");
+            message = TemplateMessage::of(USER, response);
         }
         match kept.last_mut() {
-            Some(last) if is_result && after_result => last.append(&message.content),
+            Some(last) if is_result && after_result => last.content.append(message.content),
             _ => kept.push(message),
         }
         after_result = is_result;

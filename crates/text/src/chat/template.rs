@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     caps::{TemplateCaps, ToolsText},
     literal::Literal,
-    message::Message,
+    message::{Message, MessageImage},
     normal_form::NormalForm,
     python,
     render::{RenderFailure, RenderLimits, on_limited_thread},
@@ -76,6 +76,14 @@ setters!(ChatOptions {
     tools: ToolSet,
     variables: serde_json::Map<String, serde_json::Value>,
 });
+
+/// Text of a conversation.
+#[derive(Debug)]
+pub(crate) struct RenderedChat {
+    pub(crate) text: String,
+    /// Images of the messages, in the order of their placeholders in the text.
+    pub(crate) images: Vec<MessageImage>,
+}
 
 /// A chat template: Jinja with the Python methods and helpers that `transformers` provides
 /// (`raise_exception`, `strftime_now` in UTC, `tojson` without HTML escapes, loop controls,
@@ -196,29 +204,30 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// [`Error::Text`] if the template fails or rejects the messages (`raise_exception`), with its
-    /// reason.
+    /// reason; also if the images of a message are not in its content.
     pub fn render(
         &self,
         messages: &[Message],
         add_generation_prompt: bool,
         options: &ChatOptions,
     ) -> Result<String, Error> {
-        let form = NormalForm::as_is(messages, &options.tools);
-        self.render_form(form, add_generation_prompt, options, &Literal::AS_IS)
+        let form = NormalForm::as_is(messages, &options.tools).map_err(|p| self.problem(p))?;
+        self.render_form(&form, add_generation_prompt, options, &Literal::AS_IS)
     }
 
     /// Renders a conversation in the form that the template takes, so that no text is lost: see
     /// [`NormalForm`]. Strings of the conversation and of the options become `literal`.
     ///
     /// # Errors
-    /// As [`ChatTemplate::render`]; also if a message has a result of a tool without a call.
+    /// As [`ChatTemplate::render`]; also if a message has a result of a tool without a call, or
+    /// images that the template does not take.
     pub(crate) fn render_conversation(
         &self,
         messages: &[Message],
         add_generation_prompt: bool,
         options: &ChatOptions,
         literal: &Literal<'_>,
-    ) -> Result<String, Error> {
+    ) -> Result<RenderedChat, Error> {
         let caps = match messages {
             // Only the template can say that it needs some.
             [] => &TemplateCaps::ALL,
@@ -227,7 +236,8 @@ impl ChatTemplate {
         let render = |caps: &TemplateCaps| {
             let form = NormalForm::new(messages, &options.tools, caps, literal)
                 .map_err(|problem| self.problem(problem))?;
-            self.render_form(form, add_generation_prompt, options, literal)
+            let text = self.render_form(&form, add_generation_prompt, options, literal)?;
+            Ok(RenderedChat { text, images: form.images() })
         };
         let rendered = render(caps);
         match &rendered {
@@ -270,7 +280,7 @@ impl ChatTemplate {
 
     fn render_form(
         &self,
-        form: NormalForm,
+        form: &NormalForm,
         add_generation_prompt: bool,
         options: &ChatOptions,
         literal: &Literal<'_>,
@@ -351,8 +361,8 @@ impl ChatTemplate {
             Message::assistant(ANSWER_PLACEHOLDER),
             Message::user(literal.text(question)),
         ];
-        let form = NormalForm::as_is(&messages, &options.tools);
-        let rendered = self.render_form(form, true, options, literal)?;
+        let form = NormalForm::as_is(&messages, &options.tools).map_err(|p| self.problem(p))?;
+        let rendered = self.render_form(&form, true, options, literal)?;
         // The first match is the answer, even if the question contains the placeholder.
         match rendered.split_once(ANSWER_PLACEHOLDER) {
             Some((_, follow_up)) => Ok(follow_up.to_owned()),

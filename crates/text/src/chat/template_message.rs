@@ -5,6 +5,7 @@ use serde::{Serialize, Serializer, ser::SerializeStruct};
 use serde_json::Value as Json;
 
 use super::{
+    content::Content,
     literal::Literal,
     message::Message,
     tools::{Tool, ToolCall, ToolSet},
@@ -29,7 +30,7 @@ pub(super) enum ArgumentForm {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct TemplateMessage {
     pub(super) role: String,
-    pub(super) content: String,
+    pub(super) content: Content,
     pub(super) reasoning: Option<String>,
     pub(super) calls: Vec<TemplateCall>,
     pub(super) call_id: Option<String>,
@@ -45,38 +46,37 @@ pub(super) struct TemplateCall {
 }
 
 impl TemplateMessage {
-    pub(super) fn new(message: &Message, form: ArgumentForm, literal: &Literal<'_>) -> Self {
+    /// # Errors
+    /// As [`Content::new`].
+    pub(super) fn new(
+        message: &Message,
+        form: ArgumentForm,
+        literal: &Literal<'_>,
+    ) -> Result<Self, String> {
         let is_answer = message.role == ASSISTANT;
-        let text = |text: &String| match is_answer {
+        let piece = |text: &str| match is_answer {
             true => literal.answer(text),
             false => literal.text(text),
         };
+        let text = |text: &String| piece(text);
         let calls = message.tool_calls.iter().map(|call| TemplateCall::new(call, form, literal));
-        Self {
+        Ok(Self {
             role: literal.text(&message.role),
-            content: text(&message.content),
+            content: Content::new(message, piece)?,
             reasoning: message.reasoning_content.as_ref().map(text),
             calls: calls.collect(),
             call_id: message.tool_call_id.as_ref().map(text),
             name: message.name.as_ref().map(text),
-        }
+        })
     }
 
     /// A message of our own.
-    pub(super) fn of(role: &str, content: impl Into<String>) -> Self {
+    pub(super) fn of(role: &str, content: impl Into<Content>) -> Self {
         Self { role: role.to_owned(), content: content.into(), ..Self::default() }
     }
 
     pub(super) fn is(&self, role: &str) -> bool {
         self.role == role
-    }
-
-    /// Appends a text after a blank line.
-    pub(super) fn append(&mut self, text: &str) {
-        if !self.content.is_empty() && !text.is_empty() {
-            self.content.push_str("\n\n");
-        }
-        self.content.push_str(text);
     }
 
     /// Bytes of the message.

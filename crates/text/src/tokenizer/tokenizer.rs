@@ -301,10 +301,11 @@ impl Tokenizer {
         Ok(encoded)
     }
 
-    /// Special tokens as they are spelled in a text.
-    pub(crate) fn special_tokens(&self) -> Vec<SpecialToken> {
-        let added = self.0.inner.get_added_vocabulary().get_added_tokens_decoder().values();
-        let special = added.filter(|token| token.special).map(|token| SpecialToken {
+    /// Special tokens, and the added token `also`, as they are spelled in a text.
+    pub(crate) fn special_tokens(&self, also: Option<u32>) -> Vec<SpecialToken> {
+        let added = self.0.inner.get_added_vocabulary().get_added_tokens_decoder().iter();
+        let chosen = added.filter(|(id, token)| token.special || also == Some(**id));
+        let special = chosen.map(|(_, token)| SpecialToken {
             text: token.content.clone(),
             takes_before: token.lstrip,
             takes_behind: token.rstrip,
@@ -399,7 +400,7 @@ impl Tokenizer {
         matches!(self.0.inner.get_decoder(), Some(DecoderWrapper::ByteLevel(_)))
     }
 
-    fn problem(&self, problem: String) -> Error {
+    pub(crate) fn problem(&self, problem: String) -> Error {
         Error::Text { path: self.0.path.clone(), problem }
     }
 }

@@ -103,7 +103,7 @@ fn render(source: &str, messages: &[Message]) -> String {
 }
 
 fn render_with(source: &str, messages: &[Message], options: &ChatOptions) -> String {
-    template(source).render_conversation(messages, true, options, &Literal::AS_IS).unwrap()
+    template(source).render_conversation(messages, true, options, &Literal::AS_IS).unwrap().text
 }
 
 pub(crate) fn call(id: &str, name: &str, arguments: &str) -> ToolCall {

@@ -1,0 +1,154 @@
+//! Images among the tokens of a prompt.
+
+use std::iter::{from_fn, repeat_n};
+
+use moeflux_base::Error;
+use serde::{Deserialize, Serialize};
+
+use super::Turn;
+use crate::{chat::MessageImage, text::Text};
+
+/// Image among the tokens of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlacedImage {
+    /// Index of its first token.
+    pub place: usize,
+    /// Number of its tokens, all of which are the model's placeholder.
+    pub tokens: usize,
+    /// SHA-256 of its pixels as the model sees them.
+    pub digest: [u8; 32],
+}
+
+impl PlacedImage {
+    /// Index of the token after the image.
+    fn end(&self) -> usize {
+        self.place.saturating_add(self.tokens)
+    }
+
+    fn is(&self, image: &MessageImage) -> bool {
+        self.tokens == image.tokens && self.digest == image.digest
+    }
+}
+
+/// Tokens in which each image has all of its placeholders.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ExpandedTokens {
+    /// Tokens with the placeholders.
+    pub tokens: Vec<u32>,
+    /// Images among them, ascending by place.
+    pub images: Vec<PlacedImage>,
+}
+
+impl ExpandedTokens {
+    /// Appends the tokens that follow these.
+    pub(super) fn append(&mut self, next: Self) {
+        let start = self.tokens.len();
+        let moved = |image: PlacedImage| PlacedImage { place: start + image.place, ..image };
+        self.images.extend(next.images.into_iter().map(moved));
+        self.tokens.extend(next.tokens);
+    }
+}
+
+impl Text {
+    /// Repeats the placeholder of each image to the number of the image's tokens. `tokens` has one
+    /// placeholder per image.
+    ///
+    /// # Errors
+    /// The number of placeholders is not that of images, or the result is longer than the context.
+    pub fn expand_images(
+        &self,
+        tokens: &[u32],
+        images: &[MessageImage],
+    ) -> Result<ExpandedTokens, Error> {
+        let added = self.added_by_images(self.placeholders(tokens), images)?;
+        let length = tokens.len().saturating_add(added);
+        if length > self.limit {
+            return Err(self.too_long(length));
+        }
+        let mut expanded =
+            ExpandedTokens { tokens: Vec::with_capacity(length), ..ExpandedTokens::default() };
+        let mut images = images.iter();
+        for token in tokens {
+            let is_placeholder = self.image_token() == Some(*token);
+            let image = if is_placeholder { images.next() } else { None };
+            let place = expanded.tokens.len();
+            let count = image.map_or(1, |image| image.tokens);
+            expanded.tokens.extend(repeat_n(*token, count));
+            expanded.images.extend(image.map(|image| PlacedImage {
+                place,
+                tokens: count,
+                digest: image.digest,
+            }));
+        }
+        Ok(expanded)
+    }
+
+    /// Number of placeholders among `tokens`.
+    pub(super) fn placeholders(&self, tokens: &[u32]) -> usize {
+        tokens.iter().filter(|token| self.image_token() == Some(**token)).count()
+    }
+
+    /// Number of tokens that images have besides the `placeholders` of a prompt.
+    ///
+    /// # Errors
+    /// The number of placeholders is not that of images.
+    pub(super) fn added_by_images(
+        &self,
+        placeholders: usize,
+        images: &[MessageImage],
+    ) -> Result<usize, Error> {
+        if placeholders == images.len() {
+            let added = images.iter().map(|image| image.tokens.saturating_sub(1));
+            return Ok(added.fold(0, usize::saturating_add));
+        }
+        Err(self.tokenizer().problem(match self.image_token() {
+            None => format!(
+                "the model has no token for images: expected text alone, got {} images",
+                images.len()
+            ),
+            Some(token) => format!(
+                "expected one placeholder of an image (token {token}) for each of {} images, got \
+                 {placeholders}: a chat template may leave images out of some messages; put them \
+                 into those of the user",
+                images.len()
+            ),
+        }))
+    }
+
+    /// Whether a turn begins with the first of `images`, at places that it has.
+    pub(super) fn has_images_of(&self, turn: &Turn, images: &[MessageImage]) -> bool {
+        let prompt = turn.tokens.get(..turn.start).unwrap_or_default();
+        let mut from = 0;
+        let mut is_placed = |placed: &PlacedImage| {
+            let is_after = placed.place >= from;
+            from = placed.end();
+            let tokens = prompt.get(placed.place..from);
+            is_after && tokens.is_some_and(|tokens| self.placeholders(tokens) == tokens.len())
+        };
+        turn.images.len() <= images.len()
+            && turn.images.iter().zip(images).all(|(placed, image)| placed.is(image))
+            && turn.images.iter().all(&mut is_placed)
+    }
+
+    /// Lengths of the prefixes of a prompt that end with a special token, or with an image.
+    pub(super) fn special_ends<'a>(
+        &'a self,
+        prompt: &'a ExpandedTokens,
+    ) -> impl Iterator<Item = usize> + 'a {
+        let mut images = prompt.images.iter().peekable();
+        let mut from = 0;
+        from_fn(move || {
+            loop {
+                let at = from;
+                from = match images.next_if(|image| image.place == at) {
+                    Some(image) => image.end(),
+                    None => at + 1,
+                };
+                if self.is_control(*prompt.tokens.get(at)?) {
+                    return Some(from);
+                }
+            }
+        })
+    }
+}
