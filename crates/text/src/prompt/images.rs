@@ -1,5 +1,8 @@
 //! Images among the tokens of a prompt.
 
+#[cfg(test)]
+mod tests;
+
 use std::iter::{from_fn, repeat_n};
 
 use moeflux_base::Error;
