@@ -10,7 +10,7 @@ use moeflux_base::Error;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    chat::{ChatOptions, ChatTemplate, Literal, Message, RenderedChat},
+    chat::{ChatOptions, ChatTemplate, FoundToken, Literal, Message, RenderedChat},
     text::Text,
 };
 pub use images::{ExpandedTokens, PlacedImage};
@@ -137,9 +137,9 @@ impl Text {
     }
 
     /// Like [`Text::prompt`], with the tokens of an earlier turn as the model saw and generated
-    /// them: the first of `turns` whose prompt and answer the conversation starts with, up to white
-    /// space in the answer, with the same images. A template that renders that answer otherwise, such as without its
-    /// thoughts, has the last word.
+    /// them: the first of `turns` whose prompt and answer the conversation starts with, with the
+    /// same images, up to white space in the answer. A template that renders that answer otherwise,
+    /// such as without its thoughts, has the last word.
     ///
     /// # Errors
     /// As [`Text::chat`].
@@ -196,15 +196,14 @@ impl Text {
     /// A turn with which a rendered conversation starts; `None` if it does not.
     fn past_turn(&self, turn: &Turn, chat: &RenderedChat, mark: char) -> Option<PastTurn> {
         let rest = chat.text.strip_prefix(&*turn.rendered)?;
-        let is_end = |text: &str| {
-            self.tokenizer().token_to_id(text).is_some_and(|id| self.end().contains(id))
+        let find = |text, is_wanted: &dyn Fn(u32) -> bool| {
+            let id = |found: &FoundToken<'_>| self.tokenizer().token_to_id(&found.token.text);
+            self.controls.find(text).find(|found| id(found).is_some_and(is_wanted))
         };
-        let end = self.controls.find(rest).find(|found| is_end(&found.token.text))?.start;
-        let made = self.tokenizer().decode(turn.tokens.get(turn.start..)?, false).ok()?;
+        let end = find(rest, &|id| self.end().contains(id))?.start;
         // An image in the answer was not generated.
-        let is_image = |text: &str| self.tokenizer().token_to_id(text) == self.image_token();
-        let has_image = self.image_token().is_some()
-            && self.controls.find(&rest[..end]).any(|found| is_image(&found.token.text));
+        let has_image = find(&rest[..end], &|id| self.image_token() == Some(id)).is_some();
+        let made = self.tokenizer().decode(turn.tokens.get(turn.start..)?, false).ok()?;
         let visible = |c: &char| !c.is_whitespace() && *c != mark;
         let is_same = rest[..end].chars().filter(visible).eq(made.chars().filter(visible));
         let text_bytes = turn.rendered.len() + end;

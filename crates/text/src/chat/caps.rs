@@ -151,7 +151,7 @@ impl TemplateCaps {
                 && probe.shows(&[system(RULE), answer(REPLY)], &[RULE, REPLY]),
             tools: probe.shows_tools(&[user(ASK)], &[ASK]),
             tools_text: if is_separated { ToolsText::Headings } else { ToolsText::Tags },
-            images: probe.shows_image(&[], user("")),
+            images: probe.shows_images(&[], &user("")),
             calls,
         }
     }
@@ -228,18 +228,21 @@ impl Probe<'_> {
         self.text(messages).is_some_and(|text| has_in_order(&text, words))
     }
 
-    /// Whether the template shows an image in the content of the last message.
-    fn shows_image(&self, before: &[TemplateMessage], last: TemplateMessage) -> bool {
-        let content = Content::around_image(THEN, MORE);
-        let messages = [before, &[TemplateMessage { content, ..last }]].concat();
-        self.text(&messages).is_some_and(|text| {
-            let after = text.split_once(THEN).map_or("", |(_, after)| after);
-            let image = after.split_once(MORE).map_or("", |(image, _)| image);
-            // A list of parts that is printed as it is has their keys.
-            has_in_order(&text, &[THEN, MORE])
-                && !image.trim().is_empty()
-                && !image.contains("type")
-        })
+    /// Whether the template shows the images in the content of the last message.
+    fn shows_images(&self, before: &[TemplateMessage], last: &TemplateMessage) -> bool {
+        let shown = |images| {
+            let mut content = Content::from(THEN);
+            (0..images).for_each(|_| content.join(Content::any_image()));
+            content.join(MORE);
+            let last = TemplateMessage { content, ..last.clone() };
+            let mut text = self.text(&[before, &[last]].concat())?;
+            text.retain(|c| !c.is_whitespace());
+            has_in_order(&text, &[THEN, MORE]).then_some(text)
+        };
+        // A list of parts that is printed as it is has their keys.
+        let keys = |text: &str| text.matches("type").count();
+        let (one, two) = (shown(1), shown(2));
+        one.zip(two).is_some_and(|(one, two)| one != two && keys(&one) == keys(&two))
     }
 
     /// Whether the template shows a tool, and `words` once each, in this order.
@@ -313,7 +316,7 @@ impl Probe<'_> {
                 .shows(&[user(ASK), with("", THOUGHT), result(0)], &[ASK, THOUGHT, value, text]),
             then_user: self
                 .shows(&[user(ASK), call(&[0]), result(0), user(MORE)], &[ASK, value, text, MORE]),
-            result_images: self.shows_image(&[user(ASK), call(&[0])], result(0)),
+            result_images: self.shows_images(&[user(ASK), call(&[0])], &result(0)),
             arguments: ArgumentForm::Mapping,
             ids: CallIds::Given,
         }

@@ -30,7 +30,7 @@ impl Content {
     ///
     /// # Errors
     /// The offset of an image is not between two characters of the content, or before that of an
-    /// earlier image; an image has no tokens.
+    /// earlier image.
     pub(super) fn new(message: &Message, literal: impl Fn(&str) -> String) -> Result<Self, String> {
         let Message { content: given, images, .. } = message;
         let mut content = Self::default();
@@ -44,9 +44,6 @@ impl Content {
                     image.at
                 )
             })?;
-            if image.tokens == 0 {
-                return Err("expected images of at least one token, got one of 0".into());
-            }
             content.text += &literal(piece);
             content.images.push(MessageImage { at: content.text.len(), ..*image });
             from = image.at;
@@ -55,10 +52,12 @@ impl Content {
         Ok(content)
     }
 
-    /// An image between two texts.
-    pub(super) fn around_image(before: &str, after: &str) -> Self {
-        let image = MessageImage { at: before.len(), tokens: 1, digest: [0; 32] };
-        Self { text: [before, after].concat(), images: vec![image] }
+    /// An image of no conversation.
+    pub(super) fn any_image() -> Self {
+        Self {
+            text: String::new(),
+            images: vec![MessageImage { at: 0, tokens: 1, digest: [0; 32] }],
+        }
     }
 
     pub(super) fn images(&self) -> &[MessageImage] {

@@ -11,7 +11,7 @@ mod template;
 mod template_message;
 mod tools;
 
-pub(crate) use literal::{ControlTokens, Literal};
+pub(crate) use literal::{ControlTokens, FoundToken, Literal};
 pub use message::{Message, MessageImage};
 pub use render::{count_allocation, count_deallocation};
 pub(crate) use template::RenderedChat;

@@ -22,6 +22,9 @@ const NO_RESULT: &str = "(no result)";
 const NO_ANSWER: &str = "(no answer)";
 /// Image of a result, where a template takes it only from the user.
 const IMAGE_BELOW: &str = "(image below)";
+/// Problem of images where a template takes none.
+const NO_IMAGES: &str = "the model's chat template takes no images: expected messages of text \
+                         alone, got one with an image";
 
 /// Messages and tools as a template takes them.
 #[derive(Debug, Default)]
@@ -56,11 +59,7 @@ impl NormalForm {
         let form = caps.calls.map_or(ArgumentForm::Text, |form| form.arguments);
         let messages = template_messages(messages, form, literal)?;
         if !caps.images && messages.iter().any(|m| !m.content.images().is_empty()) {
-            return Err(
-                "the model's chat template takes no images: expected messages of text alone, \
-                        got one with an image"
-                    .into(),
-            );
+            return Err(NO_IMAGES.to_owned());
         }
         let mut messages = with_results(messages)?;
         for message in messages.iter_mut().filter(|m| m.is("developer")) {

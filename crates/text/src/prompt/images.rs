@@ -58,7 +58,8 @@ impl Text {
     /// placeholder per image.
     ///
     /// # Errors
-    /// The number of placeholders is not that of images, or the result is longer than the context.
+    /// The number of placeholders is not that of images; an image has no tokens; the result is
+    /// longer than the context.
     pub fn expand_images(
         &self,
         tokens: &[u32],
@@ -95,43 +96,46 @@ impl Text {
     /// Number of tokens that images have besides the `placeholders` of a prompt.
     ///
     /// # Errors
-    /// The number of placeholders is not that of images.
+    /// The number of placeholders is not that of images; an image has no tokens.
     pub(super) fn added_by_images(
         &self,
         placeholders: usize,
         images: &[MessageImage],
     ) -> Result<usize, Error> {
-        if placeholders == images.len() {
-            let added = images.iter().map(|image| image.tokens.saturating_sub(1));
-            return Ok(added.fold(0, usize::saturating_add));
-        }
-        Err(self.tokenizer().problem(match self.image_token() {
+        let count = images.len();
+        let problem = match self.image_token() {
+            _ if images.iter().any(|image| image.tokens == 0) => {
+                "expected images of at least one token, got one of 0".to_owned()
+            }
+            _ if placeholders == count => {
+                let added = images.iter().map(|image| image.tokens.saturating_sub(1));
+                return Ok(added.fold(0, usize::saturating_add));
+            }
             None => format!(
-                "the model has no token for images: expected text alone, got {} images",
-                images.len()
+                "the model has no placeholder for images: expected text alone, got {count} images"
             ),
             Some(token) => format!(
-                "expected one placeholder of an image (token {token}) for each of {} images, got \
-                 {placeholders}: a chat template may leave images out of some messages; put them \
-                 into those of the user",
-                images.len()
+                "expected {count} placeholders of images (token {token}), one for each image, got \
+                 {placeholders}; some chat templates leave out images that are not in messages of \
+                 the user"
             ),
-        }))
+        };
+        Err(self.tokenizer().problem(problem))
     }
 
     /// Whether a turn begins with the first of `images`, at places that it has.
     pub(super) fn has_images_of(&self, turn: &Turn, images: &[MessageImage]) -> bool {
         let prompt = turn.tokens.get(..turn.start).unwrap_or_default();
         let mut from = 0;
-        let mut is_placed = |placed: &PlacedImage| {
-            let is_after = placed.place >= from;
-            from = placed.end();
+        let mut is_at = |placed: &PlacedImage| {
+            let last = std::mem::replace(&mut from, placed.end());
             let tokens = prompt.get(placed.place..from);
-            is_after && tokens.is_some_and(|tokens| self.placeholders(tokens) == tokens.len())
+            placed.place >= last
+                && tokens.is_some_and(|tokens| self.placeholders(tokens) == tokens.len())
         };
+        let mut pairs = turn.images.iter().zip(images);
         turn.images.len() <= images.len()
-            && turn.images.iter().zip(images).all(|(placed, image)| placed.is(image))
-            && turn.images.iter().all(&mut is_placed)
+            && pairs.all(|(placed, image)| placed.is(image) && is_at(placed))
     }
 
     /// Lengths of the prefixes of a prompt that end with a special token, or with an image.

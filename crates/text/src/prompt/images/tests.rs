@@ -173,8 +173,15 @@ fn another_number_of_placeholders_is_refused() {
     assert_eq!(expanded.images.iter().map(|i| i.place).collect::<Vec<_>>(), [1, 3]);
     for (tokens, given, got) in [(&[IMAGE][..], 2, "got 1"), (&[IMAGE, IMAGE], 1, "got 2")] {
         let problem = error(text.expand_images(tokens, &images[..given]));
-        assert!(problem.contains(&format!("each of {given} images, {got}")), "{problem}");
+        assert!(
+            problem.contains(&format!(
+                "expected {given} placeholders of images (token 262), one for each image, {got}"
+            )),
+            "{problem}"
+        );
     }
+    let empty = error(text.expand_images(&[IMAGE], &[image(0, 0, 1)]));
+    assert!(empty.contains("at least one token, got one of 0"), "{empty}");
     // This template drops images in answers.
     let messages = [
         Message::user("a"),
@@ -187,7 +194,12 @@ fn another_number_of_placeholders_is_refused() {
         error(strict.prompt(&messages, &options())),
         error(strict.count_after(&messages, &options(), [])),
     ] {
-        assert!(problem.contains("each of 1 images, got 0"), "{problem}");
+        assert!(
+            problem.contains(
+                "expected 1 placeholders of images (token 262), one for each image, got 0"
+            ),
+            "{problem}"
+        );
     }
     // A model of text alone.
     let mut plain = qwen();
@@ -195,7 +207,7 @@ fn another_number_of_placeholders_is_refused() {
         plain.set_image_token(id);
         assert_eq!(plain.image_token(), None);
         let problem = error(plain.prompt(&[messages[1].clone()], &options()));
-        assert!(problem.contains("no token for images"), "{problem}");
+        assert!(problem.contains("no placeholder for images"), "{problem}");
     }
 }
 
@@ -206,7 +218,6 @@ fn images_outside_of_the_content_are_refused() {
         (vec![image(4, 1, 1)], "3 bytes of content, got offset 4 after 0"),
         (vec![image(2, 1, 1)], "got offset 2"),
         (vec![image(3, 1, 1), image(0, 1, 1)], "got offset 0 after 3"),
-        (vec![image(0, 0, 1)], "at least one token, got one of 0"),
     ] {
         let messages = [Message::user("a"), Message::user("aé").images(images)];
         let problems = [
@@ -314,6 +325,14 @@ fn templates_without_images_say_so() {
         let problem = error(text.render(&asked, &options()));
         assert!(problem.contains("chat template takes no images"), "{name}: {problem}");
     }
+    // Images may be before all text.
+    let first = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}\
+                 {% for c in m.content if c.type == 'image' %}<|image_pad|>{% endfor %}\
+                 {% for c in m.content if c.type == 'text' %}{{ c.text }}{% endfor %}{% endif %}\
+                 {% endfor %}";
+    let text = text_of(first, TOKENIZER);
+    let messages = [Message::user("ab").images(vec![image(1, 2, 1), image(2, 2, 2)])];
+    assert_eq!(shown(&text, &messages), ("<|image_pad|><|image_pad|>ab".into(), vec![1, 2]));
 }
 
 #[test]
