@@ -10,6 +10,7 @@ use moeflux::{
     model::blueprint::Blueprint,
     runtime::{DeviceOptions, KvFormat},
     session::DraftMode,
+    text::Text,
     tools::synth,
 };
 use moeflux_bench::{describe, units};
@@ -254,6 +255,19 @@ fn with_drafter(checkpoint: Checkpoint, args: &EngineArgs) -> anyhow::Result<Che
         None => return Ok(checkpoint),
     };
     Ok(checkpoint.with_drafter(drafter)?)
+}
+
+/// Text side of a model without its weights; `None` without a tokenizer.
+///
+/// # Errors
+/// A file is not read, or the model is not supported.
+pub(crate) fn text(checkpoint: &Checkpoint) -> anyhow::Result<Option<Text>> {
+    let model = Blueprint::for_checkpoint(checkpoint)?;
+    let mut text = Text::for_checkpoint(checkpoint, model.vocab)?;
+    if let Some(text) = &mut text {
+        text.set_image_token(model.images.map(|images| images.placeholder));
+    }
+    Ok(text)
 }
 
 /// Loads a model.

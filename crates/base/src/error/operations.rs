@@ -261,14 +261,6 @@ pub enum SessionError {
         /// Expected and found values.
         problem: String,
     },
-    /// Tokens with another number of placeholders than images.
-    #[error("expected {images} placeholders of images among the tokens, got {found}")]
-    Placeholders {
-        /// Placeholders among the tokens.
-        found: usize,
-        /// Images given.
-        images: usize,
-    },
     /// Images before the tokens of a step that are not the session's own.
     #[error("the images before token {position} are not the session's: give all of its images")]
     OtherImages {

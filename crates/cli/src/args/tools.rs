@@ -107,6 +107,10 @@ pub(crate) struct TokenizeArgs {
     /// Add no tokens that the tokenizer puts around a text
     #[arg(long)]
     pub(crate) plain: bool,
+    /// Image of the text, which has one placeholder for each, as in a rendered chat template;
+    /// repeatable
+    #[arg(long, value_parser = path(), value_name = "FILE")]
+    pub(crate) image: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
 }

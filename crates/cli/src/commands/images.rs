@@ -10,7 +10,8 @@ use std::{
 use anyhow::Context;
 use moeflux::{
     Checkpoint, StepControl,
-    runtime::{DeviceOptions, ImageRows},
+    runtime::{DeviceOptions, ImageRows, PromptImages},
+    text::{MessageImage, PlacedImage},
     vision::{ImageData, ImageLimits, PixelValues, Processor, VisionTower},
 };
 use moeflux_bench::units;
@@ -40,6 +41,25 @@ pub(super) fn image(path: &Path) -> anyhow::Result<ImageData> {
 pub(super) fn pixels(files: &[PathBuf], folder: &Path) -> anyhow::Result<Vec<PixelValues>> {
     let processor = Processor::open(folder)?;
     files.iter().map(|file| Ok(processor.process(&image(file)?)?)).collect()
+}
+
+/// The same as images at the start of a message.
+pub(super) fn of_message(images: &[PixelValues]) -> Vec<MessageImage> {
+    let of_image = |image: &PixelValues| MessageImage {
+        at: 0,
+        tokens: image.tokens as usize,
+        digest: image.digest,
+    };
+    images.iter().map(of_image).collect()
+}
+
+/// Images of a prompt with their rows.
+pub(super) fn placed(images: &[PlacedImage], rows: Vec<Arc<ImageRows>>) -> PromptImages {
+    let mut placed = PromptImages::default();
+    for (image, rows) in images.iter().zip(rows) {
+        placed.push(image.place, image.digest, rows);
+    }
+    placed
 }
 
 /// Rows of images, by the vision tower of a model.

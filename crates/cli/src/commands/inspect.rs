@@ -603,6 +603,7 @@ fn write_plan(
                 LineName::Staging => "logits, reads in flight".to_owned(),
                 LineName::Reserved => "server".to_owned(),
                 LineName::Rows => "rows of tables, of tokens in a step".to_owned(),
+                LineName::Images => "images, at --image-max-tokens".to_owned(),
                 LineName::Grammars => "grammars".to_owned(),
                 LineName::Dense => "dense weights".to_owned(),
                 LineName::State => format!("state of {} positions", plan.context),

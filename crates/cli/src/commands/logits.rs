@@ -14,6 +14,7 @@ use moeflux::{
     model::blueprint::Blueprint,
     runtime::{Logits, PromptImages, StepObserver},
     session::Prompt,
+    text::PlacedImage,
 };
 use moeflux_bench::{describe, logits_diff, tensor_file::TensorFile, units};
 
@@ -150,15 +151,16 @@ impl ExpandedTokens {
         ui: Ui,
     ) -> anyhow::Result<Self> {
         let pixels = images::pixels(files, checkpoint.folder())?;
-        let inputs = Blueprint::for_checkpoint(checkpoint)?.images;
-        let placeholder = inputs.context("the model takes no images")?.placeholder;
+        let text = load::text(checkpoint)?.context("the model has no tokenizer")?;
+        let (first, rest) = tokens.split_at(prefill);
+        let all = text.expand_images(tokens, &images::of_message(&pixels))?;
+        let after = text.image_token().map_or(0, |id| rest.iter().filter(|t| **t == id).count());
+        let later = all.images.len() - after;
+        let added = |image: &PlacedImage| image.tokens - 1;
+        let prefill = first.len() + all.images[..later].iter().map(added).sum::<usize>();
         let rows = images::rows(&pixels, checkpoint, &args.engine.compute.tower_options(), ui)?;
-        let mut expanded = tokens.to_vec();
-        let images = pixels.iter().zip(rows).map(|(image, rows)| (image.digest, rows));
-        let images = PromptImages::expand(&mut expanded, placeholder, images)?;
-        let count = tokens[..prefill].iter().filter(|token| **token == placeholder).count();
-        let prefill = prefill + images.expansion(count);
-        Ok(Self { tokens: expanded, prefill, images })
+        let images = images::placed(&all.images, rows);
+        Ok(Self { tokens: all.tokens, prefill, images })
     }
 }
 

@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 use anyhow::Context;
-use moeflux::{model::blueprint::Blueprint, text::Text};
 
+use super::images;
 use crate::{args::TokenizeArgs, load, out, progress::Ui};
 
 /// Runs `moeflux tokenize`.
@@ -17,13 +17,15 @@ pub(crate) fn run(args: &TokenizeArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         text => text.to_owned(),
     };
     let checkpoint = load::checkpoint(&args.model, &[], ui)?;
-    let vocab = Blueprint::for_checkpoint(&checkpoint)?.vocab;
-    let tokenizer =
-        Text::for_checkpoint(&checkpoint, vocab)?.context("the model has no tokenizer")?;
-    let ids = match args.plain {
+    let tokenizer = load::text(&checkpoint)?.context("the model has no tokenizer")?;
+    let mut ids = match args.plain {
         true => tokenizer.encode_continuation(&text)?,
         false => tokenizer.encode(&text)?,
     };
+    if !args.image.is_empty() {
+        let pixels = images::pixels(&args.image, checkpoint.folder())?;
+        ids = tokenizer.expand_images(&ids, &images::of_message(&pixels))?.tokens;
+    }
     if args.ids {
         out::exact(serde_json::to_string(&ids)? + "\n")?;
         return Ok(ExitCode::SUCCESS);

@@ -1,6 +1,6 @@
 //! Contents of a sequence that its token ids do not tell: images, by place and digest.
 
-use std::{iter, ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc};
 
 use moeflux_base::{Error, SessionError};
 use moeflux_compute::ROPE_AXES;
@@ -91,45 +91,6 @@ impl PromptImages {
     pub(crate) fn without_rows(contents: &[ContentDigest]) -> Self {
         let contents: Vec<_> = contents.iter().filter(|c| c.grid.is_some()).copied().collect();
         Self { rows: vec![None; contents.len()], contents }
-    }
-
-    /// Repeats the placeholder of each image in `tokens` for all of its rows.
-    ///
-    /// # Errors
-    /// There are not as many placeholders as images, given by digest and rows.
-    pub fn expand(
-        tokens: &mut Vec<u32>,
-        placeholder: u32,
-        images: impl IntoIterator<Item = ([u8; 32], Arc<ImageRows>)>,
-    ) -> Result<Self, Error> {
-        let (mut placed, mut expanded) = (Self::default(), Vec::with_capacity(tokens.len()));
-        let mut images = images.into_iter();
-        let mut missing = 0;
-        for token in &*tokens {
-            let count = match *token == placeholder {
-                true => images.next().map_or(0, |(digest, rows)| {
-                    let count = rows.tokens();
-                    placed.push(expanded.len(), digest, rows);
-                    count
-                }),
-                false => 1,
-            };
-            missing += usize::from(count == 0);
-            expanded.extend(iter::repeat_n(*token, count));
-        }
-        let (found, left) = (placed.contents.len() + missing, images.count());
-        if missing + left > 0 {
-            let images = placed.contents.len() + left;
-            return Err(SessionError::Placeholders { found, images }.into());
-        }
-        *tokens = expanded;
-        Ok(placed)
-    }
-
-    /// Number of tokens that the first `count` images take more than one placeholder each.
-    pub fn expansion(&self, count: usize) -> usize {
-        let images = self.contents.iter().take(count);
-        images.map(|content| content.tokens().len().saturating_sub(1)).sum()
     }
 
     /// Whether there are no images.

@@ -98,7 +98,7 @@ pub(crate) fn open_device(
     }
     let request = request.on_path(options.exact);
     let request = &request.host_threads(request.host_threads.or(options.threads));
-    let load = || ModelText::for_checkpoint(checkpoint, blueprint.vocab);
+    let load = || ModelText::for_checkpoint(checkpoint, blueprint);
     let open = |text_loaded: &dyn Fn()| {
         let selector = DeviceSelector {
             graphics: has_graphics(),

@@ -10,6 +10,15 @@ use crate::experts::{
     placement::ExpertsOnHost,
 };
 
+/// Memory of images, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ImageMemory {
+    /// On the host.
+    pub host: u64,
+    /// On the first card.
+    pub card: u64,
+}
+
 /// Limits and sizes that the plan has to respect.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
@@ -69,6 +78,9 @@ pub struct MemoryRequest {
     /// Bytes that the program holds beside the engine, such as buffers of a server; by default
     /// none.
     pub reserved: Option<u64>,
+    /// Memory of images. [`Engine::open`](crate::Engine::open) sets it by
+    /// [`EngineOptions::images`](crate::EngineOptions::images).
+    pub images: ImageMemory,
     /// Whether answers may be constrained by grammars, whose memory is then a line of the plan. A
     /// budget without room for it has no such line. Default: no.
     pub grammars: bool,
@@ -92,6 +104,7 @@ setters!(MemoryRequest {
     host_threads: impl Into<Option<usize>>,
     reader: impl Into<Option<u64>>,
     reserved: impl Into<Option<u64>>,
+    images: ImageMemory,
     grammars: bool,
 });
 

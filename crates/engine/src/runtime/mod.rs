@@ -65,6 +65,6 @@ pub use moeflux_compute::{
     Adapter, AdapterKind, BankPlace, DeviceOptions, KernelTime, KvFormat, PipelineStore,
 };
 pub use pipeline_folder::PipelineFolder;
-pub use plan::{CARD_CHUNK, DEFAULT_CHUNK, DEFAULT_CONTEXT};
+pub use plan::{CARD_CHUNK, DEFAULT_CHUNK, DEFAULT_CONTEXT, ImageMemory};
 pub use pools::{LineName, Pool, PoolLine};
 pub use prefix_share::PrefixDivision;

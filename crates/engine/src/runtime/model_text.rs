@@ -1,6 +1,7 @@
 //! Text files of a checkpoint, as far as the crate's features read them.
 
 use moeflux_base::{Error, TextFiles};
+use moeflux_model::blueprint::Blueprint;
 use moeflux_sampling::EndTokens;
 
 use crate::text::{Text, end_tokens};
@@ -12,10 +13,12 @@ pub(crate) struct ModelText {
 }
 
 impl ModelText {
-    /// Reads a checkpoint's text files. Without a tokenizer there are no end tokens. `vocab` is the
-    /// vocabulary size of the model.
-    pub(crate) fn for_checkpoint(files: &dyn TextFiles, vocab: usize) -> Result<Self, Error> {
-        let text = Text::for_checkpoint(files, vocab)?;
+    /// Reads a checkpoint's text files. Without a tokenizer there are no end tokens.
+    pub(crate) fn for_checkpoint(files: &dyn TextFiles, model: &Blueprint) -> Result<Self, Error> {
+        let mut text = Text::for_checkpoint(files, model.vocab)?;
+        if let Some(text) = &mut text {
+            text.set_image_token(model.images.map(|images| images.placeholder));
+        }
         Ok(Self { end_tokens: end_tokens(text.as_ref(), files)?, text })
     }
 

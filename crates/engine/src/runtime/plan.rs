@@ -38,7 +38,7 @@ use crate::{
     },
 };
 
-pub use super::memory_request::MemoryRequest;
+pub use super::memory_request::{ImageMemory, MemoryRequest};
 
 /// Default positions per session.
 pub const DEFAULT_CONTEXT: usize = 8192;
@@ -244,8 +244,16 @@ impl MemoryPlan {
             if request.grammars {
                 host.push(LineName::Grammars, grammar_bytes(blueprint.vocab));
             }
+            let ImageMemory { host: on_host, card: on_card } = request.images;
+            if on_host > 0 {
+                host.push(LineName::Images, page_align(on_host));
+            }
             let own = basis.card_budgets.iter().map(|own| Pool::new(BankPlace::Card, *own));
             let mut pools: Vec<Pool> = own.chain([host]).collect();
+            if on_card > 0 {
+                // A device without memory of its own is the host's.
+                pools[0].push(LineName::Images, page_align(on_card));
+            }
             for (pool, cards) in pools.iter_mut().zip(&of_pools) {
                 let state = states[cards.clone()].iter().copied().fold(0, u64::saturating_add);
                 let scratch = cards.clone().try_fold(0, |sum: u64, card| -> Result<_, Error> {

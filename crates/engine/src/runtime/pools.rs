@@ -14,6 +14,8 @@ pub enum LineName {
     Reserved,
     /// Rows of a step's tokens, from tables that stay on disk.
     Rows,
+    /// Images: a vision tower on its way through memory, its activations, and rows that are kept.
+    Images,
     /// Grammars of constrained answers: the trie of the vocabulary, lexers and parsers.
     Grammars,
     /// Resident weights.

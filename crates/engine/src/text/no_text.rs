@@ -20,6 +20,10 @@ impl Text {
         match *self {}
     }
 
+    pub(crate) fn set_image_token(&mut self, _id: Option<u32>) {
+        match *self {}
+    }
+
     pub(crate) fn set_grammar_room(&mut self, _bytes: u64) {
         match *self {}
     }

@@ -8,10 +8,10 @@ use std::{
 };
 
 use moeflux::{
-    Checkpoint, Engine, EngineOptions, Error, MemoryRequest, Session, StepControl,
-    base::SessionError,
+    Checkpoint, Engine, EngineOptions, MemoryRequest, Session, StepControl,
     runtime::{DeviceOptions, Logits, PromptImages},
     session::{BatchEntry, Prompt, RowSink, SnapshotOptions, Synced},
+    text::{MessageImage, Text},
     vision::{ImageData, ImageLimits, Processor, VisionTower},
 };
 use safetensors::SafeTensors;
@@ -22,6 +22,9 @@ use crate::common::{Seen, data, difference, exact, gpu, sets};
 const BAR: f64 = 1e-4;
 
 const CASES: [&str; 2] = ["qwen3_5_moe", "qwen3_vl_moe"];
+/// Token in the place of each row of an image.
+const PLACEHOLDER: u32 = 262;
+
 const PROMPTS: [&str; 5] = ["none", "one", "between", "two", "other"];
 
 fn folder(case: &str) -> PathBuf {
@@ -62,7 +65,8 @@ impl PromptCase {
 fn prompts(case: &str) -> Vec<PromptCase> {
     let folder = folder(case);
     let checkpoint = Checkpoint::open(&folder).unwrap();
-    let placeholder = checkpoint.config()["image_token_id"].as_u64().unwrap() as u32;
+    let mut text = Text::for_checkpoint(&checkpoint, 272).unwrap().unwrap();
+    text.set_image_token(Some(PLACEHOLDER));
     let processor = Processor::open(&folder).unwrap();
     let mut tower = VisionTower::open(&checkpoint, &exact("cpu"), &mut |_| ()).unwrap().unwrap();
     let names = fs::read(folder.join("images.json")).unwrap();
@@ -72,7 +76,9 @@ fn prompts(case: &str) -> Vec<PromptCase> {
         let bytes = fs::read(files.join(name.as_str().unwrap())).unwrap();
         let image = ImageData::decode(&bytes, &ImageLimits::default()).unwrap();
         let pixels = processor.process(&image).unwrap();
-        (pixels.digest, Arc::new(tower.rows(&pixels, &mut StepControl::default()).unwrap()))
+        let rows = Arc::new(tower.rows(&pixels, &mut StepControl::default()).unwrap());
+        let (at, digest) = (0, pixels.digest);
+        (MessageImage { at, tokens: rows.tokens(), digest }, rows)
     };
     let golden = fs::read(folder.join("golden.safetensors")).unwrap();
     let of_prompt = |name: &'static str| {
@@ -83,9 +89,13 @@ fn prompts(case: &str) -> Vec<PromptCase> {
             golden: golden.clone(),
             name,
         };
-        case.tokens = case.ints("short_ids");
-        let images: Vec<_> = names[name].as_array().unwrap().iter().map(&mut of_file).collect();
-        case.images = PromptImages::expand(&mut case.tokens, placeholder, images).unwrap();
+        let images = names[name].as_array().unwrap().iter().map(&mut of_file);
+        let (images, rows): (Vec<_>, Vec<_>) = images.unzip();
+        let expanded = text.expand_images(&case.ints("short_ids"), &images).unwrap();
+        for (image, rows) in expanded.images.iter().zip(rows) {
+            case.images.push(image.place, image.digest, rows);
+        }
+        case.tokens = expanded.tokens;
         case.answer = case.ints("gen_ids");
         case
     };
@@ -251,7 +261,8 @@ fn another_picture_is_another_prompt() {
         let mut session = engine.session().unwrap();
         sync(&mut session, one.prompt());
         // Texts are the same up to the image, whose placeholders are, too.
-        let start = one.tokens.iter().zip(&other.tokens).position(|(a, b)| *a == 262 && a == b);
+        let start =
+            one.tokens.iter().zip(&other.tokens).position(|(a, b)| *a == PLACEHOLDER && a == b);
         let synced = sync(&mut session, other.prompt());
         assert!(synced.reused <= start.unwrap(), "{synced:?}");
         assert!(session.logits() == fresh(other));
@@ -267,7 +278,7 @@ fn truncation_never_ends_inside_an_image() {
     let prompts = prompts("qwen3_vl_moe");
     let engine = engine("qwen3_vl_moe", exact("cpu"), None);
     let case = &prompts[1];
-    let start = case.tokens.iter().position(|token| *token == 262).unwrap();
+    let start = case.tokens.iter().position(|token| *token == PLACEHOLDER).unwrap();
     let mut session = engine.session().unwrap();
     sync(&mut session, case.prompt());
     let expected = session.logits().to_vec();
@@ -296,10 +307,14 @@ fn images_that_do_not_fit_are_refused() {
     );
     let error = refused(&mut text.session().unwrap(), case.prompt());
     assert!(error.contains("the model takes none"), "{error}");
-    let mut tokens = case.ints("short_ids");
-    let missing = PromptImages::expand(&mut tokens, 262, []).unwrap_err();
-    assert!(
-        matches!(missing, Error::Session(SessionError::Placeholders { found: 1, images: 0 })),
-        "{missing}"
-    );
+    // The states of the session's own images are there, other images need their rows.
+    let own = self::engine("qwen3_vl_moe", exact("cpu"), None);
+    let mut session = own.session().unwrap();
+    sync(&mut session, case.prompt());
+    let images = session.images();
+    let synced = sync(&mut session, Prompt::new(&[&case.tokens[..], &[5]].concat(), &images));
+    assert_eq!(synced.computed, 1);
+    session.reset().unwrap();
+    let error = refused(&mut session, Prompt::new(&case.tokens, &images));
+    assert!(error.contains("expected its rows"), "{error}");
 }
