@@ -12,13 +12,14 @@ use moeflux::{
     session::DraftMode,
     text::Text,
     tools::synth,
+    vision::ImageOptions,
 };
 use moeflux_bench::{describe, units};
 
 use crate::{
     args::{
-        AutoSwitch, ComputeArgs, EngineArgs, HostExpertsArg, IoMode, MemoryArgs, ModelArgs,
-        ReadArgs, ReaderChoice, TokenizerArgs,
+        AutoSwitch, ComputeArgs, EngineArgs, HostExpertsArg, ImageArgs, IoMode, MemoryArgs,
+        ModelArgs, ReadArgs, ReaderChoice, TokenizerArgs, TowerPlace,
     },
     folders,
     hub::{self, Located, ModelDownload},
@@ -39,6 +40,8 @@ pub(crate) struct Needs {
     pub(crate) reserved: Option<u64>,
     /// Whether answers may be constrained by grammars.
     pub(crate) grammars: bool,
+    /// How images are read, if any are.
+    pub(crate) images: Option<ImageArgs>,
     /// Whether a session is saved, for which all weights must have arrived.
     pub(crate) saves: bool,
     /// Whether uses of experts in other runs are left out, so that runs are alike.
@@ -88,11 +91,14 @@ impl ComputeArgs {
             .pipelines(folders::pipelines())
     }
 
-    /// Device of a vision tower: the first card where cards are asked for, else the processor.
-    pub(crate) fn tower_options(&self) -> DeviceOptions {
+    /// How images are read: by the first card where cards are asked for, else by the processor.
+    pub(crate) fn images(&self, images: ImageArgs) -> ImageOptions {
         let first = self.device.split(',').next().unwrap_or_default();
         let name = if self.device == "auto" { "cpu" } else { first };
-        self.options().name(name.to_owned()).host_reads(None)
+        ImageOptions::default()
+            .device(self.options().name(name.to_owned()).host_reads(None))
+            .max_tokens(images.image_max_tokens)
+            .resident(images.vision == TowerPlace::Resident)
     }
 
     /// Format of the KV cache on the CPU.
@@ -324,7 +330,8 @@ pub(crate) fn engine_from(
         .prefetch(args.reads.prefetch.into())
         .draft(args.draft())
         .policy(args.memory.policy)
-        .reads(args.reads.options());
+        .reads(args.reads.options())
+        .images(needs.images.map(|images| args.compute.images(images)));
     let checkpoint = with_drafter(checkpoint, args)?;
     let engine = {
         let bar = ui.bytes("loading");

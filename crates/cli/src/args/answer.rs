@@ -6,9 +6,10 @@ use clap::{Args, ValueEnum, builder::NonEmptyStringValueParser};
 
 use super::{
     engine::{EngineArgs, TraceArgs},
-    headings::{ANSWER, SAMPLING},
+    headings::{ANSWER, IMAGES, SAMPLING},
+    images::ImageArgs,
     persist::PersistArgs,
-    values::within,
+    values::{path, within},
 };
 
 /// Sampling, and the end of an answer.
@@ -68,6 +69,11 @@ pub(crate) struct GenerationArgs {
     pub(crate) answer: AnswerArgs,
     #[command(flatten)]
     pub(crate) persist: PersistArgs,
+    /// Image before the text of the first question; may be repeated
+    #[arg(long, value_name = "FILE", value_parser = path(), help_heading = IMAGES)]
+    pub(crate) image: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) images: ImageArgs,
     #[command(flatten)]
     pub(crate) trace: TraceArgs,
     #[command(flatten)]
@@ -84,6 +90,7 @@ Examples:
   moeflux run --json-schema fable.schema.json \"Who are in The Fox and the Crow?\"
   moeflux run --session fox.session \"Tell me the fable of The Fox and the Crow.\"
   moeflux run --session fox.session \"And what became of the Crow?\"
+  moeflux run --model DIR --image screenshot.png \"What is wrong here?\"
   moeflux run --model DIR --prefix-cache ~/.cache/prompts - < report-and-question.txt
   moeflux run --json --quiet \"Tell me the story of The Wolf and the Crane.\" | jq .statistics
 
@@ -136,6 +143,7 @@ pub(crate) struct FormArgs {
 pub(crate) const CHAT_COMMANDS: &str = "  /help           list these commands
   /reset          forget the conversation, but not the system message
   /system [TEXT]  set or show the system message; - removes it
+  /image FILE     show a picture with the next question; so does a line that is its path alone
   /stats          speed, bytes read, hit rate and memory so far
   /save FILE      write the conversation to a file
   /load FILE      continue a conversation from a file

@@ -7,6 +7,7 @@ mod engine;
 mod experts_on_host;
 mod headings;
 mod hub;
+mod images;
 mod model;
 mod persist;
 mod serve;
@@ -21,6 +22,7 @@ pub(crate) use engine::{
 };
 pub(crate) use experts_on_host::HostExpertsArg;
 pub(crate) use hub::{ListArgs, PullArgs, RmArgs, ShowArgs};
+pub(crate) use images::{ImageArgs, TowerPlace};
 pub(crate) use model::{ModelArgs, TokenizerArgs};
 pub(crate) use persist::PersistArgs;
 pub(crate) use serve::ServeArgs;

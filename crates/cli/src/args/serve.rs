@@ -5,7 +5,7 @@ use std::{net::IpAddr, num::NonZeroUsize, path::PathBuf};
 use clap::{Args, ValueEnum};
 use moeflux_server::{AllowedHost, AllowedOrigin, KeepAlive, Overflow};
 
-use super::{engine::EngineArgs, persist::PrefixCacheArgs, values::path};
+use super::{engine::EngineArgs, images::ImageArgs, persist::PrefixCacheArgs, values::path};
 
 const SERVE_EXAMPLES: &str = "\
 Examples:
@@ -111,6 +111,8 @@ pub(crate) struct ServeArgs {
     pub(crate) open_objects: bool,
     #[command(flatten)]
     pub(crate) cache: PrefixCacheArgs,
+    #[command(flatten)]
+    pub(crate) images: ImageArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
 }

@@ -10,6 +10,7 @@ use moeflux::{
     StepControl,
     base::SystemMemory,
     serve::Phase,
+    session::Prompt,
     text::{Delta, Text},
 };
 use moeflux_bench::{describe, units};
@@ -111,8 +112,9 @@ pub(crate) fn answer(
         }
     };
     let mut control = StepControl::default().cancel(armed.flag()).progress(&mut progress);
+    let with_images = Prompt::new(prompt, &request.images);
     let prefilled =
-        cache.map(|cache| cache.prefill(session, prompt, &mut control, ui)).transpose()?;
+        cache.map(|cache| cache.prefill(session, with_images, &mut control, ui)).transpose()?;
     let mut failed = None;
     let mut answer = moeflux::generate(session, prompt, request, &mut control, &mut |delta| {
         bar.clear();

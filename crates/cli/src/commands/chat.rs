@@ -10,13 +10,14 @@ use anyhow::{Context, anyhow, bail, ensure};
 use moeflux::{
     Engine, Finish, GenerateRequest, Message, Session,
     base::{Readers, SessionError, create_private_folder},
-    text::{ChatPrompt, Text, Turn},
+    text::{ChatPrompt, MessageImage, Text, Turn},
 };
 use moeflux_bench::units;
 use rustyline::{Config, DefaultEditor, error::ReadlineError};
 
 use super::{
     answer::{self, AnswerCost},
+    images::Pictures,
     persist::{self, PromptCache, SavedSession, SessionFile},
 };
 use crate::{
@@ -35,7 +36,8 @@ use crate::{
 pub(crate) fn run(args: &ChatArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let cache = PromptCache::open(&args.generation.persist)?;
     let saves = args.generation.persist.session.is_some();
-    let needs = Needs { marks: true, saves, ..Needs::default() };
+    let images = Some(args.generation.images);
+    let needs = Needs { marks: true, images, saves, ..Needs::default() };
     let (engine, download) = load::streamed_engine(&args.generation.engine, needs, ui)?;
     if let Some(download) = download {
         download.finish_in_background(ui)?;
@@ -173,6 +175,9 @@ struct Chat<'a> {
     /// Optional system message, then user and assistant in turn. Messages of a restored session are
     /// unknown.
     messages: Vec<Message>,
+    pictures: Pictures,
+    /// Images of the next question.
+    shown: Vec<MessageImage>,
     last: Option<Turn>,
     cost: AnswerCost,
 }
@@ -197,6 +202,9 @@ impl<'a> Chat<'a> {
             ui.note("--system has no effect: the session goes on with what it began with");
         }
         let system = args.system.iter().filter(|_| last.is_none());
+        let mut pictures = Pictures::default();
+        let files = args.generation.image.iter();
+        let shown = files.map(|file| pictures.add(file, engine, ui)).collect::<Result<_, _>>()?;
         Ok(Self {
             args,
             ui,
@@ -209,6 +217,8 @@ impl<'a> Chat<'a> {
             saved: None,
             is_restored: last.is_some(),
             messages: system.map(Message::system).collect(),
+            pictures,
+            shown,
             last,
             cost: AnswerCost::default(),
         })
@@ -216,6 +226,10 @@ impl<'a> Chat<'a> {
 
     fn turn(&mut self, line: &str) -> anyhow::Result<TurnEnd> {
         if line.trim().is_empty() {
+            return Ok(TurnEnd::Line);
+        }
+        if let Some(path) = dragged(line) {
+            self.show(&path)?;
             return Ok(TurnEnd::Line);
         }
         let Some(command) = line.strip_prefix('/') else {
@@ -230,6 +244,7 @@ impl<'a> Chat<'a> {
                 self.messages.retain(|m| m.role == "system");
                 self.last = None;
                 self.is_restored = false;
+                self.shown.clear();
                 self.session.reset()?;
                 match &self.file {
                     Some(file) => self.ui.line(format_args!(
@@ -240,6 +255,7 @@ impl<'a> Chat<'a> {
                 }
             }
             "system" => self.system(argument)?,
+            "image" => self.show(&file(argument)?)?,
             "stats" => self.stats()?,
             "save" => self.save(&file(argument)?)?,
             "load" => self.load(&file(argument)?)?,
@@ -249,12 +265,26 @@ impl<'a> Chat<'a> {
         Ok(TurnEnd::Line)
     }
 
+    /// Reads an image for the next question.
+    fn show(&mut self, path: &Path) -> anyhow::Result<()> {
+        let image = self.pictures.add(path, self.engine, self.ui)?;
+        let tokens = units::plural(image.tokens as u64, "token");
+        self.shown.push(image);
+        self.ui.line(format_args!("{}: {tokens}, for the next question", path.display()));
+        Ok(())
+    }
+
     fn ask(&mut self, question: &str) -> anyhow::Result<()> {
-        self.messages.push(Message::user(question));
+        ensure!(
+            self.shown.is_empty() || !self.is_restored,
+            "an image does not go with a session that was restored: /reset starts a new one"
+        );
+        self.messages.push(Message::user(question).images(self.shown.clone()));
         let answered = self.answer();
         // An unanswered question is removed; the next one replaces it.
-        if self.messages.last().is_some_and(|m| m.role == "user") {
-            self.messages.pop();
+        match self.messages.last().is_some_and(|m| m.role == "user") {
+            true => self.messages.truncate(self.messages.len() - 1),
+            false => self.shown.clear(),
         }
         answered
     }
@@ -263,7 +293,7 @@ impl<'a> Chat<'a> {
         let options = self.args.generation.answer.chat_options();
         let prompt = match (&self.file, &self.last, self.messages.last()) {
             // Messages of a restored session are not rendered and stay as they are.
-            (Some(_), Some(last), Some(question)) => {
+            (Some(_), Some(last), Some(question)) if question.images.is_empty() => {
                 let turn = self.text.chat_follow_up(&question.content, &options);
                 let mut prompt = ChatPrompt::default();
                 prompt.tokens = [last.tokens(), &turn.map_err(advise_reset)?].concat();
@@ -281,7 +311,11 @@ impl<'a> Chat<'a> {
              a new one, and --ctx allows longer ones",
             prompt.tokens.len()
         );
-        let request = self.request.clone().ends(prompt.ends.clone());
+        let images = match prompt.images.is_empty() {
+            true => self.session.images(),
+            false => self.pictures.of_prompt(&prompt.images, self.engine, self.ui)?,
+        };
+        let request = self.request.clone().ends(prompt.ends.clone()).images(images);
         let (session, cache) = (&mut self.session, self.cache.as_ref());
         let mut printer = AnswerPrinter::new();
         let (answer, _) = answer::answer(
@@ -363,11 +397,16 @@ impl<'a> Chat<'a> {
     }
 
     fn save(&self, path: &Path) -> anyhow::Result<()> {
-        let mut json = serde_json::to_string_pretty(&self.messages)?;
+        let mut messages = self.messages.clone();
+        messages.iter_mut().for_each(|message| message.images.clear());
+        let mut json = serde_json::to_string_pretty(&messages)?;
         json.push('\n');
         atomic_file::write(path, Readers::Owner, json.as_bytes())?;
         let count = units::plural(self.messages.len() as u64, "message");
         self.ui.line(format_args!("{count} saved to {}", path.display()));
+        if self.messages.iter().any(|message| !message.images.is_empty()) {
+            self.ui.note("its images are not saved with it");
+        }
         if self.is_restored {
             self.ui.note("what was said before the session was restored is not there");
         }
@@ -391,6 +430,18 @@ impl<'a> Chat<'a> {
         self.ui.line(format_args!("{count} loaded from {}", path.display()));
         Ok(())
     }
+}
+
+/// Path of a picture that was dragged into the terminal: a line that is nothing else. Terminals
+/// quote it or escape its spaces.
+fn dragged(line: &str) -> Option<PathBuf> {
+    const PICTURES: [&str; 9] = ["png", "jpg", "jpeg", "webp", "gif", "bmp", "tif", "tiff", "avif"];
+    let line = line.trim();
+    let quoted = ['\'', '"'].iter().find_map(|q| line.strip_prefix(*q)?.strip_suffix(*q));
+    let path = quoted.map_or_else(|| line.replace("\\ ", " "), str::to_owned);
+    let path = folders::below_home(Path::new(&path));
+    let ending = path.extension()?.to_str()?.to_ascii_lowercase();
+    (PICTURES.contains(&&*ending) && path.is_file()).then_some(path)
 }
 
 /// Path argument of a command; `~/` is the home folder.

@@ -1,18 +1,21 @@
-//! Images that a command names: from files to the rows of the model's vision tower.
+//! Images that a command names: files, and the rows of the model's vision tower.
 
 use std::{
+    collections::HashMap,
     fs::File,
     io::{self, Read},
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use moeflux::{
-    Checkpoint, StepControl,
-    runtime::{DeviceOptions, ImageRows, PromptImages},
+    Engine, StepControl,
+    runtime::PromptImages,
     text::{MessageImage, PlacedImage},
-    vision::{ImageData, ImageLimits, PixelValues, Processor, VisionTower},
+    vision::{
+        ImageData, ImageDetail, ImageEncoder, ImageLimits, PixelValues, PreparedImage, Processor,
+    },
 };
 use moeflux_bench::units;
 
@@ -34,7 +37,7 @@ pub(super) fn image(path: &Path) -> anyhow::Result<ImageData> {
     ImageData::decode(&bytes, &limits).with_context(|| path.display().to_string())
 }
 
-/// Images of files as the model in `folder` sees them.
+/// Images as the processor of the model in `folder` scales them.
 ///
 /// # Errors
 /// A file is no image, or the model has no processor.
@@ -53,36 +56,67 @@ pub(super) fn of_message(images: &[PixelValues]) -> Vec<MessageImage> {
     images.iter().map(of_image).collect()
 }
 
-/// Images of a prompt with their rows.
-pub(super) fn placed(images: &[PlacedImage], rows: Vec<Arc<ImageRows>>) -> PromptImages {
-    let mut placed = PromptImages::default();
-    for (image, rows) in images.iter().zip(rows) {
-        placed.push(image.place, image.digest, rows);
+/// Images that a conversation has named, by digest.
+#[derive(Default)]
+pub(super) struct Pictures(HashMap<[u8; 32], Arc<PreparedImage>>);
+
+impl Pictures {
+    /// Reads a file as an image at the start of a message.
+    ///
+    /// # Errors
+    /// The file is no image, or the model takes none.
+    pub(super) fn add(
+        &mut self,
+        path: &Path,
+        engine: &Engine,
+        ui: Ui,
+    ) -> anyhow::Result<MessageImage> {
+        let image = encoder(engine)?.prepare(&image(path)?, ImageDetail::Auto);
+        let image = image.with_context(|| path.display().to_string())?;
+        if let Some(note) = image.note() {
+            ui.note(format_args!("{}: {note}", path.display()));
+        }
+        let digest = *image.digest();
+        let tokens = image.tokens() as usize;
+        self.0.insert(digest, image);
+        Ok(MessageImage { at: 0, tokens, digest })
     }
-    placed
+
+    /// Images of a prompt with their rows.
+    ///
+    /// # Errors
+    /// An image is not one of these, the tower cannot be loaded, or the user interrupted it.
+    pub(super) fn of_prompt(
+        &self,
+        placed: &[PlacedImage],
+        engine: &Engine,
+        ui: Ui,
+    ) -> anyhow::Result<PromptImages> {
+        let mut images = PromptImages::default();
+        if placed.is_empty() {
+            return Ok(images);
+        }
+        let prepared = placed.iter().map(|placed| {
+            let found = self.0.get(&placed.digest).map(|image| &**image);
+            found.ok_or_else(|| anyhow!("the conversation has an image that was not saved with it"))
+        });
+        let prepared: Vec<_> = prepared.collect::<Result<_, _>>()?;
+        let armed = interrupt::arm();
+        let bar = ui.share(&units::plural(placed.len() as u64, "image"));
+        let mut progress = |share: f64| bar.share(share);
+        let mut control = StepControl::default().cancel(armed.flag()).progress(&mut progress);
+        let rows = encoder(engine)?.rows_of(&prepared, &mut control)?;
+        for (placed, rows) in placed.iter().zip(rows) {
+            images.push(placed.place, placed.digest, rows);
+        }
+        Ok(images)
+    }
 }
 
-/// Rows of images, by the vision tower of a model.
+/// Encoder of a model's images.
 ///
 /// # Errors
-/// The model has no tower, it cannot be loaded, or the user interrupted it.
-pub(super) fn rows(
-    images: &[PixelValues],
-    checkpoint: &Checkpoint,
-    options: &DeviceOptions,
-    ui: Ui,
-) -> anyhow::Result<Vec<Arc<ImageRows>>> {
-    let mut tower = VisionTower::open(checkpoint, options, &mut |_| ())?.with_context(|| {
-        format!("{}: the model has no vision tower", checkpoint.folder().display())
-    })?;
-    let armed = interrupt::arm();
-    let patches = images.iter().map(|image| image.rows as u64).sum();
-    let bar = ui.share(&format!("computing {}", units::plural(patches, "patch of images")));
-    let mut all = Vec::with_capacity(images.len());
-    for (i, image) in images.iter().enumerate() {
-        let mut progress = |share: f64| bar.share((i as f64 + share) / images.len() as f64);
-        let mut control = StepControl::default().cancel(armed.flag()).progress(&mut progress);
-        all.push(Arc::new(tower.rows(image, &mut control)?));
-    }
-    Ok(all)
+/// The model takes none.
+fn encoder(engine: &Engine) -> anyhow::Result<&ImageEncoder> {
+    engine.images().context("this model reads text only: its checkpoint has no vision tower")
 }

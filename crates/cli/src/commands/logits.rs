@@ -12,15 +12,16 @@ use anyhow::{Context, ensure};
 use moeflux::{
     Checkpoint, StepControl,
     model::blueprint::Blueprint,
-    runtime::{Logits, PromptImages, StepObserver},
+    runtime::{Logits, StepObserver},
     session::Prompt,
     text::PlacedImage,
+    vision::PixelValues,
 };
 use moeflux_bench::{describe, logits_diff, tensor_file::TensorFile, units};
 
-use super::images;
+use super::images::{self, Pictures};
 use crate::{
-    args::LogitsArgs,
+    args::{ImageArgs, LogitsArgs, TowerPlace},
     interrupt,
     load::{self, Needs},
     out,
@@ -56,16 +57,28 @@ pub(crate) fn run(args: &LogitsArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         );
     }
     let checkpoint = load::checkpoint(&args.engine.model, &args.engine.reads.mirror, ui)?;
-    let ExpandedTokens { tokens, prefill, images } = match &args.image[..] {
-        [] => ExpandedTokens { tokens, prefill, images: PromptImages::default() },
-        files => ExpandedTokens::of_images(files, &checkpoint, &tokens, prefill, args, ui)?,
+    let pixels = images::pixels(&args.image, checkpoint.folder())?;
+    let ExpandedPrompt { tokens, prefill, images } = match &pixels[..] {
+        [] => ExpandedPrompt { tokens, prefill, images: Vec::new() },
+        pixels => ExpandedPrompt::new(&checkpoint, &tokens, prefill, pixels)?,
     };
 
     // Without --out, the file exists only for the comparison.
     let target = args.out.clone().unwrap_or_else(scratch_file);
     let writer = TensorWriter::create(&target)?;
-    let needs = Needs { positions: Some(tokens.len()), ..Needs::default() };
+    let most = pixels.iter().map(|image| image.tokens).max();
+    let vision = TowerPlace::Passing;
+    let needs = Needs {
+        positions: Some(tokens.len()),
+        images: most.map(|most| ImageArgs { image_max_tokens: Some(most), vision }),
+        ..Needs::default()
+    };
     let engine = load::engine_from(checkpoint, &args.engine, needs, ui)?;
+    let mut pictures = Pictures::default();
+    for file in &args.image {
+        pictures.add(file, &engine, ui)?;
+    }
+    let images = pictures.of_prompt(&images, &engine, ui)?;
     let recorder = Recorder::new(writer, engine.blueprint(), tokens.len(), args)?;
     if !images.is_empty() {
         recorder.record("tokens", 0, tokens.iter().map(|id| id.to_le_bytes()));
@@ -129,38 +142,36 @@ pub(crate) fn run(args: &LogitsArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     Ok(code)
 }
 
-/// Tokens with all rows of their images.
-struct ExpandedTokens {
+/// Tokens with the placeholders of all rows of their images.
+struct ExpandedPrompt {
     tokens: Vec<u32>,
     /// Number of the first tokens that are prefilled.
     prefill: usize,
-    images: PromptImages,
+    images: Vec<PlacedImage>,
 }
 
-impl ExpandedTokens {
-    /// Tokens of which `prefill` are prefilled, with the images of `files`.
+impl ExpandedPrompt {
+    /// Tokens of which `prefill` are prefilled, with these images.
     ///
     /// # Errors
-    /// A file is no image, the model takes none, or there are not as many placeholders.
-    fn of_images(
-        files: &[PathBuf],
+    /// The model takes no images, or there are not as many placeholders.
+    fn new(
         checkpoint: &Checkpoint,
         tokens: &[u32],
         prefill: usize,
-        args: &LogitsArgs,
-        ui: Ui,
+        images: &[PixelValues],
     ) -> anyhow::Result<Self> {
-        let pixels = images::pixels(files, checkpoint.folder())?;
         let text = load::text(checkpoint)?.context("the model has no tokenizer")?;
+        let images = images::of_message(images);
         let (first, rest) = tokens.split_at(prefill);
-        let all = text.expand_images(tokens, &images::of_message(&pixels))?;
-        let after = text.image_token().map_or(0, |id| rest.iter().filter(|t| **t == id).count());
-        let later = all.images.len() - after;
-        let added = |image: &PlacedImage| image.tokens - 1;
-        let prefill = first.len() + all.images[..later].iter().map(added).sum::<usize>();
-        let rows = images::rows(&pixels, checkpoint, &args.engine.compute.tower_options(), ui)?;
-        let images = images::placed(&all.images, rows);
-        Ok(Self { tokens: all.tokens, prefill, images })
+        let of_first = first.iter().filter(|token| Some(**token) == text.image_token()).count();
+        let (now, later) = images.split_at(of_first.min(images.len()));
+        let first = text.expand_images(first, now)?;
+        let rest = text.expand_images(rest, later)?;
+        let prefill = first.tokens.len();
+        let moved = |image: PlacedImage| PlacedImage { place: prefill + image.place, ..image };
+        let placed = first.images.into_iter().chain(rest.images.into_iter().map(moved));
+        Ok(Self { images: placed.collect(), tokens: [first.tokens, rest.tokens].concat(), prefill })
     }
 }
 

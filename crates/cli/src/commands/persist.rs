@@ -12,7 +12,7 @@ use moeflux::{
     Answer, Error, Finish, MemoryPlan, Session, StepControl,
     base::WriterLock,
     serve::Phase,
-    session::{SnapshotFolder, SnapshotOptions, Synced},
+    session::{Prompt, SnapshotFolder, SnapshotOptions, Synced},
     text::Text,
 };
 use moeflux_bench::units;
@@ -167,7 +167,8 @@ impl SessionFile {
         let mut save = || {
             // The last token of a truncated answer has not been fed yet.
             if session.tokens() != tokens {
-                session.sync(tokens, &mut StepControl::default())?;
+                let images = session.images();
+                session.sync(Prompt::new(tokens, &images), &mut StepControl::default())?;
             }
             session.snapshot(&self.path, self.options)
         };
@@ -311,7 +312,7 @@ impl PromptCache {
     pub(crate) fn prefill(
         &self,
         session: &mut Session,
-        prompt: &[u32],
+        prompt: Prompt<'_>,
         control: &mut StepControl<'_>,
         ui: Ui,
     ) -> Result<PrefixCacheReport, Error> {

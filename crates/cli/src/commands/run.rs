@@ -9,13 +9,15 @@ use std::{
 
 use anyhow::{Context, ensure};
 use moeflux::{
-    Engine, Finish, MemoryPlan, Message, Sampling,
+    Engine, Finish, MemoryPlan, Message, Sampling, Session,
+    runtime::PromptImages,
     text::{AnswerForm, Constraint},
 };
 use serde::Serialize;
 
 use super::{
     answer::{self, AnswerCost, AnswerStatistics},
+    images::Pictures,
     persist::{self, PrefixCacheReport, PromptCache, SessionFile, SessionReport},
 };
 use crate::{
@@ -71,7 +73,9 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let saves = args.generation.persist.session.is_some();
     let marks = saves && !args.generation.answer.stop.is_empty();
     let form = args.form.read()?;
-    let needs = Needs { marks, grammars: form.is_some(), saves, ..Needs::default() };
+    let given = &args.generation;
+    let images = (!given.image.is_empty()).then_some(given.images);
+    let needs = Needs { marks, grammars: form.is_some(), images, saves, ..Needs::default() };
     let since = Instant::now();
     let (engine, mut download) = load::streamed_engine(&args.generation.engine, needs, ui)?;
     let load_seconds = since.elapsed().as_secs_f64();
@@ -79,8 +83,8 @@ pub(crate) fn run(args: &RunArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let (text, plan, device) = (engine.text()?, engine.plan(), engine.device());
     let mut session = engine.session()?;
     let file = SessionFile::open(&args.generation.persist, &mut session)?;
-    let tokens = ask(args, session.tokens(), &prompt, &engine, ui)?;
-    let mut request = args.generation.answer.request(text, ui)?;
+    let AskedPrompt { tokens, images } = ask(args, &session, &prompt, &engine, ui)?;
+    let mut request = args.generation.answer.request(text, ui)?.images(images);
     let constraint = Constraint::default().form(form);
     if let Some(grammar) = text.grammar(&constraint)? {
         request.masks.push(grammar.mask(text, &tokens)?);
@@ -186,27 +190,48 @@ impl FormArgs {
     }
 }
 
-/// Tokens to feed: those of the session, then the prompt.
+/// Tokens to feed, with the images among them.
+struct AskedPrompt {
+    tokens: Vec<u32>,
+    images: PromptImages,
+}
+
+/// The tokens of the session, then the prompt.
 ///
 /// # Errors
-/// The template fails, or the context is too short for both.
+/// The template fails, the context is too short for both, or images do not go with the prompt.
 fn ask(
     args: &RunArgs,
-    history: &[u32],
+    session: &Session,
     prompt: &str,
     engine: &Engine,
     ui: Ui,
-) -> anyhow::Result<Vec<u32>> {
+) -> anyhow::Result<AskedPrompt> {
     let (text, plan) = (engine.text()?, engine.plan());
     let options = args.generation.answer.chat_options();
+    let history = session.tokens();
+    let mut images = session.images();
+    let files = &args.generation.image;
+    if !files.is_empty() && (args.raw || !history.is_empty()) {
+        let problem = match args.raw {
+            true => "--image goes with the model's chat template: leave --raw out",
+            false => "--image goes with the first question of a session: start a new one",
+        };
+        return Err(WrongUse(problem.to_owned()).into());
+    }
     let more = match (args.raw, history.is_empty()) {
         (true, true) => text.encode(prompt)?,
         // Special tokens around a text belong only at its start.
         (true, false) => text.encode_continuation(prompt)?,
         (false, true) => {
             let system = args.system.iter().map(Message::system);
-            let messages: Vec<_> = system.chain([Message::user(prompt)]).collect();
-            text.chat(&messages, &options)?
+            let mut pictures = Pictures::default();
+            let given = files.iter().map(|file| pictures.add(file, engine, ui));
+            let question = Message::user(prompt).images(given.collect::<Result<_, _>>()?);
+            let messages: Vec<_> = system.chain([question]).collect();
+            let asked = text.prompt(&messages, &options)?;
+            images = pictures.of_prompt(&asked.images, engine, ui)?;
+            asked.tokens
         }
         (false, false) => {
             if args.system.is_some() {
@@ -222,7 +247,7 @@ fn ask(
          allows more, or start a new session",
         more.len()
     );
-    Ok([history, &more].concat())
+    Ok(AskedPrompt { tokens: [history, &more].concat(), images })
 }
 
 /// Prompt from the arguments or from stdin.

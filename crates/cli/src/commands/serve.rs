@@ -184,6 +184,7 @@ impl Starting<'_> {
             sessions: Some(args.sessions.map_or(SESSIONS, Into::into)),
             reserved: Some(*reserved),
             grammars: true,
+            images: Some(args.images),
             ..Needs::default()
         };
         needs.hold(download);

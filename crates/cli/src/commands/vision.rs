@@ -1,18 +1,19 @@
 //! `vision`: an image as a model sees it.
 
-use std::{process::ExitCode, slice};
+use std::{path::Path, process::ExitCode, sync::Arc};
 
+use anyhow::Context;
 use moeflux::{
-    Checkpoint,
+    Checkpoint, StepControl,
     base::Readers,
     runtime::{DeviceOptions, ImageRows},
-    vision::{ImageData, ImageSize, PixelValues, Processor},
+    vision::{ImageData, ImageOptions, ImageSize, PixelValues, Processor, VisionTower},
 };
 use moeflux_bench::units;
 use safetensors::{Dtype, serialize, tensor::TensorView};
 
 use super::images;
-use crate::{args::VisionArgs, atomic_file, hub, out, progress::Ui};
+use crate::{args::VisionArgs, atomic_file, hub, interrupt, out, progress::Ui};
 
 /// Runs `moeflux vision`.
 ///
@@ -26,17 +27,10 @@ pub(crate) fn run(args: &VisionArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let pixels = processor.process(&image)?;
     let rows = match args.processor_only {
         true => None,
-        false => {
-            let options = DeviceOptions::default()
-                .name(args.device.clone())
-                .threads(args.threads.map(usize::from))
-                .exact(args.exact);
-            let checkpoint = Checkpoint::open(&folder)?;
-            images::rows(slice::from_ref(&pixels), &checkpoint, &options, ui)?.pop()
-        }
+        false => Some(rows(args, &folder, &pixels, ui)?),
     };
     if let Some(target) = &args.out {
-        let file = tensors(&image, &pixels, rows.as_deref())?;
+        let file = tensors(&image, &pixels, rows.as_ref())?;
         atomic_file::write(target, Readers::Umask, &file)?;
         ui.line(format_args!("written to {}", target.display()));
     }
@@ -49,6 +43,31 @@ pub(crate) fn run(args: &VisionArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         units::plural(pixels.tokens.into(), "token"),
     ))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Rows of the model's vision tower.
+///
+/// # Errors
+/// The model has no tower, it cannot be loaded, or the user interrupted it.
+fn rows(
+    args: &VisionArgs,
+    folder: &Path,
+    pixels: &PixelValues,
+    ui: Ui,
+) -> anyhow::Result<ImageRows> {
+    let checkpoint = Arc::new(Checkpoint::open(folder)?);
+    let options = DeviceOptions::default()
+        .name(args.device.clone())
+        .threads(args.threads.map(usize::from))
+        .exact(args.exact);
+    let mut tower = VisionTower::open(&checkpoint, ImageOptions::default().device(options))?
+        .with_context(|| format!("{}: the model has no vision tower", folder.display()))?;
+    let armed = interrupt::arm();
+    let bar = ui.share(&format!("computing {} patches", pixels.rows));
+    let mut progress = |share: f64| bar.share(share);
+    let mut control = StepControl::default().cancel(armed.flag()).progress(&mut progress);
+    let rows = tower.rows(&[pixels], &mut control)?.pop();
+    rows.context("the vision tower computed nothing")
 }
 
 /// A safetensors file of an image.

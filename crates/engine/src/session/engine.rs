@@ -19,6 +19,8 @@ use moeflux_model::{
 };
 use moeflux_sampling::EndTokens;
 
+#[cfg(feature = "vision")]
+use crate::vision::{ImageEncoder, ImageOptions};
 use crate::{
     experts::{
         cache::{CacheTiers, ExpertCache, SlotAccess},
@@ -86,6 +88,9 @@ pub struct EngineOptions {
     /// Drafts of answers, unless a request says otherwise. With [`DraftMode::Off`] no request has
     /// drafts, as states have no memory for them.
     pub draft: DraftMode,
+    /// How images are read, by a model with a vision tower. By default none are.
+    #[cfg(feature = "vision")]
+    pub images: Option<ImageOptions>,
     /// Wraps the readers of experts and of rows of tables.
     pub wrap_reader: Option<WrapReader>,
     /// Wraps the compute device.
@@ -103,6 +108,9 @@ setters!(EngineOptions {
     wrap_reader: WrapReader,
     wrap_device: WrapDevice,
 });
+
+#[cfg(feature = "vision")]
+setters!(EngineOptions { images: impl Into<Option<ImageOptions>> });
 
 impl EngineOptions {
     /// Options for files that are still arriving: every read waits for the network, so no guess is
@@ -148,6 +156,8 @@ struct EngineShared {
     /// Keeps uses of experts over all runs, if they are kept.
     _uses: Option<UseKeeper>,
     draft: DraftMode,
+    #[cfg(feature = "vision")]
+    images: Option<ImageEncoder>,
     step_times: Arc<Mutex<SharedTimes>>,
     runtime: Arc<Mutex<Runtime>>,
     /// Live sessions.
@@ -198,13 +208,30 @@ impl Engine {
     /// The checkpoint is not supported or damaged, the budget is too small, or a file cannot be
     /// read.
     pub fn open(
-        checkpoint: Checkpoint,
+        checkpoint: impl Into<Arc<Checkpoint>>,
         options: EngineOptions,
+        progress: &mut OpenProgress<'_>,
+    ) -> Result<Self, Error> {
+        Self::open_shared(checkpoint.into(), options, progress)
+    }
+
+    fn open_shared(
+        checkpoint: Arc<Checkpoint>,
+        mut options: EngineOptions,
         progress: &mut OpenProgress<'_>,
     ) -> Result<Self, Error> {
         let is_arriving = !checkpoint.arriving().is_empty();
         let mut blueprint = Blueprint::for_checkpoint(&checkpoint)?;
         options.draft.attach_head(&checkpoint, &mut blueprint)?;
+        #[cfg(feature = "vision")]
+        let images = match options.images.take().filter(|_| blueprint.images.is_some()) {
+            Some(images) => ImageEncoder::open(&checkpoint, images)?,
+            None => None,
+        };
+        #[cfg(feature = "vision")]
+        if let Some(images) = &images {
+            options.memory.images = images.planned();
+        }
         checkpoint.expect_dense(&blueprint);
         let options = if is_arriving { options.for_arriving() } else { options };
         let wrap = options.wrap_device.as_ref();
@@ -380,6 +407,8 @@ impl Engine {
             expert_counters: counters,
             _uses: use_keeper,
             draft: options.draft,
+            #[cfg(feature = "vision")]
+            images,
             step_times: Arc::default(),
             runtime,
             sessions: AtomicUsize::new(0),
@@ -394,6 +423,13 @@ impl Engine {
             (Arc::clone(cache.source()), cache.experts_in_memory())
         };
         NonFiniteSearch { blueprint: self.blueprint(), source: &source, in_memory }.explain(error)
+    }
+
+    /// Encoder of images; `None` for a model without a vision tower, and unless
+    /// [`EngineOptions::images`] asks for one.
+    #[cfg(feature = "vision")]
+    pub fn images(&self) -> Option<&ImageEncoder> {
+        self.shared.images.as_ref()
     }
 
     /// Use of the system's page cache by expert reads.

@@ -1,10 +1,26 @@
-//! Vision tower: from the pixel values of images to rows that replace their placeholders.
+//! Images: from the bytes of a file to the rows that replace an image's placeholders.
 //!
-//! Knows: towers as data, pixel values, devices. Must not know: image files, sessions, tokens.
-//! Its memory is not in the memory plan yet: some 12,000 values of f32 per patch, and the weights.
+//! `image_encoder` has what a program needs of it, with the cache of `row_cache`, by
+//! `image_options`; `prepared_image` is an image before the tower. `tower` computes rows: stages of
+//! `tower_weights` on the devices of `tower_part`, in `tower_buffers`, by the ops of `tower_run`
+//! with `patch_positions`. `vision_memory` counts their memory.
+//!
+//! Knows: towers as data, processors of images, devices. Must not know: sessions, tokens' ids.
 
+mod image_encoder;
+mod image_options;
 mod patch_positions;
+mod prepared_image;
+mod row_cache;
 mod tower;
+mod tower_buffers;
+mod tower_part;
+mod tower_run;
 mod tower_weights;
+mod vision_memory;
 
+pub use image_encoder::{ImageEncoder, ImageStats};
+pub use image_options::ImageOptions;
+pub use prepared_image::{ImageDetail, PreparedImage};
 pub use tower::VisionTower;
+pub use vision_memory::VisionMemory;

@@ -1,107 +1,80 @@
-//! Vision tower on a separate device, which is dropped with all of its memory.
+//! Vision tower on devices that are dropped with all of their memory.
+//!
+//! A device returns no weight and no buffer while it exists. So a processor computes each stage of
+//! a tower on a new device, which costs it the start of some threads, and has the weights of one
+//! stage at a time. A card, whose devices are costly to open, has all weights during a run.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
-use moeflux_base::Error;
-use moeflux_compute::{
-    Activation, Buffer, Device, DeviceOptions, Op, RopePairs, RopePositions, ScratchShape, View,
-    ViewRead,
-};
+use moeflux_base::{Error, seam::physical_cores};
+use moeflux_compute::{Device, DeviceOptions};
 use moeflux_model::{
-    blueprint::{DeepstackMerger, VisionBlueprint},
+    blueprint::VisionBlueprint,
     checkpoint::{Checkpoint, MatrixSource},
     seam::ReadAhead,
 };
 use moeflux_vision::PixelValues;
 
 use super::{
-    patch_positions::{embeddings, rope_ids},
-    tower_weights::{LoadedBlock, LoadedLinear, LoadedMerger, LoadedNorm, TowerWeights},
+    image_options::ImageOptions,
+    tower_buffers::TowerBuffers,
+    tower_part::{BlockProgress, LoadedPart, PartPlace},
+    tower_run::{PatchRope, TowerImage},
+    tower_weights::{TowerStage, f32_bytes},
+    vision_memory::VisionMemory,
 };
-use crate::{
-    experts::cache::wait,
-    runtime::{ImageRows, control::StepControl, layer::Loader},
-};
+use crate::runtime::{ImageRows, WrapDevice, control::StepControl, layer::Loader};
 
-/// Name in errors.
-const TOWER: &str = "the vision tower";
+/// Maximum patches of images whose residual streams the host has at once, unless one image has
+/// more. The weights are read once for them.
+const PASS_PATCHES: usize = 8_192;
 
-/// Base of the frequencies of 2-D RoPE.
-const ROPE_BASE: f64 = 10_000.0;
-
-/// A loaded vision tower. Images are computed one by one, so that the rows of one do not depend on
-/// others.
+/// A vision tower. Images are computed one by one, so that the rows of one do not depend on others.
+///
+/// Unless the options say that it is resident, weights are read during a run and dropped. Only a
+/// resident tower has memory between runs.
 pub struct VisionTower {
-    device: Box<dyn Device>,
+    checkpoint: Arc<Checkpoint>,
     blueprint: VisionBlueprint,
-    weights: TowerWeights,
-    /// Angle per position of RoPE, for rows, then for columns, and the axis of each.
-    frequencies: Vec<f32>,
-    axes: Vec<u8>,
-    buffers: Option<TowerBuffers>,
-    /// Folder of the checkpoint, for messages.
-    folder: PathBuf,
-}
-
-/// Buffers for images of up to some patches.
-#[derive(Clone, Copy)]
-struct TowerBuffers {
-    patches: usize,
-    /// Pixel values of patches, `(patches, 3 * patch * patch)`.
-    pixels: Buffer,
-    /// Residual stream, `(patches, hidden)`.
-    x: Buffer,
-    /// Inputs and outputs of parts of a block, `(patches, hidden)`.
-    normed: Buffer,
-    part: Buffer,
-    /// Queries, keys and values, `(patches, 3 * hidden)`.
-    qkv: Buffer,
-    /// Intermediate results of MLPs, `(patches, inner)`.
-    inner: Buffer,
-    /// Result of a merger, `(tokens, out)`.
-    out: Buffer,
+    rope: PatchRope,
+    options: DeviceOptions,
+    wrap_device: Option<WrapDevice>,
+    /// Whether a graphics adapter computes.
+    is_on_card: bool,
+    is_resident: bool,
+    /// Patches for which a resident tower allocates buffers.
+    reserved_patches: usize,
+    /// All stages of a resident tower, from the first run on.
+    resident: Option<LoadedPart>,
 }
 
 impl VisionTower {
-    /// Loads the tower of a checkpoint to a new device. `None` if the checkpoint has none.
-    /// `progress` receives the bytes of each loaded matrix.
+    /// Opens the tower of a checkpoint. `None` if the checkpoint has none. No weights are read.
     ///
     /// # Errors
-    /// The tower is not supported or damaged, a file cannot be read, or the device failed.
+    /// The tower is not supported or damaged, or the device cannot be opened.
     pub fn open(
-        checkpoint: &Checkpoint,
-        options: &DeviceOptions,
-        progress: &mut dyn FnMut(u64),
+        checkpoint: &Arc<Checkpoint>,
+        options: ImageOptions,
     ) -> Result<Option<Self>, Error> {
         let Some(blueprint) = VisionBlueprint::for_checkpoint(checkpoint)? else {
             return Ok(None);
         };
-        let opened = moeflux_compute::open(options);
-        let mut device = opened.map_err(Error::at(|| "opening the device of the vision tower"))?;
-        let largest = blueprint.matrices().map(MatrixSource::memory_bytes).max().unwrap_or(0);
-        let ahead = ReadAhead::new(checkpoint, blueprint.matrices(), largest);
-        let weights = std::thread::scope(|scope| {
-            let _stop = ahead.start(scope);
-            let mut loader = Loader {
-                checkpoint,
-                ahead: &ahead,
-                device: &mut *device,
-                exact: options.exact,
-                context: 0,
-                chunk: 0,
-                progress,
-                last_order: None,
-            };
-            TowerWeights::load(&blueprint, checkpoint, &mut loader)
-        })?;
-        let width = blueprint.hidden / blueprint.heads;
-        let of_axis = width / 4;
-        let frequency =
-            |i: usize| ROPE_BASE.powf(-4.0 * (i % of_axis) as f64 / width as f64) as f32;
-        let frequencies = (0..2 * of_axis).map(frequency).collect();
-        let axes = (0..2 * of_axis).map(|i| (i / of_axis) as u8).collect();
-        let folder = checkpoint.folder().to_owned();
-        Ok(Some(Self { device, blueprint, weights, frequencies, axes, buffers: None, folder }))
+        let ImageOptions { device, resident, wrap_device, .. } = options;
+        let threads = device.threads.or_else(|| Some(physical_cores()));
+        let mut tower = Self {
+            checkpoint: Arc::clone(checkpoint),
+            rope: PatchRope::new(&blueprint),
+            blueprint,
+            options: device.threads(threads),
+            wrap_device,
+            is_on_card: false,
+            is_resident: resident,
+            reserved_patches: 0,
+            resident: None,
+        };
+        tower.is_on_card = tower.open_device()?.memory().is_some();
+        Ok(Some(tower))
     }
 
     /// The tower as data.
@@ -109,54 +82,186 @@ impl VisionTower {
         &self.blueprint
     }
 
-    /// Rows of an image.
-    ///
-    /// # Errors
-    /// The pixel values are of another processor, the device failed, or `control` was cancelled.
-    pub fn rows(
-        &mut self,
-        image: &PixelValues,
-        control: &mut StepControl<'_>,
-    ) -> Result<ImageRows, Error> {
-        self.check(image)?;
-        let buffers = self.buffers(image.rows)?;
-        let Self { device, blueprint, weights, frequencies, axes, .. } = self;
-        let mut run = TowerRun { device: &mut **device, blueprint, buffers, patches: image.rows };
-        run.embed(image, weights)?;
-        let ids = rope_ids(image);
-        let turns = RopePositions::Axes { axes, ids: &ids };
-        let mut deepstack = Vec::with_capacity(weights.deepstack.len());
-        let mut submitted = None;
-        for (index, block) in weights.blocks.iter().enumerate() {
-            if control.is_cancelled() {
-                return Err(Error::Cancelled);
-            }
-            run.block(block, frequencies, turns)?;
-            let of_block = |deepstack: &DeepstackMerger| deepstack.after == index;
-            if let Some(found) = blueprint.deepstack.iter().position(of_block) {
-                deepstack.push(run.merged(&weights.deepstack[found])?);
-            }
-            if control.progress.is_some() || control.cancel.is_some() {
-                // The block before is complete, while this one is computed.
-                let ticket = run.device.submit().map_err(Error::at(|| TOWER))?;
-                if let Some(before) = submitted.replace(ticket) {
-                    wait(run.device, before).map_err(Error::at(|| TOWER))?;
-                }
-            }
-            if let Some(progress) = &mut control.progress {
-                progress(index as f64 / weights.blocks.len() as f64);
-            }
-        }
-        let values = run.merged(&weights.merger)?;
-        let [_, rows, columns] = image.grid.map(|side| side as usize / blueprint.merge);
-        Ok(ImageRows::new([rows, columns], blueprint.out, values, deepstack))
+    /// Whether a graphics adapter computes.
+    pub fn is_on_card(&self) -> bool {
+        self.is_on_card
     }
 
-    /// Checks that the pixel values are of this tower's processor.
-    fn check(&self, image: &PixelValues) -> Result<(), Error> {
+    /// Has a resident tower allocate buffers for images of up to `patches` patches.
+    pub(super) fn reserve(&mut self, patches: usize) {
+        self.reserved_patches = patches;
+    }
+
+    /// Form of the images that the tower takes.
+    pub(super) fn patch_form(&self) -> PatchForm {
         let VisionBlueprint { patch, merge, ref embedding, .. } = self.blueprint;
-        let [frames, rows, columns] = image.grid.map(|side| side as usize);
         let width = 3 * embedding.frames * patch * patch;
+        PatchForm { width, merge, folder: self.checkpoint.folder().to_owned() }
+    }
+
+    /// Memory of a run with images of up to `patches` patches.
+    pub(super) fn memory(&self, patches: usize) -> Result<VisionMemory, Error> {
+        let device = self.open_device()?;
+        let of_stages = TowerStage::of(&self.blueprint).into_iter().map(TowerStage::bytes);
+        let weights = of_stages.clone().fold(0, u64::saturating_add);
+        let (held, carried) = match self.is_streamed() {
+            true => (of_stages.max().unwrap_or(0), patches.max(PASS_PATCHES)),
+            false => (weights, 0),
+        };
+        let buffers = TowerBuffers::bytes(&*device, &self.blueprint, patches)?;
+        let carried = f32_bytes(carried.saturating_mul(self.blueprint.hidden));
+        let of_host = TowerImage::bytes(&self.blueprint, patches).saturating_add(carried);
+        Ok(VisionMemory {
+            weights_in_passing: held.saturating_add(self.ahead_bytes() as u64),
+            weights,
+            activations_at_max_tokens: buffers.saturating_add(of_host),
+            cache: 0,
+        })
+    }
+
+    /// Rows of images, in their order. The weights are read once for several images, unless they
+    /// are large.
+    ///
+    /// # Errors
+    /// The pixel values are of another processor, a file cannot be read, the device failed, or
+    /// `control` was cancelled.
+    pub fn rows(
+        &mut self,
+        images: &[&PixelValues],
+        control: &mut StepControl<'_>,
+    ) -> Result<Vec<ImageRows>, Error> {
+        let form = self.patch_form();
+        images.iter().try_for_each(|image| form.check(image))?;
+        let patches: usize = images.iter().map(|image| image.rows).sum();
+        let mut progress = BlockProgress { done: 0, total: patches * self.blueprint.blocks.len() };
+        let (mut rows, mut rest) = (Vec::with_capacity(images.len()), images);
+        while !rest.is_empty() {
+            let (pass, later) = rest.split_at(self.images_of_pass(rest));
+            rows.extend(self.pass(pass, control, &mut progress)?);
+            rest = later;
+        }
+        Ok(rows)
+    }
+
+    /// Number of images of the next run over the tower.
+    fn images_of_pass(&self, images: &[&PixelValues]) -> usize {
+        let mut patches = 0_usize;
+        let fits = |image: &&&PixelValues| {
+            patches += image.rows;
+            !self.is_streamed() || patches <= PASS_PATCHES
+        };
+        images.iter().take_while(fits).count().max(1)
+    }
+
+    /// Rows of images for which the weights are read once.
+    fn pass(
+        &mut self,
+        images: &[&PixelValues],
+        control: &mut StepControl<'_>,
+        progress: &mut BlockProgress,
+    ) -> Result<Vec<ImageRows>, Error> {
+        let largest = images.iter().map(|image| image.rows).max().unwrap_or(0);
+        let mut images: Vec<_> = images.iter().map(|image| TowerImage::new(image)).collect();
+        let mut loaded = self.resident.take();
+        let stages = TowerStage::of(&self.blueprint);
+        let unread = if loaded.is_some() { &[][..] } else { &stages };
+        let matrices = unread.iter().flat_map(|stage| stage.matrices());
+        let ahead = ReadAhead::new(&self.checkpoint, matrices, self.ahead_bytes());
+        let of_part = if self.is_streamed() { 1 } else { stages.len() };
+        let parts = stages.len().div_ceil(of_part);
+        let computed = std::thread::scope(|scope| {
+            let _stop = ahead.start(scope);
+            for (index, stages) in stages.chunks(of_part).enumerate() {
+                let part = match &mut loaded {
+                    Some(part) => part,
+                    None => loaded.insert(self.load(stages, &ahead, control)?),
+                };
+                part.reserve(&self.blueprint, largest.max(self.reserved_patches))?;
+                let place = PartPlace { is_first: index == 0, is_last: index + 1 == parts };
+                for image in &mut images {
+                    part.run(&self.blueprint, &self.rope, place, image, control, progress)?;
+                }
+                if !self.is_resident {
+                    loaded = None;
+                }
+            }
+            Ok(())
+        });
+        if self.is_resident && matches!(computed, Ok(()) | Err(Error::Cancelled)) {
+            self.resident = loaded;
+        }
+        computed?;
+        Ok(images.into_iter().map(|image| image.into_rows(&self.blueprint)).collect())
+    }
+
+    /// Loads stages to a new device.
+    fn load(
+        &self,
+        stages: &[TowerStage<'_>],
+        ahead: &ReadAhead<'_>,
+        control: &StepControl<'_>,
+    ) -> Result<LoadedPart, Error> {
+        let mut device = self.open_device()?;
+        let mut loader = Loader {
+            checkpoint: &self.checkpoint,
+            ahead,
+            device: &mut *device,
+            exact: self.options.exact,
+            context: 0,
+            chunk: 0,
+            progress: &mut |_| (),
+            last_order: None,
+        };
+        let stages = stages.iter().map(|stage| match control.is_cancelled() {
+            true => Err(Error::Cancelled),
+            false => stage.load(&mut loader),
+        });
+        let stages = stages.collect::<Result<_, _>>()?;
+        Ok(LoadedPart::new(device, stages))
+    }
+
+    fn open_device(&self) -> Result<Box<dyn Device>, Error> {
+        let device = moeflux_compute::open(&self.options)
+            .map_err(Error::at(|| "opening the device of the vision tower"))?;
+        Ok(match &self.wrap_device {
+            Some(wrap) => wrap(device),
+            None => device,
+        })
+    }
+
+    /// Whether each stage has a separate device.
+    fn is_streamed(&self) -> bool {
+        !self.is_on_card && !self.is_resident
+    }
+
+    /// Maximum bytes of matrices that are being read: a block.
+    fn ahead_bytes(&self) -> usize {
+        let bytes = |stage: TowerStage<'_>| {
+            let of_matrices = stage.matrices().map(MatrixSource::memory_bytes);
+            match stage {
+                TowerStage::Block(_) => of_matrices.sum(),
+                _ => of_matrices.max().unwrap_or(0),
+            }
+        };
+        TowerStage::of(&self.blueprint).into_iter().map(bytes).max().unwrap_or(0)
+    }
+}
+
+/// Form of the images that a tower takes.
+pub(super) struct PatchForm {
+    /// Values of a patch.
+    width: usize,
+    /// Side of a block in patches.
+    pub(super) merge: usize,
+    /// Folder of the checkpoint, for messages.
+    folder: PathBuf,
+}
+
+impl PatchForm {
+    /// Checks that the pixel values are of the tower's processor.
+    pub(super) fn check(&self, image: &PixelValues) -> Result<(), Error> {
+        let &Self { width, merge, .. } = self;
+        let [frames, rows, columns] = image.grid.map(|side| side as usize);
         let is_grid =
             frames == 1 && image.rows > 0 && rows.checked_mul(columns) == Some(image.rows);
         let is_whole = rows.is_multiple_of(merge) && columns.is_multiple_of(merge);
@@ -172,138 +277,4 @@ impl VisionTower {
         );
         Err(Error::Checkpoint { path: self.folder.join("preprocessor_config.json"), problem })
     }
-
-    /// Buffers for an image of `patches` patches. Buffers of a smaller image are kept until the
-    /// tower is dropped.
-    fn buffers(&mut self, patches: usize) -> Result<TowerBuffers, Error> {
-        if let Some(buffers) = self.buffers.filter(|buffers| buffers.patches >= patches) {
-            return Ok(buffers);
-        }
-        let VisionBlueprint { hidden, heads, patch, merge, inner, out, .. } = self.blueprint;
-        let context =
-            || format!("memory for an image of {patches} patches; smaller ones take less");
-        let merged = hidden * merge * merge;
-        let cols = inner.max(merged).max(3 * patch * patch);
-        let segment_head = 2 * hidden / heads;
-        let shape = ScratchShape { rows: patches, cols, segment_head, ..ScratchShape::default() };
-        self.device.reserve_scratch(shape).map_err(Error::at(context))?;
-        let mut buffer = |width: usize| {
-            self.device.buffer(patches.saturating_mul(width)).map_err(Error::at(context))
-        };
-        let buffers = TowerBuffers {
-            patches,
-            pixels: buffer(3 * patch * patch)?,
-            x: buffer(hidden)?,
-            normed: buffer(hidden)?,
-            part: buffer(hidden)?,
-            qkv: buffer(3 * hidden)?,
-            inner: buffer(inner.max(hidden))?,
-            out: buffer(out.div_ceil(merge * merge))?,
-        };
-        self.buffers = Some(buffers);
-        Ok(buffers)
-    }
-}
-
-/// Computation of one image.
-struct TowerRun<'a> {
-    device: &'a mut dyn Device,
-    blueprint: &'a VisionBlueprint,
-    buffers: TowerBuffers,
-    patches: usize,
-}
-
-impl TowerRun<'_> {
-    fn view(&self, buffer: Buffer, width: usize) -> View {
-        View::rows(buffer, self.patches, width)
-    }
-
-    /// Starts the residual stream: embeddings of patches and of their positions.
-    fn embed(&mut self, image: &PixelValues, weights: &TowerWeights) -> Result<(), Error> {
-        let VisionBlueprint { hidden, patch, ref embedding, ref positions, .. } = *self.blueprint;
-        let pixels = self.view(self.buffers.pixels, 3 * patch * patch);
-        let [x, part] = [self.buffers.x, self.buffers.part].map(|b| self.view(b, hidden));
-        let written = self.device.write_view(pixels, &first_frames(image, embedding.frames));
-        written.map_err(Error::at(|| "pixels of an image"))?;
-        self.mat_mul(pixels, weights.embedding, x)?;
-        let positions = embeddings(image, positions, &weights.positions);
-        let written = self.device.write_view(part, &positions);
-        written.map_err(Error::at(|| "positions of an image"))?;
-        self.run(&Op::Add { x, y: part })
-    }
-
-    /// Adds attention, then an MLP, to the residual stream.
-    fn block(
-        &mut self,
-        block: &LoadedBlock,
-        frequencies: &[f32],
-        positions: RopePositions<'_>,
-    ) -> Result<(), Error> {
-        let VisionBlueprint { hidden, heads, inner, .. } = *self.blueprint;
-        let TowerBuffers { x, normed, part, qkv, inner: inner_buffer, .. } = self.buffers;
-        let [x, normed, part] = [x, normed, part].map(|buffer| self.view(buffer, hidden));
-        let qkv = self.view(qkv, 3 * hidden);
-        self.norm(x, &block.attention_norm, normed)?;
-        self.mat_mul(normed, block.qkv, qkv)?;
-        let [q, k, v] = [0, 1, 2].map(|i| qkv.columns(i * hidden, hidden).split(heads));
-        for turned in [q, k] {
-            let (x, out, pairs, scale) = (turned, turned, RopePairs::Halves, 1.0);
-            self.run(&Op::Rope { x, frequencies, pairs, scale, positions, out })?;
-        }
-        let scale = 1.0 / ((hidden / heads) as f32).sqrt();
-        let (segments, out) = (&[self.patches], normed.split(heads));
-        self.run(&Op::SegmentAttention { q, k, v, scale, segments, out })?;
-        self.mat_mul(normed, block.proj, part)?;
-        self.run(&Op::Add { x, y: part })?;
-        self.norm(x, &block.mlp_norm, normed)?;
-        let inner = self.view(inner_buffer, inner);
-        self.mat_mul(normed, block.up, inner)?;
-        self.activate(Activation::GeluTanh, inner)?;
-        self.mat_mul(inner, block.down, part)?;
-        self.run(&Op::Add { x, y: part })
-    }
-
-    /// Rows of a merger of the residual stream.
-    fn merged(&mut self, merger: &LoadedMerger) -> Result<Vec<f32>, Error> {
-        let VisionBlueprint { hidden, merge, out, .. } = *self.blueprint;
-        let TowerBuffers { x, normed, inner, out: out_buffer, .. } = self.buffers;
-        let (rows, merged) = (self.patches / (merge * merge), hidden * merge * merge);
-        let width = merger.norm.width;
-        let [x, of_norm] = [x, normed].map(|b| View::rows(b, self.patches * hidden / width, width));
-        self.norm(x, &merger.norm, of_norm)?;
-        let [joined, inner] = [normed, inner].map(|buffer| View::rows(buffer, rows, merged));
-        let view = View::rows(out_buffer, rows, out);
-        self.mat_mul(joined, merger.up, inner)?;
-        self.activate(Activation::Gelu, inner)?;
-        self.mat_mul(inner, merger.down, view)?;
-        let mut values = vec![0.0; rows * out];
-        let read = ViewRead { view, out: &mut values };
-        self.device.read_views(&mut [read]).map_err(Error::at(|| "rows of an image"))?;
-        Ok(values)
-    }
-
-    fn activate(&mut self, activation: Activation, x: View) -> Result<(), Error> {
-        self.run(&Op::Glu { activation, gate: x, up: x, out: x })
-    }
-
-    fn norm(&mut self, x: View, norm: &LoadedNorm, out: View) -> Result<(), Error> {
-        let (weight, bias, eps) = (norm.weight, Some(norm.bias), self.blueprint.eps);
-        self.run(&Op::LayerNorm { x, weight, bias, eps, out })
-    }
-
-    fn mat_mul(&mut self, x: View, linear: LoadedLinear, out: View) -> Result<(), Error> {
-        let LoadedLinear { weight, bias } = linear;
-        self.run(&Op::MatMul { x, weight, bias, exact: false, answers: 0, out })
-    }
-
-    fn run(&mut self, op: &Op<'_>) -> Result<(), Error> {
-        self.device.run(op).map_err(Error::at(|| format!("{TOWER}, {}", op.name())))
-    }
-}
-
-/// Values of the first frame of each patch: one image stands for all frames.
-fn first_frames(image: &PixelValues, frames: usize) -> Vec<f32> {
-    let frame = image.width / (3 * frames);
-    let channels = image.values.chunks_exact(frames * frame);
-    channels.flat_map(|channel| &channel[..frame]).copied().collect()
 }

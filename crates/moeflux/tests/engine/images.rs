@@ -12,7 +12,7 @@ use moeflux::{
     runtime::{DeviceOptions, Logits, PromptImages},
     session::{BatchEntry, Prompt, RowSink, SnapshotOptions, Synced},
     text::{MessageImage, Text},
-    vision::{ImageData, ImageLimits, Processor, VisionTower},
+    vision::{ImageDetail, ImageEncoder, ImageOptions},
 };
 use safetensors::SafeTensors;
 
@@ -64,20 +64,19 @@ impl PromptCase {
 /// The prompts of a case, with rows of the exact tower.
 fn prompts(case: &str) -> Vec<PromptCase> {
     let folder = folder(case);
-    let checkpoint = Checkpoint::open(&folder).unwrap();
-    let mut text = Text::for_checkpoint(&checkpoint, 272).unwrap().unwrap();
+    let checkpoint = Arc::new(Checkpoint::open(&folder).unwrap());
+    let mut text = Text::for_checkpoint(&*checkpoint, 272).unwrap().unwrap();
     text.set_image_token(Some(PLACEHOLDER));
-    let processor = Processor::open(&folder).unwrap();
-    let mut tower = VisionTower::open(&checkpoint, &exact("cpu"), &mut |_| ()).unwrap().unwrap();
+    let options = ImageOptions::default().device(exact("cpu"));
+    let encoder = ImageEncoder::open(&checkpoint, options).unwrap().unwrap();
     let names = fs::read(folder.join("images.json")).unwrap();
     let names: serde_json::Value = serde_json::from_slice(&names).unwrap();
     let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vision/tests/data/images");
-    let mut of_file = |name: &serde_json::Value| {
+    let of_file = |name: &serde_json::Value| {
         let bytes = fs::read(files.join(name.as_str().unwrap())).unwrap();
-        let image = ImageData::decode(&bytes, &ImageLimits::default()).unwrap();
-        let pixels = processor.process(&image).unwrap();
-        let rows = Arc::new(tower.rows(&pixels, &mut StepControl::default()).unwrap());
-        let (at, digest) = (0, pixels.digest);
+        let image = encoder.read(&bytes, ImageDetail::Auto).unwrap();
+        let rows = encoder.rows(&image, &mut StepControl::default()).unwrap();
+        let (at, digest) = (0, *image.digest());
         (MessageImage { at, tokens: rows.tokens(), digest }, rows)
     };
     let golden = fs::read(folder.join("golden.safetensors")).unwrap();
@@ -89,7 +88,7 @@ fn prompts(case: &str) -> Vec<PromptCase> {
             golden: golden.clone(),
             name,
         };
-        let images = names[name].as_array().unwrap().iter().map(&mut of_file);
+        let images = names[name].as_array().unwrap().iter().map(of_file);
         let (images, rows): (Vec<_>, Vec<_>) = images.unzip();
         let expanded = text.expand_images(&case.ints("short_ids"), &images).unwrap();
         for (image, rows) in expanded.images.iter().zip(rows) {
@@ -105,7 +104,7 @@ fn prompts(case: &str) -> Vec<PromptCase> {
 fn engine(case: &str, device: DeviceOptions, chunk: Option<usize>) -> Engine {
     let memory = MemoryRequest::default().context(256).chunk(chunk).sessions(3).marks(8 << 20);
     let options = EngineOptions::default().memory(memory).device(device);
-    Engine::open(Checkpoint::open(folder(case)).unwrap(), options, &mut |_, _| {}).unwrap()
+    Engine::open(Checkpoint::open(&folder(case)).unwrap(), options, &mut |_, _| {}).unwrap()
 }
 
 /// Feeds a prompt and returns all its logits.

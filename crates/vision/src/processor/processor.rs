@@ -79,6 +79,12 @@ impl Processor {
         self
     }
 
+    /// Returns the tokens of the largest images.
+    pub fn max_tokens(&self) -> u32 {
+        let own = self.rule.max_tokens();
+        self.max_tokens.map_or(own, |most| most.min(own))
+    }
+
     /// Returns the size to which an image of `size` is scaled, and its tokens.
     ///
     /// # Errors

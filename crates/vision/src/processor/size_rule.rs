@@ -134,6 +134,22 @@ impl SizeRule {
         Ok(ImageLayout { resized, grid, tokens: (rows * columns) as u32 })
     }
 
+    /// Tokens of the largest images, without another limit.
+    pub(super) fn max_tokens(&self) -> u32 {
+        let area = self.token_side() * self.token_side();
+        let of_fit = match self.fit {
+            _ if !self.resizes => u64::MAX,
+            // A narrow image is one token wide, and as long as the ratio allows.
+            Fit::Pixels { max, frames, .. } => (max / (frames * area)).max(MAX_RATIO as u64),
+            Fit::Tokens { most } => most,
+            // Sides are padded to whole tokens.
+            Fit::Patches { most, side } => {
+                (most + (self.merge - 1) * (2 * side + self.merge)) / (self.merge * self.merge)
+            }
+        };
+        of_fit.min(MAX_PIXELS / (area * self.frames)) as u32
+    }
+
     /// Side of a token in pixels.
     fn token_side(&self) -> u64 {
         self.patch * self.merge
