@@ -202,12 +202,14 @@ impl Text {
         };
         let end = find(rest, &|id| self.end().contains(id))?.start;
         // An image in the answer was not generated.
-        let has_image = find(&rest[..end], &|id| self.image_token() == Some(id)).is_some();
-        let made = self.tokenizer().decode(turn.tokens.get(turn.start..)?, false).ok()?;
+        let shows_image = find(&rest[..end], &|id| self.image_token() == Some(id)).is_some();
+        let (prompt, answer) = turn.tokens.split_at_checked(turn.start)?;
+        let made = self.tokenizer().decode(answer, false).ok()?;
         let visible = |c: &char| !c.is_whitespace() && *c != mark;
         let is_same = rest[..end].chars().filter(visible).eq(made.chars().filter(visible));
         let text_bytes = turn.rendered.len() + end;
-        let is_turn = is_same && !has_image && self.has_images_of(turn, &chat.images);
+        let has_images = self.has_images(prompt, &turn.images, &chat.images);
+        let is_turn = is_same && has_images && !shows_image;
         is_turn.then(|| PastTurn {
             prompt: ExpandedTokens { tokens: turn.tokens.clone(), images: turn.images.clone() },
             text_bytes,

@@ -15,7 +15,7 @@ pub(super) struct Content {
 /// A part of a content, in OpenAI's form, without the image itself.
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
-enum Part<'a> {
+enum ContentPart<'a> {
     Text {
         text: &'a str,
     },
@@ -103,8 +103,8 @@ impl Content {
         let mut text = String::with_capacity(self.text.len());
         for part in self.parts() {
             text.push_str(match part {
-                Part::Text { text } => text,
-                Part::Image { .. } => instead,
+                ContentPart::Text { text } => text,
+                ContentPart::Image { .. } => instead,
             });
         }
         self.text = text;
@@ -114,16 +114,16 @@ impl Content {
     }
 
     /// Texts and images in their order, without empty texts.
-    fn parts(&self) -> Vec<Part<'_>> {
+    fn parts(&self) -> Vec<ContentPart<'_>> {
         let mut parts = Vec::new();
         let mut from = 0;
         for image in &self.images {
-            parts.push(Part::Text { text: &self.text[from..image.at] });
-            parts.push(Part::Image { image: *image });
+            parts.push(ContentPart::Text { text: &self.text[from..image.at] });
+            parts.push(ContentPart::Image { image: *image });
             from = image.at;
         }
-        parts.push(Part::Text { text: &self.text[from..] });
-        parts.retain(|part| !matches!(part, Part::Text { text: "" }));
+        parts.push(ContentPart::Text { text: &self.text[from..] });
+        parts.retain(|part| !matches!(part, ContentPart::Text { text: "" }));
         parts
     }
 }

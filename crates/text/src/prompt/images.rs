@@ -8,7 +8,6 @@ use std::iter::{from_fn, repeat_n};
 use moeflux_base::Error;
 use serde::{Deserialize, Serialize};
 
-use super::Turn;
 use crate::{chat::MessageImage, text::Text};
 
 /// Image among the tokens of a prompt.
@@ -123,19 +122,22 @@ impl Text {
         Err(self.tokenizer().problem(problem))
     }
 
-    /// Whether a turn begins with the first of `images`, at places that it has.
-    pub(super) fn has_images_of(&self, turn: &Turn, images: &[MessageImage]) -> bool {
-        let prompt = turn.tokens.get(..turn.start).unwrap_or_default();
+    /// Whether `images` are the first of `given`, and have placeholders in `tokens`, one image after
+    /// the other.
+    pub(super) fn has_images(
+        &self,
+        tokens: &[u32],
+        images: &[PlacedImage],
+        given: &[MessageImage],
+    ) -> bool {
         let mut from = 0;
-        let mut is_at = |placed: &PlacedImage| {
-            let last = std::mem::replace(&mut from, placed.end());
-            let tokens = prompt.get(placed.place..from);
-            placed.place >= last
-                && tokens.is_some_and(|tokens| self.placeholders(tokens) == tokens.len())
+        let mut is_at = |image: &PlacedImage| {
+            let last = std::mem::replace(&mut from, image.end());
+            let run = tokens.get(image.place..from);
+            image.place >= last && run.is_some_and(|run| self.placeholders(run) == run.len())
         };
-        let mut pairs = turn.images.iter().zip(images);
-        turn.images.len() <= images.len()
-            && pairs.all(|(placed, image)| placed.is(image) && is_at(placed))
+        let mut pairs = images.iter().zip(given);
+        images.len() <= given.len() && pairs.all(|(image, given)| image.is(given) && is_at(image))
     }
 
     /// Lengths of the prefixes of a prompt that end with a special token, or with an image.
