@@ -42,11 +42,17 @@ impl TurnHash {
     /// Hash of the messages with this hash, and of the next one. Thoughts do not count, as a client
     /// may send them or not. Without `ids`, calls count by name and arguments.
     pub(super) fn message(self, message: &Message, ids: CallIds) -> Self {
-        let Message { role, content, tool_calls, tool_call_id, .. } = message;
+        let Message { role, content, images, tool_calls, tool_call_id, .. } = message;
+        let places = images.iter().map(|image| format!("{} {}", image.at, Self(image.digest)));
+        let places: Vec<String> = places.collect();
+        let before = match places.is_empty() {
+            true => self,
+            false => self.with("images", places.iter().map(String::as_str)),
+        };
         if ids == CallIds::Kept {
             let calls = tool_calls.iter().map(|call| &*call.id);
             let texts = [role, content.trim(), tool_call_id.as_deref().unwrap_or_default()];
-            return self.with("message", texts.into_iter().chain(calls));
+            return before.with("message", texts.into_iter().chain(calls));
         }
         let calls = tool_calls.iter().flat_map(|call| {
             // Clients write the same arguments in another order.
@@ -58,7 +64,7 @@ impl TurnHash {
         });
         let calls: Vec<String> = calls.collect();
         let texts = [role, content.trim()].into_iter().chain(calls.iter().map(String::as_str));
-        self.with("message without ids", texts)
+        before.with("message without ids", texts)
     }
 
     fn with<'a>(self, kind: &str, texts: impl IntoIterator<Item = &'a str>) -> Self {

@@ -6,7 +6,9 @@ use moeflux::{ChatOptions, GenerateRequest, Message, text::ToolSet};
 
 use super::{
     answered_turn::CallIds,
+    content::Content,
     form::{AskedForm, RequiredCalls},
+    images::ImageTable,
     line_limits::LineLimits,
     overflow::Overflow,
 };
@@ -72,6 +74,7 @@ pub(crate) enum AskPrompt {
     /// Texts or tokens, as they are.
     Raw {
         prompts: Vec<RawPrompt>,
+        images: ImageTable,
         /// Whether an answer starts with the text of its prompt.
         echo: bool,
         /// Form of the answers.
@@ -86,12 +89,15 @@ pub(crate) enum AskPrompt {
 pub(crate) enum RawPrompt {
     Text(String),
     Tokens(Vec<u32>),
+    /// A text with images.
+    Media(Content),
 }
 
 /// Messages and the template's variables.
 #[derive(Debug)]
 pub(crate) struct Conversation {
     pub(crate) messages: Vec<Message>,
+    pub(crate) images: ImageTable,
     pub(crate) options: ChatOptions,
     /// Whether the answer continues the last message.
     pub(crate) continues: bool,
@@ -127,6 +133,7 @@ pub(crate) struct ConversationParts<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct MessageList {
     messages: Vec<Message>,
+    pub(crate) images: ImageTable,
     /// Ids of the calls so far.
     calls: HashSet<String>,
     /// Calls of the last answer that are without a result.
@@ -204,9 +211,9 @@ impl MessageList {
         }
     }
 
-    /// The messages.
-    pub(crate) fn into_messages(self) -> Vec<Message> {
-        self.messages
+    /// Whether there are no messages.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.messages.is_empty()
     }
 }
 
@@ -315,7 +322,8 @@ pub(crate) fn set_effort(options: &mut ChatOptions, effort: &str) {
 
 impl Conversation {
     /// Messages whose answer continues the last one if that is an answer.
-    pub(crate) fn new(messages: Vec<Message>, options: ChatOptions) -> Self {
+    pub(crate) fn new(list: MessageList, options: ChatOptions) -> Self {
+        let MessageList { messages, images, .. } = list;
         let is_answer = |message: &Message| {
             message.role == "assistant"
                 && message.tool_calls.is_empty()
@@ -324,6 +332,7 @@ impl Conversation {
         let continues = messages.last().is_some_and(is_answer);
         Self {
             messages,
+            images,
             options,
             continues,
             calls: true,

@@ -74,7 +74,8 @@ pub(crate) fn about_dropped<E>(
     let mut left = room;
     let mut fits = |places: &mut dyn Iterator<Item = usize>| -> Result<bool, E> {
         for i in places {
-            let Some(room) = left.checked_sub(MESSAGE_TOKENS) else { return Ok(false) };
+            let images: usize = messages[i].images.iter().map(|image| image.tokens).sum();
+            let Some(room) = left.checked_sub(MESSAGE_TOKENS + images) else { return Ok(false) };
             let Some(tokens) = count(&messages[i].content, room)? else { return Ok(false) };
             left = room - tokens;
         }
@@ -139,7 +140,7 @@ pub(crate) fn smallest<T, E>(
 
 #[cfg(test)]
 mod tests {
-    use moeflux::text::ToolCall;
+    use moeflux::text::{MessageImage, ToolCall};
 
     use super::*;
 
@@ -186,6 +187,22 @@ mod tests {
             assert_eq!(found, Ok(expected), "{room}");
             assert!(texts <= 4 + room / 4, "{texts}");
         }
+    }
+
+    #[test]
+    fn images_count_by_their_tokens_and_go_with_their_turn() {
+        let image = |n| MessageImage { at: 0, tokens: 100, digest: [n; 32] };
+        let seen = |n| Message::user("four").images(vec![image(n)]);
+        let messages = [seen(1), Message::assistant("four"), seen(2), Message::user("four")];
+        let droppable = droppable(&messages);
+        for (room, expected) in [(231, 1), (232, 0), (123, 1), (115, 2)] {
+            let found = about_dropped(&messages, &droppable, room, |text, limit| {
+                Ok::<_, ()>((text.len() <= limit).then_some(text.len()))
+            });
+            assert_eq!(found, Ok(expected), "{room}");
+        }
+        let kept = without(&messages, &droppable[..1]);
+        assert_eq!(kept, messages[2..]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! From a request to the tokens of its prompts.
 
-use std::sync::Arc;
+use std::{mem, sync::Arc};
 
 use axum::{extract::Request, response::Response};
 use moeflux::{
@@ -14,6 +14,7 @@ use super::{
     answer_grammar::{self, AskedGrammar},
     app::App,
     ask::{Ask, AskPrompt, Conversation, ConversationParts as Parts, RawPrompt},
+    content::Content,
     models::ServedModel,
     overflow::{self, Overflow},
     turns::{Recalled, TurnStart},
@@ -59,10 +60,11 @@ impl Prompt {
 /// # Errors
 /// The template rejects the messages; a prompt is empty or longer than the context; the form of the
 /// answer cannot be enforced.
-pub(crate) fn prompts(model: &ServedModel, ask: &Ask) -> Result<Vec<Prompt>, ApiError> {
+pub(crate) fn prompts(model: &ServedModel, ask: &mut Ask) -> Result<Vec<Prompt>, ApiError> {
     let text = model.text()?;
-    match &ask.prompt {
+    match &mut ask.prompt {
         AskPrompt::Conversation(conversation) => {
+            resolve_images(model, conversation)?;
             let rules = model.options.forms;
             let AskedGrammar { grammar, notes } =
                 answer_grammar::of_conversation(text, conversation, ask.one_call, rules)?;
@@ -75,7 +77,12 @@ pub(crate) fn prompts(model: &ServedModel, ask: &Ask) -> Result<Vec<Prompt>, Api
             prompt.notes = notes;
             Ok(vec![prompt])
         }
-        AskPrompt::Raw { prompts, echo, form, .. } => {
+        AskPrompt::Raw { prompts, images, echo, form, .. } => {
+            let contents = prompts.iter_mut().filter_map(|prompt| match prompt {
+                RawPrompt::Media(content) => Some(&mut content.images),
+                RawPrompt::Text(_) | RawPrompt::Tokens(_) => None,
+            });
+            model.resolve_images(mem::take(images), contents.flatten())?;
             let AskedGrammar { grammar, notes } =
                 answer_grammar::of_text(text, form.as_ref(), model.options.forms)?;
             let logprobs = ask.request.prompt_logprobs;
@@ -93,12 +100,26 @@ pub(crate) fn prompts(model: &ServedModel, ask: &Ask) -> Result<Vec<Prompt>, Api
     }
 }
 
+/// Gives the images of messages their tokens.
+///
+/// # Errors
+/// The model reads no images, or not these.
+fn resolve_images(model: &ServedModel, conversation: &mut Conversation) -> Result<(), ApiError> {
+    let messages = conversation.messages.iter_mut().map(|message| &mut message.images);
+    model.resolve_images(mem::take(&mut conversation.images), messages.flatten())
+}
+
 /// Text of a conversation, up to the start of the answer or the end of the message that it
 /// continues.
 ///
 /// # Errors
 /// The template rejects the messages, or there is none.
-pub(crate) fn render(text: &Text, conversation: &Conversation) -> Result<String, ApiError> {
+pub(crate) fn render(
+    model: &ServedModel,
+    mut conversation: Conversation,
+) -> Result<String, ApiError> {
+    resolve_images(model, &mut conversation)?;
+    let text = model.text()?;
     let Parts { messages, options, start, .. } = conversation.parts();
     Ok(text.render(messages, &options).map_err(refused)? + start)
 }
@@ -227,7 +248,11 @@ pub(crate) async fn count_tokens(
     object: Option<&'static str>,
     read: impl FnOnce(&Fields<'_>) -> Result<Conversation, ApiError> + Send + 'static,
 ) -> Result<Response, ApiError> {
-    let count = with_model(app, request, move |model, fields| count(model, &read(fields)?));
+    let count = with_model(app, request, move |model, fields| {
+        let mut conversation = read(fields)?;
+        resolve_images(model, &mut conversation)?;
+        count(model, &conversation)
+    });
     let mut answer = Map::new();
     answer.extend(object.map(|object| ("object".to_owned(), Value::from(object))));
     answer.insert("input_tokens".to_owned(), count.await?.value.into());
@@ -245,6 +270,7 @@ fn raw(model: &ServedModel, prompt: &RawPrompt, echo: bool) -> Result<Prompt, Ap
             }
         })?,
         RawPrompt::Tokens(tokens) => tokens.clone(),
+        RawPrompt::Media(content) => model.media_tokens(content)?,
     };
     if tokens.len() > context {
         return Err(ApiError::context(tokens.len(), context));
@@ -254,7 +280,9 @@ fn raw(model: &ServedModel, prompt: &RawPrompt, echo: bool) -> Result<Prompt, Ap
     }
     let echo = match (prompt, echo) {
         (_, false) => None,
-        (RawPrompt::Text(text), true) => Some(text.clone()),
+        (RawPrompt::Text(text) | RawPrompt::Media(Content { text, .. }), true) => {
+            Some(text.clone())
+        }
         (RawPrompt::Tokens(tokens), true) => Some(model.text()?.tokenizer().decode(tokens, false)?),
     };
     let echo = echo.map(|text| Echo { text, logprobs: None });

@@ -178,8 +178,8 @@ pub(crate) async fn answer_body<E: Encoder>(
     let submit = async move {
         let model = app.model(&body).await?;
         let submit = move |body: JsonBody| {
-            let Asked { ask, mut encoder, cancelled } = read(&model, &body.fields()?)?;
-            let prompts = prompt::prompts(&model, &ask)?;
+            let Asked { mut ask, mut encoder, cancelled } = read(&model, &body.fields()?)?;
+            let prompts = prompt::prompts(&model, &mut ask)?;
             encoder.prompts(&model, &prompts)?;
             // All prompts of a request have the same form.
             let notes = prompts.first().map_or(&[][..], |prompt| &prompt.notes);

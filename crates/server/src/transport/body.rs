@@ -21,17 +21,21 @@ use tokio::{
 
 use super::{
     error::ApiError,
+    image_fields::image_bytes,
     json::{Fields, JsonText, Member, ValueCounts},
     timeouts::Timeouts,
     work::{ClientId, SMALL_BODY, WorkQueue, WorkSize},
 };
 
-/// Largest body in bytes, where memory allows it.
-const BODY_BYTES: usize = 32 << 20;
+/// Largest body in bytes, where memory allows it: a conversation with a few dozen screenshots.
+const BODY_BYTES: usize = 64 << 20;
 
 /// Copies of a text while it becomes a prompt: the field, the message, the same in the template's
 /// form, rendered text, tokens.
 const TEXT_COPIES: usize = 8;
+
+/// The same of an image: the field without escapes, and the decoded file.
+const IMAGE_COPIES: usize = 2;
 
 /// A field that may be long, and the bytes of its values in all forms that they take.
 struct LongField {
@@ -43,12 +47,13 @@ struct LongField {
 }
 
 /// Fields whose length is not bounded, in all APIs.
-const LONG_FIELDS: [LongField; 27] = [
+const LONG_FIELDS: [LongField; 28] = [
     LongField::texts("messages"),
     LongField::texts("input"),
     LongField::texts("instructions"),
     LongField::texts("system"),
     LongField::texts("content"),
+    LongField::texts("images"),
     LongField::texts("suffix"),
     LongField::texts("input_prefix"),
     LongField::texts("input_suffix"),
@@ -304,8 +309,10 @@ fn reading(text: &JsonText, client: ClientId) -> WorkSize {
         let Some(field) = LONG_FIELDS.iter().find(|field| field.name == name) else { continue };
         let ValueCounts { members, elements } = value.counts();
         let values = members.saturating_mul(field.member) + elements.saturating_mul(field.element);
-        size.bytes += value.raw().len();
-        size.memory += value.raw().len().saturating_mul(TEXT_COPIES) + values;
+        let (all, images) = (value.raw().len(), image_bytes(&name, value));
+        let texts = all.saturating_sub(images).saturating_mul(TEXT_COPIES);
+        size.bytes += all;
+        size.memory += texts + images.saturating_mul(IMAGE_COPIES) + values;
     }
     size
 }

@@ -6,7 +6,8 @@
 //! - Hosts, origins and keys are checked before a body is read: `guard.rs`, `allowed.rs`. Each
 //!   request has an id and a record: `access.rs`.
 //! - Bodies are received within limits, and read off the threads that wait for clients, large ones
-//!   in turns and within the memory of the plan: `body.rs`, `json/`, `work.rs`.
+//!   in turns and within the memory of the plan: `body.rs`, `json/`, `work.rs`. Images among their
+//!   fields cost less than texts: `image_fields.rs`, `base64.rs`.
 //! - Errors of requests are in `error.rs`, their shapes in the APIs in `error_shape.rs`. The header
 //!   of `notes.rs` names the parts of a request that are not enforced.
 //!
@@ -15,6 +16,7 @@
 
 pub(crate) mod access;
 pub(crate) mod allowed;
+pub(crate) mod base64;
 pub(crate) mod body;
 pub(crate) mod connection_task;
 pub(crate) mod connections;
@@ -23,6 +25,7 @@ pub(crate) mod error_shape;
 pub(crate) mod guard;
 mod guarded_body;
 pub(crate) mod ids;
+mod image_fields;
 pub(crate) mod json;
 pub(crate) mod notes;
 pub(crate) mod plain_path;

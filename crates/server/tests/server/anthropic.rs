@@ -161,7 +161,7 @@ fn errors_have_the_shape_of_the_api() {
         (json!({"messages": null}), "messages is missing"),
         (json!({"messages": [{"role": "king", "content": "x"}]}), "messages[0].role is \"king\""),
         (json!({"messages": user(json!(7))}), "messages[0].content must be"),
-        (json!({"messages": user(image)}), "reads text only"),
+        (json!({"messages": user(image)}), "source.data: expected an image of 1 to"),
         (json!({"messages": user(result)}), "no earlier message has this call"),
         (json!({"system": 7}), "system must be"),
         (json!({"tools": [{"name": ""}]}), "tools[0].name must be"),

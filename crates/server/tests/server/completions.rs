@@ -156,7 +156,7 @@ fn completions_in_the_form_of_llama_cpp() {
     for (more, param) in [
         (json!({"grammar": "root ::= (\"a\""}), "grammar"),
         (json!({"n_probs": 21}), "n_probs"),
-        (json!({"prompt": ["a", {}]}), "prompt[1]"),
+        (json!({"prompt": ["a", {}]}), "prompt[1].prompt_string"),
     ] {
         let reply = post(&server, "/completion", &body(more));
         assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!(param)));

@@ -15,6 +15,7 @@ mod fields;
 mod fim;
 mod grammars;
 mod hostile;
+mod images;
 mod in_memory;
 mod models;
 mod native;

@@ -134,7 +134,7 @@ fn several_prompts_have_a_list_of_answers() {
     assert_eq!((&text["content"], tokens["tokens"].as_array().unwrap().len()), (&alone[0], 4));
     for (prompt, param) in [
         (json!([]), "prompt"),
-        (json!(["a", {}]), "prompt[1]"),
+        (json!(["a", {}]), "prompt[1].prompt_string"),
         (json!([1, u32::MAX]), "prompt"),
         (json!(["a", [1, {}]]), "prompt[1]"),
         (json!(vec!["a"; 65]), "prompt"),

@@ -153,11 +153,11 @@ fn errors_are_a_text() {
     for (path, more, words) in [
         ("/api/chat", json!({"messages": "x"}), "messages must be a list"),
         ("/api/chat", user(json!({"role": "king"})), "messages[0].role is \"king\""),
-        ("/api/chat", user(json!({"images": ["x"]})), "messages[0].images: this model reads text"),
+        ("/api/chat", user(json!({"images": ["x"]})), "messages[0].images[0]: expected an image"),
         ("/api/chat", json!({"options": {"temperature": "hot"}}), "options.temperature must be"),
         ("/api/chat", json!({"think": 3}), "think must be"),
         ("/api/chat", json!({"stream": 3}), "stream must be"),
-        ("/api/generate", json!({"prompt": "x", "images": ["x"]}), "images: this model reads text"),
+        ("/api/generate", json!({"prompt": "x", "images": ["x"]}), "images[0]: expected an image"),
         (
             "/api/generate",
             json!({"prompt": "x", "template": "y"}),

@@ -34,7 +34,7 @@ fn wrong_requests_are_errors_that_name_the_field() {
         (with("messages", json!([{"role": "king"}])), "messages[0].role", "king"),
         (user(json!(7)), "messages[0].content", "a string"),
         (user(json!([{"type": "text", "text": 1}])), "messages[0].content[0].text", "a string"),
-        (user(image), "messages[0].content[0].type", "reads text only"),
+        (user(image), "messages[0].content[0].image_url.url", "without base64"),
         (with("temperature", json!("hot")), "temperature", "a number"),
         (with("temperature", json!(-1)), "temperature", "0 (greedy) or more"),
         (with("top_p", json!(-0.1)), "top_p", "from 0"),

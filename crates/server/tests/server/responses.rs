@@ -191,7 +191,7 @@ fn errors_name_the_field() {
         (json!({"input": 7}), "input", "a string or a list"),
         (json!({"input": ["x"]}), "input[0]", "an object"),
         (json!({"input": [{"role": "king", "content": "x"}]}), "input[0].role", "king"),
-        (json!({"input": image}), "input[0].content[0].type", "reads text only"),
+        (json!({"input": image}), "input[0].content[0].image_url", "only data: URLs"),
         (json!({"input": output}), "input[0].call_id", "no earlier message"),
         (json!({"input": [{"type": "function_call"}]}), "input[0].name", "missing"),
         (json!({"input": [{"type": "item_reference"}]}), "input[0].type", "send the item"),

@@ -1,12 +1,12 @@
 //! Messages in the form of Anthropic's API.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, mem};
 
 use moeflux::{Message, text::ToolCall};
 
 use crate::{
-    apis::openai::messages::no_text,
-    requests::ask::MessageList,
+    apis::openai::messages::unread,
+    requests::{ask::MessageList, content::Content, images::ImageTable},
     transport::{
         error::ApiError,
         json::{Fields, Json, wrong_type},
@@ -28,7 +28,7 @@ const BETWEEN_RESULTS: &str = "\n";
 /// # Errors
 /// A field has a wrong type; there are no messages; a message has an unknown role or block, or the
 /// result of a call that was not made.
-pub(super) fn parse(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
+pub(super) fn parse(fields: &Fields<'_>) -> Result<MessageList, ApiError> {
     let mut messages = MessageList::default();
     let system = texts(fields, "system")?;
     let system = system.iter().map(|text| without_billing(text));
@@ -57,7 +57,7 @@ pub(super) fn parse(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
             }
         }
     }
-    Ok(messages.into_messages())
+    Ok(messages)
 }
 
 /// A system text without the line that differs between conversations.
@@ -115,11 +115,26 @@ impl<'a> Block<'a> {
                 let source = source.ok_or_else(|| self.fields.missing("source"))?;
                 match source.text("type")?.as_deref() {
                     Some("text") => source.text("data")?.ok_or_else(|| source.missing("data")),
-                    _ => Err(no_text(&self.fields, &self.kind)),
+                    _ => Err(unread(&self.fields, &self.kind, "texts and documents of text")),
                 }
             }
-            _ => Err(no_text(&self.fields, &self.kind)),
+            _ => Err(unread(&self.fields, &self.kind, "texts")),
         }
+    }
+
+    /// Appends the text or the image of a block to a content.
+    fn append(
+        &self,
+        content: &mut Content,
+        separator: &str,
+        images: &mut ImageTable,
+    ) -> Result<(), ApiError> {
+        match &*self.kind {
+            "image" => content.push_image(images.add_block(&self.fields)?),
+            "text" | "document" => content.push_text(separator, &self.text()?),
+            kind => return Err(unread(&self.fields, kind, "texts and images")),
+        }
+        Ok(())
     }
 }
 
@@ -130,28 +145,37 @@ fn user(fields: &Fields<'_>, messages: &mut MessageList) -> Result<(), ApiError>
         Blocks::Text(text) => return messages.push(Message::user(text), &path),
         Blocks::List(list) => list,
     };
-    let (mut texts, mut has_results) = (Vec::new(), false);
+    let (mut content, mut has_results) = (Content::default(), false);
     for block in list {
         if block.kind != "tool_result" {
-            texts.push(block.text()?);
+            block.append(&mut content, BETWEEN_TEXTS, &mut messages.images)?;
             continue;
         }
-        if !texts.is_empty() {
-            messages.push(Message::user(texts.join(BETWEEN_TEXTS)), &path)?;
-            texts.clear();
+        if !content.is_empty() {
+            messages.push(mem::take(&mut content).into_message("user", &path)?, &path)?;
         }
         has_results = true;
-        messages.push(result(&block.fields)?, &block.fields.path("tool_use_id"))?;
+        let result = result(&block.fields, &mut messages.images)?;
+        messages.push(result, &block.fields.path("tool_use_id"))?;
     }
-    match texts.is_empty() && has_results {
+    match content.is_empty() && has_results {
         true => Ok(()),
-        false => messages.push(Message::user(texts.join(BETWEEN_TEXTS)), &path),
+        false => messages.push(content.into_message("user", &path)?, &path),
     }
 }
 
 /// Message with the result of a call.
-fn result(block: &Fields<'_>) -> Result<Message, ApiError> {
-    let mut message = Message::new("tool", texts(block, "content")?.join(BETWEEN_RESULTS));
+fn result(block: &Fields<'_>, images: &mut ImageTable) -> Result<Message, ApiError> {
+    let mut content = Content::default();
+    match blocks(block, "content")? {
+        Blocks::Text(text) => content.push_text("", &text),
+        Blocks::List(list) => {
+            for block in list {
+                block.append(&mut content, BETWEEN_RESULTS, images)?;
+            }
+        }
+    }
+    let mut message = content.into_message("tool", &block.path("content"))?;
     message.tool_call_id = block.text("tool_use_id")?.map(Cow::into_owned);
     Ok(message)
 }
@@ -186,4 +210,32 @@ fn assistant(fields: &Fields<'_>) -> Result<Message, ApiError> {
     let mut message = Message::assistant(text).reasoning(thoughts);
     message.tool_calls = calls;
     Ok(message)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::requests::images::testing::{seen, with_fields};
+
+    #[test]
+    fn images_are_among_the_blocks_of_users_and_results() {
+        let text = json!({"type": "text", "text": "Look:"});
+        let image = |data: &str| json!({"type": "image", "source": {"type": "base64", "media_type": "x", "data": data}});
+        let url = json!({"type": "url", "url": "data:image/gif;base64,dGhyZWU="});
+        let call = json!({"type": "tool_use", "id": "x", "name": "f", "input": {}});
+        let result = json!([text, image("dHdv"), text, text]);
+        let result = json!({"type": "tool_result", "tool_use_id": "x", "content": result});
+        let list = with_fields(
+            &json!({"messages": [
+                {"role": "user", "content": [text, image("b25l"), text]},
+                {"role": "assistant", "content": [call]},
+                {"role": "user", "content": [result, {"type": "image", "source": url}, text]},
+            ]}),
+            |fields| parse(fields).unwrap(),
+        );
+        let images = ["0 user 5 one Full", "2 tool 5 two Full", "3 user 0 three Full"];
+        assert_eq!(seen(list), images);
+    }
 }

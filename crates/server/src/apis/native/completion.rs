@@ -15,8 +15,10 @@ use crate::{
     requests::{
         app::App,
         ask::{Ask, AskPrompt, AskedReports, RawPrompt},
+        content::Content,
         form::AskedForm,
         generation::{self, FieldStyle, MAX_CHOICES},
+        images::ImageTable,
         line_limits::LineLimits,
         models::{ModelLease, ServedModel},
         respond::{self, Asked},
@@ -32,6 +34,9 @@ use crate::{
 /// Names of the limit of an answer.
 const LIMITS: [&str; 2] = ["n_predict", "max_tokens"];
 
+/// Place of an image in a text.
+const MEDIA_MARK: &str = "<__media__>";
+
 /// Answers a request.
 ///
 /// # Errors
@@ -41,26 +46,35 @@ pub(crate) async fn completion(
     request: Request,
 ) -> Result<Response, ApiError> {
     let read = |model: &ModelLease, fields: &Fields<'_>| {
-        let prompts = prompts(model, fields)?;
-        asked(model, fields, prompts, Vec::new())
+        let mut images = ImageTable::default();
+        let prompts = prompts(model, fields, &mut images)?;
+        asked(model, fields, NativePrompts { prompts, images, ends: Vec::new() })
     };
     respond::answer(&app, request, read).await
 }
 
-/// A request with these prompts, whose answers also end with `ends`.
+/// Prompts of a request.
+pub(super) struct NativePrompts {
+    pub(super) prompts: Vec<RawPrompt>,
+    pub(super) images: ImageTable,
+    /// Tokens that end the answers, besides the model's own.
+    pub(super) ends: Vec<u32>,
+}
+
+/// A request with these prompts.
 ///
 /// # Errors
 /// A field has a wrong type or range, or is not supported.
 pub(super) fn asked(
     model: &ServedModel,
     fields: &Fields<'_>,
-    prompts: Vec<RawPrompt>,
-    ends: Vec<u32>,
+    prompts: NativePrompts,
 ) -> Result<Asked<NativeEncoder>, ApiError> {
     unsupported::refuse(fields, &[&NATIVE])?;
     let probabilities = generation::top_logprobs(fields, "n_probs")?.filter(|count| *count > 0);
     let mut request =
         generation::request(model, fields, FieldStyle::LlamaCpp, &LIMITS)?.logprobs(probabilities);
+    let NativePrompts { prompts, images, ends } = prompts;
     request.end_tokens.extend(ends);
     let choices = generation::choices(fields, &["n_cmpl", "n"])?;
     let count = prompts.len() * choices;
@@ -76,28 +90,58 @@ pub(super) fn asked(
         .fields(response_fields(fields)?)
         .reports(reports);
     let (form, lines) = (AskedForm::openai(fields)?, line_limits(fields)?);
-    let prompt = AskPrompt::Raw { prompts, echo: false, form, lines };
+    let prompt = AskPrompt::Raw { prompts, images, echo: false, form, lines };
     Ok(Asked::new(Ask { prompt, request, choices, one_call: false, reports }, encoder))
 }
 
-/// Prompts of a request: a text, token ids, a mix of both, or a list of these.
-fn prompts(model: &ServedModel, fields: &Fields<'_>) -> Result<Vec<RawPrompt>, ApiError> {
+/// Prompts of a request: a text, a text with images, token ids, a mix of texts and ids, or a list
+/// of these.
+fn prompts(
+    model: &ServedModel,
+    fields: &Fields<'_>,
+    images: &mut ImageTable,
+) -> Result<Vec<RawPrompt>, ApiError> {
     let value = fields.get("prompt").ok_or_else(|| fields.missing("prompt"))?;
-    let Some(list) = value.as_list() else { return Ok(vec![prompt(model, value, "prompt")?]) };
+    let mut prompt = |value: Json<'_>, path: &str| match value.is_object() {
+        true => media(&Fields::at(value, path)?, images),
+        false => prompt(model, value, path),
+    };
+    let Some(list) = value.as_list() else { return Ok(vec![prompt(value, "prompt")?]) };
     if list.is_empty() {
         return Err(ApiError::invalid("prompt", "prompt is empty"));
     }
     let is_mixed = list.iter().any(Json::is_number) && !list.iter().any(Json::is_list);
     if is_mixed {
-        return Ok(vec![prompt(model, value, "prompt")?]);
+        return Ok(vec![prompt(value, "prompt")?]);
     }
-    let prompt = |(i, value): (usize, Json<'_>)| prompt(model, value, &format!("prompt[{i}]"));
+    let prompt = |(i, value): (usize, Json<'_>)| prompt(value, &format!("prompt[{i}]"));
     list.iter().take(MAX_CHOICES + 1).enumerate().map(prompt).collect()
+}
+
+/// A text with images in place of its marks.
+fn media(fields: &Fields<'_>, images: &mut ImageTable) -> Result<RawPrompt, ApiError> {
+    let text = fields.text("prompt_string")?.ok_or_else(|| fields.missing("prompt_string"))?;
+    let path = fields.path("multimodal_data");
+    let mut data = fields.list("multimodal_data")?.unwrap_or_default().iter();
+    let mut content = Content::default();
+    for (i, part) in text.split(MEDIA_MARK).enumerate() {
+        if i > 0 {
+            let wrong = || format!("{path} has fewer images than the text has marks {MEDIA_MARK}");
+            let image = data.next().ok_or_else(|| ApiError::invalid(&path, wrong()))?;
+            content.push_image(images.add_base64(image, &format!("{path}[{}]", i - 1))?);
+        }
+        content.push_text("", part);
+    }
+    if data.next().is_some() {
+        let message = format!("{path} has more images than the text has marks {MEDIA_MARK}");
+        return Err(ApiError::invalid(path, message));
+    }
+    Ok(RawPrompt::Media(content))
 }
 
 /// A text, or a list of token ids and texts. Only a text at the start begins like others.
 fn prompt(model: &ServedModel, value: Json<'_>, path: &str) -> Result<RawPrompt, ApiError> {
-    let wrong = || wrong_type(path, "a string, or a list of token ids and strings");
+    let wrong = || wrong_type(path, "a string, a list of token ids and strings, or an object");
     if let Some(text) = value.as_str() {
         return Ok(RawPrompt::Text(text.into_owned()));
     }
@@ -161,4 +205,31 @@ pub(super) fn settings(context: usize, request: &GenerateRequest) -> Map<String,
     });
     let Value::Object(settings) = settings else { return Map::new() };
     settings
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::requests::{
+        ask::MessageList,
+        images::testing::{seen, with_fields},
+    };
+
+    #[test]
+    fn images_are_in_place_of_marks() {
+        let text = "é<__media__><__media__>b<__media__>";
+        let prompt = json!({"prompt_string": text, "multimodal_data": ["b25l", "dHdv", "b25l"]});
+        let list = with_fields(&prompt, |fields| {
+            let mut list = MessageList::default();
+            let RawPrompt::Media(content) = media(fields, &mut list.images).unwrap() else {
+                panic!("no text with images")
+            };
+            assert_eq!(content.text, "éb");
+            list.push(content.into_message("user", "").unwrap(), "").unwrap();
+            list
+        });
+        assert_eq!(seen(list), ["0 user 2 one Full", "0 user 2 two Full", "0 user 3 one Full"]);
+    }
 }

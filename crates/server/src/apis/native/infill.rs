@@ -8,12 +8,16 @@ use axum::{
     response::Response,
 };
 
-use super::{completion, encoder::NativeEncoder};
+use super::{
+    completion::{self, NativePrompts},
+    encoder::NativeEncoder,
+};
 use crate::{
     requests::{
         app::App,
         fim::{ExtraText, FimTokens, InfillLengths, InfillTexts},
         generation,
+        images::ImageTable,
         models::{ModelLease, ServedModel},
         respond::{self, Asked},
     },
@@ -50,7 +54,9 @@ fn read(model: &ServedModel, fields: &Fields<'_>) -> Result<Asked<NativeEncoder>
     let answer = limit.unwrap_or(around).min(around / 2);
     let lengths = InfillLengths { around, all: model.context() - answer };
     let prompt = fim.infill(model.text()?, &texts(fields)?, lengths)?;
-    completion::asked(model, fields, vec![prompt], fim.ends)
+    let images = ImageTable::default();
+    let prompts = NativePrompts { prompts: vec![prompt], images, ends: fim.ends };
+    completion::asked(model, fields, prompts)
 }
 
 /// Texts of a request.

@@ -28,13 +28,14 @@ pub(crate) async fn props(State(app): State<Arc<App>>, uri: Uri) -> Result<Respo
         (None, Some(loaded)) => loaded.index,
         (None, None) => 0,
     };
+    let vision = app.models.read(index, ServedModel::has_vision).unwrap_or(false);
     let props = app.models.read(index, loaded_props).unwrap_or_else(|| Ok(unloaded_props()));
     let mut props = props?;
     let OfferedModel { name, path, .. } = &app.models.offered()[index];
     props["model_alias"] = name.as_str().into();
     props["model_path"] = path.to_string_lossy().into();
     props["build_info"] = json!(BuildFingerprint);
-    props["modalities"] = json!({"vision": false, "audio": false});
+    props["modalities"] = json!({"vision": vision, "audio": false});
     props["endpoint_slots"] = true.into();
     props["endpoint_props"] = false.into();
     props["endpoint_metrics"] = true.into();

@@ -84,8 +84,7 @@ pub(crate) async fn apply_template(
     request: Request,
 ) -> Result<Response, ApiError> {
     let prompt = with_model(&app, request, |model, fields| {
-        let conversation = chat::conversation(fields)?;
-        prompt::render(model.text()?, &conversation)
+        prompt::render(model, chat::conversation(fields)?)
     });
     Ok(json::response(&json!({"prompt": prompt.await?.value})))
 }

@@ -9,9 +9,11 @@ use crate::{
     requests::{
         answered_turn::CallIds,
         ask::{self, Ask, AskPrompt, AskedReports, Conversation, MessageList, RawPrompt},
+        content::Content,
         fim::FimTokens,
         form::AskedForm,
         generation::{self, FieldStyle},
+        images::ImageTable,
         line_limits::LineLimits,
         models::{KeepAlive, ServedModel},
         overflow::Overflow,
@@ -42,17 +44,21 @@ impl From<Ask> for OllamaAsk {
 /// # Errors
 /// A field has a wrong type or range, or is not supported.
 pub(super) fn chat(model: &ServedModel, fields: &Fields<'_>) -> Result<OllamaAsk, ApiError> {
-    let mut list = MessageList::default();
-    for (i, value) in fields.list("messages")?.unwrap_or_default().iter().enumerate() {
-        push(&mut list, &Fields::at(value, &format!("messages[{i}]"))?)?;
-    }
     let mut options = options(fields)?;
     options.tools = tools::parse(fields)?;
-    let mut conversation = Conversation::new(list.into_messages(), options);
+    let mut conversation = Conversation::new(messages(fields)?, options);
     conversation.call_ids = CallIds::Dropped;
     conversation.form = AskedForm::ollama(fields)?;
     conversation.overflow = overflow(fields)?;
     Ok(ask(model, fields, AskPrompt::Conversation(conversation))?.into())
+}
+
+fn messages(fields: &Fields<'_>) -> Result<MessageList, ApiError> {
+    let mut list = MessageList::default();
+    for (i, value) in fields.list("messages")?.unwrap_or_default().iter().enumerate() {
+        push(&mut list, &Fields::at(value, &format!("messages[{i}]"))?)?;
+    }
+    Ok(list)
 }
 
 /// Reads a request of `/api/generate`.
@@ -61,7 +67,6 @@ pub(super) fn chat(model: &ServedModel, fields: &Fields<'_>) -> Result<OllamaAsk
 /// A field has a wrong type or range, or is not supported.
 pub(super) fn generate(model: &ServedModel, fields: &Fields<'_>) -> Result<OllamaAsk, ApiError> {
     refuse_template(fields)?;
-    refuse_images(fields)?;
     let prompt = fields.text("prompt")?.unwrap_or_default();
     let (form, lines) = (AskedForm::ollama(fields)?, LineLimits::default());
     let before = context(model, fields)?;
@@ -72,33 +77,49 @@ pub(super) fn generate(model: &ServedModel, fields: &Fields<'_>) -> Result<Ollam
         let message = format!("context: this value is not supported with {other}");
         return Err(ApiError::invalid("context", message));
     }
+    for (name, is_sent) in
+        [("raw", is_raw), ("suffix", suffix.is_some()), ("context", !before.is_empty())]
+    {
+        if is_sent && has_images(fields)? {
+            let message = format!("images: this value is not supported with {name}");
+            return Err(ApiError::invalid("images", message));
+        }
+    }
     if let Some(suffix) = suffix {
         let text = model.text()?;
         let fim = FimTokens::required(text)?;
         let prompts = vec![fim.prompt(text, &prompt, &suffix)?];
-        let prompt = AskPrompt::Raw { prompts, echo: false, form, lines };
+        let images = ImageTable::default();
+        let prompt = AskPrompt::Raw { prompts, images, echo: false, form, lines };
         let mut ask = ask(model, fields, prompt)?;
         ask.request.end_tokens.extend(fim.ends);
         return Ok(ask.into());
     }
     if is_raw {
         let prompts = vec![RawPrompt::Text(prompt.into_owned())];
-        let prompt = AskPrompt::Raw { prompts, echo: false, form, lines };
+        let images = ImageTable::default();
+        let prompt = AskPrompt::Raw { prompts, images, echo: false, form, lines };
         return Ok(ask(model, fields, prompt)?.into());
     }
     let system = fields.text("system")?.filter(|system| !system.is_empty());
     if let Some(system) = &system {
         check_system(model, &before, system)?;
     }
-    let system = system.map(Message::system).into_iter();
-    let messages = system.chain([Message::user(prompt)]).collect();
-    let mut conversation = Conversation::new(messages, options(fields)?);
+    let mut list = MessageList::default();
+    if let Some(system) = system {
+        list.push(Message::system(system), "system")?;
+    }
+    let content = content(fields, "prompt", &mut list.images)?;
+    // Tokens do not tell images.
+    let has_context = content.images.is_empty();
+    list.push(content.into_message("user", "images")?, "prompt")?;
+    let mut conversation = Conversation::new(list, options(fields)?);
     conversation.form = form;
     conversation.before = before;
     conversation.overflow = overflow(fields)?;
     let mut ask = ask(model, fields, AskPrompt::Conversation(conversation))?;
-    ask.reports.tokens = true;
-    Ok(OllamaAsk { ask, has_context: true })
+    ask.reports.tokens = has_context;
+    Ok(OllamaAsk { ask, has_context })
 }
 
 /// Tokens of an earlier prompt and answer: the field `context`.
@@ -157,9 +178,8 @@ pub(super) fn is_empty_chat(fields: &Fields<'_>) -> Result<bool, ApiError> {
 /// A field has a wrong type, or is not supported.
 pub(super) fn is_empty_prompt(fields: &Fields<'_>) -> Result<bool, ApiError> {
     refuse_template(fields)?;
-    refuse_images(fields)?;
     let prompt = fields.text("prompt")?.unwrap_or_default();
-    Ok(prompt.is_empty() && suffix(fields)?.is_none())
+    Ok(prompt.is_empty() && suffix(fields)?.is_none() && !has_images(fields)?)
 }
 
 /// Time that the model stays loaded without requests: the field `keep_alive`, a number of seconds
@@ -203,39 +223,38 @@ fn options(fields: &Fields<'_>) -> Result<ChatOptions, ApiError> {
     Ok(options)
 }
 
-/// Refuses the field `images`.
-fn refuse_images(fields: &Fields<'_>) -> Result<(), ApiError> {
-    match fields.list("images")?.is_some_and(|images| !images.is_empty()) {
-        true => {
-            let path = fields.path("images");
-            let message = format!("{path}: this model reads text only");
-            Err(ApiError::invalid(path, message))
-        }
-        false => Ok(()),
+/// Whether the field `images` has any.
+fn has_images(fields: &Fields<'_>) -> Result<bool, ApiError> {
+    Ok(!fields.list("images")?.unwrap_or_default().is_empty())
+}
+
+/// Content with the field `images` before the text in the field `name`.
+fn content(fields: &Fields<'_>, name: &str, images: &mut ImageTable) -> Result<Content, ApiError> {
+    let (mut content, path) = (Content::default(), fields.path("images"));
+    for (i, image) in fields.list("images")?.unwrap_or_default().iter().enumerate() {
+        content.push_image(images.add_base64(image, &format!("{path}[{i}]"))?);
     }
+    content.push_text("", &fields.text(name)?.unwrap_or_default());
+    Ok(content)
 }
 
 /// Appends a message. Most clients send no ids of calls.
 fn push(messages: &mut MessageList, fields: &Fields<'_>) -> Result<(), ApiError> {
-    refuse_images(fields)?;
-    let content = fields.text("content")?.unwrap_or_default();
-    let message = match &*fields.text("role")?.ok_or_else(|| fields.missing("role"))? {
-        "system" => Message::system(content),
-        "user" => Message::user(content),
+    let content = content(fields, "content", &mut messages.images)?;
+    let role = fields.text("role")?.ok_or_else(|| fields.missing("role"))?;
+    let mut message = content.into_message(&role, &fields.path("images"))?;
+    match &*role {
+        "system" | "user" => {}
         "assistant" => {
-            let mut message = Message::assistant(content);
             if let Some(thoughts) = fields.text("thinking")? {
                 message = message.reasoning(thoughts);
             }
             message.tool_calls = tools::calls(fields)?;
-            message
         }
         "tool" => {
-            let mut message = Message::new("tool", content);
             message.tool_call_id = fields.text("tool_call_id")?.map(Cow::into_owned);
             let name = fields.text("tool_name")?.or(fields.text("name")?);
             message.name = name.map(Cow::into_owned);
-            message
         }
         other => {
             let path = fields.path("role");
@@ -243,6 +262,34 @@ fn push(messages: &mut MessageList, fields: &Fields<'_>) -> Result<(), ApiError>
             let message = format!("{path} is {other:?}: it must be {roles}");
             return Err(ApiError::invalid(path, message));
         }
-    };
+    }
     messages.push(message, &fields.path("tool_call_id"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::requests::images::testing::{seen, with_fields};
+
+    #[test]
+    fn images_are_before_the_text_of_their_message() {
+        let chat = json!({"messages": [
+            {"role": "user", "content": "Look:", "images": ["b25l", "dHdv"]},
+            {"role": "user", "images": ["b25l"]},
+        ]});
+        let list = with_fields(&chat, |fields| messages(fields).unwrap());
+        let images = ["0 user 0 one Full", "0 user 0 two Full", "1 user 0 one Full"];
+        assert_eq!(seen(list), images);
+        let generate = json!({"prompt": "Look:", "images": ["dHdv"]});
+        let list = with_fields(&generate, |fields| {
+            assert!(!is_empty_prompt(fields).unwrap());
+            let mut list = MessageList::default();
+            let content = content(fields, "prompt", &mut list.images).unwrap();
+            list.push(content.into_message("user", "images").unwrap(), "prompt").unwrap();
+            list
+        });
+        assert_eq!(seen(list), ["0 user 0 two Full"]);
+    }
 }

@@ -6,17 +6,13 @@ use axum::{
     extract::{Request, State},
     response::Response,
 };
-use moeflux::{
-    runtime::{Pool, PoolLine},
-    text::Text,
-};
+use moeflux::runtime::{Pool, PoolLine};
 use serde_json::{Map, Value, json};
 
 use super::details;
 use crate::{
     requests::{
         app::App,
-        fim::FimTokens,
         models::{Expiry, OfferedModel, ServedModel, weight_counts::parameters},
     },
     transport::{
@@ -137,22 +133,9 @@ impl Shown {
         let text = engine.text().ok();
         let template = text.and_then(|text| text.template().ok());
         let template = template.map_or_else(String::new, |template| template.source().to_owned());
-        let capabilities = text.map_or_else(Vec::new, capabilities);
+        let capabilities = model.capabilities();
         Self { template, info, capabilities }
     }
-}
-
-/// Abilities of a model.
-fn capabilities(text: &Text) -> Vec<&'static str> {
-    [
-        (true, "completion"),
-        (text.call_syntax().is_some(), "tools"),
-        (!text.answers_are_plain(), "thinking"),
-        (FimTokens::of(text).is_some(), "insert"),
-    ]
-    .into_iter()
-    .filter_map(|(has, name)| has.then_some(name))
-    .collect()
 }
 
 fn details(app: &App, index: usize) -> Value {

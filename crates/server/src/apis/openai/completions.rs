@@ -15,6 +15,7 @@ use crate::{
         fim::FimTokens,
         form::AskedForm,
         generation::{self, FieldStyle, MAX_CHOICES},
+        images::ImageTable,
         line_limits::LineLimits,
         models::{ModelLease, ServedModel},
         respond::{self, Asked},
@@ -77,7 +78,7 @@ fn read(model: &ServedModel, fields: &Fields<'_>) -> Result<Asked<CompletionEnco
     let encoder =
         CompletionEncoder::new(model.head("cmpl-"), prompts.len(), choices, include_usage);
     let (form, lines) = (AskedForm::openai(fields)?, LineLimits::default());
-    let prompt = AskPrompt::Raw { prompts, echo, form, lines };
+    let prompt = AskPrompt::Raw { prompts, images: ImageTable::default(), echo, form, lines };
     let reports = AskedReports::default();
     Ok(Asked::new(Ask { prompt, request, choices, one_call: false, reports }, encoder))
 }

@@ -15,12 +15,11 @@ use crate::{
         with_model::{ModelResult, with_model},
     },
     transport::{
+        base64,
         error::ApiError,
         json::{self, wrong_type},
     },
 };
-
-const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
 /// Embeddings of the texts of a request.
 #[derive(Serialize)]
@@ -90,19 +89,7 @@ pub(crate) async fn embeddings(
 /// Base64 of little-endian values.
 fn base64(values: &[f32]) -> String {
     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for group in bytes.chunks(3) {
-        let byte = |i: usize| u32::from(group.get(i).copied().unwrap_or_default());
-        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
-        for i in 0..4 {
-            let index = (bits >> (18 - 6 * i)) & 63;
-            text.push(match i > group.len() {
-                true => '=',
-                false => char::from(ALPHABET[index as usize]),
-            });
-        }
-    }
-    text
+    base64::encode(&bytes)
 }
 
 #[cfg(test)]

@@ -4,10 +4,10 @@ use std::borrow::Cow;
 
 use super::tools;
 use crate::{
-    requests::ask::MessageList,
+    requests::{ask::MessageList, content::Content, images::ImageTable},
     transport::{
         error::ApiError,
-        json::{Fields, Json, wrong_type},
+        json::{Fields, wrong_type},
     },
 };
 use moeflux::Message;
@@ -16,15 +16,18 @@ use moeflux::Message;
 const TEXT_PARTS: [(&str, &str); 4] =
     [("text", "text"), ("input_text", "text"), ("output_text", "text"), ("refusal", "refusal")];
 
+/// Types of content parts that are images.
+const IMAGE_PARTS: [&str; 2] = ["image_url", "input_image"];
+
 /// Fields with the thoughts of an earlier answer.
 const REASONING: [&str; 2] = ["reasoning_content", "reasoning"];
 
 /// Reads the field `messages`.
 ///
 /// # Errors
-/// The field is absent or empty; a message has a wrong type, an unknown role, a part that is not
-/// text, or the result of a call that was not made.
-pub(super) fn parse(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
+/// The field is absent or empty; a message has a wrong type, an unknown role, a part that is
+/// neither text nor image, or the result of a call that was not made.
+pub(super) fn parse(fields: &Fields<'_>) -> Result<MessageList, ApiError> {
     let list = fields.list("messages")?.ok_or_else(|| fields.missing("messages"))?;
     if list.is_empty() {
         return Err(ApiError::invalid("messages", "messages is empty"));
@@ -32,12 +35,13 @@ pub(super) fn parse(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
     let mut messages = MessageList::default();
     for (i, value) in list.iter().enumerate() {
         let fields = Fields::at(value, &format!("messages[{i}]"))?;
-        messages.push(message(&fields)?, &fields.path("tool_call_id"))?;
+        let message = message(&fields, &mut messages.images)?;
+        messages.push(message, &fields.path("tool_call_id"))?;
     }
-    Ok(messages.into_messages())
+    Ok(messages)
 }
 
-fn message(fields: &Fields<'_>) -> Result<Message, ApiError> {
+fn message(fields: &Fields<'_>, images: &mut ImageTable) -> Result<Message, ApiError> {
     let role = match &*fields.text("role")?.ok_or_else(|| fields.missing("role"))? {
         "system" | "developer" => "system",
         "user" => "user",
@@ -52,7 +56,8 @@ fn message(fields: &Fields<'_>) -> Result<Message, ApiError> {
             ));
         }
     };
-    let mut message = Message::new(role, content(fields, "content")?);
+    let content = content(fields, "content", images)?;
+    let mut message = content.into_message(role, &fields.path("content"))?;
     match role {
         "assistant" => {
             for name in REASONING {
@@ -72,39 +77,78 @@ fn message(fields: &Fields<'_>) -> Result<Message, ApiError> {
     Ok(message)
 }
 
-/// Text in the field `name` of a message: a string or parts. Empty if it is absent.
+/// Content in the field `name` of a message: a string or parts. Empty if it is absent.
 ///
 /// # Errors
-/// The field has a wrong type, or a part that is not text.
-pub(crate) fn content(fields: &Fields<'_>, name: &str) -> Result<String, ApiError> {
+/// The field has a wrong type, or a part that is neither text nor image.
+pub(crate) fn content(
+    fields: &Fields<'_>,
+    name: &str,
+    images: &mut ImageTable,
+) -> Result<Content, ApiError> {
     let path = fields.path(name);
-    let Some(content) = fields.get(name) else { return Ok(String::new()) };
-    if let Some(text) = content.as_str() {
-        return Ok(text.into_owned());
+    let Some(value) = fields.get(name) else { return Ok(Content::default()) };
+    if let Some(text) = value.as_str() {
+        return Ok(Content::from(&*text));
     }
     let wrong = || wrong_type(&path, "a string, null or a list of parts");
-    let mut texts = String::new();
-    for (i, part) in content.as_list().ok_or_else(wrong)?.iter().enumerate() {
-        if i > 0 {
-            texts.push('\n');
+    let mut content = Content::default();
+    for (i, part) in value.as_list().ok_or_else(wrong)?.iter().enumerate() {
+        let part = Fields::at(part, &format!("{path}[{i}]"))?;
+        let kind = part.text("type")?.ok_or_else(|| part.missing("type"))?;
+        if let Some((_, field)) = TEXT_PARTS.iter().find(|(name, _)| *name == kind) {
+            let text = part.text(field)?.ok_or_else(|| part.missing(field))?;
+            content.push_text("\n", &text);
+        } else if IMAGE_PARTS.contains(&&*kind) {
+            content.push_image(images.add_part(&part)?);
+        } else {
+            return Err(unread(&part, &kind, "texts and images"));
         }
-        texts += &text_part(part, &format!("{path}[{i}]"))?;
     }
-    Ok(texts)
+    Ok(content)
 }
 
-fn text_part<'a>(part: Json<'a>, path: &str) -> Result<Cow<'a, str>, ApiError> {
-    let fields = Fields::at(part, path)?;
-    let kind = fields.text("type")?.ok_or_else(|| fields.missing("type"))?;
-    let Some((_, field)) = TEXT_PARTS.iter().find(|(name, _)| *name == kind) else {
-        return Err(no_text(&fields, &kind));
-    };
-    fields.text(field)?.ok_or_else(|| fields.missing(field))
-}
-
-/// Error for a part of a message that is not text.
-pub(crate) fn no_text(part: &Fields<'_>, kind: &str) -> ApiError {
+/// Error for a part of a message of another type than the `read` ones.
+pub(crate) fn unread(part: &Fields<'_>, kind: &str, read: &str) -> ApiError {
     let path = part.path("type");
-    let message = format!("{path} is {kind:?}: this model reads text only");
+    let message = format!("{path} is {kind:?}: only {read} are read here");
     ApiError::invalid(path, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::requests::images::testing::{seen, with_fields};
+
+    #[test]
+    fn images_are_between_the_texts_of_their_message() {
+        let text = |text: &str| json!({"type": "text", "text": text});
+        let low = json!({"url": "data:image/png;base64,b25l", "detail": "low"});
+        let user = json!([
+            text("a"), text("b"), {"type": "image_url", "image_url": low},
+            {"type": "image_url", "image_url": "data:;base64,dHdv"}, text("c"), text("d"),
+        ]);
+        let call = json!({"id": "x", "function": {"name": "f", "arguments": "{}"}});
+        let result = json!([{"type": "input_image", "image_url": "data:;base64,dHdv"}]);
+        let list = with_fields(
+            &json!({"messages": [
+                {"role": "system", "content": "s"},
+                {"role": "user", "content": user},
+                {"role": "assistant", "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "x", "content": result},
+            ]}),
+            |fields| parse(fields).unwrap(),
+        );
+        let images = ["1 user 3 one Low", "1 user 3 two Full", "3 tool 0 two Full"];
+        assert_eq!(seen(list), images);
+        let content = |content: &serde_json::Value| {
+            with_fields(&json!({"content": content}), |fields| {
+                super::content(fields, "content", &mut ImageTable::default()).unwrap().text
+            })
+        };
+        assert_eq!(content(&user), "a\nbc\nd");
+        assert_eq!(content(&json!([text(""), text("x")])), "\nx");
+    }
 }

@@ -33,6 +33,9 @@ struct ModelEntry<'a> {
     /// Tokens of a prompt and its answer, if it is loaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     context_length: Option<usize>,
+    /// Abilities in the words of Ollama's API, if it is loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    capabilities: Option<Vec<&'static str>>,
     /// Sizes as llama.cpp's server has them, if it is loaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     meta: Option<ModelMeta>,
@@ -105,6 +108,7 @@ impl<'a> ModelEntry<'a> {
             aliases: &app.models.offered()[index].aliases,
             status: app.models.state(index).into(),
             context_length: app.models.read(index, |model| model.context()),
+            capabilities: app.models.read(index, ServedModel::capabilities),
             meta: app.models.read(index, ModelMeta::new),
         }
     }

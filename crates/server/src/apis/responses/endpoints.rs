@@ -14,7 +14,7 @@ use super::{
     encoder::{ID_PREFIX, ResponseEncoder, ResponseForm},
     input::{self, RequestTools, ToolNames},
     items::ResponseObject,
-    store::{ResponseStore, RunningResponse, StoringEncoder},
+    store::{EarlierMessages, ResponseStore, RunningResponse, StoringEncoder},
 };
 use crate::{
     apis::openai::tools,
@@ -55,7 +55,7 @@ pub(crate) async fn create(
 ) -> Result<Response, ApiError> {
     let read = move |model: &ModelLease, fields: &Fields<'_>| {
         let asked = ResponseAsk::parse(model, &store, fields)?;
-        let ResponseAsk { ask, form, messages, request } = asked;
+        let ResponseAsk { ask, form, stored, request } = asked;
         let head = model.head(ID_PREFIX);
         let response = ResponseObject {
             id: head.id,
@@ -67,7 +67,7 @@ pub(crate) async fn create(
         };
         let RunningResponse { end, cancelled } = store.run(&response.id);
         let encoder = ResponseEncoder::new(response, form);
-        Ok(Asked::new(ask, StoringEncoder::new(encoder, end, messages)).cancelled_by(cancelled))
+        Ok(Asked::new(ask, StoringEncoder::new(encoder, end, stored)).cancelled_by(cancelled))
     };
     respond::answer(&app, request, read).await
 }
@@ -127,7 +127,7 @@ pub(crate) async fn cancel(
 struct ResponsePrompt {
     conversation: Conversation,
     /// Its messages without the instructions.
-    messages: Vec<Message>,
+    own: EarlierMessages,
     names: ToolNames,
     /// Whether the thoughts are summarised.
     has_summary: bool,
@@ -146,7 +146,7 @@ impl ResponsePrompt {
         let previous = fields.text("previous_response_id")?;
         let previous = previous.map(|id| store.get("previous_response_id", &id));
         let previous = previous.transpose()?;
-        let before = previous.as_ref().map_or(&[][..], |previous| &previous.messages);
+        let before = previous.as_ref().map(|previous| &previous.conversation);
         let RequestTools { set, names } = RequestTools::parse(fields)?;
         let messages = input::messages(fields, &names, before)?;
         let instructions = fields.text("instructions")?.map(Message::system);
@@ -156,14 +156,16 @@ impl ResponsePrompt {
         ask::set_verbosity(&mut options, &text)?;
         set_effort(&mut options, reasoning.text("effort")?.as_deref());
         options.tools = set;
-        let all = instructions.into_iter().chain(messages.iter().cloned()).collect();
-        let mut conversation = Conversation::new(all, options);
+        let mut conversation = Conversation::new(messages, options);
+        let (messages, images) = (conversation.messages.clone(), conversation.images.clone());
+        conversation.messages.splice(0..0, instructions);
         conversation.calls = tools::allows_calls(fields)?;
         conversation.required = tools::required_calls(fields)?;
         conversation.form = form_of_text.flatten();
         conversation.overflow = ask::overflow(fields)?;
         let summary = reasoning.text("summary")?.or(reasoning.text("generate_summary")?);
-        Ok(Self { conversation, messages, names, has_summary: summary.is_some() })
+        let own = EarlierMessages { messages, images };
+        Ok(Self { conversation, own, names, has_summary: summary.is_some() })
     }
 }
 
@@ -172,7 +174,7 @@ struct ResponseAsk {
     ask: Ask,
     form: ResponseForm,
     /// Messages without the instructions, if the response is to be stored.
-    messages: Option<Vec<Message>>,
+    stored: Option<EarlierMessages>,
     /// Fields that the response repeats.
     request: Map<String, Value>,
 }
@@ -187,7 +189,7 @@ impl ResponseAsk {
         store: &ResponseStore,
         fields: &Fields<'_>,
     ) -> Result<Self, ApiError> {
-        let ResponsePrompt { conversation, messages, names, has_summary } =
+        let ResponsePrompt { conversation, own, names, has_summary } =
             ResponsePrompt::parse(store, fields)?;
         let is_stored = fields.flag("store")?.unwrap_or(true);
         let include = fields.list("include")?.unwrap_or_default();
@@ -204,8 +206,8 @@ impl ResponseAsk {
             one_call: !fields.flag("parallel_tool_calls")?.unwrap_or(true),
             reports: AskedReports::default(),
         };
-        let messages = is_stored.then_some(messages);
-        Ok(Self { ask, form, messages, request: repeated(fields)? })
+        let stored = is_stored.then_some(own);
+        Ok(Self { ask, form, stored, request: repeated(fields)? })
     }
 }
 

@@ -7,10 +7,10 @@ use moeflux::{
     text::{ToolCall, ToolSet},
 };
 
-use super::items::decrypted;
+use super::{items::decrypted, store::EarlierMessages};
 use crate::{
     apis::openai::{messages, tools},
-    requests::ask::MessageList,
+    requests::{ask::MessageList, content::Content},
     transport::{
         error::ApiError,
         json::{Fields, wrong_type},
@@ -103,16 +103,20 @@ impl RequestTools {
 /// Messages of the input.
 ///
 /// # Errors
-/// The input is absent or has a wrong type; an item has an unknown role, a part that is not text,
-/// or the result of a call that was not made.
+/// The input is absent or has a wrong type; an item has an unknown role, a part that is neither
+/// text nor image, or the result of a call that was not made.
 pub(super) fn messages(
     fields: &Fields<'_>,
     names: &ToolNames,
-    before: &[Message],
-) -> Result<Vec<Message>, ApiError> {
+    before: Option<&EarlierMessages>,
+) -> Result<MessageList, ApiError> {
     let mut items = ItemList { names, messages: MessageList::default(), answer: None };
-    for message in before {
-        items.messages.push(message.clone(), "previous_response_id")?;
+    if let Some(EarlierMessages { messages, images }) = before {
+        const NAME: &str = "previous_response_id";
+        items.messages.images = images.clone().continued(NAME);
+        for message in messages {
+            items.messages.push(message.clone(), NAME)?;
+        }
     }
     let input = fields.get("input").ok_or_else(|| fields.missing("input"))?;
     if let Some(text) = input.as_str() {
@@ -156,7 +160,8 @@ impl ItemList<'_> {
             }
             "function_call_output" => {
                 self.end_answer()?;
-                let mut message = Message::new("tool", messages::content(item, "output")?);
+                let content = self.content(item, "output")?;
+                let mut message = content.into_message("tool", &item.path("output"))?;
                 message.tool_call_id = item.text("call_id")?.map(Cow::into_owned);
                 self.messages.push(message, &item.path("call_id"))
             }
@@ -172,12 +177,13 @@ impl ItemList<'_> {
 
     fn message(&mut self, item: &Fields<'_>) -> Result<(), ApiError> {
         let path = item.path("content");
-        let content = messages::content(item, "content")?;
+        let content = self.content(item, "content")?;
         let role = match &*item.text("role")?.ok_or_else(|| item.missing("role"))? {
             "user" => "user",
             "system" | "developer" => "system",
             "assistant" => {
-                self.answer().content.push_str(&content);
+                let said = content.into_message("assistant", &path)?;
+                self.answer().content.push_str(&said.content);
                 return Ok(());
             }
             other => {
@@ -188,7 +194,11 @@ impl ItemList<'_> {
             }
         };
         self.end_answer()?;
-        self.messages.push(Message::new(role, content), &path)
+        self.messages.push(content.into_message(role, &path)?, &path)
+    }
+
+    fn content(&mut self, item: &Fields<'_>, name: &str) -> Result<Content, ApiError> {
+        messages::content(item, name, &mut self.messages.images)
     }
 
     fn call(&self, item: &Fields<'_>) -> Result<ToolCall, ApiError> {
@@ -207,12 +217,11 @@ impl ItemList<'_> {
     }
 
     /// The messages.
-    fn finish(mut self) -> Result<Vec<Message>, ApiError> {
+    fn finish(mut self) -> Result<MessageList, ApiError> {
         self.end_answer()?;
-        let messages = self.messages.into_messages();
-        match messages.is_empty() {
+        match self.messages.is_empty() {
             true => Err(ApiError::invalid("input", "input is empty")),
-            false => Ok(messages),
+            false => Ok(self.messages),
         }
     }
 }
@@ -234,5 +243,42 @@ fn thoughts(item: &Fields<'_>) -> Result<String, ApiError> {
     match item.text("encrypted_content")?.as_deref().and_then(decrypted) {
         Some(text) => Ok(text.to_owned()),
         None => texts("summary"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::requests::{
+        ask::Conversation,
+        images::testing::{seen, with_fields},
+    };
+
+    #[test]
+    fn images_are_in_messages_and_results_and_stay_for_the_next_response() {
+        let text = json!({"type": "input_text", "text": "Look:"});
+        let image = |text: &str| {
+            let url = format!("data:image/png;base64,{text}");
+            json!({"type": "input_image", "image_url": url, "detail": "low"})
+        };
+        let items = json!({"input": [
+            {"role": "user", "content": [text, image("b25l")]},
+            {"type": "function_call", "call_id": "x", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "x", "output": [image("dHdv"), text]},
+        ]});
+        let parse = |body: &serde_json::Value, before: Option<&EarlierMessages>| {
+            let names = ToolNames::default();
+            with_fields(body, |fields| messages(fields, &names, before).unwrap())
+        };
+        let images = ["0 user 5 one Low", "2 tool 0 two Low"];
+        assert_eq!(seen(parse(&items, None)), images);
+        let Conversation { messages, images: table, .. } =
+            Conversation::new(parse(&items, None), moeflux::ChatOptions::default());
+        let before = EarlierMessages { messages, images: table };
+        let more = json!({"input": [{"role": "user", "content": [image("b25l")]}]});
+        let all = [&images[..], &["3 user 0 one Low"]].concat();
+        assert_eq!(seen(parse(&more, Some(&before))), all);
     }
 }

@@ -57,7 +57,8 @@ pub(crate) async fn input_items(
 
 /// Items of the messages before the answer, which is the last one.
 fn items(response: &StoredResponse) -> Vec<Value> {
-    let StoredResponse { id, messages, .. } = response;
+    let StoredResponse { id, conversation, .. } = response;
+    let messages = &conversation.messages;
     let messages = messages.split_last().map_or(&[][..], |(_, before)| before);
     let mut items: Vec<Value> = messages.iter().flat_map(of_message).collect();
     let own = id.rsplit('_').next().unwrap_or_default();
@@ -79,7 +80,11 @@ fn of_message(message: &Message) -> Vec<Value> {
     let content = &message.content;
     if message.role == "tool" {
         let call = message.tool_call_id.as_deref().unwrap_or_default();
-        let item = json!({"type": "function_call_output", "call_id": call, "output": content});
+        let output = match message.images.is_empty() {
+            true => content.as_str().into(),
+            false => Value::from(input_parts(message)),
+        };
+        let item = json!({"type": "function_call_output", "call_id": call, "output": output});
         return vec![item];
     }
     let mut items = Vec::new();
@@ -88,11 +93,11 @@ fn of_message(message: &Message) -> Vec<Value> {
         items.push(json!({"type": "reasoning", "summary": [], "content": [part]}));
     }
     if !content.is_empty() || message.tool_calls.is_empty() {
-        let part = match &*message.role {
-            "assistant" => json!({"type": "output_text", "text": content, "annotations": []}),
-            _ => json!({"type": "input_text", "text": content}),
+        let parts = match &*message.role {
+            "assistant" => vec![json!({"type": "output_text", "text": content, "annotations": []})],
+            _ => input_parts(message),
         };
-        items.push(json!({"type": "message", "role": message.role, "content": [part]}));
+        items.push(json!({"type": "message", "role": message.role, "content": parts}));
     }
     items.extend(message.tool_calls.iter().map(|call| {
         json!({
@@ -103,26 +108,47 @@ fn of_message(message: &Message) -> Vec<Value> {
     items
 }
 
+/// Texts and images of a message. The files of images are not repeated.
+fn input_parts(message: &Message) -> Vec<Value> {
+    let text = |text: &str| json!({"type": "input_text", "text": text});
+    let (mut parts, mut rest, mut start) = (Vec::new(), message.content.as_str(), 0);
+    for image in &message.images {
+        let (before, after) = rest.split_at_checked(image.at - start).unwrap_or((rest, ""));
+        parts.extend((!before.is_empty()).then(|| text(before)));
+        parts.push(json!({"type": "input_image", "detail": "auto"}));
+        (rest, start) = (after, image.at);
+    }
+    parts.extend((!rest.is_empty() || parts.is_empty()).then(|| text(rest)));
+    parts
+}
+
 #[cfg(test)]
 mod tests {
-    use moeflux::text::ToolCall;
+    use moeflux::text::{MessageImage, ToolCall};
 
     use super::*;
+    use crate::apis::responses::store::EarlierMessages;
 
     #[test]
     fn messages_become_items_with_ids_of_their_own() {
         let call = ToolCall { id: "c".into(), name: "f".into(), arguments: "{}".into() };
+        let image = |at| MessageImage { at, tokens: 0, digest: [0; 32] };
         let messages = vec![
             Message::user("Hello"),
             Message::assistant("").reasoning("Hm.").tool_calls(vec![call]),
             Message::tool("c", "x"),
+            Message::tool("c", "xy").images(vec![image(0), image(1)]),
             Message::assistant("Done."),
         ];
-        let response = StoredResponse { id: "resp_1".into(), text: String::new(), messages };
+        let conversation = EarlierMessages { messages, ..EarlierMessages::default() };
+        let response = StoredResponse { id: "resp_1".into(), text: String::new(), conversation };
         let items = items(&response);
         let ids: Vec<&str> = items.iter().map(|item| item["id"].as_str().unwrap()).collect();
-        assert_eq!(ids, ["msg_1_0", "rs_1_1", "fc_1_2", "fco_1_3"]);
+        assert_eq!(ids, ["msg_1_0", "rs_1_1", "fc_1_2", "fco_1_3", "fco_1_4"]);
         assert_eq!(items[0]["content"][0], json!({"type": "input_text", "text": "Hello"}));
         assert_eq!(items[3]["output"], "x");
+        let image = json!({"type": "input_image", "detail": "auto"});
+        let text = |text: &str| json!({"type": "input_text", "text": text});
+        assert_eq!(items[4]["output"], json!([image, text("x"), image, text("y")]));
     }
 }

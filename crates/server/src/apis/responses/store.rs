@@ -13,7 +13,7 @@ use super::{
     items::{ItemStatus, ResponseEvent, ResponseObject},
 };
 use crate::{
-    requests::{delta::Delta, respond::Encoder},
+    requests::{delta::Delta, images::ImageTable, respond::Encoder},
     transport::{error::ApiError, json},
 };
 
@@ -22,6 +22,9 @@ const RESPONSES: usize = 256;
 
 /// Most bytes of stored responses.
 pub(crate) const RESPONSES_BYTES: usize = 24 << 20;
+
+/// Maximum bytes of the images of a stored response. With more it is not stored.
+const IMAGES_BYTES: usize = 8 << 20;
 
 /// Bytes of a message beside its texts.
 const MESSAGE_BYTES: usize = 128;
@@ -84,8 +87,15 @@ pub(super) struct StoredResponse {
     pub(super) id: String,
     /// JSON text.
     pub(super) text: String,
-    /// Messages up to the answer, which is the last one. Instructions are not among them.
+    /// Messages up to the answer, which is the last one.
+    pub(super) conversation: EarlierMessages,
+}
+
+/// Messages of a response, without its instructions.
+#[derive(Clone, Debug, Default)]
+pub(super) struct EarlierMessages {
     pub(super) messages: Vec<Message>,
+    pub(super) images: ImageTable,
 }
 
 impl StoredResponse {
@@ -96,7 +106,8 @@ impl StoredResponse {
             let thoughts = message.reasoning_content.as_ref().map_or(0, String::len);
             message.content.len() + thoughts + calls.sum::<usize>() + MESSAGE_BYTES
         };
-        self.text.len() + self.messages.iter().map(bytes).sum::<usize>()
+        let EarlierMessages { messages, images } = &self.conversation;
+        self.text.len() + messages.iter().map(bytes).sum::<usize>() + images.bytes()
     }
 }
 
@@ -186,16 +197,17 @@ pub(super) struct StoringEncoder {
     /// Set until the response ends.
     end: Option<RunningEnd>,
     /// Messages before the response, if it is to be stored.
-    messages: Option<Vec<Message>>,
+    before: Option<EarlierMessages>,
 }
 
 impl StoringEncoder {
     pub(super) fn new(
         encoder: ResponseEncoder,
         end: RunningEnd,
-        messages: Option<Vec<Message>>,
+        before: Option<EarlierMessages>,
     ) -> Self {
-        Self { encoder, end: Some(end), messages }
+        let before = before.filter(|before| before.images.bytes() <= IMAGES_BYTES);
+        Self { encoder, end: Some(end), before }
     }
 
     /// Stores a response that has ended, and gives it to the requests that cancelled it.
@@ -207,10 +219,10 @@ impl StoringEncoder {
         let Some(end) = self.end.take() else { return };
         // A response is made of strings and numbers, which always have a JSON form.
         let Ok(text) = json::line(response) else { return };
-        if let Some(mut messages) = self.messages.take() {
-            messages.push(response.message());
+        if let Some(mut conversation) = self.before.take() {
+            conversation.messages.push(response.message());
             let (id, text) = (response.id.clone(), text.clone());
-            end.store.add(StoredResponse { id, text, messages });
+            end.store.add(StoredResponse { id, text, conversation });
         }
         end.give(&text);
     }
@@ -252,7 +264,9 @@ mod tests {
         let store = ResponseStore::default();
         let add = |i: usize, bytes: usize| {
             let (id, text) = (format!("resp_{i}"), "x".repeat(bytes));
-            store.add(StoredResponse { id, text, messages: vec![Message::user("Hi")] });
+            let messages = vec![Message::user("Hi")];
+            let conversation = EarlierMessages { messages, ..EarlierMessages::default() };
+            store.add(StoredResponse { id, text, conversation });
         };
         let has = |i: usize| store.get("response_id", &format!("resp_{i}")).is_ok();
         (0..RESPONSES).for_each(|i| add(i, 1));

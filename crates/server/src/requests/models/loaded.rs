@@ -1,18 +1,29 @@
 //! A loaded model with the state of its answers.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use moeflux::{
     Sampling,
     serve::ServingCore,
-    text::{MaskSource, Text},
+    text::{MaskSource, MessageImage, Text},
 };
 
 use super::models::LoadedModel;
 use crate::{
     requests::{
-        answer_head::AnswerHead, counters::RequestCounters, form::FormRules, latency::Latencies,
-        overflow::Overflow, turn_folder::TurnFolder, turns::TurnMemory,
+        answer_head::AnswerHead,
+        content::Content,
+        counters::RequestCounters,
+        fim::FimTokens,
+        form::FormRules,
+        images::{ImageReader, ImageTable},
+        latency::Latencies,
+        overflow::Overflow,
+        turn_folder::TurnFolder,
+        turns::TurnMemory,
     },
     transport::{
         error::ApiError, ids, server_error::ServerError, unix_time::now, work::is_cancelled,
@@ -43,6 +54,8 @@ pub(crate) struct ServedModel {
     pub(crate) turns: Arc<TurnMemory>,
     /// Speed of the disk as it was measured, in bytes per second.
     pub(crate) disk_speed: Option<f64>,
+    /// Held while an image is decoded, which takes up to some hundred MiB.
+    decoding: Mutex<()>,
     pub(crate) options: AnswerOptions,
 }
 
@@ -69,7 +82,8 @@ impl ServedModel {
             None => String::new(),
         };
         let turns = Arc::new(TurnMemory::new(model, turn_folder));
-        Ok(Self { core, name: name.to_owned(), sampling, turns, disk_speed, options })
+        let (name, decoding) = (name.to_owned(), Mutex::default());
+        Ok(Self { core, name, sampling, turns, disk_speed, decoding, options })
     }
 
     /// Tokenizer, template and dialect.
@@ -88,6 +102,58 @@ impl ServedModel {
         match &self.sampling {
             Some(sampling) => Ok(sampling),
             None => Ok(&self.text()?.generation()?.sampling),
+        }
+    }
+
+    /// Its abilities, in the words of Ollama's API.
+    pub(crate) fn capabilities(&self) -> Vec<&'static str> {
+        let Ok(text) = self.text() else { return Vec::new() };
+        [
+            (true, "completion"),
+            (self.has_vision(), "vision"),
+            (text.call_syntax().is_some(), "tools"),
+            (!text.answers_are_plain(), "thinking"),
+            (FimTokens::of(text).is_some(), "insert"),
+        ]
+        .into_iter()
+        .filter_map(|(has, name)| has.then_some(name))
+        .collect()
+    }
+
+    /// Whether it reads images.
+    pub(crate) fn has_vision(&self) -> bool {
+        self.image_reader().is_some()
+    }
+
+    /// Reader of images as the model sees them, if it has a vision tower.
+    fn image_reader(&self) -> Option<ImageReader<'_>> {
+        None
+    }
+
+    /// Gives `images` their tokens and digests, by the files in `table`.
+    ///
+    /// # Errors
+    /// The model reads no images, or not these; the client is gone.
+    pub(crate) fn resolve_images<'a>(
+        &self,
+        table: ImageTable,
+        images: impl Iterator<Item = &'a mut MessageImage>,
+    ) -> Result<(), ApiError> {
+        let Some(read) = self.image_reader() else { return table.refuse(&self.name) };
+        table.resolve(images, |image| {
+            let _turn = self.decoding.lock().unwrap_or_else(PoisonError::into_inner);
+            read(image)
+        })
+    }
+
+    /// Tokens of a text with images that are resolved.
+    ///
+    /// # Errors
+    /// The text cannot be tokenized.
+    pub(crate) fn media_tokens(&self, content: &Content) -> Result<Vec<u32>, ApiError> {
+        match content.images.is_empty() {
+            true => Ok(self.text()?.encode(&content.text)?),
+            false => Err(ApiError::internal("no model reads images yet")),
         }
     }
 

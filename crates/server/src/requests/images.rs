@@ -1,0 +1,380 @@
+//! Images of a request: from the fields of all APIs to what a model reads.
+//!
+//! A reader of messages puts the file of an image into the table of its request, and its place into
+//! the message. When the model is known, the table is resolved: each file is read as the model sees
+//! it, which gives the number of its tokens.
+
+use std::collections::BTreeMap;
+
+use axum::body::Bytes;
+use moeflux::{Error, text::MessageImage};
+use sha2::{Digest, Sha256};
+
+use crate::transport::{
+    base64,
+    error::ApiError,
+    json::{Fields, Json, wrong_type},
+    work::is_cancelled,
+};
+
+/// Maximum size of an image's file in bytes.
+const MAX_BYTES: usize = 20 << 20;
+
+/// Maximum number of images of a request.
+const MAX_IMAGES: usize = 32;
+
+/// Tokens of an image in low detail, as in OpenAI's API.
+const LOW_TOKENS: u32 = 256;
+
+/// Detail in which a model sees an image.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Detail {
+    /// As many tokens as the model's settings allow.
+    #[default]
+    Full,
+    /// Few tokens.
+    Low,
+}
+
+impl Detail {
+    /// The field `detail`.
+    fn parse(fields: &Fields<'_>) -> Result<Self, ApiError> {
+        match fields.text("detail")?.as_deref() {
+            None | Some("auto" | "high" | "original") => Ok(Self::Full),
+            Some("low") => Ok(Self::Low),
+            Some(_) => Err(wrong_type(&fields.path("detail"), "low, high, auto or original")),
+        }
+    }
+
+    /// Maximum tokens of an image, beside the model's own.
+    #[cfg_attr(not(test), expect(dead_code, reason = "no model reads images yet"))]
+    pub(crate) fn max_tokens(self) -> Option<u32> {
+        (self == Self::Low).then_some(LOW_TOKENS)
+    }
+}
+
+/// SHA-256 of an image.
+pub(crate) type ImageDigest = [u8; 32];
+
+/// An image as it was sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SentImage {
+    /// Its file, whose bytes tell the format.
+    pub(crate) file: Bytes,
+    pub(crate) detail: Detail,
+    /// First place in the request.
+    path: String,
+}
+
+/// Reads an image as a model sees it.
+pub(crate) type ImageReader<'a> = Box<dyn Fn(&SentImage) -> Result<ReadImage, Error> + 'a>;
+
+/// An image as a model reads it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ReadImage {
+    /// Tokens that stand for it in a prompt.
+    pub(crate) tokens: usize,
+    /// SHA-256 of its pixels as the model sees them.
+    pub(crate) digest: ImageDigest,
+}
+
+/// Files of the images of a request, each once. Until they are resolved, images of messages have no
+/// tokens, and the digests by which their files are found here.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ImageTable {
+    files: BTreeMap<ImageDigest, SentImage>,
+    /// Images so far, also those that are in the table already.
+    count: usize,
+}
+
+impl ImageTable {
+    /// The table of an earlier request, whose conversation the field `path` continues.
+    pub(crate) fn continued(mut self, path: &str) -> Self {
+        self.files.values_mut().for_each(|image| path.clone_into(&mut image.path));
+        self
+    }
+
+    /// Bytes of the files.
+    pub(crate) fn bytes(&self) -> usize {
+        self.files.values().map(|image| image.file.len()).sum()
+    }
+
+    /// Adds the image of a part of OpenAI's APIs: `image_url`, an object with `url` and `detail`,
+    /// or a string beside `detail`.
+    ///
+    /// # Errors
+    /// A field has a wrong type, is no URL of base64, or is over a limit.
+    pub(crate) fn add_part(&mut self, part: &Fields<'_>) -> Result<ImageDigest, ApiError> {
+        const NAME: &str = "image_url";
+        if part.get("file_id").is_some() {
+            let path = part.path("file_id");
+            let problem = "files are not stored: send the image as data:image/png;base64,...";
+            return Err(image_error(&path, problem));
+        }
+        let value = part.get(NAME).ok_or_else(|| part.missing(NAME))?;
+        if !value.is_object() {
+            return self.add_url(value, &part.path(NAME), Detail::parse(part)?);
+        }
+        let image = Fields::at(value, &part.path(NAME))?;
+        let url = image.get("url").ok_or_else(|| image.missing("url"))?;
+        self.add_url(url, &image.path("url"), Detail::parse(&image)?)
+    }
+
+    /// Adds the image of a block of Anthropic's API: `source`, of base64 or with a URL.
+    ///
+    /// # Errors
+    /// As [`add_part`](Self::add_part).
+    pub(crate) fn add_block(&mut self, block: &Fields<'_>) -> Result<ImageDigest, ApiError> {
+        let source = block.object("source")?.ok_or_else(|| block.missing("source"))?;
+        let value = |name: &str| source.get(name).ok_or_else(|| source.missing(name));
+        let path = source.path("type");
+        match &*source.text("type")?.ok_or_else(|| source.missing("type"))? {
+            "base64" => self.add_base64(value("data")?, &source.path("data")),
+            "url" => self.add_url(value("url")?, &source.path("url"), Detail::Full),
+            other => {
+                let message = format!("{path} is {other:?}: it must be base64 or url");
+                Err(ApiError::invalid(path, message))
+            }
+        }
+    }
+
+    /// Adds an image of base64, which is at `path` in the request.
+    ///
+    /// # Errors
+    /// It is no string of base64, or over a limit.
+    pub(crate) fn add_base64(
+        &mut self,
+        value: Json<'_>,
+        path: &str,
+    ) -> Result<ImageDigest, ApiError> {
+        let text = value.as_str().ok_or_else(|| wrong_type(path, "a string of base64"))?;
+        self.add(&text, path, Detail::Full)
+    }
+
+    fn add_url(
+        &mut self,
+        value: Json<'_>,
+        path: &str,
+        detail: Detail,
+    ) -> Result<ImageDigest, ApiError> {
+        let url = value.as_str().ok_or_else(|| wrong_type(path, "a string"))?;
+        let base64 = base64_of(&url);
+        let base64 = base64.map_err(|problem| image_error(path, &problem))?;
+        self.add(base64, path, detail)
+    }
+
+    fn add(&mut self, base64: &str, path: &str, detail: Detail) -> Result<ImageDigest, ApiError> {
+        self.count += 1;
+        let len = base64::decoded_len(base64);
+        if self.count > MAX_IMAGES {
+            let problem = format!("expected at most {MAX_IMAGES} images in a request, got more");
+            return Err(image_error(path, &problem));
+        }
+        if !(1..=MAX_BYTES).contains(&len) {
+            let problem = format!("expected an image of 1 to {MAX_BYTES} bytes, got {len}");
+            return Err(image_error(path, &problem));
+        }
+        let file = base64::decode(base64).map_err(|problem| image_error(path, &problem))?;
+        let mut hasher = Sha256::new().chain_update(&file);
+        // In another detail it is another image.
+        if detail == Detail::Low {
+            hasher.update("low");
+        }
+        let digest = hasher.finalize().into();
+        let sent = || SentImage { file: file.into(), detail, path: path.to_owned() };
+        self.files.entry(digest).or_insert_with(sent);
+        Ok(digest)
+    }
+
+    /// Gives images their tokens and digests, as `read` reads their files, one after another.
+    ///
+    /// # Errors
+    /// Those of `read`, at the place in the request; the client is gone.
+    pub(crate) fn resolve<'a>(
+        self,
+        images: impl Iterator<Item = &'a mut MessageImage>,
+        mut read: impl FnMut(&SentImage) -> Result<ReadImage, Error>,
+    ) -> Result<(), ApiError> {
+        let mut found = BTreeMap::new();
+        for (digest, image) in self.files {
+            if is_cancelled() {
+                return Err(Error::Cancelled.into());
+            }
+            let read = read(&image).map_err(|error| match error {
+                Error::Image(problem) => image_error(&image.path, &problem.to_string()),
+                other => other.into(),
+            });
+            found.insert(digest, read?);
+        }
+        for image in images {
+            let read = found.get(&image.digest);
+            let ReadImage { tokens, digest } =
+                *read.ok_or_else(|| ApiError::internal("an image of the request is missing"))?;
+            (image.tokens, image.digest) = (tokens, digest);
+        }
+        Ok(())
+    }
+
+    /// Refuses images that the model with this name cannot read.
+    ///
+    /// # Errors
+    /// There are images.
+    pub(crate) fn refuse(&self, model: &str) -> Result<(), ApiError> {
+        let problem = format!("this model reads text only: {model} has no vision tower");
+        self.files.values().next().map_or(Ok(()), |image| Err(image_error(&image.path, &problem)))
+    }
+}
+
+/// The base64 text of a `data:` URL.
+fn base64_of(url: &str) -> Result<&str, String> {
+    let (scheme, rest) = url.split_once(':').unwrap_or(("", url));
+    if !scheme.eq_ignore_ascii_case("data") {
+        let got = match scheme.to_ascii_lowercase().as_str() {
+            "http" => "http:",
+            "https" => "https:",
+            "file" => "file:",
+            _ => "another address",
+        };
+        let remedy = "send the image as data:image/png;base64,...";
+        return Err(format!("only data: URLs are read, got {got} ({remedy})"));
+    }
+    let is_base64 = |kind: &str| {
+        kind.split(';').skip(1).any(|parameter| parameter.trim().eq_ignore_ascii_case("base64"))
+    };
+    let data = rest.split_once(',').filter(|(kind, _)| is_base64(kind));
+    let expected = "expected a data: URL such as data:image/png;base64,...";
+    data.map(|(_, data)| data).ok_or_else(|| format!("{expected}, got one without base64"))
+}
+
+fn image_error(path: &str, problem: &str) -> ApiError {
+    ApiError::invalid(path, format!("{path}: {problem}"))
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    use moeflux::ChatOptions;
+
+    use super::*;
+    use crate::{
+        requests::ask::{Conversation, MessageList},
+        transport::json::JsonText,
+    };
+
+    /// Result of `read` with the fields of a body.
+    pub(crate) fn with_fields<T>(
+        body: &serde_json::Value,
+        read: impl FnOnce(&Fields<'_>) -> T,
+    ) -> T {
+        let text = JsonText::new(body.to_string().into_bytes()).unwrap();
+        read(&Fields::of_body(text.value()).unwrap())
+    }
+
+    /// Images of messages as a model is given them: number and role of the message, offset, file
+    /// and detail.
+    pub(crate) fn seen(list: MessageList) -> Vec<String> {
+        let Conversation { mut messages, images, .. } =
+            Conversation::new(list, ChatOptions::default());
+        let mut files = Vec::new();
+        let of_messages = messages.iter_mut().flat_map(|message| &mut message.images);
+        images
+            .resolve(of_messages, |image| {
+                files.push(image.clone());
+                Ok(ReadImage { tokens: 7, digest: [files.len() as u8; 32] })
+            })
+            .unwrap();
+        let mut seen = Vec::new();
+        for (i, message) in messages.iter().enumerate() {
+            for image in &message.images {
+                assert!(image.tokens == 7 && message.content.is_char_boundary(image.at));
+                let SentImage { file, detail, .. } = &files[usize::from(image.digest[0]) - 1];
+                let (role, at, file) = (&message.role, image.at, str::from_utf8(file).unwrap());
+                seen.push(format!("{i} {role} {at} {file} {detail:?}"));
+            }
+        }
+        seen
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use moeflux::base::ImageError;
+    use serde_json::{Value, json};
+
+    use super::{testing::with_fields, *};
+
+    fn add(table: &mut ImageTable, part: &Value) -> Result<ImageDigest, String> {
+        with_fields(part, |part| table.add_part(part).map_err(|error| error.message().to_owned()))
+    }
+
+    #[test]
+    fn urls_of_base64_are_files() {
+        for url in [
+            "data:image/png;base64,Y2F0",
+            "data:;base64,Y2F0",
+            "DATA:text/plain;charset=utf-8;Base64,Y2F0",
+            "data:image/png;base64;name=x.png,Y2\r\nF0\n",
+        ] {
+            let mut table = ImageTable::default();
+            let digest = add(&mut table, &json!({"image_url": url})).unwrap();
+            assert_eq!(digest, *Sha256::digest("cat"), "{url}");
+            assert_eq!(table.files[&digest].file, "cat");
+        }
+        for (url, problem) in [
+            ("data:,x", "image_url: expected a data: URL such as"),
+            ("data:base64,Y2F0", "got one without base64"),
+            ("data:image/png;base64", "got one without base64"),
+            ("data:image/png;base64,", "expected an image of 1 to 20971520 bytes, got 0"),
+            ("data:image/png;base64,Y2F%30", "expected base64, got '%' at byte 3"),
+            ("https://secret.example/x", "only data: URLs are read, got https:"),
+            ("HTTP://secret.example/x", "got http: (send the image as data:image/png;"),
+            ("file:///etc/secret", "got file:"),
+            ("secret.png", "got another address"),
+            ("", "got another address"),
+        ] {
+            let error = add(&mut ImageTable::default(), &json!({"image_url": url})).unwrap_err();
+            assert!(error.contains(problem) && !error.contains("secret"), "{url}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_file_is_once_in_the_table_for_each_detail() {
+        let mut table = ImageTable::default();
+        let url = "data:;base64,Y2F0";
+        let string = json!({"image_url": url});
+        let parts =
+            ["auto", "high", "original"].map(|detail| json!({"url": url, "detail": detail}));
+        let first = add(&mut table, &string).unwrap();
+        for part in parts {
+            assert_eq!(add(&mut table, &json!({"image_url": part})), Ok(first));
+        }
+        let low = add(&mut table, &json!({"image_url": url, "detail": "low"})).unwrap();
+        assert_eq!((table.files.len(), table.bytes()), (2, 6));
+        let tokens = [first, low].map(|digest| table.files[&digest].detail.max_tokens());
+        assert_eq!(tokens, [None, Some(256)]);
+        let error = add(&mut table, &json!({"image_url": url, "detail": "tiny"})).unwrap_err();
+        assert_eq!(error, "detail must be low, high, auto or original");
+        // The same file counts each time.
+        (5..MAX_IMAGES).for_each(|_| assert_eq!(add(&mut table, &string), Ok(first)));
+        let error = add(&mut table, &string).unwrap_err();
+        assert_eq!(error, "image_url: expected at most 32 images in a request, got more");
+    }
+
+    #[test]
+    fn errors_of_a_model_name_the_place_of_the_image() {
+        let mut table = ImageTable::default();
+        add(&mut table, &json!({"image_url": {"url": "data:;base64,Y2F0"}})).unwrap();
+        let error = table.refuse("tales").unwrap_err();
+        let words = "image_url.url: this model reads text only: tales has no vision tower";
+        assert_eq!(error.message(), words);
+        assert!(ImageTable::default().refuse("tales").is_ok());
+        let problem = ImageError::TooManyBytes { bytes: 3, most: 2 };
+        let failed = |error: fn(ImageError) -> Error| {
+            let error = error(ImageError::TooManyBytes { bytes: 3, most: 2 });
+            let mut error = Some(error);
+            let read = |_: &SentImage| Err(error.take().unwrap());
+            table.clone().continued("before").resolve([].into_iter(), read).unwrap_err()
+        };
+        assert_eq!(failed(Error::Image).message(), format!("before: {problem}"));
+        assert_eq!(failed(|_| Error::Cancelled).message(), Error::Cancelled.to_string());
+    }
+}

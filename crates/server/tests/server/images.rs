@@ -1,0 +1,258 @@
+//! Images in requests of all APIs: what is refused, and where the error says that it is.
+
+use moeflux_server::ServerOptions;
+use serde_json::{Value, json};
+
+use crate::{
+    TestServer,
+    client::{Reply, get, post},
+    engine,
+};
+
+/// A file, which a model without a vision tower does not look into.
+const FILE: &str = "R0lGODlh";
+
+fn data_url(data: &str) -> String {
+    format!("data:image/gif;base64,{data}")
+}
+
+/// A request with an image, and the place of the image.
+struct Place {
+    path: &'static str,
+    body: Value,
+    place: &'static str,
+}
+
+/// A chat completion with these parts.
+fn parts(parts: &Value) -> Value {
+    json!({"messages": [{"role": "user", "content": parts}], "max_tokens": 1})
+}
+
+/// A chat completion with an image in the form `value`.
+fn chat(value: &Value) -> Value {
+    parts(&json!([{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": value}]))
+}
+
+/// Messages with an image from `source`.
+fn block(source: &Value) -> Value {
+    parts(&json!([{"type": "image", "source": source}]))
+}
+
+/// Requests with one image of base64 in every place that the APIs have.
+fn places(data: &str) -> Vec<Place> {
+    let url = data_url(data);
+    let source = json!({"type": "base64", "media_type": "image/png", "data": data});
+    let image = json!([{"type": "input_image", "image_url": url}]);
+    let call = json!({"type": "function_call", "call_id": "x", "name": "f", "arguments": "{}"});
+    let output = json!({"type": "function_call_output", "call_id": "x", "output": image});
+    let tool_use = json!({"type": "tool_use", "id": "x", "name": "f", "input": {}});
+    let result = json!([{"type": "image", "source": source}]);
+    let result = json!({"type": "tool_result", "tool_use_id": "x", "content": result});
+    let results = json!([
+        {"role": "assistant", "content": [tool_use]}, {"role": "user", "content": [result]},
+    ]);
+    let message = json!({"role": "user", "content": "Look:", "images": [data]});
+    let media = json!({"prompt_string": "<__media__>?", "multimodal_data": [data]});
+    let place = |path, place, body| Place { path, body, place };
+    let chat_url = "messages[0].content[1].image_url.url";
+    vec![
+        place("/v1/chat/completions", chat_url, chat(&json!({"url": url}))),
+        place("/v1/chat/completions", "messages[0].content[1].image_url", chat(&json!(url))),
+        place("/v1/chat/completions/input_tokens", chat_url, chat(&json!({"url": url}))),
+        place("/apply-template", chat_url, chat(&json!({"url": url}))),
+        place(
+            "/v1/responses",
+            "input[0].content[0].image_url",
+            json!({"input": [{"role": "user", "content": image}]}),
+        ),
+        place("/v1/responses", "input[1].output[0].image_url", json!({"input": [call, output]})),
+        place("/v1/messages", "messages[0].content[0].source.data", block(&source)),
+        place("/v1/messages/count_tokens", "messages[0].content[0].source.data", block(&source)),
+        place(
+            "/v1/messages",
+            "messages[0].content[0].source.url",
+            block(&json!({"type": "url", "url": url})),
+        ),
+        place(
+            "/v1/messages",
+            "messages[1].content[0].content[0].source.data",
+            json!({"messages": results, "max_tokens": 1}),
+        ),
+        place("/api/chat", "messages[0].images[0]", json!({"messages": [message]})),
+        place("/api/generate", "images[0]", json!({"images": [data]})),
+        place("/completion", "prompt.multimodal_data[0]", json!({"prompt": media})),
+        place("/completion", "prompt[1].multimodal_data[0]", json!({"prompt": ["x", media]})),
+    ]
+}
+
+/// Checks the shape of a refusal with status 400, and returns its message.
+fn refused(path: &str, reply: &Reply) -> String {
+    let error = reply.json();
+    assert_eq!(reply.status, 400, "{path}: {error}");
+    let message = match path.starts_with("/api/") {
+        true => &error["error"],
+        false => &error["error"]["message"],
+    };
+    assert_eq!(error["type"] == "error", path.starts_with("/v1/messages"), "{path}: {error}");
+    message.as_str().unwrap_or_else(|| panic!("{path}: {error}")).to_owned()
+}
+
+#[test]
+fn a_model_without_a_tower_refuses_images_at_their_place() {
+    let server = TestServer::start(1, 4, "");
+    for Place { path, body, place } in places(FILE) {
+        let message = refused(path, &post(&server, path, &body));
+        let words = format!("{place}: this model reads text only: tales has no vision tower");
+        assert_eq!(message, words, "{path}");
+    }
+    for Place { path, body, place } in places("R0lG-DlhAQ==") {
+        let message = refused(path, &post(&server, path, &body));
+        assert_eq!(message, format!("{place}: expected base64, got '-' at byte 4"), "{path}");
+    }
+    for Place { path, body, place } in places("") {
+        let message = refused(path, &post(&server, path, &body));
+        assert!(message.starts_with(&format!("{place}: expected an image of 1 to")), "{message}");
+    }
+    for reply in [get(&server, "/v1/models"), get(&server, "/props")] {
+        assert!(!reply.body.contains("\"vision\":true") && !reply.body.contains("\"vision\"]"));
+    }
+    let models = get(&server, "/v1/models").json();
+    assert_eq!(models["data"][0]["capabilities"][0], "completion");
+}
+
+#[test]
+fn other_addresses_and_places_are_refused() {
+    let server = TestServer::start(1, 4, "");
+    let secret = "//secret.example/x.png";
+    let https = json!(format!("https:{secret}"));
+    let chat_path = "/v1/chat/completions";
+    let image = |url: &str| json!([{"type": "image_url", "image_url": url}]);
+    let by_role = |role: &str| {
+        let message = json!({"role": role, "content": image(&data_url(FILE))});
+        json!({"messages": [message, {"role": "user", "content": "x"}]})
+    };
+    let part = |part: Value| parts(&json!([part]));
+    let input = |part: Value| json!({"input": [{"role": "user", "content": [part]}]});
+    let system = json!([{"type": "image", "source": {"type": "url", "url": data_url(FILE)}}]);
+    let mut with_system = parts(&json!("x"));
+    with_system["system"] = system;
+    let media = |text: &str, data: Value| json!({"prompt": {"prompt_string": text, "multimodal_data": data}});
+    let role = "images are read in messages of users and results of tools, got one in a message of";
+    for (path, body, words) in [
+        (chat_path, chat(&https), "image_url: only data: URLs are read, got https: (send the"),
+        (chat_path, chat(&json!(format!("http:{secret}"))), "URLs are read, got http: (send"),
+        (chat_path, chat(&json!(format!("file:{secret}"))), "URLs are read, got file: (send"),
+        (chat_path, chat(&json!("secret.png")), "URLs are read, got another address (send"),
+        (chat_path, chat(&json!("data:image/png,x")), "got one without base64"),
+        (chat_path, chat(&json!(7)), "messages[0].content[1].image_url must be a string"),
+        (chat_path, chat(&json!({})), "messages[0].content[1].image_url.url is missing"),
+        (chat_path, chat(&json!({"url": "data:", "detail": "tiny"})), "detail must be low, high"),
+        (chat_path, part(json!({"type": "image_url"})), "content[0].image_url is missing"),
+        (chat_path, part(json!({"type": "video_url"})), "only texts and images are read here"),
+        (chat_path, part(json!({"type": "input_audio"})), "content[0].type is \"input_audio\""),
+        (chat_path, by_role("system"), &format!("messages[0].content: {role} the role system")),
+        (chat_path, by_role("assistant"), &format!("{role} the role assistant")),
+        (
+            "/v1/responses",
+            input(json!({"type": "input_image", "file_id": "secret"})),
+            "input[0].content[0].file_id: files are not stored: send the image as data:",
+        ),
+        (
+            "/v1/responses",
+            input(json!({"type": "input_image", "image_url": https})),
+            "input[0].content[0].image_url: only data: URLs are read, got https:",
+        ),
+        ("/v1/responses", input(json!({"type": "input_file"})), "only texts and images are read"),
+        (
+            "/v1/messages",
+            block(&json!({"type": "url", "url": https})),
+            "messages[0].content[0].source.url: only data: URLs are read, got https:",
+        ),
+        (
+            "/v1/messages",
+            block(&json!({"type": "file", "file_id": "secret"})),
+            "messages[0].content[0].source.type is \"file\": it must be base64 or url",
+        ),
+        ("/v1/messages", block(&json!({})), "messages[0].content[0].source.type is missing"),
+        ("/v1/messages", part(json!({"type": "image"})), "messages[0].content[0].source is"),
+        ("/v1/messages", part(json!({"type": "video"})), "only texts and images are read here"),
+        ("/v1/messages", with_system, "system[0].type is \"image\": only texts are read here"),
+        (
+            "/api/chat",
+            json!({"messages": [{"role": "user", "images": [7]}]}),
+            "images[0] must be a",
+        ),
+        (
+            "/api/chat",
+            json!({"messages": [{"role": "system", "images": [FILE]}]}),
+            &format!("messages[0].images: {role}"),
+        ),
+        ("/api/generate", json!({"images": FILE}), "images must be a list"),
+        (
+            "/api/generate",
+            json!({"prompt": "x", "raw": true, "images": [FILE]}),
+            "images: this value is not supported with raw",
+        ),
+        (
+            "/api/generate",
+            json!({"prompt": "x", "suffix": "y", "images": [FILE]}),
+            "images: this value is not supported with suffix",
+        ),
+        (
+            "/api/generate",
+            json!({"prompt": "x", "context": [1], "images": [FILE]}),
+            "images: this value is not supported with context",
+        ),
+        (
+            "/completion",
+            media("x", json!([FILE])),
+            "more images than the text has marks <__media__",
+        ),
+        ("/completion", media("<__media__>", json!([])), "prompt.multimodal_data has fewer images"),
+        ("/completion", json!({"prompt": {}}), "prompt.prompt_string is missing"),
+        ("/v1/completions", json!({"prompt": image("x")}), "prompt[0] must be a string"),
+        ("/v1/embeddings", json!({"input": image("x")}), "input[0] must be a string"),
+        ("/api/embed", json!({"input": image("x")}), "input[0] must be a string"),
+    ] {
+        let message = refused(path, &post(&server, path, &body));
+        assert!(message.contains(words), "{path} {body}: {message}");
+        assert!(!message.contains("secret"), "{path}: {message}");
+    }
+}
+
+#[test]
+fn images_have_limits() {
+    // Bodies have a fourth of it: 48 MiB.
+    let mut options = ServerOptions::default();
+    options.request_memory = 192 << 20;
+    let server = TestServer::serve(&engine(&moeflux_tales::FILES, 1), 4, options);
+    let many = |count: usize| {
+        let image = json!({"type": "image_url", "image_url": data_url(FILE)});
+        parts(&json!(vec![image; count]))
+    };
+    let path = "/v1/chat/completions";
+    let message = refused(path, &post(&server, path, &many(32)));
+    assert!(message.contains("this model reads text only"), "{message}");
+    let message = refused(path, &post(&server, path, &many(33)));
+    let words = "messages[0].content[32].image_url: expected at most 32 images in a request, got";
+    assert!(message.starts_with(words), "{message}");
+    // A body of images costs less memory than one of text.
+    for (bytes, words) in [(20 << 20, "reads text only"), ((20 << 20) + 1, "got 20971521")] {
+        let mut data = "A".repeat(bytes / 3 * 4 + bytes % 3 + usize::from(bytes % 3 > 0));
+        let message = refused(
+            "/api/generate",
+            &post(
+                &server,
+                "/api/generate",
+                &json!({
+                    "images": [std::mem::take(&mut data)],
+                }),
+            ),
+        );
+        assert!(message.starts_with("images[0]: ") && message.contains(words), "{message}");
+    }
+    let text = json!({"prompt": "A".repeat(27 << 20)});
+    assert_eq!(post(&server, "/api/generate", &text).status, 413);
+    let over = json!({"images": ["A".repeat(48 << 20)]});
+    assert_eq!(post(&server, "/api/generate", &over).status, 413);
+}
