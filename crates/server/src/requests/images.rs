@@ -23,33 +23,25 @@ const MAX_BYTES: usize = 20 << 20;
 /// Maximum number of images of a request.
 const MAX_IMAGES: usize = 32;
 
-/// Tokens of an image in low detail, as in OpenAI's API.
-const LOW_TOKENS: u32 = 256;
-
 /// Detail in which a model sees an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Detail {
+pub(crate) enum ImageDetail {
+    /// At most 256 tokens.
+    Low,
     /// As many tokens as the model's settings allow.
     #[default]
-    Full,
-    /// Few tokens.
-    Low,
+    Auto,
+    /// The same as `Auto`.
+    High,
 }
 
-impl Detail {
-    /// The field `detail`.
-    fn parse(fields: &Fields<'_>) -> Result<Self, ApiError> {
-        match fields.text("detail")?.as_deref() {
-            None | Some("auto" | "high" | "original") => Ok(Self::Full),
-            Some("low") => Ok(Self::Low),
-            Some(_) => Err(wrong_type(&fields.path("detail"), "low, high, auto or original")),
-        }
-    }
-
-    /// Maximum tokens of an image, beside the model's own.
-    #[cfg_attr(not(test), expect(dead_code, reason = "no model reads images yet"))]
-    pub(crate) fn max_tokens(self) -> Option<u32> {
-        (self == Self::Low).then_some(LOW_TOKENS)
+/// The field `detail` of an image.
+fn detail(fields: &Fields<'_>) -> Result<ImageDetail, ApiError> {
+    match fields.text("detail")?.as_deref() {
+        None | Some("auto") => Ok(ImageDetail::Auto),
+        Some("high" | "original") => Ok(ImageDetail::High),
+        Some("low") => Ok(ImageDetail::Low),
+        Some(_) => Err(wrong_type(&fields.path("detail"), "low, high, auto or original")),
     }
 }
 
@@ -61,7 +53,7 @@ pub(crate) type ImageDigest = [u8; 32];
 pub(crate) struct SentImage {
     /// Its file, whose bytes tell the format.
     pub(crate) file: Bytes,
-    pub(crate) detail: Detail,
+    pub(crate) detail: ImageDetail,
     /// First place in the request.
     path: String,
 }
@@ -83,7 +75,7 @@ pub(crate) struct ReadImage {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ImageTable {
     files: BTreeMap<ImageDigest, SentImage>,
-    /// Images so far, also those that are in the table already.
+    /// Images so far; one that is repeated counts each time.
     count: usize,
 }
 
@@ -113,11 +105,11 @@ impl ImageTable {
         }
         let value = part.get(NAME).ok_or_else(|| part.missing(NAME))?;
         if !value.is_object() {
-            return self.add_url(value, &part.path(NAME), Detail::parse(part)?);
+            return self.add_url(value, &part.path(NAME), detail(part)?);
         }
         let image = Fields::at(value, &part.path(NAME))?;
         let url = image.get("url").ok_or_else(|| image.missing("url"))?;
-        self.add_url(url, &image.path("url"), Detail::parse(&image)?)
+        self.add_url(url, &image.path("url"), detail(&image)?)
     }
 
     /// Adds the image of a block of Anthropic's API: `source`, of base64 or with a URL.
@@ -130,7 +122,7 @@ impl ImageTable {
         let path = source.path("type");
         match &*source.text("type")?.ok_or_else(|| source.missing("type"))? {
             "base64" => self.add_base64(value("data")?, &source.path("data")),
-            "url" => self.add_url(value("url")?, &source.path("url"), Detail::Full),
+            "url" => self.add_url(value("url")?, &source.path("url"), ImageDetail::Auto),
             other => {
                 let message = format!("{path} is {other:?}: it must be base64 or url");
                 Err(ApiError::invalid(path, message))
@@ -148,14 +140,14 @@ impl ImageTable {
         path: &str,
     ) -> Result<ImageDigest, ApiError> {
         let text = value.as_str().ok_or_else(|| wrong_type(path, "a string of base64"))?;
-        self.add(&text, path, Detail::Full)
+        self.add(&text, path, ImageDetail::Auto)
     }
 
     fn add_url(
         &mut self,
         value: Json<'_>,
         path: &str,
-        detail: Detail,
+        detail: ImageDetail,
     ) -> Result<ImageDigest, ApiError> {
         let url = value.as_str().ok_or_else(|| wrong_type(path, "a string"))?;
         let base64 = base64_of(&url);
@@ -163,7 +155,12 @@ impl ImageTable {
         self.add(base64, path, detail)
     }
 
-    fn add(&mut self, base64: &str, path: &str, detail: Detail) -> Result<ImageDigest, ApiError> {
+    fn add(
+        &mut self,
+        base64: &str,
+        path: &str,
+        detail: ImageDetail,
+    ) -> Result<ImageDigest, ApiError> {
         self.count += 1;
         let len = base64::decoded_len(base64);
         if self.count > MAX_IMAGES {
@@ -177,7 +174,7 @@ impl ImageTable {
         let file = base64::decode(base64).map_err(|problem| image_error(path, &problem))?;
         let mut hasher = Sha256::new().chain_update(&file);
         // In another detail it is another image.
-        if detail == Detail::Low {
+        if detail == ImageDetail::Low {
             hasher.update("low");
         }
         let digest = hasher.finalize().into();
@@ -251,56 +248,12 @@ fn image_error(path: &str, problem: &str) -> ApiError {
 }
 
 #[cfg(test)]
-pub(crate) mod testing {
-    use moeflux::ChatOptions;
-
-    use super::*;
-    use crate::{
-        requests::ask::{Conversation, MessageList},
-        transport::json::JsonText,
-    };
-
-    /// Result of `read` with the fields of a body.
-    pub(crate) fn with_fields<T>(
-        body: &serde_json::Value,
-        read: impl FnOnce(&Fields<'_>) -> T,
-    ) -> T {
-        let text = JsonText::new(body.to_string().into_bytes()).unwrap();
-        read(&Fields::of_body(text.value()).unwrap())
-    }
-
-    /// Images of messages as a model is given them: number and role of the message, offset, file
-    /// and detail.
-    pub(crate) fn seen(list: MessageList) -> Vec<String> {
-        let Conversation { mut messages, images, .. } =
-            Conversation::new(list, ChatOptions::default());
-        let mut files = Vec::new();
-        let of_messages = messages.iter_mut().flat_map(|message| &mut message.images);
-        images
-            .resolve(of_messages, |image| {
-                files.push(image.clone());
-                Ok(ReadImage { tokens: 7, digest: [files.len() as u8; 32] })
-            })
-            .unwrap();
-        let mut seen = Vec::new();
-        for (i, message) in messages.iter().enumerate() {
-            for image in &message.images {
-                assert!(image.tokens == 7 && message.content.is_char_boundary(image.at));
-                let SentImage { file, detail, .. } = &files[usize::from(image.digest[0]) - 1];
-                let (role, at, file) = (&message.role, image.at, str::from_utf8(file).unwrap());
-                seen.push(format!("{i} {role} {at} {file} {detail:?}"));
-            }
-        }
-        seen
-    }
-}
-
-#[cfg(test)]
 mod tests {
     use moeflux::base::ImageError;
     use serde_json::{Value, json};
 
-    use super::{testing::with_fields, *};
+    use super::*;
+    use crate::requests::seen_images::with_fields;
 
     fn add(table: &mut ImageTable, part: &Value) -> Result<ImageDigest, String> {
         with_fields(part, |part| table.add_part(part).map_err(|error| error.message().to_owned()))
@@ -349,14 +302,28 @@ mod tests {
         }
         let low = add(&mut table, &json!({"image_url": url, "detail": "low"})).unwrap();
         assert_eq!((table.files.len(), table.bytes()), (2, 6));
-        let tokens = [first, low].map(|digest| table.files[&digest].detail.max_tokens());
-        assert_eq!(tokens, [None, Some(256)]);
+        let details = [first, low].map(|digest| table.files[&digest].detail);
+        assert_eq!(details, [ImageDetail::Auto, ImageDetail::Low]);
         let error = add(&mut table, &json!({"image_url": url, "detail": "tiny"})).unwrap_err();
         assert_eq!(error, "detail must be low, high, auto or original");
         // The same file counts each time.
         (5..MAX_IMAGES).for_each(|_| assert_eq!(add(&mut table, &string), Ok(first)));
         let error = add(&mut table, &string).unwrap_err();
         assert_eq!(error, "image_url: expected at most 32 images in a request, got more");
+    }
+
+    #[test]
+    fn a_file_over_the_limit_is_not_decoded() {
+        let add = |bytes: usize, end: &str| {
+            let text = "A".repeat(bytes / 3 * 4) + end;
+            ImageTable::default().add(&text, "images[0]", ImageDetail::Auto).unwrap_err()
+        };
+        // Both texts are wrong, but only one is looked at.
+        let error = add(MAX_BYTES, "AAA-");
+        let words = "images[0]: expected an image of 1 to 20971520 bytes, got 20971521";
+        assert_eq!(error.message(), words);
+        let error = add(MAX_BYTES, "AA-");
+        assert!(error.message().contains("expected base64, got '-' at"), "{}", error.message());
     }
 
     #[test]

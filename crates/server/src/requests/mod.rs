@@ -40,6 +40,8 @@ pub(crate) mod models;
 pub(crate) mod overflow;
 pub(crate) mod prompt;
 pub(crate) mod respond;
+#[cfg(test)]
+pub(crate) mod seen_images;
 mod submit;
 pub(crate) mod token_ids;
 mod turn_folder;

@@ -237,7 +237,7 @@ impl TurnRecorder {
 
 #[cfg(test)]
 mod tests {
-    use moeflux::base::Notices;
+    use moeflux::{base::Notices, text::MessageImage};
 
     use super::*;
     use crate::requests::{
@@ -346,6 +346,28 @@ mod tests {
         let yes = Message::assistant("Yes.");
         assert_eq!(memory.recall(&[asked, yes.clone()], CallIds::Kept).turns.len(), 1);
         assert_eq!(memory.recall(&[other, yes], CallIds::Kept).turns.len(), 0);
+    }
+
+    #[test]
+    fn answers_belong_to_the_images_of_their_conversation() {
+        let memory = Arc::new(TurnMemory::new("model", None));
+        let image = |at, n| MessageImage { at, tokens: 4, digest: [n; 32] };
+        let seen = |images: Vec<MessageImage>| Message::user("Look").images(images);
+        let asked = seen(vec![image(0, 1), image(4, 2)]);
+        for ids in [CallIds::Kept, CallIds::Dropped] {
+            let said = [Delta::Reasoning("Hm.".into()), Delta::Text("Yes.".into())];
+            answer_with(&memory, std::slice::from_ref(&asked), &said, ids);
+            for (images, turns) in [
+                (vec![image(0, 1), image(4, 2)], 1),
+                (vec![image(0, 1), image(4, 3)], 0),
+                (vec![image(0, 1), image(3, 2)], 0),
+                (vec![image(0, 1)], 0),
+                (Vec::new(), 0),
+            ] {
+                let messages = [seen(images), Message::assistant("Yes.")];
+                assert_eq!(memory.recall(&messages, ids).turns.len(), turns, "{messages:?}");
+            }
+        }
     }
 
     #[test]

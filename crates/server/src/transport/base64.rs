@@ -57,8 +57,8 @@ pub(crate) fn decode(text: &str) -> Result<Vec<u8>, String> {
     }
     let rest = symbols % GROUP;
     if rest == 1 || (padding > 0 && (rest == 0 || rest + padding != GROUP)) {
-        let message = "expected groups of four characters, got another number";
-        return Err(format!("{message}: {symbols} and {padding} of padding"));
+        let expected = "expected base64 in groups of four characters";
+        return Err(format!("{expected}, got {symbols} and {padding} of padding"));
     }
     let [_, first, second, _] = (bits << (6 * (GROUP - rest) % 24)).to_be_bytes();
     bytes.extend([first, second].into_iter().take(rest.saturating_sub(1)));

@@ -1,12 +1,10 @@
-//! Images in requests of all APIs: what is refused, and where the error says that it is.
+//! Images in requests of all APIs: refusals, and the places that they name.
 
-use moeflux_server::ServerOptions;
 use serde_json::{Value, json};
 
 use crate::{
     TestServer,
     client::{Reply, get, post},
-    engine,
 };
 
 /// A file, which a model without a vision tower does not look into.
@@ -222,10 +220,7 @@ fn other_addresses_and_places_are_refused() {
 
 #[test]
 fn images_have_limits() {
-    // Bodies have a fourth of it: 48 MiB.
-    let mut options = ServerOptions::default();
-    options.request_memory = 192 << 20;
-    let server = TestServer::serve(&engine(&moeflux_tales::FILES, 1), 4, options);
+    let server = TestServer::start(1, 4, "");
     let many = |count: usize| {
         let image = json!({"type": "image_url", "image_url": data_url(FILE)});
         parts(&json!(vec![image; count]))
@@ -237,22 +232,9 @@ fn images_have_limits() {
     let words = "messages[0].content[32].image_url: expected at most 32 images in a request, got";
     assert!(message.starts_with(words), "{message}");
     // A body of images costs less memory than one of text.
-    for (bytes, words) in [(20 << 20, "reads text only"), ((20 << 20) + 1, "got 20971521")] {
-        let mut data = "A".repeat(bytes / 3 * 4 + bytes % 3 + usize::from(bytes % 3 > 0));
-        let message = refused(
-            "/api/generate",
-            &post(
-                &server,
-                "/api/generate",
-                &json!({
-                    "images": [std::mem::take(&mut data)],
-                }),
-            ),
-        );
-        assert!(message.starts_with("images[0]: ") && message.contains(words), "{message}");
-    }
-    let text = json!({"prompt": "A".repeat(27 << 20)});
-    assert_eq!(post(&server, "/api/generate", &text).status, 413);
-    let over = json!({"images": ["A".repeat(48 << 20)]});
-    assert_eq!(post(&server, "/api/generate", &over).status, 413);
+    let long = "A".repeat(8 << 20);
+    let message = refused(path, &post(&server, path, &chat(&json!(data_url(&long)))));
+    assert!(message.contains("this model reads text only"), "{message}");
+    let reply = post(&server, path, &parts(&json!([{"type": "text", "text": long}])));
+    assert!(reply.status == 413 && reply.body.contains("reading this request"), "{}", reply.body);
 }

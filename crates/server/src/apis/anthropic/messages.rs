@@ -217,7 +217,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::requests::images::testing::{seen, with_fields};
+    use crate::requests::seen_images::{seen_images, with_fields};
 
     #[test]
     fn images_are_among_the_blocks_of_users_and_results() {
@@ -235,7 +235,7 @@ mod tests {
             ]}),
             |fields| parse(fields).unwrap(),
         );
-        let images = ["0 user 5 one Full", "2 tool 5 two Full", "3 user 0 three Full"];
-        assert_eq!(seen(list), images);
+        let images = ["0 user 5 one Auto", "2 tool 5 two Auto", "3 user 0 three Auto"];
+        assert_eq!(seen_images(list), images);
     }
 }

@@ -214,7 +214,7 @@ mod tests {
     use super::*;
     use crate::requests::{
         ask::MessageList,
-        images::testing::{seen, with_fields},
+        seen_images::{seen_images, with_fields},
     };
 
     #[test]
@@ -230,6 +230,9 @@ mod tests {
             list.push(content.into_message("user", "").unwrap(), "").unwrap();
             list
         });
-        assert_eq!(seen(list), ["0 user 2 one Full", "0 user 2 two Full", "0 user 3 one Full"]);
+        assert_eq!(
+            seen_images(list),
+            ["0 user 2 one Auto", "0 user 2 two Auto", "0 user 3 one Auto"]
+        );
     }
 }

@@ -271,7 +271,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::requests::images::testing::{seen, with_fields};
+    use crate::requests::seen_images::{seen_images, with_fields};
 
     #[test]
     fn images_are_before_the_text_of_their_message() {
@@ -280,8 +280,8 @@ mod tests {
             {"role": "user", "images": ["b25l"]},
         ]});
         let list = with_fields(&chat, |fields| messages(fields).unwrap());
-        let images = ["0 user 0 one Full", "0 user 0 two Full", "1 user 0 one Full"];
-        assert_eq!(seen(list), images);
+        let images = ["0 user 0 one Auto", "0 user 0 two Auto", "1 user 0 one Auto"];
+        assert_eq!(seen_images(list), images);
         let generate = json!({"prompt": "Look:", "images": ["dHdv"]});
         let list = with_fields(&generate, |fields| {
             assert!(!is_empty_prompt(fields).unwrap());
@@ -290,6 +290,6 @@ mod tests {
             list.push(content.into_message("user", "images").unwrap(), "prompt").unwrap();
             list
         });
-        assert_eq!(seen(list), ["0 user 0 two Full"]);
+        assert_eq!(seen_images(list), ["0 user 0 two Auto"]);
     }
 }

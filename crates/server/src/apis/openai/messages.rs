@@ -120,7 +120,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::requests::images::testing::{seen, with_fields};
+    use crate::requests::seen_images::{seen_images, with_fields};
 
     #[test]
     fn images_are_between_the_texts_of_their_message() {
@@ -141,8 +141,8 @@ mod tests {
             ]}),
             |fields| parse(fields).unwrap(),
         );
-        let images = ["1 user 3 one Low", "1 user 3 two Full", "3 tool 0 two Full"];
-        assert_eq!(seen(list), images);
+        let images = ["1 user 3 one Low", "1 user 3 two Auto", "3 tool 0 two Auto"];
+        assert_eq!(seen_images(list), images);
         let content = |content: &serde_json::Value| {
             with_fields(&json!({"content": content}), |fields| {
                 super::content(fields, "content", &mut ImageTable::default()).unwrap().text

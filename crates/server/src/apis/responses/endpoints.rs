@@ -11,10 +11,11 @@ use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
 use super::{
+    earlier::EarlierMessages,
     encoder::{ID_PREFIX, ResponseEncoder, ResponseForm},
     input::{self, RequestTools, ToolNames},
     items::ResponseObject,
-    store::{EarlierMessages, ResponseStore, RunningResponse, StoringEncoder},
+    store::{ResponseStore, RunningResponse, StoringEncoder},
 };
 use crate::{
     apis::openai::tools,

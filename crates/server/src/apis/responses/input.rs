@@ -7,7 +7,7 @@ use moeflux::{
     text::{ToolCall, ToolSet},
 };
 
-use super::{items::decrypted, store::EarlierMessages};
+use super::{earlier::EarlierMessages, items::decrypted};
 use crate::{
     apis::openai::{messages, tools},
     requests::{ask::MessageList, content::Content},
@@ -253,7 +253,7 @@ mod tests {
     use super::*;
     use crate::requests::{
         ask::Conversation,
-        images::testing::{seen, with_fields},
+        seen_images::{seen_images, with_fields},
     };
 
     #[test]
@@ -273,12 +273,12 @@ mod tests {
             with_fields(body, |fields| messages(fields, &names, before).unwrap())
         };
         let images = ["0 user 5 one Low", "2 tool 0 two Low"];
-        assert_eq!(seen(parse(&items, None)), images);
+        assert_eq!(seen_images(parse(&items, None)), images);
         let Conversation { messages, images: table, .. } =
             Conversation::new(parse(&items, None), moeflux::ChatOptions::default());
         let before = EarlierMessages { messages, images: table };
         let more = json!({"input": [{"role": "user", "content": [image("b25l")]}]});
         let all = [&images[..], &["3 user 0 one Low"]].concat();
-        assert_eq!(seen(parse(&more, Some(&before))), all);
+        assert_eq!(seen_images(parse(&more, Some(&before))), all);
     }
 }

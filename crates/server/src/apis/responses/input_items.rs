@@ -127,7 +127,7 @@ mod tests {
     use moeflux::text::{MessageImage, ToolCall};
 
     use super::*;
-    use crate::apis::responses::store::EarlierMessages;
+    use crate::apis::responses::earlier::EarlierMessages;
 
     #[test]
     fn messages_become_items_with_ids_of_their_own() {

@@ -1,5 +1,6 @@
 //! OpenAI's API of responses: `/v1/responses`.
 
+mod earlier;
 mod encoder;
 mod endpoints;
 mod input;

@@ -9,11 +9,12 @@ use moeflux::Message;
 use tokio::sync::oneshot;
 
 use super::{
+    earlier::EarlierMessages,
     encoder::ResponseEncoder,
     items::{ItemStatus, ResponseEvent, ResponseObject},
 };
 use crate::{
-    requests::{delta::Delta, images::ImageTable, respond::Encoder},
+    requests::{delta::Delta, respond::Encoder},
     transport::{error::ApiError, json},
 };
 
@@ -89,13 +90,6 @@ pub(super) struct StoredResponse {
     pub(super) text: String,
     /// Messages up to the answer, which is the last one.
     pub(super) conversation: EarlierMessages,
-}
-
-/// Messages of a response, without its instructions.
-#[derive(Clone, Debug, Default)]
-pub(super) struct EarlierMessages {
-    pub(super) messages: Vec<Message>,
-    pub(super) images: ImageTable,
 }
 
 impl StoredResponse {
