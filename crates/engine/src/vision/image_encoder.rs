@@ -87,7 +87,8 @@ impl ImageEncoder {
         let form = tower.patch_form();
         let patches = (max_tokens as usize).saturating_mul(form.merge * form.merge);
         tower.reserve(patches);
-        let memory = VisionMemory { cache: cache_bytes, ..tower.memory(patches)? };
+        let decoded = 3 * ImageLimits::default().max_pixels;
+        let memory = VisionMemory { cache: cache_bytes, decoded, ..tower.memory(patches)? };
         let planned = memory.planned(is_resident, tower.is_on_card());
         let state = EncoderState {
             tower: Some(tower),

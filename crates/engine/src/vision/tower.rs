@@ -116,6 +116,7 @@ impl VisionTower {
             weights,
             activations_at_max_tokens: buffers.saturating_add(of_host),
             cache: 0,
+            decoded: 0,
         })
     }
 

@@ -4,8 +4,7 @@ use crate::runtime::ImageMemory;
 
 /// Memory that images take, in bytes: of a card if it computes the tower, else of the host.
 ///
-/// Prepared images are not counted, nor is the decoder of files
-/// ([`ImageLimits`](moeflux_vision::ImageLimits)), nor are the rows of a run until it ends.
+/// Prepared images are not counted, nor are the rows of a run until it ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct VisionMemory {
@@ -19,6 +18,8 @@ pub struct VisionMemory {
     pub activations_at_max_tokens: u64,
     /// Maximum of the embedding cache, on the host.
     pub cache: u64,
+    /// Decoded image of the maximum size, on the host.
+    pub decoded: u64,
 }
 
 impl VisionMemory {
@@ -26,9 +27,10 @@ impl VisionMemory {
     pub(crate) fn planned(&self, is_resident: bool, is_on_card: bool) -> ImageMemory {
         let weights = if is_resident { self.weights } else { self.weights_in_passing };
         let tower = weights.saturating_add(self.activations_at_max_tokens);
+        let kept = self.cache.saturating_add(self.decoded);
         match is_on_card {
-            true => ImageMemory { host: self.cache, card: tower },
-            false => ImageMemory { host: self.cache.saturating_add(tower), card: 0 },
+            true => ImageMemory { host: kept, card: tower },
+            false => ImageMemory { host: kept.saturating_add(tower), card: 0 },
         }
     }
 }

@@ -7,7 +7,11 @@
 use std::collections::BTreeMap;
 
 use axum::body::Bytes;
-use moeflux::{Error, text::MessageImage};
+use moeflux::{
+    Error,
+    text::{MessageImage, PlacedImage},
+    vision::ImageDetail,
+};
 use sha2::{Digest, Sha256};
 
 use crate::transport::{
@@ -22,18 +26,6 @@ const MAX_BYTES: usize = 20 << 20;
 
 /// Maximum number of images of a request.
 const MAX_IMAGES: usize = 32;
-
-/// Detail in which a model sees an image.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum ImageDetail {
-    /// At most 256 tokens.
-    Low,
-    /// As many tokens as the model's settings allow.
-    #[default]
-    Auto,
-    /// The same as `Auto`.
-    High,
-}
 
 /// The field `detail` of an image.
 fn detail(fields: &Fields<'_>) -> Result<ImageDetail, ApiError> {
@@ -62,12 +54,30 @@ pub(crate) struct SentImage {
 pub(crate) type ImageReader<'a> = Box<dyn Fn(&SentImage) -> Result<ReadImage, Error> + 'a>;
 
 /// An image as a model reads it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ReadImage {
     /// Tokens that stand for it in a prompt.
     pub(crate) tokens: usize,
     /// SHA-256 of its pixels as the model sees them.
     pub(crate) digest: ImageDigest,
+    /// Remark for the client.
+    pub(crate) note: Option<String>,
+}
+
+/// Image of a prompt, with its file.
+#[derive(Clone, Debug)]
+pub(crate) struct PromptFile {
+    pub(crate) placed: PlacedImage,
+    pub(crate) image: SentImage,
+}
+
+/// Images of a request as a model reads them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ResolvedImages {
+    /// Files by the digest of the pixels.
+    pub(crate) files: BTreeMap<ImageDigest, SentImage>,
+    /// Remarks for the client.
+    pub(crate) notes: Vec<String>,
 }
 
 /// Files of the images of a request, each once. Until they are resolved, images of messages have no
@@ -77,6 +87,17 @@ pub(crate) struct ImageTable {
     files: BTreeMap<ImageDigest, SentImage>,
     /// Images so far; one that is repeated counts each time.
     count: usize,
+}
+
+impl ResolvedImages {
+    /// Images of a prompt.
+    pub(crate) fn files(&self, placed: &[PlacedImage]) -> Vec<PromptFile> {
+        let file = |placed: &PlacedImage| {
+            let image = self.files.get(&placed.digest)?.clone();
+            Some(PromptFile { placed: *placed, image })
+        };
+        placed.iter().filter_map(file).collect()
+    }
 }
 
 impl ImageTable {
@@ -191,8 +212,8 @@ impl ImageTable {
         self,
         images: impl Iterator<Item = &'a mut MessageImage>,
         mut read: impl FnMut(&SentImage) -> Result<ReadImage, Error>,
-    ) -> Result<(), ApiError> {
-        let mut found = BTreeMap::new();
+    ) -> Result<ResolvedImages, ApiError> {
+        let (mut found, mut resolved) = (BTreeMap::new(), ResolvedImages::default());
         for (digest, image) in self.files {
             if is_cancelled() {
                 return Err(Error::Cancelled.into());
@@ -201,24 +222,27 @@ impl ImageTable {
                 Error::Image(problem) => image_error(&image.path, &problem.to_string()),
                 other => other.into(),
             });
-            found.insert(digest, read?);
+            let read = read?;
+            resolved.files.insert(read.digest, image);
+            resolved.notes.extend(read.note.clone());
+            found.insert(digest, read);
         }
         for image in images {
             let read = found.get(&image.digest);
-            let ReadImage { tokens, digest } =
-                *read.ok_or_else(|| ApiError::internal("an image of the request is missing"))?;
-            (image.tokens, image.digest) = (tokens, digest);
+            let read = read.ok_or_else(|| ApiError::internal("an image of the request is lost"))?;
+            (image.tokens, image.digest) = (read.tokens, read.digest);
         }
-        Ok(())
+        Ok(resolved)
     }
 
     /// Refuses images that the model with this name cannot read.
     ///
     /// # Errors
     /// There are images.
-    pub(crate) fn refuse(&self, model: &str) -> Result<(), ApiError> {
+    pub(crate) fn refuse(&self, model: &str) -> Result<ResolvedImages, ApiError> {
         let problem = format!("this model reads text only: {model} has no vision tower");
-        self.files.values().next().map_or(Ok(()), |image| Err(image_error(&image.path, &problem)))
+        let refused = |image: &SentImage| Err(image_error(&image.path, &problem));
+        self.files.values().next().map_or_else(|| Ok(ResolvedImages::default()), refused)
     }
 }
 

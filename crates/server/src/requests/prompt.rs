@@ -5,7 +5,8 @@ use std::{mem, sync::Arc};
 use axum::{extract::Request, response::Response};
 use moeflux::{
     ChatOptions, Error, Message,
-    text::{MaskSource, Text},
+    runtime::PromptImages,
+    text::{MaskSource, PlacedImage, Text},
 };
 use serde_json::{Map, Value};
 
@@ -15,6 +16,7 @@ use super::{
     app::App,
     ask::{Ask, AskPrompt, Conversation, ConversationParts as Parts, RawPrompt},
     content::Content,
+    images::{PromptFile, ResolvedImages},
     models::ServedModel,
     overflow::{self, Overflow},
     turns::{Recalled, TurnStart},
@@ -35,6 +37,12 @@ const MESSAGE_BYTES: usize = 64;
 #[derive(Clone, Debug)]
 pub(crate) struct Prompt {
     pub(crate) tokens: Vec<u32>,
+    /// Images among them.
+    pub(crate) placed: Vec<PlacedImage>,
+    /// The same with their files, until their rows are computed.
+    pub(crate) files: Vec<PromptFile>,
+    /// The same with their rows.
+    pub(crate) images: PromptImages,
     pub(crate) ends: Vec<usize>,
     /// The prompt before its answer.
     pub(crate) echo: Option<Echo>,
@@ -50,8 +58,18 @@ pub(crate) struct Prompt {
 
 impl Prompt {
     fn new(tokens: Vec<u32>) -> Self {
-        let (ends, masks, notes) = (Vec::new(), Vec::new(), Vec::new());
-        Self { tokens, ends, echo: None, turn: None, dropped_messages: 0, masks, notes }
+        Self {
+            tokens,
+            placed: Vec::new(),
+            files: Vec::new(),
+            images: PromptImages::default(),
+            ends: Vec::new(),
+            echo: None,
+            turn: None,
+            dropped_messages: 0,
+            masks: Vec::new(),
+            notes: Vec::new(),
+        }
     }
 }
 
@@ -64,7 +82,7 @@ pub(crate) fn prompts(model: &ServedModel, ask: &mut Ask) -> Result<Vec<Prompt>,
     let text = model.text()?;
     match &mut ask.prompt {
         AskPrompt::Conversation(conversation) => {
-            resolve_images(model, conversation)?;
+            let images = resolve_images(model, conversation)?;
             let rules = model.options.forms;
             let AskedGrammar { grammar, notes } =
                 answer_grammar::of_conversation(text, conversation, ask.one_call, rules)?;
@@ -74,7 +92,8 @@ pub(crate) fn prompts(model: &ServedModel, ask: &mut Ask) -> Result<Vec<Prompt>,
                 prompt.masks.extend(text.thinking_budget(&prompt.tokens, budget)?);
             }
             prompt.masks.extend(answer_grammar::mask(grammar.as_ref(), text, &prompt.tokens)?);
-            prompt.notes = notes;
+            prompt.files = images.files(&prompt.placed);
+            prompt.notes = [images.notes, notes].concat();
             Ok(vec![prompt])
         }
         AskPrompt::Raw { prompts, images, echo, form, .. } => {
@@ -82,14 +101,15 @@ pub(crate) fn prompts(model: &ServedModel, ask: &mut Ask) -> Result<Vec<Prompt>,
                 RawPrompt::Media(content) => Some(&mut content.images),
                 RawPrompt::Text(_) | RawPrompt::Tokens(_) => None,
             });
-            model.resolve_images(mem::take(images), contents.flatten())?;
+            let images = model.resolve_images(mem::take(images), contents.flatten())?;
             let AskedGrammar { grammar, notes } =
                 answer_grammar::of_text(text, form.as_ref(), model.options.forms)?;
             let logprobs = ask.request.prompt_logprobs;
             let raw = |prompt| {
                 let mut raw = raw(model, prompt, *echo)?;
                 raw.masks.extend(answer_grammar::mask(grammar.as_ref(), text, &raw.tokens)?);
-                raw.notes.clone_from(&notes);
+                raw.files = images.files(&raw.placed);
+                raw.notes = [&images.notes[..], &notes].concat();
                 if let Some(echo) = &mut raw.echo {
                     echo.logprobs = logprobs.then(|| raw.tokens.clone());
                 }
@@ -104,7 +124,10 @@ pub(crate) fn prompts(model: &ServedModel, ask: &mut Ask) -> Result<Vec<Prompt>,
 ///
 /// # Errors
 /// The model reads no images, or not these.
-fn resolve_images(model: &ServedModel, conversation: &mut Conversation) -> Result<(), ApiError> {
+fn resolve_images(
+    model: &ServedModel,
+    conversation: &mut Conversation,
+) -> Result<ResolvedImages, ApiError> {
     let messages = conversation.messages.iter_mut().map(|message| &mut message.images);
     model.resolve_images(mem::take(&mut conversation.images), messages.flatten())
 }
@@ -217,6 +240,7 @@ fn chat(
     let prompt = text.prompt_after(&recalled.messages, options, recalled.turns());
     let prompt = prompt.map_err(refused)?;
     let (mut tokens, ends) = (prompt.tokens.clone(), prompt.ends.clone());
+    let placed = prompt.images.clone();
     tokens.extend(text.encode_continuation(start)?);
     if tokens.len() > limit {
         return Err(ApiError::context(tokens.len(), limit));
@@ -226,7 +250,7 @@ fn chat(
     }
     // The start of an answer is not part of its message.
     let turn = start.is_empty().then(|| model.turns.start(prompt, messages, *call_ids));
-    Ok(Prompt { ends, turn, ..Prompt::new(tokens) })
+    Ok(Prompt { placed, ends, turn, ..Prompt::new(tokens) })
 }
 
 /// Error of a prompt: those of the template are the client's, without the path of its file.
@@ -261,6 +285,7 @@ pub(crate) async fn count_tokens(
 
 fn raw(model: &ServedModel, prompt: &RawPrompt, echo: bool) -> Result<Prompt, ApiError> {
     let context = model.context();
+    let mut placed = Vec::new();
     let tokens = match prompt {
         RawPrompt::Text(text) => model.text()?.encode(text).or_else(|error| {
             let error = ApiError::from(error);
@@ -270,7 +295,11 @@ fn raw(model: &ServedModel, prompt: &RawPrompt, echo: bool) -> Result<Prompt, Ap
             }
         })?,
         RawPrompt::Tokens(tokens) => tokens.clone(),
-        RawPrompt::Media(content) => model.media_tokens(content)?,
+        RawPrompt::Media(Content { text, images, .. }) => {
+            let expanded = model.text()?.encode_with_images(text, images).map_err(refused)?;
+            placed = expanded.images;
+            expanded.tokens
+        }
     };
     if tokens.len() > context {
         return Err(ApiError::context(tokens.len(), context));
@@ -286,5 +315,5 @@ fn raw(model: &ServedModel, prompt: &RawPrompt, echo: bool) -> Result<Prompt, Ap
         (RawPrompt::Tokens(tokens), true) => Some(model.text()?.tokenizer().decode(tokens, false)?),
     };
     let echo = echo.map(|text| Echo { text, logprobs: None });
-    Ok(Prompt { echo, ..Prompt::new(tokens) })
+    Ok(Prompt { placed, echo, ..Prompt::new(tokens) })
 }

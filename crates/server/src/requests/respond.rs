@@ -5,6 +5,7 @@
 use std::{
     convert::Infallible,
     future::poll_fn,
+    mem,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -39,6 +40,7 @@ use crate::transport::{
     error_shape::ApiShape,
     json::{self, Fields},
     notes::{self, NOTES},
+    work,
 };
 
 /// Longest silence of a stream.
@@ -181,14 +183,27 @@ pub(crate) async fn answer_body<E: Encoder>(
             let Asked { mut ask, mut encoder, cancelled } = read(&model, &body.fields()?)?;
             let prompts = prompt::prompts(&model, &mut ask)?;
             encoder.prompts(&model, &prompts)?;
-            // All prompts of a request have the same form.
-            let notes = prompts.first().map_or(&[][..], |prompt| &prompt.notes);
-            let notes = notes::header(notes);
-            let answers =
-                submit::submit(&model, &ask, prompts)?.cancelled_by(cancelled).lease(model);
-            Ok(Submitted { answers, encoder, notes })
+            let request = ReadRequest { model, ask, encoder, cancelled, prompts };
+            match request.prompts.iter().all(|prompt| prompt.files.is_empty()) {
+                true => request.submit().map(Stage::Submitted),
+                false => Ok(Stage::WithImages(Box::new(request), body)),
+            }
         };
-        body.read(&app.bodies, submit).await
+        match body.read(&app.bodies, submit).await? {
+            Stage::Submitted(submitted) => Ok(submitted),
+            // The body keeps its room, as the files of the images are its size.
+            Stage::WithImages(mut request, _body) => {
+                let turn = request.model.tower_turn().await;
+                let seen = move || {
+                    let _turn = turn;
+                    for prompt in &mut request.prompts {
+                        prompt.images = request.model.see(&mem::take(&mut prompt.files))?;
+                    }
+                    request.submit()
+                };
+                work::run_beside(seen).await
+            }
+        }
     };
     if !is_stream {
         let submitted = submit.await?;
@@ -205,6 +220,33 @@ pub(crate) async fn answer_body<E: Encoder>(
         }
         Err(_) => Ok(stream(StreamPart::Early(submit))),
     }
+}
+
+/// A request that was read, with the tokens of its prompts.
+struct ReadRequest<E> {
+    model: ModelLease,
+    ask: Ask,
+    encoder: E,
+    cancelled: Option<oneshot::Receiver<()>>,
+    prompts: Vec<Prompt>,
+}
+
+impl<E> ReadRequest<E> {
+    fn submit(self) -> Result<Submitted<E>, ApiError> {
+        let Self { model, ask, encoder, cancelled, prompts } = self;
+        // All prompts of a request have the same form.
+        let notes = prompts.first().map_or(&[][..], |prompt| &prompt.notes);
+        let notes = notes::header(notes);
+        let answers = submit::submit(&model, &ask, prompts)?.cancelled_by(cancelled).lease(model);
+        Ok(Submitted { answers, encoder, notes })
+    }
+}
+
+/// Request after its body was read.
+enum Stage<E> {
+    Submitted(Submitted<E>),
+    /// Its images are yet to be computed.
+    WithImages(Box<ReadRequest<E>>, JsonBody),
 }
 
 impl<E> Submitted<E> {

@@ -23,7 +23,7 @@ pub(crate) fn seen_images(list: MessageList) -> Vec<String> {
     images
         .resolve(of_messages, |image| {
             files.push(image.clone());
-            Ok(ReadImage { tokens: 7, digest: [files.len() as u8; 32] })
+            Ok(ReadImage { tokens: 7, digest: [files.len() as u8; 32], note: None })
         })
         .unwrap();
     let mut seen = Vec::new();

@@ -43,7 +43,7 @@ fn accept(
     mut request: GenerateRequest,
 ) -> Result<Accepted, ApiError> {
     let text = model.text()?;
-    let Prompt { tokens, ends, echo, turn, masks, .. } = prompt;
+    let Prompt { tokens, images, ends, echo, turn, masks, .. } = prompt;
     let mut calls_only = false;
     let source = match &ask.prompt {
         AskPrompt::Conversation(conversation) => {
@@ -70,6 +70,7 @@ fn accept(
     let deltas = deltas.reports(ask.reports);
     request.masks.extend(masks.into_iter().chain(model.options.masks.iter().cloned()));
     let (sink, events) = mpsc::channel(UNREAD);
-    let handle = model.core.submit(tokens, request.ends(ends), Box::new(ChannelSink(sink)))?;
+    let request = request.ends(ends).images(images);
+    let handle = model.core.submit(tokens, request, Box::new(ChannelSink(sink)))?;
     Ok(Accepted::new(events, deltas, handle))
 }

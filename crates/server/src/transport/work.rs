@@ -164,7 +164,8 @@ impl Drop for WorkTurn {
 
 /// Threads for bodies of all sizes.
 pub(crate) fn threads() -> usize {
-    SMALL_THREADS + turn_threads()
+    // And one for a vision tower.
+    SMALL_THREADS + turn_threads() + 1
 }
 
 fn turn_threads() -> usize {
@@ -191,6 +192,25 @@ impl Drop for Presence {
     }
 }
 
+/// Result of `compute`, on a thread that waits for no client. Dropping the future makes
+/// [`is_cancelled`] true there.
+///
+/// # Errors
+/// The errors of `compute`.
+pub(crate) async fn run_beside<T: Send + 'static>(
+    compute: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let presence = Presence(Arc::default());
+    let gone = Arc::clone(&presence.0);
+    let computed = spawn_blocking(move || {
+        GONE.set(gone);
+        let result = compute();
+        GONE.take();
+        result
+    });
+    computed.await.unwrap_or_else(|_| Err(ApiError::internal("the request could not be read")))
+}
+
 impl WorkQueue {
     /// Turns with `memory` bytes.
     pub(crate) fn new(memory: usize, give_back: GiveBack) -> Self {
@@ -212,19 +232,16 @@ impl WorkQueue {
             ..=SMALL_BODY => None,
             _ => Some(self.turn(size).await?),
         };
-        let presence = Presence(Arc::default());
-        let (gone, give_back) = (Arc::clone(&presence.0), self.give_back);
-        let computed = spawn_blocking(move || {
-            GONE.set(gone);
+        let give_back = self.give_back;
+        run_beside(move || {
             let result = compute();
-            GONE.take();
             if size.memory.max(size.bytes) >= GIVE_BACK {
                 give_back();
             }
             drop(turn);
             result
-        });
-        computed.await.unwrap_or_else(|_| Err(ApiError::internal("the request could not be read")))
+        })
+        .await
     }
 
     /// Waits for a turn.

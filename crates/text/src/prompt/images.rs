@@ -8,7 +8,10 @@ use std::iter::{from_fn, repeat_n};
 use moeflux_base::Error;
 use serde::{Deserialize, Serialize};
 
-use crate::{chat::MessageImage, text::Text};
+use crate::{
+    chat::{ChatOptions, Message, MessageImage},
+    text::Text,
+};
 
 /// Image among the tokens of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,6 +88,44 @@ impl Text {
             }));
         }
         Ok(expanded)
+    }
+
+    /// Tokens of a text that is no conversation, with images at their offsets. Around each image are
+    /// the tokens that the chat template writes there.
+    ///
+    /// # Errors
+    /// As for [`Text::chat`]; an offset is not between two characters of the text.
+    pub fn encode_with_images(
+        &self,
+        text: &str,
+        images: &[MessageImage],
+    ) -> Result<ExpandedTokens, Error> {
+        let image = MessageImage { at: 0, tokens: 1, digest: [0; 32] };
+        let options = ChatOptions::default();
+        let question = |images| self.chat(&[Message::user("").images(images)], &options);
+        let (with, without) = (question(vec![image])?, question(Vec::new())?);
+        let same = |a: &mut dyn Iterator<Item = &u32>, b: &mut dyn Iterator<Item = &u32>| {
+            a.zip(b).take_while(|(a, b)| a == b).count()
+        };
+        let start = same(&mut with.iter(), &mut without.iter());
+        let rest = (&with[start..], &without[start..]);
+        let end = with.len() - same(&mut rest.0.iter().rev(), &mut rest.1.iter().rev());
+        let (mut tokens, mut done) = (Vec::new(), 0);
+        for image in images {
+            let part = text.get(done..image.at);
+            let part = part.ok_or_else(|| {
+                let problem = format!("expected images at ascending offsets, got {}", image.at);
+                self.tokenizer().problem(problem)
+            })?;
+            tokens.extend(match done {
+                0 => self.encode(part)?,
+                _ => self.encode_continuation(part)?,
+            });
+            tokens.extend_from_slice(&with[start..end]);
+            done = image.at;
+        }
+        tokens.extend(self.encode_continuation(&text[done..])?);
+        self.expand_images(&tokens, images)
     }
 
     /// Number of placeholders among `tokens`.

@@ -6,20 +6,21 @@ use std::{
 };
 
 use moeflux::{
-    Sampling,
+    Sampling, StepControl,
+    runtime::{CancelToken, PromptImages},
     serve::ServingCore,
     text::{MaskSource, MessageImage, Text},
 };
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::models::LoadedModel;
 use crate::{
     requests::{
         answer_head::AnswerHead,
-        content::Content,
         counters::RequestCounters,
         fim::FimTokens,
         form::FormRules,
-        images::{ImageReader, ImageTable},
+        images::{ImageReader, ImageTable, PromptFile, ReadImage, ResolvedImages},
         latency::Latencies,
         overflow::Overflow,
         turn_folder::TurnFolder,
@@ -56,6 +57,8 @@ pub(crate) struct ServedModel {
     pub(crate) disk_speed: Option<f64>,
     /// Held while an image is decoded, which takes up to some hundred MiB.
     decoding: Mutex<()>,
+    /// Held while the vision tower computes the images of a request.
+    tower: Arc<Semaphore>,
     pub(crate) options: AnswerOptions,
 }
 
@@ -83,7 +86,8 @@ impl ServedModel {
         };
         let turns = Arc::new(TurnMemory::new(model, turn_folder));
         let (name, decoding) = (name.to_owned(), Mutex::default());
-        Ok(Self { core, name, sampling, turns, disk_speed, decoding, options })
+        let tower = Arc::new(Semaphore::new(1));
+        Ok(Self { core, name, sampling, turns, disk_speed, decoding, tower, options })
     }
 
     /// Tokenizer, template and dialect.
@@ -127,7 +131,46 @@ impl ServedModel {
 
     /// Reader of images as the model sees them, if it has a vision tower.
     fn image_reader(&self) -> Option<ImageReader<'_>> {
-        None
+        let encoder = self.core.engine().images()?;
+        Some(Box::new(|image| {
+            let read = encoder.read(&image.file, image.detail)?;
+            let (tokens, digest) = (read.tokens() as usize, *read.digest());
+            Ok(ReadImage { tokens, digest, note: read.note() })
+        }))
+    }
+
+    /// Waits until no other request uses the vision tower.
+    pub(crate) async fn tower_turn(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.tower).acquire_owned().await.ok()
+    }
+
+    /// Images of a prompt with their rows, which the vision tower computes unless they are kept.
+    /// The client may go meanwhile.
+    ///
+    /// # Errors
+    /// The tower failed; the client is gone.
+    pub(crate) fn see(&self, files: &[PromptFile]) -> Result<PromptImages, ApiError> {
+        let mut images = PromptImages::default();
+        let Some(encoder) = self.core.engine().images() else { return Ok(images) };
+        let cancel = CancelToken::new();
+        for PromptFile { placed, image } in files {
+            let mut progress = |_| {
+                if is_cancelled() {
+                    cancel.cancel();
+                }
+            };
+            let mut control = StepControl::default().cancel(&cancel).progress(&mut progress);
+            // Read again, as pixels take more memory than files.
+            let rows = match encoder.cached(&placed.digest) {
+                Some(rows) => rows,
+                None => {
+                    let image = encoder.read(&image.file, image.detail)?;
+                    encoder.rows(&image, &mut control)?
+                }
+            };
+            images.push(placed.place, placed.digest, rows);
+        }
+        Ok(images)
     }
 
     /// Gives `images` their tokens and digests, by the files in `table`.
@@ -138,23 +181,12 @@ impl ServedModel {
         &self,
         table: ImageTable,
         images: impl Iterator<Item = &'a mut MessageImage>,
-    ) -> Result<(), ApiError> {
+    ) -> Result<ResolvedImages, ApiError> {
         let Some(read) = self.image_reader() else { return table.refuse(&self.name) };
         table.resolve(images, |image| {
             let _turn = self.decoding.lock().unwrap_or_else(PoisonError::into_inner);
             read(image)
         })
-    }
-
-    /// Tokens of a text with images that are resolved.
-    ///
-    /// # Errors
-    /// The text cannot be tokenized.
-    pub(crate) fn media_tokens(&self, content: &Content) -> Result<Vec<u32>, ApiError> {
-        match content.images.is_empty() {
-            true => Ok(self.text()?.encode(&content.text)?),
-            false => Err(ApiError::internal("no model reads images yet")),
-        }
     }
 
     /// Tokens of a prompt and its answer.
