@@ -432,7 +432,7 @@ fn vast(case: &str, into: &Path, depth: usize, inner: usize) {
 #[cfg(target_os = "linux")]
 #[test]
 fn the_memory_of_a_run_is_planned_and_returned() {
-    const SLACK: u64 = 4 << 20;
+    const SLACK: u64 = 8 << 20;
     if !in_own_process("vision::the_memory_of_a_run_is_planned_and_returned") {
         return;
     }
