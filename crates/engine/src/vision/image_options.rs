@@ -15,8 +15,8 @@ pub struct ImageOptions {
     pub max_tokens: Option<u32>,
     /// Maximum bytes of the embedding cache. Default: 64 MiB.
     pub cache_bytes: u64,
-    /// Whether the tower stays loaded between images. By default its weights are read while images
-    /// are computed, and dropped.
+    /// Whether the tower stays loaded between images, as it does on a card. By default a processor
+    /// reads its weights while images are computed, and drops them.
     pub resident: bool,
     /// Wraps each device that computes the tower; for tests that limit or observe it.
     pub wrap_device: Option<WrapDevice>,

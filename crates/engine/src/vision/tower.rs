@@ -74,6 +74,8 @@ impl VisionTower {
             resident: None,
         };
         tower.is_on_card = tower.open_device()?.memory().is_some();
+        // A card has all weights during a run anyway.
+        tower.is_resident |= tower.is_on_card;
         Ok(Some(tower))
     }
 
