@@ -281,9 +281,8 @@ fn images_stay_at_their_places_in_the_normal_form() {
         with(Message::tool("x", "soon"), &[(0, 1)]),
     ];
     let (rendered, order) = shown(&text, &messages);
-    let responses = format!(
-        "<tool_response>\n{pad}soon\n</tool_response>\n\n<tool_response>\nlate{pad}\n</tool_response>"
-    );
+    let response = |text| format!("<tool_response>\n{text}\n</tool_response>");
+    let responses = [format!("{pad}soon"), format!("late{pad}")].map(response).join("\n\n");
     assert!(rendered.ends_with(&format!("[user]{responses}")), "{rendered}");
     assert_eq!(order, [1, 2]);
 }
