@@ -163,8 +163,8 @@ impl Text {
         Err(self.tokenizer().problem(problem))
     }
 
-    /// Whether `images` are the first of `given`, and have placeholders in `tokens`, one image after
-    /// the other.
+    /// Whether `images` are the first of `given`, and have placeholders in `tokens`, one image
+    /// after the other.
     pub(super) fn has_images(
         &self,
         tokens: &[u32],

@@ -347,7 +347,8 @@ fn a_turn_continues_only_with_its_images() {
     };
     let first = text.prompt(&asked(1, 4), &options()).unwrap();
     // A placeholder that the model generates is a token of text.
-    let made = [&text.encode("A ramp. ").unwrap()[..], &[IMAGE]].concat();
+    let made = [&text.encode("A ramp. ").unwrap()[..], &[260, IMAGE, 261]].concat();
+    let spelled = "A ramp.<|vision_start|><|image_pad|><|vision_end|>";
     let turn = Turn::new(first.clone(), &made);
     assert!(
         turn.bytes() > Turn::new(ChatPrompt { images: vec![], ..first.clone() }, &made).bytes()
@@ -355,7 +356,7 @@ fn a_turn_continues_only_with_its_images() {
     let json = serde_json::to_string(&turn).unwrap();
     assert_eq!(serde_json::from_str::<Turn>(&json).unwrap(), turn);
 
-    let next = then(asked(1, 4), Message::assistant("A ramp.<|image_pad|>"));
+    let next = then(asked(1, 4), Message::assistant(spelled));
     let prompt = text.prompt_after(&next, &options(), [&turn]).unwrap();
     let plain = text.prompt(&next, &options()).unwrap();
     assert!(prompt.tokens.starts_with(turn.tokens()) && !plain.tokens.starts_with(turn.tokens()));
@@ -367,7 +368,7 @@ fn a_turn_continues_only_with_its_images() {
     assert_eq!(counted, prompt.tokens.len());
 
     // Another picture, another size of it, an image in the answer.
-    let answer = Message::assistant("A ramp.<|image_pad|>");
+    let answer = Message::assistant(spelled);
     let in_answer = Message::assistant("A ramp.").images(vec![image(7, 1, 1)]);
     for other in [
         then(asked(2, 4), answer.clone()),
