@@ -167,7 +167,7 @@ fn the_gpu_device_matches_mlx_with_sinks_windows_and_other_routers() {
 }
 
 /// `|a - b| / |b|`.
-fn distance(a: &[f32], b: &[f32]) -> f64 {
+pub(crate) fn distance(a: &[f32], b: &[f32]) -> f64 {
     let norm =
         |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
     assert_eq!(a.len(), b.len());
