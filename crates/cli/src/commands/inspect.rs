@@ -10,7 +10,7 @@ use moeflux::{
     experts::PageCache,
     model::blueprint::{
         Blueprint, BodyBlueprint, DrafterBlueprint, FeedForwardBlueprint, LayerBlueprint,
-        MixerBlueprint,
+        MixerBlueprint, VisionBlueprint,
     },
     runtime::{BankPlace, ChosenDevice, LineName, PoolLine},
 };
@@ -43,6 +43,9 @@ struct InspectReport {
     skipped: Vec<SkippedTensors>,
     /// Bytes of the head for multi-token prediction in the files, if it is read.
     drafter: Option<u64>,
+    /// Vision tower, if it is read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tower: Option<TowerSize>,
     sizes: ByteSizes,
     token_reads: TokenReads,
     device: Option<String>,
@@ -148,6 +151,24 @@ struct TensorKind {
 struct SkippedTensors {
     what: String,
     bytes: u64,
+}
+
+/// Vision tower.
+#[derive(Clone, Copy, Serialize)]
+struct TowerSize {
+    blocks: usize,
+    /// Bytes of its matrices.
+    bytes: u64,
+}
+
+impl TowerSize {
+    /// The tower of a model that takes images.
+    fn of(checkpoint: &Checkpoint, blueprint: &Blueprint) -> Option<Self> {
+        blueprint.images?;
+        let tower = VisionBlueprint::for_checkpoint(checkpoint).ok().flatten()?;
+        let bytes = tower.matrices().map(|matrix| matrix.file_bytes() as u64).sum();
+        Some(Self { blocks: tower.blocks.len(), bytes })
+    }
 }
 
 #[derive(Serialize)]
@@ -277,6 +298,7 @@ impl InspectReport {
             experts,
             tensors,
             drafter: blueprint.drafter.as_ref().map(DrafterBlueprint::file_bytes),
+            tower: TowerSize::of(checkpoint, blueprint),
             skipped: blueprint
                 .skipped
                 .iter()
@@ -521,6 +543,9 @@ impl std::fmt::Display for InspectReport {
         if let Some(bytes) = self.drafter {
             let what = format!("head for multi-token prediction, {}", disk(bytes));
             head.row(["drafts", &what]);
+        }
+        if let Some(TowerSize { blocks, bytes }) = self.tower {
+            head.row(["images", &format!("tower of {blocks} blocks, {}", disk(bytes))]);
         }
         for s in &self.skipped {
             head.row(["skipped", &format!("{}, {}", s.what, disk(s.bytes))]);

@@ -9,6 +9,7 @@ mod devices;
 mod dialects;
 mod file_versions;
 mod hub;
+mod images;
 mod inspect;
 mod logits;
 mod machines;

@@ -11,7 +11,7 @@ use std::{
 use super::*;
 
 /// A server that a test ends by a signal.
-struct Served {
+pub(super) struct Served {
     child: Child,
     /// Printed line with the URL of the API.
     line: String,
@@ -20,7 +20,7 @@ struct Served {
 }
 
 impl Served {
-    fn start(args: &[&str]) -> Self {
+    pub(super) fn start(args: &[&str]) -> Self {
         let serve = ["serve", "--quiet", "--port", "0"].iter().chain(args);
         let mut child = moeflux(serve).stdout(Stdio::piped()).spawn().unwrap();
         let mut out = BufReader::new(child.stdout.take().unwrap());
@@ -38,17 +38,22 @@ impl Served {
 
     /// Answer to a short request for a model.
     fn ask(&self, model: &str) -> String {
-        let mut client = TcpStream::connect(self.address()).unwrap();
         let messages = r#""messages": [{"role": "user", "content": "Hello"}]"#;
         let body = format!(r#"{{"model": "{model}", {messages}, "max_tokens": 2}}"#);
-        let head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close";
+        self.post("/v1/chat/completions", &body)
+    }
+
+    /// Response to a request with a JSON body.
+    pub(super) fn post(&self, path: &str, body: &str) -> String {
+        let mut client = TcpStream::connect(self.address()).unwrap();
+        let head = format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close");
         write!(client, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
         let mut reply = String::new();
         client.read_to_string(&mut reply).unwrap();
         reply
     }
 
-    fn end(mut self, signal: &str) {
+    pub(super) fn end(mut self, signal: &str) {
         let id = self.child.id().to_string();
         assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
         assert_eq!(self.child.wait().unwrap().code(), Some(0), "{signal}");

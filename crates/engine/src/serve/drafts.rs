@@ -184,6 +184,12 @@ mod tests {
     }
 
     #[test]
+    fn placeholders_of_images_are_never_proposed() {
+        let mut drafts = Drafts { placeholder: Some(ANSWER[0]), ..gated(None) };
+        assert_eq!(drafts_after(&mut drafts, 1, false), 0);
+    }
+
+    #[test]
     fn steps_of_a_card_have_few_rows_and_no_prompt() {
         let mut drafts = gated(Some(BATCH_INVARIANT_ROWS));
         let after = |drafts: &mut Drafts| [1, 2, 3, 4, 5].map(|n| drafts_after(drafts, n, false));
