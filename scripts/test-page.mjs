@@ -84,11 +84,21 @@ async function set(name, value) {
   await page.click("#settings button");
 }
 
-// Answers chat completions with `chunks` of a stream instead of the server.
+// Answers chat completions with `chunks` of a stream instead of the server, once `gate` is open.
 let chunks = null;
+let gate = null;
+// Messages of the last of these requests.
+let sent = null;
+// Answers the list of models with these instead of the server.
+let models = null;
 await page.setRequestInterception(true);
-page.on("request", (request) => {
+page.on("request", async (request) => {
+  if (models && request.url().endsWith("/v1/models")) {
+    return request.respond({ status: 200, body: JSON.stringify({ data: models }) });
+  }
   if (!chunks || !request.url().endsWith("/chat/completions")) return request.continue();
+  sent = JSON.parse(request.postData()).messages;
+  await gate;
   const events = chunks.map((chunk) => `data: ${JSON.stringify(chunk)}\n\n`);
   const headers = { "content-type": "text/event-stream" };
   request.respond({ status: 200, headers, body: `${events.join("")}data: [DONE]\n\n` });
@@ -268,6 +278,107 @@ for (const [name, part] of Object.entries({
   await page.keyboard.press("KeyN");
   await page.keyboard.up("Alt");
 }
+
+step("a model that reads text only gets no picture");
+const PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mP4z8AAAAMBAQ" +
+  "D3A0FDAAAAAElFTkSuQmCC";
+const PICTURE = `data:image/png;base64,${PIXEL}`;
+// Pastes or drops files, each a name, a kind and a size; without a size it is a red pixel.
+const bring = (event, ...files) => page.evaluate((event, files, pixel) => {
+  const data = new DataTransfer();
+  for (const [name, type, size] of files) {
+    const bytes = size ? new Uint8Array(size) : Uint8Array.from(atob(pixel), (c) => c.charCodeAt());
+    data.items.add(new File([bytes], name, { type }));
+  }
+  const options = { bubbles: true, cancelable: true };
+  document.getElementById("prompt").dispatchEvent(event === "paste"
+    ? new ClipboardEvent(event, { ...options, clipboardData: data })
+    : new DragEvent(event, { ...options, dataTransfer: data }));
+}, event, files, PIXEL);
+const noticeMatches = (pattern) => page.waitForFunction((source) =>
+  new RegExp(source).test(document.getElementById("notice").textContent), {}, pattern);
+const isSeen = (selector) => page.$eval(selector, (node) => node.checkVisibility());
+const images = (selector) => page.waitForFunction((selector) => {
+  const nodes = [...document.querySelectorAll(`${selector} img`)];
+  return nodes.every((image) => image.complete) && nodes.map((image) => image.naturalWidth);
+}, {}, selector).then((handle) => handle.jsonValue());
+const pending = (count) => page.waitForFunction((count) =>
+  document.querySelectorAll("#pending li").length === count, {}, count);
+assert.equal(await isSeen("#attach"), false);
+await bring("paste", ["a.png", "image/png"]);
+await noticeMatches("reads text only");
+await pending(0);
+
+step("pictures are pasted, dropped and chosen, and wrong ones refused");
+models = [{ id: "seer", capabilities: ["completion", "vision"] }];
+await page.reload({ waitUntil: "load" });
+await page.waitForSelector("#attach:not([hidden])");
+await bring("paste", ["pasted.png", "image/png"]);
+await pending(1);
+await bring("drop", ["dropped.png", "image/png"], ["text.pdf", "application/pdf"],
+  ["large.png", "image/png", (20 << 20) + 1]);
+await pending(2);
+await noticeMatches("text.pdf.*no PNG");
+await noticeMatches("large.png.*at most 20.0 MiB");
+writeFileSync("chosen.png", Buffer.from(PIXEL, "base64"));
+await (await page.$("#files")).uploadFile(join(process.cwd(), "chosen.png"));
+await pending(3);
+assert.deepEqual(await images("#pending"), [1, 1, 1]);
+await page.focus("#pending [aria-label='Remove dropped.png']");
+await page.keyboard.press("Enter");
+await pending(2);
+await bring("drop", ...Array(32).fill(["more.png", "image/png"]));
+await pending(32);
+await noticeMatches("at most 32 pictures");
+for (let left = 32; left > 2; left--) {
+  await page.$$eval("#pending [aria-label='Remove more.png']", (nodes) => nodes.at(-1).click());
+}
+
+step("pictures are sent before the text, shown and kept");
+chunks = [delta({ content: "Red." }, "stop")];
+let openGate;
+gate = new Promise((resolve) => { openGate = resolve; });
+await send("Which colour?");
+await page.waitForFunction(() =>
+  document.querySelector("article.assistant .body")?.textContent === "looking at the pictures");
+openGate();
+await page.waitForFunction(() =>
+  document.querySelector("article.assistant .body").textContent === "Red.");
+await isIdle();
+await pending(0);
+const picture = { type: "image_url", image_url: { url: PICTURE } };
+const asked = { role: "user",
+  content: [picture, picture, { type: "text", text: "Which colour?" }] };
+assert.deepEqual(sent, [asked]);
+await page.click("article.user .thumbnail");
+assert.deepEqual(await images("#picture[open]"), [1]);
+await page.keyboard.press("Escape");
+await page.waitForSelector("#picture:not([open])");
+await page.reload({ waitUntil: "load" });
+await page.waitForSelector("article.user .thumbnail");
+assert.deepEqual(await images("article.user"), [1, 1]);
+await send("And now?");
+await page.waitForFunction(() => document.querySelectorAll("article").length === 4);
+await isIdle();
+assert.deepEqual(sent, [asked, { role: "assistant", content: "Red." },
+  { role: "user", content: "And now?" }]);
+await page.$eval("article.user .actions button", (node) => node.click());
+await page.waitForSelector("article.user textarea");
+await page.focus("article.user textarea");
+await page.keyboard.press("Enter");
+await page.waitForFunction(() => document.querySelectorAll("article").length === 2);
+await isIdle();
+assert.deepEqual(sent, [asked]);
+await bring("paste", ["alone.png", "image/png"]);
+await pending(1);
+await send("");
+await page.waitForFunction(() => document.querySelectorAll("article").length === 4);
+await isIdle();
+assert.deepEqual(sent.at(-1), { role: "user", content: [picture] });
+await page.click("#new");
+chunks = models = gate = null;
+await page.reload({ waitUntil: "load" });
+await page.waitForFunction(() => document.getElementById("model").textContent);
 
 step("errors are shown");
 isFailing = true;

@@ -92,7 +92,7 @@ fn the_page_needs_no_key_and_loads_only_its_files() {
     while let Some(reply) = texts.pop() {
         assert_eq!(reply.status, 200);
         for line in [
-            "content-security-policy: default-src 'self'; base-uri 'none'",
+            "content-security-policy: default-src 'self'; img-src 'self' blob:; base-uri 'none'",
             "x-content-type-options: nosniff",
             "cache-control: no-cache",
             "etag: \"",

@@ -19,7 +19,7 @@ const INDEX: PageFile =
     PageFile { name: "", kind: "text/html; charset=utf-8", text: include_str!("files/index.html") };
 
 /// All other files.
-const FILES: [PageFile; 13] = [
+const FILES: [PageFile; 14] = [
     script("api.js", include_str!("files/api.js")),
     script("app.js", include_str!("files/app.js")),
     script("chat.js", include_str!("files/chat.js")),
@@ -28,6 +28,7 @@ const FILES: [PageFile; 13] = [
     script("heat.js", include_str!("files/heat.js")),
     script("live.js", include_str!("files/live.js")),
     script("markdown.js", include_str!("files/markdown.js")),
+    script("pictures.js", include_str!("files/pictures.js")),
     script("store.js", include_str!("files/store.js")),
     script("uplot.js", include_str!("files/uplot/uplot.js")),
     style("uplot.css", include_str!("files/uplot/uplot.css")),
@@ -35,12 +36,13 @@ const FILES: [PageFile; 13] = [
     PageFile { name: "icon.svg", kind: "image/svg+xml", text: include_str!("files/icon.svg") },
 ];
 
-/// Headers of all files: nothing but these files is loaded or run, and no other page frames them.
+/// Headers of all files: nothing but these files and pictures of the user (`blob:`) is loaded or
+/// run, and no other page frames them.
 const HEADERS: [(HeaderName, &str); 4] = [
     (
         header::CONTENT_SECURITY_POLICY,
-        "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
-         object-src 'none'; require-trusted-types-for 'script'",
+        "default-src 'self'; img-src 'self' blob:; base-uri 'none'; form-action 'none'; \
+         frame-ancestors 'none'; object-src 'none'; require-trusted-types-for 'script'",
     ),
     (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
     (header::REFERRER_POLICY, "no-referrer"),

@@ -4,6 +4,7 @@ import { request } from "./api.js";
 import * as chat from "./chat.js";
 import { button, byId, element, notify } from "./dom.js";
 import * as live from "./live.js";
+import * as pictures from "./pictures.js";
 import * as store from "./store.js";
 
 const THEMES = ["auto", "light", "dark"];
@@ -21,6 +22,7 @@ const FIELDS = [
 ];
 
 let conversations = [];
+let models = [];
 
 function newConversation() {
   const empty = conversations.find(({ messages }) => !messages.length);
@@ -72,13 +74,53 @@ async function removeConversation(conversation) {
   else newConversation();
 }
 
-function send() {
+async function send() {
   const prompt = byId("prompt");
   const text = prompt.value;
-  if (!text.trim() || chat.isRunning()) return;
+  if ((!text.trim() && pictures.isEmpty()) || chat.isRunning()) return;
+  if (!pictures.isEmpty() && !seesPictures()) return notify(pictures.TEXT_ONLY);
   prompt.value = "";
   notify("");
-  chat.send(text);
+  await chat.send(text, pictures.take());
+  if (!capabilities()) loadModels();
+}
+
+// Capabilities of the chosen model. Only a loaded one has them.
+const capabilities = () => models.find(({ id }) => id === byId("choice").value)?.capabilities;
+const seesPictures = () => capabilities()?.includes("vision") ?? true;
+
+async function addPictures(files) {
+  const lines = seesPictures() ? await pictures.add(files, chat.sentPictures())
+    : [pictures.TEXT_ONLY];
+  notify(lines.join("\n"));
+  byId("prompt").focus();
+}
+
+// Takes pictures from the clipboard, the button, and files dropped on the page.
+function takePictures() {
+  const files = byId("files");
+  byId("attach").onclick = () => files.click();
+  files.onchange = () => {
+    addPictures([...files.files]);
+    files.value = "";
+  };
+  byId("prompt").onpaste = (event) => {
+    const { types, files } = event.clipboardData;
+    // Office programs add a picture of the text.
+    const isText = types.includes("text/plain") && types.includes("text/html");
+    if (!files.length || isText) return;
+    event.preventDefault();
+    addPictures([...files]);
+  };
+  const onDrag = (event) => {
+    // From one element of the page to another.
+    if (event.relatedTarget) return;
+    const hasFiles = event.dataTransfer.types.includes("Files");
+    if (hasFiles) event.preventDefault();
+    document.body.classList.toggle("dropping", hasFiles && event.type === "dragover");
+    if (hasFiles && event.type === "drop") addPictures([...event.dataTransfer.files]);
+  };
+  for (const kind of ["dragover", "dragleave", "drop"]) document.addEventListener(kind, onDrag);
 }
 
 // Opens or closes a column.
@@ -119,17 +161,33 @@ function onKey(event) {
 }
 
 // Shows the model, or lets the user choose one of several.
-function showModels(models) {
+function showModels() {
   const names = models.map(({ id }) => id);
   const isOne = names.length < 2;
   const choice = byId("choice");
   byId("model").textContent = names.join(", ");
   byId("model").hidden = !isOne;
   choice.hidden = isOne;
+  const chosen = choice.value;
   choice.replaceChildren(...names.map((name) => element("option", { value: name }, name)));
   const loaded = models.find(({ status }) => status?.value === "loaded")?.id;
-  choice.value = [store.setting("model"), loaded, names[0]].find((name) => names.includes(name));
-  choice.onchange = () => store.set("model", choice.value);
+  choice.value = [store.setting("model"), chosen, loaded, names[0]]
+    .find((name) => names.includes(name));
+  const showAttach = () => { byId("attach").hidden = !seesPictures(); };
+  choice.onchange = () => {
+    store.set("model", choice.value);
+    showAttach();
+  };
+  showAttach();
+}
+
+async function loadModels() {
+  try {
+    models = (await (await request("/v1/models")).json()).data;
+    showModels();
+  } catch (error) {
+    notify(error.message);
+  }
 }
 
 async function start() {
@@ -154,6 +212,7 @@ async function start() {
     event.preventDefault();
     send();
   };
+  takePictures();
   document.addEventListener("keydown", onKey);
   document.addEventListener("visibilitychange", () => live.watch(isOpen("live")));
   await store.open();
@@ -167,12 +226,7 @@ async function start() {
   else newConversation();
   const isWide = matchMedia("(min-width: 60rem)").matches;
   setOpen("live", isWide && store.setting("live") !== "closed");
-  try {
-    const models = await (await request("/v1/models")).json();
-    showModels(models.data);
-  } catch (error) {
-    notify(error.message);
-  }
+  loadModels();
 }
 
 start();

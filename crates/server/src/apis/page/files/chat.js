@@ -3,6 +3,7 @@
 import { complete } from "./api.js";
 import { button, byId, element } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
+import * as pictures from "./pictures.js";
 import * as store from "./store.js";
 
 // Characters of a conversation up to which it is also kept while an answer grows.
@@ -61,11 +62,16 @@ export function stop() {
 }
 
 // Appends the user's message and generates the answer.
-export function send(text) {
-  add({ role: "user", content: text });
-  conversation.title ||= text.trim().slice(0, 60);
+export function send(text, shown = []) {
+  const message = { role: "user", content: text };
+  if (shown.length) message.pictures = shown;
+  add(message);
+  conversation.title ||= (text.trim() || shown[0].name).slice(0, 60);
   return generate();
 }
+
+// Pictures of the messages so far, which each request has.
+export const sentPictures = () => conversation.messages.flatMap((message) => message.pictures ?? []);
 
 function add(message) {
   byId("messages").querySelector(".empty")?.remove();
@@ -94,16 +100,19 @@ async function generate() {
   let end;
   abort.ended = new Promise((resolve) => { end = resolve; });
   running = abort;
-  const body = requestBody(shown);
+  // Pictures may delay the answer by minutes, in which the page may be left.
+  store.save(shown);
+  const messages = [...shown.messages];
   const message = { role: "assistant", content: "" };
   const node = add(message);
   const view = node.view;
   view.busy(true);
+  view.wait(messages.at(-1).pictures);
   onChange();
   let saved = performance.now();
-  let length = JSON.stringify(shown).length;
+  let length = sentPictures().reduce((sum, { size }) => sum + size, JSON.stringify(shown).length);
   try {
-    if (body.error) throw new Error(body.error);
+    const body = await requestBody(messages);
     for await (const chunk of complete(body, abort.signal)) {
       if (chunk.usage) message.usage = chunk.usage;
       const choice = chunk.choices[0];
@@ -127,16 +136,24 @@ async function generate() {
   onChange();
 }
 
-// Fields of the request, or an error in the settings.
-function requestBody({ messages }) {
+// A message's text, after its pictures.
+async function contentOf({ content, pictures: shown }) {
+  if (!shown) return content;
+  const parts = await Promise.all(shown.map(pictures.part));
+  return content.trim() ? [...parts, { type: "text", text: content }] : parts;
+}
+
+// Fields of the request. Throws an error in the settings.
+async function requestBody(messages) {
   const body = { messages: [] };
   const model = byId("choice").value;
   if (model) body.model = model;
   const system = store.setting("system").trim();
   if (system) body.messages.push({ role: "system", content: system });
-  for (const { role, content, reasoning, calls, id, error } of messages) {
+  for (const message of messages) {
+    const { role, content, reasoning, calls, id, error } = message;
     if (role === "assistant" && error && !content && !calls) continue;
-    const sent = { role, content };
+    const sent = { role, content: await contentOf(message) };
     if (reasoning) sent.reasoning_content = reasoning;
     if (calls) {
       sent.tool_calls = calls.map(({ id, name, arguments: text }) =>
@@ -149,13 +166,13 @@ function requestBody({ messages }) {
     const text = store.setting(name).trim();
     if (!text) continue;
     body[name] = Number(text);
-    if (!Number.isFinite(body[name])) body.error = `${name} in the settings is not a number`;
+    if (!Number.isFinite(body[name])) throw new Error(`${name} in the settings is not a number`);
   }
   const tools = store.setting("tools").trim();
   try {
     if (tools) body.tools = JSON.parse(tools);
   } catch (error) {
-    body.error = `the tools in the settings are not JSON: ${error.message}`;
+    throw new Error(`the tools in the settings are not JSON: ${error.message}`);
   }
   return body;
 }
@@ -192,7 +209,9 @@ class TextView {
     const view = new MarkdownView(text);
     view.fence = { mark: "\0", language: "" };
     view.append(message.content);
-    body.append(text);
+    this.pictures = element("div", { className: "pictures" });
+    this.pictures.append(...(message.pictures ?? []).map(pictures.thumbnail));
+    body.append(this.pictures, text);
     if (message.role !== "user") return;
     tools.append(button("Edit", () => this.edit(message, body, tools)));
     tools.append(copyButton(() => message.content));
@@ -210,7 +229,7 @@ class TextView {
     };
     const sendEdited = () => {
       cut(message);
-      send(area.value);
+      send(area.value, message.pictures);
     };
     area.onkeydown = (event) => {
       if (event.key === "Escape") cancel();
@@ -221,7 +240,7 @@ class TextView {
       event.stopPropagation();
     };
     tools.hidden = true;
-    body.replaceChildren(area, button("Send", sendEdited), button("Cancel", cancel));
+    body.replaceChildren(this.pictures, area, button("Send", sendEdited), button("Cancel", cancel));
     area.focus();
   }
 }
@@ -262,8 +281,17 @@ class AnswerView {
       if (this.calls[index]) this.showArguments(index);
       else this.addCall(call);
     }
+    if (length) this.waiting?.remove();
     follow();
     return length;
+  }
+
+  // Says what the model does before it answers to pictures.
+  wait(shown) {
+    if (!shown) return;
+    const text = shown.length > 1 ? "looking at the pictures" : "looking at the picture";
+    this.waiting = element("span", { className: "small", role: "status" }, text);
+    this.body.append(this.waiting);
   }
 
   addThoughts(text) {
@@ -305,6 +333,7 @@ class AnswerView {
     this.body.setAttribute("aria-busy", isBusy);
     this.tools.replaceChildren();
     if (isBusy) return;
+    this.waiting?.remove();
     const { message } = this;
     if (message.error) {
       this.body.append(element("p", { className: "error", role: "alert" }, message.error));
