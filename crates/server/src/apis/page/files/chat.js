@@ -71,7 +71,8 @@ export function send(text, shown = []) {
 }
 
 // Pictures of the messages so far, which each request has.
-export const sentPictures = () => conversation.messages.flatMap((message) => message.pictures ?? []);
+export const sentPictures = () =>
+  conversation.messages.flatMap((message) => message.pictures ?? []);
 
 function add(message) {
   byId("messages").querySelector(".empty")?.remove();
