@@ -28,15 +28,16 @@ function fault(file, others) {
 export async function add(files, sent) {
   const lines = [];
   for (const file of files) {
-    let problem = fault(file, [...sent, ...pending]);
+    const { name, type } = file;
     try {
+      const problem = fault(file, [...sent, ...pending]);
+      if (problem) throw new Error(problem);
       // A copy, as the file may change before it is sent again.
-      const { name, type } = file;
-      if (!problem) pending.push(new File([await file.arrayBuffer()], name, { type }));
+      const copy = await file.arrayBuffer();
+      pending.push(new File([copy], name, { type }));
     } catch (error) {
-      problem = error.message;
+      lines.push(`“${name}” is not added: ${error.message}`);
     }
-    if (problem) lines.push(`“${file.name}” is not added: ${problem}`);
   }
   showPending();
   return lines;
