@@ -211,14 +211,14 @@ impl ImageTable {
     pub(crate) fn resolve<'a>(
         self,
         images: impl Iterator<Item = &'a mut MessageImage>,
-        mut read: impl FnMut(&SentImage) -> Result<ReadImage, Error>,
+        mut read: impl FnMut(&ImageDigest, &SentImage) -> Result<ReadImage, Error>,
     ) -> Result<ResolvedImages, ApiError> {
         let (mut found, mut resolved) = (BTreeMap::new(), ResolvedImages::default());
         for (digest, image) in self.files {
             if is_cancelled() {
                 return Err(Error::Cancelled.into());
             }
-            let read = read(&image).map_err(|error| match error {
+            let read = read(&digest, &image).map_err(|error| match error {
                 Error::Image(problem) => image_error(&image.path, &problem.to_string()),
                 other => other.into(),
             });
@@ -362,7 +362,7 @@ mod tests {
         let failed = |error: fn(ImageError) -> Error| {
             let error = error(ImageError::TooManyBytes { bytes: 3, most: 2 });
             let mut error = Some(error);
-            let read = |_: &SentImage| Err(error.take().unwrap());
+            let read = |_: &ImageDigest, _: &SentImage| Err(error.take().unwrap());
             table.clone().continued("before").resolve([].into_iter(), read).unwrap_err()
         };
         assert_eq!(failed(Error::Image).message(), format!("before: {problem}"));

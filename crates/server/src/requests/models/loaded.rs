@@ -1,6 +1,7 @@
 //! A loaded model with the state of its answers.
 
 use std::{
+    collections::VecDeque,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
 };
@@ -20,7 +21,7 @@ use crate::{
         counters::RequestCounters,
         fim::FimTokens,
         form::FormRules,
-        images::{ImageReader, ImageTable, PromptFile, ReadImage, ResolvedImages},
+        images::{ImageDigest, ImageReader, ImageTable, PromptFile, ReadImage, ResolvedImages},
         latency::Latencies,
         overflow::Overflow,
         turn_folder::TurnFolder,
@@ -44,6 +45,15 @@ pub(crate) struct AnswerOptions {
     pub(crate) counters: Arc<RequestCounters>,
 }
 
+/// Maximum number of images that are known by their files.
+const KNOWN_IMAGES: usize = 256;
+
+/// Image of a file that was read before.
+struct KnownImage {
+    file: ImageDigest,
+    read: ReadImage,
+}
+
 /// A model that answers.
 pub(crate) struct ServedModel {
     pub(crate) core: ServingCore,
@@ -55,8 +65,9 @@ pub(crate) struct ServedModel {
     pub(crate) turns: Arc<TurnMemory>,
     /// Speed of the disk as it was measured, in bytes per second.
     pub(crate) disk_speed: Option<f64>,
-    /// Held while an image is decoded, which takes up to some hundred MiB.
-    decoding: Mutex<()>,
+    /// Images that were read, the newest last: clients send all of a conversation with each
+    /// question. Locked while an image is decoded, which takes up to some hundred MiB.
+    known_images: Mutex<VecDeque<KnownImage>>,
     /// Held while the vision tower computes the images of a request.
     tower: Arc<Semaphore>,
     pub(crate) options: AnswerOptions,
@@ -85,9 +96,9 @@ impl ServedModel {
             None => String::new(),
         };
         let turns = Arc::new(TurnMemory::new(model, turn_folder));
-        let (name, decoding) = (name.to_owned(), Mutex::default());
+        let (name, known_images) = (name.to_owned(), Mutex::default());
         let tower = Arc::new(Semaphore::new(1));
-        Ok(Self { core, name, sampling, turns, disk_speed, decoding, tower, options })
+        Ok(Self { core, name, sampling, turns, disk_speed, known_images, tower, options })
     }
 
     /// Tokenizer, template and dialect.
@@ -183,9 +194,17 @@ impl ServedModel {
         images: impl Iterator<Item = &'a mut MessageImage>,
     ) -> Result<ResolvedImages, ApiError> {
         let Some(read) = self.image_reader() else { return table.refuse(&self.name) };
-        table.resolve(images, |image| {
-            let _turn = self.decoding.lock().unwrap_or_else(PoisonError::into_inner);
-            read(image)
+        table.resolve(images, |file, image| {
+            let mut known = self.known_images.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(found) = known.iter().find(|known| known.file == *file) {
+                return Ok(found.read.clone());
+            }
+            let read = read(image)?;
+            if known.len() == KNOWN_IMAGES {
+                known.pop_front();
+            }
+            known.push_back(KnownImage { file: *file, read: read.clone() });
+            Ok(read)
         })
     }
 
