@@ -3,14 +3,14 @@
 //! `forward` turns token ids into embeddings, runs the layers and reads logits back; `spans` has
 //! the tokens of each session in a step; `draft_head` drafts the tokens after it, run by `drafting`
 //! from `kept_rows`; `recording` has the device record the `steps_ahead`; `layer` builds each layer
-//! from ops; `control` cancels and observes steps; `plan`
-//! accounts for every byte before it is allocated, in the lines of `pools`, and `plan_record` has
-//! it as JSON; `prefix_share` divides memory between slots and prefix cache, by `prefill_cost`;
-//! `device` opens the device that computes; `host_experts` computes experts on the processor beside
-//! a card, on `host_thread`, `expert_probe` measures how fast both are, and `expert_places` gives
-//! experts their places in a plan by that, `expert_placing` when a model is opened;
-//! `contents` has the images among the tokens, `image_rows` what replaces an image's placeholders, `step_images` puts it there; `pipeline_folder` keeps compiled
-//! kernels; `non_finite` finds the weight behind a NaN.
+//! from ops; `control` cancels and observes steps; `plan` accounts for every byte before it is
+//! allocated, in the lines of `pools`, and `plan_record` has it as JSON; `prefix_share` divides
+//! memory between slots and prefix cache, by `prefill_cost`; `device` opens the device that
+//! computes; `host_experts` computes experts on the processor beside a card, on `host_thread`,
+//! `expert_probe` measures how fast both are, and `expert_places` gives experts their places in a
+//! plan by that, `expert_placing` when a model is opened; `contents` has the images among the
+//! tokens, `image_rows` what replaces an image's placeholders, `step_images` puts it there;
+//! `pipeline_folder` keeps compiled kernels; `non_finite` finds the weight behind a NaN.
 //!
 //! Must not know: requests, sampling, text beyond the tokenizer's size.
 
@@ -34,6 +34,7 @@ pub(crate) mod kept_rows;
 pub(crate) mod layer;
 mod layer_cards;
 pub(super) mod logits_request;
+mod logits_row;
 pub(crate) mod memory_request;
 pub(crate) mod model_text;
 pub(crate) mod non_finite;

@@ -251,7 +251,7 @@ impl MemoryPlan {
             let own = basis.card_budgets.iter().map(|own| Pool::new(BankPlace::Card, *own));
             let mut pools: Vec<Pool> = own.chain([host]).collect();
             if on_card > 0 {
-                // A device without memory of its own is the host's.
+                // A device that shares the host's memory is in its pool.
                 pools[0].push(LineName::Images, page_align(on_card));
             }
             for (pool, cards) in pools.iter_mut().zip(&of_pools) {

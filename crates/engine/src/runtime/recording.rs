@@ -8,9 +8,10 @@ use moeflux_compute::{Commit, Device, Span, State};
 use super::{
     contents::PromptImages,
     control::StepControl,
-    forward::{LogitsRow, Model, StepContext},
+    forward::{Model, StepContext},
     host_experts::HostExperts,
     kept_rows::{KeptRows, MAX_KEPT},
+    logits_row::LogitsRow,
     served_step::ServedStep,
     spans::{HeadSpan, RowKinds, SeqSpan},
     steps_ahead::{SpanAhead, StepAhead, given_tokens},

@@ -329,8 +329,9 @@ impl Worker {
         self.ending.push(client);
     }
 
-    /// A session for a request that may reuse a prefix of `key`: the idle one that it continues; else a copy of the idle one with the longest usable prefix, or a new one; without
-    /// room for it, an idle one, rather the one with that prefix than the least recently used.
+    /// A session for a request that may reuse a prefix of `key`: the idle one that it continues;
+    /// else a copy of the idle one with the longest usable prefix, or a new one; without room for
+    /// it, an idle one, rather the one with that prefix than the least recently used.
     ///
     /// # Errors
     /// No session is idle, and the engine makes none.

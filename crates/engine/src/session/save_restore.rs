@@ -210,8 +210,8 @@ impl Session {
         is_restored
     }
 
-    /// Restores a snapshot that has the first `len` tokens of `key`, if those are at least `gain` more
-    /// than the session and the prefix cache have. Returns whether it did.
+    /// Restores a snapshot that has the first `len` tokens of `key`, if those are at least `gain`
+    /// more than the session and the prefix cache have. Returns whether it did.
     pub(crate) fn restore_found(
         &mut self,
         path: &Path,

@@ -159,9 +159,10 @@ impl Session {
     }
 
     /// Brings the session to exactly `prompt` and computes the logits after it. The common prefix
-    /// is reused, as far as it has the same images. If the session has diverged, the KV cache is truncated. A recurrent state, or a
-    /// sliding window that has moved on, is taken from the longest matching entry of the prefix
-    /// cache, which other sessions fill too. The rest is computed.
+    /// is reused, as far as it has the same images. If the session has diverged, the KV cache is
+    /// truncated. A recurrent state, or a sliding window that has moved on, is taken from the
+    /// longest matching entry of the prefix cache, which other sessions fill too. The rest is
+    /// computed.
     ///
     /// # Errors
     /// As [`Session::feed`]; also if `prompt` is empty. After a failed step the session holds a

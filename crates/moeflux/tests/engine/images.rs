@@ -9,7 +9,7 @@ use std::{
 
 use moeflux::{
     Checkpoint, Engine, EngineOptions, MemoryRequest, Session, StepControl,
-    runtime::{DeviceOptions, Logits, PromptImages},
+    runtime::{DeviceOptions, ImageRows, Logits, PromptImages},
     session::{BatchEntry, Prompt, RowSink, SnapshotOptions, Synced},
     text::{MessageImage, Text},
     vision::{ImageDetail, ImageEncoder, ImageOptions},
@@ -310,7 +310,9 @@ fn images_that_do_not_fit_are_refused() {
     assert!(error.contains("0 rows for DeepStack, got 64 and 2"), "{error}");
     let text = Golden::read("qwen3_moe_hub").folder;
     let text = crate::common::engine(&text, exact("cpu"), MemoryRequest::default());
-    let error = refused(&mut text.session().unwrap(), case.prompt());
+    let mut images = PromptImages::default();
+    images.push(1, [0; 32], Arc::new(ImageRows::new([1, 1], 64, vec![0.0; 64], Vec::new())));
+    let error = refused(&mut text.session().unwrap(), Prompt::new(&[1, 2, 3], &images));
     assert!(error.contains("the model takes none"), "{error}");
     // The states of the session's own images are there, other images need their rows.
     let own = self::engine("qwen3_vl_moe", exact("cpu"), None);

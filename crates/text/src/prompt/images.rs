@@ -90,8 +90,8 @@ impl Text {
         Ok(expanded)
     }
 
-    /// Tokens of a text that is no conversation, with images at their offsets. Around each image are
-    /// the tokens that the chat template writes there.
+    /// Tokens of a text that is no conversation, with images at their offsets. Around each image
+    /// are the tokens that the chat template writes there.
     ///
     /// # Errors
     /// As for [`Text::chat`]; an offset is not between two characters of the text.

@@ -6,10 +6,7 @@ use serde_json::Value;
 
 use super::qwen3_vl;
 use crate::{
-    arch::{
-        config::{Require, config_error},
-        registry::model_type,
-    },
+    arch::config::{Require, config_error},
     blueprint::{Blueprint, ImageInputs, VisionBlueprint},
     checkpoint::{Checkpoint, source::TensorSource},
 };
@@ -27,8 +24,7 @@ impl VisionBlueprint {
         match is_supported(source) {
             true => qwen3_vl::tower(source, config),
             false => {
-                let outer = outer_type(source);
-                let name = outer.map_or_else(|| model_type(source), Ok)?;
+                let name = outer_type(source).unwrap_or("none");
                 let problem = format!(
                     "the vision tower of {name:?} is not supported; supported are: qwen3_vl_moe, \
                      qwen3_5_moe"
