@@ -459,7 +459,7 @@ pub(crate) fn origin(address: &str) -> &str {
 }
 
 /// The address that a redirect leads to from another.
-fn joined(address: &str, location: &str) -> String {
+pub(crate) fn joined(address: &str, location: &str) -> String {
     // A query may hold another address.
     let is_scheme =
         |text: &str| text.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b));

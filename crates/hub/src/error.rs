@@ -56,6 +56,15 @@ pub enum HubError {
         /// `ORG/NAME`.
         repository: String,
     },
+    /// The same, where images are fetched.
+    #[error(
+        "this processor lacks instructions that encrypted connections need ({needs}): no images \
+         can be fetched by address"
+    )]
+    NoTlsForImages {
+        /// The instructions.
+        needs: &'static str,
+    },
     /// `HF_HUB_OFFLINE` is set.
     #[error(
         "HF_HUB_OFFLINE is set, so the server is not asked for {repository}: unset it, or set it \

@@ -3,6 +3,8 @@
 //! Files are kept in the cache folder of `huggingface_hub`, in its layout, so that each tool finds
 //! the files that another has downloaded. A file arrives in ranges over several connections, is
 //! resumed after any break, and has its size and digest checked before it gets its name.
+//!
+//! [`PublicFetcher`] fetches other files, for addresses that strangers send.
 
 mod blocks;
 mod cache;
@@ -16,6 +18,8 @@ mod listing;
 mod model_name;
 mod partial_file;
 mod proxies;
+mod public_address;
+mod public_fetch;
 mod pull;
 mod schedule;
 mod selection;
@@ -30,6 +34,7 @@ pub use file_path::FilePath;
 pub use listing::{Listing, RemoteFile};
 pub use model_name::ModelName;
 pub use proxies::Proxies;
+pub use public_fetch::{FetchError, PublicFetcher, PublicHost, WrongHost};
 pub use pull::{ArrivingFile, Download, Progress, Pull, PullPlan};
 pub use selection::Selection;
 pub use settings::Settings;
