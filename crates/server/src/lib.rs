@@ -21,6 +21,7 @@ mod server_router;
 mod transport;
 
 pub use requests::{
+    image_fetches::{IMAGE_FETCH_BYTES, ImageFetcher},
     models::{
         KeepAlive, LoadError, LoadedModel, ModelLoader, Models, ModelsError, OfferedModel,
         StartModel,

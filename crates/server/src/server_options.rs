@@ -9,7 +9,7 @@ use moeflux::text::MaskSource;
 
 use crate::{
     apis::responses::RESPONSES_BYTES,
-    requests::{answered_turn::TURNS_BYTES, overflow::Overflow},
+    requests::{answered_turn::TURNS_BYTES, image_fetches::ImageFetcher, overflow::Overflow},
     transport::{
         access::RequestLog,
         allowed::{AllowedHost, AllowedOrigin},
@@ -70,6 +70,8 @@ pub struct ServerOptions {
     /// Whether an object may have properties that its schema does not list, if it says nothing of
     /// them. Default: no.
     pub open_objects: bool,
+    /// Fetches images that have addresses. Default: such images are refused.
+    pub images: ImageFetcher,
     /// Times that clients have.
     pub timeouts: Timeouts,
     /// Bytes for requests that are being read: see [`request_memory`]. Default 80 MiB.
@@ -95,6 +97,7 @@ impl Default for ServerOptions {
             overflow: Overflow::default(),
             lenient_schemas: false,
             open_objects: false,
+            images: ImageFetcher::default(),
             timeouts: Timeouts::default(),
             request_memory: REQUEST_BYTES.0,
             give_back: || {},

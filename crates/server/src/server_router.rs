@@ -8,6 +8,7 @@ use crate::{
     requests::{
         app::App,
         form::FormRules,
+        image_fetches::ImageFetches,
         models::{AnswerOptions, ModelRegistry, Models, start_registry},
     },
     routes::{self, RequestGate},
@@ -78,7 +79,8 @@ impl ServerRouter {
         let bytes = usize::try_from(options.request_memory).unwrap_or(usize::MAX);
         let memory = RequestMemory { bytes, give_back: options.give_back };
         let bodies = BodyReader::new(memory).time(options.timeouts.body);
-        let app = Arc::new(App::new(Arc::clone(&models), bodies));
+        let fetches = ImageFetches::new(options.images.clone());
+        let app = Arc::new(App::new(Arc::clone(&models), bodies, fetches));
         let router = routes::router(app, RequestGate { guard, log: log.clone(), counters });
         Ok(Self { router, models })
     }

@@ -3,6 +3,7 @@
 use std::{net::IpAddr, num::NonZeroUsize, path::PathBuf};
 
 use clap::{Args, ValueEnum};
+use moeflux_hub::PublicHost;
 use moeflux_server::{AllowedHost, AllowedOrigin, KeepAlive, Overflow};
 
 use super::{engine::EngineArgs, images::ImageArgs, persist::PrefixCacheArgs, values::path};
@@ -109,6 +110,13 @@ pub(crate) struct ServeArgs {
     /// that lists its properties has no others.
     #[arg(long)]
     pub(crate) open_objects: bool,
+    /// Fetch images at https addresses of these hosts; by default requests contain their images
+    ///
+    /// Exact names, such as images.example.com. A host that has an address on a local network is
+    /// refused, and so are redirects to other hosts. A file has at most 20 MiB, and 10 seconds to
+    /// arrive. No proxy is asked.
+    #[arg(long, value_name = "HOST,...", value_delimiter = ',', value_parser = str::parse::<PublicHost>)]
+    pub(crate) image_urls: Vec<PublicHost>,
     #[command(flatten)]
     pub(crate) cache: PrefixCacheArgs,
     #[command(flatten)]

@@ -16,9 +16,11 @@ use moeflux::{
     serve::{ServingCore, ServingOptions},
 };
 use moeflux_bench::units;
+use moeflux_hub::PublicFetcher;
 use moeflux_server::{
-    ApiKeys, KeepAlive, LoadError, LoadedModel, ModelLoader, Models, OfferedModel, RequestLog,
-    RequestRecord, Server, ServerError, ServerOptions, StartModel, request_memory, reserved_bytes,
+    ApiKeys, IMAGE_FETCH_BYTES, ImageFetcher, KeepAlive, LoadError, LoadedModel, ModelLoader,
+    Models, OfferedModel, RequestLog, RequestRecord, Server, ServerError, ServerOptions,
+    StartModel, request_memory, reserved_bytes,
 };
 
 use crate::{
@@ -54,7 +56,8 @@ pub(crate) fn run(args: &ServeArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let mut options = options(args, ui)?;
     let budget = args.engine.memory.request().host_budget();
     options.request_memory = request_memory(budget);
-    let shared = SharedServer { reserved: reserved_bytes(budget), notices, ui };
+    let fetches = if args.image_urls.is_empty() { 0 } else { IMAGE_FETCH_BYTES };
+    let shared = SharedServer { reserved: reserved_bytes(budget) + fetches, notices, ui };
     let server = Server::bind(options).map_err(|error| match error {
         open @ (ServerError::OpenWithoutKey { .. } | ServerError::OriginWithoutKey { .. }) => {
             WrongUse(open.to_string()).into()
@@ -221,6 +224,12 @@ fn options(args: &ServeArgs, ui: Ui) -> anyhow::Result<ServerOptions> {
     options.open_objects = args.open_objects;
     options.allow_hosts.clone_from(&args.allow_host);
     options.allow_origins.clone_from(&args.allow_origin);
+    if !args.image_urls.is_empty() {
+        let fetcher = PublicFetcher::new(args.image_urls.clone())?;
+        options.images = ImageFetcher::new(move |url, bytes| {
+            fetcher.fetch(url, bytes).map_err(|error| error.to_string())
+        });
+    }
     options.log = RequestLog::new(move |record| {
         let RequestRecord { id, method, path, status, time, notes, .. } = record;
         let notes = notes.as_ref().map(|notes| format!(" ({notes})")).unwrap_or_default();

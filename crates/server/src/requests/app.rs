@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use super::models::{ModelLease, ModelRegistry};
+use super::{
+    image_fetches::ImageFetches,
+    models::{ModelLease, ModelRegistry},
+};
 use crate::transport::{
     body::{BodyReader, JsonBody},
     error::ApiError,
@@ -14,14 +17,19 @@ use crate::transport::{
 pub(crate) struct App {
     pub(crate) models: Arc<ModelRegistry>,
     pub(crate) bodies: BodyReader,
+    pub(crate) fetches: ImageFetches,
     /// Start of the server, in seconds since 1970.
     pub(crate) created: u64,
 }
 
 impl App {
     /// The state of a server that starts now.
-    pub(crate) fn new(models: Arc<ModelRegistry>, bodies: BodyReader) -> Self {
-        Self { models, bodies, created: now() }
+    pub(crate) fn new(
+        models: Arc<ModelRegistry>,
+        bodies: BodyReader,
+        fetches: ImageFetches,
+    ) -> Self {
+        Self { models, bodies, fetches, created: now() }
     }
 
     /// The model that a body names, loaded. Waits for it.

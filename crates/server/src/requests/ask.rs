@@ -41,6 +41,16 @@ pub(crate) struct Ask {
     pub(crate) reports: AskedReports,
 }
 
+impl Ask {
+    /// Images of its prompts.
+    pub(crate) fn images(&mut self) -> &mut ImageTable {
+        match &mut self.prompt {
+            AskPrompt::Conversation(conversation) => &mut conversation.images,
+            AskPrompt::Raw { images, .. } => images,
+        }
+    }
+}
+
 /// Reports that a request asks for, as in llama.cpp's server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AskedReports {

@@ -22,7 +22,7 @@ use crate::transport::{
 };
 
 /// Maximum size of an image's file in bytes.
-const MAX_BYTES: usize = 20 << 20;
+pub(crate) const MAX_BYTES: usize = 20 << 20;
 
 /// Maximum number of images of a request.
 const MAX_IMAGES: usize = 32;
@@ -64,6 +64,22 @@ pub(crate) struct ReadImage {
     pub(crate) note: Option<String>,
 }
 
+/// An image whose file is yet to be fetched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ImageAddress {
+    pub(crate) url: String,
+    detail: ImageDetail,
+    /// First place in the request.
+    path: String,
+}
+
+impl ImageAddress {
+    /// Error of its fetch.
+    pub(crate) fn error(&self, problem: &str) -> ApiError {
+        image_error(&self.path, &format!("the image cannot be fetched: {problem}"))
+    }
+}
+
 /// Image of a prompt, with its file.
 #[derive(Clone, Debug)]
 pub(crate) struct PromptFile {
@@ -85,6 +101,8 @@ pub(crate) struct ResolvedImages {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ImageTable {
     files: BTreeMap<ImageDigest, SentImage>,
+    /// Images without a file yet, by the digests of their URLs.
+    addresses: BTreeMap<ImageDigest, ImageAddress>,
     /// Images so far; one that is repeated counts each time.
     count: usize,
 }
@@ -105,6 +123,44 @@ impl ImageTable {
     pub(crate) fn continued(mut self, path: &str) -> Self {
         self.files.values_mut().for_each(|image| path.clone_into(&mut image.path));
         self
+    }
+
+    /// Whether files are yet to be fetched.
+    pub(crate) fn has_addresses(&self) -> bool {
+        !self.addresses.is_empty()
+    }
+
+    /// Takes an image whose file is yet to be fetched. It is put back with
+    /// [`add_fetched`](Self::add_fetched).
+    pub(crate) fn take_address(&mut self) -> Option<(ImageDigest, ImageAddress)> {
+        self.addresses.pop_first()
+    }
+
+    /// Adds the file of an image that had an address.
+    ///
+    /// # Errors
+    /// It is empty or over the limit.
+    pub(crate) fn add_fetched(
+        &mut self,
+        digest: ImageDigest,
+        address: ImageAddress,
+        file: Bytes,
+    ) -> Result<(), ApiError> {
+        let ImageAddress { detail, path, .. } = address;
+        check_len(file.len(), &path)?;
+        self.files.insert(digest, SentImage { file, detail, path });
+        Ok(())
+    }
+
+    /// Refuses images that have addresses, which this server does not fetch.
+    ///
+    /// # Errors
+    /// There are some.
+    pub(crate) fn refuse_addresses(&self) -> Result<(), ApiError> {
+        self.addresses
+            .values()
+            .next()
+            .map_or(Ok(()), |address| Err(image_error(&address.path, &unread("https"))))
     }
 
     /// Bytes of the files.
@@ -171,9 +227,28 @@ impl ImageTable {
         detail: ImageDetail,
     ) -> Result<ImageDigest, ApiError> {
         let url = value.as_str().ok_or_else(|| wrong_type(path, "a string"))?;
+        if scheme(&url).eq_ignore_ascii_case("https") {
+            return self.add_address(&url, path, detail);
+        }
         let base64 = base64_of(&url);
         let base64 = base64.map_err(|problem| image_error(path, &problem))?;
         self.add(base64, path, detail)
+    }
+
+    fn add_address(
+        &mut self,
+        url: &str,
+        path: &str,
+        detail: ImageDetail,
+    ) -> Result<ImageDigest, ApiError> {
+        self.add_one(path)?;
+        // No file of an image begins so.
+        let digest = digest(&[b"url:", url.as_bytes()], detail);
+        if !self.files.contains_key(&digest) {
+            let address = || ImageAddress { url: url.to_owned(), detail, path: path.to_owned() };
+            self.addresses.entry(digest).or_insert_with(address);
+        }
+        Ok(digest)
     }
 
     fn add(
@@ -182,37 +257,41 @@ impl ImageTable {
         path: &str,
         detail: ImageDetail,
     ) -> Result<ImageDigest, ApiError> {
-        self.count += 1;
-        let len = base64::decoded_len(base64);
-        if self.count > MAX_IMAGES {
-            let problem = format!("expected at most {MAX_IMAGES} images in a request, got more");
-            return Err(image_error(path, &problem));
-        }
-        if !(1..=MAX_BYTES).contains(&len) {
-            let problem = format!("expected an image of 1 to {MAX_BYTES} bytes, got {len}");
-            return Err(image_error(path, &problem));
-        }
+        self.add_one(path)?;
+        check_len(base64::decoded_len(base64), path)?;
         let file = base64::decode(base64).map_err(|problem| image_error(path, &problem))?;
-        let mut hasher = Sha256::new().chain_update(&file);
-        // In another detail it is another image.
-        if detail == ImageDetail::Low {
-            hasher.update("low");
-        }
-        let digest = hasher.finalize().into();
+        let digest = digest(&[&file], detail);
         let sent = || SentImage { file: file.into(), detail, path: path.to_owned() };
         self.files.entry(digest).or_insert_with(sent);
         Ok(digest)
     }
 
+    /// Counts a further image.
+    ///
+    /// # Errors
+    /// There are too many.
+    fn add_one(&mut self, path: &str) -> Result<(), ApiError> {
+        self.count += 1;
+        if self.count > MAX_IMAGES {
+            let problem = format!("expected at most {MAX_IMAGES} images in a request, got more");
+            return Err(image_error(path, &problem));
+        }
+        Ok(())
+    }
+
     /// Gives images their tokens and digests, as `read` reads their files, one after another.
     ///
     /// # Errors
-    /// Those of `read`, at the place in the request; the client is gone.
+    /// Those of `read`, at the place in the request; a file was not fetched; the client is gone.
     pub(crate) fn resolve<'a>(
         self,
         images: impl Iterator<Item = &'a mut MessageImage>,
         mut read: impl FnMut(&ImageDigest, &SentImage) -> Result<ReadImage, Error>,
     ) -> Result<ResolvedImages, ApiError> {
+        if let Some(address) = self.addresses.values().next() {
+            let problem = "images are not fetched here: send them as data:image/png;base64,...";
+            return Err(image_error(&address.path, problem));
+        }
         let (mut found, mut resolved) = (BTreeMap::new(), ResolvedImages::default());
         for (digest, image) in self.files {
             if is_cancelled() {
@@ -241,30 +320,65 @@ impl ImageTable {
     /// There are images.
     pub(crate) fn refuse(&self, model: &str) -> Result<ResolvedImages, ApiError> {
         let problem = format!("this model reads text only: {model} has no vision tower");
-        let refused = |image: &SentImage| Err(image_error(&image.path, &problem));
-        self.files.values().next().map_or_else(|| Ok(ResolvedImages::default()), refused)
+        let files = self.files.values().map(|image| &image.path);
+        let mut paths = files.chain(self.addresses.values().map(|address| &address.path));
+        let refused = |path: &String| Err(image_error(path, &problem));
+        paths.next().map_or_else(|| Ok(ResolvedImages::default()), refused)
     }
 }
 
 /// The base64 text of a `data:` URL.
 fn base64_of(url: &str) -> Result<&str, String> {
-    let (scheme, rest) = url.split_once(':').unwrap_or(("", url));
+    let scheme = scheme(url);
     if !scheme.eq_ignore_ascii_case("data") {
-        let got = match scheme.to_ascii_lowercase().as_str() {
-            "http" => "http:",
-            "https" => "https:",
-            "file" => "file:",
-            _ => "another address",
-        };
-        let remedy = "send the image as data:image/png;base64,...";
-        return Err(format!("only data: URLs are read, got {got} ({remedy})"));
+        return Err(unread(scheme));
     }
     let is_base64 = |kind: &str| {
         kind.split(';').skip(1).any(|parameter| parameter.trim().eq_ignore_ascii_case("base64"))
     };
-    let data = rest.split_once(',').filter(|(kind, _)| is_base64(kind));
+    let data = url[scheme.len()..].split_once(',').filter(|(kind, _)| is_base64(kind));
     let expected = "expected a data: URL such as data:image/png;base64,...";
     data.map(|(_, data)| data).ok_or_else(|| format!("{expected}, got one without base64"))
+}
+
+/// Scheme of a URL, in any case.
+fn scheme(url: &str) -> &str {
+    url.split_once(':').map_or("", |(scheme, _)| scheme)
+}
+
+/// Problem of a URL with this scheme, whose image is not read.
+fn unread(scheme: &str) -> String {
+    let switch = "; --image-urls HOST allows https: addresses of HOST";
+    let (got, switch) = match scheme.to_ascii_lowercase().as_str() {
+        "http" => ("http:", switch),
+        "https" => ("https:", switch),
+        "file" => ("file:", ""),
+        _ => ("another address", ""),
+    };
+    let remedy = "send the image as data:image/png;base64,...";
+    format!("only data: URLs are read, got {got} ({remedy}{switch})")
+}
+
+/// Digest of an image, which is another one in another detail.
+fn digest(parts: &[&[u8]], detail: ImageDetail) -> ImageDigest {
+    let mut hasher = Sha256::new();
+    parts.iter().for_each(|part| hasher.update(part));
+    if detail == ImageDetail::Low {
+        hasher.update("low");
+    }
+    hasher.finalize().into()
+}
+
+/// Checks the size of an image's file.
+///
+/// # Errors
+/// It is empty or over the limit.
+fn check_len(len: usize, path: &str) -> Result<(), ApiError> {
+    if (1..=MAX_BYTES).contains(&len) {
+        return Ok(());
+    }
+    let problem = format!("expected an image of 1 to {MAX_BYTES} bytes, got {len}");
+    Err(image_error(path, &problem))
 }
 
 fn image_error(path: &str, problem: &str) -> ApiError {

@@ -3,7 +3,7 @@
 //! - A body becomes an `Ask` (`ask.rs`). Fields that APIs share are read in `generation.rs` and
 //!   `form.rs`; `unsupported.rs` lists the refused fields of other servers.
 //! - Images go into a table of their request, and their places into its messages: `content.rs`,
-//!   `images.rs`.
+//!   `images.rs`. The ones with addresses are fetched: `image_fetches.rs`.
 //! - An `Ask` becomes the tokens of its prompts (`prompt.rs`, `answer_grammar.rs`), which are
 //!   submitted to the serving core of a model: `submit.rs`.
 //! - One of the server's models is loaded at a time; requests have leases of it: `models/`.
@@ -33,6 +33,7 @@ pub(crate) mod embeddings;
 pub(crate) mod fim;
 pub(crate) mod form;
 pub(crate) mod generation;
+pub(crate) mod image_fetches;
 pub(crate) mod images;
 mod latency;
 pub(crate) mod line_limits;

@@ -30,6 +30,8 @@ use super::{
     app::App,
     ask::Ask,
     delta::Delta,
+    image_fetches::fetch_images,
+    images::ImageTable,
     models::{ModelLease, ServedModel},
     prompt::{self, Prompt},
     submit,
@@ -71,6 +73,9 @@ pub(crate) trait Encoder: Send + Unpin + 'static {
     const EARLY_PING: &'static str = ": ping\n\n";
     /// Whether an answer is a stream unless its request says otherwise.
     const IS_STREAM: bool = false;
+
+    /// Takes the images of the request with their files, before its prompts.
+    fn images(&mut self, _images: &ImageTable) {}
 
     /// Takes the prompts of the request, before its answer.
     ///
@@ -179,30 +184,37 @@ pub(crate) async fn answer_body<E: Encoder>(
     let app = Arc::clone(app);
     let submit = async move {
         let model = app.model(&body).await?;
-        let submit = move |body: JsonBody| {
-            let Asked { mut ask, mut encoder, cancelled } = read(&model, &body.fields()?)?;
-            let prompts = prompt::prompts(&model, &mut ask)?;
-            encoder.prompts(&model, &prompts)?;
-            let request = ReadRequest { model, ask, encoder, cancelled, prompts };
-            match request.prompts.iter().all(|prompt| prompt.files.is_empty()) {
-                true => request.submit().map(Stage::Submitted),
-                false => Ok(Stage::WithImages(Box::new(request), body)),
+        let read = move |body: JsonBody| {
+            let Asked { ask, encoder, cancelled } = read(&model, &body.fields()?)?;
+            let prompts = Vec::new();
+            let mut request = Box::new(ReadRequest { model, ask, encoder, cancelled, prompts });
+            match request.ask.images().has_addresses() {
+                true => Ok(Stage::WithAddresses(request, body)),
+                false => request.render(body),
             }
         };
-        match body.read(&app.bodies, submit).await? {
-            Stage::Submitted(submitted) => Ok(submitted),
-            // The body keeps its room, as the files of the images are its size.
-            Stage::WithImages(mut request, _body) => {
-                let turn = request.model.tower_turn().await;
-                let seen = move || {
-                    let _turn = turn;
-                    for prompt in &mut request.prompts {
-                        prompt.images = request.model.see(&mem::take(&mut prompt.files))?;
-                    }
-                    request.submit()
-                };
-                work::run_beside(seen).await
-            }
+        let mut stage = body.read(&app.bodies, read).await?;
+        loop {
+            stage = match stage {
+                Stage::WithAddresses(mut request, mut body) => {
+                    let ReadRequest { ask, model, .. } = &mut *request;
+                    fetch_images(&app, ask.images(), model, &mut body).await?;
+                    body.read(&app.bodies, |body| request.render(body)).await?
+                }
+                // The body keeps its room, as the files of the images are its size.
+                Stage::WithImages(mut request, _body) => {
+                    let turn = request.model.tower_turn().await;
+                    let seen = move || {
+                        let _turn = turn;
+                        for prompt in &mut request.prompts {
+                            prompt.images = request.model.see(&mem::take(&mut prompt.files))?;
+                        }
+                        request.submit()
+                    };
+                    return work::run_beside(seen).await;
+                }
+                Stage::Submitted(submitted) => return Ok(submitted),
+            };
         }
     };
     if !is_stream {
@@ -222,18 +234,33 @@ pub(crate) async fn answer_body<E: Encoder>(
     }
 }
 
-/// A request that was read, with the tokens of its prompts.
+/// A request that was read.
 struct ReadRequest<E> {
     model: ModelLease,
     ask: Ask,
     encoder: E,
     cancelled: Option<oneshot::Receiver<()>>,
+    /// Tokens of its prompts, once they are rendered.
     prompts: Vec<Prompt>,
 }
 
-impl<E> ReadRequest<E> {
-    fn submit(self) -> Result<Submitted<E>, ApiError> {
-        let Self { model, ask, encoder, cancelled, prompts } = self;
+impl<E: Encoder> ReadRequest<E> {
+    /// Renders its prompts, and submits it unless images are yet to be computed.
+    ///
+    /// # Errors
+    /// The request is wrong, or cannot be served.
+    fn render(mut self: Box<Self>, body: JsonBody) -> Result<Stage<E>, ApiError> {
+        self.encoder.images(self.ask.images());
+        self.prompts = prompt::prompts(&self.model, &mut self.ask)?;
+        self.encoder.prompts(&self.model, &self.prompts)?;
+        match self.prompts.iter().all(|prompt| prompt.files.is_empty()) {
+            true => self.submit().map(Stage::Submitted),
+            false => Ok(Stage::WithImages(self, body)),
+        }
+    }
+
+    fn submit(self: Box<Self>) -> Result<Submitted<E>, ApiError> {
+        let Self { model, ask, encoder, cancelled, prompts } = *self;
         // All prompts of a request have the same form.
         let notes = prompts.first().map_or(&[][..], |prompt| &prompt.notes);
         let notes = notes::header(notes);
@@ -244,9 +271,11 @@ impl<E> ReadRequest<E> {
 
 /// Request after its body was read.
 enum Stage<E> {
-    Submitted(Submitted<E>),
+    /// Images are yet to be fetched.
+    WithAddresses(Box<ReadRequest<E>>, JsonBody),
     /// Its images are yet to be computed.
     WithImages(Box<ReadRequest<E>>, JsonBody),
+    Submitted(Submitted<E>),
 }
 
 impl<E> Submitted<E> {

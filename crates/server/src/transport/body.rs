@@ -243,8 +243,13 @@ impl BodyReader {
         room.map_err(|_| ApiError::overloaded())
     }
 
-    /// Room for a body, if there is any now.
-    fn try_acquire(&self, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
+    /// Maximum bytes of a body.
+    pub(crate) fn max_bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Room for a body or a part of it, if there is any now.
+    pub(crate) fn try_acquire(&self, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         let room = Arc::clone(&self.room).try_acquire_many_owned(bytes);
         room.map_err(|_| ApiError::overloaded())
@@ -256,7 +261,7 @@ pub(crate) struct JsonBody {
     text: JsonText,
     /// Work of reading its fields.
     size: WorkSize,
-    _room: Option<OwnedSemaphorePermit>,
+    room: Option<OwnedSemaphorePermit>,
 }
 
 impl JsonBody {
@@ -276,7 +281,7 @@ impl JsonBody {
             let text = JsonText::new(bytes);
             let text = text.map_err(|e| ApiError::body(format!("the body is not JSON: {e}")))?;
             let size = reading(&text, client);
-            Ok(Self { text, size, _room: room })
+            Ok(Self { text, size, room })
         };
         bodies.work.run(size, check).await
     }
@@ -287,6 +292,15 @@ impl JsonBody {
     /// It is not an object.
     pub(crate) fn fields(&self) -> Result<Fields<'_>, ApiError> {
         Fields::of_body(self.text.value())
+    }
+
+    /// Holds the room of a file that belongs to it. Returns the bytes of all its room.
+    pub(crate) fn add_room(&mut self, more: OwnedSemaphorePermit) -> usize {
+        let Some(room) = &mut self.room else {
+            return self.room.insert(more).num_permits();
+        };
+        room.merge(more);
+        room.num_permits()
     }
 
     /// Result of `compute` with the body, off the threads that wait for clients.

@@ -35,6 +35,9 @@ const LARGE_BODY: usize = 1 << 20;
 /// Threads for bodies that take turns.
 const TURN_THREADS: (usize, usize) = (2, 16);
 
+/// Files that are fetched at once, each on a thread.
+pub(crate) const FETCHES: usize = 8;
+
 /// Bytes of work from which freed memory is given back to the system.
 const GIVE_BACK: usize = 4 << 20;
 
@@ -162,10 +165,10 @@ impl Drop for WorkTurn {
     }
 }
 
-/// Threads for bodies of all sizes.
+/// Threads for bodies of all sizes, and for other work that waits.
 pub(crate) fn threads() -> usize {
     // And one for a vision tower.
-    SMALL_THREADS + turn_threads() + 1
+    SMALL_THREADS + turn_threads() + FETCHES + 1
 }
 
 fn turn_threads() -> usize {

@@ -11,7 +11,6 @@ use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
 use super::{
-    earlier::EarlierMessages,
     encoder::{ID_PREFIX, ResponseEncoder, ResponseForm},
     input::{self, RequestTools, ToolNames},
     items::ResponseObject,
@@ -128,7 +127,7 @@ pub(crate) async fn cancel(
 struct ResponsePrompt {
     conversation: Conversation,
     /// Its messages without the instructions.
-    own: EarlierMessages,
+    own: Vec<Message>,
     names: ToolNames,
     /// Whether the thoughts are summarised.
     has_summary: bool,
@@ -158,14 +157,13 @@ impl ResponsePrompt {
         set_effort(&mut options, reasoning.text("effort")?.as_deref());
         options.tools = set;
         let mut conversation = Conversation::new(messages, options);
-        let (messages, images) = (conversation.messages.clone(), conversation.images.clone());
+        let own = conversation.messages.clone();
         conversation.messages.splice(0..0, instructions);
         conversation.calls = tools::allows_calls(fields)?;
         conversation.required = tools::required_calls(fields)?;
         conversation.form = form_of_text.flatten();
         conversation.overflow = ask::overflow(fields)?;
         let summary = reasoning.text("summary")?.or(reasoning.text("generate_summary")?);
-        let own = EarlierMessages { messages, images };
         Ok(Self { conversation, own, names, has_summary: summary.is_some() })
     }
 }
@@ -175,7 +173,7 @@ struct ResponseAsk {
     ask: Ask,
     form: ResponseForm,
     /// Messages without the instructions, if the response is to be stored.
-    stored: Option<EarlierMessages>,
+    stored: Option<Vec<Message>>,
     /// Fields that the response repeats.
     request: Map<String, Value>,
 }

@@ -14,7 +14,7 @@ use super::{
     items::{ItemStatus, ResponseEvent, ResponseObject},
 };
 use crate::{
-    requests::{delta::Delta, respond::Encoder},
+    requests::{delta::Delta, images::ImageTable, respond::Encoder},
     transport::{error::ApiError, json},
 };
 
@@ -198,9 +198,10 @@ impl StoringEncoder {
     pub(super) fn new(
         encoder: ResponseEncoder,
         end: RunningEnd,
-        before: Option<EarlierMessages>,
+        before: Option<Vec<Message>>,
     ) -> Self {
-        let before = before.filter(|before| before.images.bytes() <= IMAGES_BYTES);
+        let of_messages = |messages| EarlierMessages { messages, ..EarlierMessages::default() };
+        let before = before.map(of_messages);
         Self { encoder, end: Some(end), before }
     }
 
@@ -225,6 +226,13 @@ impl StoringEncoder {
 impl Encoder for StoringEncoder {
     type Event = ResponseEvent;
     type Whole = ResponseObject;
+
+    fn images(&mut self, images: &ImageTable) {
+        self.before.take_if(|_| images.bytes() > IMAGES_BYTES);
+        if let Some(before) = &mut self.before {
+            before.images = images.clone();
+        }
+    }
 
     fn on(&mut self, choice: usize, delta: Delta) -> Vec<ResponseEvent> {
         let events = self.encoder.on(choice, delta);
