@@ -416,14 +416,50 @@ mod tests {
             ("data:image/png;base64", "got one without base64"),
             ("data:image/png;base64,", "expected an image of 1 to 20971520 bytes, got 0"),
             ("data:image/png;base64,Y2F%30", "expected base64, got '%' at byte 3"),
-            ("https://secret.example/x", "only data: URLs are read, got https:"),
-            ("HTTP://secret.example/x", "got http: (send the image as data:image/png;"),
-            ("file:///etc/secret", "got file:"),
+            (
+                "HTTP://secret.example/x",
+                "got http: (send the image as data:image/png;base64,...; --",
+            ),
+            ("file:///etc/secret", "got file: (send the image as data:image/png;base64,...)"),
             ("secret.png", "got another address"),
             ("", "got another address"),
         ] {
             let error = add(&mut ImageTable::default(), &json!({"image_url": url})).unwrap_err();
             assert!(error.contains(problem) && !error.contains("secret"), "{url}: {error}");
+        }
+    }
+
+    #[test]
+    fn an_address_is_once_in_the_table_for_each_detail() {
+        let mut table = ImageTable::default();
+        let url = "HTTPS://host.example/secret";
+        let part = json!({"image_url": url});
+        let low = json!({"image_url": {"url": url, "detail": "low"}});
+        let [first, again, low] = [&part, &part, &low].map(|part| add(&mut table, part).unwrap());
+        assert!(first == again && first != low && table.addresses.len() == 2);
+        let refused = table.refuse_addresses().unwrap_err();
+        let words = "; --image-urls HOST allows https: addresses of HOST)";
+        assert!(refused.message().ends_with(words), "{}", refused.message());
+        let refused = table.clone().resolve([].into_iter(), |_| Err(Error::Cancelled)).unwrap_err();
+        assert!(refused.message().contains("images are not fetched here: send them as data:"));
+        assert!(table.refuse("tales").is_err());
+        while let Some((digest, address)) = table.take_address() {
+            assert!(!address.error("why").message().contains("secret"));
+            table.add_fetched(digest, address, "cat".into()).unwrap();
+        }
+        assert_eq!((table.files[&first].detail, table.bytes()), (ImageDetail::Auto, 6));
+        // In a later request it is fetched already.
+        assert_eq!(add(&mut table, &part), Ok(first));
+        assert!(!table.has_addresses());
+        let long = vec![b'x'; MAX_BYTES + 1];
+        for (file, len) in [(Vec::new(), 0), (long, MAX_BYTES + 1)] {
+            let address =
+                ImageAddress { url: url.into(), detail: ImageDetail::Auto, path: "p".into() };
+            let error = table.add_fetched(first, address, file.into()).unwrap_err();
+            assert_eq!(
+                error.message(),
+                format!("p: expected an image of 1 to 20971520 bytes, got {len}")
+            );
         }
     }
 

@@ -1,10 +1,22 @@
 //! Images in requests of all APIs: refusals, and the places that they name.
 
+use std::{
+    fs,
+    path::Path,
+    sync::{Arc, Condvar, Mutex},
+    thread,
+};
+
+use moeflux::{
+    Checkpoint, Engine, EngineOptions, MemoryRequest, runtime::DeviceOptions, vision::ImageOptions,
+};
+use moeflux_server::{ImageFetcher, ServerOptions};
 use serde_json::{Value, json};
 
 use crate::{
     TestServer,
     client::{Reply, get, post},
+    wait_until,
 };
 
 /// A file, which a model without a vision tower does not look into.
@@ -138,6 +150,7 @@ fn other_addresses_and_places_are_refused() {
     let role = "images are read in messages of users and results of tools, got one in a message of";
     for (path, body, words) in [
         (chat_path, chat(&https), "image_url: only data: URLs are read, got https: (send the"),
+        (chat_path, chat(&https), "; --image-urls HOST allows https: addresses of HOST)"),
         (chat_path, chat(&json!(format!("http:{secret}"))), "URLs are read, got http: (send"),
         (chat_path, chat(&json!(format!("file:{secret}"))), "URLs are read, got file: (send"),
         (chat_path, chat(&json!("secret.png")), "URLs are read, got another address (send"),
@@ -237,4 +250,154 @@ fn images_have_limits() {
     assert!(message.contains("this model reads text only"), "{message}");
     let reply = post(&server, path, &parts(&json!([{"type": "text", "text": long}])));
     assert!(reply.status == 413 && reply.body.contains("reading this request"), "{}", reply.body);
+}
+
+/// An image that a vision tower reads.
+fn picture() -> Vec<u8> {
+    let images = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vision/tests/data/images");
+    fs::read(images.join("gradient.png")).unwrap()
+}
+
+/// A server of a model with a vision tower, with a function that fetches.
+fn seeing(fetch: impl Fn(&str) -> Result<Vec<u8>, String> + Send + Sync + 'static) -> TestServer {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../moeflux/tests/data");
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["config.json", "model.safetensors", "preprocessor_config.json"] {
+        fs::copy(data.join("vision/qwen3_vl_moe").join(name), folder.path().join(name)).unwrap();
+    }
+    let tokenizer = fs::read(data.join("goldens/tokenizer/tokenizer.json")).unwrap();
+    let mut tokenizer: Value = serde_json::from_slice(&tokenizer).unwrap();
+    let added = tokenizer["added_tokens"].as_array_mut().unwrap();
+    added.extend((258..=262).map(|id| {
+        let names = ["single_word", "lstrip", "rstrip", "normalized"];
+        let mut token = json!({"id": id, "content": format!("<{id}>"), "special": true});
+        names.into_iter().for_each(|name| token[name] = false.into());
+        token
+    }));
+    fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let template = "{% for message in messages %}{% if message.content is string %}\
+        {{ message.content }}{% else %}{% for part in message.content %}\
+        {% if part.type == 'image' %}<262>{% else %}{{ part.text }}{% endif %}\
+        {% endfor %}{% endif %}{% endfor %}";
+    fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
+    let device = DeviceOptions::default().name("cpu").threads(1).exact(true);
+    let memory = MemoryRequest::default().sessions(2).context(256);
+    let images = ImageOptions::default().device(device.clone());
+    let options = EngineOptions::default().memory(memory).device(device).images(images);
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    let engine = Engine::open(checkpoint, options, &mut |_, _| {}).unwrap();
+    let mut options = ServerOptions::default();
+    options.images = ImageFetcher::new(move |url, bytes| {
+        assert_eq!(bytes, 20 << 20);
+        fetch(url)
+    });
+    TestServer::serve(&engine, 4, options)
+}
+
+#[test]
+fn images_at_allowed_addresses_are_fetched() {
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&asked);
+    let server = seeing(move |url| {
+        seen.lock().unwrap().push(url.to_owned());
+        match url {
+            "https://a.example/x" => Ok(picture()),
+            "https://a.example/text" => Ok(b"text".to_vec()),
+            "https://a.example/empty" => Ok(Vec::new()),
+            _ => Err("the host is not one of --image-urls".to_owned()),
+        }
+    });
+    let asked = || std::mem::take(&mut *asked.lock().unwrap());
+    let chat_path = "/v1/chat/completions";
+    let url = json!("https://a.example/x");
+    let twice = json!([{"type": "image_url", "image_url": url}, {"type": "image_url", "image_url": {"url": url}}]);
+    // The same address is fetched once.
+    let reply = post(&server, chat_path, &parts(&twice)).json();
+    assert_eq!((&reply["usage"]["prompt_tokens"], asked().len()), (&json!(24), 1), "{reply}");
+    let reply = post(&server, "/v1/messages", &block(&json!({"type": "url", "url": url})));
+    assert_eq!((reply.status, asked().len()), (200, 1), "{}", reply.body);
+
+    // The next response has the image of the one before.
+    let image = json!([{"type": "input_image", "image_url": url}]);
+    let body = json!({"input": [{"role": "user", "content": image}], "max_output_tokens": 1});
+    let first = post(&server, "/v1/responses", &body).json();
+    let mut body = body;
+    body["previous_response_id"] = first["id"].clone();
+    let second = post(&server, "/v1/responses", &body).json();
+    let [first, second] = [&first, &second].map(|reply| reply["usage"]["input_tokens"].as_u64());
+    assert!(first == Some(12) && second >= Some(24), "{first:?} {second:?}");
+    assert_eq!(asked().len(), 1);
+
+    let place = "messages[0].content[1].image_url";
+    for (url, problem) in [
+        (
+            "https://b.example/secret",
+            "the image cannot be fetched: the host is not one of --image-urls",
+        ),
+        ("https://a.example/text", "expected a PNG, JPEG"),
+        ("https://a.example/empty", "expected an image of 1 to 20971520 bytes, got 0"),
+        ("http://a.example/secret", "only data: URLs are read, got http:"),
+        ("file:///secret", "only data: URLs are read, got file:"),
+    ] {
+        let message = refused(chat_path, &post(&server, chat_path, &chat(&json!(url))));
+        assert!(message.starts_with(&format!("{place}: {problem}")), "{message}");
+        assert!(!message.contains("secret"), "{message}");
+    }
+    asked();
+    let many = parts(&json!(vec![json!({"type": "image_url", "image_url": url}); 33]));
+    let message = refused(chat_path, &post(&server, chat_path, &many));
+    assert!(message.contains("[32].image_url: expected at most 32 images"), "{message}");
+    for path in ["/v1/chat/completions/input_tokens", "/apply-template"] {
+        let message = refused(path, &post(&server, path, &chat(&url)));
+        assert!(message.starts_with(&format!("{place}: images are not fetched here")), "{message}");
+    }
+    assert!(asked().is_empty());
+}
+
+/// Number of fetches, which wait for an end.
+#[derive(Default)]
+struct Fetches {
+    running: usize,
+    maximum: usize,
+    is_over: bool,
+}
+
+#[test]
+fn fetches_hold_no_other_requests() {
+    let fetches = Arc::new((Mutex::new(Fetches::default()), Condvar::new()));
+    let fetching = Arc::clone(&fetches);
+    let server = seeing(move |_| {
+        let (state, over) = &*fetching;
+        let mut state = state.lock().unwrap();
+        state.running += 1;
+        state.maximum = state.maximum.max(state.running);
+        state = over.wait_while(state, |state| !state.is_over).unwrap();
+        state.running -= 1;
+        Err("it is over".to_owned())
+    });
+    let path = "/v1/chat/completions";
+    let image =
+        |i: usize| json!({"type": "image_url", "image_url": format!("https://a.example/{i}")});
+    let slow = parts(&Value::from_iter((0..32).map(image)));
+    let waiting = |count: usize| wait_until(|| fetches.0.lock().unwrap().running == count);
+    thread::scope(|scope| {
+        let send = || scope.spawn(|| refused(path, &post(&server, path, &slow)));
+        let first = send();
+        waiting(4);
+        let others = [send(), send()];
+        waiting(8);
+        // A request that is read at once, and one that takes a turn.
+        for text in ["x".to_owned(), "x".repeat(100 << 10)] {
+            let reply = post(&server, path, &parts(&json!(text)));
+            assert!([200, 400].contains(&reply.status), "{}", reply.body);
+        }
+        let (state, over) = &*fetches;
+        state.lock().unwrap().is_over = true;
+        over.notify_all();
+        for request in [first].into_iter().chain(others) {
+            let message = request.join().unwrap();
+            assert!(message.ends_with("cannot be fetched: it is over"), "{message}");
+        }
+        assert_eq!(state.lock().unwrap().maximum, 8);
+    });
 }

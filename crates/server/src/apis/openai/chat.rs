@@ -121,6 +121,7 @@ mod tests {
     use crate::{
         requests::{
             answer::UNREAD,
+            image_fetches::{ImageFetcher, ImageFetches},
             models::{AnswerOptions, LoadedModel, Models, start_registry},
         },
         transport::body::{BodyReader, RequestMemory},
@@ -146,7 +147,11 @@ mod tests {
         let models = Models::one("tales", LoadedModel::new(core)).unwrap();
         let models = start_registry(models, AnswerOptions::default()).unwrap();
         let memory = RequestMemory { bytes: 64 << 20, give_back: || {} };
-        Arc::new(App::new(models, BodyReader::new(memory)))
+        Arc::new(App::new(
+            models,
+            BodyReader::new(memory),
+            ImageFetches::new(ImageFetcher::default()),
+        ))
     }
 
     fn stats(app: &App) -> ServingStats {
