@@ -50,6 +50,13 @@ pub(crate) struct SentImage {
     path: String,
 }
 
+impl SentImage {
+    /// SHA-256 of the file, in this detail.
+    pub(crate) fn digest(&self) -> ImageDigest {
+        digest(&[&self.file], self.detail)
+    }
+}
+
 /// Reads an image as a model sees it.
 pub(crate) type ImageReader<'a> = Box<dyn Fn(&SentImage) -> Result<ReadImage, Error> + 'a>;
 
@@ -286,7 +293,7 @@ impl ImageTable {
     pub(crate) fn resolve<'a>(
         self,
         images: impl Iterator<Item = &'a mut MessageImage>,
-        mut read: impl FnMut(&ImageDigest, &SentImage) -> Result<ReadImage, Error>,
+        mut read: impl FnMut(&SentImage) -> Result<ReadImage, Error>,
     ) -> Result<ResolvedImages, ApiError> {
         if let Some(address) = self.addresses.values().next() {
             let problem = "images are not fetched here: send them as data:image/png;base64,...";
@@ -297,7 +304,7 @@ impl ImageTable {
             if is_cancelled() {
                 return Err(Error::Cancelled.into());
             }
-            let read = read(&digest, &image).map_err(|error| match error {
+            let read = read(&image).map_err(|error| match error {
                 Error::Image(problem) => image_error(&image.path, &problem.to_string()),
                 other => other.into(),
             });
@@ -440,7 +447,8 @@ mod tests {
         let refused = table.refuse_addresses().unwrap_err();
         let words = "; --image-urls HOST allows https: addresses of HOST)";
         assert!(refused.message().ends_with(words), "{}", refused.message());
-        let refused = table.clone().resolve([].into_iter(), |_| Err(Error::Cancelled)).unwrap_err();
+        let refused = table.clone().resolve([].into_iter(), |_| Err(Error::Cancelled));
+        let refused = refused.unwrap_err();
         assert!(refused.message().contains("images are not fetched here: send them as data:"));
         assert!(table.refuse("tales").is_err());
         while let Some((digest, address)) = table.take_address() {
@@ -512,7 +520,7 @@ mod tests {
         let failed = |error: fn(ImageError) -> Error| {
             let error = error(ImageError::TooManyBytes { bytes: 3, most: 2 });
             let mut error = Some(error);
-            let read = |_: &ImageDigest, _: &SentImage| Err(error.take().unwrap());
+            let read = |_: &SentImage| Err(error.take().unwrap());
             table.clone().continued("before").resolve([].into_iter(), read).unwrap_err()
         };
         assert_eq!(failed(Error::Image).message(), format!("before: {problem}"));

@@ -21,7 +21,7 @@ pub(crate) fn seen_images(list: MessageList) -> Vec<String> {
     let mut files = Vec::new();
     let of_messages = messages.iter_mut().flat_map(|message| &mut message.images);
     images
-        .resolve(of_messages, |_, image| {
+        .resolve(of_messages, |image| {
             files.push(image.clone());
             Ok(ReadImage { tokens: 7, digest: [files.len() as u8; 32], note: None })
         })

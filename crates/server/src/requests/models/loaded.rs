@@ -194,16 +194,18 @@ impl ServedModel {
         images: impl Iterator<Item = &'a mut MessageImage>,
     ) -> Result<ResolvedImages, ApiError> {
         let Some(read) = self.image_reader() else { return table.refuse(&self.name) };
-        table.resolve(images, |file, image| {
+        table.resolve(images, |image| {
+            // An address may have another file by now.
+            let file = image.digest();
             let mut known = self.known_images.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(found) = known.iter().find(|known| known.file == *file) {
+            if let Some(found) = known.iter().find(|known| known.file == file) {
                 return Ok(found.read.clone());
             }
             let read = read(image)?;
             if known.len() == KNOWN_IMAGES {
                 known.pop_front();
             }
-            known.push_back(KnownImage { file: *file, read: read.clone() });
+            known.push_back(KnownImage { file, read: read.clone() });
             Ok(read)
         })
     }
