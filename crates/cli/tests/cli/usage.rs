@@ -44,7 +44,7 @@ fn help_shows_every_command_with_examples() {
 
 #[test]
 fn wrong_use_is_exit_code_2_and_names_the_choices() {
-    let wrong: [(&[&str], &str); 31] = [
+    let wrong: [(&[&str], &str); 32] = [
         (&["nonsense"], "unrecognized subcommand"),
         (&["run", "--nonsense", "x"], "unexpected argument"),
         (&["run", "--memory", "lots", "x"], "8GiB"),
@@ -75,6 +75,7 @@ fn wrong_use_is_exit_code_2_and_names_the_choices() {
         (&["serve", "--allow-origin", "*"], "--api-key-file"),
         (&["serve", "--allow-host", "box.lan:80"], "write box.lan"),
         (&["serve", "--allow-host", ""], "such as box.lan"),
+        (&["serve", "--image-urls", "a.example,*.b"], "such as images.example.com"),
         (&["run", "--mirror", "x", "x"], "the built-in model has no mirrors"),
     ];
     for (args, part) in wrong {

@@ -367,19 +367,16 @@ impl RopeConfig {
     /// consecutive sections, "Qwen3-VL", 2025, interleaved ones.
     fn axes(&self, source: &dyn TensorSource, pairs: usize) -> Result<Vec<u8>, Error> {
         let Some(sections) = &self.mrope_section else { return Ok(Vec::new()) };
-        let total = sections.iter().try_fold(0usize, |sum, section| sum.checked_add(*section));
         let &[time, rows, columns] = &sections[..] else {
             let problem = format!("\"mrope_section\": expected three sections, got {sections:?}");
             return Err(config_error(source, problem));
         };
-        Require(source).that(total == Some(pairs), || {
-            format!("\"mrope_section\": expected {pairs} pairs in all, got {sections:?}")
-        })?;
+        // Sections may have more pairs than are rotated, as in transformers.
         let axis = |pair: usize| match self.mrope_interleaved.unwrap_or(false) {
-            true if pair % 3 == 1 && pair < 3 * rows => 1,
-            true if pair % 3 == 2 && pair < 3 * columns => 2,
+            true if pair % 3 == 1 && pair / 3 < rows => 1,
+            true if pair % 3 == 2 && pair / 3 < columns => 2,
             true => 0,
-            false => u8::from(pair >= time) + u8::from(pair >= time + rows),
+            false => u8::from(pair >= time) + u8::from(pair >= time.saturating_add(rows)),
         };
         Ok((0..pairs).map(axis).collect())
     }

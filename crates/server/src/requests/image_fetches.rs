@@ -9,12 +9,11 @@ use tokio::{
 };
 
 use super::{
-    app::App,
-    images::{ImageAddress, ImageTable, MAX_BYTES},
+    images::{ImageAddress, ImageDigest, ImageTable, MAX_BYTES},
     models::ServedModel,
 };
 use crate::transport::{
-    body::JsonBody,
+    body::{BodyReader, JsonBody},
     error::ApiError,
     work::{FETCHES, run_beside},
 };
@@ -60,66 +59,59 @@ impl ImageFetches {
     pub(crate) fn new(fetcher: ImageFetcher) -> Self {
         Self { fetcher, turns: Arc::new(Semaphore::new(FETCHES)) }
     }
+
+    /// Fetches the files of the images of a request that have addresses. They take room with its
+    /// body.
+    ///
+    /// # Errors
+    /// The server fetches none, or the model reads none; one cannot be fetched; they take more room
+    /// than there is.
+    pub(crate) async fn fetch(
+        &self,
+        images: &mut ImageTable,
+        model: &ServedModel,
+        body: &mut JsonBody,
+        bodies: &BodyReader,
+    ) -> Result<(), ApiError> {
+        let Some(fetch) = &self.fetcher.0 else { return images.refuse_addresses() };
+        if !model.has_vision() {
+            return images.refuse(&model.name).map(drop);
+        }
+        let mut running = JoinSet::new();
+        loop {
+            while running.len() < FETCHES_OF_REQUEST
+                && let Some((digest, address)) = images.take_address()
+            {
+                let (fetch, turns) = (Arc::clone(fetch), Arc::clone(&self.turns));
+                let bodies = bodies.clone();
+                running.spawn(async move {
+                    let turn = turns.acquire_owned().await;
+                    let url = address.url.clone();
+                    // A fetch whose client is gone keeps its turn to its end.
+                    let fetched = run_beside(move || Ok((fetch(&url, MAX_BYTES), turn)));
+                    let (file, _turn) = fetched.await?;
+                    let file = file.map_err(|problem| address.error(&problem))?;
+                    let room = bodies.try_acquire(file.len())?;
+                    Ok::<_, ApiError>(FetchedImage { digest, address, file: file.into(), room })
+                });
+            }
+            let Some(fetched) = running.join_next().await else { return Ok(()) };
+            let lost = |_| ApiError::internal("an image could not be fetched");
+            let FetchedImage { digest, address, file, room } = fetched.map_err(lost)??;
+            let limit = bodies.max_bytes();
+            if body.add_room(room) > limit {
+                let problem = format!("the images of the request have more than {limit} bytes");
+                return Err(address.error(&problem));
+            }
+            images.add_fetched(digest, address, file)?;
+        }
+    }
 }
 
-/// Fetches the files of the images of a request that have addresses. They take room with its body.
-///
-/// # Errors
-/// The server fetches none, or the model reads none; one cannot be fetched; they take more room
-/// than there is.
-pub(crate) async fn fetch_images(
-    app: &Arc<App>,
-    images: &mut ImageTable,
-    model: &ServedModel,
-    body: &mut JsonBody,
-) -> Result<(), ApiError> {
-    let Some(fetch) = &app.fetches.fetcher.0 else { return images.refuse_addresses() };
-    if !model.has_vision() {
-        return images.refuse(&model.name).map(drop);
-    }
-    let mut running = JoinSet::new();
-    loop {
-        while running.len() < FETCHES_OF_REQUEST
-            && let Some((digest, address)) = images.take_address()
-        {
-            let (app, fetch) = (Arc::clone(app), Arc::clone(fetch));
-            running.spawn(async move {
-                let fetched = fetched(&app, fetch, &address).await?;
-                Ok::<_, ApiError>((digest, address, fetched))
-            });
-        }
-        let Some(fetched) = running.join_next().await else { return Ok(()) };
-        let lost = |_| ApiError::internal("an image could not be fetched");
-        let (digest, address, FetchedFile { file, room }) = fetched.map_err(lost)??;
-        let limit = app.bodies.max_bytes();
-        if body.add_room(room) > limit {
-            let problem = format!("the images of the request have more than {limit} bytes");
-            return Err(address.error(&problem));
-        }
-        images.add_fetched(digest, address, file)?;
-    }
-}
-
-/// A file, and the room that it takes.
-struct FetchedFile {
+/// An image with its file, and the room that it takes.
+struct FetchedImage {
+    digest: ImageDigest,
+    address: ImageAddress,
     file: Bytes,
     room: OwnedSemaphorePermit,
-}
-
-/// The file at an address, once fewer others are fetched.
-///
-/// # Errors
-/// It cannot be fetched, or there is no room for it.
-async fn fetched(
-    app: &App,
-    fetch: Arc<Fetch>,
-    address: &ImageAddress,
-) -> Result<FetchedFile, ApiError> {
-    let turn = Arc::clone(&app.fetches.turns).acquire_owned().await;
-    let url = address.url.clone();
-    // A fetch whose client is gone keeps its turn to its end.
-    let fetched = run_beside(move || Ok((fetch(&url, MAX_BYTES), turn)));
-    let (file, _turn) = fetched.await?;
-    let file = file.map_err(|problem| address.error(&problem))?;
-    Ok(FetchedFile { room: app.bodies.try_acquire(file.len())?, file: file.into() })
 }

@@ -30,7 +30,6 @@ use super::{
     app::App,
     ask::Ask,
     delta::Delta,
-    image_fetches::fetch_images,
     images::ImageTable,
     models::{ModelLease, ServedModel},
     prompt::{self, Prompt},
@@ -198,7 +197,7 @@ pub(crate) async fn answer_body<E: Encoder>(
             stage = match stage {
                 Stage::WithAddresses(mut request, mut body) => {
                     let ReadRequest { ask, model, .. } = &mut *request;
-                    fetch_images(&app, ask.images(), model, &mut body).await?;
+                    app.fetches.fetch(ask.images(), model, &mut body, &app.bodies).await?;
                     body.read(&app.bodies, |body| request.render(body)).await?
                 }
                 // The body keeps its room, as the files of the images are its size.
@@ -259,8 +258,8 @@ impl<E: Encoder> ReadRequest<E> {
         }
     }
 
-    fn submit(self: Box<Self>) -> Result<Submitted<E>, ApiError> {
-        let Self { model, ask, encoder, cancelled, prompts } = *self;
+    fn submit(self) -> Result<Submitted<E>, ApiError> {
+        let Self { model, ask, encoder, cancelled, prompts } = self;
         // All prompts of a request have the same form.
         let notes = prompts.first().map_or(&[][..], |prompt| &prompt.notes);
         let notes = notes::header(notes);

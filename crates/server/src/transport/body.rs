@@ -171,8 +171,8 @@ pub(crate) struct RequestMemory {
     pub(crate) give_back: fn(),
 }
 
-/// Reader of bodies, with the limits that they share.
-#[derive(Debug)]
+/// Reader of bodies, with the limits that they share, also with clones of it.
+#[derive(Clone, Debug)]
 pub(crate) struct BodyReader {
     /// Turns of the work on bodies.
     work: WorkQueue,
