@@ -530,6 +530,7 @@ pub(super) mod tests {
             &ops::head_matmul::HEAD_GEMV_TRANSPOSED_ANY,
             &ops::qk_norm_rope::QK_NORM_ROPE,
             &ops::segment_attention::SEGMENT_ATTENTION,
+            &ops::segment_attention::SEGMENT_COOPERATIVE,
             &ops::matmul::EMBED,
             &ops::matmul::GEMV_ANY,
             &ops::norm::NORM,

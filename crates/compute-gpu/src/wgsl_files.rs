@@ -28,6 +28,7 @@ pub(super) const FILES: &[(&str, &str)] = files![
     "attention/rope",
     "attention/row_table",
     "attention/segment_attention",
+    "attention/segment_cooperative",
     "attention/softmax",
     "attention/span_tiles",
     "attention/sum8_memory",

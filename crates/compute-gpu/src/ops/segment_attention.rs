@@ -17,6 +17,20 @@ pub(crate) static SEGMENT_ATTENTION: Kernel = kernel!(
     [Write, Read]
 );
 
+/// On cooperative matrices: queries, keys, values and weights are rounded to f16.
+pub(crate) static SEGMENT_COOPERATIVE: Kernel = kernel!(
+    "segment_cooperative",
+    "attention/segment_cooperative",
+    SegmentAttentionParams,
+    [Write, Read]
+);
+
+/// Queries of a tile of [`SEGMENT_COOPERATIVE`], maximum width of its heads, and its bytes of
+/// workgroup memory.
+const COOPERATIVE_QUERIES: usize = 64;
+const COOPERATIVE_WIDTH: usize = 128;
+const COOPERATIVE_BYTES: u32 = 34 << 10;
+
 /// Threads of a workgroup.
 const THREADS: usize = 256;
 /// Query and value elements of a tile: 64 for each thread.
@@ -27,8 +41,15 @@ const TILE_WORDS: usize = 3;
 /// Encodes [`Op::SegmentAttention`].
 pub(super) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> {
     let &Op::SegmentAttention { q, k, v, scale, segments, out } = op else { return Ok(()) };
+    let is_cooperative = uses_cooperative(ctx, k.width, v.width);
     let columns = v.width.next_multiple_of(64);
-    let queries = 1usize << (TILE_ELEMENTS / columns).clamp(16, 64).ilog2();
+    let (kernel, queries, threads) = match is_cooperative {
+        true => (&SEGMENT_COOPERATIVE, COOPERATIVE_QUERIES, 2 * COOPERATIVE_QUERIES),
+        false => {
+            let queries = 1usize << (TILE_ELEMENTS / columns).clamp(16, 64).ilog2();
+            (&SEGMENT_ATTENTION, queries, THREADS)
+        }
+    };
     let mut first_row = 0;
     let mut tiles = Vec::new();
     for rows in segments {
@@ -50,7 +71,7 @@ pub(super) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> 
         scale,
     };
     let constants = Constants::new(&[
-        ("WG", THREADS as u32),
+        ("WG", threads as u32),
         ("QUERIES", queries as u32),
         ("K_WIDTH", k.width as u32),
         ("V_WIDTH", v.width as u32),
@@ -58,5 +79,37 @@ pub(super) fn encode(ctx: &mut OpContext<'_>, op: &Op<'_>) -> Result<(), Error> 
     let upload = ctx.recorder.upload_buffer().clone();
     let buffers = [store.activations(), &upload];
     let groups = tiles.len() * q.heads;
-    ctx.recorder.dispatch(&SEGMENT_ATTENTION, &constants, &buffers, &params, groups)
+    ctx.recorder.dispatch(kernel, &constants, &buffers, &params, groups)
+}
+
+/// Whether [`SEGMENT_COOPERATIVE`] takes heads of these widths on the fast path.
+fn uses_cooperative(ctx: &OpContext<'_>, keys: usize, values: usize) -> bool {
+    let target = ctx.target();
+    let fits = |width: usize| width.is_multiple_of(4) && width <= COOPERATIVE_WIDTH;
+    !ctx.exact
+        && target.cooperative
+        && target.team == 32
+        && ctx.workgroup_bytes() >= COOPERATIVE_BYTES
+        && fits(keys)
+        && fits(values)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::{Target, tests::valid};
+
+    #[test]
+    fn cooperative_attention_is_valid() {
+        let target = Target { team: 32, subgroups: true, dot8: true, f16: true, cooperative: true };
+        for (key, value) in [(72, 72), (128, 128), (16, 112), (100, 4)] {
+            let constants = Constants::new(&[
+                ("WG", 2 * COOPERATIVE_QUERIES as u32),
+                ("QUERIES", COOPERATIVE_QUERIES as u32),
+                ("K_WIDTH", key),
+                ("V_WIDTH", value),
+            ]);
+            valid(&target.text(&SEGMENT_COOPERATIVE, &constants), COOPERATIVE_BYTES);
+        }
+    }
 }

@@ -1,9 +1,9 @@
-// Bidirectional attention within segments of rows on cooperative matrices, as segment_attention.wgsl
-// computes it, in the way of attention_cooperative.wgsl: 16 x 16 x 16 products of f16 with f32 sums,
-// and a reference score per query that is raised only when a score exceeds it by RESCALE_MARGIN.
-// A workgroup takes QUERIES rows of a segment and one head, a subgroup 16 of them. It loops over the
-// rows of the segment in tiles of TILE_KEYS, from the first one on, so a row's bits do not depend on
-// other segments.
+// Bidirectional attention within segments of rows on cooperative matrices, as
+// segment_attention.wgsl computes it, in the way of attention_cooperative.wgsl: 16 x 16 x 16
+// products of f16 with f32 sums, and a reference score per query that is raised only when a score
+// exceeds it by RESCALE_MARGIN. A workgroup takes QUERIES rows of a segment and one head, a
+// subgroup 16 of them. It loops over the rows of the segment in tiles of TILE_KEYS, from the first
+// one on, so a row's bits do not depend on other segments.
 // WG: 2 QUERIES, in subgroups of 32. K_WIDTH, V_WIDTH: head widths, multiples of 4, at most 128;
 // matrices have zeros up to the next multiple of 16.
 // Table in `words`: first row of the segment, its rows, first query of the tile in the segment.
