@@ -35,6 +35,7 @@ pub(crate) struct Gqa {
 
 /// LoadedIndexer of sparse attention.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "there is one per layer")]
 enum LoadedIndexer {
     Blocks(BlockIndexer),
     Entries(EntryIndexer),

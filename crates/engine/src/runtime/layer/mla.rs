@@ -88,6 +88,7 @@ impl Sparse {
 }
 
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "there is one per layer")]
 enum SparseIndexer {
     Positions(Indexer),
     Entries(EntryIndexer),
