@@ -87,7 +87,9 @@ impl ImageEncoder {
         let form = tower.patch_form();
         let patches = (max_tokens as usize).saturating_mul(form.merge * form.merge);
         tower.reserve(patches);
-        let decoded = 3 * ImageLimits::default().max_pixels;
+        // And its values.
+        let values = patches.saturating_mul(form.width * size_of::<f32>()) as u64;
+        let decoded = (3 * ImageLimits::default().max_pixels).saturating_add(values);
         let memory = VisionMemory { cache: cache_bytes, decoded, ..tower.memory(patches)? };
         let planned = memory.planned(is_resident, tower.is_on_card());
         let state = EncoderState {

@@ -253,7 +253,7 @@ impl VisionTower {
 /// Form of the images that a tower takes.
 pub(super) struct PatchForm {
     /// Values of a patch.
-    width: usize,
+    pub(super) width: usize,
     /// Side of a block in patches.
     pub(super) merge: usize,
     /// Folder of the checkpoint, for messages.

@@ -4,7 +4,7 @@ use crate::runtime::ImageMemory;
 
 /// Memory that images take, in bytes: of a card if it computes the tower, else of the host.
 ///
-/// Prepared images are not counted, nor are the rows of a run until it ends.
+/// Rows of a run are not counted until it ends, nor are further prepared images.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct VisionMemory {
@@ -18,7 +18,7 @@ pub struct VisionMemory {
     pub activations_at_max_tokens: u64,
     /// Maximum of the embedding cache, on the host.
     pub cache: u64,
-    /// Decoded image of the maximum size, on the host.
+    /// Decoded image of the maximum size, and its values for the tower, on the host.
     pub decoded: u64,
 }
 

@@ -57,9 +57,6 @@ impl SentImage {
     }
 }
 
-/// Reads an image as a model sees it.
-pub(crate) type ImageReader<'a> = Box<dyn Fn(&SentImage) -> Result<ReadImage, Error> + 'a>;
-
 /// An image as a model reads it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ReadImage {

@@ -10,7 +10,8 @@ use moeflux::{
     Sampling, StepControl,
     runtime::{CancelToken, PromptImages},
     serve::ServingCore,
-    text::{MaskSource, MessageImage, Text},
+    text::{MaskSource, MessageImage, PlacedImage, Text},
+    vision::{ImageEncoder, PreparedImage},
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -21,7 +22,7 @@ use crate::{
         counters::RequestCounters,
         fim::FimTokens,
         form::FormRules,
-        images::{ImageDigest, ImageReader, ImageTable, PromptFile, ReadImage, ResolvedImages},
+        images::{ImageDigest, ImageTable, PromptFile, ReadImage, ResolvedImages, SentImage},
         latency::Latencies,
         overflow::Overflow,
         turn_folder::TurnFolder,
@@ -54,6 +55,14 @@ struct KnownImage {
     read: ReadImage,
 }
 
+/// Images that were read before.
+#[derive(Default)]
+struct KnownImages {
+    files: VecDeque<KnownImage>,
+    /// The last one, until the tower takes it.
+    last: Option<Arc<PreparedImage>>,
+}
+
 /// A model that answers.
 pub(crate) struct ServedModel {
     pub(crate) core: ServingCore,
@@ -67,7 +76,7 @@ pub(crate) struct ServedModel {
     pub(crate) disk_speed: Option<f64>,
     /// Images that were read, the newest last: clients send all of a conversation with each
     /// question. Locked while an image is decoded, which takes up to some hundred MiB.
-    known_images: Mutex<VecDeque<KnownImage>>,
+    known_images: Mutex<KnownImages>,
     /// Held while the vision tower computes the images of a request.
     tower: Arc<Semaphore>,
     pub(crate) options: AnswerOptions,
@@ -137,17 +146,12 @@ impl ServedModel {
 
     /// Whether it reads images.
     pub(crate) fn has_vision(&self) -> bool {
-        self.image_reader().is_some()
+        self.encoder().is_some()
     }
 
-    /// Reader of images as the model sees them, if it has a vision tower.
-    fn image_reader(&self) -> Option<ImageReader<'_>> {
-        let encoder = self.core.engine().images()?;
-        Some(Box::new(|image| {
-            let read = encoder.read(&image.file, image.detail)?;
-            let (tokens, digest) = (read.tokens() as usize, *read.digest());
-            Ok(ReadImage { tokens, digest, note: read.note() })
-        }))
+    /// Encoder of its images, if it has a vision tower.
+    fn encoder(&self) -> Option<&ImageEncoder> {
+        self.core.engine().images()
     }
 
     /// Waits until no other request uses the vision tower.
@@ -162,7 +166,7 @@ impl ServedModel {
     /// The tower failed; the client is gone.
     pub(crate) fn see(&self, files: &[PromptFile]) -> Result<PromptImages, ApiError> {
         let mut images = PromptImages::default();
-        let Some(encoder) = self.core.engine().images() else { return Ok(images) };
+        let Some(encoder) = self.encoder() else { return Ok(images) };
         let cancel = CancelToken::new();
         for PromptFile { placed, image } in files {
             let mut progress = |_| {
@@ -171,17 +175,31 @@ impl ServedModel {
                 }
             };
             let mut control = StepControl::default().cancel(&cancel).progress(&mut progress);
-            // Read again, as pixels take more memory than files.
             let rows = match encoder.cached(&placed.digest) {
                 Some(rows) => rows,
                 None => {
-                    let image = encoder.read(&image.file, image.detail)?;
+                    let image = self.prepared(placed, image, encoder)?;
                     encoder.rows(&image, &mut control)?
                 }
             };
             images.push(placed.place, placed.digest, rows);
         }
         Ok(images)
+    }
+
+    /// An image before the tower: the last one that was read, or its file read again, as pixels
+    /// take more memory than files.
+    fn prepared(
+        &self,
+        placed: &PlacedImage,
+        image: &SentImage,
+        encoder: &ImageEncoder,
+    ) -> Result<Arc<PreparedImage>, ApiError> {
+        let mut known = self.known_images.lock().unwrap_or_else(PoisonError::into_inner);
+        match known.last.take().filter(|last| *last.digest() == placed.digest) {
+            Some(last) => Ok(last),
+            None => Ok(encoder.read(&image.file, image.detail)?),
+        }
     }
 
     /// Gives `images` their tokens and digests, by the files in `table`.
@@ -193,19 +211,23 @@ impl ServedModel {
         table: ImageTable,
         images: impl Iterator<Item = &'a mut MessageImage>,
     ) -> Result<ResolvedImages, ApiError> {
-        let Some(read) = self.image_reader() else { return table.refuse(&self.name) };
+        let Some(encoder) = self.encoder() else { return table.refuse(&self.name) };
         table.resolve(images, |image| {
             // An address may have another file by now.
             let file = image.digest();
             let mut known = self.known_images.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(found) = known.iter().find(|known| known.file == file) {
+            if let Some(found) = known.files.iter().find(|known| known.file == file) {
                 return Ok(found.read.clone());
             }
-            let read = read(image)?;
-            if known.len() == KNOWN_IMAGES {
-                known.pop_front();
+            known.last = None;
+            let prepared = encoder.read(&image.file, image.detail)?;
+            let (tokens, digest) = (prepared.tokens() as usize, *prepared.digest());
+            let read = ReadImage { tokens, digest, note: prepared.note() };
+            if known.files.len() == KNOWN_IMAGES {
+                known.files.pop_front();
             }
-            known.push_back(KnownImage { file, read: read.clone() });
+            known.files.push_back(KnownImage { file, read: read.clone() });
+            known.last = Some(prepared);
             Ok(read)
         })
     }
