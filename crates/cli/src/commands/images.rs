@@ -42,6 +42,9 @@ pub(super) fn image(path: &Path) -> anyhow::Result<ImageData> {
 /// # Errors
 /// A file is no image, or the model has no processor.
 pub(super) fn pixels(files: &[PathBuf], folder: &Path) -> anyhow::Result<Vec<PixelValues>> {
+    if files.is_empty() {
+        return Ok(Vec::new());
+    }
     let processor = Processor::open(folder)?;
     files.iter().map(|file| Ok(processor.process(&image(file)?)?)).collect()
 }

@@ -22,8 +22,8 @@ pub(crate) fn run(args: &TokenizeArgs, ui: Ui) -> anyhow::Result<ExitCode> {
         true => tokenizer.encode_continuation(&text)?,
         false => tokenizer.encode(&text)?,
     };
-    if !args.image.is_empty() {
-        let pixels = images::pixels(&args.image, checkpoint.folder())?;
+    let pixels = images::pixels(&args.image, checkpoint.folder())?;
+    if !pixels.is_empty() {
         ids = tokenizer.expand_images(&ids, &images::of_message(&pixels))?.tokens;
     }
     if args.ids {

@@ -80,8 +80,8 @@ impl PromptImages {
     pub const NONE: &'static Self = &Self { contents: Vec::new(), rows: Vec::new() };
 
     /// Adds an image whose first placeholder has the index `place` in the prompt, after the other
-    /// images. `digest`: SHA-256 of all that its rows follow from. Prompts share the states of equal
-    /// tokens if their digests are equal.
+    /// images. `digest`: SHA-256 of all that its rows follow from. Prompts share the states of
+    /// equal tokens if their digests are equal.
     pub fn push(&mut self, place: usize, digest: [u8; 32], rows: Arc<ImageRows>) {
         self.contents.push(ContentDigest { place, digest, grid: Some(rows.grid) });
         self.rows.push(Some(rows));

@@ -48,27 +48,23 @@ fn is_supported(source: &dyn TensorSource) -> bool {
     matches!(outer_type(source), Some("qwen3_vl_moe" | "qwen3_5_moe"))
 }
 
-/// Images of a language model; `None` without a tower that is read.
+/// Images of a language model; `None` without a tower that is read, or without a token in the
+/// vocabulary that stands for them.
 ///
 /// # Errors
-/// The config does not say what stands for an image, or the model has fewer layers than DeepStack.
+/// The model has fewer layers than DeepStack.
 pub(in crate::arch) fn image_inputs(
     source: &dyn TensorSource,
     model: &Blueprint,
 ) -> Result<Option<ImageInputs>, Error> {
     let has_tower = is_supported(source) && qwen3_vl::has_tower(source);
     let Some(config) = vision_config(source).filter(|_| has_tower) else { return Ok(None) };
-    let require = Require(source);
     let id = source.config().get("image_token_id").and_then(Value::as_u64);
-    let id = require.named("image_token_id", id, "the tokens of images")?;
-    let placeholder = u32::try_from(id).ok().filter(|id| (*id as usize) < model.vocab);
-    let placeholder = placeholder.ok_or_else(|| {
-        let problem = format!("\"image_token_id\": expected an id below {}, got {id}", model.vocab);
-        config_error(source, problem)
-    })?;
+    let id = id.and_then(|id| u32::try_from(id).ok());
+    let Some(placeholder) = id.filter(|id| (*id as usize) < model.vocab) else { return Ok(None) };
     let indexes = config.get("deepstack_visual_indexes").and_then(Value::as_array);
     let (deepstack, layers) = (indexes.map_or(0, Vec::len), model.layers.len());
-    require.that(deepstack <= layers, || {
+    Require(source).that(deepstack <= layers, || {
         format!("\"deepstack_visual_indexes\": expected at most {layers}, got {deepstack}")
     })?;
     Ok(Some(ImageInputs { placeholder, deepstack }))
