@@ -17,7 +17,9 @@ use moeflux::{
 use safetensors::SafeTensors;
 
 use crate::{
-    common::{Golden, Seen, data, difference, exact, gpu, sets},
+    common::{
+        Golden, Seen, copy_folder, data, difference, exact, gpu, read_tensors, sets, write_tensors,
+    },
     goldens::distance,
 };
 
@@ -295,6 +297,27 @@ fn truncation_never_ends_inside_an_image() {
     assert_eq!(session.tokens().len(), start);
     sync(&mut session, case.prompt());
     assert!(session.logits() == expected);
+}
+
+#[test]
+fn text_has_the_same_bits_with_a_tower_and_without() {
+    let name = "qwen3_5_moe";
+    let copy = tempfile::tempdir().unwrap();
+    copy_folder(&folder(name), copy.path());
+    let file = copy.path().join("model.safetensors");
+    let tensors = read_tensors(&file);
+    let of_text = tensors.iter().filter(|(name, _)| !name.contains(".visual."));
+    write_tensors(&file, of_text);
+    let prompt: Vec<u32> = (1..40).collect();
+    let logits = |folder: &Path, images: Option<ImageOptions>| {
+        let options = EngineOptions::default().device(exact("cpu")).images(images);
+        let checkpoint = Checkpoint::open(folder).unwrap();
+        let engine = Engine::open(checkpoint, options, &mut |_, _| {}).unwrap();
+        assert_eq!(engine.images().is_some(), folder != copy.path());
+        crate::common::feed(&mut engine.session().unwrap(), &prompt, None)
+    };
+    let images = || Some(ImageOptions::default().device(exact("cpu")));
+    assert!(logits(&folder(name), images()) == logits(copy.path(), images()));
 }
 
 #[test]
