@@ -25,7 +25,7 @@ pub struct ChatPrompt {
     pub tokens: Vec<u32>,
     /// Images among them, ascending by place.
     pub images: Vec<PlacedImage>,
-    /// Lengths of prefixes, ascending: behind tools and system message, behind each of the last two
+    /// Lengths of prefixes, ascending: after tools and system message, after each of the last two
     /// messages, where the next turn diverges, and the whole prompt. None is inside an image.
     pub ends: Vec<usize>,
 }

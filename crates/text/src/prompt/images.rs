@@ -100,6 +100,9 @@ impl Text {
         text: &str,
         images: &[MessageImage],
     ) -> Result<ExpandedTokens, Error> {
+        if images.is_empty() {
+            return Ok(ExpandedTokens { tokens: self.encode(text)?, images: Vec::new() });
+        }
         let image = MessageImage { at: 0, tokens: 1, digest: [0; 32] };
         let options = ChatOptions::default();
         let question = |images| self.chat(&[Message::user("").images(images)], &options);
@@ -111,13 +114,13 @@ impl Text {
         let rest = (&with[start..], &without[start..]);
         let end = with.len() - same(&mut rest.0.iter().rev(), &mut rest.1.iter().rev());
         let (mut tokens, mut done) = (Vec::new(), 0);
-        for image in images {
+        for (index, image) in images.iter().enumerate() {
             let part = text.get(done..image.at);
             let part = part.ok_or_else(|| {
                 let problem = format!("expected images at ascending offsets, got {}", image.at);
                 self.tokenizer().problem(problem)
             })?;
-            tokens.extend(match done {
+            tokens.extend(match index {
                 0 => self.encode(part)?,
                 _ => self.encode_continuation(part)?,
             });

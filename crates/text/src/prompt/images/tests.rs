@@ -1,5 +1,5 @@
 //! Tests of images in prompts. The fixtures are the tokenizer, the template and the prompts of tiny
-//! checkpoints of `qwen3_5_moe` and `qwen3_vl_moe`, which have the same; the ids are those of
+//! checkpoints of `qwen3_5_moe` and `qwen3_vl_moe`, which have the same; the ids come from
 //! transformers' processor.
 
 use std::{collections::BTreeMap, path::Path};
@@ -431,4 +431,21 @@ fn ends_are_prefixes_outside_of_images() {
     assert!(first.ends[0] < first.images[0].place && first.ends[0] > 8, "{first:?}");
     let turn = Turn::new(first, &text.encode("A ramp.").unwrap());
     assert_eq!(text.prompt_after(&next, &options(), [&turn]).unwrap().ends, second.ends);
+}
+
+#[test]
+fn a_raw_prompt_starts_once() {
+    let text = qwen();
+    let images = [image(0, 2, 1), image(0, 3, 2)];
+    let prompt = text.encode_with_images("What?", &images).unwrap();
+    let one = text.encode_with_images("", &images[..1]).unwrap().tokens;
+    let other = text.encode_with_images("", &images[1..]).unwrap().tokens;
+    let rest = text.encode_continuation("What?").unwrap();
+    let start = text.encode("").unwrap();
+    assert!(one.starts_with(&start));
+    assert_eq!(prompt.tokens, [&one, &other[start.len()..], &rest].concat());
+    let mut of_text = qwen();
+    of_text.set_image_token(None);
+    let prompt = of_text.encode_with_images("What?", &[]).unwrap();
+    assert_eq!(prompt.tokens, of_text.encode("What?").unwrap());
 }
