@@ -365,14 +365,26 @@ impl RopeConfig {
 
     /// Axis of each of `pairs` pairs; empty without sections. Bai et al., "Qwen2.5-VL", 2025, has
     /// consecutive sections, "Qwen3-VL", 2025, interleaved ones.
+    ///
+    /// As in transformers, the two families of Qwen have sections by default, and interleave them
+    /// whatever the config says.
     fn axes(&self, source: &dyn TensorSource, pairs: usize) -> Result<Vec<u8>, Error> {
-        let Some(sections) = &self.mrope_section else { return Ok(Vec::new()) };
-        let &[time, rows, columns] = &sections[..] else {
+        let of_family = match source.config().get("model_type").and_then(Value::as_str) {
+            Some("qwen3_vl_moe") => Some([24, 20, 20]),
+            Some("qwen3_5_moe") => Some([11, 11, 10]),
+            _ => None,
+        };
+        let is_interleaved = of_family.is_some() || self.mrope_interleaved.unwrap_or(false);
+        let default = of_family.as_ref().map(<[usize; 3]>::as_slice);
+        let Some(sections) = self.mrope_section.as_deref().or(default) else {
+            return Ok(Vec::new());
+        };
+        let &[time, rows, columns] = sections else {
             let problem = format!("\"mrope_section\": expected three sections, got {sections:?}");
             return Err(config_error(source, problem));
         };
         // Sections may have more pairs than are rotated, as in transformers.
-        let axis = |pair: usize| match self.mrope_interleaved.unwrap_or(false) {
+        let axis = |pair: usize| match is_interleaved {
             true if pair % 3 == 1 && pair / 3 < rows => 1,
             true if pair % 3 == 2 && pair / 3 < columns => 2,
             true => 0,
