@@ -198,8 +198,8 @@ impl PublicFetcher {
         let Some(length) = announced.ok().filter(|&length| length <= bytes) else {
             return Err(too_long);
         };
-        let mut file = Vec::with_capacity(length);
         // One byte more tells a file that is too long.
+        let mut file = Vec::with_capacity(length.saturating_add(1));
         let mut contents =
             response.into_body().into_reader().take((bytes as u64).saturating_add(1));
         contents.read_to_end(&mut file).map_err(|error| self.failed(error.into()))?;

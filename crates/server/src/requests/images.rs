@@ -167,6 +167,11 @@ impl ImageTable {
             .map_or(Ok(()), |address| Err(image_error(&address.path, &unread("https"))))
     }
 
+    /// Detail in which an image with a file was first sent.
+    pub(crate) fn detail(&self, digest: &ImageDigest) -> Option<ImageDetail> {
+        self.files.get(digest).map(|image| image.detail)
+    }
+
     /// Bytes of the files.
     pub(crate) fn bytes(&self) -> usize {
         self.files.values().map(|image| image.file.len()).sum()
@@ -286,7 +291,8 @@ impl ImageTable {
     /// Gives images their tokens and digests, as `read` reads their files, one after another.
     ///
     /// # Errors
-    /// Those of `read`, at the place in the request; a file was not fetched; the client is gone.
+    /// The errors of `read`, at the place in the request; a file was not fetched; the client is
+    /// gone.
     pub(crate) fn resolve<'a>(
         self,
         images: impl Iterator<Item = &'a mut MessageImage>,
@@ -366,10 +372,8 @@ fn unread(scheme: &str) -> String {
 /// Digest of an image, which is another one in another detail.
 fn digest(parts: &[&[u8]], detail: ImageDetail) -> ImageDigest {
     let mut hasher = Sha256::new();
+    hasher.update([u8::from(detail == ImageDetail::Low)]);
     parts.iter().for_each(|part| hasher.update(part));
-    if detail == ImageDetail::Low {
-        hasher.update("low");
-    }
     hasher.finalize().into()
 }
 
@@ -411,7 +415,7 @@ mod tests {
         ] {
             let mut table = ImageTable::default();
             let digest = add(&mut table, &json!({"image_url": url})).unwrap();
-            assert_eq!(digest, *Sha256::digest("cat"), "{url}");
+            assert_eq!(digest, *Sha256::digest("\0cat"), "{url}");
             assert_eq!(table.files[&digest].file, "cat");
         }
         for (url, problem) in [

@@ -253,10 +253,16 @@ fn chat(
     Ok(Prompt { placed, ends, turn, ..Prompt::new(tokens) })
 }
 
-/// Error of a prompt: those of the template are the client's, without the path of its file.
+/// Error of the prompt of messages: see [`refused_at`].
 fn refused(error: Error) -> ApiError {
+    refused_at("messages", error)
+}
+
+/// Error of a prompt in this field: errors of the template are the client's, without the path of
+/// its file.
+fn refused_at(field: &str, error: Error) -> ApiError {
     match error {
-        Error::Text { problem, .. } => ApiError::invalid("messages", problem),
+        Error::Text { problem, .. } => ApiError::invalid(field, problem),
         other => other.into(),
     }
 }
@@ -296,7 +302,8 @@ fn raw(model: &ServedModel, prompt: &RawPrompt, echo: bool) -> Result<Prompt, Ap
         })?,
         RawPrompt::Tokens(tokens) => tokens.clone(),
         RawPrompt::Media(Content { text, images, .. }) => {
-            let expanded = model.text()?.encode_with_images(text, images).map_err(refused)?;
+            let expanded = model.text()?.encode_with_images(text, images);
+            let expanded = expanded.map_err(|error| refused_at("prompt", error))?;
             placed = expanded.images;
             expanded.tokens
         }

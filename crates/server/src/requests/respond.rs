@@ -19,9 +19,10 @@ use axum::{
     response::Response,
 };
 use http_body::Frame;
+use moeflux::text::PlacedImage;
 use serde::Serialize;
 use tokio::{
-    sync::oneshot,
+    sync::{OwnedSemaphorePermit, oneshot},
     time::{Instant, Interval, MissedTickBehavior, interval_at, timeout},
 };
 
@@ -200,17 +201,10 @@ pub(crate) async fn answer_body<E: Encoder>(
                     app.fetches.fetch(ask.images(), model, &mut body, &app.bodies).await?;
                     body.read(&app.bodies, |body| request.render(body)).await?
                 }
-                // The body keeps its room, as the files of the images are its size.
-                Stage::WithImages(mut request, _body) => {
-                    let turn = request.model.tower_turn().await;
-                    let seen = move || {
-                        let _turn = turn;
-                        for prompt in &mut request.prompts {
-                            prompt.images = request.model.see(&mem::take(&mut prompt.files))?;
-                        }
-                        request.submit()
-                    };
-                    return work::run_beside(seen).await;
+                Stage::WithImages(request, room) => {
+                    let request = request.see().await?;
+                    drop(room);
+                    return work::run_beside(move || request.submit()).await;
                 }
                 Stage::Submitted(submitted) => return Ok(submitted),
             };
@@ -254,8 +248,40 @@ impl<E: Encoder> ReadRequest<E> {
         self.encoder.prompts(&self.model, &self.prompts)?;
         match self.prompts.iter().all(|prompt| prompt.files.is_empty()) {
             true => self.submit().map(Stage::Submitted),
-            false => Ok(Stage::WithImages(self, body)),
+            false => {
+                let files = self.prompts.iter().flat_map(|prompt| &prompt.files);
+                let bytes = files.map(|file| file.image.file.len()).sum();
+                Ok(Stage::WithImages(self, body.into_room(bytes)))
+            }
         }
+    }
+
+    /// Computes its images, each in a turn of the vision tower unless its rows are kept.
+    ///
+    /// # Errors
+    /// The tower failed.
+    async fn see(mut self: Box<Self>) -> Result<Box<Self>, ApiError> {
+        for i in 0..self.prompts.len() {
+            for file in mem::take(&mut self.prompts[i].files) {
+                let PlacedImage { place, digest, .. } = file.placed;
+                let rows;
+                (self, rows) = match self.model.kept_rows(&file.placed) {
+                    Some(rows) => (self, rows),
+                    None => {
+                        let turn = self.model.tower_turn().await;
+                        // The model is leased until the tower stops, also if the client goes.
+                        let compute = move || {
+                            let _turn = turn;
+                            let rows = self.model.rows(&file)?;
+                            Ok((self, rows))
+                        };
+                        work::run_beside(compute).await?
+                    }
+                };
+                self.prompts[i].images.push(place, digest, rows);
+            }
+        }
+        Ok(self)
     }
 
     fn submit(self) -> Result<Submitted<E>, ApiError> {
@@ -272,8 +298,8 @@ impl<E: Encoder> ReadRequest<E> {
 enum Stage<E> {
     /// Images are yet to be fetched.
     WithAddresses(Box<ReadRequest<E>>, JsonBody),
-    /// Its images are yet to be computed.
-    WithImages(Box<ReadRequest<E>>, JsonBody),
+    /// Its images are yet to be computed. Their files take this room.
+    WithImages(Box<ReadRequest<E>>, Option<OwnedSemaphorePermit>),
     Submitted(Submitted<E>),
 }
 

@@ -296,11 +296,19 @@ impl JsonBody {
 
     /// Holds the room of a file that belongs to it. Returns the bytes of all its room.
     pub(crate) fn add_room(&mut self, more: OwnedSemaphorePermit) -> usize {
+        // Its image is decoded in a turn.
+        self.size.bytes = self.size.bytes.max(SMALL_BODY) + more.num_permits();
         let Some(room) = &mut self.room else {
             return self.room.insert(more).num_permits();
         };
         room.merge(more);
         room.num_permits()
+    }
+
+    /// Drops the text, and keeps room for at most `bytes`.
+    pub(crate) fn into_room(self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        let mut room = self.room?;
+        room.split(bytes.min(room.num_permits()))
     }
 
     /// Result of `compute` with the body, off the threads that wait for clients.
@@ -319,6 +327,7 @@ impl JsonBody {
 /// Work of reading the fields of a body. Unknown fields are never read, and others are short.
 fn reading(text: &JsonText, client: ClientId) -> WorkSize {
     let mut size = WorkSize { client, ..WorkSize::default() };
+    let mut has_images = false;
     for Member { name, value } in text.value().members().into_iter().flatten() {
         let Some(field) = LONG_FIELDS.iter().find(|field| field.name == name) else { continue };
         let ValueCounts { members, elements } = value.counts();
@@ -327,6 +336,11 @@ fn reading(text: &JsonText, client: ClientId) -> WorkSize {
         let texts = all.saturating_sub(images).saturating_mul(TEXT_COPIES);
         size.bytes += all;
         size.memory += texts + images.saturating_mul(IMAGE_COPIES) + values;
+        has_images |= images > 0;
+    }
+    if has_images {
+        // Small files may have many pixels, which are decoded in a turn.
+        size.bytes = size.bytes.max(SMALL_BODY + 1);
     }
     size
 }

@@ -1,11 +1,11 @@
 //! Work on the bodies of requests, off the threads that wait for clients: JSON, templates,
 //! tokenizers.
 //!
-//! A small body is read at once. Larger ones take turns: a few threads and the bytes that the
-//! memory plan has for this. The next turn is that of the client with the least bytes so far (start
-//! tags and end tags of weighted fair queueing), so a client with many large bodies does not hold
-//! the others. Large bodies leave a thread and an eighth of the memory to those of a usual size.
-//! Work ends early when its client is gone.
+//! A small body without images is read at once. Others take turns: a few threads and the bytes that
+//! the memory plan has for this. The next turn is that of the client with the least bytes so far
+//! (start tags and end tags of weighted fair queueing), so a client with many large bodies does not
+//! hold the others. Large bodies leave a thread and an eighth of the memory to those of a usual
+//! size. Work ends early when its client is gone.
 
 use std::{
     cell::RefCell,
@@ -26,7 +26,7 @@ use super::error::ApiError;
 /// Threads for small bodies.
 const SMALL_THREADS: usize = 4;
 
-/// Bytes of a body up to which it waits for no turn.
+/// Bytes of a body up to which it waits for no turn, unless it has images.
 pub(crate) const SMALL_BODY: usize = 64 << 10;
 
 /// Bytes of a body from which it is a large one.

@@ -123,11 +123,10 @@ fn a_model_without_a_tower_refuses_images_at_their_place() {
         let message = refused(path, &post(&server, path, &body));
         assert!(message.starts_with(&format!("{place}: expected an image of 1 to")), "{message}");
     }
-    for reply in [get(&server, "/v1/models"), get(&server, "/props")] {
-        assert!(!reply.body.contains("\"vision\":true") && !reply.body.contains("\"vision\"]"));
-    }
+    assert_eq!(get(&server, "/props").json()["modalities"]["vision"], false);
     let models = get(&server, "/v1/models").json();
-    assert_eq!(models["data"][0]["capabilities"][0], "completion");
+    let capabilities = models["data"][0]["capabilities"].as_array().unwrap();
+    assert!(capabilities[0] == "completion" && !capabilities.contains(&json!("vision")));
 }
 
 #[test]
@@ -146,7 +145,10 @@ fn other_addresses_and_places_are_refused() {
     let system = json!([{"type": "image", "source": {"type": "url", "url": data_url(FILE)}}]);
     let mut with_system = parts(&json!("x"));
     with_system["system"] = system;
-    let media = |text: &str, data: Value| json!({"prompt": {"prompt_string": text, "multimodal_data": data}});
+    let media = |text: &str, data: Value| {
+        let prompt = json!({"prompt_string": text, "multimodal_data": data});
+        json!({"prompt": prompt})
+    };
     let role = "images are read in messages of users and results of tools, got one in a message of";
     for (path, body, words) in [
         (chat_path, chat(&https), "image_url: only data: URLs are read, got https: (send the"),
@@ -253,9 +255,9 @@ fn images_have_limits() {
 }
 
 /// An image that a vision tower reads.
-fn picture() -> Vec<u8> {
+fn picture(name: &str) -> Vec<u8> {
     let images = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vision/tests/data/images");
-    fs::read(images.join("gradient.png")).unwrap()
+    fs::read(images.join(name)).unwrap()
 }
 
 /// A server of a model with a vision tower, with a function that fetches.
@@ -301,7 +303,7 @@ fn images_at_allowed_addresses_are_fetched() {
     let server = seeing(move |url| {
         seen.lock().unwrap().push(url.to_owned());
         match url {
-            "https://a.example/x" => Ok(picture()),
+            "https://a.example/x" => Ok(picture("gradient.png")),
             "https://a.example/text" => Ok(b"text".to_vec()),
             "https://a.example/empty" => Ok(Vec::new()),
             _ => Err("the host is not one of --image-urls".to_owned()),
@@ -310,7 +312,10 @@ fn images_at_allowed_addresses_are_fetched() {
     let asked = || std::mem::take(&mut *asked.lock().unwrap());
     let chat_path = "/v1/chat/completions";
     let url = json!("https://a.example/x");
-    let twice = json!([{"type": "image_url", "image_url": url}, {"type": "image_url", "image_url": {"url": url}}]);
+    let twice = json!([
+        {"type": "image_url", "image_url": url},
+        {"type": "image_url", "image_url": {"url": url}},
+    ]);
     // The same address is fetched once.
     let reply = post(&server, chat_path, &parts(&twice)).json();
     assert_eq!((&reply["usage"]["prompt_tokens"], asked().len()), (&json!(24), 1), "{reply}");
@@ -352,6 +357,26 @@ fn images_at_allowed_addresses_are_fetched() {
         assert!(message.starts_with(&format!("{place}: images are not fetched here")), "{message}");
     }
     assert!(asked().is_empty());
+}
+
+#[test]
+fn the_order_of_images_makes_another_prompt() {
+    let server = seeing(|url| Ok(picture(url.rsplit('/').next().unwrap())));
+    let logprobs = |names: [&str; 2]| {
+        let image =
+            |name| json!({"type": "image_url", "image_url": format!("https://a.example/{name}")});
+        let mut body = parts(&json!(names.map(image)));
+        body["logprobs"] = true.into();
+        body["top_logprobs"] = 5.into();
+        body["temperature"] = 0.into();
+        let reply = post(&server, "/v1/chat/completions", &body);
+        assert_eq!(reply.status, 200, "{}", reply.body);
+        reply.json()["choices"][0]["logprobs"]["content"].clone()
+    };
+    let (order, swapped) = (["gradient.png", "rgb16.png"], ["rgb16.png", "gradient.png"]);
+    let (first, second) = (logprobs(order), logprobs(swapped));
+    assert!(first.is_array() && first != second, "{first}");
+    assert_eq!((logprobs(order), logprobs(swapped)), (first, second));
 }
 
 /// Number of fetches, which wait for an end.

@@ -222,7 +222,10 @@ mod tests {
     #[test]
     fn images_are_among_the_blocks_of_users_and_results() {
         let text = json!({"type": "text", "text": "Look:"});
-        let image = |data: &str| json!({"type": "image", "source": {"type": "base64", "media_type": "x", "data": data}});
+        let image = |data: &str| {
+            let source = json!({"type": "base64", "media_type": "x", "data": data});
+            json!({"type": "image", "source": source})
+        };
         let url = json!({"type": "url", "url": "data:image/gif;base64,dGhyZWU="});
         let call = json!({"type": "tool_use", "id": "x", "name": "f", "input": {}});
         let result = json!([text, image("dHdv"), text, text]);

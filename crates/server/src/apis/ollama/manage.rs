@@ -65,7 +65,8 @@ pub(crate) async fn delete(
 /// Always.
 pub(crate) async fn change() -> Result<Response, ApiError> {
     let message = "this server makes, copies and sends no models: `moeflux pack` and \
-                   `moeflux pull` put models into folders, and serve --models DIR serves a folder of them";
+                   `moeflux pull` put models into folders, and serve --models DIR serves a folder \
+                   of them";
     Err(ApiError::body(message))
 }
 

@@ -7,14 +7,20 @@ use axum::{
     http::Uri,
     response::Response,
 };
-use moeflux::Message;
+use moeflux::{Message, vision::ImageDetail};
 use serde_json::{Value, json};
 
-use super::store::{ResponseStore, StoredResponse};
-use crate::transport::{
-    error::ApiError,
-    json::{self, wrong_type},
-    query,
+use super::{
+    earlier::EarlierMessages,
+    store::{ResponseStore, StoredResponse},
+};
+use crate::{
+    requests::images::ImageTable,
+    transport::{
+        error::ApiError,
+        json::{self, wrong_type},
+        query,
+    },
 };
 
 /// Items of a page, unless the request says it, and at most.
@@ -58,9 +64,10 @@ pub(crate) async fn input_items(
 /// Items of the messages before the answer, which is the last one.
 fn items(response: &StoredResponse) -> Vec<Value> {
     let StoredResponse { id, conversation, .. } = response;
-    let messages = &conversation.messages;
+    let EarlierMessages { messages, images } = conversation;
     let messages = messages.split_last().map_or(&[][..], |(_, before)| before);
-    let mut items: Vec<Value> = messages.iter().flat_map(of_message).collect();
+    let items = messages.iter().flat_map(|message| of_message(message, images));
+    let mut items: Vec<Value> = items.collect();
     let own = id.rsplit('_').next().unwrap_or_default();
     for (i, item) in items.iter_mut().enumerate() {
         let prefix = match item["type"].as_str() {
@@ -76,13 +83,13 @@ fn items(response: &StoredResponse) -> Vec<Value> {
 }
 
 /// Items of a message, in the order in which an answer has them.
-fn of_message(message: &Message) -> Vec<Value> {
+fn of_message(message: &Message, images: &ImageTable) -> Vec<Value> {
     let content = &message.content;
     if message.role == "tool" {
         let call = message.tool_call_id.as_deref().unwrap_or_default();
         let output = match message.images.is_empty() {
             true => content.as_str().into(),
-            false => Value::from(input_parts(message)),
+            false => Value::from(input_parts(message, images)),
         };
         let item = json!({"type": "function_call_output", "call_id": call, "output": output});
         return vec![item];
@@ -95,7 +102,7 @@ fn of_message(message: &Message) -> Vec<Value> {
     if !content.is_empty() || message.tool_calls.is_empty() {
         let parts = match &*message.role {
             "assistant" => vec![json!({"type": "output_text", "text": content, "annotations": []})],
-            _ => input_parts(message),
+            _ => input_parts(message, images),
         };
         items.push(json!({"type": "message", "role": message.role, "content": parts}));
     }
@@ -108,14 +115,19 @@ fn of_message(message: &Message) -> Vec<Value> {
     items
 }
 
-/// Texts and images of a message. The files of images are not repeated.
-fn input_parts(message: &Message) -> Vec<Value> {
+/// Texts and images of a message, with the details of the images but not their files.
+fn input_parts(message: &Message, images: &ImageTable) -> Vec<Value> {
     let text = |text: &str| json!({"type": "input_text", "text": text});
     let (mut parts, mut rest, mut start) = (Vec::new(), message.content.as_str(), 0);
     for image in &message.images {
         let (before, after) = rest.split_at_checked(image.at - start).unwrap_or((rest, ""));
         parts.extend((!before.is_empty()).then(|| text(before)));
-        parts.push(json!({"type": "input_image", "detail": "auto"}));
+        let detail = match images.detail(&image.digest) {
+            Some(ImageDetail::Low) => "low",
+            Some(ImageDetail::High) => "high",
+            Some(ImageDetail::Auto) | None => "auto",
+        };
+        parts.push(json!({"type": "input_image", "detail": detail}));
         (rest, start) = (after, image.at);
     }
     parts.extend((!rest.is_empty() || parts.is_empty()).then(|| text(rest)));
@@ -127,28 +139,34 @@ mod tests {
     use moeflux::text::{MessageImage, ToolCall};
 
     use super::*;
-    use crate::apis::responses::earlier::EarlierMessages;
+    use crate::requests::seen_images::with_fields;
 
     #[test]
     fn messages_become_items_with_ids_of_their_own() {
         let call = ToolCall { id: "c".into(), name: "f".into(), arguments: "{}".into() };
-        let image = |at| MessageImage { at, tokens: 0, digest: [0; 32] };
+        let mut images = ImageTable::default();
+        let mut image = |at, detail: &str| {
+            let part = json!({"image_url": "data:;base64,Y2F0", "detail": detail});
+            let digest = with_fields(&part, |part| images.add_part(part).unwrap());
+            MessageImage { at, tokens: 0, digest }
+        };
+        let sent = vec![image(0, "low"), image(1, "auto")];
         let messages = vec![
             Message::user("Hello"),
             Message::assistant("").reasoning("Hm.").tool_calls(vec![call]),
             Message::tool("c", "x"),
-            Message::tool("c", "xy").images(vec![image(0), image(1)]),
+            Message::tool("c", "xy").images(sent),
             Message::assistant("Done."),
         ];
-        let conversation = EarlierMessages { messages, ..EarlierMessages::default() };
+        let conversation = EarlierMessages { messages, images };
         let response = StoredResponse { id: "resp_1".into(), text: String::new(), conversation };
         let items = items(&response);
         let ids: Vec<&str> = items.iter().map(|item| item["id"].as_str().unwrap()).collect();
         assert_eq!(ids, ["msg_1_0", "rs_1_1", "fc_1_2", "fco_1_3", "fco_1_4"]);
         assert_eq!(items[0]["content"][0], json!({"type": "input_text", "text": "Hello"}));
         assert_eq!(items[3]["output"], "x");
-        let image = json!({"type": "input_image", "detail": "auto"});
+        let image = |detail: &str| json!({"type": "input_image", "detail": detail});
         let text = |text: &str| json!({"type": "input_text", "text": text});
-        assert_eq!(items[4]["output"], json!([image, text("x"), image, text("y")]));
+        assert_eq!(items[4]["output"], json!([image("low"), text("x"), image("auto"), text("y")]));
     }
 }

@@ -3,12 +3,12 @@
 use std::{
     collections::VecDeque,
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use moeflux::{
-    Sampling, StepControl,
-    runtime::{CancelToken, PromptImages},
+    Error, Sampling, StepControl,
+    runtime::{CancelToken, ImageRows},
     serve::ServingCore,
     text::{MaskSource, MessageImage, PlacedImage, Text},
     vision::{ImageEncoder, PreparedImage},
@@ -58,9 +58,29 @@ struct KnownImage {
 /// Images that were read before.
 #[derive(Default)]
 struct KnownImages {
+    /// The one that was used last is the last.
     files: VecDeque<KnownImage>,
-    /// The last one, until the tower takes it.
+    /// The last one that was decoded, until the tower takes it.
     last: Option<Arc<PreparedImage>>,
+}
+
+impl KnownImages {
+    /// Image of this file.
+    fn find(&mut self, file: &ImageDigest) -> Option<ReadImage> {
+        let index = self.files.iter().position(|known| known.file == *file)?;
+        let known = self.files.remove(index)?;
+        let read = known.read.clone();
+        self.files.push_back(known);
+        Some(read)
+    }
+
+    /// Adds an image, in place of the one that was not used for the longest time.
+    fn add(&mut self, known: KnownImage) {
+        if self.files.len() == KNOWN_IMAGES {
+            self.files.pop_front();
+        }
+        self.files.push_back(known);
+    }
 }
 
 /// A model that answers.
@@ -74,10 +94,11 @@ pub(crate) struct ServedModel {
     pub(crate) turns: Arc<TurnMemory>,
     /// Speed of the disk as it was measured, in bytes per second.
     pub(crate) disk_speed: Option<f64>,
-    /// Images that were read, the newest last: clients send all of a conversation with each
-    /// question. Locked while an image is decoded, which takes up to some hundred MiB.
+    /// Images that were read: clients send all of a conversation with each question.
     known_images: Mutex<KnownImages>,
-    /// Held while the vision tower computes the images of a request.
+    /// Held while an image is decoded, which takes up to some hundred MiB.
+    decoding: Mutex<()>,
+    /// Held while the vision tower computes an image.
     tower: Arc<Semaphore>,
     pub(crate) options: AnswerOptions,
 }
@@ -105,9 +126,17 @@ impl ServedModel {
             None => String::new(),
         };
         let turns = Arc::new(TurnMemory::new(model, turn_folder));
-        let (name, known_images) = (name.to_owned(), Mutex::default());
-        let tower = Arc::new(Semaphore::new(1));
-        Ok(Self { core, name, sampling, turns, disk_speed, known_images, tower, options })
+        Ok(Self {
+            core,
+            name: name.to_owned(),
+            sampling,
+            turns,
+            disk_speed,
+            known_images: Mutex::default(),
+            decoding: Mutex::default(),
+            tower: Arc::new(Semaphore::new(1)),
+            options,
+        })
     }
 
     /// Tokenizer, template and dialect.
@@ -159,47 +188,71 @@ impl ServedModel {
         Arc::clone(&self.tower).acquire_owned().await.ok()
     }
 
-    /// Images of a prompt with their rows, which the vision tower computes unless they are kept.
-    /// The client may go meanwhile.
+    /// Rows of an image, if they are kept.
+    pub(crate) fn kept_rows(&self, image: &PlacedImage) -> Option<Arc<ImageRows>> {
+        self.encoder()?.cached(&image.digest)
+    }
+
+    /// Rows of an image, which the vision tower computes unless they are kept. The client may go
+    /// meanwhile.
     ///
     /// # Errors
     /// The tower failed; the client is gone.
-    pub(crate) fn see(&self, files: &[PromptFile]) -> Result<PromptImages, ApiError> {
-        let mut images = PromptImages::default();
-        let Some(encoder) = self.encoder() else { return Ok(images) };
-        let cancel = CancelToken::new();
-        for PromptFile { placed, image } in files {
-            let mut progress = |_| {
-                if is_cancelled() {
-                    cancel.cancel();
-                }
-            };
-            let mut control = StepControl::default().cancel(&cancel).progress(&mut progress);
-            let rows = match encoder.cached(&placed.digest) {
-                Some(rows) => rows,
-                None => {
-                    let image = self.prepared(placed, image, encoder)?;
-                    encoder.rows(&image, &mut control)?
-                }
-            };
-            images.push(placed.place, placed.digest, rows);
+    pub(crate) fn rows(&self, file: &PromptFile) -> Result<Arc<ImageRows>, ApiError> {
+        if let Some(rows) = self.kept_rows(&file.placed) {
+            return Ok(rows);
         }
-        Ok(images)
+        let encoder = self.encoder().ok_or_else(|| ApiError::internal("no vision tower"))?;
+        let image = self.prepared(file, encoder)?;
+        let cancel = CancelToken::new();
+        let mut progress = |_| {
+            if is_cancelled() {
+                cancel.cancel();
+            }
+        };
+        let mut control = StepControl::default().cancel(&cancel).progress(&mut progress);
+        Ok(encoder.rows(&image, &mut control)?)
     }
 
     /// An image before the tower: the last one that was read, or its file read again, as pixels
     /// take more memory than files.
     fn prepared(
         &self,
-        placed: &PlacedImage,
-        image: &SentImage,
+        PromptFile { placed, image }: &PromptFile,
         encoder: &ImageEncoder,
     ) -> Result<Arc<PreparedImage>, ApiError> {
-        let mut known = self.known_images.lock().unwrap_or_else(PoisonError::into_inner);
-        match known.last.take().filter(|last| *last.digest() == placed.digest) {
-            Some(last) => Ok(last),
-            None => Ok(encoder.read(&image.file, image.detail)?),
+        let last = self.known_images().last.take();
+        if let Some(last) = last.filter(|last| *last.digest() == placed.digest) {
+            return Ok(last);
         }
+        let prepared = self.decode(&self.decoding(), image, encoder)?;
+        match *prepared.digest() == placed.digest {
+            true => Ok(prepared),
+            false => Err(ApiError::internal("an image has other pixels when it is read again")),
+        }
+    }
+
+    /// Decodes an image, while `_decoding` is held.
+    fn decode(
+        &self,
+        _decoding: &MutexGuard<'_, ()>,
+        image: &SentImage,
+        encoder: &ImageEncoder,
+    ) -> Result<Arc<PreparedImage>, Error> {
+        if is_cancelled() {
+            return Err(Error::Cancelled);
+        }
+        // Its pixels would take memory beside the new ones.
+        self.known_images().last = None;
+        encoder.read(&image.file, image.detail)
+    }
+
+    fn decoding(&self) -> MutexGuard<'_, ()> {
+        self.decoding.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn known_images(&self) -> MutexGuard<'_, KnownImages> {
+        self.known_images.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives `images` their tokens and digests, by the files in `table`.
@@ -215,18 +268,19 @@ impl ServedModel {
         table.resolve(images, |image| {
             // An address may have another file by now.
             let file = image.digest();
-            let mut known = self.known_images.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(found) = known.files.iter().find(|known| known.file == file) {
-                return Ok(found.read.clone());
+            if let Some(read) = self.known_images().find(&file) {
+                return Ok(read);
             }
-            known.last = None;
-            let prepared = encoder.read(&image.file, image.detail)?;
+            let decoding = self.decoding();
+            // Another request may have read it meanwhile.
+            if let Some(read) = self.known_images().find(&file) {
+                return Ok(read);
+            }
+            let prepared = self.decode(&decoding, image, encoder)?;
             let (tokens, digest) = (prepared.tokens() as usize, *prepared.digest());
             let read = ReadImage { tokens, digest, note: prepared.note() };
-            if known.files.len() == KNOWN_IMAGES {
-                known.files.pop_front();
-            }
-            known.files.push_back(KnownImage { file, read: read.clone() });
+            let mut known = self.known_images();
+            known.add(KnownImage { file, read: read.clone() });
             known.last = Some(prepared);
             Ok(read)
         })
