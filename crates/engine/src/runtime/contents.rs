@@ -63,7 +63,8 @@ pub(crate) fn position_ids(contents: &[ContentDigest], index: usize) -> [u32; RO
         }
         _ => (index, [0; 2]),
     };
-    let first = start - saved_positions(contents, start);
+    // More than `start` only if images overlap, which `PromptImages::check` refuses.
+    let first = start.saturating_sub(saved_positions(contents, start));
     [first, first + row, first + column].map(|id| id as u32)
 }
 
@@ -91,6 +92,11 @@ impl PromptImages {
     pub(crate) fn without_rows(contents: &[ContentDigest]) -> Self {
         let contents: Vec<_> = contents.iter().filter(|c| c.grid.is_some()).copied().collect();
         Self { rows: vec![None; contents.len()], contents }
+    }
+
+    /// Forgets the rows, once the states of all images are in memory.
+    pub(crate) fn drop_rows(&mut self) {
+        self.rows.iter_mut().for_each(|rows| *rows = None);
     }
 
     /// Whether there are no images.
@@ -140,6 +146,23 @@ impl PromptImages {
                 format!("expected {tokens} rows of {hidden} values")
             } else {
                 continue;
+            };
+            return Err(SessionError::WrongImage { place, problem }.into());
+        }
+        Ok(())
+    }
+
+    /// Checks that each image has its placeholders among `tokens`, the whole of a prompt.
+    pub(crate) fn check_places(&self, blueprint: &Blueprint, tokens: &[u32]) -> Result<(), Error> {
+        for content in &self.contents {
+            let (place, range) = (content.place, content.tokens());
+            let expected = blueprint.images.map(|images| images.placeholder);
+            let problem = match tokens.get(range.clone()) {
+                None => format!("it ends at token {}, the prompt at {}", range.end, tokens.len()),
+                Some(under) => match under.iter().find(|token| Some(**token) != expected) {
+                    None => continue,
+                    Some(other) => format!("expected placeholders under it, got token {other}"),
+                },
             };
             return Err(SessionError::WrongImage { place, problem }.into());
         }

@@ -24,7 +24,7 @@ impl ImageRows {
 
     /// Tokens of the image.
     pub const fn tokens(&self) -> usize {
-        self.grid[0] * self.grid[1]
+        self.grid[0].saturating_mul(self.grid[1])
     }
 
     /// Bytes of all rows.

@@ -692,6 +692,9 @@ impl Scheduler {
             }
             // A prompt that was fully reused has no tokens in this step.
             let prompt_done = sequence.session.tokens().len() == sequence.prompt.len();
+            if prompt_done {
+                sequence.images.drop_rows();
+            }
             let is_new = prompt_done && is_fed && !sequence.is_embedding;
             let cached = if is_new { sequence.session.cache_prefix() } else { Ok(()) };
             let is_decoded = outcome.accepted > 0;

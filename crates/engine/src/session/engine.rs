@@ -223,9 +223,19 @@ impl Engine {
         let is_arriving = !checkpoint.arriving().is_empty();
         let mut blueprint = Blueprint::for_checkpoint(&checkpoint)?;
         options.draft.attach_head(&checkpoint, &mut blueprint)?;
+        let mut notes = Vec::new();
         #[cfg(feature = "vision")]
         let images = match options.images.take().filter(|_| blueprint.images.is_some()) {
-            Some(images) => ImageEncoder::open(&checkpoint, images)?,
+            Some(images) => match ImageEncoder::open(&checkpoint, images) {
+                // The model answers text without its tower.
+                Err(
+                    error @ (Error::File { .. } | Error::Checkpoint { .. } | Error::Tensor { .. }),
+                ) => {
+                    notes.push(format!("takes no images: {error}"));
+                    None
+                }
+                opened => opened?,
+            },
             None => None,
         };
         #[cfg(feature = "vision")]
@@ -313,7 +323,6 @@ impl Engine {
         let mut cache = ExpertCache::new(source, reader, CacheTiers { host, card }, access);
         let counted = UseCounts::of_counters(model.expert_counters(), blueprint.own_layers());
         let known = origin.known_identity().map(|identity| identity.model);
-        let mut notes = Vec::new();
         let uses = known.zip(options.placement.use_counts.clone());
         let uses = uses.map(|(model, folder)| UseHistory::open(folder, model, counted, &mut notes));
         let followed = options.placement.followed(request.experts_on_host);

@@ -327,7 +327,7 @@ impl Session {
         let own = runtime.usable_len(&self.timeline, same, key);
         let truncatable = runtime.rewind.any_length();
         let found = runtime.prefix_cache.find(key, truncatable);
-        // Half an image would need all of its rows.
+        // A request may have no rows of an image that the prefix cache ends within.
         let whole = |found: PrefixMatch| match truncatable {
             true => PrefixMatch { len: key.outside_images(found.len), ..found },
             false => found,
@@ -611,7 +611,11 @@ impl Session {
         self.check_tokens(0, prompt.tokens)?;
         match prompt.images.is_empty() {
             true => Ok(()),
-            false => prompt.images.check(self.engine.blueprint(), usize::MAX),
+            false => {
+                let blueprint = self.engine.blueprint();
+                prompt.images.check(blueprint, usize::MAX)?;
+                prompt.images.check_places(blueprint, prompt.tokens)
+            }
         }
     }
 

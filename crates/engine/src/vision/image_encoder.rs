@@ -87,9 +87,12 @@ impl ImageEncoder {
         let form = tower.patch_form();
         let patches = (max_tokens as usize).saturating_mul(form.merge * form.merge);
         tower.reserve(patches);
-        // And its values.
+        // A decoder's memory, or two copies of a picture that is rotated; then the values of the
+        // image that the tower computes and of the next one.
+        let limits = ImageLimits::default();
+        let pictures = limits.max_alloc.max(2 * 3 * limits.max_pixels);
         let values = patches.saturating_mul(form.width * size_of::<f32>()) as u64;
-        let decoded = (3 * ImageLimits::default().max_pixels).saturating_add(values);
+        let decoded = pictures.saturating_add(values.saturating_mul(2));
         let memory = VisionMemory { cache: cache_bytes, decoded, ..tower.memory(patches)? };
         let planned = memory.planned(is_resident, tower.is_on_card());
         let state = EncoderState {

@@ -179,7 +179,8 @@ impl VisionTower {
                     Some(part) => part,
                     None => loaded.insert(self.load(stages, &ahead, control)?),
                 };
-                part.reserve(&self.blueprint, largest.max(self.reserved_patches))?;
+                let reserved = if self.is_streamed() { 0 } else { self.reserved_patches };
+                part.reserve(&self.blueprint, largest.max(reserved))?;
                 let place = PartPlace { is_first: index == 0, is_last: index + 1 == parts };
                 for image in &mut images {
                     part.run(&self.blueprint, &self.rope, place, image, control, progress)?;

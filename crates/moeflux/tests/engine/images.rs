@@ -8,7 +8,8 @@ use std::{
 };
 
 use moeflux::{
-    Checkpoint, Engine, EngineOptions, MemoryRequest, Session, StepControl,
+    Checkpoint, Engine, EngineOptions, GenerateRequest, MemoryRequest, Sampling, Session,
+    StepControl,
     runtime::{DeviceOptions, ImageRows, Logits, PromptImages},
     session::{BatchEntry, Prompt, RowSink, SnapshotOptions, Synced},
     text::{MessageImage, Text},
@@ -110,9 +111,13 @@ fn prompts(case: &str) -> Vec<PromptCase> {
 }
 
 fn engine(case: &str, device: DeviceOptions, chunk: Option<usize>) -> Engine {
+    engine_of(&folder(case), device, chunk)
+}
+
+fn engine_of(folder: &Path, device: DeviceOptions, chunk: Option<usize>) -> Engine {
     let memory = MemoryRequest::default().context(256).chunk(chunk).sessions(3).marks(8 << 20);
     let options = EngineOptions::default().memory(memory).device(device);
-    Engine::open(Checkpoint::open(&folder(case)).unwrap(), options, &mut |_, _| {}).unwrap()
+    Engine::open(Checkpoint::open(folder).unwrap(), options, &mut |_, _| {}).unwrap()
 }
 
 /// Feeds a prompt and returns all its logits.
@@ -176,8 +181,53 @@ fn prompts_with_images_have_the_logits_of_transformers() {
     }
 }
 
+/// Steps of a GPU are recorded before the tokens that they feed are known.
 #[test]
-fn position_ids_are_those_of_transformers() {
+fn answers_after_an_image_are_as_in_transformers() {
+    for case in CASES {
+        let devices = [Some(exact("cpu")), gpu(true)].into_iter().flatten();
+        for engine in devices.map(|device| engine(case, device, Some(16))) {
+            for prompt in prompts(case) {
+                let mut session = engine.session().unwrap();
+                sync(&mut session, prompt.prompt());
+                let logits = decode(&mut session, &prompt.answer);
+                let expected = prompt.logits();
+                let d = difference(&logits, &expected[expected.len() - logits.len()..]);
+                assert!(d <= BAR, "{case}, {}: logits differ by {d:e}", prompt.name);
+                let request = GenerateRequest::default().images(prompt.images.clone());
+                let request = request.sampling(Sampling::greedy()).ignore_eos(true);
+                let request = request.max_tokens(prompt.answer.len());
+                let (mut session, tokens) = (engine.session().unwrap(), &prompt.tokens);
+                let mut control = StepControl::default();
+                let made = session.generate(tokens, &request, &mut control).unwrap();
+                let made: Vec<_> = made.collect::<Result<_, _>>().unwrap();
+                assert_eq!(made, prompt.answer, "{case}, {}", prompt.name);
+            }
+        }
+    }
+}
+
+/// The two families have sections, in turn, without being told.
+#[test]
+fn sections_of_m_rope_have_the_defaults_of_the_family() {
+    for (case, key) in [("qwen3_5_moe", "mrope_section"), ("qwen3_vl_moe", "mrope_interleaved")] {
+        let copy = tempfile::tempdir().unwrap();
+        copy_folder(&folder(case), copy.path());
+        let path = copy.path().join("config.json");
+        let mut config: serde_json::Value =
+            serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        let text = config["text_config"].as_object_mut().unwrap();
+        let rope = ["rope_parameters", "rope_scaling"].into_iter().find(|k| text.contains_key(*k));
+        let removed = text[rope.unwrap()].as_object_mut().unwrap().remove(key);
+        assert!(removed.is_some(), "{case}");
+        fs::write(&path, config.to_string()).unwrap();
+        let engine = engine_of(copy.path(), exact("cpu"), None);
+        assert_golden(&engine, &prompts(case)[3], BAR, case);
+    }
+}
+
+#[test]
+fn position_ids_are_as_in_transformers() {
     for case in CASES.iter().flat_map(|case| prompts(case)) {
         let len = case.tokens.len() + case.answer.len();
         let axis = |axis: usize| (0..len).map(move |index| (index, axis));
@@ -219,6 +269,34 @@ fn two_sequences_with_images_in_one_step_equal_each_alone() {
             let expected = feed(&mut alone, case.prompt(), &mut Seen::default());
             assert!(rows.0 == expected, "{}", case.name);
         }
+    }
+}
+
+#[test]
+fn a_decode_step_beside_an_image_equals_each_alone() {
+    for case in CASES {
+        let prompts = prompts(case);
+        let engine = engine(case, exact("cpu"), None);
+        let [one, two] = [1, 3].map(|i| &prompts[i]);
+        let mut answering = engine.session().unwrap();
+        sync(&mut answering, one.prompt());
+        let (mut prefilled, mut rows) =
+            (engine.session().unwrap(), [(); 2].map(|()| Rows::default()));
+        let [of_answer, of_prompt] = &mut rows;
+        let mut entries = [
+            BatchEntry::new(&mut answering, &one.answer[..1])
+                .each_row(of_answer as &mut dyn RowSink),
+            BatchEntry::new(&mut prefilled, &two.tokens)
+                .images(&two.images)
+                .each_row(of_prompt as &mut dyn RowSink),
+        ];
+        engine.step(&mut entries, &mut StepControl::default()).unwrap();
+        let mut alone = engine.session().unwrap();
+        sync(&mut alone, one.prompt());
+        drop((answering, prefilled));
+        assert!(rows[0].0 == decode(&mut alone, &one.answer[..1]));
+        let mut alone = engine.session().unwrap();
+        assert!(rows[1].0 == feed(&mut alone, two.prompt(), &mut Seen::default()));
     }
 }
 
@@ -321,6 +399,21 @@ fn text_has_the_same_bits_with_a_tower_and_without() {
 }
 
 #[test]
+fn a_model_with_a_damaged_processor_answers_text() {
+    let copy = tempfile::tempdir().unwrap();
+    copy_folder(&folder("qwen3_5_moe"), copy.path());
+    fs::write(copy.path().join("preprocessor_config.json"), "{").unwrap();
+    let options = EngineOptions::default().device(exact("cpu"));
+    let options = options.images(Some(ImageOptions::default()));
+    let checkpoint = Checkpoint::open(copy.path()).unwrap();
+    let engine = Engine::open(checkpoint, options, &mut |_, _| {}).unwrap();
+    assert!(engine.images().is_none());
+    let notes = engine.notes().join("\n");
+    assert!(notes.contains("no images") && notes.contains("preprocessor_config.json"), "{notes}");
+    crate::common::feed(&mut engine.session().unwrap(), &[1, 2, 3], None);
+}
+
+#[test]
 fn images_that_do_not_fit_are_refused() {
     let prompts = prompts("qwen3_vl_moe");
     let case = &prompts[1];
@@ -337,8 +430,15 @@ fn images_that_do_not_fit_are_refused() {
     images.push(1, [0; 32], Arc::new(ImageRows::new([1, 1], 64, vec![0.0; 64], Vec::new())));
     let error = refused(&mut text.session().unwrap(), Prompt::new(&[1, 2, 3], &images));
     assert!(error.contains("the model takes none"), "{error}");
-    // The states of the session's own images are there, other images need their rows.
     let own = self::engine("qwen3_vl_moe", exact("cpu"), None);
+    let first = case.tokens.iter().position(|token| *token == PLACEHOLDER).unwrap();
+    let cut = Prompt::new(&case.tokens[..=first], &case.images);
+    let error = refused(&mut own.session().unwrap(), cut);
+    assert!(error.contains("it ends at token"), "{error}");
+    let words = vec![1; case.tokens.len()];
+    let error = refused(&mut own.session().unwrap(), Prompt::new(&words, &case.images));
+    assert!(error.contains("expected placeholders under it, got token 1"), "{error}");
+    // The states of the session's own images are there, other images need their rows.
     let mut session = own.session().unwrap();
     sync(&mut session, case.prompt());
     let images = session.images();
