@@ -10,6 +10,7 @@ use anyhow::{Context, anyhow, bail, ensure};
 use moeflux::{
     Engine, Finish, GenerateRequest, Message, Session,
     base::{Readers, SessionError, create_private_folder},
+    runtime::PromptImages,
     text::{ChatPrompt, MessageImage, Text, Turn},
 };
 use moeflux_bench::units;
@@ -178,6 +179,8 @@ struct Chat<'a> {
     pictures: Pictures,
     /// Images of the next question.
     shown: Vec<MessageImage>,
+    /// Images of the session's conversation, which follow-ups of a session file keep.
+    seen: PromptImages,
     last: Option<Turn>,
     cost: AnswerCost,
 }
@@ -202,9 +205,11 @@ impl<'a> Chat<'a> {
             ui.note("--system has no effect: the session goes on with what it began with");
         }
         let system = args.system.iter().filter(|_| last.is_none());
+        ensure!(last.is_none() || args.generation.image.is_empty(), NO_IMAGE_AFTER_RESTORE);
         let mut pictures = Pictures::default();
         let files = args.generation.image.iter();
         let shown = files.map(|file| pictures.add(file, engine, ui)).collect::<Result<_, _>>()?;
+        let seen = session.images();
         Ok(Self {
             args,
             ui,
@@ -219,6 +224,7 @@ impl<'a> Chat<'a> {
             messages: system.map(Message::system).collect(),
             pictures,
             shown,
+            seen,
             last,
             cost: AnswerCost::default(),
         })
@@ -245,6 +251,7 @@ impl<'a> Chat<'a> {
                 self.last = None;
                 self.is_restored = false;
                 self.shown.clear();
+                self.seen = PromptImages::default();
                 self.session.reset()?;
                 match &self.file {
                     Some(file) => self.ui.line(format_args!(
@@ -267,6 +274,7 @@ impl<'a> Chat<'a> {
 
     /// Reads an image for the next question.
     fn show(&mut self, path: &Path) -> anyhow::Result<()> {
+        ensure!(!self.is_restored, NO_IMAGE_AFTER_RESTORE);
         let image = self.pictures.add(path, self.engine, self.ui)?;
         let tokens = units::plural(image.tokens as u64, "token");
         self.shown.push(image);
@@ -275,10 +283,6 @@ impl<'a> Chat<'a> {
     }
 
     fn ask(&mut self, question: &str) -> anyhow::Result<()> {
-        ensure!(
-            self.shown.is_empty() || !self.is_restored,
-            "an image does not go with a session that was restored: /reset starts a new one"
-        );
         self.messages.push(Message::user(question).images(self.shown.clone()));
         let answered = self.answer();
         // An unanswered question is removed; the next one replaces it.
@@ -291,17 +295,17 @@ impl<'a> Chat<'a> {
 
     fn answer(&mut self) -> anyhow::Result<()> {
         let options = self.args.generation.answer.chat_options();
-        let prompt = match (&self.file, &self.last, self.messages.last()) {
+        let (prompt, seen) = match (&self.file, &self.last, self.messages.last()) {
             // Messages of a restored session are not rendered and stay as they are.
             (Some(_), Some(last), Some(question)) if question.images.is_empty() => {
                 let turn = self.text.chat_follow_up(&question.content, &options);
                 let mut prompt = ChatPrompt::default();
                 prompt.tokens = [last.tokens(), &turn.map_err(advise_reset)?].concat();
-                prompt
+                (prompt, Some(self.seen.clone()))
             }
             _ => {
                 let prompt = self.text.prompt_after(&self.messages, &options, &self.last);
-                prompt.map_err(advise_reset)?
+                (prompt.map_err(advise_reset)?, None)
             }
         };
         let context = self.engine.plan().context;
@@ -311,9 +315,9 @@ impl<'a> Chat<'a> {
              a new one, and --ctx allows longer ones",
             prompt.tokens.len()
         );
-        let images = match prompt.images.is_empty() {
-            true => self.session.images(),
-            false => self.pictures.of_prompt(&prompt.images, self.engine, self.ui)?,
+        let images = match seen {
+            Some(seen) => seen,
+            None => self.pictures.of_prompt(&prompt.images, self.engine, self.ui)?,
         };
         let request = self.request.clone().ends(prompt.ends.clone()).images(images);
         let (session, cache) = (&mut self.session, self.cache.as_ref());
@@ -351,6 +355,7 @@ impl<'a> Chat<'a> {
                 }
             }
         }
+        self.seen = self.session.images();
         let conversation =
             persist::session_tokens(self.text, &prompt.tokens, &answer, &self.engine.plan())?;
         self.messages.push(Message::assistant(answer.text).reasoning(answer.reasoning));
@@ -431,6 +436,9 @@ impl<'a> Chat<'a> {
         Ok(())
     }
 }
+
+const NO_IMAGE_AFTER_RESTORE: &str =
+    "an image does not go with a session that was restored: /reset starts a new one";
 
 /// Path of a picture that was dragged into the terminal: a line that is nothing else. Terminals
 /// quote it or escape its spaces.

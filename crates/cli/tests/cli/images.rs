@@ -72,6 +72,28 @@ fn chat_takes_pictures_by_command_and_by_path() {
 }
 
 #[test]
+fn a_saved_session_keeps_its_pictures() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("session").to_str().unwrap().to_owned();
+    let (model, picture) = (model(), picture());
+    let args = [&["chat"], &ANSWER[..], &[&model]].concat();
+    let saved = [&args[..], &["--session", &file]].concat();
+    let shown = format!("/image {picture}\n{QUESTION}\n");
+    let one = with_stdin(&args, shown.as_bytes());
+    let both = with_stdin(&saved, format!("{shown}{QUESTION}\n").as_bytes());
+    assert!(both.code == 0 && both.out.starts_with(&one.out), "{both:?}");
+    assert!(both.out.len() > one.out.len(), "{both:?}");
+    std::fs::remove_file(&file).unwrap();
+    with_stdin(&saved, shown.as_bytes());
+    let next = with_stdin(&saved, format!("{QUESTION}\n").as_bytes());
+    assert_eq!((next.code, one.out + &next.out), (0, both.out), "{next:?}");
+    let refused = with_stdin(&saved, format!("/image {picture}\n").as_bytes());
+    assert!(refused.code != 0 && refused.err.contains("/reset starts a new one"), "{refused:?}");
+    let refused = with_stdin(&[&saved[..], &["--image", &picture]].concat(), b"");
+    assert!(refused.code != 0 && refused.err.contains("/reset starts a new one"), "{refused:?}");
+}
+
+#[test]
 fn logits_of_a_picture_are_those_of_transformers() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
