@@ -530,7 +530,11 @@ impl Tested<'_> {
             let out = self.pair.nan_filled(rows, heads * width).split(heads);
             let segments = self.lens;
             self.run(&Op::SegmentAttention { q, k, v, scale: 0.7, segments, out });
-            self.agree(out, 1e-5);
+            // Heads of cooperative matrices are rounded to f16.
+            let is_rounded = width % 4 == 0;
+            let tolerance =
+                if is_rounded { self.pair.attention_tolerance(usize::MAX) } else { 1e-5 };
+            self.agree(out, tolerance);
         }
     }
 

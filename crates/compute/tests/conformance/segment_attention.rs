@@ -79,7 +79,12 @@ fn segments_of_any_length_and_heads_of_any_width() {
                 let scale = 1.0 / (key as f32).sqrt();
                 pair.run(&Op::SegmentAttention { q, k, v, scale, segments, out });
                 let what = format!("{heads}/{kv_heads} heads of {key}, {value}; {segments:?}");
-                pair.agree(&what, out, tolerance(pair, key, value));
+                // Rows of short segments are larger than rows of long ones.
+                let mut first = 0;
+                for rows in segments {
+                    pair.agree(&what, out.slice(first, *rows), tolerance(pair, key, value));
+                    first += rows;
+                }
             }
         }
     });
