@@ -337,6 +337,13 @@ impl DevicePair {
         if rows >= 16 && self.is_fast_gpu() { 4e-3 } else { 1e-5 }
     }
 
+    /// Tolerance of attention within segments, with heads of these widths: the fast path of a GPU
+    /// rounds heads that fit its cooperative matrices to f16.
+    pub(crate) fn segment_tolerance(&self, key: usize, value: usize) -> f32 {
+        let fits = |width: usize| width.is_multiple_of(4) && width <= 128;
+        if fits(key) && fits(value) { self.attention_tolerance(usize::MAX) } else { 1e-5 }
+    }
+
     /// Whether the fast path rounds activations in a GEMV with weights of this format.
     pub(crate) fn rounds_activations(&self, format: Format) -> bool {
         format.codec().activations() == ActivationType::Int8

@@ -530,10 +530,7 @@ impl Tested<'_> {
             let out = self.pair.nan_filled(rows, heads * width).split(heads);
             let segments = self.lens;
             self.run(&Op::SegmentAttention { q, k, v, scale: 0.7, segments, out });
-            // Heads of cooperative matrices are rounded to f16.
-            let is_rounded = width % 4 == 0;
-            let tolerance =
-                if is_rounded { self.pair.attention_tolerance(usize::MAX) } else { 1e-5 };
+            let tolerance = self.pair.segment_tolerance(width, width);
             self.agree(out, tolerance);
         }
     }

@@ -53,13 +53,6 @@ const HEADS: [Heads; 12] = [
     Heads { heads: 2, kv_heads: 2, key: 100, value: 4 },
 ];
 
-/// Tolerance for heads of these widths: the fast path of a GPU rounds heads that fit its
-/// cooperative matrices to f16.
-fn tolerance(pair: &DevicePair, key: usize, value: usize) -> f32 {
-    let fits = |width: usize| width.is_multiple_of(4) && width <= 128;
-    if fits(key) && fits(value) { pair.attention_tolerance(usize::MAX) } else { 1e-5 }
-}
-
 /// Segments of one row, and around the blocks of devices.
 const SEGMENTS: [&[usize]; 5] =
     [&[1], &[1, 1, 5, 2], &[64, 65], &[127, 3, 129], &[48, 1, 7, 257, 5]];
@@ -82,7 +75,8 @@ fn segments_of_any_length_and_heads_of_any_width() {
                 // Rows of short segments are larger than rows of long ones.
                 let mut first = 0;
                 for rows in segments {
-                    pair.agree(&what, out.slice(first, *rows), tolerance(pair, key, value));
+                    let tolerance = pair.segment_tolerance(key, value);
+                    pair.agree(&what, out.slice(first, *rows), tolerance);
                     first += rows;
                 }
             }
@@ -172,6 +166,7 @@ fn non_finite_values_stay_in_their_segment() {
         let [q, k, v] = heads.split(all);
         let out = pair.nan_filled(90, 20);
         pair.run(&Op::SegmentAttention { q, k, v, scale: 0.3, segments: &[75, 15], out });
-        pair.agree("rows before", out.slice(0, 75), tolerance(pair, 20, 20));
+        let tolerance = pair.segment_tolerance(20, 20);
+        pair.agree("rows before", out.slice(0, 75), tolerance);
     });
 }
