@@ -161,10 +161,12 @@ impl ImageTable {
     /// # Errors
     /// There are some.
     pub(crate) fn refuse_addresses(&self) -> Result<(), ApiError> {
-        self.addresses
-            .values()
-            .next()
-            .map_or(Ok(()), |address| Err(image_error(&address.path, &unread("https"))))
+        self.refuse_addresses_as(&unread("https"))
+    }
+
+    fn refuse_addresses_as(&self, problem: &str) -> Result<(), ApiError> {
+        let first = self.addresses.values().next();
+        first.map_or(Ok(()), |address| Err(image_error(&address.path, problem)))
     }
 
     /// Detail in which an image with a file was first sent.
@@ -298,10 +300,9 @@ impl ImageTable {
         images: impl Iterator<Item = &'a mut MessageImage>,
         mut read: impl FnMut(&SentImage) -> Result<ReadImage, Error>,
     ) -> Result<ResolvedImages, ApiError> {
-        if let Some(address) = self.addresses.values().next() {
-            let problem = "images are not fetched here: send them as data:image/png;base64,...";
-            return Err(image_error(&address.path, problem));
-        }
+        self.refuse_addresses_as(
+            "images are not fetched here: send them as data:image/png;base64,...",
+        )?;
         let (mut found, mut resolved) = (BTreeMap::new(), ResolvedImages::default());
         for (digest, image) in self.files {
             if is_cancelled() {
