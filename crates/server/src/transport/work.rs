@@ -2,10 +2,10 @@
 //! tokenizers.
 //!
 //! A small body without images is read at once. Others take turns: a few threads and the bytes that
-//! the memory plan has for this. The next turn is that of the client with the least bytes so far
+//! the memory plan has for this. The client that has sent the fewest bytes so far has the next turn
 //! (start tags and end tags of weighted fair queueing), so a client with many large bodies does not
-//! hold the others. Large bodies leave a thread and an eighth of the memory to those of a usual
-//! size. Work ends early when its client is gone.
+//! hold the others. Large bodies leave a thread and an eighth of the memory to smaller bodies. Work
+//! ends early when its client is gone.
 
 use std::{
     cell::RefCell,

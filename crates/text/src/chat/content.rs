@@ -29,7 +29,7 @@ impl Content {
     /// The content of `message`, with each piece of its text as `literal` gives it.
     ///
     /// # Errors
-    /// The offset of an image is not between two characters of the content, or before that of an
+    /// The offset of an image is inside a character, beyond the content, or before the offset of an
     /// earlier image.
     pub(super) fn new(message: &Message, literal: impl Fn(&str) -> String) -> Result<Self, String> {
         let Message { content: given, images, .. } = message;

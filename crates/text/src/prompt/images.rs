@@ -60,7 +60,7 @@ impl Text {
     /// placeholder per image.
     ///
     /// # Errors
-    /// The number of placeholders is not that of images; an image has no tokens; the result is
+    /// There are more or fewer placeholders than images; an image has no tokens; the result is
     /// longer than the context.
     pub fn expand_images(
         &self,
@@ -139,7 +139,7 @@ impl Text {
     /// Number of tokens that images have besides the `placeholders` of a prompt.
     ///
     /// # Errors
-    /// The number of placeholders is not that of images; an image has no tokens.
+    /// There are more or fewer placeholders than images; an image has no tokens.
     pub(super) fn added_by_images(
         &self,
         placeholders: usize,
