@@ -2,6 +2,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    mem,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -21,7 +22,7 @@ use crate::{
 /// Most stored responses.
 const RESPONSES: usize = 256;
 
-/// Most bytes of stored responses.
+/// Most bytes of stored responses, and of the images of running ones that will be stored.
 pub(crate) const RESPONSES_BYTES: usize = 24 << 20;
 
 /// Maximum bytes of the images of a stored response. With more it is not stored.
@@ -39,6 +40,8 @@ struct StoredResponses {
     /// The most recently used one last.
     entries: VecDeque<Arc<StoredResponse>>,
     bytes: usize,
+    /// Bytes of the images of responses that are being generated and will be stored.
+    running_bytes: usize,
     /// Responses that are being generated, by their id.
     running: HashMap<String, RunningEntry>,
 }
@@ -63,9 +66,28 @@ pub(super) struct RunningResponse {
 pub(super) struct RunningEnd {
     store: Arc<ResponseStore>,
     id: String,
+    /// Bytes of its images, if it is to be stored.
+    image_bytes: usize,
 }
 
 impl RunningEnd {
+    /// Takes room for the images of the response, of which stored ones make way for it. Returns
+    /// whether there is enough.
+    fn reserve(&mut self, image_bytes: usize) -> bool {
+        let mut stored = self.store.lock();
+        let has_room = stored.running_bytes + image_bytes <= RESPONSES_BYTES;
+        if has_room {
+            stored.running_bytes += image_bytes;
+            self.image_bytes += image_bytes;
+            stored.evict();
+        }
+        has_room
+    }
+
+    fn release(&mut self) {
+        self.store.lock().running_bytes -= mem::take(&mut self.image_bytes);
+    }
+
     /// Gives the response in JSON to the requests that wait for it.
     fn give(&self, text: &str) {
         let ended = self.store.lock().running.remove(&self.id);
@@ -78,6 +100,7 @@ impl RunningEnd {
 
 impl Drop for RunningEnd {
     fn drop(&mut self) {
+        self.release();
         self.store.lock().running.remove(&self.id);
     }
 }
@@ -116,7 +139,14 @@ impl StoredResponses {
     fn add(&mut self, entry: Arc<StoredResponse>) {
         self.bytes += entry.bytes();
         self.entries.push_back(entry);
-        while self.bytes > RESPONSES_BYTES || self.entries.len() > RESPONSES {
+        self.evict();
+    }
+
+    /// Drops the least recently used responses beyond the limits.
+    fn evict(&mut self) {
+        while self.bytes + self.running_bytes > RESPONSES_BYTES && !self.entries.is_empty()
+            || self.entries.len() > RESPONSES
+        {
             let dropped = self.entries.pop_front();
             self.bytes -= dropped.map_or(0, |entry| entry.bytes());
         }
@@ -154,7 +184,7 @@ impl ResponseStore {
         let entry = RunningEntry { cancel: Some(cancel), waiting: Vec::new() };
         self.lock().running.insert(id.to_owned(), entry);
         RunningResponse {
-            end: RunningEnd { store: Arc::clone(self), id: id.to_owned() },
+            end: RunningEnd { store: Arc::clone(self), id: id.to_owned(), image_bytes: 0 },
             cancelled,
         }
     }
@@ -211,7 +241,8 @@ impl StoringEncoder {
         if response.status == ItemStatus::InProgress {
             return;
         }
-        let Some(end) = self.end.take() else { return };
+        let Some(mut end) = self.end.take() else { return };
+        end.release();
         // A response is made of strings and numbers, which always have a JSON form.
         let Ok(text) = json::line(response) else { return };
         if let Some(mut conversation) = self.before.take() {
@@ -228,7 +259,9 @@ impl Encoder for StoringEncoder {
     type Whole = ResponseObject;
 
     fn images(&mut self, images: &ImageTable) {
-        self.before.take_if(|_| images.bytes() > IMAGES_BYTES);
+        let Some(end) = &mut self.end else { return };
+        let bytes = images.bytes();
+        self.before.take_if(|_| bytes > IMAGES_BYTES || !end.reserve(bytes));
         if let Some(before) = &mut self.before {
             before.images = images.clone();
         }
@@ -282,5 +315,23 @@ mod tests {
         add(1001, RESPONSES_BYTES + 1);
         assert!(!has(1001) && !has(0));
         assert_eq!(store.lock().bytes, 0);
+    }
+
+    #[test]
+    fn images_of_running_responses_take_the_room_of_stored_ones() {
+        let store = Arc::new(ResponseStore::default());
+        let text = "x".repeat(RESPONSES_BYTES / 2);
+        let conversation = EarlierMessages::default();
+        store.add(StoredResponse { id: "resp_0".into(), text, conversation });
+        let has_stored = || store.get("response_id", "resp_0").is_ok();
+        let mut first = store.run("resp_1").end;
+        assert!(first.reserve(RESPONSES_BYTES / 2) && has_stored());
+        let mut second = store.run("resp_2").end;
+        assert!(second.reserve(IMAGES_BYTES) && !has_stored());
+        assert!(!second.reserve(RESPONSES_BYTES / 2));
+        drop(first);
+        assert!(second.reserve(RESPONSES_BYTES / 2));
+        drop(second);
+        assert_eq!(store.lock().running_bytes, 0);
     }
 }
