@@ -91,14 +91,17 @@ impl ComputeArgs {
             .pipelines(folders::pipelines())
     }
 
-    /// How images are read: by the first card where cards are asked for, else by the processor.
-    pub(crate) fn images(&self, images: ImageArgs) -> ImageOptions {
-        let first = self.device.split(',').next().unwrap_or_default();
-        let name = if self.device == "auto" { "cpu" } else { first };
-        ImageOptions::default()
-            .device(self.options().name(name.to_owned()).host_reads(None))
+    /// How images are read, if they are.
+    fn images(&self, images: ImageArgs) -> Option<ImageOptions> {
+        let mut device = self.options().host_reads(None);
+        // It is the device of the text.
+        device.name = None;
+        let options = ImageOptions::default()
+            .device(device)
             .max_tokens(images.image_max_tokens)
-            .resident(images.vision == TowerPlace::Resident)
+            .row_bytes(images.image_memory)
+            .resident(images.vision == TowerPlace::Resident);
+        (images.vision != TowerPlace::Off).then_some(options)
     }
 
     /// Format of the KV cache on the CPU.
@@ -331,7 +334,7 @@ pub(crate) fn engine_from(
         .draft(args.draft())
         .policy(args.memory.policy)
         .reads(args.reads.options())
-        .images(needs.images.map(|images| args.compute.images(images)));
+        .images(needs.images.and_then(|images| args.compute.images(images)));
     let checkpoint = with_drafter(checkpoint, args)?;
     let engine = {
         let bar = ui.bytes("loading");

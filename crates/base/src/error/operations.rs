@@ -261,6 +261,18 @@ pub enum SessionError {
         /// Expected and found values.
         problem: String,
     },
+    /// Images whose rows take more memory than the plan has for them.
+    #[error(
+        "the images of the prompt take {} MiB, the memory plan has {} MiB for them: show fewer or \
+         smaller ones, or give --image-memory",
+        bytes.div_ceil(1 << 20), room >> 20
+    )]
+    ImageRows {
+        /// Bytes of their rows.
+        bytes: u64,
+        /// Bytes of the plan for rows of images.
+        room: u64,
+    },
     /// Images before the tokens of a step that are not the session's own.
     #[error("the images before token {position} are not the session's: give all of its images")]
     OtherImages {

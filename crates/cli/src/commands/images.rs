@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, ensure};
 use moeflux::{
     Engine, StepControl,
     runtime::PromptImages,
@@ -59,9 +59,14 @@ pub(super) fn of_message(images: &[PixelValues]) -> Vec<MessageImage> {
     images.iter().map(of_image).collect()
 }
 
-/// Images that a conversation has named, by digest.
+/// Images that a conversation has named.
 #[derive(Default)]
-pub(super) struct Pictures(HashMap<[u8; 32], Arc<PreparedImage>>);
+pub(super) struct Pictures {
+    /// Their files, by digest. They are read again for the tower, as pixels take more memory.
+    files: HashMap<[u8; 32], PathBuf>,
+    /// The image that was read last.
+    last: Option<Arc<PreparedImage>>,
+}
 
 impl Pictures {
     /// Reads a file as an image at the start of a message.
@@ -74,23 +79,54 @@ impl Pictures {
         engine: &Engine,
         ui: Ui,
     ) -> anyhow::Result<MessageImage> {
-        let image = encoder(engine)?.prepare(&image(path)?, ImageDetail::Auto);
-        let image = image.with_context(|| path.display().to_string())?;
+        let image = self.read(path, encoder(engine)?)?;
         if let Some(note) = image.note() {
             ui.note(format_args!("{}: {note}", path.display()));
         }
         let digest = *image.digest();
         let tokens = image.tokens() as usize;
-        self.0.insert(digest, image);
+        self.files.insert(digest, path.to_owned());
+        self.last = Some(image);
         Ok(MessageImage { at: 0, tokens, digest })
+    }
+
+    fn read(&mut self, path: &Path, encoder: &ImageEncoder) -> anyhow::Result<Arc<PreparedImage>> {
+        self.last = None;
+        let image = encoder.prepare(&image(path)?, ImageDetail::Auto);
+        image.with_context(|| path.display().to_string())
+    }
+
+    /// An image for the tower.
+    ///
+    /// # Errors
+    /// It is not one of these, or its file has changed.
+    fn prepared(
+        &mut self,
+        digest: &[u8; 32],
+        encoder: &ImageEncoder,
+    ) -> anyhow::Result<Arc<PreparedImage>> {
+        if let Some(last) = self.last.take().filter(|last| last.digest() == digest) {
+            return Ok(last);
+        }
+        let path = self.files.get(digest);
+        let path = path.context("the conversation has an image that was not saved with it")?;
+        let path = path.clone();
+        let image = self.read(&path, encoder)?;
+        ensure!(
+            image.digest() == digest,
+            "{}: the picture has changed since it was shown: show it again",
+            path.display()
+        );
+        Ok(image)
     }
 
     /// Images of a prompt with their rows.
     ///
     /// # Errors
-    /// An image is not one of these, the tower cannot be loaded, or the user interrupted it.
+    /// An image is not one of these, they need more memory than planned, the tower cannot be
+    /// loaded, or the user interrupted it.
     pub(super) fn of_prompt(
-        &self,
+        &mut self,
         placed: &[PlacedImage],
         engine: &Engine,
         ui: Ui,
@@ -99,18 +135,25 @@ impl Pictures {
         if placed.is_empty() {
             return Ok(images);
         }
-        let prepared = placed.iter().map(|placed| {
-            let found = self.0.get(&placed.digest).map(|image| &**image);
-            found.ok_or_else(|| anyhow!("the conversation has an image that was not saved with it"))
-        });
-        let prepared: Vec<_> = prepared.collect::<Result<_, _>>()?;
+        let encoder = encoder(engine)?;
+        let sizes = placed.iter().map(|image| (image.digest, image.tokens));
+        encoder.row_bytes(sizes, engine.plan().context)?;
         let armed = interrupt::arm();
         let bar = ui.share(&units::plural(placed.len() as u64, "image"));
-        let mut progress = |share: f64| bar.share(share);
-        let mut control = StepControl::default().cancel(armed.flag()).progress(&mut progress);
-        let rows = encoder(engine)?.rows_of(&prepared, &mut control)?;
-        for (placed, rows) in placed.iter().zip(rows) {
-            images.push(placed.place, placed.digest, rows);
+        let mut known = HashMap::new();
+        for (done, &PlacedImage { place, digest, .. }) in placed.iter().enumerate() {
+            let rows = match known.get(&digest).cloned().or_else(|| encoder.cached(&digest)) {
+                Some(rows) => rows,
+                None => {
+                    let mut progress =
+                        |share: f64| bar.share((done as f64 + share) / placed.len() as f64);
+                    let mut control =
+                        StepControl::default().cancel(armed.flag()).progress(&mut progress);
+                    encoder.rows(&*self.prepared(&digest, encoder)?, &mut control)?
+                }
+            };
+            known.insert(digest, Arc::clone(&rows));
+            images.push(place, digest, rows);
         }
         Ok(images)
     }
@@ -121,5 +164,8 @@ impl Pictures {
 /// # Errors
 /// The model takes none.
 fn encoder(engine: &Engine) -> anyhow::Result<&ImageEncoder> {
-    engine.images().context("this model reads text only: its checkpoint has no vision tower")
+    engine.images().with_context(|| match engine.blueprint().images {
+        Some(_) => "the model's vision tower is not open: leave --vision off out, or see the note",
+        None => "this model reads text only: its checkpoint has no vision tower",
+    })
 }

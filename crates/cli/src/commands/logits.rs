@@ -70,7 +70,12 @@ pub(crate) fn run(args: &LogitsArgs, ui: Ui) -> anyhow::Result<ExitCode> {
     let vision = TowerPlace::Passing;
     let needs = Needs {
         positions: Some(tokens.len()),
-        images: most.map(|most| ImageArgs { image_max_tokens: Some(most), vision }),
+        images: most.map(|most| ImageArgs {
+            image_max_tokens: Some(most),
+            // All images of the prompt, which is no longer than the context.
+            image_memory: Some(u64::MAX),
+            vision,
+        }),
         ..Needs::default()
     };
     let engine = load::engine_from(checkpoint, &args.engine, needs, ui)?;

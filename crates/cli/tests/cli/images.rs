@@ -1,6 +1,8 @@
 //! Prompts with images: `run`, `chat`, `logits`, `tokenize` and `serve` with a small random model,
 //! against what transformers makes of it.
 
+use std::io::{BufRead, BufReader};
+
 use base64::{Engine, engine::general_purpose::STANDARD};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
@@ -55,6 +57,10 @@ fn run_answers_about_a_picture_as_transformers_does() {
     let text = Path::new(&model).join("config.json");
     let text = ["run", "--model", &model, "--image", text.to_str().unwrap(), QUESTION];
     refused(&text, "expected a PNG, JPEG");
+    let shown = ["--image", &picture, "--model", &model, QUESTION];
+    let with = |args: &[&str], words: &str| refused(&[&["run"], args, &shown[..]].concat(), words);
+    with(&["--vision", "off"], "leave --vision off out");
+    with(&["--image-memory", "1KiB"], "the memory plan has 0 MiB for them");
     let small = ["run", "--image-max-tokens", "8", "-n", "1", "--model", &model];
     let said = run(&[&small[..], &["--image", &picture, QUESTION]].concat());
     assert!(said.err.contains("--image-max-tokens raises it"), "{said:?}");
@@ -69,6 +75,27 @@ fn chat_takes_pictures_by_command_and_by_path() {
         let said = with_stdin(&args, format!("{shown}\n{QUESTION}\n").as_bytes());
         assert_eq!((said.code, &*said.out), (0, &*expected), "{said:?}");
     }
+}
+
+#[test]
+fn a_picture_that_changes_is_not_mistaken_for_the_one_that_was_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.png").to_str().unwrap().to_owned();
+    std::fs::copy(picture(), &path).unwrap();
+    let other = Path::new(&picture()).with_file_name("rgb16.png");
+    let mut chat = moeflux([&["chat"], &ANSWER[..], &[&model()]].concat());
+    chat.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut chat = chat.spawn().unwrap();
+    let mut input = chat.stdin.take().unwrap();
+    let mut said = BufReader::new(chat.stderr.take().unwrap()).lines().map(Result::unwrap);
+    writeln!(input, "/image {path}\n/image {}", other.display()).unwrap();
+    assert!(said.any(|line| line.contains("rgb16.png: ")));
+    std::fs::copy(&other, &path).unwrap();
+    writeln!(input, "{QUESTION}").unwrap();
+    drop(input);
+    let rest: Vec<_> = said.collect();
+    let refused = rest.iter().any(|line| line.contains("the picture has changed since it was"));
+    assert!(refused && !chat.wait().unwrap().success(), "{rest:?}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Contents of a sequence that its token ids do not tell: images, by place and digest.
 
-use std::{ops::Range, sync::Arc};
+use std::{any::Any, ops::Range, sync::Arc};
 
 use moeflux_base::{Error, SessionError};
 use moeflux_compute::ROPE_AXES;
@@ -74,11 +74,13 @@ pub struct PromptImages {
     contents: Vec<ContentDigest>,
     /// `None` for images whose states a session or the prefix cache has.
     rows: Vec<Option<Arc<ImageRows>>>,
+    /// Room of the rows, which is free once no prompt has them.
+    room: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl PromptImages {
     /// No images.
-    pub const NONE: &'static Self = &Self { contents: Vec::new(), rows: Vec::new() };
+    pub const NONE: &'static Self = &Self { contents: Vec::new(), rows: Vec::new(), room: None };
 
     /// Adds an image whose first placeholder has the index `place` in the prompt, after the other
     /// images. `digest`: SHA-256 of all that its rows follow from. Prompts share the states of
@@ -91,11 +93,17 @@ impl PromptImages {
     /// Images without their rows.
     pub(crate) fn without_rows(contents: &[ContentDigest]) -> Self {
         let contents: Vec<_> = contents.iter().filter(|c| c.grid.is_some()).copied().collect();
-        Self { rows: vec![None; contents.len()], contents }
+        Self { rows: vec![None; contents.len()], contents, room: None }
+    }
+
+    /// Holds `room` as long as the rows: until all tokens of the prompt are computed.
+    pub fn hold(&mut self, room: Arc<dyn Any + Send + Sync>) {
+        self.room = Some(room);
     }
 
     /// Forgets the rows, once the states of all images are in memory.
     pub(crate) fn drop_rows(&mut self) {
+        self.room = None;
         self.rows.iter_mut().for_each(|rows| *rows = None);
     }
 

@@ -1,6 +1,10 @@
 //! Device selection: opens the requested device, or the fastest one that fits a model.
 
-use std::{panic::resume_unwind, sync::mpsc, thread};
+use std::{
+    panic::resume_unwind,
+    sync::{Arc, mpsc},
+    thread,
+};
 
 use moeflux_base::{
     Error, PlanError, SystemMemory,
@@ -16,7 +20,7 @@ use crate::{
         card_list::{card_names, open_cards},
         card_speeds::measure_kinds,
         model_text::ModelText,
-        plan::{MemoryPlan, MemoryRequest, host_budget},
+        plan::{ImageMemory, MemoryPlan, MemoryRequest, host_budget},
     },
 };
 
@@ -24,7 +28,25 @@ use crate::{
 const DRIVER: u64 = 256 << 20;
 
 /// Wraps a device after it was opened; for tests that limit or observe it.
-pub type WrapDevice = Box<dyn Fn(Box<dyn Device>) -> Box<dyn Device> + Send>;
+pub type WrapDevice = Arc<dyn Fn(Box<dyn Device>) -> Box<dyn Device> + Send + Sync>;
+
+/// Function that tells the memory of images whose vision tower is on the device of this name.
+pub(crate) type PlanImages<'a> = dyn Fn(&str) -> Result<ImageMemory, Error> + 'a;
+
+/// Devices that are asked for.
+pub(crate) struct DeviceRequest<'a> {
+    pub(crate) options: &'a DeviceOptions,
+    pub(crate) wrap: Option<&'a WrapDevice>,
+    /// Memory of images, if they are read.
+    pub(crate) images: Option<&'a PlanImages<'a>>,
+}
+
+impl<'a> DeviceRequest<'a> {
+    /// Devices of a model without images.
+    pub(crate) fn of_text(options: &'a DeviceOptions, wrap: Option<&'a WrapDevice>) -> Self {
+        Self { options, wrap, images: None }
+    }
+}
 
 /// The selected device, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +58,8 @@ pub struct ChosenDevice {
     pub graphics: bool,
     /// Reason of the choice.
     pub reason: String,
+    /// Name of the device of the vision tower, if images are planned.
+    pub images: Option<String>,
 }
 
 /// An open device with its memory plan.
@@ -76,12 +100,13 @@ impl Devices {
     }
 }
 
-/// Loads a model's text, opens the requested device and plans its memory. The plan counts both as
-/// the process.
+/// Loads a model's text, opens the requested device and plans its memory, also of images. The plan
+/// counts text and device as the process.
 ///
 /// `auto` is the first hardware adapter whose memory holds dense weights, states, scratch and the
 /// experts of one token; else the CPU. It is never a software adapter, which is the CPU, but
-/// slower.
+/// slower. There the vision tower is on the adapter, unless that costs more than an eighth of the
+/// experts there. Of an asked device the first card has it.
 ///
 /// # Errors
 /// The tokenizer is broken, there is no such device, or the budget is below the floor.
@@ -89,9 +114,9 @@ pub(crate) fn open_device(
     checkpoint: &Checkpoint,
     blueprint: &Blueprint,
     request: &MemoryRequest,
-    options: &DeviceOptions,
-    wrap: Option<&WrapDevice>,
+    asked: &DeviceRequest<'_>,
 ) -> Result<(ModelText, OpenedDevice), Error> {
+    let &DeviceRequest { options, wrap, images } = asked;
     let name = options.name.as_deref().unwrap_or("cpu");
     if options.exact && request.experts_on_host == ExpertsOnHost::Compute {
         return Err(PlanError::HostExpertsExact.into());
@@ -113,6 +138,7 @@ pub(crate) fn open_device(
                     None => device,
                 })
             },
+            images,
             text_loaded,
         };
         selector.choose(blueprint, request, name)
@@ -153,6 +179,7 @@ struct DeviceSelector<'a> {
     graphics: bool,
     adapters: &'a dyn Fn() -> Vec<Adapter>,
     open: &'a OpenDevice<'a>,
+    images: Option<&'a PlanImages<'a>>,
     /// Waits until the text is loaded, which the plan counts.
     text_loaded: &'a dyn Fn(),
 }
@@ -167,9 +194,12 @@ impl DeviceSelector<'_> {
         match name {
             "auto" => match self.open_first_fitting(blueprint, request) {
                 Ok(opened) => Ok(opened),
-                Err(reasons) => self.open_as("cpu", blueprint, request, &reasons),
+                Err(reasons) => self.open_as("cpu", blueprint, request, &reasons, &["cpu"]),
             },
-            _ => self.open_as(name, blueprint, request, "asked for"),
+            _ => {
+                let first = name.split(',').next().unwrap_or(name).trim();
+                self.open_as(name, blueprint, request, "asked for", &[first])
+            }
         }
     }
 
@@ -179,6 +209,7 @@ impl DeviceSelector<'_> {
         blueprint: &Blueprint,
         request: &MemoryRequest,
         reason: &str,
+        towers: &[&str],
     ) -> Result<OpenedDevice, Error> {
         let mut request = *request;
         let device = match card_names(name) {
@@ -192,10 +223,35 @@ impl DeviceSelector<'_> {
             None => (self.open)(name, None)?,
         };
         (self.text_loaded)();
-        let plan = MemoryPlan::new(blueprint, &request, &*device)?;
-        let graphics = device.memory().is_some();
-        let chosen = ChosenDevice { name: device.describe(), graphics, reason: reason.into() };
+        let (plan, images) = self.plan(blueprint, &request, &*device, towers)?;
+        let (name, graphics) = (device.describe(), device.memory().is_some());
+        let chosen = ChosenDevice { name, graphics, reason: reason.into(), images };
         Ok(OpenedDevice { device, plan, chosen })
+    }
+
+    /// Plan with the vision tower, if images are planned, on the first of `towers`; on the second
+    /// one if the first has no room, or leaves less than 7/8 of the slots.
+    fn plan(
+        &self,
+        blueprint: &Blueprint,
+        request: &MemoryRequest,
+        device: &dyn Device,
+        towers: &[&str],
+    ) -> Result<(MemoryPlan, Option<String>), Error> {
+        let (Some(images), Some((first, other))) = (self.images, towers.split_first()) else {
+            return Ok((MemoryPlan::new(blueprint, request, device)?, None));
+        };
+        let with_tower = |name: &str| -> Result<_, Error> {
+            let request = request.images(images(name)?);
+            Ok((MemoryPlan::new(blueprint, &request, device)?, Some(name.to_owned())))
+        };
+        let planned = with_tower(first);
+        let Some(other) = other.first() else { return planned };
+        match (planned, with_tower(other)) {
+            (Ok(planned), Ok(other)) if 8 * planned.0.slots() < 7 * other.0.slots() => Ok(other),
+            (Ok(planned), _) => Ok(planned),
+            (Err(_), other) => other,
+        }
     }
 
     /// Opens the first adapter that `auto` may use. The error lists why none fits.
@@ -244,7 +300,7 @@ impl DeviceSelector<'_> {
             return Err(format!("its {has} MiB are fewer than the {needs} that every token needs"));
         }
         let name = format!("gpu:{}", adapter.index);
-        let opened = self.open_as(&name, blueprint, request, "");
+        let opened = self.open_as(&name, blueprint, request, "", &[&name, "cpu"]);
         let mut opened = opened.map_err(|error| error.to_string())?;
         let (slots, all) = (opened.plan.slots(), blueprint.experts());
         if !opened.plan.holds_all && slots < working_set {
@@ -293,7 +349,8 @@ impl MemoryPlan {
         placement: &PlacementOptions,
     ) -> Result<(Self, ChosenDevice), Error> {
         let request = &request.on_path(device.exact);
-        let (_text, opened) = open_device(checkpoint, blueprint, request, device, None)?;
+        let asked = DeviceRequest::of_text(device, None);
+        let (_text, opened) = open_device(checkpoint, blueprint, request, &asked)?;
         let OpenedDevice { device: mut opened, mut plan, chosen } = opened;
         let placement = &placement.followed(request.experts_on_host);
         if plan.placement().is_some() || placement.recorded.is_some() {
@@ -312,7 +369,7 @@ mod tests {
     use std::{cell::RefCell, path::Path};
 
     use super::*;
-    use moeflux_model::checkpoint::Checkpoint;
+    use crate::runtime::pools::LineName;
 
     fn tales() -> Blueprint {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tales/model");
@@ -344,6 +401,18 @@ mod tests {
         adapters: &[Adapter],
         broken: &str,
     ) -> (Vec<String>, Result<ChosenDevice, Error>) {
+        let (opened, chosen) = choose_with_images(name, request, adapters, broken, None);
+        (opened, chosen.map(|opened| opened.chosen))
+    }
+
+    /// The same with images.
+    fn choose_with_images(
+        name: &str,
+        request: MemoryRequest,
+        adapters: &[Adapter],
+        broken: &str,
+        images: Option<&PlanImages<'_>>,
+    ) -> (Vec<String>, Result<OpenedDevice, Error>) {
         let opened = RefCell::new(Vec::new());
         let selector = DeviceSelector {
             graphics: true,
@@ -356,10 +425,45 @@ mod tests {
                 let options = DeviceOptions::default().threads(1).id(id);
                 moeflux_compute::open(&options).map_err(Error::at(|| name))
             },
+            images,
             text_loaded: &|| (),
         };
-        let chosen = selector.choose(&tales(), &request, name).map(|o| o.chosen);
+        let chosen = selector.choose(&tales(), &request, name);
         (opened.into_inner(), chosen)
+    }
+
+    #[test]
+    fn the_vision_tower_is_on_the_card_unless_it_costs_many_experts() {
+        let card = [adapter(0, AdapterKind::Discrete, None)];
+        let (budget, context, marks) = (4 << 30, Some(64), Some(0));
+        let request =
+            MemoryRequest { budget: Some(budget), context, marks, ..MemoryRequest::default() };
+        let plan = choose_with_images("auto", request, &card, "", None).1.unwrap().plan;
+        let (all, slots) = (plan.fastest().total(), plan.bytes(LineName::Slots));
+        let free = budget - all;
+        let tower = |name: &str, on_card: u64| {
+            let images = |name: &str| -> Result<_, Error> {
+                let on_card = if name == "cpu" { 0 } else { on_card };
+                Ok(ImageMemory { card: on_card, ..ImageMemory::default() })
+            };
+            let (opened, chosen) = choose_with_images(name, request, &card, "", Some(&images));
+            let on_card = opened.last().is_some_and(|name| name.starts_with("gpu"));
+            (on_card, chosen.map(|opened| opened.chosen.images))
+        };
+        let auto = |on_card| {
+            let (on_card, images) = tower("auto", on_card);
+            assert!(on_card);
+            images.unwrap()
+        };
+        // The process may grow meanwhile.
+        assert_eq!(auto(free - slots / 2).as_deref(), Some("gpu:0"));
+        assert_eq!(auto(free + slots / 4 * 3).as_deref(), Some("cpu"));
+        assert_eq!(auto(budget).as_deref(), Some("cpu"));
+        assert_eq!(tower("cpu", 0).1.unwrap().as_deref(), Some("cpu"));
+        // A card that was asked for has the tower.
+        assert_eq!(tower("gpu", free + slots / 2).1.unwrap().as_deref(), Some("gpu"));
+        assert!(tower("gpu", budget).1.is_err());
+        assert_eq!(choose("auto", request, &card, "").1.unwrap().images, None);
     }
 
     #[test]

@@ -17,6 +17,17 @@ pub struct ImageMemory {
     pub host: u64,
     /// On the first card.
     pub card: u64,
+    /// Rows of a token, on the host.
+    pub token_rows: u64,
+    /// Maximum of the rows of all prompts, on the host.
+    pub max_rows: u64,
+}
+
+impl ImageMemory {
+    /// Rows of prompts, which are no longer than `context`.
+    pub(crate) fn rows(&self, context: usize) -> u64 {
+        self.token_rows.saturating_mul(context as u64).min(self.max_rows)
+    }
 }
 
 /// Limits and sizes that the plan has to respect.

@@ -244,7 +244,8 @@ impl MemoryPlan {
             if request.grammars {
                 host.push(LineName::Grammars, grammar_bytes(blueprint.vocab));
             }
-            let ImageMemory { host: on_host, card: on_card } = request.images;
+            let ImageMemory { host: on_host, card: on_card, .. } = request.images;
+            let on_host = on_host.saturating_add(request.images.rows(context));
             if on_host > 0 {
                 host.push(LineName::Images, page_align(on_host));
             }

@@ -20,7 +20,7 @@ use moeflux_model::{
 use moeflux_sampling::EndTokens;
 
 #[cfg(feature = "vision")]
-use crate::vision::{ImageEncoder, ImageOptions};
+use crate::vision::{EngineImages, ImageEncoder, ImageOptions};
 use crate::{
     experts::{
         cache::{CacheTiers, ExpertCache, SlotAccess},
@@ -41,7 +41,7 @@ use crate::{
         use_window::UseWindow,
     },
     runtime::{
-        device::{ChosenDevice, OpenedDevice, WrapDevice, open_device},
+        device::{ChosenDevice, DeviceRequest, OpenedDevice, WrapDevice, open_device},
         draft_head::DraftLimits,
         expert_placing::ExpertPlacing,
         forward::{Model, StepSize},
@@ -225,29 +225,20 @@ impl Engine {
         options.draft.attach_head(&checkpoint, &mut blueprint)?;
         let mut notes = Vec::new();
         #[cfg(feature = "vision")]
-        let images = match options.images.take().filter(|_| blueprint.images.is_some()) {
-            Some(images) => match ImageEncoder::open(&checkpoint, images) {
-                // The model answers text without its tower.
-                Err(
-                    error @ (Error::File { .. } | Error::Checkpoint { .. } | Error::Tensor { .. }),
-                ) => {
-                    notes.push(format!("takes no images: {error}"));
-                    None
-                }
-                opened => opened?,
-            },
-            None => None,
-        };
+        let images = options.images.take().filter(|_| blueprint.images.is_some());
         #[cfg(feature = "vision")]
-        if let Some(images) = &images {
-            options.memory.images = images.planned();
-        }
+        let images = images.map(|options| EngineImages::new(&checkpoint, options));
         checkpoint.expect_dense(&blueprint);
         let options = if is_arriving { options.for_arriving() } else { options };
         let wrap = options.wrap_device.as_ref();
+        let asked = DeviceRequest::of_text(&options.device, wrap);
+        #[cfg(feature = "vision")]
+        let plan_images = images.as_ref().map(|images| |device: &str| images.plan(device));
+        #[cfg(feature = "vision")]
+        let asked = DeviceRequest { images: plan_images.as_ref().map(|plan| plan as _), ..asked };
         let memory = options.memory.drafts(options.draft.max()).on_path(options.device.exact);
         let request = memory.with_reader(&checkpoint, &blueprint, &options.reads);
-        let open = |model: &_| open_device(&checkpoint, model, &request, &options.device, wrap);
+        let open = |model: &_| open_device(&checkpoint, model, &request, &asked);
         let mut opened = open(&blueprint);
         // A head is not worth more memory than the budget has.
         if matches!(opened, Err(Error::Plan(_))) && options.draft == DraftMode::Auto {
@@ -255,6 +246,16 @@ impl Engine {
             opened = open(&blueprint);
         }
         let (mut text, OpenedDevice { mut device, mut plan, chosen }) = opened?;
+        #[cfg(feature = "vision")]
+        let images = images.map(|images| images.chosen(chosen.images.as_deref()));
+        #[cfg(feature = "vision")]
+        let images = images.and_then(|images| match images {
+            Ok(images) => images,
+            Err(problem) => {
+                notes.push(format!("takes no images: {problem}"));
+                None
+            }
+        });
         text.limit_prompts(plan.context);
         text.set_grammar_room(plan.bytes(LineName::Grammars));
         let pages = plan.page_cache(options.reads.access, &checkpoint, &blueprint);

@@ -9,7 +9,7 @@ use moeflux_model::{
 use crate::{
     experts::PlacementOptions,
     runtime::{
-        device::{ChosenDevice, OpenedDevice, WrapDevice, open_device},
+        device::{ChosenDevice, DeviceRequest, OpenedDevice, WrapDevice, open_device},
         model_text::ModelText,
         plan::{MemoryPlan, MemoryRequest},
     },
@@ -37,7 +37,8 @@ impl<'a> Planner<'a> {
     ) -> Result<Self, Error> {
         // A budget large enough for every model. The real one follows in [`Planner::plan`].
         let request = MemoryRequest { budget: Some(1 << 52), ..MemoryRequest::default() };
-        let (_text, opened) = open_device(checkpoint, blueprint, &request, device, wrap)?;
+        let asked = DeviceRequest::of_text(device, wrap);
+        let (_text, opened) = open_device(checkpoint, blueprint, &request, &asked)?;
         Ok(Self { blueprint, opened, _text })
     }
 

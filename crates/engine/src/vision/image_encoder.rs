@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use moeflux_base::Error;
+use moeflux_base::{Error, SessionError};
 use moeflux_model::checkpoint::Checkpoint;
 use moeflux_vision::{ImageData, ImageLimits, PixelValues, Processor};
 
@@ -19,10 +19,17 @@ use super::{
 };
 use crate::runtime::{ImageMemory, ImageRows, control::StepControl};
 
-/// Default of [`ImageOptions::max_tokens`] where a processor computes the tower, and where a card
-/// does.
-const PROCESSOR_TOKENS: u32 = 256;
-const CARD_TOKENS: u32 = 4_096;
+/// Defaults that depend on the device of the tower.
+struct DeviceDefaults {
+    max_tokens: u32,
+    cache_bytes: u64,
+}
+
+const ON_PROCESSOR: DeviceDefaults = DeviceDefaults { max_tokens: 256, cache_bytes: 64 << 20 };
+const ON_CARD: DeviceDefaults = DeviceDefaults { max_tokens: 4_096, cache_bytes: 256 << 20 };
+
+/// Default of [`ImageOptions::row_bytes`], unless an image needs more.
+const ROW_BYTES: u64 = 256 << 20;
 
 /// Time after which a call that waits for the tower looks whether it is cancelled.
 const POLL: Duration = Duration::from_millis(50);
@@ -77,13 +84,15 @@ impl ImageEncoder {
         checkpoint: &Arc<Checkpoint>,
         options: ImageOptions,
     ) -> Result<Option<Self>, Error> {
-        let ImageOptions { max_tokens, cache_bytes, resident: is_resident, .. } = options;
+        let ImageOptions { max_tokens, cache_bytes, row_bytes, resident: is_resident, .. } =
+            options;
         let Some(mut tower) = VisionTower::open(checkpoint, options)? else {
             return Ok(None);
         };
         let processor = Processor::open(checkpoint.folder())?;
-        let default = if tower.is_on_card() { CARD_TOKENS } else { PROCESSOR_TOKENS };
-        let max_tokens = max_tokens.unwrap_or(default).min(processor.max_tokens());
+        let defaults = if tower.is_on_card() { ON_CARD } else { ON_PROCESSOR };
+        let max_tokens = max_tokens.unwrap_or(defaults.max_tokens).min(processor.max_tokens());
+        let cache_bytes = cache_bytes.unwrap_or(defaults.cache_bytes);
         let form = tower.patch_form();
         let patches = (max_tokens as usize).saturating_mul(form.merge * form.merge);
         tower.reserve(patches);
@@ -93,7 +102,11 @@ impl ImageEncoder {
         let pictures = limits.max_alloc.max(2 * 3 * limits.max_pixels);
         let values = patches.saturating_mul(form.width * size_of::<f32>()) as u64;
         let decoded = pictures.saturating_add(values.saturating_mul(2));
-        let memory = VisionMemory { cache: cache_bytes, decoded, ..tower.memory(patches)? };
+        let token_rows = tower.token_rows();
+        let of_image = token_rows.saturating_mul(max_tokens.into());
+        let max_rows = row_bytes.unwrap_or(ROW_BYTES.max(of_image));
+        let of_tower = tower.memory(patches)?;
+        let memory = VisionMemory { cache: cache_bytes, token_rows, max_rows, decoded, ..of_tower };
         let planned = memory.planned(is_resident, tower.is_on_card());
         let state = EncoderState {
             tower: Some(tower),
@@ -118,6 +131,32 @@ impl ImageEncoder {
     /// The same as the memory plan has it.
     pub(crate) fn planned(&self) -> ImageMemory {
         self.planned
+    }
+
+    /// Bytes of rows of images of prompts that wait or whose images are not computed yet, for which
+    /// the plan of an engine with `context` positions has room.
+    pub fn row_room(&self, context: usize) -> u64 {
+        self.planned.rows(context)
+    }
+
+    /// Bytes of the rows of images of a prompt, where equal ones share theirs: digest and tokens of
+    /// each.
+    ///
+    /// # Errors
+    /// [`SessionError::ImageRows`] if they are more than [`ImageEncoder::row_room`] for `context`.
+    pub fn row_bytes(
+        &self,
+        images: impl IntoIterator<Item = ([u8; 32], usize)>,
+        context: usize,
+    ) -> Result<u64, Error> {
+        let tokens: HashMap<[u8; 32], usize> = images.into_iter().collect();
+        let tokens = tokens.into_values().fold(0, usize::saturating_add);
+        let (bytes, room) =
+            (self.memory.token_rows.saturating_mul(tokens as u64), self.row_room(context));
+        match bytes <= room {
+            true => Ok(bytes),
+            false => Err(SessionError::ImageRows { bytes, room }.into()),
+        }
     }
 
     /// Counters since the encoder was opened.
@@ -314,6 +353,27 @@ mod tests {
     use moeflux_vision::ImageSize;
 
     use super::*;
+
+    #[test]
+    fn equal_images_of_a_prompt_have_their_rows_once() {
+        let folder =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../moeflux/tests/data/vision/qwen3_5_moe");
+        let checkpoint = Arc::new(Checkpoint::open(&folder).unwrap());
+        let open =
+            |options: ImageOptions| ImageEncoder::open(&checkpoint, options).unwrap().unwrap();
+        let encoder = open(ImageOptions::default().row_bytes(100_000));
+        let of_token = encoder.memory().token_rows;
+        assert!(of_token > 0 && encoder.row_room(2) == 2 * of_token);
+        assert_eq!(encoder.row_room(usize::MAX), 100_000);
+        let images = [([1; 32], 7), ([2; 32], 5), ([1; 32], 7)];
+        assert_eq!(encoder.row_bytes(images, 12).unwrap(), 12 * of_token);
+        let error = encoder.row_bytes(images, 11).unwrap_err();
+        let (bytes, room) = (12 * of_token, 11 * of_token);
+        assert!(matches!(error, Error::Session(e) if e == SessionError::ImageRows { bytes, room }));
+        // By default there is room for an image of the maximum size.
+        let encoder = open(ImageOptions::default().max_tokens(u32::MAX));
+        assert!(encoder.row_room(usize::MAX) >= of_token * u64::from(encoder.max_tokens()));
+    }
 
     /// Without a cache, rows are still there for calls that began before they were computed.
     #[test]

@@ -94,6 +94,12 @@ impl VisionTower {
         self.reserved_patches = patches;
     }
 
+    /// Bytes of the rows of a token.
+    pub(super) fn token_rows(&self) -> u64 {
+        let VisionBlueprint { out, deepstack, .. } = &self.blueprint;
+        f32_bytes(out.saturating_mul(1 + deepstack.len()))
+    }
+
     /// Form of the images that the tower takes.
     pub(super) fn patch_form(&self) -> PatchForm {
         let VisionBlueprint { patch, merge, ref embedding, .. } = self.blueprint;
@@ -117,8 +123,7 @@ impl VisionTower {
             weights_in_passing: held.saturating_add(self.ahead_bytes() as u64),
             weights,
             activations_at_max_tokens: buffers.saturating_add(of_host),
-            cache: 0,
-            decoded: 0,
+            ..VisionMemory::default()
         })
     }
 

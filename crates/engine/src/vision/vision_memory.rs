@@ -18,6 +18,10 @@ pub struct VisionMemory {
     pub activations_at_max_tokens: u64,
     /// Maximum of the embedding cache, on the host.
     pub cache: u64,
+    /// Rows of a token, on the host.
+    pub token_rows: u64,
+    /// Maximum of the rows of prompts that are not computed yet, on the host.
+    pub max_rows: u64,
     /// Decoded image of the maximum size, and its values for the tower, on the host.
     pub decoded: u64,
 }
@@ -28,9 +32,10 @@ impl VisionMemory {
         let weights = if is_resident { self.weights } else { self.weights_in_passing };
         let tower = weights.saturating_add(self.activations_at_max_tokens);
         let kept = self.cache.saturating_add(self.decoded);
-        match is_on_card {
-            true => ImageMemory { host: kept, card: tower },
-            false => ImageMemory { host: kept.saturating_add(tower), card: 0 },
-        }
+        let (host, card) = match is_on_card {
+            true => (kept, tower),
+            false => (kept.saturating_add(tower), 0),
+        };
+        ImageMemory { host, card, token_rows: self.token_rows, max_rows: self.max_rows }
     }
 }

@@ -108,7 +108,7 @@ impl Card {
             let asked = Arc::clone(&asked);
             Box::new(Wrapped { inner, card: self, asked, on_host: Vec::new(), copies: Vec::new() })
         };
-        (Box::new(wrap), seen)
+        (Arc::new(wrap), seen)
     }
 }
 

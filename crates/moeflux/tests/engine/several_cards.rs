@@ -38,7 +38,7 @@ type Cards = Vec<Arc<Mutex<Asked>>>;
 fn wrap(cards: &[Card]) -> (WrapDevice, Cards) {
     let (wraps, asked): (Vec<WrapDevice>, Cards) = cards.iter().map(|card| card.wrap()).unzip();
     let opened = AtomicUsize::new(0);
-    (Box::new(move |card| wraps[opened.fetch_add(1, Relaxed) % wraps.len()](card)), asked)
+    (Arc::new(move |card| wraps[opened.fetch_add(1, Relaxed) % wraps.len()](card)), asked)
 }
 
 fn copies() -> Card {

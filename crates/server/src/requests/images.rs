@@ -129,6 +129,11 @@ impl ImageTable {
         self
     }
 
+    /// Whether there are files.
+    pub(crate) fn has_files(&self) -> bool {
+        !self.files.is_empty()
+    }
+
     /// Whether files are yet to be fetched.
     pub(crate) fn has_addresses(&self) -> bool {
         !self.addresses.is_empty()

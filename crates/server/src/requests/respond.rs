@@ -188,17 +188,19 @@ pub(crate) async fn answer_body<E: Encoder>(
             let Asked { ask, encoder, cancelled } = read(&model, &body.fields()?)?;
             let prompts = Vec::new();
             let mut request = Box::new(ReadRequest { model, ask, encoder, cancelled, prompts });
-            match request.ask.images().has_addresses() {
-                true => Ok(Stage::WithAddresses(request, body)),
+            let images = request.ask.images();
+            match images.has_addresses() || images.has_files() && !body.takes_turn() {
+                true => Ok(Stage::BeforeImages(request, body)),
                 false => request.render(body),
             }
         };
         let mut stage = body.read(&app.bodies, read).await?;
         loop {
             stage = match stage {
-                Stage::WithAddresses(mut request, mut body) => {
+                Stage::BeforeImages(mut request, mut body) => {
                     let ReadRequest { ask, model, .. } = &mut *request;
                     app.fetches.fetch(ask.images(), model, &mut body, &app.bodies).await?;
+                    body.take_turn();
                     body.read(&app.bodies, |body| request.render(body)).await?
                 }
                 Stage::WithImages(request, room) => {
@@ -256,11 +258,15 @@ impl<E: Encoder> ReadRequest<E> {
         }
     }
 
-    /// Computes its images, each in a turn of the vision tower unless its rows are kept.
+    /// Computes its images, each in a turn of the vision tower unless its rows are kept. They have
+    /// room until its prompts are computed.
     ///
     /// # Errors
-    /// The tower failed.
+    /// They take more room than there is, or the tower failed.
     async fn see(mut self: Box<Self>) -> Result<Box<Self>, ApiError> {
+        let files = self.prompts.iter().flat_map(|prompt| &prompt.files);
+        let placed: Vec<_> = files.map(|file| file.placed).collect();
+        let room = Arc::new(self.model.row_room(placed.into_iter()).await?);
         for i in 0..self.prompts.len() {
             for file in mem::take(&mut self.prompts[i].files) {
                 let PlacedImage { place, digest, .. } = file.placed;
@@ -280,6 +286,7 @@ impl<E: Encoder> ReadRequest<E> {
                 };
                 self.prompts[i].images.push(place, digest, rows);
             }
+            self.prompts[i].images.hold(Arc::<OwnedSemaphorePermit>::clone(&room));
         }
         Ok(self)
     }
@@ -296,8 +303,9 @@ impl<E: Encoder> ReadRequest<E> {
 
 /// Request after its body was read.
 enum Stage<E> {
-    /// Images are yet to be fetched.
-    WithAddresses(Box<ReadRequest<E>>, JsonBody),
+    /// Images are yet to be fetched, or come from an earlier response and are yet to be decoded in
+    /// a turn.
+    BeforeImages(Box<ReadRequest<E>>, JsonBody),
     /// Its images are yet to be computed. Their files take this room.
     WithImages(Box<ReadRequest<E>>, Option<OwnedSemaphorePermit>),
     Submitted(Submitted<E>),

@@ -294,10 +294,20 @@ impl JsonBody {
         Fields::of_body(self.text.value())
     }
 
+    /// Whether it is read in a turn.
+    pub(crate) fn takes_turn(&self) -> bool {
+        self.size.bytes > SMALL_BODY
+    }
+
+    /// Has it read in a turn, as its images are decoded there.
+    pub(crate) fn take_turn(&mut self) {
+        self.size.bytes = self.size.bytes.max(SMALL_BODY + 1);
+    }
+
     /// Holds the room of a file that belongs to it. Returns the bytes of all its room.
     pub(crate) fn add_room(&mut self, more: OwnedSemaphorePermit) -> usize {
-        // Its image is decoded in a turn.
-        self.size.bytes = self.size.bytes.max(SMALL_BODY) + more.num_permits();
+        self.take_turn();
+        self.size.bytes += more.num_permits();
         let Some(room) = &mut self.room else {
             return self.room.insert(more).num_permits();
         };
@@ -339,7 +349,7 @@ fn reading(text: &JsonText, client: ClientId) -> WorkSize {
         has_images |= images > 0;
     }
     if has_images {
-        // Small files may have many pixels, which are decoded in a turn.
+        // Small files may have many pixels.
         size.bytes = size.bytes.max(SMALL_BODY + 1);
     }
     size

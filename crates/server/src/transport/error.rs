@@ -284,6 +284,7 @@ impl From<&Error> for ApiError {
             Error::Session(SessionError::PromptTooLong { tokens, context }) => {
                 Self::context_at_least(*tokens, *context)
             }
+            Error::Session(SessionError::ImageRows { .. }) => Self::body(message),
             Error::Grammar(GrammarError::Busy) => Self::new(ErrorKind::Busy, message),
             Error::Grammar(_) => Self::body(message),
             _ => Self::internal(message),

@@ -262,6 +262,13 @@ fn picture(name: &str) -> Vec<u8> {
 
 /// A server of a model with a vision tower, with a function that fetches.
 fn seeing(fetch: impl Fn(&str) -> Result<Vec<u8>, String> + Send + Sync + 'static) -> TestServer {
+    seeing_with(ImageOptions::default(), fetch)
+}
+
+fn seeing_with(
+    images: ImageOptions,
+    fetch: impl Fn(&str) -> Result<Vec<u8>, String> + Send + Sync + 'static,
+) -> TestServer {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../moeflux/tests/data");
     let folder = tempfile::tempdir().unwrap();
     for name in ["config.json", "model.safetensors", "preprocessor_config.json"] {
@@ -284,7 +291,7 @@ fn seeing(fetch: impl Fn(&str) -> Result<Vec<u8>, String> + Send + Sync + 'stati
     fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
     let device = DeviceOptions::default().name("cpu").threads(1).exact(true);
     let memory = MemoryRequest::default().sessions(2).context(256);
-    let images = ImageOptions::default().device(device.clone());
+    let images = images.device(device.clone());
     let options = EngineOptions::default().memory(memory).device(device).images(images);
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
     let engine = Engine::open(checkpoint, options, &mut |_, _| {}).unwrap();
@@ -377,6 +384,39 @@ fn the_order_of_images_makes_another_prompt() {
     let (first, second) = (logprobs(order), logprobs(swapped));
     assert!(first.is_array() && first != second, "{first}");
     assert_eq!((logprobs(order), logprobs(swapped)), (first, second));
+}
+
+/// Rows of an image have room until its prompt is computed, not until the answer's end.
+#[test]
+fn images_wait_for_room_of_their_rows() {
+    // Rows of an image of 12 tokens: 64 values and two rows for DeepStack each.
+    let room = ImageOptions::default().row_bytes(12 * 3 * 64 * 4);
+    let server = seeing_with(room, |url| Ok(picture(url.rsplit('/').next().unwrap())));
+    let path = "/v1/chat/completions";
+    let image = |name: &str| {
+        let url = format!("https://a.example/{name}");
+        json!({"type": "image_url", "image_url": url})
+    };
+    let both = parts(&json!([image("gradient.png"), image("rgb16.png")]));
+    let message = refused(path, &post(&server, path, &both));
+    assert!(message.starts_with("the images of the prompt take 1 MiB, the memory"), "{message}");
+    assert!(message.ends_with("or give --image-memory"), "{message}");
+    // The same image twice has its rows once.
+    let twice = parts(&json!([image("gradient.png"), image("gradient.png")]));
+    thread::scope(|scope| {
+        let ask = |body: &Value| {
+            let mut body = body.clone();
+            body["max_tokens"] = 40.into();
+            let server = &server;
+            scope.spawn(move || post(server, path, &body))
+        };
+        let one = |name| parts(&json!([image(name)]));
+        let asked = [twice.clone(), one("rgb16.png"), one("gradient.png"), twice.clone()];
+        for reply in asked.map(|body| ask(&body)) {
+            let reply = reply.join().unwrap();
+            assert_eq!(reply.status, 200, "{}", reply.body);
+        }
+    });
 }
 
 /// Number of fetches, which wait for an end.

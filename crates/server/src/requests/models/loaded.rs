@@ -49,6 +49,13 @@ pub(crate) struct AnswerOptions {
 /// Maximum number of images that are known by their files.
 const KNOWN_IMAGES: usize = 256;
 
+/// Bytes in which room for rows of images is counted.
+const ROOM_UNIT: u64 = 1 << 10;
+
+fn room_units(bytes: u64) -> u32 {
+    u32::try_from(bytes.div_ceil(ROOM_UNIT)).unwrap_or(u32::MAX)
+}
+
 /// Image of a file that was read before.
 struct KnownImage {
     file: ImageDigest,
@@ -100,6 +107,8 @@ pub(crate) struct ServedModel {
     decoding: Mutex<()>,
     /// Held while the vision tower computes an image.
     tower: Arc<Semaphore>,
+    /// Room for the rows of images of prompts that are not computed yet, in [`ROOM_UNIT`]s.
+    row_room: Arc<Semaphore>,
     pub(crate) options: AnswerOptions,
 }
 
@@ -126,6 +135,8 @@ impl ServedModel {
             None => String::new(),
         };
         let turns = Arc::new(TurnMemory::new(model, turn_folder));
+        let context = core.engine().plan().context;
+        let row_room = core.engine().images().map_or(0, |images| images.row_room(context));
         Ok(Self {
             core,
             name: name.to_owned(),
@@ -135,6 +146,7 @@ impl ServedModel {
             known_images: Mutex::default(),
             decoding: Mutex::default(),
             tower: Arc::new(Semaphore::new(1)),
+            row_room: Arc::new(Semaphore::new(room_units(row_room) as usize)),
             options,
         })
     }
@@ -181,6 +193,21 @@ impl ServedModel {
     /// Encoder of its images, if it has a vision tower.
     fn encoder(&self) -> Option<&ImageEncoder> {
         self.core.engine().images()
+    }
+
+    /// Waits until there is room for the rows of the images of a request.
+    ///
+    /// # Errors
+    /// They take more than all of it.
+    pub(crate) async fn row_room(
+        &self,
+        images: impl Iterator<Item = PlacedImage>,
+    ) -> Result<OwnedSemaphorePermit, ApiError> {
+        let encoder = self.encoder().ok_or_else(|| ApiError::internal("no vision tower"))?;
+        let images = images.map(|image| (image.digest, image.tokens));
+        let units = room_units(encoder.row_bytes(images, self.context())?);
+        let room = Arc::clone(&self.row_room).acquire_many_owned(units).await;
+        room.map_err(|_| ApiError::internal("the room for images is closed"))
     }
 
     /// Waits until no other request uses the vision tower.
