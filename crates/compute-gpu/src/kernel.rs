@@ -531,6 +531,7 @@ pub(super) mod tests {
             &ops::qk_norm_rope::QK_NORM_ROPE,
             &ops::segment_attention::SEGMENT_ATTENTION,
             &ops::segment_attention::SEGMENT_COOPERATIVE,
+            &ops::segment_attention::SEGMENT_F16,
             &ops::matmul::EMBED,
             &ops::matmul::GEMV_ANY,
             &ops::norm::NORM,

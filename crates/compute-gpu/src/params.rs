@@ -604,6 +604,27 @@ params! {
         scale: f32,
     }
 
+    /// `attention/segment_f16.wgsl`.
+    struct SegmentF16Params {
+        k: ViewParams,
+        v: ViewParams,
+        heads: u32,
+        values: u32,
+        words: u32,
+    }
+
+    /// `attention/segment_cooperative.wgsl`.
+    struct SegmentCooperativeParams {
+        q: ViewParams,
+        out: ViewParams,
+        values: u32,
+        table: u32,
+        tiles: u32,
+        heads: u32,
+        group: u32,
+        scale: f32,
+    }
+
     /// `elementwise/scatter_rows.wgsl`.
     struct ScatterRowsParams {
         x: ViewParams,

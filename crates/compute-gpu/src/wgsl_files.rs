@@ -29,6 +29,7 @@ pub(super) const FILES: &[(&str, &str)] = files![
     "attention/row_table",
     "attention/segment_attention",
     "attention/segment_cooperative",
+    "attention/segment_f16",
     "attention/softmax",
     "attention/span_tiles",
     "attention/sum8_memory",

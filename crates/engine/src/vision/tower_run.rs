@@ -214,6 +214,9 @@ impl TowerRun<'_> {
 /// Values of the first frame of each patch: one image stands for all frames.
 fn first_frames(image: &PixelValues, frames: usize) -> Vec<f32> {
     let frame = image.width / (3 * frames);
-    let channels = image.values.chunks_exact(frames * frame);
-    channels.flat_map(|channel| &channel[..frame]).copied().collect()
+    let mut values = Vec::with_capacity(image.values.len() / frames);
+    for channel in image.values.chunks_exact(frames * frame) {
+        values.extend_from_slice(&channel[..frame]);
+    }
+    values
 }

@@ -13,11 +13,13 @@
 // constants: K_WIDTH, QUERIES, V_WIDTH, WG
 
 struct Params {
-    q: View, k: View, v: View, out: View,
+    q: View, out: View, values: u32,
     table: u32, tiles: u32, heads: u32, group: u32, scale: f32,
 }
 var<immediate> p: Params;
 @group(0) @binding(1) var<storage, read> words: array<u32>;
+// Keys and values of segment_f16.wgsl.
+@group(0) @binding(2) var<storage, read> kv: array<vec4<f16>>;
 
 alias Vec4 = vec4<f16>;
 alias MatA = coop_mat16x16<f16, A>;
@@ -52,10 +54,13 @@ var<workgroup> segment_rows: u32;
 // Vectors of K and V that a thread has loaded for the next tile.
 var<private> loaded_k: array<Vec4, K_LOADS>;
 var<private> loaded_v: array<Vec4, V_LOADS>;
-// Elements of the first row of the head: of the tile's queries, and of the segment.
+// Elements of the first row of the head: of the tile's queries, and vectors of the segment.
 var<private> q_start: u32;
 var<private> k_start: u32;
 var<private> v_start: u32;
+// Vectors between rows of all heads.
+var<private> k_pitch: u32;
+var<private> v_pitch: u32;
 var<private> out_start: u32;
 // Queries of the tile.
 var<private> queries: u32;
@@ -76,8 +81,11 @@ fn main(
     let first_row = words[entry];
     let first = words[entry + 2u];
     q_start = p.q.offset + head * p.q.head_stride + (first_row + first) * p.q.row_stride;
-    k_start = p.k.offset + head / p.group * p.k.head_stride + first_row * p.k.row_stride;
-    v_start = p.v.offset + head / p.group * p.v.head_stride + first_row * p.v.row_stride;
+    let kv_heads = p.heads / p.group;
+    k_pitch = kv_heads * K_WIDTH / 4u;
+    v_pitch = kv_heads * V_WIDTH / 4u;
+    k_start = first_row * k_pitch + head / p.group * (K_WIDTH / 4u);
+    v_start = p.values / 2u + first_row * v_pitch + head / p.group * (V_WIDTH / 4u);
     out_start = p.out.offset + head * p.out.head_stride + (first_row + first) * p.out.row_stride;
     queries = min(rows - first, QUERIES);
 
@@ -337,8 +345,8 @@ fn load_tile(tile: u32, end: u32, index: u32) {
         let i = index + j * WG;
         let key = tile + i / K_VECS;
         loaded_k[j] = Vec4();
-        if (i < TILE_KEYS * K_VECS && key < end) {
-            loaded_k[j] = elements(k_start + key * p.k.row_stride, i % K_VECS * 4u, K_WIDTH);
+        if (i < TILE_KEYS * K_VECS && key < end && i % K_VECS < K_WIDTH / 4u) {
+            loaded_k[j] = kv[k_start + key * k_pitch + i % K_VECS];
         }
     }
     // @unroll
@@ -346,8 +354,8 @@ fn load_tile(tile: u32, end: u32, index: u32) {
         let i = index + j * WG;
         let key = tile + i / V_VECS;
         loaded_v[j] = Vec4();
-        if (i < TILE_KEYS * V_VECS && key < end) {
-            loaded_v[j] = elements(v_start + key * p.v.row_stride, i % V_VECS * 4u, V_WIDTH);
+        if (i < TILE_KEYS * V_VECS && key < end && i % V_VECS < V_WIDTH / 4u) {
+            loaded_v[j] = kv[v_start + key * v_pitch + i % V_VECS];
         }
     }
 }
