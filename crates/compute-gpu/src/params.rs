@@ -591,7 +591,7 @@ params! {
         zero: u32,
     }
 
-    /// `attention/segment_attention.wgsl`.
+    /// `attention/segment_attention.wgsl` and `attention/segment_cooperative.wgsl`.
     struct SegmentAttentionParams {
         q: ViewParams,
         k: ViewParams,
@@ -609,20 +609,7 @@ params! {
         k: ViewParams,
         v: ViewParams,
         heads: u32,
-        values: u32,
         words: u32,
-    }
-
-    /// `attention/segment_cooperative.wgsl`.
-    struct SegmentCooperativeParams {
-        q: ViewParams,
-        out: ViewParams,
-        values: u32,
-        table: u32,
-        tiles: u32,
-        heads: u32,
-        group: u32,
-        scale: f32,
     }
 
     /// `elementwise/scatter_rows.wgsl`.

@@ -6,7 +6,7 @@ use moeflux_compute::DeviceOptions;
 use crate::runtime::WrapDevice;
 
 /// Options of [`ImageEncoder::open`](crate::vision::ImageEncoder::open).
-#[derive(Clone)]
+#[derive(Clone, Default)]
 #[non_exhaustive]
 pub struct ImageOptions {
     /// Device of the vision tower, its threads and exactness. Without a name: the device of the
@@ -28,19 +28,6 @@ pub struct ImageOptions {
     pub resident: bool,
     /// Wraps each device that computes the tower; for tests that limit or observe it.
     pub wrap_device: Option<WrapDevice>,
-}
-
-impl Default for ImageOptions {
-    fn default() -> Self {
-        Self {
-            device: DeviceOptions::default(),
-            max_tokens: None,
-            cache_bytes: None,
-            row_bytes: None,
-            resident: false,
-            wrap_device: None,
-        }
-    }
 }
 
 setters!(ImageOptions {

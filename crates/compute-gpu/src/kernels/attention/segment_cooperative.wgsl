@@ -13,7 +13,7 @@
 // constants: K_WIDTH, QUERIES, V_WIDTH, WG
 
 struct Params {
-    q: View, out: View, values: u32,
+    q: View, k: View, v: View, out: View,
     table: u32, tiles: u32, heads: u32, group: u32, scale: f32,
 }
 var<immediate> p: Params;
@@ -58,9 +58,8 @@ var<private> loaded_v: array<Vec4, V_LOADS>;
 var<private> q_start: u32;
 var<private> k_start: u32;
 var<private> v_start: u32;
-// Vectors between rows of all heads.
-var<private> k_pitch: u32;
-var<private> v_pitch: u32;
+// Vectors between rows of keys and values.
+var<private> kv_pitch: u32;
 var<private> out_start: u32;
 // Queries of the tile.
 var<private> queries: u32;
@@ -82,10 +81,9 @@ fn main(
     let first = words[entry + 2u];
     q_start = p.q.offset + head * p.q.head_stride + (first_row + first) * p.q.row_stride;
     let kv_heads = p.heads / p.group;
-    k_pitch = kv_heads * K_WIDTH / 4u;
-    v_pitch = kv_heads * V_WIDTH / 4u;
-    k_start = first_row * k_pitch + head / p.group * (K_WIDTH / 4u);
-    v_start = p.values / 2u + first_row * v_pitch + head / p.group * (V_WIDTH / 4u);
+    kv_pitch = kv_heads * (K_WIDTH + V_WIDTH) / 4u;
+    k_start = first_row * kv_pitch + head / p.group * (K_WIDTH / 4u);
+    v_start = first_row * kv_pitch + kv_heads * (K_WIDTH / 4u) + head / p.group * (V_WIDTH / 4u);
     out_start = p.out.offset + head * p.out.head_stride + (first_row + first) * p.out.row_stride;
     queries = min(rows - first, QUERIES);
 
@@ -346,7 +344,7 @@ fn load_tile(tile: u32, end: u32, index: u32) {
         let key = tile + i / K_VECS;
         loaded_k[j] = Vec4();
         if (i < TILE_KEYS * K_VECS && key < end && i % K_VECS < K_WIDTH / 4u) {
-            loaded_k[j] = kv[k_start + key * k_pitch + i % K_VECS];
+            loaded_k[j] = kv[k_start + key * kv_pitch + i % K_VECS];
         }
     }
     // @unroll
@@ -355,7 +353,7 @@ fn load_tile(tile: u32, end: u32, index: u32) {
         let key = tile + i / V_VECS;
         loaded_v[j] = Vec4();
         if (i < TILE_KEYS * V_VECS && key < end && i % V_VECS < V_WIDTH / 4u) {
-            loaded_v[j] = kv[v_start + key * v_pitch + i % V_VECS];
+            loaded_v[j] = kv[v_start + key * kv_pitch + i % V_VECS];
         }
     }
 }
