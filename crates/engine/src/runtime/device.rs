@@ -20,7 +20,7 @@ use crate::{
         card_list::{card_names, open_cards},
         card_speeds::measure_kinds,
         model_text::ModelText,
-        plan::{ImageMemory, MemoryPlan, MemoryRequest, host_budget},
+        plan::{ImageMemory, MemoryPlan, MemoryRequest, counted_process, host_budget},
     },
 };
 
@@ -169,7 +169,8 @@ pub(crate) fn open_device(
 /// Whether a graphics driver will be loaded, and the budget has ample room for it.
 fn loads_driver(name: &str, request: &MemoryRequest) -> bool {
     let system = SystemMemory::now();
-    let has_room = || host_budget(request, &system) >= system.resident + 4 * DRIVER;
+    let has_room =
+        || host_budget(request, &system) >= counted_process(request, &system) + 4 * DRIVER;
     name.starts_with("gpu") || name == "auto" && has_graphics() && has_room()
 }
 
@@ -266,7 +267,7 @@ impl DeviceSelector<'_> {
         // A loaded driver occupies memory for good, so with a small budget adapters are not even
         // enumerated.
         let system = SystemMemory::now();
-        if host_budget(request, &system) < system.resident + DRIVER {
+        if host_budget(request, &system) < counted_process(request, &system) + DRIVER {
             return Err("the memory budget has no room for a graphics driver".into());
         }
         let adapters = (self.adapters)();

@@ -36,6 +36,9 @@ impl ImageMemory {
 pub struct MemoryRequest {
     /// Bytes of host memory; by default a safe share of what the process may use.
     pub budget: Option<u64>,
+    /// Bytes that the process held before it opened the model: a host program's own, which `budget`
+    /// does not count. Default: none, as in the command line.
+    pub beside: u64,
     /// Bytes of the device's own memory, of each card of several; by default 90 % of it less 512
     /// MiB. If the system does not report its size, the same as `budget`. Ignored for devices
     /// without memory of their own.
@@ -99,6 +102,7 @@ pub struct MemoryRequest {
 
 setters!(MemoryRequest {
     budget: impl Into<Option<u64>>,
+    beside: u64,
     device_budget: impl Into<Option<u64>>,
     card_budgets: impl Into<Option<CardBudgets>>,
     card_speeds: impl Into<Option<CardSpeeds>>,

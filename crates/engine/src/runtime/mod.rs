@@ -36,6 +36,7 @@ mod layer_cards;
 pub(super) mod logits_request;
 mod logits_row;
 pub(crate) mod memory_request;
+mod memory_size;
 pub(crate) mod model_text;
 pub(crate) mod non_finite;
 mod open_device;
@@ -62,6 +63,7 @@ pub use device::{ChosenDevice, Devices, WrapDevice};
 pub use image_rows::ImageRows;
 pub use layer::StepObserver;
 pub use logits_request::Logits;
+pub use memory_size::parse_size;
 pub use moeflux_compute::{
     Adapter, AdapterKind, BankPlace, DeviceOptions, KernelTime, KvFormat, PipelineStore,
 };

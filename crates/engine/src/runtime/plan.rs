@@ -607,7 +607,13 @@ impl MemoryPlan {
 /// Limit of the host memory: the requested one, or a safe share of what the process may use.
 pub(crate) fn host_budget(request: &MemoryRequest, system: &SystemMemory) -> u64 {
     let may_use = system.resident + system.available;
-    request.budget.unwrap_or(may_use / SAFE_SHARE.1 * SAFE_SHARE.0)
+    let safe = (may_use / SAFE_SHARE.1 * SAFE_SHARE.0).saturating_sub(request.beside);
+    request.budget.unwrap_or(safe)
+}
+
+/// Bytes of the process that a budget counts.
+pub(crate) fn counted_process(request: &MemoryRequest, system: &SystemMemory) -> u64 {
+    system.resident.saturating_sub(request.beside)
 }
 
 /// Shape of the device's scratch for steps of up to `rows` rows.

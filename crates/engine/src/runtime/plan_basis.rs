@@ -14,7 +14,7 @@ use super::{
     memory_request::MemoryRequest,
     plan::{
         CARD_CHUNK, DEFAULT_CHUNK, DEFAULT_CONTEXT, DEVICE_RESERVE, MIN_CHUNK, PROCESS_RESERVE,
-        host_budget, scratch_bytes, scratch_shape, vector_bytes,
+        counted_process, host_budget, scratch_bytes, scratch_shape, vector_bytes,
     },
 };
 use crate::experts::{
@@ -71,7 +71,7 @@ impl<'a> PlanBasis<'a> {
             return Err(PlanError::ContextTooLong { context, positions }.into());
         }
         let wanted = request.context.unwrap_or(DEFAULT_CONTEXT.min(blueprint.original_positions()));
-        let process = system.resident
+        let process = counted_process(request, &system)
             + PROCESS_RESERVE
             + request
                 .reader

@@ -214,6 +214,8 @@ pub(super) enum Command {
     Submit(Box<Submission>),
     /// A request was cancelled.
     Wake,
+    /// Ends an idle session, and says whether there was one.
+    EndIdle(Sender<bool>),
     /// Accepts no more requests; ends with the last one.
     Stop,
 }
@@ -331,6 +333,15 @@ impl ServingCore {
         let submission = Submission { prompt, request, sink, flags };
         let sent = self.commands.send(Command::Submit(Box::new(submission)));
         sent.map(|()| handle).map_err(|_| Rejected::Stopping)
+    }
+
+    /// Ends the idle session that was not used for the longest time, which makes room for another
+    /// [`Engine::session`] or [`Session::fork`](crate::Session::fork). Its state enters the prefix
+    /// cache, if that has room. Returns false if no session is idle. Waits for the end of a step.
+    pub fn end_idle_session(&self) -> bool {
+        let (ended, receiver) = mpsc::channel();
+        let sent = self.commands.send(Command::EndIdle(ended));
+        sent.is_ok() && receiver.recv().unwrap_or(false)
     }
 
     /// Statistics as of the last step.

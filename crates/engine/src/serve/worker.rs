@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use moeflux_base::Error;
+use moeflux_base::{Error, SessionError};
 use moeflux_compute::Error as ComputeError;
 
 use super::{
@@ -111,10 +111,14 @@ impl Client {
     }
 }
 
-/// Whether a session could not be made because the device failed, not because there are too many.
-fn is_device_failure(error: &Error) -> bool {
-    let Error::Compute { source, .. } = error else { return false };
-    !matches!(source, ComputeError::StatesFull { .. })
+/// Whether no session can be made as long as no request leaves one behind: the device failed, or
+/// sessions outside the serving core have all places.
+fn is_lasting(error: &Error) -> bool {
+    match error {
+        Error::Compute { source, .. } => !matches!(source, ComputeError::StatesFull { .. }),
+        Error::Session(SessionError::TooManySessions { .. }) => true,
+        _ => false,
+    }
 }
 
 /// A session without a request. It keeps its tokens for the next turn.
@@ -218,6 +222,10 @@ impl Worker {
             match received {
                 Ok(Command::Submit(submission)) => self.enqueue(submission),
                 Ok(Command::Wake) => {}
+                Ok(Command::EndIdle(ended)) => {
+                    // A caller that is gone needs no answer.
+                    let _ = ended.send(self.end_idle());
+                }
                 Ok(Command::Stop) => self.is_stopping = true,
                 Err(RecvTimeoutError::Timeout) => return true,
                 Err(RecvTimeoutError::Disconnected) => return false,
@@ -288,8 +296,8 @@ impl Worker {
             };
             let mut session = match self.take_session(reusable) {
                 Ok(session) => session,
-                // No request will leave a session behind, and the device has failed.
-                Err(error) if self.running.is_empty() && is_device_failure(&error) => {
+                // No request will leave a session behind.
+                Err(error) if self.running.is_empty() && is_lasting(&error) => {
                     self.shared.waiting.fetch_sub(1, Ordering::SeqCst);
                     let Submission { sink, flags, .. } = *waiting.submission;
                     self.reject(Client::new(sink, flags), error);
@@ -355,6 +363,16 @@ impl Worker {
             let _ = taken.cache_prefix();
         }
         Ok(taken)
+    }
+
+    /// Ends the idle session that was not used for the longest time. Returns whether there is one.
+    fn end_idle(&mut self) -> bool {
+        let oldest = (0..self.idle.len()).min_by_key(|i| self.idle[*i].used);
+        let Some(oldest) = oldest else { return false };
+        let mut oldest = self.idle.swap_remove(oldest).session;
+        // A state that cannot be kept is computed again.
+        let _ = oldest.cache_prefix();
+        true
     }
 
     fn keep(&mut self, session: Session) {

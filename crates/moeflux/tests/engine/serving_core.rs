@@ -6,7 +6,9 @@ use std::{
 };
 
 use moeflux::{
-    Engine, Error, Finish, GenerateRequest, MemoryRequest, StepControl,
+    Engine, Error, Finish, GenerateRequest, MemoryPlan, MemoryRequest, StepControl,
+    base::{SessionError, SystemMemory},
+    runtime::LineName,
     serve::{Rejected, RequestEvent, RequestHandle, ServingCore, ServingOptions},
 };
 
@@ -237,4 +239,48 @@ fn conversations_in_turn_go_on_from_their_states() {
         }
         core.join();
     }
+}
+
+#[test]
+fn idle_sessions_make_room_for_named_ones() {
+    let engine = engine(2);
+    let core = ServingCore::start(&engine, ServingOptions::default()).unwrap();
+    let ask = |i| {
+        let (_handle, events) = submit(&core, prompt(i, 40), request(2), 64);
+        answer(&events).0
+    };
+    let expected = [0, 1].map(ask);
+    assert!(engine.session().is_err());
+    assert!(core.end_idle_session());
+    let named = engine.session().unwrap();
+    assert_eq!([0, 1].map(ask), expected);
+    assert!(core.end_idle_session());
+    let other = named.fork().unwrap();
+    assert!(!core.end_idle_session());
+    // A request does not wait for sessions that no request leaves behind.
+    let (_handle, events) = submit(&core, prompt(0, 40), request(2), 64);
+    let event = events.recv_timeout(Duration::from_secs(60)).unwrap();
+    let RequestEvent::Failed(error) = event else { panic!("{event:?}") };
+    let too_many = SessionError::TooManySessions { planned: 2 };
+    assert!(matches!(&*error, Error::Session(error) if *error == too_many), "{error}");
+    drop(other);
+    assert_eq!([0, 1].map(ask), expected);
+}
+
+#[test]
+fn a_budget_does_not_count_the_host_program() {
+    let plan = |memory: MemoryRequest| {
+        let memory = memory.budget(64 << 20).context(64);
+        common::engine(&tales(), exact("cpu"), memory).plan()
+    };
+    let own = plan(MemoryRequest::default());
+    // The host program's own.
+    let program = std::hint::black_box(vec![1_u8; 100 << 20]);
+    let held = SystemMemory::now().resident;
+    assert!(held > 100 << 20);
+    let beside = plan(MemoryRequest::default().beside(held));
+    drop(program);
+    let process = |plan: &MemoryPlan| plan.bytes(LineName::Process);
+    assert!(process(&beside) <= process(&own), "{held} {own:?} {beside:?}");
+    assert!(beside.host().total() <= 64 << 20);
 }

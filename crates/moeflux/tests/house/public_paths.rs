@@ -58,6 +58,7 @@ use moeflux::{
         DEFAULT_CONTEXT as _, DeviceOptions as _, Devices as _, KernelTime as _, KvFormat as _,
         LineName as _, Logits as _, MAX_CARDS as _, PipelineFolder as _, PipelineStore as _,
         Pool as _, PoolLine as _, PrefixDivision as _, StepObserver as _, WrapDevice as _,
+        parse_size as _,
     },
     serve as _,
     serve::{
