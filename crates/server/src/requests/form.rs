@@ -69,10 +69,10 @@ impl AskedForm {
         let path = fields.path(name);
         let wrong = || wrong_type(&path, "a list of strings, not empty");
         let list = fields.list(name)?.unwrap_or_default();
-        let texts = list.iter().map(|text| text.as_str().map(|text| escaped(&text)));
+        let texts = list.iter().map(|text| text.as_str());
         let texts = texts.collect::<Option<Vec<_>>>();
         let texts = texts.filter(|texts| !texts.is_empty()).ok_or_else(wrong)?;
-        Ok(Self::new(AnswerForm::Regex(texts.join("|")), path))
+        Ok(Self::new(AnswerForm::choice(texts), path))
     }
 
     fn text(
@@ -208,17 +208,4 @@ fn is_asked(value: Json<'_>) -> bool {
 /// A grammar in either notation that vLLM takes.
 fn grammar(text: String) -> AnswerForm {
     if text.contains("::=") { AnswerForm::Gbnf(text) } else { AnswerForm::Lark(text) }
-}
-
-/// A text as a regular expression.
-fn escaped(text: &str) -> String {
-    let mut regex = String::new();
-    for c in text.chars() {
-        // An escape of these is the boundary of a word.
-        if c.is_ascii_punctuation() && !matches!(c, '<' | '>') {
-            regex.push('\\');
-        }
-        regex.push(c);
-    }
-    regex
 }

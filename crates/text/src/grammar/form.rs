@@ -30,12 +30,31 @@ impl AnswerForm {
         Self::Json(json!({"type": "object"}))
     }
 
+    /// One of some texts.
+    pub fn choice<S: AsRef<str>>(texts: impl IntoIterator<Item = S>) -> Self {
+        let texts: Vec<_> = texts.into_iter().map(|text| escaped(text.as_ref())).collect();
+        Self::Regex(texts.join("|"))
+    }
+
     pub(super) fn schema(&self) -> Option<&Value> {
         match self {
             Self::Json(schema) => Some(schema),
             _ => None,
         }
     }
+}
+
+/// A regular expression that matches a text only.
+fn escaped(text: &str) -> String {
+    let mut regex = String::new();
+    for c in text.chars() {
+        // An escape of these is the boundary of a word.
+        if c.is_ascii_punctuation() && !matches!(c, '<' | '>') {
+            regex.push('\\');
+        }
+        regex.push(c);
+    }
+    regex
 }
 
 /// Calls of tools that an answer makes.
