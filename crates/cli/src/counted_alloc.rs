@@ -7,15 +7,6 @@ use std::alloc::{GlobalAlloc, Layout, System};
 
 use moeflux::text::{count_allocation, count_deallocation};
 
-/// Returns freed memory to the system, which glibc keeps for later.
-pub(crate) fn give_back() {
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: the function takes the locks that it needs, and touches free memory only.
-    unsafe {
-        libc::malloc_trim(0);
-    }
-}
-
 struct CountedAlloc;
 
 #[global_allocator]

@@ -15,7 +15,7 @@ use super::{
         ReplayArgs, SynthArgs, TokenizeArgs, VisionArgs,
     },
 };
-use crate::{defaults::Defaults, progress, wrap};
+use crate::{defaults::Defaults, invocation::Invocation, progress, wrap};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -78,7 +78,8 @@ pub(crate) enum Command {
 
 /// Parses the command line. Empty environment variables count as none: compose files write them.
 pub(crate) fn parse() -> Cli {
-    if std::env::args_os().len() <= 1 {
+    let args = &Invocation::current().args;
+    if args.is_empty() {
         first_words();
     }
     let wrong = |error: anyhow::Error| -> ! {
@@ -90,7 +91,9 @@ pub(crate) fn parse() -> Cli {
     if let Some(defaults) = &defaults {
         command = defaults.apply(command).unwrap_or_else(|error| wrong(error));
     }
-    let parsed = command.try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let words = std::iter::once("moeflux".into()).chain(args.iter().cloned());
+    let parsed =
+        command.try_get_matches_from(words).and_then(|matches| Cli::from_arg_matches(&matches));
     parsed.unwrap_or_else(|error| {
         say(&error);
         let is_value =

@@ -25,7 +25,7 @@ use moeflux_server::{
 
 use crate::{
     args::{EngineArgs, ServeArgs},
-    counted_alloc, folders,
+    folders, freed_memory,
     hub::{self, ModelDownload},
     interrupt,
     load::{self, Needs},
@@ -218,7 +218,7 @@ impl Starting<'_> {
 fn options(args: &ServeArgs, ui: Ui) -> anyhow::Result<ServerOptions> {
     let mut options = ServerOptions::default();
     (options.host, options.port, options.no_key) = (args.host, args.port, args.no_key);
-    options.give_back = counted_alloc::give_back;
+    options.give_back = freed_memory::give_back;
     options.overflow = args.overflow.into();
     options.lenient_schemas = args.lenient_schemas;
     options.open_objects = args.open_objects;

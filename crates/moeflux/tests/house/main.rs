@@ -14,8 +14,9 @@ use std::{
 };
 
 /// Files and folders that may contain `unsafe`, relative to `crates/`.
-const UNSAFE: [&str; 9] = [
+const UNSAFE: [&str; 10] = [
     "cli/src/counted_alloc.rs",
+    "cli/src/freed_memory.rs",
     "compute-cpu/src/pool.rs",
     "compute-cpu/src/simd/",
     "compute-gpu/src/card/native.rs",

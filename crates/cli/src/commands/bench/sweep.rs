@@ -10,7 +10,7 @@ use anyhow::{Context, anyhow};
 use moeflux_bench::units;
 use serde_json::Value;
 
-use crate::{interrupt, progress::Ui};
+use crate::{interrupt, invocation::Invocation, progress::Ui};
 
 /// Reports of the budgets whose runs succeeded, and the last failure.
 ///
@@ -21,20 +21,20 @@ pub(super) fn run(
     armed: &interrupt::Armed,
     ui: Ui,
 ) -> anyhow::Result<(Value, Option<anyhow::Error>)> {
-    let program = std::env::current_exe()
+    let Invocation { program, args } = Invocation::current();
+    let (program, before) = program
+        .split_first()
         .context("cannot find the program itself, to run it for each budget")?;
     // Ctrl-C in a terminal interrupts the child that runs; earlier results are still shown.
     let (mut reports, mut failed) = (Vec::with_capacity(budgets.len()), None);
     for budget in budgets {
         ui.line(format_args!("measuring in {}", units::memory(*budget)));
-        let mut args: Vec<OsString> = std::env::args_os().skip(1).collect();
+        let mut args: Vec<OsString> = before.iter().chain(args).cloned().collect();
         args.extend(["--only-budget".into(), format!("{budget}B").into()]);
-        let run = Command::new(&program)
-            .args(args)
-            .stdin(Stdio::null())
-            .stderr(Stdio::inherit())
-            .output();
-        let run = run.with_context(|| format!("{}: cannot be started", program.display()))?;
+        let run =
+            Command::new(program).args(args).stdin(Stdio::null()).stderr(Stdio::inherit()).output();
+        let run =
+            run.with_context(|| format!("{}: cannot be started", program.to_string_lossy()))?;
         match run.status.code() {
             Some(0) => {
                 let report = serde_json::from_slice(&run.stdout);
