@@ -56,6 +56,7 @@ pub struct Server {
     guard: Guard,
     options: ServerOptions,
     stopper: Stopper,
+    has_signals: bool,
 }
 
 impl Server {
@@ -70,7 +71,14 @@ impl Server {
         let listener = TcpListener::bind(address).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        Ok(Self { listener, address, guard, options, stopper: Stopper::default() })
+        let stopper = Stopper::default();
+        Ok(Self { listener, address, guard, options, stopper, has_signals: true })
+    }
+
+    /// Leaves signals to the program: only [`Server::stopper`] stops the server then.
+    #[must_use]
+    pub fn without_signals(self) -> Self {
+        Self { has_signals: false, ..self }
     }
 
     /// Address at which it listens.
@@ -97,9 +105,13 @@ impl Server {
             .enable_all()
             .build()
             .map_err(ServerError::Runtime)?;
-        let Self { listener, guard, options, stopper, .. } = self;
+        let Self { listener, guard, options, stopper, has_signals, .. } = self;
         let router = ServerRouter::with_guard(guard, &options, models)?;
-        let served = runtime.block_on(serve(listener, stopper, &options, &router));
+        let served = runtime.block_on(async {
+            let listen = || ProcessSignals::listen().map_err(ServerError::Runtime);
+            let process = has_signals.then(listen).transpose()?;
+            serve(listener, Signals { stopper, process }, &options, &router).await
+        });
         // Connections that are left end here, which cancels their requests.
         runtime.shutdown_timeout(THREADS_END);
         router.end();
@@ -110,12 +122,11 @@ impl Server {
 /// Answers the requests of a listener's connections until it is stopped.
 async fn serve(
     listener: TcpListener,
-    stopper: Stopper,
+    mut signals: Signals,
     options: &ServerOptions,
     router: &ServerRouter,
 ) -> Result<(), ServerError> {
     let listener = tokio::net::TcpListener::from_std(listener).map_err(ServerError::Runtime)?;
-    let mut signals = Signals::listen(stopper).map_err(ServerError::Runtime)?;
     let (stop, stops) = watch::channel(false);
     let connections = Arc::new(Connections::new(options.connections));
     let options = ConnectionOptions::new(router.router(), options.timeouts, stops);
@@ -150,6 +161,29 @@ async fn serve(
 /// [`next`](Self::next) is not lost.
 struct Signals {
     stopper: Stopper,
+    /// Signals of the process, unless the program has them.
+    process: Option<ProcessSignals>,
+}
+
+impl Signals {
+    /// Waits for the next one.
+    async fn next(&mut self) {
+        let Self { stopper, process } = self;
+        let of_process = async {
+            match process {
+                Some(process) => process.next().await,
+                None => std::future::pending().await,
+            }
+        };
+        select! {
+            () = stopper.0.notified() => {}
+            () = of_process => {}
+        }
+    }
+}
+
+/// Signals that end a process.
+struct ProcessSignals {
     #[cfg(unix)]
     terminate: tokio::signal::unix::Signal,
     #[cfg(unix)]
@@ -165,20 +199,20 @@ struct Signals {
     shutdown: tokio::signal::windows::CtrlShutdown,
 }
 
-impl Signals {
+impl ProcessSignals {
     #[cfg(unix)]
-    fn listen(stopper: Stopper) -> io::Result<Self> {
+    fn listen() -> io::Result<Self> {
         use tokio::signal::unix::{SignalKind, signal};
         let (terminate, interrupt) =
             (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        Ok(Self { stopper, terminate, interrupt })
+        Ok(Self { terminate, interrupt })
     }
 
     #[cfg(windows)]
-    fn listen(stopper: Stopper) -> io::Result<Self> {
+    fn listen() -> io::Result<Self> {
         use tokio::signal::windows::{ctrl_break, ctrl_c, ctrl_close, ctrl_shutdown};
         let (ctrl_c, ctrl_break) = (ctrl_c()?, ctrl_break()?);
-        Ok(Self { stopper, ctrl_c, ctrl_break, close: ctrl_close()?, shutdown: ctrl_shutdown()? })
+        Ok(Self { ctrl_c, ctrl_break, close: ctrl_close()?, shutdown: ctrl_shutdown()? })
     }
 
     /// Waits for the next one.
@@ -187,7 +221,6 @@ impl Signals {
         select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
-            () = self.stopper.0.notified() => {}
         }
     }
 
@@ -199,7 +232,6 @@ impl Signals {
             _ = self.ctrl_break.recv() => {}
             _ = self.close.recv() => {}
             _ = self.shutdown.recv() => {}
-            () = self.stopper.0.notified() => {}
         }
     }
 }

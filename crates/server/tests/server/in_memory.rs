@@ -120,3 +120,17 @@ fn a_router_checks_hosts_and_keys() {
     let request = Request::get("/v1/models").header("x-api-key", "secret");
     assert_eq!(memory.call(request.body(Body::empty()).unwrap()).status, 200);
 }
+
+#[test]
+fn a_shared_core_goes_on_after_its_router() {
+    for is_shared in [true, false] {
+        let engine = engine(&moeflux_tales::FILES, 1);
+        let core = ServingCore::start(&engine, ServingOptions::default()).unwrap();
+        let loaded = LoadedModel::new(core.clone()).shared(is_shared);
+        let models = Models::one("tales", loaded).unwrap();
+        let server = ServerRouter::new(&ServerOptions::default(), models).unwrap();
+        server.end();
+        assert_eq!(core.is_stopping(), !is_shared);
+        core.join();
+    }
+}

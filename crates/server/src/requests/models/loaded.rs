@@ -93,6 +93,8 @@ impl KnownImages {
 /// A model that answers.
 pub(crate) struct ServedModel {
     pub(crate) core: ServingCore,
+    /// Whether the core outlives the server.
+    is_shared: bool,
     /// Its name in answers.
     pub(crate) name: String,
     /// Sampling of requests that do not say theirs, in place of the checkpoint's.
@@ -122,7 +124,8 @@ impl ServedModel {
         loaded: LoadedModel,
         options: AnswerOptions,
     ) -> Result<Self, ServerError> {
-        let LoadedModel { core, sampling, turn_folder, turn_bytes, disk_speed, notices } = loaded;
+        let LoadedModel { core, sampling, is_shared, disk_speed, .. } = loaded;
+        let LoadedModel { turn_folder, turn_bytes, notices, .. } = loaded;
         core.engine().text()?.tokenizer().cancel_when(is_cancelled);
         let open = |path: PathBuf| {
             let failed = |source| ServerError::TurnFolder { path: path.clone(), source };
@@ -139,6 +142,7 @@ impl ServedModel {
         let row_room = core.engine().images().map_or(0, |images| images.row_room(context));
         Ok(Self {
             core,
+            is_shared,
             name: name.to_owned(),
             sampling,
             turns,
@@ -149,6 +153,20 @@ impl ServedModel {
             row_room: Arc::new(Semaphore::new(room_units(row_room) as usize)),
             options,
         })
+    }
+
+    /// Accepts no more requests, unless the program shares the core.
+    pub(super) fn stop(&self) {
+        if !self.is_shared {
+            self.core.stop();
+        }
+    }
+
+    /// Stops, and waits for the last request, unless the program shares the core.
+    pub(super) fn join(&self) {
+        if !self.is_shared {
+            self.core.join();
+        }
     }
 
     /// Tokenizer, template and dialect.

@@ -57,6 +57,9 @@ pub struct LoadedModel {
     pub notices: Notices,
     /// Speed of the disk in bytes per second, as a probe measured it, for the page and metrics.
     pub disk_speed: Option<f64>,
+    /// Whether the program uses the core beside the server, and after its end. Default: no; the
+    /// core ends with the server.
+    pub is_shared: bool,
 }
 
 impl LoadedModel {
@@ -69,7 +72,13 @@ impl LoadedModel {
             turn_bytes: FOLDER_BYTES,
             notices: Notices::default(),
             disk_speed: None,
+            is_shared: false,
         }
+    }
+
+    /// The model with a core that the program shares with the server.
+    pub fn shared(self, is_shared: bool) -> Self {
+        Self { is_shared, ..self }
     }
 
     /// The model with a sampling of requests that do not say theirs.

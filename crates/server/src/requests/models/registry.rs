@@ -335,7 +335,7 @@ impl ModelRegistry {
             let mut state = self.lock();
             state.is_stopping = true;
             if let Some(current) = &state.current {
-                current.model.core.stop();
+                current.model.stop();
             }
             std::mem::take(&mut state.queue)
         };
@@ -353,7 +353,7 @@ impl ModelRegistry {
             (state.current.take(), state.loading.is_some())
         };
         if let Some(current) = current {
-            current.model.core.join();
+            current.model.join();
         }
         let thread = self.thread().take();
         if let Some(thread) = thread.filter(|_| !is_loading) {

@@ -51,5 +51,5 @@ impl Switcher {
 
 /// Ends a model's threads, and frees its memory.
 fn unload(model: Arc<ServedModel>) {
-    model.core.join();
+    model.join();
 }
