@@ -290,6 +290,7 @@ if $full; then
     fi
     section "Windows, under Wine" windows_under_wine
     section "packages" scripts/test-packages.sh
+    section "the package for Python" scripts/python.sh
     section "the page in a browser" page_in_a_browser
     if python3 -c 'import mlx_lm' 2>/dev/null; then
         section "random checkpoints against mlx-lm" fuzz

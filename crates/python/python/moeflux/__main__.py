@@ -1,0 +1,5 @@
+"""`python -m moeflux`: the command."""
+
+from ._cli import main
+
+main()

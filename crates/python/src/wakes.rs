@@ -1,0 +1,70 @@
+//! Wakes event loops. Threads of the library never take the GIL: one thread here does for all.
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Sender, channel},
+    },
+    thread,
+};
+
+use moeflux_binding::Wake;
+use pyo3::prelude::*;
+
+/// A callable that is called when there is something to read.
+#[derive(Default)]
+pub(crate) struct WakeSlot {
+    callback: Mutex<Option<Py<PyAny>>>,
+    /// Whether a call is on its way: several events make one call.
+    is_queued: AtomicBool,
+}
+
+static WAKES: OnceLock<Sender<Arc<WakeSlot>>> = OnceLock::new();
+
+impl WakeSlot {
+    /// The wake of a request, and its slot.
+    pub(crate) fn new() -> (Arc<Self>, Wake) {
+        let slot = Arc::new(Self::default());
+        let of_wake = Arc::clone(&slot);
+        (slot, Arc::new(move || of_wake.wake()))
+    }
+
+    /// Sets the callable.
+    pub(crate) fn set(self: &Arc<Self>, callback: Option<Py<PyAny>>) {
+        let old = std::mem::replace(&mut *self.lock(), callback);
+        // May run code of Python's.
+        drop(old);
+        self.wake();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Py<PyAny>>> {
+        self.callback.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wake(self: &Arc<Self>) {
+        if self.lock().is_none() || self.is_queued.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        // A thread that was not started, or has ended with the interpreter, wakes no one.
+        let _ = WAKES.get_or_init(start).send(Arc::clone(self));
+    }
+
+    fn call(&self) {
+        self.is_queued.store(false, Ordering::Release);
+        Python::try_attach(|py| {
+            // Unlocked before the call, as other threads wait for the lock with the GIL.
+            let callback = self.lock().as_ref().map(|callback| callback.clone_ref(py));
+            // A loop that is closed needs no wake.
+            callback.map(|callback| callback.call0(py))
+        });
+    }
+}
+
+fn start() -> Sender<Arc<WakeSlot>> {
+    let (sender, wakes) = channel::<Arc<WakeSlot>>();
+    let run = move || wakes.iter().for_each(|slot| slot.call());
+    // Without it, loops wait for the next look.
+    let _ = thread::Builder::new().name("wakes".into()).spawn(run);
+    sender
+}
