@@ -44,7 +44,7 @@ package_crates() {
         skip "cargo publish --dry-run, as crates.io cannot be reached"
     fi
     rm -f "$target"/package/*.crate
-    cargo package "${how[@]}" --offline --exclude moeflux-goldens
+    cargo package "${how[@]}" --offline --exclude moeflux-goldens --exclude moeflux-python
     local large
     large=$(find "$target/package" -maxdepth 1 -name '*.crate' -size +10485759c)
     [ -z "$large" ] || { echo "larger than crates.io accepts: $large" >&2; return 1; }
