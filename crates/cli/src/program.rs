@@ -23,7 +23,7 @@ pub fn run(invocation: Invocation) -> ExitCode {
     let thread = std::thread::Builder::new().name("main".into()).stack_size(STACK);
     match thread.spawn(run) {
         Ok(thread) => thread.join().unwrap_or(ExitCode::from(PANICKED)),
-        // There is no memory for a stack. That of the process may do.
+        // Without memory for a new stack, the stack of the process's first thread may do.
         Err(_) => run(),
     }
 }

@@ -9,11 +9,11 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, final, overload
 
 from . import _native
 from ._answers import Answer, Failed, Plan, Score, Stats
+from ._closing import Closing
 from ._errors import Error
 from ._options import (
     Cancel,
@@ -55,7 +55,7 @@ def _close_all() -> None:
 
 
 @final
-class Model:
+class Model(Closing):
     """A loaded model. Any number of threads may call it.
 
     It cannot be pickled or used after a fork: it owns memory and threads. Ray, multiprocessing and
@@ -99,17 +99,6 @@ class Model:
     def closed(self) -> bool:
         """Whether it was closed."""
         return self._native.closed()
-
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(
-        self,
-        t: type[BaseException] | None,
-        e: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> Any:
         raise TypeError("a Model cannot be pickled: give the worker the path, and open it there")

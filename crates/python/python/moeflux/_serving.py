@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, final
+
+from ._closing import Closing
 
 if TYPE_CHECKING:
     from ._native import NativeResponse, NativeRouter, NativeServer
@@ -19,7 +20,7 @@ _MAX_BODY = 65 << 20
 
 
 @final
-class Server:
+class Server(Closing):
     """A server on a port, in threads of the package, until it is closed."""
 
     def __init__(self, native: NativeServer) -> None:
@@ -33,17 +34,6 @@ class Server:
     def close(self) -> None:
         """Ends running answers and the server. The model goes on."""
         self._native.close()
-
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(
-        self,
-        t: type[BaseException] | None,
-        e: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class Asgi:

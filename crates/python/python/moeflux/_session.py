@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from ._answers import Answer, Stats, Synced
+from ._closing import Closing
 from ._options import Cancel, Progress, Prompt, Sampling, Tokens, reporter, request_json, token_list
 from ._streams import Stream
 
@@ -45,7 +45,7 @@ class Mark:
 
 
 @final
-class Session:
+class Session(Closing):
     """One sequence: its tokens and the state after them. One thread at a time, else BusyError.
 
     A call that fails, is cancelled or interrupted leaves the tokens that were computed; the same
@@ -173,17 +173,6 @@ class Session:
     def close(self) -> None:
         """Ends the session and frees its memory. Calling it again does nothing."""
         self._native.close()
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(
-        self,
-        t: type[BaseException] | None,
-        e: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> Any:
         raise TypeError("a Session cannot be pickled: save it, and give the worker the path")

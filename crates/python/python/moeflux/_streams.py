@@ -8,12 +8,13 @@ from types import TracebackType
 from typing import Any, final
 
 from ._answers import Answer, Delta
+from ._closing import Closing
 from ._native import NativeRequest, NativeSessionStream
 from ._options import Cancel
 
 
 @final
-class Stream:
+class Stream(Closing):
     """An answer on its way: `for` and `async for`.
 
     Leaving the loop, `close`, the end of a `with` block and the end of its last reference end the
@@ -84,17 +85,6 @@ class Stream:
             except asyncio.CancelledError:
                 self.close()
                 raise
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(
-        self,
-        t: type[BaseException] | None,
-        e: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.close()
 
     async def __aenter__(self) -> Stream:
         return self
