@@ -35,7 +35,7 @@ pub(crate) enum LogitsRequest {
 
 impl LogitsRequest {
     /// Whether it evaluates a given text.
-    pub(super) fn is_of_all_tokens(self) -> bool {
+    pub(crate) fn is_of_all_tokens(self) -> bool {
         matches!(self, Self::Logits(Logits::All) | Self::Hidden)
     }
 

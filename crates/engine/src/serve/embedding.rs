@@ -6,6 +6,8 @@ use crate::session::steps::RowSink;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Pooling {
+    /// The state of the first token.
+    First,
     /// The state of the last token.
     Last,
     /// The mean of all tokens.
@@ -15,7 +17,7 @@ pub enum Pooling {
 /// Pooled hidden states of the tokens of a prompt that were computed so far.
 pub(crate) struct PromptEmbedding {
     pooling: Pooling,
-    /// Of the steps that are complete: the last state, or the sum.
+    /// Of the steps that are complete: the first or the last state, or the sum.
     pooled: Vec<f32>,
     tokens: usize,
     /// Of the current step, which may fail.
@@ -57,10 +59,11 @@ impl PromptEmbedding {
 /// Adds a state to pooled ones.
 fn pool(pooling: Pooling, pooled: &mut Vec<f32>, state: &[f32]) {
     match pooling {
+        Pooling::First if !pooled.is_empty() => {}
         Pooling::Mean if !pooled.is_empty() => {
             pooled.iter_mut().zip(state).for_each(|(sum, value)| *sum += value);
         }
-        Pooling::Mean | Pooling::Last => {
+        Pooling::First | Pooling::Mean | Pooling::Last => {
             pooled.clear();
             pooled.extend_from_slice(state);
         }

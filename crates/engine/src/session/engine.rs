@@ -41,6 +41,7 @@ use crate::{
         use_window::UseWindow,
     },
     runtime::{
+        control::CancelToken,
         device::{ChosenDevice, DeviceRequest, OpenedDevice, WrapDevice, open_device},
         draft_head::DraftLimits,
         expert_placing::ExpertPlacing,
@@ -91,6 +92,8 @@ pub struct EngineOptions {
     /// How images are read, by a model with a vision tower. By default none are.
     #[cfg(feature = "vision")]
     pub images: Option<ImageOptions>,
+    /// Ends [`Engine::open`] at its next weight.
+    pub cancel: Option<Arc<CancelToken>>,
     /// Wraps the readers of experts and of rows of tables.
     pub wrap_reader: Option<WrapReader>,
     /// Wraps the compute device.
@@ -105,6 +108,7 @@ setters!(EngineOptions {
     reads: ReadOptions,
     prefetch: PrefetchMode,
     draft: DraftMode,
+    cancel: Arc<CancelToken>,
     wrap_reader: WrapReader,
     wrap_device: WrapDevice,
 });
@@ -205,8 +209,8 @@ impl Engine {
     /// receives the bytes loaded and the total bytes.
     ///
     /// # Errors
-    /// The checkpoint is not supported or damaged, the budget is too small, or a file cannot be
-    /// read.
+    /// The checkpoint is not supported or damaged, the budget is too small, a file cannot be read,
+    /// or `cancel` of the options was set.
     pub fn open(
         checkpoint: impl Into<Arc<Checkpoint>>,
         options: EngineOptions,
@@ -229,7 +233,7 @@ impl Engine {
         #[cfg(feature = "vision")]
         let images = images.map(|options| EngineImages::new(&checkpoint, options));
         checkpoint.expect_dense(&blueprint);
-        let options = if is_arriving { options.for_arriving() } else { options };
+        let mut options = if is_arriving { options.for_arriving() } else { options };
         let wrap = options.wrap_device.as_ref();
         let asked = DeviceRequest::of_text(&options.device, wrap);
         #[cfg(feature = "vision")]
@@ -275,9 +279,12 @@ impl Engine {
         let dense = blueprint.matrices().chain(again).map(|m| m.file_bytes() as u64).sum::<u64>();
         let total = dense + if load_all { blueprint.experts_bytes() } else { 0 };
         let mut loaded = 0;
+        let cancel = options.cancel.take();
         let mut progress = |bytes: u64| {
             loaded += bytes;
             progress(loaded, total);
+            let is_cancelled = cancel.as_ref().is_some_and(|cancel| cancel.is_cancelled());
+            if is_cancelled { Err(Error::Cancelled) } else { Ok(()) }
         };
         // The plan has room for the largest matrix on its way to the device.
         let largest = blueprint.matrices().map(MatrixSource::memory_bytes).max().unwrap_or(0);

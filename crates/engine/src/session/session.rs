@@ -527,6 +527,28 @@ impl Session {
         .map(drop)
     }
 
+    /// Appends tokens, in chunks. `sink` receives the hidden state of each after the final norm:
+    /// index into the tokens, and `hidden` values. The head does not run: [`Session::logits`] is
+    /// then empty.
+    ///
+    /// # Errors
+    /// As [`Session::feed`].
+    pub fn feed_hidden<'a>(
+        &mut self,
+        prompt: impl Into<Prompt<'a>>,
+        control: &mut StepControl<'_>,
+        sink: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), Error> {
+        let feed = SessionFeed::new(prompt.into());
+        self.steps(feed, LogitsRequest::Hidden, control, None, &mut |row, output| {
+            if let LogitsOutput::Hidden(values) = output {
+                sink(row, values);
+            }
+            true
+        })
+        .map(drop)
+    }
+
     /// Appends tokens, in chunks, and returns the choice after the last one that is right. `sink`
     /// receives the requested output: index into `tokens`, and the output of that row. The last
     /// token's logits are stored if they were read.
@@ -549,11 +571,8 @@ impl Session {
             let share = chunk.len() as f64 / total as f64;
             let before = done as f64 / total as f64;
             // Only the last chunk needs the logits of its last row.
-            let wanted = if last || wanted == LogitsRequest::Logits(Logits::All) {
-                wanted
-            } else {
-                LogitsRequest::None
-            };
+            let wanted =
+                if last || wanted.is_of_all_tokens() { wanted } else { LogitsRequest::None };
             let Self { engine, timeline, stats, drafts_by_head } = &mut *self;
             let (mut last_logits, mut read) = (std::mem::take(&mut timeline.logits), None);
             let (timeline, outcome) = (&mut *timeline, &CheckOutcome::new(chunk.len()));

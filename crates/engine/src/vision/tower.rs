@@ -218,7 +218,7 @@ impl VisionTower {
             exact: self.options.exact,
             context: 0,
             chunk: 0,
-            progress: &mut |_| (),
+            progress: &mut |_| Ok(()),
             last_order: None,
         };
         let stages = stages.iter().map(|stage| match control.is_cancelled() {

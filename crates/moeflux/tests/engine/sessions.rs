@@ -690,3 +690,52 @@ fn a_callback_that_panics_fails_its_step_only() {
     }
     assert!(feed(&mut one, 9) == expected && expected.is_some());
 }
+
+#[test]
+fn opening_ends_at_the_weight_after_which_it_is_cancelled() {
+    let cancel = Arc::new(CancelToken::new());
+    let open = |at: usize| {
+        let device = DeviceOptions::default().name("cpu").threads(1);
+        let options = EngineOptions::default().device(device).cancel(Arc::clone(&cancel));
+        let mut calls = 0;
+        cancel.reset();
+        let checkpoint = Checkpoint::open(&tales()).unwrap();
+        let opened = Engine::open(checkpoint, options, &mut |_, _| {
+            calls += 1;
+            if calls == at {
+                cancel.cancel();
+            }
+        });
+        (opened.map(drop), calls)
+    };
+    let (opened, calls) = open(usize::MAX);
+    assert!(opened.is_ok() && calls > 10, "{calls} weights");
+    for at in [1, calls / 2, calls] {
+        let (opened, seen) = open(at);
+        assert!(matches!(opened, Err(Error::Cancelled)) && seen == at, "{opened:?}");
+    }
+}
+
+#[test]
+fn hidden_states_are_fed_in_chunks() {
+    let engine = common::engine(
+        &moeflux_goldens::golden("qwen3_moe"),
+        exact("cpu"),
+        MemoryRequest::default().context(64).chunk(5).sessions(2).slots(10),
+    );
+    let tokens: Vec<u32> = (1..12).collect();
+    let (mut session, mut rows) = (engine.session().unwrap(), Vec::new());
+    let mut sink = |row: usize, hidden: &[f32]| rows.push((row, hidden.to_vec()));
+    session.feed_hidden(&tokens, &mut StepControl::default(), &mut sink).unwrap();
+    assert!(session.logits().is_empty() && session.tokens() == tokens);
+    let is_in_order = rows.iter().enumerate().all(|(i, (row, _))| i == *row);
+    assert!(is_in_order && rows.len() == tokens.len());
+    assert!(rows.iter().all(|(_, hidden)| hidden.len() == engine.blueprint().hidden));
+    // The state after them is the same as after `feed`.
+    let mut other = engine.session().unwrap();
+    other.feed(&tokens, Logits::Last, &mut StepControl::default(), &mut |_, _| {}).unwrap();
+    for session in [&mut session, &mut other] {
+        session.feed(&[3], Logits::Last, &mut StepControl::default(), &mut |_, _| {}).unwrap();
+    }
+    assert_eq!(session.logits(), other.logits());
+}

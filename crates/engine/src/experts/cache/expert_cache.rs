@@ -641,7 +641,7 @@ mod tests {
         let rule = PlacementRule { uses: None, ways: &[] };
         let placement = Placement::new(&layers, &[16], true, rule);
         cache.set_placement(&mut *device, Some(placement));
-        cache.load_all(&mut *device, &mut |_| ()).unwrap();
+        cache.load_all(&mut *device, &mut |_| Ok(())).unwrap();
         assert_eq!(cache.experts_in_memory().len(), LAYERS * EXPERTS);
         for (layer, on_card) in [6, 6, 4].into_iter().enumerate() {
             for expert in 0..EXPERTS {

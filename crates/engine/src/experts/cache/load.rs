@@ -10,6 +10,9 @@ use super::{
 };
 use crate::experts::stats::Stats;
 
+/// Called with bytes that were loaded. An error ends the loading.
+pub(crate) type LoadProgress<'a> = dyn FnMut(u64) -> Result<(), Error> + 'a;
+
 /// Minimum page size of the supported systems.
 const PAGE: usize = 4096;
 
@@ -31,7 +34,7 @@ impl ExpertCache {
         device: &mut dyn Device,
         checkpoint: &Checkpoint,
         blueprint: &Blueprint,
-        progress: &mut dyn FnMut(u64),
+        progress: &mut LoadProgress<'_>,
     ) -> Result<(), Error> {
         let front = self.card.as_ref().unwrap_or(&self.host);
         let layers = self.source.layers_in_file_order().into_iter().filter_map(|(layer, _)| {
@@ -49,7 +52,7 @@ impl ExpertCache {
             for m in matrices {
                 let (now, later) = rest.split_at_mut(m.memory_bytes());
                 checkpoint.read_matrix_into(m, now)?;
-                progress(now.len() as u64);
+                progress(now.len() as u64)?;
                 rest = later;
             }
             device.put_slot(staging, bytes).map_err(Error::at(context))?;
@@ -107,7 +110,7 @@ impl ExpertCache {
     pub(crate) fn load_all(
         &mut self,
         device: &mut dyn Device,
-        progress: &mut dyn FnMut(u64),
+        progress: &mut LoadProgress<'_>,
     ) -> Result<(), Error> {
         let mut stats = Stats::default();
         let mut order = self.source.experts_in_file_order();
@@ -131,9 +134,8 @@ impl ExpertCache {
             // Waits for one arrival, and takes all others that have finished.
             while let Some((_, pin)) = self.next_arrival(device, pinned.is_empty(), &mut stats)? {
                 let state = &self.host.states[pin.host as usize];
-                progress(
-                    self.source.layer(state.layer as usize).map_or(0, |l| l.file_bytes as u64),
-                );
+                let layer = self.source.layer(state.layer as usize);
+                progress(layer.map_or(0, |l| l.file_bytes as u64))?;
                 pinned.push(pin);
             }
             let ticket = device.submit().map_err(Error::at(|| "loading experts"))?;

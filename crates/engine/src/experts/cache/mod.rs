@@ -13,3 +13,4 @@ mod slot_tables;
 pub(crate) use expert_cache::{
     BOOKKEEPING_BYTES, CacheTiers, ExpertCache, Lookup, Pin, SlotAccess, wait,
 };
+pub(crate) use load::LoadProgress;

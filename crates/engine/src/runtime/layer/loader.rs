@@ -9,6 +9,7 @@ use moeflux_model::{
 };
 
 use super::step::Linear;
+use crate::experts::cache::LoadProgress;
 
 /// Loads weights onto a device.
 pub(crate) struct Loader<'a> {
@@ -21,8 +22,8 @@ pub(crate) struct Loader<'a> {
     pub(crate) context: usize,
     /// Most rows of a step.
     pub(crate) chunk: usize,
-    /// Called with the bytes of each loaded weight.
-    pub(crate) progress: &'a mut dyn FnMut(u64),
+    /// Called with the bytes of each loaded weight. An error ends the loading.
+    pub(crate) progress: &'a mut LoadProgress<'a>,
     /// The last order of inputs: projections of one input mostly share theirs.
     pub(crate) last_order: Option<LoadedOrder>,
 }
@@ -53,7 +54,7 @@ impl Loader<'_> {
 
     pub(super) fn weight(&mut self, m: &MatrixSource) -> Result<Weight, Error> {
         let ReadMatrix { bytes, held } = self.ahead.take(m)?;
-        (self.progress)(bytes.len() as u64);
+        (self.progress)(bytes.len() as u64)?;
         let weight = self.device.weight(m.shape, bytes).map_err(Error::at(|| &*m.name));
         self.ahead.release(held);
         weight

@@ -89,7 +89,7 @@ fn load(sub_blocks: impl FnOnce(Parts) -> Vec<SubBlockBlueprint>) -> LoadedLayer
         exact: true,
         context: CONTEXT,
         chunk: ROWS,
-        progress: &mut |_| {},
+        progress: &mut |_| Ok(()),
         last_order: None,
     };
     let loaded = Layer::load(&layer, blueprint.streams, &mut loader).unwrap();
