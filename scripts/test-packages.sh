@@ -44,7 +44,8 @@ package_crates() {
         skip "cargo publish --dry-run, as crates.io cannot be reached"
     fi
     rm -f "$target"/package/*.crate
-    cargo package "${how[@]}" --offline --exclude moeflux-goldens --exclude moeflux-python
+    cargo package "${how[@]}" --offline --exclude moeflux-goldens --exclude moeflux-python \
+        --exclude moeflux-capi
     local large
     large=$(find "$target/package" -maxdepth 1 -name '*.crate' -size +10485759c)
     [ -z "$large" ] || { echo "larger than crates.io accepts: $large" >&2; return 1; }

@@ -291,6 +291,11 @@ if $full; then
     section "Windows, under Wine" windows_under_wine
     section "packages" scripts/test-packages.sh
     section "the package for Python" scripts/python.sh
+    if cargo cinstall --version >/dev/null 2>&1; then
+        section "the C library" scripts/capi.sh
+    else
+        echo "skipped: cargo-c is not installed (cargo install cargo-c)"
+    fi
     section "the page in a browser" page_in_a_browser
     if python3 -c 'import mlx_lm' 2>/dev/null; then
         section "random checkpoints against mlx-lm" fuzz

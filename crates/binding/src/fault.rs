@@ -42,6 +42,17 @@ pub enum Fault {
     Interrupted,
 }
 
+/// Options of the command line that errors of the library advise, and their names in programs.
+const OPTION_NAMES: [(&str, &str); 7] = [
+    ("--ctx", "context"),
+    ("--gpu-memory", "device_memory"),
+    ("--memory", "memory"),
+    ("--chunk", "chunk"),
+    ("--device", "device"),
+    ("--exact", "exact"),
+    ("--threads", "threads"),
+];
+
 /// Kinds of errors. Their names are stable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
@@ -102,6 +113,27 @@ pub struct FaultDetails {
 }
 
 impl Kind {
+    /// All kinds.
+    pub const ALL: [Self; 17] = [
+        Self::Invalid,
+        Self::File,
+        Self::Checkpoint,
+        Self::Unsupported,
+        Self::Memory,
+        Self::Context,
+        Self::Snapshot,
+        Self::Grammar,
+        Self::Read,
+        Self::Device,
+        Self::Cancelled,
+        Self::Busy,
+        Self::Closed,
+        Self::Forked,
+        Self::Internal,
+        Self::Sampling,
+        Self::Hub,
+    ];
+
     /// Its name: `memory`.
     pub const fn name(self) -> &'static str {
         match self {
@@ -150,6 +182,12 @@ impl Fault {
             Self::Forked => Kind::Forked,
             Self::Interrupted => Kind::Cancelled,
         }
+    }
+
+    /// Its text for a program, with options by their names in [`crate::OpenOptions`].
+    pub fn message(&self) -> String {
+        let named = |text: String, (option, name): &(&str, &str)| text.replace(option, name);
+        OPTION_NAMES.iter().fold(self.to_string(), named)
     }
 
     /// Its parts.

@@ -6,16 +6,19 @@ use crate::fault::Fault;
 
 /// A process. Threads of a model exist in the one that opened it, and not in its forks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct HostProcess(u32);
+pub struct HostProcess(u32);
 
 impl HostProcess {
-    pub(crate) fn current() -> Self {
+    /// The process that calls.
+    pub fn current() -> Self {
         Self(std::process::id())
     }
 
+    /// Checks that it is the process that calls.
+    ///
     /// # Errors
     /// Another process calls.
-    pub(crate) fn check(self) -> Result<(), Fault> {
+    pub fn check(self) -> Result<(), Fault> {
         if self == Self::current() { Ok(()) } else { Err(Fault::Forked) }
     }
 

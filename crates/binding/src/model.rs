@@ -1,26 +1,24 @@
 //! A model, and its end.
 
 use std::{
+    io,
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        mpsc::{RecvTimeoutError, channel},
-    },
+    sync::{Arc, mpsc::channel},
     thread,
 };
 
 use moeflux::{
-    Checkpoint, Engine, EngineOptions, Error, MemoryPlan, Message,
+    Checkpoint, Engine, EngineOptions, Error, MemoryPlan,
     base::Stats,
     checkpoint::CheckpointOptions,
     model::blueprint::Blueprint,
-    runtime::LineName,
     serve::{Pooling, ServingCore, ServingOptions},
     text::{Text, ToolSet},
 };
 use moeflux_hub::{Cache, HubError, ModelName, Pull, Settings};
 
 use crate::{
+    description::{Description, PlanSummary},
     fault::Fault,
     host_process::HostProcess,
     open_options::OpenOptions,
@@ -28,7 +26,7 @@ use crate::{
     request_options::RequestOptions,
     session::Session,
     shared_model::{OpenedModel, SharedModel},
-    wait::{Cancel, POLL, Waiting, Work},
+    wait::{Cancel, Waiting, Work},
 };
 
 /// Name of the built-in model.
@@ -41,80 +39,12 @@ const WAITING: usize = 1024;
 #[derive(Clone)]
 pub struct Model(SharedModel);
 
-/// A memory plan by its lines.
-#[derive(Clone, Debug, Default)]
-#[non_exhaustive]
-pub struct PlanSummary {
-    /// Name and bytes of each line, over all pools.
-    pub lines: Vec<(&'static str, u64)>,
-    /// Bytes of all lines, the host program left out.
-    pub total: u64,
-    /// Bytes that the host program held before.
-    pub beside: u64,
-    /// Slots for experts.
-    pub slots: usize,
-    /// Experts of the model.
-    pub experts: usize,
-    /// Positions per session.
-    pub context: usize,
-    /// Sequences that compute together.
-    pub sessions: usize,
-    /// Remarks.
-    pub notes: Vec<String>,
-}
-
-impl PlanSummary {
-    fn of_engine(engine: &Engine, beside: u64) -> Self {
-        let experts = engine.blueprint().experts();
-        let notes = engine.notes().to_vec();
-        Self { notes, ..Self::new(&engine.plan(), experts, beside) }
-    }
-
-    fn new(plan: &MemoryPlan, experts: usize, beside: u64) -> Self {
-        let mut lines: Vec<(&'static str, u64)> = Vec::new();
-        for line in plan.pools().iter().flat_map(|pool| pool.lines.iter()) {
-            let name = line_name(line.name);
-            match lines.iter_mut().find(|(known, _)| *known == name) {
-                Some((_, bytes)) => *bytes += line.bytes(),
-                None => lines.push((name, line.bytes())),
-            }
-        }
-        Self {
-            total: lines.iter().map(|(_, bytes)| bytes).sum(),
-            lines,
-            beside,
-            slots: plan.slots().max(plan.host().slots()),
-            experts,
-            context: plan.context,
-            sessions: plan.sessions,
-            notes: Vec::new(),
-        }
-    }
-}
-
-fn line_name(name: LineName) -> &'static str {
-    match name {
-        LineName::Process => "process",
-        LineName::Staging => "staging",
-        LineName::Reserved => "reserved",
-        LineName::Rows => "rows",
-        LineName::Images => "images",
-        LineName::Grammars => "grammars",
-        LineName::Dense => "dense",
-        LineName::State => "state",
-        LineName::Marks => "marks",
-        LineName::PrefixIndex => "prefix_index",
-        LineName::Scratch => "scratch",
-        LineName::Slots => "slots",
-    }
-}
-
 impl Model {
     /// Opens a folder, a GGUF file, a model of the Hub by its name, or the built-in `tales-18m`.
     ///
     /// # Errors
     /// The model is not there or not supported, the budget is too small, or `waiting` or `cancel`
-    /// ended it: the model is then opened in vain.
+    /// ended it.
     pub fn open(
         path: &str,
         options: &OpenOptions,
@@ -122,9 +52,10 @@ impl Model {
         waiting: &mut Waiting<'_>,
     ) -> Result<Self, Fault> {
         let beside = HostProcess::resident();
-        let engine_options = options.engine()?;
+        let mut engine_options = options.engine()?;
         let (model, options) = (path.to_owned(), options.clone());
         let work = Arc::new(Work::default());
+        engine_options.cancel = Some(work.cancel.shared());
         let of_thread = Arc::clone(&work);
         let (sender, opened) = channel();
         let open = move || {
@@ -135,6 +66,8 @@ impl Model {
                     of_thread.report(done as f64 / total.max(1) as f64);
                 };
                 let engine = Engine::open(checkpoint, engine_options, &mut progress)?;
+                tracing::info!("{model}: open, on {}", engine.device().name);
+                engine.notes().iter().for_each(|note| tracing::info!("{model}: {note}"));
                 let serving = ServingOptions::default().waiting(WAITING);
                 Ok(OpenedModel { core: ServingCore::start(&engine, serving)?, config })
             };
@@ -143,21 +76,7 @@ impl Model {
         };
         let thread = thread::Builder::new().name("opening".into()).spawn(open);
         thread.map_err(|source| Error::Thread { purpose: "that opens a model", source })?;
-        let opened = loop {
-            match opened.recv_timeout(POLL) {
-                Ok(opened) => break opened?,
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(Error::internal("the thread that opens the model has ended").into());
-                }
-                Err(RecvTimeoutError::Timeout) => {
-                    if cancel.is_some_and(Cancel::is_set) {
-                        work.cancel.set();
-                        return Err(Error::Cancelled.into());
-                    }
-                    waiting(work.done()).inspect_err(|_| work.cancel.set())?;
-                }
-            }
-        };
+        let opened = work.wait(&opened, cancel, waiting)??;
         Ok(Self(SharedModel::new(path, opened, beside)))
     }
 
@@ -244,7 +163,7 @@ impl Model {
         Session::start(&self.0, session)
     }
 
-    /// Submits an answer to tokens, which are text as it is (`is_raw`) or a conversation.
+    /// Submits an answer to tokens. `ends` are the ends of messages.
     ///
     /// # Errors
     /// An option is wrong, the model was closed, or too many requests wait.
@@ -253,10 +172,9 @@ impl Model {
         prompt: Vec<u32>,
         ends: Vec<usize>,
         options: &RequestOptions,
-        is_raw: bool,
         wake: Option<Wake>,
     ) -> Result<Request, Fault> {
-        let request = self.with_text(|text| options.request(text, &prompt, is_raw))?;
+        let request = self.with_text(|text| options.request(text, &prompt))?;
         let tools = options.callable();
         Request::submit(&self.0, prompt, &tools, request.ends(ends), wake)
     }
@@ -275,27 +193,40 @@ impl Model {
         Request::submit(&self.0, prompt, &ToolSet::default(), request, wake)
     }
 
-    /// Tokens of a conversation, and the ends of its messages.
-    ///
-    /// # Errors
-    /// The chat template fails.
-    pub fn chat_tokens(
-        &self,
-        messages: &[Message],
-        options: &RequestOptions,
-    ) -> Result<(Vec<u32>, Vec<usize>), Fault> {
-        self.with_text(|text| {
-            let prompt = text.prompt(messages, &options.chat())?;
-            Ok((prompt.tokens, prompt.ends))
-        })
-    }
-
     /// The memory plan.
     ///
     /// # Errors
     /// The model was closed.
     pub fn plan(&self) -> Result<PlanSummary, Fault> {
         self.with_engine(|engine| Ok(PlanSummary::of_engine(engine, self.0.beside())))
+    }
+
+    /// Its constants.
+    ///
+    /// # Errors
+    /// The model was closed.
+    pub fn describe(&self) -> Result<Description, Fault> {
+        self.with_engine(|engine| Ok(Description::new(self.path(), engine)))
+    }
+
+    /// Identity of its weights: the same for every copy, packed or not.
+    ///
+    /// # Errors
+    /// The weights that identify it cannot be read; the model was closed.
+    pub fn digest(&self) -> Result<String, Fault> {
+        self.with_engine(|engine| Ok(engine.model()?.to_string()))
+    }
+
+    /// Uses of the experts of each layer since it was opened; none in a layer without experts.
+    ///
+    /// # Errors
+    /// The model was closed.
+    pub fn expert_uses(&self) -> Result<Vec<Vec<u64>>, Fault> {
+        self.with_engine(|engine| {
+            let counters = engine.expert_counters();
+            let layer = |layer| counters.experts(layer).map(|expert| expert.uses).collect();
+            Ok((0..engine.blueprint().layers.len()).map(layer).collect())
+        })
     }
 
     /// Counters of all steps. Does not wait for a step.
@@ -329,6 +260,10 @@ fn located(model: &str, options: &OpenOptions, work: &Work) -> Result<Option<Pat
     }
     if model == BUILT_IN {
         return Ok(None);
+    }
+    if options.local {
+        let source = io::Error::from(io::ErrorKind::NotFound);
+        return Err(Error::file(path, "cannot open the model")(source).into());
     }
     let Ok(name) = model.parse::<ModelName>() else { return Ok(Some(path.to_owned())) };
     let name = match &options.revision {

@@ -38,6 +38,8 @@ pub struct OpenOptions {
     pub chunk: Option<usize>,
     /// `auto`, `on` or `off`.
     pub prefetch: Option<String>,
+    /// Whether the model is a path or the built-in one: the Hub and its cache are not looked at.
+    pub local: bool,
     /// Revision of a model of the Hub.
     pub revision: Option<String>,
     /// Whether files that are missing in the Hub's cache are downloaded. Default: yes.

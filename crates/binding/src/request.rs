@@ -1,7 +1,6 @@
 //! Answers on their way: from the events of the serving core to parts.
 
 use std::{
-    ops::ControlFlow,
     sync::{
         Arc,
         mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel},
@@ -23,7 +22,7 @@ use crate::{
 };
 
 /// Events that a caller has not read. More pause the request.
-const UNREAD: usize = 256;
+pub(crate) const UNREAD: usize = 256;
 
 /// Called on a thread of the library when there is something to read. It must not block.
 pub type Wake = Arc<dyn Fn() + Send + Sync>;
@@ -42,8 +41,51 @@ pub struct Delta {
     pub tokens: Vec<u32>,
 }
 
+/// Parts of calls until they are complete.
+#[derive(Debug, Default)]
+pub(crate) struct PartBuilder {
+    open_call: Option<ToolCall>,
+    /// Calls that are complete.
+    pub(crate) calls: Vec<ToolCall>,
+    /// Whether the last text was a thought.
+    is_thinking: bool,
+}
+
+impl PartBuilder {
+    /// Adds a delta of the engine to a part.
+    pub(crate) fn add(&mut self, part: &mut Delta, delta: text::Delta<'_>) {
+        match delta {
+            text::Delta::Text(text) => {
+                part.text += text;
+                self.is_thinking = false;
+            }
+            text::Delta::Reasoning(text) => {
+                part.reasoning += text;
+                self.is_thinking = true;
+            }
+            text::Delta::CallStart { index, name } => {
+                let (id, name) = (format!("call_{index}"), name.to_owned());
+                self.open_call = Some(ToolCall { id, name, arguments: String::new() });
+                self.is_thinking = false;
+            }
+            text::Delta::CallArguments { json, .. } => {
+                if let Some(call) = &mut self.open_call {
+                    call.arguments += json;
+                }
+            }
+            text::Delta::CallEnd { is_broken, .. } => {
+                if let Some(call) = self.open_call.take().filter(|_| !is_broken) {
+                    self.calls.push(call.clone());
+                    part.tool_call = Some(call);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
 impl Delta {
-    fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.text.is_empty() && self.reasoning.is_empty() && self.tool_call.is_none()
     }
 }
@@ -112,7 +154,7 @@ impl Answer {
     }
 
     /// Answer of a session.
-    pub(crate) fn of_session(text: &Text, answer: moeflux::Answer) -> Self {
+    pub(crate) fn of_session(text: &Text, answer: moeflux::Answer, calls: Vec<ToolCall>) -> Self {
         let entry = |(token, logprobs): (&u32, &TokenLogprobs)| entry(text, *token, logprobs);
         let logprobs: Vec<_> = answer.tokens.iter().zip(&answer.logprobs).map(entry).collect();
         let mut stats = answer.prefill.stats.plus(&answer.decode.stats);
@@ -125,7 +167,8 @@ impl Answer {
                 reasoning_tokens: 0,
             },
             logprobs: (!logprobs.is_empty()).then_some(logprobs),
-            finish: finish_name(answer.finish, false),
+            finish: finish_name(answer.finish, !calls.is_empty()),
+            tool_calls: calls,
             seconds: answer.prefill.seconds + answer.decode.seconds,
             decode_seconds: answer.decode.seconds,
             text: answer.text,
@@ -152,33 +195,6 @@ fn entry(text: &Text, token: u32, logprobs: &TokenLogprobs) -> TokenLogprob {
         bytes: text.tokenizer().token_bytes(token).unwrap_or_default(),
         logprob: logprobs.logprob,
         top: logprobs.top.iter().map(|top| (top.token, top.logprob)).collect(),
-    }
-}
-
-/// Sends the parts of a session's answer. A reader that is slow pauses the answer; one that is gone
-/// ends it.
-pub struct DeltaSender {
-    deltas: SyncSender<Delta>,
-    wake: Option<Wake>,
-}
-
-impl DeltaSender {
-    /// A sender, with its receiver.
-    pub fn new(wake: Option<Wake>) -> (Self, Receiver<Delta>) {
-        let (deltas, receiver) = sync_channel(UNREAD);
-        (Self { deltas, wake }, receiver)
-    }
-
-    pub(crate) fn send(&mut self, delta: text::Delta<'_>) -> ControlFlow<()> {
-        let mut part = Delta::default();
-        match delta {
-            text::Delta::Text(text) => text.clone_into(&mut part.text),
-            text::Delta::Reasoning(text) => text.clone_into(&mut part.reasoning),
-            _ => return ControlFlow::Continue(()),
-        }
-        let sent = self.deltas.send(part);
-        self.wake.iter().for_each(|wake| wake());
-        if sent.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }
 }
 
@@ -216,11 +232,10 @@ pub struct Request {
     source: AnswerText,
     end_tokens: EndTokens,
     prompt: Vec<u32>,
-    open_call: Option<ToolCall>,
+    parts: PartBuilder,
     answer: Answer,
     /// Tokens of no part yet.
     tokens: Vec<u32>,
-    is_thinking: bool,
     is_cancelled: bool,
     since: Instant,
     /// When the caller looked for signals last.
@@ -275,10 +290,9 @@ impl Request {
                 source,
                 end_tokens,
                 prompt,
-                open_call: None,
+                parts: PartBuilder::default(),
                 answer,
                 tokens: Vec::new(),
-                is_thinking: false,
                 is_cancelled: false,
                 since: Instant::now(),
                 looked: Instant::now(),
@@ -402,7 +416,7 @@ impl Request {
                 }
                 self.source.push(token)?;
                 let delta = self.parts();
-                self.answer.usage.reasoning_tokens += usize::from(self.is_thinking);
+                self.answer.usage.reasoning_tokens += usize::from(self.parts.is_thinking);
                 return Ok(delta);
             }
             Some(RequestEvent::Finished(finish)) => {
@@ -411,7 +425,7 @@ impl Request {
                     self.source.finish()?;
                     delta = self.parts();
                 }
-                self.end(finish_name(finish, !self.answer.tool_calls.is_empty()));
+                self.end(finish_name(finish, !self.parts.calls.is_empty()));
                 return Ok(delta);
             }
             Some(RequestEvent::Failed(error)) => {
@@ -434,6 +448,7 @@ impl Request {
         let now = Instant::now();
         self.events = None;
         self.answer.finish = finish;
+        self.answer.tool_calls = std::mem::take(&mut self.parts.calls);
         self.answer.seconds = now.duration_since(self.since).as_secs_f64();
         let decode = self.first_token.map(|first| now.duration_since(first).as_secs_f64());
         self.answer.decode_seconds = decode.unwrap_or(0.0);
@@ -444,35 +459,7 @@ impl Request {
     /// Parts that the last token completed.
     fn parts(&mut self) -> Option<Delta> {
         let mut part = Delta::default();
-        for delta in self.source.deltas() {
-            match delta {
-                text::Delta::Text(text) => {
-                    part.text += text;
-                    self.is_thinking = false;
-                }
-                text::Delta::Reasoning(text) => {
-                    part.reasoning += text;
-                    self.is_thinking = true;
-                }
-                text::Delta::CallStart { index, name } => {
-                    let (id, name) = (format!("call_{index}"), name.to_owned());
-                    self.open_call = Some(ToolCall { id, name, arguments: String::new() });
-                    self.is_thinking = false;
-                }
-                text::Delta::CallArguments { json, .. } => {
-                    if let Some(call) = &mut self.open_call {
-                        call.arguments += json;
-                    }
-                }
-                text::Delta::CallEnd { is_broken, .. } => {
-                    if let Some(call) = self.open_call.take().filter(|_| !is_broken) {
-                        self.answer.tool_calls.push(call.clone());
-                        part.tool_call = Some(call);
-                    }
-                }
-                _ => {}
-            }
-        }
+        self.source.deltas().for_each(|delta| self.parts.add(&mut part, delta));
         self.answer.text += &part.text;
         self.answer.reasoning += &part.reasoning;
         if part.is_empty() {

@@ -57,6 +57,8 @@ pub struct RequestOptions {
     pub thinking_budget: Option<usize>,
     /// Variables of the chat template.
     pub template: Map<String, Value>,
+    /// Whether the answer is text as it is: the prompt is no conversation.
+    pub raw: bool,
 }
 
 /// Form of an answer's text.
@@ -92,16 +94,11 @@ impl Form {
 }
 
 impl RequestOptions {
-    /// Request of an answer to `prompt`, which is text as it is (`is_raw`) or a conversation.
+    /// Request of an answer to `prompt`.
     ///
     /// # Errors
     /// A value is out of range, or the form cannot be followed.
-    pub(crate) fn request(
-        &self,
-        text: &Text,
-        prompt: &[u32],
-        is_raw: bool,
-    ) -> Result<GenerateRequest, Fault> {
+    pub(crate) fn request(&self, text: &Text, prompt: &[u32]) -> Result<GenerateRequest, Fault> {
         let known = &text.generation()?.sampling;
         let sampling = Sampling::default()
             .temperature(self.temperature.unwrap_or(known.temperature))
@@ -123,7 +120,7 @@ impl RequestOptions {
             .tools(self.callable());
         let mut constraint = Constraint::default();
         constraint.form = self.form.as_ref().map(Form::answer_form).transpose()?;
-        constraint.raw = is_raw;
+        constraint.raw = self.raw;
         constraint.calls = self.calls()?;
         if let Some(grammar) = text.grammar(&constraint)? {
             request.masks.push(grammar.mask(text, prompt)?);

@@ -1,11 +1,11 @@
 //! Sessions: each on a separate thread, so that the caller can wait for signals meanwhile.
 
 use std::{
+    ops::ControlFlow,
     path::PathBuf,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-        mpsc::channel,
+        mpsc::{channel, sync_channel},
     },
 };
 
@@ -19,9 +19,10 @@ use moeflux::{
 use crate::{
     fault::Fault,
     locks::lock,
-    request::{Answer, DeltaSender},
+    request::{Answer, Delta, PartBuilder, UNREAD},
     request_options::RequestOptions,
-    session_thread::{Job, SessionThread},
+    session_answer::SessionAnswer,
+    session_thread::{BusyGuard, Job, RunningCall, SessionThread},
     shared_model::SharedModel,
     wait::{Cancel, Waiting, Work},
 };
@@ -33,15 +34,6 @@ pub struct Session {
     thread: Arc<SessionThread>,
     /// Logits after the last token, shared with arrays that view them.
     logits: Arc<Mutex<Arc<Vec<f32>>>>,
-}
-
-/// Marks the session as busy while it exists.
-struct BusyGuard<'a>(&'a AtomicBool);
-
-impl Drop for BusyGuard<'_> {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
-    }
 }
 
 /// A point of a session, to return to.
@@ -78,19 +70,14 @@ impl Session {
         Ok(Self { model: model.clone(), thread, logits: Arc::new(Mutex::new(logits)) })
     }
 
-    /// Result of `op` on the session's thread. With `steps`, logits are read after it.
-    fn call<T: Send + 'static>(
+    /// Starts `op` on the session's thread. With `steps`, logits are read after it.
+    fn start_call<T: Send + 'static>(
         &self,
         steps: bool,
-        cancel: Option<&Cancel>,
-        waiting: &mut Waiting<'_>,
         op: impl FnOnce(&mut moeflux::Session, &Work) -> Result<T, Fault> + Send + 'static,
-    ) -> Result<T, Fault> {
+    ) -> Result<RunningCall<T>, Fault> {
         self.model.check()?;
-        if self.thread.is_busy.swap(true, Ordering::Acquire) {
-            return Err(Fault::SessionBusy);
-        }
-        let _busy = BusyGuard(&self.thread.is_busy);
+        let busy = BusyGuard::take(&self.thread)?;
         let work = Arc::new(Work::default());
         *lock(&self.thread.work) = Arc::downgrade(&work);
         let (sender, result) = channel();
@@ -105,7 +92,19 @@ impl Session {
         });
         let jobs = lock(&self.thread.jobs).clone();
         jobs.ok_or(Fault::Closed)?.send(job).map_err(|_| Fault::Closed)?;
-        let done = work.wait(&result, cancel, waiting)?;
+        Ok(RunningCall { work, result, _busy: busy })
+    }
+
+    /// Result of `op` on the session's thread. With `steps`, logits are read after it.
+    fn call<T: Send + 'static>(
+        &self,
+        steps: bool,
+        cancel: Option<&Cancel>,
+        waiting: &mut Waiting<'_>,
+        op: impl FnOnce(&mut moeflux::Session, &Work) -> Result<T, Fault> + Send + 'static,
+    ) -> Result<T, Fault> {
+        let call = self.start_call(steps, op)?;
+        let done = call.work.wait(&call.result, cancel, waiting)?;
         self.model.check()?;
         done
     }
@@ -161,13 +160,15 @@ impl Session {
         })
     }
 
-    /// Appends tokens, and returns the logits after each, row by row.
+    /// Appends tokens, and returns the logits after each, or with `hidden` its hidden state after
+    /// the final norm, row by row.
     ///
     /// # Errors
     /// As [`moeflux::Session::feed`].
     pub fn feed_all(
         &self,
         tokens: Vec<u32>,
+        hidden: bool,
         cancel: Option<&Cancel>,
         waiting: &mut Waiting<'_>,
     ) -> Result<Vec<f32>, Fault> {
@@ -175,8 +176,11 @@ impl Session {
             let mut rows = Vec::new();
             let mut progress = |share| work.report(share);
             let mut control = control(work, &mut progress);
-            let mut sink = |_, logits: &[f32]| rows.extend_from_slice(logits);
-            session.feed(&tokens, Logits::All, &mut control, &mut sink)?;
+            let mut sink = |_, row: &[f32]| rows.extend_from_slice(row);
+            match hidden {
+                true => session.feed_hidden(&tokens, &mut control, &mut sink)?,
+                false => session.feed(&tokens, Logits::All, &mut control, &mut sink)?,
+            }
             Ok(rows)
         })
     }
@@ -226,7 +230,7 @@ impl Session {
         let model = self.model.clone();
         self.call(false, None, &mut |_| Ok(()), move |session, _| {
             model.with_text(|text| {
-                let request = options.request(text, session.tokens(), true)?;
+                let request = options.request(text, session.tokens())?;
                 let logits = session.logits();
                 let mut sampler = Sampler::new(request.sampling, logits.len())?;
                 sampler.set_logit_bias(&request.logit_bias)?;
@@ -237,7 +241,7 @@ impl Session {
     }
 
     /// Brings the session to `prompt`, or leaves it, and generates an answer, which the session
-    /// then holds. Parts go to `deltas` as they come.
+    /// then holds.
     ///
     /// # Errors
     /// As [`moeflux::generate`].
@@ -245,27 +249,48 @@ impl Session {
         &self,
         prompt: Option<Vec<u32>>,
         options: RequestOptions,
-        deltas: Option<DeltaSender>,
         cancel: Option<&Cancel>,
         waiting: &mut Waiting<'_>,
     ) -> Result<Answer, Fault> {
+        let mut answer = self.stream(prompt, options)?;
+        while answer.next(cancel, waiting)?.is_some() {}
+        Ok(answer.into_answer())
+    }
+
+    /// [`Session::generate`], part by part.
+    ///
+    /// # Errors
+    /// As all calls.
+    pub fn stream(
+        &self,
+        prompt: Option<Vec<u32>>,
+        options: RequestOptions,
+    ) -> Result<SessionAnswer, Fault> {
         let model = self.model.clone();
-        self.call(true, cancel, waiting, move |session, work| {
+        let (sender, deltas) = sync_channel(UNREAD);
+        let running = self.start_call(true, move |session, work| {
             let prompt = prompt.unwrap_or_else(|| session.tokens().to_vec());
-            let request = model.with_text(|text| options.request(text, &prompt, true))?;
+            let request = model.with_text(|text| options.request(text, &prompt))?;
             let mut progress = |share| work.report(share);
             let mut control = control(work, &mut progress);
-            let mut deltas = deltas;
+            let mut parts = PartBuilder::default();
             let answer = generate(session, &prompt, &request, &mut control, &mut |delta| {
-                deltas.as_mut().map_or(std::ops::ControlFlow::Continue(()), |to| to.send(delta))
+                let mut part = Delta::default();
+                parts.add(&mut part, delta);
+                // A reader that is slow pauses the answer; one that is gone ends it.
+                match part.is_empty() || sender.send(part).is_ok() {
+                    true => ControlFlow::Continue(()),
+                    false => ControlFlow::Break(()),
+                }
             })?;
             // The last token of an answer that was cut off is not in the session yet.
             let whole: Vec<u32> = prompt.iter().chain(&answer.tokens).copied().collect();
             if whole.len() <= session.engine().plan().context && !work.cancel.is_set() {
                 session.sync(&whole, &mut StepControl::default())?;
             }
-            model.with_text(|text| Ok(Answer::of_session(text, answer)))
-        })
+            model.with_text(|text| Ok(Answer::of_session(text, answer, parts.calls)))
+        })?;
+        Ok(SessionAnswer::new(&self.model, running, deltas))
     }
 
     /// A second session with the same state.

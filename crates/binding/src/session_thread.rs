@@ -3,8 +3,8 @@
 use std::{
     sync::{
         Arc, Mutex, Weak,
-        atomic::AtomicBool,
-        mpsc::{Sender, channel},
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, Sender, channel},
     },
     thread::{self, JoinHandle},
 };
@@ -22,7 +22,34 @@ pub(crate) struct SessionThread {
     handle: Mutex<Option<JoinHandle<()>>>,
     /// Work of the current call.
     pub(crate) work: Mutex<Weak<Work>>,
-    pub(crate) is_busy: AtomicBool,
+    is_busy: AtomicBool,
+}
+
+/// A call on the thread of a session, which is busy while this exists.
+pub(crate) struct RunningCall<T> {
+    pub(crate) work: Arc<Work>,
+    pub(crate) result: Receiver<Result<T, Fault>>,
+    pub(crate) _busy: BusyGuard,
+}
+
+/// Marks a session as busy while it exists.
+pub(crate) struct BusyGuard(Arc<SessionThread>);
+
+impl BusyGuard {
+    /// # Errors
+    /// [`Fault::SessionBusy`].
+    pub(crate) fn take(thread: &Arc<SessionThread>) -> Result<Self, Fault> {
+        match thread.is_busy.swap(true, Ordering::Acquire) {
+            true => Err(Fault::SessionBusy),
+            false => Ok(Self(Arc::clone(thread))),
+        }
+    }
+}
+
+impl Drop for BusyGuard {
+    fn drop(&mut self) {
+        self.0.is_busy.store(false, Ordering::Release);
+    }
 }
 
 impl SessionThread {

@@ -1,12 +1,15 @@
-//! Tokenizer and chat template of a model whose weights are not loaded.
+//! Tokenizers and chat templates: text to tokens and back.
 
 use std::sync::Arc;
 
-use moeflux::{model::blueprint::Blueprint, text::Text};
+use moeflux::{Message, model::blueprint::Blueprint, text::Text};
 
-use crate::{fault::Fault, model::checkpoint, open_options::OpenOptions, wait::Work};
+use crate::{
+    fault::Fault, model::checkpoint, open_options::OpenOptions, request_options::RequestOptions,
+    wait::Work,
+};
 
-/// Tokenizer and chat template of a model. Clones share it.
+/// Tokenizer and chat template of a model whose weights are not loaded. Clones share it.
 #[derive(Clone)]
 pub struct Tokenizer {
     text: Arc<Text>,
@@ -35,4 +38,45 @@ impl Tokenizer {
     pub fn vocab(&self) -> usize {
         self.vocab
     }
+}
+
+/// Tokens of a text, with the tokens that the model's texts begin with.
+///
+/// # Errors
+/// The tokenizer fails.
+pub fn encode(text: &Text, content: &str, add_start: bool) -> Result<Vec<u32>, Fault> {
+    Ok(match add_start {
+        true => text.encode(content)?,
+        false => text.encode_continuation(content)?,
+    })
+}
+
+/// Text of tokens.
+///
+/// # Errors
+/// A token is not in the vocabulary.
+pub fn decode(text: &Text, tokens: &[u32], skip_special: bool) -> Result<String, Fault> {
+    Ok(text.tokenizer().decode(tokens, skip_special)?)
+}
+
+/// Bytes of a token.
+///
+/// # Errors
+/// There is no such token.
+pub fn token_bytes(text: &Text, token: u32) -> Result<Vec<u8>, Fault> {
+    let bytes = text.tokenizer().token_bytes(token);
+    bytes.ok_or_else(|| Fault::Invalid(format!("the vocabulary has no token {token}")))
+}
+
+/// Tokens of a conversation, and the ends of its messages.
+///
+/// # Errors
+/// The chat template fails.
+pub fn chat_tokens(
+    text: &Text,
+    messages: &[Message],
+    options: &RequestOptions,
+) -> Result<(Vec<u32>, Vec<usize>), Fault> {
+    let prompt = text.prompt(messages, &options.chat())?;
+    Ok((prompt.tokens, prompt.ends))
 }

@@ -36,6 +36,10 @@ impl Cancel {
         self.0.is_cancelled()
     }
 
+    pub(crate) fn shared(&self) -> Arc<CancelToken> {
+        Arc::clone(&self.0)
+    }
+
     pub(crate) fn token(&self) -> &CancelToken {
         &self.0
     }

@@ -7,8 +7,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use moeflux::serve::Pooling;
 use moeflux_binding::{
-    Cancel, Fault, Form, Kind, Model, NextPart, OpenOptions, RequestOptions, Tokenizer,
+    Cancel, Fault, Form, Kind, Model, NextPart, OpenOptions, RequestOptions, Tokenizer, chat_tokens,
 };
 
 const FOX: &str = "Tell me the fable of The Fox and the Crow.";
@@ -30,14 +31,15 @@ fn greedy(max_tokens: usize) -> RequestOptions {
 
 fn question(model: &Model) -> Vec<u32> {
     let message = moeflux::Message::user(FOX);
-    model.chat_tokens(&[message], &RequestOptions::default()).unwrap().0
+    let tokens = |text: &_| chat_tokens(text, &[message], &RequestOptions::default());
+    model.with_text(tokens).unwrap().0
 }
 
 #[test]
 fn answers_are_the_same_in_every_way_to_ask() {
     let model = model(2);
     let prompt = question(&model);
-    let mut request = model.submit(prompt.clone(), Vec::new(), &greedy(12), false, None).unwrap();
+    let mut request = model.submit(prompt.clone(), Vec::new(), &greedy(12), None).unwrap();
     let mut text = String::new();
     while let Some(delta) = request.next(None, &mut |_| Ok(())).unwrap() {
         text += &delta.text;
@@ -46,7 +48,7 @@ fn answers_are_the_same_in_every_way_to_ask() {
     assert_eq!((&answer.text, answer.finish, answer.tokens.len()), (&text, "length", 12));
     assert!(text.starts_with("A Crow was sitting"), "{text}");
     let session = model.session().unwrap();
-    let again = session.generate(Some(prompt.clone()), greedy(12), None, None, &mut |_| Ok(()));
+    let again = session.generate(Some(prompt.clone()), greedy(12), None, &mut |_| Ok(()));
     let again = again.unwrap();
     assert_eq!((again.text, again.tokens), (text, answer.tokens.clone()));
     assert_eq!(session.tokens().unwrap(), [prompt, answer.tokens].concat());
@@ -73,11 +75,21 @@ fn logits_are_shared_until_a_step_needs_their_place() {
     session.rewind(&mark).unwrap();
     assert_eq!(*session.logits().unwrap(), kept);
     let fork = session.fork().unwrap();
-    let rows = fork.feed_all(vec![15, 16], None, wait).unwrap();
+    let rows = fork.feed_all(vec![15, 16], false, None, wait).unwrap();
     assert_eq!(rows.len(), 2 * kept.len());
     assert_eq!(&rows[kept.len()..], &fork.logits().unwrap()[..]);
     let scores = session.score(vec![11, 12, 13, 14], vec![15, 16], None, wait).unwrap();
     assert!(scores.logprobs.len() == 2 && scores.logprobs.iter().all(|logprob| *logprob < 0.0));
+    let tokens = vec![11, 12, 13, 14];
+    session.reset().unwrap();
+    let hidden = session.feed_all(tokens.clone(), true, None, wait).unwrap();
+    assert!(session.logits().unwrap().is_empty());
+    let mut embedding = model.submit_embedding(tokens, Pooling::First, None).unwrap();
+    while embedding.next(None, wait).unwrap().is_some() {}
+    let first = embedding.take_embedding().unwrap();
+    assert_eq!((first.len() * 4, &first[..]), (hidden.len(), &hidden[..first.len()]));
+    let uses = model.expert_uses().unwrap();
+    assert!(uses.iter().flatten().sum::<u64>() > 0, "{uses:?}");
 }
 
 #[test]
@@ -100,7 +112,7 @@ fn calls_end_by_their_callers() {
     // A token from another thread, while tokens come without a pause.
     let cancel = Cancel::default();
     let prompt = question(&model);
-    let mut request = model.submit(prompt, Vec::new(), &greedy(400), false, None).unwrap();
+    let mut request = model.submit(prompt, Vec::new(), &greedy(400), None).unwrap();
     let of_thread = cancel.clone();
     let setter = thread::spawn(move || {
         thread::sleep(Duration::from_millis(30));
@@ -122,8 +134,7 @@ fn a_closed_model_ends_all_handles() {
     let wake = std::sync::Arc::new(move || {
         let _ = wakes.lock().unwrap().send(());
     });
-    let mut request =
-        model.submit(question(&model), Vec::new(), &greedy(400), false, Some(wake)).unwrap();
+    let mut request = model.submit(question(&model), Vec::new(), &greedy(400), Some(wake)).unwrap();
     woken.recv_timeout(Duration::from_secs(60)).unwrap();
     let since = Instant::now();
     model.close().unwrap();
@@ -134,7 +145,7 @@ fn a_closed_model_ends_all_handles() {
     closed(session.rewind(&mark).err());
     closed(model.session().err());
     closed(model.stats().err());
-    closed(model.submit(vec![1], Vec::new(), &greedy(1), true, None).err());
+    closed(model.submit(vec![1], Vec::new(), &greedy(1), None).err());
     let end = loop {
         match request.try_next() {
             Ok(NextPart::Delta(_) | NextPart::Pending) => {}
@@ -150,7 +161,7 @@ fn a_closed_model_ends_all_handles() {
 fn errors_have_kinds() {
     let model = model(1);
     let kind = |options: &RequestOptions| {
-        let submitted = model.submit(vec![1], Vec::new(), options, true, None);
+        let submitted = model.submit(vec![1], Vec::new(), options, None);
         submitted.err().map(|fault| fault.kind())
     };
     let mut options = greedy(1);

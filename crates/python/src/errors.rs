@@ -19,5 +19,5 @@ fn made<'py>(py: Python<'py>, fault: &Fault) -> PyResult<Bound<'py, PyAny>> {
     details.set_item("expert", expert.map(|(_, expert)| expert))?;
     details.set_item("reason", reason)?;
     let errors = py.import("moeflux._errors")?;
-    errors.call_method1("made", (fault.kind().name(), fault.to_string(), details))
+    errors.call_method1("made", (fault.kind().name(), fault.message(), details))
 }

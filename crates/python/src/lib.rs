@@ -8,6 +8,7 @@
 mod arrays;
 mod calls;
 mod errors;
+mod gil_thread;
 mod model;
 mod native_module;
 mod request;

@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
-use moeflux::{Message, serve::Pooling};
-use moeflux_binding::{Fault, Model, OpenOptions, PlanSummary, RequestOptions};
+use moeflux::serve::Pooling;
+use moeflux_binding::{
+    Model, OpenOptions, PlanSummary, RequestOptions, chat_tokens, decode, encode,
+    messages as parse_messages, token_bytes,
+};
 use pyo3::{
     exceptions::PyValueError,
     prelude::*,
@@ -77,10 +80,11 @@ impl NativeModel {
         options: &str,
         is_raw: bool,
     ) -> PyResult<NativeRequest> {
-        let options: RequestOptions = parsed(options)?;
+        let mut options: RequestOptions = parsed(options)?;
+        options.raw = is_raw;
         let (slot, wake) = WakeSlot::new();
         let submit = |_: &mut moeflux_binding::Waiting<'_>| {
-            self.0.submit(tokens, ends, &options, is_raw, Some(wake))
+            self.0.submit(tokens, ends, &options, Some(wake))
         };
         Ok(NativeRequest::new(detached(py, None, submit)?, slot))
     }
@@ -94,8 +98,9 @@ impl NativeModel {
         let pooling = match pooling {
             "mean" => Pooling::Mean,
             "last" => Pooling::Last,
+            "first" => Pooling::First,
             other => {
-                let problem = format!("pooling is {other:?}: expected mean or last");
+                let problem = format!("pooling is {other:?}: expected mean, last or first");
                 return Err(PyValueError::new_err(problem));
             }
         };
@@ -105,26 +110,15 @@ impl NativeModel {
     }
 
     fn encode(&self, py: Python<'_>, text: &str, add_special: bool) -> PyResult<Vec<u32>> {
-        detached(py, None, |_| {
-            self.0.with_text(|own| {
-                Ok(match add_special {
-                    true => own.encode(text)?,
-                    false => own.encode_continuation(text)?,
-                })
-            })
-        })
+        detached(py, None, |_| self.0.with_text(|own| encode(own, text, add_special)))
     }
 
     fn decode(&self, py: Python<'_>, tokens: Vec<u32>, skip_special: bool) -> PyResult<String> {
-        detached(py, None, |_| {
-            self.0.with_text(|text| Ok(text.tokenizer().decode(&tokens, skip_special)?))
-        })
+        detached(py, None, |_| self.0.with_text(|text| decode(text, &tokens, skip_special)))
     }
 
     fn token_bytes<'py>(&self, py: Python<'py>, token: u32) -> PyResult<Bound<'py, PyBytes>> {
-        let bytes = self.0.with_text(|text| Ok(text.tokenizer().token_bytes(token)));
-        let bytes = bytes.map_err(|fault| exception(py, &fault))?;
-        let bytes = bytes.ok_or_else(|| PyValueError::new_err(format!("no token {token}")))?;
+        let bytes = detached(py, None, |_| self.0.with_text(|text| token_bytes(text, token)))?;
         Ok(PyBytes::new(py, &bytes))
     }
 
@@ -135,9 +129,11 @@ impl NativeModel {
         messages: &str,
         options: &str,
     ) -> PyResult<(Vec<u32>, Vec<usize>)> {
-        let messages: Vec<Message> = parsed(messages)?;
         let options: RequestOptions = parsed(options)?;
-        detached(py, None, |_| self.0.chat_tokens(&messages, &options))
+        detached(py, None, |_| {
+            let messages = parse_messages(messages)?;
+            self.0.with_text(|text| chat_tokens(text, &messages, &options))
+        })
     }
 
     /// Serves the model on a port.
@@ -172,30 +168,25 @@ impl NativeModel {
         plan_dict(py, self.0.plan().map_err(|fault| exception(py, &fault))?)
     }
 
+    fn expert_uses(&self, py: Python<'_>) -> PyResult<Vec<Vec<u64>>> {
+        detached(py, None, |_| self.0.expert_uses())
+    }
+
     /// Constants of the model.
     fn describe<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let known = self.0.describe().map_err(|fault| exception(py, &fault))?;
         let dict = PyDict::new(py);
-        let filled = self.0.with_engine(|engine| {
-            let blueprint = engine.blueprint();
-            let end = engine.end_tokens().ids().to_vec();
-            let folder = engine.folder().to_owned();
-            Ok((blueprint.vocab, blueprint.hidden, blueprint.layers.len(), end, folder))
-        });
-        let (vocab, hidden, layers, end, folder) = filled.map_err(|f| exception(py, &f))?;
-        dict.set_item("vocab_size", vocab)?;
-        dict.set_item("hidden_size", hidden)?;
-        dict.set_item("layers", layers)?;
-        dict.set_item("end_tokens", end)?;
-        dict.set_item("folder", folder)?;
-        let device = self.0.with_engine(|engine| Ok(engine.device().name.clone()));
-        dict.set_item("device", device.map_err(|fault| exception(py, &fault))?)?;
+        dict.set_item("vocab_size", known.vocab)?;
+        dict.set_item("hidden_size", known.hidden)?;
+        dict.set_item("layers", known.layers)?;
+        dict.set_item("end_tokens", known.end_tokens)?;
+        dict.set_item("folder", known.folder)?;
+        dict.set_item("device", known.device)?;
         Ok(dict)
     }
 
     fn digest(&self, py: Python<'_>) -> PyResult<String> {
-        detached(py, None, |_| {
-            self.0.with_engine(|engine| engine.model().map(|m| m.to_string()).map_err(Fault::from))
-        })
+        detached(py, None, |_| self.0.digest())
     }
 }
 

@@ -2,16 +2,16 @@
 
 #[pyo3::pymodule]
 mod _native {
-    use std::{ffi::OsString, path::PathBuf, process::ExitCode};
+    use std::{ffi::OsString, path::PathBuf, process::ExitCode, sync::Arc};
 
     use moeflux::runtime::{Adapter, Devices};
-    use moeflux_binding::Waiting;
+    use moeflux_binding::{LogReceiver, Waiting};
     use moeflux_cli::Invocation;
     use pyo3::prelude::*;
 
     #[pymodule_export]
     use crate::calls::NativeCancel;
-    use crate::calls::detached;
+    use crate::{calls::detached, gil_thread::run_later};
 
     #[pymodule_export]
     use crate::{
@@ -54,6 +54,23 @@ mod _native {
             (adapter.name.clone(), kind, adapter.driver.clone(), adapter.memory)
         };
         devices.adapters.iter().map(adapter).collect()
+    }
+
+    /// Has messages up to a level, from 1 (errors) to 5 (traces), passed to a callable with their
+    /// level and text; None ends it.
+    #[pyfunction]
+    fn log_to(receiver: Option<Py<PyAny>>, level: i32) {
+        let receiver = receiver.map(|receiver| -> LogReceiver {
+            let receiver = Arc::new(receiver);
+            Arc::new(move |level, message| {
+                let (receiver, message) = (Arc::clone(&receiver), message.to_owned());
+                run_later(move |py| {
+                    // No one waits for its exception.
+                    let _ = receiver.call1(py, (level, message));
+                });
+            })
+        });
+        moeflux_binding::log_to(level, receiver);
     }
 
     /// Runs the command line, which `program` starts, and returns its exit code.

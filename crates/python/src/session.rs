@@ -2,16 +2,11 @@
 
 use std::{
     path::PathBuf,
-    sync::{
-        Arc, Mutex, PoisonError,
-        mpsc::{Receiver, RecvTimeoutError, channel},
-    },
-    thread,
-    time::Duration,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use moeflux::{runtime::KvFormat, session::Synced};
-use moeflux_binding::{Answer, Cancel, Delta, DeltaSender, Fault, Mark, RequestOptions, Session};
+use moeflux_binding::{Mark, RequestOptions, Session, SessionAnswer, Waiting};
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyDict};
 
 use crate::{
@@ -20,9 +15,6 @@ use crate::{
     errors::exception,
     request::{answer_dict, part, stats_dict},
 };
-
-/// Time between two looks for the next part.
-const POLL: Duration = Duration::from_millis(20);
 
 #[pyclass(frozen)]
 pub(crate) struct NativeSession(pub(crate) Arc<Session>);
@@ -34,16 +26,11 @@ pub(crate) struct NativeMark(Mark);
 #[pyclass(frozen)]
 pub(crate) struct NativeSessionStream(Mutex<SessionAnswer>);
 
-struct SessionAnswer {
-    deltas: Option<Receiver<Delta>>,
-    result: Receiver<Result<Answer, Fault>>,
-    cancel: Cancel,
-    so_far: Answer,
-}
-
-impl Drop for SessionAnswer {
+impl Drop for NativeSessionStream {
     fn drop(&mut self) {
-        self.cancel.set();
+        // The answer ends without the GIL.
+        let end = || self.0.get_mut().unwrap_or_else(PoisonError::into_inner).cancel();
+        Python::try_attach(|py| py.detach(end));
     }
 }
 
@@ -95,16 +82,18 @@ impl NativeSession {
         detached(py, None, |waiting| self.0.feed(tokens, cancel, waiting))
     }
 
-    #[pyo3(signature = (tokens, cancel=None))]
+    #[pyo3(signature = (tokens, cancel=None, hidden=false))]
     fn feed_all(
         &self,
         py: Python<'_>,
         tokens: Vec<u32>,
         cancel: Option<&NativeCancel>,
+        hidden: bool,
     ) -> PyResult<FloatRows> {
         let cancel = cancel.map(|cancel| &cancel.0);
         let count = tokens.len();
-        let rows = detached(py, None, |waiting| self.0.feed_all(tokens, cancel, waiting))?;
+        let feed = |wait: &mut Waiting<'_>| self.0.feed_all(tokens, hidden, cancel, wait);
+        let rows = detached(py, None, feed)?;
         let width = rows.len().checked_div(count).unwrap_or(0);
         Ok(FloatRows::rows(rows, width))
     }
@@ -134,29 +123,24 @@ impl NativeSession {
         cancel: Option<&NativeCancel>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let options: RequestOptions = parsed(options)?;
+        let mut options: RequestOptions = parsed(options)?;
+        options.raw = true;
         let cancel = cancel.map(|cancel| &cancel.0);
         let answer = detached(py, progress.as_ref(), |waiting| {
-            self.0.generate(prompt, options, None, cancel, waiting)
+            self.0.generate(prompt, options, cancel, waiting)
         })?;
         answer_dict(py, &answer)
     }
 
-    fn stream(&self, prompt: Option<Vec<u32>>, options: &str) -> PyResult<NativeSessionStream> {
-        let options: RequestOptions = parsed(options)?;
-        let (sender, deltas) = DeltaSender::new(None);
-        let (done, result) = channel();
-        let cancel = Cancel::default();
-        let (session, of_thread) = (Arc::clone(&self.0), cancel.clone());
-        let run = move || {
-            let cancel = Some(&of_thread);
-            let answer = session.generate(prompt, options, Some(sender), cancel, &mut |_| Ok(()));
-            // A stream that is closed needs no answer.
-            let _ = done.send(answer);
-        };
-        thread::Builder::new().name("session answer".into()).spawn(run)?;
-        let so_far = Answer::default();
-        let answer = SessionAnswer { deltas: Some(deltas), result, cancel, so_far };
+    fn stream(
+        &self,
+        py: Python<'_>,
+        prompt: Option<Vec<u32>>,
+        options: &str,
+    ) -> PyResult<NativeSessionStream> {
+        let mut options: RequestOptions = parsed(options)?;
+        options.raw = true;
+        let answer = self.0.stream(prompt, options).map_err(|fault| exception(py, &fault))?;
         Ok(NativeSessionStream(Mutex::new(answer)))
     }
 
@@ -229,45 +213,23 @@ impl NativeSession {
 impl NativeSessionStream {
     /// As [`crate::request::NativeRequest::next`].
     fn next<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let next = detached(py, None, |waiting| {
-            let mut answer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            loop {
-                let Some(deltas) = &answer.deltas else { return Ok(None) };
-                match deltas.recv_timeout(POLL) {
-                    Ok(delta) => {
-                        answer.so_far.text += &delta.text;
-                        answer.so_far.reasoning += &delta.reasoning;
-                        return Ok(Some(delta));
-                    }
-                    Err(RecvTimeoutError::Timeout) => {
-                        waiting(0.0).inspect_err(|_| answer.cancel.set())?;
-                    }
-                    Err(RecvTimeoutError::Disconnected) => {
-                        answer.deltas = None;
-                        answer.so_far = answer.result.recv().map_err(|_| Fault::Closed)??;
-                        return Ok(None);
-                    }
-                }
-            }
-        })?;
+        let next = detached(py, None, |waiting| self.lock().next(None, waiting))?;
         next.map(|delta| part(py, delta)).transpose()
     }
 
     /// Ends the answer, and waits for its end: the session is then free.
     fn cancel(&self, py: Python<'_>) {
-        py.detach(|| {
-            let mut answer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            answer.cancel.set();
-            answer.deltas = None;
-            if let Ok(Ok(ended)) = answer.result.recv() {
-                answer.so_far = ended;
-            }
-        });
+        py.detach(|| self.lock().cancel());
     }
 
     fn answer<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let answer =
-            py.detach(|| self.0.lock().unwrap_or_else(PoisonError::into_inner).so_far.clone());
+        let answer = py.detach(|| self.lock().answer().clone());
         answer_dict(py, &answer)
+    }
+}
+
+impl NativeSessionStream {
+    fn lock(&self) -> MutexGuard<'_, SessionAnswer> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,8 +1,10 @@
 //! Tokenizers of models whose weights are not loaded.
 
-use moeflux::Message;
-use moeflux_binding::{Fault, OpenOptions, RequestOptions, Tokenizer};
-use pyo3::{exceptions::PyValueError, prelude::*, types::PyBytes};
+use moeflux_binding::{
+    OpenOptions, RequestOptions, Tokenizer, chat_tokens, decode, encode,
+    messages as parse_messages, token_bytes,
+};
+use pyo3::{prelude::*, types::PyBytes};
 
 use crate::calls::{detached, parsed};
 
@@ -18,22 +20,15 @@ impl NativeTokenizer {
     }
 
     fn encode(&self, py: Python<'_>, text: &str, add_special: bool) -> PyResult<Vec<u32>> {
-        detached(py, None, |_| {
-            Ok(match add_special {
-                true => self.0.text().encode(text)?,
-                false => self.0.text().encode_continuation(text)?,
-            })
-        })
+        detached(py, None, |_| encode(self.0.text(), text, add_special))
     }
 
     fn decode(&self, py: Python<'_>, tokens: Vec<u32>, skip_special: bool) -> PyResult<String> {
-        let decode = || Ok(self.0.text().tokenizer().decode(&tokens, skip_special)?);
-        detached(py, None, |_| decode())
+        detached(py, None, |_| decode(self.0.text(), &tokens, skip_special))
     }
 
     fn token_bytes<'py>(&self, py: Python<'py>, token: u32) -> PyResult<Bound<'py, PyBytes>> {
-        let bytes = self.0.text().tokenizer().token_bytes(token);
-        let bytes = bytes.ok_or_else(|| PyValueError::new_err(format!("no token {token}")))?;
+        let bytes = detached(py, None, |_| token_bytes(self.0.text(), token))?;
         Ok(PyBytes::new(py, &bytes))
     }
 
@@ -43,13 +38,8 @@ impl NativeTokenizer {
         messages: &str,
         options: &str,
     ) -> PyResult<(Vec<u32>, Vec<usize>)> {
-        let messages: Vec<Message> = parsed(messages)?;
         let options: RequestOptions = parsed(options)?;
-        let prompt = || -> Result<_, Fault> {
-            let prompt = self.0.text().prompt(&messages, &options.chat())?;
-            Ok((prompt.tokens, prompt.ends))
-        };
-        detached(py, None, |_| prompt())
+        detached(py, None, |_| chat_tokens(self.0.text(), &parse_messages(messages)?, &options))
     }
 
     fn vocab_size(&self) -> usize {

@@ -1,16 +1,14 @@
-//! Wakes event loops. Threads of the library never take the GIL: one thread here does for all.
+//! Wakes event loops.
 
-use std::{
-    sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicBool, Ordering},
-        mpsc::{Sender, channel},
-    },
-    thread,
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicBool, Ordering},
 };
 
 use moeflux_binding::Wake;
 use pyo3::prelude::*;
+
+use crate::gil_thread::run_later;
 
 /// A callable that is called when there is something to read.
 #[derive(Default)]
@@ -19,8 +17,6 @@ pub(crate) struct WakeSlot {
     /// Whether a call is on its way: several events make one call.
     is_queued: AtomicBool,
 }
-
-static WAKES: OnceLock<Sender<Arc<WakeSlot>>> = OnceLock::new();
 
 impl WakeSlot {
     /// The wake of a request, and its slot.
@@ -46,25 +42,15 @@ impl WakeSlot {
         if self.lock().is_none() || self.is_queued.swap(true, Ordering::AcqRel) {
             return;
         }
-        // A thread that was not started, or has ended with the interpreter, wakes no one.
-        let _ = WAKES.get_or_init(start).send(Arc::clone(self));
+        let slot = Arc::clone(self);
+        run_later(move |py| slot.call(py));
     }
 
-    fn call(&self) {
+    fn call(&self, py: Python<'_>) {
         self.is_queued.store(false, Ordering::Release);
-        Python::try_attach(|py| {
-            // Unlocked before the call, as other threads wait for the lock with the GIL.
-            let callback = self.lock().as_ref().map(|callback| callback.clone_ref(py));
-            // A loop that is closed needs no wake.
-            callback.map(|callback| callback.call0(py))
-        });
+        // Unlocked before the call, as other threads wait for the lock with the GIL.
+        let callback = self.lock().as_ref().map(|callback| callback.clone_ref(py));
+        // A loop that is closed needs no wake.
+        callback.map(|callback| callback.call0(py));
     }
-}
-
-fn start() -> Sender<Arc<WakeSlot>> {
-    let (sender, wakes) = channel::<Arc<WakeSlot>>();
-    let run = move || wakes.iter().for_each(|slot| slot.call());
-    // Without it, loops wait for the next look.
-    let _ = thread::Builder::new().name("wakes".into()).spawn(run);
-    sender
 }

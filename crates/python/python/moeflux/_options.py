@@ -256,32 +256,7 @@ def messages_json(messages: str | Messages) -> str:
     """JSON of a conversation for the extension; a text is one message of the user."""
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
-    return json.dumps([_message_json(message) for message in messages])
-
-
-def _message_json(message: Mapping[str, Any]) -> dict[str, Any]:
-    content = message.get("content")
-    if content is None:
-        content = ""
-    elif not isinstance(content, str):
-        for part in content:
-            if part.get("type") != "text":
-                raise ValueError(f"content of type {part.get('type')!r}: expected text")
-        content = "".join(part["text"] for part in content)
-    made: dict[str, Any] = {"role": message["role"], "content": content}
-    for name in ("reasoning_content", "tool_call_id", "name"):
-        if message.get(name) is not None:
-            made[name] = message[name]
-    calls = message.get("tool_calls") or ()
-    made["tool_calls"] = [
-        {
-            "id": call.get("id", ""),
-            "name": call["function"]["name"],
-            "arguments": call["function"]["arguments"],
-        }
-        for call in calls
-    ]
-    return made
+    return json.dumps([dict(message) for message in messages])
 
 
 def reporter(

@@ -1,0 +1,28 @@
+//! Messages of the library.
+
+use std::{
+    ffi::{CString, c_char, c_void},
+    sync::Arc,
+};
+
+use crate::caller::{self, User};
+
+/// Called with a message and its level, on any thread. It must not call the library.
+pub type OnMessage = Option<extern "C" fn(user: *mut c_void, level: i32, message: *const c_char)>;
+
+/// Sends messages of the library up to a level, from 1 (errors) to 5 (traces), to `receiver`. NULL
+/// is none, as at first.
+#[unsafe(no_mangle)]
+pub extern "C" fn moeflux_log(receiver: OnMessage, level: i32, user: *mut c_void) {
+    let user = User::new(user);
+    caller::call(|_| {
+        let receiver = receiver.map(|receiver| -> moeflux_binding::LogReceiver {
+            Arc::new(move |level, message| {
+                let text = CString::new(message.replace('\0', "")).unwrap_or_default();
+                receiver(user.pointer(), level, text.as_ptr());
+            })
+        });
+        moeflux_binding::log_to(level, receiver);
+        Ok(())
+    });
+}
