@@ -99,6 +99,18 @@ impl Model {
         Ok(PlanSummary::new(&plan, model.experts(), beside))
     }
 
+    /// Smallest budget in bytes with which a model opens.
+    ///
+    /// # Errors
+    /// As [`Model::open`].
+    pub fn floor(path: &str, options: &OpenOptions) -> Result<u64, Fault> {
+        let none = OpenOptions { memory: Some(0), ..options.clone() };
+        match Self::inspect(path, &none) {
+            Ok(plan) => Ok(plan.total),
+            Err(fault) => fault.details().floor.ok_or(fault),
+        }
+    }
+
     /// Its config, as JSON.
     pub fn config(&self) -> &str {
         self.0.config()

@@ -51,6 +51,13 @@ impl NativeModel {
         plan_dict(py, detached(py, None, |_| Model::inspect(path, &options))?)
     }
 
+    /// Smallest budget with which a model opens.
+    #[staticmethod]
+    fn floor(py: Python<'_>, path: &str, options: &str) -> PyResult<u64> {
+        let options: OpenOptions = parsed(options)?;
+        detached(py, None, |_| Model::floor(path, &options))
+    }
+
     fn config(&self) -> &str {
         self.0.config()
     }

@@ -92,6 +92,39 @@ class Answers(unittest.TestCase):
         np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, rtol=1e-5)
         np.testing.assert_array_equal(rows[0], rows[2])
 
+    def test_hidden_states_are_those_of_embeddings(self):
+        tokens = self.model.tokenizer.encode("A fox saw a crow.")
+        with self.model.session() as session:
+            hidden = session.feed_all(tokens, hidden=True)
+            self.assertEqual(hidden.shape, (len(tokens), self.model.hidden_size))
+            self.assertEqual(session.logits.shape, (0,))
+            out = np.zeros_like(hidden)
+            session.reset()
+            self.assertIs(session.feed_all(tokens, hidden=True, out=out), out)
+            np.testing.assert_array_equal(out, hidden)
+        for pooling, row in (("first", hidden[0]), ("last", hidden[-1])):
+            [pooled] = self.model.embed([tokens], pooling=pooling, normalize=False)
+            np.testing.assert_array_equal(pooled, row)
+
+    def test_uses_of_experts_are_counted(self):
+        before = self.model.expert_uses()
+        self.assertEqual(before.shape[0], len(self.model.layers))
+        with self.model.session() as session:
+            session.feed([1, 2, 3])
+        used = self.model.expert_uses() - before
+        self.assertEqual(used.dtype, np.uint64)
+        # Each layer with experts chooses as many for each token.
+        sums = {int(row.sum()) for row in used if row.any()}
+        self.assertEqual((len(sums), max(sums) % 3), (1, 0))
+
+    def test_prompts_may_end_before_the_answer(self):
+        messages = [{"role": "user", "content": [{"type": "text", "text": FOX}]}]
+        tokenizer = self.model.tokenizer
+        whole = tokenizer.apply_chat_template(messages)
+        start = tokenizer.apply_chat_template(messages, add_generation_prompt=False)
+        self.assertLess(len(start), len(whole))
+        self.assertEqual(start, whole[: len(start)])
+
     def test_functions_are_tools(self):
         def weather(city: str, days: int = 1) -> str:
             """The weather of a city."""
@@ -386,6 +419,50 @@ class Forms(unittest.TestCase):
 
 
 class Errors(unittest.TestCase):
+    def test_wrong_messages_and_tokens_are_errors_of_the_package(self):
+        wrong = [
+            [{"content": "hello"}],
+            [{"role": "nobody", "content": "hello"}],
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
+            [{"role": "assistant", "tool_calls": [{"id": "a"}]}],
+        ]
+        with open_model() as model, model.session() as session:
+            for messages in wrong:
+                with self.assertRaisesRegex(moeflux.Error, r"messages\[0\]"):
+                    model.chat(messages)
+            for token in (-1, 1 << 40, model.vocab_size):
+                with self.assertRaises(moeflux.ContextError):
+                    session.feed([token])
+                with self.assertRaises(moeflux.ContextError):
+                    session.decode(token)
+            with self.assertRaises(moeflux.Error):
+                model.tokenizer.bytes_of(model.vocab_size)
+
+    def test_the_floor_opens_and_less_does_not(self):
+        plan = moeflux.Model.inspect("tales-18m", device="cpu", context=512)
+        small = {"context": 512, "device": "cpu", "memory": plan.floor + (1 << 20)}
+        with moeflux.Model.open("tales-18m", **small) as model:
+            self.assertLessEqual(model.plan().floor, small["memory"])
+        small["memory"] = plan.floor // 2
+        with self.assertRaisesRegex(moeflux.BudgetError, "give memory") as caught:
+            moeflux.Model.open("tales-18m", **small)
+        self.assertNotIn("--", str(caught.exception))
+
+    def test_messages_go_to_a_logger_or_a_callable(self):
+        with self.assertLogs("moeflux", "INFO") as logs, open_model():
+            for _ in range(100):
+                if logs.output:
+                    break
+                time.sleep(0.05)
+        self.assertIn("tales-18m: open, on", logs.output[0])
+        seen = []
+        moeflux.log_to(lambda level, message: seen.append((level, message)), 3)
+        self.addCleanup(moeflux.log_to, None)
+        with open_model():
+            while not seen:
+                time.sleep(0.05)
+        self.assertEqual(seen[0][0], 3)
+
     def test_errors_have_the_classes_of_python(self):
         with self.assertRaises(FileNotFoundError if False else moeflux.FileError) as caught:
             moeflux.Model.open("/nowhere/at/all")

@@ -30,6 +30,7 @@ from ._errors import (
     UnsupportedError,
 )
 from ._forms import Form
+from ._logs import log_to
 from ._model import Model, Tokenizer, devices, pull
 from ._native import __version__
 from ._options import Bytes, Cancel, ChatOptions, Finish, Message, Messages, OpenOptions, Progress
@@ -86,5 +87,6 @@ __all__ = [
     "Usage",
     "__version__",
     "devices",
+    "log_to",
     "pull",
 ]

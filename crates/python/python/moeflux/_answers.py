@@ -5,8 +5,10 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
 
+from . import _native
 from ._errors import Error
 from ._forms import value_of
 from ._options import Finish, Message, ToolCall
@@ -251,7 +253,8 @@ class Score(_Record):
 class Plan(Mapping[str, int]):
     """Every byte by name. Shown as a table in a terminal and a notebook."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, values: Mapping[str, Any], path: str, options: str) -> None:
+        self._opened = (path, options)
         self._lines: dict[str, int] = dict(values["lines"])
         self.total: int = values["total"]
         self.beside: int = values["beside"]
@@ -260,6 +263,11 @@ class Plan(Mapping[str, int]):
         self.context: int = values["context"]
         self.sessions: int = values["sessions"]
         self.notes: list[str] = list(values["notes"])
+
+    @cached_property
+    def floor(self) -> int:
+        """Smallest budget in bytes with which the model opens. Plans again."""
+        return _native.NativeModel.floor(*self._opened)
 
     def __getitem__(self, key: str) -> int:
         return self._lines[key]
@@ -272,7 +280,8 @@ class Plan(Mapping[str, int]):
 
     def to_dict(self) -> dict[str, Any]:
         """The same as a dict."""
-        return {**self._lines, "total": self.total, "slots": self.slots, "context": self.context}
+        totals = ("total", "beside", "slots", "experts", "context", "sessions", "notes")
+        return {**self._lines, **{name: getattr(self, name) for name in totals}}
 
     def __repr__(self) -> str:
         rows = [*self._lines.items(), ("total", self.total)]

@@ -15,6 +15,7 @@ from . import _native
 from ._answers import Answer, Failed, Plan, Score, Stats
 from ._closing import Closing
 from ._errors import Error
+from ._logs import log_to_logging
 from ._options import (
     Cancel,
     ChatOptions,
@@ -62,10 +63,11 @@ class Model(Closing):
     the like get its path and open it in the worker.
     """
 
-    def __init__(self, native: _native.NativeModel) -> None:
+    def __init__(self, native: _native.NativeModel, options: str) -> None:
         self._native = native
+        self._opened = (native.path(), options)
         self._described: dict[str, Any] = native.describe()
-        self._plan = Plan(native.plan())
+        self._plan = self.plan()
         _OPEN_MODELS.add(self)
 
     @classmethod
@@ -81,13 +83,16 @@ class Model(Closing):
         "tales-18m", the model in the wheel."""
         report = reporter(progress, "load")
         token = None if cancel is None else cancel._native
-        native = _native.NativeModel.open(os.fspath(path), open_json(options), token, report)
-        return cls(native)
+        log_to_logging()
+        asked = open_json(options)
+        native = _native.NativeModel.open(os.fspath(path), asked, token, report)
+        return cls(native, asked)
 
     @classmethod
     def inspect(cls, path: str | os.PathLike[str], **options: Unpack[OpenOptions]) -> Plan:
         """The memory plan, without loading weights."""
-        return Plan(_native.NativeModel.inspect(os.fspath(path), open_json(options)))
+        name, asked = os.fspath(path), open_json(options)
+        return Plan(_native.NativeModel.inspect(name, asked), name, asked)
 
     def close(self) -> None:
         """Ends running calls and frees host and device memory before it returns, whoever still
@@ -294,7 +299,7 @@ class Model(Closing):
         self,
         texts: Sequence[Prompt],
         *,
-        pooling: Literal["mean", "last"] | None = None,
+        pooling: Literal["mean", "last", "first"] | None = None,
         normalize: bool = True,
     ) -> npt.NDArray[np.float32]:
         """Pooled hidden states, (texts, hidden)."""
@@ -399,11 +404,22 @@ class Model(Closing):
 
     def plan(self) -> Plan:
         """The memory plan."""
-        return Plan(self._native.plan())
+        return Plan(self._native.plan(), *self._opened)
 
     def stats(self) -> Stats:
         """Counters of all steps. Does not wait for a step."""
         return Stats(self._native.stats())
+
+    def expert_uses(self) -> npt.NDArray[np.uint64]:
+        """Uses of each expert since the model was opened, (layers, experts); a layer without
+        experts has zeros."""
+        import numpy
+
+        layers = self._native.expert_uses()
+        uses = numpy.zeros((len(layers), max(map(len, layers), default=0)), dtype=numpy.uint64)
+        for row, layer in zip(uses, layers):
+            row[: len(layer)] = layer
+        return uses
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self.device}, context {self.context}"
@@ -521,7 +537,7 @@ class Tokenizer:
 
     def bytes_of(self, token: int) -> bytes:
         """Bytes of a token."""
-        return self._native.token_bytes(token)
+        return self._native.token_bytes(*token_list([token]))
 
     def apply_chat_template(
         self,
@@ -529,10 +545,13 @@ class Tokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         reasoning: bool | None = None,
+        add_generation_prompt: bool = True,
         **variables: Any,
     ) -> list[int]:
         """Tokens of a conversation, up to the answer."""
         options: dict[str, Any] = {"tools": [tool_json(tool) for tool in tools]}
+        if not add_generation_prompt:
+            variables["add_generation_prompt"] = False
         options["template"] = variables
         if reasoning is not None:
             options["thinking"] = reasoning

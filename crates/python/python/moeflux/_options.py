@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Union, final
 
 from . import _native
+from ._errors import ContextError
 from ._forms import Form, schema_of
 
 if TYPE_CHECKING:
@@ -216,7 +217,11 @@ def request_json(call: str, given: Mapping[str, Any], is_chat: bool) -> str:
 def token_list(tokens: Any) -> list[int]:
     """Token ids as a list."""
     listed = getattr(tokens, "tolist", None)
-    return listed() if listed is not None else [int(token) for token in tokens]
+    ids: list[int] = listed() if listed is not None else [int(token) for token in tokens]
+    if ids and not 0 <= min(ids) <= max(ids) < 1 << 32:
+        wrong = min(ids) if min(ids) < 0 else max(ids)
+        raise ContextError(f"expected tokens of the vocabulary, got {wrong}")
+    return ids
 
 
 def tool_json(tool: Mapping[str, Any] | Callable[..., Any]) -> dict[str, Any]:

@@ -87,10 +87,17 @@ class Session(Closing):
         self._native.feed(token_list(tokens), _native_cancel(cancel))
 
     def feed_all(
-        self, tokens: Tokens, *, out: Floats | None = None, cancel: Cancel | None = None
+        self,
+        tokens: Tokens,
+        *,
+        hidden: bool = False,
+        out: Floats | None = None,
+        cancel: Cancel | None = None,
     ) -> Floats:
-        """Appends tokens; logits after each, (n, vocab), written to `out` if it is given."""
-        rows = _array(self._native.feed_all(token_list(tokens), _native_cancel(cancel)))
+        """Appends tokens; logits after each, (n, vocab), written to `out` if it is given. With
+        `hidden` the hidden states after the final norm, (n, hidden): `logits` is then empty."""
+        ids = token_list(tokens)
+        rows = _array(self._native.feed_all(ids, _native_cancel(cancel), hidden))
         if out is None:
             return rows
         if out.shape != rows.shape:
@@ -100,7 +107,7 @@ class Session(Closing):
 
     def decode(self, token: int) -> Floats:
         """Appends one token and returns `logits`."""
-        self._native.feed([token], None)
+        self._native.feed(token_list([token]), None)
         return self.logits
 
     def sample(self, **sampling: Unpack[Sampling]) -> int:
