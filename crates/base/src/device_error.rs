@@ -54,4 +54,7 @@ pub enum DeviceError {
     /// The requested device, instruction set, thread count or handle is not available.
     #[error("{0}")]
     Device(String),
+    /// There is no such device, or this build lacks it.
+    #[error("{0}")]
+    Missing(String),
 }

@@ -27,7 +27,7 @@ pub fn open(options: &DeviceOptions) -> Result<Box<dyn Device>, Error> {
                 None => None,
             };
             let Some(index) = index else {
-                return Err(Error::Device(format!(
+                return Err(Error::Missing(format!(
                     "there is no device {name:?}: choose cpu, gpu, gpu:N or reference"
                 )));
             };
@@ -43,5 +43,5 @@ fn open_gpu(index: Option<usize>, options: &DeviceOptions) -> Result<Box<dyn Dev
 
 #[cfg(not(feature = "gpu"))]
 fn open_gpu(_: Option<usize>, _: &DeviceOptions) -> Result<Box<dyn Device>, Error> {
-    Err(Error::Device("this build has no GPU device: build it with the feature gpu".into()))
+    Err(Error::Missing("this build has no GPU device: build it with the feature gpu".into()))
 }

@@ -1,7 +1,5 @@
 //! Names for the crates above, which are no part of the public interface.
 
-pub use crate::arch::ngram_memory::{NgramBase, base_for_rows};
-pub use crate::arch::supported;
 pub use crate::blank_weights::{blank_weights, check_tails};
 pub use crate::blueprint::states::{LayerState, MAX_STATES, StateEntries, WrittenEntries};
 pub use crate::checkpoint::data_file::{DataFile, read_at};
@@ -22,6 +20,8 @@ pub use crate::checkpoint::{
     frame::{ALIGN, Frame, FrameError, digest},
     model_id::hex_digest,
 };
+pub use crate::families::supported;
 pub use crate::ngram::NgramSettings;
 pub use crate::packed_experts::layout_digest;
+pub use crate::parts::ngram_memory::{NgramBase, base_for_rows};
 pub use crate::untied_head::untied_head;

@@ -7,8 +7,8 @@ pub use moeflux_base::{
 };
 #[doc(inline)]
 pub use moeflux_base::{
-    GrammarError, ImageError, Notices, OpenError, PlanError, SamplingError, SessionError,
-    SnapshotProblem, SystemMemory, ToolError, is_panic_guarded,
+    DeviceError, GrammarError, ImageError, Notices, OpenError, PlanError, SamplingError,
+    SessionError, SnapshotProblem, SystemMemory, ToolError, is_panic_guarded,
 };
 #[doc(inline)]
 pub use moeflux_engine::{LayerStats, ReadCounters, Stats};

@@ -85,6 +85,19 @@ pub enum Error {
         /// Length of the expert in bytes.
         bytes: usize,
     },
+    /// Architecture that is not supported.
+    #[error(
+        "{}: the model_type {found:?} is not supported; supported are: {supported}",
+        path.display()
+    )]
+    Architecture {
+        /// The file.
+        path: PathBuf,
+        /// The `model_type`.
+        found: String,
+        /// Names of all architectures.
+        supported: String,
+    },
     /// Options with which a model cannot be opened.
     #[error(transparent)]
     Open(#[from] OpenError),

@@ -113,9 +113,9 @@ pub(super) fn choose(described: &[Adapter], index: Option<usize>) -> Result<Adap
     let chosen = match (chosen, index) {
         (Some(a), _) => a.clone(),
         (None, Some(i)) => {
-            return Err(Error::Device(format!("there is no adapter gpu:{i}: {}", found())));
+            return Err(Error::Missing(format!("there is no adapter gpu:{i}: {}", found())));
         }
-        (None, None) => return Err(Error::Device(format!("no usable GPU: {}", found()))),
+        (None, None) => return Err(Error::Missing(format!("no usable GPU: {}", found()))),
     };
     if let Some(why) = &chosen.unusable {
         return Err(Error::Device(format!(

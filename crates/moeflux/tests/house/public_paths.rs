@@ -8,8 +8,8 @@ use moeflux::{
     Finish as _, GenerateRequest as _, MemoryPlan as _, MemoryRequest as _, Message as _,
     Sampling as _, Session as _, StepControl as _, base as _,
     base::{
-        GrammarError as _, ImageError as _, LayerStats as _, Notices as _, OpenError as _,
-        PlanError as _, ReadCounters as _, SamplingError as _, SessionError as _,
+        DeviceError as _, GrammarError as _, ImageError as _, LayerStats as _, Notices as _,
+        OpenError as _, PlanError as _, ReadCounters as _, SamplingError as _, SessionError as _,
         SnapshotProblem as _, Stats as _, SystemMemory as _, ToolError as _, is_panic_guarded as _,
     },
     checkpoint as _,

@@ -1,0 +1,100 @@
+//! `afmoe`: Trinity of Arcee.
+//!
+//! Sliding-window layers with full ones without positions between; a sigmoid gate per element on
+//! the output of attention, of a projection apart from `q_proj`; norms before and after each part.
+//! Sources: Arcee AI, "Arcee Trinity", 2026; the published `config.json`s; transformers,
+//! `modeling_afmoe.py`.
+
+use moeflux_base::Error;
+use moeflux_ops::{GateFunction, RopePairs};
+use serde::Deserialize;
+
+use crate::parts::{
+    body::{Body, GqaParams, Heads, gqa},
+    config::parse_config,
+    grouped_moe::{GroupedMoe, MoeStyle},
+    rope::RopeKeys,
+    scope::{NormWeights, Scope},
+    windows::LayerWindows,
+};
+use crate::{
+    blueprint::{
+        Blueprint, BodyBlueprint, GateSource, GqaBlueprint, GqaShape, LayerBlueprint, OutputGate,
+        RopeShape, SubBlockBlueprint, SubBlockInput,
+    },
+    checkpoint::source::TensorSource,
+};
+
+#[derive(Deserialize)]
+struct AfmoeConfig {
+    #[serde(flatten)]
+    body: Body,
+    #[serde(flatten)]
+    heads: Heads,
+    #[serde(flatten)]
+    rope: RopeKeys,
+    #[serde(flatten)]
+    windows: LayerWindows,
+    #[serde(flatten)]
+    moe: GroupedMoe,
+    /// Whether the embedding is scaled by the square root of the hidden size.
+    mup_enabled: Option<bool>,
+}
+
+pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
+    let config: AfmoeConfig = parse_config(source)?;
+    let norms = NormWeights::Plain;
+    let blueprint = config.body.blueprint(source, norms, |i, scope| layer(&config, i, scope))?;
+    let is_scaled = config.mup_enabled.unwrap_or(false);
+    let embed_scale = if is_scaled { (blueprint.hidden as f32).sqrt() } else { 1.0 };
+    Ok(Blueprint { embed_scale, ..blueprint })
+}
+
+fn layer(config: &AfmoeConfig, i: usize, layer: &Scope<'_>) -> Result<LayerBlueprint, Error> {
+    let hidden = config.body.hidden_size;
+    let mixer = attention(config, i, &layer.child("self_attn"))?.into();
+    let style = MoeStyle {
+        router: "router.gate",
+        correction: Some("expert_bias"),
+        stacked: "experts",
+        ..MoeStyle::default()
+    };
+    let feed_forward = config.moe.feed_forward_with(&style, &layer.child("mlp"), i, hidden)?;
+    let sub_block = |body, [before, after]: [&str; 2]| -> Result<_, Error> {
+        Ok(SubBlockBlueprint {
+            input: SubBlockInput::Residual { norm: layer.stream_norm(before, hidden)? },
+            body,
+            post_norm: Some(layer.norm(after, hidden)?),
+            scale: None,
+        })
+    };
+    let mixer_norms = ["input_layernorm", "post_attention_layernorm"];
+    let feed_forward_norms = ["pre_mlp_layernorm", "post_mlp_layernorm"];
+    let sub_blocks = vec![
+        sub_block(BodyBlueprint::Mixer(mixer), mixer_norms)?,
+        sub_block(BodyBlueprint::FeedForward(feed_forward), feed_forward_norms)?,
+    ];
+    Ok(LayerBlueprint { memory: None, sub_blocks })
+}
+
+fn attention(config: &AfmoeConfig, i: usize, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {
+    let (source, hidden) = (attention.source, config.body.hidden_size);
+    let window = config.windows.of(source, i)?;
+    let shape = config.heads.shape(source, hidden)?;
+    let gate = OutputGate {
+        function: GateFunction::Sigmoid,
+        width: shape.v_head_dim,
+        source: GateSource::Separate,
+    };
+    let shape = GqaShape { window, gate: Some(gate), ..shape };
+    let rope = match window {
+        Some(_) => config.rope.whole(source, shape.head_dim, RopePairs::Halves)?,
+        None => RopeShape::NONE,
+    };
+    Ok(GqaBlueprint {
+        q_norm: Some(attention.norm("q_norm", shape.head_dim)?),
+        k_norm: Some(attention.norm("k_norm", shape.head_dim)?),
+        gate_proj: Some(attention.linear("gate_proj", shape.gate_outputs(), hidden)?),
+        ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?
+    })
+}

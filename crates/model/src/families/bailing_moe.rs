@@ -1,0 +1,153 @@
+//! `bailing_moe`, `bailing_moe_v2`: Ling-lite and Ling-plus 1.x, Ling-mini and Ling-flash 2.0.
+//!
+//! One matrix of queries, keys and values. The first generation has a softmax router, the second
+//! the router of DeepSeek-V3 and norms per head. Sources: the published `config.json`s; mlx-lm,
+//! `bailing_moe.py`.
+
+use moeflux_base::Error;
+use moeflux_ops::Scoring;
+use serde::Deserialize;
+
+use crate::parts::{
+    body::{Body, Heads},
+    config::{Require, parse_config},
+    grouped_moe::{GroupedMoe, MoeStyle},
+    rope::{RopeKeys, RotatedPart},
+    scope::{NormWeights, Scope},
+};
+use crate::{
+    blueprint::{Blueprint, FeedForwardBlueprint, GqaBlueprint, LinearSource},
+    checkpoint::source::TensorSource,
+};
+
+#[derive(Deserialize)]
+struct BailingMoeConfig {
+    #[serde(flatten)]
+    body: Body,
+    #[serde(flatten)]
+    heads: Heads,
+    #[serde(flatten)]
+    rope: RopeKeys,
+    #[serde(flatten)]
+    moe: GroupedMoe,
+    rotary_dim: Option<usize>,
+    use_qk_norm: Option<bool>,
+    score_function: Option<String>,
+    moe_router_enable_expert_bias: Option<bool>,
+    moe_router_enable_shared_expert: Option<bool>,
+    /// Of one shared expert.
+    moe_shared_expert_intermediate_size: Option<usize>,
+    #[serde(default)]
+    use_qkv_bias: bool,
+    #[serde(default)]
+    attention_bias: bool,
+    #[serde(default)]
+    norm_head: bool,
+    #[serde(default)]
+    norm_softmax: bool,
+    #[serde(default)]
+    multi_gate: bool,
+}
+
+/// Generation of the router and of attention where a config does not say it.
+#[derive(Clone, Copy)]
+pub(super) enum Generation {
+    /// A softmax router; no norms of queries and keys.
+    First,
+    /// A sigmoid router with a correction; norms of queries and keys.
+    Second,
+}
+
+pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
+    with_generation(source, Generation::First)
+}
+
+/// Blueprint of the architecture, where a config that does not say otherwise means `generation`.
+pub(super) fn with_generation(
+    source: &dyn TensorSource,
+    generation: Generation,
+) -> Result<Blueprint, Error> {
+    let mut config: BailingMoeConfig = parse_config(source)?;
+    if let Generation::Second = generation {
+        config.use_qk_norm.get_or_insert(true);
+        config.moe_router_enable_expert_bias.get_or_insert(true);
+        config.score_function.get_or_insert_with(|| "sigmoid".to_owned());
+    }
+    for (key, value) in [
+        ("use_qkv_bias", config.use_qkv_bias),
+        ("attention_bias", config.attention_bias),
+        ("norm_head", config.norm_head),
+        ("norm_softmax", config.norm_softmax),
+        ("multi_gate", config.multi_gate),
+    ] {
+        Require(source).that(!value, || format!("\"{key}\" is true, which is not supported"))?;
+    }
+    let moe = &mut config.moe;
+    if config.moe_router_enable_shared_expert == Some(false) {
+        moe.n_shared_experts = Some(0);
+    }
+    let (count, own) = (moe.n_shared_experts.unwrap_or(0), moe.moe_intermediate_size);
+    let size = config.moe_shared_expert_intermediate_size.unwrap_or(own);
+    moe.shared_expert_intermediate_size = Some(size.saturating_mul(count));
+    let body = &config.body;
+    body.blueprint(source, NormWeights::Plain, |i, layer| {
+        let attention = attention(&config, &layer.child("attention"))?;
+        body.layer(layer, attention, feed_forward(&config, &layer.child("mlp"), i)?)
+    })
+}
+
+fn attention(config: &BailingMoeConfig, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {
+    let (source, hidden) = (attention.source, config.body.hidden_size);
+    let shape = config.heads.shape(source, hidden)?;
+    let (q_rows, kv_rows) = (shape.q_outputs(), shape.kv_heads * shape.head_dim);
+    let fused = "query_key_value";
+    let [q_proj, k_proj, v_proj] = if attention.has_matrix(fused) {
+        let qkv = attention.matrix(fused, q_rows + 2 * kv_rows, hidden)?;
+        let part = |first: usize, rows: usize| -> Result<_, Error> {
+            let weight = source.gather_rows(&qkv, std::slice::from_ref(&(first..first + rows)))?;
+            Ok(LinearSource { weight, bias: None })
+        };
+        [part(0, q_rows)?, part(q_rows, kv_rows)?, part(q_rows + kv_rows, kv_rows)?]
+    } else {
+        // GGUF files have three.
+        let part = |name, rows| attention.linear(name, rows, hidden);
+        [part("q_proj", q_rows)?, part("k_proj", kv_rows)?, part("v_proj", kv_rows)?]
+    };
+    let has_norms = config.use_qk_norm.unwrap_or(false);
+    let norm = |name| attention.norm_if(Some(has_norms), name, shape.head_dim);
+    let rotated = RotatedPart { dims: config.rotary_dim, default_share: 1.0 };
+    Ok(GqaBlueprint {
+        rope: config.rope.partial(source, shape.head_dim, rotated)?,
+        q_proj,
+        k_proj,
+        v_proj: Some(v_proj),
+        gate_proj: None,
+        o_proj: attention.linear("dense", hidden, shape.heads * shape.v_head_dim)?,
+        q_norm: norm("query_layernorm")?,
+        k_norm: norm("key_layernorm")?,
+        norms_rotated: false,
+        v_norm: false,
+        sinks: None,
+        indexer: None,
+        shape,
+    })
+}
+
+fn feed_forward(
+    config: &BailingMoeConfig,
+    mlp: &Scope<'_>,
+    layer: usize,
+) -> Result<FeedForwardBlueprint, Error> {
+    let in_mlx = "gate.gate_proj";
+    let has_correction = config.moe_router_enable_expert_bias.unwrap_or(false);
+    let style = MoeStyle {
+        router: if mlp.has_matrix(in_mlx) { in_mlx } else { "gate" },
+        correction: has_correction.then_some("gate.expert_bias"),
+        scoring: match config.score_function.as_deref() {
+            Some("sigmoid") => Scoring::Sigmoid,
+            _ => Scoring::Softmax,
+        },
+        ..MoeStyle::default()
+    };
+    config.moe.feed_forward_with(&style, mlp, layer, config.body.hidden_size)
+}

@@ -1,0 +1,114 @@
+//! `cohere2_moe`: Command-A+.
+//!
+//! Attention and the feed-forward part in parallel on one LayerNorm; RoPE in layers with windows
+//! only; a router that scores the chosen logits; shared and routed experts averaged. Sources:
+//! transformers, `modeling_cohere2_moe.py`, the authors' release.
+
+use moeflux_base::Error;
+use moeflux_ops::{RopePairs, Scoring};
+use serde::Deserialize;
+
+use crate::parts::{
+    body::{Body, GqaParams, Heads, gqa},
+    config::{Require, config_error, parse_config},
+    grouped_moe::{GroupedMoe, MoeStyle},
+    rope::RopeKeys,
+    scope::{NormWeights, Scope},
+    windows::LayerWindows,
+};
+use crate::{
+    blueprint::{
+        Blueprint, BodyBlueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape, LayerBlueprint,
+        RopeShape, SubBlockBlueprint, SubBlockInput,
+    },
+    checkpoint::source::TensorSource,
+};
+
+#[derive(Deserialize)]
+struct Cohere2MoeConfig {
+    #[serde(flatten)]
+    body: Body,
+    #[serde(flatten)]
+    heads: Heads,
+    #[serde(flatten)]
+    rope: RopeKeys,
+    #[serde(flatten)]
+    windows: LayerWindows,
+    #[serde(flatten)]
+    moe: GroupedMoe,
+    prefix_dense_intermediate_size: Option<usize>,
+    /// Dense layers of full attention have RoPE if this is 1.
+    prefix_dense_sliding_window_pattern: Option<usize>,
+    expert_selection_fn: String,
+    shared_expert_combination_strategy: Option<String>,
+    logit_scale: f32,
+}
+
+pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
+    let mut config: Cohere2MoeConfig = parse_config(source)?;
+    config.body.tie_word_embeddings.get_or_insert(true);
+    let moe = &mut config.moe;
+    moe.moe_intermediate_size = moe.intermediate_size;
+    moe.intermediate_size = config.prefix_dense_intermediate_size.unwrap_or(0);
+    let scoring = match config.expert_selection_fn.as_str() {
+        // Over the chosen logits.
+        "softmax" => {
+            moe.norm_topk_prob = Some(true);
+            Scoring::Softmax
+        }
+        "sigmoid" => Scoring::Sigmoid,
+        other => {
+            let problem = format!("the \"expert_selection_fn\" {other:?} is not supported");
+            return Err(config_error(source, problem));
+        }
+    };
+    let strategy = config.shared_expert_combination_strategy.as_deref().unwrap_or("average");
+    Require(source).that(["average", "sum"].contains(&strategy), || {
+        format!("the \"shared_expert_combination_strategy\" {strategy:?} is not supported")
+    })?;
+    let is_averaged = strategy == "average" && moe.n_shared_experts.is_some_and(|n| n > 0);
+    let share = if is_averaged { 0.5 } else { 1.0 };
+    moe.routed_scaling_factor = Some(share);
+    Require(source).factor("logit_scale", config.logit_scale)?;
+    let style = MoeStyle { correction: None, scoring, ..MoeStyle::default() };
+    let body = &config.body;
+    let norms = if body.rms_norm_eps.is_some() { NormWeights::Plain } else { NormWeights::Layer };
+    let model = body.blueprint(source, norms, |i, layer| {
+        let attention = attention(&config, &layer.child("self_attn"), i)?;
+        let mlp = layer.child("mlp");
+        let mut part = config.moe.feed_forward_with(&style, &mlp, i, body.hidden_size)?;
+        if let FeedForwardBlueprint::Moe(moe) = &mut part
+            && let Some(shared) = &mut moe.shared
+        {
+            shared.scale = share;
+        }
+        let norm = layer.stream_norm("input_layernorm", body.hidden_size)?;
+        let parallel = SubBlockBlueprint {
+            input: SubBlockInput::Previous,
+            body: BodyBlueprint::FeedForward(part),
+            post_norm: None,
+            scale: None,
+        };
+        let mixer = SubBlockBlueprint::new(norm, BodyBlueprint::Mixer(attention.into()));
+        Ok(LayerBlueprint { memory: None, sub_blocks: vec![mixer, parallel] })
+    })?;
+    Ok(Blueprint { logit_scale: config.logit_scale, ..model })
+}
+
+fn attention(
+    config: &Cohere2MoeConfig,
+    attention: &Scope<'_>,
+    layer: usize,
+) -> Result<GqaBlueprint, Error> {
+    let (source, hidden) = (attention.source, config.body.hidden_size);
+    let window = config.windows.of(source, layer)?;
+    let shape = GqaShape { window, ..config.heads.shape(source, hidden)? };
+    let is_prefix = config.prefix_dense_sliding_window_pattern.unwrap_or(1) == 1
+        && !config.moe.is_sparse(source, layer)?;
+    let rope = if window.is_some() || is_prefix {
+        config.rope.whole(source, shape.head_dim, RopePairs::Interleaved)?
+    } else {
+        RopeShape::NONE
+    };
+    gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })
+}

@@ -1,0 +1,181 @@
+//! `deepseek_v3`, `glm4_moe_lite`, `kimi_k2`: DeepSeek-V3 and R1, Cogito-V2 671B, GLM-4.7-Flash,
+//! Kimi-K2.
+//!
+//! Multi-head latent attention, a sigmoid router with correction bias and groups, dense layers
+//! first, unscaled shared experts. Sources: DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, and
+//! its `inference/model.py`; the published `config.json`s.
+
+use moeflux_base::Error;
+use moeflux_ops::RopePairs;
+use serde::Deserialize;
+
+use crate::parts::{
+    body::Body,
+    config::{Require, parse_config},
+    grouped_moe::{GroupedMoe, MoeStyle},
+    rope::RopeKeys,
+    scope::{NormWeights, Scope},
+};
+use crate::{
+    blueprint::{
+        Blueprint, LatentHeads, LatentQuery, MlaBlueprint, MlaShape, RopeShape, SparseBlueprint,
+    },
+    checkpoint::source::{StackLayout, StackRequest, TensorSource},
+};
+
+#[derive(Deserialize)]
+pub(super) struct DeepseekV3Config {
+    #[serde(flatten)]
+    pub(super) body: Body,
+    #[serde(flatten)]
+    rope: RopeKeys,
+    #[serde(flatten)]
+    pub(super) moe: GroupedMoe,
+    #[serde(skip)]
+    pub(super) style: MoeStyle,
+    pub(super) num_attention_heads: usize,
+    pub(super) head_dim: Option<usize>,
+    pub(super) q_lora_rank: Option<usize>,
+    kv_lora_rank: usize,
+    qk_nope_head_dim: usize,
+    qk_rope_head_dim: usize,
+    v_head_dim: usize,
+    rope_interleave: Option<bool>,
+    /// Whether a part of each query and key is rotated.
+    #[serde(skip, default = "has_positions")]
+    pub(super) has_positions: bool,
+}
+
+const fn has_positions() -> bool {
+    true
+}
+
+/// Sparse attention of a layer, by its index and its attention module.
+pub(super) type SparseAttention<'a> =
+    dyn Fn(usize, &Scope<'_>) -> Result<Option<SparseBlueprint>, Error> + 'a;
+
+pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
+    build(source, &parse_config(source)?, &|_, _| Ok(None))
+}
+
+/// The model, with sparse attention in the layers for which `sparse` returns it.
+pub(super) fn build(
+    source: &dyn TensorSource,
+    config: &DeepseekV3Config,
+    sparse: &SparseAttention<'_>,
+) -> Result<Blueprint, Error> {
+    config.check(source)?;
+    let body = &config.body;
+    body.blueprint(source, NormWeights::Plain, |i, layer| {
+        let self_attn = layer.child("self_attn");
+        let style = LatentStyle { output: "o_proj", rope: config.rope(source, config.pairs())? };
+        let attention = attention(config, style, &self_attn)?;
+        let attention = MlaBlueprint { sparse: sparse(i, &self_attn)?, ..attention };
+        let (mlp, hidden) = (layer.child("mlp"), body.hidden_size);
+        let feed_forward = config.moe.feed_forward_with(&config.style, &mlp, i, hidden)?;
+        body.layer(layer, attention, feed_forward)
+    })
+}
+
+impl DeepseekV3Config {
+    /// Checks the sizes of attention.
+    pub(super) fn check(&self, source: &dyn TensorSource) -> Result<(), Error> {
+        Require(source).sizes(&[
+            ("num_attention_heads", self.num_attention_heads),
+            ("kv_lora_rank", self.kv_lora_rank),
+            ("qk_nope_head_dim", self.qk_nope_head_dim),
+            ("qk_rope_head_dim", self.qk_rope_head_dim + usize::from(!self.has_positions)),
+            ("v_head_dim", self.v_head_dim),
+            ("q_lora_rank", self.q_lora_rank.unwrap_or(1)),
+        ])
+    }
+
+    /// Pairs that RoPE of attention rotates.
+    pub(super) fn pairs(&self) -> RopePairs {
+        match self.rope_interleave {
+            Some(false) => RopePairs::Halves,
+            _ => RopePairs::Interleaved,
+        }
+    }
+
+    /// RoPE of attention or of the indexer.
+    pub(super) fn rope(
+        &self,
+        source: &dyn TensorSource,
+        pairs: RopePairs,
+    ) -> Result<RopeShape, Error> {
+        let (config, rotated) = (self.rope.config(source)?, self.qk_rope_head_dim);
+        // Some configs state the rotated part as a share of the whole head, or of `head_dim`.
+        let heads = [Some(self.qk_nope_head_dim + rotated), self.head_dim];
+        let is_share =
+            |share: f64| heads.iter().flatten().any(|head| share * *head as f64 == rotated as f64);
+        match config.share(source)? {
+            Some(share) if is_share(share) => config.shape(source, rotated, pairs),
+            _ => config.whole(source, rotated, pairs),
+        }
+    }
+}
+
+/// Parts of latent attention that differ between families.
+pub(super) struct LatentStyle {
+    /// Name of the output projection.
+    pub(super) output: &'static str,
+    pub(super) rope: RopeShape,
+}
+
+/// Epsilon of the norms of latents: fixed in DeepSeek's reference code, whatever `rms_norm_eps` is.
+const LATENT_EPS: f32 = 1e-6;
+
+/// Latent attention to all positions, without a gate.
+pub(super) fn attention(
+    config: &DeepseekV3Config,
+    style: LatentStyle,
+    attention: &Scope<'_>,
+) -> Result<MlaBlueprint, Error> {
+    let (heads, hidden) = (config.num_attention_heads, config.body.hidden_size);
+    let (nope, rotated) = (config.qk_nope_head_dim, config.qk_rope_head_dim);
+    let (latent, value) = (config.kv_lora_rank, config.v_head_dim);
+    let q = match config.q_lora_rank {
+        None => {
+            LatentQuery::Direct(attention.linear("q_proj", heads * (nope + rotated), hidden)?)
+        }
+        Some(rank) => LatentQuery::LowRank {
+            q_a_proj: attention.linear("q_a_proj", rank, hidden)?,
+            q_a_layernorm: attention.norm("q_a_layernorm", rank)?,
+            q_b_proj: attention.linear("q_b_proj", heads * (nope + rotated), rank)?,
+        },
+    };
+    let kv_b = if attention.source.changes().kv_b_split {
+        let stacked = |name, rows, cols| {
+            let layout = StackLayout::Weight;
+            attention.stacked_rows(&StackRequest { name, layout, count: heads, rows, cols })
+        };
+        LatentHeads::Split {
+            embed_q: stacked("embed_q", latent, nope)?,
+            unembed_out: stacked("unembed_out", value, latent)?,
+        }
+    } else {
+        LatentHeads::Whole(attention.matrix("kv_b_proj", heads * (nope + value), latent)?)
+    };
+    Ok(MlaBlueprint {
+        shape: MlaShape {
+            heads,
+            qk_nope_head_dim: nope,
+            qk_rope_head_dim: rotated,
+            v_head_dim: value,
+            kv_lora_rank: latent,
+            scale: config.rope.config(attention.source)?.score_factor()
+                / ((nope + rotated) as f32).sqrt(),
+            temperature: config.rope.config(attention.source)?.temperature(attention.source)?,
+        },
+        rope: style.rope,
+        q,
+        kv_a_proj_with_mqa: attention.linear("kv_a_proj_with_mqa", latent + rotated, hidden)?,
+        kv_a_layernorm: attention.norm("kv_a_layernorm", latent)?,
+        latent_eps: LATENT_EPS,
+        kv_b,
+        gate_proj: None,
+        o_proj: attention.linear(style.output, hidden, heads * value)?,
+        sparse: None,
+    })
+}

@@ -1,0 +1,72 @@
+//! `dots1`: dots.llm1.
+//!
+//! Attention with a norm per head; the feed-forward parts of DeepSeek-V3. MLX stacks the experts
+//! under their name on the Hub. Sources: rednote-hilab, "dots.llm1 Technical Report", 2025; the
+//! published `config.json`s.
+
+use moeflux_base::Error;
+use moeflux_ops::RopePairs;
+use serde::Deserialize;
+
+use crate::parts::{
+    body::{Body, GqaParams, Heads, gqa},
+    config::{Require, parse_config},
+    grouped_moe::{GroupedMoe, MoeStyle},
+    rope::RopeKeys,
+    scope::{NormWeights, Scope},
+};
+use crate::{
+    blueprint::{Blueprint, GqaBlueprint},
+    checkpoint::source::TensorSource,
+};
+
+#[derive(Deserialize)]
+struct Dots1Config {
+    #[serde(flatten)]
+    body: Body,
+    #[serde(flatten)]
+    heads: Heads,
+    #[serde(flatten)]
+    rope: RopeKeys,
+    #[serde(flatten)]
+    moe: GroupedMoe,
+    sliding_window: Option<usize>,
+    /// Layers before the first one with a sliding window.
+    #[serde(default)]
+    max_window_layers: usize,
+    /// Full attention in every layer if present; decides instead of the two keys above.
+    layer_types: Option<Vec<String>>,
+}
+
+pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
+    let config: Dots1Config = parse_config(source)?;
+    let (body, full) = (&config.body, config.max_window_layers);
+    Require(source).that(
+        config.layer_types.is_some()
+            || config.sliding_window.is_none()
+            || full >= body.num_hidden_layers,
+        || {
+            format!(
+                "\"sliding_window\" from layer {full} on (\"max_window_layers\") is not supported"
+            )
+        },
+    )?;
+    body.blueprint(source, NormWeights::Plain, |i, layer| {
+        let attention = attention(&config, &layer.child("self_attn"))?;
+        let style = MoeStyle { stacked: "experts", ..MoeStyle::default() };
+        let mlp = layer.child("mlp");
+        let feed_forward = config.moe.feed_forward_with(&style, &mlp, i, body.hidden_size)?;
+        body.layer(layer, attention, feed_forward)
+    })
+}
+
+fn attention(config: &Dots1Config, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {
+    let hidden = config.body.hidden_size;
+    let shape = config.heads.shape(attention.source, hidden)?;
+    let rope = config.rope.whole(attention.source, shape.head_dim, RopePairs::Halves)?;
+    Ok(GqaBlueprint {
+        q_norm: Some(attention.norm("q_norm", shape.head_dim)?),
+        k_norm: Some(attention.norm("k_norm", shape.head_dim)?),
+        ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?
+    })
+}

@@ -1,0 +1,90 @@
+//! `ernie4_5_moe`: ERNIE-4.5-21B-A3B, 300B-A47B.
+//!
+//! Grouped-query attention with neighbours as RoPE's pairs; a softmax router with a correction bias
+//! for the choice, shared experts; dense layers before and after the MoE layers. Sources: Baidu,
+//! "ERNIE 4.5 Technical Report", 2025; the published `config.json`s; transformers,
+//! `modeling_ernie4_5_moe.py`.
+
+use moeflux_base::Error;
+use moeflux_ops::{RopePairs, Scoring};
+use serde::Deserialize;
+
+use crate::parts::{
+    body::{Body, GqaParams, Heads, gqa},
+    config::{Require, parse_config},
+    grouped_moe::{GroupedMoe, MoeStyle},
+    rope::RopeKeys,
+    scope::{NormWeights, Scope},
+};
+use crate::{
+    blueprint::{Blueprint, FeedForwardBlueprint, GqaBlueprint},
+    checkpoint::source::TensorSource,
+};
+
+#[derive(Deserialize)]
+struct ErnieMoeConfig {
+    #[serde(flatten)]
+    body: Body,
+    #[serde(flatten)]
+    heads: Heads,
+    #[serde(flatten)]
+    rope: RopeKeys,
+    #[serde(flatten)]
+    moe: GroupedMoe,
+    moe_layer_start_index: Option<usize>,
+    /// The last layer that may have experts; `-1` for the last of all.
+    moe_layer_end_index: Option<isize>,
+    moe_layer_interval: Option<usize>,
+    moe_gate: Option<String>,
+    moe_gate_act: Option<String>,
+}
+
+pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
+    let config: ErnieMoeConfig = parse_config(source)?;
+    for (key, value, supported) in
+        [("moe_gate", &config.moe_gate, "topk"), ("moe_gate_act", &config.moe_gate_act, "softmax")]
+    {
+        Require(source).that(value.as_ref().is_none_or(|value| value == supported), || {
+            format!("the \"{key}\" {:?} is not supported", value.as_deref().unwrap_or_default())
+        })?;
+    }
+    let body = &config.body;
+    body.blueprint(source, NormWeights::Plain, |i, layer| {
+        let attention = attention(&config, &layer.child("self_attn"))?;
+        let feed_forward = feed_forward(&config, &layer.child("mlp"), i)?;
+        body.layer(layer, attention, feed_forward)
+    })
+}
+
+fn attention(config: &ErnieMoeConfig, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {
+    let hidden = config.body.hidden_size;
+    let shape = config.heads.shape(attention.source, hidden)?;
+    let rope = config.rope.whole(attention.source, shape.head_dim, RopePairs::Interleaved)?;
+    gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })
+}
+
+fn feed_forward(
+    config: &ErnieMoeConfig,
+    mlp: &Scope<'_>,
+    layer: usize,
+) -> Result<FeedForwardBlueprint, Error> {
+    let (require, hidden) = (Require(mlp.source), config.body.hidden_size);
+    let (start, every) = (config.moe_layer_start_index, config.moe_layer_interval.unwrap_or(1));
+    let start = require.named("moe_layer_start_index", start, "which layers have experts")?;
+    require.sizes(&[("moe_layer_interval", every)])?;
+    // A negative index, which is no `usize`, ends nothing.
+    let end = config.moe_layer_end_index.and_then(|end| usize::try_from(end).ok());
+    let is_sparse =
+        layer >= start && end.is_none_or(|end| layer <= end) && (layer + 1).is_multiple_of(every);
+    if !is_sparse {
+        return Ok(config.moe.dense(mlp, hidden)?.into());
+    }
+    // MLX's export lacks the bias.
+    let correction = "moe_statics.e_score_correction_bias";
+    let style = MoeStyle {
+        correction: mlp.has(correction).then_some(correction),
+        scoring: Scoring::Softmax,
+        ..MoeStyle::default()
+    };
+    Ok(config.moe.moe(&style, mlp, hidden)?.into())
+}

@@ -1,0 +1,79 @@
+//! `exaone_moe`: K-EXAONE.
+//!
+//! Layers with a sliding window, and layers of full attention without positions between them; a
+//! norm per head; the feed-forward parts of DeepSeek-V3. Sources: LG AI Research, "K-EXAONE
+//! Technical Report", 2026; the published `config.json`; transformers, `modeling_exaone_moe.py`.
+
+use moeflux_base::Error;
+use moeflux_ops::RopePairs;
+use serde::Deserialize;
+
+use crate::parts::{
+    body::{Body, GqaParams, Heads, gqa},
+    config::parse_config,
+    grouped_moe::{GroupedMoe, MoeStyle},
+    rope::RopeKeys,
+    scope::{NormWeights, Scope},
+    windows::LayerWindows,
+};
+use crate::{
+    blueprint::{Blueprint, GqaBlueprint, GqaShape, RopeShape},
+    checkpoint::source::TensorSource,
+};
+
+#[derive(Deserialize)]
+struct ExaoneMoeConfig {
+    #[serde(flatten)]
+    body: Body,
+    #[serde(flatten)]
+    heads: Heads,
+    #[serde(flatten)]
+    rope: RopeKeys,
+    #[serde(flatten)]
+    windows: LayerWindows,
+    #[serde(flatten)]
+    moe: GroupedMoe,
+    /// Whether each layer has experts; the published name of `mlp_layer_types`.
+    is_moe_layer: Option<Vec<bool>>,
+}
+
+pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
+    let mut config: ExaoneMoeConfig = parse_config(source)?;
+    if let (None, Some(layers)) = (&config.moe.mlp_layer_types, &config.is_moe_layer) {
+        let kind = |is_moe: &bool| if *is_moe { "sparse" } else { "dense" }.to_owned();
+        config.moe.mlp_layer_types = Some(layers.iter().map(kind).collect());
+    }
+    let body = &config.body;
+    body.blueprint(source, NormWeights::Plain, |i, layer| {
+        let window = config.windows.of(source, i)?;
+        let attention = attention(&config, window, &layer.child("self_attn"))?;
+        let mlp = layer.child("mlp");
+        // MLX's export has the bias in the router's module.
+        let common = MoeStyle::default();
+        let correction = common.correction.filter(|name| mlp.has(name));
+        let correction = correction.or(Some("e_score_correction_bias"));
+        let style = MoeStyle { correction, ..common };
+        let feed_forward = config.moe.feed_forward_with(&style, &mlp, i, body.hidden_size)?;
+        body.layer(layer, attention, feed_forward)
+    })
+}
+
+fn attention(
+    config: &ExaoneMoeConfig,
+    window: Option<usize>,
+    attention: &Scope<'_>,
+) -> Result<GqaBlueprint, Error> {
+    let (source, hidden) = (attention.source, config.body.hidden_size);
+    let shape = GqaShape { window, ..config.heads.shape(source, hidden)? };
+    // In a model with windows, layers of full attention have no positions.
+    let rope = if window.is_none() && config.windows.sliding_window.is_some() {
+        RopeShape::NONE
+    } else {
+        config.rope.whole(source, shape.head_dim, RopePairs::Halves)?
+    };
+    Ok(GqaBlueprint {
+        q_norm: Some(attention.norm("q_norm", shape.head_dim)?),
+        k_norm: Some(attention.norm("k_norm", shape.head_dim)?),
+        ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?
+    })
+}

@@ -1,0 +1,210 @@
+//! `gemma4`: Gemma 4 26B-A4B; text only.
+//!
+//! Sliding-window layers with full ones between; the heads of full layers are wider, and their
+//! values are their keys. A dense MLP beside the experts, norms before and after each part, a bound
+//! on the logits. Sources: Google, Gemma 4 model card, 2026; the published `config.json`s;
+//! transformers, `modeling_gemma4.py`.
+
+use std::collections::BTreeMap;
+
+use moeflux_base::Error;
+use moeflux_ops::{Activation, RopePairs};
+use serde::Deserialize;
+
+use crate::parts::{
+    body::{Body, GqaParams, gqa, gqa_shape},
+    config::{Require, parse_config},
+    expert_tensors::{ExpertKeys, ExpertSizes, ExpertTensors, experts},
+    rope::RopeByType,
+    scope::{NormWeights, Scope},
+    windows::LayerWindows,
+};
+use crate::{
+    blueprint::{
+        Blueprint, BodyBlueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape, LayerBlueprint,
+        MlpBlueprint, MoeBlueprint, RouterBlueprint, RouterNorm, SharedBlueprint,
+        SubBlockBlueprint, SubBlockInput,
+    },
+    checkpoint::source::TensorSource,
+};
+
+#[derive(Deserialize)]
+struct Gemma4Config {
+    #[serde(flatten)]
+    body: Body,
+    intermediate_size: usize,
+    num_attention_heads: usize,
+    num_key_value_heads: usize,
+    num_global_key_value_heads: Option<usize>,
+    head_dim: usize,
+    global_head_dim: Option<usize>,
+    /// Overrides by layer; later configs have them instead of the `global` keys.
+    per_layer_config: Option<BTreeMap<String, LayerOverrides>>,
+    attention_k_eq_v: bool,
+    #[serde(flatten)]
+    windows: LayerWindows,
+    enable_moe_block: bool,
+    num_experts: Option<usize>,
+    top_k_experts: Option<usize>,
+    moe_intermediate_size: Option<usize>,
+    hidden_size_per_layer_input: Option<usize>,
+    num_kv_shared_layers: Option<usize>,
+    final_logit_softcapping: Option<f32>,
+    hidden_activation: Option<String>,
+    #[serde(default)]
+    rope_parameters: RopeByType,
+}
+
+/// Values of one layer that differ from the model's.
+#[derive(Clone, Copy, Default, Deserialize)]
+struct LayerOverrides {
+    head_dim: Option<usize>,
+    num_key_value_heads: Option<usize>,
+}
+
+pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
+    let mut config: Gemma4Config = parse_config(source)?;
+    config.body.tie_word_embeddings.get_or_insert(true);
+    let (body, require) = (&config.body, Require(source));
+    require.sizes(&[("intermediate_size", config.intermediate_size)])?;
+    for (key, number) in [
+        ("hidden_size_per_layer_input", config.hidden_size_per_layer_input),
+        ("num_kv_shared_layers", config.num_kv_shared_layers),
+    ] {
+        require.that(number.unwrap_or(0) == 0, || {
+            format!(
+                "\"{key}\" is {}: the small models of this family are not supported",
+                number.unwrap_or(0)
+            )
+        })?;
+    }
+    let per_layer = "embed_tokens_per_layer.weight";
+    if source.tensor_bytes().any(|(name, _)| name.ends_with(per_layer)) {
+        return Err(source.tensor_error(per_layer, "embeddings per layer are not supported"));
+    }
+    let activation = config.hidden_activation.as_deref().unwrap_or("gelu_pytorch_tanh");
+    require.that(activation == "gelu_pytorch_tanh", || {
+        format!("the \"hidden_activation\" {activation:?} is not supported")
+    })?;
+    let cap = config.final_logit_softcapping;
+    require.factor("final_logit_softcapping", cap.unwrap_or(1.0))?;
+    let norms = NormWeights::Plain;
+    let blueprint = body.blueprint(source, norms, |i, scope| layer(&config, i, scope))?;
+    let embed_scale = (body.hidden_size as f32).sqrt();
+    Ok(Blueprint { embed_scale, logit_cap: cap, ..blueprint })
+}
+
+fn layer(config: &Gemma4Config, i: usize, layer: &Scope<'_>) -> Result<LayerBlueprint, Error> {
+    let norm = |name| layer.norm(name, config.body.hidden_size);
+    let mixer = SubBlockBlueprint {
+        input: SubBlockInput::Residual { norm: norm("input_layernorm")?.into() },
+        body: BodyBlueprint::Mixer(attention(config, i, &layer.child("self_attn"))?.into()),
+        post_norm: Some(norm("post_attention_layernorm")?),
+        scale: None,
+    };
+    let feed_forward = SubBlockBlueprint {
+        input: SubBlockInput::Residual { norm: norm("pre_feedforward_layernorm")?.into() },
+        body: BodyBlueprint::FeedForward(feed_forward(config, layer)?),
+        post_norm: Some(norm("post_feedforward_layernorm")?),
+        scale: layer.optional_vector("layer_scalar", 1)?,
+    };
+    Ok(LayerBlueprint { memory: None, sub_blocks: vec![mixer, feed_forward] })
+}
+
+fn attention(
+    config: &Gemma4Config,
+    i: usize,
+    attention: &Scope<'_>,
+) -> Result<GqaBlueprint, Error> {
+    let (source, hidden) = (attention.source, config.body.hidden_size);
+    let window = config.windows.of(source, i)?;
+    let keys_are_values = config.attention_k_eq_v && window.is_none();
+    let own = overrides(config, source, i)?;
+    let head_dim = own.head_dim.unwrap_or(config.head_dim);
+    let kv_heads = own.num_key_value_heads.unwrap_or(config.num_key_value_heads);
+    let shape = GqaShape {
+        window,
+        // Queries and keys are normed; scores have no further scale.
+        scale: 1.0,
+        ..gqa_shape(source, config.num_attention_heads, kv_heads, head_dim)?
+    };
+    let rope = config.rope_parameters.of(window).shape(source, head_dim, RopePairs::Halves)?;
+    Ok(GqaBlueprint {
+        q_norm: Some(attention.norm("q_norm", head_dim)?),
+        k_norm: Some(attention.norm("k_norm", head_dim)?),
+        v_norm: true,
+        ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: !keys_are_values })?
+    })
+}
+
+/// Sizes of the heads of layer `i`, where they differ from `head_dim` and `num_key_value_heads`.
+fn overrides(
+    config: &Gemma4Config,
+    source: &dyn TensorSource,
+    i: usize,
+) -> Result<LayerOverrides, Error> {
+    if let Some(layers) = &config.per_layer_config {
+        // Layers are numbers, with leading zeros in a model of ten or more.
+        let own = layers.iter().find(|(layer, _)| layer.parse() == Ok(i));
+        return Ok(own.map(|(_, own)| *own).unwrap_or_default());
+    }
+    if config.windows.of(source, i)?.is_some() {
+        return Ok(LayerOverrides::default());
+    }
+    let (key, purpose) = ("global_head_dim", "the width of heads in layers of full attention");
+    Ok(LayerOverrides {
+        head_dim: Some(Require(source).named(key, config.global_head_dim, purpose)?),
+        num_key_value_heads: config.num_global_key_value_heads.filter(|_| config.attention_k_eq_v),
+    })
+}
+
+fn feed_forward(config: &Gemma4Config, layer: &Scope<'_>) -> Result<FeedForwardBlueprint, Error> {
+    let hidden = config.body.hidden_size;
+    let mlp = MlpBlueprint {
+        activation: Activation::GeGlu,
+        ..layer.child("mlp").mlp(hidden, config.intermediate_size)?
+    };
+    if !config.enable_moe_block {
+        return Ok(mlp.into());
+    }
+    let sizes = ExpertSizes {
+        count: config.num_experts.unwrap_or(0),
+        hidden,
+        intermediate: config.moe_intermediate_size.unwrap_or(0),
+    };
+    let keys = ExpertKeys {
+        count: "num_experts",
+        top_k: "top_k_experts",
+        intermediate: "moe_intermediate_size",
+    };
+    let top_k = config.top_k_experts.unwrap_or(0);
+    sizes.check(layer.source, top_k, &keys)?;
+    let tensors = ExpertTensors::new(layer.child("experts.switch_glu"), layer.child("experts"));
+    let router = layer.linear("router.proj", sizes.count, hidden)?;
+    let router_norm = RouterNorm {
+        weight: layer.vector("router.scale", hidden)?,
+        scale: 1.0 / (hidden as f32).sqrt(),
+    };
+    let expert_scale = layer.vector("router.per_expert_scale", sizes.count)?;
+    let moe = MoeBlueprint {
+        router: RouterBlueprint {
+            norm: Some(router_norm),
+            normalize: true,
+            expert_scale: Some(expert_scale),
+            ..RouterBlueprint::softmax(router, top_k)
+        },
+        experts: experts(&tensors, sizes)?,
+        activation: Activation::GeGlu,
+        experts_norm: Some(layer.norm("pre_feedforward_layernorm_2", hidden)?),
+        latent: None,
+        experts_post_norm: Some(layer.norm("post_feedforward_layernorm_2", hidden)?),
+        // The dense MLP beside the experts.
+        shared: Some(SharedBlueprint {
+            mlp,
+            gate: None,
+            post_norm: Some(layer.norm("post_feedforward_layernorm_1", hidden)?),
+            scale: 1.0,
+        }),
+    };
+    Ok(moe.into())
+}

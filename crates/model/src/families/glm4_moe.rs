@@ -1,0 +1,80 @@
+//! `glm4_moe`, `glm4v_moe`: GLM-4.5, GLM-4.5-Air, GLM-4.6, GLM-4.7; the text model of GLM-4.5V.
+//!
+//! Grouped-query attention with biases, RoPE on a part of each head, and norms per head in some
+//! sizes; the feed-forward parts of DeepSeek-V3. Sources: Z.ai, "GLM-4.5", 2025; the published
+//! `config.json`s.
+
+use moeflux_base::Error;
+use serde::Deserialize;
+
+use crate::parts::{
+    body::{Body, GqaParams, Heads, gqa},
+    config::parse_config,
+    grouped_moe::{GroupedMoe, MoeStyle},
+    rope::{RopeKeys, RotatedPart},
+    scope::{NormWeights, Scope},
+};
+use crate::{
+    blueprint::{Blueprint, GqaBlueprint},
+    checkpoint::source::TensorSource,
+};
+
+#[derive(Deserialize)]
+struct Glm4MoeConfig {
+    #[serde(flatten)]
+    body: Body,
+    #[serde(flatten)]
+    heads: Heads,
+    #[serde(flatten)]
+    rope: RopeKeys,
+    #[serde(flatten)]
+    moe: GroupedMoe,
+    use_qk_norm: Option<bool>,
+}
+
+/// Values of keys that a config lacks, and names of its MoE layers.
+#[derive(Clone, Copy)]
+pub(super) struct Glm4Defaults {
+    /// Share of a head that RoPE rotates.
+    pub(super) rotary_share: f64,
+    /// Whether queries and keys have norms; `None`: if their tensors exist.
+    pub(super) qk_norm: Option<bool>,
+    pub(super) moe: MoeStyle,
+}
+
+pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
+    let moe = MoeStyle::default();
+    with_defaults(source, Glm4Defaults { rotary_share: 0.5, qk_norm: None, moe })
+}
+
+/// Blueprint of the architecture, with these values and names.
+pub(super) fn with_defaults(
+    source: &dyn TensorSource,
+    defaults: Glm4Defaults,
+) -> Result<Blueprint, Error> {
+    let config: Glm4MoeConfig = parse_config(source)?;
+    let body = &config.body;
+    body.blueprint(source, NormWeights::Plain, |i, layer| {
+        let attention = attention(&config, defaults, &layer.child("self_attn"))?;
+        let (mlp, hidden) = (layer.child("mlp"), body.hidden_size);
+        let feed_forward = config.moe.feed_forward_with(&defaults.moe, &mlp, i, hidden)?;
+        body.layer(layer, attention, feed_forward)
+    })
+}
+
+fn attention(
+    config: &Glm4MoeConfig,
+    defaults: Glm4Defaults,
+    attention: &Scope<'_>,
+) -> Result<GqaBlueprint, Error> {
+    let hidden = config.body.hidden_size;
+    let shape = config.heads.shape(attention.source, hidden)?;
+    let rotated = RotatedPart { dims: None, default_share: defaults.rotary_share };
+    let qk_norm = config.use_qk_norm.or(defaults.qk_norm);
+    let rope = config.rope.partial(attention.source, shape.head_dim, rotated)?;
+    Ok(GqaBlueprint {
+        q_norm: attention.norm_if(qk_norm, "q_norm", shape.head_dim)?,
+        k_norm: attention.norm_if(qk_norm, "k_norm", shape.head_dim)?,
+        ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?
+    })
+}

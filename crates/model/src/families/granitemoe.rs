@@ -1,0 +1,117 @@
+//! `granitemoe`: Granite 3.0 and 3.1 MoE, PowerMoE-3B.
+//!
+//! Grouped-query attention, a softmax router, no shared expert; constant factors on the embedding,
+//! the scores, the output of each sub-block and the logits. Sources: IBM, "Granite 3.0 Language
+//! Models", 2024; transformers, `modeling_granitemoe.py`, the authors' release.
+
+use moeflux_base::Error;
+use moeflux_ops::RopePairs;
+use serde::Deserialize;
+
+use crate::parts::{
+    body::{Body, GqaParams, Heads, gqa},
+    config::{Require, parse_config},
+    expert_tensors::ExpertTensors,
+    rope::RopeKeys,
+    scope::{NormWeights, Scope},
+    softmax_moe::{SoftmaxMoe, SoftmaxStyle},
+};
+use crate::{
+    blueprint::{
+        Blueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape, LayerBlueprint, RopeShape,
+    },
+    checkpoint::source::TensorSource,
+};
+
+#[derive(Deserialize)]
+pub(super) struct GraniteMoeConfig {
+    #[serde(flatten)]
+    pub(super) body: Body,
+    #[serde(flatten)]
+    heads: Heads,
+    #[serde(flatten)]
+    rope: RopeKeys,
+    #[serde(flatten)]
+    pub(super) moe: SoftmaxMoe,
+    #[serde(default)]
+    attention_bias: bool,
+    embedding_multiplier: f32,
+    /// Replaces `1 / sqrt(head_dim)`.
+    attention_multiplier: f32,
+    /// Factor on the output of each sub-block.
+    pub(super) residual_multiplier: f32,
+    /// Divisor of the logits.
+    logits_scaling: f32,
+}
+
+pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
+    let mut config: GraniteMoeConfig = parse_config(source)?;
+    config.moe.size_experts_as_mlp();
+    config.blueprint(source, |i, layer| {
+        let attention = config.attention(&layer.child("self_attn"), true)?;
+        let feed_forward = config.feed_forward(&layer.child("block_sparse_moe"), i)?;
+        config.body.layer(layer, attention, feed_forward)
+    })
+}
+
+impl GraniteMoeConfig {
+    /// The model of some layers, with factors on embedding and logits.
+    pub(super) fn blueprint(
+        &self,
+        source: &dyn TensorSource,
+        layer: impl Fn(usize, &Scope<'_>) -> Result<LayerBlueprint, Error>,
+    ) -> Result<Blueprint, Error> {
+        for (key, factor) in [
+            ("embedding_multiplier", self.embedding_multiplier),
+            ("attention_multiplier", self.attention_multiplier),
+            ("residual_multiplier", self.residual_multiplier),
+            ("logits_scaling", self.logits_scaling),
+        ] {
+            Require(source).factor(key, factor)?;
+        }
+        let model = self.body.blueprint(source, NormWeights::Plain, layer)?;
+        let logit_scale = 1.0 / self.logits_scaling;
+        Ok(Blueprint { embed_scale: self.embedding_multiplier, logit_scale, ..model })
+    }
+
+    pub(super) fn attention(
+        &self,
+        attention: &Scope<'_>,
+        has_rope: bool,
+    ) -> Result<GqaBlueprint, Error> {
+        let (source, hidden) = (attention.source, self.body.hidden_size);
+        let shape = GqaShape {
+            scale: self.attention_multiplier,
+            // The output of attention is linear in the values.
+            value_scale: self.residual_multiplier,
+            ..self.heads.shape(source, hidden)?
+        };
+        let rope = match has_rope {
+            true => self.rope.whole(source, shape.head_dim, RopePairs::Halves)?,
+            false => RopeShape::NONE,
+        };
+        let attention = gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?;
+        Require(source).that(!self.attention_bias && attention.o_proj.bias.is_none(), || {
+            "\"attention_bias\" is true: the bias of o_proj would lack a factor".to_owned()
+        })?;
+        Ok(attention)
+    }
+
+    pub(super) fn feed_forward(
+        &self,
+        moe: &Scope<'_>,
+        layer: usize,
+    ) -> Result<FeedForwardBlueprint, Error> {
+        let experts = ExpertTensors {
+            fused: moe.clone(),
+            fused_names: ["input_linear.weight", "output_linear.weight"],
+            ..ExpertTensors::in_block(moe)
+        };
+        let style = SoftmaxStyle { router: "router.layer", experts, normalize: true };
+        let mut part = self.moe.feed_forward_with(&style, moe, layer, self.body.hidden_size)?;
+        if let FeedForwardBlueprint::Moe(moe) = &mut part {
+            moe.router.scale = self.residual_multiplier;
+        }
+        Ok(part)
+    }
+}

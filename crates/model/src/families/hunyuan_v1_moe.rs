@@ -1,0 +1,121 @@
+//! `hunyuan_v1_moe`: Hunyuan-A13B.
+//!
+//! Attention with norms per head after RoPE; a softmax router beside a shared expert in every
+//! layer. Sources: Tencent, "Hunyuan-A13B Technical Report", 2025; the published `config.json` and
+//! `hunyuan.py`.
+
+use moeflux_base::Error;
+use moeflux_ops::{Activation, RopePairs};
+use serde::Deserialize;
+
+use crate::parts::{
+    body::{Body, GqaParams, Heads, gqa},
+    config::{PerLayer, Require, parse_config},
+    expert_tensors::{ExpertKeys, ExpertSizes, ExpertTensors, experts},
+    rope::RopeKeys,
+    scope::{NormWeights, Scope},
+};
+use crate::{
+    blueprint::{
+        Blueprint, FeedForwardBlueprint, GqaBlueprint, MoeBlueprint, RouterBlueprint,
+        SharedBlueprint,
+    },
+    checkpoint::source::TensorSource,
+};
+
+#[derive(Deserialize)]
+struct HunyuanMoeConfig {
+    #[serde(flatten)]
+    body: Body,
+    #[serde(flatten)]
+    heads: Heads,
+    #[serde(flatten)]
+    rope: RopeKeys,
+    /// Of a dense layer, of the shared expert, and of the others unless a list says otherwise.
+    intermediate_size: usize,
+    moe_intermediate_size: Option<PerLayer<usize>>,
+    num_experts: PerLayer<usize>,
+    moe_topk: PerLayer<usize>,
+    num_shared_expert: Option<PerLayer<usize>>,
+    /// Dense layers before the first one with experts.
+    #[serde(default)]
+    moe_layer_num_skipped: usize,
+    use_qk_norm: Option<bool>,
+    /// Whether layers share keys and values.
+    #[serde(default)]
+    use_cla: bool,
+    #[serde(default)]
+    group_limited_greedy: bool,
+}
+
+pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
+    let config: HunyuanMoeConfig = parse_config(source)?;
+    for (key, value) in
+        [("use_cla", config.use_cla), ("group_limited_greedy", config.group_limited_greedy)]
+    {
+        Require(source).that(!value, || format!("\"{key}\" is true, which is not supported"))?;
+    }
+    let body = &config.body;
+    body.blueprint(source, NormWeights::Plain, |i, layer| {
+        let attention = attention(&config, &layer.child("self_attn"))?;
+        body.layer(layer, attention, feed_forward(&config, &layer.child("mlp"), i)?)
+    })
+}
+
+fn attention(config: &HunyuanMoeConfig, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {
+    let (source, hidden) = (attention.source, config.body.hidden_size);
+    let shape = config.heads.shape(source, hidden)?;
+    let rope = config.rope.whole(source, shape.head_dim, RopePairs::Halves)?;
+    let norm = |name| attention.norm_if(config.use_qk_norm, name, shape.head_dim);
+    Ok(GqaBlueprint {
+        q_norm: norm("query_layernorm")?,
+        k_norm: norm("key_layernorm")?,
+        norms_rotated: true,
+        ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?
+    })
+}
+
+fn feed_forward(
+    config: &HunyuanMoeConfig,
+    mlp: &Scope<'_>,
+    layer: usize,
+) -> Result<FeedForwardBlueprint, Error> {
+    let (source, hidden, width) = (mlp.source, config.body.hidden_size, config.intermediate_size);
+    Require(source).sizes(&[("intermediate_size", width)])?;
+    if layer < config.moe_layer_num_skipped {
+        return Ok(mlp.mlp(hidden, width)?.into());
+    }
+    let keys = ExpertKeys {
+        count: "num_experts",
+        top_k: "moe_topk",
+        intermediate: "moe_intermediate_size",
+    };
+    let own = config.moe_intermediate_size.as_ref();
+    let sizes = ExpertSizes {
+        count: config.num_experts.of(source, keys.count, layer)?,
+        hidden,
+        intermediate: own.map_or(Ok(width), |own| own.of(source, keys.intermediate, layer))?,
+    };
+    let top_k = config.moe_topk.of(source, keys.top_k, layer)?;
+    sizes.check(source, top_k, &keys)?;
+    let shared = mlp.child("shared_mlp");
+    let shared = shared.has_matrix("gate_proj").then(|| -> Result<_, Error> {
+        let key = "num_shared_expert";
+        let count = config.num_shared_expert.as_ref().map_or(Ok(1), |n| n.of(source, key, layer));
+        let size = count?.saturating_mul(width);
+        Require(source).sizes(&[(key, size)])?;
+        let mlp = shared.mlp(hidden, size)?;
+        Ok(SharedBlueprint { mlp, gate: None, post_norm: None, scale: 1.0 })
+    });
+    let router = mlp.linear("gate.wg", sizes.count, hidden)?;
+    let moe = MoeBlueprint {
+        router: RouterBlueprint { normalize: true, ..RouterBlueprint::softmax(router, top_k) },
+        experts: experts(&ExpertTensors::in_block(mlp), sizes)?,
+        activation: Activation::SwiGlu,
+        experts_norm: None,
+        latent: None,
+        experts_post_norm: None,
+        shared: shared.transpose()?,
+    };
+    Ok(moe.into())
+}

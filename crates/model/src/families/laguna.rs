@@ -1,0 +1,107 @@
+//! `laguna`: Laguna-XS and Laguna-S of Poolside.
+//!
+//! Sliding-window layers with full ones between, which have fewer query heads and rotate a part of
+//! them; a softplus gate per head on the output of attention; the feed-forward parts of
+//! DeepSeek-V3. Sources: the published `config.json`s; transformers, `modeling_laguna.py`.
+
+use moeflux_base::Error;
+use moeflux_ops::GateFunction;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::parts::{
+    body::{Body, GqaParams, gqa, gqa_shape},
+    config::{Require, config_error, parse_config},
+    grouped_moe::{GroupedMoe, MoeStyle},
+    rope::{RopeByType, RotatedPart},
+    scope::{NormWeights, Scope},
+    windows::LayerWindows,
+};
+use crate::{
+    blueprint::{Blueprint, GateSource, GqaBlueprint, GqaShape, OutputGate},
+    checkpoint::source::TensorSource,
+};
+
+#[derive(Deserialize)]
+struct LagunaConfig {
+    #[serde(flatten)]
+    body: Body,
+    #[serde(flatten)]
+    windows: LayerWindows,
+    #[serde(flatten)]
+    moe: GroupedMoe,
+    num_attention_heads: usize,
+    num_attention_heads_per_layer: Option<Vec<usize>>,
+    num_key_value_heads: usize,
+    head_dim: usize,
+    #[serde(default)]
+    rope_parameters: RopeByType,
+    gating: Option<Value>,
+    moe_router_logit_softcapping: Option<f64>,
+    moe_apply_router_weight_on_input: Option<bool>,
+}
+
+pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
+    let config: LagunaConfig = parse_config(source)?;
+    let (body, require) = (&config.body, Require(source));
+    require.that(config.moe_router_logit_softcapping.unwrap_or(0.0) == 0.0, || {
+        "\"moe_router_logit_softcapping\" is not zero, which is not supported".into()
+    })?;
+    require.that(!config.moe_apply_router_weight_on_input.unwrap_or(false), || {
+        "\"moe_apply_router_weight_on_input\" is true, which is not supported".into()
+    })?;
+    let heads = config.num_attention_heads_per_layer.as_ref();
+    require.layers("num_attention_heads_per_layer", heads, body.num_hidden_layers)?;
+    body.blueprint(source, NormWeights::Plain, |i, layer| {
+        let attention = attention(&config, i, &layer.child("self_attn"))?;
+        let mlp = layer.child("mlp");
+        let style = style(&mlp);
+        let feed_forward = config.moe.feed_forward_with(&style, &mlp, i, body.hidden_size)?;
+        body.layer(layer, attention, feed_forward)
+    })
+}
+
+/// Names in MLX's export, where the router is a module, or on the Hub.
+fn style(mlp: &Scope<'_>) -> MoeStyle {
+    let shared = MoeStyle { shared: "shared_expert", ..MoeStyle::default() };
+    match mlp.has_matrix("gate.proj") {
+        true => MoeStyle { router: "gate.proj", ..shared },
+        false => MoeStyle { correction: Some("experts.e_score_correction_bias"), ..shared },
+    }
+}
+
+fn attention(
+    config: &LagunaConfig,
+    i: usize,
+    attention: &Scope<'_>,
+) -> Result<GqaBlueprint, Error> {
+    let (source, hidden, head_dim) = (attention.source, config.body.hidden_size, config.head_dim);
+    let window = config.windows.of(source, i)?;
+    let heads = config.num_attention_heads_per_layer.as_ref().and_then(|heads| heads.get(i));
+    let heads = *heads.unwrap_or(&config.num_attention_heads);
+    let gate = OutputGate {
+        function: GateFunction::Softplus,
+        width: gate_width(config, source)?,
+        source: GateSource::Separate,
+    };
+    let shape = gqa_shape(source, heads, config.num_key_value_heads, head_dim)?;
+    let shape = GqaShape { window, gate: Some(gate), ..shape };
+    let rotated = RotatedPart { dims: None, default_share: 1.0 };
+    let rope = config.rope_parameters.of(window).partial(source, head_dim, rotated)?;
+    Ok(GqaBlueprint {
+        q_norm: Some(attention.norm("q_norm", head_dim)?),
+        k_norm: Some(attention.norm("k_norm", head_dim)?),
+        gate_proj: Some(attention.linear("g_proj", shape.gate_outputs(), hidden)?),
+        ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?
+    })
+}
+
+/// Gates per head.
+fn gate_width(config: &LagunaConfig, source: &dyn TensorSource) -> Result<usize, Error> {
+    match &config.gating {
+        None | Some(Value::Bool(true)) => Ok(1),
+        Some(gating) if gating == "per-head" => Ok(1),
+        Some(gating) if gating == "per-element" => Ok(config.head_dim),
+        Some(other) => Err(config_error(source, format!("\"gating\" is {other}: not supported"))),
+    }
+}

@@ -1,0 +1,63 @@
+//! `mellum`: Mellum2-12B-A2.5B.
+//!
+//! The parts of `qwen3_moe`, with a sliding window in some layers and settings of RoPE for each
+//! type of layer. Sources: the published `config.json`; transformers, `modeling_mellum.py`.
+
+use moeflux_base::Error;
+use moeflux_ops::RopePairs;
+use serde::Deserialize;
+
+use crate::parts::{
+    body::{Body, GqaParams, Heads, gqa},
+    config::parse_config,
+    rope::RopeByType,
+    scope::{NormWeights, Scope},
+    softmax_moe::SoftmaxMoe,
+    windows::LayerWindows,
+};
+use crate::{
+    blueprint::{Blueprint, GqaBlueprint, GqaShape},
+    checkpoint::source::TensorSource,
+};
+
+#[derive(Deserialize)]
+struct MellumConfig {
+    #[serde(flatten)]
+    body: Body,
+    #[serde(flatten)]
+    heads: Heads,
+    #[serde(flatten)]
+    windows: LayerWindows,
+    #[serde(flatten)]
+    moe: SoftmaxMoe,
+    rope_parameters: RopeByType,
+    norm_topk_prob: Option<bool>,
+}
+
+pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
+    let config: MellumConfig = parse_config(source)?;
+    let (body, normalize) = (&config.body, config.norm_topk_prob.unwrap_or(true));
+    body.blueprint(source, NormWeights::Plain, |i, layer| {
+        let window = config.windows.of(source, i)?;
+        let attention = attention(&config, window, &layer.child("self_attn"))?;
+        let mlp = layer.child("mlp");
+        let feed_forward = config.moe.feed_forward(&mlp, i, body.hidden_size, normalize)?;
+        body.layer(layer, attention, feed_forward)
+    })
+}
+
+fn attention(
+    config: &MellumConfig,
+    window: Option<usize>,
+    attention: &Scope<'_>,
+) -> Result<GqaBlueprint, Error> {
+    let (source, hidden) = (attention.source, config.body.hidden_size);
+    let shape = GqaShape { window, ..config.heads.shape(source, hidden)? };
+    let rope = config.rope_parameters.of(window);
+    let rope = rope.whole(source, shape.head_dim, RopePairs::Halves)?;
+    Ok(GqaBlueprint {
+        q_norm: Some(attention.norm("q_norm", shape.head_dim)?),
+        k_norm: Some(attention.norm("k_norm", shape.head_dim)?),
+        ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?
+    })
+}

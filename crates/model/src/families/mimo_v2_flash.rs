@@ -1,0 +1,171 @@
+//! `mimo_v2_flash`, `mimo_v2`: MiMo-V2-Flash, MiMo-V2.5 and V2.6; text only.
+//!
+//! Sliding-window layers with full ones between, which have fewer KV heads and no sinks; values
+//! narrower than keys, and scaled; the feed-forward parts of DeepSeek-V3. MiMo-V2.5 has queries,
+//! keys and values in one matrix of shards. Sources: Xiaomi, "MiMo-V2-Flash Technical Report",
+//! 2026; the published `config.json`s; see `docs/references.md`.
+
+use std::ops::Range;
+
+use moeflux_base::Error;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::parts::{
+    body::{Body, gqa_shape},
+    config::{Require, parse_config},
+    grouped_moe::GroupedMoe,
+    rope::{RopeByType, RotatedPart},
+    scope::{NormWeights, Scope},
+};
+use crate::{
+    blueprint::{Blueprint, GqaBlueprint, GqaShape, LinearSource},
+    checkpoint::source::{StackLayout, StackRequest, TensorSource},
+};
+
+/// Shards of `qkv_proj`: the degree of tensor parallelism for which the models are published.
+const QKV_SHARDS: usize = 4;
+
+#[derive(Deserialize)]
+struct MimoV2Config {
+    #[serde(flatten)]
+    body: Body,
+    #[serde(flatten)]
+    moe: GroupedMoe,
+    num_attention_heads: usize,
+    num_key_value_heads: usize,
+    head_dim: usize,
+    v_head_dim: usize,
+    swa_num_attention_heads: usize,
+    swa_num_key_value_heads: usize,
+    swa_head_dim: usize,
+    swa_v_head_dim: usize,
+    rope_theta: f64,
+    swa_rope_theta: f64,
+    partial_rotary_factor: f64,
+    /// By type of layer, where transformers saved the config.
+    #[serde(default)]
+    rope_parameters: RopeByType,
+    rope_scaling: Option<Value>,
+    /// Whether a layer has a sliding window: 0 or 1.
+    hybrid_layer_pattern: Vec<u8>,
+    sliding_window_size: Option<usize>,
+    sliding_window: Option<usize>,
+    add_full_attention_sink_bias: Option<bool>,
+    add_swa_attention_sink_bias: Option<bool>,
+    attention_value_scale: Option<f32>,
+}
+
+pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
+    let config: MimoV2Config = parse_config(source)?;
+    let (body, require) = (&config.body, Require(source));
+    let pattern = Some(&config.hybrid_layer_pattern);
+    require.layers("hybrid_layer_pattern", pattern, body.num_hidden_layers)?;
+    require.factor("attention_value_scale", config.attention_value_scale.unwrap_or(1.0))?;
+    require.that(config.rope_scaling.is_none(), || "\"rope_scaling\" is not supported".into())?;
+    body.blueprint(source, NormWeights::Plain, |i, layer| {
+        let attention = attention(&config, i, &layer.child("self_attn"))?;
+        let feed_forward = config.moe.feed_forward(&layer.child("mlp"), i, body.hidden_size)?;
+        body.layer(layer, attention, feed_forward)
+    })
+}
+
+fn attention(
+    config: &MimoV2Config,
+    i: usize,
+    attention: &Scope<'_>,
+) -> Result<GqaBlueprint, Error> {
+    let (source, hidden) = (attention.source, config.body.hidden_size);
+    let is_sliding = config.hybrid_layer_pattern[i] == 1;
+    let shape = shape(config, source, is_sliding)?;
+    let theta = if is_sliding { config.swa_rope_theta } else { config.rope_theta };
+    let rope = config.rope_parameters.of(shape.window).with_theta(Some(theta));
+    let rotated = RotatedPart { dims: None, default_share: config.partial_rotary_factor };
+    let rope = rope.partial(source, shape.head_dim, rotated)?;
+    let has_sinks = match is_sliding {
+        true => config.add_swa_attention_sink_bias,
+        false => config.add_full_attention_sink_bias,
+    };
+    let sinks = || attention.vector("attention_sink_bias", shape.heads);
+    let projections = match attention.has_matrix("qkv_proj") {
+        true => sharded_projections(attention, hidden, &shape)?,
+        false => [
+            attention.linear("q_proj", shape.q_outputs(), hidden)?,
+            attention.linear("k_proj", shape.kv_heads * shape.head_dim, hidden)?,
+            attention.linear("v_proj", shape.kv_heads * shape.v_head_dim, hidden)?,
+        ],
+    };
+    let [q_proj, k_proj, v_proj] = projections;
+    Ok(GqaBlueprint {
+        rope,
+        q_proj,
+        k_proj,
+        v_proj: Some(v_proj),
+        gate_proj: None,
+        o_proj: attention.linear("o_proj", hidden, shape.heads * shape.v_head_dim)?,
+        q_norm: None,
+        k_norm: None,
+        norms_rotated: false,
+        v_norm: false,
+        sinks: has_sinks.unwrap_or(false).then(sinks).transpose()?,
+        indexer: None,
+        shape,
+    })
+}
+
+/// Queries, keys and values of `qkv_proj`: shards of tensor parallelism one after another, each
+/// with its heads' queries, keys and values.
+fn sharded_projections(
+    attention: &Scope<'_>,
+    hidden: usize,
+    shape: &GqaShape,
+) -> Result<[LinearSource; 3], Error> {
+    let source = attention.source;
+    let &GqaShape { heads, kv_heads, head_dim, v_head_dim, .. } = shape;
+    Require(source).that(kv_heads.is_multiple_of(QKV_SHARDS), || {
+        format!(
+            "\"num_key_value_heads\" is {kv_heads}, not a multiple of the {QKV_SHARDS} shards of \
+             qkv_proj"
+        )
+    })?;
+    let (q, k) = (heads / QKV_SHARDS * head_dim, kv_heads / QKV_SHARDS * head_dim);
+    let rows = q + k + kv_heads / QKV_SHARDS * v_head_dim;
+    let (layout, count) = (StackLayout::Rows, QKV_SHARDS);
+    let request = StackRequest { name: "qkv_proj", layout, count, rows, cols: hidden };
+    let stack = attention.stack(&request)?;
+    let name = attention.path("qkv_proj");
+    let part = |range: Range<usize>| -> Result<_, Error> {
+        let range = std::slice::from_ref(&range);
+        let weight = source.gather_stacked_rows(&name, &stack, count, range)?;
+        Ok(LinearSource { weight, bias: None })
+    };
+    Ok([part(0..q)?, part(q..q + k)?, part(q + k..rows)?])
+}
+
+fn shape(
+    config: &MimoV2Config,
+    source: &dyn TensorSource,
+    is_sliding: bool,
+) -> Result<GqaShape, Error> {
+    let require = Require(source);
+    let value_scale = config.attention_value_scale.unwrap_or(1.0);
+    if !is_sliding {
+        let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
+        require.sizes(&[("v_head_dim", config.v_head_dim)])?;
+        let shape = gqa_shape(source, heads, kv_heads, config.head_dim)?;
+        return Ok(GqaShape { v_head_dim: config.v_head_dim, value_scale, ..shape });
+    }
+    let (heads, kv_heads) = (config.swa_num_attention_heads, config.swa_num_key_value_heads);
+    let purpose = "the positions that layers with a sliding window see";
+    let size = config.sliding_window_size.or(config.sliding_window);
+    let size = require.named("sliding_window_size", size, purpose)?;
+    require.sizes(&[("sliding_window_size", size), ("swa_v_head_dim", config.swa_v_head_dim)])?;
+    let shape = gqa_shape(source, heads, kv_heads, config.swa_head_dim)?;
+    Ok(GqaShape {
+        v_head_dim: config.swa_v_head_dim,
+        // The size does not count the token's own position.
+        window: Some(size + 1),
+        value_scale,
+        ..shape
+    })
+}

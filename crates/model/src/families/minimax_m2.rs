@@ -1,0 +1,105 @@
+//! `minimax_m2`: MiniMax-M2, M2.1.
+//!
+//! Grouped-query attention with one norm over all heads and RoPE on a part of each; a sigmoid
+//! router with a correction bias; no dense layers and no shared expert. Sources: the published
+//! `config.json`s and `modeling_minimax_m2.py`.
+
+use moeflux_base::Error;
+use moeflux_ops::{Activation, Scoring};
+use serde::Deserialize;
+
+use crate::parts::{
+    body::{Body, GqaParams, Heads, gqa},
+    config::{Require, parse_config},
+    expert_tensors::{ExpertKeys, ExpertSizes, ExpertTensors, W_PROJECTIONS, experts},
+    rope::{RopeKeys, RotatedPart},
+    scope::{NormWeights, Scope},
+};
+use crate::{
+    blueprint::{Blueprint, GqaBlueprint, MoeBlueprint, RouterBlueprint},
+    checkpoint::source::TensorSource,
+};
+
+#[derive(Deserialize)]
+struct MinimaxM2Config {
+    #[serde(flatten)]
+    body: Body,
+    #[serde(flatten)]
+    heads: Heads,
+    #[serde(flatten)]
+    rope: RopeKeys,
+    /// Of one expert.
+    intermediate_size: usize,
+    rotary_dim: Option<usize>,
+    num_local_experts: usize,
+    num_experts_per_tok: usize,
+    scoring_func: Option<String>,
+    #[serde(default)]
+    shared_intermediate_size: usize,
+    use_qk_norm: Option<bool>,
+    qk_norm_type: Option<String>,
+}
+
+pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
+    let config: MinimaxM2Config = parse_config(source)?;
+    let shared = config.shared_intermediate_size;
+    Require(source).that(shared == 0, || {
+        format!("\"shared_intermediate_size\" is {shared}: shared experts are not supported")
+    })?;
+    config.body.blueprint(source, NormWeights::Plain, |_, layer| {
+        let attention = attention(&config, &layer.child("self_attn"))?;
+        let moe = moe(&config, &layer.child("block_sparse_moe"))?;
+        config.body.layer(layer, attention, moe)
+    })
+}
+
+fn attention(config: &MinimaxM2Config, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {
+    let hidden = config.body.hidden_size;
+    let shape = config.heads.shape(attention.source, hidden)?;
+    let rotated = RotatedPart { dims: config.rotary_dim, default_share: 1.0 };
+    let rope = config.rope.partial(attention.source, shape.head_dim, rotated)?;
+    let kind = config.qk_norm_type.as_deref().unwrap_or("per_layer");
+    Require(attention.source)
+        .that(kind == "per_layer", || format!("the \"qk_norm_type\" {kind:?} is not supported"))?;
+    // One norm over all heads.
+    let norm = |name, heads| attention.norm_if(config.use_qk_norm, name, heads * shape.head_dim);
+    Ok(GqaBlueprint {
+        q_norm: norm("q_norm", shape.heads)?,
+        k_norm: norm("k_norm", shape.kv_heads)?,
+        ..gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })?
+    })
+}
+
+fn moe(config: &MinimaxM2Config, moe: &Scope<'_>) -> Result<MoeBlueprint, Error> {
+    let sizes = ExpertSizes {
+        count: config.num_local_experts,
+        hidden: config.body.hidden_size,
+        intermediate: config.intermediate_size,
+    };
+    let keys = ExpertKeys {
+        count: "num_local_experts",
+        top_k: "num_experts_per_tok",
+        intermediate: "intermediate_size",
+    };
+    sizes.check(moe.source, config.num_experts_per_tok, &keys)?;
+    let scoring = config.scoring_func.as_deref().unwrap_or("sigmoid");
+    Require(moe.source).that(scoring == "sigmoid", || {
+        format!("the \"scoring_func\" {scoring:?} is not supported")
+    })?;
+    let tensors = ExpertTensors { projections: W_PROJECTIONS, ..ExpertTensors::in_block(moe) };
+    let router = moe.linear("gate", sizes.count, sizes.hidden)?;
+    Ok(MoeBlueprint {
+        router: RouterBlueprint {
+            scoring: Scoring::Sigmoid,
+            correction: moe.optional_vector("e_score_correction_bias", sizes.count)?,
+            normalize: true,
+            ..RouterBlueprint::softmax(router, config.num_experts_per_tok)
+        },
+        experts: experts(&tensors, sizes)?,
+        activation: Activation::SwiGlu,
+        experts_norm: None,
+        latent: None,
+        experts_post_norm: None,
+        shared: None,
+    })
+}

@@ -1,0 +1,64 @@
+//! `mixtral`: Mixtral-8x7B, 8x22B.
+//!
+//! Grouped-query attention, a softmax router over few large experts in every layer, no shared
+//! expert. Sources: Jiang et al., "Mixtral of Experts", 2024; the published `config.json`s.
+
+use moeflux_base::Error;
+use moeflux_ops::RopePairs;
+use serde::Deserialize;
+
+use crate::parts::{
+    body::{Body, GqaParams, Heads, gqa},
+    config::{Require, parse_config},
+    expert_tensors::{ExpertTensors, W_PROJECTIONS},
+    rope::RopeKeys,
+    scope::{NormWeights, Scope},
+    softmax_moe::{SoftmaxMoe, SoftmaxStyle},
+};
+use crate::{
+    blueprint::{Blueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape},
+    checkpoint::source::TensorSource,
+};
+
+#[derive(Deserialize)]
+struct MixtralConfig {
+    #[serde(flatten)]
+    body: Body,
+    #[serde(flatten)]
+    heads: Heads,
+    #[serde(flatten)]
+    rope: RopeKeys,
+    #[serde(flatten)]
+    moe: SoftmaxMoe,
+    /// Window of all layers.
+    sliding_window: Option<usize>,
+}
+
+pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
+    let mut config: MixtralConfig = parse_config(source)?;
+    config.moe.size_experts_as_mlp();
+    config.body.blueprint(source, NormWeights::Plain, |i, layer| {
+        let attention = attention(&config, &layer.child("self_attn"))?;
+        let feed_forward = feed_forward(&config, &layer.child("block_sparse_moe"), i)?;
+        config.body.layer(layer, attention, feed_forward)
+    })
+}
+
+fn attention(config: &MixtralConfig, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {
+    let (source, hidden, window) =
+        (attention.source, config.body.hidden_size, config.sliding_window);
+    Require(source).sizes(&[("sliding_window", window.unwrap_or(1))])?;
+    let shape = GqaShape { window, ..config.heads.shape(source, hidden)? };
+    let rope = config.rope.whole(source, shape.head_dim, RopePairs::Halves)?;
+    gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })
+}
+
+fn feed_forward(
+    config: &MixtralConfig,
+    moe: &Scope<'_>,
+    layer: usize,
+) -> Result<FeedForwardBlueprint, Error> {
+    let experts = ExpertTensors { projections: W_PROJECTIONS, ..ExpertTensors::in_block(moe) };
+    let style = SoftmaxStyle { router: "gate", experts, normalize: true };
+    config.moe.feed_forward_with(&style, moe, layer, config.body.hidden_size)
+}

@@ -1,0 +1,76 @@
+//! `phimoe`: Phi-3.5-MoE, Phi-mini-MoE, Phi-tiny-MoE.
+//!
+//! LayerNorms and biases everywhere but in the experts; LongRoPE; a router that weighs each rank
+//! among the experts near it. Sources: Microsoft, "GRIN: GRadient-INformed MoE", 2024; the
+//! published `config.json`s and `modeling_phimoe.py`.
+
+use moeflux_base::Error;
+use moeflux_ops::{RopePairs, Scoring};
+use serde::Deserialize;
+
+use crate::parts::{
+    body::{Body, GqaParams, Heads, gqa},
+    config::{Require, parse_config},
+    expert_tensors::{ExpertTensors, W_PROJECTIONS},
+    rope::RopeKeys,
+    scope::{NormWeights, Scope},
+    softmax_moe::{SoftmaxMoe, SoftmaxStyle},
+};
+use crate::{
+    blueprint::{Blueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape},
+    checkpoint::source::TensorSource,
+};
+
+#[derive(Deserialize)]
+struct PhimoeConfig {
+    #[serde(flatten)]
+    body: Body,
+    #[serde(flatten)]
+    heads: Heads,
+    #[serde(flatten)]
+    rope: RopeKeys,
+    #[serde(flatten)]
+    moe: SoftmaxMoe,
+    /// Half of the relative distance within which experts weigh against each other.
+    router_jitter_noise: f32,
+    sliding_window: Option<usize>,
+}
+
+pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
+    let mut config: PhimoeConfig = parse_config(source)?;
+    config.moe.size_experts_as_mlp();
+    config.body.blueprint(source, NormWeights::Layer, |i, layer| {
+        let attention = attention(&config, &layer.child("self_attn"))?;
+        let feed_forward = feed_forward(&config, &layer.child("block_sparse_moe"), i)?;
+        config.body.layer(layer, attention, feed_forward)
+    })
+}
+
+fn attention(config: &PhimoeConfig, attention: &Scope<'_>) -> Result<GqaBlueprint, Error> {
+    let (source, body) = (attention.source, &config.body);
+    let hidden = body.hidden_size;
+    let shape = GqaShape {
+        window: config.sliding_window.filter(|w| (1..body.max_position_embeddings).contains(w)),
+        ..config.heads.shape(source, hidden)?
+    };
+    let rope = config.rope.whole(source, shape.head_dim, RopePairs::Halves)?;
+    gqa(attention, GqaParams { hidden, shape, rope, v_proj: true })
+}
+
+fn feed_forward(
+    config: &PhimoeConfig,
+    moe: &Scope<'_>,
+    layer: usize,
+) -> Result<FeedForwardBlueprint, Error> {
+    let band = 2.0 * config.router_jitter_noise;
+    Require(moe.source).that(band.is_finite() && band >= 0.0, || {
+        format!("\"router_jitter_noise\" is {}", config.router_jitter_noise)
+    })?;
+    let experts = ExpertTensors { projections: W_PROJECTIONS, ..ExpertTensors::in_block(moe) };
+    let style = SoftmaxStyle { router: "gate", experts, normalize: false };
+    let mut part = config.moe.feed_forward_with(&style, moe, layer, config.body.hidden_size)?;
+    if let FeedForwardBlueprint::Moe(moe) = &mut part {
+        moe.router.scoring = Scoring::SparseMixer { band };
+    }
+    Ok(part)
+}
