@@ -1,10 +1,15 @@
 //! Errors of all calls, with their kinds.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::PathBuf,
+    sync::Arc,
+};
 
 use moeflux::{
     Error,
-    base::{PlanError, SessionError, SnapshotProblem},
+    base::{DeviceError, PlanError, SessionError, SnapshotProblem},
     serve::Rejected,
 };
 use moeflux_hub::HubError;
@@ -40,6 +45,20 @@ pub enum Fault {
     /// Call that its caller interrupted.
     #[error("interrupted")]
     Interrupted,
+}
+
+/// Result of `run`; a panic is an error.
+///
+/// # Errors
+/// As `run`.
+pub(crate) fn unless_panics<T>(run: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
+    let failed = |panic: Box<dyn Any + Send>| {
+        let text = panic.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        let text = text.unwrap_or("a panic");
+        Error::internal(format!("it failed by a panic: {text}")).into()
+    };
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| Err(failed(panic)))
 }
 
 /// Options of the command line that errors of the library advise, and their names in programs.
@@ -199,7 +218,9 @@ impl Fault {
                 details.path = Some(path.clone());
                 details.errno = source.raw_os_error();
             }
-            Error::Checkpoint { path, .. } | Error::Text { path, .. } => {
+            Error::Checkpoint { path, .. }
+            | Error::Text { path, .. }
+            | Error::Architecture { path, .. } => {
                 details.path = Some(path.clone());
             }
             Error::Tensor { path, tensor, .. } => {
@@ -233,13 +254,24 @@ fn kind_of(error: &Error) -> Kind {
         Error::Expert { .. } | Error::Damaged { .. } => Kind::Read,
         Error::Plan(PlanError::ContextTooLong { .. }) => Kind::Context,
         Error::Plan(_) => Kind::Memory,
-        Error::Session(SessionError::WiderKvFormat { .. } | SessionError::Arriving) => {
-            Kind::Invalid
-        }
+        Error::Session(
+            SessionError::WiderKvFormat { .. }
+            | SessionError::Arriving
+            | SessionError::NoTokens
+            | SessionError::TruncatedToMore { .. }
+            | SessionError::OtherEngineInStep
+            | SessionError::OtherEngineInBatch
+            | SessionError::OtherEngineOfMark
+            | SessionError::NoImages
+            | SessionError::WrongImage { .. },
+        ) => Kind::Invalid,
         Error::Session(_) => Kind::Context,
         Error::Sampling(_) => Kind::Sampling,
         Error::Grammar(_) => Kind::Grammar,
         Error::Snapshot { .. } => Kind::Snapshot,
+        Error::Architecture { .. } | Error::Compute { source: DeviceError::Missing(_), .. } => {
+            Kind::Unsupported
+        }
         Error::Compute { .. } => Kind::Device,
         Error::Cancelled => Kind::Cancelled,
         Error::Open(_) | Error::Image(_) | Error::Tool(_) | Error::Trace { .. } => Kind::Invalid,

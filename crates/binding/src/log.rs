@@ -23,8 +23,12 @@ static RECEIVER: RwLock<Option<(i32, LogReceiver)>> = RwLock::new(None);
 /// Without one nothing is sent.
 pub fn log_to(level: i32, receiver: Option<LogReceiver>) {
     static SUBSCRIBED: Once = Once::new();
-    *RECEIVER.write().unwrap_or_else(PoisonError::into_inner) =
-        receiver.map(|receiver| (level, receiver));
+    let new = receiver.map(|receiver| (level, receiver));
+    let mut kept = RECEIVER.write().unwrap_or_else(PoisonError::into_inner);
+    let old = std::mem::replace(&mut *kept, new);
+    drop(kept);
+    // Its end may be a message.
+    drop(old);
     // A Rust program may have its own subscriber, which then gets the messages.
     SUBSCRIBED.call_once(|| drop(set_global_default(LogSubscriber)));
 }
@@ -62,10 +66,11 @@ impl Subscriber for LogSubscriber {
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        let receiver = RECEIVER.read().unwrap_or_else(PoisonError::into_inner).clone();
-        let Some((_, receiver)) = receiver else { return };
         let mut text = MessageText::default();
         event.record(&mut text);
+        // Held over the call: after `log_to` the former receiver is not called.
+        let receiver = RECEIVER.read().unwrap_or_else(PoisonError::into_inner);
+        let Some((_, receiver)) = &*receiver else { return };
         receiver(number(event.metadata().level()), &(text.message + &text.fields));
     }
 

@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{Arc, mpsc::channel},
     thread,
+    time::Duration,
 };
 
 use moeflux::{
@@ -19,7 +20,7 @@ use moeflux_hub::{Cache, HubError, ModelName, Pull, Settings};
 
 use crate::{
     description::{Description, PlanSummary},
-    fault::Fault,
+    fault::{Fault, unless_panics},
     host_process::HostProcess,
     open_options::OpenOptions,
     request::{Request, Wake},
@@ -68,11 +69,12 @@ impl Model {
                 let engine = Engine::open(checkpoint, engine_options, &mut progress)?;
                 tracing::info!("{model}: open, on {}", engine.device().name);
                 engine.notes().iter().for_each(|note| tracing::info!("{model}: {note}"));
-                let serving = ServingOptions::default().waiting(WAITING);
+                // A reader that is slow pauses its request, however long.
+                let serving = ServingOptions::default().waiting(WAITING).stalled(Duration::MAX);
                 Ok(OpenedModel { core: ServingCore::start(&engine, serving)?, config })
             };
             // A caller that is gone needs no model.
-            let _ = sender.send(open());
+            let _ = sender.send(unless_panics(open));
         };
         let thread = thread::Builder::new().name("opening".into()).spawn(open);
         thread.map_err(|source| Error::Thread { purpose: "that opens a model", source })?;
@@ -300,7 +302,7 @@ pub fn pull(
     let work = Arc::new(Work::default());
     let of_thread = Arc::clone(&work);
     let (sender, pulled_to) = channel();
-    let run = move || drop(sender.send(pulled(name, true, &of_thread)));
+    let run = move || drop(sender.send(unless_panics(|| pulled(name, true, &of_thread))));
     let thread = thread::Builder::new().name("download".into()).spawn(run);
     thread.map_err(|source| Error::Thread { purpose: "that downloads", source })?;
     work.wait(&pulled_to, cancel, waiting)?

@@ -3,13 +3,14 @@
 use std::{
     sync::{
         Arc,
+        atomic::{AtomicBool, Ordering},
         mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel},
     },
     time::Instant,
 };
 
 use moeflux::{
-    Finish, GenerateRequest,
+    Error, Finish, GenerateRequest,
     base::Stats,
     serve::{EventSink, RequestEvent, RequestHandle, SinkState},
     text::{self, AnswerText, EndTokens, Text, TokenLogprobs, ToolCall, ToolSet},
@@ -17,12 +18,13 @@ use moeflux::{
 
 use crate::{
     fault::Fault,
+    request_options::random_word,
     shared_model::SharedModel,
     wait::{Cancel, POLL, Waiting},
 };
 
 /// Events that a caller has not read. More pause the request.
-pub(crate) const UNREAD: usize = 256;
+const UNREAD: usize = 256;
 
 /// Called on a thread of the library when there is something to read. It must not block.
 pub type Wake = Arc<dyn Fn() + Send + Sync>;
@@ -64,7 +66,8 @@ impl PartBuilder {
                 self.is_thinking = true;
             }
             text::Delta::CallStart { index, name } => {
-                let (id, name) = (format!("call_{index}"), name.to_owned());
+                // Unique over the turns of a conversation.
+                let (id, name) = (format!("call_{index}_{:08x}", random_word()), name.to_owned());
                 self.open_call = Some(ToolCall { id, name, arguments: String::new() });
                 self.is_thinking = false;
             }
@@ -223,10 +226,31 @@ impl Drop for ChannelSink {
     }
 }
 
+/// Ends a request from any thread. Clones share it.
+#[derive(Clone)]
+pub struct RequestStopper(Arc<StopState>);
+
+struct StopState {
+    handle: Arc<RequestHandle>,
+    is_stopped: AtomicBool,
+}
+
+impl RequestStopper {
+    /// Ends the request at its next layer or step.
+    pub fn stop(&self) {
+        self.0.is_stopped.store(true, Ordering::SeqCst);
+        self.0.handle.cancel();
+    }
+
+    fn is_set(&self) -> bool {
+        self.0.is_stopped.load(Ordering::SeqCst)
+    }
+}
+
 /// An answer on its way. Dropping it ends the request.
 pub struct Request {
     model: SharedModel,
-    handle: Arc<RequestHandle>,
+    stop: RequestStopper,
     /// `None` once the answer has ended.
     events: Option<Receiver<RequestEvent>>,
     source: AnswerText,
@@ -236,7 +260,6 @@ pub struct Request {
     answer: Answer,
     /// Tokens of no part yet.
     tokens: Vec<u32>,
-    is_cancelled: bool,
     since: Instant,
     /// When the caller looked for signals last.
     looked: Instant,
@@ -285,7 +308,10 @@ impl Request {
             answer.prompt_logprobs = wants.1.then(Vec::new);
             Ok(Self {
                 model: model.clone(),
-                handle,
+                stop: RequestStopper(Arc::new(StopState {
+                    handle,
+                    is_stopped: AtomicBool::new(false),
+                })),
                 events: Some(events),
                 source,
                 end_tokens,
@@ -293,7 +319,6 @@ impl Request {
                 parts: PartBuilder::default(),
                 answer,
                 tokens: Vec::new(),
-                is_cancelled: false,
                 since: Instant::now(),
                 looked: Instant::now(),
                 first_token: None,
@@ -305,9 +330,13 @@ impl Request {
     }
 
     /// Ends the request at its next layer or step.
-    pub fn cancel(&mut self) {
-        self.is_cancelled = true;
-        self.handle.cancel();
+    pub fn cancel(&self) {
+        self.stop.stop();
+    }
+
+    /// Ends the request from another thread.
+    pub fn stopper(&self) -> RequestStopper {
+        self.stop.clone()
     }
 
     /// The answer so far.
@@ -435,9 +464,9 @@ impl Request {
             Some(_) => {}
             None => {
                 self.end("cancelled");
-                if !self.is_cancelled {
+                if !self.stop.is_set() {
                     self.model.check()?;
-                    return Err(Fault::Interrupted);
+                    return Err(Error::internal("the scheduler has ended the request").into());
                 }
             }
         }

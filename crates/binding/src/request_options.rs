@@ -49,8 +49,12 @@ pub struct RequestOptions {
     pub form: Option<Form>,
     /// Tools that the model may call.
     pub tools: Vec<Tool>,
-    /// `auto`, `none`, `required`, or the name of a tool that must be called.
-    pub tool_choice: Option<String>,
+    /// Whether the model calls them.
+    pub tool_choice: ToolChoice,
+    /// Whether there is at most one call.
+    pub single_call: bool,
+    /// Whether keywords of a schema that cannot be enforced are left out.
+    pub lenient: bool,
     /// Whether the model thinks before it answers.
     pub thinking: Option<bool>,
     /// Maximum tokens of thoughts.
@@ -59,6 +63,32 @@ pub struct RequestOptions {
     pub template: Map<String, Value>,
     /// Whether the answer is text as it is: the prompt is no conversation.
     pub raw: bool,
+}
+
+/// Calls that an answer makes.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(from = "String")]
+pub enum ToolChoice {
+    /// As the model decides.
+    #[default]
+    Auto,
+    /// None.
+    None,
+    /// At least one.
+    Required,
+    /// Calls of this tool.
+    Tool(String),
+}
+
+impl From<String> for ToolChoice {
+    fn from(name: String) -> Self {
+        match &*name {
+            "auto" => Self::Auto,
+            "none" => Self::None,
+            "required" | "any" => Self::Required,
+            _ => Self::Tool(name),
+        }
+    }
 }
 
 /// Form of an answer's text.
@@ -108,7 +138,7 @@ impl RequestOptions {
             .repetition_penalty(self.repetition_penalty.unwrap_or(known.repetition_penalty))
             .presence_penalty(self.presence_penalty.unwrap_or(known.presence_penalty))
             .frequency_penalty(self.frequency_penalty.unwrap_or(known.frequency_penalty))
-            .seed(self.seed.unwrap_or_else(random_seed));
+            .seed(self.seed.unwrap_or_else(random_word));
         let mut request = GenerateRequest::default()
             .sampling(sampling)
             .max_tokens(self.max_tokens)
@@ -119,9 +149,13 @@ impl RequestOptions {
             .prompt_logprobs(self.prompt_logprobs)
             .tools(self.callable());
         let mut constraint = Constraint::default();
-        constraint.form = self.form.as_ref().map(Form::answer_form).transpose()?;
         constraint.raw = self.raw;
+        constraint.lenient = self.lenient;
         constraint.calls = self.calls()?;
+        // An answer of calls has no form.
+        if constraint.calls.as_ref().is_none_or(|calls| !calls.required) {
+            constraint.form = self.form.as_ref().map(Form::answer_form).transpose()?;
+        }
         if let Some(grammar) = text.grammar(&constraint)? {
             request.masks.push(grammar.mask(text, prompt)?);
         }
@@ -142,34 +176,35 @@ impl RequestOptions {
 
     /// Tools that the answer may call.
     pub(crate) fn callable(&self) -> ToolSet {
-        match self.tool_choice.as_deref() {
-            Some("none") => ToolSet::default(),
+        match self.tool_choice {
+            ToolChoice::None => ToolSet::default(),
             _ => ToolSet { tools: self.tools.clone() },
         }
     }
 
     fn calls(&self) -> Result<Option<CallConstraint>, Fault> {
-        let (tools, is_required) = match self.tool_choice.as_deref() {
-            None | Some("auto") => (self.tools.clone(), false),
-            Some("none") => return Ok(None),
-            Some("required") => (self.tools.clone(), true),
-            Some(name) => {
-                let tool = self.tools.iter().find(|tool| tool.name == name).cloned();
-                let unknown = || Fault::Invalid(format!("tool_choice is {name:?}: no such tool"));
-                (vec![tool.ok_or_else(unknown)?], true)
+        let mut tools = self.callable().tools;
+        if let ToolChoice::Tool(name) = &self.tool_choice {
+            tools.retain(|tool| tool.name == *name);
+            if tools.is_empty() {
+                return Err(Fault::Invalid(format!("tool_choice is {name:?}: no such tool")));
             }
-        };
-        if tools.is_empty() {
-            return Ok(None);
         }
-        let mut calls = CallConstraint::new(ToolSet { tools });
-        calls.required = is_required;
-        Ok(Some(calls))
+        let required = matches!(self.tool_choice, ToolChoice::Required | ToolChoice::Tool(_));
+        match (tools.is_empty(), required) {
+            (true, true) => Err(Fault::Invalid("tool_choice is required: send tools".to_owned())),
+            (true, false) => Ok(None),
+            (false, _) => {
+                let mut calls = CallConstraint::new(ToolSet { tools });
+                (calls.required, calls.single) = (required, self.single_call);
+                Ok(Some(calls))
+            }
+        }
     }
 }
 
-/// Random seed of 32 bits: short to copy, and exact in every JSON parser.
-fn random_seed() -> u64 {
+/// Random number of 32 bits: short to copy, and exact in every JSON parser.
+pub(crate) fn random_word() -> u64 {
     // Hashers of the standard library have random keys.
     std::collections::hash_map::RandomState::new().build_hasher().finish() & 0xFFFF_FFFF
 }

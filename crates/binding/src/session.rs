@@ -5,8 +5,10 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, Mutex,
-        mpsc::{channel, sync_channel},
+        mpsc::{SyncSender, TrySendError, channel, sync_channel},
     },
+    thread,
+    time::Duration,
 };
 
 use moeflux::{
@@ -17,15 +19,21 @@ use moeflux::{
 };
 
 use crate::{
-    fault::Fault,
+    fault::{Fault, unless_panics},
     locks::lock,
-    request::{Answer, Delta, PartBuilder, UNREAD},
+    request::{Answer, Delta, PartBuilder},
     request_options::RequestOptions,
     session_answer::SessionAnswer,
     session_thread::{BusyGuard, Job, RunningCall, SessionThread},
     shared_model::SharedModel,
     wait::{Cancel, Waiting, Work},
 };
+
+/// Parts that a caller has not read. An answer that is stopped may have some more tokens.
+const UNREAD_PARTS: usize = 8;
+
+/// Time between two tries to send a part to a reader that is slow.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// A sequence of tokens and the state after them. One call at a time: others get
 /// [`Fault::SessionBusy`].
@@ -66,7 +74,7 @@ impl Session {
     pub(crate) fn start(model: &SharedModel, session: moeflux::Session) -> Result<Self, Fault> {
         let logits = Arc::new(session.logits().to_vec());
         let thread = SessionThread::start(session)?;
-        model.adopt(&thread);
+        model.adopt(&thread)?;
         Ok(Self { model: model.clone(), thread, logits: Arc::new(Mutex::new(logits)) })
     }
 
@@ -83,7 +91,7 @@ impl Session {
         let (sender, result) = channel();
         let (of_job, logits) = (Arc::clone(&work), Arc::clone(&self.logits));
         let job: Job = Box::new(move |session| {
-            let done = op(session, &of_job);
+            let done = unless_panics(|| op(session, &of_job));
             if steps {
                 store_logits(&logits, session.logits());
             }
@@ -120,9 +128,10 @@ impl Session {
     /// Logits after the last token. Later steps write elsewhere while this is shared.
     ///
     /// # Errors
-    /// The model was closed, or the process forked.
+    /// As all calls.
     pub fn logits(&self) -> Result<Arc<Vec<f32>>, Fault> {
         self.model.check()?;
+        let _busy = BusyGuard::take(&self.thread)?;
         Ok(Arc::clone(&lock(&self.logits)))
     }
 
@@ -146,7 +155,7 @@ impl Session {
     /// Appends tokens.
     ///
     /// # Errors
-    /// As [`moeflux::Session::feed`].
+    /// As [`moeflux::Session::feed`]: tokens of complete steps stay.
     pub fn feed(
         &self,
         tokens: Vec<u32>,
@@ -267,7 +276,7 @@ impl Session {
         options: RequestOptions,
     ) -> Result<SessionAnswer, Fault> {
         let model = self.model.clone();
-        let (sender, deltas) = sync_channel(UNREAD);
+        let (sender, deltas) = sync_channel(UNREAD_PARTS);
         let running = self.start_call(true, move |session, work| {
             let prompt = prompt.unwrap_or_else(|| session.tokens().to_vec());
             let request = model.with_text(|text| options.request(text, &prompt))?;
@@ -277,8 +286,7 @@ impl Session {
             let answer = generate(session, &prompt, &request, &mut control, &mut |delta| {
                 let mut part = Delta::default();
                 parts.add(&mut part, delta);
-                // A reader that is slow pauses the answer; one that is gone ends it.
-                match part.is_empty() || sender.send(part).is_ok() {
+                match part.is_empty() || send(&sender, part, work) {
                     true => ControlFlow::Continue(()),
                     false => ControlFlow::Break(()),
                 }
@@ -313,7 +321,7 @@ impl Session {
         let mark = self.call(false, None, &mut |_| Ok(()), |session, _| Ok(session.mark()?))?;
         let tokens = mark.tokens().into();
         let mark = Mark { mark: Arc::new(Mutex::new(Some(mark))), tokens };
-        self.model.adopt_mark(&mark.mark);
+        self.model.adopt_mark(&mark.mark)?;
         Ok(mark)
     }
 
@@ -394,16 +402,29 @@ impl Session {
 
     /// Ends the session, also if a thread uses it.
     pub fn close(&self) {
-        self.thread.end();
+        // Threads of another process do not exist here.
+        if self.model.check_process().is_ok() {
+            self.thread.end();
+        }
     }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // Threads of another process do not exist here.
-        if self.model.check_process().is_ok() {
-            self.thread.end();
+        self.close();
+    }
+}
+
+/// Sends a part. A reader that is slow pauses the answer; false: it is gone, or the call ends.
+fn send(parts: &SyncSender<Delta>, mut part: Delta, work: &Work) -> bool {
+    loop {
+        match parts.try_send(part) {
+            Ok(()) => return true,
+            Err(TrySendError::Disconnected(_)) => return false,
+            Err(TrySendError::Full(_)) if work.cancel.is_set() => return false,
+            Err(TrySendError::Full(back)) => part = back,
         }
+        thread::sleep(PAUSE);
     }
 }
 

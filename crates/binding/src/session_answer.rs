@@ -47,6 +47,8 @@ impl SessionAnswer {
         waiting: &mut Waiting<'_>,
     ) -> Result<Option<Delta>, Fault> {
         loop {
+            // A callback of the caller may have forked.
+            self.model.check_process()?;
             let Some((call, deltas)) = &self.running else { return Ok(None) };
             if cancel.is_some_and(Cancel::is_set) {
                 call.work.cancel.set();

@@ -41,6 +41,8 @@ struct ModelState {
     requests: Mutex<Vec<Weak<RequestHandle>>>,
     /// Ends of servers of the model.
     servers: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
+    /// Held by `close`: another call returns after it.
+    closing: Mutex<()>,
     /// Bytes that the process held before.
     beside: u64,
     /// Its config, as JSON.
@@ -59,6 +61,7 @@ impl SharedModel {
             marks: Mutex::default(),
             requests: Mutex::default(),
             servers: Mutex::default(),
+            closing: Mutex::default(),
             beside,
             config,
         }))
@@ -77,7 +80,7 @@ impl SharedModel {
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.0.is_closed.load(Ordering::Acquire)
+        self.0.is_closed.load(Ordering::SeqCst)
     }
 
     /// # Errors
@@ -141,12 +144,18 @@ impl SharedModel {
         Ok(make()?)
     }
 
-    pub(crate) fn adopt(&self, thread: &Arc<SessionThread>) {
+    /// # Errors
+    /// The model was closed meanwhile: the session has ended.
+    pub(crate) fn adopt(&self, thread: &Arc<SessionThread>) -> Result<(), Fault> {
         keep(&self.0.sessions, thread);
+        self.check().inspect_err(|_| thread.end())
     }
 
-    pub(crate) fn adopt_mark(&self, mark: &Arc<Mutex<Option<Mark>>>) {
+    /// # Errors
+    /// The model was closed meanwhile: the mark is empty.
+    pub(crate) fn adopt_mark(&self, mark: &Arc<Mutex<Option<Mark>>>) -> Result<(), Fault> {
         keep(&self.0.marks, mark);
+        self.check().inspect_err(|_| drop(lock(mark).take()))
     }
 
     /// Calls `end` when the model is closed.
@@ -156,6 +165,9 @@ impl SharedModel {
 
     pub(crate) fn adopt_request(&self, request: &Arc<RequestHandle>) {
         keep(&self.0.requests, request);
+        if self.is_closed() {
+            request.cancel();
+        }
     }
 
     /// Ends running calls, and frees the memory of host and devices before it returns, whoever
@@ -165,7 +177,8 @@ impl SharedModel {
     /// The process was forked.
     pub(crate) fn close(&self) -> Result<(), Fault> {
         self.check_process()?;
-        self.0.is_closed.store(true, Ordering::Release);
+        self.0.is_closed.store(true, Ordering::SeqCst);
+        let _one = lock(&self.0.closing);
         for end in std::mem::take(&mut *lock(&self.0.servers)) {
             end();
         }

@@ -11,7 +11,7 @@ use std::{
 
 use moeflux::runtime::CancelToken;
 
-use crate::fault::Fault;
+use crate::{fault::Fault, host_process::HostProcess};
 
 /// Time between two looks of a caller that waits.
 pub(crate) const POLL: Duration = Duration::from_millis(20);
@@ -50,11 +50,19 @@ impl Cancel {
 pub type Waiting<'a> = dyn FnMut(f64) -> Result<(), Fault> + 'a;
 
 /// State that a call and its work share.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Work {
+    process: HostProcess,
     /// Ends the work.
     pub(crate) cancel: Cancel,
     done: AtomicU64,
+}
+
+impl Default for Work {
+    fn default() -> Self {
+        let process = HostProcess::current();
+        Self { process, cancel: Cancel::default(), done: AtomicU64::default() }
+    }
 }
 
 impl Work {
@@ -79,6 +87,8 @@ impl Work {
         waiting: &mut Waiting<'_>,
     ) -> Result<T, Fault> {
         loop {
+            // A callback of the caller may have forked.
+            self.process.check()?;
             match result.recv_timeout(POLL) {
                 Ok(result) => return Ok(result),
                 Err(RecvTimeoutError::Disconnected) => return Err(Fault::Closed),

@@ -9,7 +9,8 @@ use std::{
 
 use moeflux::serve::Pooling;
 use moeflux_binding::{
-    Cancel, Fault, Form, Kind, Model, NextPart, OpenOptions, RequestOptions, Tokenizer, chat_tokens,
+    Cancel, Fault, Form, Kind, Model, NextPart, OpenOptions, RequestOptions, Tokenizer, ToolChoice,
+    chat_tokens,
 };
 
 const FOX: &str = "Tell me the fable of The Fox and the Crow.";
@@ -170,7 +171,7 @@ fn errors_have_kinds() {
     options.form = Some(Form::Choice(Vec::new()));
     assert_eq!(kind(&options), Some(Kind::Invalid));
     options.form = None;
-    options.tool_choice = Some("nothing".to_owned());
+    options.tool_choice = ToolChoice::Tool("nothing".to_owned());
     assert_eq!(kind(&options), Some(Kind::Invalid));
     assert_eq!(kind(&greedy(1)), None);
     let open = |path: &str, memory: Option<u64>| {

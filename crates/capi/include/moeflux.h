@@ -5,8 +5,8 @@
 //  1 Handles are opaque. Free a handle with the _free function of its type, once; NULL is allowed.
 //    A model lives until the last handle that was made from it is freed, in any order.
 //  2 Functions that can fail return a moeflux_status, 0 for success. Results go to out parameters,
-//    which are written on success only. moeflux_error_message() has the text. Codes are stable;
-//    texts are not.
+//    which are written on success only; counts are 0 on failure. moeflux_error_message() has the
+//    text. Codes are stable; texts are not.
 //  3 Strings that go in are UTF-8. Their length is in bytes, or MOEFLUX_NUL for a string that ends
 //    with a NUL, as strings without a length do. Strings that come out are UTF-8 and end with a NUL.
 //    JSON that comes out is freed with moeflux_string_free.
@@ -17,11 +17,12 @@
 //    at a time: it may move, and of two calls at once one returns MOEFLUX_BUSY. Any thread may use a
 //    moeflux_cancel, and a signal handler: it sets an atomic flag.
 //  6 Callbacks run on the thread of the call, except the callbacks of moeflux_submit. They must
-//    return: no longjmp, no exception. They may call functions of other handles; calls with the
-//    session that calls them return MOEFLUX_BUSY.
+//    return: no longjmp, no exception. They may call functions of other handles, and close the
+//    model. Calls with the session that calls them return MOEFLUX_BUSY; do not free it there.
 //  7 A panic inside becomes MOEFLUX_INTERNAL. After fork() without exec, calls with handles of the
 //    parent return MOEFLUX_FORKED in the child; the _free functions free nothing there.
 //  8 The library prints nothing, installs no signal handler, and writes no file that was not named.
+//    Drivers of graphics cards may print.
 #ifndef MOEFLUX_H
 #define MOEFLUX_H
 
@@ -57,7 +58,7 @@ enum moeflux_status
   MOEFLUX_UNSUPPORTED = 4,
   // The budget is below the floor; the message states it.
   MOEFLUX_MEMORY = 5,
-  // More tokens than the context, more sessions than planned.
+  // More tokens than the context, tokens outside the vocabulary, more sessions than planned.
   MOEFLUX_CONTEXT = 6,
   // A saved session that is damaged or of another model.
   MOEFLUX_SNAPSHOT = 7,
@@ -67,7 +68,7 @@ enum moeflux_status
   MOEFLUX_READ = 9,
   // A device failed or is lost.
   MOEFLUX_DEVICE = 10,
-  // The session is at its last good token; the same call goes on.
+  // The session is at its last good token: moeflux_session_sync goes on.
   MOEFLUX_CANCELLED = 11,
   // The session is in use, or too many requests wait.
   MOEFLUX_BUSY = 12,
@@ -156,9 +157,9 @@ typedef struct {
 // Tokens of a call by their origin. Set `size` to the size of the struct before the call.
 typedef struct {
   size_t size;
-  // Tokens that were there already.
+  // Tokens that did not have to be computed.
   uint64_t reused;
-  // Tokens of the prefix cache.
+  // Of these, tokens of the prefix cache.
   uint64_t restored;
   // Tokens that were dropped.
   uint64_t rewound;
@@ -204,8 +205,8 @@ uint32_t moeflux_api_version(void);
 // Version of the program: "0.1.0".
 const char *moeflux_version(void);
 
-// Message of the last call of this thread, until its next call. Never NULL; empty if the call
-// succeeded.
+// Message of the last call of this thread, until its next call returns. Never NULL; empty if the
+// call succeeded.
 const char *moeflux_error_message(void);
 
 // Stable name of a code: "MEMORY"; "UNKNOWN" for a code of a newer library.
@@ -312,7 +313,8 @@ moeflux_status moeflux_session_sync(moeflux_session *session,
                                     const moeflux_cancel *cancel,
                                     moeflux_synced *synced);
 
-// Appends tokens.
+// Appends tokens. After an error or MOEFLUX_CANCELLED, tokens of complete steps stay:
+// moeflux_session_tokens has them.
 moeflux_status moeflux_session_feed(moeflux_session *session,
                                     const uint32_t *tokens,
                                     size_t count,
@@ -350,13 +352,14 @@ moeflux_status moeflux_session_save(const moeflux_session *session, const char *
 moeflux_status moeflux_session_restore(moeflux_session *session, const char *file);
 
 // Brings the session to `prompt`, or leaves it if `prompt` is NULL, and generates an answer,
-// which the session then holds. `request_json`, which may be NULL, has sampling, max_tokens,
-// stop, seed, logit_bias, logprobs, response_format, tools and tool_choice as in OpenAI's API,
-// also top_k, min_p, repetition_penalty, stop_token_ids, enable_thinking, thinking_budget,
-// chat_template_kwargs, and raw: true for text that is no conversation. `out_json`, which may be
-// NULL, gets text, reasoning, tool_calls, tokens, finish ("stop", "length", "tool_calls",
-// "stopped"), usage, timings, and logprobs: free it with moeflux_string_free. `on_delta`, which
-// may be NULL, is called on this thread.
+// which the session then holds; of one that is stopped or cancelled it may hold a few tokens
+// more than the last part, or lack the last token. `request_json`, which may be NULL, has
+// sampling, max_tokens, stop, seed, logit_bias, logprobs, response_format, tools and tool_choice
+// as in OpenAI's API, also top_k, min_p, repetition_penalty, stop_token_ids, enable_thinking,
+// thinking_budget, chat_template_kwargs, and raw: true for text that is no conversation.
+// `out_json`, which may be NULL, gets text, reasoning, tool_calls, tokens, finish ("stop",
+// "length", "tool_calls", "stopped"), usage, timings, and logprobs: free it with
+// moeflux_string_free. `on_delta`, which may be NULL, is called on this thread.
 moeflux_status moeflux_session_generate(moeflux_session *session,
                                         const uint32_t *prompt,
                                         size_t count,
@@ -385,11 +388,12 @@ moeflux_status moeflux_submit(const moeflux_model *model,
 void moeflux_request_cancel(const moeflux_request *request);
 
 // Frees a request. Cancels it if it runs, and waits for the end of its `on_end`, unless a callback
-// of the request calls it.
+// of the request calls it. From a callback free no other request: two that free each other wait
+// for ever.
 void moeflux_request_free(moeflux_request *request);
 
 // Sends messages of the library up to a level, from 1 (errors) to 5 (traces), to `receiver`. NULL
-// is none, as at first.
+// is none, as at first. Once it returns, the former receiver is not called any more.
 void moeflux_log(moeflux_on_message receiver, int32_t level, void *user);
 
 #ifdef __cplusplus

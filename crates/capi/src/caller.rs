@@ -38,13 +38,20 @@ pub(crate) trait Handle {
 /// Struct whose first field is its size in bytes, as the program knows it.
 ///
 /// # Safety
-/// `repr(C)` with a `usize` first, and all zeros are a value.
-pub(crate) unsafe trait SizedStruct: Copy {}
+/// `repr(C)` with a `usize` first.
+pub(crate) unsafe trait SizedStruct: Copy {
+    /// Values of fields that a program does not know.
+    const DEFAULT: Self;
+}
 
-// SAFETY: both are `repr(C)`, begin with their size, and have integers, flags, nullable pointers.
-unsafe impl SizedStruct for OpenOptions {}
+// SAFETY: it is `repr(C)`, and begins with its size.
+unsafe impl SizedStruct for OpenOptions {
+    const DEFAULT: Self = Self::DEFAULT;
+}
 // SAFETY: as above.
-unsafe impl SizedStruct for Synced {}
+unsafe impl SizedStruct for Synced {
+    const DEFAULT: Self = Self::DEFAULT;
+}
 
 /// Pointer that the library passes back to callbacks.
 #[derive(Clone, Copy)]
@@ -67,16 +74,20 @@ impl User {
 
 /// Runs a call of C code. An error, or a panic, becomes the status and the thread's message.
 pub(crate) fn call(run: impl FnOnce(&Caller) -> Result<(), Fault>) -> Status {
-    set_message("");
+    let (status, message) = outcome(run);
+    // Set last: an argument may be the former message, and callbacks may have failed.
+    set_message(&message);
+    status
+}
+
+/// Status and message of `run`.
+pub(crate) fn outcome(run: impl FnOnce(&Caller) -> Result<(), Fault>) -> (Status, String) {
     match caught(run) {
-        Ok(Ok(())) => Status::MOEFLUX_OK,
-        Ok(Err(fault)) => {
-            set_message(&fault.message());
-            Status::of(&fault)
-        }
+        Ok(Ok(())) => (Status::MOEFLUX_OK, String::new()),
+        Ok(Err(fault)) => (Status::of(&fault), fault.message()),
         Err(panic) => {
-            set_message(&format!("moeflux failed, which is a fault: {panic}"));
-            Status::MOEFLUX_INTERNAL
+            let message = format!("moeflux failed, which is a fault: {panic}");
+            (Status::MOEFLUX_INTERNAL, message)
         }
     }
 }
@@ -232,14 +243,18 @@ impl Caller {
         Ok(())
     }
 
-    /// A struct of a program that may know fewer fields, or more: the others are zeros.
+    /// A struct of a program that may know fewer fields, or more: the others have their defaults.
     pub(crate) fn sized<T: SizedStruct>(&self, name: &str, from: *const T) -> Result<T, Fault> {
         let bytes = self.struct_bytes(name, from)?;
-        // SAFETY: all zeros are a value.
-        let mut value = unsafe { mem::zeroed::<T>() };
+        let mut value = T::DEFAULT;
         // SAFETY: the program has these bytes of it, whose fields are at the same places.
         unsafe { ptr::copy_nonoverlapping(from.cast::<u8>(), (&raw mut value).cast(), bytes) };
         Ok(value)
+    }
+
+    /// Checks that a struct of results, which may be NULL, has its size, before they are computed.
+    pub(crate) fn expect_sized<T: SizedStruct>(&self, name: &str, to: *mut T) -> Result<(), Fault> {
+        if to.is_null() { Ok(()) } else { self.struct_bytes(name, to).map(drop) }
     }
 
     /// Writes the fields of a struct that the program knows, but its size.

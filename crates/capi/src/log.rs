@@ -11,7 +11,7 @@ use crate::caller::{self, User};
 pub type OnMessage = Option<extern "C" fn(user: *mut c_void, level: i32, message: *const c_char)>;
 
 /// Sends messages of the library up to a level, from 1 (errors) to 5 (traces), to `receiver`. NULL
-/// is none, as at first.
+/// is none, as at first. Once it returns, the former receiver is not called any more.
 #[unsafe(no_mangle)]
 pub extern "C" fn moeflux_log(receiver: OnMessage, level: i32, user: *mut c_void) {
     let user = User::new(user);

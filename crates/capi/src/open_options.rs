@@ -10,7 +10,7 @@ use crate::{
 };
 
 impl OpenOptions {
-    const DEFAULT: Self = Self {
+    pub(crate) const DEFAULT: Self = Self {
         size: mem::size_of::<Self>(),
         memory: 0,
         device_memory: 0,

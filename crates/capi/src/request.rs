@@ -10,7 +10,7 @@ use std::{
 };
 
 use moeflux::Error;
-use moeflux_binding::HostProcess;
+use moeflux_binding::{HostProcess, RequestStopper};
 
 use crate::{
     answers::answer_json,
@@ -29,7 +29,7 @@ pub type OnEnd =
 /// A request that runs beside others.
 pub struct Request {
     process: HostProcess,
-    cancel: moeflux_binding::Cancel,
+    stopper: RequestStopper,
     thread: ThreadId,
     /// `None` once its end was waited for.
     ends: Mutex<Option<JoinHandle<()>>>,
@@ -44,7 +44,6 @@ impl Handle for Request {
 /// A request on the way to its callbacks.
 struct Submitted {
     request: moeflux_binding::Request,
-    cancel: moeflux_binding::Cancel,
     on_delta: OnDelta,
     on_end: OnEnd,
     user: User,
@@ -56,14 +55,15 @@ impl Submitted {
         if has_handle.recv().is_err() {
             return;
         }
-        let mut sender = DeltaSender::new(self.on_delta, self.user);
-        let sent = sender.send_all(|waiting| self.request.next(Some(&self.cancel), waiting));
-        let ended = sent.and_then(|()| answer_json(&self.request.answer(), sender.is_stopped));
+        let mut json = String::new();
+        let (status, message) = caller::outcome(|_| {
+            let mut sender = DeltaSender::new(self.on_delta, self.user);
+            sender.send_all(|waiting| self.request.next(None, waiting))?;
+            json = answer_json(&self.request.answer(), sender.is_stopped)?;
+            Ok(())
+        });
         drop(self.request);
-        let (status, text) = match ended {
-            Ok(json) => (Status::MOEFLUX_OK, json),
-            Err(fault) => (Status::of(&fault), fault.message()),
-        };
+        let text = if status == Status::MOEFLUX_OK { json } else { message };
         let text = CString::new(text.replace('\0', "")).unwrap_or_default();
         if let Some(on_end) = self.on_end {
             on_end(self.user.pointer(), status, text.as_ptr());
@@ -92,21 +92,16 @@ pub extern "C" fn moeflux_submit(
         let model = &caller.handle("model", model)?.model;
         let prompt = caller.slice("prompt", prompt, count)?.to_vec();
         let options = request_options(caller, request_json, request_len)?;
-        let cancel = moeflux_binding::Cancel::default();
-        let submitted = Submitted {
-            request: model.submit(prompt, Vec::new(), &options, None)?,
-            cancel: cancel.clone(),
-            on_delta,
-            on_end,
-            user: User::new(user),
-        };
+        let request = model.submit(prompt, Vec::new(), &options, None)?;
+        let stopper = request.stopper();
+        let submitted = Submitted { request, on_delta, on_end, user: User::new(user) };
         let (written, has_handle) = channel();
         let thread = thread::Builder::new().name("request".into());
         let ends = thread.spawn(move || submitted.run(&has_handle));
         let ends = ends.map_err(|source| Error::Thread { purpose: "of a request", source })?;
         let request = Request {
             process: HostProcess::current(),
-            cancel,
+            stopper,
             thread: ends.thread().id(),
             ends: Mutex::new(Some(ends)),
         };
@@ -121,18 +116,19 @@ pub extern "C" fn moeflux_submit(
 #[unsafe(no_mangle)]
 pub extern "C" fn moeflux_request_cancel(request: *const Request) {
     caller::call(|caller| {
-        caller.handle("request", request)?.cancel.set();
+        caller.handle("request", request)?.stopper.stop();
         Ok(())
     });
 }
 
 /// Frees a request. Cancels it if it runs, and waits for the end of its `on_end`, unless a callback
-/// of the request calls it.
+/// of the request calls it. From a callback free no other request: two that free each other wait
+/// for ever.
 #[unsafe(no_mangle)]
 pub extern "C" fn moeflux_request_free(request: *mut Request) {
     caller::quietly(|caller| {
         let Ok(owned) = caller.handle("request", request) else { return };
-        owned.cancel.set();
+        owned.stopper.stop();
         let ends = owned.ends.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(ends) = ends.filter(|_| thread::current().id() != owned.thread) {
             // A panic has ended the thread.

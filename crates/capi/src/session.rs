@@ -2,7 +2,6 @@
 
 use std::{
     ffi::{c_char, c_void},
-    mem,
     path::PathBuf,
     ptr,
     sync::{Mutex, PoisonError},
@@ -70,11 +69,11 @@ impl Synced {
             return Ok(());
         }
         let synced = Self {
-            size: mem::size_of::<Self>(),
             reused: synced.reused as u64,
             restored: synced.restored as u64,
             rewound: synced.rewound as u64,
             computed: synced.computed as u64,
+            ..Self::DEFAULT
         };
         caller.write_sized("synced", to, &synced)
     }
@@ -128,11 +127,13 @@ pub extern "C" fn moeflux_session_sync(
 ) -> Status {
     with_session(session, cancel, |caller, session, cancel| {
         let tokens = caller.slice("tokens", tokens, count)?.to_vec();
+        caller.expect_sized("synced", synced)?;
         Synced::write(caller, synced, session.sync(tokens, cancel, &mut |_| Ok(()))?)
     })
 }
 
-/// Appends tokens.
+/// Appends tokens. After an error or MOEFLUX_CANCELLED, tokens of complete steps stay:
+/// moeflux_session_tokens has them.
 #[unsafe(no_mangle)]
 pub extern "C" fn moeflux_session_feed(
     session: *mut Session,
@@ -156,6 +157,7 @@ pub extern "C" fn moeflux_session_truncate(
     synced: *mut Synced,
 ) -> Status {
     with_session(session, cancel, |caller, session, cancel| {
+        caller.expect_sized("synced", synced)?;
         Synced::write(caller, synced, session.truncate(count, cancel, &mut |_| Ok(()))?)
     })
 }
@@ -241,13 +243,14 @@ pub extern "C" fn moeflux_session_restore(session: *mut Session, file: *const c_
 }
 
 /// Brings the session to `prompt`, or leaves it if `prompt` is NULL, and generates an answer,
-/// which the session then holds. `request_json`, which may be NULL, has sampling, max_tokens,
-/// stop, seed, logit_bias, logprobs, response_format, tools and tool_choice as in OpenAI's API,
-/// also top_k, min_p, repetition_penalty, stop_token_ids, enable_thinking, thinking_budget,
-/// chat_template_kwargs, and raw: true for text that is no conversation. `out_json`, which may be
-/// NULL, gets text, reasoning, tool_calls, tokens, finish ("stop", "length", "tool_calls",
-/// "stopped"), usage, timings, and logprobs: free it with moeflux_string_free. `on_delta`, which
-/// may be NULL, is called on this thread.
+/// which the session then holds; of one that is stopped or cancelled it may hold a few tokens
+/// more than the last part, or lack the last token. `request_json`, which may be NULL, has
+/// sampling, max_tokens, stop, seed, logit_bias, logprobs, response_format, tools and tool_choice
+/// as in OpenAI's API, also top_k, min_p, repetition_penalty, stop_token_ids, enable_thinking,
+/// thinking_budget, chat_template_kwargs, and raw: true for text that is no conversation.
+/// `out_json`, which may be NULL, gets text, reasoning, tool_calls, tokens, finish ("stop",
+/// "length", "tool_calls", "stopped"), usage, timings, and logprobs: free it with
+/// moeflux_string_free. `on_delta`, which may be NULL, is called on this thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn moeflux_session_generate(
     session: *mut Session,

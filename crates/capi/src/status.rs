@@ -29,7 +29,7 @@ pub enum Status {
     MOEFLUX_UNSUPPORTED = 4,
     /// The budget is below the floor; the message states it.
     MOEFLUX_MEMORY = 5,
-    /// More tokens than the context, more sessions than planned.
+    /// More tokens than the context, tokens outside the vocabulary, more sessions than planned.
     MOEFLUX_CONTEXT = 6,
     /// A saved session that is damaged or of another model.
     MOEFLUX_SNAPSHOT = 7,
@@ -39,7 +39,7 @@ pub enum Status {
     MOEFLUX_READ = 9,
     /// A device failed or is lost.
     MOEFLUX_DEVICE = 10,
-    /// The session is at its last good token; the same call goes on.
+    /// The session is at its last good token: moeflux_session_sync goes on.
     MOEFLUX_CANCELLED = 11,
     /// The session is in use, or too many requests wait.
     MOEFLUX_BUSY = 12,
@@ -106,8 +106,8 @@ pub extern "C" fn moeflux_version() -> *const c_char {
     VERSION.as_ptr().cast()
 }
 
-/// Message of the last call of this thread, until its next call. Never NULL; empty if the call
-/// succeeded.
+/// Message of the last call of this thread, until its next call returns. Never NULL; empty if the
+/// call succeeded.
 #[unsafe(no_mangle)]
 pub extern "C" fn moeflux_error_message() -> *const c_char {
     MESSAGE.try_with(|kept| kept.borrow().as_ptr()).unwrap_or(c"".as_ptr())
@@ -125,6 +125,13 @@ mod tests {
     use moeflux_binding::Kind;
 
     use super::*;
+
+    #[test]
+    fn the_shared_library_has_the_number_of_the_interface() {
+        // cargo-c takes it from the version.
+        let major = env!("CARGO_PKG_VERSION_MAJOR");
+        assert_eq!(major.parse(), Ok(API_MAJOR));
+    }
 
     #[test]
     fn codes_are_the_kinds_of_faults() {

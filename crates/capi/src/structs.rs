@@ -39,12 +39,17 @@ pub struct OpenOptions {
 #[derive(Clone, Copy)]
 pub struct Synced {
     pub size: usize,
-    /// Tokens that were there already.
+    /// Tokens that did not have to be computed.
     pub reused: u64,
-    /// Tokens of the prefix cache.
+    /// Of these, tokens of the prefix cache.
     pub restored: u64,
     /// Tokens that were dropped.
     pub rewound: u64,
     /// Tokens that were computed.
     pub computed: u64,
+}
+
+impl Synced {
+    pub(crate) const DEFAULT: Self =
+        Self { size: size_of::<Self>(), reused: 0, restored: 0, rewound: 0, computed: 0 };
 }

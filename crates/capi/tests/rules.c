@@ -33,6 +33,34 @@ struct seen {
   moeflux_status of_session;
 };
 
+/* What a callback does once. */
+enum deed { CLOSE, FORK, WAIT };
+
+struct doer {
+  enum deed deed;
+  moeflux_model *model;
+  int started[2], go[2];
+  bool is_done;
+};
+
+static bool act(void *user, const moeflux_delta *delta) {
+  struct doer *doer = user;
+  char go;
+  if (delta->part != MOEFLUX_TEXT) return true;
+  if (!doer->is_done) {
+    doer->is_done = true;
+    /* Parts that wait for this one fill their channel. */
+    nanosleep(&(struct timespec){0, 200000000}, NULL);
+    if (doer->deed == CLOSE) moeflux_model_close(doer->model);
+    if (doer->deed == FORK && fork() == 0) doer->model = NULL;
+    if (doer->deed == WAIT) {
+      CHECK(write(doer->started[1], "", 1) == 1);
+      CHECK(read(doer->go[0], &go, 1) == 1);
+    }
+  }
+  return true;
+}
+
 static bool see(void *user, const moeflux_delta *delta) {
   struct seen *seen = user;
   CHECK(delta->size >= sizeof *delta);
@@ -130,7 +158,7 @@ static void versions_and_errors(void) {
   moeflux_open_options_init(&options);
   CHECK(moeflux_error_message()[0] != 0);
   options.device = "abacus";
-  CHECK(moeflux_model_open("tales-18m", &options, &model) != MOEFLUX_OK);
+  CHECK(moeflux_model_open("tales-18m", &options, &model) == MOEFLUX_UNSUPPORTED);
   SAYS("abacus");
   moeflux_open_options_init(&options);
   options.memory = 1;
@@ -154,7 +182,7 @@ static void opening(void) {
   options.memory = 512u << 20;
   options.device = "cpu";
   OK(moeflux_inspect("tales-18m", &options, &json));
-  CHECK(strstr(json, "\"slots\"") != NULL);
+  CHECK(strstr(json, "\"slots\"") != NULL && strstr(json, "\"grammars\"") != NULL);
   moeflux_string_free(json);
   moeflux_open_options_init(&options);
   options.device = "cpu";
@@ -209,6 +237,9 @@ static void sessions(const moeflux_model *model) {
   OK(moeflux_chat_tokens(model, MESSAGES, MOEFLUX_NUL, NULL, 0, tokens, 256, &count));
   OK(moeflux_session_new(model, &session));
   CHECK(moeflux_session_logits(session, &width) != NULL && width == 0);
+  synced.size = 0;
+  CHECK(moeflux_session_sync(session, tokens, count, NULL, &synced) == MOEFLUX_INVALID);
+  synced.size = sizeof synced;
   OK(moeflux_session_sync(session, tokens, count, NULL, &synced));
   CHECK(synced.computed + synced.restored == count);
   OK(moeflux_session_sync(session, tokens, count, NULL, (moeflux_synced *)&older));
@@ -260,7 +291,7 @@ static void answers(const moeflux_model *model) {
   OK(moeflux_session_generate(session, tokens, count, GREEDY, MOEFLUX_NUL, NULL, see, &seen, &json));
   CHECK(strncmp(seen.text, "A Crow was sitting", 18) == 0);
   CHECK(strstr(json, "\"finish\":\"length\"") != NULL);
-  CHECK(seen.of_session == MOEFLUX_BUSY);
+  CHECK(seen.of_session == MOEFLUX_BUSY && moeflux_error_message()[0] == 0);
   moeflux_string_free(json);
   CHECK(moeflux_session_tokens(session, &held) != NULL && held == count + 24);
   stopped.stop_after = 2;
@@ -332,11 +363,89 @@ static void embeddings(const moeflux_model *model) {
   free(row);
 }
 
-static void *feed_later(void *session) {
-  uint32_t token = 5;
-  nanosleep(&(struct timespec){0, 1000000}, NULL);
-  moeflux_session_feed(session, &token, 1, NULL);
+static void *cancel_later(void *cancel) {
+  nanosleep(&(struct timespec){0, 3000000}, NULL);
+  moeflux_cancel_set(cancel);
   return NULL;
+}
+
+static void cancelling(const moeflux_model *model) {
+  uint32_t tokens[500];
+  moeflux_session *session;
+  moeflux_cancel *cancel = moeflux_cancel_new();
+  moeflux_status status = MOEFLUX_OK;
+  pthread_t thread;
+  size_t held = 0;
+  int tries;
+  for (size_t i = 0; i < 500; i++) tokens[i] = (uint32_t)i % 400 + 1;
+  OK(moeflux_session_new(model, &session));
+  for (tries = 0; tries < 100 && status != MOEFLUX_CANCELLED; tries++) {
+    moeflux_cancel_reset(cancel);
+    OK(moeflux_session_sync(session, tokens, 1, NULL, NULL));
+    CHECK(pthread_create(&thread, NULL, cancel_later, cancel) == 0);
+    status = moeflux_session_sync(session, tokens, 500, cancel, NULL);
+    pthread_join(thread, NULL);
+  }
+  CHECK(status == MOEFLUX_CANCELLED);
+  CHECK(moeflux_session_tokens(session, &held) != NULL && held < 500);
+  moeflux_cancel_reset(cancel);
+  OK(moeflux_session_sync(session, tokens, 500, cancel, NULL));
+  moeflux_cancel_free(cancel);
+  moeflux_session_free(session);
+}
+
+struct answer {
+  moeflux_session *session;
+  struct doer doer;
+  moeflux_status status;
+};
+
+static void *generate(void *of) {
+  struct answer *answer = of;
+  uint32_t tokens[256];
+  size_t count;
+  OK(moeflux_chat_tokens(answer->doer.model, MESSAGES, MOEFLUX_NUL, NULL, 0, tokens, 256, &count));
+  answer->status = moeflux_session_generate(answer->session, tokens, count, GREEDY, MOEFLUX_NUL,
+                                            NULL, act, &answer->doer, NULL);
+  return NULL;
+}
+
+static void callbacks(void) {
+  moeflux_model *model = open_model(2);
+  struct answer answer = {.doer = {.deed = WAIT, .model = model}};
+  uint32_t token = 5;
+  size_t count;
+  int ends[2];
+  char forked = 0;
+  pid_t parent = getpid();
+  pthread_t thread;
+  OK(moeflux_session_new(model, &answer.session));
+  CHECK(pipe(answer.doer.started) == 0 && pipe(answer.doer.go) == 0 && pipe(ends) == 0);
+  /* The session is busy while its callback waits for this thread. */
+  CHECK(pthread_create(&thread, NULL, generate, &answer) == 0);
+  CHECK(read(answer.doer.started[0], &forked, 1) == 1);
+  CHECK(moeflux_session_feed(answer.session, &token, 1, NULL) == MOEFLUX_BUSY);
+  CHECK(moeflux_session_logits(answer.session, &count) == NULL && count == 0);
+  CHECK(write(answer.doer.go[1], "", 1) == 1);
+  pthread_join(thread, NULL);
+  OK(answer.status);
+  /* A callback that forks: both processes return. */
+  answer.doer = (struct doer){.deed = FORK, .model = model};
+  generate(&answer);
+  if (getpid() != parent) {
+    forked = answer.status == MOEFLUX_FORKED;
+    if (write(ends[1], &forked, 1) != 1) _exit(1);
+    kill(getpid(), SIGKILL);
+  }
+  OK(answer.status);
+  CHECK(read(ends[0], &forked, 1) == 1 && forked == 1);
+  CHECK(waitpid(-1, NULL, 0) > 0);
+  /* A callback that closes the model. */
+  answer.doer = (struct doer){.deed = CLOSE, .model = model};
+  generate(&answer);
+  CHECK(answer.status == MOEFLUX_CLOSED);
+  moeflux_session_free(answer.session);
+  moeflux_model_free(model);
 }
 
 static void forks_and_ends(moeflux_model *model) {
@@ -345,9 +454,7 @@ static void forks_and_ends(moeflux_model *model) {
   int ends[2];
   char right = 0;
   pid_t child;
-  pthread_t thread;
   uint32_t token = 5;
-  moeflux_status fed;
   OK(moeflux_session_new(model, &session));
   CHECK(pipe(ends) == 0);
   child = fork();
@@ -369,13 +476,6 @@ static void forks_and_ends(moeflux_model *model) {
   CHECK(strstr(json, "\"digest\"") != NULL && strstr(json, "\"stats\"") != NULL);
   moeflux_string_free(json);
   OK(moeflux_session_new(model, &lasting));
-  /* Two threads: each call is whole, or busy. */
-  CHECK(pthread_create(&thread, NULL, feed_later, session) == 0);
-  for (int i = 0; i < 100; i++) {
-    fed = moeflux_session_feed(session, &token, 1, NULL);
-    CHECK(fed == MOEFLUX_OK || fed == MOEFLUX_BUSY);
-  }
-  pthread_join(thread, NULL);
   moeflux_model_close(model);
   CHECK(moeflux_session_feed(session, &token, 1, NULL) == MOEFLUX_CLOSED);
   CHECK(moeflux_session_new(model, &lasting) == MOEFLUX_CLOSED);
@@ -407,7 +507,9 @@ int main(void) {
   sessions(model);
   answers(model);
   requests(model);
+  cancelling(model);
   embeddings(model);
+  callbacks();
   forks_and_ends(model);
   return 0;
 }

@@ -20,21 +20,21 @@ static THREAD: Mutex<Option<(HostProcess, Sender<Job>)>> = Mutex::new(None);
 pub(crate) fn run_later(job: impl FnOnce(Python<'_>) + Send + 'static) {
     let mut thread = THREAD.lock().unwrap_or_else(PoisonError::into_inner);
     if thread.as_ref().is_none_or(|(process, _)| process.check().is_err()) {
-        *thread = Some((HostProcess::current(), start()));
+        *thread = start().map(|jobs| (HostProcess::current(), jobs));
     }
     if let Some((_, jobs)) = &*thread {
-        // A thread that the system did not start runs nothing.
+        // The thread has ended with the interpreter.
         let _ = jobs.send(Box::new(job));
     }
 }
 
-fn start() -> Sender<Job> {
+/// `None` if the system starts no thread: the next job tries again.
+fn start() -> Option<Sender<Job>> {
     let (sender, jobs) = channel::<Job>();
     let run = move || {
         for job in jobs {
             Python::try_attach(job);
         }
     };
-    let _ = thread::Builder::new().name("python".into()).spawn(run);
-    sender
+    thread::Builder::new().name("python".into()).spawn(run).ok().map(|_| sender)
 }

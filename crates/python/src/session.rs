@@ -26,6 +26,13 @@ pub(crate) struct NativeMark(Mark);
 #[pyclass(frozen)]
 pub(crate) struct NativeSessionStream(Mutex<SessionAnswer>);
 
+impl Drop for NativeSession {
+    fn drop(&mut self) {
+        // Its thread ends without the GIL.
+        Python::try_attach(|py| py.detach(|| self.0.close()));
+    }
+}
+
 impl Drop for NativeSessionStream {
     fn drop(&mut self) {
         // The answer ends without the GIL.

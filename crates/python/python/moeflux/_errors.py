@@ -86,7 +86,7 @@ class HubError(Error, OSError):
 
 
 class Cancelled(Error):
-    """The call was cancelled. A session is at its last good token; the same call goes on."""
+    """The call was cancelled. A session is at its last good token; `sync` goes on."""
 
     kind = "cancelled"
 

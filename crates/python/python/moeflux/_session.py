@@ -48,8 +48,8 @@ class Mark:
 class Session(Closing):
     """One sequence: its tokens and the state after them. One thread at a time, else BusyError.
 
-    A call that fails, is cancelled or interrupted leaves the tokens that were computed; the same
-    call goes on.
+    A call that fails, is cancelled or interrupted leaves the tokens that were computed: `sync` with
+    the same tokens goes on.
     """
 
     def __init__(self, model: Model, native: NativeSession) -> None:
