@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Builds the package for Python, and tries it in empty environments: its examples, its tests and its
-# types; then with Ray and lm-evaluation-harness. Needs Python 3.10 or newer, and the network for
-# packages.
+# types; then with lm-evaluation-harness. Needs Python 3.10 or newer, and the network for packages.
 #
 # usage: scripts/python.sh [PYTHON...]    default: python3
 set -euo pipefail
@@ -25,7 +24,7 @@ environment() {
 }
 
 rm -rf "$wheels"
-tools=$(environment "$1" tools 'maturin>=1.9,<2' mypy numpy typing_extensions)
+tools=$(environment "$1" tools 'maturin>=1.9,<2' mypy numpy 'pyright[nodejs]' typing_extensions)
 (cd crates/python && "$tools" -m maturin build -q --profile wheel --compression-level 9 --locked -o "$wheels")
 wheel=$(echo "$wheels"/*.whl)
 bytes=$(stat -c %s "$wheel")
@@ -40,6 +39,11 @@ tests=$PWD/crates/python/tests examples=$PWD/crates/python/examples
 for example in "$examples"/*.py; do
     MYPYPATH=crates/python/python "$tools" -m mypy --strict "$example"
 done
+"$tools" -m pip install -q --disable-pip-version-check --no-index "$wheel"
+"$tools" -m mypy.stubtest moeflux._native
+# Without the modules whose packages are not in this environment.
+mapfile -t modules < <(find crates/python/python/moeflux -name '*.py' ! -name '*ray*' ! -name lm_eval.py)
+"$tools" -m pyright --pythonpath "$tools" "$examples" "${modules[@]}"
 
 for python; do
     own=$(environment "$python" empty)
@@ -60,6 +64,16 @@ print(f"import: {t * 1000:.0f} ms, version {moeflux.__version__}")'
     )
 done
 
-others=$(environment "$1" others 'ray[data]==2.60.*' 'lm_eval==0.4.13' numpy pandas)
+old=$(command -v qemu-x86_64-static || command -v qemu-x86_64 || true)
+if [ -n "$old" ] && [ "$(uname -m)" = x86_64 ]; then
+    echo "== a processor of 2003"
+    "$old" -cpu qemu64 "$own" -c 'import moeflux
+model = moeflux.Model.open("tales-18m", device="cpu", context=256)
+print(model.generate("A Fox", temperature=0, max_tokens=8).text)'
+else
+    echo "skipped: an old processor, as qemu-x86_64 is not installed"
+fi
+
+others=$(environment "$1" others 'lm_eval==0.4.13' numpy)
 "$others" -m pip install -q --disable-pip-version-check --no-index "$wheel"
 (cd "$(dirname "$others")" && ./python "$tests/test_others.py")

@@ -5,10 +5,10 @@
 # usage: scripts/test.sh [--full] [--only TEXT]
 #
 #   --full       also runs cargo-deny, cargo-fuzz and mlx-lm's fuzzer where they are installed,
-#                builds and tries the packages, the page in a browser, lints for the foreign
-#                targets, the tests of the Windows build under Wine, all weight formats, the whole
-#                conformance table on every kind of GPU below, and the tests once more in release
-#                mode with more property cases: some four hours on 2 cores
+#                builds and tries the packages, Ray on two nodes, the page in a browser, lints for
+#                the foreign targets, the tests of the Windows build under Wine, all weight formats,
+#                the whole conformance table on every kind of GPU below, and the tests once more in
+#                release mode with more property cases: some four hours on 2 cores
 #   --only TEXT  only sections whose names contain TEXT, such as --full --only Windows
 #
 # Kernels run on a software Vulkan driver in subgroups of 8. A sample of the conformance table also
@@ -291,6 +291,11 @@ if $full; then
     section "Windows, under Wine" windows_under_wine
     section "packages" scripts/test-packages.sh
     section "the package for Python" scripts/python.sh
+    if command -v ip >/dev/null && unshare --net --pid --mount --fork true 2>/dev/null; then
+        section "Ray on two nodes" scripts/ray.sh
+    else
+        echo "skipped: Ray on two nodes (needs root, namespaces, and ip of iproute2)"
+    fi
     if cargo cinstall --version >/dev/null 2>&1; then
         section "the C library" scripts/capi.sh
     else

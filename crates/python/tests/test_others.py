@@ -1,64 +1,11 @@
-"""Tests of the package with Ray and lm-evaluation-harness."""
+"""Tests of the package with lm-evaluation-harness."""
 
-import os
-import signal
-import threading
-import time
 import unittest
 
 import numpy as np
-import ray
 from lm_eval.api.instance import Instance
 
 import moeflux.lm_eval
-import moeflux.ray
-
-OPTIONS = {"max_tokens": 20, "temperature": 3.0}
-
-
-class RayData(unittest.TestCase):
-    def test_killed_workers_lose_and_double_nothing(self):
-        ray.init(log_to_driver=False, logging_level="ERROR", num_cpus=2)
-        self.addCleanup(ray.shutdown)
-        ray.data.DataContext.get_current().enable_progress_bars = False
-        count = 400
-        rows = [{"id": i, "prompt": f"Tell me the fable number {i}."} for i in range(count)]
-        answered = ray.data.from_items(rows, override_num_blocks=50).map_batches(
-            moeflux.ray.Generate,
-            fn_constructor_args=("tales-18m",),
-            fn_constructor_kwargs={
-                "open": {"device": "cpu", "sessions": 2, "memory": "256MiB", "threads": 1},
-                **OPTIONS,
-            },
-            batch_size=8,
-            concurrency=1,
-            max_restarts=-1,
-            max_task_retries=-1,
-        )
-        killed, is_done = [], threading.Event()
-
-        def kill():
-            while len(killed) < 2 and not is_done.wait(1):
-                for worker in os.popen("pgrep -f 'ray::.*Generate'").read().split():
-                    # One that computes.
-                    if int(worker) not in killed:
-                        time.sleep(1)
-                        os.kill(int(worker), signal.SIGKILL)
-                        killed.append(int(worker))
-                        break
-
-        killer = threading.Thread(target=kill)
-        killer.start()
-        got = answered.take_all()
-        is_done.set()
-        killer.join()
-        self.assertGreater(len(killed), 0)
-        self.assertEqual(sorted(row["id"] for row in got), list(range(count)))
-        generate = moeflux.ray.Generate("tales-18m", open={"device": "cpu"}, **OPTIONS)
-        for row in got:
-            if row["id"] % 40 == 0:
-                again = generate({"id": [row["id"]], "prompt": [row["prompt"]]})
-                self.assertEqual(again["answer"], [row["answer"]])
 
 
 class Harness(unittest.TestCase):

@@ -555,6 +555,12 @@ class Serving(unittest.TestCase):
                 endless = {**streamed, "max_tokens": 100000}
                 parts = await ask(app, endless, stop_after=3)
                 self.assertLess(len(parts), 100)
+            # An application keeps its model.
+            app = open_model(sessions=2).asgi()
+            gc.collect()
+            head, *_ = await ask(app, self.BODY)
+            self.assertEqual(head["status"], 200)
+            app._model.close()
 
         asyncio.run(main())
 

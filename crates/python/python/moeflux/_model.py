@@ -335,7 +335,7 @@ class Model(Closing):
     def asgi(self) -> Asgi:
         """The server of `moeflux serve` (OpenAI, Anthropic, Ollama) as an ASGI application, to
         mount. The application checks hosts and keys."""
-        return Asgi(self._native.router(self.name))
+        return Asgi(self, self._native.router(self.name))
 
     def serve(
         self,
@@ -347,7 +347,7 @@ class Model(Closing):
         """The same on a port, in threads of the package, until it is closed. Port 0 is any free
         one."""
         keys = [api_key] if isinstance(api_key, str) else list(api_key or ())
-        return Server(self._native.serve(self.name, host, port, keys))
+        return Server(self, self._native.serve(self.name, host, port, keys))
 
     # Looking.
 

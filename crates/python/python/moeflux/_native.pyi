@@ -3,6 +3,25 @@ from os import PathLike
 from typing import Any, final
 
 __version__: str
+__all__ = [
+    "NativeCancel",
+    "FloatRows",
+    "NativeModel",
+    "NativeRequest",
+    "NativeResponse",
+    "NativeRouter",
+    "NativeServer",
+    "NativeMark",
+    "NativeSession",
+    "NativeSessionStream",
+    "NativeTokenizer",
+    "parse_size",
+    "pull",
+    "adapters",
+    "log_to",
+    "run_command",
+    "__version__",
+]
 
 _Report = Callable[[float], object]
 _Part = tuple[str, str, tuple[str, str, str] | None, list[int]]

@@ -23,7 +23,9 @@ _MAX_BODY = 65 << 20
 class Server(Closing):
     """A server on a port, in threads of the package, until it is closed."""
 
-    def __init__(self, native: NativeServer) -> None:
+    def __init__(self, model: object, native: NativeServer) -> None:
+        # A model ends with its last reference.
+        self._model = model
         self._native = native
 
     @property
@@ -39,7 +41,9 @@ class Server(Closing):
 class Asgi:
     """The server of `moeflux serve` as an ASGI application, to mount."""
 
-    def __init__(self, native: NativeRouter) -> None:
+    def __init__(self, model: object, native: NativeRouter) -> None:
+        # A model ends with its last reference.
+        self._model = model
         self._native = native
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:

@@ -19,6 +19,7 @@ from lm_eval.utils import get_rolling_token_windows
 
 from ._errors import Error
 from ._model import Model
+from ._options import ChatOptions
 
 __all__ = ["MoefluxLM"]
 
@@ -76,7 +77,6 @@ class MoefluxLM(LM):
         """Scores of pairs of tokens, in their order; equal contexts follow each other."""
         window = self._model.context
         order = sorted(range(len(pairs)), key=lambda i: pairs[i][0])
-        scores = [None] * len(pairs)
         cut = []
         for i in order:
             context, more = pairs[i]
@@ -84,9 +84,8 @@ class MoefluxLM(LM):
             cut.append((context[len(context) + len(more) - window :] or context[-1:], more))
             if len(context) + len(more) <= window:
                 cut[-1] = (context, more)
-        for i, score in zip(order, self._model.score(cut)):
-            scores[i] = score
-        return scores
+        scores = dict(zip(order, self._model.score(cut)))
+        return [scores[i] for i in range(len(pairs))]
 
     def loglikelihood(self, requests, disable_tqdm=False):
         pairs = [self._pair(*request.args) for request in requests]
@@ -116,17 +115,20 @@ class MoefluxLM(LM):
             options = json.loads(key)
             until = options.get("until") or []
             until = [until] if isinstance(until, str) else list(until)
-            most = int(options.get("max_gen_toks", self._max_gen_toks))
+            maximum = int(options.get("max_gen_toks", self._max_gen_toks))
             sampled = bool(options.get("do_sample", False))
-            sampling = {
+            sampling: ChatOptions = {
                 "stop": [text for text in until if text],
-                "max_tokens": most,
+                "max_tokens": maximum,
                 "temperature": float(options.get("temperature", 1.0)) if sampled else 0.0,
             }
-            for name in ("top_p", "top_k", "repetition_penalty"):
-                if sampled and name in options:
-                    sampling[name] = options[name]
-            room = max(1, self._model.context - most)
+            if sampled and "top_p" in options:
+                sampling["top_p"] = float(options["top_p"])
+            if sampled and "top_k" in options:
+                sampling["top_k"] = int(options["top_k"])
+            if sampled and "repetition_penalty" in options:
+                sampling["repetition_penalty"] = float(options["repetition_penalty"])
+            room = max(1, self._model.context - maximum)
             prompts = [self._encode(requests[i].args[0])[-room:] for i in indices]
             for i, answer in zip(indices, self._model.batch(prompts, **sampling)):
                 texts[i] = answer.text
