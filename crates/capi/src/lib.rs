@@ -1,7 +1,7 @@
 //! C library of moeflux. `include/moeflux.h` has the rules; cbindgen writes it from these files.
 //!
 //! Functions are reached by their symbols only, so no Rust code can break the rules of their
-//! pointers. [`caller`] reads and writes all pointers of callers.
+//! pointers. `caller` reads and writes all pointers of callers.
 //!
 //! Knows: handles of `moeflux-binding`. Must not know: Python, terminals.
 
