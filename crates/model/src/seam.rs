@@ -20,7 +20,7 @@ pub use crate::checkpoint::{
     frame::{ALIGN, Frame, FrameError, digest},
     model_id::hex_digest,
 };
-pub use crate::families::supported;
+pub use crate::families::{ModelRow, Preset, PresetSizes, model_rows, presets, supported};
 pub use crate::ngram::NgramSettings;
 pub use crate::packed_experts::layout_digest;
 pub use crate::parts::ngram_memory::{NgramBase, base_for_rows};

@@ -22,12 +22,11 @@ mod gguf;
 mod module;
 mod options;
 mod plan;
-mod presets;
 mod values;
 mod weights;
 
 pub use checkpoint_writer::{Summary, write};
 pub use gguf::{GgufRecipe, write_gguf};
+pub use moeflux_model::seam::{Preset, PresetSizes, presets};
 pub use options::{FewerRows, Options, SKEW_HELP};
 pub use plan::{PlannedTensor, SynthPlan, plan};
-pub use presets::{Preset, PresetSizes, presets};

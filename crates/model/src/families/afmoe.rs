@@ -9,20 +9,42 @@ use moeflux_base::Error;
 use moeflux_ops::{GateFunction, RopePairs};
 use serde::Deserialize;
 
-use crate::parts::{
-    body::{Body, GqaParams, Heads, gqa},
-    config::parse_config,
-    grouped_moe::{GroupedMoe, MoeStyle},
-    rope::RopeKeys,
-    scope::{NormWeights, Scope},
-    windows::LayerWindows,
-};
+use super::family::{Family, ModelRow, Preset, PresetSizes, SLIDING, published};
 use crate::{
     blueprint::{
         Blueprint, BodyBlueprint, GateSource, GqaBlueprint, GqaShape, LayerBlueprint, OutputGate,
         RopeShape, SubBlockBlueprint, SubBlockInput,
     },
     checkpoint::source::TensorSource,
+    parts::{
+        body::{Body, GqaParams, Heads, gqa},
+        config::parse_config,
+        grouped_moe::{GroupedMoe, MoeStyle},
+        rope::RopeKeys,
+        scope::{NormWeights, Scope},
+        windows::LayerWindows,
+    },
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["afmoe"],
+        checkpoints: "Trinity-Mini, Trinity-Nano, Trinity-Large",
+        special: "sliding window, gated attention, layers without positions",
+        checked: "transformers, mlx-lm",
+    }],
+    layer_types: SLIDING,
+    presets: &[
+        // The model of huggingface.co/arcee-ai/Trinity-Mini, not compared with its config.json.
+        Preset {
+            name: "trinity-mini",
+            description: "Trinity-Mini: 32 layers, 3 of 4 sliding, 2 dense, 128 experts, 8 per token; 15 GB",
+            sizes: PresetSizes { parameters: 26.1, active: 3.06, expert_mb: 3.54 },
+            config: published!("afmoe/trinity-mini.json"),
+        },
+    ],
+    ..Family::new(blueprint)
 };
 
 #[derive(Deserialize)]

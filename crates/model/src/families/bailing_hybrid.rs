@@ -8,16 +8,49 @@ use moeflux_base::Error;
 use moeflux_ops::LogDecay;
 use serde::Deserialize;
 
-use super::deepseek_v3::{DeepseekV3Config, LatentStyle, attention};
-use crate::parts::{
-    config::{Require, parse_config},
-    grouped_moe::MoeStyle,
-    kda::{KdaKeys, KdaParams},
-    scope::{NormWeights, Scope},
+use super::{
+    deepseek_v3::{DeepseekV3Config, LatentStyle, attention},
+    family::{DELTA_NET, Family, ModelRow, Preset, PresetSizes, published},
 };
 use crate::{
     blueprint::{Blueprint, FeedForwardBlueprint, MixerBlueprint, MlaBlueprint},
     checkpoint::{VectorChange, source::TensorSource},
+    parts::{
+        config::{Require, parse_config},
+        grouped_moe::MoeStyle,
+        kda::{KdaKeys, KdaParams},
+        scope::{NormWeights, Scope},
+    },
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["bailing_hybrid"],
+        checkpoints: "Ling-3.0-Flash, Ling-3.0-tiny",
+        special: "Kimi Delta Attention with a bounded decay, latent attention with a gate per head",
+        checked: "transformers, mlx-lm",
+    }],
+    layer_types: DELTA_NET,
+    presets: &[
+        // The model of huggingface.co/inclusionAI/Ling-3.0-tiny, not compared with its
+        // config.json.
+        Preset {
+            name: "ling-3.0-tiny",
+            description: "Ling-3.0-tiny: 24 layers, 3 of 4 KDA, 1 dense, 128 experts, 8 per token; 4 GB",
+            sizes: PresetSizes { parameters: 7.9, active: 1.14, expert_mb: 1.33 },
+            config: published!("bailing_hybrid/ling-3.0-tiny.json"),
+        },
+        // The model of huggingface.co/inclusionAI/Ling-3.0-flash, not compared with its
+        // config.json.
+        Preset {
+            name: "ling-3.0-flash",
+            description: "Ling-3.0-Flash: 42 layers, 5 of 6 KDA, 2 dense, 512 experts, 8 per token; 70 GB",
+            sizes: PresetSizes { parameters: 124.4, active: 5.1, expert_mb: 3.32 },
+            config: published!("bailing_hybrid/ling-3.0-flash.json"),
+        },
+    ],
+    ..Family::new(blueprint)
 };
 
 #[derive(Deserialize)]

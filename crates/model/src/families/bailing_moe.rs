@@ -8,16 +8,46 @@ use moeflux_base::Error;
 use moeflux_ops::Scoring;
 use serde::Deserialize;
 
-use crate::parts::{
-    body::{Body, Heads},
-    config::{Require, parse_config},
-    grouped_moe::{GroupedMoe, MoeStyle},
-    rope::{RopeKeys, RotatedPart},
-    scope::{NormWeights, Scope},
-};
+use super::family::{Family, ModelRow, Preset, PresetSizes, published};
 use crate::{
     blueprint::{Blueprint, FeedForwardBlueprint, GqaBlueprint, LinearSource},
     checkpoint::source::TensorSource,
+    parts::{
+        body::{Body, Heads},
+        config::{Require, parse_config},
+        grouped_moe::{GroupedMoe, MoeStyle},
+        rope::{RopeKeys, RotatedPart},
+        scope::{NormWeights, Scope},
+    },
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["bailing_moe", "bailing_moe_v2"],
+        checkpoints: "Ling-lite and Ling-plus 1.x; Ling-mini, Ling-flash 2.0",
+        special: "one matrix of queries, keys and values",
+        checked: "mlx-lm corrected",
+    }],
+    presets: &[
+        // The model of huggingface.co/inclusionAI/Ling-lite-1.5, not compared with its
+        // config.json.
+        Preset {
+            name: "ling-lite-1.5",
+            description: "Ling-lite-1.5: 28 layers of attention, 64 experts, 6 per token; 9 GB",
+            sizes: PresetSizes { parameters: 16.8, active: 2.5, expert_mb: 4.87 },
+            config: published!("bailing_moe/ling-lite-1.5.json"),
+        },
+        // The model of huggingface.co/inclusionAI/Ling-flash-2.0, not compared with its
+        // config.json.
+        Preset {
+            name: "ling-flash-2.0",
+            description: "Ling-flash-2.0: 32 layers of attention, 1 dense, 256 experts, 8 per token; 58 GB",
+            sizes: PresetSizes { parameters: 102.9, active: 5.5, expert_mb: 7.08 },
+            config: published!("bailing_moe/ling-flash-2.0.json"),
+        },
+    ],
+    ..Family::new(blueprint)
 };
 
 #[derive(Deserialize)]

@@ -8,20 +8,43 @@ use moeflux_base::Error;
 use moeflux_ops::{RopePairs, Scoring};
 use serde::Deserialize;
 
-use crate::parts::{
-    body::{Body, GqaParams, Heads, gqa},
-    config::{Require, config_error, parse_config},
-    grouped_moe::{GroupedMoe, MoeStyle},
-    rope::RopeKeys,
-    scope::{NormWeights, Scope},
-    windows::LayerWindows,
-};
+use super::family::{Family, ModelRow, Preset, PresetSizes, SLIDING, published};
 use crate::{
     blueprint::{
         Blueprint, BodyBlueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape, LayerBlueprint,
         RopeShape, SubBlockBlueprint, SubBlockInput,
     },
     checkpoint::source::TensorSource,
+    parts::{
+        body::{Body, GqaParams, Heads, gqa},
+        config::{Require, config_error, parse_config},
+        grouped_moe::{GroupedMoe, MoeStyle},
+        rope::RopeKeys,
+        scope::{NormWeights, Scope},
+        windows::LayerWindows,
+    },
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["cohere2_moe"],
+        checkpoints: "Command-A+",
+        special: "attention and experts in parallel on one LayerNorm, sliding window",
+        checked: "transformers",
+    }],
+    layer_types: SLIDING,
+    presets: &[
+        // The language model only. The sizes of huggingface.co/CohereLabs/command-a-plus-05-2026
+        // as they are described; its config.json was not seen.
+        Preset {
+            name: "command-a-plus",
+            description: "Command-A+: 32 layers, 3 of 4 sliding, 128 experts, 8 per token; 123 GB",
+            sizes: PresetSizes { parameters: 218.0, active: 25.0, expert_mb: 28.31 },
+            config: published!("cohere2_moe/command-a-plus.json"),
+        },
+    ],
+    ..Family::new(blueprint)
 };
 
 #[derive(Deserialize)]

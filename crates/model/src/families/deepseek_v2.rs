@@ -7,9 +7,46 @@
 use moeflux_base::Error;
 use moeflux_ops::{GroupScore, Scoring};
 
-use super::deepseek_v3::{DeepseekV3Config, build};
-use crate::parts::{config::parse_config, grouped_moe::MoeStyle};
-use crate::{blueprint::Blueprint, checkpoint::source::TensorSource};
+use super::{
+    deepseek_v3::{DeepseekV3Config, build},
+    family::{Family, ModelRow, Preset, PresetSizes, published},
+};
+use crate::{
+    blueprint::Blueprint,
+    checkpoint::source::TensorSource,
+    parts::{config::parse_config, grouped_moe::MoeStyle},
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["deepseek_v2"],
+        checkpoints: "DeepSeek-V2, V2.5, V2-Lite, Coder-V2",
+        special: "latent attention, YaRN, groups by their best expert",
+        checked: "transformers",
+    }],
+    presets: &[
+        // The model of huggingface.co/deepseek-ai/DeepSeek-V2-Lite, not compared with its
+        // config.json.
+        Preset {
+            name: "deepseek-v2-lite",
+            description: "DeepSeek-V2-Lite: 27 layers of latent attention, 1 dense, 64 experts, 6 per \
+                 token; 9 GB",
+            sizes: PresetSizes { parameters: 15.7, active: 2.4, expert_mb: 4.87 },
+            config: published!("deepseek_v2/deepseek-v2-lite.json"),
+        },
+        // The model of huggingface.co/deepseek-ai/DeepSeek-V2-Chat, not compared with its
+        // config.json. mlx-lm leaves `kv_b_proj` whole.
+        Preset {
+            name: "deepseek-v2",
+            description: "DeepSeek-V2: 60 layers of latent attention, 1 dense, 160 experts, 6 per token; \
+                 133 GB",
+            sizes: PresetSizes { parameters: 235.7, active: 20.9, expert_mb: 13.27 },
+            config: published!("deepseek_v2/deepseek-v2.json"),
+        },
+    ],
+    ..Family::new(blueprint)
+};
 
 pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
     let mut config: DeepseekV3Config = parse_config(source)?;

@@ -9,18 +9,79 @@ use moeflux_base::Error;
 use moeflux_ops::RopePairs;
 use serde::Deserialize;
 
-use crate::parts::{
-    body::Body,
-    config::{Require, parse_config},
-    grouped_moe::{GroupedMoe, MoeStyle},
-    rope::RopeKeys,
-    scope::{NormWeights, Scope},
-};
+use super::family::{Family, ModelRow, Preset, PresetSizes, published};
 use crate::{
     blueprint::{
         Blueprint, LatentHeads, LatentQuery, MlaBlueprint, MlaShape, RopeShape, SparseBlueprint,
     },
     checkpoint::source::{StackLayout, StackRequest, TensorSource},
+    parts::{
+        body::Body,
+        config::{Require, parse_config},
+        grouped_moe::{GroupedMoe, MoeStyle},
+        rope::RopeKeys,
+        scope::{NormWeights, Scope},
+    },
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[
+        ModelRow {
+            names: &["deepseek_v3"],
+            checkpoints: "DeepSeek-V3, R1, V3.1, Cogito-V2 671B",
+            special: "latent attention, YaRN, grouped router",
+            checked: "mlx-lm corrected, transformers",
+        },
+        ModelRow {
+            names: &["kimi_k2", "kimi_k25"],
+            checkpoints: "Kimi-K2, K2.5 (text); `tiktoken.model` as tokenizer",
+            special: "the same",
+            checked: "mlx-lm, transformers",
+        },
+        ModelRow {
+            names: &["glm4_moe_lite"],
+            checkpoints: "GLM-4.7-Flash",
+            special: "the same, without YaRN",
+            checked: "transformers, mlx-lm",
+        },
+    ],
+    presets: &[
+        // Source: huggingface.co/zai-org/GLM-4.7-Flash, config.json.
+        Preset {
+            name: "glm-4.7-flash",
+            description: "GLM-4.7-Flash: 47 layers of latent attention, 1 dense, 64 experts, 4 per token; \
+                 17 GB",
+            sizes: PresetSizes { parameters: 29.9, active: 3.6, expert_mb: 5.31 },
+            config: published!("deepseek_v3/glm-4.7-flash.json"),
+        },
+        // Fine-tuned from DeepSeek-V3, with the same shapes. Source:
+        // huggingface.co/deepcogito/cogito-v2-preview-deepseek-671B-MoE; its MLX export has
+        // `kv_b_proj` whole.
+        Preset {
+            name: "cogito-v2-671b",
+            description: "Cogito-V2 671B: 61 layers of latent attention, 3 dense, 256 experts, 8 per token; \
+                 378 GB",
+            sizes: PresetSizes { parameters: 671.0, active: 37.0, expert_mb: 24.77 },
+            config: published!("deepseek_v3/cogito-v2-671b.json"),
+        },
+        // Source: huggingface.co/deepseek-ai/DeepSeek-V3, config.json.
+        Preset {
+            name: "deepseek-v3",
+            description: "DeepSeek-V3: 61 layers of latent attention, 3 dense, 256 experts, 8 per token; \
+                 378 GB",
+            sizes: PresetSizes { parameters: 671.0, active: 37.0, expert_mb: 24.77 },
+            config: published!("deepseek_v3/deepseek-v3.json"),
+        },
+        // Source: huggingface.co/moonshotai/Kimi-K2-Instruct, config.json.
+        Preset {
+            name: "kimi-k2",
+            description: "Kimi-K2: 61 layers of latent attention, 1 dense, 384 experts, 8 per token; 578 GB",
+            sizes: PresetSizes { parameters: 1026.0, active: 31.7, expert_mb: 24.77 },
+            config: published!("deepseek_v3/kimi-k2.json"),
+        },
+    ],
+    ..Family::new(blueprint)
 };
 
 #[derive(Deserialize)]

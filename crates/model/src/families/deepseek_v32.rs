@@ -8,14 +8,39 @@ use moeflux_base::Error;
 use moeflux_ops::RopePairs;
 use serde::Deserialize;
 
-use super::deepseek_v3::{DeepseekV3Config, build};
-use crate::parts::{
-    config::{Require, config_error, parse_config},
-    scope::Scope,
+use super::{
+    deepseek_v3::{DeepseekV3Config, build},
+    family::{Family, ModelRow, Preset, PresetSizes, SPARSE, published},
 };
 use crate::{
     blueprint::{Blueprint, IndexerBlueprint, MlaIndexer, RopeShape, SparseBlueprint},
     checkpoint::source::TensorSource,
+    parts::{
+        config::{Require, config_error, parse_config},
+        scope::Scope,
+    },
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["deepseek_v32"],
+        checkpoints: "DeepSeek-V3.2",
+        special: "sparse attention by a lightning indexer",
+        checked: "mlx-lm corrected, transformers",
+    }],
+    layer_types: SPARSE,
+    presets: &[
+        // Source: huggingface.co/deepseek-ai/DeepSeek-V3.2, config.json.
+        Preset {
+            name: "deepseek-v3.2",
+            description: "DeepSeek-V3.2: 61 layers of sparse latent attention, 3 dense, 256 experts, 8 per \
+                 token; 378 GB",
+            sizes: PresetSizes { parameters: 671.9, active: 37.4, expert_mb: 24.77 },
+            config: published!("deepseek_v32/deepseek-v3.2.json"),
+        },
+    ],
+    ..Family::new(blueprint)
 };
 
 /// Config keys of the indexer.

@@ -11,15 +11,7 @@ use moeflux_base::Error;
 use moeflux_ops::{Activation, RopePairs, Scoring};
 use serde::Deserialize;
 
-use crate::parts::{
-    body::Body,
-    config::{Require, parse_config},
-    expert_tensors::W_PROJECTIONS,
-    grouped_moe::{GroupedMoe, MoeStyle},
-    hyper_connections::HyperConnections,
-    rope::RopeConfig,
-    scope::{NormWeights, Scope},
-};
+use super::family::{Family, ModelRow, Preset, PresetSizes, published};
 use crate::{
     blueprint::{
         Blueprint, BodyBlueprint, CompressedBlueprint, CompressedShape, CompressorBlueprint,
@@ -27,6 +19,44 @@ use crate::{
         MoeBlueprint, PartialRope, RopeShape, RouterBlueprint, SubBlockBlueprint,
     },
     checkpoint::source::TensorSource,
+    parts::{
+        body::Body,
+        config::{Require, parse_config},
+        expert_tensors::W_PROJECTIONS,
+        grouped_moe::{GroupedMoe, MoeStyle},
+        hyper_connections::HyperConnections,
+        rope::RopeConfig,
+        scope::{NormWeights, Scope},
+    },
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["deepseek_v4"],
+        checkpoints: "DeepSeek-V4-Flash, V4-Pro",
+        special: "four residual streams (mHC), attention to a window and compressed entries, hash \
+                 routing",
+        checked: "transformers",
+    }],
+    layer_types: &[
+        "sliding_attention",
+        "compressed_sparse_attention",
+        "heavily_compressed_attention",
+    ],
+    harmless_keys: &["sliding_window"],
+    presets: &[
+        // The model of huggingface.co/deepseek-ai/DeepSeek-V4-Flash, not compared with its
+        // config.json.
+        Preset {
+            name: "deepseek-v4-flash",
+            description: "DeepSeek-V4-Flash: 43 layers of compressed attention, 3 hashed, 256 experts, 6 \
+                 per token; 160 GB",
+            sizes: PresetSizes { parameters: 284.0, active: 13.0, expert_mb: 14.16 },
+            config: published!("deepseek_v4/deepseek-v4-flash.json"),
+        },
+    ],
+    ..Family::new(blueprint)
 };
 
 #[derive(Deserialize)]

@@ -8,16 +8,37 @@ use moeflux_base::Error;
 use moeflux_ops::RopePairs;
 use serde::Deserialize;
 
-use crate::parts::{
-    body::{Body, GqaParams, Heads, gqa},
-    config::{Require, parse_config},
-    grouped_moe::{GroupedMoe, MoeStyle},
-    rope::RopeKeys,
-    scope::{NormWeights, Scope},
-};
+use super::family::{Family, ModelRow, Preset, PresetSizes, published};
 use crate::{
     blueprint::{Blueprint, GqaBlueprint},
     checkpoint::source::TensorSource,
+    parts::{
+        body::{Body, GqaParams, Heads, gqa},
+        config::{Require, parse_config},
+        grouped_moe::{GroupedMoe, MoeStyle},
+        rope::RopeKeys,
+        scope::{NormWeights, Scope},
+    },
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["dots1"],
+        checkpoints: "dots.llm1",
+        special: "norms per head",
+        checked: "transformers, mlx-lm",
+    }],
+    presets: &[
+        // Source: huggingface.co/rednote-hilab/dots.llm1.inst, config.json.
+        Preset {
+            name: "dots.llm1",
+            description: "dots.llm1: 62 layers of attention, 1 dense, 128 experts, 6 per token; 80 GB",
+            sizes: PresetSizes { parameters: 142.0, active: 13.4, expert_mb: 9.73 },
+            config: published!("dots1/dots.llm1.json"),
+        },
+    ],
+    ..Family::new(blueprint)
 };
 
 #[derive(Deserialize)]

@@ -9,16 +9,39 @@ use moeflux_base::Error;
 use moeflux_ops::{RopePairs, Scoring};
 use serde::Deserialize;
 
-use crate::parts::{
-    body::{Body, GqaParams, Heads, gqa},
-    config::{Require, parse_config},
-    grouped_moe::{GroupedMoe, MoeStyle},
-    rope::RopeKeys,
-    scope::{NormWeights, Scope},
-};
+use super::family::{Family, ModelRow, Preset, PresetSizes, published};
 use crate::{
     blueprint::{Blueprint, FeedForwardBlueprint, GqaBlueprint},
     checkpoint::source::TensorSource,
+    parts::{
+        body::{Body, GqaParams, Heads, gqa},
+        config::{Require, parse_config},
+        grouped_moe::{GroupedMoe, MoeStyle},
+        rope::RopeKeys,
+        scope::{NormWeights, Scope},
+    },
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["ernie4_5_moe"],
+        checkpoints: "ERNIE-4.5-21B-A3B, 300B-A47B",
+        special: "softmax router with a correction",
+        checked: "transformers",
+    }],
+    presets: &[
+        // Source: huggingface.co/baidu/ERNIE-4.5-21B-A3B-PT, config.json; transformers,
+        // configuration_ernie4_5_moe.py.
+        Preset {
+            name: "ernie-4.5-21b-a3b",
+            description: "ERNIE-4.5-21B-A3B: 28 layers of attention, 1 dense, 64 experts, 6 per token; 12 \
+                 GB",
+            sizes: PresetSizes { parameters: 21.8, active: 3.35, expert_mb: 6.64 },
+            config: published!("ernie4_5_moe/ernie-4.5-21b-a3b.json"),
+        },
+    ],
+    ..Family::new(blueprint)
 };
 
 #[derive(Deserialize)]

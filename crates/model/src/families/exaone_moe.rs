@@ -8,17 +8,41 @@ use moeflux_base::Error;
 use moeflux_ops::RopePairs;
 use serde::Deserialize;
 
-use crate::parts::{
-    body::{Body, GqaParams, Heads, gqa},
-    config::parse_config,
-    grouped_moe::{GroupedMoe, MoeStyle},
-    rope::RopeKeys,
-    scope::{NormWeights, Scope},
-    windows::LayerWindows,
-};
+use super::family::{Family, ModelRow, Preset, PresetSizes, SLIDING, published};
 use crate::{
     blueprint::{Blueprint, GqaBlueprint, GqaShape, RopeShape},
     checkpoint::source::TensorSource,
+    parts::{
+        body::{Body, GqaParams, Heads, gqa},
+        config::parse_config,
+        grouped_moe::{GroupedMoe, MoeStyle},
+        rope::RopeKeys,
+        scope::{NormWeights, Scope},
+        windows::LayerWindows,
+    },
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["exaone_moe"],
+        checkpoints: "K-EXAONE-236B-A23B",
+        special: "sliding window, no positions in full layers",
+        checked: "transformers, mlx-lm",
+    }],
+    layer_types: SLIDING,
+    presets: &[
+        // The model of huggingface.co/LGAI-EXAONE/K-EXAONE-236B-A23B, not compared with its
+        // config.json.
+        Preset {
+            name: "k-exaone-236b-a23b",
+            description: "K-EXAONE-236B-A23B: 48 layers, 3 of 4 sliding, 1 dense, 128 experts, 8 per token; \
+                 133 GB",
+            sizes: PresetSizes { parameters: 236.5, active: 22.7, expert_mb: 21.23 },
+            config: published!("exaone_moe/k-exaone-236b-a23b.json"),
+        },
+    ],
+    ..Family::new(blueprint)
 };
 
 #[derive(Deserialize)]

@@ -11,14 +11,7 @@ use moeflux_base::Error;
 use moeflux_ops::{Activation, RopePairs};
 use serde::Deserialize;
 
-use crate::parts::{
-    body::{Body, GqaParams, gqa, gqa_shape},
-    config::{Require, parse_config},
-    expert_tensors::{ExpertKeys, ExpertSizes, ExpertTensors, experts},
-    rope::RopeByType,
-    scope::{NormWeights, Scope},
-    windows::LayerWindows,
-};
+use super::family::{Family, ModelRow, Preset, PresetSizes, SLIDING, published};
 use crate::{
     blueprint::{
         Blueprint, BodyBlueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape, LayerBlueprint,
@@ -26,6 +19,36 @@ use crate::{
         SubBlockBlueprint, SubBlockInput,
     },
     checkpoint::source::TensorSource,
+    parts::{
+        body::{Body, GqaParams, gqa, gqa_shape},
+        config::{Require, parse_config},
+        expert_tensors::{ExpertKeys, ExpertSizes, ExpertTensors, experts},
+        rope::RopeByType,
+        scope::{NormWeights, Scope},
+        windows::LayerWindows,
+    },
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["gemma4"],
+        checkpoints: "Gemma 4 26B-A4B, text",
+        special: "sliding window, dense MLP beside the experts",
+        checked: "mlx-lm, transformers",
+    }],
+    layer_types: SLIDING,
+    per_layer_keys: &["head_dim", "num_key_value_heads"],
+    presets: &[
+        // The language model only. Source: huggingface.co/google/gemma-4-26B-A4B-it, config.json.
+        Preset {
+            name: "gemma-4-26b-a4b",
+            description: "Gemma-4-26B-A4B: 30 layers, 5 of 6 sliding, 128 experts, 8 per token; 14 GB",
+            sizes: PresetSizes { parameters: 25.2, active: 3.8, expert_mb: 3.35 },
+            config: published!("gemma4/gemma-4-26b-a4b.json"),
+        },
+    ],
+    ..Family::new(blueprint)
 };
 
 #[derive(Deserialize)]

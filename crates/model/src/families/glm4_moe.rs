@@ -7,16 +7,52 @@
 use moeflux_base::Error;
 use serde::Deserialize;
 
-use crate::parts::{
-    body::{Body, GqaParams, Heads, gqa},
-    config::parse_config,
-    grouped_moe::{GroupedMoe, MoeStyle},
-    rope::{RopeKeys, RotatedPart},
-    scope::{NormWeights, Scope},
-};
+use super::family::{Family, ModelRow, Preset, PresetSizes, published};
 use crate::{
     blueprint::{Blueprint, GqaBlueprint},
     checkpoint::source::TensorSource,
+    parts::{
+        body::{Body, GqaParams, Heads, gqa},
+        config::parse_config,
+        grouped_moe::{GroupedMoe, MoeStyle},
+        rope::{RopeKeys, RotatedPart},
+        scope::{NormWeights, Scope},
+    },
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[
+        ModelRow {
+            names: &["glm4_moe"],
+            checkpoints: "GLM-4.5, 4.5-Air, 4.6, 4.7",
+            special: "grouped router, partial RoPE",
+            checked: "mlx-lm corrected, transformers",
+        },
+        ModelRow {
+            names: &["glm4v_moe"],
+            checkpoints: "GLM-4.5V, 4.6V (text)",
+            special: "the same",
+            checked: "transformers",
+        },
+    ],
+    presets: &[
+        // Source: huggingface.co/zai-org/GLM-4.5-Air, config.json.
+        Preset {
+            name: "glm-4.5-air",
+            description: "GLM-4.5-Air: 46 layers of attention, 1 dense, 128 experts, 8 per token; 60 GB",
+            sizes: PresetSizes { parameters: 106.9, active: 12.8, expert_mb: 9.73 },
+            config: published!("glm4_moe/glm-4.5-air.json"),
+        },
+        // Source: huggingface.co/zai-org/GLM-4.6, config.json.
+        Preset {
+            name: "glm-4.6",
+            description: "GLM-4.6: 92 layers of attention, 3 dense, 160 experts, 8 per token; 199 GB",
+            sizes: PresetSizes { parameters: 353.0, active: 32.8, expert_mb: 13.27 },
+            config: published!("glm4_moe/glm-4.6.json"),
+        },
+    ],
+    ..Family::new(blueprint)
 };
 
 #[derive(Deserialize)]

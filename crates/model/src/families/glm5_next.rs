@@ -12,13 +12,7 @@ use serde::Deserialize;
 use super::{
     deepseek_v3::{DeepseekV3Config, LatentStyle, attention},
     deepseek_v32::IndexerSharing,
-};
-use crate::parts::{
-    config::{Require, parse_config},
-    grouped_moe::MoeStyle,
-    hyper_connections::HyperConnections,
-    kda::{KdaKeys, KdaParams},
-    scope::{NormWeights, Scope},
+    family::{Family, ModelRow, Preset, PresetSizes, published},
 };
 use crate::{
     blueprint::{
@@ -27,6 +21,35 @@ use crate::{
         SparseBlueprint, StreamInput, StreamMix, SubBlockBlueprint, SubBlockInput, entry_positions,
     },
     checkpoint::{VectorChange, source::TensorSource},
+    parts::{
+        config::{Require, parse_config},
+        grouped_moe::MoeStyle,
+        hyper_connections::HyperConnections,
+        kda::{KdaKeys, KdaParams},
+        scope::{NormWeights, Scope},
+    },
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["glm5_next"],
+        checkpoints: "GLM-5.3-Flash (text)",
+        special: "Kimi Delta Attention, four residual streams (mHC), latent attention to pools of \
+                 positions",
+        checked: "transformers",
+    }],
+    layer_types: &["deepseek_sparse_attention", "indexed_attention", "linear_attention"],
+    presets: &[
+        // The model of huggingface.co/zai-org/GLM-5.3-Flash, not compared with its config.json.
+        Preset {
+            name: "glm-5.3-flash",
+            description: "GLM-5.3-Flash: 45 layers, 3 of 4 KDA, 3 dense, 288 experts, 8 per token; 176 GB",
+            sizes: PresetSizes { parameters: 313.3, active: 16.7, expert_mb: 14.16 },
+            config: published!("glm5_next/glm-5.3-flash.json"),
+        },
+    ],
+    ..Family::new(blueprint)
 };
 
 #[derive(Deserialize)]

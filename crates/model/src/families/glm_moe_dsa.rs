@@ -7,8 +7,33 @@
 use moeflux_base::Error;
 use moeflux_ops::RopePairs;
 
-use super::deepseek_v32::sparse_blueprint;
+use super::{
+    deepseek_v32::sparse_blueprint,
+    family::{Family, ModelRow, Preset, PresetSizes, SPARSE, published},
+};
 use crate::{blueprint::Blueprint, checkpoint::source::TensorSource};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["glm_moe_dsa"],
+        checkpoints: "GLM-5, 5.1, 5.2, 5.3",
+        special: "the same; layers share indexers",
+        checked: "mlx-lm corrected, transformers",
+    }],
+    layer_types: SPARSE,
+    presets: &[
+        // Source: huggingface.co/zai-org/GLM-5, config.json.
+        Preset {
+            name: "glm-5",
+            description: "GLM-5: 78 layers of sparse latent attention, 3 dense, 256 experts, 8 per token; \
+                 419 GB",
+            sizes: PresetSizes { parameters: 744.0, active: 41.0, expert_mb: 21.23 },
+            config: published!("glm_moe_dsa/glm-5.json"),
+        },
+    ],
+    ..Family::new(blueprint)
+};
 
 pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
     sparse_blueprint(source, RopePairs::Interleaved)

@@ -9,20 +9,51 @@ use moeflux_base::Error;
 use moeflux_ops::{Activation, OutputOrder, RopePairs};
 use serde::Deserialize;
 
-use crate::parts::{
-    body::{Body, GqaParams, Heads, gqa},
-    config::{Require, parse_config},
-    expert_tensors::{
-        ExpertKeys, ExpertMatrix, ExpertSizes, ExpertTensors, InterleavedBiases,
-        InterleavedExperts, expert_bias, experts,
-    },
-    rope::RopeKeys,
-    scope::{NormWeights, Scope},
-    windows::LayerWindows,
-};
+use super::family::{Family, ModelRow, Preset, PresetSizes, SLIDING, published};
 use crate::{
     blueprint::{Blueprint, GqaBlueprint, GqaShape, LayerExperts, MoeBlueprint, RouterBlueprint},
     checkpoint::source::{StackLayout, StackRequest, TensorSource},
+    parts::{
+        body::{Body, GqaParams, Heads, gqa},
+        config::{Require, parse_config},
+        expert_tensors::{
+            ExpertKeys, ExpertMatrix, ExpertSizes, ExpertTensors, InterleavedBiases,
+            InterleavedExperts, expert_bias, experts,
+        },
+        rope::RopeKeys,
+        scope::{NormWeights, Scope},
+        windows::LayerWindows,
+    },
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["gpt_oss"],
+        checkpoints: "gpt-oss-20b, 120b",
+        special: "experts in MXFP4 or bf16, sinks, sliding window",
+        checked: "transformers, mlx-lm corrected",
+    }],
+    layer_types: SLIDING,
+    presets: &[
+        // Source: huggingface.co/openai/gpt-oss-20b, config.json.
+        Preset {
+            name: "gpt-oss-20b",
+            description: "gpt-oss-20b: 24 layers, every other one sliding, 32 experts in MXFP4, 4 per \
+                 token; 12 GB",
+            sizes: PresetSizes { parameters: 20.9, active: 3.6, expert_mb: 13.2 },
+            config: published!("gpt_oss/gpt-oss-20b.json"),
+        },
+        // Source: huggingface.co/openai/gpt-oss-120b, config.json.
+        Preset {
+            name: "gpt-oss-120b",
+            description: "gpt-oss-120b: 36 layers, every other one sliding, 128 experts in MXFP4, 4 per \
+                 token; 63 GB",
+            sizes: PresetSizes { parameters: 116.8, active: 5.13, expert_mb: 13.2 },
+            config: published!("gpt_oss/gpt-oss-120b.json"),
+        },
+    ],
+    ..Family::new(blueprint)
 };
 
 #[derive(Deserialize)]

@@ -8,19 +8,41 @@ use moeflux_base::Error;
 use moeflux_ops::RopePairs;
 use serde::Deserialize;
 
-use crate::parts::{
-    body::{Body, GqaParams, Heads, gqa},
-    config::{Require, parse_config},
-    expert_tensors::ExpertTensors,
-    rope::RopeKeys,
-    scope::{NormWeights, Scope},
-    softmax_moe::{SoftmaxMoe, SoftmaxStyle},
-};
+use super::family::{Family, ModelRow, Preset, PresetSizes, published};
 use crate::{
     blueprint::{
         Blueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape, LayerBlueprint, RopeShape,
     },
     checkpoint::source::TensorSource,
+    parts::{
+        body::{Body, GqaParams, Heads, gqa},
+        config::{Require, parse_config},
+        expert_tensors::ExpertTensors,
+        rope::RopeKeys,
+        scope::{NormWeights, Scope},
+        softmax_moe::{SoftmaxMoe, SoftmaxStyle},
+    },
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["granitemoe"],
+        checkpoints: "Granite-3.0 and 3.1 1B-A400M, 3B-A800M; PowerMoE-3B",
+        special: "factors on embedding, scores, sub-blocks and logits",
+        checked: "mlx-lm, transformers",
+    }],
+    presets: &[
+        // The model of huggingface.co/ibm-granite/granite-3.1-3b-a800m-instruct, not compared with
+        // its config.json.
+        Preset {
+            name: "granite-3.1-3b-a800m",
+            description: "Granite-3.1-3B-A800M: 32 layers of attention, 40 experts, 8 per token; 2 GB",
+            sizes: PresetSizes { parameters: 3.3, active: 0.88, expert_mb: 1.72 },
+            config: published!("granitemoe/granite-3.1-3b-a800m.json"),
+        },
+    ],
+    ..Family::new(blueprint)
 };
 
 #[derive(Deserialize)]

@@ -9,17 +9,51 @@ use moeflux_ops::Activation;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::granitemoe::GraniteMoeConfig;
-use crate::parts::{
-    config::{Require, config_error, parse_config},
-    mamba2::{Mamba2Keys, Mamba2Params, step_limits},
-    scope::Scope,
+use super::{
+    family::{Family, ModelRow, Preset, PresetSizes, published},
+    granitemoe::GraniteMoeConfig,
 };
 use crate::{
     blueprint::{
         Blueprint, FeedForwardBlueprint, Mamba2Shape, MixerBlueprint, MlpBlueprint, SharedBlueprint,
     },
     checkpoint::source::TensorSource,
+    parts::{
+        config::{Require, config_error, parse_config},
+        mamba2::{Mamba2Keys, Mamba2Params, step_limits},
+        scope::Scope,
+    },
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["granitemoehybrid"],
+        checkpoints: "Granite-4.0-H-Small and H-Tiny",
+        special: "Mamba-2 or attention without positions, the same factors, a shared expert",
+        checked: "transformers, mlx-lm",
+    }],
+    layer_types: &["mamba", "attention", "linear_attention", "full_attention"],
+    presets: &[
+        // The model of huggingface.co/ibm-granite/granite-4.0-h-tiny, not compared with its
+        // config.json.
+        Preset {
+            name: "granite-4.0-h-tiny",
+            description: "Granite-4.0-H-Tiny: 40 layers, 36 of them Mamba-2, 64 experts, 6 per token; 4 GB",
+            sizes: PresetSizes { parameters: 6.94, active: 1.46, expert_mb: 1.33 },
+            config: published!("granitemoehybrid/granite-4.0-h-tiny.json"),
+        },
+        // The model of huggingface.co/ibm-granite/granite-4.0-h-small, not compared with its
+        // config.json.
+        Preset {
+            name: "granite-4.0-h-small",
+            description: "Granite-4.0-H-Small: 40 layers, 36 of them Mamba-2, 72 experts, 10 per token; 18 \
+                 GB",
+            sizes: PresetSizes { parameters: 32.2, active: 8.8, expert_mb: 5.31 },
+            config: published!("granitemoehybrid/granite-4.0-h-small.json"),
+        },
+    ],
+    ..Family::new(blueprint)
 };
 
 #[derive(Deserialize)]

@@ -8,19 +8,41 @@ use moeflux_base::Error;
 use moeflux_ops::{Activation, RopePairs};
 use serde::Deserialize;
 
-use crate::parts::{
-    body::{Body, GqaParams, Heads, gqa},
-    config::{PerLayer, Require, parse_config},
-    expert_tensors::{ExpertKeys, ExpertSizes, ExpertTensors, experts},
-    rope::RopeKeys,
-    scope::{NormWeights, Scope},
-};
+use super::family::{Family, ModelRow, Preset, PresetSizes, published};
 use crate::{
     blueprint::{
         Blueprint, FeedForwardBlueprint, GqaBlueprint, MoeBlueprint, RouterBlueprint,
         SharedBlueprint,
     },
     checkpoint::source::TensorSource,
+    parts::{
+        body::{Body, GqaParams, Heads, gqa},
+        config::{PerLayer, Require, parse_config},
+        expert_tensors::{ExpertKeys, ExpertSizes, ExpertTensors, experts},
+        rope::RopeKeys,
+        scope::{NormWeights, Scope},
+    },
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["hunyuan_v1_moe"],
+        checkpoints: "Hunyuan-A13B",
+        special: "norms per head after RoPE",
+        checked: "transformers",
+    }],
+    presets: &[
+        // The model of huggingface.co/tencent/Hunyuan-A13B-Instruct, not compared with its
+        // config.json.
+        Preset {
+            name: "hunyuan-a13b",
+            description: "Hunyuan-A13B: 32 layers of attention, 64 experts, 8 per token; 45 GB",
+            sizes: PresetSizes { parameters: 80.4, active: 12.75, expert_mb: 21.23 },
+            config: published!("hunyuan_v1_moe/hunyuan-a13b.json"),
+        },
+    ],
+    ..Family::new(blueprint)
 };
 
 #[derive(Deserialize)]

@@ -6,9 +6,32 @@
 
 use moeflux_base::Error;
 
-use super::glm4_moe::{Glm4Defaults, with_defaults};
-use crate::parts::grouped_moe::MoeStyle;
-use crate::{blueprint::Blueprint, checkpoint::source::TensorSource};
+use super::{
+    family::{Family, ModelRow, Preset, PresetSizes, published},
+    glm4_moe::{Glm4Defaults, with_defaults},
+};
+use crate::{blueprint::Blueprint, checkpoint::source::TensorSource, parts::grouped_moe::MoeStyle};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["hy_v3"],
+        checkpoints: "Hy3-preview",
+        special: "norms per head",
+        checked: "transformers",
+    }],
+    presets: &[
+        // Source: transformers, configuration_hy_v3.py, but for the context and the keys of the
+        // router.
+        Preset {
+            name: "hy3-preview",
+            description: "Hy3-preview: 80 layers of attention, 1 dense, 192 experts, 8 per token; 166 GB",
+            sizes: PresetSizes { parameters: 295.0, active: 20.1, expert_mb: 10.62 },
+            config: published!("hy_v3/hy3-preview.json"),
+        },
+    ],
+    ..Family::new(blueprint)
+};
 
 pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
     let moe = MoeStyle {

@@ -9,17 +9,43 @@ use moeflux_ops::LogDecay;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::deepseek_v3::{DeepseekV3Config, LatentStyle, attention};
-use crate::parts::{
-    config::{Require, config_error, parse_config},
-    expert_tensors::W_PROJECTIONS,
-    grouped_moe::MoeStyle,
-    kda::{KdaKeys, KdaParams},
-    scope::{NormWeights, Scope},
+use super::{
+    deepseek_v3::{DeepseekV3Config, LatentStyle, attention},
+    family::{DELTA_NET, Family, ModelRow, Preset, PresetSizes, published},
 };
 use crate::{
     blueprint::{Blueprint, FeedForwardBlueprint, MixerBlueprint, RopeShape},
     checkpoint::{VectorChange, source::TensorSource},
+    parts::{
+        config::{Require, config_error, parse_config},
+        expert_tensors::W_PROJECTIONS,
+        grouped_moe::MoeStyle,
+        kda::{KdaKeys, KdaParams},
+        scope::{NormWeights, Scope},
+    },
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["kimi_linear"],
+        checkpoints: "Kimi-Linear-48B-A3B",
+        special: "Kimi Delta Attention, latent attention without positions",
+        checked: "transformers, mlx-lm",
+    }],
+    layer_types: DELTA_NET,
+    presets: &[
+        // The model of huggingface.co/moonshotai/Kimi-Linear-48B-A3B-Instruct, not compared with
+        // its config.json.
+        Preset {
+            name: "kimi-linear-48b-a3b",
+            description: "Kimi-Linear-48B-A3B: 27 layers, 20 of them KDA, 1 dense, 256 experts, 8 per \
+                 token; 28 GB",
+            sizes: PresetSizes { parameters: 49.1, active: 3.1, expert_mb: 3.98 },
+            config: published!("kimi_linear/kimi-linear-48b-a3b.json"),
+        },
+    ],
+    ..Family::new(blueprint)
 };
 
 #[derive(Deserialize)]

@@ -9,17 +9,40 @@ use moeflux_ops::GateFunction;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::parts::{
-    body::{Body, GqaParams, gqa, gqa_shape},
-    config::{Require, config_error, parse_config},
-    grouped_moe::{GroupedMoe, MoeStyle},
-    rope::{RopeByType, RotatedPart},
-    scope::{NormWeights, Scope},
-    windows::LayerWindows,
-};
+use super::family::{Family, ModelRow, Preset, PresetSizes, SLIDING, published};
 use crate::{
     blueprint::{Blueprint, GateSource, GqaBlueprint, GqaShape, OutputGate},
     checkpoint::source::TensorSource,
+    parts::{
+        body::{Body, GqaParams, gqa, gqa_shape},
+        config::{Require, config_error, parse_config},
+        grouped_moe::{GroupedMoe, MoeStyle},
+        rope::{RopeByType, RotatedPart},
+        scope::{NormWeights, Scope},
+        windows::LayerWindows,
+    },
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["laguna"],
+        checkpoints: "Laguna-XS, Laguna-S",
+        special: "sliding window, softplus gate and number of heads by layer",
+        checked: "transformers, mlx-lm",
+    }],
+    layer_types: SLIDING,
+    presets: &[
+        // The model of huggingface.co/poolside/Laguna-XS-2.1, not compared with its config.json.
+        Preset {
+            name: "laguna-xs",
+            description: "Laguna-XS-2.1: 40 layers, 3 of 4 sliding, 1 dense, 256 experts, 8 per token; 19 \
+                 GB",
+            sizes: PresetSizes { parameters: 33.4, active: 2.8, expert_mb: 1.77 },
+            config: published!("laguna/laguna-xs.json"),
+        },
+    ],
+    ..Family::new(blueprint)
 };
 
 #[derive(Deserialize)]

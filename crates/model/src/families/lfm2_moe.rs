@@ -9,20 +9,43 @@ use moeflux_base::Error;
 use moeflux_ops::RopePairs;
 use serde::Deserialize;
 
-use crate::parts::{
-    body::{Body, GqaParams, Heads, gqa_with},
-    config::{Require, config_error, parse_config},
-    expert_tensors::W_PROJECTIONS,
-    grouped_moe::{GroupedMoe, MoeStyle},
-    rope::RopeKeys,
-    scope::{NormWeights, Scope},
-};
+use super::family::{Family, ModelRow, Preset, PresetSizes, published};
 use crate::{
     blueprint::{
         Blueprint, BodyBlueprint, FeedForwardBlueprint, GqaBlueprint, LayerBlueprint,
         MixerBlueprint, ShortConvBlueprint, SubBlockBlueprint,
     },
     checkpoint::source::TensorSource,
+    parts::{
+        body::{Body, GqaParams, Heads, gqa_with},
+        config::{Require, config_error, parse_config},
+        expert_tensors::W_PROJECTIONS,
+        grouped_moe::{GroupedMoe, MoeStyle},
+        rope::RopeKeys,
+        scope::{NormWeights, Scope},
+    },
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["lfm2_moe"],
+        checkpoints: "LFM2-8B-A1B, LFM2-24B-A2B",
+        special: "gated short convolutions, attention in every fourth layer",
+        checked: "transformers, mlx-lm",
+    }],
+    layer_types: &["conv", "full_attention"],
+    presets: &[
+        // The model of huggingface.co/LiquidAI/LFM2-8B-A1B, not compared with its config.json.
+        Preset {
+            name: "lfm2-8b-a1b",
+            description: "LFM2-8B-A1B: 24 layers, 18 short convolutions, 2 dense, 32 experts, 4 per token; \
+                 5 GB",
+            sizes: PresetSizes { parameters: 8.34, active: 1.56, expert_mb: 6.19 },
+            config: published!("lfm2_moe/lfm2-8b-a1b.json"),
+        },
+    ],
+    ..Family::new(blueprint)
 };
 
 #[derive(Deserialize)]

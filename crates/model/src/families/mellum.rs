@@ -7,17 +7,40 @@ use moeflux_base::Error;
 use moeflux_ops::RopePairs;
 use serde::Deserialize;
 
-use crate::parts::{
-    body::{Body, GqaParams, Heads, gqa},
-    config::parse_config,
-    rope::RopeByType,
-    scope::{NormWeights, Scope},
-    softmax_moe::SoftmaxMoe,
-    windows::LayerWindows,
-};
+use super::family::{Family, ModelRow, Preset, PresetSizes, SLIDING, published};
 use crate::{
     blueprint::{Blueprint, GqaBlueprint, GqaShape},
     checkpoint::source::TensorSource,
+    parts::{
+        body::{Body, GqaParams, Heads, gqa},
+        config::parse_config,
+        rope::RopeByType,
+        scope::{NormWeights, Scope},
+        softmax_moe::SoftmaxMoe,
+        windows::LayerWindows,
+    },
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["mellum"],
+        checkpoints: "Mellum2-12B-A2.5B",
+        special: "sliding window, RoPE by layer type",
+        checked: "transformers, mlx-lm",
+    }],
+    layer_types: SLIDING,
+    harmless_keys: &["use_sliding_window"],
+    presets: &[
+        // Source: transformers, configuration_mellum.py, but for the layers that have windows.
+        Preset {
+            name: "mellum-2-12b-a2.5b",
+            description: "Mellum2-12B-A2.5B: 28 layers, 3 of 4 sliding, 64 experts, 8 per token; 7 GB",
+            sizes: PresetSizes { parameters: 12.15, active: 2.21, expert_mb: 3.48 },
+            config: published!("mellum/mellum-2-12b-a2.5b.json"),
+        },
+    ],
+    ..Family::new(blueprint)
 };
 
 #[derive(Deserialize)]

@@ -11,16 +11,49 @@ use moeflux_base::Error;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::parts::{
-    body::{Body, gqa_shape},
-    config::{Require, parse_config},
-    grouped_moe::GroupedMoe,
-    rope::{RopeByType, RotatedPart},
-    scope::{NormWeights, Scope},
-};
+use super::family::{Family, ModelRow, Preset, PresetSizes, SLIDING, published};
 use crate::{
     blueprint::{Blueprint, GqaBlueprint, GqaShape, LinearSource},
     checkpoint::source::{StackLayout, StackRequest, TensorSource},
+    parts::{
+        body::{Body, gqa_shape},
+        config::{Require, parse_config},
+        grouped_moe::GroupedMoe,
+        rope::{RopeByType, RotatedPart},
+        scope::{NormWeights, Scope},
+    },
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["mimo_v2_flash", "mimo_v2"],
+        checkpoints: "MiMo-V2-Flash, V2.5, V2.6, text",
+        special: "sliding window, sinks, values narrower than keys",
+        checked: "transformers, mlx-lm corrected",
+    }],
+    layer_types: SLIDING,
+    harmless_keys: &["attention_chunk_size"],
+    presets: &[
+        // The model of huggingface.co/XiaomiMiMo/MiMo-V2-Flash, not compared with its config.json.
+        Preset {
+            name: "mimo-v2-flash",
+            description: "MiMo-V2-Flash: 48 layers, 39 of them sliding, 1 dense, 256 experts, 8 per token; \
+                 174 GB",
+            sizes: PresetSizes { parameters: 309.0, active: 14.8, expert_mb: 14.16 },
+            config: published!("mimo_v2_flash/mimo-v2-flash.json"),
+        },
+        // The language model only. The model of huggingface.co/XiaomiMiMo/MiMo-V2.5, not compared
+        // with its config.json.
+        Preset {
+            name: "mimo-v2.5",
+            description: "MiMo-V2.5: 48 layers, 39 of them sliding, 1 dense, 256 experts, 8 per token; 174 \
+                 GB",
+            sizes: PresetSizes { parameters: 309.0, active: 14.8, expert_mb: 14.16 },
+            config: published!("mimo_v2_flash/mimo-v2.5.json"),
+        },
+    ],
+    ..Family::new(blueprint)
 };
 
 /// Shards of `qkv_proj`: the degree of tensor parallelism for which the models are published.

@@ -8,16 +8,37 @@ use moeflux_base::Error;
 use moeflux_ops::{Activation, Scoring};
 use serde::Deserialize;
 
-use crate::parts::{
-    body::{Body, GqaParams, Heads, gqa},
-    config::{Require, parse_config},
-    expert_tensors::{ExpertKeys, ExpertSizes, ExpertTensors, W_PROJECTIONS, experts},
-    rope::{RopeKeys, RotatedPart},
-    scope::{NormWeights, Scope},
-};
+use super::family::{Family, ModelRow, Preset, PresetSizes, published};
 use crate::{
     blueprint::{Blueprint, GqaBlueprint, MoeBlueprint, RouterBlueprint},
     checkpoint::source::TensorSource,
+    parts::{
+        body::{Body, GqaParams, Heads, gqa},
+        config::{Require, parse_config},
+        expert_tensors::{ExpertKeys, ExpertSizes, ExpertTensors, W_PROJECTIONS, experts},
+        rope::{RopeKeys, RotatedPart},
+        scope::{NormWeights, Scope},
+    },
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["minimax_m2"],
+        checkpoints: "MiniMax-M2, M2.1",
+        special: "norms over all heads",
+        checked: "mlx-lm, transformers",
+    }],
+    presets: &[
+        // Source: huggingface.co/MiniMaxAI/MiniMax-M2, config.json.
+        Preset {
+            name: "minimax-m2",
+            description: "MiniMax-M2: 62 layers of attention, 256 experts, 8 per token; 129 GB",
+            sizes: PresetSizes { parameters: 229.0, active: 10.4, expert_mb: 7.96 },
+            config: published!("minimax_m2/minimax-m2.json"),
+        },
+    ],
+    ..Family::new(blueprint)
 };
 
 #[derive(Deserialize)]

@@ -9,20 +9,45 @@ use moeflux_base::Error;
 use moeflux_ops::{Activation, KV_BLOCK};
 use serde::Deserialize;
 
-use crate::parts::{
-    body::{Body, GqaParams, Heads, gqa},
-    config::{PerLayer, Require, parse_config},
-    expert_tensors::W_PROJECTIONS,
-    grouped_moe::{GroupedMoe, MoeStyle},
-    rope::{RopeKeys, RotatedPart},
-    scope::{NormWeights, Scope},
-};
+use super::family::{Family, ModelRow, Preset, PresetSizes, published};
 use crate::{
     blueprint::{
         BlockIndexerBlueprint, Blueprint, FeedForwardBlueprint, GqaBlueprint, GqaIndexer,
         MlpBlueprint, MoeBlueprint, RopeShape, RouterBlueprint, SharedBlueprint,
     },
     checkpoint::source::TensorSource,
+    parts::{
+        body::{Body, GqaParams, Heads, gqa},
+        config::{PerLayer, Require, parse_config},
+        expert_tensors::W_PROJECTIONS,
+        grouped_moe::{GroupedMoe, MoeStyle},
+        rope::{RopeKeys, RotatedPart},
+        scope::{NormWeights, Scope},
+    },
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["minimax_m3", "minimax_m3_vl"],
+        checkpoints: "MiniMax-M3 (text)",
+        special: "block-sparse attention by an indexer",
+        checked: "transformers, mlx-lm",
+    }],
+    layer_types: &["full_attention", "minimax_m3_sparse"],
+    harmless_keys: &["hidden_act"],
+    presets: &[
+        // The language model only. The model of huggingface.co/MiniMaxAI/MiniMax-M3, not compared
+        // with its config.json.
+        Preset {
+            name: "minimax-m3",
+            description: "MiniMax-M3: 60 layers, 57 with block-sparse attention, 3 dense, 128 experts, 4 \
+                 per token; 240 GB",
+            sizes: PresetSizes { parameters: 426.0, active: 24.7, expert_mb: 31.85 },
+            config: published!("minimax_m3/minimax-m3.json"),
+        },
+    ],
+    ..Family::new(blueprint)
 };
 
 #[derive(Deserialize)]

@@ -7,9 +7,36 @@
 use moeflux_base::Error;
 use moeflux_ops::Scoring;
 
-use super::deepseek_v3::{DeepseekV3Config, build};
-use crate::parts::{config::parse_config, grouped_moe::MoeStyle};
-use crate::{blueprint::Blueprint, checkpoint::source::TensorSource};
+use super::{
+    deepseek_v3::{DeepseekV3Config, build},
+    family::{Family, ModelRow, Preset, PresetSizes, published},
+};
+use crate::{
+    blueprint::Blueprint,
+    checkpoint::source::TensorSource,
+    parts::{config::parse_config, grouped_moe::MoeStyle},
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["mistral4"],
+        checkpoints: "Mistral-Small-4, text",
+        special: "latent attention, softmax router, queries scaled by position",
+        checked: "transformers",
+    }],
+    presets: &[
+        // The text model. Source: transformers, `configuration_mistral4.py`, whose defaults are
+        // the published values.
+        Preset {
+            name: "mistral-small-4",
+            description: "Mistral-Small-4: 36 layers of latent attention, 128 experts, 4 per token; 67 GB",
+            sizes: PresetSizes { parameters: 119.0, active: 6.1, expert_mb: 14.16 },
+            config: published!("mistral4/mistral-small-4.json"),
+        },
+    ],
+    ..Family::new(blueprint)
+};
 
 pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
     let mut config: DeepseekV3Config = parse_config(source)?;

@@ -7,17 +7,38 @@ use moeflux_base::Error;
 use moeflux_ops::RopePairs;
 use serde::Deserialize;
 
-use crate::parts::{
-    body::{Body, GqaParams, Heads, gqa},
-    config::{Require, parse_config},
-    expert_tensors::{ExpertTensors, W_PROJECTIONS},
-    rope::RopeKeys,
-    scope::{NormWeights, Scope},
-    softmax_moe::{SoftmaxMoe, SoftmaxStyle},
-};
+use super::family::{Family, ModelRow, Preset, PresetSizes, published};
 use crate::{
     blueprint::{Blueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape},
     checkpoint::source::TensorSource,
+    parts::{
+        body::{Body, GqaParams, Heads, gqa},
+        config::{Require, parse_config},
+        expert_tensors::{ExpertTensors, W_PROJECTIONS},
+        rope::RopeKeys,
+        scope::{NormWeights, Scope},
+        softmax_moe::{SoftmaxMoe, SoftmaxStyle},
+    },
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["mixtral"],
+        checkpoints: "Mixtral-8x7B, 8x22B",
+        special: "few large experts",
+        checked: "transformers, mlx-lm",
+    }],
+    presets: &[
+        // Source: huggingface.co/mistralai/Mixtral-8x7B-v0.1, config.json.
+        Preset {
+            name: "mixtral-8x7b",
+            description: "Mixtral-8x7B: 32 layers of attention, 8 experts, 2 per token; 26 GB",
+            sizes: PresetSizes { parameters: 46.7, active: 12.75, expert_mb: 99.09 },
+            config: published!("mixtral/mixtral-8x7b.json"),
+        },
+    ],
+    ..Family::new(blueprint)
 };
 
 #[derive(Deserialize)]

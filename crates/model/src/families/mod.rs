@@ -16,6 +16,7 @@ mod deepseek_v4;
 mod dots1;
 mod ernie4_5_moe;
 mod exaone_moe;
+mod family;
 mod gemma4;
 mod glm4_moe;
 mod glm5_next;
@@ -48,4 +49,5 @@ mod solar_open;
 mod step3p5;
 mod vision;
 
-pub use registry::supported;
+pub use family::{ModelRow, Preset, PresetSizes};
+pub use registry::{model_rows, presets, supported};

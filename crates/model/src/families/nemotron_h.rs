@@ -10,19 +10,44 @@ use moeflux_ops::{Activation, StepLimits};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::parts::{
-    body::{Body, GqaParams, Heads, gqa},
-    config::{Require, config_error, parse_config},
-    grouped_moe::{GroupedMoe, MoeStyle},
-    mamba2::{Mamba2Keys, Mamba2Params, step_limits},
-    scope::{NormWeights, Scope},
-};
+use super::family::{Family, ModelRow, Preset, PresetSizes, published};
 use crate::{
     blueprint::{
         Blueprint, BodyBlueprint, FeedForwardBlueprint, GqaBlueprint, LayerBlueprint, Mamba2Shape,
         MixerBlueprint, RopeShape, SubBlockBlueprint,
     },
     checkpoint::source::TensorSource,
+    parts::{
+        body::{Body, GqaParams, Heads, gqa},
+        config::{Require, config_error, parse_config},
+        grouped_moe::{GroupedMoe, MoeStyle},
+        mamba2::{Mamba2Keys, Mamba2Params, step_limits},
+        scope::{NormWeights, Scope},
+    },
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["nemotron_h"],
+        checkpoints: "Nemotron-3-Nano-30B-A3B, Super, Ultra",
+        special: "Mamba-2, attention, experts or an MLP in each layer; squared ReLU without a gate, \
+                 latent experts",
+        checked: "transformers, mlx-lm",
+    }],
+    layer_types: &["linear_attention", "full_attention", "moe", "mlp"],
+    presets: &[
+        // The model of huggingface.co/nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16, not compared
+        // with its config.json.
+        Preset {
+            name: "nemotron-3-nano",
+            description: "Nemotron-3-Nano: 52 layers of one part, 23 Mamba-2, 6 attention, 23 of 128 \
+                 experts, 6 per token; 18 GB",
+            sizes: PresetSizes { parameters: 31.6, active: 3.2, expert_mb: 5.61 },
+            config: published!("nemotron_h/nemotron-3-nano.json"),
+        },
+    ],
+    ..Family::new(blueprint)
 };
 
 /// Least time step where the config names none: transformers' default.

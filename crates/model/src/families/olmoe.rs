@@ -8,16 +8,37 @@ use moeflux_base::Error;
 use moeflux_ops::RopePairs;
 use serde::Deserialize;
 
-use crate::parts::{
-    body::{Body, GqaParams, Heads, gqa},
-    config::parse_config,
-    rope::RopeKeys,
-    scope::{NormWeights, Scope},
-    softmax_moe::SoftmaxMoe,
-};
+use super::family::{Family, ModelRow, Preset, PresetSizes, published};
 use crate::{
     blueprint::{Blueprint, GqaBlueprint},
     checkpoint::source::TensorSource,
+    parts::{
+        body::{Body, GqaParams, Heads, gqa},
+        config::parse_config,
+        rope::RopeKeys,
+        scope::{NormWeights, Scope},
+        softmax_moe::SoftmaxMoe,
+    },
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["olmoe"],
+        checkpoints: "OLMoE-1B-7B",
+        special: "norms over all heads",
+        checked: "transformers, mlx-lm",
+    }],
+    presets: &[
+        // Source: huggingface.co/allenai/OLMoE-1B-7B-0924, config.json.
+        Preset {
+            name: "olmoe-1b-7b",
+            description: "OLMoE-1B-7B: 16 layers of attention, 64 experts, 8 per token; 4 GB",
+            sizes: PresetSizes { parameters: 6.92, active: 1.18, expert_mb: 3.54 },
+            config: published!("olmoe/olmoe-1b-7b.json"),
+        },
+    ],
+    ..Family::new(blueprint)
 };
 
 #[derive(Deserialize)]

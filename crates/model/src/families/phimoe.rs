@@ -8,17 +8,39 @@ use moeflux_base::Error;
 use moeflux_ops::{RopePairs, Scoring};
 use serde::Deserialize;
 
-use crate::parts::{
-    body::{Body, GqaParams, Heads, gqa},
-    config::{Require, parse_config},
-    expert_tensors::{ExpertTensors, W_PROJECTIONS},
-    rope::RopeKeys,
-    scope::{NormWeights, Scope},
-    softmax_moe::{SoftmaxMoe, SoftmaxStyle},
-};
+use super::family::{Family, ModelRow, Preset, PresetSizes, published};
 use crate::{
     blueprint::{Blueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape},
     checkpoint::source::TensorSource,
+    parts::{
+        body::{Body, GqaParams, Heads, gqa},
+        config::{Require, parse_config},
+        expert_tensors::{ExpertTensors, W_PROJECTIONS},
+        rope::RopeKeys,
+        scope::{NormWeights, Scope},
+        softmax_moe::{SoftmaxMoe, SoftmaxStyle},
+    },
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["phimoe"],
+        checkpoints: "Phi-3.5-MoE, Phi-mini-MoE",
+        special: "LayerNorm, LongRoPE, SparseMixer",
+        checked: "transformers",
+    }],
+    presets: &[
+        // The model of huggingface.co/microsoft/Phi-3.5-MoE-instruct, not compared with its
+        // config.json: the divisors of RoPE are not the published ones.
+        Preset {
+            name: "phi-3.5-moe",
+            description: "Phi-3.5-MoE: 32 layers of attention, 16 experts, 2 per token; 24 GB",
+            sizes: PresetSizes { parameters: 41.9, active: 6.5, expert_mb: 44.24 },
+            config: published!("phimoe/phi-3.5-moe.json"),
+        },
+    ],
+    ..Family::new(blueprint)
 };
 
 #[derive(Deserialize)]

@@ -5,8 +5,31 @@
 
 use moeflux_base::Error;
 
-use super::qwen3_moe::{HeadNorms, with_norms};
+use super::{
+    family::{Family, ModelRow, Preset, PresetSizes, published},
+    qwen3_moe::{HeadNorms, with_norms},
+};
 use crate::{blueprint::Blueprint, checkpoint::source::TensorSource};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["qwen2_moe"],
+        checkpoints: "Qwen2-57B-A14B, Qwen1.5-MoE-A2.7B",
+        special: "gated shared expert",
+        checked: "transformers, mlx-lm",
+    }],
+    presets: &[
+        // Source: huggingface.co/Qwen/Qwen2-57B-A14B, config.json.
+        Preset {
+            name: "qwen2-57b-a14b",
+            description: "Qwen2-57B-A14B: 28 layers of attention, 64 experts, 8 per token; 32 GB",
+            sizes: PresetSizes { parameters: 57.4, active: 13.7, expert_mb: 15.48 },
+            config: published!("qwen2_moe/qwen2-57b-a14b.json"),
+        },
+    ],
+    ..Family::new(blueprint)
+};
 
 pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
     with_norms(source, HeadNorms::No)

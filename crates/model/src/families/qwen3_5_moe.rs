@@ -8,14 +8,7 @@ use moeflux_base::Error;
 use moeflux_ops::{GateFunction, KeySharing, LogDecay, NormGate};
 use serde::Deserialize;
 
-use crate::parts::{
-    body::{Body, GqaParams, Heads, gqa},
-    config::{Require, parse_config},
-    drafter::{self, HeadNames},
-    rope::{RopeKeys, RotatedPart},
-    scope::{NormWeights, Scope},
-    softmax_moe::SoftmaxMoe,
-};
+use super::family::{DELTA_NET, Family, ModelRow, Preset, PresetSizes, published};
 use crate::{
     blueprint::{
         Blueprint, DeltaNetBlueprint, DeltaNetShape, DrafterBlueprint, FeedForwardBlueprint,
@@ -23,6 +16,42 @@ use crate::{
         ProjectionSource,
     },
     checkpoint::{MatrixSource, VectorChange, source::TensorSource},
+    parts::{
+        body::{Body, GqaParams, Heads, gqa},
+        config::{Require, parse_config},
+        drafter::{self, HeadNames},
+        rope::{RopeKeys, RotatedPart},
+        scope::{NormWeights, Scope},
+        softmax_moe::SoftmaxMoe,
+    },
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["qwen3_5_moe"],
+        checkpoints: "Qwen3.6-35B-A3B, Qwen3.5-122B-A10B, 397B-A17B",
+        special: "gated delta-net",
+        checked: "mlx-lm, transformers",
+    }],
+    layer_types: DELTA_NET,
+    presets: &[
+        // Source: huggingface.co/Qwen/Qwen3.6-35B-A3B, config.json and model card.
+        Preset {
+            name: "qwen3.6-35b-a3b",
+            description: "Qwen3.6-35B-A3B: 40 layers, 3 of 4 delta-net, 256 experts, 8 per token; 20 GB",
+            sizes: PresetSizes { parameters: 34.7, active: 3.0, expert_mb: 1.77 },
+            config: published!("qwen3_5_moe/qwen3.6-35b-a3b.json"),
+        },
+        // Source: huggingface.co/Qwen/Qwen3.5-397B-A17B, config.json and model card.
+        Preset {
+            name: "qwen3.5-397b-a17b",
+            description: "Qwen3.5-397B-A17B: 60 layers, 3 of 4 delta-net, 512 experts, 10 per token; 223 GB",
+            sizes: PresetSizes { parameters: 396.0, active: 16.3, expert_mb: 7.08 },
+            config: published!("qwen3_5_moe/qwen3.5-397b-a17b.json"),
+        },
+    ],
+    ..Family::new(blueprint)
 };
 
 #[derive(Deserialize)]

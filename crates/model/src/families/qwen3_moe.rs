@@ -8,16 +8,45 @@ use moeflux_base::Error;
 use moeflux_ops::RopePairs;
 use serde::Deserialize;
 
-use crate::parts::{
-    body::{Body, GqaParams, Heads, gqa},
-    config::parse_config,
-    rope::RopeKeys,
-    scope::{NormWeights, Scope},
-    softmax_moe::SoftmaxMoe,
-};
+use super::family::{Family, ModelRow, Preset, PresetSizes, published};
 use crate::{
     blueprint::{Blueprint, GqaBlueprint},
     checkpoint::source::TensorSource,
+    parts::{
+        body::{Body, GqaParams, Heads, gqa},
+        config::parse_config,
+        rope::RopeKeys,
+        scope::{NormWeights, Scope},
+        softmax_moe::SoftmaxMoe,
+    },
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[
+        ModelRow {
+            names: &["qwen3_moe"],
+            checkpoints: "Qwen3-30B-A3B, 235B-A22B, Qwen3-Coder",
+            special: "",
+            checked: "mlx-lm, transformers",
+        },
+        ModelRow {
+            names: &["qwen3_vl_moe"],
+            checkpoints: "Qwen3-VL-30B-A3B, 235B-A22B (text)",
+            special: "the same",
+            checked: "mlx-lm",
+        },
+    ],
+    presets: &[
+        // Source: huggingface.co/Qwen/Qwen3-30B-A3B, config.json.
+        Preset {
+            name: "qwen3-30b-a3b",
+            description: "Qwen3-30B-A3B: 48 layers of attention, 128 experts, 8 per token; 17 GB",
+            sizes: PresetSizes { parameters: 30.5, active: 3.1, expert_mb: 2.65 },
+            config: published!("qwen3_moe/qwen3-30b-a3b.json"),
+        },
+    ],
+    ..Family::new(blueprint)
 };
 
 #[derive(Deserialize)]

@@ -8,11 +8,35 @@ use std::ops::Range;
 
 use moeflux_base::Error;
 
-use super::qwen3_5_moe::{DeltaNetProjections, build};
-use crate::parts::scope::Scope;
+use super::{
+    family::{DELTA_NET, Family, ModelRow, Preset, PresetSizes, published},
+    qwen3_5_moe::{DeltaNetProjections, build},
+};
 use crate::{
     blueprint::{Blueprint, DeltaNetShape},
     checkpoint::{MatrixSource, source::TensorSource},
+    parts::scope::Scope,
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["qwen3_next"],
+        checkpoints: "Qwen3-Next-80B-A3B",
+        special: "gated delta-net",
+        checked: "mlx-lm, transformers",
+    }],
+    layer_types: DELTA_NET,
+    presets: &[
+        // Source: huggingface.co/Qwen/Qwen3-Next-80B-A3B-Instruct, config.json.
+        Preset {
+            name: "qwen3-next-80b-a3b",
+            description: "Qwen3-Next-80B-A3B: 48 layers, 3 of 4 delta-net, 512 experts, 10 per token; 45 GB",
+            sizes: PresetSizes { parameters: 79.7, active: 3.6, expert_mb: 1.77 },
+            config: published!("qwen3_next/qwen3-next-80b-a3b.json"),
+        },
+    ],
+    ..Family::new(blueprint)
 };
 
 pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {

@@ -8,12 +8,9 @@ use moeflux_base::Error;
 use moeflux_ops::{MAX_STREAMS, NormGate};
 use serde::Deserialize;
 
-use super::qwen3_5_moe::{Qwen35MoeConfig, attention, delta_shape, is_linear, projections};
-use crate::parts::{
-    config::{Require, config_error, parse_config},
-    ngram_memory::{NgramConfig, NgramModel},
-    rope::RotatedPart,
-    scope::{NormWeights, Scope},
+use super::{
+    family::{Family, ModelRow, Preset, PresetSizes, published},
+    qwen3_5_moe::{Qwen35MoeConfig, attention, delta_shape, is_linear, projections},
 };
 use crate::{
     blueprint::{
@@ -23,6 +20,36 @@ use crate::{
         SubBlockInput,
     },
     checkpoint::source::TensorSource,
+    parts::{
+        config::{Require, config_error, parse_config},
+        ngram_memory::{NgramConfig, NgramModel},
+        rope::RotatedPart,
+        scope::{NormWeights, Scope},
+    },
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["qwen4_exp"],
+        checkpoints: "Qwen3.8-Flash-Next (text)",
+        special: "gated delta-net, four residual streams, attention to pools of positions, n-gram \
+                 embeddings read from disk",
+        checked: "transformers",
+    }],
+    // transformers saves full attention as indexed attention.
+    layer_types: &["full_attention", "indexed_attention", "linear_attention"],
+    presets: &[
+        // The model of huggingface.co/Qwen/Qwen3.8-Flash-Next, not compared with its config.json.
+        Preset {
+            name: "qwen3.8-flash-next",
+            description: "Qwen3.8-Flash-Next: 48 layers, 3 of 4 delta-net, n-gram memory, 512 experts, 10 \
+                 per token; 71 GB",
+            sizes: PresetSizes { parameters: 126.0, active: 6.7, expert_mb: 2.77 },
+            config: published!("qwen4_exp/qwen3.8-flash-next.json"),
+        },
+    ],
+    ..Family::new(blueprint)
 };
 
 #[derive(Deserialize)]

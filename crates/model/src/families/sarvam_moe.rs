@@ -6,8 +6,32 @@
 
 use moeflux_base::Error;
 
-use super::bailing_moe::{Generation, with_generation};
+use super::{
+    bailing_moe::{Generation, with_generation},
+    family::{Family, ModelRow, Preset, PresetSizes, published},
+};
 use crate::{blueprint::Blueprint, checkpoint::source::TensorSource};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["sarvam_moe"],
+        checkpoints: "Sarvam-30B",
+        special: "the same as Ling 2.0, RoPE on whole heads",
+        checked: "transformers",
+    }],
+    presets: &[
+        // Source: transformers, configuration_sarvam_moe.py, which has the sizes of
+        // huggingface.co/sarvamai/sarvam-30b.
+        Preset {
+            name: "sarvam-30b",
+            description: "Sarvam-30B: 19 layers of attention, 1 dense, 128 experts, 6 per token; 18 GB",
+            sizes: PresetSizes { parameters: 32.15, active: 3.43, expert_mb: 7.08 },
+            config: published!("sarvam_moe/sarvam-30b.json"),
+        },
+    ],
+    ..Family::new(blueprint)
+};
 
 pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
     with_generation(source, Generation::Second)

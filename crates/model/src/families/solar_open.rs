@@ -5,9 +5,31 @@
 
 use moeflux_base::Error;
 
-use super::glm4_moe::{Glm4Defaults, with_defaults};
-use crate::parts::grouped_moe::MoeStyle;
-use crate::{blueprint::Blueprint, checkpoint::source::TensorSource};
+use super::{
+    family::{Family, ModelRow, Preset, PresetSizes, published},
+    glm4_moe::{Glm4Defaults, with_defaults},
+};
+use crate::{blueprint::Blueprint, checkpoint::source::TensorSource, parts::grouped_moe::MoeStyle};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["solar_open"],
+        checkpoints: "Solar-Open-100B",
+        special: "YaRN",
+        checked: "transformers, mlx-lm",
+    }],
+    presets: &[
+        // Source: huggingface.co/upstage/Solar-Open-100B, config.json.
+        Preset {
+            name: "solar-open-100b",
+            description: "Solar-Open-100B: 48 layers of attention, 128 experts, 8 per token; 58 GB",
+            sizes: PresetSizes { parameters: 102.6, active: 11.2, expert_mb: 8.85 },
+            config: published!("solar_open/solar-open-100b.json"),
+        },
+    ],
+    ..Family::new(blueprint)
+};
 
 pub(super) fn blueprint(source: &dyn TensorSource) -> Result<Blueprint, Error> {
     let moe = MoeStyle::default();

@@ -9,17 +9,42 @@ use moeflux_base::Error;
 use moeflux_ops::{Activation, GateFunction};
 use serde::Deserialize;
 
-use crate::parts::{
-    body::{Body, GqaParams, gqa, gqa_shape},
-    config::{Require, parse_config},
-    grouped_moe::{GroupedMoe, MoeStyle},
-    rope::RopeLists,
-    scope::{NormWeights, Scope},
-    windows::LayerWindows,
-};
+use super::family::{Family, ModelRow, Preset, PresetSizes, SLIDING, published};
 use crate::{
     blueprint::{Blueprint, FeedForwardBlueprint, GateSource, GqaBlueprint, GqaShape, OutputGate},
     checkpoint::source::TensorSource,
+    parts::{
+        body::{Body, GqaParams, gqa, gqa_shape},
+        config::{Require, parse_config},
+        grouped_moe::{GroupedMoe, MoeStyle},
+        rope::RopeLists,
+        scope::{NormWeights, Scope},
+        windows::LayerWindows,
+    },
+};
+
+/// The family in the list of families.
+pub(super) const FAMILY: Family = Family {
+    models: &[ModelRow {
+        names: &["step3p5", "step3p7"],
+        checkpoints: "Step-3.5-Flash, Step-3.7-Flash (text)",
+        special: "sliding window, gate per head, bounded SwiGLU, RoPE of Llama 3",
+        checked: "transformers, mlx-lm",
+    }],
+    layer_types: SLIDING,
+    per_layer_keys: &["num_attention_heads"],
+    presets: &[
+        // The model of huggingface.co/stepfun-ai/Step-3.5-Flash, not compared with its
+        // config.json.
+        Preset {
+            name: "step-3.5-flash",
+            description: "Step-3.5-Flash: 45 layers, 3 of 4 sliding, 3 dense, 288 experts, 8 per token; 111 \
+                 GB",
+            sizes: PresetSizes { parameters: 197.0, active: 11.4, expert_mb: 8.85 },
+            config: published!("step3p5/step-3.5-flash.json"),
+        },
+    ],
+    ..Family::new(blueprint)
 };
 
 #[derive(Deserialize)]
