@@ -1,15 +1,10 @@
 //! Errors of all calls, with their kinds.
 
-use std::{
-    any::Any,
-    panic::{AssertUnwindSafe, catch_unwind},
-    path::PathBuf,
-    sync::Arc,
-};
+use std::{path::PathBuf, sync::Arc};
 
 use moeflux::{
     Error,
-    base::{DeviceError, PlanError, SessionError, SnapshotProblem},
+    base::{DeviceError, PlanError, SessionError, SnapshotProblem, guarded},
     serve::Rejected,
 };
 use moeflux_hub::HubError;
@@ -52,13 +47,8 @@ pub enum Fault {
 /// # Errors
 /// As `run`.
 pub(crate) fn unless_panics<T>(run: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
-    let failed = |panic: Box<dyn Any + Send>| {
-        let text = panic.downcast_ref::<&str>().copied();
-        let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-        let text = text.unwrap_or("a panic");
-        Error::internal(format!("it failed by a panic: {text}")).into()
-    };
-    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| Err(failed(panic)))
+    let failed = |panic| Err(Error::internal(format!("it failed by a panic: {panic}")).into());
+    guarded(run).unwrap_or_else(failed)
 }
 
 /// Options of the command line that errors of the library advise, and their names in programs.

@@ -1,14 +1,14 @@
 //! Arguments of C callers: the only place that reads and writes their pointers.
 
 use std::{
-    any::Any,
     ffi::{CStr, CString, c_char, c_void},
     mem,
-    panic::{AssertUnwindSafe, catch_unwind, set_hook},
+    panic::set_hook,
     ptr, slice,
     sync::Once,
 };
 
+use moeflux::base::guarded;
 use moeflux_binding::{Fault, HostProcess};
 
 use crate::{
@@ -128,13 +128,7 @@ pub(crate) fn free<T: Handle>(handle: *mut T) {
 fn caught<T>(run: impl FnOnce(&Caller) -> T) -> Result<T, String> {
     static QUIET: Once = Once::new();
     QUIET.call_once(|| set_hook(Box::new(|_| {})));
-    catch_unwind(AssertUnwindSafe(|| run(&Caller(())))).map_err(|panic| message(&*panic))
-}
-
-fn message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("no message").to_owned()
+    guarded(|| run(&Caller(())))
 }
 
 fn null(name: &str) -> Fault {

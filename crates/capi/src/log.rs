@@ -1,11 +1,14 @@
 //! Messages of the library.
 
 use std::{
-    ffi::{CString, c_char, c_void},
+    ffi::{c_char, c_void},
     sync::Arc,
 };
 
-use crate::caller::{self, User};
+use crate::{
+    caller::{self, User},
+    status::c_text,
+};
 
 /// Called with a message and its level, on any thread. It must not call the library.
 pub type OnMessage = Option<extern "C" fn(user: *mut c_void, level: i32, message: *const c_char)>;
@@ -18,8 +21,7 @@ pub extern "C" fn moeflux_log(receiver: OnMessage, level: i32, user: *mut c_void
     caller::call(|_| {
         let receiver = receiver.map(|receiver| -> moeflux_binding::LogReceiver {
             Arc::new(move |level, message| {
-                let text = CString::new(message.replace('\0', "")).unwrap_or_default();
-                receiver(user.pointer(), level, text.as_ptr());
+                receiver(user.pointer(), level, c_text(message).as_ptr());
             })
         });
         moeflux_binding::log_to(level, receiver);

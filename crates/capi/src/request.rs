@@ -1,7 +1,7 @@
 //! Requests beside others.
 
 use std::{
-    ffi::{CString, c_char, c_void},
+    ffi::{c_char, c_void},
     sync::{
         Mutex, PoisonError,
         mpsc::{Receiver, channel},
@@ -17,7 +17,7 @@ use crate::{
     callbacks::{DeltaSender, OnDelta},
     caller::{self, Handle, User},
     model::Model,
-    status::Status,
+    status::{Status, c_text},
     text::request_options,
 };
 
@@ -63,8 +63,7 @@ impl Submitted {
             Ok(())
         });
         drop(self.request);
-        let text = if status == Status::MOEFLUX_OK { json } else { message };
-        let text = CString::new(text.replace('\0', "")).unwrap_or_default();
+        let text = c_text(if status == Status::MOEFLUX_OK { &json } else { &message });
         if let Some(on_end) = self.on_end {
             on_end(self.user.pointer(), status, text.as_ptr());
         }

@@ -85,10 +85,14 @@ thread_local! {
     static MESSAGE: RefCell<CString> = RefCell::default();
 }
 
-/// Sets the message of the thread's last call. A NUL in it is left out.
+/// A text for C code, without NULs in it.
+pub(crate) fn c_text(text: &str) -> CString {
+    CString::new(text.replace('\0', "")).unwrap_or_default()
+}
+
+/// Sets the message of the thread's last call.
 pub(crate) fn set_message(message: &str) {
-    let bytes = message.bytes().filter(|byte| *byte != 0).collect::<Vec<_>>();
-    let text = CString::new(bytes).unwrap_or_default();
+    let text = c_text(message);
     // At the end of a thread no one reads it.
     let _ = MESSAGE.try_with(|kept| *kept.borrow_mut() = text);
 }

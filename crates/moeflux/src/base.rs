@@ -3,7 +3,7 @@
 #[doc(hidden)]
 pub use moeflux_base::{
     AtomicFile, Readers, SplitMix64, WriterLock, allocated, create_private_folder, follow_links,
-    is_disk_full, remove_stale_files,
+    is_disk_full, remove_stale_files, seam::guarded,
 };
 #[doc(inline)]
 pub use moeflux_base::{

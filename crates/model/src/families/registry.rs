@@ -168,8 +168,8 @@ pub(super) fn architecture(model_type: &str) -> Option<&'static Family> {
     FAMILIES.iter().find(|family| family.models.iter().any(has))
 }
 
-/// `model_type` of the config, or that of its `text_config` if only this one is known: a model
-/// with vision may wrap any language model.
+/// `model_type` of the config. The `model_type` of its `text_config`
+/// takes its place if that alone is known: a model with vision may wrap any language model.
 pub(super) fn model_type(source: &dyn TensorSource) -> Result<&str, Error> {
     let config = source.config();
     let inner = config.get("text_config").and_then(|t| t.get("model_type"));
