@@ -5,28 +5,11 @@
 //! Sources: Arcee AI, "Arcee Trinity", 2026; the published `config.json`s; transformers,
 //! `modeling_afmoe.py`.
 
-use moeflux_base::Error;
-use moeflux_ops::{GateFunction, RopePairs};
-use serde::Deserialize;
+use moeflux_ops::GateFunction;
 
-use super::family::{Family, ModelRow, Preset, PresetSizes, SLIDING, published};
-use crate::{
-    blueprint::{
-        Blueprint, BodyBlueprint, GateSource, GqaBlueprint, GqaShape, LayerBlueprint, OutputGate,
-        RopeShape, SubBlockBlueprint, SubBlockInput,
-    },
-    checkpoint::source::TensorSource,
-    parts::{
-        body::{Body, GqaParams, Heads, gqa},
-        config::parse_config,
-        grouped_moe::{GroupedMoe, MoeStyle},
-        rope::RopeKeys,
-        scope::{NormWeights, Scope},
-        windows::LayerWindows,
-    },
-};
+use super::prelude::*;
+use crate::blueprint::{GateSource, OutputGate};
 
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["afmoe"],

@@ -4,26 +4,18 @@
 //! with a gate per head. The feed-forward parts of DeepSeek-V3. Sources: the published
 //! `config.json`s; transformers, `modeling_bailing_hybrid.py`; llama.cpp, `bailingmoe3.cpp`.
 
-use moeflux_base::Error;
 use moeflux_ops::LogDecay;
-use serde::Deserialize;
 
 use super::{
     deepseek_v3::{DeepseekV3Config, LatentStyle, attention},
-    family::{DELTA_NET, Family, ModelRow, Preset, PresetSizes, published},
+    prelude::*,
 };
 use crate::{
-    blueprint::{Blueprint, FeedForwardBlueprint, MixerBlueprint, MlaBlueprint},
-    checkpoint::{VectorChange, source::TensorSource},
-    parts::{
-        config::{Require, parse_config},
-        grouped_moe::MoeStyle,
-        kda::{KdaKeys, KdaParams},
-        scope::{NormWeights, Scope},
-    },
+    blueprint::MlaBlueprint,
+    checkpoint::VectorChange,
+    parts::kda::{KdaKeys, KdaParams},
 };
 
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["bailing_hybrid"],

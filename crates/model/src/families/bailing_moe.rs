@@ -4,24 +4,9 @@
 //! the router of DeepSeek-V3 and norms per head. Sources: the published `config.json`s; mlx-lm,
 //! `bailing_moe.py`.
 
-use moeflux_base::Error;
-use moeflux_ops::Scoring;
-use serde::Deserialize;
+use super::prelude::*;
+use crate::blueprint::LinearSource;
 
-use super::family::{Family, ModelRow, Preset, PresetSizes, published};
-use crate::{
-    blueprint::{Blueprint, FeedForwardBlueprint, GqaBlueprint, LinearSource},
-    checkpoint::source::TensorSource,
-    parts::{
-        body::{Body, Heads},
-        config::{Require, parse_config},
-        grouped_moe::{GroupedMoe, MoeStyle},
-        rope::{RopeKeys, RotatedPart},
-        scope::{NormWeights, Scope},
-    },
-};
-
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["bailing_moe", "bailing_moe_v2"],

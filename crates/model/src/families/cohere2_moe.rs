@@ -4,28 +4,8 @@
 //! only; a router that scores the chosen logits; shared and routed experts averaged. Sources:
 //! transformers, `modeling_cohere2_moe.py`, the authors' release.
 
-use moeflux_base::Error;
-use moeflux_ops::{RopePairs, Scoring};
-use serde::Deserialize;
+use super::prelude::*;
 
-use super::family::{Family, ModelRow, Preset, PresetSizes, SLIDING, published};
-use crate::{
-    blueprint::{
-        Blueprint, BodyBlueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape, LayerBlueprint,
-        RopeShape, SubBlockBlueprint, SubBlockInput,
-    },
-    checkpoint::source::TensorSource,
-    parts::{
-        body::{Body, GqaParams, Heads, gqa},
-        config::{Require, config_error, parse_config},
-        grouped_moe::{GroupedMoe, MoeStyle},
-        rope::RopeKeys,
-        scope::{NormWeights, Scope},
-        windows::LayerWindows,
-    },
-};
-
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["cohere2_moe"],

@@ -4,20 +4,13 @@
 //! best expert. Sources: DeepSeek-AI, "DeepSeek-V2", 2024; the published `config.json`s and
 //! `modeling_deepseek.py`.
 
-use moeflux_base::Error;
-use moeflux_ops::{GroupScore, Scoring};
+use moeflux_ops::GroupScore;
 
 use super::{
     deepseek_v3::{DeepseekV3Config, build},
-    family::{Family, ModelRow, Preset, PresetSizes, published},
-};
-use crate::{
-    blueprint::Blueprint,
-    checkpoint::source::TensorSource,
-    parts::{config::parse_config, grouped_moe::MoeStyle},
+    prelude::*,
 };
 
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["deepseek_v2"],

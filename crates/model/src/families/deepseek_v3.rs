@@ -5,26 +5,12 @@
 //! first, unscaled shared experts. Sources: DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, and
 //! its `inference/model.py`; the published `config.json`s.
 
-use moeflux_base::Error;
-use moeflux_ops::RopePairs;
-use serde::Deserialize;
-
-use super::family::{Family, ModelRow, Preset, PresetSizes, published};
+use super::prelude::*;
 use crate::{
-    blueprint::{
-        Blueprint, LatentHeads, LatentQuery, MlaBlueprint, MlaShape, RopeShape, SparseBlueprint,
-    },
-    checkpoint::source::{StackLayout, StackRequest, TensorSource},
-    parts::{
-        body::Body,
-        config::{Require, parse_config},
-        grouped_moe::{GroupedMoe, MoeStyle},
-        rope::RopeKeys,
-        scope::{NormWeights, Scope},
-    },
+    blueprint::{LatentHeads, LatentQuery, MlaBlueprint, MlaShape, SparseBlueprint},
+    checkpoint::source::{StackLayout, StackRequest},
 };
 
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[
         ModelRow {

@@ -4,24 +4,13 @@
 //! positions that attention reads. Sources: DeepSeek-AI, "DeepSeek-V3.2", 2025, and its
 //! `inference/model.py`.
 
-use moeflux_base::Error;
-use moeflux_ops::RopePairs;
-use serde::Deserialize;
-
 use super::{
     deepseek_v3::{DeepseekV3Config, build},
-    family::{Family, ModelRow, Preset, PresetSizes, SPARSE, published},
+    family::SPARSE,
+    prelude::*,
 };
-use crate::{
-    blueprint::{Blueprint, IndexerBlueprint, MlaIndexer, RopeShape, SparseBlueprint},
-    checkpoint::source::TensorSource,
-    parts::{
-        config::{Require, config_error, parse_config},
-        scope::Scope,
-    },
-};
+use crate::blueprint::{IndexerBlueprint, MlaIndexer, SparseBlueprint};
 
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["deepseek_v32"],

@@ -7,30 +7,15 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use moeflux_base::Error;
-use moeflux_ops::{Activation, RopePairs, Scoring};
-use serde::Deserialize;
-
-use super::family::{Family, ModelRow, Preset, PresetSizes, published};
+use super::prelude::*;
 use crate::{
     blueprint::{
-        Blueprint, BodyBlueprint, CompressedBlueprint, CompressedShape, CompressorBlueprint,
-        EntryIndexerBlueprint, FeedForwardBlueprint, FixedRoutes, LayerBlueprint, MixerBlueprint,
-        MoeBlueprint, PartialRope, RopeShape, RouterBlueprint, SubBlockBlueprint,
+        CompressedBlueprint, CompressedShape, CompressorBlueprint, EntryIndexerBlueprint,
+        FixedRoutes, PartialRope,
     },
-    checkpoint::source::TensorSource,
-    parts::{
-        body::Body,
-        config::{Require, parse_config},
-        expert_tensors::W_PROJECTIONS,
-        grouped_moe::{GroupedMoe, MoeStyle},
-        hyper_connections::HyperConnections,
-        rope::RopeConfig,
-        scope::{NormWeights, Scope},
-    },
+    parts::{hyper_connections::HyperConnections, rope::RopeConfig},
 };
 
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["deepseek_v4"],

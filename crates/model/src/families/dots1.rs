@@ -4,24 +4,8 @@
 //! under their name on the Hub. Sources: rednote-hilab, "dots.llm1 Technical Report", 2025; the
 //! published `config.json`s.
 
-use moeflux_base::Error;
-use moeflux_ops::RopePairs;
-use serde::Deserialize;
+use super::prelude::*;
 
-use super::family::{Family, ModelRow, Preset, PresetSizes, published};
-use crate::{
-    blueprint::{Blueprint, GqaBlueprint},
-    checkpoint::source::TensorSource,
-    parts::{
-        body::{Body, GqaParams, Heads, gqa},
-        config::{Require, parse_config},
-        grouped_moe::{GroupedMoe, MoeStyle},
-        rope::RopeKeys,
-        scope::{NormWeights, Scope},
-    },
-};
-
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["dots1"],

@@ -5,24 +5,8 @@
 //! "ERNIE 4.5 Technical Report", 2025; the published `config.json`s; transformers,
 //! `modeling_ernie4_5_moe.py`.
 
-use moeflux_base::Error;
-use moeflux_ops::{RopePairs, Scoring};
-use serde::Deserialize;
+use super::prelude::*;
 
-use super::family::{Family, ModelRow, Preset, PresetSizes, published};
-use crate::{
-    blueprint::{Blueprint, FeedForwardBlueprint, GqaBlueprint},
-    checkpoint::source::TensorSource,
-    parts::{
-        body::{Body, GqaParams, Heads, gqa},
-        config::{Require, parse_config},
-        grouped_moe::{GroupedMoe, MoeStyle},
-        rope::RopeKeys,
-        scope::{NormWeights, Scope},
-    },
-};
-
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["ernie4_5_moe"],

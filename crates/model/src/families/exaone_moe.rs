@@ -4,25 +4,8 @@
 //! norm per head; the feed-forward parts of DeepSeek-V3. Sources: LG AI Research, "K-EXAONE
 //! Technical Report", 2026; the published `config.json`; transformers, `modeling_exaone_moe.py`.
 
-use moeflux_base::Error;
-use moeflux_ops::RopePairs;
-use serde::Deserialize;
+use super::prelude::*;
 
-use super::family::{Family, ModelRow, Preset, PresetSizes, SLIDING, published};
-use crate::{
-    blueprint::{Blueprint, GqaBlueprint, GqaShape, RopeShape},
-    checkpoint::source::TensorSource,
-    parts::{
-        body::{Body, GqaParams, Heads, gqa},
-        config::parse_config,
-        grouped_moe::{GroupedMoe, MoeStyle},
-        rope::RopeKeys,
-        scope::{NormWeights, Scope},
-        windows::LayerWindows,
-    },
-};
-
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["exaone_moe"],

@@ -7,29 +7,16 @@
 
 use std::collections::BTreeMap;
 
-use moeflux_base::Error;
-use moeflux_ops::{Activation, RopePairs};
-use serde::Deserialize;
-
-use super::family::{Family, ModelRow, Preset, PresetSizes, SLIDING, published};
+use super::prelude::*;
 use crate::{
-    blueprint::{
-        Blueprint, BodyBlueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape, LayerBlueprint,
-        MlpBlueprint, MoeBlueprint, RouterBlueprint, RouterNorm, SharedBlueprint,
-        SubBlockBlueprint, SubBlockInput,
-    },
-    checkpoint::source::TensorSource,
+    blueprint::RouterNorm,
     parts::{
-        body::{Body, GqaParams, gqa, gqa_shape},
-        config::{Require, parse_config},
-        expert_tensors::{ExpertKeys, ExpertSizes, ExpertTensors, experts},
+        body::gqa_shape,
+        expert_tensors::{ExpertKeys, ExpertSizes, experts},
         rope::RopeByType,
-        scope::{NormWeights, Scope},
-        windows::LayerWindows,
     },
 };
 
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["gemma4"],

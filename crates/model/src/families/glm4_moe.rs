@@ -4,23 +4,8 @@
 //! sizes; the feed-forward parts of DeepSeek-V3. Sources: Z.ai, "GLM-4.5", 2025; the published
 //! `config.json`s.
 
-use moeflux_base::Error;
-use serde::Deserialize;
+use super::prelude::*;
 
-use super::family::{Family, ModelRow, Preset, PresetSizes, published};
-use crate::{
-    blueprint::{Blueprint, GqaBlueprint},
-    checkpoint::source::TensorSource,
-    parts::{
-        body::{Body, GqaParams, Heads, gqa},
-        config::parse_config,
-        grouped_moe::{GroupedMoe, MoeStyle},
-        rope::{RopeKeys, RotatedPart},
-        scope::{NormWeights, Scope},
-    },
-};
-
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[
         ModelRow {

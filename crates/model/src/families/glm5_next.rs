@@ -5,32 +5,25 @@
 //! DeepSeek-V3 with clipped gated linear units. Sources: the published `config.json`; transformers,
 //! `modeling_glm5_next.py`.
 
-use moeflux_base::Error;
-use moeflux_ops::{Activation, LogDecay};
-use serde::Deserialize;
+use moeflux_ops::LogDecay;
 
 use super::{
     deepseek_v3::{DeepseekV3Config, LatentStyle, attention},
     deepseek_v32::IndexerSharing,
-    family::{Family, ModelRow, Preset, PresetSizes, published},
+    prelude::*,
 };
 use crate::{
     blueprint::{
-        Blueprint, BodyBlueprint, CompressorBlueprint, EntryIndexerBlueprint, LayerBlueprint,
-        LinearSource, MixerBlueprint, MlaBlueprint, MlaIndexer, PartialRope, RopeShape,
-        SparseBlueprint, StreamInput, StreamMix, SubBlockBlueprint, SubBlockInput, entry_positions,
+        CompressorBlueprint, EntryIndexerBlueprint, LinearSource, MlaBlueprint, MlaIndexer,
+        PartialRope, SparseBlueprint, StreamInput, StreamMix, entry_positions,
     },
-    checkpoint::{VectorChange, source::TensorSource},
+    checkpoint::VectorChange,
     parts::{
-        config::{Require, parse_config},
-        grouped_moe::MoeStyle,
         hyper_connections::HyperConnections,
         kda::{KdaKeys, KdaParams},
-        scope::{NormWeights, Scope},
     },
 };
 
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["glm5_next"],

@@ -4,16 +4,8 @@
 //! DeepSeek's rotates halves. Sources: Z.ai, GLM-5, the published `config.json`s; proof in
 //! `docs/references.md`.
 
-use moeflux_base::Error;
-use moeflux_ops::RopePairs;
+use super::{deepseek_v32::sparse_blueprint, family::SPARSE, prelude::*};
 
-use super::{
-    deepseek_v32::sparse_blueprint,
-    family::{Family, ModelRow, Preset, PresetSizes, SPARSE, published},
-};
-use crate::{blueprint::Blueprint, checkpoint::source::TensorSource};
-
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["glm_moe_dsa"],

@@ -5,28 +5,18 @@
 //! OpenAI, "gpt-oss-120b & gpt-oss-20b Model Card", 2025, and its `gpt_oss/torch/model.py`; see
 //! `docs/references.md`.
 
-use moeflux_base::Error;
-use moeflux_ops::{Activation, OutputOrder, RopePairs};
-use serde::Deserialize;
+use moeflux_ops::OutputOrder;
 
-use super::family::{Family, ModelRow, Preset, PresetSizes, SLIDING, published};
+use super::prelude::*;
 use crate::{
-    blueprint::{Blueprint, GqaBlueprint, GqaShape, LayerExperts, MoeBlueprint, RouterBlueprint},
-    checkpoint::source::{StackLayout, StackRequest, TensorSource},
-    parts::{
-        body::{Body, GqaParams, Heads, gqa},
-        config::{Require, parse_config},
-        expert_tensors::{
-            ExpertKeys, ExpertMatrix, ExpertSizes, ExpertTensors, InterleavedBiases,
-            InterleavedExperts, expert_bias, experts,
-        },
-        rope::RopeKeys,
-        scope::{NormWeights, Scope},
-        windows::LayerWindows,
+    blueprint::LayerExperts,
+    checkpoint::source::{StackLayout, StackRequest},
+    parts::expert_tensors::{
+        ExpertKeys, ExpertMatrix, ExpertSizes, InterleavedBiases, InterleavedExperts, expert_bias,
+        experts,
     },
 };
 
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["gpt_oss"],

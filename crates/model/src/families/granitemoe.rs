@@ -4,27 +4,8 @@
 //! the scores, the output of each sub-block and the logits. Sources: IBM, "Granite 3.0 Language
 //! Models", 2024; transformers, `modeling_granitemoe.py`, the authors' release.
 
-use moeflux_base::Error;
-use moeflux_ops::RopePairs;
-use serde::Deserialize;
+use super::prelude::*;
 
-use super::family::{Family, ModelRow, Preset, PresetSizes, published};
-use crate::{
-    blueprint::{
-        Blueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape, LayerBlueprint, RopeShape,
-    },
-    checkpoint::source::TensorSource,
-    parts::{
-        body::{Body, GqaParams, Heads, gqa},
-        config::{Require, parse_config},
-        expert_tensors::ExpertTensors,
-        rope::RopeKeys,
-        scope::{NormWeights, Scope},
-        softmax_moe::{SoftmaxMoe, SoftmaxStyle},
-    },
-};
-
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["granitemoe"],

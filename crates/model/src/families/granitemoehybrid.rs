@@ -4,28 +4,14 @@
 //! factors of `granitemoe`, and a shared expert. Sources: transformers,
 //! `modeling_granitemoehybrid.py`, the authors' release; the published `config.json`.
 
-use moeflux_base::Error;
-use moeflux_ops::Activation;
-use serde::Deserialize;
 use serde_json::Value;
 
-use super::{
-    family::{Family, ModelRow, Preset, PresetSizes, published},
-    granitemoe::GraniteMoeConfig,
-};
+use super::{granitemoe::GraniteMoeConfig, prelude::*};
 use crate::{
-    blueprint::{
-        Blueprint, FeedForwardBlueprint, Mamba2Shape, MixerBlueprint, MlpBlueprint, SharedBlueprint,
-    },
-    checkpoint::source::TensorSource,
-    parts::{
-        config::{Require, config_error, parse_config},
-        mamba2::{Mamba2Keys, Mamba2Params, step_limits},
-        scope::Scope,
-    },
+    blueprint::Mamba2Shape,
+    parts::mamba2::{Mamba2Keys, Mamba2Params, step_limits},
 };
 
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["granitemoehybrid"],

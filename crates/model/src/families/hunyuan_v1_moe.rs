@@ -4,27 +4,12 @@
 //! layer. Sources: Tencent, "Hunyuan-A13B Technical Report", 2025; the published `config.json` and
 //! `hunyuan.py`.
 
-use moeflux_base::Error;
-use moeflux_ops::{Activation, RopePairs};
-use serde::Deserialize;
-
-use super::family::{Family, ModelRow, Preset, PresetSizes, published};
-use crate::{
-    blueprint::{
-        Blueprint, FeedForwardBlueprint, GqaBlueprint, MoeBlueprint, RouterBlueprint,
-        SharedBlueprint,
-    },
-    checkpoint::source::TensorSource,
-    parts::{
-        body::{Body, GqaParams, Heads, gqa},
-        config::{PerLayer, Require, parse_config},
-        expert_tensors::{ExpertKeys, ExpertSizes, ExpertTensors, experts},
-        rope::RopeKeys,
-        scope::{NormWeights, Scope},
-    },
+use super::prelude::*;
+use crate::parts::{
+    config::PerLayer,
+    expert_tensors::{ExpertKeys, ExpertSizes, experts},
 };
 
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["hunyuan_v1_moe"],

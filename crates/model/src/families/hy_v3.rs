@@ -4,15 +4,11 @@
 //! names in its MoE layers. Sources: the published `config.json`; transformers,
 //! `modeling_hy_v3.py`.
 
-use moeflux_base::Error;
-
 use super::{
-    family::{Family, ModelRow, Preset, PresetSizes, published},
     glm4_moe::{Glm4Defaults, with_defaults},
+    prelude::*,
 };
-use crate::{blueprint::Blueprint, checkpoint::source::TensorSource, parts::grouped_moe::MoeStyle};
 
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["hy_v3"],

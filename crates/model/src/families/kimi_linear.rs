@@ -4,28 +4,18 @@
 //! DeepSeek-V3 under other names. Sources: Kimi Team, "Kimi Linear", 2025; the published
 //! `config.json` and `modeling_kimi.py`; transformers, `modeling_kimi_linear.py`.
 
-use moeflux_base::Error;
 use moeflux_ops::LogDecay;
-use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
     deepseek_v3::{DeepseekV3Config, LatentStyle, attention},
-    family::{DELTA_NET, Family, ModelRow, Preset, PresetSizes, published},
+    prelude::*,
 };
 use crate::{
-    blueprint::{Blueprint, FeedForwardBlueprint, MixerBlueprint, RopeShape},
-    checkpoint::{VectorChange, source::TensorSource},
-    parts::{
-        config::{Require, config_error, parse_config},
-        expert_tensors::W_PROJECTIONS,
-        grouped_moe::MoeStyle,
-        kda::{KdaKeys, KdaParams},
-        scope::{NormWeights, Scope},
-    },
+    checkpoint::VectorChange,
+    parts::kda::{KdaKeys, KdaParams},
 };
 
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["kimi_linear"],

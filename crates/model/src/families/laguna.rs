@@ -4,26 +4,15 @@
 //! them; a softplus gate per head on the output of attention; the feed-forward parts of
 //! DeepSeek-V3. Sources: the published `config.json`s; transformers, `modeling_laguna.py`.
 
-use moeflux_base::Error;
 use moeflux_ops::GateFunction;
-use serde::Deserialize;
 use serde_json::Value;
 
-use super::family::{Family, ModelRow, Preset, PresetSizes, SLIDING, published};
+use super::prelude::*;
 use crate::{
-    blueprint::{Blueprint, GateSource, GqaBlueprint, GqaShape, OutputGate},
-    checkpoint::source::TensorSource,
-    parts::{
-        body::{Body, GqaParams, gqa, gqa_shape},
-        config::{Require, config_error, parse_config},
-        grouped_moe::{GroupedMoe, MoeStyle},
-        rope::{RopeByType, RotatedPart},
-        scope::{NormWeights, Scope},
-        windows::LayerWindows,
-    },
+    blueprint::{GateSource, OutputGate},
+    parts::{body::gqa_shape, rope::RopeByType},
 };
 
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["laguna"],

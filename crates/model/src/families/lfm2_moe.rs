@@ -5,28 +5,9 @@
 //! Technical Report", 2025; the published `config.json`; transformers, `modeling_lfm2_moe.py`;
 //! mlx-lm, `lfm2_moe.py`.
 
-use moeflux_base::Error;
-use moeflux_ops::RopePairs;
-use serde::Deserialize;
+use super::prelude::*;
+use crate::{blueprint::ShortConvBlueprint, parts::body::gqa_with};
 
-use super::family::{Family, ModelRow, Preset, PresetSizes, published};
-use crate::{
-    blueprint::{
-        Blueprint, BodyBlueprint, FeedForwardBlueprint, GqaBlueprint, LayerBlueprint,
-        MixerBlueprint, ShortConvBlueprint, SubBlockBlueprint,
-    },
-    checkpoint::source::TensorSource,
-    parts::{
-        body::{Body, GqaParams, Heads, gqa_with},
-        config::{Require, config_error, parse_config},
-        expert_tensors::W_PROJECTIONS,
-        grouped_moe::{GroupedMoe, MoeStyle},
-        rope::RopeKeys,
-        scope::{NormWeights, Scope},
-    },
-};
-
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["lfm2_moe"],

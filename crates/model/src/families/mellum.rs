@@ -3,25 +3,9 @@
 //! The parts of `qwen3_moe`, with a sliding window in some layers and settings of RoPE for each
 //! type of layer. Sources: the published `config.json`; transformers, `modeling_mellum.py`.
 
-use moeflux_base::Error;
-use moeflux_ops::RopePairs;
-use serde::Deserialize;
+use super::prelude::*;
+use crate::parts::rope::RopeByType;
 
-use super::family::{Family, ModelRow, Preset, PresetSizes, SLIDING, published};
-use crate::{
-    blueprint::{Blueprint, GqaBlueprint, GqaShape},
-    checkpoint::source::TensorSource,
-    parts::{
-        body::{Body, GqaParams, Heads, gqa},
-        config::parse_config,
-        rope::RopeByType,
-        scope::{NormWeights, Scope},
-        softmax_moe::SoftmaxMoe,
-        windows::LayerWindows,
-    },
-};
-
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["mellum"],

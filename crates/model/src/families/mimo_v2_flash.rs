@@ -7,24 +7,15 @@
 
 use std::ops::Range;
 
-use moeflux_base::Error;
-use serde::Deserialize;
 use serde_json::Value;
 
-use super::family::{Family, ModelRow, Preset, PresetSizes, SLIDING, published};
+use super::prelude::*;
 use crate::{
-    blueprint::{Blueprint, GqaBlueprint, GqaShape, LinearSource},
-    checkpoint::source::{StackLayout, StackRequest, TensorSource},
-    parts::{
-        body::{Body, gqa_shape},
-        config::{Require, parse_config},
-        grouped_moe::GroupedMoe,
-        rope::{RopeByType, RotatedPart},
-        scope::{NormWeights, Scope},
-    },
+    blueprint::LinearSource,
+    checkpoint::source::{StackLayout, StackRequest},
+    parts::{body::gqa_shape, rope::RopeByType},
 };
 
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["mimo_v2_flash", "mimo_v2"],

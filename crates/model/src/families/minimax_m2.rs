@@ -4,24 +4,9 @@
 //! router with a correction bias; no dense layers and no shared expert. Sources: the published
 //! `config.json`s and `modeling_minimax_m2.py`.
 
-use moeflux_base::Error;
-use moeflux_ops::{Activation, Scoring};
-use serde::Deserialize;
+use super::prelude::*;
+use crate::parts::expert_tensors::{ExpertKeys, ExpertSizes, experts};
 
-use super::family::{Family, ModelRow, Preset, PresetSizes, published};
-use crate::{
-    blueprint::{Blueprint, GqaBlueprint, MoeBlueprint, RouterBlueprint},
-    checkpoint::source::TensorSource,
-    parts::{
-        body::{Body, GqaParams, Heads, gqa},
-        config::{Require, parse_config},
-        expert_tensors::{ExpertKeys, ExpertSizes, ExpertTensors, W_PROJECTIONS, experts},
-        rope::{RopeKeys, RotatedPart},
-        scope::{NormWeights, Scope},
-    },
-};
-
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["minimax_m2"],

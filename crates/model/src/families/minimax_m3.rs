@@ -5,28 +5,14 @@
 //! without groups, the activation of gpt-oss. Sources: the published `config.json`; transformers,
 //! `modeling_minimax_m3_vl.py`.
 
-use moeflux_base::Error;
-use moeflux_ops::{Activation, KV_BLOCK};
-use serde::Deserialize;
+use moeflux_ops::KV_BLOCK;
 
-use super::family::{Family, ModelRow, Preset, PresetSizes, published};
+use super::prelude::*;
 use crate::{
-    blueprint::{
-        BlockIndexerBlueprint, Blueprint, FeedForwardBlueprint, GqaBlueprint, GqaIndexer,
-        MlpBlueprint, MoeBlueprint, RopeShape, RouterBlueprint, SharedBlueprint,
-    },
-    checkpoint::source::TensorSource,
-    parts::{
-        body::{Body, GqaParams, Heads, gqa},
-        config::{PerLayer, Require, parse_config},
-        expert_tensors::W_PROJECTIONS,
-        grouped_moe::{GroupedMoe, MoeStyle},
-        rope::{RopeKeys, RotatedPart},
-        scope::{NormWeights, Scope},
-    },
+    blueprint::{BlockIndexerBlueprint, GqaIndexer},
+    parts::config::PerLayer,
 };
 
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["minimax_m3", "minimax_m3_vl"],

@@ -4,20 +4,11 @@
 //! softmax router without correction. Sources: the published `config.json`; transformers,
 //! `modeling_mistral4.py`.
 
-use moeflux_base::Error;
-use moeflux_ops::Scoring;
-
 use super::{
     deepseek_v3::{DeepseekV3Config, build},
-    family::{Family, ModelRow, Preset, PresetSizes, published},
-};
-use crate::{
-    blueprint::Blueprint,
-    checkpoint::source::TensorSource,
-    parts::{config::parse_config, grouped_moe::MoeStyle},
+    prelude::*,
 };
 
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["mistral4"],

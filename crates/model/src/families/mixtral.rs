@@ -3,25 +3,8 @@
 //! Grouped-query attention, a softmax router over few large experts in every layer, no shared
 //! expert. Sources: Jiang et al., "Mixtral of Experts", 2024; the published `config.json`s.
 
-use moeflux_base::Error;
-use moeflux_ops::RopePairs;
-use serde::Deserialize;
+use super::prelude::*;
 
-use super::family::{Family, ModelRow, Preset, PresetSizes, published};
-use crate::{
-    blueprint::{Blueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape},
-    checkpoint::source::TensorSource,
-    parts::{
-        body::{Body, GqaParams, Heads, gqa},
-        config::{Require, parse_config},
-        expert_tensors::{ExpertTensors, W_PROJECTIONS},
-        rope::RopeKeys,
-        scope::{NormWeights, Scope},
-        softmax_moe::{SoftmaxMoe, SoftmaxStyle},
-    },
-};
-
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["mixtral"],

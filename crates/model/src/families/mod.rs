@@ -38,6 +38,7 @@ mod mixtral;
 mod nemotron_h;
 mod olmoe;
 mod phimoe;
+mod prelude;
 mod qwen2_moe;
 mod qwen3_5_moe;
 mod qwen3_moe;

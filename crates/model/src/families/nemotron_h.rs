@@ -5,28 +5,15 @@
 //! and write a latent. Sources: NVIDIA, "Nemotron 3", 2025; the published `config.json`;
 //! transformers, `modeling_nemotron_h.py`.
 
-use moeflux_base::Error;
-use moeflux_ops::{Activation, StepLimits};
-use serde::Deserialize;
+use moeflux_ops::StepLimits;
 use serde_json::Value;
 
-use super::family::{Family, ModelRow, Preset, PresetSizes, published};
+use super::prelude::*;
 use crate::{
-    blueprint::{
-        Blueprint, BodyBlueprint, FeedForwardBlueprint, GqaBlueprint, LayerBlueprint, Mamba2Shape,
-        MixerBlueprint, RopeShape, SubBlockBlueprint,
-    },
-    checkpoint::source::TensorSource,
-    parts::{
-        body::{Body, GqaParams, Heads, gqa},
-        config::{Require, config_error, parse_config},
-        grouped_moe::{GroupedMoe, MoeStyle},
-        mamba2::{Mamba2Keys, Mamba2Params, step_limits},
-        scope::{NormWeights, Scope},
-    },
+    blueprint::Mamba2Shape,
+    parts::mamba2::{Mamba2Keys, Mamba2Params, step_limits},
 };
 
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["nemotron_h"],

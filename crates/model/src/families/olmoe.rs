@@ -4,24 +4,8 @@
 //! experts in every layer, no shared expert. Sources: Muennighoff et al., "OLMoE", 2024; the
 //! published `config.json`.
 
-use moeflux_base::Error;
-use moeflux_ops::RopePairs;
-use serde::Deserialize;
+use super::prelude::*;
 
-use super::family::{Family, ModelRow, Preset, PresetSizes, published};
-use crate::{
-    blueprint::{Blueprint, GqaBlueprint},
-    checkpoint::source::TensorSource,
-    parts::{
-        body::{Body, GqaParams, Heads, gqa},
-        config::parse_config,
-        rope::RopeKeys,
-        scope::{NormWeights, Scope},
-        softmax_moe::SoftmaxMoe,
-    },
-};
-
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["olmoe"],

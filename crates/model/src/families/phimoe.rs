@@ -4,25 +4,8 @@
 //! among the experts near it. Sources: Microsoft, "GRIN: GRadient-INformed MoE", 2024; the
 //! published `config.json`s and `modeling_phimoe.py`.
 
-use moeflux_base::Error;
-use moeflux_ops::{RopePairs, Scoring};
-use serde::Deserialize;
+use super::prelude::*;
 
-use super::family::{Family, ModelRow, Preset, PresetSizes, published};
-use crate::{
-    blueprint::{Blueprint, FeedForwardBlueprint, GqaBlueprint, GqaShape},
-    checkpoint::source::TensorSource,
-    parts::{
-        body::{Body, GqaParams, Heads, gqa},
-        config::{Require, parse_config},
-        expert_tensors::{ExpertTensors, W_PROJECTIONS},
-        rope::RopeKeys,
-        scope::{NormWeights, Scope},
-        softmax_moe::{SoftmaxMoe, SoftmaxStyle},
-    },
-};
-
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["phimoe"],

@@ -3,15 +3,11 @@
 //! The architecture of `qwen3_moe` without norms of queries and keys, with their biases and a gated
 //! shared expert. Sources: Qwen2 Technical Report, 2024; the published `config.json`s.
 
-use moeflux_base::Error;
-
 use super::{
-    family::{Family, ModelRow, Preset, PresetSizes, published},
+    prelude::*,
     qwen3_moe::{HeadNorms, with_norms},
 };
-use crate::{blueprint::Blueprint, checkpoint::source::TensorSource};
 
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["qwen2_moe"],

@@ -4,29 +4,18 @@
 //! shared expert. Sources: Yang et al., "Gated Delta Networks", 2024; the published `config.json`s
 //! and model cards.
 
-use moeflux_base::Error;
 use moeflux_ops::{GateFunction, KeySharing, LogDecay, NormGate};
-use serde::Deserialize;
 
-use super::family::{DELTA_NET, Family, ModelRow, Preset, PresetSizes, published};
+use super::prelude::*;
 use crate::{
     blueprint::{
-        Blueprint, DeltaNetBlueprint, DeltaNetShape, DrafterBlueprint, FeedForwardBlueprint,
-        GateSource, GqaBlueprint, GqaShape, LayerBlueprint, MixerBlueprint, OutputGate,
+        DeltaNetBlueprint, DeltaNetShape, DrafterBlueprint, GateSource, OutputGate,
         ProjectionSource,
     },
-    checkpoint::{MatrixSource, VectorChange, source::TensorSource},
-    parts::{
-        body::{Body, GqaParams, Heads, gqa},
-        config::{Require, parse_config},
-        drafter::{self, HeadNames},
-        rope::{RopeKeys, RotatedPart},
-        scope::{NormWeights, Scope},
-        softmax_moe::SoftmaxMoe,
-    },
+    checkpoint::{MatrixSource, VectorChange},
+    parts::drafter::{self, HeadNames},
 };
 
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["qwen3_5_moe"],

@@ -6,19 +6,12 @@
 
 use std::ops::Range;
 
-use moeflux_base::Error;
-
 use super::{
-    family::{DELTA_NET, Family, ModelRow, Preset, PresetSizes, published},
+    prelude::*,
     qwen3_5_moe::{DeltaNetProjections, build},
 };
-use crate::{
-    blueprint::{Blueprint, DeltaNetShape},
-    checkpoint::{MatrixSource, source::TensorSource},
-    parts::scope::Scope,
-};
+use crate::{blueprint::DeltaNetShape, checkpoint::MatrixSource};
 
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["qwen3_next"],

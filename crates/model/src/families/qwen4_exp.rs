@@ -4,31 +4,20 @@
 //! positions that an indexer of pooled keys chooses, and embeddings of n-grams. Sources: the
 //! published `config.json`; transformers, `modeling_qwen4_exp.py`.
 
-use moeflux_base::Error;
 use moeflux_ops::{MAX_STREAMS, NormGate};
-use serde::Deserialize;
 
 use super::{
-    family::{Family, ModelRow, Preset, PresetSizes, published},
+    prelude::*,
     qwen3_5_moe::{Qwen35MoeConfig, attention, delta_shape, is_linear, projections},
 };
 use crate::{
     blueprint::{
-        Blueprint, BodyBlueprint, CompressorBlueprint, DeltaNetBlueprint, EntryIndexerBlueprint,
-        GatedMix, GqaBlueprint, GqaIndexer, LayerBlueprint, LinearSource, MixerBlueprint,
-        NgramMemoryBlueprint, PartialRope, StreamInput, StreamMix, SubBlockBlueprint,
-        SubBlockInput,
+        CompressorBlueprint, DeltaNetBlueprint, EntryIndexerBlueprint, GatedMix, GqaIndexer,
+        LinearSource, NgramMemoryBlueprint, PartialRope, StreamInput, StreamMix,
     },
-    checkpoint::source::TensorSource,
-    parts::{
-        config::{Require, config_error, parse_config},
-        ngram_memory::{NgramConfig, NgramModel},
-        rope::RotatedPart,
-        scope::{NormWeights, Scope},
-    },
+    parts::ngram_memory::{NgramConfig, NgramModel},
 };
 
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["qwen4_exp"],

@@ -4,15 +4,11 @@
 //! without the keys that tell the generations apart. Sources: the published `config.json`;
 //! transformers, `modular_sarvam_moe.py`.
 
-use moeflux_base::Error;
-
 use super::{
     bailing_moe::{Generation, with_generation},
-    family::{Family, ModelRow, Preset, PresetSizes, published},
+    prelude::*,
 };
-use crate::{blueprint::Blueprint, checkpoint::source::TensorSource};
 
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["sarvam_moe"],

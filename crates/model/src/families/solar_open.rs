@@ -3,15 +3,11 @@
 //! The architecture of `glm4_moe` with RoPE on whole heads and without norms of queries and keys.
 //! Sources: Upstage, "Solar Open Technical Report", 2025; the published `config.json`.
 
-use moeflux_base::Error;
-
 use super::{
-    family::{Family, ModelRow, Preset, PresetSizes, published},
     glm4_moe::{Glm4Defaults, with_defaults},
+    prelude::*,
 };
-use crate::{blueprint::Blueprint, checkpoint::source::TensorSource, parts::grouped_moe::MoeStyle};
 
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["solar_open"],

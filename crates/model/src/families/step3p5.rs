@@ -5,25 +5,14 @@
 //! the activations of some layers. Sources: the published `config.json`s; transformers,
 //! `modeling_step3p7.py`.
 
-use moeflux_base::Error;
-use moeflux_ops::{Activation, GateFunction};
-use serde::Deserialize;
+use moeflux_ops::GateFunction;
 
-use super::family::{Family, ModelRow, Preset, PresetSizes, SLIDING, published};
+use super::prelude::*;
 use crate::{
-    blueprint::{Blueprint, FeedForwardBlueprint, GateSource, GqaBlueprint, GqaShape, OutputGate},
-    checkpoint::source::TensorSource,
-    parts::{
-        body::{Body, GqaParams, gqa, gqa_shape},
-        config::{Require, parse_config},
-        grouped_moe::{GroupedMoe, MoeStyle},
-        rope::RopeLists,
-        scope::{NormWeights, Scope},
-        windows::LayerWindows,
-    },
+    blueprint::{GateSource, OutputGate},
+    parts::{body::gqa_shape, rope::RopeLists},
 };
 
-/// The family in the list of families.
 pub(super) const FAMILY: Family = Family {
     models: &[ModelRow {
         names: &["step3p5", "step3p7"],
